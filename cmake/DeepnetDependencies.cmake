@@ -1,0 +1,46 @@
+# Libraries from outside. Any of them may live under a prefix: -DCMAKE_PREFIX_PATH="/opt/protobuf;/opt/abseil".
+find_package(Threads REQUIRED)
+find_package(Protobuf 3.21 REQUIRED)
+find_package(absl REQUIRED)
+find_package(GTest REQUIRED)
+find_package(ZLIB REQUIRED)
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(SENTENCEPIECE REQUIRED IMPORTED_TARGET sentencepiece)
+pkg_check_modules(ZSTD REQUIRED IMPORTED_TARGET libzstd)
+if(DEEPNET_PURE_ONLY)
+  return()
+endif()
+
+# LibTorch by own imported targets: the wheel's TorchConfig.cmake asks for a CUDA toolkit even for
+# a CPU build. torch/include/google (protobuf 3.13 headers) must not exist: the fetch script leaves it out.
+if(NOT DEEPNET_TORCH_ROOT)
+  if(DEFINED ENV{XDG_CACHE_HOME})
+    set(deepnet_cache $ENV{XDG_CACHE_HOME})
+  else()
+    set(deepnet_cache $ENV{HOME}/.cache)
+  endif()
+  set(DEEPNET_TORCH_ROOT ${deepnet_cache}/deepnet/libtorch-2.11.0/torch)
+endif()
+if(NOT EXISTS ${DEEPNET_TORCH_ROOT}/lib/libtorch_cpu.so)
+  message(FATAL_ERROR "LibTorch not found in '${DEEPNET_TORCH_ROOT}': run launch/fetch_libtorch.sh, "
+                      "or pass -DDEEPNET_TORCH_ROOT=<folder with include/ and lib/>")
+endif()
+if(EXISTS ${DEEPNET_TORCH_ROOT}/include/google/protobuf)
+  message(FATAL_ERROR "${DEEPNET_TORCH_ROOT}/include/google holds an old protobuf: remove that folder")
+endif()
+message(STATUS "LibTorch: ${DEEPNET_TORCH_ROOT}")
+
+add_library(deepnet_torch INTERFACE)
+target_include_directories(deepnet_torch SYSTEM INTERFACE
+  ${DEEPNET_TORCH_ROOT}/include ${DEEPNET_TORCH_ROOT}/include/torch/csrc/api/include)
+target_link_directories(deepnet_torch INTERFACE ${DEEPNET_TORCH_ROOT}/lib)
+target_link_options(deepnet_torch INTERFACE
+  -Wl,-rpath,${DEEPNET_TORCH_ROOT}/lib
+  -Wl,-rpath-link,${DEEPNET_TORCH_ROOT}/../nvidia/cu13/lib)
+target_link_libraries(deepnet_torch INTERFACE torch_cpu c10)
+if(DEEPNET_CUDA)
+  find_package(CUDAToolkit REQUIRED)
+  target_link_options(deepnet_torch INTERFACE
+    -Wl,-rpath-link,${CUDAToolkit_LIBRARY_DIR} -Wl,--no-as-needed -Wl,--allow-shlib-undefined)
+  target_link_libraries(deepnet_torch INTERFACE torch_cuda c10_cuda CUDA::cudart)
+endif()

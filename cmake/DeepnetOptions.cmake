@@ -1,0 +1,23 @@
+# Flags every target gets.
+#
+# -ffp-contract=off: a*b+c is two roundings unless the code says fma, so that bits do not depend on
+# what the compiler found to fuse (docs/design/determinism.md).
+add_compile_options(-Wall -Wextra -Werror -ffp-contract=off -fno-math-errno -fopenmp-simd)
+set(CMAKE_CXX_FLAGS_RELEASE "-O2 -g1")
+
+if(DEEPNET_SANITIZER)
+  add_compile_options(-fsanitize=${DEEPNET_SANITIZER} -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=${DEEPNET_SANITIZER})
+endif()
+
+find_program(DEEPNET_CCACHE ccache)
+if(DEEPNET_CCACHE)
+  set(CMAKE_CXX_COMPILER_LAUNCHER
+      ${CMAKE_COMMAND} -E env
+      CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
+      ${DEEPNET_CCACHE})
+endif()
+find_program(DEEPNET_MOLD mold)
+if(DEEPNET_MOLD AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 12.1)
+  add_link_options(-fuse-ld=mold)
+endif()

@@ -1,0 +1,31 @@
+// The exit codes that users, scripts and Slurm templates rely on (README, "Exit codes"), and how a
+// Status carries one from where the failure is understood up to main().
+#pragma once
+
+#include "absl/status/status.h"
+
+namespace deepnet {
+
+// Persistent: do not change the values.
+enum class ExitCode {
+  kDone = 0,
+  kInternal = 1,
+  kBadConfig = 2,
+  kPreflight = 3,
+  kData = 4,
+  kCheckpoint = 5,
+  kDoesNotFit = 6,
+  kDiverged = 7,
+  kHang = 8,
+  kPeerLost = 9,
+  kReplicasDisagree = 10,
+  kSavedRunAgain = 75,
+};
+
+// `status` with `code` attached; an OK status stays as it is. An earlier code wins.
+absl::Status WithExitCode(absl::Status status, ExitCode code);
+
+// The code attached to `status`: kDone if OK, kInternal if none was attached.
+ExitCode GetExitCode(const absl::Status& status);
+
+}  // namespace deepnet

@@ -1,0 +1,44 @@
+// Random numbers as a function of identity: Philox4x32-10 (Salmon et al., "Parallel Random Numbers:
+// As Easy as 1, 2, 3", SC 2011). No state, no order of calls, no libm: the same bits on every host,
+// thread count and pipeline cut. Counter layouts and frozen vectors: docs/design/random.md.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+
+namespace deepnet {
+
+// What a stream of numbers is for. Two purposes never share numbers. Persistent values.
+enum class RandomPurpose : uint32_t {
+  kInitialWeight = 1,
+  kDropout = 2,
+  kDataOrder = 3,
+  kSampling = 4,
+};
+
+struct PhiloxKey {
+  uint32_t k0 = 0;
+  uint32_t k1 = 0;
+};
+
+using PhiloxBlock = std::array<uint32_t, 4>;
+
+// Ten rounds: 128 random bits of (key, counter).
+PhiloxBlock Philox(PhiloxKey key, PhiloxBlock counter);
+
+// Key of a run's seed and a purpose: SplitMix64's finalizer of seed + purpose * golden ratio.
+PhiloxKey MakeKey(uint64_t seed, RandomPurpose purpose);
+
+// FNV-1a, 64 bits: how a parameter's name enters a counter.
+uint64_t HashName(std::string_view name);
+
+// Standard normal of 32 random bits: Wichura's AS 241 (PPND16) at (bits + 1/2) / 2^32, in double
+// precision with its own logarithm, rounded once to float.
+float NormalFromBits(uint32_t bits);
+
+// Element `index` of the initial values of parameter `name`: standard normal. Counter:
+// {index / 4 low, index / 4 high, hash low, hash high}, word index % 4.
+float InitialNormal(uint64_t seed, std::string_view name, int64_t index);
+
+}  // namespace deepnet
