@@ -1,0 +1,73 @@
+// What a planner, a sharder, an initialiser and a checkpoint may know of a model: its layers in
+// order with their costs, its parameters with name, shape and role, and what crosses each cut.
+// No tensors, no Transformer: the one list that everybody shares.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace deepnet {
+
+// What a parameter is for. Initial scale, weight decay and sharding follow from it, never from the
+// name.
+enum class Role {
+  kEmbedding,         // rows of tokens: source, target, output, or tied
+  kPosition,          // rows of learned positions
+  kQuery,             // q_proj and its bias
+  kKey,               // k_proj and its bias
+  kValue,             // v_proj and its bias: scaled by beta
+  kAttentionOutput,   // out_proj and its bias: scaled by beta
+  kFeedForward,       // fc1, fc2 and their biases: scaled by beta
+  kNormGain,          // starts at 1
+  kNormBias,          // starts at 0
+};
+
+struct Parameter {
+  std::string name;            // "encoder.layers.0.self_attn.q_proj.weight"
+  std::vector<int64_t> shape;  // [out, in] or [n]
+  Role role;
+  double initial_std = 0.0;    // of a matrix; 0: see initial_value
+  float initial_value = 0.0f;  // of gains, biases
+  int64_t offset = 0;          // first element in the flat order of the Inventory
+  int zero_row = -1;           // this row starts at 0 and stays there (padding); -1: none
+
+  int64_t NumElements() const;
+  friend bool operator==(const Parameter&, const Parameter&) = default;
+};
+
+enum class LayerKind { kSourceEmbedding, kEncoder, kTargetEmbedding, kDecoder, kOutput };
+
+// A tensor that a cut before a layer has to carry.
+struct BoundaryTensor {
+  std::string name;             // "hidden", "memory"
+  std::vector<int64_t> shape;   // [rows, width] with the microbatch's capacities
+  std::string dtype;            // "float32"
+  bool needs_gradient = true;
+
+  friend bool operator==(const BoundaryTensor&, const BoundaryTensor&) = default;
+};
+
+// One indivisible piece of the chain: source embedding, encoder layers, target embedding, decoder
+// layers, output.
+struct Layer {
+  std::string name;             // "encoder.layers.3"
+  LayerKind kind;
+  int index = 0;                // within its stack
+  std::vector<int> parameters;  // indices into Inventory::parameters; a tied one appears in several layers
+  double forward_flops = 0.0;   // per full microbatch
+  int64_t activation_bytes = 0; // kept from forward to backward, per full microbatch
+  std::vector<BoundaryTensor> inputs;  // what crosses a cut before this layer, in order
+};
+
+// All of a model. Parameters are in flat order: that of layers, and within one layer q, k, v
+// weights are adjacent, then their biases, so that fused products need no copies.
+struct Inventory {
+  std::vector<Parameter> parameters;
+  std::vector<Layer> layers;
+
+  int64_t NumElements() const;   // of all parameters, each tied tensor once
+  std::string Hash() const;      // hexadecimal FNV-1a of names and shapes in order
+};
+
+}  // namespace deepnet
