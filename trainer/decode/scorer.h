@@ -1,0 +1,66 @@
+// The seam between a search and a model: one step of an incremental decoder, for many rows at once.
+//
+// A search never sees tensors, caches or devices; a model never sees beams. Rows are independent of
+// each other: what a row computes must not depend on which other rows stand beside it (or the model
+// documents by how much it does), so that a translation does not depend on its batch.
+//
+// Example (greedy decoding of one source):
+//   const std::vector<std::vector<int32_t>> sources = {{tag, 17, 42, SpecialId::kEnd}};
+//   std::unique_ptr<DecoderState> state = scorer.Start(sources);
+//   std::vector<float> log_probs(scorer.vocabulary_size());
+//   int32_t token = SpecialId::kEnd;
+//   do {
+//     scorer.Step(*state, {&token, 1}, log_probs.data());
+//     token = ArgMax(log_probs);
+//   } while (token != SpecialId::kEnd);
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+namespace deepnet {
+
+// Ids with the same meaning in every vocabulary of this project.
+struct SpecialId {
+  static constexpr int32_t kBegin = 0;    // <s>: never fed, never emitted
+  static constexpr int32_t kPadding = 1;  // <pad>: never fed, never emitted
+  static constexpr int32_t kEnd = 2;      // </s>: ends a sentence; the first token a decoder is fed
+  static constexpr int32_t kUnknown = 3;  // <unk>
+};
+
+// What a model keeps for the rows of a search: encoder memory, keys and values so far. Made by
+// Scorer::Start, changed only by the Scorer that made it, used by one thread at a time.
+class DecoderState {
+ public:
+  virtual ~DecoderState() = default;
+
+  // Rows that Step feeds, in order. 0 is possible after a Reorder with no parents.
+  virtual int num_rows() const = 0;
+};
+
+// A model as a search sees it. Must outlive the states it makes. One thread at a time.
+class Scorer {
+ public:
+  virtual ~Scorer() = default;
+
+  // Ids are 0 <= id < vocabulary_size().
+  virtual int64_t vocabulary_size() const = 0;
+
+  // Encodes `sources`: ids as the model was trained on, language tag and </s> included, each of at
+  // least one id. The new state has one row per source, in order, and nothing decoded yet.
+  virtual std::unique_ptr<DecoderState> Start(std::span<const std::vector<int32_t>> sources) = 0;
+
+  // Row i of the state becomes what row parents[i] was. Rows may repeat (a beam forks), vanish (a
+  // hypothesis died, a sentence finished) or change places; the number of rows becomes
+  // parents.size(). 0 <= parents[i] < num_rows(). Rows that share a source may share its memory.
+  virtual void Reorder(DecoderState& state, std::span<const int32_t> parents) = 0;
+
+  // Feeds tokens[i] to row i as its next token (the first is </s>) and writes the natural
+  // logarithm of the distribution of the token after it: log_probs is [num_rows, vocabulary_size]
+  // float32, row-major, owned by the caller; tokens.size() == num_rows().
+  virtual void Step(DecoderState& state, std::span<const int32_t> tokens, float* log_probs) = 0;
+};
+
+}  // namespace deepnet
