@@ -1,0 +1,76 @@
+#!/usr/bin/env bash
+# Fetches LibTorch 2.11.0 (headers and libraries of the PyPI wheel) into the user's cache folder.
+#
+#   launch/fetch_libtorch.sh [--cuda] [--help]
+#
+#   --cuda   also libtorch_cuda.so and the NVIDIA libraries it needs that a CUDA 13 toolkit lacks
+#
+# Target: ${XDG_CACHE_HOME:-~/.cache}/deepnet/libtorch-2.11.0, holding torch/ and nvidia/ side by
+# side, where the build looks. A folder that is already complete is left as it is. The folder appears
+# under its name only when complete, so an interrupted run leaves nothing that looks usable.
+# Needs Linux on x86-64 or arm64, python3 >= 3.9 with pip (or venv); no root.
+set -euo pipefail
+
+version=2.11.0
+want_cuda=no
+case "${1:-}" in
+  "") ;;
+  --cuda) want_cuda=yes ;;
+  --help) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; exit 0 ;;
+  *) echo "fetch_libtorch.sh: unknown argument '$1' (see --help)" >&2; exit 2 ;;
+esac
+
+# libtorch_cpu.so itself needs the runtime and CUPTI, though it never calls a device.
+wheels=(torch==$version nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)
+[[ $want_cuda == no ]] || wheels+=(nvidia-cudnn-cu13==9.19.0.56 nvidia-nccl-cu13==2.28.9
+  nvidia-nvshmem-cu13==3.4.5 nvidia-cusparselt-cu13==0.8.0 nvidia-cufile==1.15.1.6)
+
+target=${XDG_CACHE_HOME:-$HOME/.cache}/deepnet/libtorch-$version
+has_cpu() { [[ -f $target/torch/lib/libtorch_cpu.so && -d $target/torch/include/ATen ]]; }
+has_cuda() { [[ $want_cuda == no || -f $target/torch/lib/libtorch_cuda.so ]]; }
+if has_cpu && has_cuda; then
+  echo "LibTorch $version is already in $target"
+  exit 0
+fi
+
+mkdir -p "$(dirname "$target")"
+work=$(mktemp -d "$target.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+
+# A distribution's python3 may come without pip: then one from a throw-away environment.
+pip=(python3 -m pip)
+if ! "${pip[@]}" --version >/dev/null 2>&1; then
+  python3 -m venv "$work/venv"
+  pip=("$work/venv/bin/python3" -m pip)
+fi
+
+# The wheel is chosen for Python 3.11 whatever the local one: only its C++ half is used.
+machine=$(uname -m)
+platforms=()
+for policy in manylinux_2_28 manylinux_2_27 manylinux_2_25 manylinux_2_17 manylinux2014; do
+  platforms+=(--platform "${policy}_$machine")
+done
+"${pip[@]}" download --quiet --disable-pip-version-check --no-cache-dir --no-deps \
+  --only-binary=:all: --implementation cp --python-version 3.11 --abi cp311 --abi abi3 --abi none \
+  "${platforms[@]}" --dest "$work/wheels" "${wheels[@]}"
+
+python3 - "$work/wheels" "$work/unpacked" "$want_cuda" <<'PY'
+"""Unpacks what a C++ build needs: torch/include, torch/lib and nvidia/."""
+import pathlib, re, sys, zipfile
+
+wheels, out, want_cuda = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "yes"
+# torch/include/google holds an old protobuf that would be found before the system's.
+unwanted = re.compile(r"torch/include/google/|torch/lib/libtorch_python")
+cuda_only = re.compile(r"torch/lib/lib(torch_cuda|torch_nvshmem|c10_cuda|caffe2_nvrtc)")
+for wheel in sorted(wheels.glob("*.whl")):
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            if not re.match(r"torch/(include|lib)/|nvidia/", name) or unwanted.match(name):
+                continue
+            if want_cuda or not cuda_only.match(name):
+                archive.extract(name, out)
+PY
+
+rm -rf "$target"
+mv "$work/unpacked" "$target"
+echo "LibTorch $version: $(du -sh "$target" | cut -f1) in $target"

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Installs the Debian packages that building needs, if any is missing.
+#
+#   launch/install_packages.sh [--with-lints] [--help]
+#
+#   --with-lints   also clang-format, clang-tidy and ctags, which .ci/run uses
+#
+# Needs root or sudo only where something is missing. On a system without apt it changes nothing,
+# says what is needed and ends with status 1.
+set -euo pipefail
+
+packages=(g++ cmake ninja-build ccache mold git ca-certificates pkg-config
+  python3 python3-pip zlib1g-dev libzstd-dev
+  protobuf-compiler libprotobuf-dev libabsl-dev libgtest-dev libgmock-dev
+  libsentencepiece-dev sentencepiece)
+case "${1:-}" in
+  "") ;;
+  --with-lints) packages+=(clang-format clang-tidy universal-ctags) ;;
+  --help) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; exit 0 ;;
+  *) echo "install_packages.sh: unknown argument '$1' (see --help)" >&2; exit 2 ;;
+esac
+
+if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
+  echo "no apt here; building needs the equivalents of: ${packages[*]}" >&2
+  exit 1
+fi
+
+missing=()
+for package in "${packages[@]}"; do
+  state=$(dpkg-query -W -f '${db:Status-Abbrev}' "$package" 2>/dev/null || true)
+  [[ $state == ii* ]] || missing+=("$package")
+done
+if [[ ${#missing[@]} -eq 0 ]]; then
+  echo "all ${#packages[@]} packages are installed"
+  exit 0
+fi
+
+as_root=()
+if [[ $(id -u) -ne 0 ]]; then
+  if ! sudo -n true 2>/dev/null && ! { [[ -t 0 ]] && sudo -v; }; then
+    echo "neither root nor sudo; an administrator can run: apt-get install ${missing[*]}" >&2
+    exit 1
+  fi
+  as_root=(sudo)
+fi
+echo "installing: ${missing[*]}"
+"${as_root[@]}" apt-get update -q
+"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+  apt-get install -q -y --no-install-recommends "${missing[@]}"

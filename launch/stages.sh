@@ -1,0 +1,34 @@
+# Sourced by the shell scripts: named stages with their times, and a summary at the end.
+#
+#   source launch/stages.sh
+#   stage "build" cmake --build build/release
+#
+# A stage runs under `set -e`: the first command that fails ends the script, and the summary,
+# printed whatever happens, names the stage it was in. The command's exit status is the script's.
+
+stages_summary=()
+stages_current=""
+stages_started=$SECONDS
+
+note() { printf '   %s\n' "$*"; }
+
+stage() {
+  stages_current=$1
+  shift
+  local began=$SECONDS
+  printf '\n== %s\n' "$stages_current"
+  "$@"
+  stages_summary+=("$(printf '%6d s  %s' $((SECONDS - began)) "$stages_current")")
+  printf '== %s: %d s\n' "$stages_current" $((SECONDS - began))
+  stages_current=""
+}
+
+print_stage_summary() {
+  local status=$?
+  [[ ${#stages_summary[@]} -gt 0 || -n $stages_current ]] || return "$status"
+  printf '\n== summary\n'
+  [[ ${#stages_summary[@]} -eq 0 ]] || printf '%s\n' "${stages_summary[@]}"
+  [[ -z $stages_current ]] || printf '%9s %s\n' FAILED "$stages_current"
+  printf '%6d s  in all, exit status %d\n' $((SECONDS - stages_started)) "$status"
+}
+trap print_stage_summary EXIT
