@@ -1,0 +1,2 @@
+#define DEEPNET_ISA_NAMESPACE baseline
+#include "trainer/kernels/native/kernels.inc"
