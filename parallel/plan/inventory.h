@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace deepnet {
@@ -12,22 +13,22 @@ namespace deepnet {
 // What a parameter is for. Initial scale, weight decay and sharding follow from it, never from the
 // name.
 enum class Role {
-  kEmbedding,         // rows of tokens: source, target, output, or tied
-  kPosition,          // rows of learned positions
-  kQuery,             // q_proj and its bias
-  kKey,               // k_proj and its bias
-  kValue,             // v_proj and its bias: scaled by beta
-  kAttentionOutput,   // out_proj and its bias: scaled by beta
-  kFeedForward,       // fc1, fc2 and their biases: scaled by beta
-  kNormGain,          // starts at 1
-  kNormBias,          // starts at 0
+  kEmbedding,        // rows of tokens: source, target, output, or tied
+  kPosition,         // rows of learned positions
+  kQuery,            // q_proj and its bias
+  kKey,              // k_proj and its bias
+  kValue,            // v_proj and its bias: scaled by beta
+  kAttentionOutput,  // out_proj and its bias: scaled by beta
+  kFeedForward,      // fc1, fc2 and their biases: scaled by beta
+  kNormGain,         // starts at 1
+  kNormBias,         // starts at 0
 };
 
 struct Parameter {
   std::string name;            // "encoder.layers.0.self_attn.q_proj.weight"
   std::vector<int64_t> shape;  // [out, in] or [n]
   Role role;
-  double initial_std = 0.0;    // of a matrix; 0: see initial_value
+  double initial_std = 0.0;    // of a matrix, mean 0; 0: see initial_value
   float initial_value = 0.0f;  // of gains, biases
   int64_t offset = 0;          // first element in the flat order of the Inventory
   int zero_row = -1;           // this row starts at 0 and stays there (padding); -1: none
@@ -40,9 +41,9 @@ enum class LayerKind { kSourceEmbedding, kEncoder, kTargetEmbedding, kDecoder, k
 
 // A tensor that a cut before a layer has to carry.
 struct BoundaryTensor {
-  std::string name;             // "hidden", "memory"
-  std::vector<int64_t> shape;   // [rows, width] with the microbatch's capacities
-  std::string dtype;            // "float32"
+  std::string name;            // "hidden", "memory"
+  std::vector<int64_t> shape;  // [rows, width] with the microbatch's capacities
+  std::string dtype;           // "float32"
   bool needs_gradient = true;
 
   friend bool operator==(const BoundaryTensor&, const BoundaryTensor&) = default;
@@ -51,13 +52,19 @@ struct BoundaryTensor {
 // One indivisible piece of the chain: source embedding, encoder layers, target embedding, decoder
 // layers, output.
 struct Layer {
-  std::string name;             // "encoder.layers.3"
+  std::string name;  // "encoder.layers.3"
   LayerKind kind;
-  int index = 0;                // within its stack
-  std::vector<int> parameters;  // indices into Inventory::parameters; a tied one appears in several layers
-  double forward_flops = 0.0;   // per full microbatch
-  int64_t activation_bytes = 0; // kept from forward to backward, per full microbatch
+  int index = 0;  // within its stack
+  std::vector<int>
+      parameters;  // indices into Inventory::parameters; a tied one appears in several layers
+  double forward_flops = 0.0;  // of a full microbatch: 2 per multiply-add of every matrix product
+  // Kept from forward to backward of a full microbatch: float32 state (residual stream,
+  // statistics), and elements that have the type of the products' operands.
+  int64_t activation_bytes = 0;
+  int64_t activation_operands = 0;     // elements
   std::vector<BoundaryTensor> inputs;  // what crosses a cut before this layer, in order
+
+  friend bool operator==(const Layer&, const Layer&) = default;
 };
 
 // All of a model. Parameters are in flat order: that of layers, and within one layer q, k, v
@@ -66,8 +73,14 @@ struct Inventory {
   std::vector<Parameter> parameters;
   std::vector<Layer> layers;
 
-  int64_t NumElements() const;   // of all parameters, each tied tensor once
-  std::string Hash() const;      // hexadecimal FNV-1a of names and shapes in order
+  int64_t NumElements() const;  // of all parameters, each tied tensor once
+  std::string Hash() const;     // hexadecimal FNV-1a of names and shapes in order
+
+  friend bool operator==(const Inventory&, const Inventory&) = default;
 };
+
+// "kValue" -> "value"; "kEncoder" -> "encoder layer": for tables.
+std::string_view RoleName(Role role);
+std::string_view LayerKindName(LayerKind kind);
 
 }  // namespace deepnet

@@ -1,0 +1,70 @@
+#include "parallel/plan/inventory.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+#include "parallel/base/philox.h"
+
+namespace deepnet {
+
+int64_t Parameter::NumElements() const {
+  int64_t elements = 1;
+  for (const int64_t extent : shape) elements *= extent;
+  return elements;
+}
+
+int64_t Inventory::NumElements() const {
+  int64_t elements = 0;
+  for (const Parameter& parameter : parameters) elements += parameter.NumElements();
+  return elements;
+}
+
+std::string Inventory::Hash() const {
+  std::string text;
+  for (const Parameter& parameter : parameters) {
+    absl::StrAppend(&text, parameter.name, " ", absl::StrJoin(parameter.shape, "x"), "\n");
+  }
+  return absl::StrCat(absl::Hex(HashName(text), absl::kZeroPad16));
+}
+
+std::string_view RoleName(Role role) {
+  switch (role) {
+    case Role::kEmbedding:
+      return "embedding";
+    case Role::kPosition:
+      return "position";
+    case Role::kQuery:
+      return "query";
+    case Role::kKey:
+      return "key";
+    case Role::kValue:
+      return "value";
+    case Role::kAttentionOutput:
+      return "attention output";
+    case Role::kFeedForward:
+      return "feed-forward";
+    case Role::kNormGain:
+      return "norm gain";
+    case Role::kNormBias:
+      return "norm bias";
+  }
+  return "unknown";
+}
+
+std::string_view LayerKindName(LayerKind kind) {
+  switch (kind) {
+    case LayerKind::kSourceEmbedding:
+      return "source embedding";
+    case LayerKind::kEncoder:
+      return "encoder layer";
+    case LayerKind::kTargetEmbedding:
+      return "target embedding";
+    case LayerKind::kDecoder:
+      return "decoder layer";
+    case LayerKind::kOutput:
+      return "output layer";
+  }
+  return "unknown";
+}
+
+}  // namespace deepnet

@@ -1,0 +1,30 @@
+#include "trainer/model/depth_scaling.h"
+
+#include <cmath>
+
+#include "parallel/base/check.h"
+
+namespace deepnet {
+namespace {
+
+double OrFormula(double chosen, double formula) { return chosen != 0.0 ? chosen : formula; }
+
+}  // namespace
+
+DepthScaling MakeDepthScaling(const ModelSpec& model) {
+  if (model.residual() != DEEPNORM) return {};
+  const double n = model.encoder_layers();
+  const double m = model.decoder_layers();
+  DEEPNET_CHECK(n >= 1 && m >= 1) << n << " encoder and " << m << " decoder layers";
+  const double depth = std::pow(n * n * n * n * m, 1.0 / 16.0);
+  const DeepNormSpec& chosen = model.deepnorm();
+  const double beta_constant = chosen.beta_rule() == TORCHSCALE ? 1.15 : 0.87;
+  return {
+      .encoder_alpha = OrFormula(chosen.encoder_alpha(), 0.81 * depth),
+      .encoder_beta = OrFormula(chosen.encoder_beta(), beta_constant / depth),
+      .decoder_alpha = OrFormula(chosen.decoder_alpha(), std::pow(3.0 * m, 0.25)),
+      .decoder_beta = OrFormula(chosen.decoder_beta(), std::pow(12.0 * m, -0.25)),
+  };
+}
+
+}  // namespace deepnet

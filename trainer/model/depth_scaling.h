@@ -1,0 +1,38 @@
+// How strongly each stack of a model holds on to its residual stream, and how small its branches
+// start: the two constants per stack that keep 1,000 layers trainable.
+//
+// DEEPNORM (DeepNet, section 2): x <- LN(alpha * x + f(x)), with the matrices of f that are linear
+// in the output (values, attention output, both of the feed-forward block) started beta times
+// smaller. N encoder and M decoder layers:
+//
+//              alpha                   beta
+//   encoder    0.81 (N^4 M)^(1/16)     0.87 (N^4 M)^(-1/16)
+//   decoder    (3 M)^(1/4)             (12 M)^(-1/4)
+//
+// 0.81 and 0.87 are used as the paper prints them (exactly 27^(-1/16) and 27^(1/16) / sqrt 2).
+// POST_LN and PRE_LN: all four are 1. Why it works: docs/design/residuals.md.
+//
+// Example:
+//   ModelSpec model;  // DEEPNORM, 100 encoder and 100 decoder layers
+//   MakeDepthScaling(model);  // {3.4157, 0.2063, 4.1618, 0.1699}
+#pragma once
+
+#include "proto/model.pb.h"
+
+namespace deepnet {
+
+// Factors, all > 0.
+struct DepthScaling {
+  double encoder_alpha = 1.0;  // on the residual stream of every encoder sub-layer
+  double encoder_beta = 1.0;   // gain of Xavier's deviation, encoder
+  double decoder_alpha = 1.0;  // as above, decoder (both attentions and the feed-forward block)
+  double decoder_beta = 1.0;
+
+  friend bool operator==(const DepthScaling&, const DepthScaling&) = default;
+};
+
+// By the formulas of `model.residual()`, or by what `model.deepnorm()` overrides. The layer counts
+// must be at least 1 (launch/validate refuses others).
+DepthScaling MakeDepthScaling(const ModelSpec& model);
+
+}  // namespace deepnet

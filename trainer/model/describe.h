@@ -1,0 +1,37 @@
+// ModelSpec -> Inventory: all that the rest of the program knows of the Transformer, without a
+// tensor. 500 + 500 layers take milliseconds and a few megabytes.
+//
+// Names are those of Hugging Face's M2M-100 without "model.". Layers, and with them the flat order
+// of parameters, run: source embedding, encoder layers, target embedding, decoder layers, output.
+// Inside an attention block the q, k and v matrices are adjacent, then their biases (cross
+// attention: q and its bias, then k, v, then their biases), so that a fused product needs no copy.
+//
+//   shared.weight                                   TIE_ALL: source, target and output
+//   encoder.embed_tokens.weight                     otherwise: source
+//   decoder.embed_tokens.weight                     otherwise: target (TIE_DECODER: and output)
+//   lm_head.weight                                  TIE_NONE: output
+//   {encoder,decoder}.embed_positions.weight        LEARNED only
+//   encoder.layers.3.{self_attn,self_attn_layer_norm,fc1,fc2,final_layer_norm}...
+//   decoder.layers.3.{... encoder_attn,encoder_attn_layer_norm ...}
+//   {encoder,decoder}.layer_norm.{weight,bias}      PRE_LN only; in the last layer of the stack
+//
+// Initial values: matrices Xavier normal, sqrt(2 / (in + out)) times a gain that is beta of the
+// stack for values, attention output and feed-forward, 1 for queries and keys; embeddings and
+// positions N(0, 1 / width), row of <pad> zero where tokens are looked up; gains 1, biases 0.
+#pragma once
+
+#include "parallel/plan/inventory.h"
+#include "proto/data.pb.h"
+#include "proto/model.pb.h"
+
+namespace deepnet {
+
+// What a microbatch's zero fields stand for: source_tokens = target_tokens, sentences =
+// target_tokens / 4 (at least 1). Fields that are set stay.
+MicrobatchSpec ResolveMicrobatch(const MicrobatchSpec& asked);
+
+// `model` must have passed validation (positive sizes, heads divide width). `microbatch` is
+// resolved here; a target_tokens of 0 gives parameters with costs and boundary rows of 0.
+Inventory Describe(const ModelSpec& model, const MicrobatchSpec& microbatch);
+
+}  // namespace deepnet
