@@ -21,7 +21,7 @@ case "${1:-}" in
 esac
 
 # libtorch_cpu.so itself needs the runtime and CUPTI, though it never calls a device.
-wheels=(torch==$version nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)
+wheels=("torch==$version" nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)
 [[ $want_cuda == no ]] || wheels+=(nvidia-cudnn-cu13==9.19.0.56 nvidia-nccl-cu13==2.28.9
   nvidia-nvshmem-cu13==3.4.5 nvidia-cusparselt-cu13==0.8.0 nvidia-cufile==1.15.1.6)
 

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by the shell scripts: named stages with their times, and a summary at the end.
 #
 #   source launch/stages.sh
