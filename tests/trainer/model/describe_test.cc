@@ -1,0 +1,220 @@
+#include "trainer/model/describe.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "trainer/model/depth_scaling.h"
+
+namespace deepnet {
+namespace {
+
+using ::testing::ElementsAre;
+
+ModelSpec Model(int layers, int width, int64_t vocabulary) {
+  ModelSpec model;
+  model.set_encoder_layers(layers);
+  model.set_decoder_layers(layers);
+  model.set_width(width);
+  model.set_ffn_width(4 * width);
+  model.set_heads(8);
+  model.set_residual(DEEPNORM);
+  model.set_vocabulary_size(vocabulary);
+  model.set_max_positions(32);
+  return model;
+}
+
+MicrobatchSpec Batch(int source, int target, int sentences) {
+  MicrobatchSpec batch;
+  batch.set_source_tokens(source);
+  batch.set_target_tokens(target);
+  batch.set_sentences(sentences);
+  return batch;
+}
+
+std::vector<std::string> NamesOf(const Inventory& inventory, const std::string& prefix) {
+  std::vector<std::string> names;
+  for (const Parameter& p : inventory.parameters) {
+    if (p.name.starts_with(prefix)) names.push_back(p.name.substr(prefix.size()));
+  }
+  return names;
+}
+
+const Layer& LayerNamed(const Inventory& inventory, const std::string& name) {
+  const auto found = std::find_if(inventory.layers.begin(), inventory.layers.end(),
+                                  [&](const Layer& layer) { return layer.name == name; });
+  EXPECT_NE(found, inventory.layers.end()) << name;
+  return *found;
+}
+
+std::vector<std::string> ParametersOf(const Inventory& inventory, const std::string& layer) {
+  std::vector<std::string> names;
+  for (const int i : LayerNamed(inventory, layer).parameters) {
+    names.push_back(inventory.parameters[i].name);
+  }
+  return names;
+}
+
+TEST(Describe, CountsThePapersModels) {
+  EXPECT_EQ(Describe(Model(100, 512, 250002), {}).NumElements(),
+            100 * (3152384LL + 4204032LL) + 250002LL * 512);
+  EXPECT_NEAR(Describe(Model(100, 512, 250002), {}).NumElements() / 1e6, 863.6, 0.05);
+  EXPECT_NEAR(Describe(Model(500, 512, 250002), {}).NumElements() / 1e6, 3806, 0.5);
+  EXPECT_NEAR(Describe(Model(100, 1024, 250002), {}).NumElements() / 1e6, 3195, 0.5);
+}
+
+TEST(Describe, NamesAndOrdersOneEncoderAndOneDecoderLayer) {
+  const Inventory inventory = Describe(Model(2, 16, 100), {});
+  EXPECT_THAT(
+      NamesOf(inventory, "encoder.layers.1."),
+      ElementsAre("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight",
+                  "self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias",
+                  "self_attn.out_proj.weight", "self_attn.out_proj.bias",
+                  "self_attn_layer_norm.weight", "self_attn_layer_norm.bias", "fc1.weight",
+                  "fc1.bias", "fc2.weight", "fc2.bias", "final_layer_norm.weight",
+                  "final_layer_norm.bias"));
+  EXPECT_THAT(NamesOf(inventory, "decoder.layers.0.encoder_attn"),
+              ElementsAre(".q_proj.weight", ".q_proj.bias", ".k_proj.weight", ".v_proj.weight",
+                          ".k_proj.bias", ".v_proj.bias", ".out_proj.weight", ".out_proj.bias",
+                          "_layer_norm.weight", "_layer_norm.bias"));
+  EXPECT_EQ(NamesOf(inventory, "decoder.layers.0.").size(), 26);
+}
+
+TEST(Describe, FlatOrderHasNoGapsAndFollowsTheLayers) {
+  for (const TiedEmbeddings tied : {TIE_ALL, TIE_DECODER, TIE_NONE}) {
+    ModelSpec model = Model(3, 16, 100);
+    model.set_tied_embeddings(tied);
+    model.set_positions(LEARNED);
+    model.set_residual(PRE_LN);
+    const Inventory inventory = Describe(model, {});
+    int64_t offset = 0;
+    std::set<std::string> names;
+    for (const Parameter& p : inventory.parameters) {
+      EXPECT_EQ(p.offset, offset) << p.name;
+      offset += p.NumElements();
+      EXPECT_TRUE(names.insert(p.name).second) << p.name;
+    }
+    int next = 0;  // parameters appear first in the layer that owns them, in order
+    for (const Layer& layer : inventory.layers) {
+      for (const int i : layer.parameters) {
+        EXPECT_LE(i, next);
+        next = std::max(next, i + 1);
+      }
+    }
+    EXPECT_EQ(next, static_cast<int>(inventory.parameters.size()));
+  }
+}
+
+TEST(Describe, TyingDecidesWhichMatricesExistAndWhoUsesThem) {
+  ModelSpec model = Model(1, 16, 100);
+  EXPECT_THAT(ParametersOf(Describe(model, {}), "encoder.embedding"), ElementsAre("shared.weight"));
+  EXPECT_THAT(ParametersOf(Describe(model, {}), "decoder.embedding"), ElementsAre("shared.weight"));
+  EXPECT_THAT(ParametersOf(Describe(model, {}), "output"), ElementsAre("shared.weight"));
+
+  model.set_tied_embeddings(TIE_DECODER);
+  EXPECT_THAT(ParametersOf(Describe(model, {}), "encoder.embedding"),
+              ElementsAre("encoder.embed_tokens.weight"));
+  EXPECT_THAT(ParametersOf(Describe(model, {}), "decoder.embedding"),
+              ElementsAre("decoder.embed_tokens.weight"));
+  EXPECT_THAT(ParametersOf(Describe(model, {}), "output"),
+              ElementsAre("decoder.embed_tokens.weight"));
+
+  model.set_tied_embeddings(TIE_NONE);
+  EXPECT_THAT(ParametersOf(Describe(model, {}), "output"), ElementsAre("lm_head.weight"));
+}
+
+TEST(Describe, LearnedPositionsAndFinalNormsBelongToTheLayersThatUseThem) {
+  ModelSpec model = Model(2, 16, 100);
+  model.set_positions(LEARNED);
+  model.set_residual(PRE_LN);
+  const Inventory inventory = Describe(model, {});
+  EXPECT_THAT(ParametersOf(inventory, "decoder.embedding"),
+              ElementsAre("shared.weight", "decoder.embed_positions.weight"));
+  EXPECT_EQ(ParametersOf(inventory, "encoder.layers.1").back(), "encoder.layer_norm.bias");
+  EXPECT_EQ(ParametersOf(inventory, "encoder.layers.0").back(),
+            "encoder.layers.0.final_layer_norm.bias");
+  EXPECT_EQ(ParametersOf(inventory, "decoder.layers.1").back(), "decoder.layer_norm.bias");
+}
+
+TEST(Describe, InitialDeviationFollowsTheRole) {
+  ModelSpec model = Model(6, 16, 100);
+  const DepthScaling scaling = MakeDepthScaling(model);
+  std::map<std::string, double> deviation;
+  for (const Parameter& p : Describe(model, {}).parameters) deviation[p.name] = p.initial_std;
+
+  const double square = std::sqrt(2.0 / 32), wide = std::sqrt(2.0 / 80);
+  for (const std::string side : {"encoder", "decoder"}) {
+    const double beta = side == "encoder" ? scaling.encoder_beta : scaling.decoder_beta;
+    const std::string layer = side + ".layers.5.";
+    EXPECT_DOUBLE_EQ(deviation[layer + "self_attn.q_proj.weight"], square);
+    EXPECT_DOUBLE_EQ(deviation[layer + "self_attn.k_proj.weight"], square);
+    EXPECT_DOUBLE_EQ(deviation[layer + "self_attn.v_proj.weight"], beta * square);
+    EXPECT_DOUBLE_EQ(deviation[layer + "self_attn.out_proj.weight"], beta * square);
+    EXPECT_DOUBLE_EQ(deviation[layer + "fc1.weight"], beta * wide);
+    EXPECT_DOUBLE_EQ(deviation[layer + "fc2.weight"], beta * wide);
+    EXPECT_EQ(deviation[layer + "fc1.bias"], 0.0);
+  }
+  EXPECT_DOUBLE_EQ(deviation["decoder.layers.0.encoder_attn.v_proj.weight"],
+                   scaling.decoder_beta * square);
+  EXPECT_DOUBLE_EQ(deviation["decoder.layers.0.encoder_attn.q_proj.weight"], square);
+  EXPECT_DOUBLE_EQ(deviation["shared.weight"], 0.25);
+}
+
+TEST(Describe, PaddingStartsAtZeroWhereTokensAreLookedUp) {
+  ModelSpec model = Model(1, 16, 100);
+  model.set_tied_embeddings(TIE_NONE);
+  for (const Parameter& p : Describe(model, {}).parameters) {
+    EXPECT_EQ(p.zero_row, p.name.ends_with("embed_tokens.weight") ? 1 : -1) << p.name;
+    EXPECT_EQ(p.initial_value, p.role == Role::kNormGain ? 1.0f : 0.0f) << p.name;
+  }
+}
+
+TEST(Describe, CountsOperationsOfEveryProduct) {
+  const double d = 16, f = 64, v = 100, s = 40, t = 30, source_length = 10, target_length = 7.5;
+  const Inventory inventory = Describe(Model(1, 16, 100), Batch(40, 30, 4));
+  EXPECT_DOUBLE_EQ(LayerNamed(inventory, "encoder.layers.0").forward_flops,
+                   2 * s * (4 * d * d + 2 * d * f) + 4 * s * source_length * d);
+  EXPECT_DOUBLE_EQ(LayerNamed(inventory, "decoder.layers.0").forward_flops,
+                   2 * t * (6 * d * d + 2 * d * f) + 4 * s * d * d +
+                       4 * t * (source_length + target_length) * d);
+  EXPECT_DOUBLE_EQ(LayerNamed(inventory, "output").forward_flops, 2 * t * d * v);
+  EXPECT_EQ(LayerNamed(inventory, "encoder.embedding").forward_flops, 0);
+}
+
+TEST(Describe, ListsWhatCrossesEveryCut) {
+  const Inventory inventory = Describe(Model(2, 16, 100), Batch(40, 30, 4));
+  const BoundaryTensor memory{"memory", {40, 16}, "float32", true};
+  const BoundaryTensor source{"hidden", {40, 16}, "float32", true};
+  const BoundaryTensor target{"hidden", {30, 16}, "float32", true};
+  EXPECT_TRUE(LayerNamed(inventory, "encoder.embedding").inputs.empty());
+  EXPECT_THAT(LayerNamed(inventory, "encoder.layers.0").inputs, ElementsAre(source));
+  EXPECT_THAT(LayerNamed(inventory, "encoder.layers.1").inputs, ElementsAre(source));
+  EXPECT_THAT(LayerNamed(inventory, "decoder.embedding").inputs, ElementsAre(memory));
+  EXPECT_THAT(LayerNamed(inventory, "decoder.layers.0").inputs, ElementsAre(memory, target));
+  EXPECT_THAT(LayerNamed(inventory, "output").inputs, ElementsAre(target));
+}
+
+TEST(Describe, MicrobatchDefaultsFollowTheTargetCapacity) {
+  MicrobatchSpec asked;
+  asked.set_target_tokens(600);
+  EXPECT_EQ(ResolveMicrobatch(asked).source_tokens(), 600);
+  EXPECT_EQ(ResolveMicrobatch(asked).sentences(), 150);
+  EXPECT_EQ(Describe(Model(1, 16, 100), asked), Describe(Model(1, 16, 100), Batch(600, 600, 150)));
+}
+
+TEST(Inventory, HashKnowsNamesAndShapesButNotTheMicrobatch) {
+  const Inventory inventory = Describe(Model(2, 16, 100), {});
+  EXPECT_EQ(inventory.Hash(), Describe(Model(2, 16, 100), Batch(40, 30, 4)).Hash());
+  EXPECT_NE(inventory.Hash(), Describe(Model(2, 16, 101), {}).Hash());
+  EXPECT_NE(inventory.Hash(), Describe(Model(3, 16, 100), {}).Hash());
+  EXPECT_EQ(inventory.Hash().size(), 16);
+}
+
+}  // namespace
+}  // namespace deepnet
