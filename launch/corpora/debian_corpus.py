@@ -114,12 +114,18 @@ OWN_SCRIPT = {
 }
 
 
-def norm_lang(tag):
+def norm_lang(tag, wanted=None):
     """'pt-br', 'de_AT', 'sr@latin.UTF-8' -> 'pt_BR', 'de', 'sr_Latn'; '' = leave out.
 
     Regions are merged (except pt_BR and the two ways to write Chinese), scripts are kept apart,
-    dialects and spelling variants (de-formal, be-tarask) are left out.
+    dialects and spelling variants (de-formal, be-tarask) are left out, and so is what is not in
+    `wanted`, where that is given.
     """
+    lang = any_lang(tag)
+    return lang if wanted is None or lang in wanted else ""
+
+
+def any_lang(tag):
     base, _, modifier = tag.split(".")[0].replace("-", "_").partition("@")
     lang, *rest = base.split("_")
     lang, script, region = lang.lower(), "", ""
@@ -275,9 +281,9 @@ def mo_lang(path):
     return m.group(1) if m else ""
 
 
-def extract_mo(source, root):
+def extract_mo(source, root, wanted=None):
     for path in sorted(root.rglob("*.mo")):
-        lang = norm_lang(mo_lang(str(path)))
+        lang = norm_lang(mo_lang(str(path)), wanted)
         if not lang or path.is_symlink():
             continue
         for msgid, msgstr in read_mo(path):
@@ -338,10 +344,10 @@ def read_qm(path):
                 break
 
 
-def extract_qm(source, root):
+def extract_qm(source, root, wanted=None):
     for path in sorted(root.rglob("*.qm")):
         m = re.search(r"_([a-z]{2,3}(?:[_@]\w+)?)\.qm$", path.name)
-        lang = norm_lang(m.group(1)) if m else ""
+        lang = norm_lang(m.group(1), wanted) if m else ""
         if lang:
             for src, tr in read_qm(path):
                 for c, d in split_paragraph(visible(src, True), visible(tr[-1], True)):
@@ -359,9 +365,9 @@ def lo_blocks(path):
     return {m.group(2): visible(m.group(3), False) for m in LO_BLOCK.finditer(text)}
 
 
-def extract_lohelp(source, root, english):
+def extract_lohelp(source, root, english, wanted=None):
     for top in sorted(root.glob("usr/share/libreoffice/help/*/text")):
-        lang = norm_lang(top.parent.name)
+        lang = norm_lang(top.parent.name, wanted)
         if not lang:
             continue
         for path in sorted(top.rglob("*.html")):
@@ -539,7 +545,7 @@ def align_blocks(en, xx):
                 yield s, u
 
 
-def extract_docs(source, root):
+def extract_docs(source, root, wanted=None):
     """Folders that differ only in the language: .../C|en|en-US/rel against .../<lang>/rel."""
     files = [
         p
@@ -562,7 +568,7 @@ def extract_docs(source, root):
             continue
         blocks = {}
         for tag, p in versions.items():
-            lang = norm_lang(tag)
+            lang = norm_lang(tag, wanted)
             if p != origin and not lang:
                 continue
             if p.suffix == ".html":
@@ -576,7 +582,7 @@ def extract_docs(source, root):
                 for s, u in align_blocks(blocks[origin_tag], blocks[tag]):
                     if s != u:
                         for c, d in split_paragraph(s, u):
-                            yield norm_lang(tag), c, d
+                            yield norm_lang(tag, wanted), c, d
 
 
 # ------------------------------------------------------------------------------------------------
@@ -589,7 +595,7 @@ def wiki_text(s):
     return re.sub(r"'{2,}|<nowiki ?/?>|__\w+__|^[:#*;]+ *", "", s)
 
 
-def extract_json_i18n(source, root):
+def extract_json_i18n(source, root, wanted=None):
     def load(p):
         try:
             return {k: v for k, v in json.loads(p.read_text("utf-8")).items() if isinstance(v, str)}
@@ -599,7 +605,7 @@ def extract_json_i18n(source, root):
     for origin in sorted(root.rglob("i18n/**/en.json")):
         en = load(origin)
         for p in sorted(origin.parent.glob("*.json")):
-            lang = norm_lang(p.stem)
+            lang = norm_lang(p.stem, wanted)
             if lang:
                 for k, v in load(p).items():
                     if k in en and "{{" not in en[k] + v and "|" not in wiki_text(en[k]):
@@ -617,7 +623,7 @@ def extract_json_i18n(source, root):
 # locale data: names of emoji and symbols
 
 
-def extract_annotations(source, root):
+def extract_annotations(source, root, wanted=None):
     def load(p):
         try:
             tree = ET.parse(p).getroot()
@@ -634,7 +640,7 @@ def extract_annotations(source, root):
             continue
         en = load(folder / "en.xml")
         for p in sorted(folder.glob("*.xml")):
-            lang = norm_lang(p.stem)
+            lang = norm_lang(p.stem, wanted)
             if lang and "_" not in p.stem.replace("pt_PT", "").replace("zh_Hant", "").replace(
                 "sr_Latn", ""
             ):
@@ -716,7 +722,7 @@ def index_entries(text):
             yield md5.group(1), lines[0], paras
 
 
-def extract_ddtp(folder):
+def extract_ddtp(folder, wanted=None):
     files = {}
     for p in sorted(folder.glob("*Translation-*")):
         m = re.search(r"Translation-([A-Za-z_%0-9]+?)(\.lz4)?$", p.name)
@@ -724,7 +730,7 @@ def extract_ddtp(folder):
             files[m.group(1).replace("%5f", "_")] = p
     en = {md5: (title, paras) for md5, title, paras in index_entries(read_index(files["en"]))}
     for tag in sorted(files):
-        lang = norm_lang(tag)
+        lang = norm_lang(tag, wanted)
         if not lang:
             continue
         for md5, title, paras in index_entries(read_index(files[tag])):
@@ -752,12 +758,16 @@ def udhr_blocks(path):
     return (lang.group(1) if lang else path.stem), out
 
 
-def extract_udhr(folder):
+def extract_udhr(folder, wanted=None):
     _, en = udhr_blocks(folder / "declaration/eng.html")
     done = set()
     for p in sorted((folder / "declaration").glob("*.html")):
         tag, xx = udhr_blocks(p)
-        lang = norm_lang(tag) if re.fullmatch(r"[a-z]{2,3}(-[A-Z][a-z]{3}|-[A-Z]{2})?", tag) else ""
+        lang = (
+            norm_lang(tag, wanted)
+            if re.fullmatch(r"[a-z]{2,3}(-[A-Z][a-z]{3}|-[A-Z]{2})?", tag)
+            else ""
+        )
         if lang and lang not in done:
             done.add(lang)
             for k, seq in en.items():
@@ -815,15 +825,17 @@ def extract(args):
         if t.name.startswith("sword-text"):
             bibles[t.name] = read_sword(t)
         elif t.name.startswith("libreoffice-help"):
-            write(t.name, "office help", extract_lohelp(t.name, t, english_help), out)
+            write(t.name, "office help", extract_lohelp(t.name, t, english_help, args.wanted), out)
         elif t.name.startswith("unicode-cldr"):
-            write(t.name, "annotations", extract_annotations(t.name, t), out, min_words=2)
+            write(
+                t.name, "annotations", extract_annotations(t.name, t, args.wanted), out, min_words=2
+            )
         elif t.name == "mediawiki":
-            write(t.name, "json", extract_json_i18n(t.name, t), out)
+            write(t.name, "json", extract_json_i18n(t.name, t, args.wanted), out)
         else:
-            write(t.name, "mo", extract_mo(t.name, t), out, True)
-            write(t.name, "qm", extract_qm(t.name, t), out, True)
-            write(t.name, "documents", extract_docs(t.name, t), out)
+            write(t.name, "mo", extract_mo(t.name, t, args.wanted), out, True)
+            write(t.name, "qm", extract_qm(t.name, t, args.wanted), out, True)
+            write(t.name, "documents", extract_docs(t.name, t, args.wanted), out)
     if "sword-text-sparv" in bibles:
         for name in ("sword-text-web", "sword-text-kjv"):
             if name in bibles:
@@ -843,7 +855,7 @@ def extract(args):
     ):
         if folder:
             (out / (name + ".tsv")).unlink(missing_ok=True)
-            write(name, "-", fn(Path(folder)), out)
+            write(name, "-", fn(Path(folder), args.wanted), out)
 
 
 def rows(out, wanted=None):
@@ -967,8 +979,14 @@ def fetch(names, debs, tree):
             )
         sums[deb.name] = hashlib.sha256(deb.read_bytes()).hexdigest()
         if not (tree / n).is_dir():
-            (tree / n).mkdir(parents=True)
-            subprocess.run(["dpkg", "-x", str(deb), str(tree / n)], check=True)
+            half = tree.with_name("half")  # a folder has its name only when it is whole
+            shutil.rmtree(half, ignore_errors=True)
+            half.mkdir(parents=True)
+            if subprocess.run(["dpkg", "-x", str(deb), str(half)]).returncode != 0:
+                deb.unlink()
+                sys.exit(f"debian_corpus.py: {deb.name} is damaged and was removed; run again")
+            tree.mkdir(exist_ok=True)
+            half.rename(tree / n)
     return sums
 
 
@@ -995,6 +1013,8 @@ def build(args):
     out = Path(args.out)
     (out / "manifest.json").unlink(missing_ok=True)  # written last: marks a complete corpus
     work = out / ".work"
+    chosen = set(args.langs.split(",")) if args.langs else None
+    shutil.rmtree(work / "tsv", ignore_errors=True)
     if args.recipe == "udhr":
         sums = {UDHR.name: hashlib.sha256(UDHR.read_bytes()).hexdigest()}
         (work / "tsv").mkdir(parents=True, exist_ok=True)
@@ -1004,10 +1024,14 @@ def build(args):
         sums = fetch(recipe_packages(args.recipe), work / "debs", work / "tree")
         extract(
             argparse.Namespace(
-                tree=str(work / "tree"), ddtp=None, udhr=args.udhr, out=str(work / "tsv"), only=None
+                tree=str(work / "tree"),
+                ddtp=None,
+                udhr=args.udhr,
+                out=str(work / "tsv"),
+                only=None,
+                wanted=chosen,
             )
         )
-    chosen = set(args.langs.split(",")) if args.langs else None
     pairs = collections.defaultdict(dict)  # insertion-ordered: no repeats, same order each time
     for _, lang, en, xx in rows(work / "tsv"):
         if (chosen is None or lang in chosen) and args.min_words <= len(
@@ -1061,6 +1085,7 @@ def main():
     for a in ("--tree", "--ddtp", "--udhr", "--only"):
         p.add_argument(a)
     p.add_argument("--out", required=True)
+    p.set_defaults(wanted=None)
     p = sub.add_parser("build")
     p.add_argument("recipe", choices=list(RECIPES))
     p.add_argument("--out", required=True)
