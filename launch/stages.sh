@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Sourced by the shell scripts: named stages with their times, and a summary at the end.
+# Sourced by the shell scripts: named stages with their times, a summary at the end, and the two
+# stages that every script starts with.
 #
 #   source launch/stages.sh
 #   stage "build" cmake --build build/release
@@ -33,3 +34,23 @@ print_stage_summary() {
   printf '%6d s  in all, exit status %d\n' $((SECONDS - stages_started)) "$status"
 }
 trap print_stage_summary EXIT
+
+left_out=()  # what could not be done, a sentence each; a script prints it at its end
+
+# get_packages yes|no [--with-lints]: no = install nothing.
+get_packages() {
+  if [[ $1 == no ]]; then
+    note "--no-install: building with what is there"
+  elif ! launch/install_packages.sh "${@:2}"; then
+    left_out+=("packages: not installed, built with what is there")
+  fi
+}
+
+get_libtorch() {
+  if [[ -n ${DEEPNET_TORCH_ROOT:-} ]]; then
+    note "using DEEPNET_TORCH_ROOT=$DEEPNET_TORCH_ROOT"
+  elif ! launch/fetch_libtorch.sh; then
+    echo "LibTorch could not be fetched: name one by DEEPNET_TORCH_ROOT=DIR" >&2
+    return 1
+  fi
+}

@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Builds what is out of date and runs the tests.
+#
+#   tests/run.sh [--long] [--no-install] [--help] [CTEST_ARGUMENT...]
+#
+#   --long         also the tests labelled `long` and the benchmarks labelled `bench`
+#   --no-install   install no packages
+#
+# Everything else goes to ctest: `tests/run.sh -R Bleu`. Tests that need root (label `root`) are left
+# out for other users.
+set -euo pipefail
+
+long=no
+install=yes
+arguments=()
+while [[ $# -gt 0 ]]; do
+  case $1 in
+    --long) long=yes ;;
+    --no-install) install=no ;;
+    --help) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; exit 0 ;;
+    *) arguments+=("$1") ;;
+  esac
+  shift
+done
+
+cd "$(dirname "$0")/.."
+source launch/stages.sh
+
+excluded=()
+[[ $long == yes ]] || excluded+=(long bench)
+[[ $(id -u) -eq 0 ]] || excluded+=(root)
+if [[ ${#excluded[@]} -gt 0 ]]; then
+  arguments+=(--label-exclude "^($(IFS='|' && echo "${excluded[*]}"))$")
+fi
+
+run_ctest() {
+  ctest --test-dir build/release --parallel "$(nproc)" --output-on-failure --no-tests=error "$@"
+}
+
+stage "packages" get_packages "$install"
+stage "LibTorch" get_libtorch
+stage "build" launch/build.sh
+stage "tests" run_ctest "${arguments[@]}"
+if [[ $(id -u) -ne 0 ]]; then
+  note "left out, for they need root: $(ctest --test-dir build/release -N -L '^root$' | tail -n 1)"
+fi
+for what in "${left_out[@]}"; do note "left out $what"; done
