@@ -1,0 +1,88 @@
+// The frame of a subcommand. `launch/commands/<name>.{h,cc}` provides one function
+//
+//   Command MakeTrainCommand();
+//
+// and stands in two lists: the table of launch/main.cc and launch/CMakeLists.txt. The frame reads
+// the command line, prints --help, and turns the returned Status into "error: ..." on stderr and an
+// exit code (parallel/base/exit_code.h; a Status without a code means 1, internal error).
+//
+// Example, the whole of a command:
+//   namespace {
+//   absl::Status RunDescribe(const CommandLine& line) {
+//     ASSIGN_OR_RETURN(const RunSpec run, LoadRunSpec(line));        // --config, --set; defaults,
+//     checks const Inventory inventory = Describe(run.model(), run.data().microbatch()); line.out
+//     << (line.flags.Switch("json") ? Json(inventory) : Table(inventory)); return absl::OkStatus();
+//   }
+//   }  // namespace
+//
+//   Command MakeDescribeCommand() {
+//     return {.name = "describe",
+//             .summary = "print layers, parameters and costs of a model",
+//             .description = "Allocates nothing: works for a model larger than this machine.",
+//             .spec = SpecUse::kRequired,
+//             .validate = ValidateForPlan,
+//             .flags = {JsonFlag()},
+//             .run = RunDescribe};
+//   }
+#pragma once
+
+#include <iosfwd>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "launch/flags.h"
+#include "proto/run.pb.h"
+
+namespace deepnet {
+
+struct CommandLine;
+
+// Whether a subcommand takes --config and --set.
+enum class SpecUse {
+  kNone,      // neither
+  kOptional,  // both; LoadRunSpec(line, base) changes `base`, for example a checkpoint's RunSpec
+  kRequired,  // both, --config at least once, and --dump-config
+};
+
+struct Command {
+  std::string name;               // as typed
+  std::string summary;            // one line of `deepnet --help`, lower case, no full stop
+  std::string description = {};   // paragraphs of `deepnet <name> --help`, wrapped
+  std::string arguments = {};     // what --help calls the positional words, for example "[FILE]"
+  int max_arguments = 0;          // positional words at most
+  SpecUse spec = SpecUse::kNone;  // see there
+  absl::Status (*validate)(const RunSpec& run) = nullptr;  // what LoadRunSpec applies at the end
+  std::vector<Flag> flags = {};  // besides --root, --help and those of `spec`
+  absl::Status (*run)(const CommandLine& line) = nullptr;  // required
+};
+
+// What a command gets. Streams are borrowed: tests hand in string streams.
+struct CommandLine {
+  const Command& command;
+  ParsedFlags flags;  // the command's own and the common ones
+  std::istream& in;   // stdin
+  std::ostream& out;  // results
+  std::ostream& err;  // everything for people
+};
+
+// The RunSpec of this command line: `base`, then every --config in order, then every --set, then
+// defaults (launch/defaults.h), then the command's `validate`. Errors carry ExitCode::kBadConfig
+// and list all mistakes, a line each. Only where the command's `spec` is not kNone.
+absl::StatusOr<RunSpec> LoadRunSpec(const CommandLine& line, RunSpec base = {});
+
+// The folder of --root: what relative paths in a RunSpec and on the command line are relative to.
+std::string RootFolder(const CommandLine& line);
+
+// `path` as it can be opened: absolute as it is, relative below --root.
+std::string ResolvePath(const CommandLine& line, const std::string& path);
+
+// --json, for commands whose result a program may read.
+Flag JsonFlag();
+
+// All flags of `command`: its own first, then the common ones.
+std::vector<Flag> AllFlags(const Command& command);
+
+}  // namespace deepnet

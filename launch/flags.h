@@ -1,0 +1,80 @@
+// The words after `deepnet <subcommand>`: a table of flags says what is allowed, and the same table
+// prints the help, so the two cannot disagree.
+//
+// Example:
+//   const std::vector<Flag> table = {{.name = "from", .value = "TAG", .help = "source language"},
+//                                    {.name = "json", .kind = FlagKind::kSwitch, .help = "print
+//                                    JSON"}};
+//   ASSIGN_OR_RETURN(const ParsedFlags flags, ParseFlags(table, {"--from=de", "--json"}, 0));
+//   flags.Text("from");    // "de"
+//   flags.Switch("json");  // true
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace deepnet {
+
+enum class FlagKind {
+  kText,     // --name VALUE or --name=VALUE; given twice, the last one counts
+  kInteger,  // the same, a whole number
+  kNumber,   // the same, a finite number
+  kSwitch,   // --name, --name=true or --name=false; default false
+  kList,     // --name VALUE, as often as needed; every value counts, in order
+};
+
+struct Flag {
+  std::string name;                       // without the dashes
+  FlagKind kind = FlagKind::kText;        // how it is written
+  std::string value = {};                 // what the help calls the value, for example "FILE"
+  std::string default_value = {};         // as it would be typed; an empty one is not shown
+  std::string help = {};                  // one or more sentences; wrapped by FlagHelp
+  std::vector<std::string> allowed = {};  // of kText and kList: the only values; empty: any
+};
+
+// The outcome. Asking for a flag that is not in the table, or as another kind, is a broken
+// invariant.
+class ParsedFlags {
+ public:
+  bool Given(std::string_view name) const;  // typed by the user
+  const std::string& Text(std::string_view name) const;
+  int64_t Integer(std::string_view name) const;
+  double Number(std::string_view name) const;
+  bool Switch(std::string_view name) const;
+  const std::vector<std::string>& List(std::string_view name) const;
+  const std::vector<std::string>& positional() const { return positional_; }
+
+ private:
+  friend absl::StatusOr<ParsedFlags> ParseFlags(const std::vector<Flag>& table,
+                                                const std::vector<std::string>& words,
+                                                int max_positional);
+  struct Value {
+    FlagKind kind;
+    bool given = false;
+    std::vector<std::string> words;  // exactly one unless kList
+  };
+  const Value& Get(std::string_view name, FlagKind kind) const;
+
+  std::map<std::string, Value, std::less<>> values_;
+  std::vector<std::string> positional_;
+};
+
+// Reads `words`. A word without dashes is positional, and so is every word after "--" and a single
+// "-". INVALID_ARGUMENT lists every mistake on its own line: unknown flags with the nearest name,
+// missing and malformed values, more than `max_positional` words.
+absl::StatusOr<ParsedFlags> ParseFlags(const std::vector<Flag>& table,
+                                       const std::vector<std::string>& words, int max_positional);
+
+// The table for people, 100 columns, one paragraph a flag, each line ended by a newline.
+std::string FlagHelp(const std::vector<Flag>& table);
+
+// `text` broken at spaces into lines of at most `columns`; lines after the first start with
+// `indent` spaces, the first one is assumed to start there already. No newline at the end.
+std::string WrapText(std::string_view text, int indent, int columns);
+
+}  // namespace deepnet

@@ -1,0 +1,12 @@
+// The program `deepnet`: a table of subcommands.
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "launch/program.h"
+
+int main(int argc, char** argv) {
+  const std::vector<deepnet::Command> commands = {};
+  const std::vector<std::string> words(argv + 1, argv + argc);
+  return deepnet::RunProgram(commands, words, {std::cin, std::cout, std::cerr});
+}

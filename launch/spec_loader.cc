@@ -1,0 +1,430 @@
+// A textproto is parsed with unknown fields allowed, so that one pass meets all of them; after an
+// error that stops protobuf's parser the offending word or line is blanked out and the text parsed
+// again, so that one call reports every mistake. JSON is first walked as a plain tree against the
+// descriptor for the same reason. A --set is a one-field textproto merged at the end of its path.
+#include "launch/spec_loader.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <sstream>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "google/protobuf/descriptor.h"
+#include "google/protobuf/io/tokenizer.h"
+#include "google/protobuf/message.h"
+#include "google/protobuf/struct.pb.h"
+#include "google/protobuf/text_format.h"
+#include "google/protobuf/util/json_util.h"
+#include "google/protobuf/util/type_resolver_util.h"
+
+#include "launch/nearest_name.h"
+#include "parallel/base/exit_code.h"
+
+namespace deepnet {
+namespace {
+
+using google::protobuf::Descriptor;
+using google::protobuf::DescriptorPool;
+using google::protobuf::EnumDescriptor;
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
+using google::protobuf::Reflection;
+
+std::vector<std::string> FieldNames(const Descriptor& type) {
+  std::vector<std::string> names;
+  for (int i = 0; i < type.field_count(); ++i) names.push_back(type.field(i)->name());
+  return names;
+}
+
+std::string NoSuchField(const Descriptor& type, const std::string& name) {
+  return absl::StrCat(type.name(), " has no field '", name, "'",
+                      SuggestName(name, FieldNames(type)));
+}
+
+std::string NoSuchValue(const FieldDescriptor& field, const std::string& name) {
+  std::vector<std::string> names;
+  const EnumDescriptor& type = *field.enum_type();
+  for (int i = 0; i < type.value_count(); ++i) names.push_back(type.value(i)->name());
+  return absl::StrCat(field.name(), " has no value '", name, "'", SuggestName(name, names));
+}
+
+// ---- textproto ----
+
+struct Position {
+  int line = 0;    // from 0
+  int column = 0;  // from 0
+
+  friend auto operator<=>(const Position&, const Position&) = default;
+};
+
+// What one parse had to say. Warnings are unknown fields; an error ends the parse.
+class Complaints : public google::protobuf::io::ErrorCollector {
+ public:
+  void AddError(int line, int column, const std::string& message) override {
+    if (errors.empty()) errors.emplace(Position{std::max(line, 0), std::max(column, 0)}, message);
+  }
+  void AddWarning(int line, int column, const std::string& message) override {
+    warnings.emplace(Position{line, column}, message);
+  }
+
+  std::map<Position, std::string> errors, warnings;
+};
+
+// The words between double quotes in one of protobuf's messages.
+std::vector<std::string> QuotedWords(const std::string& message) {
+  const std::vector<std::string> parts = absl::StrSplit(message, '"');
+  std::vector<std::string> words;
+  for (size_t i = 1; i < parts.size(); i += 2) words.push_back(parts[i]);
+  return words;
+}
+
+// 'Message type "deepnet.ModelSpec" has no field named "widht".', said our way.
+std::string ReadableWarning(const std::string& message) {
+  const std::vector<std::string> words = QuotedWords(message);
+  if (words.size() != 2) return message;
+  const Descriptor* type = DescriptorPool::generated_pool()->FindMessageTypeByName(words[0]);
+  return type == nullptr ? message : NoSuchField(*type, words[1]);
+}
+
+bool IsWordCharacter(char c) { return absl::ascii_isalnum(c) || c == '_'; }
+
+// The last whole word `word` in `text` before `end`; npos: none.
+size_t FindWordBefore(const std::string& text, const std::string& word, size_t end) {
+  for (size_t at = text.rfind(word, end); at != std::string::npos; at = text.rfind(word, at - 1)) {
+    const size_t after = at + word.size();
+    const bool starts = at == 0 || !IsWordCharacter(text[at - 1]);
+    const bool ends = after == text.size() || !IsWordCharacter(text[after]);
+    if (starts && ends) return at;
+    if (at == 0) break;
+  }
+  return std::string::npos;
+}
+
+size_t OffsetOf(const std::string& text, Position position) {
+  size_t line_start = 0;
+  for (int line = 0; line < position.line; ++line) {
+    const size_t newline = text.find('\n', line_start);
+    if (newline == std::string::npos) return text.size();
+    line_start = newline + 1;
+  }
+  return std::min(text.size(), line_start + position.column);
+}
+
+// The first enum field called `name` in `root` or below it; nullptr: none.
+const FieldDescriptor* FindEnumField(const Descriptor& root, const std::string& name) {
+  std::vector<const Descriptor*> open = {&root};
+  for (size_t i = 0; i < open.size(); ++i) {
+    const FieldDescriptor* field = open[i]->FindFieldByName(name);
+    if (field != nullptr && field->enum_type() != nullptr) return field;
+    for (int f = 0; f < open[i]->field_count(); ++f) {
+      const Descriptor* inner = open[i]->field(f)->message_type();
+      if (inner != nullptr) open.push_back(inner);
+    }
+  }
+  return nullptr;
+}
+
+// Replaces an unknown enum value by 0, the other positions stay. Protobuf's `message` names value
+// and field, its `position` is behind the value. Returns where the value was, npos if not found.
+size_t ReplaceEnumValue(const std::string& value, Position position, std::string* text) {
+  const size_t at = FindWordBefore(*text, value, OffsetOf(*text, position));
+  if (at == std::string::npos) return at;
+  text->replace(at, value.size(), "0" + std::string(value.size() - 1, ' '));
+  return at;
+}
+
+// Blanks out the line of a malformed value, if the line is a whole field and nothing else. False:
+// it is not, so nothing behind the error can be read.
+bool BlankOutLine(Position position, std::string* text) {
+  const size_t start = OffsetOf(*text, {position.line, 0});
+  const size_t end = std::min(text->find('\n', start), text->size());
+  const std::string line = text->substr(start, end - start);
+  const std::string before = line.substr(0, position.column);
+  const bool whole_field =
+      before.find(':') != std::string::npos && line.find_first_of("{}<>[]") == std::string::npos;
+  if (whole_field) std::fill(text->begin() + start, text->begin() + end, ' ');
+  return whole_field;
+}
+
+// Says an error our way and repairs `text` behind it; false: nothing after it can be read.
+bool HandleError(const Descriptor& root, Position position, const std::string& message,
+                 std::map<Position, std::string>* found, std::string* text) {
+  const std::vector<std::string> words = QuotedWords(message);
+  if (absl::StartsWith(message, "Unknown enumeration value") && words.size() == 2) {
+    const size_t at = ReplaceEnumValue(words[0], position, text);
+    const FieldDescriptor* field = FindEnumField(root, words[1]);
+    if (at != std::string::npos && field != nullptr) {
+      const int line = static_cast<int>(std::count(text->begin(), text->begin() + at, '\n'));
+      (*found)[{line, 0}] = NoSuchValue(*field, words[0]);
+      return true;
+    }
+  }
+  (*found)[position] = message;
+  return BlankOutLine(position, text);
+}
+
+// Parses `text` into `message`. The mistakes by position; empty: it is parsed.
+std::map<Position, std::string> ParseText(std::string text, Message* message) {
+  constexpr int kMaxErrors = 50;
+  std::map<Position, std::string> found;
+  for (int attempt = 0; attempt < kMaxErrors; ++attempt) {
+    Complaints complaints;
+    google::protobuf::TextFormat::Parser parser;
+    parser.RecordErrorsTo(&complaints);
+    parser.AllowUnknownField(true);
+    message->Clear();
+    const bool parsed = parser.ParseFromString(text, message);
+    for (const auto& [position, warning] : complaints.warnings) {
+      found[position] = ReadableWarning(warning);
+    }
+    if (parsed || complaints.errors.empty()) break;
+    const auto& [position, error] = *complaints.errors.begin();
+    if (!HandleError(*message->GetDescriptor(), position, error, &found, &text)) break;
+  }
+  return found;
+}
+
+// Clears in `target` every repeated field that is not empty in `source`: lists are replaced.
+void ClearReplacedLists(const Message& source, Message* target) {
+  std::vector<const FieldDescriptor*> fields;
+  source.GetReflection()->ListFields(source, &fields);
+  for (const FieldDescriptor* field : fields) {
+    if (field->is_repeated()) {
+      target->GetReflection()->ClearField(target, field);
+    } else if (field->message_type() != nullptr) {
+      ClearReplacedLists(source.GetReflection()->GetMessage(source, field),
+                         target->GetReflection()->MutableMessage(target, field));
+    }
+  }
+}
+
+// Merges `text` into `target` unless it has mistakes, which are returned by position.
+std::map<Position, std::string> MergeText(const std::string& text, Message* target) {
+  const std::unique_ptr<Message> fresh(target->New());
+  std::map<Position, std::string> mistakes = ParseText(text, fresh.get());
+  if (!mistakes.empty()) return mistakes;
+  ClearReplacedLists(*fresh, target);
+  // From the text again, not from `fresh`: a 0 that is written must replace what was there.
+  google::protobuf::TextFormat::Parser().MergeFromString(text, target);
+  return {};
+}
+
+// ---- JSON ----
+
+// A field by its proto name or its lowerCamelCase JSON name.
+const FieldDescriptor* FindJsonField(const Descriptor& type, const std::string& key) {
+  for (int i = 0; i < type.field_count(); ++i) {
+    if (type.field(i)->name() == key || type.field(i)->json_name() == key) return type.field(i);
+  }
+  return nullptr;
+}
+
+void CheckJsonObject(const google::protobuf::Struct& object, const Descriptor& type,
+                     const std::string& path, std::vector<std::string>* mistakes);
+
+// `value` as one element of `field`.
+void CheckJsonValue(const google::protobuf::Value& value, const FieldDescriptor& field,
+                    const std::string& path, std::vector<std::string>* mistakes) {
+  using google::protobuf::Value;
+  double number = value.number_value();
+  const bool is_number =
+      value.kind_case() == Value::kNumberValue ||
+      (value.kind_case() == Value::kStringValue && absl::SimpleAtod(value.string_value(), &number));
+  const auto require = [&](bool good, const char* needed) {
+    if (!good) mistakes->push_back(absl::StrCat(path, ": ", needed, " is needed"));
+  };
+  switch (field.cpp_type()) {
+    case FieldDescriptor::CPPTYPE_MESSAGE:
+      require(value.has_struct_value(), "an object");
+      CheckJsonObject(value.struct_value(), *field.message_type(), path, mistakes);
+      return;
+    case FieldDescriptor::CPPTYPE_ENUM: {
+      const std::string& name = value.string_value();
+      if (value.kind_case() == Value::kNumberValue) return;
+      if (field.enum_type()->FindValueByName(name) != nullptr) return;
+      mistakes->push_back(absl::StrCat(path, ": ", NoSuchValue(field, name)));
+      return;
+    }
+    case FieldDescriptor::CPPTYPE_STRING:
+      return require(value.kind_case() == Value::kStringValue, "a string");
+    case FieldDescriptor::CPPTYPE_BOOL:
+      return require(value.kind_case() == Value::kBoolValue, "true or false");
+    case FieldDescriptor::CPPTYPE_DOUBLE:
+    case FieldDescriptor::CPPTYPE_FLOAT:
+      return require(is_number, "a number");
+    default:
+      return require(is_number && number == std::floor(number), "a whole number");
+  }
+}
+
+void CheckJsonObject(const google::protobuf::Struct& object, const Descriptor& type,
+                     const std::string& path, std::vector<std::string>* mistakes) {
+  const std::map<std::string, google::protobuf::Value> sorted(object.fields().begin(),
+                                                              object.fields().end());
+  for (const auto& [key, value] : sorted) {
+    const std::string key_path = path.empty() ? key : absl::StrCat(path, ".", key);
+    const FieldDescriptor* field = FindJsonField(type, key);
+    if (field == nullptr) {
+      mistakes->push_back(absl::StrCat(key_path, ": ", NoSuchField(type, key)));
+    } else if (value.has_null_value()) {
+      continue;  // as if it were not there
+    } else if (!field->is_repeated()) {
+      CheckJsonValue(value, *field, key_path, mistakes);
+    } else if (!value.has_list_value()) {
+      mistakes->push_back(absl::StrCat(key_path, ": a list is needed"));
+    } else {
+      for (const auto& element : value.list_value().values()) {
+        CheckJsonValue(element, *field, key_path, mistakes);
+      }
+    }
+  }
+}
+
+// Merges `text` into `run` unless it has mistakes, which are returned.
+std::vector<std::string> MergeJson(const std::string& text, RunSpec* run) {
+  namespace util = google::protobuf::util;
+  const auto first_line = [](const auto& status) {
+    const std::string message(status.message().data(), status.message().size());
+    return message.substr(0, message.find('\n'));
+  };
+  google::protobuf::Struct tree;
+  if (const auto status = util::JsonStringToMessage(text, &tree); !status.ok()) {
+    return {absl::StrCat("not JSON: ", first_line(status))};
+  }
+  std::vector<std::string> mistakes;
+  CheckJsonObject(tree, *RunSpec::descriptor(), "", &mistakes);
+  if (!mistakes.empty()) return mistakes;
+
+  const std::unique_ptr<util::TypeResolver> resolver(util::NewTypeResolverForDescriptorPool(
+      "type.googleapis.com", DescriptorPool::generated_pool()));
+  std::string wire;
+  const auto status = util::JsonToBinaryString(
+      resolver.get(), "type.googleapis.com/" + RunSpec::descriptor()->full_name(), text, &wire);
+  RunSpec fresh;
+  if (!status.ok()) return {first_line(status)};
+  if (!fresh.ParseFromString(wire)) return {"cannot be read as a RunSpec"};
+  ClearReplacedLists(fresh, run);
+  run->MergeFromString(wire);  // from the wire, not from `fresh`: a 0 that is written counts
+  return {};
+}
+
+// ---- --set ----
+
+bool IsQuoted(const std::string& text) {
+  return text.size() >= 2 && (text.front() == '"' || text.front() == '\'') &&
+         text.back() == text.front();
+}
+
+// One scalar or enum value as a textproto writes it.
+std::string ScalarText(const FieldDescriptor& field, const std::string& value) {
+  if (field.cpp_type() != FieldDescriptor::CPPTYPE_STRING || IsQuoted(value)) return value;
+  std::string quoted = "\"";
+  for (const char c : value) {
+    if (c == '"' || c == '\\') quoted += '\\';
+    quoted += c;
+  }
+  return quoted + "\"";
+}
+
+// "field: value" or "field { value }" for a value as a person types it.
+std::string FieldText(const FieldDescriptor& field, std::string value) {
+  const bool bracketed = absl::StartsWith(value, "[") && absl::EndsWith(value, "]");
+  if (field.message_type() != nullptr) {
+    if (bracketed) return absl::StrCat(field.name(), ": ", value);
+    if (absl::StartsWith(value, "{")) return absl::StrCat(field.name(), " ", value);
+    return absl::StrCat(field.name(), " { ", value, " }");
+  }
+  if (!field.is_repeated()) return absl::StrCat(field.name(), ": ", ScalarText(field, value));
+  if (bracketed) value = value.substr(1, value.size() - 2);
+  std::vector<std::string> elements;
+  for (const auto& element : absl::StrSplit(value, ',')) {
+    elements.push_back(ScalarText(field, std::string(absl::StripAsciiWhitespace(element))));
+  }
+  return absl::StrCat(field.name(), ": [", absl::StrJoin(elements, ", "), "]");
+}
+
+// What is wrong with one "path=value", which is applied to `run`; empty: nothing.
+std::string ApplySet(const std::string& set, RunSpec* run) {
+  const std::vector<std::string> sides = absl::StrSplit(set, absl::MaxSplits('=', 1));
+  if (sides.size() != 2) return "needs the form FIELD=VALUE";
+  const std::vector<std::string> path = absl::StrSplit(sides[0], '.');
+  const std::string value(absl::StripAsciiWhitespace(sides[1]));
+  Message* message = run;
+  for (size_t i = 0;; ++i) {
+    const Descriptor& type = *message->GetDescriptor();
+    const FieldDescriptor* field = type.FindFieldByName(path[i]);
+    if (field == nullptr) return NoSuchField(type, path[i]);
+    const Reflection& reflection = *message->GetReflection();
+    if (i + 1 < path.size()) {
+      if (field->message_type() == nullptr || field->is_repeated()) {
+        return absl::StrCat("'", field->name(), "' has no fields of its own");
+      }
+      message = reflection.MutableMessage(message, field);
+      continue;
+    }
+    if (value.empty()) {
+      reflection.ClearField(message, field);
+      return "";
+    }
+    // Parsing into a parent of the field keeps protobuf's own rules for numbers and names.
+    const auto mistakes = MergeText(FieldText(*field, value), message);
+    return mistakes.empty() ? "" : mistakes.begin()->second;
+  }
+}
+
+// ---- sources ----
+
+void MergeFile(const std::string& root, const std::string& file, RunSpec* run,
+               std::vector<std::string>* mistakes) {
+  std::ifstream stream(std::filesystem::path(root) / file, std::ios::binary);
+  std::stringstream content;
+  content << stream.rdbuf();
+  if (!stream.good()) {
+    mistakes->push_back(absl::StrCat(file, ": cannot be read"));
+  } else if (absl::EndsWith(file, ".json")) {
+    for (const std::string& mistake : MergeJson(content.str(), run)) {
+      mistakes->push_back(absl::StrCat(file, ": ", mistake));
+    }
+  } else {
+    for (const auto& [position, mistake] : MergeText(content.str(), run)) {
+      mistakes->push_back(absl::StrCat(file, ":", position.line + 1, ": ", mistake));
+    }
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<RunSpec> ReadRunSpec(const SpecSources& sources, RunSpec base) {
+  std::vector<std::string> mistakes;
+  for (const std::string& file : sources.files) MergeFile(sources.root, file, &base, &mistakes);
+  for (const std::string& set : sources.sets) {
+    const std::string mistake = ApplySet(set, &base);
+    if (!mistake.empty()) mistakes.push_back(absl::StrCat("--set ", set, ": ", mistake));
+  }
+  if (!mistakes.empty()) {
+    return WithExitCode(absl::InvalidArgumentError(absl::StrJoin(mistakes, "\n")),
+                        ExitCode::kBadConfig);
+  }
+  if (base.name().empty() && !sources.files.empty()) {
+    base.set_name(std::filesystem::path(sources.files.back()).stem().string());
+  }
+  return base;
+}
+
+std::string ToTextproto(const RunSpec& run) {
+  std::string text;
+  google::protobuf::TextFormat::PrintToString(run, &text);
+  return text;
+}
+
+}  // namespace deepnet

@@ -1,0 +1,473 @@
+// Each Check* function looks at one message and adds its mistakes to the list; nothing stops at the
+// first. A check that would only repeat an earlier mistake (heads of a width of 0) is left out.
+#include "launch/validate.h"
+
+#include <cmath>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "google/protobuf/descriptor.h"
+#include "google/protobuf/message.h"
+
+#include "parallel/base/exit_code.h"
+
+namespace deepnet {
+namespace {
+
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
+
+class Mistakes {
+ public:
+  // Adds "field: value: text" unless `good`. Returns `good`.
+  template <typename Value>
+  bool Require(bool good, const std::string& field, const Value& value, const std::string& text) {
+    if (!good) lines_.push_back(absl::StrCat(field, ": ", Print(value), ": ", text));
+    return good;
+  }
+
+  absl::Status ToStatus() const {
+    if (lines_.empty()) return absl::OkStatus();
+    return WithExitCode(absl::InvalidArgumentError(absl::StrJoin(lines_, "\n")),
+                        ExitCode::kBadConfig);
+  }
+
+ private:
+  template <typename Value>
+  static std::string Print(const Value& value) {
+    return absl::StrCat(value);
+  }
+  static std::string Print(const std::string& value) { return absl::StrCat("'", value, "'"); }
+
+  std::vector<std::string> lines_;
+};
+
+bool IsPowerOfTwo(int value) { return value > 0 && (value & (value - 1)) == 0; }
+
+// "de", "pt_BR", "zh-Hans" would clash with "de-en": letters, digits and underscores only.
+bool IsLanguage(const std::string& tag) {
+  for (const char c : tag) {
+    if (!absl::ascii_isalnum(c) && c != '_') return false;
+  }
+  return !tag.empty();
+}
+
+// Numbers that are no numbers and enum values without a name, anywhere below `message`: the file
+// formats let both through.
+void CheckValues(const Message& message, const std::string& path, Mistakes* mistakes) {
+  std::vector<const FieldDescriptor*> fields;
+  message.GetReflection()->ListFields(message, &fields);
+  for (const FieldDescriptor* field : fields) {
+    const auto& reflection = *message.GetReflection();
+    const std::string name = absl::StrCat(path, field->name());
+    if (field->message_type() != nullptr && field->is_repeated()) {
+      for (int i = 0; i < reflection.FieldSize(message, field); ++i) {
+        CheckValues(reflection.GetRepeatedMessage(message, field, i),
+                    absl::StrCat(name, "[", i, "]."), mistakes);
+      }
+    } else if (field->message_type() != nullptr) {
+      CheckValues(reflection.GetMessage(message, field), name + ".", mistakes);
+    } else if (field->enum_type() != nullptr) {
+      const int value = reflection.GetEnumValue(message, field);
+      mistakes->Require(field->enum_type()->FindValueByNumber(value) != nullptr, name, value,
+                        "is no value of " + field->enum_type()->name());
+    } else if (field->cpp_type() == FieldDescriptor::CPPTYPE_DOUBLE) {
+      const double value = reflection.GetDouble(message, field);
+      mistakes->Require(std::isfinite(value), name, value, "must be finite");
+    }
+  }
+}
+
+enum class Vocabulary { kRequired, kFromCorpus };
+
+void CheckDeepNorm(const ModelSpec& model, Mistakes* mistakes) {
+  const DeepNormSpec& deepnorm = model.deepnorm();
+  if (model.has_deepnorm() && model.residual() != RESIDUAL_UNSPECIFIED) {
+    mistakes->Require(model.residual() == DEEPNORM, "model.deepnorm",
+                      Residual_Name(model.residual()), "only with model.residual: DEEPNORM");
+  }
+  const auto positive = [&](const char* name, double value) {
+    mistakes->Require(value >= 0, absl::StrCat("model.deepnorm.", name), value,
+                      "must be above 0, or 0 for the formula");
+  };
+  positive("encoder_alpha", deepnorm.encoder_alpha());
+  positive("encoder_beta", deepnorm.encoder_beta());
+  positive("decoder_alpha", deepnorm.decoder_alpha());
+  positive("decoder_beta", deepnorm.decoder_beta());
+}
+
+void CheckModel(const ModelSpec& model, Vocabulary vocabulary, Mistakes* mistakes) {
+  const auto at_least_one = [&](const char* name, int64_t value) {
+    return mistakes->Require(value >= 1, absl::StrCat("model.", name), value, "must be at least 1");
+  };
+  at_least_one("encoder_layers", model.encoder_layers());
+  at_least_one("decoder_layers", model.decoder_layers());
+  const bool has_width = at_least_one("width", model.width());
+  if (has_width && model.positions() == SINUSOIDAL) {
+    mistakes->Require(model.width() % 2 == 0 && model.width() >= 4, "model.width", model.width(),
+                      "must be even and at least 4 with positions: SINUSOIDAL");
+  }
+  at_least_one("ffn_width", model.ffn_width());
+  if (at_least_one("heads", model.heads()) && has_width) {
+    mistakes->Require(model.width() % model.heads() == 0, "model.heads", model.heads(),
+                      absl::StrCat("must divide model.width (", model.width(), ")"));
+  }
+  mistakes->Require(model.residual() != RESIDUAL_UNSPECIFIED, "model.residual",
+                    Residual_Name(RESIDUAL_UNSPECIFIED), "required: DEEPNORM, POST_LN or PRE_LN");
+  CheckDeepNorm(model, mistakes);
+  const bool from_corpus = vocabulary == Vocabulary::kFromCorpus && model.vocabulary_size() == 0;
+  mistakes->Require(from_corpus || model.vocabulary_size() > 4, "model.vocabulary_size",
+                    model.vocabulary_size(),
+                    vocabulary == Vocabulary::kFromCorpus
+                        ? "must be above 4 (the special ids), or 0: taken from the corpus"
+                        : "required here, above 4 (the special ids)");
+  at_least_one("max_positions", model.max_positions());
+  const auto probability = [&](const char* name, double value) {
+    mistakes->Require(value >= 0 && value < 1, absl::StrCat("model.", name), value,
+                      "must be at least 0 and below 1");
+  };
+  probability("dropout", model.dropout());
+  probability("attention_dropout", model.attention_dropout());
+  probability("activation_dropout", model.activation_dropout());
+  mistakes->Require(model.layer_norm_epsilon() > 0, "model.layer_norm_epsilon",
+                    model.layer_norm_epsilon(), "must be above 0");
+}
+
+// Tokens that a packed sentence has besides its pieces.
+int SourceExtra() { return 2; }  // tag and </s>
+int TargetExtra(const DataSpec& data) { return data.tags() == M2M ? 2 : 1; }
+
+void CheckMicrobatch(const DataSpec& data, Mistakes* mistakes) {
+  const MicrobatchSpec& microbatch = data.microbatch();
+  if (!mistakes->Require(microbatch.target_tokens() >= 1, "data.microbatch.target_tokens",
+                         microbatch.target_tokens(), "required, at least 1")) {
+    return;
+  }
+  mistakes->Require(microbatch.sentences() >= 1, "data.microbatch.sentences",
+                    microbatch.sentences(), "must be at least 1");
+  const auto holds = [&](const char* name, int capacity, int extra) {
+    mistakes->Require(
+        capacity >= data.max_tokens() + extra, absl::StrCat("data.microbatch.", name), capacity,
+        absl::StrCat("must hold the longest sentence: data.max_tokens (", data.max_tokens(),
+                     ") and ", extra, " more; raise it, or lower data.max_tokens"));
+  };
+  holds("source_tokens", microbatch.source_tokens(), SourceExtra());
+  holds("target_tokens", microbatch.target_tokens(), TargetExtra(data));
+}
+
+void CheckTemperature(const DataSpec& data, Mistakes* mistakes) {
+  int64_t previous = -1;
+  for (int i = 0; i < data.temperature_size(); ++i) {
+    const TemperaturePoint& point = data.temperature(i);
+    const std::string name = absl::StrCat("data.temperature[", i, "].");
+    const bool first = i == 0;
+    mistakes->Require(first ? point.from_step() == 0 : point.from_step() > previous,
+                      name + "from_step", point.from_step(),
+                      first ? "the first point must say 0" : "must be above the point before");
+    mistakes->Require(point.temperature() >= 1, name + "temperature", point.temperature(),
+                      "must be at least 1");
+    previous = point.from_step();
+  }
+}
+
+void CheckDirections(const DataSpec& data, Mistakes* mistakes) {
+  std::set<std::string> seen;
+  for (int i = 0; i < data.directions_size(); ++i) {
+    const std::string& direction = data.directions(i);
+    const std::string name = absl::StrCat("data.directions[", i, "]");
+    const std::vector<std::string> sides = absl::StrSplit(direction, '-');
+    const bool good = sides.size() == 2 && IsLanguage(sides[0]) && IsLanguage(sides[1]);
+    mistakes->Require(good, name, direction, "must be two language tags, as in 'de-en'");
+    if (good) {
+      mistakes->Require(sides[0] != sides[1], name, direction, "must be two different languages");
+    }
+    mistakes->Require(seen.insert(direction).second, name, direction, "is listed twice");
+  }
+}
+
+void CheckData(const RunSpec& run, Mistakes* mistakes) {
+  const DataSpec& data = run.data();
+  CheckTemperature(data, mistakes);
+  if (mistakes->Require(data.max_tokens() >= 1, "data.max_tokens", data.max_tokens(),
+                        "must be at least 1")) {
+    CheckMicrobatch(data, mistakes);
+    const int longest = data.max_tokens() + 2;
+    mistakes->Require(run.model().max_positions() < 1 || run.model().max_positions() >= longest,
+                      "model.max_positions", run.model().max_positions(),
+                      absl::StrCat("must be at least data.max_tokens + 2 (", longest, ")"));
+  }
+  mistakes->Require(data.microbatches_per_step() >= 1, "data.microbatches_per_step",
+                    data.microbatches_per_step(), "must be at least 1");
+  CheckDirections(data, mistakes);
+}
+
+enum class Presence { kRequired, kMayBeAbsent };
+
+void CheckSchedule(const OptimSpec& optim, Mistakes* mistakes) {
+  mistakes->Require(optim.warmup_steps() >= 0, "optim.warmup_steps", optim.warmup_steps(),
+                    "must be at least 0");
+  if (optim.schedule() == INVERSE_SQRT && optim.warmup_steps() >= 0) {
+    mistakes->Require(optim.warmup_steps() >= 1, "optim.warmup_steps", optim.warmup_steps(),
+                      "INVERSE_SQRT decays from the warm-up on: must be at least 1");
+  }
+  if (optim.schedule() == COSINE) {
+    mistakes->Require(
+        optim.decay_steps() > optim.warmup_steps(), "optim.decay_steps", optim.decay_steps(),
+        absl::StrCat("COSINE needs it, above optim.warmup_steps (", optim.warmup_steps(), ")"));
+    mistakes->Require(optim.final_rate() >= 0 && optim.final_rate() <= optim.rate(),
+                      "optim.final_rate", optim.final_rate(), "must be from 0 to optim.rate");
+  } else {
+    mistakes->Require(optim.decay_steps() == 0, "optim.decay_steps", optim.decay_steps(),
+                      "only with schedule: COSINE");
+    mistakes->Require(optim.final_rate() == 0, "optim.final_rate", optim.final_rate(),
+                      "only with schedule: COSINE");
+  }
+}
+
+void CheckOptim(const RunSpec& run, Presence presence, Mistakes* mistakes) {
+  const OptimSpec& optim = run.optim();
+  const bool absent = presence == Presence::kMayBeAbsent && optim.rate() == 0;
+  if (!absent &&
+      mistakes->Require(optim.rate() > 0, "optim.rate", optim.rate(), "required, above 0")) {
+    mistakes->Require(optim.initial_rate() >= 0 && optim.initial_rate() <= optim.rate(),
+                      "optim.initial_rate", optim.initial_rate(),
+                      absl::StrCat("must be from 0 to optim.rate (", optim.rate(), ")"));
+    CheckSchedule(optim, mistakes);
+  }
+  const auto decay = [&](const char* name, double value) {
+    mistakes->Require(value >= 0 && value < 1, absl::StrCat("optim.", name), value,
+                      "must be at least 0 and below 1");
+  };
+  decay("beta1", optim.beta1());
+  decay("beta2", optim.beta2());
+  mistakes->Require(optim.epsilon() > 0, "optim.epsilon", optim.epsilon(), "must be above 0");
+  mistakes->Require(optim.weight_decay() >= 0, "optim.weight_decay", optim.weight_decay(),
+                    "must be at least 0");
+  mistakes->Require(optim.clip_norm() >= 0, "optim.clip_norm", optim.clip_norm(),
+                    "must be above 0, or 0: off");
+  decay("label_smoothing", optim.label_smoothing());
+  const int replicas = optim.virtual_replicas();
+  if (replicas == 0) return;  // the planner's
+  const int microbatches = run.data().microbatches_per_step();
+  if (mistakes->Require(IsPowerOfTwo(replicas), "optim.virtual_replicas", replicas,
+                        "must be a power of two")) {
+    mistakes->Require(microbatches < 1 || microbatches % replicas == 0, "optim.virtual_replicas",
+                      replicas,
+                      absl::StrCat("must divide data.microbatches_per_step (", microbatches, ")"));
+  }
+}
+
+void CheckCompute(const ComputeSpec& compute, Mistakes* mistakes) {
+  const bool cpu = compute.device() == "cpu", cuda = compute.device() == "cuda";
+  mistakes->Require(cpu || cuda, "compute.device", compute.device(), "must be 'cpu' or 'cuda'");
+  mistakes->Require(compute.residual_dtype() != BFLOAT16, "compute.residual_dtype",
+                    DataType_Name(compute.residual_dtype()),
+                    "only FLOAT32: at 500-500 a branch starts at 0.0028 of the stream and "
+                    "bfloat16 rounds at 0.0039, so it would vanish");
+  if (cuda) {
+    mistakes->Require(compute.isa() == ISA_UNSPECIFIED, "compute.isa", Isa_Name(compute.isa()),
+                      "only with compute.device: 'cpu'");
+    mistakes->Require(compute.matmul() != NATIVE, "compute.matmul", Matmul_Name(compute.matmul()),
+                      "only with compute.device: 'cpu'; allowed here: LIBRARY");
+  }
+  const bool old_isa =
+      compute.isa() == BASELINE || compute.isa() == AVX2 || compute.isa() == AVX512;
+  mistakes->Require(!(compute.dtype() == BFLOAT16 && compute.matmul() == NATIVE && old_isa),
+                    "compute.dtype", DataType_Name(compute.dtype()),
+                    absl::StrCat("NATIVE products of bfloat16 need isa: AVX512_BF16, not ",
+                                 Isa_Name(compute.isa())));
+  mistakes->Require(compute.threads_per_rank() >= 0, "compute.threads_per_rank",
+                    compute.threads_per_rank(), "must be at least 1, or 0: left to the program");
+}
+
+void CheckLayout(const RunSpec& run, Mistakes* mistakes) {
+  const ClusterSpec& cluster = run.cluster();
+  const ParallelSpec& parallel = run.parallel();
+  const bool has_ranks =
+      mistakes->Require(cluster.nodes() >= 1, "cluster.nodes", cluster.nodes(),
+                        "must be at least 1") &
+      mistakes->Require(cluster.devices_per_node() >= 1, "cluster.devices_per_node",
+                        cluster.devices_per_node(), "must be at least 1");
+  mistakes->Require(cluster.device_memory_gib() >= 0, "cluster.device_memory_gib",
+                    cluster.device_memory_gib(), "must be above 0, or 0: what the host has");
+  const int stages = parallel.pipeline_parallel_size(), replicas = parallel.data_parallel_size();
+  mistakes->Require(stages >= 0, "parallel.pipeline_parallel_size", stages,
+                    "must be at least 1, or 0: left to the planner");
+  mistakes->Require(replicas >= 0, "parallel.data_parallel_size", replicas,
+                    "must be at least 1, or 0: left to the planner");
+  const int64_t ranks = int64_t{cluster.nodes()} * cluster.devices_per_node();
+  if (has_ranks && stages > 0 && replicas > 0) {
+    mistakes->Require(int64_t{stages} * replicas == ranks, "parallel.pipeline_parallel_size",
+                      stages,
+                      absl::StrCat("times parallel.data_parallel_size (", replicas, ") must be ",
+                                   ranks, ", all ranks of the cluster"));
+  }
+  const int layers = run.model().encoder_layers() + run.model().decoder_layers();
+  mistakes->Require(layers < 1 || stages <= layers, "parallel.pipeline_parallel_size", stages,
+                    absl::StrCat("must be at most the number of layers (", layers, ")"));
+  const int virtual_replicas = run.optim().virtual_replicas();
+  if (virtual_replicas > 0 && replicas > 0) {
+    mistakes->Require(virtual_replicas % replicas == 0, "parallel.data_parallel_size", replicas,
+                      absl::StrCat("must divide optim.virtual_replicas (", virtual_replicas, ")"));
+  }
+}
+
+void CheckTrain(const TrainSpec& train, Mistakes* mistakes) {
+  const auto at_least = [&](const char* name, double value, double least, const char* text) {
+    mistakes->Require(value >= least, absl::StrCat("train.", name), value, text);
+  };
+  at_least("steps", train.steps(), 0, "must be at least 1, or 0: no limit");
+  at_least("minutes", train.minutes(), 0, "must be above 0, or 0: no limit");
+  at_least("checkpoint_every_steps", train.checkpoint_every_steps(), 1, "must be at least 1");
+  mistakes->Require(train.validate_every_steps() >= 1 || train.validate_every_steps() == -1,
+                    "train.validate_every_steps", train.validate_every_steps(),
+                    "must be at least 1, or -1: only at the end");
+  at_least("validate_sentences", train.validate_sentences(), 1, "must be at least 1");
+  at_least("keep_checkpoints", train.keep_checkpoints(), 1, "must be at least 1");
+  at_least("log_every_steps", train.log_every_steps(), 1, "must be at least 1");
+  at_least("checkpoint_every_minutes", train.checkpoint_every_minutes(), 0,
+           "must be above 0, or 0: off");
+  at_least("validate_every_minutes", train.validate_every_minutes(), 0,
+           "must be above 0, or 0: off");
+}
+
+void CheckDecode(const RunSpec& run, Mistakes* mistakes) {
+  const DecodeSpec& decode = run.decode();
+  const auto at_least_one = [&](const char* name, int value) {
+    return mistakes->Require(value >= 1, absl::StrCat("decode.", name), value,
+                             "must be at least 1");
+  };
+  const bool has_beam = at_least_one("beam_size", decode.beam_size());
+  mistakes->Require(decode.length_penalty() >= 0, "decode.length_penalty", decode.length_penalty(),
+                    "must be at least 0");
+  at_least_one("max_tokens", decode.max_tokens());
+  mistakes->Require(decode.max_ratio() >= 0, "decode.max_ratio", decode.max_ratio(),
+                    "must be above 0, or 0: off");
+  at_least_one("batch_tokens", decode.batch_tokens());
+  const bool has_nbest = at_least_one("nbest", decode.nbest());
+  mistakes->Require(decode.sampling_temperature() >= 0, "decode.sampling_temperature",
+                    decode.sampling_temperature(), "must be above 0, or 0: search");
+  if (has_beam && has_nbest && decode.sampling_temperature() == 0) {
+    mistakes->Require(decode.nbest() <= decode.beam_size(), "decode.nbest", decode.nbest(),
+                      absl::StrCat("must be at most decode.beam_size (", decode.beam_size(), ")"));
+  }
+  const int positions = run.model().max_positions();
+  mistakes->Require(positions < 1 || decode.max_tokens() + 2 <= positions, "decode.max_tokens",
+                    decode.max_tokens(),
+                    absl::StrCat("must be at most model.max_positions (", positions, ") less 2"));
+}
+
+void CheckText(const TextFiles& text, const std::string& name, Mistakes* mistakes) {
+  const bool languages =
+      mistakes->Require(IsLanguage(text.source_language()), name + "source_language",
+                        text.source_language(), "required: a tag of letters, digits and '_'") &
+      mistakes->Require(IsLanguage(text.target_language()), name + "target_language",
+                        text.target_language(), "required: a tag of letters, digits and '_'");
+  if (languages) {
+    mistakes->Require(text.source_language() != text.target_language(), name + "target_language",
+                      text.target_language(), "must differ from source_language");
+  }
+  const bool moses = !text.source_file().empty() || !text.target_file().empty();
+  if (!text.tsv_file().empty()) {
+    mistakes->Require(!moses, name + "tsv_file", text.tsv_file(),
+                      "not together with source_file and target_file");
+    mistakes->Require(text.score_file().empty(), name + "score_file", text.score_file(),
+                      "not with tsv_file, which has a column for it");
+  } else {
+    const char* needed = "required, or tsv_file instead of source_file and target_file";
+    mistakes->Require(!text.source_file().empty(), name + "source_file", text.source_file(),
+                      needed);
+    mistakes->Require(!text.target_file().empty(), name + "target_file", text.target_file(),
+                      needed);
+  }
+  mistakes->Require(text.split() == "train" || text.split() == "dev" || text.split() == "test",
+                    name + "split", text.split(), "must be 'train', 'dev' or 'test'");
+}
+
+void CheckTokenizer(const TokenizerSpec& tokenizer, Mistakes* mistakes) {
+  if (!tokenizer.model_file().empty()) return;  // nothing is learned
+  mistakes->Require(tokenizer.pieces() > 4, "prepare.tokenizer.pieces", tokenizer.pieces(),
+                    "must be above 4 (the special ids)");
+  mistakes->Require(tokenizer.character_coverage() > 0 && tokenizer.character_coverage() <= 1,
+                    "prepare.tokenizer.character_coverage", tokenizer.character_coverage(),
+                    "must be above 0 and at most 1");
+  mistakes->Require(tokenizer.sample_sentences() >= 1, "prepare.tokenizer.sample_sentences",
+                    tokenizer.sample_sentences(), "must be at least 1");
+  mistakes->Require(tokenizer.type() == "unigram" || tokenizer.type() == "bpe",
+                    "prepare.tokenizer.type", tokenizer.type(), "must be 'unigram' or 'bpe'");
+}
+
+void CheckPrepare(const RunSpec& run, Mistakes* mistakes) {
+  const PrepareSpec& prepare = run.prepare();
+  mistakes->Require(!prepare.opus100_folder().empty() || prepare.text_size() > 0,
+                    "prepare.opus100_folder", prepare.opus100_folder(),
+                    "required, or prepare.text: there is nothing to read");
+  mistakes->Require(prepare.languages().empty() || !prepare.opus100_folder().empty(),
+                    "prepare.languages", absl::StrJoin(prepare.languages(), ","),
+                    "only with prepare.opus100_folder");
+  for (int i = 0; i < prepare.languages_size(); ++i) {
+    mistakes->Require(IsLanguage(prepare.languages(i)), absl::StrCat("prepare.languages[", i, "]"),
+                      prepare.languages(i), "must be a tag of letters, digits and '_'");
+  }
+  for (int i = 0; i < prepare.text_size(); ++i) {
+    CheckText(prepare.text(i), absl::StrCat("prepare.text[", i, "]."), mistakes);
+  }
+  mistakes->Require(prepare.cleaning().max_tokens() >= 1, "prepare.cleaning.max_tokens",
+                    prepare.cleaning().max_tokens(), "must be at least 1");
+  mistakes->Require(prepare.cleaning().max_length_ratio() >= 1, "prepare.cleaning.max_length_ratio",
+                    prepare.cleaning().max_length_ratio(), "must be at least 1");
+  CheckTokenizer(prepare.tokenizer(), mistakes);
+  const std::string& output = prepare.output_folder();
+  if (mistakes->Require(!output.empty(), "prepare.output_folder", output,
+                        "required, or data.folder")) {
+    mistakes->Require(
+        run.data().folder().empty() || output == run.data().folder(), "prepare.output_folder",
+        output,
+        absl::StrCat("must be data.folder ('", run.data().folder(), "') where both are given"));
+  }
+}
+
+}  // namespace
+
+absl::Status ValidateForPlan(const RunSpec& run) {
+  Mistakes mistakes;
+  CheckValues(run, "", &mistakes);
+  CheckModel(run.model(), Vocabulary::kRequired, &mistakes);
+  CheckData(run, &mistakes);
+  CheckOptim(run, Presence::kMayBeAbsent, &mistakes);
+  CheckCompute(run.compute(), &mistakes);
+  CheckLayout(run, &mistakes);
+  return mistakes.ToStatus();
+}
+
+absl::Status ValidateForTrain(const RunSpec& run) {
+  Mistakes mistakes;
+  CheckValues(run, "", &mistakes);
+  mistakes.Require(!run.folder().empty(), "folder", run.folder(),
+                   "required: where checkpoints and logs go");
+  CheckModel(run.model(), Vocabulary::kFromCorpus, &mistakes);
+  mistakes.Require(!run.data().folder().empty(), "data.folder", run.data().folder(),
+                   "required: what `deepnet prepare` wrote");
+  CheckData(run, &mistakes);
+  CheckOptim(run, Presence::kRequired, &mistakes);
+  CheckCompute(run.compute(), &mistakes);
+  CheckLayout(run, &mistakes);
+  CheckTrain(run.train(), &mistakes);
+  CheckDecode(run, &mistakes);
+  return mistakes.ToStatus();
+}
+
+absl::Status ValidateForPrepare(const RunSpec& run) {
+  Mistakes mistakes;
+  CheckValues(run.prepare(), "prepare.", &mistakes);
+  CheckPrepare(run, &mistakes);
+  return mistakes.ToStatus();
+}
+
+}  // namespace deepnet
