@@ -1,0 +1,206 @@
+// sacreBLEU states its rules as four regular expressions applied one after the other; each is a
+// function here. They may run over bytes: every class they name is ASCII or the complement of one,
+// and a byte of a longer code point behaves as the whole code point would (it never starts a match,
+// and where "any other character" is copied, copying its nearest byte leaves the rest in place).
+#include "trainer/eval/tokenizers.h"
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+
+#include "parallel/base/exit_code.h"
+#include "trainer/eval/sentence_piece_model.h"
+#include "trainer/eval/unicode.h"
+
+namespace deepnet {
+namespace {
+
+bool IsDigit(char c) { return c >= '0' && c <= '9'; }
+
+// ASCII punctuation without ' , - . and the space.
+bool IsSeparate(char c) {
+  return (c >= '{' && c <= '~') || (c >= '[' && c <= '`') || (c >= ' ' && c <= '&') ||
+         (c >= '(' && c <= '+') || (c >= ':' && c <= '@') || c == '/';
+}
+
+bool IsPeriodOrComma(char c) { return c == '.' || c == ','; }
+
+// s/([separate])/ \1 /g
+std::string SpaceAroundMarks(std::string_view in) {
+  std::string out;
+  for (const char c : in) {
+    if (!IsSeparate(c)) {
+      out += c;
+      continue;
+    }
+    out += ' ';
+    out += c;
+    out += ' ';
+  }
+  return out;
+}
+
+// Where two neighbours match, they are copied by `replace` and both are passed over; else one
+// character is copied: what a regular expression of two characters does with /g.
+template <typename Match, typename Replace>
+std::string ReplacePairs(std::string_view in, Match match, Replace replace) {
+  std::string out;
+  for (size_t i = 0; i < in.size(); ++i) {
+    if (i + 1 < in.size() && match(in[i], in[i + 1])) {
+      replace(out, in[i], in[i + 1]);
+      ++i;
+    } else {
+      out += in[i];
+    }
+  }
+  return out;
+}
+
+// s/([^0-9])([.,])/\1 \2 /g
+std::string SpaceAfterNonDigit(std::string_view in) {
+  return ReplacePairs(
+      in, [](char a, char b) { return !IsDigit(a) && IsPeriodOrComma(b); },
+      [](std::string& out, char a, char b) { (((out += a) += ' ') += b) += ' '; });
+}
+
+// s/([.,])([^0-9])/ \1 \2/g
+std::string SpaceBeforeNonDigit(std::string_view in) {
+  return ReplacePairs(
+      in, [](char a, char b) { return IsPeriodOrComma(a) && !IsDigit(b); },
+      [](std::string& out, char a, char b) { (((out += ' ') += a) += ' ') += b; });
+}
+
+// s/([0-9])(-)/\1 \2 /g
+std::string SpaceAroundDash(std::string_view in) {
+  return ReplacePairs(
+      in, [](char a, char b) { return IsDigit(a) && b == '-'; },
+      [](std::string& out, char a, char b) { (((out += a) += ' ') += b) += ' '; });
+}
+
+std::vector<std::string> TokenizeMarks(std::string_view line) {
+  return SplitOnSpace(
+      SpaceAroundDash(SpaceBeforeNonDigit(SpaceAfterNonDigit(SpaceAroundMarks(line)))));
+}
+
+std::vector<std::string> Tokenize13a(std::string_view segment) {
+  const std::string_view stripped = StripTrailingSpace(segment);
+  std::string line(stripped);
+  // One replacement after the other, so that "&amp;lt;" ends as "<", as it does there.
+  const std::pair<const char*, const char*> replacements[] = {
+      {"<skipped>", ""}, {"-\n", ""},   {"\n", " "},  {"&quot;", "\""},
+      {"&amp;", "&"},    {"&lt;", "<"}, {"&gt;", ">"}};
+  for (const auto& replacement : replacements) {
+    line = absl::StrReplaceAll(line, {{replacement.first, replacement.second}});
+  }
+  return TokenizeMarks(absl::StrCat(" ", line, " "));
+}
+
+// First and last code point. The first range is what two mistyped ones of sacreBLEU amount to: it
+// writes '\u20000' to '\u2a6d6', which Python reads as U+2000 '0' to U+2A6D '6', a comparison of
+// strings that every code point from U+2001 to U+2A6D passes. The real extension B is not covered.
+struct Range {
+  char32_t first;
+  char32_t last;
+};
+constexpr Range kChineseRanges[] = {
+    {0x2001, 0x2A6D},  // general punctuation up to mathematical operators, by mistake
+    {0x2E80, 0x2EFF},  // radicals supplement
+    {0x2F00, 0x2FDF},  // Kangxi radicals
+    {0x2FF0, 0x303F},  // ideographic description, punctuation
+    {0x3100, 0x312F},  // Bopomofo
+    {0x31A0, 0x31BF},  // Bopomofo, extended
+    {0x31C0, 0x31EF},  // strokes
+    {0x3200, 0x33FF},  // enclosed letters, compatibility
+    {0x3400, 0x4DB5},  // unified ideographs, extension A
+    {0x4E00, 0x9FBB},  // unified ideographs
+    {0xF900, 0xFA2D},  // compatibility ideographs
+    {0xFA30, 0xFA6A}, {0xFA70, 0xFAD9}, {0xFE10, 0xFE1F},  // vertical forms
+    {0xFE30, 0xFE4F},                                      // compatibility forms
+    {0xFF00, 0xFFEF},                                      // full-width forms
+};
+
+bool IsChinese(char32_t c) {
+  for (const Range& range : kChineseRanges) {
+    if (c >= range.first && c <= range.last) return true;
+  }
+  return false;
+}
+
+std::vector<std::string> TokenizeZh(std::string_view segment) {
+  std::u32string line;
+  for (const char32_t c : DecodeUtf8(StripSpace(segment))) {
+    if (IsChinese(c)) {
+      line += U' ';
+      line += c;
+      line += U' ';
+    } else {
+      line += c;
+    }
+  }
+  return TokenizeMarks(EncodeUtf8(line));
+}
+
+std::vector<std::string> TokenizeChar(std::string_view segment) {
+  std::vector<std::string> tokens;
+  for (const char32_t c : DecodeUtf8(segment)) {
+    if (!IsUnicodeSpace(c)) tokens.push_back(EncodeUtf8({&c, 1}));
+  }
+  return tokens;
+}
+
+// A piece may hold white space that the model left alone; sacreBLEU cuts there again.
+std::vector<std::string> TokenizePieces(const SentencePieceModel& model, std::string_view segment) {
+  std::vector<std::string> tokens;
+  for (const std::string& piece : model.Encode(StripTrailingSpace(segment))) {
+    for (std::string& part : SplitOnSpace(piece)) tokens.push_back(std::move(part));
+  }
+  return tokens;
+}
+
+}  // namespace
+
+BleuTokenizer Make13aTokenizer() { return {"13a", Tokenize13a}; }
+
+BleuTokenizer MakeZhTokenizer() { return {"zh", TokenizeZh}; }
+
+BleuTokenizer MakeCharTokenizer() { return {"char", TokenizeChar}; }
+
+BleuTokenizer MakeNoneTokenizer() { return {"none", SplitOnSpace}; }
+
+absl::StatusOr<BleuTokenizer> MakeSentencePieceTokenizer(const std::string& model_file,
+                                                         const std::string& name) {
+  std::string error;
+  const std::shared_ptr<const SentencePieceModel> model =
+      SentencePieceModel::Load(model_file, error);
+  if (model == nullptr) {
+    return WithExitCode(absl::InvalidArgumentError(absl::StrCat(
+                            "'", model_file, "' is not a SentencePiece model: ", error)),
+                        ExitCode::kData);
+  }
+  return BleuTokenizer{
+      name, [model](std::string_view segment) { return TokenizePieces(*model, segment); }};
+}
+
+absl::StatusOr<BleuTokenizer> MakeTokenizer(std::string_view name) {
+  if (name == "13a") return Make13aTokenizer();
+  if (name == "zh") return MakeZhTokenizer();
+  if (name == "char") return MakeCharTokenizer();
+  if (name == "none") return MakeNoneTokenizer();
+  return absl::InvalidArgumentError(
+      absl::StrCat("tokenizer '", std::string(name), "' is not known: 13a, zh, char or none"));
+}
+
+std::string TokenizerNameForLanguage(std::string_view language) {
+  const std::string_view primary = language.substr(0, language.find_first_of("_-"));
+  if (primary == "zh") return "zh";
+  for (const std::string_view unspaced : {"ja", "ko", "th", "lo", "km", "my"}) {
+    if (primary == unspaced) return "char";
+  }
+  return "13a";
+}
+
+}  // namespace deepnet

@@ -1,0 +1,51 @@
+// How text is cut into words before BLEU counts them: sacreBLEU 2.x's tokenizers, token for token.
+//
+// Example:
+//   const BleuTokenizer tokenizer = Make13aTokenizer();
+//   tokenizer.tokenize("It costs $5.50, doesn't it?");
+//   // It costs $ 5.50 , doesn't it ?
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace deepnet {
+
+// One way to cut a segment (UTF-8, one sentence; white space at its end does not count) into
+// tokens. `tokenize` is pure and may be called from several threads.
+struct BleuTokenizer {
+  std::string name;  // as "tok:" of the signature has it
+  std::function<std::vector<std::string>(std::string_view segment)> tokenize;
+};
+
+// "13a": mteval-v13a.pl's rules, WMT's default. Made for languages that put spaces between words.
+BleuTokenizer Make13aTokenizer();
+
+// "zh": every Chinese character is a token; the rest by the rules of 13a.
+BleuTokenizer MakeZhTokenizer();
+
+// "char": every code point that is not white space is a token.
+BleuTokenizer MakeCharTokenizer();
+
+// "none": tokens are what stands between white space.
+BleuTokenizer MakeNoneTokenizer();
+
+// SentencePiece's pieces: spBLEU. `name` enters the signature: "flores101" or "flores200" for those
+// models, as in sacreBLEU. Error: kData naming the file when it is not a SentencePiece model.
+absl::StatusOr<BleuTokenizer> MakeSentencePieceTokenizer(const std::string& model_file,
+                                                         const std::string& name = "spm");
+
+// By name, of the first four. Error: InvalidArgument naming what there is.
+absl::StatusOr<BleuTokenizer> MakeTokenizer(std::string_view name);
+
+// The tokenizer for a target language tag ("de", "zh_CN", "pt-BR"): zh for Chinese; char for
+// Japanese, Korean, Thai, Lao, Khmer and Burmese (sacreBLEU would take MeCab for the first two,
+// which needs dictionaries, and 13a for the others, which does not cut where there are no spaces);
+// 13a else.
+std::string TokenizerNameForLanguage(std::string_view language);
+
+}  // namespace deepnet
