@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# clang-tidy on torch-free files, for a bounded time.
+#
+#   tests/lint/clang_tidy.sh BUILD_FOLDER [SECONDS]
+#
+# BUILD_FOLDER is a torch-free build: its compile_commands.json names the files. Those changed
+# against origin/main, or in the last ten commits where that is where we are, come first; the rest
+# follows until SECONDS (default 240) are over, and it is said how many were reached.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+build=$1
+if ! command -v clang-tidy >/dev/null; then
+  echo "clang-tidy is not here: not run"
+  exit 0
+fi
+
+base=$(git merge-base HEAD origin/main 2>/dev/null || true)
+if [[ -z $base || $base == "$(git rev-parse HEAD)" ]]; then
+  base=$(git rev-list --max-count=10 HEAD | tail -n 1)
+fi
+results=$(mktemp)
+trap 'rm -f "$results"' EXIT
+
+# One line a file, changed ones first.
+python3 - "$build" "$base" >"$results.files" <<'PY'
+import json, os, subprocess, sys
+entries = json.load(open(sys.argv[1] + "/compile_commands.json"))
+known = sorted({os.path.relpath(entry["file"]) for entry in entries})
+known = [path for path in known if not path.startswith(("build", ".."))]
+diff = subprocess.run(["git", "diff", "--name-only", sys.argv[2]], text=True, capture_output=True)
+print("\n".join(sorted(known, key=lambda path: path not in diff.stdout.split())))
+PY
+trap 'rm -f "$results" "$results.files"' EXIT
+
+# shellcheck disable=SC2016  # expanded by the inner shell
+timeout "${2:-240}" xargs -a "$results.files" -P "$(nproc)" -n 1 sh -c \
+  'if clang-tidy --quiet -p "$0" "$2" 2>/dev/null; then echo good; else echo "bad $2"; fi >>"$1"' \
+  "$build" "$results" || true
+grep '^bad' "$results" | sed 's/^bad/clang-tidy has findings in/' || true
+echo "clang-tidy: $(wc -l <"$results") of $(wc -l <"$results.files") torch-free files"
+! grep -q '^bad' "$results"

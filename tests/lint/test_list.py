@@ -1,0 +1,33 @@
+#!/usr/bin/env python3
+"""Every tests/**/*_test.cc stands in a CMakeLists.txt beside or above it, and none is disabled.
+
+With a build folder as argument, the programs that CMake lists are also compared with ctest's.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+mistakes = []
+sources = sorted(Path("tests").rglob("*_test.cc"))
+for source in sources:
+    lists = [p / "CMakeLists.txt" for p in source.parents if (p / "CMakeLists.txt").is_file()]
+    if not any(source.name in p.read_text() for p in lists if str(p).startswith("tests")):
+        mistakes.append(f"{source}: in no CMakeLists.txt of tests/")
+    for number, line in enumerate(source.read_text().split("\n"), 1):
+        # A test that needs a GPU may be skipped where there is none; it says so on that line.
+        if re.search(r"\bDISABLED_|GTEST_SKIP", line) and "GPU" not in line:
+            mistakes.append(f"{source}:{number}: a test that does not run: {line.strip()}")
+declared = set()
+for path in Path("tests").rglob("CMakeLists.txt"):
+    declared |= set(re.findall(r"deepnet_test\((\w+)", path.read_text()))
+if len(sys.argv) > 1:
+    shown = subprocess.run(
+        ["ctest", "--test-dir", sys.argv[1], "--show-only=json-v1"], text=True, capture_output=True
+    )
+    known = {test["name"] for test in json.loads(shown.stdout)["tests"]}
+    mistakes += [f"{name}: declared, but unknown to ctest" for name in sorted(declared - known)]
+print("\n".join(mistakes) or f"test list: {len(sources)} files, {len(declared)} programs, all run")
+sys.exit(bool(mistakes))

@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Words that may not stand in tracked files, and a count of TODOs. Exit status 1 on a forbidden one.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+status=0
+
+# Folders of one machine: scripts get theirs from mktemp, tests from the test library.
+here=':!tests/lint/text_rules.sh'
+if git grep -nIE '(^|[^[:alnum:]_.>/}-])/(work|root|home|tmp|mnt)/' -- . "$here" ':!LICENSE'; then
+  echo "a path of one machine: make it relative, or make a temporary folder" >&2
+  status=1
+fi
+if git grep -nE '[[:space:]]+$' -- '*.h' '*.cc' '*.cu' '*.inc' '*.proto' '*.sh' '*.py' '*.md' '*.cmake'; then
+  echo "blanks at the end of a line" >&2
+  status=1
+fi
+if git grep -nE 'not implemented|unimplemented' -- '*.h' '*.cc' '*.cu'; then
+  echo "code that is not there" >&2
+  status=1
+fi
+echo "TODOs: $(git grep -IwcE 'TODO|FIXME' -- . "$here" | awk -F: '{n += $NF} END {print n + 0}')"
+exit $status
