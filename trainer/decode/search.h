@@ -1,0 +1,67 @@
+// From source ids to the best target ids: beam search, greedy search (a beam of 1) and sampling
+// over a Scorer, for many sentences at once. The rules, and why they are so:
+// docs/design/decoding.md.
+//
+// Example:
+//   SearchBatch batch;
+//   batch.sources = {{tag, 17, 42, SpecialId::kEnd}};
+//   const SearchOptions options{.beam_size = 5, .forbidden = vocabulary_tags};
+//   const std::vector<std::vector<Hypothesis>> results = Search(scorer, batch, options);
+//   results[0][0].tokens;   // the best translation of the first source
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+#include "proto/run.pb.h"
+#include "trainer/decode/scorer.h"
+
+namespace deepnet {
+
+struct SearchOptions {
+  int beam_size = 5;            // hypotheses kept, >= 1; 1 = greedy
+  double length_penalty = 1.0;  // score = log p / length^length_penalty; 0 = log p itself
+  int min_tokens = 1;           // output tokens at least, </s> not counted
+  int max_tokens = 200;         // output tokens at most, </s> not counted; >= 1 and min_tokens
+  double max_ratio = 0.0;       // > 0: also at most max_ratio * source ids + 10
+  int nbest = 1;                // hypotheses returned, <= beam_size; sampling: samples drawn
+  double sampling_temperature = 0.0;  // > 0: draw from p^(1 / temperature) instead of searching
+  uint64_t seed = 0;                  // of the samples
+  std::vector<int32_t> forbidden;     // ids never emitted besides <s> and <pad>: language tags
+
+  friend bool operator==(const SearchOptions&, const SearchOptions&) = default;
+};
+
+// What `spec`, its defaults filled in, asks for. INVALID_ARGUMENT with ExitCode::kBadConfig lists
+// every field that is out of range, a line each.
+absl::StatusOr<SearchOptions> MakeSearchOptions(const DecodeSpec& spec,
+                                                std::span<const int32_t> forbidden);
+
+struct SearchBatch {
+  std::vector<std::vector<int32_t>> sources;   // as for Scorer::Start
+  std::vector<std::vector<int32_t>> prefixes;  // forced first tokens of each; empty: none at all
+  std::vector<int64_t> ordinals;  // identity of each sentence, for sampling; empty: 0, 1, 2, ...
+};
+
+// One translation. A forced prefix is not part of its tokens, length or probability.
+struct Hypothesis {
+  std::vector<int32_t> tokens;  // without </s>
+  double log_prob = 0.0;        // sum over tokens and </s>, natural logarithm
+  double score = 0.0;           // log_prob / (tokens.size() + 1)^length_penalty
+
+  friend bool operator==(const Hypothesis&, const Hypothesis&) = default;
+};
+
+// Searches all sentences of `batch` together. result[i] holds the nbest of source i: a search's
+// best score first, samples in the order of their number. It holds fewer if the beam finished
+// fewer, and none if the model gave every allowed token a log-probability of -infinity or NaN.
+// What a sentence gets depends on it and the options alone, not on the sentences beside it, as far
+// as the rows of `scorer` are independent. Memory: sentences * max(beam_size, nbest) *
+// vocabulary_size floats at most. CHECK-fails on options out of range.
+std::vector<std::vector<Hypothesis>> Search(Scorer& scorer, const SearchBatch& batch,
+                                            const SearchOptions& options);
+
+}  // namespace deepnet

@@ -1,0 +1,72 @@
+// Texts in, translations out, in the same order: encode, sort by length, search batch by batch,
+// decode.
+//
+// Example:
+//   Translator translator(scorer, codec, tags, {.search = search_options, .batch_tokens = 2000});
+//   ASSIGN_OR_RETURN(const auto translations, translator.Translate({"Guten Tag.", ""}));
+//   translations[0].best[0].text;  // "Good day."
+//   translations[1].best[0].text;  // "": an empty line is not searched
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+#include "trainer/decode/scorer.h"
+#include "trainer/decode/search.h"
+#include "trainer/decode/text_codec.h"
+
+namespace deepnet {
+
+struct TranslatorOptions {
+  SearchOptions search;
+  int batch_tokens = 2000;  // source ids decoded together, tags and </s> included; >= 1
+  int max_positions = 0;    // ids of a side that the model takes, tags and </s> included; 0: any
+  int64_t max_log_probs = int64_t{1} << 26;  // rows * vocabulary of a batch; bounds memory
+};
+
+struct TranslatedText {
+  std::string text;       // one line: tabs and line breaks are blanks
+  int num_tokens = 0;     // </s> counted, forced tags not; 0: not searched
+  double log_prob = 0.0;  // natural logarithm
+  double score = 0.0;     // as Hypothesis::score
+};
+
+struct Translation {
+  std::vector<TranslatedText> best;  // as Search returns them, at least one
+  bool source_cut = false;           // the source had more than max_positions ids
+};
+
+// Which sentences are decoded together: indices by descending length (equal ones in order), cut
+// where the sum of `lengths` would exceed `batch_tokens` or the count `max_sentences`. A longer
+// sentence is a batch by itself.
+std::vector<std::vector<int>> PlanBatches(std::span<const int> lengths, int batch_tokens,
+                                          int64_t max_sentences);
+
+class Translator {
+ public:
+  // `scorer` must outlive the translator. With max_positions, search.max_tokens is lowered so that
+  // no output is longer.
+  Translator(Scorer& scorer, TextCodec codec, DirectionTags tags, TranslatorOptions options);
+
+  // result[i] is of texts[i]. An empty or blank text becomes one empty text. Samples depend on
+  // first_ordinal + i. Fails with ExitCode::kCheckpoint if the model gives a sentence no finite
+  // log-probability.
+  absl::StatusOr<std::vector<Translation>> Translate(std::span<const std::string> texts,
+                                                     int64_t first_ordinal = 0);
+
+  const TranslatorOptions& options() const { return options_; }
+
+ private:
+  std::vector<TranslatedText> Decode(std::span<const Hypothesis> hypotheses) const;
+
+  Scorer& scorer_;
+  const TextCodec codec_;
+  const DirectionTags tags_;
+  TranslatorOptions options_;
+};
+
+}  // namespace deepnet
