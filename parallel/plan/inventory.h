@@ -39,6 +39,10 @@ struct Parameter {
 
 enum class LayerKind { kSourceEmbedding, kEncoder, kTargetEmbedding, kDecoder, kOutput };
 
+// The stream of activations, which the layer behind a cut consumes: counted in that layer's
+// activations. Boundary tensors of other names are kept once per rank and microbatch.
+inline constexpr std::string_view kHidden = "hidden";
+
 // A tensor that a cut before a layer has to carry.
 struct BoundaryTensor {
   std::string name;            // "hidden", "memory"

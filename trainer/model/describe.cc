@@ -27,7 +27,7 @@ constexpr char kStreamType[] = "float32";
 
 struct Builder {
   const ModelSpec& model;
-  const MicrobatchSpec batch;
+  const MicrobatchSpec& batch;
   const DepthScaling scaling;
   Inventory inventory = {};
   int64_t offset = 0;
@@ -38,7 +38,9 @@ struct Builder {
   int64_t TargetRows() const { return batch.target_tokens(); }
   double SourceLength() const { return Mean(SourceRows()); }
   double TargetLength() const { return Mean(TargetRows()); }
-  double Mean(int64_t rows) const { return static_cast<double>(rows) / batch.sentences(); }
+  double Mean(int64_t rows) const {
+    return static_cast<double>(rows) / std::max(1, batch.sentences());
+  }
 
   Layer& AddLayer(LayerKind kind, std::string name, int index);
   void AddParameter(Parameter parameter);
@@ -229,16 +231,8 @@ void Builder::AddOutput() {
 
 }  // namespace
 
-MicrobatchSpec ResolveMicrobatch(const MicrobatchSpec& asked) {
-  MicrobatchSpec resolved = asked;
-  if (resolved.source_tokens() == 0) resolved.set_source_tokens(resolved.target_tokens());
-  if (resolved.sentences() == 0) resolved.set_sentences(std::max(1, asked.target_tokens() / 4));
-  return resolved;
-}
-
 Inventory Describe(const ModelSpec& model, const MicrobatchSpec& microbatch) {
-  Builder builder{
-      .model = model, .batch = ResolveMicrobatch(microbatch), .scaling = MakeDepthScaling(model)};
+  Builder builder{.model = model, .batch = microbatch, .scaling = MakeDepthScaling(model)};
   builder.AddSourceEmbedding();
   for (int i = 0; i < model.encoder_layers(); ++i) builder.AddEncoderLayer(i);
   builder.AddTargetEmbedding();

@@ -26,12 +26,8 @@
 
 namespace deepnet {
 
-// What a microbatch's zero fields stand for: source_tokens = target_tokens, sentences =
-// target_tokens / 4 (at least 1). Fields that are set stay.
-MicrobatchSpec ResolveMicrobatch(const MicrobatchSpec& asked);
-
-// `model` must have passed validation (positive sizes, heads divide width). `microbatch` is
-// resolved here; a target_tokens of 0 gives parameters with costs and boundary rows of 0.
+// `model` has passed validation (positive sizes, heads divide width) and both have their defaults
+// filled in. Costs and boundary tensors are those of a full microbatch; a capacity of 0 gives 0.
 Inventory Describe(const ModelSpec& model, const MicrobatchSpec& microbatch);
 
 }  // namespace deepnet

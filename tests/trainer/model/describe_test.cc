@@ -200,14 +200,6 @@ TEST(Describe, ListsWhatCrossesEveryCut) {
   EXPECT_THAT(LayerNamed(inventory, "output").inputs, ElementsAre(target));
 }
 
-TEST(Describe, MicrobatchDefaultsFollowTheTargetCapacity) {
-  MicrobatchSpec asked;
-  asked.set_target_tokens(600);
-  EXPECT_EQ(ResolveMicrobatch(asked).source_tokens(), 600);
-  EXPECT_EQ(ResolveMicrobatch(asked).sentences(), 150);
-  EXPECT_EQ(Describe(Model(1, 16, 100), asked), Describe(Model(1, 16, 100), Batch(600, 600, 150)));
-}
-
 TEST(Inventory, HashKnowsNamesAndShapesButNotTheMicrobatch) {
   const Inventory inventory = Describe(Model(2, 16, 100), {});
   EXPECT_EQ(inventory.Hash(), Describe(Model(2, 16, 100), Batch(40, 30, 4)).Hash());

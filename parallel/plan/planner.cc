@@ -1,0 +1,264 @@
+// Three steps: settle the number of stages and replicas from what was asked and what there is; cut
+// the layers by cost; add up bytes and compare with a device's memory. If stages were left open,
+// the candidates are tried from the shortest pipeline on.
+
+#include "parallel/plan/planner.h"
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+#include "parallel/base/exit_code.h"
+#include "parallel/base/status_macros.h"
+#include "parallel/plan/memory.h"
+#include "parallel/plan/partition.h"
+#include "parallel/plan/schedule.h"
+
+namespace deepnet {
+namespace {
+
+constexpr double kGib = 1024.0 * 1024.0 * 1024.0;
+constexpr double kTrainingPerForward = 3.0;  // operations: forward, gradients of inputs, of weights
+
+absl::Status BadField(const std::string& message) {
+  return WithExitCode(absl::InvalidArgumentError(message), ExitCode::kBadConfig);
+}
+
+struct Degrees {
+  int stages = 1;
+  int replicas = 1;
+};
+
+// The request with every default applied, and what follows from it.
+struct Request {
+  const Inventory& inventory;
+  std::vector<double> costs;  // per layer, operations of one microbatch
+  MemoryRules rules;          // partials and microbatches alive are set per layout
+  int microbatches_per_step = 1;
+  int virtual_replicas = 0;                                       // 0: follows the layout
+  int num_ranks = 0;                                              // 0: follows the layout
+  double memory_bytes = std::numeric_limits<double>::infinity();  // per rank
+  int stages = 0, replicas = 0;                                   // 0: open
+  std::string schedule;                                           // "": by the number of stages
+
+  int NumLayers() const { return static_cast<int>(inventory.layers.size()); }
+};
+
+Request MakeRequest(const Inventory& inventory, const DataSpec& data, const OptimSpec& optim,
+                    const ComputeSpec& compute, const ClusterSpec& cluster,
+                    const ParallelSpec& parallel) {
+  Request request{.inventory = inventory,
+                  .costs = {},
+                  .rules = MakeMemoryRules(compute),
+                  .schedule = parallel.schedule()};
+  for (const Layer& layer : inventory.layers) {
+    request.costs.push_back(kTrainingPerForward * layer.forward_flops);
+  }
+  request.microbatches_per_step = std::max(1, data.microbatches_per_step());
+  request.virtual_replicas = optim.virtual_replicas();
+  request.stages = parallel.pipeline_parallel_size();
+  request.replicas = parallel.data_parallel_size();
+  if (cluster.nodes() > 0 || cluster.devices_per_node() > 0) {
+    request.num_ranks = std::max(1, cluster.nodes()) * std::max(1, cluster.devices_per_node());
+  }
+  if (cluster.device_memory_gib() > 0) request.memory_bytes = cluster.device_memory_gib() * kGib;
+  return request;
+}
+
+// Whether a layout can run at all, whatever it needs.
+absl::Status CheckLayout(const Request& request, const Degrees& degrees) {
+  if (degrees.stages > request.NumLayers()) {
+    return BadField(absl::StrCat("parallel.pipeline_parallel_size: ", degrees.stages,
+                                 " stages, but the model has only ", request.NumLayers(),
+                                 " layers to cut between"));
+  }
+  if (request.num_ranks != 0 && degrees.stages * degrees.replicas != request.num_ranks) {
+    return BadField(absl::StrCat("parallel: pipeline_parallel_size ", degrees.stages,
+                                 " x data_parallel_size ", degrees.replicas, " = ",
+                                 degrees.stages * degrees.replicas, " ranks, but cluster has ",
+                                 request.num_ranks));
+  }
+  if (request.microbatches_per_step % degrees.replicas != 0) {
+    return BadField(absl::StrCat("data.microbatches_per_step: ", request.microbatches_per_step,
+                                 " cannot be dealt evenly to data_parallel_size ",
+                                 degrees.replicas));
+  }
+  if (request.virtual_replicas % degrees.replicas != 0) {
+    return BadField(absl::StrCat("optim.virtual_replicas: ", request.virtual_replicas,
+                                 " is not a multiple of data_parallel_size ", degrees.replicas));
+  }
+  if (request.schedule == "trivial" && degrees.stages != 1) {
+    return BadField(
+        absl::StrCat("parallel.schedule: \"trivial\" is for one stage, not ", degrees.stages));
+  }
+  return absl::OkStatus();
+}
+
+// Layouts worth trying, shortest pipeline first. InvalidArgument if there is none.
+absl::StatusOr<std::vector<Degrees>> Candidates(const Request& request) {
+  const int ranks = request.num_ranks;
+  if (request.stages != 0 || ranks == 0) {
+    const int stages = std::max(1, request.stages);
+    const Degrees only{stages,
+                       request.replicas != 0 ? request.replicas : std::max(1, ranks / stages)};
+    RETURN_IF_ERROR(CheckLayout(request, only));
+    return std::vector<Degrees>{only};
+  }
+  std::vector<Degrees> candidates;
+  absl::Status first_error;
+  for (int stages = 1; stages <= ranks; ++stages) {
+    if (ranks % stages != 0) continue;
+    const Degrees degrees{stages, request.replicas != 0 ? request.replicas : ranks / stages};
+    const absl::Status status = CheckLayout(request, degrees);
+    if (status.ok()) {
+      candidates.push_back(degrees);
+    } else {
+      first_error.Update(status);
+    }
+  }
+  if (candidates.empty()) return first_error;
+  return candidates;
+}
+
+// Partial sums alive when a rank folds `folds` virtual replicas in a binary tree.
+int NumPartials(int folds) {
+  return folds <= 1 ? 1 : 1 + std::bit_width(static_cast<unsigned>(folds - 1));
+}
+
+Plan Layout(const Request& request, const Degrees& degrees) {
+  Plan plan;
+  plan.set_pipeline_parallel_size(degrees.stages);
+  plan.set_data_parallel_size(degrees.replicas);
+  plan.set_schedule(degrees.stages == 1 ? "trivial" : "1f1b");
+  plan.set_microbatches_per_step(request.microbatches_per_step);
+
+  const int per_replica = request.microbatches_per_step / degrees.replicas;
+  const std::vector<int> ends = PartitionByCost(request.costs, degrees.stages);
+  MemoryRules rules = request.rules;
+  rules.num_gradient_partials = NumPartials(request.virtual_replicas / degrees.replicas);
+  for (int stage = 0, first = 0; stage < degrees.stages; first = ends[stage++]) {
+    StagePlan& part = *plan.add_stages();
+    part.set_rank(stage);
+    part.set_first_layer(first);
+    part.set_end_layer(ends[stage]);
+    double cost = 0;
+    for (int l = first; l < ends[stage]; ++l) cost += request.costs[l];
+    part.set_flops_per_step(cost * per_replica);
+    rules.num_microbatches_alive = std::min(degrees.stages - stage, per_replica);  // 1F1B's
+    *part.mutable_memory() = EstimateMemory(request.inventory, first, ends[stage], rules);
+  }
+  return plan;
+}
+
+// The stage that needs most.
+const StagePlan& Fullest(const Plan& plan) {
+  return *std::max_element(plan.stages().begin(), plan.stages().end(),
+                           [](const StagePlan& a, const StagePlan& b) {
+                             return a.memory().total() < b.memory().total();
+                           });
+}
+
+bool Fits(const Request& request, const Plan& plan) {
+  return Fullest(plan).memory().total() <= request.memory_bytes;
+}
+
+std::string Gib(double bytes) { return absl::StrFormat("%.2f GiB", bytes / kGib); }
+
+std::string LayerRange(const Inventory& inventory, const StagePlan& stage) {
+  const std::string& first = inventory.layers[stage.first_layer()].name;
+  const std::string& last = inventory.layers[stage.end_layer() - 1].name;
+  return first == last ? first : absl::StrCat(first, " .. ", last);
+}
+
+// What to tell whoever asked for `plan`, the best that the request allows.
+absl::Status DoesNotFit(const Request& request, const Plan& plan) {
+  const StagePlan& stage = Fullest(plan);
+  const double need = stage.memory().total();
+  std::string message = absl::StrCat(
+      "does not fit: with pipeline_parallel_size ", plan.pipeline_parallel_size(), " rank ",
+      stage.rank(), " (", LayerRange(request.inventory, stage), ") needs ", Gib(need), " and has ",
+      Gib(request.memory_bytes), ", ", Gib(need - request.memory_bytes), " too little");
+  const int replicas = plan.data_parallel_size();
+  for (int stages = 1; stages <= request.NumLayers(); ++stages) {
+    if (!Fits(request, Layout(request, {stages, replicas}))) continue;
+    absl::StrAppend(&message, "; pipeline_parallel_size ", stages,
+                    " is the smallest that fits with data_parallel_size ", replicas);
+    return WithExitCode(absl::ResourceExhaustedError(message), ExitCode::kDoesNotFit);
+  }
+  absl::StrAppend(&message,
+                  "; no pipeline_parallel_size fits: use smaller microbatches "
+                  "(data.microbatch) or devices with more memory");
+  return WithExitCode(absl::ResourceExhaustedError(message), ExitCode::kDoesNotFit);
+}
+
+// Repeats the stages of the first replica for the others.
+void AddReplicas(Plan& plan) {
+  const int stages = plan.pipeline_parallel_size();
+  for (int rank = stages; rank < stages * plan.data_parallel_size(); ++rank) {
+    StagePlan copy = plan.stages(rank % stages);
+    copy.set_rank(rank);
+    *plan.add_stages() = std::move(copy);
+  }
+}
+
+absl::Status CheckRequest(const Request& request) {
+  if (request.stages < 0) return BadField("parallel.pipeline_parallel_size: must not be negative");
+  if (request.replicas < 0) return BadField("parallel.data_parallel_size: must not be negative");
+  if (request.schedule != "" && request.schedule != "trivial" && request.schedule != "1f1b") {
+    return BadField(absl::StrCat("parallel.schedule: \"", request.schedule,
+                                 "\" is unknown; known: trivial, 1f1b"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<Plan> MakePlan(const Inventory& inventory, const DataSpec& data,
+                              const OptimSpec& optim, const ComputeSpec& compute,
+                              const ClusterSpec& cluster, const ParallelSpec& parallel) {
+  const Request request = MakeRequest(inventory, data, optim, compute, cluster, parallel);
+  RETURN_IF_ERROR(CheckRequest(request));
+  ASSIGN_OR_RETURN(const std::vector<Degrees> candidates, Candidates(request));
+  std::optional<Plan> closest;
+  for (const Degrees& degrees : candidates) {
+    Plan plan = Layout(request, degrees);
+    if (Fits(request, plan)) {
+      AddReplicas(plan);
+      return plan;
+    }
+    if (!closest || Fullest(plan).memory().total() < Fullest(*closest).memory().total()) {
+      closest = std::move(plan);
+    }
+  }
+  return DoesNotFit(request, *closest);
+}
+
+std::string ToText(const Plan& plan, const Inventory& inventory) {
+  std::string text =
+      absl::StrFormat("%d stage%s x %d replica%s, schedule %s, %d microbatches a step\n\n",
+                      plan.pipeline_parallel_size(), plan.pipeline_parallel_size() == 1 ? "" : "s",
+                      plan.data_parallel_size(), plan.data_parallel_size() == 1 ? "" : "s",
+                      plan.schedule(), plan.microbatches_per_step());
+  absl::StrAppendFormat(&text, "%5s %6s %10s | %8s %8s %8s %8s %8s %8s %8s  %s\n", "stage",
+                        "layers", "TFLOP/step", "weights", "packed", "grads", "moments", "activ.",
+                        "work", "GiB", "from .. to");
+  for (int i = 0; i < plan.pipeline_parallel_size(); ++i) {
+    const StagePlan& stage = plan.stages(i);
+    const MemoryEstimate& m = stage.memory();
+    absl::StrAppendFormat(&text, "%5d %6d %10.3f | %8.3f %8.3f %8.3f %8.3f %8.3f %8.3f %8.3f  %s\n",
+                          i, stage.end_layer() - stage.first_layer(), stage.flops_per_step() / 1e12,
+                          m.weights() / kGib, m.working_copies() / kGib, m.gradients() / kGib,
+                          m.moments() / kGib, m.activations() / kGib, m.workspace() / kGib,
+                          m.total() / kGib, LayerRange(inventory, stage));
+  }
+  return text;
+}
+
+}  // namespace deepnet

@@ -1,0 +1,115 @@
+#include "parallel/plan/schedule.h"
+
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "parallel/plan/schedule_text.h"
+
+namespace deepnet {
+namespace {
+
+using ::testing::HasSubstr;
+
+// CheckSchedule's complaint about `text`, "" if it has none.
+std::string Complaint(const std::string& text, const PipelineShape& shape) {
+  const absl::StatusOr<Schedule> schedule = ParseSchedule(text);
+  EXPECT_TRUE(schedule.ok()) << schedule.status();
+  return std::string(CheckSchedule(*schedule, shape).message());
+}
+
+TEST(Schedule, TrivialFinishesEachMicrobatchBeforeTheNext) {
+  EXPECT_EQ(ToText(MakeTrivial(3)), "rank 0: 0F0 0B0 0F1 0B1 0F2 0B2\n");
+  EXPECT_EQ(PeakAlive(MakeTrivial(3), 0), 1);
+}
+
+TEST(Schedule, OneForwardOneBackwardHoldsOneMicrobatchLessOnEachLaterRank) {
+  const Schedule schedule = MakeOneForwardOneBackward({.num_ranks = 4, .num_microbatches = 9});
+  for (int rank = 0; rank < 4; ++rank) EXPECT_EQ(PeakAlive(schedule, rank), 4 - rank);
+}
+
+TEST(Schedule, OneForwardOneBackwardHoldsNoMoreThanThereIs) {
+  const Schedule schedule = MakeOneForwardOneBackward({.num_ranks = 4, .num_microbatches = 2});
+  EXPECT_EQ(PeakAlive(schedule, 0), 2);
+}
+
+TEST(Schedule, EverySmallOneForwardOneBackwardPassesTheCheck) {
+  for (int ranks = 1; ranks <= 6; ++ranks) {
+    for (int microbatches = 1; microbatches <= 12; ++microbatches) {
+      const PipelineShape shape{.num_ranks = ranks, .num_microbatches = microbatches};
+      EXPECT_TRUE(CheckSchedule(MakeOneForwardOneBackward(shape), shape).ok())
+          << ranks << " ranks, " << microbatches << " microbatches";
+    }
+  }
+}
+
+TEST(CheckSchedule, AcceptsASplitBackward) {
+  EXPECT_EQ(Complaint("rank 0: 0F0 0F1 0I0 0I1 0W0 0W1", {.num_microbatches = 2}), "");
+}
+
+TEST(CheckSchedule, NamesWhatIsMissing) {
+  EXPECT_THAT(Complaint("rank 0: 0F0 0B0 0F1", {.num_microbatches = 2}),
+              HasSubstr("chunk 0, microbatch 1: needs one F"));
+  EXPECT_THAT(Complaint("rank 0: 0F0 0I0", {}), HasSubstr("one I and one W"));
+  EXPECT_THAT(Complaint("rank 0: 0F0 0B0", {.num_ranks = 2}), HasSubstr("1 ranks listed"));
+}
+
+TEST(CheckSchedule, RejectsWhatIsDoneTwiceOrTwoWays) {
+  EXPECT_THAT(Complaint("rank 0: 0F0 0F0 0B0", {}), HasSubstr("0F0: a second time"));
+  EXPECT_THAT(Complaint("rank 0: 0F0 0B0 0W0", {}), HasSubstr("either one B or"));
+}
+
+TEST(CheckSchedule, RejectsWhatIsOutOfRange) {
+  EXPECT_THAT(Complaint("rank 0: 1F0", {}), HasSubstr("there are only 1 chunks"));
+  EXPECT_THAT(Complaint("rank 0: 0F1", {}), HasSubstr("there are only 1 microbatches"));
+}
+
+TEST(CheckSchedule, GivesAChunkToOneRank) {
+  EXPECT_THAT(Complaint("rank 0: 0F0 1F0 1B0\nrank 1: 0B0", {.num_ranks = 2}),
+              HasSubstr("rank 1, action 0B0: the chunk belongs to rank 0"));
+}
+
+TEST(CheckSchedule, WantsWeightGradientsInAscendingOrder) {
+  EXPECT_THAT(Complaint("rank 0: 0F0 0F1 0B1 0B0", {.num_microbatches = 2}),
+              HasSubstr("0B0: weight gradients must come in ascending"));
+}
+
+TEST(CheckSchedule, NamesTheActionThatIsStuck) {
+  EXPECT_THAT(Complaint("rank 0: 0B0 0F0", {}), HasSubstr("action 0B0: waits for ever"));
+  EXPECT_THAT(Complaint("rank 0: 0F0 0W0 0I0", {}), HasSubstr("action 0W0: waits for ever"));
+  // Rank 0 wants the gradient of microbatch 0 before it sends microbatch 1; rank 1 waits for 1.
+  EXPECT_THAT(Complaint("rank 0: 0F0 0B0 0F1 0B1\nrank 1: 1F0 1F1 1B0 1B1",
+                        {.num_ranks = 2, .num_microbatches = 2}),
+              HasSubstr("rank 0, action 0B0: waits for ever"));
+}
+
+TEST(ScheduleText, PrintsAndParsesBack) {
+  const Schedule schedule = MakeOneForwardOneBackward({.num_ranks = 3, .num_microbatches = 11});
+  const absl::StatusOr<Schedule> parsed = ParseSchedule(ToText(schedule));
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(*parsed, schedule);
+  EXPECT_EQ(ToText(MakeOneForwardOneBackward({.num_ranks = 2, .num_microbatches = 3})),
+            "rank 0: 0F0 0F1 0B0 0F2 0B1 0B2\n"
+            "rank 1: 1F0 1B0 1F1 1B1 1F2 1B2\n");
+}
+
+TEST(ScheduleText, IgnoresCommentsAndEmptyLines) {
+  const absl::StatusOr<Schedule> parsed =
+      ParseSchedule("# by hand\n\n  rank 0:  0F0\t0B0  # done\r\n");
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(*parsed, MakeTrivial(1));
+}
+
+TEST(ScheduleText, NamesTheLineAndTheWord) {
+  const auto message = [](const std::string& text) {
+    return std::string(ParseSchedule(text).status().message());
+  };
+  EXPECT_THAT(message("rank 0: 0F0\nrank 2: 0B0"), HasSubstr("line 2: expected 'rank 1:'"));
+  for (const std::string word : {"0X0", "F0", "0F", "0F0x", "-1F0", "0F99999999999", "0"}) {
+    EXPECT_THAT(message("\nrank 0: 0F0 " + word), HasSubstr("line 2: '" + word + "' is not"));
+  }
+}
+
+}  // namespace
+}  // namespace deepnet
