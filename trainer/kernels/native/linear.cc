@@ -1,0 +1,200 @@
+// Cuts products into pieces for the threads; the arithmetic is in gemm.inc. How a product is cut
+// may depend on the number of threads, because it changes no element's chain of additions. A piece
+// is a rectangle of the result: about 2 microseconds of work or more, so that taking it costs
+// little; few enough panels that they stay in the second-level cache while its rows pass by.
+#include "trainer/kernels/native/linear.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include "parallel/base/check.h"
+
+namespace deepnet::native {
+namespace {
+
+constexpr std::align_val_t kAlignment{64};
+constexpr int64_t kMinPieceProducts = 150'000;  // multiply-adds worth a piece
+constexpr int64_t kPanelBytesPerPiece = 512 << 10;
+constexpr int64_t kPiecesPerThread = 8;
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+Units UnitsOf(const KernelTable& table, Element element) {
+  if (element == Element::kFloat32) return Units::kFloat32;
+  return table.gemm.has_pairs ? Units::kPairs : Units::kWidened;
+}
+
+// `size` cut into `count` parts, equal give or take one.
+struct Cut {
+  int64_t size;
+  int64_t count;
+  int64_t Begin(int64_t i) const { return size * i / count; }
+  int64_t End(int64_t i) const { return size * (i + 1) / count; }
+};
+
+struct Grid {
+  Cut rows;    // in rows
+  Cut panels;  // in panels
+};
+
+// A result of `rows` x (panels * panel_width), contraction `depth`.
+Grid CutProduct(const GemmTable& gemm, int threads, int64_t rows, int64_t panels, int64_t depth) {
+  const int64_t panel_bytes = std::max<int64_t>(1, depth) * gemm.panel_width * 4;
+  const int64_t total = rows * panels * gemm.panel_width * std::max<int64_t>(1, depth);
+  const int64_t wanted =
+      std::clamp<int64_t>(total / kMinPieceProducts, 1, threads * kPiecesPerThread);
+  // Panels are read once per tile of rows, rows once per panel: cut rows first.
+  const int64_t row_tiles = CeilDiv(rows, gemm.max_tile_rows);
+  int64_t panel_parts = CeilDiv(panels * panel_bytes, kPanelBytesPerPiece);
+  const int64_t row_parts = std::min(row_tiles, CeilDiv(wanted, panel_parts));
+  panel_parts = std::max(panel_parts, CeilDiv(wanted, row_parts));
+  return {{rows, row_parts}, {panels, std::min(panels, panel_parts)}};
+}
+
+void RunProduct(ThreadPool& pool, const GemmTable& gemm, const ProductArgs& args) {
+  const int64_t panels = CeilDiv(args.cols, gemm.panel_width);
+  if (args.c.rows == 0 || panels == 0) return;
+  const Grid grid = CutProduct(gemm, pool.num_threads(), args.c.rows, panels, args.depth);
+  pool.ParallelFor(grid.rows.count * grid.panels.count, [&](int64_t piece, int) {
+    const int64_t p = piece / grid.rows.count, r = piece % grid.rows.count;
+    gemm.product(args, grid.rows.Begin(r), grid.rows.End(r), grid.panels.Begin(p),
+                 grid.panels.End(p));
+  });
+}
+
+void CheckShape(const ConstMatrix& m, int64_t rows, int64_t cols, const char* name) {
+  DEEPNET_CHECK(m.rows == rows && m.cols == cols && m.stride >= m.cols)
+      << name << " is [" << m.rows << ", " << m.cols << "] with stride " << m.stride << ", not ["
+      << rows << ", " << cols << "]";
+}
+
+}  // namespace
+
+AlignedBuffer::AlignedBuffer(int64_t bytes)
+    : data_(static_cast<std::byte*>(::operator new(bytes, kAlignment))), bytes_(bytes) {
+  std::memset(data_.get(), 0, bytes);
+}
+
+void AlignedBuffer::Free::operator()(std::byte* p) const { ::operator delete(p, kAlignment); }
+
+float* Workspace::Floats(int64_t count) {
+  const int64_t bytes = count * static_cast<int64_t>(sizeof(float));
+  if (bytes > buffer_.bytes()) buffer_ = AlignedBuffer(bytes);
+  return buffer_.floats();
+}
+
+PackedWeight::PackedWeight(const KernelTable& table, int64_t out, int64_t in, Element element,
+                           PackedFor packed_for)
+    : table_(&table), out_(out), in_(in), element_(element), units_(UnitsOf(table, element)) {
+  DEEPNET_CHECK(out > 0 && in > 0) << "weight of " << out << " x " << in;
+  const int64_t width = table.gemm.panel_width;
+  forward_panel_stride_ = CeilDiv(in, UnitDepth(units_)) * width;
+  backward_panel_stride_ = CeilDiv(out, UnitDepth(units_)) * width;
+  forward_ = AlignedBuffer(CeilDiv(out, width) * forward_panel_stride_ * 4);
+  if (packed_for == PackedFor::kTraining) {
+    backward_ = AlignedBuffer(CeilDiv(in, width) * backward_panel_stride_ * 4);
+  }
+}
+
+void PackedWeight::Pack(ThreadPool& pool, const float* weights) {
+  const GemmTable& gemm = table_->gemm;
+  const ConstMatrix source = {weights, Element::kFloat32, out_, in_, in_};
+  const PackArgs forward = {units_, source, forward_.floats(), forward_panel_stride_};
+  const PackArgs backward = {units_, source, backward_.floats(), backward_panel_stride_};
+  const int64_t forward_panels = CeilDiv(out_, gemm.panel_width);
+  const int64_t backward_panels = backward_.bytes() > 0 ? CeilDiv(in_, gemm.panel_width) : 0;
+  pool.ParallelFor(forward_panels + backward_panels, [&](int64_t panel, int) {
+    if (panel < forward_panels) {
+      gemm.pack_transposed(forward, panel);
+    } else {
+      gemm.pack_rows(backward, 0, out_, panel - forward_panels);
+    }
+  });
+}
+
+// What may look into a PackedWeight.
+struct LinearCalls {
+  static ProductArgs Args(const KernelTable& table, const ConstMatrix& a, const PackedWeight& w,
+                          bool forward, const Matrix& c) {
+    DEEPNET_CHECK(&table == w.table_) << "weight packed for another instruction set";
+    DEEPNET_CHECK(a.element == w.element_) << "operand and weight differ in element";
+    DEEPNET_CHECK(forward || w.backward_.bytes() > 0) << "weight packed for inference only";
+    const int64_t depth = forward ? w.in_ : w.out_;
+    const int64_t cols = forward ? w.out_ : w.in_;
+    CheckShape(a, a.rows, depth, forward ? "x" : "dy");
+    CheckShape(c, a.rows, cols, forward ? "y" : "dx");
+    ProductArgs args = {};
+    args.units = w.units_;
+    args.a = a.data;
+    args.a_stride = a.stride;
+    args.depth = depth;
+    args.panels = forward ? w.forward_.floats() : w.backward_.floats();
+    args.panel_stride = forward ? w.forward_panel_stride_ : w.backward_panel_stride_;
+    args.cols = cols;
+    args.c = c;
+    return args;
+  }
+};
+
+void LinearForward(ThreadPool& pool, const KernelTable& table, ConstMatrix x, const PackedWeight& w,
+                   const float* bias, bool relu, Matrix y) {
+  ProductArgs args = LinearCalls::Args(table, x, w, /*forward=*/true, y);
+  args.bias = bias;
+  args.relu = relu;
+  RunProduct(pool, table.gemm, args);
+}
+
+void LinearBackwardInput(ThreadPool& pool, const KernelTable& table, ConstMatrix dy,
+                         const PackedWeight& w, const ConstMatrix* relu_output, bool accumulate,
+                         Matrix dx) {
+  DEEPNET_CHECK(!accumulate || dx.element == Element::kFloat32) << "sums are float32";
+  ProductArgs args = LinearCalls::Args(table, dy, w, /*forward=*/false, dx);
+  if (relu_output != nullptr) {
+    CheckShape(*relu_output, dy.rows, w.in(), "relu_output");
+    args.gate = *relu_output;
+  }
+  args.accumulate = accumulate;
+  RunProduct(pool, table.gemm, args);
+}
+
+void LinearBackwardWeight(ThreadPool& pool, const KernelTable& table, ConstMatrix dy, ConstMatrix x,
+                          float* dw, float* dbias, Workspace& workspace) {
+  DEEPNET_CHECK(dy.element == x.element) << "operands differ in element";
+  CheckShape(dy, x.rows, dy.cols, "dy");
+  CheckShape(x, x.rows, x.cols, "x");
+  if (x.rows == 0 || dy.cols == 0 || x.cols == 0) return;
+  const GemmTable& gemm = table.gemm;
+  const Units units = UnitsOf(table, x.element);
+  const int64_t panels = CeilDiv(x.cols, gemm.panel_width);
+  const int64_t blocks = CeilDiv(x.rows, kRowBlock);
+  const int64_t panel_stride = kRowBlock / UnitDepth(units) * gemm.panel_width;
+  const int64_t block_stride = panels * panel_stride;
+  float* packed = workspace.Floats(blocks * block_stride + pool.num_threads() * gemm.scratch_units);
+  float* scratch = packed + blocks * block_stride;
+
+  pool.ParallelFor(blocks * panels, [&](int64_t piece, int) {
+    const int64_t block = piece / panels, panel = piece % panels;
+    const PackArgs args = {units, x, packed + block * block_stride, panel_stride};
+    gemm.pack_rows(args, block * kRowBlock, std::min((block + 1) * kRowBlock, x.rows), panel);
+  });
+
+  const OuterProductArgs args = {.units = units,
+                                 .a = dy,
+                                 .panels = packed,
+                                 .panel_stride = panel_stride,
+                                 .block_stride = block_stride,
+                                 .c = dw,
+                                 .c_stride = x.cols,
+                                 .cols = x.cols,
+                                 .col_sums = dbias};
+  Grid grid = CutProduct(gemm, pool.num_threads(), dy.cols, panels, x.rows);
+  grid.rows.count = std::max(grid.rows.count, CeilDiv(dy.cols, gemm.max_outer_rows));
+  pool.ParallelFor(grid.rows.count * grid.panels.count, [&](int64_t piece, int thread) {
+    const int64_t p = piece / grid.rows.count, r = piece % grid.rows.count;
+    gemm.outer_product(args, grid.rows.Begin(r), grid.rows.End(r), grid.panels.Begin(p),
+                       grid.panels.End(p), scratch + thread * gemm.scratch_units);
+  });
+}
+
+}  // namespace deepnet::native

@@ -1,0 +1,107 @@
+// The matrix products of a linear layer Y = X W^T + b, forward and backward, on this host's
+// processor.
+//
+// Letters: R rows (tokens), in, out; W is [out, in]. All matrices are row-major. x and dy may be
+// column slices of wider matrices (stride > cols). Operands are float32, or bfloat16 with products
+// summed in float32; x, dy and the weight agree.
+//
+// Bits: the same for any number of threads. A row of Y or dX does not depend on which other rows
+// are computed with it. dW and db add up blocks of kRowBlock rows, counted from row 0.
+//
+// Example:
+//   const KernelTable& table = Table(BestIsa());
+//   PackedWeight weight(table, out, in, Element::kFloat32, PackedFor::kTraining);
+//   weight.Pack(pool, master);  // again after each optimizer step
+//   LinearForward(pool, table, x, weight, bias, /*relu=*/true, y);
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "trainer/kernels/native/kernel_table.h"
+#include "trainer/kernels/native/matrix.h"
+#include "trainer/kernels/native/thread_pool.h"
+
+namespace deepnet::native {
+
+// Memory on a cache line's boundary. Movable.
+class AlignedBuffer {
+ public:
+  AlignedBuffer() = default;
+  explicit AlignedBuffer(int64_t bytes);  // zeroed
+
+  float* floats() const { return reinterpret_cast<float*>(data_.get()); }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  struct Free {
+    void operator()(std::byte* p) const;
+  };
+  std::unique_ptr<std::byte[], Free> data_;
+  int64_t bytes_ = 0;
+};
+
+// Scratch of LinearBackwardWeight; grows to what was asked for most, keeps it. One per ThreadPool.
+class Workspace {
+ public:
+  // Contents are lost when it grows.
+  float* Floats(int64_t count);
+  int64_t bytes() const { return buffer_.bytes(); }
+
+ private:
+  AlignedBuffer buffer_;
+};
+
+enum class PackedFor {
+  kInference,  // LinearForward only
+  kTraining,   // LinearBackwardInput as well: twice the memory
+};
+
+// A weight in the layouts the kernels of one instruction set want; a copy of a float32 master.
+class PackedWeight {
+ public:
+  // All zeros at first. `table` outlives it.
+  PackedWeight(const KernelTable& table, int64_t out, int64_t in, Element element,
+               PackedFor packed_for);
+
+  // Takes over `weights` [out, in], contiguous; bfloat16 rounds to nearest even.
+  void Pack(ThreadPool& pool, const float* weights);
+
+  int64_t out() const { return out_; }
+  int64_t in() const { return in_; }
+  Element element() const { return element_; }
+  int64_t bytes() const { return forward_.bytes() + backward_.bytes(); }
+
+ private:
+  friend struct LinearCalls;
+
+  const KernelTable* table_;
+  int64_t out_;
+  int64_t in_;
+  Element element_;
+  Units units_;
+  int64_t forward_panel_stride_;   // 4-byte units
+  int64_t backward_panel_stride_;  // 4-byte units
+  AlignedBuffer forward_;          // panels of columns of W^T
+  AlignedBuffer backward_;         // panels of columns of W
+};
+
+// y = x w^T + bias, then max(0, .) if relu. x is [R, in] in the weight's element, bias [out]
+// or null, y [R, out] float32 or bfloat16, not overlapping x.
+void LinearForward(ThreadPool& pool, const KernelTable& table, ConstMatrix x, const PackedWeight& w,
+                   const float* bias, bool relu, Matrix y);
+
+// dx = dy w, zeroed where *relu_output (null, or [R, in] of either element) is <= 0; with
+// `accumulate` added to dx instead of stored. dy is [R, out] in the weight's element; dx [R, in]
+// float32 or bfloat16 (float32 if accumulate), not overlapping dy. w is kTraining.
+void LinearBackwardInput(ThreadPool& pool, const KernelTable& table, ConstMatrix dy,
+                         const PackedWeight& w, const ConstMatrix* relu_output, bool accumulate,
+                         Matrix dx);
+
+// dw [out, in] += dy^T x; dbias [out] (or null) += column sums of dy. dy is [R, out] and x [R, in]
+// of the same element; dw and dbias contiguous.
+void LinearBackwardWeight(ThreadPool& pool, const KernelTable& table, ConstMatrix dy, ConstMatrix x,
+                          float* dw, float* dbias, Workspace& workspace);
+
+}  // namespace deepnet::native
