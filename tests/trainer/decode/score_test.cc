@@ -1,0 +1,143 @@
+#include "trainer/decode/score.h"
+
+#include <sstream>
+
+#include "absl/strings/str_format.h"
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "parallel/base/exit_code.h"
+#include "tests/support/table_scorer.h"
+#include "trainer/decode/search.h"
+
+namespace deepnet {
+namespace {
+
+using ::deepnet::testing::TableScorer;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr int32_t kTag = 30;
+
+// Every byte of a text is the id 4.
+TextCodec ByteCodec() {
+  return {.encode = [](std::string_view text) { return std::vector<int32_t>(text.size(), 4); },
+          .decode = [](std::span<const int32_t> ids) { return std::string(ids.size(), 'a'); }};
+}
+
+TableScorer MakeScorer() { return TableScorer({.vocabulary_size = 31, .seed = 2}); }
+
+double DirectLogProbability(const TableScorer& scorer, const IdPair& pair) {
+  std::vector<int32_t> history = {SpecialId::kEnd};
+  double sum = 0.0;
+  for (const int32_t token : pair.target) {
+    sum += scorer.LogProbs(pair.source, history)[static_cast<size_t>(token)];
+    history.push_back(token);
+  }
+  return sum;
+}
+
+TEST(SteppedPairScorer, SumsTheTargetsLogProbabilitiesWhateverTheBatch) {
+  TableScorer scorer = MakeScorer();
+  std::vector<IdPair> pairs;
+  for (int i = 0; i < 23; ++i) {
+    IdPair& pair = pairs.emplace_back(IdPair{.source = {kTag, 4 + i % 20}, .target = {}});
+    for (int t = 0; t < i * 5 % 9; ++t) pair.target.push_back(4 + (i + t) % 20);
+    pair.target.push_back(SpecialId::kEnd);
+  }
+  for (const int max_rows : {1, 4, 64}) {
+    const std::vector<double> found = SteppedPairScorer(scorer, max_rows).LogProbabilities(pairs);
+    ASSERT_EQ(found.size(), pairs.size());
+    for (size_t i = 0; i < pairs.size(); ++i) {
+      EXPECT_EQ(found[i], DirectLogProbability(scorer, pairs[i])) << i;
+    }
+  }
+}
+
+TEST(SteppedPairScorer, GivesATranslationTheLogProbabilityThatTheSearchReported) {
+  TableScorer scorer = MakeScorer();
+  const std::vector<int32_t> source = {kTag, 7, 8, SpecialId::kEnd};
+  const SearchOptions options{.max_tokens = 10, .nbest = 5, .forbidden = {kTag}};
+  const auto hypotheses = Search(scorer, {.sources = {source}}, options).front();
+  for (const Hypothesis& hypothesis : hypotheses) {
+    IdPair pair{.source = source, .target = hypothesis.tokens};
+    pair.target.push_back(SpecialId::kEnd);
+    EXPECT_DOUBLE_EQ(SteppedPairScorer(scorer).LogProbabilities({&pair, 1}).front(),
+                     hypothesis.log_prob);
+  }
+}
+
+// Pairs of `max_pairs` at a time; the error's text instead if there is one.
+std::string Pairs(const std::string& sources, const std::string* targets, int max_pairs) {
+  std::istringstream source_stream(sources), target_stream(targets ? *targets : "");
+  LineReader source_reader(source_stream, "a.de"), target_reader(target_stream, "a.en");
+  TextPairReader reader(source_reader, targets ? &target_reader : nullptr);
+  std::string text;
+  while (true) {
+    const auto pairs = reader.ReadChunk(max_pairs);
+    if (!pairs.ok()) {
+      EXPECT_EQ(GetExitCode(pairs.status()), ExitCode::kData);
+      return std::string(pairs.status().message());
+    }
+    if (pairs->empty()) return text;
+    for (const TextPair& pair : *pairs) text += pair.source + "=" + pair.target + ";";
+  }
+}
+
+TEST(TextPairReader, TakesTheFirstTwoColumns) {
+  EXPECT_EQ(Pairs("a\tb\nc\td\t0.5\n\t\n", nullptr, 2), "a=b;c=d;=;");
+}
+
+TEST(TextPairReader, NamesALineWithoutTab) {
+  EXPECT_EQ(Pairs("a\tb\nc\n", nullptr, 1), "a.de, line 2: no tab between source and target");
+}
+
+TEST(TextPairReader, PairsTheLinesOfTwoFiles) {
+  const std::string targets = "x\ny\nz";
+  EXPECT_EQ(Pairs("a\nb\nc\n", &targets, 2), "a=x;b=y;c=z;");
+}
+
+TEST(TextPairReader, SaysWhichFileEndsFirst) {
+  const std::string targets = "x\ny\n";
+  EXPECT_EQ(Pairs("a\nb\nc\n", &targets, 2), "a.en: ends after line 2, before a.de");
+  EXPECT_EQ(Pairs("a\n", &targets, 2), "a.de: ends after line 1, before a.en");
+}
+
+TEST(ScoreStream, WritesLogProbabilityAndTokensOfEachPairInOrder) {
+  TableScorer scorer = MakeScorer();
+  SteppedPairScorer pair_scorer(scorer);
+  std::istringstream in("ab\tabc\nab\t\n");
+  LineReader lines(in, "standard input");
+  TextPairReader pairs(lines);
+  std::ostringstream out;
+  const auto report = ScoreStream(pairs, pair_scorer, ByteCodec(), {.source = {kTag}, .target = {}},
+                                  {.chunk_pairs = 1}, out);
+  ASSERT_TRUE(report.ok()) << report.status();
+  const std::vector<int32_t> source = {kTag, 4, 4, SpecialId::kEnd};
+  const double first =
+      DirectLogProbability(scorer, {.source = source, .target = {4, 4, 4, SpecialId::kEnd}});
+  const double second =
+      DirectLogProbability(scorer, {.source = source, .target = {SpecialId::kEnd}});
+  EXPECT_EQ(out.str(), absl::StrFormat("%.6f\t4\n%.6f\t1\n", first, second));
+  EXPECT_EQ(report->num_pairs, 2);
+  EXPECT_EQ(report->num_tokens, 5);
+  EXPECT_DOUBLE_EQ(report->log_prob, first + second);
+}
+
+TEST(ScoreStream, PrintsNanForAPairThatIsTooLongForTheModel) {
+  TableScorer scorer = MakeScorer();
+  SteppedPairScorer pair_scorer(scorer);
+  std::istringstream in("ab\tabcdefg\nabcdefg\ta\na\tb\n");
+  LineReader lines(in, "standard input");
+  TextPairReader pairs(lines);
+  std::ostringstream out;
+  const auto report = ScoreStream(pairs, pair_scorer, ByteCodec(), {.source = {kTag}, .target = {}},
+                                  {.max_positions = 5}, out);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_THAT(out.str(), HasSubstr("nan\t8\nnan\t2\n-"));
+  EXPECT_EQ(report->num_pairs, 3);
+  EXPECT_EQ(report->num_scored, 1);
+}
+
+}  // namespace
+}  // namespace deepnet

@@ -1,0 +1,318 @@
+// Searches against their slow, obvious twins over random tables: vocabulary of 4 tokens that can be
+// emitted (</s>, <unk> and two pieces), a tag that cannot, outputs of at most 4 tokens.
+#include "trainer/decode/search.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "parallel/base/exit_code.h"
+#include "tests/support/exhaustive_search.h"
+#include "tests/support/table_scorer.h"
+
+namespace deepnet {
+namespace {
+
+using ::deepnet::testing::EnumerateOutputs;
+using ::deepnet::testing::ObviousBeamSearch;
+using ::deepnet::testing::TableScorer;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr int32_t kTag = 6;
+constexpr int kNumOutputs = 1 + 3 + 9 + 27 + 81;  // of at most 4 tokens, the empty one included
+
+SearchOptions SmallOptions() { return {.beam_size = 5, .max_tokens = 4, .forbidden = {kTag}}; }
+
+TableScorer MakeScorer(uint64_t seed, double sharpness = 1.5) {
+  return TableScorer({.vocabulary_size = 7, .seed = seed, .sharpness = sharpness});
+}
+
+// Sources that differ, so that each has its own table.
+std::vector<std::vector<int32_t>> Sources(int count) {
+  std::vector<std::vector<int32_t>> sources;
+  for (int i = 0; i < count; ++i) {
+    std::vector<int32_t>& source = sources.emplace_back(1, kTag);
+    source.insert(source.end(), static_cast<size_t>(i % 5 + 1), 4);
+    source.push_back(100 + i);
+    source.push_back(SpecialId::kEnd);
+  }
+  return sources;
+}
+
+std::vector<Hypothesis> SearchOne(TableScorer& scorer, const std::vector<int32_t>& source,
+                                  const SearchOptions& options) {
+  return Search(scorer, {.sources = {source}}, options).front();
+}
+
+TEST(BeamSearch, WideEnoughReturnsEveryOutputInTheEnumerationsOrder) {
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    for (const double length_penalty : {0.0, 0.5, 1.0, 2.0}) {
+      for (const int min_tokens : {0, 1, 2}) {
+        TableScorer scorer = MakeScorer(seed);
+        SearchOptions options = SmallOptions();
+        options.beam_size = options.nbest = kNumOutputs;
+        options.length_penalty = length_penalty;
+        options.min_tokens = min_tokens;
+        const std::vector<int32_t> source = Sources(1).front();
+        ASSERT_EQ(SearchOne(scorer, source, options), EnumerateOutputs(scorer, source, options))
+            << seed << " " << length_penalty << " " << min_tokens;
+      }
+    }
+  }
+}
+
+TEST(BeamSearch, WideEnoughFindsTheOptimumWhenOnlyTheBestIsAskedFor) {
+  for (uint64_t seed = 0; seed < 50; ++seed) {
+    for (const double length_penalty : {-1.0, 0.0, 1.0, 2.0}) {
+      TableScorer scorer = MakeScorer(seed);
+      SearchOptions options = SmallOptions();
+      options.beam_size = kNumOutputs;
+      options.length_penalty = length_penalty;
+      const std::vector<int32_t> source = Sources(1).front();
+      ASSERT_EQ(SearchOne(scorer, source, options).front(),
+                EnumerateOutputs(scorer, source, options).front())
+          << seed << " " << length_penalty;
+    }
+  }
+}
+
+TEST(BeamSearch, NarrowEqualsTheObviousTwin) {
+  for (uint64_t seed = 0; seed < 100; ++seed) {
+    for (int beam_size = 1; beam_size <= 6; ++beam_size) {
+      for (int nbest = 1; nbest <= beam_size; nbest += 2) {
+        TableScorer scorer = MakeScorer(seed);
+        SearchOptions options = SmallOptions();
+        options.beam_size = beam_size;
+        options.nbest = nbest;
+        options.max_tokens = 7;
+        options.length_penalty = 0.25 * static_cast<double>(seed % 9);
+        const std::vector<int32_t> source = Sources(1).front();
+        ASSERT_EQ(SearchOne(scorer, source, options), ObviousBeamSearch(scorer, source, options))
+            << seed << " " << beam_size << " " << nbest;
+      }
+    }
+  }
+}
+
+TEST(BeamSearch, OfOneTakesTheMostProbableTokenAtEachStep) {
+  for (uint64_t seed = 0; seed < 50; ++seed) {
+    TableScorer scorer = MakeScorer(seed);
+    SearchOptions options = SmallOptions();
+    options.beam_size = 1;
+    const std::vector<int32_t> source = Sources(1).front();
+    const std::vector<int32_t> found = SearchOne(scorer, source, options).front().tokens;
+
+    std::vector<int32_t> history = {SpecialId::kEnd};
+    std::vector<int32_t> expected;
+    while (expected.size() < 4) {
+      const std::vector<float> log_probs = scorer.LogProbs(source, history);
+      int32_t best = SpecialId::kUnknown;
+      for (const int32_t token : {4, 5, SpecialId::kEnd}) {
+        const bool allowed = token != SpecialId::kEnd || !expected.empty();
+        if (allowed && log_probs[static_cast<size_t>(token)] > log_probs[static_cast<size_t>(best)])
+          best = token;
+      }
+      if (best == SpecialId::kEnd) break;
+      expected.push_back(best);
+      history.push_back(best);
+    }
+    ASSERT_EQ(found, expected) << seed;
+  }
+}
+
+TEST(BeamSearch, GivesEachSentenceTheSameBitsAloneAndInABatch) {
+  const std::vector<std::vector<int32_t>> sources = Sources(60);
+  for (const int beam_size : {1, 4}) {
+    TableScorer scorer = MakeScorer(3);
+    SearchOptions options = SmallOptions();
+    options.beam_size = options.nbest = beam_size;
+    options.max_tokens = 12;
+    const auto together = Search(scorer, {.sources = sources}, options);
+    for (size_t i = 0; i < sources.size(); ++i) {
+      ASSERT_EQ(together[i], SearchOne(scorer, sources[i], options)) << i;
+    }
+  }
+}
+
+TEST(BeamSearch, FinishedSentencesLeaveTheBatch) {
+  TableScorer scorer = MakeScorer(3);
+  SearchOptions options = SmallOptions();
+  options.beam_size = 1;
+  options.max_tokens = 12;
+  Search(scorer, {.sources = Sources(60)}, options);
+  const std::vector<int>& rows = scorer.rows_per_step();
+  EXPECT_EQ(rows.front(), 60);
+  EXPECT_LT(rows.back(), 10);
+  EXPECT_TRUE(std::is_sorted(rows.rbegin(), rows.rend()));
+}
+
+TEST(BeamSearch, NeverEmitsForbiddenTokensHoweverLikely) {
+  for (uint64_t seed = 0; seed < 30; ++seed) {
+    TableScorer scorer({.vocabulary_size = 8,
+                        .seed = seed,
+                        .likely = {SpecialId::kBegin, SpecialId::kPadding, kTag, 7}});
+    for (const double temperature : {0.0, 1.0}) {
+      SearchOptions options = SmallOptions();
+      options.nbest = 5;
+      options.forbidden = {kTag, 7};
+      options.sampling_temperature = temperature;
+      for (const Hypothesis& hypothesis : SearchOne(scorer, Sources(1).front(), options)) {
+        for (const int32_t token : hypothesis.tokens) {
+          EXPECT_TRUE(token >= SpecialId::kUnknown && token < kTag) << token;
+        }
+      }
+    }
+  }
+}
+
+TEST(BeamSearch, ScoresAreLogProbabilitiesOverLengthWithTheEnd) {
+  TableScorer scorer = MakeScorer(11);
+  SearchOptions options = SmallOptions();
+  options.nbest = 5;
+  options.length_penalty = 0.7;
+  const std::vector<int32_t> source = Sources(1).front();
+  for (const Hypothesis& hypothesis : SearchOne(scorer, source, options)) {
+    std::vector<int32_t> history = {SpecialId::kEnd};
+    double log_prob = 0.0;
+    std::vector<int32_t> tokens = hypothesis.tokens;
+    tokens.push_back(SpecialId::kEnd);
+    for (const int32_t token : tokens) {
+      log_prob += scorer.LogProbs(source, history)[static_cast<size_t>(token)];
+      history.push_back(token);
+    }
+    EXPECT_DOUBLE_EQ(hypothesis.log_prob, log_prob);
+    EXPECT_DOUBLE_EQ(hypothesis.score, log_prob / std::pow(tokens.size(), 0.7));
+  }
+}
+
+TEST(BeamSearch, ForcedPrefixIsFedButNeitherReturnedNorScored) {
+  TableScorer scorer = MakeScorer(5);
+  SearchOptions options = SmallOptions();
+  const std::vector<int32_t> source = Sources(1).front();
+  const std::vector<int32_t> prefix = {kTag, 5};
+  const Hypothesis found =
+      Search(scorer, {.sources = {source}, .prefixes = {prefix}}, options).front().front();
+
+  std::vector<int32_t> history = {SpecialId::kEnd, kTag, 5};
+  double log_prob = 0.0;
+  std::vector<int32_t> tokens = found.tokens;
+  tokens.push_back(SpecialId::kEnd);
+  for (const int32_t token : tokens) {
+    log_prob += scorer.LogProbs(source, history)[static_cast<size_t>(token)];
+    history.push_back(token);
+  }
+  EXPECT_DOUBLE_EQ(found.log_prob, log_prob);
+}
+
+TEST(BeamSearch, SentencesOfOneBatchMayHavePrefixesOfDifferentLengths) {
+  TableScorer scorer = MakeScorer(5);
+  const std::vector<std::vector<int32_t>> sources = Sources(3);
+  const std::vector<std::vector<int32_t>> prefixes = {{kTag}, {}, {kTag, 4, 4}};
+  const auto together = Search(scorer, {.sources = sources, .prefixes = prefixes}, SmallOptions());
+  for (size_t i = 0; i < sources.size(); ++i) {
+    const auto alone =
+        Search(scorer, {.sources = {sources[i]}, .prefixes = {prefixes[i]}}, SmallOptions());
+    EXPECT_EQ(together[i], alone.front()) << i;
+  }
+}
+
+TEST(BeamSearch, OutputIsNoLongerThanRatioOfTheSourcePlusTen) {
+  TableScorer scorer({.vocabulary_size = 7, .seed = 2, .sharpness = 0.1, .likely = {4, 5}});
+  SearchOptions options = SmallOptions();
+  options.beam_size = 1;
+  options.max_tokens = 100;
+  options.max_ratio = 0.5;
+  const std::vector<int32_t> source(8, 4);
+  EXPECT_EQ(SearchOne(scorer, source, options).front().tokens.size(), 14u);
+  options.max_tokens = 9;
+  EXPECT_EQ(SearchOne(scorer, source, options).front().tokens.size(), 9u);
+}
+
+// All distributions uniform: every order is decided by ties.
+TEST(BeamSearch, BreaksTiesByTheSmallerId) {
+  TableScorer scorer = MakeScorer(1, /*sharpness=*/0.0);
+  SearchOptions options = SmallOptions();
+  options.beam_size = 2;
+  options.nbest = 2;
+  options.min_tokens = 2;
+  const std::vector<Hypothesis> found = SearchOne(scorer, Sources(1).front(), options);
+  ASSERT_EQ(found.size(), 2u);
+  EXPECT_THAT(found[0].tokens, ElementsAre(3, 3));
+  EXPECT_EQ(found, ObviousBeamSearch(scorer, Sources(1).front(), options));
+}
+
+TEST(BeamSearch, StopsAsSoonAsNothingAliveCanEnterTheNBest) {
+  SearchOptions options = SmallOptions();
+  options.beam_size = 5;
+  options.length_penalty = 0.0;  // a live hypothesis can only lose
+  options.max_tokens = 100;
+  TableScorer scorer({.vocabulary_size = 7, .seed = 4, .likely = {SpecialId::kEnd}});
+  SearchOne(scorer, Sources(1).front(), options);
+  const size_t steps_for_one = scorer.rows_per_step().size();
+  options.nbest = 5;
+  SearchOne(scorer, Sources(1).front(), options);
+  EXPECT_LT(steps_for_one, scorer.rows_per_step().size() - steps_for_one);
+}
+
+// Every log-probability is not a number, as after a diverged training.
+class NanScorer : public TableScorer {
+ public:
+  NanScorer() : TableScorer({.vocabulary_size = 7}) {}
+  void Step(DecoderState& state, std::span<const int32_t> tokens, float* log_probs) override {
+    TableScorer::Step(state, tokens, log_probs);
+    std::fill_n(log_probs, tokens.size() * 7, std::numeric_limits<float>::quiet_NaN());
+  }
+};
+
+TEST(BeamSearch, ReturnsNothingWhereTheModelSaysNothing) {
+  NanScorer scorer;
+  for (const double temperature : {0.0, 1.0}) {
+    SearchOptions options = SmallOptions();
+    options.sampling_temperature = temperature;
+    EXPECT_TRUE(SearchOne(scorer, Sources(1).front(), options).empty());
+  }
+}
+
+TEST(BeamSearch, OfNothingIsNothing) {
+  TableScorer scorer = MakeScorer(1);
+  EXPECT_TRUE(Search(scorer, {}, SmallOptions()).empty());
+}
+
+TEST(MakeSearchOptions, ListsEveryFieldOutOfRange) {
+  DecodeSpec spec;
+  spec.set_beam_size(0);
+  spec.set_nbest(3);
+  spec.set_max_tokens(200);
+  spec.set_max_ratio(-1.0);
+  const absl::Status status = MakeSearchOptions(spec, {}).status();
+  EXPECT_EQ(GetExitCode(status), ExitCode::kBadConfig);
+  const std::string message(status.message());
+  EXPECT_THAT(message, HasSubstr("decode.beam_size: 0"));
+  EXPECT_THAT(message, HasSubstr("decode.nbest: 3"));
+  EXPECT_THAT(message, HasSubstr("decode.max_ratio: -1"));
+}
+
+TEST(MakeSearchOptions, TakesFieldsAsTheyAre) {
+  DecodeSpec spec;
+  spec.set_beam_size(4);
+  spec.set_nbest(2);
+  spec.set_max_tokens(50);
+  spec.set_length_penalty(0.6);
+  spec.set_sampling_seed(9);
+  const std::vector<int32_t> tags = {kTag};
+  const auto options = MakeSearchOptions(spec, tags);
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(*options, (SearchOptions{.beam_size = 4,
+                                     .length_penalty = 0.6,
+                                     .max_tokens = 50,
+                                     .nbest = 2,
+                                     .seed = 9,
+                                     .forbidden = tags}));
+}
+
+}  // namespace
+}  // namespace deepnet
