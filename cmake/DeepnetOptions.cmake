@@ -2,12 +2,17 @@
 #
 # -ffp-contract=off: a*b+c is two roundings unless the code says fma, so that bits do not depend on
 # what the compiler found to fuse (docs/design/determinism.md).
-add_compile_options(-Wall -Wextra -Werror -ffp-contract=off -fno-math-errno -fopenmp-simd)
+# A designated initializer may leave fields to their defaults.
+add_compile_options(-Wall -Wextra -Werror -Wno-missing-field-initializers -ffp-contract=off -fno-math-errno -fopenmp-simd)
 set(CMAKE_CXX_FLAGS_RELEASE "-O2 -g1")
 
 if(DEEPNET_SANITIZER)
   add_compile_options(-fsanitize=${DEEPNET_SANITIZER} -fno-omit-frame-pointer)
   add_link_options(-fsanitize=${DEEPNET_SANITIZER})
+endif()
+
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  add_compile_options(-Wno-restrict)  # false alarms on std::string's operator+ (GCC bug 105651)
 endif()
 
 find_program(DEEPNET_CCACHE ccache)

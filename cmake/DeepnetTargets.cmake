@@ -34,7 +34,7 @@ function(deepnet_torch_pch name)
     target_compile_options(deepnet_pch PRIVATE -fpch-preprocess)
   endif()
   target_precompile_headers(${name} REUSE_FROM deepnet_pch)
-  target_compile_options(${name} PRIVATE -fpch-preprocess)
+  target_compile_options(${name} PRIVATE -fpch-preprocess -fPIC)  # as the header was, programs too
 endfunction()
 
 # deepnet_test(NAME SRCS a_test.cc ... DEPS x ... [TORCH] [LABELS long|root|bench] [TIMEOUT s])

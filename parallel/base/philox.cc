@@ -28,6 +28,11 @@ double PortableLog(double x) {
   return 2.0 * s * sum + exponent * 0.6931471805599453;
 }
 
+PhiloxBlock InitialCounter(uint64_t name_hash, int64_t block) {
+  return {static_cast<uint32_t>(block), static_cast<uint32_t>(static_cast<uint64_t>(block) >> 32),
+          static_cast<uint32_t>(name_hash), static_cast<uint32_t>(name_hash >> 32)};
+}
+
 // Horner's rule, highest power first.
 template <int n>
 double Polynomial(const double (&c)[n], double x) {
@@ -98,11 +103,19 @@ float NormalFromBits(uint32_t bits) {
 
 float InitialNormal(uint64_t seed, std::string_view name, int64_t index) {
   const uint64_t hash = HashName(name);
-  const uint64_t block = static_cast<uint64_t>(index) / 4;
-  const PhiloxBlock words = Philox(MakeKey(seed, RandomPurpose::kInitialWeight),
-                                   {static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32),
-                                    static_cast<uint32_t>(hash), static_cast<uint32_t>(hash >> 32)});
+  const PhiloxBlock words =
+      Philox(MakeKey(seed, RandomPurpose::kInitialWeight), InitialCounter(hash, index / 4));
   return NormalFromBits(words[static_cast<uint64_t>(index) % 4]);
+}
+
+void FillInitialNormal(uint64_t seed, std::string_view name, std::span<float> values) {
+  const uint64_t hash = HashName(name);
+  const PhiloxKey key = MakeKey(seed, RandomPurpose::kInitialWeight);
+  PhiloxBlock words{};
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (i % 4 == 0) words = Philox(key, InitialCounter(hash, static_cast<int64_t>(i / 4)));
+    values[i] = NormalFromBits(words[i % 4]);
+  }
 }
 
 }  // namespace deepnet

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string_view>
 
 namespace deepnet {
@@ -40,5 +41,8 @@ float NormalFromBits(uint32_t bits);
 // Element `index` of the initial values of parameter `name`: standard normal. Counter:
 // {index / 4 low, index / 4 high, hash low, hash high}, word index % 4.
 float InitialNormal(uint64_t seed, std::string_view name, int64_t index);
+
+// values[i] = InitialNormal(seed, name, i) for all i.
+void FillInitialNormal(uint64_t seed, std::string_view name, std::span<float> values);
 
 }  // namespace deepnet

@@ -1,0 +1,71 @@
+#include "tests/support/tiny_model.h"
+
+#include <random>
+#include <utility>
+#include <vector>
+
+namespace deepnet::testing {
+
+ModelSpec TinySpec() {
+  ModelSpec spec;
+  spec.set_encoder_layers(2);
+  spec.set_decoder_layers(3);
+  spec.set_width(8);
+  spec.set_ffn_width(12);
+  spec.set_heads(2);
+  spec.set_residual(DEEPNORM);
+  spec.set_vocabulary_size(11);
+  spec.set_max_positions(32);
+  spec.set_layer_norm_epsilon(1e-5);
+  return spec;
+}
+
+MicrobatchSpec TinyCapacity() {
+  MicrobatchSpec capacity;
+  capacity.set_source_tokens(20);
+  capacity.set_target_tokens(16);
+  capacity.set_sentences(4);
+  return capacity;
+}
+
+Microbatch TinyMicrobatch(const ModelSpec& spec, uint32_t seed) {
+  const MicrobatchSpec capacity = TinyCapacity();
+  const std::vector<std::pair<int, int>> lengths = {{5, 4}, {1, 6}, {9, 3}};
+  std::mt19937 random(seed);
+  const auto draw = [&] {
+    return static_cast<int32_t>(4 + random() % (static_cast<uint32_t>(spec.vocabulary_size()) - 4));
+  };
+  Microbatch mb;
+  mb.source.offsets = {0};
+  mb.target.offsets = {0};
+  for (uint32_t pair = 0; pair < lengths.size(); ++pair) {
+    for (int i = 0; i < lengths[pair].first; ++i) {
+      mb.source.tokens.push_back(i + 1 < lengths[pair].first ? draw() : 2);
+      mb.source.positions.push_back(static_cast<uint32_t>(i));
+      mb.source_pairs.push_back(7 + pair);
+    }
+    for (int i = 0; i < lengths[pair].second; ++i) {
+      mb.target.tokens.push_back(i == 0 ? 2 : mb.labels.back());
+      mb.labels.push_back(i + 1 < lengths[pair].second ? draw() : 2);
+      mb.target.positions.push_back(static_cast<uint32_t>(i));
+      mb.target_pairs.push_back(7 + pair);
+    }
+    mb.source.offsets.push_back(static_cast<int32_t>(mb.source.tokens.size()));
+    mb.target.offsets.push_back(static_cast<int32_t>(mb.target.tokens.size()));
+  }
+  mb.num_sentences = static_cast<int>(lengths.size());
+  mb.num_source_tokens = mb.source.offsets.back();
+  mb.num_target_tokens = mb.target.offsets.back();
+  mb.source.offsets.resize(static_cast<size_t>(capacity.sentences()) + 1, mb.source.offsets.back());
+  mb.target.offsets.resize(static_cast<size_t>(capacity.sentences()) + 1, mb.target.offsets.back());
+  mb.source.tokens.resize(static_cast<size_t>(capacity.source_tokens()), 1);
+  mb.source.positions.resize(mb.source.tokens.size(), 0);
+  mb.source_pairs.resize(mb.source.tokens.size(), 0);
+  mb.target.tokens.resize(static_cast<size_t>(capacity.target_tokens()), 1);
+  mb.target.positions.resize(mb.target.tokens.size(), 0);
+  mb.target_pairs.resize(mb.target.tokens.size(), 0);
+  mb.labels.resize(mb.target.tokens.size(), -1);
+  return mb;
+}
+
+}  // namespace deepnet::testing

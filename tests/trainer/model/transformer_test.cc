@@ -1,0 +1,164 @@
+// The hand-written backward passes against LibTorch's autograd on a plain model, and against finite
+// differences with every dropout on. Everything in float64 through the reference Ops.
+#include "trainer/model/transformer.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "tests/support/plain_transformer.h"
+#include "tests/support/tiny_model.h"
+
+namespace deepnet {
+namespace {
+
+using testing::PlainLoss;
+using testing::TinyCapacity;
+using testing::TinyMicrobatch;
+using testing::TinySpec;
+
+constexpr double kSmoothing = 0.1;
+
+// Random weights with gains and biases away from 1 and 0, so that nothing cancels.
+void Perturb(Parameters& parameters) {
+  parameters.Initialize(5);
+  const at::Tensor& w = parameters.weights();
+  w.add_(at::sin(at::arange(w.numel(), w.options()) * 1.7) * 0.1);
+}
+
+// All variants of a spec that select other code: every residual, activation, tying, positions.
+std::vector<ModelSpec> Variants() {
+  std::vector<ModelSpec> specs;
+  for (const Residual residual : {DEEPNORM, POST_LN, PRE_LN}) {
+    for (int other = 0; other < 3; ++other) {
+      ModelSpec spec = TinySpec();
+      spec.set_residual(residual);
+      spec.set_activation(other == 1 ? GELU : RELU);
+      spec.set_tied_embeddings(static_cast<TiedEmbeddings>(other));
+      spec.set_positions(other == 2 ? LEARNED : SINUSOIDAL);
+      spec.set_unscaled_embedding(other == 1);
+      specs.push_back(spec);
+    }
+  }
+  return specs;
+}
+
+TEST(TransformerBackward, EqualsAutogradOfThePlainModel) {
+  for (const ModelSpec& spec : Variants()) {
+    SCOPED_TRACE(spec.ShortDebugString());
+    const auto ops = MakeAtenOps(at::kCPU, at::kDouble, at::kDouble);
+    Transformer model(spec, TinyCapacity(), *ops, /*trainable=*/true);
+    Perturb(model.parameters());
+    model.Refresh();
+    const Microbatch mb = TinyMicrobatch(spec, 3);
+    const auto kept = model.MakeActivations(/*shared=*/false);
+    const LossSums loss =
+        model.Forward(mb, 1, 2, /*training=*/true, {.label_smoothing = kSmoothing}, *kept);
+    model.Backward(mb, 1, 2, *kept);
+
+    std::vector<at::Tensor> leaves;
+    for (const Parameter& p : model.parameters().inventory().parameters) {
+      leaves.push_back(model.parameters().Get(p.name).clone().set_requires_grad(true));
+    }
+    const auto& all = model.parameters().inventory().parameters;
+    const at::Tensor plain = PlainLoss(spec, mb, kSmoothing, [&](const std::string& name) {
+      for (size_t i = 0; i < all.size(); ++i) {
+        if (all[i].name == name) return leaves[i];
+      }
+      ADD_FAILURE() << "unknown parameter " << name;
+      return at::Tensor();
+    });
+    plain.backward();
+    EXPECT_NEAR(loss.loss, plain.item<double>(), 1e-9 * std::abs(loss.loss));
+
+    model.parameters().FoldTied(*ops);
+    for (size_t i = 0; i < all.size(); ++i) {
+      at::Tensor expected = leaves[i].grad();
+      ASSERT_TRUE(expected.defined()) << all[i].name;
+      if (all[i].zero_row >= 0) expected[all[i].zero_row].zero_();
+      const at::Tensor got = model.parameters().Gradient(all[i].name);
+      const double scale = std::max(expected.abs().max().item<double>(), 1e-3);
+      EXPECT_LE((got - expected).abs().max().item<double>(), 1e-9 * scale) << all[i].name;
+    }
+  }
+}
+
+TEST(TransformerBackward, EqualsFiniteDifferencesWithEveryDropoutOn) {
+  for (ModelSpec spec : Variants()) {
+    spec.set_encoder_layers(1);
+    spec.set_decoder_layers(2);
+    spec.set_dropout(0.2);
+    spec.set_attention_dropout(0.15);
+    spec.set_activation_dropout(0.1);
+    SCOPED_TRACE(spec.ShortDebugString());
+    const auto ops = MakeAtenOps(at::kCPU, at::kDouble, at::kDouble);
+    Transformer model(spec, TinyCapacity(), *ops, /*trainable=*/true);
+    Perturb(model.parameters());
+    model.Refresh();
+    const Microbatch mb = TinyMicrobatch(spec, 4);
+    const auto kept = model.MakeActivations(/*shared=*/false);
+    const auto loss = [&] {
+      model.Refresh();
+      return model.Forward(mb, 9, 77, /*training=*/true, {.label_smoothing = kSmoothing}, *kept).loss;
+    };
+    loss();
+    model.Backward(mb, 9, 77, *kept);
+    model.parameters().FoldTied(*ops);
+    const at::Tensor gradient = model.parameters().FoldedGradient().clone();
+
+    // One element of each tensor, the position varying from tensor to tensor.
+    int64_t salt = 0;
+    for (const Parameter& p : model.parameters().inventory().parameters) {
+      int64_t element = ++salt * 7 % p.NumElements();
+      if (p.zero_row >= 0) element = 2 * spec.width() + element % spec.width();  // </s>: always used
+      const int64_t at = p.offset + element;
+      const at::Tensor weight = model.parameters().weights()[at];
+      const double h = 1e-5, centre = weight.item<double>();
+      weight.fill_(centre + h);
+      const double above = loss();
+      weight.fill_(centre - h);
+      const double below = loss();
+      weight.fill_(centre);
+      EXPECT_NEAR(gradient[at].item<double>(), (above - below) / (2 * h),
+                  1e-6 * std::max(1.0, std::abs(gradient[at].item<double>())))
+          << p.name;
+    }
+  }
+}
+
+TEST(Transformer, LossDoesNotDependOnHowPairsAreCutIntoMicrobatches) {
+  ModelSpec spec = TinySpec();
+  spec.set_dropout(0.3);
+  const auto ops = MakeAtenOps(at::kCPU, at::kDouble, at::kDouble);
+  Transformer model(spec, TinyCapacity(), *ops, /*trainable=*/true);
+  Perturb(model.parameters());
+  model.Refresh();
+  const Microbatch whole = TinyMicrobatch(spec, 8);
+  const auto kept = model.MakeActivations(/*shared=*/false);
+  const double together = model.Forward(whole, 1, 5, true, {}, *kept).loss;
+
+  double apart = 0.0;
+  for (int s = 0; s < whole.num_sentences; ++s) {
+    Microbatch one = whole;
+    const int source = whole.source.offsets[s], target = whole.target.offsets[s];
+    const auto rotate = [](auto& v, int first) { std::rotate(v.begin(), v.begin() + first, v.end()); };
+    rotate(one.source.tokens, source);
+    rotate(one.source.positions, source);
+    rotate(one.source_pairs, source);
+    rotate(one.target.tokens, target);
+    rotate(one.target.positions, target);
+    rotate(one.target_pairs, target);
+    rotate(one.labels, target);
+    one.num_sentences = 1;
+    one.source.offsets = {0, whole.source.offsets[s + 1] - source};
+    one.target.offsets = {0, whole.target.offsets[s + 1] - target};
+    apart += model.Forward(one, 1, 5, true, {}, *kept).loss;
+  }
+  EXPECT_NEAR(together, apart, 1e-12 * together);
+}
+
+}  // namespace
+}  // namespace deepnet

@@ -1,0 +1,392 @@
+// The reference: every operation of ops.h spelled in LibTorch calls, written to be checked against
+// the formula, not to be fast. Rows that are not real are left alone by narrowing first.
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "parallel/base/check.h"
+#include "parallel/base/philox.h"
+#include "trainer/kernels/ops.h"
+
+namespace deepnet {
+namespace {
+
+using at::Tensor;
+
+class AtenWeight : public Weight {
+ public:
+  Tensor master_OI;
+  Tensor operand_OI;
+};
+
+const Tensor& OperandOf(const Weight& w) { return static_cast<const AtenWeight&>(w).operand_OI; }
+
+// 1 / (1 - rate) or 0 for decisions [first_feature, + features) of each row of `site`: the scalar
+// twin of native dropout (docs/design/random.md). first_feature is a multiple of 8.
+Tensor DropoutFactors(const DropoutSite& site, const PackedRows& ids, int64_t rows, int64_t features,
+                      int64_t first_feature = 0) {
+  Tensor factors = at::empty({rows, features}, at::kDouble);
+  double* out = factors.data_ptr<double>();
+  const PhiloxKey key = MakeKey(site.seed, RandomPurpose::kDropout);
+  const uint32_t threshold = static_cast<uint32_t>(std::lround(site.rate * 65536.0));
+  const uint64_t step = static_cast<uint64_t>(site.step);
+  for (int64_t r = 0; r < rows; ++r) {
+    PhiloxBlock words{};
+    for (int64_t f = 0; f < features; ++f) {
+      if (f % 8 == 0) {
+        words = Philox(key, {static_cast<uint32_t>(step), ids.pairs[r],
+                             ids.positions[r] | static_cast<uint32_t>(site.site) << 20 |
+                                 static_cast<uint32_t>(step >> 32) << 28,
+                             static_cast<uint32_t>((first_feature + f) / 8) |
+                                 static_cast<uint32_t>(site.layer) << 18 |
+                                 static_cast<uint32_t>(site.stack) << 31});
+      }
+      const uint32_t lane = words[f % 8 / 2] >> (16 * (f % 2)) & 0xFFFF;
+      out[r * features + f] = lane >= threshold ? 1.0 / (1.0 - site.rate) : 0.0;
+    }
+  }
+  return factors;
+}
+
+// Bits of `factors` != 0, packed little-endian into uint8 [rows, ceil(features / 8)].
+void StoreMask(const Tensor& factors, const Tensor& mask) {
+  const int64_t rows = factors.size(0), features = factors.size(1), bytes = (features + 7) / 8;
+  Tensor packed = at::zeros({rows, bytes}, at::kByte);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t f = 0; f < features; ++f) {
+      if (factors.data_ptr<double>()[r * features + f] != 0.0) {
+        packed.data_ptr<uint8_t>()[r * bytes + f / 8] |= static_cast<uint8_t>(1u << (f % 8));
+      }
+    }
+  }
+  mask.narrow(0, 0, rows).copy_(packed);
+}
+
+Tensor LoadMask(const Tensor& mask, int64_t rows, int64_t features, double rate, at::TensorOptions to) {
+  const Tensor host = mask.narrow(0, 0, rows).to(at::kCPU).contiguous();
+  Tensor factors = at::empty({rows, features}, at::kDouble);
+  const int64_t bytes = host.size(1);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t f = 0; f < features; ++f) {
+      const bool kept = host.data_ptr<uint8_t>()[r * bytes + f / 8] >> (f % 8) & 1;
+      factors.data_ptr<double>()[r * features + f] = kept ? 1.0 / (1.0 - rate) : 0.0;
+    }
+  }
+  return factors.to(to);
+}
+
+class AtenOps : public Ops {
+ public:
+  AtenOps(at::Device device, at::ScalarType operand, at::ScalarType stream)
+      : operand_(at::TensorOptions(device).dtype(operand)),
+        stream_(at::TensorOptions(device).dtype(stream)) {}
+
+  at::TensorOptions Stream() const override { return stream_; }
+  at::TensorOptions Operand() const override { return operand_; }
+
+  std::unique_ptr<Weight> MakeWeight(Tensor master_OI, bool) override {
+    auto weight = std::make_unique<AtenWeight>();
+    weight->master_OI = std::move(master_OI);
+    return weight;
+  }
+  void Refresh(Weight& weight) override {
+    auto& w = static_cast<AtenWeight&>(weight);
+    w.operand_OI = w.master_OI.to(operand_);
+  }
+
+  void Linear(int64_t rows, const Tensor& x, const Weight& w, const Tensor& bias, bool relu,
+              const Tensor& y) override {
+    Tensor out = at::matmul(First(x, rows), OperandOf(w).t()).to(stream_);
+    if (bias.defined()) out = out + bias;
+    if (relu) out = at::relu(out);
+    First(y, rows).copy_(out);
+  }
+  void LinearBackwardInput(int64_t rows, const Tensor& dy, const Weight& w, const Tensor& relu_output,
+                           bool accumulate, const Tensor& dx) override {
+    Tensor out = at::matmul(First(dy, rows), OperandOf(w)).to(stream_);
+    if (relu_output.defined()) out = out * First(relu_output, rows).gt(0);
+    if (accumulate) out = out + First(dx, rows);
+    First(dx, rows).copy_(out);
+  }
+  void LinearBackwardWeight(int64_t rows, const Tensor& dy, const Tensor& x, const Tensor& dw,
+                            const Tensor& dbias) override {
+    const Tensor dy_R = First(dy, rows).to(stream_);
+    dw.add_(at::matmul(dy_R.t(), First(x, rows).to(stream_)));
+    if (dbias.defined()) dbias.add_(dy_R.sum(0));
+  }
+
+  void ResidualNorm(const ResidualNormArgs& a) override {
+    Tensor sum = First(a.x_RD, a.rows) * a.alpha;
+    if (a.branch_RD.defined()) {
+      sum = sum + Dropped(First(a.branch_RD, a.rows), a.dropout, a.ids, a.mask);
+    }
+    const Tensor mean = sum.mean(1, /*keepdim=*/true);
+    const Tensor centred = sum - mean;
+    const Tensor rstd = at::rsqrt((centred * centred).mean(1, /*keepdim=*/true) + a.epsilon);
+    const Tensor xhat = centred * rstd;
+    if (a.state != nullptr) {
+      First(a.state->xhat_RD, a.rows).copy_(xhat);
+      a.state->rstd_R.narrow(0, 0, a.rows).copy_(rstd.squeeze(1));
+    }
+    const Tensor y = xhat * a.gain_D + a.bias_D;
+    if (a.y_RD.defined()) First(a.y_RD, a.rows).copy_(y);
+    if (a.y_operand_RD.defined()) First(a.y_operand_RD, a.rows).copy_(y);
+  }
+  void ResidualNormBackward(const ResidualNormGradArgs& a) override {
+    const Tensor dy = First(a.dy_RD, a.rows).clone();
+    const Tensor xhat = First(a.state->xhat_RD, a.rows);
+    const Tensor rstd = a.state->rstd_R.narrow(0, 0, a.rows).unsqueeze(1);
+    a.dgain_D.add_((dy * xhat).sum(0));
+    a.dbias_D.add_(dy.sum(0));
+    const Tensor g = dy * a.gain_D;
+    const Tensor dsum =
+        (g - g.mean(1, true) - xhat * (g * xhat).mean(1, true)) * rstd;
+    if (a.dbranch_RD.defined()) {
+      First(a.dbranch_RD, a.rows).copy_(Masked(dsum, a.dropout_rate, a.mask));
+    }
+    Tensor dx = dsum * a.alpha;
+    if (a.accumulate_dx) dx = dx + First(a.dx_RD, a.rows);
+    First(a.dx_RD, a.rows).copy_(dx);
+  }
+  void NormOutput(int64_t rows, const NormState& state, const Tensor& gain, const Tensor& bias,
+                  const Tensor& y) override {
+    First(y, rows).copy_(First(state.xhat_RD, rows) * gain + bias);
+  }
+  void AddBranch(int64_t rows, const Tensor& x, const Tensor& branch, const DropoutSite& dropout,
+                 const PackedRows* ids, const Tensor& mask) override {
+    First(x, rows).add_(Dropped(First(branch, rows), dropout, ids, mask));
+  }
+  void AddBranchBackward(int64_t rows, const Tensor& dx, double rate, const Tensor& mask,
+                         const Tensor& dbranch) override {
+    First(dbranch, rows).copy_(Masked(First(dx, rows), rate, mask));
+  }
+
+  void Attention(const AttentionArgs& a) override {
+    ForEachSentence(a, [&](const Sentence& s) {
+      const Tensor p = Probabilities(a, s);
+      Tensor kept = p;
+      if (a.dropout.rate > 0) kept = p * AttentionFactors(a, s);
+      const Tensor context = at::matmul(kept, Heads(a.v_RD, s.key_begin, s.key_count, a.heads));
+      Slice(a.context_RD, s.query_begin, s.query_count)
+          .copy_(context.transpose(0, 1).reshape({s.query_count, -1}));
+      if (a.log_sum_exp_RH.defined()) {
+        Slice(a.log_sum_exp_RH, s.query_begin, s.query_count)
+            .copy_(at::logsumexp(Scores(a, s), -1).t());
+      }
+    });
+  }
+  void AttentionBackward(const AttentionGradArgs& g) override {
+    const AttentionArgs& a = g.forward;
+    ForEachSentence(a, [&](const Sentence& s) {
+      const Tensor q = Heads(a.q_RD, s.query_begin, s.query_count, a.heads);
+      const Tensor k = Heads(a.k_RD, s.key_begin, s.key_count, a.heads);
+      const Tensor v = Heads(a.v_RD, s.key_begin, s.key_count, a.heads);
+      const Tensor dc = Heads(g.dcontext_RD, s.query_begin, s.query_count, a.heads);
+      const Tensor p = Probabilities(a, s);
+      Tensor kept = p, dp = at::matmul(dc, v.transpose(1, 2));
+      if (a.dropout.rate > 0) {
+        const Tensor factors = AttentionFactors(a, s);
+        kept = p * factors;
+        dp = dp * factors;
+      }
+      const Tensor ds = p * (dp - (dp * p).sum(-1, true)) / std::sqrt(double(q.size(2)));
+      PutHeads(g.dq_RD, s.query_begin, at::matmul(ds, k));
+      PutHeads(g.dk_RD, s.key_begin, at::matmul(ds.transpose(1, 2), q));
+      PutHeads(g.dv_RD, s.key_begin, at::matmul(kept.transpose(1, 2), dc));
+    });
+  }
+  void DecodeAttention(const DecodeAttentionArgs& a) override {
+    for (int64_t r = 0; r < a.rows; ++r) {
+      const int64_t length = a.lengths[r];
+      const Tensor index = Ids(a.index + r * a.index_stride, length);
+      const Tensor q = Heads(a.q_RD, r, 1, a.heads);
+      const Tensor k = Heads(a.keys_ND.index_select(0, index), 0, length, a.heads);
+      const Tensor v = Heads(a.values_ND.index_select(0, index), 0, length, a.heads);
+      const Tensor p = at::softmax(at::matmul(q, k.transpose(1, 2)) / std::sqrt(double(q.size(2))), -1);
+      Slice(a.context_RD, r, 1).copy_(at::matmul(p, v).transpose(0, 1).reshape({1, -1}));
+    }
+  }
+
+  void Gelu(int64_t rows, const Tensor& pre, const Tensor& h) override {
+    First(h, rows).copy_(at::gelu(First(pre, rows).to(stream_)));
+  }
+  void GeluBackward(int64_t rows, const Tensor& pre, const Tensor& dh, const Tensor& dpre) override {
+    First(dpre, rows).copy_(at::gelu_backward(First(dh, rows).to(stream_), First(pre, rows).to(stream_)));
+  }
+  void Dropout(int64_t rows, const DropoutSite& dropout, const PackedRows& ids, const Tensor& x,
+               const Tensor& mask) override {
+    First(x, rows).copy_(Dropped(First(x, rows).to(stream_), dropout, &ids, mask));
+  }
+  void DropoutBackward(int64_t rows, double rate, const Tensor& mask, const Tensor& dx) override {
+    First(dx, rows).copy_(Masked(First(dx, rows).to(stream_), rate, mask));
+  }
+
+  void Embed(const EmbedArgs& a) override {
+    const Tensor tokens = Ids(a.rows->tokens, a.rows->count);
+    const Tensor positions =
+        at::from_blob(const_cast<uint32_t*>(a.rows->positions), {a.rows->count}, at::kInt)
+            .to(stream_.device())
+            .to(at::kLong);
+    const Tensor sum = a.table_VD.index_select(0, tokens) * a.scale +
+                       a.positions_PD.index_select(0, positions);
+    const Tensor x = Dropped(sum, a.dropout, a.rows, a.mask);
+    First(a.x_RD, a.rows->count).copy_(x);
+    if (a.x_operand_RD.defined()) First(a.x_operand_RD, a.rows->count).copy_(x);
+  }
+  void EmbedBackward(const EmbedGradArgs& a) override {
+    const int64_t rows = a.rows->count;
+    First(a.dx_RD, rows).copy_(Masked(First(a.dx_RD, rows), a.dropout_rate, a.mask));
+    const Tensor tokens = Ids(a.rows->tokens, rows);
+    a.dtable_VD.index_add_(0, tokens, First(a.dx_RD, rows) * a.scale);
+    if (a.dpositions_PD.defined()) {
+      const Tensor positions =
+          at::from_blob(const_cast<uint32_t*>(a.rows->positions), {rows}, at::kInt)
+              .to(stream_.device())
+              .to(at::kLong);
+      a.dpositions_PD.index_add_(0, positions, First(a.dx_RD, rows));
+    }
+  }
+
+  LossSums CrossEntropy(const CrossEntropyArgs& a) override {
+    constexpr int64_t kChunk = 512;
+    LossSums sums;
+    const Tensor& weight = OperandOf(*a.weight_VD);
+    const double classes = static_cast<double>(weight.size(0));
+    const double spread = a.smoothing / (classes - 1.0);
+    for (int64_t begin = 0; begin < a.rows; begin += kChunk) {
+      const int64_t count = std::min(kChunk, a.rows - begin);
+      const Tensor hidden = Slice(a.hidden_RD, begin, count);
+      const Tensor labels = Ids(a.labels + begin, count);
+      const Tensor real = labels.ge(0).to(stream_).unsqueeze(1);
+      const Tensor index = labels.clamp_min(0).unsqueeze(1);
+      const Tensor log_p = at::log_softmax(at::matmul(hidden, weight.t()).to(stream_), -1);
+      const Tensor nll = -log_p.gather(1, index) * real;
+      const Tensor uniform = -log_p.sum(1, true) * real;
+      sums.nll += nll.sum().to(at::kDouble).item<double>();
+      sums.loss +=
+          ((1.0 - a.smoothing - spread) * nll + spread * uniform).sum().to(at::kDouble).item<double>();
+      if (a.row_nll != nullptr) {
+        const Tensor host = nll.squeeze(1).to(at::kCPU, at::kFloat).contiguous();
+        std::copy_n(host.data_ptr<float>(), count, a.row_nll + begin);
+      }
+      if (!a.dhidden_RD.defined()) continue;
+      Tensor target = at::full_like(log_p, spread);
+      target.scatter_add_(1, index, at::full_like(nll, 1.0 - a.smoothing - spread));
+      const Tensor dlogits = ((log_p.exp() - target) * real * a.scale).to(operand_);
+      Slice(a.dhidden_RD, begin, count).copy_(at::matmul(dlogits, weight));
+      a.dweight_VD.add_(at::matmul(dlogits.to(stream_).t(), hidden.to(stream_)));
+    }
+    return sums;
+  }
+  void LogSoftmax(int64_t rows, const Tensor& logits) override {
+    First(logits, rows).copy_(at::log_softmax(First(logits, rows), -1));
+  }
+
+  void Adam(const AdamArgs& a) override {
+    const Tensor g = a.gradient * a.gradient_scale;
+    if (a.weight_decay != 0.0) a.weights.mul_(1.0 - a.rate * a.weight_decay);
+    a.moment1.mul_(a.beta1).add_(g, 1.0 - a.beta1);
+    a.moment2.mul_(a.beta2).add_(g * g, 1.0 - a.beta2);
+    const double correction1 = 1.0 - std::pow(a.beta1, double(a.step));
+    const double root2 = std::sqrt(1.0 - std::pow(a.beta2, double(a.step)));
+    const Tensor root = a.moment2.sqrt();
+    if (a.fairseq_epsilon) {
+      a.weights.sub_(a.moment1 / (root + a.epsilon), a.rate * root2 / correction1);
+    } else {
+      a.weights.sub_(a.moment1 / (root / root2 + a.epsilon), a.rate / correction1);
+    }
+  }
+  double SumSquares(const Tensor& x) override {
+    double sum = 0.0;
+    const Tensor flat = x.reshape({-1});
+    for (int64_t begin = 0; begin < flat.numel(); begin += 4096) {
+      const Tensor block = Slice(flat, begin, std::min<int64_t>(4096, flat.numel() - begin));
+      sum += block.to(at::kDouble).square().sum().item<double>();
+    }
+    return sum;
+  }
+  void Add(const Tensor& y, const Tensor& x) override { y.add_(x); }
+  void Copy(int64_t rows, const Tensor& x, const Tensor& y) override {
+    First(y, rows).copy_(First(x, rows));
+  }
+
+ private:
+  struct Sentence {
+    int index;
+    int64_t query_begin, query_count, key_begin, key_count;
+  };
+
+  static Tensor First(const Tensor& x, int64_t rows) { return x.narrow(0, 0, rows); }
+  static Tensor Slice(const Tensor& x, int64_t begin, int64_t count) {
+    return x.narrow(0, begin, count);
+  }
+  Tensor Ids(const int32_t* ids, int64_t count) const {
+    return at::from_blob(const_cast<int32_t*>(ids), {count}, at::kInt)
+        .to(stream_.device())
+        .to(at::kLong);
+  }
+
+  Tensor Dropped(const Tensor& x, const DropoutSite& site, const PackedRows* ids, const Tensor& mask) {
+    if (site.rate == 0.0) return x;
+    const Tensor factors = DropoutFactors(site, *ids, x.size(0), x.size(1));
+    if (mask.defined()) StoreMask(factors, mask);
+    return x * factors.to(stream_);
+  }
+  Tensor Masked(const Tensor& x, double rate, const Tensor& mask) {
+    if (rate == 0.0) return x;
+    return x * LoadMask(mask, x.size(0), x.size(1), rate, stream_);
+  }
+
+  // [heads, count, D / heads] of rows begin.. of x, in the stream's type.
+  Tensor Heads(const Tensor& x, int64_t begin, int64_t count, int heads) const {
+    return Slice(x, begin, count).to(stream_).reshape({count, heads, -1}).transpose(0, 1);
+  }
+  static void PutHeads(const Tensor& x, int64_t begin, const Tensor& value) {
+    Slice(x, begin, value.size(1)).copy_(value.transpose(0, 1).reshape({value.size(1), -1}));
+  }
+  template <typename Body>
+  static void ForEachSentence(const AttentionArgs& a, Body body) {
+    for (int s = 0; s < a.queries->num_sentences; ++s) {
+      const int32_t* q = a.queries->offsets + s;
+      const int32_t* k = a.keys->offsets + s;
+      if (q[1] > q[0]) body(Sentence{s, q[0], q[1] - q[0], k[0], k[1] - k[0]});
+    }
+  }
+  Tensor Scores(const AttentionArgs& a, const Sentence& s) const {
+    const Tensor q = Heads(a.q_RD, s.query_begin, s.query_count, a.heads);
+    const Tensor k = Heads(a.k_RD, s.key_begin, s.key_count, a.heads);
+    Tensor scores = at::matmul(q, k.transpose(1, 2)) / std::sqrt(static_cast<double>(q.size(2)));
+    if (a.causal) {
+      const Tensor later = at::ones({s.query_count, s.key_count}, stream_.dtype(at::kBool)).triu(1);
+      scores = scores.masked_fill(later, -INFINITY);
+    }
+    return scores;
+  }
+  Tensor Probabilities(const AttentionArgs& a, const Sentence& s) const {
+    return at::softmax(Scores(a, s), -1);
+  }
+  // [heads, queries, keys]; feature = head * 4096 + key position.
+  Tensor AttentionFactors(const AttentionArgs& a, const Sentence& s) const {
+    const PackedRows ids{.count = s.query_count,
+                         .positions = a.queries->positions + s.query_begin,
+                         .pairs = a.queries->pairs + s.query_begin};
+    std::vector<Tensor> heads;
+    for (int64_t h = 0; h < a.heads; ++h) {
+      heads.push_back(DropoutFactors(a.dropout, ids, s.query_count, s.key_count, h * 4096));
+    }
+    return at::stack(heads).to(stream_);
+  }
+
+  at::TensorOptions operand_;
+  at::TensorOptions stream_;
+};
+
+}  // namespace
+
+std::unique_ptr<Ops> MakeAtenOps(at::Device device, at::ScalarType operand, at::ScalarType stream) {
+  return std::make_unique<AtenOps>(device, operand, stream);
+}
+
+}  // namespace deepnet

@@ -1,0 +1,248 @@
+// The arithmetic a Transformer layer is written in, forward and backward, on tensors of one device.
+//
+// Two implementations, compared by tests: AtenOps (plain LibTorch on any device and type: the
+// reference, and what CUDA uses) and NativeOps (this project's CPU kernels: the same bits for any
+// number of threads). Neither builds an autograd graph: layers call the backward functions in
+// order, so what is kept is exactly what they keep.
+//
+// Letters: R rows = tokens of a packed microbatch, D width, F inner width, V vocabulary, H heads,
+// O x I a weight. "operand" is the type of matrix products (float32, bfloat16; float64 in tests),
+// "stream" the type of the residual stream, statistics, gradients and masters (float32; float64 in
+// tests). Tensors are allocated at capacity; `rows` says how many rows are real, the others are
+// neither read nor written.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+
+namespace deepnet {
+
+// Identity of the tokens of one packed side; host memory, outlives the call.
+struct PackedRows {
+  int64_t count = 0;                     // real rows
+  int num_sentences = 0;                 // real sentences
+  const int32_t* tokens = nullptr;       // [count]
+  const uint32_t* positions = nullptr;   // [count] index within the sentence
+  const uint32_t* pairs = nullptr;       // [count] the pair's ordinal in the step
+  const int32_t* offsets = nullptr;      // [num_sentences + 1] first row of each sentence
+};
+
+// Where a dropout mask is drawn; with a row's pair and position and a feature it names one decision
+// (docs/design/random.md).
+struct DropoutSite {
+  uint64_t seed = 0;
+  int64_t step = 0;
+  int stack = 0;      // 0 encoder, 1 decoder
+  int layer = 0;
+  int site = 0;       // see Site
+  double rate = 0.0;  // 0: no dropout, nothing is drawn
+};
+
+// Values of DropoutSite::site. Persistent.
+enum Site : int {
+  kSiteEmbedding = 0,
+  kSiteSelfAttention = 1,
+  kSiteCrossAttention = 2,
+  kSiteFeedForward = 3,
+  kSiteSelfAttentionWeights = 4,
+  kSiteCrossAttentionWeights = 5,
+  kSiteActivation = 6,
+};
+
+// A weight in the form products want it; a view of its master, refreshed when the master moved.
+class Weight {
+ public:
+  virtual ~Weight() = default;
+};
+
+// What a normalisation keeps for its backward pass.
+struct NormState {
+  at::Tensor xhat_RD;  // stream: normalised rows
+  at::Tensor rstd_R;   // stream: reciprocal deviations
+};
+
+// y = LN(sum) * gain + bias,  sum = alpha * x + dropout(branch)          (DeepNet, section 2)
+struct ResidualNormArgs {
+  int64_t rows = 0;
+  at::Tensor x_RD;        // stream
+  at::Tensor branch_RD;   // stream; undefined: 0
+  double alpha = 1.0;
+  DropoutSite dropout;
+  const PackedRows* ids = nullptr;  // for dropout
+  at::Tensor gain_D;      // stream
+  at::Tensor bias_D;      // stream
+  double epsilon = 1e-5;
+  at::Tensor y_RD;        // out, stream; may be x_RD; undefined: not wanted
+  at::Tensor y_operand_RD;  // out, operand; undefined: not wanted
+  NormState* state = nullptr;  // out; null in inference
+  at::Tensor mask;        // out: uint8 [R, ceil(D/8)] kept bits; undefined where rate is 0
+};
+
+struct ResidualNormGradArgs {
+  int64_t rows = 0;
+  at::Tensor dy_RD;       // stream
+  NormState* state = nullptr;
+  double alpha = 1.0;
+  double dropout_rate = 0.0;
+  at::Tensor mask;
+  at::Tensor gain_D;
+  at::Tensor dx_RD;       // out, stream: alpha * dsum; may be dy_RD
+  bool accumulate_dx = false;  // add to dx instead
+  at::Tensor dbranch_RD;  // out, operand; undefined: not wanted
+  at::Tensor dgain_D;     // +=, stream
+  at::Tensor dbias_D;     // +=, stream
+};
+
+// softmax(q k^T / sqrt(D/H)) v within each sentence; tensors may be column slices of wider ones.
+struct AttentionArgs {
+  at::Tensor q_RD, k_RD, v_RD;      // operand; k and v have the rows of `keys`
+  const PackedRows* queries = nullptr;
+  const PackedRows* keys = nullptr;
+  int heads = 1;
+  bool causal = false;
+  DropoutSite dropout;              // of the attention weights
+  at::Tensor context_RD;            // out, operand
+  at::Tensor log_sum_exp_RH;        // out, stream; undefined in inference
+};
+
+struct AttentionGradArgs {
+  AttentionArgs forward;            // as it was called; outputs filled
+  at::Tensor dcontext_RD;           // operand
+  at::Tensor dq_RD, dk_RD, dv_RD;   // out, operand
+};
+
+// One query row against the cached keys and values that its list names (incremental decoding):
+// hypotheses share rows of the cache, so re-ordering them moves lists, not keys.
+struct DecodeAttentionArgs {
+  int64_t rows = 0;
+  at::Tensor q_RD;                  // operand
+  at::Tensor keys_ND, values_ND;    // operand; rows of a cache
+  const int32_t* index = nullptr;   // [rows, index_stride] rows of the cache, in order of position
+  int64_t index_stride = 0;
+  const int32_t* lengths = nullptr; // [rows] entries of `index` that count
+  int heads = 1;
+  at::Tensor context_RD;            // out, operand
+};
+
+// Summed over rows; the caller divides.
+struct LossSums {
+  double loss = 0.0;  // label-smoothed cross-entropy, nats
+  double nll = 0.0;   // of the labels, nats
+};
+
+// Cross-entropy of softmax(hidden W^T) with fairseq's label smoothing, chunk by chunk of rows: the
+// logits of a whole microbatch never exist. With gradients wanted, they are computed on the way:
+// dhidden = scale * d loss / d hidden, dweight += scale * d loss / d weight.
+struct CrossEntropyArgs {
+  int64_t rows = 0;
+  at::Tensor hidden_RD;             // operand
+  const Weight* weight_VD = nullptr;
+  const int32_t* labels = nullptr;  // [rows]; -1: no loss
+  double smoothing = 0.0;
+  double scale = 1.0;
+  at::Tensor dhidden_RD;            // out, stream; undefined: no gradients
+  at::Tensor dweight_VD;            // +=, stream
+  float* row_nll = nullptr;         // [rows], optional
+};
+
+// dst = scale * table[token] + positions[position + offset], dropout
+struct EmbedArgs {
+  const PackedRows* rows = nullptr;
+  at::Tensor table_VD;              // stream
+  at::Tensor positions_PD;          // stream
+  double scale = 1.0;
+  DropoutSite dropout;
+  at::Tensor x_RD;                  // out, stream
+  at::Tensor x_operand_RD;          // out, operand; undefined or x_RD
+  at::Tensor mask;                  // out, as above
+};
+
+struct EmbedGradArgs {
+  const PackedRows* rows = nullptr;
+  at::Tensor dx_RD;                 // stream; overwritten by its masked form
+  double scale = 1.0;
+  double dropout_rate = 0.0;
+  at::Tensor mask;
+  at::Tensor dtable_VD;             // +=, stream
+  at::Tensor dpositions_PD;         // +=, stream; undefined where positions are fixed
+};
+
+// One Adam update of a flat range (docs/design/optimizer.md).
+struct AdamArgs {
+  at::Tensor weights, gradient, moment1, moment2;  // stream [n]
+  double rate = 0.0, beta1 = 0.9, beta2 = 0.98, epsilon = 1e-8;
+  double weight_decay = 0.0;        // decoupled: weights -= rate * weight_decay * weights, first
+  double gradient_scale = 1.0;      // clipping
+  int64_t step = 1;                 // 1 for the first update
+  bool fairseq_epsilon = true;      // beside the uncorrected root; false: beside the corrected one
+};
+
+class Ops {
+ public:
+  virtual ~Ops() = default;
+
+  virtual at::TensorOptions Stream() const = 0;   // type and device of the stream
+  virtual at::TensorOptions Operand() const = 0;  // type and device of operands
+
+  // A working copy of `master_OI` (stream, contiguous; shared, not copied). With `backward`, also in
+  // the form LinearBackwardInput wants. Filled by Refresh.
+  virtual std::unique_ptr<Weight> MakeWeight(at::Tensor master_OI, bool backward) = 0;
+  virtual void Refresh(Weight& weight) = 0;
+
+  // y_RO = x_RI W^T + bias, then max(0, .) if `relu`. x operand; y operand or stream.
+  virtual void Linear(int64_t rows, const at::Tensor& x_RI, const Weight& w, const at::Tensor& bias_O,
+                      bool relu, const at::Tensor& y_RO) = 0;
+  // dx_RI = dy_RO W, zeroed where `relu_output_RI` (if defined) is not positive; dx operand or
+  // stream; `accumulate` (stream only) adds.
+  virtual void LinearBackwardInput(int64_t rows, const at::Tensor& dy_RO, const Weight& w,
+                                   const at::Tensor& relu_output_RI, bool accumulate,
+                                   const at::Tensor& dx_RI) = 0;
+  // dw_OI += dy^T x, dbias_O += column sums of dy; a chain of fixed blocks of rows.
+  virtual void LinearBackwardWeight(int64_t rows, const at::Tensor& dy_RO, const at::Tensor& x_RI,
+                                    const at::Tensor& dw_OI, const at::Tensor& dbias_O) = 0;
+
+  virtual void ResidualNorm(const ResidualNormArgs& args) = 0;
+  virtual void ResidualNormBackward(const ResidualNormGradArgs& args) = 0;
+  // y = xhat * gain + bias: the output of a ResidualNorm again, bit for bit.
+  virtual void NormOutput(int64_t rows, const NormState& state, const at::Tensor& gain_D,
+                          const at::Tensor& bias_D, const at::Tensor& y_operand_RD) = 0;
+  // x += dropout(branch), and its backward: dbranch (operand) = masked dx.
+  virtual void AddBranch(int64_t rows, const at::Tensor& x_RD, const at::Tensor& branch_RD,
+                         const DropoutSite& dropout, const PackedRows* ids, const at::Tensor& mask) = 0;
+  virtual void AddBranchBackward(int64_t rows, const at::Tensor& dx_RD, double dropout_rate,
+                                 const at::Tensor& mask, const at::Tensor& dbranch_RD) = 0;
+
+  virtual void Attention(const AttentionArgs& args) = 0;
+  virtual void AttentionBackward(const AttentionGradArgs& args) = 0;
+  virtual void DecodeAttention(const DecodeAttentionArgs& args) = 0;
+
+  // h = gelu(pre), exact form; operand. Backward: dpre = dh * gelu'(pre).
+  virtual void Gelu(int64_t rows, const at::Tensor& pre_RF, const at::Tensor& h_RF) = 0;
+  virtual void GeluBackward(int64_t rows, const at::Tensor& pre_RF, const at::Tensor& dh_RF,
+                            const at::Tensor& dpre_RF) = 0;
+  // Dropout of an operand in place; the mask is kept. Backward: the same mask on the gradient.
+  virtual void Dropout(int64_t rows, const DropoutSite& dropout, const PackedRows& ids,
+                       const at::Tensor& x_RF, const at::Tensor& mask) = 0;
+  virtual void DropoutBackward(int64_t rows, double rate, const at::Tensor& mask,
+                               const at::Tensor& dx_RF) = 0;
+
+  virtual void Embed(const EmbedArgs& args) = 0;
+  virtual void EmbedBackward(const EmbedGradArgs& args) = 0;
+  virtual LossSums CrossEntropy(const CrossEntropyArgs& args) = 0;
+  // log_softmax of logits_RV (stream), in place.
+  virtual void LogSoftmax(int64_t rows, const at::Tensor& logits_RV) = 0;
+
+  virtual void Adam(const AdamArgs& args) = 0;
+  // Sum of squares over blocks of 4096 elements, in double, blocks added in order. Not finite if an
+  // element is not.
+  virtual double SumSquares(const at::Tensor& x) = 0;
+  virtual void Add(const at::Tensor& y, const at::Tensor& x) = 0;           // y += x, stream
+  virtual void Copy(int64_t rows, const at::Tensor& x, const at::Tensor& y) = 0;  // with conversion
+};
+
+// Plain LibTorch on `device`. Operand and stream types: any floating type each.
+std::unique_ptr<Ops> MakeAtenOps(at::Device device, at::ScalarType operand, at::ScalarType stream);
+
+}  // namespace deepnet
