@@ -26,7 +26,8 @@ python3 - "$build" "$base" >"$results.files" <<'PY'
 import json, os, subprocess, sys
 entries = json.load(open(sys.argv[1] + "/compile_commands.json"))
 known = sorted({os.path.relpath(entry["file"]) for entry in entries})
-known = [path for path in known if not path.startswith(("build", ".."))]
+# The native kernels use vector extensions of g++ that clang 14 does not know.
+known = [p for p in known if not p.startswith(("build", "..", "trainer/kernels/native/"))]
 diff = subprocess.run(["git", "diff", "--name-only", sys.argv[2]], text=True, capture_output=True)
 print("\n".join(sorted(known, key=lambda path: path not in diff.stdout.split())))
 PY
@@ -34,8 +35,6 @@ trap 'rm -f "$results" "$results.files"' EXIT
 
 # shellcheck disable=SC2016  # expanded by the inner shell
 timeout "${2:-240}" xargs -a "$results.files" -P "$(nproc)" -n 1 sh -c \
-  'if clang-tidy --quiet -p "$0" "$2" 2>/dev/null; then echo good; else echo "bad $2"; fi >>"$1"' \
-  "$build" "$results" || true
-grep '^bad' "$results" | sed 's/^bad/clang-tidy has findings in/' || true
+  'clang-tidy --quiet -p "$0" "$2" 2>/dev/null; echo "$? $2" >>"$1"' "$build" "$results" || true
 echo "clang-tidy: $(wc -l <"$results") of $(wc -l <"$results.files") torch-free files"
-! grep -q '^bad' "$results"
+! grep -v '^0 ' "$results"
