@@ -90,7 +90,8 @@ void CheckDeepNorm(const ModelSpec& model, Mistakes* mistakes) {
   const DeepNormSpec& deepnorm = model.deepnorm();
   if (model.has_deepnorm() && model.residual() != RESIDUAL_UNSPECIFIED) {
     mistakes->Require(model.residual() == DEEPNORM, "model.deepnorm",
-                      Residual_Name(model.residual()), "only with model.residual: DEEPNORM");
+                      Residual_Name(model.residual()).c_str(),
+                      "only with model.residual: DEEPNORM");
   }
   const auto positive = [&](const char* name, double value) {
     mistakes->Require(value >= 0, absl::StrCat("model.deepnorm.", name), value,
@@ -119,7 +120,8 @@ void CheckModel(const ModelSpec& model, Vocabulary vocabulary, Mistakes* mistake
                       absl::StrCat("must divide model.width (", model.width(), ")"));
   }
   mistakes->Require(model.residual() != RESIDUAL_UNSPECIFIED, "model.residual",
-                    Residual_Name(RESIDUAL_UNSPECIFIED), "required: DEEPNORM, POST_LN or PRE_LN");
+                    Residual_Name(RESIDUAL_UNSPECIFIED).c_str(),
+                    "required: DEEPNORM, POST_LN or PRE_LN");
   CheckDeepNorm(model, mistakes);
   const bool from_corpus = vocabulary == Vocabulary::kFromCorpus && model.vocabulary_size() == 0;
   mistakes->Require(from_corpus || model.vocabulary_size() > 4, "model.vocabulary_size",
@@ -267,19 +269,20 @@ void CheckCompute(const ComputeSpec& compute, Mistakes* mistakes) {
   const bool cpu = compute.device() == "cpu", cuda = compute.device() == "cuda";
   mistakes->Require(cpu || cuda, "compute.device", compute.device(), "must be 'cpu' or 'cuda'");
   mistakes->Require(compute.residual_dtype() != BFLOAT16, "compute.residual_dtype",
-                    DataType_Name(compute.residual_dtype()),
+                    DataType_Name(compute.residual_dtype()).c_str(),
                     "only FLOAT32: at 500-500 a branch starts at 0.0028 of the stream and "
                     "bfloat16 rounds at 0.0039, so it would vanish");
   if (cuda) {
-    mistakes->Require(compute.isa() == ISA_UNSPECIFIED, "compute.isa", Isa_Name(compute.isa()),
-                      "only with compute.device: 'cpu'");
-    mistakes->Require(compute.matmul() != NATIVE, "compute.matmul", Matmul_Name(compute.matmul()),
+    mistakes->Require(compute.isa() == ISA_UNSPECIFIED, "compute.isa",
+                      Isa_Name(compute.isa()).c_str(), "only with compute.device: 'cpu'");
+    mistakes->Require(compute.matmul() != NATIVE, "compute.matmul",
+                      Matmul_Name(compute.matmul()).c_str(),
                       "only with compute.device: 'cpu'; allowed here: LIBRARY");
   }
   const bool old_isa =
       compute.isa() == BASELINE || compute.isa() == AVX2 || compute.isa() == AVX512;
   mistakes->Require(!(compute.dtype() == BFLOAT16 && compute.matmul() == NATIVE && old_isa),
-                    "compute.dtype", DataType_Name(compute.dtype()),
+                    "compute.dtype", DataType_Name(compute.dtype()).c_str(),
                     absl::StrCat("NATIVE products of bfloat16 need isa: AVX512_BF16, not ",
                                  Isa_Name(compute.isa())));
   mistakes->Require(compute.threads_per_rank() >= 0, "compute.threads_per_rank",

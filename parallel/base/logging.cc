@@ -1,0 +1,137 @@
+#include "parallel/base/logging.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <ctime>
+#include <iostream>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace deepnet {
+namespace {
+
+double SteadySeconds() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(now).count();
+}
+
+std::string LocalTimeOfDay() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  localtime_r(&now, &parts);
+  return absl::StrFormat("%02d:%02d:%02d", parts.tm_hour, parts.tm_min, parts.tm_sec);
+}
+
+LoggerOptions Completed(LoggerOptions options) {
+  if (options.stream == nullptr) options.stream = &std::cerr;
+  if (!options.seconds) options.seconds = SteadySeconds;
+  if (!options.time_of_day) options.time_of_day = LocalTimeOfDay;
+  return options;
+}
+
+}  // namespace
+
+Logger::Logger(LoggerOptions options)
+    : options_(Completed(std::move(options))), stream_(*options_.stream) {}
+
+Logger::~Logger() { EndProgress(); }
+
+void Logger::WriteLines(std::string_view prefix, std::string_view message) {
+  std::string head = options_.time_of_day() + " ";
+  if (options_.num_ranks > 1)
+    absl::StrAppend(&head, "[", options_.rank, "/", options_.num_ranks, "] ");
+  head += prefix;
+  for (size_t start = 0;;) {
+    const size_t end = std::min(message.find('\n', start), message.size());
+    stream_ << head << message.substr(start, end - start) << '\n';
+    if (end >= message.size()) break;
+    start = end + 1;
+  }
+}
+
+void Logger::EraseLiveLine() {
+  if (!live_line_.empty()) stream_ << "\r\x1b[K";
+}
+
+void Logger::Info(std::string_view message) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  EraseLiveLine();
+  WriteLines("", message);
+  stream_ << live_line_ << std::flush;
+}
+
+void Logger::Warning(std::string_view message) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  EraseLiveLine();
+  WriteLines("warning: ", message);
+  stream_ << live_line_ << std::flush;
+}
+
+void Logger::Show(const Progress& progress) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const double now = options_.seconds();
+  const double pause = options_.terminal ? options_.redraw_seconds : options_.plain_seconds;
+  const bool must = progress.label != shown_label_ || progress.fraction >= 1.0;
+  if (!must && now - shown_at_ < pause) return;
+  shown_at_ = now;
+  shown_label_ = progress.label;
+  if (options_.terminal) {
+    EraseLiveLine();
+    live_line_ = ProgressText(progress, /*bar=*/true);
+    stream_ << live_line_;
+  } else {
+    WriteLines("", ProgressText(progress, /*bar=*/false));
+  }
+  stream_ << std::flush;
+}
+
+void Logger::EndProgress() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!live_line_.empty()) stream_ << '\n' << std::flush;
+  live_line_.clear();
+  shown_label_.clear();
+}
+
+bool StderrIsTerminal() { return isatty(STDERR_FILENO) == 1; }
+
+std::string ProgressText(const Progress& progress, bool bar) {
+  constexpr int kCells = 32;
+  std::string text = progress.label;
+  if (progress.fraction >= 0.0) {
+    const double fraction = std::min(progress.fraction, 1.0);
+    const int full = static_cast<int>(fraction * kCells);
+    if (bar)
+      absl::StrAppend(&text, " [", std::string(full, '#'), std::string(kCells - full, '-'), "]");
+    absl::StrAppendFormat(&text, " %3d%%", static_cast<int>(fraction * 100.0));
+  }
+  if (!progress.figures.empty()) absl::StrAppend(&text, "  ", progress.figures);
+  if (progress.seconds_left >= 0.0) {
+    absl::StrAppend(&text, "  ", ClockText(progress.seconds_left), " left");
+  }
+  return text;
+}
+
+std::string WithCommas(int64_t value) {
+  const std::string digits = std::to_string(value);
+  std::string result;
+  for (size_t i = 0; i < digits.size(); ++i) {
+    const bool group_starts = (digits.size() - i) % 3 == 0;
+    if (group_starts && i > 0 && digits[i - 1] != '-') result += ',';
+    result += digits[i];
+  }
+  return result;
+}
+
+std::string ClockText(double seconds) {
+  const int64_t total = std::llround(seconds);
+  const int64_t hours = total / 3600, minutes = total / 60 % 60, rest = total % 60;
+  if (hours > 0) return absl::StrFormat("%d:%02d:%02d", hours, minutes, rest);
+  return absl::StrFormat("%d:%02d", minutes, rest);
+}
+
+}  // namespace deepnet

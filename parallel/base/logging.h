@@ -1,0 +1,88 @@
+// Lines for people: one Logger a rank, handed to whoever has something to say. Results for programs
+// go elsewhere (stdout, metrics.jsonl).
+//
+// On a terminal a live line with a bar stays below the last message and is redrawn in place; in a
+// file or a pipe the same figures are plain lines.
+//
+// Example:
+//   Logger log({.rank = 3, .num_ranks = 8});
+//   log.Info("resumed at step 1,200");           // 12:03:07 [3/8] resumed at step 1,200
+//   log.Show({.label = "train", .fraction = 0.25, .figures = "loss 4.31  2,310 tokens/s",
+//             .seconds_left = 340});
+//   //  terminal:  train [########------------------------]  25%  loss 4.31  2,310 tokens/s  5:40
+//   left
+//   //  file:      12:03:07 [3/8] train  25%  loss 4.31  2,310 tokens/s  5:40 left
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <iosfwd>
+#include <mutex>
+#include <string>
+#include <string_view>
+
+namespace deepnet {
+
+// Where a long piece of work stands.
+struct Progress {
+  std::string label = {};      // "train", "prepare: cleaning"
+  double fraction = -1.0;      // 0 to 1; negative: unknown, no bar
+  std::string figures = {};    // what else there is to say
+  double seconds_left = -1.0;  // negative: unknown, not shown
+};
+
+struct LoggerOptions {
+  int rank = 0;
+  int num_ranks = 1;                     // 1: lines carry no rank
+  std::ostream* stream = nullptr;        // borrowed; nullptr: stderr
+  bool terminal = false;                 // the live line; StderrIsTerminal() for stderr
+  double redraw_seconds = 0.1;           // the live line changes at most this often
+  double plain_seconds = 0.0;            // elsewhere: a line of progress at most this often
+  std::function<double()> seconds = {};  // a clock that only runs forward; default: the system's
+  std::function<std::string()> time_of_day = {};  // "12:03:07"; default: local time
+};
+
+// All methods may be called from several threads.
+class Logger {
+ public:
+  explicit Logger(LoggerOptions options = {});
+  ~Logger();  // as EndProgress()
+
+  Logger(const Logger&) = delete;
+  Logger& operator=(const Logger&) = delete;
+
+  // One message; every line of it gets the time and the rank.
+  void Info(std::string_view message);
+  void Warning(std::string_view message);  // the same after "warning: "
+
+  // The state now; too frequent calls are dropped. A new label or a fraction of 1 is never dropped.
+  void Show(const Progress& progress);
+
+  // Ends the live line, so that what follows starts on a new one.
+  void EndProgress();
+
+ private:
+  void WriteLines(std::string_view prefix, std::string_view message);
+  void EraseLiveLine();
+
+  const LoggerOptions options_;
+  std::ostream& stream_;
+  std::mutex mutex_;  // guards everything below and the stream
+  std::string live_line_;
+  std::string shown_label_;
+  double shown_at_ = 0.0;
+};
+
+// Whether stderr is a terminal that can redraw a line.
+bool StderrIsTerminal();
+
+// "25%  loss 4.31  5:40 left", with a bar after the label if `bar`.
+std::string ProgressText(const Progress& progress, bool bar);
+
+// 1234567 -> "1,234,567".
+std::string WithCommas(int64_t value);
+
+// 5 -> "0:05", 340 -> "5:40", 7265 -> "2:01:05".
+std::string ClockText(double seconds);
+
+}  // namespace deepnet

@@ -1,0 +1,107 @@
+#include "launch/flags.h"
+
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "launch/nearest_name.h"
+
+namespace deepnet {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+const std::vector<Flag>& Table() {
+  static const auto* table = new std::vector<Flag>{
+      {.name = "from", .value = "TAG", .help = "Source language."},
+      {.name = "beam",
+       .kind = FlagKind::kInteger,
+       .value = "N",
+       .default_value = "5",
+       .help = "Beam."},
+      {.name = "penalty",
+       .kind = FlagKind::kNumber,
+       .value = "X",
+       .default_value = "1",
+       .help = "P."},
+      {.name = "json", .kind = FlagKind::kSwitch, .help = "JSON."},
+      {.name = "set", .kind = FlagKind::kList, .value = "A=B", .help = "Change."},
+      {.name = "shape", .value = "S", .help = "Which.", .allowed = {"A", "B"}}};
+  return *table;
+}
+
+std::string Error(const std::vector<std::string>& words, int max_positional = 0) {
+  const auto flags = ParseFlags(Table(), words, max_positional);
+  return flags.ok() ? "" : std::string(flags.status().message());
+}
+
+TEST(Flags, BothWaysOfGivingAValueAreRead) {
+  const auto flags = ParseFlags(Table(), {"--from", "de", "--beam=3", "--penalty=0.5"}, 0);
+  ASSERT_TRUE(flags.ok()) << flags.status();
+  EXPECT_EQ(flags->Text("from"), "de");
+  EXPECT_EQ(flags->Integer("beam"), 3);
+  EXPECT_EQ(flags->Number("penalty"), 0.5);
+}
+
+TEST(Flags, UngivenFlagsHaveTheirDefaults) {
+  const auto flags = ParseFlags(Table(), {}, 0);
+  ASSERT_TRUE(flags.ok()) << flags.status();
+  EXPECT_FALSE(flags->Given("beam"));
+  EXPECT_EQ(flags->Integer("beam"), 5);
+  EXPECT_EQ(flags->Text("from"), "");
+  EXPECT_FALSE(flags->Switch("json"));
+  EXPECT_TRUE(flags->List("set").empty());
+}
+
+TEST(Flags, AListKeepsEveryValueAndATextTheLast) {
+  const auto flags =
+      ParseFlags(Table(), {"--set=a=1", "--set", "b=2", "--from=de", "--from=fr"}, 0);
+  ASSERT_TRUE(flags.ok()) << flags.status();
+  EXPECT_THAT(flags->List("set"), ElementsAre("a=1", "b=2"));
+  EXPECT_EQ(flags->Text("from"), "fr");
+}
+
+TEST(Flags, ASwitchTakesTrueAndFalse) {
+  EXPECT_TRUE(ParseFlags(Table(), {"--json"}, 0)->Switch("json"));
+  EXPECT_FALSE(ParseFlags(Table(), {"--json=false"}, 0)->Switch("json"));
+  EXPECT_THAT(Error({"--json=maybe"}), HasSubstr("--json: maybe: only true and false"));
+}
+
+TEST(Flags, AllMistakesAreListedAtOnce) {
+  EXPECT_EQ(Error({"--form=de", "--beam=many", "--shape=C", "word", "--set"}),
+            "--form: unknown flag; did you mean '--from'?\n"
+            "--beam: many: a whole number is needed\n"
+            "--shape: C: allowed are: A, B\n"
+            "--set: needs a value, A=B\n"
+            "word: unexpected word");
+}
+
+TEST(Flags, WordsBehindTwoDashesArePositional) {
+  const auto flags = ParseFlags(Table(), {"a", "-", "--", "--from"}, 3);
+  ASSERT_TRUE(flags.ok()) << flags.status();
+  EXPECT_THAT(flags->positional(), ElementsAre("a", "-", "--from"));
+}
+
+TEST(Flags, HelpShowsValueDefaultAndChoices) {
+  const std::string help = FlagHelp(Table());
+  EXPECT_THAT(help, HasSubstr("  --beam N                Beam. Default: 5.\n"));
+  EXPECT_THAT(help, HasSubstr("One of: A, B."));
+  EXPECT_THAT(help, HasSubstr("May be repeated."));
+}
+
+TEST(WrapText, BreaksAtSpacesAndIndents) {
+  EXPECT_EQ(WrapText("one two three\nfour", 2, 9), "one two\n  three\n  four");
+}
+
+TEST(NearestName, FindsSwapsAndIgnoresCase) {
+  EXPECT_EQ(EditDistance("widht", "width"), 1);
+  EXPECT_EQ(EditDistance("", "abc"), 3);
+  EXPECT_EQ(NearestName("deepnorm", {"POST_LN", "DEEPNORM"}), "DEEPNORM");
+  EXPECT_EQ(NearestName("xyzzy", {"width", "heads"}), std::nullopt);
+}
+
+}  // namespace
+}  // namespace deepnet

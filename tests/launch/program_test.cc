@@ -1,0 +1,138 @@
+#include "launch/program.h"
+
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "launch/validate.h"
+#include "parallel/base/exit_code.h"
+#include "parallel/base/status_macros.h"
+
+namespace deepnet {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+// Prints what it got; fails as its --fail says.
+absl::Status RunEcho(const CommandLine& line) {
+  ASSIGN_OR_RETURN(const RunSpec run, LoadRunSpec(line));
+  line.out << run.model().width() << " " << ResolvePath(line, "a/b") << "\n";
+  const std::string& fail = line.flags.Text("fail");
+  if (fail == "plain") return absl::UnknownError("something broke");
+  if (fail == "throw") throw std::runtime_error("thrown");
+  if (fail == "diverged") {
+    return WithExitCode(absl::AbortedError("ten non-finite steps"), ExitCode::kDiverged);
+  }
+  return absl::OkStatus();
+}
+
+std::vector<Command> Commands() {
+  return {{.name = "echo",
+           .summary = "print a width",
+           .description = "Only for tests.",
+           .spec = SpecUse::kOptional,
+           .flags = {{.name = "fail", .value = "HOW", .help = "Fail."}},
+           .run = RunEcho},
+          {.name = "check",
+           .summary = "check a RunSpec",
+           .spec = SpecUse::kRequired,
+           .validate = ValidateForTrain,
+           .flags = {JsonFlag()},
+           .run = [](const CommandLine& line) { return LoadRunSpec(line).status(); }}};
+}
+
+struct Outcome {
+  int code;
+  std::string out, err;
+};
+
+Outcome RunWords(const std::vector<std::string>& words) {
+  std::istringstream in;
+  std::ostringstream out, err;
+  const int code = RunProgram(Commands(), words, {in, out, err});
+  return {code, out.str(), err.str()};
+}
+
+TEST(Program, HelpListsTheCommandsAndExitsWithZero) {
+  for (const char* word : {"--help", "-h", "help"}) {
+    const Outcome outcome = RunWords({word});
+    EXPECT_EQ(outcome.code, 0);
+    EXPECT_THAT(outcome.out, HasSubstr("  echo        print a width\n"));
+  }
+}
+
+TEST(Program, VersionIsPrinted) {
+  EXPECT_THAT(RunWords({"--version"}).out, StartsWith("deepnet 0."));
+}
+
+TEST(Program, NoCommandIsAMistake) {
+  const Outcome outcome = RunWords({});
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("no command given"));
+}
+
+TEST(Program, AnUnknownCommandGetsTheNearestName) {
+  const Outcome outcome = RunWords({"ecoh"});
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_EQ(outcome.err, "error: ecoh: unknown command; did you mean 'echo'?\n");
+}
+
+TEST(Program, AnUnknownFlagGetsTheNearestName) {
+  const Outcome outcome = RunWords({"echo", "--sett", "a=1"});
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("--sett: unknown flag; did you mean '--set'?"));
+}
+
+TEST(Program, CommandHelpShowsItsFlagsAndTheCommonOnes) {
+  const Outcome outcome = RunWords({"echo", "--fail", "x", "--help"});
+  EXPECT_EQ(outcome.code, 0);
+  EXPECT_THAT(outcome.out, StartsWith("deepnet echo: print a width.\n\nUsage: deepnet echo "));
+  for (const char* flag : {"--fail HOW", "--config FILE", "--set FIELD=VALUE", "--root FOLDER"}) {
+    EXPECT_THAT(outcome.out, HasSubstr(flag));
+  }
+}
+
+TEST(Program, SetsAndRootReachTheCommand) {
+  const Outcome outcome = RunWords({"echo", "--set", "model.width=48", "--root=/data"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(outcome.out, "48 /data/a/b\n");
+}
+
+TEST(Program, AStatusBecomesItsExitCode) {
+  EXPECT_EQ(RunWords({"echo", "--fail=diverged"}).code, 7);
+  EXPECT_EQ(RunWords({"echo", "--fail=diverged"}).err, "error: ten non-finite steps\n");
+  EXPECT_EQ(RunWords({"echo", "--fail=plain"}).code, 1);
+  EXPECT_EQ(RunWords({"echo", "--fail=throw"}).code, 1);
+  EXPECT_EQ(RunWords({"echo", "--fail=throw"}).err, "error: thrown\n");
+}
+
+TEST(Program, ARequiredConfigIsAskedFor) {
+  const Outcome outcome = RunWords({"check"});
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("--config: required"));
+}
+
+TEST(Program, SeveralMistakesStandBelowTheWordError) {
+  const Outcome outcome = RunWords({"check", "--config", "launch/recipes/quickstart.textproto",
+                                    "--set", "model.heads=3", "--set", "optim.rate=-1"});
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_EQ(outcome.err,
+            "error:\nmodel.heads: 3: must divide model.width (128)\n"
+            "optim.rate: -1: required, above 0\n");
+}
+
+TEST(Program, DumpConfigPrintsTheCompleteRunAndDoesNothingElse) {
+  const Outcome outcome =
+      RunWords({"check", "--config", "launch/recipes/quickstart.textproto", "--dump-config"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("beta2: 0.98"));  // a default
+  EXPECT_THAT(outcome.out, HasSubstr("name: \"quickstart\""));
+}
+
+}  // namespace
+}  // namespace deepnet

@@ -1,0 +1,68 @@
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "launch/defaults.h"
+#include "launch/spec_loader.h"
+#include "launch/validate.h"
+
+namespace deepnet {
+namespace {
+
+std::vector<std::string> RecipeFiles() {
+  std::vector<std::string> files;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator("launch/recipes")) {
+    if (entry.path().extension() == ".textproto") files.push_back(entry.path().string());
+  }
+  return files;
+}
+
+RunSpec Recipe(const std::string& name) {
+  const auto run = ReadRunSpec({.files = {"launch/recipes/" + name + ".textproto"}}, RunSpec());
+  EXPECT_TRUE(run.ok()) << run.status();
+  return WithDefaults(run.value_or(RunSpec()));
+}
+
+TEST(Recipes, EachParsesAndCanBeTrained) {
+  ASSERT_GE(RecipeFiles().size(), 4u);
+  for (const std::string& file : RecipeFiles()) {
+    const auto run = ReadRunSpec({.files = {file}}, RunSpec());
+    ASSERT_TRUE(run.ok()) << run.status();
+    EXPECT_EQ(ValidateForTrain(WithDefaults(*run)), absl::OkStatus()) << file;
+  }
+}
+
+TEST(Recipes, EachIsCalledAsItsFile) {
+  for (const std::string& file : RecipeFiles()) {
+    EXPECT_EQ(ReadRunSpec({.files = {file}}, RunSpec())->name(),
+              std::filesystem::path(file).stem().string());
+  }
+}
+
+TEST(Recipes, WhatNeedsACorpusOfItsOwnPreparesIt) {
+  for (const char* name : {"quickstart", "deepnet_1000l", "deepnet_100l"}) {
+    EXPECT_EQ(ValidateForPrepare(Recipe(name)), absl::OkStatus()) << name;
+  }
+}
+
+TEST(Recipes, ThePapersModelsHaveItsVocabularyAndBatch) {
+  for (const char* name : {"deepnet_1000l", "deepnet_100l"}) {
+    const RunSpec run = Recipe(name);
+    EXPECT_EQ(ValidateForPlan(run), absl::OkStatus()) << name;
+    EXPECT_EQ(run.model().vocabulary_size(), 250002);
+    EXPECT_EQ(run.prepare().tokenizer().pieces() + 100, 250002);  // and the tags of OPUS-100
+    EXPECT_EQ(run.data().microbatches_per_step() * run.data().microbatch().target_tokens(),
+              128 * 4096);
+  }
+}
+
+TEST(Recipes, TheSmallThousandLayersLearnFromTheQuickStartsCorpus) {
+  const RunSpec run = Recipe("small_1000l");
+  EXPECT_EQ(run.model().encoder_layers() + run.model().decoder_layers(), 1000);
+  EXPECT_EQ(run.data().folder(), Recipe("quickstart").data().folder());
+}
+
+}  // namespace
+}  // namespace deepnet

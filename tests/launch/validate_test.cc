@@ -1,0 +1,266 @@
+#include "launch/validate.h"
+
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "launch/defaults.h"
+#include "launch/spec_loader.h"
+#include "parallel/base/exit_code.h"
+
+namespace deepnet {
+namespace {
+
+using ::testing::HasSubstr;
+
+// A RunSpec without a mistake, changed by --set, with defaults.
+RunSpec Spec(const std::vector<std::string>& sets) {
+  std::vector<std::string> all = {
+      "folder=runs/a",
+      "model=encoder_layers: 2 decoder_layers: 2 width: 64 ffn_width: 128 heads: 4 "
+      "residual: DEEPNORM vocabulary_size: 1000",
+      "data=folder: 'corpus' microbatch { target_tokens: 500 } microbatches_per_step: 4",
+      "optim.rate=1e-3", "prepare.opus100_folder=raw"};
+  all.insert(all.end(), sets.begin(), sets.end());
+  const auto run = ReadRunSpec({.sets = all}, RunSpec());
+  EXPECT_TRUE(run.ok()) << run.status();
+  return WithDefaults(run.value_or(RunSpec()));
+}
+
+std::string TrainError(const std::vector<std::string>& sets) {
+  const absl::Status status = ValidateForTrain(Spec(sets));
+  EXPECT_EQ(GetExitCode(status), status.ok() ? ExitCode::kDone : ExitCode::kBadConfig);
+  return std::string(status.message());
+}
+
+std::string PrepareError(const std::vector<std::string>& sets) {
+  return std::string(ValidateForPrepare(Spec(sets)).message());
+}
+
+// A change and the line that must come of it, alone.
+struct Case {
+  std::vector<std::string> sets;
+  std::string line;
+};
+
+TEST(Validate, ARightRunPassesAllThree) {
+  EXPECT_EQ(ValidateForTrain(Spec({})), absl::OkStatus());
+  EXPECT_EQ(ValidateForPlan(Spec({})), absl::OkStatus());
+  EXPECT_EQ(ValidateForPrepare(Spec({})), absl::OkStatus());
+}
+
+TEST(Validate, EveryModelRuleNamesItsField) {
+  const std::vector<Case> cases = {
+      {{"model.encoder_layers=0"}, "model.encoder_layers: 0: must be at least 1"},
+      {{"model.decoder_layers=-3"}, "model.decoder_layers: -3: must be at least 1"},
+      {{"model.width=0"}, "model.width: 0: must be at least 1"},
+      {{"model.width=65", "model.heads=5"},
+       "model.width: 65: must be even and at least 4 with positions: SINUSOIDAL"},
+      {{"model.ffn_width=0"}, "model.ffn_width: 0: must be at least 1"},
+      {{"model.heads=0"}, "model.heads: 0: must be at least 1"},
+      {{"model.heads=7"}, "model.heads: 7: must divide model.width (64)"},
+      {{"model.residual="},
+       "model.residual: RESIDUAL_UNSPECIFIED: required: DEEPNORM, POST_LN or PRE_LN"},
+      {{"model.residual=9"}, "model.residual: 9: is no value of Residual"},
+      {{"model.residual=POST_LN", "model.deepnorm=encoder_alpha: 2"},
+       "model.deepnorm: POST_LN: only with model.residual: DEEPNORM"},
+      {{"model.deepnorm=decoder_beta: -1"},
+       "model.deepnorm.decoder_beta: -1: must be above 0, or 0 for the formula"},
+      {{"model.vocabulary_size=4"},
+       "model.vocabulary_size: 4: must be above 4 (the special ids), or 0: taken from the corpus"},
+      {{"model.max_positions=251", "decode.max_tokens=200"},
+       "model.max_positions: 251: must be at least data.max_tokens + 2 (252)"},
+      {{"model.dropout=1"}, "model.dropout: 1: must be at least 0 and below 1"},
+      {{"model.attention_dropout=-0.1"},
+       "model.attention_dropout: -0.1: must be at least 0 and below 1"},
+      {{"model.activation_dropout=2"},
+       "model.activation_dropout: 2: must be at least 0 and below 1"},
+      {{"model.layer_norm_epsilon=-1"}, "model.layer_norm_epsilon: -1: must be above 0"}};
+  for (const Case& c : cases) EXPECT_EQ(TrainError(c.sets), c.line);
+}
+
+TEST(Validate, ANumberThatIsNoneIsNamed) {
+  EXPECT_THAT(TrainError({"optim.rate=nan"}), HasSubstr("optim.rate: nan: must be finite"));
+  EXPECT_THAT(TrainError({"data.temperature=temperature: inf"}),
+              HasSubstr("data.temperature[0].temperature: inf: must be finite"));
+}
+
+TEST(Validate, EveryDataRuleNamesItsField) {
+  const std::vector<Case> cases = {
+      {{"data.folder="}, "data.folder: '': required: what `deepnet prepare` wrote"},
+      {{"data.microbatch="}, "data.microbatch.target_tokens: 0: required, at least 1"},
+      {{"data.microbatch.target_tokens=250", "data.microbatch.source_tokens=500"},
+       "data.microbatch.target_tokens: 250: must hold the longest sentence: data.max_tokens (250) "
+       "and 1 more; raise it, or lower data.max_tokens"},
+      {{"data.tags=M2M", "data.max_tokens=499", "data.microbatch.source_tokens=501"},
+       "data.microbatch.target_tokens: 500: must hold the longest sentence: data.max_tokens (499) "
+       "and 2 more; raise it, or lower data.max_tokens"},
+      {{"data.microbatch.source_tokens=251"},
+       "data.microbatch.source_tokens: 251: must hold the longest sentence: data.max_tokens (250) "
+       "and 2 more; raise it, or lower data.max_tokens"},
+      {{"data.microbatch.sentences=-1"}, "data.microbatch.sentences: -1: must be at least 1"},
+      {{"data.microbatches_per_step=-2"}, "data.microbatches_per_step: -2: must be at least 1"},
+      {{"data.max_tokens=-1"}, "data.max_tokens: -1: must be at least 1"},
+      {{"data.temperature={from_step: 5 temperature: 2}"},
+       "data.temperature[0].from_step: 5: the first point must say 0"},
+      {{"data.temperature=[{temperature: 2}, {temperature: 3}]"},
+       "data.temperature[1].from_step: 0: must be above the point before"},
+      {{"data.temperature={temperature: 0.5}"},
+       "data.temperature[0].temperature: 0.5: must be at least 1"},
+      {{"data.directions=deen"},
+       "data.directions[0]: 'deen': must be two language tags, as in 'de-en'"},
+      {{"data.directions=de-de"}, "data.directions[0]: 'de-de': must be two different languages"},
+      {{"data.directions=de-en,de-en"}, "data.directions[1]: 'de-en': is listed twice"}};
+  for (const Case& c : cases) EXPECT_EQ(TrainError(c.sets), c.line);
+}
+
+TEST(Validate, EveryOptimRuleNamesItsField) {
+  const std::vector<Case> cases = {
+      {{"optim.rate=0"}, "optim.rate: 0: required, above 0"},
+      {{"optim.initial_rate=1"}, "optim.initial_rate: 1: must be from 0 to optim.rate (0.001)"},
+      {{"optim.warmup_steps=-1"}, "optim.warmup_steps: -1: must be at least 0"},
+      {{"optim.warmup_steps=0"},
+       "optim.warmup_steps: 0: INVERSE_SQRT decays from the warm-up on: must be at least 1"},
+      {{"optim.decay_steps=9"}, "optim.decay_steps: 9: only with schedule: COSINE"},
+      {{"optim.final_rate=1e-4"}, "optim.final_rate: 0.0001: only with schedule: COSINE"},
+      {{"optim.schedule=COSINE"},
+       "optim.decay_steps: 0: COSINE needs it, above optim.warmup_steps (4000)"},
+      {{"optim.schedule=COSINE", "optim.decay_steps=9000", "optim.final_rate=2"},
+       "optim.final_rate: 2: must be from 0 to optim.rate"},
+      {{"optim.beta1=1"}, "optim.beta1: 1: must be at least 0 and below 1"},
+      {{"optim.beta2=-1"}, "optim.beta2: -1: must be at least 0 and below 1"},
+      {{"optim.epsilon=-1"}, "optim.epsilon: -1: must be above 0"},
+      {{"optim.weight_decay=-1"}, "optim.weight_decay: -1: must be at least 0"},
+      {{"optim.clip_norm=-1"}, "optim.clip_norm: -1: must be above 0, or 0: off"},
+      {{"optim.label_smoothing=1"}, "optim.label_smoothing: 1: must be at least 0 and below 1"},
+      {{"optim.virtual_replicas=3"}, "optim.virtual_replicas: 3: must be a power of two"},
+      {{"optim.virtual_replicas=8"},
+       "optim.virtual_replicas: 8: must divide data.microbatches_per_step (4)"}};
+  for (const Case& c : cases) EXPECT_EQ(TrainError(c.sets), c.line);
+  EXPECT_EQ(TrainError({"optim.schedule=CONSTANT", "optim.warmup_steps=0"}), "");
+}
+
+TEST(Validate, EveryComputeAndLayoutRuleNamesItsField) {
+  const std::vector<Case> cases = {
+      {{"compute.device=tpu"}, "compute.device: 'tpu': must be 'cpu' or 'cuda'"},
+      {{"compute.residual_dtype=BFLOAT16"},
+       "compute.residual_dtype: BFLOAT16: only FLOAT32: at 500-500 a branch starts at 0.0028 of "
+       "the stream and bfloat16 rounds at 0.0039, so it would vanish"},
+      {{"compute.device=cuda", "compute.isa=AVX2"},
+       "compute.isa: AVX2: only with compute.device: 'cpu'"},
+      {{"compute.device=cuda", "compute.matmul=NATIVE"},
+       "compute.matmul: NATIVE: only with compute.device: 'cpu'; allowed here: LIBRARY"},
+      {{"compute.dtype=BFLOAT16", "compute.matmul=NATIVE", "compute.isa=AVX2"},
+       "compute.dtype: BFLOAT16: NATIVE products of bfloat16 need isa: AVX512_BF16, not AVX2"},
+      {{"compute.threads_per_rank=-1"},
+       "compute.threads_per_rank: -1: must be at least 1, or 0: left to the program"},
+      {{"cluster.nodes=-1"}, "cluster.nodes: -1: must be at least 1"},
+      {{"cluster.devices_per_node=-1"}, "cluster.devices_per_node: -1: must be at least 1"},
+      {{"cluster.device_memory_gib=-1"},
+       "cluster.device_memory_gib: -1: must be above 0, or 0: what the host has"},
+      {{"parallel.pipeline_parallel_size=-1"},
+       "parallel.pipeline_parallel_size: -1: must be at least 1, or 0: left to the planner"},
+      {{"parallel.data_parallel_size=-1"},
+       "parallel.data_parallel_size: -1: must be at least 1, or 0: left to the planner"},
+      {{"cluster.nodes=4", "parallel.pipeline_parallel_size=2", "parallel.data_parallel_size=1"},
+       "parallel.pipeline_parallel_size: 2: times parallel.data_parallel_size (1) must be 4, all "
+       "ranks of the cluster"},
+      {{"parallel.pipeline_parallel_size=5"},
+       "parallel.pipeline_parallel_size: 5: must be at most the number of layers (4)"},
+      {{"cluster.nodes=4", "parallel.data_parallel_size=4", "optim.virtual_replicas=2"},
+       "parallel.data_parallel_size: 4: must divide optim.virtual_replicas (2)"}};
+  for (const Case& c : cases) EXPECT_EQ(TrainError(c.sets), c.line);
+}
+
+TEST(Validate, EveryTrainAndDecodeRuleNamesItsField) {
+  const std::vector<Case> cases = {
+      {{"folder="}, "folder: '': required: where checkpoints and logs go"},
+      {{"train.steps=-1"}, "train.steps: -1: must be at least 1, or 0: no limit"},
+      {{"train.minutes=-1"}, "train.minutes: -1: must be above 0, or 0: no limit"},
+      {{"train.checkpoint_every_steps=-1"}, "train.checkpoint_every_steps: -1: must be at least 1"},
+      {{"train.validate_every_steps=-2"},
+       "train.validate_every_steps: -2: must be at least 1, or -1: only at the end"},
+      {{"train.validate_sentences=-1"}, "train.validate_sentences: -1: must be at least 1"},
+      {{"train.keep_checkpoints=-1"}, "train.keep_checkpoints: -1: must be at least 1"},
+      {{"train.log_every_steps=-1"}, "train.log_every_steps: -1: must be at least 1"},
+      {{"train.checkpoint_every_minutes=-1"},
+       "train.checkpoint_every_minutes: -1: must be above 0, or 0: off"},
+      {{"train.validate_every_minutes=-1"},
+       "train.validate_every_minutes: -1: must be above 0, or 0: off"},
+      {{"decode.beam_size=-1"}, "decode.beam_size: -1: must be at least 1"},
+      {{"decode.length_penalty=-1"}, "decode.length_penalty: -1: must be at least 0"},
+      {{"decode.max_tokens=-1"}, "decode.max_tokens: -1: must be at least 1"},
+      {{"decode.max_tokens=1023"},
+       "decode.max_tokens: 1023: must be at most model.max_positions (1024) less 2"},
+      {{"decode.max_ratio=-1"}, "decode.max_ratio: -1: must be above 0, or 0: off"},
+      {{"decode.batch_tokens=-1"}, "decode.batch_tokens: -1: must be at least 1"},
+      {{"decode.nbest=6"}, "decode.nbest: 6: must be at most decode.beam_size (5)"},
+      {{"decode.sampling_temperature=-1"},
+       "decode.sampling_temperature: -1: must be above 0, or 0: search"}};
+  for (const Case& c : cases) EXPECT_EQ(TrainError(c.sets), c.line);
+}
+
+TEST(Validate, EveryPrepareRuleNamesItsField) {
+  const std::string text = "prepare.text={source_language: 'de' target_language: 'en' ";
+  const std::vector<Case> cases = {
+      {{"prepare.opus100_folder="},
+       "prepare.opus100_folder: '': required, or prepare.text: there is nothing to read"},
+      {{"prepare.opus100_folder=", text + "tsv_file: 'a'}", "prepare.languages=de"},
+       "prepare.languages: 'de': only with prepare.opus100_folder"},
+      {{"prepare.languages=d-e"},
+       "prepare.languages[0]: 'd-e': must be a tag of letters, digits and '_'"},
+      {{"prepare.text={source_language: 'de' target_language: 'de' tsv_file: 'a'}"},
+       "prepare.text[0].target_language: 'de': must differ from source_language"},
+      {{"prepare.text={target_language: 'de' tsv_file: 'a'}"},
+       "prepare.text[0].source_language: '': required: a tag of letters, digits and '_'"},
+      {{text + "source_file: 'a'}"},
+       "prepare.text[0].target_file: '': required, or tsv_file instead of source_file and "
+       "target_file"},
+      {{text + "source_file: 'a' target_file: 'b' tsv_file: 'c'}"},
+       "prepare.text[0].tsv_file: 'c': not together with source_file and target_file"},
+      {{text + "tsv_file: 'c' score_file: 'd'}"},
+       "prepare.text[0].score_file: 'd': not with tsv_file, which has a column for it"},
+      {{text + "tsv_file: 'c' split: 'valid'}"},
+       "prepare.text[0].split: 'valid': must be 'train', 'dev' or 'test'"},
+      {{"prepare.cleaning.max_tokens=-1"}, "prepare.cleaning.max_tokens: -1: must be at least 1"},
+      {{"prepare.cleaning.max_length_ratio=0.5"},
+       "prepare.cleaning.max_length_ratio: 0.5: must be at least 1"},
+      {{"prepare.tokenizer.pieces=4"},
+       "prepare.tokenizer.pieces: 4: must be above 4 (the special ids)"},
+      {{"prepare.tokenizer.character_coverage=2"},
+       "prepare.tokenizer.character_coverage: 2: must be above 0 and at most 1"},
+      {{"prepare.tokenizer.sample_sentences=-1"},
+       "prepare.tokenizer.sample_sentences: -1: must be at least 1"},
+      {{"prepare.tokenizer.type=word"},
+       "prepare.tokenizer.type: 'word': must be 'unigram' or 'bpe'"},
+      {{"data.folder="}, "prepare.output_folder: '': required, or data.folder"},
+      {{"prepare.output_folder=elsewhere"},
+       "prepare.output_folder: 'elsewhere': must be data.folder ('corpus') where both are given"}};
+  for (const Case& c : cases) EXPECT_EQ(PrepareError(c.sets), c.line);
+  EXPECT_EQ(PrepareError({"prepare.tokenizer.model_file=a.model", "prepare.tokenizer.pieces=1"}),
+            "");
+}
+
+TEST(Validate, AllMistakesAreListedAtOnceInTheOrderOfTheFields) {
+  EXPECT_EQ(TrainError({"folder=", "model.heads=7", "data.max_tokens=-1", "optim.rate=0",
+                        "compute.residual_dtype=BFLOAT16", "train.steps=-5"}),
+            "folder: '': required: where checkpoints and logs go\n"
+            "model.heads: 7: must divide model.width (64)\n"
+            "data.max_tokens: -1: must be at least 1\n"
+            "optim.rate: 0: required, above 0\n"
+            "compute.residual_dtype: BFLOAT16: only FLOAT32: at 500-500 a branch starts at 0.0028 "
+            "of the stream and bfloat16 rounds at 0.0039, so it would vanish\n"
+            "train.steps: -5: must be at least 1, or 0: no limit");
+}
+
+TEST(Validate, APlanNeedsNoFoldersButAVocabulary) {
+  EXPECT_EQ(ValidateForPlan(Spec({"folder=", "data.folder=", "optim="})), absl::OkStatus());
+  EXPECT_EQ(ValidateForPlan(Spec({"model.vocabulary_size="})).message(),
+            "model.vocabulary_size: 0: required here, above 4 (the special ids)");
+  EXPECT_EQ(ValidateForTrain(Spec({"model.vocabulary_size="})), absl::OkStatus());
+}
+
+}  // namespace
+}  // namespace deepnet

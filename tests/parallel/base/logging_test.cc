@@ -1,0 +1,88 @@
+#include "parallel/base/logging.h"
+
+#include <sstream>
+#include <string>
+
+#include <gtest/gtest.h>
+
+namespace deepnet {
+namespace {
+
+// A Logger at 12:00:00 whose clock stands where the test puts it.
+struct Fixture {
+  std::ostringstream out;
+  double now = 100.0;
+
+  LoggerOptions Options(bool terminal) {
+    return {.stream = &out,
+            .terminal = terminal,
+            .redraw_seconds = 1.0,
+            .plain_seconds = 10.0,
+            .seconds = [this] { return now; },
+            .time_of_day = [] { return std::string("12:00:00"); }};
+  }
+};
+
+TEST(Logger, EveryLineOfAMessageCarriesTimeAndRank) {
+  Fixture f;
+  LoggerOptions options = f.Options(false);
+  options.rank = 3;
+  options.num_ranks = 8;
+  Logger log(options);
+  log.Info("one\ntwo");
+  log.Warning("three");
+  EXPECT_EQ(f.out.str(), "12:00:00 [3/8] one\n12:00:00 [3/8] two\n12:00:00 [3/8] warning: three\n");
+}
+
+TEST(Logger, ASingleRankIsNotNamed) {
+  Fixture f;
+  Logger(f.Options(false)).Info("hello");
+  EXPECT_EQ(f.out.str(), "12:00:00 hello\n");
+}
+
+TEST(Logger, ProgressInAFileIsAPlainLineNowAndThen) {
+  Fixture f;
+  Logger log(f.Options(false));
+  log.Show({.label = "train", .fraction = 0.25, .figures = "loss 4.31", .seconds_left = 340});
+  f.now += 9;
+  log.Show({.label = "train", .fraction = 0.5});  // too early
+  f.now += 1;
+  log.Show({.label = "train", .fraction = 0.75});
+  log.Show({.label = "train", .fraction = 1.0});  // the end is always said
+  EXPECT_EQ(f.out.str(),
+            "12:00:00 train  25%  loss 4.31  5:40 left\n"
+            "12:00:00 train  75%\n"
+            "12:00:00 train 100%\n");
+}
+
+TEST(Logger, ProgressOnATerminalIsRedrawnInPlace) {
+  Fixture f;
+  Logger log(f.Options(true));
+  log.Show({.label = "a", .fraction = 0.5});
+  f.now += 1;
+  log.Show({.label = "a", .fraction = 0.75});
+  log.EndProgress();
+  EXPECT_EQ(f.out.str(),
+            "a [################----------------]  50%\r\x1b[K"
+            "a [########################--------]  75%\n");
+}
+
+TEST(Logger, AMessageStandsAboveTheLiveLine) {
+  Fixture f;
+  Logger log(f.Options(true));
+  log.Show({.label = "a"});
+  log.Info("saved");
+  EXPECT_EQ(f.out.str(), "a\r\x1b[K12:00:00 saved\na");
+}
+
+TEST(LogText, NumbersAndTimesReadEasily) {
+  EXPECT_EQ(WithCommas(0), "0");
+  EXPECT_EQ(WithCommas(-123), "-123");
+  EXPECT_EQ(WithCommas(1234567), "1,234,567");
+  EXPECT_EQ(WithCommas(-123456), "-123,456");
+  EXPECT_EQ(ClockText(4.6), "0:05");
+  EXPECT_EQ(ClockText(7265), "2:01:05");
+}
+
+}  // namespace
+}  // namespace deepnet

@@ -1,0 +1,108 @@
+#include "trainer/metrics.h"
+
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <sstream>
+#include <string>
+
+#include <google/protobuf/util/json_util.h>
+#include <google/protobuf/util/message_differencer.h>
+#include <gtest/gtest.h>
+
+#include "proto/report.pb.h"
+#include "proto/run.pb.h"
+
+namespace deepnet {
+namespace {
+
+std::string FreshPath(const std::string& name) {
+  const auto folder = std::filesystem::path(::testing::TempDir()) / "metrics_test";
+  std::filesystem::create_directories(folder);
+  std::filesystem::remove(folder / name);
+  return folder / name;
+}
+
+std::string Content(const std::string& path) {
+  std::stringstream content;
+  content << std::ifstream(path).rdbuf();
+  return content.str();
+}
+
+EvalRecord AnEvalRecord() {
+  EvalRecord record;
+  record.set_kind("validation");
+  record.set_step(9007199254740993);  // more than a double holds
+  record.set_bleu(12.5);
+  record.set_checkpoint("a \"b\"\\\n\x01 \xC3\xA9");
+  DirectionScore& score = *record.add_directions();
+  score.set_direction("de-en");
+  score.set_nll(0.1);
+  return record;
+}
+
+TEST(ToJson, PrintsEveryFieldByItsProtoNameAndCountsAsNumbers) {
+  DirectionScore score;
+  score.set_direction("de-en");
+  score.set_sentences(200);
+  score.set_bleu(0.1);
+  EXPECT_EQ(ToJson(score),
+            R"({"direction":"de-en","sentences":200,"nll":0,"bleu":0.1,"chrf":0,"spbleu":0})");
+}
+
+TEST(ToJson, ProtobufReadsItBack) {
+  const EvalRecord record = AnEvalRecord();
+  EvalRecord copy;
+  ASSERT_TRUE(google::protobuf::util::JsonStringToMessage(ToJson(record), &copy).ok());
+  EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(record, copy));
+
+  RunSpec run;
+  run.mutable_model()->set_residual(DEEPNORM);
+  run.mutable_data()->add_directions("de-en");
+  RunSpec run_copy;
+  ASSERT_TRUE(google::protobuf::util::JsonStringToMessage(ToJson(run), &run_copy).ok());
+  EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(run, run_copy));
+}
+
+TEST(ToJson, WhatIsNoNumberIsAString) {
+  StepRecord record;
+  record.set_loss(std::numeric_limits<double>::quiet_NaN());
+  record.set_rate(-std::numeric_limits<double>::infinity());
+  const std::string json = ToJson(record);
+  EXPECT_NE(json.find(R"("loss":"NaN")"), std::string::npos) << json;
+  EXPECT_NE(json.find(R"("rate":"-Infinity")"), std::string::npos) << json;
+}
+
+TEST(MetricsWriter, AppendsOneLineARecord) {
+  const std::string path = FreshPath("append.jsonl");
+  for (const int64_t step : {1, 2}) {
+    auto writer = MetricsWriter::Open(path, step - 1);
+    ASSERT_TRUE(writer.ok()) << writer.status();
+    DirectionScore score;
+    score.set_sentences(step);
+    ASSERT_TRUE((*writer)->Write(score).ok());
+  }
+  EXPECT_EQ(Content(path), R"({"direction":"","sentences":1,"nll":0,"bleu":0,"chrf":0,"spbleu":0})"
+                           "\n"
+                           R"({"direction":"","sentences":2,"nll":0,"bleu":0,"chrf":0,"spbleu":0})"
+                           "\n");
+}
+
+TEST(MetricsWriter, ResumingDropsLaterStepsAndATornLine) {
+  const std::string path = FreshPath("resume.jsonl");
+  std::ofstream(path) << "{\"kind\":\"train\",\"step\":10}\n{\"step\":20,\"loss\":1}\n"
+                      << "{\"kind\":\"other\"}\n{\"step\":30}\n{\"step\":1";
+  ASSERT_TRUE(MetricsWriter::Open(path, 20).ok());
+  EXPECT_EQ(Content(path),
+            "{\"kind\":\"train\",\"step\":10}\n{\"step\":20,\"loss\":1}\n{\"kind\":\"other\"}\n");
+  EXPECT_FALSE(std::filesystem::exists(path + ".new"));
+}
+
+TEST(MetricsWriter, AMissingFolderIsNamed) {
+  const auto writer = MetricsWriter::Open("/nonexistent/metrics.jsonl", 0);
+  ASSERT_FALSE(writer.ok());
+  EXPECT_NE(writer.status().message().find("/nonexistent/metrics.jsonl"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace deepnet

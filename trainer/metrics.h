@@ -1,0 +1,48 @@
+// metrics.jsonl: one record a line (proto/report.proto), for programs.
+//
+// A record is protobuf's JSON with the field names of the proto files and every field printed,
+// zeros included, with one difference: 64-bit counts are numbers, not strings. Not-a-number and
+// infinities are "NaN", "Infinity" and "-Infinity". Protobuf reads these lines back.
+//
+// Example:
+//   ASSIGN_OR_RETURN(auto metrics, MetricsWriter::Open("runs/a/metrics.jsonl",
+//   /*last_step=*/1200)); RETURN_IF_ERROR(metrics->Write(record));  //
+//   {"kind":"train","step":1210,"loss":4.31,...}
+#pragma once
+
+#include <cstdint>
+#include <fstream>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace google::protobuf {
+class Message;
+}
+
+namespace deepnet {
+
+// `message` on one line, no newline at the end.
+std::string ToJson(const google::protobuf::Message& message);
+
+// Appends records to a file. Not thread-safe.
+class MetricsWriter {
+ public:
+  // Makes the file if there is none (its folder must exist). What is there stays, except lines that
+  // a run resumed at `last_step` will write again (a greater "step") and a torn last line.
+  static absl::StatusOr<std::unique_ptr<MetricsWriter>> Open(const std::string& path,
+                                                             int64_t last_step);
+
+  // Appends one line and flushes it. Fails naming the file, for example on a full disk.
+  absl::Status Write(const google::protobuf::Message& record);
+
+ private:
+  explicit MetricsWriter(const std::string& path);
+
+  const std::string path_;
+  std::ofstream stream_;
+};
+
+}  // namespace deepnet
