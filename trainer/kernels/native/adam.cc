@@ -1,0 +1,72 @@
+#include "trainer/kernels/native/adam.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "parallel/base/check.h"
+#include "trainer/kernels/native/kernel_table.h"
+#include "trainer/kernels/native/row_blocks.h"
+#include "trainer/kernels/native/scratch.h"
+
+namespace deepnet::native {
+namespace {
+
+constexpr int64_t kSumBlock = 4096;
+
+// base^n, n >= 1, by squaring: libm's pow may differ between hosts in the last bit.
+double IntegerPower(double base, int64_t n) {
+  double result = 1.0;
+  for (; n > 0; n >>= 1) {
+    if (n & 1) result *= base;
+    base *= base;
+  }
+  return result;
+}
+
+AdamConstants MakeConstants(const AdamArgs& args) {
+  const double c1 = 1.0 - IntegerPower(args.beta1, args.step);
+  const double root_c2 = std::sqrt(1.0 - IntegerPower(args.beta2, args.step));
+  const bool fairseq = args.convention == AdamConvention::kFairseq;
+  return {.beta1 = static_cast<float>(args.beta1),
+          .one_minus_beta1 = static_cast<float>(1.0 - args.beta1),
+          .beta2 = static_cast<float>(args.beta2),
+          .one_minus_beta2 = static_cast<float>(1.0 - args.beta2),
+          .epsilon = static_cast<float>(args.epsilon),
+          .decay = static_cast<float>(args.learning_rate * args.weight_decay),
+          .rate = static_cast<float>(fairseq ? args.learning_rate * root_c2 / c1
+                                             : args.learning_rate / c1),
+          .root_scale = static_cast<float>(fairseq ? 1.0 : 1.0 / root_c2),
+          .gradient_scale = args.gradient_scale};
+}
+
+}  // namespace
+
+void AdamStep(ThreadPool& pool, const KernelTable& table, const AdamArgs& args, int64_t n,
+              float* weights, const float* gradient, float* m, float* v,
+              uint16_t* weights_bfloat16) {
+  DEEPNET_CHECK(args.step >= 1) << "step " << args.step;
+  const AdamConstants constants = MakeConstants(args);
+  const ElementwiseTable& kernels = table.elementwise;
+  ForBlocks(pool, n, kElementsPerBlock, [&](int64_t begin, int64_t end, int) {
+    kernels.adam(constants, end - begin, weights + begin, gradient + begin, m + begin, v + begin,
+                 weights_bfloat16 == nullptr ? nullptr : weights_bfloat16 + begin);
+  });
+}
+
+double SumSquares(ThreadPool& pool, const KernelTable& table, const float* x, int64_t n,
+                  Scratch& scratch) {
+  const int64_t num_blocks = (n + kSumBlock - 1) / kSumBlock;
+  double* sums = reinterpret_cast<double*>(scratch.Reserve(2 * num_blocks));
+  const ElementwiseTable& kernels = table.elementwise;
+  ForBlocks(pool, num_blocks, kElementsPerBlock / kSumBlock, [&](int64_t begin, int64_t end, int) {
+    for (int64_t block = begin; block < end; ++block) {
+      sums[block] =
+          kernels.sum_squares(x + block * kSumBlock, std::min(kSumBlock, n - block * kSumBlock));
+    }
+  });
+  double total = 0.0;
+  for (int64_t block = 0; block < num_blocks; ++block) total += sums[block];
+  return total;
+}
+
+}  // namespace deepnet::native

@@ -1,0 +1,41 @@
+// The optimizer's arithmetic over flat ranges of float32.
+#pragma once
+
+#include <cstdint>
+
+namespace deepnet::native {
+
+class ThreadPool;
+struct KernelTable;
+class Scratch;
+
+// Where epsilon goes. With m, v the moments after this step, c1 = 1 - beta1^step,
+// c2 = 1 - beta2^step:
+enum class AdamConvention {
+  kFairseq = 1,  // p -= lr * sqrt(c2) / c1 * m / (sqrt(v) + epsilon)
+  kTorch = 2,    // p -= lr / c1 * m / (sqrt(v) / sqrt(c2) + epsilon)
+};
+
+struct AdamArgs {
+  double learning_rate = 0.0;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double epsilon = 1e-8;
+  double weight_decay = 0.0;    // decoupled: p -= learning_rate * weight_decay * p comes first
+  int64_t step = 1;             // counts updates, from 1
+  float gradient_scale = 1.0f;  // clipping and the number of tokens: the gradient is scaled first
+  AdamConvention convention = AdamConvention::kFairseq;
+};
+
+// One update of n weights. Every element by itself: any cut of the range gives the same bits.
+// weights_bfloat16, if not null, receives the new weights rounded.
+void AdamStep(ThreadPool& pool, const KernelTable& table, const AdamArgs& args, int64_t n,
+              float* weights, const float* gradient, float* m, float* v,
+              uint16_t* weights_bfloat16);
+
+// sum of x[i]^2 in double precision: over blocks of 4096 elements, then over the blocks in order.
+// The same bits on every instruction set. Infinite or NaN exactly if an element is.
+double SumSquares(ThreadPool& pool, const KernelTable& table, const float* x, int64_t n,
+                  Scratch& scratch);
+
+}  // namespace deepnet::native

@@ -1,0 +1,38 @@
+#include "trainer/kernels/native/cross_entropy.h"
+
+#include "parallel/base/check.h"
+#include "trainer/kernels/native/kernel_table.h"
+#include "trainer/kernels/native/row_blocks.h"
+
+namespace deepnet::native {
+namespace {
+
+// A row is thousands of numbers: blocks are small so that threads end together.
+constexpr int64_t kRowsPerVocabularyBlock = 4;
+
+}  // namespace
+
+void CrossEntropyRows(ThreadPool& pool, const KernelTable& table, const CrossEntropyArgs& args) {
+  DEEPNET_CHECK(args.vocabulary >= 2) << "vocabulary of " << args.vocabulary;
+  DEEPNET_CHECK_LE(args.vocabulary, args.stride);
+  for (int64_t row = 0; row < args.rows; ++row) {
+    DEEPNET_CHECK(args.targets[row] >= -1 && args.targets[row] < args.vocabulary)
+        << "row " << row << " has target " << args.targets[row] << " of " << args.vocabulary;
+  }
+  const ElementwiseTable& kernels = table.elementwise;
+  ForBlocks(pool, args.rows, kRowsPerVocabularyBlock,
+            [&](int64_t begin, int64_t end, int) { kernels.cross_entropy(args, begin, end); });
+}
+
+void LogSoftmaxRows(ThreadPool& pool, const KernelTable& table, int64_t rows, int64_t vocabulary,
+                    const float* logits, int64_t stride, float* y, int64_t y_stride) {
+  DEEPNET_CHECK(vocabulary >= 1) << "vocabulary of " << vocabulary;
+  const ElementwiseTable& kernels = table.elementwise;
+  ForBlocks(pool, rows, kRowsPerVocabularyBlock, [&](int64_t begin, int64_t end, int) {
+    for (int64_t row = begin; row < end; ++row) {
+      kernels.log_softmax(logits + row * stride, vocabulary, y + row * y_stride);
+    }
+  });
+}
+
+}  // namespace deepnet::native

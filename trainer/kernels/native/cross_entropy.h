@@ -1,0 +1,37 @@
+// Softmax cross-entropy over rows of logits, and the log-probabilities that decoding needs.
+#pragma once
+
+#include <cstdint>
+
+#include "trainer/kernels/native/matrix.h"
+
+namespace deepnet::native {
+
+class ThreadPool;
+struct KernelTable;
+
+// With p = softmax(logits row), t the row's target, V = vocabulary, e = smoothing / (V - 1):
+//   nll  = -log p_t
+//   loss = (1 - smoothing - e) * nll + e * sum_v -log p_v       (label smoothing as in fairseq)
+//   d_logits = scale * d loss / d logits
+struct CrossEntropyArgs {
+  int64_t rows = 0;
+  int64_t vocabulary = 0;            // >= 2
+  const float* logits = nullptr;     // [rows, vocabulary]
+  int64_t stride = 0;                // >= vocabulary
+  const int32_t* targets = nullptr;  // [rows]; -1: a padded row with loss and gradient 0
+  double smoothing = 0.0;
+  float scale = 1.0f;
+  float* nll = nullptr;   // [rows]
+  float* loss = nullptr;  // [rows]
+  Matrix d_logits = {};   // [rows, vocabulary]; data null: none; may be the logits themselves
+};
+
+void CrossEntropyRows(ThreadPool& pool, const KernelTable& table, const CrossEntropyArgs& args);
+
+// y = logits - log(sum(exp(logits))) for each row of [rows, vocabulary]; y may be the logits. A
+// row's result depends on that row alone.
+void LogSoftmaxRows(ThreadPool& pool, const KernelTable& table, int64_t rows, int64_t vocabulary,
+                    const float* logits, int64_t stride, float* y, int64_t y_stride);
+
+}  // namespace deepnet::native

@@ -1,0 +1,82 @@
+#include "trainer/kernels/native/dropout.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "parallel/base/check.h"
+#include "parallel/base/philox.h"
+#include "trainer/kernels/native/kernel_table.h"
+#include "trainer/kernels/native/row_blocks.h"
+
+namespace deepnet::native {
+
+float KeepScale(double rate) { return static_cast<float>(1.0 / (1.0 - rate)); }
+
+DropoutStream MakeDropoutStream(const DropoutKey& key) {
+  DEEPNET_CHECK(key.rate >= 0.0 && key.rate < 1.0) << "dropout rate " << key.rate;
+  DEEPNET_CHECK(key.step >= 0 && key.step < (int64_t{1} << 36)) << "step " << key.step;
+  DEEPNET_CHECK(key.stack == 0 || key.stack == 1) << "stack " << key.stack;
+  DEEPNET_CHECK(key.layer >= 0 && key.layer < (1 << 13)) << "layer " << key.layer;
+  DEEPNET_CHECK(key.site >= 0 && key.site < (1 << 8)) << "site " << key.site;
+  const PhiloxKey philox_key = MakeKey(key.seed, RandomPurpose::kDropout);
+  const uint64_t step = static_cast<uint64_t>(key.step);
+  // A rate that would round to 65536 still keeps one value in 65536.
+  const long threshold = std::min(std::lround(key.rate * 65536.0), 65535L);
+  return {
+      .key0 = philox_key.k0,
+      .key1 = philox_key.k1,
+      .counter0 = static_cast<uint32_t>(step),
+      .counter2 = static_cast<uint32_t>(key.site) << 20 | static_cast<uint32_t>(step >> 32) << 28,
+      .counter3 = static_cast<uint32_t>(key.layer) << 18 | static_cast<uint32_t>(key.stack) << 31,
+      .threshold = static_cast<uint32_t>(threshold),
+      .scale = KeepScale(key.rate)};
+}
+
+bool KeepElement(const DropoutKey& key, uint32_t pair, uint32_t position, int64_t feature) {
+  const DropoutStream stream = MakeDropoutStream(key);
+  DEEPNET_CHECK(position < (1u << 20)) << "position " << position;
+  DEEPNET_CHECK(feature >= 0 && feature < kMaxDropoutFeatures) << "feature " << feature;
+  const PhiloxBlock words =
+      Philox({stream.key0, stream.key1}, {stream.counter0, pair, stream.counter2 | position,
+                                          stream.counter3 | static_cast<uint32_t>(feature / 8)});
+  const int lane = static_cast<int>(feature % 8);
+  const uint32_t bits = words[lane / 2] >> (16 * (lane % 2)) & 0xFFFFu;
+  return bits >= stream.threshold;
+}
+
+void DropoutMask(ThreadPool& pool, const KernelTable& table, const DropoutKey& key, RowIds ids,
+                 int64_t rows, int64_t cols, uint8_t* mask) {
+  DEEPNET_CHECK_LE(cols, kMaxDropoutFeatures);
+  const DropoutStream stream = MakeDropoutStream(key);
+  const ElementwiseTable& kernels = table.elementwise;
+  const int64_t num_blocks = MaskBytes(cols);
+  ForRowBlocks(pool, rows, [&](int64_t begin, int64_t end, int) {
+    kernels.keep_bits(stream, ids.pair + begin, ids.position + begin, end - begin, 0, num_blocks,
+                      mask + begin * num_blocks, num_blocks);
+  });
+}
+
+void DropoutForward(ThreadPool& pool, const KernelTable& table, const DropoutKey& key, RowIds ids,
+                    Matrix x, uint8_t* mask) {
+  DEEPNET_CHECK_LE(x.cols, kMaxDropoutFeatures);
+  const DropoutStream stream = MakeDropoutStream(key);
+  if (!stream.active()) return;
+  const ElementwiseTable& kernels = table.elementwise;
+  const int64_t num_blocks = MaskBytes(x.cols);
+  ForRowBlocks(pool, x.rows, [&](int64_t begin, int64_t end, int) {
+    kernels.keep_bits(stream, ids.pair + begin, ids.position + begin, end - begin, 0, num_blocks,
+                      mask + begin * num_blocks, num_blocks);
+    kernels.apply_mask(x, mask, stream.scale, begin, end);
+  });
+}
+
+void DropoutBackward(ThreadPool& pool, const KernelTable& table, double rate, const uint8_t* mask,
+                     Matrix dx) {
+  if (rate == 0.0) return;
+  const ElementwiseTable& kernels = table.elementwise;
+  ForRowBlocks(pool, dx.rows, [&](int64_t begin, int64_t end, int) {
+    kernels.apply_mask(dx, mask, KeepScale(rate), begin, end);
+  });
+}
+
+}  // namespace deepnet::native

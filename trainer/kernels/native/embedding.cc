@@ -1,0 +1,102 @@
+// The backward pass sorts (index, row) stably, cuts the sorted list into blocks of fixed length and
+// lets the block in which an index begins add all rows of that index, in row order. No two blocks
+// touch the same row of the gradient.
+#include "trainer/kernels/native/embedding.h"
+
+#include <cmath>
+
+#include "parallel/base/check.h"
+#include "trainer/kernels/native/kernel_table.h"
+#include "trainer/kernels/native/row_blocks.h"
+#include "trainer/kernels/native/scratch.h"
+
+namespace deepnet::native {
+namespace {
+
+// Rows [0, rows) with index >= 0, sorted by index and within it by row: counting sort, least
+// significant digit first. `other` is scratch of the same size. Returns the sorted array.
+int32_t* SortRows(const int32_t* index, int64_t rows, int64_t num_indices, int32_t* order,
+                  int32_t* other, int64_t* num_sorted) {
+  constexpr int kDigitBits = 11;
+  constexpr int kDigits = 1 << kDigitBits;
+  int64_t n = 0;
+  for (int64_t row = 0; row < rows; ++row) {
+    if (index[row] >= 0) order[n++] = static_cast<int32_t>(row);
+  }
+  for (int shift = 0; shift < 31 && (num_indices - 1) >> shift > 0; shift += kDigitBits) {
+    int32_t starts[kDigits + 1] = {};
+    for (int64_t i = 0; i < n; ++i) ++starts[(index[order[i]] >> shift) % kDigits + 1];
+    for (int digit = 0; digit < kDigits; ++digit) starts[digit + 1] += starts[digit];
+    for (int64_t i = 0; i < n; ++i) {
+      other[starts[(index[order[i]] >> shift) % kDigits]++] = order[i];
+    }
+    std::swap(order, other);
+  }
+  *num_sorted = n;
+  return order;
+}
+
+}  // namespace
+
+std::vector<float> SinusoidalPositions(int64_t max_positions, int64_t width) {
+  DEEPNET_CHECK(width >= 4) << "width " << width;
+  constexpr int kFirstPosition = 2;  // fairseq counts from the padding id + 1
+  const int64_t half = width / 2;
+  std::vector<float> table(max_positions * width, 0.0f);
+  for (int64_t k = 0; k < half; ++k) {
+    const double omega = std::exp(-static_cast<double>(k) * std::log(10000.0) / (half - 1));
+    for (int64_t p = 0; p < max_positions; ++p) {
+      const double angle = static_cast<double>(p + kFirstPosition) * omega;
+      table[p * width + k] = static_cast<float>(std::sin(angle));
+      table[p * width + half + k] = static_cast<float>(std::cos(angle));
+    }
+  }
+  return table;
+}
+
+void EmbedForward(ThreadPool& pool, const KernelTable& table, const EmbedForwardArgs& args) {
+  for (int64_t row = 0; row < args.rows; ++row) {
+    DEEPNET_CHECK(args.ids[row] >= -1 && args.ids[row] < args.vocabulary)
+        << "row " << row << " has id " << args.ids[row] << " of " << args.vocabulary;
+    DEEPNET_CHECK(args.positions == nullptr || args.row_ids.position[row] < args.max_positions)
+        << "row " << row << " has position " << args.row_ids.position[row];
+  }
+  const DropoutStream stream = MakeDropoutStream(args.dropout);
+  const ElementwiseTable& kernels = table.elementwise;
+  ForRowBlocks(pool, args.rows, [&](int64_t begin, int64_t end, int) {
+    if (stream.active()) {
+      const int64_t num_bytes = MaskBytes(args.width);
+      kernels.keep_bits(stream, args.row_ids.pair + begin, args.row_ids.position + begin,
+                        end - begin, 0, num_bytes, args.mask + begin * num_bytes, num_bytes);
+    }
+    kernels.embed_forward(args, stream.active() ? stream.scale : 0.0f, begin, end);
+  });
+}
+
+void EmbedBackward(ThreadPool& pool, const KernelTable& table, const EmbedBackwardArgs& args,
+                   Scratch& scratch) {
+  DEEPNET_CHECK(args.rows < (int64_t{1} << 31)) << args.rows << " rows";
+  for (int64_t row = 0; row < args.rows; ++row) {
+    DEEPNET_CHECK(args.index[row] >= -1 && args.index[row] < args.num_indices)
+        << "row " << row << " has index " << args.index[row] << " of " << args.num_indices;
+  }
+  int32_t* order_space = reinterpret_cast<int32_t*>(scratch.Reserve(2 * args.rows));
+  int64_t n = 0;
+  const int32_t* order =
+      SortRows(args.index, args.rows, args.num_indices, order_space, order_space + args.rows, &n);
+  const ElementwiseTable& kernels = table.elementwise;
+  const float scale = args.rate > 0.0 ? KeepScale(args.rate) : 0.0f;
+  ForRowBlocks(pool, n, [&](int64_t begin, int64_t end, int) {
+    const auto index_at = [&](int64_t i) { return args.index[order[i]]; };
+    // An index that began in an earlier block is that block's.
+    while (begin < end && begin > 0 && index_at(begin) == index_at(begin - 1)) ++begin;
+    while (begin < end) {
+      int64_t stop = begin + 1;
+      while (stop < n && index_at(stop) == index_at(begin)) ++stop;
+      kernels.embed_backward(args, scale, order + begin, stop - begin);
+      begin = stop;
+    }
+  });
+}
+
+}  // namespace deepnet::native

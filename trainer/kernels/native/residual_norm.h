@@ -1,0 +1,68 @@
+// The residual step fused with LayerNorm, which both orders of norm and branch are made of:
+//
+//   sum = alpha * x + Dropout(branch)      y = LayerNorm(sum) * gain + bias
+//
+// Post-LN and DeepNorm go on with y; pre-LN carries sum and feeds y to the next branch. All
+// arithmetic is float32; matrices without a stride are contiguous [rows, width].
+#pragma once
+
+#include <cstdint>
+
+#include "trainer/kernels/native/dropout.h"
+#include "trainer/kernels/native/matrix.h"
+
+namespace deepnet::native {
+
+class Scratch;
+
+inline constexpr int64_t kMaxNormWidth = 16384;
+
+struct ResidualNormForwardArgs {
+  int64_t rows = 0;
+  int64_t width = 0;  // 1..kMaxNormWidth
+  float alpha = 1.0f;
+  float epsilon = 1e-5f;
+  const float* x = nullptr;
+  ConstMatrix branch = {};      // data null: no branch, no dropout
+  DropoutKey dropout = {};      // of the branch
+  RowIds ids = {};              // read if dropout.rate > 0
+  const float* gain = nullptr;  // [width]
+  const float* bias = nullptr;  // [width]
+  // Outputs; each may be null. sum and y may be x.
+  float* sum = nullptr;
+  float* y = nullptr;
+  Matrix y_operand = {};
+  // Kept for the backward pass; each may be null when there will be none.
+  float* xhat = nullptr;    // (sum - mean) * rstd
+  float* rstd = nullptr;    // [rows]
+  uint8_t* mask = nullptr;  // [rows, MaskBytes(width)]; required if dropout.rate > 0
+};
+
+void ResidualNormForward(ThreadPool& pool, const KernelTable& table,
+                         const ResidualNormForwardArgs& args);
+
+struct ResidualNormBackwardArgs {
+  int64_t rows = 0;
+  int64_t width = 0;
+  float alpha = 1.0f;
+  double rate = 0.0;            // dropout of the forward pass
+  const float* dy = nullptr;    // gradient of y
+  const float* dsum = nullptr;  // gradient that reaches sum past the norm; null: none
+  const float* xhat = nullptr;
+  const float* rstd = nullptr;    // [rows]
+  const float* gain = nullptr;    // [width]
+  const uint8_t* mask = nullptr;  // read if rate > 0
+  // Outputs; each may be null.
+  float* d_residual = nullptr;       // gradient of x; may be dy or dsum
+  bool accumulate_residual = false;  // add to d_residual instead of overwriting it
+  Matrix d_branch = {};
+  float* d_gain = nullptr;  // [width], added to, as d_bias; both or neither
+  float* d_bias = nullptr;
+};
+
+// The gradients of gain and bias are summed over blocks of kRowsPerBlock rows, then over the blocks
+// in order: the same bits for any number of threads.
+void ResidualNormBackward(ThreadPool& pool, const KernelTable& table,
+                          const ResidualNormBackwardArgs& args, Scratch& scratch);
+
+}  // namespace deepnet::native
