@@ -47,8 +47,8 @@ std::string CommandHelp(const Command& command) {
   return text;
 }
 
-absl::Status BadUsage(std::string text) {
-  return WithExitCode(absl::InvalidArgumentError(std::move(text)), ExitCode::kBadConfig);
+absl::Status BadUsage(const std::string& text) {
+  return WithExitCode(absl::InvalidArgumentError(text), ExitCode::kBadConfig);
 }
 
 absl::Status RunCommand(const Command& command, const std::vector<std::string>& words,

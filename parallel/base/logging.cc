@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include <sys/ioctl.h>
 
 namespace deepnet {
 namespace {
@@ -59,21 +60,21 @@ void Logger::EraseLiveLine() {
 }
 
 void Logger::Info(std::string_view message) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const absl::MutexLock lock(&mutex_);
   EraseLiveLine();
   WriteLines("", message);
   stream_ << live_line_ << std::flush;
 }
 
 void Logger::Warning(std::string_view message) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const absl::MutexLock lock(&mutex_);
   EraseLiveLine();
   WriteLines("warning: ", message);
   stream_ << live_line_ << std::flush;
 }
 
 void Logger::Show(const Progress& progress) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const absl::MutexLock lock(&mutex_);
   const double now = options_.seconds();
   const double pause = options_.terminal ? options_.redraw_seconds : options_.plain_seconds;
   const bool must = progress.label != shown_label_ || progress.fraction >= 1.0;
@@ -82,7 +83,7 @@ void Logger::Show(const Progress& progress) {
   shown_label_ = progress.label;
   if (options_.terminal) {
     EraseLiveLine();
-    live_line_ = ProgressText(progress, /*bar=*/true);
+    live_line_ = ProgressText(progress, /*bar=*/true).substr(0, options_.columns - 1);
     stream_ << live_line_;
   } else {
     WriteLines("", ProgressText(progress, /*bar=*/false));
@@ -91,13 +92,20 @@ void Logger::Show(const Progress& progress) {
 }
 
 void Logger::EndProgress() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const absl::MutexLock lock(&mutex_);
   if (!live_line_.empty()) stream_ << '\n' << std::flush;
   live_line_.clear();
   shown_label_.clear();
 }
 
-bool StderrIsTerminal() { return isatty(STDERR_FILENO) == 1; }
+LoggerOptions StderrOptions() {
+  LoggerOptions options;
+  winsize size{};
+  options.terminal = isatty(STDERR_FILENO) == 1;
+  const bool known = options.terminal && ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0;
+  if (known && size.ws_col > 0) options.columns = size.ws_col;
+  return options;
+}
 
 std::string ProgressText(const Progress& progress, bool bar) {
   constexpr int kCells = 32;

@@ -5,7 +5,10 @@
 // file or a pipe the same figures are plain lines.
 //
 // Example:
-//   Logger log({.rank = 3, .num_ranks = 8});
+//   LoggerOptions options = StderrOptions();
+//   options.rank = 3;
+//   options.num_ranks = 8;
+//   Logger log(options);
 //   log.Info("resumed at step 1,200");           // 12:03:07 [3/8] resumed at step 1,200
 //   log.Show({.label = "train", .fraction = 0.25, .figures = "loss 4.31  2,310 tokens/s",
 //             .seconds_left = 340});
@@ -17,9 +20,11 @@
 #include <cstdint>
 #include <functional>
 #include <iosfwd>
-#include <mutex>
 #include <string>
 #include <string_view>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
 
 namespace deepnet {
 
@@ -35,7 +40,8 @@ struct LoggerOptions {
   int rank = 0;
   int num_ranks = 1;                     // 1: lines carry no rank
   std::ostream* stream = nullptr;        // borrowed; nullptr: stderr
-  bool terminal = false;                 // the live line; StderrIsTerminal() for stderr
+  bool terminal = false;                 // whether the stream can redraw its last line
+  int columns = 100;                     // of the terminal; a longer live line is cut off
   double redraw_seconds = 0.1;           // the live line changes at most this often
   double plain_seconds = 0.0;            // elsewhere: a line of progress at most this often
   std::function<double()> seconds = {};  // a clock that only runs forward; default: the system's
@@ -62,19 +68,20 @@ class Logger {
   void EndProgress();
 
  private:
-  void WriteLines(std::string_view prefix, std::string_view message);
-  void EraseLiveLine();
+  void WriteLines(std::string_view prefix, std::string_view message)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EraseLiveLine() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const LoggerOptions options_;
-  std::ostream& stream_;
-  std::mutex mutex_;  // guards everything below and the stream
-  std::string live_line_;
-  std::string shown_label_;
-  double shown_at_ = 0.0;
+  std::ostream& stream_;  // written with mutex_ held
+  absl::Mutex mutex_;
+  std::string live_line_ ABSL_GUARDED_BY(mutex_);    // what stands there now; empty: none
+  std::string shown_label_ ABSL_GUARDED_BY(mutex_);  // of the last progress that was shown
+  double shown_at_ ABSL_GUARDED_BY(mutex_) = 0.0;    // seconds of the clock
 };
 
-// Whether stderr is a terminal that can redraw a line.
-bool StderrIsTerminal();
+// Options for stderr as it is now: terminal or not, and how wide.
+LoggerOptions StderrOptions();
 
 // "25%  loss 4.31  5:40 left", with a bar after the label if `bar`.
 std::string ProgressText(const Progress& progress, bool bar);

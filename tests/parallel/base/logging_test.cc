@@ -75,6 +75,15 @@ TEST(Logger, AMessageStandsAboveTheLiveLine) {
   EXPECT_EQ(f.out.str(), "a\r\x1b[K12:00:00 saved\na");
 }
 
+TEST(Logger, ALiveLineIsCutOffAtTheEdgeOfTheTerminal) {
+  Fixture f;
+  LoggerOptions options = f.Options(true);
+  options.columns = 10;
+  Logger log(options);
+  log.Show({.label = "train", .fraction = 0.5});
+  EXPECT_EQ(f.out.str(), "train [##");
+}
+
 TEST(LogText, NumbersAndTimesReadEasily) {
   EXPECT_EQ(WithCommas(0), "0");
   EXPECT_EQ(WithCommas(-123), "-123");
