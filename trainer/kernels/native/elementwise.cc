@@ -38,6 +38,13 @@ void GeluBackward(ThreadPool& pool, const KernelTable& table, ConstMatrix x, Con
   });
 }
 
+void Exp(ThreadPool& pool, const KernelTable& table, const float* x, float* y, int64_t n) {
+  const ElementwiseTable& kernels = table.elementwise;
+  ForBlocks(pool, n, kElementsPerBlock, [&](int64_t begin, int64_t end, int) {
+    kernels.exp(x + begin, y + begin, end - begin);
+  });
+}
+
 void Cast(ThreadPool& pool, const KernelTable& table, ConstMatrix from, Matrix to) {
   CheckSameShape(from, to);
   const ElementwiseTable& kernels = table.elementwise;

@@ -20,6 +20,9 @@ void GeluForward(ThreadPool& pool, const KernelTable& table, ConstMatrix x, Matr
 void GeluBackward(ThreadPool& pool, const KernelTable& table, ConstMatrix x, ConstMatrix dy,
                   Matrix dx);
 
+// y[i] = e^x[i] within 2 units in the last place; 0 below -87.33, at most 2.4e38; y may be x.
+void Exp(ThreadPool& pool, const KernelTable& table, const float* x, float* y, int64_t n);
+
 // to = from, converted if the elements differ: float32 -> bfloat16 rounds to nearest even.
 void Cast(ThreadPool& pool, const KernelTable& table, ConstMatrix from, Matrix to);
 

@@ -45,6 +45,7 @@ struct ElementwiseTable {
   void (*gelu_forward)(const ConstMatrix& x, const Matrix& y, int64_t begin, int64_t end);
   void (*gelu_backward)(const ConstMatrix& x, const ConstMatrix& dy, const Matrix& dx,
                         int64_t begin, int64_t end);
+  void (*exp)(const float* x, float* y, int64_t n);
   void (*cast)(const ConstMatrix& from, const Matrix& to, int64_t begin, int64_t end);
 
   // attention.h. One (sentence, head); scratch of *_scratch floats for the longest sentence.

@@ -1,0 +1,115 @@
+#include "trainer/kernels/native/adam.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/trainer/kernels/native/kernel_testing.h"
+#include "trainer/kernels/native/scratch.h"
+
+namespace deepnet::native {
+namespace {
+
+using testing::Append;
+using testing::Doubles;
+using testing::ForEachIsaAndThreads;
+using testing::RandomFloats;
+using testing::RelativeError;
+
+AdamArgs SomeArgs(AdamConvention convention, int64_t step) {
+  return {.learning_rate = 0.01,
+          .beta1 = 0.9,
+          .beta2 = 0.98,
+          .epsilon = 1e-3,
+          .weight_decay = 0.1,
+          .step = step,
+          .gradient_scale = 0.5f,
+          .convention = convention};
+}
+
+class Adam : public ::testing::TestWithParam<AdamConvention> {};
+
+TEST_P(Adam, IsTheDefinitionOverSeveralSteps) {
+  for (const int64_t n : {1, 17, 100, 40000}) {
+    std::vector<double> p = Doubles(RandomFloats(n, 1)), m(n, 0.0), v(n, 0.0);
+    for (int64_t step = 1; step <= 3; ++step) {
+      const AdamArgs a = SomeArgs(GetParam(), step);
+      const std::vector<float> g = RandomFloats(n, 10 + step);
+      const double c1 = 1 - std::pow(a.beta1, step), c2 = 1 - std::pow(a.beta2, step);
+      for (int64_t i = 0; i < n; ++i) {
+        const double gi = g[i] * 0.5;
+        m[i] = a.beta1 * m[i] + (1 - a.beta1) * gi;
+        v[i] = a.beta2 * v[i] + (1 - a.beta2) * gi * gi;
+        p[i] -= a.learning_rate * a.weight_decay * p[i];
+        p[i] -= GetParam() == AdamConvention::kFairseq
+                    ? a.learning_rate * std::sqrt(c2) / c1 * m[i] / (std::sqrt(v[i]) + a.epsilon)
+                    : a.learning_rate / c1 * m[i] / (std::sqrt(v[i] / c2) + a.epsilon);
+      }
+    }
+    ForEachIsaAndThreads([&](ThreadPool& pool, const KernelTable& table) {
+      std::vector<float> weights = RandomFloats(n, 1), got_m(n, 0.0f), got_v(n, 0.0f);
+      std::vector<uint16_t> rounded(n);
+      for (int64_t step = 1; step <= 3; ++step) {
+        AdamStep(pool, table, SomeArgs(GetParam(), step), n, weights.data(),
+                 RandomFloats(n, 10 + step).data(), got_m.data(), got_v.data(), rounded.data());
+      }
+      EXPECT_LT(RelativeError(Doubles(weights), p), 1e-6);
+      EXPECT_LT(RelativeError(Doubles(got_m), m), 1e-6);
+      EXPECT_LT(RelativeError(Doubles(got_v), v), 1e-6);
+      for (int64_t i = 0; i < n; ++i) EXPECT_EQ(rounded[i], testing::RoundToBfloat16(weights[i]));
+      std::vector<double> all = Doubles(weights);
+      Append(all, Doubles(got_m));
+      Append(all, Doubles(got_v));
+      return all;
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Conventions, Adam,
+                         ::testing::Values(AdamConvention::kFairseq, AdamConvention::kTorch));
+
+TEST(AdamStep, DoesNotDependOnHowTheRangeIsCut) {
+  const int64_t n = 1000, cut = 333;
+  ThreadPool pool(1);
+  const std::vector<float> g = RandomFloats(n, 2);
+  std::vector<float> whole = RandomFloats(n, 1), parts = whole, m(n), v(n), m2(n), v2(n);
+  const AdamArgs args = SomeArgs(AdamConvention::kFairseq, 1);
+  const KernelTable& table = Table(BestIsa());
+  AdamStep(pool, table, args, n, whole.data(), g.data(), m.data(), v.data(), nullptr);
+  AdamStep(pool, table, args, cut, parts.data(), g.data(), m2.data(), v2.data(), nullptr);
+  AdamStep(pool, table, args, n - cut, &parts[cut], &g[cut], &m2[cut], &v2[cut], nullptr);
+  EXPECT_EQ(parts, whole);
+}
+
+TEST(SumSquares, IsTheSameOnEveryInstructionSet) {
+  for (const int64_t n : {0, 1, 15, 4096, 4097, 100001}) {
+    const std::vector<float> x = RandomFloats(n, 3);
+    double expected = 0.0;
+    for (const float value : x) expected += static_cast<double>(value) * value;
+    ThreadPool baseline_pool(1);
+    Scratch scratch;
+    const double baseline = SumSquares(baseline_pool, Table(Isa::kBaseline), x.data(), n, scratch);
+    EXPECT_NEAR(baseline, expected, 1e-12 * expected);
+    ForEachIsaAndThreads([&](ThreadPool& pool, const KernelTable& table) {
+      EXPECT_EQ(SumSquares(pool, table, x.data(), n, scratch), baseline);
+      return std::vector<double>();
+    });
+  }
+}
+
+TEST(SumSquares, IsNotFiniteExactlyIfAnElementIsNot) {
+  ForEachIsaAndThreads([&](ThreadPool& pool, const KernelTable& table) {
+    Scratch scratch;
+    std::vector<float> x(9001, std::numeric_limits<float>::max());
+    EXPECT_TRUE(std::isfinite(SumSquares(pool, table, x.data(), 9001, scratch)));
+    for (const float bad : {std::numeric_limits<float>::infinity(), std::nanf("")}) {
+      for (const int64_t at : {0, 4095, 9000}) {
+        std::vector<float> broken = x;
+        broken[at] = bad;
+        EXPECT_FALSE(std::isfinite(SumSquares(pool, table, broken.data(), 9001, scratch)));
+      }
+    }
+    return std::vector<double>();
+  });
+}
+
+}  // namespace
+}  // namespace deepnet::native
