@@ -1,0 +1,108 @@
+// The file seam: everything that has to survive a crash is written through it, so that tests can
+// stop the world after any single call. Paths use '/'; relative ones are relative to the process's
+// folder.
+//
+// What is durable (survives loss of power) and from when:
+//   bytes appended to a file       once Sync() of that file returned;
+//   a new file's name in a folder  once SyncFolder() of that folder returned;
+//   a renaming or a deletion       likewise; two folders, two calls;
+//   a new folder                   once MakeFolder() returned.
+// Until then a crash may keep all of it, none of it, or any part, in any order. What a process did
+// is visible at once to itself and to others on the same machine, and survives the death of the
+// process.
+//
+// Errors name the path. kNotFound: it does not exist. kResourceExhausted: no space. Others as errno
+// has it. An object may be used by one thread at a time per path.
+//
+// Example (replace a small file, never leaving half of one):
+//   ASSIGN_OR_RETURN(const auto file, fs.OpenForAppend("run/latest.tmp"));
+//   RETURN_IF_ERROR(file->Append("step-00000010\n"));
+//   RETURN_IF_ERROR(file->Sync());
+//   RETURN_IF_ERROR(file->Close());
+//   RETURN_IF_ERROR(fs.Rename("run/latest.tmp", "run/latest"));
+//   RETURN_IF_ERROR(fs.SyncFolder("run"));
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace deepnet {
+
+// A file open for appending. The destructor closes it without a word about errors.
+class AppendFile {
+ public:
+  virtual ~AppendFile() = default;
+
+  // Adds all of `bytes` at the end, or fails having added any part of them.
+  virtual absl::Status Append(std::string_view bytes) = 0;
+
+  // Waits until everything appended is durable. After a failure nothing is known of the file.
+  virtual absl::Status Sync() = 0;
+
+  // Once; nothing else afterwards. Does not make anything durable.
+  virtual absl::Status Close() = 0;
+};
+
+class FileSystem {
+ public:
+  virtual ~FileSystem() = default;
+
+  // Creates the file if it does not exist; its folder must exist.
+  virtual absl::StatusOr<std::unique_ptr<AppendFile>> OpenForAppend(const std::string& path) = 0;
+
+  // Fills `buffer` with the bytes from `offset` on. Returns how many there were: fewer than asked
+  // only at the end of the file.
+  virtual absl::StatusOr<int64_t> ReadAt(const std::string& path, int64_t offset,
+                                         std::span<char> buffer) = 0;
+
+  // Bytes of a file.
+  virtual absl::StatusOr<int64_t> Size(const std::string& path) = 0;
+
+  // Whether there is a file or a folder.
+  virtual absl::StatusOr<bool> Exists(const std::string& path) = 0;
+
+  // Names in a folder, sorted, without "." and "..".
+  virtual absl::StatusOr<std::vector<std::string>> List(const std::string& folder) = 0;
+
+  // Atomic: at any moment `to` is the old or the new one. A file replaces a file; a folder only an
+  // empty one.
+  virtual absl::Status Rename(const std::string& from, const std::string& to) = 0;
+
+  // A file, or an empty folder.
+  virtual absl::Status Delete(const std::string& path) = 0;
+
+  // With the folders above it; fine if it exists.
+  virtual absl::Status MakeFolder(const std::string& path) = 0;
+
+  // Waits until the names in `folder` are durable.
+  virtual absl::Status SyncFolder(const std::string& folder) = 0;
+};
+
+// The operating system's.
+std::unique_ptr<FileSystem> MakePosixFileSystem();
+
+// "folder/name".
+std::string JoinPath(std::string_view folder, std::string_view name);
+
+// The folder that holds `path`: "." for a bare name, "/" for a name at the root.
+std::string ParentFolder(std::string_view path);
+
+// The whole file; refused beyond `limit_bytes`, so that a wrong path cannot fill the memory.
+absl::StatusOr<std::string> ReadWholeFile(FileSystem& fs, const std::string& path,
+                                          int64_t limit_bytes);
+
+// Creates the file or replaces it, atomically and durably, by way of `path` + ".tmp".
+absl::Status ReplaceFile(FileSystem& fs, const std::string& path, std::string_view contents);
+
+// Deletes `path` and, if it is a folder, everything in it. Durable after SyncFolder() of its
+// folder.
+absl::Status DeleteTree(FileSystem& fs, const std::string& path);
+
+}  // namespace deepnet

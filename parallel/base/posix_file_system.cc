@@ -1,0 +1,177 @@
+#include <dirent.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include <sys/stat.h>
+
+#include "parallel/base/file_system.h"
+#include "parallel/base/status_macros.h"
+
+namespace deepnet {
+namespace {
+
+// For errno as the failed call left it.
+absl::Status ErrnoStatus(const std::string& what, const std::string& path) {
+  return absl::ErrnoToStatus(errno, absl::StrCat("cannot ", what, " '", path, "'"));
+}
+
+// Calls again as long as a signal interrupts. `call` returns -1 on failure.
+template <typename Call>
+auto Retry(Call call) {
+  decltype(call()) result;
+  do {
+    result = call();
+  } while (result == -1 && errno == EINTR);
+  return result;
+}
+
+// Closes at the end of a scope.
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  ~Descriptor() {
+    if (fd_ >= 0) close(fd_);
+  }
+  int get() const { return fd_; }
+  bool ok() const { return fd_ >= 0; }
+  int Release() { return std::exchange(fd_, -1); }
+
+ private:
+  int fd_;
+};
+
+class PosixAppendFile final : public AppendFile {
+ public:
+  PosixAppendFile(std::string path, int fd) : path_(std::move(path)), descriptor_(fd) {}
+
+  absl::Status Append(std::string_view bytes) override {
+    while (!bytes.empty()) {
+      const ssize_t written =
+          Retry([&] { return write(descriptor_.get(), bytes.data(), bytes.size()); });
+      if (written < 0) return ErrnoStatus("write to", path_);
+      bytes.remove_prefix(static_cast<size_t>(written));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Sync() override {
+    if (Retry([&] { return fsync(descriptor_.get()); }) != 0) return ErrnoStatus("sync", path_);
+    return absl::OkStatus();
+  }
+
+  // Not again after EINTR: the descriptor is gone, and perhaps already somebody else's.
+  absl::Status Close() override {
+    if (close(descriptor_.Release()) != 0 && errno != EINTR) return ErrnoStatus("close", path_);
+    return absl::OkStatus();
+  }
+
+ private:
+  const std::string path_;
+  Descriptor descriptor_;
+};
+
+class PosixFileSystem final : public FileSystem {
+ public:
+  absl::StatusOr<std::unique_ptr<AppendFile>> OpenForAppend(const std::string& path) override {
+    const int fd =
+        Retry([&] { return open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666); });
+    if (fd < 0) return ErrnoStatus("open for appending", path);
+    return std::make_unique<PosixAppendFile>(path, fd);
+  }
+
+  absl::StatusOr<int64_t> ReadAt(const std::string& path, int64_t offset,
+                                 std::span<char> buffer) override {
+    const Descriptor file(Retry([&] { return open(path.c_str(), O_RDONLY | O_CLOEXEC); }));
+    if (!file.ok()) return ErrnoStatus("open", path);
+    size_t done = 0;
+    while (done < buffer.size()) {
+      const ssize_t bytes = Retry([&] {
+        return pread(file.get(), buffer.data() + done, buffer.size() - done,
+                     static_cast<off_t>(offset) + static_cast<off_t>(done));
+      });
+      if (bytes < 0) return ErrnoStatus("read", path);
+      if (bytes == 0) break;
+      done += static_cast<size_t>(bytes);
+    }
+    return static_cast<int64_t>(done);
+  }
+
+  absl::StatusOr<int64_t> Size(const std::string& path) override {
+    struct stat info;
+    if (stat(path.c_str(), &info) != 0) return ErrnoStatus("look at", path);
+    return static_cast<int64_t>(info.st_size);
+  }
+
+  absl::StatusOr<bool> Exists(const std::string& path) override {
+    struct stat info;
+    if (stat(path.c_str(), &info) == 0) return true;
+    if (errno == ENOENT || errno == ENOTDIR) return false;
+    return ErrnoStatus("look at", path);
+  }
+
+  absl::StatusOr<std::vector<std::string>> List(const std::string& folder) override {
+    const std::unique_ptr<DIR, int (*)(DIR*)> open_folder(opendir(folder.c_str()), closedir);
+    if (open_folder == nullptr) return ErrnoStatus("list", folder);
+    std::vector<std::string> names;
+    errno = 0;
+    while (const dirent* entry = readdir(open_folder.get())) {
+      const std::string_view name = entry->d_name;
+      if (name != "." && name != "..") names.emplace_back(name);
+    }
+    if (errno != 0) return ErrnoStatus("list", folder);
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
+  absl::Status Rename(const std::string& from, const std::string& to) override {
+    if (rename(from.c_str(), to.c_str()) != 0) {
+      return ErrnoStatus(absl::StrCat("rename to '", to, "' what is"), from);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Delete(const std::string& path) override {
+    if (remove(path.c_str()) != 0) return ErrnoStatus("delete", path);
+    return absl::OkStatus();
+  }
+
+  absl::Status MakeFolder(const std::string& path) override {
+    const std::string parent = ParentFolder(path);
+    if (mkdir(path.c_str(), 0777) == 0) return SyncFolder(parent);
+    if (errno == ENOENT && parent.size() < path.size()) {
+      RETURN_IF_ERROR(MakeFolder(parent));
+      if (mkdir(path.c_str(), 0777) == 0) return SyncFolder(parent);
+    }
+    struct stat info;
+    const int error = errno;
+    if (error == EEXIST && stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) {
+      return absl::OkStatus();
+    }
+    errno = error;
+    return ErrnoStatus("make the folder", path);
+  }
+
+  absl::Status SyncFolder(const std::string& folder) override {
+    const Descriptor open_folder(
+        Retry([&] { return open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
+    if (!open_folder.ok()) return ErrnoStatus("open the folder", folder);
+    if (Retry([&] { return fsync(open_folder.get()); }) != 0) {
+      return ErrnoStatus("sync the folder", folder);
+    }
+    return absl::OkStatus();
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<FileSystem> MakePosixFileSystem() { return std::make_unique<PosixFileSystem>(); }
+
+}  // namespace deepnet

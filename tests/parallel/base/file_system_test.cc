@@ -1,0 +1,203 @@
+// The contract of FileSystem, kept by both implementations; and what a crash may take, which only
+// the one in memory can show.
+#include "parallel/base/file_system.h"
+
+#include <unistd.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/support/memory_file_system.h"
+
+namespace deepnet {
+namespace {
+
+using deepnet::testing::CrashKind;
+using deepnet::testing::MemoryFileSystem;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+void Write(FileSystem& fs, const std::string& path, std::string_view bytes, bool sync = true) {
+  const auto file = fs.OpenForAppend(path);
+  ASSERT_TRUE(file.ok()) << file.status();
+  ASSERT_TRUE((*file)->Append(bytes).ok());
+  if (sync) {
+    ASSERT_TRUE((*file)->Sync().ok());
+  }
+  ASSERT_TRUE((*file)->Close().ok());
+}
+
+std::string Read(FileSystem& fs, const std::string& path) {
+  const auto contents = ReadWholeFile(fs, path, 1000);
+  return contents.ok() ? *contents : contents.status().ToString();
+}
+
+struct Implementation {
+  std::string name;
+  std::function<std::unique_ptr<FileSystem>()> make;
+};
+
+class FileSystemContract : public ::testing::TestWithParam<Implementation> {
+ protected:
+  void SetUp() override {
+    fs_ = GetParam().make();
+    const std::string name = ::testing::UnitTest::GetInstance()->current_test_info()->name();
+    for (char& c : folder_ = absl::StrCat("fs-", getpid(), "-", name)) c = c == '/' ? '-' : c;
+    folder_ = JoinPath(::testing::TempDir(), folder_);
+    ASSERT_TRUE(fs_->MakeFolder(folder_).ok());
+  }
+  void TearDown() override { EXPECT_TRUE(DeleteTree(*fs_, folder_).ok()); }
+
+  std::string Path(std::string_view name) const { return JoinPath(folder_, name); }
+
+  std::unique_ptr<FileSystem> fs_;
+  std::string folder_;
+};
+
+INSTANTIATE_TEST_SUITE_P(
+    All, FileSystemContract,
+    ::testing::Values(Implementation{"Posix", MakePosixFileSystem},
+                      Implementation{"Memory",
+                                     [] { return std::make_unique<MemoryFileSystem>(); }}),
+    [](const auto& info) { return info.param.name; });
+
+TEST_P(FileSystemContract, AppendsToWhatIsThere) {
+  Write(*fs_, Path("a"), "one");
+  Write(*fs_, Path("a"), " two");
+  EXPECT_EQ(Read(*fs_, Path("a")), "one two");
+  EXPECT_EQ(*fs_->Size(Path("a")), 7);
+}
+
+TEST_P(FileSystemContract, ReadsFewerBytesOnlyAtTheEnd) {
+  Write(*fs_, Path("a"), "0123456789");
+  std::string buffer(4, '?');
+  EXPECT_EQ(*fs_->ReadAt(Path("a"), 3, buffer), 4);
+  EXPECT_EQ(buffer, "3456");
+  EXPECT_EQ(*fs_->ReadAt(Path("a"), 8, buffer), 2);
+  EXPECT_EQ(buffer.substr(0, 2), "89");
+  EXPECT_EQ(*fs_->ReadAt(Path("a"), 20, buffer), 0);
+}
+
+TEST_P(FileSystemContract, MissingFileIsNotFoundAndNamed) {
+  EXPECT_EQ(fs_->Size(Path("none")).status().code(), absl::StatusCode::kNotFound);
+  std::string buffer(1, '?');
+  const absl::Status status = fs_->ReadAt(Path("none"), 0, buffer).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(status.message()), HasSubstr(Path("none")));
+  EXPECT_EQ(fs_->Delete(Path("none")).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(fs_->Rename(Path("none"), Path("b")).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(fs_->List(Path("none")).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_FALSE(*fs_->Exists(Path("none")));
+  EXPECT_FALSE(fs_->OpenForAppend(Path("none/a")).ok());
+}
+
+TEST_P(FileSystemContract, MakesFoldersWithThoseAbove) {
+  EXPECT_TRUE(fs_->MakeFolder(Path("x/y/z")).ok());
+  EXPECT_TRUE(fs_->MakeFolder(Path("x/y/z")).ok());
+  EXPECT_TRUE(*fs_->Exists(Path("x/y/z")));
+  Write(*fs_, Path("x/file"), "");
+  EXPECT_FALSE(fs_->MakeFolder(Path("x/file")).ok());
+  EXPECT_THAT(*fs_->List(Path("x")), ElementsAre("file", "y"));
+}
+
+TEST_P(FileSystemContract, RenamingReplacesAFile) {
+  Write(*fs_, Path("a"), "new");
+  Write(*fs_, Path("b"), "old");
+  EXPECT_TRUE(fs_->Rename(Path("a"), Path("b")).ok());
+  EXPECT_TRUE(fs_->SyncFolder(folder_).ok());
+  EXPECT_EQ(Read(*fs_, Path("b")), "new");
+  EXPECT_THAT(*fs_->List(folder_), ElementsAre("b"));
+}
+
+TEST_P(FileSystemContract, RenamingDoesNotReplaceAFullFolder) {
+  EXPECT_TRUE(fs_->MakeFolder(Path("a")).ok());
+  EXPECT_TRUE(fs_->MakeFolder(Path("b")).ok());
+  Write(*fs_, Path("b/file"), "kept");
+  EXPECT_FALSE(fs_->Rename(Path("a"), Path("b")).ok());
+  EXPECT_FALSE(fs_->Delete(Path("b")).ok());
+  EXPECT_EQ(Read(*fs_, Path("b/file")), "kept");
+  EXPECT_TRUE(fs_->Rename(Path("b"), Path("a")).ok());
+  EXPECT_EQ(Read(*fs_, Path("a/file")), "kept");
+}
+
+TEST_P(FileSystemContract, WholeFileBeyondTheLimitIsRefused) {
+  Write(*fs_, Path("a"), "0123456789");
+  const auto contents = ReadWholeFile(*fs_, Path("a"), 9);
+  EXPECT_THAT(std::string(contents.status().message()), HasSubstr("has 10 bytes; at most 9"));
+}
+
+TEST_P(FileSystemContract, ReplaceFileOverwritesEvenAfterALeftOver) {
+  Write(*fs_, Path("a.tmp"), "left over");
+  EXPECT_TRUE(ReplaceFile(*fs_, Path("a"), "1").ok());
+  EXPECT_TRUE(ReplaceFile(*fs_, Path("a"), "2").ok());
+  EXPECT_EQ(Read(*fs_, Path("a")), "2");
+  EXPECT_THAT(*fs_->List(folder_), ElementsAre("a"));
+}
+
+TEST(Paths, AreJoinedAndCut) {
+  EXPECT_EQ(JoinPath("a/", "b"), "a/b");
+  EXPECT_EQ(JoinPath("a", "b"), "a/b");
+  EXPECT_EQ(ParentFolder("a/b"), "a");
+  EXPECT_EQ(ParentFolder("/b"), "/");
+  EXPECT_EQ(ParentFolder("b"), ".");
+}
+
+TEST(Crash, TakesWhatWasNotSynced) {
+  MemoryFileSystem fs;
+  ASSERT_TRUE(fs.MakeFolder("d").ok());
+  Write(fs, "d/kept", "all");
+  ASSERT_TRUE(fs.SyncFolder("d").ok());
+  Write(fs, "d/kept", " and more", /*sync=*/false);
+  Write(fs, "d/name-not-synced", "all");
+  fs.Crash(CrashKind::kLoseUnsynced);
+  EXPECT_EQ(Read(fs, "d/kept"), "all");
+  EXPECT_THAT(*fs.List("d"), ElementsAre("kept"));
+}
+
+TEST(Crash, UndoesARenamingWhoseFolderWasNotSynced) {
+  MemoryFileSystem fs;
+  Write(fs, "a", "new");
+  Write(fs, "b", "old");
+  ASSERT_TRUE(fs.SyncFolder(".").ok());
+  ASSERT_TRUE(fs.Rename("a", "b").ok());
+  EXPECT_EQ(Read(fs, "b"), "new");
+  fs.Crash(CrashKind::kLoseUnsynced);
+  EXPECT_EQ(Read(fs, "a"), "new");
+  EXPECT_EQ(Read(fs, "b"), "old");
+}
+
+TEST(Crash, OfTheProcessAloneTakesNothing) {
+  MemoryFileSystem fs;
+  Write(fs, "a", "all", /*sync=*/false);
+  fs.Crash(CrashKind::kKeepAll);
+  EXPECT_EQ(Read(fs, "a"), "all");
+}
+
+TEST(Crash, AtAnyMomentOfReplaceFileLeavesTheOldOrTheNewOne) {
+  bool finished = false;
+  for (int64_t calls = 0; !finished; ++calls) {
+    for (const CrashKind kind :
+         {CrashKind::kKeepAll, CrashKind::kLoseUnsynced, CrashKind::kLoseSome}) {
+      for (uint64_t seed = 0; seed < 20; ++seed) {
+        MemoryFileSystem fs;
+        ASSERT_TRUE(ReplaceFile(fs, "file", "old").ok());
+        fs.StopAfter(calls);
+        finished = ReplaceFile(fs, "file", "new").ok();
+        fs.Crash(kind, seed);
+        const std::string contents = Read(fs, "file");
+        EXPECT_TRUE(contents == "new" || (!finished && contents == "old")) << calls << contents;
+        EXPECT_TRUE(ReplaceFile(fs, "file", "newer").ok());
+        EXPECT_EQ(Read(fs, "file"), "newer");
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace deepnet

@@ -1,0 +1,198 @@
+#include "trainer/checkpoint/checkpoint.h"
+
+#include <unistd.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "parallel/base/crc32c.h"
+#include "parallel/base/exit_code.h"
+#include "tests/support/memory_file_system.h"
+#include "tests/trainer/checkpoint/checkpoint_samples.h"
+#include "trainer/checkpoint/format.h"
+
+namespace deepnet {
+namespace {
+
+using deepnet::testing::ExpectHoldsSample;
+using deepnet::testing::MemoryFileSystem;
+using deepnet::testing::MutableViews;
+using deepnet::testing::SampleManifest;
+using deepnet::testing::SampleTensor;
+using deepnet::testing::SampleTensors;
+using deepnet::testing::SaveSample;
+using deepnet::testing::Views;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::string Text(const absl::Status& status) { return std::string(status.message()); }
+
+TEST(Checkpoint, ComesBackAsItWasSaved) {
+  MemoryFileSystem fs;
+  ASSERT_TRUE(SaveSample(fs, "runs/a", 10).ok());
+  EXPECT_THAT(*fs.List("runs/a"), ElementsAre("latest", "step-00000010"));
+  ExpectHoldsSample(fs, "runs/a/step-00000010", 10);
+  EXPECT_EQ(ReadManifest(fs, "runs/a/step-00000010")->run().name(), "sample");
+}
+
+TEST(Checkpoint, ComesBackFromARealDisk) {
+  const std::unique_ptr<FileSystem> fs = MakePosixFileSystem();
+  const std::string run = JoinPath(::testing::TempDir(), absl::StrCat("checkpoint-", getpid()));
+  ASSERT_TRUE(SaveSample(*fs, run, 1).ok());
+  ASSERT_TRUE(SaveSample(*fs, run, 2).ok());
+  ASSERT_TRUE(SaveSample(*fs, run, 2).ok());  // of the same step again
+  EXPECT_THAT(*fs->List(run), ElementsAre("latest", "step-00000001", "step-00000002"));
+  ExpectHoldsSample(*fs, JoinPath(run, "step-00000001"), 1);
+  ExpectHoldsSample(*fs, JoinPath(run, "step-00000002"), 2);
+  EXPECT_TRUE(DeleteTree(*fs, run).ok());
+}
+
+TEST(Checkpoint, PartOfTheTensorsCanBeReadInAnyOrder) {
+  MemoryFileSystem fs;
+  ASSERT_TRUE(SaveSample(fs, "run", 3).ok());
+  const std::vector<SampleTensor> saved = SampleTensors(3);
+  std::vector<SampleTensor> wanted = {SampleTensors(0)[8], SampleTensors(0)[1]};
+  const Manifest manifest = *ReadManifest(fs, "run/step-00000003");
+  const absl::Status status = ReadTensors(fs, "run/step-00000003", manifest, MutableViews(wanted));
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_EQ(wanted[0].data, saved[8].data);
+  EXPECT_EQ(wanted[1].data, saved[1].data);
+}
+
+TEST(Checkpoint, TensorThatIsMissingOrOfAnotherShapeIsNamed) {
+  MemoryFileSystem fs;
+  ASSERT_TRUE(SaveSample(fs, "run", 3).ok());
+  const Manifest manifest = *ReadManifest(fs, "run/step-00000003");
+  std::vector<SampleTensor> missing = {{"weight/other", {1}, {0.0f}}};
+  absl::Status status = ReadTensors(fs, "run/step-00000003", manifest, MutableViews(missing));
+  EXPECT_THAT(Text(status), HasSubstr("'weight/other' is not stored there"));
+  EXPECT_EQ(GetExitCode(status), ExitCode::kCheckpoint);
+
+  std::vector<SampleTensor> reshaped = {SampleTensors(0)[0]};
+  reshaped[0].shape = {5, 3};
+  status = ReadTensors(fs, "run/step-00000003", manifest, MutableViews(reshaped));
+  EXPECT_THAT(Text(status), HasSubstr("fc1.weight' has shape [3, 5], not [5, 3]"));
+}
+
+TEST(Checkpoint, BlocksAreSixteenMebibytesUnlessSaidOtherwise) {
+  MemoryFileSystem fs;
+  Manifest manifest;
+  manifest.set_step(1);
+  ASSERT_TRUE(SaveCheckpoint(fs, "run", manifest, Views(SampleTensors(1))).ok());
+  const Manifest read = *ReadManifest(fs, "run/step-00000001");
+  EXPECT_EQ(read.block_bytes(), 16 << 20);
+  ASSERT_EQ(read.files_size(), 1);
+  EXPECT_EQ(read.files(0).file(), "tensors-00000-of-00001.bin");
+  EXPECT_EQ(read.files(0).block_crc32c_size(), 1);
+}
+
+TEST(Checkpoint, TensorInPartsOverTwoFilesIsReadWhole) {
+  MemoryFileSystem fs;
+  Manifest manifest = SampleManifest(1);
+  manifest.set_format_version(1);
+  for (int part = 0; part < 2; ++part) {
+    const float elements[] = {part + 0.5f, part + 0.75f};
+    const std::string_view bytes(reinterpret_cast<const char*>(elements), sizeof(elements));
+    ShardFile* file = manifest.add_files();
+    file->set_file(TensorFileName(part, 2));
+    file->set_bytes(8);
+    file->add_block_crc32c(Crc32c(bytes));
+    TensorExtent* extent = file->add_extents();
+    extent->set_name("weight/x");
+    extent->add_shape(4);
+    extent->set_first_element(2 * part);
+    extent->set_num_elements(2);
+    ASSERT_TRUE(ReplaceFile(fs, TensorFileName(part, 2), bytes).ok());
+  }
+  ASSERT_TRUE(ReplaceFile(fs, kManifestFile, SerializeManifest(manifest)).ok());
+  std::vector<SampleTensor> tensors = {{"weight/x", {4}, std::vector<float>(4)}};
+  const absl::Status status = ReadTensors(fs, ".", *ReadManifest(fs, "."), MutableViews(tensors));
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_THAT(tensors[0].data, ElementsAre(0.5f, 0.75f, 1.5f, 1.75f));
+}
+
+TEST(Manifest, WithAHoleInATensorIsRefused) {
+  MemoryFileSystem fs;
+  ASSERT_TRUE(SaveSample(fs, "run", 1).ok());
+  Manifest manifest = *ReadManifest(fs, "run/step-00000001");
+  manifest.mutable_files(0)->mutable_extents(0)->set_num_elements(14);
+  EXPECT_THAT(Text(ParseManifest(SerializeManifest(manifest)).status()),
+              HasSubstr("fc1.weight' do not make a whole"));
+}
+
+TEST(Manifest, ThatReachesOutOfItsFileIsRefused) {
+  MemoryFileSystem fs;
+  ASSERT_TRUE(SaveSample(fs, "run", 1).ok());
+  const Manifest good = *ReadManifest(fs, "run/step-00000001");
+  const auto refusal = [&good](auto change) {
+    Manifest bad = good;
+    change(*bad.mutable_files(0));
+    return Text(ParseManifest(SerializeManifest(bad)).status());
+  };
+  const auto last = [](ShardFile& file) { return file.mutable_extents(file.extents_size() - 1); };
+  EXPECT_THAT(refusal([&](ShardFile& f) { last(f)->set_offset(f.bytes() - 4); }),
+              HasSubstr("does not fit"));
+  EXPECT_THAT(refusal([&](ShardFile& f) { last(f)->set_offset(-4); }), HasSubstr("does not fit"));
+  EXPECT_THAT(refusal([&](ShardFile& f) { last(f)->set_first_element(1); }),
+              HasSubstr("does not fit"));
+  EXPECT_THAT(refusal([&](ShardFile& f) { last(f)->set_shape(0, int64_t{1} << 62); }),
+              HasSubstr("do not make a whole"));
+  EXPECT_THAT(refusal([](ShardFile& f) { f.set_bytes(int64_t{1} << 62); }), HasSubstr("checksums"));
+  EXPECT_THAT(refusal([](ShardFile& f) { f.set_file("../other"); }), HasSubstr("no name"));
+}
+
+TEST(Manifest, OfALaterFormatIsRefusedWithBothVersions) {
+  Manifest manifest;
+  manifest.set_format_version(2);
+  EXPECT_THAT(Text(ParseManifest(SerializeManifest(manifest)).status()),
+              HasSubstr("format_version is 2; this program reads 1"));
+}
+
+TEST(CheckpointName, HasAtLeastEightDigitsAndOneSpelling) {
+  EXPECT_EQ(CheckpointName(10), "step-00000010");
+  EXPECT_EQ(CheckpointName(1234567890), "step-1234567890");
+  EXPECT_EQ(StepOfCheckpointName("step-00000010"), 10);
+  EXPECT_EQ(StepOfCheckpointName("step-1234567890"), 1234567890);
+  for (const char* other : {"step-10", "step-00000010.tmp", "step-0000001x", "step-000000010",
+                            "step-", "step--0000001", "step-+0000001", "latest"}) {
+    EXPECT_EQ(StepOfCheckpointName(other), std::nullopt) << other;
+  }
+}
+
+TEST(Pointer, NamesAStepAndIsReplaced) {
+  MemoryFileSystem fs;
+  EXPECT_EQ(GetPointer(fs, ".", "best-bleu").status().code(), absl::StatusCode::kNotFound);
+  ASSERT_TRUE(SetPointer(fs, ".", "best-bleu", 10).ok());
+  ASSERT_TRUE(SetPointer(fs, ".", "best-bleu", 20).ok());
+  EXPECT_EQ(*GetPointer(fs, ".", "best-bleu"), 20);
+  EXPECT_EQ(*ReadWholeFile(fs, "best-bleu", 100), "step-00000020\n");
+}
+
+TEST(Pointer, ThatNamesNothingIsAnError) {
+  MemoryFileSystem fs;
+  ASSERT_TRUE(ReplaceFile(fs, "best-bleu", "step-12\n").ok());
+  const absl::Status status = GetPointer(fs, ".", "best-bleu").status();
+  EXPECT_THAT(Text(status), HasSubstr("best-bleu': it does not name a checkpoint"));
+  EXPECT_EQ(GetExitCode(status), ExitCode::kCheckpoint);
+}
+
+TEST(ResolveCheckpoint, TakesACheckpointAPointerOrARun) {
+  MemoryFileSystem fs;
+  ASSERT_TRUE(SaveSample(fs, "run", 10).ok());
+  ASSERT_TRUE(SaveSample(fs, "run", 20).ok());
+  ASSERT_TRUE(SetPointer(fs, "run", "best-bleu", 10).ok());
+  EXPECT_EQ(*ResolveCheckpoint(fs, "run/step-00000010"), "run/step-00000010");
+  EXPECT_EQ(*ResolveCheckpoint(fs, "run/best-bleu"), "run/step-00000010");
+  EXPECT_EQ(*ResolveCheckpoint(fs, "run/latest"), "run/step-00000020");
+  EXPECT_EQ(*ResolveCheckpoint(fs, "run"), "run/step-00000020");
+  const absl::Status status = ResolveCheckpoint(fs, "elsewhere").status();
+  EXPECT_THAT(Text(status), HasSubstr("'elsewhere'"));
+  EXPECT_EQ(GetExitCode(status), ExitCode::kCheckpoint);
+}
+
+}  // namespace
+}  // namespace deepnet

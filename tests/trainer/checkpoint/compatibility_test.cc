@@ -1,0 +1,78 @@
+#include "trainer/checkpoint/compatibility.h"
+
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "parallel/base/exit_code.h"
+
+namespace deepnet {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+const RunIdentity kIdentity = {.inventory_hash = "aa", .corpus_hash = "bb", .tokenizer_hash = "cc"};
+
+Manifest SavedRun() {
+  Manifest manifest;
+  manifest.set_step(10);
+  manifest.set_inventory_hash("aa");
+  manifest.set_corpus_hash("bb");
+  manifest.set_tokenizer_hash("cc");
+  RunSpec& run = *manifest.mutable_run();
+  run.set_seed(7);
+  run.mutable_model()->set_encoder_layers(12);
+  run.mutable_model()->set_residual(DEEPNORM);
+  run.mutable_data()->mutable_microbatch()->set_target_tokens(900);
+  run.mutable_data()->add_directions("de-en");
+  return manifest;
+}
+
+std::string Difference(const RunSpec& run, const RunIdentity& identity = kIdentity) {
+  return std::string(CheckSameRun(SavedRun(), identity, run).message());
+}
+
+TEST(CheckSameRun, PassesWhenOnlyWhatMayChangeHasChanged) {
+  RunSpec run = SavedRun().run();
+  run.set_folder("elsewhere");
+  run.mutable_train()->set_steps(1000);
+  run.mutable_optim()->set_rate(0.1);
+  run.mutable_model()->set_dropout(0.3);
+  run.mutable_model()->mutable_deepnorm();  // empty: as if absent
+  EXPECT_EQ(CheckSameRun(SavedRun(), kIdentity, run), absl::OkStatus());
+}
+
+TEST(CheckSameRun, NamesEveryDifferenceWithBothValues) {
+  RunSpec run = SavedRun().run();
+  run.set_seed(8);
+  run.mutable_model()->set_encoder_layers(18);
+  run.mutable_model()->set_residual(PRE_LN);
+  run.mutable_data()->mutable_microbatch()->set_target_tokens(800);
+  run.mutable_data()->add_directions("en-de");
+  EXPECT_THAT(
+      Difference(run),
+      AllOf(
+          HasSubstr("the checkpoint of step 10 is of another run: "),
+          HasSubstr("seed is 7 in the checkpoint and 8 in this run"),
+          HasSubstr("model.encoder_layers is 12 in the checkpoint and 18 in this run"),
+          HasSubstr("model.residual is DEEPNORM in the checkpoint and PRE_LN in this run"),
+          HasSubstr("data.directions is [\"de-en\"] in the checkpoint and [\"de-en\", \"en-de\"]"),
+          HasSubstr("target_tokens: 900"), HasSubstr("target_tokens: 800")));
+}
+
+TEST(CheckSameRun, NamesAnotherCorpusTokenizerOrInventory) {
+  const RunIdentity other = {.inventory_hash = "a2", .corpus_hash = "b2", .tokenizer_hash = ""};
+  EXPECT_THAT(Difference(SavedRun().run(), other),
+              AllOf(HasSubstr("corpus's content hash is bb in the checkpoint and b2 in this run"),
+                    HasSubstr("tokenizer's content hash is cc in the checkpoint and none in"),
+                    HasSubstr("names and shapes is aa in the checkpoint and a2 in this run")));
+}
+
+TEST(CheckSameRun, CarriesTheExitCode) {
+  EXPECT_EQ(GetExitCode(CheckSameRun(SavedRun(), kIdentity, RunSpec())), ExitCode::kCheckpoint);
+}
+
+}  // namespace
+}  // namespace deepnet

@@ -1,0 +1,108 @@
+// Checkpoints: logical tensors in a folder per step, complete or absent, whatever happens in
+// between. On disk: docs/design/checkpoint_format.md.
+//
+//   run/
+//     step-00000010/  tensors-00000-of-00001.bin  manifest.pb
+//     step-00000020/  ...
+//     latest          "step-00000020"
+//     best-bleu       "step-00000010"
+//
+// Nothing here knows how a run is laid out over ranks: tensors have their parameters' names and
+// shapes. Every error carries ExitCode::kCheckpoint and names the file.
+//
+// Example:
+//   RETURN_IF_ERROR(SaveCheckpoint(fs, "run", manifest, tensors));
+//   ...
+//   ASSIGN_OR_RETURN(const std::optional<FoundCheckpoint> found, FindLatest(fs, "run"));
+//   if (found) RETURN_IF_ERROR(ReadTensors(fs, found->folder, found->manifest, into));
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "parallel/base/file_system.h"
+#include "proto/checkpoint.pb.h"
+
+namespace deepnet {
+
+// What a tensor is in a checkpoint: a parameter's name after one of these.
+inline constexpr char kWeightPrefix[] = "weight/";
+inline constexpr char kMoment1Prefix[] = "moment1/";
+inline constexpr char kMoment2Prefix[] = "moment2/";
+
+// Where to write from: row-major elements of a whole tensor.
+struct NamedTensor {
+  std::string name;            // with its prefix, "weight/encoder.layers.0.fc1.weight"; unique
+  std::vector<int64_t> shape;  // all > 0
+  std::span<const float> data;
+};
+
+// Where to read to.
+struct MutableNamedTensor {
+  std::string name;
+  std::vector<int64_t> shape;
+  std::span<float> data;
+};
+
+// Writes the checkpoint of `manifest.step()` into `run_folder` (made if missing) and points
+// `latest` at it. `manifest` comes without files; its block_bytes, if 0, becomes 16 MiB. When this
+// returns OK the checkpoint is durable; when it fails, or the machine does, every earlier
+// checkpoint is as it was. A checkpoint of the same step is replaced. Removes what an interrupted
+// save left. One writer per run. Holds one block of memory besides `tensors`.
+absl::Status SaveCheckpoint(FileSystem& fs, const std::string& run_folder, Manifest manifest,
+                            std::span<const NamedTensor> tensors);
+
+// The manifest of a checkpoint, its own checksum and consistency checked; files are not looked at.
+absl::StatusOr<Manifest> ReadManifest(FileSystem& fs, const std::string& checkpoint_folder);
+
+// Fills `tensors`, in any order, any subset of those stored. Only blocks that hold some of them are
+// read, each verified against its checksum. A missing tensor or another shape is an error before
+// anything is read; damage names file, block and tensor. Holds one block of memory besides
+// `tensors`; their contents are undefined after an error.
+absl::Status ReadTensors(FileSystem& fs, const std::string& checkpoint_folder,
+                         const Manifest& manifest, std::span<const MutableNamedTensor> tensors);
+
+// Reads all files and compares every size and checksum.
+absl::Status VerifyTensors(FileSystem& fs, const std::string& checkpoint_folder,
+                           const Manifest& manifest);
+
+// A complete checkpoint.
+struct FoundCheckpoint {
+  std::string folder;  // "run/step-00000020"
+  Manifest manifest;
+  std::vector<std::string> notes;  // a sentence for each newer one that was passed over, and why
+};
+
+// The newest complete checkpoint, every byte verified. nullopt: the run has none and none was
+// damaged (or the folder does not exist). Error: there are checkpoints, and all are damaged; it
+// names each.
+absl::StatusOr<std::optional<FoundCheckpoint>> FindLatest(FileSystem& fs,
+                                                          const std::string& run_folder);
+
+// The checkpoint folder that a person means by `path`: a checkpoint folder itself; a pointer file
+// ("run/best-bleu"); or a run folder, whose newest complete checkpoint is taken.
+absl::StatusOr<std::string> ResolveCheckpoint(FileSystem& fs, const std::string& path);
+
+// "step-00000010". At least eight digits.
+std::string CheckpointName(int64_t step);
+
+// The step of "step-00000010"; nullopt for any other name.
+std::optional<int64_t> StepOfCheckpointName(std::string_view name);
+
+// Lets the pointer file `pointer` ("latest", "best-bleu", "best-nll") of a run name a step. Atomic
+// and durable.
+absl::Status SetPointer(FileSystem& fs, const std::string& run_folder, const std::string& pointer,
+                        int64_t step);
+
+// The step that a pointer names; the checkpoint may be gone. kNotFound: there is no such pointer.
+absl::StatusOr<int64_t> GetPointer(FileSystem& fs, const std::string& run_folder,
+                                   const std::string& pointer);
+
+}  // namespace deepnet

@@ -1,0 +1,152 @@
+// A manifest ends with field 2047, six bytes: two of tag, four of checksum. Protobuf writes fields
+// in the order of their numbers, so any decoder reads the file; we append and compare those six by
+// hand.
+#include "trainer/checkpoint/format.h"
+
+#include <cstring>
+#include <map>
+#include <set>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+#include "parallel/base/crc32c.h"
+#include "parallel/base/exit_code.h"
+#include "parallel/base/status_macros.h"
+
+namespace deepnet {
+namespace {
+
+// Tag of field 2047 with four fixed bytes: varint of 2047 << 3 | 5.
+constexpr std::string_view kChecksumTag = "\xfd\x7f";
+constexpr size_t kTrailerBytes = 6;
+
+std::string LittleEndian(uint32_t value) {
+  std::string bytes;
+  for (int shift = 0; shift < 32; shift += 8) bytes.push_back(static_cast<char>(value >> shift));
+  return bytes;
+}
+
+// Number of elements of `shape`; -1 if that is no sensible shape.
+int64_t NumElements(const TensorExtent& extent) {
+  int64_t elements = 1;
+  for (const int64_t size : extent.shape()) {
+    if (size <= 0 || __builtin_mul_overflow(elements, size, &elements)) return -1;
+  }
+  return elements;
+}
+
+bool SameShape(const TensorExtent& a, const TensorExtent& b) {
+  return std::vector<int64_t>(a.shape().begin(), a.shape().end()) ==
+         std::vector<int64_t>(b.shape().begin(), b.shape().end());
+}
+
+absl::Status CheckFile(const ShardFile& file, int64_t block_bytes) {
+  const std::string& name = file.file();
+  if (name.empty() || name.find('/') != std::string::npos) {
+    return absl::DataLossError(absl::StrCat("'", name, "' is no name of a file in this folder"));
+  }
+  const int64_t blocks = file.bytes() / block_bytes + (file.bytes() % block_bytes != 0 ? 1 : 0);
+  if (file.bytes() < 0 || blocks != file.block_crc32c_size()) {
+    return absl::DataLossError(absl::StrCat(name, " has ", file.bytes(), " bytes but ",
+                                            file.block_crc32c_size(), " checksums"));
+  }
+  int64_t end = 0;  // of the extent before, bytes
+  for (const TensorExtent& extent : file.extents()) {
+    const int64_t elements = NumElements(extent);
+    const bool inside_tensor = extent.first_element() >= 0 && extent.num_elements() > 0 &&
+                               extent.num_elements() <= elements &&
+                               extent.first_element() <= elements - extent.num_elements();
+    const bool inside_file =
+        extent.offset() >= end && extent.offset() <= file.bytes() &&
+        extent.num_elements() <= (file.bytes() - extent.offset()) / kElementBytes;
+    if (!inside_tensor || !inside_file) {
+      return absl::DataLossError(
+          absl::StrCat("an extent of '", extent.name(), "' does not fit into ", name));
+    }
+    end = extent.offset() + extent.num_elements() * kElementBytes;
+  }
+  return absl::OkStatus();
+}
+
+// Every tensor's extents, over all files, cover it exactly once.
+absl::Status CheckTensors(const Manifest& manifest) {
+  std::map<std::string, std::map<int64_t, const TensorExtent*>> tensors;  // by first element
+  for (const ShardFile& file : manifest.files()) {
+    for (const TensorExtent& extent : file.extents()) {
+      if (!tensors[extent.name()].emplace(extent.first_element(), &extent).second) {
+        return absl::DataLossError(absl::StrCat("'", extent.name(), "' is stored twice"));
+      }
+    }
+  }
+  for (const auto& [name, extents] : tensors) {
+    const TensorExtent& first = *extents.begin()->second;
+    int64_t covered = 0;
+    for (const auto& [first_element, extent] : extents) {
+      if (first_element != covered || !SameShape(*extent, first)) break;
+      covered += extent->num_elements();
+    }
+    if (covered != NumElements(first)) {
+      return absl::DataLossError(absl::StrCat("the parts of '", name, "' do not make a whole"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckManifest(const Manifest& manifest) {
+  if (manifest.format_version() != kFormatVersion) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "format_version is ", manifest.format_version(), "; this program reads ", kFormatVersion));
+  }
+  if (manifest.block_bytes() <= 0 || manifest.block_bytes() > kMaxBlockBytes) {
+    return absl::DataLossError(absl::StrCat("block_bytes is ", manifest.block_bytes()));
+  }
+  std::set<std::string> names;
+  for (const ShardFile& file : manifest.files()) {
+    RETURN_IF_ERROR(CheckFile(file, manifest.block_bytes()));
+    if (!names.insert(file.file()).second) {
+      return absl::DataLossError(absl::StrCat(file.file(), " is listed twice"));
+    }
+  }
+  return CheckTensors(manifest);
+}
+
+}  // namespace
+
+std::string TensorFileName(int index, int count) {
+  return absl::StrFormat("tensors-%05d-of-%05d.bin", index, count);
+}
+
+std::string SerializeManifest(const Manifest& manifest) {
+  Manifest without_checksum = manifest;
+  without_checksum.clear_manifest_crc32c();
+  std::string bytes = without_checksum.SerializeAsString();
+  const uint32_t checksum = Crc32c(bytes);
+  bytes.append(kChecksumTag);
+  return bytes + LittleEndian(checksum);
+}
+
+absl::StatusOr<Manifest> ParseManifest(std::string_view bytes) {
+  if (bytes.size() < kTrailerBytes) {
+    return absl::DataLossError(absl::StrCat("it has only ", bytes.size(), " bytes"));
+  }
+  const std::string_view contents = bytes.substr(0, bytes.size() - kTrailerBytes);
+  const std::string_view trailer = bytes.substr(contents.size());
+  const std::string expected = std::string(kChecksumTag) + LittleEndian(Crc32c(contents));
+  if (trailer != expected) return absl::DataLossError("its checksum is wrong");
+  Manifest manifest;
+  if (!manifest.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
+    return absl::DataLossError("it is no Manifest");
+  }
+  RETURN_IF_ERROR(CheckManifest(manifest));
+  return manifest;
+}
+
+absl::Status CheckpointError(const absl::Status& status, const std::string& context) {
+  if (status.ok()) return status;
+  return WithExitCode(absl::Status(status.code(), absl::StrCat(context, ": ", status.message())),
+                      ExitCode::kCheckpoint);
+}
+
+}  // namespace deepnet
