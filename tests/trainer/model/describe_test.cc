@@ -187,6 +187,24 @@ TEST(Describe, CountsOperationsOfEveryProduct) {
   EXPECT_EQ(LayerNamed(inventory, "encoder.embedding").forward_flops, 0);
 }
 
+TEST(Describe, CountsWhatLayersKeepForTheBackwardPass) {
+  ModelSpec model = Model(1, 16, 100);  // d 16, f 64, 8 heads; S 40, T 30
+  const auto check = [&](int64_t norm_row, int64_t inner_bytes, int64_t inner) {
+    const Inventory inventory = Describe(model, Batch(40, 30, 4));
+    const Layer& encoder = LayerNamed(inventory, "encoder.layers.0");
+    EXPECT_EQ(encoder.activation_bytes, 40 * (2 * norm_row + 4 * 8 + inner_bytes));
+    EXPECT_EQ(encoder.activation_operands, 40 * (4 * 16 + inner));
+    const Layer& decoder = LayerNamed(inventory, "decoder.layers.0");
+    EXPECT_EQ(decoder.activation_bytes, 30 * (3 * norm_row + 2 * 4 * 8 + inner_bytes));
+    EXPECT_EQ(decoder.activation_operands, 30 * (6 * 16 + inner) + 40 * 2 * 16);
+  };
+  check(/*norm_row=*/4 * 17, /*inner_bytes=*/0, /*inner=*/64);
+  model.set_dropout(0.1);
+  model.set_activation_dropout(0.1);
+  model.set_activation(GELU);
+  check(/*norm_row=*/4 * 17 + 2, /*inner_bytes=*/8, /*inner=*/128);
+}
+
 TEST(Describe, ListsWhatCrossesEveryCut) {
   const Inventory inventory = Describe(Model(2, 16, 100), Batch(40, 30, 4));
   const BoundaryTensor memory{"memory", {40, 16}, "float32", true};

@@ -66,17 +66,19 @@ struct AttentionBackwardArgs {
 void AttentionBackward(ThreadPool& pool, const KernelTable& table,
                        const AttentionBackwardArgs& args, Scratch& scratch);
 
-// Decoding: every row is one query against its own cache. A row's result depends on that row alone,
-// not on its neighbours, the batch or the thread count.
+// Decoding: every row is one query against the rows of a cache that its list names, in order of
+// position. A row's result depends on that row alone, not on its neighbours, the batch or the
+// thread count.
 struct DecodeAttentionArgs {
   int heads = 1;
   int head_dim = 64;
-  ConstMatrix q = {};                    // [rows, heads * head_dim]
-  const void* const* k_cache = nullptr;  // [rows]: each points to [length, heads * head_dim]
-  const void* const* v_cache = nullptr;  // of the element of q
-  int64_t cache_stride = 0;              // elements from one cached position to the next
-  const int32_t* lengths = nullptr;      // [rows], >= 1
-  Matrix context = {};                   // [rows, heads * head_dim]
+  ConstMatrix q = {};                // [rows, heads * head_dim]
+  ConstMatrix keys = {};             // [cached rows, heads * head_dim], of the element of q
+  ConstMatrix values = {};           // likewise
+  const int32_t* index = nullptr;    // [rows, index_stride]: rows of keys and values
+  int64_t index_stride = 0;
+  const int32_t* lengths = nullptr;  // [rows], >= 1: entries of the list that count
+  Matrix context = {};               // [rows, heads * head_dim]
 };
 
 void DecodeAttention(ThreadPool& pool, const KernelTable& table, const DecodeAttentionArgs& args,

@@ -35,6 +35,8 @@ struct ElementwiseTable {
   // residual_norm.h. partial [2, width] receives the rows' sums of the gain's and bias's gradients.
   void (*residual_norm_forward)(const ResidualNormForwardArgs& args, float keep_scale,
                                 int64_t begin, int64_t end);
+  void (*norm_output)(ConstMatrix xhat, const float* gain, const float* bias, Matrix y,
+                      int64_t begin, int64_t end);
   void (*residual_norm_backward)(const ResidualNormBackwardArgs& args, float keep_scale,
                                  int64_t begin, int64_t end, float* partial);
   // y[c] += x[0][c] + x[1][c] + ..., from the left.

@@ -24,6 +24,13 @@ void ResidualNormForward(ThreadPool& pool, const KernelTable& table,
   });
 }
 
+void NormOutput(ThreadPool& pool, const KernelTable& table, ConstMatrix xhat, const float* gain,
+                const float* bias, Matrix y) {
+  ForRowBlocks(pool, xhat.rows, [&](int64_t begin, int64_t end, int) {
+    table.elementwise.norm_output(xhat, gain, bias, y, begin, end);
+  });
+}
+
 void ResidualNormBackward(ThreadPool& pool, const KernelTable& table,
                           const ResidualNormBackwardArgs& args, Scratch& scratch) {
   DEEPNET_CHECK(args.width >= 1 && args.width <= kMaxNormWidth) << "width " << args.width;

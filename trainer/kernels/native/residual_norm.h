@@ -26,8 +26,8 @@ struct ResidualNormForwardArgs {
   ConstMatrix branch = {};      // data null: no branch, no dropout
   DropoutKey dropout = {};      // of the branch
   RowIds ids = {};              // read if dropout.rate > 0
-  const float* gain = nullptr;  // [width]
-  const float* bias = nullptr;  // [width]
+  const float* gain = nullptr;  // [width]; null: only the sum is wanted, nothing is normalized
+  const float* bias = nullptr;  // [width]; null if gain is
   // Outputs; each may be null. sum and y may be x.
   float* sum = nullptr;
   float* y = nullptr;
@@ -40,6 +40,11 @@ struct ResidualNormForwardArgs {
 
 void ResidualNormForward(ThreadPool& pool, const KernelTable& table,
                          const ResidualNormForwardArgs& args);
+
+// y = xhat * gain + bias: what the forward pass wrote, again, bit for bit. xhat [rows, width]
+// float32, y of either element.
+void NormOutput(ThreadPool& pool, const KernelTable& table, ConstMatrix xhat, const float* gain,
+                const float* bias, Matrix y);
 
 struct ResidualNormBackwardArgs {
   int64_t rows = 0;

@@ -252,26 +252,36 @@ TEST(DecodeAttention, IsTheLastQueryOfTheCausalOneAndEachRowStandsAlone) {
   for (const Element element : {Element::kFloat32, Element::kBfloat16}) {
     const int heads = 2;
     for (const int head_dim : {5, 32, 64}) {
-      const int64_t width = heads * head_dim, rows = 7, cache_width = width + 3;
+      const int64_t width = heads * head_dim, rows = 7;
       const std::vector<int32_t> lengths = {1, 2, 17, 33, 5, 16, 80};
       Operand q = Operand::Of(element, rows, width, RandomFloats(rows * width, 1), 2);
-      std::vector<Operand> keys, values;
-      std::vector<const void*> k_rows, v_rows;
+      // One cache for all rows; the positions of a row lie scattered in it.
+      const int64_t cached = 154, index_stride = 80;
+      Operand keys = Operand::Of(element, cached, width, RandomFloats(cached * width, 10), 3);
+      Operand values = Operand::Of(element, cached, width, RandomFloats(cached * width, 20), 3);
+      std::vector<int32_t> index(rows * index_stride, -1);
+      int32_t place = 0;
       for (int64_t r = 0; r < rows; ++r) {
-        const int64_t n = lengths[r] * width;
-        keys.push_back(Operand::Of(element, lengths[r], width, RandomFloats(n, 10 + r), 3));
-        values.push_back(Operand::Of(element, lengths[r], width, RandomFloats(n, 20 + r), 3));
+        for (int32_t j = 0; j < lengths[r]; ++j) {
+          index[r * index_stride + j] = place = (place + 5) % static_cast<int32_t>(cached);
+        }
       }
+      const auto gather = [&](const std::vector<double>& all, int64_t r) {
+        std::vector<double> rows_of_r;
+        for (int32_t j = 0; j < lengths[r]; ++j) {
+          const auto from = all.begin() + index[r * index_stride + j] * width;
+          rows_of_r.insert(rows_of_r.end(), from, from + width);
+        }
+        return rows_of_r;
+      };
       std::vector<double> expected;
       for (int64_t r = 0; r < rows; ++r) {
-        k_rows.push_back(keys[r].view().data);
-        v_rows.push_back(values[r].view().data);
         const Case c = {{0, 1}, {0, lengths[r]}, heads, head_dim, false, 0.0, element};
         const std::vector<double> all = q.Values();
         Oracle oracle{c,
                       {all.begin() + r * width, all.begin() + (r + 1) * width},
-                      keys[r].Values(),
-                      values[r].Values(),
+                      gather(keys.Values(), r),
+                      gather(values.Values(), r),
                       {},
                       {},
                       {},
@@ -289,9 +299,10 @@ TEST(DecodeAttention, IsTheLastQueryOfTheCausalOneAndEachRowStandsAlone) {
         DecodeAttentionArgs args = {.heads = heads,
                                     .head_dim = head_dim,
                                     .q = q.view(),
-                                    .k_cache = k_rows.data(),
-                                    .v_cache = v_rows.data(),
-                                    .cache_stride = cache_width,
+                                    .keys = keys.view(),
+                                    .values = values.view(),
+                                    .index = index.data(),
+                                    .index_stride = index_stride,
                                     .lengths = lengths.data(),
                                     .context = together.view()};
         DecodeAttention(pool, table, args, scratch);
@@ -306,8 +317,7 @@ TEST(DecodeAttention, IsTheLastQueryOfTheCausalOneAndEachRowStandsAlone) {
           args.context.rows = 1;
           args.context.data =
               static_cast<char*>(args.context.data) + r * args.context.stride * bytes;
-          args.k_cache = k_rows.data() + r;
-          args.v_cache = v_rows.data() + r;
+          args.index = index.data() + r * index_stride;
           args.lengths = lengths.data() + r;
           DecodeAttention(pool, table, args, scratch);
         }

@@ -1,0 +1,29 @@
+#include "trainer/optim/learning_rate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+namespace deepnet {
+
+double LearningRate(const OptimSpec& optim, int64_t update) {
+  const double warmup = static_cast<double>(optim.warmup_steps());
+  const double u = static_cast<double>(update);
+  if (u < warmup) {
+    return optim.initial_rate() + (optim.rate() - optim.initial_rate()) * u / warmup;
+  }
+  switch (optim.schedule()) {
+    case INVERSE_SQRT:
+      return optim.rate() * std::sqrt(std::max(warmup, 1.0) / u);
+    case COSINE: {
+      const double span = std::max(1.0, static_cast<double>(optim.decay_steps()) - warmup);
+      const double done = std::clamp((u - warmup) / span, 0.0, 1.0);
+      const double share = 0.5 * (1.0 + std::cos(std::numbers::pi * done));
+      return optim.final_rate() + (optim.rate() - optim.final_rate()) * share;
+    }
+    default:
+      return optim.rate();
+  }
+}
+
+}  // namespace deepnet

@@ -1,0 +1,23 @@
+#include "trainer/train_step.h"
+
+#include "parallel/base/status_macros.h"
+#include "parallel/exec/pipeline_executor.h"
+
+namespace deepnet {
+
+absl::StatusOr<StepResult> RunTrainStep(const StepBatch& batch, int64_t step, int64_t update,
+                                        const Schedule& schedule, TransformerStage& stage,
+                                        Transformer& model, const OptimizerStep& optimizer,
+                                        Communicator& comm) {
+  stage.BeginStep(batch, step);
+  RETURN_IF_ERROR(RunSchedule(schedule, stage, comm));
+  stage.FinishStep();
+
+  const double tokens = static_cast<double>(batch.num_target_tokens);
+  StepResult result{.loss = stage.loss().loss / tokens, .nll = stage.loss().nll / tokens};
+  result.update = optimizer.Apply(model.ops(), model.parameters(), update, result.loss);
+  if (!result.update.skipped) model.Refresh();
+  return result;
+}
+
+}  // namespace deepnet
