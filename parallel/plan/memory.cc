@@ -1,6 +1,7 @@
 #include "parallel/plan/memory.h"
 
 #include <algorithm>
+#include <array>
 #include <string_view>
 #include <vector>
 
@@ -61,11 +62,14 @@ int64_t SharedBoundaryBytes(const Inventory& inventory, int first, int end) {
   return bytes;
 }
 
+// One layer's gradients mirror what it keeps, and layers of a kind share one set of buffers.
 int64_t WorkspaceBytes(const Inventory& inventory, int first, int end, const MemoryRules& rules) {
-  int64_t largest_layer = 0, stream = 0, logits = 0;
+  std::array<int64_t, 5> largest_of_kind = {};
+  int64_t stream = 0, logits = 0;
   for (int l = first; l < end; ++l) {
     const Layer& layer = inventory.layers[l];
-    largest_layer = std::max(largest_layer, KeptBytes(layer, rules));
+    int64_t& largest = largest_of_kind[static_cast<size_t>(layer.kind)];
+    largest = std::max(largest, KeptBytes(layer, rules));
     for (const BoundaryTensor& tensor : layer.inputs) {
       if (tensor.name == kHidden) stream = std::max(stream, BytesOf(tensor));
     }
@@ -74,7 +78,9 @@ int64_t WorkspaceBytes(const Inventory& inventory, int first, int end, const Mem
       logits = 2 * kLogitRows * vocabulary * kFloatBytes;
     }
   }
-  return largest_layer + stream + logits + SharedBoundaryBytes(inventory, first, end);
+  const int64_t layers = largest_of_kind[static_cast<size_t>(LayerKind::kEncoder)] +
+                         largest_of_kind[static_cast<size_t>(LayerKind::kDecoder)];
+  return layers + stream + logits + SharedBoundaryBytes(inventory, first, end);
 }
 
 }  // namespace

@@ -25,6 +25,11 @@ constexpr int kPadRow = 1;        // id of <pad>
 constexpr int kBytesOfFloat = 4;  // residual stream, statistics
 constexpr char kStreamType[] = "float32";
 
+// Bytes of a dropout mask, one bit a feature; none where nothing is dropped.
+int64_t MaskBytes(int64_t rows, int64_t features, double rate) {
+  return rate > 0 ? rows * ((features + 7) / 8) : 0;
+}
+
 struct Builder {
   const ModelSpec& model;
   const MicrobatchSpec& batch;
@@ -52,6 +57,11 @@ struct Builder {
   void AddSelfAttention(std::string_view block, double beta);
   void AddCrossAttention(std::string_view block, double beta);
   void AddFeedForward(std::string_view layer, double beta);
+
+  int64_t JoinBytes(int64_t rows) const;
+  void KeepEmbedding(Layer& layer, int64_t rows) const;
+  void KeepAttention(Layer& layer, int64_t rows, int64_t key_rows) const;
+  void KeepFeedForward(Layer& layer, int64_t rows) const;
 
   BoundaryTensor Memory() const { return {"memory", {SourceRows(), Width()}, kStreamType, true}; }
   BoundaryTensor Hidden(int64_t rows) const {
@@ -152,8 +162,16 @@ void Builder::AddFeedForward(std::string_view layer, double beta) {
   AddNorm(base + ".final_layer_norm");
 }
 
+// An embedding keeps its stack's stream, the first branch's input and its dropout's mask.
+void Builder::KeepEmbedding(Layer& layer, int64_t rows) const {
+  layer.activation_bytes =
+      kBytesOfFloat * rows * Width() + MaskBytes(rows, Width(), model.dropout());
+  layer.activation_operands = rows * Width();
+}
+
 void Builder::AddSourceEmbedding() {
-  AddLayer(LayerKind::kSourceEmbedding, "encoder.embedding", 0);
+  Layer& layer = AddLayer(LayerKind::kSourceEmbedding, "encoder.embedding", 0);
+  KeepEmbedding(layer, SourceRows());
   const bool shared = model.tied_embeddings() == TIE_ALL;
   AddTable(shared ? "shared.weight" : "encoder.embed_tokens.weight", Role::kEmbedding,
            model.vocabulary_size(), kPadRow);
@@ -165,6 +183,7 @@ void Builder::AddSourceEmbedding() {
 void Builder::AddTargetEmbedding() {
   Layer& layer = AddLayer(LayerKind::kTargetEmbedding, "decoder.embedding", 0);
   layer.inputs = {Memory()};
+  KeepEmbedding(layer, TargetRows());
   if (model.tied_embeddings() == TIE_ALL) {
     AddUse("shared.weight");
   } else {
@@ -175,20 +194,38 @@ void Builder::AddTargetEmbedding() {
   }
 }
 
-// Products of one encoder layer: q, k, v, out (4 d^2), feed-forward (2 d f), scores and mixing.
-// Kept: input of each of the 2 sub-layers and the deviation of its norm in float32; q, k, v,
-// attention's output and the hidden feed-forward row as operands; attention's log-sums in float32.
+// What the join of one sub-layer keeps of `rows` rows: the normalised stream and its reciprocal
+// deviation in float32, one bit a feature for dropout.
+int64_t Builder::JoinBytes(int64_t rows) const {
+  return kBytesOfFloat * rows * (Width() + 1) + MaskBytes(rows, Width(), model.dropout());
+}
+
+// Attention keeps q, context and one log-sum a head of `rows` rows, k and v of `key_rows` rows.
+void Builder::KeepAttention(Layer& layer, int64_t rows, int64_t key_rows) const {
+  layer.activation_bytes += JoinBytes(rows) + kBytesOfFloat * rows * model.heads();
+  layer.activation_operands += 2 * (rows + key_rows) * Width();
+}
+
+// The feed-forward block keeps its hidden rows, with GELU also before the activation.
+void Builder::KeepFeedForward(Layer& layer, int64_t rows) const {
+  layer.activation_bytes +=
+      JoinBytes(rows) + MaskBytes(rows, FfnWidth(), model.activation_dropout());
+  layer.activation_operands += rows * FfnWidth() * (model.activation() == GELU ? 2 : 1);
+}
+
+// Products: q, k, v, out (4 d^2), feed-forward (2 d f), scores and mixing of attention.
 void Builder::AddEncoderLayer(int index) {
   const std::string name = absl::StrCat("encoder.layers.", index);
   Layer& layer = AddLayer(LayerKind::kEncoder, name, index);
   const double d = Width(), f = FfnWidth(), s = SourceRows();
   layer.forward_flops = 2 * s * (4 * d * d + 2 * d * f) + 4 * s * SourceLength() * d;
-  layer.activation_bytes = kBytesOfFloat * SourceRows() * (2 * Width() + 2 + model.heads());
-  layer.activation_operands = SourceRows() * (4 * Width() + FfnWidth());
+  KeepAttention(layer, SourceRows(), SourceRows());
+  KeepFeedForward(layer, SourceRows());
   layer.inputs = {Hidden(SourceRows())};
   AddSelfAttention(name + ".self_attn", scaling.encoder_beta);
   AddFeedForward(name, scaling.encoder_beta);
   if (model.residual() == PRE_LN && index + 1 == model.encoder_layers()) {
+    layer.activation_bytes += kBytesOfFloat * SourceRows() * (Width() + 1);
     AddNorm("encoder.layer_norm");
   }
 }
@@ -201,23 +238,25 @@ void Builder::AddDecoderLayer(int index) {
   const double d = Width(), f = FfnWidth(), s = SourceRows(), t = TargetRows();
   layer.forward_flops = 2 * t * (6 * d * d + 2 * d * f) + 2 * s * 2 * d * d +
                         4 * t * (TargetLength() + SourceLength()) * d;
-  layer.activation_bytes = kBytesOfFloat * TargetRows() * (3 * Width() + 3 + 2 * model.heads());
-  layer.activation_operands =
-      TargetRows() * (6 * Width() + FfnWidth()) + SourceRows() * 2 * Width();
+  KeepAttention(layer, TargetRows(), TargetRows());
+  KeepAttention(layer, TargetRows(), SourceRows());
+  KeepFeedForward(layer, TargetRows());
   layer.inputs = {Memory(), Hidden(TargetRows())};
   AddSelfAttention(name + ".self_attn", scaling.decoder_beta);
   AddCrossAttention(name + ".encoder_attn", scaling.decoder_beta);
   AddFeedForward(name, scaling.decoder_beta);
   if (model.residual() == PRE_LN && index + 1 == model.decoder_layers()) {
+    layer.activation_bytes += kBytesOfFloat * TargetRows() * (Width() + 1);
     AddNorm("decoder.layer_norm");
   }
 }
 
-// Kept: the input and two statistics of the softmax per row. Logits live in the workspace.
+// Kept: the gradient of the last hidden rows, which the loss leaves on its way forward. Logits live
+// in the workspace.
 void Builder::AddOutput() {
   Layer& layer = AddLayer(LayerKind::kOutput, "output", 0);
   layer.forward_flops = 2.0 * TargetRows() * Width() * model.vocabulary_size();
-  layer.activation_bytes = kBytesOfFloat * TargetRows() * (Width() + 2);
+  layer.activation_bytes = kBytesOfFloat * TargetRows() * Width();
   layer.inputs = {Hidden(TargetRows())};
   switch (model.tied_embeddings()) {
     case TIE_DECODER:

@@ -91,7 +91,7 @@ TEST(Memory, CountsEveryCategoryOfAWholeModel) {
   EXPECT_EQ(memory.gradients(), 4 * (3 * 80 + 64 + 64));  // the table is used three times
   EXPECT_EQ(memory.moments(), 8 * (80 + 64 + 64));
   EXPECT_EQ(memory.activations(), 3 * (2 * (100 + 10 * 4) + 4 * 8 * 4));
-  EXPECT_EQ(memory.workspace(), 140 + 4 * 8 * 4 + 4 * 8 * 4 + 2 * kLogitRows * 10 * 4);
+  EXPECT_EQ(memory.workspace(), 2 * 140 + 4 * 8 * 4 + 4 * 8 * 4 + 2 * kLogitRows * 10 * 4);
   EXPECT_EQ(memory.total(), memory.weights() + memory.working_copies() + memory.gradients() +
                                 memory.moments() + memory.activations() + memory.workspace());
 }
