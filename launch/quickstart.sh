@@ -7,9 +7,10 @@
 #   --corpus DIR   learn from DIR (OPUS-100's layout) instead of building a corpus
 #   --minutes M    train M minutes; default 10
 #
-# Steps: packages, LibTorch, build, corpus (German, Spanish, French, Italian and English from Debian
-# packages), prepare, train, evaluate, translate ten sentences. What cannot be installed or fetched
-# is left out and named at the end; without a network it learns from launch/corpora/udhr.tsv.
+# Steps: packages, LibTorch, build, corpus (from Debian's packages, in the languages of
+# launch/recipes/quickstart.textproto), prepare, train, evaluate, translate ten sentences. What
+# cannot be installed or fetched is left out and named at the end; without a network it learns from
+# launch/corpora/udhr.tsv.
 # Run again, it keeps what is done: corpus, prepared data, and a run that has had its minutes.
 # Environment variables that name libraries in unusual places: launch/build.sh --help.
 set -euo pipefail
@@ -21,8 +22,8 @@ minutes=10
 while [[ $# -gt 0 ]]; do
   case $1 in
     --no-install) install=no ;;
-    --corpus) corpus=$(realpath -e "${2:?--corpus needs a folder}") && shift ;;
-    --minutes) minutes=${2:?--minutes needs a number} && shift ;;
+    --corpus) corpus=${2:?--corpus needs a folder}; shift ;;
+    --minutes) minutes=${2:?--minutes needs a number}; shift ;;
     --help) usage; exit 0 ;;
     *) echo "quickstart.sh: unknown argument '$1' (see --help)" >&2; exit 2 ;;
   esac
@@ -32,42 +33,75 @@ if ! [[ $minutes =~ ^[0-9]+(\.[0-9]+)?$ ]]; then
   echo "quickstart.sh: --minutes '$minutes' is not a number" >&2
   exit 2
 fi
+if [[ -n $corpus ]]; then
+  [[ -d $corpus ]] || { echo "quickstart.sh: --corpus '$corpus' is not a folder" >&2; exit 4; }
+  corpus=$(realpath "$corpus")
+fi
 
 cd "$(dirname "$0")/.."
 source launch/stages.sh
 deepnet=build/release/deepnet
 
-# Sets `corpus`, the folder to prepare, and `name`, what is made of it.
+recipe=launch/recipes/quickstart.textproto
+# The recipe's languages besides English, for the default corpus.
+languages() { sed -n 's/^ *languages: "\(.*\)".*/\1/p' "$recipe" | grep -v '^en$'; }
+
+# Sets `name`, what the run is called, and `settings`, what differs from the recipe.
 get_corpus() {
-  local langs=de,es,fr,it
   name=quickstart
+  settings=(--set "train.minutes=$minutes")
   if [[ -n $corpus ]]; then
-    name=quickstart-$(basename "$corpus")
     note "using $corpus"
-    return
+    use_other_corpus "$(basename "$corpus")"
+  elif has_small; then
+    note "already in corpus/small"
+  elif ! build_small; then
+    left_out+=("Debian's packages as a corpus: learned from launch/corpora/udhr.tsv instead")
+    corpus=corpus/udhr
+    launch/corpora/debian_corpus.py build udhr --langs "$(languages | paste -sd,)" --out "$corpus"
+    use_other_corpus udhr
+    settings+=(--set prepare.tokenizer.pieces=1000)
   fi
-  corpus=corpus/small
-  if [[ -f $corpus/manifest.json ]]; then
-    note "already in $corpus"
-    return
-  fi
-  local build=(launch/corpora/debian_corpus.py build small --langs "$langs" --out "$corpus")
-  if command -v apt-get >/dev/null && "${build[@]}"; then return; fi
-  if [[ $install == yes && $(id -u) -eq 0 ]] && apt-get update -q && "${build[@]}"; then return; fi
-  left_out+=("corpus of Debian packages: not fetched, learned from launch/corpora/udhr.tsv instead")
-  name=quickstart-udhr
-  corpus=corpus/udhr
-  launch/corpora/debian_corpus.py build udhr --langs "$langs" --out "$corpus"
 }
 
-# Languages that the corpus pairs with English, at most four.
-languages() {
+has_small() {
+  local language
+  for language in $(languages); do
+    [[ -d corpus/small/$language-en || -d corpus/small/en-$language ]] || return 1
+  done
+  [[ -f corpus/small/manifest.json ]]
+}
+
+build_small() {
+  local build=(launch/corpora/debian_corpus.py build small --out corpus/small
+    --langs "$(languages | paste -sd,)")
+  command -v apt-get >/dev/null || return 1
+  "${build[@]}" && return
+  # The lists of packages may be missing: only root can get them.
+  [[ $install == yes && $(id -u) -eq 0 ]] && apt-get update -q && "${build[@]}"
+}
+
+use_other_corpus() {
+  name=quickstart-$1
+  settings+=(--set "folder=runs/$name/model" --set "data.folder=runs/$name/data"
+    --set "prepare.output_folder=runs/$name/data" --set "prepare.opus100_folder=$corpus"
+    --set "prepare.languages=")
+}
+
+# What the ten sentences are translated into: languages paired with English, at most four.
+targets() {
+  if [[ -z $corpus ]]; then
+    languages
+    return
+  fi
   local folder
   for folder in "$corpus"/*-*/; do
     folder=$(basename "$folder")
-    [[ $folder != en-* ]] || echo "${folder#en-}"
-    [[ $folder != *-en ]] || echo "${folder%-en}"
-  done | sort | head -n 4
+    case $folder in
+      en-*) echo "${folder#en-}" ;;
+      *-en) echo "${folder%-en}" ;;
+    esac
+  done | sort | sed -n 1,4p
 }
 
 ten_sentences() {
@@ -86,18 +120,16 @@ TEXT
 }
 
 translate_ten() {
-  local language
-  ten_sentences >"$run/ten.en"
-  for language in $(languages); do
-    "$deepnet" translate --checkpoint "$run" --from en --to "$language" \
-      <"$run/ten.en" >"$run/ten.$language" 2>>"$run/translate.log"
+  local language number
+  ten_sentences >"runs/$name/ten.en"
+  for language in $(targets); do
+    "$deepnet" translate --checkpoint "$model" --from en --to "$language" \
+      <"runs/$name/ten.en" >"runs/$name/ten.$language"
   done
-  local number sentence
   for number in $(seq 10); do
-    sentence=$(sed -n "${number}p" "$run/ten.en")
-    printf '\n   en  %s\n' "$sentence"
-    for language in $(languages); do
-      printf '   %-3s %s\n' "$language" "$(sed -n "${number}p" "$run/ten.$language")"
+    printf '\n'
+    for language in en $(targets); do
+      printf '   %-3s %s\n' "$language" "$(sed -n "${number}p" "runs/$name/ten.$language")"
     done
   done
 }
@@ -107,20 +139,15 @@ stage "LibTorch" get_libtorch
 stage "build" launch/build.sh deepnet
 stage "corpus" get_corpus
 
-run=runs/$name
-spec=(--config launch/recipes/quickstart.textproto
-  --set "folder=$run" --set "data.folder=data/$name" --set "train.minutes=$minutes"
-  --set "prepare.opus100_folder=$corpus" --set "prepare.output_folder=data/$name"
-  --set "prepare.languages=")
-
-stage "prepare" "$deepnet" prepare "${spec[@]}"
-stage "train $minutes minutes" "$deepnet" train "${spec[@]}"
-stage "evaluate" "$deepnet" evaluate --checkpoint "$run" --split test --sentences 200
+model=runs/$name/model
+stage "prepare" "$deepnet" prepare --config "$recipe" "${settings[@]}"
+stage "train $minutes minutes" "$deepnet" train --config "$recipe" "${settings[@]}"
+stage "evaluate" "$deepnet" evaluate --checkpoint "$model" --split test --sentences 200
 stage "translate" translate_ten
 
 printf '\n== results\n'
-note "run      $run"
-note "log      $run/log.txt, $run/metrics.jsonl"
-note "scores   $run/evaluate.json"
-note "go on    $deepnet train ${spec[*]} --set train.minutes=60"
+note "run      $model"
+note "log      $model/log.txt, $model/metrics.jsonl"
+note "scores   $model/evaluate.json"
+note "learn on: $deepnet train --config $recipe ${settings[*]} --set train.minutes=60"
 for what in "${left_out[@]}"; do note "left out $what"; done
