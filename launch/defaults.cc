@@ -60,6 +60,12 @@ void FillPrepare(PrepareSpec& prepare) {
   for (TextFiles& text : *prepare.mutable_text()) {
     if (text.split().empty()) text.set_split("train");
   }
+  for (LanguageTable& table : *prepare.mutable_table()) {
+    if (table.pivot_language().empty()) table.set_pivot_language("en");
+    Fill(table, &LanguageTable::dev_percent, &LanguageTable::set_dev_percent, 5);
+    Fill(table, &LanguageTable::test_percent, &LanguageTable::set_test_percent, 5);
+  }
+  Fill(prepare, &PrepareSpec::threads, &PrepareSpec::set_threads, 2);
   CleaningSpec& cleaning = *prepare.mutable_cleaning();
   Fill(cleaning, &CleaningSpec::max_tokens, &CleaningSpec::set_max_tokens, 250);
   Fill(cleaning, &CleaningSpec::max_length_ratio, &CleaningSpec::set_max_length_ratio, 3.0);
@@ -68,6 +74,7 @@ void FillPrepare(PrepareSpec& prepare) {
   Fill(tokenizer, &Spec::pieces, &Spec::set_pieces, 8000);
   Fill(tokenizer, &Spec::character_coverage, &Spec::set_character_coverage, 1.0);
   Fill<Spec, int64_t>(tokenizer, &Spec::sample_sentences, &Spec::set_sample_sentences, 1000000);
+  Fill(tokenizer, &Spec::sample_temperature, &Spec::set_sample_temperature, 5.0);
   if (tokenizer.type().empty()) tokenizer.set_type("unigram");
 }
 

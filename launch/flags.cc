@@ -190,7 +190,7 @@ std::string FlagHelp(const std::vector<Flag>& table) {
     if (!flag.allowed.empty()) {
       absl::StrAppend(&help, " One of: ", absl::StrJoin(flag.allowed, ", "), ".");
     }
-    if (!flag.default_value.empty()) absl::StrAppend(&help, " Default: ", flag.default_value, ".");
+    if (!flag.default_value.empty()) absl::StrAppend(&help, " [default: ", flag.default_value, "]");
     if (flag.kind == FlagKind::kList) absl::StrAppend(&help, " May be repeated.");
     absl::StrAppend(&result, head, WrapText(help, kIndent, kColumns), "\n");
   }

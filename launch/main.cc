@@ -3,10 +3,15 @@
 #include <string>
 #include <vector>
 
+#include "launch/commands/bench.h"
+#include "launch/commands/prepare.h"
 #include "launch/program.h"
 
 int main(int argc, char** argv) {
-  const std::vector<deepnet::Command> commands = {};
+  const std::vector<deepnet::Command> commands = {
+      deepnet::MakePrepareCommand(),
+      deepnet::MakeBenchCommand(),
+  };
   const std::vector<std::string> words(argv + 1, argv + argc);
   return deepnet::RunProgram(commands, words, {std::cin, std::cout, std::cerr});
 }

@@ -58,6 +58,8 @@ bool IsLanguage(const std::string& tag) {
   return !tag.empty();
 }
 
+constexpr char kLanguageNeeded[] = "must be a tag of letters, digits and '_'";
+
 // Numbers that are no numbers and enum values without a name, anywhere below `message`: the file
 // formats let both through.
 void CheckValues(const Message& message, const std::string& path, Mistakes* mistakes) {
@@ -369,9 +371,9 @@ void CheckDecode(const RunSpec& run, Mistakes* mistakes) {
 void CheckText(const TextFiles& text, const std::string& name, Mistakes* mistakes) {
   const bool languages =
       mistakes->Require(IsLanguage(text.source_language()), name + "source_language",
-                        text.source_language(), "required: a tag of letters, digits and '_'") &
+                        text.source_language(), kLanguageNeeded) &
       mistakes->Require(IsLanguage(text.target_language()), name + "target_language",
-                        text.target_language(), "required: a tag of letters, digits and '_'");
+                        text.target_language(), kLanguageNeeded);
   if (languages) {
     mistakes->Require(text.source_language() != text.target_language(), name + "target_language",
                       text.target_language(), "must differ from source_language");
@@ -393,6 +395,22 @@ void CheckText(const TextFiles& text, const std::string& name, Mistakes* mistake
                     name + "split", text.split(), "must be 'train', 'dev' or 'test'");
 }
 
+void CheckTable(const LanguageTable& table, const std::string& name, Mistakes* mistakes) {
+  mistakes->Require(!table.file().empty(), name + "file", table.file(), "required");
+  mistakes->Require(IsLanguage(table.pivot_language()), name + "pivot_language",
+                    table.pivot_language(), kLanguageNeeded);
+  for (int i = 0; i < table.languages_size(); ++i) {
+    mistakes->Require(IsLanguage(table.languages(i)), absl::StrCat(name, "languages[", i, "]"),
+                      table.languages(i), kLanguageNeeded);
+  }
+  const auto percent = [&](const char* field, int value) {
+    mistakes->Require(value >= -1 && value <= 50, name + field, value,
+                      "must be from 1 to 50, or -1: none");
+  };
+  percent("dev_percent", table.dev_percent());
+  percent("test_percent", table.test_percent());
+}
+
 void CheckTokenizer(const TokenizerSpec& tokenizer, Mistakes* mistakes) {
   if (!tokenizer.model_file().empty()) return;  // nothing is learned
   mistakes->Require(tokenizer.pieces() > 4, "prepare.tokenizer.pieces", tokenizer.pieces(),
@@ -402,25 +420,33 @@ void CheckTokenizer(const TokenizerSpec& tokenizer, Mistakes* mistakes) {
                     "must be above 0 and at most 1");
   mistakes->Require(tokenizer.sample_sentences() >= 1, "prepare.tokenizer.sample_sentences",
                     tokenizer.sample_sentences(), "must be at least 1");
+  mistakes->Require(tokenizer.sample_temperature() >= 1, "prepare.tokenizer.sample_temperature",
+                    tokenizer.sample_temperature(), "must be at least 1");
   mistakes->Require(tokenizer.type() == "unigram" || tokenizer.type() == "bpe",
                     "prepare.tokenizer.type", tokenizer.type(), "must be 'unigram' or 'bpe'");
 }
 
 void CheckPrepare(const RunSpec& run, Mistakes* mistakes) {
   const PrepareSpec& prepare = run.prepare();
-  mistakes->Require(!prepare.opus100_folder().empty() || prepare.text_size() > 0,
-                    "prepare.opus100_folder", prepare.opus100_folder(),
-                    "required, or prepare.text: there is nothing to read");
+  mistakes->Require(
+      !prepare.opus100_folder().empty() || prepare.text_size() > 0 || prepare.table_size() > 0,
+      "prepare.opus100_folder", prepare.opus100_folder(),
+      "required, or prepare.text or prepare.table: there is nothing to read");
   mistakes->Require(prepare.languages().empty() || !prepare.opus100_folder().empty(),
                     "prepare.languages", absl::StrJoin(prepare.languages(), ","),
                     "only with prepare.opus100_folder");
   for (int i = 0; i < prepare.languages_size(); ++i) {
     mistakes->Require(IsLanguage(prepare.languages(i)), absl::StrCat("prepare.languages[", i, "]"),
-                      prepare.languages(i), "must be a tag of letters, digits and '_'");
+                      prepare.languages(i), kLanguageNeeded);
   }
   for (int i = 0; i < prepare.text_size(); ++i) {
     CheckText(prepare.text(i), absl::StrCat("prepare.text[", i, "]."), mistakes);
   }
+  for (int i = 0; i < prepare.table_size(); ++i) {
+    CheckTable(prepare.table(i), absl::StrCat("prepare.table[", i, "]."), mistakes);
+  }
+  mistakes->Require(prepare.threads() >= 1, "prepare.threads", prepare.threads(),
+                    "must be at least 1");
   mistakes->Require(prepare.cleaning().max_tokens() >= 1, "prepare.cleaning.max_tokens",
                     prepare.cleaning().max_tokens(), "must be at least 1");
   mistakes->Require(prepare.cleaning().max_length_ratio() >= 1, "prepare.cleaning.max_length_ratio",

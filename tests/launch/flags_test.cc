@@ -87,7 +87,7 @@ TEST(Flags, WordsBehindTwoDashesArePositional) {
 
 TEST(Flags, HelpShowsValueDefaultAndChoices) {
   const std::string help = FlagHelp(Table());
-  EXPECT_THAT(help, HasSubstr("  --beam N                Beam. Default: 5.\n"));
+  EXPECT_THAT(help, HasSubstr("  --beam N                Beam. [default: 5]\n"));
   EXPECT_THAT(help, HasSubstr("One of: A, B."));
   EXPECT_THAT(help, HasSubstr("May be repeated."));
 }

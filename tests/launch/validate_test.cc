@@ -206,7 +206,8 @@ TEST(Validate, EveryPrepareRuleNamesItsField) {
   const std::string text = "prepare.text={source_language: 'de' target_language: 'en' ";
   const std::vector<Case> cases = {
       {{"prepare.opus100_folder="},
-       "prepare.opus100_folder: '': required, or prepare.text: there is nothing to read"},
+       "prepare.opus100_folder: '': required, or prepare.text or prepare.table: there is nothing "
+       "to read"},
       {{"prepare.opus100_folder=", text + "tsv_file: 'a'}", "prepare.languages=de"},
        "prepare.languages: 'de': only with prepare.opus100_folder"},
       {{"prepare.languages=d-e"},
@@ -214,7 +215,7 @@ TEST(Validate, EveryPrepareRuleNamesItsField) {
       {{"prepare.text={source_language: 'de' target_language: 'de' tsv_file: 'a'}"},
        "prepare.text[0].target_language: 'de': must differ from source_language"},
       {{"prepare.text={target_language: 'de' tsv_file: 'a'}"},
-       "prepare.text[0].source_language: '': required: a tag of letters, digits and '_'"},
+       "prepare.text[0].source_language: '': must be a tag of letters, digits and '_'"},
       {{text + "source_file: 'a'}"},
        "prepare.text[0].target_file: '': required, or tsv_file instead of source_file and "
        "target_file"},
@@ -224,6 +225,16 @@ TEST(Validate, EveryPrepareRuleNamesItsField) {
        "prepare.text[0].score_file: 'd': not with tsv_file, which has a column for it"},
       {{text + "tsv_file: 'c' split: 'valid'}"},
        "prepare.text[0].split: 'valid': must be 'train', 'dev' or 'test'"},
+      {{"prepare.table={dev_percent: -1}"}, "prepare.table[0].file: '': required"},
+      {{"prepare.table={file: 'a' pivot_language: 'e-n'}"},
+       "prepare.table[0].pivot_language: 'e-n': must be a tag of letters, digits and '_'"},
+      {{"prepare.table={file: 'a' languages: ''}"},
+       "prepare.table[0].languages[0]: '': must be a tag of letters, digits and '_'"},
+      {{"prepare.table={file: 'a' test_percent: 60}"},
+       "prepare.table[0].test_percent: 60: must be from 1 to 50, or -1: none"},
+      {{"prepare.threads=-1"}, "prepare.threads: -1: must be at least 1"},
+      {{"prepare.tokenizer.sample_temperature=0.5"},
+       "prepare.tokenizer.sample_temperature: 0.5: must be at least 1"},
       {{"prepare.cleaning.max_tokens=-1"}, "prepare.cleaning.max_tokens: -1: must be at least 1"},
       {{"prepare.cleaning.max_length_ratio=0.5"},
        "prepare.cleaning.max_length_ratio: 0.5: must be at least 1"},

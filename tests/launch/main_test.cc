@@ -1,0 +1,67 @@
+// The program itself, started as a user would.
+#include <cstdio>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+namespace deepnet {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+struct Outcome {
+  int code = -1;
+  std::string output;  // of stdout and stderr
+};
+
+Outcome RunProgram(const std::string& arguments) {
+  const std::string command = std::string(DEEPNET_PROGRAM " ") + arguments + " 2>&1";
+  Outcome outcome;
+  FILE* pipe = popen(command.c_str(), "r");
+  if (pipe == nullptr) return outcome;
+  char buffer[4096];
+  while (const size_t count = fread(buffer, 1, sizeof(buffer), pipe)) {
+    outcome.output.append(buffer, count);
+  }
+  const int status = pclose(pipe);
+  if (WIFEXITED(status)) outcome.code = WEXITSTATUS(status);
+  return outcome;
+}
+
+TEST(Main, HelpAndVersionExitWithZero) {
+  const Outcome help = RunProgram("--help");
+  EXPECT_EQ(help.code, 0) << help.output;
+  EXPECT_THAT(help.output, HasSubstr("Usage: deepnet COMMAND"));
+  EXPECT_THAT(RunProgram("--version").output, StartsWith("deepnet "));
+}
+
+TEST(Main, EveryListedCommandHasHelp) {
+  const std::string help = RunProgram("--help").output;
+  const size_t start = help.find("Commands:\n") + 10;
+  const std::string list = help.substr(start, help.find("\n\n", start) - start);
+  for (size_t at = 0; at < list.size(); at = std::min(list.find('\n', at), list.size()) + 1) {
+    const std::string name = list.substr(at + 2, list.find(' ', at + 2) - at - 2);
+    const Outcome outcome = RunProgram(name + " --help");
+    EXPECT_EQ(outcome.code, 0) << outcome.output;
+    EXPECT_THAT(outcome.output, StartsWith("deepnet " + name + ": "));
+  }
+}
+
+TEST(Main, BadUsageExitsWithTwo) {
+  EXPECT_EQ(RunProgram("").code, 2);
+  EXPECT_EQ(RunProgram("no-such-command").code, 2);
+  EXPECT_EQ(RunProgram("prepare --no-such-flag").code, 2);
+}
+
+TEST(Main, ABadRunSpecExitsWithTwoBeforeAnythingIsWritten) {
+  const Outcome outcome =
+      RunProgram("prepare --config launch/recipes/quickstart.textproto --set prepare.threads=-1");
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_EQ(outcome.output, "error: prepare.threads: -1: must be at least 1\n");
+}
+
+}  // namespace
+}  // namespace deepnet
