@@ -21,7 +21,7 @@ ALLOWED = {
     "trainer/model": ["trainer/kernels", "trainer/data/microbatch.h", "trainer/decode/scorer.h"]
     + PARALLEL,
     "trainer/data": BASE,
-    "trainer/optim": ["trainer/kernels"] + PARALLEL,
+    "trainer/optim": ["trainer/kernels", "trainer/model/parameters.h"] + PARALLEL,
     "trainer/checkpoint": ["parallel/plan"] + BASE,
     "trainer/decode": ["trainer/model", "trainer/data"] + BASE,
     "trainer/eval": ["trainer/decode", "trainer/data"] + BASE,
