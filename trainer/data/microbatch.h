@@ -20,8 +20,9 @@ namespace deepnet {
 
 // One side of a microbatch. Sentence i of the pair order is positions [offsets[i], offsets[i+1]).
 struct PackedSide {
-  std::vector<int32_t> tokens;      // [capacity]; kPad after the real ones
-  std::vector<int32_t> offsets;     // [sentence capacity + 1]; empty sentences at the end repeat the last
+  std::vector<int32_t> tokens;  // [capacity]; kPad after the real ones
+  std::vector<int32_t>
+      offsets;  // [sentence capacity + 1]; empty sentences at the end repeat the last
   std::vector<uint32_t> positions;  // [capacity]; index within its sentence, 0 on padding
 
   int64_t NumTokens() const { return offsets.empty() ? 0 : offsets.back(); }
@@ -31,9 +32,10 @@ struct PackedSide {
 struct Microbatch {
   PackedSide source;  // TARGET_TAG_ON_SOURCE: __tgt__ x_1 .. x_m </s>; M2M: __src__ x_1 .. x_m </s>
   PackedSide target;  // decoder input: </s> y_1 .. y_n (M2M: </s> __tgt__ y_1 .. y_n)
-  std::vector<int32_t> labels;         // [target capacity]; y_1 .. y_n </s> (M2M: __tgt__ y_1 .. y_n </s>),
-                                       // -1 on padding
-  std::vector<uint32_t> source_pairs;  // [source capacity]; the pair's ordinal in the step, 0 on padding
+  std::vector<int32_t> labels;  // [target capacity]; y_1 .. y_n </s> (M2M: __tgt__ y_1 .. y_n
+                                // </s>), -1 on padding
+  std::vector<uint32_t>
+      source_pairs;  // [source capacity]; the pair's ordinal in the step, 0 on padding
   std::vector<uint32_t> target_pairs;  // [target capacity]; likewise
   int num_sentences = 0;               // real ones; never more than the capacity
   int64_t num_source_tokens = 0;       // real positions

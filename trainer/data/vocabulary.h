@@ -1,12 +1,12 @@
 // Text <-> token ids: a SentencePiece model, this project's fixed special ids, language tags.
 //
-// Ids: <s> 0, <pad> 1, </s> 2, <unk> 3, then the model's other pieces in the model's order, then the
-// tags __xx__ in sorted order. Whatever ids the model itself gives its specials are mapped.
+// Ids: <s> 0, <pad> 1, </s> 2, <unk> 3, then the model's other pieces in the model's order, then
+// the tags __xx__ in sorted order. Whatever ids the model itself gives its specials are mapped.
 //
 // Example:
-//   ASSIGN_OR_RETURN(const Vocabulary vocabulary, Vocabulary::Open("corpus/tokenizer.model", {"de", "en"}));
-//   vocabulary.Encode("Hallo Welt");   // {1042, 77, 913}
-//   vocabulary.TagId("de");            // size() - 2
+//   ASSIGN_OR_RETURN(const Vocabulary vocabulary, Vocabulary::Open("corpus/tokenizer.model", {"de",
+//   "en"})); vocabulary.Encode("Hallo Welt");   // {1042, 77, 913} vocabulary.TagId("de"); //
+//   size() - 2
 #pragma once
 
 #include <cstdint>
@@ -19,9 +19,7 @@
 
 #include "absl/status/statusor.h"
 
-namespace sentencepiece {
-class SentencePieceProcessor;
-}
+#include "trainer/data/sentence_pieces.h"
 
 namespace deepnet {
 
@@ -34,8 +32,8 @@ inline constexpr int32_t kFirstPiece = 4;
 // Immutable; all methods are safe from several threads. Cheap to move, not copyable.
 class Vocabulary {
  public:
-  // Reads a SentencePiece model file. `languages` in any order ("de", not "__de__"); repeats are one.
-  // Fails naming the file if it is no model, and naming the piece if a tag is already a piece.
+  // Reads a SentencePiece model file. `languages` in any order ("de", not "__de__"); repeats are
+  // one. Fails naming the file if it is no model, and naming the piece if a tag is already a piece.
   static absl::StatusOr<Vocabulary> Open(const std::string& model_file,
                                          std::vector<std::string> languages);
 
@@ -43,11 +41,8 @@ class Vocabulary {
   static absl::StatusOr<Vocabulary> FromBytes(std::string_view model_bytes,
                                               std::vector<std::string> languages);
 
-  Vocabulary(Vocabulary&&) noexcept;
-  Vocabulary& operator=(Vocabulary&&) noexcept;
-  ~Vocabulary();
-
-  // Ids of `text`, no tag, no </s>. Never produces a tag: text that spells one is split into pieces.
+  // Ids of `text`, no tag, no </s>. Never produces a tag: text that spells one is split into
+  // pieces.
   std::vector<int32_t> Encode(std::string_view text) const;
 
   // Text of `ids`; specials and tags are left out, <unk> becomes the model's surface for it.
@@ -59,15 +54,17 @@ class Vocabulary {
   // How an id prints: "<pad>", "▁the", "__de__".
   std::string Piece(int32_t id) const;
 
-  int32_t size() const { return size_; }                                  // specials, pieces, tags
+  int32_t size() const { return size_; }  // specials, pieces, tags
   int32_t first_tag() const { return size_ - static_cast<int32_t>(languages_.size()); }
   const std::vector<std::string>& languages() const { return languages_; }  // sorted
-  const std::string& hash() const { return hash_; }  // hexadecimal; of the model's bytes and the tags
+  const std::string& hash() const {
+    return hash_;
+  }  // hexadecimal; of the model's bytes and the tags
 
  private:
-  Vocabulary();
+  Vocabulary() = default;
 
-  std::unique_ptr<sentencepiece::SentencePieceProcessor> processor_;
+  std::unique_ptr<SentencePieces> pieces_;
   std::vector<std::string> languages_;
   std::vector<int32_t> to_model_;    // our id -> the model's; -1 for specials it lacks and for tags
   std::vector<int32_t> from_model_;  // the model's id -> ours

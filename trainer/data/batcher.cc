@@ -1,0 +1,147 @@
+#include "trainer/data/batcher.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+
+#include "parallel/base/check.h"
+#include "parallel/base/philox.h"
+#include "trainer/data/vocabulary.h"
+
+namespace deepnet {
+namespace {
+
+void AppendPositions(size_t count, PackedSide* side) {
+  for (size_t i = 0; i < count; ++i) side->positions.push_back(static_cast<uint32_t>(i));
+}
+
+void Pad(int32_t capacity, int32_t sentences, PackedSide* side) {
+  side->tokens.resize(static_cast<size_t>(capacity), kPad);
+  side->positions.resize(static_cast<size_t>(capacity), 0);
+  side->offsets.resize(static_cast<size_t>(sentences) + 1, side->offsets.back());
+}
+
+}  // namespace
+
+EncodedPair EncodePair(const DirectionTags& tags, std::span<const int32_t> source_pieces,
+                       std::span<const int32_t> target_pieces) {
+  EncodedPair pair;
+  pair.source.reserve(source_pieces.size() + 2);
+  pair.source.push_back(tags.style == M2M ? tags.source : tags.target);
+  pair.source.insert(pair.source.end(), source_pieces.begin(), source_pieces.end());
+  pair.source.push_back(kEos);
+  pair.labels.reserve(target_pieces.size() + 2);
+  if (tags.style == M2M) pair.labels.push_back(tags.target);
+  pair.labels.insert(pair.labels.end(), target_pieces.begin(), target_pieces.end());
+  pair.labels.push_back(kEos);
+  return pair;
+}
+
+MicrobatchBuilder::MicrobatchBuilder(const Capacity& capacity) : capacity_(capacity) {
+  for (std::vector<int32_t>* tokens :
+       {&batch_.source.tokens, &batch_.target.tokens, &batch_.labels}) {
+    tokens->reserve(static_cast<size_t>(std::max(capacity.source, capacity.target)));
+  }
+  batch_.source.offsets.push_back(0);
+  batch_.target.offsets.push_back(0);
+}
+
+bool MicrobatchBuilder::HasRoom(const EncodedPair& pair) const {
+  return batch_.source.tokens.size() + pair.source.size() <=
+             static_cast<size_t>(capacity_.source) &&
+         batch_.target.tokens.size() + pair.labels.size() <=
+             static_cast<size_t>(capacity_.target) &&
+         batch_.num_sentences < capacity_.sentences;
+}
+
+void MicrobatchBuilder::Add(uint32_t ordinal, const EncodedPair& pair) {
+  DEEPNET_CHECK(HasRoom(pair)) << "pair " << ordinal << " of " << pair.source.size() << " + "
+                               << pair.labels.size() << " positions";
+  PackedSide& source = batch_.source;
+  source.tokens.insert(source.tokens.end(), pair.source.begin(), pair.source.end());
+  source.offsets.push_back(static_cast<int32_t>(source.tokens.size()));
+  AppendPositions(pair.source.size(), &source);
+  batch_.source_pairs.resize(source.tokens.size(), ordinal);
+
+  PackedSide& target = batch_.target;
+  target.tokens.push_back(kEos);
+  target.tokens.insert(target.tokens.end(), pair.labels.begin(), pair.labels.end() - 1);
+  target.offsets.push_back(static_cast<int32_t>(target.tokens.size()));
+  AppendPositions(pair.labels.size(), &target);
+  batch_.labels.insert(batch_.labels.end(), pair.labels.begin(), pair.labels.end());
+  batch_.target_pairs.resize(target.tokens.size(), ordinal);
+  ++batch_.num_sentences;
+}
+
+Microbatch MicrobatchBuilder::Build() && {
+  batch_.num_source_tokens = static_cast<int64_t>(batch_.source.tokens.size());
+  batch_.num_target_tokens = static_cast<int64_t>(batch_.target.tokens.size());
+  Pad(capacity_.source, capacity_.sentences, &batch_.source);
+  Pad(capacity_.target, capacity_.sentences, &batch_.target);
+  batch_.labels.resize(static_cast<size_t>(capacity_.target), -1);
+  batch_.source_pairs.resize(static_cast<size_t>(capacity_.source), 0);
+  batch_.target_pairs.resize(static_cast<size_t>(capacity_.target), 0);
+  return std::move(batch_);
+}
+
+absl::StatusOr<std::vector<Microbatch>> PackInOrder(std::span<const EncodedPair> pairs,
+                                                    const Capacity& capacity) {
+  std::vector<Microbatch> batches;
+  std::optional<MicrobatchBuilder> builder;
+  const auto finish = [&]() {
+    if (builder.has_value()) batches.push_back(std::move(*builder).Build());
+  };
+  for (size_t i = 0; i < pairs.size(); ++i) {
+    if (!builder.has_value() || !builder->HasRoom(pairs[i])) {
+      finish();
+      builder.emplace(capacity);
+    }
+    if (!builder->HasRoom(pairs[i])) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "pair ", i, " has ", pairs[i].source.size(), " source and ", pairs[i].labels.size(),
+          " target positions, a microbatch ", capacity.source, " and ", capacity.target));
+    }
+    builder->Add(static_cast<uint32_t>(i), pairs[i]);
+  }
+  finish();
+  return batches;
+}
+
+std::vector<Microbatch> MakeBenchMicrobatches(std::span<const std::pair<int, int>> lengths,
+                                              const Capacity& capacity, int32_t vocabulary_size,
+                                              uint64_t seed) {
+  std::vector<PairSize> sizes;
+  for (const auto& [source, target] : lengths) sizes.push_back({source, target});
+  Packing packing;
+  do {
+    packing = PackBalanced(sizes, static_cast<int>(packing.microbatches.size()) + 1, capacity);
+  } while (!packing.left.empty());
+
+  const PhiloxKey key = MakeKey(seed, RandomPurpose::kDataOrder);
+  const auto num_pieces = static_cast<uint32_t>(vocabulary_size - kFirstPiece);
+  const auto sentence = [&](uint32_t ordinal, uint32_t side, int length) {
+    std::vector<int32_t> ids;
+    for (int i = 0; i + 1 < length; ++i) {
+      const uint32_t bits = Philox(key, {static_cast<uint32_t>(i), ordinal, side, 0})[0];
+      ids.push_back(kFirstPiece + static_cast<int32_t>(bits % num_pieces));
+    }
+    ids.push_back(kEos);
+    return ids;
+  };
+  std::vector<Microbatch> batches;
+  uint32_t ordinal = 0;
+  for (const std::vector<int>& members : packing.microbatches) {
+    MicrobatchBuilder builder(capacity);
+    for (const int i : members) {
+      builder.Add(ordinal,
+                  {sentence(ordinal, 0, sizes[i].source), sentence(ordinal, 1, sizes[i].target)});
+      ++ordinal;
+    }
+    batches.push_back(std::move(builder).Build());
+  }
+  return batches;
+}
+
+}  // namespace deepnet

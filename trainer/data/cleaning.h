@@ -1,0 +1,86 @@
+// Which pairs are dropped, and why: every input line is either kept or counted for one reason.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "proto/data.pb.h"
+#include "trainer/data/parallel_text.h"
+
+namespace deepnet {
+
+// In the order in which they are looked for; the first that applies is counted.
+enum class DropReason {
+  kNone,         // kept
+  kMalformed,    // a row without two columns, a score that is no number
+  kBadUtf8,      // also a NUL byte
+  kEmptySide,    // nothing but blanks
+  kTagInText,    // a side spells a language tag of this corpus, as "__de__"
+  kEqualSides,   // source == target
+  kBelowScore,   // score < score_threshold
+  kHeldOut,      // a side is a sentence of dev or test, in any language pair
+  kDuplicate,    // both sides as in an earlier pair that passed all the above
+  kTooLong,      // more than max_tokens pieces, or LineReader::kMaxLineBytes bytes
+  kLengthRatio,  // one side is max_length_ratio times longer than the other
+};
+inline constexpr int kNumDropReasons = static_cast<int>(DropReason::kLengthRatio) + 1;
+
+// How a report names it: "duplicate", "too long".
+std::string_view Name(DropReason reason);
+
+// CleaningSpec with its defaults filled in.
+CleaningSpec WithDefaults(CleaningSpec spec);
+
+// Hashes of the sentences of dev and test, by language. 8 bytes a sentence.
+class HeldOutSentences {
+ public:
+  void Add(std::string_view language, std::string_view sentence);
+  void Seal();  // once, after the last Add and before the first Contains
+  bool Contains(uint64_t language_hash, std::string_view sentence) const;
+  static uint64_t LanguageHash(std::string_view language);
+
+ private:
+  std::vector<uint64_t> hashes_;  // sorted once sealed
+};
+
+// All that can be judged before text is cut into pieces; everything but kDuplicate, kTooLong by
+// pieces and kLengthRatio. Immutable, safe from several threads.
+class TextFilter {
+ public:
+  // `languages`: all tags of the corpus. `held_out` is sealed and outlives the filter.
+  TextFilter(const CleaningSpec& spec, std::vector<std::string> languages,
+             const HeldOutSentences* held_out);
+
+  struct LanguagePair {
+    uint64_t first_hash = 0;  // HeldOutSentences::LanguageHash
+    uint64_t second_hash = 0;
+    bool is_training = true;       // dev and test are only checked for being text
+    double score_threshold = 0.0;  // only where the pair has a score
+  };
+
+  // Trims both sides of `pair` in place.
+  DropReason Judge(const LanguagePair& languages, RawPair* pair) const;
+
+ private:
+  bool HasTag(std::string_view text) const;
+
+  const CleaningSpec spec_;
+  const std::vector<std::string> languages_;  // sorted
+  const HeldOutSentences* const held_out_;
+};
+
+// kTooLong, kLengthRatio or kNone for the numbers of pieces of both sides. `spec` has its defaults.
+DropReason JudgeLengths(const CleaningSpec& spec, int64_t first_pieces, int64_t second_pieces);
+
+// Counts of one text, with the first place of each reason.
+struct DropCounts {
+  std::array<int64_t, kNumDropReasons> lines = {};  // [kNone] = kept
+  std::array<std::string, kNumDropReasons> examples;
+
+  int64_t Total() const;
+};
+
+}  // namespace deepnet

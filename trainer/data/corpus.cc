@@ -1,0 +1,276 @@
+#include "trainer/data/corpus.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <unordered_map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include <google/protobuf/io/zero_copy_stream_impl.h>
+#include <google/protobuf/text_format.h>
+
+#include "parallel/base/check.h"
+#include "parallel/base/status_macros.h"
+#include "trainer/data/content_hash.h"
+#include "trainer/data/line_reader.h"
+
+namespace deepnet {
+namespace {
+
+// Hash and size of a file's bytes.
+absl::StatusOr<std::pair<uint64_t, int64_t>> HashFile(const std::string& path) {
+  ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(path));
+  ContentHasher hasher;
+  hasher.Update(file.bytes());
+  return std::pair(hasher.Digest(), static_cast<int64_t>(file.bytes().size()));
+}
+
+bool IsShard(std::string_view name) { return name.ends_with(".pairs"); }
+
+absl::StatusOr<std::vector<std::string>> ReadLines(const std::string& path) {
+  ASSIGN_OR_RETURN(auto reader, LineReader::Open(path));
+  std::vector<std::string> lines;
+  std::string_view line;
+  for (;;) {
+    ASSIGN_OR_RETURN(const bool more, reader->Next(&line));
+    if (!more) return lines;
+    lines.emplace_back(line);
+  }
+}
+
+double Variance(double squares, double mean, double count) {
+  return std::max(0.0, squares / count - mean * mean);
+}
+
+}  // namespace
+
+std::string ShardFileName(std::string_view first, std::string_view second) {
+  return absl::StrCat("train.", std::string(first), "-", std::string(second), ".pairs");
+}
+
+std::string TextFileName(std::string_view split, std::string_view first, std::string_view second,
+                         std::string_view language) {
+  return absl::StrCat(std::string(split), ".", std::string(first), "-", std::string(second), ".",
+                      std::string(language));
+}
+
+absl::StatusOr<CorpusManifest> ReadManifest(const std::string& folder) {
+  const std::string path = absl::StrCat(folder, "/", kManifestFile);
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) {
+    return absl::NotFoundError(
+        absl::StrCat(folder, " is no prepared corpus: it has no ", kManifestFile));
+  }
+  google::protobuf::io::FileInputStream stream(file);
+  stream.SetCloseOnDelete(true);
+  google::protobuf::TextFormat::Parser parser;
+  parser.AllowUnknownField(true);  // of a newer version, which is refused below by its number
+  CorpusManifest manifest;
+  if (!parser.Parse(&stream, &manifest)) {
+    return absl::DataLossError(absl::StrCat(path, ": damaged"));
+  }
+  if (manifest.format_version() != kCorpusFormatVersion) {
+    return absl::DataLossError(absl::StrCat(path, ": format version ", manifest.format_version(),
+                                            ", this program reads ", kCorpusFormatVersion,
+                                            ": prepare the corpus again"));
+  }
+  return manifest;
+}
+
+std::string ContentHash(const CorpusManifest& manifest) {
+  uint64_t hash = HashBytes(absl::StrCat("format ", manifest.format_version()));
+  for (const std::string& language : manifest.languages()) hash = HashBytes(language, hash);
+  for (const CorpusFile& file : manifest.files()) {
+    hash = HashBytes(absl::StrCat(file.name(), " ", file.bytes(), " ", file.hash()), hash);
+  }
+  return absl::StrFormat("%016x", hash);
+}
+
+Corpus::Corpus(std::string folder, CorpusManifest manifest, Vocabulary vocabulary)
+    : folder_(std::move(folder)),
+      manifest_(std::move(manifest)),
+      vocabulary_(std::move(vocabulary)) {}
+
+absl::StatusOr<Corpus> Corpus::Open(const std::string& folder) {
+  ASSIGN_OR_RETURN(CorpusManifest manifest, ReadManifest(folder));
+  if (ContentHash(manifest) != manifest.report().content_hash()) {
+    return absl::DataLossError(absl::StrCat(folder, "/", kManifestFile,
+                                            ": the content hash does not fit the list of files"));
+  }
+  for (const CorpusFile& file : manifest.files()) {
+    std::error_code error;
+    const auto bytes = std::filesystem::file_size(absl::StrCat(folder, "/", file.name()), error);
+    if (error || static_cast<int64_t>(bytes) != file.bytes()) {
+      return absl::DataLossError(
+          absl::StrCat(folder, "/", file.name(), ": ",
+                       error ? error.message()
+                             : absl::StrCat(bytes, " bytes, the manifest says ", file.bytes())));
+    }
+  }
+  ASSIGN_OR_RETURN(Vocabulary vocabulary,
+                   Vocabulary::Open(absl::StrCat(folder, "/", kTokenizerFile),
+                                    {manifest.languages().begin(), manifest.languages().end()}));
+  if (vocabulary.hash() != manifest.report().tokenizer_hash()) {
+    return absl::DataLossError(absl::StrCat(folder, "/", kTokenizerFile, ": hash ",
+                                            vocabulary.hash(), ", the manifest says ",
+                                            manifest.report().tokenizer_hash()));
+  }
+  Corpus corpus(folder, std::move(manifest), std::move(vocabulary));
+  RETURN_IF_ERROR(corpus.OpenShards());
+  return corpus;
+}
+
+absl::Status Corpus::OpenShards() {
+  std::map<std::string, std::pair<Direction, DirectionPlace>> by_name;
+  for (const LanguagePairReport& pair : manifest_.report().pairs()) {
+    if (pair.split() != "train" || pair.kept() == 0) continue;
+    const std::string& first = pair.first_language();
+    const std::string& second = pair.second_language();
+    const std::string name = ShardFileName(first, second);
+    ASSIGN_OR_RETURN(Shard shard, Shard::Open(absl::StrCat(folder_, "/", name)));
+    const auto file = std::find_if(manifest_.files().begin(), manifest_.files().end(),
+                                   [&](const CorpusFile& f) { return f.name() == name; });
+    if (file == manifest_.files().end() || shard.content_hash() != file->hash() ||
+        shard.num_pairs() != pair.kept()) {
+      return absl::DataLossError(
+          absl::StrCat(folder_, "/", name, ": not the file that the manifest lists"));
+    }
+    const int place = static_cast<int>(shards_.size());
+    for (const bool swapped : {false, true}) {
+      const Direction direction = {swapped ? second : first, swapped ? first : second,
+                                   shard.num_pairs()};
+      by_name[direction.Name()] = {direction, {place, swapped}};
+    }
+    shards_.push_back(std::move(shard));
+  }
+  for (auto& [name, entry] : by_name) {
+    directions_.push_back(std::move(entry.first));
+    places_.push_back(entry.second);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Corpus::VerifyChecksums() const {
+  for (const Shard& shard : shards_) RETURN_IF_ERROR(shard.VerifyChecksums());
+  for (const CorpusFile& file : manifest_.files()) {
+    if (IsShard(file.name())) continue;
+    const std::string path = absl::StrCat(folder_, "/", file.name());
+    ASSIGN_OR_RETURN(const auto found, HashFile(path));
+    if (found.first == file.hash() && found.second == file.bytes()) continue;
+    return absl::DataLossError(absl::StrCat(path, ": the content hash does not match"));
+  }
+  return absl::OkStatus();
+}
+
+PairLengths Corpus::Lengths(int direction, int64_t pair) const {
+  const DirectionPlace& place = places_[direction];
+  const ShardEntry& entry = shards_[place.shard].entry(pair);
+  const auto first = static_cast<int32_t>(entry.num_first);
+  const auto second = static_cast<int32_t>(entry.num_second);
+  return place.swapped ? PairLengths{second, first} : PairLengths{first, second};
+}
+
+PairTokens Corpus::Tokens(int direction, int64_t pair) const {
+  const DirectionPlace& place = places_[direction];
+  const Shard& shard = shards_[place.shard];
+  if (place.swapped) return {shard.Second(pair), shard.First(pair)};
+  return {shard.First(pair), shard.Second(pair)};
+}
+
+LengthMoments Corpus::Moments(int direction, int32_t max_tokens) const {
+  const DirectionPlace& place = places_[direction];
+  LengthRow sum = {};
+  const std::span<const LengthRow> rows = shards_[place.shard].lengths();
+  for (const LengthRow& row : rows.first(std::min<size_t>(rows.size(), max_tokens + 1))) {
+    sum.num_pairs += row.num_pairs;
+    sum.first_tokens += row.first_tokens;
+    sum.second_tokens += row.second_tokens;
+    sum.first_squares += row.first_squares;
+    sum.second_squares += row.second_squares;
+  }
+  LengthMoments moments;
+  if (sum.num_pairs == 0) return moments;
+  const auto count = static_cast<double>(sum.num_pairs);
+  moments.num_pairs = static_cast<int64_t>(sum.num_pairs);
+  moments.mean_source = static_cast<double>(sum.first_tokens) / count;
+  moments.mean_target = static_cast<double>(sum.second_tokens) / count;
+  moments.variance_source =
+      Variance(static_cast<double>(sum.first_squares), moments.mean_source, count);
+  moments.variance_target =
+      Variance(static_cast<double>(sum.second_squares), moments.mean_target, count);
+  if (place.swapped) {
+    std::swap(moments.mean_source, moments.mean_target);
+    std::swap(moments.variance_source, moments.variance_target);
+  }
+  return moments;
+}
+
+std::vector<Direction> Corpus::TextDirections(std::string_view split) const {
+  std::vector<Direction> directions;
+  for (const LanguagePairReport& pair : manifest_.report().pairs()) {
+    if (pair.split() != split || pair.kept() == 0) continue;
+    directions.push_back({pair.first_language(), pair.second_language(), pair.kept()});
+    directions.push_back({pair.second_language(), pair.first_language(), pair.kept()});
+  }
+  std::sort(directions.begin(), directions.end(),
+            [](const Direction& a, const Direction& b) { return a.Name() < b.Name(); });
+  return directions;
+}
+
+bool Corpus::HasText(std::string_view split, std::string_view a, std::string_view b) const {
+  const auto& pairs = manifest_.report().pairs();
+  return std::any_of(pairs.begin(), pairs.end(), [&](const LanguagePairReport& pair) {
+    return pair.split() == split && pair.kept() > 0 && pair.first_language() == std::min(a, b) &&
+           pair.second_language() == std::max(a, b);
+  });
+}
+
+absl::StatusOr<ParallelSentences> Corpus::ReadSentences(std::string_view split,
+                                                        std::string_view source,
+                                                        std::string_view target) const {
+  const std::string_view first = std::min(source, target);
+  const std::string_view second = std::max(source, target);
+  const auto path = [&](std::string_view language) {
+    return absl::StrCat(folder_, "/", TextFileName(split, first, second, language));
+  };
+  ParallelSentences sentences;
+  ASSIGN_OR_RETURN(sentences.source, ReadLines(path(source)));
+  ASSIGN_OR_RETURN(sentences.target, ReadLines(path(target)));
+  if (sentences.source.size() == sentences.target.size()) return sentences;
+  return absl::DataLossError(absl::StrCat(path(source), ": ", sentences.source.size(), " lines, ",
+                                          path(target), ": ", sentences.target.size()));
+}
+
+absl::StatusOr<ParallelSentences> Corpus::Sentences(std::string_view split, std::string_view source,
+                                                    std::string_view target) const {
+  if (HasText(split, source, target)) return ReadSentences(split, source, target);
+  std::vector<std::string> pivots(manifest_.languages().begin(), manifest_.languages().end());
+  std::stable_partition(pivots.begin(), pivots.end(),
+                        [](const std::string& language) { return language == "en"; });
+  for (const std::string& pivot : pivots) {
+    if (!HasText(split, source, pivot) || !HasText(split, target, pivot)) continue;
+    ASSIGN_OR_RETURN(ParallelSentences from, ReadSentences(split, pivot, source));
+    ASSIGN_OR_RETURN(ParallelSentences to, ReadSentences(split, pivot, target));
+    std::unordered_map<std::string_view, size_t> places;
+    for (size_t i = 0; i < to.source.size(); ++i) places.emplace(to.source[i], i);
+    ParallelSentences joined;
+    for (size_t i = 0; i < from.source.size(); ++i) {
+      const auto place = places.find(from.source[i]);
+      if (place == places.end()) continue;
+      joined.source.push_back(std::move(from.target[i]));
+      joined.target.push_back(std::move(to.target[place->second]));
+      places.erase(place);
+    }
+    if (!joined.source.empty()) return joined;
+  }
+  return absl::NotFoundError(absl::StrCat("no ", std::string(split), " sentences of ",
+                                          std::string(source), "-", std::string(target)));
+}
+
+}  // namespace deepnet

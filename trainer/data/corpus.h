@@ -1,0 +1,101 @@
+// A prepared corpus folder, opened for training, validation and translation.
+//
+// Example:
+//   ASSIGN_OR_RETURN(const Corpus corpus, Corpus::Open("/data/opus"));
+//   corpus.directions();                                   // de-en, en-de, en-fr, fr-en
+//   ASSIGN_OR_RETURN(auto dev, corpus.Sentences("dev", "de", "fr"));  // joined over English
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "proto/data.pb.h"
+#include "trainer/data/pair_index.h"
+#include "trainer/data/shard.h"
+#include "trainer/data/vocabulary.h"
+
+namespace deepnet {
+
+inline constexpr int32_t kCorpusFormatVersion = 1;
+
+// Names inside a corpus folder. Persistent.
+inline constexpr char kManifestFile[] = "manifest.textproto";
+inline constexpr char kReportFile[] = "report.json";
+inline constexpr char kTokenizerFile[] = "tokenizer.model";
+std::string ShardFileName(std::string_view first, std::string_view second);  // "train.de-en.pairs"
+std::string TextFileName(std::string_view split, std::string_view first, std::string_view second,
+                         std::string_view language);  // "dev.de-en.de"
+
+// The manifest of a folder; NotFound if there is none.
+absl::StatusOr<CorpusManifest> ReadManifest(const std::string& folder);
+
+// Hexadecimal hash of the list of files: the same exactly where all a run can see is the same.
+std::string ContentHash(const CorpusManifest& manifest);
+
+// Line n of one side translates line n of the other.
+struct ParallelSentences {
+  std::vector<std::string> source;
+  std::vector<std::string> target;
+};
+
+// Tokens of one training pair, as stored.
+struct PairTokens {
+  TokenSpan source;
+  TokenSpan target;
+};
+
+// Immutable; safe from several threads. Shards are mapped, so memory is what is touched.
+class Corpus : public PairIndex {
+ public:
+  // Checks manifest, sizes, headers and the tokenizer; reads no text. Fails naming the file.
+  static absl::StatusOr<Corpus> Open(const std::string& folder);
+
+  // Reads everything and compares checksums; fails naming the first bad file.
+  absl::Status VerifyChecksums() const;
+
+  const CorpusManifest& manifest() const { return manifest_; }
+  const std::string& content_hash() const { return manifest_.report().content_hash(); }
+  const Vocabulary& vocabulary() const { return vocabulary_; }
+
+  const std::vector<Direction>& directions() const override { return directions_; }
+  PairLengths Lengths(int direction, int64_t pair) const override;
+  LengthMoments Moments(int direction, int32_t max_tokens) const override;
+
+  // Views are valid as long as the corpus.
+  PairTokens Tokens(int direction, int64_t pair) const;
+
+  // Directions that dev or test ("dev", "test") has text of, both ways, in order of name.
+  std::vector<Direction> TextDirections(std::string_view split) const;
+
+  // Sentences of one direction of dev or test, blanks at the ends trimmed. Where the two languages
+  // have no text together they are joined over a third (English first) whose sentences coincide,
+  // the first of equal ones counting. Fails if there is no way.
+  absl::StatusOr<ParallelSentences> Sentences(std::string_view split, std::string_view source,
+                                              std::string_view target) const;
+
+ private:
+  struct DirectionPlace {
+    int shard = 0;
+    bool swapped = false;  // the source is the shard's second language
+  };
+
+  Corpus(std::string folder, CorpusManifest manifest, Vocabulary vocabulary);
+  absl::Status OpenShards();
+  bool HasText(std::string_view split, std::string_view a, std::string_view b) const;
+  absl::StatusOr<ParallelSentences> ReadSentences(std::string_view split, std::string_view source,
+                                                  std::string_view target) const;
+
+  std::string folder_;
+  CorpusManifest manifest_;
+  Vocabulary vocabulary_;
+  std::vector<Shard> shards_;
+  std::vector<Direction> directions_;
+  std::vector<DirectionPlace> places_;  // of directions_
+};
+
+}  // namespace deepnet

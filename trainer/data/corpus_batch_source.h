@@ -1,0 +1,59 @@
+// Training batches of a prepared corpus, and a thread that makes them in advance.
+#pragma once
+
+#include <cstdint>
+#include <future>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+#include "proto/data.pb.h"
+#include "trainer/data/batcher.h"
+#include "trainer/data/corpus.h"
+#include "trainer/data/data_order.h"
+#include "trainer/data/microbatch.h"
+
+namespace deepnet {
+
+// Keeps the window of the last step, so steps in order cost their own pairs only.
+class CorpusBatchSource : public BatchSource {
+ public:
+  // `spec` is resolved (ResolveDataSpec); `corpus` outlives the source.
+  static absl::StatusOr<std::unique_ptr<CorpusBatchSource>> Make(const DataSpec& spec,
+                                                                 uint64_t seed,
+                                                                 const Corpus* corpus);
+
+  absl::StatusOr<StepBatch> ForStep(int64_t step) override;
+
+  const DataOrder& order() const { return order_; }
+
+ private:
+  CorpusBatchSource(DataOrder order, std::vector<DirectionTags> tags, const Corpus* corpus)
+      : order_(std::move(order)), tags_(std::move(tags)), corpus_(corpus) {}
+  EncodedPair Encode(const PairRef& pair) const;
+
+  const DataOrder order_;
+  const std::vector<DirectionTags> tags_;  // by direction
+  const Corpus* const corpus_;
+  int64_t window_number_ = -1;  // of window_
+  DataOrder::Window window_;
+};
+
+// Hands on another source's batches and prepares the following step's in a thread of its own.
+// ForStep is called from one thread at a time.
+class Prefetcher : public BatchSource {
+ public:
+  explicit Prefetcher(std::unique_ptr<BatchSource> source) : source_(std::move(source)) {}
+  ~Prefetcher() override;
+
+  absl::StatusOr<StepBatch> ForStep(int64_t step) override;
+
+ private:
+  const std::unique_ptr<BatchSource> source_;  // used by the thread while next_ is valid
+  std::future<absl::StatusOr<StepBatch>> next_;
+  int64_t next_step_ = -1;  // of next_
+};
+
+}  // namespace deepnet

@@ -1,0 +1,341 @@
+// Window w takes from direction i the numbers [NumDrawn(i, w), NumDrawn(i, w + 1)) of its endless
+// sequence of shuffled epochs. How many pairs a window draws (P) is fixed by the corpus's moments:
+// mean + kSigmas deviations of their sizes fill kUsable of the window's capacity. Rare windows that
+// still overflow hand their last pairs to the next window's free space; which pairs these are
+// follows from the overflowing window alone, so a window looks back one window and never further.
+#include "trainer/data/data_order.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "parallel/base/check.h"
+#include "parallel/base/status_macros.h"
+#include "trainer/data/permutation.h"
+
+namespace deepnet {
+namespace {
+
+// Pairs a window should hold at least, so that its sums are near their means.
+constexpr double kMinWindowPairs = 8192;
+constexpr int64_t kMaxStepsPerWindow = 1 << 14;
+constexpr double kSigmas = 3.5;
+constexpr double kUsable = 0.99;
+constexpr int32_t kDefaultMaxTokens = 250;
+
+// Moments of what one draw adds to a side: positions, 0 for a pair left out.
+struct DrawMoments {
+  double mean = 0.0;
+  double variance = 0.0;  // within directions: each direction's number of draws is fixed
+};
+
+struct WindowMoments {
+  DrawMoments source;
+  DrawMoments target;
+  DrawMoments sentences;
+};
+
+struct WindowShape {
+  int64_t steps = 0;
+  int64_t pairs = 0;
+};
+
+void AddMoments(double share, double kept, double mean, double variance, DrawMoments* sum) {
+  const double mean_of_draw = kept * mean;
+  sum->mean += share * mean_of_draw;
+  sum->variance += share * (kept * (variance + mean * mean) - mean_of_draw * mean_of_draw);
+}
+
+// Draws that fill `capacity`: the largest n with n mean + kSigmas sqrt(n variance) <= kUsable
+// capacity.
+double DrawsThatFit(const DrawMoments& moments, double capacity) {
+  if (moments.mean <= 0.0) return std::numeric_limits<double>::infinity();
+  const double spread = kSigmas * std::sqrt(moments.variance);
+  const double root =
+      (std::sqrt(spread * spread + 4.0 * moments.mean * kUsable * capacity) - spread) /
+      (2.0 * moments.mean);
+  return root * root;
+}
+
+std::vector<int> SelectedDirections(const PairIndex& index, const DataSpec& spec) {
+  std::vector<int> selected;
+  const std::vector<Direction>& directions = index.directions();
+  for (int i = 0; i < static_cast<int>(directions.size()); ++i) {
+    const bool wanted =
+        spec.directions().empty() ||
+        std::count(spec.directions().begin(), spec.directions().end(), directions[i].Name()) > 0;
+    if (wanted && directions[i].num_pairs > 0) selected.push_back(i);
+  }
+  return selected;
+}
+
+std::vector<int64_t> Counts(const PairIndex& index, std::span<const int> selected) {
+  std::vector<int64_t> counts;
+  for (const int i : selected) counts.push_back(index.directions()[i].num_pairs);
+  return counts;
+}
+
+// Moments of a draw at each temperature of the run.
+std::vector<WindowMoments> MomentsByPhase(const PairIndex& index, const DataSpec& spec) {
+  const std::vector<int> selected = SelectedDirections(index, spec);
+  const PairSize extra = SizeOf(PairLengths(), spec.tags());
+  std::vector<SamplingPhase> phases;
+  for (const TemperaturePoint& point : spec.temperature()) {
+    phases.push_back({static_cast<int64_t>(phases.size()), point.temperature()});
+  }
+  if (phases.empty()) phases.push_back({0, 1.0});
+  const SamplingPlan plan(Counts(index, selected), phases, 1);
+  std::vector<WindowMoments> moments(phases.size());
+  for (int k = 0; k < plan.num_phases(); ++k) {
+    for (int i = 0; i < static_cast<int>(selected.size()); ++i) {
+      const LengthMoments lengths = index.Moments(selected[i], spec.max_tokens());
+      const double share = plan.Share(i, k);
+      const double kept = static_cast<double>(lengths.num_pairs) /
+                          static_cast<double>(index.directions()[selected[i]].num_pairs);
+      AddMoments(share, kept, lengths.mean_source + extra.source, lengths.variance_source,
+                 &moments[k].source);
+      AddMoments(share, kept, lengths.mean_target + extra.target, lengths.variance_target,
+                 &moments[k].target);
+      AddMoments(share, kept, 1.0, 0.0, &moments[k].sentences);
+    }
+  }
+  return moments;
+}
+
+// Steps and draws of a window; capacity.source == 0: as if the source had room for everything.
+WindowShape ShapeOfWindow(std::span<const WindowMoments> phases, const Capacity& capacity,
+                          int64_t microbatches_per_step) {
+  const auto draws_of = [&](double microbatches) {
+    double draws = std::numeric_limits<double>::infinity();
+    for (const WindowMoments& m : phases) {
+      if (capacity.source > 0) {
+        draws = std::min(draws, DrawsThatFit(m.source, capacity.source * microbatches));
+      }
+      draws = std::min(draws, DrawsThatFit(m.target, capacity.target * microbatches));
+      draws = std::min(draws, DrawsThatFit(m.sentences, capacity.sentences * microbatches));
+    }
+    return draws;
+  };
+  WindowShape shape;
+  shape.steps = 1;
+  while (shape.steps < kMaxStepsPerWindow &&
+         draws_of(static_cast<double>(shape.steps * microbatches_per_step)) < kMinWindowPairs) {
+    shape.steps *= 2;
+  }
+  shape.pairs = std::max<int64_t>(
+      1, static_cast<int64_t>(draws_of(static_cast<double>(shape.steps * microbatches_per_step))));
+  return shape;
+}
+
+// Source capacity with which both sides of a window fill alike.
+int32_t EvenSourceCapacity(std::span<const WindowMoments> phases, const Capacity& capacity,
+                           int64_t microbatches_per_step) {
+  const WindowShape shape = ShapeOfWindow(phases, capacity, microbatches_per_step);
+  const auto draws = static_cast<double>(shape.pairs);
+  double needed = 0.0;
+  for (const WindowMoments& m : phases) {
+    needed =
+        std::max(needed, draws * m.source.mean + kSigmas * std::sqrt(draws * m.source.variance));
+  }
+  const double microbatches = static_cast<double>(shape.steps * microbatches_per_step);
+  return static_cast<int32_t>(std::ceil(needed / kUsable / microbatches / 8.0)) * 8;
+}
+
+absl::Status CheckDirections(const PairIndex& index, const DataSpec& spec) {
+  for (const std::string& name : spec.directions()) {
+    const bool known =
+        std::any_of(index.directions().begin(), index.directions().end(),
+                    [&](const Direction& d) { return d.Name() == name && d.num_pairs > 0; });
+    if (known) continue;
+    std::string all;
+    for (const Direction& d : index.directions()) absl::StrAppend(&all, " ", d.Name());
+    return absl::InvalidArgumentError(
+        absl::StrCat("data.directions: no training pairs of \"", name, "\"; the corpus has", all));
+  }
+  if (SelectedDirections(index, spec).empty()) {
+    return absl::InvalidArgumentError("data.folder: the corpus has no training pairs");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckTemperature(const DataSpec& spec) {
+  for (int i = 0; i < spec.temperature_size(); ++i) {
+    const TemperaturePoint& point = spec.temperature(i);
+    if (!(point.temperature() >= 1.0)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "data.temperature[", i, "].temperature: ", point.temperature(), " is below 1"));
+    }
+    const bool ascending =
+        i == 0 ? point.from_step() == 0 : point.from_step() > spec.temperature(i - 1).from_step();
+    if (!ascending) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("data.temperature[", i, "].from_step: ", point.from_step(),
+                       i == 0 ? " must be 0" : " is not above the one before"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckCapacity(const char* field, int32_t capacity, int32_t needed) {
+  if (capacity >= needed) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("data.microbatch.", field, ": ", capacity,
+                                                 " is too small, a pair may need ", needed,
+                                                 " (data.max_tokens and tags)"));
+}
+
+}  // namespace
+
+PairSize SizeOf(const PairLengths& pieces, TagStyle tags) {
+  return {pieces.source + 2, pieces.target + (tags == M2M ? 2 : 1)};
+}
+
+absl::Status ResolveDataSpec(const PairIndex& index, DataSpec* spec) {
+  RETURN_IF_ERROR(CheckDirections(index, *spec));
+  RETURN_IF_ERROR(CheckTemperature(*spec));
+  if (spec->max_tokens() == 0) spec->set_max_tokens(kDefaultMaxTokens);
+  if (spec->microbatches_per_step() == 0) spec->set_microbatches_per_step(1);
+  MicrobatchSpec& microbatch = *spec->mutable_microbatch();
+  if (microbatch.sentences() == 0) {
+    microbatch.set_sentences(std::max(1, microbatch.target_tokens() / 4));
+  }
+  if (spec->max_tokens() < 1 || spec->microbatches_per_step() < 1 || microbatch.sentences() < 1) {
+    return absl::InvalidArgumentError(
+        "data: max_tokens, microbatches_per_step and microbatch.sentences must be positive");
+  }
+  const PairSize longest = SizeOf({spec->max_tokens(), spec->max_tokens()}, spec->tags());
+  RETURN_IF_ERROR(CheckCapacity("target_tokens", microbatch.target_tokens(), longest.target));
+  if (microbatch.source_tokens() == 0) {
+    const Capacity capacity = {0, microbatch.target_tokens(), microbatch.sentences()};
+    const std::vector<WindowMoments> phases = MomentsByPhase(index, *spec);
+    microbatch.set_source_tokens(std::max(
+        longest.source, EvenSourceCapacity(phases, capacity, spec->microbatches_per_step())));
+  }
+  return CheckCapacity("source_tokens", microbatch.source_tokens(), longest.source);
+}
+
+absl::StatusOr<DataOrder> DataOrder::Make(const DataSpec& spec, uint64_t seed,
+                                          const PairIndex* index) {
+  DataSpec resolved = spec;
+  RETURN_IF_ERROR(ResolveDataSpec(*index, &resolved));
+  const MicrobatchSpec& microbatch = resolved.microbatch();
+  const Capacity capacity = {microbatch.source_tokens(), microbatch.target_tokens(),
+                             microbatch.sentences()};
+  const std::vector<WindowMoments> phases = MomentsByPhase(*index, resolved);
+  const bool all_left_out = std::all_of(
+      phases.begin(), phases.end(), [](const WindowMoments& m) { return m.sentences.mean <= 0.0; });
+  if (all_left_out) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "data.max_tokens: every pair has a side of more than ", resolved.max_tokens(), " pieces"));
+  }
+  const WindowShape shape = ShapeOfWindow(phases, capacity, resolved.microbatches_per_step());
+  return DataOrder(resolved, seed, index, shape.steps, shape.pairs);
+}
+
+namespace {
+
+std::vector<SamplingPhase> PhasesOf(const DataSpec& spec, int64_t steps_per_window) {
+  std::vector<SamplingPhase> phases;
+  for (const TemperaturePoint& point : spec.temperature()) {
+    const int64_t window = (point.from_step() + steps_per_window - 1) / steps_per_window;
+    if (!phases.empty() && phases.back().first_window == window) phases.pop_back();
+    phases.push_back({window, point.temperature()});
+  }
+  if (phases.empty()) phases.push_back({0, 1.0});
+  return phases;
+}
+
+}  // namespace
+
+DataOrder::DataOrder(const DataSpec& spec, uint64_t seed, const PairIndex* index,
+                     int64_t steps_per_window, int64_t pairs_per_window)
+    : index_(index),
+      key_(MakeKey(seed, RandomPurpose::kDataOrder)),
+      tags_(spec.tags()),
+      max_tokens_(spec.max_tokens()),
+      capacity_{spec.microbatch().source_tokens(), spec.microbatch().target_tokens(),
+                spec.microbatch().sentences()},
+      microbatches_per_step_(spec.microbatches_per_step()),
+      steps_per_window_(steps_per_window),
+      pairs_per_window_(pairs_per_window),
+      selected_(SelectedDirections(*index, spec)),
+      sampling_(Counts(*index, selected_), PhasesOf(spec, steps_per_window), pairs_per_window) {}
+
+int64_t DataOrder::NumDrawn(int direction, int64_t window) const {
+  const auto found = std::find(selected_.begin(), selected_.end(), direction);
+  if (found == selected_.end()) return 0;
+  return sampling_.NumDrawn(static_cast<int>(found - selected_.begin()), window);
+}
+
+std::vector<PairRef> DataOrder::Draw(int64_t window, Window* counts) const {
+  std::vector<PairRef> pairs;
+  pairs.reserve(static_cast<size_t>(pairs_per_window_) + selected_.size());
+  for (int i = 0; i < static_cast<int>(selected_.size()); ++i) {
+    const int direction = selected_[i];
+    const Direction& facts = index_->directions()[direction];
+    PermutationKey key = {key_, HashName(facts.Name()), 0};
+    const int64_t end = sampling_.NumDrawn(i, window + 1);
+    for (int64_t n = sampling_.NumDrawn(i, window); n < end; ++n) {
+      key.epoch = static_cast<uint32_t>(n / facts.num_pairs);
+      const int64_t pair = Permute(key, facts.num_pairs, n % facts.num_pairs);
+      const PairLengths lengths = index_->Lengths(direction, pair);
+      ++counts->num_drawn;
+      if (std::max(lengths.source, lengths.target) > max_tokens_) {
+        ++counts->num_left_out;
+        continue;
+      }
+      pairs.push_back({direction, pair, SizeOf(lengths, tags_)});
+    }
+  }
+  return pairs;
+}
+
+namespace {
+
+std::vector<PairSize> Sizes(std::span<const PairRef> pairs) {
+  std::vector<PairSize> sizes;
+  sizes.reserve(pairs.size());
+  for (const PairRef& pair : pairs) sizes.push_back(pair.size);
+  return sizes;
+}
+
+}  // namespace
+
+DataOrder::Window DataOrder::MakeWindow(int64_t window) const {
+  DEEPNET_CHECK(window >= 0) << "window " << window;
+  const auto num_microbatches = static_cast<int>(steps_per_window_ * microbatches_per_step_);
+  Window result;
+  std::vector<PairRef> pairs = Draw(window, &result);
+  Packing packing = PackBalanced(Sizes(pairs), num_microbatches, capacity_);
+  result.num_carried = static_cast<int64_t>(packing.left.size());
+  if (window > 0) {
+    Window ignored;
+    const std::vector<PairRef> before = Draw(window - 1, &ignored);
+    std::vector<int> carried;
+    for (const int i : PackBalanced(Sizes(before), num_microbatches, capacity_).left) {
+      carried.push_back(static_cast<int>(pairs.size()));
+      pairs.push_back(before[i]);
+    }
+    result.num_deferred =
+        static_cast<int64_t>(PackFirstFit(Sizes(pairs), carried, capacity_, &packing).size());
+  }
+  for (const std::vector<int>& members : packing.microbatches) {
+    std::vector<PairRef>& microbatch = result.microbatches.emplace_back();
+    for (const int i : members) microbatch.push_back(pairs[i]);
+  }
+  Shuffle(window, &result.microbatches);
+  return result;
+}
+
+void DataOrder::Shuffle(int64_t window, std::vector<std::vector<PairRef>>* microbatches) const {
+  for (size_t last = microbatches->size() - 1; last > 0; --last) {
+    const uint32_t other =
+        BoundedNumber(key_, static_cast<uint64_t>(window), static_cast<uint32_t>(last),
+                      static_cast<uint32_t>(last) + 1);
+    std::swap((*microbatches)[last], (*microbatches)[other]);
+  }
+}
+
+}  // namespace deepnet

@@ -1,0 +1,96 @@
+// Which pairs a step trains on: a pure function of (seed, step, DataSpec, the corpus's statistics).
+//
+// Steps come in windows. In a window each direction gives the next few pairs of its own shuffled
+// epoch; they are packed together into all the window's microbatches, which are then dealt to its
+// steps in random order. A step is found by making its window alone: nothing is replayed. The whole
+// design, with the figures behind the constants: docs/design/data.md.
+//
+// Example:
+//   DataSpec spec = ...;
+//   RETURN_IF_ERROR(ResolveDataSpec(corpus, &spec));
+//   ASSIGN_OR_RETURN(const DataOrder order, DataOrder::Make(spec, seed, &corpus));
+//   const DataOrder::Window window = order.MakeWindow(step / order.steps_per_window());
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "parallel/base/philox.h"
+#include "proto/data.pb.h"
+#include "trainer/data/packing.h"
+#include "trainer/data/pair_index.h"
+#include "trainer/data/sampling.h"
+
+namespace deepnet {
+
+// Fills in every default of `spec` from the statistics of `index`: max_tokens,
+// microbatches_per_step, sentences, and source_tokens such that both sides fill evenly. Fails
+// naming the field where a value cannot be: a capacity below max_tokens + 2, an unknown direction,
+// temperatures not ascending.
+absl::Status ResolveDataSpec(const PairIndex& index, DataSpec* spec);
+
+// Positions a pair of so many pieces takes: the tag and </s> on the source, </s> on the target, in
+// M2M style the tag there too.
+PairSize SizeOf(const PairLengths& pieces, TagStyle tags);
+
+// A pair of a window.
+struct PairRef {
+  int32_t direction = 0;  // index into PairIndex::directions()
+  int64_t pair = 0;       // index into the direction
+  PairSize size;          // positions
+
+  friend bool operator==(const PairRef&, const PairRef&) = default;
+};
+
+// Immutable; safe from several threads.
+class DataOrder {
+ public:
+  // `spec` is resolved; `index` outlives the order.
+  static absl::StatusOr<DataOrder> Make(const DataSpec& spec, uint64_t seed,
+                                        const PairIndex* index);
+
+  // All of a window, in order: step s of the window owns microbatches
+  // [s * microbatches_per_step, (s + 1) * microbatches_per_step).
+  struct Window {
+    std::vector<std::vector<PairRef>> microbatches;
+    int64_t num_drawn = 0;     // positions taken from the shuffled epochs
+    int64_t num_left_out = 0;  // of these, a side had more than max_tokens pieces
+    int64_t num_carried = 0;   // did not fit here, so the next window took them in
+    int64_t num_deferred = 0;  // came from the window before and found no room here either
+  };
+
+  // O(pairs of a window) in time and memory.
+  Window MakeWindow(int64_t window) const;
+
+  int64_t steps_per_window() const { return steps_per_window_; }
+  int64_t pairs_per_window() const { return pairs_per_window_; }  // drawn, up to rounding
+  int64_t microbatches_per_step() const { return microbatches_per_step_; }
+  const Capacity& capacity() const { return capacity_; }
+
+  // Positions direction `direction` has given before `window`; pair number n of direction i belongs
+  // to epoch n / num_pairs.
+  int64_t NumDrawn(int direction, int64_t window) const;
+
+ private:
+  DataOrder(const DataSpec& spec, uint64_t seed, const PairIndex* index, int64_t steps_per_window,
+            int64_t pairs_per_window);
+
+  std::vector<PairRef> Draw(int64_t window, Window* counts) const;
+  void Shuffle(int64_t window, std::vector<std::vector<PairRef>>* microbatches) const;
+
+  const PairIndex* index_;
+  PhiloxKey key_;
+  TagStyle tags_;
+  int32_t max_tokens_;
+  Capacity capacity_;
+  int64_t microbatches_per_step_;
+  int64_t steps_per_window_;
+  int64_t pairs_per_window_;
+  std::vector<int> selected_;  // directions in use, indices into index_->directions()
+  SamplingPlan sampling_;      // over selected_
+};
+
+}  // namespace deepnet

@@ -1,0 +1,82 @@
+// Lines of a text file of any size: plain, gzip or zstandard, told apart by their first bytes.
+//
+// Example:
+//   ASSIGN_OR_RETURN(auto reader, LineReader::Open("train.de.gz"));
+//   std::string_view line;
+//   for (;;) {
+//     ASSIGN_OR_RETURN(const bool more, reader->Next(&line));
+//     if (!more) break;
+//   }
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "trainer/data/content_hash.h"
+
+namespace deepnet {
+
+// Turns the bytes of a file into the bytes of its text.
+class Decompressor {
+ public:
+  virtual ~Decompressor() = default;
+
+  // Consumes from the front of *input, appends at most some 100 kB of text to *output. True: there
+  // is more text in what was consumed, call again. Empty input otherwise says that the file ends; a
+  // stream that is not complete then is an error.
+  virtual absl::StatusOr<bool> Decompress(std::string_view* input, std::string* output) = 0;
+};
+
+// Memory: two buffers of 1 MiB and one line of at most kMaxLineBytes.
+class LineReader {
+ public:
+  static constexpr size_t kMaxLineBytes = 1 << 16;  // the rest of a longer line is passed over
+
+  // Fails if the file cannot be read.
+  static absl::StatusOr<std::unique_ptr<LineReader>> Open(const std::string& path);
+
+  ~LineReader();
+  LineReader(const LineReader&) = delete;
+  LineReader& operator=(const LineReader&) = delete;
+
+  // The next line without its end ("\n" or "\r\n"), valid until the next call. False: no more
+  // lines. Fails naming the file if it cannot be read or its compressed form is damaged or cut.
+  absl::StatusOr<bool> Next(std::string_view* line);
+
+  int64_t line_number() const { return line_number_; }  // of the last line, from 1
+  bool line_was_cut() const { return line_was_cut_; }   // the last line was longer than the limit
+  const std::string& path() const { return path_; }
+
+  // Size and hash of the bytes on disk, once Next() returned false.
+  int64_t file_bytes() const { return file_bytes_; }
+  uint64_t file_hash() const { return hasher_.Digest(); }
+
+ private:
+  LineReader(std::string path, int file);
+  absl::Status Fill();     // at least one more byte of text, or ended_
+  absl::Status ReadRaw();  // raw_ = the next piece of the file
+  absl::Status Failure(std::string_view what) const;
+
+  const std::string path_;
+  const int file_;
+  std::unique_ptr<Decompressor> decompressor_;
+  std::string raw_buffer_;
+  std::string_view raw_;  // bytes of raw_buffer_ not yet decompressed
+  bool raw_ended_ = false;
+  bool held_back_ = false;  // the decompressor has more to say about what it consumed
+  std::string text_;
+  size_t text_begin_ = 0;  // first byte of text_ not yet given out
+  bool ended_ = false;     // text_ holds all that is left
+  std::string line_;       // a line that was cut
+  int64_t line_number_ = 0;
+  bool line_was_cut_ = false;
+  int64_t file_bytes_ = 0;
+  ContentHasher hasher_;
+};
+
+}  // namespace deepnet

@@ -1,0 +1,46 @@
+// What the data order knows of a corpus: its directions, how many pairs each has and how long they
+// are. No tokens, so a test or a benchmark can make one up.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace deepnet {
+
+struct Direction {
+  std::string source;     // language tag
+  std::string target;     // language tag
+  int64_t num_pairs = 0;  // training pairs
+
+  std::string Name() const { return source + "-" + target; }  // "de-en"
+  friend bool operator==(const Direction&, const Direction&) = default;
+};
+
+// Pieces of one pair, no tag, no </s>.
+struct PairLengths {
+  int32_t source = 0;
+  int32_t target = 0;
+};
+
+// First and second moments of the lengths of a direction's pairs, those with a side of more than
+// some limit left out.
+struct LengthMoments {
+  int64_t num_pairs = 0;     // not left out
+  double mean_source = 0.0;  // pieces
+  double mean_target = 0.0;
+  double variance_source = 0.0;  // pieces^2
+  double variance_target = 0.0;
+};
+
+// Immutable; safe from several threads.
+class PairIndex {
+ public:
+  virtual ~PairIndex() = default;
+
+  virtual const std::vector<Direction>& directions() const = 0;  // in order of name
+  virtual PairLengths Lengths(int direction, int64_t pair) const = 0;
+  virtual LengthMoments Moments(int direction, int32_t max_tokens) const = 0;
+};
+
+}  // namespace deepnet

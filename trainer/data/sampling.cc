@@ -1,0 +1,94 @@
+#include "trainer/data/sampling.h"
+
+#include <algorithm>
+#include <bit>
+#include <numeric>
+#include <utility>
+
+#include "parallel/base/check.h"
+
+namespace deepnet {
+namespace {
+
+constexpr double kLn2 = 0.6931471805599453;
+
+// Natural logarithm of x >= 1 by + - * / alone: x = m 2^e, ln m = 2 atanh((m - 1) / (m + 1)).
+double PortableLog(double x) {
+  const auto bits = std::bit_cast<uint64_t>(x);
+  const int exponent = static_cast<int>(bits >> 52) - 1023;
+  const double m = std::bit_cast<double>((bits & 0x000FFFFFFFFFFFFFULL) | 0x3FF0000000000000ULL);
+  const double s = (m - 1.0) / (m + 1.0);
+  double sum = 0.0;
+  for (int k = 41; k >= 1; k -= 2) sum = sum * s * s + 1.0 / k;
+  return 2.0 * s * sum + exponent * kLn2;
+}
+
+// exp(x) for x <= 0 by + - * / alone; 0 below -700.
+double PortableExp(double x) {
+  if (x < -700.0) return 0.0;
+  const auto halvings = static_cast<int>(-x / kLn2);
+  const double rest = x + halvings * kLn2;
+  double sum = 1.0;
+  for (int k = 20; k >= 1; --k) sum = 1.0 + sum * rest / k;
+  return sum * std::bit_cast<double>(static_cast<uint64_t>(1023 - halvings) << 52);
+}
+
+// floor((factor_a * factor_b + sum * 2^-32 * phase) / sum) without overflow.
+int64_t Quotient(int64_t factor_a, unsigned __int128 factor_b, int64_t sum, uint32_t phase) {
+  const unsigned __int128 product = static_cast<unsigned __int128>(factor_a) * factor_b;
+  const unsigned __int128 offset = static_cast<unsigned __int128>(sum) * phase >> 32;
+  return static_cast<int64_t>((product + offset) / static_cast<unsigned __int128>(sum));
+}
+
+// Golden-ratio steps spread the directions evenly over one pair.
+uint32_t PhaseOf(int direction) { return static_cast<uint32_t>(direction) * 0x9E3779B9U; }
+
+}  // namespace
+
+std::vector<int64_t> SamplingWeights(std::span<const int64_t> counts, double temperature) {
+  DEEPNET_CHECK(temperature >= 1.0) << "temperature " << temperature;
+  if (temperature == 1.0) return {counts.begin(), counts.end()};
+  const double largest = static_cast<double>(*std::max_element(counts.begin(), counts.end()));
+  std::vector<int64_t> weights;
+  for (const int64_t count : counts) {
+    if (count == 0) {
+      weights.push_back(0);
+      continue;
+    }
+    const double log_ratio = PortableLog(static_cast<double>(count)) - PortableLog(largest);
+    const double weight = PortableExp(std::min(log_ratio / temperature, 0.0));
+    weights.push_back(std::max<int64_t>(1, static_cast<int64_t>(weight * 0x1p40 + 0.5)));
+  }
+  return weights;
+}
+
+SamplingPlan::SamplingPlan(std::span<const int64_t> counts, std::vector<SamplingPhase> phases,
+                           int64_t pairs_per_window)
+    : phases_(std::move(phases)), pairs_per_window_(pairs_per_window) {
+  DEEPNET_CHECK(!phases_.empty() && phases_[0].first_window == 0) << "the first phase starts at 0";
+  DEEPNET_CHECK(pairs_per_window > 0) << "pairs_per_window";
+  for (const SamplingPhase& phase : phases_) {
+    weights_.push_back(SamplingWeights(counts, phase.temperature));
+    weight_sums_.push_back(
+        std::accumulate(weights_.back().begin(), weights_.back().end(), int64_t{0}));
+    DEEPNET_CHECK(weight_sums_.back() > 0) << "no pairs";
+  }
+}
+
+int64_t SamplingPlan::NumDrawn(int direction, int64_t window) const {
+  int64_t drawn = 0;
+  for (size_t k = 0; k < phases_.size() && phases_[k].first_window < window; ++k) {
+    const int64_t end =
+        k + 1 < phases_.size() ? std::min(window, phases_[k + 1].first_window) : window;
+    const auto draws = static_cast<unsigned __int128>(end - phases_[k].first_window) *
+                       static_cast<unsigned __int128>(pairs_per_window_);
+    drawn += Quotient(weights_[k][direction], draws, weight_sums_[k], PhaseOf(direction));
+  }
+  return drawn;
+}
+
+double SamplingPlan::Share(int direction, int phase) const {
+  return static_cast<double>(weights_[phase][direction]) / static_cast<double>(weight_sums_[phase]);
+}
+
+}  // namespace deepnet

@@ -1,0 +1,210 @@
+#include "trainer/data/shard.h"
+
+#include <errno.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "parallel/base/crc32c.h"
+#include "parallel/base/status_macros.h"
+
+namespace deepnet {
+namespace {
+
+constexpr char kMagic[8] = {'D', 'N', 'P', 'A', 'I', 'R', 'S', '\n'};
+constexpr int64_t kAlignment = 16;  // of every part
+
+template <typename T>
+std::string_view AsBytes(std::span<const T> values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size_bytes()};
+}
+
+uint32_t HeaderCrc(const ShardHeader& header) {
+  return Crc32c({reinterpret_cast<const char*>(&header), offsetof(ShardHeader, header_crc)});
+}
+
+template <typename T>
+void Narrow(std::span<const int32_t> ids, std::string* bytes) {
+  for (const int32_t id : ids) {
+    const T stored = static_cast<T>(id);
+    bytes->append(reinterpret_cast<const char*>(&stored), sizeof(T));
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ShardWriter>> ShardWriter::Create(const std::string& path,
+                                                                 int32_t vocabulary_size) {
+  auto writer = std::unique_ptr<ShardWriter>(new ShardWriter(path));
+  writer->wide_ = vocabulary_size > 65536;
+  writer->file_ = fopen(path.c_str(), "wb");
+  writer->index_file_ = fopen(writer->IndexPath().c_str(), "w+b");
+  if (writer->file_ == nullptr || writer->index_file_ == nullptr) return writer->Failure();
+  setvbuf(writer->file_, nullptr, _IOFBF, 1 << 20);
+  setvbuf(writer->index_file_, nullptr, _IOFBF, 1 << 18);
+  const std::string zeros(kShardDataOffset, '\0');
+  if (fwrite(zeros.data(), 1, zeros.size(), writer->file_) != zeros.size()) {
+    return writer->Failure();
+  }
+  return writer;
+}
+
+ShardWriter::~ShardWriter() {
+  if (file_ != nullptr) fclose(file_);
+  if (index_file_ != nullptr) {
+    fclose(index_file_);
+    unlink(IndexPath().c_str());
+  }
+}
+
+absl::Status ShardWriter::Failure() const {
+  return absl::ResourceExhaustedError(absl::StrCat("cannot write ", path_, ": ", strerror(errno)));
+}
+
+absl::Status ShardWriter::Append(std::string_view bytes) {
+  hasher_.Update(bytes);
+  if (fwrite(bytes.data(), 1, bytes.size(), file_) != bytes.size()) return Failure();
+  offset_ += static_cast<int64_t>(bytes.size());
+  while (!bytes.empty()) {
+    const size_t count =
+        std::min(bytes.size(), static_cast<size_t>(kShardBlockBytes - block_fill_));
+    block_crc_ = Crc32c(bytes.substr(0, count), block_crc_);
+    block_fill_ += static_cast<int64_t>(count);
+    bytes.remove_prefix(count);
+    if (block_fill_ < kShardBlockBytes) break;
+    checksums_.push_back(block_crc_);
+    block_crc_ = 0;
+    block_fill_ = 0;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ShardWriter::Add(std::span<const int32_t> first, std::span<const int32_t> second) {
+  scratch_.clear();
+  for (const auto side : {first, second}) {
+    wide_ ? Narrow<uint32_t>(side, &scratch_) : Narrow<uint16_t>(side, &scratch_);
+  }
+  const ShardEntry entry = {num_tokens_, static_cast<uint32_t>(first.size()),
+                            static_cast<uint32_t>(second.size())};
+  if (fwrite(&entry, sizeof(entry), 1, index_file_) != 1) return Failure();
+  const size_t longer = std::max(first.size(), second.size());
+  if (lengths_.size() <= longer) lengths_.resize(longer + 1);
+  LengthRow& row = lengths_[longer];
+  row.num_pairs += 1;
+  row.first_tokens += first.size();
+  row.second_tokens += second.size();
+  row.first_squares += first.size() * first.size();
+  row.second_squares += second.size() * second.size();
+  num_pairs_ += 1;
+  num_tokens_ += static_cast<int64_t>(first.size() + second.size());
+  return Append(scratch_);
+}
+
+absl::Status ShardWriter::AppendIndex() {
+  if (fflush(index_file_) != 0 || fseek(index_file_, 0, SEEK_SET) != 0) return Failure();
+  std::string buffer(1 << 20, '\0');
+  while (const size_t count = fread(buffer.data(), 1, buffer.size(), index_file_)) {
+    RETURN_IF_ERROR(Append(std::string_view(buffer).substr(0, count)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ShardWriter::Finish() {
+  ShardHeader header = {};
+  std::memcpy(header.magic, kMagic, sizeof(kMagic));
+  header.version = kShardVersion;
+  header.token_bytes = wide_ ? 4 : 2;
+  header.num_pairs = num_pairs_;
+  header.num_tokens = num_tokens_;
+  header.tokens_offset = kShardDataOffset;
+  RETURN_IF_ERROR(Append(std::string(static_cast<size_t>(-offset_ & (kAlignment - 1)), '\0')));
+  header.index_offset = offset_;
+  RETURN_IF_ERROR(AppendIndex());
+  header.lengths_offset = offset_;
+  header.num_length_rows = static_cast<int64_t>(lengths_.size());
+  RETURN_IF_ERROR(Append(AsBytes(std::span<const LengthRow>(lengths_))));
+  header.checksums_offset = offset_;
+  if (block_fill_ > 0) checksums_.push_back(block_crc_);
+  header.content_hash = hasher_.Digest();
+  header.header_crc = HeaderCrc(header);
+  const std::string_view checksums = AsBytes(std::span<const uint32_t>(checksums_));
+  const bool written = fwrite(checksums.data(), 1, checksums.size(), file_) == checksums.size() &&
+                       fseek(file_, 0, SEEK_SET) == 0 &&
+                       fwrite(&header, sizeof(header), 1, file_) == 1 && fflush(file_) == 0 &&
+                       fsync(fileno(file_)) == 0;
+  if (!written) return Failure();
+  return absl::OkStatus();
+}
+
+Shard::Shard(MappedFile file, const ShardHeader& header)
+    : file_(std::move(file)),
+      header_(header),
+      index_(reinterpret_cast<const ShardEntry*>(file_.bytes().data() + header.index_offset)) {}
+
+absl::StatusOr<Shard> Shard::Open(const std::string& path) {
+  ASSIGN_OR_RETURN(MappedFile file, MappedFile::Open(path));
+  const std::string_view bytes = file.bytes();
+  const auto bad = [&path](std::string_view what) {
+    return absl::DataLossError(absl::StrCat(path, ": ", std::string(what)));
+  };
+  ShardHeader header = {};
+  if (bytes.size() < kShardDataOffset) return bad("shorter than a header");
+  std::memcpy(&header, bytes.data(), sizeof(header));
+  if (std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0) return bad("not a shard");
+  if (header.version != kShardVersion) {
+    return bad(absl::StrCat("version ", header.version, ", this program reads ", kShardVersion));
+  }
+  if (header.header_crc != HeaderCrc(header)) return bad("the header is damaged");
+  const int64_t num_blocks =
+      (header.checksums_offset - kShardDataOffset + kShardBlockBytes - 1) / kShardBlockBytes;
+  const int64_t size = header.checksums_offset + num_blocks * 4;
+  if (static_cast<int64_t>(bytes.size()) != size) {
+    return bad(absl::StrCat(bytes.size(), " bytes, should be ", size));
+  }
+  return Shard(std::move(file), header);
+}
+
+absl::Status Shard::VerifyChecksums() const {
+  const std::string_view data = file_.bytes().substr(
+      kShardDataOffset, static_cast<size_t>(header_.checksums_offset - kShardDataOffset));
+  const char* checksums = file_.bytes().data() + header_.checksums_offset;
+  for (size_t begin = 0; begin < data.size(); begin += kShardBlockBytes) {
+    uint32_t expected = 0;
+    std::memcpy(&expected, checksums + begin / kShardBlockBytes * 4, sizeof(expected));
+    if (Crc32c(data.substr(begin, kShardBlockBytes)) != expected) {
+      return absl::DataLossError(absl::StrCat(file_.path(), ": bytes from ",
+                                              kShardDataOffset + static_cast<int64_t>(begin),
+                                              " on do not match their checksum"));
+    }
+  }
+  ContentHasher hasher;
+  hasher.Update(data);
+  if (hasher.Digest() == header_.content_hash) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat(file_.path(), ": the content hash does not match"));
+}
+
+std::span<const LengthRow> Shard::lengths() const {
+  return {reinterpret_cast<const LengthRow*>(file_.bytes().data() + header_.lengths_offset),
+          static_cast<size_t>(header_.num_length_rows)};
+}
+
+TokenSpan Shard::Tokens(int64_t begin, size_t count) const {
+  const char* tokens = file_.bytes().data() + header_.tokens_offset;
+  if (header_.token_bytes == 2) return {reinterpret_cast<const uint16_t*>(tokens) + begin, count};
+  return {reinterpret_cast<const uint32_t*>(tokens) + begin, count};
+}
+
+TokenSpan Shard::First(int64_t pair) const {
+  return Tokens(index_[pair].first_token, index_[pair].num_first);
+}
+
+TokenSpan Shard::Second(int64_t pair) const {
+  return Tokens(index_[pair].first_token + index_[pair].num_first, index_[pair].num_second);
+}
+
+}  // namespace deepnet

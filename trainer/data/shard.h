@@ -1,0 +1,152 @@
+// The training pairs of one language pair on disk: one memory-mapped file of token ids.
+//
+// Layout, little-endian, all counts and offsets 64 bits (docs/design/data.md):
+//   [0, 4096)   ShardHeader, zeros
+//   tokens      both sides of pair 0, both sides of pair 1, ...; uint16 or uint32 ids, no tags, no
+//   </s> index       ShardEntry of each pair lengths     LengthRow for 0, 1, ... pieces: sums over
+//   pairs by their longer side checksums   CRC-32C of every mebibyte from byte 4096 up to here
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "trainer/data/content_hash.h"
+#include "trainer/data/mapped_file.h"
+#include "trainer/data/pair_index.h"
+
+namespace deepnet {
+
+inline constexpr uint32_t kShardVersion = 1;
+inline constexpr int64_t kShardDataOffset = 4096;
+inline constexpr int64_t kShardBlockBytes = 1 << 20;
+
+// Persistent.
+struct ShardHeader {
+  char magic[8];         // "DNPAIRS\n"
+  uint32_t version;      // kShardVersion
+  uint32_t token_bytes;  // 2 or 4
+  int64_t num_pairs;
+  int64_t num_tokens;     // of both sides
+  int64_t tokens_offset;  // bytes from the start of the file, as all offsets
+  int64_t index_offset;
+  int64_t lengths_offset;
+  int64_t num_length_rows;
+  int64_t checksums_offset;  // end of the data; the checksums run to the end of the file
+  uint64_t content_hash;     // of [kShardDataOffset, checksums_offset)
+  uint32_t reserved;         // 0
+  uint32_t header_crc;       // CRC-32C of all bytes before
+};
+static_assert(sizeof(ShardHeader) == 88);
+
+// Persistent. Pair i: num_first + num_second ids from token first_token on.
+struct ShardEntry {
+  int64_t first_token;
+  uint32_t num_first;
+  uint32_t num_second;
+};
+static_assert(sizeof(ShardEntry) == 16);
+
+// Persistent. Row m: sums over the pairs whose longer side has m pieces.
+struct LengthRow {
+  uint64_t num_pairs;
+  uint64_t first_tokens;
+  uint64_t second_tokens;
+  uint64_t first_squares;  // of lengths
+  uint64_t second_squares;
+};
+static_assert(sizeof(LengthRow) == 40);
+
+// Token ids of one side of one pair, as stored.
+class TokenSpan {
+ public:
+  TokenSpan() = default;
+  TokenSpan(const uint16_t* tokens, size_t size) : narrow_(tokens), size_(size) {}
+  TokenSpan(const uint32_t* tokens, size_t size) : wide_(tokens), size_(size) {}
+
+  size_t size() const { return size_; }
+  int32_t operator[](size_t i) const {
+    return narrow_ != nullptr ? narrow_[i] : static_cast<int32_t>(wide_[i]);
+  }
+
+ private:
+  const uint16_t* narrow_ = nullptr;
+  const uint32_t* wide_ = nullptr;
+  size_t size_ = 0;
+};
+
+// Writes a shard front to back; memory: two buffers. The index waits in a file beside it.
+class ShardWriter {
+ public:
+  // `vocabulary_size` decides between two and four bytes an id.
+  static absl::StatusOr<std::unique_ptr<ShardWriter>> Create(const std::string& path,
+                                                             int32_t vocabulary_size);
+  ~ShardWriter();
+  ShardWriter(const ShardWriter&) = delete;
+  ShardWriter& operator=(const ShardWriter&) = delete;
+
+  // Fails naming the file, for example when the disk is full.
+  absl::Status Add(std::span<const int32_t> first, std::span<const int32_t> second);
+
+  // Completes the file and puts it on disk. Without it the file is no shard.
+  absl::Status Finish();
+
+  const std::vector<LengthRow>& lengths() const { return lengths_; }  // row m as in LengthRow
+  uint64_t content_hash() const { return hasher_.Digest(); }          // once finished
+
+ private:
+  explicit ShardWriter(std::string path) : path_(std::move(path)) {}
+  absl::Status Append(std::string_view bytes);  // to the checked part of the file
+  absl::Status AppendIndex();
+  absl::Status Failure() const;
+  std::string IndexPath() const { return path_ + ".index"; }
+
+  const std::string path_;
+  FILE* file_ = nullptr;
+  FILE* index_file_ = nullptr;
+  bool wide_ = false;
+  int64_t num_pairs_ = 0;
+  int64_t num_tokens_ = 0;
+  int64_t offset_ = kShardDataOffset;
+  std::vector<LengthRow> lengths_;
+  std::string scratch_;     // one pair's tokens
+  uint32_t block_crc_ = 0;  // of the bytes since the last full block
+  int64_t block_fill_ = 0;  // how many
+  std::vector<uint32_t> checksums_;
+  ContentHasher hasher_;
+};
+
+// A shard as it lies on disk. Immutable, safe from several threads.
+class Shard {
+ public:
+  // Checks header, version and size; fails naming the file and what is wrong.
+  static absl::StatusOr<Shard> Open(const std::string& path);
+
+  // Reads everything against its checksums; fails naming the first bad block.
+  absl::Status VerifyChecksums() const;
+
+  int64_t num_pairs() const { return header_.num_pairs; }
+  int64_t num_tokens() const { return header_.num_tokens; }
+  uint64_t content_hash() const { return header_.content_hash; }
+  std::span<const LengthRow> lengths() const;
+
+  const ShardEntry& entry(int64_t pair) const { return index_[pair]; }
+  TokenSpan First(int64_t pair) const;
+  TokenSpan Second(int64_t pair) const;
+
+ private:
+  Shard(MappedFile file, const ShardHeader& header);
+  TokenSpan Tokens(int64_t begin, size_t count) const;
+
+  MappedFile file_;
+  ShardHeader header_;
+  const ShardEntry* index_;
+};
+
+}  // namespace deepnet
