@@ -46,9 +46,9 @@ fi
 
 # The wheel is chosen for Python 3.11 whatever the local one: only its C++ half is used.
 machine=$(uname -m)
-platforms=()
-for policy in manylinux_2_28 manylinux_2_27 manylinux_2_25 manylinux_2_17 manylinux2014; do
-  platforms+=(--platform "${policy}_$machine")
+platforms=(--platform "manylinux2014_$machine")
+for glibc in $(seq 17 28); do
+  platforms+=(--platform "manylinux_2_${glibc}_$machine")
 done
 "${pip[@]}" download --quiet --disable-pip-version-check --no-cache-dir --no-deps \
   --only-binary=:all: --implementation cp --python-version 3.11 --abi cp311 --abi abi3 --abi none \
