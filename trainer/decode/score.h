@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 
-#include "trainer/decode/line_reader.h"
+#include "trainer/decode/line_chunk_reader.h"
 #include "trainer/decode/scorer.h"
 #include "trainer/decode/text_codec.h"
 
@@ -61,7 +61,7 @@ struct TextPair {
 class TextPairReader {
  public:
   // Both must outlive the reader; `targets` null: `sources` has both sides.
-  explicit TextPairReader(LineReader& sources, LineReader* targets = nullptr)
+  explicit TextPairReader(LineChunkReader& sources, LineChunkReader* targets = nullptr)
       : sources_(sources), targets_(targets) {}
 
   // The next pairs, at most `max_pairs`, none at the end. INVALID_ARGUMENT with ExitCode::kData
@@ -72,8 +72,8 @@ class TextPairReader {
   absl::StatusOr<std::vector<TextPair>> ReadTsv(int max_pairs);
   absl::StatusOr<std::vector<TextPair>> ReadTwo(int max_pairs);
 
-  LineReader& sources_;
-  LineReader* const targets_;
+  LineChunkReader& sources_;
+  LineChunkReader* const targets_;
 };
 
 struct ScoreStreamOptions {

@@ -11,7 +11,7 @@
 
 namespace deepnet {
 
-absl::StatusOr<TranslateStreamReport> TranslateStream(LineReader& in, Translator& translator,
+absl::StatusOr<TranslateStreamReport> TranslateStream(LineChunkReader& in, Translator& translator,
                                                       const TranslateStreamOptions& options,
                                                       std::ostream& out) {
   const bool numbered = translator.options().search.nbest > 1;

@@ -6,7 +6,7 @@
 
 #include "absl/status/statusor.h"
 
-#include "trainer/decode/line_reader.h"
+#include "trainer/decode/line_chunk_reader.h"
 #include "trainer/decode/translator.h"
 
 namespace deepnet {
@@ -25,8 +25,8 @@ struct TranslateStreamReport {
 // Writes for each line of `in` its translation on one line, in order, and flushes after each chunk:
 //   [number of the line, from 1 <TAB>] [score <TAB>] text
 // The number is there if options().search.nbest > 1, when a line has several translations. Errors:
-// those of LineReader and Translator, and UNAVAILABLE if `out` cannot be written.
-absl::StatusOr<TranslateStreamReport> TranslateStream(LineReader& in, Translator& translator,
+// those of LineChunkReader and Translator, and UNAVAILABLE if `out` cannot be written.
+absl::StatusOr<TranslateStreamReport> TranslateStream(LineChunkReader& in, Translator& translator,
                                                       const TranslateStreamOptions& options,
                                                       std::ostream& out);
 

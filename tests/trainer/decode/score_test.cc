@@ -70,7 +70,7 @@ TEST(SteppedPairScorer, GivesATranslationTheLogProbabilityThatTheSearchReported)
 // Pairs of `max_pairs` at a time; the error's text instead if there is one.
 std::string Pairs(const std::string& sources, const std::string* targets, int max_pairs) {
   std::istringstream source_stream(sources), target_stream(targets ? *targets : "");
-  LineReader source_reader(source_stream, "a.de"), target_reader(target_stream, "a.en");
+  LineChunkReader source_reader(source_stream, "a.de"), target_reader(target_stream, "a.en");
   TextPairReader reader(source_reader, targets ? &target_reader : nullptr);
   std::string text;
   while (true) {
@@ -107,7 +107,7 @@ TEST(ScoreStream, WritesLogProbabilityAndTokensOfEachPairInOrder) {
   TableScorer scorer = MakeScorer();
   SteppedPairScorer pair_scorer(scorer);
   std::istringstream in("ab\tabc\nab\t\n");
-  LineReader lines(in, "standard input");
+  LineChunkReader lines(in, "standard input");
   TextPairReader pairs(lines);
   std::ostringstream out;
   const auto report = ScoreStream(pairs, pair_scorer, ByteCodec(), {.source = {kTag}, .target = {}},
@@ -128,7 +128,7 @@ TEST(ScoreStream, PrintsNanForAPairThatIsTooLongForTheModel) {
   TableScorer scorer = MakeScorer();
   SteppedPairScorer pair_scorer(scorer);
   std::istringstream in("ab\tabcdefg\nabcdefg\ta\na\tb\n");
-  LineReader lines(in, "standard input");
+  LineChunkReader lines(in, "standard input");
   TextPairReader pairs(lines);
   std::ostringstream out;
   const auto report = ScoreStream(pairs, pair_scorer, ByteCodec(), {.source = {kTag}, .target = {}},

@@ -169,7 +169,7 @@ std::string Stream(const std::string& input, TranslatorOptions options,
   Translator translator(scorer, LetterCodec(), Tags(), std::move(options));
   std::istringstream in(input);
   std::ostringstream out;
-  LineReader reader(in, "standard input");
+  LineChunkReader reader(in, "standard input");
   const auto report = TranslateStream(reader, translator, stream_options, out);
   EXPECT_TRUE(report.ok()) << report.status();
   return out.str();
@@ -215,7 +215,7 @@ TEST(TranslateStream, CountsLinesTokensAndCutSources) {
   Translator translator(scorer, LetterCodec(), Tags(), options);
   std::istringstream in("abcdefgh\n\nab\n");
   std::ostringstream out;
-  LineReader reader(in, "standard input");
+  LineChunkReader reader(in, "standard input");
   const auto report = TranslateStream(reader, translator, {}, out);
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_EQ(report->num_lines, 3);
@@ -229,7 +229,7 @@ TEST(TranslateStream, ReportsAnOutputThatCannotBeWritten) {
   std::istringstream in("ab\n");
   std::ostringstream out;
   out.setstate(std::ios::badbit);
-  LineReader reader(in, "standard input");
+  LineChunkReader reader(in, "standard input");
   EXPECT_EQ(TranslateStream(reader, translator, {}, out).status().code(),
             absl::StatusCode::kUnavailable);
 }

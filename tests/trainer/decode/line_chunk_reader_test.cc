@@ -1,4 +1,4 @@
-#include "trainer/decode/line_reader.h"
+#include "trainer/decode/line_chunk_reader.h"
 
 #include <sstream>
 
@@ -16,7 +16,7 @@ using ::testing::IsEmpty;
 
 std::vector<std::string> ReadAll(const std::string& text, int max_lines) {
   std::istringstream in(text);
-  LineReader reader(in, "standard input");
+  LineChunkReader reader(in, "standard input");
   auto lines = reader.ReadChunk(max_lines);
   EXPECT_TRUE(lines.ok()) << lines.status();
   return lines.ok() ? *lines : std::vector<std::string>();
@@ -24,40 +24,41 @@ std::vector<std::string> ReadAll(const std::string& text, int max_lines) {
 
 std::string ErrorOf(const std::string& text) {
   std::istringstream in(text);
-  LineReader reader(in, "standard input");
+  LineChunkReader reader(in, "standard input");
   const auto lines = reader.ReadChunk(100);
   EXPECT_EQ(GetExitCode(lines.status()), ExitCode::kData);
   return std::string(lines.status().message());
 }
 
-TEST(LineReader, CutsAtLineEndsOfEitherKindAndKeepsALastLineWithoutOne) {
+TEST(LineChunkReader, CutsAtLineEndsOfEitherKindAndKeepsALastLineWithoutOne) {
   EXPECT_THAT(ReadAll("a b\r\n\nc", 10), ElementsAre("a b", "", "c"));
   EXPECT_THAT(ReadAll("a\n", 10), ElementsAre("a"));
   EXPECT_THAT(ReadAll("", 10), IsEmpty());
 }
 
-TEST(LineReader, GoesOnWhereTheLastChunkEnded) {
+TEST(LineChunkReader, GoesOnWhereTheLastChunkEnded) {
   std::istringstream in("a\nb\nc\n");
-  LineReader reader(in, "standard input");
+  LineChunkReader reader(in, "standard input");
   EXPECT_THAT(*reader.ReadChunk(2), ElementsAre("a", "b"));
   EXPECT_THAT(*reader.ReadChunk(2), ElementsAre("c"));
   EXPECT_THAT(*reader.ReadChunk(2), IsEmpty());
   EXPECT_EQ(reader.num_lines(), 3);
 }
 
-TEST(LineReader, EndsAChunkThatHoldsEnoughBytes) {
-  const std::string line(LineReader::kMaxLineBytes, 'x');
+TEST(LineChunkReader, EndsAChunkThatHoldsEnoughBytes) {
+  const std::string line(LineChunkReader::kMaxLineBytes, 'x');
   std::string text;
   for (int i = 0; i < 10; ++i) text += line + "\n";
-  EXPECT_EQ(ReadAll(text, 100).size(), LineReader::kMaxChunkBytes / LineReader::kMaxLineBytes);
+  EXPECT_EQ(ReadAll(text, 100).size(),
+            LineChunkReader::kMaxChunkBytes / LineChunkReader::kMaxLineBytes);
 }
 
-TEST(LineReader, RefusesALineThatIsTooLong) {
-  const std::string line(LineReader::kMaxLineBytes + 1, 'x');
+TEST(LineChunkReader, RefusesALineThatIsTooLong) {
+  const std::string line(LineChunkReader::kMaxLineBytes + 1, 'x');
   EXPECT_THAT(ErrorOf("short\n" + line), HasSubstr("standard input, line 2: longer than"));
 }
 
-TEST(LineReader, RefusesWhatIsNoUtf8AndNamesTheLine) {
+TEST(LineChunkReader, RefusesWhatIsNoUtf8AndNamesTheLine) {
   EXPECT_EQ(ErrorOf("gut\nschlecht \xFC\n"), "standard input, line 2: not UTF-8");
 }
 

@@ -1,4 +1,4 @@
-#include "trainer/decode/line_reader.h"
+#include "trainer/decode/line_chunk_reader.h"
 
 #include <streambuf>
 
@@ -39,7 +39,7 @@ bool IsUtf8(std::string_view text) {
   return true;
 }
 
-absl::StatusOr<std::vector<std::string>> LineReader::ReadChunk(int max_lines) {
+absl::StatusOr<std::vector<std::string>> LineChunkReader::ReadChunk(int max_lines) {
   std::vector<std::string> lines;
   size_t num_bytes = 0;
   while (static_cast<int>(lines.size()) < max_lines && num_bytes < kMaxChunkBytes) {
@@ -53,7 +53,7 @@ absl::StatusOr<std::vector<std::string>> LineReader::ReadChunk(int max_lines) {
 }
 
 // Byte by byte from the buffer: std::getline would take a line of any length into memory.
-absl::StatusOr<bool> LineReader::ReadLine(std::string& line) {
+absl::StatusOr<bool> LineChunkReader::ReadLine(std::string& line) {
   using Traits = std::streambuf::traits_type;
   std::streambuf& buffer = *in_.rdbuf();
   Traits::int_type next = buffer.sbumpc();

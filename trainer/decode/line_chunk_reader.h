@@ -14,13 +14,13 @@ namespace deepnet {
 // Whether `text` is well-formed UTF-8 (Unicode 15, table 3-7: no overlong forms, no surrogates).
 bool IsUtf8(std::string_view text);
 
-class LineReader {
+class LineChunkReader {
  public:
   static constexpr size_t kMaxLineBytes = size_t{1} << 20;
   static constexpr size_t kMaxChunkBytes = size_t{1} << 23;
 
   // Both must outlive the reader; `name` is how errors call the input ("standard input").
-  LineReader(std::istream& in, std::string name) : in_(in), name_(std::move(name)) {}
+  LineChunkReader(std::istream& in, std::string name) : in_(in), name_(std::move(name)) {}
 
   // The next lines, without "\n" or "\r\n": `max_lines` of them, fewer if they hold more than
   // kMaxChunkBytes together or the input ends, none at its end. A last line without "\n" counts.
