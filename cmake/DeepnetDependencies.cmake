@@ -1,5 +1,9 @@
 # Libraries from outside. Any of them may live under a prefix: -DCMAKE_PREFIX_PATH="/opt/protobuf;/opt/abseil".
 find_package(Threads REQUIRED)
+# Debian's libsentencepiece.so exports an older protobuf of its own; with libprotobuf.so in the same
+# process the two mix and abort. Ours is therefore linked statically and kept private.
+set(Protobuf_USE_STATIC_LIBS ON)
+add_link_options(-Wl,--exclude-libs,libprotobuf.a)
 find_package(Protobuf 3.21 REQUIRED)
 find_package(absl REQUIRED)
 find_package(GTest REQUIRED)

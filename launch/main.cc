@@ -4,12 +4,16 @@
 #include <vector>
 
 #include "launch/commands/bench.h"
+#include "launch/commands/describe.h"
+#include "launch/commands/plan.h"
 #include "launch/commands/prepare.h"
 #include "launch/program.h"
 
 int main(int argc, char** argv) {
   const std::vector<deepnet::Command> commands = {
       deepnet::MakePrepareCommand(),
+      deepnet::MakeDescribeCommand(),
+      deepnet::MakePlanCommand(),
       deepnet::MakeBenchCommand(),
   };
   const std::vector<std::string> words(argv + 1, argv + argc);

@@ -1,0 +1,95 @@
+#include "launch/commands/bench.h"
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "parallel/base/exit_code.h"
+#include "parallel/base/status_macros.h"
+#include "trainer/metrics.h"
+#include "trainer/step_bench.h"
+
+namespace deepnet {
+namespace {
+
+absl::StatusOr<ComputeSpec> ComputeOf(const CommandLine& line) {
+  ComputeSpec compute;
+  compute.set_threads_per_rank(static_cast<int>(line.flags.Integer("threads")));
+  const std::string& dtype = line.flags.Text("dtype");
+  if (dtype == "float32") compute.set_dtype(FLOAT32);
+  if (dtype == "bfloat16") compute.set_dtype(BFLOAT16);
+  if (line.flags.Switch("library")) compute.set_matmul(LIBRARY);
+  return compute;
+}
+
+std::string Table(const BenchRecord& r) {
+  return absl::StrFormat(
+      "%-10s %s %s, %d threads\n"
+      "  tokens/s    %10.0f median  %10.0f best   (source + target, padding not counted)\n"
+      "  GFLOP/s     %10.1f median  %10.1f product ceiling   efficiency %.1f %%\n"
+      "  step        %10.3f s\n"
+      "  peak memory %10.0f MiB\n",
+      r.name(), r.dtype(), r.isa(), r.threads(), r.tokens_per_second(), r.tokens_per_second_best(),
+      r.gflops(), r.ceiling_gflops(), 100 * r.efficiency(), r.seconds_per_step(),
+      static_cast<double>(r.peak_resident_bytes()) / (1 << 20));
+}
+
+absl::Status RunBench(const CommandLine& line) {
+  const auto& words = line.flags.positional();
+  if (words.size() != 1 || words[0] != "step") {
+    return WithExitCode(absl::InvalidArgumentError("bench: say what to measure: step"),
+                        ExitCode::kBadConfig);
+  }
+  ASSIGN_OR_RETURN(const ComputeSpec compute, ComputeOf(line));
+  ASSIGN_OR_RETURN(const BenchRecord record,
+                   BenchStep({.shape = line.flags.Text("shape"),
+                              .lengths_file = ResolvePath(line, line.flags.Text("lengths")),
+                              .steps = static_cast<int>(line.flags.Integer("steps")),
+                              .compute = compute}));
+  line.out << (line.flags.Switch("json") ? ToJson(record) + "\n" : Table(record));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+Command MakeBenchCommand() {
+  return {.name = "bench",
+          .summary = "measure training steps on this machine",
+          .description =
+              "`deepnet bench step --shape A` trains a few steps of a fixed model on made-up tokens "
+              "of real sentence lengths: A 6+6 layers and B 18+18 layers of width 256, C 100+100 and "
+              "D 500+500 layers of width 64. It prints tokens per second without padding, the share "
+              "of the best matrix product measured in the same process, and peak memory.",
+          .arguments = "step",
+          .max_arguments = 1,
+          .flags = {{.name = "shape",
+                     .value = "SHAPE",
+                     .default_value = "A",
+                     .help = "the model that is trained",
+                     .allowed = {"A", "B", "C", "D"}},
+                    {.name = "steps",
+                     .kind = FlagKind::kInteger,
+                     .value = "N",
+                     .default_value = "8",
+                     .help = "timed steps"},
+                    {.name = "dtype",
+                     .value = "TYPE",
+                     .help = "operands of matrix products; default: the faster one here",
+                     .allowed = {"float32", "bfloat16"}},
+                    {.name = "threads",
+                     .kind = FlagKind::kInteger,
+                     .value = "N",
+                     .default_value = "0",
+                     .help = "0: all cores of this process"},
+                    {.name = "library",
+                     .kind = FlagKind::kSwitch,
+                     .help = "use LibTorch's operations, the reference, instead of the kernels"},
+                    {.name = "lengths",
+                     .value = "FILE",
+                     .default_value = "tests/bench/lengths.json",
+                     .help = "JSON list of [source, target] lengths"},
+                    JsonFlag()},
+          .run = RunBench};
+}
+
+}  // namespace deepnet

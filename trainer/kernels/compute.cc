@@ -1,0 +1,127 @@
+#include "trainer/kernels/compute.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "parallel/base/exit_code.h"
+#include "parallel/base/status_macros.h"
+#include "trainer/kernels/native/isa.h"
+#include "trainer/kernels/native_ops.h"
+
+namespace deepnet {
+namespace {
+
+int UsableCores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
+  return std::max(1, CPU_COUNT(&set));
+}
+
+double Now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Best rate of `product` in GFLOP/s within `seconds`, at least three calls.
+template <typename Product>
+double BestRate(double gflop, double seconds, Product product) {
+  product();
+  double best = 0.0;
+  const double start = Now();
+  for (int i = 0; i < 3 || Now() - start < seconds; ++i) {
+    const double t = Now();
+    product();
+    best = std::max(best, gflop / (Now() - t));
+  }
+  return best;
+}
+
+double NativeRate(ComputeSpec compute, DataType dtype, int64_t d, double seconds) {
+  constexpr int64_t kRows = 2048;
+  compute.set_dtype(dtype);
+  const auto ops = MakeNativeOps(compute);
+  const at::Tensor x = at::randn({kRows, d}).to(ops->Operand());
+  const at::Tensor y = at::empty({kRows, 4 * d}, ops->Operand());
+  const auto weight = ops->MakeWeight(at::randn({4 * d, d}), /*backward=*/false);
+  ops->Refresh(*weight);
+  return BestRate(2.0 * kRows * d * 4 * d * 1e-9, seconds,
+                  [&] { ops->Linear(kRows, x, *weight, {}, /*relu=*/false, y); });
+}
+
+Isa IsaToProto(native::Isa isa) { return static_cast<Isa>(static_cast<int>(isa)); }
+
+}  // namespace
+
+ComputeSpec ResolveCompute(const ComputeSpec& asked) {
+  ComputeSpec compute = asked;
+  if (compute.device().empty()) compute.set_device("cpu");
+  const bool cpu = compute.device() == "cpu";
+  if (compute.residual_dtype() == DATA_TYPE_UNSPECIFIED) compute.set_residual_dtype(FLOAT32);
+  if (compute.matmul() == MATMUL_UNSPECIFIED) compute.set_matmul(cpu ? NATIVE : LIBRARY);
+  if (compute.threads_per_rank() == 0) compute.set_threads_per_rank(UsableCores());
+  if (compute.isa() == ISA_UNSPECIFIED) {
+    compute.set_isa(IsaToProto(native::BestIsa()));
+    if (compute.dtype() == FLOAT32 && compute.isa() == AVX512_BF16) compute.set_isa(AVX512);
+  }
+  if (compute.dtype() == DATA_TYPE_UNSPECIFIED) {
+    compute.set_dtype(cpu ? FLOAT32 : BFLOAT16);
+    if (cpu && compute.matmul() == NATIVE && CheckCompute(compute).ok()) {
+      const double f32 = NativeRate(compute, FLOAT32, 256, 0.15);
+      const double bf16 = NativeRate(compute, BFLOAT16, 256, 0.15);
+      if (bf16 >= 1.25 * f32) compute.set_dtype(BFLOAT16);
+    }
+  }
+  return compute;
+}
+
+absl::Status CheckCompute(const ComputeSpec& resolved) {
+  std::string wrong;
+  if (resolved.device() == "cuda") {
+    if (!at::hasCUDA()) wrong = "compute.device: \"cuda\": this build or host has no CUDA device";
+    if (resolved.matmul() == NATIVE) wrong = "compute.matmul: NATIVE works on \"cpu\" only";
+  } else if (resolved.device() != "cpu") {
+    wrong = absl::StrCat("compute.device: \"", resolved.device(), "\": not one of \"cpu\", \"cuda\"");
+  }
+  const auto isa = static_cast<native::Isa>(resolved.isa());
+  if (resolved.device() == "cpu" && resolved.isa() != ISA_UNSPECIFIED && !native::Supports(isa)) {
+    wrong = absl::StrCat("compute.isa: ", Isa_Name(resolved.isa()),
+                         ": this host does not have it (best here: ",
+                         Isa_Name(IsaToProto(native::BestIsa())),
+                         "); a run goes on only where its instructions are");
+  }
+  if (wrong.empty()) return absl::OkStatus();
+  return WithExitCode(absl::InvalidArgumentError(wrong), ExitCode::kBadConfig);
+}
+
+absl::StatusOr<std::unique_ptr<Ops>> MakeOps(const ComputeSpec& resolved) {
+  RETURN_IF_ERROR(CheckCompute(resolved));
+  if (resolved.matmul() == NATIVE) return MakeNativeOps(resolved);
+  if (resolved.device() == "cpu") at::set_num_threads(resolved.threads_per_rank());
+  const at::Device device(resolved.device() == "cuda" ? at::kCUDA : at::kCPU);
+  return MakeAtenOps(device, resolved.dtype() == BFLOAT16 ? at::kBFloat16 : at::kFloat, at::kFloat);
+}
+
+double MeasureProductCeiling(int64_t d, int threads, double seconds) {
+  ComputeSpec compute;
+  compute.set_isa(IsaToProto(native::BestIsa()));
+  compute.set_threads_per_rank(threads);
+  double best = 0.0;
+  for (const DataType dtype : {FLOAT32, BFLOAT16}) {
+    best = std::max(best, NativeRate(compute, dtype, d, seconds / 4));
+  }
+  at::set_num_threads(threads);
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    const at::Tensor x = at::randn({2048, d}).to(type), w = at::randn({4 * d, d}).to(type);
+    best = std::max(best, BestRate(2.0 * 2048 * d * 4 * d * 1e-9, seconds / 4,
+                                   [&] { return at::linear(x, w); }));
+  }
+  return best;
+}
+
+}  // namespace deepnet

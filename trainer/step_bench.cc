@@ -1,0 +1,180 @@
+#include "trainer/step_bench.h"
+
+#include <google/protobuf/struct.pb.h>
+#include <google/protobuf/util/json_util.h>
+#include <malloc.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <sstream>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "parallel/base/exit_code.h"
+#include "parallel/base/status_macros.h"
+#include "parallel/comm/self_communicator.h"
+#include "trainer/data/batcher.h"
+#include "trainer/kernels/compute.h"
+#include "trainer/model/describe.h"
+#include "trainer/train_step.h"
+
+namespace deepnet {
+namespace {
+
+struct Shape {
+  const char* name;
+  int layers, width, ffn, heads, target_tokens;
+};
+
+constexpr Shape kShapes[] = {{"A", 6, 256, 1024, 4, 2000},
+                             {"B", 18, 256, 1024, 4, 2000},
+                             {"C", 100, 64, 128, 2, 2000},
+                             {"D", 500, 64, 128, 2, 500}};
+constexpr int64_t kVocabulary = 8000;
+
+absl::StatusOr<std::vector<std::pair<int, int>>> ReadLengths(const std::string& file) {
+  std::ifstream in(file);
+  std::stringstream text;
+  text << in.rdbuf();
+  google::protobuf::ListValue list;
+  if (!in || !google::protobuf::util::JsonStringToMessage(text.str(), &list).ok()) {
+    return WithExitCode(absl::NotFoundError(absl::StrCat(file, ": not a JSON list of [source, target]")),
+                        ExitCode::kData);
+  }
+  std::vector<std::pair<int, int>> lengths;
+  for (const auto& pair : list.values()) {
+    const auto& values = pair.list_value().values();
+    if (values.size() != 2) {
+      return WithExitCode(absl::InvalidArgumentError(absl::StrCat(file, ": entry ", lengths.size(),
+                                                                  " is not [source, target]")),
+                          ExitCode::kData);
+    }
+    lengths.emplace_back(static_cast<int>(values[0].number_value()),
+                         static_cast<int>(values[1].number_value()));
+  }
+  return lengths;
+}
+
+double Now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+std::vector<std::pair<int, int>> PairsOf(const Microbatch& mb) {
+  std::vector<std::pair<int, int>> pairs;
+  for (int s = 0; s < mb.num_sentences; ++s) {
+    pairs.emplace_back(mb.source.offsets[s + 1] - mb.source.offsets[s],
+                       mb.target.offsets[s + 1] - mb.target.offsets[s]);
+  }
+  return pairs;
+}
+
+}  // namespace
+
+absl::StatusOr<RunSpec> BenchRun(const std::string& shape) {
+  for (const Shape& s : kShapes) {
+    if (shape != s.name) continue;
+    RunSpec run;
+    run.set_seed(1);
+    ModelSpec& model = *run.mutable_model();
+    model.set_encoder_layers(s.layers);
+    model.set_decoder_layers(s.layers);
+    model.set_width(s.width);
+    model.set_ffn_width(s.ffn);
+    model.set_heads(s.heads);
+    model.set_residual(DEEPNORM);
+    model.set_vocabulary_size(kVocabulary);
+    model.set_max_positions(1024);
+    model.set_dropout(0.1);
+    model.set_layer_norm_epsilon(1e-5);
+    run.mutable_data()->mutable_microbatch()->set_source_tokens(s.target_tokens);
+    run.mutable_data()->mutable_microbatch()->set_target_tokens(s.target_tokens);
+    run.mutable_data()->mutable_microbatch()->set_sentences(s.target_tokens / 4);
+    OptimSpec& optim = *run.mutable_optim();
+    optim.set_rate(1e-4);
+    optim.set_schedule(CONSTANT);
+    optim.set_beta1(0.9);
+    optim.set_beta2(0.98);
+    optim.set_epsilon(1e-8);
+    optim.set_label_smoothing(0.1);
+    return run;
+  }
+  return WithExitCode(
+      absl::InvalidArgumentError(absl::StrCat("shape: \"", shape, "\": not one of A, B, C, D")),
+      ExitCode::kBadConfig);
+}
+
+double StepFlops(const ModelSpec& model, const std::vector<std::pair<int, int>>& pairs) {
+  const double d = model.width(), f = model.ffn_width();
+  double s = 0, t = 0, ss = 0, st = 0, tt = 0;
+  for (const auto& [source, target] : pairs) {
+    s += source;
+    t += target;
+    ss += double(source) * source;
+    st += double(source) * target;
+    tt += double(target) * target;
+  }
+  const double encoder = 2 * s * (4 * d * d + 2 * d * f) + 4 * d * ss;
+  const double decoder = 2 * t * (6 * d * d + 2 * d * f) + 4 * s * d * d + 4 * d * (tt + st);
+  const double output = 2 * t * d * static_cast<double>(model.vocabulary_size());
+  return 3 * (model.encoder_layers() * encoder + model.decoder_layers() * decoder + output);
+}
+
+absl::StatusOr<BenchRecord> BenchStep(const StepBenchOptions& options) {
+  ASSIGN_OR_RETURN(const RunSpec run, BenchRun(options.shape));
+  ASSIGN_OR_RETURN(auto lengths, ReadLengths(options.lengths_file));
+  const ComputeSpec compute = ResolveCompute(options.compute);
+  ASSIGN_OR_RETURN(const std::unique_ptr<Ops> ops, MakeOps(compute));
+  const MicrobatchSpec& capacity = run.data().microbatch();
+  const size_t distinct = lengths.size();
+  while (lengths.size() < distinct * (capacity.target_tokens() / 250)) {
+    lengths.push_back(lengths[lengths.size() - distinct]);
+  }
+  const std::vector<Microbatch> batches = MakeBenchMicrobatches(
+      lengths, {capacity.source_tokens(), capacity.target_tokens(), capacity.sentences()},
+      static_cast<int32_t>(kVocabulary), /*seed=*/1);
+
+  Transformer model(run.model(), capacity, *ops, /*trainable=*/true);
+  model.parameters().Initialize(run.seed());
+  model.Refresh();
+  TransformerStage stage(model, {.seed = run.seed(), .label_smoothing = run.optim().label_smoothing()});
+  const OptimizerStep optimizer(run.optim(), model.parameters().inventory());
+  SelfCommunicator comm;
+
+  std::vector<double> rates, speeds, seconds;
+  for (int i = 0; i <= options.steps; ++i) {
+    const Microbatch& mb = batches[i % batches.size()];
+    const StepBatch batch{{mb}, mb.num_source_tokens, mb.num_target_tokens};
+    const double start = Now();
+    RETURN_IF_ERROR(
+        RunTrainStep(batch, i, i + 1, MakeTrivial(1), stage, model, optimizer, comm).status());
+    const double took = Now() - start;
+    if (i == 0) continue;
+    seconds.push_back(took);
+    rates.push_back((mb.num_source_tokens + mb.num_target_tokens) / took);
+    speeds.push_back(StepFlops(run.model(), PairsOf(mb)) / took * 1e-9);
+  }
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  const auto median = [](std::vector<double> v) {
+    std::sort(v.begin(), v.end());
+    return v.empty() ? 0.0 : v[v.size() / 2];
+  };
+  BenchRecord record;
+  record.set_name(absl::StrCat("step/", options.shape));
+  record.set_tokens_per_second(median(rates));
+  record.set_tokens_per_second_best(rates.empty() ? 0.0 : *std::max_element(rates.begin(), rates.end()));
+  record.set_gflops(median(speeds));
+  record.set_ceiling_gflops(MeasureProductCeiling(run.model().width(), compute.threads_per_rank(), 1.0));
+  record.set_efficiency(record.gflops() / record.ceiling_gflops());
+  record.set_peak_resident_bytes(usage.ru_maxrss * int64_t{1024});
+  record.set_dtype(DataType_Name(compute.dtype()));
+  record.set_isa(Isa_Name(compute.isa()));
+  record.set_threads(compute.threads_per_rank());
+  record.set_seconds_per_step(median(seconds));
+  return record;
+}
+
+}  // namespace deepnet
