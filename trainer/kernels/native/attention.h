@@ -72,10 +72,10 @@ void AttentionBackward(ThreadPool& pool, const KernelTable& table,
 struct DecodeAttentionArgs {
   int heads = 1;
   int head_dim = 64;
-  ConstMatrix q = {};                // [rows, heads * head_dim]
-  ConstMatrix keys = {};             // [cached rows, heads * head_dim], of the element of q
-  ConstMatrix values = {};           // likewise
-  const int32_t* index = nullptr;    // [rows, index_stride]: rows of keys and values
+  ConstMatrix q = {};              // [rows, heads * head_dim]
+  ConstMatrix keys = {};           // [cached rows, heads * head_dim], of the element of q
+  ConstMatrix values = {};         // likewise
+  const int32_t* index = nullptr;  // [rows, index_stride]: rows of keys and values
   int64_t index_stride = 0;
   const int32_t* lengths = nullptr;  // [rows], >= 1: entries of the list that count
   Matrix context = {};               // [rows, heads * head_dim]

@@ -218,5 +218,45 @@ TEST(ResidualNormMemory, InPlaceAndBareOutputsGiveTheSameNumbers) {
   EXPECT_EQ(x, separate);
 }
 
+TEST(NormOutput, MakesTheForwardResultAgainBitForBit) {
+  const int64_t rows = 35, width = 53;
+  const std::vector<float> x = RandomFloats(rows * width, 1);
+  const std::vector<float> gain = RandomFloats(width, 2), bias = RandomFloats(width, 3);
+  ForEachIsaAndThreads([&](ThreadPool& pool, const KernelTable& table) {
+    Operand y(Element::kBfloat16, rows, width, 2), again = y;
+    std::vector<float> xhat(rows * width);
+    ResidualNormForward(pool, table,
+                        {.rows = rows,
+                         .width = width,
+                         .x = x.data(),
+                         .gain = gain.data(),
+                         .bias = bias.data(),
+                         .y_operand = y.view(),
+                         .xhat = xhat.data()});
+    NormOutput(pool, table, {xhat.data(), Element::kFloat32, rows, width, width}, gain.data(),
+               bias.data(), again.view());
+    EXPECT_EQ(again.Values(), y.Values());
+    EXPECT_TRUE(again.MarginIsUntouched());
+    return y.Values();
+  });
+}
+
+TEST(ResidualNormWithoutGain, WritesTheSumAlone) {
+  const int64_t rows = 33, width = 21;
+  const std::vector<float> x = RandomFloats(rows * width, 1), b = RandomFloats(rows * width, 2);
+  ForEachIsaAndThreads([&](ThreadPool& pool, const KernelTable& table) {
+    std::vector<float> sum(rows * width);
+    ResidualNormForward(pool, table,
+                        {.rows = rows,
+                         .width = width,
+                         .alpha = 0.5f,
+                         .x = x.data(),
+                         .branch = {b.data(), Element::kFloat32, rows, width, width},
+                         .sum = sum.data()});
+    for (int64_t i = 0; i < rows * width; ++i) EXPECT_EQ(sum[i], 0.5f * x[i] + b[i]);
+    return Doubles(sum);
+  });
+}
+
 }  // namespace
 }  // namespace deepnet::native
