@@ -65,7 +65,6 @@ struct PackArgs {
 struct GemmTable {
   int panel_width;        // columns of a panel
   int max_tile_rows;      // rows of c that a kernel holds in registers
-  int max_outer_rows;     // most rows of one call of outer_product
   int64_t scratch_units;  // 4-byte units that outer_product needs
   bool has_pairs;         // Units::kPairs works
 
@@ -79,8 +78,10 @@ struct GemmTable {
   void (*outer_product)(const OuterProductArgs& args, int64_t row_begin, int64_t row_end,
                         int64_t panel_begin, int64_t panel_end, float* scratch);
 
-  // Panel `panel` of source; the contraction runs over its rows [row_begin, row_end).
-  void (*pack_rows)(const PackArgs& args, int64_t row_begin, int64_t row_end, int64_t panel);
+  // Panels [panel_begin, panel_end) of source; the contraction runs over its rows, of which
+  // [row_begin, row_end) are packed, to the panels' beginnings.
+  void (*pack_rows)(const PackArgs& args, int64_t row_begin, int64_t row_end, int64_t panel_begin,
+                    int64_t panel_end);
 
   // Panel `panel` of the transpose of source, which is float32: the contraction runs over its
   // columns.

@@ -17,6 +17,9 @@ constexpr std::align_val_t kAlignment{64};
 constexpr int64_t kMinPieceProducts = 150'000;  // multiply-adds worth a piece
 constexpr int64_t kPanelBytesPerPiece = 512 << 10;
 constexpr int64_t kPiecesPerThread = 8;
+constexpr int64_t kOuterPieceEdge = 128;
+constexpr int64_t kMinOuterPieceRows = 6;
+constexpr int64_t kRowsPerPacking = 64;  // divides kRowBlock
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -50,6 +53,30 @@ Grid CutProduct(const GemmTable& gemm, int threads, int64_t rows, int64_t panels
   const int64_t row_parts = std::min(row_tiles, CeilDiv(wanted, panel_parts));
   panel_parts = std::max(panel_parts, CeilDiv(wanted, row_parts));
   return {{rows, row_parts}, {panels, std::min(panels, panel_parts)}};
+}
+
+// The same for c += a^T b with c `rows` x (panels * panel_width). A piece reads all of its columns
+// of a and b: few pieces, about as wide as high.
+Grid CutOuterProduct(const GemmTable& gemm, int threads, int64_t rows, int64_t panels,
+                     int64_t depth) {
+  const int64_t cols = panels * gemm.panel_width;
+  const int64_t worth = std::max<int64_t>(1, rows * cols * depth / kMinPieceProducts);
+  const int64_t roomy = rows * cols / (kOuterPieceEdge * kOuterPieceEdge);
+  const int64_t wanted = std::min(worth, std::clamp<int64_t>(roomy, threads * 2, threads * 4));
+  const int64_t max_row_parts = CeilDiv(rows, kMinOuterPieceRows);
+  Grid best = {{rows, 1}, {panels, 1}};
+  int64_t best_read = 0;
+  for (int64_t panel_parts = 1; panel_parts <= std::min(panels, wanted); ++panel_parts) {
+    const int64_t row_parts = std::min(CeilDiv(wanted, panel_parts), max_row_parts);
+    const int64_t read = row_parts * cols + panel_parts * rows;
+    const bool enough = row_parts * panel_parts >= wanted;
+    const bool best_enough = best.rows.count * best.panels.count >= wanted;
+    if ((enough && !best_enough) || (enough == best_enough && read < best_read)) {
+      best = {{rows, row_parts}, {panels, panel_parts}};
+      best_read = read;
+    }
+  }
+  return best;
 }
 
 void RunProduct(ThreadPool& pool, const GemmTable& gemm, const ProductArgs& args) {
@@ -108,7 +135,7 @@ void PackedWeight::Pack(ThreadPool& pool, const float* weights) {
     if (panel < forward_panels) {
       gemm.pack_transposed(forward, panel);
     } else {
-      gemm.pack_rows(backward, 0, out_, panel - forward_panels);
+      gemm.pack_rows(backward, 0, out_, panel - forward_panels, panel - forward_panels + 1);
     }
   });
 }
@@ -173,10 +200,12 @@ void LinearBackwardWeight(ThreadPool& pool, const KernelTable& table, ConstMatri
   float* packed = workspace.Floats(blocks * block_stride + pool.num_threads() * gemm.scratch_units);
   float* scratch = packed + blocks * block_stride;
 
-  pool.ParallelFor(blocks * panels, [&](int64_t piece, int) {
-    const int64_t block = piece / panels, panel = piece % panels;
-    const PackArgs args = {units, x, packed + block * block_stride, panel_stride};
-    gemm.pack_rows(args, block * kRowBlock, std::min((block + 1) * kRowBlock, x.rows), panel);
+  pool.ParallelFor(CeilDiv(x.rows, kRowsPerPacking), [&](int64_t piece, int) {
+    const int64_t row = piece * kRowsPerPacking;
+    float* out = packed + row / kRowBlock * block_stride +
+                 row % kRowBlock / UnitDepth(units) * gemm.panel_width;
+    gemm.pack_rows({units, x, out, panel_stride}, row, std::min(row + kRowsPerPacking, x.rows), 0,
+                   panels);
   });
 
   const OuterProductArgs args = {.units = units,
@@ -188,8 +217,7 @@ void LinearBackwardWeight(ThreadPool& pool, const KernelTable& table, ConstMatri
                                  .c_stride = x.cols,
                                  .cols = x.cols,
                                  .col_sums = dbias};
-  Grid grid = CutProduct(gemm, pool.num_threads(), dy.cols, panels, x.rows);
-  grid.rows.count = std::max(grid.rows.count, CeilDiv(dy.cols, gemm.max_outer_rows));
+  const Grid grid = CutOuterProduct(gemm, pool.num_threads(), dy.cols, panels, x.rows);
   pool.ParallelFor(grid.rows.count * grid.panels.count, [&](int64_t piece, int thread) {
     const int64_t p = piece / grid.rows.count, r = piece % grid.rows.count;
     gemm.outer_product(args, grid.rows.Begin(r), grid.rows.End(r), grid.panels.Begin(p),
