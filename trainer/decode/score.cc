@@ -27,8 +27,8 @@ struct EncodedChunk {
   std::vector<int> index;          // in `pairs`; -1: too long
 };
 
-EncodedChunk Encode(std::span<const TextPair> texts, const TextCodec& codec,
-                    const DirectionTags& tags, int max_positions) {
+EncodedChunk Encode(std::span<const TextPair> texts, const TextCodec& codec, const TagFrame& tags,
+                    int max_positions) {
   EncodedChunk chunk;
   for (const TextPair& text : texts) {
     IdPair pair{.source = FrameIds(tags.source, codec.encode(text.source), 0),
@@ -131,7 +131,7 @@ absl::StatusOr<std::vector<TextPair>> TextPairReader::ReadTwo(int max_pairs) {
 }
 
 absl::StatusOr<ScoreStreamReport> ScoreStream(TextPairReader& in, PairScorer& scorer,
-                                              const TextCodec& codec, const DirectionTags& tags,
+                                              const TextCodec& codec, const TagFrame& tags,
                                               const ScoreStreamOptions& options,
                                               std::ostream& out) {
   ScoreStreamReport report;

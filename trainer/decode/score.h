@@ -92,7 +92,7 @@ struct ScoreStreamReport {
 //   log-probability, 6 decimals <TAB> number of target ids it is a sum over
 // "nan" stands for the log-probability of a pair that is too long for the model.
 absl::StatusOr<ScoreStreamReport> ScoreStream(TextPairReader& in, PairScorer& scorer,
-                                              const TextCodec& codec, const DirectionTags& tags,
+                                              const TextCodec& codec, const TagFrame& tags,
                                               const ScoreStreamOptions& options, std::ostream& out);
 
 }  // namespace deepnet

@@ -19,14 +19,14 @@ struct TextCodec {
 };
 
 // The tags of a direction, where its TagStyle puts them.
-struct DirectionTags {
+struct TagFrame {
   std::vector<int32_t> source;  // before the source's pieces
   std::vector<int32_t> target;  // before the target's pieces: forced, never searched
 
-  friend bool operator==(const DirectionTags&, const DirectionTags&) = default;
+  friend bool operator==(const TagFrame&, const TagFrame&) = default;
 };
 
-DirectionTags MakeDirectionTags(TagStyle style, int32_t source_tag, int32_t target_tag);
+TagFrame MakeTagFrame(TagStyle style, int32_t source_tag, int32_t target_tag);
 
 // tags, then `pieces`, then </s>. `max_ids` > 0: only so many of the pieces that the whole has at
 // most max_ids ids.

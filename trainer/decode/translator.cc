@@ -49,8 +49,7 @@ std::vector<std::vector<int>> PlanBatches(std::span<const int> lengths, int batc
   return batches;
 }
 
-Translator::Translator(Scorer& scorer, TextCodec codec, DirectionTags tags,
-                       TranslatorOptions options)
+Translator::Translator(Scorer& scorer, TextCodec codec, TagFrame tags, TranslatorOptions options)
     : scorer_(scorer),
       codec_(std::move(codec)),
       tags_(std::move(tags)),

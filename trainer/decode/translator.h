@@ -50,7 +50,7 @@ class Translator {
  public:
   // `scorer` must outlive the translator. With max_positions, search.max_tokens is lowered so that
   // no output is longer.
-  Translator(Scorer& scorer, TextCodec codec, DirectionTags tags, TranslatorOptions options);
+  Translator(Scorer& scorer, TextCodec codec, TagFrame tags, TranslatorOptions options);
 
   // result[i] is of texts[i]. An empty or blank text becomes one empty text. Samples depend on
   // first_ordinal + i. Fails with ExitCode::kCheckpoint if the model gives a sentence no finite
@@ -65,7 +65,7 @@ class Translator {
 
   Scorer& scorer_;
   const TextCodec codec_;
-  const DirectionTags tags_;
+  const TagFrame tags_;
   TranslatorOptions options_;
 };
 

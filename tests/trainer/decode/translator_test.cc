@@ -50,7 +50,7 @@ TableScorer MakeScorer() {
   return TableScorer({.vocabulary_size = 32, .seed = 5, .likely = {SpecialId::kEnd}});
 }
 
-DirectionTags Tags() { return {.source = {kTag}, .target = {}}; }
+TagFrame Tags() { return {.source = {kTag}, .target = {}}; }
 
 std::vector<std::string> Words(int count) {
   std::vector<std::string> words;
@@ -107,7 +107,7 @@ TEST(Translator, FeedsTheModelTagPiecesAndEnd) {
 
 TEST(Translator, ForcesTheTargetTagWhereTheStyleAsksForIt) {
   TableScorer scorer = MakeScorer();
-  const DirectionTags tags = MakeDirectionTags(M2M, kTag, kOtherTag);
+  const TagFrame tags = MakeTagFrame(M2M, kTag, kOtherTag);
   const auto translations =
       *Translator(scorer, LetterCodec(), tags, Options()).Translate(std::vector{std::string("ab")});
   const SearchBatch batch{.sources = {{kTag, 4, 5, SpecialId::kEnd}}, .prefixes = {{kOtherTag}}};
@@ -234,10 +234,9 @@ TEST(TranslateStream, ReportsAnOutputThatCannotBeWritten) {
             absl::StatusCode::kUnavailable);
 }
 
-TEST(MakeDirectionTags, PutsTagsWhereTheStyleSays) {
-  EXPECT_EQ(MakeDirectionTags(TARGET_TAG_ON_SOURCE, 30, 31),
-            (DirectionTags{.source = {31}, .target = {}}));
-  EXPECT_EQ(MakeDirectionTags(M2M, 30, 31), (DirectionTags{.source = {30}, .target = {31}}));
+TEST(MakeTagFrame, PutsTagsWhereTheStyleSays) {
+  EXPECT_EQ(MakeTagFrame(TARGET_TAG_ON_SOURCE, 30, 31), (TagFrame{.source = {31}, .target = {}}));
+  EXPECT_EQ(MakeTagFrame(M2M, 30, 31), (TagFrame{.source = {30}, .target = {31}}));
 }
 
 }  // namespace

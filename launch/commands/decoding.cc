@@ -1,0 +1,277 @@
+#include "launch/commands/decoding.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <fstream>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "google/protobuf/util/message_differencer.h"
+
+#include "launch/spec_loader.h"
+#include "parallel/base/exit_code.h"
+#include "parallel/base/logging.h"
+#include "parallel/base/status_macros.h"
+#include "trainer/decode/line_chunk_reader.h"
+#include "trainer/decode/search.h"
+#include "trainer/decode/translate_stream.h"
+#include "trainer/decode/translator.h"
+
+namespace deepnet {
+namespace {
+
+using google::protobuf::util::MessageDifferencer;
+
+absl::Status BadConfig(const std::vector<std::string>& mistakes) {
+  if (mistakes.empty()) return absl::OkStatus();
+  return WithExitCode(absl::InvalidArgumentError(absl::StrJoin(mistakes, "\n")),
+                      ExitCode::kBadConfig);
+}
+
+bool HasFlag(const CommandLine& line, std::string_view name) {
+  return std::any_of(line.command.flags.begin(), line.command.flags.end(),
+                     [&](const Flag& flag) { return flag.name == name; });
+}
+
+class Stopwatch {
+ public:
+  double seconds() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+
+ private:
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+absl::Status OpenText(const std::string& path, std::ifstream& file) {
+  file.open(path, std::ios::binary);
+  if (file) return absl::OkStatus();
+  return WithExitCode(absl::NotFoundError(absl::StrCat(path, ": cannot be read")), ExitCode::kData);
+}
+
+std::string ScoreSummary(const ScoreStreamReport& report) {
+  std::string text =
+      absl::StrFormat("%s pairs, %s target tokens, log-probability %.4f",
+                      WithCommas(report.num_pairs), WithCommas(report.num_tokens), report.log_prob);
+  if (report.num_tokens > 0) {
+    const double nats = -report.log_prob / static_cast<double>(report.num_tokens);
+    absl::StrAppendFormat(&text, ", %.4f nats a token, perplexity %.3f", nats, std::exp(nats));
+  }
+  return text;
+}
+
+}  // namespace
+
+std::vector<Flag> ModelFlags() {
+  return {{.name = "checkpoint",
+           .value = "FOLDER",
+           .help = "A run folder (its best checkpoint, else its latest) or one checkpoint of it. "
+                   "Required."},
+          {.name = "from", .value = "LANGUAGE", .help = "Of the source, for example de. Required."},
+          {.name = "to", .value = "LANGUAGE", .help = "Of the translation. Required."}};
+}
+
+std::vector<Flag> SearchFlags() {
+  return {{.name = "beam-size",
+           .kind = FlagKind::kInteger,
+           .value = "N",
+           .help = "Hypotheses kept. Default: decode.beam_size of the run, else 5."},
+          {.name = "length-penalty",
+           .kind = FlagKind::kNumber,
+           .value = "P",
+           .help = "A hypothesis scores log p / length^P. Default: the run's, else 1."},
+          {.name = "nbest",
+           .kind = FlagKind::kInteger,
+           .value = "N",
+           .help = "Translations printed of each line, at most the beam size; above 1 each "
+                   "starts with the number of its line. With --sample: samples drawn."},
+          {.name = "greedy",
+           .kind = FlagKind::kSwitch,
+           .help = "The most probable token at each step: a beam of 1."},
+          {.name = "sample",
+           .kind = FlagKind::kNumber,
+           .value = "T",
+           .help = "Draw each token from p^(1/T) instead of searching."},
+          {.name = "seed",
+           .kind = FlagKind::kInteger,
+           .value = "N",
+           .help = "Of --sample. The same seed and line give the same samples, whatever the "
+                   "batch. Default 0."},
+          {.name = "batch-tokens",
+           .kind = FlagKind::kInteger,
+           .value = "N",
+           .help = "Source tokens decoded together: memory against speed. Default: the run's, "
+                   "else 2000."}};
+}
+
+absl::Status CheckModelFlags(const ParsedFlags& flags) {
+  std::vector<std::string> mistakes;
+  for (const char* name : {"checkpoint", "from", "to"}) {
+    if (flags.Text(name).empty()) mistakes.push_back(absl::StrCat("--", name, ": required"));
+  }
+  return BadConfig(mistakes);
+}
+
+absl::Status CheckSearchFlags(const ParsedFlags& flags) {
+  std::vector<std::string> mistakes;
+  const bool sampling = flags.Given("sample");
+  if (flags.Switch("greedy") && flags.Given("beam-size")) {
+    mistakes.push_back("--greedy: contradicts --beam-size");
+  }
+  if (sampling && (flags.Switch("greedy") || flags.Given("beam-size"))) {
+    mistakes.push_back("--sample: contradicts --greedy and --beam-size");
+  }
+  if (sampling && !(flags.Number("sample") > 0.0)) {
+    mistakes.push_back(absl::StrCat("--sample: ", flags.Number("sample"), ": must be above 0"));
+  }
+  if (flags.Given("seed") && !sampling) mistakes.push_back("--seed: only with --sample");
+  for (const char* name : {"beam-size", "nbest", "batch-tokens"}) {
+    constexpr int64_t kMost = 1000000;
+    if (!flags.Given(name)) continue;
+    const int64_t value = flags.Integer(name);
+    if (value < 1 || value > kMost) {
+      mistakes.push_back(absl::StrCat("--", name, ": ", value, ": must be 1 to ", kMost));
+    }
+  }
+  return BadConfig(mistakes);
+}
+
+DecodeSpec WithSearchFlags(DecodeSpec decode, const ParsedFlags& flags) {
+  const auto integer = [&](const char* name) { return static_cast<int32_t>(flags.Integer(name)); };
+  if (flags.Given("beam-size")) decode.set_beam_size(integer("beam-size"));
+  if (flags.Given("length-penalty")) decode.set_length_penalty(flags.Number("length-penalty"));
+  if (flags.Given("nbest")) decode.set_nbest(integer("nbest"));
+  if (flags.Given("batch-tokens")) decode.set_batch_tokens(integer("batch-tokens"));
+  if (flags.Given("sample")) decode.set_sampling_temperature(flags.Number("sample"));
+  if (flags.Given("seed")) decode.set_sampling_seed(static_cast<uint64_t>(flags.Integer("seed")));
+  if (flags.Switch("greedy")) decode.set_beam_size(1);
+  // Who asks for a search gets one, even from a run that samples.
+  if (flags.Switch("greedy") || flags.Given("beam-size")) decode.set_sampling_temperature(0.0);
+  return decode;
+}
+
+absl::StatusOr<ComputeSpec> ComputeOverrides(const CommandLine& line) {
+  const SpecSources sources{
+      .root = RootFolder(line), .files = line.flags.List("config"), .sets = line.flags.List("set")};
+  absl::StatusOr<RunSpec> named = ReadRunSpec(sources, RunSpec());
+  if (!named.ok()) return WithExitCode(named.status(), ExitCode::kBadConfig);
+  return named->compute();
+}
+
+absl::StatusOr<RunSpec> DecodingRunSpec(const CommandLine& line, const RunSpec& of_checkpoint) {
+  ASSIGN_OR_RETURN(RunSpec run, LoadRunSpec(line, of_checkpoint));
+  std::vector<std::string> mistakes;
+  if (!MessageDifferencer::Equivalent(run.model(), of_checkpoint.model())) {
+    mistakes.push_back("model: is given by the checkpoint; only decode and compute may change");
+  }
+  if (run.data().tags() != of_checkpoint.data().tags()) {
+    mistakes.push_back("data.tags: is given by the checkpoint; only decode and compute may change");
+  }
+  RETURN_IF_ERROR(BadConfig(mistakes));
+  if (HasFlag(line, "beam-size")) {
+    *run.mutable_decode() = WithSearchFlags(run.decode(), line.flags);
+  }
+  return run;
+}
+
+TextCodec MakeTextCodec(const Vocabulary& vocabulary) {
+  return {.encode = [&vocabulary](std::string_view text) { return vocabulary.Encode(text); },
+          .decode = [&vocabulary](std::span<const int32_t> ids) { return vocabulary.Decode(ids); }};
+}
+
+std::vector<int32_t> TagIds(const Vocabulary& vocabulary) {
+  std::vector<int32_t> ids(static_cast<size_t>(vocabulary.size() - vocabulary.first_tag()));
+  std::iota(ids.begin(), ids.end(), vocabulary.first_tag());
+  return ids;
+}
+
+absl::StatusOr<TagFrame> TagFrameOf(const ParsedFlags& flags, TagStyle style,
+                                    const Vocabulary& vocabulary) {
+  std::vector<std::string> mistakes;
+  const auto tag = [&](const char* flag) {
+    const std::string& language = flags.Text(flag);
+    const std::optional<int32_t> id = vocabulary.TagId(language);
+    if (!id.has_value()) {
+      mistakes.push_back(absl::StrCat("--", flag, ": ", language, ": the model knows ",
+                                      absl::StrJoin(vocabulary.languages(), ", ")));
+    }
+    return id.value_or(-1);
+  };
+  const int32_t source_tag = tag("from");
+  const int32_t target_tag = tag("to");
+  RETURN_IF_ERROR(BadConfig(mistakes));
+  return MakeTagFrame(style, source_tag, target_tag);
+}
+
+absl::Status TranslateLines(const CommandLine& line, const RunSpec& run,
+                            const Vocabulary& vocabulary, Scorer& scorer) {
+  ASSIGN_OR_RETURN(const TagFrame tags, TagFrameOf(line.flags, run.data().tags(), vocabulary));
+  ASSIGN_OR_RETURN(const SearchOptions search, MakeSearchOptions(run.decode(), TagIds(vocabulary)));
+  if (run.decode().batch_tokens() < 1) {
+    return BadConfig({absl::StrCat("decode.batch_tokens: ", run.decode().batch_tokens(),
+                                   ": must be at least 1")});
+  }
+  Translator translator(scorer, MakeTextCodec(vocabulary), tags,
+                        {.search = search,
+                         .batch_tokens = run.decode().batch_tokens(),
+                         .max_positions = run.model().max_positions()});
+  LineChunkReader in(line.in, "standard input");
+  const Stopwatch stopwatch;
+  ASSIGN_OR_RETURN(
+      const TranslateStreamReport report,
+      TranslateStream(in, translator,
+                      {.chunk_lines = static_cast<int>(line.flags.Integer("chunk-lines")),
+                       .scores = line.flags.Switch("scores")},
+                      line.out));
+
+  Logger log({.stream = &line.err});
+  if (report.num_cut_sources > 0) {
+    log.Warning(absl::StrCat(report.num_cut_sources, " lines were cut to model.max_positions (",
+                             run.model().max_positions(), " tokens)"));
+  }
+  const double seconds = stopwatch.seconds();
+  log.Info(absl::StrFormat("%s lines, %s tokens in %.1f s: %.1f lines/s",
+                           WithCommas(report.num_lines), WithCommas(report.num_tokens), seconds,
+                           static_cast<double>(report.num_lines) / std::max(seconds, 1e-9)));
+  return absl::OkStatus();
+}
+
+absl::Status ScoreLines(const CommandLine& line, const RunSpec& run, const Vocabulary& vocabulary,
+                        PairScorer& scorer) {
+  ASSIGN_OR_RETURN(const TagFrame tags, TagFrameOf(line.flags, run.data().tags(), vocabulary));
+  const std::vector<std::string>& names = line.flags.positional();
+  std::ifstream source_file, target_file;
+  std::optional<LineChunkReader> sources, targets;
+  if (names.empty()) {
+    sources.emplace(line.in, "standard input");
+  } else if (names.size() == 2) {
+    RETURN_IF_ERROR(OpenText(ResolvePath(line, names[0]), source_file));
+    RETURN_IF_ERROR(OpenText(ResolvePath(line, names[1]), target_file));
+    sources.emplace(source_file, names[0]);
+    targets.emplace(target_file, names[1]);
+  } else {
+    return BadConfig({"one file given: name a source and a target file, or none"});
+  }
+
+  TextPairReader in(*sources, targets.has_value() ? &*targets : nullptr);
+  ASSIGN_OR_RETURN(const ScoreStreamReport report,
+                   ScoreStream(in, scorer, MakeTextCodec(vocabulary), tags,
+                               {.max_positions = run.model().max_positions()}, line.out));
+  Logger log({.stream = &line.err});
+  if (report.num_scored < report.num_pairs) {
+    log.Warning(absl::StrCat(report.num_pairs - report.num_scored,
+                             " pairs have a side above model.max_positions (",
+                             run.model().max_positions(), " tokens) and score nan"));
+  }
+  log.Info(ScoreSummary(report));
+  return absl::OkStatus();
+}
+
+}  // namespace deepnet

@@ -1,0 +1,10 @@
+// `deepnet score`.
+#pragma once
+
+#include "launch/commands/command.h"
+
+namespace deepnet {
+
+Command MakeScoreCommand();
+
+}  // namespace deepnet

@@ -1,0 +1,59 @@
+#include "launch/commands/translate.h"
+
+#include <memory>
+
+#include "launch/commands/decoding.h"
+#include "parallel/base/exit_code.h"
+#include "parallel/base/status_macros.h"
+#include "trainer/model_loader.h"
+
+namespace deepnet {
+namespace {
+
+absl::Status RunTranslate(const CommandLine& line) {
+  RETURN_IF_ERROR(CheckModelFlags(line.flags));
+  RETURN_IF_ERROR(CheckSearchFlags(line.flags));
+  if (line.flags.Integer("chunk-lines") < 1 || line.flags.Integer("chunk-lines") > 1000000) {
+    return WithExitCode(absl::InvalidArgumentError("--chunk-lines: must be 1 to 1000000"),
+                        ExitCode::kBadConfig);
+  }
+  ASSIGN_OR_RETURN(const ComputeSpec compute, ComputeOverrides(line));
+  ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> model,
+                   LoadModel(ResolvePath(line, line.flags.Text("checkpoint")), compute));
+  ASSIGN_OR_RETURN(const RunSpec run, DecodingRunSpec(line, model->run));
+  return TranslateLines(line, run, *model->vocabulary, *model->scorer);
+}
+
+std::vector<Flag> TranslateFlags() {
+  std::vector<Flag> flags = ModelFlags();
+  for (Flag& flag : SearchFlags()) flags.push_back(std::move(flag));
+  flags.push_back({.name = "scores",
+                   .kind = FlagKind::kSwitch,
+                   .help = "Print the score and a tab before each translation."});
+  flags.push_back({.name = "chunk-lines",
+                   .kind = FlagKind::kInteger,
+                   .value = "N",
+                   .default_value = "1000",
+                   .help = "Lines read before any is translated: more are faster, 1 answers "
+                           "line by line."});
+  return flags;
+}
+
+}  // namespace
+
+Command MakeTranslateCommand() {
+  return {.name = "translate",
+          .summary = "translate standard input, a sentence a line",
+          .description =
+              "Reads UTF-8 lines from standard input and writes their translations to standard "
+              "output in the same order; an empty line stays empty. Columns, separated by tabs: "
+              "the number of the line (only with --nbest above 1), the score (only with "
+              "--scores), the text.\n"
+              "A translation does not depend on the lines beside it. How sentences are searched: "
+              "docs/design/decoding.md; --set decode.max_tokens=100 and the like change the rest.",
+          .spec = SpecUse::kOptional,
+          .flags = TranslateFlags(),
+          .run = RunTranslate};
+}
+
+}  // namespace deepnet

@@ -1,0 +1,85 @@
+#include "launch/commands/describe.h"
+
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <google/protobuf/struct.pb.h>
+#include <google/protobuf/util/json_util.h>
+#include <gtest/gtest.h>
+
+#include "launch/program.h"
+
+namespace deepnet {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+constexpr char kTiny[] = "tests/golden/describe/tiny.textproto";
+
+struct Outcome {
+  int code;
+  std::string out, err;
+};
+
+Outcome RunDescribe(std::vector<std::string> words) {
+  words.insert(words.begin(), "describe");
+  std::istringstream in;
+  std::ostringstream out, err;
+  const int code = RunProgram({MakeDescribeCommand()}, words, {in, out, err});
+  return {code, out.str(), err.str()};
+}
+
+std::string ReadText(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+double Number(const google::protobuf::Struct& object, const std::string& key) {
+  return object.fields().at(key).number_value();
+}
+
+// Change the file with: deepnet describe --config tests/golden/describe/tiny.textproto
+TEST(DescribeCommand, PrintsTheGoldenText) {
+  const Outcome outcome = RunDescribe({"--config", kTiny});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(outcome.out, ReadText("tests/golden/describe/tiny.txt"));
+}
+
+TEST(DescribeCommand, ListsEveryParameterInFlatOrder) {
+  const Outcome outcome = RunDescribe({"--config", kTiny, "--parameters"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(outcome.out, ReadText("tests/golden/describe/tiny_parameters.txt"));
+}
+
+TEST(DescribeCommand, JsonHoldsTheSameFigures) {
+  const Outcome outcome = RunDescribe({"--config", kTiny, "--parameters", "--json"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  google::protobuf::Struct json;
+  ASSERT_TRUE(google::protobuf::util::JsonStringToMessage(outcome.out, &json).ok()) << outcome.out;
+  // 2 encoder layers of 3,280, one decoder layer of 4,400, two tables of 1,600.
+  EXPECT_EQ(Number(json, "parameters"), 2 * 3280 + 4400 + 2 * 1600);
+  EXPECT_EQ(Number(json, "tensors"), 2 * 16 + 26 + 2);
+  EXPECT_NEAR(Number(json.fields().at("decoder").struct_value(), "alpha"), 1.316074, 1e-6);
+  EXPECT_EQ(json.fields().at("layers").list_value().values_size(), 5);
+  EXPECT_EQ(json.fields().at("tensor_list").list_value().values_size(), 60);
+}
+
+TEST(DescribeCommand, CountsAThousandLayersWithoutAllocatingThem) {
+  const Outcome outcome = RunDescribe({"--config", "launch/recipes/deepnet_1000l.textproto"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("3,806,209,024 parameters in 21,001 tensors"));
+  EXPECT_THAT(outcome.out, HasSubstr("5.6482     0.1248"));
+}
+
+TEST(DescribeCommand, RefusesAModelThatCannotBe) {
+  const Outcome outcome = RunDescribe({"--config", kTiny, "--set", "model.heads=3"});
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_THAT(outcome.err, StartsWith("error: model.heads"));
+}
+
+}  // namespace
+}  // namespace deepnet
