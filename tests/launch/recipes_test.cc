@@ -7,6 +7,8 @@
 #include "launch/defaults.h"
 #include "launch/spec_loader.h"
 #include "launch/validate.h"
+#include "parallel/plan/planner.h"
+#include "trainer/model/describe.h"
 
 namespace deepnet {
 namespace {
@@ -56,6 +58,26 @@ TEST(Recipes, ThePapersModelsHaveItsVocabularyAndBatch) {
     EXPECT_EQ(run.data().microbatches_per_step() * run.data().microbatch().target_tokens(),
               128 * 4096);
   }
+}
+
+TEST(Recipes, EachFitsTheMachinesItNames) {
+  for (const std::string& file : RecipeFiles()) {
+    RunSpec run = WithDefaults(*ReadRunSpec({.files = {file}}, RunSpec()));
+    if (run.model().vocabulary_size() == 0) run.mutable_model()->set_vocabulary_size(5000);
+    const Inventory inventory = Describe(run.model(), run.data().microbatch());
+    const auto plan =
+        MakePlan(inventory, run.data(), run.optim(), run.compute(), run.cluster(), run.parallel());
+    EXPECT_TRUE(plan.ok()) << file << ": " << plan.status();
+  }
+}
+
+TEST(Recipes, ThePapersModelsHaveItsNumberOfParameters) {
+  const auto millions = [](const std::string& name) {
+    const RunSpec run = Recipe(name);
+    return static_cast<double>(Describe(run.model(), run.data().microbatch()).NumElements()) / 1e6;
+  };
+  EXPECT_NEAR(millions("deepnet_1000l"), 3806.2, 0.05);
+  EXPECT_NEAR(millions("deepnet_100l"), 863.6, 0.05);
 }
 
 TEST(Recipes, TheSmallThousandLayersLearnFromTheQuickStartsCorpus) {
