@@ -60,7 +60,6 @@ get_corpus() {
     corpus=corpus/udhr
     launch/corpora/debian_corpus.py build udhr --langs "$(languages | paste -sd,)" --out "$corpus"
     use_other_corpus udhr
-    settings+=(--set prepare.tokenizer.pieces=1000)
   fi
 }
 
