@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
@@ -19,12 +20,12 @@
 #include "parallel/base/status_macros.h"
 #include "parallel/plan/memory.h"
 #include "parallel/plan/partition.h"
-#include "parallel/plan/schedule.h"
 
 namespace deepnet {
 namespace {
 
 constexpr double kGib = 1024.0 * 1024.0 * 1024.0;
+constexpr char kClosestPlanPayload[] = "deepnet.closest_plan";
 constexpr double kTrainingPerForward = 3.0;  // operations: forward, gradients of inputs, of weights
 
 absl::Status BadField(const std::string& message) {
@@ -177,25 +178,62 @@ std::string LayerRange(const Inventory& inventory, const StagePlan& stage) {
   return first == last ? first : absl::StrCat(first, " .. ", last);
 }
 
+// The smallest power of two by which microbatches must shrink (and grow in number) so that `plan`
+// fits; 0 if none up to kMostShrink does. Only activations count: all else hardly depends on it.
+constexpr int kMostShrink = 64;
+int ShrinkToFit(const Request& request, const Plan& plan) {
+  const auto fits = [&](const StagePlan& stage, int shrink) {
+    const MemoryEstimate& memory = stage.memory();
+    return memory.total() - memory.activations() + memory.activations() / shrink <=
+           request.memory_bytes;
+  };
+  for (int shrink = 1; shrink <= kMostShrink; shrink *= 2) {
+    if (std::all_of(plan.stages().begin(), plan.stages().end(),
+                    [&](const StagePlan& stage) { return fits(stage, shrink); })) {
+      return shrink;
+    }
+  }
+  return 0;
+}
+
+// The nearest layout that fits, in words: the least smaller microbatches, then the shortest
+// pipeline that its microbatches can fill.
+std::string Advice(const Request& request, int replicas) {
+  const int longest = std::min(request.NumLayers(), request.microbatches_per_step / replicas);
+  int best_stages = 0, best_shrink = 0;
+  for (int stages = 1; stages <= longest && best_shrink != 1; ++stages) {
+    const int shrink = ShrinkToFit(request, Layout(request, {stages, replicas}));
+    if (shrink == 0 || (best_shrink != 0 && shrink >= best_shrink)) continue;
+    best_stages = stages;
+    best_shrink = shrink;
+  }
+  if (best_stages == 0) {
+    return absl::StrCat("; no pipeline_parallel_size up to ", longest,
+                        " fits, even with data.microbatch at 1/", kMostShrink,
+                        " of its size: use devices with more memory");
+  }
+  std::string advice =
+      absl::StrCat("; pipeline_parallel_size ", best_stages,
+                   " is the smallest that fits with data_parallel_size ", replicas);
+  if (best_shrink > 1) {
+    absl::StrAppend(&advice, " and data.microbatch at 1/", best_shrink,
+                    " of its size (data.microbatches_per_step x ", best_shrink, ")");
+  }
+  return advice;
+}
+
 // What to tell whoever asked for `plan`, the best that the request allows.
 absl::Status DoesNotFit(const Request& request, const Plan& plan) {
   const StagePlan& stage = Fullest(plan);
-  const double need = stage.memory().total();
-  std::string message = absl::StrCat(
+  const double need = static_cast<double>(stage.memory().total());
+  const std::string message = absl::StrCat(
       "does not fit: with pipeline_parallel_size ", plan.pipeline_parallel_size(), " rank ",
       stage.rank(), " (", LayerRange(request.inventory, stage), ") needs ", Gib(need), " and has ",
-      Gib(request.memory_bytes), ", ", Gib(need - request.memory_bytes), " too little");
-  const int replicas = plan.data_parallel_size();
-  for (int stages = 1; stages <= request.NumLayers(); ++stages) {
-    if (!Fits(request, Layout(request, {stages, replicas}))) continue;
-    absl::StrAppend(&message, "; pipeline_parallel_size ", stages,
-                    " is the smallest that fits with data_parallel_size ", replicas);
-    return WithExitCode(absl::ResourceExhaustedError(message), ExitCode::kDoesNotFit);
-  }
-  absl::StrAppend(&message,
-                  "; no pipeline_parallel_size fits: use smaller microbatches "
-                  "(data.microbatch) or devices with more memory");
-  return WithExitCode(absl::ResourceExhaustedError(message), ExitCode::kDoesNotFit);
+      Gib(request.memory_bytes), ", ", Gib(need - request.memory_bytes), " too little",
+      Advice(request, plan.data_parallel_size()));
+  absl::Status status = absl::ResourceExhaustedError(message);
+  status.SetPayload(kClosestPlanPayload, absl::Cord(plan.SerializeAsString()));
+  return WithExitCode(std::move(status), ExitCode::kDoesNotFit);
 }
 
 // Repeats the stages of the first replica for the others.
@@ -237,7 +275,21 @@ absl::StatusOr<Plan> MakePlan(const Inventory& inventory, const DataSpec& data,
       closest = std::move(plan);
     }
   }
+  AddReplicas(*closest);
   return DoesNotFit(request, *closest);
+}
+
+std::optional<Plan> ClosestPlan(const absl::Status& status) {
+  const auto payload = status.GetPayload(kClosestPlanPayload);
+  Plan plan;
+  if (!payload || !plan.ParseFromString(std::string(*payload))) return std::nullopt;
+  return plan;
+}
+
+Schedule MakeSchedule(const Plan& plan) {
+  return MakeOneForwardOneBackward(  // with one stage it is the trivial one
+      {.num_ranks = plan.pipeline_parallel_size(),
+       .num_microbatches = plan.microbatches_per_step() / plan.data_parallel_size()});
 }
 
 std::string ToText(const Plan& plan, const Inventory& inventory) {
@@ -252,7 +304,7 @@ std::string ToText(const Plan& plan, const Inventory& inventory) {
   for (int i = 0; i < plan.pipeline_parallel_size(); ++i) {
     const StagePlan& stage = plan.stages(i);
     const MemoryEstimate& m = stage.memory();
-    absl::StrAppendFormat(&text, "%5d %6d %10.3f | %8.3f %8.3f %8.3f %8.3f %8.3f %8.3f %8.3f  %s\n",
+    absl::StrAppendFormat(&text, "%5d %6d %10.4g | %8.3f %8.3f %8.3f %8.3f %8.3f %8.3f %8.3f  %s\n",
                           i, stage.end_layer() - stage.first_layer(), stage.flops_per_step() / 1e12,
                           m.weights() / kGib, m.working_copies() / kGib, m.gradients() / kGib,
                           m.moments() / kGib, m.activations() / kGib, m.workspace() / kGib,

@@ -3,11 +3,14 @@
 // runs before anything is allocated, and `deepnet plan` needs neither a corpus nor the machines.
 #pragma once
 
+#include <optional>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
 #include "parallel/plan/inventory.h"
+#include "parallel/plan/schedule.h"
 #include "proto/data.pb.h"
 #include "proto/optim.pb.h"
 #include "proto/plan.pb.h"
@@ -24,11 +27,18 @@ namespace deepnet {
 // devices_per_node the job has exactly the ranks that `parallel` asks for (1 if nothing).
 //
 // Fails with InvalidArgument (ExitCode::kBadConfig) naming the field, or ResourceExhausted
-// (ExitCode::kDoesNotFit) naming the rank, what it needs, what it has, and the shortest pipeline
-// that would fit.
+// (ExitCode::kDoesNotFit) naming the rank, what it needs, what it has, and the nearest layout
+// that would fit: the shortest pipeline, with smaller microbatches if nothing else helps.
 absl::StatusOr<Plan> MakePlan(const Inventory& inventory, const DataSpec& data,
                               const OptimSpec& optim, const ComputeSpec& compute,
                               const ClusterSpec& cluster, const ParallelSpec& parallel);
+
+// The plan that MakePlan's ResourceExhausted is about, for whoever wants to look at it; nothing for
+// other errors.
+std::optional<Plan> ClosestPlan(const absl::Status& status);
+
+// The order of work of one replica's ranks, by plan.schedule().
+Schedule MakeSchedule(const Plan& plan);
 
 // A table for people: one row a stage of the first replica, bytes by category.
 std::string ToText(const Plan& plan, const Inventory& inventory);

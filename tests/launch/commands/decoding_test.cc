@@ -1,8 +1,8 @@
 #include "launch/commands/decoding.h"
 
-#include <cstdio>
+#include <algorithm>
 #include <fstream>
-#include <map>
+#include <memory>
 #include <sstream>
 
 #include <gmock/gmock.h>
@@ -10,11 +10,16 @@
 
 #include "launch/defaults.h"
 #include "parallel/base/exit_code.h"
+#include "tests/support/table_scorer.h"
+#include "trainer/data/sentence_pieces.h"
 
 namespace deepnet {
 namespace {
 
+using ::deepnet::testing::TableScorer;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // The command that TranslateLines and ScoreLines are part of, without a model.
 Command TestCommand() {
@@ -102,6 +107,108 @@ TEST(ComputeOverrides, HoldsOnlyWhatTheCommandLineNames) {
   ASSERT_TRUE(compute.ok()) << compute.status();
   EXPECT_EQ(compute->threads_per_rank(), 1);
   EXPECT_EQ(compute->device(), "");
+}
+
+// A small vocabulary with the tags de and en, and a table of its size as the model.
+class Decoding : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    std::vector<std::string> sentences;
+    for (int i = 0; i < 200; ++i) {
+      sentences.push_back("the cat number " + std::to_string(i * 37 % 1000) + " sees a dog");
+    }
+    std::string model_bytes;
+    ASSERT_EQ(TrainSentencePieces({.pieces = 60, .threads = 1}, sentences, &model_bytes), "");
+    auto vocabulary = Vocabulary::FromBytes(model_bytes, {"de", "en"});
+    ASSERT_TRUE(vocabulary.ok()) << vocabulary.status();
+    vocabulary_ = std::make_unique<Vocabulary>(*std::move(vocabulary));
+  }
+  static void TearDownTestSuite() { vocabulary_.reset(); }
+
+  TableScorer MakeScorer() {
+    return TableScorer({.vocabulary_size = vocabulary_->size(), .seed = 3, .likely = {2}});
+  }
+
+  RunSpec Run() {
+    RunSpec run = WithDefaults({});
+    run.mutable_decode()->set_max_tokens(12);
+    return run;
+  }
+
+  std::string out() const { return out_.str(); }
+  std::string err() const { return err_.str(); }
+
+  absl::Status Translate(const std::string& input, std::vector<std::string> words) {
+    TableScorer scorer = MakeScorer();
+    std::istringstream in(input);
+    Command command = TestCommand();
+    command.flags.push_back({.name = "scores", .kind = FlagKind::kSwitch});
+    command.flags.push_back(
+        {.name = "chunk-lines", .kind = FlagKind::kInteger, .default_value = "2"});
+    auto flags = ParseFlags(AllFlags(command), words, 2);
+    EXPECT_TRUE(flags.ok()) << flags.status();
+    return TranslateLines({command, *std::move(flags), in, out_, err_}, Run(), *vocabulary_,
+                          scorer);
+  }
+
+  absl::Status Score(const std::string& input, const std::vector<std::string>& words) {
+    TableScorer scorer = MakeScorer();
+    SteppedPairScorer pair_scorer(scorer);
+    std::istringstream in(input);
+    const Command command = TestCommand();
+    return ScoreLines({command, Parse(words), in, out_, err_}, Run(), *vocabulary_, pair_scorer);
+  }
+
+  static std::unique_ptr<Vocabulary> vocabulary_;
+
+ private:
+  std::ostringstream out_, err_;
+};
+
+std::unique_ptr<Vocabulary> Decoding::vocabulary_;
+
+TEST_F(Decoding, TranslatesEachLineOnALineAndSaysHowFast) {
+  ASSERT_TRUE(Translate("the cat\n\na dog\n", {"--from=de", "--to=en"}).ok());
+  EXPECT_EQ(std::count(out().begin(), out().end(), '\n'), 3);
+  EXPECT_THAT(out(), Not(HasSubstr("__")));
+  EXPECT_THAT(err(), HasSubstr("3 lines, "));
+}
+
+TEST_F(Decoding, TheTargetLanguageDecides) {
+  ASSERT_TRUE(Translate("the cat\n", {"--from=de", "--to=en", "--scores"}).ok());
+  const std::string to_english = out();
+  ASSERT_TRUE(Translate("the cat\n", {"--from=en", "--to=de", "--scores"}).ok());
+  EXPECT_NE(out(), to_english + to_english);
+}
+
+TEST_F(Decoding, RefusesALanguageThatTheModelDoesNotKnow) {
+  EXPECT_EQ(Message(Translate("the cat\n", {"--from=de", "--to=fr"})),
+            "--to: fr: the model knows de, en");
+}
+
+TEST_F(Decoding, ScoresTsvFromStandardInputAndPrintsTotals) {
+  const absl::Status status = Score("the cat\ta dog\nthe dog\ta cat\n", {"--from=de", "--to=en"});
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_EQ(std::count(out().begin(), out().end(), '\n'), 2);
+  EXPECT_THAT(err(), AllOf(HasSubstr("2 pairs, "), HasSubstr("perplexity")));
+}
+
+TEST_F(Decoding, ScoresTwoFilesLikeTheirTsv) {
+  const std::string folder = ::testing::TempDir();
+  std::ofstream(folder + "/decoding.de") << "the cat\nthe dog\n";
+  std::ofstream(folder + "/decoding.en") << "a dog\na cat\n";
+  ASSERT_TRUE(Score("the cat\ta dog\nthe dog\ta cat\n", {"--from=de", "--to=en"}).ok());
+  const std::string from_tsv = out();
+  ASSERT_TRUE(
+      Score("", {"--from=de", "--to=en", "--root", folder, "decoding.de", "decoding.en"}).ok());
+  EXPECT_EQ(out(), from_tsv + from_tsv);
+}
+
+TEST_F(Decoding, NamesAFileThatCannotBeRead) {
+  const absl::Status status = Score("", {"--from=de", "--to=en", "none.de", "none.en"});
+  EXPECT_EQ(GetExitCode(status), ExitCode::kData);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("none.de: cannot be read"));
+  EXPECT_THAT(Message(Score("", {"--from=de", "--to=en", "one"})), HasSubstr("one file given"));
 }
 
 }  // namespace

@@ -38,7 +38,7 @@ TEST(PlanCommand, PrintsATableAndTheSchedule) {
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.out,
               StartsWith("2 stages x 1 replica, schedule 1f1b, 4 microbatches a step\n"));
-  EXPECT_THAT(outcome.out, HasSubstr("encoder.embedding .. encoder.layers.1\n"));
+  EXPECT_THAT(outcome.out, HasSubstr("encoder.embedding .. decoder.embedding\n"));
   EXPECT_THAT(outcome.out, HasSubstr("rank 1: 1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3\n"));
 }
 

@@ -13,6 +13,7 @@ namespace deepnet {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr double kGib = 1024.0 * 1024.0 * 1024.0;
 
@@ -178,13 +179,25 @@ TEST(Planner, SaysHowMuchIsMissingAndWhatWouldFit) {
   EXPECT_EQ(plan.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(GetExitCode(plan.status()), ExitCode::kDoesNotFit);
   EXPECT_THAT(Message(plan), HasSubstr("rank 0 (source embedding 0 .. output layer 0) needs"));
-  EXPECT_THAT(Message(plan), HasSubstr("pipeline_parallel_size 2 is the smallest that fits"));
+  EXPECT_THAT(Message(plan), HasSubstr("pipeline_parallel_size 2 is the smallest that fits with "
+                                       "data_parallel_size 1"));
+  EXPECT_THAT(Message(plan), Not(HasSubstr("data.microbatch")));
+  ASSERT_TRUE(ClosestPlan(plan.status()).has_value());
+  EXPECT_GT(ClosestPlan(plan.status())->stages(0).memory().total(), gib * kGib);
+}
+
+TEST(Planner, AdvisesSmallerMicrobatchesWhereALongerPipelineDoesNotHelp) {
+  Inventory inventory = Toy(4);  // 1F1B keeps one whole model's activations on rank 0, whatever p
+  for (Layer& layer : inventory.layers) layer.activation_bytes = 1 << 20;
+  const auto plan = PlanFor(inventory, {.devices_per_node = 1, .gib = 6.0 / 1024});
+  EXPECT_EQ(GetExitCode(plan.status()), ExitCode::kDoesNotFit);
+  EXPECT_THAT(Message(plan), HasSubstr("and data.microbatch at 1/"));
 }
 
 TEST(Planner, SaysWhenNoPipelineFits) {
   const auto plan = PlanFor(Toy(2), {.devices_per_node = 1, .gib = 1e-9});
   EXPECT_EQ(GetExitCode(plan.status()), ExitCode::kDoesNotFit);
-  EXPECT_THAT(Message(plan), HasSubstr("no pipeline_parallel_size fits"));
+  EXPECT_THAT(Message(plan), HasSubstr("no pipeline_parallel_size up to 7 fits"));
 }
 
 TEST(Planner, CountsPartialSumsOfVirtualReplicas) {
@@ -208,6 +221,16 @@ TEST(Planner, NamesTheFieldThatCannotBe) {
   expect({.schedule = "zb"}, "parallel.schedule: \"zb\" is unknown");
   expect({.stages = 2, .schedule = "trivial"}, "\"trivial\" is for one stage");
   expect({.stages = -1}, "parallel.pipeline_parallel_size: must not be negative");
+}
+
+TEST(Planner, MakesTheScheduleOfOneReplica) {
+  const auto one = PlanFor(Toy(2), {.microbatches = 3});
+  ASSERT_TRUE(one.ok()) << one.status();
+  EXPECT_EQ(MakeSchedule(*one), MakeTrivial(3));
+  const auto four = PlanFor(Toy(2), {.microbatches = 6, .stages = 2, .replicas = 2});
+  ASSERT_TRUE(four.ok()) << four.status();
+  EXPECT_EQ(MakeSchedule(*four),
+            MakeOneForwardOneBackward({.num_ranks = 2, .num_microbatches = 3}));
 }
 
 TEST(Planner, PrintsOneRowAStage) {

@@ -1,0 +1,282 @@
+// Everything printed here is read off two values: DepthScaling and Inventory. Parameters that share
+// layer kind, role, shape and initial value are one line of the table; so are layers of a kind.
+
+#include "launch/commands/describe.h"
+
+#include <algorithm>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+
+#include "launch/validate.h"
+#include "parallel/base/status_macros.h"
+#include "parallel/plan/inventory.h"
+#include "trainer/model/depth_scaling.h"
+#include "trainer/model/describe.h"
+
+namespace deepnet {
+namespace {
+
+constexpr double kMib = 1024.0 * 1024.0;
+
+// 3806217216 -> "3,806,217,216".
+std::string Grouped(int64_t number) {
+  std::string text = absl::StrCat(number);
+  for (int at = static_cast<int>(text.size()) - 3; at > 0; at -= 3) text.insert(at, ",");
+  return text;
+}
+
+std::string ShapeText(const Parameter& parameter) { return absl::StrJoin(parameter.shape, "x"); }
+
+// Parameters that only differ in the layer they stand in.
+struct ParameterGroup {
+  LayerKind kind;         // of the layer that owns them
+  const Parameter* like;  // the first one
+  int64_t tensors = 0;
+  int64_t elements = 0;
+};
+
+std::vector<ParameterGroup> GroupParameters(const Inventory& inventory) {
+  std::vector<ParameterGroup> groups;
+  int next = 0;  // owned by the first layer that lists it
+  for (const Layer& layer : inventory.layers) {
+    for (const int i : layer.parameters) {
+      if (i < next) continue;
+      next = i + 1;
+      const Parameter& p = inventory.parameters[i];
+      auto group = std::find_if(groups.begin(), groups.end(), [&](const ParameterGroup& g) {
+        return g.kind == layer.kind && g.like->role == p.role && g.like->shape == p.shape &&
+               g.like->initial_std == p.initial_std && g.like->initial_value == p.initial_value;
+      });
+      if (group == groups.end()) group = groups.insert(groups.end(), {layer.kind, &p});
+      ++group->tensors;
+      group->elements += p.NumElements();
+    }
+  }
+  return groups;
+}
+
+// All layers of one kind: they cost the same.
+struct LayerGroup {
+  const Layer* first;
+  const Layer* last;
+  int count = 0;
+};
+
+std::vector<LayerGroup> GroupLayers(const Inventory& inventory) {
+  std::vector<LayerGroup> groups;
+  for (const Layer& layer : inventory.layers) {
+    if (groups.empty() || groups.back().first->kind != layer.kind)
+      groups.push_back({&layer, &layer});
+    groups.back().last = &layer;
+    ++groups.back().count;
+  }
+  return groups;
+}
+
+int64_t LayerElements(const Inventory& inventory, const Layer& layer) {
+  int64_t elements = 0;
+  for (const int i : layer.parameters) elements += inventory.parameters[i].NumElements();
+  return elements;
+}
+
+std::string BoundaryText(const Layer& layer) {
+  if (layer.inputs.empty()) return "-";
+  return absl::StrJoin(layer.inputs, ", ", [](std::string* out, const BoundaryTensor& tensor) {
+    absl::StrAppend(out, tensor.name, " ", absl::StrJoin(tensor.shape, "x"));
+  });
+}
+
+std::string InitialText(const Parameter& p) {
+  return p.initial_std > 0 ? absl::StrFormat("N(0, %.6f)", p.initial_std)
+                           : absl::StrFormat("%g", p.initial_value);
+}
+
+std::string HeadText(const ModelSpec& model, const Inventory& inventory) {
+  const DepthScaling scaling = MakeDepthScaling(model);
+  std::string text = absl::StrFormat(
+      "%d encoder and %d decoder layers, width %d, inner width %d, %d heads, %s rows of "
+      "vocabulary\n",
+      model.encoder_layers(), model.decoder_layers(), model.width(), model.ffn_width(),
+      model.heads(), Grouped(model.vocabulary_size()));
+  absl::StrAppendFormat(
+      &text, "%s parameters in %s tensors, inventory %s\n\n", Grouped(inventory.NumElements()),
+      Grouped(static_cast<int64_t>(inventory.parameters.size())), inventory.Hash());
+  absl::StrAppendFormat(&text, "%-10s %10s %10s\n", Residual_Name(model.residual()), "alpha",
+                        "beta");
+  absl::StrAppendFormat(&text, "%-10s %10.4f %10.4f\n", "  encoder", scaling.encoder_alpha,
+                        scaling.encoder_beta);
+  absl::StrAppendFormat(&text, "%-10s %10.4f %10.4f\n", "  decoder", scaling.decoder_alpha,
+                        scaling.decoder_beta);
+  return text;
+}
+
+std::string GroupRow(LayerKind kind, const std::string& role, const std::string& shape,
+                     int64_t tensors, int64_t elements, const std::string& initial) {
+  return absl::StrFormat("%-17s %-17s %12s %8s %14s  %s\n", std::string(LayerKindName(kind)), role,
+                         shape, Grouped(tensors), Grouped(elements), initial);
+}
+
+// One row per kind of matrix; of vectors, one row per kind of layer and value they start at.
+std::string ParameterGroupsText(const Inventory& inventory) {
+  std::string text = absl::StrFormat("%-17s %-17s %12s %8s %14s  %s\n", "parameters of", "role",
+                                     "shape", "tensors", "elements", "start at");
+  std::vector<ParameterGroup> vectors;
+  for (const ParameterGroup& group : GroupParameters(inventory)) {
+    if (group.like->initial_std > 0) {
+      absl::StrAppend(&text, GroupRow(group.kind, std::string(RoleName(group.like->role)),
+                                      ShapeText(*group.like), group.tensors, group.elements,
+                                      InitialText(*group.like)));
+      continue;
+    }
+    auto same = std::find_if(vectors.begin(), vectors.end(), [&](const ParameterGroup& g) {
+      return g.kind == group.kind && g.like->initial_value == group.like->initial_value;
+    });
+    if (same == vectors.end()) same = vectors.insert(vectors.end(), {group.kind, group.like});
+    same->tensors += group.tensors;
+    same->elements += group.elements;
+  }
+  for (const ParameterGroup& group : vectors) {
+    const bool gains = group.like->role == Role::kNormGain;
+    absl::StrAppend(&text, GroupRow(group.kind, gains ? "norm gains" : "biases", "", group.tensors,
+                                    group.elements, InitialText(*group.like)));
+  }
+  return text;
+}
+
+std::string LayersText(const Inventory& inventory) {
+  std::string text =
+      absl::StrFormat("%-17s %5s %13s %10s %10s %10s  %s\n", "layers", "count", "elements", "GFLOP",
+                      "state MiB", "operands M", "a cut before it carries");
+  for (const LayerGroup& group : GroupLayers(inventory)) {
+    const Layer& layer = *group.first;
+    absl::StrAppendFormat(
+        &text, "%-17s %5d %13s %10.4g %10.4g %10.4g  %s\n", std::string(LayerKindName(layer.kind)),
+        group.count, Grouped(LayerElements(inventory, layer)), layer.forward_flops / 1e9,
+        layer.activation_bytes / kMib, layer.activation_operands / 1e6, BoundaryText(layer));
+    absl::StrAppend(&text, "  ", layer.name,
+                    group.count == 1 ? "" : absl::StrCat(" .. ", group.last->name), "\n");
+  }
+  absl::StrAppend(
+      &text,
+      "Each layer; GFLOP: forward pass of a full microbatch. Kept for its backward pass: "
+      "float32\nstate, and millions of elements of the type of the products' operands.\n");
+  return text;
+}
+
+std::string ParametersText(const Inventory& inventory) {
+  std::string text;
+  for (const Parameter& p : inventory.parameters) {
+    absl::StrAppendFormat(&text, "%-54s %13s  %-17s %-16s %d\n", p.name, ShapeText(p),
+                          std::string(RoleName(p.role)), InitialText(p), p.offset);
+  }
+  return text;
+}
+
+// Names and shapes hold nothing that JSON would have to escape.
+std::string ParameterJson(const Parameter& p) {
+  return absl::StrFormat(
+      "{\"name\": \"%s\", \"shape\": [%s], \"role\": \"%s\", \"initial_std\": %.9g, "
+      "\"initial_value\": %g, \"offset\": %d}",
+      p.name, absl::StrJoin(p.shape, ", "), std::string(RoleName(p.role)), p.initial_std,
+      p.initial_value, p.offset);
+}
+
+std::string LayerGroupJson(const Inventory& inventory, const LayerGroup& group) {
+  const Layer& layer = *group.first;
+  const std::string inputs =
+      absl::StrJoin(layer.inputs, ", ", [](std::string* out, const BoundaryTensor& t) {
+        absl::StrAppendFormat(
+            out, "{\"name\": \"%s\", \"shape\": [%s], \"dtype\": \"%s\", \"needs_gradient\": %s}",
+            t.name, absl::StrJoin(t.shape, ", "), t.dtype, t.needs_gradient ? "true" : "false");
+      });
+  return absl::StrFormat(
+      "{\"kind\": \"%s\", \"count\": %d, \"first\": \"%s\", \"last\": \"%s\", \"elements\": %d, "
+      "\"forward_flops\": %.17g, \"activation_bytes\": %d, \"activation_operands\": %d, "
+      "\"inputs\": [%s]}",
+      std::string(LayerKindName(layer.kind)), group.count, layer.name, group.last->name,
+      LayerElements(inventory, layer), layer.forward_flops, layer.activation_bytes,
+      layer.activation_operands, inputs);
+}
+
+std::string GroupJson(const ParameterGroup& group) {
+  return absl::StrFormat(
+      "{\"layer\": \"%s\", \"role\": \"%s\", \"shape\": [%s], \"tensors\": %d, \"elements\": %d, "
+      "\"initial_std\": %.9g, \"initial_value\": %g}",
+      std::string(LayerKindName(group.kind)), std::string(RoleName(group.like->role)),
+      absl::StrJoin(group.like->shape, ", "), group.tensors, group.elements,
+      group.like->initial_std, group.like->initial_value);
+}
+
+// `items` one to a line, as a JSON array named `name`.
+template <typename Items, typename ToJson>
+std::string JsonArray(const std::string& name, const Items& items, const ToJson& to_json) {
+  return absl::StrCat("  \"", name, "\": [\n    ",
+                      absl::StrJoin(items, ",\n    ",
+                                    [&](std::string* out, const auto& item) {
+                                      absl::StrAppend(out, to_json(item));
+                                    }),
+                      "\n  ]");
+}
+
+std::string Json(const ModelSpec& model, const Inventory& inventory, bool with_parameters) {
+  const DepthScaling scaling = MakeDepthScaling(model);
+  std::string json = absl::StrFormat(
+      "{\n  \"residual\": \"%s\",\n"
+      "  \"encoder\": {\"layers\": %d, \"alpha\": %.9g, \"beta\": %.9g},\n"
+      "  \"decoder\": {\"layers\": %d, \"alpha\": %.9g, \"beta\": %.9g},\n"
+      "  \"parameters\": %d,\n  \"tensors\": %d,\n  \"inventory_hash\": \"%s\",\n",
+      Residual_Name(model.residual()), model.encoder_layers(), scaling.encoder_alpha,
+      scaling.encoder_beta, model.decoder_layers(), scaling.decoder_alpha, scaling.decoder_beta,
+      inventory.NumElements(), inventory.parameters.size(), inventory.Hash());
+  absl::StrAppend(&json, JsonArray("initial_values", GroupParameters(inventory), GroupJson), ",\n",
+                  JsonArray("layers", GroupLayers(inventory), [&](const LayerGroup& group) {
+                    return LayerGroupJson(inventory, group);
+                  }));
+  if (with_parameters) {
+    absl::StrAppend(&json, ",\n", JsonArray("tensor_list", inventory.parameters, ParameterJson));
+  }
+  return absl::StrCat(json, "\n}\n");
+}
+
+absl::Status RunDescribe(const CommandLine& line) {
+  ASSIGN_OR_RETURN(const RunSpec run, LoadRunSpec(line));
+  const Inventory inventory = Describe(run.model(), run.data().microbatch());
+  const bool with_parameters = line.flags.Switch("parameters");
+  if (line.flags.Switch("json")) {
+    line.out << Json(run.model(), inventory, with_parameters);
+  } else if (with_parameters) {
+    line.out << ParametersText(inventory);
+  } else {
+    line.out << HeadText(run.model(), inventory) << "\n"
+             << ParameterGroupsText(inventory) << "\n"
+             << LayersText(inventory);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+Command MakeDescribeCommand() {
+  return {
+      .name = "describe",
+      .summary = "print layers, parameters, initial values and costs of a model",
+      .description =
+          "Prints alpha and beta of each stack, how many parameters there are and how they "
+          "start, what a layer of each kind costs and what a cut before it would carry. "
+          "Allocates nothing and reads no corpus: works for models larger than this machine.",
+      .spec = SpecUse::kRequired,
+      .validate = ValidateForPlan,
+      .flags = {{.name = "parameters",
+                 .kind = FlagKind::kSwitch,
+                 .help = "List every parameter: name, shape, role, initial value, first element "
+                         "in flat order."},
+                JsonFlag()},
+      .run = RunDescribe};
+}
+
+}  // namespace deepnet
