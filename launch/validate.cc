@@ -274,19 +274,9 @@ void CheckCompute(const ComputeSpec& compute, Mistakes* mistakes) {
                     DataType_Name(compute.residual_dtype()).c_str(),
                     "only FLOAT32: at 500-500 a branch starts at 0.0028 of the stream and "
                     "bfloat16 rounds at 0.0039, so it would vanish");
-  if (cuda) {
-    mistakes->Require(compute.isa() == ISA_UNSPECIFIED, "compute.isa",
-                      Isa_Name(compute.isa()).c_str(), "only with compute.device: 'cpu'");
-    mistakes->Require(compute.matmul() != NATIVE, "compute.matmul",
-                      Matmul_Name(compute.matmul()).c_str(),
-                      "only with compute.device: 'cpu'; allowed here: LIBRARY");
-  }
-  const bool old_isa =
-      compute.isa() == BASELINE || compute.isa() == AVX2 || compute.isa() == AVX512;
-  mistakes->Require(!(compute.dtype() == BFLOAT16 && compute.matmul() == NATIVE && old_isa),
-                    "compute.dtype", DataType_Name(compute.dtype()).c_str(),
-                    absl::StrCat("NATIVE products of bfloat16 need isa: AVX512_BF16, not ",
-                                 Isa_Name(compute.isa())));
+  mistakes->Require(!cuda || compute.matmul() != NATIVE, "compute.matmul",
+                    Matmul_Name(compute.matmul()).c_str(),
+                    "only with compute.device: 'cpu'; allowed here: LIBRARY");
   mistakes->Require(compute.threads_per_rank() >= 0, "compute.threads_per_rank",
                     compute.threads_per_rank(), "must be at least 1, or 0: left to the program");
 }

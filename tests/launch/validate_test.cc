@@ -148,12 +148,8 @@ TEST(Validate, EveryComputeAndLayoutRuleNamesItsField) {
       {{"compute.residual_dtype=BFLOAT16"},
        "compute.residual_dtype: BFLOAT16: only FLOAT32: at 500-500 a branch starts at 0.0028 of "
        "the stream and bfloat16 rounds at 0.0039, so it would vanish"},
-      {{"compute.device=cuda", "compute.isa=AVX2"},
-       "compute.isa: AVX2: only with compute.device: 'cpu'"},
       {{"compute.device=cuda", "compute.matmul=NATIVE"},
        "compute.matmul: NATIVE: only with compute.device: 'cpu'; allowed here: LIBRARY"},
-      {{"compute.dtype=BFLOAT16", "compute.matmul=NATIVE", "compute.isa=AVX2"},
-       "compute.dtype: BFLOAT16: NATIVE products of bfloat16 need isa: AVX512_BF16, not AVX2"},
       {{"compute.threads_per_rank=-1"},
        "compute.threads_per_rank: -1: must be at least 1, or 0: left to the program"},
       {{"cluster.nodes=-1"}, "cluster.nodes: -1: must be at least 1"},
