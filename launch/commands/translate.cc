@@ -1,6 +1,7 @@
 #include "launch/commands/translate.h"
 
 #include <memory>
+#include <utility>
 
 #include "launch/commands/decoding.h"
 #include "parallel/base/exit_code.h"

@@ -109,6 +109,10 @@ TEST(ComputeOverrides, HoldsOnlyWhatTheCommandLineNames) {
   EXPECT_EQ(compute->device(), "");
 }
 
+int NumLines(const std::string& text) {
+  return static_cast<int>(std::count(text.begin(), text.end(), '\n'));
+}
+
 // A small vocabulary with the tags de and en, and a table of its size as the model.
 class Decoding : public ::testing::Test {
  protected:
@@ -169,7 +173,7 @@ std::unique_ptr<Vocabulary> Decoding::vocabulary_;
 
 TEST_F(Decoding, TranslatesEachLineOnALineAndSaysHowFast) {
   ASSERT_TRUE(Translate("the cat\n\na dog\n", {"--from=de", "--to=en"}).ok());
-  EXPECT_EQ(std::count(out().begin(), out().end(), '\n'), 3);
+  EXPECT_EQ(NumLines(out()), 3);
   EXPECT_THAT(out(), Not(HasSubstr("__")));
   EXPECT_THAT(err(), HasSubstr("3 lines, "));
 }
@@ -189,7 +193,7 @@ TEST_F(Decoding, RefusesALanguageThatTheModelDoesNotKnow) {
 TEST_F(Decoding, ScoresTsvFromStandardInputAndPrintsTotals) {
   const absl::Status status = Score("the cat\ta dog\nthe dog\ta cat\n", {"--from=de", "--to=en"});
   ASSERT_TRUE(status.ok()) << status;
-  EXPECT_EQ(std::count(out().begin(), out().end(), '\n'), 2);
+  EXPECT_EQ(NumLines(out()), 2);
   EXPECT_THAT(err(), AllOf(HasSubstr("2 pairs, "), HasSubstr("perplexity")));
 }
 
