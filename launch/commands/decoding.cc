@@ -70,12 +70,13 @@ std::string ScoreSummary(const ScoreStreamReport& report) {
 }  // namespace
 
 std::vector<Flag> ModelFlags() {
-  return {{.name = "checkpoint",
-           .value = "FOLDER",
-           .help = "A run folder (its best checkpoint, else its latest) or one checkpoint of it. "
-                   "Required."},
-          {.name = "from", .value = "LANGUAGE", .help = "Of the source, for example de. Required."},
-          {.name = "to", .value = "LANGUAGE", .help = "Of the translation. Required."}};
+  return {
+      {.name = "checkpoint",
+       .value = "FOLDER",
+       .help = "A run folder (its newest checkpoint), one checkpoint of it, or a pointer such as "
+               "runs/a/best-bleu. Required."},
+      {.name = "from", .value = "LANGUAGE", .help = "Of the source, for example de. Required."},
+      {.name = "to", .value = "LANGUAGE", .help = "Of the translation. Required."}};
 }
 
 std::vector<Flag> SearchFlags() {
