@@ -1,0 +1,111 @@
+#include "trainer/data/cleaning.h"
+
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "trainer/data/utf8.h"
+
+namespace deepnet {
+namespace {
+
+class Cleaning : public ::testing::Test {
+ protected:
+  Cleaning() {
+    held_out_.Add("en", "A held out sentence.");
+    held_out_.Seal();
+  }
+
+  DropReason Judge(std::string_view first, std::string_view second,
+                   const CleaningSpec& spec = CleaningSpec()) {
+    RawPair pair;
+    pair.first = first;
+    pair.second = second;
+    return Judge(pair, spec);
+  }
+  DropReason Judge(RawPair pair, const CleaningSpec& spec = CleaningSpec()) {
+    const TextFilter filter(spec, {"de", "en"}, &held_out_);
+    TextFilter::LanguagePair languages;
+    languages.first_hash = HeldOutSentences::LanguageHash("de");
+    languages.second_hash = HeldOutSentences::LanguageHash("en");
+    languages.score_threshold = 1.0;
+    return filter.Judge(languages, &pair);
+  }
+
+  HeldOutSentences held_out_;
+};
+
+TEST_F(Cleaning, KeepsAnOrdinaryPair) { EXPECT_EQ(Judge("Guten Tag", "Hello"), DropReason::kNone); }
+
+TEST_F(Cleaning, DropsBadUtf8) {
+  EXPECT_EQ(Judge("Gr\xfc\xdf Gott", "Hello"), DropReason::kBadUtf8);
+  EXPECT_EQ(Judge("Hallo", std::string_view("a\0b", 3)), DropReason::kBadUtf8);
+}
+
+TEST_F(Cleaning, DropsAnEmptySide) {
+  EXPECT_EQ(Judge("", "Hello"), DropReason::kEmptySide);
+  EXPECT_EQ(Judge("Hallo", " \t "), DropReason::kEmptySide);
+}
+
+TEST_F(Cleaning, DropsATagOfThisCorpusOnly) {
+  EXPECT_EQ(Judge("Hallo __de__", "Hello"), DropReason::kTagInText);
+  EXPECT_EQ(Judge("Hallo", "a__b__en__c"), DropReason::kTagInText);
+  EXPECT_EQ(Judge("Hallo __fr__", "__init__"), DropReason::kNone);
+}
+
+TEST_F(Cleaning, DropsEqualSidesUnlessTold) {
+  EXPECT_EQ(Judge("Tag ", " Tag"), DropReason::kEqualSides);
+  CleaningSpec keep;
+  keep.set_keep_equal_sides(true);
+  EXPECT_EQ(Judge("Tag", "Tag", keep), DropReason::kNone);
+}
+
+TEST_F(Cleaning, DropsALowScoreAndNoScoreThatIsNoNumber) {
+  RawPair pair;
+  pair.first = "Hallo";
+  pair.second = "Hello";
+  pair.score = 0.99;
+  EXPECT_EQ(Judge(pair), DropReason::kBelowScore);
+  pair.score = 1.0;
+  EXPECT_EQ(Judge(pair), DropReason::kNone);
+  pair.malformed = true;
+  EXPECT_EQ(Judge(pair), DropReason::kMalformed);
+}
+
+TEST_F(Cleaning, DropsASentenceOfDevOrTestInItsOwnLanguage) {
+  EXPECT_EQ(Judge("Etwas anderes", "  A held out sentence. "), DropReason::kHeldOut);
+  EXPECT_EQ(Judge("A held out sentence.", "Something"), DropReason::kNone);
+}
+
+TEST_F(Cleaning, DropsALineBeyondTheLimit) {
+  RawPair pair;
+  pair.first = "Hallo";
+  pair.second = "Hello";
+  pair.cut = true;
+  EXPECT_EQ(Judge(pair), DropReason::kTooLong);
+}
+
+TEST(JudgeLengths, DropsLongAndLopsidedPairs) {
+  const CleaningSpec spec = WithDefaults(CleaningSpec());
+  EXPECT_EQ(JudgeLengths(spec, 250, 250), DropReason::kNone);
+  EXPECT_EQ(JudgeLengths(spec, 251, 250), DropReason::kTooLong);
+  EXPECT_EQ(JudgeLengths(spec, 4, 12), DropReason::kNone);
+  EXPECT_EQ(JudgeLengths(spec, 4, 13), DropReason::kLengthRatio);
+  EXPECT_EQ(JudgeLengths(spec, 1, 9), DropReason::kNone);
+  EXPECT_EQ(JudgeLengths(spec, 10, 1), DropReason::kLengthRatio);
+}
+
+TEST(IsValidUtf8, FollowsRfc3629) {
+  for (const char* good :
+       {"", "abc", "\u00e4\u20ac", "\U0001F600", "\ued80", "\uffff", "\U0010FFFF"}) {
+    EXPECT_TRUE(IsValidUtf8(good)) << good;
+  }
+  for (const char* bad : {"\x80", "\xc0\x80", "\xc1\xbf", "\xe0\x9f\xbf", "\xed\xa0\x80",
+                          "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "a\xc3",
+                          "\xe2\x82", "\xf0\x9f\x98", "\xfe", "\xff"}) {
+    EXPECT_FALSE(IsValidUtf8(bad));
+  }
+}
+
+}  // namespace
+}  // namespace deepnet

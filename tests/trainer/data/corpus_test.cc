@@ -1,0 +1,189 @@
+#include "trainer/data/corpus.h"
+
+#include <cmath>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/trainer/data/prepared_corpus.h"
+#include "tests/trainer/data/temp_folder.h"
+#include "trainer/data/corpus_batch_source.h"
+
+namespace deepnet {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::PrepareIn;
+using testing::TempFolder;
+using testing::WriteOpus;
+
+class CorpusTest : public ::testing::Test {
+ protected:
+  CorpusTest() {
+    WriteOpus(folder_);
+    const auto report = PrepareIn(folder_, "opus100_folder: 'opus'");
+    EXPECT_TRUE(report.ok()) << report.status();
+  }
+
+  Corpus Open() {
+    absl::StatusOr<Corpus> corpus = Corpus::Open(folder_.Path("out"));
+    EXPECT_TRUE(corpus.ok()) << corpus.status();
+    return *std::move(corpus);
+  }
+  std::string OpenMessage() {
+    return std::string(Corpus::Open(folder_.Path("out")).status().message());
+  }
+
+  static DataSpec Spec(const Corpus& corpus, TagStyle tags = TARGET_TAG_ON_SOURCE) {
+    DataSpec spec;
+    spec.set_tags(tags);
+    spec.mutable_microbatch()->set_target_tokens(600);
+    spec.set_microbatches_per_step(2);
+    EXPECT_TRUE(ResolveDataSpec(corpus, &spec).ok());
+    return spec;
+  }
+  static std::unique_ptr<CorpusBatchSource> Source(const Corpus& corpus,
+                                                   TagStyle tags = TARGET_TAG_ON_SOURCE) {
+    auto source = CorpusBatchSource::Make(Spec(corpus, tags), 7, &corpus);
+    EXPECT_TRUE(source.ok()) << source.status();
+    return *std::move(source);
+  }
+
+  TempFolder folder_;
+};
+
+TEST_F(CorpusTest, KnowsTheMomentsOfItsLengths) {
+  const Corpus corpus = Open();
+  for (int direction = 0; direction < 6; ++direction) {
+    for (const int32_t max_tokens : {60, 250}) {
+      double n = 0, source = 0, squares = 0;
+      for (int64_t pair = 0; pair < corpus.directions()[direction].num_pairs; ++pair) {
+        const PairLengths lengths = corpus.Lengths(direction, pair);
+        if (std::max(lengths.source, lengths.target) > max_tokens) continue;
+        n += 1;
+        source += lengths.source;
+        squares += static_cast<double>(lengths.source) * lengths.source;
+      }
+      const LengthMoments moments = corpus.Moments(direction, max_tokens);
+      EXPECT_EQ(static_cast<double>(moments.num_pairs), n);
+      EXPECT_NEAR(moments.mean_source, source / n, 1e-9);
+      EXPECT_NEAR(moments.variance_source, squares / n - source * source / n / n, 1e-6);
+    }
+  }
+}
+
+TEST_F(CorpusTest, JoinsDevAndTestOverEnglishWhereTheyHaveNoTextTogether) {
+  const Corpus corpus = Open();
+  EXPECT_EQ(corpus.TextDirections("test").size(), 6u);
+  const auto direct = corpus.Sentences("test", "ru", "en");
+  ASSERT_TRUE(direct.ok());
+  EXPECT_EQ(direct->source.size(), 10u);
+  const auto joined = corpus.Sentences("test", "ru", "fr");
+  ASSERT_TRUE(joined.ok()) << joined.status();
+  EXPECT_EQ(joined->source.size(), joined->target.size());
+  EXPECT_GE(joined->source.size(), 8u);
+  EXPECT_THAT(std::string(corpus.Sentences("test", "ru", "zz").status().message()),
+              HasSubstr("no test sentences of ru-zz"));
+}
+
+TEST_F(CorpusTest, NamesAFileThatWasChangedCutOrTakenAway) {
+  const std::string shard = folder_.Read("out/train.de-en.pairs");
+  folder_.Write("out/train.de-en.pairs", std::string_view(shard).substr(0, shard.size() - 8));
+  EXPECT_THAT(OpenMessage(), HasSubstr("train.de-en.pairs"));
+  folder_.Write("out/train.de-en.pairs", shard);
+  EXPECT_TRUE(Open().VerifyChecksums().ok());
+
+  std::string damaged = shard;
+  damaged[5000] ^= 1;
+  folder_.Write("out/train.de-en.pairs", damaged);
+  EXPECT_THAT(std::string(Open().VerifyChecksums().message()), HasSubstr("train.de-en.pairs"));
+  folder_.Write("out/train.de-en.pairs", shard);
+
+  std::string text = folder_.Read("out/test.de-en.de");
+  text[0] ^= 1;
+  folder_.Write("out/test.de-en.de", text);
+  EXPECT_THAT(std::string(Open().VerifyChecksums().message()), HasSubstr("test.de-en.de"));
+
+  std::string manifest = folder_.Read("out/manifest.textproto");
+  folder_.Write("out/manifest.textproto",
+                "format_version: 2\n" + manifest.substr(manifest.find('\n')));
+  EXPECT_THAT(OpenMessage(), HasSubstr("format version 2"));
+  EXPECT_THAT(std::string(Corpus::Open(folder_.path()).status().message()),
+              HasSubstr("is no prepared corpus"));
+}
+
+TEST_F(CorpusTest, AnyStepIsTheOneOfTheUninterruptedSequence) {
+  const Corpus corpus = Open();
+  const auto whole = Source(corpus);
+  std::vector<StepBatch> steps;
+  const int64_t count = whole->order().steps_per_window() + 20;
+  for (int64_t step = 0; step < count; ++step) steps.push_back(*whole->ForStep(step));
+  for (const int64_t start : {count - 1, int64_t{0}, count / 2, int64_t{3}}) {
+    const auto resumed = Source(corpus);
+    for (int64_t step = start; step < std::min(count, start + 3); ++step) {
+      EXPECT_EQ(*resumed->ForStep(step), steps[step]) << step;
+    }
+  }
+  Prefetcher prefetcher(Source(corpus));
+  for (const int64_t step : {0, 1, 2, 9, 10, 3, 4}) {
+    EXPECT_EQ(*prefetcher.ForStep(step), steps[step]) << step;
+  }
+}
+
+TEST_F(CorpusTest, BatchesHoldSentencesOfTheCorpusWithTheirTags) {
+  const Corpus corpus = Open();
+  const Vocabulary& vocabulary = corpus.vocabulary();
+  for (const TagStyle style : {TARGET_TAG_ON_SOURCE, M2M}) {
+    const auto source = Source(corpus, style);
+    const StepBatch step = *source->ForStep(11);
+    ASSERT_EQ(step.microbatches.size(), 2u);
+    uint32_t ordinal = 0;
+    int64_t num_source = 0;
+    for (const Microbatch& batch : step.microbatches) {
+      for (int s = 0; s < batch.num_sentences; ++s, ++ordinal) {
+        const int32_t source_begin = batch.source.offsets[s];
+        const int32_t target_begin = batch.target.offsets[s];
+        const int32_t target_end = batch.target.offsets[s + 1];
+        EXPECT_EQ(batch.source_pairs[source_begin], ordinal);
+        EXPECT_EQ(batch.target_pairs[target_begin], ordinal);
+        EXPECT_GE(batch.source.tokens[source_begin], vocabulary.first_tag());
+        EXPECT_EQ(batch.source.tokens[batch.source.offsets[s + 1] - 1], kEos);
+        EXPECT_EQ(batch.target.tokens[target_begin], kEos);
+        EXPECT_EQ(batch.labels[target_end - 1], kEos);
+        EXPECT_EQ(batch.labels[target_begin] >= vocabulary.first_tag(), style == M2M);
+        for (int32_t i = target_begin; i + 1 < target_end; ++i) {
+          EXPECT_EQ(batch.labels[i], batch.target.tokens[i + 1]);
+        }
+      }
+      num_source += batch.num_source_tokens;
+    }
+    EXPECT_EQ(num_source, step.num_source_tokens);
+  }
+}
+
+TEST_F(CorpusTest, BatchesAreRealTextForTheMostPart) {
+  const Corpus corpus = Open();
+  const auto source = Source(corpus);
+  double real = 0, all = 0;
+  for (int64_t step = 0; step < 50; ++step) {
+    const StepBatch made = *source->ForStep(step);
+    for (const Microbatch& batch : made.microbatches) {
+      real += static_cast<double>(batch.num_source_tokens + batch.num_target_tokens);
+      all += static_cast<double>(batch.source.tokens.size() + batch.target.tokens.size());
+    }
+  }
+  EXPECT_GE(real / all, 0.9);  // of 40 pairs a language, drawn again and again
+}
+
+TEST_F(CorpusTest, RefusesANegativeStep) {
+  const Corpus corpus = Open();
+  EXPECT_FALSE(Source(corpus)->ForStep(-1).ok());
+}
+
+}  // namespace
+}  // namespace deepnet

@@ -1,0 +1,243 @@
+#include "trainer/data/data_order.h"
+
+#include <map>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <google/protobuf/text_format.h>
+#include <gtest/gtest.h>
+
+#include "tests/trainer/data/synthetic_index.h"
+
+namespace deepnet {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::SyntheticIndex;
+
+DataSpec SpecOf(const std::string& text) {
+  DataSpec spec;
+  EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(text, &spec));
+  return spec;
+}
+
+DataOrder MakeOrder(const std::string& text, const PairIndex& index, uint64_t seed = 1) {
+  absl::StatusOr<DataOrder> order = DataOrder::Make(SpecOf(text), seed, &index);
+  EXPECT_TRUE(order.ok()) << order.status();
+  return *std::move(order);
+}
+
+absl::Status Mistake(const std::string& text, const PairIndex& index) {
+  DataSpec spec = SpecOf(text);
+  return ResolveDataSpec(index, &spec);
+}
+
+using PairKey = std::pair<int, int64_t>;  // direction, pair
+
+// How often each pair is shown in windows [begin, end).
+std::map<PairKey, int> TimesShown(const DataOrder& order, int64_t begin, int64_t end) {
+  std::map<PairKey, int> times;
+  for (int64_t w = begin; w < end; ++w) {
+    for (const auto& microbatch : order.MakeWindow(w).microbatches) {
+      for (const PairRef& pair : microbatch) ++times[{pair.direction, pair.pair}];
+    }
+  }
+  return times;
+}
+
+// Share of real positions, {source, target}.
+std::pair<double, double> Fill(const DataOrder& order, int64_t num_windows) {
+  double source = 0, target = 0, count = 0;
+  for (int64_t w = 0; w < num_windows; ++w) {
+    for (const auto& microbatch : order.MakeWindow(w).microbatches) {
+      count += 1;
+      for (const PairRef& pair : microbatch) {
+        source += pair.size.source;
+        target += pair.size.target;
+      }
+    }
+  }
+  return {source / count / order.capacity().source, target / count / order.capacity().target};
+}
+
+TEST(DataOrder, ShowsEachPairExactlyOncePerEpochAtTemperatureOne) {
+  const SyntheticIndex index({50'000, 3'000, 200, 1});
+  const DataOrder order = MakeOrder("microbatch { target_tokens: 1000 }", index);
+  // All windows that touch the first two epochs of some direction, and those before.
+  int64_t windows = 0;
+  const auto epochs_done = [&](int64_t w, int64_t epochs) {
+    for (int i = 0; i < 8; ++i) {
+      if (order.NumDrawn(i, w) < epochs * index.directions()[i].num_pairs) return false;
+    }
+    return true;
+  };
+  while (!epochs_done(windows, 2)) ++windows;
+  std::map<PairKey, int> expected;
+  for (int i = 0; i < 8; ++i) {
+    const int64_t n = index.directions()[i].num_pairs;
+    const int64_t drawn = order.NumDrawn(i, windows);
+    EXPECT_NEAR(static_cast<double>(drawn) / static_cast<double>(n), 2.0, 0.25 + 2.0 / n);
+    for (int64_t pair = 0; pair < n; ++pair) expected[{i, pair}] = static_cast<int>(drawn / n);
+  }
+  int64_t beyond = 0;  // of the epoch that has just begun
+  for (const auto& [pair, times] : TimesShown(order, 0, windows)) {
+    ASSERT_GE(times, expected[pair]) << pair.first << " " << pair.second;
+    beyond += times - expected[pair];
+    expected.erase(pair);
+  }
+  EXPECT_TRUE(expected.empty()) << expected.size() << " pairs were never shown";
+  EXPECT_LT(beyond, order.pairs_per_window());
+}
+
+TEST(DataOrder, IsAFunctionOfSeedAndWindow) {
+  const SyntheticIndex index({5'000, 300});
+  const std::string spec = "microbatch { target_tokens: 600 } temperature { temperature: 5 }";
+  const DataOrder order = MakeOrder(spec, index);
+  const DataOrder again = MakeOrder(spec, index);
+  const DataOrder other = MakeOrder(spec, index, /*seed=*/2);
+  const auto late = order.MakeWindow(7).microbatches;  // asked out of order
+  for (int64_t w = 0; w < 7; ++w) {
+    EXPECT_EQ(order.MakeWindow(w).microbatches, again.MakeWindow(w).microbatches);
+  }
+  EXPECT_EQ(again.MakeWindow(7).microbatches, late);
+  EXPECT_NE(other.MakeWindow(7).microbatches, late);
+}
+
+TEST(DataOrder, FillsAtLeast95PercentOfThePositionsOnBothSides) {
+  const SyntheticIndex index({100'000'000, 1'000'000, 10'000, 300});
+  for (const char* spec : {"microbatch { target_tokens: 500 }",
+                           "microbatch { target_tokens: 2000 } temperature { temperature: 5 }",
+                           "microbatch { target_tokens: 4096 } microbatches_per_step: 16 tags: M2M",
+                           "microbatch { target_tokens: 600 } directions: 'en-ab'"}) {
+    const DataOrder order = MakeOrder(spec, index);
+    const auto [source, target] = Fill(order, 10);
+    EXPECT_GE(source, 0.95) << spec;
+    EXPECT_GE(target, 0.95) << spec;
+  }
+}
+
+TEST(DataOrder, CarriesLeftoversToTheNextWindowAndLosesNone) {
+  const SyntheticIndex index({1'000'000});
+  for (const char* spec :
+       {"microbatch { target_tokens: 260 }", "microbatch { target_tokens: 2000 }"}) {
+    const DataOrder order = MakeOrder(spec, index);
+    int64_t drawn = 0, shown = 0, carried = 0;
+    const int64_t windows = 60;
+    for (int64_t w = 0; w < windows; ++w) {
+      const DataOrder::Window window = order.MakeWindow(w);
+      EXPECT_EQ(window.num_deferred, 0);
+      EXPECT_EQ(window.num_left_out, 0);
+      drawn += window.num_drawn;
+      carried = window.num_carried;
+      for (const auto& microbatch : window.microbatches) {
+        shown += static_cast<int64_t>(microbatch.size());
+      }
+    }
+    EXPECT_EQ(drawn, shown + carried);
+    EXPECT_EQ(drawn, order.NumDrawn(0, windows) + order.NumDrawn(1, windows));
+  }
+}
+
+TEST(DataOrder, KeepsItsCapacityAndItsNumberOfMicrobatches) {
+  const SyntheticIndex index({70'000, 9'000});
+  const DataOrder order = MakeOrder(
+      "microbatch { target_tokens: 900 source_tokens: 800 sentences: 20 } microbatches_per_step: 3",
+      index);
+  for (int64_t w = 0; w < 5; ++w) {
+    const DataOrder::Window window = order.MakeWindow(w);
+    ASSERT_EQ(static_cast<int64_t>(window.microbatches.size()), order.steps_per_window() * 3);
+    for (const auto& microbatch : window.microbatches) {
+      int source = 0, target = 0;
+      for (const PairRef& pair : microbatch) {
+        source += pair.size.source;
+        target += pair.size.target;
+      }
+      EXPECT_LE(source, 800);
+      EXPECT_LE(target, 900);
+      EXPECT_LE(microbatch.size(), 20u);
+      EXPECT_GE(microbatch.size(), 1u);
+    }
+  }
+}
+
+TEST(DataOrder, LeavesLongPairsOutAndCountsThem) {
+  const SyntheticIndex index({20'000});
+  const DataOrder order = MakeOrder("microbatch { target_tokens: 500 } max_tokens: 40", index);
+  int64_t left_out = 0;
+  for (int64_t w = 0; w < 3; ++w) {
+    const DataOrder::Window window = order.MakeWindow(w);
+    left_out += window.num_left_out;
+    for (const auto& microbatch : window.microbatches) {
+      for (const PairRef& pair : microbatch) {
+        EXPECT_LE(pair.size.source, 42);
+        EXPECT_LE(pair.size.target, 41);
+      }
+    }
+  }
+  EXPECT_GT(left_out, 0);
+  const auto [source, target] = Fill(order, 3);
+  EXPECT_GE(source, 0.95);
+  EXPECT_GE(target, 0.95);
+}
+
+TEST(DataOrder, FollowsTheTemperature) {
+  const SyntheticIndex index({90'000, 10'000});
+  const auto share_of_small = [&](const std::string& temperature, int64_t window) {
+    const DataOrder order = MakeOrder("microbatch { target_tokens: 600 } " + temperature, index);
+    double small = 0, all = 0;
+    for (const auto& microbatch : order.MakeWindow(window).microbatches) {
+      for (const PairRef& pair : microbatch) {
+        const Direction& direction = index.directions()[pair.direction];
+        small += direction.num_pairs == 10'000 ? 1 : 0;
+        all += 1;
+      }
+    }
+    return small / all;
+  };
+  EXPECT_NEAR(share_of_small("", 3), 0.1, 0.002);
+  EXPECT_NEAR(share_of_small("temperature { temperature: 1000000 }", 3), 0.5, 0.002);
+  const std::string rising =
+      "temperature { temperature: 1 } temperature { from_step: 2000 temperature: 1000000 }";
+  EXPECT_NEAR(share_of_small(rising, 0), 0.1, 0.002);
+  EXPECT_NEAR(share_of_small(rising, 50), 0.5, 0.002);
+}
+
+TEST(ResolveDataSpec, FillsInWhatWasLeftOpen) {
+  const SyntheticIndex index({90'000});
+  DataSpec spec = SpecOf("microbatch { target_tokens: 1000 }");
+  ASSERT_TRUE(ResolveDataSpec(index, &spec).ok());
+  EXPECT_EQ(spec.max_tokens(), 250);
+  EXPECT_EQ(spec.microbatches_per_step(), 1);
+  EXPECT_EQ(spec.microbatch().sentences(), 250);
+  EXPECT_NEAR(spec.microbatch().source_tokens(), 1030, 30);
+  DataSpec again = spec;
+  ASSERT_TRUE(ResolveDataSpec(index, &again).ok());
+  EXPECT_EQ(again.DebugString(), spec.DebugString());
+}
+
+TEST(ResolveDataSpec, NamesTheFieldOfAMistake) {
+  const SyntheticIndex index({900, 0});
+  const auto message = [&](const std::string& text) {
+    return std::string(Mistake(text, index).message());
+  };
+  EXPECT_THAT(message("microbatch { target_tokens: 200 }"),
+              HasSubstr("data.microbatch.target_tokens: 200"));
+  EXPECT_THAT(message("microbatch { target_tokens: 300 source_tokens: 100 }"),
+              HasSubstr("data.microbatch.source_tokens: 100"));
+  EXPECT_THAT(message("microbatch { target_tokens: 300 } directions: 'de-en'"),
+              HasSubstr("data.directions: no training pairs of \"de-en\"; the corpus has aa-en"));
+  EXPECT_THAT(message("microbatch { target_tokens: 300 } directions: 'ab-en'"),
+              HasSubstr("data.directions"));
+  EXPECT_THAT(message("microbatch { target_tokens: 300 } temperature { from_step: 5 "
+                      "temperature: 2 }"),
+              HasSubstr("data.temperature[0].from_step"));
+  EXPECT_THAT(message("microbatch { target_tokens: 300 } temperature { temperature: 0.5 }"),
+              HasSubstr("data.temperature[0].temperature"));
+}
+
+}  // namespace
+}  // namespace deepnet

@@ -1,0 +1,122 @@
+#include "trainer/data/line_reader.h"
+
+#include <zlib.h>
+#include <zstd.h>
+
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/trainer/data/temp_folder.h"
+
+namespace deepnet {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using testing::TempFolder;
+
+// Lines of a file; on failure the status stands in *status.
+std::vector<std::string> ReadAll(const std::string& path, absl::Status* status = nullptr) {
+  std::vector<std::string> lines;
+  auto reader = LineReader::Open(path);
+  EXPECT_TRUE(reader.ok()) << reader.status();
+  std::string_view line;
+  for (;;) {
+    const absl::StatusOr<bool> more = (*reader)->Next(&line);
+    if (status != nullptr) *status = more.status();
+    EXPECT_TRUE(more.ok() || status != nullptr) << more.status();
+    if (!more.ok() || !*more) return lines;
+    lines.emplace_back(line);
+  }
+}
+
+std::string Gzip(const std::string& text) {
+  std::string out(compressBound(text.size()) + 64, '\0');
+  z_stream stream = {};
+  EXPECT_EQ(deflateInit2(&stream, 6, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY), Z_OK);
+  stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(text.data()));
+  stream.avail_in = static_cast<uInt>(text.size());
+  stream.next_out = reinterpret_cast<Bytef*>(out.data());
+  stream.avail_out = static_cast<uInt>(out.size());
+  EXPECT_EQ(deflate(&stream, Z_FINISH), Z_STREAM_END);
+  out.resize(stream.total_out);
+  deflateEnd(&stream);
+  return out;
+}
+
+std::string Zstd(const std::string& text) {
+  std::string out(ZSTD_compressBound(text.size()), '\0');
+  out.resize(ZSTD_compress(out.data(), out.size(), text.data(), text.size(), 3));
+  return out;
+}
+
+TEST(LineReader, SplitsAtNewlinesAndForgivesCarriageReturnsAndAMissingLastEnd) {
+  const TempFolder folder;
+  EXPECT_THAT(ReadAll(folder.Write("a", "one\r\ntwo\n\nlast")),
+              ElementsAre("one", "two", "", "last"));
+  EXPECT_THAT(ReadAll(folder.Write("b", "one\n")), ElementsAre("one"));
+  EXPECT_THAT(ReadAll(folder.Write("c", "")), IsEmpty());
+  EXPECT_THAT(ReadAll(folder.Write("d", "\n")), ElementsAre(""));
+}
+
+TEST(LineReader, ReadsCompressedTextOfSeveralMembers) {
+  const TempFolder folder;
+  EXPECT_THAT(ReadAll(folder.Write("a.gz", Gzip("one\ntw") + Gzip("o\n"))),
+              ElementsAre("one", "two"));
+  EXPECT_THAT(ReadAll(folder.Write("a.zst", Zstd("one\ntw") + Zstd("o\n"))),
+              ElementsAre("one", "two"));
+}
+
+TEST(LineReader, GivesAllOfTextThatIsMuchLongerThanItsCompressedForm) {
+  const TempFolder folder;
+  std::string text;
+  for (int i = 0; i < 200000; ++i) text += "the same line again and again\n";
+  EXPECT_EQ(ReadAll(folder.Write("a.gz", Gzip(text))).size(), 200000u);
+  EXPECT_EQ(ReadAll(folder.Write("a.zst", Zstd(text))).size(), 200000u);
+  EXPECT_EQ(ReadAll(folder.Write("a", text)).size(), 200000u);
+}
+
+TEST(LineReader, RefusesCutAndDamagedStreams) {
+  const TempFolder folder;
+  const std::string text = "one\ntwo\nthree\n";
+  for (const std::string& packed : {Gzip(text), Zstd(text)}) {
+    absl::Status status;
+    ReadAll(folder.Write("cut", packed.substr(0, packed.size() - 5)), &status);
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("cut: the"));
+  }
+  std::string damaged = Gzip(text);
+  damaged[12] = static_cast<char>(damaged[12] ^ 0x55);
+  damaged[13] = static_cast<char>(damaged[13] ^ 0x55);
+  absl::Status status;
+  ReadAll(folder.Write("bad", damaged), &status);
+  EXPECT_FALSE(status.ok());
+}
+
+TEST(LineReader, CutsALineBeyondTheLimitAndFindsTheNext) {
+  const TempFolder folder;
+  const std::string path = folder.Write("a", std::string(300000, 'x') + "\nnext\n");
+  auto reader = LineReader::Open(path);
+  ASSERT_TRUE(reader.ok());
+  std::string_view line;
+  ASSERT_TRUE((*reader)->Next(&line).value());
+  EXPECT_EQ(line.size(), LineReader::kMaxLineBytes);
+  EXPECT_TRUE((*reader)->line_was_cut());
+  ASSERT_TRUE((*reader)->Next(&line).value());
+  EXPECT_EQ(line, "next");
+  EXPECT_FALSE((*reader)->line_was_cut());
+  EXPECT_EQ((*reader)->line_number(), 2);
+}
+
+TEST(LineReader, NamesAFileThatIsNotThere) {
+  const auto reader = LineReader::Open("/nowhere/at/all");
+  EXPECT_EQ(reader.status().code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(reader.status().message()), HasSubstr("/nowhere/at/all"));
+}
+
+}  // namespace
+}  // namespace deepnet

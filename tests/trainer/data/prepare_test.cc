@@ -1,0 +1,328 @@
+#include "trainer/data/prepare.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "parallel/base/exit_code.h"
+#include "tests/trainer/data/prepared_corpus.h"
+#include "tests/trainer/data/temp_folder.h"
+#include "trainer/data/corpus.h"
+#include "trainer/data/corpus_report.h"
+
+namespace deepnet {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::IsSupersetOf;
+using testing::kUdhr;
+using ::testing::Not;
+using testing::PrepareIn;
+using testing::TempFolder;
+using testing::TextPairs;
+using testing::WriteOpus;
+using testing::WritePairs;
+
+// Lines dropped for `reason`; 0 if the report does not have it.
+int64_t Dropped(const LanguagePairReport& pair, std::string_view reason) {
+  for (const DropCount& drop : pair.dropped()) {
+    if (drop.reason() == reason) return drop.lines();
+  }
+  return 0;
+}
+
+const LanguagePairReport& PairOf(const CorpusReport& report, const std::string& split,
+                                 const std::string& first, const std::string& second) {
+  for (const LanguagePairReport& pair : report.pairs()) {
+    if (pair.split() == split && pair.first_language() == first &&
+        pair.second_language() == second) {
+      return pair;
+    }
+  }
+  ADD_FAILURE() << "no " << split << " " << first << "-" << second;
+  return LanguagePairReport::default_instance();
+}
+
+void ExpectCountsAddUp(const CorpusReport& report) {
+  for (const LanguagePairReport& pair : report.pairs()) {
+    int64_t sum = pair.kept();
+    for (const DropCount& drop : pair.dropped()) sum += drop.lines();
+    EXPECT_EQ(sum, pair.lines()) << pair.ShortDebugString();
+  }
+}
+
+// Everything below the folder, relative.
+std::vector<std::string> FilesBelow(const std::string& folder) {
+  std::vector<std::string> files;
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    files.push_back(fs::relative(entry.path(), folder).string());
+  }
+  return files;
+}
+
+std::string Message(const absl::StatusOr<CorpusReport>& report) {
+  return std::string(report.status().message());
+}
+
+TEST(Prepare, MakesACorpusOfOpusFolders) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  const auto report = PrepareIn(folder, "opus100_folder: 'opus'");
+  ASSERT_TRUE(report.ok()) << report.status();
+  ExpectCountsAddUp(*report);
+  EXPECT_EQ(report->vocabulary_size(), 300 + 4);
+  EXPECT_EQ(PairOf(*report, "test", "en", "fr").kept(), 10);
+  EXPECT_EQ(PairOf(*report, "train", "de", "en").lines(), 40);
+
+  const auto corpus = Corpus::Open(folder.Path("out"));
+  ASSERT_TRUE(corpus.ok()) << corpus.status();
+  EXPECT_TRUE(corpus->VerifyChecksums().ok());
+  std::vector<std::string> names;
+  for (const Direction& direction : corpus->directions()) names.push_back(direction.Name());
+  EXPECT_EQ(names,
+            (std::vector<std::string>{"de-en", "en-de", "en-fr", "en-ru", "fr-en", "ru-en"}));
+  EXPECT_THAT(folder.Read("out/report.json"), HasSubstr("\"directions\": [\"de-en\", \"en-de\"]"));
+  EXPECT_THAT(ReportTable(*report), HasSubstr("de-en"));
+  EXPECT_FALSE(fs::exists(folder.Path("out.tmp")));
+}
+
+TEST(Prepare, WritesThePairsItReadInTheirOrder) {
+  const TempFolder folder;
+  const TextPairs pairs = {{"eins", "one"}, {"zwei", "two"}, {"drei", "three"}};
+  WritePairs(folder, "t", "de", "en", pairs);
+  const auto report =
+      PrepareIn(folder,
+                "text { source_language: 'en' target_language: 'de' source_file: 't.en' "
+                "target_file: 't.de' }");
+  ASSERT_TRUE(report.ok()) << report.status();
+  const auto corpus = Corpus::Open(folder.Path("out"));
+  ASSERT_TRUE(corpus.ok()) << corpus.status();
+  const auto decode = [&](const TokenSpan& tokens) {
+    std::vector<int32_t> ids;
+    for (size_t i = 0; i < tokens.size(); ++i) ids.push_back(tokens[i]);
+    return corpus->vocabulary().Decode(ids);
+  };
+  ASSERT_EQ(corpus->directions()[0].Name(), "de-en");
+  for (int64_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(decode(corpus->Tokens(0, i).source), pairs[i].first);
+    EXPECT_EQ(decode(corpus->Tokens(0, i).target), pairs[i].second);
+    EXPECT_EQ(decode(corpus->Tokens(1, i).source), pairs[i].second);
+    EXPECT_EQ(corpus->Lengths(1, i).target, static_cast<int>(corpus->Tokens(1, i).target.size()));
+  }
+}
+
+TEST(Prepare, CountsEveryLineForOneReason) {
+  const TempFolder folder;
+  std::string longest = "viel";
+  for (int i = 0; i < 300; ++i) longest += " zu lang";
+  WritePairs(folder, "t", "de", "en",
+             {{"Der Anfang ist gemacht", "The beginning is made"},
+              {"Gr\xfc\xdf Gott", "Good day"},
+              {"", "Nothing there"},
+              {"Ein __en__ darin", "With a tag"},
+              {"Taxi", "Taxi"},
+              {"Der Anfang ist gemacht ", " The beginning is made"},
+              {"Im Test", "In the test"},
+              {longest, "much too long"},
+              {"ein", "a b c d e f g h i j k l m n o p q r s t u v w x y z a b c d e f g h i j k"},
+              {"Das Ende", "The end"}});
+  folder.Write("scores", "1\n1\n1\n1\n1\n1\n1\n1\n1\n0.5\n");
+  WritePairs(folder, "test", "de", "en", {{"Pr\u00fcfung", "In the test"}});
+  const auto report = PrepareIn(
+      folder,
+      "text { source_language: 'de' target_language: 'en' source_file: 't.de' target_file: 't.en' "
+      "score_file: 'scores' score_threshold: 0.75 } "
+      "text { source_language: 'de' target_language: 'en' source_file: 'test.de' "
+      "target_file: 'test.en' split: 'test' }");
+  ASSERT_TRUE(report.ok()) << report.status();
+  ExpectCountsAddUp(*report);
+  const LanguagePairReport& pair = PairOf(*report, "train", "de", "en");
+  EXPECT_EQ(pair.lines(), 10);
+  EXPECT_EQ(pair.kept(), 1);
+  for (const char* reason : {"bad UTF-8", "empty side", "tag in text", "equal sides", "below score",
+                             "in dev or test", "duplicate", "too long", "length ratio"}) {
+    EXPECT_EQ(Dropped(pair, reason), 1) << reason;
+  }
+  EXPECT_EQ(pair.dropped(0).example(), folder.Path("t.de") + ":2");
+}
+
+TEST(Prepare, KeepsDuplicatesWhereTold) {
+  const TempFolder folder;
+  WritePairs(folder, "t", "de", "en", TextPairs(20, {"Guten Tag", "Good day"}));
+  const std::string text =
+      "text { source_language: 'de' target_language: 'en' source_file: 't.de' target_file: 't.en' "
+      "}";
+  auto report = PrepareIn(folder, text);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->kept(), 1);
+  report = PrepareIn(folder, text + "cleaning { keep_duplicates: true } output_folder: 'all'");
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->kept(), 20);
+}
+
+TEST(Prepare, RefusesUnevenTextsNamingFilesAndLines) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  std::ofstream(folder.Path("opus/de-en/opus.de-en-train.de"), std::ios::app) << "noch eine\n";
+  const auto report = PrepareIn(folder, "opus100_folder: 'opus'");
+  EXPECT_THAT(Message(report), AllOf(HasSubstr("opus.de-en-train.en ends after line 40"),
+                                     HasSubstr("opus.de-en-train.de after line 41")));
+  EXPECT_EQ(GetExitCode(report.status()), ExitCode::kData);
+  EXPECT_FALSE(fs::exists(folder.Path("out")));
+  EXPECT_FALSE(fs::exists(folder.Path("out.tmp")));
+}
+
+TEST(Prepare, RefusesBadUtf8InDevAndTestNamingFileAndLine) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  folder.Write("opus/de-en/opus.de-en-dev.de",
+               "gut\nschl\xe4"
+               "cht\n");
+  folder.Write("opus/de-en/opus.de-en-dev.en", "good\nbad\n");
+  EXPECT_THAT(Message(PrepareIn(folder, "opus100_folder: 'opus'")),
+              HasSubstr("opus.de-en-dev.de:2: bad UTF-8"));
+}
+
+TEST(Prepare, NamesWhatIsMissing) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  EXPECT_THAT(Message(PrepareIn(folder, "opus100_folder: 'nothing'")),
+              HasSubstr("prepare.opus100_folder"));
+  EXPECT_THAT(Message(PrepareIn(folder, "opus100_folder: 'opus' languages: ['en', 'de', 'xx']")),
+              HasSubstr("\"xx\""));
+  fs::remove(folder.Path("opus/de-en/opus.de-en-test.en"));
+  EXPECT_THAT(Message(PrepareIn(folder, "opus100_folder: 'opus'")),
+              HasSubstr("opus.de-en-test.en is missing"));
+  EXPECT_THAT(Message(PrepareIn(folder,
+                                "text { source_language: 'de' target_language: 'en' "
+                                "source_file: 'a.de' target_file: 'a.en' }")),
+              HasSubstr("a.de"));
+}
+
+TEST(Prepare, TakesOnlyTheLanguagesAskedFor) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  const auto report = PrepareIn(folder, "opus100_folder: 'opus' languages: ['en', 'fr']");
+  ASSERT_TRUE(report.ok()) << report.status();
+  const auto corpus = Corpus::Open(folder.Path("out"));
+  EXPECT_EQ(corpus->directions().size(), 2u);
+  EXPECT_EQ(corpus->vocabulary().languages(), (std::vector<std::string>{"en", "fr"}));
+}
+
+TEST(Prepare, SplitsATableOfLanguagesByItsPivotSentences) {
+  const TempFolder folder;
+  const std::string spec =
+      "table { file: '" + fs::absolute(kUdhr).string() + "' dev_percent: 15 test_percent: 25 }";
+  const auto report = PrepareIn(folder, spec);
+  ASSERT_TRUE(report.ok()) << report.status();
+  ExpectCountsAddUp(*report);
+  int64_t lines = 0;
+  for (const LanguagePairReport& pair : report->pairs()) lines += pair.lines();
+  EXPECT_EQ(lines, 180);
+  const auto corpus = Corpus::Open(folder.Path("out"));
+  ASSERT_TRUE(corpus.ok()) << corpus.status();
+  const auto german = corpus->Sentences("test", "en", "de");
+  const auto french = corpus->Sentences("test", "en", "fr");
+  ASSERT_TRUE(german.ok() && french.ok());
+  EXPECT_GE(german->source.size(), 5u);
+  EXPECT_EQ(german->source, french->source);  // a sentence is on one side in every language
+  const auto joined = corpus->Sentences("test", "de", "fr");
+  ASSERT_TRUE(joined.ok()) << joined.status();
+  EXPECT_EQ(joined->source, german->target);
+  EXPECT_EQ(joined->target, french->target);
+}
+
+TEST(Prepare, NamesTheLineOfATableThatIsNoRow) {
+  const TempFolder folder;
+  folder.Write("t.tsv", "de\tone\teins\nde\ttwo\n");
+  EXPECT_THAT(Message(PrepareIn(folder, "table { file: 't.tsv' }")), HasSubstr("t.tsv:2"));
+  folder.Write("t.tsv", "de\tone\teins\n__\ttwo\tzwei\n");
+  EXPECT_THAT(Message(PrepareIn(folder, "table { file: 't.tsv' }")), HasSubstr("t.tsv:2"));
+}
+
+TEST(Prepare, TakesAGivenTokenizer) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  ASSERT_TRUE(PrepareIn(folder, "opus100_folder: 'opus'").ok());
+  const auto report = PrepareIn(folder,
+                                "opus100_folder: 'opus' output_folder: 'second' "
+                                "tokenizer { model_file: 'out/tokenizer.model' }");
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(folder.Read("second/tokenizer.model"), folder.Read("out/tokenizer.model"));
+  EXPECT_EQ(Corpus::Open(folder.Path("second"))->content_hash(),
+            Corpus::Open(folder.Path("out"))->content_hash());
+}
+
+TEST(Prepare, GivesTheSameCorpusForAnyNumberOfThreads) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  const auto one = PrepareIn(folder, "opus100_folder: 'opus' threads: 1 output_folder: 'one'");
+  const auto five = PrepareIn(folder, "opus100_folder: 'opus' threads: 5 output_folder: 'five'");
+  ASSERT_TRUE(one.ok() && five.ok());
+  EXPECT_EQ(one->content_hash(), five->content_hash());
+  EXPECT_EQ(folder.Read("one/train.de-en.pairs"), folder.Read("five/train.de-en.pairs"));
+}
+
+TEST(Prepare, ReusesACorpusOfTheSameInputAndRefusesAnother) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  const std::string spec = "opus100_folder: 'opus'";
+  const auto first = PrepareIn(folder, spec);
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_FALSE(first->reused());
+  const auto again = PrepareIn(folder, spec + " threads: 3");
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_TRUE(again->reused());
+  EXPECT_EQ(again->content_hash(), first->content_hash());
+
+  const std::string name = "opus/de-en/opus.de-en-train.en";
+  const std::string bytes = folder.Read(name);
+  folder.Write(name, bytes);  // the same bytes at another time
+  EXPECT_TRUE(PrepareIn(folder, spec)->reused());
+
+  EXPECT_THAT(Message(PrepareIn(folder, spec + " seed: 5")),
+              AllOf(HasSubstr("holds another corpus"), HasSubstr("seed")));
+  std::string changed = bytes;
+  changed[0] = changed[0] == 'X' ? 'Y' : 'X';
+  folder.Write(name, changed);
+  EXPECT_THAT(Message(PrepareIn(folder, spec)), HasSubstr("opus.de-en-train.en has changed"));
+  const auto replaced = PrepareIn(folder, spec + " replace: true");
+  ASSERT_TRUE(replaced.ok()) << replaced.status();
+  EXPECT_FALSE(replaced->reused());
+  EXPECT_NE(replaced->content_hash(), first->content_hash());
+}
+
+TEST(Prepare, NeverTouchesAFolderThatIsNoCorpus) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  folder.Write("out/thesis.txt", "years of work");
+  EXPECT_THAT(Message(PrepareIn(folder, "opus100_folder: 'opus' replace: true")),
+              HasSubstr("is no prepared corpus"));
+  EXPECT_EQ(folder.Read("out/thesis.txt"), "years of work");
+}
+
+TEST(Prepare, TidiesUpWhatAnInterruptedOneLeft) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  folder.Write("out.tmp/scratch/junk", "left");
+  folder.Write("out.tmp/train.de-en.pairs", "half");
+  EXPECT_FALSE(Corpus::Open(folder.Path("out.tmp")).ok());
+  ASSERT_TRUE(PrepareIn(folder, "opus100_folder: 'opus'").ok());
+  EXPECT_FALSE(fs::exists(folder.Path("out.tmp")));
+  EXPECT_THAT(FilesBelow(folder.Path("out")),
+              AllOf(Not(Contains("scratch")), Not(Contains(HasSubstr("junk"))),
+                    IsSupersetOf({"manifest.textproto", "report.json", "tokenizer.model",
+                                  "train.de-en.pairs", "dev.de-en.de", "test.en-ru.ru"})));
+}
+
+}  // namespace
+}  // namespace deepnet

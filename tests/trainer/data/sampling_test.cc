@@ -1,0 +1,78 @@
+#include "trainer/data/sampling.h"
+
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace deepnet {
+namespace {
+
+TEST(SamplingWeights, FollowThePowerOfTheCounts) {
+  const std::vector<int64_t> counts = {1, 10, 1000, 1'000'000, 3'000'000'000};
+  for (const double temperature : {1.0, 1.5, 5.0, 100.0}) {
+    const std::vector<int64_t> weights = SamplingWeights(counts, temperature);
+    for (size_t i = 0; i < counts.size(); ++i) {
+      const double expected = std::pow(static_cast<double>(counts[i]) / 3e9, 1.0 / temperature);
+      EXPECT_NEAR(static_cast<double>(weights[i]) / static_cast<double>(weights.back()), expected,
+                  1e-11)
+          << temperature;
+    }
+  }
+}
+
+TEST(SamplingWeights, AreTheCountsAtTemperatureOne) {
+  EXPECT_EQ(SamplingWeights(std::vector<int64_t>{3, 0, 7}, 1.0), (std::vector<int64_t>{3, 0, 7}));
+}
+
+TEST(SamplingWeights, AreFrozen) {
+  // Runs on disk depend on these values: they must never change.
+  EXPECT_EQ(SamplingWeights(std::vector<int64_t>{100, 0, 12345, 1'000'000}, 5.0),
+            (std::vector<int64_t>{174260849389, 0, 456560195401, 1099511627776}));
+}
+
+TEST(SamplingPlan, GivesEachPairOnceByTheEndOfAnEpochAtTemperatureOne) {
+  const std::vector<int64_t> counts = {17, 1000, 333, 50};
+  const SamplingPlan plan(counts, {{0, 1.0}}, 70);  // 1400 = 20 windows
+  for (int direction = 0; direction < 4; ++direction) {
+    EXPECT_EQ(plan.NumDrawn(direction, 20), counts[direction]);
+    EXPECT_EQ(plan.NumDrawn(direction, 60), 3 * counts[direction]);
+  }
+}
+
+TEST(SamplingPlan, DrawsSteadilyAndTheSameNumberInEveryWindow) {
+  const std::vector<int64_t> counts = {200, 1000, 40, 50, 60, 70, 80, 90};
+  const SamplingPlan plan(counts, {{0, 5.0}}, 100);
+  for (int64_t window = 0; window < 500; ++window) {
+    int64_t sum = 0;
+    for (int direction = 0; direction < 8; ++direction) {
+      const int64_t drawn = plan.NumDrawn(direction, window + 1) - plan.NumDrawn(direction, window);
+      EXPECT_NEAR(static_cast<double>(drawn), 100.0 * plan.Share(direction, 0), 1.0);
+      sum += drawn;
+    }
+    EXPECT_NEAR(static_cast<double>(sum), 100.0, 4.0);
+  }
+}
+
+TEST(SamplingPlan, ChangesTemperatureWithoutSkippingOrRepeating) {
+  const std::vector<int64_t> counts = {900, 100};
+  const SamplingPlan plan(counts, {{0, 1.0}, {10, 1000.0}, {20, 1.0}}, 100);
+  EXPECT_EQ(plan.NumDrawn(0, 10), 900);
+  EXPECT_NEAR(static_cast<double>(plan.NumDrawn(0, 20) - plan.NumDrawn(0, 10)), 500.0, 2.0);
+  EXPECT_EQ(plan.NumDrawn(0, 30) - plan.NumDrawn(0, 20), 900);
+  for (int64_t window = 0; window < 40; ++window) {
+    EXPECT_LE(plan.NumDrawn(1, window), plan.NumDrawn(1, window + 1));
+  }
+}
+
+TEST(SamplingPlan, CountsBeyond32Bits) {
+  const std::vector<int64_t> counts = {10'000'000'000, 1};
+  const SamplingPlan plan(counts, {{0, 1.0}}, 1'000'000);
+  const int64_t windows = 123'456'789'012;
+  const double expected = 1e6 * static_cast<double>(windows) * plan.Share(0, 0);
+  EXPECT_NEAR(static_cast<double>(plan.NumDrawn(0, windows)) / expected, 1.0, 1e-12);
+}
+
+}  // namespace
+}  // namespace deepnet

@@ -1,0 +1,137 @@
+#include "trainer/data/shard.h"
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/trainer/data/temp_folder.h"
+
+namespace deepnet {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::TempFolder;
+
+std::vector<int32_t> Sentence(int length, int32_t first) {
+  std::vector<int32_t> ids;
+  for (int i = 0; i < length; ++i) ids.push_back(first + i * 7 % 1000);
+  return ids;
+}
+
+std::vector<int32_t> ToVector(const TokenSpan& span) {
+  std::vector<int32_t> ids;
+  for (size_t i = 0; i < span.size(); ++i) ids.push_back(span[i]);
+  return ids;
+}
+
+// Pair i has 1 + i % 5 and 2 + i % 3 tokens.
+void WriteShard(const std::string& path, int num_pairs, int32_t vocabulary_size,
+                bool finish = true) {
+  auto writer = ShardWriter::Create(path, vocabulary_size);
+  ASSERT_TRUE(writer.ok()) << writer.status();
+  for (int i = 0; i < num_pairs; ++i) {
+    ASSERT_TRUE((*writer)
+                    ->Add(Sentence(1 + i % 5, vocabulary_size - 1001), Sentence(2 + i % 3, i % 100))
+                    .ok());
+  }
+  ASSERT_TRUE(!finish || (*writer)->Finish().ok());
+}
+
+TEST(Shard, GivesBackWhatWasWrittenWithNarrowAndWideIds) {
+  const TempFolder folder;
+  for (const int32_t vocabulary_size : {8000, 65536, 250000}) {
+    WriteShard(folder.Path("s"), 1000, vocabulary_size);
+    const auto shard = Shard::Open(folder.Path("s"));
+    ASSERT_TRUE(shard.ok()) << shard.status();
+    EXPECT_TRUE(shard->VerifyChecksums().ok());
+    ASSERT_EQ(shard->num_pairs(), 1000);
+    for (int i = 0; i < 1000; ++i) {
+      EXPECT_EQ(ToVector(shard->First(i)), Sentence(1 + i % 5, vocabulary_size - 1001));
+      EXPECT_EQ(ToVector(shard->Second(i)), Sentence(2 + i % 3, i % 100));
+    }
+  }
+}
+
+TEST(Shard, TakesTwoBytesForAnIdWhereTheyAreEnough) {
+  const TempFolder folder;
+  WriteShard(folder.Path("narrow"), 100000, 65536);
+  WriteShard(folder.Path("wide"), 100000, 65537);
+  const auto narrow = Shard::Open(folder.Path("narrow"));
+  ASSERT_TRUE(narrow.ok());
+  const auto size = [&](const char* name) {
+    return static_cast<int64_t>(std::filesystem::file_size(folder.Path(name)));
+  };
+  EXPECT_NEAR(static_cast<double>(size("wide") - size("narrow")),
+              2.0 * static_cast<double>(narrow->num_tokens()), 100.0);
+}
+
+TEST(Shard, KeepsSumsOfLengthsByTheLongerSide) {
+  const TempFolder folder;
+  auto writer = ShardWriter::Create(folder.Path("s"), 8000);
+  ASSERT_TRUE(writer.ok());
+  ASSERT_TRUE((*writer)->Add(Sentence(3, 5), Sentence(5, 5)).ok());
+  ASSERT_TRUE((*writer)->Add(Sentence(5, 5), Sentence(1, 5)).ok());
+  ASSERT_TRUE((*writer)->Finish().ok());
+  const auto shard = Shard::Open(folder.Path("s"));
+  ASSERT_TRUE(shard.ok());
+  ASSERT_EQ(shard->lengths().size(), 6u);
+  const LengthRow& row = shard->lengths()[5];
+  EXPECT_EQ(row.num_pairs, 2u);
+  EXPECT_EQ(row.first_tokens, 8u);
+  EXPECT_EQ(row.second_tokens, 6u);
+  EXPECT_EQ(row.first_squares, 34u);
+  EXPECT_EQ(row.second_squares, 26u);
+  EXPECT_EQ(shard->lengths()[4].num_pairs, 0u);
+}
+
+TEST(Shard, MayBeEmpty) {
+  const TempFolder folder;
+  WriteShard(folder.Path("s"), 0, 8000);
+  const auto shard = Shard::Open(folder.Path("s"));
+  ASSERT_TRUE(shard.ok()) << shard.status();
+  EXPECT_EQ(shard->num_pairs(), 0);
+  EXPECT_TRUE(shard->VerifyChecksums().ok());
+}
+
+TEST(Shard, IsNoneUntilFinished) {
+  const TempFolder folder;
+  WriteShard(folder.Path("s"), 5000, 8000, /*finish=*/false);
+  EXPECT_FALSE(Shard::Open(folder.Path("s")).ok());
+  EXPECT_FALSE(std::filesystem::exists(folder.Path("s.index")));
+}
+
+TEST(Shard, NamesADamagedBlockHeaderSizeOrVersion) {
+  const TempFolder folder;
+  WriteShard(folder.Path("s"), 200000, 8000);
+  const std::string good = folder.Read("s");
+  ASSERT_GT(good.size(), 2u << 20);
+
+  std::string bad = good;
+  bad[kShardDataOffset + kShardBlockBytes + 17] ^= 1;
+  folder.Write("block", bad);
+  const auto block = Shard::Open(folder.Path("block"));
+  ASSERT_TRUE(block.ok());
+  EXPECT_THAT(std::string(block->VerifyChecksums().message()), HasSubstr("1052672"));
+
+  bad = good;
+  bad[20] ^= 1;
+  folder.Write("header", bad);
+  EXPECT_THAT(std::string(Shard::Open(folder.Path("header")).status().message()),
+              HasSubstr("header: the header is damaged"));
+
+  folder.Write("short", std::string_view(good).substr(0, good.size() - 4));
+  EXPECT_THAT(std::string(Shard::Open(folder.Path("short")).status().message()),
+              HasSubstr("should be"));
+
+  bad = good;
+  bad[8] = 9;
+  folder.Write("version", bad);
+  EXPECT_THAT(std::string(Shard::Open(folder.Path("version")).status().message()),
+              HasSubstr("version 9"));
+}
+
+}  // namespace
+}  // namespace deepnet

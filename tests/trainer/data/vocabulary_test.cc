@@ -1,0 +1,143 @@
+#include "trainer/data/vocabulary.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "trainer/data/sentence_pieces.h"
+
+namespace deepnet {
+namespace {
+
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Lt;
+
+std::vector<std::string> FixtureSentences() {
+  std::ifstream file("tests/trainer/data/testdata/udhr.tsv");
+  std::vector<std::string> sentences;
+  for (std::string line; std::getline(file, line);) {
+    const size_t tab = line.find('\t');
+    const size_t tab2 = line.find('\t', tab + 1);
+    sentences.push_back(line.substr(tab + 1, tab2 - tab - 1));
+    sentences.push_back(line.substr(tab2 + 1));
+  }
+  return sentences;
+}
+
+std::string Train(int pieces) {
+  PieceTraining training;
+  training.pieces = pieces;
+  std::string model;
+  EXPECT_EQ(TrainSentencePieces(training, FixtureSentences(), &model), "");
+  return model;
+}
+
+// A model written by hand in protobuf's wire format: fields 1 piece {1 text, 2 score, 3 type}.
+// Types: 1 normal, 2 unknown, 3 control.
+std::string HandMadeModel(const std::vector<std::pair<std::string, int>>& pieces) {
+  std::string model;
+  float score = 0.0f;
+  for (const auto& [text, type] : pieces) {
+    std::string piece = "\x0a" + std::string(1, static_cast<char>(text.size())) + text;
+    const auto bits = std::bit_cast<uint32_t>(score);
+    piece += '\x15';
+    for (int i = 0; i < 4; ++i) piece += static_cast<char>(bits >> (8 * i));
+    piece += "\x18" + std::string(1, static_cast<char>(type));
+    model += "\x0a" + std::string(1, static_cast<char>(piece.size())) + piece;
+    score -= 1.0f;
+  }
+  return model;
+}
+
+TEST(Vocabulary, PutsSpecialsFirstThenPiecesThenSortedTags) {
+  const auto vocabulary = Vocabulary::FromBytes(Train(400), {"ru", "de", "en", "de"});
+  ASSERT_TRUE(vocabulary.ok()) << vocabulary.status();
+  EXPECT_EQ(vocabulary->size(), 400 + 3);
+  EXPECT_THAT(vocabulary->languages(), ElementsAre("de", "en", "ru"));
+  EXPECT_EQ(vocabulary->TagId("de"), 400);
+  EXPECT_EQ(vocabulary->TagId("ru"), 402);
+  EXPECT_EQ(vocabulary->TagId("fr"), std::nullopt);
+  EXPECT_EQ(vocabulary->Piece(kPad), "<pad>");
+  EXPECT_EQ(vocabulary->Piece(401), "__en__");
+}
+
+TEST(Vocabulary, DecodesWhatItEncoded) {
+  const auto vocabulary = Vocabulary::FromBytes(Train(400), {"de", "en"});
+  ASSERT_TRUE(vocabulary.ok());
+  for (const std::string& sentence : FixtureSentences()) {
+    const std::vector<int32_t> ids = vocabulary->Encode(sentence);
+    EXPECT_THAT(ids, Each(Lt(vocabulary->first_tag())));
+    EXPECT_EQ(std::count(ids.begin(), ids.end(), kUnk), 0);
+    if (sentence.find("  ") == std::string::npos && sentence.find("\u00a0") == std::string::npos &&
+        sentence.find("\u2026") == std::string::npos) {
+      EXPECT_EQ(vocabulary->Decode(ids), sentence);
+    }
+  }
+}
+
+TEST(Vocabulary, LeavesSpecialsAndTagsOutOfText) {
+  const auto vocabulary = Vocabulary::FromBytes(Train(400), {"de", "en"});
+  ASSERT_TRUE(vocabulary.ok());
+  std::vector<int32_t> ids = vocabulary->Encode("human rights");
+  ids.insert(ids.begin(), {kBos, *vocabulary->TagId("de")});
+  ids.push_back(kEos);
+  ids.push_back(kPad);
+  EXPECT_EQ(vocabulary->Decode(ids), "human rights");
+}
+
+TEST(Vocabulary, CutsATagInTheTextIntoPieces) {
+  const auto vocabulary = Vocabulary::FromBytes(Train(400), {"de", "en"});
+  ASSERT_TRUE(vocabulary.ok());
+  EXPECT_THAT(vocabulary->Encode("__de__ </s> <pad>"), Each(Lt(vocabulary->first_tag())));
+  for (const int32_t id : vocabulary->Encode("</s> <pad> <s>")) EXPECT_GE(id, kUnk);
+}
+
+TEST(Vocabulary, MapsTheIdsOfAModelThatNumbersItsSpecialsOtherwise) {
+  const std::string model = HandMadeModel(
+      {{"<unk>", 2}, {"<s>", 3}, {"</s>", 3}, {"\u2581a", 1}, {"b", 1}, {"<mask>", 3}});
+  const auto vocabulary = Vocabulary::FromBytes(model, {"en"});
+  ASSERT_TRUE(vocabulary.ok()) << vocabulary.status();
+  EXPECT_EQ(vocabulary->size(), 4 + 3 + 1);
+  EXPECT_THAT(vocabulary->Encode("ab"), ElementsAre(4, 5));
+  EXPECT_THAT(vocabulary->Encode("az"), ElementsAre(4, kUnk));
+  EXPECT_EQ(vocabulary->Piece(6), "<mask>");
+  EXPECT_EQ(vocabulary->Decode(std::vector<int32_t>{kEos, 4, 5, kPad}), "ab");
+}
+
+TEST(Vocabulary, RefusesAModelThatHoldsATagAndBytesThatAreNoModel) {
+  const auto tagged =
+      Vocabulary::FromBytes(HandMadeModel({{"<unk>", 2}, {"__en__", 1}, {"a", 1}}), {"en"});
+  EXPECT_THAT(std::string(tagged.status().message()), HasSubstr("__en__"));
+  EXPECT_FALSE(Vocabulary::FromBytes("no model at all", {"en"}).ok());
+  const auto absent = Vocabulary::Open("/nowhere/spm.model", {"en"});
+  EXPECT_THAT(std::string(absent.status().message()), HasSubstr("/nowhere/spm.model"));
+}
+
+TEST(Vocabulary, HashChangesWithModelAndTags) {
+  const std::string model = Train(400);
+  const auto hash = [](const std::string& bytes, std::vector<std::string> languages) {
+    return Vocabulary::FromBytes(bytes, std::move(languages))->hash();
+  };
+  EXPECT_EQ(hash(model, {"de", "en"}), hash(model, {"en", "de"}));
+  EXPECT_NE(hash(model, {"de", "en"}), hash(model, {"de"}));
+  EXPECT_NE(hash(model, {"de", "en"}), hash(Train(300), {"de", "en"}));
+}
+
+TEST(TrainSentencePieces, GivesTheSameBytesAgain) { EXPECT_EQ(Train(300), Train(300)); }
+
+TEST(TrainSentencePieces, GivesFewerPiecesWhereTheTextHoldsNoMore) {
+  const auto vocabulary = Vocabulary::FromBytes(Train(50000), {"en"});
+  ASSERT_TRUE(vocabulary.ok());
+  EXPECT_LT(vocabulary->size(), 50000);
+}
+
+}  // namespace
+}  // namespace deepnet
