@@ -5,16 +5,19 @@
 
 #include "launch/commands/bench.h"
 #include "launch/commands/describe.h"
+#include "launch/commands/evaluate.h"
 #include "launch/commands/plan.h"
 #include "launch/commands/prepare.h"
+#include "launch/commands/score.h"
+#include "launch/commands/train.h"
+#include "launch/commands/translate.h"
 #include "launch/program.h"
 
 int main(int argc, char** argv) {
   const std::vector<deepnet::Command> commands = {
-      deepnet::MakePrepareCommand(),
-      deepnet::MakeDescribeCommand(),
-      deepnet::MakePlanCommand(),
-      deepnet::MakeBenchCommand(),
+      deepnet::MakePrepareCommand(), deepnet::MakeDescribeCommand(), deepnet::MakePlanCommand(),
+      deepnet::MakeTrainCommand(),   deepnet::MakeTranslateCommand(), deepnet::MakeScoreCommand(),
+      deepnet::MakeEvaluateCommand(), deepnet::MakeBenchCommand(),
   };
   const std::vector<std::string> words(argv + 1, argv + argc);
   return deepnet::RunProgram(commands, words, {std::cin, std::cout, std::cerr});

@@ -2,7 +2,6 @@
 
 #include <google/protobuf/struct.pb.h>
 #include <google/protobuf/util/json_util.h>
-#include <malloc.h>
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -18,7 +17,7 @@
 #include "parallel/comm/self_communicator.h"
 #include "trainer/data/batcher.h"
 #include "trainer/kernels/compute.h"
-#include "trainer/model/describe.h"
+#include "trainer/model/flops.h"
 #include "trainer/train_step.h"
 
 namespace deepnet {
@@ -62,15 +61,6 @@ double Now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-std::vector<std::pair<int, int>> PairsOf(const Microbatch& mb) {
-  std::vector<std::pair<int, int>> pairs;
-  for (int s = 0; s < mb.num_sentences; ++s) {
-    pairs.emplace_back(mb.source.offsets[s + 1] - mb.source.offsets[s],
-                       mb.target.offsets[s + 1] - mb.target.offsets[s]);
-  }
-  return pairs;
-}
-
 }  // namespace
 
 absl::StatusOr<RunSpec> BenchRun(const std::string& shape) {
@@ -106,22 +96,6 @@ absl::StatusOr<RunSpec> BenchRun(const std::string& shape) {
       ExitCode::kBadConfig);
 }
 
-double StepFlops(const ModelSpec& model, const std::vector<std::pair<int, int>>& pairs) {
-  const double d = model.width(), f = model.ffn_width();
-  double s = 0, t = 0, ss = 0, st = 0, tt = 0;
-  for (const auto& [source, target] : pairs) {
-    s += source;
-    t += target;
-    ss += double(source) * source;
-    st += double(source) * target;
-    tt += double(target) * target;
-  }
-  const double encoder = 2 * s * (4 * d * d + 2 * d * f) + 4 * d * ss;
-  const double decoder = 2 * t * (6 * d * d + 2 * d * f) + 4 * s * d * d + 4 * d * (tt + st);
-  const double output = 2 * t * d * static_cast<double>(model.vocabulary_size());
-  return 3 * (model.encoder_layers() * encoder + model.decoder_layers() * decoder + output);
-}
-
 absl::StatusOr<BenchRecord> BenchStep(const StepBenchOptions& options) {
   ASSIGN_OR_RETURN(const RunSpec run, BenchRun(options.shape));
   ASSIGN_OR_RETURN(auto lengths, ReadLengths(options.lengths_file));
@@ -154,7 +128,7 @@ absl::StatusOr<BenchRecord> BenchStep(const StepBenchOptions& options) {
     if (i == 0) continue;
     seconds.push_back(took);
     rates.push_back((mb.num_source_tokens + mb.num_target_tokens) / took);
-    speeds.push_back(StepFlops(run.model(), PairsOf(mb)) / took * 1e-9);
+    speeds.push_back(StepFlops(run.model(), batch) / took * 1e-9);
   }
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);

@@ -20,10 +20,6 @@ struct StepBenchOptions {
 // The run that a shape stands for: model, microbatch, Adam with smoothing 0.1 and dropout 0.1.
 absl::StatusOr<RunSpec> BenchRun(const std::string& shape);
 
-// Floating-point operations of one step on the real tokens: matrix products, three times forward.
-// `pairs` are (source, target) lengths.
-double StepFlops(const ModelSpec& model, const std::vector<std::pair<int, int>>& pairs);
-
 // Trains `steps` steps on made-up tokens of real lengths and reports tokens per second, GFLOP/s, the
 // product ceiling measured in the same process and peak memory.
 absl::StatusOr<BenchRecord> BenchStep(const StepBenchOptions& options);

@@ -239,13 +239,10 @@ void CrossAttention::Backward(const PassContext& pass, const Memory& memory, con
 }
 
 void CrossAttention::FillCache(const PassContext& pass, const Memory& memory,
-                               KeyValueCache& cache) const {
+                               const at::Tensor& kv_R2D) const {
   PassContext memory_pass = pass;
   memory_pass.rows = memory.rows;
-  const at::Tensor kv_R2D = at::empty({memory.value_RD.size(0), 2 * width_}, pass.ops->Operand());
   kv_.Forward(memory_pass, memory.value_RD, /*relu=*/false, kv_R2D);
-  cache.keys_ND = kv_R2D.narrow(1, 0, width_);
-  cache.values_ND = kv_R2D.narrow(1, width_, width_);
 }
 
 void CrossAttention::Step(const PassContext& pass, const Stream& stream, Workspace& work, Saved& saved,

@@ -128,8 +128,8 @@ class CrossAttention {
   void Backward(const PassContext& pass, const Memory& memory, const Upstream& upstream,
                 const at::Tensor& dstream_RD, Workspace& work, Workspace& memory_work,
                 Saved& saved) const;
-  // Keys and values of the whole memory, once per sentence batch.
-  void FillCache(const PassContext& pass, const Memory& memory, KeyValueCache& cache) const;
+  // Keys and values of the whole memory, once per sentence batch, into kv_R2D (operand).
+  void FillCache(const PassContext& pass, const Memory& memory, const at::Tensor& kv_R2D) const;
   void Step(const PassContext& pass, const Stream& stream, Workspace& work, Saved& saved,
             const KeyValueCache& cache, const CacheIndex& index) const;
   void Refresh(Ops& ops);
@@ -212,8 +212,8 @@ class DecoderLayer {
   void Backward(const PassContext& pass, const Memory& memory, const Upstream& upstream,
                 const at::Tensor& dstream_RD, Workspace& work, Workspace& memory_work,
                 Saved& saved) const;
-  void FillCache(const PassContext& pass, const Memory& memory, KeyValueCache& cache) const {
-    cross_attention_.FillCache(pass, memory, cache);
+  void FillCache(const PassContext& pass, const Memory& memory, const at::Tensor& kv_R2D) const {
+    cross_attention_.FillCache(pass, memory, kv_R2D);
   }
   void Step(const PassContext& pass, const Stream& stream, Workspace& work, Saved& saved,
             KeyValueCache& self_cache, int64_t first_row, const CacheIndex& self_index,

@@ -250,14 +250,11 @@ void Transformer::Encode(const PackedRows& source, Activations& kept) {
   RunEncoder({.ops = &ops_, .rows = &source, .keep = false}, kept);
 }
 
-std::vector<KeyValueCache> Transformer::MakeMemoryCaches(const PackedRows& source,
-                                                         const Activations& kept) {
+void Transformer::FillMemoryCaches(const PackedRows& source, const Activations& kept,
+                                   const std::vector<at::Tensor>& kv_R2D) {
   const PassContext pass{.ops = &ops_, .rows = &source, .keep = false};
-  const Memory memory{
-      .rows = &source, .value_RD = kept.memory_RD.narrow(0, 0, source.count), .gradient_RD = {}};
-  std::vector<KeyValueCache> caches(decoder_.size());
-  for (size_t i = 0; i < decoder_.size(); ++i) decoder_[i].FillCache(pass, memory, caches[i]);
-  return caches;
+  const Memory memory{.rows = &source, .value_RD = kept.memory_RD, .gradient_RD = {}};
+  for (size_t i = 0; i < decoder_.size(); ++i) decoder_[i].FillCache(pass, memory, kv_R2D[i]);
 }
 
 void Transformer::DecodeStep(const PackedRows& rows, std::vector<KeyValueCache>& self_caches,

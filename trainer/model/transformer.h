@@ -47,6 +47,7 @@ class Transformer {
   Parameters& parameters() { return parameters_; }
   const Parameters& parameters() const { return parameters_; }
   const ModelSpec& spec() const { return spec_; }
+  const MicrobatchSpec& capacity() const { return capacity_; }
   Ops& ops() { return ops_; }
 
   // Working copies of all weights, after the masters moved.
@@ -66,8 +67,9 @@ class Transformer {
   // --- decoding ---
   // Runs the encoder alone; kept.memory_RD holds the result.
   void Encode(const PackedRows& source, Activations& kept);
-  // Keys and values of the memory for every decoder layer.
-  std::vector<KeyValueCache> MakeMemoryCaches(const PackedRows& source, const Activations& kept);
+  // Keys and values of that memory, kv_R2D[layer] (operand, at least source.count rows).
+  void FillMemoryCaches(const PackedRows& source, const Activations& kept,
+                        const std::vector<at::Tensor>& kv_R2D);
   // One decoder step for rows.count hypotheses; `logits_RV` (stream) out. Caches as in layers.h.
   void DecodeStep(const PackedRows& rows, std::vector<KeyValueCache>& self_caches, int64_t first_row,
                   const CacheIndex& self_index, const std::vector<KeyValueCache>& memory_caches,

@@ -1,0 +1,104 @@
+#include "launch/commands/evaluate.h"
+
+#include <memory>
+
+#include "launch/commands/decoding.h"
+#include "parallel/base/exit_code.h"
+#include "parallel/base/logging.h"
+#include "parallel/base/status_macros.h"
+#include "trainer/data/corpus.h"
+#include "trainer/eval/evaluator.h"
+#include "trainer/eval/score_table.h"
+#include "trainer/metrics.h"
+#include "trainer/model_loader.h"
+
+namespace deepnet {
+namespace {
+
+absl::Status RunEvaluate(const CommandLine& line) {
+  if (line.flags.Text("checkpoint").empty()) {
+    return WithExitCode(absl::InvalidArgumentError("--checkpoint: required"), ExitCode::kBadConfig);
+  }
+  RETURN_IF_ERROR(CheckSearchFlags(line.flags));
+  ASSIGN_OR_RETURN(const ComputeSpec compute, ComputeOverrides(line));
+  ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> model,
+                   LoadModel(ResolvePath(line, line.flags.Text("checkpoint")), compute));
+  ASSIGN_OR_RETURN(const RunSpec run, DecodingRunSpec(line, model->run));
+  const std::string& data = line.flags.Text("data");
+  auto corpus = Corpus::Open(ResolvePath(line, data.empty() ? run.data().folder() : data));
+  if (!corpus.ok()) return WithExitCode(corpus.status(), ExitCode::kData);
+
+  EvaluateOptions options{.split = line.flags.Text("split"),
+                          .directions = line.flags.List("direction"),
+                          .any_to_any = line.flags.Switch("any-to-any"),
+                          .sentences = static_cast<int>(line.flags.Integer("sentences")),
+                          .max_positions = run.model().max_positions(),
+                          .spm_file = line.flags.Text("spm"),
+                          .output_folder = line.flags.Text("output"),
+                          .tags = run.data().tags(),
+                          .decode = run.decode()};
+  if (!options.spm_file.empty()) options.spm_file = ResolvePath(line, options.spm_file);
+  if (!options.output_folder.empty()) options.output_folder = ResolvePath(line, options.output_folder);
+  LoggerOptions log_options = StderrOptions();
+  log_options.stream = &line.err;
+  log_options.plain_seconds = 5;
+  Logger log(log_options);
+  ASSIGN_OR_RETURN(EvalRecord record,
+                   Evaluate(*model->scorer, *model->pair_scorer, *corpus, *model->vocabulary, options,
+                            [&log](const std::string& direction, double fraction) {
+                              log.Show({.label = "evaluate", .fraction = fraction, .figures = direction});
+                            }));
+  log.EndProgress();
+  record.set_kind("evaluate");
+  record.set_step(model->step);
+  record.set_checkpoint(model->folder);
+  line.out << (line.flags.Switch("json") ? ToJson(record) + "\n" : ScoreTable(record));
+  return absl::OkStatus();
+}
+
+std::vector<Flag> EvaluateFlags() {
+  std::vector<Flag> flags = {
+      {.name = "checkpoint",
+       .value = "PATH",
+       .help = "run folder, checkpoint folder or pointer file such as runs/a/best-bleu; required"},
+      {.name = "data",
+       .value = "DIR",
+       .help = "prepared corpus; default: the one the model was trained on"},
+      {.name = "split",
+       .value = "SPLIT",
+       .default_value = "test",
+       .help = "which sentences",
+       .allowed = {"dev", "test"}},
+      {.name = "direction",
+       .kind = FlagKind::kList,
+       .value = "XX-YY",
+       .help = "only this one; may be given often; default: every direction that has sentences"},
+      {.name = "any-to-any",
+       .kind = FlagKind::kSwitch,
+       .help = "every pair of languages, joined over English where they have no text together"},
+      {.name = "sentences",
+       .kind = FlagKind::kInteger,
+       .value = "N",
+       .default_value = "0",
+       .help = "the first ones of each direction; 0: all"},
+      {.name = "spm", .value = "FILE", .help = "SentencePiece model; adds spBLEU"},
+      {.name = "output", .value = "DIR", .help = "write <direction>.hyp and .ref there"},
+      JsonFlag()};
+  for (Flag& flag : SearchFlags()) flags.push_back(std::move(flag));
+  return flags;
+}
+
+}  // namespace
+
+Command MakeEvaluateCommand() {
+  return {.name = "evaluate",
+          .summary = "BLEU, chrF and log-likelihood on a corpus's dev or test set",
+          .description =
+              "Translates with the same search as `translate` and scores as sacreBLEU 2 does: 13a "
+              "tokens, zh for Chinese, characters for Japanese, Korean, Thai, Khmer, Lao and Burmese.",
+          .spec = SpecUse::kOptional,
+          .flags = EvaluateFlags(),
+          .run = RunEvaluate};
+}
+
+}  // namespace deepnet

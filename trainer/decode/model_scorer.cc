@@ -1,0 +1,207 @@
+#include "trainer/decode/model_scorer.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "parallel/base/check.h"
+
+namespace deepnet {
+namespace {
+
+// Sources packed one after the other.
+struct PackedSources {
+  PackedSide side;
+  std::vector<uint32_t> pairs;  // not looked at without dropout
+};
+
+PackedSources PackSources(std::span<const std::vector<int32_t>> sources) {
+  PackedSources packed;
+  packed.side.offsets.push_back(0);
+  for (const std::vector<int32_t>& source : sources) {
+    packed.side.tokens.insert(packed.side.tokens.end(), source.begin(), source.end());
+    for (uint32_t p = 0; p < source.size(); ++p) packed.side.positions.push_back(p);
+    packed.side.offsets.push_back(static_cast<int32_t>(packed.side.tokens.size()));
+  }
+  packed.pairs.resize(packed.side.tokens.size());
+  return packed;
+}
+
+// Sentences [begin, end) as long as their tokens fit.
+size_t EndOfSlice(std::span<const std::vector<int32_t>> sources, size_t begin, int64_t capacity) {
+  int64_t tokens = 0;
+  size_t end = begin;
+  while (end < sources.size() && tokens + static_cast<int64_t>(sources[end].size()) <= capacity) {
+    tokens += static_cast<int64_t>(sources[end++].size());
+  }
+  DEEPNET_CHECK(end > begin) << "a source of " << sources[begin].size() << " tokens exceeds "
+                             << capacity;
+  return end;
+}
+
+}  // namespace
+
+struct ModelScorer::State : public DecoderState {
+  int num_rows() const override { return static_cast<int>(memory_lengths.size()); }
+
+  // Lists of one kind, a row each, with room to grow.
+  struct Lists {
+    std::vector<int32_t> entries;  // [rows, stride]
+    int64_t stride = 0;
+
+    void SetStride(int64_t rows, int64_t wanted) {
+      if (wanted <= stride) return;
+      const int64_t wider = std::max(wanted, 2 * stride);
+      std::vector<int32_t> moved(rows * wider);
+      for (int64_t r = 0; r < rows; ++r) {
+        std::copy_n(entries.begin() + r * stride, stride, moved.begin() + r * wider);
+      }
+      entries = std::move(moved);
+      stride = wider;
+    }
+    void Take(std::span<const int32_t> parents) {
+      std::vector<int32_t> moved(parents.size() * stride);
+      for (size_t r = 0; r < parents.size(); ++r) {
+        std::copy_n(entries.begin() + parents[r] * stride, stride, moved.begin() + r * stride);
+      }
+      entries = std::move(moved);
+    }
+  };
+
+  int64_t position = 0;                  // tokens fed so far
+  Lists self, memory;
+  std::vector<int32_t> memory_lengths;   // [rows]
+  std::vector<KeyValueCache> self_caches, memory_caches;  // a layer each
+  int64_t self_rows = 0;                 // rows of self_caches in use
+};
+
+ModelScorer::ModelScorer(Transformer& model)
+    : model_(model), kept_(model.MakeActivations(/*shared=*/true)) {}
+
+std::unique_ptr<DecoderState> ModelScorer::Start(std::span<const std::vector<int32_t>> sources) {
+  auto state = std::make_unique<State>();
+  const int layers = model_.spec().decoder_layers();
+  const int64_t d = model_.spec().width();
+  int64_t tokens = 0, longest = 0;
+  for (const std::vector<int32_t>& source : sources) {
+    tokens += static_cast<int64_t>(source.size());
+    longest = std::max(longest, static_cast<int64_t>(source.size()));
+    state->memory_lengths.push_back(static_cast<int32_t>(source.size()));
+  }
+  std::vector<at::Tensor> kv_R2D;
+  for (int i = 0; i < layers; ++i) {
+    kv_R2D.push_back(at::empty({tokens, 2 * d}, model_.ops().Operand()));
+    state->memory_caches.push_back({kv_R2D[i].narrow(1, 0, d), kv_R2D[i].narrow(1, d, d)});
+    state->self_caches.push_back({at::empty({0, d}, model_.ops().Operand()),
+                                  at::empty({0, d}, model_.ops().Operand())});
+  }
+  state->memory.SetStride(0, longest);
+  state->memory.entries.resize(sources.size() * longest);
+  int64_t first = 0;
+  for (size_t begin = 0; begin < sources.size();) {
+    const size_t end = EndOfSlice(sources, begin, model_.capacity().source_tokens());
+    const PackedSources packed = PackSources(sources.subspan(begin, end - begin));
+    const PackedRows rows = RowsOf(packed.side, packed.pairs, static_cast<int>(end - begin));
+    model_.Encode(rows, *kept_);
+    std::vector<at::Tensor> slices;
+    for (const at::Tensor& kv : kv_R2D) slices.push_back(kv.narrow(0, first, rows.count));
+    model_.FillMemoryCaches(rows, *kept_, slices);
+    for (size_t s = begin; s < end; ++s) {
+      int32_t* list = state->memory.entries.data() + s * longest;
+      for (size_t p = 0; p < sources[s].size(); ++p) list[p] = static_cast<int32_t>(first++);
+    }
+    begin = end;
+  }
+  return state;
+}
+
+void ModelScorer::Reorder(DecoderState& decoder_state, std::span<const int32_t> parents) {
+  auto& state = static_cast<State&>(decoder_state);
+  state.self.Take(parents);
+  state.memory.Take(parents);
+  std::vector<int32_t> lengths;
+  for (const int32_t parent : parents) lengths.push_back(state.memory_lengths[parent]);
+  state.memory_lengths = std::move(lengths);
+}
+
+void ModelScorer::Step(DecoderState& decoder_state, std::span<const int32_t> tokens,
+                       float* log_probs) {
+  auto& state = static_cast<State&>(decoder_state);
+  const int64_t rows = state.num_rows(), vocabulary = vocabulary_size();
+  DEEPNET_CHECK_EQ(static_cast<int64_t>(tokens.size()), rows);
+  DEEPNET_CHECK_LT(state.position, model_.spec().max_positions());
+
+  for (KeyValueCache& cache : state.self_caches) {
+    if (state.self_rows + rows <= cache.keys_ND.size(0)) continue;
+    const int64_t wider = std::max(state.self_rows + rows, 2 * cache.keys_ND.size(0));
+    for (at::Tensor* x : {&cache.keys_ND, &cache.values_ND}) {
+      const at::Tensor grown = at::empty({wider, x->size(1)}, x->options());
+      grown.narrow(0, 0, state.self_rows).copy_(x->narrow(0, 0, state.self_rows));
+      *x = grown;
+    }
+  }
+  state.self.SetStride(rows, state.position + 1);
+  for (int64_t r = 0; r < rows; ++r) {
+    state.self.entries[r * state.self.stride + state.position] =
+        static_cast<int32_t>(state.self_rows + r);
+  }
+  const std::vector<int32_t> lengths(rows, static_cast<int32_t>(state.position + 1));
+  const std::vector<uint32_t> positions(rows, static_cast<uint32_t>(state.position));
+
+  const int64_t capacity = model_.capacity().target_tokens();
+  for (int64_t begin = 0; begin < rows; begin += capacity) {
+    const int64_t count = std::min(capacity, rows - begin);
+    const PackedRows slice{.count = count,
+                           .num_sentences = static_cast<int>(count),
+                           .tokens = tokens.data() + begin,
+                           .positions = positions.data() + begin,
+                           .pairs = positions.data() + begin};
+    const CacheIndex self{state.self.entries.data() + begin * state.self.stride, state.self.stride,
+                          lengths.data() + begin};
+    const CacheIndex memory{state.memory.entries.data() + begin * state.memory.stride,
+                            state.memory.stride, state.memory_lengths.data() + begin};
+    const at::Tensor out =
+        at::from_blob(log_probs + begin * vocabulary, {count, vocabulary}, at::kFloat);
+    const bool in_place = model_.ops().Stream().device().is_cpu() &&
+                          model_.ops().Stream().dtype() == at::kFloat;
+    const at::Tensor logits = in_place ? out : at::empty({count, vocabulary}, model_.ops().Stream());
+    model_.DecodeStep(slice, state.self_caches, state.self_rows + begin, self, state.memory_caches,
+                      memory, *kept_, logits);
+    model_.ops().LogSoftmax(count, logits);
+    if (!in_place) out.copy_(logits);
+  }
+  state.self_rows += rows;
+  ++state.position;
+}
+
+ModelPairScorer::ModelPairScorer(Transformer& model)
+    : model_(model), kept_(model.MakeActivations(/*shared=*/true)) {}
+
+std::vector<double> ModelPairScorer::LogProbabilities(std::span<const IdPair> pairs) {
+  const MicrobatchSpec& spec = model_.capacity();
+  const Capacity capacity{spec.source_tokens(), spec.target_tokens(), spec.sentences()};
+  std::vector<double> result;
+  std::vector<float> token_nll(spec.target_tokens());
+  for (size_t begin = 0; begin < pairs.size();) {
+    MicrobatchBuilder builder(capacity);
+    size_t end = begin;
+    for (; end < pairs.size(); ++end) {
+      const EncodedPair pair{pairs[end].source, pairs[end].target};
+      if (!builder.HasRoom(pair)) break;
+      builder.Add(static_cast<uint32_t>(end - begin), pair);
+    }
+    DEEPNET_CHECK(end > begin) << "a pair of " << pairs[begin].source.size() << " and "
+                               << pairs[begin].target.size() << " tokens exceeds the capacity";
+    const Microbatch mb = std::move(builder).Build();
+    model_.Forward(mb, 0, 0, /*training=*/false, {}, *kept_, token_nll.data());
+    for (int s = 0; s < mb.num_sentences; ++s) {
+      double sum = 0.0;
+      for (int r = mb.target.offsets[s]; r < mb.target.offsets[s + 1]; ++r) sum -= token_nll[r];
+      result.push_back(sum);
+    }
+    begin = end;
+  }
+  return result;
+}
+
+}  // namespace deepnet

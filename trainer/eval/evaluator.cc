@@ -1,0 +1,202 @@
+#include "trainer/eval/evaluator.h"
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "parallel/base/exit_code.h"
+#include "parallel/base/status_macros.h"
+#include "trainer/decode/search.h"
+#include "trainer/decode/translator.h"
+#include "trainer/eval/bleu.h"
+#include "trainer/eval/chrf.h"
+#include "trainer/eval/tokenizers.h"
+
+namespace deepnet {
+namespace {
+
+struct Route {
+  std::string source, target;
+  std::string Name() const { return source + "-" + target; }
+};
+
+absl::Status DataError(const std::string& text) {
+  return WithExitCode(absl::NotFoundError(text), ExitCode::kData);
+}
+
+absl::StatusOr<std::vector<Route>> Routes(const Corpus& corpus, const EvaluateOptions& options) {
+  std::vector<Route> routes;
+  for (const std::string& name : options.directions) {
+    const std::vector<std::string> sides = absl::StrSplit(name, '-');
+    if (sides.size() != 2) return DataError(absl::StrCat("direction \"", name, "\": write xx-yy"));
+    routes.push_back({sides[0], sides[1]});
+  }
+  std::set<std::string> languages;
+  if (options.directions.empty()) {
+    for (const Direction& d : corpus.TextDirections(options.split)) {
+      routes.push_back({d.source, d.target});
+      languages.insert({d.source, d.target});
+    }
+  }
+  if (options.any_to_any) {
+    routes.clear();
+    for (const std::string& a : languages) {
+      for (const std::string& b : languages) {
+        if (a != b) routes.push_back({a, b});
+      }
+    }
+  }
+  if (routes.empty()) {
+    return DataError(absl::StrCat("the corpus has no ", options.split, " sentences"));
+  }
+  std::sort(routes.begin(), routes.end(),
+            [](const Route& a, const Route& b) { return a.Name() < b.Name(); });
+  return routes;
+}
+
+// Nats per target token over the pairs that the model takes.
+double MeanNll(PairScorer& scorer, const std::vector<IdPair>& pairs) {
+  double sum = 0.0;
+  int64_t tokens = 0;
+  for (const double log_p : scorer.LogProbabilities(pairs)) sum -= log_p;
+  for (const IdPair& pair : pairs) tokens += static_cast<int64_t>(pair.target.size());
+  return tokens > 0 ? sum / static_cast<double>(tokens) : 0.0;
+}
+
+void WriteLines(const std::string& file, const std::vector<std::string>& lines) {
+  std::ofstream out(file);
+  for (const std::string& line : lines) out << line << '\n';
+}
+
+class Evaluator {
+ public:
+  Evaluator(Scorer& scorer, PairScorer& pair_scorer, const Corpus& corpus,
+            const Vocabulary& vocabulary, const EvaluateOptions& options)
+      : scorer_(scorer),
+        pair_scorer_(pair_scorer),
+        corpus_(corpus),
+        vocabulary_(vocabulary),
+        options_(options),
+        codec_{[&vocabulary](std::string_view text) { return vocabulary.Encode(text); },
+               [&vocabulary](std::span<const int32_t> ids) { return vocabulary.Decode(ids); }} {}
+
+  absl::StatusOr<DirectionScore> Score(const Route& route) const {
+    ASSIGN_OR_RETURN(ParallelSentences text,
+                     corpus_.Sentences(options_.split, route.source, route.target));
+    if (options_.sentences > 0 && text.source.size() > static_cast<size_t>(options_.sentences)) {
+      text.source.resize(options_.sentences);
+      text.target.resize(options_.sentences);
+    }
+    const auto source_tag = vocabulary_.TagId(route.source), target_tag = vocabulary_.TagId(route.target);
+    if (!source_tag.has_value() || !target_tag.has_value()) {
+      return DataError(absl::StrCat("direction ", route.Name(), ": the model has no such language"));
+    }
+    const TagFrame tags = MakeTagFrame(options_.tags, *source_tag, *target_tag);
+    ASSIGN_OR_RETURN(const std::vector<std::string> hypotheses, Translate(text.source, tags));
+
+    DirectionScore score;
+    score.set_direction(route.Name());
+    score.set_sentences(static_cast<int64_t>(text.source.size()));
+    ASSIGN_OR_RETURN(const BleuTokenizer tokenizer,
+                     MakeTokenizer(TokenizerNameForLanguage(route.target)));
+    score.set_bleu(CorpusBleu(hypotheses, text.target, tokenizer).score);
+    score.set_chrf(CorpusChrf(hypotheses, text.target));
+    if (!options_.spm_file.empty()) {
+      ASSIGN_OR_RETURN(const BleuTokenizer pieces, MakeSentencePieceTokenizer(options_.spm_file));
+      score.set_spbleu(CorpusBleu(hypotheses, text.target, pieces).score);
+    }
+    score.set_nll(Nll(text, tags));
+    if (!options_.output_folder.empty()) {
+      std::filesystem::create_directories(options_.output_folder);
+      WriteLines(absl::StrCat(options_.output_folder, "/", route.Name(), ".hyp"), hypotheses);
+      WriteLines(absl::StrCat(options_.output_folder, "/", route.Name(), ".ref"), text.target);
+    }
+    return score;
+  }
+
+ private:
+  absl::StatusOr<std::vector<std::string>> Translate(const std::vector<std::string>& texts,
+                                                     const TagFrame& tags) const {
+    std::vector<int32_t> forbidden;
+    for (int32_t id = vocabulary_.first_tag(); id < vocabulary_.size(); ++id) forbidden.push_back(id);
+    ASSIGN_OR_RETURN(SearchOptions search, MakeSearchOptions(options_.decode, forbidden));
+    search.nbest = 1;
+    Translator translator(scorer_, codec_, tags,
+                          {.search = std::move(search),
+                           .batch_tokens = options_.decode.batch_tokens(),
+                           .max_positions = options_.max_positions});
+    ASSIGN_OR_RETURN(const std::vector<Translation> translations, translator.Translate(texts));
+    std::vector<std::string> hypotheses;
+    for (const Translation& t : translations) hypotheses.push_back(t.best[0].text);
+    return hypotheses;
+  }
+
+  double Nll(const ParallelSentences& text, const TagFrame& tags) const {
+    std::vector<IdPair> pairs;
+    for (size_t i = 0; i < text.source.size(); ++i) {
+      IdPair pair{FrameIds(tags.source, vocabulary_.Encode(text.source[i]), 0),
+                  FrameIds(tags.target, vocabulary_.Encode(text.target[i]), 0)};
+      const size_t longest = std::max(pair.source.size(), pair.target.size());
+      if (options_.max_positions > 0 && longest > static_cast<size_t>(options_.max_positions)) continue;
+      pairs.push_back(std::move(pair));
+    }
+    return MeanNll(pair_scorer_, pairs);
+  }
+
+  Scorer& scorer_;
+  PairScorer& pair_scorer_;
+  const Corpus& corpus_;
+  const Vocabulary& vocabulary_;
+  const EvaluateOptions& options_;
+  const TextCodec codec_;
+};
+
+// Mean of `value` over directions that `wanted` accepts; 0 if there are none.
+template <typename Wanted, typename Value>
+double Mean(const EvalRecord& record, Wanted wanted, Value value) {
+  double sum = 0.0;
+  int count = 0;
+  for (const DirectionScore& d : record.directions()) {
+    if (!wanted(d.direction())) continue;
+    sum += value(d);
+    ++count;
+  }
+  return count > 0 ? sum / count : 0.0;
+}
+
+}  // namespace
+
+absl::StatusOr<EvalRecord> Evaluate(Scorer& scorer, PairScorer& pair_scorer, const Corpus& corpus,
+                                    const Vocabulary& vocabulary, const EvaluateOptions& options,
+                                    const EvaluateProgress& progress) {
+  const auto start = std::chrono::steady_clock::now();
+  ASSIGN_OR_RETURN(const std::vector<Route> routes, Routes(corpus, options));
+  const Evaluator evaluator(scorer, pair_scorer, corpus, vocabulary, options);
+  EvalRecord record;
+  for (size_t i = 0; i < routes.size(); ++i) {
+    progress(routes[i].Name(), static_cast<double>(i) / static_cast<double>(routes.size()));
+    ASSIGN_OR_RETURN(*record.add_directions(), evaluator.Score(routes[i]));
+  }
+  const auto all = [](const std::string&) { return true; };
+  const auto to_english = [](const std::string& d) { return absl::EndsWith(d, "-en"); };
+  const auto from_english = [](const std::string& d) { return absl::StartsWith(d, "en-"); };
+  const auto bleu = [](const DirectionScore& d) { return d.bleu(); };
+  record.set_bleu(Mean(record, all, bleu));
+  record.set_bleu_to_english(Mean(record, to_english, bleu));
+  record.set_bleu_from_english(Mean(record, from_english, bleu));
+  record.set_chrf(Mean(record, all, [](const DirectionScore& d) { return d.chrf(); }));
+  record.set_nll(Mean(record, all, [](const DirectionScore& d) { return d.nll(); }));
+  record.set_spbleu(Mean(record, all, [](const DirectionScore& d) { return d.spbleu(); }));
+  record.set_bleu_signature(BleuSignature(Make13aTokenizer()));
+  record.set_chrf_signature(ChrfSignature());
+  record.set_seconds(
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  return record;
+}
+
+}  // namespace deepnet

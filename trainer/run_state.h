@@ -1,0 +1,35 @@
+// What a run folder holds besides metrics: checkpoints of parameters and moments, and the
+// tokenizer, so that the folder alone can translate.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "parallel/base/file_system.h"
+#include "proto/checkpoint.pb.h"
+#include "trainer/data/vocabulary.h"
+#include "trainer/model/parameters.h"
+
+namespace deepnet {
+
+// Saves weights and both moments of `parameters` as the checkpoint of manifest.step().
+absl::Status SaveParameters(FileSystem& fs, const std::string& run_folder, const Manifest& manifest,
+                            const Parameters& parameters);
+
+// Loads the weights, and with `moments` both moments, from a checkpoint folder.
+absl::Status LoadParameters(FileSystem& fs, const std::string& checkpoint_folder,
+                            const Manifest& manifest, bool moments, Parameters& parameters);
+
+// Copies the tokenizer of a corpus folder into the run folder.
+absl::Status SaveVocabulary(const std::string& tokenizer_file,
+                            const std::vector<std::string>& languages, const std::string& run_folder);
+
+// The vocabulary of a run folder.
+absl::StatusOr<std::unique_ptr<Vocabulary>> LoadVocabulary(const std::string& run_folder);
+
+// Hexadecimal FNV-1a of all weights in order: equal exactly where every bit is.
+std::string WeightsHash(const Parameters& parameters);
+
+}  // namespace deepnet
