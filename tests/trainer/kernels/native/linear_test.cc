@@ -2,9 +2,9 @@
 #include "trainer/kernels/native/linear.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <random>
 #include <string>
 #include <vector>
@@ -22,17 +22,11 @@ constexpr double kFloat32Tolerance = 1e-5;
 constexpr double kBfloat16Tolerance = 1.0 / 256;
 
 uint16_t ToBf16(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof(bits));
+  const auto bits = std::bit_cast<uint32_t>(x);
   return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-float FromBf16(uint16_t x) {
-  const uint32_t bits = static_cast<uint32_t>(x) << 16;
-  float result;
-  std::memcpy(&result, &bits, sizeof(result));
-  return result;
-}
+float FromBf16(uint16_t x) { return std::bit_cast<float>(static_cast<uint32_t>(x) << 16); }
 
 // A matrix with its memory. Columns from `cols` to `stride` hold NaN: whoever reads them shows it.
 class TestMatrix {
@@ -78,8 +72,10 @@ class TestMatrix {
 
   // The same bits, NaN and padding included.
   bool SameBits(const TestMatrix& other) const {
-    return std::memcmp(floats_.data(), other.floats_.data(), floats_.size() * 4) == 0 &&
-           std::memcmp(halves_.data(), other.halves_.data(), halves_.size() * 2) == 0;
+    const auto same = [](float a, float b) {
+      return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b);
+    };
+    return std::ranges::equal(floats_, other.floats_, same) && halves_ == other.halves_;
   }
 
  private:
