@@ -4,11 +4,9 @@
 //   - A communicator is one rank's view of a group of `size()` ranks. It is used by one thread at a
 //     time. All calls are made with host memory unless a Device says otherwise.
 //   - Point to point: messages between two ranks with the same tag arrive in the order in which
-//   they
-//     were sent; messages with different tags are independent. Sender and receiver state the same
-//     byte count. Both calls return at once; the memory belongs to the communicator until Wait(). A
-//     send does not wait for its receive to be posted for ever: it completes when the peer
-//     receives.
+//     they were sent; messages with different tags are independent. Sender and receiver state the
+//     same byte count. Both calls return at once; the memory belongs to the communicator until
+//     Wait(). A send may complete only when the peer receives.
 //   - Collectives: every rank of the group calls the same ones, in the same order, with the same
 //     count and type. They return when this rank's buffer is final. Sums are taken in rank order
 //     with the element type's own addition, so every rank ends with the same bits.

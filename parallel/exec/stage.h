@@ -12,9 +12,8 @@
 //     to the stage's accumulators. Neither changes weights.
 //   - An error ends the step; the stage can then only be reset by its owner or destroyed.
 //   - Inputs of the first chunk and labels of the last are the stage's own business. Boundary
-//   tensors
-//     of a cut (Layer::inputs of its first layer) have constant shapes, so a pipelined stage hands
-//     out buffers that are made once; with one stage there are none.
+//     tensors of a cut (Layer::inputs of its first layer) have constant shapes, so a pipelined
+//     stage hands out buffers that are made once; with one stage there are none.
 #pragma once
 
 #include "absl/status/status.h"

@@ -75,7 +75,8 @@ int64_t WorkspaceBytes(const Inventory& inventory, int first, int end, const Mem
     }
     if (layer.kind == LayerKind::kOutput) {
       const int64_t vocabulary = inventory.parameters[layer.parameters.front()].shape.front();
-      logits = 2 * kLogitRows * vocabulary * kFloatBytes;
+      const int64_t rows = std::min(kLogitRows, layer.inputs.front().shape.front());
+      logits = 2 * rows * vocabulary * kFloatBytes;
     }
   }
   const int64_t layers = largest_of_kind[static_cast<size_t>(LayerKind::kEncoder)] +

@@ -196,28 +196,45 @@ int ShrinkToFit(const Request& request, const Plan& plan) {
   return 0;
 }
 
-// The nearest layout that fits, in words: the least smaller microbatches, then the shortest
-// pipeline that its microbatches can fill.
-std::string Advice(const Request& request, int replicas) {
-  const int longest = std::min(request.NumLayers(), request.microbatches_per_step / replicas);
-  int best_stages = 0, best_shrink = 0;
-  for (int stages = 1; stages <= longest && best_shrink != 1; ++stages) {
-    const int shrink = ShrinkToFit(request, Layout(request, {stages, replicas}));
-    if (shrink == 0 || (best_shrink != 0 && shrink >= best_shrink)) continue;
-    best_stages = stages;
-    best_shrink = shrink;
+// Of layouts that fit, the one with the least smaller microbatches, then with fewest stages.
+struct NearestFit {
+  Degrees degrees;
+  int shrink = 0;  // 0: none found
+};
+
+NearestFit FindNearestFit(const Request& request, const std::vector<Degrees>& layouts) {
+  NearestFit nearest;
+  for (const Degrees& degrees : layouts) {
+    const int shrink = ShrinkToFit(request, Layout(request, degrees));
+    if (shrink == 0 || (nearest.shrink != 0 && shrink >= nearest.shrink)) continue;
+    nearest = {degrees, shrink};
+    if (shrink == 1) break;
   }
-  if (best_stages == 0) {
+  return nearest;
+}
+
+// The nearest layout that fits, in words: on the ranks that there are if any, else on as many as it
+// takes, up to as many stages as there are microbatches to fill them.
+std::string Advice(const Request& request, int replicas) {
+  Request open = request;
+  open.stages = open.replicas = 0;
+  const absl::StatusOr<std::vector<Degrees>> here = Candidates(open);
+  NearestFit nearest;
+  if (here.ok()) nearest = FindNearestFit(request, *here);
+  std::vector<Degrees> longer;
+  const int longest = std::min(request.NumLayers(), request.microbatches_per_step / replicas);
+  for (int stages = 1; stages <= longest; ++stages) longer.push_back({stages, replicas});
+  if (nearest.shrink == 0) nearest = FindNearestFit(request, longer);
+  if (nearest.shrink == 0) {
     return absl::StrCat("; no pipeline_parallel_size up to ", longest,
                         " fits, even with data.microbatch at 1/", kMostShrink,
                         " of its size: use devices with more memory");
   }
-  std::string advice =
-      absl::StrCat("; pipeline_parallel_size ", best_stages,
-                   " is the smallest that fits with data_parallel_size ", replicas);
-  if (best_shrink > 1) {
-    absl::StrAppend(&advice, " and data.microbatch at 1/", best_shrink,
-                    " of its size (data.microbatches_per_step x ", best_shrink, ")");
+  std::string advice = absl::StrCat("; what fits: pipeline_parallel_size ", nearest.degrees.stages,
+                                    ", data_parallel_size ", nearest.degrees.replicas);
+  if (nearest.shrink > 1) {
+    absl::StrAppend(&advice, ", data.microbatch at 1/", nearest.shrink,
+                    " of its size (data.microbatches_per_step x ", nearest.shrink, ")");
   }
   return advice;
 }

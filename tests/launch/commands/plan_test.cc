@@ -65,7 +65,7 @@ TEST(PlanCommand, AThousandLayersThatDoNotFitExitWithSixAndAreShownAllTheSame) {
   EXPECT_EQ(outcome.code, 6);
   EXPECT_THAT(outcome.out, HasSubstr("encoder.embedding .. output"));
   EXPECT_THAT(outcome.err, HasSubstr("does not fit: with pipeline_parallel_size 1 rank 0"));
-  EXPECT_THAT(outcome.err, HasSubstr("is the smallest that fits"));
+  EXPECT_THAT(outcome.err, HasSubstr("what fits: pipeline_parallel_size"));
 }
 
 TEST(PlanCommand, RefusesStagesThatTheClusterDoesNotHave) {

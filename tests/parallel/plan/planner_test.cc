@@ -92,7 +92,7 @@ TEST(Memory, CountsEveryCategoryOfAWholeModel) {
   EXPECT_EQ(memory.gradients(), 4 * (3 * 80 + 64 + 64));  // the table is used three times
   EXPECT_EQ(memory.moments(), 8 * (80 + 64 + 64));
   EXPECT_EQ(memory.activations(), 3 * (2 * (100 + 10 * 4) + 4 * 8 * 4));
-  EXPECT_EQ(memory.workspace(), 2 * 140 + 4 * 8 * 4 + 4 * 8 * 4 + 2 * kLogitRows * 10 * 4);
+  EXPECT_EQ(memory.workspace(), 2 * 140 + 4 * 8 * 4 + 4 * 8 * 4 + 2 * 4 * 10 * 4);
   EXPECT_EQ(memory.total(), memory.weights() + memory.working_copies() + memory.gradients() +
                                 memory.moments() + memory.activations() + memory.workspace());
 }
@@ -179,8 +179,8 @@ TEST(Planner, SaysHowMuchIsMissingAndWhatWouldFit) {
   EXPECT_EQ(plan.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(GetExitCode(plan.status()), ExitCode::kDoesNotFit);
   EXPECT_THAT(Message(plan), HasSubstr("rank 0 (source embedding 0 .. output layer 0) needs"));
-  EXPECT_THAT(Message(plan), HasSubstr("pipeline_parallel_size 2 is the smallest that fits with "
-                                       "data_parallel_size 1"));
+  EXPECT_THAT(Message(plan),
+              HasSubstr("what fits: pipeline_parallel_size 2, data_parallel_size 1"));
   EXPECT_THAT(Message(plan), Not(HasSubstr("data.microbatch")));
   ASSERT_TRUE(ClosestPlan(plan.status()).has_value());
   EXPECT_GT(ClosestPlan(plan.status())->stages(0).memory().total(), gib * kGib);
@@ -191,7 +191,17 @@ TEST(Planner, AdvisesSmallerMicrobatchesWhereALongerPipelineDoesNotHelp) {
   for (Layer& layer : inventory.layers) layer.activation_bytes = 1 << 20;
   const auto plan = PlanFor(inventory, {.devices_per_node = 1, .gib = 6.0 / 1024});
   EXPECT_EQ(GetExitCode(plan.status()), ExitCode::kDoesNotFit);
-  EXPECT_THAT(Message(plan), HasSubstr("and data.microbatch at 1/"));
+  EXPECT_THAT(Message(plan), HasSubstr("data.microbatch at 1/"));
+}
+
+TEST(Planner, AdvisesALayoutOfTheRanksThatThereAre) {
+  Inventory inventory = Toy(4);
+  for (Layer& layer : inventory.layers) layer.activation_bytes = 1 << 20;
+  const auto plan =
+      PlanFor(inventory, {.devices_per_node = 4, .gib = 6.0 / 1024, .stages = 1, .replicas = 4});
+  EXPECT_THAT(Message(plan), HasSubstr("with pipeline_parallel_size 1 rank 0"));
+  EXPECT_THAT(Message(plan), HasSubstr("what fits: pipeline_parallel_size 1, data_parallel_size 4, "
+                                       "data.microbatch at 1/4 of its size"));
 }
 
 TEST(Planner, SaysWhenNoPipelineFits) {
