@@ -88,9 +88,8 @@ void DuplicateFinder::FindInRecords(std::vector<uint64_t>* duplicates) {
 // Round r of R takes the records whose second and third hash bytes fall to it, so that equal hashes
 // meet in one round.
 absl::Status DuplicateFinder::FindInFile(int part, std::vector<uint64_t>* duplicates) {
-  const uint64_t rounds =
-      static_cast<uint64_t>((part_sizes_[part] + memory_records_ / 2) / (memory_records_ / 2 + 1)) +
-      1;
+  // Half of memory, because rounds differ in size.
+  const auto rounds = static_cast<uint64_t>(part_sizes_[part] / (memory_records_ / 2 + 1)) + 1;
   std::vector<Record> buffer(4096);
   for (uint64_t round = 0; round < rounds; ++round) {
     ASSIGN_OR_RETURN(const File file, OpenFile(FileName(part), "rb"));

@@ -18,6 +18,7 @@
 #include <memory>
 #include <optional>
 #include <sstream>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -56,7 +57,7 @@ PrepareSpec Canonical(PrepareSpec spec) {
   return spec;
 }
 
-absl::Status WriteDurably(const std::string& path, const std::string& bytes) {
+absl::Status WriteDurably(const std::string& path, std::string_view bytes) {
   FILE* file = fopen(path.c_str(), "wb");
   const bool written = file != nullptr &&
                        fwrite(bytes.data(), 1, bytes.size(), file) == bytes.size() &&
@@ -242,7 +243,7 @@ class Preparation {
     if (spec_.replace()) return std::nullopt;
     return absl::FailedPreconditionError(
         absl::StrCat("prepare.output_folder: ", output_, " holds another corpus (", difference,
-                     "); choose another folder, or replace it with --force (prepare.replace)"));
+                     "); choose another folder, or replace it with --set prepare.replace=true"));
   }
 
   // How this preparation differs from the one behind `manifest`; empty: not at all.
@@ -315,8 +316,8 @@ class Preparation {
       ASSIGN_OR_RETURN(const ScanResult result, ScanTraining(texts, filter, scan, NoteInput()));
       num_lines += result.num_lines;
       const auto* bytes = reinterpret_cast<const char*>(result.duplicate_bits.data());
-      RETURN_IF_ERROR(WriteDurably(
-          BitsPath(texts), std::string(bytes, result.duplicate_bits.size() * sizeof(uint64_t))));
+      RETURN_IF_ERROR(
+          WriteDurably(BitsPath(texts), {bytes, result.duplicate_bits.size() * sizeof(uint64_t)}));
       Say(absl::StrCat("scanned ", texts.Name(), ": ", result.num_lines, " lines"));
     }
     if (num_lines == 0) return absl::InvalidArgumentError("prepare: there is no training text");
