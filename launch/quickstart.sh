@@ -118,6 +118,11 @@ All people have the right to life and freedom.
 TEXT
 }
 
+evaluate() {
+  "$deepnet" evaluate --checkpoint "$model" --split test --sentences 200 |
+    tee "runs/$name/scores.txt"
+}
+
 translate_ten() {
   local language number
   ten_sentences >"runs/$name/ten.en"
@@ -141,12 +146,12 @@ stage "corpus" get_corpus
 model=runs/$name/model
 stage "prepare" "$deepnet" prepare --config "$recipe" "${settings[@]}"
 stage "train $minutes minutes" "$deepnet" train --config "$recipe" "${settings[@]}"
-stage "evaluate" "$deepnet" evaluate --checkpoint "$model" --split test --sentences 200
+stage "evaluate" evaluate
 stage "translate" translate_ten
 
 printf '\n== results\n'
 note "run      $model"
-note "log      $model/log.txt, $model/metrics.jsonl"
-note "scores   $model/evaluate.json"
+note "log      $model/metrics.jsonl"
+note "scores   runs/$name/scores.txt"
 note "learn on: $deepnet train --config $recipe ${settings[*]} --set train.minutes=60"
 for what in "${left_out[@]}"; do note "left out $what"; done
