@@ -59,7 +59,7 @@ absl::StatusOr<bool> LineChunkReader::ReadLine(std::string& line) {
   Traits::int_type next = buffer.sbumpc();
   if (Traits::eq_int_type(next, Traits::eof())) return false;
   ++num_lines_;
-  const auto fail = [&](std::string what) {
+  const auto fail = [&](const std::string& what) {
     return WithExitCode(
         absl::InvalidArgumentError(absl::StrCat(name_, ", line ", num_lines_, ": ", what)),
         ExitCode::kData);

@@ -116,7 +116,7 @@ int NumLines(const std::string& text) {
 // A small vocabulary with the tags de and en, and a table of its size as the model.
 class Decoding : public ::testing::Test {
  protected:
-  static void SetUpTestSuite() {
+  void SetUp() override {
     std::vector<std::string> sentences;
     for (int i = 0; i < 200; ++i) {
       sentences.push_back("the cat number " + std::to_string(i * 37 % 1000) + " sees a dog");
@@ -127,7 +127,6 @@ class Decoding : public ::testing::Test {
     ASSERT_TRUE(vocabulary.ok()) << vocabulary.status();
     vocabulary_ = std::make_unique<Vocabulary>(*std::move(vocabulary));
   }
-  static void TearDownTestSuite() { vocabulary_.reset(); }
 
   TableScorer MakeScorer() {
     return TableScorer({.vocabulary_size = vocabulary_->size(), .seed = 3, .likely = {2}});
@@ -142,7 +141,7 @@ class Decoding : public ::testing::Test {
   std::string out() const { return out_.str(); }
   std::string err() const { return err_.str(); }
 
-  absl::Status Translate(const std::string& input, std::vector<std::string> words) {
+  absl::Status Translate(const std::string& input, const std::vector<std::string>& words) {
     TableScorer scorer = MakeScorer();
     std::istringstream in(input);
     Command command = TestCommand();
@@ -163,13 +162,10 @@ class Decoding : public ::testing::Test {
     return ScoreLines({command, Parse(words), in, out_, err_}, Run(), *vocabulary_, pair_scorer);
   }
 
-  static std::unique_ptr<Vocabulary> vocabulary_;
-
  private:
+  std::unique_ptr<Vocabulary> vocabulary_;
   std::ostringstream out_, err_;
 };
-
-std::unique_ptr<Vocabulary> Decoding::vocabulary_;
 
 TEST_F(Decoding, TranslatesEachLineOnALineAndSaysHowFast) {
   ASSERT_TRUE(Translate("the cat\n\na dog\n", {"--from=de", "--to=en"}).ok());
