@@ -183,9 +183,9 @@ std::string LayerRange(const Inventory& inventory, const StagePlan& stage) {
 constexpr int kMostShrink = 64;
 int ShrinkToFit(const Request& request, const Plan& plan) {
   const auto fits = [&](const StagePlan& stage, int shrink) {
-    const MemoryEstimate& memory = stage.memory();
-    return memory.total() - memory.activations() + memory.activations() / shrink <=
-           request.memory_bytes;
+    const auto activations = static_cast<double>(stage.memory().activations());
+    const double others = static_cast<double>(stage.memory().total()) - activations;
+    return others + activations / shrink <= request.memory_bytes;
   };
   for (int shrink = 1; shrink <= kMostShrink; shrink *= 2) {
     if (std::all_of(plan.stages().begin(), plan.stages().end(),
