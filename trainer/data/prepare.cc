@@ -60,7 +60,7 @@ PrepareSpec Canonical(PrepareSpec spec) {
 absl::Status WriteDurably(const std::string& path, std::string_view bytes) {
   FILE* file = fopen(path.c_str(), "wb");
   const bool written = file != nullptr &&
-                       fwrite(bytes.data(), 1, bytes.size(), file) == bytes.size() &&
+                       (bytes.empty() || fwrite(bytes.data(), bytes.size(), 1, file) == 1) &&
                        fflush(file) == 0 && fsync(fileno(file)) == 0;
   const int error = errno;
   if (file != nullptr) fclose(file);

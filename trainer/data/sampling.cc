@@ -57,7 +57,9 @@ std::vector<int64_t> SamplingWeights(std::span<const int64_t> counts, double tem
     }
     const double log_ratio = PortableLog(static_cast<double>(count)) - PortableLog(largest);
     const double weight = PortableExp(std::min(log_ratio / temperature, 0.0));
-    weights.push_back(std::max<int64_t>(1, static_cast<int64_t>(weight * 0x1p40 + 0.5)));
+    // floor(2 x) + 1 halved is x rounded, in whole numbers.
+    const int64_t rounded = (static_cast<int64_t>(weight * 0x1p41) + 1) / 2;
+    weights.push_back(std::max<int64_t>(1, rounded));
   }
   return weights;
 }

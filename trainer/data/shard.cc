@@ -68,6 +68,7 @@ absl::Status ShardWriter::Failure() const {
 
 absl::Status ShardWriter::Append(std::string_view bytes) {
   hasher_.Update(bytes);
+  if (bytes.empty()) return absl::OkStatus();
   if (fwrite(bytes.data(), 1, bytes.size(), file_) != bytes.size()) return Failure();
   offset_ += static_cast<int64_t>(bytes.size());
   while (!bytes.empty()) {
@@ -133,10 +134,10 @@ absl::Status ShardWriter::Finish() {
   header.content_hash = hasher_.Digest();
   header.header_crc = HeaderCrc(header);
   const std::string_view checksums = AsBytes(std::span<const uint32_t>(checksums_));
-  const bool written = fwrite(checksums.data(), 1, checksums.size(), file_) == checksums.size() &&
-                       fseek(file_, 0, SEEK_SET) == 0 &&
-                       fwrite(&header, sizeof(header), 1, file_) == 1 && fflush(file_) == 0 &&
-                       fsync(fileno(file_)) == 0;
+  const bool written =
+      (checksums.empty() || fwrite(checksums.data(), checksums.size(), 1, file_) == 1) &&
+      fseek(file_, 0, SEEK_SET) == 0 && fwrite(&header, sizeof(header), 1, file_) == 1 &&
+      fflush(file_) == 0 && fsync(fileno(file_)) == 0;
   if (!written) return Failure();
   return absl::OkStatus();
 }

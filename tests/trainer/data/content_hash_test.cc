@@ -18,7 +18,7 @@ TEST(ContentHash, IsFrozen) {
 
 TEST(ContentHash, OfAStreamDoesNotDependOnHowItIsCut) {
   std::string bytes;
-  for (int i = 0; i < 300000; ++i) bytes += static_cast<char>(i * i >> 3);
+  for (unsigned i = 0; i < 300000; ++i) bytes += static_cast<char>(i * i >> 3);
   ContentHasher whole;
   whole.Update(bytes);
   for (const size_t piece : {1000u, 65535u, 65536u, 70001u}) {
