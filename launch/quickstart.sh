@@ -46,10 +46,10 @@ recipe=launch/recipes/quickstart.textproto
 # The recipe's languages besides English, for the default corpus.
 languages() { sed -n 's/^ *languages: "\(.*\)".*/\1/p' "$recipe" | grep -v '^en$'; }
 
-# Sets `name`, what the run is called, and `settings`, what differs from the recipe.
+# Sets `name`, what the run is called, and `settings`, what the program is told but for the minutes.
 get_corpus() {
   name=quickstart
-  settings=(--set "train.minutes=$minutes")
+  settings=(--config "$recipe")
   if [[ -n $corpus ]]; then
     note "using $corpus"
     use_other_corpus "$(basename "$corpus")"
@@ -144,8 +144,8 @@ stage "build" launch/build.sh deepnet
 stage "corpus" get_corpus
 
 model=runs/$name/model
-stage "prepare" "$deepnet" prepare --config "$recipe" "${settings[@]}"
-stage "train $minutes minutes" "$deepnet" train --config "$recipe" "${settings[@]}"
+stage "prepare" "$deepnet" prepare "${settings[@]}"
+stage "train $minutes minutes" "$deepnet" train "${settings[@]}" --set "train.minutes=$minutes"
 stage "evaluate" evaluate
 stage "translate" translate_ten
 
@@ -153,5 +153,5 @@ printf '\n== results\n'
 note "run      $model"
 note "log      $model/metrics.jsonl"
 note "scores   runs/$name/scores.txt"
-note "learn on: $deepnet train --config $recipe ${settings[*]} --set train.minutes=60"
+note "learn on $deepnet train ${settings[*]} --set train.minutes=60"
 for what in "${left_out[@]}"; do note "left out $what"; done

@@ -26,6 +26,7 @@ import hashlib
 import html
 import html.parser
 import json
+import os
 import re
 import shutil
 import struct
@@ -967,9 +968,10 @@ def fetch(names, debs, tree):
     debs.mkdir(parents=True, exist_ok=True)
     missing = [n for n in names if not list(debs.glob(n + "_*.deb"))]
     if missing:
-        subprocess.run(
-            ["apt-get", "download", "-q", *missing], cwd=debs, check=True, stdout=sys.stderr
-        )
+        command = ["apt-get", "download", "-q"]
+        if os.geteuid() == 0:  # else apt complains that its own user cannot write here
+            command += ["-o", "APT::Sandbox::User=root"]
+        subprocess.run(command + missing, cwd=debs, check=True, stdout=sys.stderr)
     sums = {}
     for n in names:
         deb = next(iter(sorted(debs.glob(n + "_*.deb"))), None)
