@@ -1,0 +1,238 @@
+// Incremental decoding against the forward pass of training, and rows against each other.
+#include "trainer/decode/model_scorer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "tests/support/tiny_model.h"
+#include "trainer/kernels/native_ops.h"
+
+namespace deepnet {
+namespace {
+
+using testing::TinySpec;
+
+using Ids = std::vector<int32_t>;
+
+MicrobatchSpec Capacity(int source, int target) {
+  MicrobatchSpec capacity;
+  capacity.set_source_tokens(source);
+  capacity.set_target_tokens(target);
+  capacity.set_sentences(target);
+  return capacity;
+}
+
+std::unique_ptr<Ops> Native(DataType dtype) {
+  ComputeSpec compute;
+  compute.set_dtype(dtype);
+  compute.set_threads_per_rank(2);
+  return MakeNativeOps(compute);
+}
+
+// Wider than TinySpec: rows of several vectors, and products of several panels.
+std::vector<ModelSpec> Variants() {
+  std::vector<ModelSpec> specs;
+  for (const Residual residual : {DEEPNORM, POST_LN, PRE_LN}) {
+    ModelSpec spec = TinySpec();
+    spec.set_width(48);
+    spec.set_ffn_width(80);
+    spec.set_heads(3);
+    spec.set_vocabulary_size(61);
+    spec.set_residual(residual);
+    spec.set_dropout(0.3);  // training's: nothing of it may be seen here
+    spec.set_attention_dropout(0.3);
+    spec.set_activation_dropout(0.3);
+    if (residual != DEEPNORM) spec.set_positions(LEARNED);
+    if (residual == PRE_LN) {
+      spec.set_activation(GELU);
+      spec.set_tied_embeddings(TIE_NONE);
+    }
+    specs.push_back(spec);
+  }
+  return specs;
+}
+
+std::unique_ptr<Transformer> MakeModel(const ModelSpec& spec, const MicrobatchSpec& capacity,
+                                       Ops& ops) {
+  auto model = std::make_unique<Transformer>(spec, capacity, ops, /*trainable=*/false);
+  model->parameters().Initialize(5);
+  const at::Tensor& w = model->parameters().weights();
+  w.add_(at::sin(at::arange(w.numel(), at::kDouble) * 1.7).to(w.options()), 0.1);
+  model->Refresh();
+  return model;
+}
+
+Ids Sentence(std::mt19937& random, int length) {
+  Ids ids;
+  for (int i = 1; i < length; ++i) ids.push_back(static_cast<int32_t>(4 + random() % 57));
+  ids.push_back(SpecialId::kEnd);
+  return ids;
+}
+
+std::vector<IdPair> SomePairs() {
+  std::mt19937 random(11);
+  std::vector<IdPair> pairs;
+  for (int i = 0; i < 7; ++i) {
+    const int source = 1 + static_cast<int>(random() % 17),
+              target = 1 + static_cast<int>(random() % 15);
+    pairs.push_back({Sentence(random, source), Sentence(random, target)});
+  }
+  return pairs;
+}
+
+// Log-probabilities behind `history`, a token a row and step, for rows started together.
+std::vector<float> Decode(ModelScorer& scorer, const std::vector<Ids>& sources,
+                          const std::vector<Ids>& histories) {
+  const auto state = scorer.Start(sources);
+  std::vector<float> log_probs(sources.size() * scorer.vocabulary_size());
+  for (size_t t = 0; t < histories[0].size(); ++t) {
+    Ids tokens;
+    for (const Ids& history : histories) tokens.push_back(history[t]);
+    scorer.Step(*state, tokens, log_probs.data());
+  }
+  return log_probs;
+}
+
+std::vector<float> Row(const std::vector<float>& log_probs, size_t row, int64_t vocabulary) {
+  const auto begin = log_probs.begin() + static_cast<int64_t>(row) * vocabulary;
+  return {begin, begin + vocabulary};
+}
+
+void ExpectNear(const std::vector<float>& got, const std::vector<float>& expected,
+                double tolerance) {
+  ASSERT_EQ(got.size(), expected.size());
+  for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], expected[i], tolerance) << i;
+}
+
+TEST(ModelScorer, EqualsTheForwardPassOfTraining) {
+  constexpr double kFloat32 = 1e-5;  // a token
+  const std::vector<IdPair> pairs = SomePairs();
+  for (const ModelSpec& spec : Variants()) {
+    SCOPED_TRACE(spec.ShortDebugString());
+    std::vector<std::unique_ptr<Ops>> all;
+    all.push_back(Native(FLOAT32));
+    all.push_back(MakeAtenOps(at::kCPU, at::kFloat, at::kFloat));
+    for (const auto& ops : all) {
+      const auto model = MakeModel(spec, Capacity(40, 30), *ops);
+      ModelScorer scorer(*model);
+      const std::vector<double> stepped =
+          SteppedPairScorer(scorer, /*max_rows=*/5).LogProbabilities(pairs);
+      const std::vector<double> at_once = ModelPairScorer(*model).LogProbabilities(pairs);
+      for (size_t i = 0; i < pairs.size(); ++i) {
+        const double tokens = static_cast<double>(pairs[i].target.size());
+        EXPECT_NEAR(stepped[i], at_once[i], kFloat32 * tokens);
+        EXPECT_LT(at_once[i], -tokens);  // not by chance near 0
+      }
+    }
+  }
+}
+
+TEST(ModelScorer, GivesDistributions) {
+  const auto ops = Native(BFLOAT16);
+  const auto model = MakeModel(Variants()[0], Capacity(40, 30), *ops);
+  ModelScorer scorer(*model);
+  const std::vector<float> log_probs = Decode(scorer, {{7, 9, 2}, {5, 2}}, {{2, 8}, {2, 6}});
+  for (size_t row = 0; row < 2; ++row) {
+    double sum = 0.0;
+    for (const float x : Row(log_probs, row, 61)) sum += std::exp(x);
+    EXPECT_NEAR(sum, 1.0, 1e-5);
+  }
+}
+
+// Rows fork, vanish and change places; each then equals one that was decoded alone from the start.
+void ExpectReorderedRowsEqualRowsAlone(Ops& ops, double tolerance) {
+  for (const ModelSpec& spec : Variants()) {
+    SCOPED_TRACE(spec.ShortDebugString());
+    const auto model = MakeModel(spec, Capacity(60, 50), ops);
+    ModelScorer scorer(*model);
+    const std::vector<Ids> sources = {{9, 8, 7, 2}, {5, 2}, {33, 21, 40, 52, 11, 2}};
+    std::vector<Ids> histories = {{2, 10}, {2, 20}, {2, 30}};
+    std::vector<size_t> source_of = {0, 1, 2};
+    const auto state = scorer.Start(sources);
+    std::vector<float> log_probs(6 * spec.vocabulary_size());
+    for (size_t t = 0; t < 2; ++t) {
+      const Ids tokens = {histories[0][t], histories[1][t], histories[2][t]};
+      scorer.Step(*state, tokens, log_probs.data());
+    }
+    for (const std::vector<int32_t>& parents :
+         {std::vector<int32_t>{2, 0, 2, 0, 2}, {4, 1}, {0, 1, 1, 0, 1, 0}}) {
+      scorer.Reorder(*state, parents);
+      ASSERT_EQ(state->num_rows(), static_cast<int>(parents.size()));
+      std::vector<Ids> moved;
+      std::vector<size_t> moved_sources;
+      Ids tokens;
+      for (size_t row = 0; row < parents.size(); ++row) {
+        moved.push_back(histories[parents[row]]);
+        moved_sources.push_back(source_of[parents[row]]);
+        tokens.push_back(static_cast<int32_t>(12 + row));
+        moved.back().push_back(tokens.back());
+      }
+      histories = moved;
+      source_of = moved_sources;
+      scorer.Step(*state, tokens, log_probs.data());
+      for (size_t row = 0; row < parents.size(); ++row) {
+        const std::vector<float> got = Row(log_probs, row, spec.vocabulary_size());
+        const std::vector<float> alone =
+            Decode(scorer, {sources[source_of[row]]}, {histories[row]});
+        if (tolerance == 0.0) {
+          EXPECT_EQ(got, alone);
+        } else {
+          ExpectNear(got, alone, tolerance);
+        }
+      }
+    }
+    scorer.Reorder(*state, {});
+    EXPECT_EQ(state->num_rows(), 0);
+  }
+}
+
+TEST(ModelScorer, ReorderedRowsEqualRowsAloneBitForBitWithNativeKernels) {
+  for (const DataType dtype : {FLOAT32, BFLOAT16}) {
+    ExpectReorderedRowsEqualRowsAlone(*Native(dtype), 0.0);
+  }
+}
+
+TEST(ModelScorer, ReorderedRowsEqualRowsAloneWithLibTorchsProducts) {
+  ExpectReorderedRowsEqualRowsAlone(*MakeAtenOps(at::kCPU, at::kFloat, at::kFloat), 2e-5);
+}
+
+TEST(ModelScorer, ManySourcesThroughASmallModelEqualOneBigBatchBitForBit) {
+  std::mt19937 random(4);
+  std::vector<Ids> sources, histories;
+  for (int i = 0; i < 45; ++i) {
+    sources.push_back(Sentence(random, 1 + static_cast<int>(random() % 20)));
+    histories.push_back({2, static_cast<int32_t>(4 + i), 17, 9});
+  }
+  for (const DataType dtype : {FLOAT32, BFLOAT16}) {
+    const auto ops = Native(dtype);
+    for (const ModelSpec& spec : Variants()) {
+      const auto small = MakeModel(spec, Capacity(24, 7), *ops);
+      const auto big = MakeModel(spec, Capacity(2000, 300), *ops);
+      ModelScorer small_scorer(*small), big_scorer(*big);
+      EXPECT_EQ(Decode(small_scorer, sources, histories), Decode(big_scorer, sources, histories));
+    }
+  }
+}
+
+TEST(ModelPairScorer, PairsDoNotDependOnTheirNeighboursBitForBit) {
+  const std::vector<IdPair> pairs = SomePairs();
+  for (const DataType dtype : {FLOAT32, BFLOAT16}) {
+    const auto ops = Native(dtype);
+    const auto model = MakeModel(Variants()[0], Capacity(40, 30), *ops);
+    ModelPairScorer scorer(*model);
+    const std::vector<double> together = scorer.LogProbabilities(pairs);
+    for (size_t i = 0; i < pairs.size(); ++i) {
+      EXPECT_EQ(scorer.LogProbabilities({&pairs[i], 1})[0], together[i]) << i;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace deepnet

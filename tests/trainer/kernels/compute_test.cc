@@ -1,0 +1,105 @@
+#include "trainer/kernels/compute.h"
+
+#include <string>
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "parallel/base/exit_code.h"
+#include "trainer/kernels/native/isa.h"
+
+namespace deepnet {
+namespace {
+
+using ::testing::HasSubstr;
+
+ComputeSpec OnCpu(DataType dtype, Isa isa) {
+  ComputeSpec compute;
+  compute.set_device("cpu");
+  compute.set_dtype(dtype);
+  compute.set_isa(isa);
+  return compute;
+}
+
+TEST(ResolveCompute, LeavesNothingOpen) {
+  const ComputeSpec compute = ResolveCompute({});
+  EXPECT_EQ(compute.device(), "cpu");
+  EXPECT_NE(compute.dtype(), DATA_TYPE_UNSPECIFIED);
+  EXPECT_EQ(compute.residual_dtype(), FLOAT32);
+  EXPECT_EQ(compute.matmul(), NATIVE);
+  EXPECT_NE(compute.isa(), ISA_UNSPECIFIED);
+  EXPECT_GE(compute.threads_per_rank(), 1);
+  EXPECT_TRUE(CheckCompute(compute).ok());
+}
+
+// What was measured once is stored with the run and must survive being resolved again.
+TEST(ResolveCompute, ChangesNothingTheSecondTime) {
+  ComputeSpec library = OnCpu(BFLOAT16, BASELINE);
+  library.set_matmul(LIBRARY);
+  library.set_threads_per_rank(3);
+  for (const ComputeSpec& asked : {ComputeSpec{}, OnCpu(FLOAT32, ISA_UNSPECIFIED),
+                                   OnCpu(BFLOAT16, ISA_UNSPECIFIED), library}) {
+    const ComputeSpec once = ResolveCompute(asked);
+    EXPECT_EQ(ResolveCompute(once).SerializeAsString(), once.SerializeAsString());
+    if (asked.dtype() != DATA_TYPE_UNSPECIFIED) {
+      EXPECT_EQ(once.dtype(), asked.dtype());
+    }
+    if (asked.isa() != ISA_UNSPECIFIED) {
+      EXPECT_EQ(once.isa(), asked.isa());
+    }
+    if (asked.threads_per_rank() != 0) {
+      EXPECT_EQ(once.threads_per_rank(), asked.threads_per_rank());
+    }
+  }
+}
+
+TEST(CheckCompute, RefusesInstructionsThatTheHostLacksByName) {
+  for (const Isa isa : {BASELINE, AVX2, AVX512, AVX512_BF16}) {
+    const absl::Status status = CheckCompute(OnCpu(FLOAT32, isa));
+    if (native::Supports(static_cast<native::Isa>(isa))) {
+      EXPECT_TRUE(status.ok()) << status;
+      continue;
+    }
+    EXPECT_EQ(GetExitCode(status), ExitCode::kBadConfig);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("compute.isa: " + Isa_Name(isa)));
+    EXPECT_FALSE(MakeOps(OnCpu(FLOAT32, isa)).ok());
+  }
+}
+
+// A number that no host of today has stands for one from a later version of this program.
+TEST(CheckCompute, RefusesInstructionsThatItDoesNotKnowAndNamesTheBestHere) {
+  const absl::Status status = CheckCompute(OnCpu(FLOAT32, static_cast<Isa>(9)));
+  EXPECT_EQ(GetExitCode(status), ExitCode::kBadConfig);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr(Isa_Name(static_cast<Isa>(static_cast<int>(native::BestIsa())))));
+}
+
+TEST(CheckCompute, RefusesDevicesByName) {
+  ComputeSpec compute = OnCpu(FLOAT32, BASELINE);
+  compute.set_device("abacus");
+  EXPECT_THAT(std::string(CheckCompute(compute).message()),
+              HasSubstr("compute.device: \"abacus\""));
+
+  compute.set_device("cuda");
+  compute.set_matmul(NATIVE);
+  EXPECT_THAT(std::string(CheckCompute(compute).message()), HasSubstr("compute.matmul: NATIVE"));
+  compute.set_matmul(LIBRARY);
+  EXPECT_EQ(CheckCompute(compute).ok(), at::hasCUDA());
+}
+
+TEST(MakeOps, GivesTheTypesThatWereAskedFor) {
+  for (const Matmul matmul : {NATIVE, LIBRARY}) {
+    for (const DataType dtype : {FLOAT32, BFLOAT16}) {
+      ComputeSpec compute = ResolveCompute(OnCpu(dtype, BASELINE));
+      compute.set_matmul(matmul);
+      const auto ops = MakeOps(compute);
+      ASSERT_TRUE(ops.ok()) << ops.status();
+      EXPECT_EQ((*ops)->Stream().dtype(), at::kFloat);
+      EXPECT_EQ((*ops)->Operand().dtype(), dtype == FLOAT32 ? at::kFloat : at::kBFloat16);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace deepnet

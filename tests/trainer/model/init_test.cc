@@ -1,0 +1,130 @@
+// What a model starts with: the deviations of the paper, by role, and nothing that depends on the
+// order in which tensors are made.
+#include <cmath>
+#include <map>
+#include <string>
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "parallel/base/philox.h"
+#include "trainer/model/depth_scaling.h"
+#include "trainer/model/describe.h"
+#include "trainer/model/parameters.h"
+
+namespace deepnet {
+namespace {
+
+ModelSpec Model(int layers, TiedEmbeddings tied) {
+  ModelSpec model;
+  model.set_encoder_layers(layers);
+  model.set_decoder_layers(layers);
+  model.set_width(128);
+  model.set_ffn_width(512);
+  model.set_heads(4);
+  model.set_residual(DEEPNORM);
+  model.set_vocabulary_size(500);
+  model.set_max_positions(150);
+  model.set_positions(LEARNED);
+  model.set_tied_embeddings(tied);
+  return model;
+}
+
+Parameters Initialized(const ModelSpec& model, uint64_t seed) {
+  const auto ops = MakeAtenOps(at::kCPU, at::kFloat, at::kFloat);
+  Parameters parameters(Describe(model, {}), *ops, /*trainable=*/false);
+  parameters.Initialize(seed);
+  return parameters;
+}
+
+// Sums over one tensor or over all of a role.
+struct Spread {
+  double count = 0.0, squares = 0.0, expected_squares = 0.0;
+
+  void Add(const at::Tensor& values, double expected) {
+    count += static_cast<double>(values.numel());
+    squares += values.to(at::kDouble).square().sum().item<double>();
+    expected_squares += static_cast<double>(values.numel()) * expected * expected;
+  }
+  double Ratio() const { return std::sqrt(squares / expected_squares); }
+};
+
+// The deviation of n normal numbers strays by 1 / sqrt(2 n): 0.6 % for the smallest matrix here, so
+// that 2 % is more than three deviations; a role has at least 38,000 numbers and is held to 1 %.
+TEST(Initialize, GivesEveryTensorItsDeviation) {
+  const ModelSpec model = Model(6, TIE_ALL);
+  const Parameters parameters = Initialized(model, 1);
+  const DepthScaling scaling = MakeDepthScaling(model);
+  const double square = std::sqrt(2.0 / 256), wide = std::sqrt(2.0 / 640);
+  const auto expected = [&](const Parameter& p) {
+    const double beta = p.name.starts_with("encoder") ? scaling.encoder_beta : scaling.decoder_beta;
+    switch (p.role) {
+      case Role::kEmbedding:
+      case Role::kPosition:
+        return 1.0 / std::sqrt(128.0);
+      case Role::kQuery:
+      case Role::kKey:
+        return square;
+      case Role::kValue:
+      case Role::kAttentionOutput:
+        return beta * square;
+      default:
+        return beta * wide;
+    }
+  };
+  std::map<Role, Spread> roles;
+  for (const Parameter& p : parameters.inventory().parameters) {
+    at::Tensor values = parameters.Get(p.name);
+    if (p.shape.size() == 1) {  // gains and biases
+      EXPECT_TRUE(at::equal(values, at::full_like(values, p.role == Role::kNormGain ? 1.0 : 0.0)))
+          << p.name;
+      continue;
+    }
+    if (p.zero_row >= 0) {
+      EXPECT_EQ(values[p.zero_row].abs().max().item<float>(), 0.0f) << p.name;
+      values = values.narrow(0, p.zero_row + 1, p.shape[0] - p.zero_row - 1);
+    }
+    Spread tensor;
+    tensor.Add(values, expected(p));
+    EXPECT_NEAR(tensor.Ratio(), 1.0, 0.02) << p.name;
+    roles[p.role].Add(values, expected(p));
+  }
+  EXPECT_EQ(roles.size(), 7);
+  for (const auto& [role, spread] : roles) {
+    EXPECT_NEAR(spread.Ratio(), 1.0, 0.01) << RoleName(role);
+  }
+}
+
+TEST(Initialize, ValuesAreFrozenNormalsTimesTheDeviation) {
+  const Parameters parameters = Initialized(Model(1, TIE_ALL), 9);
+  const Parameter& p = parameters.inventory().parameters[2];
+  const at::Tensor values = parameters.Get(p.name).view({-1});
+  for (const int64_t i : {0, 1, 77, 5000}) {
+    EXPECT_EQ(values[i].item<float>(),
+              InitialNormal(9, p.name, i) * static_cast<float>(p.initial_std))
+        << p.name;
+  }
+}
+
+TEST(Initialize, ATensorDoesNotDependOnWhichOthersThereAre) {
+  const Parameters deep = Initialized(Model(6, TIE_ALL), 4);
+  const Parameters shallow = Initialized(Model(2, TIE_NONE), 4);
+  int compared = 0;
+  for (const Parameter& p : shallow.inventory().parameters) {
+    if (p.role != Role::kQuery && p.role != Role::kKey && p.role != Role::kPosition) continue;
+    EXPECT_TRUE(at::equal(deep.Get(p.name), shallow.Get(p.name))) << p.name;  // beta is not in them
+    ++compared;
+  }
+  EXPECT_EQ(compared, (2 + 2 * 2) * 4 + 2);  // attentions times q, k with biases; positions
+}
+
+TEST(Initialize, AnotherSeedOrNameGivesOtherValues) {
+  const Parameters a = Initialized(Model(1, TIE_ALL), 1), b = Initialized(Model(1, TIE_ALL), 2);
+  const std::string q = "encoder.layers.0.self_attn.q_proj.weight";
+  const std::string k = "encoder.layers.0.self_attn.k_proj.weight";
+  EXPECT_FALSE(at::equal(a.Get(q), b.Get(q)));
+  EXPECT_FALSE(at::equal(a.Get(q), a.Get(k)));
+}
+
+}  // namespace
+}  // namespace deepnet

@@ -1,0 +1,169 @@
+// The update against its formulas in plain double precision, through both implementations of Ops.
+#include "trainer/optim/optimizer.h"
+
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "trainer/kernels/native_ops.h"
+
+namespace deepnet {
+namespace {
+
+constexpr int64_t kMatrix = 6 * 5, kBias = 6, kAll = kMatrix + kBias;
+
+Inventory MatrixAndBias() {
+  Inventory inventory;
+  inventory.parameters = {
+      {.name = "fc1.weight", .shape = {6, 5}, .role = Role::kFeedForward, .offset = 0},
+      {.name = "fc1.bias", .shape = {6}, .role = Role::kFeedForward, .offset = kMatrix}};
+  return inventory;
+}
+
+OptimSpec Spec(Optimizer optimizer) {
+  OptimSpec optim;
+  optim.set_optimizer(optimizer);
+  optim.set_schedule(CONSTANT);
+  optim.set_rate(0.01);
+  optim.set_warmup_steps(0);
+  optim.set_beta1(0.9);
+  optim.set_beta2(0.98);
+  optim.set_epsilon(0.01);  // great, so that where it stands shows
+  return optim;
+}
+
+// Both implementations and how far float rounding may take five updates of each from the formula.
+struct OpsCase {
+  std::unique_ptr<Ops> ops;
+  double tolerance;
+};
+
+std::vector<OpsCase> AllOps() {
+  std::vector<OpsCase> cases;
+  cases.push_back({MakeAtenOps(at::kCPU, at::kDouble, at::kDouble), 1e-13});
+  cases.push_back({MakeAtenOps(at::kCPU, at::kFloat, at::kFloat), 1e-6});
+  ComputeSpec compute;
+  compute.set_dtype(FLOAT32);
+  compute.set_threads_per_rank(2);
+  cases.push_back({MakeNativeOps(compute), 1e-6});
+  return cases;
+}
+
+double GradientAt(int64_t update, int64_t i) {
+  return std::sin(1.3 * static_cast<double>(i) + 0.7 * static_cast<double>(update));
+}
+
+void FillGradient(Parameters& parameters, int64_t update) {
+  for (int64_t i = 0; i < kAll; ++i) parameters.gradient()[i].fill_(GradientAt(update, i));
+}
+
+double At(const at::Tensor& x, int64_t i) { return x[i].item<double>(); }
+
+// The plain loop: one element through five updates, gradients multiplied by `scale`.
+double PlainUpdates(const OptimSpec& optim, int64_t i, double w, double scale) {
+  const double b1 = optim.beta1(), b2 = optim.beta2(), lr = optim.rate();
+  const double decay = i < kMatrix ? optim.weight_decay() : 0.0;
+  double m = 0.0, v = 0.0;
+  for (int t = 1; t <= 5; ++t) {
+    const double g = scale * GradientAt(t, i);
+    m = b1 * m + (1 - b1) * g;
+    v = b2 * v + (1 - b2) * g * g;
+    const double c1 = 1 - std::pow(b1, t), c2 = 1 - std::pow(b2, t);
+    w -= lr * decay * w;
+    if (optim.optimizer() == ADAM) {  // fairseq: the corrections are part of the step size
+      w -= lr * std::sqrt(c2) / c1 * m / (std::sqrt(v) + optim.epsilon());
+    } else {  // torch.optim.AdamW
+      w -= lr / c1 * m / (std::sqrt(v) / std::sqrt(c2) + optim.epsilon());
+    }
+  }
+  return w;
+}
+
+void ExpectFiveUpdatesFollow(const OptimSpec& optim, double scale) {
+  for (const OpsCase& c : AllOps()) {
+    Parameters parameters(MatrixAndBias(), *c.ops, /*trainable=*/true);
+    for (int64_t i = 0; i < kAll; ++i) parameters.weights()[i].fill_(0.1 * double(i % 7) - 0.3);
+    const OptimizerStep step(optim, parameters.inventory());
+    for (int t = 1; t <= 5; ++t) {
+      FillGradient(parameters, t);
+      const UpdateResult result = step.Apply(*c.ops, parameters, t, /*loss=*/1.0);
+      EXPECT_FALSE(result.skipped);
+      EXPECT_EQ(result.rate, optim.rate());
+    }
+    for (int64_t i = 0; i < kAll; ++i) {
+      EXPECT_NEAR(At(parameters.weights(), i),
+                  PlainUpdates(optim, i, 0.1 * double(i % 7) - 0.3, scale), c.tolerance)
+          << i;
+    }
+  }
+}
+
+TEST(OptimizerStep, AdamFollowsFairseqsFormula) { ExpectFiveUpdatesFollow(Spec(ADAM), 1.0); }
+
+TEST(OptimizerStep, AdamwFollowsTorchsFormula) { ExpectFiveUpdatesFollow(Spec(ADAMW), 1.0); }
+
+TEST(OptimizerStep, DecayTakesFromMatricesOnlyAndDoesNotPassThroughTheMoments) {
+  for (const Optimizer optimizer : {ADAM, ADAMW}) {
+    OptimSpec optim = Spec(optimizer);
+    optim.set_weight_decay(0.5);
+    ExpectFiveUpdatesFollow(optim, 1.0);
+  }
+}
+
+TEST(OptimizerStep, ClippingScalesTheWholeGradientAndReportsTheNormBefore) {
+  OptimSpec optim = Spec(ADAM);
+  for (const OpsCase& c : AllOps()) {
+    Parameters parameters(MatrixAndBias(), *c.ops, /*trainable=*/true);
+    parameters.gradient().fill_(2.0);
+    const double norm = 2.0 * std::sqrt(double(kAll));
+    optim.set_clip_norm(norm / 4);
+    const OptimizerStep step(optim, parameters.inventory());
+    EXPECT_NEAR(step.Apply(*c.ops, parameters, 1, 1.0).gradient_norm, norm, 1e-6);
+    EXPECT_NEAR(At(parameters.moment1(), kAll - 1), 0.1 * 2.0 / 4, 1e-7);
+    EXPECT_NEAR(At(parameters.moment2(), 0), 0.02 * 0.25, 1e-7);
+
+    parameters.gradient().fill_(0.01);  // below the limit: as it is
+    step.Apply(*c.ops, parameters, 2, 1.0);
+    EXPECT_NEAR(At(parameters.moment1(), 0), 0.9 * 0.05 + 0.1 * 0.01, 1e-7);
+  }
+}
+
+TEST(OptimizerStep, ANonFiniteLossOrGradientChangesNoBit) {
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  for (const OpsCase& c : AllOps()) {
+    Parameters parameters(MatrixAndBias(), *c.ops, /*trainable=*/true);
+    parameters.weights().fill_(0.25);
+    OptimSpec optim = Spec(ADAMW);
+    optim.set_weight_decay(0.1);
+    optim.set_clip_norm(1.0);
+    const OptimizerStep step(optim, parameters.inventory());
+    FillGradient(parameters, 1);
+    step.Apply(*c.ops, parameters, 1, 1.0);
+    const at::Tensor w = parameters.weights().clone(), m = parameters.moment1().clone(),
+                     v = parameters.moment2().clone();
+    const auto expect_untouched = [&](double loss) {
+      EXPECT_TRUE(step.Apply(*c.ops, parameters, 2, loss).skipped);
+      EXPECT_TRUE(at::equal(parameters.weights(), w));
+      EXPECT_TRUE(at::equal(parameters.moment1(), m));
+      EXPECT_TRUE(at::equal(parameters.moment2(), v));
+    };
+    FillGradient(parameters, 2);
+    expect_untouched(kNan);
+    expect_untouched(kInfinity);
+    for (const double bad : {kNan, kInfinity, -kInfinity}) {
+      FillGradient(parameters, 2);
+      parameters.gradient()[kAll - 1].fill_(bad);  // one element is enough
+      expect_untouched(1.0);
+    }
+    FillGradient(parameters, 2);
+    EXPECT_FALSE(step.Apply(*c.ops, parameters, 2, 1.0).skipped);
+  }
+}
+
+}  // namespace
+}  // namespace deepnet
