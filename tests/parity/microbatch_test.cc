@@ -1,0 +1,142 @@
+// The same pairs in one microbatch or in several: what they add up to.
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "parallel/comm/self_communicator.h"
+#include "tests/support/tiny_model.h"
+#include "trainer/data/batcher.h"
+#include "trainer/kernels/native_ops.h"
+#include "trainer/train_step.h"
+
+namespace deepnet {
+namespace {
+
+constexpr int kPairs = 8;
+
+ModelSpec Spec() {
+  ModelSpec spec = testing::TinySpec();
+  spec.set_width(32);
+  spec.set_ffn_width(64);
+  spec.set_vocabulary_size(61);
+  spec.set_dropout(0.2);
+  spec.set_attention_dropout(0.2);
+  spec.set_activation_dropout(0.2);
+  return spec;
+}
+
+MicrobatchSpec Limits() {
+  MicrobatchSpec capacity;
+  capacity.set_source_tokens(120);
+  capacity.set_target_tokens(120);
+  capacity.set_sentences(kPairs);
+  return capacity;
+}
+
+// Eight pairs in `microbatches` equal shares; ordinals count through the step from `first_ordinal`.
+StepBatch CutInto(int microbatches, int first_ordinal = 0) {
+  std::mt19937 random(6);
+  const auto sentence = [&] {
+    std::vector<int32_t> ids;
+    for (uint32_t n = random() % 13; n > 0; --n)
+      ids.push_back(static_cast<int32_t>(4 + random() % 57));
+    ids.push_back(2);
+    return ids;
+  };
+  StepBatch batch;
+  const MicrobatchSpec limits = Limits();
+  for (int m = 0; m < microbatches; ++m) {
+    MicrobatchBuilder builder({limits.source_tokens(), limits.target_tokens(), limits.sentences()});
+    for (int i = 0; i < kPairs / microbatches; ++i) {
+      EncodedPair pair;
+      pair.source = sentence();
+      pair.labels = sentence();
+      const int ordinal = first_ordinal + m * (kPairs / microbatches) + i;
+      builder.Add(static_cast<uint32_t>(ordinal), pair);
+    }
+    batch.microbatches.push_back(std::move(builder).Build());
+    batch.num_source_tokens += batch.microbatches.back().num_source_tokens;
+    batch.num_target_tokens += batch.microbatches.back().num_target_tokens;
+  }
+  return batch;
+}
+
+struct Outcome {
+  std::vector<double> losses, norms;
+  at::Tensor weights;
+};
+
+// Steps of the same pairs, each cut as `cuts` says.
+Outcome Train(const std::vector<int>& cuts, int virtual_replicas = 1, int first_ordinal = 0) {
+  ComputeSpec compute;
+  compute.set_dtype(FLOAT32);
+  compute.set_threads_per_rank(2);
+  const auto ops = MakeNativeOps(compute);
+  Transformer model(Spec(), Limits(), *ops, /*trainable=*/true);
+  model.parameters().Initialize(5);
+  model.Refresh();
+  TransformerStage stage(model,
+                         {.seed = 9, .label_smoothing = 0.1, .virtual_replicas = virtual_replicas});
+  OptimSpec optim;
+  optim.set_schedule(CONSTANT);
+  optim.set_warmup_steps(0);
+  optim.set_rate(1e-3);
+  optim.set_beta1(0.9);
+  optim.set_beta2(0.98);
+  optim.set_epsilon(1e-4);  // not 1e-8: sign(g) of a tiny g would magnify its rounding
+  const OptimizerStep optimizer(optim, model.parameters().inventory());
+  SelfCommunicator comm;
+  Outcome outcome;
+  for (size_t step = 0; step < cuts.size(); ++step) {
+    const StepBatch batch = CutInto(cuts[step], first_ordinal);
+    const auto result =
+        RunTrainStep(batch, static_cast<int64_t>(step), static_cast<int64_t>(step) + 1,
+                     MakeTrivial(cuts[step]), stage, model, optimizer, comm);
+    EXPECT_TRUE(result.ok()) << result.status();
+    outcome.losses.push_back(result->loss);
+    outcome.norms.push_back(result->update.gradient_norm);
+  }
+  outcome.weights = model.parameters().weights().clone();
+  return outcome;
+}
+
+void ExpectNear(const Outcome& got, const Outcome& expected) {
+  for (size_t i = 0; i < expected.losses.size(); ++i) {
+    EXPECT_NEAR(got.losses[i], expected.losses[i], 1e-6 * expected.losses[i]) << i;
+    EXPECT_NEAR(got.norms[i], expected.norms[i], 1e-5 * expected.norms[i]) << i;
+  }
+}
+
+TEST(TrainStep, TheCutIntoMicrobatchesHardlyMattersDropoutOn) {
+  const Outcome whole = Train({1, 1, 1});
+  EXPECT_NE(whole.losses[0], whole.losses[2]);
+  ExpectNear(Train({2, 2, 2}), whole);
+  ExpectNear(Train({8, 4, 2}), whole);
+}
+
+TEST(TrainStep, DropoutFollowsThePairsOrdinal) {
+  const double loss = Train({2}).losses[0];
+  EXPECT_GT(std::abs(Train({2}, 1, /*first_ordinal=*/1).losses[0] / loss - 1), 1e-3);
+}
+
+TEST(TrainStep, TheNumberOfVirtualReplicasHardlyMatters) {
+  const Outcome fold = Train({8, 8, 8});
+  ExpectNear(Train({8, 8, 8}, 2), fold);
+  ExpectNear(Train({8, 8, 8}, 8), fold);
+  EXPECT_EQ(Train({8, 8, 8}, 8).losses[0], fold.losses[0]);  // no gradient in the first loss
+}
+
+TEST(TrainStep, TheSameCutIsTheSameBitForBit) {
+  for (const int replicas : {1, 2, 4}) {
+    const Outcome first = Train({4, 8, 4}, replicas), second = Train({4, 8, 4}, replicas);
+    EXPECT_EQ(first.losses, second.losses);
+    EXPECT_EQ(first.norms, second.norms);
+    EXPECT_TRUE(at::equal(first.weights, second.weights));
+  }
+}
+
+}  // namespace
+}  // namespace deepnet
