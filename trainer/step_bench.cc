@@ -1,20 +1,16 @@
 #include "trainer/step_bench.h"
 
-#include <google/protobuf/struct.pb.h>
-#include <google/protobuf/util/json_util.h>
 #include <sys/resource.h>
 
 #include <algorithm>
 #include <chrono>
-#include <fstream>
-#include <sstream>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/self_communicator.h"
+#include "trainer/bench_lengths.h"
 #include "trainer/data/batcher.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/model/flops.h"
@@ -33,29 +29,6 @@ constexpr Shape kShapes[] = {{"A", 6, 256, 1024, 4, 2000},
                              {"C", 100, 64, 128, 2, 2000},
                              {"D", 500, 64, 128, 2, 500}};
 constexpr int64_t kVocabulary = 8000;
-
-absl::StatusOr<std::vector<std::pair<int, int>>> ReadLengths(const std::string& file) {
-  std::ifstream in(file);
-  std::stringstream text;
-  text << in.rdbuf();
-  google::protobuf::ListValue list;
-  if (!in || !google::protobuf::util::JsonStringToMessage(text.str(), &list).ok()) {
-    return WithExitCode(absl::NotFoundError(absl::StrCat(file, ": not a JSON list of [source, target]")),
-                        ExitCode::kData);
-  }
-  std::vector<std::pair<int, int>> lengths;
-  for (const auto& pair : list.values()) {
-    const auto& values = pair.list_value().values();
-    if (values.size() != 2) {
-      return WithExitCode(absl::InvalidArgumentError(absl::StrCat(file, ": entry ", lengths.size(),
-                                                                  " is not [source, target]")),
-                          ExitCode::kData);
-    }
-    lengths.emplace_back(static_cast<int>(values[0].number_value()),
-                         static_cast<int>(values[1].number_value()));
-  }
-  return lengths;
-}
 
 double Now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -98,7 +71,7 @@ absl::StatusOr<RunSpec> BenchRun(const std::string& shape) {
 
 absl::StatusOr<BenchRecord> BenchStep(const StepBenchOptions& options) {
   ASSIGN_OR_RETURN(const RunSpec run, BenchRun(options.shape));
-  ASSIGN_OR_RETURN(auto lengths, ReadLengths(options.lengths_file));
+  ASSIGN_OR_RETURN(auto lengths, ReadBenchLengths(options.lengths_file));
   const ComputeSpec compute = ResolveCompute(options.compute);
   ASSIGN_OR_RETURN(const std::unique_ptr<Ops> ops, MakeOps(compute));
   const MicrobatchSpec& capacity = run.data().microbatch();

@@ -6,6 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
+#include "trainer/decode_bench.h"
 #include "trainer/metrics.h"
 #include "trainer/step_bench.h"
 
@@ -34,19 +35,42 @@ std::string Table(const BenchRecord& r) {
       static_cast<double>(r.peak_resident_bytes()) / (1 << 20));
 }
 
+std::string DecodeTable(const BenchRecord& r) {
+  return absl::StrFormat(
+      "%-10s %s %s, %d threads\n"
+      "  sentences/s %10.1f\n"
+      "  tokens/s    %10.0f   (source + target)\n"
+      "  GFLOP/s     %10.1f   %10.1f product ceiling   efficiency %.1f %%\n"
+      "  peak memory %10.0f MiB\n",
+      r.name(), r.dtype(), r.isa(), r.threads(), r.sentences_per_second(), r.tokens_per_second(),
+      r.gflops(), r.ceiling_gflops(), 100 * r.efficiency(),
+      static_cast<double>(r.peak_resident_bytes()) / (1 << 20));
+}
+
 absl::Status RunBench(const CommandLine& line) {
   const auto& words = line.flags.positional();
-  if (words.size() != 1 || words[0] != "step") {
-    return WithExitCode(absl::InvalidArgumentError("bench: say what to measure: step"),
+  const std::string what = words.size() == 1 ? words[0] : "";
+  if (what != "step" && what != "decode") {
+    return WithExitCode(absl::InvalidArgumentError("bench: say what to measure: step or decode"),
                         ExitCode::kBadConfig);
   }
   ASSIGN_OR_RETURN(const ComputeSpec compute, ComputeOf(line));
-  ASSIGN_OR_RETURN(const BenchRecord record,
-                   BenchStep({.shape = line.flags.Text("shape"),
-                              .lengths_file = ResolvePath(line, line.flags.Text("lengths")),
-                              .steps = static_cast<int>(line.flags.Integer("steps")),
-                              .compute = compute}));
-  line.out << (line.flags.Switch("json") ? ToJson(record) + "\n" : Table(record));
+  const std::string lengths_file = ResolvePath(line, line.flags.Text("lengths"));
+  absl::StatusOr<BenchRecord> record;
+  if (what == "step") {
+    record = BenchStep({.shape = line.flags.Text("shape"),
+                        .lengths_file = lengths_file,
+                        .steps = static_cast<int>(line.flags.Integer("steps")),
+                        .compute = compute});
+  } else {
+    record = BenchDecode({.lengths_file = lengths_file,
+                          .sentences = static_cast<int>(line.flags.Integer("sentences")),
+                          .beam_size = static_cast<int>(line.flags.Integer("beam")),
+                          .compute = compute});
+  }
+  RETURN_IF_ERROR(record.status());
+  const std::string table = what == "step" ? Table(*record) : DecodeTable(*record);
+  line.out << (line.flags.Switch("json") ? ToJson(*record) + "\n" : table);
   return absl::OkStatus();
 }
 
@@ -54,24 +78,38 @@ absl::Status RunBench(const CommandLine& line) {
 
 Command MakeBenchCommand() {
   return {.name = "bench",
-          .summary = "measure training steps on this machine",
+          .summary = "measure training steps or decoding on this machine",
           .description =
               "`deepnet bench step --shape A` trains a few steps of a fixed model on made-up tokens "
               "of real sentence lengths: A 6+6 layers and B 18+18 layers of width 256, C 100+100 and "
               "D 500+500 layers of width 64. It prints tokens per second without padding, the share "
-              "of the best matrix product measured in the same process, and peak memory.",
-          .arguments = "step",
+              "of the best matrix product measured in the same process, and peak memory.\n"
+              "`deepnet bench decode` searches translations with a 6+6 model of width 256 and 8,000 "
+              "pieces, in batches of 2000 source tokens as `translate` does, and prints sentences "
+              "per second. Weights and sources are made up; each search ends at the length of the "
+              "real translation.",
+          .arguments = "step|decode",
           .max_arguments = 1,
           .flags = {{.name = "shape",
                      .value = "SHAPE",
                      .default_value = "A",
-                     .help = "the model that is trained",
+                     .help = "step: the model that is trained",
                      .allowed = {"A", "B", "C", "D"}},
                     {.name = "steps",
                      .kind = FlagKind::kInteger,
                      .value = "N",
                      .default_value = "8",
-                     .help = "timed steps"},
+                     .help = "step: timed steps"},
+                    {.name = "sentences",
+                     .kind = FlagKind::kInteger,
+                     .value = "N",
+                     .default_value = "200",
+                     .help = "decode: sentences, the first of --lengths"},
+                    {.name = "beam",
+                     .kind = FlagKind::kInteger,
+                     .value = "N",
+                     .default_value = "5",
+                     .help = "decode: hypotheses kept; 1 is greedy"},
                     {.name = "dtype",
                      .value = "TYPE",
                      .help = "operands of matrix products; default: the faster one here",
