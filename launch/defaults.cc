@@ -23,8 +23,6 @@ void FillData(DataSpec& data) {
   if (data.temperature().empty()) data.add_temperature()->set_temperature(1.0);
   MicrobatchSpec& microbatch = *data.mutable_microbatch();
   const int target_tokens = microbatch.target_tokens();
-  Fill(microbatch, &MicrobatchSpec::source_tokens, &MicrobatchSpec::set_source_tokens,
-       target_tokens);
   Fill(microbatch, &MicrobatchSpec::sentences, &MicrobatchSpec::set_sentences,
        std::max(target_tokens > 0 ? 1 : 0, target_tokens / 4));
 }

@@ -221,7 +221,7 @@ TEST(Defaults, FillWhatIsUnsetAndKeepWhatIsNot) {
   run.mutable_optim()->set_label_smoothing(0.0);
   run.mutable_decode()->set_beam_size(3);
   run = WithDefaults(run);
-  EXPECT_EQ(run.data().microbatch().source_tokens(), 1000);
+  EXPECT_EQ(run.data().microbatch().source_tokens(), 0);  // the corpus decides
   EXPECT_EQ(run.data().microbatch().sentences(), 250);
   EXPECT_EQ(run.optim().warmup_steps(), 0);
   EXPECT_EQ(run.optim().label_smoothing(), 0.0);

@@ -65,10 +65,8 @@ ComputeSpec ResolveCompute(const ComputeSpec& asked) {
   if (compute.residual_dtype() == DATA_TYPE_UNSPECIFIED) compute.set_residual_dtype(FLOAT32);
   if (compute.matmul() == MATMUL_UNSPECIFIED) compute.set_matmul(cpu ? NATIVE : LIBRARY);
   if (compute.threads_per_rank() == 0) compute.set_threads_per_rank(UsableCores());
-  if (compute.isa() == ISA_UNSPECIFIED) {
-    compute.set_isa(IsaToProto(native::BestIsa()));
-    if (compute.dtype() == FLOAT32 && compute.isa() == AVX512_BF16) compute.set_isa(AVX512);
-  }
+  const bool isa_is_open = compute.isa() == ISA_UNSPECIFIED;
+  if (isa_is_open) compute.set_isa(IsaToProto(native::BestIsa()));
   if (compute.dtype() == DATA_TYPE_UNSPECIFIED) {
     compute.set_dtype(cpu ? FLOAT32 : BFLOAT16);
     if (cpu && compute.matmul() == NATIVE && CheckCompute(compute).ok()) {
@@ -76,6 +74,10 @@ ComputeSpec ResolveCompute(const ComputeSpec& asked) {
       const double bf16 = NativeRate(compute, BFLOAT16, 256, 0.15);
       if (bf16 >= 1.25 * f32) compute.set_dtype(BFLOAT16);
     }
+  }
+  // A float32 run asks for no more than it uses, so that more hosts can go on with it.
+  if (isa_is_open && compute.dtype() == FLOAT32 && compute.isa() == AVX512_BF16) {
+    compute.set_isa(AVX512);
   }
   return compute;
 }
@@ -121,6 +123,7 @@ double MeasureProductCeiling(int64_t d, int threads, double seconds) {
     best = std::max(best, BestRate(2.0 * 2048 * d * 4 * d * 1e-9, seconds / 4,
                                    [&] { return at::linear(x, w); }));
   }
+  at::set_num_threads(1);
   return best;
 }
 

@@ -23,7 +23,7 @@ absl::StatusOr<std::unique_ptr<Ops>> MakeOps(const ComputeSpec& resolved);
 
 // Best of several [2048 x d] x [d x 4d] products on this host in GFLOP/s, over this project's kernels
 // and LibTorch's in float32 and bfloat16, with `threads` threads: what utilisation is measured
-// against. Takes about `seconds`.
+// against. Takes about `seconds` and leaves LibTorch with one thread.
 double MeasureProductCeiling(int64_t d, int threads, double seconds);
 
 }  // namespace deepnet

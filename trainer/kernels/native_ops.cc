@@ -3,6 +3,7 @@
 #include "trainer/kernels/native_ops.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <vector>
@@ -95,7 +96,10 @@ class NativeOps : public Ops {
   explicit NativeOps(const ComputeSpec& compute)
       : operand_(compute.dtype() == BFLOAT16 ? at::kBFloat16 : at::kFloat),
         table_(native::Table(IsaOf(compute.isa()))),
-        pool_(std::max(1, compute.threads_per_rank())) {}
+        pool_(std::max(1, compute.threads_per_rank())) {
+    // LibTorch's own threads would spin for work on the cores of the pool.
+    at::set_num_threads(1);
+  }
 
   at::TensorOptions Stream() const override { return at::TensorOptions(at::kCPU).dtype(at::kFloat); }
   at::TensorOptions Operand() const override { return at::TensorOptions(at::kCPU).dtype(operand_); }
