@@ -1,13 +1,23 @@
 # Libraries from outside. Any of them may live under a prefix: -DCMAKE_PREFIX_PATH="/opt/protobuf;/opt/abseil".
 find_package(Threads REQUIRED)
-# Debian's libsentencepiece.so exports an older protobuf of its own; with libprotobuf.so in the same
-# process the two mix and abort. Ours is therefore linked statically and kept private.
-set(Protobuf_USE_STATIC_LIBS ON)
-add_link_options(-Wl,--exclude-libs,libprotobuf.a)
 find_package(Protobuf 3.21 REQUIRED)
+# Debian's libsentencepiece.so exports an older protobuf of its own; with libprotobuf.so in the same
+# process the two mix and crash. Ours is therefore linked statically and kept private.
+find_library(DEEPNET_STATIC_PROTOBUF libprotobuf.a)
+if(NOT DEEPNET_STATIC_PROTOBUF)
+  message(FATAL_ERROR "libprotobuf.a not found: name it with -DDEEPNET_STATIC_PROTOBUF=<file>, or name "
+                      "its prefix in CMAKE_PREFIX_PATH")
+endif()
+foreach(configuration "" _RELEASE _DEBUG)
+  set_property(TARGET protobuf::libprotobuf
+               PROPERTY IMPORTED_LOCATION${configuration} ${DEEPNET_STATIC_PROTOBUF})
+endforeach()
+add_link_options(LINKER:--exclude-libs,libprotobuf.a)
 find_package(absl REQUIRED)
 find_package(GTest REQUIRED)
 find_package(ZLIB REQUIRED)
+set_property(TARGET protobuf::libprotobuf APPEND PROPERTY
+             INTERFACE_LINK_LIBRARIES ZLIB::ZLIB Threads::Threads)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(SENTENCEPIECE REQUIRED IMPORTED_TARGET sentencepiece)
 pkg_check_modules(ZSTD REQUIRED IMPORTED_TARGET libzstd)

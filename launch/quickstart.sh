@@ -145,7 +145,14 @@ stage "corpus" get_corpus
 
 model=runs/$name/model
 stage "prepare" "$deepnet" prepare "${settings[@]}"
-stage "train $minutes minutes" "$deepnet" train "${settings[@]}" --set "train.minutes=$minutes"
+# The rate falls to its end when the minutes do: about 520 steps each on two cores.
+for_minutes() {
+  local steps
+  steps=$(awk -v m="$1" 'BEGIN { s = int(520 * m); print s > 700 ? s : 700 }')
+  echo "--set train.minutes=$1 --set optim.decay_steps=$steps"
+}
+# shellcheck disable=SC2046  # words are wanted
+stage "train $minutes minutes" "$deepnet" train "${settings[@]}" $(for_minutes "$minutes")
 stage "evaluate" evaluate
 stage "translate" translate_ten
 
@@ -153,5 +160,5 @@ printf '\n== results\n'
 note "run      $model"
 note "log      $model/metrics.jsonl"
 note "scores   runs/$name/scores.txt"
-note "learn on $deepnet train ${settings[*]} --set train.minutes=60"
+note "learn on $deepnet train ${settings[*]} $(for_minutes 60)"
 for what in "${left_out[@]}"; do note "left out $what"; done

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "absl/strings/str_cat.h"
+
+#include "parallel/base/exit_code.h"
 #include "parallel/base/file_system.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/checkpoint/checkpoint.h"
@@ -36,6 +39,13 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& run_or
   loaded->step = manifest.step();
   const std::filesystem::path folder = std::filesystem::absolute(loaded->folder).lexically_normal();
   ASSIGN_OR_RETURN(loaded->vocabulary, LoadVocabulary(folder.parent_path().string()));
+  if (loaded->vocabulary->hash() != manifest.tokenizer_hash()) {
+    return WithExitCode(
+        absl::FailedPreconditionError(
+            absl::StrCat(folder.string(), ": made with the tokenizer ", manifest.tokenizer_hash(),
+                         ", but the run folder holds ", loaded->vocabulary->hash())),
+        ExitCode::kCheckpoint);
+  }
 
   *loaded->run.mutable_compute() = ChooseCompute(manifest.run().compute(), overrides);
   ASSIGN_OR_RETURN(loaded->ops, MakeOps(loaded->run.compute()));

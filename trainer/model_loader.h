@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+
 #include "proto/run.pb.h"
 #include "trainer/data/vocabulary.h"
 #include "trainer/decode/score.h"

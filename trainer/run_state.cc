@@ -1,7 +1,5 @@
 #include "trainer/run_state.h"
 
-#include <ATen/ATen.h>
-
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -9,6 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include <ATen/ATen.h>
+
 #include "parallel/base/exit_code.h"
 #include "parallel/base/philox.h"
 #include "parallel/base/status_macros.h"
@@ -98,6 +98,22 @@ absl::StatusOr<std::unique_ptr<Vocabulary>> LoadVocabulary(const std::string& ru
   auto vocabulary = Vocabulary::Open(absl::StrCat(run_folder, "/", kTokenizer), languages);
   if (!vocabulary.ok()) return WithExitCode(vocabulary.status(), ExitCode::kCheckpoint);
   return std::make_unique<Vocabulary>(std::move(*vocabulary));
+}
+
+bool UpdateBest(Manifest& state, const std::string& metric, double value, Better better) {
+  BestScore* best = nullptr;
+  for (BestScore& known : *state.mutable_best()) {
+    if (known.metric() == metric) best = &known;
+  }
+  if (best == nullptr) {
+    best = state.add_best();
+    best->set_metric(metric);
+  } else if (better == Better::kGreater ? value <= best->value() : value >= best->value()) {
+    return false;
+  }
+  best->set_value(value);
+  best->set_step(state.step());
+  return true;
 }
 
 std::string WeightsHash(const Parameters& parameters) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+
 #include "parallel/base/file_system.h"
 #include "proto/checkpoint.pb.h"
 #include "trainer/data/vocabulary.h"
@@ -24,10 +25,18 @@ absl::Status LoadParameters(FileSystem& fs, const std::string& checkpoint_folder
 
 // Copies the tokenizer of a corpus folder into the run folder.
 absl::Status SaveVocabulary(const std::string& tokenizer_file,
-                            const std::vector<std::string>& languages, const std::string& run_folder);
+                            const std::vector<std::string>& languages,
+                            const std::string& run_folder);
 
 // The vocabulary of a run folder.
 absl::StatusOr<std::unique_ptr<Vocabulary>> LoadVocabulary(const std::string& run_folder);
+
+// Whether a metric is better when greater or when smaller.
+enum class Better { kGreater, kSmaller };
+
+// Notes `value` of `metric` at state.step() if it beats the best so far, or is the first; true if
+// so.
+bool UpdateBest(Manifest& state, const std::string& metric, double value, Better better);
 
 // Hexadecimal FNV-1a of all weights in order: equal exactly where every bit is.
 std::string WeightsHash(const Parameters& parameters);

@@ -1,12 +1,12 @@
 #include "trainer/step_bench.h"
 
-#include <sys/resource.h>
-
 #include <algorithm>
 #include <chrono>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include <sys/resource.h>
+
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/self_communicator.h"
@@ -86,7 +86,8 @@ absl::StatusOr<BenchRecord> BenchStep(const StepBenchOptions& options) {
   Transformer model(run.model(), capacity, *ops, /*trainable=*/true);
   model.parameters().Initialize(run.seed());
   model.Refresh();
-  TransformerStage stage(model, {.seed = run.seed(), .label_smoothing = run.optim().label_smoothing()});
+  TransformerStage stage(model,
+                         {.seed = run.seed(), .label_smoothing = run.optim().label_smoothing()});
   const OptimizerStep optimizer(run.optim(), model.parameters().inventory());
   SelfCommunicator comm;
 
@@ -112,9 +113,11 @@ absl::StatusOr<BenchRecord> BenchStep(const StepBenchOptions& options) {
   BenchRecord record;
   record.set_name(absl::StrCat("step/", options.shape));
   record.set_tokens_per_second(median(rates));
-  record.set_tokens_per_second_best(rates.empty() ? 0.0 : *std::max_element(rates.begin(), rates.end()));
+  record.set_tokens_per_second_best(rates.empty() ? 0.0
+                                                  : *std::max_element(rates.begin(), rates.end()));
   record.set_gflops(median(speeds));
-  record.set_ceiling_gflops(MeasureProductCeiling(run.model().width(), compute.threads_per_rank(), 1.0));
+  record.set_ceiling_gflops(
+      MeasureProductCeiling(run.model().width(), compute.threads_per_rank(), 1.0));
   record.set_efficiency(record.gflops() / record.ceiling_gflops());
   record.set_peak_resident_bytes(usage.ru_maxrss * int64_t{1024});
   record.set_dtype(DataType_Name(compute.dtype()));

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+
 #include "proto/plan.pb.h"
 #include "proto/report.pb.h"
 #include "proto/run.pb.h"
@@ -20,8 +21,8 @@ struct StepBenchOptions {
 // The run that a shape stands for: model, microbatch, Adam with smoothing 0.1 and dropout 0.1.
 absl::StatusOr<RunSpec> BenchRun(const std::string& shape);
 
-// Trains `steps` steps on made-up tokens of real lengths and reports tokens per second, GFLOP/s, the
-// product ceiling measured in the same process and peak memory.
+// Trains `steps` steps on made-up tokens of real lengths and reports tokens per second, GFLOP/s,
+// the product ceiling measured in the same process and peak memory.
 absl::StatusOr<BenchRecord> BenchStep(const StepBenchOptions& options);
 
 }  // namespace deepnet

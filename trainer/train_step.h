@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "absl/status/statusor.h"
+
 #include "parallel/comm/communicator.h"
 #include "parallel/plan/schedule.h"
 #include "trainer/data/microbatch.h"

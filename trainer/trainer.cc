@@ -2,8 +2,6 @@
 // reports. One rank, one stage: the schedule is the plan's, the communicator that of one process.
 #include "trainer/trainer.h"
 
-#include <sys/resource.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -14,10 +12,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include <sys/resource.h>
+
 #include "parallel/base/exit_code.h"
 #include "parallel/base/file_system.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/self_communicator.h"
+#include "parallel/plan/host_memory.h"
 #include "parallel/plan/planner.h"
 #include "proto/report.pb.h"
 #include "trainer/checkpoint/checkpoint.h"
@@ -109,12 +110,13 @@ absl::Status Trainer::OpenCorpus() {
   auto corpus = Corpus::Open(PathOf(run_.data().folder()));
   if (!corpus.ok()) return WithExitCode(corpus.status(), ExitCode::kData);
   corpus_ = std::make_unique<Corpus>(std::move(*corpus));
-  RETURN_IF_ERROR(WithExitCode(ResolveDataSpec(*corpus_, run_.mutable_data()), ExitCode::kBadConfig));
+  RETURN_IF_ERROR(
+      WithExitCode(ResolveDataSpec(*corpus_, run_.mutable_data()), ExitCode::kBadConfig));
   const int64_t size = corpus_->vocabulary().size();
   if (run_.model().vocabulary_size() != 0 && run_.model().vocabulary_size() != size) {
     return WithExitCode(absl::InvalidArgumentError(absl::StrCat(
-                            "model.vocabulary_size: ", run_.model().vocabulary_size(), ": the corpus ",
-                            run_.data().folder(), " has a vocabulary of ", size)),
+                            "model.vocabulary_size: ", run_.model().vocabulary_size(),
+                            ": the corpus ", run_.data().folder(), " has a vocabulary of ", size)),
                         ExitCode::kBadConfig);
   }
   run_.mutable_model()->set_vocabulary_size(size);
@@ -135,9 +137,18 @@ absl::Status Trainer::FindEarlierRun() {
     if (run_.compute().threads_per_rank() != 0) {
       compute.set_threads_per_rank(run_.compute().threads_per_rank());
     }
+    ComputeSpec asked = compute;
+    asked.MergeFrom(run_.compute());
+    if (asked.SerializeAsString() != compute.SerializeAsString()) {
+      return WithExitCode(
+          absl::FailedPreconditionError(absl::StrCat(
+              "compute: the run goes on with the arithmetic it started with {",
+              compute.ShortDebugString(), "}; asked for was {", asked.ShortDebugString(), "}")),
+          ExitCode::kCheckpoint);
+    }
     *run_.mutable_compute() = compute;
-    run_.mutable_optim()->set_virtual_replicas(
-        earlier_->manifest.run().optim().virtual_replicas());
+    const int replicas = earlier_->manifest.run().optim().virtual_replicas();
+    if (run_.optim().virtual_replicas() == 0) run_.mutable_optim()->set_virtual_replicas(replicas);
     state_ = earlier_->manifest;
   } else {
     *run_.mutable_compute() = ResolveCompute(run_.compute());
@@ -148,10 +159,13 @@ absl::Status Trainer::FindEarlierRun() {
 
 absl::Status Trainer::MakeModel() {
   const Inventory inventory = Describe(run_.model(), run_.data().microbatch());
-  const RunIdentity identity{inventory.Hash(), corpus_->content_hash(), corpus_->vocabulary().hash()};
+  const RunIdentity identity{inventory.Hash(), corpus_->content_hash(),
+                             corpus_->vocabulary().hash()};
   if (earlier_.has_value()) RETURN_IF_ERROR(CheckSameRun(earlier_->manifest, identity, run_));
-  ASSIGN_OR_RETURN(plan_, MakePlan(inventory, run_.data(), run_.optim(), run_.compute(),
-                                   run_.cluster(), run_.parallel()));
+  const ClusterSpec cluster =
+      run_.compute().device() == "cpu" ? WithHostMemory(run_.cluster()) : run_.cluster();
+  ASSIGN_OR_RETURN(plan_, MakePlan(inventory, run_.data(), run_.optim(), run_.compute(), cluster,
+                                   run_.parallel()));
   if (plan_.stages_size() != 1) {
     return WithExitCode(absl::UnimplementedError(absl::StrCat(
                             "parallel: the plan has ", plan_.stages_size(),
@@ -207,7 +221,8 @@ bool Trainer::Done() const {
 
 // True if `every` steps or `minutes` have passed since the last time.
 bool Due(int64_t step, int64_t every, double seconds, double last_seconds, double minutes) {
-  return (every > 0 && step % every == 0) || (minutes > 0 && seconds - last_seconds >= 60 * minutes);
+  return (every > 0 && step % every == 0) ||
+         (minutes > 0 && seconds - last_seconds >= 60 * minutes);
 }
 
 absl::Status Trainer::Run() {
@@ -243,20 +258,22 @@ absl::Status Trainer::Run() {
     interval_.target_tokens += tokens;
     interval_.source_tokens += static_cast<double>(batch->num_source_tokens);
     interval_.flops += StepFlops(run_.model(), *batch);
-    interval_.positions += static_cast<double>(batch->microbatches.size()) *
-                           (run_.data().microbatch().source_tokens() +
-                            run_.data().microbatch().target_tokens());
+    interval_.positions +=
+        static_cast<double>(batch->microbatches.size()) *
+        (run_.data().microbatch().source_tokens() + run_.data().microbatch().target_tokens());
 
     const bool last = Done();
-    if (skipped) log_.Warning(absl::StrCat("step ", state_.step(), ": loss or gradient is not finite; skipped"));
+    if (skipped)
+      log_.Warning(
+          absl::StrCat("step ", state_.step(), ": loss or gradient is not finite; skipped"));
     if (last || skipped || state_.step() % std::max<int64_t>(1, train.log_every_steps()) == 0) {
       RETURN_IF_ERROR(Report(result));
     }
     if (state_.consecutive_skips() >= kMaxConsecutiveSkips) {
-      return WithExitCode(absl::AbortedError(absl::StrCat("diverged: ", kMaxConsecutiveSkips,
-                                                          " non-finite steps in a row at step ",
-                                                          state_.step())),
-                          ExitCode::kDiverged);
+      return WithExitCode(
+          absl::AbortedError(absl::StrCat("diverged: ", kMaxConsecutiveSkips,
+                                          " non-finite steps in a row at step ", state_.step())),
+          ExitCode::kDiverged);
     }
     const int request = options_.request != nullptr ? options_.request->exchange(0) : 0;
     const double seconds = state_.train_seconds();
@@ -269,13 +286,17 @@ absl::Status Trainer::Run() {
       RETURN_IF_ERROR(Save());
     }
     if (request == 1) {
-      return WithExitCode(absl::CancelledError(absl::StrCat("stopped and saved at step ", state_.step(),
-                                                            "; run the same command to go on")),
-                          ExitCode::kSavedRunAgain);
+      return WithExitCode(
+          absl::CancelledError(absl::StrCat("stopped and saved at step ", state_.step(),
+                                            "; run the same command to go on")),
+          ExitCode::kSavedRunAgain);
     }
   }
-  if (validated_step_ != state_.step() && train.validate_every_steps() != 0) RETURN_IF_ERROR(Validate());
-  if (saved_step_ != state_.step()) RETURN_IF_ERROR(Save());
+  // Saved before the last validation, so that nothing in it can lose steps.
+  RETURN_IF_ERROR(Save());
+  if (validated_step_ != state_.step() && train.validate_every_steps() != 0) {
+    RETURN_IF_ERROR(Validate());
+  }
   log_.EndProgress();
   log_.Info(absl::StrFormat("done: step %s, %s source and %s target tokens in %s of training",
                             WithCommas(state_.step()), WithCommas(state_.source_tokens()),
@@ -292,7 +313,8 @@ absl::Status Trainer::Report(const StepResult& result) {
   record.set_nll(interval_.nll / interval_.target_tokens);
   record.set_source_tokens(state_.source_tokens());
   record.set_target_tokens(state_.target_tokens());
-  record.set_tokens_per_second((interval_.source_tokens + interval_.target_tokens) / interval_.seconds);
+  record.set_tokens_per_second((interval_.source_tokens + interval_.target_tokens) /
+                               interval_.seconds);
   record.set_target_tokens_per_second(interval_.target_tokens / interval_.seconds);
   record.set_gradient_norm(result.update.gradient_norm);
   record.set_rate(result.update.rate);
@@ -310,18 +332,19 @@ absl::Status Trainer::Report(const StepResult& result) {
   Progress progress{.label = "train"};
   if (train.steps() > 0) progress.fraction = double(state_.step()) / double(train.steps());
   if (train.minutes() > 0) {
-    progress.fraction = std::max(progress.fraction, state_.train_seconds() / (60 * train.minutes()));
+    progress.fraction =
+        std::max(progress.fraction, state_.train_seconds() / (60 * train.minutes()));
   }
   progress.fraction = std::min(progress.fraction, 1.0);
   if (progress.fraction > 0) {
     progress.seconds_left = state_.train_seconds() * (1 / progress.fraction - 1);
   }
-  progress.figures =
-      absl::StrFormat("step %s  loss %.3f  nll %.3f  %s tokens/s  norm %.2f  rate %.2e",
-                      WithCommas(state_.step()), record.loss(), record.nll(),
-                      WithCommas(std::llround(record.tokens_per_second())), record.gradient_norm(),
-                      record.rate());
-  if (state_.skipped_steps() > 0) absl::StrAppend(&progress.figures, "  skipped ", state_.skipped_steps());
+  progress.figures = absl::StrFormat(
+      "step %s  loss %.3f  nll %.3f  %s tokens/s  norm %.2f  rate %.2e", WithCommas(state_.step()),
+      record.loss(), record.nll(), WithCommas(std::llround(record.tokens_per_second())),
+      record.gradient_norm(), record.rate());
+  if (state_.skipped_steps() > 0)
+    absl::StrAppend(&progress.figures, "  skipped ", state_.skipped_steps());
   log_.Show(progress);
   return absl::OkStatus();
 }
@@ -332,45 +355,40 @@ absl::Status Trainer::Validate() {
   ModelScorer scorer(*model_);
   ModelPairScorer pair_scorer(*model_);
   EvaluateOptions options{.split = "dev",
-                          .directions = {run_.data().directions().begin(), run_.data().directions().end()},
                           .sentences = run_.train().validate_sentences(),
                           .tags = run_.data().tags(),
                           .decode = run_.decode()};
   const MicrobatchSpec& capacity = run_.data().microbatch();
   options.max_positions =
       std::min({run_.model().max_positions(), capacity.source_tokens(), capacity.target_tokens()});
-  if (options.directions.empty() && corpus_->TextDirections("dev").empty()) return absl::OkStatus();
-  ASSIGN_OR_RETURN(EvalRecord record,
-                   Evaluate(scorer, pair_scorer, *corpus_, corpus_->vocabulary(), options,
-                            [this](const std::string& direction, double fraction) {
-                              log_.Show({.label = "validate", .fraction = fraction, .figures = direction});
-                            }));
+  for (const Direction& d : corpus_->TextDirections("dev")) {
+    const auto& wanted = run_.data().directions();
+    if (wanted.empty() || std::find(wanted.begin(), wanted.end(), d.Name()) != wanted.end()) {
+      options.directions.push_back(d.Name());
+    }
+  }
+  if (options.directions.empty()) return absl::OkStatus();  // the corpus has no dev text of them
+  ASSIGN_OR_RETURN(
+      EvalRecord record,
+      Evaluate(scorer, pair_scorer, *corpus_, corpus_->vocabulary(), options,
+               [this](const std::string& direction, double fraction) {
+                 log_.Show({.label = "validate", .fraction = fraction, .figures = direction});
+               }));
   record.set_kind("validation");
   record.set_step(state_.step());
-  log_.Info(absl::StrFormat("validation at step %s: nll %.3f, BLEU %.2f (to English %.2f, from %.2f), "
-                            "chrF %.2f, %d directions, %s",
-                            WithCommas(state_.step()), record.nll(), record.bleu(),
-                            record.bleu_to_english(), record.bleu_from_english(), record.chrf(),
-                            record.directions_size(), ClockText(record.seconds())));
+  log_.Info(
+      absl::StrFormat("validation at step %s: nll %.3f, BLEU %.2f (to English %.2f, from %.2f), "
+                      "chrF %.2f, %d directions, %s",
+                      WithCommas(state_.step()), record.nll(), record.bleu(),
+                      record.bleu_to_english(), record.bleu_from_english(), record.chrf(),
+                      record.directions_size(), ClockText(record.seconds())));
   RETURN_IF_ERROR(metrics_->Write(record));
 
-  const auto improve = [&](const std::string& metric, double value, bool greater) {
-    for (BestScore& best : *state_.mutable_best()) {
-      if (best.metric() != metric) continue;
-      if (greater ? value <= best.value() : value >= best.value()) return false;
-      best.set_value(value);
-      best.set_step(state_.step());
-      return true;
-    }
-    BestScore& best = *state_.add_best();
-    best.set_metric(metric);
-    best.set_value(value);
-    best.set_step(state_.step());
-    return true;
-  };
-  const bool better_bleu = improve("bleu", record.bleu(), /*greater=*/true);
-  const bool better_nll = improve("nll", record.nll(), /*greater=*/false);
-  return better_bleu || better_nll ? Save() : absl::OkStatus();
+  const bool better_bleu = UpdateBest(state_, "bleu", record.bleu(), Better::kGreater);
+  const bool better_nll = UpdateBest(state_, "nll", record.nll(), Better::kSmaller);
+  if (!better_bleu && !better_nll) return absl::OkStatus();
+  saved_step_ = -1;  // the manifest has changed: this step is saved again if it was
+  return Save();
 }
 
 absl::Status Trainer::Save() {

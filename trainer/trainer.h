@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+
 #include "parallel/base/logging.h"
 #include "proto/run.pb.h"
 

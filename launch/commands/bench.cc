@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/decode_bench.h"
@@ -77,57 +78,58 @@ absl::Status RunBench(const CommandLine& line) {
 }  // namespace
 
 Command MakeBenchCommand() {
-  return {.name = "bench",
-          .summary = "measure training steps or decoding on this machine",
-          .description =
-              "`deepnet bench step --shape A` trains a few steps of a fixed model on made-up tokens "
-              "of real sentence lengths: A 6+6 layers and B 18+18 layers of width 256, C 100+100 and "
-              "D 500+500 layers of width 64. It prints tokens per second without padding, the share "
-              "of the best matrix product measured in the same process, and peak memory.\n"
-              "`deepnet bench decode` searches translations with a 6+6 model of width 256 and 8,000 "
-              "pieces, in batches of 2000 source tokens as `translate` does, and prints sentences "
-              "per second. Weights and sources are made up; each search ends at the length of the "
-              "real translation.",
-          .arguments = "step|decode",
-          .max_arguments = 1,
-          .flags = {{.name = "shape",
-                     .value = "SHAPE",
-                     .default_value = "A",
-                     .help = "step: the model that is trained",
-                     .allowed = {"A", "B", "C", "D"}},
-                    {.name = "steps",
-                     .kind = FlagKind::kInteger,
-                     .value = "N",
-                     .default_value = "8",
-                     .help = "step: timed steps"},
-                    {.name = "sentences",
-                     .kind = FlagKind::kInteger,
-                     .value = "N",
-                     .default_value = "200",
-                     .help = "decode: sentences, the first of --lengths"},
-                    {.name = "beam",
-                     .kind = FlagKind::kInteger,
-                     .value = "N",
-                     .default_value = "5",
-                     .help = "decode: hypotheses kept; 1 is greedy"},
-                    {.name = "dtype",
-                     .value = "TYPE",
-                     .help = "operands of matrix products; default: the faster one here",
-                     .allowed = {"float32", "bfloat16"}},
-                    {.name = "threads",
-                     .kind = FlagKind::kInteger,
-                     .value = "N",
-                     .default_value = "0",
-                     .help = "0: all cores of this process"},
-                    {.name = "library",
-                     .kind = FlagKind::kSwitch,
-                     .help = "use LibTorch's operations, the reference, instead of the kernels"},
-                    {.name = "lengths",
-                     .value = "FILE",
-                     .default_value = "tests/bench/lengths.json",
-                     .help = "JSON list of [source, target] lengths"},
-                    JsonFlag()},
-          .run = RunBench};
+  return {
+      .name = "bench",
+      .summary = "measure training steps or decoding on this machine",
+      .description =
+          "`deepnet bench step --shape A` trains a few steps of a fixed model on made-up tokens "
+          "of real sentence lengths: A 6+6 layers and B 18+18 layers of width 256, C 100+100 and "
+          "D 500+500 layers of width 64. It prints tokens per second without padding, the share "
+          "of the best matrix product measured in the same process, and peak memory.\n"
+          "`deepnet bench decode` searches translations with a 6+6 model of width 256 and 8,000 "
+          "pieces, in batches of 2000 source tokens as `translate` does, and prints sentences "
+          "per second. Weights and sources are made up; each search ends at the length of the "
+          "real translation.",
+      .arguments = "step|decode",
+      .max_arguments = 1,
+      .flags = {{.name = "shape",
+                 .value = "SHAPE",
+                 .default_value = "A",
+                 .help = "step: the model that is trained",
+                 .allowed = {"A", "B", "C", "D"}},
+                {.name = "steps",
+                 .kind = FlagKind::kInteger,
+                 .value = "N",
+                 .default_value = "8",
+                 .help = "step: timed steps"},
+                {.name = "sentences",
+                 .kind = FlagKind::kInteger,
+                 .value = "N",
+                 .default_value = "200",
+                 .help = "decode: sentences, the first of --lengths"},
+                {.name = "beam",
+                 .kind = FlagKind::kInteger,
+                 .value = "N",
+                 .default_value = "5",
+                 .help = "decode: hypotheses kept; 1 is greedy"},
+                {.name = "dtype",
+                 .value = "TYPE",
+                 .help = "operands of matrix products; default: the faster one here",
+                 .allowed = {"float32", "bfloat16"}},
+                {.name = "threads",
+                 .kind = FlagKind::kInteger,
+                 .value = "N",
+                 .default_value = "0",
+                 .help = "0: all cores of this process"},
+                {.name = "library",
+                 .kind = FlagKind::kSwitch,
+                 .help = "use LibTorch's operations, the reference, instead of the kernels"},
+                {.name = "lengths",
+                 .value = "FILE",
+                 .default_value = "tests/bench/lengths.json",
+                 .help = "JSON list of [source, target] lengths"},
+                JsonFlag()},
+      .run = RunBench};
 }
 
 }  // namespace deepnet

@@ -38,16 +38,18 @@ absl::Status RunEvaluate(const CommandLine& line) {
                           .tags = run.data().tags(),
                           .decode = run.decode()};
   if (!options.spm_file.empty()) options.spm_file = ResolvePath(line, options.spm_file);
-  if (!options.output_folder.empty()) options.output_folder = ResolvePath(line, options.output_folder);
+  if (!options.output_folder.empty())
+    options.output_folder = ResolvePath(line, options.output_folder);
   LoggerOptions log_options = StderrOptions();
   log_options.stream = &line.err;
   log_options.plain_seconds = 5;
   Logger log(log_options);
-  ASSIGN_OR_RETURN(EvalRecord record,
-                   Evaluate(*model->scorer, *model->pair_scorer, *corpus, *model->vocabulary, options,
-                            [&log](const std::string& direction, double fraction) {
-                              log.Show({.label = "evaluate", .fraction = fraction, .figures = direction});
-                            }));
+  ASSIGN_OR_RETURN(
+      EvalRecord record,
+      Evaluate(*model->scorer, *model->pair_scorer, *corpus, *model->vocabulary, options,
+               [&log](const std::string& direction, double fraction) {
+                 log.Show({.label = "evaluate", .fraction = fraction, .figures = direction});
+               }));
   log.EndProgress();
   record.set_kind("evaluate");
   record.set_step(model->step);
@@ -91,14 +93,15 @@ std::vector<Flag> EvaluateFlags() {
 }  // namespace
 
 Command MakeEvaluateCommand() {
-  return {.name = "evaluate",
-          .summary = "BLEU, chrF and log-likelihood on a corpus's dev or test set",
-          .description =
-              "Translates with the same search as `translate` and scores as sacreBLEU 2 does: 13a "
-              "tokens, zh for Chinese, characters for Japanese, Korean, Thai, Khmer, Lao and Burmese.",
-          .spec = SpecUse::kOptional,
-          .flags = EvaluateFlags(),
-          .run = RunEvaluate};
+  return {
+      .name = "evaluate",
+      .summary = "BLEU, chrF and log-likelihood on a corpus's dev or test set",
+      .description =
+          "Translates with the same search as `translate` and scores as sacreBLEU 2 does: 13a "
+          "tokens, zh for Chinese, characters for Japanese, Korean, Thai, Khmer, Lao and Burmese.",
+      .spec = SpecUse::kOptional,
+      .flags = EvaluateFlags(),
+      .run = RunEvaluate};
 }
 
 }  // namespace deepnet

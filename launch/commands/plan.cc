@@ -12,6 +12,7 @@
 #include "launch/validate.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/plan/host_memory.h"
 #include "parallel/plan/planner.h"
 #include "parallel/plan/schedule_text.h"
 #include "trainer/model/describe.h"
@@ -19,18 +20,11 @@
 namespace deepnet {
 namespace {
 
-constexpr double kGib = 1024.0 * 1024.0 * 1024.0;
-
-double HostMemoryGib() {
-  return static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE)) /
-         kGib;
-}
-
 // `cluster`, whose ranks share this host's memory where it says nothing else.
 ClusterSpec WithMemory(ClusterSpec cluster, std::ostream& err) {
   if (cluster.device_memory_gib() > 0) return cluster;
   const int ranks = std::max(1, cluster.devices_per_node());
-  cluster.set_device_memory_gib(HostMemoryGib() / ranks);
+  cluster = WithHostMemory(cluster);
   err << absl::StrFormat(
       "cluster.device_memory_gib is not set: taking %.1f, this host's memory over "
       "%d rank%s\n",

@@ -27,9 +27,9 @@ struct Voidify {
 
 }  // namespace deepnet::internal
 
-#define DEEPNET_CHECK(condition)                       \
-  (condition) ? (void)0                                \
-              : ::deepnet::internal::Voidify() &       \
+#define DEEPNET_CHECK(condition)                 \
+  (condition) ? (void)0                          \
+              : ::deepnet::internal::Voidify() & \
                     ::deepnet::internal::CheckFailure(__FILE__, __LINE__, #condition).stream()
 
 #define DEEPNET_CHECK_EQ(a, b) DEEPNET_CHECK((a) == (b)) << (a) << " against " << (b) << ". "

@@ -10,8 +10,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-#define RETURN_IF_ERROR(expression)                                    \
-  do {                                                                 \
+#define RETURN_IF_ERROR(expression)                                                              \
+  do {                                                                                           \
     if (absl::Status deepnet_status = (expression); !deepnet_status.ok()) return deepnet_status; \
   } while (false)
 

@@ -1,9 +1,9 @@
 #include "tests/support/plain_transformer.h"
 
-#include <ATen/ATen.h>
-
 #include <cmath>
 #include <vector>
+
+#include <ATen/ATen.h>
 
 namespace deepnet::testing {
 namespace {
@@ -24,13 +24,14 @@ struct Plain {
   }
   Tensor Attention(const std::string& name, const Tensor& x, const Tensor& y, bool causal) const {
     const int64_t h = spec.heads(), d = spec.width();
-    const auto split = [&](const Tensor& z) { return z.view({z.size(0), h, d / h}).transpose(0, 1); };
+    const auto split = [&](const Tensor& z) {
+      return z.view({z.size(0), h, d / h}).transpose(0, 1);
+    };
     const Tensor q = split(Linear(name + ".q_proj", x)), k = split(Linear(name + ".k_proj", y)),
                  v = split(Linear(name + ".v_proj", y));
     Tensor scores = at::matmul(q, k.transpose(1, 2)) / std::sqrt(static_cast<double>(d / h));
     if (causal) {
-      scores = scores.masked_fill(
-          at::ones({x.size(0), y.size(0)}, at::kBool).triu(1), -INFINITY);
+      scores = scores.masked_fill(at::ones({x.size(0), y.size(0)}, at::kBool).triu(1), -INFINITY);
     }
     const Tensor context = at::matmul(at::softmax(scores, -1), v);
     return Linear(name + ".out_proj", context.transpose(0, 1).reshape({x.size(0), d}));
@@ -69,7 +70,8 @@ Tensor Ids(const std::vector<int32_t>& ids, int64_t begin, int64_t end) {
 Tensor PlainLoss(const ModelSpec& spec, const Microbatch& mb, double eps,
                  const std::function<Tensor(const std::string&)>& parameter) {
   const double n = spec.encoder_layers(), m = spec.decoder_layers();
-  const Plain p{spec, parameter, 0.81 * std::pow(n * n * n * n * m, 1.0 / 16), std::pow(3 * m, 0.25)};
+  const Plain p{spec, parameter, 0.81 * std::pow(n * n * n * n * m, 1.0 / 16),
+                std::pow(3 * m, 0.25)};
   const bool all = spec.tied_embeddings() == TIE_ALL;
   const std::string source_table = all ? "shared.weight" : "encoder.embed_tokens.weight";
   const std::string target_table = all ? "shared.weight" : "decoder.embed_tokens.weight";

@@ -2,10 +2,10 @@
 // hand-written backward passes are compared with. No packing, no dropout, no sharing of code.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <functional>
 #include <string>
+
+#include <ATen/core/Tensor.h>
 
 #include "proto/model.pb.h"
 #include "trainer/data/microbatch.h"

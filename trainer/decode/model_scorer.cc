@@ -1,8 +1,9 @@
 #include "trainer/decode/model_scorer.h"
 
-#include <ATen/ATen.h>
-
 #include <algorithm>
+#include <utility>
+
+#include <ATen/ATen.h>
 
 #include "parallel/base/check.h"
 
@@ -42,6 +43,9 @@ size_t EndOfSlice(std::span<const std::vector<int32_t>> sources, size_t begin, i
 }  // namespace
 
 struct ModelScorer::State : public DecoderState {
+  explicit State(ModelScorer& scorer) : scorer(scorer) {}
+  ~State() override { scorer.spare_caches_ = std::move(self_caches); }
+
   int num_rows() const override { return static_cast<int>(memory_lengths.size()); }
 
   // Lists of one kind, a row each, with room to grow.
@@ -68,18 +72,19 @@ struct ModelScorer::State : public DecoderState {
     }
   };
 
-  int64_t position = 0;                  // tokens fed so far
+  ModelScorer& scorer;
+  int64_t position = 0;  // tokens fed so far
   Lists self, memory;
-  std::vector<int32_t> memory_lengths;   // [rows]
+  std::vector<int32_t> memory_lengths;                    // [rows]
   std::vector<KeyValueCache> self_caches, memory_caches;  // a layer each
-  int64_t self_rows = 0;                 // rows of self_caches in use
+  int64_t self_rows = 0;                                  // rows of self_caches in use
 };
 
 ModelScorer::ModelScorer(Transformer& model)
     : model_(model), kept_(model.MakeActivations(/*shared=*/true)) {}
 
 std::unique_ptr<DecoderState> ModelScorer::Start(std::span<const std::vector<int32_t>> sources) {
-  auto state = std::make_unique<State>();
+  auto state = std::make_unique<State>(*this);
   const int layers = model_.spec().decoder_layers();
   const int64_t d = model_.spec().width();
   int64_t tokens = 0, longest = 0;
@@ -92,8 +97,11 @@ std::unique_ptr<DecoderState> ModelScorer::Start(std::span<const std::vector<int
   for (int i = 0; i < layers; ++i) {
     kv_R2D.push_back(at::empty({tokens, 2 * d}, model_.ops().Operand()));
     state->memory_caches.push_back({kv_R2D[i].narrow(1, 0, d), kv_R2D[i].narrow(1, d, d)});
-    state->self_caches.push_back({at::empty({0, d}, model_.ops().Operand()),
-                                  at::empty({0, d}, model_.ops().Operand())});
+  }
+  state->self_caches = std::exchange(spare_caches_, {});
+  while (state->self_caches.size() < static_cast<size_t>(layers)) {
+    state->self_caches.push_back(
+        {at::empty({0, d}, model_.ops().Operand()), at::empty({0, d}, model_.ops().Operand())});
   }
   state->memory.SetStride(0, longest);
   state->memory.entries.resize(sources.size() * longest);
@@ -162,9 +170,10 @@ void ModelScorer::Step(DecoderState& decoder_state, std::span<const int32_t> tok
                             state.memory.stride, state.memory_lengths.data() + begin};
     const at::Tensor out =
         at::from_blob(log_probs + begin * vocabulary, {count, vocabulary}, at::kFloat);
-    const bool in_place = model_.ops().Stream().device().is_cpu() &&
-                          model_.ops().Stream().dtype() == at::kFloat;
-    const at::Tensor logits = in_place ? out : at::empty({count, vocabulary}, model_.ops().Stream());
+    const bool in_place =
+        model_.ops().Stream().device().is_cpu() && model_.ops().Stream().dtype() == at::kFloat;
+    const at::Tensor logits =
+        in_place ? out : at::empty({count, vocabulary}, model_.ops().Stream());
     model_.DecodeStep(slice, state.self_caches, state.self_rows + begin, self, state.memory_caches,
                       memory, *kept_, logits);
     model_.ops().LogSoftmax(count, logits);

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/decode/search.h"
@@ -37,17 +38,15 @@ absl::StatusOr<std::vector<Route>> Routes(const Corpus& corpus, const EvaluateOp
     routes.push_back({sides[0], sides[1]});
   }
   std::set<std::string> languages;
-  if (options.directions.empty()) {
-    for (const Direction& d : corpus.TextDirections(options.split)) {
-      routes.push_back({d.source, d.target});
-      languages.insert({d.source, d.target});
-    }
+  for (const Direction& d : corpus.TextDirections(options.split)) {
+    if (options.directions.empty()) routes.push_back({d.source, d.target});
+    languages.insert({d.source, d.target});
   }
   if (options.any_to_any) {
     routes.clear();
     for (const std::string& a : languages) {
       for (const std::string& b : languages) {
-        if (a != b) routes.push_back({a, b});
+        if (a != b && corpus.Sentences(options.split, a, b).ok()) routes.push_back({a, b});
       }
     }
   }
@@ -86,15 +85,18 @@ class Evaluator {
                [&vocabulary](std::span<const int32_t> ids) { return vocabulary.Decode(ids); }} {}
 
   absl::StatusOr<DirectionScore> Score(const Route& route) const {
-    ASSIGN_OR_RETURN(ParallelSentences text,
-                     corpus_.Sentences(options_.split, route.source, route.target));
+    auto found = corpus_.Sentences(options_.split, route.source, route.target);
+    if (!found.ok()) return WithExitCode(found.status(), ExitCode::kData);
+    ParallelSentences text = *std::move(found);
     if (options_.sentences > 0 && text.source.size() > static_cast<size_t>(options_.sentences)) {
       text.source.resize(options_.sentences);
       text.target.resize(options_.sentences);
     }
-    const auto source_tag = vocabulary_.TagId(route.source), target_tag = vocabulary_.TagId(route.target);
+    const auto source_tag = vocabulary_.TagId(route.source),
+               target_tag = vocabulary_.TagId(route.target);
     if (!source_tag.has_value() || !target_tag.has_value()) {
-      return DataError(absl::StrCat("direction ", route.Name(), ": the model has no such language"));
+      return DataError(
+          absl::StrCat("direction ", route.Name(), ": the model has no such language"));
     }
     const TagFrame tags = MakeTagFrame(options_.tags, *source_tag, *target_tag);
     ASSIGN_OR_RETURN(const std::vector<std::string> hypotheses, Translate(text.source, tags));
@@ -123,7 +125,8 @@ class Evaluator {
   absl::StatusOr<std::vector<std::string>> Translate(const std::vector<std::string>& texts,
                                                      const TagFrame& tags) const {
     std::vector<int32_t> forbidden;
-    for (int32_t id = vocabulary_.first_tag(); id < vocabulary_.size(); ++id) forbidden.push_back(id);
+    for (int32_t id = vocabulary_.first_tag(); id < vocabulary_.size(); ++id)
+      forbidden.push_back(id);
     ASSIGN_OR_RETURN(SearchOptions search, MakeSearchOptions(options_.decode, forbidden));
     search.nbest = 1;
     Translator translator(scorer_, codec_, tags,
@@ -142,7 +145,8 @@ class Evaluator {
       IdPair pair{FrameIds(tags.source, vocabulary_.Encode(text.source[i]), 0),
                   FrameIds(tags.target, vocabulary_.Encode(text.target[i]), 0)};
       const size_t longest = std::max(pair.source.size(), pair.target.size());
-      if (options_.max_positions > 0 && longest > static_cast<size_t>(options_.max_positions)) continue;
+      if (options_.max_positions > 0 && longest > static_cast<size_t>(options_.max_positions))
+        continue;
       pairs.push_back(std::move(pair));
     }
     return MeanNll(pair_scorer_, pairs);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+
 #include "proto/report.pb.h"
 #include "proto/run.pb.h"
 #include "trainer/data/corpus.h"
@@ -24,14 +25,14 @@ struct EvaluateOptions {
   std::string spm_file;                 // SentencePiece model of spBLEU; empty: no spBLEU
   std::string output_folder;            // where <direction>.hyp and .ref go; empty: nowhere
   TagStyle tags = TARGET_TAG_ON_SOURCE;
-  DecodeSpec decode;                    // its defaults filled in
+  DecodeSpec decode;  // its defaults filled in
 };
 
 // Called with what is being done and the share of directions that are.
 using EvaluateProgress = std::function<void(const std::string& direction, double fraction)>;
 
-// Pairs longer than max_positions are cut for translation and left out of nll. Directions come out in
-// order of name. Errors (no such direction or split) carry ExitCode::kData.
+// Pairs longer than max_positions are cut for translation and left out of nll. Directions come out
+// in order of name. Errors (no such direction or split) carry ExitCode::kData.
 absl::StatusOr<EvalRecord> Evaluate(Scorer& scorer, PairScorer& pair_scorer, const Corpus& corpus,
                                     const Vocabulary& vocabulary, const EvaluateOptions& options,
                                     const EvaluateProgress& progress);

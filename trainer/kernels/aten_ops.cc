@@ -1,10 +1,10 @@
 // The reference: every operation of ops.h spelled in LibTorch calls, written to be checked against
 // the formula, not to be fast. Rows that are not real are left alone by narrowing first.
-#include <ATen/ATen.h>
-
 #include <cmath>
 #include <utility>
 #include <vector>
+
+#include <ATen/ATen.h>
 
 #include "parallel/base/check.h"
 #include "parallel/base/philox.h"
@@ -25,8 +25,8 @@ const Tensor& OperandOf(const Weight& w) { return static_cast<const AtenWeight&>
 
 // 1 / (1 - rate) or 0 for decisions [first_feature, + features) of each row of `site`: the scalar
 // twin of native dropout (docs/design/random.md). first_feature is a multiple of 8.
-Tensor DropoutFactors(const DropoutSite& site, const PackedRows& ids, int64_t rows, int64_t features,
-                      int64_t first_feature = 0) {
+Tensor DropoutFactors(const DropoutSite& site, const PackedRows& ids, int64_t rows,
+                      int64_t features, int64_t first_feature = 0) {
   Tensor factors = at::empty({rows, features}, at::kDouble);
   double* out = factors.data_ptr<double>();
   const PhiloxKey key = MakeKey(site.seed, RandomPurpose::kDropout);
@@ -64,7 +64,8 @@ void StoreMask(const Tensor& factors, const Tensor& mask) {
   mask.narrow(0, 0, rows).copy_(packed);
 }
 
-Tensor LoadMask(const Tensor& mask, int64_t rows, int64_t features, double rate, at::TensorOptions to) {
+Tensor LoadMask(const Tensor& mask, int64_t rows, int64_t features, double rate,
+                at::TensorOptions to) {
   const Tensor host = mask.narrow(0, 0, rows).to(at::kCPU).contiguous();
   Tensor factors = at::empty({rows, features}, at::kDouble);
   const int64_t bytes = host.size(1);
@@ -103,8 +104,8 @@ class AtenOps : public Ops {
     if (relu) out = at::relu(out);
     First(y, rows).copy_(out);
   }
-  void LinearBackwardInput(int64_t rows, const Tensor& dy, const Weight& w, const Tensor& relu_output,
-                           bool accumulate, const Tensor& dx) override {
+  void LinearBackwardInput(int64_t rows, const Tensor& dy, const Weight& w,
+                           const Tensor& relu_output, bool accumulate, const Tensor& dx) override {
     Tensor out = at::matmul(First(dy, rows), OperandOf(w)).to(stream_);
     if (relu_output.defined()) out = out * First(relu_output, rows).gt(0);
     if (accumulate) out = out + First(dx, rows);
@@ -141,8 +142,7 @@ class AtenOps : public Ops {
     a.dgain_D.add_((dy * xhat).sum(0));
     a.dbias_D.add_(dy.sum(0));
     const Tensor g = dy * a.gain_D;
-    const Tensor dsum =
-        (g - g.mean(1, true) - xhat * (g * xhat).mean(1, true)) * rstd;
+    const Tensor dsum = (g - g.mean(1, true) - xhat * (g * xhat).mean(1, true)) * rstd;
     if (a.dbranch_RD.defined()) {
       First(a.dbranch_RD, a.rows).copy_(Masked(dsum, a.dropout_rate, a.mask));
     }
@@ -204,7 +204,8 @@ class AtenOps : public Ops {
       const Tensor q = Heads(a.q_RD, r, 1, a.heads);
       const Tensor k = Heads(a.keys_ND.index_select(0, index), 0, length, a.heads);
       const Tensor v = Heads(a.values_ND.index_select(0, index), 0, length, a.heads);
-      const Tensor p = at::softmax(at::matmul(q, k.transpose(1, 2)) / std::sqrt(double(q.size(2))), -1);
+      const Tensor p =
+          at::softmax(at::matmul(q, k.transpose(1, 2)) / std::sqrt(double(q.size(2))), -1);
       Slice(a.context_RD, r, 1).copy_(at::matmul(p, v).transpose(0, 1).reshape({1, -1}));
     }
   }
@@ -212,8 +213,10 @@ class AtenOps : public Ops {
   void Gelu(int64_t rows, const Tensor& pre, const Tensor& h) override {
     First(h, rows).copy_(at::gelu(First(pre, rows).to(stream_)));
   }
-  void GeluBackward(int64_t rows, const Tensor& pre, const Tensor& dh, const Tensor& dpre) override {
-    First(dpre, rows).copy_(at::gelu_backward(First(dh, rows).to(stream_), First(pre, rows).to(stream_)));
+  void GeluBackward(int64_t rows, const Tensor& pre, const Tensor& dh,
+                    const Tensor& dpre) override {
+    First(dpre, rows)
+        .copy_(at::gelu_backward(First(dh, rows).to(stream_), First(pre, rows).to(stream_)));
   }
   void Dropout(int64_t rows, const DropoutSite& dropout, const PackedRows& ids, const Tensor& x,
                const Tensor& mask) override {
@@ -229,8 +232,8 @@ class AtenOps : public Ops {
         at::from_blob(const_cast<uint32_t*>(a.rows->positions), {a.rows->count}, at::kInt)
             .to(stream_.device())
             .to(at::kLong);
-    const Tensor sum = a.table_VD.index_select(0, tokens) * a.scale +
-                       a.positions_PD.index_select(0, positions);
+    const Tensor sum =
+        a.table_VD.index_select(0, tokens) * a.scale + a.positions_PD.index_select(0, positions);
     const Tensor x = Dropped(sum, a.dropout, a.rows, a.mask);
     First(a.x_RD, a.rows->count).copy_(x);
     if (a.x_operand_RD.defined()) First(a.x_operand_RD, a.rows->count).copy_(x);
@@ -265,8 +268,10 @@ class AtenOps : public Ops {
       const Tensor nll = -log_p.gather(1, index) * real;
       const Tensor uniform = -log_p.sum(1, true) * real;
       sums.nll += nll.sum().to(at::kDouble).item<double>();
-      sums.loss +=
-          ((1.0 - a.smoothing - spread) * nll + spread * uniform).sum().to(at::kDouble).item<double>();
+      sums.loss += ((1.0 - a.smoothing - spread) * nll + spread * uniform)
+                       .sum()
+                       .to(at::kDouble)
+                       .item<double>();
       if (a.row_nll != nullptr) {
         const Tensor host = nll.squeeze(1).to(at::kCPU, at::kFloat).contiguous();
         std::copy_n(host.data_ptr<float>(), count, a.row_nll + begin);
@@ -328,7 +333,8 @@ class AtenOps : public Ops {
         .to(at::kLong);
   }
 
-  Tensor Dropped(const Tensor& x, const DropoutSite& site, const PackedRows* ids, const Tensor& mask) {
+  Tensor Dropped(const Tensor& x, const DropoutSite& site, const PackedRows* ids,
+                 const Tensor& mask) {
     if (site.rate == 0.0) return x;
     const Tensor factors = DropoutFactors(site, *ids, x.size(0), x.size(1));
     if (mask.defined()) StoreMask(factors, mask);

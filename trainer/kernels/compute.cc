@@ -1,7 +1,5 @@
 #include "trainer/kernels/compute.h"
 
-#include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -9,6 +7,9 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/kernels/native/isa.h"
@@ -88,14 +89,15 @@ absl::Status CheckCompute(const ComputeSpec& resolved) {
     if (!at::hasCUDA()) wrong = "compute.device: \"cuda\": this build or host has no CUDA device";
     if (resolved.matmul() == NATIVE) wrong = "compute.matmul: NATIVE works on \"cpu\" only";
   } else if (resolved.device() != "cpu") {
-    wrong = absl::StrCat("compute.device: \"", resolved.device(), "\": not one of \"cpu\", \"cuda\"");
+    wrong =
+        absl::StrCat("compute.device: \"", resolved.device(), "\": not one of \"cpu\", \"cuda\"");
   }
   const auto isa = static_cast<native::Isa>(resolved.isa());
   if (resolved.device() == "cpu" && resolved.isa() != ISA_UNSPECIFIED && !native::Supports(isa)) {
-    wrong = absl::StrCat("compute.isa: ", Isa_Name(resolved.isa()),
-                         ": this host does not have it (best here: ",
-                         Isa_Name(IsaToProto(native::BestIsa())),
-                         "); a run goes on only where its instructions are");
+    wrong = absl::StrCat(
+        "compute.isa: ", Isa_Name(resolved.isa()),
+        ": this host does not have it (best here: ", Isa_Name(IsaToProto(native::BestIsa())),
+        "); a run goes on only where its instructions are");
   }
   if (wrong.empty()) return absl::OkStatus();
   return WithExitCode(absl::InvalidArgumentError(wrong), ExitCode::kBadConfig);
@@ -114,6 +116,7 @@ double MeasureProductCeiling(int64_t d, int threads, double seconds) {
   compute.set_isa(IsaToProto(native::BestIsa()));
   compute.set_threads_per_rank(threads);
   double best = 0.0;
+  const int threads_before = at::get_num_threads();
   for (const DataType dtype : {FLOAT32, BFLOAT16}) {
     best = std::max(best, NativeRate(compute, dtype, d, seconds / 4));
   }
@@ -123,7 +126,7 @@ double MeasureProductCeiling(int64_t d, int threads, double seconds) {
     best = std::max(best, BestRate(2.0 * 2048 * d * 4 * d * 1e-9, seconds / 4,
                                    [&] { return at::linear(x, w); }));
   }
-  at::set_num_threads(1);
+  at::set_num_threads(threads_before);
   return best;
 }
 

@@ -4,14 +4,15 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+
 #include "proto/plan.pb.h"
 #include "trainer/kernels/ops.h"
 
 namespace deepnet {
 
 // `asked` with every open field decided: device "cpu", isa the best here, threads_per_rank the
-// cores this process may use, matmul NATIVE on the CPU and LIBRARY elsewhere, dtype the faster one of
-// a short measurement (bfloat16 only if at least 1.25 times as fast as float32), residual_dtype
+// cores this process may use, matmul NATIVE on the CPU and LIBRARY elsewhere, dtype the faster one
+// of a short measurement (bfloat16 only if at least 1.25 times as fast as float32), residual_dtype
 // FLOAT32. Stored with the run, so the measurement is made once in its life.
 ComputeSpec ResolveCompute(const ComputeSpec& asked);
 
@@ -21,9 +22,9 @@ absl::Status CheckCompute(const ComputeSpec& resolved);
 // The Ops of a resolved and checked spec.
 absl::StatusOr<std::unique_ptr<Ops>> MakeOps(const ComputeSpec& resolved);
 
-// Best of several [2048 x d] x [d x 4d] products on this host in GFLOP/s, over this project's kernels
-// and LibTorch's in float32 and bfloat16, with `threads` threads: what utilisation is measured
-// against. Takes about `seconds` and leaves LibTorch with one thread.
+// Best of several [2048 x d] x [d x 4d] products on this host in GFLOP/s, over this project's
+// kernels and LibTorch's in float32 and bfloat16, with `threads` threads: what utilisation is
+// measured against. Takes about `seconds`.
 double MeasureProductCeiling(int64_t d, int threads, double seconds);
 
 }  // namespace deepnet

@@ -2,11 +2,11 @@
 // algorithm here is the output layer, which walks the rows in chunks.
 #include "trainer/kernels/native_ops.h"
 
-#include <ATen/ATen.h>
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <vector>
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
 #include "parallel/base/check.h"
 #include "trainer/kernels/native/adam.h"
@@ -63,7 +63,8 @@ native::RowIds IdsOf(const PackedRows* rows) {
 
 class NativeWeight : public Weight {
  public:
-  NativeWeight(const native::KernelTable& table, Tensor master, native::Element element, bool backward)
+  NativeWeight(const native::KernelTable& table, Tensor master, native::Element element,
+               bool backward)
       : master_OI(std::move(master)),
         packed(table, master_OI.size(0), master_OI.size(1), element,
                backward ? native::PackedFor::kTraining : native::PackedFor::kInference) {}
@@ -101,7 +102,9 @@ class NativeOps : public Ops {
     at::set_num_threads(1);
   }
 
-  at::TensorOptions Stream() const override { return at::TensorOptions(at::kCPU).dtype(at::kFloat); }
+  at::TensorOptions Stream() const override {
+    return at::TensorOptions(at::kCPU).dtype(at::kFloat);
+  }
   at::TensorOptions Operand() const override { return at::TensorOptions(at::kCPU).dtype(operand_); }
 
   std::unique_ptr<Weight> MakeWeight(Tensor master_OI, bool backward) override {
@@ -117,38 +120,39 @@ class NativeOps : public Ops {
 
   void Linear(int64_t rows, const Tensor& x, const Weight& w, const Tensor& bias, bool relu,
               const Tensor& y) override {
-    native::LinearForward(pool_, table_, In(x, rows), PackedOf(w), Floats(bias), relu, Out(y, rows));
+    native::LinearForward(pool_, table_, In(x, rows), PackedOf(w), Floats(bias), relu,
+                          Out(y, rows));
   }
-  void LinearBackwardInput(int64_t rows, const Tensor& dy, const Weight& w, const Tensor& relu_output,
-                           bool accumulate, const Tensor& dx) override {
+  void LinearBackwardInput(int64_t rows, const Tensor& dy, const Weight& w,
+                           const Tensor& relu_output, bool accumulate, const Tensor& dx) override {
     const native::ConstMatrix positive = In(relu_output, rows);
     native::LinearBackwardInput(pool_, table_, In(dy, rows), PackedOf(w),
-                                relu_output.defined() ? &positive : nullptr, accumulate, Out(dx, rows));
+                                relu_output.defined() ? &positive : nullptr, accumulate,
+                                Out(dx, rows));
   }
   void LinearBackwardWeight(int64_t rows, const Tensor& dy, const Tensor& x, const Tensor& dw,
                             const Tensor& dbias) override {
-    native::LinearBackwardWeight(pool_, table_, In(dy, rows), In(x, rows), Floats(dw), Floats(dbias),
-                                 workspace_);
+    native::LinearBackwardWeight(pool_, table_, In(dy, rows), In(x, rows), Floats(dw),
+                                 Floats(dbias), workspace_);
   }
 
   void ResidualNorm(const ResidualNormArgs& a) override {
-    native::ResidualNormForward(
-        pool_, table_,
-        {.rows = a.rows,
-         .width = a.x_RD.size(1),
-         .alpha = static_cast<float>(a.alpha),
-         .epsilon = static_cast<float>(a.epsilon),
-         .x = Floats(a.x_RD),
-         .branch = In(a.branch_RD, a.rows),
-         .dropout = KeyOf(a.dropout),
-         .ids = IdsOf(a.ids),
-         .gain = Floats(a.gain_D),
-         .bias = Floats(a.bias_D),
-         .y = Floats(a.y_RD),
-         .y_operand = Out(a.y_operand_RD, a.rows),
-         .xhat = a.state != nullptr ? Floats(a.state->xhat_RD) : nullptr,
-         .rstd = a.state != nullptr ? Floats(a.state->rstd_R) : nullptr,
-         .mask = Bytes(a.mask)});
+    native::ResidualNormForward(pool_, table_,
+                                {.rows = a.rows,
+                                 .width = a.x_RD.size(1),
+                                 .alpha = static_cast<float>(a.alpha),
+                                 .epsilon = static_cast<float>(a.epsilon),
+                                 .x = Floats(a.x_RD),
+                                 .branch = In(a.branch_RD, a.rows),
+                                 .dropout = KeyOf(a.dropout),
+                                 .ids = IdsOf(a.ids),
+                                 .gain = Floats(a.gain_D),
+                                 .bias = Floats(a.bias_D),
+                                 .y = Floats(a.y_RD),
+                                 .y_operand = Out(a.y_operand_RD, a.rows),
+                                 .xhat = a.state != nullptr ? Floats(a.state->xhat_RD) : nullptr,
+                                 .rstd = a.state != nullptr ? Floats(a.state->rstd_R) : nullptr,
+                                 .mask = Bytes(a.mask)});
   }
   void ResidualNormBackward(const ResidualNormGradArgs& a) override {
     native::ResidualNormBackward(pool_, table_,
@@ -170,7 +174,8 @@ class NativeOps : public Ops {
   }
   void NormOutput(int64_t rows, const NormState& state, const Tensor& gain, const Tensor& bias,
                   const Tensor& y) override {
-    native::NormOutput(pool_, table_, In(state.xhat_RD, rows), Floats(gain), Floats(bias), Out(y, rows));
+    native::NormOutput(pool_, table_, In(state.xhat_RD, rows), Floats(gain), Floats(bias),
+                       Out(y, rows));
   }
   void AddBranch(int64_t rows, const Tensor& x, const Tensor& branch, const DropoutSite& dropout,
                  const PackedRows* ids, const Tensor& mask) override {
@@ -235,7 +240,8 @@ class NativeOps : public Ops {
   void Gelu(int64_t rows, const Tensor& pre, const Tensor& h) override {
     native::GeluForward(pool_, table_, In(pre, rows), Out(h, rows));
   }
-  void GeluBackward(int64_t rows, const Tensor& pre, const Tensor& dh, const Tensor& dpre) override {
+  void GeluBackward(int64_t rows, const Tensor& pre, const Tensor& dh,
+                    const Tensor& dpre) override {
     native::GeluBackward(pool_, table_, In(pre, rows), In(dh, rows), Out(dpre, rows));
   }
   void Dropout(int64_t rows, const DropoutSite& dropout, const PackedRows& ids, const Tensor& x,
@@ -309,7 +315,8 @@ class NativeOps : public Ops {
       if (a.row_nll != nullptr) std::copy_n(row_nll_.data(), rows, a.row_nll + begin);
       if (!a.dhidden_RD.defined()) continue;
       native::LinearBackwardInput(pool_, table_, In(dlogits_, rows), weight, nullptr,
-                                  /*accumulate=*/false, Out(a.dhidden_RD.narrow(0, begin, rows), rows));
+                                  /*accumulate=*/false,
+                                  Out(a.dhidden_RD.narrow(0, begin, rows), rows));
       native::LinearBackwardWeight(pool_, table_, In(dlogits_, rows), In(hidden, rows),
                                    Floats(a.dweight_VD), nullptr, workspace_);
     }

@@ -12,21 +12,21 @@
 // neither read nor written.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <cstdint>
 #include <memory>
+
+#include <ATen/core/Tensor.h>
 
 namespace deepnet {
 
 // Identity of the tokens of one packed side; host memory, outlives the call.
 struct PackedRows {
-  int64_t count = 0;                     // real rows
-  int num_sentences = 0;                 // real sentences
-  const int32_t* tokens = nullptr;       // [count]
-  const uint32_t* positions = nullptr;   // [count] index within the sentence
-  const uint32_t* pairs = nullptr;       // [count] the pair's ordinal in the step
-  const int32_t* offsets = nullptr;      // [num_sentences + 1] first row of each sentence
+  int64_t count = 0;                    // real rows
+  int num_sentences = 0;                // real sentences
+  const int32_t* tokens = nullptr;      // [count]
+  const uint32_t* positions = nullptr;  // [count] index within the sentence
+  const uint32_t* pairs = nullptr;      // [count] the pair's ordinal in the step
+  const int32_t* offsets = nullptr;     // [num_sentences + 1] first row of each sentence
 };
 
 // Where a dropout mask is drawn; with a row's pair and position and a feature it names one decision
@@ -34,7 +34,7 @@ struct PackedRows {
 struct DropoutSite {
   uint64_t seed = 0;
   int64_t step = 0;
-  int stack = 0;      // 0 encoder, 1 decoder
+  int stack = 0;  // 0 encoder, 1 decoder
   int layer = 0;
   int site = 0;       // see Site
   double rate = 0.0;  // 0: no dropout, nothing is drawn
@@ -66,64 +66,64 @@ struct NormState {
 // y = LN(sum) * gain + bias,  sum = alpha * x + dropout(branch)          (DeepNet, section 2)
 struct ResidualNormArgs {
   int64_t rows = 0;
-  at::Tensor x_RD;        // stream
-  at::Tensor branch_RD;   // stream; undefined: 0
+  at::Tensor x_RD;       // stream
+  at::Tensor branch_RD;  // stream; undefined: 0
   double alpha = 1.0;
   DropoutSite dropout;
   const PackedRows* ids = nullptr;  // for dropout
-  at::Tensor gain_D;      // stream
-  at::Tensor bias_D;      // stream
+  at::Tensor gain_D;                // stream
+  at::Tensor bias_D;                // stream
   double epsilon = 1e-5;
-  at::Tensor y_RD;        // out, stream; may be x_RD; undefined: not wanted
-  at::Tensor y_operand_RD;  // out, operand; undefined: not wanted
+  at::Tensor y_RD;             // out, stream; may be x_RD; undefined: not wanted
+  at::Tensor y_operand_RD;     // out, operand; undefined: not wanted
   NormState* state = nullptr;  // out; null in inference
-  at::Tensor mask;        // out: uint8 [R, ceil(D/8)] kept bits; undefined where rate is 0
+  at::Tensor mask;             // out: uint8 [R, ceil(D/8)] kept bits; undefined where rate is 0
 };
 
 struct ResidualNormGradArgs {
   int64_t rows = 0;
-  at::Tensor dy_RD;       // stream
+  at::Tensor dy_RD;  // stream
   NormState* state = nullptr;
   double alpha = 1.0;
   double dropout_rate = 0.0;
   at::Tensor mask;
   at::Tensor gain_D;
-  at::Tensor dx_RD;       // out, stream: alpha * dsum; may be dy_RD
+  at::Tensor dx_RD;            // out, stream: alpha * dsum; may be dy_RD
   bool accumulate_dx = false;  // add to dx instead
-  at::Tensor dbranch_RD;  // out, operand; undefined: not wanted
-  at::Tensor dgain_D;     // +=, stream
-  at::Tensor dbias_D;     // +=, stream
+  at::Tensor dbranch_RD;       // out, operand; undefined: not wanted
+  at::Tensor dgain_D;          // +=, stream
+  at::Tensor dbias_D;          // +=, stream
 };
 
 // softmax(q k^T / sqrt(D/H)) v within each sentence; tensors may be column slices of wider ones.
 struct AttentionArgs {
-  at::Tensor q_RD, k_RD, v_RD;      // operand; k and v have the rows of `keys`
+  at::Tensor q_RD, k_RD, v_RD;  // operand; k and v have the rows of `keys`
   const PackedRows* queries = nullptr;
   const PackedRows* keys = nullptr;
   int heads = 1;
   bool causal = false;
-  DropoutSite dropout;              // of the attention weights
-  at::Tensor context_RD;            // out, operand
-  at::Tensor log_sum_exp_RH;        // out, stream; undefined in inference
+  DropoutSite dropout;        // of the attention weights
+  at::Tensor context_RD;      // out, operand
+  at::Tensor log_sum_exp_RH;  // out, stream; undefined in inference
 };
 
 struct AttentionGradArgs {
-  AttentionArgs forward;            // as it was called; outputs filled
-  at::Tensor dcontext_RD;           // operand
-  at::Tensor dq_RD, dk_RD, dv_RD;   // out, operand
+  AttentionArgs forward;           // as it was called; outputs filled
+  at::Tensor dcontext_RD;          // operand
+  at::Tensor dq_RD, dk_RD, dv_RD;  // out, operand
 };
 
 // One query row against the cached keys and values that its list names (incremental decoding):
 // hypotheses share rows of the cache, so re-ordering them moves lists, not keys.
 struct DecodeAttentionArgs {
   int64_t rows = 0;
-  at::Tensor q_RD;                  // operand
-  at::Tensor keys_ND, values_ND;    // operand; rows of a cache
-  const int32_t* index = nullptr;   // [rows, index_stride] rows of the cache, in order of position
+  at::Tensor q_RD;                 // operand
+  at::Tensor keys_ND, values_ND;   // operand; rows of a cache
+  const int32_t* index = nullptr;  // [rows, index_stride] rows of the cache, in order of position
   int64_t index_stride = 0;
-  const int32_t* lengths = nullptr; // [rows] entries of `index` that count
+  const int32_t* lengths = nullptr;  // [rows] entries of `index` that count
   int heads = 1;
-  at::Tensor context_RD;            // out, operand
+  at::Tensor context_RD;  // out, operand
 };
 
 // Summed over rows; the caller divides.
@@ -137,46 +137,46 @@ struct LossSums {
 // dhidden = scale * d loss / d hidden, dweight += scale * d loss / d weight.
 struct CrossEntropyArgs {
   int64_t rows = 0;
-  at::Tensor hidden_RD;             // operand
+  at::Tensor hidden_RD;  // operand
   const Weight* weight_VD = nullptr;
   const int32_t* labels = nullptr;  // [rows]; -1: no loss
   double smoothing = 0.0;
   double scale = 1.0;
-  at::Tensor dhidden_RD;            // out, stream; undefined: no gradients
-  at::Tensor dweight_VD;            // +=, stream
-  float* row_nll = nullptr;         // [rows], optional
+  at::Tensor dhidden_RD;     // out, stream; undefined: no gradients
+  at::Tensor dweight_VD;     // +=, stream
+  float* row_nll = nullptr;  // [rows], optional
 };
 
 // dst = scale * table[token] + positions[position + offset], dropout
 struct EmbedArgs {
   const PackedRows* rows = nullptr;
-  at::Tensor table_VD;              // stream
-  at::Tensor positions_PD;          // stream
+  at::Tensor table_VD;      // stream
+  at::Tensor positions_PD;  // stream
   double scale = 1.0;
   DropoutSite dropout;
-  at::Tensor x_RD;                  // out, stream
-  at::Tensor x_operand_RD;          // out, operand; undefined or x_RD
-  at::Tensor mask;                  // out, as above
+  at::Tensor x_RD;          // out, stream
+  at::Tensor x_operand_RD;  // out, operand; undefined or x_RD
+  at::Tensor mask;          // out, as above
 };
 
 struct EmbedGradArgs {
   const PackedRows* rows = nullptr;
-  at::Tensor dx_RD;                 // stream; overwritten by its masked form
+  at::Tensor dx_RD;  // stream; overwritten by its masked form
   double scale = 1.0;
   double dropout_rate = 0.0;
   at::Tensor mask;
-  at::Tensor dtable_VD;             // +=, stream
-  at::Tensor dpositions_PD;         // +=, stream; undefined where positions are fixed
+  at::Tensor dtable_VD;      // +=, stream
+  at::Tensor dpositions_PD;  // +=, stream; undefined where positions are fixed
 };
 
 // One Adam update of a flat range (docs/design/optimizer.md).
 struct AdamArgs {
   at::Tensor weights, gradient, moment1, moment2;  // stream [n]
   double rate = 0.0, beta1 = 0.9, beta2 = 0.98, epsilon = 1e-8;
-  double weight_decay = 0.0;        // decoupled: weights -= rate * weight_decay * weights, first
-  double gradient_scale = 1.0;      // clipping
-  int64_t step = 1;                 // 1 for the first update
-  bool fairseq_epsilon = true;      // beside the uncorrected root; false: beside the corrected one
+  double weight_decay = 0.0;    // decoupled: weights -= rate * weight_decay * weights, first
+  double gradient_scale = 1.0;  // clipping
+  int64_t step = 1;             // 1 for the first update
+  bool fairseq_epsilon = true;  // beside the uncorrected root; false: beside the corrected one
 };
 
 class Ops {
@@ -186,14 +186,14 @@ class Ops {
   virtual at::TensorOptions Stream() const = 0;   // type and device of the stream
   virtual at::TensorOptions Operand() const = 0;  // type and device of operands
 
-  // A working copy of `master_OI` (stream, contiguous; shared, not copied). With `backward`, also in
-  // the form LinearBackwardInput wants. Filled by Refresh.
+  // A working copy of `master_OI` (stream, contiguous; shared, not copied). With `backward`, also
+  // in the form LinearBackwardInput wants. Filled by Refresh.
   virtual std::unique_ptr<Weight> MakeWeight(at::Tensor master_OI, bool backward) = 0;
   virtual void Refresh(Weight& weight) = 0;
 
   // y_RO = x_RI W^T + bias, then max(0, .) if `relu`. x operand; y operand or stream.
-  virtual void Linear(int64_t rows, const at::Tensor& x_RI, const Weight& w, const at::Tensor& bias_O,
-                      bool relu, const at::Tensor& y_RO) = 0;
+  virtual void Linear(int64_t rows, const at::Tensor& x_RI, const Weight& w,
+                      const at::Tensor& bias_O, bool relu, const at::Tensor& y_RO) = 0;
   // dx_RI = dy_RO W, zeroed where `relu_output_RI` (if defined) is not positive; dx operand or
   // stream; `accumulate` (stream only) adds.
   virtual void LinearBackwardInput(int64_t rows, const at::Tensor& dy_RO, const Weight& w,
@@ -210,7 +210,8 @@ class Ops {
                           const at::Tensor& bias_D, const at::Tensor& y_operand_RD) = 0;
   // x += dropout(branch), and its backward: dbranch (operand) = masked dx.
   virtual void AddBranch(int64_t rows, const at::Tensor& x_RD, const at::Tensor& branch_RD,
-                         const DropoutSite& dropout, const PackedRows* ids, const at::Tensor& mask) = 0;
+                         const DropoutSite& dropout, const PackedRows* ids,
+                         const at::Tensor& mask) = 0;
   virtual void AddBranchBackward(int64_t rows, const at::Tensor& dx_RD, double dropout_rate,
                                  const at::Tensor& mask, const at::Tensor& dbranch_RD) = 0;
 
@@ -238,7 +239,7 @@ class Ops {
   // Sum of squares over blocks of 4096 elements, in double, blocks added in order. Not finite if an
   // element is not.
   virtual double SumSquares(const at::Tensor& x) = 0;
-  virtual void Add(const at::Tensor& y, const at::Tensor& x) = 0;           // y += x, stream
+  virtual void Add(const at::Tensor& y, const at::Tensor& x) = 0;                 // y += x, stream
   virtual void Copy(int64_t rows, const at::Tensor& x, const at::Tensor& y) = 0;  // with conversion
 };
 

@@ -1,5 +1,6 @@
-// Every Backward below is its Forward read upwards: gradient of the branch from the join, through the
-// last product to the first, the input computed again for the weight gradients, and on to the stream.
+// Every Backward below is its Forward read upwards: gradient of the branch from the join, through
+// the last product to the first, the input computed again for the weight gradients, and on to the
+// stream.
 #include "trainer/model/layers.h"
 
 #include <ATen/ATen.h>
@@ -14,8 +15,8 @@ std::string Prefix(int stack, int layer) {
 }
 
 std::unique_ptr<Join> MakeSublayerJoin(const ModelSpec& spec, const DepthScaling& scaling,
-                                       const Parameters& parameters, int stack, int layer, Site site,
-                                       const std::string& norm) {
+                                       const Parameters& parameters, int stack, int layer,
+                                       Site site, const std::string& norm) {
   return MakeJoin(spec.residual(),
                   {.alpha = stack == 0 ? scaling.encoder_alpha : scaling.decoder_alpha,
                    .dropout = spec.dropout(),
@@ -40,7 +41,8 @@ DropoutSite At(DropoutSite site, const PassContext& pass) {
 }
 
 // Where a branch writes the gradient of its input.
-const at::Tensor& InputGradient(const Join& join, const at::Tensor& dstream_RD, const Workspace& work) {
+const at::Tensor& InputGradient(const Join& join, const at::Tensor& dstream_RD,
+                                const Workspace& work) {
   return join.InputGradientAddsToStream() ? dstream_RD : work.dinput_RD;
 }
 
@@ -134,8 +136,9 @@ void SelfAttention::Backward(const PassContext& pass, const Upstream& upstream,
   join_->EnterBackward(pass, saved.join, work.dinput_RD, dstream_RD);
 }
 
-void SelfAttention::Step(const PassContext& pass, const Stream& stream, Workspace& work, Saved& saved,
-                         KeyValueCache& cache, int64_t first_row, const CacheIndex& index) const {
+void SelfAttention::Step(const PassContext& pass, const Stream& stream, Workspace& work,
+                         Saved& saved, KeyValueCache& cache, int64_t first_row,
+                         const CacheIndex& index) const {
   const int64_t rows = pass.rows->count;
   const at::Tensor input_RD = join_->Enter(pass, stream, work.input_RD, saved.join);
   qkv_.Forward(pass, input_RD, /*relu=*/false, saved.qkv_R3D);
@@ -214,9 +217,9 @@ void CrossAttention::Forward(const PassContext& pass, const Memory& memory, cons
   join_->Leave(pass, stream, work.branch_RD, saved.join);
 }
 
-void CrossAttention::Backward(const PassContext& pass, const Memory& memory, const Upstream& upstream,
-                              const at::Tensor& dstream_RD, Workspace& work, Workspace& memory_work,
-                              Saved& saved) const {
+void CrossAttention::Backward(const PassContext& pass, const Memory& memory,
+                              const Upstream& upstream, const at::Tensor& dstream_RD,
+                              Workspace& work, Workspace& memory_work, Saved& saved) const {
   PassContext memory_pass = pass;
   memory_pass.rows = memory.rows;
   const at::Tensor dq_RD = work.dqkv_R3D.narrow(1, 0, width_);
@@ -245,8 +248,8 @@ void CrossAttention::FillCache(const PassContext& pass, const Memory& memory,
   kv_.Forward(memory_pass, memory.value_RD, /*relu=*/false, kv_R2D);
 }
 
-void CrossAttention::Step(const PassContext& pass, const Stream& stream, Workspace& work, Saved& saved,
-                          const KeyValueCache& cache, const CacheIndex& index) const {
+void CrossAttention::Step(const PassContext& pass, const Stream& stream, Workspace& work,
+                          Saved& saved, const KeyValueCache& cache, const CacheIndex& index) const {
   const at::Tensor input_RD = join_->Enter(pass, stream, work.input_RD, saved.join);
   q_.Forward(pass, input_RD, /*relu=*/false, saved.q_RD);
   pass.ops->DecodeAttention({.rows = pass.rows->count,
@@ -275,7 +278,10 @@ FeedForward::FeedForward(const ModelSpec& spec, const DepthScaling& scaling, Ops
     : width_(spec.width()),
       inner_(spec.ffn_width()),
       gelu_(spec.activation() == GELU),
-      dropout_{.stack = stack, .layer = layer, .site = kSiteActivation, .rate = spec.activation_dropout()},
+      dropout_{.stack = stack,
+               .layer = layer,
+               .site = kSiteActivation,
+               .rate = spec.activation_dropout()},
       fc1_(ops, parameters, {Prefix(stack, layer) + "fc1"}),
       fc2_(ops, parameters, {Prefix(stack, layer) + "fc2"}),
       join_(MakeSublayerJoin(spec, scaling, parameters, stack, layer, kSiteFeedForward,
@@ -384,16 +390,17 @@ void DecoderLayer::Forward(const PassContext& pass, const Memory& memory, const 
 void DecoderLayer::Backward(const PassContext& pass, const Memory& memory, const Upstream& upstream,
                             const at::Tensor& dstream_RD, Workspace& work, Workspace& memory_work,
                             Saved& saved) const {
-  feed_forward_.Backward(pass, {&cross_attention_.join(), &saved.cross_attention.join, {}}, dstream_RD,
-                         work, saved.feed_forward);
+  feed_forward_.Backward(pass, {&cross_attention_.join(), &saved.cross_attention.join, {}},
+                         dstream_RD, work, saved.feed_forward);
   cross_attention_.Backward(pass, memory, {&self_attention_.join(), &saved.self_attention.join, {}},
                             dstream_RD, work, memory_work, saved.cross_attention);
   self_attention_.Backward(pass, upstream, dstream_RD, work, saved.self_attention);
 }
 
-void DecoderLayer::Step(const PassContext& pass, const Stream& stream, Workspace& work, Saved& saved,
-                        KeyValueCache& self_cache, int64_t first_row, const CacheIndex& self_index,
-                        const KeyValueCache& memory_cache, const CacheIndex& memory_index) const {
+void DecoderLayer::Step(const PassContext& pass, const Stream& stream, Workspace& work,
+                        Saved& saved, KeyValueCache& self_cache, int64_t first_row,
+                        const CacheIndex& self_index, const KeyValueCache& memory_cache,
+                        const CacheIndex& memory_index) const {
   self_attention_.Step(pass, stream, work, saved.self_attention, self_cache, first_row, self_index);
   cross_attention_.Step(pass, stream, work, saved.cross_attention, memory_cache, memory_index);
   feed_forward_.Forward(pass, stream, work, saved.feed_forward);

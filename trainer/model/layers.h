@@ -1,17 +1,17 @@
 // Encoder and decoder layers: sub-layers with hand-written backward passes.
 //
-// A sub-layer owns no tensors of a microbatch: what forward keeps for backward is in its Saved, what
-// is only used in between is in a Workspace shared by all layers of a stage. The input of each
+// A sub-layer owns no tensors of a microbatch: what forward keeps for backward is in its Saved,
+// what is only used in between is in a Workspace shared by all layers of a stage. The input of each
 // product is not kept but computed again from the normalisation before it (Join::Input).
 //
 // Letters: R rows, D width, F inner width, H heads.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <memory>
 #include <string>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
 
 #include "proto/model.pb.h"
 #include "trainer/kernels/ops.h"
@@ -57,12 +57,12 @@ struct Workspace {
   at::Tensor dinner_RF;    // operand
 };
 
-// The encoder's output as a decoder layer sees it, and the float32 sum of its gradients: a left fold
-// over decoder layers M..1.
+// The encoder's output as a decoder layer sees it, and the float32 sum of its gradients: a left
+// fold over decoder layers M..1.
 struct Memory {
   const PackedRows* rows = nullptr;
-  at::Tensor value_RD;      // operand
-  at::Tensor gradient_RD;   // stream; += in the backward pass
+  at::Tensor value_RD;     // operand
+  at::Tensor gradient_RD;  // stream; += in the backward pass
 };
 
 // Keys and values of one attention for incremental decoding: rows are appended, lists name them.
@@ -112,10 +112,10 @@ class SelfAttention {
 class CrossAttention {
  public:
   struct Saved {
-    at::Tensor q_RD;                       // operand
-    at::Tensor kv_R2D, k_RD, v_RD;         // operand, rows of the memory
-    at::Tensor context_RD;                 // operand
-    at::Tensor log_sum_exp_RH;             // stream
+    at::Tensor q_RD;                // operand
+    at::Tensor kv_R2D, k_RD, v_RD;  // operand, rows of the memory
+    at::Tensor context_RD;          // operand
+    at::Tensor log_sum_exp_RH;      // stream
     JoinSaved join;
   };
 

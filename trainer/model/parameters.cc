@@ -1,9 +1,9 @@
 #include "trainer/model/parameters.h"
 
-#include <ATen/ATen.h>
-
 #include <algorithm>
 #include <utility>
+
+#include <ATen/ATen.h>
 
 #include "parallel/base/check.h"
 #include "parallel/base/philox.h"

@@ -6,12 +6,12 @@
 // that their sum does not depend on where a pipeline was cut.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <string>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include <ATen/core/Tensor.h>
+
 #include "parallel/plan/inventory.h"
 #include "trainer/kernels/ops.h"
 
@@ -44,11 +44,11 @@ class Parameters {
   // Adds the accumulators of later uses to the first and clears rows that must stay zero.
   void FoldTied(Ops& ops);
 
-  const at::Tensor& weights() const { return weights_; }      // [n]
-  const at::Tensor& gradient() const { return gradient_; }    // [n + accumulators of later uses]
-  at::Tensor FoldedGradient() const;                          // [n], valid after FoldTied
-  const at::Tensor& moment1() const { return moment1_; }      // [n]
-  const at::Tensor& moment2() const { return moment2_; }      // [n]
+  const at::Tensor& weights() const { return weights_; }    // [n]
+  const at::Tensor& gradient() const { return gradient_; }  // [n + accumulators of later uses]
+  at::Tensor FoldedGradient() const;                        // [n], valid after FoldTied
+  const at::Tensor& moment1() const { return moment1_; }    // [n]
+  const at::Tensor& moment2() const { return moment2_; }    // [n]
 
  private:
   const Parameter& Find(const std::string& name) const;

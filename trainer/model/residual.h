@@ -12,10 +12,10 @@
 // POST_LN are one join with different alpha; another scheme is another class here.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <memory>
 #include <string>
+
+#include <ATen/core/Tensor.h>
 
 #include "proto/model.pb.h"
 #include "trainer/kernels/ops.h"
@@ -85,12 +85,12 @@ class Join {
                      JoinSaved& saved) const = 0;
 
   // The branch's input again, bit for bit; may use `scratch_RD` (operand).
-  virtual at::Tensor Input(const PassContext& pass, const JoinSaved& saved, const Upstream& upstream,
-                           const at::Tensor& scratch_RD) const = 0;
+  virtual at::Tensor Input(const PassContext& pass, const JoinSaved& saved,
+                           const Upstream& upstream, const at::Tensor& scratch_RD) const = 0;
   // `dstream_RD` (stream): gradient behind the sub-layer on entry, of the residual path on return.
   // Writes the branch's gradient to `dbranch_RD` (operand).
-  virtual void LeaveBackward(const PassContext& pass, JoinSaved& saved, const at::Tensor& dstream_RD,
-                             const at::Tensor& dbranch_RD) const = 0;
+  virtual void LeaveBackward(const PassContext& pass, JoinSaved& saved,
+                             const at::Tensor& dstream_RD, const at::Tensor& dbranch_RD) const = 0;
   // True: the branch adds the gradient of its input to the stream's; false: it writes it to a
   // buffer that EnterBackward then reads.
   virtual bool InputGradientAddsToStream() const = 0;

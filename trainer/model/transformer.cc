@@ -1,8 +1,8 @@
 #include "trainer/model/transformer.h"
 
-#include <ATen/ATen.h>
-
 #include <cmath>
+
+#include <ATen/ATen.h>
 
 #include "parallel/base/check.h"
 #include "trainer/model/describe.h"
@@ -66,8 +66,10 @@ Transformer::Transformer(const ModelSpec& spec, const MicrobatchSpec& capacity, 
   output_ = ops.MakeWeight(parameters_.Get(output), trainable);
   doutput_VD_ = parameters_.EmbeddingGradient(output, EmbeddingUse::kOutput);
   const DepthScaling scaling = MakeDepthScaling(spec);
-  for (int i = 0; i < spec.encoder_layers(); ++i) encoder_.emplace_back(spec, scaling, ops, parameters_, i);
-  for (int i = 0; i < spec.decoder_layers(); ++i) decoder_.emplace_back(spec, scaling, ops, parameters_, i);
+  for (int i = 0; i < spec.encoder_layers(); ++i)
+    encoder_.emplace_back(spec, scaling, ops, parameters_, i);
+  for (int i = 0; i < spec.decoder_layers(); ++i)
+    decoder_.emplace_back(spec, scaling, ops, parameters_, i);
   if (spec.residual() == PRE_LN) {
     encoder_norm_ = std::make_unique<NormParameters>(parameters_, "encoder.layer_norm");
     decoder_norm_ = std::make_unique<NormParameters>(parameters_, "decoder.layer_norm");
@@ -190,10 +192,13 @@ void Transformer::RunEncoder(const PassContext& pass, Activations& kept) {
   ops_.Copy(pass.rows->count, kept.source.operand_RD, kept.memory_RD);
 }
 
-LossSums Transformer::Forward(const Microbatch& microbatch, uint64_t seed, int64_t step, bool training,
-                              const LossOptions& loss, Activations& kept, float* token_nll) {
-  const PackedRows source = RowsOf(microbatch.source, microbatch.source_pairs, microbatch.num_sentences);
-  const PackedRows target = RowsOf(microbatch.target, microbatch.target_pairs, microbatch.num_sentences);
+LossSums Transformer::Forward(const Microbatch& microbatch, uint64_t seed, int64_t step,
+                              bool training, const LossOptions& loss, Activations& kept,
+                              float* token_nll) {
+  const PackedRows source =
+      RowsOf(microbatch.source, microbatch.source_pairs, microbatch.num_sentences);
+  const PackedRows target =
+      RowsOf(microbatch.target, microbatch.target_pairs, microbatch.num_sentences);
   PassContext pass{.ops = &ops_, .rows = &source, .seed = seed, .step = step, .keep = training};
   RunEncoder(pass, kept);
 
@@ -202,7 +207,8 @@ LossSums Transformer::Forward(const Microbatch& microbatch, uint64_t seed, int64
   if (training) ops_.Copy(target.count, kept.target.operand_RD, kept.target_embedded_RD);
   const Memory memory{.rows = &source, .value_RD = kept.memory_RD, .gradient_RD = {}};
   for (size_t i = 0; i < decoder_.size(); ++i) {
-    decoder_[i].Forward(pass, memory, kept.target, target_work_, kept.decoder[i % kept.decoder.size()]);
+    decoder_[i].Forward(pass, memory, kept.target, target_work_,
+                        kept.decoder[i % kept.decoder.size()]);
   }
   FinishStack(pass, decoder_norm_.get(), kept.target, kept.decoder_norm);
 
@@ -222,8 +228,10 @@ LossSums Transformer::Forward(const Microbatch& microbatch, uint64_t seed, int64
 
 void Transformer::Backward(const Microbatch& microbatch, uint64_t seed, int64_t step,
                            Activations& kept) {
-  const PackedRows source = RowsOf(microbatch.source, microbatch.source_pairs, microbatch.num_sentences);
-  const PackedRows target = RowsOf(microbatch.target, microbatch.target_pairs, microbatch.num_sentences);
+  const PackedRows source =
+      RowsOf(microbatch.source, microbatch.source_pairs, microbatch.num_sentences);
+  const PackedRows target =
+      RowsOf(microbatch.target, microbatch.target_pairs, microbatch.num_sentences);
   PassContext pass{.ops = &ops_, .rows = &target, .seed = seed, .step = step, .keep = true};
   kept.dmemory_RD.zero_();
   const Memory memory{.rows = &source, .value_RD = kept.memory_RD, .gradient_RD = kept.dmemory_RD};

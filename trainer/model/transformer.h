@@ -5,10 +5,10 @@
 // keep several microbatches in flight.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <memory>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
 
 #include "proto/data.pb.h"
 #include "proto/model.pb.h"
@@ -21,16 +21,16 @@ namespace deepnet {
 
 // Everything one microbatch keeps from forward to backward.
 struct Activations {
-  Stream source, target;                       // residual streams
-  std::vector<EncoderLayer::Saved> encoder;    // one a layer, or one for all (inference)
-  std::vector<DecoderLayer::Saved> decoder;    // likewise
-  at::Tensor source_embedded_RD;               // operand: first input of the encoder
-  at::Tensor target_embedded_RD;               // operand: first input of the decoder
-  at::Tensor source_mask, target_mask;         // embedding dropout
-  at::Tensor memory_RD;                        // operand: the encoder's output
-  at::Tensor dhidden_RD;                       // stream: gradient of the decoder's output
-  at::Tensor dmemory_RD;                       // stream
-  JoinSaved encoder_norm, decoder_norm;        // PRE_LN: norms at the end of the stacks
+  Stream source, target;                     // residual streams
+  std::vector<EncoderLayer::Saved> encoder;  // one a layer, or one for all (inference)
+  std::vector<DecoderLayer::Saved> decoder;  // likewise
+  at::Tensor source_embedded_RD;             // operand: first input of the encoder
+  at::Tensor target_embedded_RD;             // operand: first input of the decoder
+  at::Tensor source_mask, target_mask;       // embedding dropout
+  at::Tensor memory_RD;                      // operand: the encoder's output
+  at::Tensor dhidden_RD;                     // stream: gradient of the decoder's output
+  at::Tensor dmemory_RD;                     // stream
+  JoinSaved encoder_norm, decoder_norm;      // PRE_LN: norms at the end of the stacks
 };
 
 struct LossOptions {
@@ -71,9 +71,10 @@ class Transformer {
   void FillMemoryCaches(const PackedRows& source, const Activations& kept,
                         const std::vector<at::Tensor>& kv_R2D);
   // One decoder step for rows.count hypotheses; `logits_RV` (stream) out. Caches as in layers.h.
-  void DecodeStep(const PackedRows& rows, std::vector<KeyValueCache>& self_caches, int64_t first_row,
-                  const CacheIndex& self_index, const std::vector<KeyValueCache>& memory_caches,
-                  const CacheIndex& memory_index, Activations& kept, const at::Tensor& logits_RV);
+  void DecodeStep(const PackedRows& rows, std::vector<KeyValueCache>& self_caches,
+                  int64_t first_row, const CacheIndex& self_index,
+                  const std::vector<KeyValueCache>& memory_caches, const CacheIndex& memory_index,
+                  Activations& kept, const at::Tensor& logits_RV);
 
  private:
   struct Embedding {
@@ -109,8 +110,8 @@ class Transformer {
 // Rows of a packed side as the kernels want them; `side` and `pairs` must outlive the result.
 PackedRows RowsOf(const PackedSide& side, const std::vector<uint32_t>& pairs, int num_sentences);
 
-// fairseq's sinusoidal positions [count, width], offset 2: row p is that of position p + 2; computed
-// in double precision.
+// fairseq's sinusoidal positions [count, width], offset 2: row p is that of position p + 2;
+// computed in double precision.
 at::Tensor SinusoidalPositions(int64_t count, int64_t width);
 
 }  // namespace deepnet

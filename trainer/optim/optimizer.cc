@@ -1,8 +1,8 @@
 #include "trainer/optim/optimizer.h"
 
-#include <ATen/ATen.h>
-
 #include <cmath>
+
+#include <ATen/ATen.h>
 
 #include "trainer/optim/learning_rate.h"
 

@@ -20,8 +20,8 @@ class OptimizerStep {
  public:
   OptimizerStep(const OptimSpec& optim, const Inventory& inventory);
 
-  // Update number `update` >= 1 from parameters.FoldedGradient(). `loss` is only looked at for being
-  // finite. Working copies of the weights are stale afterwards (Transformer::Refresh).
+  // Update number `update` >= 1 from parameters.FoldedGradient(). `loss` is only looked at for
+  // being finite. Working copies of the weights are stale afterwards (Transformer::Refresh).
   UpdateResult Apply(Ops& ops, Parameters& parameters, int64_t update, double loss) const;
 
  private:

@@ -5,9 +5,9 @@
 // same wherever the replicas were computed: ((0+1)+(2+3))+((4+5)+(6+7)).
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <vector>
+
+#include <ATen/core/Tensor.h>
 
 #include "trainer/kernels/ops.h"
 
@@ -15,7 +15,7 @@ namespace deepnet {
 
 class ReplicaTree {
  public:
-  // Adds the gradient of the next replica; it is copied unless it is the only one.
+  // Adds the gradient of the next replica; it is copied.
   void Push(Ops& ops, const at::Tensor& gradient);
   // Writes the sum of all that were pushed into `gradient` and forgets them. The number pushed must
   // have been a power of two.
@@ -26,8 +26,8 @@ class ReplicaTree {
     int height = 0;
     at::Tensor sum;
   };
-  std::vector<Subtree> pending_;    // falling height
-  std::vector<at::Tensor> free_;    // buffers to use again
+  std::vector<Subtree> pending_;  // falling height
+  std::vector<at::Tensor> free_;  // buffers to use again
 };
 
 }  // namespace deepnet

@@ -1,12 +1,12 @@
 // The fused kernels against the reference through a whole model: losses and every gradient.
 #include "trainer/kernels/native_ops.h"
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
 #include <memory>
 #include <string>
 #include <vector>
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
 
 #include "tests/support/tiny_model.h"
 #include "trainer/kernels/native/isa.h"

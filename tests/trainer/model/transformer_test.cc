@@ -2,12 +2,12 @@
 // differences with every dropout on. Everything in float64 through the reference Ops.
 #include "trainer/model/transformer.h"
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <string>
 #include <vector>
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
 
 #include "tests/support/plain_transformer.h"
 #include "tests/support/tiny_model.h"
@@ -102,7 +102,8 @@ TEST(TransformerBackward, EqualsFiniteDifferencesWithEveryDropoutOn) {
     const auto kept = model.MakeActivations(/*shared=*/false);
     const auto loss = [&] {
       model.Refresh();
-      return model.Forward(mb, 9, 77, /*training=*/true, {.label_smoothing = kSmoothing}, *kept).loss;
+      return model.Forward(mb, 9, 77, /*training=*/true, {.label_smoothing = kSmoothing}, *kept)
+          .loss;
     };
     loss();
     model.Backward(mb, 9, 77, *kept);
@@ -113,7 +114,8 @@ TEST(TransformerBackward, EqualsFiniteDifferencesWithEveryDropoutOn) {
     int64_t salt = 0;
     for (const Parameter& p : model.parameters().inventory().parameters) {
       int64_t element = ++salt * 7 % p.NumElements();
-      if (p.zero_row >= 0) element = 2 * spec.width() + element % spec.width();  // </s>: always used
+      if (p.zero_row >= 0)
+        element = 2 * spec.width() + element % spec.width();  // </s>: always used
       const int64_t at = p.offset + element;
       const at::Tensor weight = model.parameters().weights()[at];
       const double h = 1e-5, centre = weight.item<double>();
@@ -144,7 +146,9 @@ TEST(Transformer, LossDoesNotDependOnHowPairsAreCutIntoMicrobatches) {
   for (int s = 0; s < whole.num_sentences; ++s) {
     Microbatch one = whole;
     const int source = whole.source.offsets[s], target = whole.target.offsets[s];
-    const auto rotate = [](auto& v, int first) { std::rotate(v.begin(), v.begin() + first, v.end()); };
+    const auto rotate = [](auto& v, int first) {
+      std::rotate(v.begin(), v.begin() + first, v.end());
+    };
     rotate(one.source.tokens, source);
     rotate(one.source.positions, source);
     rotate(one.source_pairs, source);
