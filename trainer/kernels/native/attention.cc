@@ -100,9 +100,9 @@ void DecodeAttention(ThreadPool& pool, const KernelTable& table, const DecodeAtt
   }
   DEEPNET_CHECK(args.q.element == args.context.element);
   const ElementwiseTable& kernels = table.elementwise;
-  // Both parts of the row kernel's scratch are whole vectors of at most 16 floats.
-  scratch.ReservePerThread(pool.num_threads(), longest + args.head_dim + 2 * 16);
-  constexpr int64_t kRowsPerChunk = 2;
+  // For each head the row kernel wants two pieces of whole vectors of at most 16 floats.
+  scratch.ReservePerThread(pool.num_threads(), args.heads * (longest + args.head_dim + 2 * 16));
+  constexpr int64_t kRowsPerChunk = 4;  // neighbours often share keys
   ForBlocks(pool, args.q.rows, kRowsPerChunk, [&](int64_t begin, int64_t end, int thread) {
     for (int64_t row = begin; row < end; ++row) {
       kernels.decode_attention(args, row, scratch.ForThread(thread));

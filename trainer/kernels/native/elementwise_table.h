@@ -56,7 +56,7 @@ struct ElementwiseTable {
                             int sentence, int head, float* scratch);
   void (*attention_backward)(const AttentionBackwardArgs& args, const DropoutStream& stream,
                              int sentence, int head, float* scratch);
-  // Scratch of the length and of head_dim, each rounded up to 16 floats.
+  // Scratch of the length and of head_dim for each head, both rounded up to 16 floats.
   void (*decode_attention)(const DecodeAttentionArgs& args, int64_t row, float* scratch);
 
   // cross_entropy.h
