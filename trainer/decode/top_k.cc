@@ -1,12 +1,15 @@
-// A threshold scan. `best` holds the k best tokens seen so far as a heap with the worst on top; its
-// log-probability is the threshold. A block of the row is compared with the threshold as a whole,
-// without branches, so that the compiler uses vectors; only a block that holds something better
-// (about k ln(n / k) of them) is looked at token by token. Strict comparison gives the tie rule for
-// free, because ids are visited in ascending order, and keeps -infinity and NaN out.
+// Two passes. The first takes the maximum of each block of the row, without branches, so that the
+// compiler uses vectors. The k-th largest of these maxima is a floor: k tokens reach it, so the k
+// best do. The second pass looks token by token at the few blocks that reach the floor, and keeps
+// the best in a heap with the worst on top, whose log-probability is the threshold for the next.
+// Strict comparison with it gives the tie rule for free, because ids are visited in ascending
+// order, and keeps -infinity and NaN out. If forbidden tokens put the floor too high, fewer than k
+// are found, and the second pass is made again without a floor.
 #include "trainer/decode/top_k.h"
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 
 #include "parallel/base/check.h"
@@ -14,13 +17,20 @@
 namespace deepnet {
 namespace {
 
-constexpr size_t kBlock = 128;
+constexpr size_t kBlock = 64;
+constexpr size_t kMaxima = 16;  // running maxima of a block, side by side
 constexpr float kImpossible = -std::numeric_limits<float>::infinity();
 
-bool AnyAbove(const float* values, float threshold) {
-  int32_t count = 0;
-  for (size_t i = 0; i < kBlock; ++i) count += values[i] > threshold ? 1 : 0;
-  return count != 0;
+float MaxOfBlock(const float* values) {
+  float largest[kMaxima];
+  std::fill_n(largest, kMaxima, kImpossible);  // a NaN never replaces it
+  for (size_t begin = 0; begin < kBlock; begin += kMaxima) {
+    for (size_t i = 0; i < kMaxima; ++i) {
+      const float value = values[begin + i];
+      largest[i] = value > largest[i] ? value : largest[i];
+    }
+  }
+  return *std::max_element(largest, largest + kMaxima);
 }
 
 bool IsBetter(const TokenScore& a, const TokenScore& b) {
@@ -36,14 +46,21 @@ class BestSoFar {
   float threshold() const { return threshold_; }
 
   void Add(TokenScore candidate) {
-    if (best_.size() - first_ == static_cast<size_t>(k_)) {
+    if (IsFull()) {
       std::pop_heap(Begin(), best_.end(), IsBetter);
       best_.back() = candidate;
     } else {
       best_.push_back(candidate);
     }
     std::push_heap(Begin(), best_.end(), IsBetter);
-    if (best_.size() - first_ == static_cast<size_t>(k_)) threshold_ = Begin()->log_prob;
+    if (IsFull()) threshold_ = Begin()->log_prob;
+  }
+
+  bool IsFull() const { return best_.size() - first_ == static_cast<size_t>(k_); }
+
+  void Clear() {
+    best_.resize(first_);
+    threshold_ = kImpossible;
   }
 
   void Sort() { std::sort_heap(Begin(), best_.end(), IsBetter); }
@@ -57,6 +74,44 @@ class BestSoFar {
   float threshold_ = kImpossible;
 };
 
+std::vector<float> BlockMaxima(std::span<const float> values) {
+  std::vector<float> maxima;
+  maxima.reserve(values.size() / kBlock + 1);
+  size_t begin = 0;
+  for (; begin + kBlock <= values.size(); begin += kBlock) {
+    maxima.push_back(MaxOfBlock(&values[begin]));
+  }
+  if (begin < values.size()) {
+    float largest = kImpossible;
+    for (const float value : values.subspan(begin)) largest = value > largest ? value : largest;
+    maxima.push_back(largest);
+  }
+  return maxima;
+}
+
+// What at least k numbers reach, if no token is forbidden.
+float FloorOf(std::vector<float> maxima, int k) {
+  if (maxima.size() < static_cast<size_t>(k)) return kImpossible;
+  const auto kth = maxima.begin() + (k - 1);
+  std::nth_element(maxima.begin(), kth, maxima.end(), std::greater<>());
+  return *kth;
+}
+
+// Offers every allowed token of the blocks that reach `floor`.
+void Scan(std::span<const float> log_probs, std::span<const uint8_t> forbidden,
+          std::span<const float> maxima, float floor, BestSoFar& best) {
+  for (size_t block = 0; block < maxima.size(); ++block) {
+    if (maxima[block] < floor || !(maxima[block] > best.threshold())) continue;
+    const size_t end = std::min((block + 1) * kBlock, log_probs.size());
+    for (size_t token = block * kBlock; token < end; ++token) {
+      const float log_prob = log_probs[token];
+      if (log_prob >= floor && log_prob > best.threshold() && forbidden[token] == 0) {
+        best.Add({log_prob, static_cast<int32_t>(token)});
+      }
+    }
+  }
+}
+
 }  // namespace
 
 void AppendTopK(std::span<const float> log_probs, std::span<const uint8_t> forbidden, int k,
@@ -64,14 +119,12 @@ void AppendTopK(std::span<const float> log_probs, std::span<const uint8_t> forbi
   DEEPNET_CHECK(k >= 1) << "k = " << k;
   DEEPNET_CHECK_EQ(log_probs.size(), forbidden.size());
   BestSoFar best_so_far(k, best);
-  for (size_t begin = 0; begin < log_probs.size(); begin += kBlock) {
-    const size_t end = std::min(begin + kBlock, log_probs.size());
-    if (end - begin == kBlock && !AnyAbove(&log_probs[begin], best_so_far.threshold())) continue;
-    for (size_t token = begin; token < end; ++token) {
-      if (log_probs[token] > best_so_far.threshold() && forbidden[token] == 0) {
-        best_so_far.Add({log_probs[token], static_cast<int32_t>(token)});
-      }
-    }
+  const std::vector<float> maxima = BlockMaxima(log_probs);
+  const float floor = FloorOf(maxima, k);
+  Scan(log_probs, forbidden, maxima, floor, best_so_far);
+  if (!best_so_far.IsFull() && floor > kImpossible) {
+    best_so_far.Clear();
+    Scan(log_probs, forbidden, maxima, kImpossible, best_so_far);
   }
   best_so_far.Sort();
 }

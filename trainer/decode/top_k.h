@@ -19,8 +19,8 @@ struct TokenScore {
 
 // Appends to `best` the k best tokens of a row, best first; fewer if fewer are possible. Equal
 // log-probabilities: the smaller id first. forbidden[id] != 0 leaves id out; forbidden.size() ==
-// log_probs.size(). k >= 1. Cost: one vectorised comparison per token, and about k ln(n / k) heap
-// updates on a row in random order.
+// log_probs.size(). k >= 1. Cost: one vectorised comparison per token, and a look at each token of
+// about k blocks of 64.
 void AppendTopK(std::span<const float> log_probs, std::span<const uint8_t> forbidden, int k,
                 std::vector<TokenScore>& best);
 
