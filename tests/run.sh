@@ -3,7 +3,7 @@
 #
 #   tests/run.sh [--long] [--no-install] [--help] [CTEST_ARGUMENT...]
 #
-#   --long         also the tests labelled `long` and the benchmarks labelled `bench`
+#   --long         also the tests labelled `long`
 #   --no-install   install no packages
 #
 # Everything else goes to ctest: `tests/run.sh -R Bleu`. Tests that need root (label `root`) are left
@@ -27,7 +27,7 @@ cd "$(dirname "$0")/.."
 source launch/stages.sh
 
 excluded=()
-[[ $long == yes ]] || excluded+=(long bench)
+[[ $long == yes ]] || excluded+=(long)
 [[ $(id -u) -eq 0 ]] || excluded+=(root)
 if [[ ${#excluded[@]} -gt 0 ]]; then
   arguments+=(--label-exclude "^($(IFS='|' && echo "${excluded[*]}"))$")
