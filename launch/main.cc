@@ -15,8 +15,8 @@
 
 int main(int argc, char** argv) {
   const std::vector<deepnet::Command> commands = {
-      deepnet::MakePrepareCommand(), deepnet::MakeDescribeCommand(), deepnet::MakePlanCommand(),
-      deepnet::MakeTrainCommand(),   deepnet::MakeTranslateCommand(), deepnet::MakeScoreCommand(),
+      deepnet::MakePrepareCommand(),  deepnet::MakeDescribeCommand(),  deepnet::MakePlanCommand(),
+      deepnet::MakeTrainCommand(),    deepnet::MakeTranslateCommand(), deepnet::MakeScoreCommand(),
       deepnet::MakeEvaluateCommand(), deepnet::MakeBenchCommand(),
   };
   const std::vector<std::string> words(argv + 1, argv + argc);

@@ -9,9 +9,10 @@
 // Example, the whole of a command:
 //   namespace {
 //   absl::Status RunDescribe(const CommandLine& line) {
-//     ASSIGN_OR_RETURN(const RunSpec run, LoadRunSpec(line));        // --config, --set; defaults,
-//     checks const Inventory inventory = Describe(run.model(), run.data().microbatch()); line.out
-//     << (line.flags.Switch("json") ? Json(inventory) : Table(inventory)); return absl::OkStatus();
+//     ASSIGN_OR_RETURN(const RunSpec run, LoadRunSpec(line));  // files, --set, defaults, checks
+//     const Inventory inventory = Describe(run.model(), run.data().microbatch());
+//     line.out << (line.flags.Switch("json") ? Json(inventory) : Table(inventory));
+//     return absl::OkStatus();
 //   }
 //   }  // namespace
 //

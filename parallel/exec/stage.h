@@ -8,8 +8,9 @@
 //   - Every microbatch of the step sees Forward once, then Backward once. Several may be between
 //     the two. Backwards of a chunk come in ascending microbatch order, so a stage may add
 //     gradients as they arrive: the sum is a left fold over microbatches.
-//   - Forward keeps what Backward needs; Backward releases it and adds the gradients of the weights
-//     to the stage's accumulators. Neither changes weights.
+//   - Forward keeps what Backward needs; Backward releases it. Both may add to the stage's gradient
+//     accumulators (the output layer does so in Forward, which comes in ascending order too);
+//     neither changes weights.
 //   - An error ends the step; the stage can then only be reset by its owner or destroyed.
 //   - Inputs of the first chunk and labels of the last are the stage's own business. Boundary
 //     tensors of a cut (Layer::inputs of its first layer) have constant shapes, so a pipelined

@@ -3,7 +3,8 @@
 // A row of the cache is written once and never moves: each hypothesis has a list of the rows it
 // looks at, and re-ordering hypotheses copies lists of integers. Batches larger than the model's
 // capacity are computed in slices; rows do not influence each other, so slices change nothing. The
-// memory of a state's cache serves the next one, so the scorer keeps that of the state that ended last.
+// memory of a state's cache serves the next one, so the scorer keeps that of the state that ended
+// last.
 #pragma once
 
 #include <memory>

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 
 #include "parallel/base/exit_code.h"
@@ -106,6 +107,7 @@ class Evaluator {
     score.set_sentences(static_cast<int64_t>(text.source.size()));
     ASSIGN_OR_RETURN(const BleuTokenizer tokenizer,
                      MakeTokenizer(TokenizerNameForLanguage(route.target)));
+    score.set_tokenizer(tokenizer.name);
     score.set_bleu(CorpusBleu(hypotheses, text.target, tokenizer).score);
     score.set_chrf(CorpusChrf(hypotheses, text.target));
     if (!options_.spm_file.empty()) {
@@ -160,6 +162,22 @@ class Evaluator {
   const TextCodec codec_;
 };
 
+// The signatures of all tokenizers that were used, spBLEU's last.
+absl::StatusOr<std::string> Signatures(const EvalRecord& record, const EvaluateOptions& options) {
+  std::set<std::string> names;
+  for (const DirectionScore& d : record.directions()) names.insert(d.tokenizer());
+  std::vector<std::string> signatures;
+  for (const std::string& name : names) {
+    ASSIGN_OR_RETURN(const BleuTokenizer tokenizer, MakeTokenizer(name));
+    signatures.push_back(BleuSignature(tokenizer));
+  }
+  if (!options.spm_file.empty()) {
+    ASSIGN_OR_RETURN(const BleuTokenizer pieces, MakeSentencePieceTokenizer(options.spm_file));
+    signatures.push_back(BleuSignature(pieces));
+  }
+  return absl::StrJoin(signatures, "; ");
+}
+
 // Mean of `value` over directions that `wanted` accepts; 0 if there are none.
 template <typename Wanted, typename Value>
 double Mean(const EvalRecord& record, Wanted wanted, Value value) {
@@ -196,7 +214,7 @@ absl::StatusOr<EvalRecord> Evaluate(Scorer& scorer, PairScorer& pair_scorer, con
   record.set_chrf(Mean(record, all, [](const DirectionScore& d) { return d.chrf(); }));
   record.set_nll(Mean(record, all, [](const DirectionScore& d) { return d.nll(); }));
   record.set_spbleu(Mean(record, all, [](const DirectionScore& d) { return d.spbleu(); }));
-  record.set_bleu_signature(BleuSignature(Make13aTokenizer()));
+  ASSIGN_OR_RETURN(*record.mutable_bleu_signature(), Signatures(record, options));
   record.set_chrf_signature(ChrfSignature());
   record.set_seconds(
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());

@@ -1,8 +1,9 @@
 // Encoder and decoder layers: sub-layers with hand-written backward passes.
 //
 // A sub-layer owns no tensors of a microbatch: what forward keeps for backward is in its Saved,
-// what is only used in between is in a Workspace shared by all layers of a stage. The input of each
-// product is not kept but computed again from the normalisation before it (Join::Input).
+// what is only used in between is in a Workspace shared by all layers of a stage. The input of a
+// branch's first product is not kept but computed again from the normalisation before it
+// (Join::Input).
 //
 // Letters: R rows, D width, F inner width, H heads.
 #pragma once

@@ -8,8 +8,8 @@
 //                                     pre-norm:  stream + dropout(branch)
 //
 // and backwards: LeaveBackward turns the gradient of the stream into that of the branch, the branch
-// writes the gradient of its input where InputGradient says, EnterBackward finishes. DEEPNORM and
-// POST_LN are one join with different alpha; another scheme is another class here.
+// writes the gradient of its input where InputGradientAddsToStream says, EnterBackward finishes.
+// DEEPNORM and POST_LN are one join with different alpha; another scheme is another class here.
 #pragma once
 
 #include <memory>
@@ -107,7 +107,7 @@ class Join {
   NormParameters norm_;
 };
 
-// The join of `residual`; `norm_name` names its LayerNorm.
+// The join of `residual`.
 std::unique_ptr<Join> MakeJoin(Residual residual, JoinOptions options, NormParameters norm);
 
 }  // namespace deepnet
