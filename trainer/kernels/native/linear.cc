@@ -16,6 +16,7 @@ namespace {
 constexpr std::align_val_t kAlignment{64};
 constexpr int64_t kMinPieceProducts = 150'000;  // multiply-adds worth a piece
 constexpr int64_t kPanelBytesPerPiece = 512 << 10;
+constexpr int64_t kFewRowTiles = 4;
 constexpr int64_t kPiecesPerThread = 8;
 constexpr int64_t kOuterPieceEdge = 128;
 constexpr int64_t kMinOuterPieceRows = 6;
@@ -47,8 +48,10 @@ Grid CutProduct(const GemmTable& gemm, int threads, int64_t rows, int64_t panels
   const int64_t total = rows * panels * gemm.panel_width * std::max<int64_t>(1, depth);
   const int64_t wanted =
       std::clamp<int64_t>(total / kMinPieceProducts, 1, threads * kPiecesPerThread);
-  // Panels are read once per tile of rows, rows once per panel: cut rows first.
   const int64_t row_tiles = CeilDiv(rows, gemm.max_tile_rows);
+  // Few rows (decoding) are read faster than the panels they meet: each panel by one piece only.
+  if (row_tiles <= kFewRowTiles && wanted <= panels) return {{rows, 1}, {panels, wanted}};
+  // Otherwise cut rows first: few panels are read from far away, and each piece uses them often.
   int64_t panel_parts = CeilDiv(panels * panel_bytes, kPanelBytesPerPiece);
   const int64_t row_parts = std::min(row_tiles, CeilDiv(wanted, panel_parts));
   panel_parts = std::max(panel_parts, CeilDiv(wanted, row_parts));
