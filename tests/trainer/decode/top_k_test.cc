@@ -80,6 +80,19 @@ TEST(TopK, AppendsBehindWhatIsThere) {
   EXPECT_EQ(best, (std::vector<TokenScore>{{-9.0f, 7}, {-1.0f, 1}, {-2.0f, 0}}));
 }
 
+TEST(TopK, ForbiddenTokensThatAreBestEverywhereHideNoOthers) {
+  const size_t size = 2000;
+  std::vector<float> row = RowWithTies(size, 7);
+  std::vector<uint8_t> forbidden(size, 0);
+  for (size_t i = 3; i < size; i += 16) {
+    row[i] = 1.0f;
+    forbidden[i] = 1;
+  }
+  for (const int k : {1, 3, 10, 40}) {
+    EXPECT_EQ(TopK(row, forbidden, k), SortedTopK(row, forbidden, k)) << k;
+  }
+}
+
 TEST(TopK, FindsNothingWhereNothingIsPossible) {
   EXPECT_TRUE(TopK({-kInfinity, kNan, 0.0f}, {0, 0, 1}, 2).empty());
 }
