@@ -1,8 +1,10 @@
 // The hand-written backward passes against LibTorch's autograd on a plain model, and against finite
-// differences with every dropout on. Everything in float64 through the reference Ops.
+// differences with every dropout on. Everything in float64 through the reference Ops, on the CPU
+// and, where there is one, on a CUDA device.
 #include "trainer/model/transformer.h"
 
 #include <cmath>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -21,6 +23,19 @@ using testing::TinyMicrobatch;
 using testing::TinySpec;
 
 constexpr double kSmoothing = 0.1;
+
+class OnDevice : public ::testing::TestWithParam<at::DeviceType> {
+ protected:
+  std::unique_ptr<Ops> MakeReference() const {
+    return MakeAtenOps(at::Device(GetParam()), at::kDouble, at::kDouble);
+  }
+};
+
+std::vector<at::DeviceType> Devices() {
+  std::vector<at::DeviceType> devices = {at::kCPU};
+  if (at::hasCUDA()) devices.push_back(at::kCUDA);
+  return devices;
+}
 
 // Random weights with gains and biases away from 1 and 0, so that nothing cancels.
 void Perturb(Parameters& parameters) {
@@ -46,10 +61,10 @@ std::vector<ModelSpec> Variants() {
   return specs;
 }
 
-TEST(TransformerBackward, EqualsAutogradOfThePlainModel) {
+TEST_P(OnDevice, BackwardEqualsAutogradOfThePlainModel) {
   for (const ModelSpec& spec : Variants()) {
     SCOPED_TRACE(spec.ShortDebugString());
-    const auto ops = MakeAtenOps(at::kCPU, at::kDouble, at::kDouble);
+    const auto ops = MakeReference();
     Transformer model(spec, TinyCapacity(), *ops, /*trainable=*/true);
     Perturb(model.parameters());
     model.Refresh();
@@ -61,7 +76,10 @@ TEST(TransformerBackward, EqualsAutogradOfThePlainModel) {
 
     std::vector<at::Tensor> leaves;
     for (const Parameter& p : model.parameters().inventory().parameters) {
-      leaves.push_back(model.parameters().Get(p.name).clone().set_requires_grad(true));
+      leaves.push_back(model.parameters()
+                           .Get(p.name)
+                           .to(at::kCPU, at::kDouble, false, true)
+                           .set_requires_grad(true));
     }
     const auto& all = model.parameters().inventory().parameters;
     const at::Tensor plain = PlainLoss(spec, mb, kSmoothing, [&](const std::string& name) {
@@ -79,14 +97,14 @@ TEST(TransformerBackward, EqualsAutogradOfThePlainModel) {
       at::Tensor expected = leaves[i].grad();
       ASSERT_TRUE(expected.defined()) << all[i].name;
       if (all[i].zero_row >= 0) expected[all[i].zero_row].zero_();
-      const at::Tensor got = model.parameters().Gradient(all[i].name);
+      const at::Tensor got = model.parameters().Gradient(all[i].name).to(at::kCPU);
       const double scale = std::max(expected.abs().max().item<double>(), 1e-3);
       EXPECT_LE((got - expected).abs().max().item<double>(), 1e-9 * scale) << all[i].name;
     }
   }
 }
 
-TEST(TransformerBackward, EqualsFiniteDifferencesWithEveryDropoutOn) {
+TEST_P(OnDevice, BackwardEqualsFiniteDifferencesWithEveryDropoutOn) {
   for (ModelSpec spec : Variants()) {
     spec.set_encoder_layers(1);
     spec.set_decoder_layers(2);
@@ -94,7 +112,7 @@ TEST(TransformerBackward, EqualsFiniteDifferencesWithEveryDropoutOn) {
     spec.set_attention_dropout(0.15);
     spec.set_activation_dropout(0.1);
     SCOPED_TRACE(spec.ShortDebugString());
-    const auto ops = MakeAtenOps(at::kCPU, at::kDouble, at::kDouble);
+    const auto ops = MakeReference();
     Transformer model(spec, TinyCapacity(), *ops, /*trainable=*/true);
     Perturb(model.parameters());
     model.Refresh();
@@ -131,10 +149,10 @@ TEST(TransformerBackward, EqualsFiniteDifferencesWithEveryDropoutOn) {
   }
 }
 
-TEST(Transformer, LossDoesNotDependOnHowPairsAreCutIntoMicrobatches) {
+TEST_P(OnDevice, LossDoesNotDependOnHowPairsAreCutIntoMicrobatches) {
   ModelSpec spec = TinySpec();
   spec.set_dropout(0.3);
-  const auto ops = MakeAtenOps(at::kCPU, at::kDouble, at::kDouble);
+  const auto ops = MakeReference();
   Transformer model(spec, TinyCapacity(), *ops, /*trainable=*/true);
   Perturb(model.parameters());
   model.Refresh();
@@ -163,6 +181,9 @@ TEST(Transformer, LossDoesNotDependOnHowPairsAreCutIntoMicrobatches) {
   }
   EXPECT_NEAR(together, apart, 1e-12 * together);
 }
+
+INSTANTIATE_TEST_SUITE_P(Transformer, OnDevice, ::testing::ValuesIn(Devices()),
+                         [](const auto& device) { return at::DeviceTypeName(device.param); });
 
 }  // namespace
 }  // namespace deepnet
