@@ -46,8 +46,9 @@ TEST(ToJson, PrintsEveryFieldByItsProtoNameAndCountsAsNumbers) {
   score.set_direction("de-en");
   score.set_sentences(200);
   score.set_bleu(0.1);
-  EXPECT_EQ(ToJson(score),
-            R"({"direction":"de-en","sentences":200,"nll":0,"bleu":0.1,"chrf":0,"spbleu":0,"tokenizer":""})");
+  EXPECT_EQ(
+      ToJson(score),
+      R"({"direction":"de-en","sentences":200,"nll":0,"bleu":0.1,"chrf":0,"spbleu":0,"tokenizer":""})");
 }
 
 TEST(ToJson, ProtobufReadsItBack) {
@@ -82,10 +83,11 @@ TEST(MetricsWriter, AppendsOneLineARecord) {
     score.set_sentences(step);
     ASSERT_TRUE((*writer)->Write(score).ok());
   }
-  EXPECT_EQ(Content(path), R"({"direction":"","sentences":1,"nll":0,"bleu":0,"chrf":0,"spbleu":0,"tokenizer":""})"
-                           "\n"
-                           R"({"direction":"","sentences":2,"nll":0,"bleu":0,"chrf":0,"spbleu":0,"tokenizer":""})"
-                           "\n");
+  EXPECT_EQ(Content(path),
+            R"({"direction":"","sentences":1,"nll":0,"bleu":0,"chrf":0,"spbleu":0,"tokenizer":""})"
+            "\n"
+            R"({"direction":"","sentences":2,"nll":0,"bleu":0,"chrf":0,"spbleu":0,"tokenizer":""})"
+            "\n");
 }
 
 TEST(MetricsWriter, ResumingDropsLaterStepsAndATornLine) {
