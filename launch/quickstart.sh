@@ -148,7 +148,7 @@ stage "prepare" "$deepnet" prepare "${settings[@]}"
 # The rate falls to its end when the minutes do: about 520 steps each on two cores.
 for_minutes() {
   local steps
-  steps=$(awk -v m="$1" 'BEGIN { s = int(520 * m); print s > 700 ? s : 700 }')
+  steps=$(awk -v m="$1" 'BEGIN { s = int(520 * m); print (s > 700 ? s : 700) }')
   echo "--set train.minutes=$1 --set optim.decay_steps=$steps"
 }
 # shellcheck disable=SC2046  # words are wanted
