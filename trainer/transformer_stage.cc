@@ -17,7 +17,8 @@ void TransformerStage::BeginStep(const StepBatch& batch, int64_t step) {
   for (InFlight& slot : in_flight_) slot.microbatch = -1;
 }
 
-absl::Status TransformerStage::Forward(int microbatch) {
+absl::Status TransformerStage::Forward(int chunk, int microbatch) {
+  DEEPNET_CHECK_EQ(chunk, 0);
   const LossOptions loss{.label_smoothing = options_.label_smoothing,
                          .gradient_scale = 1.0 / static_cast<double>(batch_->num_target_tokens)};
   const LossSums sums = model_.Forward(batch_->microbatches[microbatch], options_.seed, step_,
@@ -27,7 +28,8 @@ absl::Status TransformerStage::Forward(int microbatch) {
   return absl::OkStatus();
 }
 
-absl::Status TransformerStage::Backward(int microbatch) {
+absl::Status TransformerStage::Backward(int chunk, int microbatch) {
+  DEEPNET_CHECK_EQ(chunk, 0);
   InFlight& slot = Find(microbatch);
   model_.Backward(batch_->microbatches[microbatch], options_.seed, step_, *slot.kept);
   slot.microbatch = -1;
@@ -38,6 +40,14 @@ absl::Status TransformerStage::Backward(int microbatch) {
     model_.parameters().gradient().zero_();
   }
   return absl::OkStatus();
+}
+
+absl::Status TransformerStage::BackwardInput(int, int) {
+  return absl::UnimplementedError("this stage cannot split its backward pass");
+}
+
+absl::Status TransformerStage::BackwardWeight(int, int) {
+  return absl::UnimplementedError("this stage cannot split its backward pass");
 }
 
 void TransformerStage::FinishStep() {

@@ -23,8 +23,12 @@ class TransformerStage : public Stage {
 
   // Clears the gradient; `batch` must outlive the step.
   void BeginStep(const StepBatch& batch, int64_t step);
-  absl::Status Forward(int microbatch) override;
-  absl::Status Backward(int microbatch) override;
+  absl::Status Forward(int chunk, int microbatch) override;
+  absl::Status Backward(int chunk, int microbatch) override;
+  absl::Status BackwardInput(int chunk, int microbatch) override;
+  absl::Status BackwardWeight(int chunk, int microbatch) override;
+  std::vector<Buffer> Buffers(Boundary, int, int) override { return {}; }
+  void Release(Boundary, int, int) override {}
   // After the schedule: the gradient of the step is in parameters().FoldedGradient().
   void FinishStep();
 

@@ -22,17 +22,17 @@ absl::Status At(const absl::Status& status, int rank, const Action& action) {
 }
 
 absl::Status Take(const Action& action, Stage& stage) {
-  if (action.chunk != 0) {
-    return absl::InvalidArgumentError("one stage holds the whole model: there is only chunk 0");
-  }
   switch (action.op) {
     case Op::kForward:
-      return stage.Forward(action.microbatch);
+      return stage.Forward(action.chunk, action.microbatch);
     case Op::kBackward:
-      return stage.Backward(action.microbatch);
-    default:
-      return absl::InvalidArgumentError("this stage cannot split its backward pass");
+      return stage.Backward(action.chunk, action.microbatch);
+    case Op::kBackwardInput:
+      return stage.BackwardInput(action.chunk, action.microbatch);
+    case Op::kBackwardWeight:
+      return stage.BackwardWeight(action.chunk, action.microbatch);
   }
+  return absl::InternalError("unknown operation");
 }
 
 }  // namespace

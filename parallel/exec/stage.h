@@ -5,28 +5,50 @@
 // gradient accumulators and the step's microbatches. The executor decides when; the stage, what.
 //
 // Contract:
-//   - Every microbatch of the step sees Forward once, then Backward once. Several may be between
-//     the two. Backwards of a chunk come in ascending microbatch order, so a stage may add
-//     gradients as they arrive: the sum is a left fold over microbatches.
-//   - Forward keeps what Backward needs; Backward releases it. Both may add to the stage's gradient
-//     accumulators (the output layer does so in Forward, which comes in ascending order too);
-//     neither changes weights.
+//   - Every chunk sees each microbatch of the step once in Forward, then once in Backward, or once
+//     in BackwardInput and later once in BackwardWeight. Many may be in between. Forwards of a
+//     chunk come in ascending microbatch order, and so do its weight gradients (Backward,
+//     BackwardWeight), so a stage may add as they arrive: the sum is a left fold over microbatches.
+//   - Forward keeps what Backward needs; Backward (or BackwardWeight) releases it. All may add to
+//     the stage's gradient accumulators (the output layer does so in Forward); none changes
+//     weights.
 //   - An error ends the step; the stage can then only be reset by its owner or destroyed.
-//   - Inputs of the first chunk and labels of the last are the stage's own business. Boundary
-//     tensors of a cut (Layer::inputs of its first layer) have constant shapes, so a pipelined
-//     stage hands out buffers that are made once; with one stage there are none.
+//   - Inputs of the first chunk and labels of the last are the stage's own business, and so is what
+//     passes between two of its own chunks. What crosses a cut to another rank lies in buffers that
+//     the stage owns; their number and sizes never change (parallel/plan/crossing.h), so nothing is
+//     said about shapes on the way:
+//
+//       Buffers(kInput, c, m)            received before   Forward(c, m), which ends their life
+//       Buffers(kOutput, c, m)           filled by         Forward(c, m); live until Release
+//       Buffers(kOutputGradient, c, m)   received before   Backward or BackwardInput, which ends it
+//       Buffers(kInputGradient, c, m)    filled by         Backward or BackwardInput; until Release
+//
+//     Buffers may be asked for several times and always names the same memory until its life ends.
 #pragma once
+
+#include <vector>
 
 #include "absl/status/status.h"
 
+#include "parallel/comm/communicator.h"
+
 namespace deepnet {
+
+// A side of a chunk at which tensors cross to or from another rank.
+enum class Boundary { kInput, kOutput, kOutputGradient, kInputGradient };
 
 class Stage {
  public:
   virtual ~Stage() = default;
 
-  virtual absl::Status Forward(int microbatch) = 0;
-  virtual absl::Status Backward(int microbatch) = 0;
+  virtual absl::Status Forward(int chunk, int microbatch) = 0;
+  virtual absl::Status Backward(int chunk, int microbatch) = 0;
+  virtual absl::Status BackwardInput(int chunk, int microbatch) = 0;
+  virtual absl::Status BackwardWeight(int chunk, int microbatch) = 0;
+
+  virtual std::vector<Buffer> Buffers(Boundary boundary, int chunk, int microbatch) = 0;
+  // kOutput and kInputGradient: they are sent, the memory is the stage's again.
+  virtual void Release(Boundary boundary, int chunk, int microbatch) = 0;
 };
 
 }  // namespace deepnet
