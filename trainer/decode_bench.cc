@@ -4,17 +4,17 @@
 #include "trainer/decode_bench.h"
 
 #include <algorithm>
-#include <chrono>
 #include <limits>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include <sys/resource.h>
 
+#include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/philox.h"
+#include "parallel/base/process_memory.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/bench_lengths.h"
 #include "trainer/decode/model_scorer.h"
@@ -105,10 +105,6 @@ double SearchFlops(const ModelSpec& model, double source, double target, double 
          beam * output;
 }
 
-double Now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 class Bench {
  public:
   Bench(const RunSpec& run, const DecodeBenchOptions& options, Scorer& model,
@@ -130,11 +126,11 @@ class Bench {
         targets.push_back(lengths_[i].second);
       }
       scorer_.SetTargets(std::move(targets));
-      const double start = Now();
+      const double start = SecondsNow();
       deepnet::Search(scorer_, batch,
                       {.beam_size = options_.beam_size,
                        .max_tokens = static_cast<int>(run_.model().max_positions()) - 1});
-      seconds += Now() - start;
+      seconds += SecondsNow() - start;
     }
     return seconds;
   }
@@ -193,8 +189,6 @@ absl::StatusOr<BenchRecord> BenchDecode(const DecodeBenchOptions& options) {
     tokens += source + target;
     flops += SearchFlops(run.model(), source, target, options.beam_size);
   }
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
   BenchRecord record;
   record.set_name(
       absl::StrCat("decode/", run.model().encoder_layers(), "-", run.model().decoder_layers()));
@@ -204,7 +198,7 @@ absl::StatusOr<BenchRecord> BenchDecode(const DecodeBenchOptions& options) {
   record.set_ceiling_gflops(
       MeasureProductCeiling(run.model().width(), compute.threads_per_rank(), 1.0));
   record.set_efficiency(record.gflops() / record.ceiling_gflops());
-  record.set_peak_resident_bytes(usage.ru_maxrss * int64_t{1024});
+  record.set_peak_resident_bytes(PeakResidentBytes());
   record.set_dtype(DataType_Name(compute.dtype()));
   record.set_isa(Isa_Name(compute.isa()));
   record.set_threads(compute.threads_per_rank());

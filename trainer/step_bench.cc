@@ -1,13 +1,13 @@
 #include "trainer/step_bench.h"
 
 #include <algorithm>
-#include <chrono>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include <sys/resource.h>
 
+#include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
+#include "parallel/base/process_memory.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/self_communicator.h"
 #include "trainer/bench_lengths.h"
@@ -29,10 +29,6 @@ constexpr Shape kShapes[] = {{"A", 6, 256, 1024, 4, 2000},
                              {"C", 100, 64, 128, 2, 2000},
                              {"D", 500, 64, 128, 2, 500}};
 constexpr int64_t kVocabulary = 8000;
-
-double Now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 }  // namespace
 
@@ -95,17 +91,15 @@ absl::StatusOr<BenchRecord> BenchStep(const StepBenchOptions& options) {
   for (int i = 0; i <= options.steps; ++i) {
     const Microbatch& mb = batches[i % batches.size()];
     const StepBatch batch{{mb}, mb.num_source_tokens, mb.num_target_tokens};
-    const double start = Now();
+    const double start = SecondsNow();
     RETURN_IF_ERROR(
         RunTrainStep(batch, i, i + 1, MakeTrivial(1), stage, model, optimizer, comm).status());
-    const double took = Now() - start;
+    const double took = SecondsNow() - start;
     if (i == 0) continue;
     seconds.push_back(took);
     rates.push_back((mb.num_source_tokens + mb.num_target_tokens) / took);
     speeds.push_back(StepFlops(run.model(), batch) / took * 1e-9);
   }
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
   const auto median = [](std::vector<double> v) {
     std::sort(v.begin(), v.end());
     return v.empty() ? 0.0 : v[v.size() / 2];
@@ -119,7 +113,7 @@ absl::StatusOr<BenchRecord> BenchStep(const StepBenchOptions& options) {
   record.set_ceiling_gflops(
       MeasureProductCeiling(run.model().width(), compute.threads_per_rank(), 1.0));
   record.set_efficiency(record.gflops() / record.ceiling_gflops());
-  record.set_peak_resident_bytes(usage.ru_maxrss * int64_t{1024});
+  record.set_peak_resident_bytes(PeakResidentBytes());
   record.set_dtype(DataType_Name(compute.dtype()));
   record.set_isa(Isa_Name(compute.isa()));
   record.set_threads(compute.threads_per_rank());

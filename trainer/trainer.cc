@@ -3,7 +3,6 @@
 #include "trainer/trainer.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <memory>
@@ -12,10 +11,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include <sys/resource.h>
 
+#include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/file_system.h"
+#include "parallel/base/process_memory.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/self_communicator.h"
 #include "parallel/plan/host_memory.h"
@@ -41,16 +41,6 @@ namespace deepnet {
 namespace {
 
 constexpr int kMaxConsecutiveSkips = 10;
-
-double Now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-int64_t PeakResidentBytes() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  return usage.ru_maxrss * int64_t{1024};
-}
 
 // Sums since the last line of metrics.
 struct Interval {
@@ -234,13 +224,13 @@ absl::Status Trainer::Run() {
   const OptimizerStep optimizer(run_.optim(), model_->parameters().inventory());
 
   while (!Done()) {
-    const double start = Now();
+    const double start = SecondsNow();
     auto batch = batches_->ForStep(state_.step());
     if (!batch.ok()) return WithExitCode(batch.status(), ExitCode::kData);
     ASSIGN_OR_RETURN(const StepResult result,
                      RunTrainStep(*batch, state_.step(), state_.optimizer_steps() + 1, schedule,
                                   stage, *model_, optimizer, comm_));
-    const double took = Now() - start;
+    const double took = SecondsNow() - start;
 
     state_.set_step(state_.step() + 1);
     state_.mutable_data()->set_step(state_.step());

@@ -1,7 +1,6 @@
 #include "launch/commands/decoding.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <fstream>
 #include <numeric>
@@ -16,6 +15,7 @@
 #include "google/protobuf/util/message_differencer.h"
 
 #include "launch/spec_loader.h"
+#include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/logging.h"
 #include "parallel/base/status_macros.h"
@@ -39,16 +39,6 @@ bool HasFlag(const CommandLine& line, std::string_view name) {
   return std::any_of(line.command.flags.begin(), line.command.flags.end(),
                      [&](const Flag& flag) { return flag.name == name; });
 }
-
-class Stopwatch {
- public:
-  double seconds() const {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-  }
-
- private:
-  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-};
 
 absl::Status OpenText(const std::string& path, std::ifstream& file) {
   file.open(path, std::ios::binary);
@@ -224,7 +214,7 @@ absl::Status TranslateLines(const CommandLine& line, const RunSpec& run,
                          .batch_tokens = run.decode().batch_tokens(),
                          .max_positions = run.model().max_positions()});
   LineChunkReader in(line.in, "standard input");
-  const Stopwatch stopwatch;
+  const double start = SecondsNow();
   ASSIGN_OR_RETURN(
       const TranslateStreamReport report,
       TranslateStream(in, translator,
@@ -237,7 +227,7 @@ absl::Status TranslateLines(const CommandLine& line, const RunSpec& run,
     log.Warning(absl::StrCat(report.num_cut_sources, " lines were cut to model.max_positions (",
                              run.model().max_positions(), " tokens)"));
   }
-  const double seconds = stopwatch.seconds();
+  const double seconds = SecondsNow() - start;
   log.Info(absl::StrFormat("%s lines, %s tokens in %.1f s: %.1f lines/s",
                            WithCommas(report.num_lines), WithCommas(report.num_tokens), seconds,
                            static_cast<double>(report.num_lines) / std::max(seconds, 1e-9)));

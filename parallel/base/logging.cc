@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <ctime>
 #include <iostream>
@@ -13,13 +12,10 @@
 #include "absl/strings/str_format.h"
 #include <sys/ioctl.h>
 
+#include "parallel/base/clock.h"
+
 namespace deepnet {
 namespace {
-
-double SteadySeconds() {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return std::chrono::duration<double>(now).count();
-}
 
 std::string LocalTimeOfDay() {
   const std::time_t now = std::time(nullptr);
@@ -30,7 +26,7 @@ std::string LocalTimeOfDay() {
 
 LoggerOptions Completed(LoggerOptions options) {
   if (options.stream == nullptr) options.stream = &std::cerr;
-  if (!options.seconds) options.seconds = SteadySeconds;
+  if (!options.seconds) options.seconds = SecondsNow;
   if (!options.time_of_day) options.time_of_day = LocalTimeOfDay;
   return options;
 }

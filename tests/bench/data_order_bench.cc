@@ -7,22 +7,18 @@
 // found by a DataOrder that has seen nothing before, and the share of real positions. Exits with 1
 // where a step takes longer than allowed.
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
 
 #include "parallel/base/check.h"
+#include "parallel/base/clock.h"
 #include "tests/trainer/data/synthetic_index.h"
 #include "trainer/data/data_order.h"
 
 namespace deepnet {
 namespace {
-
-double Now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 std::vector<int64_t> SpreadCounts(int64_t num_pairs) {
   std::vector<int64_t> counts;
@@ -39,13 +35,13 @@ int Run(int64_t num_pairs, double allowed) {
   double slowest = 0.0, setup = 0.0, source = 0.0, target = 0.0, count = 0.0;
   Capacity capacity;
   for (int64_t i = 0; i < 20; ++i) {
-    const double begin = Now();
+    const double begin = SecondsNow();
     const absl::StatusOr<DataOrder> order = DataOrder::Make(spec, 1, &index);
     DEEPNET_CHECK(order.ok()) << order.status();
-    const double ready = Now();
+    const double ready = SecondsNow();
     const int64_t step = i * i * 7'919'111;
     const DataOrder::Window window = order->MakeWindow(step / order->steps_per_window());
-    const double end = Now();
+    const double end = SecondsNow();
     setup = std::max(setup, ready - begin);
     slowest = std::max(slowest, end - begin);
     capacity = order->capacity();

@@ -10,7 +10,6 @@
 #endif
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -19,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "parallel/base/clock.h"
 #include "trainer/kernels/native/isa.h"
 #include "trainer/kernels/native/linear.h"
 
@@ -28,19 +28,15 @@ namespace {
 constexpr int kRounds = 15;
 constexpr double kSecondsPerRound = 0.002;
 
-double Seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 // Seconds of one call of `run`, the best of one round.
 double TimeOnce(const std::function<void()>& run) {
-  const double start = Seconds();
+  const double start = SecondsNow();
   int calls = 0;
   do {
     run();
     ++calls;
-  } while (Seconds() - start < kSecondsPerRound);
-  return (Seconds() - start) / calls;
+  } while (SecondsNow() - start < kSecondsPerRound);
+  return (SecondsNow() - start) / calls;
 }
 
 #if defined(__x86_64__)

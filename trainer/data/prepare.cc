@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -27,10 +26,11 @@
 #include <google/protobuf/text_format.h>
 #include <google/protobuf/util/message_differencer.h>
 #include <sys/file.h>
-#include <sys/resource.h>
 
 #include "parallel/base/check.h"
+#include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
+#include "parallel/base/process_memory.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/data/cleaning.h"
 #include "trainer/data/corpus.h"
@@ -74,12 +74,6 @@ absl::Status SyncFolder(const std::string& path) {
   if (folder >= 0) close(folder);
   if (synced) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat("cannot sync the folder ", path));
-}
-
-int64_t PeakResidentBytes() {
-  struct rusage usage = {};
-  getrusage(RUSAGE_SELF, &usage);
-  return int64_t{usage.ru_maxrss} * 1024;
 }
 
 // An advisory lock on a file, held as long as the object lives.
@@ -149,7 +143,7 @@ class Preparation {
         progress_(progress),
         output_(OutputPath(spec, root)),
         temporary_(output_ + ".tmp"),
-        start_(std::chrono::steady_clock::now()) {}
+        start_(SecondsNow()) {}
 
   ~Preparation() {
     std::error_code ignored;
@@ -189,9 +183,7 @@ class Preparation {
   std::string BitsPath(const LanguagePairTexts& texts) const {
     return absl::StrCat(Scratch(), "/", texts.Name(), ".bits");
   }
-  double Seconds() const {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-  }
+  double Seconds() const { return SecondsNow() - start_; }
   void Say(const std::string& line) const {
     if (progress_) progress_(absl::StrFormat("%7.1f s  %s", Seconds(), line));
   }
@@ -480,7 +472,7 @@ class Preparation {
   const ProgressFn& progress_;
   const std::string output_;
   const std::string temporary_;
-  const std::chrono::steady_clock::time_point start_;
+  const double start_;  // of SecondsNow()
   bool owns_temporary_ = false;
   std::vector<LanguagePairTexts> texts_;
   std::map<std::string, InputFile> inputs_;  // by path

@@ -1,7 +1,6 @@
 #include "trainer/eval/evaluator.h"
 
 #include <algorithm>
-#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -11,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 
+#include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/decode/search.h"
@@ -196,7 +196,7 @@ double Mean(const EvalRecord& record, Wanted wanted, Value value) {
 absl::StatusOr<EvalRecord> Evaluate(Scorer& scorer, PairScorer& pair_scorer, const Corpus& corpus,
                                     const Vocabulary& vocabulary, const EvaluateOptions& options,
                                     const EvaluateProgress& progress) {
-  const auto start = std::chrono::steady_clock::now();
+  const double start = SecondsNow();
   ASSIGN_OR_RETURN(const std::vector<Route> routes, Routes(corpus, options));
   const Evaluator evaluator(scorer, pair_scorer, corpus, vocabulary, options);
   EvalRecord record;
@@ -216,8 +216,7 @@ absl::StatusOr<EvalRecord> Evaluate(Scorer& scorer, PairScorer& pair_scorer, con
   record.set_spbleu(Mean(record, all, [](const DirectionScore& d) { return d.spbleu(); }));
   ASSIGN_OR_RETURN(*record.mutable_bleu_signature(), Signatures(record, options));
   record.set_chrf_signature(ChrfSignature());
-  record.set_seconds(
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  record.set_seconds(SecondsNow() - start);
   return record;
 }
 

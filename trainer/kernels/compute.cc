@@ -3,13 +3,13 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <chrono>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
+#include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/kernels/native/isa.h"
@@ -25,20 +25,16 @@ int UsableCores() {
   return std::max(1, CPU_COUNT(&set));
 }
 
-double Now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 // Best rate of `product` in GFLOP/s within `seconds`, at least three calls.
 template <typename Product>
 double BestRate(double gflop, double seconds, Product product) {
   product();
   double best = 0.0;
-  const double start = Now();
-  for (int i = 0; i < 3 || Now() - start < seconds; ++i) {
-    const double t = Now();
+  const double start = SecondsNow();
+  for (int i = 0; i < 3 || SecondsNow() - start < seconds; ++i) {
+    const double t = SecondsNow();
     product();
-    best = std::max(best, gflop / (Now() - t));
+    best = std::max(best, gflop / (SecondsNow() - t));
   }
   return best;
 }

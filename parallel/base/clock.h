@@ -1,0 +1,10 @@
+// Time for measuring how long something took.
+#pragma once
+
+namespace deepnet {
+
+// Seconds of a clock that only runs forward, from an arbitrary start: only differences mean
+// something. Any thread may call it; two calls in the same thread never go backwards.
+double SecondsNow();
+
+}  // namespace deepnet
