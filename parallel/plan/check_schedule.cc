@@ -3,6 +3,8 @@
 // allow, in turns, until nobody moves: whoever is not at its end then would wait for ever, because
 // an action that is done stays done and the order of turns cannot matter.
 
+#include "parallel/plan/check_schedule.h"
+
 #include <string>
 #include <string_view>
 #include <vector>
@@ -10,7 +12,6 @@
 #include "absl/strings/str_cat.h"
 
 #include "parallel/base/status_macros.h"
-#include "parallel/plan/schedule.h"
 #include "parallel/plan/schedule_text.h"
 
 namespace deepnet {
@@ -30,6 +31,8 @@ struct Seen {
         return input;
       case Op::kBackwardWeight:
         return weight;
+      default:
+        break;
     }
     return forward;
   }
@@ -160,7 +163,8 @@ class Checker {
 
 }  // namespace
 
-absl::Status CheckSchedule(const Schedule& schedule, const PipelineShape& shape) {
+absl::Status CheckSchedule(const Schedule& schedule, const PipelineShape& shape,
+                           const ScheduleClaims&) {
   if (shape.num_ranks < 1 || shape.num_microbatches < 1 || shape.chunks_per_rank < 1) {
     return absl::InvalidArgumentError("schedule: ranks, microbatches and chunks must be positive");
   }

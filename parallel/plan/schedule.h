@@ -11,17 +11,22 @@
 
 #include <vector>
 
-#include "absl/status/status.h"
-
 namespace deepnet {
 
-// What a rank does to one microbatch in one chunk of the model.
+// What a rank does to one microbatch in one chunk of the model: computes, or transfers what crosses
+// the cut to the neighbouring chunk. Cuts between two chunks of one rank need no transfer.
 enum class Op {
-  kForward,         // F: activations in, activations out
-  kBackward,        // B: gradients of inputs and weights
-  kBackwardInput,   // I: gradients of inputs only; kBackwardWeight must follow
-  kBackwardWeight,  // W: gradients of weights, from what I left behind
+  kForward,          // F: activations in, activations out
+  kBackward,         // B: gradients of inputs and weights
+  kBackwardInput,    // I: gradients of inputs only; kBackwardWeight must follow
+  kBackwardWeight,   // W: gradients of weights, from what I left behind
+  kSendForward,      // 3SF12: what 3F12 made goes to the rank of chunk 4
+  kReceiveForward,   // 4RF12: the same transfer seen by the rank of chunk 4: inputs of 4F12
+  kSendBackward,     // 4SB12: gradients of chunk 4's inputs go to the rank of chunk 3
+  kReceiveBackward,  // 3RB12: the same transfer seen by the rank of chunk 3: for 3B12 or 3I12
 };
+
+inline bool IsTransfer(Op op) { return op >= Op::kSendForward; }
 
 // One step of one rank. Printed as <chunk><op><microbatch>, for example "3B12".
 struct Action {
@@ -60,15 +65,5 @@ Schedule MakeOneForwardOneBackward(const PipelineShape& shape);
 // Most microbatches of one chunk, summed over the rank's chunks, whose forward is done and whose
 // backward (weights included) is not, at any moment of rank `rank`.
 int PeakAlive(const Schedule& schedule, int rank);
-
-// OK, or InvalidArgument with the first offence and the rank and action where it stands:
-//   - completeness: every chunk and microbatch has one F and either one B or one I and one W;
-//   - one owner: all actions of a chunk are on one rank;
-//   - weight gradients (B or W) of a chunk come in ascending microbatch order, so that a sum over
-//     microbatches is a left fold whatever the schedule;
-//   - dependencies can be met: F needs F of the chunk before; B and I need their own F and the
-//     B or I of the chunk behind; W needs its own I. A rank that waits for ever is named with the
-//     action it is stuck at.
-absl::Status CheckSchedule(const Schedule& schedule, const PipelineShape& shape);
 
 }  // namespace deepnet

@@ -1,5 +1,7 @@
 #include "parallel/plan/schedule_text.h"
 
+#include <algorithm>
+#include <array>
 #include <charconv>
 #include <optional>
 #include <vector>
@@ -14,7 +16,8 @@
 namespace deepnet {
 namespace {
 
-constexpr std::string_view kLetters = "FBIW";  // in the order of Op
+constexpr std::array<std::string_view, 8> kNames = {"F",  "B",  "I",  "W",
+                                                    "SF", "RF", "SB", "RB"};  // in the order of Op
 
 // Digits at the start of `text`, which are removed.
 std::optional<int> TakeNumber(std::string_view& text) {
@@ -27,12 +30,12 @@ std::optional<int> TakeNumber(std::string_view& text) {
 
 std::optional<Action> ParseAction(std::string_view word) {
   const std::optional<int> chunk = TakeNumber(word);
-  if (!chunk || word.empty()) return std::nullopt;
-  const size_t letter = kLetters.find(word.front());
-  word.remove_prefix(1);
+  const std::string_view name = word.substr(0, word.find_first_of("0123456789"));
+  word.remove_prefix(name.size());
+  const auto op = std::find(kNames.begin(), kNames.end(), name);
   const std::optional<int> microbatch = TakeNumber(word);
-  if (letter == kLetters.npos || !microbatch || !word.empty()) return std::nullopt;
-  return Action{static_cast<Op>(letter), *chunk, *microbatch};
+  if (!chunk || op == kNames.end() || !microbatch || !word.empty()) return std::nullopt;
+  return Action{static_cast<Op>(op - kNames.begin()), *chunk, *microbatch};
 }
 
 // One line without comment; `rank` is the one that must come next.
@@ -47,7 +50,7 @@ absl::StatusOr<std::vector<Action>> ParseLine(absl::string_view line, int rank) 
     const std::optional<Action> action = ParseAction({word.data(), word.size()});
     if (!action) {
       return absl::InvalidArgumentError(
-          absl::StrCat("'", word, "' is not <chunk><F, B, I or W><microbatch>"));
+          absl::StrCat("'", word, "' is not <chunk><F, B, I, W, SF, RF, SB or RB><microbatch>"));
     }
     actions.push_back(*action);
   }
@@ -57,7 +60,7 @@ absl::StatusOr<std::vector<Action>> ParseLine(absl::string_view line, int rank) 
 }  // namespace
 
 std::string ToText(const Action& action) {
-  return absl::StrCat(action.chunk, std::string(1, kLetters[static_cast<size_t>(action.op)]),
+  return absl::StrCat(action.chunk, std::string(kNames[static_cast<size_t>(action.op)]),
                       action.microbatch);
 }
 

@@ -3,8 +3,8 @@
 //   rank 0: 0F0 0F1 0B0 0B1
 //   rank 1: 1F0 1B0 1F1 1B1
 //
-// An action is <chunk><op><microbatch>, op one of F B I W (schedule.h). Empty lines and what
-// follows a '#' are ignored.
+// An action is <chunk><op><microbatch>, op one of F B I W SF RF SB RB (schedule.h). Empty lines and
+// what follows a '#' are ignored.
 #pragma once
 
 #include <string>

@@ -5,6 +5,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
+#include "parallel/plan/check_schedule.h"
 #include "parallel/plan/schedule_text.h"
 
 namespace deepnet {

@@ -1,0 +1,36 @@
+// Whether a schedule, generated or written by hand, computes a step and ends.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+
+#include "parallel/plan/placement.h"
+#include "parallel/plan/schedule.h"
+
+namespace deepnet {
+
+// What a schedule is held to besides its shape.
+struct ScheduleClaims {
+  std::optional<Placement> placement;  // owners of chunks; without: whoever has the first action
+  std::vector<int> peak_alive;         // per rank: PeakAlive may be no more; empty: not claimed
+};
+
+// OK, or InvalidArgument with the first offence and the rank and action where it stands:
+//   - completeness: every chunk and microbatch has one F and either one B or one I and one W;
+//   - one owner: all actions of a chunk are on one rank, the placement's if claimed;
+//   - forwards, and weight gradients (B or W), of a chunk come in ascending microbatch order, so
+//     that a sum over microbatches is a left fold whatever the schedule; a virtual replica's
+//     microbatches are adjacent numbers, so this holds inside each replica, for any number of them;
+//   - memory: no rank has more alive than is claimed;
+//   - transfers: either none at all (they are implied), or every cut between ranks has its send and
+//     its receive, once each way and microbatch;
+//   - dependencies can be met: F needs F of the chunk before; B and I need their own F and the
+//     B or I of the chunk behind; W needs its own I. With transfers, data of another rank arrive by
+//     a receive, and a send blocks until its receive is reached (the strictest transport). A rank
+//     that waits for ever is named with the action it is stuck at.
+absl::Status CheckSchedule(const Schedule& schedule, const PipelineShape& shape,
+                           const ScheduleClaims& claims = {});
+
+}  // namespace deepnet

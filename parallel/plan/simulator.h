@@ -1,0 +1,66 @@
+// How long a schedule takes and how much it holds, given what each chunk costs.
+//
+// Ranks take their actions in order, each as soon as the rank is free and its inputs are there.
+// Sends happen in the background: a message starts when its action ends and costs the rank no time.
+// Each ordered pair of ranks is one link, which carries one message at a time in the order of
+// production; both directions of a pair are independent, and so are pairs. Memory is counted for
+// activations only: the planner adds what does not depend on the schedule.
+#pragma once
+
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+#include "parallel/plan/placement.h"
+#include "parallel/plan/schedule.h"
+
+namespace deepnet {
+
+// Of one microbatch in one chunk.
+struct ChunkCost {
+  double forward = 0;          // seconds of F
+  double backward_input = 0;   // seconds of I
+  double backward_weight = 0;  // seconds of W; B takes backward_input + backward_weight
+  double kept_bytes = 0;       // activations from the start of F to the end of B or I
+  double pending_bytes = 0;    // what stays from the end of I to the end of W
+  double forward_bytes = 0;    // message over the cut before this chunk, if ranks differ there
+  double backward_bytes = 0;   // message back over the same cut
+
+  double Total() const { return forward + backward_input + backward_weight; }
+};
+
+struct Link {
+  double latency_seconds = 0;
+  double bytes_per_second = std::numeric_limits<double>::infinity();
+};
+
+struct Network {
+  Link inside_node, between_nodes;
+  int ranks_per_node = std::numeric_limits<int>::max();  // rank r is on node r / ranks_per_node
+};
+
+struct TimedAction {
+  Action action;
+  double start = 0, end = 0;  // seconds from the start of the step
+};
+
+struct Simulation {
+  double makespan = 0;               // seconds until the last rank is done
+  double bubble = 0;                 // 1 - busy / (ranks * makespan); 0 if nothing costs anything
+  double exposed_communication = 0;  // part of the makespan that would vanish with free links
+  std::vector<double> busy;          // [rank] seconds of computing
+  std::vector<double> peak_bytes;    // [rank] of activations
+  std::vector<std::vector<TimedAction>> timeline;  // [rank], computing only, in order
+};
+
+// Transfers in `schedule` (with_transfers.h) are skipped: the same ones are implied. costs has one
+// element per chunk of the placement. Takes time proportional to the number of actions.
+//
+// InvalidArgument naming the stuck rank and action if the schedule waits for ever, or whose owner
+// or chunk is not the placement's.
+absl::StatusOr<Simulation> Simulate(const Schedule& schedule, const Placement& placement,
+                                    std::span<const ChunkCost> costs, const Network& network = {});
+
+}  // namespace deepnet
