@@ -7,12 +7,12 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/message.h"
 
 #include "parallel/base/check.h"
+#include "parallel/base/json.h"
 #include "parallel/base/status_macros.h"
 
 namespace deepnet {
@@ -21,23 +21,6 @@ namespace {
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 using google::protobuf::Reflection;
-
-std::string Quoted(const std::string& text) {
-  std::string quoted = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      quoted += '\\';
-      quoted += c;
-    } else if (c == '\n') {
-      quoted += "\\n";
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      absl::StrAppendFormat(&quoted, "\\u%04x", static_cast<int>(c));
-    } else {
-      quoted += c;
-    }
-  }
-  return quoted + "\"";
-}
 
 // The shortest digits that read back as the same number.
 std::string Number(double value) {
@@ -70,9 +53,9 @@ std::string Element(const Message& message, const FieldDescriptor& field, int in
     case FieldDescriptor::CPPTYPE_BOOL:
       return pick(&Reflection::GetBool, &Reflection::GetRepeatedBool) ? "true" : "false";
     case FieldDescriptor::CPPTYPE_ENUM:
-      return Quoted(pick(&Reflection::GetEnum, &Reflection::GetRepeatedEnum)->name());
+      return JsonQuoted(pick(&Reflection::GetEnum, &Reflection::GetRepeatedEnum)->name());
     case FieldDescriptor::CPPTYPE_STRING:
-      return Quoted(pick(&Reflection::GetString, &Reflection::GetRepeatedString));
+      return JsonQuoted(pick(&Reflection::GetString, &Reflection::GetRepeatedString));
     case FieldDescriptor::CPPTYPE_MESSAGE:
       return ToJson(index < 0 ? r.GetMessage(message, &field)
                               : r.GetRepeatedMessage(message, &field, index));

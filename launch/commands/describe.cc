@@ -13,6 +13,7 @@
 #include "absl/strings/str_join.h"
 
 #include "launch/validate.h"
+#include "parallel/base/logging.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/plan/inventory.h"
 #include "trainer/model/depth_scaling.h"
@@ -22,13 +23,6 @@ namespace deepnet {
 namespace {
 
 constexpr double kMib = 1024.0 * 1024.0;
-
-// 3806217216 -> "3,806,217,216".
-std::string Grouped(int64_t number) {
-  std::string text = absl::StrCat(number);
-  for (int at = static_cast<int>(text.size()) - 3; at > 0; at -= 3) text.insert(at, ",");
-  return text;
-}
 
 std::string ShapeText(const Parameter& parameter) { return absl::StrJoin(parameter.shape, "x"); }
 
@@ -102,10 +96,10 @@ std::string HeadText(const ModelSpec& model, const Inventory& inventory) {
       "%d encoder and %d decoder layers, width %d, inner width %d, %d heads, %s rows of "
       "vocabulary\n",
       model.encoder_layers(), model.decoder_layers(), model.width(), model.ffn_width(),
-      model.heads(), Grouped(model.vocabulary_size()));
+      model.heads(), WithCommas(model.vocabulary_size()));
   absl::StrAppendFormat(
-      &text, "%s parameters in %s tensors, inventory %s\n\n", Grouped(inventory.NumElements()),
-      Grouped(static_cast<int64_t>(inventory.parameters.size())), inventory.Hash());
+      &text, "%s parameters in %s tensors, inventory %s\n\n", WithCommas(inventory.NumElements()),
+      WithCommas(static_cast<int64_t>(inventory.parameters.size())), inventory.Hash());
   absl::StrAppendFormat(&text, "%-10s %10s %10s\n", Residual_Name(model.residual()), "alpha",
                         "beta");
   absl::StrAppendFormat(&text, "%-10s %10.4f %10.4f\n", "  encoder", scaling.encoder_alpha,
@@ -118,7 +112,7 @@ std::string HeadText(const ModelSpec& model, const Inventory& inventory) {
 std::string GroupRow(LayerKind kind, const std::string& role, const std::string& shape,
                      int64_t tensors, int64_t elements, const std::string& initial) {
   return absl::StrFormat("%-17s %-17s %12s %8s %14s  %s\n", std::string(LayerKindName(kind)), role,
-                         shape, Grouped(tensors), Grouped(elements), initial);
+                         shape, WithCommas(tensors), WithCommas(elements), initial);
 }
 
 // One row per kind of matrix; of vectors, one row per kind of layer and value they start at.
@@ -156,7 +150,7 @@ std::string LayersText(const Inventory& inventory) {
     const Layer& layer = *group.first;
     absl::StrAppendFormat(
         &text, "%-17s %5d %13s %10.4g %10.4g %10.4g  %s\n", std::string(LayerKindName(layer.kind)),
-        group.count, Grouped(LayerElements(inventory, layer)), layer.forward_flops / 1e9,
+        group.count, WithCommas(LayerElements(inventory, layer)), layer.forward_flops / 1e9,
         layer.activation_bytes / kMib, layer.activation_operands / 1e6, BoundaryText(layer));
     absl::StrAppend(&text, "  ", layer.name,
                     group.count == 1 ? "" : absl::StrCat(" .. ", group.last->name), "\n");

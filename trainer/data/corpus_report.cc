@@ -2,37 +2,25 @@
 
 #include <cstdint>
 #include <map>
-#include <string_view>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
+#include "parallel/base/json.h"
+#include "parallel/base/logging.h"
+
 namespace deepnet {
 namespace {
-
-std::string Quoted(std::string_view text) {
-  std::string quoted = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      quoted += '\\';
-      quoted += c;
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      absl::StrAppendFormat(&quoted, "\\u%04x", static_cast<int>(c));
-    } else {
-      quoted += c;
-    }
-  }
-  return quoted + "\"";
-}
 
 std::string PairJson(const LanguagePairReport& pair) {
   const std::string& first = pair.first_language();
   const std::string& second = pair.second_language();
   std::string json = absl::StrCat(
-      "    {\"split\": ", Quoted(pair.split()), ", \"first_language\": ", Quoted(first),
-      ", \"second_language\": ", Quoted(second), ", \"directions\": [",
-      Quoted(absl::StrCat(first, "-", second)), ", ", Quoted(absl::StrCat(second, "-", first)),
-      "], \"lines\": ", pair.lines(), ", \"kept\": ", pair.kept());
+      "    {\"split\": ", JsonQuoted(pair.split()), ", \"first_language\": ", JsonQuoted(first),
+      ", \"second_language\": ", JsonQuoted(second), ", \"directions\": [",
+      JsonQuoted(absl::StrCat(first, "-", second)), ", ",
+      JsonQuoted(absl::StrCat(second, "-", first)), "], \"lines\": ", pair.lines(),
+      ", \"kept\": ", pair.kept());
   absl::StrAppendFormat(
       &json,
       ", \"first_tokens\": %d, \"second_tokens\": %d, \"first_mean_length\": %.4f, "
@@ -41,28 +29,20 @@ std::string PairJson(const LanguagePairReport& pair) {
       pair.second_mean_length(), pair.longest());
   const char* comma = "";
   for (const DropCount& drop : pair.dropped()) {
-    absl::StrAppend(&json, comma, "{\"reason\": ", Quoted(drop.reason()),
-                    ", \"lines\": ", drop.lines(), ", \"example\": ", Quoted(drop.example()), "}");
+    absl::StrAppend(&json, comma, "{\"reason\": ", JsonQuoted(drop.reason()),
+                    ", \"lines\": ", drop.lines(), ", \"example\": ", JsonQuoted(drop.example()),
+                    "}");
     comma = ", ";
   }
   return json + "]}";
 }
 
-// 1234567 as "1,234,567".
-std::string Grouped(int64_t value) {
-  std::string digits = absl::StrCat(value);
-  for (int place = static_cast<int>(digits.size()) - 3; place > 0; place -= 3) {
-    digits.insert(static_cast<size_t>(place), ",");
-  }
-  return digits;
-}
-
 void AppendRow(const LanguagePairReport& pair, std::string* table) {
   absl::StrAppendFormat(table, "%-6s %-14s %14s %14s %7.2f %15s %15s %8.1f %6.1f\n", pair.split(),
                         absl::StrCat(pair.first_language(), "-", pair.second_language()),
-                        Grouped(pair.lines()), Grouped(pair.kept()),
+                        WithCommas(pair.lines()), WithCommas(pair.kept()),
                         pair.lines() == 0 ? 0.0 : 100.0 * pair.kept() / pair.lines(),
-                        Grouped(pair.first_tokens()), Grouped(pair.second_tokens()),
+                        WithCommas(pair.first_tokens()), WithCommas(pair.second_tokens()),
                         pair.first_mean_length(), pair.second_mean_length());
 }
 
@@ -82,11 +62,11 @@ std::string ReportTable(const CorpusReport& report) {
       if (sum.example().empty()) sum.set_example(drop.example());
     }
   }
-  absl::StrAppend(&table, "train: ", Grouped(report.lines()), " lines, ", Grouped(report.kept()),
-                  " pairs kept (each serves both directions)\n");
+  absl::StrAppend(&table, "train: ", WithCommas(report.lines()), " lines, ",
+                  WithCommas(report.kept()), " pairs kept (each serves both directions)\n");
   for (const auto& [reason, sum] : dropped) {
     absl::StrAppendFormat(&table, "  dropped: %-15s %14s   first: %s\n", reason,
-                          Grouped(sum.lines()), sum.example());
+                          WithCommas(sum.lines()), sum.example());
   }
   absl::StrAppendFormat(
       &table,
@@ -100,10 +80,10 @@ std::string ReportTable(const CorpusReport& report) {
 
 std::string ReportJson(const CorpusReport& report) {
   std::string json = absl::StrCat(
-      "{\n  \"folder\": ", Quoted(report.folder()), ",\n  \"lines\": ", report.lines(),
+      "{\n  \"folder\": ", JsonQuoted(report.folder()), ",\n  \"lines\": ", report.lines(),
       ",\n  \"kept\": ", report.kept(), ",\n  \"vocabulary_size\": ", report.vocabulary_size(),
-      ",\n  \"tokenizer_hash\": ", Quoted(report.tokenizer_hash()),
-      ",\n  \"content_hash\": ", Quoted(report.content_hash()));
+      ",\n  \"tokenizer_hash\": ", JsonQuoted(report.tokenizer_hash()),
+      ",\n  \"content_hash\": ", JsonQuoted(report.content_hash()));
   absl::StrAppendFormat(&json,
                         ",\n  \"seconds\": %.3f,\n  \"tokenizer_seconds\": %.3f,\n  "
                         "\"peak_resident_bytes\": %d,\n  \"pairs\": [\n",
