@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -23,6 +22,7 @@
 #include "trainer/decode/search.h"
 #include "trainer/decode/translate_stream.h"
 #include "trainer/decode/translator.h"
+#include "trainer/decode/vocabulary_codec.h"
 
 namespace deepnet {
 namespace {
@@ -172,17 +172,6 @@ absl::StatusOr<RunSpec> DecodingRunSpec(const CommandLine& line, const RunSpec& 
   return run;
 }
 
-TextCodec MakeTextCodec(const Vocabulary& vocabulary) {
-  return {.encode = [&vocabulary](std::string_view text) { return vocabulary.Encode(text); },
-          .decode = [&vocabulary](std::span<const int32_t> ids) { return vocabulary.Decode(ids); }};
-}
-
-std::vector<int32_t> TagIds(const Vocabulary& vocabulary) {
-  std::vector<int32_t> ids(static_cast<size_t>(vocabulary.size() - vocabulary.first_tag()));
-  std::iota(ids.begin(), ids.end(), vocabulary.first_tag());
-  return ids;
-}
-
 absl::StatusOr<TagFrame> TagFrameOf(const ParsedFlags& flags, TagStyle style,
                                     const Vocabulary& vocabulary) {
   std::vector<std::string> mistakes;
@@ -204,7 +193,8 @@ absl::StatusOr<TagFrame> TagFrameOf(const ParsedFlags& flags, TagStyle style,
 absl::Status TranslateLines(const CommandLine& line, const RunSpec& run,
                             const Vocabulary& vocabulary, Scorer& scorer) {
   ASSIGN_OR_RETURN(const TagFrame tags, TagFrameOf(line.flags, run.data().tags(), vocabulary));
-  ASSIGN_OR_RETURN(const SearchOptions search, MakeSearchOptions(run.decode(), TagIds(vocabulary)));
+  ASSIGN_OR_RETURN(const SearchOptions search,
+                   MakeSearchOptions(run.decode(), vocabulary.TagIds()));
   if (run.decode().batch_tokens() < 1) {
     return BadConfig({absl::StrCat("decode.batch_tokens: ", run.decode().batch_tokens(),
                                    ": must be at least 1")});

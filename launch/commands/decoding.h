@@ -1,6 +1,6 @@
 // What `translate`, `score` and their kin share between the command line and trainer/decode: the
-// flags, the vocabulary as a TextCodec, and the two streams themselves. Takes a model as
-// interfaces, so that all of it is tested without one.
+// flags, what they mean, and the two streams themselves. Takes a model as interfaces, so that all of
+// it is tested without one.
 #pragma once
 
 #include <cstdint>
@@ -42,12 +42,6 @@ absl::StatusOr<ComputeSpec> ComputeOverrides(const CommandLine& line);
 // A checkpoint's RunSpec changed by --config, --set and SearchFlags (if the command has them).
 // Refuses changes of `model` and `data`: weights and vocabulary are what they are.
 absl::StatusOr<RunSpec> DecodingRunSpec(const CommandLine& line, const RunSpec& of_checkpoint);
-
-// `vocabulary` must outlive the codec.
-TextCodec MakeTextCodec(const Vocabulary& vocabulary);
-
-// Ids of all language tags, in order: what a search never emits.
-std::vector<int32_t> TagIds(const Vocabulary& vocabulary);
 
 // The tags of --from and --to. Refuses a language that the vocabulary lacks, listing those it has.
 absl::StatusOr<TagFrame> TagFrameOf(const ParsedFlags& flags, TagStyle style,

@@ -14,6 +14,11 @@ namespace {
 // Below this many pieces on the longer side a ratio says nothing.
 constexpr int64_t kRatioFromPieces = 10;
 
+// A NUL is UTF-8, but in no text.
+bool IsText(std::string_view side) {
+  return IsUtf8(side) && side.find('\0') == std::string_view::npos;
+}
+
 }  // namespace
 
 std::string_view Name(DropReason reason) {
@@ -86,7 +91,7 @@ bool TextFilter::HasTag(std::string_view text) const {
 DropReason TextFilter::Judge(const LanguagePair& languages, RawPair* pair) const {
   if (pair->malformed) return DropReason::kMalformed;
   if (pair->cut) return DropReason::kTooLong;
-  if (!IsValidUtf8(pair->first) || !IsValidUtf8(pair->second)) return DropReason::kBadUtf8;
+  if (!IsText(pair->first) || !IsText(pair->second)) return DropReason::kBadUtf8;
   pair->first = Trim(pair->first);
   pair->second = Trim(pair->second);
   if (pair->first.empty() || pair->second.empty()) return DropReason::kEmptySide;

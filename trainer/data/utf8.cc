@@ -1,43 +1,35 @@
 #include "trainer/data/utf8.h"
 
+#include <cstddef>
 #include <cstdint>
-#include <cstring>
 
 namespace deepnet {
 namespace {
 
-bool IsContinuation(uint8_t byte) { return (byte & 0xC0) == 0x80; }
-
-// Length of the well-formed multi-byte character at the front of s; 0 if there is none.
-size_t MultiByteLength(const uint8_t* s, size_t size) {
-  if (size < 2 || !IsContinuation(s[1])) return 0;
-  if (s[0] >= 0xC2 && s[0] <= 0xDF) return 2;
-  if (size < 3 || !IsContinuation(s[2])) return 0;
-  if (s[0] >= 0xE0 && s[0] <= 0xEF) {
-    const bool overlong = s[0] == 0xE0 && s[1] < 0xA0;
-    const bool surrogate = s[0] == 0xED && s[1] > 0x9F;
-    return overlong || surrogate ? 0 : 3;
+// Bytes of the well-formed character that starts at text[0]; 0 if there is none.
+size_t CharacterBytes(std::string_view text) {
+  const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
+  const uint8_t lead = byte(0);
+  if (lead < 0x80) return 1;
+  const size_t length = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
+  if (lead < 0xC2 || lead > 0xF4 || text.size() < length) return 0;
+  // The second byte alone rules out overlong forms, surrogates and code points above U+10FFFF.
+  const uint8_t low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
+  const uint8_t high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
+  if (byte(1) < low || byte(1) > high) return 0;
+  for (size_t i = 2; i < length; ++i) {
+    if ((byte(i) & 0xC0) != 0x80) return 0;
   }
-  if (size < 4 || !IsContinuation(s[3]) || s[0] < 0xF0 || s[0] > 0xF4) return 0;
-  const bool overlong = s[0] == 0xF0 && s[1] < 0x90;
-  const bool beyond = s[0] == 0xF4 && s[1] > 0x8F;
-  return overlong || beyond ? 0 : 4;
+  return length;
 }
 
 }  // namespace
 
-bool IsValidUtf8(std::string_view text) {
-  const auto* s = reinterpret_cast<const uint8_t*>(text.data());
-  size_t i = 0;
-  while (i < text.size()) {
-    if (s[i] == 0) return false;
-    if (s[i] < 0x80) {
-      ++i;
-      continue;
-    }
-    const size_t length = MultiByteLength(s + i, text.size() - i);
+bool IsUtf8(std::string_view text) {
+  while (!text.empty()) {
+    const size_t length = CharacterBytes(text);
     if (length == 0) return false;
-    i += length;
+    text.remove_prefix(length);
   }
   return true;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <numeric>
 #include <sstream>
 #include <utility>
 
@@ -108,6 +109,12 @@ std::optional<int32_t> Vocabulary::TagId(std::string_view language) const {
   const auto found = std::lower_bound(languages_.begin(), languages_.end(), language);
   if (found == languages_.end() || *found != language) return std::nullopt;
   return first_tag() + static_cast<int32_t>(found - languages_.begin());
+}
+
+std::vector<int32_t> Vocabulary::TagIds() const {
+  std::vector<int32_t> ids(languages_.size());
+  std::iota(ids.begin(), ids.end(), first_tag());
+  return ids;
 }
 
 std::string Vocabulary::Piece(int32_t id) const {

@@ -51,6 +51,9 @@ class Vocabulary {
   // Id of __language__; nothing where the vocabulary has no such tag.
   std::optional<int32_t> TagId(std::string_view language) const;
 
+  // Ids of all tags, in order: what a search never emits.
+  std::vector<int32_t> TagIds() const;
+
   // How an id prints: "<pad>", "▁the", "__de__".
   std::string Piece(int32_t id) const;
 

@@ -4,15 +4,11 @@
 #include <cstdint>
 #include <istream>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
 
 namespace deepnet {
-
-// Whether `text` is well-formed UTF-8 (Unicode 15, table 3-7: no overlong forms, no surrogates).
-bool IsUtf8(std::string_view text);
 
 class LineChunkReader {
  public:

@@ -15,6 +15,7 @@
 #include "parallel/base/status_macros.h"
 #include "trainer/decode/search.h"
 #include "trainer/decode/translator.h"
+#include "trainer/decode/vocabulary_codec.h"
 #include "trainer/eval/bleu.h"
 #include "trainer/eval/chrf.h"
 #include "trainer/eval/tokenizers.h"
@@ -82,8 +83,7 @@ class Evaluator {
         corpus_(corpus),
         vocabulary_(vocabulary),
         options_(options),
-        codec_{[&vocabulary](std::string_view text) { return vocabulary.Encode(text); },
-               [&vocabulary](std::span<const int32_t> ids) { return vocabulary.Decode(ids); }} {}
+        codec_(MakeTextCodec(vocabulary)) {}
 
   absl::StatusOr<DirectionScore> Score(const Route& route) const {
     auto found = corpus_.Sentences(options_.split, route.source, route.target);
@@ -126,10 +126,8 @@ class Evaluator {
  private:
   absl::StatusOr<std::vector<std::string>> Translate(const std::vector<std::string>& texts,
                                                      const TagFrame& tags) const {
-    std::vector<int32_t> forbidden;
-    for (int32_t id = vocabulary_.first_tag(); id < vocabulary_.size(); ++id)
-      forbidden.push_back(id);
-    ASSIGN_OR_RETURN(SearchOptions search, MakeSearchOptions(options_.decode, forbidden));
+    ASSIGN_OR_RETURN(SearchOptions search,
+                     MakeSearchOptions(options_.decode, vocabulary_.TagIds()));
     search.nbest = 1;
     Translator translator(scorer_, codec_, tags,
                           {.search = std::move(search),

@@ -4,8 +4,6 @@
 
 #include <gtest/gtest.h>
 
-#include "trainer/data/utf8.h"
-
 namespace deepnet {
 namespace {
 
@@ -93,18 +91,6 @@ TEST(JudgeLengths, DropsLongAndLopsidedPairs) {
   EXPECT_EQ(JudgeLengths(spec, 4, 13), DropReason::kLengthRatio);
   EXPECT_EQ(JudgeLengths(spec, 1, 9), DropReason::kNone);
   EXPECT_EQ(JudgeLengths(spec, 10, 1), DropReason::kLengthRatio);
-}
-
-TEST(IsValidUtf8, FollowsRfc3629) {
-  for (const char* good :
-       {"", "abc", "\u00e4\u20ac", "\U0001F600", "\ued80", "\uffff", "\U0010FFFF"}) {
-    EXPECT_TRUE(IsValidUtf8(good)) << good;
-  }
-  for (const char* bad : {"\x80", "\xc0\x80", "\xc1\xbf", "\xe0\x9f\xbf", "\xed\xa0\x80",
-                          "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "a\xc3",
-                          "\xe2\x82", "\xf0\x9f\x98", "\xfe", "\xff"}) {
-    EXPECT_FALSE(IsValidUtf8(bad));
-  }
 }
 
 }  // namespace

@@ -65,6 +65,7 @@ TEST(Vocabulary, PutsSpecialsFirstThenPiecesThenSortedTags) {
   EXPECT_EQ(vocabulary->TagId("de"), 400);
   EXPECT_EQ(vocabulary->TagId("ru"), 402);
   EXPECT_EQ(vocabulary->TagId("fr"), std::nullopt);
+  EXPECT_THAT(vocabulary->TagIds(), ElementsAre(400, 401, 402));
   EXPECT_EQ(vocabulary->Piece(kPad), "<pad>");
   EXPECT_EQ(vocabulary->Piece(401), "__en__");
 }

@@ -62,19 +62,5 @@ TEST(LineChunkReader, RefusesWhatIsNoUtf8AndNamesTheLine) {
   EXPECT_EQ(ErrorOf("gut\nschlecht \xFC\n"), "standard input, line 2: not UTF-8");
 }
 
-TEST(IsUtf8, TakesCharactersOfEveryLength) {
-  EXPECT_TRUE(IsUtf8(""));
-  EXPECT_TRUE(IsUtf8("a\xC3\xBC\xE2\x82\xAC\xF0\x9F\x99\x82"));
-  EXPECT_TRUE(IsUtf8("\xEE\x80\x80\xED\x9F\xBF\xF4\x8F\xBF\xBF"));
-}
-
-TEST(IsUtf8, RefusesOverlongSurrogateTruncatedAndTooLargeForms) {
-  for (const char* bad : {"\x80", "\xC0\x80", "\xC1\xBF", "\xE0\x9F\xBF", "\xED\xA0\x80",
-                          "\xF0\x8F\xBF\xBF", "\xF4\x90\x80\x80", "\xF5\x80\x80\x80", "\xC3",
-                          "\xE2\x82", "\xF0\x9F\x99", "\xC3(", "\xE2\x82(", "\xFF"}) {
-    EXPECT_FALSE(IsUtf8(bad)) << bad;
-  }
-}
-
 }  // namespace
 }  // namespace deepnet
