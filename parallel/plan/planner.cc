@@ -139,6 +139,10 @@ Plan Layout(const Request& request, const Degrees& degrees) {
   plan.set_data_parallel_size(degrees.replicas);
   plan.set_schedule(degrees.stages == 1 ? "trivial" : "1f1b");
   plan.set_microbatches_per_step(request.microbatches_per_step);
+  plan.set_chunks_per_rank(1);
+  plan.set_placement(LOOPED);
+  plan.set_virtual_replicas(request.virtual_replicas != 0 ? request.virtual_replicas
+                                                          : degrees.replicas);
 
   const int per_replica = request.microbatches_per_step / degrees.replicas;
   const std::vector<int> ends = PartitionByCost(request.costs, degrees.stages);
@@ -147,8 +151,10 @@ Plan Layout(const Request& request, const Degrees& degrees) {
   for (int stage = 0, first = 0; stage < degrees.stages; first = ends[stage++]) {
     StagePlan& part = *plan.add_stages();
     part.set_rank(stage);
-    part.set_first_layer(first);
-    part.set_end_layer(ends[stage]);
+    ChunkPlan& chunk = *plan.add_chunks();
+    chunk.set_rank(stage);
+    chunk.set_first_layer(first);
+    chunk.set_end_layer(ends[stage]);
     double cost = 0;
     for (int l = first; l < ends[stage]; ++l) cost += request.costs[l];
     part.set_flops_per_step(cost * per_replica);
@@ -172,9 +178,9 @@ bool Fits(const Request& request, const Plan& plan) {
 
 std::string Gib(double bytes) { return absl::StrFormat("%.2f GiB", bytes / kGib); }
 
-std::string LayerRange(const Inventory& inventory, const StagePlan& stage) {
-  const std::string& first = inventory.layers[stage.first_layer()].name;
-  const std::string& last = inventory.layers[stage.end_layer() - 1].name;
+std::string LayerRange(const Inventory& inventory, const ChunkPlan& chunk) {
+  const std::string& first = inventory.layers[chunk.first_layer()].name;
+  const std::string& last = inventory.layers[chunk.end_layer() - 1].name;
   return first == last ? first : absl::StrCat(first, " .. ", last);
 }
 
@@ -245,9 +251,9 @@ absl::Status DoesNotFit(const Request& request, const Plan& plan) {
   const double need = static_cast<double>(stage.memory().total());
   const std::string message = absl::StrCat(
       "does not fit: with pipeline_parallel_size ", plan.pipeline_parallel_size(), " rank ",
-      stage.rank(), " (", LayerRange(request.inventory, stage), ") needs ", Gib(need), " and has ",
-      Gib(request.memory_bytes), ", ", Gib(need - request.memory_bytes), " too little",
-      Advice(request, plan.data_parallel_size()));
+      stage.rank(), " (", LayerRange(request.inventory, plan.chunks(stage.rank())), ") needs ",
+      Gib(need), " and has ", Gib(request.memory_bytes), ", ", Gib(need - request.memory_bytes),
+      " too little", Advice(request, plan.data_parallel_size()));
   absl::Status status = absl::ResourceExhaustedError(message);
   status.SetPayload(kClosestPlanPayload, absl::Cord(plan.SerializeAsString()));
   return WithExitCode(std::move(status), ExitCode::kDoesNotFit);
@@ -322,10 +328,11 @@ std::string ToText(const Plan& plan, const Inventory& inventory) {
     const StagePlan& stage = plan.stages(i);
     const MemoryEstimate& m = stage.memory();
     absl::StrAppendFormat(&text, "%5d %6d %10.4g | %8.3f %8.3f %8.3f %8.3f %8.3f %8.3f %8.3f  %s\n",
-                          i, stage.end_layer() - stage.first_layer(), stage.flops_per_step() / 1e12,
-                          m.weights() / kGib, m.working_copies() / kGib, m.gradients() / kGib,
-                          m.moments() / kGib, m.activations() / kGib, m.workspace() / kGib,
-                          m.total() / kGib, LayerRange(inventory, stage));
+                          i, plan.chunks(i).end_layer() - plan.chunks(i).first_layer(),
+                          stage.flops_per_step() / 1e12, m.weights() / kGib,
+                          m.working_copies() / kGib, m.gradients() / kGib, m.moments() / kGib,
+                          m.activations() / kGib, m.workspace() / kGib, m.total() / kGib,
+                          LayerRange(inventory, plan.chunks(i)));
   }
   return text;
 }

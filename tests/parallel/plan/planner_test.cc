@@ -121,7 +121,7 @@ TEST(Planner, PutsEverythingOnOneRankByDefault) {
   ASSERT_TRUE(plan.ok()) << plan.status();
   ASSERT_EQ(plan->stages_size(), 1);
   EXPECT_EQ(plan->schedule(), "trivial");
-  EXPECT_EQ(plan->stages(0).end_layer(), 9);
+  EXPECT_EQ(plan->chunks(0).end_layer(), 9);
   EXPECT_EQ(plan->stages(0).flops_per_step(), 8 * 3 * (3 * 1 + 3 * 2 + 4));
 }
 
@@ -129,8 +129,8 @@ TEST(Planner, CutsByCostNotByCount) {
   const auto plan = PlanFor(Toy(4), {.stages = 2});  // costs 0 1 1 1 1 0 2 2 2 2 4: 8 | 8
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->schedule(), "1f1b");
-  EXPECT_EQ(plan->stages(0).end_layer(), 8);
-  EXPECT_EQ(plan->stages(1).first_layer(), 8);
+  EXPECT_EQ(plan->chunks(0).end_layer(), 8);
+  EXPECT_EQ(plan->chunks(1).first_layer(), 8);
   EXPECT_EQ(plan->stages(0).flops_per_step(), plan->stages(1).flops_per_step());
 }
 
@@ -138,9 +138,8 @@ TEST(Planner, EarlierStagesHoldMoreMicrobatches) {
   const auto plan = PlanFor(Toy(4), {.microbatches = 2, .stages = 3});
   ASSERT_TRUE(plan.ok()) << plan.status();
   const auto kept = [&](int stage, int alive) {
-    const StagePlan& part = plan->stages(stage);
-    return EstimateMemory(Toy(4), part.first_layer(), part.end_layer(),
-                          {.num_microbatches_alive = alive})
+    return EstimateMemory(Toy(4), plan->chunks(stage).first_layer(),
+                          plan->chunks(stage).end_layer(), {.num_microbatches_alive = alive})
         .activations();
   };
   EXPECT_EQ(plan->stages(0).memory().activations(), kept(0, 2));  // no more than there are
@@ -154,7 +153,8 @@ TEST(Planner, GivesRanksThatAreNotNeededToReplicas) {
   EXPECT_EQ(plan->data_parallel_size(), 2);
   ASSERT_EQ(plan->stages_size(), 4);
   EXPECT_EQ(plan->stages(3).rank(), 3);
-  EXPECT_EQ(plan->stages(3).first_layer(), plan->stages(1).first_layer());
+  EXPECT_EQ(plan->chunks_size(), 2);  // those of the first replica
+  EXPECT_EQ(plan->stages(3).memory().total(), plan->stages(1).memory().total());
 }
 
 TEST(Planner, TakesTheShortestPipelineThatFits) {
