@@ -1,19 +1,25 @@
 // How ranks of a job exchange bytes: the one seam between this program and threads, MPI or NCCL.
 //
-// Contract, the same for every implementation:
-//   - A communicator is one rank's view of a group of `size()` ranks. It is used by one thread at a
-//     time. All calls are made with host memory unless a Device says otherwise.
+// Contract, the same for every implementation (tests/parallel/comm/communicator_contract.h):
+//   - A communicator is one rank's view of a group of `size()` ranks. One thread at a time uses it;
+//     communicators that Split made may be used by other threads at the same time.
+//   - Every call returns a Transfer at once or fails at once; the memory of its buffers belongs to
+//     the communicator until that transfer is finished. Memory is the host's unless a Device says
+//     otherwise.
 //   - Point to point: messages between two ranks with the same tag arrive in the order in which
 //     they were sent; messages with different tags are independent. Sender and receiver state the
-//     same byte count. Both calls return at once; the memory belongs to the communicator until
-//     Wait(). A send may complete only when the peer receives.
-//   - Collectives: every rank of the group calls the same ones, in the same order, with the same
-//     count and type. They return when this rank's buffer is final. Sums are taken in rank order
-//     with the element type's own addition, so every rank ends with the same bits.
-//   - Errors are a Status that names the peer or rank and the call: InvalidArgument for misuse,
-//     Unavailable for a lost peer, DeadlineExceeded for one that never came. After Unavailable or
-//     DeadlineExceeded the communicator can only be destroyed.
-//   - Destroying one with transfers in flight is a broken invariant (DEEPNET_CHECK).
+//     same byte count. A send may finish only when the peer receives.
+//   - Collectives: every rank of the group starts the same ones in the same order, with matching
+//     sizes. Several may be under way at once, beside messages; none disturbs another.
+//   - Sums are taken in rank order with the element type's own addition, ((r0 + r1) + r2) + ..., so
+//     every rank ends with the same bits, on every backend.
+//   - Errors are a Status that names the call and the peer: InvalidArgument for misuse, Unavailable
+//     for a lost peer, DeadlineExceeded for one that did not come in time, Aborted after Abort,
+//     with the exit code that the job ends with (parallel/base/exit_code.h).
+//   - Dropping a transfer that is not finished gives the group up: later calls of this rank fail
+//     with Aborted, and peers fail with Aborted or wait until their limit or the job's end. That is
+//     for leaving on an error; whoever does it ends the job. Transfers go before their
+//     communicator.
 //
 // Example, a ring shift of 4 floats:
 //   ASSIGN_OR_RETURN(auto sent, comm.Send(Buffer::Of(out), (comm.rank() + 1) % comm.size(), kTag));
@@ -29,6 +35,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 
 namespace deepnet {
 
@@ -43,7 +50,7 @@ struct Device {
 
 // A view of memory that somebody else owns. Not a tensor: bytes in a row.
 struct Buffer {
-  void* data = nullptr;
+  void* data = nullptr;  // may be null where bytes is 0
   int64_t bytes = 0;
   Device device;
 
@@ -53,31 +60,66 @@ struct Buffer {
   }
 };
 
-// A transfer under way.
+// A message or a collective under way. Used by the thread that uses its communicator.
 class Transfer {
  public:
   virtual ~Transfer() = default;
 
-  // Blocks until the buffer may be reused (send) or read (receive). Called exactly once.
-  virtual absl::Status Wait() = 0;
+  // Blocks until the buffers may be reused (sent) or read (received), without keeping a core busy.
+  absl::Status Wait() { return Wait(absl::InfiniteDuration()); }
+
+  // The same for at most `limit`. DeadlineExceeded means only that time is up: the transfer is
+  // still under way and can be waited for again. Any other result is final and comes again when
+  // asked.
+  virtual absl::Status Wait(absl::Duration limit) = 0;
+
+  // Whether Wait would return at once. Does not block; asking makes nothing faster.
+  virtual bool Done() = 0;
 };
 
 class Communicator {
  public:
+  using TransferOr = absl::StatusOr<std::unique_ptr<Transfer>>;
+
+  static constexpr int kNumTags = 32767;  // tags of messages are 0 <= tag < kNumTags
+  static constexpr int kNoGroup = -1;     // a colour for Split
+
   virtual ~Communicator() = default;
 
   virtual int rank() const = 0;  // 0 <= rank < size
   virtual int size() const = 0;  // ranks of the group
 
-  // Point to point. 0 <= peer < size, peer != rank (InvalidArgument otherwise); 0 <= tag < 32768.
-  virtual absl::StatusOr<std::unique_ptr<Transfer>> Send(Buffer buffer, int peer, int tag) = 0;
-  virtual absl::StatusOr<std::unique_ptr<Transfer>> Receive(Buffer buffer, int peer, int tag) = 0;
+  // Point to point. 0 <= peer < size, peer != rank (InvalidArgument otherwise).
+  virtual TransferOr Send(Buffer buffer, int peer, int tag) = 0;
+  virtual TransferOr Receive(Buffer buffer, int peer, int tag) = 0;
 
-  // Collectives.
-  virtual absl::Status Barrier() = 0;
-  virtual absl::Status AllReduceSum(std::span<float> values) = 0;
-  virtual absl::Status AllReduceSum(std::span<double> values) = 0;
-  virtual absl::Status Broadcast(Buffer buffer, int root) = 0;  // root's bytes reach every rank
+  // Collective. send[r] goes to rank r, receive[r] comes from it; size() buffers each. Sizes may
+  // differ from pair to pair, 0 included. The own part is copied; it may be one and the same
+  // memory. Other buffers do not overlap.
+  virtual TransferOr AllToAll(std::span<const Buffer> send, std::span<const Buffer> receive) = 0;
+
+  // Collective. Rank r's `mine` arrives in every rank's all[r]; sizes may differ from rank to rank,
+  // 0 included. all[rank()] may be `mine` itself. Other buffers do not overlap.
+  virtual TransferOr AllGather(Buffer mine, std::span<const Buffer> all) = 0;
+
+  // Collective, blocking. The ranks that gave the same colour (>= 0) form a group, ordered by (key,
+  // rank here). kNoGroup: a member of none, and the result is null.
+  virtual absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) = 0;
+
+  // Ends every rank of the job, whatever group this is; called by any rank, at any time, from any
+  // thread. Where ranks are processes it does not return, and `exit_code` becomes the job's. Where
+  // they are threads it returns, and all pending and later calls of every rank fail with Aborted,
+  // naming this rank (of the whole job) and the code.
+  virtual void Abort(int exit_code) = 0;
+
+  // Collectives that block, made of the calls above. After DeadlineExceeded the group is given up.
+  absl::Status Barrier(absl::Duration limit = absl::InfiniteDuration());
+  absl::Status AllReduceSum(std::span<float> values,
+                            absl::Duration limit = absl::InfiniteDuration());
+  absl::Status AllReduceSum(std::span<double> values,
+                            absl::Duration limit = absl::InfiniteDuration());
+  absl::Status Broadcast(Buffer buffer, int root,  // root's bytes reach every rank
+                         absl::Duration limit = absl::InfiniteDuration());
 };
 
 }  // namespace deepnet

@@ -1,35 +1,39 @@
 #include "parallel/comm/self_communicator.h"
 
-#include "absl/strings/str_cat.h"
+#include "parallel/comm/collectives.h"
 
 namespace deepnet {
 namespace {
 
-absl::Status NoPeer(const char* call, int peer, int tag) {
-  return absl::InvalidArgumentError(absl::StrCat(call, " with peer ", peer, ", tag ", tag,
-                                                 ": rank 0 is alone in its group of 1"));
+// Never called: nobody is left when the own part is copied.
+Communicator::TransferOr NoMessage(Buffer, int, int) {
+  return absl::InternalError("a message in a group of 1");
 }
+
+MessageGroup Alone() { return {0, 1, NoMessage, NoMessage}; }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Transfer>> SelfCommunicator::Send(Buffer, int peer, int tag) {
-  return NoPeer("Send", peer, tag);
+Communicator::TransferOr SelfCommunicator::Send(Buffer, int peer, int tag) {
+  return CheckMessage("Send to", *this, peer, tag);
 }
 
-absl::StatusOr<std::unique_ptr<Transfer>> SelfCommunicator::Receive(Buffer, int peer, int tag) {
-  return NoPeer("Receive", peer, tag);
+Communicator::TransferOr SelfCommunicator::Receive(Buffer, int peer, int tag) {
+  return CheckMessage("Receive from", *this, peer, tag);
 }
 
-absl::Status SelfCommunicator::Barrier() { return absl::OkStatus(); }
+Communicator::TransferOr SelfCommunicator::AllToAll(std::span<const Buffer> send,
+                                                    std::span<const Buffer> receive) {
+  return AllToAllByMessages(Alone(), send, receive);
+}
 
-absl::Status SelfCommunicator::AllReduceSum(std::span<float>) { return absl::OkStatus(); }
+Communicator::TransferOr SelfCommunicator::AllGather(Buffer mine, std::span<const Buffer> all) {
+  return AllGatherByMessages(Alone(), mine, all);
+}
 
-absl::Status SelfCommunicator::AllReduceSum(std::span<double>) { return absl::OkStatus(); }
-
-absl::Status SelfCommunicator::Broadcast(Buffer, int root) {
-  if (root == 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("Broadcast from root ", root, ": rank 0 is alone in its group of 1"));
+absl::StatusOr<std::unique_ptr<Communicator>> SelfCommunicator::Split(int color, int) {
+  if (color == kNoGroup) return nullptr;
+  return std::make_unique<SelfCommunicator>();
 }
 
 }  // namespace deepnet

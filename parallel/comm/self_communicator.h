@@ -1,4 +1,5 @@
-// The group of one: collectives are no-ops, point to point is an error because there is no peer.
+// The group of one: collectives copy the own part, point to point is an error because there is no
+// peer.
 #pragma once
 
 #include <memory>
@@ -13,13 +14,14 @@ class SelfCommunicator final : public Communicator {
   int rank() const override { return 0; }
   int size() const override { return 1; }
 
-  absl::StatusOr<std::unique_ptr<Transfer>> Send(Buffer buffer, int peer, int tag) override;
-  absl::StatusOr<std::unique_ptr<Transfer>> Receive(Buffer buffer, int peer, int tag) override;
+  TransferOr Send(Buffer buffer, int peer, int tag) override;
+  TransferOr Receive(Buffer buffer, int peer, int tag) override;
+  TransferOr AllToAll(std::span<const Buffer> send, std::span<const Buffer> receive) override;
+  TransferOr AllGather(Buffer mine, std::span<const Buffer> all) override;
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
 
-  absl::Status Barrier() override;
-  absl::Status AllReduceSum(std::span<float> values) override;
-  absl::Status AllReduceSum(std::span<double> values) override;
-  absl::Status Broadcast(Buffer buffer, int root) override;
+  // There is nobody to end: whoever called it is the job.
+  void Abort(int) override {}
 };
 
 }  // namespace deepnet

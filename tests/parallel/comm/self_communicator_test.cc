@@ -34,7 +34,7 @@ TEST(SelfCommunicator, HasNobodyToTalkTo) {
   std::vector<float> values(2);
   const Buffer buffer = Buffer::Of(std::span<float>(values));
   EXPECT_EQ(buffer.bytes, 8);
-  EXPECT_THAT(comm.Send(buffer, 0, 3).status().message(), HasSubstr("Send with peer 0, tag 3"));
+  EXPECT_THAT(comm.Send(buffer, 0, 3).status().message(), HasSubstr("Send to rank 0 with tag 3"));
   EXPECT_EQ(comm.Receive(buffer, 1, 0).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(comm.Broadcast(buffer, 1).code(), absl::StatusCode::kInvalidArgument);
 }

@@ -1,0 +1,159 @@
+#include "parallel/comm/agreement.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <vector>
+
+#include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+
+#include "parallel/base/exit_code.h"
+#include "parallel/base/status_macros.h"
+#include "parallel/comm/collectives.h"
+
+namespace deepnet {
+namespace {
+
+constexpr size_t kShownCharacters = 80;
+constexpr char kAgreedPayload[] = "deepnet/agreed";
+
+absl::Status Agreed(absl::Status status) {
+  status.SetPayload(kAgreedPayload, absl::Cord(""));
+  return status;
+}
+
+std::string HostName() {
+  char name[256] = {};
+  return gethostname(name, sizeof(name) - 1) == 0 ? name : "unknown host";
+}
+
+// A status as text: code, exit code and message, each on its own line.
+std::string Pack(const absl::Status& status) {
+  if (status.ok()) return "";
+  return absl::StrCat(static_cast<int>(status.code()), "\n", static_cast<int>(GetExitCode(status)),
+                      "\n", status.message());
+}
+
+absl::Status Unpack(const std::string& text, const std::string& prefix) {
+  const std::vector<std::string> parts = absl::StrSplit(text, absl::MaxSplits('\n', 2));
+  return Agreed(WithExitCode(absl::Status(static_cast<absl::StatusCode>(std::stoi(parts[0])),
+                                          absl::StrCat(prefix, parts[2])),
+                             static_cast<ExitCode>(std::stoi(parts[1]))));
+}
+
+// "rank 2 (host b)", "ranks 2, 5 (hosts b, c)".
+std::string NameRanks(const std::vector<int>& ranks, const std::vector<std::string>& hosts) {
+  std::vector<std::string> names;
+  for (const int rank : ranks) {
+    if (std::find(names.begin(), names.end(), hosts[rank]) == names.end()) {
+      names.push_back(hosts[rank]);
+    }
+  }
+  return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ", "),
+                      names.size() == 1 ? " (host " : " (hosts ", absl::StrJoin(names, ", "), ")");
+}
+
+// The first line in which the two differ, cut to a length that can be read.
+std::pair<std::string, std::string> FirstDifference(const std::string& a, const std::string& b) {
+  const std::vector<std::string> left = absl::StrSplit(a, '\n'), right = absl::StrSplit(b, '\n');
+  size_t line = 0;
+  while (line + 1 < std::min(left.size(), right.size()) && left[line] == right[line]) ++line;
+  const auto shown = [](const std::string& text) {
+    const std::string trimmed(absl::StripAsciiWhitespace(text));
+    return trimmed.size() <= kShownCharacters ? trimmed
+                                              : trimmed.substr(0, kShownCharacters) + "...";
+  };
+  return {shown(left[line]), shown(right[line])};
+}
+
+absl::Status Preflight(const std::string& message) {
+  return Agreed(
+      WithExitCode(absl::FailedPreconditionError("preflight: " + message), ExitCode::kPreflight));
+}
+
+// Where values differ: the most frequent one (of the lowest rank among equals) is taken to be
+// meant.
+absl::Status Disagreement(const std::string& name, const std::vector<std::string>& values,
+                          const std::vector<std::string>& hosts) {
+  std::map<std::string, std::vector<int>> holders;
+  for (size_t rank = 0; rank < values.size(); ++rank) holders[values[rank]].push_back(rank);
+  const auto meant = std::max_element(holders.begin(), holders.end(), [](auto& a, auto& b) {
+    return a.second.size() != b.second.size() ? a.second.size() < b.second.size()
+                                              : a.second.front() > b.second.front();
+  });
+  std::vector<std::string> parts;
+  for (const auto& [value, ranks] : holders) {
+    if (value == meant->first) continue;
+    const auto [others, theirs] = FirstDifference(meant->first, value);
+    parts.push_back(
+        absl::StrFormat("%s: '%s', the others '%s'", NameRanks(ranks, hosts), theirs, others));
+  }
+  return Preflight(
+      absl::StrCat(name, " is not the same on all ranks: ", absl::StrJoin(parts, "; ")));
+}
+
+}  // namespace
+
+absl::Status AgreeOnStatus(Communicator& comm, const absl::Status& mine) {
+  ASSIGN_OR_RETURN(const std::vector<std::string> all, AllGatherText(comm, Pack(mine)));
+  const auto failed = std::find_if(all.begin(), all.end(), [](auto& text) { return text != ""; });
+  if (failed == all.end()) return absl::OkStatus();
+  const bool alike =
+      std::all_of(all.begin(), all.end(), [&](auto& text) { return text == *failed; });
+  return Unpack(*failed, alike ? "" : absl::StrCat("rank ", failed - all.begin(), ": "));
+}
+
+bool IsAgreed(const absl::Status& status) { return status.GetPayload(kAgreedPayload).has_value(); }
+
+absl::StatusOr<std::string> BroadcastText(Communicator& comm, std::string_view text, int root) {
+  ASSIGN_OR_RETURN(std::vector<std::string> all,
+                   AllGatherText(comm, comm.rank() == root ? text : ""));
+  return std::move(all[root]);
+}
+
+absl::Status CheckSameEverywhere(Communicator& comm, std::span<const Fact> facts) {
+  ASSIGN_OR_RETURN(const std::vector<std::string> hosts, AllGatherText(comm, HostName()));
+  for (const Fact& fact : facts) {
+    ASSIGN_OR_RETURN(const std::vector<std::string> values, AllGatherText(comm, fact.value));
+    const bool alike = std::all_of(values.begin(), values.end(),
+                                   [&](const std::string& value) { return value == values[0]; });
+    if (!alike) return Disagreement(fact.name, values, hosts);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSameFolder(Communicator& comm, FileSystem& fs, const std::string& folder) {
+  if (comm.size() == 1) return AgreeOnStatus(comm, fs.MakeFolder(folder));
+  const std::string path = JoinPath(folder, ".seen-by-all-ranks");
+  std::string token;
+  absl::Status written;
+  if (comm.rank() == 0) {
+    token = absl::StrFormat("%08x%08x", std::random_device{}(), std::random_device{}());
+    written = fs.MakeFolder(folder);
+    if (written.ok()) written = ReplaceFile(fs, path, token);
+    written = WithExitCode(written, ExitCode::kPreflight);
+  }
+  RETURN_IF_ERROR(AgreeOnStatus(comm, written));
+  ASSIGN_OR_RETURN(token, BroadcastText(comm, token, 0));
+  const absl::StatusOr<std::string> seen = ReadWholeFile(fs, path, 1024);
+  ASSIGN_OR_RETURN(const std::vector<std::string> answers,
+                   AllGatherText(comm, seen.ok() && *seen == token ? "yes" : "no"));
+  ASSIGN_OR_RETURN(const std::vector<std::string> hosts, AllGatherText(comm, HostName()));
+  if (comm.rank() == 0) fs.Delete(path).IgnoreError();  // it is in nobody's way
+  std::vector<int> blind;
+  for (int rank = 0; rank < comm.size(); ++rank) {
+    if (answers[rank] == "no") blind.push_back(rank);
+  }
+  if (blind.empty()) return absl::OkStatus();
+  return Preflight(absl::StrCat(folder, ": ", NameRanks(blind, hosts),
+                                " does not see what rank 0 wrote there; the run folder must be on "
+                                "a file system that all hosts share"));
+}
+
+}  // namespace deepnet

@@ -1,0 +1,48 @@
+// What ranks settle before they rely on each other: that all got as far, that all were told the
+// same, that all see the same folder. Collective, blocking; everybody returns the same answer, and
+// an error is marked as one that all know of (IsAgreed), so that it is printed once.
+//
+// Example, at the start of a job:
+//   RETURN_IF_ERROR(CheckSameEverywhere(world, {{"binary", hash}, {"RunSpec",
+//   run.DebugString()}})); RETURN_IF_ERROR(AgreeOnStatus(world, OpenCorpus()));
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "parallel/base/file_system.h"
+#include "parallel/comm/communicator.h"
+
+namespace deepnet {
+
+// OK if `mine` is OK on every rank; else the status of the first rank where it is not, with its
+// exit code, and with "rank R: " in front where ranks differ.
+absl::Status AgreeOnStatus(Communicator& comm, const absl::Status& mine);
+
+// Whether every rank of the group got this very error from a function of this header.
+bool IsAgreed(const absl::Status& status);
+
+// `text` of rank `root` (any bytes) on every rank.
+absl::StatusOr<std::string> BroadcastText(Communicator& comm, std::string_view text, int root);
+
+// Something that must be the same on every rank.
+struct Fact {
+  std::string name;   // "RunSpec"
+  std::string value;  // may have many lines; an error shows the first that differs
+};
+
+// Every rank gives the same facts in the same order. OK if their values are equal everywhere; else
+// FailedPrecondition (ExitCode::kPreflight) that names the first fact that is not, the ranks and
+// hosts that are in the minority, and both values.
+absl::Status CheckSameEverywhere(Communicator& comm, std::span<const Fact> facts);
+
+// Whether `folder` (made if missing) is one folder for all ranks: rank 0 writes a token into it,
+// the others read it, then it is removed. FailedPrecondition (ExitCode::kPreflight) naming the
+// ranks and hosts that do not see it.
+absl::Status CheckSameFolder(Communicator& comm, FileSystem& fs, const std::string& folder);
+
+}  // namespace deepnet
