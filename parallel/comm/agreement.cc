@@ -146,12 +146,13 @@ absl::Status CheckSameFolder(Communicator& comm, FileSystem& fs, const std::stri
                    AllGatherText(comm, seen.ok() && *seen == token ? "yes" : "no"));
   ASSIGN_OR_RETURN(const std::vector<std::string> hosts, AllGatherText(comm, HostName()));
   if (comm.rank() == 0) fs.Delete(path).IgnoreError();  // it is in nobody's way
+  ASSIGN_OR_RETURN(const std::string named, BroadcastText(comm, folder, 0));
   std::vector<int> blind;
   for (int rank = 0; rank < comm.size(); ++rank) {
     if (answers[rank] == "no") blind.push_back(rank);
   }
   if (blind.empty()) return absl::OkStatus();
-  return Preflight(absl::StrCat(folder, ": ", NameRanks(blind, hosts),
+  return Preflight(absl::StrCat(named, ": ", NameRanks(blind, hosts),
                                 " does not see what rank 0 wrote there; the run folder must be on "
                                 "a file system that all hosts share"));
 }

@@ -1,0 +1,105 @@
+#include "parallel/comm/agreement.h"
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "parallel/base/exit_code.h"
+#include "parallel/base/file_system.h"
+#include "tests/support/run_ranks.h"
+
+namespace deepnet {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// What every rank of `num_ranks` gets; all must get the same.
+absl::Status OneAnswer(int num_ranks, const std::function<absl::Status(Communicator&)>& body) {
+  std::vector<absl::Status> answers(num_ranks);
+  const absl::Status world = FirstError(RunRanks(num_ranks, [&](Communicator& comm) {
+    answers[comm.rank()] = body(comm);
+    return absl::OkStatus();
+  }));
+  EXPECT_TRUE(world.ok()) << world;
+  for (const absl::Status& answer : answers) {
+    EXPECT_EQ(answer.message(), answers[0].message());
+    EXPECT_EQ(GetExitCode(answer), GetExitCode(answers[0]));
+    EXPECT_EQ(answer.ok() || IsAgreed(answer), true);
+  }
+  return answers[0];
+}
+
+TEST(AgreeOnStatus, IsOkWhereAllAre) {
+  EXPECT_TRUE(
+      OneAnswer(4, [](Communicator& comm) { return AgreeOnStatus(comm, absl::OkStatus()); }).ok());
+}
+
+TEST(AgreeOnStatus, GivesTheFirstFailureToEverybodyWithItsExitCode) {
+  const absl::Status status = OneAnswer(4, [](Communicator& comm) {
+    const absl::Status mine = WithExitCode(absl::NotFoundError("no corpus"), ExitCode::kData);
+    return AgreeOnStatus(comm, comm.rank() >= 2 ? mine : absl::OkStatus());
+  });
+  EXPECT_EQ(status.message(), "rank 2: no corpus");
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(GetExitCode(status), ExitCode::kData);
+}
+
+TEST(AgreeOnStatus, NamesNoRankWhereAllFailAlike) {
+  const absl::Status status = OneAnswer(
+      3, [](Communicator& comm) { return AgreeOnStatus(comm, absl::NotFoundError("a\nb")); });
+  EXPECT_EQ(status.message(), "a\nb");
+}
+
+TEST(BroadcastText, BringsTheRootsTextToEverybody) {
+  EXPECT_TRUE(OneAnswer(3, [](Communicator& comm) {
+                const auto text = BroadcastText(comm, std::to_string(comm.rank()), 1);
+                return text.ok() && *text == "1" ? absl::OkStatus() : absl::InternalError("other");
+              }).ok());
+}
+
+TEST(CheckSameEverywhere, NamesTheOddRankAndTheLine) {
+  const absl::Status status = OneAnswer(4, [](Communicator& comm) {
+    const std::string seed = comm.rank() == 2 ? "seed: 2" : "seed: 1";
+    return CheckSameEverywhere(comm,
+                               std::vector<Fact>{{"binary", "abc"}, {"RunSpec", "a: 1\n" + seed}});
+  });
+  EXPECT_THAT(status.message(), AllOf(HasSubstr("RunSpec is not the same on all ranks"),
+                                      HasSubstr("rank 2 (host "), HasSubstr("'seed: 2'"),
+                                      HasSubstr("the others 'seed: 1'"), Not(HasSubstr("a: 1"))));
+  EXPECT_EQ(GetExitCode(status), ExitCode::kPreflight);
+}
+
+TEST(CheckSameEverywhere, TakesTheLowerRanksWordWhereOpinionsAreEven) {
+  const absl::Status status = OneAnswer(2, [](Communicator& comm) {
+    return CheckSameEverywhere(comm, std::vector<Fact>{{"corpus", std::to_string(comm.rank())}});
+  });
+  EXPECT_THAT(status.message(), HasSubstr("rank 1 (host "));
+}
+
+TEST(CheckSameFolder, IsOkForOneFolderAndLeavesNothingInIt) {
+  const auto fs = MakePosixFileSystem();
+  const std::string folder = ::testing::TempDir() + "/agreement_shared";
+  EXPECT_TRUE(OneAnswer(4, [&](Communicator& comm) {
+                const auto own = MakePosixFileSystem();
+                return CheckSameFolder(comm, *own, folder);
+              }).ok());
+  EXPECT_TRUE(fs->List(folder)->empty());
+}
+
+TEST(CheckSameFolder, NamesRanksThatSeeAnother) {
+  const absl::Status status = OneAnswer(3, [](Communicator& comm) {
+    const auto fs = MakePosixFileSystem();
+    const std::string other = comm.rank() == 1 ? "/agreement_other" : "/agreement_common";
+    return CheckSameFolder(comm, *fs, ::testing::TempDir() + other);
+  });
+  EXPECT_THAT(status.message(), HasSubstr("rank 1 (host "));
+  EXPECT_EQ(GetExitCode(status), ExitCode::kPreflight);
+}
+
+}  // namespace
+}  // namespace deepnet
