@@ -1,8 +1,6 @@
 #include "trainer/run_state.h"
 
-#include <filesystem>
 #include <fstream>
-#include <sstream>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -19,6 +17,7 @@ namespace {
 
 constexpr char kTokenizer[] = "tokenizer.model";
 constexpr char kLanguages[] = "languages.txt";
+constexpr int64_t kMaxTokenizerBytes = int64_t{1} << 30;
 
 struct Buffer {
   const char* prefix;
@@ -74,19 +73,25 @@ absl::Status LoadParameters(FileSystem& fs, const std::string& checkpoint_folder
   return absl::OkStatus();
 }
 
+absl::Status SaveVocabulary(FileSystem& fs, const std::string& tokenizer_file,
+                            const std::vector<std::string>& languages,
+                            const std::string& run_folder) {
+  const auto save = [&]() -> absl::Status {
+    ASSIGN_OR_RETURN(const std::string tokenizer,
+                     ReadWholeFile(fs, tokenizer_file, kMaxTokenizerBytes));
+    std::string list;
+    for (const std::string& language : languages) absl::StrAppend(&list, language, "\n");
+    RETURN_IF_ERROR(fs.MakeFolder(run_folder));
+    RETURN_IF_ERROR(ReplaceFile(fs, JoinPath(run_folder, kTokenizer), tokenizer));
+    return ReplaceFile(fs, JoinPath(run_folder, kLanguages), list);
+  };
+  return WithExitCode(save(), ExitCode::kCheckpoint);
+}
+
 absl::Status SaveVocabulary(const std::string& tokenizer_file,
                             const std::vector<std::string>& languages,
                             const std::string& run_folder) {
-  std::error_code error;
-  std::filesystem::create_directories(run_folder, error);
-  const std::string to = absl::StrCat(run_folder, "/", kTokenizer);
-  std::filesystem::copy_file(tokenizer_file, to, std::filesystem::copy_options::overwrite_existing,
-                             error);
-  if (error) return FileError(to, error.message().c_str());
-  const std::string list = absl::StrCat(run_folder, "/", kLanguages);
-  std::ofstream out(list);
-  for (const std::string& language : languages) out << language << '\n';
-  return out.flush() ? absl::OkStatus() : FileError(list, "cannot be written");
+  return SaveVocabulary(*MakePosixFileSystem(), tokenizer_file, languages, run_folder);
 }
 
 absl::StatusOr<std::unique_ptr<Vocabulary>> LoadVocabulary(const std::string& run_folder) {

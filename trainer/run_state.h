@@ -23,7 +23,14 @@ absl::Status SaveParameters(FileSystem& fs, const std::string& run_folder, const
 absl::Status LoadParameters(FileSystem& fs, const std::string& checkpoint_folder,
                             const Manifest& manifest, bool moments, Parameters& parameters);
 
-// Copies the tokenizer of a corpus folder into the run folder.
+// Copies the tokenizer of a corpus folder into the run folder, which is made if need be, and lists
+// the languages beside it. Each file is replaced atomically and durably, the list last: whatever
+// stops this, a reader finds whole files. Fails with ExitCode::kCheckpoint naming the file.
+absl::Status SaveVocabulary(FileSystem& fs, const std::string& tokenizer_file,
+                            const std::vector<std::string>& languages,
+                            const std::string& run_folder);
+
+// The same on the operating system's files.
 absl::Status SaveVocabulary(const std::string& tokenizer_file,
                             const std::vector<std::string>& languages,
                             const std::string& run_folder);
