@@ -16,6 +16,8 @@
 #include "google/protobuf/message.h"
 
 #include "parallel/base/exit_code.h"
+#include "trainer/kernels/native/attention.h"
+#include "trainer/kernels/native/dropout.h"
 
 namespace deepnet {
 namespace {
@@ -115,11 +117,17 @@ void CheckModel(const ModelSpec& model, Vocabulary vocabulary, Mistakes* mistake
   if (has_width && model.positions() == SINUSOIDAL) {
     mistakes->Require(model.width() % 2 == 0 && model.width() >= 4, "model.width", model.width(),
                       "must be even and at least 4 with positions: SINUSOIDAL");
+  } else if (has_width) {
+    mistakes->Require(model.width() >= 4, "model.width", model.width(), "must be at least 4");
   }
   at_least_one("ffn_width", model.ffn_width());
   if (at_least_one("heads", model.heads()) && has_width) {
     mistakes->Require(model.width() % model.heads() == 0, "model.heads", model.heads(),
                       absl::StrCat("must divide model.width (", model.width(), ")"));
+    constexpr int64_t kMostHeads = native::kMaxDropoutFeatures / native::kMaxAttentionKeys;
+    mistakes->Require(
+        model.attention_dropout() <= 0 || model.heads() <= kMostHeads, "model.heads", model.heads(),
+        absl::StrCat("must be at most ", kMostHeads, " with model.attention_dropout"));
   }
   mistakes->Require(model.residual() != RESIDUAL_UNSPECIFIED, "model.residual",
                     Residual_Name(RESIDUAL_UNSPECIFIED).c_str(),
@@ -207,6 +215,12 @@ void CheckData(const RunSpec& run, Mistakes* mistakes) {
     mistakes->Require(run.model().max_positions() < 1 || run.model().max_positions() >= longest,
                       "model.max_positions", run.model().max_positions(),
                       absl::StrCat("must be at least data.max_tokens + 2 (", longest, ")"));
+    const int64_t most = native::kMaxAttentionKeys - SourceExtra();
+    mistakes->Require(
+        run.model().attention_dropout() <= 0 || data.max_tokens() <= most, "data.max_tokens",
+        data.max_tokens(),
+        absl::StrCat("must be at most ", most, " with model.attention_dropout: its random numbers ",
+                     "know ", native::kMaxAttentionKeys, " keys"));
   }
   mistakes->Require(data.microbatches_per_step() >= 1, "data.microbatches_per_step",
                     data.microbatches_per_step(), "must be at least 1");

@@ -58,6 +58,10 @@ TEST(Validate, EveryModelRuleNamesItsField) {
       {{"model.width=0"}, "model.width: 0: must be at least 1"},
       {{"model.width=65", "model.heads=5"},
        "model.width: 65: must be even and at least 4 with positions: SINUSOIDAL"},
+      {{"model.positions=LEARNED", "model.width=3", "model.heads=3"},
+       "model.width: 3: must be at least 4"},
+      {{"model.width=1024", "model.heads=1024", "model.attention_dropout=0.1"},
+       "model.heads: 1024: must be at most 512 with model.attention_dropout"},
       {{"model.ffn_width=0"}, "model.ffn_width: 0: must be at least 1"},
       {{"model.heads=0"}, "model.heads: 0: must be at least 1"},
       {{"model.heads=7"}, "model.heads: 7: must divide model.width (64)"},
@@ -79,6 +83,16 @@ TEST(Validate, EveryModelRuleNamesItsField) {
        "model.activation_dropout: 2: must be at least 0 and below 1"},
       {{"model.layer_norm_epsilon=-1"}, "model.layer_norm_epsilon: -1: must be above 0"}};
   for (const Case& c : cases) EXPECT_EQ(TrainError(c.sets), c.line);
+}
+
+TEST(Validate, LimitsOfAttentionDropoutHoldOnlyWhereWeightsAreDropped) {
+  const std::vector<std::string> large = {"model.width=4096", "model.heads=1024",
+                                          "data.max_tokens=5000", "model.max_positions=8192",
+                                          "data.microbatch.target_tokens=8192"};
+  EXPECT_EQ(TrainError(large), "");
+  EXPECT_EQ(TrainError({"data.max_tokens=4094", "data.microbatch.target_tokens=8192",
+                        "model.max_positions=8192", "model.attention_dropout=0.1"}),
+            "");
 }
 
 TEST(Validate, ANumberThatIsNoneIsNamed) {
@@ -103,6 +117,10 @@ TEST(Validate, EveryDataRuleNamesItsField) {
       {{"data.microbatch.sentences=-1"}, "data.microbatch.sentences: -1: must be at least 1"},
       {{"data.microbatches_per_step=-2"}, "data.microbatches_per_step: -2: must be at least 1"},
       {{"data.max_tokens=-1"}, "data.max_tokens: -1: must be at least 1"},
+      {{"data.max_tokens=4095", "data.microbatch.target_tokens=8192", "model.max_positions=8192",
+        "model.attention_dropout=0.1"},
+       "data.max_tokens: 4095: must be at most 4094 with model.attention_dropout: its random "
+       "numbers know 4096 keys"},
       {{"data.temperature={from_step: 5 temperature: 2}"},
        "data.temperature[0].from_step: 5: the first point must say 0"},
       {{"data.temperature=[{temperature: 2}, {temperature: 3}]"},

@@ -8,6 +8,8 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/philox.h"
+#include "trainer/kernels/native/adam.h"
+#include "trainer/kernels/native/attention.h"
 #include "trainer/kernels/ops.h"
 
 namespace deepnet {
@@ -306,8 +308,9 @@ class AtenOps : public Ops {
   double SumSquares(const Tensor& x) override {
     double sum = 0.0;
     const Tensor flat = x.reshape({-1});
-    for (int64_t begin = 0; begin < flat.numel(); begin += 4096) {
-      const Tensor block = Slice(flat, begin, std::min<int64_t>(4096, flat.numel() - begin));
+    for (int64_t begin = 0; begin < flat.numel(); begin += native::kSumSquaresBlock) {
+      const Tensor block =
+          Slice(flat, begin, std::min(native::kSumSquaresBlock, flat.numel() - begin));
       sum += block.to(at::kDouble).square().sum().item<double>();
     }
     return sum;
@@ -373,14 +376,15 @@ class AtenOps : public Ops {
   Tensor Probabilities(const AttentionArgs& a, const Sentence& s) const {
     return at::softmax(Scores(a, s), -1);
   }
-  // [heads, queries, keys]; feature = head * 4096 + key position.
+  // [heads, queries, keys]; feature = head * kMaxAttentionKeys + key position.
   Tensor AttentionFactors(const AttentionArgs& a, const Sentence& s) const {
     const PackedRows ids{.count = s.query_count,
                          .positions = a.queries->positions + s.query_begin,
                          .pairs = a.queries->pairs + s.query_begin};
     std::vector<Tensor> heads;
     for (int64_t h = 0; h < a.heads; ++h) {
-      heads.push_back(DropoutFactors(a.dropout, ids, s.query_count, s.key_count, h * 4096));
+      heads.push_back(DropoutFactors(a.dropout, ids, s.query_count, s.key_count,
+                                     h * native::kMaxAttentionKeys));
     }
     return at::stack(heads).to(stream_);
   }

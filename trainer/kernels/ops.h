@@ -236,8 +236,8 @@ class Ops {
   virtual void LogSoftmax(int64_t rows, const at::Tensor& logits_RV) = 0;
 
   virtual void Adam(const AdamArgs& args) = 0;
-  // Sum of squares over blocks of 4096 elements, in double, blocks added in order. Not finite if an
-  // element is not.
+  // Sum of squares over blocks of native::kSumSquaresBlock elements, in double, blocks added in
+  // order. Not finite if an element is not.
   virtual double SumSquares(const at::Tensor& x) = 0;
   virtual void Add(const at::Tensor& y, const at::Tensor& x) = 0;                 // y += x, stream
   virtual void Copy(int64_t rows, const at::Tensor& x, const at::Tensor& y) = 0;  // with conversion

@@ -11,8 +11,6 @@
 namespace deepnet::native {
 namespace {
 
-constexpr int64_t kSumBlock = 4096;
-
 // base^n, n >= 1, by squaring: libm's pow may differ between hosts in the last bit.
 double IntegerPower(double base, int64_t n) {
   double result = 1.0;
@@ -55,15 +53,17 @@ void AdamStep(ThreadPool& pool, const KernelTable& table, const AdamArgs& args, 
 
 double SumSquares(ThreadPool& pool, const KernelTable& table, const float* x, int64_t n,
                   Scratch& scratch) {
-  const int64_t num_blocks = (n + kSumBlock - 1) / kSumBlock;
+  const int64_t num_blocks = (n + kSumSquaresBlock - 1) / kSumSquaresBlock;
   double* sums = reinterpret_cast<double*>(scratch.Reserve(2 * num_blocks));
   const ElementwiseTable& kernels = table.elementwise;
-  ForBlocks(pool, num_blocks, kElementsPerBlock / kSumBlock, [&](int64_t begin, int64_t end, int) {
-    for (int64_t block = begin; block < end; ++block) {
-      sums[block] =
-          kernels.sum_squares(x + block * kSumBlock, std::min(kSumBlock, n - block * kSumBlock));
-    }
-  });
+  ForBlocks(pool, num_blocks, kElementsPerBlock / kSumSquaresBlock,
+            [&](int64_t begin, int64_t end, int) {
+              for (int64_t block = begin; block < end; ++block) {
+                sums[block] =
+                    kernels.sum_squares(x + block * kSumSquaresBlock,
+                                        std::min(kSumSquaresBlock, n - block * kSumSquaresBlock));
+              }
+            });
   double total = 0.0;
   for (int64_t block = 0; block < num_blocks; ++block) total += sums[block];
   return total;

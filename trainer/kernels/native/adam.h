@@ -33,8 +33,11 @@ void AdamStep(ThreadPool& pool, const KernelTable& table, const AdamArgs& args, 
               float* weights, const float* gradient, float* m, float* v,
               uint16_t* weights_bfloat16);
 
-// sum of x[i]^2 in double precision: over blocks of 4096 elements, then over the blocks in order.
-// The same bits on every instruction set. Infinite or NaN exactly if an element is.
+// Elements that SumSquares adds before it adds blocks.
+inline constexpr int64_t kSumSquaresBlock = 4096;
+
+// sum of x[i]^2 in double precision: over blocks of kSumSquaresBlock elements, then over the blocks
+// in order. The same bits on every instruction set. Infinite or NaN exactly if an element is.
 double SumSquares(ThreadPool& pool, const KernelTable& table, const float* x, int64_t n,
                   Scratch& scratch);
 
