@@ -1,6 +1,6 @@
 // What `translate`, `score` and their kin share between the command line and trainer/decode: the
-// flags, what they mean, and the two streams themselves. Takes a model as interfaces, so that all of
-// it is tested without one.
+// flags, what they mean, and the two streams themselves. Takes a model as interfaces, so that all
+// of it is tested without one.
 #pragma once
 
 #include <cstdint>
