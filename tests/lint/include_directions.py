@@ -18,8 +18,7 @@ ALLOWED = {
     "parallel/comm": BASE,
     "parallel/exec": PARALLEL,
     "trainer/kernels": BASE,
-    "trainer/model": ["trainer/kernels", "trainer/data/microbatch.h", "trainer/decode/scorer.h"]
-    + PARALLEL,
+    "trainer/model": ["trainer/kernels", "trainer/data/microbatch.h"] + PARALLEL,
     "trainer/data": BASE,
     "trainer/optim": ["trainer/kernels", "trainer/model/parameters.h"] + PARALLEL,
     "trainer/checkpoint": ["parallel/plan"] + BASE,
