@@ -8,8 +8,9 @@
 #   --minutes M    train M minutes; default 10
 #
 # Steps: packages, LibTorch, build, corpus (from Debian's packages, in the languages of
-# launch/recipes/quickstart.textproto), prepare, train, evaluate, translate ten sentences. What
-# cannot be installed or fetched is left out and named at the end; without a network it learns from
+# launch/recipes/quickstart.textproto), prepare, measure (15 seconds of training, to know how many
+# steps the minutes hold), train, evaluate, translate ten sentences. What cannot be installed or
+# fetched is left out and named at the end; without a network it learns from
 # launch/corpora/udhr.tsv.
 # Run again, it keeps what is done: corpus, prepared data, and a run that has had its minutes.
 # Environment variables that name libraries in unusual places: launch/build.sh --help.
@@ -118,6 +119,59 @@ All people have the right to life and freedom.
 TEXT
 }
 
+train() { "$deepnet" train "${settings[@]}" "$@"; }
+
+# Steps per minute from the "train" lines of a metrics file, without what came before the first;
+# nothing where there are too few.
+steps_per_minute() {
+  awk 'function number(key,  at) {
+         at = index($0, "\"" key "\":")
+         return at ? substr($0, at + length(key) + 3) + 0 : 0
+       }
+       /"kind":"train"/ {
+         step = number("step"); seconds = number("seconds")
+         if (!lines++) { first_step = step; first_seconds = seconds }
+       }
+       END {
+         if (seconds > first_seconds)
+           printf "%d\n", 60 * (step - first_step) / (seconds - first_seconds)
+       }' "$1"
+}
+
+# Sets `speed`, steps per minute on this machine, which decides when the learning rate reaches its
+# end: measured once by a run of 15 seconds that is thrown away, then kept in speed.txt.
+get_speed() {
+  local kept=runs/$name/speed.txt trial=runs/$name/trial
+  speed=$(cat "$kept" 2>/dev/null || true)
+  if [[ $speed =~ ^[1-9][0-9]*$ ]]; then
+    note "$speed steps per minute, measured before (delete $kept to measure again)"
+    return
+  fi
+  speed=""
+  rm -rf "$trial"
+  if train --set "folder=$trial" --set train.minutes=0.25 --set train.log_every_steps=10 \
+    --set train.validate_sentences=1 --set decode.beam_size=1 --set decode.max_tokens=10 \
+    >/dev/null 2>&1; then
+    speed=$(steps_per_minute "$trial/metrics.jsonl" || true)
+  fi
+  rm -rf "$trial"
+  if [[ $speed =~ ^[1-9][0-9]*$ ]]; then
+    note "$speed steps per minute on this machine"
+    echo "$speed" >"$kept"
+  else
+    speed=520
+    note "could not be measured: going by $speed steps per minute"
+  fi
+}
+
+# Settings of a run of $1 minutes: the rate falls to its end (after its warm-up) a little before the
+# minutes are over.
+for_minutes() {
+  local steps
+  steps=$(awk -v m="$1" -v v="$speed" 'BEGIN { s = int(0.97 * v * m); print s < 700 ? 700 : s }')
+  echo "--set train.minutes=$1 --set optim.decay_steps=$steps"
+}
+
 evaluate() {
   "$deepnet" evaluate --checkpoint "$model" --split test --sentences 200 |
     tee "runs/$name/scores.txt"
@@ -145,14 +199,9 @@ stage "corpus" get_corpus
 
 model=runs/$name/model
 stage "prepare" "$deepnet" prepare "${settings[@]}"
-# The rate falls to its end when the minutes do: about 520 steps each on two cores.
-for_minutes() {
-  local steps
-  steps=$(awk -v m="$1" 'BEGIN { s = int(520 * m); print (s > 700 ? s : 700) }')
-  echo "--set train.minutes=$1 --set optim.decay_steps=$steps"
-}
+stage "measure" get_speed
 # shellcheck disable=SC2046  # words are wanted
-stage "train $minutes minutes" "$deepnet" train "${settings[@]}" $(for_minutes "$minutes")
+stage "train $minutes minutes" train $(for_minutes "$minutes")
 stage "evaluate" evaluate
 stage "translate" translate_ten
 
