@@ -37,11 +37,12 @@ inline constexpr char kWeightPrefix[] = "weight/";
 inline constexpr char kMoment1Prefix[] = "moment1/";
 inline constexpr char kMoment2Prefix[] = "moment2/";
 
-// Where to write from: row-major elements of a whole tensor.
+// Where to write from: row-major elements of a tensor, all of them or a run.
 struct NamedTensor {
-  std::string name;            // with its prefix, "weight/encoder.layers.0.fc1.weight"; unique
-  std::vector<int64_t> shape;  // all > 0
+  std::string name;            // with its prefix, "weight/encoder.layers.0.fc1.weight"
+  std::vector<int64_t> shape;  // of the whole tensor, all > 0
   std::span<const float> data;
+  int64_t first_element = 0;  // of `data`, in the tensor's own order
 };
 
 // Where to read to.
@@ -49,6 +50,7 @@ struct MutableNamedTensor {
   std::string name;
   std::vector<int64_t> shape;
   std::span<float> data;
+  int64_t first_element = 0;
 };
 
 // Writes the checkpoint of `manifest.step()` into `run_folder` (made if missing) and points
@@ -59,13 +61,24 @@ struct MutableNamedTensor {
 absl::Status SaveCheckpoint(FileSystem& fs, const std::string& run_folder, Manifest manifest,
                             std::span<const NamedTensor> tensors);
 
+// The same by several writers, a rank each: one calls BeginCheckpoint; when it has returned, each
+// of `num_writers` calls WriteShard with its own part, in any order, at the same time; when all
+// have returned, one calls CommitCheckpoint with their ShardFiles in manifest.files, in the order
+// of the writers. The parts must make every tensor exactly once (CommitCheckpoint refuses others).
+// Between the calls nothing exists but a temporary folder, which the next BeginCheckpoint removes.
+absl::Status BeginCheckpoint(FileSystem& fs, const std::string& run_folder, int64_t step);
+absl::StatusOr<ShardFile> WriteShard(FileSystem& fs, const std::string& run_folder, int64_t step,
+                                     int writer, int num_writers, int64_t block_bytes,
+                                     std::span<const NamedTensor> tensors);
+absl::Status CommitCheckpoint(FileSystem& fs, const std::string& run_folder, Manifest manifest);
+
 // The manifest of a checkpoint, its own checksum and consistency checked; files are not looked at.
 absl::StatusOr<Manifest> ReadManifest(FileSystem& fs, const std::string& checkpoint_folder);
 
-// Fills `tensors`, in any order, any subset of those stored. Only blocks that hold some of them are
-// read, each verified against its checksum. A missing tensor or another shape is an error before
-// anything is read; damage names file, block and tensor. Holds one block of memory besides
-// `tensors`; their contents are undefined after an error.
+// Fills `tensors`, in any order, any subset of those stored, parts of them and several parts of
+// one. Only blocks that hold some of them are read, each verified against its checksum. A missing
+// tensor or another shape is an error before anything is read; damage names file, block and tensor.
+// Holds one block of memory besides `tensors`; their contents are undefined after an error.
 absl::Status ReadTensors(FileSystem& fs, const std::string& checkpoint_folder,
                          const Manifest& manifest, std::span<const MutableNamedTensor> tensors);
 

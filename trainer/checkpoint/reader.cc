@@ -100,16 +100,17 @@ absl::Status ReadPieces(BlockReader& reader, std::span<const Piece> pieces) {
   return absl::OkStatus();
 }
 
-// Tensors that are wanted and not yet found, by name.
-using Wanted = std::map<std::string_view, const MutableNamedTensor*>;
+// What is wanted, by name; parts of one tensor stand in the order in which they were given.
+using Wanted = std::multimap<std::string_view, const MutableNamedTensor*>;
 
 Wanted IndexByName(std::span<const MutableNamedTensor> tensors) {
   Wanted wanted;
   for (const MutableNamedTensor& tensor : tensors) {
     int64_t elements = 1;
     for (const int64_t size : tensor.shape) elements *= size;
-    DEEPNET_CHECK_EQ(elements, static_cast<int64_t>(tensor.data.size())) << tensor.name;
-    DEEPNET_CHECK(wanted.emplace(tensor.name, &tensor).second) << tensor.name << " twice";
+    const int64_t end = tensor.first_element + static_cast<int64_t>(tensor.data.size());
+    DEEPNET_CHECK(tensor.first_element >= 0 && end <= elements) << tensor.name;
+    wanted.emplace(tensor.name, &tensor);
   }
   return wanted;
 }
@@ -119,19 +120,19 @@ std::string ShapeText(const Shape& shape) {
   return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
 }
 
-// Every wanted tensor is stored with the shape it should have.
+// Every wanted tensor is stored with the shape it should have. (Manifests hold whole tensors.)
 absl::Status CheckWanted(const Manifest& manifest, Wanted wanted) {
   for (const ShardFile& file : manifest.files()) {
     for (const TensorExtent& extent : file.extents()) {
-      const auto found = wanted.find(extent.name());
-      if (found == wanted.end()) continue;
       const std::vector<int64_t> shape(extent.shape().begin(), extent.shape().end());
-      if (shape != found->second->shape) {
+      const auto [begin, end] = wanted.equal_range(extent.name());
+      for (auto found = begin; found != end; ++found) {
+        if (shape == found->second->shape) continue;
         return absl::FailedPreconditionError(absl::StrCat("'", extent.name(), "' has shape ",
                                                           ShapeText(shape), ", not ",
                                                           ShapeText(found->second->shape)));
       }
-      wanted.erase(found);
+      wanted.erase(begin, end);
     }
   }
   if (wanted.empty()) return absl::OkStatus();
@@ -140,15 +141,29 @@ absl::Status CheckWanted(const Manifest& manifest, Wanted wanted) {
                                           " is not stored there"));
 }
 
+// What of `extent` belongs to `wanted`; empty (begin >= end) if nothing.
+Piece Overlap(const TensorExtent& extent, const MutableNamedTensor& wanted) {
+  const int64_t begin = std::max(extent.first_element(), wanted.first_element);
+  const int64_t end = std::min(extent.first_element() + extent.num_elements(),
+                               wanted.first_element + static_cast<int64_t>(wanted.data.size()));
+  if (begin >= end) return {0, 0, nullptr};
+  return {extent.offset() + (begin - extent.first_element()) * kElementBytes,
+          extent.offset() + (end - extent.first_element()) * kElementBytes,
+          reinterpret_cast<char*>(wanted.data.data() + (begin - wanted.first_element))};
+}
+
+// What to read of one file, ascending and disjoint.
 std::vector<Piece> PiecesOf(const ShardFile& file, const Wanted& wanted) {
   std::vector<Piece> pieces;
   for (const TensorExtent& extent : file.extents()) {
-    const auto found = wanted.find(extent.name());
-    if (found == wanted.end()) continue;
-    float* const destination = found->second->data.data() + extent.first_element();
-    pieces.push_back({extent.offset(), extent.offset() + extent.num_elements() * kElementBytes,
-                      reinterpret_cast<char*>(destination)});
+    const auto [begin, end] = wanted.equal_range(extent.name());
+    for (auto found = begin; found != end; ++found) {
+      const Piece piece = Overlap(extent, *found->second);
+      if (piece.begin < piece.end) pieces.push_back(piece);
+    }
   }
+  std::sort(pieces.begin(), pieces.end(),
+            [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
   return pieces;
 }
 

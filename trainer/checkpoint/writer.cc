@@ -59,34 +59,39 @@ class BlockWriter {
 };
 
 void CheckTensors(std::span<const NamedTensor> tensors) {
-  std::set<std::string_view> names;
+  std::set<std::pair<std::string_view, int64_t>> seen;
   for (const NamedTensor& tensor : tensors) {
-    size_t elements = 1;
-    for (const int64_t size : tensor.shape) elements *= static_cast<size_t>(size);
-    DEEPNET_CHECK(elements > 0 && elements == tensor.data.size())
-        << tensor.name << " has " << tensor.data.size() << " elements";
-    DEEPNET_CHECK(names.insert(tensor.name).second) << tensor.name << " is given twice";
+    int64_t elements = 1;
+    for (const int64_t size : tensor.shape) elements *= size;
+    const int64_t end = tensor.first_element + static_cast<int64_t>(tensor.data.size());
+    DEEPNET_CHECK(tensor.first_element >= 0 && !tensor.data.empty() && end <= elements)
+        << tensor.name << ": elements " << tensor.first_element << " to " << end << " of "
+        << elements;
+    DEEPNET_CHECK(seen.emplace(tensor.name, tensor.first_element).second)
+        << tensor.name << " is given twice";
   }
 }
 
-TensorExtent WholeTensor(const NamedTensor& tensor, int64_t offset) {
+TensorExtent ExtentOf(const NamedTensor& tensor, int64_t offset) {
   TensorExtent extent;
   extent.set_name(tensor.name);
   for (const int64_t size : tensor.shape) extent.add_shape(size);
+  extent.set_first_element(tensor.first_element);
   extent.set_num_elements(static_cast<int64_t>(tensor.data.size()));
   extent.set_offset(offset);
   return extent;
 }
 
 absl::StatusOr<ShardFile> WriteTensors(FileSystem& fs, const std::string& folder,
-                                       int64_t block_bytes, std::span<const NamedTensor> tensors) {
+                                       const std::string& name, int64_t block_bytes,
+                                       std::span<const NamedTensor> tensors) {
   ShardFile description;
-  description.set_file(TensorFileName(0, 1));
+  description.set_file(name);
   ASSIGN_OR_RETURN(const std::unique_ptr<AppendFile> file,
                    fs.OpenForAppend(JoinPath(folder, description.file())));
   BlockWriter writer(*file, block_bytes, description);
   for (const NamedTensor& tensor : tensors) {
-    *description.add_extents() = WholeTensor(tensor, description.bytes());
+    *description.add_extents() = ExtentOf(tensor, description.bytes());
     RETURN_IF_ERROR(writer.Append(
         {reinterpret_cast<const char*>(tensor.data.data()), tensor.data.size() * kElementBytes}));
   }
@@ -135,33 +140,64 @@ absl::Status Publish(FileSystem& fs, const std::string& run_folder, const std::s
   return aside ? DeleteTree(fs, replaced) : absl::OkStatus();
 }
 
-absl::Status Save(FileSystem& fs, const std::string& run_folder, Manifest manifest,
-                  std::span<const NamedTensor> tensors) {
-  const std::string folder = JoinPath(run_folder, CheckpointName(manifest.step()));
-  const std::string temporary = absl::StrCat(folder, kTemporarySuffix);
-  manifest.set_format_version(kFormatVersion);
-  if (manifest.block_bytes() == 0) manifest.set_block_bytes(kDefaultBlockBytes);
+std::string TemporaryFolder(const std::string& run_folder, int64_t step) {
+  return absl::StrCat(JoinPath(run_folder, CheckpointName(step)), kTemporarySuffix);
+}
+
+absl::Status Begin(FileSystem& fs, const std::string& run_folder, int64_t step) {
   RETURN_IF_ERROR(fs.MakeFolder(run_folder));
   RETURN_IF_ERROR(RemoveTemporaries(fs, run_folder));
-  RETURN_IF_ERROR(fs.MakeFolder(temporary));
-  ASSIGN_OR_RETURN(*manifest.add_files(),
-                   WriteTensors(fs, temporary, manifest.block_bytes(), tensors));
+  return fs.MakeFolder(TemporaryFolder(run_folder, step));
+}
+
+absl::Status Commit(FileSystem& fs, const std::string& run_folder, const Manifest& manifest) {
+  const std::string temporary = TemporaryFolder(run_folder, manifest.step());
+  RETURN_IF_ERROR(ParseManifest(SerializeManifest(manifest)).status());
   RETURN_IF_ERROR(WriteManifest(fs, temporary, manifest));
   RETURN_IF_ERROR(fs.SyncFolder(temporary));
-  RETURN_IF_ERROR(Publish(fs, run_folder, temporary, folder));
+  RETURN_IF_ERROR(
+      Publish(fs, run_folder, temporary, JoinPath(run_folder, CheckpointName(manifest.step()))));
   return SetPointer(fs, run_folder, kLatestPointer, manifest.step());
 }
 
+std::string Context(const std::string& run_folder, int64_t step) {
+  return absl::StrCat("saving the checkpoint of step ", step, " in '", run_folder, "'");
+}
+
+int64_t BlockBytes(int64_t asked) { return asked == 0 ? kDefaultBlockBytes : asked; }
+
 }  // namespace
+
+absl::Status BeginCheckpoint(FileSystem& fs, const std::string& run_folder, int64_t step) {
+  DEEPNET_CHECK(step >= 0);
+  return CheckpointError(Begin(fs, run_folder, step), Context(run_folder, step));
+}
+
+absl::StatusOr<ShardFile> WriteShard(FileSystem& fs, const std::string& run_folder, int64_t step,
+                                     int writer, int num_writers, int64_t block_bytes,
+                                     std::span<const NamedTensor> tensors) {
+  DEEPNET_CHECK(block_bytes >= 0 && block_bytes <= kMaxBlockBytes);
+  CheckTensors(tensors);
+  absl::StatusOr<ShardFile> file =
+      WriteTensors(fs, TemporaryFolder(run_folder, step), TensorFileName(writer, num_writers),
+                   BlockBytes(block_bytes), tensors);
+  if (!file.ok()) return CheckpointError(file.status(), Context(run_folder, step));
+  return file;
+}
+
+absl::Status CommitCheckpoint(FileSystem& fs, const std::string& run_folder, Manifest manifest) {
+  manifest.set_format_version(kFormatVersion);
+  manifest.set_block_bytes(BlockBytes(manifest.block_bytes()));
+  return CheckpointError(Commit(fs, run_folder, manifest), Context(run_folder, manifest.step()));
+}
 
 absl::Status SaveCheckpoint(FileSystem& fs, const std::string& run_folder, Manifest manifest,
                             std::span<const NamedTensor> tensors) {
-  DEEPNET_CHECK(manifest.step() >= 0 && manifest.files().empty());
-  DEEPNET_CHECK(manifest.block_bytes() >= 0 && manifest.block_bytes() <= kMaxBlockBytes);
-  CheckTensors(tensors);
-  const std::string context =
-      absl::StrCat("saving the checkpoint of step ", manifest.step(), " in '", run_folder, "'");
-  return CheckpointError(Save(fs, run_folder, std::move(manifest), tensors), context);
+  DEEPNET_CHECK(manifest.files().empty());
+  RETURN_IF_ERROR(BeginCheckpoint(fs, run_folder, manifest.step()));
+  ASSIGN_OR_RETURN(*manifest.add_files(), WriteShard(fs, run_folder, manifest.step(), 0, 1,
+                                                     manifest.block_bytes(), tensors));
+  return CommitCheckpoint(fs, run_folder, std::move(manifest));
 }
 
 }  // namespace deepnet

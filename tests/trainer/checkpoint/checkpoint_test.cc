@@ -115,6 +115,65 @@ TEST(Checkpoint, TensorInPartsOverTwoFilesIsReadWhole) {
   EXPECT_THAT(tensors[0].data, ElementsAre(0.5f, 0.75f, 1.5f, 1.75f));
 }
 
+// Three writers share the sample: cuts inside tensors, one writer without anything.
+std::vector<std::vector<NamedTensor>> SharesOf(const std::vector<SampleTensor>& tensors) {
+  std::vector<std::vector<NamedTensor>> shares(3);
+  for (const SampleTensor& tensor : tensors) {
+    const std::span<const float> all(tensor.data);
+    const size_t cut = all.size() / 3;
+    shares[2].push_back({tensor.name, tensor.shape, all.subspan(cut), static_cast<int64_t>(cut)});
+    shares[0].push_back({tensor.name, tensor.shape, all.first(cut)});
+  }
+  return shares;
+}
+
+TEST(ShardedCheckpoint, OfSeveralWritersIsReadLikeThatOfOne) {
+  MemoryFileSystem fs;
+  const std::vector<SampleTensor> tensors = SampleTensors(4);
+  const std::vector<std::vector<NamedTensor>> shares = SharesOf(tensors);
+  Manifest manifest = SampleManifest(4);
+  ASSERT_TRUE(BeginCheckpoint(fs, "run", 4).ok());
+  for (int writer = 0; writer < 3; ++writer) {
+    const auto file = WriteShard(fs, "run", 4, writer, 3, manifest.block_bytes(), shares[writer]);
+    ASSERT_TRUE(file.ok()) << file.status();
+    *manifest.add_files() = *file;
+  }
+  EXPECT_FALSE(FindLatest(fs, "run")->has_value());
+  ASSERT_TRUE(CommitCheckpoint(fs, "run", manifest).ok());
+  ExpectHoldsSample(fs, "run/step-00000004", 4);
+  EXPECT_EQ((*FindLatest(fs, "run"))->folder, "run/step-00000004");
+}
+
+TEST(ShardedCheckpoint, WithoutOneWritersPartIsRefused) {
+  MemoryFileSystem fs;
+  const std::vector<SampleTensor> tensors = SampleTensors(4);
+  Manifest manifest = SampleManifest(4);
+  ASSERT_TRUE(BeginCheckpoint(fs, "run", 4).ok());
+  *manifest.add_files() = *WriteShard(fs, "run", 4, 0, 3, 32, SharesOf(tensors)[0]);
+  const absl::Status status = CommitCheckpoint(fs, "run", manifest);
+  EXPECT_THAT(Text(status), HasSubstr("do not make a whole"));
+  EXPECT_EQ(GetExitCode(status), ExitCode::kCheckpoint);
+  EXPECT_FALSE(FindLatest(fs, "run")->has_value());
+}
+
+TEST(Checkpoint, AnyPartsOfATensorAreReadAlone) {
+  MemoryFileSystem fs;
+  ASSERT_TRUE(SaveSample(fs, "run", 3).ok());
+  const std::vector<SampleTensor> saved = SampleTensors(3);
+  std::vector<float> first(4), second(6);
+  const std::vector<MutableNamedTensor> parts = {
+      {saved[0].name, saved[0].shape, second, /*first_element=*/8},
+      {saved[0].name, saved[0].shape, first, /*first_element=*/1}};
+  const Manifest manifest = *ReadManifest(fs, "run/step-00000003");
+  const absl::Status status = ReadTensors(fs, "run/step-00000003", manifest, parts);
+  ASSERT_TRUE(status.ok()) << status;
+  const auto expected = [&](int begin, int end) {
+    return std::vector<float>(saved[0].data.begin() + begin, saved[0].data.begin() + end);
+  };
+  EXPECT_EQ(first, expected(1, 5));
+  EXPECT_EQ(second, expected(8, 14));
+}
+
 TEST(Manifest, WithAHoleInATensorIsRefused) {
   MemoryFileSystem fs;
   ASSERT_TRUE(SaveSample(fs, "run", 1).ok());
