@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
+#include "parallel/base/check.h"
 #include "parallel/base/philox.h"
 
 namespace deepnet {
@@ -25,6 +26,33 @@ std::string Inventory::Hash() const {
     absl::StrAppend(&text, parameter.name, " ", absl::StrJoin(parameter.shape, "x"), "\n");
   }
   return absl::StrCat(absl::Hex(HashName(text), absl::kZeroPad16));
+}
+
+Inventory Select(const Inventory& inventory, std::span<const LayerSpan> spans) {
+  Inventory part;
+  std::vector<int> index(inventory.parameters.size(), -1);  // in `part`
+  int64_t offset = 0;
+  int reached = 0;
+  for (const LayerSpan& span : spans) {
+    DEEPNET_CHECK(reached <= span.first && span.first <= span.end &&
+                  span.end <= static_cast<int>(inventory.layers.size()))
+        << "layers [" << span.first << ", " << span.end << ") after " << reached;
+    reached = span.end;
+    for (int l = span.first; l < span.end; ++l) {
+      Layer& layer = part.layers.emplace_back(inventory.layers[l]);
+      for (int& parameter : layer.parameters) {
+        int& here = index[parameter];
+        if (here < 0) {
+          here = static_cast<int>(part.parameters.size());
+          Parameter& added = part.parameters.emplace_back(inventory.parameters[parameter]);
+          added.offset = offset;
+          offset += added.NumElements();
+        }
+        parameter = here;
+      }
+    }
+  }
+  return part;
 }
 
 std::string_view RoleName(Role role) {

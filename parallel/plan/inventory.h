@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -58,7 +59,8 @@ struct BoundaryTensor {
 struct Layer {
   std::string name;  // "encoder.layers.3"
   LayerKind kind;
-  int index = 0;  // within its stack
+  int index = 0;     // within its stack
+  int position = 0;  // within the whole chain; a rank's part of the Inventory keeps it
   std::vector<int>
       parameters;  // indices into Inventory::parameters; a tied one appears in several layers
   double forward_flops = 0.0;  // of a full microbatch: 2 per multiply-add of every matrix product
@@ -82,6 +84,20 @@ struct Inventory {
 
   friend bool operator==(const Inventory&, const Inventory&) = default;
 };
+
+// Layers [first, end) of Inventory::layers.
+struct LayerSpan {
+  int first = 0;
+  int end = 0;
+
+  int NumLayers() const { return end - first; }
+  friend bool operator==(const LayerSpan&, const LayerSpan&) = default;
+};
+
+// What a rank holds that computes `spans`, which ascend and do not overlap: their layers in chain
+// order and the parameters that these use, each once, in order of first use. Indices and offsets
+// are the part's own; Layer::position still counts in `inventory`.
+Inventory Select(const Inventory& inventory, std::span<const LayerSpan> spans);
 
 // "kValue" -> "value"; "kEncoder" -> "encoder layer": for tables.
 std::string_view RoleName(Role role);

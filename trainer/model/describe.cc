@@ -80,6 +80,7 @@ Layer& Builder::AddLayer(LayerKind kind, std::string name, int index) {
   layer.kind = kind;
   layer.name = std::move(name);
   layer.index = index;
+  layer.position = static_cast<int>(inventory.layers.size()) - 1;
   return layer;
 }
 

@@ -1,6 +1,5 @@
 #include "trainer/model/parameters.h"
 
-#include <algorithm>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -11,42 +10,62 @@
 namespace deepnet {
 namespace {
 
-// Layers that use embedding `name`, in order of EmbeddingUse.
-std::vector<EmbeddingUse> UsesOf(const Inventory& inventory, int parameter) {
-  std::vector<EmbeddingUse> uses;
-  for (const Layer& layer : inventory.layers) {
-    if (std::find(layer.parameters.begin(), layer.parameters.end(), parameter) ==
-        layer.parameters.end()) {
-      continue;
-    }
-    if (layer.kind == LayerKind::kSourceEmbedding) uses.push_back(EmbeddingUse::kSource);
-    if (layer.kind == LayerKind::kTargetEmbedding) uses.push_back(EmbeddingUse::kTarget);
-    if (layer.kind == LayerKind::kOutput) uses.push_back(EmbeddingUse::kOutput);
+// The layer in which an embedding matrix is used so.
+LayerKind KindOf(EmbeddingUse use) {
+  switch (use) {
+    case EmbeddingUse::kSource:
+      return LayerKind::kSourceEmbedding;
+    case EmbeddingUse::kTarget:
+      return LayerKind::kTargetEmbedding;
+    default:
+      return LayerKind::kOutput;
   }
-  return uses;
+}
+
+// `first_uses` (in the order of weights, each parameter once) with neighbours joined where both
+// their weights and their gradients adjoin.
+std::vector<FoldedSpan> Merge(const std::vector<Use>& first_uses) {
+  std::vector<FoldedSpan> spans;
+  for (const Use& use : first_uses) {
+    if (!spans.empty() &&
+        spans.back().gradient_offset + spans.back().count == use.gradient_offset) {
+      spans.back().count += use.count;
+    } else {
+      spans.push_back({use.weight_offset, use.gradient_offset, use.count});
+    }
+  }
+  return spans;
 }
 
 }  // namespace
 
 Parameters::Parameters(Inventory inventory, const Ops& ops, bool trainable)
-    : inventory_(std::move(inventory)) {
-  int64_t gradient_elements = inventory_.NumElements();
-  for (int i = 0; i < static_cast<int>(inventory_.parameters.size()); ++i) {
-    const Parameter& p = inventory_.parameters[i];
-    index_[p.name] = i;
-    if (p.role != Role::kEmbedding) continue;
-    const std::vector<EmbeddingUse> uses = UsesOf(inventory_, i);
-    for (size_t u = 1; u < uses.size(); ++u) {
-      later_uses_.push_back({p.name, uses[u], gradient_elements});
-      gradient_elements += p.NumElements();
-    }
+    : inventory_(std::move(inventory)), first_use_(inventory_.parameters.size(), -1) {
+  for (int l = 0; l < static_cast<int>(inventory_.layers.size()); ++l) {
+    for (const int parameter : inventory_.layers[l].parameters) AddUse(l, parameter);
   }
+  std::vector<Use> first_uses;
+  for (int i = 0; i < static_cast<int>(inventory_.parameters.size()); ++i) {
+    index_[inventory_.parameters[i].name] = i;
+    DEEPNET_CHECK(first_use_[i] >= 0) << inventory_.parameters[i].name << " is in no layer";
+    first_uses.push_back(uses_[first_use_[i]]);
+  }
+  folded_ = Merge(first_uses);
   const int64_t n = inventory_.NumElements();
   weights_ = at::zeros({n}, ops.Stream());
   if (!trainable) return;
-  gradient_ = at::zeros({gradient_elements}, ops.Stream());
+  const int64_t accumulators =
+      uses_.empty() ? 0 : uses_.back().gradient_offset + uses_.back().count;
+  gradient_ = at::zeros({accumulators}, ops.Stream());
   moment1_ = at::zeros({n}, ops.Stream());
   moment2_ = at::zeros({n}, ops.Stream());
+}
+
+void Parameters::AddUse(int layer, int parameter) {
+  const Parameter& p = inventory_.parameters[parameter];
+  const int64_t end = uses_.empty() ? 0 : uses_.back().gradient_offset + uses_.back().count;
+  if (first_use_[parameter] < 0) first_use_[parameter] = static_cast<int>(uses_.size());
+  uses_.push_back({layer, parameter, end, p.offset, p.NumElements()});
 }
 
 void Parameters::Initialize(uint64_t seed) {
@@ -64,50 +83,70 @@ void Parameters::Initialize(uint64_t seed) {
   }
 }
 
-const Parameter& Parameters::Find(const std::string& name) const {
+const Use& Parameters::FirstUse(const std::string& name) const {
   const auto it = index_.find(name);
   DEEPNET_CHECK(it != index_.end()) << "no parameter is called " << name;
-  return inventory_.parameters[it->second];
+  return uses_[first_use_[it->second]];
 }
 
-at::Tensor Parameters::Joined(const at::Tensor& flat, const std::vector<std::string>& names) const {
+at::Tensor Parameters::View(const at::Tensor& flat, int64_t Use::*offset, const Use& use) const {
   if (!flat.defined()) return at::Tensor();
-  const Parameter& first = Find(names[0]);
-  std::vector<int64_t> shape = first.shape;
-  int64_t end = first.offset + first.NumElements();
-  for (size_t i = 1; i < names.size(); ++i) {
-    const Parameter& next = Find(names[i]);
-    DEEPNET_CHECK_EQ(next.offset, end) << names[i] << " does not follow " << names[i - 1];
-    shape[0] += next.shape[0];
-    end += next.NumElements();
-  }
-  return flat.narrow(0, first.offset, end - first.offset).view(shape);
+  return flat.narrow(0, use.*offset, use.count).view(inventory_.parameters[use.parameter].shape);
 }
 
-at::Tensor Parameters::Get(const std::string& name) const { return Joined(weights_, {name}); }
+at::Tensor Parameters::Joined(const at::Tensor& flat, int64_t Use::*offset,
+                              const std::vector<std::string>& names) const {
+  if (!flat.defined()) return at::Tensor();
+  const Use& first = FirstUse(names[0]);
+  std::vector<int64_t> shape = inventory_.parameters[first.parameter].shape;
+  int64_t end = first.*offset + first.count;
+  for (size_t i = 1; i < names.size(); ++i) {
+    const Use& next = FirstUse(names[i]);
+    DEEPNET_CHECK_EQ(next.*offset, end) << names[i] << " does not follow " << names[i - 1];
+    shape[0] += inventory_.parameters[next.parameter].shape[0];
+    end += next.count;
+  }
+  return flat.narrow(0, first.*offset, end - first.*offset).view(shape);
+}
+
+at::Tensor Parameters::Get(const std::string& name) const { return GetJoined({name}); }
 
 at::Tensor Parameters::GetJoined(const std::vector<std::string>& names) const {
-  return Joined(weights_, names);
+  return Joined(weights_, &Use::weight_offset, names);
 }
 
-at::Tensor Parameters::Gradient(const std::string& name) const { return Joined(gradient_, {name}); }
+at::Tensor Parameters::Gradient(const std::string& name) const { return GradientJoined({name}); }
 
 at::Tensor Parameters::GradientJoined(const std::vector<std::string>& names) const {
-  return Joined(gradient_, names);
+  return Joined(gradient_, &Use::gradient_offset, names);
 }
 
-at::Tensor Parameters::EmbeddingGradient(const std::string& name, EmbeddingUse use) {
-  for (const LaterUse& later : later_uses_) {
-    if (later.name != name || later.use != use || !gradient_.defined()) continue;
-    return gradient_.narrow(0, later.offset, Find(name).NumElements()).view(Find(name).shape);
+at::Tensor Parameters::EmbeddingGradient(const std::string& name, EmbeddingUse use) const {
+  const int parameter = FirstUse(name).parameter;
+  for (const Use& here : uses_) {
+    if (here.parameter != parameter) continue;
+    if (inventory_.layers[here.layer].kind != KindOf(use)) continue;
+    return View(gradient_, &Use::gradient_offset, here);
   }
-  return Gradient(name);
+  DEEPNET_CHECK(false) << name << " is not used so here";
+  return at::Tensor();
+}
+
+GradientSpan Parameters::GradientRange(int first_layer, int end_layer) const {
+  GradientSpan span;
+  for (const Use& use : uses_) {
+    if (use.layer < first_layer) span.begin = use.gradient_offset + use.count;
+    if (use.layer >= first_layer && use.layer < end_layer) span.count += use.count;
+  }
+  return span;
 }
 
 void Parameters::FoldTied(Ops& ops) {
-  for (const LaterUse& later : later_uses_) {
-    ops.Add(Gradient(later.name).view({-1}),
-            gradient_.narrow(0, later.offset, Find(later.name).NumElements()));
+  for (const Use& use : uses_) {
+    const Use& first = uses_[first_use_[use.parameter]];
+    if (first == use) continue;
+    ops.Add(gradient_.narrow(0, first.gradient_offset, first.count),
+            gradient_.narrow(0, use.gradient_offset, use.count));
   }
   for (const Parameter& p : inventory_.parameters) {
     if (p.zero_row >= 0) Gradient(p.name)[p.zero_row].zero_();
@@ -115,7 +154,11 @@ void Parameters::FoldTied(Ops& ops) {
 }
 
 at::Tensor Parameters::FoldedGradient() const {
-  return gradient_.narrow(0, 0, inventory_.NumElements());
+  std::vector<at::Tensor> pieces;
+  for (const FoldedSpan& span : folded_) {
+    pieces.push_back(gradient_.narrow(0, span.gradient_offset, span.count));
+  }
+  return at::cat(pieces);
 }
 
 }  // namespace deepnet

@@ -1,9 +1,12 @@
-// Weights, gradients and moments of a model as flat buffers in the order of its Inventory.
+// Weights, gradients and moments of a model, or of the layers of it that one rank holds, as flat
+// buffers.
 //
-// A tensor of the model is a view: nothing is stored twice, the optimizer walks one buffer, a
-// checkpoint names slices of it. Each use of a tied tensor (source embedding, target embedding,
-// output) has a gradient accumulator of its own; FoldTied adds them once per step in that order, so
-// that their sum does not depend on where a pipeline was cut.
+// A tensor of the model is a view: nothing is stored twice, the optimizer walks ranges, a
+// checkpoint names slices. Weights and moments stand in the order of the Inventory, each tied
+// tensor once. Gradients stand in the order of the layers, and inside a layer in that of its
+// parameters: every use of a tied tensor (source embedding, target embedding, output) has an
+// accumulator of its own inside its layer's range, so that the gradient of any run of layers is one
+// range, and no sum depends on where a pipeline was cut. FoldTied adds the uses once per step.
 #pragma once
 
 #include <string>
@@ -20,9 +23,38 @@ namespace deepnet {
 // Who adds to the gradient of an embedding matrix. The order is that of FoldTied.
 enum class EmbeddingUse { kSource, kTarget, kOutput };
 
+// The accumulator of one parameter in one layer.
+struct Use {
+  int layer = 0;                // index into inventory().layers
+  int parameter = 0;            // index into inventory().parameters
+  int64_t gradient_offset = 0;  // first element in gradient()
+  int64_t weight_offset = 0;    // first element in weights() and the moments
+  int64_t count = 0;            // elements
+
+  friend bool operator==(const Use&, const Use&) = default;
+};
+
+// Elements [begin, begin + count) of gradient().
+struct GradientSpan {
+  int64_t begin = 0;
+  int64_t count = 0;
+
+  friend bool operator==(const GradientSpan&, const GradientSpan&) = default;
+};
+
+// Weights and the folded gradient that belongs to them.
+struct FoldedSpan {
+  int64_t weight_offset = 0;
+  int64_t gradient_offset = 0;
+  int64_t count = 0;
+
+  friend bool operator==(const FoldedSpan&, const FoldedSpan&) = default;
+};
+
 class Parameters {
  public:
-  // Float32 masters on the stream's device. `trainable`: with gradients and moments.
+  // Float32 masters on the stream's device. `trainable`: with gradients and moments. `inventory` is
+  // a whole model or what Select made of one.
   Parameters(Inventory inventory, const Ops& ops, bool trainable);
 
   const Inventory& inventory() const { return inventory_; }
@@ -35,34 +67,45 @@ class Parameters {
   at::Tensor Get(const std::string& name) const;
   // Masters of `names`, adjacent in flat order and of equal width, as one matrix (or vector).
   at::Tensor GetJoined(const std::vector<std::string>& names) const;
-  // Accumulators in the same shapes; undefined tensors if not trainable.
+  // Accumulators in the same shapes; undefined tensors if not trainable. Of a tied tensor: that of
+  // its first use here, which holds the folded gradient after FoldTied.
   at::Tensor Gradient(const std::string& name) const;
   at::Tensor GradientJoined(const std::vector<std::string>& names) const;
-  // The accumulator of one use of the embedding matrix `name`.
-  at::Tensor EmbeddingGradient(const std::string& name, EmbeddingUse use);
+  // The accumulator of one use of the embedding matrix `name`. DEEPNET_CHECKs that it is here.
+  at::Tensor EmbeddingGradient(const std::string& name, EmbeddingUse use) const;
 
-  // Adds the accumulators of later uses to the first and clears rows that must stay zero.
+  // All accumulators, in the order of gradient(), without gaps.
+  const std::vector<Use>& uses() const { return uses_; }
+  // Of layers [first, end) of inventory().layers.
+  GradientSpan GradientRange(int first_layer, int end_layer) const;
+
+  // Adds the accumulators of a tied tensor's later uses here to that of its first, in order of use,
+  // and clears rows that must stay zero. Uses on other ranks are the caller's business.
   void FoldTied(Ops& ops);
+  // Where the gradient of each weight is after FoldTied: as few ranges as there can be, covering
+  // weights() in order.
+  const std::vector<FoldedSpan>& folded() const { return folded_; }
+  // A copy [n] in the order of weights(), valid after FoldTied. For looking at: the optimizer goes
+  // over folded().
+  at::Tensor FoldedGradient() const;
 
   const at::Tensor& weights() const { return weights_; }    // [n]
-  const at::Tensor& gradient() const { return gradient_; }  // [n + accumulators of later uses]
-  at::Tensor FoldedGradient() const;                        // [n], valid after FoldTied
+  const at::Tensor& gradient() const { return gradient_; }  // [elements of all uses]
   const at::Tensor& moment1() const { return moment1_; }    // [n]
   const at::Tensor& moment2() const { return moment2_; }    // [n]
 
  private:
-  const Parameter& Find(const std::string& name) const;
-  at::Tensor Joined(const at::Tensor& flat, const std::vector<std::string>& names) const;
-
-  struct LaterUse {
-    std::string name;
-    EmbeddingUse use;
-    int64_t offset;  // in gradient_
-  };
+  const Use& FirstUse(const std::string& name) const;
+  at::Tensor View(const at::Tensor& flat, int64_t Use::*offset, const Use& use) const;
+  at::Tensor Joined(const at::Tensor& flat, int64_t Use::*offset,
+                    const std::vector<std::string>& names) const;
+  void AddUse(int layer, int parameter);
 
   Inventory inventory_;
-  absl::flat_hash_map<std::string, int> index_;
-  std::vector<LaterUse> later_uses_;  // in order of use
+  std::vector<Use> uses_;
+  std::vector<int> first_use_;  // [parameter], index into uses_
+  std::vector<FoldedSpan> folded_;
+  absl::flat_hash_map<std::string, int> index_;  // of inventory_.parameters by name
   at::Tensor weights_, gradient_, moment1_, moment2_;
 };
 

@@ -21,6 +21,7 @@ Inventory MatrixAndBias() {
   inventory.parameters = {
       {.name = "fc1.weight", .shape = {6, 5}, .role = Role::kFeedForward, .offset = 0},
       {.name = "fc1.bias", .shape = {6}, .role = Role::kFeedForward, .offset = kMatrix}};
+  inventory.layers = {{.name = "layer", .kind = LayerKind::kEncoder, .parameters = {0, 1}}};
   return inventory;
 }
 
