@@ -30,6 +30,8 @@ struct Stream {
   at::Tensor operand_RD;
 };
 
+class DeferredWeights;
+
 // What a pass needs to know besides its tensors.
 struct PassContext {
   Ops* ops = nullptr;
@@ -37,6 +39,8 @@ struct PassContext {
   uint64_t seed = 0;
   int64_t step = 0;
   bool keep = true;  // training: dropout on, state kept for the backward pass
+  // Backward: weight gradients go here instead of being computed; null: they are computed.
+  DeferredWeights* deferred = nullptr;
 };
 
 // Gain and bias of one normalisation with their accumulators.

@@ -1,0 +1,101 @@
+// Weight gradients that are put off against those that are not, to the bit, and the bytes they
+// hold.
+#include "trainer/model/deferred_weights.h"
+
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "tests/trainer/model/stack_rig.h"
+
+namespace deepnet {
+namespace {
+
+using testing::AllOps;
+using testing::NamedOps;
+using testing::RunPlainLayers;
+using testing::SameBits;
+using testing::StackRig;
+using testing::StackVariants;
+using testing::TinyCapacity;
+
+using Deferred = std::vector<DeferredWeights>;
+
+Deferred MakeDeferred(const StackRig& rig, TensorPool& pool) {
+  Deferred deferred;
+  for (int c = 0; c < rig.num_chunks(); ++c) deferred.emplace_back(pool);
+  return deferred;
+}
+
+void RunAll(Deferred& deferred, Ops& ops) {
+  for (DeferredWeights& each : deferred) each.Run(ops);
+}
+
+TEST(DeferredWeights, GiveTheSameBitsAsGradientsThatAreNotPutOff) {
+  for (const NamedOps& each : AllOps()) {
+    for (const ModelSpec& spec : StackVariants()) {
+      const auto plain = RunPlainLayers(spec, *each.ops, 2);
+      for (const Recompute level : {NONE, GEMM, LAYER}) {
+        SCOPED_TRACE(each.name);
+        SCOPED_TRACE(Recompute_Name(level) + " " + spec.ShortDebugString());
+        StackRig rig(spec, *each.ops, {.level = level}, /*num_chunks=*/2);
+        TensorPool pool;
+        Deferred first = MakeDeferred(rig, pool), second = MakeDeferred(rig, pool);
+        rig.Forward(0);
+        rig.Forward(1);
+        rig.Backward(0, &first);
+        rig.Backward(1, &second);
+        RunAll(first, rig.ops());
+        RunAll(second, rig.ops());
+        EXPECT_TRUE(SameBits(rig.Result(), plain));
+      }
+    }
+  }
+}
+
+TEST(DeferredWeights, AddNothingToMatricesBeforeTheyRun) {
+  const auto ops = MakeAtenOps(at::kCPU, at::kDouble, at::kDouble);
+  StackRig rig(StackVariants()[0], *ops, {}, /*num_chunks=*/1);
+  TensorPool pool;
+  Deferred deferred = MakeDeferred(rig, pool);
+  rig.Forward(0);
+  rig.Backward(0, &deferred);
+  const at::Tensor before = rig.Result().back();
+  RunAll(deferred, *ops);
+  const at::Tensor after = rig.Result().back();
+  // Gains and biases of normalisations come with the pass: two of 8 for each of 2 and 3 sub-layers.
+  EXPECT_EQ(before.count_nonzero().item<int64_t>(), 2 * 8 * (2 * 5 + 3 * 4));
+  EXPECT_GT(after.count_nonzero().item<int64_t>(), 100 * 8 * 2);
+}
+
+TEST(DeferredWeights, HoldTheBytesOfTheFormulaAndGiveThemBackToThePool) {
+  for (const at::ScalarType operand : {at::kFloat, at::kBFloat16}) {
+    const auto ops = MakeAtenOps(at::kCPU, operand, at::kFloat);
+    const ModelSpec spec = StackVariants()[3];
+    StackRig rig(spec, *ops, {.level = FFN}, /*num_chunks=*/1);
+    TensorPool pool;
+    Deferred deferred = MakeDeferred(rig, pool);
+    const auto operands = [&](LayerKind kind) {
+      return DeferredOperands(spec, TinyCapacity(), kind);
+    };
+    const int64_t size = ops->Operand().dtype().itemsize();
+    const int64_t encoder = size * spec.encoder_layers() * operands(LayerKind::kEncoder);
+    const int64_t decoder = size * (spec.decoder_layers() * operands(LayerKind::kDecoder) +
+                                    TinyCapacity().source_tokens() * spec.width());
+    for (int m = 0; m < 3; ++m) {
+      rig.Forward(m);
+      rig.Backward(m, &deferred);
+      EXPECT_EQ(deferred[0].bytes(), encoder);
+      EXPECT_EQ(deferred[1].bytes(), decoder);
+      EXPECT_FALSE(deferred[0].empty());
+      RunAll(deferred, *ops);
+      EXPECT_EQ(deferred[0].bytes(), 0);
+      EXPECT_TRUE(deferred[0].empty());
+      EXPECT_EQ(pool.bytes(), encoder + decoder) << "the pool grew in microbatch " << m;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace deepnet

@@ -1,0 +1,190 @@
+// Every level of recomputation against a plain loop over layers that keeps everything: outputs,
+// input gradients and weight gradients, to the bit.
+#include "trainer/model/layer_stack.h"
+
+#include <set>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "tests/trainer/model/stack_rig.h"
+#include "trainer/model/describe.h"
+
+namespace deepnet {
+namespace {
+
+using testing::AllOps;
+using testing::NamedOps;
+using testing::RunPlainLayers;
+using testing::SameBits;
+using testing::StackResult;
+using testing::StackRig;
+using testing::StackVariants;
+using testing::TinyCapacity;
+
+std::vector<RecomputeOptions> Levels() {
+  return {{NONE, 1}, {FFN, 1}, {GEMM, 1}, {LAYER, 1}, {LAYER, 2}, {LAYER, 3}, {LAYER, 9}};
+}
+
+std::string NameOf(const RecomputeOptions& options) {
+  return Recompute_Name(options.level) + " " + std::to_string(options.segment);
+}
+
+TEST(LayerStack, EveryLevelGivesTheBitsOfPlainLayers) {
+  for (const NamedOps& each : AllOps()) {
+    for (const ModelSpec& spec : StackVariants()) {
+      const StackResult plain = RunPlainLayers(spec, *each.ops, 1);
+      for (const RecomputeOptions& options : Levels()) {
+        SCOPED_TRACE(each.name);
+        SCOPED_TRACE(NameOf(options) + " " + spec.ShortDebugString());
+        StackRig rig(spec, *each.ops, options, /*num_chunks=*/1);
+        rig.Forward(0);
+        rig.Backward(0);
+        EXPECT_TRUE(SameBits(rig.Result(), plain));
+      }
+    }
+  }
+}
+
+// Three microbatches in flight over two chunks a side that share workspaces, as on a rank of an
+// interleaved pipeline: what one microbatch computes again must not be taken for another's.
+TEST(LayerStack, MicrobatchesInFlightShareWorkspacesWithoutMeeting) {
+  for (const NamedOps& each : AllOps()) {
+    const ModelSpec spec = StackVariants()[1];
+    const StackResult plain = RunPlainLayers(spec, *each.ops, 3);
+    for (const RecomputeOptions& options : Levels()) {
+      SCOPED_TRACE(each.name);
+      SCOPED_TRACE(NameOf(options));
+      StackRig rig(spec, *each.ops, options, /*num_chunks=*/2);
+      rig.Forward(0);
+      rig.Forward(1);
+      rig.Backward(0);
+      rig.Forward(2);
+      rig.Backward(1);
+      rig.Backward(2);
+      EXPECT_TRUE(SameBits(rig.Result(), plain));
+    }
+  }
+}
+
+TEST(LayerStack, AStackWithoutLayersPassesTheStreamOn) {
+  for (const RecomputeOptions& options : Levels()) {
+    const auto ops = MakeAtenOps(at::kCPU, at::kDouble, at::kDouble);
+    ModelSpec spec = StackVariants()[0];
+    StackRig whole(spec, *ops, options, /*num_chunks=*/1);
+    StackRig shredded(spec, *ops, options, /*num_chunks=*/7);  // some of them empty
+    for (StackRig* rig : {&whole, &shredded}) {
+      rig->Forward(0);
+      rig->Backward(0);
+    }
+    EXPECT_TRUE(SameBits(whole.Result(), shredded.Result())) << NameOf(options);
+  }
+}
+
+// --- bytes ---------------------------------------------------------------------------------------
+
+// Sizes of distinct allocations, those of `elsewhere` left out.
+class Allocations {
+ public:
+  explicit Allocations(const std::vector<at::Tensor>& elsewhere) {
+    for (const at::Tensor& x : elsewhere) {
+      if (x.defined()) seen_.insert(x.storage().data());
+    }
+  }
+  void AddTensors(const std::vector<at::Tensor>& tensors) {
+    for (const at::Tensor& x : tensors) {
+      if (!x.defined() || !seen_.insert(x.storage().data()).second) continue;
+      bytes_ += static_cast<int64_t>(x.storage().nbytes());
+    }
+  }
+  void Add(const JoinSaved& join) { AddTensors({join.norm.xhat_RD, join.norm.rstd_R, join.mask}); }
+  void Add(const SelfAttention::Saved& s) {
+    AddTensors({s.qkv_R3D, s.context_RD, s.log_sum_exp_RH});
+    Add(s.join);
+  }
+  void Add(const CrossAttention::Saved& s) {
+    AddTensors({s.q_RD, s.kv_R2D, s.context_RD, s.log_sum_exp_RH});
+    Add(s.join);
+  }
+  void Add(const FeedForward::Saved& s) {
+    AddTensors({s.inner_RF, s.pre_RF, s.mask});
+    Add(s.join);
+  }
+  void Add(const EncoderLayer::Saved& s) {
+    Add(s.attention);
+    Add(s.feed_forward);
+  }
+  void Add(const DecoderLayer::Saved& s) {
+    Add(s.self_attention);
+    Add(s.cross_attention);
+    Add(s.feed_forward);
+  }
+  template <typename LayerT>
+  void Add(const SegmentWorkspace<LayerT>& segment) {
+    for (const auto& saved : segment.saved) Add(saved);
+    AddTensors({segment.stream.value_RD, segment.stream.operand_RD, segment.input_RD});
+  }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  std::set<const void*> seen_;
+  int64_t bytes_ = 0;
+};
+
+std::vector<at::Tensor> TensorsOf(const Workspace& w) {
+  return {w.qkv_R3D, w.inner_RF, w.pre_RF, w.inner_mask_RF};
+}
+
+// One stack of 6 layers, so that segments of 1, 2 and 3 come out even.
+template <typename LayerT>
+void ExpectBytesAsAllocated(LayerKind kind, const ModelSpec& spec, Ops& ops,
+                            const RecomputeOptions& options) {
+  constexpr int kLayers = 6;
+  ModelSpec deep = spec;
+  deep.set_encoder_layers(kLayers);
+  deep.set_decoder_layers(kLayers);
+  const MicrobatchSpec capacity = TinyCapacity();
+  const int64_t operand_bytes = ops.Operand().dtype().itemsize();
+  const Parameters parameters(Describe(deep, capacity), ops, /*trainable=*/true);
+  const LayerStack<LayerT> stack(deep, capacity, options, ops, parameters, 0, kLayers);
+  const Workspace source(deep, ops, capacity.source_tokens(), options.level);
+  const Workspace target(deep, ops, capacity.target_tokens(), options.level);
+  const Workspace& own = kind == LayerKind::kEncoder ? source : target;
+
+  std::vector<at::Tensor> shared = TensorsOf(source);
+  for (const at::Tensor& x : TensorsOf(target)) shared.push_back(x);
+  Allocations kept(shared);
+  const auto microbatch = stack.MakeKept(own, &source);
+  for (const auto& saved : microbatch.saved) kept.Add(saved);
+  kept.AddTensors(microbatch.inputs_RD);
+  const int64_t per_layer = KeptBytes(deep, capacity, kind, options.level).Total(operand_bytes);
+  EXPECT_EQ(kept.bytes(), per_layer * kLayers / options.segment);
+
+  Allocations again({});
+  again.AddTensors(TensorsOf(own));
+  SegmentWorkspace<LayerT> segment;
+  stack.Prepare(segment);
+  stack.Prepare(segment);  // the second time makes nothing
+  again.Add(segment);
+  const DataType operand = operand_bytes == 4 ? FLOAT32 : BFLOAT16;
+  EXPECT_EQ(again.bytes(),
+            RecomputeBytes(deep, capacity, kind, options, operand).Total(operand_bytes));
+}
+
+TEST(LayerStack, BytesKeptAndComputedAgainAreThoseOfTheFormula) {
+  for (const at::ScalarType operand : {at::kFloat, at::kBFloat16}) {
+    const auto ops = MakeAtenOps(at::kCPU, operand, at::kFloat);
+    for (const ModelSpec& spec : StackVariants()) {
+      for (const RecomputeOptions& options :
+           {RecomputeOptions{NONE, 1}, {FFN, 1}, {GEMM, 1}, {LAYER, 1}, {LAYER, 2}, {LAYER, 3}}) {
+        SCOPED_TRACE(NameOf(options) + " " + spec.ShortDebugString());
+        ExpectBytesAsAllocated<EncoderLayer>(LayerKind::kEncoder, spec, *ops, options);
+        ExpectBytesAsAllocated<DecoderLayer>(LayerKind::kDecoder, spec, *ops, options);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace deepnet

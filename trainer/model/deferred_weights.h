@@ -1,0 +1,80 @@
+// Weight gradients put off: the B/W split of a pipeline's backward pass.
+//
+// With PassContext::deferred set, the products that make weight gradients are recorded instead of
+// computed; Run computes them later. Zero-bubble schedules (Qi et al., 2023, arXiv:2401.10241) fill
+// a pipeline's idle time with them. Each weight gets the same sums in the same order either way, as
+// long as the microbatches of a chunk run in ascending order, so the bits are equal.
+//
+// Deferred are matrices and biases of the linear layers. Gains and biases of normalisations,
+// embeddings and the output layer are not: their sums are made in the pass itself.
+//
+// A chunk uses one object per microbatch between its two actions:
+//
+//   BackwardInput(mb):   pass.deferred = &deferred[mb];  stack.Backward(...)
+//   BackwardWeight(mb):  deferred[mb].Run(ops);
+//
+// Gradients and inputs are copied, so after BackwardInput all else that the microbatch kept is
+// free.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "trainer/kernels/ops.h"
+
+namespace deepnet {
+
+// Matrices for reuse; one pool serves all chunks of a rank. Not thread-safe.
+class TensorPool {
+ public:
+  // Contents are those of an earlier use.
+  at::Tensor Take(int64_t rows, int64_t columns, const at::TensorOptions& options);
+  void Give(at::Tensor tensor) { free_.push_back(std::move(tensor)); }
+  int64_t bytes() const { return bytes_; }  // of all matrices made so far: the most ever in use
+
+ private:
+  std::vector<at::Tensor> free_;
+  int64_t bytes_ = 0;
+};
+
+class DeferredWeights {
+ public:
+  // `pool` must outlive this object.
+  explicit DeferredWeights(TensorPool& pool) : pool_(&pool) {}
+  DeferredWeights(DeferredWeights&&) = default;
+  DeferredWeights& operator=(DeferredWeights&&) = default;
+
+  // What LinearBackwardWeight(rows, dy, x, dw, dbias) would do. dw and dbias are accumulators and
+  // stay where they are; the first `rows` rows of dy and x are copied. `one_input`: x holds the
+  // same numbers in all such calls up to Run, so that one copy serves them.
+  void Add(Ops& ops, int64_t rows, const at::Tensor& dy_RO, const at::Tensor& x_RI,
+           const at::Tensor& dw_OI, const at::Tensor& dbias_O, bool one_input);
+
+  // Computes everything in the order it was added, then is empty and its buffers are the pool's.
+  void Run(Ops& ops);
+
+  bool empty() const { return records_.empty(); }
+  int64_t bytes() const;  // of the copies held now
+
+ private:
+  struct Record {
+    int64_t rows;
+    at::Tensor dy_RO, x_RI, dw_OI, dbias_O;
+  };
+  struct Input {
+    const void* original;
+    at::Tensor copy_RI;
+  };
+
+  at::Tensor CopyOf(Ops& ops, int64_t rows, const at::Tensor& x_RC);
+  at::Tensor InputOf(Ops& ops, int64_t rows, const at::Tensor& x_RI, bool one_input);
+
+  TensorPool* pool_;
+  std::vector<Record> records_;
+  std::vector<at::Tensor> copies_;  // all of them, each once
+  std::vector<Input> inputs_;       // those that serve several records
+};
+
+}  // namespace deepnet

@@ -1,0 +1,45 @@
+// The feed-forward block as a sub-layer: two products with RELU or GELU between them.
+//
+// Letters: R rows, D width, F inner width.
+#pragma once
+
+#include <memory>
+
+#include <ATen/core/Tensor.h>
+
+#include "trainer/model/sublayer.h"
+
+namespace deepnet {
+
+class FeedForward {
+ public:
+  struct Saved {
+    bool again = false;   // the three below are the workspace's, made again by Backward
+    at::Tensor inner_RF;  // operand: after the activation (and its dropout)
+    at::Tensor pre_RF;    // operand: before GELU; undefined with RELU
+    at::Tensor mask;      // of activation dropout
+    JoinSaved join;
+  };
+
+  FeedForward(const ModelSpec& spec, const DepthScaling& scaling, Ops& ops,
+              const Parameters& parameters, int stack, int layer);
+
+  Saved MakeSaved(const Ops& ops, int64_t capacity, const Workspace* again = nullptr) const;
+  void Forward(const PassContext& pass, const Stream& stream, Workspace& work, Saved& saved) const;
+  void Backward(const PassContext& pass, const Upstream& upstream, const at::Tensor& dstream_RD,
+                Workspace& work, Saved& saved) const;
+  void Refresh(Ops& ops);
+  const Join& join() const { return *join_; }
+
+ private:
+  // Inner rows from the branch's input.
+  void MakeInner(const PassContext& pass, const at::Tensor& input_RD, Saved& saved) const;
+
+  int64_t width_, inner_;
+  bool gelu_;
+  DropoutSite dropout_;
+  LinearLayer fc1_, fc2_;
+  std::unique_ptr<Join> join_;
+};
+
+}  // namespace deepnet

@@ -1,0 +1,186 @@
+// One idea for all levels: layers come in segments, the input of each segment is kept, and inside a
+// segment every layer has a Saved. LAYER has short segments and one set of Saved for all of them;
+// the other levels have one segment, whose set is the microbatch's own.
+#include "trainer/model/layer_stack.h"
+
+#include <algorithm>
+#include <type_traits>
+
+#include <ATen/ATen.h>
+
+#include "parallel/base/check.h"
+
+namespace deepnet {
+namespace {
+
+// The two kinds of layers differ in their calls by the memory.
+void RunForward(const EncoderLayer& layer, const StackPass& pass, const Stream& stream,
+                EncoderLayer::Saved& saved) {
+  layer.Forward(pass.context, stream, *pass.work, saved);
+}
+
+void RunForward(const DecoderLayer& layer, const StackPass& pass, const Stream& stream,
+                DecoderLayer::Saved& saved) {
+  layer.Forward(pass.context, *pass.memory, stream, *pass.work, saved);
+}
+
+void RunBackward(const EncoderLayer& layer, const StackPass& pass, const Upstream& upstream,
+                 const at::Tensor& dstream_RD, EncoderLayer::Saved& saved) {
+  layer.Backward(pass.context, upstream, dstream_RD, *pass.work, saved);
+}
+
+void RunBackward(const DecoderLayer& layer, const StackPass& pass, const Upstream& upstream,
+                 const at::Tensor& dstream_RD, DecoderLayer::Saved& saved) {
+  layer.Backward(pass.context, *pass.memory, upstream, dstream_RD, *pass.work, *pass.memory_work,
+                 saved);
+}
+
+bool SameTypes(const Ops& ops) { return ops.Operand().dtype() == ops.Stream().dtype(); }
+
+}  // namespace
+
+Stream MakeStream(const Ops& ops, int64_t capacity, int64_t width) {
+  Stream stream;
+  stream.value_RD = at::zeros({capacity, width}, ops.Stream());
+  stream.operand_RD =
+      SameTypes(ops) ? stream.value_RD : at::zeros({capacity, width}, ops.Operand());
+  return stream;
+}
+
+template <typename LayerT>
+LayerStack<LayerT>::LayerStack(const ModelSpec& spec, const MicrobatchSpec& capacity,
+                               const RecomputeOptions& options, Ops& ops,
+                               const Parameters& parameters, int first, int count)
+    : options_(options),
+      segment_(std::max(1, options.level == LAYER ? options.segment : count)),
+      width_(spec.width()),
+      source_capacity_(capacity.source_tokens()),
+      capacity_(std::is_same_v<LayerT, EncoderLayer> ? capacity.source_tokens()
+                                                     : capacity.target_tokens()),
+      ops_(ops) {
+  const DepthScaling scaling = MakeDepthScaling(spec);
+  for (int i = 0; i < count; ++i) layers_.emplace_back(spec, scaling, ops, parameters, first + i);
+}
+
+template <typename LayerT>
+auto LayerStack<LayerT>::MakeSaved(Recompute level, const Workspace* work,
+                                   const Workspace* memory_work) const -> Saved {
+  if constexpr (std::is_same_v<LayerT, EncoderLayer>) {
+    return layers_[0].MakeSaved(ops_, capacity_, level, work);
+  } else {
+    return layers_[0].MakeSaved(ops_, source_capacity_, capacity_, level, work, memory_work);
+  }
+}
+
+template <typename LayerT>
+auto LayerStack<LayerT>::MakeKept(const Workspace& work, const Workspace* memory_work) const
+    -> Kept {
+  Kept kept;
+  if (size() == 0) return kept;
+  if (by_segment()) {
+    for (int i = 0; i < NumSegments(); ++i) {
+      kept.inputs_RD.push_back(at::zeros({capacity_, width_}, ops_.Stream()));
+    }
+    return kept;
+  }
+  kept.first_RD = at::zeros({capacity_, width_}, ops_.Operand());
+  for (int i = 0; i < size(); ++i) {
+    kept.saved.push_back(MakeSaved(options_.level, &work, memory_work));
+  }
+  return kept;
+}
+
+template <typename LayerT>
+auto LayerStack<LayerT>::MakeKeptForInference() const -> Kept {
+  Kept kept;
+  if (size() > 0) kept.saved.push_back(MakeSaved(NONE, nullptr, nullptr));
+  return kept;
+}
+
+template <typename LayerT>
+void LayerStack<LayerT>::Prepare(SegmentWorkspace<LayerT>& segment) const {
+  if (!by_segment() || size() == 0) return;
+  if (!segment.stream.value_RD.defined()) {
+    segment.stream = MakeStream(ops_, capacity_, width_);
+    if (!SameTypes(ops_)) segment.input_RD = at::zeros({capacity_, width_}, ops_.Operand());
+  }
+  while (segment.saved.size() < static_cast<size_t>(std::min(segment_, size()))) {
+    segment.saved.push_back(MakeSaved(NONE, nullptr, nullptr));
+  }
+}
+
+template <typename LayerT>
+auto LayerStack<LayerT>::SavedOf(int layer, Kept& kept, SegmentWorkspace<LayerT>& segment) const
+    -> Saved& {
+  std::vector<Saved>& saved = kept.saved.empty() ? segment.saved : kept.saved;
+  DEEPNET_CHECK(!saved.empty()) << "Prepare was not called";
+  return saved[layer % saved.size()];  // neighbours within a segment never meet
+}
+
+template <typename LayerT>
+void LayerStack<LayerT>::Forward(const StackPass& pass, const Stream& stream, Kept& kept,
+                                 SegmentWorkspace<LayerT>& segment) const {
+  const int64_t rows = pass.context.rows->count;
+  const bool keep = pass.context.keep;
+  if (size() == 0) return;
+  if (keep && !by_segment()) ops_.Copy(rows, stream.operand_RD, kept.first_RD);
+  for (int i = 0; i < size(); ++i) {
+    if (keep && by_segment() && i % segment_ == 0) {
+      ops_.Copy(rows, stream.value_RD, kept.inputs_RD[i / segment_]);
+    }
+    RunForward(layers_[i], pass, stream, SavedOf(i, kept, segment));
+  }
+  kept.pass = ++segment.passes;
+  segment.held = keep ? NumSegments() - 1 : -1;
+}
+
+// The stream as it entered the segment runs through its layers once more, in buffers of its own.
+template <typename LayerT>
+void LayerStack<LayerT>::ForwardAgain(const StackPass& pass, int index, Kept& kept,
+                                      SegmentWorkspace<LayerT>& segment) const {
+  const int64_t rows = pass.context.rows->count;
+  ops_.Copy(rows, kept.inputs_RD[index], segment.stream.value_RD);
+  if (!SameTypes(ops_)) ops_.Copy(rows, kept.inputs_RD[index], segment.stream.operand_RD);
+  const int end = std::min(size(), (index + 1) * segment_);
+  for (int i = index * segment_; i < end; ++i) {
+    RunForward(layers_[i], pass, segment.stream, SavedOf(i, kept, segment));
+  }
+}
+
+// Where the input of `layer` came from. That of a segment's first layer was kept; products want it
+// in operand type.
+template <typename LayerT>
+Upstream LayerStack<LayerT>::UpstreamOf(const StackPass& pass, int layer, Kept& kept,
+                                        SegmentWorkspace<LayerT>& segment) const {
+  if (layer % segment_ != 0) return layers_[layer - 1].Output(SavedOf(layer - 1, kept, segment));
+  if (!by_segment()) return {.embedded_RD = kept.first_RD};
+  const at::Tensor& input_RD = kept.inputs_RD[layer / segment_];
+  if (SameTypes(ops_)) return {.embedded_RD = input_RD};
+  ops_.Copy(pass.context.rows->count, input_RD, segment.input_RD);
+  return {.embedded_RD = segment.input_RD};
+}
+
+template <typename LayerT>
+void LayerStack<LayerT>::Backward(const StackPass& pass, const at::Tensor& dstream_RD, Kept& kept,
+                                  SegmentWorkspace<LayerT>& segment) const {
+  for (int index = NumSegments() - 1; index >= 0; --index) {
+    const bool held = segment.held == index && segment.passes == kept.pass;
+    if (by_segment() && !held) ForwardAgain(pass, index, kept, segment);
+    segment.held = -1;  // from now on its layers' states belong to this backward pass
+    const int end = std::min(size(), (index + 1) * segment_);
+    for (int i = end - 1; i >= index * segment_; --i) {
+      RunBackward(layers_[i], pass, UpstreamOf(pass, i, kept, segment), dstream_RD,
+                  SavedOf(i, kept, segment));
+    }
+  }
+}
+
+template <typename LayerT>
+void LayerStack<LayerT>::Refresh() {
+  for (LayerT& layer : layers_) layer.Refresh(ops_);
+}
+
+template class LayerStack<EncoderLayer>;
+template class LayerStack<DecoderLayer>;
+
+}  // namespace deepnet

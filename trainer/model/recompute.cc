@@ -1,0 +1,83 @@
+#include "trainer/model/recompute.h"
+
+#include <algorithm>
+
+#include "parallel/base/check.h"
+
+namespace deepnet {
+namespace {
+
+constexpr int64_t kBytesOfFloat = 4;  // residual stream, statistics
+
+// Bytes of a dropout mask, one bit a feature; none where nothing is dropped.
+int64_t MaskBytes(int64_t rows, int64_t features, double rate) {
+  return rate > 0 ? rows * ((features + 7) / 8) : 0;
+}
+
+// The normalised stream, its reciprocal deviation, and dropout's decisions.
+int64_t JoinBytes(const ModelSpec& model, int64_t rows) {
+  return kBytesOfFloat * rows * (model.width() + 1) +
+         MaskBytes(rows, model.width(), model.dropout());
+}
+
+// Queries, keys and values can be made again; context and one log-sum a head are kept.
+void AddAttention(const ModelSpec& model, int64_t rows, int64_t key_rows, bool again,
+                  ActivationBytes& kept) {
+  kept.bytes += JoinBytes(model, rows) + kBytesOfFloat * rows * model.heads();
+  kept.operands += rows * model.width();
+  if (!again) kept.operands += (rows + 2 * key_rows) * model.width();
+}
+
+// Inner rows, with GELU also before the activation, and what activation dropout decided.
+ActivationBytes InnerBytes(const ModelSpec& model, int64_t rows) {
+  return {MaskBytes(rows, model.ffn_width(), model.activation_dropout()),
+          rows * model.ffn_width() * (model.activation() == GELU ? 2 : 1)};
+}
+
+int64_t Rows(const MicrobatchSpec& microbatch, LayerKind kind) {
+  DEEPNET_CHECK(kind == LayerKind::kEncoder || kind == LayerKind::kDecoder);
+  return kind == LayerKind::kEncoder ? microbatch.source_tokens() : microbatch.target_tokens();
+}
+
+}  // namespace
+
+ActivationBytes KeptBytes(const ModelSpec& model, const MicrobatchSpec& microbatch, LayerKind kind,
+                          Recompute level) {
+  const int64_t rows = Rows(microbatch, kind);
+  if (level == LAYER) return {kBytesOfFloat * rows * model.width(), 0};
+  ActivationBytes kept;
+  AddAttention(model, rows, rows, level == GEMM, kept);
+  if (kind == LayerKind::kDecoder) {
+    AddAttention(model, rows, microbatch.source_tokens(), level == GEMM, kept);
+  }
+  kept.bytes += JoinBytes(model, rows);
+  if (level == FFN || level == GEMM) return kept;
+  const ActivationBytes inner = InnerBytes(model, rows);
+  return {kept.bytes + inner.bytes, kept.operands + inner.operands};
+}
+
+ActivationBytes RecomputeBytes(const ModelSpec& model, const MicrobatchSpec& microbatch,
+                               LayerKind kind, const RecomputeOptions& options, DataType operand) {
+  const int64_t rows = Rows(microbatch, kind);
+  ActivationBytes again;
+  if (options.level == FFN || options.level == GEMM) again = InnerBytes(model, rows);
+  if (options.level == GEMM) again.operands += rows * 3 * model.width();
+  if (options.level == LAYER) {
+    const int64_t layers = std::max(1, options.segment);
+    const ActivationBytes one = KeptBytes(model, microbatch, kind, NONE);
+    again.bytes = layers * one.bytes + kBytesOfFloat * rows * model.width();
+    again.operands = layers * one.operands + (operand == FLOAT32 ? 0 : 2 * rows * model.width());
+  }
+  return again;
+}
+
+int64_t DeferredOperands(const ModelSpec& model, const MicrobatchSpec& microbatch, LayerKind kind) {
+  const int64_t rows = Rows(microbatch, kind), d = model.width(), f = model.ffn_width();
+  // (gradient + input) of q, k, v together; of the output; of both feed-forward products.
+  const int64_t self_and_inner = rows * ((3 * d + d) + (d + d) + (f + d) + (d + f));
+  if (kind == LayerKind::kEncoder) return self_and_inner;
+  // Of q and the output; the gradient of keys and values.
+  return self_and_inner + rows * ((d + d) + (d + d)) + microbatch.source_tokens() * 2 * d;
+}
+
+}  // namespace deepnet

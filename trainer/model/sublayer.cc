@@ -1,0 +1,82 @@
+#include "trainer/model/sublayer.h"
+
+#include <ATen/ATen.h>
+
+namespace deepnet {
+
+std::string LayerPrefix(int stack, int layer) {
+  return (stack == 0 ? "encoder.layers." : "decoder.layers.") + std::to_string(layer) + ".";
+}
+
+std::unique_ptr<Join> MakeSublayerJoin(const ModelSpec& spec, const DepthScaling& scaling,
+                                       const Parameters& parameters, int stack, int layer,
+                                       Site site, const std::string& norm) {
+  return MakeJoin(spec.residual(),
+                  {.alpha = stack == 0 ? scaling.encoder_alpha : scaling.decoder_alpha,
+                   .dropout = spec.dropout(),
+                   .epsilon = spec.layer_norm_epsilon(),
+                   .stack = stack,
+                   .layer = layer,
+                   .site = site},
+                  NormParameters(parameters, LayerPrefix(stack, layer) + norm));
+}
+
+std::vector<std::string> Projections(const std::string& prefix, std::vector<std::string> letters) {
+  for (std::string& letter : letters) letter = prefix + letter + "_proj";
+  return letters;
+}
+
+DropoutSite At(DropoutSite site, const PassContext& pass) {
+  site.seed = pass.seed;
+  site.step = pass.step;
+  if (!pass.keep) site.rate = 0.0;
+  return site;
+}
+
+const at::Tensor& InputGradient(const Join& join, const at::Tensor& dstream_RD,
+                                const Workspace& work) {
+  return join.InputGradientAddsToStream() ? dstream_RD : work.dinput_RD;
+}
+
+LinearLayer::LinearLayer(Ops& ops, const Parameters& parameters,
+                         const std::vector<std::string>& names) {
+  std::vector<std::string> weights, biases;
+  for (const std::string& name : names) {
+    weights.push_back(name + ".weight");
+    biases.push_back(name + ".bias");
+  }
+  weight_ = ops.MakeWeight(parameters.GetJoined(weights), parameters.trainable());
+  bias_ = parameters.GetJoined(biases);
+  dweight_ = parameters.GradientJoined(weights);
+  dbias_ = parameters.GradientJoined(biases);
+}
+
+void LinearLayer::BackwardWeight(const PassContext& pass, const at::Tensor& dy, const at::Tensor& x,
+                                 bool one_input) const {
+  const int64_t rows = pass.rows->count;
+  if (pass.deferred != nullptr) {
+    pass.deferred->Add(*pass.ops, rows, dy, x, dweight_, dbias_, one_input);
+  } else {
+    pass.ops->LinearBackwardWeight(rows, dy, x, dweight_, dbias_);
+  }
+}
+
+Workspace::Workspace(const ModelSpec& spec, const Ops& ops, int64_t capacity, Recompute recompute)
+    : input_RD(at::zeros({capacity, spec.width()}, ops.Operand())),
+      branch_RD(at::zeros({capacity, spec.width()}, ops.Stream())),
+      dbranch_RD(at::zeros({capacity, spec.width()}, ops.Operand())),
+      dcontext_RD(at::zeros({capacity, spec.width()}, ops.Operand())),
+      dqkv_R3D(at::zeros({capacity, 3 * spec.width()}, ops.Operand())),
+      dinput_RD(at::zeros({capacity, spec.width()}, ops.Stream())),
+      dinner_RF(at::zeros({capacity, spec.ffn_width()}, ops.Operand())) {
+  if (recompute != FFN && recompute != GEMM) return;
+  inner_RF = at::zeros({capacity, spec.ffn_width()}, ops.Operand());
+  if (spec.activation() == GELU) pre_RF = at::zeros({capacity, spec.ffn_width()}, ops.Operand());
+  if (spec.activation_dropout() > 0) {
+    inner_mask_RF =
+        at::zeros({capacity, (spec.ffn_width() + 7) / 8}, ops.Stream().dtype(at::kByte));
+  }
+  if (recompute == GEMM) qkv_R3D = at::zeros({capacity, 3 * spec.width()}, ops.Operand());
+}
+
+}  // namespace deepnet

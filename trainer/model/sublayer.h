@@ -1,0 +1,113 @@
+// What sub-layers share: linear layers, buffers, names and dropout sites.
+//
+// A sub-layer owns no tensors of a microbatch: what forward keeps for backward is in its Saved,
+// what is only used in between is in a Workspace shared by all layers of a stage. The input of a
+// branch's first product is not kept but computed again from the normalisation before it
+// (Join::Input). MakeSaved takes the Workspace whose buffers stand in for outputs of products that
+// are not kept (trainer/model/recompute.h); null: everything is kept.
+//
+// Every Backward is its Forward read upwards: gradient of the branch from the join, through the
+// last product to the first, the weight gradients on the way, and on to the stream.
+//
+// Letters: R rows, D width, F inner width.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "proto/model.pb.h"
+#include "proto/plan.pb.h"
+#include "trainer/kernels/ops.h"
+#include "trainer/model/deferred_weights.h"
+#include "trainer/model/depth_scaling.h"
+#include "trainer/model/parameters.h"
+#include "trainer/model/residual.h"
+
+namespace deepnet {
+
+// One or several matrices of equal input, adjacent in the parameters, as one product.
+class LinearLayer {
+ public:
+  LinearLayer(Ops& ops, const Parameters& parameters, const std::vector<std::string>& names);
+
+  void Refresh(Ops& ops) { ops.Refresh(*weight_); }
+  const Weight& weight() const { return *weight_; }
+  void Forward(const PassContext& pass, const at::Tensor& x, bool relu, const at::Tensor& y) const {
+    pass.ops->Linear(pass.rows->count, x, *weight_, bias_, relu, y);
+  }
+  void BackwardInput(const PassContext& pass, const at::Tensor& dy, const at::Tensor& relu_output,
+                     bool accumulate, const at::Tensor& dx) const {
+    pass.ops->LinearBackwardInput(pass.rows->count, dy, *weight_, relu_output, accumulate, dx);
+  }
+  // Deferred if the pass says so. `one_input`: see DeferredWeights::Add.
+  void BackwardWeight(const PassContext& pass, const at::Tensor& dy, const at::Tensor& x,
+                      bool one_input = false) const;
+
+ private:
+  std::unique_ptr<Weight> weight_;
+  at::Tensor bias_, dweight_, dbias_;
+};
+
+// Buffers that live only inside one sub-layer; one set a stage and stack.
+struct Workspace {
+  // `recompute`: the highest level of the layers that use it.
+  Workspace(const ModelSpec& spec, const Ops& ops, int64_t capacity, Recompute recompute = NONE);
+
+  at::Tensor input_RD;     // operand: a branch's input
+  at::Tensor branch_RD;    // stream: a branch's output
+  at::Tensor dbranch_RD;   // operand
+  at::Tensor dcontext_RD;  // operand
+  at::Tensor dqkv_R3D;     // operand
+  at::Tensor dinput_RD;    // stream: gradient of a pre-norm branch's input
+  at::Tensor dinner_RF;    // operand
+
+  // Outputs of products that no layer keeps, made again in the backward pass. Undefined where every
+  // layer keeps its own.
+  at::Tensor qkv_R3D;        // operand; from GEMM on
+  at::Tensor inner_RF;       // operand; from FFN on
+  at::Tensor pre_RF;         // operand; likewise, with GELU
+  at::Tensor inner_mask_RF;  // bits of activation dropout; likewise, where there is such
+};
+
+// The encoder's output as a decoder layer sees it, and the float32 sum of its gradients: a left
+// fold over decoder layers M..1.
+struct Memory {
+  const PackedRows* rows = nullptr;
+  at::Tensor value_RD;     // operand
+  at::Tensor gradient_RD;  // stream; += in the backward pass
+};
+
+// Keys and values of one attention for incremental decoding: rows are appended, lists name them.
+struct KeyValueCache {
+  at::Tensor keys_ND, values_ND;  // operand
+};
+
+// Which cached rows each hypothesis looks at; see DecodeAttentionArgs.
+struct CacheIndex {
+  const int32_t* index = nullptr;
+  int64_t stride = 0;
+  const int32_t* lengths = nullptr;
+};
+
+// "encoder.layers.3."
+std::string LayerPrefix(int stack, int layer);
+
+// "<prefix>self_attn." and {"q", "k", "v"} -> names of the projections, without ".weight".
+std::vector<std::string> Projections(const std::string& prefix, std::vector<std::string> letters);
+
+// The join of one sub-layer; `norm` is the name of its normalisation within the layer.
+std::unique_ptr<Join> MakeSublayerJoin(const ModelSpec& spec, const DepthScaling& scaling,
+                                       const Parameters& parameters, int stack, int layer,
+                                       Site site, const std::string& norm);
+
+// `site` in this pass; without dropout where nothing is kept for a backward pass.
+DropoutSite At(DropoutSite site, const PassContext& pass);
+
+// Where a branch writes the gradient of its input.
+const at::Tensor& InputGradient(const Join& join, const at::Tensor& dstream_RD,
+                                const Workspace& work);
+
+}  // namespace deepnet
