@@ -25,6 +25,20 @@ if(DEEPNET_PURE_ONLY)
   return()
 endif()
 
+# MPI: the system's, or a site's own by its prefix. Without one, mpi_communicator_stub.cc stands in.
+set(DEEPNET_MPI_ROOT "" CACHE PATH "Prefix of the MPI library (default: the one whose mpicc is found)")
+option(DEEPNET_MPI "Link MPI where it is found" ON)
+if(DEEPNET_MPI)
+  enable_language(C)  # its C interface is the one that lasts
+  if(DEEPNET_MPI_ROOT)
+    set(MPI_HOME ${DEEPNET_MPI_ROOT})
+  endif()
+  find_package(MPI COMPONENTS C)
+  if(NOT MPI_C_FOUND)
+    message(STATUS "No MPI: several ranks run as threads of one process only")
+  endif()
+endif()
+
 # LibTorch by own imported targets: the wheel's TorchConfig.cmake asks for a CUDA toolkit even for
 # a CPU build. torch/include/google (protobuf 3.13 headers) must not exist: the fetch script leaves it out.
 if(NOT DEEPNET_TORCH_ROOT)
@@ -57,4 +71,16 @@ if(DEEPNET_CUDA)
   target_link_options(deepnet_torch INTERFACE
     -Wl,-rpath-link,${CUDAToolkit_LIBRARY_DIR} -Wl,--no-as-needed -Wl,--allow-shlib-undefined)
   target_link_libraries(deepnet_torch INTERFACE torch_cuda c10_cuda CUDA::cudart)
+  # The NCCL that libtorch_cuda loads: its headers and its library must be of one version.
+  find_path(DEEPNET_NCCL_INCLUDE nccl.h HINTS ${DEEPNET_TORCH_ROOT}/../nvidia/nccl/include
+            ${CUDAToolkit_INCLUDE_DIRS})
+  find_library(DEEPNET_NCCL_LIBRARY NAMES nccl libnccl.so.2
+               HINTS ${DEEPNET_TORCH_ROOT}/../nvidia/nccl/lib ${CUDAToolkit_LIBRARY_DIR}
+               ${CUDAToolkit_ROOT}/lib)
+  if(DEEPNET_NCCL_INCLUDE AND DEEPNET_NCCL_LIBRARY)
+    message(STATUS "NCCL: ${DEEPNET_NCCL_LIBRARY}")
+    add_library(deepnet_nccl INTERFACE)
+    target_include_directories(deepnet_nccl SYSTEM INTERFACE ${DEEPNET_NCCL_INCLUDE})
+    target_link_libraries(deepnet_nccl INTERFACE ${DEEPNET_NCCL_LIBRARY} CUDA::cudart)
+  endif()
 endif()

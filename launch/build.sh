@@ -6,6 +6,8 @@
 # Found without being named: LibTorch in the user's cache folder (launch/fetch_libtorch.sh), the rest
 # where the system has it. Elsewhere: environment variables
 #   DEEPNET_TORCH_ROOT   folder with LibTorch's include/ and lib/
+#   DEEPNET_MPI_ROOT     prefix of the MPI to link (bin/mpicc, include/mpi.h); without any MPI the
+#                        program is built all the same, and ranks are threads of one process
 #   CMAKE_PREFIX_PATH    prefixes of protobuf, abseil, GoogleTest, ..., separated by colons
 #   PKG_CONFIG_PATH      folders with sentencepiece.pc and libzstd.pc
 set -euo pipefail
@@ -20,6 +22,7 @@ fi
 
 options=()
 [[ -z ${DEEPNET_TORCH_ROOT:-} ]] || options+=("-DDEEPNET_TORCH_ROOT=$DEEPNET_TORCH_ROOT")
+[[ -z ${DEEPNET_MPI_ROOT:-} ]] || options+=("-DDEEPNET_MPI_ROOT=$DEEPNET_MPI_ROOT")
 command -v ninja >/dev/null || options+=(-G "Unix Makefiles")
 cmake --preset "$preset" "${options[@]}"
 

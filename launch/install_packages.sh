@@ -12,7 +12,7 @@ set -euo pipefail
 packages=(g++ cmake ninja-build ccache mold git ca-certificates pkg-config
   python3 python3-pip zlib1g-dev libzstd-dev
   protobuf-compiler libprotobuf-dev libabsl-dev libgtest-dev libgmock-dev
-  libsentencepiece-dev sentencepiece)
+  libsentencepiece-dev sentencepiece openmpi-bin libopenmpi-dev iproute2)
 case "${1:-}" in
   "") ;;
   --with-lints) packages+=(clang-format clang-tidy universal-ctags) ;;

@@ -103,7 +103,8 @@ class Communicator {
   virtual TransferOr AllGather(Buffer mine, std::span<const Buffer> all) = 0;
 
   // Collective, blocking. The ranks that gave the same colour (>= 0) form a group, ordered by (key,
-  // rank here). kNoGroup: a member of none, and the result is null.
+  // rank here). kNoGroup: a member of none, and the result is null. A process splits one
+  // communicator at a time, and all ranks theirs in the same order.
   virtual absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) = 0;
 
   // Ends every rank of the job, whatever group this is; called by any rank, at any time, from any

@@ -1,0 +1,45 @@
+// Ranks that are processes started by mpirun (or srun), on one host or many.
+//
+// Example, in main():
+//   ASSIGN_OR_RETURN(const auto job, MpiJob::Start());
+//   const absl::Status status = Train(job->world());
+//   if (!status.ok()) job->world().Abort(static_cast<int>(GetExitCode(status)));
+//
+// One thread of the process owns MPI: it starts it, makes every call, and ends it, so that any MPI
+// 3.1 library will do, whatever threads it allows. Callers hand it messages and sleep until they
+// are done. It sleeps too: while nothing is under way until it is called, otherwise between two
+// looks for an eighth of the time that nothing has happened, 20 to 500 microseconds. No core is
+// kept busy by waiting; what is under way moves on while callers compute.
+//
+// Long messages are cut, so there is no limit to their size. Host memory only: device memory is
+// InvalidArgument, whatever the library could do.
+#pragma once
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+
+#include "parallel/comm/communicator.h"
+
+namespace deepnet {
+
+// MPI of this process, from MPI_Init to MPI_Finalize: once in a process's life.
+class MpiJob {
+ public:
+  // Whether a launcher of MPI started this process. Reads the environment, calls no MPI.
+  static bool StartedByLauncher();
+
+  // Starts MPI; without a launcher this is a job of one rank. FailedPrecondition
+  // (ExitCode::kPreflight) where the program was built without MPI or MPI does not start.
+  static absl::StatusOr<std::unique_ptr<MpiJob>> Start();
+
+  // Collective: ends MPI when every rank has come here. Its communicators are gone by then. If a
+  // transfer was given up, this ends the job as Abort(kInternal) does.
+  virtual ~MpiJob() = default;
+
+  // All ranks of the job. A lost peer ends the job through mpirun, or is Unavailable where the
+  // library reports it; one that hangs is for limits and Abort.
+  virtual Communicator& world() = 0;
+};
+
+}  // namespace deepnet

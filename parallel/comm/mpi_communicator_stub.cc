@@ -1,0 +1,16 @@
+// What stands in for mpi_communicator.cc where CMake found no MPI.
+#include "parallel/base/exit_code.h"
+#include "parallel/comm/mpi_communicator.h"
+
+namespace deepnet {
+
+bool MpiJob::StartedByLauncher() { return false; }
+
+absl::StatusOr<std::unique_ptr<MpiJob>> MpiJob::Start() {
+  return WithExitCode(
+      absl::FailedPreconditionError("built without MPI: install an MPI library's headers, or name "
+                                    "its prefix by DEEPNET_MPI_ROOT, and build again"),
+      ExitCode::kPreflight);
+}
+
+}  // namespace deepnet

@@ -1,0 +1,54 @@
+// A job of two ranks that ends badly, for tests of what mpirun's caller sees.
+//
+//   job_end abort     rank 1 ends the job with code 42 while rank 0 waits for it
+//   job_end hang      rank 0 waits for rank 1 in vain, for a limited time, and ends the job (8)
+//   job_end give_up   rank 0 leaves a send that nobody takes, and its main() as if all were well
+//   (1) job_end killed    rank 1 is killed while rank 0 waits for it
+#include <csignal>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "parallel/base/exit_code.h"
+#include "parallel/base/status_macros.h"
+#include "parallel/comm/mpi_communicator.h"
+
+namespace deepnet {
+namespace {
+
+absl::Status ReceiveFrom(Communicator& world, int peer, absl::Duration limit) {
+  char byte = 0;
+  ASSIGN_OR_RETURN(const auto got, world.Receive(Buffer::Of(std::span(&byte, 1)), peer, 0));
+  return got->Wait(limit);
+}
+
+absl::Status LeaveASend(Communicator& world, int peer) {
+  std::vector<char> bytes(64 << 20);
+  return world.Send(Buffer::Of(std::span(bytes)), peer, 1).status();
+}
+
+absl::Status EndBadly(Communicator& world, const std::string& how) {
+  const bool first = world.rank() == 0;
+  if (!first && how == "abort") world.Abort(42);
+  if (!first && how == "killed") std::raise(SIGKILL);
+  if (first && how == "hang") {
+    const absl::Status late = ReceiveFrom(world, 1, absl::Milliseconds(200));
+    if (absl::IsDeadlineExceeded(late)) world.Abort(static_cast<int>(ExitCode::kHang));
+    return late;
+  }
+  if (first && how == "give_up") return LeaveASend(world, 1);
+  return ReceiveFrom(world, 1 - world.rank(), absl::InfiniteDuration());
+}
+
+int Run(const std::string& how) {
+  const auto job = MpiJob::Start();
+  if (!job.ok()) return static_cast<int>(GetExitCode(job.status()));
+  const absl::Status status = EndBadly((*job)->world(), how);
+  std::fprintf(stderr, "rank %d: %s\n", (*job)->world().rank(), status.ToString().c_str());
+  return 0;  // a mistake that the end of the job must show
+}
+
+}  // namespace
+}  // namespace deepnet
+
+int main(int argc, char** argv) { return deepnet::Run(argc > 1 ? argv[1] : ""); }
