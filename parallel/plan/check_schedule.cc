@@ -1,7 +1,8 @@
-// Two passes. The first looks at each rank's list alone (ranges, owners, doubles, order of weight
-// gradients) and counts what is missing. The second lets every rank run as far as its dependencies
-// allow, in turns, until nobody moves: whoever is not at its end then would wait for ever, because
-// an action that is done stays done and the order of turns cannot matter.
+// Two passes. The first looks at each rank's list alone (ranges, owners, doubles, order) and counts
+// what is missing. The second lets every rank run as far as its dependencies allow, in turns, until
+// nobody moves: whoever is not at its end then would wait for ever, because an action that is done
+// stays done and the order of turns cannot matter. A transfer happens when both its ranks are at
+// it, which is the least that a transport may offer.
 
 #include "parallel/plan/check_schedule.h"
 
@@ -12,74 +13,70 @@
 #include "absl/strings/str_cat.h"
 
 #include "parallel/base/status_macros.h"
+#include "parallel/plan/schedule_progress.h"
 #include "parallel/plan/schedule_text.h"
 
 namespace deepnet {
 namespace {
 
-// Which ops of one (chunk, microbatch) have been seen.
-struct Seen {
-  bool forward = false, backward = false, input = false, weight = false;
-
-  bool& Of(Op op) {
-    switch (op) {
-      case Op::kForward:
-        return forward;
-      case Op::kBackward:
-        return backward;
-      case Op::kBackwardInput:
-        return input;
-      case Op::kBackwardWeight:
-        return weight;
-      default:
-        break;
-    }
-    return forward;
-  }
-  bool InputGradient() const { return backward || input; }
-  bool Complete() const { return forward && (backward || (input && weight)); }
-};
+constexpr char kNoCut[] = "there is no cut between ranks here";
 
 class Checker {
  public:
-  Checker(const Schedule& schedule, const PipelineShape& shape)
-      : schedule_(schedule), shape_(shape), num_chunks_(shape.num_ranks * shape.chunks_per_rank) {}
+  Checker(const Schedule& schedule, const PipelineShape& shape, const ScheduleClaims& claims)
+      : schedule_(schedule),
+        shape_(shape),
+        claims_(claims),
+        num_chunks_(shape.num_ranks * shape.chunks_per_rank),
+        seen_(num_chunks_, shape.num_microbatches) {}
 
   absl::Status Run() {
     if (static_cast<int>(schedule_.actions.size()) != shape_.num_ranks) {
-      return absl::InvalidArgumentError(absl::StrCat("schedule: ", schedule_.actions.size(),
-                                                     " ranks listed, expected ", shape_.num_ranks));
+      return Bad(
+          absl::StrCat(schedule_.actions.size(), " ranks listed, expected ", shape_.num_ranks));
     }
+    RETURN_IF_ERROR(TakeOwners());
     RETURN_IF_ERROR(CheckLists());
     RETURN_IF_ERROR(CheckComplete());
+    RETURN_IF_ERROR(CheckMemory());
     return CheckProgress();
   }
 
  private:
-  std::vector<Seen> NothingSeen() const {
-    return std::vector<Seen>(static_cast<size_t>(num_chunks_) * shape_.num_microbatches);
-  }
-  size_t Cell(int chunk, int microbatch) const {
-    return static_cast<size_t>(chunk) * shape_.num_microbatches + microbatch;
+  static absl::Status Bad(std::string_view what) {
+    return absl::InvalidArgumentError(absl::StrCat("schedule: ", std::string(what)));
   }
   static absl::Status Offence(int rank, const Action& action, std::string_view what) {
-    return absl::InvalidArgumentError(absl::StrCat("schedule: rank ", rank, ", action ",
-                                                   ToText(action), ": ", std::string(what)));
+    return Bad(absl::StrCat("rank ", rank, ", action ", ToText(action), ": ", std::string(what)));
+  }
+
+  absl::Status TakeOwners() {
+    if (!claims_.placement) {
+      owners_.rank_of_chunk.assign(num_chunks_, -1);  // until its first action
+      return absl::OkStatus();
+    }
+    owners_ = *claims_.placement;
+    if (owners_.NumChunks() == num_chunks_) return absl::OkStatus();
+    return Bad(absl::StrCat(owners_.NumChunks(), " chunks placed, expected ", num_chunks_));
   }
 
   absl::Status CheckLists() {
-    seen_ = NothingSeen();
-    std::vector<int> owner(num_chunks_, -1), next_weight(num_chunks_, 0);
+    std::vector<int> next_forward(num_chunks_, 0), next_weight(num_chunks_, 0);
     for (int rank = 0; rank < shape_.num_ranks; ++rank) {
       for (const Action& action : schedule_.actions[rank]) {
-        RETURN_IF_ERROR(CheckAction(rank, action, owner, next_weight));
+        RETURN_IF_ERROR(CheckPlace(rank, action));
+        if (action.op == Op::kForward) {
+          RETURN_IF_ERROR(CheckAscending(rank, action, next_forward));
+        } else if (action.op == Op::kBackward || action.op == Op::kBackwardWeight) {
+          RETURN_IF_ERROR(CheckAscending(rank, action, next_weight));
+        }
+        RETURN_IF_ERROR(CheckOnce(rank, action));
       }
     }
     return absl::OkStatus();
   }
 
-  absl::Status CheckAction(int rank, const Action& action, std::vector<int>& owner,
-                           std::vector<int>& next_weight) {
+  absl::Status CheckPlace(int rank, const Action& action) {
     if (action.chunk < 0 || action.chunk >= num_chunks_) {
       return Offence(rank, action, absl::StrCat("there are only ", num_chunks_, " chunks"));
     }
@@ -87,88 +84,141 @@ class Checker {
       return Offence(rank, action,
                      absl::StrCat("there are only ", shape_.num_microbatches, " microbatches"));
     }
-    int& owned_by = owner[action.chunk];
-    if (owned_by >= 0 && owned_by != rank) {
-      return Offence(rank, action, absl::StrCat("the chunk belongs to rank ", owned_by));
+    if (IsTransfer(action.op)) {
+      const int other = OtherEnd(action).chunk;
+      if (other < 0 || other >= num_chunks_) return Offence(rank, action, kNoCut);
     }
-    owned_by = rank;
-    Seen& seen = seen_[Cell(action.chunk, action.microbatch)];
-    if (seen.Of(action.op)) return Offence(rank, action, "a second time");
-    seen.Of(action.op) = true;
-    if (seen.backward && (seen.input || seen.weight)) {
+    int& owner = owners_.rank_of_chunk[action.chunk];
+    if (owner < 0) owner = rank;
+    if (owner == rank) return absl::OkStatus();
+    return Offence(rank, action, absl::StrCat("the chunk belongs to rank ", owner));
+  }
+
+  absl::Status CheckOnce(int rank, const Action& action) {
+    if (seen_.Done(action)) return Offence(rank, action, "a second time");
+    seen_.Mark(action);
+    has_transfers_ |= IsTransfer(action.op);
+    const auto seen = [&](Op op) { return seen_.Done(op, action.chunk, action.microbatch); };
+    if (seen(Op::kBackward) && (seen(Op::kBackwardInput) || seen(Op::kBackwardWeight))) {
       return Offence(rank, action, "a backward pass is either one B or one I and one W");
     }
-    if (action.op == Op::kBackward || action.op == Op::kBackwardWeight) {
-      if (action.microbatch < next_weight[action.chunk]) {
-        return Offence(rank, action, "weight gradients must come in ascending microbatch order");
-      }
-      next_weight[action.chunk] = action.microbatch + 1;
+    return absl::OkStatus();
+  }
+
+  static absl::Status CheckAscending(int rank, const Action& action, std::vector<int>& next) {
+    if (action.microbatch + 1 < next[action.chunk]) {
+      return Offence(rank, action,
+                     action.op == Op::kForward
+                         ? "forwards must come in ascending microbatch order"
+                         : "weight gradients must come in ascending microbatch order");
     }
+    next[action.chunk] = action.microbatch + 1;
     return absl::OkStatus();
   }
 
   absl::Status CheckComplete() const {
     for (int chunk = 0; chunk < num_chunks_; ++chunk) {
       for (int mb = 0; mb < shape_.num_microbatches; ++mb) {
-        if (seen_[Cell(chunk, mb)].Complete()) continue;
-        return absl::InvalidArgumentError(
-            absl::StrCat("schedule: chunk ", chunk, ", microbatch ", mb,
-                         ": needs one F and either one B or one I and one W"));
+        const auto seen = [&](Op op) { return seen_.Done(op, chunk, mb); };
+        const bool split = seen(Op::kBackwardInput) && seen(Op::kBackwardWeight);
+        if (!seen(Op::kForward) || !(seen(Op::kBackward) || split)) {
+          return Bad(absl::StrCat("chunk ", chunk, ", microbatch ", mb,
+                                  ": needs one F and either one B or one I and one W"));
+        }
+        RETURN_IF_ERROR(CheckTransfers(chunk, mb));
       }
     }
     return absl::OkStatus();
   }
 
-  bool Ready(const Action& action) const {
-    const auto& at = [&](int chunk) -> const Seen& {
-      return seen_[Cell(chunk, action.microbatch)];
-    };
-    switch (action.op) {
-      case Op::kForward:
-        return action.chunk == 0 || at(action.chunk - 1).forward;
-      case Op::kBackwardWeight:
-        return at(action.chunk).input;
-      default:
-        return at(action.chunk).forward &&
-               (action.chunk + 1 == num_chunks_ || at(action.chunk + 1).InputGradient());
+  // Of the cut before `chunk`: all four, or none where both sides are on one rank.
+  absl::Status CheckTransfers(int chunk, int mb) const {
+    if (!has_transfers_ || chunk == 0) return absl::OkStatus();
+    const bool wanted = owners_.Crosses(chunk);
+    for (const Op op : {Op::kReceiveForward, Op::kSendBackward}) {
+      for (const Action& action : {Action{op, chunk, mb}, OtherEnd({op, chunk, mb})}) {
+        if (seen_.Done(action) == wanted) continue;
+        return Bad(absl::StrCat("action ", ToText(action), ": ", wanted ? "is missing" : kNoCut));
+      }
     }
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckMemory() const {
+    if (claims_.peak_alive.empty()) return absl::OkStatus();
+    for (int rank = 0; rank < shape_.num_ranks; ++rank) {
+      const int peak = PeakAlive(schedule_, rank);
+      if (peak <= claims_.peak_alive[rank]) continue;
+      return Bad(absl::StrCat("rank ", rank, ": ", peak, " microbatches alive, at most ",
+                              claims_.peak_alive[rank], " claimed"));
+    }
+    return absl::OkStatus();
+  }
+
+  const Action* Next(int rank) const {
+    const std::vector<Action>& actions = schedule_.actions[rank];
+    return position_[rank] < actions.size() ? &actions[position_[rank]] : nullptr;
+  }
+
+  // Takes the next action of `rank` if it can be taken; a send together with its receive.
+  bool Step(int rank, ScheduleProgress& progress) {
+    const Action* action = Next(rank);
+    if (action == nullptr) return false;
+    if (progress.WaitsFor(*action, has_transfers_ ? &owners_ : nullptr)) return false;
+    if (IsTransfer(action->op)) {
+      const Action receive = OtherEnd(*action);
+      const int peer = owners_.rank_of_chunk[receive.chunk];
+      const Action* at = Next(peer);
+      if (at == nullptr || *at != receive) return false;
+      progress.Mark(receive);
+      ++position_[peer];
+    }
+    progress.Mark(*action);
+    ++position_[rank];
+    return true;
   }
 
   absl::Status CheckProgress() {
-    seen_ = NothingSeen();
-    std::vector<size_t> position(shape_.num_ranks, 0);
+    ScheduleProgress progress(num_chunks_, shape_.num_microbatches);
+    position_.assign(shape_.num_ranks, 0);
     for (bool moved = true; moved;) {
       moved = false;
       for (int rank = 0; rank < shape_.num_ranks; ++rank) {
-        const std::vector<Action>& actions = schedule_.actions[rank];
-        for (; position[rank] < actions.size() && Ready(actions[position[rank]]); moved = true) {
-          const Action& action = actions[position[rank]++];
-          seen_[Cell(action.chunk, action.microbatch)].Of(action.op) = true;
-        }
+        while (Step(rank, progress)) moved = true;
       }
     }
     for (int rank = 0; rank < shape_.num_ranks; ++rank) {
-      if (position[rank] == schedule_.actions[rank].size()) continue;
-      return Offence(rank, schedule_.actions[rank][position[rank]],
-                     "waits for ever: what it needs comes later or never");
+      if (const Action* stuck = Next(rank)) return Offence(rank, *stuck, Why(*stuck, progress));
     }
     return absl::OkStatus();
+  }
+
+  std::string Why(const Action& stuck, const ScheduleProgress& progress) const {
+    const std::optional<Action> needed =
+        progress.WaitsFor(stuck, has_transfers_ ? &owners_ : nullptr);
+    const Action other = needed ? *needed : OtherEnd(stuck);
+    return absl::StrCat("waits for ever: ", ToText(other), " of rank ",
+                        owners_.rank_of_chunk[other.chunk], " comes later or never");
   }
 
   const Schedule& schedule_;
   const PipelineShape shape_;
+  const ScheduleClaims& claims_;
   const int num_chunks_;
-  std::vector<Seen> seen_;  // [chunk][microbatch]
+  Placement owners_;
+  bool has_transfers_ = false;
+  ScheduleProgress seen_;
+  std::vector<size_t> position_;  // [rank] in its list
 };
 
 }  // namespace
 
 absl::Status CheckSchedule(const Schedule& schedule, const PipelineShape& shape,
-                           const ScheduleClaims&) {
+                           const ScheduleClaims& claims) {
   if (shape.num_ranks < 1 || shape.num_microbatches < 1 || shape.chunks_per_rank < 1) {
     return absl::InvalidArgumentError("schedule: ranks, microbatches and chunks must be positive");
   }
-  return Checker(schedule, shape).Run();
+  return Checker(schedule, shape, claims).Run();
 }
 
 }  // namespace deepnet

@@ -10,6 +10,18 @@ Schedule MakeTrivial(int num_microbatches) {
   return MakeOneForwardOneBackward({.num_microbatches = num_microbatches});
 }
 
+Schedule MakeGPipe(const PipelineShape& shape) {
+  DEEPNET_CHECK_EQ(shape.chunks_per_rank, 1);
+  Schedule schedule;
+  for (int rank = 0; rank < shape.num_ranks; ++rank) {
+    std::vector<Action>& actions = schedule.actions.emplace_back();
+    for (const Op op : {Op::kForward, Op::kBackward}) {
+      for (int mb = 0; mb < shape.num_microbatches; ++mb) actions.push_back({op, rank, mb});
+    }
+  }
+  return schedule;
+}
+
 Schedule MakeOneForwardOneBackward(const PipelineShape& shape) {
   DEEPNET_CHECK_EQ(shape.chunks_per_rank, 1);
   Schedule schedule;

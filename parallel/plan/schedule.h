@@ -56,6 +56,10 @@ struct Schedule {
 // One rank, one chunk: every microbatch forward, then backward. At most one is alive.
 Schedule MakeTrivial(int num_microbatches);
 
+// Every forward, then every backward (Huang et al., 2019). Rank r owns chunk r; all microbatches
+// are alive at once; the bubble is that of 1F1B. shape.chunks_per_rank must be 1.
+Schedule MakeGPipe(const PipelineShape& shape);
+
 // One forward, one backward (Narayanan et al., 2019, section 3.2). Rank r owns chunk r, starts with
 // num_ranks - r forwards, then alternates, then drains. At most num_ranks - r microbatches are
 // alive on rank r; the bubble is (num_ranks - 1) slots of forward plus backward. With one rank it
