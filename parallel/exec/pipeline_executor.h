@@ -1,23 +1,68 @@
 // Interprets a Schedule: the loop at the heart of a training step.
 //
-// Example, one rank and four microbatches:
-//   RETURN_IF_ERROR(RunSchedule(MakeTrivial(4), stage, comm));
+// Example, four ranks:
+//   ASSIGN_OR_RETURN(const Schedule schedule, WithTransfers(compute_only, placement));
+//   RETURN_IF_ERROR(RunSchedule(schedule, placement, stage, pipeline_comm,
+//                               {.limits = MakeTimeLimits(run.parallel(), step == 0)}));
 #pragma once
+
+#include <functional>
 
 #include "absl/status/status.h"
 
 #include "parallel/comm/communicator.h"
 #include "parallel/exec/stage.h"
+#include "parallel/exec/trace.h"
+#include "parallel/exec/watchdog.h"
+#include "parallel/plan/placement.h"
 #include "parallel/plan/schedule.h"
 
 namespace deepnet {
 
-// Takes the actions of rank comm.rank() in order. Collective over `comm`. `schedule` must have
-// passed CheckSchedule.
+struct ExecutorOptions {
+  // A receive is started when the rank is this many actions before it, or nearer (>= 0; 0: at its
+  // place). More hides longer latencies and needs more memory: see ReceivesAlive.
+  int look_ahead = 4;
+  // Sends of one cut and direction under way at once (> 0); one more waits for the oldest.
+  int sends_per_cut = 4;
+  TimeLimits limits = {};
+  RankTrace* trace = nullptr;    // what happened is added to it; null: nothing is recorded
+  Watchdog* watchdog = nullptr;  // told of every action; null: nobody watches
+  // Told of an error before the job is ended with it, because ending it may not return. Default: a
+  // line on stderr.
+  std::function<void(const absl::Status& status)> report = {};
+};
+
+// Takes the actions of rank comm.rank() in order. Collective over `comm`, the ranks of one
+// pipeline. `schedule` has its transfers and has passed CheckSchedule with `placement`.
 //
-// Fails with the stage's own Status (code and payload kept), its message preceded by rank and
-// action, at the first action that fails. InvalidArgument if the schedule is for another number of
-// ranks, or needs what a Stage does not offer: tensors across a cut, split backward passes.
+// A receive offers its memory early and is waited for by the action that needs its data, never at
+// its own place; a send runs in the background and its memory is released as soon as it is seen to
+// be gone, between two actions. All are finished when this returns OK. That neither look_ahead nor
+// sends_per_cut can lead into a deadlock follows from what CheckSchedule proved with transfers that
+// block at their place: here everything starts no later and blocks no earlier.
+//
+// Messages: one per tensor of a crossing, MessageTag (message_box.h) says under which tag. On one
+// rank there are none and nothing is spent on them.
+//
+// Any error ends the whole job: it is reported, then comm.Abort is called with its exit code. Where
+// that returns (ranks are threads), or there is one rank only, the Status comes back with rank and
+// action in front:
+//   - the stage's own, code and payload kept;
+//   - DeadlineExceeded, ExitCode::kHang: a message did not move for limits.message. Names rank,
+//     chunk, microbatch, action and peer, and shows where both stand in the schedule;
+//   - Unavailable, ExitCode::kPeerLost: the peer of a message is gone; named in the same way;
+//   - Aborted: another rank ended the job;
+//   - InvalidArgument: a schedule for another number of ranks, or without the transfers it needs.
+absl::Status RunSchedule(const Schedule& schedule, const Placement& placement, Stage& stage,
+                         Communicator& comm, const ExecutorOptions& options = {});
+
+// The same of one rank alone, which needs no placement.
 absl::Status RunSchedule(const Schedule& schedule, Stage& stage, Communicator& comm);
+
+// How many received buffers of one cut and direction rank `rank` holds at most at any moment,
+// whether the data are still on their way or wait for their action: what a stage must have memory
+// for. At most look_ahead more than if every receive started at its place.
+int ReceivesAlive(const Schedule& schedule, int rank, int look_ahead);
 
 }  // namespace deepnet

@@ -24,6 +24,9 @@
 //       Buffers(kInputGradient, c, m)    filled by         Backward or BackwardInput; until Release
 //
 //     Buffers may be asked for several times and always names the same memory until its life ends.
+//     Received ones are asked for some actions ahead (ExecutorOptions::look_ahead), so several
+//     microbatches have memory at once (ReceivesAlive says how many at most); kOutputGradient never
+//     before Forward(c, m) is done. The order of tensors is that of the crossing on both sides.
 #pragma once
 
 #include <vector>

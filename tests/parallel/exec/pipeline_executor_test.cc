@@ -1,78 +1,203 @@
 #include "parallel/exec/pipeline_executor.h"
 
+#include <algorithm>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 #include "parallel/base/exit_code.h"
+#include "parallel/base/status_macros.h"
 #include "parallel/comm/self_communicator.h"
+#include "parallel/exec/message_box.h"
+#include "parallel/plan/check_schedule.h"
+#include "parallel/plan/schedule_generators.h"
+#include "parallel/plan/schedule_text.h"
+#include "parallel/plan/with_transfers.h"
+#include "tests/parallel/exec/checksum_stage.h"
+#include "tests/parallel/exec/hooked_communicator.h"
+#include "tests/support/run_ranks.h"
 
 namespace deepnet {
 namespace {
 
+using ::deepnet::testing::ChecksumStage;
+using ::deepnet::testing::Fate;
+using ::deepnet::testing::HookedCommunicator;
 using ::testing::HasSubstr;
 
-// Writes down what it is told; fails at the backward of microbatch `fails_at`.
-class RecordingStage final : public Stage {
- public:
-  explicit RecordingStage(int fails_at = -1) : fails_at_(fails_at) {}
-
-  absl::Status Forward(int, int microbatch) override {
-    absl::StrAppend(&log, "F", microbatch, " ");
-    return absl::OkStatus();
+// Every microbatch through all chunks and back, one after the other, on one rank.
+Schedule OneRank(int num_chunks, int num_microbatches) {
+  Schedule schedule{{{}}};
+  for (int m = 0; m < num_microbatches; ++m) {
+    for (int c = 0; c < num_chunks; ++c) schedule.actions[0].push_back({Op::kForward, c, m});
+    for (int c = num_chunks; c-- > 0;) schedule.actions[0].push_back({Op::kBackward, c, m});
   }
-  absl::Status Backward(int, int microbatch) override {
-    absl::StrAppend(&log, "B", microbatch, " ");
-    if (microbatch != fails_at_) return absl::OkStatus();
-    return WithExitCode(absl::InternalError("loss is not finite"), ExitCode::kDiverged);
-  }
+  return schedule;
+}
 
-  absl::Status BackwardInput(int, int) override {
-    return absl::UnimplementedError("this stage cannot split its backward pass");
-  }
-  absl::Status BackwardWeight(int, int) override { return absl::OkStatus(); }
-  std::vector<Buffer> Buffers(Boundary, int, int) override { return {}; }
-  void Release(Boundary, int, int) override {}
+std::vector<uint64_t> GradientsOfOneRank(int num_chunks, int num_microbatches) {
+  SelfCommunicator comm;
+  ChecksumStage stage(Placement{std::vector<int>(num_chunks, 0)});
+  EXPECT_TRUE(RunSchedule(OneRank(num_chunks, num_microbatches), stage, comm).ok());
+  return stage.gradients;
+}
 
-  std::string log;
-
- private:
-  const int fails_at_;
+struct Case {
+  Placement placement;
+  Schedule schedule;  // with transfers
 };
 
-TEST(PipelineExecutor, TakesTheActionsInOrder) {
-  RecordingStage stage;
+Case MakeCase(std::string_view name, const PipelineShape& shape) {
+  Case made;
+  made.placement = *MakeNamedPlacement(name, shape);
+  made.schedule = *WithTransfers(*MakeNamedSchedule(name, shape), made.placement);
+  EXPECT_TRUE(CheckSchedule(made.schedule, shape, {.placement = made.placement}).ok());
+  return made;
+}
+
+// Runs it with threads; expects the gradients of one rank and that nothing is left behind.
+void ExpectGradientsOfOneRank(const Case& it, int num_microbatches,
+                              const ExecutorOptions& options) {
+  const std::vector<uint64_t> expected =
+      GradientsOfOneRank(it.placement.NumChunks(), num_microbatches);
+  const auto statuses = RunRanks(it.placement.NumRanks(), [&](Communicator& comm) {
+    ChecksumStage stage(it.placement);
+    RETURN_IF_ERROR(RunSchedule(it.schedule, it.placement, stage, comm, options));
+    for (int c = 0; c < it.placement.NumChunks(); ++c) {
+      if (it.placement.rank_of_chunk[c] == comm.rank() && stage.gradients[c] != expected[c]) {
+        return absl::InternalError(absl::StrCat("chunk ", c, ": another gradient"));
+      }
+    }
+    if (!stage.NothingLive()) return absl::InternalError("buffers left");
+    const int bound = ReceivesAlive(it.schedule, comm.rank(), options.look_ahead);
+    for (const Boundary boundary : {Boundary::kInput, Boundary::kOutputGradient}) {
+      if (stage.most_live[boundary] > bound) return absl::InternalError("more than ReceivesAlive");
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_EQ(FirstError(statuses), absl::OkStatus()) << ToText(it.schedule);
+}
+
+TEST(PipelineExecutor, EveryGeneratorComputesWhatOneRankComputes) {
+  int num_cases = 0;
+  for (const ScheduleKind& kind : ScheduleKinds()) {
+    for (int p = kind.name == "trivial" ? 1 : 2; p <= (kind.name == "trivial" ? 1 : 4); ++p) {
+      for (int v = kind.min_chunks_per_rank; v <= std::min(2, kind.max_chunks_per_rank); ++v) {
+        for (int m = 1; m <= 8; ++m) {
+          SCOPED_TRACE(absl::StrCat(std::string(kind.name), " p=", p, " v=", v, " m=", m));
+          const Case it =
+              MakeCase(kind.name, {.num_ranks = p, .num_microbatches = m, .chunks_per_rank = v});
+          ExpectGradientsOfOneRank(it, m, {.look_ahead = 0, .sends_per_cut = 1});
+          ExpectGradientsOfOneRank(it, m, {});
+          ++num_cases;
+        }
+      }
+    }
+  }
+  EXPECT_GE(num_cases, 100);
+}
+
+// "post" lines of receives among the stage's own lines, of one rank.
+std::string LogOfRank(int rank, const Case& it, int look_ahead) {
+  std::string log;
+  const auto statuses = RunRanks(it.placement.NumRanks(), [&](Communicator& inner) {
+    ChecksumStage stage(it.placement);
+    const auto watch = [&](bool send, int, int tag) {
+      const bool first_tensor = tag % kMaxTensors == 0;
+      const bool backward = tag / kMaxTensors % 2 == 1;
+      if (!send && first_tensor) absl::StrAppend(&stage.log, backward ? "rb " : "rf ");
+      return Fate::kPass;
+    };
+    HookedCommunicator comm(inner, watch);
+    RETURN_IF_ERROR(
+        RunSchedule(it.schedule, it.placement, stage, comm, {.look_ahead = look_ahead}));
+    if (comm.rank() == rank) log = stage.log;
+    return absl::OkStatus();
+  });
+  EXPECT_EQ(FirstError(statuses), absl::OkStatus());
+  return log;
+}
+
+// Two ranks, 1F1B, written by hand so that the order of transfers is this test's.
+Case TwoRanks() {
+  return {.placement = MakeLooped(2, 1),
+          .schedule =
+              *ParseSchedule("rank 0: 0F0 0SF0 0F1 0SF1 0RB0 0B0 0F2 0SF2 0RB1 0B1 0RB2 0B2\n"
+                             "rank 1: 1RF0 1F0 1RF1 1B0 1SB0 1F1 1B1 1SB1 1RF2 1F2 1B2 1SB2\n")};
+}
+
+TEST(PipelineExecutor, ReceivesStartAtTheirPlaceWithoutLookAhead) {
+  EXPECT_EQ(LogOfRank(1, TwoRanks(), 0), "rf F1.0 rf B1.0 F1.1 B1.1 rf F1.2 B1.2 ");
+}
+
+TEST(PipelineExecutor, ReceivesStartAsManyActionsBeforeTheirPlaceAsToldTo) {
+  // 1RF1 is 1 action behind 1F0; 1RF2 stands 4 behind 1SB0 and 3 behind 1F1.
+  EXPECT_EQ(LogOfRank(1, TwoRanks(), 1), "rf rf F1.0 B1.0 F1.1 B1.1 rf F1.2 B1.2 ");
+  EXPECT_EQ(LogOfRank(1, TwoRanks(), 3), "rf rf F1.0 B1.0 rf F1.1 B1.1 F1.2 B1.2 ");
+  EXPECT_EQ(LogOfRank(1, TwoRanks(), 100), "rf rf rf F1.0 B1.0 F1.1 B1.1 F1.2 B1.2 ");
+}
+
+TEST(PipelineExecutor, NoGradientIsReceivedBeforeItsForwardIsComputed) {
+  EXPECT_EQ(LogOfRank(0, TwoRanks(), 100), "F0.0 rb F0.1 rb B0.0 F0.2 rb B0.1 B0.2 ");
+}
+
+TEST(PipelineExecutor, ReceivesAliveIsWhatTheListSays) {
+  const Schedule schedule = TwoRanks().schedule;
+  EXPECT_EQ(ReceivesAlive(schedule, 1, 0), 1);  // 1RF1 starts when 1F0 is done
+  EXPECT_EQ(ReceivesAlive(schedule, 1, 1), 2);
+  EXPECT_EQ(ReceivesAlive(schedule, 1, 100), 3);
+  EXPECT_EQ(ReceivesAlive(schedule, 0, 0), 1);
+}
+
+TEST(PipelineExecutor, SendsAreReleasedEachOnce) {
+  const Case it = TwoRanks();
+  const auto statuses = RunRanks(2, [&](Communicator& comm) {
+    ChecksumStage stage(it.placement);
+    RETURN_IF_ERROR(RunSchedule(it.schedule, it.placement, stage, comm));
+    return stage.num_released == 3 ? absl::OkStatus() : absl::InternalError("released");
+  });
+  EXPECT_EQ(FirstError(statuses), absl::OkStatus());
+}
+
+TEST(PipelineExecutor, OneRankTakesTheActionsInOrder) {
   SelfCommunicator comm;
+  ChecksumStage stage(Placement{{0}});
   EXPECT_TRUE(RunSchedule(MakeTrivial(3), stage, comm).ok());
-  EXPECT_EQ(stage.log, "F0 B0 F1 B1 F2 B2 ");
+  EXPECT_EQ(stage.log, "F0.0 B0.0 F0.1 B0.1 F0.2 B0.2 ");
 }
 
 TEST(PipelineExecutor, StopsAtTheFirstErrorAndSaysWhere) {
-  RecordingStage stage(/*fails_at=*/1);
   SelfCommunicator comm;
+  ChecksumStage stage(Placement{{0}});
+  stage.fails_at = 0;
+  stage.failure = WithExitCode(absl::InternalError("loss is not finite"), ExitCode::kDiverged);
   const absl::Status status = RunSchedule(MakeTrivial(3), stage, comm);
-  EXPECT_EQ(status.message(), "rank 0, action 0B1: loss is not finite");
+  EXPECT_EQ(status.message(), "rank 0, action 0F0: loss is not finite");
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
   EXPECT_EQ(GetExitCode(status), ExitCode::kDiverged);
-  EXPECT_EQ(stage.log, "F0 B0 F1 B1 ");
+  EXPECT_EQ(stage.log, "F0.0 ");
 }
 
 TEST(PipelineExecutor, RefusesAScheduleForAnotherNumberOfRanks) {
-  RecordingStage stage;
   SelfCommunicator comm;
-  const Schedule schedule = MakeOneForwardOneBackward({.num_ranks = 2, .num_microbatches = 2});
-  EXPECT_THAT(RunSchedule(schedule, stage, comm).message(), HasSubstr("for 2 ranks, run by 1"));
+  ChecksumStage stage(MakeLooped(2, 1));
+  EXPECT_THAT(RunSchedule(TwoRanks().schedule, stage, comm).message(),
+              HasSubstr("for 2 ranks, run by 1"));
   EXPECT_EQ(stage.log, "");
 }
 
-TEST(PipelineExecutor, RefusesWhatTheStageDoesNotOffer) {
-  RecordingStage stage;
-  SelfCommunicator comm;
-  const Schedule split{{{{Op::kForward, 0, 0}, {Op::kBackwardInput, 0, 0}}}};
-  EXPECT_THAT(RunSchedule(split, stage, comm).message(),
-              HasSubstr("action 0I0: this stage cannot"));
+TEST(PipelineExecutor, RefusesAScheduleWithoutItsTransfers) {
+  const Placement placement = MakeLooped(2, 1);
+  const Schedule schedule = MakeOneForwardOneBackward({.num_ranks = 2, .num_microbatches = 1});
+  const auto statuses = RunRanks(2, [&](Communicator& comm) {
+    ChecksumStage stage(placement);
+    return RunSchedule(schedule, placement, stage, comm, {.report = [](const absl::Status&) {}});
+  });
+  EXPECT_THAT(FirstError(statuses).message(), HasSubstr("stands before it"));
 }
 
 }  // namespace

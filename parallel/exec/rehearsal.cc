@@ -1,0 +1,74 @@
+#include "parallel/exec/rehearsal.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "parallel/base/status_macros.h"
+#include "parallel/exec/timed_stage.h"
+
+namespace deepnet {
+namespace {
+
+constexpr double kShortestAction = 0.004;  // seconds; wake-ups are late by tens of microseconds
+constexpr double kLongestStep = 20.0;      // seconds
+
+// The least seconds that any action takes, of those that take any.
+double ShortestAction(const std::vector<ChunkCost>& costs) {
+  double shortest = std::numeric_limits<double>::infinity();
+  for (const ChunkCost& cost : costs) {
+    for (const double seconds : {cost.forward, cost.backward_input, cost.backward_weight}) {
+      if (seconds > 0) shortest = std::min(shortest, seconds);
+    }
+  }
+  return shortest;
+}
+
+// One step; the traces of all ranks.
+absl::StatusOr<std::vector<RankTrace>> RunStep(const RehearsalJob& job,
+                                               const ExecutorOptions& options, Stage& stage,
+                                               RankTrace& mine, Communicator& comm) {
+  mine.events.clear();
+  RETURN_IF_ERROR(comm.Barrier(options.limits.message));
+  RETURN_IF_ERROR(RunSchedule(job.schedule, job.placement, stage, comm, options));
+  return GatherTraces(comm, mine);
+}
+
+}  // namespace
+
+double MakeTimeScale(const std::vector<ChunkCost>& costs, double makespan_seconds) {
+  if (makespan_seconds <= 0) return 1.0;
+  return std::min(kShortestAction / ShortestAction(costs), kLongestStep / makespan_seconds);
+}
+
+absl::StatusOr<Rehearsal> RunRehearsal(const RehearsalJob& job, const RehearsalOptions& options,
+                                       Communicator& comm) {
+  Rehearsal result;
+  ASSIGN_OR_RETURN(result.simulated, Simulate(job.schedule, job.placement, job.costs, job.network));
+  result.time_scale = options.time_scale > 0 ? options.time_scale
+                                             : MakeTimeScale(job.costs, result.simulated.makespan);
+  RankTrace mine;
+  ExecutorOptions executor = options.executor;
+  executor.trace = &mine;
+  TimedStage stage({.costs = job.costs,
+                    .crossings = job.crossings,
+                    .time_scale = result.time_scale,
+                    .payload_limit_bytes = options.payload_limit_bytes},
+                   mine);
+  double fastest = std::numeric_limits<double>::infinity();
+  for (int step = 0; step < options.steps; ++step) {
+    ASSIGN_OR_RETURN(std::vector<RankTrace> traces, RunStep(job, executor, stage, mine, comm));
+    const TraceFigures figures = Measure(traces);
+    if (figures.makespan >= fastest) continue;
+    fastest = figures.makespan;
+    result.exposed_communication = figures.exposed_communication;
+    result.traces = std::move(traces);
+  }
+  result.makespan = fastest / result.time_scale;
+  const double busy =
+      std::accumulate(result.simulated.busy.begin(), result.simulated.busy.end(), 0.0);
+  result.bubble = 1.0 - busy / (comm.size() * result.makespan);
+  return result;
+}
+
+}  // namespace deepnet

@@ -1,0 +1,66 @@
+// What the ranks of a pipeline did and when: recorded by the executor, drawn by a browser
+// (chrome://tracing, ui.perfetto.dev), summed up in three figures.
+//
+// Example:
+//   RankTrace mine;
+//   RETURN_IF_ERROR(RunSchedule(schedule, placement, stage, comm, {.trace = &mine}));
+//   ASSIGN_OR_RETURN(const auto traces, GatherTraces(comm, mine));
+//   if (comm.rank() == 0) RETURN_IF_ERROR(ReplaceFile(fs, "trace.json", ChromeTrace(traces)));
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+#include "parallel/comm/communicator.h"
+#include "parallel/plan/schedule.h"
+
+namespace deepnet {
+
+enum class TraceKind {
+  kCompute,  // the stage works
+  kWait,     // nothing is done until a message of `peer` is there, or gone
+  kSend,     // from its start until it was seen to be gone: checked between actions, so an upper
+  kReceive,  // bound; the same for one that arrives, from the moment its memory was offered
+};
+
+struct TraceEvent {
+  TraceKind kind = TraceKind::kCompute;
+  Action action;       // kWait: the one that waits
+  int peer = -1;       // of everything but kCompute
+  int64_t bytes = 0;   // of kSend, kReceive
+  double start = 0.0;  // seconds of SecondsNow(); in gathered traces, of rank 0's clock
+  double end = 0.0;
+
+  friend bool operator==(const TraceEvent&, const TraceEvent&) = default;
+};
+
+// In the order in which the events ended.
+struct RankTrace {
+  std::vector<TraceEvent> events;
+};
+
+struct TraceFigures {
+  double makespan = 0.0;               // seconds from the first start to the last end of any rank
+  double bubble = 0.0;                 // 1 - computing / (ranks * makespan)
+  double waiting = 0.0;                // share of ranks * makespan spent in kWait
+  double exposed_communication = 0.0;  // the part of `waiting` in which the awaited data were made
+                                       // already, and on their way
+};
+
+// `traces` are of all ranks of one pipeline, in rank order, on one clock.
+TraceFigures Measure(std::span<const RankTrace> traces);
+
+// Trace Event Format, JSON: one process a rank, with one line for computing, one for waiting, and
+// one bar a message. Times are microseconds from the first start of any rank.
+std::string ChromeTrace(std::span<const RankTrace> traces);
+
+// Collective, blocking. Everybody's trace on every rank, in rank order, with times moved to rank
+// 0's clock: the offset of each other clock is taken at the shortest of some round trips, so it is
+// wrong by at most half of that one.
+absl::StatusOr<std::vector<RankTrace>> GatherTraces(Communicator& comm, const RankTrace& mine);
+
+}  // namespace deepnet

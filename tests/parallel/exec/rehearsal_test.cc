@@ -1,0 +1,114 @@
+#include "parallel/exec/rehearsal.h"
+
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+#include "parallel/base/clock.h"
+#include "parallel/base/status_macros.h"
+#include "parallel/exec/timed_stage.h"
+#include "parallel/plan/schedule_generators.h"
+#include "parallel/plan/with_transfers.h"
+#include "tests/support/run_ranks.h"
+
+namespace deepnet {
+namespace {
+
+// Sleeping never ends early; how late it ends is the host's business, so only one side is exact. A
+// host that runs other tests at the same time adds a lot; this only tells waiting from not waiting.
+constexpr double kMostLate = 3.0;
+
+BoundaryTensor Tensor(int64_t elements) {
+  return {.name = "hidden", .shape = {elements}, .dtype = "float32"};
+}
+
+RehearsalJob MakeJob(std::string_view name, const PipelineShape& shape, double unit) {
+  RehearsalJob job;
+  job.placement = *MakeNamedPlacement(name, shape);
+  const size_t chunks = job.placement.rank_of_chunk.size();
+  job.costs.assign(chunks, {.forward = unit, .backward_input = unit, .backward_weight = unit});
+  job.schedule = *WithTransfers(*MakeNamedSchedule(name, shape, job.costs), job.placement);
+  for (size_t c = 0; c < chunks; ++c) {
+    const bool crosses = job.placement.Crosses(static_cast<int>(c));
+    job.crossings.push_back(crosses ? Crossing{{Tensor(100), Tensor(7)}, {Tensor(100)}}
+                                    : Crossing{});
+  }
+  return job;
+}
+
+TEST(TimedStage, ActionsTakeTheirCostTimesTheScale) {
+  RankTrace trace;
+  TimedStage stage({.costs = {{.forward = 1, .backward_input = 2, .backward_weight = 3}},
+                    .crossings = {{}},
+                    .time_scale = 0.01},
+                   trace);
+  const auto seconds = [](auto&& work) {
+    const double start = SecondsNow();
+    EXPECT_TRUE(work().ok());
+    return SecondsNow() - start;
+  };
+  EXPECT_GE(seconds([&] { return stage.Forward(0, 0); }), 0.01);
+  EXPECT_GE(seconds([&] { return stage.Backward(0, 0); }), 0.05);
+  EXPECT_GE(seconds([&] { return stage.BackwardInput(0, 1); }), 0.02);
+  EXPECT_GE(seconds([&] { return stage.BackwardWeight(0, 1); }), 0.03);
+}
+
+TEST(TimedStage, BuffersHaveTheSizesOfTheCrossingUpToTheLimit) {
+  RankTrace trace;
+  TimedStage stage({.costs = {{}, {}},
+                    .crossings = {{}, {{Tensor(100), Tensor(2)}, {Tensor(50)}}},
+                    .payload_limit_bytes = 64},
+                   trace);
+  const auto bytes = [&](Boundary boundary, int chunk) {
+    std::vector<int64_t> sizes;
+    for (const Buffer& buffer : stage.Buffers(boundary, chunk, 0)) sizes.push_back(buffer.bytes);
+    return sizes;
+  };
+  EXPECT_EQ(bytes(Boundary::kOutput, 0), (std::vector<int64_t>{64, 8}));
+  EXPECT_EQ(bytes(Boundary::kInput, 1), (std::vector<int64_t>{64, 8}));
+  EXPECT_EQ(bytes(Boundary::kOutputGradient, 0), (std::vector<int64_t>{64}));
+  EXPECT_EQ(bytes(Boundary::kInputGradient, 1), (std::vector<int64_t>{64}));
+  void* const memory = stage.Buffers(Boundary::kOutput, 0, 0)[0].data;
+  EXPECT_EQ(stage.Buffers(Boundary::kOutput, 0, 0)[0].data, memory);
+  stage.Release(Boundary::kOutput, 0, 0);
+  EXPECT_EQ(stage.Buffers(Boundary::kOutput, 0, 5)[0].data, memory);
+}
+
+TEST(MakeTimeScale, MakesTheShortestActionLongEnoughForAClock) {
+  EXPECT_DOUBLE_EQ(MakeTimeScale({{.forward = 0.001, .backward_input = 0.002}, {}}, 0.1), 4.0);
+  EXPECT_DOUBLE_EQ(MakeTimeScale({{.forward = 0.001}}, 10.0), 2.0);  // 20 s are enough for a step
+}
+
+TEST(Rehearsal, TakesAtLeastAsLongAsTheSimulatorSaysAndHoldsEveryAction) {
+  for (const std::string name : {"1f1b", "zb-v"}) {
+    SCOPED_TRACE(name);
+    const int v = name == "zb-v" ? 2 : 1;
+    const PipelineShape shape{.num_ranks = 3, .num_microbatches = 6, .chunks_per_rank = v};
+    const RehearsalJob job = MakeJob(name, shape, 1.0);
+    const auto statuses = RunRanks(3, [&](Communicator& comm) {
+      ASSIGN_OR_RETURN(const Rehearsal result,
+                       RunRehearsal(job, {.time_scale = 0.004, .steps = 2}, comm));
+      EXPECT_GE(result.makespan, 0.999 * result.simulated.makespan);
+      EXPECT_LE(result.makespan, kMostLate * result.simulated.makespan);
+      EXPECT_GE(result.bubble, result.simulated.bubble - 0.001);
+      EXPECT_GE(result.exposed_communication, 0.0);
+      EXPECT_EQ(result.traces.size(), 3u);
+      for (int rank = 0; rank < 3; ++rank) {
+        std::vector<Action> computed, planned;
+        for (const TraceEvent& event : result.traces[rank].events) {
+          if (event.kind == TraceKind::kCompute) computed.push_back(event.action);
+        }
+        for (const Action& action : job.schedule.actions[rank]) {
+          if (!IsTransfer(action.op)) planned.push_back(action);
+        }
+        EXPECT_EQ(computed, planned);
+      }
+      return absl::OkStatus();
+    });
+    EXPECT_EQ(FirstError(statuses), absl::OkStatus());
+  }
+}
+
+}  // namespace
+}  // namespace deepnet

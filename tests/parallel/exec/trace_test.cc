@@ -1,0 +1,94 @@
+#include "parallel/exec/trace.h"
+
+#include <set>
+#include <string>
+
+#include "google/protobuf/struct.pb.h"
+#include "google/protobuf/util/json_util.h"
+#include "gtest/gtest.h"
+
+#include "parallel/base/clock.h"
+#include "parallel/base/status_macros.h"
+#include "tests/support/run_ranks.h"
+
+namespace deepnet {
+namespace {
+
+// A clock comparison over threads is right to half a round trip, which a busy host can stretch.
+constexpr double kClockSeconds = 1.0;
+
+constexpr Action kF0{Op::kForward, 0, 0}, kF1{Op::kForward, 1, 0};
+constexpr Action kB0{Op::kBackward, 0, 0}, kB1{Op::kBackward, 1, 0};
+
+TraceEvent Compute(Action action, double start, double end) {
+  return {.kind = TraceKind::kCompute, .action = action, .start = start, .end = end};
+}
+
+TraceEvent Wait(Action action, int peer, double start, double end) {
+  return {.kind = TraceKind::kWait, .action = action, .peer = peer, .start = start, .end = end};
+}
+
+// Two ranks: F0 takes 2, the message 1, F1 and B1 3 together, the message back 0.5, B0 3.5.
+std::vector<RankTrace> TwoRanks() {
+  return {{{Compute(kF0, 10, 12), Wait(kB0, 1, 12, 16.5), Compute(kB0, 16.5, 20)}},
+          {{Wait(kF1, 0, 10, 13),
+            Compute(kF1, 13, 14),
+            Compute(kB1, 14, 16),
+            {TraceKind::kSend, {Op::kSendBackward, 1, 0}, 0, 4096, 16, 16.5}}}};
+}
+
+TEST(Measure, CountsIdleTimeAndWhatOfItWasCommunication) {
+  const TraceFigures figures = Measure(TwoRanks());
+  EXPECT_DOUBLE_EQ(figures.makespan, 10.0);
+  EXPECT_DOUBLE_EQ(figures.bubble, 1.0 - 8.5 / 20.0);
+  EXPECT_DOUBLE_EQ(figures.waiting, 7.5 / 20.0);
+  EXPECT_DOUBLE_EQ(figures.exposed_communication, 1.5 / 20.0);
+}
+
+TEST(Measure, WaitingForASendIsCommunicationFromBeginningToEnd) {
+  std::vector<RankTrace> traces = {{{Compute(kF0, 0, 1), Wait({Op::kSendForward, 0, 0}, 1, 1, 2)}}};
+  EXPECT_DOUBLE_EQ(Measure(traces).exposed_communication, 0.5);
+}
+
+TEST(Measure, NothingTakesNoTime) { EXPECT_EQ(Measure({}).makespan, 0.0); }
+
+TEST(ChromeTrace, IsJsonWithAProcessForEachRankAndAPairForEachMessage) {
+  google::protobuf::Struct json;
+  const std::string text = ChromeTrace(TwoRanks());
+  ASSERT_TRUE(google::protobuf::util::JsonStringToMessage(text, &json).ok()) << text;
+  std::multiset<std::string> phases;
+  const auto& events = json.fields().at("traceEvents").list_value().values();
+  for (const auto& event : events) {
+    phases.insert(event.struct_value().fields().at("ph").string_value());
+  }
+  EXPECT_EQ(phases.count("M"), 4);  // name and place of each rank
+  EXPECT_EQ(phases.count("X"), 6);
+  EXPECT_EQ(phases.count("b"), 1);
+  EXPECT_EQ(phases.count("e"), 1);
+  const auto& first = events[4].struct_value().fields();
+  EXPECT_EQ(first.at("name").string_value(), "0F0");
+  EXPECT_EQ(first.at("ts").number_value(), 0);
+  EXPECT_EQ(first.at("dur").number_value(), 2e6);
+}
+
+TEST(GatherTraces, BringsEverybodysEventsToEveryRankOnOneClock) {
+  const auto statuses = RunRanks(3, [](Communicator& comm) {
+    const double now = SecondsNow();
+    RankTrace mine;
+    for (int i = 0; i <= comm.rank(); ++i) {
+      mine.events.push_back(Compute({Op::kForward, comm.rank(), i}, now, now + 1));
+    }
+    ASSIGN_OR_RETURN(const auto all, GatherTraces(comm, mine));
+    EXPECT_EQ(all.size(), 3u);
+    for (int rank = 0; rank < 3; ++rank) {
+      EXPECT_EQ(all[rank].events.size(), static_cast<size_t>(rank + 1));
+      EXPECT_EQ(all[rank].events.back().action, (Action{Op::kForward, rank, rank}));
+      EXPECT_NEAR(all[rank].events.back().start, now, kClockSeconds);
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_EQ(FirstError(statuses), absl::OkStatus());
+}
+
+}  // namespace
+}  // namespace deepnet
