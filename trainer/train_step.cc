@@ -15,7 +15,8 @@ absl::StatusOr<StepResult> RunTrainStep(const StepBatch& batch, int64_t step, in
 
   const double tokens = static_cast<double>(batch.num_target_tokens);
   StepResult result{.loss = stage.loss().loss / tokens, .nll = stage.loss().nll / tokens};
-  result.update = optimizer.Apply(model.ops(), model.parameters(), update, result.loss);
+  ASSIGN_OR_RETURN(result.update,
+                   optimizer.Apply(model.ops(), model.parameters(), update, result.loss));
   if (!result.update.skipped) model.Refresh();
   return result;
 }

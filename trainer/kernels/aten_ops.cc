@@ -1,5 +1,6 @@
 // The reference: every operation of ops.h spelled in LibTorch calls, written to be checked against
 // the formula, not to be fast. Rows that are not real are left alone by narrowing first.
+#include <algorithm>
 #include <cmath>
 #include <utility>
 #include <vector>
@@ -305,15 +306,19 @@ class AtenOps : public Ops {
       a.weights.sub_(a.moment1 / (root / root2 + a.epsilon), a.rate / correction1);
     }
   }
-  double SumSquares(const Tensor& x) override {
-    double sum = 0.0;
+  // One synchronisation for all blocks; a block's bits depend on nothing but its elements.
+  void SumSquares(const Tensor& x, std::span<double> sums) override {
     const Tensor flat = x.reshape({-1});
+    std::vector<Tensor> blocks;
     for (int64_t begin = 0; begin < flat.numel(); begin += native::kSumSquaresBlock) {
       const Tensor block =
           Slice(flat, begin, std::min(native::kSumSquaresBlock, flat.numel() - begin));
-      sum += block.to(at::kDouble).square().sum().item<double>();
+      blocks.push_back(block.to(at::kDouble).square().sum());
     }
-    return sum;
+    DEEPNET_CHECK_EQ(blocks.size(), sums.size());
+    if (blocks.empty()) return;
+    const Tensor all = at::stack(blocks).cpu();
+    std::copy_n(all.data_ptr<double>(), sums.size(), sums.begin());
   }
   void Add(const Tensor& y, const Tensor& x) override { y.add_(x); }
   void Copy(int64_t rows, const Tensor& x, const Tensor& y) override {

@@ -341,8 +341,8 @@ class NativeOps : public Ops {
                      a.weights.numel(), Floats(a.weights), Floats(a.gradient), Floats(a.moment1),
                      Floats(a.moment2), nullptr);
   }
-  double SumSquares(const Tensor& x) override {
-    return native::SumSquares(pool_, table_, Floats(x), x.numel(), scratch_);
+  void SumSquares(const Tensor& x, std::span<double> sums) override {
+    native::SumSquares(pool_, table_, Floats(x), x.numel(), sums);
   }
   void Add(const Tensor& y, const Tensor& x) override {
     native::Add(pool_, table_, Floats(x), Floats(y), y.numel());

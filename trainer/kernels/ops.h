@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include <ATen/core/Tensor.h>
 
@@ -236,9 +237,9 @@ class Ops {
   virtual void LogSoftmax(int64_t rows, const at::Tensor& logits_RV) = 0;
 
   virtual void Adam(const AdamArgs& args) = 0;
-  // Sum of squares over blocks of native::kSumSquaresBlock elements, in double, blocks added in
-  // order. Not finite if an element is not.
-  virtual double SumSquares(const at::Tensor& x) = 0;
+  // sums[b] = sum of squares of block b of x (contiguous), in double; blocks have
+  // native::kSumSquaresBlock elements, the last the rest. Not finite if an element is not.
+  virtual void SumSquares(const at::Tensor& x, std::span<double> sums) = 0;
   virtual void Add(const at::Tensor& y, const at::Tensor& x) = 0;                 // y += x, stream
   virtual void Copy(int64_t rows, const at::Tensor& x, const at::Tensor& y) = 0;  // with conversion
 };

@@ -1,28 +1,73 @@
 #include "trainer/optim/optimizer.h"
 
+#include <algorithm>
 #include <cmath>
+#include <memory>
+#include <utility>
 
 #include <ATen/ATen.h>
 
+#include "parallel/base/check.h"
+#include "parallel/base/status_macros.h"
 #include "trainer/optim/learning_rate.h"
+#include "trainer/optim/replica_check.h"
 
 namespace deepnet {
+namespace {
 
-OptimizerStep::OptimizerStep(const OptimSpec& optim, const Inventory& inventory) : optim_(optim) {
-  for (const Parameter& p : inventory.parameters) {
-    const bool decayed = optim.weight_decay() != 0.0 && p.shape.size() == 2;
-    if (ranges_.empty() || ranges_.back().decayed != decayed) {
-      ranges_.push_back({p.offset, 0, decayed});
+ShardLayout OneRank(const Inventory& inventory) {
+  return MakeShardLayout(inventory, inventory, OneBucket(inventory), {});
+}
+
+}  // namespace
+
+OptimizerStep::OptimizerStep(const OptimSpec& optim, const Inventory& inventory)
+    : OptimizerStep(optim, inventory, OneRank(inventory), {}) {}
+
+OptimizerStep::OptimizerStep(const OptimSpec& optim, const Inventory& whole, ShardLayout layout,
+                             Groups groups)
+    : optim_(optim),
+      whole_(whole),
+      layout_(std::move(layout)),
+      groups_(groups),
+      norm_(whole, layout_) {
+  std::vector<GradientUse> uses = layout_.uses;
+  std::erase_if(uses, [](const GradientUse& use) { return !use.first_here; });
+  std::sort(uses.begin(), uses.end(),
+            [](const GradientUse& a, const GradientUse& b) { return a.weight < b.weight; });
+  auto use = uses.begin();
+  for (const Extent& extent : layout_.extents) {
+    for (int64_t done = 0; done < extent.count;) {
+      const int64_t weight = extent.weight + done;
+      while (use->weight + use->count <= weight) ++use;
+      const int64_t count = std::min(extent.count - done, use->weight + use->count - weight);
+      AddRange({.gradient = extent.gradient + done,
+                .weight = weight,
+                .state = extent.state + done,
+                .count = count,
+                .decayed = optim.weight_decay() != 0.0 &&
+                           whole.parameters[use->parameter].shape.size() == 2});
+      done += count;
     }
-    ranges_.back().count += p.NumElements();
   }
 }
 
-UpdateResult OptimizerStep::Apply(Ops& ops, Parameters& parameters, int64_t update,
-                                  double loss) const {
-  const at::Tensor gradient = parameters.FoldedGradient();
-  UpdateResult result{.gradient_norm = std::sqrt(ops.SumSquares(gradient)),
-                      .rate = LearningRate(optim_, update)};
+void OptimizerStep::AddRange(const Range& range) {
+  if (!ranges_.empty()) {
+    Range& last = ranges_.back();  // moments have no gaps: `state` goes on by itself
+    if (last.decayed == range.decayed && last.gradient + last.count == range.gradient &&
+        last.weight + last.count == range.weight) {
+      last.count += range.count;
+      return;
+    }
+  }
+  ranges_.push_back(range);
+}
+
+absl::StatusOr<UpdateResult> OptimizerStep::Apply(Ops& ops, Parameters& parameters, int64_t update,
+                                                  double loss) const {
+  UpdateResult result{.rate = LearningRate(optim_, update)};
+  ASSIGN_OR_RETURN(result.gradient_norm, norm_.Compute(ops, parameters.gradient(), groups_.world));
   if (!std::isfinite(result.gradient_norm) || !std::isfinite(loss)) {
     result.skipped = true;
     return result;
@@ -31,13 +76,23 @@ UpdateResult OptimizerStep::Apply(Ops& ops, Parameters& parameters, int64_t upda
   if (optim_.clip_norm() > 0 && result.gradient_norm > optim_.clip_norm()) {
     scale = optim_.clip_norm() / result.gradient_norm;
   }
+  Update(ops, parameters, update, result.rate, scale);
+  RETURN_IF_ERROR(GatherWeights(parameters.weights()));
+  if (update % kUpdatesPerReplicaCheck == 0) {
+    RETURN_IF_ERROR(CheckReplicas(whole_, layout_, parameters.weights(), groups_));
+  }
+  return result;
+}
+
+void OptimizerStep::Update(Ops& ops, Parameters& parameters, int64_t update, double rate,
+                           double scale) const {
+  DEEPNET_CHECK_EQ(parameters.moment1().numel(), layout_.StateElements());
   for (const Range& range : ranges_) {
-    const auto slice = [&](const at::Tensor& x) { return x.narrow(0, range.begin, range.count); };
-    ops.Adam({.weights = slice(parameters.weights()),
-              .gradient = slice(gradient),
-              .moment1 = slice(parameters.moment1()),
-              .moment2 = slice(parameters.moment2()),
-              .rate = result.rate,
+    ops.Adam({.weights = parameters.weights().narrow(0, range.weight, range.count),
+              .gradient = parameters.gradient().narrow(0, range.gradient, range.count),
+              .moment1 = parameters.moment1().narrow(0, range.state, range.count),
+              .moment2 = parameters.moment2().narrow(0, range.state, range.count),
+              .rate = rate,
               .beta1 = optim_.beta1(),
               .beta2 = optim_.beta2(),
               .epsilon = optim_.epsilon(),
@@ -46,7 +101,26 @@ UpdateResult OptimizerStep::Apply(Ops& ops, Parameters& parameters, int64_t upda
               .step = update,
               .fairseq_epsilon = optim_.optimizer() == ADAM});
   }
-  return result;
+}
+
+// Every replica's shares reach the others, straight from weights to weights.
+absl::Status OptimizerStep::GatherWeights(const at::Tensor& weights) const {
+  if (layout_.num_replicas == 1) return absl::OkStatus();
+  std::vector<std::unique_ptr<Transfer>> transfers;
+  for (const std::vector<Piece>& bucket : layout_.pieces) {
+    for (const Piece& piece : bucket) {
+      if (!piece.of.first_here) continue;
+      std::vector<Buffer> all;
+      for (int r = 0; r < layout_.num_replicas; ++r) {
+        all.push_back(BufferOf(
+            weights.narrow(0, piece.of.weight + piece.cuts[r], piece.cuts[r + 1] - piece.cuts[r])));
+      }
+      ASSIGN_OR_RETURN(auto transfer, groups_.replicas->AllGather(all[layout_.replica], all));
+      transfers.push_back(std::move(transfer));
+    }
+  }
+  for (const auto& transfer : transfers) RETURN_IF_ERROR(transfer->Wait());
+  return absl::OkStatus();
 }
 
 }  // namespace deepnet

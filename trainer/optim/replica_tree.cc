@@ -32,4 +32,17 @@ void ReplicaTree::Finish(const at::Tensor& gradient) {
   pending_.clear();
 }
 
+// Every subtree that waits stands to the left of what comes after it, and addition commutes.
+void ReplicaTree::PushLast(Ops& ops, const at::Tensor& gradient) {
+  for (; !pending_.empty(); pending_.pop_back()) {
+    ops.Add(gradient, pending_.back().sum);
+    free_.push_back(pending_.back().sum);
+  }
+}
+
+void ReplicaTree::Reset() {
+  for (const Subtree& subtree : pending_) free_.push_back(subtree.sum);
+  pending_.clear();
+}
+
 }  // namespace deepnet

@@ -1,8 +1,9 @@
 // The sum over virtual replicas as a fixed binary tree (docs/design/sums.md).
 //
 // Replicas arrive in order 0, 1, .. R-1, R a power of two. Like a binary counter, two finished
-// subtrees of equal height are added at once, so log2(R) + 1 buffers are enough and the tree is the
-// same wherever the replicas were computed: ((0+1)+(2+3))+((4+5)+(6+7)).
+// subtrees of equal height are added at once, so log2(R) + 1 buffers are enough (log2(R) with
+// PushLast) and the tree is the same wherever the replicas were computed:
+// ((0+1)+(2+3))+((4+5)+(6+7)).
 #pragma once
 
 #include <vector>
@@ -20,6 +21,11 @@ class ReplicaTree {
   // Writes the sum of all that were pushed into `gradient` and forgets them. The number pushed must
   // have been a power of two.
   void Finish(const at::Tensor& gradient);
+  // Instead of the last Push and Finish: `gradient` is that of the last replica and becomes the
+  // sum. Of other numbers than powers of two, subtrees are added from the last to the first.
+  void PushLast(Ops& ops, const at::Tensor& gradient);
+  // Forgets what was pushed.
+  void Reset();
 
  private:
   struct Subtree {

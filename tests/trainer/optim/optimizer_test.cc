@@ -37,6 +37,13 @@ OptimSpec Spec(Optimizer optimizer) {
   return optim;
 }
 
+UpdateResult Apply(const OptimizerStep& step, Ops& ops, Parameters& parameters, int64_t update,
+                   double loss) {
+  const absl::StatusOr<UpdateResult> result = step.Apply(ops, parameters, update, loss);
+  EXPECT_TRUE(result.ok()) << result.status();
+  return result.value_or(UpdateResult());
+}
+
 // Both implementations and how far float rounding may take five updates of each from the formula.
 struct OpsCase {
   std::unique_ptr<Ops> ops;
@@ -91,7 +98,7 @@ void ExpectFiveUpdatesFollow(const OptimSpec& optim, double scale) {
     const OptimizerStep step(optim, parameters.inventory());
     for (int t = 1; t <= 5; ++t) {
       FillGradient(parameters, t);
-      const UpdateResult result = step.Apply(*c.ops, parameters, t, /*loss=*/1.0);
+      const UpdateResult result = Apply(step, *c.ops, parameters, t, /*loss=*/1.0);
       EXPECT_FALSE(result.skipped);
       EXPECT_EQ(result.rate, optim.rate());
     }
@@ -123,12 +130,12 @@ TEST(OptimizerStep, ClippingScalesTheWholeGradientAndReportsTheNormBefore) {
     const double norm = 2.0 * std::sqrt(double(kAll));
     optim.set_clip_norm(norm / 4);
     const OptimizerStep step(optim, parameters.inventory());
-    EXPECT_NEAR(step.Apply(*c.ops, parameters, 1, 1.0).gradient_norm, norm, 1e-6);
+    EXPECT_NEAR(Apply(step, *c.ops, parameters, 1, 1.0).gradient_norm, norm, 1e-6);
     EXPECT_NEAR(At(parameters.moment1(), kAll - 1), 0.1 * 2.0 / 4, 1e-7);
     EXPECT_NEAR(At(parameters.moment2(), 0), 0.02 * 0.25, 1e-7);
 
     parameters.gradient().fill_(0.01);  // below the limit: as it is
-    step.Apply(*c.ops, parameters, 2, 1.0);
+    Apply(step, *c.ops, parameters, 2, 1.0);
     EXPECT_NEAR(At(parameters.moment1(), 0), 0.9 * 0.05 + 0.1 * 0.01, 1e-7);
   }
 }
@@ -144,11 +151,11 @@ TEST(OptimizerStep, ANonFiniteLossOrGradientChangesNoBit) {
     optim.set_clip_norm(1.0);
     const OptimizerStep step(optim, parameters.inventory());
     FillGradient(parameters, 1);
-    step.Apply(*c.ops, parameters, 1, 1.0);
+    Apply(step, *c.ops, parameters, 1, 1.0);
     const at::Tensor w = parameters.weights().clone(), m = parameters.moment1().clone(),
                      v = parameters.moment2().clone();
     const auto expect_untouched = [&](double loss) {
-      EXPECT_TRUE(step.Apply(*c.ops, parameters, 2, loss).skipped);
+      EXPECT_TRUE(Apply(step, *c.ops, parameters, 2, loss).skipped);
       EXPECT_TRUE(at::equal(parameters.weights(), w));
       EXPECT_TRUE(at::equal(parameters.moment1(), m));
       EXPECT_TRUE(at::equal(parameters.moment2(), v));
@@ -162,7 +169,7 @@ TEST(OptimizerStep, ANonFiniteLossOrGradientChangesNoBit) {
       expect_untouched(1.0);
     }
     FillGradient(parameters, 2);
-    EXPECT_FALSE(step.Apply(*c.ops, parameters, 2, 1.0).skipped);
+    EXPECT_FALSE(Apply(step, *c.ops, parameters, 2, 1.0).skipped);
   }
 }
 

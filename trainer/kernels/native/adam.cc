@@ -6,7 +6,6 @@
 #include "parallel/base/check.h"
 #include "trainer/kernels/native/kernel_table.h"
 #include "trainer/kernels/native/row_blocks.h"
-#include "trainer/kernels/native/scratch.h"
 
 namespace deepnet::native {
 namespace {
@@ -51,10 +50,10 @@ void AdamStep(ThreadPool& pool, const KernelTable& table, const AdamArgs& args, 
   });
 }
 
-double SumSquares(ThreadPool& pool, const KernelTable& table, const float* x, int64_t n,
-                  Scratch& scratch) {
+void SumSquares(ThreadPool& pool, const KernelTable& table, const float* x, int64_t n,
+                std::span<double> sums) {
   const int64_t num_blocks = (n + kSumSquaresBlock - 1) / kSumSquaresBlock;
-  double* sums = reinterpret_cast<double*>(scratch.Reserve(2 * num_blocks));
+  DEEPNET_CHECK_EQ(static_cast<int64_t>(sums.size()), num_blocks);
   const ElementwiseTable& kernels = table.elementwise;
   ForBlocks(pool, num_blocks, kElementsPerBlock / kSumSquaresBlock,
             [&](int64_t begin, int64_t end, int) {
@@ -64,9 +63,6 @@ double SumSquares(ThreadPool& pool, const KernelTable& table, const float* x, in
                                         std::min(kSumSquaresBlock, n - block * kSumSquaresBlock));
               }
             });
-  double total = 0.0;
-  for (int64_t block = 0; block < num_blocks; ++block) total += sums[block];
-  return total;
 }
 
 }  // namespace deepnet::native

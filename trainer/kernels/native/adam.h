@@ -2,12 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 namespace deepnet::native {
 
 class ThreadPool;
 struct KernelTable;
-class Scratch;
 
 // Where epsilon goes. With m, v the moments after this step, c1 = 1 - beta1^step,
 // c2 = 1 - beta2^step:
@@ -33,12 +33,13 @@ void AdamStep(ThreadPool& pool, const KernelTable& table, const AdamArgs& args, 
               float* weights, const float* gradient, float* m, float* v,
               uint16_t* weights_bfloat16);
 
-// Elements that SumSquares adds before it adds blocks.
+// Elements of a block of SumSquares.
 inline constexpr int64_t kSumSquaresBlock = 4096;
 
-// sum of x[i]^2 in double precision: over blocks of kSumSquaresBlock elements, then over the blocks
-// in order. The same bits on every instruction set. Infinite or NaN exactly if an element is.
-double SumSquares(ThreadPool& pool, const KernelTable& table, const float* x, int64_t n,
-                  Scratch& scratch);
+// sums[b] = sum of x[i]^2 over block b, in double precision; (n + kSumSquaresBlock - 1) /
+// kSumSquaresBlock of them. The same bits on every instruction set. Infinite or NaN exactly if an
+// element is.
+void SumSquares(ThreadPool& pool, const KernelTable& table, const float* x, int64_t n,
+                std::span<double> sums);
 
 }  // namespace deepnet::native

@@ -1,9 +1,14 @@
 #include "trainer/kernels/native/adam.h"
 
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <vector>
+
 #include <gtest/gtest.h>
 
 #include "tests/trainer/kernels/native/kernel_testing.h"
-#include "trainer/kernels/native/scratch.h"
 
 namespace deepnet::native {
 namespace {
@@ -79,32 +84,55 @@ TEST(AdamStep, DoesNotDependOnHowTheRangeIsCut) {
   EXPECT_EQ(parts, whole);
 }
 
+std::vector<double> BlockSums(ThreadPool& pool, const KernelTable& table,
+                              const std::vector<float>& x) {
+  const int64_t n = static_cast<int64_t>(x.size());
+  std::vector<double> sums((n + kSumSquaresBlock - 1) / kSumSquaresBlock);
+  SumSquares(pool, table, x.data(), n, sums);
+  return sums;
+}
+
 TEST(SumSquares, IsTheSameOnEveryInstructionSet) {
   for (const int64_t n : {0, 1, 15, 4096, 4097, 100001}) {
     const std::vector<float> x = RandomFloats(n, 3);
     double expected = 0.0;
     for (const float value : x) expected += static_cast<double>(value) * value;
     ThreadPool baseline_pool(1);
-    Scratch scratch;
-    const double baseline = SumSquares(baseline_pool, Table(Isa::kBaseline), x.data(), n, scratch);
-    EXPECT_NEAR(baseline, expected, 1e-12 * expected);
+    const std::vector<double> baseline = BlockSums(baseline_pool, Table(Isa::kBaseline), x);
+    EXPECT_NEAR(std::accumulate(baseline.begin(), baseline.end(), 0.0), expected, 1e-12 * expected);
     ForEachIsaAndThreads([&](ThreadPool& pool, const KernelTable& table) {
-      EXPECT_EQ(SumSquares(pool, table, x.data(), n, scratch), baseline);
+      EXPECT_EQ(BlockSums(pool, table, x), baseline);
       return std::vector<double>();
     });
   }
 }
 
+TEST(SumSquares, OfABlockIsThatOfItsElementsAlone) {
+  ForEachIsaAndThreads([&](ThreadPool& pool, const KernelTable& table) {
+    const std::vector<float> x = RandomFloats(9001, 4);
+    const std::vector<double> sums = BlockSums(pool, table, x);
+    for (size_t block = 0; block < sums.size(); ++block) {
+      const size_t begin = block * kSumSquaresBlock;
+      const size_t end = std::min(x.size(), begin + kSumSquaresBlock);
+      EXPECT_EQ(BlockSums(pool, table, {x.begin() + begin, x.begin() + end}),
+                std::vector<double>{sums[block]});
+    }
+    return std::vector<double>();
+  });
+}
+
 TEST(SumSquares, IsNotFiniteExactlyIfAnElementIsNot) {
   ForEachIsaAndThreads([&](ThreadPool& pool, const KernelTable& table) {
-    Scratch scratch;
     std::vector<float> x(9001, std::numeric_limits<float>::max());
-    EXPECT_TRUE(std::isfinite(SumSquares(pool, table, x.data(), 9001, scratch)));
+    for (const double sum : BlockSums(pool, table, x)) EXPECT_TRUE(std::isfinite(sum));
     for (const float bad : {std::numeric_limits<float>::infinity(), std::nanf("")}) {
       for (const int64_t at : {0, 4095, 9000}) {
         std::vector<float> broken = x;
         broken[at] = bad;
-        EXPECT_FALSE(std::isfinite(SumSquares(pool, table, broken.data(), 9001, scratch)));
+        const std::vector<double> sums = BlockSums(pool, table, broken);
+        for (size_t block = 0; block < sums.size(); ++block) {
+          EXPECT_EQ(std::isfinite(sums[block]), block != at / size_t{kSumSquaresBlock}) << block;
+        }
       }
     }
     return std::vector<double>();

@@ -1,0 +1,123 @@
+// Who adds up and updates which weights: a rank's gradient cut into pieces that are exchanged at
+// once, and each piece into one contiguous share per replica (docs/design/sharding.md).
+//
+// Pure: the planner counts bytes with it, the optimizer carries it out. A layout decides who
+// computes, never what: the bits of a step do not depend on it.
+//
+// Example:
+//   const ShardLayout layout = MakeShardLayout(whole, held, buckets, {.num_replicas = 8});
+//   for (const Extent& e : layout.extents) Update(weights + e.weight, gradient + e.gradient,
+//   e.count);
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "parallel/plan/inventory.h"
+
+namespace deepnet {
+
+inline constexpr int64_t kSumBlock = 4096;  // elements
+
+// A range of a rank's gradient buffer that is complete at one moment of a schedule.
+struct GradientBucket {
+  int64_t begin = 0, count = 0;       // elements; at borders of layers
+  int chunk = 0;                      // of the rank; the layers it belongs to
+  bool completes_in_forward = false;  // the output layer's: with the last forward pass of a replica
+
+  friend bool operator==(const GradientBucket&, const GradientBucket&) = default;
+};
+
+// One layer's use of one parameter, where a rank holds it. A rank's gradient buffer is the
+// concatenation, over its layers, of all their uses.
+struct GradientUse {
+  int layer = 0;               // in the chain of the whole model
+  int parameter = 0;           // in the whole Inventory
+  int64_t gradient = 0;        // first element in the rank's gradient buffer
+  int64_t weight = 0;          // first element in the rank's weights
+  int64_t whole = 0;           // first element in the flat order of the whole Inventory
+  int64_t count = 0;           // elements
+  bool tied = false;           // several layers of the whole model use the parameter
+  bool first_here = true;      // the first use on this rank: where the sum over all uses ends
+  bool first_in_chain = true;  // the first use of all: its rank counts it in the norm
+
+  friend bool operator==(const GradientUse&, const GradientUse&) = default;
+};
+
+// Adjacent elements of one kind that are exchanged at once.
+struct Piece {
+  GradientUse of;             // a run of untied uses, or a part of one tied use
+  std::vector<int64_t> cuts;  // [num_replicas + 1], from 0 to of.count, at borders of blocks:
+                              // replica r adds up and updates elements cuts[r] .. cuts[r + 1]
+
+  friend bool operator==(const Piece&, const Piece&) = default;
+};
+
+// Adjacent elements that one replica updates.
+struct Extent {
+  int64_t gradient = 0, weight = 0, whole = 0;  // first elements, as in GradientUse
+  int64_t state = 0;                            // first element in the replica's moments
+  int64_t count = 0;
+  bool first_in_chain = true;
+
+  friend bool operator==(const Extent&, const Extent&) = default;
+};
+
+// A tied tensor of which this rank has a use.
+struct TiedTensor {
+  struct Use {
+    int stage = 0;          // pipeline rank that has it
+    int64_t gradient = -1;  // first element in this rank's gradient buffer; -1: another stage's
+
+    friend bool operator==(const Use&, const Use&) = default;
+  };
+  struct Share {
+    int64_t begin = 0, count = 0;  // elements of the tensor
+
+    friend bool operator==(const Share&, const Share&) = default;
+  };
+
+  int parameter = 0;          // in the whole Inventory
+  std::vector<Use> uses;      // all there are, in the order of the chain
+  std::vector<Share> shares;  // what this replica adds up; the same on every stage
+
+  friend bool operator==(const TiedTensor&, const TiedTensor&) = default;
+};
+
+struct ShardOptions {
+  int num_replicas = 1;
+  int replica = 0;
+  int64_t piece_elements = int64_t{16} << 20;  // 64 MiB of float32; at least one block is taken
+  std::vector<int> stage_of_layer;  // pipeline rank of each layer of the chain; empty: one
+};
+
+struct ShardLayout {
+  int num_replicas = 1;
+  int replica = 0;
+  std::vector<GradientUse> uses;           // in the order of the gradient buffer
+  std::vector<GradientBucket> buckets;     // as given
+  std::vector<std::vector<Piece>> pieces;  // of each bucket
+  std::vector<Extent> extents;             // of this replica, rising weight and state
+  std::vector<TiedTensor> tied;            // in the Inventory's order
+
+  int64_t StateElements() const;  // of each moment on this replica
+  friend bool operator==(const ShardLayout&, const ShardLayout&) = default;
+};
+
+// Borders of the blocks in which squares are added up and at which shares end, in the flat order of
+// `whole`: block b is [borders[b], borders[b + 1]). They have kSumBlock elements and start anew at
+// every layer and at both ends of a tied tensor, so that one before such a place may be shorter.
+std::vector<int64_t> SumBlockBorders(const Inventory& whole);
+
+// `held`: the layers of `whole` on this rank, in order, with their parameters. `buckets` cover the
+// rank's gradient buffer without overlap. Shares are as even as borders of blocks allow: a replica
+// that had less of one piece gets more of the next. DEEPNET_CHECKs that `held` is a part of
+// `whole`.
+ShardLayout MakeShardLayout(const Inventory& whole, const Inventory& held,
+                            std::span<const GradientBucket> buckets, const ShardOptions& options);
+
+// The one bucket of a rank that does not cut its gradient.
+std::vector<GradientBucket> OneBucket(const Inventory& held);
+
+}  // namespace deepnet

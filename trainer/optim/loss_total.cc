@@ -1,0 +1,24 @@
+#include "trainer/optim/loss_total.h"
+
+#include <vector>
+
+#include "parallel/base/status_macros.h"
+
+namespace deepnet {
+
+absl::StatusOr<LossSums> TotalLoss(std::span<const LossSums> of_microbatches, Communicator* world) {
+  std::vector<double> values;
+  for (const LossSums& one : of_microbatches) {
+    values.push_back(one.loss);
+    values.push_back(one.nll);
+  }
+  if (world != nullptr) RETURN_IF_ERROR(world->AllReduceSum(std::span(values)));
+  LossSums total;
+  for (size_t i = 0; i < values.size(); i += 2) {
+    total.loss += values[i];
+    total.nll += values[i + 1];
+  }
+  return total;
+}
+
+}  // namespace deepnet

@@ -1,0 +1,113 @@
+#include "trainer/optim/replica_check.h"
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include <ATen/ATen.h>
+
+#include "parallel/base/crc32c.h"
+#include "parallel/base/exit_code.h"
+#include "parallel/base/status_macros.h"
+
+namespace deepnet {
+namespace {
+
+constexpr int64_t kNotHere = -1;
+
+// One rank's view: its number in the world and, for each parameter that is compared, a checksum or
+// kNotHere.
+struct View {
+  int64_t rank = 0;
+  std::vector<int64_t> checksums;
+};
+
+int64_t Checksum(const at::Tensor& weights) {
+  const at::Tensor here = weights.cpu();
+  return Crc32c({static_cast<const char*>(here.data_ptr()), here.nbytes()});
+}
+
+std::vector<int64_t> Checksums(const Inventory& whole, const ShardLayout& layout,
+                               const at::Tensor& weights) {
+  std::vector<int64_t> checksums(whole.parameters.size(), kNotHere);
+  for (const GradientUse& use : layout.uses) {
+    if (!use.first_here) continue;
+    checksums[use.parameter] = Checksum(weights.narrow(0, use.weight, use.count));
+  }
+  return checksums;
+}
+
+absl::StatusOr<std::vector<View>> GatherViews(Communicator& group, const View& mine) {
+  std::vector<int64_t> sent = {mine.rank};
+  sent.insert(sent.end(), mine.checksums.begin(), mine.checksums.end());
+  std::vector<std::vector<int64_t>> received(group.size(), sent);
+  std::vector<Buffer> all;
+  for (std::vector<int64_t>& one : received) all.push_back(Buffer::Of(std::span(one)));
+  ASSIGN_OR_RETURN(auto transfer, group.AllGather(all[group.rank()], all));
+  RETURN_IF_ERROR(transfer->Wait());
+  std::vector<View> views;
+  for (const std::vector<int64_t>& one : received) {
+    views.push_back({one[0], {one.begin() + 1, one.end()}});
+  }
+  return views;
+}
+
+// "ranks 0, 2 hold 1234abcd, rank 1 holds 00000000".
+std::string WhoHoldsWhat(const std::map<int64_t, std::vector<int64_t>>& ranks_by_checksum) {
+  std::vector<std::string> parts;
+  for (const auto& [checksum, ranks] : ranks_by_checksum) {
+    parts.push_back(absl::StrFormat("%s %s %08x", ranks.size() == 1 ? "rank" : "ranks",
+                                    absl::StrJoin(ranks, ", "), checksum));
+  }
+  return absl::StrJoin(parts, "; ");
+}
+
+absl::Status CompareOver(Communicator* group, const View& mine,
+                         const std::vector<std::string>& names) {
+  if (group == nullptr || group->size() == 1) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const std::vector<View> views, GatherViews(*group, mine));
+  for (size_t i = 0; i < names.size(); ++i) {
+    std::map<int64_t, std::vector<int64_t>> ranks_by_checksum;
+    for (const View& view : views) {
+      if (view.checksums[i] == kNotHere) continue;
+      ranks_by_checksum[view.checksums[i]].push_back(view.rank);
+    }
+    if (ranks_by_checksum.size() <= 1) continue;
+    return WithExitCode(
+        absl::DataLossError(absl::StrCat("ranks disagree on ", names[i],
+                                         ", checksums: ", WhoHoldsWhat(ranks_by_checksum))),
+        ExitCode::kReplicasDisagree);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckReplicas(const Inventory& whole, const ShardLayout& layout,
+                           const at::Tensor& weights, const Groups& groups) {
+  if (groups.world == nullptr || groups.world->size() == 1) return absl::OkStatus();
+  const std::vector<int64_t> checksums = Checksums(whole, layout, weights);
+  View held{groups.world->rank(), {}}, tied = held;
+  std::vector<std::string> held_names, tied_names;
+  std::vector<int> uses(whole.parameters.size());
+  for (const Layer& layer : whole.layers) {
+    for (const int p : layer.parameters) ++uses[p];
+  }
+  for (size_t p = 0; p < checksums.size(); ++p) {
+    if (checksums[p] != kNotHere) {
+      held.checksums.push_back(checksums[p]);
+      held_names.push_back(whole.parameters[p].name);
+    }
+    if (uses[p] > 1) {
+      tied.checksums.push_back(checksums[p]);
+      tied_names.push_back(whole.parameters[p].name);
+    }
+  }
+  RETURN_IF_ERROR(CompareOver(groups.replicas, held, held_names));
+  return CompareOver(groups.stages, tied, tied_names);
+}
+
+}  // namespace deepnet
