@@ -16,20 +16,20 @@ TimedStage::TimedStage(TimedStageOptions options, const RankTrace& trace)
 }
 
 absl::Status TimedStage::Forward(int chunk, int microbatch) {
-  const absl::Status status = Work(options_.costs[chunk].forward);
+  absl::Status status = Work(options_.costs[chunk].forward);
   Release(Boundary::kInput, chunk, microbatch);
   return status;
 }
 
 absl::Status TimedStage::Backward(int chunk, int microbatch) {
   const ChunkCost& cost = options_.costs[chunk];
-  const absl::Status status = Work(cost.backward_input + cost.backward_weight);
+  absl::Status status = Work(cost.backward_input + cost.backward_weight);
   Release(Boundary::kOutputGradient, chunk, microbatch);
   return status;
 }
 
 absl::Status TimedStage::BackwardInput(int chunk, int microbatch) {
-  const absl::Status status = Work(options_.costs[chunk].backward_input);
+  absl::Status status = Work(options_.costs[chunk].backward_input);
   Release(Boundary::kOutputGradient, chunk, microbatch);
   return status;
 }
