@@ -21,6 +21,7 @@
 #include "trainer/decode/search.h"
 #include "trainer/decode/translator.h"
 #include "trainer/kernels/compute.h"
+#include "trainer/model/flops.h"
 #include "trainer/model/transformer.h"
 #include "trainer/step_bench.h"
 
@@ -91,18 +92,6 @@ std::vector<int32_t> RandomSource(uint64_t seed, int sentence, int tokens, int64
   }
   source.push_back(SpecialId::kEnd);
   return source;
-}
-
-// Products of one sentence: the encoder once, the decoder and the output once per hypothesis.
-double SearchFlops(const ModelSpec& model, double source, double target, double beam) {
-  const double d = model.width(), f = model.ffn_width();
-  const double encoder = 2 * source * (4 * d * d + 2 * d * f) + 4 * d * source * source;
-  const double decoder =
-      2 * target * (6 * d * d + 2 * d * f) + 4 * d * (target * target / 2 + source * target);
-  const double output = 2 * target * d * static_cast<double>(model.vocabulary_size());
-  const double memory = 4 * source * d * d;
-  return model.encoder_layers() * encoder + model.decoder_layers() * (memory + beam * decoder) +
-         beam * output;
 }
 
 class Bench {

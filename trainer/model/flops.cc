@@ -1,25 +1,45 @@
 #include "trainer/model/flops.h"
 
 namespace deepnet {
+namespace {
+
+// The forward pass of one pair of sentences.
+struct PairFlops {
+  double encoder;  // all layers
+  double memory;   // keys and values of the source, all decoder layers
+  double decoder;  // the rest of them
+  double output;
+};
+
+PairFlops Forward(const ModelSpec& model, double source, double target) {
+  const double d = model.width(), f = model.ffn_width();
+  const double causal = target * target / 2;
+  const double encoder_layer = 2 * source * (4 * d * d + 2 * d * f) + 4 * d * source * source;
+  const double decoder_layer =
+      2 * target * (6 * d * d + 2 * d * f) + 4 * d * (causal + source * target);
+  return {.encoder = model.encoder_layers() * encoder_layer,
+          .memory = model.decoder_layers() * 4 * source * d * d,
+          .decoder = model.decoder_layers() * decoder_layer,
+          .output = 2 * target * d * static_cast<double>(model.vocabulary_size())};
+}
+
+}  // namespace
 
 double StepFlops(const ModelSpec& model, const StepBatch& batch) {
-  const double d = model.width(), f = model.ffn_width();
-  double s = 0, t = 0, ss = 0, st = 0, tt = 0;
+  double sum = 0;
   for (const Microbatch& mb : batch.microbatches) {
     for (int i = 0; i < mb.num_sentences; ++i) {
-      const double source = mb.source.offsets[i + 1] - mb.source.offsets[i];
-      const double target = mb.target.offsets[i + 1] - mb.target.offsets[i];
-      s += source;
-      t += target;
-      ss += source * source;
-      st += source * target;
-      tt += target * target;
+      const PairFlops pair = Forward(model, mb.source.offsets[i + 1] - mb.source.offsets[i],
+                                     mb.target.offsets[i + 1] - mb.target.offsets[i]);
+      sum += pair.encoder + pair.memory + pair.decoder + pair.output;
     }
   }
-  const double encoder = 2 * s * (4 * d * d + 2 * d * f) + 4 * d * ss;
-  const double decoder = 2 * t * (6 * d * d + 2 * d * f) + 4 * s * d * d + 4 * d * (tt + st);
-  const double output = 2 * t * d * static_cast<double>(model.vocabulary_size());
-  return 3 * (model.encoder_layers() * encoder + model.decoder_layers() * decoder + output);
+  return 3 * sum;
+}
+
+double SearchFlops(const ModelSpec& model, double source, double target, double beam) {
+  const PairFlops pair = Forward(model, source, target);
+  return pair.encoder + pair.memory + beam * (pair.decoder + pair.output);
 }
 
 }  // namespace deepnet

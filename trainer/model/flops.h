@@ -1,4 +1,10 @@
-// Floating-point operations of training on real tokens: what utilisation counts.
+// Floating-point operations on real tokens: what utilisation counts.
+//
+// Counted are matrix products, attention's included, 2 operations for a multiplication and an
+// addition; padding, norms, softmax and the optimizer count nothing. Attention of s queries over
+// s keys counts s^2 products of a query and a key; where it is causal, half of the square, s^2 / 2:
+// what lies above the diagonal is nobody's work, whether a kernel computes it or not. The same rule
+// holds for training and for search, so that their utilisations can be compared.
 #pragma once
 
 #include "proto/model.pb.h"
@@ -6,9 +12,12 @@
 
 namespace deepnet {
 
-// Operations of one step's matrix products, attention included, forward three times (forward,
-// gradients of inputs, gradients of weights); padding, norms, softmax and the optimizer count
-// nothing.
+// One training step: forward three times (forward, gradients of inputs, gradients of weights).
 double StepFlops(const ModelSpec& model, const StepBatch& batch);
+
+// A beam search over one sentence that ends after `target` tokens, `beam` hypotheses wide all the
+// way: the encoder and the decoder's keys and values of `source` tokens once, the decoder and the
+// output layer once a hypothesis. beam 1: the forward pass of the pair.
+double SearchFlops(const ModelSpec& model, double source, double target, double beam);
 
 }  // namespace deepnet
