@@ -62,7 +62,7 @@ class Greedy {
   std::optional<Action> Choose(int rank, double now) const {
     if (const auto action = ChooseBackward(rank, now)) return action;
     if (const auto action = ChooseForward(rank, now)) return action;
-    return ChooseWeight(rank);
+    return ChooseWeight(rank, now);
   }
 
   std::optional<Action> ChooseBackward(int rank, double now) const {
@@ -90,14 +90,23 @@ class Greedy {
     return std::nullopt;
   }
 
-  std::optional<Action> ChooseWeight(int rank) const {
+  std::optional<Action> ChooseWeight(int rank, double now) const {
     for (const int c : ranks_[rank].chunks) {
       const Chunk& chunk = chunks_[c];
-      if (chunk.next_weight < chunk.next_backward) {
-        return Action{Op::kBackwardWeight, c, chunk.next_weight};
-      }
+      if (chunk.next_weight == chunk.next_backward) continue;
+      const double soon = now + options_.patience * costs_[c].backward_weight;
+      if (GradientComesBefore(rank, soon)) return std::nullopt;  // and calls when it does
+      return Action{Op::kBackwardWeight, c, chunk.next_weight};
     }
     return std::nullopt;
+  }
+
+  bool GradientComesBefore(int rank, double when) const {
+    return std::any_of(ranks_[rank].chunks.begin(), ranks_[rank].chunks.end(), [&](int c) {
+      const Chunk& chunk = chunks_[c];
+      return chunk.next_backward < chunk.next_forward &&
+             chunk.gradient_at[chunk.next_backward] < when;
+    });
   }
 
   void Take(int rank, const Action& action, double now) {

@@ -13,6 +13,9 @@ namespace deepnet {
 struct GreedyOptions {
   int num_microbatches = 1;
   int max_alive = 1;  // chunks' microbatches between F and W on a rank; >= chunks of that rank
+  // A rank waits for a gradient that is on its way rather than begin a W of which less than this
+  // part (0..1) would be done when it comes. 0: never waits.
+  double patience = 0;
 };
 
 // The rule is that of zero-bubble schedules (Qi et al., 2023, section 3.1): gradients of inputs

@@ -103,7 +103,7 @@ std::string DrawLegend(const Simulation& simulation, double top) {
         "<text x=\"%.0f\" y=\"%.0f\" text-anchor=\"start\" fill=\"#222\">%s, chunk %d</text>\n",
         left, top, std::string(fill), left + 18, top + 11, std::string(entry.first),
         entry.second + 1);
-    left += 84;
+    left += 96;
   }
   return legend;
 }

@@ -51,8 +51,8 @@ const ScheduleKind* FindScheduleKind(std::string_view name);
 absl::StatusOr<Placement> MakeNamedPlacement(std::string_view name, const PipelineShape& shape);
 
 // `costs`, one per chunk of MakeNamedPlacement, let zb-* fit themselves to chunks that differ:
-// their fixed order or a greedy one (greedy_schedule.h), whichever takes less time with free links.
-// Empty: the fixed order. Others ignore them. Errors as above.
+// their fixed order or a greedy one (greedy_schedule.h), whichever takes least time with free
+// links. Empty: the fixed order. Others ignore them. Errors as above.
 absl::StatusOr<Schedule> MakeNamedSchedule(std::string_view name, const PipelineShape& shape,
                                            std::span<const ChunkCost> costs = {});
 

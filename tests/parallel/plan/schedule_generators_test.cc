@@ -76,8 +76,11 @@ TEST(ScheduleGenerators, EveryGreedyScheduleIsCompleteHoweverLittleMemoryThereIs
       for (int v = 1; v <= 3; ++v) {
         for (const Placement& placement : {MakeLooped(p, v), MakeV(p, v)}) {
           for (int max_alive = v; max_alive <= v * p + 2; ++max_alive) {
-            const Schedule schedule = MakeGreedy(placement, RandomCosts(p * v, random),
-                                                 {.num_microbatches = m, .max_alive = max_alive});
+            const Schedule schedule =
+                MakeGreedy(placement, RandomCosts(p * v, random),
+                           {.num_microbatches = m,
+                            .max_alive = max_alive,
+                            .patience = 0.25 * static_cast<double>(random() % 5)});
             const ScheduleClaims claims{.placement = placement,
                                         .peak_alive = std::vector<int>(p, max_alive)};
             ASSERT_EQ(CheckSchedule(schedule, {p, m, v}, claims), absl::OkStatus())
@@ -147,6 +150,48 @@ TEST(ScheduleGenerators, OneChunkPerRankIsTheNotInterleavedForm) {
     const Schedule interleaved = *MakeNamedSchedule("interleaved", shape);
     EXPECT_EQ(interleaved.actions[2], MakeOneForwardOneBackward(shape).actions[2]);
   }
+}
+
+// Chunks of 500 + 500 layers with the output layer last, which does all its work in its forward; in
+// units of an encoder layer's forward. Ranks are even: where the output layer is more than an even
+// chunk, the other chunks of its rank are smaller.
+std::vector<ChunkCost> ThousandLayers(const Placement& placement, int chunks_per_rank,
+                                      double output) {
+  constexpr double kEncoder = 1, kDecoder = 1.339;
+  const auto chunk = [](double total) {
+    return ChunkCost{
+        .forward = total / 3, .backward_input = total / 3, .backward_weight = total / 3};
+  };
+  const double rank = 3 * (500 * kEncoder + 500 * kDecoder + output) / placement.NumRanks();
+  const double even = rank / chunks_per_rank, rest = std::max(0.0, even - 3 * output);
+  std::vector<ChunkCost> costs(placement.NumChunks(), chunk(even));
+  for (int c = 0; c + 1 < placement.NumChunks(); ++c) {
+    if (placement.rank_of_chunk[c] != placement.rank_of_chunk.back()) continue;
+    costs[c] = chunk((rank - rest - 3 * output) / (chunks_per_rank - 1));
+  }
+  costs.back() = chunk(rest);
+  costs.back().forward += 3 * output;
+  return costs;
+}
+
+double ThousandLayersIdle(std::string_view name, int chunks_per_rank, double output) {
+  const PipelineShape shape{8, 32, chunks_per_rank};
+  const Placement placement = *MakeNamedPlacement(name, shape);
+  const std::vector<ChunkCost> costs = ThousandLayers(placement, chunks_per_rank, output);
+  const Link link{.latency_seconds = 0.005 * 1210 / 8};
+  return Simulate(*MakeNamedSchedule(name, shape, costs), placement, costs,
+                  {.inside_node = link, .between_nodes = link})
+      ->bubble;
+}
+
+TEST(ScheduleGenerators, AThousandLayersOnEightRanksIdleLittle) {
+  constexpr double kLargeVocabulary = 40.4, kSmallVocabulary = 20.7;  // 250,002 and 128,000 rows
+  EXPECT_LE(ThousandLayersIdle("zb-interleaved", 4, kLargeVocabulary), 0.05);
+  EXPECT_LE(ThousandLayersIdle("zb-v", 2, kLargeVocabulary), 0.05);
+  EXPECT_LE(ThousandLayersIdle("interleaved", 4, kLargeVocabulary), 0.06);
+  EXPECT_LE(ThousandLayersIdle("zb-interleaved", 4, kSmallVocabulary), 0.045);
+  EXPECT_LE(ThousandLayersIdle("zb-v", 2, kSmallVocabulary), 0.045);
+  EXPECT_LE(ThousandLayersIdle("interleaved", 8, kSmallVocabulary), 0.045);
 }
 
 std::string Text(std::string_view name, const PipelineShape& shape) {
