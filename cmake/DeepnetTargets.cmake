@@ -64,11 +64,12 @@ function(deepnet_test name)
   endif()
 endfunction()
 
-# deepnet_mpi_test(NAME RANKS n... SRCS a_test.cc ... DEPS x ... [TORCH] [TIMEOUT s])
+# deepnet_mpi_test(NAME RANKS n... [HOSTS n] SRCS a_test.cc ... DEPS x ... [TORCH] [TIMEOUT s])
 #   One GoogleTest program, which links tests_mpi_main for its main(), and a ctest entry NAME_n for
-#   each number of ranks: mpirun -n n NAME. Nothing where CMake found no MPI.
+#   each number of ranks: mpirun -n n NAME. HOSTS: also NAME_hosts, one rank on each of n pretend
+#   hosts, over TCP (label root). Nothing where CMake found no MPI.
 function(deepnet_mpi_test name)
-  cmake_parse_arguments(arg "TORCH" "TIMEOUT" "RANKS;SRCS;DEPS" ${ARGN})
+  cmake_parse_arguments(arg "TORCH" "TIMEOUT;HOSTS" "RANKS;SRCS;DEPS" ${ARGN})
   if(NOT MPI_C_FOUND)
     return()
   endif()
@@ -88,4 +89,10 @@ function(deepnet_mpi_test name)
     set_tests_properties(${name}_${ranks} PROPERTIES TIMEOUT ${arg_TIMEOUT} PROCESSORS 2
                          ENVIRONMENT MPIEXEC=${MPIEXEC_EXECUTABLE})
   endforeach()
+  if(arg_HOSTS)
+    add_test(NAME ${name}_hosts WORKING_DIRECTORY ${CMAKE_SOURCE_DIR}
+             COMMAND tests/mpi/testhosts.sh with ${arg_HOSTS} -n ${arg_HOSTS} $<TARGET_FILE:${name}>)
+    set_tests_properties(${name}_hosts PROPERTIES TIMEOUT ${arg_TIMEOUT} PROCESSORS 2 LABELS root
+                         RESOURCE_LOCK testhosts ENVIRONMENT MPIEXEC=${MPIEXEC_EXECUTABLE})
+  endif()
 endfunction()

@@ -1,0 +1,61 @@
+// A communicator on which things go wrong at a chosen call.
+//
+// Example, a rank whose third call is its last:
+//   FaultCommunicator comm(world, {{.kind = Fault::Kind::kDie, .at_call = 2}});
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/time/time.h"
+
+#include "parallel/comm/communicator.h"
+
+namespace deepnet {
+
+struct Fault {
+  enum class Kind {
+    kDelay,  // the rank stands still for `delay` before the call
+    kDrop,   // the first Send from this call on is lost: it ends well here, and never arrives
+    kDie,    // `die` is called; if it returns, this call and all that follow fail with Unavailable
+             // and nothing more is sent
+  };
+
+  Kind kind = Kind::kDie;
+  int64_t at_call = 0;  // Send, Receive, AllToAll, AllGather and Split count, from 0, together
+  absl::Duration delay;
+};
+
+class FaultCommunicator final : public Communicator {
+ public:
+  // `inner` outlives this. Groups made by Split count on, with the same faults. `die` may end the
+  // process, for ranks that are processes.
+  FaultCommunicator(
+      Communicator& inner, std::vector<Fault> faults, std::function<void()> die = [] {});
+
+  int rank() const override { return inner_.rank(); }
+  int size() const override { return inner_.size(); }
+
+  TransferOr Send(Buffer buffer, int peer, int tag) override;
+  TransferOr Receive(Buffer buffer, int peer, int tag) override;
+  TransferOr AllToAll(std::span<const Buffer> send, std::span<const Buffer> receive) override;
+  TransferOr AllGather(Buffer mine, std::span<const Buffer> all) override;
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
+  void Abort(int exit_code) override { inner_.Abort(exit_code); }
+
+  int64_t num_calls() const;  // so far
+
+ private:
+  struct State;
+
+  FaultCommunicator(std::unique_ptr<Communicator> owned, std::shared_ptr<State> state);
+
+  const std::unique_ptr<Communicator> owned_;
+  Communicator& inner_;
+  const std::shared_ptr<State> state_;
+};
+
+}  // namespace deepnet
