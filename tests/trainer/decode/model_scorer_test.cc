@@ -11,12 +11,14 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "tests/support/devices.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/kernels/native_ops.h"
 
 namespace deepnet {
 namespace {
 
+using testing::OnDevice;
 using testing::TinySpec;
 
 using Ids = std::vector<int32_t>;
@@ -111,27 +113,30 @@ void ExpectNear(const std::vector<float>& got, const std::vector<float>& expecte
   for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], expected[i], tolerance) << i;
 }
 
-TEST(ModelScorer, EqualsTheForwardPassOfTraining) {
+void ExpectEqualsTheForwardPassOfTraining(Ops& ops) {
   constexpr double kFloat32 = 1e-5;  // a token
   const std::vector<IdPair> pairs = SomePairs();
   for (const ModelSpec& spec : Variants()) {
     SCOPED_TRACE(spec.ShortDebugString());
-    std::vector<std::unique_ptr<Ops>> all;
-    all.push_back(Native(FLOAT32));
-    all.push_back(MakeAtenOps(at::kCPU, at::kFloat, at::kFloat));
-    for (const auto& ops : all) {
-      const auto model = MakeModel(spec, Capacity(40, 30), *ops);
-      ModelScorer scorer(*model);
-      const std::vector<double> stepped =
-          SteppedPairScorer(scorer, /*max_rows=*/5).LogProbabilities(pairs);
-      const std::vector<double> at_once = ModelPairScorer(*model).LogProbabilities(pairs);
-      for (size_t i = 0; i < pairs.size(); ++i) {
-        const double tokens = static_cast<double>(pairs[i].target.size());
-        EXPECT_NEAR(stepped[i], at_once[i], kFloat32 * tokens);
-        EXPECT_LT(at_once[i], -tokens);  // not by chance near 0
-      }
+    const auto model = MakeModel(spec, Capacity(40, 30), ops);
+    ModelScorer scorer(*model);
+    const std::vector<double> stepped =
+        SteppedPairScorer(scorer, /*max_rows=*/5).LogProbabilities(pairs);
+    const std::vector<double> at_once = ModelPairScorer(*model).LogProbabilities(pairs);
+    for (size_t i = 0; i < pairs.size(); ++i) {
+      const double tokens = static_cast<double>(pairs[i].target.size());
+      EXPECT_NEAR(stepped[i], at_once[i], kFloat32 * tokens);
+      EXPECT_LT(at_once[i], -tokens);  // not by chance near 0
     }
   }
+}
+
+TEST(ModelScorer, EqualsTheForwardPassOfTrainingWithNativeKernels) {
+  ExpectEqualsTheForwardPassOfTraining(*Native(FLOAT32));
+}
+
+TEST_P(OnDevice, EqualsTheForwardPassOfTrainingWithLibTorchsProducts) {
+  ExpectEqualsTheForwardPassOfTraining(*MakeReference(at::kFloat));
 }
 
 TEST(ModelScorer, GivesDistributions) {
@@ -199,9 +204,12 @@ TEST(ModelScorer, ReorderedRowsEqualRowsAloneBitForBitWithNativeKernels) {
   }
 }
 
-TEST(ModelScorer, ReorderedRowsEqualRowsAloneWithLibTorchsProducts) {
-  ExpectReorderedRowsEqualRowsAlone(*MakeAtenOps(at::kCPU, at::kFloat, at::kFloat), 2e-5);
+TEST_P(OnDevice, ReorderedRowsEqualRowsAloneWithLibTorchsProducts) {
+  ExpectReorderedRowsEqualRowsAlone(*MakeReference(at::kFloat), 2e-5);
 }
+
+INSTANTIATE_TEST_SUITE_P(ModelScorer, OnDevice, ::testing::ValuesIn(testing::Devices()),
+                         testing::DeviceName);
 
 TEST(ModelScorer, ManySourcesThroughASmallModelEqualOneBigBatchBitForBit) {
   std::mt19937 random(4);

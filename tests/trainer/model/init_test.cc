@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "parallel/base/philox.h"
+#include "tests/support/devices.h"
 #include "trainer/model/depth_scaling.h"
 #include "trainer/model/describe.h"
 #include "trainer/model/parameters.h"
@@ -30,12 +31,15 @@ ModelSpec Model(int layers, TiedEmbeddings tied) {
   return model;
 }
 
-Parameters Initialized(const ModelSpec& model, uint64_t seed) {
-  const auto ops = MakeAtenOps(at::kCPU, at::kFloat, at::kFloat);
-  Parameters parameters(Describe(model, {}), *ops, /*trainable=*/false);
-  parameters.Initialize(seed);
-  return parameters;
-}
+class Initialize : public testing::OnDevice {
+ protected:
+  Parameters Initialized(const ModelSpec& model, uint64_t seed) const {
+    const auto ops = MakeReference(at::kFloat);
+    Parameters parameters(Describe(model, {}), *ops, /*trainable=*/false);
+    parameters.Initialize(seed);
+    return parameters;
+  }
+};
 
 // Sums over one tensor or over all of a role.
 struct Spread {
@@ -51,7 +55,7 @@ struct Spread {
 
 // The deviation of n normal numbers strays by 1 / sqrt(2 n): 0.6 % for the smallest matrix here, so
 // that 2 % is more than three deviations; a role has at least 38,000 numbers and is held to 1 %.
-TEST(Initialize, GivesEveryTensorItsDeviation) {
+TEST_P(Initialize, GivesEveryTensorItsDeviation) {
   const ModelSpec model = Model(6, TIE_ALL);
   const Parameters parameters = Initialized(model, 1);
   const DepthScaling scaling = MakeDepthScaling(model);
@@ -95,7 +99,7 @@ TEST(Initialize, GivesEveryTensorItsDeviation) {
   }
 }
 
-TEST(Initialize, ValuesAreFrozenNormalsTimesTheDeviation) {
+TEST_P(Initialize, ValuesAreFrozenNormalsTimesTheDeviation) {
   const Parameters parameters = Initialized(Model(1, TIE_ALL), 9);
   const Parameter& p = parameters.inventory().parameters[2];
   const at::Tensor values = parameters.Get(p.name).view({-1});
@@ -106,7 +110,7 @@ TEST(Initialize, ValuesAreFrozenNormalsTimesTheDeviation) {
   }
 }
 
-TEST(Initialize, ATensorDoesNotDependOnWhichOthersThereAre) {
+TEST_P(Initialize, ATensorDoesNotDependOnWhichOthersThereAre) {
   const Parameters deep = Initialized(Model(6, TIE_ALL), 4);
   const Parameters shallow = Initialized(Model(2, TIE_NONE), 4);
   int compared = 0;
@@ -118,13 +122,16 @@ TEST(Initialize, ATensorDoesNotDependOnWhichOthersThereAre) {
   EXPECT_EQ(compared, (2 + 2 * 2) * 4 + 2);  // attentions times q, k with biases; positions
 }
 
-TEST(Initialize, AnotherSeedOrNameGivesOtherValues) {
+TEST_P(Initialize, AnotherSeedOrNameGivesOtherValues) {
   const Parameters a = Initialized(Model(1, TIE_ALL), 1), b = Initialized(Model(1, TIE_ALL), 2);
   const std::string q = "encoder.layers.0.self_attn.q_proj.weight";
   const std::string k = "encoder.layers.0.self_attn.k_proj.weight";
   EXPECT_FALSE(at::equal(a.Get(q), b.Get(q)));
   EXPECT_FALSE(at::equal(a.Get(q), a.Get(k)));
 }
+
+INSTANTIATE_TEST_SUITE_P(Parameters, Initialize, ::testing::ValuesIn(testing::Devices()),
+                         testing::DeviceName);
 
 }  // namespace
 }  // namespace deepnet

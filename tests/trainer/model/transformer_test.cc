@@ -11,31 +11,20 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "tests/support/devices.h"
 #include "tests/support/plain_transformer.h"
 #include "tests/support/tiny_model.h"
 
 namespace deepnet {
 namespace {
 
+using testing::OnDevice;
 using testing::PlainLoss;
 using testing::TinyCapacity;
 using testing::TinyMicrobatch;
 using testing::TinySpec;
 
 constexpr double kSmoothing = 0.1;
-
-class OnDevice : public ::testing::TestWithParam<at::DeviceType> {
- protected:
-  std::unique_ptr<Ops> MakeReference() const {
-    return MakeAtenOps(at::Device(GetParam()), at::kDouble, at::kDouble);
-  }
-};
-
-std::vector<at::DeviceType> Devices() {
-  std::vector<at::DeviceType> devices = {at::kCPU};
-  if (at::hasCUDA()) devices.push_back(at::kCUDA);
-  return devices;
-}
 
 // Random weights with gains and biases away from 1 and 0, so that nothing cancels.
 void Perturb(Parameters& parameters) {
@@ -182,8 +171,8 @@ TEST_P(OnDevice, LossDoesNotDependOnHowPairsAreCutIntoMicrobatches) {
   EXPECT_NEAR(together, apart, 1e-12 * together);
 }
 
-INSTANTIATE_TEST_SUITE_P(Transformer, OnDevice, ::testing::ValuesIn(Devices()),
-                         [](const auto& device) { return at::DeviceTypeName(device.param); });
+INSTANTIATE_TEST_SUITE_P(Transformer, OnDevice, ::testing::ValuesIn(testing::Devices()),
+                         testing::DeviceName);
 
 }  // namespace
 }  // namespace deepnet
