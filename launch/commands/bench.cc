@@ -1,9 +1,11 @@
 #include "launch/commands/bench.h"
 
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
@@ -14,7 +16,26 @@
 namespace deepnet {
 namespace {
 
-absl::StatusOr<ComputeSpec> ComputeOf(const CommandLine& line) {
+// Every number of the command line, whatever is measured.
+absl::Status CheckNumbers(const ParsedFlags& flags) {
+  struct Range {
+    const char* flag;
+    int64_t least, most;
+  };
+  std::vector<std::string> mistakes;
+  for (const Range& r : {Range{"steps", 1, 1000000}, Range{"sentences", 1, 1000000},
+                         Range{"beam", 1, 1000}, Range{"threads", 0, 1024}}) {
+    const int64_t value = flags.Integer(r.flag);
+    if (value >= r.least && value <= r.most) continue;
+    mistakes.push_back(
+        absl::StrCat("--", r.flag, ": ", value, ": must be from ", r.least, " to ", r.most));
+  }
+  if (mistakes.empty()) return absl::OkStatus();
+  return WithExitCode(absl::InvalidArgumentError(absl::StrJoin(mistakes, "\n")),
+                      ExitCode::kBadConfig);
+}
+
+ComputeSpec ComputeOf(const CommandLine& line) {
   ComputeSpec compute;
   compute.set_threads_per_rank(static_cast<int>(line.flags.Integer("threads")));
   const std::string& dtype = line.flags.Text("dtype");
@@ -55,7 +76,8 @@ absl::Status RunBench(const CommandLine& line) {
     return WithExitCode(absl::InvalidArgumentError("bench: say what to measure: step or decode"),
                         ExitCode::kBadConfig);
   }
-  ASSIGN_OR_RETURN(const ComputeSpec compute, ComputeOf(line));
+  RETURN_IF_ERROR(CheckNumbers(line.flags));
+  const ComputeSpec compute = ComputeOf(line);
   const std::string lengths_file = ResolvePath(line, line.flags.Text("lengths"));
   absl::StatusOr<BenchRecord> record;
   if (what == "step") {

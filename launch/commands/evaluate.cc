@@ -1,5 +1,6 @@
 #include "launch/commands/evaluate.h"
 
+#include <limits>
 #include <memory>
 
 #include "launch/commands/decoding.h"
@@ -19,6 +20,12 @@ absl::Status RunEvaluate(const CommandLine& line) {
   if (line.flags.Text("checkpoint").empty()) {
     return WithExitCode(absl::InvalidArgumentError("--checkpoint: required"), ExitCode::kBadConfig);
   }
+  const int64_t sentences = line.flags.Integer("sentences");
+  if (sentences < 0 || sentences > std::numeric_limits<int>::max()) {
+    return WithExitCode(absl::InvalidArgumentError(absl::StrCat("--sentences: ", sentences,
+                                                                ": must be at least 1, or 0: all")),
+                        ExitCode::kBadConfig);
+  }
   RETURN_IF_ERROR(CheckSearchFlags(line.flags));
   ASSIGN_OR_RETURN(const ComputeSpec compute, ComputeOverrides(line));
   ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> model,
@@ -31,7 +38,7 @@ absl::Status RunEvaluate(const CommandLine& line) {
   EvaluateOptions options{.split = line.flags.Text("split"),
                           .directions = line.flags.List("direction"),
                           .any_to_any = line.flags.Switch("any-to-any"),
-                          .sentences = static_cast<int>(line.flags.Integer("sentences")),
+                          .sentences = static_cast<int>(sentences),
                           .max_positions = run.model().max_positions(),
                           .spm_file = line.flags.Text("spm"),
                           .output_folder = line.flags.Text("output"),

@@ -56,6 +56,18 @@ TEST(Main, BadUsageExitsWithTwo) {
   EXPECT_EQ(RunProgram("prepare --no-such-flag").code, 2);
 }
 
+TEST(Main, NumbersOutOfRangeExitWithTwoAndAreAllNamed) {
+  const Outcome bench = RunProgram("bench step --steps 0 --beam=-1 --threads 5000000000");
+  EXPECT_EQ(bench.code, 2);
+  EXPECT_EQ(bench.output,
+            "error:\n--steps: 0: must be from 1 to 1000000\n"
+            "--beam: -1: must be from 1 to 1000\n"
+            "--threads: 5000000000: must be from 0 to 1024\n");
+  const Outcome evaluate = RunProgram("evaluate --checkpoint none --sentences=-5");
+  EXPECT_EQ(evaluate.code, 2);
+  EXPECT_THAT(evaluate.output, HasSubstr("--sentences: -5: must be at least 1, or 0: all"));
+}
+
 TEST(Main, ABadRunSpecExitsWithTwoBeforeAnythingIsWritten) {
   const Outcome outcome =
       RunProgram("prepare --config launch/recipes/quickstart.textproto --set prepare.threads=-1");
