@@ -5,7 +5,8 @@
 #
 # BUILD_FOLDER is a torch-free build: its compile_commands.json names the files. Those changed
 # against origin/main, or in the last ten commits where that is where we are, come first; the rest
-# follows until SECONDS (default 240) are over, and it is said how many were reached.
+# follows until SECONDS (default 240) are over, and it is said how many were reached. Exit status 1
+# on a finding, except in tests/, whose findings are listed only.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 build=$1
@@ -37,4 +38,4 @@ trap 'rm -f "$results" "$results.files"' EXIT
 timeout "${2:-240}" xargs -a "$results.files" -P "$(nproc)" -n 1 sh -c \
   'clang-tidy --quiet -p "$0" "$2" 2>/dev/null; echo "$? $2" >>"$1"' "$build" "$results" || true
 echo "clang-tidy: $(wc -l <"$results") of $(wc -l <"$results.files") torch-free files"
-! grep -v '^0 ' "$results"
+! grep -v '^0 ' "$results" | grep -v ' tests/'
