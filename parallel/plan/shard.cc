@@ -135,13 +135,22 @@ void CutRun(const GradientUse& run, std::span<const int64_t> borders, const Shar
   }
 }
 
-// What `options.replica` updates: its share of each piece whose sum over uses is made there.
+// Those that are first on their nodes come first, then those that are second, ..: what a node's
+// first replica gets from its node is one run, which it shares with the first of the others.
+int PlaceOf(const ShardOptions& options) {
+  const int local = options.replicas_per_node;
+  if (local == 0) return options.replica;
+  DEEPNET_CHECK_EQ(options.num_replicas % local, 0) << "nodes have different numbers of replicas";
+  return options.replica % local * (options.num_replicas / local) + options.replica / local;
+}
+
+// What the replica of `layout` updates: its share of each piece whose sum over uses is made there.
 std::vector<Extent> ListExtents(const ShardLayout& layout) {
   std::vector<Extent> extents;
   for (const std::vector<Piece>& bucket : layout.pieces) {
     for (const Piece& piece : bucket) {
-      const int64_t begin = piece.cuts[layout.replica];
-      const int64_t count = piece.cuts[layout.replica + 1] - begin;
+      const int64_t begin = piece.cuts[layout.place];
+      const int64_t count = piece.cuts[layout.place + 1] - begin;
       if (!piece.of.first_here || count == 0) continue;
       extents.push_back({.gradient = piece.of.gradient + begin,
                          .weight = piece.of.weight + begin,
@@ -211,6 +220,7 @@ ShardLayout MakeShardLayout(const Inventory& whole, const Inventory& held,
                             std::span<const GradientBucket> buckets, const ShardOptions& options) {
   ShardLayout layout{.num_replicas = options.num_replicas,
                      .replica = options.replica,
+                     .place = PlaceOf(options),
                      .uses = ListUses(whole, held),
                      .buckets = {buckets.begin(), buckets.end()}};
   const std::vector<int64_t> borders = SumBlockBorders(whole);

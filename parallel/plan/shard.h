@@ -48,8 +48,8 @@ struct GradientUse {
 // Adjacent elements of one kind that are exchanged at once.
 struct Piece {
   GradientUse of;             // a run of untied uses, or a part of one tied use
-  std::vector<int64_t> cuts;  // [num_replicas + 1], from 0 to of.count, at borders of blocks:
-                              // replica r adds up and updates elements cuts[r] .. cuts[r + 1]
+  std::vector<int64_t> cuts;  // [num_replicas + 1], from 0 to of.count, at borders of blocks: the
+                              // replica in place r adds up and updates cuts[r] .. cuts[r + 1]
 
   friend bool operator==(const Piece&, const Piece&) = default;
 };
@@ -88,6 +88,8 @@ struct TiedTensor {
 struct ShardOptions {
   int num_replicas = 1;
   int replica = 0;
+  int replicas_per_node =
+      0;  // consecutive ones that exchange among themselves first; 0: all at once
   int64_t piece_elements = int64_t{16} << 20;  // 64 MiB of float32; at least one block is taken
   std::vector<int> stage_of_layer;  // pipeline rank of each layer of the chain; empty: one
 };
@@ -95,6 +97,7 @@ struct ShardOptions {
 struct ShardLayout {
   int num_replicas = 1;
   int replica = 0;
+  int place = 0;                           // of the replica's shares among those of a piece
   std::vector<GradientUse> uses;           // in the order of the gradient buffer
   std::vector<GradientBucket> buckets;     // as given
   std::vector<std::vector<Piece>> pieces;  // of each bucket

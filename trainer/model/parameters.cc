@@ -57,8 +57,20 @@ Parameters::Parameters(Inventory inventory, const Ops& ops, bool trainable)
   const int64_t accumulators =
       uses_.empty() ? 0 : uses_.back().gradient_offset + uses_.back().count;
   gradient_ = at::zeros({accumulators}, ops.Stream());
-  moment1_ = at::zeros({n}, ops.Stream());
-  moment2_ = at::zeros({n}, ops.Stream());
+  moment_elements_ = n;
+}
+
+const at::Tensor& Parameters::Moment(at::Tensor& moment) const {
+  if (!moment.defined() && trainable()) {
+    moment = at::zeros({moment_elements_}, weights_.options());
+  }
+  return moment;
+}
+
+void Parameters::ShardMoments(int64_t elements) {
+  const bool asked = moment1_.defined() || moment2_.defined();
+  DEEPNET_CHECK(!asked || elements == moment_elements_) << "moments exist";
+  moment_elements_ = elements;
 }
 
 void Parameters::AddUse(int layer, int parameter) {

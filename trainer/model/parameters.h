@@ -91,8 +91,13 @@ class Parameters {
 
   const at::Tensor& weights() const { return weights_; }    // [n]
   const at::Tensor& gradient() const { return gradient_; }  // [elements of all uses]
-  const at::Tensor& moment1() const { return moment1_; }    // [n]
-  const at::Tensor& moment2() const { return moment2_; }    // [n]
+  // Moments of the optimizer; memory from when they are first asked for.
+  const at::Tensor& moment1() const { return Moment(moment1_); }  // [n], or [elements]
+  const at::Tensor& moment2() const { return Moment(moment2_); }
+  // For a rank that updates but a share of its weights: moments of `elements` elements, in the
+  // order of the share (parallel/plan/shard.h). Before anybody asks for moments; saying it again
+  // changes nothing.
+  void ShardMoments(int64_t elements);
 
  private:
   const Use& FirstUse(const std::string& name) const;
@@ -100,13 +105,16 @@ class Parameters {
   at::Tensor Joined(const at::Tensor& flat, int64_t Use::*offset,
                     const std::vector<std::string>& names) const;
   void AddUse(int layer, int parameter);
+  const at::Tensor& Moment(at::Tensor& moment) const;
 
   Inventory inventory_;
   std::vector<Use> uses_;
   std::vector<int> first_use_;  // [parameter], index into uses_
   std::vector<FoldedSpan> folded_;
   absl::flat_hash_map<std::string, int> index_;  // of inventory_.parameters by name
-  at::Tensor weights_, gradient_, moment1_, moment2_;
+  int64_t moment_elements_ = 0;
+  at::Tensor weights_, gradient_;
+  mutable at::Tensor moment1_, moment2_;  // undefined until asked for
 };
 
 }  // namespace deepnet

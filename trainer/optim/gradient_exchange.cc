@@ -6,7 +6,7 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/status_macros.h"
-#include "trainer/optim/groups.h"
+#include "trainer/optim/exchange_levels.h"
 
 namespace deepnet {
 namespace {
@@ -43,28 +43,40 @@ void AddParts(Ops& ops, const std::vector<at::Tensor>& parts, int home, Gradient
 }
 
 GradientExchange::GradientExchange(Ops& ops, at::Tensor gradient, GradientSum order,
-                                   Communicator& replicas)
-    : ops_(ops), gradient_(std::move(gradient)), order_(order), replicas_(replicas) {}
+                                   const Groups& groups)
+    : ops_(ops),
+      gradient_(std::move(gradient)),
+      order_(order),
+      levels_(ExchangeLevels(groups)),
+      limit_(groups.limit) {}
 
 absl::Status GradientExchange::Start(const Piece& piece) {
-  if (in_flight_.size() >= kMaxInFlight) RETURN_IF_ERROR(FinishOldest());
-  const int size = replicas_.size(), self = replicas_.rank();
-  DEEPNET_CHECK_EQ(static_cast<int>(piece.cuts.size()), size + 1);
-  const auto share = [&](int replica) {
-    const int64_t begin = piece.cuts[replica];
-    return gradient_.narrow(0, piece.of.gradient + begin, piece.cuts[replica + 1] - begin);
+  while (waiting_ > kMaxWaiting) RETURN_IF_ERROR(FinishOldest());
+  return Launch(piece, 0);
+}
+
+absl::Status GradientExchange::Launch(const Piece& piece, size_t level) {
+  Communicator& group = *levels_[level];
+  const std::vector<int64_t> borders = LevelBorders(piece, levels_, level);
+  const auto share = [&](int rank) {
+    return gradient_.narrow(0, piece.of.gradient + borders[rank],
+                            borders[rank + 1] - borders[rank]);
   };
-  const at::Tensor own = share(self);
-  InFlight flight{.received = TakeBuffer((size - 1) * own.numel())};
+  const at::Tensor own = share(group.rank());
+  InFlight flight{
+      .piece = &piece, .level = level, .received = TakeBuffer((group.size() - 1) * own.numel())};
   std::vector<Buffer> send, receive;
   int64_t filled = 0;
-  for (int r = 0; r < size; ++r) {
-    flight.parts.push_back(r == self ? own : flight.received.narrow(0, filled, own.numel()));
-    if (r != self) filled += own.numel();
+  for (int r = 0; r < group.size(); ++r) {
+    const bool self = r == group.rank();
+    flight.parts.push_back(self ? own : flight.received.narrow(0, filled, own.numel()));
+    if (!self) filled += own.numel();
     send.push_back(BufferOf(share(r)));
     receive.push_back(BufferOf(flight.parts.back()));
   }
-  ASSIGN_OR_RETURN(flight.transfer, replicas_.AllToAll(send, receive));
+  ASSIGN_OR_RETURN(flight.transfer, group.AllToAll(send, receive));
+  flight.received_elements = filled;
+  waiting_ += filled;
   in_flight_.push_back(std::move(flight));
   return absl::OkStatus();
 }
@@ -72,10 +84,12 @@ absl::Status GradientExchange::Start(const Piece& piece) {
 absl::Status GradientExchange::FinishOldest() {
   InFlight flight = std::move(in_flight_.front());
   in_flight_.pop_front();
-  RETURN_IF_ERROR(flight.transfer->Wait());
-  AddParts(ops_, flight.parts, replicas_.rank(), order_);
+  waiting_ -= flight.received_elements;
+  RETURN_IF_ERROR(Named(flight.transfer->Wait(limit_), "sum of gradients over replicas"));
+  AddParts(ops_, flight.parts, levels_[flight.level]->rank(), order_);
   free_.push_back(flight.received);
-  return absl::OkStatus();
+  if (flight.level + 1 == levels_.size()) return absl::OkStatus();
+  return Launch(*flight.piece, flight.level + 1);
 }
 
 absl::Status GradientExchange::Finish() {
@@ -83,7 +97,10 @@ absl::Status GradientExchange::Finish() {
   return absl::OkStatus();
 }
 
-void GradientExchange::Reset() { in_flight_.clear(); }
+void GradientExchange::Reset() {
+  in_flight_.clear();
+  waiting_ = 0;
+}
 
 at::Tensor GradientExchange::TakeBuffer(int64_t elements) {
   for (size_t i = 0; i < free_.size(); ++i) {

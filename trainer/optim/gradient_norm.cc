@@ -30,14 +30,17 @@ GradientNorm::GradientNorm(const Inventory& whole, const ShardLayout& layout) {
 
 // Adding the zeros of the ranks that do not hold a block is exact.
 absl::StatusOr<double> GradientNorm::Compute(Ops& ops, const at::Tensor& gradient,
-                                             Communicator* world) const {
+                                             const Groups& groups) const {
   std::vector<double> sums(num_blocks_, 0.0);
   for (const Run& run : runs_) {
     const size_t blocks = (run.count + kSumBlock - 1) / kSumBlock;
     ops.SumSquares(gradient.narrow(0, run.gradient, run.count),
                    std::span(sums).subspan(run.block, blocks));
   }
-  if (world != nullptr) RETURN_IF_ERROR(world->AllReduceSum(std::span(sums)));
+  if (groups.world != nullptr) {
+    RETURN_IF_ERROR(Named(groups.world->AllReduceSum(std::span(sums), groups.limit),
+                          "sum of the gradient's squares"));
+  }
   double total = 0.0;
   for (const double sum : sums) total += sum;
   return std::sqrt(total);

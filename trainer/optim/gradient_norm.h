@@ -10,9 +10,9 @@
 #include "absl/status/statusor.h"
 #include <ATen/core/Tensor.h>
 
-#include "parallel/comm/communicator.h"
 #include "parallel/plan/shard.h"
 #include "trainer/kernels/ops.h"
+#include "trainer/optim/groups.h"
 
 namespace deepnet {
 
@@ -21,9 +21,9 @@ class GradientNorm {
   GradientNorm(const Inventory& whole, const ShardLayout& layout);
 
   // The square root of the sum of squares of the whole gradient, of which `gradient` holds the
-  // layout's extents. Not finite if an element is not. Collective over `world`, every rank gets the
-  // same; null: this rank holds all.
-  absl::StatusOr<double> Compute(Ops& ops, const at::Tensor& gradient, Communicator* world) const;
+  // layout's extents. Not finite if an element is not. Collective over groups.world, every
+  // rank gets the same.
+  absl::StatusOr<double> Compute(Ops& ops, const at::Tensor& gradient, const Groups& groups) const;
 
  private:
   struct Run {

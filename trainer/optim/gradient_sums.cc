@@ -17,13 +17,12 @@ GradientSums::GradientSums(Ops& ops, Parameters& parameters, ShardLayout layout,
       options_(options),
       trees_(layout_.buckets.size()),
       done_(layout_.buckets.size()),
-      tied_(ops, parameters.gradient(), layout_.tied, groups.stages) {
+      tied_(ops, parameters.gradient(), layout_.tied, groups) {
   const int num_replicas = groups.replicas == nullptr ? 1 : groups.replicas->size();
   DEEPNET_CHECK_EQ(num_replicas, layout_.num_replicas);
   if (num_replicas == 1) return;
   DEEPNET_CHECK_EQ(groups.replicas->rank(), layout_.replica);
-  exchange_ = std::make_unique<GradientExchange>(ops, parameters.gradient(), options.order,
-                                                 *groups.replicas);
+  exchange_ = std::make_unique<GradientExchange>(ops, parameters.gradient(), options.order, groups);
 }
 
 void GradientSums::BeginStep() {

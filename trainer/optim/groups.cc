@@ -1,20 +1,43 @@
 #include "trainer/optim/groups.h"
 
+#include <string>
 #include <utility>
 
+#include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
 #include <ATen/ATen.h>
 
 #include "parallel/base/check.h"
+#include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 
 namespace deepnet {
 
-absl::StatusOr<OwnedGroups> SplitGroups(Communicator& world, int stage, int replica) {
+absl::StatusOr<OwnedGroups> SplitGroups(Communicator& world, int stage, int replica,
+                                        int replicas_per_node) {
   OwnedGroups groups;
   ASSIGN_OR_RETURN(groups.replicas, world.Split(/*color=*/stage, /*key=*/replica));
   ASSIGN_OR_RETURN(groups.stages, world.Split(/*color=*/replica, /*key=*/stage));
-  groups.all = {.world = &world, .replicas = groups.replicas.get(), .stages = groups.stages.get()};
+  if (replicas_per_node > 0) {
+    const int node = replica / replicas_per_node, local = replica % replicas_per_node;
+    ASSIGN_OR_RETURN(groups.node_replicas, groups.replicas->Split(/*color=*/node, /*key=*/local));
+    ASSIGN_OR_RETURN(groups.across_nodes, groups.replicas->Split(/*color=*/local, /*key=*/node));
+  }
+  groups.all = {.world = &world,
+                .replicas = groups.replicas.get(),
+                .node_replicas = groups.node_replicas.get(),
+                .across_nodes = groups.across_nodes.get(),
+                .stages = groups.stages.get()};
   return groups;
+}
+
+absl::Status Named(absl::Status status, std::string_view what) {
+  if (status.ok()) return status;
+  absl::Status named(status.code(),
+                     absl::StrCat(std::string(what), ": ", std::string(status.message())));
+  status.ForEachPayload(
+      [&](auto url, const absl::Cord& payload) { named.SetPayload(url, payload); });
+  return absl::IsDeadlineExceeded(status) ? WithExitCode(named, ExitCode::kHang) : named;
 }
 
 Buffer BufferOf(const at::Tensor& tensor) {

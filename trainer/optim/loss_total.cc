@@ -6,13 +6,17 @@
 
 namespace deepnet {
 
-absl::StatusOr<LossSums> TotalLoss(std::span<const LossSums> of_microbatches, Communicator* world) {
+absl::StatusOr<LossSums> TotalLoss(std::span<const LossSums> of_microbatches,
+                                   const Groups& groups) {
   std::vector<double> values;
   for (const LossSums& one : of_microbatches) {
     values.push_back(one.loss);
     values.push_back(one.nll);
   }
-  if (world != nullptr) RETURN_IF_ERROR(world->AllReduceSum(std::span(values)));
+  if (groups.world != nullptr) {
+    RETURN_IF_ERROR(
+        Named(groups.world->AllReduceSum(std::span(values), groups.limit), "sum of the losses"));
+  }
   LossSums total;
   for (size_t i = 0; i < values.size(); i += 2) {
     total.loss += values[i];

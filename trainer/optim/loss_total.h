@@ -5,15 +5,14 @@
 
 #include "absl/status/statusor.h"
 
-#include "parallel/comm/communicator.h"
 #include "trainer/kernels/ops.h"
+#include "trainer/optim/groups.h"
 
 namespace deepnet {
 
 // `of_microbatches`: one element per microbatch of the whole step, in order; zero where another
 // rank has it (only the stage with the output layer has any). The sums are a left fold over
-// microbatches on every rank, so the bits are those of one rank. Collective over `world`; null: one
-// rank.
-absl::StatusOr<LossSums> TotalLoss(std::span<const LossSums> of_microbatches, Communicator* world);
+// microbatches on every rank, so the bits are those of one rank. Collective over groups.world.
+absl::StatusOr<LossSums> TotalLoss(std::span<const LossSums> of_microbatches, const Groups& groups);
 
 }  // namespace deepnet

@@ -9,6 +9,7 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/status_macros.h"
+#include "trainer/optim/exchange_levels.h"
 #include "trainer/optim/learning_rate.h"
 #include "trainer/optim/replica_check.h"
 
@@ -66,8 +67,13 @@ void OptimizerStep::AddRange(const Range& range) {
 
 absl::StatusOr<UpdateResult> OptimizerStep::Apply(Ops& ops, Parameters& parameters, int64_t update,
                                                   double loss) const {
+  // Now, while a copy that has gone wrong is still there: the update makes all but the owner's
+  // anew.
+  if (update % kUpdatesPerReplicaCheck == 0) {
+    RETURN_IF_ERROR(CheckReplicas(whole_, layout_, parameters.weights(), groups_));
+  }
   UpdateResult result{.rate = LearningRate(optim_, update)};
-  ASSIGN_OR_RETURN(result.gradient_norm, norm_.Compute(ops, parameters.gradient(), groups_.world));
+  ASSIGN_OR_RETURN(result.gradient_norm, norm_.Compute(ops, parameters.gradient(), groups_));
   if (!std::isfinite(result.gradient_norm) || !std::isfinite(loss)) {
     result.skipped = true;
     return result;
@@ -78,15 +84,12 @@ absl::StatusOr<UpdateResult> OptimizerStep::Apply(Ops& ops, Parameters& paramete
   }
   Update(ops, parameters, update, result.rate, scale);
   RETURN_IF_ERROR(GatherWeights(parameters.weights()));
-  if (update % kUpdatesPerReplicaCheck == 0) {
-    RETURN_IF_ERROR(CheckReplicas(whole_, layout_, parameters.weights(), groups_));
-  }
   return result;
 }
 
 void OptimizerStep::Update(Ops& ops, Parameters& parameters, int64_t update, double rate,
                            double scale) const {
-  DEEPNET_CHECK_EQ(parameters.moment1().numel(), layout_.StateElements());
+  parameters.ShardMoments(layout_.StateElements());
   for (const Range& range : ranges_) {
     ops.Adam({.weights = parameters.weights().narrow(0, range.weight, range.count),
               .gradient = parameters.gradient().narrow(0, range.gradient, range.count),
@@ -103,23 +106,29 @@ void OptimizerStep::Update(Ops& ops, Parameters& parameters, int64_t update, dou
   }
 }
 
-// Every replica's shares reach the others, straight from weights to weights.
+// Shares reach the other replicas, straight from weights to weights: from the outermost level,
+// where they are smallest, to the innermost.
 absl::Status OptimizerStep::GatherWeights(const at::Tensor& weights) const {
-  if (layout_.num_replicas == 1) return absl::OkStatus();
-  std::vector<std::unique_ptr<Transfer>> transfers;
-  for (const std::vector<Piece>& bucket : layout_.pieces) {
-    for (const Piece& piece : bucket) {
-      if (!piece.of.first_here) continue;
-      std::vector<Buffer> all;
-      for (int r = 0; r < layout_.num_replicas; ++r) {
-        all.push_back(BufferOf(
-            weights.narrow(0, piece.of.weight + piece.cuts[r], piece.cuts[r + 1] - piece.cuts[r])));
+  const std::vector<Communicator*> levels = ExchangeLevels(groups_);
+  for (size_t level = levels.size(); level-- > 0;) {
+    std::vector<std::unique_ptr<Transfer>> transfers;
+    for (const std::vector<Piece>& bucket : layout_.pieces) {
+      for (const Piece& piece : bucket) {
+        if (!piece.of.first_here) continue;
+        const std::vector<int64_t> borders = LevelBorders(piece, levels, level);
+        std::vector<Buffer> all;
+        for (size_t r = 0; r + 1 < borders.size(); ++r) {
+          all.push_back(BufferOf(
+              weights.narrow(0, piece.of.weight + borders[r], borders[r + 1] - borders[r])));
+        }
+        ASSIGN_OR_RETURN(auto transfer, levels[level]->AllGather(all[levels[level]->rank()], all));
+        transfers.push_back(std::move(transfer));
       }
-      ASSIGN_OR_RETURN(auto transfer, groups_.replicas->AllGather(all[layout_.replica], all));
-      transfers.push_back(std::move(transfer));
+    }
+    for (const auto& transfer : transfers) {
+      RETURN_IF_ERROR(Named(transfer->Wait(groups_.limit), "new weights of other replicas"));
     }
   }
-  for (const auto& transfer : transfers) RETURN_IF_ERROR(transfer->Wait());
   return absl::OkStatus();
 }
 

@@ -40,14 +40,15 @@ std::vector<int64_t> Checksums(const Inventory& whole, const ShardLayout& layout
   return checksums;
 }
 
-absl::StatusOr<std::vector<View>> GatherViews(Communicator& group, const View& mine) {
+absl::StatusOr<std::vector<View>> GatherViews(Communicator& group, const View& mine,
+                                              absl::Duration limit) {
   std::vector<int64_t> sent = {mine.rank};
   sent.insert(sent.end(), mine.checksums.begin(), mine.checksums.end());
   std::vector<std::vector<int64_t>> received(group.size(), sent);
   std::vector<Buffer> all;
   for (std::vector<int64_t>& one : received) all.push_back(Buffer::Of(std::span(one)));
   ASSIGN_OR_RETURN(auto transfer, group.AllGather(all[group.rank()], all));
-  RETURN_IF_ERROR(transfer->Wait());
+  RETURN_IF_ERROR(Named(transfer->Wait(limit), "checksums of weights"));
   std::vector<View> views;
   for (const std::vector<int64_t>& one : received) {
     views.push_back({one[0], {one.begin() + 1, one.end()}});
@@ -65,10 +66,10 @@ std::string WhoHoldsWhat(const std::map<int64_t, std::vector<int64_t>>& ranks_by
   return absl::StrJoin(parts, "; ");
 }
 
-absl::Status CompareOver(Communicator* group, const View& mine,
+absl::Status CompareOver(Communicator* group, absl::Duration limit, const View& mine,
                          const std::vector<std::string>& names) {
   if (group == nullptr || group->size() == 1) return absl::OkStatus();
-  ASSIGN_OR_RETURN(const std::vector<View> views, GatherViews(*group, mine));
+  ASSIGN_OR_RETURN(const std::vector<View> views, GatherViews(*group, mine, limit));
   for (size_t i = 0; i < names.size(); ++i) {
     std::map<int64_t, std::vector<int64_t>> ranks_by_checksum;
     for (const View& view : views) {
@@ -106,8 +107,8 @@ absl::Status CheckReplicas(const Inventory& whole, const ShardLayout& layout,
       tied_names.push_back(whole.parameters[p].name);
     }
   }
-  RETURN_IF_ERROR(CompareOver(groups.replicas, held, held_names));
-  return CompareOver(groups.stages, tied, tied_names);
+  RETURN_IF_ERROR(CompareOver(groups.replicas, groups.limit, held, held_names));
+  return CompareOver(groups.stages, groups.limit, tied, tied_names);
 }
 
 }  // namespace deepnet

@@ -13,8 +13,12 @@
 namespace deepnet {
 
 TiedSums::TiedSums(Ops& ops, at::Tensor gradient, std::vector<TiedTensor> tied,
-                   Communicator* stages)
-    : ops_(ops), gradient_(std::move(gradient)), tied_(std::move(tied)), stages_(stages) {
+                   const Groups& groups)
+    : ops_(ops),
+      gradient_(std::move(gradient)),
+      tied_(std::move(tied)),
+      stages_(groups.stages),
+      limit_(groups.limit) {
   for (const TiedTensor& tensor : tied_) {
     for (const TiedTensor::Use& use : tensor.uses) {
       const bool here = use.stage == (stages_ == nullptr ? 0 : stages_->rank());
@@ -69,7 +73,8 @@ absl::Status TiedSums::Exchange(const TiedTensor& tensor, std::span<const at::Te
       transfers.push_back(std::move(transfer));
     }
   }
-  for (const auto& transfer : transfers) RETURN_IF_ERROR(transfer->Wait());
+  for (const auto& transfer : transfers)
+    RETURN_IF_ERROR(Named(transfer->Wait(limit_), "sum over the uses of a tied tensor"));
   return absl::OkStatus();
 }
 

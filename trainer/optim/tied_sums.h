@@ -9,16 +9,16 @@
 #include "absl/status/status.h"
 #include <ATen/core/Tensor.h>
 
-#include "parallel/comm/communicator.h"
 #include "parallel/plan/shard.h"
 #include "trainer/kernels/ops.h"
+#include "trainer/optim/groups.h"
 
 namespace deepnet {
 
 class TiedSums {
  public:
-  // `gradient`: the rank's whole buffer. `stages`: the pipeline; null: one stage.
-  TiedSums(Ops& ops, at::Tensor gradient, std::vector<TiedTensor> tied, Communicator* stages);
+  // `gradient`: the rank's whole buffer. `groups.stages`: the pipeline.
+  TiedSums(Ops& ops, at::Tensor gradient, std::vector<TiedTensor> tied, const Groups& groups);
 
   // Adds the uses of this replica's shares; the sums end in the place of the first use here.
   // Every stage that has a use sends it to the others that have one, and all add for themselves.
@@ -33,7 +33,8 @@ class TiedSums {
   Ops& ops_;
   at::Tensor gradient_;
   std::vector<TiedTensor> tied_;
-  Communicator* stages_;
+  Communicator* stages_;  // null: one stage
+  absl::Duration limit_;
 };
 
 }  // namespace deepnet

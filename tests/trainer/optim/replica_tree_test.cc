@@ -47,6 +47,29 @@ TEST(ReplicaTree, AddsAsABalancedTreeBitForBit) {
   }
 }
 
+TEST(ReplicaTree, TheLastReplicaCanBecomeTheSumWhereItIs) {
+  for (const auto& ops : AllOps()) {
+    ReplicaTree tree;
+    for (const int replicas : {1, 2, 4, 8, 2}) {
+      for (int r = 0; r + 1 < replicas; ++r) tree.Push(*ops, Gradient(r));
+      const at::Tensor last = Gradient(replicas - 1);
+      tree.PushLast(*ops, last);
+      EXPECT_TRUE(at::equal(last, TreeSum(0, replicas))) << replicas;
+    }
+  }
+}
+
+TEST(ReplicaTree, ForgetsAStepThatDidNotEnd) {
+  const auto ops = MakeAtenOps(at::kCPU, at::kFloat, at::kFloat);
+  ReplicaTree tree;
+  for (const int r : {5, 6, 7}) tree.Push(*ops, Gradient(r));
+  tree.Reset();
+  tree.Push(*ops, Gradient(0));
+  const at::Tensor last = Gradient(1);
+  tree.PushLast(*ops, last);
+  EXPECT_TRUE(at::equal(last, TreeSum(0, 2)));
+}
+
 TEST(ReplicaTree, TheTestNumbersTellATreeFromAFold) {
   at::Tensor fold = Gradient(0);
   for (int r = 1; r < 8; ++r) fold = fold + Gradient(r);

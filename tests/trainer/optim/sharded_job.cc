@@ -1,0 +1,339 @@
+#include "tests/trainer/optim/sharded_job.h"
+
+#include <cmath>
+#include <utility>
+
+#include <ATen/ATen.h>
+
+#include "parallel/base/check.h"
+#include "parallel/base/philox.h"
+#include "parallel/base/status_macros.h"
+#include "tests/support/run_ranks.h"
+#include "trainer/kernels/native_ops.h"
+#include "trainer/optim/learning_rate.h"
+
+namespace deepnet {
+namespace {
+
+// Counts what its rank sends by collectives.
+class CountingCommunicator final : public Communicator {
+ public:
+  explicit CountingCommunicator(Communicator& inner) : inner_(inner) {}
+
+  int64_t bytes() const { return bytes_; }
+  int rank() const override { return inner_.rank(); }
+  int size() const override { return inner_.size(); }
+  TransferOr Send(Buffer buffer, int peer, int tag) override {
+    bytes_ += buffer.bytes;
+    return inner_.Send(buffer, peer, tag);
+  }
+  TransferOr Receive(Buffer buffer, int peer, int tag) override {
+    return inner_.Receive(buffer, peer, tag);
+  }
+  TransferOr AllToAll(std::span<const Buffer> send, std::span<const Buffer> receive) override {
+    for (int r = 0; r < size(); ++r) bytes_ += r == rank() ? 0 : send[r].bytes;
+    return inner_.AllToAll(send, receive);
+  }
+  TransferOr AllGather(Buffer mine, std::span<const Buffer> all) override {
+    bytes_ += mine.bytes * (size() - 1);
+    return inner_.AllGather(mine, all);
+  }
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override {
+    return inner_.Split(color, key);
+  }
+  void Abort(int exit_code) override { inner_.Abort(exit_code); }
+
+ private:
+  Communicator& inner_;
+  int64_t bytes_ = 0;
+};
+
+std::vector<int> StageOfLayer(const Job& job) {
+  std::vector<int> stages;
+  for (int s = 0; s < static_cast<int>(job.stages.size()); ++s) {
+    for (const LayerSpan& span : job.stages[s]) {
+      stages.resize(std::max<size_t>(stages.size(), span.end));
+      for (int l = span.first; l < span.end; ++l) stages[l] = s;
+    }
+  }
+  return stages;
+}
+
+// A bucket per layer, as if each were a chunk.
+std::vector<GradientBucket> BucketPerLayer(const Inventory& held) {
+  std::vector<GradientBucket> buckets;
+  int64_t begin = 0;
+  for (const Layer& layer : held.layers) {
+    GradientBucket bucket{.begin = begin, .chunk = static_cast<int>(buckets.size())};
+    for (const int p : layer.parameters) bucket.count += held.parameters[p].NumElements();
+    begin += bucket.count;
+    buckets.push_back(bucket);
+  }
+  return buckets;
+}
+
+// One rank's part of a job.
+class Rank {
+ public:
+  Rank(const Job& job, const Inventory& model, int stage, int replica, Groups groups)
+      : job_(job),
+        ops_(MakeJobOps(job.native)),
+        parameters_(Select(model, job.stages[stage]), *ops_, /*trainable=*/true),
+        layout_(MakeShardLayout(model, parameters_.inventory(),
+                                BucketPerLayer(parameters_.inventory()),
+                                {.num_replicas = job.replicas,
+                                 .replica = replica,
+                                 .replicas_per_node = job.replicas_per_node,
+                                 .piece_elements = job.piece_elements,
+                                 .stage_of_layer = StageOfLayer(job)})),
+        groups_(groups),
+        local_(std::max(1, job.virtual_replicas / job.replicas)),
+        sums_(*ops_, parameters_, layout_, groups, {.local_replicas = local_, .order = job.order}),
+        step_(SixLayersOptim(), model, layout_, groups) {
+    parameters_.Initialize(7);
+    parameters_.ShardMoments(layout_.StateElements());
+  }
+
+  // Buckets from the last to the first, as a backward pass has them.
+  absl::Status AddGradients(int64_t update) {
+    sums_.BeginStep();
+    const Inventory& held = parameters_.inventory();
+    for (int r = layout_.replica * local_; r < (layout_.replica + 1) * local_; ++r) {
+      for (int b = static_cast<int>(held.layers.size()) - 1; b >= 0; --b) {
+        int64_t begin = layout_.buckets[b].begin;
+        for (const int p : held.layers[b].parameters) {
+          const at::Tensor part = JobGradient(held.layers[b], held.parameters[p], update, r);
+          parameters_.gradient().narrow(0, begin, part.numel()).add_(part);
+          begin += part.numel();
+        }
+        RETURN_IF_ERROR(sums_.ReplicaDone(b));
+      }
+    }
+    return sums_.Finish();
+  }
+
+  absl::Status Run(int rank, const BeforeUpdate& before_update, RankResult& result) {
+    for (int64_t update = 1; update <= job_.updates; ++update) {
+      RETURN_IF_ERROR(AddGradients(update));
+      if (before_update != nullptr) {
+        RETURN_IF_ERROR(before_update(rank, update, layout_, parameters_, groups_));
+      }
+      ASSIGN_OR_RETURN(result.updates.emplace_back(),
+                       step_.Apply(*ops_, parameters_, update, /*loss=*/1.0));
+    }
+    for (const Parameter& p : parameters_.inventory().parameters) {
+      result.names.push_back(p.name);
+      result.weights.push_back(parameters_.Get(p.name).reshape({-1}).clone());
+    }
+    result.state_elements = parameters_.moment1().numel();
+    DEEPNET_CHECK_EQ(parameters_.moment2().numel(), result.state_elements);
+    result.weight_elements = parameters_.weights().numel();
+    result.gradient_elements = parameters_.gradient().numel();
+    return absl::OkStatus();
+  }
+
+ private:
+  const Job& job_;
+  std::unique_ptr<Ops> ops_;
+  Parameters parameters_;
+  ShardLayout layout_;
+  Groups groups_;
+  int local_;
+  GradientSums sums_;
+  OptimizerStep step_;
+};
+
+at::Tensor TreeSum(const std::vector<at::Tensor>& parts, size_t first, size_t count) {
+  if (count == 1) return parts[first];
+  return TreeSum(parts, first, count / 2) + TreeSum(parts, first + count / 2, count / 2);
+}
+
+// The whole model's gradient in the Inventory's flat order.
+at::Tensor TwinGradient(const Job& job, const Inventory& model, int64_t update) {
+  at::Tensor gradient = at::zeros({model.NumElements()});
+  std::vector<bool> seen(model.parameters.size());
+  for (const Layer& layer : model.layers) {
+    for (const int p : layer.parameters) {
+      const Parameter& parameter = model.parameters[p];
+      std::vector<at::Tensor> parts;
+      for (int r = 0; r < job.virtual_replicas; ++r) {
+        parts.push_back(JobGradient(layer, parameter, update, r));
+      }
+      const at::Tensor sum = TreeSum(parts, 0, parts.size());
+      const at::Tensor place = gradient.narrow(0, parameter.offset, sum.numel());
+      place.copy_(seen[p] ? place + sum : sum);
+      seen[p] = true;
+    }
+  }
+  for (const Parameter& p : model.parameters) {
+    if (p.zero_row < 0) continue;
+    gradient.narrow(0, p.offset + p.zero_row * p.shape[1], p.shape[1]).zero_();
+  }
+  return gradient;
+}
+
+// Blocks of 4096 elements from the start of each layer's own parameters; a tied matrix is a run of
+// its own.
+double TwinNorm(Ops& ops, const Inventory& model, const at::Tensor& gradient) {
+  std::vector<int> uses(model.parameters.size());
+  for (const Layer& layer : model.layers) {
+    for (const int p : layer.parameters) ++uses[p];
+  }
+  double total = 0.0;
+  const auto add = [&](int64_t begin, int64_t end) {
+    for (; begin < end; begin += kSumBlock) {
+      double sum = 0.0;
+      ops.SumSquares(gradient.narrow(0, begin, std::min(kSumBlock, end - begin)), {&sum, 1});
+      total += sum;
+    }
+  };
+  int64_t at = 0;
+  for (const Layer& layer : model.layers) {
+    int64_t end = at;
+    for (const int p : layer.parameters) {
+      const Parameter& parameter = model.parameters[p];
+      if (parameter.offset < at) continue;  // an earlier layer's
+      end = parameter.offset + parameter.NumElements();
+      if (uses[p] == 1) continue;
+      add(at, parameter.offset);
+      add(parameter.offset, end);
+      at = end;
+    }
+    add(at, end);
+    at = end;
+  }
+  return std::sqrt(total);
+}
+
+}  // namespace
+
+Inventory SixLayers(bool tied) {
+  Inventory model;
+  int64_t offset = 0;
+  const auto add = [&](const std::string& name, std::vector<int64_t> shape, Role role) {
+    Parameter p{.name = name, .shape = std::move(shape), .role = role, .initial_std = 0.1};
+    p.offset = offset;
+    if (role == Role::kEmbedding) p.zero_row = 1;
+    offset += p.NumElements();
+    model.parameters.push_back(p);
+    return static_cast<int>(model.parameters.size()) - 1;
+  };
+  const auto layer = [&](const std::string& name, LayerKind kind, std::vector<int> parameters) {
+    model.layers.push_back({.name = name,
+                            .kind = kind,
+                            .position = static_cast<int>(model.layers.size()),
+                            .parameters = std::move(parameters)});
+  };
+  const auto block = [&](const std::string& name) {
+    return std::vector<int>{add(name + ".weight", {113, 77}, Role::kFeedForward),
+                            add(name + ".bias", {113}, Role::kFeedForward)};
+  };
+  const std::vector<int64_t> embedding = {1301, 8};
+  const int source = add("embed", embedding, Role::kEmbedding);
+  layer("source", LayerKind::kSourceEmbedding,
+        {source, add("positions", {200, 8}, Role::kPosition)});
+  layer("encoder.0", LayerKind::kEncoder, block("encoder.0"));
+  layer("encoder.1", LayerKind::kEncoder, block("encoder.1"));
+  layer("target", LayerKind::kTargetEmbedding,
+        {tied ? source : add("target.embed", embedding, Role::kEmbedding)});
+  layer("decoder.0", LayerKind::kDecoder, block("decoder.0"));
+  layer("output", LayerKind::kOutput,
+        {tied ? source : add("output.embed", embedding, Role::kEmbedding),
+         add("output.bias", {1301}, Role::kFeedForward)});
+  return model;
+}
+
+OptimSpec SixLayersOptim() {
+  OptimSpec optim;
+  optim.set_optimizer(ADAM);
+  optim.set_schedule(CONSTANT);
+  optim.set_rate(0.01);
+  optim.set_beta1(0.9);
+  optim.set_beta2(0.98);
+  optim.set_epsilon(1e-6);
+  optim.set_weight_decay(0.1);
+  optim.set_clip_norm(1.0);
+  return optim;
+}
+
+std::unique_ptr<Ops> MakeJobOps(bool native) {
+  if (!native) return MakeAtenOps(at::kCPU, at::kFloat, at::kFloat);
+  ComputeSpec compute;
+  compute.set_dtype(FLOAT32);
+  compute.set_threads_per_rank(1);
+  return MakeNativeOps(compute);
+}
+
+at::Tensor JobGradient(const Layer& layer, const Parameter& parameter, int64_t step, int replica) {
+  const int64_t n = parameter.NumElements();
+  at::Tensor gradient = at::empty({n});
+  FillInitialNormal(1000 * step + replica, layer.name + "/" + parameter.name,
+                    {gradient.data_ptr<float>(), static_cast<size_t>(n)});
+  for (int64_t i = 0; i < n; ++i) {
+    gradient.data_ptr<float>()[i] *= std::ldexp(1.0f, static_cast<int>((7 * i + 3 * replica) % 13));
+  }
+  return gradient;
+}
+
+std::vector<absl::Status> RunJob(const Job& job, const Inventory& model,
+                                 std::vector<RankResult>& results,
+                                 const BeforeUpdate& before_update) {
+  const int size = static_cast<int>(job.stages.size()) * job.replicas;
+  results.assign(size, {});
+  return RunRanks(size, [&](Communicator& world) -> absl::Status {
+    const int stage = world.rank() / job.replicas, replica = world.rank() % job.replicas;
+    ASSIGN_OR_RETURN(const OwnedGroups owned,
+                     SplitGroups(world, stage, replica, job.replicas_per_node));
+    const bool nodes = job.replicas_per_node > 0;
+    CountingCommunicator counted(nodes ? *owned.node_replicas : *owned.replicas);
+    CountingCommunicator across(nodes ? *owned.across_nodes : *owned.replicas);
+    Groups groups = owned.all;
+    (nodes ? groups.node_replicas : groups.replicas) = &counted;
+    if (nodes) groups.across_nodes = &across;
+    Rank rank(job, model, stage, replica, groups);
+    RankResult& result = results[world.rank()];
+    RETURN_IF_ERROR(rank.Run(world.rank(), before_update, result));
+    result.replica_bytes_sent = (counted.bytes() + across.bytes()) / job.updates;
+    result.node_bytes_sent = across.bytes() / job.updates;
+    return absl::OkStatus();
+  });
+}
+
+RankResult RunTwin(const Job& job, const Inventory& model) {
+  const std::unique_ptr<Ops> ops = MakeJobOps(job.native);
+  const OptimSpec optim = SixLayersOptim();
+  Parameters parameters(model, *ops, /*trainable=*/false);
+  parameters.Initialize(7);
+  const int64_t n = model.NumElements();
+  const at::Tensor m = at::zeros({n}), v = at::zeros({n});
+  RankResult result;
+  for (int64_t update = 1; update <= job.updates; ++update) {
+    const at::Tensor gradient = TwinGradient(job, model, update);
+    const double norm = TwinNorm(*ops, model, gradient);
+    result.updates.push_back({.gradient_norm = norm, .rate = LearningRate(optim, update)});
+    for (const Parameter& p : model.parameters) {
+      const auto slice = [&](const at::Tensor& x) {
+        return x.narrow(0, p.offset, p.NumElements());
+      };
+      ops->Adam({.weights = slice(parameters.weights()),
+                 .gradient = slice(gradient),
+                 .moment1 = slice(m),
+                 .moment2 = slice(v),
+                 .rate = optim.rate(),
+                 .beta1 = optim.beta1(),
+                 .beta2 = optim.beta2(),
+                 .epsilon = optim.epsilon(),
+                 .weight_decay = p.shape.size() == 2 ? optim.weight_decay() : 0.0,
+                 .gradient_scale = norm > optim.clip_norm() ? optim.clip_norm() / norm : 1.0,
+                 .step = update,
+                 .fairseq_epsilon = true});
+    }
+  }
+  for (const Parameter& p : model.parameters) {
+    result.names.push_back(p.name);
+    result.weights.push_back(parameters.Get(p.name).reshape({-1}).clone());
+  }
+  return result;
+}
+
+}  // namespace deepnet
