@@ -50,7 +50,7 @@ Output RunInitial(const ModelSpec& spec, DataType dtype) {
   const auto kept = model.MakeActivations(/*shared=*/true);
   const LossSums loss = model.Forward(microbatch, 0, 0, /*training=*/false, {}, *kept);
   const int64_t rows = microbatch.num_target_tokens;
-  return {kept->target.value_RD.narrow(0, 0, rows).to(at::kDouble),
+  return {kept->values.target_RD.narrow(0, 0, rows).to(at::kDouble),
           loss.nll / static_cast<double>(rows)};
 }
 

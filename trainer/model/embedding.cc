@@ -1,0 +1,110 @@
+#include "trainer/model/embedding.h"
+
+#include <cmath>
+
+#include <ATen/ATen.h>
+
+namespace deepnet {
+
+std::string EmbeddingName(TiedEmbeddings tied, EmbeddingUse use) {
+  if (tied == TIE_ALL) return "shared.weight";
+  if (use == EmbeddingUse::kSource) return "encoder.embed_tokens.weight";
+  if (use == EmbeddingUse::kOutput && tied == TIE_NONE) return "lm_head.weight";
+  return "decoder.embed_tokens.weight";
+}
+
+at::Tensor SinusoidalPositions(int64_t count, int64_t width) {
+  at::Tensor table = at::zeros({count, width}, at::kDouble);
+  const int64_t half = width / 2;
+  const double rate = half > 1 ? std::log(10000.0) / static_cast<double>(half - 1) : 0.0;
+  for (int64_t p = 0; p < count; ++p) {
+    double* row = table.data_ptr<double>() + p * width;
+    for (int64_t k = 0; k < half; ++k) {
+      const double angle = static_cast<double>(p + 2) * std::exp(-rate * static_cast<double>(k));
+      row[k] = std::sin(angle);
+      row[half + k] = std::cos(angle);
+    }
+  }
+  return table;
+}
+
+Embedding::Embedding(const ModelSpec& spec, const Ops& ops, const Parameters& parameters,
+                     EmbeddingUse use)
+    : stack_(use == EmbeddingUse::kSource ? 0 : 1),
+      scale_(spec.unscaled_embedding() ? 1.0 : std::sqrt(static_cast<double>(spec.width()))),
+      dropout_(spec.dropout()),
+      width_(spec.width()) {
+  const std::string name = EmbeddingName(spec.tied_embeddings(), use);
+  table_VD_ = parameters.Get(name);
+  dtable_VD_ = parameters.EmbeddingGradient(name, use);
+  if (spec.positions() == LEARNED) {
+    const std::string positions =
+        stack_ == 0 ? "encoder.embed_positions.weight" : "decoder.embed_positions.weight";
+    positions_PD_ = parameters.Get(positions);
+    dpositions_PD_ = parameters.Gradient(positions);
+  } else {
+    positions_PD_ = SinusoidalPositions(spec.max_positions(), spec.width()).to(ops.Stream());
+  }
+}
+
+at::Tensor Embedding::MakeMask(const Ops& ops, int64_t capacity) const {
+  if (dropout_ == 0) return at::Tensor();
+  return at::zeros({capacity, (width_ + 7) / 8}, ops.Stream().dtype(at::kByte));
+}
+
+void Embedding::Forward(const PassContext& pass, const Stream& stream,
+                        const at::Tensor& mask) const {
+  EmbedArgs args{.rows = pass.rows,
+                 .table_VD = table_VD_,
+                 .positions_PD = positions_PD_,
+                 .scale = scale_,
+                 .dropout = {.seed = pass.seed,
+                             .step = pass.step,
+                             .stack = stack_,
+                             .layer = 0,
+                             .site = kSiteEmbedding,
+                             .rate = pass.keep ? dropout_ : 0.0},
+                 .x_RD = stream.value_RD,
+                 .mask = mask};
+  if (!stream.operand_RD.is_same(stream.value_RD)) args.x_operand_RD = stream.operand_RD;
+  pass.ops->Embed(args);
+}
+
+void Embedding::Backward(const PassContext& pass, const at::Tensor& dx_RD,
+                         const at::Tensor& mask) const {
+  pass.ops->EmbedBackward({.rows = pass.rows,
+                           .dx_RD = dx_RD,
+                           .scale = scale_,
+                           .dropout_rate = dropout_,
+                           .mask = mask,
+                           .dtable_VD = dtable_VD_,
+                           .dpositions_PD = dpositions_PD_});
+}
+
+OutputLayer::OutputLayer(const ModelSpec& spec, Ops& ops, const Parameters& parameters) {
+  const std::string name = EmbeddingName(spec.tied_embeddings(), EmbeddingUse::kOutput);
+  weight_VD_ = ops.MakeWeight(parameters.Get(name), parameters.trainable());
+  dweight_VD_ = parameters.EmbeddingGradient(name, EmbeddingUse::kOutput);
+}
+
+LossSums OutputLayer::Loss(const PassContext& pass, const at::Tensor& hidden_RD,
+                           const int32_t* labels, const LossOptions& options,
+                           const at::Tensor& dhidden_RD, float* token_nll) const {
+  CrossEntropyArgs args{.rows = pass.rows->count,
+                        .hidden_RD = hidden_RD,
+                        .weight_VD = weight_VD_.get(),
+                        .labels = labels,
+                        .smoothing = options.label_smoothing,
+                        .scale = options.gradient_scale,
+                        .dhidden_RD = dhidden_RD,
+                        .row_nll = token_nll};
+  if (dhidden_RD.defined()) args.dweight_VD = dweight_VD_;
+  return pass.ops->CrossEntropy(args);
+}
+
+void OutputLayer::Logits(const PassContext& pass, const at::Tensor& hidden_RD,
+                         const at::Tensor& logits_RV) const {
+  pass.ops->Linear(pass.rows->count, hidden_RD, *weight_VD_, {}, /*relu=*/false, logits_RV);
+}
+
+}  // namespace deepnet
