@@ -10,19 +10,8 @@
 namespace deepnet {
 namespace {
 
-constexpr double kShortestAction = 0.004;  // seconds; wake-ups are late by tens of microseconds
-constexpr double kLongestStep = 20.0;      // seconds
-
-// The least seconds that any action takes, of those that take any.
-double ShortestAction(const std::vector<ChunkCost>& costs) {
-  double shortest = std::numeric_limits<double>::infinity();
-  for (const ChunkCost& cost : costs) {
-    for (const double seconds : {cost.forward, cost.backward_input, cost.backward_weight}) {
-      if (seconds > 0) shortest = std::min(shortest, seconds);
-    }
-  }
-  return shortest;
-}
+constexpr double kStep = 3.0;      // seconds
+constexpr double kAction = 0.004;  // seconds; wake-ups are late by tens of microseconds
 
 // One step; the traces of all ranks.
 absl::StatusOr<std::vector<RankTrace>> RunStep(const RehearsalJob& job,
@@ -36,17 +25,18 @@ absl::StatusOr<std::vector<RankTrace>> RunStep(const RehearsalJob& job,
 
 }  // namespace
 
-double MakeTimeScale(const std::vector<ChunkCost>& costs, double makespan_seconds) {
-  if (makespan_seconds <= 0) return 1.0;
-  return std::min(kShortestAction / ShortestAction(costs), kLongestStep / makespan_seconds);
+double MakeTimeScale(const Simulation& simulated) {
+  if (simulated.makespan <= 0) return 1.0;
+  size_t most = 0;
+  for (const auto& actions : simulated.timeline) most = std::max(most, actions.size());
+  return std::max(kStep, kAction * static_cast<double>(most)) / simulated.makespan;
 }
 
 absl::StatusOr<Rehearsal> RunRehearsal(const RehearsalJob& job, const RehearsalOptions& options,
                                        Communicator& comm) {
   Rehearsal result;
   ASSIGN_OR_RETURN(result.simulated, Simulate(job.schedule, job.placement, job.costs, job.network));
-  result.time_scale = options.time_scale > 0 ? options.time_scale
-                                             : MakeTimeScale(job.costs, result.simulated.makespan);
+  result.time_scale = options.time_scale > 0 ? options.time_scale : MakeTimeScale(result.simulated);
   RankTrace mine;
   ExecutorOptions executor = options.executor;
   executor.trace = &mine;

@@ -42,9 +42,9 @@ struct Rehearsal {
   std::vector<RankTrace> traces;       // [rank], of the step that counts, in seconds waited
 };
 
-// The scale at which a host's clock is good enough: the shortest action that costs anything takes 4
-// ms, or less where a step would take longer than 20 s.
-double MakeTimeScale(const std::vector<ChunkCost>& costs, double makespan_seconds);
+// The scale at which a host's clock is good enough: a step takes 3 s, or as long as the rank with
+// the most actions needs for 4 ms each.
+double MakeTimeScale(const Simulation& simulated);
 
 // Collective over the ranks of one pipeline; the same outcome on every rank. A barrier stands
 // before each step. The fastest step counts because whatever else the host does only adds.

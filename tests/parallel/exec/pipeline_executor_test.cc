@@ -60,8 +60,8 @@ Case MakeCase(std::string_view name, const PipelineShape& shape) {
 }
 
 // Runs it with threads; expects the gradients of one rank and that nothing is left behind.
-void ExpectGradientsOfOneRank(const Case& it, int num_microbatches,
-                              const ExecutorOptions& options) {
+void ExpectGradientsOfOneRank(const Case& it, int num_microbatches, ExecutorOptions options) {
+  options.limits.message = absl::Minutes(1);  // a deadlock ends before the test's own limit
   const std::vector<uint64_t> expected =
       GradientsOfOneRank(it.placement.NumChunks(), num_microbatches);
   const auto statuses = RunRanks(it.placement.NumRanks(), [&](Communicator& comm) {
@@ -76,6 +76,12 @@ void ExpectGradientsOfOneRank(const Case& it, int num_microbatches,
     const int bound = ReceivesAlive(it.schedule, comm.rank(), options.look_ahead);
     for (const Boundary boundary : {Boundary::kInput, Boundary::kOutputGradient}) {
       if (stage.most_live[boundary] > bound) return absl::InternalError("more than ReceivesAlive");
+    }
+    // Those under way, and the one that is filled.
+    for (const Boundary boundary : {Boundary::kOutput, Boundary::kInputGradient}) {
+      if (stage.most_live[boundary] > options.sends_per_cut + 1) {
+        return absl::InternalError("more than sends_per_cut");
+      }
     }
     return absl::OkStatus();
   });

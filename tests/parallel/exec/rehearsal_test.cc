@@ -75,9 +75,12 @@ TEST(TimedStage, BuffersHaveTheSizesOfTheCrossingUpToTheLimit) {
   EXPECT_EQ(stage.Buffers(Boundary::kOutput, 0, 5)[0].data, memory);
 }
 
-TEST(MakeTimeScale, MakesTheShortestActionLongEnoughForAClock) {
-  EXPECT_DOUBLE_EQ(MakeTimeScale({{.forward = 0.001, .backward_input = 0.002}, {}}, 0.1), 4.0);
-  EXPECT_DOUBLE_EQ(MakeTimeScale({{.forward = 0.001}}, 10.0), 2.0);  // 20 s are enough for a step
+TEST(MakeTimeScale, GivesAStepThreeSecondsOrEveryActionFourMilliseconds) {
+  Simulation simulated{.makespan = 6.0};
+  simulated.timeline = {std::vector<TimedAction>(10), std::vector<TimedAction>(20)};
+  EXPECT_DOUBLE_EQ(MakeTimeScale(simulated), 0.5);
+  simulated.timeline[1].resize(3000);
+  EXPECT_DOUBLE_EQ(MakeTimeScale(simulated), 2.0);
 }
 
 TEST(Rehearsal, TakesAtLeastAsLongAsTheSimulatorSaysAndHoldsEveryAction) {
