@@ -1,11 +1,12 @@
 #include "launch/commands/plan.h"
 
-#include <unistd.h>
-
 #include <algorithm>
+#include <fstream>
 #include <ostream>
 #include <string>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "google/protobuf/util/json_util.h"
 
@@ -14,11 +15,18 @@
 #include "parallel/base/status_macros.h"
 #include "parallel/plan/host_memory.h"
 #include "parallel/plan/planner.h"
+#include "parallel/plan/planner_compare.h"
+#include "parallel/plan/planner_text.h"
+#include "parallel/plan/planner_views.h"
+#include "parallel/plan/schedule_drawing.h"
 #include "parallel/plan/schedule_text.h"
 #include "trainer/model/describe.h"
 
 namespace deepnet {
 namespace {
+
+constexpr int kGridColumns = 110;
+constexpr int kMostGridRanks = 32;
 
 // `cluster`, whose ranks share this host's memory where it says nothing else.
 ClusterSpec WithMemory(ClusterSpec cluster, std::ostream& err) {
@@ -42,25 +50,86 @@ std::string Json(const Plan& plan) {
   return json;
 }
 
-void Print(const Plan& plan, const Inventory& inventory, const CommandLine& line) {
-  line.out << (line.flags.Switch("json") ? Json(plan) : ToText(plan, inventory));
-  if (line.flags.Switch("schedule")) line.out << "\n" << ToText(MakeSchedule(plan));
+std::string ScheduleText(const Plan& plan, const RunSpec& run) {
+  std::string text;
+  if (plan.pipeline_parallel_size() <= kMostGridRanks) {
+    text = absl::StrCat(DrawGrid(SimulatePlan(plan, run.cluster(), run.compute()), kGridColumns),
+                        "\n");
+  }
+  return text + ToText(MakeSchedule(plan));
+}
+
+std::string Section(const std::string& name, const Plan& plan, const RunSpec& run,
+                    const Inventory& inventory) {
+  if (name == "schedule") return ScheduleText(plan, run);
+  if (name == "layout") return LayoutText(plan, inventory);
+  if (name == "memory") return MemoryText(plan);
+  return PlanText(plan, inventory);
+}
+
+void Print(const Plan& plan, const RunSpec& run, const Inventory& inventory,
+           const CommandLine& line) {
+  if (line.flags.Switch("json")) {
+    line.out << Json(plan);
+    return;
+  }
+  std::vector<std::string> sections = line.flags.List("print");
+  if (sections.empty()) sections = {"plan"};
+  for (size_t i = 0; i < sections.size(); ++i) {
+    line.out << (i > 0 ? "\n" : "") << Section(sections[i], plan, run, inventory);
+  }
+}
+
+absl::Status WriteSvg(const Plan& plan, const RunSpec& run, const std::string& path) {
+  std::ofstream file(path);
+  const std::string title =
+      absl::StrCat(plan.schedule(), ", ", plan.pipeline_parallel_size(), " ranks, ",
+                   plan.microbatches_per_step() / plan.data_parallel_size(), " microbatches");
+  file << DrawSvg(SimulatePlan(plan, run.cluster(), run.compute()), title);
+  file.close();
+  if (file) return absl::OkStatus();
+  return WithExitCode(absl::InvalidArgumentError(absl::StrCat("--svg: cannot write ", path)),
+                      ExitCode::kBadConfig);
+}
+
+absl::Status CheckFlags(const ParsedFlags& flags) {
+  const bool json = flags.Switch("json"), compare = flags.Switch("compare");
+  if ((json || compare) && flags.Given("print")) {
+    return WithExitCode(
+        absl::InvalidArgumentError("--print is for tables of a plan: not with --json, --compare"),
+        ExitCode::kBadConfig);
+  }
+  if (compare && (json || flags.Given("svg"))) {
+    return WithExitCode(
+        absl::InvalidArgumentError("--compare is a table of its own: not with --json, --svg"),
+        ExitCode::kBadConfig);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Compare(const RunSpec& run, const Inventory& inventory, const CommandLine& line) {
+  const absl::StatusOr<std::string> text =
+      CompareText(inventory, run.data(), run.optim(), run.compute(), run.cluster(), run.parallel());
+  RETURN_IF_ERROR(text.status());
+  line.out << *text;
+  return absl::OkStatus();
 }
 
 // A plan that does not fit is an error, but what it would look like is printed all the same.
 absl::Status RunPlan(const CommandLine& line) {
-  if (line.flags.Switch("json") && line.flags.Switch("schedule")) {
-    return WithExitCode(absl::InvalidArgumentError("--schedule is text: not with --json"),
-                        ExitCode::kBadConfig);
-  }
-  ASSIGN_OR_RETURN(const RunSpec run, LoadRunSpec(line));
+  RETURN_IF_ERROR(CheckFlags(line.flags));
+  ASSIGN_OR_RETURN(RunSpec run, LoadRunSpec(line));
+  RETURN_IF_ERROR(ReadScheduleFile(RootFolder(line), run.mutable_parallel()));
   const Inventory inventory = Describe(run.model(), run.data().microbatch());
-  const absl::StatusOr<Plan> plan = MakePlan(inventory, run.data(), run.optim(), run.compute(),
-                                             WithMemory(run.cluster(), line.err), run.parallel());
-  if (const auto closest = ClosestPlan(plan.status())) Print(*closest, inventory, line);
+  if (line.flags.Switch("compare")) return Compare(run, inventory, line);
+  *run.mutable_cluster() = WithMemory(run.cluster(), line.err);
+  const absl::StatusOr<Plan> plan =
+      MakePlan(inventory, run.data(), run.optim(), run.compute(), run.cluster(), run.parallel());
+  if (const auto closest = ClosestPlan(plan.status())) Print(*closest, run, inventory, line);
   RETURN_IF_ERROR(plan.status());
-  Print(*plan, inventory, line);
-  return absl::OkStatus();
+  Print(*plan, run, inventory, line);
+  if (!line.flags.Given("svg")) return absl::OkStatus();
+  return WriteSvg(*plan, run, ResolvePath(line, line.flags.Text("svg")));
 }
 
 }  // namespace
@@ -69,18 +138,28 @@ Command MakePlanCommand() {
   return {.name = "plan",
           .summary = "print how a run would be split over ranks and whether it fits",
           .description =
-              "Cuts the layers by cost over parallel.pipeline_parallel_size stages (chosen from "
-              "cluster and its memory if not set) and adds up the bytes of every rank by what they "
-              "hold: weights, packed copies for matrix products, gradients, Adam's moments, "
-              "activations, workspace. Reads no corpus, allocates nothing, needs none of the "
-              "machines. Exit code 6 if it does not fit, saying by how much and what would.\n"
-              "So far `train` runs on one rank: plans of more say what they would need.",
+              "Decides what the RunSpec leaves open (stages, replicas, schedule, chunks, what each "
+              "rank recomputes) so that a simulated step takes least under every device's memory, "
+              "and adds up the bytes of every rank by what they hold. Seconds follow from the "
+              "speeds in cluster. Reads no corpus, allocates nothing, needs none of the machines. "
+              "Exit code 6 if it does not fit, saying by how much and what would.",
           .spec = SpecUse::kRequired,
           .validate = ValidateForPlan,
-          .flags = {{.name = "schedule",
+          .flags = {{.name = "print",
+                     .kind = FlagKind::kList,
+                     .value = "WHAT",
+                     .help = "plan: degrees and a row a rank (the default); layout: a row a chunk "
+                             "of the model; memory: bytes of each rank by what they hold; "
+                             "schedule: a drawing of the simulated step and each rank's actions "
+                             "in order. Several add up.",
+                     .allowed = {"plan", "layout", "memory", "schedule"}},
+                    {.name = "svg",
+                     .value = "FILE",
+                     .help = "Also draw the simulated step of one replica into FILE."},
+                    {.name = "compare",
                      .kind = FlagKind::kSwitch,
-                     .help = "Also print each rank's actions in order: chunk, F or B, microbatch. "
-                             "Not with --json."},
+                     .help = "Instead: every schedule on parallel.pipeline_parallel_size stages, "
+                             "with bubble and memory, beside equal halves of encoder and decoder."},
                     JsonFlag()},
           .run = RunPlan};
 }

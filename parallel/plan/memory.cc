@@ -1,9 +1,10 @@
 #include "parallel/plan/memory.h"
 
 #include <algorithm>
-#include <array>
 #include <string_view>
 #include <vector>
+
+#include "parallel/plan/crossing.h"
 
 namespace deepnet {
 namespace {
@@ -11,77 +12,183 @@ namespace {
 constexpr int64_t kFloatBytes = 4;
 constexpr int64_t kMomentBytes = 8;  // two float32
 
-int64_t BytesOf(const BoundaryTensor& tensor) {
-  int64_t elements = 1;
-  for (const int64_t extent : tensor.shape) elements *= extent;
-  return elements * (tensor.dtype == "bfloat16" ? 2 : kFloatBytes);
+// Sizes of one layer, read off its boundary tensors and matrices.
+struct Sizes {
+  int64_t rows = 0;         // of the stream
+  int64_t memory_rows = 0;  // of the encoder memory
+  int64_t width = 0;
+  int64_t inner = 0;  // of the feed-forward block
+};
+
+Sizes SizesOf(const Inventory& inventory, const Layer& layer) {
+  Sizes sizes;
+  for (const BoundaryTensor& tensor : layer.inputs) {
+    (tensor.name == kHidden ? sizes.rows : sizes.memory_rows) = tensor.shape[0];
+    sizes.width = tensor.shape[1];
+  }
+  for (const int i : layer.parameters) {
+    const Parameter& parameter = inventory.parameters[i];
+    if (parameter.role == Role::kFeedForward && parameter.shape.size() == 2) {
+      sizes.inner = std::max(sizes.inner, parameter.shape[0]);
+      break;  // the first of the two: [inner, width]
+    }
+  }
+  return sizes;
 }
 
-int64_t KeptBytes(const Layer& layer, const MemoryRules& rules) {
-  return layer.activation_bytes + layer.activation_operands * rules.operand_bytes;
+bool IsBlock(const Layer& layer) {
+  return layer.kind == LayerKind::kEncoder || layer.kind == LayerKind::kDecoder;
 }
+
+int64_t StreamBytes(const Sizes& s) { return s.rows * s.width * kFloatBytes; }
 
 bool LooksUp(const Layer& layer) {
   return layer.kind == LayerKind::kSourceEmbedding || layer.kind == LayerKind::kTargetEmbedding;
 }
 
-// Parameters of the layers: each once for weights and moments, each use for gradients.
-void AddParameters(const Inventory& inventory, int first, int end, const MemoryRules& rules,
+// Operands that attention keeps: q, context of `rows` rows, k and v, in every attention.
+int64_t AttentionOperands(const Layer& layer, const Sizes& s) {
+  const int64_t self = 4 * s.rows * s.width;
+  if (layer.kind == LayerKind::kEncoder) return self;
+  return self + 2 * (s.rows + s.memory_rows) * s.width;
+}
+
+// Of those, what products made: all but the contexts.
+int64_t AttentionProducts(const Layer& layer, const Sizes& s) {
+  const int64_t contexts = layer.kind == LayerKind::kEncoder ? 1 : 2;
+  return AttentionOperands(layer, s) - contexts * s.rows * s.width;
+}
+
+// The stream and the first input that Describe counts with an embedding belong to the rank and to
+// the stack; its mask remains.
+int64_t KeptByLayer(const Inventory& inventory, const Layer& layer, Recompute level,
+                    const MemoryRules& rules) {
+  if (LooksUp(layer)) return layer.activation_bytes - kFloatBytes * layer.activation_operands;
+  int64_t operands = layer.activation_operands;
+  if (IsBlock(layer) && (level == FFN || level == GEMM)) {
+    const Sizes sizes = SizesOf(inventory, layer);
+    operands = AttentionOperands(layer, sizes);
+    if (level == GEMM) operands -= AttentionProducts(layer, sizes);
+    operands = std::min(operands, layer.activation_operands);
+  }
+  return layer.activation_bytes + operands * rules.operand_bytes;
+}
+
+template <typename Visit>
+void ForEachLayer(const Inventory& inventory, const RankUse& rank, const Visit& visit) {
+  for (const ChunkUse& chunk : rank.chunks) {
+    for (int l = chunk.layers.first; l < chunk.layers.end; ++l) visit(inventory.layers[l]);
+  }
+}
+
+// Parameters of the layers: each once for weights and moments, each use for gradients. Only
+// embedding matrices have several uses.
+void AddParameters(const Inventory& inventory, const RankUse& rank, const MemoryRules& rules,
                    MemoryEstimate& memory) {
-  std::vector<char> counted(inventory.parameters.size(), 0);
   int64_t elements = 0, uses = 0, packed = 0;
-  for (int l = first; l < end; ++l) {
-    for (const int i : inventory.layers[l].parameters) {
+  std::vector<int> counted;
+  ForEachLayer(inventory, rank, [&](const Layer& layer) {
+    for (const int i : layer.parameters) {
       const Parameter& parameter = inventory.parameters[i];
       const int64_t size = parameter.NumElements();
       uses += size;
-      if (parameter.shape.size() == 2 && !LooksUp(inventory.layers[l])) packed += size;
-      if (counted[i]) continue;
-      counted[i] = 1;
+      if (parameter.shape.size() == 2 && !LooksUp(layer)) packed += size;
+      if (parameter.role == Role::kEmbedding) {
+        if (std::find(counted.begin(), counted.end(), i) != counted.end()) continue;
+        counted.push_back(i);
+      }
       elements += size;
     }
-  }
+  });
   memory.set_weights(elements * kFloatBytes);
   memory.set_working_copies(packed * rules.operand_bytes * rules.num_packed_copies);
-  memory.set_gradients(uses * kFloatBytes * rules.num_gradient_partials);
-  memory.set_moments(elements * kMomentBytes);
+  memory.set_gradients(uses * kFloatBytes);
+  memory.set_partial_sums(uses * kFloatBytes * rank.partial_sums);
+  memory.set_moments((elements + rank.num_replicas - 1) / rank.num_replicas * kMomentBytes);
+  const int64_t received = std::min(kPiecesInFlight * kPieceBytes, uses * kFloatBytes);
+  memory.set_communication(received / rank.num_replicas * (rank.num_replicas - 1) +
+                           std::min(2 * kPieceBytes, rank.foreign_bytes) / rank.num_replicas);
 }
 
-// Bytes of boundary tensors that layers [first, end) share: each name but the stream's once.
-int64_t SharedBoundaryBytes(const Inventory& inventory, int first, int end) {
-  std::vector<std::string_view> names;
-  int64_t bytes = 0;
-  for (int l = first; l < end; ++l) {
-    for (const BoundaryTensor& tensor : inventory.layers[l].inputs) {
-      if (tensor.name == kHidden) continue;
-      if (std::find(names.begin(), names.end(), tensor.name) != names.end()) continue;
-      names.push_back(tensor.name);
-      bytes += BytesOf(tensor);
-    }
+int64_t ActivationBytes(const Inventory& inventory, const RankUse& rank, const MemoryRules& rules) {
+  int64_t bytes = rank.deferred_bytes;
+  for (const ChunkUse& chunk : rank.chunks) {
+    bytes += chunk.slots * KeptBytes(inventory, chunk.layers, rank.recompute, rules);
   }
   return bytes;
 }
 
-// One layer's gradients mirror what it keeps, and layers of a kind share one set of buffers.
-int64_t WorkspaceBytes(const Inventory& inventory, int first, int end, const MemoryRules& rules) {
-  std::array<int64_t, 5> largest_of_kind = {};
-  int64_t stream = 0, logits = 0;
-  for (int l = first; l < end; ++l) {
-    const Layer& layer = inventory.layers[l];
-    int64_t& largest = largest_of_kind[static_cast<size_t>(layer.kind)];
-    largest = std::max(largest, KeptBytes(layer, rules));
-    for (const BoundaryTensor& tensor : layer.inputs) {
-      if (tensor.name == kHidden) stream = std::max(stream, BytesOf(tensor));
-    }
-    if (layer.kind == LayerKind::kOutput) {
-      const int64_t vocabulary = inventory.parameters[layer.parameters.front()].shape.front();
-      const int64_t rows = std::min(kLogitRows, layer.inputs.front().shape.front());
-      logits = 2 * rows * vocabulary * kFloatBytes;
+// Rows and widths of the two stacks as a rank has them; without rows where it has no layer.
+struct Stacks {
+  Sizes source, target;
+  int memory_slots = 0;  // most microbatches of a chunk that takes the encoder memory
+};
+
+// The source's rows are also those of the memory, which decoder layers work on.
+Stacks StacksOf(const Inventory& inventory, const RankUse& rank) {
+  Stacks stacks;
+  for (const ChunkUse& chunk : rank.chunks) {
+    for (int l = chunk.layers.first; l < chunk.layers.end; ++l) {
+      const Layer& layer = inventory.layers[l];
+      if (layer.kind == LayerKind::kEncoder && stacks.source.rows == 0) {
+        stacks.source = SizesOf(inventory, layer);
+      }
+      if (layer.kind != LayerKind::kDecoder) continue;
+      stacks.memory_slots = std::max(stacks.memory_slots, chunk.slots);
+      if (stacks.target.rows != 0) continue;
+      stacks.target = stacks.source = SizesOf(inventory, layer);
+      stacks.source.rows = stacks.target.memory_rows;
     }
   }
-  const int64_t layers = largest_of_kind[static_cast<size_t>(LayerKind::kEncoder)] +
-                         largest_of_kind[static_cast<size_t>(LayerKind::kDecoder)];
-  return layers + stream + logits + SharedBoundaryBytes(inventory, first, end);
+  return stacks;
+}
+
+int64_t BoundaryBytes(const RankUse& rank, const Stacks& stacks, const MemoryRules& rules) {
+  int64_t message = 0;
+  for (const ChunkUse& chunk : rank.chunks) message = std::max(message, chunk.message_bytes);
+  const int64_t streams = 2 * (StreamBytes(stacks.source) + StreamBytes(stacks.target));
+  const int64_t memory = stacks.source.rows * stacks.source.width * rules.operand_bytes;
+  return kMessageSlots * message + streams + stacks.memory_slots * memory;
+}
+
+// What one set of buffers for a stack's sub-layers takes: three operands of the width and three
+// more for dq, dk, dv, one of the inner width, two streams; with other operands, those of the
+// stream.
+int64_t WorkspaceOf(const Sizes& s, const MemoryRules& rules) {
+  const int64_t operands = (6 + (rules.operand_bytes == kFloatBytes ? 0 : 1)) * s.width + s.inner;
+  return s.rows * (operands * rules.operand_bytes + 2 * s.width * kFloatBytes);
+}
+
+// Buffers for what one layer, or one segment at LAYER, computes again.
+int64_t RecomputeOf(const Inventory& inventory, const RankUse& rank, LayerKind kind,
+                    const Sizes& sizes, const MemoryRules& rules) {
+  const RecomputeChoice& choice = rank.recompute;
+  const int64_t inner = sizes.rows * sizes.inner * rules.operand_bytes;
+  if (choice.level == FFN) return inner;
+  if (choice.level == GEMM) return inner + 3 * sizes.rows * sizes.width * rules.operand_bytes;
+  if (choice.level != LAYER) return 0;
+  const Layer* layer = nullptr;
+  for (const ChunkUse& chunk : rank.chunks) {
+    for (int l = chunk.layers.first; l < chunk.layers.end && layer == nullptr; ++l) {
+      if (inventory.layers[l].kind == kind) layer = &inventory.layers[l];
+    }
+  }
+  if (layer == nullptr) return 0;
+  const int64_t more = rules.operand_bytes == kFloatBytes ? 0 : 2 * rules.operand_bytes;
+  return choice.segment * KeptByLayer(inventory, *layer, NONE, rules) + StreamBytes(sizes) +
+         sizes.rows * sizes.width * more;
+}
+
+int64_t LogitBytes(const Inventory& inventory, const RankUse& rank, const MemoryRules& rules) {
+  int64_t bytes = 0;
+  for (const ChunkUse& chunk : rank.chunks) {
+    const Layer& layer = inventory.layers[chunk.layers.end - 1];
+    if (layer.kind != LayerKind::kOutput) continue;
+    const int64_t vocabulary = inventory.parameters[layer.parameters.front()].shape.front();
+    const int64_t rows = std::min(kLogitRows, layer.inputs.front().shape.front());
+    bytes = rows * vocabulary * (kFloatBytes + rules.operand_bytes);
+  }
+  return bytes;
 }
 
 }  // namespace
@@ -96,16 +203,74 @@ MemoryRules MakeMemoryRules(const ComputeSpec& compute) {
   return rules;
 }
 
-MemoryEstimate EstimateMemory(const Inventory& inventory, int first, int end,
+int64_t KeptBytes(const Inventory& inventory, LayerSpan span, const RecomputeChoice& recompute,
+                  const MemoryRules& rules) {
+  const bool by_segment = recompute.level == LAYER;
+  int64_t bytes = 0;
+  int in_stack = 0;  // layers of the same kind so far
+  for (int l = span.first; l < span.end; ++l) {
+    const Layer& layer = inventory.layers[l];
+    if (l > span.first && layer.kind != inventory.layers[l - 1].kind) in_stack = 0;
+    if (!IsBlock(layer)) {
+      bytes += KeptByLayer(inventory, layer, NONE, rules);
+      continue;
+    }
+    if (!by_segment) bytes += KeptByLayer(inventory, layer, recompute.level, rules);
+    if (by_segment ? in_stack % recompute.segment == 0 : in_stack == 0) {
+      const Sizes sizes = SizesOf(inventory, layer);
+      bytes += sizes.rows * sizes.width * (by_segment ? kFloatBytes : rules.operand_bytes);
+    }
+    ++in_stack;
+  }
+  return bytes;
+}
+
+int64_t PendingBytes(const Inventory& inventory, LayerSpan span, const MemoryRules& rules) {
+  int64_t operands = 0, memory = 0;
+  for (int l = span.first; l < span.end; ++l) {
+    const Layer& layer = inventory.layers[l];
+    if (!IsBlock(layer)) continue;
+    const Sizes s = SizesOf(inventory, layer);
+    // Gradient and input of q, k, v together, of the output, of both feed-forward products.
+    operands += s.rows * (4 * s.width + 2 * s.width + 2 * (s.inner + s.width));
+    if (layer.kind == LayerKind::kEncoder) continue;
+    // Of q and the output; gradients of keys and values, whose input all layers share.
+    operands += s.rows * 4 * s.width + s.memory_rows * 2 * s.width;
+    memory = s.memory_rows * s.width;
+  }
+  return (operands + memory) * rules.operand_bytes;
+}
+
+double RecomputeFlops(const Inventory& inventory, const Layer& layer, Recompute level) {
+  if (!IsBlock(layer) || level == NONE || level == RECOMPUTE_UNSPECIFIED) return 0;
+  if (level == LAYER) return layer.forward_flops;
+  const Sizes s = SizesOf(inventory, layer);
+  const double inner = 2.0 * static_cast<double>(s.rows * s.width * s.inner);
+  if (level == FFN) return inner;
+  return inner + 2.0 * static_cast<double>(AttentionProducts(layer, s) * s.width);
+}
+
+void UpdateRecompute(const Inventory& inventory, const RankUse& rank, const MemoryRules& rules,
+                     MemoryEstimate& memory) {
+  const Stacks stacks = StacksOf(inventory, rank);
+  memory.set_activations(ActivationBytes(inventory, rank, rules));
+  memory.set_recompute(RecomputeOf(inventory, rank, LayerKind::kEncoder, stacks.source, rules) +
+                       RecomputeOf(inventory, rank, LayerKind::kDecoder, stacks.target, rules));
+  memory.set_total(memory.weights() + memory.working_copies() + memory.gradients() +
+                   memory.partial_sums() + memory.moments() + memory.activations() +
+                   memory.boundary() + memory.recompute() + memory.workspace() + memory.logits() +
+                   memory.communication());
+}
+
+MemoryEstimate EstimateMemory(const Inventory& inventory, const RankUse& rank,
                               const MemoryRules& rules) {
   MemoryEstimate memory;
-  AddParameters(inventory, first, end, rules, memory);
-  int64_t kept = SharedBoundaryBytes(inventory, first, end);
-  for (int l = first; l < end; ++l) kept += KeptBytes(inventory.layers[l], rules);
-  memory.set_activations(kept * rules.num_microbatches_alive);
-  memory.set_workspace(WorkspaceBytes(inventory, first, end, rules));
-  memory.set_total(memory.weights() + memory.working_copies() + memory.gradients() +
-                   memory.moments() + memory.activations() + memory.workspace());
+  const Stacks stacks = StacksOf(inventory, rank);
+  AddParameters(inventory, rank, rules, memory);
+  memory.set_boundary(BoundaryBytes(rank, stacks, rules));
+  memory.set_workspace(WorkspaceOf(stacks.source, rules) + WorkspaceOf(stacks.target, rules));
+  memory.set_logits(LogitBytes(inventory, rank, rules));
+  UpdateRecompute(inventory, rank, rules, memory);
   return memory;
 }
 

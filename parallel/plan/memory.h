@@ -1,7 +1,9 @@
-// Bytes that a rank needs for its part of a model, by what they hold.
+// Bytes that a rank needs for its part of a model, by what they hold. Everything is counted as the
+// program allocates it: buffers have the microbatch's capacities, not its contents.
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "parallel/plan/inventory.h"
 #include "proto/plan.pb.h"
@@ -10,31 +12,78 @@ namespace deepnet {
 
 // What of the run, besides the layers, decides memory.
 struct MemoryRules {
-  int64_t operand_bytes = 4;       // of one element of a product's operand: 4 or 2
-  int num_packed_copies = 2;       // of every multiplied matrix: forward and backward layout
-  int num_gradient_partials = 1;   // float32 sums alive at once, of the virtual replicas' tree
-  int num_microbatches_alive = 1;  // between forward and backward
+  int64_t operand_bytes = 4;  // of one element of a product's operand: 4 or 2
+  int num_packed_copies = 2;  // of every multiplied matrix: forward and backward layout
 };
 
-// Rules of `compute` with one partial sum and one microbatch alive. What is still left to the
-// program is taken at its larger form.
+// Rules of `compute`. What is still left to the program is taken at its larger form.
 MemoryRules MakeMemoryRules(const ComputeSpec& compute);
 
-// What layers [first, end) of `inventory` need on one rank:
+// How the layers of a rank are computed again.
+struct RecomputeChoice {
+  Recompute level = NONE;
+  int segment = 1;  // LAYER: layers between two kept inputs
+
+  friend bool operator==(const RecomputeChoice&, const RecomputeChoice&) = default;
+};
+
+// Bytes that layers `span` keep of one microbatch from F to B or I: what each layer keeps and the
+// first input of each stack, or at LAYER the stream that enters each segment.
+int64_t KeptBytes(const Inventory& inventory, LayerSpan span, const RecomputeChoice& recompute,
+                  const MemoryRules& rules);
+
+// Bytes that deferred weight gradients of `span` hold of one microbatch from I to W: both operands
+// of every product.
+int64_t PendingBytes(const Inventory& inventory, LayerSpan span, const MemoryRules& rules);
+
+// Operations of `layer`'s forward pass that its backward pass repeats at `level`.
+double RecomputeFlops(const Inventory& inventory, const Layer& layer, Recompute level);
+
+// A chunk as memory sees it.
+struct ChunkUse {
+  LayerSpan layers;
+  int slots = 1;              // most microbatches between F and the end of B or I
+  int64_t message_bytes = 0;  // of one microbatch, all that crosses its two cuts
+};
+
+// A rank as memory sees it.
+struct RankUse {
+  std::vector<ChunkUse> chunks;
+  RecomputeChoice recompute;
+  int64_t deferred_bytes = 0;  // most that deferred weight gradients of all chunks hold at once
+  int partial_sums = 0;        // gradients of virtual replicas that wait for their sum
+  int num_replicas = 1;        // that share moments (ZeRO-1)
+  int64_t foreign_bytes = 0;   // of uses that other ranks have of its tied tensors
+};
+
 //   weights         4 bytes per parameter; a tied one once per rank
 //   working_copies  packed copies of every matrix that is multiplied (embeddings that are only
 //                   looked up have none)
-//   gradients       4 bytes per parameter, use and partial sum: each use of a tied one has its own
-//   moments         8 bytes per parameter
-//   activations     what each layer keeps, and each boundary tensor that stays on the rank (the
-//                   encoder memory), for every microbatch alive
-//   workspace       gradients of one encoder and one decoder layer's activations and of boundary
-//                   tensors; for the output layer also logits and their gradient, at most
-//                   kLogitRows rows
-MemoryEstimate EstimateMemory(const Inventory& inventory, int first, int end,
+//   gradients       4 bytes per parameter and use: each use of a tied one has its own
+//   partial_sums    as many again for each sum that waits
+//   moments         8 bytes per parameter, divided by the replicas
+//   activations     what each layer keeps, for every microbatch in flight, and what deferred weight
+//                   gradients hold
+//   boundary        the streams that run through its chunks and their gradients; the encoder memory
+//                   of every microbatch in flight; kMessageSlots of what crosses the cuts of a
+//                   chunk
+//   recompute       what one layer or segment computes again
+//   workspace       what is only used inside one sub-layer, a set for each stack's rows
+//   logits          logits and their gradient, at most kLogitRows rows
+//   communication   other replicas' parts of this rank's share, of kPiecesInFlight pieces; other
+//                   stages' uses of a piece of a tied tensor (docs/design/sharding.md)
+MemoryEstimate EstimateMemory(const Inventory& inventory, const RankUse& rank,
                               const MemoryRules& rules);
+
+// `memory`, which is EstimateMemory of `rank` under another rank.recompute, brought up to date.
+void UpdateRecompute(const Inventory& inventory, const RankUse& rank, const MemoryRules& rules,
+                     MemoryEstimate& memory);
 
 // Rows of logits that exist at once.
 inline constexpr int64_t kLogitRows = 512;
+// A message that is being filled or read and one that is on its way.
+inline constexpr int64_t kMessageSlots = 2;
+inline constexpr int64_t kPieceBytes = int64_t{64} << 20;
+inline constexpr int64_t kPiecesInFlight = 4;
 
 }  // namespace deepnet

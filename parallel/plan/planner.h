@@ -1,6 +1,7 @@
 // (Inventory, what the user asked for) -> Plan: who computes which layers, in which order, with how
-// many bytes; or why that cannot be. Pure and fast (1,000 layers on 512 ranks: milliseconds), so it
-// runs before anything is allocated, and `deepnet plan` needs neither a corpus nor the machines.
+// many bytes, in how long; or why that cannot be. Pure and fast (1,000 layers on 512 ranks: under
+// two seconds), so it runs before anything is allocated, and `deepnet plan` needs neither a corpus
+// nor the machines. How it decides: docs/design/planner.md.
 #pragma once
 
 #include <optional>
@@ -17,18 +18,20 @@
 
 namespace deepnet {
 
-// Layers are cut into contiguous stages whose most expensive one is as cheap as can be (three times
-// forward operations), one stage a rank; replicas repeat the pipeline: rank = replica * stages +
-// stage. Stages run "1f1b", one stage alone "trivial" (schedule.h). Left open, the pipeline is as
-// short as memory allows and the remaining ranks are replicas.
+// The fastest layout, by simulation, of those that `parallel` allows and that fit. The model is cut
+// into pipeline_parallel_size x chunks_per_rank chunks of about equal cost per rank; replicas
+// repeat the pipeline: rank = replica * pipeline_parallel_size + stage. What is left open is
+// decided: degrees, schedule, chunks, and for each rank the cheapest recomputation with which it
+// fits.
 //
 // Read: data.microbatches_per_step; optim.virtual_replicas; compute.device, dtype, matmul; all of
 // cluster and parallel. cluster.device_memory_gib 0 means unlimited; without nodes and
 // devices_per_node the job has exactly the ranks that `parallel` asks for (1 if nothing).
+// parallel.schedule is a name or a schedule's text (see ReadScheduleFile), which is then checked.
 //
 // Fails with InvalidArgument (ExitCode::kBadConfig) naming the field, or ResourceExhausted
-// (ExitCode::kDoesNotFit) naming the rank, what it needs, what it has, and the nearest layout
-// that would fit: the shortest pipeline, with smaller microbatches if nothing else helps.
+// (ExitCode::kDoesNotFit) naming the rank, what it needs, what it has, and the nearest layout that
+// would fit: on the ranks that there are if possible, else on more.
 absl::StatusOr<Plan> MakePlan(const Inventory& inventory, const DataSpec& data,
                               const OptimSpec& optim, const ComputeSpec& compute,
                               const ClusterSpec& cluster, const ParallelSpec& parallel);
@@ -37,10 +40,15 @@ absl::StatusOr<Plan> MakePlan(const Inventory& inventory, const DataSpec& data,
 // other errors.
 std::optional<Plan> ClosestPlan(const absl::Status& status);
 
-// The order of work of one replica's ranks, by plan.schedule().
+// If parallel.schedule names neither a schedule nor is one, reads the file of that name, relative
+// to `root`, and puts its text there. InvalidArgument (kBadConfig) if there is no such file.
+absl::Status ReadScheduleFile(const std::string& root, ParallelSpec* parallel);
+
+// The order of work of one replica's ranks, without transfers. `plan` is MakePlan's. What else one
+// replica of a plan is made of: planner_views.h.
 Schedule MakeSchedule(const Plan& plan);
 
-// A table for people: one row a stage of the first replica, bytes by category.
+// A table for people: see planner_text.h for more.
 std::string ToText(const Plan& plan, const Inventory& inventory);
 
 }  // namespace deepnet

@@ -1,5 +1,6 @@
 #include "launch/commands/plan.h"
 
+#include <fstream>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@ namespace deepnet {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::StartsWith;
 
 constexpr char kTiny[] = "tests/golden/describe/tiny.textproto";
@@ -32,14 +34,54 @@ Outcome RunPlan(std::vector<std::string> words) {
   return {code, out.str(), err.str()};
 }
 
-TEST(PlanCommand, PrintsATableAndTheSchedule) {
-  const Outcome outcome =
-      RunPlan({"--config", kTiny, "--set", "parallel.pipeline_parallel_size=2", "--schedule"});
+TEST(PlanCommand, PrintsThePlan) {
+  const Outcome outcome = RunPlan({"--config", kTiny, "--set", "parallel.pipeline_parallel_size=2",
+                                   "--set", "parallel.schedule=1f1b"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_THAT(outcome.out,
-              StartsWith("2 stages x 1 replica, schedule 1f1b, 4 microbatches a step\n"));
+  EXPECT_THAT(outcome.out, StartsWith("2 stages x 1 replica, schedule 1f1b, 1 chunk a rank, 4 "
+                                      "microbatches a step\n"));
   EXPECT_THAT(outcome.out, HasSubstr("encoder.embedding .. decoder.embedding\n"));
+}
+
+TEST(PlanCommand, PrintsTheSectionsThatAreAskedFor) {
+  const Outcome outcome =
+      RunPlan({"--config", kTiny, "--set", "parallel.pipeline_parallel_size=2", "--set",
+               "parallel.schedule=1f1b", "--print=schedule", "--print=layout", "--print=memory"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, StartsWith("rank 0 |"));  // the drawing
   EXPECT_THAT(outcome.out, HasSubstr("rank 1: 1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3\n"));
+  EXPECT_THAT(outcome.out, HasSubstr("kept MiB"));
+  EXPECT_THAT(outcome.out, HasSubstr("moments"));
+  EXPECT_THAT(outcome.out, Not(HasSubstr("replica")));
+}
+
+TEST(PlanCommand, ComparesSchedules) {
+  const Outcome outcome =
+      RunPlan({"--config", kTiny, "--set", "parallel.pipeline_parallel_size=2", "--compare"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("halves by count, 1f1b"));
+  EXPECT_THAT(outcome.out, HasSubstr("zb-v"));
+}
+
+TEST(PlanCommand, DrawsAndReadsSchedulesOfTheUser) {
+  const std::string folder = ::testing::TempDir();
+  std::ofstream(folder + "/mine.schedule") << "rank 0: 0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3\n"
+                                              "rank 1: 1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3\n";
+  const Outcome outcome =
+      RunPlan({"--config", kTiny, "--set", "parallel.pipeline_parallel_size=2", "--set",
+               "parallel.schedule=" + folder + "/mine.schedule", "--svg", folder + "/mine.svg"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("schedule custom"));
+  std::ifstream svg(folder + "/mine.svg");
+  std::string word;
+  svg >> word;
+  EXPECT_EQ(word, "<svg");
+
+  std::ofstream(folder + "/broken.schedule") << "rank 0: 0F0\nrank 1: 1F0\n";
+  const Outcome broken = RunPlan({"--config", kTiny, "--set", "parallel.pipeline_parallel_size=2",
+                                  "--set", "parallel.schedule=" + folder + "/broken.schedule"});
+  EXPECT_EQ(broken.code, 2);
+  EXPECT_THAT(broken.err, HasSubstr("parallel.schedule"));
 }
 
 TEST(PlanCommand, JsonIsThePlanMessage) {
@@ -64,8 +106,9 @@ TEST(PlanCommand, AThousandLayersThatDoNotFitExitWithSixAndAreShownAllTheSame) {
                "--set", "cluster.devices_per_node=1", "--set", "cluster.device_memory_gib=80"});
   EXPECT_EQ(outcome.code, 6);
   EXPECT_THAT(outcome.out, HasSubstr("encoder.embedding .. output"));
-  EXPECT_THAT(outcome.err, HasSubstr("does not fit: with pipeline_parallel_size 1 rank 0"));
-  EXPECT_THAT(outcome.err, HasSubstr("what fits: pipeline_parallel_size"));
+  EXPECT_THAT(outcome.err,
+              HasSubstr("does not fit: with pipeline_parallel_size 1, data_parallel_size 1"));
+  EXPECT_THAT(outcome.err, HasSubstr("what fits:"));
 }
 
 TEST(PlanCommand, RefusesStagesThatTheClusterDoesNotHave) {
@@ -75,8 +118,11 @@ TEST(PlanCommand, RefusesStagesThatTheClusterDoesNotHave) {
   EXPECT_THAT(outcome.err, HasSubstr("parallel"));
 }
 
-TEST(PlanCommand, DoesNotMixJsonWithText) {
-  EXPECT_EQ(RunPlan({"--config", kTiny, "--json", "--schedule"}).code, 2);
+TEST(PlanCommand, DoesNotMixTablesOfDifferentKinds) {
+  EXPECT_EQ(RunPlan({"--config", kTiny, "--json", "--print=plan"}).code, 2);
+  EXPECT_EQ(RunPlan({"--config", kTiny, "--compare", "--json"}).code, 2);
+  EXPECT_EQ(RunPlan({"--config", kTiny, "--compare", "--svg=x"}).code, 2);
+  EXPECT_EQ(RunPlan({"--config", kTiny, "--print=everything"}).code, 2);
 }
 
 }  // namespace

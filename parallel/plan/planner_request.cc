@@ -1,0 +1,87 @@
+#include "parallel/plan/planner_request.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+#include "parallel/base/exit_code.h"
+#include "parallel/base/status_macros.h"
+#include "parallel/plan/schedule_generators.h"
+#include "parallel/plan/schedule_text.h"
+
+namespace deepnet {
+namespace {
+
+constexpr double kGib = 1024.0 * 1024.0 * 1024.0;
+
+absl::Status CheckNumbers(const ParallelSpec& parallel) {
+  const auto not_negative = [](int value, const char* name) {
+    if (value >= 0) return absl::OkStatus();
+    return BadField(absl::StrCat("parallel.", name, ": must not be negative"));
+  };
+  RETURN_IF_ERROR(not_negative(parallel.pipeline_parallel_size(), "pipeline_parallel_size"));
+  RETURN_IF_ERROR(not_negative(parallel.data_parallel_size(), "data_parallel_size"));
+  RETURN_IF_ERROR(not_negative(parallel.chunks_per_rank(), "chunks_per_rank"));
+  RETURN_IF_ERROR(not_negative(parallel.recompute_segment(), "recompute_segment"));
+  if (parallel.recompute_segment() > 1 && parallel.recompute() != LAYER) {
+    return BadField("parallel.recompute_segment: only with recompute LAYER");
+  }
+  return absl::OkStatus();
+}
+
+// Whether a user wrote a schedule, not the name of one.
+bool IsText(const std::string& schedule) { return schedule.find(':') != std::string::npos; }
+
+absl::Status ReadSchedule(const std::string& schedule, Request& request) {
+  request.schedule = schedule;
+  if (IsText(schedule)) {
+    absl::StatusOr<Schedule> parsed = ParseSchedule(schedule);
+    if (!parsed.ok())
+      return BadField(absl::StrCat("parallel.schedule: ", parsed.status().message()));
+    request.custom = *std::move(parsed);
+    return absl::OkStatus();
+  }
+  if (schedule.empty() || FindScheduleKind(schedule) != nullptr) return absl::OkStatus();
+  return BadField(absl::StrCat("parallel.schedule: \"", schedule, "\" is unknown; known: ",
+                               absl::StrJoin(ScheduleKinds(), ", ",
+                                             [](std::string* out, const ScheduleKind& kind) {
+                                               absl::StrAppend(out, std::string(kind.name));
+                                             }),
+                               ", or a file"));
+}
+
+}  // namespace
+
+absl::Status BadField(const std::string& message) {
+  return WithExitCode(absl::InvalidArgumentError(message), ExitCode::kBadConfig);
+}
+
+absl::StatusOr<Request> MakeRequest(const Inventory& inventory, const DataSpec& data,
+                                    const OptimSpec& optim, const ComputeSpec& compute,
+                                    const ClusterSpec& cluster, const ParallelSpec& parallel) {
+  RETURN_IF_ERROR(CheckNumbers(parallel));
+  Request request{.inventory = &inventory,
+                  .rules = MakeMemoryRules(compute),
+                  .speeds = MakeSpeeds(cluster, compute)};
+  RETURN_IF_ERROR(ReadSchedule(parallel.schedule(), request));
+  request.microbatches_per_step = std::max(1, data.microbatches_per_step());
+  request.virtual_replicas = optim.virtual_replicas();
+  request.one_sum_per_rank = parallel.gradient_sum() == FAST;
+  request.stages = parallel.pipeline_parallel_size();
+  request.replicas = parallel.data_parallel_size();
+  request.chunks_per_rank = parallel.chunks_per_rank();
+  request.placement = parallel.placement();
+  if (parallel.recompute() != RECOMPUTE_UNSPECIFIED) {
+    request.recompute = {parallel.recompute(), std::max(1, parallel.recompute_segment())};
+  }
+  request.devices_per_node = std::max(1, cluster.devices_per_node());
+  if (cluster.nodes() > 0 || cluster.devices_per_node() > 0) {
+    request.num_ranks = std::max(1, cluster.nodes()) * request.devices_per_node;
+  }
+  if (cluster.device_memory_gib() > 0) request.memory_bytes = cluster.device_memory_gib() * kGib;
+  return request;
+}
+
+}  // namespace deepnet

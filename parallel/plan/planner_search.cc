@@ -1,0 +1,212 @@
+// Seconds of a step are known only from simulating it, which takes time proportional to its
+// actions; so all layouts are ranked by a formula first and the best few are simulated.
+
+#include "parallel/plan/planner_search.h"
+
+#include <algorithm>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "parallel/base/status_macros.h"
+#include "parallel/plan/planner_layout.h"
+#include "parallel/plan/schedule_generators.h"
+
+namespace deepnet {
+namespace {
+
+struct Degrees {
+  int stages = 1, replicas = 1;
+};
+
+struct Kind {
+  std::string schedule;
+  int chunks_per_rank = 1;
+};
+
+// Shape of a schedule that a user wrote.
+struct CustomShape {
+  int ranks = 0, chunks_per_rank = 1;
+};
+
+absl::StatusOr<CustomShape> ShapeOf(const Schedule& schedule) {
+  CustomShape shape{.ranks = static_cast<int>(schedule.actions.size())};
+  int chunks = 1;
+  for (const std::vector<Action>& actions : schedule.actions) {
+    for (const Action& action : actions) chunks = std::max(chunks, action.chunk + 1);
+  }
+  if (shape.ranks == 0 || chunks % shape.ranks != 0) {
+    return BadField(absl::StrCat("parallel.schedule: ", chunks, " chunks cannot be dealt to ",
+                                 shape.ranks, " ranks evenly"));
+  }
+  shape.chunks_per_rank = chunks / shape.ranks;
+  return shape;
+}
+
+// Stages x replicas that the request allows.
+std::vector<Degrees> ListDegrees(const Request& request) {
+  const int ranks = request.num_ranks;
+  if (request.stages != 0 || ranks == 0) {
+    const int stages = std::max(1, request.stages);
+    const int replicas = request.replicas != 0 ? request.replicas : std::max(1, ranks / stages);
+    return {{stages, replicas}};
+  }
+  std::vector<Degrees> degrees;
+  for (int stages = 1; stages <= ranks; ++stages) {
+    if (ranks % stages != 0) continue;
+    degrees.push_back({stages, request.replicas != 0 ? request.replicas : ranks / stages});
+  }
+  return degrees;
+}
+
+// Worth trying: with more chunks a rank waits less and sends more.
+std::vector<int> ChunkCounts(const ScheduleKind& kind) {
+  if (kind.min_chunks_per_rank == kind.max_chunks_per_rank) return {kind.min_chunks_per_rank};
+  return {2, 4, 8};
+}
+
+std::vector<Kind> ListKinds(const Request& request, int stages) {
+  const int asked = request.chunks_per_rank;
+  if (!request.schedule.empty()) {
+    const ScheduleKind& kind = *FindScheduleKind(request.schedule);
+    if (asked != 0) return {{request.schedule, asked}};
+    if (stages == 1) return {{request.schedule, kind.min_chunks_per_rank}};
+    std::vector<Kind> kinds;
+    for (const int chunks : ChunkCounts(kind)) kinds.push_back({request.schedule, chunks});
+    return kinds;
+  }
+  if (stages == 1 && asked <= 1) return {{"trivial", 1}};
+  std::vector<Kind> kinds;
+  for (const ScheduleKind& kind : ScheduleKinds()) {
+    if (kind.name == "trivial" || kind.name == "gpipe") continue;  // never better than 1f1b
+    for (const int chunks : ChunkCounts(kind)) {
+      if (asked == 0 || chunks == asked) kinds.push_back({std::string(kind.name), chunks});
+    }
+  }
+  if (kinds.empty()) kinds.push_back({"interleaved", asked});
+  return kinds;
+}
+
+// Slots of the largest chunk's F, B and W that a rank waits, over p - 1 of them.
+double WaitingFactor(const std::string& schedule) {
+  const ScheduleKind* kind = FindScheduleKind(schedule);
+  return kind != nullptr && kind->splits_backward ? 0.35 : 1.0;
+}
+
+// Seconds of the slowest rank per microbatch, recomputation included, and of the largest chunk.
+struct CoarseTimes {
+  double rank = 0, chunk = 0;
+};
+
+CoarseTimes TimesOf(const Draft& draft) {
+  CoarseTimes times;
+  std::vector<double> sums(draft.cuts.placement.NumRanks(), 0.0);
+  for (size_t c = 0; c < draft.costs.size(); ++c) {
+    times.chunk = std::max(times.chunk, draft.costs[c].Total());
+    sums[draft.cuts.placement.rank_of_chunk[c]] += draft.costs[c].Total();
+  }
+  times.rank = *std::max_element(sums.begin(), sums.end());
+  return times;
+}
+
+int64_t NumActions(const Request& request, const Layout& layout) {
+  const int64_t per_chunk = int64_t{3} * request.microbatches_per_step / layout.replicas;
+  return per_chunk * layout.stages * layout.chunks_per_rank;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<Layout>> ListLayouts(const Request& request) {
+  std::vector<Layout> layouts;
+  absl::Status first_error;
+  const auto add = [&](Layout layout) {
+    const absl::Status status = CheckLayout(request, layout);
+    if (status.ok()) layouts.push_back(std::move(layout));
+    first_error.Update(status);
+  };
+  CustomShape custom;
+  if (request.custom.has_value()) {
+    ASSIGN_OR_RETURN(custom, ShapeOf(*request.custom));
+  }
+  for (const Degrees& degrees : ListDegrees(request)) {
+    if (request.custom.has_value()) {
+      if (request.stages != 0 && request.stages != custom.ranks) {
+        return BadField(absl::StrCat("parallel.schedule: is for ", custom.ranks,
+                                     " ranks, parallel.pipeline_parallel_size is ",
+                                     request.stages));
+      }
+      if (degrees.stages != custom.ranks) continue;
+      add({degrees.stages, degrees.replicas, "custom", custom.chunks_per_rank});
+      continue;
+    }
+    for (const Kind& kind : ListKinds(request, degrees.stages)) {
+      add({degrees.stages, degrees.replicas, kind.schedule, kind.chunks_per_rank});
+    }
+  }
+  if (layouts.empty() && first_error.ok()) {
+    return BadField(absl::StrCat("parallel.schedule: is for ", custom.ranks,
+                                 " ranks, which cluster does not have"));
+  }
+  if (layouts.empty()) return first_error;
+  return layouts;
+}
+
+CoarseEstimate EstimateCoarsely(const Request& request, const Layout& layout) {
+  const absl::StatusOr<Draft> draft = MakeCoarseDraft(request, layout, /*refine=*/false);
+  if (!draft.ok()) return {};
+  CoarseEstimate estimate{.fits = true};
+  for (const RankUse& rank : draft->ranks) {
+    const MemoryEstimate memory = EstimateMemory(*request.inventory, rank, request.rules);
+    if (static_cast<double>(memory.total()) > request.memory_bytes) estimate.fits = false;
+    const Exchange exchange =
+        ExchangeSeconds(memory.gradients(), memory.weights(), rank.foreign_bytes, layout.stages,
+                        layout.replicas, request.speeds);
+    estimate.seconds = std::max(estimate.seconds, exchange.gather + exchange.tied);
+  }
+  const CoarseTimes times = TimesOf(*draft);
+  estimate.seconds += times.rank * (request.microbatches_per_step / layout.replicas) +
+                      (layout.stages - 1) * times.chunk * WaitingFactor(layout.schedule);
+  return estimate;
+}
+
+absl::StatusOr<Found> FindBest(const Request& request, const std::vector<Layout>& layouts) {
+  std::vector<std::tuple<bool, double, size_t>> order;  // does not fit, seconds, index
+  for (size_t i = 0; i < layouts.size(); ++i) {
+    const CoarseEstimate estimate = EstimateCoarsely(request, layouts[i]);
+    order.emplace_back(!estimate.fits, estimate.seconds, i);
+  }
+  std::sort(order.begin(), order.end());
+
+  Found found;
+  size_t best_index = 0;
+  int simulated = 0;
+  int64_t actions = 0;
+  for (const auto& [does_not_fit, seconds, index] : order) {
+    const int64_t more = NumActions(request, layouts[index]);
+    if ((found.best.has_value() || found.closest.has_value()) && actions + more > kMostActions) {
+      continue;  // a smaller one may still be affordable
+    }
+    ASSIGN_OR_RETURN(Plan plan, LayOut(request, layouts[index]));
+    actions += more;
+    if (!Fits(request, plan)) {
+      if (!found.closest.has_value() ||
+          Fullest(plan).memory().total() < Fullest(*found.closest).memory().total()) {
+        found.closest = std::move(plan);
+      }
+      continue;
+    }
+    const bool better =
+        !found.best.has_value() ||
+        std::tuple(plan.step_seconds(), index) < std::tuple(found.best->step_seconds(), best_index);
+    if (better) {
+      found.best = std::move(plan);
+      best_index = index;
+    }
+    if (++simulated >= kMostSimulated) break;
+  }
+  return found;
+}
+
+}  // namespace deepnet

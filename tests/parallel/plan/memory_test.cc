@@ -1,0 +1,159 @@
+#include "parallel/plan/memory.h"
+
+#include "gtest/gtest.h"
+
+#include "tests/parallel/plan/planner_toy.h"
+
+namespace deepnet {
+namespace {
+
+using testing::kDecoderOperands;
+using testing::kEncoderFlops;
+using testing::kEncoderOperands;
+using testing::kInner;
+using testing::kRows;
+using testing::kState;
+using testing::kWidth;
+using testing::Toy;
+
+constexpr int64_t kStream = 4 * kRows * kWidth;  // bytes of one float32 stream
+
+RankUse Whole(const Inventory& inventory, int slots = 1) {
+  return {.chunks = {{.layers = {0, static_cast<int>(inventory.layers.size())}, .slots = slots}}};
+}
+
+TEST(Memory, CountsEveryCategoryOfAWholeModel) {
+  const Inventory inventory = Toy(1);
+  const MemoryEstimate memory = EstimateMemory(inventory, Whole(inventory, 3), {});
+  constexpr int64_t kTable = 80, kMatrix = kInner * kWidth;
+  EXPECT_EQ(memory.weights(), 4 * (kTable + 2 * kMatrix));
+  EXPECT_EQ(memory.working_copies(), 2 * 4 * (kTable + 2 * kMatrix));  // the output multiplies it
+  EXPECT_EQ(memory.gradients(), 4 * (3 * kTable + 2 * kMatrix));       // used three times
+  EXPECT_EQ(memory.partial_sums(), 0);
+  EXPECT_EQ(memory.moments(), 8 * (kTable + 2 * kMatrix));
+  // Two layers with the first input of each stack, and the gradient that the loss leaves.
+  EXPECT_EQ(memory.activations(),
+            3 * (2 * kState + 4 * (kEncoderOperands + kDecoderOperands) + 2 * kStream + kStream));
+  // Two streams with gradients; three memories.
+  EXPECT_EQ(memory.boundary(), 4 * kStream + 3 * kStream);
+  EXPECT_EQ(memory.recompute(), 0);
+  EXPECT_EQ(memory.workspace(), 2 * 4 * kRows * (8 * kWidth + kInner));
+  EXPECT_EQ(memory.logits(), 2 * 4 * kRows * 10);
+  EXPECT_EQ(memory.communication(), 0);
+  EXPECT_EQ(memory.total(), memory.weights() + memory.working_copies() + memory.gradients() +
+                                memory.moments() + memory.activations() + memory.boundary() +
+                                memory.workspace() + memory.logits());
+}
+
+TEST(Memory, ARankPaysOnlyForItsOwnLayers) {
+  const RankUse encoder{.chunks = {{.layers = {0, 2}}}};
+  const MemoryEstimate memory = EstimateMemory(Toy(1), encoder, {});
+  EXPECT_EQ(memory.gradients(), 4 * (80 + kInner * kWidth));
+  EXPECT_EQ(memory.working_copies(), 2 * 4 * kInner * kWidth);  // a table looked up is not packed
+  EXPECT_EQ(memory.boundary(), 2 * kStream);                    // no memory on an encoder's rank
+  EXPECT_EQ(memory.workspace(), 4 * kRows * (8 * kWidth + kInner));
+  EXPECT_EQ(memory.logits(), 0);
+}
+
+TEST(Memory, ATiedTableOfTwoChunksIsHeldOnceAndSummedForEachUse) {
+  const RankUse ends{.chunks = {{.layers = {0, 1}}, {.layers = {4, 5}}}};
+  const MemoryEstimate memory = EstimateMemory(Toy(1), ends, {});
+  EXPECT_EQ(memory.weights(), 4 * 80);
+  EXPECT_EQ(memory.gradients(), 2 * 4 * 80);
+  EXPECT_EQ(memory.moments(), 8 * 80);
+}
+
+TEST(Memory, EachLevelKeepsLess) {
+  const Inventory inventory = Toy(4);
+  const LayerSpan encoder{1, 5};
+  const auto kept = [&](Recompute level, int segment = 1) {
+    return KeptBytes(inventory, encoder, {level, segment}, {});
+  };
+  EXPECT_EQ(kept(NONE), 4 * (kState + 4 * kEncoderOperands) + kStream);
+  EXPECT_EQ(kept(FFN), 4 * (kState + 4 * kRows * 4 * kWidth) + kStream);
+  EXPECT_EQ(kept(GEMM), 4 * (kState + 4 * kRows * kWidth) + kStream);  // contexts stay
+  EXPECT_EQ(kept(LAYER), 4 * kStream);
+  EXPECT_EQ(kept(LAYER, 3), 2 * kStream);  // three layers, then one
+}
+
+TEST(Memory, SegmentsEndWithTheirStack) {
+  const Inventory inventory = Toy(3);  // layers 1..3 encode, 5..7 decode
+  EXPECT_EQ(KeptBytes(inventory, {2, 7}, {LAYER, 8}, {}), 2 * kStream);
+}
+
+TEST(Memory, RecomputationNeedsOneLayerOrSegmentOnce) {
+  const Inventory inventory = Toy(4);
+  RankUse rank{.chunks = {{.layers = {1, 5}, .slots = 7}}};
+  const auto again = [&](Recompute level, int segment = 1) {
+    rank.recompute = {level, segment};
+    return EstimateMemory(inventory, rank, {}).recompute();
+  };
+  EXPECT_EQ(again(NONE), 0);
+  EXPECT_EQ(again(FFN), 4 * kRows * kInner);
+  EXPECT_EQ(again(GEMM), 4 * kRows * (kInner + 3 * kWidth));
+  EXPECT_EQ(again(LAYER, 2), 2 * (kState + 4 * kEncoderOperands) + kStream);
+}
+
+TEST(Memory, RecomputedOperationsAreThoseOfTheLevel) {
+  const Inventory inventory = Toy(1);
+  const Layer& encoder = inventory.layers[1];
+  EXPECT_EQ(RecomputeFlops(inventory, encoder, NONE), 0);
+  EXPECT_EQ(RecomputeFlops(inventory, encoder, FFN), 2.0 * kRows * kWidth * kInner);
+  EXPECT_EQ(RecomputeFlops(inventory, encoder, GEMM),
+            2.0 * kRows * (kWidth * kInner + 3 * kWidth * kWidth));
+  EXPECT_EQ(RecomputeFlops(inventory, encoder, LAYER), kEncoderFlops);
+  EXPECT_EQ(RecomputeFlops(inventory, inventory.layers.back(), LAYER), 0);
+}
+
+TEST(Memory, DeferredWeightGradientsHoldBothOperandsOfEveryProduct) {
+  const Inventory inventory = Toy(1);
+  const int64_t encoder = 4 * kRows * ((3 + 1 + 1 + 1 + 1 + 1) * kWidth + 2 * kInner);
+  EXPECT_EQ(PendingBytes(inventory, {0, 2}, {}), encoder);
+  // q, its input, the output, its input; keys and values; the memory itself.
+  EXPECT_EQ(PendingBytes(inventory, {3, 4}, {}), encoder + 4 * kRows * (4 + 2 + 1) * kWidth);
+  RankUse rank = Whole(inventory);
+  const int64_t without = EstimateMemory(inventory, rank, {}).activations();
+  rank.deferred_bytes = 123;
+  EXPECT_EQ(EstimateMemory(inventory, rank, {}).activations(), without + 123);
+}
+
+TEST(Memory, ReplicasShareMomentsAndExchangeParts) {
+  const Inventory inventory = Toy(1);
+  RankUse rank = Whole(inventory);
+  rank.num_replicas = 4;
+  const MemoryEstimate memory = EstimateMemory(inventory, rank, {});
+  EXPECT_EQ(memory.moments(), 8 * (80 + 2 * kInner * kWidth) / 4);
+  EXPECT_EQ(memory.communication(), memory.gradients() / 4 * 3);
+}
+
+TEST(Memory, WaitingSumsAreWholeGradients) {
+  const Inventory inventory = Toy(1);
+  RankUse rank = Whole(inventory);
+  rank.partial_sums = 3;
+  const MemoryEstimate memory = EstimateMemory(inventory, rank, {});
+  EXPECT_EQ(memory.partial_sums(), 3 * memory.gradients());
+}
+
+TEST(Memory, OnlyTheLargestMessageOfARankHasBuffers) {
+  const Inventory inventory = Toy(4);
+  RankUse rank{
+      .chunks = {{.layers = {1, 2}, .message_bytes = 10}, {.layers = {3, 4}, .message_bytes = 30}}};
+  const int64_t with = EstimateMemory(inventory, rank, {}).boundary();
+  for (ChunkUse& chunk : rank.chunks) chunk.message_bytes = 0;
+  EXPECT_EQ(with - EstimateMemory(inventory, rank, {}).boundary(), kMessageSlots * 30);
+}
+
+TEST(Memory, FollowsTheArithmetic) {
+  ComputeSpec compute;
+  EXPECT_EQ(MakeMemoryRules(compute).operand_bytes, 4);
+  EXPECT_EQ(MakeMemoryRules(compute).num_packed_copies, 2);
+  compute.set_dtype(BFLOAT16);
+  EXPECT_EQ(MakeMemoryRules(compute).operand_bytes, 2);
+  compute.set_device("cuda");
+  EXPECT_EQ(MakeMemoryRules(compute).num_packed_copies, 1);
+  compute.set_dtype(FLOAT32);
+  EXPECT_EQ(MakeMemoryRules(compute).num_packed_copies, 0);
+}
+
+}  // namespace
+}  // namespace deepnet
