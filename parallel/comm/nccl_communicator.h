@@ -1,0 +1,34 @@
+// Device memory between GPUs by NCCL; host memory by another communicator.
+//
+// Beyond the contract of communicator.h:
+//   - Messages of device memory from one rank to another arrive in the order in which they were
+//     sent, whatever their tags: NCCL knows none. The receiver posts them in that order.
+//   - Byte counts of device memory are not checked against the peer's.
+//   - Work is ordered after what stands in the buffer's stream (Device::stream) when the call is
+//     made; after Wait() any stream may use the buffer. Buffers of one collective lie on one kind
+//     of device.
+//   - Messages and collectives move on inside of any call of this rank's communicator, Wait() first
+//     of all; nothing runs in the background but the GPU and NCCL's own threads.
+//
+// Each pair and direction has an NCCL communicator and a stream of its own, made when first used,
+// so that a receive that was posted early holds nothing up; collectives have one more. No call of
+// NCCL or CUDA blocks: a peer that hangs shows as DeadlineExceeded, one that NCCL reports lost as
+// Unavailable. With more than a few peers set CUDA_DEVICE_MAX_CONNECTIONS to 32.
+#pragma once
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+
+#include "parallel/comm/communicator.h"
+
+namespace deepnet {
+
+// Collective over `bootstrap`, which outlives the result and moves NCCL's ids and host memory: as
+// many ranks, in its order. `device`: this rank's GPU. Every rank gets the same answer:
+// FailedPrecondition (ExitCode::kPreflight) where one rank has no such GPU or the program was built
+// without NCCL. Abort is the bootstrap's.
+absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(Communicator& bootstrap,
+                                                                   int device);
+
+}  // namespace deepnet

@@ -1,0 +1,13 @@
+// What stands in for nccl_communicator.cc in a build without CUDA, or where CMake found no NCCL.
+#include "parallel/base/exit_code.h"
+#include "parallel/comm/nccl_communicator.h"
+
+namespace deepnet {
+
+absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(Communicator&, int) {
+  return WithExitCode(
+      absl::FailedPreconditionError("built without NCCL: build the preset `cuda` where nccl.h is"),
+      ExitCode::kPreflight);
+}
+
+}  // namespace deepnet
