@@ -11,10 +11,15 @@ absl::StatusOr<StepResult> RunTrainStep(const StepBatch& batch, int64_t step, in
                                         Communicator& comm) {
   stage.BeginStep(batch, step);
   RETURN_IF_ERROR(RunSchedule(schedule, stage, comm));
-  stage.FinishStep();
+  RETURN_IF_ERROR(stage.FinishStep());
 
+  LossSums sums;
+  for (const LossSums& of_microbatch : stage.losses()) {
+    sums.loss += of_microbatch.loss;
+    sums.nll += of_microbatch.nll;
+  }
   const double tokens = static_cast<double>(batch.num_target_tokens);
-  StepResult result{.loss = stage.loss().loss / tokens, .nll = stage.loss().nll / tokens};
+  StepResult result{.loss = sums.loss / tokens, .nll = sums.nll / tokens};
   ASSIGN_OR_RETURN(result.update,
                    optimizer.Apply(model.ops(), model.parameters(), update, result.loss));
   if (!result.update.skipped) model.Refresh();
