@@ -15,6 +15,8 @@
 namespace deepnet {
 namespace {
 
+constexpr int kNumLayers = 6;
+
 // Counts what its rank sends by collectives.
 class CountingCommunicator final : public Communicator {
  public:
@@ -59,13 +61,30 @@ std::vector<int> StageOfLayer(const Job& job) {
   return stages;
 }
 
-// A bucket per layer, as if each were a chunk.
-std::vector<GradientBucket> BucketPerLayer(const Inventory& held) {
+// What a rank's layers [first, end) add up to; a bucket per chunk, and one for the output layer.
+std::vector<LayerSpan> BucketLayers(const Job& job, int stage) {
+  std::vector<LayerSpan> buckets;
+  int first = 0;
+  for (const LayerSpan& chunk : job.stages[stage]) {
+    const int end = first + chunk.NumLayers();
+    const bool output = chunk.end == kNumLayers;
+    if (!output || end - first > 1) buckets.push_back({first, output ? end - 1 : end});
+    if (output) buckets.push_back({end - 1, end});
+    first = end;
+  }
+  return buckets;
+}
+
+std::vector<GradientBucket> MakeJobBuckets(const Job& job, int stage, const Inventory& held) {
   std::vector<GradientBucket> buckets;
   int64_t begin = 0;
-  for (const Layer& layer : held.layers) {
-    GradientBucket bucket{.begin = begin, .chunk = static_cast<int>(buckets.size())};
-    for (const int p : layer.parameters) bucket.count += held.parameters[p].NumElements();
+  for (const LayerSpan& layers : BucketLayers(job, stage)) {
+    GradientBucket bucket{.begin = begin};
+    for (int l = layers.first; l < layers.end; ++l) {
+      for (const int p : held.layers[l].parameters) {
+        bucket.count += held.parameters[p].NumElements();
+      }
+    }
     begin += bucket.count;
     buckets.push_back(bucket);
   }
@@ -77,10 +96,11 @@ class Rank {
  public:
   Rank(const Job& job, const Inventory& model, int stage, int replica, Groups groups)
       : job_(job),
+        buckets_(BucketLayers(job, stage)),
         ops_(MakeJobOps(job.native)),
         parameters_(Select(model, job.stages[stage]), *ops_, /*trainable=*/true),
         layout_(MakeShardLayout(model, parameters_.inventory(),
-                                BucketPerLayer(parameters_.inventory()),
+                                MakeJobBuckets(job, stage, parameters_.inventory()),
                                 {.num_replicas = job.replicas,
                                  .replica = replica,
                                  .replicas_per_node = job.replicas_per_node,
@@ -97,19 +117,25 @@ class Rank {
   // Buckets from the last to the first, as a backward pass has them.
   absl::Status AddGradients(int64_t update) {
     sums_.BeginStep();
-    const Inventory& held = parameters_.inventory();
     for (int r = layout_.replica * local_; r < (layout_.replica + 1) * local_; ++r) {
-      for (int b = static_cast<int>(held.layers.size()) - 1; b >= 0; --b) {
-        int64_t begin = layout_.buckets[b].begin;
-        for (const int p : held.layers[b].parameters) {
-          const at::Tensor part = JobGradient(held.layers[b], held.parameters[p], update, r);
-          parameters_.gradient().narrow(0, begin, part.numel()).add_(part);
-          begin += part.numel();
-        }
+      for (int b = static_cast<int>(buckets_.size()) - 1; b >= 0; --b) {
+        AddReplica(b, update, r);
         RETURN_IF_ERROR(sums_.ReplicaDone(b));
       }
     }
     return sums_.Finish();
+  }
+
+  void AddReplica(int bucket, int64_t update, int replica) {
+    const Inventory& held = parameters_.inventory();
+    int64_t begin = layout_.buckets[bucket].begin;
+    for (int l = buckets_[bucket].first; l < buckets_[bucket].end; ++l) {
+      for (const int p : held.layers[l].parameters) {
+        const at::Tensor part = JobGradient(held.layers[l], held.parameters[p], update, replica);
+        parameters_.gradient().narrow(0, begin, part.numel()).add_(part);
+        begin += part.numel();
+      }
+    }
   }
 
   absl::Status Run(int rank, const BeforeUpdate& before_update, RankResult& result) {
@@ -134,6 +160,7 @@ class Rank {
 
  private:
   const Job& job_;
+  std::vector<LayerSpan> buckets_;  // layers of each
   std::unique_ptr<Ops> ops_;
   Parameters parameters_;
   ShardLayout layout_;
@@ -170,39 +197,6 @@ at::Tensor TwinGradient(const Job& job, const Inventory& model, int64_t update) 
     gradient.narrow(0, p.offset + p.zero_row * p.shape[1], p.shape[1]).zero_();
   }
   return gradient;
-}
-
-// Blocks of 4096 elements from the start of each layer's own parameters; a tied matrix is a run of
-// its own.
-double TwinNorm(Ops& ops, const Inventory& model, const at::Tensor& gradient) {
-  std::vector<int> uses(model.parameters.size());
-  for (const Layer& layer : model.layers) {
-    for (const int p : layer.parameters) ++uses[p];
-  }
-  double total = 0.0;
-  const auto add = [&](int64_t begin, int64_t end) {
-    for (; begin < end; begin += kSumBlock) {
-      double sum = 0.0;
-      ops.SumSquares(gradient.narrow(0, begin, std::min(kSumBlock, end - begin)), {&sum, 1});
-      total += sum;
-    }
-  };
-  int64_t at = 0;
-  for (const Layer& layer : model.layers) {
-    int64_t end = at;
-    for (const int p : layer.parameters) {
-      const Parameter& parameter = model.parameters[p];
-      if (parameter.offset < at) continue;  // an earlier layer's
-      end = parameter.offset + parameter.NumElements();
-      if (uses[p] == 1) continue;
-      add(at, parameter.offset);
-      add(parameter.offset, end);
-      at = end;
-    }
-    add(at, end);
-    at = end;
-  }
-  return std::sqrt(total);
 }
 
 }  // namespace
@@ -270,7 +264,7 @@ at::Tensor JobGradient(const Layer& layer, const Parameter& parameter, int64_t s
   FillInitialNormal(1000 * step + replica, layer.name + "/" + parameter.name,
                     {gradient.data_ptr<float>(), static_cast<size_t>(n)});
   for (int64_t i = 0; i < n; ++i) {
-    gradient.data_ptr<float>()[i] *= std::ldexp(1.0f, static_cast<int>((7 * i + 3 * replica) % 13));
+    gradient.data_ptr<float>()[i] *= std::ldexp(1.0f, static_cast<int>((7 * i + 3 * replica) % 31));
   }
   return gradient;
 }
@@ -297,6 +291,37 @@ std::vector<absl::Status> RunJob(const Job& job, const Inventory& model,
     result.node_bytes_sent = across.bytes() / job.updates;
     return absl::OkStatus();
   });
+}
+
+double TwinNorm(Ops& ops, const Inventory& model, const at::Tensor& gradient) {
+  std::vector<int> uses(model.parameters.size());
+  for (const Layer& layer : model.layers) {
+    for (const int p : layer.parameters) ++uses[p];
+  }
+  double total = 0.0;
+  const auto add = [&](int64_t begin, int64_t end) {
+    for (; begin < end; begin += kSumBlock) {
+      double sum = 0.0;
+      ops.SumSquares(gradient.narrow(0, begin, std::min(kSumBlock, end - begin)), {&sum, 1});
+      total += sum;
+    }
+  };
+  int64_t at = 0;
+  for (const Layer& layer : model.layers) {
+    int64_t end = at;
+    for (const int p : layer.parameters) {
+      const Parameter& parameter = model.parameters[p];
+      if (parameter.offset < at) continue;  // an earlier layer's
+      end = parameter.offset + parameter.NumElements();
+      if (uses[p] == 1) continue;
+      add(at, parameter.offset);
+      add(parameter.offset, end);
+      at = end;
+    }
+    add(at, end);
+    at = end;
+  }
+  return std::sqrt(total);
 }
 
 RankResult RunTwin(const Job& job, const Inventory& model) {

@@ -66,6 +66,10 @@ std::vector<absl::Status> RunJob(const Job& job, const Inventory& model,
                                  std::vector<RankResult>& results,
                                  const BeforeUpdate& before_update = nullptr);
 
+// The norm of a whole gradient in the Inventory's order, by definition: blocks of 4096 elements
+// from the start of each layer's own parameters; a tied matrix is a run of its own.
+double TwinNorm(Ops& ops, const Inventory& model, const at::Tensor& gradient);
+
 // The same in one place: whole gradients of all replicas, added as docs/design/sums.md says.
 RankResult RunTwin(const Job& job, const Inventory& model);
 
