@@ -13,6 +13,33 @@ namespace {
 constexpr double kStep = 3.0;      // seconds
 constexpr double kAction = 0.004;  // seconds; wake-ups are late by tens of microseconds
 
+// Bytes of `tensors` as they are sent.
+double SentBytes(const std::vector<BoundaryTensor>& tensors, int64_t limit) {
+  double bytes = 0.0;
+  for (const BoundaryTensor& tensor : tensors) {
+    bytes += static_cast<double>(std::min(BytesOf(tensor), limit));
+  }
+  return bytes;
+}
+
+// A message's t seconds are t / scale seconds of cost.
+Link Scaled(const Link& link, double scale) {
+  return {link.latency_seconds / scale, link.bytes_per_second * scale};
+}
+
+absl::StatusOr<Simulation> SimulateAsRehearsed(const RehearsalJob& job, int64_t payload_limit_bytes,
+                                               double scale) {
+  std::vector<ChunkCost> costs = job.costs;
+  for (size_t chunk = 0; chunk < costs.size(); ++chunk) {
+    costs[chunk].forward_bytes = SentBytes(job.crossings[chunk].forward, payload_limit_bytes);
+    costs[chunk].backward_bytes = SentBytes(job.crossings[chunk].backward, payload_limit_bytes);
+  }
+  const Network network{.inside_node = Scaled(job.network.inside_node, scale),
+                        .between_nodes = Scaled(job.network.between_nodes, scale),
+                        .ranks_per_node = job.network.ranks_per_node};
+  return Simulate(job.schedule, job.placement, costs, network);
+}
+
 // One step; the traces of all ranks.
 absl::StatusOr<std::vector<RankTrace>> RunStep(const RehearsalJob& job,
                                                const ExecutorOptions& options, Stage& stage,
@@ -25,18 +52,20 @@ absl::StatusOr<std::vector<RankTrace>> RunStep(const RehearsalJob& job,
 
 }  // namespace
 
-double MakeTimeScale(const Simulation& simulated) {
-  if (simulated.makespan <= 0) return 1.0;
+double MakeTimeScale(const Simulation& planned) {
+  if (planned.makespan <= 0) return 1.0;
   size_t most = 0;
-  for (const auto& actions : simulated.timeline) most = std::max(most, actions.size());
-  return std::max(kStep, kAction * static_cast<double>(most)) / simulated.makespan;
+  for (const auto& actions : planned.timeline) most = std::max(most, actions.size());
+  return std::max(kStep, kAction * static_cast<double>(most)) / planned.makespan;
 }
 
 absl::StatusOr<Rehearsal> RunRehearsal(const RehearsalJob& job, const RehearsalOptions& options,
                                        Communicator& comm) {
   Rehearsal result;
-  ASSIGN_OR_RETURN(result.simulated, Simulate(job.schedule, job.placement, job.costs, job.network));
-  result.time_scale = options.time_scale > 0 ? options.time_scale : MakeTimeScale(result.simulated);
+  ASSIGN_OR_RETURN(result.planned, Simulate(job.schedule, job.placement, job.costs, job.network));
+  result.time_scale = options.time_scale > 0 ? options.time_scale : MakeTimeScale(result.planned);
+  ASSIGN_OR_RETURN(result.simulated,
+                   SimulateAsRehearsed(job, options.payload_limit_bytes, result.time_scale));
   RankTrace mine;
   ExecutorOptions executor = options.executor;
   executor.trace = &mine;

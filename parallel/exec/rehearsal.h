@@ -34,7 +34,9 @@ struct RehearsalOptions {
 };
 
 struct Rehearsal {
-  Simulation simulated;
+  Simulation planned;    // the job as it is
+  Simulation simulated;  // what the rehearsal should show: messages of the size that was sent,
+                         // which take their time unscaled while costs are scaled
   double time_scale = 0.0;
   double makespan = 0.0;               // seconds of cost: what was measured over time_scale
   double bubble = 0.0;                 // 1 - busy / (ranks * makespan), busy as the costs say
@@ -44,7 +46,7 @@ struct Rehearsal {
 
 // The scale at which a host's clock is good enough: a step takes 3 s, or as long as the rank with
 // the most actions needs for 4 ms each.
-double MakeTimeScale(const Simulation& simulated);
+double MakeTimeScale(const Simulation& planned);
 
 // Collective over the ranks of one pipeline; the same outcome on every rank. A barrier stands
 // before each step. The fastest step counts because whatever else the host does only adds.
