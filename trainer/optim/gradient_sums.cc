@@ -18,6 +18,7 @@ GradientSums::GradientSums(Ops& ops, Parameters& parameters, ShardLayout layout,
       trees_(layout_.buckets.size()),
       done_(layout_.buckets.size()),
       tied_(ops, parameters.gradient(), layout_.tied, groups) {
+  parameters.ShardMoments(layout_.StateElements());  // before a checkpoint is read into them
   const int num_replicas = groups.replicas == nullptr ? 1 : groups.replicas->size();
   DEEPNET_CHECK_EQ(num_replicas, layout_.num_replicas);
   if (num_replicas == 1) return;

@@ -35,8 +35,8 @@ struct GradientSumsOptions {
 // every number of ranks that divides the virtual replicas, if the order is STRICT.
 class GradientSums {
  public:
-  // `layout` is that of parameters.gradient(). Ranks of groups.replicas host consecutive virtual
-  // replicas, equally many.
+  // `layout` is that of parameters.gradient(), whose moments become those of the layout's extents.
+  // Ranks of groups.replicas host consecutive virtual replicas, equally many.
   GradientSums(Ops& ops, Parameters& parameters, ShardLayout layout, Groups groups,
                GradientSumsOptions options);
 

@@ -2,49 +2,17 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <span>
 #include <string>
 #include <vector>
 
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "parallel/base/exit_code.h"
-#include "parallel/base/status_macros.h"
 #include "tests/support/run_ranks.h"
 #include "tests/trainer/optim/sharded_job.h"
-#include "trainer/optim/gradient_exchange.h"
-#include "trainer/optim/loss_total.h"
-#include "trainer/optim/replica_check.h"
 
 namespace deepnet {
 namespace {
-
-using Stages = std::vector<std::vector<LayerSpan>>;
-
-// One rank; encoder and decoder; the tied matrix on three stages; a V whose first rank has both
-// ends of the chain and, with it, the first and the last use.
-const std::vector<Stages>& AllStages() {
-  static const auto& stages = *new std::vector<Stages>{{{{0, 6}}},
-                                                       {{{0, 3}}, {{3, 6}}},
-                                                       {{{0, 2}}, {{2, 5}}, {{5, 6}}},
-                                                       {{{0, 2}, {5, 6}}, {{2, 5}}}};
-  return stages;
-}
-
-std::vector<RankResult> RunToTheEnd(const Job& job, const Inventory& model) {
-  std::vector<RankResult> results;
-  const absl::Status status = FirstError(RunJob(job, model, results));
-  EXPECT_TRUE(status.ok()) << status;
-  return results;
-}
-
-std::string Describe(const Job& job) {
-  return absl::StrCat(job.stages.size(), " stages, ", job.replicas, " replicas, ",
-                      job.virtual_replicas, " virtual, pieces of ", job.piece_elements);
-}
 
 void ExpectSameBits(const std::vector<RankResult>& results, const RankResult& twin,
                     const std::string& what) {
@@ -107,49 +75,6 @@ TEST(DataParallel, NodesFirstGivesTheSameBitsAndSendsLessBetweenNodes) {
       }
       // Each of a node's replicas sends (nodes - 1) / nodes of the part that it has.
       EXPECT_EQ(sent, 4 * elements / (local * nodes) * (nodes - 1)) << local;
-    }
-  }
-}
-
-// A 1 at the start of each parameter among numbers whose squares are lost when they are added to 1
-// but not when they are added to each other: any other block is another sum.
-at::Tensor SensitiveGradient(const Inventory& model) {
-  const at::Tensor gradient = at::full({model.NumElements()}, std::ldexp(1.0, -27), at::kFloat);
-  for (const Parameter& p : model.parameters) gradient[p.offset].fill_(1.0);
-  return gradient;
-}
-
-TEST(DataParallel, NormsAddTheSameBlocksInEveryLayout) {
-  for (const bool tied : {false, true}) {
-    const Inventory model = SixLayers(tied);
-    const at::Tensor gradient = SensitiveGradient(model);
-    const double norm = TwinNorm(*MakeJobOps(/*native=*/true), model, gradient);
-    const auto replace = [&](int, int64_t, const ShardLayout& layout, Parameters& parameters,
-                             const Groups&) {
-      for (const Extent& e : layout.extents) {
-        parameters.gradient()
-            .narrow(0, e.gradient, e.count)
-            .copy_(gradient.narrow(0, e.whole, e.count));
-      }
-      return absl::OkStatus();
-    };
-    for (const Stages& stages : AllStages()) {
-      for (const int replicas : {1, 2, 4}) {
-        for (const int64_t piece : {3 * 4096, 1 << 24}) {
-          const Job job{.stages = stages,
-                        .replicas = replicas,
-                        .virtual_replicas = replicas,
-                        .piece_elements = piece,
-                        .native = true,
-                        .updates = 1};
-          std::vector<RankResult> results;
-          const absl::Status status = FirstError(RunJob(job, model, results, replace));
-          EXPECT_TRUE(status.ok()) << status;
-          for (const RankResult& result : results) {
-            EXPECT_EQ(result.updates[0].gradient_norm, norm) << Describe(job);
-          }
-        }
-      }
     }
   }
 }
@@ -255,77 +180,6 @@ TEST(DataParallel, AloneSendsNothing) {
   EXPECT_EQ(RunToTheEnd(job, SixLayers(true))[0].replica_bytes_sent, 0);
 }
 
-// Rank 1 hands its bucket over only when it has heard that rank 0 went on after doing so.
-TEST(GradientSums, HandingOverABucketDoesNotWaitForOthers) {
-  const Inventory model = SixLayers(/*tied=*/true);
-  const absl::Status status = FirstError(RunRanks(2, [&](Communicator& world) -> absl::Status {
-    ASSIGN_OR_RETURN(const OwnedGroups groups, SplitGroups(world, /*stage=*/0, world.rank()));
-    const auto ops = MakeJobOps(/*native=*/true);
-    Parameters parameters(model, *ops, /*trainable=*/true);
-    const ShardLayout layout = MakeShardLayout(model, model, OneBucket(model),
-                                               {.num_replicas = 2, .replica = world.rank()});
-    EXPECT_LE(parameters.gradient().numel(), GradientExchange::kMaxWaiting) << "more may wait";
-    GradientSums sums(*ops, parameters, layout, groups.all, {});
-    sums.BeginStep();
-    parameters.gradient().fill_(1.0f + world.rank());
-    char word = 0;
-    if (world.rank() == 0) {
-      RETURN_IF_ERROR(sums.ReplicaDone(0));
-      ASSIGN_OR_RETURN(const auto sent, world.Send(Buffer::Of(std::span(&word, 1)), 1, /*tag=*/0));
-      RETURN_IF_ERROR(sent->Wait());
-    } else {
-      ASSIGN_OR_RETURN(const auto heard,
-                       world.Receive(Buffer::Of(std::span(&word, 1)), 0, /*tag=*/0));
-      RETURN_IF_ERROR(heard->Wait());
-      RETURN_IF_ERROR(sums.ReplicaDone(0));
-    }
-    RETURN_IF_ERROR(sums.Finish());
-    for (const Extent& e : layout.extents) {
-      const double sum = layout.uses[0].count > e.weight ? 9.0 : 3.0;  // three uses, or one
-      const at::Tensor mine = parameters.gradient().narrow(0, e.gradient, e.count);
-      EXPECT_EQ(mine[e.count - 1].item<double>(), sum);
-    }
-    return absl::OkStatus();
-  }));
-  EXPECT_TRUE(status.ok()) << status;
-}
-
-TEST(DataParallel, TheGradientsTellOneOrderFromAnother) {
-  const auto ops = MakeJobOps(/*native=*/true);
-  const Inventory model = SixLayers(/*tied=*/true);
-  const auto sum = [&](std::vector<int> order, GradientSum how) {
-    std::vector<at::Tensor> parts;
-    for (const int r : order) {
-      parts.push_back(JobGradient(model.layers[1], model.parameters[2], 1, r));
-    }
-    AddParts(*ops, parts, 0, how);
-    return parts[0];
-  };
-  const at::Tensor tree = sum({0, 1, 2, 3, 4, 5, 6, 7}, STRICT);
-  EXPECT_FALSE(at::equal(tree, sum({0, 1, 2, 3, 4, 5, 6, 7}, FAST)));
-  EXPECT_FALSE(at::equal(tree, sum({0, 2, 1, 3, 4, 5, 6, 7}, STRICT)));
-  EXPECT_TRUE(at::equal(tree, sum({1, 0, 3, 2, 5, 4, 7, 6}, STRICT))) << "addition commutes";
-}
-
-TEST(AddParts, EndsAtHomeWhereverThatIs) {
-  const auto ops = MakeJobOps(/*native=*/true);
-  const Inventory model = SixLayers(/*tied=*/true);
-  for (const GradientSum order : {STRICT, FAST}) {
-    for (int count = 1; count <= 8; ++count) {
-      at::Tensor first;
-      for (int home = 0; home < count; ++home) {
-        std::vector<at::Tensor> parts;
-        for (int r = 0; r < count; ++r) {
-          parts.push_back(JobGradient(model.layers[1], model.parameters[2], 1, r));
-        }
-        AddParts(*ops, parts, home, order);
-        if (home == 0) first = parts[0];
-        EXPECT_TRUE(at::equal(parts[home], first)) << count << " " << home;
-      }
-    }
-  }
-}
-
 TEST(DataParallel, ANonFiniteElementOnOneRankIsSkippedByAll) {
   const Inventory model = SixLayers(/*tied=*/true);
   const Job job{.stages = AllStages()[1], .replicas = 2, .virtual_replicas = 2, .native = true};
@@ -343,97 +197,6 @@ TEST(DataParallel, ANonFiniteElementOnOneRankIsSkippedByAll) {
     EXPECT_FALSE(result.updates[0].skipped);
     EXPECT_TRUE(result.updates[1].skipped);
     EXPECT_FALSE(result.updates[2].skipped);
-  }
-}
-
-// Flips the lowest bit of one weight of `name` where rank is `bad`, then compares.
-absl::Status FlipAndCheck(const Job& job, const Inventory& model, int bad,
-                          const std::string& name) {
-  const auto flip = [&](int rank, int64_t, const ShardLayout& layout, Parameters& parameters,
-                        const Groups& groups) {
-    if (rank == bad) {
-      const at::Tensor weights = parameters.Get(name).reshape({-1});
-      reinterpret_cast<uint32_t*>(weights.data_ptr<float>())[17] ^= 1;
-    }
-    return CheckReplicas(model, layout, parameters.weights(), groups);
-  };
-  std::vector<RankResult> results;
-  return FirstError(RunJob(job, model, results, flip));
-}
-
-TEST(CheckReplicas, NamesTheTensorAndTheRanksThatDiffer) {
-  const Inventory model = SixLayers(/*tied=*/true);
-  const Job job{
-      .stages = AllStages()[1], .replicas = 3, .virtual_replicas = 3, .native = true, .updates = 1};
-  const absl::Status status = FlipAndCheck(job, model, /*bad=*/1, "encoder.1.weight");
-  EXPECT_EQ(GetExitCode(status), ExitCode::kReplicasDisagree);
-  EXPECT_TRUE(absl::StrContains(status.message(), "encoder.1.weight")) << status;
-  EXPECT_TRUE(absl::StrContains(status.message(), "ranks 0, 2 ")) << status;
-  EXPECT_TRUE(absl::StrContains(status.message(), "rank 1 ")) << status;
-}
-
-TEST(CheckReplicas, ComparesATiedTensorOverStages) {
-  const Inventory model = SixLayers(/*tied=*/true);
-  const Job job{.stages = AllStages()[2], .native = true, .updates = 1};
-  const absl::Status status = FlipAndCheck(job, model, /*bad=*/2, "embed");
-  EXPECT_EQ(GetExitCode(status), ExitCode::kReplicasDisagree);
-  EXPECT_TRUE(absl::StrContains(status.message(), "embed")) << status;
-  EXPECT_TRUE(absl::StrContains(status.message(), "ranks 0, 1 ")) << status;
-}
-
-TEST(CheckReplicas, IsContentWithEqualWeights) {
-  const Inventory model = SixLayers(/*tied=*/true);
-  const Job job{.stages = AllStages()[3], .replicas = 2, .virtual_replicas = 2, .native = true};
-  const absl::Status status = FlipAndCheck(job, model, /*bad=*/-1, "");
-  EXPECT_TRUE(status.ok()) << status;
-}
-
-// A copy that is not its owner's is made anew with every update, so only the weights that the step
-// of the comparison worked with show it.
-TEST(OptimizerStep, ComparesTheWeightsOfEveryHundredthUpdateBeforeItChangesThem) {
-  const Inventory model = SixLayers(/*tied=*/true);
-  const Job job{.replicas = 2,
-                .virtual_replicas = 2,
-                .native = true,
-                .updates = static_cast<int>(kUpdatesPerReplicaCheck)};
-  const auto run_with_a_flip_at = [&](int64_t when) {
-    const auto flip = [when](int rank, int64_t update, const ShardLayout&, Parameters& parameters,
-                             const Groups&) {
-      if (rank == 1 && update == when) parameters.weights()[0].add_(1e-3);
-      return absl::OkStatus();
-    };
-    std::vector<RankResult> results;
-    return FirstError(RunJob(job, model, results, flip));
-  };
-  EXPECT_EQ(GetExitCode(run_with_a_flip_at(kUpdatesPerReplicaCheck)), ExitCode::kReplicasDisagree);
-  EXPECT_TRUE(run_with_a_flip_at(kUpdatesPerReplicaCheck - 1).ok());
-}
-
-// Losses whose sum depends on the order.
-TEST(TotalLoss, IsTheSumInTheOrderOfMicrobatchesOnEveryRank) {
-  constexpr int kMicrobatches = 16;
-  std::vector<LossSums> all;
-  for (int i = 0; i < kMicrobatches; ++i) {
-    all.push_back(
-        {.loss = std::exp(3.0 * std::sin(i)) / 3, .nll = std::exp(2.0 * std::cos(i)) / 7});
-  }
-  LossSums expected;
-  for (const LossSums& one : all) {
-    expected.loss += one.loss;
-    expected.nll += one.nll;
-  }
-  for (const int ranks : {1, 2, 4, 8}) {
-    const absl::Status status = FirstError(RunRanks(ranks, [&](Communicator& world) {
-      std::vector<LossSums> mine(kMicrobatches);
-      const int each = kMicrobatches / ranks;
-      std::copy_n(all.begin() + world.rank() * each, each, mine.begin() + world.rank() * each);
-      const absl::StatusOr<LossSums> total = TotalLoss(mine, {.world = &world});
-      if (!total.ok()) return total.status();
-      EXPECT_EQ(total->loss, expected.loss) << ranks;
-      EXPECT_EQ(total->nll, expected.nll) << ranks;
-      return absl::OkStatus();
-    }));
-    EXPECT_TRUE(status.ok()) << status;
   }
 }
 

@@ -1,54 +1,24 @@
 #include "tests/trainer/optim/sharded_job.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include <ATen/ATen.h>
+#include <gtest/gtest.h>
 
 #include "parallel/base/check.h"
 #include "parallel/base/philox.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/comm/counting_communicator.h"
 #include "tests/support/run_ranks.h"
 #include "trainer/kernels/native_ops.h"
-#include "trainer/optim/learning_rate.h"
 
 namespace deepnet {
 namespace {
 
 constexpr int kNumLayers = 6;
-
-// Counts what its rank sends by collectives.
-class CountingCommunicator final : public Communicator {
- public:
-  explicit CountingCommunicator(Communicator& inner) : inner_(inner) {}
-
-  int64_t bytes() const { return bytes_; }
-  int rank() const override { return inner_.rank(); }
-  int size() const override { return inner_.size(); }
-  TransferOr Send(Buffer buffer, int peer, int tag) override {
-    bytes_ += buffer.bytes;
-    return inner_.Send(buffer, peer, tag);
-  }
-  TransferOr Receive(Buffer buffer, int peer, int tag) override {
-    return inner_.Receive(buffer, peer, tag);
-  }
-  TransferOr AllToAll(std::span<const Buffer> send, std::span<const Buffer> receive) override {
-    for (int r = 0; r < size(); ++r) bytes_ += r == rank() ? 0 : send[r].bytes;
-    return inner_.AllToAll(send, receive);
-  }
-  TransferOr AllGather(Buffer mine, std::span<const Buffer> all) override {
-    bytes_ += mine.bytes * (size() - 1);
-    return inner_.AllGather(mine, all);
-  }
-  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override {
-    return inner_.Split(color, key);
-  }
-  void Abort(int exit_code) override { inner_.Abort(exit_code); }
-
- private:
-  Communicator& inner_;
-  int64_t bytes_ = 0;
-};
 
 std::vector<int> StageOfLayer(const Job& job) {
   std::vector<int> stages;
@@ -170,35 +140,6 @@ class Rank {
   OptimizerStep step_;
 };
 
-at::Tensor TreeSum(const std::vector<at::Tensor>& parts, size_t first, size_t count) {
-  if (count == 1) return parts[first];
-  return TreeSum(parts, first, count / 2) + TreeSum(parts, first + count / 2, count / 2);
-}
-
-// The whole model's gradient in the Inventory's flat order.
-at::Tensor TwinGradient(const Job& job, const Inventory& model, int64_t update) {
-  at::Tensor gradient = at::zeros({model.NumElements()});
-  std::vector<bool> seen(model.parameters.size());
-  for (const Layer& layer : model.layers) {
-    for (const int p : layer.parameters) {
-      const Parameter& parameter = model.parameters[p];
-      std::vector<at::Tensor> parts;
-      for (int r = 0; r < job.virtual_replicas; ++r) {
-        parts.push_back(JobGradient(layer, parameter, update, r));
-      }
-      const at::Tensor sum = TreeSum(parts, 0, parts.size());
-      const at::Tensor place = gradient.narrow(0, parameter.offset, sum.numel());
-      place.copy_(seen[p] ? place + sum : sum);
-      seen[p] = true;
-    }
-  }
-  for (const Parameter& p : model.parameters) {
-    if (p.zero_row < 0) continue;
-    gradient.narrow(0, p.offset + p.zero_row * p.shape[1], p.shape[1]).zero_();
-  }
-  return gradient;
-}
-
 }  // namespace
 
 Inventory SixLayers(bool tied) {
@@ -279,86 +220,39 @@ std::vector<absl::Status> RunJob(const Job& job, const Inventory& model,
     ASSIGN_OR_RETURN(const OwnedGroups owned,
                      SplitGroups(world, stage, replica, job.replicas_per_node));
     const bool nodes = job.replicas_per_node > 0;
-    CountingCommunicator counted(nodes ? *owned.node_replicas : *owned.replicas);
-    CountingCommunicator across(nodes ? *owned.across_nodes : *owned.replicas);
+    CommMeter all_sent, node_sent;
+    CountingCommunicator counted(nodes ? *owned.node_replicas : *owned.replicas, all_sent);
+    CountingCommunicator across(nodes ? *owned.across_nodes : *owned.replicas, node_sent);
     Groups groups = owned.all;
     (nodes ? groups.node_replicas : groups.replicas) = &counted;
     if (nodes) groups.across_nodes = &across;
     Rank rank(job, model, stage, replica, groups);
     RankResult& result = results[world.rank()];
     RETURN_IF_ERROR(rank.Run(world.rank(), before_update, result));
-    result.replica_bytes_sent = (counted.bytes() + across.bytes()) / job.updates;
-    result.node_bytes_sent = across.bytes() / job.updates;
+    result.node_bytes_sent = node_sent.counts().sent_bytes / job.updates;
+    result.replica_bytes_sent = all_sent.counts().sent_bytes / job.updates + result.node_bytes_sent;
     return absl::OkStatus();
   });
 }
 
-double TwinNorm(Ops& ops, const Inventory& model, const at::Tensor& gradient) {
-  std::vector<int> uses(model.parameters.size());
-  for (const Layer& layer : model.layers) {
-    for (const int p : layer.parameters) ++uses[p];
-  }
-  double total = 0.0;
-  const auto add = [&](int64_t begin, int64_t end) {
-    for (; begin < end; begin += kSumBlock) {
-      double sum = 0.0;
-      ops.SumSquares(gradient.narrow(0, begin, std::min(kSumBlock, end - begin)), {&sum, 1});
-      total += sum;
-    }
-  };
-  int64_t at = 0;
-  for (const Layer& layer : model.layers) {
-    int64_t end = at;
-    for (const int p : layer.parameters) {
-      const Parameter& parameter = model.parameters[p];
-      if (parameter.offset < at) continue;  // an earlier layer's
-      end = parameter.offset + parameter.NumElements();
-      if (uses[p] == 1) continue;
-      add(at, parameter.offset);
-      add(parameter.offset, end);
-      at = end;
-    }
-    add(at, end);
-    at = end;
-  }
-  return std::sqrt(total);
+const std::vector<Stages>& AllStages() {
+  static const auto& stages = *new std::vector<Stages>{{{{0, 6}}},
+                                                       {{{0, 3}}, {{3, 6}}},
+                                                       {{{0, 2}}, {{2, 5}}, {{5, 6}}},
+                                                       {{{0, 2}, {5, 6}}, {{2, 5}}}};
+  return stages;
 }
 
-RankResult RunTwin(const Job& job, const Inventory& model) {
-  const std::unique_ptr<Ops> ops = MakeJobOps(job.native);
-  const OptimSpec optim = SixLayersOptim();
-  Parameters parameters(model, *ops, /*trainable=*/false);
-  parameters.Initialize(7);
-  const int64_t n = model.NumElements();
-  const at::Tensor m = at::zeros({n}), v = at::zeros({n});
-  RankResult result;
-  for (int64_t update = 1; update <= job.updates; ++update) {
-    const at::Tensor gradient = TwinGradient(job, model, update);
-    const double norm = TwinNorm(*ops, model, gradient);
-    result.updates.push_back({.gradient_norm = norm, .rate = LearningRate(optim, update)});
-    for (const Parameter& p : model.parameters) {
-      const auto slice = [&](const at::Tensor& x) {
-        return x.narrow(0, p.offset, p.NumElements());
-      };
-      ops->Adam({.weights = slice(parameters.weights()),
-                 .gradient = slice(gradient),
-                 .moment1 = slice(m),
-                 .moment2 = slice(v),
-                 .rate = optim.rate(),
-                 .beta1 = optim.beta1(),
-                 .beta2 = optim.beta2(),
-                 .epsilon = optim.epsilon(),
-                 .weight_decay = p.shape.size() == 2 ? optim.weight_decay() : 0.0,
-                 .gradient_scale = norm > optim.clip_norm() ? optim.clip_norm() / norm : 1.0,
-                 .step = update,
-                 .fairseq_epsilon = true});
-    }
-  }
-  for (const Parameter& p : model.parameters) {
-    result.names.push_back(p.name);
-    result.weights.push_back(parameters.Get(p.name).reshape({-1}).clone());
-  }
-  return result;
+std::vector<RankResult> RunToTheEnd(const Job& job, const Inventory& model) {
+  std::vector<RankResult> results;
+  const absl::Status status = FirstError(RunJob(job, model, results));
+  EXPECT_TRUE(status.ok()) << status;
+  return results;
+}
+
+std::string Describe(const Job& job) {
+  return absl::StrCat(job.stages.size(), " stages, ", job.replicas, " replicas, ",
+                      job.virtual_replicas, " virtual, pieces of ", job.piece_elements);
 }
 
 }  // namespace deepnet

@@ -20,9 +20,11 @@
 
 namespace deepnet {
 
+// Layers of each stage: a stage may have several runs of them.
+using Stages = std::vector<std::vector<LayerSpan>>;
+
 struct Job {
-  // Layers of each stage: a stage may have several runs of them.
-  std::vector<std::vector<LayerSpan>> stages = {{{0, 6}}};
+  Stages stages = {{{0, 6}}};
   int replicas = 1;
   int virtual_replicas = 1;
   int replicas_per_node = 0;  // 0: one level of exchanges
@@ -65,6 +67,15 @@ using BeforeUpdate = std::function<absl::Status(int rank, int64_t update, const 
 std::vector<absl::Status> RunJob(const Job& job, const Inventory& model,
                                  std::vector<RankResult>& results,
                                  const BeforeUpdate& before_update = nullptr);
+
+// One rank; encoder and decoder; the tied matrix on three stages; a V whose first rank has both
+// ends of the chain and, with it, the first and the last use.
+const std::vector<Stages>& AllStages();
+
+// RunJob, expecting that no rank fails.
+std::vector<RankResult> RunToTheEnd(const Job& job, const Inventory& model);
+
+std::string Describe(const Job& job);
 
 // The norm of a whole gradient in the Inventory's order, by definition: blocks of 4096 elements
 // from the start of each layer's own parameters; a tied matrix is a run of its own.
