@@ -55,6 +55,12 @@ std::string Head(const Plan& plan) {
       "%.1f %%, then %.3g s of exchange\n",
       plan.step_seconds(), 100 * plan.bubble(), 100 * plan.exposed_communication(),
       plan.gradient_exchange_seconds());
+  const StagePlan& fullest = *std::max_element(plan.stages().begin(), plan.stages().end(),
+                                               [](const StagePlan& a, const StagePlan& b) {
+                                                 return a.memory().total() < b.memory().total();
+                                               });
+  absl::StrAppendFormat(&text, "recomputing %s; at most %.2f GiB, on rank %d\n",
+                        RecomputeText(plan), fullest.memory().total() / kGib, fullest.rank());
   return text;
 }
 

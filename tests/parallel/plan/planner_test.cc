@@ -417,7 +417,8 @@ TEST(PlannerText, HasOneRowARankAndOneAChunk) {
   const auto rows = [](const std::string& table) {
     return std::count(table.begin(), table.end(), '\n');
   };
-  EXPECT_EQ(rows(text), 3 + 1 + 2);
+  EXPECT_EQ(rows(text), 4 + 1 + 2);
+  EXPECT_THAT(text, HasSubstr("recomputing NONE; at most 0.00 GiB, on rank "));
   EXPECT_EQ(rows(LayoutText(plan, inventory)), 1 + 4);
   EXPECT_EQ(rows(MemoryText(plan)), 2 + 2);
 }
