@@ -10,8 +10,9 @@
 namespace deepnet {
 namespace {
 
-constexpr double kStep = 3.0;      // seconds
-constexpr double kAction = 0.004;  // seconds; wake-ups are late by tens of microseconds
+constexpr double kStep = 3.0;         // seconds
+constexpr double kAction = 0.004;     // seconds; wake-ups are late by tens of microseconds
+constexpr double kOverhead = 0.0005;  // seconds for each action of any rank, if few cores serve all
 
 // Bytes of `tensors` as they are sent.
 double SentBytes(const std::vector<BoundaryTensor>& tensors, int64_t limit) {
@@ -54,9 +55,14 @@ absl::StatusOr<std::vector<RankTrace>> RunStep(const RehearsalJob& job,
 
 double MakeTimeScale(const Simulation& planned) {
   if (planned.makespan <= 0) return 1.0;
-  size_t most = 0;
-  for (const auto& actions : planned.timeline) most = std::max(most, actions.size());
-  return std::max(kStep, kAction * static_cast<double>(most)) / planned.makespan;
+  size_t most = 0, all = 0;
+  for (const auto& actions : planned.timeline) {
+    most = std::max(most, actions.size());
+    all += actions.size();
+  }
+  const double slept = kAction * static_cast<double>(most);
+  const double worked = kOverhead * static_cast<double>(all);
+  return std::max({kStep, slept, worked}) / planned.makespan;
 }
 
 absl::StatusOr<Rehearsal> RunRehearsal(const RehearsalJob& job, const RehearsalOptions& options,

@@ -44,8 +44,8 @@ struct Rehearsal {
   std::vector<RankTrace> traces;       // [rank], of the step that counts, in seconds waited
 };
 
-// The scale at which a host's clock is good enough: a step takes 3 s, or as long as the rank with
-// the most actions needs for 4 ms each.
+// The scale at which a host's clock and cores are good enough: a step takes 3 s, or as long as the
+// rank with the most actions needs for 4 ms each, or 0.5 ms for each action of any rank.
 double MakeTimeScale(const Simulation& planned);
 
 // Collective over the ranks of one pipeline; the same outcome on every rank. A barrier stands

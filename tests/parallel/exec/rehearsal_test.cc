@@ -75,12 +75,14 @@ TEST(TimedStage, BuffersHaveTheSizesOfTheCrossingUpToTheLimit) {
   EXPECT_EQ(stage.Buffers(Boundary::kOutput, 0, 5)[0].data, memory);
 }
 
-TEST(MakeTimeScale, GivesAStepThreeSecondsOrEveryActionFourMilliseconds) {
+TEST(MakeTimeScale, GivesAStepThreeSecondsOrMoreWhereActionsAreMany) {
   Simulation simulated{.makespan = 6.0};
   simulated.timeline = {std::vector<TimedAction>(10), std::vector<TimedAction>(20)};
   EXPECT_DOUBLE_EQ(MakeTimeScale(simulated), 0.5);
   simulated.timeline[1].resize(3000);
   EXPECT_DOUBLE_EQ(MakeTimeScale(simulated), 2.0);
+  simulated.timeline.assign(64, std::vector<TimedAction>(1500));
+  EXPECT_DOUBLE_EQ(MakeTimeScale(simulated), 8.0);
 }
 
 // Two ranks, one microbatch; F, I and W take 1. Each message takes 8 s of latency and 2 s for 200
