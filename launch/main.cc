@@ -8,6 +8,7 @@
 #include "launch/commands/evaluate.h"
 #include "launch/commands/plan.h"
 #include "launch/commands/prepare.h"
+#include "launch/commands/rehearse.h"
 #include "launch/commands/score.h"
 #include "launch/commands/train.h"
 #include "launch/commands/translate.h"
@@ -15,9 +16,11 @@
 
 int main(int argc, char** argv) {
   const std::vector<deepnet::Command> commands = {
-      deepnet::MakePrepareCommand(),  deepnet::MakeDescribeCommand(),  deepnet::MakePlanCommand(),
-      deepnet::MakeTrainCommand(),    deepnet::MakeTranslateCommand(), deepnet::MakeScoreCommand(),
-      deepnet::MakeEvaluateCommand(), deepnet::MakeBenchCommand(),
+      deepnet::MakePrepareCommand(), deepnet::MakeDescribeCommand(),
+      deepnet::MakePlanCommand(),    deepnet::MakeRehearseCommand(),
+      deepnet::MakeTrainCommand(),   deepnet::MakeTranslateCommand(),
+      deepnet::MakeScoreCommand(),   deepnet::MakeEvaluateCommand(),
+      deepnet::MakeBenchCommand(),
   };
   const std::vector<std::string> words(argv + 1, argv + argc);
   return deepnet::RunProgram(commands, words, {std::cin, std::cout, std::cerr});

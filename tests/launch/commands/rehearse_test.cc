@@ -1,0 +1,135 @@
+#include "launch/commands/rehearse.h"
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <google/protobuf/struct.pb.h>
+#include <google/protobuf/util/json_util.h>
+#include <gtest/gtest.h>
+
+#include "launch/commands/rehearse_cases.h"
+#include "launch/defaults.h"
+#include "launch/program.h"
+#include "launch/spec_loader.h"
+#include "parallel/plan/simulator.h"
+#include "trainer/model/describe.h"
+
+namespace deepnet {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr char kTiny[] = "tests/golden/describe/tiny.textproto";  // 6 layers, m = 4
+
+struct Outcome {
+  int code;
+  std::string out, err;
+};
+
+// Two ranks, one step, actions of milliseconds.
+Outcome RunRehearse(std::vector<std::string> words) {
+  words.insert(words.begin(), {"rehearse", "--config", kTiny, "--set",
+                               "parallel.pipeline_parallel_size=2", "--steps", "1"});
+  std::istringstream in;
+  std::ostringstream out, err;
+  const int code = RunProgram({MakeRehearseCommand()}, words, {in, out, err});
+  return {code, out.str(), err.str()};
+}
+
+google::protobuf::Struct Parse(const std::string& text) {
+  google::protobuf::Struct json;
+  EXPECT_TRUE(google::protobuf::util::JsonStringToMessage(text, &json).ok()) << text;
+  return json;
+}
+
+std::string WriteTemporary(const std::string& name, const std::string& text) {
+  const std::string path = ::testing::TempDir() + "/" + name;
+  std::ofstream(path) << text;
+  return path;
+}
+
+TEST(RehearseCommand, ShowsEveryScheduleThatTheShapeAllows) {
+  const Outcome outcome = RunRehearse({"--compare", "--time-scale", "100"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("2 ranks (threads), 4 microbatches, payload small"));
+  for (const char* row : {"\n1f1b ", "\ninterleaved, v=2 ", "\nzb-h1 ", "\nzb-v, v=2 "}) {
+    EXPECT_THAT(outcome.out, HasSubstr(row));
+  }
+  EXPECT_EQ(outcome.out.find("v=4"), std::string::npos);  // 6 layers make no 8 chunks
+}
+
+TEST(RehearseCommand, JsonHoldsTheFiguresOfEachSchedule) {
+  const Outcome outcome =
+      RunRehearse({"--schedule", "1f1b", "--json", "--payload", "full", "--time-scale", "100"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const auto json = Parse(outcome.out);
+  const auto& rows = json.fields().at("schedules").list_value();
+  ASSERT_EQ(rows.values_size(), 1);
+  const auto& row = rows.values(0).struct_value().fields();
+  EXPECT_EQ(row.at("schedule").string_value(), "1f1b");
+  EXPECT_GT(row.at("step_seconds").number_value(), 0.0);
+  EXPECT_GT(row.at("planned_step_seconds").number_value(), 0.0);
+  EXPECT_NEAR(row.at("difference").number_value(),
+              row.at("rehearsed_bubble").number_value() - row.at("simulated_bubble").number_value(),
+              2e-6);
+}
+
+TEST(RehearseCommand, RunsAScheduleFromAFileAndWritesItsTrace) {
+  const std::string file = WriteTemporary("by_hand.txt",
+                                          "rank 0: 0F0 0F1 0F2 0F3 0B0 0B1 0B2 0B3\n"
+                                          "rank 1: 1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3\n");
+  const std::string trace = ::testing::TempDir() + "/rehearsal.json";
+  const Outcome outcome =
+      RunRehearse({"--schedule", file, "--trace", trace, "--time-scale", "100"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  std::stringstream text;
+  text << std::ifstream(trace).rdbuf();
+  EXPECT_GT(Parse(text.str()).fields().at("traceEvents").list_value().values_size(), 16);
+}
+
+TEST(RehearseCommand, RefusesWhatCannotBe) {
+  const auto error = [](std::vector<std::string> words) {
+    const Outcome outcome = RunRehearse(std::move(words));
+    EXPECT_EQ(outcome.code, 2) << outcome.err;
+    return outcome.err;
+  };
+  EXPECT_THAT(error({"--schedule", "2f2b"}), HasSubstr("2f2b"));
+  EXPECT_THAT(error({"--steps", "0"}), HasSubstr("--steps"));
+  EXPECT_THAT(error({"--compare", "--trace", "t.json"}), HasSubstr("--trace"));
+  EXPECT_THAT(error({"--compare", "--schedule", "1f1b"}), HasSubstr("--compare"));
+  EXPECT_THAT(error({"--schedule", "interleaved", "--set", "parallel.chunks_per_rank=9"}),
+              HasSubstr("parallel.chunks_per_rank"));
+  const std::string stuck = WriteTemporary("stuck.txt", "rank 0: 0B0 0F0\nrank 1: 1F0 1B0\n");
+  EXPECT_THAT(error({"--schedule", stuck, "--set", "data.microbatches_per_step=1"}),
+              HasSubstr("0B0"));
+}
+
+// What a step of the largest recipe is designed for: p = 8, m = 32.
+TEST(RehearsalCases, AThousandLayersIdleAtMostSixPercentWithTheBestSchedule) {
+  const auto read =
+      ReadRunSpec({.root = ".",
+                   .files = {"launch/recipes/deepnet_1000l.textproto"},
+                   .sets = {"data.microbatches_per_step=32", "cluster.devices_per_node=8",
+                            "parallel.pipeline_parallel_size=8"}},
+                  RunSpec());
+  ASSERT_TRUE(read.ok()) << read.status();
+  const RunSpec run = WithDefaults(*read);
+  const auto cases = ComparedCases(run, Describe(run.model(), run.data().microbatch()));
+  ASSERT_TRUE(cases.ok()) << cases.status();
+  double best = 1.0;
+  for (const RehearsalCase& each : *cases) {
+    const auto simulated =
+        Simulate(each.job.schedule, each.job.placement, each.job.costs, each.job.network);
+    ASSERT_TRUE(simulated.ok()) << each.name << simulated.status();
+    best = std::min(best, simulated->bubble);
+  }
+  EXPECT_EQ(cases->size(), 6u);
+  EXPECT_LE(best, 0.06);
+}
+
+}  // namespace
+}  // namespace deepnet
