@@ -7,6 +7,7 @@
 #include "parallel/plan/planner_draft.h"
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -203,6 +204,11 @@ absl::Status CheckLayout(const Request& request, const Layout& layout) {
   if (request.virtual_replicas % layout.replicas != 0) {
     return BadField(absl::StrCat("optim.virtual_replicas: ", request.virtual_replicas,
                                  " is not a multiple of data_parallel_size ", layout.replicas));
+  }
+  if (request.virtual_replicas == 0 && request.replicas == 0 &&
+      !std::has_single_bit(static_cast<unsigned>(layout.replicas))) {
+    return BadField(absl::StrCat("parallel.data_parallel_size: ", layout.replicas,
+                                 " would be optim.virtual_replicas, which is a power of two"));
   }
   RETURN_IF_ERROR(PlacementOf(request, layout).status());
   const PlacementShape made = ShapeName(request, layout);

@@ -31,6 +31,18 @@ absl::Status CheckNumbers(const ParallelSpec& parallel) {
   return absl::OkStatus();
 }
 
+absl::Status CheckLink(const LinkSpec& link, const char* name) {
+  if (link.latency_seconds() >= 0 && link.bytes_per_second() >= 0) return absl::OkStatus();
+  return BadField(absl::StrCat("cluster.", name, ": must not be negative"));
+}
+
+absl::Status CheckSpeeds(const ClusterSpec& cluster) {
+  RETURN_IF_ERROR(CheckLink(cluster.inside_node(), "inside_node"));
+  RETURN_IF_ERROR(CheckLink(cluster.between_nodes(), "between_nodes"));
+  if (cluster.flops_per_second() >= 0) return absl::OkStatus();
+  return BadField("cluster.flops_per_second: must not be negative");
+}
+
 // Whether a user wrote a schedule, not the name of one.
 bool IsText(const std::string& schedule) { return schedule.find(':') != std::string::npos; }
 
@@ -62,6 +74,7 @@ absl::StatusOr<Request> MakeRequest(const Inventory& inventory, const DataSpec& 
                                     const OptimSpec& optim, const ComputeSpec& compute,
                                     const ClusterSpec& cluster, const ParallelSpec& parallel) {
   RETURN_IF_ERROR(CheckNumbers(parallel));
+  RETURN_IF_ERROR(CheckSpeeds(cluster));
   Request request{.inventory = &inventory,
                   .rules = MakeMemoryRules(compute),
                   .speeds = MakeSpeeds(cluster, compute)};

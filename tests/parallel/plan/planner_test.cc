@@ -1,6 +1,7 @@
 #include "parallel/plan/planner.h"
 
 #include <algorithm>
+#include <bit>
 #include <ctime>
 #include <optional>
 #include <string>
@@ -23,6 +24,7 @@ namespace deepnet {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::AnyOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::kDecoderFlops;
@@ -186,6 +188,7 @@ std::optional<Plan> BestOfAll(const Inventory& inventory, Asked asked) {
     for (const ScheduleKind& kind : ScheduleKinds()) {
       for (const int chunks : {1, 2, 4, 8}) {
         if (ranks % stages != 0 || (stages == 1) != (kind.name == "trivial")) continue;
+        if (!std::has_single_bit(static_cast<unsigned>(ranks / stages))) continue;
         if (kind.max_chunks_per_rank > 2 && chunks == 1) continue;  // as 1f1b
         asked.stages = stages;
         asked.replicas = ranks / stages;
@@ -345,6 +348,23 @@ TEST(Planner, NamesTheFieldThatCannotBe) {
   expect({.replicas = -1}, "parallel.data_parallel_size: must not be negative");
   expect({.chunks_per_rank = -1}, "parallel.chunks_per_rank: must not be negative");
   expect({.recompute = FFN, .recompute_segment = 2}, "only with recompute LAYER");
+}
+
+TEST(Planner, LeftAloneItMakesNoReplicasThatVirtualOnesCannotBe) {
+  const Plan plan = GoodPlan(Toy(6), {.microbatches = 12, .nodes = 1, .devices_per_node = 6});
+  EXPECT_THAT(plan.data_parallel_size(), AnyOf(1, 2));
+  const auto three = PlanFor(Toy(6), {.microbatches = 12, .devices_per_node = 3, .stages = 1});
+  EXPECT_EQ(GetExitCode(three.status()), ExitCode::kBadConfig);
+  EXPECT_THAT(Message(three), HasSubstr("parallel.data_parallel_size: 3"));
+}
+
+TEST(Planner, RefusesSpeedsBelowZero) {
+  ClusterSpec cluster;
+  cluster.mutable_between_nodes()->set_bytes_per_second(-1);
+  const auto plan =
+      MakePlan(Toy(1), DataSpec(), OptimSpec(), ComputeSpec(), cluster, ParallelSpec());
+  EXPECT_EQ(GetExitCode(plan.status()), ExitCode::kBadConfig);
+  EXPECT_THAT(Message(plan), HasSubstr("cluster.between_nodes"));
 }
 
 TEST(Planner, SaysHowMuchIsMissingAndOnHowManyRanksItWouldFit) {
