@@ -76,15 +76,6 @@ void FillPrepare(PrepareSpec& prepare) {
   if (tokenizer.type().empty()) tokenizer.set_type("unigram");
 }
 
-// The layout decides how many replicas a step is summed over; only where it is already known.
-void FillVirtualReplicas(RunSpec& run) {
-  const int ranks = run.cluster().nodes() * run.cluster().devices_per_node();
-  const int asked = run.parallel().data_parallel_size();
-  if (run.optim().virtual_replicas() != 0) return;
-  if (asked > 0) run.mutable_optim()->set_virtual_replicas(asked);
-  if (asked == 0 && ranks == 1) run.mutable_optim()->set_virtual_replicas(1);
-}
-
 }  // namespace
 
 RunSpec WithDefaults(RunSpec run) {
@@ -94,16 +85,12 @@ RunSpec WithDefaults(RunSpec run) {
   if (run.compute().device().empty()) run.mutable_compute()->set_device("cpu");
   Fill(*run.mutable_compute(), &ComputeSpec::residual_dtype, &ComputeSpec::set_residual_dtype,
        FLOAT32);
-  Fill(*run.mutable_cluster(), &ClusterSpec::nodes, &ClusterSpec::set_nodes, 1);
-  Fill(*run.mutable_cluster(), &ClusterSpec::devices_per_node, &ClusterSpec::set_devices_per_node,
-       1);
   FillTrain(*run.mutable_train());
   FillDecode(*run.mutable_decode());
   FillPrepare(*run.mutable_prepare());
   if (run.prepare().output_folder().empty()) {
     run.mutable_prepare()->set_output_folder(run.data().folder());
   }
-  FillVirtualReplicas(run);
   return run;
 }
 

@@ -94,8 +94,10 @@ absl::Status Dispatch(const std::vector<Command>& commands, const std::vector<st
   return BadUsage(absl::StrCat(words[0], ": unknown command", SuggestName(words[0], names)));
 }
 
-// "error: one thing" or, for several lines, "error:" and the lines below it.
+// "error: one thing" or, for several lines, "error:" and the lines below it. No message: somebody
+// else prints it.
 void PrintError(std::ostream& err, const std::string& message) {
+  if (message.empty()) return;
   const bool several = message.find('\n') != std::string::npos;
   err << "error:" << (several ? "\n" : " ") << message << std::endl;
 }

@@ -301,10 +301,11 @@ void CheckLayout(const RunSpec& run, Mistakes* mistakes) {
   const ClusterSpec& cluster = run.cluster();
   const ParallelSpec& parallel = run.parallel();
   const bool has_ranks =
-      mistakes->Require(cluster.nodes() >= 1, "cluster.nodes", cluster.nodes(),
-                        "must be at least 1") &
-      mistakes->Require(cluster.devices_per_node() >= 1, "cluster.devices_per_node",
-                        cluster.devices_per_node(), "must be at least 1");
+      mistakes->Require(cluster.nodes() >= 0, "cluster.nodes", cluster.nodes(),
+                        "must be at least 1, or 0: those of the job") &
+      mistakes->Require(cluster.devices_per_node() >= 0, "cluster.devices_per_node",
+                        cluster.devices_per_node(), "must be at least 1, or 0: those of the job");
+  const bool is_given = cluster.nodes() > 0 || cluster.devices_per_node() > 0;
   mistakes->Require(cluster.device_memory_gib() >= 0, "cluster.device_memory_gib",
                     cluster.device_memory_gib(), "must be above 0, or 0: what the host has");
   const int stages = parallel.pipeline_parallel_size(), replicas = parallel.data_parallel_size();
@@ -312,8 +313,9 @@ void CheckLayout(const RunSpec& run, Mistakes* mistakes) {
                     "must be at least 1, or 0: left to the planner");
   mistakes->Require(replicas >= 0, "parallel.data_parallel_size", replicas,
                     "must be at least 1, or 0: left to the planner");
-  const int64_t ranks = int64_t{cluster.nodes()} * cluster.devices_per_node();
-  if (has_ranks && stages > 0 && replicas > 0) {
+  const int64_t ranks =
+      std::max(1, cluster.nodes()) * int64_t{std::max(1, cluster.devices_per_node())};
+  if (has_ranks && is_given && stages > 0 && replicas > 0) {
     mistakes->Require(int64_t{stages} * replicas == ranks, "parallel.pipeline_parallel_size",
                       stages,
                       absl::StrCat("times parallel.data_parallel_size (", replicas, ") must be ",

@@ -55,8 +55,7 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& run_or
   capacity.set_target_tokens(std::max(spec.max_positions(), kDecodeRows));
   capacity.set_sentences(capacity.target_tokens());
   loaded->model = std::make_unique<Transformer>(spec, capacity, *loaded->ops, /*trainable=*/false);
-  RETURN_IF_ERROR(LoadParameters(*fs, loaded->folder, manifest, /*moments=*/false,
-                                 loaded->model->parameters()));
+  RETURN_IF_ERROR(LoadWeights(*fs, loaded->folder, manifest, loaded->model->parameters()));
   loaded->model->Refresh();
   loaded->scorer = std::make_unique<ModelScorer>(*loaded->model);
   loaded->pair_scorer = std::make_unique<ModelPairScorer>(*loaded->model);

@@ -19,57 +19,24 @@ constexpr char kTokenizer[] = "tokenizer.model";
 constexpr char kLanguages[] = "languages.txt";
 constexpr int64_t kMaxTokenizerBytes = int64_t{1} << 30;
 
-struct Buffer {
-  const char* prefix;
-  at::Tensor device;  // where the model has it
-  at::Tensor host;    // the same tensor if that is the CPU
-};
-
-std::vector<Buffer> Buffers(const Parameters& parameters, bool moments) {
-  std::vector<Buffer> buffers = {{kWeightPrefix, parameters.weights(), {}}};
-  if (moments) {
-    buffers.push_back({kMoment1Prefix, parameters.moment1(), {}});
-    buffers.push_back({kMoment2Prefix, parameters.moment2(), {}});
-  }
-  for (Buffer& buffer : buffers) buffer.host = buffer.device.to(at::kCPU);
-  return buffers;
-}
-
-template <typename Tensor>
-std::vector<Tensor> Slices(const std::vector<Buffer>& buffers, const Inventory& inventory) {
-  std::vector<Tensor> tensors;
-  for (const Buffer& buffer : buffers) {
-    float* data = buffer.host.data_ptr<float>();
-    for (const Parameter& p : inventory.parameters) {
-      tensors.push_back({buffer.prefix + p.name,
-                         p.shape,
-                         {data + p.offset, static_cast<size_t>(p.NumElements())}});
-    }
-  }
-  return tensors;
-}
-
 absl::Status FileError(const std::string& file, const char* what) {
   return WithExitCode(absl::NotFoundError(absl::StrCat(file, ": ", what)), ExitCode::kCheckpoint);
 }
 
 }  // namespace
 
-absl::Status SaveParameters(FileSystem& fs, const std::string& run_folder, const Manifest& manifest,
-                            const Parameters& parameters) {
-  const std::vector<Buffer> buffers = Buffers(parameters, /*moments=*/true);
-  return SaveCheckpoint(fs, run_folder, manifest,
-                        Slices<NamedTensor>(buffers, parameters.inventory()));
-}
-
-absl::Status LoadParameters(FileSystem& fs, const std::string& checkpoint_folder,
-                            const Manifest& manifest, bool moments, Parameters& parameters) {
-  const std::vector<Buffer> buffers = Buffers(parameters, moments);
-  RETURN_IF_ERROR(ReadTensors(fs, checkpoint_folder, manifest,
-                              Slices<MutableNamedTensor>(buffers, parameters.inventory())));
-  for (const Buffer& buffer : buffers) {
-    if (!buffer.host.is_same(buffer.device)) buffer.device.copy_(buffer.host);
+absl::Status LoadWeights(FileSystem& fs, const std::string& checkpoint_folder,
+                         const Manifest& manifest, Parameters& parameters) {
+  const at::Tensor host = parameters.weights().to(at::kCPU);  // itself where it is there
+  float* const data = host.data_ptr<float>();
+  std::vector<MutableNamedTensor> tensors;
+  for (const Parameter& p : parameters.inventory().parameters) {
+    tensors.push_back({.name = kWeightPrefix + p.name,
+                       .shape = p.shape,
+                       .data = {data + p.offset, static_cast<size_t>(p.NumElements())}});
   }
+  RETURN_IF_ERROR(ReadTensors(fs, checkpoint_folder, manifest, tensors));
+  if (!host.is_same(parameters.weights())) parameters.weights().copy_(host);
   return absl::OkStatus();
 }
 
@@ -121,11 +88,19 @@ bool UpdateBest(Manifest& state, const std::string& metric, double value, Better
   return true;
 }
 
-std::string WeightsHash(const Parameters& parameters) {
+std::vector<uint64_t> ParameterHashes(const Parameters& parameters) {
   const at::Tensor host = parameters.weights().to(at::kCPU);
-  const uint64_t hash = HashName(
-      {reinterpret_cast<const char*>(host.data_ptr<float>()), static_cast<size_t>(host.nbytes())});
-  return absl::StrFormat("%016x", hash);
+  std::vector<uint64_t> hashes;
+  for (const Parameter& p : parameters.inventory().parameters) {
+    hashes.push_back(HashName({reinterpret_cast<const char*>(host.data_ptr<float>() + p.offset),
+                               static_cast<size_t>(p.NumElements()) * sizeof(float)}));
+  }
+  return hashes;
+}
+
+std::string WeightsHash(std::span<const uint64_t> parameter_hashes) {
+  return absl::StrFormat("%016x", HashName({reinterpret_cast<const char*>(parameter_hashes.data()),
+                                            parameter_hashes.size_bytes()}));
 }
 
 }  // namespace deepnet

@@ -1,8 +1,10 @@
-// What a run folder holds besides metrics: checkpoints of parameters and moments, and the
-// tokenizer, so that the folder alone can translate.
+// What a run folder holds besides metrics and what a model in use needs of it: weights, the
+// tokenizer, the best scores.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -15,13 +17,10 @@
 
 namespace deepnet {
 
-// Saves weights and both moments of `parameters` as the checkpoint of manifest.step().
-absl::Status SaveParameters(FileSystem& fs, const std::string& run_folder, const Manifest& manifest,
-                            const Parameters& parameters);
-
-// Loads the weights, and with `moments` both moments, from a checkpoint folder.
-absl::Status LoadParameters(FileSystem& fs, const std::string& checkpoint_folder,
-                            const Manifest& manifest, bool moments, Parameters& parameters);
+// Loads the weights of `parameters`, all of a model or some of its layers, from a checkpoint
+// folder.
+absl::Status LoadWeights(FileSystem& fs, const std::string& checkpoint_folder,
+                         const Manifest& manifest, Parameters& parameters);
 
 // Copies the tokenizer of a corpus folder into the run folder, which is made if need be, and lists
 // the languages beside it. Each file is replaced atomically and durably, the list last: whatever
@@ -45,7 +44,11 @@ enum class Better { kGreater, kSmaller };
 // so.
 bool UpdateBest(Manifest& state, const std::string& metric, double value, Better better);
 
-// Hexadecimal FNV-1a of all weights in order: equal exactly where every bit is.
-std::string WeightsHash(const Parameters& parameters);
+// FNV-1a of the weights of each parameter, in the order of its Inventory.
+std::vector<uint64_t> ParameterHashes(const Parameters& parameters);
+
+// Hexadecimal FNV-1a of the hashes of all parameters of a model, in its order: equal exactly where
+// every bit of every weight is.
+std::string WeightsHash(std::span<const uint64_t> parameter_hashes);
 
 }  // namespace deepnet

@@ -13,6 +13,7 @@
 #include "trainer/bench_lengths.h"
 #include "trainer/data/batcher.h"
 #include "trainer/kernels/compute.h"
+#include "trainer/model/describe.h"
 #include "trainer/model/flops.h"
 #include "trainer/train_step.h"
 
@@ -66,10 +67,10 @@ absl::StatusOr<RunSpec> BenchRun(const std::string& shape) {
 }
 
 absl::StatusOr<BenchRecord> BenchStep(const StepBenchOptions& options) {
-  ASSIGN_OR_RETURN(const RunSpec run, BenchRun(options.shape));
+  ASSIGN_OR_RETURN(RunSpec run, BenchRun(options.shape));
   ASSIGN_OR_RETURN(auto lengths, ReadBenchLengths(options.lengths_file));
   const ComputeSpec compute = ResolveCompute(options.compute);
-  ASSIGN_OR_RETURN(const std::unique_ptr<Ops> ops, MakeOps(compute));
+  *run.mutable_compute() = compute;
   const MicrobatchSpec& capacity = run.data().microbatch();
   const size_t distinct = lengths.size();
   while (lengths.size() < distinct * (capacity.target_tokens() / 250)) {
@@ -79,21 +80,19 @@ absl::StatusOr<BenchRecord> BenchStep(const StepBenchOptions& options) {
       lengths, {capacity.source_tokens(), capacity.target_tokens(), capacity.sentences()},
       static_cast<int32_t>(kVocabulary), /*seed=*/1);
 
-  Transformer model(run.model(), capacity, *ops, /*trainable=*/true);
-  model.parameters().Initialize(run.seed());
-  model.Refresh();
-  TransformerStage stage(model,
-                         {.seed = run.seed(), .label_smoothing = run.optim().label_smoothing()});
-  const OptimizerStep optimizer(run.optim(), model.parameters().inventory());
-  SelfCommunicator comm;
+  const Inventory whole = Describe(run.model(), capacity);
+  SelfCommunicator alone;
+  ASSIGN_OR_RETURN(const std::unique_ptr<RankPart> part,
+                   MakeRankPart(run, whole, LonePlan(whole, 1), alone));
+  part->model->parameters().Initialize(run.seed());
+  part->model->Refresh();
 
   std::vector<double> rates, speeds, seconds;
   for (int i = 0; i <= options.steps; ++i) {
     const Microbatch& mb = batches[i % batches.size()];
     const StepBatch batch{{mb}, mb.num_source_tokens, mb.num_target_tokens};
     const double start = SecondsNow();
-    RETURN_IF_ERROR(
-        RunTrainStep(batch, i, i + 1, MakeTrivial(1), stage, model, optimizer, comm).status());
+    RETURN_IF_ERROR(RunTrainStep(batch, i, i + 1, *part).status());
     const double took = SecondsNow() - start;
     if (i == 0) continue;
     seconds.push_back(took);

@@ -1,28 +1,47 @@
 #include "trainer/train_step.h"
 
+#include <algorithm>
+#include <vector>
+
 #include "parallel/base/status_macros.h"
-#include "parallel/exec/pipeline_executor.h"
+#include "trainer/optim/loss_total.h"
 
 namespace deepnet {
+namespace {
+
+// What this rank's replica computes. Token counts stay those of the whole step.
+StepBatch ReplicaPart(const StepBatch& batch, const RankPart& part) {
+  const size_t count = batch.microbatches.size() / static_cast<size_t>(part.num_replicas);
+  const auto first = batch.microbatches.begin() + static_cast<int64_t>(count) * part.replica;
+  return {{first, first + static_cast<int64_t>(count)},
+          batch.num_source_tokens,
+          batch.num_target_tokens};
+}
+
+absl::StatusOr<LossSums> SumLoss(const StepBatch& batch, const RankPart& part) {
+  std::vector<LossSums> losses(batch.microbatches.size());
+  const std::vector<LossSums>& own = part.chunks->losses();
+  std::copy(own.begin(), own.end(),
+            losses.begin() + static_cast<int64_t>(own.size()) * part.replica);
+  return TotalLoss(losses, part.groups.all);
+}
+
+}  // namespace
 
 absl::StatusOr<StepResult> RunTrainStep(const StepBatch& batch, int64_t step, int64_t update,
-                                        const Schedule& schedule, TransformerStage& stage,
-                                        Transformer& model, const OptimizerStep& optimizer,
-                                        Communicator& comm) {
-  stage.BeginStep(batch, step);
-  RETURN_IF_ERROR(RunSchedule(schedule, stage, comm));
-  RETURN_IF_ERROR(stage.FinishStep());
+                                        RankPart& part, const ExecutorOptions& options) {
+  const StepBatch own = part.num_replicas == 1 ? StepBatch() : ReplicaPart(batch, part);
+  part.chunks->BeginStep(part.num_replicas == 1 ? batch : own, step);
+  RETURN_IF_ERROR(
+      RunSchedule(part.schedule, part.placement, *part.chunks, *part.pipeline, options));
+  RETURN_IF_ERROR(part.chunks->FinishStep());
 
-  LossSums sums;
-  for (const LossSums& of_microbatch : stage.losses()) {
-    sums.loss += of_microbatch.loss;
-    sums.nll += of_microbatch.nll;
-  }
+  ASSIGN_OR_RETURN(const LossSums sums, SumLoss(batch, part));
   const double tokens = static_cast<double>(batch.num_target_tokens);
   StepResult result{.loss = sums.loss / tokens, .nll = sums.nll / tokens};
   ASSIGN_OR_RETURN(result.update,
-                   optimizer.Apply(model.ops(), model.parameters(), update, result.loss));
-  if (!result.update.skipped) model.Refresh();
+                   part.optimizer->Apply(*part.ops, part.model->parameters(), update, result.loss));
+  if (!result.update.skipped) part.model->Refresh();
   return result;
 }
 

@@ -5,26 +5,24 @@
 
 #include "absl/status/statusor.h"
 
-#include "parallel/comm/communicator.h"
-#include "parallel/plan/schedule.h"
+#include "parallel/exec/pipeline_executor.h"
 #include "trainer/data/microbatch.h"
-#include "trainer/model/transformer.h"
 #include "trainer/optim/optimizer.h"
-#include "trainer/transformer_stage.h"
+#include "trainer/rank_part.h"
 
 namespace deepnet {
 
 struct StepResult {
-  double loss = 0.0;  // label-smoothed cross-entropy, nats per target token
+  double loss = 0.0;  // label-smoothed cross-entropy, nats per target token of the whole step
   double nll = 0.0;   // nats per target token
   UpdateResult update;
 };
 
-// `step` counts batches and keys dropout, `update` >= 1 counts updates (skipped steps are none).
-// Collective over `comm`.
+// `batch`: all microbatches of the step, of which replica r of R computes the r-th of R equal
+// parts; there are as many as part.schedule says, times R. `step` counts batches and keys dropout,
+// `update` >= 1 counts updates (skipped steps are none). Collective over part.world; every rank
+// gets the same result.
 absl::StatusOr<StepResult> RunTrainStep(const StepBatch& batch, int64_t step, int64_t update,
-                                        const Schedule& schedule, TransformerStage& stage,
-                                        Transformer& model, const OptimizerStep& optimizer,
-                                        Communicator& comm);
+                                        RankPart& part, const ExecutorOptions& options = {});
 
 }  // namespace deepnet

@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 
 #include "parallel/base/logging.h"
+#include "parallel/comm/communicator.h"
 #include "proto/run.pb.h"
 
 namespace deepnet {
@@ -16,6 +17,7 @@ struct TrainOptions {
   bool fresh = false;  // refuse a run folder that is not empty instead of continuing
   // Set by a signal handler to 1: save and end with ExitCode::kSavedRunAgain; to 2: save and go on.
   std::atomic<int>* request = nullptr;
+  Communicator* world = nullptr;  // all ranks of the job; null: this process is alone
 };
 
 // Trains `run` (defaults filled in, validated) in run.folder() until train.steps, train.minutes, a

@@ -2,9 +2,11 @@
 
 #include <csignal>
 
+#include "launch/job.h"
 #include "launch/validate.h"
 #include "parallel/base/logging.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/comm/agreement.h"
 #include "trainer/trainer.h"
 
 namespace deepnet {
@@ -22,18 +24,38 @@ extern "C" void HandleInterrupt(int signal) {
   }
 }
 
+// Rank 0 speaks for all; the others only warn. Through mpirun a terminal looks like a pipe, so the
+// launching script may say that there is one.
+LoggerOptions LogOptions(const CommandLine& line, const Communicator& world) {
+  LoggerOptions options = StderrOptions();
+  options.rank = world.rank();
+  options.num_ranks = world.size();
+  options.warnings_only = world.rank() != 0;
+  if (line.flags.Text("progress") != "auto")
+    options.terminal = line.flags.Text("progress") == "bar";
+  options.plain_seconds = line.flags.Number("log-seconds");
+  return options;
+}
+
+absl::Status TrainOnAllRanks(const CommandLine& line, Communicator& world) {
+  const absl::StatusOr<RunSpec> run = LoadRunSpec(line);
+  RETURN_IF_ERROR(AgreeOnStatus(world, run.status()));
+  Logger log(LogOptions(line, world));
+  return Train(*run,
+               {.root = RootFolder(line),
+                .fresh = line.flags.Switch("fresh"),
+                .request = &g_request,
+                .world = &world},
+               log);
+}
+
 absl::Status RunTrain(const CommandLine& line) {
-  ASSIGN_OR_RETURN(const RunSpec run, LoadRunSpec(line));
   std::signal(SIGTERM, HandleStop);
   std::signal(SIGUSR1, HandleStop);
   std::signal(SIGUSR2, HandleSave);
   std::signal(SIGINT, HandleInterrupt);
-  LoggerOptions options = StderrOptions();
-  options.plain_seconds = line.flags.Number("log-seconds");
-  Logger log(options);
-  return Train(
-      run, {.root = RootFolder(line), .fresh = line.flags.Switch("fresh"), .request = &g_request},
-      log);
+  ASSIGN_OR_RETURN(const std::unique_ptr<Job> job, JoinJob());
+  return LeaveJob(job->world(), TrainOnAllRanks(line, job->world()));
 }
 
 }  // namespace
@@ -45,7 +67,8 @@ Command MakeTrainCommand() {
       .description =
           "Trains what the RunSpec says on the corpus of data.folder and writes checkpoints and "
           "metrics.jsonl into the run's folder. A folder that has checkpoints is continued from "
-          "the newest good one, with the same next step bit for bit.\n"
+          "the newest good one, with the same next step bit for bit, on any number of ranks. "
+          "`mpirun -n R deepnet train ...` shares the work between R ranks, on one host or many.\n"
           "SIGTERM, SIGUSR1 or one SIGINT: save and exit with code 75. SIGUSR2: save and go on. "
           "A second SIGINT: end at once.",
       .spec = SpecUse::kRequired,
@@ -57,7 +80,13 @@ Command MakeTrainCommand() {
                  .kind = FlagKind::kNumber,
                  .value = "SECONDS",
                  .default_value = "5",
-                 .help = "in a file or pipe, a line of progress at most this often"}},
+                 .help = "in a file or pipe, a line of progress at most this often"},
+                {.name = "progress",
+                 .kind = FlagKind::kText,
+                 .value = "auto|bar|lines",
+                 .default_value = "auto",
+                 .help = "a bar that is redrawn, or lines; auto: a bar on a terminal",
+                 .allowed = {"auto", "bar", "lines"}}},
       .run = RunTrain};
 }
 

@@ -56,6 +56,7 @@ void Logger::EraseLiveLine() {
 }
 
 void Logger::Info(std::string_view message) {
+  if (options_.warnings_only) return;
   const absl::MutexLock lock(&mutex_);
   EraseLiveLine();
   WriteLines("", message);
@@ -70,6 +71,7 @@ void Logger::Warning(std::string_view message) {
 }
 
 void Logger::Show(const Progress& progress) {
+  if (options_.warnings_only) return;
   const absl::MutexLock lock(&mutex_);
   const double now = options_.seconds();
   const double pause = options_.terminal ? options_.redraw_seconds : options_.plain_seconds;

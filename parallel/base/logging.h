@@ -39,6 +39,7 @@ struct Progress {
 struct LoggerOptions {
   int rank = 0;
   int num_ranks = 1;                     // 1: lines carry no rank
+  bool warnings_only = false;            // Info and Show say nothing
   std::ostream* stream = nullptr;        // borrowed; nullptr: stderr
   bool terminal = false;                 // whether the stream can redraw its last line
   int columns = 100;                     // of the terminal; a longer live line is cut off

@@ -1,7 +1,5 @@
 #include "parallel/comm/agreement.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <map>
 #include <random>
@@ -14,6 +12,7 @@
 #include "absl/strings/str_split.h"
 
 #include "parallel/base/exit_code.h"
+#include "parallel/base/host.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/collectives.h"
 
@@ -26,11 +25,6 @@ constexpr char kAgreedPayload[] = "deepnet/agreed";
 absl::Status Agreed(absl::Status status) {
   status.SetPayload(kAgreedPayload, absl::Cord(""));
   return status;
-}
-
-std::string HostName() {
-  char name[256] = {};
-  return gethostname(name, sizeof(name) - 1) == 0 ? name : "unknown host";
 }
 
 // A status as text: code, exit code and message, each on its own line.

@@ -236,13 +236,11 @@ TEST(Defaults, FillingTwiceChangesNothing) {
   EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(once, WithDefaults(once)));
 }
 
-TEST(Defaults, VirtualReplicasFollowTheLayoutOnlyWhereItIsKnown) {
-  RunSpec run;
-  EXPECT_EQ(WithDefaults(run).optim().virtual_replicas(), 1);
-  run.mutable_cluster()->set_nodes(4);
-  EXPECT_EQ(WithDefaults(run).optim().virtual_replicas(), 0);
-  run.mutable_parallel()->set_data_parallel_size(2);
-  EXPECT_EQ(WithDefaults(run).optim().virtual_replicas(), 2);
+TEST(Defaults, LeaveRanksAndVirtualReplicasToTheJob) {
+  const RunSpec run = WithDefaults(RunSpec());
+  EXPECT_EQ(run.cluster().nodes(), 0);
+  EXPECT_EQ(run.cluster().devices_per_node(), 0);
+  EXPECT_EQ(run.optim().virtual_replicas(), 0);
 }
 
 }  // namespace

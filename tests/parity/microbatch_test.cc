@@ -9,7 +9,7 @@
 #include "parallel/comm/self_communicator.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/data/batcher.h"
-#include "trainer/kernels/native_ops.h"
+#include "trainer/model/describe.h"
 #include "trainer/train_step.h"
 
 namespace deepnet {
@@ -74,32 +74,40 @@ Outcome Train(const std::vector<int>& cuts, int virtual_replicas = 1, int first_
   ComputeSpec compute;
   compute.set_dtype(FLOAT32);
   compute.set_threads_per_rank(2);
-  const auto ops = MakeNativeOps(compute);
-  Transformer model(Spec(), Limits(), *ops, /*trainable=*/true);
-  model.parameters().Initialize(5);
-  model.Refresh();
-  TransformerStage stage(model,
-                         {.seed = 9, .label_smoothing = 0.1, .virtual_replicas = virtual_replicas});
-  OptimSpec optim;
+  compute.set_device("cpu");
+  compute.set_matmul(NATIVE);
+  RunSpec run;
+  run.set_seed(9);
+  *run.mutable_model() = Spec();
+  *run.mutable_data()->mutable_microbatch() = Limits();
+  *run.mutable_compute() = compute;
+  OptimSpec& optim = *run.mutable_optim();
+  optim.set_label_smoothing(0.1);
+  optim.set_virtual_replicas(virtual_replicas);
   optim.set_schedule(CONSTANT);
   optim.set_warmup_steps(0);
   optim.set_rate(1e-3);
   optim.set_beta1(0.9);
   optim.set_beta2(0.98);
   optim.set_epsilon(1e-4);  // not 1e-8: sign(g) of a tiny g would magnify its rounding
-  const OptimizerStep optimizer(optim, model.parameters().inventory());
-  SelfCommunicator comm;
+  const Inventory whole = Describe(run.model(), Limits());
+  SelfCommunicator alone;
+  const auto made = MakeRankPart(run, whole, LonePlan(whole, cuts[0]), alone);
+  EXPECT_TRUE(made.ok()) << made.status();
+  RankPart& part = **made;
+  part.model->parameters().Initialize(5);
+  part.model->Refresh();
   Outcome outcome;
   for (size_t step = 0; step < cuts.size(); ++step) {
     const StepBatch batch = CutInto(cuts[step], first_ordinal);
+    part.schedule = MakeTrivial(cuts[step]);
     const auto result =
-        RunTrainStep(batch, static_cast<int64_t>(step), static_cast<int64_t>(step) + 1,
-                     MakeTrivial(cuts[step]), stage, model, optimizer, comm);
+        RunTrainStep(batch, static_cast<int64_t>(step), static_cast<int64_t>(step) + 1, part);
     EXPECT_TRUE(result.ok()) << result.status();
     outcome.losses.push_back(result->loss);
     outcome.norms.push_back(result->update.gradient_norm);
   }
-  outcome.weights = model.parameters().weights().clone();
+  outcome.weights = part.model->parameters().weights().clone();
   return outcome;
 }
 

@@ -58,6 +58,7 @@ class Corpus : public PairIndex {
   // Reads everything and compares checksums; fails naming the first bad file.
   absl::Status VerifyChecksums() const;
 
+  const std::string& folder() const { return folder_; }
   const CorpusManifest& manifest() const { return manifest_; }
   const std::string& content_hash() const { return manifest_.report().content_hash(); }
   const Vocabulary& vocabulary() const { return vocabulary_; }

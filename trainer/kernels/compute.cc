@@ -1,7 +1,5 @@
 #include "trainer/kernels/compute.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <string>
 
@@ -11,19 +9,13 @@
 
 #include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
+#include "parallel/base/host.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/kernels/native/isa.h"
 #include "trainer/kernels/native_ops.h"
 
 namespace deepnet {
 namespace {
-
-int UsableCores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
-  return std::max(1, CPU_COUNT(&set));
-}
 
 // Best rate of `product` in GFLOP/s within `seconds`, at least three calls.
 template <typename Product>

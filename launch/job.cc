@@ -1,0 +1,100 @@
+#include "launch/job.h"
+
+#include <cstdlib>
+#include <iostream>
+#include <string>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+
+#include "parallel/base/exit_code.h"
+#include "parallel/base/status_macros.h"
+#include "parallel/comm/agreement.h"
+#include "parallel/comm/mpi_communicator.h"
+#include "parallel/comm/self_communicator.h"
+
+namespace deepnet {
+namespace {
+
+class LoneJob final : public Job {
+ public:
+  Communicator& world() override { return world_; }
+
+ private:
+  SelfCommunicator world_;
+};
+
+class LaunchedJob final : public Job {
+ public:
+  explicit LaunchedJob(std::unique_ptr<MpiJob> mpi) : mpi_(std::move(mpi)) {}
+  Communicator& world() override { return mpi_->world(); }
+
+ private:
+  const std::unique_ptr<MpiJob> mpi_;
+};
+
+// The number in an environment variable; 0 if there is none.
+int NumberIn(const char* variable) {
+  const char* text = std::getenv(variable);
+  int number = 0;
+  return text != nullptr && absl::SimpleAtoi(text, &number) ? number : 0;
+}
+
+absl::Status Preflight(const std::string& message) {
+  return WithExitCode(absl::FailedPreconditionError(message), ExitCode::kPreflight);
+}
+
+// Launchers that start processes without MPI, by the variable in which they say how many.
+absl::Status CheckNoOtherLauncher() {
+  if (NumberIn("WORLD_SIZE") > 1) {
+    return Preflight(absl::StrCat("WORLD_SIZE is ", NumberIn("WORLD_SIZE"),
+                                  ": deepnet's ranks find each other by MPI; start them with "
+                                  "mpirun -n ",
+                                  NumberIn("WORLD_SIZE"), " deepnet ..."));
+  }
+  const bool is_step = std::getenv("SLURM_STEP_ID") != nullptr;
+  if (is_step && NumberIn("SLURM_STEP_NUM_TASKS") > 1) {
+    return Preflight(absl::StrCat("srun started ", NumberIn("SLURM_STEP_NUM_TASKS"),
+                                  " tasks without MPI; use srun --mpi=pmix, or mpirun"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSize(int ranks) {
+  for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
+    const int said = NumberIn(variable);
+    if (said == 0 || said == ranks) continue;
+    return Preflight(absl::StrCat(variable, " is ", said, ", but MPI has ", ranks,
+                                  " ranks: the program is linked to another MPI than the one that "
+                                  "started it"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Job>> JoinJob() {
+  if (!MpiJob::StartedByLauncher()) {
+    RETURN_IF_ERROR(CheckNoOtherLauncher());
+    return std::make_unique<LoneJob>();
+  }
+  ASSIGN_OR_RETURN(std::unique_ptr<MpiJob> mpi, MpiJob::Start());
+  RETURN_IF_ERROR(CheckSize(mpi->world().size()));
+  return std::make_unique<LaunchedJob>(std::move(mpi));
+}
+
+absl::Status LeaveJob(Communicator& world, const absl::Status& status) {
+  if (status.ok() || world.size() == 1) return status;
+  if (IsAgreed(status)) {
+    if (world.rank() == 0) return status;
+    return WithExitCode(absl::Status(status.code(), ""), GetExitCode(status));
+  }
+  std::cerr << absl::StrCat("[", world.rank(), "/", world.size(), "] error: ", status.message(),
+                            "\n")
+            << std::flush;
+  world.Abort(static_cast<int>(GetExitCode(status)));
+  return WithExitCode(absl::Status(status.code(), ""), GetExitCode(status));
+}
+
+}  // namespace deepnet

@@ -1,0 +1,30 @@
+// The ranks of this job: one process alone, or those that mpirun (or srun) started.
+#pragma once
+
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "parallel/comm/communicator.h"
+
+namespace deepnet {
+
+class Job {
+ public:
+  virtual ~Job() = default;
+  // All ranks. On one process alone, without MPI: a group of one.
+  virtual Communicator& world() = 0;
+};
+
+// Starts MPI where a launcher of MPI started this process, and only there. FailedPrecondition
+// (ExitCode::kPreflight) where MPI does not start, has another number of ranks than the launcher
+// said, or where another kind of launcher started several processes that MPI knows nothing of.
+absl::StatusOr<std::unique_ptr<Job>> JoinJob();
+
+// What a rank's command returns for `status`. A status that all ranks know of (IsAgreed) keeps its
+// text on rank 0 only. With any other error this rank ends the whole job, after saying why on
+// stderr.
+absl::Status LeaveJob(Communicator& world, const absl::Status& status);
+
+}  // namespace deepnet

@@ -1,0 +1,74 @@
+#include "trainer/step_report.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+#include "parallel/base/process_memory.h"
+#include "trainer/model/flops.h"
+
+namespace deepnet {
+
+StepReport::StepReport(const RunSpec& run, double ceiling_gflops)
+    : run_(run), ceiling_gflops_(ceiling_gflops) {}
+
+void StepReport::Add(const StepBatch& batch, const StepResult& result, double seconds) {
+  const double tokens = static_cast<double>(batch.num_target_tokens);
+  seconds_ += seconds;
+  target_tokens_ += tokens;
+  source_tokens_ += static_cast<double>(batch.num_source_tokens);
+  flops_ += StepFlops(run_.model(), batch);
+  const MicrobatchSpec& capacity = run_.data().microbatch();
+  positions_ += static_cast<double>(batch.microbatches.size()) *
+                static_cast<double>(capacity.source_tokens() + capacity.target_tokens());
+  if (result.update.skipped) return;
+  loss_ += result.loss * tokens;
+  nll_ += result.nll * tokens;
+  finite_target_tokens_ += tokens;
+}
+
+StepRecord StepReport::Take(const Manifest& state, const StepResult& last) {
+  StepRecord record;
+  record.set_kind("train");
+  record.set_step(state.step());
+  record.set_loss(finite_target_tokens_ > 0 ? loss_ / finite_target_tokens_ : last.loss);
+  record.set_nll(finite_target_tokens_ > 0 ? nll_ / finite_target_tokens_ : last.nll);
+  record.set_source_tokens(state.source_tokens());
+  record.set_target_tokens(state.target_tokens());
+  record.set_tokens_per_second((source_tokens_ + target_tokens_) / seconds_);
+  record.set_target_tokens_per_second(target_tokens_ / seconds_);
+  record.set_gradient_norm(last.update.gradient_norm);
+  record.set_rate(last.update.rate);
+  if (ceiling_gflops_ > 0) record.set_mfu(flops_ / seconds_ * 1e-9 / ceiling_gflops_);
+  record.set_resident_bytes(PeakResidentBytes());
+  record.set_skipped_steps(state.skipped_steps());
+  record.set_seconds(state.train_seconds());
+  record.set_fill((source_tokens_ + target_tokens_) / positions_);
+  loss_ = nll_ = finite_target_tokens_ = 0.0;
+  source_tokens_ = target_tokens_ = positions_ = flops_ = seconds_ = 0.0;
+  return record;
+}
+
+Progress ProgressOf(const StepRecord& record, const TrainSpec& train) {
+  Progress progress{.label = "train"};
+  if (train.steps() > 0) {
+    progress.fraction = static_cast<double>(record.step()) / static_cast<double>(train.steps());
+  }
+  if (train.minutes() > 0) {
+    progress.fraction = std::max(progress.fraction, record.seconds() / (60 * train.minutes()));
+  }
+  progress.fraction = std::min(progress.fraction, 1.0);
+  if (progress.fraction > 0) progress.seconds_left = record.seconds() * (1 / progress.fraction - 1);
+  progress.figures = absl::StrFormat(
+      "step %s  loss %.3f  nll %.3f  %s tokens/s  norm %.2f  rate %.2e", WithCommas(record.step()),
+      record.loss(), record.nll(), WithCommas(std::llround(record.tokens_per_second())),
+      record.gradient_norm(), record.rate());
+  if (record.skipped_steps() > 0) {
+    absl::StrAppend(&progress.figures, "  skipped ", record.skipped_steps());
+  }
+  return progress;
+}
+
+}  // namespace deepnet

@@ -1,0 +1,38 @@
+// What a run says about its steps: sums since the last line, a record for metrics.jsonl, a line for
+// people.
+#pragma once
+
+#include <cstdint>
+
+#include "parallel/base/logging.h"
+#include "proto/checkpoint.pb.h"
+#include "proto/report.pb.h"
+#include "proto/run.pb.h"
+#include "trainer/data/microbatch.h"
+#include "trainer/train_step.h"
+
+namespace deepnet {
+
+class StepReport {
+ public:
+  // `ceiling_gflops`: what all ranks together reach in matrix products; 0: unknown, no MFU.
+  StepReport(const RunSpec& run, double ceiling_gflops);
+
+  // One more step, which took `seconds`. A step that was skipped counts time and tokens, not loss.
+  void Add(const StepBatch& batch, const StepResult& result, double seconds);
+
+  // The steps since the last call, as of `state`; `last` is the latest of them. Forgets them.
+  StepRecord Take(const Manifest& state, const StepResult& last);
+
+ private:
+  const RunSpec& run_;
+  const double ceiling_gflops_;
+  double loss_ = 0.0, nll_ = 0.0, finite_target_tokens_ = 0.0;
+  double source_tokens_ = 0.0, target_tokens_ = 0.0, positions_ = 0.0;
+  double flops_ = 0.0, seconds_ = 0.0;
+};
+
+// The same for people, with how far the run is.
+Progress ProgressOf(const StepRecord& record, const TrainSpec& train);
+
+}  // namespace deepnet
