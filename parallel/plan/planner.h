@@ -21,8 +21,8 @@ namespace deepnet {
 // The fastest layout, by simulation, of those that `parallel` allows and that fit. The model is cut
 // into pipeline_parallel_size x chunks_per_rank chunks of about equal cost per rank; replicas
 // repeat the pipeline: rank = replica * pipeline_parallel_size + stage. What is left open is
-// decided: degrees (replicas are a power of two, as virtual replicas must be), schedule, chunks, and
-// for each rank the cheapest recomputation with which it fits.
+// decided: degrees (replicas are a power of two, as virtual replicas must be), schedule, chunks,
+// and for each rank the cheapest recomputation with which it fits.
 //
 // Read: data.microbatches_per_step; optim.virtual_replicas; compute.device, dtype, matmul; all of
 // cluster and parallel. cluster.device_memory_gib 0 means unlimited; without nodes and
