@@ -5,6 +5,7 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/exec/watchdog.h"
 #include "parallel/plan/check_schedule.h"
 #include "parallel/plan/crossing.h"
 #include "parallel/plan/planner.h"
@@ -80,6 +81,7 @@ absl::StatusOr<std::unique_ptr<RankPart>> MakeRankPart(const RunSpec& run, const
   part->num_replicas = plan.data_parallel_size();
   ASSIGN_OR_RETURN(part->pipeline, world.Split(part->replica, part->stage));
   ASSIGN_OR_RETURN(part->groups, SplitGroups(world, part->stage, part->replica));
+  part->groups.all.limit = MakeTimeLimits(run.parallel(), /*first_step=*/true).message;
   part->placement = PlacementOf(plan);
   ASSIGN_OR_RETURN(part->schedule, WithTransfers(MakeSchedule(plan), part->placement));
 
@@ -88,10 +90,11 @@ absl::StatusOr<std::unique_ptr<RankPart>> MakeRankPart(const RunSpec& run, const
   part->model = std::make_unique<Transformer>(run.model(), run.data().microbatch(), *part->ops,
                                               /*trainable=*/true, own.specs);
   part->layout = LayoutOf(run, whole, plan, *part->model, part->replica);
-  const int local_replicas = std::max(1, run.optim().virtual_replicas()) / part->num_replicas;
+  const int local_replicas = std::max(1, run.optim().virtual_replicas() / part->num_replicas);
   part->sums = std::make_unique<GradientSums>(
       *part->ops, part->model->parameters(), part->layout, part->groups.all,
-      GradientSumsOptions{.local_replicas = local_replicas});
+      GradientSumsOptions{.local_replicas = local_replicas,
+                          .order = run.parallel().gradient_sum()});
   const bool narrow = run.compute().dtype() == BFLOAT16;
   part->chunks = std::make_unique<TransformerStage>(
       *part->model,

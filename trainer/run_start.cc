@@ -36,6 +36,8 @@ class Starter {
   }
 
   absl::StatusOr<RunStart> Start() && {
+    RETURN_IF_ERROR(
+        AgreeOnStatus(world_, ReadScheduleFile(options_.root, start_.run.mutable_parallel())));
     RETURN_IF_ERROR(CheckSameProgram());
     RETURN_IF_ERROR(AgreeOnStatus(world_, OpenCorpus()));
     const std::vector<Fact> facts = {{"corpus", start_.corpus->content_hash()},

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+
 #include "parallel/base/status_macros.h"
 #include "trainer/optim/loss_total.h"
 
@@ -34,6 +36,11 @@ absl::StatusOr<StepResult> RunTrainStep(const StepBatch& batch, int64_t step, in
   part.chunks->BeginStep(part.num_replicas == 1 ? batch : own, step);
   RETURN_IF_ERROR(
       RunSchedule(part.schedule, part.placement, *part.chunks, *part.pipeline, options));
+  // What follows waits inside collectives.
+  if (options.watchdog != nullptr) {
+    options.watchdog->Begin(absl::StrCat("step ", step, ": sums over ranks"),
+                            options.limits.message + options.limits.grace);
+  }
   RETURN_IF_ERROR(part.chunks->FinishStep());
 
   ASSIGN_OR_RETURN(const LossSums sums, SumLoss(batch, part));
@@ -42,6 +49,7 @@ absl::StatusOr<StepResult> RunTrainStep(const StepBatch& batch, int64_t step, in
   ASSIGN_OR_RETURN(result.update,
                    part.optimizer->Apply(*part.ops, part.model->parameters(), update, result.loss));
   if (!result.update.skipped) part.model->Refresh();
+  if (options.watchdog != nullptr) options.watchdog->End();
   return result;
 }
 

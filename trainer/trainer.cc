@@ -182,7 +182,8 @@ absl::Status Trainer::Run() {
     ASSIGN_OR_RETURN(
         const StepResult result,
         RunTrainStep(*batch, state_.step(), state_.optimizer_steps() + 1, *part_,
-                     {.limits = MakeTimeLimits(run_.parallel(), state_.step() == first_step)}));
+                     {.limits = MakeTimeLimits(run_.parallel(), state_.step() == first_step),
+                      .watchdog = options_.watchdog}));
     ASSIGN_OR_RETURN(const Agreement agreed, AgreeAfterStep(SecondsNow() - started));
     Count(*batch, result, agreed.seconds);
     if (Done() || result.update.skipped ||

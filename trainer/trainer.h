@@ -8,6 +8,7 @@
 
 #include "parallel/base/logging.h"
 #include "parallel/comm/communicator.h"
+#include "parallel/exec/watchdog.h"
 #include "proto/run.pb.h"
 
 namespace deepnet {
@@ -18,6 +19,7 @@ struct TrainOptions {
   // Set by a signal handler to 1: save and end with ExitCode::kSavedRunAgain; to 2: save and go on.
   std::atomic<int>* request = nullptr;
   Communicator* world = nullptr;  // all ranks of the job; null: this process is alone
+  Watchdog* watchdog = nullptr;   // told what a step is at; null: nobody watches
 };
 
 // Trains `run` (defaults filled in, validated) in run.folder() until train.steps, train.minutes, a

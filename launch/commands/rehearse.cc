@@ -13,14 +13,13 @@
 #include "absl/strings/str_join.h"
 
 #include "launch/commands/rehearse_cases.h"
+#include "launch/job.h"
 #include "launch/validate.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/file_system.h"
 #include "parallel/base/json.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
-#include "parallel/comm/mpi_communicator.h"
-#include "parallel/comm/self_communicator.h"
 #include "parallel/comm/thread_communicator.h"
 #include "parallel/exec/rehearsal.h"
 #include "parallel/plan/planner.h"
@@ -196,17 +195,8 @@ absl::Status Rehearse(const CommandLine& line, Communicator& world) {
 }
 
 absl::Status RunRehearse(const CommandLine& line) {
-  if (!MpiJob::StartedByLauncher()) {
-    SelfCommunicator alone;
-    return Rehearse(line, alone);
-  }
-  ASSIGN_OR_RETURN(const std::unique_ptr<MpiJob> job, MpiJob::Start());
-  const absl::Status status = Rehearse(line, job->world());
-  if (!status.ok() && !IsAgreed(status)) {
-    line.err << "error: " << status.message() << std::endl;
-    job->world().Abort(static_cast<int>(GetExitCode(status)));
-  }
-  return status;
+  ASSIGN_OR_RETURN(const std::unique_ptr<Job> job, JoinJob());
+  return LeaveJob(job->world(), Rehearse(line, job->world()));
 }
 
 }  // namespace

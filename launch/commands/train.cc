@@ -1,6 +1,8 @@
 #include "launch/commands/train.h"
 
 #include <csignal>
+#include <memory>
+#include <optional>
 
 #include "launch/job.h"
 #include "launch/validate.h"
@@ -41,11 +43,14 @@ absl::Status TrainOnAllRanks(const CommandLine& line, Communicator& world) {
   const absl::StatusOr<RunSpec> run = LoadRunSpec(line);
   RETURN_IF_ERROR(AgreeOnStatus(world, run.status()));
   Logger log(LogOptions(line, world));
+  std::optional<Watchdog> watchdog;
+  if (world.size() > 1) watchdog.emplace(EndProcess);  // a rank alone waits for nobody
   return Train(*run,
                {.root = RootFolder(line),
                 .fresh = line.flags.Switch("fresh"),
                 .request = &g_request,
-                .world = &world},
+                .world = &world,
+                .watchdog = watchdog.has_value() ? &*watchdog : nullptr},
                log);
 }
 
