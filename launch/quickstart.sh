@@ -9,9 +9,9 @@
 #
 # Steps: packages, LibTorch, build, corpus (from Debian's packages, in the languages of
 # launch/recipes/quickstart.textproto), prepare, measure (15 seconds of training, to know how many
-# steps the minutes hold), train, evaluate, translate ten sentences. What cannot be installed or
-# fetched is left out and named at the end; without a network it learns from
-# launch/corpora/udhr.tsv.
+# steps the minutes hold), train (a pipeline of two ranks under mpirun), evaluate, translate ten
+# sentences. What cannot be installed or fetched is left out and named at the end; without a network
+# it learns from launch/corpora/udhr.tsv.
 # Run again, it keeps what is done: corpus, prepared data, and a run that has had its minutes.
 # Environment variables that name libraries in unusual places: launch/build.sh --help.
 set -euo pipefail
@@ -119,7 +119,24 @@ All people have the right to life and freedom.
 TEXT
 }
 
-train() { "$deepnet" train "${settings[@]}" "$@"; }
+# Sets `train_command`: two ranks in a pipeline, a core each, where there are MPI and two cores; else
+# one process with all cores. Through mpirun a terminal looks like a pipe, so the bar is asked for.
+choose_ranks() {
+  train_command=("$deepnet" train "${settings[@]}")
+  if ! command -v mpirun >/dev/null || ! ldd "$deepnet" | grep -q libmpi; then
+    left_out+=("MPI: trained in one process instead of a pipeline of two ranks")
+  elif [[ $(nproc) -ge 2 ]]; then
+    # Open MPI: as root too, and without binding or counting cores.
+    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+    export OMPI_MCA_hwloc_base_binding_policy=none OMPI_MCA_rmaps_base_oversubscribe=1
+    train_command=(mpirun -n 2 "${train_command[@]}" --set parallel.pipeline_parallel_size=2
+      --set parallel.schedule=zb-h1)
+  fi
+  [[ ! -t 2 ]] || train_command+=(--progress bar)
+  note "${train_command[*]}"
+}
+
+train() { "${train_command[@]}" "$@"; }
 
 # Steps per minute from the "train" lines of a metrics file, without what came before the first;
 # nothing where there are too few.
@@ -199,6 +216,7 @@ stage "corpus" get_corpus
 
 model=runs/$name/model
 stage "prepare" "$deepnet" prepare "${settings[@]}"
+stage "ranks" choose_ranks
 stage "measure" get_speed
 # shellcheck disable=SC2046  # words are wanted
 stage "train $minutes minutes" train $(for_minutes "$minutes")
@@ -209,5 +227,5 @@ printf '\n== results\n'
 note "run      $model"
 note "log      $model/metrics.jsonl"
 note "scores   runs/$name/scores.txt"
-note "learn on $deepnet train ${settings[*]} $(for_minutes 60)"
+note "learn on ${train_command[*]} $(for_minutes 60)"
 for what in "${left_out[@]}"; do note "left out $what"; done
