@@ -1,0 +1,118 @@
+// Every layout gives the bits of one rank: losses, norms and final weights of two steps with
+// dropout, clipping and weight decay, ranks being threads. And every rank holds and sends what its
+// plan says.
+//
+// The full product of stages x replicas (all up to 8 ranks, replicas 1, 2, 4, 8; R = 8), every
+// schedule and placement there is for them, every level of recomputation, tied and untied, float32
+// and bfloat16.
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "tests/parity/layout_runs.h"
+
+namespace deepnet {
+namespace {
+
+using testing::ExpectBytesAsPlanned;
+using testing::ExpectExchangesAsPlanned;
+using testing::ExpectSameBits;
+using testing::LayoutCase;
+using testing::ModelCase;
+using testing::PlanFor;
+using testing::RankOutcome;
+using testing::RunAlone;
+using testing::RunAsThreads;
+using testing::SchedulesFor;
+using testing::WithEveryRecompute;
+
+constexpr int kMostRanks = 8;
+
+struct Degrees {
+  int stages, replicas;
+};
+
+std::vector<Degrees> AllDegrees(int most_ranks, int virtual_replicas) {
+  std::vector<Degrees> all;
+  for (int stages = 1; stages <= most_ranks; ++stages) {
+    for (int replicas = 1; stages * replicas <= most_ranks; ++replicas) {
+      if (virtual_replicas % replicas == 0) all.push_back({stages, replicas});
+    }
+  }
+  return all;
+}
+
+std::vector<LayoutCase> LayoutsOf(const ModelCase& model, int most_ranks) {
+  std::vector<LayoutCase> all;
+  for (const Degrees& degrees : AllDegrees(most_ranks, model.virtual_replicas)) {
+    const auto more = SchedulesFor(model, degrees.stages, degrees.replicas);
+    all.insert(all.end(), more.begin(), more.end());
+  }
+  return all;
+}
+
+void ExpectEqualsOneRank(const ModelCase& model, const LayoutCase& layout,
+                         const RankOutcome& alone) {
+  SCOPED_TRACE(model.ToText() + ": " + layout.ToText());
+  const auto plan = PlanFor(model, layout);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const std::vector<RankOutcome> ranks = RunAsThreads(model, *plan);
+  for (const RankOutcome& rank : ranks) {
+    ExpectSameBits(rank, alone);
+    ExpectBytesAsPlanned(rank, model, *plan);
+  }
+  ExpectExchangesAsPlanned(ranks, *plan);
+}
+
+void ExpectAllEqualOneRank(const ModelCase& model, const std::vector<LayoutCase>& layouts) {
+  std::printf("%s: %zu layouts\n", model.ToText().c_str(), layouts.size());
+  const RankOutcome alone = RunAlone(model);
+  for (const LayoutCase& layout : layouts) {
+    ExpectEqualsOneRank(model, layout, alone);
+    if (::testing::Test::HasFailure()) return;  // one is enough to look at
+  }
+}
+
+void ExpectEveryLayoutEqualsOneRank(const ModelCase& model) {
+  ExpectAllEqualOneRank(model, WithEveryRecompute(LayoutsOf(model, kMostRanks)));
+}
+
+TEST(Layout, EveryOneGivesTheBitsOfOneRankTiedInFloat32) {
+  ExpectEveryLayoutEqualsOneRank({.tied = TIE_ALL, .dtype = FLOAT32});
+}
+
+TEST(Layout, EveryOneGivesTheBitsOfOneRankTiedInBfloat16) {
+  ExpectEveryLayoutEqualsOneRank({.tied = TIE_ALL, .dtype = BFLOAT16});
+}
+
+TEST(Layout, EveryOneGivesTheBitsOfOneRankUntiedInFloat32) {
+  ExpectEveryLayoutEqualsOneRank({.tied = TIE_NONE, .dtype = FLOAT32});
+}
+
+TEST(Layout, EveryOneGivesTheBitsOfOneRankUntiedInBfloat16) {
+  ExpectEveryLayoutEqualsOneRank({.tied = TIE_NONE, .dtype = BFLOAT16});
+}
+
+// More chunks than the models above have layers.
+TEST(Layout, UpToEightStagesOfThreeChunksGiveTheBitsOfOneRank) {
+  const ModelCase deep{.encoder_layers = 12, .decoder_layers = 9};
+  const ModelCase other;
+  std::vector<LayoutCase> layouts = LayoutsOf(deep, kMostRanks);
+  std::erase_if(layouts, [&](const LayoutCase& layout) {
+    return layout.stages * layout.chunks_per_rank <= other.NumLayers();
+  });
+  ExpectAllEqualOneRank(deep, layouts);
+}
+
+// Several microbatches to a virtual replica, so that weight gradients wait as long as they may.
+TEST(Layout, WeightGradientsThatWaitAddUpInTheSameOrder) {
+  for (const ModelCase& model : {ModelCase{.microbatches = 12, .virtual_replicas = 1},
+                                 ModelCase{.tied = TIE_DECODER, .virtual_replicas = 2}}) {
+    ExpectAllEqualOneRank(model, LayoutsOf(model, 4));
+  }
+}
+
+}  // namespace
+}  // namespace deepnet

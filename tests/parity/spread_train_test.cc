@@ -1,0 +1,129 @@
+// Whole training runs that change their layout on the way: ranks are threads, everything else is
+// what `deepnet train` does. "Same" is every bit of the losses and norms in metrics.jsonl and of
+// the weights that `train` prints the hash of.
+#include <unistd.h>
+
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <google/protobuf/text_format.h>
+#include <google/protobuf/util/json_util.h>
+#include <gtest/gtest.h>
+
+#include "launch/defaults.h"
+#include "parallel/base/logging.h"
+#include "proto/report.pb.h"
+#include "tests/support/run_ranks.h"
+#include "trainer/data/prepare.h"
+#include "trainer/trainer.h"
+
+namespace deepnet {
+namespace {
+
+constexpr char kText[] = "tests/trainer/data/testdata/udhr.tsv";  // tests run in the repository
+
+using Line = std::tuple<int64_t, double, double, double>;  // step, loss, nll, gradient norm
+
+struct Degrees {
+  int stages = 1, replicas = 1;
+};
+
+class SpreadTrainTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    root_ = std::filesystem::path(::testing::TempDir()) /
+            ("deepnet_spread_train_" + std::to_string(getpid()));
+    std::filesystem::create_directories(root_);
+    RunSpec run;
+    LanguageTable& table = *run.mutable_prepare()->add_table();
+    table.set_file(std::filesystem::absolute(kText).string());
+    for (const char* language : {"de", "fr"}) table.add_languages(language);
+    run.mutable_prepare()->set_output_folder("corpus");
+    run.mutable_prepare()->mutable_tokenizer()->set_pieces(300);
+    const auto report =
+        Prepare(WithDefaults(run).prepare(), root_.string(), [](std::string_view) {});
+    ASSERT_TRUE(report.ok()) << report.status();
+  }
+  static void TearDownTestSuite() { std::filesystem::remove_all(root_); }
+
+  static RunSpec Run(const std::string& folder, int64_t steps, const Degrees& degrees) {
+    RunSpec run;
+    EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(
+        R"(seed: 3
+           model { encoder_layers: 2 decoder_layers: 3 width: 32 ffn_width: 64 heads: 2
+                   residual: DEEPNORM max_positions: 300
+                   dropout: 0.1 attention_dropout: 0.1 activation_dropout: 0.1 }
+           data { folder: 'corpus' max_tokens: 150 microbatches_per_step: 4
+                  microbatch { source_tokens: 300 target_tokens: 300 sentences: 16 } }
+           optim { rate: 2e-3 warmup_steps: 4 clip_norm: 1 virtual_replicas: 2 }
+           compute { device: 'cpu' dtype: FLOAT32 threads_per_rank: 1 }
+           train { checkpoint_every_steps: 3 log_every_steps: 1 })",
+        &run));
+    run.set_folder(folder);
+    run.mutable_train()->set_steps(steps);
+    run.mutable_parallel()->set_pipeline_parallel_size(degrees.stages);
+    run.mutable_parallel()->set_data_parallel_size(degrees.replicas);
+    run = WithDefaults(run);
+    run.mutable_train()->set_validate_every_steps(0);
+    return run;
+  }
+
+  // What rank 0 printed.
+  static std::string Train(const std::string& folder, int64_t steps, const Degrees& degrees) {
+    const int ranks = degrees.stages * degrees.replicas;
+    std::vector<std::ostringstream> logs(static_cast<size_t>(ranks));
+    const auto statuses = RunRanks(ranks, [&](Communicator& world) {
+      Logger log({.stream = &logs[static_cast<size_t>(world.rank())]});
+      return deepnet::Train(Run(folder, steps, degrees), {.root = root_.string(), .world = &world},
+                            log);
+    });
+    EXPECT_TRUE(FirstError(statuses).ok()) << FirstError(statuses) << logs[0].str();
+    return logs[0].str();
+  }
+
+  static std::vector<Line> Lines(const std::string& folder) {
+    std::ifstream file(root_ / folder / "metrics.jsonl");
+    std::vector<Line> lines;
+    for (std::string line; std::getline(file, line);) {
+      StepRecord record;
+      if (line.find(R"("kind":"train")") == std::string::npos) continue;
+      EXPECT_TRUE(google::protobuf::util::JsonStringToMessage(line, &record).ok()) << line;
+      lines.emplace_back(record.step(), record.loss(), record.nll(), record.gradient_norm());
+    }
+    return lines;
+  }
+
+  // "weights 0123456789abcdef"
+  static std::string Weights(const std::string& log) {
+    const size_t at = log.rfind("weights ");
+    EXPECT_NE(at, log.npos) << log;
+    return at == log.npos ? "" : log.substr(at, log.find('\n', at) - at);
+  }
+
+  static inline std::filesystem::path root_;
+};
+
+TEST_F(SpreadTrainTest, ACheckpointOfAnyLayoutIsContinuedByAnyOtherBitForBit) {
+  const std::string whole = Train("whole", 6, {});
+  ASSERT_EQ(Lines("whole").size(), 6u);
+  const std::vector<std::vector<Degrees>> changes = {
+      {{2, 2}, {1, 1}}, {{1, 1}, {2, 2}}, {{2, 1}, {1, 2}}, {{3, 1}, {2, 2}}};
+  for (size_t i = 0; i < changes.size(); ++i) {
+    SCOPED_TRACE(i);
+    const std::string folder = "change-" + std::to_string(i);
+    Train(folder, 3, changes[i][0]);
+    const std::string log = Train(folder, 6, changes[i][1]);
+    EXPECT_THAT(log, ::testing::HasSubstr("continuing at step 3"));
+    EXPECT_EQ(Lines(folder), Lines("whole"));
+    EXPECT_EQ(Weights(log), Weights(whole));
+  }
+}
+
+}  // namespace
+}  // namespace deepnet
