@@ -19,7 +19,6 @@
 #include "parallel/exec/watchdog.h"
 #include "trainer/checkpoint/retention.h"
 #include "trainer/data/corpus_batch_source.h"
-#include "trainer/decode/model_scorer.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/metrics.h"
 #include "trainer/rank_part.h"
@@ -227,11 +226,8 @@ absl::Status Trainer::Report(const StepResult& result) {
 absl::Status Trainer::ValidateNow() {
   validated_step_ = state_.step();
   validated_at_ = state_.train_seconds();
-  if (part_->model->chunks().size() != 1 || part_->pipeline->size() != 1) return absl::OkStatus();
-  ModelScorer scorer(*part_->model);
-  ModelPairScorer pair_scorer(*part_->model);
-  ASSIGN_OR_RETURN(const EvalRecord record,
-                   Validate(run_, *start_.corpus, scorer, pair_scorer, state_.step(), log_));
+  ASSIGN_OR_RETURN(const EvalRecord record, Validate(run_, start_.inventory, start_.plan,
+                                                     *start_.corpus, *part_, state_.step(), log_));
   if (record.directions_size() == 0) return absl::OkStatus();  // the corpus has no dev text of them
   if (leads()) RETURN_IF_ERROR(metrics_->Write(record));
   const bool better_bleu = UpdateBest(state_, "bleu", record.bleu(), Better::kGreater);

@@ -2,10 +2,18 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_format.h"
 
 #include "parallel/base/status_macros.h"
+#include "parallel/comm/agreement.h"
+#include "parallel/comm/collectives.h"
+#include "parallel/exec/watchdog.h"
+#include "trainer/decode/pipeline_link.h"
+#include "trainer/decode/pipeline_route.h"
+#include "trainer/decode/pipeline_scorer.h"
 #include "trainer/eval/evaluator.h"
 
 namespace deepnet {
@@ -29,19 +37,82 @@ EvaluateOptions OptionsOf(const RunSpec& run, const Corpus& corpus) {
   return options;
 }
 
+// What the drivers of all replicas have to say to each other. `drivers` is null on other ranks.
+EvaluateShare ShareOf(const RankPart& part, Communicator* drivers) {
+  const auto gather =
+      [drivers](
+          const absl::StatusOr<std::string>& mine) -> absl::StatusOr<std::vector<std::string>> {
+    RETURN_IF_ERROR(AgreeOnStatus(*drivers, mine.status()));
+    return AllGatherText(*drivers, *mine);
+  };
+  return {.part = part.replica, .num_parts = part.num_replicas, .gather = gather};
+}
+
+PipelineRoute RouteOf(const Inventory& whole, const Plan& plan, const RankPart& part) {
+  std::vector<int> ends;
+  for (const ChunkPlan& chunk : plan.chunks()) ends.push_back(chunk.end_layer());
+  return MakePipelineRoute(whole, ends, part.placement, part.stage);
+}
+
+LinkLimits LimitsOf(const RunSpec& run) {
+  const absl::Duration rows = MakeTimeLimits(run.parallel(), /*first_step=*/true).message;
+  return {.rows = rows, .order = 4 * rows};
+}
+
+// A driver's part: its error is the pipeline's if that broke, because others follow from it.
+absl::StatusOr<EvalRecord> Drive(const Corpus& corpus, const EvaluateOptions& options,
+                                 PipelineScorer& scorer, Logger& log) {
+  absl::StatusOr<EvalRecord> record =
+      Evaluate(scorer, scorer, corpus, corpus.vocabulary(), options,
+               [&log](const std::string& direction, double fraction) {
+                 log.Show({.label = "validate", .fraction = fraction, .figures = direction});
+               });
+  RETURN_IF_ERROR(scorer.Stop());
+  return record;
+}
+
+// The record of replica 0 on every rank.
+absl::StatusOr<EvalRecord> Share(const EvalRecord& record, Communicator& world, int root) {
+  ASSIGN_OR_RETURN(const std::string text, BroadcastText(world, record.SerializeAsString(), root));
+  EvalRecord shared;
+  if (!shared.ParseFromString(text)) {
+    return absl::InternalError("an EvalRecord did not survive being sent");
+  }
+  return shared;
+}
+
+// Communicators of its own: nothing of a step is disturbed.
+absl::StatusOr<EvalRecord> EvaluateOnAllRanks(const RunSpec& run, const PipelineRoute& route,
+                                              const Corpus& corpus, RankPart& part,
+                                              EvaluateOptions options, Logger& log) {
+  const bool drives = route.rank == route.driver;
+  ASSIGN_OR_RETURN(const auto pipeline, part.pipeline->Split(0, part.stage));
+  ASSIGN_OR_RETURN(const auto drivers,
+                   part.world->Split(drives ? 0 : Communicator::kNoGroup, part.replica));
+  PipelineLink link(route, *pipeline, LimitsOf(run));
+  absl::StatusOr<EvalRecord> record = EvalRecord();
+  if (drives) {
+    options.share = ShareOf(part, drivers.get());
+    PipelineScorer scorer(*part.model, link);
+    record = Drive(corpus, options, scorer, log);
+  } else {
+    RETURN_IF_ERROR(ServePipeline(*part.model, link));
+  }
+  RETURN_IF_ERROR(link.status());  // the job has ended with it
+  RETURN_IF_ERROR(AgreeOnStatus(*part.world, record.status()));
+  return Share(*record, *part.world, route.driver);
+}
+
 }  // namespace
 
-absl::StatusOr<EvalRecord> Validate(const RunSpec& run, const Corpus& corpus, Scorer& scorer,
-                                    PairScorer& pair_scorer, int64_t step, Logger& log) {
+absl::StatusOr<EvalRecord> Validate(const RunSpec& run, const Inventory& whole, const Plan& plan,
+                                    const Corpus& corpus, RankPart& part, int64_t step,
+                                    Logger& log) {
   EvalRecord record;
   const EvaluateOptions options = OptionsOf(run, corpus);
   if (!options.directions.empty()) {
     ASSIGN_OR_RETURN(
-        record,
-        Evaluate(scorer, pair_scorer, corpus, corpus.vocabulary(), options,
-                 [&log](const std::string& direction, double fraction) {
-                   log.Show({.label = "validate", .fraction = fraction, .figures = direction});
-                 }));
+        record, EvaluateOnAllRanks(run, RouteOf(whole, plan, part), corpus, part, options, log));
     log.Info(absl::StrFormat(
         "validation at step %s: nll %.3f, BLEU %.2f (to English %.2f, from %.2f), chrF %.2f, "
         "%d directions, %s",

@@ -1,21 +1,28 @@
-// Scores of a model in training on the dev set, as `evaluate` gives them.
+// Scores of a model in training on the dev set, as `evaluate` gives them: every replica's pipeline
+// translates its share of the sentences, and the figures are those of one rank, bit for bit.
 #pragma once
 
 #include "absl/status/statusor.h"
 
 #include "parallel/base/logging.h"
+#include "proto/plan.pb.h"
 #include "proto/report.pb.h"
 #include "proto/run.pb.h"
 #include "trainer/data/corpus.h"
-#include "trainer/decode/score.h"
-#include "trainer/decode/scorer.h"
+#include "trainer/rank_part.h"
 
 namespace deepnet {
 
 // nll, BLEU and chrF of the first train.validate_sentences of every direction of data.directions
 // that the dev set has; no directions at all if it has none. Shows its progress and prints one
 // line.
-absl::StatusOr<EvalRecord> Validate(const RunSpec& run, const Corpus& corpus, Scorer& scorer,
-                                    PairScorer& pair_scorer, int64_t step, Logger& log);
+//
+// Collective over part.world: `part` is what MakeRankPart made of `run`, `whole` and `plan`, with
+// current working copies (Refresh), and every rank gets the same record. A peer may take four times
+// parallel.step_timeout_seconds to compute rows, and 16 times where it waits for other replicas;
+// what happens then: trainer/decode/pipeline_link.h.
+absl::StatusOr<EvalRecord> Validate(const RunSpec& run, const Inventory& whole, const Plan& plan,
+                                    const Corpus& corpus, RankPart& part, int64_t step,
+                                    Logger& log);
 
 }  // namespace deepnet

@@ -40,6 +40,12 @@ size_t EndOfSlice(std::span<const std::vector<int32_t>> sources, size_t begin, i
   return end;
 }
 
+int DecoderLayers(const Transformer& model) {
+  int layers = 0;
+  for (const Chunk& chunk : model.chunks()) layers += chunk.decoder().size();
+  return layers;
+}
+
 }  // namespace
 
 struct ModelScorer::State : public DecoderState {
@@ -80,12 +86,14 @@ struct ModelScorer::State : public DecoderState {
   int64_t self_rows = 0;                                  // rows of self_caches in use
 };
 
-ModelScorer::ModelScorer(Transformer& model)
-    : model_(model), kept_(model.MakeActivations(/*shared=*/true)) {}
+ModelScorer::ModelScorer(Transformer& model, PipelineLink* link)
+    : model_(model),
+      link_(link),
+      num_layers_(DecoderLayers(model)),
+      kept_(model.MakeActivations(/*shared=*/true)) {}
 
 std::unique_ptr<DecoderState> ModelScorer::Start(std::span<const std::vector<int32_t>> sources) {
   auto state = std::make_unique<State>(*this);
-  const int layers = model_.spec().decoder_layers();
   const int64_t d = model_.spec().width();
   int64_t tokens = 0, longest = 0;
   for (const std::vector<int32_t>& source : sources) {
@@ -94,12 +102,12 @@ std::unique_ptr<DecoderState> ModelScorer::Start(std::span<const std::vector<int
     state->memory_lengths.push_back(static_cast<int32_t>(source.size()));
   }
   std::vector<at::Tensor> kv_R2D;
-  for (int i = 0; i < layers; ++i) {
+  for (int i = 0; i < num_layers_; ++i) {
     kv_R2D.push_back(at::empty({tokens, 2 * d}, model_.ops().Operand()));
     state->memory_caches.push_back({kv_R2D[i].narrow(1, 0, d), kv_R2D[i].narrow(1, d, d)});
   }
   state->self_caches = std::exchange(spare_caches_, {});
-  while (state->self_caches.size() < static_cast<size_t>(layers)) {
+  while (state->self_caches.size() < static_cast<size_t>(num_layers_)) {
     state->self_caches.push_back(
         {at::empty({0, d}, model_.ops().Operand()), at::empty({0, d}, model_.ops().Operand())});
   }
@@ -110,10 +118,14 @@ std::unique_ptr<DecoderState> ModelScorer::Start(std::span<const std::vector<int
     const size_t end = EndOfSlice(sources, begin, model_.capacity().source_tokens());
     const PackedSources packed = PackSources(sources.subspan(begin, end - begin));
     const PackedRows rows = RowsOf(packed.side, packed.pairs, static_cast<int>(end - begin));
-    model_.Encode(rows, *kept_);
+    EncodeSlice(rows);
     std::vector<at::Tensor> slices;
     for (const at::Tensor& kv : kv_R2D) slices.push_back(kv.narrow(0, first, rows.count));
-    model_.FillMemoryCaches(rows, *kept_, slices);
+    std::span<const at::Tensor> left = slices;
+    for (const Chunk& chunk : model_.chunks()) {
+      chunk.FillMemoryCaches(rows, kept_->values.memory_RD, left);
+      left = left.subspan(chunk.decoder().size());
+    }
     for (size_t s = begin; s < end; ++s) {
       int32_t* list = state->memory.entries.data() + s * longest;
       for (size_t p = 0; p < sources[s].size(); ++p) list[p] = static_cast<int32_t>(first++);
@@ -121,6 +133,22 @@ std::unique_ptr<DecoderState> ModelScorer::Start(std::span<const std::vector<int
     begin = end;
   }
   return state;
+}
+
+// On return values.memory_RD holds the encoder's output wherever decoder layers want it.
+void ModelScorer::EncodeSlice(const PackedRows& rows) {
+  const Flow& values = kept_->values;
+  bool here = link_ == nullptr;
+  for (int i = 0; i < static_cast<int>(model_.chunks().size()); ++i) {
+    const Chunk& chunk = model_.chunks()[i];
+    if (!chunk.has_source()) continue;
+    if (link_ && chunk.inputs().source) link_->ReceiveBefore(i, rows.count, values.source_RD);
+    chunk.Encode({.source = rows}, values, model_.work(), kept_->kept);
+    if (link_ && chunk.outputs().source) link_->SendBehind(i, rows.count, values.source_RD);
+    if (link_ && chunk.ends_encoder()) link_->SendMemory(rows.count, values.memory_RD);
+    here = here || chunk.ends_encoder();
+  }
+  if (!here && num_layers_ > 0) link_->ReceiveMemory(rows.count, values.memory_RD);
 }
 
 void ModelScorer::Reorder(DecoderState& decoder_state, std::span<const int32_t> parents) {
@@ -138,6 +166,7 @@ void ModelScorer::Step(DecoderState& decoder_state, std::span<const int32_t> tok
   const int64_t rows = state.num_rows(), vocabulary = vocabulary_size();
   DEEPNET_CHECK_EQ(static_cast<int64_t>(tokens.size()), rows);
   DEEPNET_CHECK_LT(state.position, model_.spec().max_positions());
+  DEEPNET_CHECK_EQ(log_probs != nullptr, model_.chunks().back().has_output());
 
   for (KeyValueCache& cache : state.self_caches) {
     if (state.self_rows + rows <= cache.keys_ND.size(0)) continue;
@@ -168,14 +197,17 @@ void ModelScorer::Step(DecoderState& decoder_state, std::span<const int32_t> tok
                           lengths.data() + begin};
     const CacheIndex memory{state.memory.entries.data() + begin * state.memory.stride,
                             state.memory.stride, state.memory_lengths.data() + begin};
+    if (log_probs == nullptr) {
+      StepSlice(state, slice, self, memory, state.self_rows + begin, at::Tensor());
+      continue;
+    }
     const at::Tensor out =
         at::from_blob(log_probs + begin * vocabulary, {count, vocabulary}, at::kFloat);
     const bool in_place =
         model_.ops().Stream().device().is_cpu() && model_.ops().Stream().dtype() == at::kFloat;
     const at::Tensor logits =
         in_place ? out : at::empty({count, vocabulary}, model_.ops().Stream());
-    model_.DecodeStep(slice, state.self_caches, state.self_rows + begin, self, state.memory_caches,
-                      memory, *kept_, logits);
+    StepSlice(state, slice, self, memory, state.self_rows + begin, logits);
     model_.ops().LogSoftmax(count, logits);
     if (!in_place) out.copy_(logits);
   }
@@ -183,34 +215,24 @@ void ModelScorer::Step(DecoderState& decoder_state, std::span<const int32_t> tok
   ++state.position;
 }
 
-ModelPairScorer::ModelPairScorer(Transformer& model)
-    : model_(model), kept_(model.MakeActivations(/*shared=*/true)) {}
-
-std::vector<double> ModelPairScorer::LogProbabilities(std::span<const IdPair> pairs) {
-  const MicrobatchSpec& spec = model_.capacity();
-  const Capacity capacity{spec.source_tokens(), spec.target_tokens(), spec.sentences()};
-  std::vector<double> result;
-  std::vector<float> token_nll(spec.target_tokens());
-  for (size_t begin = 0; begin < pairs.size();) {
-    MicrobatchBuilder builder(capacity);
-    size_t end = begin;
-    for (; end < pairs.size(); ++end) {
-      const EncodedPair pair{pairs[end].source, pairs[end].target};
-      if (!builder.HasRoom(pair)) break;
-      builder.Add(static_cast<uint32_t>(end - begin), pair);
-    }
-    DEEPNET_CHECK(end > begin) << "a pair of " << pairs[begin].source.size() << " and "
-                               << pairs[begin].target.size() << " tokens exceeds the capacity";
-    const Microbatch mb = std::move(builder).Build();
-    model_.Forward(mb, 0, 0, /*training=*/false, {}, *kept_, token_nll.data());
-    for (int s = 0; s < mb.num_sentences; ++s) {
-      double sum = 0.0;
-      for (int r = mb.target.offsets[s]; r < mb.target.offsets[s + 1]; ++r) sum -= token_nll[r];
-      result.push_back(sum);
-    }
-    begin = end;
+void ModelScorer::StepSlice(State& state, const PackedRows& rows, const CacheIndex& self,
+                            const CacheIndex& memory, int64_t first_row,
+                            const at::Tensor& logits_RV) {
+  const at::Tensor& target_RD = kept_->values.target_RD;
+  DecodeCaches caches{.self = state.self_caches,
+                      .first_row = first_row,
+                      .self_index = self,
+                      .memory = state.memory_caches,
+                      .memory_index = memory};
+  for (int i = 0; i < static_cast<int>(model_.chunks().size()); ++i) {
+    const Chunk& chunk = model_.chunks()[i];
+    if (!chunk.has_target()) continue;
+    if (link_ && chunk.inputs().target) link_->ReceiveBefore(i, rows.count, target_RD);
+    chunk.DecodeStep(rows, kept_->values, caches, model_.work(), kept_->kept, logits_RV);
+    if (link_ && chunk.outputs().target) link_->SendBehind(i, rows.count, target_RD);
+    caches.self = caches.self.subspan(chunk.decoder().size());
+    caches.memory = caches.memory.subspan(chunk.decoder().size());
   }
-  return result;
 }
 
 }  // namespace deepnet

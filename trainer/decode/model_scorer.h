@@ -5,12 +5,17 @@
 // capacity are computed in slices; rows do not influence each other, so slices change nothing. The
 // memory of a state's cache serves the next one, so the scorer keeps that of the state that ended
 // last.
+//
+// A rank of a pipeline is the same scorer over its own chunks, with a PipelineLink for what comes
+// from the chunks before them and goes to those behind: all ranks are given the same calls, and
+// only the one with the output layer has results (pipeline_scorer.h).
 #pragma once
 
 #include <memory>
 #include <vector>
 
 #include "trainer/data/batcher.h"
+#include "trainer/decode/pipeline_link.h"
 #include "trainer/decode/score.h"
 #include "trainer/decode/scorer.h"
 #include "trainer/model/transformer.h"
@@ -19,18 +24,26 @@ namespace deepnet {
 
 class ModelScorer : public Scorer {
  public:
-  // `model` has current working copies (Refresh) and outlives this.
-  explicit ModelScorer(Transformer& model);
+  // `model` has current working copies (Refresh) and, like `link`, outlives this. Without a link
+  // the model is whole, in one chunk or several.
+  explicit ModelScorer(Transformer& model, PipelineLink* link = nullptr);
 
   int64_t vocabulary_size() const override { return model_.spec().vocabulary_size(); }
   std::unique_ptr<DecoderState> Start(std::span<const std::vector<int32_t>> sources) override;
   void Reorder(DecoderState& state, std::span<const int32_t> parents) override;
+  // `log_probs` is null on ranks without the output layer.
   void Step(DecoderState& state, std::span<const int32_t> tokens, float* log_probs) override;
 
  private:
   struct State;
 
+  void EncodeSlice(const PackedRows& rows);
+  void StepSlice(State& state, const PackedRows& rows, const CacheIndex& self,
+                 const CacheIndex& memory, int64_t first_row, const at::Tensor& logits_RV);
+
   Transformer& model_;
+  PipelineLink* const link_;
+  const int num_layers_;  // of the decoder, on this rank
   std::unique_ptr<Activations> kept_;
   std::vector<KeyValueCache> spare_caches_;  // a layer each, of a state that is gone; or none
 };
@@ -38,12 +51,17 @@ class ModelScorer : public Scorer {
 // Log-probabilities through the training forward pass: all positions of a target at once.
 class ModelPairScorer : public PairScorer {
  public:
-  explicit ModelPairScorer(Transformer& model);
+  // As above.
+  explicit ModelPairScorer(Transformer& model, PipelineLink* link = nullptr);
 
+  // Zeros on ranks without the output layer.
   std::vector<double> LogProbabilities(std::span<const IdPair> pairs) override;
 
  private:
+  void Forward(const Microbatch& microbatch, float* token_nll);
+
   Transformer& model_;
+  PipelineLink* const link_;
   std::unique_ptr<Activations> kept_;
 };
 

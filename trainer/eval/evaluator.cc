@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <fstream>
 #include <set>
+#include <span>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -61,12 +62,10 @@ absl::StatusOr<std::vector<Route>> Routes(const Corpus& corpus, const EvaluateOp
 }
 
 // Nats per target token over the pairs that the model takes.
-double MeanNll(PairScorer& scorer, const std::vector<IdPair>& pairs) {
+double MeanNll(const SentenceScores& scores) {
   double sum = 0.0;
-  int64_t tokens = 0;
-  for (const double log_p : scorer.LogProbabilities(pairs)) sum -= log_p;
-  for (const IdPair& pair : pairs) tokens += static_cast<int64_t>(pair.target.size());
-  return tokens > 0 ? sum / static_cast<double>(tokens) : 0.0;
+  for (const double log_p : scores.log_probabilities) sum -= log_p;
+  return scores.num_tokens > 0 ? sum / static_cast<double>(scores.num_tokens) : 0.0;
 }
 
 void WriteLines(const std::string& file, const std::vector<std::string>& lines) {
@@ -100,7 +99,9 @@ class Evaluator {
           absl::StrCat("direction ", route.Name(), ": the model has no such language"));
     }
     const TagFrame tags = MakeTagFrame(options_.tags, *source_tag, *target_tag);
-    ASSIGN_OR_RETURN(const std::vector<std::string> hypotheses, Translate(text.source, tags));
+    ASSIGN_OR_RETURN(const SentenceScores scores,
+                     Gather(options_.share, ScoreSentences(text, tags)));
+    const std::vector<std::string>& hypotheses = scores.hypotheses;
 
     DirectionScore score;
     score.set_direction(route.Name());
@@ -114,8 +115,8 @@ class Evaluator {
       ASSIGN_OR_RETURN(const BleuTokenizer pieces, MakeSentencePieceTokenizer(options_.spm_file));
       score.set_spbleu(CorpusBleu(hypotheses, text.target, pieces).score);
     }
-    score.set_nll(Nll(text, tags));
-    if (!options_.output_folder.empty()) {
+    score.set_nll(MeanNll(scores));
+    if (!options_.output_folder.empty() && options_.share.part == 0) {
       std::filesystem::create_directories(options_.output_folder);
       WriteLines(absl::StrCat(options_.output_folder, "/", route.Name(), ".hyp"), hypotheses);
       WriteLines(absl::StrCat(options_.output_folder, "/", route.Name(), ".ref"), text.target);
@@ -124,7 +125,28 @@ class Evaluator {
   }
 
  private:
-  absl::StatusOr<std::vector<std::string>> Translate(const std::vector<std::string>& texts,
+  // This evaluator's share of them.
+  absl::StatusOr<SentenceScores> ScoreSentences(const ParallelSentences& text,
+                                                const TagFrame& tags) const {
+    const SentenceRange range = RangeOf(options_.share, text.source.size());
+    SentenceScores scores;
+    ASSIGN_OR_RETURN(scores.hypotheses, Translate(text, range, tags));
+    std::vector<IdPair> pairs;
+    for (size_t i = range.first; i < range.end; ++i) {
+      IdPair pair{FrameIds(tags.source, vocabulary_.Encode(text.source[i]), 0),
+                  FrameIds(tags.target, vocabulary_.Encode(text.target[i]), 0)};
+      const size_t longest = std::max(pair.source.size(), pair.target.size());
+      if (options_.max_positions > 0 && longest > static_cast<size_t>(options_.max_positions))
+        continue;
+      scores.num_tokens += static_cast<int64_t>(pair.target.size());
+      pairs.push_back(std::move(pair));
+    }
+    scores.log_probabilities = pair_scorer_.LogProbabilities(pairs);
+    return scores;
+  }
+
+  absl::StatusOr<std::vector<std::string>> Translate(const ParallelSentences& text,
+                                                     const SentenceRange& range,
                                                      const TagFrame& tags) const {
     ASSIGN_OR_RETURN(SearchOptions search,
                      MakeSearchOptions(options_.decode, vocabulary_.TagIds()));
@@ -133,23 +155,12 @@ class Evaluator {
                           {.search = std::move(search),
                            .batch_tokens = options_.decode.batch_tokens(),
                            .max_positions = options_.max_positions});
-    ASSIGN_OR_RETURN(const std::vector<Translation> translations, translator.Translate(texts));
+    const auto sources = std::span(text.source).subspan(range.first, range.end - range.first);
+    ASSIGN_OR_RETURN(const std::vector<Translation> translations,
+                     translator.Translate(sources, static_cast<int64_t>(range.first)));
     std::vector<std::string> hypotheses;
     for (const Translation& t : translations) hypotheses.push_back(t.best[0].text);
     return hypotheses;
-  }
-
-  double Nll(const ParallelSentences& text, const TagFrame& tags) const {
-    std::vector<IdPair> pairs;
-    for (size_t i = 0; i < text.source.size(); ++i) {
-      IdPair pair{FrameIds(tags.source, vocabulary_.Encode(text.source[i]), 0),
-                  FrameIds(tags.target, vocabulary_.Encode(text.target[i]), 0)};
-      const size_t longest = std::max(pair.source.size(), pair.target.size());
-      if (options_.max_positions > 0 && longest > static_cast<size_t>(options_.max_positions))
-        continue;
-      pairs.push_back(std::move(pair));
-    }
-    return MeanNll(pair_scorer_, pairs);
   }
 
   Scorer& scorer_;

@@ -13,6 +13,7 @@
 #include "trainer/data/corpus.h"
 #include "trainer/decode/score.h"
 #include "trainer/decode/scorer.h"
+#include "trainer/eval/evaluate_share.h"
 
 namespace deepnet {
 
@@ -25,14 +26,17 @@ struct EvaluateOptions {
   std::string spm_file;                 // SentencePiece model of spBLEU; empty: no spBLEU
   std::string output_folder;            // where <direction>.hyp and .ref go; empty: nowhere
   TagStyle tags = TARGET_TAG_ON_SOURCE;
-  DecodeSpec decode;  // its defaults filled in
+  DecodeSpec decode;    // its defaults filled in
+  EvaluateShare share;  // who else scores the same; default: nobody
 };
 
 // Called with what is being done and the share of directions that are.
 using EvaluateProgress = std::function<void(const std::string& direction, double fraction)>;
 
 // Pairs longer than max_positions are cut for translation and left out of nll. Directions come out
-// in order of name. Errors (no such direction or split) carry ExitCode::kData.
+// in order of name. Errors (no such direction or split) carry ExitCode::kData. Scores are the same
+// bits whether one evaluator or several share the sentences, as far as rows of `scorer` are
+// independent.
 absl::StatusOr<EvalRecord> Evaluate(Scorer& scorer, PairScorer& pair_scorer, const Corpus& corpus,
                                     const Vocabulary& vocabulary, const EvaluateOptions& options,
                                     const EvaluateProgress& progress);

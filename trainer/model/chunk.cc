@@ -188,17 +188,43 @@ void Chunk::ForwardTarget(const MicrobatchPass& pass, const Flow& values, ChunkW
                         .memory = &memory,
                         .memory_work = &work.source};
   const Stream stream = TargetStream(values.target_RD, work);
-  if (target_embedding_) {
-    target_embedding_->Forward(stack.context, stream, kept.target_mask);
-  } else {
-    FillOperand(stack.context, stream);
-  }
+  EnterDecoder(stack.context, stream, kept);
   decoder_.Forward(stack, stream, kept.decoder, work.decoder);
-  FinishDecoder(stack.context, stream, kept);
+  LeaveDecoder(stack.context, stream, kept);
 }
 
-void Chunk::FinishDecoder(const PassContext& pass, const Stream& stream, Kept& kept) const {
+void Chunk::EnterDecoder(const PassContext& pass, const Stream& stream, Kept& kept) const {
+  if (target_embedding_) {
+    target_embedding_->Forward(pass, stream, kept.target_mask);
+  } else {
+    FillOperand(pass, stream);
+  }
+}
+
+void Chunk::LeaveDecoder(const PassContext& pass, const Stream& stream, Kept& kept) const {
   if (decoder_norm_) decoder_norm_->Forward(pass, stream, kept.decoder_norm);
+}
+
+void Chunk::FillMemoryCaches(const PackedRows& source, const at::Tensor& memory_RD,
+                             std::span<const at::Tensor> kv_R2D) const {
+  const PassContext pass{.ops = &ops_, .rows = &source, .keep = false};
+  const Memory memory{.rows = &source, .value_RD = memory_RD, .gradient_RD = {}};
+  for (int i = 0; i < decoder_.size(); ++i) decoder_.layers()[i].FillCache(pass, memory, kv_R2D[i]);
+}
+
+void Chunk::DecodeStep(const PackedRows& rows, const Flow& values, const DecodeCaches& caches,
+                       ChunkWorkspace& work, Kept& kept, const at::Tensor& logits_RV) const {
+  const PassContext pass{.ops = &ops_, .rows = &rows, .keep = false};
+  const Stream stream = TargetStream(values.target_RD, work);
+  std::vector<DecoderLayer::Saved>& saved = kept.decoder.saved;
+  EnterDecoder(pass, stream, kept);
+  for (int i = 0; i < decoder_.size(); ++i) {
+    decoder_.layers()[i].Step(pass, stream, work.target, saved[i % saved.size()], caches.self[i],
+                              caches.first_row, caches.self_index, caches.memory[i],
+                              caches.memory_index);
+  }
+  LeaveDecoder(pass, stream, kept);
+  if (output_) output_->Logits(pass, stream.operand_RD, logits_RV);
 }
 
 void Chunk::Backward(const MicrobatchPass& pass, Flow& gradients, const at::Tensor& memory_RD,

@@ -20,6 +20,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 
 #include <ATen/core/Tensor.h>
 
@@ -74,6 +75,16 @@ struct CutTensors {
 // Before layer `position` of the whole chain; none at its ends.
 CutTensors CutBefore(const Inventory& whole, int position);
 
+// Incremental decoding: keys and values of a chunk's decoder layers, one cache a layer, and the
+// rows of them that each hypothesis looks at.
+struct DecodeCaches {
+  std::span<KeyValueCache> self;  // a step appends its rows from first_row on
+  int64_t first_row = 0;
+  CacheIndex self_index;
+  std::span<const KeyValueCache> memory;
+  CacheIndex memory_index;
+};
+
 // Buffers that the chunks of a rank share: they hold nothing that another action needs.
 struct ChunkWorkspace {
   Workspace source, target;
@@ -107,8 +118,6 @@ class Chunk {
   bool has_output() const { return output_.has_value(); }
   const EncoderStack& encoder() const { return encoder_; }
   const DecoderStack& decoder() const { return decoder_; }
-  const OutputLayer& output() const { return *output_; }
-  const Embedding& target_embedding() const { return *target_embedding_; }
 
   // `work` must outlive the result.
   Kept MakeKept(const ChunkWorkspace& work) const;
@@ -132,16 +141,27 @@ class Chunk {
   // Working copies of the weights, after the masters moved.
   void Refresh();
 
-  // The part of Forward up to the memory.
+  // --- decoding: each call does what the chunk's own layers have to do, the others nothing ---
+
+  // The part of Forward up to the memory. With has_source().
   void Encode(const MicrobatchPass& pass, const Flow& values, ChunkWorkspace& work,
               Kept& kept) const;
-  // PRE_LN: the norm behind the decoder; others: nothing.
-  void FinishDecoder(const PassContext& pass, const Stream& stream, Kept& kept) const;
+  // Keys and values of `memory_RD` (operand) for each decoder layer of the chunk: kv_R2D[layer]
+  // (operand, at least source.count rows).
+  void FillMemoryCaches(const PackedRows& source, const at::Tensor& memory_RD,
+                        std::span<const at::Tensor> kv_R2D) const;
+  // One more token for rows.count hypotheses; values.target_RD in and out as in Forward. With the
+  // output layer: `logits_RV` (stream) out. With has_target().
+  void DecodeStep(const PackedRows& rows, const Flow& values, const DecodeCaches& caches,
+                  ChunkWorkspace& work, Kept& kept, const at::Tensor& logits_RV) const;
+
+ private:
   // The streams of a flow, with the operand copy of `work` where types differ.
   Stream SourceStream(const at::Tensor& value_RD, const ChunkWorkspace& work) const;
   Stream TargetStream(const at::Tensor& value_RD, const ChunkWorkspace& work) const;
-
- private:
+  // What stands before and behind the decoder layers of the chunk.
+  void EnterDecoder(const PassContext& pass, const Stream& stream, Kept& kept) const;
+  void LeaveDecoder(const PassContext& pass, const Stream& stream, Kept& kept) const;
   PassContext Context(const MicrobatchPass& pass, const PackedRows& rows) const;
   void ForwardTarget(const MicrobatchPass& pass, const Flow& values, ChunkWorkspace& work,
                      Kept& kept) const;

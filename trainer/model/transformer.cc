@@ -1,5 +1,7 @@
 #include "trainer/model/transformer.h"
 
+#include <utility>
+
 #include <ATen/ATen.h>
 
 #include "parallel/base/check.h"
@@ -26,6 +28,17 @@ std::vector<Chunk> MakeChunks(const ModelSpec& spec, const MicrobatchSpec& capac
     chunks.emplace_back(spec, capacity, whole, chunk, ops, parameters);
   }
   return chunks;
+}
+
+// A layer of each kind, from whichever chunks have one.
+Chunk::Kept KeptForInference(const std::vector<Chunk>& chunks) {
+  Chunk::Kept kept;
+  for (const Chunk& chunk : chunks) {
+    Chunk::Kept own = chunk.MakeKeptForInference();
+    if (kept.encoder.saved.empty()) kept.encoder = std::move(own.encoder);
+    if (kept.decoder.saved.empty()) kept.decoder = std::move(own.decoder);
+  }
+  return kept;
 }
 
 }  // namespace
@@ -58,7 +71,7 @@ std::unique_ptr<Activations> Transformer::MakeActivations(bool shared) const {
   const std::vector<int64_t> source = {capacity_.source_tokens(), spec_.width()};
   const std::vector<int64_t> target = {capacity_.target_tokens(), spec_.width()};
   auto kept = std::make_unique<Activations>();
-  kept->kept = shared ? whole().MakeKeptForInference() : whole().MakeKept(work_);
+  kept->kept = shared ? KeptForInference(chunks_) : whole().MakeKept(work_);
   kept->values = {at::zeros(source, ops_.Stream()), at::zeros(source, ops_.Operand()),
                   at::zeros(target, ops_.Stream())};
   if (shared) return kept;
@@ -79,36 +92,6 @@ void Transformer::Backward(const Microbatch& microbatch, uint64_t seed, int64_t 
   Flow gradients = kept.gradients;
   whole().Backward(MakePass(microbatch, seed, step, /*training=*/true), gradients,
                    kept.values.memory_RD, work_, kept.kept);
-}
-
-void Transformer::Encode(const PackedRows& source, Activations& kept) {
-  whole().Encode({.source = source}, kept.values, work_, kept.kept);
-}
-
-void Transformer::FillMemoryCaches(const PackedRows& source, const Activations& kept,
-                                   const std::vector<at::Tensor>& kv_R2D) {
-  const PassContext pass{.ops = &ops_, .rows = &source, .keep = false};
-  const Memory memory{.rows = &source, .value_RD = kept.values.memory_RD, .gradient_RD = {}};
-  const std::vector<DecoderLayer>& layers = whole().decoder().layers();
-  for (size_t i = 0; i < layers.size(); ++i) layers[i].FillCache(pass, memory, kv_R2D[i]);
-}
-
-void Transformer::DecodeStep(const PackedRows& rows, std::vector<KeyValueCache>& self_caches,
-                             int64_t first_row, const CacheIndex& self_index,
-                             const std::vector<KeyValueCache>& memory_caches,
-                             const CacheIndex& memory_index, Activations& kept,
-                             const at::Tensor& logits_RV) {
-  const PassContext pass{.ops = &ops_, .rows = &rows, .keep = false};
-  const Stream stream = whole().TargetStream(kept.values.target_RD, work_);
-  std::vector<DecoderLayer::Saved>& saved = kept.kept.decoder.saved;
-  whole().target_embedding().Forward(pass, stream, {});
-  const std::vector<DecoderLayer>& layers = whole().decoder().layers();
-  for (size_t i = 0; i < layers.size(); ++i) {
-    layers[i].Step(pass, stream, work_.target, saved[i % saved.size()], self_caches[i], first_row,
-                   self_index, memory_caches[i], memory_index);
-  }
-  whole().FinishDecoder(pass, stream, kept.kept);
-  whole().output().Logits(pass, stream.operand_RD, logits_RV);
 }
 
 }  // namespace deepnet

@@ -2,8 +2,8 @@
 //
 // All arithmetic goes through Ops, all shapes are capacities fixed at construction. Nothing is
 // remembered between calls except in what is handed in, so that a pipeline can keep several
-// microbatches in flight. A whole model is one chunk, and can be run without a pipeline: loss,
-// gradients, decoding.
+// microbatches in flight. A whole model is one chunk, and can be run without a pipeline: loss and
+// gradients. Decoding goes chunk by chunk (trainer/decode/model_scorer.h).
 #pragma once
 
 #include <memory>
@@ -20,7 +20,8 @@
 
 namespace deepnet {
 
-// Everything one microbatch keeps in a whole model.
+// Everything one microbatch keeps in a whole model; in inference, all that passes through the
+// chunks of a rank need.
 struct Activations {
   Chunk::Kept kept;
   Flow values;     // residual streams; the encoder's output
@@ -47,9 +48,11 @@ class Transformer {
   // Working copies of all weights, after the masters moved.
   void Refresh();
 
-  // --- whole models ---
-  // `shared`: one layer's buffers serve all layers; for passes without backward.
+  // `shared`: one layer's buffers serve all layers of all chunks; for passes without backward.
+  // Otherwise for whole models.
   std::unique_ptr<Activations> MakeActivations(bool shared) const;
+
+  // --- whole models ---
 
   // Forward pass of `microbatch` with its loss, summed over its target tokens. With `training`:
   // dropout keyed by (seed, step), and the gradient of the output layer is already added.
@@ -58,17 +61,6 @@ class Transformer {
   // Adds the gradients of everything below the output layer. After Forward with `training` on the
   // same `kept`.
   void Backward(const Microbatch& microbatch, uint64_t seed, int64_t step, Activations& kept);
-
-  // Runs the encoder alone; kept.values.memory_RD holds the result.
-  void Encode(const PackedRows& source, Activations& kept);
-  // Keys and values of that memory, kv_R2D[layer] (operand, at least source.count rows).
-  void FillMemoryCaches(const PackedRows& source, const Activations& kept,
-                        const std::vector<at::Tensor>& kv_R2D);
-  // One decoder step for rows.count hypotheses; `logits_RV` (stream) out. Caches as in layers.h.
-  void DecodeStep(const PackedRows& rows, std::vector<KeyValueCache>& self_caches,
-                  int64_t first_row, const CacheIndex& self_index,
-                  const std::vector<KeyValueCache>& memory_caches, const CacheIndex& memory_index,
-                  Activations& kept, const at::Tensor& logits_RV);
 
  private:
   const Chunk& whole() const;  // DEEPNET_CHECKs that it is

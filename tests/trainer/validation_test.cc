@@ -1,0 +1,166 @@
+// Validation on many ranks (threads) against one rank, and against a plain evaluation of the whole
+// model.
+#include "trainer/validation.h"
+
+#include <cmath>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <google/protobuf/text_format.h>
+#include <gtest/gtest.h>
+
+#include "launch/defaults.h"
+#include "parallel/base/exit_code.h"
+#include "parallel/base/status_macros.h"
+#include "parallel/plan/planner.h"
+#include "tests/support/run_ranks.h"
+#include "tests/trainer/data/prepared_corpus.h"
+#include "trainer/decode/model_scorer.h"
+#include "trainer/eval/evaluator.h"
+#include "trainer/kernels/compute.h"
+#include "trainer/model/describe.h"
+
+namespace deepnet {
+namespace {
+
+struct Layout {
+  int stages = 1, replicas = 1;
+  std::string schedule = "1f1b";
+  int chunks_per_rank = 1;
+};
+
+class ValidationTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    testing::WriteOpus(folder_);
+    const auto report = testing::PrepareIn(
+        folder_, "opus100_folder: 'opus' languages: 'de' languages: 'en' languages: 'fr'");
+    ASSERT_TRUE(report.ok()) << report.status();
+    auto corpus = Corpus::Open(folder_.Path("out"));
+    ASSERT_TRUE(corpus.ok()) << corpus.status();
+    corpus_ = std::make_unique<Corpus>(*std::move(corpus));
+  }
+
+  RunSpec Run(TiedEmbeddings tied = TIE_ALL) const {
+    RunSpec run;
+    EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(
+        R"(seed: 3
+           model { encoder_layers: 4 decoder_layers: 5 width: 16 ffn_width: 32 heads: 2
+                   residual: DEEPNORM max_positions: 300 dropout: 0.1 }
+           data { folder: 'out' max_tokens: 150 microbatches_per_step: 12
+                  microbatch { source_tokens: 300 target_tokens: 40 sentences: 16 } }
+           optim { virtual_replicas: 2 }
+           compute { device: 'cpu' dtype: FLOAT32 matmul: NATIVE threads_per_rank: 1 }
+           parallel { recompute: NONE }
+           train { validate_sentences: 7 }
+           decode { beam_size: 2 max_tokens: 8 })",
+        &run));
+    run.mutable_model()->set_tied_embeddings(tied);
+    run = WithDefaults(run);
+    run.mutable_model()->set_vocabulary_size(static_cast<int>(corpus_->vocabulary().size()));
+    return run;
+  }
+
+  // What each rank of `layout` gets; `break_rank` has weights that are not numbers.
+  std::vector<absl::StatusOr<EvalRecord>> ValidateOnRanks(RunSpec run, const Layout& layout,
+                                                          int break_rank = -1) const {
+    ParallelSpec& parallel = *run.mutable_parallel();
+    parallel.set_pipeline_parallel_size(layout.stages);
+    parallel.set_data_parallel_size(layout.replicas);
+    parallel.set_chunks_per_rank(layout.chunks_per_rank);
+    if (layout.stages > 1) parallel.set_schedule(layout.schedule);
+    const Inventory whole = Describe(run.model(), run.data().microbatch());
+    const auto plan =
+        MakePlan(whole, run.data(), run.optim(), run.compute(), run.cluster(), run.parallel());
+    if (!plan.ok()) return {plan.status()};
+    const int ranks = layout.stages * layout.replicas;
+    std::vector<absl::StatusOr<EvalRecord>> records(ranks);
+    RunRanks(ranks, [&](Communicator& world) -> absl::Status {
+      std::ostringstream lines;
+      Logger log({.stream = &lines});
+      ASSIGN_OR_RETURN(const auto part, MakeRankPart(run, whole, *plan, world));
+      part->model->parameters().Initialize(run.seed());
+      if (world.rank() == break_rank) part->model->parameters().weights().fill_(std::nan(""));
+      part->model->Refresh();
+      auto& record = records[world.rank()];
+      record = Validate(run, whole, *plan, *corpus_, *part, /*step=*/30, log);
+      EXPECT_EQ(record.ok(), lines.str().find("validation at step 30") != std::string::npos);
+      return absl::OkStatus();  // nobody is ended before it has its answer
+    });
+    return records;
+  }
+
+  const testing::TempFolder folder_;
+  std::unique_ptr<Corpus> corpus_;
+};
+
+std::string WithoutTime(EvalRecord record) {
+  record.clear_seconds();
+  return record.DebugString();
+}
+
+// The obvious twin: the whole model and nobody else.
+absl::StatusOr<EvalRecord> EvaluateWhole(const RunSpec& run, const Corpus& corpus) {
+  ASSIGN_OR_RETURN(const auto ops, MakeOps(run.compute()));
+  Transformer model(run.model(), run.data().microbatch(), *ops, /*trainable=*/false);
+  model.parameters().Initialize(run.seed());
+  model.Refresh();
+  ModelScorer scorer(model);
+  ModelPairScorer pair_scorer(model);
+  return Evaluate(scorer, pair_scorer, corpus, corpus.vocabulary(),
+                  {.split = "dev",
+                   .sentences = run.train().validate_sentences(),
+                   .max_positions = static_cast<int>(run.data().microbatch().target_tokens()),
+                   .tags = run.data().tags(),
+                   .decode = run.decode()},
+                  [](const std::string&, double) {});
+}
+
+TEST_F(ValidationTest, EveryRankOfEveryLayoutGetsTheScoresOfOneModelBitForBit) {
+  for (const TiedEmbeddings tied : {TIE_ALL, TIE_NONE}) {
+    const RunSpec run = Run(tied);
+    auto expected = EvaluateWhole(run, *corpus_);
+    ASSERT_TRUE(expected.ok()) << expected.status();
+    EXPECT_EQ(expected->directions_size(), 4);
+    EXPECT_GT(expected->nll(), 0.0);
+    EXPECT_GT(expected->chrf(), 0.0);
+    expected->set_kind("validation");
+    expected->set_step(30);
+    for (const Layout& layout : {Layout{1, 1}, Layout{2, 1}, Layout{3, 1}, Layout{1, 2},
+                                 Layout{2, 2}, Layout{3, 2}, Layout{2, 1, "interleaved", 2},
+                                 Layout{3, 2, "interleaved", 2}, Layout{2, 2, "zb-v", 2}}) {
+      SCOPED_TRACE(::testing::Message()
+                   << layout.stages << " stages x " << layout.replicas << " " << layout.schedule);
+      for (const auto& record : ValidateOnRanks(run, layout)) {
+        ASSERT_TRUE(record.ok()) << record.status();
+        EXPECT_EQ(WithoutTime(*record), WithoutTime(*expected));
+      }
+    }
+  }
+}
+
+TEST_F(ValidationTest, ADirectionWithFewerSentencesThanReplicasCountsEachOnce) {
+  RunSpec run = Run();
+  run.mutable_train()->set_validate_sentences(1);
+  const auto alone = ValidateOnRanks(run, {1, 1}), shared = ValidateOnRanks(run, {1, 2});
+  for (const auto& record : shared) {
+    ASSERT_TRUE(record.ok()) << record.status();
+    EXPECT_EQ(WithoutTime(*record), WithoutTime(*alone[0]));
+  }
+}
+
+TEST_F(ValidationTest, WeightsThatAreNoNumbersOnOneReplicaAreEveryRanksError) {
+  const auto records = ValidateOnRanks(Run(), {2, 2}, /*break_rank=*/2);
+  ASSERT_EQ(records.size(), 4u);
+  for (const auto& record : records) {
+    EXPECT_EQ(GetExitCode(record.status()), ExitCode::kCheckpoint);
+    EXPECT_THAT(std::string(record.status().message()),
+                ::testing::HasSubstr("no finite log-probability"));
+  }
+}
+
+}  // namespace
+}  // namespace deepnet

@@ -1,0 +1,160 @@
+// An order is a list of integers: which call, on which state, with which arguments.
+#include "trainer/decode/pipeline_scorer.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <utility>
+
+#include "parallel/base/check.h"
+#include "parallel/base/status_macros.h"
+
+namespace deepnet {
+namespace {
+
+using IdLists = std::vector<std::vector<int32_t>>;
+
+enum class Call : int32_t { kStart, kReorder, kStep, kDrop, kScorePairs, kStop };
+
+struct Order {
+  Call call = Call::kStop;
+  int32_t state = 0;
+  std::span<const int32_t> arguments;
+};
+
+std::vector<int32_t> Pack(const Order& order) {
+  std::vector<int32_t> packed = {static_cast<int32_t>(order.call), order.state};
+  packed.insert(packed.end(), order.arguments.begin(), order.arguments.end());
+  return packed;
+}
+
+// `packed` must outlive the result.
+Order Unpack(std::span<const int32_t> packed) {
+  DEEPNET_CHECK(packed.size() >= 2) << "an order of " << packed.size() << " numbers";
+  return {static_cast<Call>(packed[0]), packed[1], packed.subspan(2)};
+}
+
+// Each list behind its length.
+void AddList(const std::vector<int32_t>& list, std::vector<int32_t>& packed) {
+  packed.push_back(static_cast<int32_t>(list.size()));
+  packed.insert(packed.end(), list.begin(), list.end());
+}
+
+IdLists UnpackLists(std::span<const int32_t> packed) {
+  IdLists lists;
+  while (!packed.empty()) {
+    const auto list = packed.subspan(1, static_cast<size_t>(packed[0]));
+    lists.emplace_back(list.begin(), list.end());
+    packed = packed.subspan(1 + list.size());
+  }
+  return lists;
+}
+
+std::vector<int32_t> PackPairs(std::span<const IdPair> pairs) {
+  std::vector<int32_t> packed;
+  for (const IdPair& pair : pairs) {
+    AddList(pair.source, packed);
+    AddList(pair.target, packed);
+  }
+  return packed;
+}
+
+std::vector<IdPair> UnpackPairs(std::span<const int32_t> packed) {
+  IdLists lists = UnpackLists(packed);
+  std::vector<IdPair> pairs;
+  for (size_t i = 0; i + 1 < lists.size(); i += 2) {
+    pairs.push_back({std::move(lists[i]), std::move(lists[i + 1])});
+  }
+  return pairs;
+}
+
+}  // namespace
+
+// Goes with the driver's own part of it; the others are told.
+struct PipelineScorer::State : public DecoderState {
+  State(PipelineScorer& scorer, int32_t id, std::unique_ptr<DecoderState> own)
+      : scorer(scorer), id(id), own(std::move(own)) {}
+  ~State() override {
+    scorer.link_.SendOrder(Pack({Call::kDrop, id, {}}), scorer.link_.route().steppers);
+  }
+
+  int num_rows() const override { return own->num_rows(); }
+
+  PipelineScorer& scorer;
+  const int32_t id;  // by which the others know it
+  const std::unique_ptr<DecoderState> own;
+};
+
+std::unique_ptr<DecoderState> PipelineScorer::Start(std::span<const std::vector<int32_t>> sources) {
+  std::vector<int32_t> packed;
+  for (const std::vector<int32_t>& source : sources) AddList(source, packed);
+  const int32_t id = next_state_++;
+  link_.SendOrder(Pack({Call::kStart, id, packed}), link_.route().followers);
+  return std::make_unique<State>(*this, id, scorer_.Start(sources));
+}
+
+void PipelineScorer::Reorder(DecoderState& decoder_state, std::span<const int32_t> parents) {
+  auto& state = static_cast<State&>(decoder_state);
+  link_.SendOrder(Pack({Call::kReorder, state.id, parents}), link_.route().steppers);
+  scorer_.Reorder(*state.own, parents);
+}
+
+void PipelineScorer::Step(DecoderState& decoder_state, std::span<const int32_t> tokens,
+                          float* log_probs) {
+  auto& state = static_cast<State&>(decoder_state);
+  link_.SendOrder(Pack({Call::kStep, state.id, tokens}), link_.route().steppers);
+  scorer_.Step(*state.own, tokens, log_probs);
+  if (link_.status().ok()) return;
+  std::fill_n(log_probs, static_cast<int64_t>(tokens.size()) * vocabulary_size(),
+              std::numeric_limits<float>::quiet_NaN());
+}
+
+std::vector<double> PipelineScorer::LogProbabilities(std::span<const IdPair> pairs) {
+  link_.SendOrder(Pack({Call::kScorePairs, 0, PackPairs(pairs)}), link_.route().followers);
+  std::vector<double> log_probs = pair_scorer_.LogProbabilities(pairs);
+  if (!link_.status().ok()) {
+    std::fill(log_probs.begin(), log_probs.end(), std::numeric_limits<double>::quiet_NaN());
+  }
+  return log_probs;
+}
+
+absl::Status PipelineScorer::Stop() {
+  link_.SendOrder(Pack({Call::kStop, 0, {}}), link_.route().followers);
+  return link_.Finish();
+}
+
+absl::Status ServePipeline(Transformer& model, PipelineLink& link) {
+  ModelScorer scorer(model, &link);
+  ModelPairScorer pair_scorer(model, &link);
+  const std::vector<int>& steppers = link.route().steppers;
+  const bool steps = std::count(steppers.begin(), steppers.end(), link.route().rank) > 0;
+  std::map<int32_t, std::unique_ptr<DecoderState>> states;
+  while (true) {
+    const std::vector<int32_t> packed = link.ReceiveOrder();
+    RETURN_IF_ERROR(link.status());
+    const Order order = Unpack(packed);
+    switch (order.call) {
+      case Call::kStart: {
+        auto state = scorer.Start(UnpackLists(order.arguments));
+        if (steps) states[order.state] = std::move(state);
+        break;
+      }
+      case Call::kReorder:
+        scorer.Reorder(*states.at(order.state), order.arguments);
+        break;
+      case Call::kStep:
+        scorer.Step(*states.at(order.state), order.arguments, nullptr);
+        break;
+      case Call::kDrop:
+        states.erase(order.state);
+        break;
+      case Call::kScorePairs:
+        pair_scorer.LogProbabilities(UnpackPairs(order.arguments));
+        break;
+      case Call::kStop:
+        return link.Finish();
+    }
+  }
+}
+
+}  // namespace deepnet

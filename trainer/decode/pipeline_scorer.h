@@ -1,0 +1,63 @@
+// Search and scoring through a pipeline: the rank with the output layer drives, the others follow.
+//
+//   driver      Start, Reorder, Step, ...   an order of some integers to the others, then its own
+//   part followers   ServePipeline               carry out one order after the other, until told to
+//   stop
+//
+// Every rank carries out the same calls on a ModelScorer of its own chunks: the lists of a search
+// are everywhere, keys and values where the layers are, and what crosses a cut is one row of
+// `width` numbers a hypothesis and step. Log-probabilities stay on the driver. Results are those of
+// ModelScorer over the whole model, bit for bit.
+//
+// Example, on each rank of a pipeline:
+//   PipelineLink link(route, comm, limits);
+//   if (route.rank != route.driver) return ServePipeline(model, link);
+//   PipelineScorer scorer(model, link);
+//   ... Search(scorer, batch, options) ...
+//   return scorer.Stop();
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+
+#include "trainer/decode/model_scorer.h"
+#include "trainer/decode/pipeline_link.h"
+#include "trainer/decode/score.h"
+#include "trainer/decode/scorer.h"
+#include "trainer/model/transformer.h"
+
+namespace deepnet {
+
+// The driver's side. After an error of the link, log-probabilities are NaN, so that a search ends.
+class PipelineScorer : public Scorer, public PairScorer {
+ public:
+  // `model`, the chunks of this rank, and `link` outlive this.
+  PipelineScorer(Transformer& model, PipelineLink& link)
+      : link_(link), scorer_(model, &link), pair_scorer_(model, &link) {}
+
+  int64_t vocabulary_size() const override { return scorer_.vocabulary_size(); }
+  std::unique_ptr<DecoderState> Start(std::span<const std::vector<int32_t>> sources) override;
+  void Reorder(DecoderState& state, std::span<const int32_t> parents) override;
+  void Step(DecoderState& state, std::span<const int32_t> tokens, float* log_probs) override;
+  std::vector<double> LogProbabilities(std::span<const IdPair> pairs) override;
+
+  // Ends ServePipeline on the other ranks. Once, when no state is left. The first error of all.
+  absl::Status Stop();
+
+ private:
+  struct State;
+
+  PipelineLink& link_;
+  ModelScorer scorer_;
+  ModelPairScorer pair_scorer_;
+  int32_t next_state_ = 0;
+};
+
+// What the other ranks do meanwhile: until the driver stops, or the first error.
+absl::Status ServePipeline(Transformer& model, PipelineLink& link);
+
+}  // namespace deepnet
