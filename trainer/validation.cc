@@ -61,12 +61,12 @@ LinkLimits LimitsOf(const RunSpec& run) {
 
 // A driver's part: its error is the pipeline's if that broke, because others follow from it.
 absl::StatusOr<EvalRecord> Drive(const Corpus& corpus, const EvaluateOptions& options,
-                                 PipelineScorer& scorer, Logger& log) {
-  absl::StatusOr<EvalRecord> record =
-      Evaluate(scorer, scorer, corpus, corpus.vocabulary(), options,
-               [&log](const std::string& direction, double fraction) {
-                 log.Show({.label = "validate", .fraction = fraction, .figures = direction});
-               });
+                                 PipelineScorer& scorer, const ShowProgress& show) {
+  absl::StatusOr<EvalRecord> record = Evaluate(scorer, scorer, corpus, corpus.vocabulary(), options,
+                                               [&](const std::string& direction, double fraction) {
+                                                 show(direction, fraction);
+                                                 scorer.Show(direction, fraction);
+                                               });
   RETURN_IF_ERROR(scorer.Stop());
   return record;
 }
@@ -90,13 +90,16 @@ absl::StatusOr<EvalRecord> EvaluateOnAllRanks(const RunSpec& run, const Pipeline
   ASSIGN_OR_RETURN(const auto drivers,
                    part.world->Split(drives ? 0 : Communicator::kNoGroup, part.replica));
   PipelineLink link(route, *pipeline, LimitsOf(run));
+  const ShowProgress show = [&log](const std::string& direction, double fraction) {
+    log.Show({.label = "validate", .fraction = fraction, .figures = direction});
+  };
   absl::StatusOr<EvalRecord> record = EvalRecord();
   if (drives) {
     options.share = ShareOf(part, drivers.get());
     PipelineScorer scorer(*part.model, link);
-    record = Drive(corpus, options, scorer, log);
+    record = Drive(corpus, options, scorer, show);
   } else {
-    RETURN_IF_ERROR(ServePipeline(*part.model, link));
+    RETURN_IF_ERROR(ServePipeline(*part.model, link, show));
   }
   RETURN_IF_ERROR(link.status());  // the job has ended with it
   RETURN_IF_ERROR(AgreeOnStatus(*part.world, record.status()));

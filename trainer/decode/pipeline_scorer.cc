@@ -14,7 +14,9 @@ namespace {
 
 using IdLists = std::vector<std::vector<int32_t>>;
 
-enum class Call : int32_t { kStart, kReorder, kStep, kDrop, kScorePairs, kStop };
+constexpr double kWhole = 10000;  // a fraction of 1, as an order has it
+
+enum class Call : int32_t { kStart, kReorder, kStep, kDrop, kScorePairs, kShow, kStop };
 
 struct Order {
   Call call = Call::kStop;
@@ -118,12 +120,18 @@ std::vector<double> PipelineScorer::LogProbabilities(std::span<const IdPair> pai
   return log_probs;
 }
 
+void PipelineScorer::Show(const std::string& what, double fraction) {
+  std::vector<int32_t> packed = {static_cast<int32_t>(fraction * kWhole)};
+  packed.insert(packed.end(), what.begin(), what.end());
+  link_.SendOrder(Pack({Call::kShow, 0, packed}), link_.route().followers);
+}
+
 absl::Status PipelineScorer::Stop() {
   link_.SendOrder(Pack({Call::kStop, 0, {}}), link_.route().followers);
   return link_.Finish();
 }
 
-absl::Status ServePipeline(Transformer& model, PipelineLink& link) {
+absl::Status ServePipeline(Transformer& model, PipelineLink& link, const ShowProgress& show) {
   ModelScorer scorer(model, &link);
   ModelPairScorer pair_scorer(model, &link);
   const std::vector<int>& steppers = link.route().steppers;
@@ -150,6 +158,10 @@ absl::Status ServePipeline(Transformer& model, PipelineLink& link) {
         break;
       case Call::kScorePairs:
         pair_scorer.LogProbabilities(UnpackPairs(order.arguments));
+        break;
+      case Call::kShow:
+        if (!show) break;
+        show({order.arguments.begin() + 1, order.arguments.end()}, order.arguments[0] / kWhole);
         break;
       case Call::kStop:
         return link.Finish();

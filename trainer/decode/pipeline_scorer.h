@@ -18,8 +18,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -45,6 +47,9 @@ class PipelineScorer : public Scorer, public PairScorer {
   void Step(DecoderState& state, std::span<const int32_t> tokens, float* log_probs) override;
   std::vector<double> LogProbabilities(std::span<const IdPair> pairs) override;
 
+  // Calls `show` of ServePipeline on the other ranks.
+  void Show(const std::string& what, double fraction);
+
   // Ends ServePipeline on the other ranks. Once, when no state is left. The first error of all.
   absl::Status Stop();
 
@@ -57,7 +62,10 @@ class PipelineScorer : public Scorer, public PairScorer {
   int32_t next_state_ = 0;
 };
 
+// Told what is being done and which share of all is.
+using ShowProgress = std::function<void(const std::string& what, double fraction)>;
+
 // What the other ranks do meanwhile: until the driver stops, or the first error.
-absl::Status ServePipeline(Transformer& model, PipelineLink& link);
+absl::Status ServePipeline(Transformer& model, PipelineLink& link, const ShowProgress& show = {});
 
 }  // namespace deepnet

@@ -215,6 +215,30 @@ TEST(PipelineScorer, StatesThatLiveAtTheSameTimeDoNotMeet) {
   EXPECT_EQ(whole, cut);
 }
 
+TEST(PipelineScorer, ProgressIsShownOnTheOtherRanks) {
+  const ModelSpec spec = Spec(TIE_ALL, DEEPNORM);
+  const Layout layout = MakeLayout(MakeLooped(2, 1));
+  std::vector<std::string> shown;
+  const auto statuses = RunRanks(2, [&](Communicator& comm) -> absl::Status {
+    const auto ops = MakeRankOps(FLOAT32);
+    Transformer model(spec, Capacity(), *ops, false, ChunksOf(layout, comm.rank()));
+    PipelineLink link(
+        MakePipelineRoute(Describe(spec, Capacity()), layout.ends, layout.placement, comm.rank()),
+        comm, {});
+    if (comm.rank() == 0) {
+      return ServePipeline(model, link, [&](const std::string& what, double fraction) {
+        shown.push_back(absl::StrCat(what, " ", fraction));
+      });
+    }
+    PipelineScorer scorer(model, link);
+    scorer.Show("de-en", 0.0);
+    scorer.Show("en-de", 0.25);
+    return scorer.Stop();
+  });
+  EXPECT_TRUE(FirstError(statuses).ok()) << FirstError(statuses);
+  EXPECT_THAT(shown, ::testing::ElementsAre("de-en 0", "en-de 0.25"));
+}
+
 TEST(PipelineRoute, NamesWhoNeedsTheMemoryAndWhoSteps) {
   const Layout layout{{2, 5, 6, 10, 11}, {.rank_of_chunk = {0, 1, 2, 3, 1}}};
   const ModelSpec spec = Spec(TIE_ALL, DEEPNORM);
