@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
 #include "parallel/base/process_memory.h"
+#include "parallel/base/status_macros.h"
 #include "trainer/model/flops.h"
 
 namespace deepnet {
@@ -49,6 +51,42 @@ StepRecord StepReport::Take(const Manifest& state, const StepResult& last) {
   loss_ = nll_ = finite_target_tokens_ = 0.0;
   source_tokens_ = target_tokens_ = positions_ = flops_ = seconds_ = 0.0;
   return record;
+}
+
+double RankMemory::Difference() const {
+  return static_cast<double>(measured - planned) /
+         static_cast<double>(std::max<int64_t>(1, planned));
+}
+
+std::string MemoryLine(std::span<const RankMemory> ranks) {
+  constexpr double kMiB = 1 << 20;
+  const auto worst =
+      std::max_element(ranks.begin(), ranks.end(), [](const RankMemory& x, const RankMemory& y) {
+        return std::abs(x.Difference()) < std::abs(y.Difference());
+      });
+  return absl::StrFormat("memory: planned %.1f MiB, measured %.1f MiB (%+.1f %%) on rank %d%s",
+                         static_cast<double>(worst->planned) / kMiB,
+                         static_cast<double>(worst->measured) / kMiB, 100 * worst->Difference(),
+                         worst - ranks.begin(),
+                         ranks.size() > 1 ? "; all others are nearer to the plan" : "");
+}
+
+absl::Status ReportMemory(const RankMemory& mine, Communicator& world, Logger& log) {
+  std::vector<RankMemory> ranks(world.size());
+  std::vector<Buffer> all;
+  for (RankMemory& rank : ranks) all.push_back(Buffer::Of(std::span(&rank, 1)));
+  ranks[world.rank()] = mine;
+  ASSIGN_OR_RETURN(const auto gathered, world.AllGather(all[world.rank()], all));
+  RETURN_IF_ERROR(gathered->Wait());
+  const bool apart = std::any_of(ranks.begin(), ranks.end(), [](const RankMemory& rank) {
+    return std::abs(rank.Difference()) > kMemoryTolerance;
+  });
+  if (apart) {
+    log.Warning(MemoryLine(ranks));
+  } else {
+    log.Info(MemoryLine(ranks));
+  }
+  return absl::OkStatus();
 }
 
 Progress ProgressOf(const StepRecord& record, const TrainSpec& train) {

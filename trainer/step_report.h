@@ -1,10 +1,15 @@
 // What a run says about its steps: sums since the last line, a record for metrics.jsonl, a line for
-// people.
+// people; once, what its ranks hold in memory.
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <string>
+
+#include "absl/status/status.h"
 
 #include "parallel/base/logging.h"
+#include "parallel/comm/communicator.h"
 #include "proto/checkpoint.pb.h"
 #include "proto/report.pb.h"
 #include "proto/run.pb.h"
@@ -32,7 +37,23 @@ class StepReport {
   double flops_ = 0.0, seconds_ = 0.0;
 };
 
-// The same for people, with how far the run is.
+// Bytes of one rank, as the plan counted them and as they are.
+struct RankMemory {
+  int64_t planned = 0, measured = 0;
+
+  double Difference() const;  // of the planned
+};
+
+// More than this is worth a warning.
+inline constexpr double kMemoryTolerance = 0.05;
+
+// Says which rank is farthest from its plan, after a first step. Collective over `world`.
+absl::Status ReportMemory(const RankMemory& mine, Communicator& world, Logger& log);
+
+// The line: "memory: planned 812.4 MiB, measured 820.1 MiB (+0.9 %) on rank 3, ...". [rank]
+std::string MemoryLine(std::span<const RankMemory> ranks);
+
+// A record for people, with how far the run is.
 Progress ProgressOf(const StepRecord& record, const TrainSpec& train);
 
 }  // namespace deepnet

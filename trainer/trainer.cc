@@ -26,6 +26,7 @@
 #include "trainer/run_start.h"
 #include "trainer/run_state.h"
 #include "trainer/step_report.h"
+#include "trainer/tensor_memory.h"
 #include "trainer/train_step.h"
 #include "trainer/validation.h"
 
@@ -50,7 +51,8 @@ class Trainer {
         options_(options),
         fs_(fs),
         log_(log),
-        world_(world) {}
+        world_(world),
+        memory_(run_.compute().device()) {}
 
   absl::Status Prepare();
   absl::Status Run();
@@ -65,6 +67,7 @@ class Trainer {
   absl::StatusOr<Agreement> AgreeAfterStep(double seconds);
   void Count(const StepBatch& batch, const StepResult& result, double seconds);
   absl::Status Report(const StepResult& result);
+  absl::Status CompareMemory();
   absl::Status ValidateNow();
   absl::Status Save();
   absl::Status KeepBest();
@@ -77,6 +80,7 @@ class Trainer {
   FileSystem& fs_;
   Logger& log_;
   Communicator& world_;
+  TensorMemory memory_;
   std::unique_ptr<RankPart> part_;
   std::unique_ptr<BatchSource> batches_;
   std::unique_ptr<MetricsWriter> metrics_;
@@ -174,6 +178,7 @@ absl::StatusOr<Trainer::Agreement> Trainer::AgreeAfterStep(double seconds) {
 absl::Status Trainer::Run() {
   const TrainSpec& train = run_.train();
   const int64_t first_step = state_.step();
+  memory_.ForgetPeak();  // what loading took is over
   while (!Done()) {
     const double started = SecondsNow();
     auto batch = batches_->ForStep(state_.step());
@@ -185,6 +190,7 @@ absl::Status Trainer::Run() {
                       .watchdog = options_.watchdog}));
     ASSIGN_OR_RETURN(const Agreement agreed, AgreeAfterStep(SecondsNow() - started));
     Count(*batch, result, agreed.seconds);
+    if (state_.step() == first_step + 1) RETURN_IF_ERROR(CompareMemory());
     if (Done() || result.update.skipped ||
         state_.step() % std::max<int64_t>(1, train.log_every_steps()) == 0) {
       RETURN_IF_ERROR(Report(result));
@@ -221,6 +227,13 @@ absl::Status Trainer::Report(const StepResult& result) {
   if (leads()) RETURN_IF_ERROR(metrics_->Write(record));
   log_.Show(ProgressOf(record, run_.train()));
   return absl::OkStatus();
+}
+
+// The first step has allocated all that steps need.
+absl::Status Trainer::CompareMemory() {
+  return ReportMemory({.planned = start_.plan.stages(world_.rank()).memory().total(),
+                       .measured = memory_.peak_bytes() + part_->ops->OwnBytes()},
+                      world_, log_);
 }
 
 absl::Status Trainer::ValidateNow() {

@@ -101,7 +101,9 @@ void TransformerStage::BeginStep(const StepBatch& batch, int64_t step) {
     part.last_backward = -1;
     part.deferred.clear();
     part.early.clear();
-    for (InFlight& slot : part.in_flight) slot.microbatch = -1;
+    for (InFlight& slot : part.in_flight) {
+      if (slot.microbatch >= 0) Free(part, slot);  // an error ended the step
+    }
   }
   sums_->BeginStep();
 }
@@ -158,8 +160,7 @@ absl::Status TransformerStage::RunBackward(Part& part, int microbatch, DeferredW
   if (part.number > 0) {
     cuts_.Put({Way::kBackward, part.number, microbatch}, Only(layers.inputs(), gradients));
   }
-  slot.memory_RD = at::Tensor();
-  slot.microbatch = -1;
+  Free(part, slot);
   return absl::OkStatus();
 }
 
@@ -248,10 +249,17 @@ TransformerStage::InFlight& TransformerStage::Claim(Part& part, int microbatch) 
   for (InFlight& slot : part.in_flight) {
     if (slot.microbatch >= 0) continue;
     slot.microbatch = microbatch;
+    part.chunk->TakeLayers(pools_, model_.work(), slot.kept);
     return slot;
   }
-  part.in_flight.push_back({microbatch, part.chunk->MakeKept(model_.work()), {}, {}});
-  return part.in_flight.back();
+  InFlight slot{microbatch, part.chunk->MakeKeptFrom(pools_, model_.work()), {}, {}};
+  return part.in_flight.emplace_back(std::move(slot));
+}
+
+void TransformerStage::Free(const Part& part, InFlight& slot) {
+  part.chunk->GiveLayers(pools_, slot.kept);
+  slot.memory_RD = slot.dhidden_RD = at::Tensor();
+  slot.microbatch = -1;
 }
 
 TransformerStage::InFlight& TransformerStage::FindInFlight(Part& part, int microbatch) {

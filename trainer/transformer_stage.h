@@ -66,8 +66,8 @@ class TransformerStage : public Stage {
 
  private:
   struct InFlight {
-    int microbatch = -1;  // -1: free
-    Chunk::Kept kept;
+    int microbatch = -1;    // -1: free
+    Chunk::Kept kept;       // free: without its layers' part
     at::Tensor memory_RD;   // operand; where this chunk or a later one of the rank reads it
     at::Tensor dhidden_RD;  // stream; what the loss left
   };
@@ -89,6 +89,7 @@ class TransformerStage : public Stage {
   void MakeParts();
   Part& Find(int chunk);
   InFlight& Claim(Part& part, int microbatch);
+  void Free(const Part& part, InFlight& slot);
   InFlight& FindInFlight(Part& part, int microbatch);
   MicrobatchPass Pass(int microbatch) const;
   int ReplicaOf(int microbatch) const;
@@ -105,6 +106,7 @@ class TransformerStage : public Stage {
   std::unique_ptr<GradientSums> own_sums_;
   GradientSums* sums_;
   TensorPool deferred_pool_;
+  ChunkPools pools_;  // what chunks do not hold for a microbatch
   CutBuffers cuts_;
   std::vector<Part> parts_;
   const StepBatch* batch_ = nullptr;

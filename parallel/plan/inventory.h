@@ -68,6 +68,7 @@ struct Layer {
   // statistics), and elements that have the type of the products' operands.
   int64_t activation_bytes = 0;
   int64_t activation_operands = 0;     // elements
+  int64_t constant_bytes = 0;          // of what is looked up and never learned
   std::vector<BoundaryTensor> inputs;  // what crosses a cut before this layer, in order
 
   friend bool operator==(const Layer&, const Layer&) = default;

@@ -110,12 +110,58 @@ void AddParameters(const Inventory& inventory, const RankUse& rank, const Memory
                            std::min(2 * kPieceBytes, rank.foreign_bytes) / rank.num_replicas);
 }
 
-int64_t ActivationBytes(const Inventory& inventory, const RankUse& rank, const MemoryRules& rules) {
-  int64_t bytes = rank.deferred_bytes;
-  for (const ChunkUse& chunk : rank.chunks) {
-    bytes += chunk.slots * KeptBytes(inventory, chunk.layers, rank.recompute, rules);
+// What layers keep of one microbatch, by the kind that they share buffers with.
+struct KeptByKind {
+  int64_t encoder = 0, decoder = 0, others = 0;
+
+  int64_t Total() const { return encoder + decoder + others; }
+};
+
+KeptByKind KeptOf(const Inventory& inventory, LayerSpan span, const RecomputeChoice& recompute,
+                  const MemoryRules& rules) {
+  const bool by_segment = recompute.level == LAYER;
+  KeptByKind kept;
+  int in_stack = 0;  // layers of the same kind so far
+  for (int l = span.first; l < span.end; ++l) {
+    const Layer& layer = inventory.layers[l];
+    if (l > span.first && layer.kind != inventory.layers[l - 1].kind) in_stack = 0;
+    if (!IsBlock(layer)) {
+      kept.others += KeptByLayer(inventory, layer, NONE, rules);
+      continue;
+    }
+    int64_t& bytes = layer.kind == LayerKind::kEncoder ? kept.encoder : kept.decoder;
+    if (!by_segment) bytes += KeptByLayer(inventory, layer, recompute.level, rules);
+    if (by_segment ? in_stack % recompute.segment == 0 : in_stack == 0) {
+      const Sizes sizes = SizesOf(inventory, layer);
+      bytes += sizes.rows * sizes.width * (by_segment ? kFloatBytes : rules.operand_bytes);
+    }
+    ++in_stack;
   }
-  return bytes;
+  return kept;
+}
+
+// Each kind of layers has buffers for the moment at which it holds most; what is a chunk's own is
+// never lent.
+int64_t ActivationBytes(const Inventory& inventory, const RankUse& rank, const MemoryRules& rules) {
+  std::vector<KeptByKind> kept;
+  int64_t others = 0, all_slots = 0;
+  for (const ChunkUse& chunk : rank.chunks) {
+    kept.push_back(KeptOf(inventory, chunk.layers, rank.recompute, rules));
+    others += chunk.slots * kept.back().others;
+    all_slots += chunk.slots * (kept.back().encoder + kept.back().decoder);
+  }
+  if (rank.moments.empty()) return rank.deferred_bytes + others + all_slots;
+  int64_t most_encoder = 0, most_decoder = 0;
+  for (const std::vector<int>& moment : rank.moments) {
+    int64_t encoder = 0, decoder = 0;
+    for (size_t c = 0; c < kept.size(); ++c) {
+      encoder += moment[c] * kept[c].encoder;
+      decoder += moment[c] * kept[c].decoder;
+    }
+    most_encoder = std::max(most_encoder, encoder);
+    most_decoder = std::max(most_decoder, decoder);
+  }
+  return rank.deferred_bytes + others + most_encoder + most_decoder;
 }
 
 // Rows and widths of the two stacks as a rank has them; without rows where it has no layer.
@@ -124,10 +170,26 @@ struct Stacks {
   int memory_slots = 0;  // most microbatches of a chunk that takes the encoder memory
 };
 
+// Whether chunk c ends with the encoder and a later chunk of the rank reads what it made.
+bool MakesMemoryForLater(const Inventory& inventory, const RankUse& rank, size_t c) {
+  const auto decodes = [&](const ChunkUse& chunk) {
+    return inventory.layers[chunk.layers.end - 1].kind >= LayerKind::kTargetEmbedding;
+  };
+  const auto later = rank.chunks.begin() + static_cast<int64_t>(c) + 1;
+  const int end = rank.chunks[c].layers.end;
+  const bool made = end < static_cast<int>(inventory.layers.size()) &&
+                    inventory.layers[end].kind == LayerKind::kTargetEmbedding;
+  return made && std::any_of(later, rank.chunks.end(), decodes);
+}
+
 // The source's rows are also those of the memory, which decoder layers work on.
 Stacks StacksOf(const Inventory& inventory, const RankUse& rank) {
   Stacks stacks;
-  for (const ChunkUse& chunk : rank.chunks) {
+  for (size_t c = 0; c < rank.chunks.size(); ++c) {
+    const ChunkUse& chunk = rank.chunks[c];
+    if (MakesMemoryForLater(inventory, rank, c)) {
+      stacks.memory_slots = std::max(stacks.memory_slots, chunk.slots);
+    }
     for (int l = chunk.layers.first; l < chunk.layers.end; ++l) {
       const Layer& layer = inventory.layers[l];
       if (layer.kind == LayerKind::kEncoder && stacks.source.rows == 0) {
@@ -146,7 +208,7 @@ Stacks StacksOf(const Inventory& inventory, const RankUse& rank) {
 int64_t BoundaryBytes(const RankUse& rank, const Stacks& stacks, const MemoryRules& rules) {
   int64_t message = 0;
   for (const ChunkUse& chunk : rank.chunks) message = std::max(message, chunk.message_bytes);
-  const int64_t streams = 2 * (StreamBytes(stacks.source) + StreamBytes(stacks.target));
+  const int64_t streams = StreamBytes(stacks.source) + StreamBytes(stacks.target);
   const int64_t memory = stacks.source.rows * stacks.source.width * rules.operand_bytes;
   return kMessageSlots * message + streams + stacks.memory_slots * memory;
 }
@@ -157,6 +219,26 @@ int64_t BoundaryBytes(const RankUse& rank, const Stacks& stacks, const MemoryRul
 int64_t WorkspaceOf(const Sizes& s, const MemoryRules& rules) {
   const int64_t operands = (6 + (rules.operand_bytes == kFloatBytes ? 0 : 1)) * s.width + s.inner;
   return s.rows * (operands * rules.operand_bytes + 2 * s.width * kFloatBytes);
+}
+
+// The input of the widest weight gradient, packed.
+int64_t PackedOperand(const Sizes& s, const MemoryRules& rules) {
+  if (!rules.native) return 0;
+  const int64_t rows = (s.rows + kPackedRows - 1) / kPackedRows * kPackedRows;
+  return rows * std::max(s.inner, s.width) * rules.operand_bytes;
+}
+
+int64_t ConstantBytes(const Inventory& inventory, const RankUse& rank) {
+  int64_t bytes = 0;
+  ForEachLayer(inventory, rank, [&](const Layer& layer) { bytes += layer.constant_bytes; });
+  return bytes;
+}
+
+int64_t WorkspaceBytes(const Inventory& inventory, const RankUse& rank, const Stacks& stacks,
+                       const MemoryRules& rules) {
+  return WorkspaceOf(stacks.source, rules) + WorkspaceOf(stacks.target, rules) +
+         std::max(PackedOperand(stacks.source, rules), PackedOperand(stacks.target, rules)) +
+         ConstantBytes(inventory, rank);
 }
 
 // Buffers for what one layer, or one segment at LAYER, computes again.
@@ -186,7 +268,8 @@ int64_t LogitBytes(const Inventory& inventory, const RankUse& rank, const Memory
     if (layer.kind != LayerKind::kOutput) continue;
     const int64_t vocabulary = inventory.parameters[layer.parameters.front()].shape.front();
     const int64_t rows = std::min(kLogitRows, layer.inputs.front().shape.front());
-    bytes = rows * vocabulary * (kFloatBytes + rules.operand_bytes);
+    const bool in_place = rules.native && rules.operand_bytes == kFloatBytes;
+    bytes = rows * vocabulary * (kFloatBytes + (in_place ? 0 : rules.operand_bytes));
   }
   return bytes;
 }
@@ -200,29 +283,13 @@ MemoryRules MakeMemoryRules(const ComputeSpec& compute) {
   const bool library =
       compute.matmul() == LIBRARY || (compute.matmul() == MATMUL_UNSPECIFIED && !on_cpu);
   if (library) rules.num_packed_copies = rules.operand_bytes == 2 ? 1 : 0;
+  rules.native = !library;
   return rules;
 }
 
 int64_t KeptBytes(const Inventory& inventory, LayerSpan span, const RecomputeChoice& recompute,
                   const MemoryRules& rules) {
-  const bool by_segment = recompute.level == LAYER;
-  int64_t bytes = 0;
-  int in_stack = 0;  // layers of the same kind so far
-  for (int l = span.first; l < span.end; ++l) {
-    const Layer& layer = inventory.layers[l];
-    if (l > span.first && layer.kind != inventory.layers[l - 1].kind) in_stack = 0;
-    if (!IsBlock(layer)) {
-      bytes += KeptByLayer(inventory, layer, NONE, rules);
-      continue;
-    }
-    if (!by_segment) bytes += KeptByLayer(inventory, layer, recompute.level, rules);
-    if (by_segment ? in_stack % recompute.segment == 0 : in_stack == 0) {
-      const Sizes sizes = SizesOf(inventory, layer);
-      bytes += sizes.rows * sizes.width * (by_segment ? kFloatBytes : rules.operand_bytes);
-    }
-    ++in_stack;
-  }
-  return bytes;
+  return KeptOf(inventory, span, recompute, rules).Total();
 }
 
 int64_t PendingBytes(const Inventory& inventory, LayerSpan span, const MemoryRules& rules) {
@@ -268,7 +335,7 @@ MemoryEstimate EstimateMemory(const Inventory& inventory, const RankUse& rank,
   const Stacks stacks = StacksOf(inventory, rank);
   AddParameters(inventory, rank, rules, memory);
   memory.set_boundary(BoundaryBytes(rank, stacks, rules));
-  memory.set_workspace(WorkspaceOf(stacks.source, rules) + WorkspaceOf(stacks.target, rules));
+  memory.set_workspace(WorkspaceBytes(inventory, rank, stacks, rules));
   memory.set_logits(LogitBytes(inventory, rank, rules));
   UpdateRecompute(inventory, rank, rules, memory);
   return memory;

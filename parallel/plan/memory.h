@@ -14,6 +14,9 @@ namespace deepnet {
 struct MemoryRules {
   int64_t operand_bytes = 4;  // of one element of a product's operand: 4 or 2
   int num_packed_copies = 2;  // of every multiplied matrix: forward and backward layout
+  // This project's kernels: float32 logits become their gradient in place, and the input of a
+  // weight gradient is packed, kPackedRows rows at a time, before it is multiplied.
+  bool native = true;
 };
 
 // Rules of `compute`. What is still left to the program is taken at its larger form.
@@ -49,6 +52,10 @@ struct ChunkUse {
 // A rank as memory sees it.
 struct RankUse {
   std::vector<ChunkUse> chunks;
+  // [..][chunk]: what is in flight at moments when no other moment has as much of every chunk.
+  // Chunks lend each other buffers, so this may be less than all `slots` together. Empty: it is
+  // not.
+  std::vector<std::vector<int>> moments;
   RecomputeChoice recompute;
   int64_t deferred_bytes = 0;  // most that deferred weight gradients of all chunks hold at once
   int partial_sums = 0;        // gradients of virtual replicas that wait for their sum
@@ -62,13 +69,14 @@ struct RankUse {
 //   gradients       4 bytes per parameter and use: each use of a tied one has its own
 //   partial_sums    as many again for each sum that waits
 //   moments         8 bytes per parameter, divided by the replicas
-//   activations     what each layer keeps, for every microbatch in flight, and what deferred weight
-//                   gradients hold
-//   boundary        the streams that run through its chunks and their gradients; the encoder memory
-//                   of every microbatch in flight; kMessageSlots of what crosses the cuts of a
-//                   chunk
+//   activations     what each layer keeps, for as many microbatches as are in flight at once, and
+//                   what deferred weight gradients hold; layers of one kind share buffers
+//   boundary        the stream or gradient that runs through a chunk, one for each stack; the
+//                   encoder memory of every microbatch in flight; kMessageSlots of what crosses
+//                   the cuts of a chunk
 //   recompute       what one layer or segment computes again
-//   workspace       what is only used inside one sub-layer, a set for each stack's rows
+//   workspace       what is only used inside one sub-layer, a set for each stack's rows; operands
+//                   packed for weight gradients; constants
 //   logits          logits and their gradient, at most kLogitRows rows
 //   communication   other replicas' parts of this rank's share, of kPiecesInFlight pieces; other
 //                   stages' uses of a piece of a tied tensor (docs/design/sharding.md)
@@ -81,6 +89,8 @@ void UpdateRecompute(const Inventory& inventory, const RankUse& rank, const Memo
 
 // Rows of logits that exist at once.
 inline constexpr int64_t kLogitRows = 512;
+// Rows that are packed together for a weight gradient.
+inline constexpr int64_t kPackedRows = 256;
 // A message that is being filled or read and one that is on its way.
 inline constexpr int64_t kMessageSlots = 2;
 inline constexpr int64_t kPieceBytes = int64_t{64} << 20;

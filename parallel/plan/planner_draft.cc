@@ -85,7 +85,8 @@ std::vector<RecomputeChoice> ChooseForAll(const Request& request,
 InFlight ClaimedInFlight(const Request& request, const Layout& layout, const Cuts& cuts) {
   const int chunks = cuts.placement.NumChunks();
   InFlight claimed{.slots = std::vector<int>(chunks, 1),
-                   .deferred_bytes = std::vector<int64_t>(cuts.placement.NumRanks(), 0)};
+                   .deferred_bytes = std::vector<int64_t>(cuts.placement.NumRanks(), 0),
+                   .moments = {}};
   if (request.custom.has_value()) return claimed;
   const std::vector<int> claims = ClaimedAlive(layout.schedule, ShapeOf(request, layout));
   const bool splits = FindScheduleKind(layout.schedule)->splits_backward;

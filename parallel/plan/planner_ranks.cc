@@ -1,6 +1,8 @@
 #include "parallel/plan/planner_ranks.h"
 
 #include <algorithm>
+#include <functional>
+#include <map>
 #include <utility>
 
 #include "parallel/plan/crossing.h"
@@ -62,11 +64,47 @@ int PartialSums(int folds) {
   return buffers;
 }
 
+// Adds `now` unless some moment has as much of everything; drops those that it has as much as.
+void AddMoment(const std::vector<int>& now, std::vector<std::vector<int>>& moments) {
+  const auto covers = [](const std::vector<int>& x, const std::vector<int>& y) {
+    return std::equal(x.begin(), x.end(), y.begin(), std::greater_equal<int>());
+  };
+  for (const std::vector<int>& moment : moments) {
+    if (covers(moment, now)) return;
+  }
+  std::erase_if(moments, [&](const std::vector<int>& moment) { return covers(now, moment); });
+  moments.push_back(now);
+}
+
+// What is in flight on a rank at its fullest moments, by its chunks in chain order.
+std::vector<std::vector<int>> FullestMoments(const std::vector<Action>& actions) {
+  std::map<int, size_t> place;  // of a chunk among the rank's
+  for (const Action& action : actions) place[action.chunk] = 0;
+  size_t next = 0;
+  for (auto& [chunk, index] : place) index = next++;
+  std::vector<int> now(place.size(), 0);
+  std::vector<std::vector<int>> moments;
+  bool grew = false;
+  for (const Action& action : actions) {
+    int& alive = now[place[action.chunk]];
+    if (action.op == Op::kForward) {
+      ++alive;
+      grew = true;
+    }
+    if (action.op != Op::kBackward && action.op != Op::kBackwardInput) continue;
+    if (grew) AddMoment(now, moments);
+    grew = false;
+    --alive;
+  }
+  if (grew) AddMoment(now, moments);
+  return moments;
+}
+
 }  // namespace
 
 InFlight CountInFlight(const Schedule& schedule, std::span<const int64_t> pending_bytes) {
   std::vector<int> now(pending_bytes.size(), 0);
-  InFlight most{.slots = now, .deferred_bytes = {}};
+  InFlight most{.slots = now, .deferred_bytes = {}, .moments = {}};
   for (const std::vector<Action>& actions : schedule.actions) {
     int64_t deferred = 0, most_deferred = 0;
     for (const Action& action : actions) {
@@ -78,6 +116,7 @@ InFlight CountInFlight(const Schedule& schedule, std::span<const int64_t> pendin
       if (action.op == Op::kBackwardWeight) deferred -= pending_bytes[c];
     }
     most.deferred_bytes.push_back(most_deferred);
+    most.moments.push_back(FullestMoments(actions));
   }
   return most;
 }
@@ -113,6 +152,7 @@ std::vector<RankUse> MakeRankUses(const Request& request, const Cuts& cuts,
   for (size_t r = 0; r < ranks.size(); ++r) {
     RankUse& rank = ranks[r];
     rank.deferred_bytes = in_flight.deferred_bytes[r];
+    if (!in_flight.moments.empty()) rank.moments = in_flight.moments[r];
     rank.partial_sums = request.one_sum_per_rank ? 0 : PartialSums(folds);
     rank.num_replicas = replicas;
     rank.foreign_bytes = ForeignBytes(*request.inventory, tables, rank);

@@ -15,6 +15,7 @@ namespace deepnet {
 struct InFlight {
   std::vector<int> slots;               // [chunk] most microbatches between F and the end of B or I
   std::vector<int64_t> deferred_bytes;  // [rank] most between I and the end of W, all chunks
+  std::vector<std::vector<std::vector<int>>> moments;  // [rank] RankUse::moments; empty: not known
 };
 
 // Of `schedule`, which has passed CheckSchedule. pending_bytes[c]: of one microbatch of chunk c.

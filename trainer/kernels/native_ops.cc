@@ -3,6 +3,8 @@
 #include "trainer/kernels/native_ops.h"
 
 #include <algorithm>
+#include <atomic>
+#include <memory>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -63,14 +65,22 @@ native::RowIds IdsOf(const PackedRows* rows) {
 
 class NativeWeight : public Weight {
  public:
+  // `bytes` counts the packed copies of all living weights.
   NativeWeight(const native::KernelTable& table, Tensor master, native::Element element,
-               bool backward)
+               bool backward, std::shared_ptr<std::atomic<int64_t>> bytes)
       : master_OI(std::move(master)),
         packed(table, master_OI.size(0), master_OI.size(1), element,
-               backward ? native::PackedFor::kTraining : native::PackedFor::kInference) {}
+               backward ? native::PackedFor::kTraining : native::PackedFor::kInference),
+        bytes_(std::move(bytes)) {
+    *bytes_ += packed.bytes();
+  }
+  ~NativeWeight() override { *bytes_ -= packed.bytes(); }
 
   Tensor master_OI;
   native::PackedWeight packed;
+
+ private:
+  std::shared_ptr<std::atomic<int64_t>> bytes_;
 };
 
 const native::PackedWeight& PackedOf(const Weight& w) {
@@ -106,12 +116,16 @@ class NativeOps : public Ops {
     return at::TensorOptions(at::kCPU).dtype(at::kFloat);
   }
   at::TensorOptions Operand() const override { return at::TensorOptions(at::kCPU).dtype(operand_); }
+  int64_t OwnBytes() const override {
+    return *packed_bytes_ + workspace_.bytes() + scratch_.num_bytes();
+  }
 
   std::unique_ptr<Weight> MakeWeight(Tensor master_OI, bool backward) override {
     DEEPNET_CHECK(master_OI.is_contiguous());
     const auto element =
         operand_ == at::kBFloat16 ? native::Element::kBfloat16 : native::Element::kFloat32;
-    return std::make_unique<NativeWeight>(table_, std::move(master_OI), element, backward);
+    return std::make_unique<NativeWeight>(table_, std::move(master_OI), element, backward,
+                                          packed_bytes_);
   }
   void Refresh(Weight& weight) override {
     auto& w = static_cast<NativeWeight&>(weight);
@@ -377,6 +391,7 @@ class NativeOps : public Ops {
   native::ThreadPool pool_;
   native::Workspace workspace_;
   native::Scratch scratch_;
+  std::shared_ptr<std::atomic<int64_t>> packed_bytes_ = std::make_shared<std::atomic<int64_t>>(0);
   Tensor logits_, dlogits_;
   std::vector<float> row_nll_, row_loss_;
 };

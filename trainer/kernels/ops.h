@@ -187,6 +187,9 @@ class Ops {
   virtual at::TensorOptions Stream() const = 0;   // type and device of the stream
   virtual at::TensorOptions Operand() const = 0;  // type and device of operands
 
+  // Memory held now that is not in tensors: working copies of living weights, scratch.
+  virtual int64_t OwnBytes() const { return 0; }
+
   // A working copy of `master_OI` (stream, contiguous; shared, not copied). With `backward`, also
   // in the form LinearBackwardInput wants. Filled by Refresh.
   virtual std::unique_ptr<Weight> MakeWeight(at::Tensor master_OI, bool backward) = 0;

@@ -126,13 +126,28 @@ Chunk::Chunk(const ModelSpec& spec, const MicrobatchSpec& capacity, const Invent
 }
 
 Chunk::Kept Chunk::MakeKept(const ChunkWorkspace& work) const {
-  Kept kept{.encoder = encoder_.MakeKept(work.source),
-            .decoder = decoder_.MakeKept(work.target, &work.source)};
+  ChunkPools empty;
+  return MakeKeptFrom(empty, work);
+}
+
+Chunk::Kept Chunk::MakeKeptFrom(ChunkPools& pools, const ChunkWorkspace& work) const {
+  Kept kept;
+  TakeLayers(pools, work, kept);
   if (source_embedding_) kept.source_mask = source_embedding_->MakeMask(ops_, source_capacity_);
   if (target_embedding_) kept.target_mask = target_embedding_->MakeMask(ops_, target_capacity_);
   if (encoder_norm_) kept.encoder_norm = encoder_norm_->MakeState(ops_, source_capacity_);
   if (decoder_norm_) kept.decoder_norm = decoder_norm_->MakeState(ops_, target_capacity_);
   return kept;
+}
+
+void Chunk::GiveLayers(ChunkPools& pools, Kept& kept) const {
+  encoder_.GiveKept(pools.encoder, kept.encoder);
+  decoder_.GiveKept(pools.decoder, kept.decoder);
+}
+
+void Chunk::TakeLayers(ChunkPools& pools, const ChunkWorkspace& work, Kept& kept) const {
+  kept.encoder = encoder_.TakeKept(pools.encoder, work.source);
+  kept.decoder = decoder_.TakeKept(pools.decoder, work.target, &work.source);
 }
 
 Chunk::Kept Chunk::MakeKeptForInference() const {
@@ -267,15 +282,17 @@ void Chunk::Refresh() {
 ChunkWorkspace MakeChunkWorkspace(const ModelSpec& spec, const MicrobatchSpec& capacity,
                                   const Ops& ops, const std::vector<Chunk>& chunks) {
   const int64_t s = capacity.source_tokens(), t = capacity.target_tokens();
-  const auto any_target = std::any_of(chunks.begin(), chunks.end(),
-                                      [](const Chunk& chunk) { return chunk.has_target(); });
+  const auto any = [&](const auto& has) { return std::any_of(chunks.begin(), chunks.end(), has); };
+  const bool decodes = any([](const Chunk& chunk) { return chunk.decoder().size() > 0; });
+  const bool encodes = any([](const Chunk& chunk) { return chunk.encoder().size() > 0; });
   // Decoder layers work on the rows of the memory too, which are the source's.
-  ChunkWorkspace work{
-      .source = Workspace(spec, ops, s, HighestLevel(chunks, /*decoder_only=*/false)),
-      .target = Workspace(spec, ops, any_target ? t : 0, HighestLevel(chunks, true))};
+  ChunkWorkspace work{.source = Workspace(spec, ops, encodes || decodes ? s : 0,
+                                          HighestLevel(chunks, /*decoder_only=*/false)),
+                      .target = Workspace(spec, ops, decodes ? t : 0, HighestLevel(chunks, true))};
   if (!SameTypes(ops)) {
     work.source_operand_RD = at::zeros({s, spec.width()}, ops.Operand());
-    if (any_target) work.target_operand_RD = at::zeros({t, spec.width()}, ops.Operand());
+    if (any([](const Chunk& chunk) { return chunk.has_target(); }))
+      work.target_operand_RD = at::zeros({t, spec.width()}, ops.Operand());
   }
   for (const Chunk& chunk : chunks) {
     chunk.encoder().Prepare(work.encoder);

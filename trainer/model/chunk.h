@@ -93,6 +93,12 @@ struct ChunkWorkspace {
   SegmentWorkspace<DecoderLayer> decoder;
 };
 
+// Buffers that the chunks of a rank keep microbatches in by turns.
+struct ChunkPools {
+  KeptPool<EncoderLayer> encoder;
+  KeptPool<DecoderLayer> decoder;
+};
+
 class Chunk {
  public:
   // What one microbatch keeps from Forward to Backward.
@@ -119,8 +125,13 @@ class Chunk {
   const EncoderStack& encoder() const { return encoder_; }
   const DecoderStack& decoder() const { return decoder_; }
 
-  // `work` must outlive the result.
+  // `work`, the same for all chunks of a rank, must outlive the result.
   Kept MakeKept(const ChunkWorkspace& work) const;
+  Kept MakeKeptFrom(ChunkPools& pools, const ChunkWorkspace& work) const;  // TakeLayers included
+  // What layers keep goes to `pools` when a microbatch is done, and comes back for another one,
+  // perhaps of another chunk of the rank. Masks and norms of this chunk alone stay in `kept`.
+  void GiveLayers(ChunkPools& pools, Kept& kept) const;
+  void TakeLayers(ChunkPools& pools, const ChunkWorkspace& work, Kept& kept) const;
   // One layer's buffers for all; for passes without backward.
   Kept MakeKeptForInference() const;
 

@@ -168,6 +168,9 @@ void Builder::KeepEmbedding(Layer& layer, int64_t rows) const {
   layer.activation_bytes =
       kBytesOfFloat * rows * Width() + MaskBytes(rows, Width(), model.dropout());
   layer.activation_operands = rows * Width();
+  if (model.positions() != LEARNED) {
+    layer.constant_bytes = kBytesOfFloat * int64_t{model.max_positions()} * Width();
+  }
 }
 
 void Builder::AddSourceEmbedding() {

@@ -4,7 +4,9 @@
 #include "trainer/model/layer_stack.h"
 
 #include <algorithm>
+#include <iterator>
 #include <type_traits>
+#include <utility>
 
 #include <ATen/ATen.h>
 
@@ -36,6 +38,15 @@ void RunBackward(const DecoderLayer& layer, const StackPass& pass, const Upstrea
 }
 
 bool SameTypes(const Ops& ops) { return ops.Operand().dtype() == ops.Stream().dtype(); }
+
+// One of `free`, or what `make` makes.
+template <typename T, typename Make>
+T TakeOrMake(std::vector<T>& free, const Make& make) {
+  if (free.empty()) return make();
+  T taken = std::move(free.back());
+  free.pop_back();
+  return taken;
+}
 
 }  // namespace
 
@@ -75,19 +86,39 @@ auto LayerStack<LayerT>::MakeSaved(Recompute level, const Workspace* work,
 template <typename LayerT>
 auto LayerStack<LayerT>::MakeKept(const Workspace& work, const Workspace* memory_work) const
     -> Kept {
+  KeptPool<LayerT> empty;
+  return TakeKept(empty, work, memory_work);
+}
+
+template <typename LayerT>
+auto LayerStack<LayerT>::TakeKept(KeptPool<LayerT>& pool, const Workspace& work,
+                                  const Workspace* memory_work) const -> Kept {
+  const auto zeros = [&](const at::TensorOptions& options) {
+    return at::zeros({capacity_, width_}, options);
+  };
   Kept kept;
   if (size() == 0) return kept;
   if (by_segment()) {
     for (int i = 0; i < NumSegments(); ++i) {
-      kept.inputs_RD.push_back(at::zeros({capacity_, width_}, ops_.Stream()));
+      kept.inputs_RD.push_back(TakeOrMake(pool.inputs_RD, [&] { return zeros(ops_.Stream()); }));
     }
     return kept;
   }
-  kept.first_RD = at::zeros({capacity_, width_}, ops_.Operand());
+  kept.first_RD = TakeOrMake(pool.first_RD, [&] { return zeros(ops_.Operand()); });
   for (int i = 0; i < size(); ++i) {
-    kept.saved.push_back(MakeSaved(options_.level, &work, memory_work));
+    kept.saved.push_back(TakeOrMake(pool.saved[options_.level],
+                                    [&] { return MakeSaved(options_.level, &work, memory_work); }));
   }
   return kept;
+}
+
+template <typename LayerT>
+void LayerStack<LayerT>::GiveKept(KeptPool<LayerT>& pool, Kept& kept) const {
+  std::vector<Saved>& saved = pool.saved[options_.level];
+  std::move(kept.saved.begin(), kept.saved.end(), std::back_inserter(saved));
+  if (kept.first_RD.defined()) pool.first_RD.push_back(std::move(kept.first_RD));
+  std::move(kept.inputs_RD.begin(), kept.inputs_RD.end(), std::back_inserter(pool.inputs_RD));
+  kept = {};
 }
 
 template <typename LayerT>

@@ -15,6 +15,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -50,6 +51,14 @@ struct SegmentWorkspace {
   int held = -1;
 };
 
+// Buffers that stacks of one kind on a rank take for a microbatch and give back after it: each has
+// as many as all of them hold at once.
+template <typename LayerT>
+struct KeptPool {
+  std::map<Recompute, std::vector<typename LayerT::Saved>> saved;  // by what a stack keeps
+  std::vector<at::Tensor> first_RD, inputs_RD;
+};
+
 // LayerT: EncoderLayer or DecoderLayer.
 template <typename LayerT>
 class LayerStack {
@@ -71,6 +80,12 @@ class LayerStack {
   // `work` (of the stack's rows; for decoder layers also `memory_work`) must have been made with
   // this level or a higher one, and outlive the result.
   Kept MakeKept(const Workspace& work, const Workspace* memory_work = nullptr) const;
+  // The same out of `pool`, which makes what it lacks. All stacks that share a pool are given the
+  // same workspaces.
+  Kept TakeKept(KeptPool<LayerT>& pool, const Workspace& work,
+                const Workspace* memory_work = nullptr) const;
+  // After Backward: all of `kept`, which is empty then.
+  void GiveKept(KeptPool<LayerT>& pool, Kept& kept) const;
   // One layer's buffers for all: passes without backward, Step.
   Kept MakeKeptForInference() const;
   // Makes what segments of this stack need and `segment` does not have yet. Every stack that will

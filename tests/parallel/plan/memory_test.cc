@@ -34,11 +34,11 @@ TEST(Memory, CountsEveryCategoryOfAWholeModel) {
   // Two layers with the first input of each stack, and the gradient that the loss leaves.
   EXPECT_EQ(memory.activations(),
             3 * (2 * kState + 4 * (kEncoderOperands + kDecoderOperands) + 2 * kStream + kStream));
-  // Two streams with gradients; three memories.
-  EXPECT_EQ(memory.boundary(), 4 * kStream + 3 * kStream);
+  // Two streams; three memories.
+  EXPECT_EQ(memory.boundary(), 2 * kStream + 3 * kStream);
   EXPECT_EQ(memory.recompute(), 0);
-  EXPECT_EQ(memory.workspace(), 2 * 4 * kRows * (8 * kWidth + kInner));
-  EXPECT_EQ(memory.logits(), 2 * 4 * kRows * 10);
+  EXPECT_EQ(memory.workspace(), 2 * 4 * kRows * (8 * kWidth + kInner) + 4 * kPackedRows * kInner);
+  EXPECT_EQ(memory.logits(), 4 * kRows * 10);  // the gradient is made in their place
   EXPECT_EQ(memory.communication(), 0);
   EXPECT_EQ(memory.total(), memory.weights() + memory.working_copies() + memory.gradients() +
                                 memory.moments() + memory.activations() + memory.boundary() +
@@ -50,8 +50,8 @@ TEST(Memory, ARankPaysOnlyForItsOwnLayers) {
   const MemoryEstimate memory = EstimateMemory(Toy(1), encoder, {});
   EXPECT_EQ(memory.gradients(), 4 * (80 + kInner * kWidth));
   EXPECT_EQ(memory.working_copies(), 2 * 4 * kInner * kWidth);  // a table looked up is not packed
-  EXPECT_EQ(memory.boundary(), 2 * kStream);                    // no memory on an encoder's rank
-  EXPECT_EQ(memory.workspace(), 4 * kRows * (8 * kWidth + kInner));
+  EXPECT_EQ(memory.boundary(), kStream);                        // no memory on an encoder's rank
+  EXPECT_EQ(memory.workspace(), 4 * kRows * (8 * kWidth + kInner) + 4 * kPackedRows * kInner);
   EXPECT_EQ(memory.logits(), 0);
 }
 
@@ -61,6 +61,33 @@ TEST(Memory, ATiedTableOfTwoChunksIsHeldOnceAndSummedForEachUse) {
   EXPECT_EQ(memory.weights(), 4 * 80);
   EXPECT_EQ(memory.gradients(), 2 * 4 * 80);
   EXPECT_EQ(memory.moments(), 8 * 80);
+}
+
+TEST(Memory, ChunksThatAreNotFullTogetherShareBuffersOfOneKind) {
+  const Inventory inventory = Toy(4);  // layers 1..4 encode, 6..9 decode
+  RankUse rank{.chunks = {{.layers = {1, 2}, .slots = 3}, {.layers = {3, 5}, .slots = 3}}};
+  const auto bytes = [&] { return EstimateMemory(inventory, rank, {}).activations(); };
+  const int64_t layer = kState + 4 * kEncoderOperands, first = kStream;
+  EXPECT_EQ(bytes(), 3 * (layer + first) + 3 * (2 * layer + first));
+  rank.moments = {{3, 1}, {1, 3}};
+  EXPECT_EQ(bytes(), (layer + first) + 3 * (2 * layer + first));
+  // Layers of the other kind have other buffers: each kind is as full as it gets.
+  rank.chunks[1].layers = {6, 8};
+  const int64_t decoder = kState + 4 * kDecoderOperands;
+  EXPECT_EQ(bytes(), 3 * (layer + first) + 3 * (2 * decoder + first));
+}
+
+TEST(Memory, TheEncodersEndKeepsTheMemoryForALaterChunkOfItsRank) {
+  const Inventory inventory = Toy(1);
+  RankUse rank{.chunks = {{.layers = {1, 2}, .slots = 5}, {.layers = {3, 4}, .slots = 2}}};
+  EXPECT_EQ(EstimateMemory(inventory, rank, {}).boundary(), 2 * kStream + 5 * kStream);
+}
+
+TEST(Memory, ConstantsAreHeldOncePerLayer) {
+  Inventory inventory = Toy(1);
+  const int64_t without = EstimateMemory(inventory, Whole(inventory, 3), {}).workspace();
+  inventory.layers[0].constant_bytes = 1000;
+  EXPECT_EQ(EstimateMemory(inventory, Whole(inventory, 3), {}).workspace(), without + 1000);
 }
 
 TEST(Memory, EachLevelKeepsLess) {

@@ -1,0 +1,125 @@
+// The plan's bytes against what a rank really holds in a step: native kernels, float32.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "tests/trainer/memory_rig.h"
+#include "trainer/tensor_memory.h"
+
+namespace deepnet {
+namespace {
+
+using testing::MeasureRanks;
+using testing::RankBytes;
+
+constexpr double kTolerance = 0.05;         // planned against measured
+constexpr double kBoundedTolerance = 0.02;  // peaks of steps of different length
+
+// Small, but with all of a real run's parts: dropout, tied embeddings, several microbatches.
+RunSpec SmallRun(int layers, int microbatches) {
+  RunSpec run;
+  run.set_name("memory");
+  run.set_seed(3);
+  ModelSpec& model = *run.mutable_model();
+  model.set_encoder_layers(layers);
+  model.set_decoder_layers(layers);
+  model.set_width(64);
+  model.set_ffn_width(128);
+  model.set_heads(2);
+  model.set_residual(DEEPNORM);
+  model.set_dropout(0.1);
+  model.set_vocabulary_size(1024);
+  DataSpec& data = *run.mutable_data();
+  data.mutable_microbatch()->set_source_tokens(220);
+  data.mutable_microbatch()->set_target_tokens(200);
+  data.mutable_microbatch()->set_sentences(16);
+  data.set_microbatches_per_step(microbatches);
+  run.mutable_optim()->set_rate(1e-3);
+  run.mutable_parallel()->set_pipeline_parallel_size(1);
+  run.mutable_parallel()->set_data_parallel_size(1);
+  run.mutable_parallel()->set_recompute(NONE);
+  return run;
+}
+
+void ExpectAsPlanned(const std::vector<RankBytes>& ranks, const std::string& where) {
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    SCOPED_TRACE(where + ", rank " + std::to_string(r) + ": " + ranks[r].ToText());
+    EXPECT_EQ(ranks[r].state, ranks[r].PlannedState());
+    EXPECT_LE(std::abs(ranks[r].Difference()), kTolerance);
+  }
+}
+
+TEST(TensorMemory, CountsWhatTheThreadAllocatesUntilItIsFreed) {
+  TensorMemory memory("cpu");
+  {
+    const at::Tensor kept = at::zeros({1000}, at::kFloat);
+    { const at::Tensor passing = at::zeros({500}, at::kFloat); }
+    EXPECT_EQ(memory.live_bytes(), 4000);
+    EXPECT_EQ(memory.peak_bytes(), 6000);
+    memory.ForgetPeak();
+    EXPECT_EQ(memory.peak_bytes(), 4000);
+  }
+  EXPECT_EQ(memory.live_bytes(), 0);
+}
+
+TEST(TensorMemory, LeavesRawMemoryOfProductsAlone) {
+  const TensorMemory memory("cpu");
+  const at::Tensor x = at::ones({64, 512}, at::kFloat), w = at::ones({512, 512}, at::kFloat);
+  const int64_t before = memory.live_bytes();
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    EXPECT_EQ(at::mm(x.to(type), w.to(type)).sum().item<float>(), 64.0f * 512 * 512);
+  }
+  EXPECT_EQ(memory.live_bytes(), before);
+}
+
+TEST(PlannedMemory, OfALoneRankIsWhatItHoldsAtEveryLevelOfRecomputation) {
+  for (const Recompute level : {NONE, FFN, GEMM, LAYER}) {
+    RunSpec run = SmallRun(8, 3);
+    run.mutable_parallel()->set_recompute(level);
+    ExpectAsPlanned(MeasureRanks(run), Recompute_Name(level));
+  }
+}
+
+TEST(PlannedMemory, OfEveryStageOfAPipelineIsWhatItHolds) {
+  for (const Recompute level : {NONE, LAYER}) {
+    for (const int chunks : {1, 2}) {
+      RunSpec run = SmallRun(8, 8);
+      ParallelSpec& parallel = *run.mutable_parallel();
+      parallel.set_recompute(level);
+      parallel.set_pipeline_parallel_size(2);
+      parallel.set_chunks_per_rank(chunks);
+      parallel.set_schedule(chunks == 1 ? "1f1b" : "interleaved");
+      ExpectAsPlanned(MeasureRanks(run),
+                      Recompute_Name(level) + ", chunks " + std::to_string(chunks));
+    }
+  }
+}
+
+TEST(PlannedMemory, OfReplicasIsWhatTheyHold) {
+  RunSpec run = SmallRun(8, 4);
+  run.mutable_parallel()->set_data_parallel_size(2);
+  run.mutable_optim()->set_virtual_replicas(4);
+  ExpectAsPlanned(MeasureRanks(run), "two replicas of two virtual ones");
+}
+
+TEST(PlannedMemory, IsBoundedHoweverManyMicrobatchesAStepHas) {
+  const auto peaks = [](int microbatches) {
+    RunSpec run = SmallRun(6, microbatches);
+    run.mutable_parallel()->set_pipeline_parallel_size(2);
+    run.mutable_parallel()->set_schedule("1f1b");
+    return MeasureRanks(run);
+  };
+  const std::vector<RankBytes> few = peaks(8), many = peaks(64);
+  for (size_t r = 0; r < few.size(); ++r) {
+    EXPECT_NEAR(static_cast<double>(many[r].measured) / static_cast<double>(few[r].measured), 1.0,
+                kBoundedTolerance)
+        << "rank " << r << ": " << few[r].ToText() << "\n"
+        << many[r].ToText();
+  }
+}
+
+}  // namespace
+}  // namespace deepnet
