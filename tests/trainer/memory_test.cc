@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/trainer/memory_rig.h"
+#include "trainer/step_report.h"
 #include "trainer/tensor_memory.h"
 
 namespace deepnet {
@@ -75,6 +76,15 @@ TEST(TensorMemory, LeavesRawMemoryOfProductsAlone) {
   EXPECT_EQ(memory.live_bytes(), before);
 }
 
+TEST(MemoryLine, NamesTheRankThatIsFarthestFromItsPlan) {
+  constexpr int64_t kMiB = 1 << 20;
+  const std::vector<RankMemory> ranks = {{100 * kMiB, 101 * kMiB}, {200 * kMiB, 186 * kMiB}};
+  EXPECT_EQ(MemoryLine(ranks),
+            "memory: planned 200.0 MiB, measured 186.0 MiB (-7.0 %) on rank 1; all others are "
+            "nearer to the plan");
+  EXPECT_GT(std::abs(ranks[1].Difference()), kMemoryTolerance);
+}
+
 TEST(PlannedMemory, OfALoneRankIsWhatItHoldsAtEveryLevelOfRecomputation) {
   for (const Recompute level : {NONE, FFN, GEMM, LAYER}) {
     RunSpec run = SmallRun(8, 3);
@@ -96,6 +106,16 @@ TEST(PlannedMemory, OfEveryStageOfAPipelineIsWhatItHolds) {
                       Recompute_Name(level) + ", chunks " + std::to_string(chunks));
     }
   }
+}
+
+// Here a rank's chunks are full at different times: if each had buffers of its own, rank 2 would
+// hold more than the plan allows.
+TEST(PlannedMemory, OfChunksThatTakeTurnsIsWhatTheyHold) {
+  RunSpec run = SmallRun(16, 16);
+  run.mutable_parallel()->set_pipeline_parallel_size(4);
+  run.mutable_parallel()->set_chunks_per_rank(4);
+  run.mutable_parallel()->set_schedule("interleaved");
+  ExpectAsPlanned(MeasureRanks(run), "four ranks of four chunks");
 }
 
 TEST(PlannedMemory, OfReplicasIsWhatTheyHold) {
