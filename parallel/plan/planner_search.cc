@@ -166,7 +166,8 @@ CoarseEstimate EstimateCoarsely(const Request& request, const Layout& layout) {
     estimate.seconds = std::max(estimate.seconds, exchange.gather + exchange.tied);
   }
   const CoarseTimes times = TimesOf(*draft);
-  estimate.seconds += times.rank * (request.microbatches_per_step / layout.replicas) +
+  const int microbatches = request.microbatches_per_step / layout.replicas;
+  estimate.seconds += times.rank * microbatches +
                       (layout.stages - 1) * times.chunk * WaitingFactor(layout.schedule);
   return estimate;
 }

@@ -25,7 +25,7 @@ std::string RangeText(const Inventory& inventory, const ChunkPlan& chunk) {
 }
 
 std::string LevelText(const ChunkPlan& chunk) {
-  const std::string name = Recompute_Name(chunk.recompute());
+  std::string name = Recompute_Name(chunk.recompute());
   if (chunk.recompute_segment() <= 1) return name;
   return absl::StrCat(name, "/", chunk.recompute_segment());
 }

@@ -47,7 +47,7 @@ google::protobuf::Struct Parse(const std::string& text) {
 }
 
 std::string WriteTemporary(const std::string& name, const std::string& text) {
-  const std::string path = ::testing::TempDir() + "/" + name;
+  std::string path = ::testing::TempDir() + "/" + name;
   std::ofstream(path) << text;
   return path;
 }

@@ -64,7 +64,7 @@ TEST(FaultCommunicator, ADeadRankIsSilentToItsPeers) {
   const auto statuses = RunRanks(2, [](Communicator& world) -> absl::Status {
     if (world.rank() == 0) {
       FaultCommunicator comm(world, {{.kind = Fault::Kind::kDie, .at_call = 0}});
-      const absl::Status first = SendThree(comm);
+      absl::Status first = SendThree(comm);
       EXPECT_EQ(comm.Split(0, 0).status().code(), absl::StatusCode::kUnavailable);
       return first;
     }

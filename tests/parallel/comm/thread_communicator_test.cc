@@ -51,7 +51,7 @@ TEST(ThreadCommunicator, AGroupOfOneHasItsCollectives) {
 TEST(ThreadCommunicator, AbortEndsWhatOthersWaitForAndAllThatFollows) {
   const auto statuses = RunRanks(4, [](Communicator& comm) {
     if (comm.rank() == 2) comm.Abort(8);
-    const absl::Status waiting = comm.Barrier();  // rank 2 never joins it well
+    absl::Status waiting = comm.Barrier();  // rank 2 never joins it well
     EXPECT_FALSE(comm.Split(0, 0).ok());
     return waiting;
   });
