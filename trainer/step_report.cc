@@ -31,7 +31,8 @@ void StepReport::Add(const StepBatch& batch, const StepResult& result, double se
   finite_target_tokens_ += tokens;
 }
 
-StepRecord StepReport::Take(const Manifest& state, const StepResult& last) {
+StepRecord StepReport::Take(const Manifest& state, const StepResult& last,
+                            const TraceFigures& pipeline) {
   StepRecord record;
   record.set_kind("train");
   record.set_step(state.step());
@@ -48,6 +49,8 @@ StepRecord StepReport::Take(const Manifest& state, const StepResult& last) {
   record.set_skipped_steps(state.skipped_steps());
   record.set_seconds(state.train_seconds());
   record.set_fill((source_tokens_ + target_tokens_) / positions_);
+  record.set_bubble(pipeline.bubble);
+  record.set_exposed_communication(pipeline.exposed_communication);
   loss_ = nll_ = finite_target_tokens_ = 0.0;
   source_tokens_ = target_tokens_ = positions_ = flops_ = seconds_ = 0.0;
   return record;
@@ -103,6 +106,9 @@ Progress ProgressOf(const StepRecord& record, const TrainSpec& train) {
       "step %s  loss %.3f  nll %.3f  %s tokens/s  norm %.2f  rate %.2e", WithCommas(record.step()),
       record.loss(), record.nll(), WithCommas(std::llround(record.tokens_per_second())),
       record.gradient_norm(), record.rate());
+  if (record.bubble() > 0) {
+    absl::StrAppendFormat(&progress.figures, "  bubble %.0f %%", 100 * record.bubble());
+  }
   if (record.skipped_steps() > 0) {
     absl::StrAppend(&progress.figures, "  skipped ", record.skipped_steps());
   }

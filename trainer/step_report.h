@@ -26,8 +26,9 @@ class StepReport {
   // One more step, which took `seconds`. A step that was skipped counts time and tokens, not loss.
   void Add(const StepBatch& batch, const StepResult& result, double seconds);
 
-  // The steps since the last call, as of `state`; `last` is the latest of them. Forgets them.
-  StepRecord Take(const Manifest& state, const StepResult& last);
+  // The steps since the last call, as of `state`; `last` is the latest of them, `pipeline` what it
+  // lost. Forgets them.
+  StepRecord Take(const Manifest& state, const StepResult& last, const TraceFigures& pipeline);
 
  private:
   const RunSpec& run_;

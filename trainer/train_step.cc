@@ -34,8 +34,10 @@ absl::StatusOr<StepResult> RunTrainStep(const StepBatch& batch, int64_t step, in
                                         RankPart& part, const ExecutorOptions& options) {
   const StepBatch own = part.num_replicas == 1 ? StepBatch() : ReplicaPart(batch, part);
   part.chunks->BeginStep(part.num_replicas == 1 ? batch : own, step);
-  RETURN_IF_ERROR(
-      RunSchedule(part.schedule, part.placement, *part.chunks, *part.pipeline, options));
+  StepResult result;
+  ExecutorOptions traced = options;
+  if (part.pipeline->size() > 1 && options.trace == nullptr) traced.trace = &result.trace;
+  RETURN_IF_ERROR(RunSchedule(part.schedule, part.placement, *part.chunks, *part.pipeline, traced));
   // What follows waits inside collectives.
   if (options.watchdog != nullptr) {
     options.watchdog->Begin(absl::StrCat("step ", step, ": sums over ranks"),
@@ -45,12 +47,19 @@ absl::StatusOr<StepResult> RunTrainStep(const StepBatch& batch, int64_t step, in
 
   ASSIGN_OR_RETURN(const LossSums sums, SumLoss(batch, part));
   const double tokens = static_cast<double>(batch.num_target_tokens);
-  StepResult result{.loss = sums.loss / tokens, .nll = sums.nll / tokens};
+  result.loss = sums.loss / tokens;
+  result.nll = sums.nll / tokens;
   ASSIGN_OR_RETURN(result.update,
                    part.optimizer->Apply(*part.ops, part.model->parameters(), update, result.loss));
   if (!result.update.skipped) part.model->Refresh();
   if (options.watchdog != nullptr) options.watchdog->End();
   return result;
+}
+
+absl::StatusOr<TraceFigures> MeasurePipeline(const StepResult& result, RankPart& part) {
+  if (part.pipeline->size() == 1) return TraceFigures();
+  ASSIGN_OR_RETURN(const auto traces, GatherTraces(*part.pipeline, result.trace));
+  return Measure(traces);
 }
 
 }  // namespace deepnet

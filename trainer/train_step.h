@@ -6,6 +6,7 @@
 #include "absl/status/statusor.h"
 
 #include "parallel/exec/pipeline_executor.h"
+#include "parallel/exec/trace.h"
 #include "trainer/data/microbatch.h"
 #include "trainer/optim/optimizer.h"
 #include "trainer/rank_part.h"
@@ -16,7 +17,12 @@ struct StepResult {
   double loss = 0.0;  // label-smoothed cross-entropy, nats per target token of the whole step
   double nll = 0.0;   // nats per target token
   UpdateResult update;
+  RankTrace trace;  // what this rank's pipeline did; empty with one stage
 };
+
+// What a step's pipeline lost, from its ranks' traces of that step. Collective over part.pipeline;
+// every rank of it gets the same. Zeros with one stage.
+absl::StatusOr<TraceFigures> MeasurePipeline(const StepResult& result, RankPart& part);
 
 // `batch`: all microbatches of the step, of which replica r of R computes the r-th of R equal
 // parts; there are as many as part.schedule says, times R. `step` counts batches and keys dropout,

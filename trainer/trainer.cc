@@ -223,7 +223,8 @@ absl::Status Trainer::Run() {
 }
 
 absl::Status Trainer::Report(const StepResult& result) {
-  const StepRecord record = report_->Take(state_, result);
+  ASSIGN_OR_RETURN(const TraceFigures pipeline, MeasurePipeline(result, *part_));
+  const StepRecord record = report_->Take(state_, result, pipeline);
   if (leads()) RETURN_IF_ERROR(metrics_->Write(record));
   log_.Show(ProgressOf(record, run_.train()));
   return absl::OkStatus();
