@@ -1,0 +1,59 @@
+#include "launch/device_group.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "parallel/base/exit_code.h"
+#include "parallel/base/host.h"
+#include "parallel/base/status_macros.h"
+#include "parallel/comm/agreement.h"
+#include "parallel/comm/collectives.h"
+#include "parallel/comm/nccl_communicator.h"
+
+namespace deepnet {
+namespace {
+
+// This rank's number among those of its host.
+absl::StatusOr<int> RankOnHost(Communicator& world) {
+  ASSIGN_OR_RETURN(const std::vector<std::string> hosts, AllGatherText(world, HostName()));
+  const auto mine = hosts.begin() + world.rank();
+  return static_cast<int>(std::count(hosts.begin(), mine, *mine));
+}
+
+// Makes the device current. Its index.
+absl::StatusOr<int> TakeDevice(int rank_on_host) {
+  const auto preflight = [](const std::string& message) {
+    return WithExitCode(absl::FailedPreconditionError(message), ExitCode::kPreflight);
+  };
+  if (!at::hasCUDA()) {
+    return preflight("compute.device: \"cuda\": this build or host has no CUDA device");
+  }
+  const c10::impl::VirtualGuardImpl guard(c10::DeviceType::CUDA);
+  const int count = guard.deviceCount();
+  if (count != 1 && rank_on_host >= count) {
+    return preflight(absl::StrCat("compute.device: \"cuda\": ", HostName(), " has ", count,
+                                  " GPUs, and more ranks"));
+  }
+  const int index = count == 1 ? 0 : rank_on_host;
+  guard.setDevice({c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(index)});
+  return index;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Communicator>> JoinDevices(const ComputeSpec& compute,
+                                                          Communicator& world) {
+  if (compute.device() != "cuda") return nullptr;
+  ASSIGN_OR_RETURN(const int rank_on_host, RankOnHost(world));
+  const absl::StatusOr<int> device = TakeDevice(rank_on_host);
+  RETURN_IF_ERROR(AgreeOnStatus(world, device.status()));
+  if (world.size() == 1) return nullptr;
+  return MakeNcclCommunicator(world, *device);
+}
+
+}  // namespace deepnet

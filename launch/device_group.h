@@ -1,0 +1,21 @@
+// Which accelerator is a rank's, and the group in which ranks exchange what lies there.
+#pragma once
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+
+#include "parallel/comm/communicator.h"
+#include "proto/plan.pb.h"
+
+namespace deepnet {
+
+// With compute.device "cuda": the calling thread's device becomes the k-th GPU that this process
+// sees for the k-th rank of its host, or the only one where launchers show each rank its own; the
+// result, with more than one rank, moves device memory by NCCL and everything else over `world`,
+// which outlives it. Null where `world` will do. Collective over `world`; every rank gets the same
+// answer: FailedPrecondition (ExitCode::kPreflight) where a rank has no GPU, or NCCL is missing.
+absl::StatusOr<std::unique_ptr<Communicator>> JoinDevices(const ComputeSpec& compute,
+                                                          Communicator& world);
+
+}  // namespace deepnet
