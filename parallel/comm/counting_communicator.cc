@@ -44,7 +44,7 @@ CommCounts CommMeter::counts() const {
 }
 
 CountingCommunicator::CountingCommunicator(std::unique_ptr<Communicator> owned, CommMeter& meter)
-    : owned_(std::move(owned)), inner_(*owned_), meter_(meter) {}
+    : ForwardingCommunicator(std::move(owned)), meter_(meter) {}
 
 Communicator::TransferOr CountingCommunicator::Counted(TransferOr transfer,
                                                        const CommCounts& counts) {
@@ -54,16 +54,16 @@ Communicator::TransferOr CountingCommunicator::Counted(TransferOr transfer,
 }
 
 Communicator::TransferOr CountingCommunicator::Send(Buffer buffer, int peer, int tag) {
-  return Counted(inner_.Send(buffer, peer, tag), {.sent_messages = 1, .sent_bytes = buffer.bytes});
+  return Counted(inner().Send(buffer, peer, tag), {.sent_messages = 1, .sent_bytes = buffer.bytes});
 }
 
 Communicator::TransferOr CountingCommunicator::Receive(Buffer buffer, int peer, int tag) {
-  return Counted(inner_.Receive(buffer, peer, tag), {.received_bytes = buffer.bytes});
+  return Counted(inner().Receive(buffer, peer, tag), {.received_bytes = buffer.bytes});
 }
 
 Communicator::TransferOr CountingCommunicator::AllToAll(std::span<const Buffer> send,
                                                         std::span<const Buffer> receive) {
-  auto transfer = inner_.AllToAll(send, receive);
+  auto transfer = inner().AllToAll(send, receive);
   RETURN_IF_ERROR(transfer.status());
   CommCounts counts;
   for (int peer = 0; peer < size(); ++peer) {
@@ -76,7 +76,7 @@ Communicator::TransferOr CountingCommunicator::AllToAll(std::span<const Buffer> 
 }
 
 Communicator::TransferOr CountingCommunicator::AllGather(Buffer mine, std::span<const Buffer> all) {
-  auto transfer = inner_.AllGather(mine, all);
+  auto transfer = inner().AllGather(mine, all);
   RETURN_IF_ERROR(transfer.status());
   const int64_t num_peers = size() - 1;
   CommCounts counts = {.sent_messages = mine.bytes > 0 ? num_peers : 0,
@@ -88,7 +88,7 @@ Communicator::TransferOr CountingCommunicator::AllGather(Buffer mine, std::span<
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> CountingCommunicator::Split(int color, int key) {
-  ASSIGN_OR_RETURN(auto part, inner_.Split(color, key));
+  ASSIGN_OR_RETURN(auto part, inner().Split(color, key));
   if (part == nullptr) return nullptr;
   return std::unique_ptr<Communicator>(new CountingCommunicator(std::move(part), meter_));
 }

@@ -13,7 +13,7 @@
 #include <mutex>
 #include <span>
 
-#include "parallel/comm/communicator.h"
+#include "parallel/comm/forwarding_communicator.h"
 
 namespace deepnet {
 
@@ -39,28 +39,23 @@ class CommMeter {
   CommCounts counts_;  // guarded by mutex_
 };
 
-class CountingCommunicator final : public Communicator {
+class CountingCommunicator final : public ForwardingCommunicator {
  public:
   // Both outlive this, and all that Split makes, which counts into the same meter.
-  CountingCommunicator(Communicator& inner, CommMeter& meter) : inner_(inner), meter_(meter) {}
-
-  int rank() const override { return inner_.rank(); }
-  int size() const override { return inner_.size(); }
+  CountingCommunicator(Communicator& inner, CommMeter& meter)
+      : ForwardingCommunicator(inner), meter_(meter) {}
 
   TransferOr Send(Buffer buffer, int peer, int tag) override;
   TransferOr Receive(Buffer buffer, int peer, int tag) override;
   TransferOr AllToAll(std::span<const Buffer> send, std::span<const Buffer> receive) override;
   TransferOr AllGather(Buffer mine, std::span<const Buffer> all) override;
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
-  void Abort(int exit_code) override { inner_.Abort(exit_code); }
 
  private:
   CountingCommunicator(std::unique_ptr<Communicator> owned, CommMeter& meter);
 
   TransferOr Counted(TransferOr transfer, const CommCounts& counts);
 
-  const std::unique_ptr<Communicator> owned_;
-  Communicator& inner_;
   CommMeter& meter_;
 };
 

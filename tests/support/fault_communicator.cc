@@ -53,11 +53,11 @@ struct FaultCommunicator::State {
 
 FaultCommunicator::FaultCommunicator(Communicator& inner, std::vector<Fault> faults,
                                      std::function<void()> die)
-    : inner_(inner), state_(new State{std::move(faults), std::move(die)}) {}
+    : ForwardingCommunicator(inner), state_(new State{std::move(faults), std::move(die)}) {}
 
 FaultCommunicator::FaultCommunicator(std::unique_ptr<Communicator> owned,
                                      std::shared_ptr<State> state)
-    : owned_(std::move(owned)), inner_(*owned_), state_(std::move(state)) {}
+    : ForwardingCommunicator(std::move(owned)), state_(std::move(state)) {}
 
 int64_t FaultCommunicator::num_calls() const {
   const std::lock_guard lock(state_->mutex);
@@ -67,28 +67,28 @@ int64_t FaultCommunicator::num_calls() const {
 Communicator::TransferOr FaultCommunicator::Send(Buffer buffer, int peer, int tag) {
   RETURN_IF_ERROR(state_->Enter(rank()));
   if (state_->TakeDrop()) return std::make_unique<LostSend>();
-  return inner_.Send(buffer, peer, tag);
+  return inner().Send(buffer, peer, tag);
 }
 
 Communicator::TransferOr FaultCommunicator::Receive(Buffer buffer, int peer, int tag) {
   RETURN_IF_ERROR(state_->Enter(rank()));
-  return inner_.Receive(buffer, peer, tag);
+  return inner().Receive(buffer, peer, tag);
 }
 
 Communicator::TransferOr FaultCommunicator::AllToAll(std::span<const Buffer> send,
                                                      std::span<const Buffer> receive) {
   RETURN_IF_ERROR(state_->Enter(rank()));
-  return inner_.AllToAll(send, receive);
+  return inner().AllToAll(send, receive);
 }
 
 Communicator::TransferOr FaultCommunicator::AllGather(Buffer mine, std::span<const Buffer> all) {
   RETURN_IF_ERROR(state_->Enter(rank()));
-  return inner_.AllGather(mine, all);
+  return inner().AllGather(mine, all);
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> FaultCommunicator::Split(int color, int key) {
   RETURN_IF_ERROR(state_->Enter(rank()));
-  ASSIGN_OR_RETURN(auto part, inner_.Split(color, key));
+  ASSIGN_OR_RETURN(auto part, inner().Split(color, key));
   if (part == nullptr) return nullptr;
   return std::unique_ptr<Communicator>(new FaultCommunicator(std::move(part), state_));
 }

@@ -12,7 +12,7 @@
 
 #include "absl/time/time.h"
 
-#include "parallel/comm/communicator.h"
+#include "parallel/comm/forwarding_communicator.h"
 
 namespace deepnet {
 
@@ -29,22 +29,18 @@ struct Fault {
   absl::Duration delay;
 };
 
-class FaultCommunicator final : public Communicator {
+class FaultCommunicator final : public ForwardingCommunicator {
  public:
   // `inner` outlives this. Groups made by Split count on, with the same faults. `die` may end the
   // process, for ranks that are processes.
   FaultCommunicator(
       Communicator& inner, std::vector<Fault> faults, std::function<void()> die = [] {});
 
-  int rank() const override { return inner_.rank(); }
-  int size() const override { return inner_.size(); }
-
   TransferOr Send(Buffer buffer, int peer, int tag) override;
   TransferOr Receive(Buffer buffer, int peer, int tag) override;
   TransferOr AllToAll(std::span<const Buffer> send, std::span<const Buffer> receive) override;
   TransferOr AllGather(Buffer mine, std::span<const Buffer> all) override;
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
-  void Abort(int exit_code) override { inner_.Abort(exit_code); }
 
   int64_t num_calls() const;  // so far
 
@@ -53,8 +49,6 @@ class FaultCommunicator final : public Communicator {
 
   FaultCommunicator(std::unique_ptr<Communicator> owned, std::shared_ptr<State> state);
 
-  const std::unique_ptr<Communicator> owned_;
-  Communicator& inner_;
   const std::shared_ptr<State> state_;
 };
 

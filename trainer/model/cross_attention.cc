@@ -99,15 +99,7 @@ void CrossAttention::Step(const PassContext& pass, const Stream& stream, Workspa
                           Saved& saved, const KeyValueCache& cache, const CacheIndex& index) const {
   const at::Tensor input_RD = join_->Enter(pass, stream, work.input_RD, saved.join);
   q_.Forward(pass, input_RD, /*relu=*/false, saved.q_RD);
-  pass.ops->DecodeAttention({.rows = pass.rows->count,
-                             .q_RD = saved.q_RD,
-                             .keys_ND = cache.keys_ND,
-                             .values_ND = cache.values_ND,
-                             .index = index.index,
-                             .index_stride = index.stride,
-                             .lengths = index.lengths,
-                             .heads = heads_,
-                             .context_RD = saved.context_RD});
+  pass.ops->DecodeAttention(OverCache(pass, cache, index, heads_, saved.q_RD, saved.context_RD));
   out_.Forward(pass, saved.context_RD, /*relu=*/false, work.branch_RD);
   join_->Leave(pass, stream, work.branch_RD, saved.join);
 }

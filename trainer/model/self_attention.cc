@@ -79,15 +79,7 @@ void SelfAttention::Step(const PassContext& pass, const Stream& stream, Workspac
   qkv_.Forward(pass, input_RD, /*relu=*/false, saved.qkv_R3D);
   pass.ops->Copy(rows, saved.k_RD, cache.keys_ND.narrow(0, first_row, rows));
   pass.ops->Copy(rows, saved.v_RD, cache.values_ND.narrow(0, first_row, rows));
-  pass.ops->DecodeAttention({.rows = rows,
-                             .q_RD = saved.q_RD,
-                             .keys_ND = cache.keys_ND,
-                             .values_ND = cache.values_ND,
-                             .index = index.index,
-                             .index_stride = index.stride,
-                             .lengths = index.lengths,
-                             .heads = heads_,
-                             .context_RD = saved.context_RD});
+  pass.ops->DecodeAttention(OverCache(pass, cache, index, heads_, saved.q_RD, saved.context_RD));
   out_.Forward(pass, saved.context_RD, /*relu=*/false, work.branch_RD);
   join_->Leave(pass, stream, work.branch_RD, saved.join);
 }

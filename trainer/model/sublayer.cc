@@ -26,6 +26,20 @@ std::vector<std::string> Projections(const std::string& prefix, std::vector<std:
   return letters;
 }
 
+DecodeAttentionArgs OverCache(const PassContext& pass, const KeyValueCache& cache,
+                              const CacheIndex& index, int heads, const at::Tensor& q_RD,
+                              const at::Tensor& context_RD) {
+  return {.rows = pass.rows->count,
+          .q_RD = q_RD,
+          .keys_ND = cache.keys_ND,
+          .values_ND = cache.values_ND,
+          .index = index.index,
+          .index_stride = index.stride,
+          .lengths = index.lengths,
+          .heads = heads,
+          .context_RD = context_RD};
+}
+
 DropoutSite At(DropoutSite site, const PassContext& pass) {
   site.seed = pass.seed;
   site.step = pass.step;

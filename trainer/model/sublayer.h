@@ -92,6 +92,11 @@ struct CacheIndex {
   const int32_t* lengths = nullptr;
 };
 
+// One step of queries over a cache.
+DecodeAttentionArgs OverCache(const PassContext& pass, const KeyValueCache& cache,
+                              const CacheIndex& index, int heads, const at::Tensor& q_RD,
+                              const at::Tensor& context_RD);
+
 // "encoder.layers.3."
 std::string LayerPrefix(int stack, int layer);
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "parallel/comm/communicator.h"
+#include "parallel/comm/forwarding_communicator.h"
 
 namespace deepnet::testing {
 
@@ -16,34 +16,22 @@ enum class Fate {
   kLose,  // a receive that finds its peer gone
 };
 
-class HookedCommunicator final : public Communicator {
+class HookedCommunicator final : public ForwardingCommunicator {
  public:
   // Called for every message of this rank before it starts.
   using Hook = std::function<Fate(bool send, int peer, int tag)>;
 
-  HookedCommunicator(Communicator& inner, Hook hook) : inner_(inner), hook_(std::move(hook)) {}
-
-  int rank() const override { return inner_.rank(); }
-  int size() const override { return inner_.size(); }
+  HookedCommunicator(Communicator& inner, Hook hook)
+      : ForwardingCommunicator(inner), hook_(std::move(hook)) {}
 
   TransferOr Send(Buffer buffer, int peer, int tag) override {
-    if (hook_(true, peer, tag) == Fate::kPass) return inner_.Send(buffer, peer, tag);
+    if (hook_(true, peer, tag) == Fate::kPass) return inner().Send(buffer, peer, tag);
     return std::make_unique<Finished>(absl::OkStatus());
   }
   TransferOr Receive(Buffer buffer, int peer, int tag) override {
-    if (hook_(false, peer, tag) == Fate::kPass) return inner_.Receive(buffer, peer, tag);
+    if (hook_(false, peer, tag) == Fate::kPass) return inner().Receive(buffer, peer, tag);
     return std::make_unique<Finished>(absl::UnavailableError("connection reset"));
   }
-  TransferOr AllToAll(std::span<const Buffer> send, std::span<const Buffer> receive) override {
-    return inner_.AllToAll(send, receive);
-  }
-  TransferOr AllGather(Buffer mine, std::span<const Buffer> all) override {
-    return inner_.AllGather(mine, all);
-  }
-  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override {
-    return inner_.Split(color, key);
-  }
-  void Abort(int exit_code) override { inner_.Abort(exit_code); }
 
  private:
   class Finished final : public Transfer {
@@ -56,7 +44,6 @@ class HookedCommunicator final : public Communicator {
     const absl::Status status_;
   };
 
-  Communicator& inner_;
   const Hook hook_;
 };
 
