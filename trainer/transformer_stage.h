@@ -5,20 +5,25 @@
 // keeps for its backward pass. A chunk takes those at one of its cuts, works on them in place and
 // leaves them at the other, so that a buffer moves through the rank without a copy: a received one
 // becomes the next one to send. Where both sides of a cut are here, nothing else happens to it.
+//
+// The last backward pass of a virtual replica hands buckets of layers to GradientSums as it gets
+// through them, so that their exchange runs beside the layers before; deferred weight gradients do
+// the same.
 #pragma once
 
 #include <map>
 #include <memory>
-#include <set>
 #include <vector>
 
 #include "parallel/exec/stage.h"
 #include "parallel/plan/crossing.h"
-#include "parallel/plan/shard.h"
 #include "trainer/cut_buffers.h"
 #include "trainer/data/microbatch.h"
+#include "trainer/gradient_buckets.h"
+#include "trainer/model/layer_done.h"
 #include "trainer/model/transformer.h"
 #include "trainer/optim/gradient_sums.h"
+#include "trainer/stage_part.h"
 
 namespace deepnet {
 
@@ -32,13 +37,10 @@ struct StageOptions {
   std::vector<Crossing> crossings = std::vector<Crossing>(1);
 };
 
-// How the gradient of `model` falls into ranges that are complete at one moment: each chunk's with
-// the last backward pass of a virtual replica, the output layer's, to which the loss adds, with its
-// last forward pass.
-std::vector<GradientBucket> MakeBuckets(const Transformer& model);
-
 class TransformerStage : public Stage {
  public:
+  TransformerStage(const TransformerStage&) = delete;
+  TransformerStage& operator=(const TransformerStage&) = delete;
   // A rank alone with a whole model; sums are the stage's own.
   TransformerStage(Transformer& model, StageOptions options);
   // `sums` is over MakeBuckets(model), for as many local replicas as `options` say.
@@ -65,41 +67,20 @@ class TransformerStage : public Stage {
   const std::vector<LossSums>& losses() const { return losses_; }
 
  private:
-  struct InFlight {
-    int microbatch = -1;    // -1: free
-    Chunk::Kept kept;       // free: without its layers' part
-    at::Tensor memory_RD;   // operand; where this chunk or a later one of the rank reads it
-    at::Tensor dhidden_RD;  // stream; what the loss left
-  };
-  // One of the rank's chunks.
-  struct Part {
-    const Chunk* chunk = nullptr;
-    int number = 0;   // along the chain
-    CutTensors sent;  // forward, to the chunk behind
-    bool keeps_memory = false;
-    int bucket = -1;                          // of its layers; -1: it has but the output layer
-    int output_bucket = -1;                   // -1: no output layer
-    int last_backward = -1;                   // microbatch
-    std::vector<InFlight> in_flight;          // grows to the most that a schedule keeps alive
-    std::map<int, DeferredWeights> deferred;  // by microbatch: behind its BackwardInput
-    std::set<int> early;                      // microbatches whose BackwardWeight is done already
-  };
-
   TransformerStage(Transformer& model, StageOptions options, GradientSums* sums);
-  void MakeParts();
-  Part& Find(int chunk);
-  InFlight& Claim(Part& part, int microbatch);
-  void Free(const Part& part, InFlight& slot);
-  InFlight& FindInFlight(Part& part, int microbatch);
+  void MapBuckets();
+  StagePart& Find(int chunk);
   MicrobatchPass Pass(int microbatch) const;
   int ReplicaOf(int microbatch) const;
+  bool EndsReplica(int microbatch) const;
 
-  Flow ValuesFor(const Part& part, int microbatch);
+  Flow ValuesFor(const StagePart& part, int microbatch);
   at::Tensor HeldMemory(int microbatch) const;
-  absl::Status RunBackward(Part& part, int microbatch, DeferredWeights* deferred);
-  absl::Status RunDeferred(Part& part, int microbatch);
-  absl::Status FinishReplicasBefore(Part& part, int microbatch);
-  absl::Status AfterMicrobatch(int bucket, int microbatch);
+  absl::Status RunBackward(StagePart& part, int microbatch, DeferredWeights* deferred,
+                           const LayerDone* layer_done);
+  absl::Status RunDeferred(StagePart& part, int microbatch);
+  absl::Status FinishReplicasBefore(StagePart& part, int microbatch);
+  const LayerDone* HandOverOf(int microbatch) const;
 
   Transformer& model_;
   StageOptions options_;
@@ -108,7 +89,11 @@ class TransformerStage : public Stage {
   TensorPool deferred_pool_;
   ChunkPools pools_;  // what chunks do not hold for a microbatch
   CutBuffers cuts_;
-  std::vector<Part> parts_;
+  std::vector<StagePart> parts_;
+  std::map<int, int> bucket_of_layer_;  // by the first layer of each but the output layer's
+  int output_bucket_ = -1;              // -1: no output layer
+  LayerDone hand_over_;                 // a bucket with its first layer, to sums_
+  absl::Status handed_over_;            // how that went in this step
   const StepBatch* batch_ = nullptr;
   int64_t step_ = 0;
   std::vector<LossSums> losses_;  // [microbatch]

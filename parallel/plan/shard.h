@@ -24,6 +24,7 @@ inline constexpr int64_t kSumBlock = 4096;  // elements
 struct GradientBucket {
   int64_t begin = 0, count = 0;       // elements; at borders of layers
   int chunk = 0;                      // of the rank; the layers it belongs to
+  int first_layer = 0;                // in the chain: the last that a backward pass completes
   bool completes_in_forward = false;  // the output layer's: with the last forward pass of a replica
 
   friend bool operator==(const GradientBucket&, const GradientBucket&) = default;

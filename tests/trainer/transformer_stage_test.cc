@@ -325,22 +325,26 @@ TEST(TransformerStage, BucketsCoverTheGradientWithTheOutputLayerApart) {
   const ModelSpec spec = Spec(DEEPNORM, TIE_ALL, 2, 2);
   const auto ops = MakeOpsFor(Arithmetic::kNativeFloat32);
   const Transformer whole(spec, TinyCapacity(), *ops, /*trainable=*/true);
-  const std::vector<GradientBucket> one = MakeBuckets(whole);
-  ASSERT_EQ(one.size(), 2u);
-  EXPECT_FALSE(one[0].completes_in_forward);
-  EXPECT_TRUE(one[1].completes_in_forward);
-  EXPECT_EQ(one[1].count, spec.vocabulary_size() * spec.width());
+  const std::vector<GradientBucket> all = MakeBuckets(whole);
+  ASSERT_EQ(all.size(), 7u);  // the model is so small that every layer is a group
+  for (int b = 0; b < 7; ++b) {
+    EXPECT_EQ(all[b].first_layer, b);
+    EXPECT_EQ(all[b].completes_in_forward, b == 6);
+  }
+  EXPECT_EQ(all[6].count, spec.vocabulary_size() * spec.width());
   const Transformer part(spec, TinyCapacity(), *ops, /*trainable=*/true,
                          {{.layers = {0, 2}}, {.layers = {5, 6}}, {.layers = {6, 7}}});
   int64_t reached = 0;
-  std::vector<int> chunks;
+  std::vector<int> chunks, first_layers;
   for (const GradientBucket& bucket : MakeBuckets(part)) {
     EXPECT_EQ(bucket.begin, reached);
     reached += bucket.count;
     chunks.push_back(bucket.chunk);
+    first_layers.push_back(bucket.first_layer);
   }
   EXPECT_EQ(reached, part.parameters().gradient().numel());
-  EXPECT_EQ(chunks, (std::vector<int>{0, 1, 2}));
+  EXPECT_EQ(chunks, (std::vector<int>{0, 0, 1, 2}));
+  EXPECT_EQ(first_layers, (std::vector<int>{0, 1, 5, 6}));
 }
 
 TEST(TransformerStageDeathTest, NamesWhatCannotBe) {

@@ -9,9 +9,10 @@
 namespace deepnet {
 namespace {
 
-// How many layers of `kind` the chunk has, and the index of the first within its stack.
+// How many layers of `kind` the chunk has, and the first: within its stack, and in the chain.
 struct Part {
   int first = 0;
+  int layer = 0;
   int count = 0;
 };
 
@@ -19,7 +20,9 @@ Part PartOf(const Inventory& whole, const LayerSpan& span, LayerKind kind) {
   Part part;
   for (int l = span.first; l < span.end; ++l) {
     if (whole.layers[l].kind != kind) continue;
-    if (part.count++ == 0) part.first = whole.layers[l].index;
+    if (part.count++ > 0) continue;
+    part.first = whole.layers[l].index;
+    part.layer = l;
   }
   return part;
 }
@@ -41,6 +44,10 @@ StackT MakeStack(const ModelSpec& spec, const MicrobatchSpec& capacity, const In
   return StackT(spec, capacity, chunk.recompute, ops, parameters, part.first, part.count);
 }
 
+int FirstOf(const Inventory& whole, const LayerSpan& span, LayerKind kind) {
+  return PartOf(whole, span, kind).layer;
+}
+
 bool SameTypes(const Ops& ops) { return ops.Operand().dtype() == ops.Stream().dtype(); }
 
 // The rows of a stream that did not come from a layer of this chunk, in operand type.
@@ -49,52 +56,7 @@ void FillOperand(const PassContext& pass, const Stream& stream) {
   pass.ops->Copy(pass.rows->count, stream.value_RD, stream.operand_RD);
 }
 
-// The highest level of recomputation that works in a Workspace; LAYER has buffers of its own.
-Recompute HighestLevel(const std::vector<Chunk>& chunks, bool decoder_only) {
-  Recompute highest = NONE;
-  for (const Chunk& chunk : chunks) {
-    const Recompute level = chunk.spec().recompute.level;
-    if (level == LAYER || (decoder_only && chunk.decoder().size() == 0)) continue;
-    highest = std::max(highest, level);
-  }
-  return highest;
-}
-
 }  // namespace
-
-PackedRows RowsOf(const PackedSide& side, const std::vector<uint32_t>& pairs, int num_sentences) {
-  return {.count = side.NumTokens(),
-          .num_sentences = num_sentences,
-          .tokens = side.tokens.data(),
-          .positions = side.positions.data(),
-          .pairs = pairs.data(),
-          .offsets = side.offsets.data()};
-}
-
-MicrobatchPass MakePass(const Microbatch& microbatch, uint64_t seed, int64_t step, bool training) {
-  return {.source = RowsOf(microbatch.source, microbatch.source_pairs, microbatch.num_sentences),
-          .target = RowsOf(microbatch.target, microbatch.target_pairs, microbatch.num_sentences),
-          .labels = microbatch.labels.data(),
-          .seed = seed,
-          .step = step,
-          .training = training};
-}
-
-CutTensors CutBefore(const Inventory& whole, int position) {
-  CutTensors cut;
-  if (position == static_cast<int>(whole.layers.size())) return cut;
-  const Layer& behind = whole.layers[position];
-  for (const BoundaryTensor& tensor : behind.inputs) {
-    if (tensor.name != kHidden) {
-      cut.memory = true;
-    } else if (behind.kind == LayerKind::kEncoder) {
-      cut.source = true;
-    } else {
-      cut.target = true;
-    }
-  }
-  return cut;
-}
 
 Chunk::Chunk(const ModelSpec& spec, const MicrobatchSpec& capacity, const Inventory& whole,
              const ChunkSpec& chunk, Ops& ops, const Parameters& parameters)
@@ -105,6 +67,10 @@ Chunk::Chunk(const ModelSpec& spec, const MicrobatchSpec& capacity, const Invent
       has_target_(whole.layers[chunk.layers.end - 1].position > spec.encoder_layers()),
       ends_encoder_(Ends(whole, chunk.layers, LayerKind::kEncoder, spec.encoder_layers())),
       ends_decoder_(Ends(whole, chunk.layers, LayerKind::kDecoder, spec.decoder_layers())),
+      first_encoder_(FirstOf(whole, chunk.layers, LayerKind::kEncoder)),
+      first_decoder_(FirstOf(whole, chunk.layers, LayerKind::kDecoder)),
+      source_embedding_at_(FirstOf(whole, chunk.layers, LayerKind::kSourceEmbedding)),
+      target_embedding_at_(FirstOf(whole, chunk.layers, LayerKind::kTargetEmbedding)),
       source_capacity_(capacity.source_tokens()),
       target_capacity_(capacity.target_tokens()),
       ops_(ops),
@@ -123,35 +89,6 @@ Chunk::Chunk(const ModelSpec& spec, const MicrobatchSpec& capacity, const Invent
   if (spec.residual() != PRE_LN) return;
   if (ends_encoder_) encoder_norm_.emplace(spec, parameters, "encoder.layer_norm");
   if (ends_decoder_) decoder_norm_.emplace(spec, parameters, "decoder.layer_norm");
-}
-
-Chunk::Kept Chunk::MakeKept(const ChunkWorkspace& work) const {
-  ChunkPools empty;
-  return MakeKeptFrom(empty, work);
-}
-
-Chunk::Kept Chunk::MakeKeptFrom(ChunkPools& pools, const ChunkWorkspace& work) const {
-  Kept kept;
-  TakeLayers(pools, work, kept);
-  if (source_embedding_) kept.source_mask = source_embedding_->MakeMask(ops_, source_capacity_);
-  if (target_embedding_) kept.target_mask = target_embedding_->MakeMask(ops_, target_capacity_);
-  if (encoder_norm_) kept.encoder_norm = encoder_norm_->MakeState(ops_, source_capacity_);
-  if (decoder_norm_) kept.decoder_norm = decoder_norm_->MakeState(ops_, target_capacity_);
-  return kept;
-}
-
-void Chunk::GiveLayers(ChunkPools& pools, Kept& kept) const {
-  encoder_.GiveKept(pools.encoder, kept.encoder);
-  decoder_.GiveKept(pools.decoder, kept.decoder);
-}
-
-void Chunk::TakeLayers(ChunkPools& pools, const ChunkWorkspace& work, Kept& kept) const {
-  kept.encoder = encoder_.TakeKept(pools.encoder, work.source);
-  kept.decoder = decoder_.TakeKept(pools.decoder, work.target, &work.source);
-}
-
-Chunk::Kept Chunk::MakeKeptForInference() const {
-  return {.encoder = encoder_.MakeKeptForInference(), .decoder = decoder_.MakeKeptForInference()};
 }
 
 Stream Chunk::SourceStream(const at::Tensor& value_RD, const ChunkWorkspace& work) const {
@@ -220,28 +157,6 @@ void Chunk::LeaveDecoder(const PassContext& pass, const Stream& stream, Kept& ke
   if (decoder_norm_) decoder_norm_->Forward(pass, stream, kept.decoder_norm);
 }
 
-void Chunk::FillMemoryCaches(const PackedRows& source, const at::Tensor& memory_RD,
-                             std::span<const at::Tensor> kv_R2D) const {
-  const PassContext pass{.ops = &ops_, .rows = &source, .keep = false};
-  const Memory memory{.rows = &source, .value_RD = memory_RD, .gradient_RD = {}};
-  for (int i = 0; i < decoder_.size(); ++i) decoder_.layers()[i].FillCache(pass, memory, kv_R2D[i]);
-}
-
-void Chunk::DecodeStep(const PackedRows& rows, const Flow& values, const DecodeCaches& caches,
-                       ChunkWorkspace& work, Kept& kept, const at::Tensor& logits_RV) const {
-  const PassContext pass{.ops = &ops_, .rows = &rows, .keep = false};
-  const Stream stream = TargetStream(values.target_RD, work);
-  std::vector<DecoderLayer::Saved>& saved = kept.decoder.saved;
-  EnterDecoder(pass, stream, kept);
-  for (int i = 0; i < decoder_.size(); ++i) {
-    decoder_.layers()[i].Step(pass, stream, work.target, saved[i % saved.size()], caches.self[i],
-                              caches.first_row, caches.self_index, caches.memory[i],
-                              caches.memory_index);
-  }
-  LeaveDecoder(pass, stream, kept);
-  if (output_) output_->Logits(pass, stream.operand_RD, logits_RV);
-}
-
 void Chunk::Backward(const MicrobatchPass& pass, Flow& gradients, const at::Tensor& memory_RD,
                      ChunkWorkspace& work, Kept& kept) const {
   if (ends_decoder_) gradients.memory_RD.zero_();
@@ -257,48 +172,35 @@ void Chunk::BackwardTarget(const MicrobatchPass& pass, const Flow& gradients,
   const StackPass stack{.context = Context(pass, pass.target),
                         .work = &work.target,
                         .memory = &memory,
-                        .memory_work = &work.source};
+                        .memory_work = &work.source,
+                        .layer_done = pass.layer_done,
+                        .first_layer = first_decoder_};
   if (decoder_norm_) decoder_norm_->Backward(stack.context, gradients.target_RD, kept.decoder_norm);
   decoder_.Backward(stack, gradients.target_RD, kept.decoder, work.decoder);
   if (target_embedding_) {
     target_embedding_->Backward(stack.context, gradients.target_RD, kept.target_mask);
+    if (pass.layer_done != nullptr) (*pass.layer_done)(target_embedding_at_);
   }
 }
 
 void Chunk::BackwardSource(const MicrobatchPass& pass, const at::Tensor& dsource_RD,
                            ChunkWorkspace& work, Kept& kept) const {
-  const StackPass stack{.context = Context(pass, pass.source), .work = &work.source};
+  const StackPass stack{.context = Context(pass, pass.source),
+                        .work = &work.source,
+                        .layer_done = pass.layer_done,
+                        .first_layer = first_encoder_};
   if (encoder_norm_) encoder_norm_->Backward(stack.context, dsource_RD, kept.encoder_norm);
   encoder_.Backward(stack, dsource_RD, kept.encoder, work.encoder);
-  if (source_embedding_) source_embedding_->Backward(stack.context, dsource_RD, kept.source_mask);
+  if (source_embedding_) {
+    source_embedding_->Backward(stack.context, dsource_RD, kept.source_mask);
+    if (pass.layer_done != nullptr) (*pass.layer_done)(source_embedding_at_);
+  }
 }
 
 void Chunk::Refresh() {
   encoder_.Refresh();
   decoder_.Refresh();
   if (output_) output_->Refresh(ops_);
-}
-
-ChunkWorkspace MakeChunkWorkspace(const ModelSpec& spec, const MicrobatchSpec& capacity,
-                                  const Ops& ops, const std::vector<Chunk>& chunks) {
-  const int64_t s = capacity.source_tokens(), t = capacity.target_tokens();
-  const auto any = [&](const auto& has) { return std::any_of(chunks.begin(), chunks.end(), has); };
-  const bool decodes = any([](const Chunk& chunk) { return chunk.decoder().size() > 0; });
-  const bool encodes = any([](const Chunk& chunk) { return chunk.encoder().size() > 0; });
-  // Decoder layers work on the rows of the memory too, which are the source's.
-  ChunkWorkspace work{.source = Workspace(spec, ops, encodes || decodes ? s : 0,
-                                          HighestLevel(chunks, /*decoder_only=*/false)),
-                      .target = Workspace(spec, ops, decodes ? t : 0, HighestLevel(chunks, true))};
-  if (!SameTypes(ops)) {
-    work.source_operand_RD = at::zeros({s, spec.width()}, ops.Operand());
-    if (any([](const Chunk& chunk) { return chunk.has_target(); }))
-      work.target_operand_RD = at::zeros({t, spec.width()}, ops.Operand());
-  }
-  for (const Chunk& chunk : chunks) {
-    chunk.encoder().Prepare(work.encoder);
-    chunk.decoder().Prepare(work.decoder);
-  }
-  return work;
 }
 
 }  // namespace deepnet

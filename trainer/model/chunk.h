@@ -27,10 +27,10 @@
 #include "parallel/plan/inventory.h"
 #include "proto/data.pb.h"
 #include "proto/model.pb.h"
-#include "trainer/data/microbatch.h"
 #include "trainer/kernels/ops.h"
 #include "trainer/model/embedding.h"
 #include "trainer/model/final_norm.h"
+#include "trainer/model/flow.h"
 #include "trainer/model/layer_stack.h"
 #include "trainer/model/parameters.h"
 
@@ -41,39 +41,6 @@ struct ChunkSpec {
   LayerSpan layers;            // of the whole chain
   RecomputeOptions recompute;  // of its encoder and decoder layers
 };
-
-// One microbatch of one step, as every chunk sees it.
-struct MicrobatchPass {
-  PackedRows source, target;
-  const int32_t* labels = nullptr;  // [T]
-  uint64_t seed = 0;                // with step: keys of dropout
-  int64_t step = 0;
-  bool training = false;  // dropout on, state kept, gradients wanted
-  // Backward: weight gradients of layers are recorded here instead of computed; null: computed.
-  DeferredWeights* deferred = nullptr;
-};
-
-// `microbatch` must outlive the result.
-MicrobatchPass MakePass(const Microbatch& microbatch, uint64_t seed, int64_t step, bool training);
-
-// The tensors of one microbatch that flow through chunks: values forward, gradients backward.
-struct Flow {
-  at::Tensor source_RD;  // stream
-  at::Tensor memory_RD;  // values: operand; gradients: stream
-  at::Tensor target_RD;  // stream
-};
-
-// Which of them cross a cut.
-struct CutTensors {
-  bool source = false;
-  bool memory = false;
-  bool target = false;
-
-  friend bool operator==(const CutTensors&, const CutTensors&) = default;
-};
-
-// Before layer `position` of the whole chain; none at its ends.
-CutTensors CutBefore(const Inventory& whole, int position);
 
 // Incremental decoding: keys and values of a chunk's decoder layers, one cache a layer, and the
 // rows of them that each hypothesis looks at.
@@ -146,6 +113,7 @@ class Chunk {
   // `gradients` has those of outputs() (with the output layer: what Forward left in dhidden_RD;
   // with the last decoder layer: a buffer for the memory's, which is cleared) and on return those
   // of inputs(), in the same buffers. `memory_RD`: as in Forward; only looked at by decoder layers.
+  // pass.layer_done hears of every layer but the output's, which Forward completes.
   void Backward(const MicrobatchPass& pass, Flow& gradients, const at::Tensor& memory_RD,
                 ChunkWorkspace& work, Kept& kept) const;
 
@@ -184,6 +152,8 @@ class Chunk {
   ChunkSpec spec_;
   CutTensors inputs_, outputs_;
   bool has_source_, has_target_, ends_encoder_, ends_decoder_;
+  int first_encoder_, first_decoder_;  // layers of the chain; if there are any
+  int source_embedding_at_, target_embedding_at_;
   int64_t source_capacity_, target_capacity_;
   Ops& ops_;
   std::optional<Embedding> source_embedding_, target_embedding_;
@@ -196,8 +166,5 @@ class Chunk {
 // The workspace of `chunks`, not empty, all of one model.
 ChunkWorkspace MakeChunkWorkspace(const ModelSpec& spec, const MicrobatchSpec& capacity,
                                   const Ops& ops, const std::vector<Chunk>& chunks);
-
-// Rows of a packed side as the kernels want them; `side` and `pairs` must outlive the result.
-PackedRows RowsOf(const PackedSide& side, const std::vector<uint32_t>& pairs, int num_sentences);
 
 }  // namespace deepnet

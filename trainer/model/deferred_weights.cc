@@ -47,11 +47,20 @@ void DeferredWeights::Add(Ops& ops, int64_t rows, const at::Tensor& dy_RO, const
                       .dbias_O = dbias_O});
 }
 
-void DeferredWeights::Run(Ops& ops) {
-  for (const Record& r : records_) {
+void DeferredWeights::Run(Ops& ops, const LayerDone* layer_done) {
+  auto end = ends_.begin();
+  const auto tell = [&](size_t computed) {
+    if (layer_done == nullptr) return;
+    for (; end != ends_.end() && end->records <= computed; ++end) (*layer_done)(end->layer);
+  };
+  tell(0);
+  for (size_t i = 0; i < records_.size(); ++i) {
+    const Record& r = records_[i];
     ops.LinearBackwardWeight(r.rows, r.dy_RO, r.x_RI, r.dw_OI, r.dbias_O);
+    tell(i + 1);
   }
   records_.clear();
+  ends_.clear();
   inputs_.clear();
   for (at::Tensor& copy : copies_) pool_->Give(std::move(copy));
   copies_.clear();

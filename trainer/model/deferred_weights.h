@@ -13,16 +13,20 @@
 //   BackwardInput(mb):   pass.deferred = &deferred[mb];  stack.Backward(...)
 //   BackwardWeight(mb):  deferred[mb].Run(ops);
 //
+// Who wants to know when a layer has all its gradients calls EndLayer from pass.layer_done.
+//
 // Gradients and inputs are copied, so after BackwardInput all else that the microbatch kept is
 // free.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include "trainer/kernels/ops.h"
+#include "trainer/model/layer_done.h"
 
 namespace deepnet {
 
@@ -52,8 +56,12 @@ class DeferredWeights {
   void Add(Ops& ops, int64_t rows, const at::Tensor& dy_RO, const at::Tensor& x_RI,
            const at::Tensor& dw_OI, const at::Tensor& dbias_O, bool one_input);
 
+  // What was added so far, and has no layer yet, is all that `layer` waits for.
+  void EndLayer(int layer) { ends_.push_back({records_.size(), layer}); }
+
   // Computes everything in the order it was added, then is empty and its buffers are the pool's.
-  void Run(Ops& ops);
+  // `layer_done`, if any, is called as soon as a layer of EndLayer has what it waited for.
+  void Run(Ops& ops, const LayerDone* layer_done = nullptr);
 
   bool empty() const { return records_.empty(); }
   int64_t bytes() const;  // of the copies held now
@@ -67,12 +75,17 @@ class DeferredWeights {
     const void* original;
     at::Tensor copy_RI;
   };
+  struct LayerEnd {
+    size_t records;  // up to it
+    int layer;
+  };
 
   at::Tensor CopyOf(Ops& ops, int64_t rows, const at::Tensor& x_RC);
   at::Tensor InputOf(Ops& ops, int64_t rows, const at::Tensor& x_RI, bool one_input);
 
   TensorPool* pool_;
   std::vector<Record> records_;
+  std::vector<LayerEnd> ends_;      // rising records
   std::vector<at::Tensor> copies_;  // all of them, each once
   std::vector<Input> inputs_;       // those that serve several records
 };

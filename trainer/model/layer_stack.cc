@@ -202,6 +202,7 @@ void LayerStack<LayerT>::Backward(const StackPass& pass, const at::Tensor& dstre
     for (int i = end - 1; i >= index * segment_; --i) {
       RunBackward(layers_[i], pass, UpstreamOf(pass, i, kept, segment), dstream_RD,
                   SavedOf(i, kept, segment));
+      if (pass.layer_done != nullptr) (*pass.layer_done)(pass.first_layer + i);
     }
   }
 }

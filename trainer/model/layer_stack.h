@@ -23,6 +23,7 @@
 #include "proto/data.pb.h"
 #include "proto/model.pb.h"
 #include "trainer/kernels/ops.h"
+#include "trainer/model/layer_done.h"
 #include "trainer/model/layers.h"
 #include "trainer/model/recompute.h"
 
@@ -34,6 +35,9 @@ struct StackPass {
   Workspace* work = nullptr;         // of this stack's rows
   const Memory* memory = nullptr;    // decoder
   Workspace* memory_work = nullptr;  // decoder: of the memory's rows
+  // Called by Backward, if anybody asks, for the stack's layers from first_layer on in the chain.
+  const LayerDone* layer_done = nullptr;
+  int first_layer = 0;
 };
 
 // A residual stream of zeros.

@@ -30,6 +30,7 @@ void GradientSums::BeginStep() {
   if (exchange_ != nullptr) exchange_->Reset();
   for (ReplicaTree& tree : trees_) tree.Reset();
   done_.assign(done_.size(), 0);
+  started_ = static_cast<int>(done_.size());
   parameters_.gradient().zero_();
 }
 
@@ -50,8 +51,15 @@ absl::Status GradientSums::ReplicaDone(int bucket) {
       trees_[bucket].PushLast(ops_, gradient);
     }
   }
-  if (!last || exchange_ == nullptr) return absl::OkStatus();
-  for (const Piece& piece : layout_.pieces[bucket]) RETURN_IF_ERROR(exchange_->Start(piece));
+  return last && exchange_ != nullptr ? StartComplete() : absl::OkStatus();
+}
+
+absl::Status GradientSums::StartComplete() {
+  while (started_ > 0 && done_[started_ - 1] == options_.local_replicas) {
+    for (const Piece& piece : layout_.pieces[--started_]) {
+      RETURN_IF_ERROR(exchange_->Start(piece));
+    }
+  }
   return absl::OkStatus();
 }
 

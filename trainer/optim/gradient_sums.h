@@ -46,8 +46,9 @@ class GradientSums {
   // The accumulators of layout.buckets[bucket] hold the whole gradient of the next virtual replica
   // of this rank; each bucket counts its own. They are cleared for the one after it. After the
   // last, the sum over ranks begins, beside whatever the caller does next: nobody may touch the
-  // bucket until Finish. Collective over groups.replicas: ranks that hold the same layers say so in
-  // the same order.
+  // bucket until Finish. Collective over groups.replicas, where exchanges start from the last
+  // bucket to the first in whatever order each rank has them ready: one that comes early waits for
+  // those behind it.
   absl::Status ReplicaDone(int bucket);
 
   // Waits. Then the layout's extents of parameters.gradient() hold the gradient of the step, tied
@@ -57,6 +58,7 @@ class GradientSums {
 
  private:
   at::Tensor BucketGradient(int bucket) const;
+  absl::Status StartComplete();
   void ClearZeroRows();
 
   Ops& ops_;
@@ -65,6 +67,7 @@ class GradientSums {
   GradientSumsOptions options_;
   std::vector<ReplicaTree> trees_;              // of each bucket
   std::vector<int> done_;                       // virtual replicas, of each bucket
+  int started_ = 0;                             // buckets from here on are being exchanged
   std::unique_ptr<GradientExchange> exchange_;  // null: one replica
   TiedSums tied_;
 };
