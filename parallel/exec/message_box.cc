@@ -11,26 +11,13 @@
 #include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/plan/schedule_progress.h"
 #include "parallel/plan/schedule_text.h"
 
 namespace deepnet {
 namespace {
 
 constexpr int kShownAround = 6;  // actions on either side of the one that is marked
-
-// The same transfer as the other rank names it.
-Action OtherSide(const Action& transfer) {
-  switch (transfer.op) {
-    case Op::kSendForward:
-      return {Op::kReceiveForward, transfer.chunk + 1, transfer.microbatch};
-    case Op::kReceiveForward:
-      return {Op::kSendForward, transfer.chunk - 1, transfer.microbatch};
-    case Op::kSendBackward:
-      return {Op::kReceiveBackward, transfer.chunk - 1, transfer.microbatch};
-    default:
-      return {Op::kSendBackward, transfer.chunk + 1, transfer.microbatch};
-  }
-}
 
 // Actions of one rank around `marked`, between the two marks.
 std::string RankText(const Schedule& schedule, int rank, const Action& marked, char open,
@@ -214,7 +201,7 @@ absl::Status MessageBox::Explain(const absl::Status& status, const Message& mess
 std::string PositionText(const Schedule& schedule, int rank, const Action& reason, int peer,
                          const Action& transfer) {
   return absl::StrCat(RankText(schedule, rank, reason, '[', ']'), "\n",
-                      RankText(schedule, peer, OtherSide(transfer), '<', '>'));
+                      RankText(schedule, peer, OtherEnd(transfer), '<', '>'));
 }
 
 }  // namespace deepnet
