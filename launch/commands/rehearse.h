@@ -1,4 +1,4 @@
-// deepnet rehearse: a step of the pipeline, timed without computing it.
+// deepnet rehearse: steps of a run, timed without computing them.
 #pragma once
 
 #include "launch/commands/command.h"

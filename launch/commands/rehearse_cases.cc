@@ -24,15 +24,16 @@ absl::StatusOr<Plan> PlanOf(const RunSpec& run, const ParallelSpec& parallel,
 absl::StatusOr<RehearsalCase> CaseOf(const Plan& plan, const RunSpec& run,
                                      const Inventory& inventory) {
   RehearsalCase made{.name = plan.schedule(),
-                     .ranks = plan.pipeline_parallel_size(),
-                     .microbatches = ShapeOf(plan).num_microbatches};
+                     .microbatches = ShapeOf(plan).num_microbatches,
+                     .planned_step_seconds = plan.step_seconds()};
   if (plan.chunks_per_rank() > 1) absl::StrAppend(&made.name, ", v=", plan.chunks_per_rank());
-  const bool bfloat16 = run.compute().dtype() == BFLOAT16;
   made.job.placement = PlacementOf(plan);
   made.job.costs = ChunkCosts(plan);
-  made.job.crossings = MakeCrossings(inventory, ChunkEnds(plan), made.job.placement,
-                                     bfloat16 ? "bfloat16" : "float32");
+  made.job.crossings = CrossingsOf(plan, inventory, run.compute());
   made.job.network = MakeSpeeds(run.cluster(), run.compute()).network;
+  made.job.exchange = {.replicas = plan.data_parallel_size(),
+                       .stages = StageExchanges(plan, inventory, run.cluster(), run.compute()),
+                       .gradient_bytes = GradientBytes(plan, inventory)};
   ASSIGN_OR_RETURN(made.job.schedule, WithTransfers(MakeSchedule(plan), made.job.placement));
   return made;
 }

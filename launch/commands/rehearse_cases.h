@@ -1,4 +1,4 @@
-// What `rehearse` runs: one replica of a plan, or of several to compare.
+// What `rehearse` runs: a plan, or several to compare.
 #pragma once
 
 #include <string>
@@ -13,10 +13,10 @@
 namespace deepnet {
 
 struct RehearsalCase {
-  std::string name;      // "interleaved, v=4"
-  int ranks = 1;         // of the pipeline
-  int microbatches = 1;  // of one replica in one step
-  RehearsalJob job;
+  std::string name;                   // "interleaved, v=4"
+  int microbatches = 1;               // of one replica in one step
+  double planned_step_seconds = 0.0;  // the plan's own: everything exposed comes after the pipeline
+  RehearsalJob job;                   // all in it is the planner's
 };
 
 // The plan that `train` would follow, without asking whether it fits into memory. Errors are

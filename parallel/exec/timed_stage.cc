@@ -7,6 +7,7 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/clock.h"
+#include "parallel/base/status_macros.h"
 
 namespace deepnet {
 
@@ -23,7 +24,8 @@ absl::Status TimedStage::Forward(int chunk, int microbatch) {
 
 absl::Status TimedStage::Backward(int chunk, int microbatch) {
   const ChunkCost& cost = options_.costs[chunk];
-  absl::Status status = Work(cost.backward_input + cost.backward_weight);
+  absl::Status status =
+      WorkOnWeights(cost.backward_input + cost.backward_weight, chunk, microbatch);
   Release(Boundary::kOutputGradient, chunk, microbatch);
   return status;
 }
@@ -34,8 +36,18 @@ absl::Status TimedStage::BackwardInput(int chunk, int microbatch) {
   return status;
 }
 
-absl::Status TimedStage::BackwardWeight(int chunk, int) {
-  return Work(options_.costs[chunk].backward_weight);
+absl::Status TimedStage::BackwardWeight(int chunk, int microbatch) {
+  return WorkOnWeights(options_.costs[chunk].backward_weight, chunk, microbatch);
+}
+
+// Weight gradients of a chunk come in the order of microbatches.
+absl::Status TimedStage::WorkOnWeights(double seconds, int chunk, int microbatch) {
+  const double began = SecondsNow();
+  RETURN_IF_ERROR(Work(seconds));
+  if (options_.gradient_done == nullptr || microbatch + 1 < options_.num_microbatches) {
+    return absl::OkStatus();
+  }
+  return options_.gradient_done(chunk, began);
 }
 
 bool TimedStage::WaitedSinceLastWork() const {
@@ -52,6 +64,8 @@ absl::Status TimedStage::Work(double seconds) {
   const double left = deadline - SecondsNow();
   if (left > 0) std::this_thread::sleep_for(std::chrono::duration<double>(left));
   overslept_ = std::max(0.0, SecondsNow() - deadline);
+  lateness_ += overslept_;
+  ++worked_;
   return absl::OkStatus();
 }
 

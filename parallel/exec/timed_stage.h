@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <map>
 #include <tuple>
@@ -23,6 +24,10 @@ struct TimedStageOptions {
   double time_scale = 1.0;          // seconds waited for each second of a cost
   int64_t payload_limit_bytes = std::numeric_limits<int64_t>::max();  // of a tensor; the rest of a
                                                                       // larger one is not sent
+  int num_microbatches = 0;  // of a step; only `gradient_done` needs it
+  // Told of each chunk after the last weight gradient of a step, with the time (SecondsNow) at
+  // which that pass began. Empty: nobody is.
+  std::function<absl::Status(int chunk, double began)> gradient_done = {};
 };
 
 // Its buffers have the sizes of the crossings, and no meaning.
@@ -43,17 +48,24 @@ class TimedStage final : public Stage {
   std::vector<Buffer> Buffers(Boundary boundary, int chunk, int microbatch) override;
   void Release(Boundary boundary, int chunk, int microbatch) override;
 
+  // How late the host woke this rank after an action's time was up: seconds, on average over all
+  // actions so far.
+  double MeanLateness() const { return worked_ == 0 ? 0.0 : lateness_ / worked_; }
+
  private:
   using Memory = std::vector<std::vector<char>>;  // [tensor][byte]
   using Place = std::pair<Boundary, int>;         // boundary, chunk
 
   absl::Status Work(double seconds);
+  absl::Status WorkOnWeights(double seconds, int chunk, int microbatch);
   bool WaitedSinceLastWork() const;
   Memory Allocate(Boundary boundary, int chunk) const;
 
   const TimedStageOptions options_;
   const RankTrace& trace_;
   double overslept_ = 0.0;  // seconds by which the last action ended late
+  double lateness_ = 0.0;   // seconds, of all actions
+  int worked_ = 0;          // actions
   std::map<std::tuple<Boundary, int, int>, Memory> live_;  // by boundary, chunk, microbatch
   std::map<Place, std::vector<Memory>> free_;              // to be used again
 };

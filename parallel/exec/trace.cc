@@ -23,6 +23,12 @@ namespace {
 constexpr int kClockTag = 0;
 constexpr int kRoundTrips = 8;
 
+// Whether it stands behind the schedule.
+bool IsExchange(TraceKind kind) {
+  return kind == TraceKind::kReduce || kind == TraceKind::kTied || kind == TraceKind::kNorm ||
+         kind == TraceKind::kGather;
+}
+
 bool IsForward(Op op) { return op == Op::kForward; }
 
 // When each forward and each gradient of inputs was made: by (forward?, chunk, microbatch).
@@ -68,13 +74,30 @@ std::string CategoryName(TraceKind kind) {
       return "send";
     case TraceKind::kReceive:
       return "receive";
+    case TraceKind::kReduce:
+      return "reduce";
+    case TraceKind::kTied:
+      return "tied";
+    case TraceKind::kNorm:
+      return "norm";
+    case TraceKind::kGather:
+      return "gather";
   }
   return "";
+}
+
+void AppendExchange(const TraceEvent& event, int rank, double origin, std::string& json) {
+  absl::StrAppendFormat(&json,
+                        ",\n{\"name\":\"%s\",\"cat\":\"exchange\",\"pid\":%d,\"tid\":1,"
+                        "\"args\":{\"bytes\":%d},\"ph\":\"X\",\"ts\":%.3f,\"dur\":%.3f}",
+                        CategoryName(event.kind), rank, event.bytes, 1e6 * (event.start - origin),
+                        1e6 * (event.end - event.start));
 }
 
 // Computing and waiting never overlap on a rank: complete events. Messages do: a pair of begin and
 // end with an identity of their own.
 void AppendEvent(const TraceEvent& event, int rank, int64_t id, double origin, std::string& json) {
+  if (IsExchange(event.kind)) return AppendExchange(event, rank, origin, json);
   const double start = 1e6 * (event.start - origin), end = 1e6 * (event.end - origin);
   const std::string category = CategoryName(event.kind);
   const bool message = event.kind == TraceKind::kSend || event.kind == TraceKind::kReceive;
@@ -143,19 +166,27 @@ absl::StatusOr<std::vector<double>> ClockOffsets(Communicator& comm) {
 
 }  // namespace
 
-TraceFigures Measure(std::span<const RankTrace> traces) {
-  const Made made = WhenMade(traces);
-  double last = 0.0, computing = 0.0, waiting = 0.0, exposed = 0.0;
-  for (const RankTrace& trace : traces) {
-    for (const TraceEvent& event : trace.events) {
-      last = std::max(last, event.end);
-      if (event.kind == TraceKind::kCompute) computing += event.end - event.start;
-      if (event.kind != TraceKind::kWait) continue;
-      waiting += event.end - event.start;
-      exposed += Exposed(event, made);
+TraceFigures Measure(std::span<const RankTrace> traces, int stages) {
+  const size_t ranks = stages > 0 ? static_cast<size_t>(stages) : traces.size();
+  double last = 0.0, computed = 0.0, computing = 0.0, waiting = 0.0, exposed = 0.0;
+  for (size_t first = 0; first < traces.size(); first += ranks) {
+    const std::span<const RankTrace> replica = traces.subspan(first, ranks);
+    const Made made = WhenMade(replica);
+    for (const RankTrace& trace : replica) {
+      for (const TraceEvent& event : trace.events) {
+        last = std::max(last, event.end);
+        if (IsExchange(event.kind)) continue;
+        computed = std::max(computed, event.end);
+        if (event.kind == TraceKind::kCompute) computing += event.end - event.start;
+        if (event.kind != TraceKind::kWait) continue;
+        waiting += event.end - event.start;
+        exposed += Exposed(event, made);
+      }
     }
   }
-  TraceFigures figures{.makespan = std::max(0.0, last - FirstStart(traces))};
+  const double start = FirstStart(traces);
+  TraceFigures figures{.makespan = std::max(0.0, computed - start),
+                       .step = std::max(0.0, last - start)};
   const double available = figures.makespan * static_cast<double>(traces.size());
   if (available <= 0.0) return figures;
   figures.bubble = 1.0 - computing / available;

@@ -25,13 +25,18 @@ enum class TraceKind {
   kWait,     // nothing is done until a message of `peer` is there, or gone
   kSend,     // from its start until it was seen to be gone: checked between actions, so an upper
   kReceive,  // bound; the same for one that arrives, from the moment its memory was offered
+  // After a rank's schedule (rehearsal_exchange.h); without action and peer.
+  kReduce,  // gradients between replicas
+  kTied,    // gradients of tied tensors between stages
+  kNorm,    // everybody is waited for
+  kGather,  // weights between replicas
 };
 
 struct TraceEvent {
   TraceKind kind = TraceKind::kCompute;
   Action action;       // kWait: the one that waits
-  int peer = -1;       // of everything but kCompute
-  int64_t bytes = 0;   // of kSend, kReceive
+  int peer = -1;       // of kWait, kSend, kReceive
+  int64_t bytes = 0;   // of a message; of an exchange, before any payload limit
   double start = 0.0;  // seconds of SecondsNow(); in gathered traces, of rank 0's clock
   double end = 0.0;
 
@@ -44,15 +49,18 @@ struct RankTrace {
 };
 
 struct TraceFigures {
-  double makespan = 0.0;               // seconds from the first start to the last end of any rank
+  double makespan = 0.0;               // seconds from the first start of any rank to the last end
+                                       // of the schedule of any
+  double step = 0.0;                   // to the last end of all
   double bubble = 0.0;                 // 1 - computing / (ranks * makespan)
   double waiting = 0.0;                // share of ranks * makespan spent in kWait
   double exposed_communication = 0.0;  // the part of `waiting` in which the awaited data were made
                                        // already, and on their way
 };
 
-// `traces` are of all ranks of one pipeline, in rank order, on one clock.
-TraceFigures Measure(std::span<const RankTrace> traces);
+// `traces` are of all ranks of one or several replicas of a pipeline of `stages` ranks (0: of one),
+// rank = replica * stages + stage, on one clock.
+TraceFigures Measure(std::span<const RankTrace> traces, int stages = 0);
 
 // Trace Event Format, JSON: one process a rank, with one line for computing, one for waiting, and
 // one bar a message. Times are microseconds from the first start of any rank.

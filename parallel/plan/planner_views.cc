@@ -3,8 +3,11 @@
 #include <utility>
 
 #include "parallel/base/check.h"
+#include "parallel/plan/dealing.h"
+#include "parallel/plan/memory.h"
 #include "parallel/plan/planner.h"
-#include "parallel/plan/planner_costs.h"
+#include "parallel/plan/planner_ranks.h"
+#include "parallel/plan/planner_request.h"
 
 namespace deepnet {
 
@@ -34,9 +37,55 @@ std::vector<ChunkCost> ChunkCosts(const Plan& plan) {
   return costs;
 }
 
-PipelineShape ShapeOf(const Plan& plan) {
+std::vector<Crossing> CrossingsOf(const Plan& plan, const Inventory& inventory,
+                                  const ComputeSpec& compute) {
+  const bool narrow = MakeMemoryRules(compute).operand_bytes == 2;
+  return MakeCrossings(inventory, ChunkEnds(plan), PlacementOf(plan),
+                       narrow ? "bfloat16" : "float32");
+}
+
+std::vector<StageExchange> StageExchanges(const Plan& plan, const Inventory& inventory,
+                                          const ClusterSpec& cluster, const ComputeSpec& compute) {
+  const Request request{.inventory = &inventory,
+                        .rules = MakeMemoryRules(compute),
+                        .speeds = MakeSpeeds(cluster, compute)};
+  const Cuts cuts = MakeCuts(request, PlacementOf(plan), ChunkEnds(plan));
+  InFlight nothing;  // what is exchanged does not depend on it
+  nothing.slots.assign(plan.chunks_size(), 0);
+  nothing.deferred_bytes.assign(plan.pipeline_parallel_size(), 0);
+  std::vector<StageExchange> exchanges;
+  for (const RankUse& rank : MakeRankUses(request, cuts, nothing, plan.data_parallel_size())) {
+    const MemoryEstimate& memory = plan.stages(static_cast<int>(exchanges.size())).memory();
+    exchanges.push_back(
+        {.seconds = ExchangeSeconds(memory.gradients(), memory.weights(), rank.foreign_bytes,
+                                    plan.pipeline_parallel_size(), plan.data_parallel_size(),
+                                    request.speeds),
+         .gradient_bytes = memory.gradients(),
+         .weight_bytes = memory.weights(),
+         .foreign_bytes = rank.foreign_bytes});
+  }
+  return exchanges;
+}
+
+std::vector<int64_t> GradientBytes(const Plan& plan, const Inventory& inventory) {
+  std::vector<int64_t> bytes;
+  for (const ChunkPlan& chunk : plan.chunks()) {
+    int64_t elements = 0;
+    for (int l = chunk.first_layer(); l < chunk.end_layer(); ++l) {
+      for (const int p : inventory.layers[l].parameters) {
+        elements += inventory.parameters[p].NumElements();
+      }
+    }
+    bytes.push_back(4 * elements);
+  }
+  return bytes;
+}
+
+PipelineShape ShapeOf(const Plan& plan, int replica) {
   return {.num_ranks = plan.pipeline_parallel_size(),
-          .num_microbatches = plan.microbatches_per_step() / plan.data_parallel_size(),
+          .num_microbatches =
+              MicrobatchesOf(plan.microbatches_per_step(), plan.data_parallel_size(), replica)
+                  .Count(),
           .chunks_per_rank = plan.chunks_per_rank()};
 }
 

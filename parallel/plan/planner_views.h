@@ -1,19 +1,42 @@
 // One replica of a Plan as the values that schedules, simulators and executors take.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
+#include "parallel/plan/crossing.h"
+#include "parallel/plan/inventory.h"
 #include "parallel/plan/placement.h"
+#include "parallel/plan/planner_costs.h"
 #include "parallel/plan/schedule.h"
 #include "parallel/plan/simulator.h"
 #include "proto/plan.pb.h"
 
 namespace deepnet {
 
-PipelineShape ShapeOf(const Plan& plan);
+PipelineShape ShapeOf(const Plan& plan, int replica = 0);
 Placement PlacementOf(const Plan& plan);
 std::vector<int> ChunkEnds(const Plan& plan);
 std::vector<ChunkCost> ChunkCosts(const Plan& plan);
+
+// What crosses the cut before each chunk, [chunk]: the tensors whose bytes ChunkCosts holds.
+std::vector<Crossing> CrossingsOf(const Plan& plan, const Inventory& inventory,
+                                  const ComputeSpec& compute);
+
+// What one stage exchanges at the end of a step.
+struct StageExchange {
+  Exchange seconds;  // what plan.gradient_exchange_seconds is made of
+  int64_t gradient_bytes = 0;
+  int64_t weight_bytes = 0;
+  int64_t foreign_bytes = 0;  // see ExchangeSeconds
+};
+
+// [stage]. Arguments are those that `plan` was made for.
+std::vector<StageExchange> StageExchanges(const Plan& plan, const Inventory& inventory,
+                                          const ClusterSpec& cluster, const ComputeSpec& compute);
+
+// Of each chunk's accumulators, [chunk]; those of a stage add up to its gradient_bytes.
+std::vector<int64_t> GradientBytes(const Plan& plan, const Inventory& inventory);
 
 // The simulated step that plan.step_seconds is from; `cluster` and `compute` are those it was made
 // for.

@@ -12,10 +12,14 @@
 #include <gtest/gtest.h>
 
 #include "launch/commands/rehearse_cases.h"
+#include "launch/commands/rehearse_data.h"
 #include "launch/defaults.h"
 #include "launch/program.h"
 #include "launch/spec_loader.h"
 #include "parallel/plan/simulator.h"
+#include "tests/trainer/data/prepared_corpus.h"
+#include "tests/trainer/data/temp_folder.h"
+#include "trainer/data/corpus_batch_source.h"
 #include "trainer/model/describe.h"
 
 namespace deepnet {
@@ -91,6 +95,84 @@ TEST(RehearseCommand, RunsAScheduleFromAFileAndWritesItsTrace) {
   EXPECT_GT(Parse(text.str()).fields().at("traceEvents").list_value().values_size(), 16);
 }
 
+TEST(RehearseCommand, AllReplicasRunAndAStepIsMoreThanItsPipeline) {
+  const Outcome outcome =
+      RunRehearse({"--schedule", "1f1b", "--json", "--time-scale", "100", "--set",
+                   "parallel.data_parallel_size=2", "--set", "cluster.devices_per_node=4"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const auto json = Parse(outcome.out);
+  EXPECT_EQ(json.fields().at("ranks").number_value(), 4);
+  EXPECT_EQ(json.fields().at("replicas").number_value(), 2);
+  EXPECT_EQ(json.fields().at("microbatches").number_value(), 2);
+  EXPECT_TRUE(json.fields().at("corpus").has_null_value());
+  const auto& row = json.fields().at("schedules").list_value().values(0).struct_value().fields();
+  EXPECT_GT(row.at("step_seconds").number_value(), row.at("pipeline_seconds").number_value());
+  EXPECT_GE(row.at("step_seconds").number_value(),
+            0.999 * row.at("simulated_step_seconds").number_value());
+  EXPECT_EQ(row.at("data_wait_seconds").list_value().values_size(), 0);
+}
+
+TEST(RehearseCommand, SaysThatThereIsNoCorpus) {
+  const Outcome outcome = RunRehearse({"--schedule", "1f1b", "--time-scale", "100"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("\ndata: no corpus in \"\": steps fetch nothing\n"));
+  EXPECT_THAT(outcome.out, HasSubstr("\nthis host wakes a rank "));
+}
+
+TEST(RehearseCommand, StepsFetchTheBatchesOfACorpus) {
+  const testing::TempFolder folder;
+  testing::WriteOpus(folder);
+  ASSERT_TRUE(testing::PrepareIn(folder, "opus100_folder: \"opus\"").ok());
+  const auto corpus = Corpus::Open(folder.Path("out"));
+  ASSERT_TRUE(corpus.ok()) << corpus.status();
+  const auto run = [&](int64_t vocabulary, const std::string& more) {
+    return RunRehearse({"--schedule", "1f1b", "--steps", "2", "--time-scale", "100", more, "--set",
+                        "data.folder=" + folder.Path("out"), "--set",
+                        "model.vocabulary_size=" + std::to_string(vocabulary)});
+  };
+  const int64_t size = corpus->vocabulary().size();
+  const Outcome text = run(size, "--payload=small");
+  ASSERT_EQ(text.code, 0) << text.err;
+  EXPECT_THAT(text.out, HasSubstr("the first step waited"));
+  EXPECT_THAT(text.out, HasSubstr("later ones at most"));
+  const Outcome json = run(size, "--json");
+  ASSERT_EQ(json.code, 0) << json.err;
+  const auto parsed = Parse(json.out);
+  const auto& rows = parsed.fields().at("schedules").list_value();
+  const auto& waits = rows.values(0).struct_value().fields().at("data_wait_seconds").list_value();
+  ASSERT_EQ(waits.values_size(), 2);
+  EXPECT_GT(waits.values(0).number_value(), 0.0);
+  const Outcome refused = run(size + 1, "--json");
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_THAT(refused.err, HasSubstr("model.vocabulary_size"));
+}
+
+TEST(RehearsalData, IsTheTrainersBatchOfTheStep) {
+  const testing::TempFolder folder;
+  testing::WriteOpus(folder);
+  ASSERT_TRUE(testing::PrepareIn(folder, "opus100_folder: \"opus\"").ok());
+  const auto corpus = Corpus::Open(folder.Path("out"));
+  ASSERT_TRUE(corpus.ok()) << corpus.status();
+  const auto read = ReadRunSpec({.root = ".", .files = {kTiny}}, RunSpec());
+  ASSERT_TRUE(read.ok()) << read.status();
+  RunSpec run = WithDefaults(*read);
+  run.mutable_model()->set_vocabulary_size(static_cast<int>(corpus->vocabulary().size()));
+  run.mutable_data()->set_folder(folder.Path("out"));
+  DataSpec data = run.data();
+  ASSERT_TRUE(ResolveDataSpec(*corpus, &data).ok());
+  const auto trainers = CorpusBatchSource::Make(data, run.seed(), &*corpus);
+  ASSERT_TRUE(trainers.ok()) << trainers.status();
+  const auto opened = RehearsalData::Open(run, folder.Path("out"));
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  for (const int64_t step : {0, 1, 5, 5}) {
+    ASSERT_TRUE((*opened)->Fetch(step).ok());
+    EXPECT_EQ((*opened)->target_tokens(), (*trainers)->ForStep(step)->num_target_tokens);
+  }
+  const auto none = RehearsalData::Open(run, folder.Path("nothing_here"));
+  ASSERT_TRUE(none.ok()) << none.status();
+  EXPECT_EQ(*none, nullptr);
+}
+
 TEST(RehearseCommand, RefusesWhatCannotBe) {
   const auto error = [](std::vector<std::string> words) {
     const Outcome outcome = RunRehearse(std::move(words));
@@ -106,6 +188,36 @@ TEST(RehearseCommand, RefusesWhatCannotBe) {
   const std::string stuck = WriteTemporary("stuck.txt", "rank 0: 0B0 0F0\nrank 1: 1F0 1B0\n");
   EXPECT_THAT(error({"--schedule", stuck, "--set", "data.microbatches_per_step=1"}),
               HasSubstr("0B0"));
+}
+
+// The exchanges of a case are those that the plan's own figure is made of.
+TEST(RehearsalCases, TakeTheirExchangesFromThePlan) {
+  const auto read =
+      ReadRunSpec({.root = ".",
+                   .files = {"launch/recipes/deepnet_1000l.textproto"},
+                   .sets = {"data.microbatches_per_step=32", "cluster.devices_per_node=8",
+                            "parallel.pipeline_parallel_size=4", "parallel.data_parallel_size=2",
+                            "parallel.schedule=1f1b"}},
+                  RunSpec());
+  ASSERT_TRUE(read.ok()) << read.status();
+  const RunSpec run = WithDefaults(*read);
+  const auto made = PlannedCase(run, Describe(run.model(), run.data().microbatch()));
+  ASSERT_TRUE(made.ok()) << made.status();
+  EXPECT_EQ(made->microbatches, 16);
+  const ExchangeJob& exchange = made->job.exchange;
+  EXPECT_EQ(made->job.NumRanks(), 8);
+  ASSERT_EQ(exchange.stages.size(), 4u);
+  for (int stage = 0; stage < 4; ++stage) {  // one chunk each
+    EXPECT_EQ(exchange.stages[stage].gradient_bytes, exchange.gradient_bytes[stage]);
+    EXPECT_GT(exchange.stages[stage].seconds.reduce, 0.0);
+    EXPECT_GT(exchange.stages[stage].seconds.gather, 0.0);
+  }
+  const auto simulated =
+      Simulate(made->job.schedule, made->job.placement, made->job.costs, made->job.network);
+  ASSERT_TRUE(simulated.ok()) << simulated.status();
+  const double step = StepSeconds(exchange, *simulated);
+  EXPECT_GT(step, simulated->makespan);
+  EXPECT_LE(step, made->planned_step_seconds * (1 + 1e-9));
 }
 
 // What a step of the largest recipe is designed for: p = 8, m = 32.

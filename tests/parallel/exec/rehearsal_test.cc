@@ -34,6 +34,22 @@ RehearsalJob MakeJob(std::string_view name, const PipelineShape& shape, double u
     job.crossings.push_back(crosses ? Crossing{{Tensor(100), Tensor(7)}, {Tensor(100)}}
                                     : Crossing{});
   }
+  job.exchange.stages.resize(shape.num_ranks);
+  job.exchange.gradient_bytes.assign(chunks, 0);
+  return job;
+}
+
+// The same on two replicas; a stage's exchanges take 2 units each.
+RehearsalJob MakeReplicatedJob(double unit) {
+  const PipelineShape shape{.num_ranks = 2, .num_microbatches = 2};
+  RehearsalJob job = MakeJob("1f1b", shape, unit);
+  job.exchange = {.replicas = 2,
+                  .stages = {2,
+                             {.seconds = {.reduce = 2 * unit, .gather = 2 * unit, .tied = 2 * unit},
+                              .gradient_bytes = 4000,
+                              .weight_bytes = 2000,
+                              .foreign_bytes = 600}},
+                  .gradient_bytes = {4000, 4000}};
   return job;
 }
 
@@ -75,6 +91,29 @@ TEST(TimedStage, BuffersHaveTheSizesOfTheCrossingUpToTheLimit) {
   EXPECT_EQ(stage.Buffers(Boundary::kOutput, 0, 5)[0].data, memory);
 }
 
+TEST(TimedStage, SaysWhenAGradientIsComplete) {
+  RankTrace trace;
+  std::vector<int> chunks;
+  double began = 0.0;
+  TimedStage stage({.costs = {{.backward_weight = 1}, {.backward_weight = 1}},
+                    .crossings = {{}, {}},
+                    .time_scale = 0.002,
+                    .num_microbatches = 2,
+                    .gradient_done =
+                        [&](int chunk, double at) {
+                          chunks.push_back(chunk);
+                          began = at;
+                          return absl::OkStatus();
+                        }},
+                   trace);
+  EXPECT_TRUE(stage.Backward(1, 0).ok());
+  EXPECT_TRUE(stage.BackwardInput(0, 1).ok());
+  EXPECT_TRUE(stage.BackwardWeight(1, 1).ok());
+  EXPECT_LE(began + 0.002, SecondsNow());
+  EXPECT_TRUE(stage.Backward(0, 1).ok());
+  EXPECT_EQ(chunks, (std::vector<int>{1, 0}));
+}
+
 TEST(MakeTimeScale, GivesAStepThreeSecondsOrMoreWhereActionsAreMany) {
   Simulation simulated{.makespan = 6.0};
   simulated.timeline = {std::vector<TimedAction>(10), std::vector<TimedAction>(20)};
@@ -83,6 +122,7 @@ TEST(MakeTimeScale, GivesAStepThreeSecondsOrMoreWhereActionsAreMany) {
   EXPECT_DOUBLE_EQ(MakeTimeScale(simulated), 2.0);
   simulated.timeline.assign(64, std::vector<TimedAction>(1500));
   EXPECT_DOUBLE_EQ(MakeTimeScale(simulated), 8.0);
+  EXPECT_DOUBLE_EQ(MakeTimeScale(simulated, /*replicas=*/2), 16.0);
 }
 
 // Two ranks, one microbatch; F, I and W take 1. Each message takes 8 s of latency and 2 s for 200
@@ -129,6 +169,65 @@ TEST(Rehearsal, TakesAtLeastAsLongAsTheSimulatorSaysAndHoldsEveryAction) {
       return absl::OkStatus();
     });
     EXPECT_EQ(FirstError(statuses), absl::OkStatus());
+  }
+}
+
+// F and B of two microbatches take 3 on either rank; the pipeline 9. Rank 0's last backward pass is
+// 7 .. 9, so that reducing for 2 hides behind it.
+TEST(Rehearsal, AStepIsThePipelineAndWhatFollowsIt) {
+  const RehearsalJob job = MakeReplicatedJob(1.0);
+  const auto statuses = RunRanks(4, [&](Communicator& world) {
+    ASSIGN_OR_RETURN(const Rehearsal result,
+                     RunRehearsal(job, {.time_scale = 0.01, .steps = 1}, world));
+    EXPECT_DOUBLE_EQ(result.simulated.makespan, 9.0);
+    EXPECT_DOUBLE_EQ(result.simulated_step, 9.0 + 2.0 + 2.0);
+    EXPECT_GE(result.makespan, 0.999 * result.simulated.makespan);
+    EXPECT_GE(result.step, 0.999 * result.simulated_step);
+    EXPECT_LE(result.step, kMostLate * result.simulated_step);
+    EXPECT_GE(result.mean_lateness, 0.0);
+    EXPECT_TRUE(result.data_waits.empty());
+    EXPECT_EQ(result.traces.size(), 4u);
+    for (const RankTrace& trace : result.traces) {
+      std::vector<TraceKind> ends;
+      for (const TraceEvent& event : trace.events) {
+        if (event.kind >= TraceKind::kReduce) ends.push_back(event.kind);
+      }
+      EXPECT_EQ(ends, (std::vector<TraceKind>{TraceKind::kReduce, TraceKind::kTied,
+                                              TraceKind::kNorm, TraceKind::kGather}));
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_EQ(FirstError(statuses), absl::OkStatus());
+}
+
+TEST(Rehearsal, EveryStepFetchesAndTheSlowestRankIsWaitedFor) {
+  constexpr double kFetchSeconds = 0.02;
+  const RehearsalJob job = MakeReplicatedJob(0.1);
+  const auto statuses = RunRanks(4, [&](Communicator& world) {
+    std::vector<int> fetched;
+    const auto fetch = [&](int step) {
+      fetched.push_back(step);
+      const double start = SecondsNow();
+      while (world.rank() == 2 && SecondsNow() < start + kFetchSeconds) {
+      }
+      return absl::OkStatus();
+    };
+    ASSIGN_OR_RETURN(const Rehearsal result,
+                     RunRehearsal(job, {.time_scale = 0.01, .steps = 3, .fetch = fetch}, world));
+    EXPECT_EQ(fetched, (std::vector<int>{0, 1, 2}));
+    EXPECT_EQ(result.data_waits.size(), 3u);
+    for (const double wait : result.data_waits) EXPECT_GE(wait, kFetchSeconds);
+    return absl::OkStatus();
+  });
+  EXPECT_EQ(FirstError(statuses), absl::OkStatus());
+}
+
+TEST(Rehearsal, RefusesAWorldOfAnotherSize) {
+  const RehearsalJob job = MakeReplicatedJob(0.1);
+  for (const absl::Status& status : RunRanks(2, [&](Communicator& world) {
+         return RunRehearsal(job, {.time_scale = 0.01}, world).status();
+       })) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   }
 }
 

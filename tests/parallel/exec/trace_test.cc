@@ -50,6 +50,31 @@ TEST(Measure, WaitingForASendIsCommunicationFromBeginningToEnd) {
   EXPECT_DOUBLE_EQ(Measure(traces).exposed_communication, 0.5);
 }
 
+TEST(Measure, ExchangesBelongToTheStepAndNotToThePipeline) {
+  std::vector<RankTrace> traces = TwoRanks();
+  traces[1].events.push_back({.kind = TraceKind::kGather, .bytes = 8, .start = 20, .end = 23});
+  const TraceFigures figures = Measure(traces);
+  EXPECT_DOUBLE_EQ(figures.makespan, 10.0);
+  EXPECT_DOUBLE_EQ(figures.step, 13.0);
+  EXPECT_DOUBLE_EQ(figures.waiting, 7.5 / 20.0);
+  EXPECT_NE(ChromeTrace(traces).find("\"gather\""), std::string::npos);
+}
+
+// The second replica is 100 s late: what it waits for is what its own chunks make.
+TEST(Measure, ReplicasWaitForTheirOwnChunks) {
+  std::vector<RankTrace> traces = TwoRanks();
+  for (RankTrace trace : TwoRanks()) {
+    for (TraceEvent& event : trace.events) {
+      event.start += 100;
+      event.end += 100;
+    }
+    traces.push_back(trace);
+  }
+  const TraceFigures figures = Measure(traces, /*stages=*/2);
+  EXPECT_DOUBLE_EQ(figures.makespan, 110.0);
+  EXPECT_DOUBLE_EQ(figures.exposed_communication, 2 * 1.5 / 440.0);
+}
+
 TEST(Measure, NothingTakesNoTime) { EXPECT_EQ(Measure({}).makespan, 0.0); }
 
 TEST(ChromeTrace, IsJsonWithAProcessForEachRankAndAPairForEachMessage) {
