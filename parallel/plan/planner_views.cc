@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "parallel/base/check.h"
-#include "parallel/plan/dealing.h"
 #include "parallel/plan/memory.h"
 #include "parallel/plan/planner.h"
 #include "parallel/plan/planner_ranks.h"
@@ -81,11 +80,9 @@ std::vector<int64_t> GradientBytes(const Plan& plan, const Inventory& inventory)
   return bytes;
 }
 
-PipelineShape ShapeOf(const Plan& plan, int replica) {
+PipelineShape ShapeOf(const Plan& plan) {
   return {.num_ranks = plan.pipeline_parallel_size(),
-          .num_microbatches =
-              MicrobatchesOf(plan.microbatches_per_step(), plan.data_parallel_size(), replica)
-                  .Count(),
+          .num_microbatches = plan.microbatches_per_step() / plan.data_parallel_size(),
           .chunks_per_rank = plan.chunks_per_rank()};
 }
 
