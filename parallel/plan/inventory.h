@@ -67,7 +67,11 @@ struct Layer {
   // Kept from forward to backward of a full microbatch: float32 state (residual stream,
   // statistics), and elements that have the type of the products' operands.
   int64_t activation_bytes = 0;
-  int64_t activation_operands = 0;     // elements
+  int64_t activation_operands = 0;  // elements
+  // Parts of activation_bytes: what is given up with the feed-forward block's inner rows where
+  // those are computed again, and what is kept at every level of recomputation.
+  int64_t inner_bytes = 0;
+  int64_t lasting_bytes = 0;
   int64_t constant_bytes = 0;          // of what is looked up and never learned
   std::vector<BoundaryTensor> inputs;  // what crosses a cut before this layer, in order
 

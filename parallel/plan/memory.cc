@@ -4,75 +4,15 @@
 #include <string_view>
 #include <vector>
 
-#include "parallel/plan/crossing.h"
+#include "parallel/plan/memory_layers.h"
+#include "parallel/plan/memory_library.h"
 
 namespace deepnet {
 namespace {
 
-constexpr int64_t kFloatBytes = 4;
 constexpr int64_t kMomentBytes = 8;  // two float32
 
-// Sizes of one layer, read off its boundary tensors and matrices.
-struct Sizes {
-  int64_t rows = 0;         // of the stream
-  int64_t memory_rows = 0;  // of the encoder memory
-  int64_t width = 0;
-  int64_t inner = 0;  // of the feed-forward block
-};
-
-Sizes SizesOf(const Inventory& inventory, const Layer& layer) {
-  Sizes sizes;
-  for (const BoundaryTensor& tensor : layer.inputs) {
-    (tensor.name == kHidden ? sizes.rows : sizes.memory_rows) = tensor.shape[0];
-    sizes.width = tensor.shape[1];
-  }
-  for (const int i : layer.parameters) {
-    const Parameter& parameter = inventory.parameters[i];
-    if (parameter.role == Role::kFeedForward && parameter.shape.size() == 2) {
-      sizes.inner = std::max(sizes.inner, parameter.shape[0]);
-      break;  // the first of the two: [inner, width]
-    }
-  }
-  return sizes;
-}
-
-bool IsBlock(const Layer& layer) {
-  return layer.kind == LayerKind::kEncoder || layer.kind == LayerKind::kDecoder;
-}
-
-int64_t StreamBytes(const Sizes& s) { return s.rows * s.width * kFloatBytes; }
-
-bool LooksUp(const Layer& layer) {
-  return layer.kind == LayerKind::kSourceEmbedding || layer.kind == LayerKind::kTargetEmbedding;
-}
-
-// Operands that attention keeps: q, context of `rows` rows, k and v, in every attention.
-int64_t AttentionOperands(const Layer& layer, const Sizes& s) {
-  const int64_t self = 4 * s.rows * s.width;
-  if (layer.kind == LayerKind::kEncoder) return self;
-  return self + 2 * (s.rows + s.memory_rows) * s.width;
-}
-
-// Of those, what products made: all but the contexts.
-int64_t AttentionProducts(const Layer& layer, const Sizes& s) {
-  const int64_t contexts = layer.kind == LayerKind::kEncoder ? 1 : 2;
-  return AttentionOperands(layer, s) - contexts * s.rows * s.width;
-}
-
-// The stream and the first input that Describe counts with an embedding belong to the rank and to
-// the stack; its mask remains.
-int64_t KeptByLayer(const Inventory& inventory, const Layer& layer, Recompute level,
-                    const MemoryRules& rules) {
-  if (LooksUp(layer)) return layer.activation_bytes - kFloatBytes * layer.activation_operands;
-  int64_t operands = layer.activation_operands;
-  if (IsBlock(layer) && (level == FFN || level == GEMM)) {
-    const Sizes sizes = SizesOf(inventory, layer);
-    operands = AttentionOperands(layer, sizes);
-    if (level == GEMM) operands -= AttentionProducts(layer, sizes);
-    operands = std::min(operands, layer.activation_operands);
-  }
-  return layer.activation_bytes + operands * rules.operand_bytes;
-}
+int64_t StreamBytes(const LayerSizes& s) { return s.rows * s.width * kFloatBytes; }
 
 template <typename Visit>
 void ForEachLayer(const Inventory& inventory, const RankUse& rank, const Visit& visit) {
@@ -110,36 +50,6 @@ void AddParameters(const Inventory& inventory, const RankUse& rank, const Memory
                            std::min(2 * kPieceBytes, rank.foreign_bytes) / rank.num_replicas);
 }
 
-// What layers keep of one microbatch, by the kind that they share buffers with.
-struct KeptByKind {
-  int64_t encoder = 0, decoder = 0, others = 0;
-
-  int64_t Total() const { return encoder + decoder + others; }
-};
-
-KeptByKind KeptOf(const Inventory& inventory, LayerSpan span, const RecomputeChoice& recompute,
-                  const MemoryRules& rules) {
-  const bool by_segment = recompute.level == LAYER;
-  KeptByKind kept;
-  int in_stack = 0;  // layers of the same kind so far
-  for (int l = span.first; l < span.end; ++l) {
-    const Layer& layer = inventory.layers[l];
-    if (l > span.first && layer.kind != inventory.layers[l - 1].kind) in_stack = 0;
-    if (!IsBlock(layer)) {
-      kept.others += KeptByLayer(inventory, layer, NONE, rules);
-      continue;
-    }
-    int64_t& bytes = layer.kind == LayerKind::kEncoder ? kept.encoder : kept.decoder;
-    if (!by_segment) bytes += KeptByLayer(inventory, layer, recompute.level, rules);
-    if (by_segment ? in_stack % recompute.segment == 0 : in_stack == 0) {
-      const Sizes sizes = SizesOf(inventory, layer);
-      bytes += sizes.rows * sizes.width * (by_segment ? kFloatBytes : rules.operand_bytes);
-    }
-    ++in_stack;
-  }
-  return kept;
-}
-
 // Each kind of layers has buffers for the moment at which it holds most; what is a chunk's own is
 // never lent.
 int64_t ActivationBytes(const Inventory& inventory, const RankUse& rank, const MemoryRules& rules) {
@@ -166,7 +76,7 @@ int64_t ActivationBytes(const Inventory& inventory, const RankUse& rank, const M
 
 // Rows and widths of the two stacks as a rank has them; without rows where it has no layer.
 struct Stacks {
-  Sizes source, target;
+  LayerSizes source, target;
   int memory_slots = 0;  // most microbatches of a chunk that takes the encoder memory
 };
 
@@ -216,13 +126,13 @@ int64_t BoundaryBytes(const RankUse& rank, const Stacks& stacks, const MemoryRul
 // What one set of buffers for a stack's sub-layers takes: three operands of the width and three
 // more for dq, dk, dv, one of the inner width, two streams; with other operands, those of the
 // stream.
-int64_t WorkspaceOf(const Sizes& s, const MemoryRules& rules) {
+int64_t WorkspaceOf(const LayerSizes& s, const MemoryRules& rules) {
   const int64_t operands = (6 + (rules.operand_bytes == kFloatBytes ? 0 : 1)) * s.width + s.inner;
   return s.rows * (operands * rules.operand_bytes + 2 * s.width * kFloatBytes);
 }
 
 // The input of the widest weight gradient, packed.
-int64_t PackedOperand(const Sizes& s, const MemoryRules& rules) {
+int64_t PackedOperand(const LayerSizes& s, const MemoryRules& rules) {
   if (!rules.native) return 0;
   const int64_t rows = (s.rows + kPackedRows - 1) / kPackedRows * kPackedRows;
   return rows * std::max(s.inner, s.width) * rules.operand_bytes;
@@ -234,6 +144,18 @@ int64_t ConstantBytes(const Inventory& inventory, const RankUse& rank) {
   return bytes;
 }
 
+// What an operation uses only inside, which is never there at the same time as the logits.
+int64_t TemporaryBytes(const Inventory& inventory, const RankUse& rank, const Stacks& stacks,
+                       const MemoryRules& rules, const MemoryEstimate& memory) {
+  if (rules.native) return 0;
+  const int64_t most =
+      std::max({LibraryLayerBytes(stacks.source, rules), LibraryLayerBytes(stacks.target, rules),
+                LibraryInnerDropoutBytes(inventory, rank, rules),
+                LibraryUpdateBytes(memory.moments() / kMomentBytes),
+                LibraryRefreshBytes(inventory, rank, rules)});
+  return std::max<int64_t>(0, most - memory.logits());
+}
+
 int64_t WorkspaceBytes(const Inventory& inventory, const RankUse& rank, const Stacks& stacks,
                        const MemoryRules& rules) {
   return WorkspaceOf(stacks.source, rules) + WorkspaceOf(stacks.target, rules) +
@@ -241,37 +163,17 @@ int64_t WorkspaceBytes(const Inventory& inventory, const RankUse& rank, const St
          ConstantBytes(inventory, rank);
 }
 
-// Buffers for what one layer, or one segment at LAYER, computes again.
-int64_t RecomputeOf(const Inventory& inventory, const RankUse& rank, LayerKind kind,
-                    const Sizes& sizes, const MemoryRules& rules) {
-  const RecomputeChoice& choice = rank.recompute;
-  const int64_t inner = sizes.rows * sizes.inner * rules.operand_bytes;
-  if (choice.level == FFN) return inner;
-  if (choice.level == GEMM) return inner + 3 * sizes.rows * sizes.width * rules.operand_bytes;
-  if (choice.level != LAYER) return 0;
-  const Layer* layer = nullptr;
-  for (const ChunkUse& chunk : rank.chunks) {
-    for (int l = chunk.layers.first; l < chunk.layers.end && layer == nullptr; ++l) {
-      if (inventory.layers[l].kind == kind) layer = &inventory.layers[l];
-    }
-  }
-  if (layer == nullptr) return 0;
-  const int64_t more = rules.operand_bytes == kFloatBytes ? 0 : 2 * rules.operand_bytes;
-  return choice.segment * KeptByLayer(inventory, *layer, NONE, rules) + StreamBytes(sizes) +
-         sizes.rows * sizes.width * more;
-}
-
 int64_t LogitBytes(const Inventory& inventory, const RankUse& rank, const MemoryRules& rules) {
-  int64_t bytes = 0;
   for (const ChunkUse& chunk : rank.chunks) {
     const Layer& layer = inventory.layers[chunk.layers.end - 1];
     if (layer.kind != LayerKind::kOutput) continue;
-    const int64_t vocabulary = inventory.parameters[layer.parameters.front()].shape.front();
+    const std::vector<int64_t>& table = inventory.parameters[layer.parameters.front()].shape;
     const int64_t rows = std::min(kLogitRows, layer.inputs.front().shape.front());
-    const bool in_place = rules.native && rules.operand_bytes == kFloatBytes;
-    bytes = rows * vocabulary * (kFloatBytes + (in_place ? 0 : rules.operand_bytes));
+    if (!rules.native) return LibraryLogitBytes(rows, table[0], table[1], rules);
+    const bool in_place = rules.operand_bytes == kFloatBytes;
+    return rows * table[0] * (kFloatBytes + (in_place ? 0 : rules.operand_bytes));
   }
-  return bytes;
+  return 0;
 }
 
 }  // namespace
@@ -287,42 +189,12 @@ MemoryRules MakeMemoryRules(const ComputeSpec& compute) {
   return rules;
 }
 
-int64_t KeptBytes(const Inventory& inventory, LayerSpan span, const RecomputeChoice& recompute,
-                  const MemoryRules& rules) {
-  return KeptOf(inventory, span, recompute, rules).Total();
-}
-
-int64_t PendingBytes(const Inventory& inventory, LayerSpan span, const MemoryRules& rules) {
-  int64_t operands = 0, memory = 0;
-  for (int l = span.first; l < span.end; ++l) {
-    const Layer& layer = inventory.layers[l];
-    if (!IsBlock(layer)) continue;
-    const Sizes s = SizesOf(inventory, layer);
-    // Gradient and input of q, k, v together, of the output, of both feed-forward products.
-    operands += s.rows * (4 * s.width + 2 * s.width + 2 * (s.inner + s.width));
-    if (layer.kind == LayerKind::kEncoder) continue;
-    // Of q and the output; gradients of keys and values, whose input all layers share.
-    operands += s.rows * 4 * s.width + s.memory_rows * 2 * s.width;
-    memory = s.memory_rows * s.width;
-  }
-  return (operands + memory) * rules.operand_bytes;
-}
-
-double RecomputeFlops(const Inventory& inventory, const Layer& layer, Recompute level) {
-  if (!IsBlock(layer) || level == NONE || level == RECOMPUTE_UNSPECIFIED) return 0;
-  if (level == LAYER) return layer.forward_flops;
-  const Sizes s = SizesOf(inventory, layer);
-  const double inner = 2.0 * static_cast<double>(s.rows * s.width * s.inner);
-  if (level == FFN) return inner;
-  return inner + 2.0 * static_cast<double>(AttentionProducts(layer, s) * s.width);
-}
-
 void UpdateRecompute(const Inventory& inventory, const RankUse& rank, const MemoryRules& rules,
                      MemoryEstimate& memory) {
   const Stacks stacks = StacksOf(inventory, rank);
   memory.set_activations(ActivationBytes(inventory, rank, rules));
-  memory.set_recompute(RecomputeOf(inventory, rank, LayerKind::kEncoder, stacks.source, rules) +
-                       RecomputeOf(inventory, rank, LayerKind::kDecoder, stacks.target, rules));
+  memory.set_recompute(RecomputedBytes(inventory, rank, LayerKind::kEncoder, stacks.source, rules) +
+                       RecomputedBytes(inventory, rank, LayerKind::kDecoder, stacks.target, rules));
   memory.set_total(memory.weights() + memory.working_copies() + memory.gradients() +
                    memory.partial_sums() + memory.moments() + memory.activations() +
                    memory.boundary() + memory.recompute() + memory.workspace() + memory.logits() +
@@ -335,8 +207,9 @@ MemoryEstimate EstimateMemory(const Inventory& inventory, const RankUse& rank,
   const Stacks stacks = StacksOf(inventory, rank);
   AddParameters(inventory, rank, rules, memory);
   memory.set_boundary(BoundaryBytes(rank, stacks, rules));
-  memory.set_workspace(WorkspaceBytes(inventory, rank, stacks, rules));
   memory.set_logits(LogitBytes(inventory, rank, rules));
+  memory.set_workspace(WorkspaceBytes(inventory, rank, stacks, rules) +
+                       TemporaryBytes(inventory, rank, stacks, rules, memory));
   UpdateRecompute(inventory, rank, rules, memory);
   return memory;
 }

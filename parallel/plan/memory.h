@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "parallel/plan/inventory.h"
+#include "parallel/plan/recompute_choice.h"
 #include "proto/plan.pb.h"
 
 namespace deepnet {
@@ -15,20 +16,13 @@ struct MemoryRules {
   int64_t operand_bytes = 4;  // of one element of a product's operand: 4 or 2
   int num_packed_copies = 2;  // of every multiplied matrix: forward and backward layout
   // This project's kernels: float32 logits become their gradient in place, and the input of a
-  // weight gradient is packed, kPackedRows rows at a time, before it is multiplied.
+  // weight gradient is packed, kPackedRows rows at a time, before it is multiplied. LibTorch's
+  // operations have temporaries instead (memory_library.h).
   bool native = true;
 };
 
 // Rules of `compute`. What is still left to the program is taken at its larger form.
 MemoryRules MakeMemoryRules(const ComputeSpec& compute);
-
-// How the layers of a rank are computed again.
-struct RecomputeChoice {
-  Recompute level = NONE;
-  int segment = 1;  // LAYER: layers between two kept inputs
-
-  friend bool operator==(const RecomputeChoice&, const RecomputeChoice&) = default;
-};
 
 // Bytes that layers `span` keep of one microbatch from F to B or I: what each layer keeps and the
 // first input of each stack, or at LAYER the stream that enters each segment.
@@ -76,8 +70,9 @@ struct RankUse {
 //                   the cuts of a chunk
 //   recompute       what one layer or segment computes again
 //   workspace       what is only used inside one sub-layer, a set for each stack's rows; operands
-//                   packed for weight gradients; constants
-//   logits          logits and their gradient, at most kLogitRows rows
+//                   packed for weight gradients; constants; temporaries of LibTorch's operations,
+//                   as far as they are more than those of the logits
+//   logits          logits, their gradient and temporaries, at most kLogitRows rows
 //   communication   other replicas' parts of this rank's share, of kPiecesInFlight pieces; other
 //                   stages' uses of a piece of a tied tensor (docs/design/sharding.md)
 MemoryEstimate EstimateMemory(const Inventory& inventory, const RankUse& rank,

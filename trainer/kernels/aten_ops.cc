@@ -18,6 +18,8 @@ namespace {
 
 using at::Tensor;
 
+constexpr int64_t kAdamBlock = int64_t{1} << 22;  // elements that are updated together
+
 class AtenWeight : public Weight {
  public:
   Tensor master_OI;
@@ -292,18 +294,15 @@ class AtenOps : public Ops {
     First(logits, rows).copy_(at::log_softmax(First(logits, rows), -1));
   }
 
+  // Elements know nothing of each other; in blocks, temporaries stay small beside the model.
   void Adam(const AdamArgs& a) override {
-    const Tensor g = a.gradient * a.gradient_scale;
-    if (a.weight_decay != 0.0) a.weights.mul_(1.0 - a.rate * a.weight_decay);
-    a.moment1.mul_(a.beta1).add_(g, 1.0 - a.beta1);
-    a.moment2.mul_(a.beta2).add_(g * g, 1.0 - a.beta2);
-    const double correction1 = 1.0 - std::pow(a.beta1, double(a.step));
-    const double root2 = std::sqrt(1.0 - std::pow(a.beta2, double(a.step)));
-    const Tensor root = a.moment2.sqrt();
-    if (a.fairseq_epsilon) {
-      a.weights.sub_(a.moment1 / (root + a.epsilon), a.rate * root2 / correction1);
-    } else {
-      a.weights.sub_(a.moment1 / (root / root2 + a.epsilon), a.rate / correction1);
+    for (int64_t begin = 0; begin < a.weights.numel(); begin += kAdamBlock) {
+      const int64_t count = std::min(kAdamBlock, a.weights.numel() - begin);
+      AdamArgs block = a;
+      for (Tensor* x : {&block.weights, &block.gradient, &block.moment1, &block.moment2}) {
+        *x = Slice(*x, begin, count);
+      }
+      AdamOfBlock(block);
     }
   }
   // One synchronisation for all blocks; a block's bits depend on nothing but its elements.
@@ -326,6 +325,23 @@ class AtenOps : public Ops {
   }
 
  private:
+  static void AdamOfBlock(const AdamArgs& a) {
+    if (a.weight_decay != 0.0) a.weights.mul_(1.0 - a.rate * a.weight_decay);
+    {
+      const Tensor g = a.gradient * a.gradient_scale;
+      a.moment1.mul_(a.beta1).add_(g, 1.0 - a.beta1);
+      a.moment2.mul_(a.beta2).add_(g * g, 1.0 - a.beta2);
+    }
+    const double correction1 = 1.0 - std::pow(a.beta1, double(a.step));
+    const double root2 = std::sqrt(1.0 - std::pow(a.beta2, double(a.step)));
+    const Tensor root = a.moment2.sqrt();
+    if (a.fairseq_epsilon) {
+      a.weights.sub_(a.moment1 / root.add_(a.epsilon), a.rate * root2 / correction1);
+    } else {
+      a.weights.sub_(a.moment1 / root.div_(root2).add_(a.epsilon), a.rate / correction1);
+    }
+  }
+
   struct Sentence {
     int index;
     int64_t query_begin, query_count, key_begin, key_count;

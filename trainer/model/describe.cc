@@ -62,6 +62,7 @@ struct Builder {
   void KeepEmbedding(Layer& layer, int64_t rows) const;
   void KeepAttention(Layer& layer, int64_t rows, int64_t key_rows) const;
   void KeepFeedForward(Layer& layer, int64_t rows) const;
+  void KeepFinalNorm(Layer& layer, int64_t rows) const;
 
   BoundaryTensor Memory() const { return {"memory", {SourceRows(), Width()}, kStreamType, true}; }
   BoundaryTensor Hidden(int64_t rows) const {
@@ -212,9 +213,15 @@ void Builder::KeepAttention(Layer& layer, int64_t rows, int64_t key_rows) const 
 
 // The feed-forward block keeps its hidden rows, with GELU also before the activation.
 void Builder::KeepFeedForward(Layer& layer, int64_t rows) const {
-  layer.activation_bytes +=
-      JoinBytes(rows) + MaskBytes(rows, FfnWidth(), model.activation_dropout());
+  layer.inner_bytes = MaskBytes(rows, FfnWidth(), model.activation_dropout());
+  layer.activation_bytes += JoinBytes(rows) + layer.inner_bytes;
   layer.activation_operands += rows * FfnWidth() * (model.activation() == GELU ? 2 : 1);
+}
+
+// The normalisation behind a stack, which belongs to no layer and is never computed again.
+void Builder::KeepFinalNorm(Layer& layer, int64_t rows) const {
+  layer.lasting_bytes = kBytesOfFloat * rows * (Width() + 1);
+  layer.activation_bytes += layer.lasting_bytes;
 }
 
 // Products: q, k, v, out (4 d^2), feed-forward (2 d f), scores and mixing of attention.
@@ -229,7 +236,7 @@ void Builder::AddEncoderLayer(int index) {
   AddSelfAttention(name + ".self_attn", scaling.encoder_beta);
   AddFeedForward(name, scaling.encoder_beta);
   if (model.residual() == PRE_LN && index + 1 == model.encoder_layers()) {
-    layer.activation_bytes += kBytesOfFloat * SourceRows() * (Width() + 1);
+    KeepFinalNorm(layer, SourceRows());
     AddNorm("encoder.layer_norm");
   }
 }
@@ -250,7 +257,7 @@ void Builder::AddDecoderLayer(int index) {
   AddCrossAttention(name + ".encoder_attn", scaling.decoder_beta);
   AddFeedForward(name, scaling.decoder_beta);
   if (model.residual() == PRE_LN && index + 1 == model.decoder_layers()) {
-    layer.activation_bytes += kBytesOfFloat * TargetRows() * (Width() + 1);
+    KeepFinalNorm(layer, TargetRows());
     AddNorm("decoder.layer_norm");
   }
 }

@@ -57,13 +57,13 @@ ActivationBytes KeptBytes(const ModelSpec& model, const MicrobatchSpec& microbat
 }
 
 ActivationBytes RecomputeBytes(const ModelSpec& model, const MicrobatchSpec& microbatch,
-                               LayerKind kind, const RecomputeOptions& options, DataType operand) {
+                               LayerKind kind, const RecomputeChoice& choice, DataType operand) {
   const int64_t rows = Rows(microbatch, kind);
   ActivationBytes again;
-  if (options.level == FFN || options.level == GEMM) again = InnerBytes(model, rows);
-  if (options.level == GEMM) again.operands += rows * 3 * model.width();
-  if (options.level == LAYER) {
-    const int64_t layers = std::max(1, options.segment);
+  if (choice.level == FFN || choice.level == GEMM) again = InnerBytes(model, rows);
+  if (choice.level == GEMM) again.operands += rows * 3 * model.width();
+  if (choice.level == LAYER) {
+    const int64_t layers = std::max(1, choice.segment);
     const ActivationBytes one = KeptBytes(model, microbatch, kind, NONE);
     again.bytes = layers * one.bytes + kBytesOfFloat * rows * model.width();
     again.operands = layers * one.operands + (operand == FLOAT32 ? 0 : 2 * rows * model.width());

@@ -8,24 +8,22 @@
 //   GEMM   also queries, keys and values of every attention, by theirs
 //   LAYER  all but the stream that enters a segment of layers, by running the segment again
 //
-// Pure: the planner's figures come from here by way of the Inventory; a test holds them to the
-// bytes that the layers allocate.
+// Pure. Tests hold these figures to the bytes that layers allocate, and the planner's, which knows
+// layers by the Inventory alone (parallel/plan/memory.h), to these.
 #pragma once
 
 #include <cstdint>
 
 #include "parallel/plan/inventory.h"
+#include "parallel/plan/recompute_choice.h"
 #include "proto/data.pb.h"
 #include "proto/model.pb.h"
 #include "proto/plan.pb.h"
 
 namespace deepnet {
 
-// How the layers of one stack are computed again. An unset level is NONE, an unset segment 1.
-struct RecomputeOptions {
-  Recompute level = NONE;
-  int segment = 1;  // LAYER: layers between two kept inputs
-};
+// Its name where layers are meant. An unset level is NONE, an unset segment 1.
+using RecomputeOptions = RecomputeChoice;
 
 // Memory of tensors whose operand type is not known yet.
 struct ActivationBytes {
@@ -49,7 +47,7 @@ ActivationBytes KeptBytes(const ModelSpec& model, const MicrobatchSpec& microbat
 //   LAYER      what the layers of one segment keep at NONE, and the stream that runs through them
 //              (with bfloat16 products in both types, and once more as the first branch's input)
 ActivationBytes RecomputeBytes(const ModelSpec& model, const MicrobatchSpec& microbatch,
-                               LayerKind kind, const RecomputeOptions& options, DataType operand);
+                               LayerKind kind, const RecomputeChoice& choice, DataType operand);
 
 // Operands that one layer's deferred weight gradients hold (trainer/model/deferred_weights.h) from
 // BackwardInput to BackwardWeight. Decoder layers of one chunk hold the memory once more, together.

@@ -1,5 +1,7 @@
 #include "parallel/plan/memory.h"
 
+#include <algorithm>
+
 #include "gtest/gtest.h"
 
 #include "tests/parallel/plan/planner_toy.h"
@@ -168,6 +170,21 @@ TEST(Memory, OnlyTheLargestMessageOfARankHasBuffers) {
   const int64_t with = EstimateMemory(inventory, rank, {}).boundary();
   for (ChunkUse& chunk : rank.chunks) chunk.message_bytes = 0;
   EXPECT_EQ(with - EstimateMemory(inventory, rank, {}).boundary(), kMessageSlots * 30);
+}
+
+// Six tensors of logits' size at once; without an output layer, what the widest operation needs.
+TEST(Memory, LibTorchsOperationsHaveTemporaries) {
+  const Inventory inventory = Toy(1);
+  const MemoryRules library{.num_packed_copies = 0, .native = false};
+  EXPECT_EQ(EstimateMemory(inventory, Whole(inventory), library).logits(), 6 * 4 * kRows * 10);
+  const RankUse encoder{.chunks = {{.layers = {1, 2}}}};
+  MemoryRules bare = library;  // the same without either kind's extras
+  bare.native = true;
+  const int64_t packed = 4 * kPackedRows * kInner;
+  const int64_t without = EstimateMemory(inventory, encoder, bare).workspace() - packed;
+  constexpr int64_t kUpdate = 2 * 4 * kInner * kWidth, kRelu = 13 * kRows * kInner;
+  EXPECT_EQ(EstimateMemory(inventory, encoder, library).workspace() - without,
+            std::max(kUpdate, kRelu));
 }
 
 TEST(Memory, FollowsTheArithmetic) {

@@ -1,7 +1,12 @@
 #include "trainer/model/recompute.h"
 
+#include <algorithm>
+#include <string>
+#include <vector>
+
 #include <gtest/gtest.h>
 
+#include "parallel/plan/memory.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/model/describe.h"
 
@@ -59,8 +64,8 @@ TEST(KeptBytes, AreThoseOfTheInventoryWhereEverythingIsKept) {
 }
 
 TEST(RecomputeBytes, GrowWithTheSegmentAndAreNothingWhereEverythingIsKept) {
-  const auto bytes = [](const RecomputeOptions& options) {
-    return RecomputeBytes(Wide(), Thousand(), LayerKind::kEncoder, options, FLOAT32).Total(4);
+  const auto bytes = [](const RecomputeChoice& choice) {
+    return RecomputeBytes(Wide(), Thousand(), LayerKind::kEncoder, choice, FLOAT32).Total(4);
   };
   EXPECT_EQ(bytes({NONE, 1}), 0);
   EXPECT_EQ(bytes({FFN, 1}), 1000 * 4 * 2048);
@@ -68,6 +73,104 @@ TEST(RecomputeBytes, GrowWithTheSegmentAndAreNothingWhereEverythingIsKept) {
   const int64_t layer =
       KeptBytes(Wide(), Thousand(), LayerKind::kEncoder, NONE).Total(/*operand_bytes=*/4);
   EXPECT_EQ(bytes({LAYER, 3}) - bytes({LAYER, 1}), 2 * layer);
+}
+
+// --- the planner, which sees layers by the Inventory alone ---------------------------------------
+
+constexpr int kLayers = 5;
+
+// All that decides what layers keep: activation, every dropout, where the normalisation stands.
+std::vector<ModelSpec> Variants() {
+  std::vector<ModelSpec> variants;
+  for (const Residual residual : {DEEPNORM, PRE_LN}) {
+    for (const Activation activation : {RELU, GELU}) {
+      for (const double dropout : {0.0, 0.1}) {
+        ModelSpec& spec = variants.emplace_back(testing::TinySpec());
+        spec.set_encoder_layers(kLayers);
+        spec.set_decoder_layers(kLayers);
+        spec.set_residual(residual);
+        spec.set_activation(activation);
+        spec.set_dropout(dropout);
+        spec.set_activation_dropout(dropout);
+        spec.set_attention_dropout(dropout);
+      }
+    }
+  }
+  return variants;
+}
+
+std::vector<RecomputeChoice> Choices() {
+  return {{NONE, 1}, {FFN, 1}, {GEMM, 1}, {LAYER, 1}, {LAYER, 2}, {LAYER, 9}};
+}
+
+// Calls `expect` with every variant, its Inventory, the encoder's and then the decoder's layers,
+// each choice and each type of operands.
+template <typename Expect>
+void ForEachCase(const Expect& expect) {
+  for (const ModelSpec& spec : Variants()) {
+    const Inventory inventory = Describe(spec, testing::TinyCapacity());
+    for (const LayerKind kind : {LayerKind::kEncoder, LayerKind::kDecoder}) {
+      const int first = kind == LayerKind::kEncoder ? 1 : kLayers + 2;
+      for (const RecomputeChoice& choice : Choices()) {
+        for (const DataType dtype : {FLOAT32, BFLOAT16}) {
+          SCOPED_TRACE(spec.ShortDebugString() + ": " + std::string(LayerKindName(kind)) + ", " +
+                       Recompute_Name(choice.level) + " " + std::to_string(choice.segment) + ", " +
+                       DataType_Name(dtype));
+          ComputeSpec compute;
+          compute.set_dtype(dtype);
+          expect(spec, inventory, LayerSpan{first, first + kLayers}, kind, choice, dtype,
+                 MakeMemoryRules(compute));
+        }
+      }
+    }
+  }
+}
+
+int64_t RowsOf(LayerKind kind) {
+  const MicrobatchSpec capacity = testing::TinyCapacity();
+  return kind == LayerKind::kEncoder ? capacity.source_tokens() : capacity.target_tokens();
+}
+
+TEST(PlannedKeptBytes, AreThoseOfTheLayersToTheByte) {
+  ForEachCase([](const ModelSpec& spec, const Inventory& inventory, LayerSpan layers,
+                 LayerKind kind, const RecomputeChoice& choice, DataType,
+                 const MemoryRules& rules) {
+    const int64_t each =
+        KeptBytes(spec, testing::TinyCapacity(), kind, choice.level).Total(rules.operand_bytes);
+    const int64_t row = RowsOf(kind) * spec.width();
+    int64_t kept = choice.level == LAYER
+                       ? (kLayers + choice.segment - 1) / choice.segment * each
+                       : kLayers * each + row * rules.operand_bytes;  // the stack's first input
+    if (spec.residual() == PRE_LN) kept += 4 * (row + RowsOf(kind));  // the norm at the end
+    EXPECT_EQ(KeptBytes(inventory, layers, choice, rules), kept);
+  });
+}
+
+TEST(PlannedRecomputeBytes, AreThoseOfTheLayersToTheByte) {
+  ForEachCase([](const ModelSpec& spec, const Inventory& inventory, LayerSpan layers,
+                 LayerKind kind, RecomputeChoice choice, DataType dtype, const MemoryRules& rules) {
+    const RankUse rank{.chunks = {{.layers = layers}}, .recompute = choice};
+    choice.segment = std::min(choice.segment, kLayers);  // a stack has no longer segments
+    const auto bytes = [&](LayerKind of) {
+      return RecomputeBytes(spec, testing::TinyCapacity(), of, choice, dtype)
+          .Total(rules.operand_bytes);
+    };
+    int64_t again = bytes(kind);
+    // Cross-attention has its products' outputs in a workspace of the memory's rows.
+    const bool by_product = choice.level == FFN || choice.level == GEMM;
+    if (by_product && kind == LayerKind::kDecoder) again += bytes(LayerKind::kEncoder);
+    EXPECT_EQ(EstimateMemory(inventory, rank, rules).recompute(), again);
+  });
+}
+
+TEST(PlannedPendingBytes, AreTheDeferredOperandsToTheByte) {
+  ForEachCase([](const ModelSpec& spec, const Inventory& inventory, LayerSpan layers,
+                 LayerKind kind, const RecomputeChoice&, DataType, const MemoryRules& rules) {
+    int64_t operands = kLayers * DeferredOperands(spec, testing::TinyCapacity(), kind);
+    // All decoder layers of a chunk hold the memory once, together.
+    if (kind == LayerKind::kDecoder) operands += RowsOf(LayerKind::kEncoder) * spec.width();
+    EXPECT_EQ(PendingBytes(inventory, layers, rules), operands * rules.operand_bytes);
+  });
 }
 
 }  // namespace
