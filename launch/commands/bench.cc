@@ -1,6 +1,7 @@
 #include "launch/commands/bench.h"
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -23,8 +24,9 @@ absl::Status CheckNumbers(const ParsedFlags& flags) {
     int64_t least, most;
   };
   std::vector<std::string> mistakes;
-  for (const Range& r : {Range{"steps", 1, 1000000}, Range{"sentences", 1, 1000000},
-                         Range{"beam", 1, 1000}, Range{"threads", 0, 1024}}) {
+  for (const Range& r :
+       {Range{"steps", 1, 1000000}, Range{"sentences", 1, 1000000}, Range{"beam", 1, 1000},
+        Range{"threads", 0, 1024}, Range{"segment", 1, 100000}}) {
     const int64_t value = flags.Integer(r.flag);
     if (value >= r.least && value <= r.most) continue;
     mistakes.push_back(
@@ -45,16 +47,33 @@ ComputeSpec ComputeOf(const CommandLine& line) {
   return compute;
 }
 
+RecomputeChoice RecomputeOf(const CommandLine& line) {
+  RecomputeChoice choice{.segment = static_cast<int>(line.flags.Integer("segment"))};
+  for (const auto& [name, level] : {std::pair{"ffn", FFN}, {"gemm", GEMM}, {"layer", LAYER}}) {
+    if (line.flags.Text("recompute") == name) choice.level = level;
+  }
+  return choice;
+}
+
+std::string RecomputeLine(const BenchRecord& r) {
+  if (r.recompute() == Recompute_Name(NONE)) return "";
+  const std::string segment =
+      r.recompute_segment() > 1 ? absl::StrCat(" by ", r.recompute_segment()) : "";
+  return absl::StrFormat("  recomputing %s%s: %+.1f %% of the time of a step without\n",
+                         r.recompute(), segment, 100 * r.recompute_share());
+}
+
 std::string Table(const BenchRecord& r) {
   return absl::StrFormat(
-      "%-10s %s %s, %d threads\n"
-      "  tokens/s    %10.0f median  %10.0f best   (source + target, padding not counted)\n"
-      "  GFLOP/s     %10.1f median  %10.1f product ceiling   efficiency %.1f %%\n"
-      "  step        %10.3f s\n"
-      "  peak memory %10.0f MiB\n",
-      r.name(), r.dtype(), r.isa(), r.threads(), r.tokens_per_second(), r.tokens_per_second_best(),
-      r.gflops(), r.ceiling_gflops(), 100 * r.efficiency(), r.seconds_per_step(),
-      static_cast<double>(r.peak_resident_bytes()) / (1 << 20));
+             "%-10s %s %s, %d threads\n"
+             "  tokens/s    %10.0f median  %10.0f best   (source + target, padding not counted)\n"
+             "  GFLOP/s     %10.1f median  %10.1f product ceiling   efficiency %.1f %%\n"
+             "  step        %10.3f s\n"
+             "  peak memory %10.0f MiB\n",
+             r.name(), r.dtype(), r.isa(), r.threads(), r.tokens_per_second(),
+             r.tokens_per_second_best(), r.gflops(), r.ceiling_gflops(), 100 * r.efficiency(),
+             r.seconds_per_step(), static_cast<double>(r.peak_resident_bytes()) / (1 << 20)) +
+         RecomputeLine(r);
 }
 
 std::string DecodeTable(const BenchRecord& r) {
@@ -84,7 +103,8 @@ absl::Status RunBench(const CommandLine& line) {
     record = BenchStep({.shape = line.flags.Text("shape"),
                         .lengths_file = lengths_file,
                         .steps = static_cast<int>(line.flags.Integer("steps")),
-                        .compute = compute});
+                        .compute = compute,
+                        .recompute = RecomputeOf(line)});
   } else {
     record = BenchDecode({.lengths_file = lengths_file,
                           .sentences = static_cast<int>(line.flags.Integer("sentences")),
@@ -107,7 +127,9 @@ Command MakeBenchCommand() {
           "`deepnet bench step --shape A` trains a few steps of a fixed model on made-up tokens "
           "of real sentence lengths: A 6+6 layers and B 18+18 layers of width 256, C 100+100 and "
           "D 500+500 layers of width 64. It prints tokens per second without padding, the share "
-          "of the best matrix product measured in the same process, and peak memory.\n"
+          "of the best matrix product measured in the same process, and peak memory. With "
+          "--recompute each step is also taken by a twin that keeps everything, in turns, and the "
+          "share of time that recomputation adds is printed.\n"
           "`deepnet bench decode` searches translations with a 6+6 model of width 256 and 8,000 "
           "pieces, in batches of 2000 source tokens as `translate` does, and prints sentences "
           "per second. Weights and sources are made up; each search ends at the length of the "
@@ -124,6 +146,16 @@ Command MakeBenchCommand() {
                  .value = "N",
                  .default_value = "8",
                  .help = "step: timed steps"},
+                {.name = "recompute",
+                 .value = "LEVEL",
+                 .default_value = "none",
+                 .help = "step: what layers compute again in the backward pass",
+                 .allowed = {"none", "ffn", "gemm", "layer"}},
+                {.name = "segment",
+                 .kind = FlagKind::kInteger,
+                 .value = "N",
+                 .default_value = "1",
+                 .help = "step, --recompute layer: layers between two kept inputs"},
                 {.name = "sentences",
                  .kind = FlagKind::kInteger,
                  .value = "N",

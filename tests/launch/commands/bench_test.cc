@@ -1,0 +1,58 @@
+#include "launch/commands/bench.h"
+
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <google/protobuf/util/json_util.h>
+#include <gtest/gtest.h>
+
+#include "launch/program.h"
+#include "proto/report.pb.h"
+
+namespace deepnet {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct Outcome {
+  int code;
+  std::string out, err;
+};
+
+Outcome RunBench(std::vector<std::string> words) {
+  words.insert(words.begin(), "bench");
+  std::istringstream in;
+  std::ostringstream out, err;
+  const int code = RunProgram({MakeBenchCommand()}, words, {in, out, err});
+  return {code, out.str(), err.str()};
+}
+
+TEST(BenchCommand, NamesEveryNumberThatIsOutOfRange) {
+  const Outcome outcome = RunBench({"step", "--steps", "0", "--segment", "0"});
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("--steps: 0: must be from 1"));
+  EXPECT_THAT(outcome.err, HasSubstr("--segment: 0: must be from 1"));
+}
+
+TEST(BenchCommand, RefusesALevelThatIsNone) {
+  const Outcome outcome = RunBench({"step", "--recompute", "everything"});
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("recompute"));
+}
+
+TEST(BenchCommand, MeasuresWhatRecomputationAddsToAStep) {
+  const Outcome outcome = RunBench({"step", "--shape", "A", "--steps", "1", "--recompute", "layer",
+                                    "--segment", "2", "--json"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  BenchRecord record;
+  ASSERT_TRUE(google::protobuf::util::JsonStringToMessage(outcome.out, &record).ok());
+  EXPECT_EQ(record.recompute(), "LAYER");
+  EXPECT_EQ(record.recompute_segment(), 2);
+  EXPECT_NE(record.recompute_share(), 0.0);  // how much is a matter of the machine's other work
+  EXPECT_GT(record.seconds_per_step(), 0.0);
+}
+
+}  // namespace
+}  // namespace deepnet
