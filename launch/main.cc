@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "launch/commands/bench.h"
+#include "launch/commands/checkpoint.h"
 #include "launch/commands/describe.h"
 #include "launch/commands/evaluate.h"
 #include "launch/commands/plan.h"
@@ -20,7 +21,7 @@ int main(int argc, char** argv) {
       deepnet::MakePlanCommand(),    deepnet::MakeRehearseCommand(),
       deepnet::MakeTrainCommand(),   deepnet::MakeTranslateCommand(),
       deepnet::MakeScoreCommand(),   deepnet::MakeEvaluateCommand(),
-      deepnet::MakeBenchCommand(),
+      deepnet::MakeBenchCommand(),   deepnet::MakeCheckpointCommand(),
   };
   const std::vector<std::string> words(argv + 1, argv + argc);
   return deepnet::RunProgram(commands, words, {std::cin, std::cout, std::cerr});

@@ -17,29 +17,41 @@
 namespace deepnet {
 namespace {
 
-std::string ProgramHelp(const std::vector<Command>& commands) {
-  std::string text =
-      "deepnet: trains very deep translation Transformers and translates with them.\n\n"
-      "Usage: deepnet COMMAND [FLAGS]\n\nCommands:\n";
+// A table of commands and what they do.
+std::string CommandList(const std::vector<Command>& commands) {
+  std::string text = "Commands:\n";
   for (const Command& command : commands) {
     std::string name = command.name;
     name.resize(std::max<size_t>(name.size() + 1, 12), ' ');
     absl::StrAppend(&text, "  ", name, command.summary, "\n");
   }
-  absl::StrAppend(&text,
-                  "\n`deepnet COMMAND --help` says more. `deepnet --version` prints the version.\n"
-                  "A run is described by a RunSpec file: proto/run.proto, launch/recipes.\n"
-                  "Exit codes: 0 done, 1 internal error, 2 bad flag or RunSpec, 4 data, "
-                  "5 checkpoint,\n6 does not fit, 7 diverged, 75 saved, run the same again.\n");
   return text;
 }
 
-std::string CommandHelp(const Command& command) {
+std::string ProgramHelp(const std::vector<Command>& commands) {
+  return absl::StrCat(
+      "deepnet: trains very deep translation Transformers and translates with them.\n\n"
+      "Usage: deepnet COMMAND [FLAGS]\n\n",
+      CommandList(commands),
+      "\n`deepnet COMMAND --help` says more. `deepnet --version` prints the version.\n"
+      "A run is described by a RunSpec file: proto/run.proto, launch/recipes.\n"
+      "Exit codes: 0 done, 1 internal error, 2 bad flag or RunSpec, 4 data, "
+      "5 checkpoint,\n6 does not fit, 7 diverged, 75 saved, run the same again.\n");
+}
+
+// Of a command that has subcommands. `name` as typed, here and below: "checkpoint".
+std::string GroupHelp(const Command& command, const std::string& name) {
+  return absl::StrCat("deepnet ", name, ": ", command.summary, ".\n\nUsage: deepnet ", name,
+                      " COMMAND [FLAGS]\n\n", WrapText(command.description, 0, 100), "\n\n",
+                      CommandList(command.subcommands), "\n`deepnet ", name,
+                      " COMMAND --help` says more.\n");
+}
+
+std::string CommandHelp(const Command& command, const std::string& name) {
   const bool needs_config = command.spec == SpecUse::kRequired;
-  std::string text =
-      absl::StrCat("deepnet ", command.name, ": ", command.summary, ".\n\nUsage: deepnet ",
-                   command.name, needs_config ? " --config FILE" : "", " [FLAGS]",
-                   command.arguments.empty() ? "" : " ", command.arguments, "\n\n");
+  std::string text = absl::StrCat("deepnet ", name, ": ", command.summary, ".\n\nUsage: deepnet ",
+                                  name, needs_config ? " --config FILE" : "", " [FLAGS]",
+                                  command.arguments.empty() ? "" : " ", command.arguments, "\n\n");
   if (!command.description.empty()) {
     absl::StrAppend(&text, WrapText(command.description, 0, 100), "\n\n");
   }
@@ -51,12 +63,13 @@ absl::Status BadUsage(const std::string& text) {
   return WithExitCode(absl::InvalidArgumentError(text), ExitCode::kBadConfig);
 }
 
-absl::Status RunCommand(const Command& command, const std::vector<std::string>& words,
-                        const Streams& streams) {
+bool AsksForHelp(const std::string& word) { return word == "--help" || word == "-h"; }
+
+absl::Status RunCommand(const Command& command, const std::string& name,
+                        const std::vector<std::string>& words, const Streams& streams) {
   // Help wins over everything else, mistakes included.
-  const auto asks_help = [](const std::string& word) { return word == "--help" || word == "-h"; };
-  if (std::any_of(words.begin(), words.end(), asks_help)) {
-    streams.out << CommandHelp(command);
+  if (std::any_of(words.begin(), words.end(), AsksForHelp)) {
+    streams.out << CommandHelp(command, name);
     return absl::OkStatus();
   }
   absl::StatusOr<ParsedFlags> flags = ParseFlags(AllFlags(command), words, command.max_arguments);
@@ -73,10 +86,30 @@ absl::Status RunCommand(const Command& command, const std::vector<std::string>& 
   return command.run(line);
 }
 
+// Runs the one that words[0] names; `group`, "" or "checkpoint ", stands before it.
+absl::Status RunNamed(const std::vector<Command>& commands, const std::string& group,
+                      const std::vector<std::string>& words, const Streams& streams) {
+  std::vector<std::string> names;
+  for (const Command& command : commands) {
+    names.push_back(command.name);
+    if (command.name != words[0]) continue;
+    const std::string name = group + command.name;
+    const std::vector<std::string> rest(words.begin() + 1, words.end());
+    if (command.subcommands.empty()) return RunCommand(command, name, rest, streams);
+    if (rest.empty()) return BadUsage("no command given\n" + GroupHelp(command, name));
+    if (!AsksForHelp(rest[0]) && rest[0] != "help") {
+      return RunNamed(command.subcommands, name + " ", rest, streams);
+    }
+    streams.out << GroupHelp(command, name);
+    return absl::OkStatus();
+  }
+  return BadUsage(absl::StrCat(group, words[0], ": unknown command", SuggestName(words[0], names)));
+}
+
 absl::Status Dispatch(const std::vector<Command>& commands, const std::vector<std::string>& words,
                       const Streams& streams) {
   if (words.empty()) return BadUsage("no command given\n" + ProgramHelp(commands));
-  if (words[0] == "--help" || words[0] == "-h" || words[0] == "help") {
+  if (AsksForHelp(words[0]) || words[0] == "help") {
     streams.out << ProgramHelp(commands);
     return absl::OkStatus();
   }
@@ -84,14 +117,7 @@ absl::Status Dispatch(const std::vector<Command>& commands, const std::vector<st
     streams.out << "deepnet " << kVersion << "\n";
     return absl::OkStatus();
   }
-  std::vector<std::string> names;
-  for (const Command& command : commands) {
-    if (command.name == words[0]) {
-      return RunCommand(command, {words.begin() + 1, words.end()}, streams);
-    }
-    names.push_back(command.name);
-  }
-  return BadUsage(absl::StrCat(words[0], ": unknown command", SuggestName(words[0], names)));
+  return RunNamed(commands, "", words, streams);
 }
 
 // "error: one thing" or, for several lines, "error:" and the lines below it. No message: somebody

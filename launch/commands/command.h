@@ -57,7 +57,9 @@ struct Command {
   SpecUse spec = SpecUse::kNone;  // see there
   absl::Status (*validate)(const RunSpec& run) = nullptr;  // what LoadRunSpec applies at the end
   std::vector<Flag> flags = {};  // besides --root, --help and those of `spec`
-  absl::Status (*run)(const CommandLine& line) = nullptr;  // required
+  absl::Status (*run)(const CommandLine& line) = nullptr;  // required, unless:
+  // `deepnet <name> <subcommand>`; then only name, summary and description count beside it.
+  std::vector<Command> subcommands = {};
 };
 
 // What a command gets. Streams are borrowed: tests hand in string streams.

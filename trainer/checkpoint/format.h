@@ -18,9 +18,16 @@ inline constexpr int64_t kMaxBlockBytes = int64_t{1} << 30;
 inline constexpr int64_t kMaxManifestBytes = int64_t{1} << 30;
 inline constexpr int64_t kElementBytes = 4;
 
-inline constexpr char kManifestFile[] = "manifest.pb";
+// Not inline: trainer/data has a constant of this name with another value, and of inline variables
+// a program keeps one, which files linked with both would then use for both.
+constexpr char kManifestFile[] = "manifest.pb";
+
 inline constexpr char kLatestPointer[] = "latest";
 inline constexpr char kBestPointerPrefix[] = "best-";
+
+// Beside the checkpoints of a run: what a model needs to translate.
+inline constexpr char kRunTokenizerFile[] = "tokenizer.model";
+inline constexpr char kRunLanguagesFile[] = "languages.txt";
 
 // A folder being written or deleted: never a checkpoint, removed by the next save.
 inline constexpr char kTemporarySuffix[] = ".tmp";

@@ -6,12 +6,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 
 #include "parallel/base/check.h"
-#include "parallel/base/crc32c.h"
 #include "parallel/base/status_macros.h"
+#include "trainer/checkpoint/block_reader.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/format.h"
 
@@ -25,69 +24,14 @@ struct Piece {
   char* destination;
 };
 
-// A tensor with bytes in [begin, end) of the file, for an error's text.
-std::string NameTensorsIn(const ShardFile& file, int64_t begin, int64_t end) {
-  std::string first;
-  int others = -1;
-  for (const TensorExtent& extent : file.extents()) {
-    const int64_t extent_end = extent.offset() + extent.num_elements() * kElementBytes;
-    if (extent.offset() >= end || extent_end <= begin) continue;
-    if (first.empty()) first = absl::StrCat("'", extent.name(), "'");
-    ++others;
-  }
-  if (first.empty()) return "no tensor";
-  return others == 0 ? first : absl::StrCat(first, " and ", others, " more");
-}
-
-// Reads one file of a checkpoint.
-class BlockReader {
- public:
-  BlockReader(FileSystem& fs, std::string path, const ShardFile& file, int64_t block_bytes)
-      : fs_(fs), path_(std::move(path)), file_(file), block_bytes_(block_bytes) {
-    buffer_.resize(static_cast<size_t>(std::min(block_bytes_, file_.bytes())));
-  }
-
-  absl::Status CheckSize() {
-    ASSIGN_OR_RETURN(const int64_t bytes, fs_.Size(path_));
-    if (bytes == file_.bytes()) return absl::OkStatus();
-    return absl::DataLossError(
-        absl::StrCat("'", path_, "' has ", bytes, " bytes; its manifest says ", file_.bytes()));
-  }
-
-  int64_t num_blocks() const { return file_.block_crc32c_size(); }
-  int64_t Begin(int64_t block) const { return block * block_bytes_; }
-  int64_t End(int64_t block) const { return std::min(Begin(block) + block_bytes_, file_.bytes()); }
-
-  // The verified bytes of a block; valid until the next call.
-  absl::StatusOr<std::string_view> Read(int64_t block) {
-    const size_t bytes = static_cast<size_t>(End(block) - Begin(block));
-    const std::span<char> wanted(buffer_.data(), bytes);
-    ASSIGN_OR_RETURN(const int64_t read, fs_.ReadAt(path_, Begin(block), wanted));
-    const std::string_view contents(buffer_.data(), static_cast<size_t>(read));
-    const uint32_t checksum = Crc32c(contents);
-    const uint32_t expected = file_.block_crc32c(static_cast<int>(block));
-    if (contents.size() == bytes && checksum == expected) return contents;
-    return absl::DataLossError(absl::StrFormat(
-        "'%s' is damaged in block %d (bytes %d to %d): checksum %08x, its manifest says %08x; %s "
-        "is stored there",
-        path_, block, Begin(block), End(block) - 1, checksum, expected,
-        NameTensorsIn(file_, Begin(block), End(block))));
-  }
-
- private:
-  FileSystem& fs_;
-  const std::string path_;
-  const ShardFile& file_;
-  const int64_t block_bytes_;
-  std::string buffer_;
-};
-
 // Reads the blocks that hold parts of `pieces` (ascending, disjoint) and copies those.
 absl::Status ReadPieces(BlockReader& reader, std::span<const Piece> pieces) {
+  std::vector<char> contents;
   for (int64_t block = 0; block < reader.num_blocks() && !pieces.empty(); ++block) {
     const int64_t begin = reader.Begin(block), end = reader.End(block);
     if (pieces.front().begin >= end) continue;
-    ASSIGN_OR_RETURN(const std::string_view contents, reader.Read(block));
+    contents.resize(static_cast<size_t>(end - begin));
+    RETURN_IF_ERROR(reader.Read(block, contents));
     for (const Piece& piece : pieces) {
       if (piece.begin >= end) break;
       const int64_t from = std::max(piece.begin, begin);
@@ -205,7 +149,7 @@ absl::Status VerifyTensors(FileSystem& fs, const std::string& checkpoint_folder,
     BlockReader reader(fs, JoinPath(checkpoint_folder, file.file()), file, manifest.block_bytes());
     RETURN_IF_ERROR(CheckpointError(reader.CheckSize(), context));
     for (int64_t block = 0; block < reader.num_blocks(); ++block) {
-      RETURN_IF_ERROR(CheckpointError(reader.Read(block).status(), context));
+      RETURN_IF_ERROR(CheckpointError(reader.Verify(block), context));
     }
   }
   return absl::OkStatus();

@@ -1,0 +1,71 @@
+// The program's tools on a checkpoint four times as large as the memory they may take.
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "parallel/base/file_system.h"
+#include "tests/support/child_process.h"
+#include "tests/support/large_checkpoint.h"
+
+namespace deepnet {
+namespace {
+
+using deepnet::testing::ChildOutcome;
+using deepnet::testing::RunChild;
+using deepnet::testing::SaveLargeCheckpoint;
+
+constexpr int64_t kMemory = int64_t{40} << 20;
+constexpr char kMemoryFlag[] = "--memory=40MiB";
+
+// Beyond --memory, of which there is always some: pages of the program that only work touches.
+constexpr double kTolerance = 1.2;
+
+class CheckpointMemory : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    DeleteTree(*fs_, folder_).IgnoreError();
+    for (const int64_t step : {1, 2}) {
+      ASSERT_TRUE(
+          SaveLargeCheckpoint(*fs_, Run(),
+                              {.bytes = 4 * kMemory, .block_bytes = int64_t{4} << 20, .step = step})
+              .ok());
+    }
+    idle_bytes_ = RunChild({DEEPNET_PROGRAM, "checkpoint", "--help"}).peak_bytes;
+  }
+  void TearDown() override { ASSERT_TRUE(DeleteTree(*fs_, folder_).ok()); }
+
+  std::string Run() const { return JoinPath(folder_, "run"); }
+
+  // Runs a tool with `words`; it exits with `code` and keeps to the memory.
+  void ExpectFits(std::vector<std::string> words, int code) {
+    words.insert(words.begin(), {DEEPNET_PROGRAM, "checkpoint"});
+    words.emplace_back(kMemoryFlag);
+    const ChildOutcome outcome = RunChild(words);
+    EXPECT_EQ(outcome.code, code) << outcome.output;
+    const double taken = static_cast<double>(outcome.peak_bytes - idle_bytes_);
+    EXPECT_LE(taken, kTolerance * static_cast<double>(kMemory)) << words[2];
+  }
+
+  const std::unique_ptr<FileSystem> fs_ = MakePosixFileSystem();
+  const std::string folder_ = JoinPath(::testing::TempDir(), "checkpoint-memory");
+  int64_t idle_bytes_ = 0;
+};
+
+TEST_F(CheckpointMemory, OfEveryToolIsBounded) {
+  const std::string output = JoinPath(folder_, "output"), mean = JoinPath(folder_, "mean");
+  ExpectFits({"list", Run(), "--verify"}, 0);
+  ExpectFits({"inspect", Run()}, 0);
+  ExpectFits({"verify", Run()}, 0);
+  ExpectFits({"reshard", Run(), "--files=3", "--output", output}, 0);
+  ExpectFits({"diff", Run(), output}, 0);
+  ExpectFits({"average", Run(), "--last=2", "--output", mean}, 0);
+  ExpectFits({"verify", mean}, 0);
+  ExpectFits({"prune", Run(), "--keep=1"}, 0);
+}
+
+}  // namespace
+}  // namespace deepnet

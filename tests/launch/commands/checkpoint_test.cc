@@ -1,0 +1,197 @@
+#include "launch/commands/checkpoint.h"
+
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <google/protobuf/struct.pb.h>
+#include <google/protobuf/util/json_util.h>
+#include <gtest/gtest.h>
+
+#include "launch/program.h"
+#include "tests/trainer/checkpoint/checkpoint_samples.h"
+
+namespace deepnet {
+namespace {
+
+using deepnet::testing::SaveSample;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+struct Outcome {
+  int code;
+  std::string out, err;
+};
+
+Outcome RunTool(std::vector<std::string> words) {
+  words.insert(words.begin(), "checkpoint");
+  std::istringstream in;
+  std::ostringstream out, err;
+  const int code = RunProgram({MakeCheckpointCommand()}, words, {in, out, err});
+  return {code, out.str(), err.str()};
+}
+
+void ExpectIsJson(const std::string& text) {
+  google::protobuf::Value value;
+  const auto status = google::protobuf::util::JsonStringToMessage(text, &value);
+  EXPECT_TRUE(status.ok()) << text;
+}
+
+// A run of three checkpoints in a folder of its own.
+class CheckpointCommand : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = JoinPath(::testing::TempDir(), "checkpoint-command");
+    DeleteTree(*fs_, folder_).IgnoreError();
+    for (const int64_t step : {10, 20, 30}) ASSERT_TRUE(SaveSample(*fs_, Run(), step).ok());
+    ASSERT_TRUE(SetPointer(*fs_, Run(), "best-bleu", 20).ok());
+  }
+  void TearDown() override { DeleteTree(*fs_, folder_).IgnoreError(); }
+
+  std::string Run() const { return JoinPath(folder_, "run"); }
+  std::string Step(const char* name) const { return JoinPath(Run(), name); }
+  std::string Output() const { return JoinPath(folder_, "output"); }
+
+  void Damage(const std::string& path, size_t offset) {
+    std::string contents = *ReadWholeFile(*fs_, path, 1 << 20);
+    contents[offset] = static_cast<char>(contents[offset] ^ 1);
+    ASSERT_TRUE(ReplaceFile(*fs_, path, contents).ok());
+  }
+
+  std::string folder_;
+  const std::unique_ptr<FileSystem> fs_ = MakePosixFileSystem();
+};
+
+TEST_F(CheckpointCommand, HelpListsTheToolsAndEachHasItsOwn) {
+  const Outcome group = RunTool({"--help"});
+  EXPECT_EQ(group.code, 0);
+  EXPECT_THAT(group.out, StartsWith("deepnet checkpoint: list, inspect,"));
+  for (const char* tool : {"list", "inspect", "verify", "diff", "reshard", "average", "prune"}) {
+    EXPECT_THAT(group.out, HasSubstr(std::string("\n  ") + tool + " "));
+    const Outcome own = RunTool({tool, "--help"});
+    EXPECT_EQ(own.code, 0);
+    EXPECT_THAT(own.out, StartsWith(std::string("deepnet checkpoint ") + tool + ": "));
+    EXPECT_THAT(own.out, HasSubstr("--memory SIZE"));
+  }
+}
+
+TEST_F(CheckpointCommand, MistakesExitWithTwo) {
+  EXPECT_EQ(RunTool({}).code, 2);
+  EXPECT_EQ(RunTool({"lst"}).err, "error: checkpoint lst: unknown command; did you mean 'list'?\n");
+  EXPECT_THAT(RunTool({"list"}).err, HasSubstr("RUN: required"));
+  EXPECT_THAT(RunTool({"diff", Run()}).err, HasSubstr("A B: required"));
+  EXPECT_THAT(RunTool({"reshard", Run(), "--output", Output()}).err,
+              HasSubstr("--files: required"));
+  EXPECT_THAT(RunTool({"reshard", Run(), "--files=0", "--output", Output()}).err,
+              HasSubstr("--files: 0: must be from 1 to"));
+  EXPECT_THAT(RunTool({"reshard", Run(), "--files=2"}).err, HasSubstr("--output: required"));
+  EXPECT_THAT(RunTool({"average", Run(), "--output", Output()}).err,
+              HasSubstr("--last: required with one run folder"));
+  EXPECT_THAT(RunTool({"prune", Run()}).err, HasSubstr("--keep: required"));
+  const Outcome memory = RunTool({"verify", Run(), "--memory=256"});
+  EXPECT_EQ(memory.code, 2);
+  EXPECT_THAT(memory.err, HasSubstr("--memory: '256': a unit is needed"));
+}
+
+TEST_F(CheckpointCommand, TooLittleMemoryExitsWithSix) {
+  const Outcome outcome = RunTool({"verify", Run(), "--memory=1KiB"});
+  EXPECT_EQ(outcome.code, 6);
+  EXPECT_THAT(outcome.err, HasSubstr("of memory; allowed are 1.0 KiB"));
+}
+
+TEST_F(CheckpointCommand, ListShowsStepsMarksAndDamage) {
+  Damage(Step("step-00000010/manifest.pb"), 12);
+  const Outcome outcome = RunTool({"list", Run()});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("damaged\n"));
+  EXPECT_THAT(outcome.out, HasSubstr("whole       best-bleu\n"));
+  EXPECT_THAT(outcome.out, HasSubstr("whole       latest\n"));
+  EXPECT_THAT(outcome.out, HasSubstr("step-00000010/manifest.pb' is damaged or foreign"));
+  EXPECT_EQ(outcome.err, "");
+  ExpectIsJson(RunTool({"list", Run(), "--json"}).out);
+  EXPECT_EQ(RunTool({"list", Run() + "-typo"}).code, 5);
+}
+
+TEST_F(CheckpointCommand, ListReadsEverythingWhenAsked) {
+  Damage(Step("step-00000020/tensors-00000-of-00001.bin"), 200);
+  EXPECT_THAT(RunTool({"list", Run()}).out, Not(HasSubstr("damaged")));
+  EXPECT_THAT(RunTool({"list", Run(), "--verify"}).out, HasSubstr("is damaged in block 6"));
+}
+
+TEST_F(CheckpointCommand, InspectPrintsManifestTensorsAndSpec) {
+  const Outcome outcome = RunTool({"inspect", Run(), "--filter", "weight/encoder", "--spec"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("step              30\n"));
+  EXPECT_THAT(outcome.out, HasSubstr("inventory         0123456789abcdef\n"));
+  EXPECT_THAT(outcome.out, HasSubstr("name: \"sample\""));
+  EXPECT_THAT(outcome.out, HasSubstr("3x5              15  tensors-00000-of-00001.bin+0\n"));
+  EXPECT_THAT(outcome.out, Not(HasSubstr("embed_tokens")));
+  ExpectIsJson(RunTool({"inspect", Step("best-bleu"), "--json"}).out);
+  EXPECT_THAT(RunTool({"inspect", Step("best-bleu"), "--json"}).out, HasSubstr("step-00000020"));
+}
+
+TEST_F(CheckpointCommand, VerifyExitsWithFiveAndNamesAllDamage) {
+  EXPECT_EQ(RunTool({"verify", Run()}).code, 0);
+  Damage(Step("step-00000020/tensors-00000-of-00001.bin"), 0);
+  Damage(Step("step-00000020/tensors-00000-of-00001.bin"), 299);
+  const Outcome outcome = RunTool({"verify", Step("best-bleu")});
+  EXPECT_EQ(outcome.code, 5);
+  EXPECT_THAT(outcome.out, HasSubstr("in block 0 (bytes 0 to 31)"));
+  EXPECT_THAT(outcome.out, HasSubstr("in block 9 (bytes 288 to 299)"));
+  EXPECT_THAT(outcome.out, HasSubstr("\n    moment2/embed_tokens.weight\n"));
+  EXPECT_THAT(outcome.out, HasSubstr("DAMAGED in 2 places"));
+  EXPECT_EQ(outcome.err, "");
+  const Outcome run = RunTool({"verify", Run(), "--json"});
+  EXPECT_EQ(run.code, 5);
+  ExpectIsJson(run.out);
+  EXPECT_EQ(RunTool({"verify", Step("step-00000030")}).code, 0);
+}
+
+TEST_F(CheckpointCommand, DiffExitsWithFiveWhereTensorsDiffer) {
+  const Outcome same = RunTool({"diff", Run(), Step("latest")});
+  EXPECT_EQ(same.code, 0) << same.err;
+  EXPECT_THAT(same.out, HasSubstr("identical: 9 tensors\n"));
+  const Outcome other = RunTool({"diff", Step("step-00000010"), Run()});
+  EXPECT_EQ(other.code, 5);
+  EXPECT_THAT(other.out, HasSubstr("        2000 "));
+  EXPECT_EQ(other.err, "");
+  ExpectIsJson(RunTool({"diff", Step("step-00000010"), Run(), "--json"}).out);
+}
+
+TEST_F(CheckpointCommand, ReshardWritesAnIdenticalCheckpoint) {
+  const Outcome outcome = RunTool({"reshard", Run() + "/", "--files=3", "--output", Output()});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(outcome.out, Output() + "/step-00000030\n");
+  EXPECT_EQ(RunTool({"verify", Output()}).code, 0);
+  EXPECT_EQ(RunTool({"diff", Run(), Output()}).code, 0);
+  EXPECT_THAT(RunTool({"inspect", Output()}).out, HasSubstr("tensors-00002-of-00003.bin"));
+  const Outcome again = RunTool({"reshard", Run(), "--files=3", "--output", Output()});
+  EXPECT_EQ(again.code, 2);
+  EXPECT_THAT(again.err, HasSubstr("is not empty"));
+}
+
+TEST_F(CheckpointCommand, AverageOfTheLastIsThatOfTheNamedOnes) {
+  const Outcome last = RunTool({"average", Run(), "--last=2", "--output", Output()});
+  EXPECT_EQ(last.code, 0) << last.err;
+  const Outcome named =
+      RunTool({"average", Run(), Step("best-bleu"), "--output", JoinPath(folder_, "other")});
+  EXPECT_EQ(named.code, 0) << named.err;
+  EXPECT_EQ(RunTool({"diff", Output(), JoinPath(folder_, "other")}).code, 0);
+  EXPECT_THAT(RunTool({"inspect", Output()}).out, HasSubstr("mean of           "));
+  EXPECT_EQ(RunTool({"average", Run(), "--last=4", "--output", Output() + "2"}).code, 5);
+}
+
+TEST_F(CheckpointCommand, PruneSaysWhatItDoes) {
+  const Outcome dry = RunTool({"prune", Run(), "--keep=1", "--dry-run"});
+  EXPECT_EQ(dry.code, 0) << dry.err;
+  EXPECT_THAT(dry.out, StartsWith("would delete step-00000010\n1 to delete, "));
+  EXPECT_TRUE(*fs_->Exists(Step("step-00000010")));
+  EXPECT_THAT(RunTool({"prune", Run(), "--keep=1"}).out, StartsWith("deleted step-00000010\n"));
+  EXPECT_FALSE(*fs_->Exists(Step("step-00000010")));
+}
+
+}  // namespace
+}  // namespace deepnet

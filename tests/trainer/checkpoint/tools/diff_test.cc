@@ -1,0 +1,104 @@
+#include "trainer/checkpoint/tools/diff.h"
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "parallel/base/exit_code.h"
+#include "tests/trainer/checkpoint/tools/tool_samples.h"
+
+namespace deepnet {
+namespace {
+
+using deepnet::testing::MemoryFileSystem;
+using deepnet::testing::SampleManifest;
+using deepnet::testing::SampleTensor;
+using deepnet::testing::SampleTensors;
+using deepnet::testing::SaveSpreadSample;
+using deepnet::testing::Views;
+using ::testing::ElementsAre;
+
+class Diff : public ::testing::Test {
+ protected:
+  void SetUp() override { ASSERT_TRUE(SaveSpreadSample(fs_, "a", 3, 1).ok()); }
+
+  // Compares the sample with `tensors`.
+  CheckpointDiff With(const std::vector<SampleTensor>& tensors, const std::string& filter = "") {
+    EXPECT_TRUE(SaveCheckpoint(fs_, "b", SampleManifest(4), Views(tensors)).ok());
+    auto diff = DiffCheckpoints(fs_, "a/step-00000003", "b/step-00000004", filter, {});
+    EXPECT_TRUE(diff.ok()) << diff.status();
+    return *std::move(diff);
+  }
+
+  MemoryFileSystem fs_;
+  std::vector<SampleTensor> tensors_ = SampleTensors(3);
+};
+
+TEST_F(Diff, OfTheSameTensorsInOtherFilesIsNothing) {
+  ASSERT_TRUE(SaveSpreadSample(fs_, "b", 3, 3).ok());
+  const auto diff = DiffCheckpoints(fs_, "a/step-00000003", "b/step-00000003", "", {});
+  ASSERT_TRUE(diff.ok()) << diff.status();
+  EXPECT_TRUE(diff->Identical());
+  EXPECT_EQ(diff->num_equal, 9);
+}
+
+TEST_F(Diff, HasTheGreatestDistanceOfEachTensorAndItsShareOfTheGreatestElement) {
+  tensors_[1].data[0] += 1.0f;
+  tensors_[1].data[2] -= 2.0f;  // of 310, 310.25, 310.5
+  const CheckpointDiff diff = With(tensors_);
+  ASSERT_EQ(diff.different.size(), 1u);
+  EXPECT_EQ(diff.different[0].name, "weight/encoder.layers.0.fc1.bias");
+  EXPECT_EQ(diff.different[0].num_different, 2);
+  EXPECT_EQ(diff.different[0].max_absolute, 2.0);
+  EXPECT_EQ(diff.different[0].max_relative, 2.0 / 311.0);
+  EXPECT_EQ(diff.num_equal, 8);
+  EXPECT_FALSE(diff.Identical());
+}
+
+TEST_F(Diff, NamesMissingAndReshapedTensors) {
+  tensors_[0].shape = {5, 3};
+  tensors_[2].name = "weight/new";
+  const CheckpointDiff diff = With(tensors_);
+  EXPECT_THAT(diff.only_a, ElementsAre("weight/embed_tokens.weight"));
+  EXPECT_THAT(diff.only_b, ElementsAre("weight/new"));
+  ASSERT_EQ(diff.reshaped.size(), 1u);
+  EXPECT_THAT(diff.reshaped[0].shape_a, ElementsAre(3, 5));
+  EXPECT_THAT(diff.reshaped[0].shape_b, ElementsAre(5, 3));
+  EXPECT_EQ(diff.num_equal, 7);
+}
+
+TEST_F(Diff, ComparesBitsSoThatSignsOfZeroAndNotANumberCount) {
+  tensors_[0].data[0] = 0.0f;
+  tensors_[0].data[1] = std::numeric_limits<float>::quiet_NaN();
+  ASSERT_TRUE(SaveCheckpoint(fs_, "a", SampleManifest(3), Views(tensors_)).ok());
+  EXPECT_TRUE(With(tensors_).Identical());
+  tensors_[0].data[0] = -0.0f;
+  const CheckpointDiff zero = With(tensors_);
+  ASSERT_EQ(zero.different.size(), 1u);
+  EXPECT_EQ(zero.different[0].max_absolute, 0.0);
+  EXPECT_EQ(zero.different[0].max_relative, 0.0);
+  tensors_[0].data[1] = 1.0f;
+  EXPECT_TRUE(std::isinf(With(tensors_).different[0].max_absolute));
+}
+
+TEST_F(Diff, LooksOnlyAtTensorsThatTheFilterNames) {
+  tensors_[1].data[0] += 1.0f;
+  EXPECT_TRUE(With(tensors_, "embed_tokens").Identical());
+  EXPECT_EQ(With(tensors_, "embed_tokens").num_equal, 3);
+  EXPECT_FALSE(With(tensors_, "weight/").Identical());
+}
+
+TEST_F(Diff, WithDamageIsAnError) {
+  ASSERT_TRUE(SaveSpreadSample(fs_, "b", 3, 1).ok());
+  fs_.FlipBit("b/step-00000003/tensors-00000-of-00001.bin", 299, 0);
+  const auto diff = DiffCheckpoints(fs_, "a/step-00000003", "b/step-00000003", "", {});
+  EXPECT_EQ(GetExitCode(diff.status()), ExitCode::kCheckpoint);
+}
+
+}  // namespace
+}  // namespace deepnet

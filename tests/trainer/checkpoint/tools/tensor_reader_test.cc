@@ -1,0 +1,102 @@
+#include "trainer/checkpoint/tools/tensor_reader.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "parallel/base/exit_code.h"
+#include "tests/trainer/checkpoint/tools/tool_samples.h"
+
+namespace deepnet {
+namespace {
+
+using deepnet::testing::MemoryFileSystem;
+using deepnet::testing::SampleTensor;
+using deepnet::testing::SampleTensors;
+using deepnet::testing::SaveSpreadSample;
+using ::testing::HasSubstr;
+
+constexpr char kFolder[] = "run/step-00000007";
+
+std::unique_ptr<TensorReader> OpenSample(FileSystem& fs, int num_writers) {
+  EXPECT_TRUE(SaveSpreadSample(fs, "run", 7, num_writers).ok());
+  auto reader = TensorReader::Open(fs, kFolder, {});
+  EXPECT_TRUE(reader.ok()) << reader.status();
+  return *std::move(reader);
+}
+
+TEST(TensorReader, ReadsEveryRunOfEveryTensorFromAnyFiles) {
+  for (const int writers : {1, 2, 3, 5}) {
+    MemoryFileSystem fs;
+    const std::unique_ptr<TensorReader> reader = OpenSample(fs, writers);
+    for (const SampleTensor& expected : SampleTensors(7)) {
+      const StoredTensor* const stored = reader->Find(expected.name);
+      ASSERT_NE(stored, nullptr);
+      EXPECT_EQ(stored->shape, expected.shape);
+      const size_t size = expected.data.size();
+      ASSERT_EQ(stored->num_elements, static_cast<int64_t>(size));
+      for (size_t begin = 0; begin < size; ++begin) {
+        for (size_t end = begin; end <= size; ++end) {
+          std::vector<float> elements(end - begin);
+          ASSERT_TRUE(reader->Read(*stored, static_cast<int64_t>(begin), elements).ok());
+          EXPECT_EQ(elements,
+                    std::vector<float>(expected.data.begin() + begin, expected.data.begin() + end));
+        }
+      }
+    }
+  }
+}
+
+TEST(TensorReader, HasTheTensorsInTheOrderOfTheirFiles) {
+  MemoryFileSystem fs;
+  const std::unique_ptr<TensorReader> reader = OpenSample(fs, 2);
+  const std::vector<SampleTensor> expected = SampleTensors(7);
+  ASSERT_EQ(reader->tensors().size(), expected.size());
+  for (size_t t = 0; t < expected.size(); ++t) {
+    EXPECT_EQ(reader->tensors()[t].name, expected[t].name);
+    EXPECT_EQ(reader->tensors()[t].parts.size(), 2u);
+  }
+  EXPECT_EQ(reader->Find("weight/of.somebody.else"), nullptr);
+}
+
+TEST(TensorReader, NeverHandsOutDamagedBytes) {
+  MemoryFileSystem fs;
+  const std::unique_ptr<TensorReader> reader = OpenSample(fs, 1);
+  fs.FlipBit(JoinPath(kFolder, "tensors-00000-of-00001.bin"), 40, 2);
+  std::vector<float> elements(1);
+  const StoredTensor& tensor = reader->tensors().front();
+  EXPECT_TRUE(reader->Read(tensor, 0, elements).ok());  // block 0 is good
+  for (int again = 0; again < 2; ++again) {
+    const absl::Status status = reader->Read(tensor, 8, elements);
+    EXPECT_EQ(GetExitCode(status), ExitCode::kCheckpoint);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("damaged in block 1 (bytes 32 to 63)"));
+  }
+}
+
+TEST(TensorReader, RefusesFilesOfAnotherSizeAtOnce) {
+  MemoryFileSystem fs;
+  (void)OpenSample(fs, 2);
+  ASSERT_TRUE(fs.Delete(JoinPath(kFolder, "tensors-00001-of-00002.bin")).ok());
+  EXPECT_EQ(GetExitCode(TensorReader::Open(fs, kFolder, {}).status()), ExitCode::kCheckpoint);
+}
+
+TEST(TensorReader, TooLittleMemoryIsRefusedWithWhatIsNeeded) {
+  MemoryFileSystem fs;
+  const std::unique_ptr<TensorReader> reader = OpenSample(fs, 1);
+  TensorReader* const readers[] = {reader.get()};
+  const int64_t needed = kToolFixedBytes + 1000 + 10 * reader->manifest_bytes() + 32;
+  EXPECT_TRUE(ShareMemory(readers, 10, 1000, {.memory_bytes = needed}, "reading").ok());
+  const absl::Status status =
+      ShareMemory(readers, 10, 1000, {.memory_bytes = needed - 1}, "reading");
+  EXPECT_EQ(GetExitCode(status), ExitCode::kDoesNotFit);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("reading, a block of 32 B at a time, takes"));
+  EXPECT_EQ(GetExitCode(TensorReader::Open(fs, kFolder, {.memory_bytes = 1000}).status()),
+            ExitCode::kDoesNotFit);
+}
+
+}  // namespace
+}  // namespace deepnet
