@@ -18,5 +18,13 @@ if git grep -nE 'not implemented|unimplemented' -- '*.h' '*.cc' '*.cu'; then
   echo "code that is not there" >&2
   status=1
 fi
+# Of inline variables with one name a program keeps one, whatever value the others have.
+twice=$(git grep -hoE '^inline constexpr [^(=]*\bk[A-Z][A-Za-z0-9]*' -- '*.h' |
+  grep -oE 'k[A-Z][A-Za-z0-9]*$' | sort | uniq -d)
+if [[ -n $twice ]]; then
+  git grep -nE "^inline constexpr .*\\b($(paste -sd'|' <<<"$twice"))\\b" -- '*.h'
+  echo "one name for inline constants of several headers" >&2
+  status=1
+fi
 echo "TODOs: $(git grep -IwcE 'TODO|FIXME' -- . "$here" | awk -F: '{n += $NF} END {print n + 0}')"
 exit $status

@@ -17,11 +17,7 @@ inline constexpr int64_t kDefaultBlockBytes = int64_t{16} << 20;
 inline constexpr int64_t kMaxBlockBytes = int64_t{1} << 30;
 inline constexpr int64_t kMaxManifestBytes = int64_t{1} << 30;
 inline constexpr int64_t kElementBytes = 4;
-
-// Not inline: trainer/data has a constant of this name with another value, and of inline variables
-// a program keeps one, which files linked with both would then use for both.
-constexpr char kManifestFile[] = "manifest.pb";
-
+inline constexpr char kManifestFile[] = "manifest.pb";
 inline constexpr char kLatestPointer[] = "latest";
 inline constexpr char kBestPointerPrefix[] = "best-";
 

@@ -61,11 +61,11 @@ std::string TextFileName(std::string_view split, std::string_view first, std::st
 }
 
 absl::StatusOr<CorpusManifest> ReadManifest(const std::string& folder) {
-  const std::string path = absl::StrCat(folder, "/", kManifestFile);
+  const std::string path = absl::StrCat(folder, "/", kCorpusManifest);
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (file < 0) {
     return absl::NotFoundError(
-        absl::StrCat(folder, " is no prepared corpus: it has no ", kManifestFile));
+        absl::StrCat(folder, " is no prepared corpus: it has no ", kCorpusManifest));
   }
   google::protobuf::io::FileInputStream stream(file);
   stream.SetCloseOnDelete(true);
@@ -100,7 +100,7 @@ Corpus::Corpus(std::string folder, CorpusManifest manifest, Vocabulary vocabular
 absl::StatusOr<Corpus> Corpus::Open(const std::string& folder) {
   ASSIGN_OR_RETURN(CorpusManifest manifest, ReadManifest(folder));
   if (ContentHash(manifest) != manifest.report().content_hash()) {
-    return absl::DataLossError(absl::StrCat(folder, "/", kManifestFile,
+    return absl::DataLossError(absl::StrCat(folder, "/", kCorpusManifest,
                                             ": the content hash does not fit the list of files"));
   }
   for (const CorpusFile& file : manifest.files()) {

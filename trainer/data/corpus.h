@@ -24,7 +24,7 @@ namespace deepnet {
 inline constexpr int32_t kCorpusFormatVersion = 1;
 
 // Names inside a corpus folder. Persistent.
-inline constexpr char kManifestFile[] = "manifest.textproto";
+inline constexpr char kCorpusManifest[] = "manifest.textproto";
 inline constexpr char kReportFile[] = "report.json";
 inline constexpr char kTokenizerFile[] = "tokenizer.model";
 std::string ShardFileName(std::string_view first, std::string_view second);  // "train.de-en.pairs"

@@ -217,7 +217,7 @@ class Preparation {
     if (!fs::exists(output_) || fs::is_empty(output_)) return std::nullopt;
     const absl::StatusOr<Corpus> corpus = Corpus::Open(output_);
     if (absl::IsNotFound(corpus.status()) &&
-        !fs::exists(absl::StrCat(output_, "/", kManifestFile))) {
+        !fs::exists(absl::StrCat(output_, "/", kCorpusManifest))) {
       return absl::FailedPreconditionError(
           absl::StrCat("prepare.output_folder: ", output_, " exists and is no prepared corpus"));
     }
@@ -458,7 +458,7 @@ class Preparation {
     std::string text;
     google::protobuf::TextFormat::PrintToString(manifest_, &text);
     RETURN_IF_ERROR(WriteDurably(absl::StrCat(temporary_, "/", kReportFile), ReportJson(report)));
-    RETURN_IF_ERROR(WriteDurably(absl::StrCat(temporary_, "/", kManifestFile), text));
+    RETURN_IF_ERROR(WriteDurably(absl::StrCat(temporary_, "/", kCorpusManifest), text));
     fs::remove_all(Scratch());
     RETURN_IF_ERROR(SyncFolder(temporary_));
     if (fs::exists(output_)) fs::remove_all(output_);  // empty, or to be replaced
