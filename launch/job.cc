@@ -2,12 +2,16 @@
 
 #include <cstdlib>
 #include <iostream>
+#include <limits>
 #include <string>
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 
+#include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
@@ -82,6 +86,18 @@ absl::StatusOr<std::unique_ptr<Job>> JoinJob() {
   ASSIGN_OR_RETURN(std::unique_ptr<MpiJob> mpi, MpiJob::Start());
   RETURN_IF_ERROR(CheckSize(mpi->world().size()));
   return std::make_unique<LaunchedJob>(std::move(mpi));
+}
+
+std::string JobId() {
+  const char* const id = std::getenv("SLURM_JOB_ID");
+  return id != nullptr ? id : "";
+}
+
+double JobDeadline() {
+  const int end = NumberIn("SLURM_JOB_END_TIME");  // seconds since 1970
+  if (end == 0) return std::numeric_limits<double>::infinity();
+  return SecondsNow() + static_cast<double>(end) -
+         absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());
 }
 
 absl::Status LeaveJob(Communicator& world, const absl::Status& status) {

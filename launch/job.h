@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -21,6 +22,10 @@ class Job {
 // (ExitCode::kPreflight) where MPI does not start, has another number of ranks than the launcher
 // said, or where another kind of launcher started several processes that MPI knows nothing of.
 absl::StatusOr<std::unique_ptr<Job>> JoinJob();
+
+// What the batch system says of this job; Slurm's variables, where it has set them.
+std::string JobId();   // empty: there is none
+double JobDeadline();  // SecondsNow() at which it ends the job; infinity: unknown
 
 // What a rank's command returns for `status`. A status that all ranks know of (IsAgreed) keeps its
 // text on rank 0 only. With any other error this rank ends the whole job, after saying why on

@@ -343,6 +343,9 @@ void CheckTrain(const TrainSpec& train, Mistakes* mistakes) {
                     "must be at least 1, or -1: only at the end");
   at_least("validate_sentences", train.validate_sentences(), 1, "must be at least 1");
   at_least("keep_checkpoints", train.keep_checkpoints(), 1, "must be at least 1");
+  at_least("keep_every_steps", train.keep_every_steps(), 0, "must be above 0, or 0: off");
+  at_least("time_limit_minutes", train.time_limit_minutes(), 0,
+           "must be above 0, or 0: until the batch system ends the job");
   at_least("log_every_steps", train.log_every_steps(), 1, "must be at least 1");
   at_least("checkpoint_every_minutes", train.checkpoint_every_minutes(), 0,
            "must be above 0, or 0: off");

@@ -138,8 +138,11 @@ absl::StatusOr<std::unique_ptr<MetricsWriter>> MetricsWriter::Open(const std::st
 }
 
 absl::Status MetricsWriter::Write(const Message& record) {
+  if (torn_) stream_ << '\n';
   stream_ << ToJson(record) << std::endl;
-  if (stream_.good()) return absl::OkStatus();
+  torn_ = !stream_.good();
+  if (!torn_) return absl::OkStatus();
+  stream_.clear();
   return absl::DataLossError(absl::StrCat(path_, ": cannot be written"));
 }
 

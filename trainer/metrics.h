@@ -35,7 +35,8 @@ class MetricsWriter {
   static absl::StatusOr<std::unique_ptr<MetricsWriter>> Open(const std::string& path,
                                                              int64_t last_step);
 
-  // Appends one line and flushes it. Fails naming the file, for example on a full disk.
+  // Appends one line and flushes it. Fails naming the file, for example on a full disk; what was
+  // written of that line is left as a line of its own, and the next may well succeed.
   absl::Status Write(const google::protobuf::Message& record);
 
  private:
@@ -43,6 +44,7 @@ class MetricsWriter {
 
   const std::string path_;
   std::ofstream stream_;
+  bool torn_ = false;  // the last line may have no end
 };
 
 }  // namespace deepnet

@@ -17,7 +17,6 @@
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/collectives.h"
-#include "trainer/checkpoint/checkpoint.h"
 #include "trainer/run_state.h"
 
 namespace deepnet {
@@ -89,26 +88,31 @@ std::vector<NamedTensor> TensorsToSave(const RankPart& part, const HostBuffers& 
 
 }  // namespace
 
-absl::Status SaveRankState(FileSystem& fs, const std::string& run_folder, const Manifest& manifest,
-                           const RankPart& part) {
-  Communicator& world = *part.world;
-  const bool leads = world.rank() == 0;
-  RETURN_IF_ERROR(AgreeOnStatus(
-      world, leads ? BeginCheckpoint(fs, run_folder, manifest.step()) : absl::OkStatus()));
-  const HostBuffers buffers(part.model->parameters());
-  const absl::StatusOr<ShardFile> file =
-      WriteShard(fs, run_folder, manifest.step(), world.rank(), world.size(),
-                 manifest.block_bytes(), TensorsToSave(part, buffers));
-  RETURN_IF_ERROR(AgreeOnStatus(world, file.status()));
-  ASSIGN_OR_RETURN(const std::vector<std::string> files,
-                   AllGatherText(world, file->SerializeAsString()));
-  absl::Status committed;
-  if (leads) {
-    Manifest complete = manifest;
-    for (const std::string& bytes : files) complete.add_files()->ParseFromString(bytes);
-    committed = CommitCheckpoint(fs, run_folder, std::move(complete));
+RankSnapshot::RankSnapshot(const RankPart& part, bool copies) : part_(part) {
+  if (copies) memory_.resize(static_cast<size_t>(bytes()) / sizeof(float));
+}
+
+int64_t RankSnapshot::bytes() const {
+  int64_t elements = 0;
+  for (const Extent& extent : part_.layout.extents) {
+    if (extent.first_in_chain) elements += extent.count;
   }
-  return AgreeOnStatus(world, committed);
+  return 3 * elements * static_cast<int64_t>(sizeof(float));
+}
+
+void RankSnapshot::Take() {
+  const HostBuffers buffers(part_.model->parameters());
+  tensors_ = TensorsToSave(part_, buffers);
+  if (memory_.empty()) {
+    held_ = {buffers.weights, buffers.moment1, buffers.moment2};
+    return;
+  }
+  float* next = memory_.data();
+  for (NamedTensor& tensor : tensors_) {
+    std::copy(tensor.data.begin(), tensor.data.end(), next);
+    tensor.data = {next, tensor.data.size()};
+    next += tensor.data.size();
+  }
 }
 
 absl::Status LoadRankState(FileSystem& fs, const std::string& checkpoint_folder,

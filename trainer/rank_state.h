@@ -2,7 +2,9 @@
 // it holds.
 #pragma once
 
+#include <span>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -10,14 +12,33 @@
 #include "parallel/base/file_system.h"
 #include "parallel/plan/inventory.h"
 #include "proto/checkpoint.pb.h"
+#include "trainer/checkpoint/checkpoint.h"
 #include "trainer/rank_part.h"
 
 namespace deepnet {
 
-// Saves weights and both moments as the checkpoint of manifest.step(), a file per rank. Collective
-// over part.world; returns on every rank when the checkpoint is durable, or the first error.
-absl::Status SaveRankState(FileSystem& fs, const std::string& run_folder, const Manifest& manifest,
-                           const RankPart& part);
+// What one rank writes into a checkpoint: weights and both moments of the elements that it updates,
+// 12 bytes each. The ranks of a job make a whole checkpoint.
+class RankSnapshot {
+ public:
+  // `part` outlives this. With `copies`, memory for them is taken now, once.
+  RankSnapshot(const RankPart& part, bool copies);
+
+  // As they are now: with copies, as they stay until the next call; without, views of the weights
+  // themselves where they are on the host.
+  void Take();
+
+  // Of the last Take.
+  std::span<const NamedTensor> tensors() const { return tensors_; }
+  // Of what it copies, or would.
+  int64_t bytes() const;
+
+ private:
+  const RankPart& part_;
+  std::vector<float> memory_;
+  std::vector<at::Tensor> held_;  // what views look at
+  std::vector<NamedTensor> tensors_;
+};
 
 // Loads what this rank holds, whatever the layout of those that saved it.
 absl::Status LoadRankState(FileSystem& fs, const std::string& checkpoint_folder,

@@ -49,6 +49,7 @@ class Starter {
     RETURN_IF_ERROR(ResolveArithmetic());
     RETURN_IF_ERROR(AgreeOnStatus(world_, MakeThePlan()));
     RETURN_IF_ERROR(AgreeOnStatus(world_, CheckIdentity()));
+    RETURN_IF_ERROR(AgreeOnStatus(world_, world_.rank() == 0 ? LockFolder() : absl::OkStatus()));
     RETURN_IF_ERROR(CheckSameFolder(world_, fs_, start_.folder));
     return std::move(start_);
   }
@@ -66,12 +67,15 @@ class Starter {
   absl::Status MakeThePlan();
   absl::StatusOr<ClusterSpec> ClusterAsItIs() const;
   absl::Status CheckIdentity();
+  std::vector<std::string> CheckpointNames() const;
+  absl::Status LockFolder();
 
   const RunStartOptions& options_;
   Communicator& world_;
   FileSystem& fs_;
   Logger& log_;
   std::vector<std::string> hosts_;  // [rank]
+  std::vector<std::string> found_;  // rank 0: checkpoints that there were
   RunStart start_;
 };
 
@@ -109,7 +113,30 @@ absl::StatusOr<std::optional<FoundCheckpoint>> Starter::LookForIt() {
                                               " is not empty; name another run folder")),
         ExitCode::kCheckpoint);
   }
+  found_ = CheckpointNames();
   return FindLatest(fs_, folder);
+}
+
+std::vector<std::string> Starter::CheckpointNames() const {
+  std::vector<std::string> names;
+  const absl::StatusOr<std::vector<std::string>> all = fs_.List(start_.folder);
+  if (!all.ok()) return names;
+  for (const std::string& name : *all) {
+    if (StepOfCheckpointName(name).has_value()) names.push_back(name);
+  }
+  return names;
+}
+
+// Late, because a start that is refused for another reason leaves nothing behind.
+absl::Status Starter::LockFolder() {
+  RunLockOptions options = options_.lock;
+  options.note = [this](const std::string& sentence) { log_.Info(sentence); };
+  ASSIGN_OR_RETURN(start_.lock, RunLock::Acquire(fs_, start_.folder, MakeRunOwner(options_.job_id),
+                                                 std::move(options)));
+  if (CheckpointNames() == found_) return absl::OkStatus();
+  return WithExitCode(absl::AbortedError(absl::StrCat("another job saved in ", start_.run.folder(),
+                                                      " while this one started; start it again")),
+                      ExitCode::kCheckpoint);
 }
 
 // One rank reads and verifies every byte; the others are told where and what.

@@ -55,12 +55,6 @@ absl::Status SaveVocabulary(FileSystem& fs, const std::string& tokenizer_file,
   return WithExitCode(save(), ExitCode::kCheckpoint);
 }
 
-absl::Status SaveVocabulary(const std::string& tokenizer_file,
-                            const std::vector<std::string>& languages,
-                            const std::string& run_folder) {
-  return SaveVocabulary(*MakePosixFileSystem(), tokenizer_file, languages, run_folder);
-}
-
 absl::StatusOr<std::unique_ptr<Vocabulary>> LoadVocabulary(const std::string& run_folder) {
   const std::string list = absl::StrCat(run_folder, "/", kLanguages);
   std::ifstream in(list);

@@ -29,11 +29,6 @@ absl::Status SaveVocabulary(FileSystem& fs, const std::string& tokenizer_file,
                             const std::vector<std::string>& languages,
                             const std::string& run_folder);
 
-// The same on the operating system's files.
-absl::Status SaveVocabulary(const std::string& tokenizer_file,
-                            const std::vector<std::string>& languages,
-                            const std::string& run_folder);
-
 // The vocabulary of a run folder.
 absl::StatusOr<std::unique_ptr<Vocabulary>> LoadVocabulary(const std::string& run_folder);
 

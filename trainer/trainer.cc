@@ -1,5 +1,6 @@
-// The loop reads top to bottom in Run(). What has to be settled before it is in run_start, what a
-// step does in train_step, what is said about it in step_report.
+// The loop reads top to bottom in Run(). What has to be settled before it is in run_start and
+// run_parts, what a step does in train_step, what is said about it in step_report, when it is saved
+// in checkpoint_keeper.
 #include "trainer/trainer.h"
 
 #include <algorithm>
@@ -9,20 +10,16 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "google/protobuf/message.h"
 
 #include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
-#include "parallel/base/file_system.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/self_communicator.h"
-#include "parallel/exec/watchdog.h"
-#include "trainer/checkpoint/retention.h"
-#include "trainer/data/corpus_batch_source.h"
-#include "trainer/kernels/compute.h"
-#include "trainer/metrics.h"
-#include "trainer/rank_part.h"
+#include "trainer/checkpoint_keeper.h"
 #include "trainer/rank_state.h"
+#include "trainer/run_parts.h"
 #include "trainer/run_start.h"
 #include "trainer/run_state.h"
 #include "trainer/step_report.h"
@@ -35,20 +32,21 @@ namespace {
 
 constexpr int kMaxConsecutiveSkips = 10;
 
-// True if `every` steps or `minutes` have passed since the last time.
-bool Due(int64_t step, int64_t every, double seconds, double last_seconds, double minutes) {
-  return (every > 0 && step % every == 0) ||
-         (minutes > 0 && seconds - last_seconds >= 60 * minutes);
+// The earlier of the limits on this start.
+double DeadlineOf(const RunSpec& run, const TrainOptions& options) {
+  const double minutes = run.train().time_limit_minutes();
+  return minutes > 0 ? std::min(options.deadline, SecondsNow() + 60 * minutes) : options.deadline;
 }
 
 class Trainer {
  public:
-  Trainer(RunStart start, const TrainOptions& options, Communicator& world, FileSystem& fs,
-          Logger& log)
+  Trainer(RunStart start, const TrainOptions& options, double deadline, Communicator& world,
+          FileSystem& fs, Logger& log)
       : start_(std::move(start)),
         run_(start_.run),
         state_(start_.state),
         options_(options),
+        requests_(options.request, deadline),
         fs_(fs),
         log_(log),
         world_(world),
@@ -58,84 +56,56 @@ class Trainer {
   absl::Status Run();
 
  private:
-  absl::Status MakeModel();
-  absl::Status OpenFolder();
-
   bool leads() const { return world_.rank() == 0; }  // writes and speaks for all
   bool Done() const;
-  struct Agreement;
-  absl::StatusOr<Agreement> AgreeAfterStep(double seconds);
-  void Count(const StepBatch& batch, const StepResult& result, double seconds);
+  bool ValidationDue() const;
+  absl::Status Step();
+  absl::Status Agree(double seconds);
+  void Count(const StepBatch& batch, const StepResult& result);
   absl::Status Report(const StepResult& result);
+  void WriteMetrics(const google::protobuf::Message& record);
+  absl::Status CheckDivergence();
   absl::Status CompareMemory();
   absl::Status ValidateNow();
-  absl::Status Save();
-  absl::Status KeepBest();
+  absl::Status SaveIfAskedOrDue();
+  absl::Status Stop();
   absl::Status Finish();
 
   RunStart start_;
   const RunSpec& run_;
   Manifest& state_;  // everything a checkpoint says besides tensors, kept current
   const TrainOptions& options_;
+  StopRequests requests_;
   FileSystem& fs_;
   Logger& log_;
   Communicator& world_;
   TensorMemory memory_;
-  std::unique_ptr<RankPart> part_;
-  std::unique_ptr<BatchSource> batches_;
-  std::unique_ptr<MetricsWriter> metrics_;
-  std::unique_ptr<StepReport> report_;
-  int64_t saved_step_ = -1, validated_step_ = -1;
-  double saved_at_ = 0.0, validated_at_ = 0.0;  // training seconds
+  RunParts parts_;
+  std::unique_ptr<CheckpointKeeper> keeper_;
+  int64_t first_step_ = 0;            // of this start
+  int64_t validated_step_ = -1;       // the last one; -1: none
+  double validated_at_ = 0.0;         // training seconds
+  double agreed_seconds_ = 0.0;       // of the last step, by the clock of rank 0
+  double longest_step_ = 0.0;         // seconds, of this start without its first
+  bool stop_ = false, save_ = false;  // some rank was asked to, as all ranks know
 };
 
 absl::Status Trainer::Prepare() {
-  RETURN_IF_ERROR(MakeModel());
-  RETURN_IF_ERROR(OpenFolder());
-  saved_step_ = validated_step_ = start_.earlier.has_value() ? state_.step() : -1;
-  saved_at_ = validated_at_ = state_.train_seconds();
-  return absl::OkStatus();
-}
-
-absl::Status Trainer::MakeModel() {
-  ASSIGN_OR_RETURN(part_, MakeRankPart(run_, start_.inventory, start_.plan, world_));
-  if (start_.earlier.has_value()) {
-    RETURN_IF_ERROR(AgreeOnStatus(
-        world_, LoadRankState(fs_, start_.earlier->folder, start_.earlier->manifest, *part_)));
-    log_.Info(absl::StrCat("continuing at step ", WithCommas(state_.step())));
-  } else {
-    part_->model->parameters().Initialize(run_.seed());
-  }
-  part_->model->Refresh();
-  return absl::OkStatus();
-}
-
-// Rank 0 keeps the folder; every rank reads the corpus.
-absl::Status Trainer::OpenFolder() {
-  absl::Status opened;
-  if (leads()) {
-    opened = SaveVocabulary(fs_, start_.corpus->folder() + "/" + kTokenizerFile,
-                            start_.corpus->vocabulary().languages(), start_.folder);
-    auto metrics = MetricsWriter::Open(start_.folder + "/metrics.jsonl", state_.step());
-    opened.Update(metrics.status());
-    if (metrics.ok()) metrics_ = std::move(*metrics);
-  }
-  RETURN_IF_ERROR(AgreeOnStatus(world_, opened));
-  ASSIGN_OR_RETURN(auto source,
-                   CorpusBatchSource::Make(run_.data(), run_.seed(), start_.corpus.get()));
-  batches_ = std::make_unique<Prefetcher>(std::move(source));
-  const ComputeSpec& compute = run_.compute();
-  double ceiling =
-      compute.device() == "cpu" ? MeasureProductCeiling(256, compute.threads_per_rank(), 0.5) : 0.0;
-  RETURN_IF_ERROR(world_.AllReduceSum(std::span(&ceiling, 1)));
-  report_ = std::make_unique<StepReport>(run_, ceiling);
-  log_.Info(absl::StrFormat(
-      "%s parameters, %s + %s layers; %s, %s, %s, %d x %d threads; product ceiling %.0f GFLOP/s",
-      WithCommas(start_.inventory.NumElements()), WithCommas(run_.model().encoder_layers()),
-      WithCommas(run_.model().decoder_layers()), Residual_Name(run_.model().residual()),
-      DataType_Name(compute.dtype()), Isa_Name(compute.isa()), world_.size(),
-      compute.threads_per_rank(), ceiling));
-  return absl::OkStatus();
+  ASSIGN_OR_RETURN(parts_, MakeRunParts(start_, world_, fs_, log_));
+  first_step_ = state_.step();
+  const bool resumed = start_.earlier.has_value();
+  validated_step_ = resumed && !state_.validation_due() ? state_.step() : -1;
+  validated_at_ = state_.train_seconds();
+  keeper_ = std::make_unique<CheckpointKeeper>(
+      fs_, run_.train(), state_, *parts_.part, log_,
+      CheckpointKeeperOptions{
+          .folder = start_.folder,
+          .lock = start_.lock.get(),
+          .resumed = resumed,
+          .waits = options_.wait_for_saves,
+          .record = [this](const SaveRecord& record) { WriteMetrics(record); }});
+  requests_.Expect(0.0, keeper_->ExpectedSeconds());
+  return keeper_->Open();
 }
 
 bool Trainer::Done() const {
@@ -144,141 +114,152 @@ bool Trainer::Done() const {
          (train.minutes() > 0 && state_.train_seconds() >= 60 * train.minutes());
 }
 
-void Trainer::Count(const StepBatch& batch, const StepResult& result, double seconds) {
+absl::Status Trainer::Run() {
+  memory_.ForgetPeak();         // what loading took is over
+  RETURN_IF_ERROR(Agree(0.0));  // signals have been taken since the process began
+  if (!stop_ && state_.validation_due()) RETURN_IF_ERROR(ValidateNow());
+  if (save_) RETURN_IF_ERROR(keeper_->Save());
+  while (!stop_ && !Done()) {
+    RETURN_IF_ERROR(Step());
+    RETURN_IF_ERROR(CheckDivergence());
+    if (!stop_ && ValidationDue()) RETURN_IF_ERROR(ValidateNow());
+    RETURN_IF_ERROR(SaveIfAskedOrDue());
+  }
+  return stop_ ? Stop() : Finish();
+}
+
+absl::Status Trainer::Step() {
+  const double started = SecondsNow();
+  const bool first = state_.step() == first_step_;
+  auto batch = parts_.batches->ForStep(state_.step());
+  if (!batch.ok()) return WithExitCode(batch.status(), ExitCode::kData);
+  ASSIGN_OR_RETURN(const StepResult result,
+                   RunTrainStep(*batch, state_.step(), state_.optimizer_steps() + 1, *parts_.part,
+                                {.limits = MakeTimeLimits(run_.parallel(), first),
+                                 .watchdog = options_.watchdog}));
+  RETURN_IF_ERROR(Agree(SecondsNow() - started));
+  Count(*batch, result);
+  if (first) RETURN_IF_ERROR(CompareMemory());
+  const int64_t every = std::max<int64_t>(1, run_.train().log_every_steps());
+  const bool tells = result.update.skipped || state_.step() % every == 0;
+  return tells || stop_ || Done() ? Report(result) : absl::OkStatus();
+}
+
+// What ranks have to know together after a step: how long it took by the clock of rank 0, what any
+// of them was asked for, and whether all have done their part of a save.
+absl::Status Trainer::Agree(double seconds) {
+  const int asked = requests_.Take();
+  std::array<double, 4> values = {leads() ? seconds : 0.0, (asked & kStopRequest) != 0 ? 1.0 : 0.0,
+                                  (asked & kSaveRequest) != 0 ? 1.0 : 0.0,
+                                  keeper_->Ready() ? 0.0 : 1.0};
+  RETURN_IF_ERROR(world_.AllReduceSum(std::span(values)));
+  agreed_seconds_ = values[0];
+  stop_ = stop_ || values[1] > 0;
+  save_ = values[2] > 0;
+  return values[3] == 0 ? keeper_->Advance() : absl::OkStatus();
+}
+
+void Trainer::Count(const StepBatch& batch, const StepResult& result) {
   const bool skipped = result.update.skipped;
   state_.set_step(state_.step() + 1);
   state_.mutable_data()->set_step(state_.step());
-  state_.set_train_seconds(state_.train_seconds() + seconds);
+  state_.set_train_seconds(state_.train_seconds() + agreed_seconds_);
   state_.set_source_tokens(state_.source_tokens() + batch.num_source_tokens);
   state_.set_target_tokens(state_.target_tokens() + batch.num_target_tokens);
   state_.set_optimizer_steps(state_.optimizer_steps() + (skipped ? 0 : 1));
   state_.set_skipped_steps(state_.skipped_steps() + (skipped ? 1 : 0));
   state_.set_consecutive_skips(skipped ? state_.consecutive_skips() + 1 : 0);
-  report_->Add(batch, result, seconds);
+  parts_.report->Add(batch, result, agreed_seconds_);
+  if (state_.step() > first_step_ + 1) longest_step_ = std::max(longest_step_, agreed_seconds_);
+  requests_.Expect(longest_step_, keeper_->ExpectedSeconds());
   if (skipped) {
     log_.Warning(absl::StrCat("step ", state_.step(), ": loss or gradient is not finite; skipped"));
   }
 }
 
-// What ranks know together after a step.
-struct Trainer::Agreement {
-  double seconds = 0.0;  // that the step took, by the clock of rank 0
-  bool stop = false;     // some rank was asked to save and end
-  bool save = false;     // some rank was asked to save
-};
-
-absl::StatusOr<Trainer::Agreement> Trainer::AgreeAfterStep(double seconds) {
-  const int request = options_.request != nullptr ? options_.request->exchange(0) : 0;
-  std::array<double, 3> values = {leads() ? seconds : 0.0, request == 1 ? 1.0 : 0.0,
-                                  request == 2 ? 1.0 : 0.0};
-  RETURN_IF_ERROR(world_.AllReduceSum(std::span(values)));
-  return Agreement{.seconds = values[0], .stop = values[1] > 0, .save = values[2] > 0};
-}
-
-absl::Status Trainer::Run() {
-  const TrainSpec& train = run_.train();
-  const int64_t first_step = state_.step();
-  memory_.ForgetPeak();  // what loading took is over
-  while (!Done()) {
-    const double started = SecondsNow();
-    auto batch = batches_->ForStep(state_.step());
-    if (!batch.ok()) return WithExitCode(batch.status(), ExitCode::kData);
-    ASSIGN_OR_RETURN(
-        const StepResult result,
-        RunTrainStep(*batch, state_.step(), state_.optimizer_steps() + 1, *part_,
-                     {.limits = MakeTimeLimits(run_.parallel(), state_.step() == first_step),
-                      .watchdog = options_.watchdog}));
-    ASSIGN_OR_RETURN(const Agreement agreed, AgreeAfterStep(SecondsNow() - started));
-    Count(*batch, result, agreed.seconds);
-    if (state_.step() == first_step + 1) RETURN_IF_ERROR(CompareMemory());
-    if (Done() || result.update.skipped ||
-        state_.step() % std::max<int64_t>(1, train.log_every_steps()) == 0) {
-      RETURN_IF_ERROR(Report(result));
-    }
-    if (state_.consecutive_skips() >= kMaxConsecutiveSkips) {
-      return AgreeOnStatus(world_,
-                           WithExitCode(absl::AbortedError(absl::StrCat(
-                                            "diverged: ", kMaxConsecutiveSkips,
-                                            " non-finite steps in a row at step ", state_.step())),
-                                        ExitCode::kDiverged));
-    }
-    const double seconds = state_.train_seconds();
-    if (!agreed.stop && Due(state_.step(), train.validate_every_steps(), seconds, validated_at_,
-                            train.validate_every_minutes())) {
-      RETURN_IF_ERROR(ValidateNow());
-    }
-    if (agreed.stop || agreed.save ||
-        Due(state_.step(), train.checkpoint_every_steps(), seconds, saved_at_,
-            train.checkpoint_every_minutes())) {
-      RETURN_IF_ERROR(Save());
-    }
-    if (agreed.stop) {
-      return AgreeOnStatus(world_, WithExitCode(absl::CancelledError(absl::StrCat(
-                                                    "stopped and saved at step ", state_.step(),
-                                                    "; run the same command to go on")),
-                                                ExitCode::kSavedRunAgain));
-    }
-  }
-  return Finish();
+absl::Status Trainer::CheckDivergence() {
+  if (state_.consecutive_skips() < kMaxConsecutiveSkips) return absl::OkStatus();
+  const std::string text = absl::StrCat("diverged: ", kMaxConsecutiveSkips,
+                                        " non-finite steps in a row at step ", state_.step());
+  return AgreeOnStatus(world_, WithExitCode(absl::AbortedError(text), ExitCode::kDiverged));
 }
 
 absl::Status Trainer::Report(const StepResult& result) {
-  ASSIGN_OR_RETURN(const TraceFigures pipeline, MeasurePipeline(result, *part_));
-  const StepRecord record = report_->Take(state_, result, pipeline);
-  if (leads()) RETURN_IF_ERROR(metrics_->Write(record));
+  ASSIGN_OR_RETURN(const TraceFigures pipeline, MeasurePipeline(result, *parts_.part));
+  const StepRecord record = parts_.report->Take(state_, result, pipeline);
+  WriteMetrics(record);
   log_.Show(ProgressOf(record, run_.train()));
   return absl::OkStatus();
+}
+
+// A disk that is full now may have room later; the run goes on meanwhile.
+void Trainer::WriteMetrics(const google::protobuf::Message& record) {
+  if (!leads()) return;
+  const absl::Status written = parts_.metrics->Write(record);
+  if (!written.ok()) log_.Warning(std::string(written.message()));
 }
 
 // The first step has allocated all that steps need.
 absl::Status Trainer::CompareMemory() {
   return ReportMemory({.planned = start_.plan.stages(world_.rank()).memory().total(),
-                       .measured = memory_.peak_bytes() + part_->ops->OwnBytes()},
+                       .measured = memory_.peak_bytes() + parts_.part->ops->OwnBytes()},
                       world_, log_);
 }
 
+bool Trainer::ValidationDue() const {
+  const TrainSpec& train = run_.train();
+  const double seconds = state_.train_seconds() - validated_at_;
+  return (train.validate_every_steps() > 0 && state_.step() % train.validate_every_steps() == 0) ||
+         (train.validate_every_minutes() > 0 && seconds >= 60 * train.validate_every_minutes());
+}
+
+// Cut short by a stop, it is the first thing that the next start does.
 absl::Status Trainer::ValidateNow() {
+  const absl::StatusOr<EvalRecord> record =
+      Validate(run_, start_.inventory, start_.plan, *start_.corpus, *parts_.part, state_.step(),
+               log_, [this] { return requests_.IsStopping(); });
+  stop_ = absl::IsCancelled(record.status());
+  if (!stop_) RETURN_IF_ERROR(record.status());
+  if (stop_ != state_.validation_due()) keeper_->Changed();
+  state_.set_validation_due(stop_);
+  if (stop_) return absl::OkStatus();
   validated_step_ = state_.step();
   validated_at_ = state_.train_seconds();
-  ASSIGN_OR_RETURN(const EvalRecord record, Validate(run_, start_.inventory, start_.plan,
-                                                     *start_.corpus, *part_, state_.step(), log_));
-  if (record.directions_size() == 0) return absl::OkStatus();  // the corpus has no dev text of them
-  if (leads()) RETURN_IF_ERROR(metrics_->Write(record));
-  const bool better_bleu = UpdateBest(state_, "bleu", record.bleu(), Better::kGreater);
-  const bool better_nll = UpdateBest(state_, "nll", record.nll(), Better::kSmaller);
+  if (record->directions_size() == 0)
+    return absl::OkStatus();  // the corpus has no dev text of them
+  WriteMetrics(*record);
+  const bool better_bleu = UpdateBest(state_, "bleu", record->bleu(), Better::kGreater);
+  const bool better_nll = UpdateBest(state_, "nll", record->nll(), Better::kSmaller);
   if (!better_bleu && !better_nll) return absl::OkStatus();
-  saved_step_ = -1;  // the manifest has changed: this step is saved again if it was
-  return Save();
+  keeper_->Changed();  // this step is saved again if it was
+  return keeper_->Save();
 }
 
-absl::Status Trainer::Save() {
-  if (saved_step_ == state_.step()) return absl::OkStatus();
-  RETURN_IF_ERROR(SaveRankState(fs_, start_.folder, state_, *part_));
-  saved_step_ = state_.step();
-  saved_at_ = state_.train_seconds();
-  return AgreeOnStatus(world_, leads() ? KeepBest() : absl::OkStatus());
-}
+absl::Status Trainer::SaveIfAskedOrDue() { return save_ ? keeper_->Save() : keeper_->SaveIfDue(); }
 
-absl::Status Trainer::KeepBest() {
-  for (const BestScore& best : state_.best()) {
-    if (best.step() != state_.step()) continue;
-    RETURN_IF_ERROR(
-        SetPointer(fs_, start_.folder, absl::StrCat("best-", best.metric()), best.step()));
-  }
-  return DeleteOldCheckpoints(fs_, start_.folder, run_.train().keep_checkpoints());
+absl::Status Trainer::Stop() {
+  RETURN_IF_ERROR(keeper_->SaveAndWait(/*tidy=*/false));
+  log_.EndProgress();
+  return AgreeOnStatus(
+      world_,
+      WithExitCode(absl::CancelledError(absl::StrCat("stopped and saved at step ", state_.step(),
+                                                     "; run the same command to go on")),
+                   ExitCode::kSavedRunAgain));
 }
 
 // Saved before the last validation, so that nothing in it can lose steps.
 absl::Status Trainer::Finish() {
-  RETURN_IF_ERROR(Save());
+  RETURN_IF_ERROR(keeper_->SaveAndWait(/*tidy=*/true));
   if (validated_step_ != state_.step() && run_.train().validate_every_steps() != 0) {
     RETURN_IF_ERROR(ValidateNow());
+    if (stop_) return Stop();
   }
+  RETURN_IF_ERROR(keeper_->SaveAndWait(/*tidy=*/true));
   log_.EndProgress();
   log_.Info(absl::StrFormat("done: step %s, %s source and %s target tokens in %s of training",
                             WithCommas(state_.step()), WithCommas(state_.source_tokens()),
                             WithCommas(state_.target_tokens()), ClockText(state_.train_seconds())));
-  ASSIGN_OR_RETURN(const std::string hash, HashRankWeights(*part_, start_.inventory));
+  ASSIGN_OR_RETURN(const std::string hash, HashRankWeights(*parts_.part, start_.inventory));
   log_.Info(absl::StrCat("weights ", hash));
   return absl::OkStatus();
 }
@@ -288,11 +269,16 @@ absl::Status Trainer::Finish() {
 absl::Status Train(RunSpec run, const TrainOptions& options, Logger& log) {
   SelfCommunicator alone;
   Communicator& world = options.world != nullptr ? *options.world : alone;
-  const auto fs = MakePosixFileSystem();
-  ASSIGN_OR_RETURN(
-      RunStart start,
-      StartRun(std::move(run), {.root = options.root, .fresh = options.fresh}, world, *fs, log));
-  Trainer trainer(std::move(start), options, world, *fs, log);
+  const auto system = MakePosixFileSystem();
+  FileSystem& fs = options.files != nullptr ? *options.files : *system;
+  const double deadline = DeadlineOf(run, options);
+  ASSIGN_OR_RETURN(RunStart start, StartRun(std::move(run),
+                                            {.root = options.root,
+                                             .fresh = options.fresh,
+                                             .job_id = options.job_id,
+                                             .lock = options.lock},
+                                            world, fs, log));
+  Trainer trainer(std::move(start), options, deadline, world, fs, log);
   RETURN_IF_ERROR(trainer.Prepare());
   return trainer.Run();
 }

@@ -6,25 +6,39 @@
 
 #include "absl/status/status.h"
 
+#include "parallel/base/file_system.h"
 #include "parallel/base/logging.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/exec/watchdog.h"
 #include "proto/run.pb.h"
+#include "trainer/checkpoint/run_lock.h"
+#include "trainer/stop_requests.h"
 
 namespace deepnet {
 
 struct TrainOptions {
   std::string root;    // what paths of the RunSpec are relative to
   bool fresh = false;  // refuse a run folder that is not empty instead of continuing
-  // Set by a signal handler to 1: save and end with ExitCode::kSavedRunAgain; to 2: save and go on.
-  std::atomic<int>* request = nullptr;
+  std::atomic<int>* request = nullptr;  // bits of trainer/stop_requests.h, set by signal handlers
+  double deadline = kNoDeadline;        // SecondsNow() at which this process must have ended
+  std::string job_id;                   // of the batch system, for the run folder's lock
+  RunLockOptions lock;                  // how the run folder is locked
+  FileSystem* files = nullptr;          // that checkpoints are written to; null: the system's
+  // A save that is due waits for the one before, where otherwise it would be put off: which steps
+  // have checkpoints is then a function of the RunSpec.
+  bool wait_for_saves = false;
   Communicator* world = nullptr;  // all ranks of the job; null: this process is alone
   Watchdog* watchdog = nullptr;   // told what a step is at; null: nobody watches
 };
 
 // Trains `run` (defaults filled in, validated) in run.folder() until train.steps, train.minutes, a
-// request, or divergence. A run folder with checkpoints is continued from the newest good one; a
-// different model, vocabulary or corpus is refused with both values.
+// request, a time limit, or divergence. A run folder with checkpoints is continued from the newest
+// good one; a different model, vocabulary or corpus is refused with both values, and so is a folder
+// that another process writes to.
+//
+// Checkpoints are written in the background (trainer/run_saver.h). One that cannot be written is
+// counted and shown, and training goes on; only where the run ends is it an error, after a second
+// try. Requests are honoured between steps, in a validation, and before the first step.
 //
 // Exit codes on the Status: kBadConfig, kData, kCheckpoint, kDoesNotFit, kDiverged (ten non-finite
 // steps in a row), kSavedRunAgain.

@@ -37,12 +37,14 @@ EvaluateOptions OptionsOf(const RunSpec& run, const Corpus& corpus) {
   return options;
 }
 
+absl::Status Stopped() { return absl::CancelledError("the validation was stopped"); }
+
 // What the drivers of all replicas have to say to each other. `drivers` is null on other ranks.
-EvaluateShare ShareOf(const RankPart& part, Communicator* drivers) {
+EvaluateShare ShareOf(const RankPart& part, Communicator* drivers, PipelineStop& stop) {
   const auto gather =
-      [drivers](
-          const absl::StatusOr<std::string>& mine) -> absl::StatusOr<std::vector<std::string>> {
-    RETURN_IF_ERROR(AgreeOnStatus(*drivers, mine.status()));
+      [drivers,
+       &stop](const absl::StatusOr<std::string>& mine) -> absl::StatusOr<std::vector<std::string>> {
+    RETURN_IF_ERROR(AgreeOnStatus(*drivers, stop.IsStopping() ? Stopped() : mine.status()));
     return AllGatherText(*drivers, *mine);
   };
   return {.part = part.replica, .num_parts = part.num_replicas, .gather = gather};
@@ -61,13 +63,17 @@ LinkLimits LimitsOf(const RunSpec& run) {
 
 // A driver's part: its error is the pipeline's if that broke, because others follow from it.
 absl::StatusOr<EvalRecord> Drive(const Corpus& corpus, const EvaluateOptions& options,
-                                 PipelineScorer& scorer, const ShowProgress& show) {
-  absl::StatusOr<EvalRecord> record = Evaluate(scorer, scorer, corpus, corpus.vocabulary(), options,
-                                               [&](const std::string& direction, double fraction) {
-                                                 show(direction, fraction);
-                                                 scorer.Show(direction, fraction);
-                                               });
+                                 PipelineScorer& scorer, PipelineStop& stop,
+                                 const ShowProgress& show) {
+  StoppableScorer stoppable(scorer, scorer, [&stop] { return stop.IsStopping(); });
+  absl::StatusOr<EvalRecord> record =
+      Evaluate(stoppable, stoppable, corpus, corpus.vocabulary(), options,
+               [&](const std::string& direction, double fraction) {
+                 show(direction, fraction);
+                 scorer.Show(direction, fraction);
+               });
   RETURN_IF_ERROR(scorer.Stop());
+  if (stop.IsStopping()) return Stopped();
   return record;
 }
 
@@ -84,24 +90,31 @@ absl::StatusOr<EvalRecord> Share(const EvalRecord& record, Communicator& world, 
 // Communicators of its own: nothing of a step is disturbed.
 absl::StatusOr<EvalRecord> EvaluateOnAllRanks(const RunSpec& run, const PipelineRoute& route,
                                               const Corpus& corpus, RankPart& part,
-                                              EvaluateOptions options, Logger& log) {
+                                              EvaluateOptions options, Logger& log,
+                                              const IsStopping& is_stopping) {
   const bool drives = route.rank == route.driver;
   ASSIGN_OR_RETURN(const auto pipeline, part.pipeline->Split(0, part.stage));
+  ASSIGN_OR_RETURN(const auto requests, part.pipeline->Split(0, part.stage));
   ASSIGN_OR_RETURN(const auto drivers,
                    part.world->Split(drives ? 0 : Communicator::kNoGroup, part.replica));
   PipelineLink link(route, *pipeline, LimitsOf(run));
-  const ShowProgress show = [&log](const std::string& direction, double fraction) {
+  ASSIGN_OR_RETURN(const auto stop, PipelineStop::Make(*requests, route.driver, is_stopping));
+  absl::Status told;
+  const ShowProgress show = [&](const std::string& direction, double fraction) {
     log.Show({.label = "validate", .fraction = fraction, .figures = direction});
+    told.Update(stop->Tell());
   };
   absl::StatusOr<EvalRecord> record = EvalRecord();
   if (drives) {
-    options.share = ShareOf(part, drivers.get());
+    options.share = ShareOf(part, drivers.get(), *stop);
     PipelineScorer scorer(*part.model, link);
-    record = Drive(corpus, options, scorer, show);
+    record = Drive(corpus, options, scorer, *stop, show);
   } else {
     RETURN_IF_ERROR(ServePipeline(*part.model, link, show));
   }
   RETURN_IF_ERROR(link.status());  // the job has ended with it
+  RETURN_IF_ERROR(told);
+  RETURN_IF_ERROR(stop->Finish());
   RETURN_IF_ERROR(AgreeOnStatus(*part.world, record.status()));
   return Share(*record, *part.world, route.driver);
 }
@@ -109,13 +122,14 @@ absl::StatusOr<EvalRecord> EvaluateOnAllRanks(const RunSpec& run, const Pipeline
 }  // namespace
 
 absl::StatusOr<EvalRecord> Validate(const RunSpec& run, const Inventory& whole, const Plan& plan,
-                                    const Corpus& corpus, RankPart& part, int64_t step,
-                                    Logger& log) {
+                                    const Corpus& corpus, RankPart& part, int64_t step, Logger& log,
+                                    const IsStopping& is_stopping) {
   EvalRecord record;
   const EvaluateOptions options = OptionsOf(run, corpus);
   if (!options.directions.empty()) {
-    ASSIGN_OR_RETURN(
-        record, EvaluateOnAllRanks(run, RouteOf(whole, plan, part), corpus, part, options, log));
+    ASSIGN_OR_RETURN(record, EvaluateOnAllRanks(
+                                 run, RouteOf(whole, plan, part), corpus, part, options, log,
+                                 is_stopping ? is_stopping : [] { return false; }));
     log.Info(absl::StrFormat(
         "validation at step %s: nll %.3f, BLEU %.2f (to English %.2f, from %.2f), chrF %.2f, "
         "%d directions, %s",

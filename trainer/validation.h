@@ -10,6 +10,7 @@
 #include "proto/run.pb.h"
 #include "trainer/data/corpus.h"
 #include "trainer/rank_part.h"
+#include "trainer/stoppable_scorer.h"
 
 namespace deepnet {
 
@@ -21,8 +22,11 @@ namespace deepnet {
 // current working copies (Refresh), and every rank gets the same record. A peer may take four times
 // parallel.step_timeout_seconds to compute rows, and 16 times where it waits for other replicas;
 // what happens then: trainer/decode/pipeline_link.h.
+//
+// `is_stopping`: once it is true on any rank, everybody soon gets kCancelled instead of a record; a
+// rank that drives no pipeline looks between two directions only.
 absl::StatusOr<EvalRecord> Validate(const RunSpec& run, const Inventory& whole, const Plan& plan,
-                                    const Corpus& corpus, RankPart& part, int64_t step,
-                                    Logger& log);
+                                    const Corpus& corpus, RankPart& part, int64_t step, Logger& log,
+                                    const IsStopping& is_stopping = {});
 
 }  // namespace deepnet

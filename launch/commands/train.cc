@@ -1,10 +1,10 @@
 #include "launch/commands/train.h"
 
-#include <csignal>
 #include <memory>
 #include <optional>
 
 #include "launch/job.h"
+#include "launch/stop_signals.h"
 #include "launch/validate.h"
 #include "parallel/base/logging.h"
 #include "parallel/base/status_macros.h"
@@ -13,18 +13,6 @@
 
 namespace deepnet {
 namespace {
-
-// What the last signal asks for (TrainOptions::request). Signal handlers can reach nothing else.
-std::atomic<int> g_request{0};  // NOLINT: a handler takes no argument
-
-extern "C" void HandleStop(int) { g_request = 1; }
-extern "C" void HandleSave(int) { g_request = 2; }
-extern "C" void HandleInterrupt(int signal) {
-  if (g_request.exchange(1) == 1) {
-    std::signal(signal, SIG_DFL);
-    std::raise(signal);
-  }
-}
 
 // Rank 0 speaks for all; the others only warn. Through mpirun a terminal looks like a pipe, so the
 // launching script may say that there is one.
@@ -48,17 +36,16 @@ absl::Status TrainOnAllRanks(const CommandLine& line, Communicator& world) {
   return Train(*run,
                {.root = RootFolder(line),
                 .fresh = line.flags.Switch("fresh"),
-                .request = &g_request,
+                .request = &SignalRequests(),
+                .deadline = JobDeadline(),
+                .job_id = JobId(),
                 .world = &world,
                 .watchdog = watchdog.has_value() ? &*watchdog : nullptr},
                log);
 }
 
 absl::Status RunTrain(const CommandLine& line) {
-  std::signal(SIGTERM, HandleStop);
-  std::signal(SIGUSR1, HandleStop);
-  std::signal(SIGUSR2, HandleSave);
-  std::signal(SIGINT, HandleInterrupt);
+  ListenToSignals();
   ASSIGN_OR_RETURN(const std::unique_ptr<Job> job, JoinJob());
   return LeaveJob(job->world(), TrainOnAllRanks(line, job->world()));
 }

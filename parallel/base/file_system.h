@@ -57,6 +57,10 @@ class FileSystem {
   // Creates the file if it does not exist; its folder must exist.
   virtual absl::StatusOr<std::unique_ptr<AppendFile>> OpenForAppend(const std::string& path) = 0;
 
+  // Creates the file. kAlreadyExists where there is one: of all who try, on whatever host, one
+  // succeeds.
+  virtual absl::StatusOr<std::unique_ptr<AppendFile>> CreateNew(const std::string& path) = 0;
+
   // Fills `buffer` with the bytes from `offset` on. Returns how many there were: fewer than asked
   // only at the end of the file.
   virtual absl::StatusOr<int64_t> ReadAt(const std::string& path, int64_t offset,

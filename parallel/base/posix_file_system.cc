@@ -81,10 +81,11 @@ class PosixAppendFile final : public AppendFile {
 class PosixFileSystem final : public FileSystem {
  public:
   absl::StatusOr<std::unique_ptr<AppendFile>> OpenForAppend(const std::string& path) override {
-    const int fd =
-        Retry([&] { return open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666); });
-    if (fd < 0) return ErrnoStatus("open for appending", path);
-    return std::make_unique<PosixAppendFile>(path, fd);
+    return Open(path, 0, "open for appending");
+  }
+
+  absl::StatusOr<std::unique_ptr<AppendFile>> CreateNew(const std::string& path) override {
+    return Open(path, O_EXCL, "create");
   }
 
   absl::StatusOr<int64_t> ReadAt(const std::string& path, int64_t offset,
@@ -167,6 +168,15 @@ class PosixFileSystem final : public FileSystem {
       return ErrnoStatus("sync the folder", folder);
     }
     return absl::OkStatus();
+  }
+
+ private:
+  static absl::StatusOr<std::unique_ptr<AppendFile>> Open(const std::string& path, int more_flags,
+                                                          const std::string& what) {
+    const int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | more_flags;
+    const int fd = Retry([&] { return open(path.c_str(), flags, 0666); });
+    if (fd < 0) return ErrnoStatus(what, path);
+    return std::make_unique<PosixAppendFile>(path, fd);
   }
 };
 

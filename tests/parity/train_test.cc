@@ -23,6 +23,7 @@
 #include "trainer/data/prepare.h"
 #include "trainer/model_loader.h"
 #include "trainer/run_state.h"
+#include "trainer/stop_requests.h"
 #include "trainer/trainer.h"
 
 namespace deepnet {
@@ -30,6 +31,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr char kText[] = "tests/trainer/data/testdata/udhr.tsv";  // tests run in the repository
 
@@ -39,6 +41,29 @@ using Line = std::tuple<int64_t, double, double, double, double, int64_t>;
 struct Outcome {
   absl::Status status;
   std::string log;
+};
+
+// Sets a request once `text` has been written, in the middle of whatever the writer is at.
+class AskingBuffer : public std::stringbuf {
+ public:
+  AskingBuffer(std::string text, int request, std::atomic<int>& asked)
+      : text_(std::move(text)), request_(request), asked_(asked) {}
+
+ protected:
+  std::streamsize xsputn(const char* bytes, std::streamsize count) override {
+    const std::streamsize written = std::stringbuf::xsputn(bytes, count);
+    if (!done_ && str().find(text_) != std::string::npos) {
+      done_ = true;
+      asked_ = request_;
+    }
+    return written;
+  }
+
+ private:
+  const std::string text_;
+  const int request_;
+  std::atomic<int>& asked_;
+  bool done_ = false;
 };
 
 class TrainTest : public ::testing::Test {
@@ -92,8 +117,19 @@ class TrainTest : public ::testing::Test {
     std::ostringstream log;
     std::atomic<int> asked{request};
     Logger logger({.stream = &log});
+    const absl::Status status = Train(
+        run, {.root = root_.string(), .fresh = fresh, .request = &asked, .wait_for_saves = true},
+        logger);
+    return {status, log.str()};
+  }
+  // Asks for something as soon as the log says `text`.
+  static Outcome StartAndAsk(const RunSpec& run, int request, const std::string& text) {
+    std::atomic<int> asked{0};
+    AskingBuffer log(text, request, asked);
+    std::ostream stream(&log);
+    Logger logger({.stream = &stream});
     const absl::Status status =
-        Train(run, {.root = root_.string(), .fresh = fresh, .request = &asked}, logger);
+        Train(run, {.root = root_.string(), .request = &asked, .wait_for_saves = true}, logger);
     return {status, log.str()};
   }
   static void MustTrain(const RunSpec& run) {
@@ -168,13 +204,19 @@ TEST_F(TrainTest, AnotherSeedIsAnotherRun) {
 TEST_F(TrainTest, StoppedAndResumedEqualsUninterruptedBitForBit) {
   MustTrain(Run("whole"));
 
-  const Outcome stopped = Start(Run("parts"), /*request=*/1);  // as SIGTERM, during step 1
+  const Outcome early = Start(Run("parts"), kStopRequest);  // before the first step
+  EXPECT_EQ(GetExitCode(early.status), ExitCode::kSavedRunAgain) << early.status;
+  EXPECT_TRUE(std::filesystem::exists(root_ / "parts/step-00000000"));
+  const Outcome stopped = StartAndAsk(Run("parts"), kStopRequest, "step 1 ");
   EXPECT_EQ(GetExitCode(stopped.status), ExitCode::kSavedRunAgain) << stopped.status;
-  EXPECT_TRUE(std::filesystem::exists(root_ / "parts/step-00000001"));
-  const Outcome saved = Start(Run("parts", 7), /*request=*/2);  // as SIGUSR2, during step 2
-  EXPECT_TRUE(saved.status.ok()) << saved.status;
   EXPECT_TRUE(std::filesystem::exists(root_ / "parts/step-00000002"));
-  EXPECT_THAT(saved.log, HasSubstr("continuing at step 1"));
+  const Outcome again = Start(Run("parts"), kStopRequest);  // there is nothing new to save
+  EXPECT_EQ(GetExitCode(again.status), ExitCode::kSavedRunAgain) << again.status;
+  EXPECT_THAT(again.log, Not(HasSubstr("saved step 2")));
+  const Outcome saved = StartAndAsk(Run("parts", 7), kSaveRequest, "step 5 ");
+  EXPECT_TRUE(saved.status.ok()) << saved.status;
+  EXPECT_THAT(saved.log, HasSubstr("continuing at step 2"));
+  EXPECT_TRUE(std::filesystem::exists(root_ / "parts/step-00000006"));
   MustTrain(Run("parts"));
   ExpectSameRun("whole", "parts");
 }

@@ -121,6 +121,13 @@ absl::StatusOr<std::unique_ptr<AppendFile>> MemoryFileSystem::OpenForAppend(
   return std::make_unique<MemoryAppendFile>(*this, node);
 }
 
+absl::StatusOr<std::unique_ptr<AppendFile>> MemoryFileSystem::CreateNew(const std::string& path) {
+  if (Find(path) != nullptr) {
+    return absl::AlreadyExistsError(absl::StrCat("'", path, "' exists already"));
+  }
+  return OpenForAppend(path);
+}
+
 absl::StatusOr<int64_t> MemoryFileSystem::ReadAt(const std::string& path, int64_t offset,
                                                  std::span<char> buffer) {
   const std::shared_ptr<Node> node = Find(path);

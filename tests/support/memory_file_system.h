@@ -33,6 +33,7 @@ class MemoryFileSystem final : public FileSystem {
   ~MemoryFileSystem() override;
 
   absl::StatusOr<std::unique_ptr<AppendFile>> OpenForAppend(const std::string& path) override;
+  absl::StatusOr<std::unique_ptr<AppendFile>> CreateNew(const std::string& path) override;
   absl::StatusOr<int64_t> ReadAt(const std::string& path, int64_t offset,
                                  std::span<char> buffer) override;
   absl::StatusOr<int64_t> Size(const std::string& path) override;

@@ -65,12 +65,19 @@ absl::Status SaveCheckpoint(FileSystem& fs, const std::string& run_folder, Manif
 // of `num_writers` calls WriteShard with its own part, in any order, at the same time; when all
 // have returned, one calls CommitCheckpoint with their ShardFiles in manifest.files, in the order
 // of the writers. The parts must make every tensor exactly once (CommitCheckpoint refuses others).
-// Between the calls nothing exists but a temporary folder, which the next BeginCheckpoint removes.
+// Between the calls nothing exists but a temporary folder.
+//
+// BeginCheckpoint is RemoveUnfinished and the folder; WriteShard makes the folder where it is
+// missing, so that writers who know that nothing unfinished is there need not wait for anybody.
 absl::Status BeginCheckpoint(FileSystem& fs, const std::string& run_folder, int64_t step);
 absl::StatusOr<ShardFile> WriteShard(FileSystem& fs, const std::string& run_folder, int64_t step,
                                      int writer, int num_writers, int64_t block_bytes,
                                      std::span<const NamedTensor> tensors);
 absl::Status CommitCheckpoint(FileSystem& fs, const std::string& run_folder, Manifest manifest);
+
+// Deletes the temporary folders that interrupted saves and deletions left; makes the run folder if
+// it is missing.
+absl::Status RemoveUnfinished(FileSystem& fs, const std::string& run_folder);
 
 // The manifest of a checkpoint, its own checksum and consistency checked; files are not looked at.
 absl::StatusOr<Manifest> ReadManifest(FileSystem& fs, const std::string& checkpoint_folder);

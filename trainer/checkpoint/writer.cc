@@ -87,8 +87,8 @@ absl::StatusOr<ShardFile> WriteTensors(FileSystem& fs, const std::string& folder
                                        std::span<const NamedTensor> tensors) {
   ShardFile description;
   description.set_file(name);
-  ASSIGN_OR_RETURN(const std::unique_ptr<AppendFile> file,
-                   fs.OpenForAppend(JoinPath(folder, description.file())));
+  RETURN_IF_ERROR(fs.MakeFolder(folder));  // each writer: none has to wait for another
+  ASSIGN_OR_RETURN(const std::unique_ptr<AppendFile> file, fs.CreateNew(JoinPath(folder, name)));
   BlockWriter writer(*file, block_bytes, description);
   for (const NamedTensor& tensor : tensors) {
     *description.add_extents() = ExtentOf(tensor, description.bytes());
@@ -111,6 +111,7 @@ absl::Status WriteManifest(FileSystem& fs, const std::string& folder, const Mani
 
 // What saves and deletions that were cut short have left.
 absl::Status RemoveTemporaries(FileSystem& fs, const std::string& run_folder) {
+  RETURN_IF_ERROR(fs.MakeFolder(run_folder));
   ASSIGN_OR_RETURN(const std::vector<std::string> names, fs.List(run_folder));
   for (const std::string& name : names) {
     if (absl::StartsWith(name, "step-") && absl::EndsWith(name, kTemporarySuffix)) {
@@ -144,12 +145,6 @@ std::string TemporaryFolder(const std::string& run_folder, int64_t step) {
   return absl::StrCat(JoinPath(run_folder, CheckpointName(step)), kTemporarySuffix);
 }
 
-absl::Status Begin(FileSystem& fs, const std::string& run_folder, int64_t step) {
-  RETURN_IF_ERROR(fs.MakeFolder(run_folder));
-  RETURN_IF_ERROR(RemoveTemporaries(fs, run_folder));
-  return fs.MakeFolder(TemporaryFolder(run_folder, step));
-}
-
 absl::Status Commit(FileSystem& fs, const std::string& run_folder, const Manifest& manifest) {
   const std::string temporary = TemporaryFolder(run_folder, manifest.step());
   RETURN_IF_ERROR(ParseManifest(SerializeManifest(manifest)).status());
@@ -168,15 +163,22 @@ int64_t BlockBytes(int64_t asked) { return asked == 0 ? kDefaultBlockBytes : ask
 
 }  // namespace
 
+absl::Status RemoveUnfinished(FileSystem& fs, const std::string& run_folder) {
+  return CheckpointError(RemoveTemporaries(fs, run_folder),
+                         absl::StrCat("what interrupted saves left in '", run_folder, "'"));
+}
+
 absl::Status BeginCheckpoint(FileSystem& fs, const std::string& run_folder, int64_t step) {
   DEEPNET_CHECK(step >= 0);
-  return CheckpointError(Begin(fs, run_folder, step), Context(run_folder, step));
+  RETURN_IF_ERROR(RemoveUnfinished(fs, run_folder));
+  return CheckpointError(fs.MakeFolder(TemporaryFolder(run_folder, step)),
+                         Context(run_folder, step));
 }
 
 absl::StatusOr<ShardFile> WriteShard(FileSystem& fs, const std::string& run_folder, int64_t step,
                                      int writer, int num_writers, int64_t block_bytes,
                                      std::span<const NamedTensor> tensors) {
-  DEEPNET_CHECK(block_bytes >= 0 && block_bytes <= kMaxBlockBytes);
+  DEEPNET_CHECK(step >= 0 && block_bytes >= 0 && block_bytes <= kMaxBlockBytes);
   CheckTensors(tensors);
   absl::StatusOr<ShardFile> file =
       WriteTensors(fs, TemporaryFolder(run_folder, step), TensorFileName(writer, num_writers),

@@ -35,6 +35,21 @@ TEST(CheckpointsToDelete, KeepsTheBestBesidesTheLatest) {
   EXPECT_THAT(CheckpointsToDelete(kSteps, 2, best), ElementsAre(20, 30));
 }
 
+TEST(CheckpointsToDelete, KeepsMultiplesOfANumberOfSteps) {
+  EXPECT_THAT(CheckpointsToDelete(kSteps, 1, {}, 20), ElementsAre(10, 30));
+  const std::vector<int64_t> from_zero = {0, 1, 2, 3, 4};
+  EXPECT_THAT(CheckpointsToDelete(from_zero, 1, {}, 2), ElementsAre(0, 1, 3));
+}
+
+TEST(DeleteOldCheckpoints, DeletesNothingMoreOnceItIsCancelled) {
+  MemoryFileSystem fs;
+  for (const int64_t step : {10, 20, 30}) ASSERT_TRUE(SaveSample(fs, "run", step).ok());
+  const std::atomic<bool> cancel{true};
+  ASSERT_TRUE(DeleteOldCheckpoints(fs, "run", 1, 0, &cancel).ok());
+  EXPECT_THAT(*fs.List("run"),
+              ElementsAre("latest", "step-00000010", "step-00000020", "step-00000030"));
+}
+
 TEST(DeleteOldCheckpoints, KeepsWhatBestPointersName) {
   MemoryFileSystem fs;
   for (const int64_t step : {10, 20, 30, 40}) ASSERT_TRUE(SaveSample(fs, "run", step).ok());

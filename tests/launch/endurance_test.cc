@@ -1,0 +1,263 @@
+// Jobs under mpirun that are hit at random moments: killed, or asked to stop by every signal there
+// is, while they start, train, validate and save. What is left always goes on, and at the end the
+// weights are those of a run that nobody disturbed.
+//
+// Environment: DEEPNET_ROUNDS, how often each kind of job is hit (default 20).
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <initializer_list>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+namespace deepnet {
+namespace {
+
+using ::testing::HasSubstr;
+
+namespace fs = std::filesystem;
+
+constexpr char kProgram[] = DEEPNET_PROGRAM;
+constexpr int kRanks = 2;
+constexpr int kLimitSeconds = 120;  // of a job; mpirun ends it
+constexpr int kInterval = 4;        // steps between checkpoints
+constexpr int kSavedRunAgain = 75;
+
+constexpr char kRun[] = R"(# proto-file: proto/run.proto
+# proto-message: deepnet.RunSpec
+seed: 3
+model { encoder_layers: 1 decoder_layers: 1 width: 32 ffn_width: 64 heads: 2 residual: DEEPNORM
+        dropout: 0.1 }
+data { folder: "corpus" max_tokens: 150 microbatch { target_tokens: 300 sentences: 16 }
+       microbatches_per_step: 4 }
+optim { rate: 1e-3 warmup_steps: 4 virtual_replicas: 2 }
+compute { dtype: FLOAT32 threads_per_rank: 1 }
+train { steps: $steps validate_every_steps: 6 validate_sentences: 2 log_every_steps: 1
+        checkpoint_every_steps: $interval }
+decode { beam_size: 2 max_tokens: 8 }
+prepare { table { file: "$udhr" languages: "de" languages: "fr" } output_folder: "corpus"
+          tokenizer { pieces: 300 } }
+)";
+
+int Rounds() {
+  const char* const text = std::getenv("DEEPNET_ROUNDS");
+  return text != nullptr ? std::atoi(text) : 20;
+}
+
+// A running job and what it has said.
+class RunningJob {
+ public:
+  explicit RunningJob(const std::string& command)
+      : pipe_(popen(("exec " + command + " 2>&1").c_str(), "r")) {}
+  ~RunningJob() {
+    if (pipe_ != nullptr) End();
+  }
+
+  // Reads on until `count` lines contain `text`; false: the job ended before.
+  bool ReadUntil(const std::string& text, int count) {
+    char line[4096];
+    while (count > 0 && fgets(line, sizeof(line), pipe_) != nullptr) {
+      Take(line);
+      if (std::string(line).find(text) != std::string::npos) --count;
+    }
+    return count == 0;
+  }
+  // The exit code of the job.
+  int End() {
+    ReadUntil("no line says this", 1);
+    const int status = pclose(pipe_);
+    pipe_ = nullptr;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+
+  const std::string& output() const { return output_; }
+  const std::vector<int>& ranks() const { return ranks_; }  // processes, in order of appearance
+  int last_step() const { return last_step_; }              // that was reported; -1: none
+
+ private:
+  void Take(const std::string& line) {
+    output_ += line;
+    int number = 0;
+    if (sscanf(line.c_str(), "process %d", &number) == 1) ranks_.push_back(number);
+    const size_t train = line.find("train "), step = line.find("step ");
+    if (train != line.npos && step != line.npos && step > train) {
+      sscanf(line.c_str() + step, "step %d", &last_step_);
+    }
+  }
+
+  FILE* pipe_;
+  std::string output_;
+  std::vector<int> ranks_;
+  int last_step_ = -1;
+};
+
+// Waits until the process has handlers for `signals`: before, it would just die of them.
+void AwaitHandlers(int process, std::initializer_list<int> signals) {
+  uint64_t wanted = 0, caught = 0;
+  for (const int signal : signals) wanted |= uint64_t{1} << (signal - 1);
+  while (kill(process, 0) == 0 && (caught & wanted) != wanted) {
+    std::ifstream status(absl::StrCat("/proc/", process, "/status"));
+    for (std::string line; std::getline(status, line);) {
+      if (line.starts_with("SigCgt:")) caught = std::stoull(line.substr(7), nullptr, 16);
+    }
+    usleep(1000);
+  }
+}
+
+class EnduranceTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    root_ = fs::path(::testing::TempDir()) / absl::StrCat("deepnet_endurance_", getpid());
+    fs::create_directories(root_);
+    fs::copy_file("tests/trainer/data/testdata/udhr.tsv", root_ / "udhr.tsv");
+    std::ofstream(root_ / "run.textproto")
+        << absl::StrReplaceAll(kRun, {{"$udhr", (root_ / "udhr.tsv").string()},
+                                      {"$steps", absl::StrCat(10 * Rounds() + 40)},
+                                      {"$interval", absl::StrCat(kInterval)}});
+    std::ofstream(root_ / "rank.sh") << "echo process $$\nexec " << kProgram << " \"$@\"\n";
+    RunningJob prepare(absl::StrCat(kProgram, " prepare", Config()));
+    ASSERT_EQ(prepare.End(), 0) << prepare.output();
+    RunningJob alone(absl::StrCat(kProgram, " train", Config(), " --set folder=alone"));
+    ASSERT_EQ(alone.End(), 0) << alone.output();
+    undisturbed_ = Weights(alone.output());
+    ASSERT_NE(undisturbed_, "");
+  }
+  static void TearDownTestSuite() { fs::remove_all(root_); }
+
+  static std::string Config() {
+    return absl::StrCat(" --config ", (root_ / "run.textproto").string(), " --root ",
+                        root_.string());
+  }
+  // Of kRanks ranks on the folder of the test.
+  static std::string Job() {
+    return absl::StrCat("env MPIEXEC_TIMEOUT=", kLimitSeconds, " tests/mpi/mpirun.sh ", kRanks,
+                        " bash ", (root_ / "rank.sh").string(), " train", Config(),
+                        " --log-seconds 0 --set folder=", Folder().filename().string());
+  }
+  // The same under the script that turns SIGTERM into what mpirun passes on.
+  static std::string ScriptedJob() {
+    return absl::StrReplaceAll(Job(), {{"tests/mpi/mpirun.sh",
+                                        "OMPI_MCA_rmaps_base_oversubscribe=1 "
+                                        "OMPI_MCA_hwloc_base_binding_policy=none "
+                                        "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
+                                        "launch/job.sh"}});
+  }
+  static fs::path Folder() {
+    return root_ / ::testing::UnitTest::GetInstance()->current_test_info()->name();
+  }
+  static std::string Weights(const std::string& output) {
+    const size_t at = output.rfind("weights ");
+    return at == output.npos ? "" : output.substr(at, 24);
+  }
+  // The step that `latest` names; 0: there is none.
+  static int LatestStep() {
+    std::ifstream file(Folder() / "latest");
+    std::string name;
+    int step = 0;
+    return file >> name && sscanf(name.c_str(), "step-%d", &step) == 1 ? step : 0;
+  }
+  // Somewhere between two lines of output.
+  void WaitAMoment() { usleep(std::uniform_int_distribution<>(0, 20000)(random_)); }
+  int Roll(int sides) { return std::uniform_int_distribution<>(0, sides - 1)(random_); }
+
+  // The job is let alone and ends as it should.
+  static void ExpectEndsUndisturbed() {
+    RunningJob job(Job());
+    EXPECT_EQ(job.End(), 0) << job.output();
+    EXPECT_EQ(Weights(job.output()), undisturbed_) << job.output();
+  }
+
+  static inline fs::path root_;
+  static inline std::string undisturbed_;
+  std::mt19937 random_{7};
+};
+
+TEST_F(EnduranceTest, ARankThatIsKilledCostsAtMostAnIntervalAndASave) {
+  for (int round = 0; round < Rounds(); ++round) {
+    SCOPED_TRACE(round);
+    const int before = LatestStep();
+    RunningJob job(Job());
+    // Two in ten while it starts, the others in training.
+    const bool starting = Roll(10) < 2;
+    ASSERT_TRUE(job.ReadUntil("process ", kRanks)) << job.output();
+    if (!starting) job.ReadUntil("loss ", 4 + Roll(2 * kInterval));
+    WaitAMoment();
+    kill(job.ranks()[Roll(kRanks)], SIGKILL);
+    const int code = job.End();
+    if (code == 0) break;  // it had come to its end
+    EXPECT_NE(code, kSavedRunAgain) << job.output();
+    EXPECT_GE(LatestStep(), before);
+    // A save may have been under way, and the next one waited for it.
+    EXPECT_LT(job.last_step() - LatestStep(), 3 * kInterval) << job.output();
+  }
+  ExpectEndsUndisturbed();
+}
+
+TEST_F(EnduranceTest, EverySignalAtAnyMomentSavesAndEndsWithSeventyFive) {
+  for (int round = 0; round < Rounds(); ++round) {
+    RunningJob job(Job());
+    ASSERT_TRUE(job.ReadUntil("process ", kRanks)) << job.output();
+    const int where = Roll(4);
+    SCOPED_TRACE(::testing::Message() << "round " << round << ", where " << where);
+    // While it starts; at a step; in a validation; while a checkpoint is written.
+    bool running = where == 0 || job.ReadUntil("parameters, ", 1);
+    if (where == 1) running = job.ReadUntil("loss ", 1 + Roll(3));
+    if (where == 2) running = job.ReadUntil("validate ", 1);
+    if (where == 3) running = job.ReadUntil("saved ", 1);
+    WaitAMoment();
+    const int rank = job.ranks()[Roll(kRanks)];
+    AwaitHandlers(rank, {SIGTERM, SIGUSR1, SIGUSR2});
+    std::vector<int> signals;
+    for (int i = Roll(2); i >= 0; --i) signals.push_back(Roll(2) == 0 ? SIGTERM : SIGUSR1);
+    for (const int signal : signals) kill(rank, signal);
+    const int code = job.End();
+    if (!running || code == 0) break;  // it had come to its end
+    ASSERT_EQ(code, kSavedRunAgain) << job.output();
+    EXPECT_THAT(job.output(),
+                HasSubstr(absl::StrCat("stopped and saved at step ", LatestStep(), ";")));
+    EXPECT_GE(LatestStep(), job.last_step());
+    EXPECT_FALSE(fs::exists(Folder() / "lock"));
+  }
+  ExpectEndsUndisturbed();
+}
+
+TEST_F(EnduranceTest, OneSignalToMpirunOrToTheScriptStopsAllRanks) {
+  struct Case {
+    std::string job;
+    int signal;
+  };
+  for (const Case& hit :
+       {Case{Job(), SIGUSR1}, Case{ScriptedJob(), SIGUSR1}, Case{ScriptedJob(), SIGTERM}}) {
+    RunningJob job(absl::StrCat("bash -c 'echo launcher $$; exec ", hit.job, "'"));
+    ASSERT_TRUE(job.ReadUntil("loss ", 2)) << job.output();
+    int launcher = 0;
+    const size_t at = job.output().find("launcher ");
+    ASSERT_EQ(sscanf(job.output().c_str() + at, "launcher %d", &launcher), 1) << job.output();
+    kill(launcher, hit.signal);
+    EXPECT_EQ(job.End(), kSavedRunAgain) << job.output();
+  }
+  ExpectEndsUndisturbed();
+}
+
+TEST_F(EnduranceTest, ASecondInterruptEndsAtOnce) {
+  RunningJob job(Job());
+  ASSERT_TRUE(job.ReadUntil("loss ", 2)) << job.output();
+  kill(job.ranks()[0], SIGINT);
+  kill(job.ranks()[0], SIGINT);
+  EXPECT_NE(job.End(), 0) << job.output();
+  ExpectEndsUndisturbed();
+}
+
+}  // namespace
+}  // namespace deepnet

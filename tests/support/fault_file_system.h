@@ -1,0 +1,62 @@
+// A file system on which things go wrong: one call that fails, writes that come short, a disk of a
+// given size.
+//
+// Example, the third changing call fails as a broken disk's does:
+//   FaultFileSystem fs(*MakePosixFileSystem());
+//   fs.FailCall(2, absl::DataLossError("EIO"));
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "parallel/base/file_system.h"
+
+namespace deepnet::testing {
+
+// Passes everything on to `inner`. May be used from several threads where `inner` may.
+class FaultFileSystem final : public FileSystem {
+ public:
+  explicit FaultFileSystem(FileSystem& inner) : inner_(inner) {}  // outlives this
+
+  absl::StatusOr<std::unique_ptr<AppendFile>> OpenForAppend(const std::string& path) override;
+  absl::StatusOr<std::unique_ptr<AppendFile>> CreateNew(const std::string& path) override;
+  absl::StatusOr<int64_t> ReadAt(const std::string& path, int64_t offset,
+                                 std::span<char> buffer) override;
+  absl::StatusOr<int64_t> Size(const std::string& path) override { return inner_.Size(path); }
+  absl::StatusOr<bool> Exists(const std::string& path) override { return inner_.Exists(path); }
+  absl::StatusOr<std::vector<std::string>> List(const std::string& folder) override {
+    return inner_.List(folder);
+  }
+  absl::Status Rename(const std::string& from, const std::string& to) override;
+  absl::Status Delete(const std::string& path) override;
+  absl::Status MakeFolder(const std::string& path) override;
+  absl::Status SyncFolder(const std::string& folder) override;
+
+  // Changing calls (Append, Sync, Close, Rename, ...; not reading) and reads are counted from 0,
+  // together; call `number` fails with `status`, an Append after half of its bytes.
+  void FailCall(int64_t number, absl::Status status);
+  // From now on there is room for so many more bytes; an Append that needs more adds what fits and
+  // fails with kResourceExhausted. Deleting a file makes room again.
+  void SetRoom(int64_t bytes);
+  int64_t num_calls() const;
+
+ private:
+  friend class FaultAppendFile;
+
+  absl::Status Count();
+  // Of `wanted` bytes, how many fit.
+  size_t Reserve(size_t wanted);
+
+  FileSystem& inner_;
+  mutable std::mutex mutex_;  // guards all below
+  int64_t calls_ = 0;
+  int64_t failing_call_ = -1;
+  absl::Status failure_;
+  int64_t room_ = std::numeric_limits<int64_t>::max();
+};
+
+}  // namespace deepnet::testing

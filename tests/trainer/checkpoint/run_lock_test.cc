@@ -1,0 +1,200 @@
+#include "trainer/checkpoint/run_lock.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include "parallel/base/exit_code.h"
+#include "tests/support/memory_file_system.h"
+
+namespace deepnet {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using testing::MemoryFileSystem;
+
+using Lock = absl::StatusOr<std::unique_ptr<RunLock>>;
+
+RunOwner OwnerOn(const std::string& host) {
+  RunOwner owner = MakeRunOwner("77");
+  owner.set_host(host);
+  return owner;
+}
+
+// Somebody on `host` who beats only when told to, and whose waiting does what `wait` says.
+Lock Acquire(FileSystem& fs, const std::string& host, std::function<void(absl::Duration)> wait = {},
+             OwnerState state = OwnerState::kUnknown) {
+  if (!wait) wait = [](absl::Duration) {};
+  return RunLock::Acquire(fs, "run", OwnerOn(host),
+                          {.beat = absl::InfiniteDuration(),
+                           .missed_beats = 3,
+                           .wait = std::move(wait),
+                           .state_of = [state](const RunOwner&) { return state; }});
+}
+
+void ExpectInUse(const Lock& lock, const std::string& by) {
+  EXPECT_TRUE(absl::IsAlreadyExists(lock.status())) << lock.status();
+  EXPECT_EQ(GetExitCode(lock.status()), ExitCode::kCheckpoint);
+  EXPECT_THAT(std::string(lock.status().message()), AllOf(HasSubstr("in use"), HasSubstr(by)));
+}
+
+TEST(RunLock, IsAFileThatNamesItsOwnerAndGoesWithIt) {
+  MemoryFileSystem fs;
+  Lock lock = Acquire(fs, "a");
+  ASSERT_TRUE(lock.ok()) << lock.status();
+  EXPECT_THAT(*ReadWholeFile(fs, "run/lock", 10000),
+              AllOf(HasSubstr("host: \"a\""), HasSubstr("job_id: \"77\""), HasSubstr("pid: ")));
+  EXPECT_TRUE((*lock)->Beat().ok());
+  lock->reset();
+  EXPECT_THAT(*fs.List("run"), ElementsAre());
+}
+
+TEST(RunLock, OfAProcessThatRunsIsRefusedAtOnce) {
+  MemoryFileSystem fs;
+  const Lock first = Acquire(fs, "a");
+  int waits = 0;
+  ExpectInUse(Acquire(
+                  fs, "a", [&](absl::Duration) { ++waits; }, OwnerState::kRuns),
+              "on a (job 77)");
+  EXPECT_EQ(waits, 0);
+  EXPECT_TRUE((*first)->Check().ok());
+}
+
+TEST(RunLock, OfAnotherHostIsRefusedAtItsNextBeat) {
+  MemoryFileSystem fs;
+  const Lock first = Acquire(fs, "a");
+  int waits = 0;
+  absl::Status beat_status;
+  ExpectInUse(Acquire(fs, "b",
+                      [&](absl::Duration) {
+                        if (++waits == 3) beat_status = (*first)->Beat();
+                      }),
+              "on a (job 77)");
+  EXPECT_TRUE(beat_status.ok()) << beat_status;
+  EXPECT_EQ(waits, 3);
+}
+
+TEST(RunLock, OfAnOwnerThatMissesItsBeatsIsTakenOverAndTheSleeperSeesIt) {
+  MemoryFileSystem fs;
+  const Lock first = Acquire(fs, "a");
+  int waits = 0;
+  const Lock second = Acquire(fs, "b", [&](absl::Duration) { ++waits; });
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_EQ(waits, 3);
+  EXPECT_THAT(*fs.List("run"), ElementsAre("lock"));
+  const absl::Status lost = (*first)->Beat();
+  EXPECT_TRUE(absl::IsAborted(lost)) << lost;
+  EXPECT_EQ(GetExitCode(lost), ExitCode::kCheckpoint);
+  EXPECT_THAT(std::string(lost.message()), HasSubstr("on b"));
+  EXPECT_TRUE((*second)->Beat().ok());
+}
+
+TEST(RunLock, OfASleeperIsNotRemovedByIt) {
+  MemoryFileSystem fs;
+  Lock first = Acquire(fs, "a");
+  const Lock second = Acquire(fs, "b");
+  first->reset();
+  EXPECT_TRUE((*second)->Check().ok());
+}
+
+TEST(RunLock, IsTakenOverByOneOfTwoWhoWait) {
+  MemoryFileSystem fs;
+  const Lock dead = Acquire(fs, "a");
+  Lock other = absl::UnknownError("not yet");
+  int waits = 0;
+  ExpectInUse(Acquire(fs, "b",
+                      [&](absl::Duration) {
+                        if (++waits == 3) other = Acquire(fs, "c");  // the last moment
+                      }),
+              "on c (job 77)");
+  ASSERT_TRUE(other.ok()) << other.status();
+  EXPECT_TRUE((*other)->Check().ok());
+}
+
+TEST(RunLock, OfADeadProcessOfThisHostIsTakenOverAtOnce) {
+  MemoryFileSystem fs;
+  const Lock dead = Acquire(fs, "a");
+  int waits = 0;
+  const Lock next = Acquire(
+      fs, "a", [&](absl::Duration) { ++waits; }, OwnerState::kGone);
+  EXPECT_TRUE(next.ok()) << next.status();
+  EXPECT_EQ(waits, 0);
+}
+
+TEST(RunLock, ThatWasNeverWrittenToTheEndCountsAsDeadAfterTheBeats) {
+  MemoryFileSystem fs;
+  ASSERT_TRUE(fs.MakeFolder("run").ok());
+  ASSERT_TRUE((*fs.CreateNew("run/lock"))->Append("token: \"12").ok());
+  const Lock lock = Acquire(fs, "b");
+  EXPECT_TRUE(lock.ok()) << lock.status();
+}
+
+TEST(RunLock, ACrashAtAnyCallLeavesAFolderThatTheNextOneCanLock) {
+  for (const bool dead_before : {false, true}) {
+    bool finished = false;
+    for (int64_t calls = 0; !finished; ++calls) {
+      SCOPED_TRACE(calls);
+      MemoryFileSystem fs;
+      Lock before = absl::UnknownError("none");
+      if (dead_before) before = Acquire(fs, "a");
+      fs.StopAfter(calls);
+      Lock lock = Acquire(fs, "b");
+      finished = lock.ok();
+      fs.Crash(testing::CrashKind::kKeepAll);
+      if (lock.ok()) continue;
+      const Lock next = Acquire(fs, "c");
+      // A taking over that was cut short is told from a live one only by a person.
+      const std::string text(next.status().message());
+      EXPECT_TRUE(next.ok() || text.find("delete '") != text.npos) << text;
+    }
+  }
+}
+
+TEST(RunLock, BeatsByItself) {
+  MemoryFileSystem fs;  // touched by the heartbeat alone until the lock is gone
+  Lock lock = RunLock::Acquire(fs, "run", OwnerOn("a"), {.beat = absl::Milliseconds(1)});
+  ASSERT_TRUE(lock.ok());
+  lock->reset();  // ends the heartbeat
+  EXPECT_THAT(*fs.List("run"), ElementsAre());
+}
+
+TEST(StateOfOwner, KnowsThisProcessItsChildrenAndTheirDeath) {
+  EXPECT_EQ(StateOfOwner(MakeRunOwner("")), OwnerState::kRuns);
+  const pid_t child = fork();
+  if (child == 0) {
+    pause();
+    _exit(0);
+  }
+  RunOwner owner = MakeRunOwner("");
+  owner.set_pid(child);
+  EXPECT_EQ(StateOfOwner(owner), OwnerState::kGone);  // that number was another process's then
+  kill(child, SIGKILL);
+  ASSERT_EQ(waitpid(child, nullptr, 0), child);
+  EXPECT_EQ(StateOfOwner(owner), OwnerState::kGone);
+}
+
+TEST(StateOfOwner, SaysNothingOfOtherHostsStartsAndNamespaces) {
+  const RunOwner here = MakeRunOwner("");
+  RunOwner owner = here;
+  owner.set_host("elsewhere");
+  EXPECT_EQ(StateOfOwner(owner), OwnerState::kUnknown);
+  owner = here;
+  owner.set_boot_id("0");
+  EXPECT_EQ(StateOfOwner(owner), OwnerState::kUnknown);
+  owner = here;
+  owner.set_pid_namespace("pid:[1]");
+  EXPECT_EQ(StateOfOwner(owner), OwnerState::kUnknown);
+}
+
+}  // namespace
+}  // namespace deepnet

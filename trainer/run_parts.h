@@ -1,0 +1,32 @@
+// From a run that may begin to one that does: what a rank needs to take steps.
+#pragma once
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+
+#include "parallel/base/file_system.h"
+#include "parallel/base/logging.h"
+#include "parallel/comm/communicator.h"
+#include "trainer/data/microbatch.h"
+#include "trainer/metrics.h"
+#include "trainer/rank_part.h"
+#include "trainer/run_start.h"
+#include "trainer/step_report.h"
+
+namespace deepnet {
+
+struct RunParts {
+  std::unique_ptr<RankPart> part;          // with weights
+  std::unique_ptr<BatchSource> batches;    // reads `start.corpus`
+  std::unique_ptr<MetricsWriter> metrics;  // rank 0 only
+  std::unique_ptr<StepReport> report;
+};
+
+// Loads or draws the weights, opens the run folder (rank 0 writes tokenizer and languages into it),
+// measures what products reach here, and says what the run is. Collective over `world`; `start` and
+// `world` outlive the result.
+absl::StatusOr<RunParts> MakeRunParts(const RunStart& start, Communicator& world, FileSystem& fs,
+                                      Logger& log);
+
+}  // namespace deepnet
