@@ -14,6 +14,7 @@ Command MakeCheckpointCommand() {
           .subcommands = {MakeCheckpointListCommand(), MakeCheckpointInspectCommand(),
                           MakeCheckpointVerifyCommand(), MakeCheckpointDiffCommand(),
                           MakeCheckpointReshardCommand(), MakeCheckpointAverageCommand(),
+                          MakeCheckpointExportCommand(), MakeCheckpointImportCommand(),
                           MakeCheckpointPruneCommand()}};
 }
 

@@ -24,6 +24,8 @@ Command MakeCheckpointDiffCommand();
 Command MakeCheckpointReshardCommand();
 Command MakeCheckpointAverageCommand();
 Command MakeCheckpointPruneCommand();
+Command MakeCheckpointExportCommand();
+Command MakeCheckpointImportCommand();
 
 // A bar on stderr while a tool works: on a terminal only, so that files and pipes stay clean.
 class ToolBar {

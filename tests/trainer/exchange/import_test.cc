@@ -1,0 +1,242 @@
+#include "trainer/exchange/import.h"
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "parallel/base/exit_code.h"
+#include "parallel/base/json.h"
+#include "tests/support/memory_file_system.h"
+#include "tests/trainer/exchange/exchange_samples.h"
+#include "trainer/exchange/export.h"
+#include "trainer/exchange/hf_names.h"
+#include "trainer/exchange/safetensors_writer.h"
+
+namespace deepnet {
+namespace {
+
+using deepnet::testing::MemoryFileSystem;
+using deepnet::testing::RandomWeights;
+using deepnet::testing::ReadWeight;
+using deepnet::testing::SampleModel;
+using deepnet::testing::SampleTokenizer;
+using deepnet::testing::SampleVocabulary;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr int kWidth = 8;
+
+constexpr char kConfig[] = R"({"model_type": "m2m_100", "vocab_size": VOCAB, "d_model": 8,
+  "encoder_layers": 2, "decoder_layers": 1, "encoder_ffn_dim": 12, "decoder_ffn_dim": 12,
+  "encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_position_embeddings": 16,
+  "dropout": 0.25, "torch_dtype": "float32", "bad_words_ids": [[1]], "id2label": {"0": "x"}})";
+
+// An M2M-100 folder m2m: the sample tokenizer's pieces in reversed order, the first two of them
+// left out, one word that it does not know, three languages, two made-up rows.
+class M2mFolder {
+ public:
+  M2mFolder() {
+    std::vector<std::string> pieces;
+    const Vocabulary vocabulary = SampleVocabulary();
+    for (int32_t id = vocabulary.first_tag() - 1; id >= kFirstPiece + 2; --id) {
+      pieces.push_back(vocabulary.Piece(id));
+    }
+    pieces.insert(pieces.begin() + 3, "wordofthedictionary");
+    std::string json = R"({"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3)";
+    for (const std::string& piece : pieces) {
+      row_of_[piece] = kFirstPiece + static_cast<int64_t>(row_of_.size());
+      absl::StrAppend(&json, ", ", JsonQuoted(piece), ": ", row_of_[piece]);
+    }
+    rows_ = kFirstPiece + static_cast<int64_t>(pieces.size()) + kLanguages;
+    EXPECT_TRUE(fs_.MakeFolder("m2m").ok());
+    Write("vocab.json", json + "}");
+    Write("sentencepiece.bpe.model", SampleTokenizer());
+    Write("config.json", Config());
+    WriteTensors({});
+  }
+
+  std::string Config() const {
+    return absl::StrReplaceAll(kConfig, {{"VOCAB", absl::StrCat(rows_)}});
+  }
+  void Write(const std::string& name, const std::string& contents) {
+    EXPECT_TRUE(ReplaceFile(fs_, JoinPath("m2m", name), contents).ok());
+  }
+  // The model's, with one of another name behind them if `extra` is given.
+  void WriteTensors(const std::string& extra) {
+    ModelSpec model = SampleModel(PRE_LN);
+    model.set_vocabulary_size(rows_);
+    const Inventory inventory = Describe(model, {});
+    std::vector<OutgoingTensor> tensors;
+    for (size_t i = 0; i <= inventory.parameters.size(); ++i) {
+      if (i == inventory.parameters.size() && extra.empty()) break;
+      const Parameter& parameter = inventory.parameters[i % inventory.parameters.size()];
+      std::vector<float> values = RandomWeights(parameter.NumElements(), static_cast<uint32_t>(i));
+      tensors.push_back({.name = i == inventory.parameters.size() ? extra : HfName(parameter.name),
+                         .shape = parameter.shape,
+                         .read = [values](int64_t first, std::span<float> into) {
+                           std::copy_n(values.begin() + first, into.size(), into.begin());
+                           return absl::OkStatus();
+                         }});
+    }
+    if (*fs_.Exists("m2m/model.safetensors")) {
+      ASSERT_TRUE(fs_.Delete("m2m/model.safetensors").ok());
+    }
+    ASSERT_TRUE(WriteSafetensors(fs_, "m2m", tensors, {}, {}).ok());
+  }
+  std::vector<float> Row(int64_t row) const {
+    const std::vector<float> all = RandomWeights(rows_ * kWidth, 0);
+    return {all.begin() + row * kWidth, all.begin() + (row + 1) * kWidth};
+  }
+  std::string Refusal() {
+    const absl::Status status = ImportFolder(fs_, "m2m", "run", {}).status();
+    EXPECT_EQ(GetExitCode(status), ExitCode::kCheckpoint) << status;
+    EXPECT_FALSE(*fs_.Exists("run"));
+    return std::string(status.message());
+  }
+
+  static constexpr int64_t kLanguages = 100 + 2;  // with the two made-up rows
+  MemoryFileSystem fs_;
+  std::map<std::string, int64_t> row_of_;
+  int64_t rows_ = 0;
+};
+
+TEST(ImportM2m, RowsAreThoseOfTheirPieces) {
+  M2mFolder m2m;
+  const auto report = ImportFolder(m2m.fs_, "m2m", "run", {});
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->folder, "run/step-00000000");
+  const Manifest manifest = *ReadManifest(m2m.fs_, report->folder);
+  const ModelSpec& model = manifest.run().model();
+  // Two pieces that vocab.json lacks are more than the folder's rows.
+  ASSERT_EQ(model.vocabulary_size(), m2m.rows_ + 2);
+  EXPECT_EQ(manifest.run().data().tags(), M2M);
+  EXPECT_EQ(model.residual(), PRE_LN);
+  EXPECT_EQ(model.dropout(), 0.25);
+  EXPECT_EQ(model.attention_dropout(), 0.1);  // M2M100Config's default
+
+  const std::string bytes = *ReadWholeFile(m2m.fs_, "run/tokenizer.model", 1 << 20);
+  std::vector<std::string> languages = {"af", "de", "zu"};
+  const std::string list = *ReadWholeFile(m2m.fs_, "run/languages.txt", 1 << 20);
+  for (const std::string& language : languages) EXPECT_THAT(list, HasSubstr(language + "\n"));
+  languages.clear();
+  for (size_t at = 0; at < list.size();) {
+    const size_t end = list.find('\n', at);
+    languages.push_back(list.substr(at, end - at));
+    at = end + 1;
+  }
+  const auto vocabulary = Vocabulary::FromBytes(bytes, languages);
+  ASSERT_TRUE(vocabulary.ok()) << vocabulary.status();
+  EXPECT_EQ(vocabulary->hash(), manifest.tokenizer_hash());
+  EXPECT_EQ(vocabulary->size(), model.vocabulary_size());
+  // Further pieces do not change how text is cut.
+  EXPECT_EQ(vocabulary->Encode("winter and thunder"),
+            SampleVocabulary().Encode("winter and thunder"));
+
+  const Inventory inventory = Describe(model, {});
+  const std::vector<float> table =
+      ReadWeight(m2m.fs_, report->folder, manifest, inventory.parameters[0]);
+  const auto row = [&](int32_t id) {
+    return std::vector<float>(table.begin() + id * kWidth, table.begin() + (id + 1) * kWidth);
+  };
+  EXPECT_EQ(row(kPad), std::vector<float>(kWidth));
+  for (const int32_t id : {kBos, kEos, kUnk}) EXPECT_EQ(row(id), m2m.Row(id));
+  for (const int32_t id : {4, 5}) EXPECT_EQ(row(id), m2m.Row(kUnk));
+  for (int32_t id = 6; id < SampleVocabulary().first_tag(); ++id) {
+    EXPECT_EQ(row(id), m2m.Row(m2m.row_of_.at(vocabulary->Piece(id)))) << id;
+  }
+  const int64_t first_language = m2m.rows_ - M2mFolder::kLanguages;
+  EXPECT_EQ(row(*vocabulary->TagId("af")), m2m.Row(first_language));
+  EXPECT_EQ(row(*vocabulary->TagId("de")), m2m.Row(first_language + 16));
+  EXPECT_EQ(row(*vocabulary->TagId("zu")), m2m.Row(first_language + 99));
+  // The dictionary's word, then the made-up ones, before the tags.
+  const int32_t extra = SampleVocabulary().first_tag();
+  EXPECT_EQ(row(extra), m2m.Row(m2m.row_of_.at("wordofthedictionary")));
+  EXPECT_EQ(row(extra + 1), m2m.Row(m2m.rows_ - 2));
+  EXPECT_EQ(row(extra + 2), m2m.Row(m2m.rows_ - 1));
+  EXPECT_EQ(vocabulary->first_tag(), extra + 3);
+
+  EXPECT_THAT(report->notes, ElementsAre(HasSubstr("3 rows of the embedding belong to no piece"),
+                                         HasSubstr("2 pieces of the tokenizer are not in vocab"),
+                                         HasSubstr("the row of <pad> was not zero")));
+  for (size_t i = 1; i < inventory.parameters.size(); ++i) {
+    const Parameter& parameter = inventory.parameters[i];
+    EXPECT_EQ(ReadWeight(m2m.fs_, report->folder, manifest, parameter),
+              RandomWeights(parameter.NumElements(), static_cast<uint32_t>(i)));
+  }
+}
+
+TEST(ImportM2m, WhatNoModelHereComputesIsNamedAllAtOnce) {
+  M2mFolder m2m;
+  m2m.Write(
+      "config.json",
+      absl::StrReplaceAll(m2m.Config(), {{"\"decoder_ffn_dim\": 12", "\"decoder_ffn_dim\": 16"},
+                                         {"\"d_model\": 8",
+                                          "\"d_model\": 8, "
+                                          "\"activation_function\": \"swish\", "
+                                          "\"tie_word_embeddings\": false, "
+                                          "\"decoder_start_token_id\": 0"}}));
+  const std::string refusal = m2m.Refusal();
+  EXPECT_THAT(refusal, HasSubstr("decoder_ffn_dim is 16"));
+  EXPECT_THAT(refusal, HasSubstr("activation_function is swish"));
+  EXPECT_THAT(refusal, HasSubstr("tie_word_embeddings is false"));
+  EXPECT_THAT(refusal, HasSubstr("decoder_start_token_id is 0"));
+}
+
+TEST(ImportM2m, TensorsThatDoNotFitAreNamed) {
+  M2mFolder m2m;
+  m2m.WriteTensors("model.encoder.layers.7.fc1.weight");
+  EXPECT_THAT(m2m.Refusal(),
+              HasSubstr("tensor 'model.encoder.layers.7.fc1.weight' is none of this model's"));
+  m2m.WriteTensors("lm_head.weight");  // a copy of the embedding
+  EXPECT_TRUE(ImportFolder(m2m.fs_, "m2m", "copy", {}).ok());
+  m2m.Write("config.json", absl::StrReplaceAll(
+                               m2m.Config(), {{"\"decoder_layers\": 1", "\"decoder_layers\": 2"}}));
+  EXPECT_THAT(m2m.Refusal(), HasSubstr("'model.decoder.layers.1."));
+  m2m.Write("config.json",
+            absl::StrReplaceAll(m2m.Config(), {{"_ffn_dim\": 12", "_ffn_dim\": 13"}}));
+  EXPECT_THAT(m2m.Refusal(), HasSubstr("is 12x8; its config.json asks for 13x8"));
+}
+
+TEST(ImportM2m, AVocabularyThatDoesNotFitIsNamed) {
+  M2mFolder m2m;
+  m2m.Write("vocab.json", R"({"<s>": 0, "<pad>": 1, "</s>": 2, "x": 3, "<unk>": 4})");
+  EXPECT_THAT(m2m.Refusal(), HasSubstr("'<unk>' must be 3"));
+  m2m.Write("vocab.json", R"({"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "x": 123456})");
+  EXPECT_THAT(m2m.Refusal(), HasSubstr("'x' is 123456, but config.json has vocab_size"));
+  m2m.Write("vocab.json", "{");
+  EXPECT_THAT(m2m.Refusal(), HasSubstr("'m2m/vocab.json'"));
+  m2m.Write("tokenizer_config.json", R"({"language_codes": "wmt21"})");
+  EXPECT_THAT(m2m.Refusal(), HasSubstr("language_codes is 'wmt21'"));
+}
+
+TEST(Import, OfAnotherModelTypeIsRefusedByName) {
+  MemoryFileSystem fs;
+  deepnet::testing::SaveModel(fs, SampleModel(DEEPNORM));
+  ASSERT_TRUE(
+      ExportCheckpoint(fs, "run/step-00000007", "marian", {.format = ExportFormat::kMarian}).ok());
+  const absl::Status status = ImportFolder(fs, "marian", "again", {}).status();
+  EXPECT_EQ(GetExitCode(status), ExitCode::kCheckpoint);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("model_type is 'marian'"));
+  EXPECT_THAT(std::string(ImportFolder(fs, "nowhere", "again", {}).status().message()),
+              HasSubstr("nowhere/config.json"));
+}
+
+TEST(Import, OfAnExportWithAnotherTokenizerIsRefused) {
+  MemoryFileSystem fs;
+  deepnet::testing::SaveModel(fs, SampleModel(DEEPNORM));
+  ASSERT_TRUE(ExportCheckpoint(fs, "run/step-00000007", "hf", {}).ok());
+  ASSERT_TRUE(ReplaceFile(fs, "hf/source.spm",
+                          SampleTokenizer() + std::string("\x0a\x05\x0a\x01\x7e\x18\x05"))
+                  .ok());
+  const absl::Status status = ImportFolder(fs, "hf", "again", {}).status();
+  EXPECT_THAT(std::string(status.message()), HasSubstr("'hf/source.spm' has the hash"));
+}
+
+}  // namespace
+}  // namespace deepnet

@@ -1,0 +1,180 @@
+#include "trainer/exchange/export.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+
+#include "parallel/base/exit_code.h"
+#include "parallel/base/status_macros.h"
+#include "trainer/checkpoint/format.h"
+#include "trainer/checkpoint/tools/tensor_reader.h"
+#include "trainer/data/vocabulary.h"
+#include "trainer/exchange/hf_config.h"
+#include "trainer/exchange/hf_names.h"
+#include "trainer/exchange/hf_tokenizer.h"
+#include "trainer/exchange/marian.h"
+#include "trainer/exchange/stored_weights.h"
+
+namespace deepnet {
+namespace {
+
+// Everything that goes into the folder.
+struct Package {
+  HfConfig config = {};
+  std::vector<int64_t> ids = {};  // [exported row]: our id
+  std::vector<OutgoingTensor> tensors = {};
+};
+
+absl::Status CheckOutput(FileSystem& fs, const std::string& output) {
+  const absl::StatusOr<std::vector<std::string>> names = fs.List(output);
+  if (absl::IsNotFound(names.status()) || (names.ok() && names->empty())) return absl::OkStatus();
+  const absl::Status status =
+      names.ok() ? absl::AlreadyExistsError(absl::StrCat("'", output, "' is not empty, it holds '",
+                                                         names->front(), "'; name a new folder"))
+                 : names.status();
+  return WithExitCode(status, ExitCode::kBadConfig);
+}
+
+absl::Status CheckModel(const Manifest& manifest, const std::string& folder) {
+  if (manifest.run().model().residual() != RESIDUAL_UNSPECIFIED) return absl::OkStatus();
+  return WithExitCode(
+      absl::FailedPreconditionError(absl::StrCat("'", folder, "' does not say what its model is")),
+      ExitCode::kCheckpoint);
+}
+
+// The vocabulary of the run folder and the bytes of its model.
+absl::StatusOr<Vocabulary> ReadVocabulary(FileSystem& fs, const std::string& run_folder,
+                                          const Manifest& manifest, std::string* model_bytes) {
+  const auto read = [&]() -> absl::StatusOr<Vocabulary> {
+    ASSIGN_OR_RETURN(*model_bytes, ReadWholeFile(fs, JoinPath(run_folder, kRunTokenizerFile),
+                                                 kMaxTokenizerBytes));
+    ASSIGN_OR_RETURN(
+        const std::string list,
+        ReadWholeFile(fs, JoinPath(run_folder, kRunLanguagesFile), kMaxTokenizerBytes));
+    return Vocabulary::FromBytes(*model_bytes, absl::StrSplit(list, '\n', absl::SkipEmpty()));
+  };
+  absl::StatusOr<Vocabulary> vocabulary = read();
+  if (!vocabulary.ok()) return CheckpointError(vocabulary.status(), "the tokenizer");
+  const int64_t rows = manifest.run().model().vocabulary_size();
+  if (vocabulary->size() == rows && vocabulary->hash() == manifest.tokenizer_hash()) {
+    return vocabulary;
+  }
+  return WithExitCode(
+      absl::FailedPreconditionError(absl::StrCat(
+          "'", run_folder, "' holds the tokenizer ", vocabulary->hash(), " of ", vocabulary->size(),
+          " ids; the checkpoint was made with ", manifest.tokenizer_hash(), " of ", rows)),
+      ExitCode::kCheckpoint);
+}
+
+// generation_config.json: the search that the checkpoint's run has configured, as transformers
+// understands it. Tags, <s> and <pad> are never emitted.
+std::string GenerationJson(const HfConfig& config, const DecodeSpec& decode,
+                           const Vocabulary& vocabulary, const std::vector<int64_t>& ids) {
+  std::vector<std::string> bad_words;
+  for (size_t row = 0; row < ids.size(); ++row) {
+    const bool bad = ids[row] == kBos || ids[row] == kPad || ids[row] >= vocabulary.first_tag();
+    if (bad) bad_words.push_back(absl::StrCat("[", row, "]"));
+  }
+  return absl::StrCat(
+      "{\n  \"bad_words_ids\": [", absl::StrJoin(bad_words, ", "), "],\n  \"bos_token_id\": ", kBos,
+      ",\n  \"eos_token_id\": ", kEos, ",\n  \"pad_token_id\": ", config.pad_token_id(),
+      ",\n  \"decoder_start_token_id\": ", config.decoder_start_token_id(),
+      ",\n  \"num_beams\": ", std::max(decode.beam_size(), 1), ",\n  \"early_stopping\": true",
+      ",\n  \"length_penalty\": ", decode.has_length_penalty() ? decode.length_penalty() : 1.0,
+      ",\n  \"min_new_tokens\": 1,\n  \"max_length\": ",
+      std::min(decode.max_tokens() > 0 ? decode.max_tokens() + 1 : config.max_position_embeddings(),
+               config.max_position_embeddings()),
+      "\n}\n");
+}
+
+absl::StatusOr<Package> MakePackage(const ExportOptions& options, const Vocabulary& vocabulary,
+                                    TensorReader& reader) {
+  const ModelSpec& model = reader.manifest().run().model();
+  Package package;
+  package.config = MakeHfConfig(reader.manifest(), vocabulary.languages());
+  if (options.format == ExportFormat::kMarian) {
+    package.config = MakeMarianConfig(package.config);
+    package.ids = MarianIds(model.vocabulary_size());
+    ASSIGN_OR_RETURN(package.tensors, MarianTensors(model, reader));
+  } else {
+    for (int64_t id = 0; id < model.vocabulary_size(); ++id) package.ids.push_back(id);
+    ASSIGN_OR_RETURN(package.tensors, StoredWeights(model, reader));
+    for (OutgoingTensor& tensor : package.tensors) tensor.name = HfName(tensor.name);
+  }
+  package.config.set_dtype(options.layout.type == FloatType::kBfloat16 ? "bfloat16" : "float32");
+  return package;
+}
+
+absl::Status WritePackage(FileSystem& fs, const std::string& folder, const Package& package,
+                          const std::string& model_bytes, const Vocabulary& vocabulary,
+                          const DecodeSpec& decode, const ExportOptions& options) {
+  RETURN_IF_ERROR(fs.MakeFolder(folder));
+  RETURN_IF_ERROR(ReplaceFile(fs, JoinPath(folder, kConfigFile), HfConfigJson(package.config)));
+  RETURN_IF_ERROR(ReplaceFile(fs, JoinPath(folder, "generation_config.json"),
+                              GenerationJson(package.config, decode, vocabulary, package.ids)));
+  RETURN_IF_ERROR(WriteHfTokenizer(fs, folder, model_bytes, vocabulary, package.ids,
+                                   package.config.max_position_embeddings()));
+  RETURN_IF_ERROR(
+      WriteSafetensors(fs, folder, package.tensors, options.layout, options.tool.progress));
+  return fs.SyncFolder(folder);
+}
+
+std::vector<std::string> Statements(const Manifest& manifest, const ExportOptions& options) {
+  const ModelSpec& model = manifest.run().model();
+  std::vector<std::string> statements;
+  if (options.format == ExportFormat::kMarian) {
+    statements = MarianStatements(model, manifest.run().data().tags());
+  } else if (const std::vector<std::string> differences = DifferencesFromM2m(model);
+             !differences.empty()) {
+    statements.push_back(
+        absl::StrCat("model_type is deepnet, for which transformers has no class: ",
+                     absl::StrJoin(differences, ", "), ". `deepnet checkpoint import` reads it."));
+  }
+  if (options.layout.type == FloatType::kBfloat16) {
+    statements.push_back("Weights are rounded to bfloat16.");
+  }
+  return statements;
+}
+
+}  // namespace
+
+absl::StatusOr<ExportReport> ExportCheckpoint(FileSystem& fs, const std::string& checkpoint_folder,
+                                              const std::string& output,
+                                              const ExportOptions& options) {
+  RETURN_IF_ERROR(CheckOutput(fs, output));
+  ASSIGN_OR_RETURN(const std::unique_ptr<TensorReader> reader,
+                   TensorReader::Open(fs, checkpoint_folder, options.tool));
+  TensorReader* const alone[] = {reader.get()};
+  RETURN_IF_ERROR(
+      ShareMemory(alone, kWriteManifestFactor, kSafetensorsWriteBytes, options.tool, "exporting"));
+  const Manifest& manifest = reader->manifest();
+  RETURN_IF_ERROR(CheckModel(manifest, checkpoint_folder));
+  if (options.format == ExportFormat::kMarian) RETURN_IF_ERROR(CheckMarian(manifest.run().model()));
+  std::string model_bytes;
+  ASSIGN_OR_RETURN(const Vocabulary vocabulary,
+                   ReadVocabulary(fs, ParentFolder(checkpoint_folder), manifest, &model_bytes));
+  ASSIGN_OR_RETURN(const Package package, MakePackage(options, vocabulary, *reader));
+
+  const std::string temporary = absl::StrCat(output, kTemporarySuffix);
+  const auto write = [&]() -> absl::Status {
+    ASSIGN_OR_RETURN(const bool left, fs.Exists(temporary));
+    if (left) RETURN_IF_ERROR(DeleteTree(fs, temporary));
+    RETURN_IF_ERROR(WritePackage(fs, temporary, package, model_bytes, vocabulary,
+                                 manifest.run().decode(), options));
+    RETURN_IF_ERROR(fs.Rename(temporary, output));
+    return fs.SyncFolder(ParentFolder(output));
+  };
+  const absl::Status written = write();
+  if (!written.ok()) {
+    DeleteTree(fs, temporary).IgnoreError();
+    return CheckpointError(written, absl::StrCat("writing '", output, "'"));
+  }
+  return ExportReport{.tensors = static_cast<int64_t>(package.tensors.size()),
+                      .statements = Statements(manifest, options)};
+}
+
+}  // namespace deepnet

@@ -1,0 +1,215 @@
+#include "trainer/exchange/hf_config.h"
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include <google/protobuf/util/json_util.h>
+
+#include "parallel/base/check.h"
+#include "parallel/base/exit_code.h"
+#include "parallel/base/status_macros.h"
+#include "trainer/data/vocabulary.h"
+#include "trainer/exchange/json_file.h"
+#include "trainer/model/depth_scaling.h"
+
+namespace deepnet {
+namespace {
+
+constexpr double kTorchEpsilon = 1e-5;  // of torch.nn.LayerNorm, which M2M-100 and Marian take
+
+const char* ActivationText(Activation activation) { return activation == GELU ? "gelu" : "relu"; }
+
+const char* TiedText(TiedEmbeddings tied) {
+  if (tied == TIE_ALL) return "all";
+  return tied == TIE_DECODER ? "decoder" : "none";
+}
+
+// What only a deepnet model needs to be known.
+void AddDeepnetKeys(const ModelSpec& model, HfConfig* config) {
+  const DepthScaling scaling = MakeDepthScaling(model);
+  config->set_model_type(kDeepnetType);
+  config->add_architectures("DeepNetForConditionalGeneration");
+  config->set_residual(absl::AsciiStrToLower(Residual_Name(model.residual())));
+  config->set_encoder_alpha(scaling.encoder_alpha);
+  config->set_decoder_alpha(scaling.decoder_alpha);
+  config->set_layer_norm_eps(model.layer_norm_epsilon());
+  config->set_position_embedding_type(model.positions() == LEARNED ? "learned" : "sinusoidal");
+  config->set_tied_embeddings(TiedText(model.tied_embeddings()));
+}
+
+ExportedCheckpoint Exported(const Manifest& manifest, const std::vector<std::string>& languages) {
+  ExportedCheckpoint exported;
+  *exported.mutable_run() = manifest.run();
+  exported.set_step(manifest.step());
+  exported.set_inventory_hash(manifest.inventory_hash());
+  exported.set_corpus_hash(manifest.corpus_hash());
+  exported.set_tokenizer_hash(manifest.tokenizer_hash());
+  exported.set_optimizer_steps(manifest.optimizer_steps());
+  exported.set_source_tokens(manifest.source_tokens());
+  exported.set_target_tokens(manifest.target_tokens());
+  for (const std::string& language : languages) exported.add_languages(language);
+  return exported;
+}
+
+// Collects what is wrong with a config, a phrase each.
+class Mistakes {
+ public:
+  template <typename Value>
+  void Expect(bool good, const char* key, const Value& value, const char* what) {
+    if (!good) texts_.push_back(absl::StrCat(key, " is ", value, ": ", what));
+  }
+  absl::Status status() const {
+    if (texts_.empty()) return absl::OkStatus();
+    return WithExitCode(absl::FailedPreconditionError(absl::StrCat(
+                            "this M2M-100 cannot be imported: ", absl::StrJoin(texts_, "; "))),
+                        ExitCode::kCheckpoint);
+  }
+
+ private:
+  std::vector<std::string> texts_;
+};
+
+// M2M100Config's values for keys that config.json leaves out.
+HfConfig WithM2mDefaults(const HfConfig& given) {
+  HfConfig config;
+  config.set_vocab_size(128112);
+  config.set_d_model(1024);
+  config.set_encoder_layers(12);
+  config.set_decoder_layers(12);
+  config.set_encoder_ffn_dim(4096);
+  config.set_decoder_ffn_dim(4096);
+  config.set_encoder_attention_heads(16);
+  config.set_decoder_attention_heads(16);
+  config.set_dropout(0.1);
+  config.set_attention_dropout(0.1);
+  config.set_activation_function("relu");
+  config.set_max_position_embeddings(1024);
+  config.set_scale_embedding(true);
+  config.set_tie_word_embeddings(true);
+  config.set_pad_token_id(kPad);
+  config.set_bos_token_id(kBos);
+  config.set_eos_token_id(kEos);
+  config.set_decoder_start_token_id(kEos);
+  config.MergeFrom(given);
+  return config;
+}
+
+absl::Status CheckM2m(const HfConfig& c) {
+  Mistakes mistakes;
+  mistakes.Expect(c.vocab_size() > kFirstPiece, "vocab_size", c.vocab_size(), "too small");
+  mistakes.Expect(c.encoder_layers() > 0, "encoder_layers", c.encoder_layers(), "at least 1");
+  mistakes.Expect(c.decoder_layers() > 0, "decoder_layers", c.decoder_layers(), "at least 1");
+  const bool divides = c.d_model() > 0 && c.encoder_attention_heads() > 0 &&
+                       c.d_model() % c.encoder_attention_heads() == 0;
+  mistakes.Expect(divides, "d_model", c.d_model(), "no multiple of the heads");
+  mistakes.Expect(c.encoder_ffn_dim() > 0 && c.encoder_ffn_dim() == c.decoder_ffn_dim(),
+                  "decoder_ffn_dim", c.decoder_ffn_dim(), "must equal encoder_ffn_dim here");
+  mistakes.Expect(c.encoder_attention_heads() == c.decoder_attention_heads(),
+                  "decoder_attention_heads", c.decoder_attention_heads(),
+                  "must equal encoder_attention_heads here");
+  mistakes.Expect(c.activation_function() == "relu" || c.activation_function() == "gelu",
+                  "activation_function", c.activation_function(), "must be relu or gelu");
+  mistakes.Expect(c.max_position_embeddings() > 1, "max_position_embeddings",
+                  c.max_position_embeddings(), "too small");
+  mistakes.Expect(c.tie_word_embeddings(), "tie_word_embeddings", "false",
+                  "an untied output projection beside a shared embedding is not known here");
+  mistakes.Expect(c.pad_token_id() == kPad, "pad_token_id", c.pad_token_id(), "must be 1");
+  mistakes.Expect(c.bos_token_id() == kBos, "bos_token_id", c.bos_token_id(), "must be 0");
+  mistakes.Expect(c.eos_token_id() == kEos, "eos_token_id", c.eos_token_id(), "must be 2");
+  mistakes.Expect(c.decoder_start_token_id() == kEos, "decoder_start_token_id",
+                  c.decoder_start_token_id(), "must be 2");
+  return mistakes.status();
+}
+
+}  // namespace
+
+std::vector<std::string> DifferencesFromM2m(const ModelSpec& model) {
+  std::vector<std::string> differences;
+  if (model.residual() != PRE_LN) {
+    differences.push_back(absl::StrCat("residual is ", Residual_Name(model.residual())));
+  }
+  if (model.tied_embeddings() != TIE_ALL) {
+    differences.push_back(
+        absl::StrCat("tied_embeddings is ", TiedEmbeddings_Name(model.tied_embeddings())));
+  }
+  if (model.positions() != SINUSOIDAL) differences.push_back("positions are LEARNED");
+  if (model.layer_norm_epsilon() != kTorchEpsilon) {
+    differences.push_back(absl::StrCat("layer_norm_epsilon is ", model.layer_norm_epsilon()));
+  }
+  return differences;
+}
+
+HfConfig MakeHfConfig(const Manifest& manifest, const std::vector<std::string>& languages) {
+  const ModelSpec& model = manifest.run().model();
+  HfConfig config;
+  config.set_vocab_size(static_cast<int32_t>(model.vocabulary_size()));
+  config.set_d_model(model.width());
+  config.set_encoder_layers(model.encoder_layers());
+  config.set_decoder_layers(model.decoder_layers());
+  config.set_encoder_ffn_dim(model.ffn_width());
+  config.set_decoder_ffn_dim(model.ffn_width());
+  config.set_encoder_attention_heads(model.heads());
+  config.set_decoder_attention_heads(model.heads());
+  config.set_encoder_layerdrop(0.0);
+  config.set_decoder_layerdrop(0.0);
+  config.set_dropout(model.dropout());
+  config.set_attention_dropout(model.attention_dropout());
+  config.set_activation_dropout(model.activation_dropout());
+  config.set_activation_function(ActivationText(model.activation()));
+  config.set_max_position_embeddings(model.max_positions());
+  config.set_scale_embedding(!model.unscaled_embedding());
+  config.set_is_encoder_decoder(true);
+  config.set_tie_word_embeddings(model.tied_embeddings() != TIE_NONE);
+  config.set_pad_token_id(kPad);
+  config.set_bos_token_id(kBos);
+  config.set_eos_token_id(kEos);
+  config.set_decoder_start_token_id(kEos);
+  if (DifferencesFromM2m(model).empty()) {
+    config.set_model_type(kM2mType);
+    config.add_architectures("M2M100ForConditionalGeneration");
+  } else {
+    AddDeepnetKeys(model, &config);
+  }
+  *config.mutable_deepnet() = Exported(manifest, languages);
+  return config;
+}
+
+std::string HfConfigJson(const HfConfig& config) {
+  google::protobuf::util::JsonPrintOptions options;
+  options.add_whitespace = true;
+  options.preserve_proto_field_names = true;
+  std::string json;
+  const auto status = google::protobuf::util::MessageToJsonString(config, &json, options);
+  DEEPNET_CHECK(status.ok()) << std::string(status.message());
+  return json;
+}
+
+absl::StatusOr<HfConfig> ReadHfConfig(FileSystem& fs, const std::string& folder,
+                                      const ToolOptions& options) {
+  HfConfig config;
+  RETURN_IF_ERROR(ReadJsonFile(fs, JoinPath(folder, kConfigFile), "", options, &config));
+  return config;
+}
+
+absl::StatusOr<ModelSpec> ModelOfM2m(const HfConfig& given) {
+  const HfConfig config = WithM2mDefaults(given);
+  RETURN_IF_ERROR(CheckM2m(config));
+  ModelSpec model;
+  model.set_encoder_layers(config.encoder_layers());
+  model.set_decoder_layers(config.decoder_layers());
+  model.set_width(config.d_model());
+  model.set_ffn_width(config.encoder_ffn_dim());
+  model.set_heads(config.encoder_attention_heads());
+  model.set_residual(PRE_LN);
+  model.set_vocabulary_size(config.vocab_size());
+  model.set_max_positions(config.max_position_embeddings());
+  model.set_activation(config.activation_function() == "gelu" ? GELU : RELU);
+  model.set_dropout(config.dropout());
+  model.set_attention_dropout(config.attention_dropout());
+  model.set_activation_dropout(config.activation_dropout());
+  model.set_layer_norm_epsilon(kTorchEpsilon);
+  model.set_unscaled_embedding(!config.scale_embedding());
+  return model;
+}
+
+}  // namespace deepnet

@@ -1,0 +1,47 @@
+// Vocabularies as Hugging Face's tokenizers keep them: a SentencePiece model beside vocab.json.
+//
+// Exports are made for MarianTokenizer, which takes any vocabulary: a language tag __de__ is called
+// >>de<< there and written in front of the text. M2M100Tokenizer, which imports are read for, has
+// its languages built in.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "parallel/base/file_system.h"
+#include "trainer/checkpoint/tools/tool_options.h"
+#include "trainer/data/vocabulary.h"
+
+namespace deepnet {
+
+inline constexpr int64_t kMaxTokenizerBytes = int64_t{64} << 20;
+
+// source.spm, target.spm, vocab.json and tokenizer_config.json in `folder`. `ids[row]`: our id of
+// the exported row; every id once. FAILED_PRECONDITION names a piece that stands there twice.
+absl::Status WriteHfTokenizer(FileSystem& fs, const std::string& folder,
+                              const std::string& model_bytes, const Vocabulary& vocabulary,
+                              const std::vector<int64_t>& ids, int max_positions);
+
+// A vocabulary of ours for an M2M-100 folder.
+struct ImportedVocabulary {
+  std::string model_bytes;             // of the SentencePiece model
+  std::vector<std::string> languages;  // sorted
+  std::vector<int64_t> rows;           // [our id]: the row of the imported embedding
+  std::string hash;                    // Vocabulary::hash()
+  std::vector<std::string> notes;      // a sentence for each kind of piece that does not fit
+};
+
+// Reads sentencepiece.bpe.model and vocab.json of `folder`. Our order of pieces is that of the
+// SentencePiece model, vocab.json has another one: rows are found by piece. Rows without a piece
+// (made-up words that pad the vocabulary) become pieces that no text is cut into, so that the
+// softmax is over the same rows. A piece that vocab.json does not have gets the row of <unk>, which
+// is what M2M100Tokenizer makes of it.
+absl::StatusOr<ImportedVocabulary> ReadM2mVocabulary(FileSystem& fs, const std::string& folder,
+                                                     int64_t vocabulary_size,
+                                                     const ToolOptions& options);
+
+}  // namespace deepnet

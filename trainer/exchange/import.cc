@@ -1,0 +1,241 @@
+#include "trainer/exchange/import.h"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+#include "parallel/base/exit_code.h"
+#include "parallel/base/status_macros.h"
+#include "trainer/checkpoint/checkpoint.h"
+#include "trainer/checkpoint/format.h"
+#include "trainer/checkpoint/tools/spread_writer.h"
+#include "trainer/exchange/hf_config.h"
+#include "trainer/exchange/hf_names.h"
+#include "trainer/exchange/hf_tokenizer.h"
+#include "trainer/exchange/rows.h"
+#include "trainer/exchange/safetensors_reader.h"
+#include "trainer/model/describe.h"
+
+namespace deepnet {
+namespace {
+
+constexpr int64_t kPieceElements = int64_t{1} << 18;
+
+// What a folder comes to before its tensors are copied.
+struct Incoming {
+  Manifest manifest = {};
+  ImportedVocabulary vocabulary = {};  // `rows` empty: those of the folder, in their order
+  bool from_us = false;
+};
+
+absl::Status Refuse(const std::string& what) {
+  return WithExitCode(absl::FailedPreconditionError(what), ExitCode::kCheckpoint);
+}
+
+absl::StatusOr<Incoming> ReadOurs(FileSystem& fs, const std::string& folder,
+                                  const ExportedCheckpoint& exported) {
+  Incoming incoming;
+  incoming.from_us = true;
+  Manifest& manifest = incoming.manifest;
+  *manifest.mutable_run() = exported.run();
+  manifest.set_step(exported.step());
+  manifest.mutable_data()->set_step(exported.step());
+  manifest.set_corpus_hash(exported.corpus_hash());
+  manifest.set_optimizer_steps(exported.optimizer_steps());
+  manifest.set_source_tokens(exported.source_tokens());
+  manifest.set_target_tokens(exported.target_tokens());
+
+  const std::string path = JoinPath(folder, "source.spm");
+  absl::StatusOr<std::string> bytes = ReadWholeFile(fs, path, kMaxTokenizerBytes);
+  if (!bytes.ok()) return WithExitCode(bytes.status(), ExitCode::kCheckpoint);
+  ImportedVocabulary& imported = incoming.vocabulary;
+  imported.model_bytes = *std::move(bytes);
+  imported.languages = {exported.languages().begin(), exported.languages().end()};
+  const absl::StatusOr<Vocabulary> vocabulary =
+      Vocabulary::FromBytes(imported.model_bytes, imported.languages);
+  if (!vocabulary.ok()) {
+    return Refuse(absl::StrCat("'", path, "': ", vocabulary.status().message()));
+  }
+  imported.hash = vocabulary->hash();
+  if (imported.hash != exported.tokenizer_hash()) {
+    return Refuse(absl::StrCat("'", path, "' has the hash ", imported.hash,
+                               "; the export was made with ", exported.tokenizer_hash()));
+  }
+  return incoming;
+}
+
+absl::StatusOr<Incoming> ReadM2m(FileSystem& fs, const std::string& folder, const HfConfig& config,
+                                 const ImportOptions& options) {
+  Incoming incoming;
+  RunSpec run;
+  ASSIGN_OR_RETURN(*run.mutable_model(), ModelOfM2m(config));
+  ASSIGN_OR_RETURN(incoming.vocabulary,
+                   ReadM2mVocabulary(fs, folder, run.model().vocabulary_size(), options.tool));
+  run.mutable_model()->set_vocabulary_size(static_cast<int64_t>(incoming.vocabulary.rows.size()));
+  run.mutable_data()->set_tags(M2M);
+  run.set_name("m2m_100");
+  if (config.encoder_layerdrop() > 0.0 || config.decoder_layerdrop() > 0.0) {
+    incoming.vocabulary.notes.push_back(
+        "layerdrop is not applied in training here: all layers are always computed");
+  }
+  *incoming.manifest.mutable_run() = options.complete(std::move(run));
+  return incoming;
+}
+
+absl::StatusOr<Incoming> ReadFolder(FileSystem& fs, const std::string& folder,
+                                    const ImportOptions& options) {
+  ASSIGN_OR_RETURN(const HfConfig config, ReadHfConfig(fs, folder, options.tool));
+  if (config.has_deepnet()) return ReadOurs(fs, folder, config.deepnet());
+  if (config.model_type() == kM2mType) return ReadM2m(fs, folder, config, options);
+  return Refuse(absl::StrCat("'", folder, "': model_type is '", config.model_type(),
+                             "'; imported are m2m_100 and what "
+                             "`export --format safetensors` wrote",
+                             config.model_type() == kMarianType
+                                 ? " (a Marian model has other positions and starts its "
+                                   "decoder otherwise)"
+                                 : ""));
+}
+
+// Reads one parameter from where it is in the folder.
+struct Source {
+  const Parameter* parameter = nullptr;
+  ElementReader read = {};
+};
+
+absl::StatusOr<Source> FindSource(const Parameter& parameter, const Incoming& incoming,
+                                  SafetensorsFolder& folder, int64_t folder_rows) {
+  const std::string name = HfName(parameter.name);
+  const auto found = folder.tensors().find(name);
+  if (found == folder.tensors().end())
+    return Refuse(absl::StrCat("tensor '", name, "' is missing"));
+  const IncomingTensor& tensor = found->second;
+  const bool mapped = parameter.role == Role::kEmbedding && !incoming.vocabulary.rows.empty();
+  std::vector<int64_t> expected = parameter.shape;
+  if (mapped) expected[0] = folder_rows;
+  if (tensor.shape != expected) {
+    return Refuse(absl::StrCat("tensor '", name, "' is ", absl::StrJoin(tensor.shape, "x"),
+                               "; its config.json asks for ", absl::StrJoin(expected, "x")));
+  }
+  Source source{.parameter = &parameter};
+  source.read = [&folder, &tensor](int64_t first, std::span<float> into) {
+    return folder.Read(tensor, first, into);
+  };
+  if (mapped) {
+    source.read =
+        ReadRows(std::move(source.read), RunsOf(incoming.vocabulary.rows), parameter.shape[1]);
+  }
+  return source;
+}
+
+// All parameters of `inventory`; refuses a folder that holds more than that.
+absl::StatusOr<std::vector<Source>> FindSources(const Inventory& inventory,
+                                                const Incoming& incoming, SafetensorsFolder& folder,
+                                                int64_t folder_rows) {
+  std::vector<Source> sources;
+  std::set<std::string> known;
+  for (const Parameter& parameter : inventory.parameters) {
+    ASSIGN_OR_RETURN(Source source, FindSource(parameter, incoming, folder, folder_rows));
+    sources.push_back(std::move(source));
+    known.insert(HfName(parameter.name));
+  }
+  for (const auto& [name, tensor] : folder.tensors()) {
+    if (known.contains(name) || (!incoming.from_us && IsRepeatedInHf(name))) continue;
+    return Refuse(absl::StrCat("tensor '", name, "' is none of this model's"));
+  }
+  return sources;
+}
+
+// Clears what `piece`, elements from `first` on, has of the row that must be zero; true if that
+// changed something.
+bool ClearZeroRow(const Parameter& parameter, int64_t first, std::span<float> piece) {
+  if (parameter.zero_row < 0) return false;
+  bool changed = false;
+  const int64_t begin = parameter.zero_row * parameter.shape[1], end = begin + parameter.shape[1];
+  for (int64_t at = std::max(begin, first);
+       at < std::min(end, first + static_cast<int64_t>(piece.size())); ++at) {
+    changed = changed || piece[static_cast<size_t>(at - first)] != 0.0f;
+    piece[static_cast<size_t>(at - first)] = 0.0f;
+  }
+  return changed;
+}
+
+absl::Status CopyTensors(const std::vector<Source>& sources, int64_t total_elements,
+                         const ImportOptions& options, Incoming& incoming, SpreadWriter& writer) {
+  std::vector<float> piece;
+  int64_t done = 0;
+  bool cleared = false;
+  for (const Source& source : sources) {
+    const Parameter& parameter = *source.parameter;
+    const StoredTensor stored{.name = absl::StrCat(kWeightPrefix, parameter.name),
+                              .shape = parameter.shape,
+                              .num_elements = parameter.NumElements()};
+    for (int64_t at = 0; at < stored.num_elements; at += kPieceElements) {
+      piece.resize(static_cast<size_t>(std::min(kPieceElements, stored.num_elements - at)));
+      RETURN_IF_ERROR(source.read(at, piece));
+      if (!incoming.from_us) cleared |= ClearZeroRow(parameter, at, piece);
+      RETURN_IF_ERROR(writer.Append(
+          stored, {reinterpret_cast<const char*>(piece.data()), piece.size() * sizeof(float)}));
+      done += static_cast<int64_t>(piece.size());
+      if (options.tool.progress) {
+        options.tool.progress(done * kElementBytes, total_elements * kElementBytes);
+      }
+    }
+  }
+  if (cleared) incoming.vocabulary.notes.push_back("the row of <pad> was not zero; it is now");
+  return absl::OkStatus();
+}
+
+absl::Status WriteVocabulary(FileSystem& fs, const std::string& run_folder,
+                             const ImportedVocabulary& vocabulary) {
+  std::string list;
+  for (const std::string& language : vocabulary.languages) absl::StrAppend(&list, language, "\n");
+  RETURN_IF_ERROR(fs.MakeFolder(run_folder));
+  RETURN_IF_ERROR(ReplaceFile(fs, JoinPath(run_folder, kRunTokenizerFile), vocabulary.model_bytes));
+  return ReplaceFile(fs, JoinPath(run_folder, kRunLanguagesFile), list);
+}
+
+}  // namespace
+
+absl::StatusOr<ImportReport> ImportFolder(FileSystem& fs, const std::string& folder,
+                                          const std::string& output_run,
+                                          const ImportOptions& options) {
+  RETURN_IF_ERROR(CheckOutputFolder(fs, output_run));
+  ASSIGN_OR_RETURN(Incoming incoming, ReadFolder(fs, folder, options));
+  Manifest& manifest = incoming.manifest;
+  const ModelSpec& model = manifest.run().model();
+  const Inventory inventory = Describe(model, manifest.run().data().microbatch());
+  manifest.set_inventory_hash(inventory.Hash());
+  manifest.set_tokenizer_hash(incoming.vocabulary.hash);
+  manifest.set_block_bytes(kDefaultBlockBytes);
+
+  ASSIGN_OR_RETURN(const std::unique_ptr<SafetensorsFolder> tensors,
+                   SafetensorsFolder::Open(fs, folder, options.tool));
+  int64_t folder_rows = 0;
+  const auto embedding = tensors->tensors().find("model.shared.weight");
+  if (embedding != tensors->tensors().end()) folder_rows = embedding->second.shape[0];
+  for (const int64_t row : incoming.vocabulary.rows) {
+    if (row >= folder_rows) return Refuse("'model.shared.weight' has fewer rows than vocab_size");
+  }
+  const absl::StatusOr<std::vector<Source>> sources =
+      FindSources(inventory, incoming, *tensors, folder_rows);
+  if (!sources.ok()) return CheckpointError(sources.status(), absl::StrCat("'", folder, "'"));
+
+  const int64_t step = manifest.step();
+  const absl::Status vocabulary = WriteVocabulary(fs, output_run, incoming.vocabulary);
+  if (!vocabulary.ok()) return CheckpointError(vocabulary, "writing the tokenizer");
+  SpreadWriter writer(fs, output_run, {.num_files = 1, .num_elements = inventory.NumElements()},
+                      manifest);
+  RETURN_IF_ERROR(writer.Begin());
+  RETURN_IF_ERROR(CheckpointError(
+      CopyTensors(*sources, inventory.NumElements(), options, incoming, writer), "importing"));
+  RETURN_IF_ERROR(writer.Commit());
+  return ImportReport{.folder = JoinPath(output_run, CheckpointName(step)),
+                      .notes = std::move(incoming.vocabulary.notes)};
+}
+
+}  // namespace deepnet

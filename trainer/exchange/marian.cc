@@ -1,0 +1,214 @@
+#include "trainer/exchange/marian.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+
+#include "parallel/base/exit_code.h"
+#include "parallel/base/status_macros.h"
+#include "trainer/data/vocabulary.h"
+#include "trainer/exchange/hf_config.h"
+#include "trainer/exchange/hf_names.h"
+#include "trainer/exchange/stored_weights.h"
+#include "trainer/model/depth_scaling.h"
+
+namespace deepnet {
+namespace {
+
+constexpr double kMarianEpsilon = 1e-5;  // of torch.nn.LayerNorm and of CTranslate2
+constexpr char kEmbedding[] = "shared.weight";
+
+// What a parameter is divided by: alpha of its stack where it ends a branch.
+double DivisorOf(const std::string& name, const DepthScaling& scaling) {
+  const bool ends_branch =
+      absl::StrContains(name, ".out_proj.") || absl::StrContains(name, ".fc2.");
+  if (!ends_branch) return 1.0;
+  return absl::StartsWith(name, "encoder.") ? scaling.encoder_alpha : scaling.decoder_alpha;
+}
+
+ElementReader Divided(ElementReader read, double divisor) {
+  if (divisor == 1.0) return read;
+  return [read = std::move(read), divisor](int64_t first, std::span<float> into) -> absl::Status {
+    RETURN_IF_ERROR(read(first, into));
+    for (float& value : into) value = static_cast<float>(static_cast<double>(value) / divisor);
+    return absl::OkStatus();
+  };
+}
+
+ElementReader Sinusoids(int64_t width) {
+  return [width](int64_t first, std::span<float> into) -> absl::Status {
+    std::vector<float> row(static_cast<size_t>(width));
+    for (size_t i = 0; i < into.size();) {
+      const int64_t at = first + static_cast<int64_t>(i);
+      SinusoidalPosition(at / width, row);
+      const size_t begin = static_cast<size_t>(at % width);
+      const size_t taken = std::min(row.size() - begin, into.size() - i);
+      std::copy_n(row.begin() + static_cast<std::ptrdiff_t>(begin), taken,
+                  into.begin() + static_cast<std::ptrdiff_t>(i));
+      i += taken;
+    }
+    return absl::OkStatus();
+  };
+}
+
+// The table `positions` with `scale` times the row of </s> added to its first row.
+ElementReader WithFirstToken(ElementReader positions, ElementReader embedding, double scale,
+                             int64_t width) {
+  return [=](int64_t first, std::span<float> into) -> absl::Status {
+    RETURN_IF_ERROR(positions(first, into));
+    if (first >= width) return absl::OkStatus();
+    const std::span<float> head =
+        into.first(std::min(into.size(), static_cast<size_t>(width - first)));
+    std::vector<float> end_row(head.size());
+    RETURN_IF_ERROR(embedding(kEos * width + first, end_row));
+    for (size_t i = 0; i < head.size(); ++i) {
+      head[i] += static_cast<float>(static_cast<double>(end_row[i]) * scale);
+    }
+    return absl::OkStatus();
+  };
+}
+
+// Of one stack, "encoder" or "decoder".
+absl::StatusOr<OutgoingTensor> PositionTable(const ModelSpec& model, const std::string& stack,
+                                             TensorReader& reader) {
+  const std::string name = absl::StrCat(stack, ".embed_positions.weight");
+  const std::vector<int64_t> shape = {model.max_positions(), model.width()};
+  ElementReader read = Sinusoids(model.width());
+  if (model.positions() == LEARNED) {
+    ASSIGN_OR_RETURN(read, ReadStoredWeight(reader, name, shape));
+  }
+  if (stack == "decoder") {
+    ASSIGN_OR_RETURN(
+        const ElementReader embedding,
+        ReadStoredWeight(reader, kEmbedding, {model.vocabulary_size(), model.width()}));
+    const double scale =
+        model.unscaled_embedding() ? 1.0 : std::sqrt(static_cast<double>(model.width()));
+    read = WithFirstToken(std::move(read), embedding, scale, model.width());
+  }
+  return OutgoingTensor{.name = HfName(name), .shape = shape, .read = std::move(read)};
+}
+
+// Greatest part by which a normalisation's factor is off, at a variance of 1 of what it normalises.
+double NormDifference(const ModelSpec& model, double alpha) {
+  const double ours = model.layer_norm_epsilon() / (alpha * alpha);
+  return std::abs(std::sqrt((1.0 + ours) / (1.0 + kMarianEpsilon)) - 1.0);
+}
+
+}  // namespace
+
+absl::Status CheckMarian(const ModelSpec& model) {
+  std::vector<std::string> mistakes;
+  if (model.residual() != DEEPNORM && model.residual() != POST_LN) {
+    mistakes.push_back(absl::StrCat("residual is ", Residual_Name(model.residual()),
+                                    " (DEEPNORM or POST_LN; a PRE_LN model goes out with --format "
+                                    "safetensors as M2M-100)"));
+  }
+  if (model.tied_embeddings() != TIE_ALL) {
+    mistakes.push_back(absl::StrCat("tied_embeddings is ",
+                                    TiedEmbeddings_Name(model.tied_embeddings()), " (TIE_ALL)"));
+  }
+  if (mistakes.empty()) return absl::OkStatus();
+  return WithExitCode(
+      absl::FailedPreconditionError(
+          absl::StrCat("this model cannot be exported as Marian: ", absl::StrJoin(mistakes, "; "))),
+      ExitCode::kCheckpoint);
+}
+
+std::vector<int64_t> MarianIds(int64_t vocabulary_size) {
+  std::vector<int64_t> ids(static_cast<size_t>(vocabulary_size));
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int64_t>(i);
+  std::swap(ids[kPad], ids.back());
+  return ids;
+}
+
+HfConfig MakeMarianConfig(const HfConfig& ours) {
+  HfConfig config = ours;
+  const int32_t last = ours.vocab_size() - 1;
+  config.set_model_type(kMarianType);
+  config.clear_architectures();
+  config.add_architectures("MarianMTModel");
+  config.set_decoder_vocab_size(ours.vocab_size());
+  config.set_share_encoder_decoder_embeddings(true);
+  config.set_pad_token_id(last);
+  config.set_decoder_start_token_id(last);
+  config.set_forced_eos_token_id(kEos);
+  config.clear_residual();
+  config.clear_encoder_alpha();
+  config.clear_decoder_alpha();
+  config.clear_layer_norm_eps();
+  config.clear_position_embedding_type();
+  config.clear_tied_embeddings();
+  config.clear_deepnet();  // these weights are not the checkpoint's
+  return config;
+}
+
+absl::StatusOr<std::vector<OutgoingTensor>> MarianTensors(const ModelSpec& model,
+                                                          TensorReader& reader) {
+  const DepthScaling scaling = MakeDepthScaling(model);
+  ASSIGN_OR_RETURN(std::vector<OutgoingTensor> tensors, StoredWeights(model, reader));
+  std::erase_if(tensors, [](const OutgoingTensor& tensor) {
+    return absl::StrContains(tensor.name, ".embed_positions.");
+  });
+  for (OutgoingTensor& tensor : tensors) {
+    tensor.read = Divided(std::move(tensor.read), DivisorOf(tensor.name, scaling));
+    if (tensor.name == kEmbedding) {
+      tensor.read = ReadRows(std::move(tensor.read), RunsOf(MarianIds(model.vocabulary_size())),
+                             model.width());
+    }
+    tensor.name = HfName(tensor.name);
+  }
+  for (const char* stack : {"encoder", "decoder"}) {
+    ASSIGN_OR_RETURN(OutgoingTensor table, PositionTable(model, stack, reader));
+    tensors.push_back(std::move(table));
+  }
+  tensors.push_back({.name = "final_logits_bias",
+                     .shape = {1, model.vocabulary_size()},
+                     .read = [](int64_t, std::span<float> into) {
+                       std::fill(into.begin(), into.end(), 0.0f);
+                       return absl::OkStatus();
+                     }});
+  return tensors;
+}
+
+std::vector<std::string> MarianStatements(const ModelSpec& model, TagStyle tags) {
+  const DepthScaling scaling = MakeDepthScaling(model);
+  std::vector<std::string> statements;
+  statements.push_back(absl::StrFormat(
+      "out_proj and fc2 are divided by alpha (encoder %.6g, decoder %.6g). Exact up to LayerNorm's "
+      "epsilon: Marian adds %g to a variance where alpha^2 times less would be equal, which "
+      "changes "
+      "the factor of a normalisation by at most %.2g (encoder) and %.2g (decoder) of itself, "
+      "divided by the variance of residual plus branch.",
+      scaling.encoder_alpha, scaling.decoder_alpha, kMarianEpsilon,
+      NormDifference(model, scaling.encoder_alpha), NormDifference(model, scaling.decoder_alpha)));
+  statements.push_back(
+      "Positions are stored in embed_positions; transformers' save_pretrained leaves them out, so "
+      "copy the folder instead of saving the model again.");
+  if (tags == M2M) {
+    statements.push_back(
+        "The source begins with >>source<<, and the target's tag has to be forced "
+        "(forced_bos_token_id; in CTranslate2 target_prefix).");
+  } else {
+    statements.push_back("The source begins with the target's language: \">>de<< text\".");
+  }
+  return statements;
+}
+
+void SinusoidalPosition(int64_t position, std::span<float> features) {
+  const size_t half = features.size() / 2;
+  const double rate = half > 1 ? std::log(10000.0) / static_cast<double>(half - 1) : 0.0;
+  std::fill(features.begin(), features.end(), 0.0f);
+  for (size_t k = 0; k < half; ++k) {
+    const double angle =
+        static_cast<double>(position + 2) * std::exp(-rate * static_cast<double>(k));
+    features[k] = static_cast<float>(std::sin(angle));
+    features[half + k] = static_cast<float>(std::cos(angle));
+  }
+}
+
+}  // namespace deepnet
