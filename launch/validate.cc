@@ -324,11 +324,11 @@ void CheckLayout(const RunSpec& run, Mistakes* mistakes) {
   const int layers = run.model().encoder_layers() + run.model().decoder_layers();
   mistakes->Require(layers < 1 || stages <= layers, "parallel.pipeline_parallel_size", stages,
                     absl::StrCat("must be at most the number of layers (", layers, ")"));
-  const int virtual_replicas = run.optim().virtual_replicas();
-  if (virtual_replicas > 0 && replicas > 0) {
-    mistakes->Require(virtual_replicas % replicas == 0, "parallel.data_parallel_size", replicas,
-                      absl::StrCat("must divide optim.virtual_replicas (", virtual_replicas, ")"));
-  }
+  const int microbatches = run.data().microbatches_per_step();
+  mistakes->Require(microbatches < 1 || replicas <= microbatches, "parallel.data_parallel_size",
+                    replicas,
+                    absl::StrCat("must be at most data.microbatches_per_step (", microbatches,
+                                 "): each replica computes at least one"));
 }
 
 void CheckTrain(const TrainSpec& train, Mistakes* mistakes) {

@@ -1,13 +1,14 @@
 #include "trainer/rank_part.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "parallel/base/check.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/comm/collectives.h"
 #include "parallel/exec/watchdog.h"
 #include "parallel/plan/check_schedule.h"
 #include "parallel/plan/crossing.h"
+#include "parallel/plan/dealing.h"
 #include "parallel/plan/planner.h"
 #include "parallel/plan/with_transfers.h"
 #include "trainer/kernels/compute.h"
@@ -45,9 +46,11 @@ OwnChunks ChunksOf(const Plan& plan, int stage) {
   return own;
 }
 
-ShardLayout LayoutOf(const RunSpec&, const Inventory& whole, const Plan& plan,
-                     const Transformer& model, int replica) {
-  ShardOptions options{.num_replicas = plan.data_parallel_size(), .replica = replica};
+ShardLayout LayoutOf(const Inventory& whole, const Plan& plan, const Transformer& model,
+                     int replica, int replicas_per_node) {
+  ShardOptions options{.num_replicas = plan.data_parallel_size(),
+                       .replica = replica,
+                       .replicas_per_node = replicas_per_node};
   for (const ChunkPlan& chunk : plan.chunks()) {
     options.stage_of_layer.resize(chunk.end_layer(), chunk.rank());
   }
@@ -71,7 +74,8 @@ Plan LonePlan(const Inventory& whole, int microbatches) {
 }
 
 absl::StatusOr<std::unique_ptr<RankPart>> MakeRankPart(const RunSpec& run, const Inventory& whole,
-                                                       const Plan& plan, Communicator& world) {
+                                                       const Plan& plan, Communicator& world,
+                                                       const std::string& node) {
   auto part = std::make_unique<RankPart>();
   const int stages = plan.pipeline_parallel_size();
   DEEPNET_CHECK_EQ(world.size(), stages * plan.data_parallel_size());
@@ -80,17 +84,21 @@ absl::StatusOr<std::unique_ptr<RankPart>> MakeRankPart(const RunSpec& run, const
   part->replica = world.rank() / stages;
   part->num_replicas = plan.data_parallel_size();
   ASSIGN_OR_RETURN(part->pipeline, world.Split(part->replica, part->stage));
-  ASSIGN_OR_RETURN(part->groups, SplitGroups(world, part->stage, part->replica));
+  ASSIGN_OR_RETURN(const std::vector<std::string> nodes, AllGatherText(world, node));
+  const int replicas_per_node = ReplicasPerNode(nodes, stages);
+  ASSIGN_OR_RETURN(part->groups, SplitGroups(world, part->stage, part->replica, replicas_per_node));
   part->groups.all.limit = MakeTimeLimits(run.parallel(), /*first_step=*/true).message;
   part->placement = PlacementOf(plan);
-  ASSIGN_OR_RETURN(part->schedule, WithTransfers(MakeSchedule(plan), part->placement));
+  ASSIGN_OR_RETURN(part->schedule,
+                   WithTransfers(MakeSchedule(plan, part->replica), part->placement));
 
   const OwnChunks own = ChunksOf(plan, part->stage);
   ASSIGN_OR_RETURN(part->ops, MakeOps(run.compute()));
   part->model = std::make_unique<Transformer>(run.model(), run.data().microbatch(), *part->ops,
                                               /*trainable=*/true, own.specs);
-  part->layout = LayoutOf(run, whole, plan, *part->model, part->replica);
-  const int local_replicas = std::max(1, run.optim().virtual_replicas() / part->num_replicas);
+  part->layout = LayoutOf(whole, plan, *part->model, part->replica, replicas_per_node);
+  const int local_replicas =
+      LocalVirtualReplicas(run.optim().virtual_replicas(), part->num_replicas);
   part->sums = std::make_unique<GradientSums>(
       *part->ops, part->model->parameters(), part->layout, part->groups.all,
       GradientSumsOptions{.local_replicas = local_replicas,

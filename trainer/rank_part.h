@@ -3,10 +3,12 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 
+#include "parallel/base/host.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/plan/inventory.h"
 #include "parallel/plan/placement.h"
@@ -45,8 +47,11 @@ struct RankPart {
 Plan LonePlan(const Inventory& whole, int microbatches);
 
 // `run` and `plan` are those that StartRun settled, `whole` describes the model. Collective over
-// `world`, which must outlive the result; every rank gives the same arguments.
+// `world`, which must outlive the result; every rank gives the same arguments, but `node`: ranks
+// that give the same name share a node, and sums go inside nodes first where ReplicasPerNode finds
+// that they can.
 absl::StatusOr<std::unique_ptr<RankPart>> MakeRankPart(const RunSpec& run, const Inventory& whole,
-                                                       const Plan& plan, Communicator& world);
+                                                       const Plan& plan, Communicator& world,
+                                                       const std::string& node = HostName());
 
 }  // namespace deepnet

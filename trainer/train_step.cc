@@ -6,32 +6,37 @@
 #include "absl/strings/str_cat.h"
 
 #include "parallel/base/status_macros.h"
+#include "parallel/plan/dealing.h"
 #include "trainer/optim/loss_total.h"
 
 namespace deepnet {
 namespace {
 
+MicrobatchRange RangeOf(const StepBatch& batch, const RankPart& part) {
+  return MicrobatchesOf(static_cast<int>(batch.microbatches.size()), part.num_replicas,
+                        part.replica);
+}
+
 // What this rank's replica computes. Token counts stay those of the whole step.
 StepBatch ReplicaPart(const StepBatch& batch, const RankPart& part) {
-  const size_t count = batch.microbatches.size() / static_cast<size_t>(part.num_replicas);
-  const auto first = batch.microbatches.begin() + static_cast<int64_t>(count) * part.replica;
-  return {{first, first + static_cast<int64_t>(count)},
-          batch.num_source_tokens,
-          batch.num_target_tokens};
+  const MicrobatchRange range = RangeOf(batch, part);
+  const auto begin = batch.microbatches.begin();
+  return {
+      {begin + range.first, begin + range.end}, batch.num_source_tokens, batch.num_target_tokens};
 }
 
 absl::StatusOr<LossSums> SumLoss(const StepBatch& batch, const RankPart& part) {
   std::vector<LossSums> losses(batch.microbatches.size());
   const std::vector<LossSums>& own = part.chunks->losses();
-  std::copy(own.begin(), own.end(),
-            losses.begin() + static_cast<int64_t>(own.size()) * part.replica);
+  std::copy(own.begin(), own.end(), losses.begin() + RangeOf(batch, part).first);
   return TotalLoss(losses, part.groups.all);
 }
 
 }  // namespace
 
 absl::StatusOr<StepResult> RunTrainStep(const StepBatch& batch, int64_t step, int64_t update,
-                                        RankPart& part, const ExecutorOptions& options) {
+                                        RankPart& part, const ExecutorOptions& options,
+                                        const std::function<void()>& before_update) {
   const StepBatch own = part.num_replicas == 1 ? StepBatch() : ReplicaPart(batch, part);
   part.chunks->BeginStep(part.num_replicas == 1 ? batch : own, step);
   StepResult result;
@@ -49,6 +54,7 @@ absl::StatusOr<StepResult> RunTrainStep(const StepBatch& batch, int64_t step, in
   const double tokens = static_cast<double>(batch.num_target_tokens);
   result.loss = sums.loss / tokens;
   result.nll = sums.nll / tokens;
+  before_update();
   ASSIGN_OR_RETURN(result.update,
                    part.optimizer->Apply(*part.ops, part.model->parameters(), update, result.loss));
   if (!result.update.skipped) part.model->Refresh();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "absl/status/statusor.h"
 
@@ -24,11 +25,13 @@ struct StepResult {
 // every rank of it gets the same. Zeros with one stage.
 absl::StatusOr<TraceFigures> MeasurePipeline(const StepResult& result, RankPart& part);
 
-// `batch`: all microbatches of the step, of which replica r of R computes the r-th of R equal
-// parts; there are as many as part.schedule says, times R. `step` counts batches and keys dropout,
-// `update` >= 1 counts updates (skipped steps are none). Collective over part.world; every rank
-// gets the same result.
-absl::StatusOr<StepResult> RunTrainStep(const StepBatch& batch, int64_t step, int64_t update,
-                                        RankPart& part, const ExecutorOptions& options = {});
+// `batch`: all microbatches of the step, of which a replica computes those that MicrobatchesOf
+// (parallel/plan/dealing.h) deals it; part.schedule is for as many. `step` counts batches and keys
+// dropout, `update` >= 1 counts updates (skipped steps are none). `before_update` is called when
+// weights and moments are about to change. Collective over part.world; every rank gets the same
+// result.
+absl::StatusOr<StepResult> RunTrainStep(
+    const StepBatch& batch, int64_t step, int64_t update, RankPart& part,
+    const ExecutorOptions& options = {}, const std::function<void()>& before_update = [] {});
 
 }  // namespace deepnet

@@ -78,10 +78,10 @@ absl::Status ReadScheduleFile(const std::string& root, ParallelSpec* parallel) {
   return absl::OkStatus();
 }
 
-Schedule MakeSchedule(const Plan& plan) {
+Schedule MakeSchedule(const Plan& plan, int replica) {
   absl::StatusOr<Schedule> schedule =
       plan.schedule_text().empty()
-          ? MakeNamedSchedule(plan.schedule(), ShapeOf(plan), ChunkCosts(plan))
+          ? MakeNamedSchedule(plan.schedule(), ShapeOf(plan, replica), ChunkCosts(plan))
           : ParseSchedule(plan.schedule_text());
   DEEPNET_CHECK(schedule.ok()) << schedule.status();
   return *std::move(schedule);

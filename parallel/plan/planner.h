@@ -21,8 +21,9 @@ namespace deepnet {
 // The fastest layout, by simulation, of those that `parallel` allows and that fit. The model is cut
 // into pipeline_parallel_size x chunks_per_rank chunks of about equal cost per rank; replicas
 // repeat the pipeline: rank = replica * pipeline_parallel_size + stage. What is left open is
-// decided: degrees (replicas are a power of two, as virtual replicas must be), schedule, chunks,
-// and for each rank the cheapest recomputation with which it fits.
+// decided: degrees (replicas are a power of two, as virtual replicas must be, and share
+// microbatches evenly; asked for, any number up to that of the microbatches will do), schedule,
+// chunks, and for each rank the cheapest recomputation with which it fits.
 //
 // Read: data.microbatches_per_step; optim.virtual_replicas; compute.device, dtype, matmul; all of
 // cluster and parallel. cluster.device_memory_gib 0 means unlimited; without nodes and
@@ -44,9 +45,10 @@ std::optional<Plan> ClosestPlan(const absl::Status& status);
 // to `root`, and puts its text there. InvalidArgument (kBadConfig) if there is no such file.
 absl::Status ReadScheduleFile(const std::string& root, ParallelSpec* parallel);
 
-// The order of work of one replica's ranks, without transfers. `plan` is MakePlan's. What else one
-// replica of a plan is made of: planner_views.h.
-Schedule MakeSchedule(const Plan& plan);
+// The order of work of one replica's ranks, without transfers. `plan` is MakePlan's. Replicas
+// differ only in their number of microbatches, if at all (dealing.h): the first has as many as any.
+// What else one replica of a plan is made of: planner_views.h.
+Schedule MakeSchedule(const Plan& plan, int replica = 0);
 
 // A table for people: see planner_text.h for more.
 std::string ToText(const Plan& plan, const Inventory& inventory);

@@ -7,7 +7,6 @@
 #include "parallel/plan/planner_draft.h"
 
 #include <algorithm>
-#include <bit>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -15,7 +14,9 @@
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/plan/check_schedule.h"
+#include "parallel/plan/dealing.h"
 #include "parallel/plan/partition.h"
+#include "parallel/plan/planner_replicas.h"
 #include "parallel/plan/schedule_generators.h"
 
 namespace deepnet {
@@ -24,19 +25,11 @@ namespace {
 constexpr int kMostCorrections = 4;
 constexpr int kMostRecuts = 3;
 
-absl::StatusOr<int> MicrobatchesPerReplica(const Request& request, const Layout& layout) {
-  if (request.microbatches_per_step % layout.replicas != 0) {
-    return BadField(absl::StrCat("data.microbatches_per_step: ", request.microbatches_per_step,
-                                 " cannot be dealt evenly to data_parallel_size ",
-                                 layout.replicas));
-  }
-  return request.microbatches_per_step / layout.replicas;
-}
-
 PipelineShape ShapeOf(const Request& request, const Layout& layout) {
-  return {.num_ranks = layout.stages,
-          .num_microbatches = request.microbatches_per_step / layout.replicas,
-          .chunks_per_rank = layout.chunks_per_rank};
+  return {
+      .num_ranks = layout.stages,
+      .num_microbatches = MicrobatchesOf(request.microbatches_per_step, layout.replicas, 0).Count(),
+      .chunks_per_rank = layout.chunks_per_rank};
 }
 
 // Owners of chunks in a schedule that a user wrote.
@@ -201,16 +194,7 @@ absl::Status CheckLayout(const Request& request, const Layout& layout) {
                                  " x data_parallel_size ", layout.replicas, " = ",
                                  layout.NumRanks(), " ranks, but cluster has ", request.num_ranks));
   }
-  RETURN_IF_ERROR(MicrobatchesPerReplica(request, layout).status());
-  if (request.virtual_replicas % layout.replicas != 0) {
-    return BadField(absl::StrCat("optim.virtual_replicas: ", request.virtual_replicas,
-                                 " is not a multiple of data_parallel_size ", layout.replicas));
-  }
-  if (request.virtual_replicas == 0 && request.replicas == 0 &&
-      !std::has_single_bit(static_cast<unsigned>(layout.replicas))) {
-    return BadField(absl::StrCat("parallel.data_parallel_size: ", layout.replicas,
-                                 " would be optim.virtual_replicas, which is a power of two"));
-  }
+  RETURN_IF_ERROR(CheckReplicas(request, layout));
   RETURN_IF_ERROR(PlacementOf(request, layout).status());
   const PlacementShape made = ShapeName(request, layout);
   if (request.placement != PLACEMENT_UNSPECIFIED && request.placement != made) {

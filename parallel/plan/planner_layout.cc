@@ -5,6 +5,7 @@
 
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/plan/dealing.h"
 
 namespace deepnet {
 namespace {
@@ -98,8 +99,10 @@ absl::StatusOr<Plan> LayOut(const Request& request, const Layout& layout, Simula
   plan.set_microbatches_per_step(request.microbatches_per_step);
   plan.set_chunks_per_rank(layout.chunks_per_rank);
   plan.set_placement(ShapeName(request, layout));
-  plan.set_virtual_replicas(request.virtual_replicas != 0 ? request.virtual_replicas
-                                                          : layout.replicas);
+  plan.set_virtual_replicas(
+      request.virtual_replicas != 0
+          ? request.virtual_replicas
+          : DefaultVirtualReplicas(request.microbatches_per_step, layout.replicas));
   AddChunks(draft, plan);
   AddStages(request, draft, *simulation, plan);
   plan.set_gradient_exchange_seconds(ExposedExchange(request, draft, plan));

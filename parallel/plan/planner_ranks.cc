@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "parallel/plan/crossing.h"
+#include "parallel/plan/dealing.h"
 
 namespace deepnet {
 namespace {
@@ -140,7 +141,7 @@ Cuts MakeCuts(const Request& request, Placement placement, std::vector<int> ends
 
 std::vector<RankUse> MakeRankUses(const Request& request, const Cuts& cuts,
                                   const InFlight& in_flight, int replicas) {
-  const int folds = std::max(1, request.virtual_replicas / replicas);
+  const int folds = LocalVirtualReplicas(request.virtual_replicas, replicas);
   const std::vector<int> tables = LayersOfTables(*request.inventory);
   std::vector<RankUse> ranks(cuts.placement.NumRanks());
   for (int c = 0, first = 0; c < cuts.placement.NumChunks(); first = cuts.ends[c++]) {

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "parallel/base/status_macros.h"
+#include "parallel/plan/dealing.h"
 #include "parallel/plan/planner_layout.h"
 #include "parallel/plan/schedule_generators.h"
 
@@ -166,7 +167,8 @@ CoarseEstimate EstimateCoarsely(const Request& request, const Layout& layout) {
     estimate.seconds = std::max(estimate.seconds, exchange.gather + exchange.tied);
   }
   const CoarseTimes times = TimesOf(*draft);
-  const int microbatches = request.microbatches_per_step / layout.replicas;
+  const int microbatches =
+      MicrobatchesOf(request.microbatches_per_step, layout.replicas, 0).Count();
   estimate.seconds += times.rank * microbatches +
                       (layout.stages - 1) * times.chunk * WaitingFactor(layout.schedule);
   return estimate;

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "parallel/base/check.h"
+#include "parallel/plan/dealing.h"
 #include "parallel/plan/memory.h"
 #include "parallel/plan/planner.h"
 #include "parallel/plan/planner_ranks.h"
@@ -80,10 +81,12 @@ std::vector<int64_t> GradientBytes(const Plan& plan, const Inventory& inventory)
   return bytes;
 }
 
-PipelineShape ShapeOf(const Plan& plan) {
-  return {.num_ranks = plan.pipeline_parallel_size(),
-          .num_microbatches = plan.microbatches_per_step() / plan.data_parallel_size(),
-          .chunks_per_rank = plan.chunks_per_rank()};
+PipelineShape ShapeOf(const Plan& plan, int replica) {
+  return {
+      .num_ranks = plan.pipeline_parallel_size(),
+      .num_microbatches =
+          MicrobatchesOf(plan.microbatches_per_step(), plan.data_parallel_size(), replica).Count(),
+      .chunks_per_rank = plan.chunks_per_rank()};
 }
 
 Simulation SimulatePlan(const Plan& plan, const ClusterSpec& cluster, const ComputeSpec& compute) {

@@ -14,7 +14,7 @@
 
 namespace deepnet {
 
-PipelineShape ShapeOf(const Plan& plan);
+PipelineShape ShapeOf(const Plan& plan, int replica = 0);
 Placement PlacementOf(const Plan& plan);
 std::vector<int> ChunkEnds(const Plan& plan);
 std::vector<ChunkCost> ChunkCosts(const Plan& plan);

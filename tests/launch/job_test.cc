@@ -117,8 +117,8 @@ TEST_F(JobTest, ANumberOfRanksThatNoLayoutFitsEndsWithTwo) {
                 HasSubstr("pipeline_parallel_size 2 x data_parallel_size 1 = 2 ranks, but cluster "
                           "has 3"));
   ExpectRefused(
-      RunJob(Ranks(3, Config("run"), " --set parallel.data_parallel_size=3")), 2,
-      HasSubstr("parallel.data_parallel_size: 3: must divide optim.virtual_replicas (2)"));
+      RunJob(Ranks(5, Config("run"), " --set parallel.data_parallel_size=5")), 2,
+      HasSubstr("parallel.data_parallel_size: 5: must be at most data.microbatches_per_step (4)"));
 }
 
 TEST_F(JobTest, AClusterThatIsNotTheJobsEndsWithTwo) {

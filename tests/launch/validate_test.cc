@@ -184,9 +184,13 @@ TEST(Validate, EveryComputeAndLayoutRuleNamesItsField) {
        "ranks of the cluster"},
       {{"parallel.pipeline_parallel_size=5"},
        "parallel.pipeline_parallel_size: 5: must be at most the number of layers (4)"},
-      {{"cluster.nodes=4", "parallel.data_parallel_size=4", "optim.virtual_replicas=2"},
-       "parallel.data_parallel_size: 4: must divide optim.virtual_replicas (2)"}};
+      {{"cluster.nodes=5", "parallel.data_parallel_size=5"},
+       "parallel.data_parallel_size: 5: must be at most data.microbatches_per_step (4): each "
+       "replica computes at least one"}};
   for (const Case& c : cases) EXPECT_EQ(TrainError(c.sets), c.line);
+  EXPECT_EQ(
+      TrainError({"cluster.nodes=3", "parallel.data_parallel_size=3", "optim.virtual_replicas=2"}),
+      "");
 }
 
 TEST(Validate, EveryTrainAndDecodeRuleNamesItsField) {

@@ -18,6 +18,7 @@
 #include "tests/support/run_ranks.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/model/describe.h"
+#include "trainer/optim/exchange_levels.h"
 #include "trainer/rank_part.h"
 #include "trainer/train_step.h"
 
@@ -25,6 +26,9 @@ namespace deepnet::testing {
 namespace {
 
 constexpr int kSteps = 2;
+// Relative, of losses and norms; a float32 sum of 8 parts instead of a tree of them, and one update
+// after it.
+constexpr double kRoundingTolerance = 1e-6;
 
 RunSpec SpecOf(const ModelCase& model) {
   RunSpec run;
@@ -100,12 +104,17 @@ int64_t BytesOfSum(int64_t count, int size, int rank) {
   return kDouble * (count - mine + mine * (size - 1));
 }
 
-void AddShares(const ShardLayout& layout, RankOutcome& outcome) {
+void AddShares(const ShardLayout& layout, const Groups& groups, RankOutcome& outcome) {
+  const std::vector<Communicator*> levels = ExchangeLevels(groups);
   for (const std::vector<Piece>& bucket : layout.pieces) {
     for (const Piece& piece : bucket) {
-      const int64_t own = piece.cuts[layout.place + 1] - piece.cuts[layout.place];
-      outcome.exchange_bytes += 4 * (piece.of.count - own);
-      if (piece.of.first_here) outcome.exchange_bytes += 4 * own * (layout.num_replicas - 1);
+      for (size_t level = 0; level < levels.size(); ++level) {
+        const std::vector<int64_t> borders = LevelBorders(piece, levels, level);
+        const int rank = levels[level]->rank(), size = levels[level]->size();
+        const int64_t own = borders[rank + 1] - borders[rank];
+        outcome.exchange_bytes += 4 * (borders.back() - borders.front() - own);
+        if (piece.of.first_here) outcome.exchange_bytes += 4 * own * (size - 1);
+      }
     }
   }
   for (const TiedTensor& tensor : layout.tied) {
@@ -193,16 +202,19 @@ std::vector<LayoutCase> WithEveryRecompute(const std::vector<LayoutCase>& layout
   return all;
 }
 
-absl::StatusOr<RankOutcome> RunOnRank(const ModelCase& model, const Plan& plan,
-                                      Communicator& world) {
+absl::StatusOr<RankOutcome> RunOnRank(const ModelCase& model, const Plan& plan, Communicator& world,
+                                      const std::string& node) {
   CommMeter meter;
   CountingCommunicator counted(world, meter);
   ASSIGN_OR_RETURN(const std::unique_ptr<RankPart> part,
-                   MakeRankPart(SpecOf(model), InventoryOf(model), plan, counted));
+                   MakeRankPart(SpecOf(model), InventoryOf(model), plan, counted, node));
   Parameters& parameters = part->model->parameters();
   parameters.Initialize(5);
   part->model->Refresh();
   RankOutcome outcome{.stage = part->stage, .replica = part->replica};
+  if (part->groups.node_replicas != nullptr) {
+    outcome.replicas_per_node = part->groups.node_replicas->size();
+  }
   for (int step = 0; step < kSteps; ++step) {
     const int64_t before = meter.counts().sent_bytes;
     ASSIGN_OR_RETURN(const StepResult result,
@@ -213,7 +225,7 @@ absl::StatusOr<RankOutcome> RunOnRank(const ModelCase& model, const Plan& plan,
     outcome.sent_bytes = meter.counts().sent_bytes - before;
   }
   AddHeld(parameters, outcome);
-  AddShares(part->layout, outcome);
+  AddShares(part->layout, part->groups.all, outcome);
   return outcome;
 }
 
@@ -224,11 +236,13 @@ RankOutcome RunAlone(const ModelCase& model) {
   return outcome.value_or(RankOutcome());
 }
 
-std::vector<RankOutcome> RunAsThreads(const ModelCase& model, const Plan& plan) {
+std::vector<RankOutcome> RunAsThreads(const ModelCase& model, const Plan& plan,
+                                      const std::function<std::string(int rank)>& node_of) {
   std::vector<RankOutcome> outcomes(plan.pipeline_parallel_size() * plan.data_parallel_size());
   const auto statuses =
       RunRanks(static_cast<int>(outcomes.size()), [&](Communicator& world) -> absl::Status {
-        ASSIGN_OR_RETURN(outcomes[world.rank()], RunOnRank(model, plan, world));
+        const std::string node = node_of ? node_of(world.rank()) : "the only one";
+        ASSIGN_OR_RETURN(outcomes[world.rank()], RunOnRank(model, plan, world, node));
         return absl::OkStatus();
       });
   EXPECT_TRUE(FirstError(statuses).ok()) << FirstError(statuses);
@@ -241,6 +255,23 @@ void ExpectSameBits(const RankOutcome& rank, const RankOutcome& alone) {
   EXPECT_EQ(rank.norms, alone.norms);
   for (const auto& [name, weight] : rank.weights) {
     EXPECT_TRUE(at::equal(weight, alone.weights.at(name)))
+        << name << " of stage " << rank.stage << ", replica " << rank.replica;
+  }
+}
+
+void ExpectWithinRounding(const RankOutcome& rank, const RankOutcome& alone,
+                          const RankOutcome& agreed) {
+  ASSERT_EQ(rank.losses.size(), alone.losses.size());
+  EXPECT_EQ(rank.losses[0], alone.losses[0]);
+  for (size_t step = 0; step < alone.losses.size(); ++step) {
+    EXPECT_NEAR(rank.losses[step], alone.losses[step], kRoundingTolerance * alone.losses[step]);
+    EXPECT_NEAR(rank.norms[step], alone.norms[step], kRoundingTolerance * alone.norms[step]);
+  }
+  EXPECT_EQ(rank.losses, agreed.losses);
+  EXPECT_EQ(rank.norms, agreed.norms);
+  ASSERT_EQ(rank.weights.size(), agreed.weights.size());
+  for (const auto& [name, weight] : rank.weights) {
+    EXPECT_TRUE(at::equal(weight, agreed.weights.at(name)))
         << name << " of stage " << rank.stage << ", replica " << rank.replica;
   }
 }

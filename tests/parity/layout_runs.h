@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -50,6 +51,7 @@ struct LayoutCase {
 // One rank after all steps.
 struct RankOutcome {
   int stage = 0, replica = 0;
+  int replicas_per_node = 0;                  // 0: sums have one level
   std::vector<double> losses, nlls, norms;    // of each step
   std::map<std::string, at::Tensor> weights;  // of what it holds, by name
   int64_t weight_bytes = 0, gradient_bytes = 0, moment_bytes = 0;
@@ -69,15 +71,22 @@ std::vector<LayoutCase> SchedulesFor(const ModelCase& model, int stages, int rep
 std::vector<LayoutCase> WithEveryRecompute(const std::vector<LayoutCase>& layouts);
 
 // Collective over `world`, as MakeRankPart.
-absl::StatusOr<RankOutcome> RunOnRank(const ModelCase& model, const Plan& plan,
-                                      Communicator& world);
+absl::StatusOr<RankOutcome> RunOnRank(const ModelCase& model, const Plan& plan, Communicator& world,
+                                      const std::string& node = "the only one");
 
 // The twin of all: one rank, one chunk, one microbatch after the other.
 RankOutcome RunAlone(const ModelCase& model);
-// Of each rank, in order. Failures are EXPECTed away.
-std::vector<RankOutcome> RunAsThreads(const ModelCase& model, const Plan& plan);
+// Of each rank, in order. Failures are EXPECTed away. `node_of`: pretended nodes of ranks; none:
+// all on one.
+std::vector<RankOutcome> RunAsThreads(const ModelCase& model, const Plan& plan,
+                                      const std::function<std::string(int rank)>& node_of = {});
 
 void ExpectSameBits(const RankOutcome& rank, const RankOutcome& alone);
+// For numbers of replicas that do not divide R: the loss of the first step is the same to the bit,
+// its norm and what comes later within float32 rounding of sums over microbatches. `agreed`: a
+// rank of the same stage, whose bits must be the same in any case.
+void ExpectWithinRounding(const RankOutcome& rank, const RankOutcome& alone,
+                          const RankOutcome& agreed);
 
 // One rank: parameter bytes as planned, and bytes sent in a step as the sum of what crosses its
 // cuts (Plan) times its microbatches, of the exchange of gradients and weights, of tied tensors, of

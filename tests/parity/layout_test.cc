@@ -19,6 +19,7 @@ namespace {
 using testing::ExpectBytesAsPlanned;
 using testing::ExpectExchangesAsPlanned;
 using testing::ExpectSameBits;
+using testing::ExpectWithinRounding;
 using testing::LayoutCase;
 using testing::ModelCase;
 using testing::PlanFor;
@@ -104,6 +105,53 @@ TEST(Layout, UpToEightStagesOfThreeChunksGiveTheBitsOfOneRank) {
     return layout.stages * layout.chunks_per_rank <= other.NumLayers();
   });
   ExpectAllEqualOneRank(deep, layouts);
+}
+
+// Ranks in order on pretended nodes, as mpirun places them.
+TEST(Layout, SumsInsideNodesFirstGiveTheBitsOfOneRank) {
+  const ModelCase model;
+  const RankOutcome alone = RunAlone(model);
+  struct Nodes {
+    int stages, replicas, ranks_per_node, expected;  // replicas that share a node
+  };
+  for (const Nodes& nodes : {Nodes{1, 4, 2, 2}, Nodes{1, 8, 4, 4}, Nodes{2, 4, 4, 2},
+                             Nodes{1, 8, 2, 2}, Nodes{2, 4, 2, 0}, Nodes{1, 4, 4, 0}}) {
+    for (const char* schedule : {"1f1b", "zb-h1"}) {
+      const LayoutCase layout{nodes.stages, nodes.replicas, schedule};
+      SCOPED_TRACE(layout.ToText());
+      const auto plan = PlanFor(model, layout);
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      const std::vector<RankOutcome> ranks = RunAsThreads(model, *plan, [&](int rank) {
+        return "node " + std::to_string(rank / nodes.ranks_per_node);
+      });
+      for (const RankOutcome& rank : ranks) {
+        EXPECT_EQ(rank.replicas_per_node, nodes.expected);
+        ExpectSameBits(rank, alone);
+        ExpectBytesAsPlanned(rank, model, *plan);
+      }
+      ExpectExchangesAsPlanned(ranks, *plan);
+    }
+  }
+}
+
+// Three replicas have 3, 3 and 2 of 8 microbatches, so their ranks follow different schedules.
+TEST(Layout, ReplicasThatDoNotDivideTheVirtualOnesStayWithinRounding) {
+  for (const ModelCase& model : {ModelCase{}, ModelCase{.tied = TIE_NONE, .virtual_replicas = 2}}) {
+    const RankOutcome alone = RunAlone(model);
+    for (const Degrees& degrees : {Degrees{1, 3}, Degrees{2, 3}, Degrees{1, 5}, Degrees{1, 7}}) {
+      for (LayoutCase layout : SchedulesFor(model, degrees.stages, degrees.replicas)) {
+        if (layout.schedule.find(':') != std::string::npos) continue;  // for even shares only
+        SCOPED_TRACE(model.ToText() + ": " + layout.ToText());
+        const auto plan = PlanFor(model, layout);
+        ASSERT_TRUE(plan.ok()) << plan.status();
+        const std::vector<RankOutcome> ranks = RunAsThreads(model, *plan);
+        for (const RankOutcome& rank : ranks) {
+          ExpectWithinRounding(rank, alone, ranks[rank.stage]);
+        }
+        if (HasFailure()) return;
+      }
+    }
+  }
 }
 
 // Several microbatches to a virtual replica, so that weight gradients wait as long as they may.

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "parallel/base/status_macros.h"
+#include "parallel/comm/forwarding_communicator.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/kernels/native_ops.h"
@@ -21,34 +22,19 @@ using testing::TinyCapacity;
 using testing::TinyMicrobatch;
 
 // Shows the caller what every exchange is about to send.
-class WatchedCommunicator final : public Communicator {
+class WatchedCommunicator final : public ForwardingCommunicator {
  public:
   using Watch = std::function<void(std::span<const Buffer> send)>;
 
-  WatchedCommunicator(Communicator& inner, Watch watch) : inner_(inner), watch_(std::move(watch)) {}
+  WatchedCommunicator(Communicator& inner, Watch watch)
+      : ForwardingCommunicator(inner), watch_(std::move(watch)) {}
 
-  int rank() const override { return inner_.rank(); }
-  int size() const override { return inner_.size(); }
-  TransferOr Send(Buffer buffer, int peer, int tag) override {
-    return inner_.Send(buffer, peer, tag);
-  }
-  TransferOr Receive(Buffer buffer, int peer, int tag) override {
-    return inner_.Receive(buffer, peer, tag);
-  }
   TransferOr AllToAll(std::span<const Buffer> send, std::span<const Buffer> receive) override {
     watch_(send);
-    return inner_.AllToAll(send, receive);
+    return inner().AllToAll(send, receive);
   }
-  TransferOr AllGather(Buffer mine, std::span<const Buffer> all) override {
-    return inner_.AllGather(mine, all);
-  }
-  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override {
-    return inner_.Split(color, key);
-  }
-  void Abort(int exit_code) override { inner_.Abort(exit_code); }
 
  private:
-  Communicator& inner_;
   Watch watch_;
 };
 

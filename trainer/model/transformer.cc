@@ -49,17 +49,20 @@ Transformer::Transformer(const ModelSpec& spec, const MicrobatchSpec& capacity, 
 
 Transformer::Transformer(const ModelSpec& spec, const MicrobatchSpec& capacity, Ops& ops,
                          bool trainable, const std::vector<ChunkSpec>& chunks)
+    : Transformer(spec, capacity, ops, trainable, chunks, Describe(spec, capacity)) {}
+
+Transformer::Transformer(const ModelSpec& spec, const MicrobatchSpec& capacity, Ops& ops,
+                         bool trainable, const std::vector<ChunkSpec>& chunks,
+                         const Inventory& whole)
     : spec_(spec),
       capacity_(capacity),
       ops_(ops),
-      inventory_(Describe(spec, capacity)),
-      parameters_(Select(inventory_, SpansOf(chunks)), ops, trainable),
-      chunks_(MakeChunks(spec, capacity, inventory_, chunks, ops, parameters_)),
+      parameters_(Select(whole, SpansOf(chunks)), ops, trainable),
+      chunks_(MakeChunks(spec, capacity, whole, chunks, ops, parameters_)),
       work_(MakeChunkWorkspace(spec, capacity, ops, chunks_)) {}
 
 const Chunk& Transformer::whole() const {
-  DEEPNET_CHECK_EQ(chunks_[0].spec().layers.NumLayers(),
-                   static_cast<int>(inventory_.layers.size()));
+  DEEPNET_CHECK_EQ(chunks_[0].spec().layers.NumLayers(), OneChunk(spec_)[0].layers.NumLayers());
   return chunks_[0];
 }
 

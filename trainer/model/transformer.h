@@ -63,12 +63,13 @@ class Transformer {
   void Backward(const Microbatch& microbatch, uint64_t seed, int64_t step, Activations& kept);
 
  private:
+  Transformer(const ModelSpec& spec, const MicrobatchSpec& capacity, Ops& ops, bool trainable,
+              const std::vector<ChunkSpec>& chunks, const Inventory& whole);
   const Chunk& whole() const;  // DEEPNET_CHECKs that it is
 
   ModelSpec spec_;
   MicrobatchSpec capacity_;
   Ops& ops_;
-  Inventory inventory_;  // of the whole model
   Parameters parameters_;
   std::vector<Chunk> chunks_;
   ChunkWorkspace work_;

@@ -51,8 +51,19 @@ GradientExchange::GradientExchange(Ops& ops, at::Tensor gradient, GradientSum or
       limit_(groups.limit) {}
 
 absl::Status GradientExchange::Start(const Piece& piece) {
+  RETURN_IF_ERROR(LaunchNextLevels());
   while (waiting_ > kMaxWaiting) RETURN_IF_ERROR(FinishOldest());
   return Launch(piece, 0);
+}
+
+// What a node's replicas have summed goes on to the other nodes now, not when all is finished. The
+// oldest goes first, so that ranks start the same exchanges of a group in the same order.
+absl::Status GradientExchange::LaunchNextLevels() {
+  while (!in_flight_.empty() && in_flight_.front().level + 1 < levels_.size() &&
+         in_flight_.front().transfer->Done()) {
+    RETURN_IF_ERROR(FinishOldest());
+  }
+  return absl::OkStatus();
 }
 
 absl::Status GradientExchange::Launch(const Piece& piece, size_t level) {

@@ -54,6 +54,7 @@ class GradientExchange {
 
   absl::Status Launch(const Piece& piece, size_t level);
   absl::Status FinishOldest();
+  absl::Status LaunchNextLevels();
   at::Tensor TakeBuffer(int64_t elements);
 
   Ops& ops_;

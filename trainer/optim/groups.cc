@@ -1,7 +1,10 @@
 #include "trainer/optim/groups.h"
 
+#include <algorithm>
+#include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
@@ -12,6 +15,33 @@
 #include "parallel/base/status_macros.h"
 
 namespace deepnet {
+namespace {
+
+// ReplicasPerNode of the replicas of one stage.
+int RunLength(const std::vector<std::string>& nodes) {
+  const auto other = [&](const std::string& node) { return node != nodes[0]; };
+  const auto end = std::find_if(nodes.begin(), nodes.end(), other);
+  const auto length = static_cast<size_t>(end - nodes.begin());
+  if (length < 2 || end == nodes.end() || nodes.size() % length != 0) return 0;
+  std::set<std::string> seen;
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    const bool first = i % length == 0;
+    if (first ? !seen.insert(nodes[i]).second : nodes[i] != nodes[i - 1]) return 0;
+  }
+  return static_cast<int>(length);
+}
+
+}  // namespace
+
+int ReplicasPerNode(std::span<const std::string> nodes, int stages) {
+  std::set<int> lengths;
+  for (int stage = 0; stage < stages; ++stage) {
+    std::vector<std::string> of_stage;
+    for (size_t rank = stage; rank < nodes.size(); rank += stages) of_stage.push_back(nodes[rank]);
+    lengths.insert(RunLength(of_stage));
+  }
+  return lengths.size() == 1 ? *lengths.begin() : 0;
+}
 
 absl::StatusOr<OwnedGroups> SplitGroups(Communicator& world, int stage, int replica,
                                         int replicas_per_node) {

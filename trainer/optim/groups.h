@@ -2,6 +2,8 @@
 #pragma once
 
 #include <memory>
+#include <span>
+#include <string>
 #include <string_view>
 
 #include "absl/status/status.h"
@@ -33,6 +35,13 @@ struct OwnedGroups {
   std::unique_ptr<Communicator> replicas, node_replicas, across_nodes, stages;
   Groups all;  // with `world` as it was given
 };
+
+// How many replicas of a stage a node has, where exchanges go inside nodes first: nodes[rank] is
+// the name of a rank's node, rank = replica * stages + stage. Needs that on every stage, nodes have
+// equally many replicas, more than one, and those adjacent; that this number is the same for all
+// stages, because they cut tied matrices alike; and that there is more than one node. Otherwise 0:
+// exchanges have one level.
+int ReplicasPerNode(std::span<const std::string> nodes, int stages);
 
 // Collective over `world`, which must outlive the result. `replicas_per_node` divides the replicas;
 // 0: one level of exchanges. The caller sets all.limit.

@@ -11,7 +11,6 @@
 #include "parallel/base/status_macros.h"
 #include "trainer/optim/exchange_levels.h"
 #include "trainer/optim/learning_rate.h"
-#include "trainer/optim/replica_check.h"
 
 namespace deepnet {
 namespace {
@@ -28,10 +27,10 @@ OptimizerStep::OptimizerStep(const OptimSpec& optim, const Inventory& inventory)
 OptimizerStep::OptimizerStep(const OptimSpec& optim, const Inventory& whole, ShardLayout layout,
                              Groups groups)
     : optim_(optim),
-      whole_(whole),
       layout_(std::move(layout)),
       groups_(groups),
-      norm_(whole, layout_) {
+      norm_(whole, layout_),
+      replica_check_(whole, layout_) {
   std::vector<GradientUse> uses = layout_.uses;
   std::erase_if(uses, [](const GradientUse& use) { return !use.first_here; });
   std::sort(uses.begin(), uses.end(),
@@ -70,7 +69,7 @@ absl::StatusOr<UpdateResult> OptimizerStep::Apply(Ops& ops, Parameters& paramete
   // Now, while a copy that has gone wrong is still there: the update makes all but the owner's
   // anew.
   if (update % kUpdatesPerReplicaCheck == 0) {
-    RETURN_IF_ERROR(CheckReplicas(whole_, layout_, parameters.weights(), groups_));
+    RETURN_IF_ERROR(replica_check_.Run(parameters.weights(), groups_));
   }
   UpdateResult result{.rate = LearningRate(optim_, update)};
   ASSIGN_OR_RETURN(result.gradient_norm, norm_.Compute(ops, parameters.gradient(), groups_));

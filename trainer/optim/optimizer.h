@@ -13,6 +13,7 @@
 #include "trainer/model/parameters.h"
 #include "trainer/optim/gradient_norm.h"
 #include "trainer/optim/groups.h"
+#include "trainer/optim/replica_check.h"
 
 namespace deepnet {
 
@@ -53,10 +54,10 @@ class OptimizerStep {
   absl::Status GatherWeights(const at::Tensor& weights) const;
 
   OptimSpec optim_;
-  Inventory whole_;
   ShardLayout layout_;
   Groups groups_;
   GradientNorm norm_;
+  ReplicaCheck replica_check_;
   std::vector<Range> ranges_;  // of equal weight decay, covering the extents in order
 };
 

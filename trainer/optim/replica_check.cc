@@ -30,16 +30,6 @@ int64_t Checksum(const at::Tensor& weights) {
   return Crc32c({static_cast<const char*>(here.data_ptr()), here.nbytes()});
 }
 
-std::vector<int64_t> Checksums(const Inventory& whole, const ShardLayout& layout,
-                               const at::Tensor& weights) {
-  std::vector<int64_t> checksums(whole.parameters.size(), kNotHere);
-  for (const GradientUse& use : layout.uses) {
-    if (!use.first_here) continue;
-    checksums[use.parameter] = Checksum(weights.narrow(0, use.weight, use.count));
-  }
-  return checksums;
-}
-
 absl::StatusOr<std::vector<View>> GatherViews(Communicator& group, const View& mine,
                                               absl::Duration limit) {
   std::vector<int64_t> sent = {mine.rank};
@@ -87,24 +77,38 @@ absl::Status CompareOver(Communicator* group, absl::Duration limit, const View& 
 
 }  // namespace
 
-absl::Status CheckReplicas(const Inventory& whole, const ShardLayout& layout,
-                           const at::Tensor& weights, const Groups& groups) {
-  if (groups.world == nullptr || groups.world->size() == 1) return absl::OkStatus();
-  const std::vector<int64_t> checksums = Checksums(whole, layout, weights);
-  View held{groups.world->rank(), {}}, tied = held;
-  std::vector<std::string> held_names, tied_names;
-  std::vector<int> uses(whole.parameters.size());
+ReplicaCheck::ReplicaCheck(const Inventory& whole, const ShardLayout& layout) {
+  std::vector<Compared> all(whole.parameters.size());
+  std::vector<int> uses(all.size());
   for (const Layer& layer : whole.layers) {
     for (const int p : layer.parameters) ++uses[p];
   }
-  for (size_t p = 0; p < checksums.size(); ++p) {
-    if (checksums[p] != kNotHere) {
-      held.checksums.push_back(checksums[p]);
-      held_names.push_back(whole.parameters[p].name);
+  for (const GradientUse& use : layout.uses) {
+    if (!use.first_here) continue;
+    all[use.parameter] = {.here = true, .weight = use.weight, .count = use.count};
+  }
+  for (size_t p = 0; p < all.size(); ++p) {
+    all[p].tied = uses[p] > 1;
+    if (!all[p].here && !all[p].tied) continue;
+    all[p].name = whole.parameters[p].name;
+    compared_.push_back(all[p]);
+  }
+}
+
+absl::Status ReplicaCheck::Run(const at::Tensor& weights, const Groups& groups) const {
+  if (groups.world == nullptr || groups.world->size() == 1) return absl::OkStatus();
+  View held{groups.world->rank(), {}}, tied = held;
+  std::vector<std::string> held_names, tied_names;
+  for (const Compared& one : compared_) {
+    const int64_t checksum =
+        one.here ? Checksum(weights.narrow(0, one.weight, one.count)) : kNotHere;
+    if (one.here) {
+      held.checksums.push_back(checksum);
+      held_names.push_back(one.name);
     }
-    if (uses[p] > 1) {
-      tied.checksums.push_back(checksums[p]);
-      tied_names.push_back(whole.parameters[p].name);
+    if (one.tied) {
+      tied.checksums.push_back(checksum);
+      tied_names.push_back(one.name);
     }
   }
   RETURN_IF_ERROR(CompareOver(groups.replicas, groups.limit, held, held_names));

@@ -1,6 +1,10 @@
 // Ranks that should hold the same weights: do they?
 #pragma once
 
+#include <cstdint>
+#include <string>
+#include <vector>
+
 #include "absl/status/status.h"
 #include <ATen/core/Tensor.h>
 
@@ -9,11 +13,26 @@
 
 namespace deepnet {
 
-// Compares a CRC-32C of every tensor of `weights` over the replicas, and of every tied tensor over
-// the stages that hold it. Fails with ExitCode::kReplicasDisagree on every rank that sees a
-// difference; the text has the tensor and which ranks (of the world) hold what. Collective over all
-// groups; nothing to do where they are null.
-absl::Status CheckReplicas(const Inventory& whole, const ShardLayout& layout,
-                           const at::Tensor& weights, const Groups& groups);
+class ReplicaCheck {
+ public:
+  // `layout`: what this rank holds of `whole`; neither is kept.
+  ReplicaCheck(const Inventory& whole, const ShardLayout& layout);
+
+  // Compares a CRC-32C of every tensor of `weights` over the replicas, and of every tied tensor
+  // over the stages that hold it. Fails with ExitCode::kReplicasDisagree on every rank that sees a
+  // difference; the text has the tensor and which ranks (of the world) hold what. Collective over
+  // all groups; nothing to do where they are null.
+  absl::Status Run(const at::Tensor& weights, const Groups& groups) const;
+
+ private:
+  // One that this rank holds, or that other stages may hold too.
+  struct Compared {
+    std::string name;
+    bool here = false;
+    bool tied = false;
+    int64_t weight = 0, count = 0;  // elements of `weights`, if here
+  };
+  std::vector<Compared> compared_;  // in the order of the whole model
+};
 
 }  // namespace deepnet

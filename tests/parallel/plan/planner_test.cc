@@ -239,8 +239,12 @@ TEST(Planner, EachRankRecomputesAsLittleAsLetsItFit) {
     EXPECT_EQ(plan.chunks(0).recompute(), level);  // the rank with most in flight
     EXPECT_EQ(plan.chunks(3).recompute(), NONE);   // the one with least
   }
+  // Where LAYER everywhere just fits, other cuts and less of it do too, and are no slower.
+  const Plan all = GoodPlan(inventory, {.stages = 4, .schedule = "1f1b", .recompute = LAYER});
   const Plan layer = GoodPlan(inventory, {.bytes = bytes(LAYER), .stages = 4, .schedule = "1f1b"});
-  EXPECT_EQ(layer.chunks(0).recompute(), LAYER);
+  EXPECT_GE(layer.chunks(0).recompute(), GEMM);
+  EXPECT_LE(layer.step_seconds(), all.step_seconds());
+  EXPECT_LE(static_cast<double>(MostBytes(layer)), bytes(LAYER));
 }
 
 TEST(Planner, RanksThatRecomputeHaveFewerLayers) {
@@ -337,8 +341,13 @@ TEST(Planner, NamesTheFieldThatCannotBe) {
   expect({.stages = 4, .schedule = "interleaved", .chunks_per_rank = 2},
          "parallel.chunks_per_rank: 4 x 2 chunks, but the model has only 7");
   expect({.devices_per_node = 4, .stages = 3}, "3 x data_parallel_size 1 = 3 ranks");
-  expect({.microbatches = 8, .replicas = 3}, "data.microbatches_per_step: 8 cannot be dealt");
-  expect({.virtual_replicas = 1, .replicas = 2}, "optim.virtual_replicas: 1 is not a multiple");
+  expect({.microbatches = 2, .replicas = 3}, "parallel.data_parallel_size: 3 replicas, but a step");
+  expect({.microbatches = 8, .devices_per_node = 3, .stages = 1},
+         "data.microbatches_per_step: 8 cannot be dealt");
+  expect({.virtual_replicas = 1, .devices_per_node = 2, .stages = 1},
+         "optim.virtual_replicas: 1 is not a multiple");
+  expect({.microbatches = 3, .replicas = 2, .schedule = "rank 0: 0F0 0B0\n"},
+         "parallel.schedule: is for one number of microbatches");
   expect({.schedule = "zb"}, "parallel.schedule: \"zb\" is unknown; known: trivial, gpipe, 1f1b");
   expect({.stages = 2, .schedule = "trivial"}, "\"trivial\" is for one stage");
   expect({.stages = 2, .schedule = "1f1b", .chunks_per_rank = 2}, "parallel.chunks_per_rank");
@@ -356,6 +365,21 @@ TEST(Planner, LeftAloneItMakesNoReplicasThatVirtualOnesCannotBe) {
   const auto three = PlanFor(Toy(6), {.microbatches = 12, .devices_per_node = 3, .stages = 1});
   EXPECT_EQ(GetExitCode(three.status()), ExitCode::kBadConfig);
   EXPECT_THAT(Message(three), HasSubstr("parallel.data_parallel_size: 3"));
+}
+
+TEST(Planner, MakesAnyNumberOfReplicasThatIsAskedFor) {
+  const Plan plan = GoodPlan(
+      Toy(6),
+      {.microbatches = 8, .virtual_replicas = 8, .stages = 2, .replicas = 3, .schedule = "1f1b"});
+  EXPECT_EQ(plan.virtual_replicas(), 8);
+  ASSERT_EQ(plan.stages_size(), 6);
+  for (const int replica : {0, 1, 2}) {
+    const PipelineShape shape = ShapeOf(plan, replica);
+    EXPECT_EQ(shape.num_microbatches, replica == 2 ? 2 : 3);
+    EXPECT_TRUE(CheckSchedule(MakeSchedule(plan, replica), shape).ok());
+  }
+  for (const StagePlan& stage : plan.stages()) EXPECT_EQ(stage.memory().partial_sums(), 0);
+  EXPECT_EQ(GoodPlan(Toy(6), {.microbatches = 8, .replicas = 3}).virtual_replicas(), 2);
 }
 
 TEST(Planner, RefusesSpeedsBelowZero) {

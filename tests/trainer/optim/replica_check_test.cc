@@ -23,13 +23,13 @@ absl::Status FlipAndCheck(const Job& job, const Inventory& model, int bad,
       const at::Tensor weights = parameters.Get(name).reshape({-1});
       reinterpret_cast<uint32_t*>(weights.data_ptr<float>())[17] ^= 1;
     }
-    return CheckReplicas(model, layout, parameters.weights(), groups);
+    return ReplicaCheck(model, layout).Run(parameters.weights(), groups);
   };
   std::vector<RankResult> results;
   return FirstError(RunJob(job, model, results, flip));
 }
 
-TEST(CheckReplicas, NamesTheTensorAndTheRanksThatDiffer) {
+TEST(ReplicaCheck, NamesTheTensorAndTheRanksThatDiffer) {
   const Inventory model = SixLayers(/*tied=*/true);
   const Job job{
       .stages = AllStages()[1], .replicas = 3, .virtual_replicas = 3, .native = true, .updates = 1};
@@ -40,7 +40,7 @@ TEST(CheckReplicas, NamesTheTensorAndTheRanksThatDiffer) {
   EXPECT_TRUE(absl::StrContains(status.message(), "rank 1 ")) << status;
 }
 
-TEST(CheckReplicas, ComparesATiedTensorOverStages) {
+TEST(ReplicaCheck, ComparesATiedTensorOverStages) {
   const Inventory model = SixLayers(/*tied=*/true);
   const Job job{.stages = AllStages()[2], .native = true, .updates = 1};
   const absl::Status status = FlipAndCheck(job, model, /*bad=*/2, "embed");
@@ -49,7 +49,7 @@ TEST(CheckReplicas, ComparesATiedTensorOverStages) {
   EXPECT_TRUE(absl::StrContains(status.message(), "ranks 0, 1 ")) << status;
 }
 
-TEST(CheckReplicas, IsContentWithEqualWeights) {
+TEST(ReplicaCheck, IsContentWithEqualWeights) {
   const Inventory model = SixLayers(/*tied=*/true);
   const Job job{.stages = AllStages()[3], .replicas = 2, .virtual_replicas = 2, .native = true};
   const absl::Status status = FlipAndCheck(job, model, /*bad=*/-1, "");
