@@ -50,7 +50,7 @@ CheckpointKeeper::CheckpointKeeper(FileSystem& fs, const TrainSpec& train, Manif
              {.folder = options_.folder,
               .keep_latest = train.keep_checkpoints(),
               .keep_every_steps = train.keep_every_steps(),
-              .copies = !train.blocking_saves(),
+              .copies = options_.copies,
               .lock = options_.lock,
               .on_end = [this](const SaveRecord& record) { AfterSave(record); },
               .warn = [this](const std::string& sentence) { log_.Warning(sentence); }},

@@ -21,6 +21,7 @@ struct CheckpointKeeperOptions {
   std::string folder;       // of the run
   RunLock* lock = nullptr;  // rank 0's
   bool resumed = false;     // the step that `state` begins with is on disk
+  bool copies = true;       // a save is written in the background, from a copy (RunSaverOptions)
   bool waits = false;       // a save that is due waits for the one before, instead of being put off
   std::function<void(const SaveRecord&)> record;  // told of every save that ended, on every rank
 };
@@ -42,6 +43,9 @@ class CheckpointKeeper {
   // After a step: starts a save if one is due, or was put off and can begin now.
   absl::Status SaveIfDue();
 
+  // Not collective: before weights and moments change.
+  void AwaitCopy() { saver_.AwaitCopy(); }
+
   // Starts saving this step, if that has not been done; waits for the save before.
   absl::Status Save();
 
@@ -51,6 +55,9 @@ class CheckpointKeeper {
 
   // The state of this step is not any more what was saved.
   void Changed() { saved_step_ = -1; }
+
+  // Of the copy that is held.
+  int64_t snapshot_bytes() const { return options_.copies ? saver_.bytes() : 0; }
 
   // How long the next save will take.
   double ExpectedSeconds() const;

@@ -100,19 +100,21 @@ int64_t RankSnapshot::bytes() const {
   return 3 * elements * static_cast<int64_t>(sizeof(float));
 }
 
-void RankSnapshot::Take() {
+void RankSnapshot::Look() {
   const HostBuffers buffers(part_.model->parameters());
   tensors_ = TensorsToSave(part_, buffers);
-  if (memory_.empty()) {
-    held_ = {buffers.weights, buffers.moment1, buffers.moment2};
-    return;
-  }
+  held_ = {buffers.weights, buffers.moment1, buffers.moment2};
+}
+
+void RankSnapshot::Copy() {
+  if (memory_.empty()) return;
   float* next = memory_.data();
   for (NamedTensor& tensor : tensors_) {
     std::copy(tensor.data.begin(), tensor.data.end(), next);
     tensor.data = {next, tensor.data.size()};
     next += tensor.data.size();
   }
+  held_.clear();
 }
 
 absl::Status LoadRankState(FileSystem& fs, const std::string& checkpoint_folder,

@@ -24,11 +24,13 @@ class RankSnapshot {
   // `part` outlives this. With `copies`, memory for them is taken now, once.
   RankSnapshot(const RankPart& part, bool copies);
 
-  // As they are now: with copies, as they stay until the next call; without, views of the weights
-  // themselves where they are on the host.
-  void Take();
+  // As they are now: views of the weights and moments themselves where they are on the host.
+  void Look();
+  // Moves what Look saw into the copies, if there are any; nobody may change weights and moments
+  // until then. By any thread.
+  void Copy();
 
-  // Of the last Take.
+  // Of the last Look or Copy.
   std::span<const NamedTensor> tensors() const { return tensors_; }
   // Of what it copies, or would.
   int64_t bytes() const;

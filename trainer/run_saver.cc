@@ -10,6 +10,7 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/clock.h"
+#include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/collectives.h"
@@ -45,8 +46,9 @@ RunSaver::RunSaver(FileSystem& fs, RunSaverOptions options, const RankPart& part
     : fs_(fs), options_(std::move(options)), part_(part), snapshot_(part, options_.copies) {}
 
 absl::Status RunSaver::Open() {
+  const absl::Status removed = leads() ? RemoveUnfinished(fs_, options_.folder) : absl::OkStatus();
   return AgreeOnStatus(*part_.world,
-                       leads() ? RemoveUnfinished(fs_, options_.folder) : absl::OkStatus());
+                       removed.ok() ? removed : WithExitCode(removed, ExitCode::kCheckpoint));
 }
 
 void RunSaver::Begin(const Manifest& state) {
@@ -56,15 +58,25 @@ void RunSaver::Begin(const Manifest& state) {
   const Stopwatch stall(stall_seconds_);
   manifest_ = state;
   manifest_.clear_files();
-  snapshot_.Take();
+  snapshot_.Look();
   phase_ = Phase::kWriting;
+  copied_ = !options_.copies;
   task_.Start([this]() -> absl::Status {
+    snapshot_.Copy();
+    copied_ = true;
+    copied_.notify_all();
     ASSIGN_OR_RETURN(file_,
                      WriteShard(fs_, options_.folder, manifest_.step(), part_.world->rank(),
                                 part_.world->size(), manifest_.block_bytes(), snapshot_.tensors()));
     return absl::OkStatus();
   });
   if (!options_.copies) task_.Wait().IgnoreError();  // Advance asks again
+}
+
+void RunSaver::AwaitCopy() {
+  if (copied_) return;
+  const Stopwatch stall(stall_seconds_);
+  copied_.wait(false);
 }
 
 absl::Status RunSaver::Advance() {

@@ -1,8 +1,8 @@
-// Saves a run while it goes on: each rank copies what it owns at the end of a step, a thread writes
-// the copy, and the ranks agree at the ends of later steps how far all are
-// (docs/design/saving.md).
+// Saves a run while it goes on: after a step, a thread of each rank copies what the rank owns,
+// beside the next step's passes and before its update, and writes the copy; the ranks agree at the
+// ends of later steps how far all are (docs/design/saving.md).
 //
-//   Begin        copy                                training stands still
+//   Begin        each rank copies its state          in the background, up to the next update
 //   written      every rank has written its file     in the background
 //   committed    manifest, rename, pointers: rank 0  in the background
 //   tidied       read back, old ones deleted: rank 0 in the background
@@ -63,6 +63,9 @@ class RunSaver {
   // Starts saving the step that `state` describes. Not while busy.
   void Begin(const Manifest& state);
 
+  // Until weights and moments may change: before every update.
+  void AwaitCopy();
+
   // The next phase. Collective, once every rank is Ready, while busy. An error is of the job: a
   // peer was lost, or the lock (kAborted). A save that failed is none.
   absl::Status Advance();
@@ -98,6 +101,7 @@ class RunSaver {
   absl::Status outcome_;
   double began_ = 0.0, committed_ = 0.0;  // SecondsNow()
   double stall_seconds_ = 0.0, longest_seconds_ = 0.0;
+  std::atomic<bool> copied_{true};  // weights and moments may change
   std::atomic<bool> hurry_{false};  // tidying ends early
   BackgroundTask task_;             // last: it uses the others
 };

@@ -25,6 +25,12 @@
 namespace deepnet {
 namespace {
 
+// An error of the file system, which says nothing of codes, is one of the run folder here.
+absl::Status OfRunFolder(const absl::Status& status) {
+  const bool plain = !status.ok() && GetExitCode(status) == ExitCode::kInternal;
+  return plain ? WithExitCode(status, ExitCode::kCheckpoint) : status;
+}
+
 // Builds a RunStart step by step; each step relies on those before it.
 class Starter {
  public:
@@ -49,7 +55,8 @@ class Starter {
     RETURN_IF_ERROR(ResolveArithmetic());
     RETURN_IF_ERROR(AgreeOnStatus(world_, MakeThePlan()));
     RETURN_IF_ERROR(AgreeOnStatus(world_, CheckIdentity()));
-    RETURN_IF_ERROR(AgreeOnStatus(world_, world_.rank() == 0 ? LockFolder() : absl::OkStatus()));
+    RETURN_IF_ERROR(
+        AgreeOnStatus(world_, world_.rank() == 0 ? OfRunFolder(LockFolder()) : absl::OkStatus()));
     RETURN_IF_ERROR(CheckSameFolder(world_, fs_, start_.folder));
     return std::move(start_);
   }
@@ -143,7 +150,7 @@ absl::Status Starter::LockFolder() {
 absl::Status Starter::FindEarlierRun() {
   absl::StatusOr<std::optional<FoundCheckpoint>> found = std::optional<FoundCheckpoint>();
   if (world_.rank() == 0) found = LookForIt();
-  RETURN_IF_ERROR(AgreeOnStatus(world_, found.status()));
+  RETURN_IF_ERROR(AgreeOnStatus(world_, OfRunFolder(found.status())));
   std::string name, manifest;
   if (found->has_value()) {
     for (const std::string& note : (*found)->notes) log_.Warning(note);

@@ -102,6 +102,7 @@ absl::Status Trainer::Prepare() {
           .folder = start_.folder,
           .lock = start_.lock.get(),
           .resumed = resumed,
+          .copies = !run_.parallel().blocking_saves(),
           .waits = options_.wait_for_saves,
           .record = [this](const SaveRecord& record) { WriteMetrics(record); }});
   requests_.Expect(0.0, keeper_->ExpectedSeconds());
@@ -136,7 +137,8 @@ absl::Status Trainer::Step() {
   ASSIGN_OR_RETURN(const StepResult result,
                    RunTrainStep(*batch, state_.step(), state_.optimizer_steps() + 1, *parts_.part,
                                 {.limits = MakeTimeLimits(run_.parallel(), first),
-                                 .watchdog = options_.watchdog}));
+                                 .watchdog = options_.watchdog},
+                                [this] { keeper_->AwaitCopy(); }));
   RETURN_IF_ERROR(Agree(SecondsNow() - started));
   Count(*batch, result);
   if (first) RETURN_IF_ERROR(CompareMemory());
@@ -201,9 +203,10 @@ void Trainer::WriteMetrics(const google::protobuf::Message& record) {
 
 // The first step has allocated all that steps need.
 absl::Status Trainer::CompareMemory() {
-  return ReportMemory({.planned = start_.plan.stages(world_.rank()).memory().total(),
-                       .measured = memory_.peak_bytes() + parts_.part->ops->OwnBytes()},
-                      world_, log_);
+  return ReportMemory(
+      {.planned = start_.plan.stages(world_.rank()).memory().total(),
+       .measured = memory_.peak_bytes() + parts_.part->ops->OwnBytes() + keeper_->snapshot_bytes()},
+      world_, log_);
 }
 
 bool Trainer::ValidationDue() const {

@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 
+#include "launch/device_group.h"
 #include "launch/job.h"
 #include "launch/stop_signals.h"
 #include "launch/validate.h"
@@ -27,9 +28,11 @@ LoggerOptions LogOptions(const CommandLine& line, const Communicator& world) {
   return options;
 }
 
-absl::Status TrainOnAllRanks(const CommandLine& line, Communicator& world) {
+absl::Status TrainOnAllRanks(const CommandLine& line, Communicator& hosts) {
   const absl::StatusOr<RunSpec> run = LoadRunSpec(line);
-  RETURN_IF_ERROR(AgreeOnStatus(world, run.status()));
+  RETURN_IF_ERROR(AgreeOnStatus(hosts, run.status()));
+  ASSIGN_OR_RETURN(const auto devices, JoinDevices(run->compute(), hosts));
+  Communicator& world = devices != nullptr ? *devices : hosts;
   Logger log(LogOptions(line, world));
   std::optional<Watchdog> watchdog;
   if (world.size() > 1) watchdog.emplace(EndProcess);  // a rank alone waits for nobody

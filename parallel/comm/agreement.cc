@@ -123,7 +123,9 @@ absl::Status CheckSameEverywhere(Communicator& comm, std::span<const Fact> facts
 }
 
 absl::Status CheckSameFolder(Communicator& comm, FileSystem& fs, const std::string& folder) {
-  if (comm.size() == 1) return AgreeOnStatus(comm, fs.MakeFolder(folder));
+  if (comm.size() == 1) {
+    return AgreeOnStatus(comm, WithExitCode(fs.MakeFolder(folder), ExitCode::kPreflight));
+  }
   const std::string path = JoinPath(folder, ".seen-by-all-ranks");
   std::string token;
   absl::Status written;

@@ -44,7 +44,9 @@ void AddParameters(const Inventory& inventory, const RankUse& rank, const Memory
   memory.set_working_copies(packed * rules.operand_bytes * rules.num_packed_copies);
   memory.set_gradients(uses * kFloatBytes);
   memory.set_partial_sums(uses * kFloatBytes * rank.partial_sums);
-  memory.set_moments((elements + rank.num_replicas - 1) / rank.num_replicas * kMomentBytes);
+  const int64_t updated = (elements + rank.num_replicas - 1) / rank.num_replicas;
+  memory.set_moments(updated * kMomentBytes);
+  if (rules.snapshot) memory.set_snapshot(updated * (kFloatBytes + kMomentBytes));
   const int64_t received = std::min(kPiecesInFlight * kPieceBytes, uses * kFloatBytes);
   memory.set_communication(received / rank.num_replicas * (rank.num_replicas - 1) +
                            std::min(2 * kPieceBytes, rank.foreign_bytes) / rank.num_replicas);
@@ -176,16 +178,25 @@ int64_t LogitBytes(const Inventory& inventory, const RankUse& rank, const Memory
   return 0;
 }
 
+bool IsCpu(const ComputeSpec& compute) {
+  return compute.device().empty() || compute.device() == "cpu";
+}
+
 }  // namespace
 
 MemoryRules MakeMemoryRules(const ComputeSpec& compute) {
   MemoryRules rules;
   rules.operand_bytes = compute.dtype() == BFLOAT16 ? 2 : 4;
-  const bool on_cpu = compute.device().empty() || compute.device() == "cpu";
   const bool library =
-      compute.matmul() == LIBRARY || (compute.matmul() == MATMUL_UNSPECIFIED && !on_cpu);
+      compute.matmul() == LIBRARY || (compute.matmul() == MATMUL_UNSPECIFIED && !IsCpu(compute));
   if (library) rules.num_packed_copies = rules.operand_bytes == 2 ? 1 : 0;
   rules.native = !library;
+  return rules;
+}
+
+MemoryRules MakeMemoryRules(const ComputeSpec& compute, const ParallelSpec& parallel) {
+  MemoryRules rules = MakeMemoryRules(compute);
+  rules.snapshot = IsCpu(compute) && !parallel.blocking_saves();
   return rules;
 }
 
@@ -198,7 +209,7 @@ void UpdateRecompute(const Inventory& inventory, const RankUse& rank, const Memo
   memory.set_total(memory.weights() + memory.working_copies() + memory.gradients() +
                    memory.partial_sums() + memory.moments() + memory.activations() +
                    memory.boundary() + memory.recompute() + memory.workspace() + memory.logits() +
-                   memory.communication());
+                   memory.communication() + memory.snapshot());
 }
 
 MemoryEstimate EstimateMemory(const Inventory& inventory, const RankUse& rank,

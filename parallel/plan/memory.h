@@ -19,10 +19,14 @@ struct MemoryRules {
   // weight gradient is packed, kPackedRows rows at a time, before it is multiplied. LibTorch's
   // operations have temporaries instead (memory_library.h).
   bool native = true;
+  bool snapshot = false;  // a copy of what the rank saves is in the memory that is planned
 };
 
-// Rules of `compute`. What is still left to the program is taken at its larger form.
+// Rules of `compute`, without a snapshot. What is still left to the program is taken at its larger
+// form.
 MemoryRules MakeMemoryRules(const ComputeSpec& compute);
+// The same with the snapshot that a CPU's memory holds (docs/design/saving.md).
+MemoryRules MakeMemoryRules(const ComputeSpec& compute, const ParallelSpec& parallel);
 
 // Bytes that layers `span` keep of one microbatch from F to B or I: what each layer keeps and the
 // first input of each stack, or at LAYER the stream that enters each segment.
@@ -75,6 +79,7 @@ struct RankUse {
 //   logits          logits, their gradient and temporaries, at most kLogitRows rows
 //   communication   other replicas' parts of this rank's share, of kPiecesInFlight pieces; other
 //                   stages' uses of a piece of a tied tensor (docs/design/sharding.md)
+//   snapshot        12 bytes for each element that the rank updates, with rules.snapshot
 MemoryEstimate EstimateMemory(const Inventory& inventory, const RankUse& rank,
                               const MemoryRules& rules);
 

@@ -76,7 +76,7 @@ absl::StatusOr<Request> MakeRequest(const Inventory& inventory, const DataSpec& 
   RETURN_IF_ERROR(CheckNumbers(parallel));
   RETURN_IF_ERROR(CheckSpeeds(cluster));
   Request request{.inventory = &inventory,
-                  .rules = MakeMemoryRules(compute),
+                  .rules = MakeMemoryRules(compute, parallel),
                   .speeds = MakeSpeeds(cluster, compute)};
   RETURN_IF_ERROR(ReadSchedule(parallel.schedule(), request));
   request.microbatches_per_step = std::max(1, data.microbatches_per_step());

@@ -14,36 +14,10 @@ namespace {
 
 using testing::MeasureRanks;
 using testing::RankBytes;
+using testing::ThousandLayers;
 
 constexpr double kTolerance = 0.05;         // of planned bytes, and of a rank's share
 constexpr double kBoundedTolerance = 0.02;  // peaks of steps of different length
-
-RunSpec Deep(int ranks, int microbatches) {
-  RunSpec run;
-  run.set_name("memory");
-  ModelSpec& model = *run.mutable_model();
-  model.set_encoder_layers(500);
-  model.set_decoder_layers(500);
-  model.set_width(64);
-  model.set_ffn_width(256);
-  model.set_heads(2);
-  model.set_residual(DEEPNORM);
-  model.set_dropout(0.1);
-  model.set_vocabulary_size(1024);
-  DataSpec& data = *run.mutable_data();
-  data.mutable_microbatch()->set_source_tokens(100);
-  data.mutable_microbatch()->set_target_tokens(100);
-  data.mutable_microbatch()->set_sentences(8);
-  data.set_microbatches_per_step(microbatches);
-  run.mutable_optim()->set_rate(1e-4);
-  ParallelSpec& parallel = *run.mutable_parallel();
-  parallel.set_pipeline_parallel_size(ranks);
-  parallel.set_data_parallel_size(1);
-  parallel.set_chunks_per_rank(1);
-  parallel.set_schedule("1f1b");
-  parallel.set_recompute(LAYER);
-  return run;
-}
 
 double MiB(int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
 
@@ -60,7 +34,7 @@ TEST(Memory, OfAThousandLayersFallsWithTheNumberOfRanks) {
       "and logits | measured | all, measured | against the plan |\n");
   int64_t alone = 0;
   for (const int p : {1, 2, 4, 8}) {
-    const std::vector<RankBytes> ranks = MeasureRanks(Deep(p, 8));
+    const std::vector<RankBytes> ranks = MeasureRanks(ThousandLayers(p, 8));
     if (p == 1) alone = ranks[0].state;
     for (size_t r = 0; r < ranks.size(); ++r) {
       const double share = static_cast<double>(ranks[r].state * p) / static_cast<double>(alone);
@@ -74,7 +48,8 @@ TEST(Memory, OfAThousandLayersFallsWithTheNumberOfRanks) {
 }
 
 TEST(Memory, OfAThousandLayersDoesNotGrowWithTheStep) {
-  const std::vector<RankBytes> few = MeasureRanks(Deep(4, 8)), many = MeasureRanks(Deep(4, 64));
+  const std::vector<RankBytes> few = MeasureRanks(ThousandLayers(4, 8)),
+                               many = MeasureRanks(ThousandLayers(4, 64));
   for (size_t r = 0; r < few.size(); ++r) {
     const double ratio =
         static_cast<double>(many[r].measured) / static_cast<double>(few[r].measured);

@@ -41,26 +41,6 @@ std::vector<uint32_t> PairsOf(int64_t capacity, int64_t length) {
 
 int64_t Bytes(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
 
-absl::StatusOr<RankBytes> MeasureRank(const RunSpec& run, const Inventory& whole, const Plan& plan,
-                                      const StepBatch& batch, Communicator& world) {
-  TensorMemory memory("cpu");
-  ASSIGN_OR_RETURN(const auto part, MakeRankPart(run, whole, plan, world));
-  Parameters& parameters = part->model->parameters();
-  parameters.Initialize(run.seed());
-  part->model->Refresh();
-  const int64_t made = memory.live_bytes();
-  memory.ForgetPeak();
-  for (int step = 0; step < kSteps; ++step) {
-    RETURN_IF_ERROR(RunTrainStep(batch, step, step + 1, *part, {}).status());
-  }
-  RankBytes bytes{.planned = plan.stages(world.rank()).memory()};
-  bytes.measured = memory.peak_bytes() + part->ops->OwnBytes();
-  const int64_t moments = Bytes(parameters.moment1()) + Bytes(parameters.moment2());
-  bytes.state = Bytes(parameters.weights()) + Bytes(parameters.gradient()) + moments;
-  bytes.activations = memory.peak_bytes() - made - moments;
-  return bytes;
-}
-
 }  // namespace
 
 double RankBytes::Difference() const {
@@ -94,24 +74,79 @@ StepBatch FullStep(const RunSpec& run, int64_t length) {
   return {std::vector<Microbatch>(static_cast<size_t>(count), full), s * count, t * count};
 }
 
-std::vector<RankBytes> MeasureRanks(RunSpec run) {
+RunSpec ThousandLayers(int ranks, int microbatches) {
+  RunSpec run;
+  run.set_name("memory");
+  ModelSpec& model = *run.mutable_model();
+  model.set_encoder_layers(500);
+  model.set_decoder_layers(500);
+  model.set_width(64);
+  model.set_ffn_width(256);
+  model.set_heads(2);
+  model.set_residual(DEEPNORM);
+  model.set_dropout(0.1);
+  model.set_vocabulary_size(1024);
+  DataSpec& data = *run.mutable_data();
+  data.mutable_microbatch()->set_source_tokens(100);
+  data.mutable_microbatch()->set_target_tokens(100);
+  data.mutable_microbatch()->set_sentences(8);
+  data.set_microbatches_per_step(microbatches);
+  run.mutable_optim()->set_rate(1e-4);
+  ParallelSpec& parallel = *run.mutable_parallel();
+  parallel.set_pipeline_parallel_size(ranks);
+  parallel.set_data_parallel_size(1);
+  parallel.set_chunks_per_rank(1);
+  parallel.set_schedule("1f1b");
+  parallel.set_recompute(LAYER);
+  return run;
+}
+
+PlannedRun PlanRun(RunSpec run) {
   run = WithDefaults(std::move(run));
-  run.mutable_compute()->set_device("cpu");
-  run.mutable_compute()->set_dtype(FLOAT32);
-  run.mutable_compute()->set_matmul(NATIVE);
-  run.mutable_compute()->set_threads_per_rank(1);
+  run.mutable_parallel()->set_blocking_saves(true);  // nothing is saved here
+  ComputeSpec& compute = *run.mutable_compute();
+  compute.set_device("cpu");
+  compute.set_threads_per_rank(1);
+  if (compute.dtype() == DATA_TYPE_UNSPECIFIED) compute.set_dtype(FLOAT32);
+  if (compute.matmul() == MATMUL_UNSPECIFIED) compute.set_matmul(NATIVE);
   const Inventory whole = Describe(run.model(), run.data().microbatch());
   const auto plan =
-      MakePlan(whole, run.data(), run.optim(), run.compute(), run.cluster(), run.parallel());
+      MakePlan(whole, run.data(), run.optim(), compute, run.cluster(), run.parallel());
   DEEPNET_CHECK(plan.ok()) << plan.status().ToString();
   if (run.optim().virtual_replicas() == 0) {
     run.mutable_optim()->set_virtual_replicas(plan->virtual_replicas());
   }
+  return {std::move(run), *plan};
+}
+
+absl::StatusOr<RankBytes> MeasureRank(const PlannedRun& planned, Communicator& world) {
+  const auto& [run, plan] = planned;
+  TensorMemory memory("cpu");
   const StepBatch batch = FullStep(run, 20);
-  std::vector<RankBytes> ranks(plan->stages_size());
+  const Inventory whole = Describe(run.model(), run.data().microbatch());
+  ASSIGN_OR_RETURN(const auto part, MakeRankPart(run, whole, plan, world));
+  Parameters& parameters = part->model->parameters();
+  parameters.Initialize(run.seed());
+  part->model->Refresh();
+  const int64_t made = memory.live_bytes();
+  memory.ForgetPeak();
+  for (int step = 0; step < kSteps; ++step) {
+    RETURN_IF_ERROR(RunTrainStep(batch, step, step + 1, *part, {}).status());
+  }
+  RankBytes bytes{.planned = plan.stages(world.rank()).memory()};
+  bytes.measured = memory.peak_bytes() + part->ops->OwnBytes();
+  const int64_t moments = Bytes(parameters.moment1()) + Bytes(parameters.moment2());
+  bytes.state = Bytes(parameters.weights()) + Bytes(parameters.gradient()) + moments;
+  bytes.activations = memory.peak_bytes() - made - moments;
+  return bytes;
+}
+
+std::vector<RankBytes> MeasureRanks(RunSpec run) {
+  const PlannedRun planned = PlanRun(std::move(run));
+  std::vector<RankBytes> ranks(planned.plan.stages_size());
   const absl::Status status =
-      FirstError(RunRanks(plan->stages_size(), [&](Communicator& world) -> absl::Status {
-        ASSIGN_OR_RETURN(ranks[world.rank()], MeasureRank(run, whole, *plan, batch, world));
+      FirstError(RunRanks(planned.plan.stages_size(), [&](Communicator& world) -> absl::Status {
+        ASSIGN_OR_RETURN(ranks[world.rank()], MeasureRank(planned, world));
         return absl::OkStatus();
       }));
   DEEPNET_CHECK(status.ok()) << status.ToString();

@@ -5,6 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
+
+#include "parallel/comm/communicator.h"
 #include "proto/plan.pb.h"
 #include "proto/run.pb.h"
 #include "trainer/data/microbatch.h"
@@ -15,8 +18,8 @@ struct RankBytes {
   MemoryEstimate planned;
   int64_t measured = 0;  // tensors and kernels' own memory, the most in the steps
   int64_t state = 0;     // weights, gradients and moments, as they lie there
-  int64_t activations =
-      0;  // tensors that the steps added to what the rank was made with, moments aside
+  // Tensors that the steps added to what the rank was made with, moments aside.
+  int64_t activations = 0;
 
   int64_t PlannedState() const {
     return planned.weights() + planned.gradients() + planned.moments();
@@ -30,7 +33,23 @@ struct RankBytes {
 // ids are arbitrary.
 StepBatch FullStep(const RunSpec& run, int64_t length);
 
-// Plans `run` on the ranks that run.parallel asks for, then takes two steps on each. [rank]
+// 500 + 500 layers of width 64 with LAYER recomputation, 1F1B on `ranks` stages, 100 + 100
+// positions a microbatch.
+RunSpec ThousandLayers(int ranks, int microbatches);
+
+// `run` with defaults and as planned on the ranks that run.parallel asks for. On the CPU with one
+// thread, float32 and the native kernels, unless run.compute says otherwise.
+struct PlannedRun {
+  RunSpec run;
+  Plan plan;
+};
+
+PlannedRun PlanRun(RunSpec run);
+
+// Two steps of this rank. Collective over `world`, whose size is that of the plan.
+absl::StatusOr<RankBytes> MeasureRank(const PlannedRun& planned, Communicator& world);
+
+// The same on every rank, as threads. [rank]
 std::vector<RankBytes> MeasureRanks(RunSpec run);
 
 }  // namespace deepnet::testing

@@ -1,4 +1,5 @@
-// The plan's bytes against what a rank really holds in a step: native kernels, float32.
+// The plan's bytes against what a rank really holds in a step: native kernels in float32 where
+// nothing else is said.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -45,10 +46,12 @@ RunSpec SmallRun(int layers, int microbatches) {
   return run;
 }
 
-void ExpectAsPlanned(const std::vector<RankBytes>& ranks, const std::string& where) {
+// `uneven`: bytes by which ranks' shares of the moments may differ from equal ones.
+void ExpectAsPlanned(const std::vector<RankBytes>& ranks, const std::string& where,
+                     int64_t uneven = 0) {
   for (size_t r = 0; r < ranks.size(); ++r) {
     SCOPED_TRACE(where + ", rank " + std::to_string(r) + ": " + ranks[r].ToText());
-    EXPECT_EQ(ranks[r].state, ranks[r].PlannedState());
+    EXPECT_LE(std::abs(ranks[r].state - ranks[r].PlannedState()), uneven);
     EXPECT_LE(std::abs(ranks[r].Difference()), kTolerance);
   }
 }
@@ -93,6 +96,64 @@ TEST(PlannedMemory, OfALoneRankIsWhatItHoldsAtEveryLevelOfRecomputation) {
   }
 }
 
+TEST(PlannedMemory, OfBfloat16IsWhatARankHoldsAtEveryLevelOfRecomputation) {
+  for (const Recompute level : {NONE, FFN, GEMM, LAYER}) {
+    RunSpec run = SmallRun(8, 3);
+    run.mutable_compute()->set_dtype(BFLOAT16);
+    run.mutable_parallel()->set_recompute(level);
+    ExpectAsPlanned(MeasureRanks(run), "bfloat16, " + Recompute_Name(level));
+  }
+}
+
+// Wide enough for activations to weigh more than fixed buffers do.
+TEST(PlannedMemory, OfWideLayersIsWhatTwoStagesHoldInBothTypes) {
+  for (const DataType dtype : {FLOAT32, BFLOAT16}) {
+    for (const Recompute level : {NONE, GEMM, LAYER}) {
+      RunSpec run = SmallRun(6, 4);
+      run.mutable_model()->set_width(256);
+      run.mutable_model()->set_ffn_width(1024);
+      run.mutable_model()->set_heads(4);
+      run.mutable_model()->set_vocabulary_size(4000);
+      run.mutable_data()->mutable_microbatch()->set_source_tokens(600);
+      run.mutable_data()->mutable_microbatch()->set_target_tokens(560);
+      run.mutable_data()->mutable_microbatch()->set_sentences(30);
+      run.mutable_compute()->set_dtype(dtype);
+      run.mutable_parallel()->set_recompute(level);
+      run.mutable_parallel()->set_pipeline_parallel_size(2);
+      run.mutable_parallel()->set_schedule("1f1b");
+      ExpectAsPlanned(MeasureRanks(run), DataType_Name(dtype) + ", " + Recompute_Name(level));
+    }
+  }
+}
+
+// LibTorch's operations have temporaries, which the plan counts by their shapes.
+TEST(PlannedMemory, OfLibTorchsOperationsIsWhatARankHolds) {
+  for (const DataType dtype : {FLOAT32, BFLOAT16}) {
+    for (const Recompute level : {NONE, LAYER}) {
+      RunSpec run = SmallRun(4, 2);
+      run.mutable_compute()->set_matmul(LIBRARY);
+      run.mutable_compute()->set_dtype(dtype);
+      run.mutable_parallel()->set_recompute(level);
+      ExpectAsPlanned(MeasureRanks(run),
+                      "LIBRARY, " + DataType_Name(dtype) + ", " + Recompute_Name(level));
+    }
+  }
+}
+
+// Of a small vocabulary's logits less is made than inside layers; of an embedding's rank nothing.
+TEST(PlannedMemory, OfLibTorchsOperationsIsWhatStagesHold) {
+  for (const DataType dtype : {FLOAT32, BFLOAT16}) {
+    RunSpec run = SmallRun(8, 4);
+    run.mutable_model()->set_vocabulary_size(100);
+    run.mutable_model()->set_activation_dropout(0.1);
+    run.mutable_compute()->set_matmul(LIBRARY);
+    run.mutable_compute()->set_dtype(dtype);
+    run.mutable_parallel()->set_pipeline_parallel_size(2);
+    run.mutable_parallel()->set_schedule("1f1b");
+    ExpectAsPlanned(MeasureRanks(run), "LIBRARY, two stages, " + DataType_Name(dtype));
+  }
+}
+
 TEST(PlannedMemory, OfEveryStageOfAPipelineIsWhatItHolds) {
   for (const Recompute level : {NONE, LAYER}) {
     for (const int chunks : {1, 2}) {
@@ -122,7 +183,8 @@ TEST(PlannedMemory, OfReplicasIsWhatTheyHold) {
   RunSpec run = SmallRun(8, 4);
   run.mutable_parallel()->set_data_parallel_size(2);
   run.mutable_optim()->set_virtual_replicas(4);
-  ExpectAsPlanned(MeasureRanks(run), "two replicas of two virtual ones");
+  constexpr int64_t kBlockOfMoments = 4096 * 8;  // shares are dealt in whole blocks
+  ExpectAsPlanned(MeasureRanks(run), "two replicas of two virtual ones", kBlockOfMoments);
 }
 
 TEST(PlannedMemory, IsBoundedHoweverManyMicrobatchesAStepHas) {

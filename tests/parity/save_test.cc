@@ -1,0 +1,283 @@
+// What saving in the background must not change and must survive: whole runs on disks that fail,
+// stops in the middle of things, two writers of one folder. "Same" is the hash of the weights that
+// `train` prints at its end.
+#include <unistd.h>
+
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <google/protobuf/text_format.h>
+#include <google/protobuf/util/json_util.h>
+#include <gtest/gtest.h>
+
+#include "launch/defaults.h"
+#include "parallel/base/clock.h"
+#include "parallel/base/exit_code.h"
+#include "parallel/base/logging.h"
+#include "proto/report.pb.h"
+#include "tests/support/fault_file_system.h"
+#include "trainer/checkpoint/checkpoint.h"
+#include "trainer/data/prepare.h"
+#include "trainer/stop_requests.h"
+#include "trainer/trainer.h"
+
+namespace deepnet {
+namespace {
+
+using testing::FaultFileSystem;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr char kText[] = "tests/trainer/data/testdata/udhr.tsv";  // tests run in the repository
+constexpr int kSteps = 6;
+constexpr int kFaultStride = 5;  // every n-th call is tried; all of them would take minutes
+
+struct Outcome {
+  absl::Status status;
+  std::string log;
+
+  std::string Weights() const {
+    const size_t at = log.rfind("weights ");
+    return at == log.npos ? "none" : log.substr(at, log.find('\n', at) - at);
+  }
+};
+
+// Calls `action` once, as soon as `text` has been written.
+class ActingBuffer : public std::stringbuf {
+ public:
+  ActingBuffer(std::string text, std::function<void()> action)
+      : text_(std::move(text)), action_(std::move(action)) {}
+
+ protected:
+  std::streamsize xsputn(const char* bytes, std::streamsize count) override {
+    const std::streamsize written = std::stringbuf::xsputn(bytes, count);
+    if (action_ && str().find(text_) != std::string::npos) std::exchange(action_, nullptr)();
+    return written;
+  }
+
+ private:
+  const std::string text_;
+  std::function<void()> action_;
+};
+
+class SaveTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    root_ =
+        std::filesystem::path(::testing::TempDir()) / ("deepnet_save_" + std::to_string(getpid()));
+    std::filesystem::create_directories(root_);
+    RunSpec run;
+    LanguageTable& table = *run.mutable_prepare()->add_table();
+    table.set_file(std::filesystem::absolute(kText).string());
+    for (const char* language : {"de", "fr"}) table.add_languages(language);
+    run.mutable_prepare()->set_output_folder("corpus");
+    run.mutable_prepare()->mutable_tokenizer()->set_pieces(300);
+    const auto report =
+        Prepare(WithDefaults(run).prepare(), root_.string(), [](std::string_view) {});
+    ASSERT_TRUE(report.ok()) << report.status();
+    undisturbed_ = Start(Run("undisturbed")).Weights();
+    ASSERT_NE(undisturbed_, "none");
+  }
+  static void TearDownTestSuite() { std::filesystem::remove_all(root_); }
+
+  static RunSpec Run(const std::string& folder) {
+    RunSpec run;
+    EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(
+        R"(seed: 3
+           model { encoder_layers: 1 decoder_layers: 1 width: 32 ffn_width: 64 heads: 2
+                   residual: DEEPNORM max_positions: 300 dropout: 0.1 }
+           data { folder: 'corpus' max_tokens: 150
+                  microbatch { source_tokens: 300 target_tokens: 300 sentences: 16 } }
+           optim { rate: 2e-3 warmup_steps: 4 }
+           compute { device: 'cpu' dtype: FLOAT32 threads_per_rank: 1 }
+           train { checkpoint_every_steps: 2 log_every_steps: 1 keep_checkpoints: 2
+                   validate_sentences: 3 }
+           decode { beam_size: 2 max_tokens: 10 })",
+        &run));
+    run.set_folder(folder);
+    run.mutable_train()->set_steps(kSteps);
+    run = WithDefaults(run);
+    run.mutable_train()->set_validate_every_steps(0);
+    return run;
+  }
+
+  static Outcome Start(const RunSpec& run, TrainOptions options = {}, const std::string& text = "",
+                       std::function<void()> action = nullptr) {
+    ActingBuffer log(text, std::move(action));
+    std::ostream stream(&log);
+    Logger logger({.stream = &stream});
+    options.root = root_.string();
+    options.wait_for_saves = true;
+    const absl::Status status = Train(run, options, logger);
+    return {status, log.str()};
+  }
+
+  static std::vector<SaveRecord> Saves(const std::string& folder) {
+    std::ifstream file(root_ / folder / "metrics.jsonl");
+    std::vector<SaveRecord> records;
+    for (std::string line; std::getline(file, line);) {
+      if (line.find(R"("kind":"save")") == std::string::npos) continue;
+      EXPECT_TRUE(google::protobuf::util::JsonStringToMessage(line, &records.emplace_back()).ok());
+    }
+    return records;
+  }
+  static bool Exists(const std::string& file) { return std::filesystem::exists(root_ / file); }
+
+  // A start on a good disk goes on from what there is and ends with the same weights.
+  static void ExpectGoesOn(const std::string& folder) {
+    const Outcome next = Start(Run(folder));
+    EXPECT_TRUE(next.status.ok()) << next.status << next.log;
+    EXPECT_EQ(next.Weights(), undisturbed_);
+  }
+
+  static inline std::filesystem::path root_;
+  static inline std::string undisturbed_;
+};
+
+TEST_F(SaveTest, EverySaveIsARecordWithItsTimes) {
+  const std::vector<SaveRecord> saves = Saves("undisturbed");
+  ASSERT_EQ(saves.size(), 3u);
+  for (size_t i = 0; i < saves.size(); ++i) {
+    EXPECT_EQ(saves[i].step(), static_cast<int64_t>(2 * i + 2));
+    EXPECT_GT(saves[i].bytes(), 0);
+    EXPECT_GT(saves[i].stall_seconds(), 0);
+    EXPECT_GE(saves[i].seconds() + 1e-3, 0);
+    EXPECT_EQ(saves[i].error(), "");
+  }
+  EXPECT_FALSE(Exists("undisturbed/step-00000002"));
+  EXPECT_TRUE(Exists("undisturbed/step-00000004"));
+  EXPECT_FALSE(Exists("undisturbed/lock"));
+}
+
+TEST_F(SaveTest, WithoutACopyTheRunIsTheSame) {
+  RunSpec run = Run("blocking");
+  run.mutable_parallel()->set_blocking_saves(true);
+  EXPECT_EQ(Start(run).Weights(), undisturbed_);
+  EXPECT_EQ(Saves("blocking").size(), 3u);
+}
+
+TEST_F(SaveTest, KeepsEveryNthStepBesidesTheLatest) {
+  RunSpec run = Run("every");
+  run.mutable_train()->set_keep_checkpoints(1);
+  run.mutable_train()->set_keep_every_steps(2);
+  run.mutable_train()->set_checkpoint_every_steps(1);
+  ASSERT_TRUE(Start(run).status.ok());
+  for (int step = 1; step <= kSteps; ++step) {
+    EXPECT_EQ(Exists("every/" + CheckpointName(step)), step % 2 == 0) << step;
+  }
+}
+
+TEST_F(SaveTest, ACallThatFailsIsShownAndTheRunGoesOnOrEndsWithItsCode) {
+  int64_t failed_runs = 0, shown = 0;
+  bool ended = false;
+  for (int64_t call = 0; !ended; call += kFaultStride) {
+    SCOPED_TRACE(call);
+    const std::string folder = "fault-" + std::to_string(call);
+    const auto system = MakePosixFileSystem();
+    FaultFileSystem fs(*system);
+    fs.FailCall(call, absl::DataLossError("EIO"));
+    const Outcome outcome = Start(Run(folder), {.files = &fs});
+    ended = fs.num_calls() <= call;
+    if (outcome.status.ok()) {
+      EXPECT_EQ(outcome.Weights(), undisturbed_);
+      shown += outcome.log.find("EIO") != std::string::npos ? 1 : 0;
+    } else {
+      ++failed_runs;
+      EXPECT_THAT(outcome.status.ToString(), HasSubstr("EIO"));
+      EXPECT_TRUE(GetExitCode(outcome.status) == ExitCode::kCheckpoint ||
+                  GetExitCode(outcome.status) == ExitCode::kPreflight)
+          << outcome.status;
+    }
+    ExpectGoesOn(folder);
+    std::filesystem::remove_all(root_ / folder);
+  }
+  EXPECT_GT(shown, 5);
+  EXPECT_LT(failed_runs, shown);  // only starts fail: a last save is tried again
+}
+
+TEST_F(SaveTest, AFullDiskCostsCheckpointsNotTheRunUntilItsEnd) {
+  const auto system = MakePosixFileSystem();
+  FaultFileSystem fs(*system);
+  const Outcome outcome =
+      Start(Run("full"), {.files = &fs}, "saved step 2", [&] { fs.SetRoom(1000); });
+  EXPECT_EQ(GetExitCode(outcome.status), ExitCode::kCheckpoint) << outcome.status;
+  EXPECT_THAT(std::string(outcome.status.message()), HasSubstr("no space"));
+  EXPECT_THAT(outcome.log, HasSubstr("step 4 could not be saved (1 so far)"));
+  EXPECT_THAT(outcome.log, HasSubstr("step 6 could not be saved (3 so far)"));
+  const auto found = FindLatest(*system, (root_ / "full").string());
+  ASSERT_TRUE(found.ok() && found->has_value());
+  EXPECT_EQ((*found)->manifest.step(), 2);
+  ExpectGoesOn("full");
+}
+
+TEST_F(SaveTest, ASecondRunOnTheFolderIsRefusedAndNamesTheFirst) {
+  Outcome second;
+  const Outcome first = Start(Run("two"), {}, "step 3", [&] { second = Start(Run("two")); });
+  EXPECT_EQ(GetExitCode(second.status), ExitCode::kCheckpoint) << second.status;
+  EXPECT_THAT(std::string(second.status.message()),
+              HasSubstr("in use: process " + std::to_string(getpid()) + " on "));
+  EXPECT_EQ(first.Weights(), undisturbed_);
+}
+
+TEST_F(SaveTest, ARunWhoseLockWasTakenWritesNothingMore) {
+  const Outcome outcome = Start(Run("robbed"), {}, "saved step 2", [] {
+    std::ofstream(root_ / "robbed/lock") << "token: \"other\" host: \"elsewhere\" pid: 7\n";
+  });
+  EXPECT_EQ(GetExitCode(outcome.status), ExitCode::kCheckpoint) << outcome.status;
+  EXPECT_THAT(outcome.status.ToString(), HasSubstr("process 7 on elsewhere"));
+  EXPECT_TRUE(Exists("robbed/step-00000002"));
+  EXPECT_FALSE(Exists("robbed/step-00000004"));
+}
+
+TEST_F(SaveTest, AStopInAValidationIsHonouredAndTheValidationComesFirstNextTime) {
+  RunSpec run = Run("validating");
+  run.mutable_train()->set_validate_every_steps(3);
+  std::atomic<int> request{0};
+  const Outcome stopped =
+      Start(run, {.request = &request}, "validate ", [&] { request = kStopRequest; });
+  EXPECT_EQ(GetExitCode(stopped.status), ExitCode::kSavedRunAgain) << stopped.status;
+  EXPECT_TRUE(Exists("validating/step-00000003"));
+  EXPECT_THAT(stopped.log, Not(HasSubstr("validation at step")));
+  const Outcome next = Start(run);
+  EXPECT_TRUE(next.status.ok()) << next.status;
+  EXPECT_THAT(next.log, HasSubstr("validation at step 3"));
+  EXPECT_THAT(next.log, HasSubstr("validation at step 6"));
+  EXPECT_EQ(next.Weights(), undisturbed_);
+  EXPECT_TRUE(Exists("validating/best-nll"));
+}
+
+TEST_F(SaveTest, AStopWhileASaveIsUnderWayWaitsForBoth) {
+  for (const int asked : {kStopRequest, kStopRequest | kSaveRequest}) {
+    const std::string folder = "saving-" + std::to_string(asked);
+    std::atomic<int> request{0};
+    RunSpec run = Run(folder);
+    run.mutable_train()->set_checkpoint_every_steps(1);
+    const Outcome stopped = Start(run, {.request = &request}, "step 2 ", [&] { request = asked; });
+    EXPECT_EQ(GetExitCode(stopped.status), ExitCode::kSavedRunAgain) << stopped.status;
+    EXPECT_TRUE(Exists(folder + "/" + CheckpointName(3)));
+    ExpectGoesOn(folder);
+  }
+}
+
+TEST_F(SaveTest, ATimeLimitEndsTheStartEarlyEnough) {
+  RunSpec run = Run("limit");
+  run.mutable_train()->set_steps(1000000);
+  run.mutable_train()->set_checkpoint_every_steps(1000000);
+  constexpr double kLimitSeconds = 6.0;
+  run.mutable_train()->set_time_limit_minutes(kLimitSeconds / 60);
+  const double started = SecondsNow();
+  const Outcome outcome = Start(run);
+  EXPECT_LT(SecondsNow() - started, kLimitSeconds);
+  EXPECT_EQ(GetExitCode(outcome.status), ExitCode::kSavedRunAgain) << outcome.status;
+  EXPECT_EQ(Saves("limit").size(), 1u);
+}
+
+}  // namespace
+}  // namespace deepnet
