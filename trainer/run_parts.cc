@@ -11,6 +11,7 @@
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 #include "trainer/data/corpus_batch_source.h"
+#include "trainer/initial_weights.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/rank_state.h"
 #include "trainer/run_state.h"
@@ -18,8 +19,22 @@
 namespace deepnet {
 namespace {
 
-absl::StatusOr<std::unique_ptr<RankPart>> MakePart(const RunStart& start, Communicator& world,
-                                                   FileSystem& fs, Logger& log) {
+// Every rank reads what it holds.
+absl::Status TakeInitialWeights(const RunStart& start, const std::string& init_from,
+                                Communicator& world, FileSystem& fs, Parameters& parameters,
+                                Logger& log) {
+  const auto rows = TakeWeights(fs, init_from, start.corpus->vocabulary(), parameters);
+  RETURN_IF_ERROR(AgreeOnStatus(world, rows.status()));
+  log.Info(absl::StrCat("weights of ", init_from, ": ", WithCommas(rows->taken),
+                        " rows of the vocabulary are known there, ", WithCommas(rows->drawn),
+                        " are new"));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<RankPart>> MakePart(const RunStart& start,
+                                                   const std::string& init_from,
+                                                   Communicator& world, FileSystem& fs,
+                                                   Logger& log) {
   ASSIGN_OR_RETURN(auto part, MakeRankPart(start.run, start.inventory, start.plan, world));
   if (start.earlier.has_value()) {
     RETURN_IF_ERROR(AgreeOnStatus(
@@ -27,6 +42,10 @@ absl::StatusOr<std::unique_ptr<RankPart>> MakePart(const RunStart& start, Commun
     log.Info(absl::StrCat("continuing at step ", WithCommas(start.state.step())));
   } else {
     part->model->parameters().Initialize(start.run.seed());
+    if (!init_from.empty()) {
+      RETURN_IF_ERROR(
+          TakeInitialWeights(start, init_from, world, fs, part->model->parameters(), log));
+    }
   }
   part->model->Refresh();
   return part;
@@ -61,10 +80,10 @@ void Describe(const RunStart& start, int ranks, double ceiling, Logger& log) {
 
 }  // namespace
 
-absl::StatusOr<RunParts> MakeRunParts(const RunStart& start, Communicator& world, FileSystem& fs,
-                                      Logger& log) {
+absl::StatusOr<RunParts> MakeRunParts(const RunStart& start, const std::string& init_from,
+                                      Communicator& world, FileSystem& fs, Logger& log) {
   RunParts parts;
-  ASSIGN_OR_RETURN(parts.part, MakePart(start, world, fs, log));
+  ASSIGN_OR_RETURN(parts.part, MakePart(start, init_from, world, fs, log));
   absl::StatusOr<std::unique_ptr<MetricsWriter>> metrics = nullptr;
   if (world.rank() == 0) metrics = OpenFolder(start, fs);
   RETURN_IF_ERROR(AgreeOnStatus(world, metrics.status()));

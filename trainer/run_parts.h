@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
 
@@ -26,7 +27,9 @@ struct RunParts {
 // Loads or draws the weights, opens the run folder (rank 0 writes tokenizer and languages into it),
 // measures what products reach here, and says what the run is. Collective over `world`; `start` and
 // `world` outlive the result.
-absl::StatusOr<RunParts> MakeRunParts(const RunStart& start, Communicator& world, FileSystem& fs,
-                                      Logger& log);
+// A run that goes on does not look at `init_from`; a new one takes its weights from there, if it is
+// not empty (initial_weights.h).
+absl::StatusOr<RunParts> MakeRunParts(const RunStart& start, const std::string& init_from,
+                                      Communicator& world, FileSystem& fs, Logger& log);
 
 }  // namespace deepnet

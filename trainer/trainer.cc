@@ -91,7 +91,7 @@ class Trainer {
 };
 
 absl::Status Trainer::Prepare() {
-  ASSIGN_OR_RETURN(parts_, MakeRunParts(start_, world_, fs_, log_));
+  ASSIGN_OR_RETURN(parts_, MakeRunParts(start_, options_.init_from, world_, fs_, log_));
   first_step_ = state_.step();
   const bool resumed = start_.earlier.has_value();
   validated_step_ = resumed && !state_.validation_due() ? state_.step() : -1;

@@ -17,8 +17,9 @@
 namespace deepnet {
 
 struct TrainOptions {
-  std::string root;    // what paths of the RunSpec are relative to
-  bool fresh = false;  // refuse a run folder that is not empty instead of continuing
+  std::string root;       // what paths of the RunSpec are relative to
+  bool fresh = false;     // refuse a run folder that is not empty instead of continuing
+  std::string init_from;  // a new run takes its weights from this checkpoint (initial_weights.h)
   std::atomic<int>* request = nullptr;  // bits of trainer/stop_requests.h, set by signal handlers
   double deadline = kNoDeadline;        // SecondsNow() at which this process must have ended
   std::string job_id;                   // of the batch system, for the run folder's lock

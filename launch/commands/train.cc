@@ -2,14 +2,18 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 
+#include "launch/defaults.h"
 #include "launch/device_group.h"
 #include "launch/job.h"
 #include "launch/stop_signals.h"
 #include "launch/validate.h"
+#include "parallel/base/file_system.h"
 #include "parallel/base/logging.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
+#include "trainer/exchange/import.h"
 #include "trainer/trainer.h"
 
 namespace deepnet {
@@ -28,17 +32,39 @@ LoggerOptions LogOptions(const CommandLine& line, const Communicator& world) {
   return options;
 }
 
+// What --init-from names. Rank 0 makes a run folder of a Hugging Face folder first, beside that of
+// the run; it is kept.
+absl::StatusOr<std::string> InitialWeights(const CommandLine& line, const RunSpec& run,
+                                           Communicator& world, Logger& log) {
+  const std::string path = line.flags.Text("init-from");
+  const auto fs = MakePosixFileSystem();
+  if (path.empty() || !fs->Exists(JoinPath(path, "config.json")).value_or(false)) return path;
+  const std::string imported = JoinPath(RootFolder(line), run.folder() + ".imported");
+  absl::Status status;
+  if (world.rank() == 0 && !fs->Exists(imported).value_or(false)) {
+    const auto report = ImportFolder(*fs, path, imported, {.complete = WithDefaults});
+    status = report.status();
+    if (report.ok()) {
+      for (const std::string& note : report->notes) log.Info(note);
+    }
+  }
+  RETURN_IF_ERROR(AgreeOnStatus(world, status));
+  return imported;
+}
+
 absl::Status TrainOnAllRanks(const CommandLine& line, Communicator& hosts) {
   const absl::StatusOr<RunSpec> run = LoadRunSpec(line);
   RETURN_IF_ERROR(AgreeOnStatus(hosts, run.status()));
   ASSIGN_OR_RETURN(const auto devices, JoinDevices(run->compute(), hosts));
   Communicator& world = devices != nullptr ? *devices : hosts;
   Logger log(LogOptions(line, world));
+  ASSIGN_OR_RETURN(const std::string init_from, InitialWeights(line, *run, world, log));
   std::optional<Watchdog> watchdog;
   if (world.size() > 1) watchdog.emplace(EndProcess);  // a rank alone waits for nobody
   return Train(*run,
                {.root = RootFolder(line),
                 .fresh = line.flags.Switch("fresh"),
+                .init_from = init_from,
                 .request = &SignalRequests(),
                 .deadline = JobDeadline(),
                 .job_id = JobId(),
@@ -71,6 +97,12 @@ Command MakeTrainCommand() {
       .flags = {{.name = "fresh",
                  .kind = FlagKind::kSwitch,
                  .help = "refuse a run folder that is not empty"},
+                {.name = "init-from",
+                 .kind = FlagKind::kText,
+                 .value = "CHECKPOINT|HF-FOLDER",
+                 .help =
+                     "begin a new run with these weights: a checkpoint, a run folder, or what "
+                     "`checkpoint import` made; step, optimizer, corpus and vocabulary are new"},
                 {.name = "log-seconds",
                  .kind = FlagKind::kNumber,
                  .value = "SECONDS",

@@ -1,0 +1,200 @@
+// Fine-tuning: runs that begin with the weights of another one, which learned other languages with
+// another vocabulary.
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <google/protobuf/text_format.h>
+#include <google/protobuf/util/json_util.h>
+#include <gtest/gtest.h>
+
+#include "launch/defaults.h"
+#include "parallel/base/exit_code.h"
+#include "parallel/base/logging.h"
+#include "proto/report.pb.h"
+#include "tests/support/run_ranks.h"
+#include "trainer/data/prepare.h"
+#include "trainer/model_loader.h"
+#include "trainer/trainer.h"
+
+namespace deepnet {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr char kText[] = "launch/corpora/udhr.tsv";  // tests run in the repository
+constexpr double kNoRate = 1e-30;  // an update that no float32 weight can show
+
+struct How {
+  std::string corpus;
+  int64_t steps = 1;
+  double rate = kNoRate;
+  int width = 32;
+  std::string init_from = "";
+  int stages = 1;
+};
+
+class InitFromTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    root_ = std::filesystem::path(::testing::TempDir()) /
+            ("deepnet_init_from_" + std::to_string(getpid()));
+    std::filesystem::create_directories(root_);
+    MakeCorpus("two", {"de", "fr"}, 300);
+    MakeCorpus("three", {"de", "es", "fr"}, 320);
+    Train("first", {.corpus = "two", .steps = 12, .rate = 5e-3});
+  }
+  static void TearDownTestSuite() { std::filesystem::remove_all(root_); }
+
+  static void MakeCorpus(const std::string& folder, const std::vector<std::string>& languages,
+                         int pieces) {
+    RunSpec run;
+    LanguageTable& table = *run.mutable_prepare()->add_table();
+    table.set_file(std::filesystem::absolute(kText).string());
+    for (const std::string& language : languages) table.add_languages(language);
+    run.mutable_prepare()->set_output_folder(folder);
+    run.mutable_prepare()->mutable_tokenizer()->set_pieces(pieces);
+    const auto report =
+        Prepare(WithDefaults(run).prepare(), root_.string(), [](std::string_view) {});
+    ASSERT_TRUE(report.ok()) << report.status();
+  }
+
+  static RunSpec Run(const std::string& folder, const How& how) {
+    RunSpec run;
+    EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(
+        R"(seed: 3
+           model { encoder_layers: 2 decoder_layers: 2 ffn_width: 64 heads: 2
+                   residual: DEEPNORM max_positions: 300 }
+           data { max_tokens: 150 microbatches_per_step: 2
+                  microbatch { source_tokens: 300 target_tokens: 300 sentences: 16 } }
+           optim { warmup_steps: 1 }
+           compute { device: 'cpu' dtype: FLOAT32 threads_per_rank: 1 }
+           train { log_every_steps: 1 validate_sentences: 1 }
+           decode { beam_size: 1 max_tokens: 4 })",
+        &run));
+    run.mutable_model()->set_width(how.width);
+    run.mutable_data()->set_folder(how.corpus);
+    run.set_folder(folder);
+    run.mutable_optim()->set_rate(how.rate);
+    run.mutable_train()->set_steps(how.steps);
+    run.mutable_parallel()->set_pipeline_parallel_size(how.stages);
+    run.mutable_parallel()->set_data_parallel_size(1);
+    run = WithDefaults(run);
+    run.mutable_train()->set_validate_every_steps(-1);
+    return run;
+  }
+
+  struct Outcome {
+    absl::Status status;
+    std::string log;  // of rank 0
+  };
+
+  static Outcome Try(const std::string& folder, const How& how) {
+    std::vector<std::ostringstream> logs(static_cast<size_t>(how.stages));
+    const auto statuses = RunRanks(how.stages, [&](Communicator& world) {
+      Logger log({.stream = &logs[static_cast<size_t>(world.rank())]});
+      return deepnet::Train(Run(folder, how),
+                            {.root = root_.string(), .init_from = how.init_from, .world = &world},
+                            log);
+    });
+    return {FirstError(statuses), logs[0].str()};
+  }
+  static std::string Train(const std::string& folder, const How& how) {
+    const Outcome outcome = Try(folder, how);
+    EXPECT_TRUE(outcome.status.ok()) << outcome.status << outcome.log;
+    return outcome.log;
+  }
+
+  static std::string Path(const std::string& folder) { return (root_ / folder).string(); }
+
+  static std::vector<double> Losses(const std::string& folder) {
+    std::ifstream file(root_ / folder / "metrics.jsonl");
+    std::vector<double> losses;
+    for (std::string line; std::getline(file, line);) {
+      StepRecord record;
+      if (line.find(R"("kind":"train")") == std::string::npos) continue;
+      EXPECT_TRUE(google::protobuf::util::JsonStringToMessage(line, &record).ok()) << line;
+      losses.push_back(record.loss());
+    }
+    return losses;
+  }
+
+  static std::string Weights(const std::string& log) {
+    const size_t at = log.rfind("weights ");
+    return at == log.npos ? "none" : log.substr(at, log.find('\n', at) - at);
+  }
+
+  static inline std::filesystem::path root_;
+};
+
+TEST_F(InitFromTest, RowsOfKnownPiecesAreTakenBitForBitAndNewOnesAreDrawn) {
+  const std::string log = Train("tuned", {.corpus = "three", .init_from = Path("first")});
+  Train("drawn", {.corpus = "three"});
+  const auto first = LoadModel(Path("first"), {}), tuned = LoadModel(Path("tuned"), {}),
+             drawn = LoadModel(Path("drawn"), {});
+  ASSERT_TRUE(first.ok() && tuned.ok() && drawn.ok());
+  const Vocabulary& earlier = *(*first)->vocabulary;
+  const Vocabulary& vocabulary = *(*tuned)->vocabulary;
+  int taken = 0, new_rows = 0;
+  for (const Parameter& p : (*tuned)->model->parameters().inventory().parameters) {
+    const at::Tensor old = (*first)->model->parameters().Get(p.name);
+    const at::Tensor now = (*tuned)->model->parameters().Get(p.name);
+    if (p.role != Role::kEmbedding) {
+      EXPECT_TRUE(at::equal(old, now)) << p.name;
+      continue;
+    }
+    const at::Tensor fresh = (*drawn)->model->parameters().Get(p.name);
+    for (int32_t id = 0; id < vocabulary.size(); ++id) {
+      int32_t before = 0;
+      while (before < earlier.size() && earlier.Piece(before) != vocabulary.Piece(id)) ++before;
+      const bool known = before < earlier.size();
+      EXPECT_TRUE(at::equal(now[id], known ? old[before] : fresh[id])) << vocabulary.Piece(id);
+      ++(known ? taken : new_rows);
+    }
+  }
+  EXPECT_GT(taken, 100);
+  EXPECT_GT(new_rows, 10);  // the new tag among them
+  EXPECT_THAT(log, HasSubstr(std::to_string(taken) + " rows of the vocabulary are known there, " +
+                             std::to_string(new_rows) + " are new"));
+}
+
+TEST_F(InitFromTest, LearnsOnFromWhereTheOtherRunWasAndInAnyLayout) {
+  const How how{.corpus = "three", .steps = 6, .rate = 2e-3, .init_from = Path("first")};
+  How scratch = how, two = how;
+  scratch.init_from = "";
+  two.stages = 2;
+  const std::string log = Train("on", how);
+  Train("scratch", scratch);
+  const std::vector<double> losses = Losses("on");
+  ASSERT_EQ(losses.size(), 6u);
+  EXPECT_LT(losses.front(), Losses("scratch").front());
+  EXPECT_LT(losses.back(), losses.front());
+  EXPECT_EQ(Weights(Train("on-two-ranks", two)), Weights(log));
+}
+
+TEST_F(InitFromTest, ARunThatGoesOnDoesNotStartAgain) {
+  const How how{.corpus = "three", .steps = 2, .rate = 2e-3, .init_from = Path("first")};
+  How longer = how;
+  longer.steps = 4;
+  const std::string whole = Train("at-once", longer);
+  Train("in-two", how);
+  EXPECT_EQ(Weights(Train("in-two", longer)), Weights(whole));
+}
+
+TEST_F(InitFromTest, AnotherModelOrNoneIsRefusedByName) {
+  const Outcome wider = Try("wider", {.corpus = "three", .width = 64, .init_from = Path("first")});
+  EXPECT_EQ(GetExitCode(wider.status), ExitCode::kCheckpoint) << wider.status;
+  EXPECT_THAT(std::string(wider.status.message()), HasSubstr("weight"));
+  const Outcome missing = Try("missing", {.corpus = "three", .init_from = Path("nowhere")});
+  EXPECT_EQ(GetExitCode(missing.status), ExitCode::kCheckpoint) << missing.status;
+  EXPECT_THAT(std::string(missing.status.message()), HasSubstr("nowhere"));
+}
+
+}  // namespace
+}  // namespace deepnet
