@@ -29,7 +29,7 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr char kText[] = "launch/corpora/udhr.tsv";  // tests run in the repository
-constexpr double kNoRate = 1e-30;  // an update that no float32 weight can show
+constexpr double kNoRate = 1e-30;                    // an update that no float32 weight can show
 
 struct How {
   std::string corpus;
