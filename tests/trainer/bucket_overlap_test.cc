@@ -2,6 +2,7 @@
 #include <functional>
 #include <memory>
 #include <set>
+#include <span>
 #include <utility>
 #include <vector>
 
