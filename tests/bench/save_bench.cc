@@ -1,0 +1,190 @@
+// What saving about 1 GB of state costs a rank that trains: how long training stands still, how
+// fast the disk is written beside a plain writer of the same bytes, how soon a run goes on.
+//
+//   save_bench FOLDER [ROUNDS]      FOLDER: new, on the disk that counts
+//
+// Each round, in turns: the same bytes written plainly with one fsync; a save that training waits
+// for; a save beside training; loading and a step. Prints a line a round and the medians.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "parallel/base/check.h"
+#include "parallel/base/clock.h"
+#include "parallel/base/file_system.h"
+#include "parallel/comm/self_communicator.h"
+#include "trainer/bench_lengths.h"
+#include "trainer/data/batcher.h"
+#include "trainer/kernels/compute.h"
+#include "trainer/model/describe.h"
+#include "trainer/rank_state.h"
+#include "trainer/run_saver.h"
+#include "trainer/step_bench.h"
+#include "trainer/train_step.h"
+
+namespace deepnet {
+namespace {
+
+constexpr int32_t kVocabulary = 90'000;
+
+RunSpec ModelOfOneGigabyte() {
+  absl::StatusOr<RunSpec> run = BenchRun("A");
+  DEEPNET_CHECK(run.ok()) << run.status().ToString();
+  run->mutable_model()->set_width(512);
+  run->mutable_model()->set_ffn_width(2048);
+  run->mutable_model()->set_heads(8);
+  run->mutable_model()->set_vocabulary_size(kVocabulary);
+  MicrobatchSpec& capacity = *run->mutable_data()->mutable_microbatch();
+  capacity.set_source_tokens(500);
+  capacity.set_target_tokens(500);
+  capacity.set_sentences(100);
+  *run->mutable_compute() = ResolveCompute(run->compute());
+  return *run;
+}
+
+struct Figures {
+  double plain = 0, blocking = 0, stall = 0, beside = 0, load = 0, step = 0;  // seconds
+};
+
+class Bench {
+ public:
+  Bench(const RunSpec& run, std::string folder)
+      : fs_(MakePosixFileSystem()), folder_(std::move(folder)) {
+    const Inventory whole = Describe(run.model(), run.data().microbatch());
+    auto part = MakeRankPart(run, whole, LonePlan(whole, 1), alone_);
+    DEEPNET_CHECK(part.ok()) << part.status().ToString();
+    part_ = *std::move(part);
+    part_->model->parameters().Initialize(1);
+    part_->model->Refresh();
+    const auto lengths = ReadBenchLengths("tests/bench/lengths.json");
+    DEEPNET_CHECK(lengths.ok()) << lengths.status().ToString();
+    const MicrobatchSpec& c = run.data().microbatch();
+    microbatches_ = MakeBenchMicrobatches(
+        *lengths, {c.source_tokens(), c.target_tokens(), c.sentences()}, kVocabulary, /*seed=*/1);
+  }
+
+  int64_t bytes() const { return RankSnapshot(*part_, /*copies=*/false).bytes(); }
+
+  // Seconds of the next step.
+  double Step(RunSaver* saver = nullptr) {
+    const Microbatch& mb = microbatches_[static_cast<size_t>(step_) % microbatches_.size()];
+    const double began = SecondsNow();
+    const auto result = RunTrainStep({{mb}, mb.num_source_tokens, mb.num_target_tokens}, step_,
+                                     step_ + 1, *part_, {}, [&] {
+                                       if (saver != nullptr) saver->AwaitCopy();
+                                     });
+    DEEPNET_CHECK(result.ok()) << result.status().ToString();
+    ++step_;
+    return SecondsNow() - began;
+  }
+
+  double WritePlainly() {
+    const std::string path = JoinPath(folder_, "plain.bin");
+    const std::string piece(16 << 20, 'x');
+    const double began = SecondsNow();
+    auto file = fs_->OpenForAppend(path);
+    DEEPNET_CHECK(file.ok()) << file.status().ToString();
+    for (int64_t left = bytes(); left > 0; left -= static_cast<int64_t>(piece.size())) {
+      const size_t count = std::min<size_t>(piece.size(), static_cast<size_t>(left));
+      Check((*file)->Append(std::string_view(piece).substr(0, count)));
+    }
+    Check((*file)->Sync());
+    Check((*file)->Close());
+    const double seconds = SecondsNow() - began;
+    Check(fs_->Delete(path));
+    return seconds;
+  }
+
+  // A save with what it cost; beside steps if `copies`.
+  SaveRecord Save(bool copies) {
+    SaveRecord record;
+    RunSaver saver(*fs_,
+                   {.folder = folder_,
+                    .keep_latest = 1,
+                    .copies = copies,
+                    .on_end = [&](const SaveRecord& ended) { record = ended; }},
+                   *part_);
+    Check(saver.Open());
+    Manifest state;
+    state.set_step(step_);
+    saver.Begin(state);
+    while (copies && saver.busy()) {
+      Step(&saver);
+      if (saver.Ready()) Check(saver.Advance());
+    }
+    Check(saver.Finish());
+    DEEPNET_CHECK(record.error().empty()) << record.error();
+    return record;
+  }
+
+  double Load() {
+    const double began = SecondsNow();
+    const auto found = FindLatest(*fs_, folder_);
+    DEEPNET_CHECK(found.ok() && found->has_value());
+    Check(LoadRankState(*fs_, (*found)->folder, (*found)->manifest, *part_));
+    part_->model->Refresh();
+    return SecondsNow() - began;
+  }
+
+ private:
+  static void Check(const absl::Status& status) { DEEPNET_CHECK(status.ok()) << status.ToString(); }
+
+  std::unique_ptr<FileSystem> fs_;
+  std::string folder_;
+  SelfCommunicator alone_;
+  std::unique_ptr<RankPart> part_;
+  std::vector<Microbatch> microbatches_;
+  int64_t step_ = 0;
+};
+
+double Median(const std::vector<Figures>& rounds, double Figures::*figure) {
+  std::vector<double> values;
+  for (const Figures& round : rounds) values.push_back(round.*figure);
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+int Main(const std::string& folder, int rounds) {
+  std::filesystem::create_directories(folder);
+  Bench bench(ModelOfOneGigabyte(), folder);
+  bench.Step();  // allocates what steps need
+  std::vector<Figures> all;
+  for (int round = 0; round < rounds; ++round) {
+    Figures f;
+    f.plain = bench.WritePlainly();
+    f.blocking = bench.Save(/*copies=*/false).seconds();
+    bench.Step();
+    const SaveRecord beside = bench.Save(/*copies=*/true);
+    f.stall = beside.stall_seconds();
+    f.beside = beside.seconds();
+    f.load = bench.Load();
+    f.step = bench.Step();
+    std::printf(
+        "plain %.2f s, blocking %.2f s, beside %.2f s with a stall of %.3f s, load %.2f s, "
+        "step %.2f s\n",
+        f.plain, f.blocking, f.beside, f.stall, f.load, f.step);
+    all.push_back(f);
+  }
+  const double blocking = Median(all, &Figures::blocking);
+  std::printf(
+      "%.2f GB: stall %.1f %% of a blocking save; a save writes at %.2f of the plain rate\n",
+      static_cast<double>(bench.bytes()) * 1e-9, 100 * Median(all, &Figures::stall) / blocking,
+      Median(all, &Figures::plain) / blocking);
+  std::filesystem::remove_all(folder);
+  return 0;
+}
+
+}  // namespace
+}  // namespace deepnet
+
+int main(int argc, char** argv) {
+  if (argc < 2) {
+    std::fprintf(stderr, "usage: save_bench FOLDER [ROUNDS]\n");
+    return 2;
+  }
+  return deepnet::Main(argv[1], argc > 2 ? std::atoi(argv[2]) : 3);
+}
