@@ -1,8 +1,9 @@
 #include "trainer/checkpoint/tools/diff.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
-#include <cstring>
+#include <cstdint>
 #include <limits>
 #include <memory>
 #include <span>
@@ -32,7 +33,7 @@ void Compare(std::span<const float> a, std::span<const float> b, Comparison& so_
     const double y = std::fabs(static_cast<double>(b[i]));
     if (std::isfinite(x)) so_far.magnitude = std::max(so_far.magnitude, x);
     if (std::isfinite(y)) so_far.magnitude = std::max(so_far.magnitude, y);
-    if (std::memcmp(&a[i], &b[i], sizeof(float)) == 0) continue;
+    if (std::bit_cast<uint32_t>(a[i]) == std::bit_cast<uint32_t>(b[i])) continue;
     ++so_far.num_different;
     const double distance = std::isfinite(x) && std::isfinite(y)
                                 ? std::fabs(static_cast<double>(a[i]) - b[i])
