@@ -57,8 +57,8 @@ ElementReader Sinusoids(int64_t width) {
 }
 
 // The table `positions` with `scale` times the row of </s> added to its first row.
-ElementReader WithFirstToken(ElementReader positions, ElementReader embedding, double scale,
-                             int64_t width) {
+ElementReader WithFirstToken(const ElementReader& positions, const ElementReader& embedding,
+                             double scale, int64_t width) {
   return [=](int64_t first, std::span<float> into) -> absl::Status {
     RETURN_IF_ERROR(positions(first, into));
     if (first >= width) return absl::OkStatus();
