@@ -88,7 +88,7 @@ absl::StatusOr<OutgoingTensor> PositionTable(const ModelSpec& model, const std::
         ReadStoredWeight(reader, kEmbedding, {model.vocabulary_size(), model.width()}));
     const double scale =
         model.unscaled_embedding() ? 1.0 : std::sqrt(static_cast<double>(model.width()));
-    read = WithFirstToken(std::move(read), embedding, scale, model.width());
+    read = WithFirstToken(read, embedding, scale, model.width());
   }
   return OutgoingTensor{.name = HfName(name), .shape = shape, .read = std::move(read)};
 }
