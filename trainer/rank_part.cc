@@ -7,26 +7,14 @@
 #include "parallel/comm/collectives.h"
 #include "parallel/exec/watchdog.h"
 #include "parallel/plan/check_schedule.h"
-#include "parallel/plan/crossing.h"
 #include "parallel/plan/dealing.h"
 #include "parallel/plan/planner.h"
+#include "parallel/plan/planner_views.h"
 #include "parallel/plan/with_transfers.h"
 #include "trainer/kernels/compute.h"
 
 namespace deepnet {
 namespace {
-
-std::vector<int> ChunkEnds(const Plan& plan) {
-  std::vector<int> ends;
-  for (const ChunkPlan& chunk : plan.chunks()) ends.push_back(chunk.end_layer());
-  return ends;
-}
-
-Placement PlacementOf(const Plan& plan) {
-  Placement placement;
-  for (const ChunkPlan& chunk : plan.chunks()) placement.rank_of_chunk.push_back(chunk.rank());
-  return placement;
-}
 
 // The chunks of one stage: their numbers along the chain, and what they are made of.
 struct OwnChunks {
@@ -103,15 +91,13 @@ absl::StatusOr<std::unique_ptr<RankPart>> MakeRankPart(const RunSpec& run, const
       *part->ops, part->model->parameters(), part->layout, part->groups.all,
       GradientSumsOptions{.local_replicas = local_replicas,
                           .order = run.parallel().gradient_sum()});
-  const bool narrow = run.compute().dtype() == BFLOAT16;
   part->chunks = std::make_unique<TransformerStage>(
       *part->model,
       StageOptions{.seed = run.seed(),
                    .label_smoothing = run.optim().label_smoothing(),
                    .virtual_replicas = local_replicas,
                    .chunks = own.numbers,
-                   .crossings = MakeCrossings(whole, ChunkEnds(plan), part->placement,
-                                              narrow ? "bfloat16" : "float32")},
+                   .crossings = CrossingsOf(plan, whole, run.compute())},
       *part->sums);
   part->optimizer =
       std::make_unique<OptimizerStep>(run.optim(), whole, part->layout, part->groups.all);

@@ -11,6 +11,7 @@
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/collectives.h"
 #include "parallel/exec/watchdog.h"
+#include "parallel/plan/planner_views.h"
 #include "trainer/decode/pipeline_link.h"
 #include "trainer/decode/pipeline_route.h"
 #include "trainer/decode/pipeline_scorer.h"
@@ -51,9 +52,7 @@ EvaluateShare ShareOf(const RankPart& part, Communicator* drivers, PipelineStop&
 }
 
 PipelineRoute RouteOf(const Inventory& whole, const Plan& plan, const RankPart& part) {
-  std::vector<int> ends;
-  for (const ChunkPlan& chunk : plan.chunks()) ends.push_back(chunk.end_layer());
-  return MakePipelineRoute(whole, ends, part.placement, part.stage);
+  return MakePipelineRoute(whole, ChunkEnds(plan), part.placement, part.stage);
 }
 
 LinkLimits LimitsOf(const RunSpec& run) {

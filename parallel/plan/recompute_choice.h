@@ -1,4 +1,5 @@
-// How the layers of a rank or of a stack are computed again.
+// How the layers of a rank or of a stack are computed again. An unset level is NONE, an unset
+// segment 1.
 #pragma once
 
 #include "proto/plan.pb.h"

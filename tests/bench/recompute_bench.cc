@@ -85,7 +85,7 @@ struct Took {
 // Both stacks at one level.
 class Candidate {
  public:
-  Candidate(const ModelSpec& spec, const RecomputeOptions& options, Ops& ops,
+  Candidate(const ModelSpec& spec, const RecomputeChoice& options, Ops& ops,
             const Parameters& parameters)
       : options_(options),
         ops_(ops),
@@ -130,10 +130,10 @@ class Candidate {
     return {SecondsNow() - start, static_cast<double>(std::clock() - ticks) / CLOCKS_PER_SEC};
   }
 
-  const RecomputeOptions& options() const { return options_; }
+  const RecomputeChoice& options() const { return options_; }
 
  private:
-  RecomputeOptions options_;
+  RecomputeChoice options_;
   Ops& ops_;
   Workspace source_work_, target_work_;
   EncoderStack encoder_;
@@ -158,7 +158,7 @@ std::vector<double> Growth(const std::vector<std::vector<double>>& rounds, size_
   return growth;
 }
 
-double KeptMebibytes(const ModelSpec& spec, const RecomputeOptions& options, DataType dtype) {
+double KeptMebibytes(const ModelSpec& spec, const RecomputeChoice& options, DataType dtype) {
   int64_t bytes = 0;
   for (const LayerKind kind : {LayerKind::kEncoder, LayerKind::kDecoder}) {
     const int layers = kind == LayerKind::kEncoder ? spec.encoder_layers() : spec.decoder_layers();
@@ -179,8 +179,8 @@ void Bench(const Shape& shape) {
   parameters.gradient().zero_();
   const Sentences sentences;
   std::vector<std::unique_ptr<Candidate>> candidates;
-  for (const RecomputeOptions& options :
-       {RecomputeOptions{NONE, 1}, {FFN, 1}, {GEMM, 1}, {LAYER, 1}, {LAYER, 3}}) {
+  for (const RecomputeChoice& options :
+       {RecomputeChoice{NONE, 1}, {FFN, 1}, {GEMM, 1}, {LAYER, 1}, {LAYER, 3}}) {
     candidates.push_back(std::make_unique<Candidate>(spec, options, *ops, parameters));
   }
   for (const bool evict : {false, true}) {
@@ -195,7 +195,7 @@ void Bench(const Shape& shape) {
     }
     std::printf("%s\n", evict ? "another microbatch in between" : "backward right after forward");
     for (size_t i = 0; i < candidates.size(); ++i) {
-      const RecomputeOptions& options = candidates[i]->options();
+      const RecomputeChoice& options = candidates[i]->options();
       std::printf(
           "  %-5s %d  %8.1f ms  %+6.1f %%  processor %+6.1f %%  %8.1f MiB kept per microbatch\n",
           Recompute_Name(options.level).c_str(), options.segment, 1e3 * Median(seconds[i]),

@@ -18,8 +18,8 @@
 #include "parallel/base/exit_code.h"
 #include "parallel/base/logging.h"
 #include "proto/report.pb.h"
+#include "tests/parity/training_runs.h"
 #include "tests/support/run_ranks.h"
-#include "trainer/data/prepare.h"
 #include "trainer/model_loader.h"
 #include "trainer/trainer.h"
 
@@ -27,9 +27,11 @@ namespace deepnet {
 namespace {
 
 using ::testing::HasSubstr;
+using testing::kAllLanguages;
+using testing::MakeCorpus;
+using testing::WeightsLine;
 
-constexpr char kText[] = "launch/corpora/udhr.tsv";  // tests run in the repository
-constexpr double kNoRate = 1e-30;                    // an update that no float32 weight can show
+constexpr double kNoRate = 1e-30;  // an update that no float32 weight can show
 
 struct How {
   std::string corpus;
@@ -46,24 +48,11 @@ class InitFromTest : public ::testing::Test {
     root_ = std::filesystem::path(::testing::TempDir()) /
             ("deepnet_init_from_" + std::to_string(getpid()));
     std::filesystem::create_directories(root_);
-    MakeCorpus("two", {"de", "fr"}, 300);
-    MakeCorpus("three", {"de", "es", "fr"}, 320);
+    ASSERT_TRUE(MakeCorpus(root_, "two", {"de", "fr"}, 300, kAllLanguages).ok());
+    ASSERT_TRUE(MakeCorpus(root_, "three", {"de", "es", "fr"}, 320, kAllLanguages).ok());
     Train("first", {.corpus = "two", .steps = 12, .rate = 5e-3});
   }
   static void TearDownTestSuite() { std::filesystem::remove_all(root_); }
-
-  static void MakeCorpus(const std::string& folder, const std::vector<std::string>& languages,
-                         int pieces) {
-    RunSpec run;
-    LanguageTable& table = *run.mutable_prepare()->add_table();
-    table.set_file(std::filesystem::absolute(kText).string());
-    for (const std::string& language : languages) table.add_languages(language);
-    run.mutable_prepare()->set_output_folder(folder);
-    run.mutable_prepare()->mutable_tokenizer()->set_pieces(pieces);
-    const auto report =
-        Prepare(WithDefaults(run).prepare(), root_.string(), [](std::string_view) {});
-    ASSERT_TRUE(report.ok()) << report.status();
-  }
 
   static RunSpec Run(const std::string& folder, const How& how) {
     RunSpec run;
@@ -125,11 +114,6 @@ class InitFromTest : public ::testing::Test {
     return losses;
   }
 
-  static std::string Weights(const std::string& log) {
-    const size_t at = log.rfind("weights ");
-    return at == log.npos ? "none" : log.substr(at, log.find('\n', at) - at);
-  }
-
   static inline std::filesystem::path root_;
 };
 
@@ -175,7 +159,7 @@ TEST_F(InitFromTest, LearnsOnFromWhereTheOtherRunWasAndInAnyLayout) {
   ASSERT_EQ(losses.size(), 6u);
   EXPECT_LT(losses.front(), Losses("scratch").front());
   EXPECT_LT(losses.back(), losses.front());
-  EXPECT_EQ(Weights(Train("on-two-ranks", two)), Weights(log));
+  EXPECT_EQ(WeightsLine(Train("on-two-ranks", two)), WeightsLine(log));
 }
 
 TEST_F(InitFromTest, ARunThatGoesOnDoesNotStartAgain) {
@@ -184,7 +168,7 @@ TEST_F(InitFromTest, ARunThatGoesOnDoesNotStartAgain) {
   longer.steps = 4;
   const std::string whole = Train("at-once", longer);
   Train("in-two", how);
-  EXPECT_EQ(Weights(Train("in-two", longer)), Weights(whole));
+  EXPECT_EQ(WeightsLine(Train("in-two", longer)), WeightsLine(whole));
 }
 
 TEST_F(InitFromTest, AnotherModelOrNoneIsRefusedByName) {

@@ -22,20 +22,22 @@
 #include "parallel/base/exit_code.h"
 #include "parallel/base/logging.h"
 #include "proto/report.pb.h"
+#include "tests/parity/training_runs.h"
 #include "tests/support/fault_file_system.h"
 #include "trainer/checkpoint/checkpoint.h"
-#include "trainer/data/prepare.h"
 #include "trainer/stop_requests.h"
 #include "trainer/trainer.h"
 
 namespace deepnet {
 namespace {
 
+using testing::ActingBuffer;
 using testing::FaultFileSystem;
 using ::testing::HasSubstr;
+using testing::MakeCorpus;
 using ::testing::Not;
+using testing::WeightsLine;
 
-constexpr char kText[] = "tests/trainer/data/testdata/udhr.tsv";  // tests run in the repository
 constexpr int kSteps = 6;
 constexpr int kFaultStride = 5;  // every n-th call is tried; all of them would take minutes
 
@@ -43,28 +45,7 @@ struct Outcome {
   absl::Status status;
   std::string log;
 
-  std::string Weights() const {
-    const size_t at = log.rfind("weights ");
-    return at == log.npos ? "none" : log.substr(at, log.find('\n', at) - at);
-  }
-};
-
-// Calls `action` once, as soon as `text` has been written.
-class ActingBuffer : public std::stringbuf {
- public:
-  ActingBuffer(std::string text, std::function<void()> action)
-      : text_(std::move(text)), action_(std::move(action)) {}
-
- protected:
-  std::streamsize xsputn(const char* bytes, std::streamsize count) override {
-    const std::streamsize written = std::stringbuf::xsputn(bytes, count);
-    if (action_ && str().find(text_) != std::string::npos) std::exchange(action_, nullptr)();
-    return written;
-  }
-
- private:
-  const std::string text_;
-  std::function<void()> action_;
+  std::string Weights() const { return WeightsLine(log); }
 };
 
 class SaveTest : public ::testing::Test {
@@ -73,15 +54,8 @@ class SaveTest : public ::testing::Test {
     root_ =
         std::filesystem::path(::testing::TempDir()) / ("deepnet_save_" + std::to_string(getpid()));
     std::filesystem::create_directories(root_);
-    RunSpec run;
-    LanguageTable& table = *run.mutable_prepare()->add_table();
-    table.set_file(std::filesystem::absolute(kText).string());
-    for (const char* language : {"de", "fr"}) table.add_languages(language);
-    run.mutable_prepare()->set_output_folder("corpus");
-    run.mutable_prepare()->mutable_tokenizer()->set_pieces(300);
-    const auto report =
-        Prepare(WithDefaults(run).prepare(), root_.string(), [](std::string_view) {});
-    ASSERT_TRUE(report.ok()) << report.status();
+    const absl::Status made = MakeCorpus(root_, "corpus", {"de", "fr"}, 300);
+    ASSERT_TRUE(made.ok()) << made;
     undisturbed_ = Start(Run("undisturbed")).Weights();
     ASSERT_NE(undisturbed_, "none");
   }

@@ -20,15 +20,13 @@
 #include "launch/defaults.h"
 #include "parallel/base/logging.h"
 #include "proto/report.pb.h"
+#include "tests/parity/training_runs.h"
 #include "tests/support/run_ranks.h"
 #include "trainer/checkpoint/checkpoint.h"
-#include "trainer/data/prepare.h"
 #include "trainer/trainer.h"
 
 namespace deepnet {
 namespace {
-
-constexpr char kText[] = "tests/trainer/data/testdata/udhr.tsv";  // tests run in the repository
 
 using Line = std::tuple<int64_t, double, double, double>;  // step, loss, nll, gradient norm
 
@@ -43,15 +41,8 @@ class SpreadTrainTest : public ::testing::Test {
     root_ = std::filesystem::path(::testing::TempDir()) /
             ("deepnet_spread_train_" + std::to_string(getpid()));
     std::filesystem::create_directories(root_);
-    RunSpec run;
-    LanguageTable& table = *run.mutable_prepare()->add_table();
-    table.set_file(std::filesystem::absolute(kText).string());
-    for (const char* language : {"de", "fr"}) table.add_languages(language);
-    run.mutable_prepare()->set_output_folder("corpus");
-    run.mutable_prepare()->mutable_tokenizer()->set_pieces(300);
-    const auto report =
-        Prepare(WithDefaults(run).prepare(), root_.string(), [](std::string_view) {});
-    ASSERT_TRUE(report.ok()) << report.status();
+    const absl::Status made = testing::MakeCorpus(root_, "corpus", {"de", "fr"}, 300);
+    ASSERT_TRUE(made.ok()) << made;
   }
   static void TearDownTestSuite() { std::filesystem::remove_all(root_); }
 
@@ -126,13 +117,6 @@ class SpreadTrainTest : public ::testing::Test {
     return tensors;
   }
 
-  // "weights 0123456789abcdef"
-  static std::string Weights(const std::string& log) {
-    const size_t at = log.rfind("weights ");
-    EXPECT_NE(at, log.npos) << log;
-    return at == log.npos ? "" : log.substr(at, log.find('\n', at) - at);
-  }
-
   static inline std::filesystem::path root_;
 };
 
@@ -148,7 +132,7 @@ TEST_F(SpreadTrainTest, ACheckpointOfAnyLayoutIsContinuedByAnyOtherBitForBit) {
     const std::string log = Train(folder, 6, changes[i][1]);
     EXPECT_THAT(log, ::testing::HasSubstr("continuing at step 3"));
     EXPECT_EQ(Lines(folder), Lines("whole"));
-    EXPECT_EQ(Weights(log), Weights(whole));
+    EXPECT_EQ(testing::WeightsLine(log), testing::WeightsLine(whole));
   }
 }
 
@@ -172,7 +156,7 @@ TEST_F(SpreadTrainTest, EveryScheduleSavesTheSameAndGoesOnFromAnyOther) {
     const std::string log = Train(folder, kEnd, layouts[i]);
     EXPECT_THAT(log, ::testing::HasSubstr("continuing at step 3"));
     EXPECT_EQ(Lines(folder), Lines("whole-run"));
-    EXPECT_EQ(Weights(log), Weights(whole));
+    EXPECT_EQ(testing::WeightsLine(log), testing::WeightsLine(whole));
   }
 }
 

@@ -20,7 +20,7 @@
 #include "parallel/base/exit_code.h"
 #include "parallel/base/logging.h"
 #include "proto/report.pb.h"
-#include "trainer/data/prepare.h"
+#include "tests/parity/training_runs.h"
 #include "trainer/model_loader.h"
 #include "trainer/run_state.h"
 #include "trainer/stop_requests.h"
@@ -29,11 +29,11 @@
 namespace deepnet {
 namespace {
 
+using testing::ActingBuffer;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using testing::MakeCorpus;
 using ::testing::Not;
-
-constexpr char kText[] = "tests/trainer/data/testdata/udhr.tsv";  // tests run in the repository
 
 // One line of kind "train": what must be equal in equal runs.
 using Line = std::tuple<int64_t, double, double, double, double, int64_t>;
@@ -43,53 +43,15 @@ struct Outcome {
   std::string log;
 };
 
-// Sets a request once `text` has been written, in the middle of whatever the writer is at.
-class AskingBuffer : public std::stringbuf {
- public:
-  AskingBuffer(std::string text, int request, std::atomic<int>& asked)
-      : text_(std::move(text)), request_(request), asked_(asked) {}
-
- protected:
-  std::streamsize xsputn(const char* bytes, std::streamsize count) override {
-    const std::streamsize written = std::stringbuf::xsputn(bytes, count);
-    if (!done_ && str().find(text_) != std::string::npos) {
-      done_ = true;
-      asked_ = request_;
-    }
-    return written;
-  }
-
- private:
-  const std::string text_;
-  const int request_;
-  std::atomic<int>& asked_;
-  bool done_ = false;
-};
-
 class TrainTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
     root_ = std::filesystem::path(::testing::TempDir()) / "deepnet_parity_train";
     std::filesystem::remove_all(root_);
     std::filesystem::create_directories(root_);
-    MakeCorpus("corpus", {"de", "fr"}, 300);
+    ASSERT_TRUE(MakeCorpus(root_, "corpus", {"de", "fr"}, 300).ok());
   }
   static void TearDownTestSuite() { std::filesystem::remove_all(root_); }
-
-  static void MakeCorpus(const std::string& folder, const std::vector<std::string>& languages,
-                         int pieces) {
-    PrepareSpec prepare;
-    LanguageTable& table = *prepare.add_table();
-    table.set_file(std::filesystem::absolute(kText).string());
-    for (const std::string& language : languages) table.add_languages(language);
-    prepare.set_output_folder(folder);
-    prepare.mutable_tokenizer()->set_pieces(pieces);
-    RunSpec run;
-    *run.mutable_prepare() = prepare;
-    const auto report =
-        Prepare(WithDefaults(run).prepare(), root_.string(), [](std::string_view) {});
-    ASSERT_TRUE(report.ok()) << report.status();
-  }
 
   // Twelve steps of 2 + 2 layers with every dropout; no validation.
   static RunSpec Run(const std::string& folder, int64_t steps = 12) {
@@ -125,7 +87,7 @@ class TrainTest : public ::testing::Test {
   // Asks for something as soon as the log says `text`.
   static Outcome StartAndAsk(const RunSpec& run, int request, const std::string& text) {
     std::atomic<int> asked{0};
-    AskingBuffer log(text, request, asked);
+    ActingBuffer log(text, [&] { asked = request; });
     std::ostream stream(&log);
     Logger logger({.stream = &stream});
     const absl::Status status =
@@ -302,12 +264,12 @@ TEST_F(TrainTest, AnotherModelVocabularyOrCorpusIsRefusedWithBothValues) {
   run.mutable_model()->set_ffn_width(96);
   expect_refused(run, "model.ffn_width", "64", "96");
 
-  MakeCorpus("more-pieces", {"de", "fr"}, 310);
+  ASSERT_TRUE(MakeCorpus(root_, "more-pieces", {"de", "fr"}, 310).ok());
   run = Run("mine", 2);
   run.mutable_data()->set_folder("more-pieces");
   expect_refused(run, "model.vocabulary_size", "303", "313");  // tags of de, en, fr
 
-  MakeCorpus("other-languages", {"de", "ru"}, 300);
+  ASSERT_TRUE(MakeCorpus(root_, "other-languages", {"de", "ru"}, 300).ok());
   run = Run("mine", 2);
   run.mutable_data()->set_folder("other-languages");
   const auto stored = LoadModel((root_ / "mine").string(), {});

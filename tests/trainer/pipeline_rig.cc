@@ -47,12 +47,11 @@ class Progress {
 }  // namespace
 
 std::string Layout::ToText() const {
-  return absl::StrCat(
-      "ends ", absl::StrJoin(chunk_ends, ","), " ranks ",
-      absl::StrJoin(placement.rank_of_chunk, ","), " recompute ",
-      absl::StrJoin(recompute, ",", [](std::string* out, const RecomputeOptions& o) {
-        absl::StrAppend(out, Recompute_Name(o.level), "/", o.segment);
-      }));
+  return absl::StrCat("ends ", absl::StrJoin(chunk_ends, ","), " ranks ",
+                      absl::StrJoin(placement.rank_of_chunk, ","), " recompute ",
+                      absl::StrJoin(recompute, ",", [](std::string* out, const RecomputeChoice& o) {
+                        absl::StrAppend(out, Recompute_Name(o.level), "/", o.segment);
+                      }));
 }
 
 Layout OneRank(int num_layers) {

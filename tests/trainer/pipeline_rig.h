@@ -23,9 +23,9 @@ namespace deepnet::testing {
 
 // Where a model is cut and who has which chunk.
 struct Layout {
-  std::vector<int> chunk_ends;              // of the chain; the last one is its length
-  Placement placement;                      // of as many chunks
-  std::vector<RecomputeOptions> recompute;  // of each chunk; empty: nothing is computed again
+  std::vector<int> chunk_ends;             // of the chain; the last one is its length
+  Placement placement;                     // of as many chunks
+  std::vector<RecomputeChoice> recompute;  // of each chunk; empty: nothing is computed again
 
   std::string ToText() const;
 };

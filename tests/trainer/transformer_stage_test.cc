@@ -154,10 +154,10 @@ std::vector<Layout> AllLayouts(int layers) {
   return layouts;
 }
 
-std::vector<RecomputeOptions> RandomRecompute(int chunks, std::mt19937& random) {
-  const std::vector<RecomputeOptions> levels = {{NONE, 1}, {NONE, 1},  {FFN, 1},
-                                                {GEMM, 1}, {LAYER, 1}, {LAYER, 2}};
-  std::vector<RecomputeOptions> chosen;
+std::vector<RecomputeChoice> RandomRecompute(int chunks, std::mt19937& random) {
+  const std::vector<RecomputeChoice> levels = {{NONE, 1}, {NONE, 1},  {FFN, 1},
+                                               {GEMM, 1}, {LAYER, 1}, {LAYER, 2}};
+  std::vector<RecomputeChoice> chosen;
   for (int c = 0; c < chunks; ++c) chosen.push_back(levels[random() % levels.size()]);
   return chosen;
 }

@@ -38,8 +38,8 @@ namespace deepnet {
 
 // What the chunks of a rank are made of.
 struct ChunkSpec {
-  LayerSpan layers;            // of the whole chain
-  RecomputeOptions recompute;  // of its encoder and decoder layers
+  LayerSpan layers;           // of the whole chain
+  RecomputeChoice recompute;  // of its encoder and decoder layers
 };
 
 // Incremental decoding: keys and values of a chunk's decoder layers, one cache a layer, and the

@@ -60,7 +60,7 @@ Stream MakeStream(const Ops& ops, int64_t capacity, int64_t width) {
 
 template <typename LayerT>
 LayerStack<LayerT>::LayerStack(const ModelSpec& spec, const MicrobatchSpec& capacity,
-                               const RecomputeOptions& options, Ops& ops,
+                               const RecomputeChoice& options, Ops& ops,
                                const Parameters& parameters, int first, int count)
     : options_(options),
       segment_(std::max(1, options.level == LAYER ? options.segment : count)),

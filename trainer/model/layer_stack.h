@@ -77,8 +77,8 @@ class LayerStack {
     int64_t pass = 0;                   // SegmentWorkspace::passes of the forward pass
   };
 
-  // Layers [first, first + count) of the stack. `options` as in RecomputeOptions.
-  LayerStack(const ModelSpec& spec, const MicrobatchSpec& capacity, const RecomputeOptions& options,
+  // Layers [first, first + count) of the stack. `options` as in RecomputeChoice.
+  LayerStack(const ModelSpec& spec, const MicrobatchSpec& capacity, const RecomputeChoice& options,
              Ops& ops, const Parameters& parameters, int first, int count);
 
   // `work` (of the stack's rows; for decoder layers also `memory_work`) must have been made with
@@ -118,7 +118,7 @@ class LayerStack {
   Upstream UpstreamOf(const StackPass& pass, int layer, Kept& kept,
                       SegmentWorkspace<LayerT>& segment) const;
 
-  RecomputeOptions options_;
+  RecomputeChoice options_;
   int segment_;  // layers between two kept inputs; without LAYER: all
   int64_t width_, source_capacity_, capacity_;
   Ops& ops_;

@@ -22,9 +22,6 @@
 
 namespace deepnet {
 
-// Its name where layers are meant. An unset level is NONE, an unset segment 1.
-using RecomputeOptions = RecomputeChoice;
-
 // Memory of tensors whose operand type is not known yet.
 struct ActivationBytes {
   int64_t bytes = 0;     // of float32 state (streams, statistics) and masks

@@ -23,11 +23,11 @@ using testing::StackRig;
 using testing::StackVariants;
 using testing::TinyCapacity;
 
-std::vector<RecomputeOptions> Levels() {
+std::vector<RecomputeChoice> Levels() {
   return {{NONE, 1}, {FFN, 1}, {GEMM, 1}, {LAYER, 1}, {LAYER, 2}, {LAYER, 3}, {LAYER, 9}};
 }
 
-std::string NameOf(const RecomputeOptions& options) {
+std::string NameOf(const RecomputeChoice& options) {
   return Recompute_Name(options.level) + " " + std::to_string(options.segment);
 }
 
@@ -35,7 +35,7 @@ TEST(LayerStack, EveryLevelGivesTheBitsOfPlainLayers) {
   for (const NamedOps& each : AllOps()) {
     for (const ModelSpec& spec : StackVariants()) {
       const StackResult plain = RunPlainLayers(spec, *each.ops, 1);
-      for (const RecomputeOptions& options : Levels()) {
+      for (const RecomputeChoice& options : Levels()) {
         SCOPED_TRACE(each.name);
         SCOPED_TRACE(NameOf(options) + " " + spec.ShortDebugString());
         StackRig rig(spec, *each.ops, options, /*num_chunks=*/1);
@@ -53,7 +53,7 @@ TEST(LayerStack, MicrobatchesInFlightShareWorkspacesWithoutMeeting) {
   for (const NamedOps& each : AllOps()) {
     const ModelSpec spec = StackVariants()[1];
     const StackResult plain = RunPlainLayers(spec, *each.ops, 3);
-    for (const RecomputeOptions& options : Levels()) {
+    for (const RecomputeChoice& options : Levels()) {
       SCOPED_TRACE(each.name);
       SCOPED_TRACE(NameOf(options));
       StackRig rig(spec, *each.ops, options, /*num_chunks=*/2);
@@ -69,7 +69,7 @@ TEST(LayerStack, MicrobatchesInFlightShareWorkspacesWithoutMeeting) {
 }
 
 TEST(LayerStack, AStackWithoutLayersPassesTheStreamOn) {
-  for (const RecomputeOptions& options : Levels()) {
+  for (const RecomputeChoice& options : Levels()) {
     const auto ops = MakeAtenOps(at::kCPU, at::kDouble, at::kDouble);
     ModelSpec spec = StackVariants()[0];
     StackRig whole(spec, *ops, options, /*num_chunks=*/1);
@@ -139,7 +139,7 @@ std::vector<at::Tensor> TensorsOf(const Workspace& w) {
 // One stack of 6 layers, so that segments of 1, 2 and 3 come out even.
 template <typename LayerT>
 void ExpectBytesAsAllocated(LayerKind kind, const ModelSpec& spec, Ops& ops,
-                            const RecomputeOptions& options) {
+                            const RecomputeChoice& options) {
   constexpr int kLayers = 6;
   ModelSpec deep = spec;
   deep.set_encoder_layers(kLayers);
@@ -176,8 +176,8 @@ TEST(LayerStack, BytesKeptAndComputedAgainAreThoseOfTheFormula) {
   for (const at::ScalarType operand : {at::kFloat, at::kBFloat16}) {
     const auto ops = MakeAtenOps(at::kCPU, operand, at::kFloat);
     for (const ModelSpec& spec : StackVariants()) {
-      for (const RecomputeOptions& options :
-           {RecomputeOptions{NONE, 1}, {FFN, 1}, {GEMM, 1}, {LAYER, 1}, {LAYER, 2}, {LAYER, 3}}) {
+      for (const RecomputeChoice& options :
+           {RecomputeChoice{NONE, 1}, {FFN, 1}, {GEMM, 1}, {LAYER, 1}, {LAYER, 2}, {LAYER, 3}}) {
         SCOPED_TRACE(NameOf(options) + " " + spec.ShortDebugString());
         ExpectBytesAsAllocated<EncoderLayer>(LayerKind::kEncoder, spec, *ops, options);
         ExpectBytesAsAllocated<DecoderLayer>(LayerKind::kDecoder, spec, *ops, options);

@@ -94,7 +94,7 @@ bool SameBits(const StackResult& a, const StackResult& b) {
   return true;
 }
 
-StackRig::StackRig(const ModelSpec& spec, Ops& ops, const RecomputeOptions& options, int num_chunks)
+StackRig::StackRig(const ModelSpec& spec, Ops& ops, const RecomputeChoice& options, int num_chunks)
     : spec_(spec),
       ops_(ops),
       parameters_(Describe(spec, TinyCapacity()), ops, /*trainable=*/true),

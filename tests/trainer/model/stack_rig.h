@@ -37,7 +37,7 @@ bool SameBits(const StackResult& a, const StackResult& b);
 class StackRig {
  public:
   // `num_chunks` LayerStacks for each side, of nearly equal length.
-  StackRig(const ModelSpec& spec, Ops& ops, const RecomputeOptions& options, int num_chunks);
+  StackRig(const ModelSpec& spec, Ops& ops, const RecomputeChoice& options, int num_chunks);
 
   void Forward(int m);
   // `deferred`: null, or one for each chunk, encoder chunks first.

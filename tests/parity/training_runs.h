@@ -1,0 +1,41 @@
+// What tests of whole training runs share: a small corpus, a look at the log while it is written.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+
+namespace deepnet::testing {
+
+// Tables of translated sentences, seen from the repository's root: a few lines in few languages,
+// and those that the program comes with.
+inline constexpr char kFewSentences[] = "tests/trainer/data/testdata/udhr.tsv";
+inline constexpr char kAllLanguages[] = "launch/corpora/udhr.tsv";
+
+// Prepares `languages` of `table` into root/folder, with a tokenizer of `pieces` pieces.
+absl::Status MakeCorpus(const std::filesystem::path& root, const std::string& folder,
+                        const std::vector<std::string>& languages, int pieces,
+                        const std::string& table = kFewSentences);
+
+// Calls `action` once, as soon as `text` has been written, in the middle of whatever the writer is
+// at.
+class ActingBuffer : public std::stringbuf {
+ public:
+  ActingBuffer(std::string text, std::function<void()> action);
+
+ protected:
+  std::streamsize xsputn(const char* bytes, std::streamsize count) override;
+
+ private:
+  const std::string text_;
+  std::function<void()> action_;
+};
+
+// "weights 0123456789abcdef", the hash that a run ends its log with; "none" where it did not.
+std::string WeightsLine(const std::string& log);
+
+}  // namespace deepnet::testing
