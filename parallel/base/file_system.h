@@ -12,7 +12,7 @@
 // process.
 //
 // Errors name the path. kNotFound: it does not exist. kResourceExhausted: no space. Others as errno
-// has it. An object may be used by one thread at a time per path.
+// has it. An object may be used by one thread at a time per path, and by any number that read it.
 //
 // Example (replace a small file, never leaving half of one):
 //   ASSIGN_OR_RETURN(const auto file, fs.OpenForAppend("run/latest.tmp"));

@@ -48,6 +48,10 @@ class Descriptor {
   int fd_;
 };
 
+// The disk is set to work after so many bytes, or it would idle until Sync() and then be waited
+// for.
+constexpr size_t kWritebackBytes = size_t{8} << 20;
+
 class PosixAppendFile final : public AppendFile {
  public:
   PosixAppendFile(std::string path, int fd) : path_(std::move(path)), descriptor_(fd) {}
@@ -58,6 +62,8 @@ class PosixAppendFile final : public AppendFile {
           Retry([&] { return write(descriptor_.get(), bytes.data(), bytes.size()); });
       if (written < 0) return ErrnoStatus("write to", path_);
       bytes.remove_prefix(static_cast<size_t>(written));
+      waiting_bytes_ += static_cast<size_t>(written);
+      if (waiting_bytes_ >= kWritebackBytes) StartWriteback();
     }
     return absl::OkStatus();
   }
@@ -74,8 +80,16 @@ class PosixAppendFile final : public AppendFile {
   }
 
  private:
+  // Of the whole file: what is clean or under way costs nothing. Makes nothing durable and may
+  // fail; Sync() knows.
+  void StartWriteback() {
+    sync_file_range(descriptor_.get(), 0, 0, SYNC_FILE_RANGE_WRITE);
+    waiting_bytes_ = 0;
+  }
+
   const std::string path_;
   Descriptor descriptor_;
+  size_t waiting_bytes_ = 0;  // appended since the last StartWriteback
 };
 
 class PosixFileSystem final : public FileSystem {

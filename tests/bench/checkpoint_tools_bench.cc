@@ -19,6 +19,8 @@
 #include <string>
 #include <vector>
 
+#include <sys/mman.h>
+
 #include "parallel/base/clock.h"
 #include "parallel/base/file_system.h"
 #include "tests/support/child_process.h"
@@ -37,6 +39,7 @@ struct Tool {
   std::string name;
   std::vector<std::string> words;
   std::string output;  // deleted after each run; empty: none
+  int code = 0;        // that it exits with
   std::vector<double> seconds = {}, of_cp = {}, of_cp_and_sync = {};
   int64_t peak_bytes = 0;
 };
@@ -46,9 +49,9 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-ChildOutcome RunOrExit(const std::vector<std::string>& words) {
+ChildOutcome RunOrExit(const std::vector<std::string>& words, int code = 0) {
   ChildOutcome outcome = RunChild(words);
-  if (outcome.code == 0) return outcome;
+  if (outcome.code == code) return outcome;
   std::fprintf(stderr, "%s failed with %d:\n%s\n", words[0].c_str(), outcome.code,
                outcome.output.c_str());
   std::exit(1);
@@ -63,6 +66,14 @@ void SyncFiles(FileSystem& fs, const std::string& folder) {
     if (file < 0 || fsync(file) != 0) std::exit(1);
     close(file);
   }
+}
+
+// Makes the machine have `bytes` of memory that are free and its own.
+void TouchMemory(int64_t bytes) {
+  const size_t size = static_cast<size_t>(bytes);
+  void* const memory = mmap(nullptr, size, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+  if (memory == MAP_FAILED || munmap(memory, size) != 0) std::exit(1);
 }
 
 class Bench {
@@ -87,11 +98,13 @@ class Bench {
     Add("reshard", {source_, "--files=3", "--output", Path("reshard")}, Path("reshard"));
     Add("average of 2", {Path("run"), "--last=2", "--output", Path("average")}, Path("average"));
     Add("diff with itself", {source_, source_}, "");
+    Add("diff of two", {source_, JoinPath(folder_, "run/step-00000002")}, "", 5);
     return true;
   }
 
   void Round() {
     SyncFiles(*fs_, source_);
+    TouchMemory(5 * memory_bytes_);
     const ChildOutcome copy = RunOrExit({"cp", "-r", source_, Path("copy")});
     const double start = SecondsNow();
     SyncFiles(*fs_, Path("copy"));
@@ -100,7 +113,8 @@ class Bench {
     copy_and_sync_seconds_.push_back(copy_and_sync);
     Delete(Path("copy"));
     for (Tool& tool : tools_) {
-      const ChildOutcome outcome = RunOrExit(tool.words);
+      TouchMemory(5 * memory_bytes_);
+      const ChildOutcome outcome = RunOrExit(tool.words, tool.code);
       if (!tool.output.empty()) Delete(tool.output);
       tool.seconds.push_back(outcome.seconds);
       tool.of_cp.push_back(copy.seconds / outcome.seconds);
@@ -133,11 +147,12 @@ class Bench {
  private:
   std::string Path(const std::string& name) const { return JoinPath(folder_, name); }
 
-  void Add(const std::string& name, std::vector<std::string> words, const std::string& output) {
+  void Add(const std::string& name, std::vector<std::string> words, const std::string& output,
+           int code = 0) {
     const std::string verb = name.substr(0, name.find(' '));
     words.insert(words.begin(), {program_, "checkpoint", verb});
     words.push_back(memory_flag_);
-    tools_.push_back({.name = name, .words = std::move(words), .output = output});
+    tools_.push_back({.name = name, .words = std::move(words), .output = output, .code = code});
   }
 
   const std::unique_ptr<FileSystem> fs_ = MakePosixFileSystem();

@@ -55,18 +55,23 @@ class MemoryAppendFile final : public AppendFile {
       : fs_(fs), node_(std::move(node)) {}
 
   absl::Status Append(std::string_view bytes) override {
+    const std::lock_guard lock(fs_.mutex_);
     const absl::Status stopped = fs_.CountCall();
     node_->bytes.append(stopped.ok() ? bytes : bytes.substr(0, bytes.size() / 2));
     return stopped;
   }
 
   absl::Status Sync() override {
+    const std::lock_guard lock(fs_.mutex_);
     RETURN_IF_ERROR(fs_.CountCall());
     node_->durable_bytes = node_->bytes.size();
     return absl::OkStatus();
   }
 
-  absl::Status Close() override { return fs_.CountCall(); }
+  absl::Status Close() override {
+    const std::lock_guard lock(fs_.mutex_);
+    return fs_.CountCall();
+  }
 
  private:
   MemoryFileSystem& fs_;
@@ -109,6 +114,7 @@ absl::Status MemoryFileSystem::CountCall() {
 
 absl::StatusOr<std::unique_ptr<AppendFile>> MemoryFileSystem::OpenForAppend(
     const std::string& path) {
+  const std::lock_guard lock(mutex_);
   RETURN_IF_ERROR(CountCall());
   ASSIGN_OR_RETURN(const std::shared_ptr<Node> folder, FindFolder(ParentFolder(path)));
   std::shared_ptr<Node>& node = folder->names[BaseName(path)];
@@ -122,6 +128,7 @@ absl::StatusOr<std::unique_ptr<AppendFile>> MemoryFileSystem::OpenForAppend(
 }
 
 absl::StatusOr<std::unique_ptr<AppendFile>> MemoryFileSystem::CreateNew(const std::string& path) {
+  const std::lock_guard lock(mutex_);
   if (Find(path) != nullptr) {
     return absl::AlreadyExistsError(absl::StrCat("'", path, "' exists already"));
   }
@@ -130,6 +137,7 @@ absl::StatusOr<std::unique_ptr<AppendFile>> MemoryFileSystem::CreateNew(const st
 
 absl::StatusOr<int64_t> MemoryFileSystem::ReadAt(const std::string& path, int64_t offset,
                                                  std::span<char> buffer) {
+  const std::lock_guard lock(mutex_);
   const std::shared_ptr<Node> node = Find(path);
   if (node == nullptr) return NotFound(path);
   if (node->is_folder) {
@@ -142,16 +150,19 @@ absl::StatusOr<int64_t> MemoryFileSystem::ReadAt(const std::string& path, int64_
 }
 
 absl::StatusOr<int64_t> MemoryFileSystem::Size(const std::string& path) {
+  const std::lock_guard lock(mutex_);
   const std::shared_ptr<Node> node = Find(path);
   if (node == nullptr) return NotFound(path);
   return static_cast<int64_t>(node->bytes.size());
 }
 
 absl::StatusOr<bool> MemoryFileSystem::Exists(const std::string& path) {
+  const std::lock_guard lock(mutex_);
   return Find(path) != nullptr;
 }
 
 absl::StatusOr<std::vector<std::string>> MemoryFileSystem::List(const std::string& folder) {
+  const std::lock_guard lock(mutex_);
   ASSIGN_OR_RETURN(const std::shared_ptr<Node> node, FindFolder(folder));
   std::vector<std::string> names;
   for (const auto& [name, child] : node->names) names.push_back(name);
@@ -159,6 +170,7 @@ absl::StatusOr<std::vector<std::string>> MemoryFileSystem::List(const std::strin
 }
 
 absl::Status MemoryFileSystem::Rename(const std::string& from, const std::string& to) {
+  const std::lock_guard lock(mutex_);
   RETURN_IF_ERROR(CountCall());
   ASSIGN_OR_RETURN(const std::shared_ptr<Node> source, FindFolder(ParentFolder(from)));
   ASSIGN_OR_RETURN(const std::shared_ptr<Node> target, FindFolder(ParentFolder(to)));
@@ -183,6 +195,7 @@ absl::Status MemoryFileSystem::Rename(const std::string& from, const std::string
 }
 
 absl::Status MemoryFileSystem::Delete(const std::string& path) {
+  const std::lock_guard lock(mutex_);
   RETURN_IF_ERROR(CountCall());
   ASSIGN_OR_RETURN(const std::shared_ptr<Node> folder, FindFolder(ParentFolder(path)));
   const auto found = folder->names.find(BaseName(path));
@@ -196,6 +209,7 @@ absl::Status MemoryFileSystem::Delete(const std::string& path) {
 }
 
 absl::Status MemoryFileSystem::MakeFolder(const std::string& path) {
+  const std::lock_guard lock(mutex_);
   std::shared_ptr<Node> node = root_;
   for (const std::string& part : Parts(path)) {
     if (part == ".") continue;
@@ -217,6 +231,7 @@ absl::Status MemoryFileSystem::MakeFolder(const std::string& path) {
 }
 
 absl::Status MemoryFileSystem::SyncFolder(const std::string& folder) {
+  const std::lock_guard lock(mutex_);
   RETURN_IF_ERROR(CountCall());
   ASSIGN_OR_RETURN(const std::shared_ptr<Node> node, FindFolder(folder));
   node->durable_names = node->names;
@@ -224,7 +239,15 @@ absl::Status MemoryFileSystem::SyncFolder(const std::string& folder) {
   return absl::OkStatus();
 }
 
-void MemoryFileSystem::StopAfter(int64_t calls) { calls_left_ = calls; }
+void MemoryFileSystem::StopAfter(int64_t calls) {
+  const std::lock_guard lock(mutex_);
+  calls_left_ = calls;
+}
+
+int64_t MemoryFileSystem::num_changing_calls() const {
+  const std::lock_guard lock(mutex_);
+  return num_changing_calls_;
+}
 
 void MemoryFileSystem::ForgetUnsynced(Node& node, CrashKind kind, std::mt19937_64& random) {
   const bool keeps_some = kind == CrashKind::kLoseSome;
@@ -249,12 +272,14 @@ void MemoryFileSystem::ForgetUnsynced(Node& node, CrashKind kind, std::mt19937_6
 }
 
 void MemoryFileSystem::Crash(CrashKind kind, uint64_t seed) {
+  const std::lock_guard lock(mutex_);
   std::mt19937_64 random(seed);
   if (kind != CrashKind::kKeepAll) ForgetUnsynced(*root_, kind, random);
   calls_left_.reset();
 }
 
 void MemoryFileSystem::FlipBit(const std::string& path, int64_t offset, int bit) {
+  const std::lock_guard lock(mutex_);
   const std::shared_ptr<Node> node = Find(path);
   DEEPNET_CHECK(node != nullptr && static_cast<size_t>(offset) < node->bytes.size()) << path;
   node->bytes[offset] = static_cast<char>(node->bytes[offset] ^ (1 << bit));

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <random>
 #include <string>
@@ -27,6 +28,7 @@ enum class CrashKind {
   kLoseSome,      // power is lost: of the rest, some survives; appended bytes may survive as zeros
 };
 
+// May be used from several threads.
 class MemoryFileSystem final : public FileSystem {
  public:
   MemoryFileSystem();
@@ -49,7 +51,7 @@ class MemoryFileSystem final : public FileSystem {
   void StopAfter(int64_t calls);
 
   // Changing calls so far.
-  int64_t num_changing_calls() const { return num_changing_calls_; }
+  int64_t num_changing_calls() const;
 
   // Ends the outage that StopAfter() began. `seed` chooses what survives kLoseSome.
   void Crash(CrashKind kind, uint64_t seed = 0);
@@ -67,6 +69,7 @@ class MemoryFileSystem final : public FileSystem {
   absl::Status CountCall();
   void ForgetUnsynced(Node& node, CrashKind kind, std::mt19937_64& random);
 
+  mutable std::recursive_mutex mutex_;  // guards all below; methods call each other
   std::shared_ptr<Node> root_;
   int64_t num_changing_calls_ = 0;
   std::optional<int64_t> calls_left_;  // until the stop

@@ -1,5 +1,7 @@
 #include "launch/commands/checkpoint.h"
 
+#include <unistd.h>
+
 #include <memory>
 #include <sstream>
 #include <string>
@@ -12,6 +14,7 @@
 
 #include "launch/program.h"
 #include "tests/trainer/checkpoint/checkpoint_samples.h"
+#include "trainer/checkpoint/run_lock.h"
 
 namespace deepnet {
 namespace {
@@ -191,6 +194,32 @@ TEST_F(CheckpointCommand, PruneSaysWhatItDoes) {
   EXPECT_TRUE(*fs_->Exists(Step("step-00000010")));
   EXPECT_THAT(RunTool({"prune", Run(), "--keep=1"}).out, StartsWith("deleted step-00000010\n"));
   EXPECT_FALSE(*fs_->Exists(Step("step-00000010")));
+}
+
+TEST_F(CheckpointCommand, PruneKeepsEveryNthStep) {
+  ASSERT_TRUE(SaveSample(*fs_, Run(), 40).ok());
+  EXPECT_THAT(RunTool({"prune", Run(), "--keep=1", "--keep-every=0"}).err,
+              HasSubstr("--keep-every: 0: must be from 1 to"));
+  EXPECT_THAT(RunTool({"prune", Run(), "--keep=1", "--keep-every=10", "--dry-run"}).out,
+              StartsWith("0 to delete"));
+  EXPECT_THAT(RunTool({"prune", Run(), "--keep=1", "--keep-every=15"}).out,
+              StartsWith("deleted step-00000010\n1 deleted"));
+}
+
+// The lock of a run in this very process: it is alive, and asked for by its number.
+TEST_F(CheckpointCommand, PruneIsRefusedWhileARunIsAlive) {
+  auto run = RunLock::Acquire(*fs_, Run(), MakeRunOwner("88"), {});
+  ASSERT_TRUE(run.ok()) << run.status();
+  const Outcome refused = RunTool({"prune", Run(), "--keep=1"});
+  EXPECT_EQ(refused.code, 5);
+  EXPECT_THAT(refused.err, HasSubstr("in use: process " + std::to_string(getpid()) + " on "));
+  EXPECT_THAT(refused.err, HasSubstr("(job 88)"));
+  EXPECT_TRUE(*fs_->Exists(Step("step-00000010")));
+  EXPECT_EQ(RunTool({"prune", Run(), "--keep=1", "--dry-run"}).code, 0);
+  run->reset();
+  EXPECT_EQ(RunTool({"prune", Run(), "--keep=1"}).code, 0);
+  EXPECT_FALSE(*fs_->Exists(Step("step-00000010")));
+  EXPECT_FALSE(*fs_->Exists(Step("lock")));
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "trainer/checkpoint/tools/prune.h"
 
 #include <algorithm>
+#include <memory>
 
 #include "absl/strings/match.h"
 
@@ -8,12 +9,13 @@
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/format.h"
 #include "trainer/checkpoint/retention.h"
+#include "trainer/checkpoint/run_owner.h"
 #include "trainer/checkpoint/tools/run_listing.h"
 
 namespace deepnet {
 
-absl::StatusOr<PrunePlan> PlanPrune(FileSystem& fs, const std::string& run_folder, int keep_latest,
-                                    const ToolOptions& options) {
+absl::StatusOr<PrunePlan> PlanPrune(FileSystem& fs, const std::string& run_folder,
+                                    const PruneRule& rule, const ToolOptions& options) {
   ASSIGN_OR_RETURN(const RunListing listing, ListRun(fs, run_folder, ListDepth::kSizes, options));
   std::vector<int64_t> steps, best;
   for (const ListedCheckpoint& listed : listing.checkpoints) {
@@ -29,7 +31,8 @@ absl::StatusOr<PrunePlan> PlanPrune(FileSystem& fs, const std::string& run_folde
     ASSIGN_OR_RETURN(const int64_t step, GetPointer(fs, run_folder, name));
     best.push_back(step);
   }
-  PrunePlan plan{.delete_steps = CheckpointsToDelete(steps, keep_latest, best)};
+  PrunePlan plan{.delete_steps =
+                     CheckpointsToDelete(steps, rule.keep_latest, best, rule.keep_every_steps)};
   plan.kept = static_cast<int64_t>(steps.size() - plan.delete_steps.size());
   for (const ListedCheckpoint& listed : listing.checkpoints) {
     const bool goes = std::count(plan.delete_steps.begin(), plan.delete_steps.end(), listed.step) &&
@@ -39,10 +42,16 @@ absl::StatusOr<PrunePlan> PlanPrune(FileSystem& fs, const std::string& run_folde
   return plan;
 }
 
-absl::StatusOr<PrunePlan> PruneRun(FileSystem& fs, const std::string& run_folder, int keep_latest,
+absl::StatusOr<PrunePlan> PruneRun(FileSystem& fs, const std::string& run_folder,
+                                   const PruneRule& rule, const RunLockOptions& lock_options,
                                    const ToolOptions& options) {
-  ASSIGN_OR_RETURN(PrunePlan plan, PlanPrune(fs, run_folder, keep_latest, options));
-  RETURN_IF_ERROR(DeleteOldCheckpoints(fs, run_folder, keep_latest));
+  // First of all without the lock, which would make a folder that does not exist.
+  RETURN_IF_ERROR(PlanPrune(fs, run_folder, rule, options).status());
+  ASSIGN_OR_RETURN(const std::unique_ptr<RunLock> lock,
+                   RunLock::Acquire(fs, run_folder, MakeRunOwner(""), lock_options));
+  ASSIGN_OR_RETURN(PrunePlan plan, PlanPrune(fs, run_folder, rule, options));
+  RETURN_IF_ERROR(lock->Check());
+  RETURN_IF_ERROR(DeleteOldCheckpoints(fs, run_folder, rule.keep_latest, rule.keep_every_steps));
   return plan;
 }
 

@@ -15,9 +15,6 @@
 namespace deepnet {
 namespace {
 
-// A tensor that lies in two files needs a block of each; more are rarely of use.
-constexpr int64_t kMostKeptBlocks = 4;
-
 int64_t LongestBlock(const Manifest& manifest) {
   int64_t bytes = 0;
   for (const ShardFile& file : manifest.files()) bytes = std::max(bytes, file.bytes());
@@ -68,8 +65,12 @@ TensorReader::TensorReader(FileSystem& fs, std::string folder, Manifest manifest
       manifest_(std::move(manifest)),
       manifest_bytes_(manifest_bytes),
       tensors_(IndexTensors(manifest_)),
-      block_bytes_(LongestBlock(manifest_)) {
-  for (const StoredTensor& tensor : tensors_) by_name_.emplace(tensor.name, &tensor);
+      block_bytes_(LongestBlock(manifest_)),
+      blocks_(fs, folder_, manifest_) {
+  for (const StoredTensor& tensor : tensors_) {
+    by_name_.emplace(tensor.name, &tensor);
+    most_parts_ = std::max(most_parts_, static_cast<int64_t>(tensor.parts.size()));
+  }
 }
 
 absl::Status TensorReader::CheckSizes() {
@@ -83,30 +84,6 @@ absl::Status TensorReader::CheckSizes() {
 const StoredTensor* TensorReader::Find(std::string_view name) const {
   const auto found = by_name_.find(name);
   return found == by_name_.end() ? nullptr : found->second;
-}
-
-absl::StatusOr<std::string_view> TensorReader::Block(int file, int64_t block) {
-  ++uses_;
-  for (KeptBlock& kept : kept_) {
-    if (kept.file != file || kept.block != block) continue;
-    kept.last_use = uses_;
-    return std::string_view(kept.bytes.data(), kept.bytes.size());
-  }
-  if (static_cast<int64_t>(kept_.size()) < kept_blocks_) kept_.emplace_back();
-  KeptBlock& kept = *std::min_element(
-      kept_.begin(), kept_.end(),
-      [](const KeptBlock& a, const KeptBlock& b) { return a.last_use < b.last_use; });
-  const ShardFile& description = manifest_.files(file);
-  BlockReader reader(fs_, JoinPath(folder_, description.file()), description,
-                     manifest_.block_bytes());
-  kept.file = -1;  // until its bytes are known to be good
-  kept.bytes.resize(static_cast<size_t>(reader.End(block) - reader.Begin(block)));
-  RETURN_IF_ERROR(CheckpointError(reader.Read(block, kept.bytes),
-                                  absl::StrCat("reading checkpoint '", folder_, "'")));
-  kept.file = file;
-  kept.block = block;
-  kept.last_use = uses_;
-  return std::string_view(kept.bytes.data(), kept.bytes.size());
 }
 
 absl::Status TensorReader::Visit(const StoredTensor& tensor, int64_t first_element,
@@ -125,7 +102,7 @@ absl::Status TensorReader::Visit(const StoredTensor& tensor, int64_t first_eleme
     const int64_t end = part->offset + (to - part->first_element) * kElementBytes;
     while (at < end) {
       const int64_t block = at / manifest_.block_bytes();
-      ASSIGN_OR_RETURN(const std::string_view bytes, Block(part->file, block));
+      ASSIGN_OR_RETURN(const std::string_view bytes, blocks_.Get(part->file, block));
       const int64_t inside = at - block * manifest_.block_bytes();
       const int64_t taken = std::min(end - at, static_cast<int64_t>(bytes.size()) - inside);
       RETURN_IF_ERROR(use(bytes.substr(static_cast<size_t>(inside), static_cast<size_t>(taken))));
@@ -159,7 +136,10 @@ absl::Status ShareMemory(std::span<TensorReader* const> readers, int64_t manifes
                   absl::StrCat(what, ", a block of ", ByteText(one_block_each),
                                readers.size() == 1 ? "" : " in all from each", " at a time,")));
   const int64_t affordable = (options.memory_bytes - fixed) / std::max<int64_t>(one_block_each, 1);
-  for (TensorReader* reader : readers) reader->KeepBlocks(std::min(kMostKeptBlocks, affordable));
+  for (TensorReader* reader : readers) {
+    const int64_t useful = 2 * reader->most_parts();
+    reader->HoldBlocks(std::min(useful, affordable), /*ahead=*/affordable >= useful);
+  }
   return absl::OkStatus();
 }
 

@@ -23,6 +23,7 @@
 
 #include "parallel/base/file_system.h"
 #include "proto/checkpoint.pb.h"
+#include "trainer/checkpoint/tools/block_cache.h"
 #include "trainer/checkpoint/tools/tool_options.h"
 
 namespace deepnet {
@@ -46,8 +47,8 @@ struct StoredTensor {
 // reading them so passes once over each file but for tensors that lie in several.
 std::vector<StoredTensor> IndexTensors(const Manifest& manifest);
 
-// Every byte handed out was compared with its block's checksum. Keeps the blocks used last. One
-// thread at a time. Errors carry ExitCode::kCheckpoint; damage names file, block and tensor.
+// Every byte handed out was compared with its block's checksum. Holds blocks as BlockCache does.
+// One thread at a time. Errors carry ExitCode::kCheckpoint; damage names file, block and tensor.
 class TensorReader {
  public:
   // Reads the manifest and compares the sizes of all files. `fs` is borrowed.
@@ -65,8 +66,11 @@ class TensorReader {
   int64_t manifest_bytes() const { return manifest_bytes_; }
   int64_t block_bytes() const { return block_bytes_; }  // of the longest block there is
 
-  // How many blocks may be kept, at least 1; as made: 1.
-  void KeepBlocks(int64_t num_blocks) { kept_blocks_ = num_blocks; }
+  // In how many places a tensor can be: so many files are read beside each other.
+  int64_t most_parts() const { return most_parts_; }
+
+  // As BlockCache::Hold().
+  void HoldBlocks(int64_t num_blocks, bool ahead) { blocks_.Hold(num_blocks, ahead); }
 
   // Hands the bytes of elements [first_element, first_element + num_elements) to `use`, in order
   // and in pieces that are valid during the call and need not end at an element.
@@ -77,16 +81,8 @@ class TensorReader {
   absl::Status Read(const StoredTensor& tensor, int64_t first_element, std::span<float> into);
 
  private:
-  struct KeptBlock {
-    int file = -1;
-    int64_t block = -1;
-    int64_t last_use = 0;
-    std::vector<char> bytes;
-  };
-
   TensorReader(FileSystem& fs, std::string folder, Manifest manifest, int64_t manifest_bytes);
   absl::Status CheckSizes();
-  absl::StatusOr<std::string_view> Block(int file, int64_t block);
 
   FileSystem& fs_;
   const std::string folder_;
@@ -95,13 +91,13 @@ class TensorReader {
   const std::vector<StoredTensor> tensors_;
   std::map<std::string_view, const StoredTensor*> by_name_;
   int64_t block_bytes_ = 0;
-  int64_t kept_blocks_ = 1;
-  int64_t uses_ = 0;
-  std::vector<KeptBlock> kept_;
+  int64_t most_parts_ = 1;
+  BlockCache blocks_;
 };
 
 // Shares `options.memory_bytes` between readers that are used together: `manifest_factor` bytes for
-// a byte of their manifests, `other_bytes` for the caller, the rest as kept blocks.
+// a byte of their manifests, `other_bytes` for the caller, the rest as blocks that are held: the
+// one in use and the next one of every file that is read beside others, where they fit.
 // ExitCode::kDoesNotFit if not even one block each fits; `what` says what is being done.
 absl::Status ShareMemory(std::span<TensorReader* const> readers, int64_t manifest_factor,
                          int64_t other_bytes, const ToolOptions& options, const std::string& what);

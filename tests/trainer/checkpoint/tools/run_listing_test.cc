@@ -8,7 +8,6 @@
 
 #include "parallel/base/exit_code.h"
 #include "tests/trainer/checkpoint/tools/tool_samples.h"
-#include "trainer/checkpoint/tools/prune.h"
 
 namespace deepnet {
 namespace {
@@ -91,26 +90,6 @@ TEST_F(RunFolder, CheckpointsAreChosenByFolderPointerAndRun) {
   EXPECT_THAT(Choose("typo"), HasSubstr("checkpoint 'typo'"));
   ASSERT_TRUE(fs_.MakeFolder("empty").ok());
   EXPECT_THAT(Choose("empty"), HasSubstr("holds no checkpoint"));
-}
-
-TEST_F(RunFolder, IsPrunedAsPlannedAndAsTrainingDoes) {
-  const auto plan = PlanPrune(fs_, "run", 1, {});
-  ASSERT_TRUE(plan.ok()) << plan.status();
-  EXPECT_THAT(plan->delete_steps, ElementsAre(10, 30));
-  EXPECT_EQ(plan->kept, 2);
-  EXPECT_EQ(plan->delete_bytes, List().checkpoints[0].bytes + List().checkpoints[2].bytes);
-  EXPECT_EQ(List().checkpoints.size(), 4u);  // a plan changes nothing
-  const auto done = PruneRun(fs_, "run", 1, {});
-  ASSERT_TRUE(done.ok()) << done.status();
-  EXPECT_EQ(done->delete_steps, plan->delete_steps);
-  EXPECT_THAT(*fs_.List("run"),
-              ElementsAre("best-bleu", "latest", "step-00000020", "step-00000040"));
-}
-
-TEST_F(RunFolder, IsNotPrunedWhenTheNewestIsDamaged) {
-  fs_.FlipBit("run/step-00000040/tensors-00000-of-00001.bin", 100, 0);
-  EXPECT_EQ(GetExitCode(PruneRun(fs_, "run", 1, {}).status()), ExitCode::kCheckpoint);
-  EXPECT_EQ(List().checkpoints.size(), 4u);
 }
 
 }  // namespace
