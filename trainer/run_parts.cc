@@ -13,6 +13,7 @@
 #include "trainer/data/corpus_batch_source.h"
 #include "trainer/initial_weights.h"
 #include "trainer/kernels/compute.h"
+#include "trainer/probe/audit.h"
 #include "trainer/rank_state.h"
 #include "trainer/run_state.h"
 
@@ -42,6 +43,9 @@ absl::StatusOr<std::unique_ptr<RankPart>> MakePart(const RunStart& start,
     log.Info(absl::StrCat("continuing at step ", WithCommas(start.state.step())));
   } else {
     part->model->parameters().Initialize(start.run.seed());
+    const AuditReport audit =
+        AuditHeldWeights(start.run.model(), start.inventory, part->model->parameters());
+    RETURN_IF_ERROR(AgreeOnStatus(world, AuditStatus(audit)));
     if (!init_from.empty()) {
       RETURN_IF_ERROR(
           TakeInitialWeights(start, init_from, world, fs, part->model->parameters(), log));

@@ -24,11 +24,12 @@ struct RunParts {
   std::unique_ptr<StepReport> report;
 };
 
-// Loads or draws the weights, opens the run folder (rank 0 writes tokenizer and languages into it),
-// measures what products reach here, and says what the run is. Collective over `world`; `start` and
-// `world` outlive the result.
-// A run that goes on does not look at `init_from`; a new one takes its weights from there, if it is
-// not empty (initial_weights.h).
+// Loads or draws the weights, looks whether drawn ones are what theory wants
+// (trainer/probe/audit.h; ExitCode::kPreflight where they are not), opens the run folder (rank 0
+// writes tokenizer and languages into it), measures what products reach here, and says what the run
+// is. Collective over `world`; `start` and `world` outlive the result. A run that goes on does not
+// look at `init_from`; a new one takes its weights from there, if it is not empty
+// (initial_weights.h).
 absl::StatusOr<RunParts> MakeRunParts(const RunStart& start, const std::string& init_from,
                                       Communicator& world, FileSystem& fs, Logger& log);
 

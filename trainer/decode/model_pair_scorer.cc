@@ -3,6 +3,7 @@
 
 #include "parallel/base/check.h"
 #include "trainer/data/batcher.h"
+#include "trainer/decode/forward_pass.h"
 #include "trainer/decode/model_scorer.h"
 
 namespace deepnet {
@@ -38,24 +39,7 @@ std::vector<double> ModelPairScorer::LogProbabilities(std::span<const IdPair> pa
 }
 
 void ModelPairScorer::Forward(const Microbatch& microbatch, float* token_nll) {
-  const MicrobatchPass pass = MakePass(microbatch, 0, 0, /*training=*/false);
-  const int64_t sources = pass.source.count, targets = pass.target.count;
-  const Flow& values = kept_->values;
-  bool has_memory = link_ == nullptr;
-  for (int i = 0; i < static_cast<int>(model_.chunks().size()); ++i) {
-    const Chunk& chunk = model_.chunks()[i];
-    has_memory = has_memory || chunk.ends_encoder();
-    if (!has_memory && chunk.decoder().size() > 0) {
-      link_->ReceiveMemory(sources, values.memory_RD);
-      has_memory = true;
-    }
-    if (link_ && chunk.inputs().source) link_->ReceiveBefore(i, sources, values.source_RD);
-    if (link_ && chunk.inputs().target) link_->ReceiveBefore(i, targets, values.target_RD);
-    chunk.Forward(pass, values, model_.work(), kept_->kept, {}, {}, token_nll);
-    if (link_ && chunk.outputs().source) link_->SendBehind(i, sources, values.source_RD);
-    if (link_ && chunk.ends_encoder()) link_->SendMemory(sources, values.memory_RD);
-    if (link_ && chunk.outputs().target) link_->SendBehind(i, targets, values.target_RD);
-  }
+  RunForward(model_, link_, MakePass(microbatch, 0, 0, /*training=*/false), *kept_, token_nll);
 }
 
 }  // namespace deepnet

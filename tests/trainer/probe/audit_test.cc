@@ -1,0 +1,231 @@
+// Audits of initial weights: right ones pass at every depth and scheme, every kind of wrong one is
+// found by name, and `train` refuses it.
+#include "trainer/probe/audit.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <limits>
+#include <sstream>
+#include <string>
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <google/protobuf/text_format.h>
+#include <gtest/gtest.h>
+
+#include "launch/defaults.h"
+#include "launch/validate.h"
+#include "parallel/base/exit_code.h"
+#include "parallel/base/file_system.h"
+#include "parallel/base/logging.h"
+#include "parallel/comm/self_communicator.h"
+#include "tests/parity/training_runs.h"
+#include "trainer/model/describe.h"
+#include "trainer/run_parts.h"
+#include "trainer/run_start.h"
+
+namespace deepnet {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+constexpr int64_t kAll = int64_t{1} << 40;
+
+RunSpec SmallRun(Residual residual, int encoder_layers, int decoder_layers) {
+  RunSpec run;
+  ModelSpec& model = *run.mutable_model();
+  model.set_residual(residual);
+  model.set_encoder_layers(encoder_layers);
+  model.set_decoder_layers(decoder_layers);
+  model.set_width(64);
+  model.set_ffn_width(128);
+  model.set_heads(2);
+  model.set_vocabulary_size(500);
+  run.mutable_data()->set_max_tokens(20);
+  run.mutable_data()->mutable_microbatch()->set_target_tokens(100);
+  run.mutable_optim()->set_rate(1e-3);
+  return WithDefaults(run);
+}
+
+Inventory InventoryOf(const ModelSpec& model) { return Describe(model, {}); }
+
+AuditReport Audit(const ModelSpec& model) {
+  return AuditInitialWeights(model, InventoryOf(model), /*seed=*/1, kAll);
+}
+
+const AuditGroup& GroupOf(const AuditReport& report, LayerKind kind, Role role) {
+  return *std::find_if(report.groups.begin(), report.groups.end(), [&](const AuditGroup& group) {
+    return group.kind == kind && group.role == role && group.drawn;
+  });
+}
+
+// Weights of a whole model, to be spoilt.
+struct Held {
+  explicit Held(const ModelSpec& spec)
+      : model(spec), whole(InventoryOf(spec)), parameters(whole, *ops, /*trainable=*/false) {
+    parameters.Initialize(1);
+  }
+  AuditReport Audit() const { return AuditHeldWeights(model, whole, parameters); }
+
+  const std::unique_ptr<Ops> ops = MakeAtenOps(at::Device(at::kCPU), at::kFloat, at::kFloat);
+  ModelSpec model;
+  Inventory whole;
+  Parameters parameters;
+};
+
+TEST(Audit, EverySchemeStartsAsItsDescriptionSaysShallowAndDeep) {
+  int schemes = 0;
+  for (int value = Residual_MIN + 1; value <= Residual_MAX; ++value) {
+    for (const int layers : {2, 40}) {
+      const RunSpec run = SmallRun(static_cast<Residual>(value), layers, layers + 1);
+      if (!ValidateForPlan(run).ok()) continue;
+      SCOPED_TRACE(Residual_Name(run.model().residual()));
+      EXPECT_THAT(Audit(run.model()).faults, IsEmpty());
+      EXPECT_THAT(Held(run.model()).Audit().faults, IsEmpty());
+      ++schemes;
+    }
+  }
+  EXPECT_GE(schemes, 6);  // DEEPNORM, POST_LN and PRE_LN at least
+}
+
+// Figure 2 of the paper with the decimals of the table in docs/design/residuals.md.
+TEST(Audit, WeightsHaveTheBetaOfThePaper) {
+  struct Row {
+    int layers;
+    double encoder_beta, decoder_beta;
+  };
+  for (const Row& row : {Row{6, 0.4970, 0.3433}, Row{18, 0.3526, 0.2608}, Row{50, 0.2562, 0.2021},
+                         Row{100, 0.2063, 0.1699}}) {
+    const AuditReport report = Audit(SmallRun(DEEPNORM, row.layers, row.layers).model());
+    const auto measured = [&](LayerKind kind, Role role) {
+      const AuditGroup& group = GroupOf(report, kind, role);
+      return group.least_gain * group.all.std_ratio;
+    };
+    for (const Role role : {Role::kValue, Role::kAttentionOutput, Role::kFeedForward}) {
+      EXPECT_NEAR(measured(LayerKind::kEncoder, role) / row.encoder_beta, 1, kStdTolerance);
+      EXPECT_NEAR(measured(LayerKind::kDecoder, role) / row.decoder_beta, 1, kStdTolerance);
+    }
+    for (const Role role : {Role::kQuery, Role::kKey}) {
+      EXPECT_NEAR(measured(LayerKind::kEncoder, role), 1, kStdTolerance);
+      EXPECT_NEAR(measured(LayerKind::kDecoder, role), 1, kStdTolerance);
+    }
+  }
+}
+
+// Drawn as described, but described wrongly: only the formula can tell.
+TEST(Audit, AGainThatIsNotTheFormulasIsFoundThoughTheWeightsHaveIt) {
+  const ModelSpec model = SmallRun(DEEPNORM, 6, 6).model();
+  Inventory wrong = InventoryOf(model);
+  for (Parameter& p : wrong.parameters) {
+    if (p.role == Role::kValue) p.initial_std *= 0.9;
+  }
+  EXPECT_THAT(AuditInitialWeights(model, wrong, 1, kAll).faults,
+              ElementsAre(HasSubstr("encoder layer, value, 6 tensors together: gain"),
+                          HasSubstr("decoder layer, value, 12 tensors together: gain")));
+}
+
+TEST(Audit, ASampleOfFirstRowsIsAsGoodAsTheWhole) {
+  const ModelSpec model = SmallRun(DEEPNORM, 6, 6).model();
+  const AuditReport report = AuditInitialWeights(model, InventoryOf(model), 1, 64 * 10);
+  EXPECT_THAT(report.faults, IsEmpty());
+  const AuditGroup& table = GroupOf(report, LayerKind::kSourceEmbedding, Role::kEmbedding);
+  EXPECT_EQ(table.all.elements, 64 * 9);  // ten rows but that of <pad>
+  EXPECT_EQ(table.elements, 64 * 500);
+}
+
+TEST(Audit, AScaledMatrixIsFound) {
+  Held held(SmallRun(DEEPNORM, 6, 6).model());
+  held.parameters.Get("encoder.layers.3.fc2.weight").mul_(1.2);
+  EXPECT_THAT(held.Audit().faults,
+              ElementsAre(HasSubstr("encoder.layers.3.fc2.weight: standard deviation 1.19")));
+}
+
+// Three per cent are inside the sampling error of one matrix of 64 x 64, but not of all.
+TEST(Audit, ASmallErrorInAllMatricesOfARoleIsFound) {
+  Held held(SmallRun(DEEPNORM, 20, 6).model());
+  for (const Parameter& p : held.whole.parameters) {
+    if (p.role == Role::kQuery && p.name.starts_with("encoder.")) {
+      held.parameters.Get(p.name).mul_(1.03);
+    }
+  }
+  EXPECT_THAT(held.Audit().faults,
+              ElementsAre(HasSubstr("encoder layer, query, 20 tensors together")));
+}
+
+TEST(Audit, AShiftedMatrixIsFound) {
+  Held held(SmallRun(POST_LN, 2, 2).model());
+  held.parameters.Get("decoder.layers.1.fc1.weight").add_(0.02);
+  EXPECT_THAT(held.Audit().faults,
+              ::testing::Contains(HasSubstr("decoder.layers.1.fc1.weight: mean")));
+}
+
+TEST(Audit, WhatIsNotDrawnMustBeExact) {
+  Held held(SmallRun(PRE_LN, 2, 2).model());
+  held.parameters.Get("encoder.layers.0.fc1.bias")[7].fill_(1e-30);
+  held.parameters.Get("decoder.layer_norm.weight")[0].fill_(std::nextafter(1.0f, 2.0f));
+  held.parameters.Get("shared.weight")[1][63].fill_(1e-9);  // the row of <pad>
+  EXPECT_THAT(held.Audit().faults, ElementsAre(HasSubstr("shared.weight: row 1 must be zero, 1 of"),
+                                               HasSubstr("encoder.layers.0.fc1.bias: 1 of 128"),
+                                               HasSubstr("decoder.layer_norm.weight: 1 of 64")));
+}
+
+TEST(Audit, NumbersThatAreNoneAreFaults) {
+  Held held(SmallRun(DEEPNORM, 2, 2).model());
+  held.parameters.Get("encoder.layers.0.fc1.weight")[3][5].fill_(
+      std::numeric_limits<float>::quiet_NaN());
+  held.parameters.Get("encoder.layers.0.fc1.bias")[0].fill_(
+      std::numeric_limits<float>::quiet_NaN());
+  EXPECT_THAT(held.Audit().faults,
+              ::testing::IsSupersetOf({HasSubstr("encoder.layers.0.fc1.weight: standard"),
+                                       HasSubstr("encoder.layers.0.fc1.bias: 1 of")}));
+}
+
+TEST(Audit, AStatusNamesTheFirstFaultsAndCountsTheOthers) {
+  AuditReport report;
+  EXPECT_TRUE(AuditStatus(report).ok());
+  for (int i = 0; i < 8; ++i) report.faults.push_back("tensor " + std::to_string(i));
+  const absl::Status status = AuditStatus(report);
+  EXPECT_EQ(GetExitCode(status), ExitCode::kPreflight);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("tensor 4\nand 3 more"));
+  EXPECT_THAT(std::string(status.message()), Not(HasSubstr("tensor 5")));
+}
+
+// The theory is bent instead of the weights: to the audit it is the same.
+TEST(Audit, TrainRefusesAModelWhoseWeightsAreNotWhatTheoryWants) {
+  const std::filesystem::path root =
+      std::filesystem::path(::testing::TempDir()) / ("deepnet_audit_" + std::to_string(getpid()));
+  std::filesystem::create_directories(root);
+  ASSERT_TRUE(testing::MakeCorpus(root, "corpus", {"de", "fr"}, 300).ok());
+  RunSpec run = SmallRun(DEEPNORM, 2, 2);
+  run.mutable_model()->set_vocabulary_size(0);
+  run.mutable_data()->set_folder("corpus");
+  run.mutable_data()->set_max_tokens(60);
+  run.set_folder("run");
+  run.mutable_compute()->set_dtype(FLOAT32);
+  run = WithDefaults(run);
+
+  SelfCommunicator alone;
+  const auto fs = MakePosixFileSystem();
+  std::ostringstream text;
+  Logger log({.stream = &text});
+  auto start = StartRun(run, {.root = root.string()}, alone, *fs, log);
+  ASSERT_TRUE(start.ok()) << start.status();
+  EXPECT_TRUE(MakeRunParts(*start, "", alone, *fs, log).ok());
+  for (Parameter& p : start->inventory.parameters) {
+    if (p.name == "decoder.layers.1.fc1.weight") p.initial_std *= 1.5;
+  }
+  const absl::Status refused = MakeRunParts(*start, "", alone, *fs, log).status();
+  EXPECT_EQ(GetExitCode(refused), ExitCode::kPreflight) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("decoder.layers.1.fc1.weight"));
+  start->lock.reset();
+  std::filesystem::remove_all(root);
+}
+
+}  // namespace
+}  // namespace deepnet

@@ -1,0 +1,70 @@
+// Do weights start as theory wants? Each tensor's mean and standard deviation beside those of the
+// Inventory (trainer/model/describe.h), rows that must be zero, and the gains beside the formula's.
+//
+// Tolerances. A matrix drawn from N(0, sigma^2): its deviation may be off by kStdTolerance or,
+// where that is more, by kSamplingErrors times the sampling error of the n elements looked at, 1 /
+// sqrt(2 n); its mean by kSamplingErrors sigma / sqrt(n). All tensors of a group (kind of layer and
+// role), each in units of its own sigma, are one large sample under the same rule, which is what
+// finds a wrong gain of small matrices. A tensor that starts at one value has that value in every
+// element looked at. A zero row is zero in all elements.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+
+#include "parallel/plan/inventory.h"
+#include "proto/model.pb.h"
+#include "trainer/model/depth_scaling.h"
+#include "trainer/model/parameters.h"
+
+namespace deepnet {
+
+inline constexpr double kStdTolerance = 0.02;
+inline constexpr double kSamplingErrors = 6.0;  // one false alarm in 500 million tensors
+
+// A tensor, or all tensors of a group in units of their sigma.
+struct SpreadAudit {
+  int64_t elements = 0;    // looked at, without those of a zero row
+  double std_ratio = 1.0;  // measured over expected deviation; 1 where nothing is drawn
+  double tolerance = 0.0;  // of std_ratio
+  double mean = 0.0;       // over the expected deviation; measured mean where nothing is drawn
+  std::string fault;       // what is wrong, with both values; empty: as theory wants
+};
+
+struct AuditGroup {
+  LayerKind kind = LayerKind::kEncoder;  // of the layer that uses the tensors first
+  Role role = Role::kEmbedding;
+  bool drawn = false;  // else: every element starts at one value
+  int64_t tensors = 0;
+  int64_t elements = 0;  // of all tensors
+  // Of deviations over sqrt(2 / (in + out)), of embeddings and positions over width^(-1/2); else 0.
+  double least_gain = 0.0, greatest_gain = 0.0;
+  SpreadAudit all;
+  std::string worst_name;  // the tensor farthest from theory for its tolerance
+  SpreadAudit worst;
+};
+
+struct AuditReport {
+  DepthScaling scaling;  // from the formulas, not from the Inventory
+  std::vector<AuditGroup> groups;
+  std::vector<std::string> faults;  // "encoder.layers.0.fc1.weight: ...", of tensors, then groups
+};
+
+// Draws every tensor of `whole` (what Describe made of `model`) with Parameters::Initialize, one at
+// a time: as many of its first rows as have `most_elements`, at least those up to a zero row. They
+// are the rows that a run of `seed` starts with. Memory is that of one tensor.
+AuditReport AuditInitialWeights(const ModelSpec& model, const Inventory& whole, uint64_t seed,
+                                int64_t most_elements);
+
+// What a rank holds, against the theory of `whole`: at most so many elements of each tensor, evenly
+// spread, that all take some 20 ms.
+AuditReport AuditHeldWeights(const ModelSpec& model, const Inventory& whole,
+                             const Parameters& held);
+
+// OK, or ExitCode::kPreflight naming the first faults and how many there are.
+absl::Status AuditStatus(const AuditReport& report);
+
+}  // namespace deepnet

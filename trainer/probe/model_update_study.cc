@@ -1,0 +1,147 @@
+#include "trainer/probe/model_update_study.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "parallel/base/check.h"
+#include "parallel/base/status_macros.h"
+#include "parallel/comm/self_communicator.h"
+#include "trainer/data/batcher.h"
+#include "trainer/model/describe.h"
+#include "trainer/rank_part.h"
+#include "trainer/train_step.h"
+
+namespace deepnet {
+namespace {
+
+class MadeUpBatches : public BatchSource {
+ public:
+  MadeUpBatches(const DataSpec& data, int64_t vocabulary_size, uint64_t seed)
+      : microbatches_(data.microbatches_per_step()),
+        capacity_{data.microbatch().source_tokens(), data.microbatch().target_tokens(),
+                  data.microbatch().sentences()},
+        vocabulary_size_(static_cast<int32_t>(vocabulary_size)),
+        seed_(seed) {}
+
+  // Lengths come round in the same order, so that every step has the same number of tokens.
+  absl::StatusOr<StepBatch> ForStep(int64_t step) override {
+    std::vector<std::pair<int, int>> lengths;
+    for (int i = 0, sources = 0, targets = 0;; ++i) {
+      const std::pair<int, int> pair = {4 + 11 * i % 57, 4 + 17 * i % 57};
+      sources += pair.first;
+      targets += pair.second;
+      if (sources > capacity_.source || targets > capacity_.target || i == capacity_.sentences)
+        break;
+      lengths.push_back(pair);
+    }
+    StepBatch batch;
+    for (int m = 0; m < microbatches_; ++m) {
+      const auto number = static_cast<uint64_t>(step * microbatches_ + m);
+      auto made =
+          MakeBenchMicrobatches(lengths, capacity_, vocabulary_size_, seed_ * 1000003 + number);
+      DEEPNET_CHECK_EQ(made.size(), 1u);
+      batch.num_source_tokens += made[0].num_source_tokens;
+      batch.num_target_tokens += made[0].num_target_tokens;
+      batch.microbatches.push_back(std::move(made[0]));
+    }
+    return batch;
+  }
+
+ private:
+  const int microbatches_;
+  const Capacity capacity_;
+  const int32_t vocabulary_size_;
+  const uint64_t seed_;
+};
+
+std::vector<double> Means(const UpdateCurve& curve, double OutputChange::*figure) {
+  std::vector<double> means;
+  for (const std::vector<OutputChange>& seeds : curve.changes) {
+    double sum = 0.0;
+    for (const OutputChange& change : seeds) sum += change.*figure;
+    means.push_back(sum / static_cast<double>(seeds.size()));
+  }
+  return means;
+}
+
+RunSpec CellOf(RunSpec run, Residual residual, int depth, int seed) {
+  run.mutable_model()->set_residual(residual);
+  run.mutable_model()->set_encoder_layers(depth);
+  run.mutable_model()->set_decoder_layers(depth);
+  if (residual != DEEPNORM) run.mutable_model()->clear_deepnorm();
+  run.set_seed(static_cast<uint64_t>(seed));
+  return run;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<OutputChange>> TraceModelUpdate(const RunSpec& run,
+                                                           std::span<const int64_t> updates,
+                                                           BatchSource& batches) {
+  SelfCommunicator alone;
+  const Inventory whole = Describe(run.model(), run.data().microbatch());
+  const Plan plan = LonePlan(whole, run.data().microbatches_per_step());
+  ASSIGN_OR_RETURN(const auto part, MakeRankPart(run, whole, plan, alone));
+  part->model->parameters().Initialize(run.seed());
+  part->model->Refresh();
+  ASSIGN_OR_RETURN(StepBatch unseen, batches.ForStep(updates.back()));
+  ASSIGN_OR_RETURN(const auto probe,
+                   OutputProbe::Make(whole, plan, *part, std::move(unseen.microbatches[0]),
+                                     absl::InfiniteDuration()));
+  ASSIGN_OR_RETURN(const OutputRows reference, probe->Rows(0));
+  std::vector<OutputChange> changes;
+  int64_t done = 0;
+  for (const int64_t update : updates) {
+    for (; done < update; ++done) {
+      ASSIGN_OR_RETURN(const StepBatch batch, batches.ForStep(done));
+      RETURN_IF_ERROR(RunTrainStep(batch, done, done + 1, *part).status());
+    }
+    ASSIGN_OR_RETURN(const OutputRows rows, probe->Rows(done));
+    changes.push_back(ChangeOf(rows, reference));
+  }
+  return changes;
+}
+
+std::unique_ptr<BatchSource> MakeMadeUpBatches(const DataSpec& data, int64_t vocabulary_size,
+                                               uint64_t seed) {
+  return std::make_unique<MadeUpBatches>(data, vocabulary_size, seed);
+}
+
+std::vector<double> UpdateCurve::PerToken() const { return Means(*this, &OutputChange::per_token); }
+
+std::vector<double> UpdateCurve::PerElement() const {
+  return Means(*this, &OutputChange::per_element);
+}
+
+double UpdateCurve::Ratio() const {
+  const std::vector<double> means = PerToken();
+  const auto [least, greatest] = std::minmax_element(means.begin(), means.end());
+  return *greatest / *least;
+}
+
+absl::StatusOr<UpdateStudy> StudyModelUpdate(const RunSpec& run,
+                                             const UpdateStudyOptions& options) {
+  UpdateStudy study{
+      .depths = options.depths, .updates = options.updates, .seeds = options.seeds, .curves = {}};
+  double depth_sum = 0.0, done = 0.0;  // a model costs as much as it has layers
+  for (const int depth : options.depths) depth_sum += depth;
+  const double all = depth_sum * options.seeds * static_cast<double>(options.schemes.size());
+  for (const Residual residual : options.schemes) {
+    UpdateCurve& curve = study.curves.emplace_back(UpdateCurve{.residual = residual});
+    for (const int depth : options.depths) {
+      std::vector<OutputChange>& changes = curve.changes.emplace_back();
+      for (int seed = 1; seed <= options.seeds; ++seed) {
+        const RunSpec cell = CellOf(run, residual, depth, seed);
+        if (options.show) options.show(cell, done / all);
+        ASSIGN_OR_RETURN(const auto batches, options.batches(cell));
+        ASSIGN_OR_RETURN(const auto trace,
+                         TraceModelUpdate(cell, std::span(&options.updates, 1), *batches));
+        changes.push_back(trace.back());
+        done += depth;
+      }
+    }
+  }
+  return study;
+}
+
+}  // namespace deepnet
