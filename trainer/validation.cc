@@ -1,15 +1,19 @@
 #include "trainer/validation.h"
 
 #include <algorithm>
+#include <cstdio>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_format.h"
 
+#include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/collectives.h"
+#include "parallel/comm/limited_communicator.h"
 #include "parallel/exec/watchdog.h"
 #include "parallel/plan/planner_views.h"
 #include "trainer/decode/pipeline_link.h"
@@ -40,11 +44,12 @@ EvaluateOptions OptionsOf(const RunSpec& run, const Corpus& corpus) {
 
 absl::Status Stopped() { return absl::CancelledError("the validation was stopped"); }
 
-// What the drivers of all replicas have to say to each other. `drivers` is null on other ranks.
-EvaluateShare ShareOf(const RankPart& part, Communicator* drivers, PipelineStop& stop) {
+// What the drivers of all replicas have to say to each other: `drivers`, null on other ranks.
+EvaluateShare ShareOf(const RankPart& part, LimitedCommunicator* drivers, PipelineStop& stop) {
   const auto gather =
       [drivers,
        &stop](const absl::StatusOr<std::string>& mine) -> absl::StatusOr<std::vector<std::string>> {
+    drivers->Begin("validation: gather of the scores of all replicas (here rank r is replica r)");
     RETURN_IF_ERROR(AgreeOnStatus(*drivers, stop.IsStopping() ? Stopped() : mine.status()));
     return AllGatherText(*drivers, *mine);
   };
@@ -55,9 +60,56 @@ PipelineRoute RouteOf(const Inventory& whole, const Plan& plan, const RankPart& 
   return MakePipelineRoute(whole, ChunkEnds(plan), part.placement, part.stage);
 }
 
-LinkLimits LimitsOf(const RunSpec& run) {
-  const absl::Duration rows = MakeTimeLimits(run.parallel(), /*first_step=*/true).message;
-  return {.rows = rows, .order = 4 * rows};
+// The longest waits. Who waits for somebody that waits itself has longer, so that the one who is
+// nearest to what is stuck speaks first.
+struct Limits {
+  explicit Limits(const RunSpec& run)
+      : rows(MakeTimeLimits(run.parallel(), /*first_step=*/true).message) {}
+
+  absl::Duration rows;                  // for rows that a peer computes
+  absl::Duration replicas = 4 * rows;   // of a driver, for the others
+  absl::Duration order = 5 * rows;      // for the driver
+  absl::Duration everybody = 6 * rows;  // for all ranks to begin or to end
+
+  LinkLimits OfLink() const { return {.rows = rows, .order = order}; }
+};
+
+// Communicators of its own: nothing of a step is disturbed, and nobody waits on them for ever.
+struct Groups {
+  std::unique_ptr<LimitedCommunicator> world;
+  std::unique_ptr<Communicator> pipeline;         // its link has limits
+  std::unique_ptr<LimitedCommunicator> requests;  // of the pipeline's ranks
+  std::unique_ptr<LimitedCommunicator> drivers;   // one a replica; null on other ranks
+};
+
+// Ends every rank: called by a watchdog, whose thread it is, while this rank's own is stuck.
+void EndJob(Communicator& world, const absl::Status& status) {
+  std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
+  world.Abort(static_cast<int>(GetExitCode(status)));
+}
+
+absl::StatusOr<Groups> MakeGroups(RankPart& part, bool drives, const Limits& limits) {
+  const int rank = part.world->rank();
+  const auto limit = [&](absl::Duration longest) {
+    return WaitLimit{.longest = longest, .rank = rank};
+  };
+  Groups made;
+  made.world = std::make_unique<LimitedCommunicator>(*part.world, limit(limits.everybody));
+  made.world->Begin("validation: begin of all ranks");
+  RETURN_IF_ERROR(made.world->Barrier());
+  Watchdog watchdog([&](const absl::Status& status) { EndJob(*part.world, status); });
+  watchdog.Begin(absl::StrFormat("rank %d, validation: groups of ranks", rank), limits.everybody);
+  ASSIGN_OR_RETURN(made.pipeline, part.pipeline->Split(0, part.stage));
+  ASSIGN_OR_RETURN(auto requests, part.pipeline->Split(0, part.stage));
+  made.requests = std::make_unique<LimitedCommunicator>(std::move(requests), limit(limits.order));
+  made.requests->Begin("validation: requests to stop");
+  ASSIGN_OR_RETURN(auto drivers,
+                   part.world->Split(drives ? 0 : Communicator::kNoGroup, part.replica));
+  if (drives) {
+    made.drivers =
+        std::make_unique<LimitedCommunicator>(std::move(drivers), limit(limits.replicas));
+  }
+  return made;
 }
 
 // A driver's part: its error is the pipeline's if that broke, because others follow from it.
@@ -86,18 +138,16 @@ absl::StatusOr<EvalRecord> Share(const EvalRecord& record, Communicator& world, 
   return shared;
 }
 
-// Communicators of its own: nothing of a step is disturbed.
 absl::StatusOr<EvalRecord> EvaluateOnAllRanks(const RunSpec& run, const PipelineRoute& route,
                                               const Corpus& corpus, RankPart& part,
                                               EvaluateOptions options, Logger& log,
                                               const IsStopping& is_stopping) {
   const bool drives = route.rank == route.driver;
-  ASSIGN_OR_RETURN(const auto pipeline, part.pipeline->Split(0, part.stage));
-  ASSIGN_OR_RETURN(const auto requests, part.pipeline->Split(0, part.stage));
-  ASSIGN_OR_RETURN(const auto drivers,
-                   part.world->Split(drives ? 0 : Communicator::kNoGroup, part.replica));
-  PipelineLink link(route, *pipeline, LimitsOf(run));
-  ASSIGN_OR_RETURN(const auto stop, PipelineStop::Make(*requests, route.driver, is_stopping));
+  const Limits limits(run);
+  ASSIGN_OR_RETURN(Groups groups, MakeGroups(part, drives, limits));
+  PipelineLink link(route, *groups.pipeline, limits.OfLink());
+  ASSIGN_OR_RETURN(const auto stop,
+                   PipelineStop::Make(*groups.requests, route.driver, is_stopping));
   absl::Status told;
   const ShowProgress show = [&](const std::string& direction, double fraction) {
     log.Show({.label = "validate", .fraction = fraction, .figures = direction});
@@ -105,7 +155,7 @@ absl::StatusOr<EvalRecord> EvaluateOnAllRanks(const RunSpec& run, const Pipeline
   };
   absl::StatusOr<EvalRecord> record = EvalRecord();
   if (drives) {
-    options.share = ShareOf(part, drivers.get(), *stop);
+    options.share = ShareOf(part, groups.drivers.get(), *stop);
     PipelineScorer scorer(*part.model, link);
     record = Drive(corpus, options, scorer, *stop, show);
   } else {
@@ -114,8 +164,9 @@ absl::StatusOr<EvalRecord> EvaluateOnAllRanks(const RunSpec& run, const Pipeline
   RETURN_IF_ERROR(link.status());  // the job has ended with it
   RETURN_IF_ERROR(told);
   RETURN_IF_ERROR(stop->Finish());
-  RETURN_IF_ERROR(AgreeOnStatus(*part.world, record.status()));
-  return Share(*record, *part.world, route.driver);
+  groups.world->Begin("validation: end of all ranks");
+  RETURN_IF_ERROR(AgreeOnStatus(*groups.world, record.status()));
+  return Share(*record, *groups.world, route.driver);
 }
 
 }  // namespace

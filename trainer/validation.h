@@ -19,9 +19,12 @@ namespace deepnet {
 // line.
 //
 // Collective over part.world: `part` is what MakeRankPart made of `run`, `whole` and `plan`, with
-// current working copies (Refresh), and every rank gets the same record. A peer may take four times
-// parallel.step_timeout_seconds to compute rows, and 16 times where it waits for other replicas;
-// what happens then: trainer/decode/pipeline_link.h.
+// current working copies (Refresh), and every rank gets the same record.
+//
+// Nobody waits for ever. In units of four times parallel.step_timeout_seconds, a peer may take one
+// to compute rows; replicas wait four for each other's scores, a pipeline five for its driver, and
+// everybody six for all to begin or end. Who waited in vain prints an error with rank and action
+// and ends every rank (pipeline_link.h, limited_communicator.h).
 //
 // `is_stopping`: once it is true on any rank, everybody soon gets kCancelled instead of a record; a
 // rank that drives no pipeline looks between two directions only.

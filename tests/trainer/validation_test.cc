@@ -16,6 +16,7 @@
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/plan/planner.h"
+#include "tests/support/fault_communicator.h"
 #include "tests/support/run_ranks.h"
 #include "tests/trainer/data/prepared_corpus.h"
 #include "trainer/decode/model_scorer.h"
@@ -26,11 +27,35 @@
 namespace deepnet {
 namespace {
 
+// For a message; rows have four times as long, replicas 16 times. Too short on a busy host is no
+// failure: only runs in which a rank is stuck have it.
+constexpr double kShortLimitSeconds = 0.01;
+
 struct Layout {
   int stages = 1, replicas = 1;
   std::string schedule = "1f1b";
   int chunks_per_rank = 1;
 };
+
+// A rank that stands still at one of its calls of the communicator until the job ends.
+struct Stuck {
+  int rank = 0;
+  int64_t at_call = -1;                  // -1: at none
+  int64_t first_call = 0, end_call = 0;  // out: those of the validation
+
+  std::vector<Fault> Faults() const {
+    if (at_call < 0) return {};
+    return {{.kind = Fault::Kind::kDie, .at_call = at_call, .delay = {}}};
+  }
+};
+
+void WaitForTheEnd(Communicator& world) {
+  constexpr int kUnusedTag = 7;
+  char byte = 0;
+  const int peer = (world.rank() + 1) % world.size();
+  const auto never = world.Receive({&byte, 1, {}}, peer, kUnusedTag);
+  if (never.ok()) (*never)->Wait().IgnoreError();
+}
 
 class ValidationTest : public ::testing::Test {
  protected:
@@ -64,9 +89,11 @@ class ValidationTest : public ::testing::Test {
     return run;
   }
 
-  // What each rank of `layout` gets; `break_rank` has weights that are not numbers.
+  // What each rank of `layout` gets; `break_rank` has weights that are not numbers, and `stuck`
+  // never comes back from one of its calls.
   std::vector<absl::StatusOr<EvalRecord>> ValidateOnRanks(RunSpec run, const Layout& layout,
-                                                          int break_rank = -1) const {
+                                                          int break_rank = -1,
+                                                          Stuck* stuck = nullptr) const {
     ParallelSpec& parallel = *run.mutable_parallel();
     parallel.set_pipeline_parallel_size(layout.stages);
     parallel.set_data_parallel_size(layout.replicas);
@@ -78,15 +105,20 @@ class ValidationTest : public ::testing::Test {
     if (!plan.ok()) return {plan.status()};
     const int ranks = layout.stages * layout.replicas;
     std::vector<absl::StatusOr<EvalRecord>> records(ranks);
-    RunRanks(ranks, [&](Communicator& world) -> absl::Status {
+    RunRanks(ranks, [&](Communicator& plain) -> absl::Status {
       std::ostringstream lines;
       Logger log({.stream = &lines});
+      const bool fails = stuck != nullptr && plain.rank() == stuck->rank;
+      FaultCommunicator world(plain, fails ? stuck->Faults() : std::vector<Fault>(),
+                              [&plain] { WaitForTheEnd(plain); });
       ASSIGN_OR_RETURN(const auto part, MakeRankPart(run, whole, *plan, world));
+      if (fails) stuck->first_call = world.num_calls();
       part->model->parameters().Initialize(run.seed());
       if (world.rank() == break_rank) part->model->parameters().weights().fill_(std::nan(""));
       part->model->Refresh();
       auto& record = records[world.rank()];
       record = Validate(run, whole, *plan, *corpus_, *part, /*step=*/30, log);
+      if (fails) stuck->end_call = world.num_calls();
       EXPECT_EQ(record.ok(), lines.str().find("validation at step 30") != std::string::npos);
       return absl::OkStatus();  // nobody is ended before it has its answer
     });
@@ -159,6 +191,47 @@ TEST_F(ValidationTest, WeightsThatAreNoNumbersOnOneReplicaAreEveryRanksError) {
     EXPECT_EQ(GetExitCode(record.status()), ExitCode::kCheckpoint);
     EXPECT_THAT(std::string(record.status().message()),
                 ::testing::HasSubstr("no finite log-probability"));
+  }
+}
+
+// Replicas of one rank each have no messages of a pipeline: every call is for all ranks or for the
+// gather of scores.
+TEST_F(ValidationTest, AReplicaThatIsStuckAtAnyCallEndsEveryRankWithItsCode) {
+  RunSpec run = Run();
+  Stuck stuck{.rank = 1};
+  for (const auto& record : ValidateOnRanks(run, {1, 2}, -1, &stuck)) ASSERT_TRUE(record.ok());
+  const Stuck whole = stuck;
+  run.mutable_parallel()->set_step_timeout_seconds(kShortLimitSeconds);
+  ASSERT_GT(whole.end_call - whole.first_call, 10);
+  for (int64_t call = whole.first_call; call < whole.end_call; ++call) {
+    SCOPED_TRACE(call - whole.first_call);
+    stuck.at_call = call;
+    const auto records = ValidateOnRanks(run, {1, 2}, -1, &stuck);
+    EXPECT_EQ(GetExitCode(records[0].status()), ExitCode::kHang) << records[0].status();
+    if (absl::IsAborted(records[0].status())) continue;  // of a Split: its watchdog spoke
+    EXPECT_THAT(std::string(records[0].status().message()),
+                ::testing::AllOf(::testing::HasSubstr("rank 0, validation: "),
+                                 ::testing::HasSubstr("nothing has moved for"),
+                                 ::testing::HasSubstr(" rank 1 ")));
+  }
+}
+
+// Who notices differs with the call: another driver, or the rank's own pipeline. With the last two
+// calls ranks are told the record; who has it may go on, so those are left out.
+TEST_F(ValidationTest, ADriverThatIsStuckEndsEveryRankOfEveryPipeline) {
+  RunSpec run = Run();
+  Stuck stuck{.rank = 3};
+  for (const auto& record : ValidateOnRanks(run, {2, 2}, -1, &stuck)) ASSERT_TRUE(record.ok());
+  run.mutable_parallel()->set_step_timeout_seconds(kShortLimitSeconds);
+  const int64_t first = stuck.first_call, last = stuck.end_call - 3;
+  constexpr int kPlaces = 8;
+  for (int i = 0; i < kPlaces; ++i) {
+    stuck.at_call = first + (last - first) * i / (kPlaces - 1);
+    SCOPED_TRACE(stuck.at_call - first);
+    const auto records = ValidateOnRanks(run, {2, 2}, -1, &stuck);
+    for (const int rank : {0, 1, 2}) {
+      EXPECT_EQ(GetExitCode(records[rank].status()), ExitCode::kHang) << records[rank].status();
+    }
   }
 }
 
