@@ -84,7 +84,7 @@ absl::Status WriteSvg(const Plan& plan, const RunSpec& run, const std::string& p
   std::ofstream file(path);
   const std::string title =
       absl::StrCat(plan.schedule(), ", ", plan.pipeline_parallel_size(), " ranks, ",
-                   plan.microbatches_per_step() / plan.data_parallel_size(), " microbatches");
+                   ShapeOf(plan).num_microbatches, " microbatches");
   file << DrawSvg(SimulatePlan(plan, run.cluster(), run.compute()), title);
   file.close();
   if (file) return absl::OkStatus();

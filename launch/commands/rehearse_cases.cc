@@ -7,6 +7,7 @@
 #include "parallel/base/status_macros.h"
 #include "parallel/plan/planner.h"
 #include "parallel/plan/planner_costs.h"
+#include "parallel/plan/planner_text.h"
 #include "parallel/plan/planner_views.h"
 #include "parallel/plan/with_transfers.h"
 
@@ -25,6 +26,8 @@ absl::StatusOr<RehearsalCase> CaseOf(const Plan& plan, const RunSpec& run,
                                      const Inventory& inventory) {
   RehearsalCase made{.name = plan.schedule(),
                      .microbatches = ShapeOf(plan).num_microbatches,
+                     .microbatches_text =
+                         MicrobatchesText(plan.microbatches_per_step(), plan.data_parallel_size()),
                      .planned_step_seconds = plan.step_seconds()};
   if (plan.chunks_per_rank() > 1) absl::StrAppend(&made.name, ", v=", plan.chunks_per_rank());
   made.job.placement = PlacementOf(plan);
@@ -34,7 +37,12 @@ absl::StatusOr<RehearsalCase> CaseOf(const Plan& plan, const RunSpec& run,
   made.job.exchange = {.replicas = plan.data_parallel_size(),
                        .stages = StageExchanges(plan, inventory, run.cluster(), run.compute()),
                        .gradient_bytes = GradientBytes(plan, inventory)};
-  ASSIGN_OR_RETURN(made.job.schedule, WithTransfers(MakeSchedule(plan), made.job.placement));
+  const int replicas = plan.data_parallel_size();
+  const bool alike = plan.microbatches_per_step() % replicas == 0;
+  for (int replica = 0; replica < (alike ? 1 : replicas); ++replica) {
+    ASSIGN_OR_RETURN(made.job.schedules.emplace_back(),
+                     WithTransfers(MakeSchedule(plan, replica), made.job.placement));
+  }
   return made;
 }
 

@@ -14,7 +14,8 @@ namespace deepnet {
 
 struct RehearsalCase {
   std::string name;                   // "interleaved, v=4"
-  int microbatches = 1;               // of one replica in one step
+  int microbatches = 1;               // of the first replica in one step, which has most
+  std::string microbatches_text;      // of all: "16", "17 or 16"
   double planned_step_seconds = 0.0;  // the plan's own: everything exposed comes after the pipeline
   RehearsalJob job;                   // all in it is the planner's
 };

@@ -31,12 +31,12 @@ void RehearsalReport::Begin() {
           : absl::StrFormat(" = %d stages x %d replicas", shape_.job.placement.NumRanks(),
                             shape_.job.exchange.replicas);
   out_ << absl::StrFormat(
-      "%d ranks (%s)%s, %d microbatches, payload %s; seconds are the cost model's\n\n"
+      "%d ranks (%s)%s, %s microbatches, payload %s; seconds are the cost model's\n\n"
       "%48s %30s   %s\n%-18s %9s %9s %9s %9s %10s %10s %8s %10s %10s %8s\n",
-      shape_.job.NumRanks(), setting_.threads ? "threads" : "MPI", replicas, shape_.microbatches,
-      setting_.payload, "step, s", "bubble of the pipeline", "exposed communication", "schedule",
-      "planned", "simulated", "rehearsed", "planned", "simulated", "rehearsed", "more", "simulated",
-      "rehearsed", "scale");
+      shape_.job.NumRanks(), setting_.threads ? "threads" : "MPI", replicas,
+      shape_.microbatches_text, setting_.payload, "step, s", "bubble of the pipeline",
+      "exposed communication", "schedule", "planned", "simulated", "rehearsed", "planned",
+      "simulated", "rehearsed", "more", "simulated", "rehearsed", "scale");
   out_ << std::flush;
 }
 

@@ -76,7 +76,6 @@ bool MessageBox::Message::Done() const {
 absl::Status MessageBox::Start(const Action& transfer) {
   Message message{.action = transfer, .start = SecondsNow()};
   ASSIGN_OR_RETURN(message.route, RouteOf(transfer, placement_));
-  if (message.route.send) RETURN_IF_ERROR(MakeRoom(message.route, transfer));
   RETURN_IF_ERROR(StartParts(message));
   (message.route.send ? sends_ : receives_).push_back(std::move(message));
   return absl::OkStatus();
@@ -93,15 +92,6 @@ absl::Status MessageBox::StartParts(Message& message) {
     if (!part.ok()) return Explain(part.status(), message, message.action);
     message.parts.push_back(*std::move(part));
     message.bytes += buffer.bytes;
-  }
-  return absl::OkStatus();
-}
-
-absl::Status MessageBox::MakeRoom(const Route& route, const Action& reason) {
-  const auto same = [&](const Message& message) { return message.route == route; };
-  while (std::count_if(sends_.begin(), sends_.end(), same) >= options_.sends_per_cut) {
-    const auto oldest = std::find_if(sends_.begin(), sends_.end(), same);
-    RETURN_IF_ERROR(AwaitAndRelease(oldest - sends_.begin(), reason));
   }
   return absl::OkStatus();
 }

@@ -49,8 +49,7 @@ class MessageBox {
   MessageBox(const Schedule& schedule, const Placement& placement, Stage& stage, Communicator& comm,
              const ExecutorOptions& options);
 
-  // Starts a send or a receive. A send waits first if options.sends_per_cut of its kind are still
-  // under way.
+  // Starts a send or a receive. Does not wait.
   absl::Status Start(const Action& transfer);
 
   // Waits for `receive` if its chunk gets this from another rank; `reason` needs its data.
@@ -77,7 +76,6 @@ class MessageBox {
   bool Crosses(const Action& receive) const;
   absl::Status StartParts(Message& message);
   absl::Status Await(Message& message, const Action& reason);
-  absl::Status MakeRoom(const Route& route, const Action& reason);
   absl::Status AwaitAndRelease(size_t index, const Action& reason);  // of sends_
   absl::Status Explain(const absl::Status& status, const Message& message,
                        const Action& reason) const;

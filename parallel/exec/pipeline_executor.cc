@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <limits>
 #include <map>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -27,6 +29,44 @@ Action ReceiveFor(const Action& compute) {
   return {forward ? Op::kReceiveForward : Op::kReceiveBackward, compute.chunk, compute.microbatch};
 }
 
+// A receive of one rank: where it stands, and the number of the first computing action that needs
+// it or one behind it that has the same tags.
+struct ListedReceive {
+  int position = 0;
+  int needed_by = std::numeric_limits<int>::max();
+};
+
+// In the order in which they are needed; those with the same tags in the order of the list, which
+// is that of their messages.
+std::vector<ListedReceive> ListReceives(const std::vector<Action>& actions) {
+  std::vector<ListedReceive> receives;
+  std::map<std::tuple<Op, int, int>, int> users;  // by receive, chunk, microbatch
+  int computing = 0;
+  for (const Action& action : actions) {
+    if (IsTransfer(action.op)) continue;
+    const Action receive = ReceiveFor(action);
+    if (action.op != Op::kBackwardWeight) {
+      users[{receive.op, receive.chunk, receive.microbatch}] = computing;
+    }
+    ++computing;
+  }
+  for (int i = 0; i < static_cast<int>(actions.size()); ++i) {
+    if (!IsReceive(actions[i].op)) continue;
+    ListedReceive& listed = receives.emplace_back(ListedReceive{.position = i});
+    const auto user = users.find({actions[i].op, actions[i].chunk, actions[i].microbatch});
+    if (user != users.end()) listed.needed_by = user->second;
+  }
+  std::map<std::pair<Op, int>, int> needed_by;  // by receive and chunk, so far from behind
+  for (auto listed = receives.rbegin(); listed != receives.rend(); ++listed) {
+    const Action& action = actions[listed->position];
+    int& first = needed_by.try_emplace({action.op, action.chunk}, listed->needed_by).first->second;
+    first = listed->needed_by = std::min(first, listed->needed_by);
+  }
+  std::stable_sort(receives.begin(), receives.end(),
+                   [](const auto& a, const auto& b) { return a.needed_by < b.needed_by; });
+  return receives;
+}
+
 // `status` with where it happened in front; code and payloads (exit codes) stay.
 absl::Status At(const absl::Status& status, int rank, const Action& action) {
   if (status.ok()) return status;
@@ -46,15 +86,17 @@ class Execution {
         stage_(stage),
         rank_(comm.rank()),
         options_(options),
-        box_(schedule, placement, stage, comm, options) {}
+        box_(schedule, placement, stage, comm, options),
+        receives_(ListReceives(actions_)) {}
 
   absl::Status Run() {
     for (at_ = 0; at_ < NumActions(); ++at_) {
       const Action& action = actions_[at_];
       Watch(action);
-      RETURN_IF_ERROR(At(StartReceives(at_ + options_.look_ahead), rank_, action));
+      RETURN_IF_ERROR(At(StartReceives(), rank_, action));
       RETURN_IF_ERROR(At(box_.ReleaseSent(), rank_, action));
       RETURN_IF_ERROR(At(Take(action), rank_, action));
+      if (!IsTransfer(action.op)) ++computed_;
     }
     if (!actions_.empty()) RETURN_IF_ERROR(At(box_.AwaitSent(), rank_, actions_.back()));
     return absl::OkStatus();
@@ -71,18 +113,20 @@ class Execution {
 
   // Whether this rank computes what `receive` is a gradient of before it gets there.
   bool ForwardAhead(const Action& receive, int position) const {
+    if (position <= at_) return false;
     const Action forward{Op::kForward, receive.chunk, receive.microbatch};
     return std::find(actions_.begin() + at_, actions_.begin() + position, forward) !=
            actions_.begin() + position;
   }
 
-  // Offers memory to all receives up to `last`, in order. Not to a gradient of what is still to be
+  // Offers memory to what is needed soon, in order. Not to a gradient of what is still to be
   // computed here: it cannot come before, and the stage may not know of it yet.
-  absl::Status StartReceives(int last) {
-    for (; next_receive_ <= std::min(last, NumActions() - 1); ++next_receive_) {
-      const Action& action = actions_[next_receive_];
-      if (!IsReceive(action.op)) continue;
-      if (action.op == Op::kReceiveBackward && ForwardAhead(action, next_receive_)) break;
+  absl::Status StartReceives() {
+    for (; next_receive_ < receives_.size(); ++next_receive_) {
+      const ListedReceive& listed = receives_[next_receive_];
+      const Action& action = actions_[listed.position];
+      if (listed.needed_by - options_.look_ahead > computed_) break;
+      if (action.op == Op::kReceiveBackward && ForwardAhead(action, listed.position)) break;
       RETURN_IF_ERROR(box_.Start(action));
     }
     return absl::OkStatus();
@@ -125,8 +169,10 @@ class Execution {
   const int rank_;
   const ExecutorOptions& options_;
   MessageBox box_;
-  int at_ = 0;            // position of the action that is taken
-  int next_receive_ = 0;  // receives before it have been started
+  const std::vector<ListedReceive> receives_;
+  int at_ = 0;               // position of the action that is taken
+  int computed_ = 0;         // computing actions before it
+  size_t next_receive_ = 0;  // receives before it have been started
 };
 
 void Report(const absl::Status& status, const ExecutorOptions& options) {
@@ -155,24 +201,6 @@ absl::Status RunSchedule(const Schedule& schedule, const Placement& placement, S
 
 absl::Status RunSchedule(const Schedule& schedule, Stage& stage, Communicator& comm) {
   return RunSchedule(schedule, Placement{}, stage, comm);
-}
-
-int ReceivesAlive(const Schedule& schedule, int rank, int look_ahead) {
-  const std::vector<Action>& actions = schedule.actions[rank];
-  std::map<std::pair<Op, int>, int> alive;  // by kind of receive and chunk
-  int most = 0;
-  size_t next = 0;
-  for (size_t at = 0; at < actions.size(); ++at) {
-    for (; next < std::min(at + look_ahead + 1, actions.size()); ++next) {
-      const Action& action = actions[next];
-      if (IsReceive(action.op)) most = std::max(most, ++alive[{action.op, action.chunk}]);
-    }
-    if (IsTransfer(actions[at].op) || actions[at].op == Op::kBackwardWeight) continue;
-    const Action receive = ReceiveFor(actions[at]);
-    const auto found = alive.find({receive.op, receive.chunk});
-    if (found != alive.end()) --found->second;
-  }
-  return most;
 }
 
 }  // namespace deepnet

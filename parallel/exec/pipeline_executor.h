@@ -14,17 +14,16 @@
 #include "parallel/exec/stage.h"
 #include "parallel/exec/trace.h"
 #include "parallel/exec/watchdog.h"
+#include "parallel/plan/boundary_buffers.h"
 #include "parallel/plan/placement.h"
 #include "parallel/plan/schedule.h"
 
 namespace deepnet {
 
 struct ExecutorOptions {
-  // A receive is started when the rank is this many actions before it, or nearer (>= 0; 0: at its
-  // place). More hides longer latencies and needs more memory: see ReceivesAlive.
-  int look_ahead = 4;
-  // Sends of one cut and direction under way at once (> 0); one more waits for the oldest.
-  int sends_per_cut = 4;
+  // A receive is started when what needs it is this many computing actions ahead, or nearer (>= 0).
+  // More hides longer messages and needs more memory; the planner counts kLookAhead.
+  int look_ahead = kLookAhead;
   TimeLimits limits = {};
   RankTrace* trace = nullptr;    // what happened is added to it; null: nothing is recorded
   Watchdog* watchdog = nullptr;  // told of every action; null: nobody watches
@@ -36,11 +35,12 @@ struct ExecutorOptions {
 // Takes the actions of rank comm.rank() in order. Collective over `comm`, the ranks of one
 // pipeline. `schedule` has its transfers and has passed CheckSchedule with `placement`.
 //
-// A receive offers its memory early and is waited for by the action that needs its data, never at
-// its own place; a send runs in the background and its memory is released as soon as it is seen to
-// be gone, between two actions. All are finished when this returns OK. That neither look_ahead nor
-// sends_per_cut can lead into a deadlock follows from what CheckSchedule proved with transfers that
-// block at their place: here everything starts no later and blocks no earlier.
+// A receive offers its memory look_ahead computing actions early and is waited for by the action
+// that needs its data; a send runs in the background and never holds its rank up, however far it is
+// ahead of its peer. Its memory is released as soon as it is seen to be gone, between two actions.
+// All are finished when this returns OK. So a rank waits for data and for nothing else, which is
+// what Simulate assumes, and for ever only if CheckSchedule would have said so. How much memory
+// messages take at once: parallel/plan/boundary_buffers.h.
 //
 // Messages: one per tensor of a crossing, MessageTag (message_box.h) says under which tag. On one
 // rank there are none and nothing is spent on them.
@@ -59,10 +59,5 @@ absl::Status RunSchedule(const Schedule& schedule, const Placement& placement, S
 
 // The same of one rank alone, which needs no placement.
 absl::Status RunSchedule(const Schedule& schedule, Stage& stage, Communicator& comm);
-
-// How many received buffers of one cut and direction rank `rank` holds at most at any moment,
-// whether the data are still on their way or wait for their action: what a stage must have memory
-// for. At most look_ahead more than if every receive started at its place.
-int ReceivesAlive(const Schedule& schedule, int rank, int look_ahead);
 
 }  // namespace deepnet

@@ -44,7 +44,7 @@ absl::StatusOr<Simulation> SimulateAsRehearsed(const RehearsalJob& job, int64_t 
   const Network network{.inside_node = Scaled(job.network.inside_node, scale),
                         .between_nodes = Scaled(job.network.between_nodes, scale),
                         .ranks_per_node = job.network.ranks_per_node};
-  return Simulate(job.schedule, job.placement, costs, network);
+  return Simulate(job.ScheduleOf(0), job.placement, costs, network);
 }
 
 // The largest of all ranks' values, and their sum.
@@ -75,7 +75,11 @@ class Rehearser {
  public:
   Rehearser(const RehearsalJob& job, const RehearsalOptions& options, double time_scale,
             Communicator& world)
-      : job_(job), options_(options), executor_(options.executor), world_(world) {
+      : job_(job),
+        options_(options),
+        executor_(options.executor),
+        world_(world),
+        schedule_(job.ScheduleOf(world.rank() / job.placement.NumRanks())) {
     executor_.trace = &trace_;
     exchange_options_ = {.time_scale = time_scale,
                          .payload_limit_bytes = options.payload_limit_bytes,
@@ -88,7 +92,7 @@ class Rehearser {
                           .crossings = job.crossings,
                           .time_scale = time_scale,
                           .payload_limit_bytes = options.payload_limit_bytes,
-                          .num_microbatches = NumMicrobatches(job.schedule),
+                          .num_microbatches = NumMicrobatches(schedule_),
                           .gradient_done = gradient_done},
         trace_);
   }
@@ -115,7 +119,7 @@ class Rehearser {
     trace_.events.clear();
     exchange_->BeginStep();
     RETURN_IF_ERROR(world_.Barrier(executor_.limits.message));
-    RETURN_IF_ERROR(RunSchedule(job_.schedule, job_.placement, *stage_, *pipeline_, executor_));
+    RETURN_IF_ERROR(RunSchedule(schedule_, job_.placement, *stage_, *pipeline_, executor_));
     RETURN_IF_ERROR(exchange_->Finish());
     return GatherTraces(world_, trace_);
   }
@@ -130,6 +134,7 @@ class Rehearser {
   const RehearsalOptions& options_;
   ExecutorOptions executor_;
   Communicator& world_;
+  const Schedule& schedule_;
   RankTrace trace_;
   RehearsedExchangeOptions exchange_options_;
   std::unique_ptr<TimedStage> stage_;
@@ -159,7 +164,8 @@ absl::StatusOr<Rehearsal> RunRehearsal(const RehearsalJob& job, const RehearsalO
   }
   prctl(PR_SET_TIMERSLACK, 1UL);  // ns; the default would add 50 us to each wait
   Rehearsal result;
-  ASSIGN_OR_RETURN(result.planned, Simulate(job.schedule, job.placement, job.costs, job.network));
+  ASSIGN_OR_RETURN(result.planned,
+                   Simulate(job.ScheduleOf(0), job.placement, job.costs, job.network));
   result.time_scale = options.time_scale > 0 ? options.time_scale
                                              : MakeTimeScale(result.planned, job.exchange.replicas);
   ASSIGN_OR_RETURN(result.simulated,

@@ -23,13 +23,18 @@
 namespace deepnet {
 
 struct RehearsalJob {
-  Schedule schedule;  // of one replica, with its transfers
+  // With transfers. One, of every replica, or where their numbers of microbatches differ one for
+  // each, [replica], of which the first has most.
+  std::vector<Schedule> schedules;
   Placement placement;
   std::vector<ChunkCost> costs;     // [chunk]
   std::vector<Crossing> crossings;  // [chunk]
   Network network;       // the simulator's; messages of the rehearsal take what they take
   ExchangeJob exchange;  // after the schedule; a stage per rank of the placement
 
+  const Schedule& ScheduleOf(int replica) const {
+    return schedules[schedules.size() == 1 ? 0 : replica];
+  }
   int NumRanks() const { return placement.NumRanks() * exchange.replicas; }
 };
 
@@ -51,7 +56,8 @@ struct Rehearsal {
   // Seconds of cost: what was measured over time_scale.
   double makespan = 0.0;               // of the slowest replica's pipeline
   double step = 0.0;                   // exchanges included, data not
-  double bubble = 0.0;                 // 1 - busy / (ranks * makespan), busy as the costs say
+  double bubble = 0.0;                 // 1 - busy / (ranks * makespan), busy as the costs of the
+                                       // first replica say
   double exposed_communication = 0.0;  // share of ranks * makespan (trace.h)
   // Seconds of the host.
   std::vector<double> data_waits;  // [step] of the rank that waited longest; empty without `fetch`

@@ -44,14 +44,14 @@ double ExchangeJob::ReduceSeconds(int chunk, int stage) const {
 }
 
 double StepSeconds(const ExchangeJob& job, const Simulation& pipeline) {
-  double all_here = pipeline.makespan, gather = 0.0;
+  double all_here = pipeline.makespan, longest_end = 0.0;
   for (size_t stage = 0; stage < job.stages.size(); ++stage) {
     const Exchange& seconds = job.stages[stage].seconds;
     all_here = std::max(
         all_here, ReducedAt(job, pipeline.timeline[stage], static_cast<int>(stage)) + seconds.tied);
-    gather = std::max(gather, seconds.gather);
+    longest_end = std::max(longest_end, job.stages[stage].update_seconds + seconds.gather);
   }
-  return all_here + gather;
+  return all_here + longest_end;
 }
 
 absl::StatusOr<std::unique_ptr<RehearsedExchange>> RehearsedExchange::Make(
@@ -96,6 +96,11 @@ absl::Status RehearsedExchange::Finish() {
                              start + own.seconds.tied * options_.time_scale, own.foreign_bytes));
   }
   RETURN_IF_ERROR(MeetEverybody());
+  if (own.update_seconds > 0) {
+    start = SecondsNow();
+    RETURN_IF_ERROR(EndPhase(TraceKind::kUpdate, start,
+                             start + own.update_seconds * options_.time_scale, own.weight_bytes));
+  }
   if (job_.replicas > 1) {
     start = SecondsNow();
     RETURN_IF_ERROR(ExchangeShares(own.weight_bytes));

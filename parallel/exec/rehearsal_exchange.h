@@ -5,10 +5,11 @@
 //   reduce  gradients between replicas, chunk by chunk, beside what is still computed
 //   tied    gradients of tied tensors between the stages that use them
 //   norm    one number of every rank: nobody goes on before all are here
+//   update  the optimizer's, of the rank's share
 //   gather  updated weights between replicas
 //
 // Each takes as long as the planner's cost of it says (planner_costs.h), or longer if the
-// collective does. The update itself costs nothing in that model.
+// collective does.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +44,7 @@ struct ExchangeJob {
 
 // Seconds from the start of a step to its end, by the same rules as RehearsedExchange follows, on
 // the timeline of one replica: reducing a chunk begins with the pass that completes its gradient
-// and keeps one link busy; everybody waits for the slowest stage before weights are gathered.
+// and keeps one link busy; everybody waits for the slowest stage before weights are updated.
 double StepSeconds(const ExchangeJob& job, const Simulation& pipeline);
 
 struct RehearsedExchangeOptions {

@@ -24,9 +24,10 @@
 //       Buffers(kInputGradient, c, m)    filled by         Backward or BackwardInput; until Release
 //
 //     Buffers may be asked for several times and always names the same memory until its life ends.
-//     Received ones are asked for some actions ahead (ExecutorOptions::look_ahead), so several
-//     microbatches have memory at once (ReceivesAlive says how many at most); kOutputGradient never
-//     before Forward(c, m) is done. The order of tensors is that of the crossing on both sides.
+//     Received ones are asked for some actions ahead (ExecutorOptions::look_ahead), and sent ones
+//     live until the peer has taken them, so several microbatches have memory at once
+//     (parallel/plan/boundary_buffers.h); kOutputGradient never before Forward(c, m) is done. The
+//     order of tensors is that of the crossing on both sides.
 #pragma once
 
 #include <vector>

@@ -26,7 +26,7 @@ constexpr int kRoundTrips = 8;
 // Whether it stands behind the schedule.
 bool IsExchange(TraceKind kind) {
   return kind == TraceKind::kReduce || kind == TraceKind::kTied || kind == TraceKind::kNorm ||
-         kind == TraceKind::kGather;
+         kind == TraceKind::kUpdate || kind == TraceKind::kGather;
 }
 
 bool IsForward(Op op) { return op == Op::kForward; }
@@ -80,6 +80,8 @@ std::string CategoryName(TraceKind kind) {
       return "tied";
     case TraceKind::kNorm:
       return "norm";
+    case TraceKind::kUpdate:
+      return "update";
     case TraceKind::kGather:
       return "gather";
   }

@@ -25,10 +25,11 @@ enum class TraceKind {
   kWait,     // nothing is done until a message of `peer` is there, or gone
   kSend,     // from its start until it was seen to be gone: checked between actions, so an upper
   kReceive,  // bound; the same for one that arrives, from the moment its memory was offered
-  // After a rank's schedule (rehearsal_exchange.h); without action and peer.
+  // After a rank's schedule (rehearsal_exchange.h), in this order; without action and peer.
   kReduce,  // gradients between replicas
   kTied,    // gradients of tied tensors between stages
   kNorm,    // everybody is waited for
+  kUpdate,  // of the rank's share of the weights
   kGather,  // weights between replicas
 };
 

@@ -118,6 +118,7 @@ Stacks StacksOf(const Inventory& inventory, const RankUse& rank) {
 }
 
 int64_t BoundaryBytes(const RankUse& rank, const Stacks& stacks, const MemoryRules& rules) {
+  if (rank.flow_bytes >= 0) return rank.flow_bytes;
   int64_t message = 0;
   for (const ChunkUse& chunk : rank.chunks) message = std::max(message, chunk.message_bytes);
   const int64_t streams = StreamBytes(stacks.source) + StreamBytes(stacks.target);

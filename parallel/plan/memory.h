@@ -59,6 +59,7 @@ struct RankUse {
   int partial_sums = 0;        // gradients of virtual replicas that wait for their sum
   int num_replicas = 1;        // that share moments (ZeRO-1)
   int64_t foreign_bytes = 0;   // of uses that other ranks have of its tied tensors
+  int64_t flow_bytes = -1;     // BoundaryBufferBytes; < 0: no schedule is known yet
 };
 
 //   weights         4 bytes per parameter; a tied one once per rank
@@ -69,9 +70,10 @@ struct RankUse {
 //   moments         8 bytes per parameter, divided by the replicas
 //   activations     what each layer keeps, for as many microbatches as are in flight at once, and
 //                   what deferred weight gradients hold; layers of one kind share buffers
-//   boundary        the stream or gradient that runs through a chunk, one for each stack; the
-//                   encoder memory of every microbatch in flight; kMessageSlots of what crosses
-//                   the cuts of a chunk
+//   boundary        the streams and gradients that run through chunks and cross cuts, and the
+//                   encoder memory of every microbatch in flight, as boundary_buffers.h counts
+//                   them. Without a schedule: a stream for each stack, the memories, kMessageSlots
+//                   of what crosses the cuts of a chunk
 //   recompute       what one layer or segment computes again
 //   workspace       what is only used inside one sub-layer, a set for each stack's rows; operands
 //                   packed for weight gradients; constants; temporaries of LibTorch's operations,
@@ -91,7 +93,7 @@ void UpdateRecompute(const Inventory& inventory, const RankUse& rank, const Memo
 inline constexpr int64_t kLogitRows = 512;
 // Rows that are packed together for a weight gradient.
 inline constexpr int64_t kPackedRows = 256;
-// A message that is being filled or read and one that is on its way.
+// Taken before there is a schedule: a message that is filled or read and one that is on its way.
 inline constexpr int64_t kMessageSlots = 2;
 inline constexpr int64_t kPieceBytes = int64_t{64} << 20;
 inline constexpr int64_t kPiecesInFlight = 4;

@@ -10,6 +10,7 @@
 #include "parallel/base/status_macros.h"
 #include "parallel/plan/planner_layout.h"
 #include "parallel/plan/planner_search.h"
+#include "parallel/plan/planner_text.h"
 
 namespace deepnet {
 namespace {
@@ -92,10 +93,10 @@ absl::StatusOr<std::string> CompareText(const Inventory& inventory, const DataSp
     ASSIGN_OR_RETURN(Plan plan, LayOut(request, layout));
     rows.push_back({NameOf(layout), std::move(plan)});
   }
-  std::string text =
-      absl::StrCat(request.stages, " stages, ", request.microbatches_per_step / plain.replicas,
-                   " microbatches a step and replica, recomputing ",
-                   Recompute_Name(reference.chunks(0).recompute()), "\n\n");
+  std::string text = absl::StrCat(request.stages, " stages, ",
+                                  MicrobatchesText(request.microbatches_per_step, plain.replicas),
+                                  " microbatches a step and replica, recomputing ",
+                                  Recompute_Name(reference.chunks(0).recompute()), "\n\n");
   return absl::StrCat(text, Table(rows, reference));
 }
 

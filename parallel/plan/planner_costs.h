@@ -15,7 +15,8 @@
 namespace deepnet {
 
 struct Speeds {
-  double flops_per_second = 1e11;  // in matrix products
+  double flops_per_second = 1e11;     // in matrix products
+  double updates_per_second = 2.5e8;  // weights that the optimizer updates
   Network network;
 };
 
@@ -33,6 +34,10 @@ LayerSeconds SecondsOf(const Layer& layer, const Speeds& speeds);
 
 // Total() of every layer: what cuts go by.
 std::vector<double> LayerTotals(const Inventory& inventory, const Speeds& speeds);
+
+// The optimizer's update of a rank that shares `weight_bytes` with `replicas` - 1 others: norm,
+// Adam on its share, working copies.
+double UpdateSeconds(int64_t weight_bytes, int replicas, const Speeds& speeds);
 
 // One element per chunk; choices[r] is how rank r recomputes, which its I pays for.
 std::vector<ChunkCost> MakeChunkCosts(const Inventory& inventory, std::span<const int> ends,

@@ -13,6 +13,7 @@
 
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/plan/boundary_buffers.h"
 #include "parallel/plan/check_schedule.h"
 #include "parallel/plan/dealing.h"
 #include "parallel/plan/partition.h"
@@ -114,8 +115,11 @@ bool Correct(const Request& request, bool only_upwards, Draft& draft) {
   return changed;
 }
 
+// What is counted at cuts stays, if it is known.
 void SetRanks(const Request& request, const Layout& layout, Draft& draft) {
+  const std::vector<RankUse> before = std::move(draft.ranks);
   draft.ranks = MakeRankUses(request, draft.cuts, draft.in_flight, layout.replicas);
+  for (size_t r = 0; r < before.size(); ++r) draft.ranks[r].flow_bytes = before[r].flow_bytes;
 }
 
 // `ends` with what every rank must recompute if it keeps as much in flight as the schedule claims.
@@ -168,6 +172,36 @@ double Excess(const Request& request, const Draft& draft) {
     excess = std::max(excess, need - request.memory_bytes);
   }
   return excess;
+}
+
+bool AllFit(const Request& request, const Draft& draft) { return Excess(request, draft) <= 0; }
+
+// Schedule and levels that agree with each other.
+absl::Status SettleSchedule(const Request& request, const Layout& layout, Draft& draft) {
+  for (int round = 0; round < kMostCorrections; ++round) {
+    ASSIGN_OR_RETURN(draft.schedule, ScheduleOf(request, layout, draft.costs));
+    draft.in_flight = CountInFlight(draft.schedule, draft.cuts.pending_bytes);
+    SetRanks(request, layout, draft);
+    if (!Correct(request, /*only_upwards=*/round > 0, draft)) break;
+    SetCosts(request, draft);
+    if (!FollowsCosts(request, layout)) break;
+  }
+  for (size_t r = 0; r < draft.ranks.size(); ++r) draft.ranks[r].recompute = draft.choices[r];
+  return absl::OkStatus();
+}
+
+// Simulates the schedule and counts what lies at cuts meanwhile.
+absl::Status CountFlow(const Request& request, Draft& draft) {
+  const Cuts& cuts = draft.cuts;
+  absl::StatusOr<Simulation> simulation =
+      Simulate(draft.schedule, cuts.placement, draft.costs, request.speeds.network);
+  RETURN_IF_ERROR(WithExitCode(simulation.status(), ExitCode::kBadConfig));
+  draft.simulation = *std::move(simulation);
+  const std::vector<int64_t> bytes =
+      BoundaryBufferBytes(*request.inventory, cuts.ends, cuts.placement, cuts.crossings,
+                          request.rules.operand_bytes, draft.simulation, request.speeds.network);
+  for (size_t r = 0; r < bytes.size(); ++r) draft.ranks[r].flow_bytes = bytes[r];
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -223,15 +257,14 @@ absl::StatusOr<Draft> MakeCoarseDraft(const Request& request, const Layout& layo
 
 absl::StatusOr<Draft> MakeDraft(const Request& request, const Layout& layout) {
   ASSIGN_OR_RETURN(Draft draft, MakeCoarseDraft(request, layout, /*refine=*/true));
-  for (int round = 0; round < kMostCorrections; ++round) {
-    ASSIGN_OR_RETURN(draft.schedule, ScheduleOf(request, layout, draft.costs));
-    draft.in_flight = CountInFlight(draft.schedule, draft.cuts.pending_bytes);
-    SetRanks(request, layout, draft);
-    if (!Correct(request, /*only_upwards=*/round > 0, draft)) break;
-    SetCosts(request, draft);
-    if (!FollowsCosts(request, layout)) break;
+  RETURN_IF_ERROR(SettleSchedule(request, layout, draft));
+  if (AllFit(request, draft)) {
+    RETURN_IF_ERROR(CountFlow(request, draft));
+    if (AllFit(request, draft)) return draft;
+    // What lies at cuts is too much for the levels that were chosen without knowing it.
+    RETURN_IF_ERROR(SettleSchedule(request, layout, draft));
   }
-  for (size_t r = 0; r < draft.ranks.size(); ++r) draft.ranks[r].recompute = draft.choices[r];
+  RETURN_IF_ERROR(CountFlow(request, draft));
   return draft;
 }
 

@@ -38,13 +38,15 @@ struct Draft {
   Schedule schedule;
   InFlight in_flight;
   std::vector<RankUse> ranks;  // with their choices
+  Simulation simulation;       // of the schedule
 };
 
 // `layout`, which has passed CheckLayout, with a schedule and what each rank must recompute under
-// it. Fails if a schedule that a user wrote does not pass CheckSchedule.
+// it, simulated. Fails if a schedule that a user wrote does not pass CheckSchedule.
 absl::StatusOr<Draft> MakeDraft(const Request& request, const Layout& layout);
 
-// The same without a schedule: by what schedules of this name claim to keep in flight. `refine`:
+// The same without a schedule: by what schedules of this name claim to keep in flight, and without
+// counting what lies at cuts. `refine`:
 // see PartitionForRanks.
 absl::StatusOr<Draft> MakeCoarseDraft(const Request& request, const Layout& layout, bool refine);
 

@@ -34,8 +34,7 @@ void AddChunks(const Draft& draft, Plan& plan) {
 
 constexpr double kTrainingPerForward = 3.0;  // operations: forward, gradients of inputs, of weights
 
-void AddStages(const Request& request, const Draft& draft, const Simulation& simulation,
-               Plan& plan) {
+void AddStages(const Request& request, const Draft& draft, Plan& plan) {
   for (int r = 0; r < plan.pipeline_parallel_size(); ++r) {
     StagePlan& stage = *plan.add_stages();
     stage.set_rank(r);
@@ -47,7 +46,7 @@ void AddStages(const Request& request, const Draft& draft, const Simulation& sim
       }
     }
     stage.set_flops_per_step(flops * request.microbatches_per_step / plan.data_parallel_size());
-    stage.set_busy_seconds(simulation.busy[r]);
+    stage.set_busy_seconds(draft.simulation.busy[r]);
     stage.set_peak_alive(PeakAlive(draft.schedule, r));
   }
 }
@@ -72,6 +71,15 @@ double ExposedExchange(const Request& request, const Draft& draft, const Plan& p
   return worst;
 }
 
+double SlowestUpdate(const Request& request, const Plan& plan) {
+  double worst = 0;
+  for (const StagePlan& stage : plan.stages()) {
+    worst = std::max(
+        worst, UpdateSeconds(stage.memory().weights(), plan.data_parallel_size(), request.speeds));
+  }
+  return worst;
+}
+
 }  // namespace
 
 const StagePlan& Fullest(const Plan& plan) {
@@ -87,10 +95,7 @@ bool Fits(const Request& request, const Plan& plan) {
 
 absl::StatusOr<Plan> LayOut(const Request& request, const Layout& layout, Simulation* timeline) {
   RETURN_IF_ERROR(CheckLayout(request, layout));
-  ASSIGN_OR_RETURN(const Draft draft, MakeDraft(request, layout));
-  absl::StatusOr<Simulation> simulation =
-      Simulate(draft.schedule, draft.cuts.placement, draft.costs, request.speeds.network);
-  RETURN_IF_ERROR(WithExitCode(simulation.status(), ExitCode::kBadConfig));
+  ASSIGN_OR_RETURN(Draft draft, MakeDraft(request, layout));
   Plan plan;
   plan.set_pipeline_parallel_size(layout.stages);
   plan.set_data_parallel_size(layout.replicas);
@@ -104,12 +109,14 @@ absl::StatusOr<Plan> LayOut(const Request& request, const Layout& layout, Simula
           ? request.virtual_replicas
           : DefaultVirtualReplicas(request.microbatches_per_step, layout.replicas));
   AddChunks(draft, plan);
-  AddStages(request, draft, *simulation, plan);
+  AddStages(request, draft, plan);
   plan.set_gradient_exchange_seconds(ExposedExchange(request, draft, plan));
-  plan.set_step_seconds(simulation->makespan + plan.gradient_exchange_seconds());
-  plan.set_bubble(simulation->bubble);
-  plan.set_exposed_communication(simulation->exposed_communication);
-  if (timeline != nullptr) *timeline = *std::move(simulation);
+  plan.set_update_seconds(SlowestUpdate(request, plan));
+  plan.set_step_seconds(draft.simulation.makespan + plan.gradient_exchange_seconds() +
+                        plan.update_seconds());
+  plan.set_bubble(draft.simulation.bubble);
+  plan.set_exposed_communication(draft.simulation.exposed_communication);
+  if (timeline != nullptr) *timeline = std::move(draft.simulation);
   return plan;
 }
 

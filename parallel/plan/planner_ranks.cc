@@ -5,7 +5,6 @@
 #include <map>
 #include <utility>
 
-#include "parallel/plan/crossing.h"
 #include "parallel/plan/dealing.h"
 
 namespace deepnet {
@@ -124,12 +123,13 @@ InFlight CountInFlight(const Schedule& schedule, std::span<const int64_t> pendin
 
 Cuts MakeCuts(const Request& request, Placement placement, std::vector<int> ends) {
   const std::string type = request.rules.operand_bytes == 2 ? "bfloat16" : "float32";
-  const std::vector<Crossing> crossings = MakeCrossings(*request.inventory, ends, placement, type);
   Cuts cuts{.placement = std::move(placement), .ends = std::move(ends)};
+  cuts.crossings = MakeCrossings(*request.inventory, cuts.ends, cuts.placement, type);
   const int chunks = cuts.placement.NumChunks();
   const auto bytes = [&](int chunk) {
     if (chunk >= chunks) return int64_t{0};
-    return BytesOf(crossings[chunk].forward) + BytesOf(crossings[chunk].backward);
+    const Crossing& crossing = cuts.crossings[chunk];
+    return BytesOf(crossing.forward) + BytesOf(crossing.backward);
   };
   for (int c = 0, first = 0; c < chunks; first = cuts.ends[c++]) {
     cuts.message_bytes.push_back(bytes(c) + bytes(c + 1));

@@ -4,6 +4,7 @@
 #include <span>
 #include <vector>
 
+#include "parallel/plan/crossing.h"
 #include "parallel/plan/memory.h"
 #include "parallel/plan/placement.h"
 #include "parallel/plan/planner_request.h"
@@ -25,6 +26,7 @@ InFlight CountInFlight(const Schedule& schedule, std::span<const int64_t> pendin
 struct Cuts {
   Placement placement;
   std::vector<int> ends;
+  std::vector<Crossing> crossings;     // [chunk]
   std::vector<int64_t> message_bytes;  // [chunk] over both of its cuts, one microbatch
   std::vector<int64_t> pending_bytes;  // [chunk] see memory.h
 };

@@ -39,8 +39,11 @@ absl::Status CheckLink(const LinkSpec& link, const char* name) {
 absl::Status CheckSpeeds(const ClusterSpec& cluster) {
   RETURN_IF_ERROR(CheckLink(cluster.inside_node(), "inside_node"));
   RETURN_IF_ERROR(CheckLink(cluster.between_nodes(), "between_nodes"));
-  if (cluster.flops_per_second() >= 0) return absl::OkStatus();
-  return BadField("cluster.flops_per_second: must not be negative");
+  if (cluster.flops_per_second() < 0) {
+    return BadField("cluster.flops_per_second: must not be negative");
+  }
+  if (cluster.updates_per_second() >= 0) return absl::OkStatus();
+  return BadField("cluster.updates_per_second: must not be negative");
 }
 
 // Whether a user wrote a schedule, not the name of one.

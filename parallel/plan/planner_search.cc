@@ -164,7 +164,8 @@ CoarseEstimate EstimateCoarsely(const Request& request, const Layout& layout) {
     const Exchange exchange =
         ExchangeSeconds(memory.gradients(), memory.weights(), rank.foreign_bytes, layout.stages,
                         layout.replicas, request.speeds);
-    estimate.seconds = std::max(estimate.seconds, exchange.gather + exchange.tied);
+    const double update = UpdateSeconds(memory.weights(), layout.replicas, request.speeds);
+    estimate.seconds = std::max(estimate.seconds, exchange.gather + exchange.tied + update);
   }
   const CoarseTimes times = TimesOf(*draft);
   const int microbatches =

@@ -7,6 +7,8 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 
+#include "parallel/plan/dealing.h"
+
 namespace deepnet {
 namespace {
 
@@ -43,18 +45,26 @@ int64_t StateBytes(const MemoryEstimate& m) {
   return m.weights() + m.working_copies() + m.gradients() + m.partial_sums() + m.moments();
 }
 
+// " (17 or 16 a replica)" where that does not follow from the two numbers before it.
+std::string ShareText(const Plan& plan) {
+  if (plan.microbatches_per_step() % plan.data_parallel_size() == 0) return "";
+  return absl::StrCat(" (",
+                      MicrobatchesText(plan.microbatches_per_step(), plan.data_parallel_size()),
+                      " a replica)");
+}
+
 std::string Head(const Plan& plan) {
-  std::string text = absl::StrCat(Plural(plan.pipeline_parallel_size(), "stage"), " x ",
-                                  Plural(plan.data_parallel_size(), "replica"), ", schedule ",
-                                  plan.schedule(), ", ", Plural(plan.chunks_per_rank(), "chunk"),
-                                  " a rank", plan.placement() == V ? " in V" : "", ", ",
-                                  plan.microbatches_per_step(), " microbatches a step\n");
+  std::string text = absl::StrCat(
+      Plural(plan.pipeline_parallel_size(), "stage"), " x ",
+      Plural(plan.data_parallel_size(), "replica"), ", schedule ", plan.schedule(), ", ",
+      Plural(plan.chunks_per_rank(), "chunk"), " a rank", plan.placement() == V ? " in V" : "",
+      ", ", plan.microbatches_per_step(), " microbatches a step", ShareText(plan), "\n");
   absl::StrAppendFormat(
       &text,
       "step of %.4g s by the cluster's stated speeds: bubble %.1f %%, exposed communication "
-      "%.1f %%, then %.3g s of exchange\n",
+      "%.1f %%, then %.3g s of exchange and %.3g s of update\n",
       plan.step_seconds(), 100 * plan.bubble(), 100 * plan.exposed_communication(),
-      plan.gradient_exchange_seconds());
+      plan.gradient_exchange_seconds(), plan.update_seconds());
   const StagePlan& fullest = *std::max_element(plan.stages().begin(), plan.stages().end(),
                                                [](const StagePlan& a, const StagePlan& b) {
                                                  return a.memory().total() < b.memory().total();
@@ -65,6 +75,12 @@ std::string Head(const Plan& plan) {
 }
 
 }  // namespace
+
+std::string MicrobatchesText(int microbatches, int replicas) {
+  const int most = MicrobatchesOf(microbatches, replicas, 0).Count();
+  const int fewest = MicrobatchesOf(microbatches, replicas, replicas - 1).Count();
+  return most == fewest ? absl::StrCat(most) : absl::StrCat(most, " or ", fewest);
+}
 
 std::string LayersText(const Plan& plan, const Inventory& inventory, int rank) {
   const std::vector<const ChunkPlan*> chunks = ChunksOf(plan, rank % plan.pipeline_parallel_size());

@@ -8,6 +8,9 @@
 
 namespace deepnet {
 
+// Microbatches of a replica: "16", or where they cannot be shared evenly "17 or 16".
+std::string MicrobatchesText(int microbatches, int replicas);
+
 // Degrees, schedule, seconds, and one row a rank of the first replica.
 std::string PlanText(const Plan& plan, const Inventory& inventory);
 // One row a chunk in the order of the model: layers, seconds, bytes.

@@ -60,6 +60,8 @@ std::vector<StageExchange> StageExchanges(const Plan& plan, const Inventory& inv
         {.seconds = ExchangeSeconds(memory.gradients(), memory.weights(), rank.foreign_bytes,
                                     plan.pipeline_parallel_size(), plan.data_parallel_size(),
                                     request.speeds),
+         .update_seconds =
+             UpdateSeconds(memory.weights(), plan.data_parallel_size(), request.speeds),
          .gradient_bytes = memory.gradients(),
          .weight_bytes = memory.weights(),
          .foreign_bytes = rank.foreign_bytes});

@@ -25,7 +25,8 @@ std::vector<Crossing> CrossingsOf(const Plan& plan, const Inventory& inventory,
 
 // What one stage exchanges at the end of a step.
 struct StageExchange {
-  Exchange seconds;  // what plan.gradient_exchange_seconds is made of
+  Exchange seconds;           // what plan.gradient_exchange_seconds is made of
+  double update_seconds = 0;  // of which plan.update_seconds is the largest
   int64_t gradient_bytes = 0;
   int64_t weight_bytes = 0;
   int64_t foreign_bytes = 0;  // see ExchangeSeconds

@@ -112,6 +112,32 @@ TEST(RehearseCommand, AllReplicasRunAndAStepIsMoreThanItsPipeline) {
   EXPECT_EQ(row.at("data_wait_seconds").list_value().values_size(), 0);
 }
 
+// Four microbatches on three replicas: the first has two, the others one, each with a schedule of
+// its own.
+TEST(RehearseCommand, ReplicasWithFewerMicrobatchesFollowTheirOwnSchedule) {
+  const std::string trace = ::testing::TempDir() + "/uneven.json";
+  const std::vector<std::string> words = {"--schedule",   "1f1b",
+                                          "--time-scale", "100",
+                                          "--set",        "parallel.data_parallel_size=3",
+                                          "--set",        "cluster.devices_per_node=6",
+                                          "--trace",      trace};
+  const Outcome outcome = RunRehearse(words);
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out,
+              HasSubstr("6 ranks (threads) = 2 stages x 3 replicas, 2 or 1 microbatches"));
+  std::stringstream text;
+  text << std::ifstream(trace).rdbuf();
+  std::vector<int> forwards(6, 0);
+  const auto json = Parse(text.str());
+  for (const auto& value : json.fields().at("traceEvents").list_value().values()) {
+    const auto& event = value.struct_value().fields();
+    if (event.at("name").string_value().find('F') == std::string::npos) continue;
+    if (event.count("cat") == 0 || event.at("cat").string_value() != "compute") continue;
+    ++forwards[static_cast<size_t>(event.at("pid").number_value())];
+  }
+  EXPECT_THAT(forwards, ::testing::ElementsAre(2, 2, 1, 1, 1, 1));
+}
+
 TEST(RehearseCommand, SaysThatThereIsNoCorpus) {
   const Outcome outcome = RunRehearse({"--schedule", "1f1b", "--time-scale", "100"});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
@@ -213,7 +239,7 @@ TEST(RehearsalCases, TakeTheirExchangesFromThePlan) {
     EXPECT_GT(exchange.stages[stage].seconds.gather, 0.0);
   }
   const auto simulated =
-      Simulate(made->job.schedule, made->job.placement, made->job.costs, made->job.network);
+      Simulate(made->job.ScheduleOf(0), made->job.placement, made->job.costs, made->job.network);
   ASSERT_TRUE(simulated.ok()) << simulated.status();
   const double step = StepSeconds(exchange, *simulated);
   EXPECT_GT(step, simulated->makespan);
@@ -235,7 +261,7 @@ TEST(RehearsalCases, AThousandLayersIdleAtMostSixPercentWithTheBestSchedule) {
   double best = 1.0;
   for (const RehearsalCase& each : *cases) {
     const auto simulated =
-        Simulate(each.job.schedule, each.job.placement, each.job.costs, each.job.network);
+        Simulate(each.job.ScheduleOf(0), each.job.placement, each.job.costs, each.job.network);
     ASSERT_TRUE(simulated.ok()) << each.name << simulated.status();
     best = std::min(best, simulated->bubble);
   }

@@ -46,6 +46,16 @@ TEST(StepSeconds, ReducingBeginsWithTheLastPassOfAChunkAndKeepsOneLinkBusy) {
   EXPECT_EQ(StepSeconds(job, pipeline), 12.0 + 1.0);
 }
 
+TEST(StepSeconds, WeightsAreUpdatedBetweenTheSlowestStagesSumAndTheGather) {
+  ExchangeJob job{
+      .replicas = 2, .stages = {Stage(0, 0, 1), Stage(0, 0, 4)}, .gradient_bytes = {400, 400}};
+  job.stages[0].update_seconds = 7;
+  job.stages[1].update_seconds = 2;
+  Simulation pipeline{.makespan = 10.0};
+  pipeline.timeline = {{At(Op::kBackward, 0, 0, 8, 10)}, {At(Op::kBackward, 1, 0, 5, 8)}};
+  EXPECT_EQ(StepSeconds(job, pipeline), 10.0 + 8.0);
+}
+
 TEST(StepSeconds, NobodyGathersBeforeTheSlowestStageIsThere) {
   const ExchangeJob job{
       .replicas = 2, .stages = {Stage(4, 3, 1), Stage(1, 0, 5)}, .gradient_bytes = {400, 400}};
@@ -98,6 +108,9 @@ TEST(RehearsedExchange, TakesAtLeastWhatItsCostsSay) {
   const std::vector<Sent> sent = SendStep(job, kNoLimit, 0.01);
   EXPECT_GE(sent[0].seconds, 0.01 * (5 + 2 + 1));  // reduce, tied, gather of stage 0
   EXPECT_GE(sent[1].seconds, 0.01 * (5 + 2 + 3));  // stage 1 waits for it, then gathers
+  ExchangeJob updating = job;
+  updating.stages[0].update_seconds = 6;
+  EXPECT_GE(SendStep(updating, kNoLimit, 0.01)[0].seconds, 0.01 * (5 + 2 + 6 + 1));
 }
 
 }  // namespace

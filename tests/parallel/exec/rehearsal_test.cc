@@ -28,7 +28,8 @@ RehearsalJob MakeJob(std::string_view name, const PipelineShape& shape, double u
   job.placement = *MakeNamedPlacement(name, shape);
   const size_t chunks = job.placement.rank_of_chunk.size();
   job.costs.assign(chunks, {.forward = unit, .backward_input = unit, .backward_weight = unit});
-  job.schedule = *WithTransfers(*MakeNamedSchedule(name, shape, job.costs), job.placement);
+  job.schedules.push_back(
+      *WithTransfers(*MakeNamedSchedule(name, shape, job.costs), job.placement));
   for (size_t c = 0; c < chunks; ++c) {
     const bool crosses = job.placement.Crosses(static_cast<int>(c));
     job.crossings.push_back(crosses ? Crossing{{Tensor(100), Tensor(7)}, {Tensor(100)}}
@@ -161,7 +162,7 @@ TEST(Rehearsal, TakesAtLeastAsLongAsTheSimulatorSaysAndHoldsEveryAction) {
         for (const TraceEvent& event : result.traces[rank].events) {
           if (event.kind == TraceKind::kCompute) computed.push_back(event.action);
         }
-        for (const Action& action : job.schedule.actions[rank]) {
+        for (const Action& action : job.schedules[0].actions[rank]) {
           if (!IsTransfer(action.op)) planned.push_back(action);
         }
         EXPECT_EQ(computed, planned);

@@ -116,8 +116,28 @@ TEST(Planner, PutsEverythingOnOneRankByDefault) {
   EXPECT_EQ(plan.virtual_replicas(), 1);
   const double flops = 3 * (3 * kEncoderFlops + 3 * kDecoderFlops + 2.0 * 4 * 8 * 10);
   EXPECT_EQ(plan.stages(0).flops_per_step(), 8 * flops);
-  EXPECT_DOUBLE_EQ(plan.step_seconds(), 8 * flops / 1000);
+  EXPECT_DOUBLE_EQ(plan.step_seconds(), 8 * flops / 1000 + plan.update_seconds());
   EXPECT_EQ(plan.bubble(), 0);
+}
+
+// One tied table of 10 rows and six matrices of 16, of width 8.
+TEST(Planner, TheUpdateTakesAsLongAsTheRankWithTheMostWeightsNeedsForItsShare) {
+  const double weights = 10 * 8 + 6 * 16 * 8;
+  const Inventory inventory = Toy(3);
+  EXPECT_DOUBLE_EQ(GoodPlan(inventory, {}).update_seconds(), weights / 2.5e8);
+  EXPECT_DOUBLE_EQ(GoodPlan(inventory, {.replicas = 4}).update_seconds(), weights / 4 / 2.5e8);
+  const Plan cut = GoodPlan(inventory, {.stages = 2, .schedule = "1f1b"});
+  EXPECT_LT(cut.update_seconds(), weights / 2.5e8);
+  EXPECT_GE(cut.update_seconds(), weights / 2 / 2.5e8);
+  ClusterSpec cluster;
+  cluster.set_updates_per_second(10);
+  const auto slow = MakePlan(inventory, DataSpec(), OptimSpec(), ComputeSpec(), cluster, {});
+  ASSERT_TRUE(slow.ok()) << slow.status();
+  EXPECT_DOUBLE_EQ(slow->update_seconds(), weights / 10);
+  EXPECT_GT(slow->step_seconds(), weights / 10);
+  cluster.set_updates_per_second(-1);
+  EXPECT_THAT(Message(MakePlan(inventory, {}, {}, {}, cluster, {})),
+              HasSubstr("cluster.updates_per_second"));
 }
 
 TEST(Planner, CutsByCostNotByCount) {
@@ -285,8 +305,8 @@ TEST(Planner, SimulatesWhatItPromises) {
   const Plan plan = GoodPlan(Toy(12), asked);
   EXPECT_EQ(plan.placement(), V);
   const Simulation simulation = SimulatePlan(plan, ClusterOf(asked), ComputeSpec());
-  EXPECT_NEAR(simulation.makespan + plan.gradient_exchange_seconds(), plan.step_seconds(),
-              1e-9 * plan.step_seconds());
+  EXPECT_NEAR(simulation.makespan + plan.gradient_exchange_seconds() + plan.update_seconds(),
+              plan.step_seconds(), 1e-9 * plan.step_seconds());
   EXPECT_EQ(simulation.bubble, plan.bubble());
 }
 

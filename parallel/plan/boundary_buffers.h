@@ -1,0 +1,38 @@
+// What a rank holds at and between its cuts while a step goes as simulated: the streams that run
+// through its chunks, and messages on their way.
+//
+// One buffer goes a long way. It is offered to a message kLookAhead computing actions before the
+// one that needs it; that action works in it and leaves its own result there; the next chunk takes
+// it over, or it is sent and comes free when the peer, which offers memory by the same rule, has
+// it. A rank that runs ahead of its peer is never held up, so it may have many such buffers: as
+// many as are counted here.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "parallel/plan/crossing.h"
+#include "parallel/plan/inventory.h"
+#include "parallel/plan/placement.h"
+#include "parallel/plan/simulator.h"
+
+namespace deepnet {
+
+// Computing actions for which a rank offers memory to messages before it gets there.
+inline constexpr int kLookAhead = 3;
+
+// Bytes of each rank, [rank]: buffers of one shape and type are lent from a pool, and each pool is
+// as large as its fullest moment. The encoder memory is in use on ranks that read it until the
+// microbatch's last backward pass. Not counted: the gradient that the loss leaves, which is kept
+// with activations.
+//
+// chunk_ends, placement, crossings: as for MakeCrossings, and what it made; operand_bytes: of an
+// element of the memory. `simulation` is of them; `network` tells how long a message takes.
+std::vector<int64_t> BoundaryBufferBytes(const Inventory& inventory,
+                                         std::span<const int> chunk_ends,
+                                         const Placement& placement,
+                                         std::span<const Crossing> crossings, int64_t operand_bytes,
+                                         const Simulation& simulation, const Network& network);
+
+}  // namespace deepnet

@@ -1,0 +1,108 @@
+// Buffers at cuts, counted by hand on small timelines. That a rank of the trainer holds as many is
+// what tests/trainer/memory_test.cc measures.
+#include "parallel/plan/boundary_buffers.h"
+
+#include <string_view>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "parallel/plan/schedule_generators.h"
+#include "tests/parallel/plan/planner_toy.h"
+
+namespace deepnet {
+namespace {
+
+using ::testing::ElementsAre;
+using testing::kRows;
+using testing::kWidth;
+using testing::Toy;
+
+constexpr int64_t kStream = 4 * kRows * kWidth;  // bytes of one float32 stream or memory
+
+struct Case {
+  std::string_view schedule;
+  PipelineShape shape;
+  std::vector<int> ends;
+  std::vector<double> units;  // [chunk] seconds of F, of I, of W
+  Network network = {};
+  int64_t operand_bytes = 4;
+};
+
+// In units of kStream.
+std::vector<double> Streams(const Inventory& inventory, const Case& it) {
+  const Placement placement = *MakeNamedPlacement(it.schedule, it.shape);
+  std::vector<ChunkCost> costs;
+  for (const double unit : it.units) {
+    costs.push_back({.forward = unit, .backward_input = unit, .backward_weight = unit});
+  }
+  const Schedule schedule = *MakeNamedSchedule(it.schedule, it.shape, costs);
+  const auto crossings =
+      MakeCrossings(inventory, it.ends, placement, it.operand_bytes == 2 ? "bfloat16" : "float32");
+  const auto simulation = Simulate(schedule, placement, costs, it.network);
+  EXPECT_TRUE(simulation.ok()) << simulation.status();
+  std::vector<double> streams;
+  for (const int64_t bytes : BoundaryBufferBytes(inventory, it.ends, placement, crossings,
+                                                 it.operand_bytes, *simulation, it.network)) {
+    streams.push_back(static_cast<double>(bytes) / kStream);
+  }
+  return streams;
+}
+
+// Both stacks' streams, of which the source's is the memory's gradient on the way back, and one
+// memory.
+TEST(BoundaryBuffers, OfAWholeModelAreItsStreamsAndOneMemory) {
+  Case whole{.schedule = "trivial", .shape = {.num_microbatches = 3}, .ends = {5}, .units = {1}};
+  EXPECT_THAT(Streams(Toy(1), whole), ElementsAre(3));
+  whole.operand_bytes = 2;
+  EXPECT_THAT(Streams(Toy(1), whole), ElementsAre(2.5));
+}
+
+// Rank 0: 0F0 0-1, 0F1 1-2, 0B0 4-6, 0B1 7-9. Its memory goes as soon as it is made: one. From 2 on
+// both gradients have buffers; before that, one and the stream of 0F1.
+// Rank 1: 1F0 1-2, 1B0 2-4, 1F1 4-5, 1B1 5-7. Both memories have buffers from the start; a stream
+// of the target's, a gradient of the memory's.
+TEST(BoundaryBuffers, AreCountedFromTheOfferToTheLastUse) {
+  EXPECT_THAT(Streams(Toy(1), {.schedule = "1f1b",
+                               .shape = {.num_ranks = 2, .num_microbatches = 2},
+                               .ends = {2, 5},
+                               .units = {1, 1}}),
+              ElementsAre(2 + 1, 2 + 1 + 1));
+}
+
+// Rank 1 takes ten times as long, and offers memory to microbatch m behind 1F(m - 4): 4 and 5 wait
+// on rank 0 until 11 and 21 s, long after they were made at 5 and 6 s. Gradients of 0B0 .. 0B3 have
+// buffers when 0F5 ends.
+TEST(BoundaryBuffers, OfARankThatRunsAheadWaitForItsPeer) {
+  EXPECT_THAT(Streams(Toy(1), {.schedule = "gpipe",
+                               .shape = {.num_ranks = 2, .num_microbatches = 6},
+                               .ends = {2, 5},
+                               .units = {1, 10}}),
+              ElementsAre(2 + 4, 6 + 1 + 1));
+}
+
+// A message that takes longer, here 100 s, is longer in use: all memories on rank 0, and on rank 1
+// two gradients beside the one that is made.
+TEST(BoundaryBuffers, AreInUseAsLongAsTheLinkIsBusy) {
+  Case slow{.schedule = "gpipe",
+            .shape = {.num_ranks = 2, .num_microbatches = 3},
+            .ends = {2, 5},
+            .units = {1, 1}};
+  EXPECT_THAT(Streams(Toy(1), slow), ElementsAre(1 + 3, 3 + 1 + 1));
+  slow.network.inside_node.bytes_per_second = kStream / 100.0;
+  EXPECT_THAT(Streams(Toy(1), slow), ElementsAre(3 + 3, 3 + 3 + 1));
+}
+
+// In V the last chunk of the first lap and the first of the second are on one rank: what lies
+// between them is in use though nothing is sent.
+TEST(BoundaryBuffers, WhatStaysOnARankIsInUseBetweenItsChunks) {
+  const Case v{.schedule = "zb-v",
+               .shape = {.num_ranks = 1, .num_microbatches = 1, .chunks_per_rank = 2},
+               .ends = {4, 7},
+               .units = {1, 1}};
+  EXPECT_THAT(Streams(Toy(2), v), ElementsAre(3));
+}
+
+}  // namespace
+}  // namespace deepnet
