@@ -81,6 +81,12 @@ void CheckValues(const Message& message, const std::string& path, Mistakes* mist
       const int value = reflection.GetEnumValue(message, field);
       mistakes->Require(field->enum_type()->FindValueByNumber(value) != nullptr, name, value,
                         "is no value of " + field->enum_type()->name());
+    } else if (field->cpp_type() == FieldDescriptor::CPPTYPE_DOUBLE && field->is_repeated()) {
+      for (int i = 0; i < reflection.FieldSize(message, field); ++i) {
+        const double value = reflection.GetRepeatedDouble(message, field, i);
+        mistakes->Require(std::isfinite(value), absl::StrCat(name, "[", i, "]"), value,
+                          "must be finite");
+      }
     } else if (field->cpp_type() == FieldDescriptor::CPPTYPE_DOUBLE) {
       const double value = reflection.GetDouble(message, field);
       mistakes->Require(std::isfinite(value), name, value, "must be finite");
@@ -107,6 +113,48 @@ void CheckDeepNorm(const ModelSpec& model, Mistakes* mistakes) {
   positive("decoder_beta", deepnorm.decoder_beta());
 }
 
+// A setting of another scheme would be a misunderstanding.
+void CheckScheme(const ModelSpec& model, Mistakes* mistakes) {
+  const SchemeSpec& scheme = model.scheme();
+  const auto only_with = [&](bool set, const char* name, Residual residual) {
+    mistakes->Require(!set || model.residual() == residual, absl::StrCat("model.scheme.", name),
+                      Residual_Name(model.residual()).c_str(),
+                      absl::StrCat("only with model.residual: ", Residual_Name(residual)));
+  };
+  only_with(scheme.ds_exponent() != 0, "ds_exponent", DS_INIT);
+  only_with(scheme.mix_ln_fraction() != 0, "mix_ln_fraction", MIX_LN);
+  only_with(scheme.keel_alpha() != 0, "keel_alpha", KEEL);
+  only_with(scheme.normformer_scaled_residual(), "normformer_scaled_residual", NORMFORMER);
+  only_with(scheme.admin_omega_size() > 0, "admin_omega", ADMIN);
+  mistakes->Require(scheme.ds_exponent() >= 0, "model.scheme.ds_exponent", scheme.ds_exponent(),
+                    "must be above 0, or 0 for 0.5");
+  mistakes->Require(scheme.mix_ln_fraction() >= 0 && scheme.mix_ln_fraction() <= 1,
+                    "model.scheme.mix_ln_fraction", scheme.mix_ln_fraction(),
+                    "must be from 0 to 1; 0 stands for 0.25");
+  mistakes->Require(scheme.keel_alpha() >= 0, "model.scheme.keel_alpha", scheme.keel_alpha(),
+                    "must be above 0, or 0 for the number of sub-layers");
+  const int sublayers = 2 * model.encoder_layers() + 3 * model.decoder_layers();
+  mistakes->Require(
+      scheme.admin_omega_size() == 0 || scheme.admin_omega_size() == sublayers,
+      "model.scheme.admin_omega", scheme.admin_omega_size(),
+      absl::StrCat("must have a number for each of the ", sublayers, " sub-layers, or none"));
+  for (int i = 0; i < scheme.admin_omega_size(); ++i) {
+    mistakes->Require(scheme.admin_omega(i) > 0, absl::StrCat("model.scheme.admin_omega[", i, "]"),
+                      scheme.admin_omega(i), "must be above 0");
+  }
+}
+
+// "DEEPNORM, POST_LN, ...": all that `model.residual` can be.
+std::string ResidualNames() {
+  std::vector<std::string> names;
+  for (int value = Residual_MIN; value <= Residual_MAX; ++value) {
+    if (Residual_IsValid(value) && value != RESIDUAL_UNSPECIFIED) {
+      names.push_back(Residual_Name(static_cast<Residual>(value)));
+    }
+  }
+  return absl::StrJoin(names, ", ");
+}
+
 void CheckModel(const ModelSpec& model, Vocabulary vocabulary, Mistakes* mistakes) {
   const auto at_least_one = [&](const char* name, int64_t value) {
     return mistakes->Require(value >= 1, absl::StrCat("model.", name), value, "must be at least 1");
@@ -131,8 +179,9 @@ void CheckModel(const ModelSpec& model, Vocabulary vocabulary, Mistakes* mistake
   }
   mistakes->Require(model.residual() != RESIDUAL_UNSPECIFIED, "model.residual",
                     Residual_Name(RESIDUAL_UNSPECIFIED).c_str(),
-                    "required: DEEPNORM, POST_LN or PRE_LN");
+                    absl::StrCat("required: one of ", ResidualNames()));
   CheckDeepNorm(model, mistakes);
+  CheckScheme(model, mistakes);
   const bool from_corpus = vocabulary == Vocabulary::kFromCorpus && model.vocabulary_size() == 0;
   mistakes->Require(from_corpus || model.vocabulary_size() > 4, "model.vocabulary_size",
                     model.vocabulary_size(),
@@ -353,6 +402,13 @@ void CheckTrain(const TrainSpec& train, Mistakes* mistakes) {
            "must be above 0, or 0: off");
 }
 
+void CheckInstruments(const InstrumentsSpec& instruments, Mistakes* mistakes) {
+  const int64_t every = instruments.every_steps();
+  mistakes->Require(every >= 0, "instruments.every_steps", every, "must be at least 1, or 0: off");
+  mistakes->Require(every != 0 || !instruments.model_update(), "instruments.every_steps", every,
+                    "must be at least 1 with instruments.model_update");
+}
+
 void CheckDecode(const RunSpec& run, Mistakes* mistakes) {
   const DecodeSpec& decode = run.decode();
   const auto at_least_one = [&](const char* name, int value) {
@@ -500,6 +556,7 @@ absl::Status ValidateForTrain(const RunSpec& run) {
   CheckLayout(run, &mistakes);
   CheckTrain(run.train(), &mistakes);
   CheckDecode(run, &mistakes);
+  CheckInstruments(run.instruments(), &mistakes);
   return mistakes.ToStatus();
 }
 

@@ -88,8 +88,10 @@ absl::Status TransformerStage::Forward(int chunk, int microbatch) {
   StagePart::InFlight& slot = part.Claim(microbatch, pools_, model_.work());
   if (part.keeps_memory) slot.memory_RD = values.memory_RD;
   if (layers.has_output()) slot.dhidden_RD = cuts_.target().Claim();
+  MicrobatchPass pass = Pass(microbatch);
+  if (microbatch == 0) pass.probe = probe_;
   losses_[microbatch] =
-      layers.Forward(Pass(microbatch), values, model_.work(), slot.kept, loss, slot.dhidden_RD);
+      layers.Forward(pass, values, model_.work(), slot.kept, loss, slot.dhidden_RD);
   if (part.sent != CutTensors{}) {
     cuts_.Put({Way::kForward, chunk + 1, microbatch}, Only(part.sent, values));
   }

@@ -49,6 +49,9 @@ class TransformerStage : public Stage {
   // Clears the gradient; `batch`, the rank's microbatches, must outlive the step. Its
   // num_target_tokens are those of the step on all ranks.
   void BeginStep(const StepBatch& batch, int64_t step);
+  // From the next BeginStep on, `probe` is told of the sub-layers of the step's first microbatch;
+  // null: nobody is.
+  void Watch(SublayerProbe* probe) { probe_ = probe; }
 
   // As in stage.h. Backward, or BackwardInput, of a chunk come in ascending microbatch order too:
   // both add to the gradients of norms and embeddings.
@@ -94,6 +97,7 @@ class TransformerStage : public Stage {
   int output_bucket_ = -1;              // -1: no output layer
   LayerDone hand_over_;                 // a bucket with its first layer, to sums_
   absl::Status handed_over_;            // how that went in this step
+  SublayerProbe* probe_ = nullptr;
   const StepBatch* batch_ = nullptr;
   int64_t step_ = 0;
   std::vector<LossSums> losses_;  // [microbatch]

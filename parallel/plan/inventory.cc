@@ -75,6 +75,10 @@ std::string_view RoleName(Role role) {
       return "norm gain";
     case Role::kNormBias:
       return "norm bias";
+    case Role::kResidualScale:
+      return "residual scale";
+    case Role::kResidualShift:
+      return "residual shift";
   }
   return "unknown";
 }

@@ -23,6 +23,8 @@ enum class Role {
   kFeedForward,      // fc1, fc2 and their biases: scaled by beta
   kNormGain,         // starts at 1
   kNormBias,         // starts at 0
+  kResidualScale,    // a trained factor of a residual scheme: on a stream, a branch or a head
+  kResidualShift,    // a trained number that a residual scheme subtracts
 };
 
 struct Parameter {

@@ -78,6 +78,8 @@ TEST(Recipes, ThePapersModelsHaveItsNumberOfParameters) {
   };
   EXPECT_NEAR(millions("deepnet_1000l"), 3806.2, 0.05);
   EXPECT_NEAR(millions("deepnet_100l"), 863.6, 0.05);
+  EXPECT_NEAR(millions("m2m100_418m"), 483.9, 0.05);
+  EXPECT_NEAR(millions("m2m100_12b"), 11800, 10);
 }
 
 TEST(Recipes, TheSmallThousandLayersLearnFromTheQuickStartsCorpus) {

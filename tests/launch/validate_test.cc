@@ -66,8 +66,16 @@ TEST(Validate, EveryModelRuleNamesItsField) {
       {{"model.heads=0"}, "model.heads: 0: must be at least 1"},
       {{"model.heads=7"}, "model.heads: 7: must divide model.width (64)"},
       {{"model.residual="},
-       "model.residual: RESIDUAL_UNSPECIFIED: required: DEEPNORM, POST_LN or PRE_LN"},
-      {{"model.residual=9"}, "model.residual: 9: is no value of Residual"},
+       "model.residual: RESIDUAL_UNSPECIFIED: required: one of DEEPNORM, POST_LN, PRE_LN, "
+       "POST_LN_INIT, DS_INIT, ADMIN, REZERO, R_FIXUP, T_FIXUP, NORMFORMER, SUB_LN, RESIDUAL_ONLY, "
+       "NORM_ONLY, NEITHER, B2T, MIX_LN, LAYERNORM_SCALING, PERI_LN, KEEL"},
+      {{"model.residual=99"}, "model.residual: 99: is no value of Residual"},
+      {{"model.scheme=ds_exponent: 0.25"},
+       "model.scheme.ds_exponent: DEEPNORM: only with model.residual: DS_INIT"},
+      {{"model.residual=MIX_LN", "model.scheme=mix_ln_fraction: 2"},
+       "model.scheme.mix_ln_fraction: 2: must be from 0 to 1; 0 stands for 0.25"},
+      {{"model.residual=ADMIN", "model.scheme=admin_omega: 1"},
+       "model.scheme.admin_omega: 1: must have a number for each of the 10 sub-layers, or none"},
       {{"model.residual=POST_LN", "model.deepnorm=encoder_alpha: 2"},
        "model.deepnorm: POST_LN: only with model.residual: DEEPNORM"},
       {{"model.deepnorm=decoder_beta: -1"},
@@ -193,7 +201,7 @@ TEST(Validate, EveryComputeAndLayoutRuleNamesItsField) {
       "");
 }
 
-TEST(Validate, EveryTrainAndDecodeRuleNamesItsField) {
+TEST(Validate, EveryTrainDecodeAndInstrumentsRuleNamesItsField) {
   const std::vector<Case> cases = {
       {{"folder="}, "folder: '': required: where checkpoints and logs go"},
       {{"train.steps=-1"}, "train.steps: -1: must be at least 1, or 0: no limit"},
@@ -217,7 +225,11 @@ TEST(Validate, EveryTrainAndDecodeRuleNamesItsField) {
       {{"decode.batch_tokens=-1"}, "decode.batch_tokens: -1: must be at least 1"},
       {{"decode.nbest=6"}, "decode.nbest: 6: must be at most decode.beam_size (5)"},
       {{"decode.sampling_temperature=-1"},
-       "decode.sampling_temperature: -1: must be above 0, or 0: search"}};
+       "decode.sampling_temperature: -1: must be above 0, or 0: search"},
+      {{"instruments.every_steps=-1"},
+       "instruments.every_steps: -1: must be at least 1, or 0: off"},
+      {{"instruments.model_update=true"},
+       "instruments.every_steps: 0: must be at least 1 with instruments.model_update"}};
   for (const Case& c : cases) EXPECT_EQ(TrainError(c.sets), c.line);
 }
 

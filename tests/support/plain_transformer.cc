@@ -1,6 +1,7 @@
 #include "tests/support/plain_transformer.h"
 
 #include <cmath>
+#include <stdexcept>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -10,42 +11,146 @@ namespace {
 
 using at::Tensor;
 
+using Function = std::function<Tensor(const Tensor&)>;
+
+// Which sub-layer of which layer.
+struct Place {
+  int stack;  // 0 encoder, 1 decoder
+  int layer;  // from 0
+  std::string base;
+
+  std::string Layer() const {
+    return (stack == 0 ? "encoder.layers." : "decoder.layers.") + std::to_string(layer) + ".";
+  }
+  std::string Name(const std::string& what) const { return Layer() + base + what; }
+  bool IsBlock() const { return base == "final"; }
+  bool IsSelfAttention() const { return base == "self_attn"; }
+};
+
 struct Plain {
   const ModelSpec& spec;
   const std::function<Tensor(const std::string&)>& get;
-  double alpha_encoder, alpha_decoder;
 
   Tensor Linear(const std::string& name, const Tensor& x) const {
-    return at::linear(x, get(name + ".weight"), get(name + ".bias"));
+    const Tensor y = at::matmul(x, get(name + ".weight").t());
+    return spec.residual() == R_FIXUP ? y : y + get(name + ".bias");
   }
   Tensor Norm(const std::string& name, const Tensor& x) const {
-    return at::layer_norm(x, {x.size(-1)}, get(name + ".weight"), get(name + ".bias"),
-                          spec.layer_norm_epsilon());
+    const double eps = spec.layer_norm_epsilon();
+    if (spec.norm() == RMS_NORM) {
+      return x / at::sqrt((x * x).mean(-1, true) + eps) * get(name + ".weight");
+    }
+    return at::layer_norm(x, {x.size(-1)}, get(name + ".weight"), get(name + ".bias"), eps);
   }
-  Tensor Attention(const std::string& name, const Tensor& x, const Tensor& y, bool causal) const {
+  Tensor Attention(const Place& place, const Tensor& x, const Tensor& y, bool causal) const {
     const int64_t h = spec.heads(), d = spec.width();
     const auto split = [&](const Tensor& z) {
       return z.view({z.size(0), h, d / h}).transpose(0, 1);
     };
-    const Tensor q = split(Linear(name + ".q_proj", x)), k = split(Linear(name + ".k_proj", y)),
-                 v = split(Linear(name + ".v_proj", y));
+    const Tensor q = split(Linear(place.Name(".q_proj"), x)),
+                 k = split(Linear(place.Name(".k_proj"), y)),
+                 v = split(Linear(place.Name(".v_proj"), y));
     Tensor scores = at::matmul(q, k.transpose(1, 2)) / std::sqrt(static_cast<double>(d / h));
     if (causal) {
       scores = scores.masked_fill(at::ones({x.size(0), y.size(0)}, at::kBool).triu(1), -INFINITY);
     }
-    const Tensor context = at::matmul(at::softmax(scores, -1), v);
-    return Linear(name + ".out_proj", context.transpose(0, 1).reshape({x.size(0), d}));
+    Tensor heads = at::matmul(at::softmax(scores, -1), v);
+    if (spec.residual() == NORMFORMER && place.IsSelfAttention()) {
+      heads = heads * get(place.Name("_head_scale")).view({h, 1, 1});
+    }
+    Tensor context = heads.transpose(0, 1).reshape({x.size(0), d});
+    if (spec.residual() == SUB_LN && place.IsSelfAttention()) {
+      context = Norm(place.Name("_inner_layer_norm"), context);
+    }
+    return Linear(place.Name(".out_proj"), context);
   }
-  Tensor FeedForward(const std::string& layer, const Tensor& x) const {
-    const Tensor pre = Linear(layer + ".fc1", x);
-    return Linear(layer + ".fc2", spec.activation() == GELU ? at::gelu(pre) : at::relu(pre));
+  Tensor FeedForward(const Place& place, const Tensor& x) const {
+    Tensor inner = Linear(place.Layer() + "fc1", x);
+    if (spec.residual() == R_FIXUP) inner = inner - get(place.Name("_middle_shift"));
+    inner = spec.activation() == GELU ? at::gelu(inner) : at::relu(inner);
+    if (spec.residual() == SUB_LN || spec.residual() == NORMFORMER) {
+      inner = Norm(place.Name("_inner_layer_norm"), inner);
+    }
+    if (spec.residual() == R_FIXUP) inner = inner - get(place.Name("_inner_shift"));
+    return Linear(place.Layer() + "fc2", inner);
   }
-  // One sub-layer: deepnet.md section 1.1, and Pre-LN of section 3.
-  Tensor Sublayer(const std::string& norm, double alpha, const Tensor& x,
-                  const std::function<Tensor(const Tensor&)>& f) const {
-    if (spec.residual() == PRE_LN) return x + f(Norm(norm, x));
-    return Norm(norm, (spec.residual() == DEEPNORM ? alpha : 1.0) * x + f(x));
+
+  // One sub-layer, by the formula of its paper; `entered` is what entered the layer.
+  Tensor Sublayer(const Place& place, const Tensor& x, const Tensor& entered,
+                  const Function& f) const {
+    const double n = spec.encoder_layers(), m = spec.decoder_layers();
+    const bool encoder = place.stack == 0;
+    const auto norm = [&](const Tensor& z) { return Norm(place.Name("_layer_norm"), z); };
+    switch (spec.residual()) {
+      case DEEPNORM:
+        return norm(
+            (encoder ? 0.81 * std::pow(n * n * n * n * m, 1.0 / 16) : std::pow(3 * m, 0.25)) * x +
+            f(x));
+      case POST_LN:
+      case POST_LN_INIT:
+      case DS_INIT:
+        return norm(x + f(x));
+      case PRE_LN:
+        return x + f(norm(x));
+      case ADMIN:
+        return norm(get(place.Name("_stream_scale")) * x + f(x));
+      case REZERO:
+        return x + get(place.Layer() + "branch_scale") * f(x);
+      case R_FIXUP:
+        return x + get(place.Name("_branch_scale")) * f(x - get(place.Name("_input_shift")));
+      case T_FIXUP:
+      case RESIDUAL_ONLY:
+        return x + f(x);
+      case NORM_ONLY:
+        return norm(f(x));
+      case NEITHER:
+        return f(x);
+      case NORMFORMER: {
+        const Tensor branch = f(norm(x));
+        if (place.IsSelfAttention()) return x + Norm(place.Name("_output_layer_norm"), branch);
+        if (!place.IsBlock() || !spec.scheme().normformer_scaled_residual()) return x + branch;
+        return get(place.Name("_stream_scale")) * x + branch;
+      }
+      case SUB_LN:
+        return x + f(norm(x));
+      case B2T:
+        return place.IsBlock() ? norm(entered + x + f(x)) : norm(x + f(x));
+      case MIX_LN: {
+        const bool post =
+            place.layer < std::floor(spec.scheme().mix_ln_fraction() * (encoder ? n : m));
+        return post ? norm(x + f(x)) : x + f(norm(x));
+      }
+      case LAYERNORM_SCALING:
+        return x + f(norm(x) / std::sqrt(place.layer + 1.0));
+      case PERI_LN:
+        return x + Norm(place.Name("_output_layer_norm"), f(norm(x)));
+      case KEEL:
+        return Norm(place.Name("_end_layer_norm"), (encoder ? 2 * n : 3 * m) * x + f(norm(x)));
+      default:
+        throw std::logic_error("no formula");
+    }
   }
+
+  // Behind the last layer.
+  Tensor End(int stack, const Tensor& x) const {
+    const std::string name = stack == 0 ? "encoder." : "decoder.";
+    switch (spec.residual()) {
+      case PRE_LN:
+      case NORMFORMER:
+      case SUB_LN:
+      case MIX_LN:
+      case LAYERNORM_SCALING:
+      case PERI_LN:
+        return Norm(name + "layer_norm", x);
+      case R_FIXUP: {
+        const Tensor& shift = get(name + "final_shift");
+        return stack == 0 ? get(name + "final_scale") * (x - shift) : x - shift;
+      }
+      default:
+        return x;
+    }
+  }
+
   Tensor Embed(const std::string& side, const std::string& table, const Tensor& ids) const {
     const int64_t n = ids.size(0), d = spec.width(), half = d / 2;
     Tensor positions;
@@ -57,7 +162,8 @@ struct Plain {
       positions = at::cat({a.sin(), a.cos()}, 1);
     }
     const double scale = spec.unscaled_embedding() ? 1.0 : std::sqrt(static_cast<double>(d));
-    return scale * at::embedding(get(table), ids) + positions;
+    const Tensor x = scale * at::embedding(get(table), ids) + positions;
+    return spec.residual() == PERI_LN ? Norm(side + ".layernorm_embedding", x) : x;
   }
 };
 
@@ -69,9 +175,7 @@ Tensor Ids(const std::vector<int32_t>& ids, int64_t begin, int64_t end) {
 
 Tensor PlainLoss(const ModelSpec& spec, const Microbatch& mb, double eps,
                  const std::function<Tensor(const std::string&)>& parameter) {
-  const double n = spec.encoder_layers(), m = spec.decoder_layers();
-  const Plain p{spec, parameter, 0.81 * std::pow(n * n * n * n * m, 1.0 / 16),
-                std::pow(3 * m, 0.25)};
+  const Plain p{spec, parameter};
   const bool all = spec.tied_embeddings() == TIE_ALL;
   const std::string source_table = all ? "shared.weight" : "encoder.embed_tokens.weight";
   const std::string target_table = all ? "shared.weight" : "decoder.embed_tokens.weight";
@@ -82,28 +186,25 @@ Tensor PlainLoss(const ModelSpec& spec, const Microbatch& mb, double eps,
     Tensor x = p.Embed("encoder", source_table,
                        Ids(mb.source.tokens, mb.source.offsets[s], mb.source.offsets[s + 1]));
     for (int i = 0; i < spec.encoder_layers(); ++i) {
-      const std::string layer = "encoder.layers." + std::to_string(i);
-      x = p.Sublayer(layer + ".self_attn_layer_norm", p.alpha_encoder, x, [&](const Tensor& z) {
-        return p.Attention(layer + ".self_attn", z, z, false);
-      });
-      x = p.Sublayer(layer + ".final_layer_norm", p.alpha_encoder, x,
-                     [&](const Tensor& z) { return p.FeedForward(layer, z); });
+      const Tensor entered = x;
+      const Place attention{0, i, "self_attn"}, block{0, i, "final"};
+      x = p.Sublayer(attention, x, entered,
+                     [&](const Tensor& z) { return p.Attention(attention, z, z, false); });
+      x = p.Sublayer(block, x, entered, [&](const Tensor& z) { return p.FeedForward(block, z); });
     }
-    if (spec.residual() == PRE_LN) x = p.Norm("encoder.layer_norm", x);
+    x = p.End(0, x);
     const int64_t begin = mb.target.offsets[s], end = mb.target.offsets[s + 1];
     Tensor y = p.Embed("decoder", target_table, Ids(mb.target.tokens, begin, end));
     for (int i = 0; i < spec.decoder_layers(); ++i) {
-      const std::string layer = "decoder.layers." + std::to_string(i);
-      y = p.Sublayer(layer + ".self_attn_layer_norm", p.alpha_decoder, y, [&](const Tensor& z) {
-        return p.Attention(layer + ".self_attn", z, z, true);
-      });
-      y = p.Sublayer(layer + ".encoder_attn_layer_norm", p.alpha_decoder, y, [&](const Tensor& z) {
-        return p.Attention(layer + ".encoder_attn", z, x, false);
-      });
-      y = p.Sublayer(layer + ".final_layer_norm", p.alpha_decoder, y,
-                     [&](const Tensor& z) { return p.FeedForward(layer, z); });
+      const Tensor entered = y;
+      const Place attention{1, i, "self_attn"}, cross{1, i, "encoder_attn"}, block{1, i, "final"};
+      y = p.Sublayer(attention, y, entered,
+                     [&](const Tensor& z) { return p.Attention(attention, z, z, true); });
+      y = p.Sublayer(cross, y, entered,
+                     [&](const Tensor& z) { return p.Attention(cross, z, x, false); });
+      y = p.Sublayer(block, y, entered, [&](const Tensor& z) { return p.FeedForward(block, z); });
     }
-    if (spec.residual() == PRE_LN) y = p.Norm("decoder.layer_norm", y);
+    y = p.End(1, y);
     const Tensor log_p = at::log_softmax(at::matmul(y, parameter(output).t()), -1);
     const Tensor nll = -log_p.gather(1, Ids(mb.labels, begin, end).unsqueeze(1));
     const double spread = eps / (static_cast<double>(log_p.size(1)) - 1);

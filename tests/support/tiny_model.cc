@@ -20,6 +20,24 @@ ModelSpec TinySpec() {
   return spec;
 }
 
+std::vector<Residual> AllResiduals() {
+  std::vector<Residual> all;
+  for (int value = Residual_MIN; value <= Residual_MAX; ++value) {
+    if (Residual_IsValid(value) && value != RESIDUAL_UNSPECIFIED) {
+      all.push_back(static_cast<Residual>(value));
+    }
+  }
+  return all;
+}
+
+ModelSpec WithResidual(ModelSpec spec, Residual residual) {
+  spec.set_residual(residual);
+  if (residual == MIX_LN) spec.mutable_scheme()->set_mix_ln_fraction(0.5);
+  return spec;
+}
+
+double WeightScale(const ModelSpec& spec) { return spec.residual() == RESIDUAL_ONLY ? 0.5 : 1.0; }
+
 MicrobatchSpec TinyCapacity() {
   MicrobatchSpec capacity;
   capacity.set_source_tokens(20);

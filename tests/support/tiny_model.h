@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "proto/data.pb.h"
 #include "proto/model.pb.h"
@@ -11,6 +12,17 @@ namespace deepnet::testing {
 
 // 2 + 3 layers, width 8, 2 heads, vocabulary 11; no dropout.
 ModelSpec TinySpec();
+
+// Every residual scheme that a model can have.
+std::vector<Residual> AllResiduals();
+
+// `spec` with that scheme, and settings by which two layers show all of it: MIX_LN has both kinds
+// of layers.
+ModelSpec WithResidual(ModelSpec spec, Residual residual);
+
+// What weights of tests are multiplied by: without norms and with unscaled branches a stream grows
+// from layer to layer until float32 rounds away what is compared.
+double WeightScale(const ModelSpec& spec);
 
 // Capacity of TinyMicrobatch: 20 source and 16 target positions, 4 sentences.
 MicrobatchSpec TinyCapacity();

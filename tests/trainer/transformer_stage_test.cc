@@ -203,6 +203,17 @@ TEST(TransformerStage, OtherModelsDoToo) {
   }
 }
 
+TEST(TransformerStage, EveryResidualSchemeDoesToo) {
+  for (const Residual residual : testing::AllResiduals()) {
+    const bool odd = residual % 2 == 1;
+    ModelSpec spec = testing::WithResidual(
+        Spec(residual, odd ? TIE_ALL : TIE_NONE, odd ? 2 : 3, odd ? 3 : 2), residual);
+    spec.set_norm(residual % 3 == 0 ? RMS_NORM : LAYER_NORM);
+    ExpectEveryLayoutEqualsOnePiece(
+        spec, odd ? Arithmetic::kNativeBfloat16 : Arithmetic::kNativeFloat32, 41);
+  }
+}
+
 // Chunk ends as even as they can be.
 std::vector<int> EvenCut(int chunks, int layers) {
   std::vector<int> ends;

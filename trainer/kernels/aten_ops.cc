@@ -124,40 +124,45 @@ class AtenOps : public Ops {
   }
 
   void ResidualNorm(const ResidualNormArgs& a) override {
-    Tensor sum = First(a.x_RD, a.rows) * a.alpha;
+    Tensor sum;
+    if (a.x_RD.defined()) sum = First(a.x_RD, a.rows) * a.alpha;
     if (a.branch_RD.defined()) {
-      sum = sum + Dropped(First(a.branch_RD, a.rows), a.dropout, a.ids, a.mask);
+      const Tensor branch =
+          Dropped(First(a.branch_RD, a.rows).to(stream_), a.dropout, a.ids, a.mask);
+      sum = sum.defined() ? sum + branch : branch;
     }
-    const Tensor mean = sum.mean(1, /*keepdim=*/true);
-    const Tensor centred = sum - mean;
+    const Tensor centred = a.centred ? sum - sum.mean(1, /*keepdim=*/true) : sum;
     const Tensor rstd = at::rsqrt((centred * centred).mean(1, /*keepdim=*/true) + a.epsilon);
     const Tensor xhat = centred * rstd;
     if (a.state != nullptr) {
       First(a.state->xhat_RD, a.rows).copy_(xhat);
       a.state->rstd_R.narrow(0, 0, a.rows).copy_(rstd.squeeze(1));
     }
-    const Tensor y = xhat * a.gain_D + a.bias_D;
+    const Tensor y = a.bias_D.defined() ? xhat * a.gain_D + a.bias_D : xhat * a.gain_D;
     if (a.y_RD.defined()) First(a.y_RD, a.rows).copy_(y);
     if (a.y_operand_RD.defined()) First(a.y_operand_RD, a.rows).copy_(y);
   }
   void ResidualNormBackward(const ResidualNormGradArgs& a) override {
-    const Tensor dy = First(a.dy_RD, a.rows).clone();
+    const Tensor dy = First(a.dy_RD, a.rows).to(stream_, /*non_blocking=*/false, /*copy=*/true);
     const Tensor xhat = First(a.state->xhat_RD, a.rows);
     const Tensor rstd = a.state->rstd_R.narrow(0, 0, a.rows).unsqueeze(1);
     a.dgain_D.add_((dy * xhat).sum(0));
-    a.dbias_D.add_(dy.sum(0));
+    if (a.dbias_D.defined()) a.dbias_D.add_(dy.sum(0));
     const Tensor g = dy * a.gain_D;
-    const Tensor dsum = (g - g.mean(1, true) - xhat * (g * xhat).mean(1, true)) * rstd;
+    const Tensor centred = a.centred ? g - g.mean(1, true) : g;
+    const Tensor dsum = (centred - xhat * (g * xhat).mean(1, true)) * rstd;
     if (a.dbranch_RD.defined()) {
       First(a.dbranch_RD, a.rows).copy_(Masked(dsum, a.dropout_rate, a.mask));
     }
+    if (!a.dx_RD.defined()) return;
     Tensor dx = dsum * a.alpha;
     if (a.accumulate_dx) dx = dx + First(a.dx_RD, a.rows);
     First(a.dx_RD, a.rows).copy_(dx);
   }
   void NormOutput(int64_t rows, const NormState& state, const Tensor& gain, const Tensor& bias,
                   const Tensor& y) override {
-    First(y, rows).copy_(First(state.xhat_RD, rows) * gain + bias);
+    const Tensor scaled = First(state.xhat_RD, rows) * gain;
+    First(y, rows).copy_(bias.defined() ? scaled + bias : scaled);
   }
   void AddBranch(int64_t rows, const Tensor& x, const Tensor& branch, const DropoutSite& dropout,
                  const PackedRows* ids, const Tensor& mask) override {
@@ -166,6 +171,25 @@ class AtenOps : public Ops {
   void AddBranchBackward(int64_t rows, const Tensor& dx, double rate, const Tensor& mask,
                          const Tensor& dbranch) override {
     First(dbranch, rows).copy_(Masked(First(dx, rows), rate, mask));
+  }
+
+  void Modulate(const ModulateArgs& a) override {
+    Tensor y = First(a.x_RD, a.rows).to(stream_);
+    if (a.shift_1.defined()) y = y - a.shift_1;
+    if (a.scale_G.defined()) y = y * Spread(a.scale_G, y.size(1));
+    First(a.y_RD, a.rows).copy_(y);
+  }
+  void ModulateBackward(const ModulateGradArgs& a) override {
+    Tensor dx = First(a.dy_RD, a.rows).to(stream_);
+    if (a.scale_G.defined()) {
+      Tensor x = First(a.x_RD, a.rows).to(stream_);
+      if (a.shift_1.defined()) x = x - a.shift_1;
+      const Tensor columns = (dx * x).sum(0);
+      a.dscale_G.add_(columns.view({a.scale_G.size(0), -1}).sum(1));
+      dx = dx * Spread(a.scale_G, dx.size(1));
+    }
+    if (a.dshift_1.defined()) a.dshift_1.sub_(dx.sum());
+    First(a.dx_RD, a.rows).copy_(dx);
   }
 
   void Attention(const AttentionArgs& a) override {
@@ -215,6 +239,10 @@ class AtenOps : public Ops {
     }
   }
 
+  void Relu(int64_t rows, const Tensor& x) override { First(x, rows).clamp_min_(0); }
+  void ReluBackward(int64_t rows, const Tensor& relu_output, const Tensor& dx) override {
+    First(dx, rows).mul_(First(relu_output, rows).gt(0));
+  }
   void Gelu(int64_t rows, const Tensor& pre, const Tensor& h) override {
     First(h, rows).copy_(at::gelu(First(pre, rows).to(stream_)));
   }
@@ -325,6 +353,10 @@ class AtenOps : public Ops {
   }
 
  private:
+  // [D]: each of G factors over its D / G columns.
+  static Tensor Spread(const Tensor& scale_G, int64_t width) {
+    return scale_G.repeat_interleave(width / scale_G.size(0));
+  }
   static void AdamOfBlock(const AdamArgs& a) {
     if (a.weight_decay != 0.0) a.weights.mul_(1.0 - a.rate * a.weight_decay);
     {

@@ -19,6 +19,7 @@
 #include "trainer/kernels/native/embedding.h"
 #include "trainer/kernels/native/isa.h"
 #include "trainer/kernels/native/linear.h"
+#include "trainer/kernels/native/modulate.h"
 #include "trainer/kernels/native/residual_norm.h"
 #include "trainer/kernels/native/scratch.h"
 
@@ -153,9 +154,10 @@ class NativeOps : public Ops {
   void ResidualNorm(const ResidualNormArgs& a) override {
     native::ResidualNormForward(pool_, table_,
                                 {.rows = a.rows,
-                                 .width = a.x_RD.size(1),
+                                 .width = (a.x_RD.defined() ? a.x_RD : a.branch_RD).size(1),
                                  .alpha = static_cast<float>(a.alpha),
                                  .epsilon = static_cast<float>(a.epsilon),
+                                 .centred = a.centred,
                                  .x = Floats(a.x_RD),
                                  .branch = In(a.branch_RD, a.rows),
                                  .dropout = KeyOf(a.dropout),
@@ -169,12 +171,14 @@ class NativeOps : public Ops {
                                  .mask = Bytes(a.mask)});
   }
   void ResidualNormBackward(const ResidualNormGradArgs& a) override {
+    const Tensor dy_RD = AsFloats(a.rows, a.dy_RD);
     native::ResidualNormBackward(pool_, table_,
                                  {.rows = a.rows,
                                   .width = a.dy_RD.size(1),
                                   .alpha = static_cast<float>(a.alpha),
                                   .rate = a.dropout_rate,
-                                  .dy = Floats(a.dy_RD),
+                                  .centred = a.centred,
+                                  .dy = Floats(dy_RD),
                                   .xhat = Floats(a.state->xhat_RD),
                                   .rstd = Floats(a.state->rstd_R),
                                   .gain = Floats(a.gain_D),
@@ -207,6 +211,28 @@ class NativeOps : public Ops {
                          const Tensor& dbranch) override {
     native::Cast(pool_, table_, In(dx, rows), Out(dbranch, rows));
     if (rate > 0) native::DropoutBackward(pool_, table_, rate, Bytes(mask), Out(dbranch, rows));
+  }
+
+  void Modulate(const ModulateArgs& a) override {
+    native::ModulateForward(pool_, table_,
+                            {.x = In(a.x_RD, a.rows),
+                             .scale = Floats(a.scale_G),
+                             .groups = a.scale_G.defined() ? a.scale_G.size(0) : 1,
+                             .shift = Floats(a.shift_1),
+                             .y = Out(a.y_RD, a.rows)},
+                            scratch_);
+  }
+  void ModulateBackward(const ModulateGradArgs& a) override {
+    native::ModulateBackward(pool_, table_,
+                             {.dy = In(a.dy_RD, a.rows),
+                              .x = a.scale_G.defined() ? In(a.x_RD, a.rows) : native::ConstMatrix(),
+                              .scale = Floats(a.scale_G),
+                              .groups = a.scale_G.defined() ? a.scale_G.size(0) : 1,
+                              .shift = Floats(a.shift_1),
+                              .dx = Out(a.dx_RD, a.rows),
+                              .d_scale = Floats(a.dscale_G),
+                              .d_shift = Floats(a.dshift_1)},
+                             scratch_);
   }
 
   void Attention(const AttentionArgs& a) override {
@@ -251,6 +277,11 @@ class NativeOps : public Ops {
                             scratch_);
   }
 
+  void Relu(int64_t rows, const Tensor& x) override { x.narrow(0, 0, rows).clamp_min_(0); }
+  void ReluBackward(int64_t rows, const Tensor& relu_output, const Tensor& dx) override {
+    Tensor first = dx.narrow(0, 0, rows);
+    at::threshold_backward_out(first, first, relu_output.narrow(0, 0, rows), 0);
+  }
   void Gelu(int64_t rows, const Tensor& pre, const Tensor& h) override {
     native::GeluForward(pool_, table_, In(pre, rows), Out(h, rows));
   }
@@ -374,6 +405,15 @@ class NativeOps : public Ops {
             .head_dim = static_cast<int>(a.q_RD.size(1) / a.heads),
             .causal = a.causal};
   }
+  // The first `rows` rows of x in float32: x itself, or a copy that the next call overwrites.
+  Tensor AsFloats(int64_t rows, const Tensor& x) {
+    if (x.scalar_type() == at::kFloat) return x;
+    if (!floats_.defined() || floats_.size(0) < rows || floats_.size(1) != x.size(1)) {
+      floats_ = at::empty({rows, x.size(1)}, Stream());
+    }
+    native::Cast(pool_, table_, In(x, rows), Out(floats_, rows));
+    return floats_;
+  }
   // Buffers of one chunk of the output layer. In float32 the gradient overwrites the logits.
   void ReserveLogits(int64_t rows, int64_t classes, bool gradients) {
     if (!logits_.defined() || logits_.size(0) < rows || logits_.size(1) != classes) {
@@ -393,6 +433,7 @@ class NativeOps : public Ops {
   native::Scratch scratch_;
   std::shared_ptr<std::atomic<int64_t>> packed_bytes_ = std::make_shared<std::atomic<int64_t>>(0);
   Tensor logits_, dlogits_;
+  Tensor floats_;  // of AsFloats
   std::vector<float> row_nll_, row_loss_;
 };
 

@@ -64,16 +64,19 @@ struct NormState {
   at::Tensor rstd_R;   // stream: reciprocal deviations
 };
 
-// y = LN(sum) * gain + bias,  sum = alpha * x + dropout(branch)          (DeepNet, section 2)
+// y = N(sum) * gain + bias,  sum = alpha * x + dropout(branch)           (DeepNet, section 2)
+// N(s) = (s - mean) / sqrt(variance + epsilon), or where it is not centred s / sqrt(mean square +
+// epsilon): LayerNorm and RMSNorm.
 struct ResidualNormArgs {
   int64_t rows = 0;
-  at::Tensor x_RD;       // stream
-  at::Tensor branch_RD;  // stream; undefined: 0
+  at::Tensor x_RD;       // stream; undefined: 0
+  at::Tensor branch_RD;  // stream or operand; undefined: 0
   double alpha = 1.0;
   DropoutSite dropout;
   const PackedRows* ids = nullptr;  // for dropout
-  at::Tensor gain_D;                // stream
-  at::Tensor bias_D;                // stream
+  bool centred = true;
+  at::Tensor gain_D;  // stream
+  at::Tensor bias_D;  // stream; undefined: 0
   double epsilon = 1e-5;
   at::Tensor y_RD;             // out, stream; may be x_RD; undefined: not wanted
   at::Tensor y_operand_RD;     // out, operand; undefined: not wanted
@@ -83,17 +86,39 @@ struct ResidualNormArgs {
 
 struct ResidualNormGradArgs {
   int64_t rows = 0;
-  at::Tensor dy_RD;  // stream
+  at::Tensor dy_RD;  // stream or operand
   NormState* state = nullptr;
   double alpha = 1.0;
   double dropout_rate = 0.0;
   at::Tensor mask;
+  bool centred = true;
   at::Tensor gain_D;
-  at::Tensor dx_RD;            // out, stream: alpha * dsum; may be dy_RD
+  at::Tensor dx_RD;            // out, stream: alpha * dsum; may be dy_RD; undefined: not wanted
   bool accumulate_dx = false;  // add to dx instead
-  at::Tensor dbranch_RD;       // out, operand; undefined: not wanted
+  at::Tensor dbranch_RD;       // out, operand; may be dy_RD; undefined: not wanted
   at::Tensor dgain_D;          // +=, stream
-  at::Tensor dbias_D;          // +=, stream
+  at::Tensor dbias_D;          // +=, stream; undefined: there is no bias
+};
+
+// y = scale * (x - shift): trained factors for equal groups of columns (one for all, for each head,
+// for each feature) and one trained number.
+struct ModulateArgs {
+  int64_t rows = 0;
+  at::Tensor x_RD;     // stream or operand
+  at::Tensor scale_G;  // stream; G divides D; undefined: 1
+  at::Tensor shift_1;  // stream; undefined: 0
+  at::Tensor y_RD;     // out, stream or operand; may be x_RD
+};
+
+struct ModulateGradArgs {
+  int64_t rows = 0;
+  at::Tensor dy_RD;  // stream or operand
+  at::Tensor x_RD;   // as given to Modulate; read where there is a scale
+  at::Tensor scale_G;
+  at::Tensor shift_1;
+  at::Tensor dx_RD;     // out, of dy's type; may be dy_RD
+  at::Tensor dscale_G;  // +=, stream
+  at::Tensor dshift_1;  // +=, stream; undefined where there is none
 };
 
 // softmax(q k^T / sqrt(D/H)) v within each sentence; tensors may be column slices of wider ones.
@@ -209,7 +234,7 @@ class Ops {
 
   virtual void ResidualNorm(const ResidualNormArgs& args) = 0;
   virtual void ResidualNormBackward(const ResidualNormGradArgs& args) = 0;
-  // y = xhat * gain + bias: the output of a ResidualNorm again, bit for bit.
+  // y = xhat * gain + bias: the output of a ResidualNorm again, bit for bit. bias may be undefined.
   virtual void NormOutput(int64_t rows, const NormState& state, const at::Tensor& gain_D,
                           const at::Tensor& bias_D, const at::Tensor& y_operand_RD) = 0;
   // x += dropout(branch), and its backward: dbranch (operand) = masked dx.
@@ -219,10 +244,18 @@ class Ops {
   virtual void AddBranchBackward(int64_t rows, const at::Tensor& dx_RD, double dropout_rate,
                                  const at::Tensor& mask, const at::Tensor& dbranch_RD) = 0;
 
+  virtual void Modulate(const ModulateArgs& args) = 0;
+  virtual void ModulateBackward(const ModulateGradArgs& args) = 0;
+
   virtual void Attention(const AttentionArgs& args) = 0;
   virtual void AttentionBackward(const AttentionGradArgs& args) = 0;
   virtual void DecodeAttention(const DecodeAttentionArgs& args) = 0;
 
+  // x (operand) = max(0, x).
+  virtual void Relu(int64_t rows, const at::Tensor& x_RF) = 0;
+  // dx (operand) = 0 where relu_output (operand) is not positive.
+  virtual void ReluBackward(int64_t rows, const at::Tensor& relu_output_RF,
+                            const at::Tensor& dx_RF) = 0;
   // h = gelu(pre), exact form; operand. Backward: dpre = dh * gelu'(pre).
   virtual void Gelu(int64_t rows, const at::Tensor& pre_RF, const at::Tensor& h_RF) = 0;
   virtual void GeluBackward(int64_t rows, const at::Tensor& pre_RF, const at::Tensor& dh_RF,

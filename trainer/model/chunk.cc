@@ -86,9 +86,13 @@ Chunk::Chunk(const ModelSpec& spec, const MicrobatchSpec& capacity, const Invent
     target_embedding_.emplace(spec, ops, parameters, EmbeddingUse::kTarget);
   }
   if (Has(whole, chunk.layers, LayerKind::kOutput)) output_.emplace(spec, ops, parameters);
-  if (spec.residual() != PRE_LN) return;
-  if (ends_encoder_) encoder_norm_.emplace(spec, parameters, "encoder.layer_norm");
-  if (ends_decoder_) decoder_norm_.emplace(spec, parameters, "decoder.layer_norm");
+  if (EndOf(spec) != StackEnd::kNothing) {
+    if (ends_encoder_) encoder_end_.emplace(spec, parameters, 0);
+    if (ends_decoder_) decoder_end_.emplace(spec, parameters, 1);
+  }
+  if (!HasEmbeddingNorm(spec)) return;
+  if (source_embedding_) source_norm_.emplace(spec, parameters, StackName(0) + kEmbeddingNorm);
+  if (target_embedding_) target_norm_.emplace(spec, parameters, StackName(1) + kEmbeddingNorm);
 }
 
 Stream Chunk::SourceStream(const at::Tensor& value_RD, const ChunkWorkspace& work) const {
@@ -105,7 +109,8 @@ PassContext Chunk::Context(const MicrobatchPass& pass, const PackedRows& rows) c
           .seed = pass.seed,
           .step = pass.step,
           .keep = pass.training,
-          .deferred = pass.deferred};
+          .deferred = pass.deferred,
+          .probe = pass.probe};
 }
 
 LossSums Chunk::Forward(const MicrobatchPass& pass, const Flow& values, ChunkWorkspace& work,
@@ -124,11 +129,12 @@ void Chunk::Encode(const MicrobatchPass& pass, const Flow& values, ChunkWorkspac
   const Stream stream = SourceStream(values.source_RD, work);
   if (source_embedding_) {
     source_embedding_->Forward(stack.context, stream, kept.source_mask);
+    if (source_norm_) source_norm_->ForwardStream(stack.context, stream, kept.source_norm);
   } else {
     FillOperand(stack.context, stream);
   }
   encoder_.Forward(stack, stream, kept.encoder, work.encoder);
-  if (encoder_norm_) encoder_norm_->Forward(stack.context, stream, kept.encoder_norm);
+  if (encoder_end_) encoder_end_->Forward(stack.context, stream, kept.encoder_end);
   if (ends_encoder_) ops_.Copy(pass.source.count, stream.operand_RD, values.memory_RD);
 }
 
@@ -148,13 +154,14 @@ void Chunk::ForwardTarget(const MicrobatchPass& pass, const Flow& values, ChunkW
 void Chunk::EnterDecoder(const PassContext& pass, const Stream& stream, Kept& kept) const {
   if (target_embedding_) {
     target_embedding_->Forward(pass, stream, kept.target_mask);
+    if (target_norm_) target_norm_->ForwardStream(pass, stream, kept.target_norm);
   } else {
     FillOperand(pass, stream);
   }
 }
 
 void Chunk::LeaveDecoder(const PassContext& pass, const Stream& stream, Kept& kept) const {
-  if (decoder_norm_) decoder_norm_->Forward(pass, stream, kept.decoder_norm);
+  if (decoder_end_) decoder_end_->Forward(pass, stream, kept.decoder_end);
 }
 
 void Chunk::Backward(const MicrobatchPass& pass, Flow& gradients, const at::Tensor& memory_RD,
@@ -175,9 +182,12 @@ void Chunk::BackwardTarget(const MicrobatchPass& pass, const Flow& gradients,
                         .memory_work = &work.source,
                         .layer_done = pass.layer_done,
                         .first_layer = first_decoder_};
-  if (decoder_norm_) decoder_norm_->Backward(stack.context, gradients.target_RD, kept.decoder_norm);
+  if (decoder_end_) decoder_end_->Backward(stack.context, gradients.target_RD, kept.decoder_end);
   decoder_.Backward(stack, gradients.target_RD, kept.decoder, work.decoder);
   if (target_embedding_) {
+    if (target_norm_) {
+      target_norm_->BackwardInPlace(stack.context, gradients.target_RD, kept.target_norm);
+    }
     target_embedding_->Backward(stack.context, gradients.target_RD, kept.target_mask);
     if (pass.layer_done != nullptr) (*pass.layer_done)(target_embedding_at_);
   }
@@ -189,9 +199,10 @@ void Chunk::BackwardSource(const MicrobatchPass& pass, const at::Tensor& dsource
                         .work = &work.source,
                         .layer_done = pass.layer_done,
                         .first_layer = first_encoder_};
-  if (encoder_norm_) encoder_norm_->Backward(stack.context, dsource_RD, kept.encoder_norm);
+  if (encoder_end_) encoder_end_->Backward(stack.context, dsource_RD, kept.encoder_end);
   encoder_.Backward(stack, dsource_RD, kept.encoder, work.encoder);
   if (source_embedding_) {
+    if (source_norm_) source_norm_->BackwardInPlace(stack.context, dsource_RD, kept.source_norm);
     source_embedding_->Backward(stack.context, dsource_RD, kept.source_mask);
     if (pass.layer_done != nullptr) (*pass.layer_done)(source_embedding_at_);
   }

@@ -29,10 +29,11 @@
 #include "proto/model.pb.h"
 #include "trainer/kernels/ops.h"
 #include "trainer/model/embedding.h"
-#include "trainer/model/final_norm.h"
 #include "trainer/model/flow.h"
 #include "trainer/model/layer_stack.h"
+#include "trainer/model/norm.h"
 #include "trainer/model/parameters.h"
+#include "trainer/model/stack_end.h"
 
 namespace deepnet {
 
@@ -73,7 +74,8 @@ class Chunk {
     EncoderStack::Kept encoder;
     DecoderStack::Kept decoder;
     at::Tensor source_mask, target_mask;  // embedding dropout
-    NormState encoder_norm, decoder_norm;
+    NormState source_norm, target_norm;   // behind the embeddings
+    NormState encoder_end, decoder_end;
   };
 
   // `whole` describes the model, `parameters` hold at least these layers. `ops` and `parameters`
@@ -159,7 +161,8 @@ class Chunk {
   std::optional<Embedding> source_embedding_, target_embedding_;
   EncoderStack encoder_;
   DecoderStack decoder_;
-  std::optional<FinalNorm> encoder_norm_, decoder_norm_;
+  std::optional<NormLayer> source_norm_, target_norm_;  // behind the embeddings
+  std::optional<StackEndStep> encoder_end_, decoder_end_;
   std::optional<OutputLayer> output_;
 };
 

@@ -33,8 +33,10 @@ Chunk::Kept Chunk::MakeKeptFrom(ChunkPools& pools, const ChunkWorkspace& work) c
   TakeLayers(pools, work, kept);
   if (source_embedding_) kept.source_mask = source_embedding_->MakeMask(ops_, source_capacity_);
   if (target_embedding_) kept.target_mask = target_embedding_->MakeMask(ops_, target_capacity_);
-  if (encoder_norm_) kept.encoder_norm = encoder_norm_->MakeState(ops_, source_capacity_);
-  if (decoder_norm_) kept.decoder_norm = decoder_norm_->MakeState(ops_, target_capacity_);
+  if (source_norm_) kept.source_norm = source_norm_->MakeState(ops_, source_capacity_);
+  if (target_norm_) kept.target_norm = target_norm_->MakeState(ops_, target_capacity_);
+  if (encoder_end_) kept.encoder_end = encoder_end_->MakeState(ops_, source_capacity_);
+  if (decoder_end_) kept.decoder_end = decoder_end_->MakeState(ops_, target_capacity_);
   return kept;
 }
 

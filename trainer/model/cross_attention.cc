@@ -4,19 +4,20 @@
 
 namespace deepnet {
 
-CrossAttention::CrossAttention(const ModelSpec& spec, const DepthScaling& scaling, Ops& ops,
-                               const Parameters& parameters, int layer)
+CrossAttention::CrossAttention(const ModelSpec& spec, Ops& ops, const Parameters& parameters,
+                               int layer)
     : width_(spec.width()),
       heads_(spec.heads()),
       dropout_{.stack = 1,
                .layer = layer,
                .site = kSiteCrossAttentionWeights,
                .rate = spec.attention_dropout()},
-      q_(ops, parameters, Projections(LayerPrefix(1, layer) + "encoder_attn.", {"q"})),
-      kv_(ops, parameters, Projections(LayerPrefix(1, layer) + "encoder_attn.", {"k", "v"})),
-      out_(ops, parameters, {LayerPrefix(1, layer) + "encoder_attn.out_proj"}),
-      join_(MakeSublayerJoin(spec, scaling, parameters, 1, layer, kSiteCrossAttention,
-                             "encoder_attn_layer_norm")) {}
+      q_(spec, ops, parameters, Projections(LayerPrefix(1, layer) + "encoder_attn.", {"q"})),
+      kv_(spec, ops, parameters, Projections(LayerPrefix(1, layer) + "encoder_attn.", {"k", "v"})),
+      out_(spec, ops, parameters, {LayerPrefix(1, layer) + "encoder_attn.out_proj"}),
+      join_(spec, parameters, 1, layer, SublayerKind::kCrossAttention),
+      before_last_(spec, parameters, LayerPrefix(1, layer), join_.scheme(),
+                   SublayerKind::kCrossAttention) {}
 
 CrossAttention::Saved CrossAttention::MakeSaved(const Ops& ops, int64_t source_capacity,
                                                 int64_t target_capacity, const Workspace* again,
@@ -31,7 +32,8 @@ CrossAttention::Saved CrossAttention::MakeSaved(const Ops& ops, int64_t source_c
   saved.v_RD = saved.kv_R2D.narrow(1, width_, width_);
   saved.context_RD = at::zeros({target_capacity, width_}, ops.Operand());
   saved.log_sum_exp_RH = at::zeros({target_capacity, heads_}, ops.Stream());
-  saved.join = join_->MakeSaved(ops, target_capacity, width_);
+  saved.inner = before_last_.MakeState(ops, target_capacity);
+  saved.join = join_.MakeSaved(ops, target_capacity);
   return saved;
 }
 
@@ -57,10 +59,11 @@ void CrossAttention::Project(const PassContext& pass, const Memory& memory,
 
 void CrossAttention::Forward(const PassContext& pass, const Memory& memory, const Stream& stream,
                              Workspace& work, Saved& saved) const {
-  Project(pass, memory, join_->Enter(pass, stream, work.input_RD, saved.join), saved);
+  Project(pass, memory, join_.Enter(pass, stream, work.input_RD, saved.join), saved);
   pass.ops->Attention(Args(pass, memory, saved));
-  out_.Forward(pass, saved.context_RD, /*relu=*/false, work.branch_RD);
-  join_->Leave(pass, stream, work.branch_RD, saved.join);
+  out_.Forward(pass, before_last_.Forward(pass, saved.context_RD, work.dcontext_RD, saved.inner),
+               /*relu=*/false, work.branch_RD);
+  join_.Leave(pass, stream, work.branch_RD, saved.join);
 }
 
 void CrossAttention::Backward(const PassContext& pass, const Memory& memory,
@@ -70,11 +73,13 @@ void CrossAttention::Backward(const PassContext& pass, const Memory& memory,
   memory_pass.rows = memory.rows;
   const at::Tensor dq_RD = work.dqkv_R3D.narrow(1, 0, width_);
   const at::Tensor dkv_R2D = memory_work.dqkv_R3D.narrow(1, width_, 2 * width_);
-  join_->LeaveBackward(pass, saved.join, dstream_RD, work.dbranch_RD);
-  const at::Tensor input_RD = join_->Input(pass, saved.join, upstream, work.input_RD);
+  join_.LeaveBackward(pass, saved.join, dstream_RD, work.dbranch_RD);
+  const at::Tensor input_RD = join_.Input(pass, saved.join, upstream, work.input_RD);
   if (saved.again) Project(pass, memory, input_RD, saved);
-  out_.BackwardWeight(pass, work.dbranch_RD, saved.context_RD);
+  out_.BackwardWeight(pass, work.dbranch_RD,
+                      before_last_.Again(pass, saved.context_RD, work.dcontext_RD, saved.inner));
   out_.BackwardInput(pass, work.dbranch_RD, {}, /*accumulate=*/false, work.dcontext_RD);
+  before_last_.Backward(pass, work.dcontext_RD, saved.context_RD, saved.inner);
   pass.ops->AttentionBackward({.forward = Args(pass, memory, saved),
                                .dcontext_RD = work.dcontext_RD,
                                .dq_RD = dq_RD,
@@ -83,9 +88,9 @@ void CrossAttention::Backward(const PassContext& pass, const Memory& memory,
   kv_.BackwardWeight(memory_pass, dkv_R2D, memory.value_RD, /*one_input=*/true);
   kv_.BackwardInput(memory_pass, dkv_R2D, {}, /*accumulate=*/true, memory.gradient_RD);
   q_.BackwardWeight(pass, dq_RD, input_RD);
-  q_.BackwardInput(pass, dq_RD, {}, join_->InputGradientAddsToStream(),
-                   InputGradient(*join_, dstream_RD, work));
-  join_->EnterBackward(pass, saved.join, work.dinput_RD, dstream_RD);
+  q_.BackwardInput(pass, dq_RD, {}, join_.InputGradientAddsToStream(),
+                   InputGradient(join_, dstream_RD, work));
+  join_.EnterBackward(pass, saved.join, work.dinput_RD, dstream_RD);
 }
 
 void CrossAttention::FillCache(const PassContext& pass, const Memory& memory,
@@ -97,11 +102,12 @@ void CrossAttention::FillCache(const PassContext& pass, const Memory& memory,
 
 void CrossAttention::Step(const PassContext& pass, const Stream& stream, Workspace& work,
                           Saved& saved, const KeyValueCache& cache, const CacheIndex& index) const {
-  const at::Tensor input_RD = join_->Enter(pass, stream, work.input_RD, saved.join);
+  const at::Tensor input_RD = join_.Enter(pass, stream, work.input_RD, saved.join);
   q_.Forward(pass, input_RD, /*relu=*/false, saved.q_RD);
   pass.ops->DecodeAttention(OverCache(pass, cache, index, heads_, saved.q_RD, saved.context_RD));
-  out_.Forward(pass, saved.context_RD, /*relu=*/false, work.branch_RD);
-  join_->Leave(pass, stream, work.branch_RD, saved.join);
+  out_.Forward(pass, before_last_.Forward(pass, saved.context_RD, work.dcontext_RD, saved.inner),
+               /*relu=*/false, work.branch_RD);
+  join_.Leave(pass, stream, work.branch_RD, saved.join);
 }
 
 void CrossAttention::Refresh(Ops& ops) {

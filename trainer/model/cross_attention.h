@@ -3,8 +3,6 @@
 // Letters: R rows, D width, H heads.
 #pragma once
 
-#include <memory>
-
 #include <ATen/core/Tensor.h>
 
 #include "trainer/model/sublayer.h"
@@ -19,11 +17,11 @@ class CrossAttention {
     at::Tensor kv_R2D, k_RD, v_RD;  // operand, rows of the memory
     at::Tensor context_RD;          // operand
     at::Tensor log_sum_exp_RH;      // stream
+    NormState inner;
     JoinSaved join;
   };
 
-  CrossAttention(const ModelSpec& spec, const DepthScaling& scaling, Ops& ops,
-                 const Parameters& parameters, int layer);
+  CrossAttention(const ModelSpec& spec, Ops& ops, const Parameters& parameters, int layer);
 
   Saved MakeSaved(const Ops& ops, int64_t source_capacity, int64_t target_capacity,
                   const Workspace* again = nullptr, const Workspace* memory_again = nullptr) const;
@@ -37,7 +35,7 @@ class CrossAttention {
   void Step(const PassContext& pass, const Stream& stream, Workspace& work, Saved& saved,
             const KeyValueCache& cache, const CacheIndex& index) const;
   void Refresh(Ops& ops);
-  const Join& join() const { return *join_; }
+  const Join& join() const { return join_; }
 
  private:
   void Project(const PassContext& pass, const Memory& memory, const at::Tensor& input_RD,
@@ -48,7 +46,8 @@ class CrossAttention {
   int heads_;
   DropoutSite dropout_;
   LinearLayer q_, kv_, out_;
-  std::unique_ptr<Join> join_;
+  Join join_;
+  BeforeLast before_last_;
 };
 
 }  // namespace deepnet

@@ -18,6 +18,12 @@ DepthScaling MakeDepthScaling(const ModelSpec& model) {
   DEEPNET_CHECK(n >= 1 && m >= 1) << n << " encoder and " << m << " decoder layers";
   const double depth = std::pow(n * n * n * n * m, 1.0 / 16.0);
   const DeepNormSpec& chosen = model.deepnorm();
+  if (chosen.adam()) {
+    return {.encoder_alpha = OrFormula(chosen.encoder_alpha(), std::sqrt(2.0 * n)),
+            .encoder_beta = OrFormula(chosen.encoder_beta(), 1.0 / std::sqrt(2.0 * n)),
+            .decoder_alpha = OrFormula(chosen.decoder_alpha(), std::sqrt(3.0 * m)),
+            .decoder_beta = OrFormula(chosen.decoder_beta(), 1.0 / std::sqrt(3.0 * m))};
+  }
   const double beta_constant = chosen.beta_rule() == TORCHSCALE ? 1.15 : 0.87;
   return {
       .encoder_alpha = OrFormula(chosen.encoder_alpha(), 0.81 * depth),

@@ -9,8 +9,10 @@
 //   encoder    0.81 (N^4 M)^(1/16)     0.87 (N^4 M)^(-1/16)
 //   decoder    (3 M)^(1/4)             (12 M)^(-1/4)
 //
-// 0.81 and 0.87 are used as the paper prints them (exactly 27^(-1/16) and 27^(1/16) / sqrt 2).
-// POST_LN and PRE_LN: all four are 1. Why it works: docs/design/residuals.md.
+// 0.81 and 0.87 are used as the paper prints them (exactly 27^(-1/16) and 27^(1/16) / sqrt 2). With
+// `adam` the constants balance updates whose size does not depend on the gradient's: alpha =
+// k^(1/2) and beta = k^(-1/2) in a stack of k sub-layers (2N, 3M). Other schemes: all four are 1
+// here; see trainer/model/scheme.h. Why it works: docs/design/residuals.md.
 //
 // Example:
 //   ModelSpec model;  // DEEPNORM, 100 encoder and 100 decoder layers

@@ -16,7 +16,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "parallel/base/check.h"
-#include "trainer/model/depth_scaling.h"
+#include "trainer/model/scheme.h"
 
 namespace deepnet {
 namespace {
@@ -30,10 +30,18 @@ int64_t MaskBytes(int64_t rows, int64_t features, double rate) {
   return rate > 0 ? rows * ((features + 7) / 8) : 0;
 }
 
+// A sub-layer's place, and what the model's scheme makes of it.
+struct Sublayer {
+  int stack = 0;
+  int layer = 0;
+  SublayerKind kind = SublayerKind::kSelfAttention;
+  SublayerScheme scheme;
+  std::string prefix;  // "encoder.layers.3."
+};
+
 struct Builder {
   const ModelSpec& model;
   const MicrobatchSpec& batch;
-  const DepthScaling scaling;
   Inventory inventory = {};
   int64_t offset = 0;
 
@@ -50,20 +58,26 @@ struct Builder {
   Layer& AddLayer(LayerKind kind, std::string name, int index);
   void AddParameter(Parameter parameter);
   void AddUse(std::string_view name);
-  void AddTable(std::string name, Role role, int64_t rows, int zero_row);
-  void AddWeight(std::string_view block, Role role, int64_t out, int64_t in, double gain);
-  void AddBias(std::string_view block, Role role, int64_t out);
-  void AddNorm(std::string_view block);
-  void AddSelfAttention(std::string_view block, double beta);
-  void AddCrossAttention(std::string_view block, double beta);
-  void AddFeedForward(std::string_view layer, double beta);
+  void AddTable(std::string name, Role role, int64_t rows, int zero_row, double gain);
+  void AddWeight(const std::string& block, Role role, int64_t out, int64_t in, double gain);
+  void AddBias(const std::string& block, Role role, int64_t out);
+  void AddNorm(const std::string& block, int64_t features);
+  void AddVector(std::string name, Role role, int64_t size, double value);
+  void AddQueryKeyValue(const std::string& block, const Sublayer& sublayer);
+  void AddLast(const std::string& block, Role role, int64_t in, const Sublayer& sublayer);
+  void AddAttention(const Sublayer& sublayer);
+  void AddFeedForward(const Sublayer& sublayer);
+  void AddJoin(const Sublayer& sublayer);
+  void AddStackEnd(int stack);
+  void AddEmbeddingNorm(int stack, Layer& layer, int64_t rows);
 
-  int64_t JoinBytes(int64_t rows) const;
+  void KeepJoin(Layer& layer, const Sublayer& sublayer, int64_t rows) const;
   void KeepEmbedding(Layer& layer, int64_t rows) const;
-  void KeepAttention(Layer& layer, int64_t rows, int64_t key_rows) const;
-  void KeepFeedForward(Layer& layer, int64_t rows) const;
-  void KeepFinalNorm(Layer& layer, int64_t rows) const;
+  void KeepAttention(Layer& layer, const Sublayer& sublayer, int64_t rows, int64_t key_rows) const;
+  void KeepFeedForward(Layer& layer, const Sublayer& sublayer, int64_t rows) const;
+  void KeepStackEnd(Layer& layer, int64_t rows) const;
 
+  Sublayer MakeSublayer(int stack, int layer, SublayerKind kind) const;
   BoundaryTensor Memory() const { return {"memory", {SourceRows(), Width()}, kStreamType, true}; }
   BoundaryTensor Hidden(int64_t rows) const {
     return {"hidden", {rows, Width()}, kStreamType, true};
@@ -102,66 +116,124 @@ void Builder::AddUse(std::string_view name) {
   inventory.layers.back().parameters.push_back(static_cast<int>(found - all.begin()));
 }
 
-void Builder::AddTable(std::string name, Role role, int64_t rows, int zero_row) {
+void Builder::AddTable(std::string name, Role role, int64_t rows, int zero_row, double gain) {
   AddParameter({.name = std::move(name),
                 .shape = {rows, Width()},
                 .role = role,
-                .initial_std = 1.0 / std::sqrt(static_cast<double>(Width())),
+                .initial_std = gain / std::sqrt(static_cast<double>(Width())),
                 .zero_row = zero_row});
 }
 
-void Builder::AddWeight(std::string_view block, Role role, int64_t out, int64_t in, double gain) {
-  AddParameter({.name = std::string(block) + ".weight",
+void Builder::AddWeight(const std::string& block, Role role, int64_t out, int64_t in, double gain) {
+  AddParameter({.name = absl::StrCat(block, ".weight"),
                 .shape = {out, in},
                 .role = role,
                 .initial_std = gain * std::sqrt(2.0 / static_cast<double>(in + out))});
 }
 
-void Builder::AddBias(std::string_view block, Role role, int64_t out) {
-  AddParameter({.name = std::string(block) + ".bias", .shape = {out}, .role = role});
+void Builder::AddBias(const std::string& block, Role role, int64_t out) {
+  if (!HasBiases(model)) return;
+  AddParameter({.name = absl::StrCat(block, ".bias"), .shape = {out}, .role = role});
 }
 
-void Builder::AddNorm(std::string_view block) {
-  AddParameter({.name = std::string(block) + ".weight",
-                .shape = {Width()},
-                .role = Role::kNormGain,
-                .initial_value = 1.0f});
-  AddBias(block, Role::kNormBias, Width());
+void Builder::AddNorm(const std::string& block, int64_t features) {
+  AddVector(absl::StrCat(block, ".weight"), Role::kNormGain, features, 1.0);
+  if (HasNormBiases(model)) AddVector(absl::StrCat(block, ".bias"), Role::kNormBias, features, 0.0);
 }
 
-void Builder::AddSelfAttention(std::string_view block, double beta) {
-  const std::string base(block);
-  AddWeight(base + ".q_proj", Role::kQuery, Width(), Width(), 1.0);
-  AddWeight(base + ".k_proj", Role::kKey, Width(), Width(), 1.0);
-  AddWeight(base + ".v_proj", Role::kValue, Width(), Width(), beta);
-  AddBias(base + ".q_proj", Role::kQuery, Width());
-  AddBias(base + ".k_proj", Role::kKey, Width());
-  AddBias(base + ".v_proj", Role::kValue, Width());
-  AddWeight(base + ".out_proj", Role::kAttentionOutput, Width(), Width(), beta);
-  AddBias(base + ".out_proj", Role::kAttentionOutput, Width());
-  AddNorm(base + "_layer_norm");
+void Builder::AddVector(std::string name, Role role, int64_t size, double value) {
+  AddParameter({.name = std::move(name),
+                .shape = {size},
+                .role = role,
+                .initial_value = static_cast<float>(value)});
 }
 
-void Builder::AddCrossAttention(std::string_view block, double beta) {
-  const std::string base(block);
-  AddWeight(base + ".q_proj", Role::kQuery, Width(), Width(), 1.0);
-  AddBias(base + ".q_proj", Role::kQuery, Width());
-  AddWeight(base + ".k_proj", Role::kKey, Width(), Width(), 1.0);
-  AddWeight(base + ".v_proj", Role::kValue, Width(), Width(), beta);
-  AddBias(base + ".k_proj", Role::kKey, Width());
-  AddBias(base + ".v_proj", Role::kValue, Width());
-  AddWeight(base + ".out_proj", Role::kAttentionOutput, Width(), Width(), beta);
-  AddBias(base + ".out_proj", Role::kAttentionOutput, Width());
-  AddNorm(base + "_layer_norm");
+Sublayer Builder::MakeSublayer(int stack, int layer, SublayerKind kind) const {
+  return {stack, layer, kind, MakeSublayerScheme(model, stack, layer, kind),
+          absl::StrCat(StackName(stack), "layers.", layer, ".")};
 }
 
-void Builder::AddFeedForward(std::string_view layer, double beta) {
-  const std::string base(layer);
-  AddWeight(base + ".fc1", Role::kFeedForward, FfnWidth(), Width(), beta);
-  AddBias(base + ".fc1", Role::kFeedForward, FfnWidth());
-  AddWeight(base + ".fc2", Role::kFeedForward, Width(), FfnWidth(), beta);
-  AddBias(base + ".fc2", Role::kFeedForward, Width());
-  AddNorm(base + ".final_layer_norm");
+// Matrices of equal input stand together, so that one product makes them all.
+void Builder::AddQueryKeyValue(const std::string& block, const Sublayer& s) {
+  const bool apart = s.kind == SublayerKind::kCrossAttention;  // queries come from another stream
+  const auto gain = [&](Role role) {
+    return InitialGain(model, s.stack, s.layer, s.kind, role, /*last=*/false);
+  };
+  AddWeight(absl::StrCat(block, ".q_proj"), Role::kQuery, Width(), Width(), gain(Role::kQuery));
+  if (apart) AddBias(absl::StrCat(block, ".q_proj"), Role::kQuery, Width());
+  AddWeight(absl::StrCat(block, ".k_proj"), Role::kKey, Width(), Width(), gain(Role::kKey));
+  AddWeight(absl::StrCat(block, ".v_proj"), Role::kValue, Width(), Width(), gain(Role::kValue));
+  if (!apart) AddBias(absl::StrCat(block, ".q_proj"), Role::kQuery, Width());
+  AddBias(absl::StrCat(block, ".k_proj"), Role::kKey, Width());
+  AddBias(absl::StrCat(block, ".v_proj"), Role::kValue, Width());
+}
+
+// The last matrix of a branch.
+void Builder::AddLast(const std::string& block, Role role, int64_t in, const Sublayer& s) {
+  AddWeight(block, role, Width(), in,
+            InitialGain(model, s.stack, s.layer, s.kind, role, /*last=*/true));
+  AddBias(block, role, Width());
+}
+
+void Builder::AddAttention(const Sublayer& s) {
+  const std::string block = s.prefix + BaseName(s.kind);
+  AddQueryKeyValue(block, s);
+  AddLast(block + ".out_proj", Role::kAttentionOutput, Width(), s);
+  AddJoin(s);
+}
+
+void Builder::AddFeedForward(const Sublayer& s) {
+  AddWeight(s.prefix + "fc1", Role::kFeedForward, FfnWidth(), Width(),
+            InitialGain(model, s.stack, s.layer, s.kind, Role::kFeedForward, /*last=*/false));
+  AddBias(s.prefix + "fc1", Role::kFeedForward, FfnWidth());
+  AddLast(s.prefix + "fc2", Role::kFeedForward, FfnWidth(), s);
+  AddJoin(s);
+}
+
+// Norms, factors and shifts of one sub-layer (trainer/model/scheme.h).
+void Builder::AddJoin(const Sublayer& s) {
+  const SublayerScheme& scheme = s.scheme;
+  const bool block = s.kind == SublayerKind::kFeedForward;
+  if (scheme.input_norm) AddNorm(s.prefix + NormName(s.kind), Width());
+  if (scheme.inner_norm) AddNorm(s.prefix + InnerNormName(s.kind), block ? FfnWidth() : Width());
+  if (scheme.output_norm) AddNorm(s.prefix + OutputNormName(s.kind), Width());
+  if (scheme.end_norm) AddNorm(s.prefix + EndNormName(s.kind, scheme), Width());
+  if (scheme.head_scale) {
+    AddVector(s.prefix + HeadScaleName(s.kind), Role::kResidualScale, model.heads(), 1.0);
+  }
+  if (scheme.stream_scale != 0) {
+    AddVector(s.prefix + StreamScaleName(s.kind), Role::kResidualScale, Width(),
+              scheme.stream_scale);
+  }
+  if (scheme.branch_scale == BranchScale::kOfSublayer ||
+      (scheme.branch_scale == BranchScale::kOfLayer && s.kind == SublayerKind::kSelfAttention)) {
+    AddVector(s.prefix + BranchScaleName(s.kind, scheme), Role::kResidualScale, 1,
+              scheme.initial_branch_scale);
+  }
+  if (!scheme.shifts) return;
+  AddVector(s.prefix + InputShiftName(s.kind), Role::kResidualShift, 1, 0.0);
+  if (!block) return;
+  AddVector(s.prefix + kMiddleShift, Role::kResidualShift, 1, 0.0);
+  AddVector(s.prefix + kInnerShift, Role::kResidualShift, 1, 0.0);
+}
+
+void Builder::AddStackEnd(int stack) {
+  const std::string name = StackName(stack);
+  switch (EndOf(model)) {
+    case StackEnd::kNothing:
+      return;
+    case StackEnd::kNorm:
+      return AddNorm(name + kFinalNorm, Width());
+    case StackEnd::kScaledShift:
+      if (stack == 0) AddVector(name + kFinalScale, Role::kResidualScale, 1, 1.0);
+      return AddVector(name + kFinalShift, Role::kResidualShift, 1, 0.0);
+  }
+}
+
+void Builder::AddEmbeddingNorm(int stack, Layer& layer, int64_t rows) {
+  if (!HasEmbeddingNorm(model)) return;
+  layer.activation_bytes += kBytesOfFloat * rows * (Width() + 1);
+  AddNorm(StackName(stack) + kEmbeddingNorm, Width());
 }
 
 // An embedding keeps its stack's stream, the first branch's input and its dropout's mask.
@@ -179,10 +251,11 @@ void Builder::AddSourceEmbedding() {
   KeepEmbedding(layer, SourceRows());
   const bool shared = model.tied_embeddings() == TIE_ALL;
   AddTable(shared ? "shared.weight" : "encoder.embed_tokens.weight", Role::kEmbedding,
-           model.vocabulary_size(), kPadRow);
+           model.vocabulary_size(), kPadRow, EmbeddingGain(model, 0));
   if (model.positions() == LEARNED) {
-    AddTable("encoder.embed_positions.weight", Role::kPosition, model.max_positions(), -1);
+    AddTable("encoder.embed_positions.weight", Role::kPosition, model.max_positions(), -1, 1.0);
   }
+  AddEmbeddingNorm(0, inventory.layers.back(), SourceRows());
 }
 
 void Builder::AddTargetEmbedding() {
@@ -192,35 +265,43 @@ void Builder::AddTargetEmbedding() {
   if (model.tied_embeddings() == TIE_ALL) {
     AddUse("shared.weight");
   } else {
-    AddTable("decoder.embed_tokens.weight", Role::kEmbedding, model.vocabulary_size(), kPadRow);
+    AddTable("decoder.embed_tokens.weight", Role::kEmbedding, model.vocabulary_size(), kPadRow,
+             EmbeddingGain(model, 1));
   }
   if (model.positions() == LEARNED) {
-    AddTable("decoder.embed_positions.weight", Role::kPosition, model.max_positions(), -1);
+    AddTable("decoder.embed_positions.weight", Role::kPosition, model.max_positions(), -1, 1.0);
   }
+  AddEmbeddingNorm(1, inventory.layers.back(), TargetRows());
 }
 
-// What the join of one sub-layer keeps of `rows` rows: the normalised stream and its reciprocal
-// deviation in float32, one bit a feature for dropout.
-int64_t Builder::JoinBytes(int64_t rows) const {
-  return kBytesOfFloat * rows * (Width() + 1) + MaskBytes(rows, Width(), model.dropout());
+// What one sub-layer keeps of `rows` rows besides its products: what its scheme needs in float32,
+// one bit a feature for dropout.
+void Builder::KeepJoin(Layer& layer, const Sublayer& s, int64_t rows) const {
+  const int64_t inside = s.kind == SublayerKind::kFeedForward ? FfnWidth() : Width();
+  layer.activation_bytes += kBytesOfFloat * rows * s.scheme.KeptFloats(Width(), inside) +
+                            MaskBytes(rows, Width(), model.dropout());
 }
 
 // Attention keeps q, context and one log-sum a head of `rows` rows, k and v of `key_rows` rows.
-void Builder::KeepAttention(Layer& layer, int64_t rows, int64_t key_rows) const {
-  layer.activation_bytes += JoinBytes(rows) + kBytesOfFloat * rows * model.heads();
+void Builder::KeepAttention(Layer& layer, const Sublayer& s, int64_t rows, int64_t key_rows) const {
+  KeepJoin(layer, s, rows);
+  layer.activation_bytes += kBytesOfFloat * rows * model.heads();
   layer.activation_operands += 2 * (rows + key_rows) * Width();
 }
 
 // The feed-forward block keeps its hidden rows, with GELU also before the activation.
-void Builder::KeepFeedForward(Layer& layer, int64_t rows) const {
+void Builder::KeepFeedForward(Layer& layer, const Sublayer& s, int64_t rows) const {
+  KeepJoin(layer, s, rows);
   layer.inner_bytes = MaskBytes(rows, FfnWidth(), model.activation_dropout());
-  layer.activation_bytes += JoinBytes(rows) + layer.inner_bytes;
+  layer.activation_bytes += layer.inner_bytes;
   layer.activation_operands += rows * FfnWidth() * (model.activation() == GELU ? 2 : 1);
 }
 
-// The normalisation behind a stack, which belongs to no layer and is never computed again.
-void Builder::KeepFinalNorm(Layer& layer, int64_t rows) const {
-  layer.lasting_bytes = kBytesOfFloat * rows * (Width() + 1);
+// What stands behind a stack belongs to no sub-layer and is never computed again.
+void Builder::KeepStackEnd(Layer& layer, int64_t rows) const {
+  if (EndOf(model) == StackEnd::kNothing) return;
+  const int64_t deviations = EndOf(model) == StackEnd::kNorm ? 1 : 0;
+  layer.lasting_bytes = kBytesOfFloat * rows * (Width() + deviations);
   layer.activation_bytes += layer.lasting_bytes;
 }
 
@@ -230,15 +311,16 @@ void Builder::AddEncoderLayer(int index) {
   Layer& layer = AddLayer(LayerKind::kEncoder, name, index);
   const double d = Width(), f = FfnWidth(), s = SourceRows();
   layer.forward_flops = 2 * s * (4 * d * d + 2 * d * f) + 4 * s * SourceLength() * d;
-  KeepAttention(layer, SourceRows(), SourceRows());
-  KeepFeedForward(layer, SourceRows());
+  const Sublayer attention = MakeSublayer(0, index, SublayerKind::kSelfAttention);
+  const Sublayer block = MakeSublayer(0, index, SublayerKind::kFeedForward);
+  KeepAttention(layer, attention, SourceRows(), SourceRows());
+  KeepFeedForward(layer, block, SourceRows());
   layer.inputs = {Hidden(SourceRows())};
-  AddSelfAttention(name + ".self_attn", scaling.encoder_beta);
-  AddFeedForward(name, scaling.encoder_beta);
-  if (model.residual() == PRE_LN && index + 1 == model.encoder_layers()) {
-    KeepFinalNorm(layer, SourceRows());
-    AddNorm("encoder.layer_norm");
-  }
+  AddAttention(attention);
+  AddFeedForward(block);
+  if (index + 1 < model.encoder_layers()) return;
+  KeepStackEnd(layer, SourceRows());
+  AddStackEnd(0);
 }
 
 // As an encoder layer, with a second attention whose keys and values come from the memory. The
@@ -249,17 +331,19 @@ void Builder::AddDecoderLayer(int index) {
   const double d = Width(), f = FfnWidth(), s = SourceRows(), t = TargetRows();
   layer.forward_flops = 2 * t * (6 * d * d + 2 * d * f) + 2 * s * 2 * d * d +
                         4 * t * (TargetLength() + SourceLength()) * d;
-  KeepAttention(layer, TargetRows(), TargetRows());
-  KeepAttention(layer, TargetRows(), SourceRows());
-  KeepFeedForward(layer, TargetRows());
+  const Sublayer attention = MakeSublayer(1, index, SublayerKind::kSelfAttention);
+  const Sublayer cross = MakeSublayer(1, index, SublayerKind::kCrossAttention);
+  const Sublayer block = MakeSublayer(1, index, SublayerKind::kFeedForward);
+  KeepAttention(layer, attention, TargetRows(), TargetRows());
+  KeepAttention(layer, cross, TargetRows(), SourceRows());
+  KeepFeedForward(layer, block, TargetRows());
   layer.inputs = {Memory(), Hidden(TargetRows())};
-  AddSelfAttention(name + ".self_attn", scaling.decoder_beta);
-  AddCrossAttention(name + ".encoder_attn", scaling.decoder_beta);
-  AddFeedForward(name, scaling.decoder_beta);
-  if (model.residual() == PRE_LN && index + 1 == model.decoder_layers()) {
-    KeepFinalNorm(layer, TargetRows());
-    AddNorm("decoder.layer_norm");
-  }
+  AddAttention(attention);
+  AddAttention(cross);
+  AddFeedForward(block);
+  if (index + 1 < model.decoder_layers()) return;
+  KeepStackEnd(layer, TargetRows());
+  AddStackEnd(1);
 }
 
 // Kept: the gradient of the last hidden rows, which the loss leaves on its way forward. Logits live
@@ -273,7 +357,8 @@ void Builder::AddOutput() {
     case TIE_DECODER:
       return AddUse("decoder.embed_tokens.weight");
     case TIE_NONE:
-      return AddTable("lm_head.weight", Role::kEmbedding, model.vocabulary_size(), -1);
+      return AddTable("lm_head.weight", Role::kEmbedding, model.vocabulary_size(), -1,
+                      OutputStartsAtZero(model) ? 0.0 : 1.0);
     default:
       return AddUse("shared.weight");
   }
@@ -282,7 +367,7 @@ void Builder::AddOutput() {
 }  // namespace
 
 Inventory Describe(const ModelSpec& model, const MicrobatchSpec& microbatch) {
-  Builder builder{.model = model, .batch = microbatch, .scaling = MakeDepthScaling(model)};
+  Builder builder{.model = model, .batch = microbatch};
   builder.AddSourceEmbedding();
   for (int i = 0; i < model.encoder_layers(); ++i) builder.AddEncoderLayer(i);
   builder.AddTargetEmbedding();

@@ -3,7 +3,7 @@
 // Letters: R rows, D width, F inner width.
 #pragma once
 
-#include <memory>
+#include <optional>
 
 #include <ATen/core/Tensor.h>
 
@@ -18,18 +18,18 @@ class FeedForward {
     at::Tensor inner_RF;  // operand: after the activation (and its dropout)
     at::Tensor pre_RF;    // operand: before GELU; undefined with RELU
     at::Tensor mask;      // of activation dropout
+    NormState inner;
     JoinSaved join;
   };
 
-  FeedForward(const ModelSpec& spec, const DepthScaling& scaling, Ops& ops,
-              const Parameters& parameters, int stack, int layer);
+  FeedForward(const ModelSpec& spec, Ops& ops, const Parameters& parameters, int stack, int layer);
 
   Saved MakeSaved(const Ops& ops, int64_t capacity, const Workspace* again = nullptr) const;
   void Forward(const PassContext& pass, const Stream& stream, Workspace& work, Saved& saved) const;
   void Backward(const PassContext& pass, const Upstream& upstream, const at::Tensor& dstream_RD,
                 Workspace& work, Saved& saved) const;
   void Refresh(Ops& ops);
-  const Join& join() const { return *join_; }
+  const Join& join() const { return join_; }
 
  private:
   // Inner rows from the branch's input.
@@ -38,8 +38,13 @@ class FeedForward {
   int64_t width_, inner_;
   bool gelu_;
   DropoutSite dropout_;
+  // The gradient before the first matrix from that behind the second one's input, in place.
+  void BackwardInner(const PassContext& pass, const at::Tensor& dinner_RF, Saved& saved) const;
+
   LinearLayer fc1_, fc2_;
-  std::unique_ptr<Join> join_;
+  Join join_;
+  BeforeLast before_last_;
+  std::optional<Modulation> middle_shift_;  // behind the first matrix
 };
 
 }  // namespace deepnet

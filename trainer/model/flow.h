@@ -12,6 +12,7 @@
 #include "trainer/kernels/ops.h"
 #include "trainer/model/deferred_weights.h"
 #include "trainer/model/layer_done.h"
+#include "trainer/model/pass.h"
 
 namespace deepnet {
 
@@ -25,6 +26,7 @@ struct MicrobatchPass {
   // Backward: weight gradients of layers are recorded here instead of computed; null: computed.
   DeferredWeights* deferred = nullptr;
   const LayerDone* layer_done = nullptr;  // Backward: called for each layer; null: nobody asks
+  SublayerProbe* probe = nullptr;         // Forward: told of each sub-layer; null: nobody asks
 };
 
 // `microbatch` must outlive the result.

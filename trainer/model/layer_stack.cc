@@ -69,8 +69,7 @@ LayerStack<LayerT>::LayerStack(const ModelSpec& spec, const MicrobatchSpec& capa
       capacity_(std::is_same_v<LayerT, EncoderLayer> ? capacity.source_tokens()
                                                      : capacity.target_tokens()),
       ops_(ops) {
-  const DepthScaling scaling = MakeDepthScaling(spec);
-  for (int i = 0; i < count; ++i) layers_.emplace_back(spec, scaling, ops, parameters, first + i);
+  for (int i = 0; i < count; ++i) layers_.emplace_back(spec, ops, parameters, first + i);
 }
 
 template <typename LayerT>

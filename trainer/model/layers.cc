@@ -5,12 +5,34 @@ namespace {
 
 bool AtLeastFfn(Recompute level) { return level == FFN || level == GEMM; }
 
+// The pass of a layer whose last sub-layer also reads what entered it: remembered here on the way
+// forward.
+PassContext Enter(const PassContext& pass, const Stream& stream, const Workspace& work) {
+  PassContext inside = pass;
+  inside.layer_input_RD = work.layer_input_RD;
+  if (work.layer_input_RD.defined()) {
+    pass.ops->Copy(pass.rows->count, stream.value_RD, work.layer_input_RD);
+  }
+  return inside;
+}
+
+PassContext EnterBackward(const PassContext& pass, const Workspace& work) {
+  PassContext inside = pass;
+  inside.layer_input_RD = work.layer_input_RD;
+  return inside;
+}
+
+// The gradient that the last sub-layer left for what entered the layer.
+void LeaveBackward(const PassContext& pass, const at::Tensor& dstream_RD) {
+  if (!pass.layer_input_RD.defined()) return;
+  const int64_t rows = pass.rows->count;
+  pass.ops->Add(dstream_RD.narrow(0, 0, rows), pass.layer_input_RD.narrow(0, 0, rows));
+}
+
 }  // namespace
 
-EncoderLayer::EncoderLayer(const ModelSpec& spec, const DepthScaling& scaling, Ops& ops,
-                           const Parameters& parameters, int layer)
-    : attention_(spec, scaling, ops, parameters, 0, layer),
-      feed_forward_(spec, scaling, ops, parameters, 0, layer) {}
+EncoderLayer::EncoderLayer(const ModelSpec& spec, Ops& ops, const Parameters& parameters, int layer)
+    : attention_(spec, ops, parameters, 0, layer), feed_forward_(spec, ops, parameters, 0, layer) {}
 
 EncoderLayer::Saved EncoderLayer::MakeSaved(const Ops& ops, int64_t capacity, Recompute level,
                                             const Workspace* work) const {
@@ -20,15 +42,18 @@ EncoderLayer::Saved EncoderLayer::MakeSaved(const Ops& ops, int64_t capacity, Re
 
 void EncoderLayer::Forward(const PassContext& pass, const Stream& stream, Workspace& work,
                            Saved& saved) const {
-  attention_.Forward(pass, stream, work, saved.attention);
-  feed_forward_.Forward(pass, stream, work, saved.feed_forward);
+  const PassContext inside = Enter(pass, stream, work);
+  attention_.Forward(inside, stream, work, saved.attention);
+  feed_forward_.Forward(inside, stream, work, saved.feed_forward);
 }
 
 void EncoderLayer::Backward(const PassContext& pass, const Upstream& upstream,
                             const at::Tensor& dstream_RD, Workspace& work, Saved& saved) const {
-  feed_forward_.Backward(pass, {&attention_.join(), &saved.attention.join, {}}, dstream_RD, work,
+  const PassContext inside = EnterBackward(pass, work);
+  feed_forward_.Backward(inside, {&attention_.join(), &saved.attention.join, {}}, dstream_RD, work,
                          saved.feed_forward);
-  attention_.Backward(pass, upstream, dstream_RD, work, saved.attention);
+  attention_.Backward(inside, upstream, dstream_RD, work, saved.attention);
+  LeaveBackward(inside, dstream_RD);
 }
 
 Upstream EncoderLayer::Output(const Saved& saved) const {
@@ -40,11 +65,10 @@ void EncoderLayer::Refresh(Ops& ops) {
   feed_forward_.Refresh(ops);
 }
 
-DecoderLayer::DecoderLayer(const ModelSpec& spec, const DepthScaling& scaling, Ops& ops,
-                           const Parameters& parameters, int layer)
-    : self_attention_(spec, scaling, ops, parameters, 1, layer),
-      cross_attention_(spec, scaling, ops, parameters, layer),
-      feed_forward_(spec, scaling, ops, parameters, 1, layer) {}
+DecoderLayer::DecoderLayer(const ModelSpec& spec, Ops& ops, const Parameters& parameters, int layer)
+    : self_attention_(spec, ops, parameters, 1, layer),
+      cross_attention_(spec, ops, parameters, layer),
+      feed_forward_(spec, ops, parameters, 1, layer) {}
 
 DecoderLayer::Saved DecoderLayer::MakeSaved(const Ops& ops, int64_t source_capacity,
                                             int64_t target_capacity, Recompute level,
@@ -58,28 +82,34 @@ DecoderLayer::Saved DecoderLayer::MakeSaved(const Ops& ops, int64_t source_capac
 
 void DecoderLayer::Forward(const PassContext& pass, const Memory& memory, const Stream& stream,
                            Workspace& work, Saved& saved) const {
-  self_attention_.Forward(pass, stream, work, saved.self_attention);
-  cross_attention_.Forward(pass, memory, stream, work, saved.cross_attention);
-  feed_forward_.Forward(pass, stream, work, saved.feed_forward);
+  const PassContext inside = Enter(pass, stream, work);
+  self_attention_.Forward(inside, stream, work, saved.self_attention);
+  cross_attention_.Forward(inside, memory, stream, work, saved.cross_attention);
+  feed_forward_.Forward(inside, stream, work, saved.feed_forward);
 }
 
 void DecoderLayer::Backward(const PassContext& pass, const Memory& memory, const Upstream& upstream,
                             const at::Tensor& dstream_RD, Workspace& work, Workspace& memory_work,
                             Saved& saved) const {
-  feed_forward_.Backward(pass, {&cross_attention_.join(), &saved.cross_attention.join, {}},
+  const PassContext inside = EnterBackward(pass, work);
+  feed_forward_.Backward(inside, {&cross_attention_.join(), &saved.cross_attention.join, {}},
                          dstream_RD, work, saved.feed_forward);
-  cross_attention_.Backward(pass, memory, {&self_attention_.join(), &saved.self_attention.join, {}},
-                            dstream_RD, work, memory_work, saved.cross_attention);
-  self_attention_.Backward(pass, upstream, dstream_RD, work, saved.self_attention);
+  cross_attention_.Backward(inside, memory,
+                            {&self_attention_.join(), &saved.self_attention.join, {}}, dstream_RD,
+                            work, memory_work, saved.cross_attention);
+  self_attention_.Backward(inside, upstream, dstream_RD, work, saved.self_attention);
+  LeaveBackward(inside, dstream_RD);
 }
 
 void DecoderLayer::Step(const PassContext& pass, const Stream& stream, Workspace& work,
                         Saved& saved, KeyValueCache& self_cache, int64_t first_row,
                         const CacheIndex& self_index, const KeyValueCache& memory_cache,
                         const CacheIndex& memory_index) const {
-  self_attention_.Step(pass, stream, work, saved.self_attention, self_cache, first_row, self_index);
-  cross_attention_.Step(pass, stream, work, saved.cross_attention, memory_cache, memory_index);
-  feed_forward_.Forward(pass, stream, work, saved.feed_forward);
+  const PassContext inside = Enter(pass, stream, work);
+  self_attention_.Step(inside, stream, work, saved.self_attention, self_cache, first_row,
+                       self_index);
+  cross_attention_.Step(inside, stream, work, saved.cross_attention, memory_cache, memory_index);
+  feed_forward_.Forward(inside, stream, work, saved.feed_forward);
 }
 
 Upstream DecoderLayer::Output(const Saved& saved) const {

@@ -17,8 +17,7 @@ class EncoderLayer {
     FeedForward::Saved feed_forward;
   };
 
-  EncoderLayer(const ModelSpec& spec, const DepthScaling& scaling, Ops& ops,
-               const Parameters& parameters, int layer);
+  EncoderLayer(const ModelSpec& spec, Ops& ops, const Parameters& parameters, int layer);
 
   // At FFN and GEMM what is not kept is in buffers of `work`, which must have them.
   Saved MakeSaved(const Ops& ops, int64_t capacity, Recompute level = NONE,
@@ -43,8 +42,7 @@ class DecoderLayer {
     FeedForward::Saved feed_forward;
   };
 
-  DecoderLayer(const ModelSpec& spec, const DepthScaling& scaling, Ops& ops,
-               const Parameters& parameters, int layer);
+  DecoderLayer(const ModelSpec& spec, Ops& ops, const Parameters& parameters, int layer);
 
   // As above; keys and values of the memory are in `memory_work`.
   Saved MakeSaved(const Ops& ops, int64_t source_capacity, int64_t target_capacity,

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "parallel/base/check.h"
+#include "trainer/model/scheme.h"
 
 namespace deepnet {
 namespace {
@@ -14,16 +15,19 @@ int64_t MaskBytes(int64_t rows, int64_t features, double rate) {
   return rate > 0 ? rows * ((features + 7) / 8) : 0;
 }
 
-// The normalised stream, its reciprocal deviation, and dropout's decisions.
-int64_t JoinBytes(const ModelSpec& model, int64_t rows) {
-  return kBytesOfFloat * rows * (model.width() + 1) +
+// What the scheme of a sub-layer keeps, and dropout's decisions.
+int64_t JoinBytes(const ModelSpec& model, LayerKind layer, SublayerKind kind, int64_t rows) {
+  const SublayerScheme scheme =
+      MakeSublayerScheme(model, layer == LayerKind::kEncoder ? 0 : 1, 0, kind);
+  const int64_t inside = kind == SublayerKind::kFeedForward ? model.ffn_width() : model.width();
+  return kBytesOfFloat * rows * scheme.KeptFloats(model.width(), inside) +
          MaskBytes(rows, model.width(), model.dropout());
 }
 
 // Queries, keys and values can be made again; context and one log-sum a head are kept.
 void AddAttention(const ModelSpec& model, int64_t rows, int64_t key_rows, bool again,
                   ActivationBytes& kept) {
-  kept.bytes += JoinBytes(model, rows) + kBytesOfFloat * rows * model.heads();
+  kept.bytes += kBytesOfFloat * rows * model.heads();
   kept.operands += rows * model.width();
   if (!again) kept.operands += (rows + 2 * key_rows) * model.width();
 }
@@ -47,10 +51,12 @@ ActivationBytes KeptBytes(const ModelSpec& model, const MicrobatchSpec& microbat
   if (level == LAYER) return {kBytesOfFloat * rows * model.width(), 0};
   ActivationBytes kept;
   AddAttention(model, rows, rows, level == GEMM, kept);
+  kept.bytes += JoinBytes(model, kind, SublayerKind::kSelfAttention, rows);
   if (kind == LayerKind::kDecoder) {
     AddAttention(model, rows, microbatch.source_tokens(), level == GEMM, kept);
+    kept.bytes += JoinBytes(model, kind, SublayerKind::kCrossAttention, rows);
   }
-  kept.bytes += JoinBytes(model, rows);
+  kept.bytes += JoinBytes(model, kind, SublayerKind::kFeedForward, rows);
   if (level == FFN || level == GEMM) return kept;
   const ActivationBytes inner = InnerBytes(model, rows);
   return {kept.bytes + inner.bytes, kept.operands + inner.operands};

@@ -7,147 +7,219 @@
 namespace deepnet {
 namespace {
 
-// x <- LN(alpha x + dropout(f(x))): DEEPNORM, and POST_LN with alpha = 1.
-class PostNormJoin : public Join {
- public:
-  using Join::Join;
+Site SiteOf(SublayerKind kind) {
+  switch (kind) {
+    case SublayerKind::kSelfAttention:
+      return kSiteSelfAttention;
+    case SublayerKind::kCrossAttention:
+      return kSiteCrossAttention;
+    case SublayerKind::kFeedForward:
+      return kSiteFeedForward;
+  }
+  return kSiteSelfAttention;
+}
 
-  at::Tensor Enter(const PassContext&, const Stream& stream, const at::Tensor&,
-                   JoinSaved&) const override {
-    return stream.operand_RD;
-  }
-  void Leave(const PassContext& pass, const Stream& stream, const at::Tensor& branch_RD,
-             JoinSaved& saved) const override {
-    ResidualNormArgs args{.rows = pass.rows->count,
-                          .x_RD = stream.value_RD,
-                          .branch_RD = branch_RD,
-                          .alpha = options_.alpha,
-                          .dropout = Dropout(pass),
-                          .ids = pass.rows,
-                          .gain_D = norm_.gain_D,
-                          .bias_D = norm_.bias_D,
-                          .epsilon = options_.epsilon,
-                          .y_RD = stream.value_RD};
-    if (!stream.operand_RD.is_same(stream.value_RD)) args.y_operand_RD = stream.operand_RD;
-    if (pass.keep) args.state = &saved.norm;
-    if (pass.keep) args.mask = saved.mask;
-    pass.ops->ResidualNorm(args);
-  }
+std::string LayerName(int stack, int layer) {
+  return (stack == 0 ? "encoder.layers." : "decoder.layers.") + std::to_string(layer) + ".";
+}
 
-  at::Tensor Input(const PassContext& pass, const JoinSaved&, const Upstream& upstream,
-                   const at::Tensor& scratch_RD) const override {
-    if (upstream.join == nullptr) return upstream.embedded_RD;
-    upstream.join->Output(pass, *upstream.saved, scratch_RD);
-    return scratch_RD;
-  }
-  void LeaveBackward(const PassContext& pass, JoinSaved& saved, const at::Tensor& dstream_RD,
-                     const at::Tensor& dbranch_RD) const override {
-    pass.ops->ResidualNormBackward({.rows = pass.rows->count,
-                                    .dy_RD = dstream_RD,
-                                    .state = &saved.norm,
-                                    .alpha = options_.alpha,
-                                    .dropout_rate = options_.dropout,
-                                    .mask = saved.mask,
-                                    .gain_D = norm_.gain_D,
-                                    .dx_RD = dstream_RD,
-                                    .dbranch_RD = dbranch_RD,
-                                    .dgain_D = norm_.dgain_D,
-                                    .dbias_D = norm_.dbias_D});
-  }
-  bool InputGradientAddsToStream() const override { return true; }
-  void EnterBackward(const PassContext&, JoinSaved&, const at::Tensor&,
-                     const at::Tensor&) const override {}
-};
+at::Tensor FirstRows(const PassContext& pass, const at::Tensor& x) {
+  return x.narrow(0, 0, pass.rows->count);
+}
 
-// x <- x + dropout(f(LN(x))).
-class PreNormJoin : public Join {
- public:
-  using Join::Join;
+// x *= factor, a constant.
+void ScaleRows(const PassContext& pass, const at::Tensor& x, double factor) {
+  if (factor != 1.0) FirstRows(pass, x).mul_(factor);
+}
 
-  at::Tensor Enter(const PassContext& pass, const Stream& stream, const at::Tensor& scratch_RD,
-                   JoinSaved& saved) const override {
-    pass.ops->ResidualNorm({.rows = pass.rows->count,
-                            .x_RD = stream.value_RD,
-                            .gain_D = norm_.gain_D,
-                            .bias_D = norm_.bias_D,
-                            .epsilon = options_.epsilon,
-                            .y_operand_RD = scratch_RD,
-                            .state = pass.keep ? &saved.norm : nullptr});
-    return scratch_RD;
-  }
-  void Leave(const PassContext& pass, const Stream& stream, const at::Tensor& branch_RD,
-             JoinSaved& saved) const override {
-    pass.ops->AddBranch(pass.rows->count, stream.value_RD, branch_RD, Dropout(pass), pass.rows,
-                        pass.keep ? saved.mask : at::Tensor());
-  }
+void AddRows(const PassContext& pass, const at::Tensor& y, const at::Tensor& x) {
+  pass.ops->Add(FirstRows(pass, y), FirstRows(pass, x));
+}
 
-  at::Tensor Input(const PassContext& pass, const JoinSaved& saved, const Upstream&,
-                   const at::Tensor& scratch_RD) const override {
-    Output(pass, saved, scratch_RD);
-    return scratch_RD;
-  }
-  void LeaveBackward(const PassContext& pass, JoinSaved& saved, const at::Tensor& dstream_RD,
-                     const at::Tensor& dbranch_RD) const override {
-    pass.ops->AddBranchBackward(pass.rows->count, dstream_RD, options_.dropout, saved.mask,
-                                dbranch_RD);
-  }
-  bool InputGradientAddsToStream() const override { return false; }
-  void EnterBackward(const PassContext& pass, JoinSaved& saved, const at::Tensor& dinput_RD,
-                     const at::Tensor& dstream_RD) const override {
-    pass.ops->ResidualNormBackward({.rows = pass.rows->count,
-                                    .dy_RD = dinput_RD,
-                                    .state = &saved.norm,
-                                    .gain_D = norm_.gain_D,
-                                    .dx_RD = dstream_RD,
-                                    .accumulate_dx = true,
-                                    .dgain_D = norm_.dgain_D,
-                                    .dbias_D = norm_.dbias_D});
-  }
-};
+bool OneTensor(const Stream& stream) { return stream.operand_RD.is_same(stream.value_RD); }
 
 }  // namespace
 
-NormParameters::NormParameters(const Parameters& parameters, const std::string& name)
-    : gain_D(parameters.Get(name + ".weight")),
-      bias_D(parameters.Get(name + ".bias")),
-      dgain_D(parameters.Gradient(name + ".weight")),
-      dbias_D(parameters.Gradient(name + ".bias")) {}
+Join::Join(const ModelSpec& spec, const Parameters& parameters, int stack, int layer,
+           SublayerKind kind)
+    : scheme_(MakeSublayerScheme(spec, stack, layer, kind)),
+      kind_(kind),
+      dropout_{.stack = stack, .layer = layer, .site = SiteOf(kind), .rate = spec.dropout()},
+      width_(spec.width()) {
+  const std::string prefix = LayerName(stack, layer);
+  if (scheme_.input_norm) input_norm_.emplace(spec, parameters, prefix + NormName(kind));
+  if (scheme_.output_norm) output_norm_.emplace(spec, parameters, prefix + OutputNormName(kind));
+  if (scheme_.end_norm) end_norm_.emplace(spec, parameters, prefix + EndNormName(kind, scheme_));
+  if (scheme_.stream_scale != 0) {
+    stream_scale_.emplace(parameters, prefix + StreamScaleName(kind), "");
+  }
+  if (scheme_.branch_scale != BranchScale::kNone) {
+    branch_scale_.emplace(parameters, prefix + BranchScaleName(kind, scheme_), "");
+  }
+  if (scheme_.shifts) shift_.emplace(parameters, "", prefix + InputShiftName(kind));
+}
 
-JoinSaved Join::MakeSaved(const Ops& ops, int64_t capacity, int64_t width) const {
-  JoinSaved saved{{at::zeros({capacity, width}, ops.Stream()), at::zeros({capacity}, ops.Stream())},
-                  {}};
-  if (options_.dropout > 0) {
-    saved.mask = at::zeros({capacity, (width + 7) / 8}, ops.Stream().dtype(at::kByte));
+JoinSaved Join::MakeSaved(const Ops& ops, int64_t capacity) const {
+  const auto rows = [&] { return at::zeros({capacity, width_}, ops.Stream()); };
+  JoinSaved saved;
+  for (int i = 0; i < scheme_.NumNorms(); ++i) {
+    saved.norms[i] = {rows(), at::zeros({capacity}, ops.Stream())};
+  }
+  if (scheme_.KeepsStream()) saved.stream_RD = rows();
+  if (scheme_.KeepsBranch()) saved.branch_RD = rows();
+  if (dropout_.rate > 0) {
+    saved.mask = at::zeros({capacity, (width_ + 7) / 8}, ops.Stream().dtype(at::kByte));
   }
   return saved;
 }
 
-void Join::Output(const PassContext& pass, const JoinSaved& saved, const at::Tensor& y_RD) const {
-  pass.ops->NormOutput(pass.rows->count, saved.norm, norm_.gain_D, norm_.bias_D, y_RD);
-}
-
 DropoutSite Join::Dropout(const PassContext& pass) const {
-  return {.seed = pass.seed,
-          .step = pass.step,
-          .stack = options_.stack,
-          .layer = options_.layer,
-          .site = options_.site,
-          .rate = pass.keep ? options_.dropout : 0.0};
+  DropoutSite site = dropout_;
+  site.seed = pass.seed;
+  site.step = pass.step;
+  if (!pass.keep) site.rate = 0.0;
+  return site;
 }
 
-std::unique_ptr<Join> MakeJoin(Residual residual, JoinOptions options, NormParameters norm) {
-  switch (residual) {
-    case DEEPNORM:
-      return std::make_unique<PostNormJoin>(options, std::move(norm));
-    case POST_LN:
-      options.alpha = 1.0;
-      return std::make_unique<PostNormJoin>(options, std::move(norm));
-    case PRE_LN:
-      options.alpha = 1.0;
-      return std::make_unique<PreNormJoin>(options, std::move(norm));
-    default:
-      DEEPNET_CHECK(false) << "residual " << residual << " passed validation";
-      return nullptr;
+at::Tensor Join::Enter(const PassContext& pass, const Stream& stream, const at::Tensor& scratch_RD,
+                       JoinSaved& saved) const {
+  if (pass.keep && scheme_.KeepsStream()) {
+    pass.ops->Copy(pass.rows->count, stream.value_RD, saved.stream_RD);
+  }
+  const at::Tensor input_RD = BranchInput(pass, stream, scratch_RD, saved);
+  if (pass.probe != nullptr) {
+    SublayerView view = View(stream);
+    view.input_RD = input_RD;
+    pass.probe->AtEnter(pass, view);
+  }
+  return input_RD;
+}
+
+SublayerView Join::View(const Stream& stream) const {
+  return {.stack = dropout_.stack,
+          .layer = dropout_.layer,
+          .kind = kind_,
+          .scheme = &scheme_,
+          .stream_RD = stream.value_RD};
+}
+
+at::Tensor Join::BranchInput(const PassContext& pass, const Stream& stream,
+                             const at::Tensor& scratch_RD, JoinSaved& saved) const {
+  if (input_norm_) {
+    input_norm_->Forward(pass, stream.value_RD, scratch_RD, saved.norms[0]);
+    ScaleRows(pass, scratch_RD, scheme_.input_scale);
+    return scratch_RD;
+  }
+  if (!shift_) return stream.operand_RD;
+  shift_->Forward(pass, stream.value_RD, scratch_RD);
+  return scratch_RD;
+}
+
+void Join::Leave(const PassContext& pass, const Stream& stream, const at::Tensor& branch_RD,
+                 JoinSaved& saved) const {
+  if (output_norm_) output_norm_->Forward(pass, branch_RD, branch_RD, saved.norms[OutputIndex()]);
+  if (branch_scale_) {
+    if (pass.keep) pass.ops->Copy(pass.rows->count, branch_RD, saved.branch_RD);
+    branch_scale_->Forward(pass, branch_RD, branch_RD);
+  }
+  if (stream_scale_) stream_scale_->Forward(pass, stream.value_RD, stream.value_RD);
+  if (pass.probe != nullptr) {
+    SublayerView view = View(stream);
+    view.branch_RD = branch_RD;
+    pass.probe->AtLeave(pass, view);
+  }
+  if (scheme_.layer_input) AddRows(pass, stream.value_RD, pass.layer_input_RD);
+  if (end_norm_) {
+    AddBranchAndNorm(pass, stream, branch_RD, saved);
+  } else {
+    AddBranch(pass, stream, branch_RD, saved);
+  }
+}
+
+// stream <- N(alpha stream + dropout(branch)), in one sweep.
+void Join::AddBranchAndNorm(const PassContext& pass, const Stream& stream,
+                            const at::Tensor& branch_RD, JoinSaved& saved) const {
+  ResidualNormArgs args{.rows = pass.rows->count,
+                        .x_RD = stream.value_RD,
+                        .branch_RD = branch_RD,
+                        .alpha = scheme_.alpha,
+                        .dropout = Dropout(pass),
+                        .ids = pass.rows,
+                        .y_RD = stream.value_RD};
+  if (!OneTensor(stream)) args.y_operand_RD = stream.operand_RD;
+  if (pass.keep) args.state = &saved.norms[EndIndex()];
+  if (pass.keep) args.mask = saved.mask;
+  end_norm_->Into(args);
+  pass.ops->ResidualNorm(args);
+}
+
+// stream <- stream + dropout(branch), or dropout(branch) alone.
+void Join::AddBranch(const PassContext& pass, const Stream& stream, const at::Tensor& branch_RD,
+                     JoinSaved& saved) const {
+  if (scheme_.alpha == 0) FirstRows(pass, stream.value_RD).zero_();
+  pass.ops->AddBranch(pass.rows->count, stream.value_RD, branch_RD, Dropout(pass), pass.rows,
+                      pass.keep ? saved.mask : at::Tensor());
+  if (!scheme_.input_norm && !OneTensor(stream)) {
+    pass.ops->Copy(pass.rows->count, stream.value_RD, stream.operand_RD);
+  }
+}
+
+at::Tensor Join::Input(const PassContext& pass, const JoinSaved& saved, const Upstream& upstream,
+                       const at::Tensor& scratch_RD) const {
+  if (input_norm_) {
+    input_norm_->Output(pass, saved.norms[0], scratch_RD);
+    ScaleRows(pass, scratch_RD, scheme_.input_scale);
+    return scratch_RD;
+  }
+  if (shift_) {
+    shift_->Forward(pass, saved.stream_RD, scratch_RD);
+    return scratch_RD;
+  }
+  if (scheme_.KeepsStream()) {
+    if (saved.stream_RD.dtype() == scratch_RD.dtype()) return saved.stream_RD;
+    pass.ops->Copy(pass.rows->count, saved.stream_RD, scratch_RD);
+    return scratch_RD;
+  }
+  if (upstream.join == nullptr) return upstream.embedded_RD;
+  const Join& before = *upstream.join;
+  before.end_norm_->Output(pass, upstream.saved->norms[before.EndIndex()], scratch_RD);
+  return scratch_RD;
+}
+
+void Join::LeaveBackward(const PassContext& pass, JoinSaved& saved, const at::Tensor& dstream_RD,
+                         const at::Tensor& dbranch_RD) const {
+  if (end_norm_) {
+    ResidualNormGradArgs args{.rows = pass.rows->count,
+                              .dy_RD = dstream_RD,
+                              .state = &saved.norms[EndIndex()],
+                              .alpha = scheme_.alpha,
+                              .dropout_rate = dropout_.rate,
+                              .mask = saved.mask,
+                              .dx_RD = dstream_RD,
+                              .dbranch_RD = dbranch_RD};
+    end_norm_->Into(args);
+    pass.ops->ResidualNormBackward(args);
+  } else {
+    pass.ops->AddBranchBackward(pass.rows->count, dstream_RD, dropout_.rate, saved.mask,
+                                dbranch_RD);
+    if (scheme_.alpha == 0) FirstRows(pass, dstream_RD).zero_();
+  }
+  if (scheme_.layer_input) {
+    pass.ops->Copy(pass.rows->count, dstream_RD, pass.layer_input_RD);
+  }
+  if (stream_scale_) stream_scale_->BackwardInPlace(pass, dstream_RD, saved.stream_RD);
+  if (branch_scale_) branch_scale_->BackwardInPlace(pass, dbranch_RD, saved.branch_RD);
+  if (output_norm_) output_norm_->BackwardInPlace(pass, dbranch_RD, saved.norms[OutputIndex()]);
+}
+
+void Join::EnterBackward(const PassContext& pass, JoinSaved& saved, const at::Tensor& dinput_RD,
+                         const at::Tensor& dstream_RD) const {
+  if (input_norm_) {
+    ScaleRows(pass, dinput_RD, scheme_.input_scale);
+    input_norm_->BackwardInto(pass, dinput_RD, saved.norms[0], dstream_RD);
+  } else if (shift_) {
+    shift_->BackwardInPlace(pass, dinput_RD, at::Tensor());
+    AddRows(pass, dstream_RD, dinput_RD);
   }
 }
 

@@ -3,8 +3,6 @@
 // Letters: R rows, D width, H heads.
 #pragma once
 
-#include <memory>
-
 #include <ATen/core/Tensor.h>
 
 #include "trainer/model/sublayer.h"
@@ -18,11 +16,12 @@ class SelfAttention {
     at::Tensor qkv_R3D, q_RD, k_RD, v_RD;  // operand; the latter are slices
     at::Tensor context_RD;                 // operand
     at::Tensor log_sum_exp_RH;             // stream
+    NormState inner;
     JoinSaved join;
   };
 
-  SelfAttention(const ModelSpec& spec, const DepthScaling& scaling, Ops& ops,
-                const Parameters& parameters, int stack, int layer);
+  SelfAttention(const ModelSpec& spec, Ops& ops, const Parameters& parameters, int stack,
+                int layer);
 
   Saved MakeSaved(const Ops& ops, int64_t capacity, const Workspace* again = nullptr) const;
   void Forward(const PassContext& pass, const Stream& stream, Workspace& work, Saved& saved) const;
@@ -32,7 +31,7 @@ class SelfAttention {
   void Step(const PassContext& pass, const Stream& stream, Workspace& work, Saved& saved,
             KeyValueCache& cache, int64_t first_row, const CacheIndex& index) const;
   void Refresh(Ops& ops);
-  const Join& join() const { return *join_; }
+  const Join& join() const { return join_; }
 
  private:
   AttentionArgs Args(const PassContext& pass, const Saved& saved) const;
@@ -41,7 +40,8 @@ class SelfAttention {
   int heads_;
   DropoutSite dropout_;
   LinearLayer qkv_, out_;
-  std::unique_ptr<Join> join_;
+  Join join_;
+  BeforeLast before_last_;
 };
 
 }  // namespace deepnet

@@ -5,20 +5,7 @@
 namespace deepnet {
 
 std::string LayerPrefix(int stack, int layer) {
-  return (stack == 0 ? "encoder.layers." : "decoder.layers.") + std::to_string(layer) + ".";
-}
-
-std::unique_ptr<Join> MakeSublayerJoin(const ModelSpec& spec, const DepthScaling& scaling,
-                                       const Parameters& parameters, int stack, int layer,
-                                       Site site, const std::string& norm) {
-  return MakeJoin(spec.residual(),
-                  {.alpha = stack == 0 ? scaling.encoder_alpha : scaling.decoder_alpha,
-                   .dropout = spec.dropout(),
-                   .epsilon = spec.layer_norm_epsilon(),
-                   .stack = stack,
-                   .layer = layer,
-                   .site = site},
-                  NormParameters(parameters, LayerPrefix(stack, layer) + norm));
+  return StackName(stack) + "layers." + std::to_string(layer) + ".";
 }
 
 std::vector<std::string> Projections(const std::string& prefix, std::vector<std::string> letters) {
@@ -52,7 +39,7 @@ const at::Tensor& InputGradient(const Join& join, const at::Tensor& dstream_RD,
   return join.InputGradientAddsToStream() ? dstream_RD : work.dinput_RD;
 }
 
-LinearLayer::LinearLayer(Ops& ops, const Parameters& parameters,
+LinearLayer::LinearLayer(const ModelSpec& spec, Ops& ops, const Parameters& parameters,
                          const std::vector<std::string>& names) {
   std::vector<std::string> weights, biases;
   for (const std::string& name : names) {
@@ -60,8 +47,9 @@ LinearLayer::LinearLayer(Ops& ops, const Parameters& parameters,
     biases.push_back(name + ".bias");
   }
   weight_ = ops.MakeWeight(parameters.GetJoined(weights), parameters.trainable());
-  bias_ = parameters.GetJoined(biases);
   dweight_ = parameters.GradientJoined(weights);
+  if (!HasBiases(spec)) return;
+  bias_ = parameters.GetJoined(biases);
   dbias_ = parameters.GradientJoined(biases);
 }
 
@@ -83,6 +71,9 @@ Workspace::Workspace(const ModelSpec& spec, const Ops& ops, int64_t capacity, Re
       dqkv_R3D(at::zeros({capacity, 3 * spec.width()}, ops.Operand())),
       dinput_RD(at::zeros({capacity, spec.width()}, ops.Stream())),
       dinner_RF(at::zeros({capacity, spec.ffn_width()}, ops.Operand())) {
+  if (ReadsLayerInput(spec)) {
+    layer_input_RD = at::zeros({capacity, spec.width()}, ops.Stream());
+  }
   if (recompute != FFN && recompute != GEMM) return;
   inner_RF = at::zeros({capacity, spec.ffn_width()}, ops.Operand());
   if (spec.activation() == GELU) pre_RF = at::zeros({capacity, spec.ffn_width()}, ops.Operand());

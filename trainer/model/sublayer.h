@@ -21,8 +21,8 @@
 #include "proto/model.pb.h"
 #include "proto/plan.pb.h"
 #include "trainer/kernels/ops.h"
+#include "trainer/model/before_last.h"
 #include "trainer/model/deferred_weights.h"
-#include "trainer/model/depth_scaling.h"
 #include "trainer/model/parameters.h"
 #include "trainer/model/residual.h"
 
@@ -31,7 +31,8 @@ namespace deepnet {
 // One or several matrices of equal input, adjacent in the parameters, as one product.
 class LinearLayer {
  public:
-  LinearLayer(Ops& ops, const Parameters& parameters, const std::vector<std::string>& names);
+  LinearLayer(const ModelSpec& spec, Ops& ops, const Parameters& parameters,
+              const std::vector<std::string>& names);
 
   void Refresh(Ops& ops) { ops.Refresh(*weight_); }
   const Weight& weight() const { return *weight_; }
@@ -48,7 +49,7 @@ class LinearLayer {
 
  private:
   std::unique_ptr<Weight> weight_;
-  at::Tensor bias_, dweight_, dbias_;
+  at::Tensor bias_, dweight_, dbias_;  // biases undefined where the model has none
 };
 
 // Buffers that live only inside one sub-layer; one set a stage and stack.
@@ -56,13 +57,14 @@ struct Workspace {
   // `recompute`: the highest level of the layers that use it.
   Workspace(const ModelSpec& spec, const Ops& ops, int64_t capacity, Recompute recompute = NONE);
 
-  at::Tensor input_RD;     // operand: a branch's input
-  at::Tensor branch_RD;    // stream: a branch's output
-  at::Tensor dbranch_RD;   // operand
-  at::Tensor dcontext_RD;  // operand
-  at::Tensor dqkv_R3D;     // operand
-  at::Tensor dinput_RD;    // stream: gradient of a pre-norm branch's input
-  at::Tensor dinner_RF;    // operand
+  at::Tensor input_RD;        // operand: a branch's input
+  at::Tensor branch_RD;       // stream: a branch's output
+  at::Tensor dbranch_RD;      // operand
+  at::Tensor dcontext_RD;     // operand
+  at::Tensor dqkv_R3D;        // operand
+  at::Tensor dinput_RD;       // stream: gradient of a pre-norm branch's input
+  at::Tensor dinner_RF;       // operand
+  at::Tensor layer_input_RD;  // stream; see PassContext; where the scheme has it
 
   // Outputs of products that no layer keeps, made again in the backward pass. Undefined where every
   // layer keeps its own.
@@ -102,11 +104,6 @@ std::string LayerPrefix(int stack, int layer);
 
 // "<prefix>self_attn." and {"q", "k", "v"} -> names of the projections, without ".weight".
 std::vector<std::string> Projections(const std::string& prefix, std::vector<std::string> letters);
-
-// The join of one sub-layer; `norm` is the name of its normalisation within the layer.
-std::unique_ptr<Join> MakeSublayerJoin(const ModelSpec& spec, const DepthScaling& scaling,
-                                       const Parameters& parameters, int stack, int layer,
-                                       Site site, const std::string& norm);
 
 // `site` in this pass; without dropout where nothing is kept for a backward pass.
 DropoutSite At(DropoutSite site, const PassContext& pass);

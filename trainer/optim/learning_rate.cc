@@ -9,6 +9,10 @@ namespace deepnet {
 double LearningRate(const OptimSpec& optim, int64_t update) {
   const double warmup = static_cast<double>(optim.warmup_steps());
   const double u = static_cast<double>(update);
+  if (optim.schedule() == SHIFTED_INVERSE_SQRT) {
+    const double shift = std::max(warmup, 1.0);
+    return optim.rate() * std::sqrt(shift / (shift + u));
+  }
   if (u < warmup) {
     return optim.initial_rate() + (optim.rate() - optim.initial_rate()) * u / warmup;
   }

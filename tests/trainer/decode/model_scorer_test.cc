@@ -41,13 +41,12 @@ std::unique_ptr<Ops> Native(DataType dtype) {
 // Wider than TinySpec: rows of several vectors, and products of several panels.
 std::vector<ModelSpec> Variants() {
   std::vector<ModelSpec> specs;
-  for (const Residual residual : {DEEPNORM, POST_LN, PRE_LN}) {
-    ModelSpec spec = TinySpec();
+  for (const Residual residual : testing::AllResiduals()) {
+    ModelSpec spec = testing::WithResidual(TinySpec(), residual);
     spec.set_width(48);
     spec.set_ffn_width(80);
     spec.set_heads(3);
     spec.set_vocabulary_size(61);
-    spec.set_residual(residual);
     spec.set_dropout(0.3);  // training's: nothing of it may be seen here
     spec.set_attention_dropout(0.3);
     spec.set_activation_dropout(0.3);
@@ -67,6 +66,7 @@ std::unique_ptr<Transformer> MakeModel(const ModelSpec& spec, const MicrobatchSp
   model->parameters().Initialize(5);
   const at::Tensor& w = model->parameters().weights();
   w.add_(at::sin(at::arange(w.numel(), at::kDouble) * 1.7).to(w.options()), 0.1);
+  w.mul_(testing::WeightScale(spec));
   model->Refresh();
   return model;
 }

@@ -98,17 +98,24 @@ class Allocations {
       bytes_ += static_cast<int64_t>(x.storage().nbytes());
     }
   }
-  void Add(const JoinSaved& join) { AddTensors({join.norm.xhat_RD, join.norm.rstd_R, join.mask}); }
+  void Add(const NormState& norm) { AddTensors({norm.xhat_RD, norm.rstd_R}); }
+  void Add(const JoinSaved& join) {
+    for (const NormState& norm : join.norms) Add(norm);
+    AddTensors({join.stream_RD, join.branch_RD, join.mask});
+  }
   void Add(const SelfAttention::Saved& s) {
     AddTensors({s.qkv_R3D, s.context_RD, s.log_sum_exp_RH});
+    Add(s.inner);
     Add(s.join);
   }
   void Add(const CrossAttention::Saved& s) {
     AddTensors({s.q_RD, s.kv_R2D, s.context_RD, s.log_sum_exp_RH});
+    Add(s.inner);
     Add(s.join);
   }
   void Add(const FeedForward::Saved& s) {
     AddTensors({s.inner_RF, s.pre_RF, s.mask});
+    Add(s.inner);
     Add(s.join);
   }
   void Add(const EncoderLayer::Saved& s) {

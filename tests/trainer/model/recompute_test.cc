@@ -9,6 +9,7 @@
 #include "parallel/plan/memory.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/model/describe.h"
+#include "trainer/model/scheme.h"
 
 namespace deepnet {
 namespace {
@@ -82,13 +83,13 @@ constexpr int kLayers = 5;
 // All that decides what layers keep: activation, every dropout, where the normalisation stands.
 std::vector<ModelSpec> Variants() {
   std::vector<ModelSpec> variants;
-  for (const Residual residual : {DEEPNORM, PRE_LN}) {
+  for (const Residual residual : testing::AllResiduals()) {
     for (const Activation activation : {RELU, GELU}) {
       for (const double dropout : {0.0, 0.1}) {
-        ModelSpec& spec = variants.emplace_back(testing::TinySpec());
+        ModelSpec& spec =
+            variants.emplace_back(testing::WithResidual(testing::TinySpec(), residual));
         spec.set_encoder_layers(kLayers);
         spec.set_decoder_layers(kLayers);
-        spec.set_residual(residual);
         spec.set_activation(activation);
         spec.set_dropout(dropout);
         spec.set_activation_dropout(dropout);
@@ -141,7 +142,9 @@ TEST(PlannedKeptBytes, AreThoseOfTheLayersToTheByte) {
     int64_t kept = choice.level == LAYER
                        ? (kLayers + choice.segment - 1) / choice.segment * each
                        : kLayers * each + row * rules.operand_bytes;  // the stack's first input
-    if (spec.residual() == PRE_LN) kept += 4 * (row + RowsOf(kind));  // the norm at the end
+    // What stands behind the stack: a norm, or numbers that want the stream itself.
+    if (EndOf(spec) == StackEnd::kNorm) kept += 4 * (row + RowsOf(kind));
+    if (EndOf(spec) == StackEnd::kScaledShift) kept += 4 * row;
     EXPECT_EQ(KeptBytes(inventory, layers, choice, rules), kept);
   });
 }

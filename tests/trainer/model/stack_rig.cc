@@ -48,13 +48,15 @@ void Perturb(Parameters& parameters) {
 
 std::vector<ModelSpec> StackVariants() {
   std::vector<ModelSpec> specs;
-  for (const Residual residual : {DEEPNORM, PRE_LN}) {
+  for (const Residual residual : AllResiduals()) {
     for (const Activation activation : {RELU, GELU}) {
       for (const bool dropout : {false, true}) {
-        ModelSpec spec = TinySpec();
+        // Of the many schemes, each in one of the four forms.
+        const int form = 2 * int{activation == GELU} + int{dropout};
+        if (residual > PRE_LN && residual % 4 != form) continue;
+        ModelSpec spec = WithResidual(TinySpec(), residual);
         spec.set_encoder_layers(5);
         spec.set_decoder_layers(4);
-        spec.set_residual(residual);
         spec.set_activation(activation);
         if (dropout) spec.set_dropout(0.2);
         if (dropout) spec.set_attention_dropout(0.15);
@@ -198,13 +200,12 @@ StackResult RunPlainLayers(const ModelSpec& spec, Ops& ops, int num_microbatches
   parameters.gradient().zero_();
   const int64_t s = TinyCapacity().source_tokens(), t = TinyCapacity().target_tokens();
   Workspace source_work(spec, ops, s), target_work(spec, ops, t);
-  const DepthScaling scaling = MakeDepthScaling(spec);
   std::vector<EncoderLayer> encoder;
   std::vector<DecoderLayer> decoder;
   for (int i = 0; i < spec.encoder_layers(); ++i)
-    encoder.emplace_back(spec, scaling, ops, parameters, i).Refresh(ops);
+    encoder.emplace_back(spec, ops, parameters, i).Refresh(ops);
   for (int i = 0; i < spec.decoder_layers(); ++i)
-    decoder.emplace_back(spec, scaling, ops, parameters, i).Refresh(ops);
+    decoder.emplace_back(spec, ops, parameters, i).Refresh(ops);
 
   StackResult result;
   for (int m = 0; m < num_microbatches; ++m) {

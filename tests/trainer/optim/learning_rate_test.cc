@@ -16,6 +16,14 @@ OptimSpec Spec(RateSchedule schedule) {
   return optim;
 }
 
+// T-Fixup trains without warm-up, at the full rate from the start.
+TEST(LearningRate, ShiftedInverseSqrtStartsAtItsRate) {
+  OptimSpec optim = Spec(SHIFTED_INVERSE_SQRT);
+  optim.set_warmup_steps(4000);
+  EXPECT_DOUBLE_EQ(LearningRate(optim, 0), optim.rate());
+  EXPECT_DOUBLE_EQ(LearningRate(optim, 12000), optim.rate() / 2);
+}
+
 TEST(LearningRate, WarmsUpInALineFromTheInitialRateWhateverFollows) {
   for (const RateSchedule schedule : {INVERSE_SQRT, COSINE, CONSTANT}) {
     const OptimSpec optim = Spec(schedule);

@@ -42,6 +42,13 @@ struct ElementwiseTable {
   // y[c] += x[0][c] + x[1][c] + ..., from the left.
   void (*fold_rows)(const float* x, int64_t rows, int64_t stride, float* y, int64_t cols);
 
+  // modulate.h. scale [cols]; partial [2, cols] receives the rows' sums of dy * (x - shift), dx.
+  void (*modulate_forward)(const ConstMatrix& x, const float* scale, float shift, const Matrix& y,
+                           int64_t begin, int64_t end);
+  void (*modulate_backward)(const ConstMatrix& dy, const ConstMatrix& x, const float* scale,
+                            float shift, const Matrix& dx, int64_t begin, int64_t end,
+                            float* partial);
+
   // elementwise.h
   void (*add)(const float* x, float* y, int64_t n);
   void (*gelu_forward)(const ConstMatrix& x, const Matrix& y, int64_t begin, int64_t end);

@@ -10,6 +10,7 @@ namespace deepnet::native {
 void ResidualNormForward(ThreadPool& pool, const KernelTable& table,
                          const ResidualNormForwardArgs& args) {
   DEEPNET_CHECK(args.width >= 1 && args.width <= kMaxNormWidth) << "width " << args.width;
+  DEEPNET_CHECK(args.x != nullptr || args.branch.data != nullptr);
   const DropoutStream stream =
       args.branch.data == nullptr ? DropoutStream{} : MakeDropoutStream(args.dropout);
   DEEPNET_CHECK(!stream.active() || args.mask != nullptr) << "dropout needs a mask";
@@ -34,7 +35,7 @@ void NormOutput(ThreadPool& pool, const KernelTable& table, ConstMatrix xhat, co
 void ResidualNormBackward(ThreadPool& pool, const KernelTable& table,
                           const ResidualNormBackwardArgs& args, Scratch& scratch) {
   DEEPNET_CHECK(args.width >= 1 && args.width <= kMaxNormWidth) << "width " << args.width;
-  DEEPNET_CHECK((args.d_gain == nullptr) == (args.d_bias == nullptr));
+  DEEPNET_CHECK(args.d_bias == nullptr || args.d_gain != nullptr);
   const ElementwiseTable& kernels = table.elementwise;
   const bool want_gain = args.d_gain != nullptr;
   const int64_t num_blocks = (args.rows + kRowsPerBlock - 1) / kRowsPerBlock;
@@ -50,6 +51,7 @@ void ResidualNormBackward(ThreadPool& pool, const KernelTable& table,
   constexpr int64_t kColumnsPerBlock = 256;
   ForBlocks(pool, args.width, kColumnsPerBlock, [&](int64_t begin, int64_t end, int) {
     kernels.fold_rows(partials + begin, num_blocks, partial_size, args.d_gain + begin, end - begin);
+    if (args.d_bias == nullptr) return;
     kernels.fold_rows(partials + args.width + begin, num_blocks, partial_size, args.d_bias + begin,
                       end - begin);
   });

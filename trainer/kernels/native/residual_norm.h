@@ -2,8 +2,9 @@
 //
 //   sum = alpha * x + Dropout(branch)      y = LayerNorm(sum) * gain + bias
 //
-// Post-LN and DeepNorm go on with y; pre-LN carries sum and feeds y to the next branch. All
-// arithmetic is float32; matrices without a stride are contiguous [rows, width].
+// Post-LN and DeepNorm go on with y; pre-LN carries sum and feeds y to the next branch. RMSNorm is
+// the same without subtracting the mean. All arithmetic is float32; matrices without a stride are
+// contiguous [rows, width].
 #pragma once
 
 #include <cstdint>
@@ -22,18 +23,19 @@ struct ResidualNormForwardArgs {
   int64_t width = 0;  // 1..kMaxNormWidth
   float alpha = 1.0f;
   float epsilon = 1e-5f;
-  const float* x = nullptr;
+  bool centred = true;          // false: RMSNorm
+  const float* x = nullptr;     // null: 0; there is a branch then
   ConstMatrix branch = {};      // data null: no branch, no dropout
   DropoutKey dropout = {};      // of the branch
   RowIds ids = {};              // read if dropout.rate > 0
   const float* gain = nullptr;  // [width]; null: only the sum is wanted, nothing is normalized
-  const float* bias = nullptr;  // [width]; null if gain is
+  const float* bias = nullptr;  // [width]; null: 0
   // Outputs; each may be null. sum and y may be x.
   float* sum = nullptr;
   float* y = nullptr;
   Matrix y_operand = {};
   // Kept for the backward pass; each may be null when there will be none.
-  float* xhat = nullptr;    // (sum - mean) * rstd
+  float* xhat = nullptr;    // (sum - mean) * rstd, without the mean if not centred
   float* rstd = nullptr;    // [rows]
   uint8_t* mask = nullptr;  // [rows, MaskBytes(width)]; required if dropout.rate > 0
 };
@@ -42,7 +44,7 @@ void ResidualNormForward(ThreadPool& pool, const KernelTable& table,
                          const ResidualNormForwardArgs& args);
 
 // y = xhat * gain + bias: what the forward pass wrote, again, bit for bit. xhat [rows, width]
-// float32, y of either element.
+// float32, y of either element; bias may be null.
 void NormOutput(ThreadPool& pool, const KernelTable& table, ConstMatrix xhat, const float* gain,
                 const float* bias, Matrix y);
 
@@ -50,7 +52,8 @@ struct ResidualNormBackwardArgs {
   int64_t rows = 0;
   int64_t width = 0;
   float alpha = 1.0f;
-  double rate = 0.0;            // dropout of the forward pass
+  double rate = 0.0;  // dropout of the forward pass
+  bool centred = true;
   const float* dy = nullptr;    // gradient of y
   const float* dsum = nullptr;  // gradient that reaches sum past the norm; null: none
   const float* xhat = nullptr;
@@ -61,8 +64,8 @@ struct ResidualNormBackwardArgs {
   float* d_residual = nullptr;       // gradient of x; may be dy or dsum
   bool accumulate_residual = false;  // add to d_residual instead of overwriting it
   Matrix d_branch = {};
-  float* d_gain = nullptr;  // [width], added to, as d_bias; both or neither
-  float* d_bias = nullptr;
+  float* d_gain = nullptr;  // [width], added to
+  float* d_bias = nullptr;  // the same; null also where there is no bias
 };
 
 // The gradients of gain and bias are summed over blocks of kRowsPerBlock rows, then over the blocks

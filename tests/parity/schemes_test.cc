@@ -1,0 +1,120 @@
+// Every residual scheme trains on real sentences: 100 steps of 6 + 6 layers, width 64, in one piece
+// and as a pipeline of two stages. The loss falls, and both give the same bits.
+//
+// docs/design/residuals.md has the table of what may fail where; at this depth only a residual
+// without any norm or scale may, and does.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <google/protobuf/text_format.h>
+#include <google/protobuf/util/json_util.h>
+#include <gtest/gtest.h>
+
+#include "launch/defaults.h"
+#include "parallel/base/logging.h"
+#include "proto/report.pb.h"
+#include "tests/parity/training_runs.h"
+#include "tests/support/run_ranks.h"
+#include "tests/support/tiny_model.h"
+#include "trainer/trainer.h"
+
+namespace deepnet {
+namespace {
+
+constexpr int kSteps = 100, kLogEvery = 10;
+// Nats per token, from the first ten steps to the last ten: what learning the frequencies of pieces
+// alone gives.
+constexpr double kFall = 0.5;
+// Below what guessing evenly among 500 pieces costs: learned something; far above: nothing.
+constexpr double kLearned = 6.0, kDiverged = 100.0;
+
+struct Outcome {
+  std::vector<double> losses;  // means of ten steps
+  std::string weights;
+};
+
+class Schemes : public ::testing::TestWithParam<Residual> {
+ protected:
+  static void SetUpTestSuite() {
+    root_ = std::filesystem::path(::testing::TempDir()) /
+            ("deepnet_schemes_" + std::to_string(getpid()));
+    std::filesystem::create_directories(root_);
+    const absl::Status made =
+        testing::MakeCorpus(root_, "corpus", {"de", "fr"}, 500, testing::kAllLanguages);
+    ASSERT_TRUE(made.ok()) << made;
+  }
+  static void TearDownTestSuite() { std::filesystem::remove_all(root_); }
+
+  static RunSpec Run(Residual residual, const std::string& folder, int stages) {
+    RunSpec run;
+    EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(
+        R"(seed: 3
+           model { encoder_layers: 6 decoder_layers: 6 width: 64 ffn_width: 128 heads: 2
+                   max_positions: 300 dropout: 0.1 }
+           data { folder: 'corpus' max_tokens: 150 microbatches_per_step: 2
+                  microbatch { source_tokens: 250 target_tokens: 250 sentences: 16 } }
+           optim { rate: 1e-3 warmup_steps: 20 virtual_replicas: 1 }
+           compute { device: 'cpu' dtype: FLOAT32 threads_per_rank: 1 })",
+        &run));
+    *run.mutable_model() = testing::WithResidual(run.model(), residual);
+    if (residual == T_FIXUP) run.mutable_optim()->set_schedule(SHIFTED_INVERSE_SQRT);
+    run.set_folder(folder);
+    run.mutable_train()->set_steps(kSteps);
+    run.mutable_train()->set_log_every_steps(kLogEvery);
+    run.mutable_train()->set_checkpoint_every_steps(kSteps);
+    run.mutable_parallel()->set_pipeline_parallel_size(stages);
+    run = WithDefaults(run);
+    run.mutable_train()->set_validate_every_steps(0);
+    return run;
+  }
+
+  static Outcome Train(Residual residual, int stages) {
+    const std::string folder = Residual_Name(residual) + std::to_string(stages);
+    std::vector<std::ostringstream> logs(static_cast<size_t>(stages));
+    const auto statuses = RunRanks(stages, [&](Communicator& world) {
+      Logger log({.stream = &logs[static_cast<size_t>(world.rank())]});
+      return deepnet::Train(Run(residual, folder, stages),
+                            {.root = root_.string(), .world = &world}, log);
+    });
+    EXPECT_TRUE(FirstError(statuses).ok()) << FirstError(statuses) << logs[0].str();
+    Outcome outcome{.losses = {}, .weights = testing::WeightsLine(logs[0].str())};
+    std::ifstream file(root_ / folder / "metrics.jsonl");
+    for (std::string line; std::getline(file, line);) {
+      StepRecord record;
+      if (line.find(R"("kind":"train")") == std::string::npos) continue;
+      EXPECT_TRUE(google::protobuf::util::JsonStringToMessage(line, &record).ok()) << line;
+      outcome.losses.push_back(record.loss());
+    }
+    return outcome;
+  }
+
+  static inline std::filesystem::path root_;
+};
+
+TEST_P(Schemes, LearnsAndGivesTheSameBitsOnTwoStages) {
+  const Outcome whole = Train(GetParam(), 1);
+  ASSERT_EQ(whole.losses.size(), static_cast<size_t>(kSteps / kLogEvery));
+  std::printf("%-18s loss %.3f -> %.3f\n", Residual_Name(GetParam()).c_str(), whole.losses.front(),
+              whole.losses.back());
+  if (GetParam() == RESIDUAL_ONLY) {
+    EXPECT_GT(whole.losses.back(), kDiverged);
+  } else {
+    EXPECT_LT(whole.losses.back(), std::min(kLearned, whole.losses.front() - kFall));
+  }
+  const Outcome cut = Train(GetParam(), 2);
+  EXPECT_EQ(cut.losses, whole.losses);
+  EXPECT_EQ(cut.weights, whole.weights);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Schemes, ::testing::ValuesIn(testing::AllResiduals()),
+                         [](const auto& info) { return Residual_Name(info.param); });
+
+}  // namespace
+}  // namespace deepnet

@@ -1,0 +1,178 @@
+// Gains and parts of every scheme, by the numbers of the papers at one shape with N != M.
+#include "trainer/model/scheme.h"
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "tests/support/tiny_model.h"
+#include "trainer/model/describe.h"
+
+namespace deepnet {
+namespace {
+
+constexpr int kEncoderLayers = 8, kDecoderLayers = 5;
+constexpr double kRelative = 1e-12;
+
+ModelSpec Model(Residual residual) {
+  ModelSpec model = testing::WithResidual(testing::TinySpec(), residual);
+  model.set_encoder_layers(kEncoderLayers);
+  model.set_decoder_layers(kDecoderLayers);
+  model.set_tied_embeddings(TIE_NONE);
+  return model;
+}
+
+const Parameter& Find(const Inventory& inventory, const std::string& name) {
+  for (const Parameter& p : inventory.parameters) {
+    if (p.name == name) return p;
+  }
+  ADD_FAILURE() << "no " << name;
+  return inventory.parameters.front();
+}
+
+bool Has(const Inventory& inventory, const std::string& name) {
+  for (const Parameter& p : inventory.parameters) {
+    if (p.name == name) return true;
+  }
+  return false;
+}
+
+// Deviation over Xavier's, sqrt(2 / (in + out)).
+double GainOf(const Inventory& inventory, const std::string& name) {
+  const Parameter& p = Find(inventory, name + ".weight");
+  return p.initial_std / std::sqrt(2.0 / static_cast<double>(p.shape[0] + p.shape[1]));
+}
+
+struct GainRow {
+  Residual residual;
+  std::string matrix;
+  double gain;
+};
+
+TEST(Scheme, MatricesStartWithTheGainsOfThePapers) {
+  const double n = kEncoderLayers, m = kDecoderLayers, root = std::sqrt(0.5);
+  const double sublayers = 2 * n + 3 * m;
+  const std::vector<GainRow> rows = {
+      // DeepNet, section 3: layer l of L is divided by L - l + 1.
+      {POST_LN_INIT, "encoder.layers.0.self_attn.q_proj", 1.0 / 8},
+      {POST_LN_INIT, "encoder.layers.7.fc2", 1.0},
+      {POST_LN_INIT, "decoder.layers.2.encoder_attn.v_proj", 1.0 / 3},
+      // Zhang et al., 2019: l^(-1/2).
+      {DS_INIT, "encoder.layers.0.fc1", 1.0},
+      {DS_INIT, "encoder.layers.3.self_attn.k_proj", 0.5},
+      {DS_INIT, "decoder.layers.4.self_attn.out_proj", 1 / std::sqrt(5.0)},
+      // Liu et al., 2020: fairseq's Xavier.
+      {ADMIN, "encoder.layers.3.self_attn.q_proj", root},
+      {ADMIN, "encoder.layers.3.fc1", 1.0},
+      // Zhang, Dauphin, Ma, 2019: L^(-1/(2m - 2)), the last matrix 0.
+      {R_FIXUP, "encoder.layers.1.self_attn.v_proj", root * std::pow(sublayers, -1.0 / 6)},
+      {R_FIXUP, "decoder.layers.1.encoder_attn.out_proj", 0.0},
+      {R_FIXUP, "decoder.layers.1.fc1", std::pow(sublayers, -0.5)},
+      {R_FIXUP, "decoder.layers.1.fc2", 0.0},
+      // Huang et al., 2020.
+      {T_FIXUP, "encoder.layers.0.self_attn.q_proj", root},
+      {T_FIXUP, "encoder.layers.0.self_attn.v_proj", 0.67 * std::pow(n, -0.25)},
+      {T_FIXUP, "encoder.layers.0.fc1", 0.67 * std::pow(n, -0.25)},
+      {T_FIXUP, "decoder.layers.0.encoder_attn.out_proj", std::pow(9 * m, -0.25)},
+      // Wang et al., 2022 (Magneto), table 2.
+      {SUB_LN, "encoder.layers.0.fc2", std::sqrt(std::log(3 * m) * std::log(2 * n) / 3)},
+      {SUB_LN, "decoder.layers.0.self_attn.v_proj", std::sqrt(std::log(3 * m))},
+      {SUB_LN, "decoder.layers.0.encoder_attn.v_proj", 1.0},
+      {SUB_LN, "decoder.layers.0.self_attn.k_proj", 1.0},
+      // Takase et al., 2022.
+      {B2T, "encoder.layers.5.self_attn.k_proj", 1 / std::sqrt(n)},
+      {B2T, "decoder.layers.1.fc1", 1 / std::sqrt(m)},
+  };
+  for (const GainRow& row : rows) {
+    SCOPED_TRACE(Residual_Name(row.residual) + " " + row.matrix);
+    const Inventory inventory = Describe(Model(row.residual), testing::TinyCapacity());
+    EXPECT_NEAR(GainOf(inventory, row.matrix), row.gain, kRelative * std::abs(row.gain));
+  }
+}
+
+TEST(Scheme, TheReleasedExponentOfDsInitIsASetting) {
+  ModelSpec model = Model(DS_INIT);
+  model.mutable_scheme()->set_ds_exponent(0.25);
+  EXPECT_NEAR(GainOf(Describe(model, testing::TinyCapacity()), "encoder.layers.3.fc1"),
+              std::pow(4.0, -0.25), kRelative);
+}
+
+TEST(Scheme, TheOthersStartAsXavier) {
+  for (const Residual residual : {POST_LN, PRE_LN, REZERO, NORMFORMER, RESIDUAL_ONLY, NORM_ONLY,
+                                  NEITHER, MIX_LN, LAYERNORM_SCALING, PERI_LN, KEEL}) {
+    const Inventory inventory = Describe(Model(residual), testing::TinyCapacity());
+    for (const Parameter& p : inventory.parameters) {
+      const bool matrix = p.shape.size() == 2 && p.role != Role::kEmbedding;
+      if (!matrix) continue;
+      const std::string block = p.name.substr(0, p.name.size() - std::string(".weight").size());
+      EXPECT_NEAR(GainOf(inventory, block), 1, kRelative) << p.name;
+    }
+  }
+}
+
+TEST(Scheme, TFixupShrinksEmbeddingsAndRFixupStartsItsOutputAtZero) {
+  const double width = testing::TinySpec().width();
+  const Inventory small = Describe(Model(T_FIXUP), testing::TinyCapacity());
+  EXPECT_NEAR(Find(small, "encoder.embed_tokens.weight").initial_std,
+              std::pow(9.0 * kEncoderLayers, -0.25) / std::sqrt(width), kRelative);
+  EXPECT_NEAR(Find(small, "decoder.embed_tokens.weight").initial_std,
+              std::pow(9.0 * kDecoderLayers, -0.25) / std::sqrt(width), kRelative);
+  const Inventory zero = Describe(Model(R_FIXUP), testing::TinyCapacity());
+  EXPECT_EQ(Find(zero, "lm_head.weight").initial_std, 0.0);
+  EXPECT_EQ(Find(zero, "lm_head.weight").initial_value, 0.0f);
+  EXPECT_FALSE(Has(zero, "encoder.layers.0.fc1.bias"));
+}
+
+TEST(Scheme, TrainedNumbersStartWhereTheSchemeSays) {
+  const Inventory rezero = Describe(Model(REZERO), testing::TinyCapacity());
+  EXPECT_EQ(Find(rezero, "encoder.layers.4.branch_scale").initial_value, 0.0f);
+  EXPECT_EQ(Find(rezero, "encoder.layers.4.branch_scale").shape, (std::vector<int64_t>{1}));
+  const Inventory fixup = Describe(Model(R_FIXUP), testing::TinyCapacity());
+  EXPECT_EQ(Find(fixup, "decoder.layers.0.final_branch_scale").initial_value, 1.0f);
+  EXPECT_EQ(Find(fixup, "decoder.layers.0.final_middle_shift").initial_value, 0.0f);
+  // admin-torch: sqrt((R + 1) / ln(R + 1) - 1), R sub-layers of the stack.
+  const Inventory admin = Describe(Model(ADMIN), testing::TinyCapacity());
+  const double r = 3.0 * kDecoderLayers;
+  EXPECT_FLOAT_EQ(Find(admin, "decoder.layers.3.encoder_attn_stream_scale").initial_value,
+                  static_cast<float>(std::sqrt((r + 1) / std::log(r + 1) - 1)));
+}
+
+TEST(Scheme, AdminTakesTheNumbersOfItsProfileInTheOrderOfTheSublayers) {
+  ModelSpec model = Model(ADMIN);
+  for (int i = 0; i < 2 * kEncoderLayers + 3 * kDecoderLayers; ++i) {
+    model.mutable_scheme()->add_admin_omega(1.0 + i);
+  }
+  const Inventory admin = Describe(model, testing::TinyCapacity());
+  const auto omega = [&](const std::string& name) { return Find(admin, name).initial_value; };
+  EXPECT_EQ(omega("encoder.layers.0.self_attn_stream_scale"), 1.0f);
+  EXPECT_EQ(omega("encoder.layers.2.final_stream_scale"), 6.0f);
+  EXPECT_EQ(omega("decoder.layers.0.self_attn_stream_scale"), 17.0f);
+  EXPECT_EQ(omega("decoder.layers.4.final_stream_scale"), 31.0f);
+}
+
+TEST(Scheme, ConstantsFollowDepthAndLayer) {
+  const auto scheme = [](Residual residual, int stack, int layer) {
+    return MakeSublayerScheme(Model(residual), stack, layer, SublayerKind::kFeedForward);
+  };
+  EXPECT_EQ(scheme(KEEL, 0, 3).alpha, 2.0 * kEncoderLayers);
+  EXPECT_EQ(scheme(KEEL, 1, 3).alpha, 3.0 * kDecoderLayers);
+  EXPECT_EQ(scheme(LAYERNORM_SCALING, 1, 3).input_scale, 0.5);
+  EXPECT_TRUE(scheme(MIX_LN, 0, 3).end_norm);  // half of 8 layers
+  EXPECT_TRUE(scheme(MIX_LN, 0, 4).input_norm);
+  EXPECT_EQ(scheme(NORM_ONLY, 0, 0).alpha, 0.0);
+}
+
+TEST(Scheme, NormsWithoutMeanHaveNoBias) {
+  for (const Residual residual : testing::AllResiduals()) {
+    ModelSpec model = Model(residual);
+    model.set_norm(RMS_NORM);
+    for (const Parameter& p : Describe(model, testing::TinyCapacity()).parameters) {
+      EXPECT_NE(p.role, Role::kNormBias) << Residual_Name(residual) << " " << p.name;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace deepnet

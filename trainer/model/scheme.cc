@@ -1,0 +1,259 @@
+// One function answers each question for all schemes, so that a scheme is read across: its parts,
+// its gains, its ends.
+#include "trainer/model/scheme.h"
+
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+
+#include "parallel/base/check.h"
+#include "trainer/model/depth_scaling.h"
+
+namespace deepnet {
+namespace {
+
+double OrDefault(double chosen, double otherwise) { return chosen != 0.0 ? chosen : otherwise; }
+
+int NumLayers(const ModelSpec& model, int stack) {
+  return stack == 0 ? model.encoder_layers() : model.decoder_layers();
+}
+
+// Sub-layers of a stack.
+double NumSublayers(const ModelSpec& model, int stack) {
+  return (stack == 0 ? 2.0 : 3.0) * NumLayers(model, stack);
+}
+
+SublayerScheme PreNorm() { return {.input_norm = true}; }
+
+SublayerScheme PostNorm(double alpha = 1.0) { return {.end_norm = true, .alpha = alpha}; }
+
+// Admin without its profile (admin-torch): what the branches before would have added on average.
+double AdminOmega(const ModelSpec& model, int stack) {
+  const double r = NumSublayers(model, stack);
+  return std::sqrt((r + 1.0) / std::log(r + 1.0) - 1.0);
+}
+
+// With a profile: 2N numbers of the encoder, then 3M of the decoder (`deepnet lab admin-profile`).
+double ProfiledOmega(const ModelSpec& model, int stack, int layer, SublayerKind kind) {
+  const int in_layer = kind == SublayerKind::kSelfAttention    ? 0
+                       : kind == SublayerKind::kCrossAttention ? 1
+                                                               : (stack == 0 ? 1 : 2);
+  const int before = stack == 0 ? 0 : 2 * model.encoder_layers();
+  const int index = before + layer * (stack == 0 ? 2 : 3) + in_layer;
+  DEEPNET_CHECK_LT(index, model.scheme().admin_omega_size());
+  return model.scheme().admin_omega(index);
+}
+
+SublayerScheme Admin(const ModelSpec& model, int stack, int layer, SublayerKind kind) {
+  SublayerScheme scheme = PostNorm();
+  scheme.stream_scale = model.scheme().admin_omega_size() > 0
+                            ? ProfiledOmega(model, stack, layer, kind)
+                            : AdminOmega(model, stack);
+  return scheme;
+}
+
+// fairseq's form reaches into self-attention and the feed-forward block, not into cross-attention.
+SublayerScheme NormFormer(const ModelSpec& model, SublayerKind kind) {
+  SublayerScheme scheme = PreNorm();
+  scheme.output_norm = scheme.head_scale = kind == SublayerKind::kSelfAttention;
+  scheme.inner_norm = kind == SublayerKind::kFeedForward;
+  if (kind == SublayerKind::kFeedForward && model.scheme().normformer_scaled_residual()) {
+    scheme.stream_scale = 1.0;
+  }
+  return scheme;
+}
+
+SublayerScheme B2t(SublayerKind kind) {
+  SublayerScheme scheme = PostNorm();
+  scheme.layer_input = kind == SublayerKind::kFeedForward;
+  return scheme;
+}
+
+bool IsPostLayerOfMix(const ModelSpec& model, int stack, int layer) {
+  const double share = OrDefault(model.scheme().mix_ln_fraction(), 0.25);
+  return layer < std::floor(share * NumLayers(model, stack));
+}
+
+// Of values, outputs and feed-forward matrices.
+double MagnetoGain(const ModelSpec& model, int stack) {
+  const double decoder = std::log(3.0 * model.decoder_layers());
+  if (stack == 1) return std::sqrt(decoder);
+  return std::sqrt(decoder * std::log(2.0 * model.encoder_layers()) / 3.0);
+}
+
+double TFixupGain(const ModelSpec& model, int stack) {
+  if (stack == 0) return 0.67 * std::pow(model.encoder_layers(), -0.25);
+  return std::pow(9.0 * model.decoder_layers(), -0.25);
+}
+
+// fairseq draws q, k and v with gain 1 / sqrt 2.
+bool IsInputProjection(Role role) {
+  return role == Role::kQuery || role == Role::kKey || role == Role::kValue;
+}
+
+double FairseqGain(Role role) { return IsInputProjection(role) ? std::sqrt(0.5) : 1.0; }
+
+// A branch of m matrices: all but the last L^(-1 / (2m - 2)), the last 0.
+double RFixupGain(const ModelSpec& model, Role role, bool last) {
+  if (last) return 0.0;
+  const double l = NumSublayers(model, 0) + NumSublayers(model, 1);
+  return IsInputProjection(role) ? FairseqGain(role) * std::pow(l, -1.0 / 6.0) : std::pow(l, -0.5);
+}
+
+}  // namespace
+
+int64_t SublayerScheme::KeptFloats(int64_t width, int64_t inside) const {
+  const int64_t streams = int{KeepsStream()} + int{KeepsBranch()};
+  const int64_t norms = NumNorms() * (width + 1);  // normalised rows and their deviations
+  return norms + (inner_norm ? inside + 1 : 0) + streams * width;
+}
+
+SublayerScheme MakeSublayerScheme(const ModelSpec& model, int stack, int layer, SublayerKind kind) {
+  const DepthScaling scaling = MakeDepthScaling(model);
+  switch (model.residual()) {
+    case DEEPNORM:
+      return PostNorm(stack == 0 ? scaling.encoder_alpha : scaling.decoder_alpha);
+    case POST_LN:
+    case POST_LN_INIT:
+    case DS_INIT:
+      return PostNorm();
+    case PRE_LN:
+      return PreNorm();
+    case ADMIN:
+      return Admin(model, stack, layer, kind);
+    case REZERO:
+      return {.branch_scale = BranchScale::kOfLayer, .initial_branch_scale = 0.0};
+    case R_FIXUP:
+      return {.branch_scale = BranchScale::kOfSublayer, .shifts = true};
+    case T_FIXUP:
+    case RESIDUAL_ONLY:
+      return {};
+    case NORMFORMER:
+      return NormFormer(model, kind);
+    case SUB_LN:
+      return {.input_norm = true, .inner_norm = kind != SublayerKind::kCrossAttention};
+    case NORM_ONLY:
+      return PostNorm(0.0);
+    case NEITHER:
+      return {.alpha = 0.0};
+    case B2T:
+      return B2t(kind);
+    case MIX_LN:
+      return IsPostLayerOfMix(model, stack, layer) ? PostNorm() : PreNorm();
+    case LAYERNORM_SCALING:
+      return {.input_norm = true, .input_scale = 1.0 / std::sqrt(layer + 1.0)};
+    case PERI_LN:
+      return {.input_norm = true, .output_norm = true};
+    case KEEL:
+      return {.input_norm = true,
+              .end_norm = true,
+              .alpha = OrDefault(model.scheme().keel_alpha(), NumSublayers(model, stack))};
+    default:
+      DEEPNET_CHECK(false) << Residual_Name(model.residual()) << " passed validation";
+      return {};
+  }
+}
+
+StackEnd EndOf(const ModelSpec& model) {
+  switch (model.residual()) {
+    case PRE_LN:
+    case NORMFORMER:
+    case SUB_LN:
+    case MIX_LN:
+    case LAYERNORM_SCALING:
+    case PERI_LN:
+      return StackEnd::kNorm;
+    case R_FIXUP:
+      return StackEnd::kScaledShift;
+    default:
+      return StackEnd::kNothing;
+  }
+}
+
+bool ReadsLayerInput(const ModelSpec& model) { return model.residual() == B2T; }
+
+bool HasEmbeddingNorm(const ModelSpec& model) { return model.residual() == PERI_LN; }
+
+bool HasBiases(const ModelSpec& model) { return model.residual() != R_FIXUP; }
+
+bool HasNormBiases(const ModelSpec& model) { return model.norm() == LAYER_NORM; }
+
+double InitialGain(const ModelSpec& model, int stack, int layer, SublayerKind kind, Role role,
+                   bool last) {
+  const bool scaled = role != Role::kQuery && role != Role::kKey;
+  switch (model.residual()) {
+    case DEEPNORM: {
+      const DepthScaling scaling = MakeDepthScaling(model);
+      return scaled ? (stack == 0 ? scaling.encoder_beta : scaling.decoder_beta) : 1.0;
+    }
+    case POST_LN_INIT:
+      return 1.0 / (NumLayers(model, stack) - layer);
+    case DS_INIT:
+      return std::pow(layer + 1.0, -OrDefault(model.scheme().ds_exponent(), 0.5));
+    case ADMIN:
+      return FairseqGain(role);
+    case R_FIXUP:
+      return RFixupGain(model, role, last);
+    case T_FIXUP:
+      return scaled ? TFixupGain(model, stack) : FairseqGain(role);
+    case SUB_LN:
+      return scaled && kind != SublayerKind::kCrossAttention ? MagnetoGain(model, stack) : 1.0;
+    case B2T:
+      return 1.0 / std::sqrt(NumLayers(model, stack));
+    default:
+      return 1.0;
+  }
+}
+
+double EmbeddingGain(const ModelSpec& model, int stack) {
+  if (model.residual() != T_FIXUP) return 1.0;
+  return std::pow(9.0 * NumLayers(model, stack), -0.25);
+}
+
+bool OutputStartsAtZero(const ModelSpec& model) { return model.residual() == R_FIXUP; }
+
+std::string StackName(int stack) { return stack == 0 ? "encoder." : "decoder."; }
+
+std::string BaseName(SublayerKind kind) {
+  switch (kind) {
+    case SublayerKind::kSelfAttention:
+      return "self_attn";
+    case SublayerKind::kCrossAttention:
+      return "encoder_attn";
+    case SublayerKind::kFeedForward:
+      return "final";
+  }
+  return "";
+}
+
+std::string NormName(SublayerKind kind) { return absl::StrCat(BaseName(kind), "_layer_norm"); }
+
+std::string EndNormName(SublayerKind kind, const SublayerScheme& scheme) {
+  return scheme.input_norm ? absl::StrCat(BaseName(kind), "_end_layer_norm") : NormName(kind);
+}
+
+std::string OutputNormName(SublayerKind kind) {
+  return absl::StrCat(BaseName(kind), "_output_layer_norm");
+}
+
+std::string InnerNormName(SublayerKind kind) {
+  return absl::StrCat(BaseName(kind), "_inner_layer_norm");
+}
+
+std::string StreamScaleName(SublayerKind kind) {
+  return absl::StrCat(BaseName(kind), "_stream_scale");
+}
+
+std::string BranchScaleName(SublayerKind kind, const SublayerScheme& scheme) {
+  return scheme.branch_scale == BranchScale::kOfLayer
+             ? "branch_scale"
+             : absl::StrCat(BaseName(kind), "_branch_scale");
+}
+
+std::string HeadScaleName(SublayerKind kind) { return absl::StrCat(BaseName(kind), "_head_scale"); }
+
+std::string InputShiftName(SublayerKind kind) {
+  return absl::StrCat(BaseName(kind), "_input_shift");
+}
+
+}  // namespace deepnet

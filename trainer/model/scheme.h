@@ -1,0 +1,102 @@
+// A residual scheme as a value: what each sub-layer does to its stack's stream, and how large its
+// matrices start. Everything that differs between the values of `Residual` is here; parameters,
+// memory and arithmetic follow from it (trainer/model/{describe,recompute,residual}.h).
+//
+// A sub-layer is a branch f, whose last matrix is W, between parts that a scheme may have or not:
+//
+//   f(x)  = W N_inner(g(N_input(x) c - b))      g: attention, or the first matrix and its
+//   activation x    <- N_end(alpha omega * x + s N_output(f(x)) + e)
+//
+//   c      a constant, input_scale; b a trained number (shifts)
+//   alpha  a constant; 0: there is no residual
+//   omega  a trained vector; s a trained number, of the sub-layer or of its whole layer
+//   e      what entered the layer, at its last sub-layer only (layer_input)
+//
+// Formulas with their sources, and what deviates from released code: docs/design/residuals.md.
+// Pure.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "parallel/plan/inventory.h"
+#include "proto/model.pb.h"
+
+namespace deepnet {
+
+enum class SublayerKind { kSelfAttention, kCrossAttention, kFeedForward };
+
+// Who owns the number s before a branch.
+enum class BranchScale { kNone, kOfSublayer, kOfLayer };
+
+struct SublayerScheme {
+  bool input_norm = false;
+  bool inner_norm = false;
+  bool output_norm = false;
+  bool end_norm = false;
+  double input_scale = 1.0;
+  double alpha = 1.0;
+  double stream_scale = 0.0;  // omega at first; 0: there is none
+  BranchScale branch_scale = BranchScale::kNone;
+  double initial_branch_scale = 1.0;
+  bool head_scale = false;   // a trained factor for each head of an attention, before W
+  bool shifts = false;       // b; in a feed-forward block also behind its first matrix and before W
+  bool layer_input = false;  // e
+
+  // What has to be kept for the backward pass besides the states of the norms: the stream as it
+  // entered, where neither a norm before nor one behind gives it back; the branch before s.
+  bool KeepsStream() const { return stream_scale != 0 || (!input_norm && !end_norm); }
+  bool KeepsBranch() const { return branch_scale != BranchScale::kNone; }
+  int NumNorms() const { return int{input_norm} + int{output_norm} + int{end_norm}; }
+  // float32 numbers that all this takes of one row; `inside`: what the last matrix reads.
+  int64_t KeptFloats(int64_t width, int64_t inside) const;
+
+  friend bool operator==(const SublayerScheme&, const SublayerScheme&) = default;
+};
+
+// What stands behind a stack's last layer.
+enum class StackEnd {
+  kNothing,
+  kNorm,         // a normalisation
+  kScaledShift,  // x <- s (x - b), trained numbers; in a decoder s is left out
+};
+
+// `stack`: 0 encoder, 1 decoder; `layer` from 0, within the stack.
+SublayerScheme MakeSublayerScheme(const ModelSpec& model, int stack, int layer, SublayerKind kind);
+StackEnd EndOf(const ModelSpec& model);
+bool ReadsLayerInput(const ModelSpec& model);  // some sub-layer has layer_input
+bool HasEmbeddingNorm(const ModelSpec& model);
+bool HasBiases(const ModelSpec& model);      // of linear layers
+bool HasNormBiases(const ModelSpec& model);  // LayerNorm has them, RMSNorm does not
+
+// Gain of Xavier's normal deviation sqrt(2 / (in + out)) for a matrix of `role` (query, key, value,
+// attention output, feed-forward) in that sub-layer; `last`: it is W. 0: the matrix starts at 0.
+double InitialGain(const ModelSpec& model, int stack, int layer, SublayerKind kind, Role role,
+                   bool last);
+// Factor on the deviation width^(-1/2) of an embedding matrix; `stack` of its first use.
+double EmbeddingGain(const ModelSpec& model, int stack);
+// An untied output matrix starts at 0.
+bool OutputStartsAtZero(const ModelSpec& model);
+
+// "encoder." or "decoder.", and what a scheme adds to a stack.
+std::string StackName(int stack);
+inline constexpr char kFinalNorm[] = "layer_norm";
+inline constexpr char kFinalScale[] = "final_scale";
+inline constexpr char kFinalShift[] = "final_shift";
+inline constexpr char kEmbeddingNorm[] = "layernorm_embedding";
+
+// Names of what a scheme adds, within a layer ("encoder.layers.3."). "final" is the base of the
+// feed-forward block, as in the names of fairseq: "final_layer_norm".
+std::string BaseName(SublayerKind kind);  // "self_attn", "encoder_attn", "final"
+std::string NormName(SublayerKind kind);  // of the norm before the branch, or else behind the sum
+std::string EndNormName(SublayerKind kind, const SublayerScheme& scheme);
+std::string OutputNormName(SublayerKind kind);
+std::string InnerNormName(SublayerKind kind);
+std::string StreamScaleName(SublayerKind kind);
+std::string BranchScaleName(SublayerKind kind, const SublayerScheme& scheme);
+std::string HeadScaleName(SublayerKind kind);
+std::string InputShiftName(SublayerKind kind);
+inline constexpr char kMiddleShift[] = "final_middle_shift";  // behind the first matrix
+inline constexpr char kInnerShift[] = "final_inner_shift";    // before the last
+
+}  // namespace deepnet
