@@ -27,14 +27,9 @@ std::string SaveLine(const SaveRecord& record) {
     return absl::StrFormat("step %s could not be saved (%s so far): %s", WithCommas(record.step()),
                            WithCommas(record.failed_saves()), record.error());
   }
-  const std::string late =
-      record.put_off_steps() > 0
-          ? absl::StrFormat("; put off by %s steps, for the save before was not done",
-                            WithCommas(record.put_off_steps()))
-          : "";
-  return absl::StrFormat("saved step %s: %s in %.2f s, of which training stood still %.3f s%s",
+  return absl::StrFormat("saved step %s: %s in %.2f s, of which training stood still %.3f s",
                          WithCommas(record.step()), SizeText(record.bytes()), record.seconds(),
-                         record.stall_seconds(), late);
+                         record.stall_seconds());
 }
 
 CheckpointKeeper::CheckpointKeeper(FileSystem& fs, const TrainSpec& train, Manifest& state,
@@ -64,21 +59,14 @@ bool CheckpointKeeper::IsDue() const {
           seconds >= 60 * train_.checkpoint_every_minutes());
 }
 
-absl::Status CheckpointKeeper::SaveIfDue() {
-  if (due_since_ < 0 && IsDue()) due_since_ = state_.step();
-  const bool later = saver_.busy() && !options_.waits;
-  return due_since_ < 0 || later ? absl::OkStatus() : Save();
-}
+absl::Status CheckpointKeeper::SaveIfDue() { return IsDue() ? Save() : absl::OkStatus(); }
 
 absl::Status CheckpointKeeper::Save() {
-  if (saved_step_ != state_.step()) {
-    RETURN_IF_ERROR(saver_.Finish());
-    put_off_steps_ = due_since_ < 0 ? 0 : state_.step() - due_since_;
-    saved_step_ = state_.step();
-    saved_at_ = state_.train_seconds();
-    saver_.Begin(state_);
-  }
-  due_since_ = -1;
+  if (saved_step_ == state_.step()) return absl::OkStatus();
+  RETURN_IF_ERROR(saver_.Finish());
+  saved_step_ = state_.step();
+  saved_at_ = state_.train_seconds();
+  saver_.Begin(state_);
   return absl::OkStatus();
 }
 
@@ -87,7 +75,6 @@ void CheckpointKeeper::AfterSave(SaveRecord record) {
   if (failed) state_.set_failed_saves(state_.failed_saves() + 1);
   if (failed && saved_step_ == record.step()) saved_step_ = -1;
   record.set_failed_saves(state_.failed_saves());
-  record.set_put_off_steps(put_off_steps_);
   if (options_.record) options_.record(record);
   if (failed) {
     log_.Warning(SaveLine(record));

@@ -22,7 +22,6 @@ struct CheckpointKeeperOptions {
   RunLock* lock = nullptr;  // rank 0's
   bool resumed = false;     // the step that `state` begins with is on disk
   bool copies = true;       // a save is written in the background, from a copy (RunSaverOptions)
-  bool waits = false;       // a save that is due waits for the one before, instead of being put off
   std::function<void(const SaveRecord&)> record;  // told of every save that ended, on every rank
 };
 
@@ -40,7 +39,8 @@ class CheckpointKeeper {
   bool Ready() const { return saver_.Ready(); }
   absl::Status Advance() { return saver_.busy() ? saver_.Advance() : absl::OkStatus(); }
 
-  // After a step: starts a save if one is due, or was put off and can begin now.
+  // After a step: starts a save if one is due. Then the one before is on disk: no run is ever more
+  // than one checkpoint behind what was due.
   absl::Status SaveIfDue();
 
   // Not collective: before weights and moments change.
@@ -70,11 +70,9 @@ class CheckpointKeeper {
   Manifest& state_;
   Logger& log_;
   const CheckpointKeeperOptions options_;
-  int64_t saved_step_ = -1;    // the last one that was begun and has not failed; -1: none
-  double saved_at_ = 0.0;      // training seconds
-  int64_t due_since_ = -1;     // the step at which a save was put off; -1: none was
-  int64_t put_off_steps_ = 0;  // of the save under way
-  RunSaver saver_;             // last: it calls back
+  int64_t saved_step_ = -1;  // the last one that was begun and has not failed; -1: none
+  double saved_at_ = 0.0;    // training seconds
+  RunSaver saver_;           // last: it calls back
 };
 
 // "saved step 1,000: 1.2 GiB in 3.2 s, of which training stood still 0.05 s", or what went wrong.

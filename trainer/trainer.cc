@@ -103,7 +103,6 @@ absl::Status Trainer::Prepare() {
           .lock = start_.lock.get(),
           .resumed = resumed,
           .copies = !run_.parallel().blocking_saves(),
-          .waits = options_.wait_for_saves,
           .record = [this](const SaveRecord& record) { WriteMetrics(record); }});
   requests_.Expect(0.0, keeper_->ExpectedSeconds());
   return keeper_->Open();

@@ -16,6 +16,16 @@
 namespace deepnet {
 namespace {
 
+// An imported checkpoint was trained on a corpus that nobody here knows.
+absl::StatusOr<std::string> CorpusFolder(const CommandLine& line, const RunSpec& run) {
+  const std::string& given = line.flags.Text("data");
+  const std::string& folder = given.empty() ? run.data().folder() : given;
+  if (!folder.empty()) return ResolvePath(line, folder);
+  return WithExitCode(
+      absl::InvalidArgumentError("--data: required; the checkpoint names no corpus"),
+      ExitCode::kBadConfig);
+}
+
 absl::Status RunEvaluate(const CommandLine& line) {
   if (line.flags.Text("checkpoint").empty()) {
     return WithExitCode(absl::InvalidArgumentError("--checkpoint: required"), ExitCode::kBadConfig);
@@ -31,8 +41,8 @@ absl::Status RunEvaluate(const CommandLine& line) {
   ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> model,
                    LoadModel(ResolvePath(line, line.flags.Text("checkpoint")), compute));
   ASSIGN_OR_RETURN(const RunSpec run, DecodingRunSpec(line, model->run));
-  const std::string& data = line.flags.Text("data");
-  auto corpus = Corpus::Open(ResolvePath(line, data.empty() ? run.data().folder() : data));
+  ASSIGN_OR_RETURN(const std::string data, CorpusFolder(line, run));
+  auto corpus = Corpus::Open(data);
   if (!corpus.ok()) return WithExitCode(corpus.status(), ExitCode::kData);
 
   EvaluateOptions options{.split = line.flags.Text("split"),

@@ -10,6 +10,7 @@
 #include "parallel/base/file_system.h"
 #include "tests/support/child_process.h"
 #include "tests/support/large_checkpoint.h"
+#include "tests/trainer/exchange/large_model.h"
 
 namespace deepnet {
 namespace {
@@ -17,6 +18,7 @@ namespace {
 using deepnet::testing::ChildOutcome;
 using deepnet::testing::RunChild;
 using deepnet::testing::SaveLargeCheckpoint;
+using deepnet::testing::SaveLargeModel;
 
 constexpr int64_t kMemory = int64_t{40} << 20;
 constexpr char kMemoryFlag[] = "--memory=40MiB";
@@ -65,6 +67,21 @@ TEST_F(CheckpointMemory, OfEveryToolIsBounded) {
   ExpectFits({"average", Run(), "--last=2", "--output", mean}, 0);
   ExpectFits({"verify", mean}, 0);
   ExpectFits({"prune", Run(), "--keep=1"}, 0);
+}
+
+// An export is as large as the weights, of which there are four times --memory too.
+TEST_F(CheckpointMemory, OfExportsAndImportsIsBounded) {
+  const std::string model = JoinPath(folder_, "model"), again = JoinPath(folder_, "again");
+  const absl::Status saved =
+      SaveLargeModel(*fs_, model, {.bytes = 4 * kMemory, .block_bytes = int64_t{4} << 20});
+  ASSERT_TRUE(saved.ok()) << saved;
+  const std::string hf = JoinPath(folder_, "hf"), bf16 = JoinPath(folder_, "bf16");
+  ExpectFits({"export", model, "--output", hf, "--max-shard-size=64MiB"}, 0);
+  ExpectFits({"export", model, "--output", bf16, "--dtype=bfloat16"}, 0);
+  ExpectFits({"export", model, "--output", JoinPath(folder_, "marian"), "--format=marian"}, 0);
+  ExpectFits({"import", hf, "--output", again}, 0);
+  ExpectFits({"diff", model, again}, 0);
+  ExpectFits({"import", bf16, "--output", JoinPath(folder_, "rounded")}, 0);
 }
 
 }  // namespace

@@ -5,21 +5,17 @@
 
 #include <atomic>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <sstream>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <google/protobuf/text_format.h>
-#include <google/protobuf/util/json_util.h>
 #include <gtest/gtest.h>
 
 #include "launch/defaults.h"
 #include "parallel/base/logging.h"
-#include "proto/report.pb.h"
 #include "tests/parity/training_runs.h"
 #include "tests/support/run_ranks.h"
 #include "trainer/checkpoint/checkpoint.h"
@@ -27,8 +23,6 @@
 
 namespace deepnet {
 namespace {
-
-using Line = std::tuple<int64_t, double, double, double>;  // step, loss, nll, gradient norm
 
 struct Degrees {
   int stages = 1, replicas = 1;
@@ -82,16 +76,8 @@ class SpreadTrainTest : public ::testing::Test {
     return logs[0].str();
   }
 
-  static std::vector<Line> Lines(const std::string& folder) {
-    std::ifstream file(root_ / folder / "metrics.jsonl");
-    std::vector<Line> lines;
-    for (std::string line; std::getline(file, line);) {
-      StepRecord record;
-      if (line.find(R"("kind":"train")") == std::string::npos) continue;
-      EXPECT_TRUE(google::protobuf::util::JsonStringToMessage(line, &record).ok()) << line;
-      lines.emplace_back(record.step(), record.loss(), record.nll(), record.gradient_norm());
-    }
-    return lines;
+  static std::vector<testing::StepFigures> Lines(const std::string& folder) {
+    return testing::ReadSteps(root_ / folder / "metrics.jsonl");
   }
 
   // Every tensor of the newest checkpoint, by name.

@@ -1,9 +1,14 @@
 #include "tests/parity/training_runs.h"
 
+#include <fstream>
 #include <string_view>
 #include <utility>
 
+#include <google/protobuf/util/json_util.h>
+
 #include "launch/defaults.h"
+#include "parallel/base/check.h"
+#include "proto/report.pb.h"
 #include "trainer/data/prepare.h"
 
 namespace deepnet::testing {
@@ -27,6 +32,18 @@ std::streamsize ActingBuffer::xsputn(const char* bytes, std::streamsize count) {
   const std::streamsize written = std::stringbuf::xsputn(bytes, count);
   if (action_ && str().find(text_) != std::string::npos) std::exchange(action_, nullptr)();
   return written;
+}
+
+std::vector<StepFigures> ReadSteps(const std::filesystem::path& metrics) {
+  std::ifstream file(metrics);
+  std::vector<StepFigures> steps;
+  for (std::string line; std::getline(file, line);) {
+    StepRecord record;
+    if (line.find(R"("kind":"train")") == std::string::npos) continue;
+    DEEPNET_CHECK(google::protobuf::util::JsonStringToMessage(line, &record).ok()) << line;
+    steps.emplace_back(record.step(), record.loss(), record.nll(), record.gradient_norm());
+  }
+  return steps;
 }
 
 std::string WeightsLine(const std::string& log) {

@@ -1,10 +1,12 @@
 // What tests of whole training runs share: a small corpus, a look at the log while it is written.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <sstream>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -34,6 +36,10 @@ class ActingBuffer : public std::stringbuf {
   const std::string text_;
   std::function<void()> action_;
 };
+
+// Of the training steps in a metrics.jsonl, in order: step, loss, nll, gradient norm.
+using StepFigures = std::tuple<int64_t, double, double, double>;
+std::vector<StepFigures> ReadSteps(const std::filesystem::path& metrics);
 
 // "weights 0123456789abcdef", the hash that a run ends its log with; "none" where it did not.
 std::string WeightsLine(const std::string& log);

@@ -1,6 +1,5 @@
 #include "trainer/exchange/import.h"
 
-#include <map>
 #include <string>
 #include <vector>
 
@@ -10,12 +9,10 @@
 #include <gtest/gtest.h>
 
 #include "parallel/base/exit_code.h"
-#include "parallel/base/json.h"
 #include "tests/support/memory_file_system.h"
 #include "tests/trainer/exchange/exchange_samples.h"
+#include "tests/trainer/exchange/m2m_folder.h"
 #include "trainer/exchange/export.h"
-#include "trainer/exchange/hf_names.h"
-#include "trainer/exchange/safetensors_writer.h"
 
 namespace deepnet {
 namespace {
@@ -30,80 +27,22 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-constexpr int kWidth = 8;
+constexpr int kWidth = testing::M2mFolder::kWidth;
 
-constexpr char kConfig[] = R"({"model_type": "m2m_100", "vocab_size": VOCAB, "d_model": 8,
-  "encoder_layers": 2, "decoder_layers": 1, "encoder_ffn_dim": 12, "decoder_ffn_dim": 12,
-  "encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_position_embeddings": 16,
-  "dropout": 0.25, "torch_dtype": "float32", "bad_words_ids": [[1]], "id2label": {"0": "x"}})";
+struct Memory {
+  MemoryFileSystem fs_;
+};
 
-// An M2M-100 folder m2m: the sample tokenizer's pieces in reversed order, the first two of them
-// left out, one word that it does not know, three languages, two made-up rows.
-class M2mFolder {
+class M2mFolder : public Memory, public testing::M2mFolder {
  public:
-  M2mFolder() {
-    std::vector<std::string> pieces;
-    const Vocabulary vocabulary = SampleVocabulary();
-    for (int32_t id = vocabulary.first_tag() - 1; id >= kFirstPiece + 2; --id) {
-      pieces.push_back(vocabulary.Piece(id));
-    }
-    pieces.insert(pieces.begin() + 3, "wordofthedictionary");
-    std::string json = R"({"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3)";
-    for (const std::string& piece : pieces) {
-      row_of_[piece] = kFirstPiece + static_cast<int64_t>(row_of_.size());
-      absl::StrAppend(&json, ", ", JsonQuoted(piece), ": ", row_of_[piece]);
-    }
-    rows_ = kFirstPiece + static_cast<int64_t>(pieces.size()) + kLanguages;
-    EXPECT_TRUE(fs_.MakeFolder("m2m").ok());
-    Write("vocab.json", json + "}");
-    Write("sentencepiece.bpe.model", SampleTokenizer());
-    Write("config.json", Config());
-    WriteTensors({});
-  }
+  M2mFolder() : testing::M2mFolder(fs_, "m2m") {}
 
-  std::string Config() const {
-    return absl::StrReplaceAll(kConfig, {{"VOCAB", absl::StrCat(rows_)}});
-  }
-  void Write(const std::string& name, const std::string& contents) {
-    EXPECT_TRUE(ReplaceFile(fs_, JoinPath("m2m", name), contents).ok());
-  }
-  // The model's, with one of another name behind them if `extra` is given.
-  void WriteTensors(const std::string& extra) {
-    ModelSpec model = SampleModel(PRE_LN);
-    model.set_vocabulary_size(rows_);
-    const Inventory inventory = Describe(model, {});
-    std::vector<OutgoingTensor> tensors;
-    for (size_t i = 0; i <= inventory.parameters.size(); ++i) {
-      if (i == inventory.parameters.size() && extra.empty()) break;
-      const Parameter& parameter = inventory.parameters[i % inventory.parameters.size()];
-      std::vector<float> values = RandomWeights(parameter.NumElements(), static_cast<uint32_t>(i));
-      tensors.push_back({.name = i == inventory.parameters.size() ? extra : HfName(parameter.name),
-                         .shape = parameter.shape,
-                         .read = [values](int64_t first, std::span<float> into) {
-                           std::copy_n(values.begin() + first, into.size(), into.begin());
-                           return absl::OkStatus();
-                         }});
-    }
-    if (*fs_.Exists("m2m/model.safetensors")) {
-      ASSERT_TRUE(fs_.Delete("m2m/model.safetensors").ok());
-    }
-    ASSERT_TRUE(WriteSafetensors(fs_, "m2m", tensors, {}, {}).ok());
-  }
-  std::vector<float> Row(int64_t row) const {
-    const std::vector<float> all = RandomWeights(rows_ * kWidth, 0);
-    return {all.begin() + row * kWidth, all.begin() + (row + 1) * kWidth};
-  }
   std::string Refusal() {
     const absl::Status status = ImportFolder(fs_, "m2m", "run", {}).status();
     EXPECT_EQ(GetExitCode(status), ExitCode::kCheckpoint) << status;
     EXPECT_FALSE(*fs_.Exists("run"));
     return std::string(status.message());
   }
-
-  static constexpr int64_t kLanguages = 100 + 2;  // with the two made-up rows
-  MemoryFileSystem fs_;
-  std::map<std::string, int64_t> row_of_;
-  int64_t rows_ = 0;
 };
 
 TEST(ImportM2m, RowsAreThoseOfTheirPieces) {

@@ -1,0 +1,156 @@
+// An M2M-100 folder, imported, as users go on with it: `evaluate`, `translate` and `score` take it
+// like any checkpoint and say the same of the same sentences.
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include <gmock/gmock.h>
+#include <google/protobuf/util/json_util.h>
+#include <gtest/gtest.h>
+
+#include "parallel/base/file_system.h"
+#include "proto/report.pb.h"
+#include "tests/support/child_process.h"
+#include "tests/trainer/exchange/m2m_folder.h"
+
+namespace deepnet {
+namespace {
+
+using deepnet::testing::ChildOutcome;
+using deepnet::testing::M2mFolder;
+using deepnet::testing::RunChild;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+namespace fs = std::filesystem;
+
+// What `score` prints is rounded to four places.
+constexpr double kPrinted = 1e-4;
+
+constexpr char kCorpus[] = R"(# proto-file: proto/run.proto
+# proto-message: deepnet.RunSpec
+prepare { text { tsv_file: "train.tsv" source_language: "de" target_language: "en" }
+          text { tsv_file: "test.tsv" source_language: "de" target_language: "en" split: "test" }
+          output_folder: "corpus" tokenizer { pieces: 40 } }
+)";
+
+// Pairs that the folder's sixteen positions hold.
+std::vector<std::string> Sentences(const std::string& last) {
+  std::vector<std::string> sentences;
+  for (const char* first : {"water", "winter", "window", "wonder", "under", "thunder"}) {
+    for (const char* middle : {"and", "or", "with"}) {
+      sentences.push_back(absl::StrCat(first, " ", middle, " ", last));
+    }
+  }
+  return sentences;
+}
+
+class M2mProgramTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    root_ = fs::path(::testing::TempDir()) / absl::StrCat("deepnet_m2m_", getpid());
+    fs::create_directories(root_);
+    const std::unique_ptr<FileSystem> files = MakePosixFileSystem();
+    M2mFolder folder(*files, root_ / "m2m");
+    WritePairs("train", Sentences("wind"), Sentences("dinner"));
+    WritePairs("test", Sentences("water"), Sentences("winter"));
+    std::ofstream(root_ / "corpus.textproto") << kCorpus;
+    Run("prepare --config corpus.textproto --root .");
+    Run("checkpoint import m2m --output imported");
+  }
+  void TearDown() override { fs::remove_all(root_); }
+
+  void WritePairs(const std::string& name, const std::vector<std::string>& de,
+                  const std::vector<std::string>& en) const {
+    for (size_t i = 0; i < de.size(); ++i) {
+      std::ofstream(root_ / (name + ".tsv"), std::ios::app) << de[i] << "\t" << en[i] << "\n";
+      std::ofstream(root_ / (name + ".de"), std::ios::app) << de[i] << "\n";
+      std::ofstream(root_ / (name + ".en"), std::ios::app) << en[i] << "\n";
+    }
+  }
+
+  // A line of a shell that is in the folder; both outputs of the program are in files there.
+  int Shell(const std::string& arguments, std::string* errors) const {
+    const ChildOutcome outcome =
+        RunChild({"bash", "-c",
+                  absl::StrCat("cd '", root_.string(), "' && ", DEEPNET_PROGRAM, " ", arguments,
+                               " > out 2> err")});
+    *errors = Read("err");
+    return outcome.code;
+  }
+  // What it printed; it has to succeed.
+  std::string Run(const std::string& arguments) const {
+    std::string errors;
+    EXPECT_EQ(Shell(arguments, &errors), 0) << arguments << "\n" << errors;
+    return Read("out");
+  }
+
+  std::string Read(const std::string& file) const {
+    std::ostringstream text;
+    text << std::ifstream(root_ / file).rdbuf();
+    return text.str();
+  }
+
+  fs::path root_;
+};
+
+TEST_F(M2mProgramTest, EvaluateSaysWhatTranslateAndScoreSay) {
+  const std::string json =
+      Run("evaluate --checkpoint imported --data corpus --split test --output said --json");
+  EvalRecord record;
+  ASSERT_TRUE(google::protobuf::util::JsonStringToMessage(json, &record).ok()) << json;
+  ASSERT_EQ(record.directions_size(), 2);
+  for (const DirectionScore& direction : record.directions()) {
+    SCOPED_TRACE(direction.direction());
+    const std::string from = direction.direction().substr(0, 2),
+                      to = direction.direction().substr(3);
+    EXPECT_EQ(direction.sentences(), 18);
+    const std::string languages =
+        absl::StrCat(" --checkpoint imported --from ", from, " --to ", to, " ");
+
+    const std::string hypotheses = Run(absl::StrCat("translate", languages, "< test.", from));
+    EXPECT_EQ(hypotheses, Read(absl::StrCat("said/", direction.direction(), ".hyp")));
+    EXPECT_THAT(hypotheses, Not(HasSubstr("__")));  // no tags
+
+    Run(absl::StrCat("score", languages, "test.", from, " test.", to));
+    const std::string summary = Read("err");
+    const size_t at = summary.find("log-probability ");
+    double log_probability = 0.0, nats = 0.0;
+    ASSERT_NE(at, summary.npos) << summary;
+    ASSERT_EQ(sscanf(&summary[at], "log-probability %lf, %lf nats", &log_probability, &nats), 2);
+    EXPECT_NEAR(direction.nll(), nats, kPrinted);
+  }
+}
+
+TEST_F(M2mProgramTest, TheSentenceAndTheTagsOfBothLanguagesDecide) {
+  const auto translate = [&](const std::string& from, const std::string& to) {
+    return Run(absl::StrCat("translate --checkpoint imported --from ", from, " --to ", to,
+                            " --scores < test.de"));
+  };
+  const std::string german_to_english = translate("de", "en");
+  EXPECT_NE(german_to_english, translate("de", "fr"));
+  EXPECT_NE(german_to_english, translate("fr", "en"));
+  EXPECT_EQ(german_to_english, translate("de", "en"));
+  // The sentences decide, too: each has a score of its own.
+  std::set<std::string> different;
+  std::istringstream lines(german_to_english);
+  for (std::string line; std::getline(lines, line);) different.insert(line);
+  EXPECT_EQ(different.size(), 18u) << german_to_english;
+}
+
+TEST_F(M2mProgramTest, EvaluateAsksForTheCorpusThatAnImportDoesNotName) {
+  std::string errors;
+  EXPECT_EQ(Shell("evaluate --checkpoint imported", &errors), 2);
+  EXPECT_THAT(errors, HasSubstr("--data: required; the checkpoint names no corpus"));
+}
+
+}  // namespace
+}  // namespace deepnet
