@@ -179,6 +179,16 @@ TEST(PlannedMemory, OfChunksThatTakeTurnsIsWhatTheyHold) {
   ExpectAsPlanned(MeasureRanks(run), "four ranks of four chunks");
 }
 
+// Small layers: what lies at cuts and what deferred weight gradients hold weigh most.
+TEST(PlannedMemory, OfStagesThatDeferWeightGradientsIsWhatTheyHold) {
+  for (const char* schedule : {"1f1b", "zb-h1"}) {
+    RunSpec run = SmallRun(8, 8);
+    run.mutable_parallel()->set_pipeline_parallel_size(4);
+    run.mutable_parallel()->set_schedule(schedule);
+    ExpectAsPlanned(MeasureRanks(run), std::string("four ranks, ") + schedule);
+  }
+}
+
 TEST(PlannedMemory, OfReplicasIsWhatTheyHold) {
   RunSpec run = SmallRun(8, 4);
   run.mutable_parallel()->set_data_parallel_size(2);
