@@ -10,6 +10,7 @@
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
+#include "parallel/exec/watchdog.h"
 #include "trainer/data/corpus_batch_source.h"
 #include "trainer/initial_weights.h"
 #include "trainer/kernels/compute.h"
@@ -95,6 +96,15 @@ absl::StatusOr<RunParts> MakeRunParts(const RunStart& start, const std::string& 
   ASSIGN_OR_RETURN(auto source,
                    CorpusBatchSource::Make(start.run.data(), start.run.seed(), start.corpus.get()));
   parts.batches = std::make_unique<Prefetcher>(std::move(source));
+  ASSIGN_OR_RETURN(
+      parts.instruments,
+      Instruments::Make(
+          start.run, start.inventory, start.plan, *parts.part, *parts.batches,
+          {.folder = start.folder,
+           .files = &fs,
+           .first_step = start.state.step(),
+           .message_limit = MakeTimeLimits(start.run.parallel(), /*first_step=*/true).message},
+          log));
   ASSIGN_OR_RETURN(const double ceiling, MeasureCeiling(start.run.compute(), world));
   parts.report = std::make_unique<StepReport>(start.run, ceiling);
   Describe(start, world.size(), ceiling, log);

@@ -11,6 +11,7 @@
 #include "parallel/comm/communicator.h"
 #include "trainer/data/microbatch.h"
 #include "trainer/metrics.h"
+#include "trainer/probe/instruments.h"
 #include "trainer/rank_part.h"
 #include "trainer/run_start.h"
 #include "trainer/step_report.h"
@@ -22,6 +23,7 @@ struct RunParts {
   std::unique_ptr<BatchSource> batches;    // reads `start.corpus`
   std::unique_ptr<MetricsWriter> metrics;  // rank 0 only
   std::unique_ptr<StepReport> report;
+  std::unique_ptr<Instruments> instruments;
 };
 
 // Loads or draws the weights, looks whether drawn ones are what theory wants

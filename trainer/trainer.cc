@@ -60,6 +60,7 @@ class Trainer {
   bool Done() const;
   bool ValidationDue() const;
   absl::Status Step();
+  absl::Status Record();
   absl::Status Agree(double seconds);
   void Count(const StepBatch& batch, const StepResult& result);
   absl::Status Report(const StepResult& result);
@@ -83,6 +84,7 @@ class Trainer {
   RunParts parts_;
   std::unique_ptr<CheckpointKeeper> keeper_;
   int64_t first_step_ = 0;            // of this start
+  double stepping_seconds_ = 0.0;     // of this start, by the clock of rank 0
   int64_t validated_step_ = -1;       // the last one; -1: none
   double validated_at_ = 0.0;         // training seconds
   double agreed_seconds_ = 0.0;       // of the last step, by the clock of rank 0
@@ -133,17 +135,36 @@ absl::Status Trainer::Step() {
   const bool first = state_.step() == first_step_;
   auto batch = parts_.batches->ForStep(state_.step());
   if (!batch.ok()) return WithExitCode(batch.status(), ExitCode::kData);
+  const bool looks = parts_.instruments->Due(state_.step() + 1);
   ASSIGN_OR_RETURN(const StepResult result,
                    RunTrainStep(*batch, state_.step(), state_.optimizer_steps() + 1, *parts_.part,
                                 {.limits = MakeTimeLimits(run_.parallel(), first),
                                  .watchdog = options_.watchdog},
-                                [this] { keeper_->AwaitCopy(); }));
+                                [this, looks] {
+                                  keeper_->AwaitCopy();
+                                  if (looks) parts_.instruments->BeforeUpdate();
+                                }));
+  if (looks) RETURN_IF_ERROR(Record());
   RETURN_IF_ERROR(Agree(SecondsNow() - started));
   Count(*batch, result);
   if (first) RETURN_IF_ERROR(CompareMemory());
   const int64_t every = std::max<int64_t>(1, run_.train().log_every_steps());
   const bool tells = result.update.skipped || state_.step() % every == 0;
   return tells || stop_ || Done() ? Report(result) : absl::OkStatus();
+}
+
+// Of the step that has just been taken and is not counted yet.
+absl::Status Trainer::Record() {
+  const int64_t step = state_.step() + 1;
+  if (options_.watchdog != nullptr) {
+    const TimeLimits limits = MakeTimeLimits(run_.parallel(), /*first_step=*/true);
+    options_.watchdog->Begin(absl::StrCat("step ", step, ": instruments"),
+                             limits.message + limits.grace);
+  }
+  ASSIGN_OR_RETURN(const InstrumentRecord record, parts_.instruments->Record(step));
+  if (options_.watchdog != nullptr) options_.watchdog->End();
+  WriteMetrics(record);
+  return absl::OkStatus();
 }
 
 // What ranks have to know together after a step: how long it took by the clock of rank 0, what any
@@ -165,6 +186,7 @@ void Trainer::Count(const StepBatch& batch, const StepResult& result) {
   state_.set_step(state_.step() + 1);
   state_.mutable_data()->set_step(state_.step());
   state_.set_train_seconds(state_.train_seconds() + agreed_seconds_);
+  stepping_seconds_ += agreed_seconds_;
   state_.set_source_tokens(state_.source_tokens() + batch.num_source_tokens);
   state_.set_target_tokens(state_.target_tokens() + batch.num_target_tokens);
   state_.set_optimizer_steps(state_.optimizer_steps() + (skipped ? 0 : 1));
@@ -189,7 +211,9 @@ absl::Status Trainer::Report(const StepResult& result) {
   ASSIGN_OR_RETURN(const TraceFigures pipeline, MeasurePipeline(result, *parts_.part));
   const StepRecord record = parts_.report->Take(state_, result, pipeline);
   WriteMetrics(record);
-  log_.Show(ProgressOf(record, run_.train()));
+  Progress progress = ProgressOf(record, run_.train());
+  progress.figures += InstrumentsCost(parts_.instruments->seconds(), stepping_seconds_);
+  log_.Show(progress);
   return absl::OkStatus();
 }
 
@@ -203,7 +227,7 @@ void Trainer::WriteMetrics(const google::protobuf::Message& record) {
 // The first step has allocated all that steps need.
 absl::Status Trainer::CompareMemory() {
   return ReportMemory(
-      {.planned = start_.plan.stages(world_.rank()).memory().total(),
+      {.planned = start_.plan.stages(world_.rank()).memory().total() + parts_.instruments->bytes(),
        .measured = memory_.peak_bytes() + parts_.part->ops->OwnBytes() + keeper_->snapshot_bytes()},
       world_, log_);
 }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include <ATen/ATen.h>
+
 #include "parallel/base/check.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/self_communicator.h"
@@ -64,6 +66,24 @@ std::vector<double> Means(const UpdateCurve& curve, double OutputChange::*figure
   return means;
 }
 
+// Gains of norms, and biases of norms and of linear layers. What a scheme adds stays in motion.
+bool IsGainOrBias(const Parameter& p) {
+  if (p.role == Role::kNormGain || p.role == Role::kNormBias) return true;
+  return p.shape.size() == 1 && p.role != Role::kResidualScale && p.role != Role::kResidualShift;
+}
+
+// Makes an update as if these had not been trained.
+void RestoreGainsAndBiases(const at::Tensor& initial, Transformer& model) {
+  for (const Parameter& p : model.parameters().inventory().parameters) {
+    if (!IsGainOrBias(p)) continue;
+    model.parameters()
+        .weights()
+        .narrow(0, p.offset, p.NumElements())
+        .copy_(initial.narrow(0, p.offset, p.NumElements()));
+  }
+  model.Refresh();
+}
+
 RunSpec CellOf(RunSpec run, Residual residual, int depth, int seed) {
   run.mutable_model()->set_residual(residual);
   run.mutable_model()->set_encoder_layers(depth);
@@ -77,13 +97,14 @@ RunSpec CellOf(RunSpec run, Residual residual, int depth, int seed) {
 
 absl::StatusOr<std::vector<OutputChange>> TraceModelUpdate(const RunSpec& run,
                                                            std::span<const int64_t> updates,
-                                                           BatchSource& batches) {
+                                                           Moving moving, BatchSource& batches) {
   SelfCommunicator alone;
   const Inventory whole = Describe(run.model(), run.data().microbatch());
   const Plan plan = LonePlan(whole, run.data().microbatches_per_step());
   ASSIGN_OR_RETURN(const auto part, MakeRankPart(run, whole, plan, alone));
   part->model->parameters().Initialize(run.seed());
   part->model->Refresh();
+  const at::Tensor initial = part->model->parameters().weights().clone();
   ASSIGN_OR_RETURN(StepBatch unseen, batches.ForStep(updates.back()));
   ASSIGN_OR_RETURN(const auto probe,
                    OutputProbe::Make(whole, plan, *part, std::move(unseen.microbatches[0]),
@@ -95,6 +116,7 @@ absl::StatusOr<std::vector<OutputChange>> TraceModelUpdate(const RunSpec& run,
     for (; done < update; ++done) {
       ASSIGN_OR_RETURN(const StepBatch batch, batches.ForStep(done));
       RETURN_IF_ERROR(RunTrainStep(batch, done, done + 1, *part).status());
+      if (moving == Moving::kMatrices) RestoreGainsAndBiases(initial, *part->model);
     }
     ASSIGN_OR_RETURN(const OutputRows rows, probe->Rows(done));
     changes.push_back(ChangeOf(rows, reference));
@@ -121,8 +143,11 @@ double UpdateCurve::Ratio() const {
 
 absl::StatusOr<UpdateStudy> StudyModelUpdate(const RunSpec& run,
                                              const UpdateStudyOptions& options) {
-  UpdateStudy study{
-      .depths = options.depths, .updates = options.updates, .seeds = options.seeds, .curves = {}};
+  UpdateStudy study{.depths = options.depths,
+                    .updates = options.updates,
+                    .moving = options.moving,
+                    .seeds = options.seeds,
+                    .curves = {}};
   double depth_sum = 0.0, done = 0.0;  // a model costs as much as it has layers
   for (const int depth : options.depths) depth_sum += depth;
   const double all = depth_sum * options.seeds * static_cast<double>(options.schemes.size());
@@ -134,8 +159,8 @@ absl::StatusOr<UpdateStudy> StudyModelUpdate(const RunSpec& run,
         const RunSpec cell = CellOf(run, residual, depth, seed);
         if (options.show) options.show(cell, done / all);
         ASSIGN_OR_RETURN(const auto batches, options.batches(cell));
-        ASSIGN_OR_RETURN(const auto trace,
-                         TraceModelUpdate(cell, std::span(&options.updates, 1), *batches));
+        ASSIGN_OR_RETURN(const auto trace, TraceModelUpdate(cell, std::span(&options.updates, 1),
+                                                            options.moving, *batches));
         changes.push_back(trace.back());
         done += depth;
       }

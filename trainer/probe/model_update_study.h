@@ -23,13 +23,19 @@
 
 namespace deepnet {
 
+// Which parameters the updates move; the others stay as they started.
+enum class Moving {
+  kAll,
+  kMatrices,  // all but gains and biases: what the paper's bound is over
+};
+
 // Trains `run` (defaults filled in, seed included) as one rank for the last of `updates`
 // (ascending, from 1) and returns the change of F after each of them. x is the first microbatch of
 // the step after the last. A step that is skipped because it is not finite leaves the weights as
 // they are.
 absl::StatusOr<std::vector<OutputChange>> TraceModelUpdate(const RunSpec& run,
                                                            std::span<const int64_t> updates,
-                                                           BatchSource& batches);
+                                                           Moving moving, BatchSource& batches);
 
 // Sentences of made-up pieces, drawn evenly, of 4 to 60 tokens a side: a function of (seed, step).
 // `data` has its capacities.
@@ -49,6 +55,7 @@ struct UpdateCurve {
 struct UpdateStudy {
   std::vector<int> depths;  // layers a side
   int64_t updates = 0;      // after which F is looked at
+  Moving moving = Moving::kAll;
   int seeds = 0;
   std::vector<UpdateCurve> curves;
 };
@@ -57,6 +64,7 @@ struct UpdateStudyOptions {
   std::vector<int> depths;
   std::vector<Residual> schemes;
   int64_t updates = 1;
+  Moving moving = Moving::kAll;
   int seeds = 1;  // 1, 2, ...
   // The data of a run whose seed is set.
   std::function<absl::StatusOr<std::unique_ptr<BatchSource>>(const RunSpec& run)> batches;

@@ -1,0 +1,95 @@
+// What a run looks at while it trains (InstrumentsSpec): a line of metrics.jsonl with kind
+// "instruments" every so many steps. Nothing that is computed depends on it: weights are read and
+// copied, forward passes without dropout use buffers of their own (docs/design/instruments.md).
+//
+//   layers        norms of gradient, weights and update of each layer (instruments_layers.h)
+//   model_update  of the first microbatch of step 0 (model_update.h), since the run's first step
+//   sublayers     of the step's own forward passes
+//
+// Example, of a step whose record is due:
+//   RunTrainStep(..., [&] { instruments.BeforeUpdate(); });
+//   ASSIGN_OR_RETURN(const InstrumentRecord record, instruments.Record(steps_done));
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+#include "parallel/base/file_system.h"
+#include "parallel/base/logging.h"
+#include "parallel/plan/inventory.h"
+#include "proto/plan.pb.h"
+#include "proto/report.pb.h"
+#include "proto/run.pb.h"
+#include "trainer/data/microbatch.h"
+#include "trainer/probe/instruments_layers.h"
+#include "trainer/probe/model_update.h"
+#include "trainer/rank_part.h"
+
+namespace deepnet {
+
+// What a run folder keeps of F(x, theta_0), so that a run that goes on can tell how far it is.
+inline constexpr char kModelUpdateReference[] = "model_update.bin";
+
+struct InstrumentsOptions {
+  std::string folder;           // of the run
+  FileSystem* files = nullptr;  // that it is reached by
+  int64_t first_step = 0;       // of this start; 0: theta_0 are the weights of now
+  absl::Duration message_limit = absl::InfiniteDuration();  // for one message of a forward pass
+};
+
+class Instruments {
+ public:
+  // `part` is what MakeRankPart made of `run`, `whole` and `plan`, with weights and working copies,
+  // and outlives the result; `batches` is asked for step 0 where the model's update is wanted. At
+  // step 0 the reference is computed and written; later it is read, and without it, or with one of
+  // another run, a warning is given and the model's update left out. Collective over part.world.
+  static absl::StatusOr<std::unique_ptr<Instruments>> Make(const RunSpec& run,
+                                                           const Inventory& whole, const Plan& plan,
+                                                           RankPart& part, BatchSource& batches,
+                                                           const InstrumentsOptions& options,
+                                                           Logger& log);
+
+  // Whether a record is made when `step` steps are done.
+  bool Due(int64_t step) const { return every_ > 0 && step % every_ == 0; }
+  // Held beside a step's own memory.
+  int64_t bytes() const { return layers_.has_value() ? layers_->bytes() : 0; }
+  // This rank spent on records so far.
+  double seconds() const { return seconds_; }
+
+  // In the step whose record is due, when its gradient is complete and weights are about to change.
+  void BeforeUpdate();
+  // After that update, `step` steps being done. Collective over part.world; every rank gets the
+  // same but for `seconds`, which are its own.
+  absl::StatusOr<InstrumentRecord> Record(int64_t step);
+
+ private:
+  Instruments(int64_t every, const Inventory& whole, RankPart& part);
+
+  absl::Status StartModelUpdate(const RunSpec& run, const Inventory& whole, const Plan& plan,
+                                BatchSource& batches, const InstrumentsOptions& options,
+                                Logger& log);
+  absl::Status MakeReference(const RunSpec& run, const Inventory& whole,
+                             const InstrumentsOptions& options);
+  absl::StatusOr<double> ModelUpdate(int64_t step);
+
+  const int64_t every_;  // steps; 0: never
+  RankPart& part_;
+  std::optional<LayerMeter> layers_;    // none: never looked at
+  bool measures_model_update_ = false;  // the same on all ranks
+  std::unique_ptr<OutputProbe> probe_;  // of replica 0's ranks, if so
+  OutputRows reference_;                // F(x, theta_0); where the probe has its output
+  double seconds_ = 0.0;
+  double before_update_seconds_ = 0.0;  // of the step under way
+};
+
+// For a line of progress of a run that took `seconds` in all: "  instruments 2.3 %" where they took
+// more than 1 % of that, else nothing.
+std::string InstrumentsCost(double instruments_seconds, double seconds);
+
+}  // namespace deepnet
