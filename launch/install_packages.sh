@@ -3,7 +3,7 @@
 #
 #   launch/install_packages.sh [--with-lints] [--help]
 #
-#   --with-lints   also clang-format, clang-tidy and ctags, which .ci/run uses
+#   --with-lints   also clang-format, clang-tidy, ctags and chromium, which .ci/run uses
 #
 # Needs root or sudo only where something is missing. On a system without apt it changes nothing,
 # says what is needed and ends with status 1.
@@ -15,7 +15,7 @@ packages=(g++ cmake ninja-build ccache mold git ca-certificates pkg-config
   libsentencepiece-dev sentencepiece openmpi-bin libopenmpi-dev iproute2)
 case "${1:-}" in
   "") ;;
-  --with-lints) packages+=(clang-format clang-tidy universal-ctags) ;;
+  --with-lints) packages+=(clang-format clang-tidy universal-ctags chromium fonts-dejavu-core) ;;
   --help) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; exit 0 ;;
   *) echo "install_packages.sh: unknown argument '$1' (see --help)" >&2; exit 2 ;;
 esac

@@ -7,6 +7,7 @@
 #include "launch/commands/checkpoint.h"
 #include "launch/commands/describe.h"
 #include "launch/commands/evaluate.h"
+#include "launch/commands/lab.h"
 #include "launch/commands/plan.h"
 #include "launch/commands/prepare.h"
 #include "launch/commands/rehearse.h"
@@ -22,6 +23,7 @@ int main(int argc, char** argv) {
       deepnet::MakeTrainCommand(),   deepnet::MakeTranslateCommand(),
       deepnet::MakeScoreCommand(),   deepnet::MakeEvaluateCommand(),
       deepnet::MakeBenchCommand(),   deepnet::MakeCheckpointCommand(),
+      deepnet::MakeLabCommand(),
   };
   const std::vector<std::string> words(argv + 1, argv + argc);
   return deepnet::RunProgram(commands, words, {std::cin, std::cout, std::cerr});

@@ -7,7 +7,8 @@
 #   --no-install   install no packages
 #
 # Everything else goes to ctest: `tests/run.sh -R Bleu`. Tests that need root (label `root`) are left
-# out for other users.
+# out for other users; those that need a browser (label `browser`), where there is neither chromium nor
+# what DEEPNET_BROWSER names.
 set -euo pipefail
 
 long=no
@@ -29,6 +30,10 @@ source launch/stages.sh
 excluded=()
 [[ $long == yes ]] || excluded+=(long)
 [[ $(id -u) -eq 0 ]] || excluded+=(root)
+if ! command -v "${DEEPNET_BROWSER:-chromium}" >/dev/null; then
+  excluded+=(browser)
+  left_out+=("the tests in a browser: no chromium here (apt-get install chromium)")
+fi
 if [[ ${#excluded[@]} -gt 0 ]]; then
   arguments+=(--label-exclude "^($(IFS='|' && echo "${excluded[*]}"))$")
 fi

@@ -1,0 +1,10 @@
+// deepnet lab: experiments of the paper, run and reported.
+#pragma once
+
+#include "launch/commands/command.h"
+
+namespace deepnet {
+
+Command MakeLabCommand();
+
+}  // namespace deepnet

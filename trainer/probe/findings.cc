@@ -1,0 +1,118 @@
+#include "trainer/probe/findings.h"
+
+#include <algorithm>
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+#include "parallel/base/logging.h"
+#include "trainer/probe/findings_scores.h"
+#include "trainer/probe/methods.h"
+#include "trainer/probe/panel_plots.h"
+#include "trainer/probe/quantities.h"
+
+namespace deepnet {
+namespace {
+
+std::string Label(const std::string& series) { return std::string(FindMethod(series).label); }
+
+std::string Count(int count, const std::string& noun) {
+  return absl::StrCat(count, " ", noun, count == 1 ? "" : "s");
+}
+
+std::string Ends(const LabResult& result) {
+  std::map<CellStatus, int> ends;
+  for (const LabCell& cell : result.cells()) ++ends[cell.status()];
+  std::vector<std::string> parts;
+  if (ends[CELL_DONE] > 0) parts.push_back(absl::StrCat(ends[CELL_DONE], " ended as planned"));
+  if (ends[CELL_DIVERGED] > 0) parts.push_back(absl::StrCat(ends[CELL_DIVERGED], " diverged"));
+  if (ends[CELL_FAILED] > 0) parts.push_back(absl::StrCat(ends[CELL_FAILED], " failed"));
+  const int missing = result.cells_planned() - result.cells_size();
+  if (missing > 0) parts.push_back(absl::StrCat(missing, " not run yet"));
+  return absl::StrCat(Count(result.cells_planned(), "run"), ": ", absl::StrJoin(parts, ", "), ".");
+}
+
+// "Of the paper's figure, DLCL was not run here."
+std::string NotRun(const Experiment& experiment, const LabResult& result) {
+  std::vector<std::string> missing;
+  for (const LinePlot& plot : experiment.published) {
+    for (const PlotLine& line : plot.lines) {
+      const bool there = line.dotted || std::any_of(result.cells().begin(), result.cells().end(),
+                                                    [&](const LabCell& cell) {
+                                                      return cell.series() == line.method;
+                                                    });
+      const std::string label = Label(line.method);
+      if (!there && std::find(missing.begin(), missing.end(), label) == missing.end()) {
+        missing.push_back(label);
+      }
+    }
+  }
+  if (missing.empty()) return "";
+  return absl::StrCat("In the paper's figure, but not run here: ", absl::StrJoin(missing, ", "),
+                      ".");
+}
+
+std::vector<std::string> OfMatrix(const LabResult& result, const Panel& panel) {
+  std::vector<std::string> sentences;
+  for (const SeedGroup& group : GroupSeeds(result, panel)) {
+    if (group.spread.count == 0) continue;
+    sentences.push_back(absl::StrCat(Label(group.series), ": ", ShortNumber(group.spread.mean), " ",
+                                     QuantityUnit(panel.quantity), " on average over ",
+                                     group.cells[0]->test().directions_size(), " directions, ",
+                                     WithCommas(group.cells[0]->parameters()), " parameters."));
+  }
+  return sentences;
+}
+
+// "Model update after 30 steps: Post-LN 3.3, DeepNet 0.15." Losses have their own sentences.
+std::vector<std::string> OfCurves(const LabResult& result, const Panel& panel) {
+  if (IsLoss(panel.quantity)) return {};
+  std::vector<std::string> ends;
+  double step = 0;
+  for (const LabCell* cell : Representatives(result, panel)) {
+    const std::vector<PlotPoint> points = CurveOverSteps(*cell, panel.quantity);
+    if (points.empty()) continue;
+    step = points.back().x;
+    ends.push_back(absl::StrCat(Label(cell->series()), " ", ShortNumber(points.back().y)));
+  }
+  if (ends.empty()) return {absl::StrCat("Nothing was recorded for “", panel.title, "”.")};
+  return {absl::StrCat(panel.title, ", step ", ShortNumber(step), ": ", absl::StrJoin(ends, ", "),
+                       ".")};
+}
+
+// How many times the lowest layer's value the highest layer's is.
+std::vector<std::string> OfLayers(const LabResult& result, const Panel& panel) {
+  std::vector<std::string> ratios;
+  for (const LabCell* cell : Representatives(result, panel)) {
+    const std::vector<PlotPoint> points = CurveOverLayers(*cell, panel.quantity, panel.step);
+    if (points.size() < 2 || !(points.front().y > 0)) continue;
+    ratios.push_back(absl::StrCat(Label(cell->series()), " ",
+                                  ShortNumber(points.back().y / points.front().y, 2)));
+  }
+  if (ratios.empty()) return {absl::StrCat("Nothing was recorded for “", panel.title, "”.")};
+  return {absl::StrCat(panel.title, ", top layer over lowest: ", absl::StrJoin(ratios, ", "), ".")};
+}
+
+}  // namespace
+
+std::vector<std::string> Findings(const Experiment& experiment, const LabResult& result) {
+  std::vector<std::string> sentences = {Ends(result)};
+  const std::string missing = NotRun(experiment, result);
+  if (!missing.empty()) sentences.push_back(missing);
+  for (const Panel& panel : experiment.panels) {
+    std::vector<std::string> more;
+    if (panel.kind == PanelKind::kScore) more = ScoreFindings(experiment, result, panel);
+    if (panel.kind == PanelKind::kCurve) more = OfCurves(result, panel);
+    if (panel.kind == PanelKind::kLayers) more = OfLayers(result, panel);
+    if (panel.kind == PanelKind::kMatrix) more = OfMatrix(result, panel);
+    for (std::string& sentence : more) {
+      if (std::find(sentences.begin(), sentences.end(), sentence) == sentences.end()) {
+        sentences.push_back(std::move(sentence));
+      }
+    }
+  }
+  return sentences;
+}
+
+}  // namespace deepnet

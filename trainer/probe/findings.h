@@ -1,0 +1,27 @@
+// Sentences that follow from a result's numbers. Each says what was measured; none says why. Pure.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "proto/lab.pb.h"
+#include "trainer/probe/experiment.h"
+
+namespace deepnet {
+
+// What the run shows: how many cells ended how, which series learned at the smallest and the
+// greatest x, where that differs from what the paper marks as diverged, fits with their errors, how
+// far seeds lie apart. In this order; nothing that was not measured.
+std::vector<std::string> Findings(const Experiment& experiment, const LabResult& result);
+
+// A row of "what differs from the paper".
+struct Difference {
+  std::string what;
+  std::string paper;
+  std::string here;
+};
+
+// What the cells were trained with beside what the paper was; rows that say the same are left out.
+std::vector<Difference> Differences(const Experiment& experiment, const LabResult& result);
+
+}  // namespace deepnet

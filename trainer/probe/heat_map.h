@@ -1,0 +1,27 @@
+// A table of numbers as an SVG of coloured squares: any-to-any scores, sweeps of two settings.
+// Pure.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace deepnet {
+
+struct HeatMap {
+  std::string id;       // of the svg element, unique on the page
+  std::string title;    // for people who cannot see it
+  std::string x_label;  // what columns are
+  std::string y_label;  // what rows are
+  std::vector<std::string> columns;
+  std::vector<std::string> rows;
+  std::vector<std::vector<std::optional<double>>> values;  // [row][column]; nothing: left blank
+  std::vector<std::vector<std::string>> words = {};        // instead of a missing value: "diverged"
+  bool low_is_good = false;                                // the good end has the strong colour
+};
+
+// The svg element; 440 units wide. Numbers stand in the squares of up to 14 columns; every square
+// says its row, column and value where the pointer rests.
+std::string DrawHeatMap(const HeatMap& map);
+
+}  // namespace deepnet

@@ -1,0 +1,58 @@
+// Line plots as SVG, written by hand: axes, a line a series with its name at its end, the spread of
+// seeds, and below the axes a row of crosses for each series that diverged somewhere. Colours,
+// dashes and markers follow from the method (methods.h) and from the page's style sheet; the SVG is
+// not complete without it. Pure.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "trainer/probe/axis.h"
+
+namespace deepnet {
+
+struct PlotPoint {
+  double x = 0.0;
+  double y = 0.0;
+  bool diverged = false;  // there is no y
+  double low = 0.0;       // spread over seeds; drawn if high > low
+  double high = 0.0;
+};
+
+struct PlotLine {
+  std::string method;             // a key of methods.h: how it looks
+  std::string label = {};         // at its end; empty: the method's
+  std::vector<PlotPoint> points;  // ascending x
+  bool dotted = false;            // a fit, not a measurement
+};
+
+// A horizontal line: "word frequencies".
+struct PlotLevel {
+  double y = 0.0;
+  std::string label;
+};
+
+struct LinePlot {
+  std::string id;       // of the svg element, unique on the page
+  std::string title;    // for people who cannot see it
+  std::string x_label;  // "layers a side"
+  std::string y_label;  // "BLEU"
+  Scale x_scale = Scale::kLinear;
+  Scale y_scale = Scale::kLinear;
+  std::vector<double> x_ticks = {};  // empty: round ones
+  std::vector<PlotLine> lines = {};
+  std::vector<PlotLevel> levels = {};
+  bool markers = true;  // a mark at each point; without, a curve
+};
+
+// The svg element; about 440 units wide, to be stretched over its column. Without a point that can
+// be shown it says so in words.
+std::string DrawLinePlot(const LinePlot& plot);
+
+// Ordinates at least `distance` apart, in the order of `wanted`, as near to it as it goes within
+// [top, bottom]: where labels stand beside the ends of lines. More labels than there is room for
+// reach below `bottom`.
+std::vector<double> SpreadLabels(std::vector<double> wanted, double distance, double top,
+                                 double bottom);
+
+}  // namespace deepnet

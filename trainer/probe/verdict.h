@@ -1,0 +1,35 @@
+// What a cell's numbers allow to be said of it, and no more. Pure.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "proto/lab.pb.h"
+
+namespace deepnet {
+
+enum class Verdict {
+  kLearned,          // better on text than word frequencies
+  kWordFrequencies,  // no better than a model that knows only how often each piece occurs
+  kStuck,            // its loss has fallen by less than 3 % of where it started
+  kRoseAgain,        // its loss ends well above its lowest
+  kDiverged,         // ended by non-finite steps
+  kFailed,           // ended for another reason
+  kTooShort,         // so few steps that nothing of this could be seen
+};
+
+// By the loss on the test set, else on the dev set, else of training, and what word frequencies
+// alone give there; where `data` does not know that, kWordFrequencies is not given.
+Verdict Judge(const LabCell& cell, const LabData& data);
+
+// "learned", "word frequencies only", "stuck", ...
+const char* VerdictName(Verdict verdict);
+
+// The same with the numbers it rests on: "loss rose again: 5.91 at step 120, 6.40 at the end".
+std::string VerdictText(const LabCell& cell, const LabData& data);
+
+// Means of three neighbouring records' nll, in the order of steps: what a verdict looks at. Values
+// that are not finite are left out.
+std::vector<double> SmoothLosses(const LabCell& cell);
+
+}  // namespace deepnet
