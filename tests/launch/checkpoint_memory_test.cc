@@ -1,5 +1,6 @@
 // The program's tools on a checkpoint four times as large as the memory they may take.
 #include <cstdint>
+#include <cstdio>
 #include <memory>
 #include <string>
 #include <vector>
@@ -50,6 +51,7 @@ class CheckpointMemory : public ::testing::Test {
     EXPECT_EQ(outcome.code, code) << outcome.output;
     const double taken = static_cast<double>(outcome.peak_bytes - idle_bytes_);
     EXPECT_LE(taken, kTolerance * static_cast<double>(kMemory)) << words[2];
+    std::printf("%-8s %.2f of --memory\n", words[2].c_str(), taken / static_cast<double>(kMemory));
   }
 
   const std::unique_ptr<FileSystem> fs_ = MakePosixFileSystem();
