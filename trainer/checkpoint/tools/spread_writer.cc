@@ -45,6 +45,7 @@ SpreadWriter::SpreadWriter(FileSystem& fs, std::string run_folder, const SpreadS
 }
 
 SpreadWriter::~SpreadWriter() {
+  syncing_.Wait().IgnoreError();
   file_.reset();
   if (begun_ && !committed_) DeleteTree(fs_, temporary_folder_).IgnoreError();
 }
@@ -142,24 +143,30 @@ absl::Status SpreadWriter::Write(std::string_view bytes) {
 
 absl::Status SpreadWriter::FinishFile() {
   CloseExtent();
-  const auto finish = [this]() -> absl::Status {
-    RETURN_IF_ERROR(Flush());
-    RETURN_IF_ERROR(file_->Sync());
-    return file_->Close();
-  };
-  const absl::Status status = finish();
+  const absl::Status status = Flush();
   if (block_filled_ > 0) {
     manifest_.mutable_files(manifest_.files_size() - 1)->add_block_crc32c(block_crc_);
   }
   block_crc_ = 0;
   block_filled_ = 0;
-  file_.reset();
-  return CheckpointError(status, absl::StrCat("writing '", temporary_folder_, "'"));
+  const std::shared_ptr<AppendFile> finished = std::move(file_);
+  RETURN_IF_ERROR(CheckpointError(status, absl::StrCat("writing '", temporary_folder_, "'")));
+  RETURN_IF_ERROR(AwaitSync());
+  syncing_.Start([finished]() -> absl::Status {
+    RETURN_IF_ERROR(finished->Sync());
+    return finished->Close();
+  });
+  return absl::OkStatus();
+}
+
+absl::Status SpreadWriter::AwaitSync() {
+  return CheckpointError(syncing_.Wait(), absl::StrCat("writing '", temporary_folder_, "'"));
 }
 
 absl::Status SpreadWriter::Commit() {
   DEEPNET_CHECK(position_ == shape_.num_elements * kElementBytes)
       << "fewer elements than announced";
+  RETURN_IF_ERROR(AwaitSync());
   RETURN_IF_ERROR(CommitCheckpoint(fs_, run_folder_, std::move(manifest_)));
   committed_ = true;
   return absl::OkStatus();

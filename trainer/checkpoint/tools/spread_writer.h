@@ -17,6 +17,7 @@
 
 #include "parallel/base/file_system.h"
 #include "proto/checkpoint.pb.h"
+#include "trainer/checkpoint/background_task.h"
 #include "trainer/checkpoint/tools/tensor_reader.h"
 
 namespace deepnet {
@@ -53,6 +54,7 @@ class SpreadWriter {
   absl::Status Flush();
   absl::Status Write(std::string_view bytes);
   absl::Status FinishFile();
+  absl::Status AwaitSync();
   void CloseExtent();
   int64_t FileEnd() const;  // bytes of the stream
 
@@ -71,6 +73,7 @@ class SpreadWriter {
   int64_t block_filled_ = 0;          // bytes of its last block so far
   int64_t extent_bytes_ = 0;          // of its last extent so far; 0: none is open
   int64_t tensor_bytes_ = 0;          // of the current tensor that were appended
+  BackgroundTask syncing_;            // makes the file before durable while the next is written
 };
 
 // That a tool may write into `run_folder`: it does not exist, or is empty but for what an earlier
