@@ -138,7 +138,9 @@ absl::Status RunJobs(const CommandLine& line, const Experiment& experiment, cons
   }
   const double host_gib = WithHostMemory(ClusterSpec()).device_memory_gib();
   const auto host_bytes = static_cast<int64_t>(kMemoryShare * host_gib * (int64_t{1} << 30));
-  const LabLimits limits = MakeLabLimits(pending, UsableCores(), host_bytes,
+  std::vector<const LabJob*> all;
+  for (const LabJob& job : jobs) all.push_back(&job);
+  const LabLimits limits = MakeLabLimits(pending.empty() ? all : pending, UsableCores(), host_bytes,
                                          static_cast<int>(line.flags.Integer("jobs")));
   const std::string folder = ResolveFrom(setup.root, setup.out);
   RETURN_IF_ERROR(fs->MakeFolder(folder));
