@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -103,7 +104,12 @@ std::string ShortNumber(double value, int digits) {
     }
     return absl::StrCat(mantissa, "e", std::stoi(text.substr(at + 1)));
   }
+  if (size >= std::pow(10.0, digits)) return absl::StrFormat("%.0f", value);  // no "5.3e+02"
   return absl::StrFormat("%.*g", digits, value);
+}
+
+double Rounded(double value, int digits) {
+  return std::strtod(absl::StrFormat("%.*e", digits - 1, value).c_str(), nullptr);
 }
 
 }  // namespace deepnet

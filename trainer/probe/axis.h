@@ -30,4 +30,7 @@ std::vector<double> Ticks(const Axis& axis, int count);
 // "0.002", "28.9", "1,000", "5e-4", "not a number": short, for people. `digits` significant ones.
 std::string ShortNumber(double value, int digits = 3);
 
+// `value` with that many significant digits: 1,772,152 with two is 1,800,000.
+double Rounded(double value, int digits);
+
 }  // namespace deepnet

@@ -88,7 +88,7 @@ std::vector<std::string> OfLayers(const LabResult& result, const Panel& panel) {
     const std::vector<PlotPoint> points = CurveOverLayers(*cell, panel.quantity, panel.step);
     if (points.size() < 2 || !(points.front().y > 0)) continue;
     ratios.push_back(absl::StrCat(Label(cell->series()), " ",
-                                  ShortNumber(points.back().y / points.front().y, 2)));
+                                  ShortNumber(Rounded(points.back().y / points.front().y, 2))));
   }
   if (ratios.empty()) return {absl::StrCat("Nothing was recorded for “", panel.title, "”.")};
   return {absl::StrCat(panel.title, ", top layer over lowest: ", absl::StrJoin(ratios, ", "), ".")};

@@ -132,7 +132,8 @@ std::vector<std::string> Ratios(const std::vector<SeedGroup>& groups) {
     }
     if (high > 0.0 && low > 0.0) {
       sentences.push_back(absl::StrCat(Label(series), ": the largest over depth is ",
-                                       ShortNumber(high / low, 2), " times the smallest."));
+                                       ShortNumber(Rounded(high / low, 2)),
+                                       " times the smallest."));
     }
   }
   return sentences;

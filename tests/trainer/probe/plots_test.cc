@@ -49,7 +49,9 @@ TEST(Axis, NumbersAreShort) {
   EXPECT_EQ(ShortNumber(28.94), "28.9");
   EXPECT_EQ(ShortNumber(0.0005), "5e-4");
   EXPECT_EQ(ShortNumber(1000), "1,000");
+  EXPECT_EQ(ShortNumber(530.4, 2), "530");
   EXPECT_EQ(ShortNumber(std::nan("")), "not a number");
+  EXPECT_EQ(ShortNumber(Rounded(1772152, 2)), "1,800,000");
 }
 
 TEST(LinePlot, NamesNeverTouch) {
