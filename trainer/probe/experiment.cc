@@ -50,7 +50,8 @@ std::vector<std::string> ExperimentNames() {
   return names;
 }
 
-absl::StatusOr<Experiment> MakeExperiment(const std::string& name, const ExperimentOptions& options) {
+absl::StatusOr<Experiment> MakeExperiment(const std::string& name,
+                                          const ExperimentOptions& options) {
   const Entry* entry = std::find_if(std::begin(kEntries), std::end(kEntries),
                                     [&](const Entry& each) { return name == each.name; });
   if (entry == std::end(kEntries)) {

@@ -96,6 +96,7 @@ struct ExperimentOptions {
 std::vector<std::string> ExperimentNames();
 
 // InvalidArgument naming what is unknown: the name, the size it does not come in, a series.
-absl::StatusOr<Experiment> MakeExperiment(const std::string& name, const ExperimentOptions& options);
+absl::StatusOr<Experiment> MakeExperiment(const std::string& name,
+                                          const ExperimentOptions& options);
 
 }  // namespace deepnet
