@@ -53,6 +53,9 @@ class CheckpointKeeper {
   // Without `tidy`, old checkpoints stay.
   absl::Status SaveAndWait(bool tidy);
 
+  // Until no save is under way.
+  absl::Status Finish() { return saver_.Finish(/*tidy=*/false); }
+
   // The state of this step is not any more what was saved.
   void Changed() { saved_step_ = -1; }
 

@@ -136,6 +136,7 @@ absl::Status Trainer::Step() {
   auto batch = parts_.batches->ForStep(state_.step());
   if (!batch.ok()) return WithExitCode(batch.status(), ExitCode::kData);
   const bool looks = parts_.instruments->Due(state_.step() + 1);
+  if (looks) parts_.instruments->BeforeStep();
   ASSIGN_OR_RETURN(const StepResult result,
                    RunTrainStep(*batch, state_.step(), state_.optimizer_steps() + 1, *parts_.part,
                                 {.limits = MakeTimeLimits(run_.parallel(), first),
@@ -202,6 +203,7 @@ void Trainer::Count(const StepBatch& batch, const StepResult& result) {
 
 absl::Status Trainer::CheckDivergence() {
   if (state_.consecutive_skips() < kMaxConsecutiveSkips) return absl::OkStatus();
+  RETURN_IF_ERROR(keeper_->Finish());  // what was good is kept
   const std::string text = absl::StrCat("diverged: ", kMaxConsecutiveSkips,
                                         " non-finite steps in a row at step ", state_.step());
   return AgreeOnStatus(world_, WithExitCode(absl::AbortedError(text), ExitCode::kDiverged));

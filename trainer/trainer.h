@@ -25,11 +25,8 @@ struct TrainOptions {
   std::string job_id;                   // of the batch system, for the run folder's lock
   RunLockOptions lock;                  // how the run folder is locked
   FileSystem* files = nullptr;          // that checkpoints are written to; null: the system's
-  // A save that is due waits for the one before, where otherwise it would be put off: which steps
-  // have checkpoints is then a function of the RunSpec.
-  bool wait_for_saves = false;
-  Communicator* world = nullptr;  // all ranks of the job; null: this process is alone
-  Watchdog* watchdog = nullptr;   // told what a step is at; null: nobody watches
+  Communicator* world = nullptr;        // all ranks of the job; null: this process is alone
+  Watchdog* watchdog = nullptr;         // told what a step is at; null: nobody watches
 };
 
 // Trains `run` (defaults filled in, validated) in run.folder() until train.steps, train.minutes, a

@@ -1,5 +1,6 @@
 #include "launch/commands/lab.h"
 
+#include "launch/commands/lab_admin_profile.h"
 #include "launch/commands/lab_audit.h"
 #include "launch/commands/lab_list.h"
 #include "launch/commands/lab_model_update.h"
@@ -18,7 +19,8 @@ Command MakeLabCommand() {
           "cluster. audit and model-update look into models without a run. docs/lab.md says what "
           "each experiment shows.",
       .subcommands = {MakeLabListCommand(), MakeLabRunCommand(), MakeLabReportCommand(),
-                      MakeLabAuditCommand(), MakeLabModelUpdateCommand()}};
+                      MakeLabAuditCommand(), MakeLabModelUpdateCommand(),
+                      MakeLabAdminProfileCommand()}};
 }
 
 }  // namespace deepnet

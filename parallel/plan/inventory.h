@@ -85,6 +85,8 @@ struct Layer {
 struct Inventory {
   std::vector<Parameter> parameters;
   std::vector<Layer> layers;
+  // Why no pipeline can cut the chain, naming the field that says so; empty: it can be cut.
+  std::string one_piece = {};
 
   int64_t NumElements() const;  // of all parameters, each tied tensor once
   std::string Hash() const;     // hexadecimal FNV-1a of names and shapes in order

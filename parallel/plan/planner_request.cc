@@ -67,6 +67,19 @@ absl::Status ReadSchedule(const std::string& schedule, Request& request) {
                                ", or a file"));
 }
 
+// Of a model that no pipeline can cut: one stage with one chunk.
+absl::Status KeepInOnePiece(const Inventory& inventory, Request& request) {
+  if (inventory.one_piece.empty()) return absl::OkStatus();
+  if (request.stages > 1 || request.chunks_per_rank > 1) {
+    return BadField(absl::StrCat(
+        request.stages > 1 ? "parallel.pipeline_parallel_size: " : "parallel.chunks_per_rank: ",
+        std::max(request.stages, request.chunks_per_rank), ": must be 1 with ",
+        inventory.one_piece));
+  }
+  request.stages = request.chunks_per_rank = 1;
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status BadField(const std::string& message) {
@@ -89,6 +102,7 @@ absl::StatusOr<Request> MakeRequest(const Inventory& inventory, const DataSpec& 
   request.replicas = parallel.data_parallel_size();
   request.chunks_per_rank = parallel.chunks_per_rank();
   request.placement = parallel.placement();
+  RETURN_IF_ERROR(KeepInOnePiece(inventory, request));
   if (parallel.recompute() != RECOMPUTE_UNSPECIFIED) {
     request.recompute = {parallel.recompute(), std::max(1, parallel.recompute_segment())};
   }

@@ -68,7 +68,7 @@ TEST(Validate, EveryModelRuleNamesItsField) {
       {{"model.residual="},
        "model.residual: RESIDUAL_UNSPECIFIED: required: one of DEEPNORM, POST_LN, PRE_LN, "
        "POST_LN_INIT, DS_INIT, ADMIN, REZERO, R_FIXUP, T_FIXUP, NORMFORMER, SUB_LN, RESIDUAL_ONLY, "
-       "NORM_ONLY, NEITHER, B2T, MIX_LN, LAYERNORM_SCALING, PERI_LN, KEEL"},
+       "NORM_ONLY, NEITHER, B2T, MIX_LN, LAYERNORM_SCALING, PERI_LN, KEEL, DLCL"},
       {{"model.residual=99"}, "model.residual: 99: is no value of Residual"},
       {{"model.scheme=ds_exponent: 0.25"},
        "model.scheme.ds_exponent: DEEPNORM: only with model.residual: DS_INIT"},

@@ -88,7 +88,6 @@ class SaveTest : public ::testing::Test {
     std::ostream stream(&log);
     Logger logger({.stream = &stream});
     options.root = root_.string();
-    options.wait_for_saves = true;
     const absl::Status status = Train(run, options, logger);
     return {status, log.str()};
   }

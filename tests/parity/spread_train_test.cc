@@ -69,8 +69,8 @@ class SpreadTrainTest : public ::testing::Test {
     std::vector<std::ostringstream> logs(static_cast<size_t>(ranks));
     const auto statuses = RunRanks(ranks, [&](Communicator& world) {
       Logger log({.stream = &logs[static_cast<size_t>(world.rank())]});
-      return deepnet::Train(Run(folder, steps, degrees),
-                            {.root = root_.string(), .wait_for_saves = true, .world = &world}, log);
+      return deepnet::Train(Run(folder, steps, degrees), {.root = root_.string(), .world = &world},
+                            log);
     });
     EXPECT_TRUE(FirstError(statuses).ok()) << FirstError(statuses) << logs[0].str();
     return logs[0].str();

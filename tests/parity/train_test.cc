@@ -79,9 +79,8 @@ class TrainTest : public ::testing::Test {
     std::ostringstream log;
     std::atomic<int> asked{request};
     Logger logger({.stream = &log});
-    const absl::Status status = Train(
-        run, {.root = root_.string(), .fresh = fresh, .request = &asked, .wait_for_saves = true},
-        logger);
+    const absl::Status status =
+        Train(run, {.root = root_.string(), .fresh = fresh, .request = &asked}, logger);
     return {status, log.str()};
   }
   // Asks for something as soon as the log says `text`.
@@ -90,8 +89,7 @@ class TrainTest : public ::testing::Test {
     ActingBuffer log(text, [&] { asked = request; });
     std::ostream stream(&log);
     Logger logger({.stream = &stream});
-    const absl::Status status =
-        Train(run, {.root = root_.string(), .request = &asked, .wait_for_saves = true}, logger);
+    const absl::Status status = Train(run, {.root = root_.string(), .request = &asked}, logger);
     return {status, log.str()};
   }
   static void MustTrain(const RunSpec& run) {

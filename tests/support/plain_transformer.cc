@@ -91,6 +91,7 @@ struct Plain {
       case DS_INIT:
         return norm(x + f(x));
       case PRE_LN:
+      case DLCL:
         return x + f(norm(x));
       case ADMIN:
         return norm(get(place.Name("_stream_scale")) * x + f(x));
@@ -131,11 +132,24 @@ struct Plain {
     }
   }
 
+  // DLCL: what a layer reads, and what leaves the stack, is a weighted sum of what entered the
+  // stack and of all outputs before it, each normalised. Others: the last output.
+  Tensor Read(const std::string& weights, const std::string& stack,
+              const std::vector<Tensor>& outputs) const {
+    if (spec.residual() != DLCL) return outputs.back();
+    Tensor sum = get(weights)[0] * outputs[0];
+    for (size_t k = 1; k < outputs.size(); ++k) {
+      const std::string norm = stack + "layers." + std::to_string(k - 1) + ".history_layer_norm";
+      sum = sum + get(weights)[static_cast<int64_t>(k)] * Norm(norm, outputs[k]);
+    }
+    return sum;
+  }
   // Behind the last layer.
   Tensor End(int stack, const Tensor& x) const {
     const std::string name = stack == 0 ? "encoder." : "decoder.";
     switch (spec.residual()) {
       case PRE_LN:
+      case DLCL:
       case NORMFORMER:
       case SUB_LN:
       case MIX_LN:
@@ -185,26 +199,32 @@ Tensor PlainLoss(const ModelSpec& spec, const Microbatch& mb, double eps,
   for (int s = 0; s < mb.num_sentences; ++s) {
     Tensor x = p.Embed("encoder", source_table,
                        Ids(mb.source.tokens, mb.source.offsets[s], mb.source.offsets[s + 1]));
+    std::vector<Tensor> encoder = {x};
     for (int i = 0; i < spec.encoder_layers(); ++i) {
-      const Tensor entered = x;
       const Place attention{0, i, "self_attn"}, block{0, i, "final"};
+      x = p.Read(attention.Layer() + "history_weight", "encoder.", encoder);
+      const Tensor entered = x;
       x = p.Sublayer(attention, x, entered,
                      [&](const Tensor& z) { return p.Attention(attention, z, z, false); });
       x = p.Sublayer(block, x, entered, [&](const Tensor& z) { return p.FeedForward(block, z); });
+      encoder.push_back(x);
     }
-    x = p.End(0, x);
+    x = p.End(0, p.Read("encoder.history_weight", "encoder.", encoder));
     const int64_t begin = mb.target.offsets[s], end = mb.target.offsets[s + 1];
     Tensor y = p.Embed("decoder", target_table, Ids(mb.target.tokens, begin, end));
+    std::vector<Tensor> decoder = {y};
     for (int i = 0; i < spec.decoder_layers(); ++i) {
-      const Tensor entered = y;
       const Place attention{1, i, "self_attn"}, cross{1, i, "encoder_attn"}, block{1, i, "final"};
+      y = p.Read(attention.Layer() + "history_weight", "decoder.", decoder);
+      const Tensor entered = y;
       y = p.Sublayer(attention, y, entered,
                      [&](const Tensor& z) { return p.Attention(attention, z, z, true); });
       y = p.Sublayer(cross, y, entered,
                      [&](const Tensor& z) { return p.Attention(cross, z, x, false); });
       y = p.Sublayer(block, y, entered, [&](const Tensor& z) { return p.FeedForward(block, z); });
+      decoder.push_back(y);
     }
-    y = p.End(1, y);
+    y = p.End(1, p.Read("decoder.history_weight", "decoder.", decoder));
     const Tensor log_p = at::log_softmax(at::matmul(y, parameter(output).t()), -1);
     const Tensor nll = -log_p.gather(1, Ids(mb.labels, begin, end).unsqueeze(1));
     const double spread = eps / (static_cast<double>(log_p.size(1)) - 1);

@@ -30,6 +30,8 @@ std::vector<Residual> AllResiduals() {
   return all;
 }
 
+bool CanBeCut(Residual residual) { return residual != DLCL; }
+
 ModelSpec WithResidual(ModelSpec spec, Residual residual) {
   spec.set_residual(residual);
   if (residual == MIX_LN) spec.mutable_scheme()->set_mix_ln_fraction(0.5);

@@ -16,6 +16,9 @@ ModelSpec TinySpec();
 // Every residual scheme that a model can have.
 std::vector<Residual> AllResiduals();
 
+// Whether a pipeline can cut a model of that scheme.
+bool CanBeCut(Residual residual);
+
 // `spec` with that scheme, and settings by which two layers show all of it: MIX_LN has both kinds
 // of layers.
 ModelSpec WithResidual(ModelSpec spec, Residual residual);

@@ -205,12 +205,29 @@ TEST(TransformerStage, OtherModelsDoToo) {
 
 TEST(TransformerStage, EveryResidualSchemeDoesToo) {
   for (const Residual residual : testing::AllResiduals()) {
+    if (!testing::CanBeCut(residual)) continue;
     const bool odd = residual % 2 == 1;
     ModelSpec spec = testing::WithResidual(
         Spec(residual, odd ? TIE_ALL : TIE_NONE, odd ? 2 : 3, odd ? 3 : 2), residual);
     spec.set_norm(residual % 3 == 0 ? RMS_NORM : LAYER_NORM);
     ExpectEveryLayoutEqualsOnePiece(
         spec, odd ? Arithmetic::kNativeBfloat16 : Arithmetic::kNativeFloat32, 41);
+  }
+}
+
+// What no pipeline can cut: every level of recomputation, B and W apart or not.
+TEST(TransformerStage, AStackWithAHistoryIsTheSameAtEveryLevelOfRecomputation) {
+  for (const Arithmetic arithmetic : {Arithmetic::kNativeBfloat16, Arithmetic::kNativeFloat32}) {
+    const Case c = MakeCase(Spec(DLCL, TIE_ALL, 3, 4), arithmetic);
+    const Outcome expected = RunInOnePiece(c, 2);
+    std::mt19937 random(7);
+    for (const RecomputeChoice& choice :
+         std::vector<RecomputeChoice>{{FFN, 1}, {GEMM, 1}, {LAYER, 1}, {LAYER, 2}, {LAYER, 9}}) {
+      Layout layout = OneRank(c.NumLayers());
+      layout.recompute = {choice};
+      SCOPED_TRACE(layout.ToText());
+      ExpectEqual(RunLayout(c, layout, RandomOrder(1, kMicrobatches, true, random), 2), expected);
+    }
   }
 }
 

@@ -17,9 +17,11 @@ void Chunk::DecodeStep(const PackedRows& rows, const Flow& values, const DecodeC
   std::vector<DecoderLayer::Saved>& saved = kept.decoder.saved;
   EnterDecoder(pass, stream, kept);
   for (int i = 0; i < decoder_.size(); ++i) {
+    decoder_.BeforeLayer(pass, i, stream, kept.decoder);
     decoder_.layers()[i].Step(pass, stream, work.target, saved[i % saved.size()], caches.self[i],
                               caches.first_row, caches.self_index, caches.memory[i],
                               caches.memory_index);
+    decoder_.AfterLayer(pass, i, stream, kept.decoder);
   }
   LeaveDecoder(pass, stream, kept);
   if (output_) output_->Logits(pass, stream.operand_RD, logits_RV);

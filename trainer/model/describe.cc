@@ -69,6 +69,7 @@ struct Builder {
   void AddFeedForward(const Sublayer& sublayer);
   void AddJoin(const Sublayer& sublayer);
   void AddStackEnd(int stack);
+  void AddHistory(int stack, int index, Layer& layer, int64_t rows);
   void AddEmbeddingNorm(int stack, Layer& layer, int64_t rows);
 
   void KeepJoin(Layer& layer, const Sublayer& sublayer, int64_t rows) const;
@@ -230,6 +231,26 @@ void Builder::AddStackEnd(int stack) {
   }
 }
 
+// DLCL: each layer's weights and the norm of its output, kept with all others to the end; the first
+// layer has what entered the stack, the last one the weights of what leaves it.
+void Builder::AddHistory(int stack, int index, Layer& layer, int64_t rows) {
+  if (!KeepsHistory(model)) return;
+  inventory.one_piece = "model.residual: DLCL: a layer reads all before it";
+  const std::string name = absl::StrCat(StackName(stack), "layers.", index, ".");
+  const int layers = stack == 0 ? model.encoder_layers() : model.decoder_layers();
+  const int64_t stream = kBytesOfFloat * rows * Width();
+  const int64_t streams = index == 0 ? 2 : 1;
+  const int64_t kept = streams * stream + stream + kBytesOfFloat * rows;
+  layer.lasting_bytes += kept;
+  layer.activation_bytes += kept;
+  layer.constant_bytes += streams * stream;  // gradients, once a rank
+  AddVector(name + kHistoryWeight, Role::kResidualScale, index + 1, 1.0 / (index + 1));
+  AddNorm(name + kHistoryNorm, Width());
+  if (index + 1 < layers) return;
+  AddVector(StackName(stack) + kHistoryWeight, Role::kResidualScale, layers + 1,
+            1.0 / (layers + 1));
+}
+
 void Builder::AddEmbeddingNorm(int stack, Layer& layer, int64_t rows) {
   if (!HasEmbeddingNorm(model)) return;
   layer.activation_bytes += kBytesOfFloat * rows * (Width() + 1);
@@ -301,8 +322,9 @@ void Builder::KeepFeedForward(Layer& layer, const Sublayer& s, int64_t rows) con
 void Builder::KeepStackEnd(Layer& layer, int64_t rows) const {
   if (EndOf(model) == StackEnd::kNothing) return;
   const int64_t deviations = EndOf(model) == StackEnd::kNorm ? 1 : 0;
-  layer.lasting_bytes = kBytesOfFloat * rows * (Width() + deviations);
-  layer.activation_bytes += layer.lasting_bytes;
+  const int64_t kept = kBytesOfFloat * rows * (Width() + deviations);
+  layer.lasting_bytes += kept;
+  layer.activation_bytes += kept;
 }
 
 // Products: q, k, v, out (4 d^2), feed-forward (2 d f), scores and mixing of attention.
@@ -318,6 +340,7 @@ void Builder::AddEncoderLayer(int index) {
   layer.inputs = {Hidden(SourceRows())};
   AddAttention(attention);
   AddFeedForward(block);
+  AddHistory(0, index, layer, SourceRows());
   if (index + 1 < model.encoder_layers()) return;
   KeepStackEnd(layer, SourceRows());
   AddStackEnd(0);
@@ -341,6 +364,7 @@ void Builder::AddDecoderLayer(int index) {
   AddAttention(attention);
   AddAttention(cross);
   AddFeedForward(block);
+  AddHistory(1, index, layer, TargetRows());
   if (index + 1 < model.decoder_layers()) return;
   KeepStackEnd(layer, TargetRows());
   AddStackEnd(1);

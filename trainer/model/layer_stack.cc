@@ -11,6 +11,7 @@
 #include <ATen/ATen.h>
 
 #include "parallel/base/check.h"
+#include "trainer/model/scheme.h"
 
 namespace deepnet {
 namespace {
@@ -70,6 +71,11 @@ LayerStack<LayerT>::LayerStack(const ModelSpec& spec, const MicrobatchSpec& capa
                                                      : capacity.target_tokens()),
       ops_(ops) {
   for (int i = 0; i < count; ++i) layers_.emplace_back(spec, ops, parameters, first + i);
+  if (!KeepsHistory(spec) || count == 0) return;
+  constexpr int kStack = std::is_same_v<LayerT, EncoderLayer> ? 0 : 1;
+  const int whole = kStack == 0 ? spec.encoder_layers() : spec.decoder_layers();
+  DEEPNET_CHECK_EQ(count, whole) << "a stack that keeps its history was cut";
+  history_.emplace(spec, parameters, kStack);
 }
 
 template <typename LayerT>
@@ -97,6 +103,10 @@ auto LayerStack<LayerT>::TakeKept(KeptPool<LayerT>& pool, const Workspace& work,
   };
   Kept kept;
   if (size() == 0) return kept;
+  if (history_) {
+    kept.history =
+        TakeOrMake(pool.histories, [&] { return history_->MakeSaved(ops_, capacity_, true); });
+  }
   if (by_segment()) {
     for (int i = 0; i < NumSegments(); ++i) {
       kept.inputs_RD.push_back(TakeOrMake(pool.inputs_RD, [&] { return zeros(ops_.Stream()); }));
@@ -115,6 +125,7 @@ template <typename LayerT>
 void LayerStack<LayerT>::GiveKept(KeptPool<LayerT>& pool, Kept& kept) const {
   std::vector<Saved>& saved = pool.saved[options_.level];
   std::move(kept.saved.begin(), kept.saved.end(), std::back_inserter(saved));
+  if (history_) pool.histories.push_back(std::move(kept.history));
   if (kept.first_RD.defined()) pool.first_RD.push_back(std::move(kept.first_RD));
   std::move(kept.inputs_RD.begin(), kept.inputs_RD.end(), std::back_inserter(pool.inputs_RD));
   kept = {};
@@ -124,11 +135,15 @@ template <typename LayerT>
 auto LayerStack<LayerT>::MakeKeptForInference() const -> Kept {
   Kept kept;
   if (size() > 0) kept.saved.push_back(MakeSaved(NONE, nullptr, nullptr));
+  if (history_) kept.history = history_->MakeSaved(ops_, capacity_, /*trains=*/false);
   return kept;
 }
 
 template <typename LayerT>
 void LayerStack<LayerT>::Prepare(SegmentWorkspace<LayerT>& segment) const {
+  if (history_ && segment.history_gradients_RD.empty()) {
+    segment.history_gradients_RD = history_->MakeGradients(ops_, capacity_);
+  }
   if (!by_segment() || size() == 0) return;
   if (!segment.stream.value_RD.defined()) {
     segment.stream = MakeStream(ops_, capacity_, width_);
@@ -148,6 +163,22 @@ auto LayerStack<LayerT>::SavedOf(int layer, Kept& kept, SegmentWorkspace<LayerT>
 }
 
 template <typename LayerT>
+void LayerStack<LayerT>::BeforeLayer(const PassContext& pass, int layer, const Stream& stream,
+                                     Kept& kept) const {
+  if (!history_) return;
+  if (layer == 0) history_->Begin(pass, stream, kept.history);
+  history_->Mix(pass, layer, stream, kept.history);
+}
+
+template <typename LayerT>
+void LayerStack<LayerT>::AfterLayer(const PassContext& pass, int layer, const Stream& stream,
+                                    Kept& kept) const {
+  if (!history_) return;
+  history_->Keep(pass, layer, stream, kept.history);
+  if (layer + 1 == size()) history_->Mix(pass, size(), stream, kept.history);
+}
+
+template <typename LayerT>
 void LayerStack<LayerT>::Forward(const StackPass& pass, const Stream& stream, Kept& kept,
                                  SegmentWorkspace<LayerT>& segment) const {
   const int64_t rows = pass.context.rows->count;
@@ -155,10 +186,12 @@ void LayerStack<LayerT>::Forward(const StackPass& pass, const Stream& stream, Ke
   if (size() == 0) return;
   if (keep && !by_segment()) ops_.Copy(rows, stream.operand_RD, kept.first_RD);
   for (int i = 0; i < size(); ++i) {
+    BeforeLayer(pass.context, i, stream, kept);
     if (keep && by_segment() && i % segment_ == 0) {
       ops_.Copy(rows, stream.value_RD, kept.inputs_RD[i / segment_]);
     }
     RunForward(layers_[i], pass, stream, SavedOf(i, kept, segment));
+    AfterLayer(pass.context, i, stream, kept);
   }
   kept.pass = ++segment.passes;
   segment.held = keep ? NumSegments() - 1 : -1;
@@ -173,6 +206,7 @@ void LayerStack<LayerT>::ForwardAgain(const StackPass& pass, int index, Kept& ke
   if (!SameTypes(ops_)) ops_.Copy(rows, kept.inputs_RD[index], segment.stream.operand_RD);
   const int end = std::min(size(), (index + 1) * segment_);
   for (int i = index * segment_; i < end; ++i) {
+    if (history_) history_->Mix(pass.context, i, segment.stream, kept.history);
     RunForward(layers_[i], pass, segment.stream, SavedOf(i, kept, segment));
   }
 }
@@ -193,17 +227,26 @@ Upstream LayerStack<LayerT>::UpstreamOf(const StackPass& pass, int layer, Kept& 
 template <typename LayerT>
 void LayerStack<LayerT>::Backward(const StackPass& pass, const at::Tensor& dstream_RD, Kept& kept,
                                   SegmentWorkspace<LayerT>& segment) const {
+  const std::vector<at::Tensor>& gradients = segment.history_gradients_RD;
+  if (history_) history_->MixBackward(pass.context, size(), dstream_RD, kept.history, gradients);
   for (int index = NumSegments() - 1; index >= 0; --index) {
     const bool held = segment.held == index && segment.passes == kept.pass;
     if (by_segment() && !held) ForwardAgain(pass, index, kept, segment);
     segment.held = -1;  // from now on its layers' states belong to this backward pass
     const int end = std::min(size(), (index + 1) * segment_);
     for (int i = end - 1; i >= index * segment_; --i) {
+      if (history_) {
+        history_->KeepBackward(pass.context, i, dstream_RD, kept.history, gradients);
+      }
       RunBackward(layers_[i], pass, UpstreamOf(pass, i, kept, segment), dstream_RD,
                   SavedOf(i, kept, segment));
+      if (history_) {
+        history_->MixBackward(pass.context, i, dstream_RD, kept.history, gradients);
+      }
       if (pass.layer_done != nullptr) (*pass.layer_done)(pass.first_layer + i);
     }
   }
+  if (history_) history_->BeginBackward(pass.context, dstream_RD, gradients);
 }
 
 template <typename LayerT>

@@ -16,6 +16,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -24,6 +25,7 @@
 #include "proto/model.pb.h"
 #include "trainer/kernels/ops.h"
 #include "trainer/model/layer_done.h"
+#include "trainer/model/layer_history.h"
 #include "trainer/model/layers.h"
 #include "trainer/model/recompute.h"
 
@@ -53,6 +55,7 @@ struct SegmentWorkspace {
   // backward pass comes next, its first segment needs no second run.
   int64_t passes = 0;
   int held = -1;
+  std::vector<at::Tensor> history_gradients_RD;  // of a stack with a history, at every level
 };
 
 // Buffers that stacks of one kind on a rank take for a microbatch and give back after it: each has
@@ -61,6 +64,7 @@ template <typename LayerT>
 struct KeptPool {
   std::map<Recompute, std::vector<typename LayerT::Saved>> saved;  // by what a stack keeps
   std::vector<at::Tensor> first_RD, inputs_RD;
+  std::vector<LayerHistory::Saved> histories;
 };
 
 // LayerT: EncoderLayer or DecoderLayer.
@@ -74,6 +78,7 @@ class LayerStack {
     std::vector<Saved> saved;           // NONE, FFN, GEMM: one a layer; inference: one for all
     at::Tensor first_RD;                // operand: input of the first layer; not for LAYER
     std::vector<at::Tensor> inputs_RD;  // LAYER: stream, input of each segment
+    LayerHistory::Saved history;        // empty where there is none
     int64_t pass = 0;                   // SegmentWorkspace::passes of the forward pass
   };
 
@@ -105,6 +110,10 @@ class LayerStack {
                 SegmentWorkspace<LayerT>& segment) const;
   void Refresh();
 
+  // What stands before and behind layer `layer` of Step, which callers run themselves.
+  void BeforeLayer(const PassContext& pass, int layer, const Stream& stream, Kept& kept) const;
+  void AfterLayer(const PassContext& pass, int layer, const Stream& stream, Kept& kept) const;
+
   int size() const { return static_cast<int>(layers_.size()); }
   const std::vector<LayerT>& layers() const { return layers_; }
 
@@ -123,6 +132,7 @@ class LayerStack {
   int64_t width_, source_capacity_, capacity_;
   Ops& ops_;
   std::vector<LayerT> layers_;
+  std::optional<LayerHistory> history_;
 };
 
 using EncoderStack = LayerStack<EncoderLayer>;

@@ -118,6 +118,7 @@ SublayerScheme MakeSublayerScheme(const ModelSpec& model, int stack, int layer, 
     case DS_INIT:
       return PostNorm();
     case PRE_LN:
+    case DLCL:
       return PreNorm();
     case ADMIN:
       return Admin(model, stack, layer, kind);
@@ -157,6 +158,7 @@ SublayerScheme MakeSublayerScheme(const ModelSpec& model, int stack, int layer, 
 StackEnd EndOf(const ModelSpec& model) {
   switch (model.residual()) {
     case PRE_LN:
+    case DLCL:
     case NORMFORMER:
     case SUB_LN:
     case MIX_LN:
@@ -171,6 +173,8 @@ StackEnd EndOf(const ModelSpec& model) {
 }
 
 bool ReadsLayerInput(const ModelSpec& model) { return model.residual() == B2T; }
+
+bool KeepsHistory(const ModelSpec& model) { return model.residual() == DLCL; }
 
 bool HasEmbeddingNorm(const ModelSpec& model) { return model.residual() == PERI_LN; }
 

@@ -65,6 +65,7 @@ enum class StackEnd {
 SublayerScheme MakeSublayerScheme(const ModelSpec& model, int stack, int layer, SublayerKind kind);
 StackEnd EndOf(const ModelSpec& model);
 bool ReadsLayerInput(const ModelSpec& model);  // some sub-layer has layer_input
+bool KeepsHistory(const ModelSpec& model);     // DLCL: trainer/model/layer_history.h
 bool HasEmbeddingNorm(const ModelSpec& model);
 bool HasBiases(const ModelSpec& model);      // of linear layers
 bool HasNormBiases(const ModelSpec& model);  // LayerNorm has them, RMSNorm does not
@@ -84,6 +85,8 @@ inline constexpr char kFinalNorm[] = "layer_norm";
 inline constexpr char kFinalScale[] = "final_scale";
 inline constexpr char kFinalShift[] = "final_shift";
 inline constexpr char kEmbeddingNorm[] = "layernorm_embedding";
+inline constexpr char kHistoryWeight[] = "history_weight";  // of a layer, and of a stack's output
+inline constexpr char kHistoryNorm[] = "history_layer_norm";
 
 // Names of what a scheme adds, within a layer ("encoder.layers.3."). "final" is the base of the
 // feed-forward block, as in the names of fairseq: "final_layer_norm".

@@ -21,7 +21,9 @@ constexpr double kShownShare = 0.01;  // of a run's time
 
 Instruments::Instruments(int64_t every, const Inventory& whole, RankPart& part)
     : every_(every), part_(part) {
-  if (every > 0) layers_.emplace(whole, part.layout, part.model->parameters().weights().options());
+  if (every <= 0) return;
+  layers_.emplace(whole, part.layout, part.model->parameters().weights().options());
+  sublayers_.emplace(part.model->spec());
 }
 
 absl::StatusOr<std::unique_ptr<Instruments>> Instruments::Make(
@@ -75,8 +77,14 @@ absl::Status Instruments::MakeReference(const RunSpec& run, const Inventory& who
   return absl::OkStatus();
 }
 
+// The first replica's ranks have the step's first microbatch.
+void Instruments::BeforeStep() {
+  if (part_.replica == 0) part_.chunks->Watch(&*sublayers_);
+}
+
 void Instruments::BeforeUpdate() {
   const double started = SecondsNow();
+  part_.chunks->Watch(nullptr);
   layers_->Remember(part_.model->parameters().weights());
   before_update_seconds_ = SecondsNow() - started;
 }
@@ -89,11 +97,14 @@ absl::StatusOr<InstrumentRecord> Instruments::Record(int64_t step) {
   ASSIGN_OR_RETURN(const auto layers,
                    layers_->Measure(*part_.ops, part_.model->parameters(), part_.groups.all));
   record.mutable_layers()->Add(layers.begin(), layers.end());
+  const double looked = sublayers_->seconds();
+  ASSIGN_OR_RETURN(const auto sublayers, sublayers_->Gather(part_.groups.all));
+  record.mutable_sublayers()->Add(sublayers.begin(), sublayers.end());
   if (measures_model_update_) {
     ASSIGN_OR_RETURN(const double update, ModelUpdate(step));
     record.set_model_update(update);
   }
-  record.set_seconds(before_update_seconds_ + SecondsNow() - started);
+  record.set_seconds(looked + before_update_seconds_ + SecondsNow() - started);
   seconds_ += record.seconds();
   return record;
 }

@@ -7,6 +7,7 @@
 //   sublayers     of the step's own forward passes
 //
 // Example, of a step whose record is due:
+//   instruments.BeforeStep();
 //   RunTrainStep(..., [&] { instruments.BeforeUpdate(); });
 //   ASSIGN_OR_RETURN(const InstrumentRecord record, instruments.Record(steps_done));
 #pragma once
@@ -29,6 +30,7 @@
 #include "trainer/data/microbatch.h"
 #include "trainer/probe/instruments_layers.h"
 #include "trainer/probe/model_update.h"
+#include "trainer/probe/sublayer_meter.h"
 #include "trainer/rank_part.h"
 
 namespace deepnet {
@@ -62,7 +64,9 @@ class Instruments {
   // This rank spent on records so far.
   double seconds() const { return seconds_; }
 
-  // In the step whose record is due, when its gradient is complete and weights are about to change.
+  // Before the step whose record is due.
+  void BeforeStep();
+  // In that step, when its gradient is complete and weights are about to change.
   void BeforeUpdate();
   // After that update, `step` steps being done. Collective over part.world; every rank gets the
   // same but for `seconds`, which are its own.
@@ -80,10 +84,11 @@ class Instruments {
 
   const int64_t every_;  // steps; 0: never
   RankPart& part_;
-  std::optional<LayerMeter> layers_;    // none: never looked at
-  bool measures_model_update_ = false;  // the same on all ranks
-  std::unique_ptr<OutputProbe> probe_;  // of replica 0's ranks, if so
-  OutputRows reference_;                // F(x, theta_0); where the probe has its output
+  std::optional<LayerMeter> layers_;        // none: never looked at
+  std::optional<SublayerMeter> sublayers_;  // likewise
+  bool measures_model_update_ = false;      // the same on all ranks
+  std::unique_ptr<OutputProbe> probe_;      // of replica 0's ranks, if so
+  OutputRows reference_;                    // F(x, theta_0); where the probe has its output
   double seconds_ = 0.0;
   double before_update_seconds_ = 0.0;  // of the step under way
 };

@@ -106,6 +106,23 @@ std::vector<double> Totals(const Inventory& inventory) {
   return totals;
 }
 
+TEST(Planner, KeepsInOnePieceWhatCannotBeCut) {
+  Inventory inventory = Toy(3);
+  inventory.one_piece = "model.residual: DLCL: a layer reads all before it";
+  Asked four;
+  four.nodes = 4;
+  four.devices_per_node = 1;
+  const Plan plan = GoodPlan(inventory, four);
+  EXPECT_EQ(plan.pipeline_parallel_size(), 1);
+  EXPECT_EQ(plan.chunks_size(), 1);
+  Asked cut;
+  cut.stages = 2;
+  EXPECT_EQ(
+      Message(PlanFor(inventory, cut)),
+      "parallel.pipeline_parallel_size: 2: must be 1 with model.residual: DLCL: a layer reads "
+      "all before it");
+}
+
 TEST(Planner, PutsEverythingOnOneRankByDefault) {
   const Plan plan = GoodPlan(Toy(3), {});
   ASSERT_EQ(plan.stages_size(), 1);

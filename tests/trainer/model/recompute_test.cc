@@ -142,6 +142,9 @@ TEST(PlannedKeptBytes, AreThoseOfTheLayersToTheByte) {
     int64_t kept = choice.level == LAYER
                        ? (kLayers + choice.segment - 1) / choice.segment * each
                        : kLayers * each + row * rules.operand_bytes;  // the stack's first input
+    if (KeepsHistory(spec)) {  // z_0; z and the state of its norm for each layer
+      kept += 4 * row + kLayers * 4 * (2 * row + RowsOf(kind));
+    }
     // What stands behind the stack: a norm, or numbers that want the stream itself.
     if (EndOf(spec) == StackEnd::kNorm) kept += 4 * (row + RowsOf(kind));
     if (EndOf(spec) == StackEnd::kScaledShift) kept += 4 * row;

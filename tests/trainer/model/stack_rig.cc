@@ -49,6 +49,7 @@ void Perturb(Parameters& parameters) {
 std::vector<ModelSpec> StackVariants() {
   std::vector<ModelSpec> specs;
   for (const Residual residual : AllResiduals()) {
+    if (!CanBeCut(residual)) continue;  // more than layers in a row
     for (const Activation activation : {RELU, GELU}) {
       for (const bool dropout : {false, true}) {
         // Of the many schemes, each in one of the four forms.
