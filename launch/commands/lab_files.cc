@@ -67,7 +67,7 @@ void AddRecord(const std::string& line, LabCell* cell) {
 }
 
 std::string MetricsPath(FileSystem& fs, const std::string& folder) {
-  const std::string kept = JoinPath(folder, kMetrics);
+  std::string kept = JoinPath(folder, kMetrics);
   if (fs.Exists(kept).value_or(false)) return kept;
   return JoinPath(JoinPath(folder, kCellRunFolder), kMetrics);
 }

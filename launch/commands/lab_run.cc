@@ -61,7 +61,7 @@ absl::StatusOr<Experiment> AskedFor(const CommandLine& line) {
     return BadFlag("--seeds, --jobs: must be at least 1, or 0: as many as make sense");
   }
   const bool paper = line.flags.Text("size") == LabSizeName(LabSize::kPaper);
-  const auto experiment =
+  auto experiment =
       MakeExperiment(names[0], {.size = paper ? LabSize::kPaper : LabSize::kSmall,
                                 .seeds = static_cast<int>(line.flags.Integer("seeds")),
                                 .series = line.flags.List("only")});

@@ -17,7 +17,7 @@ class LimitedCommunicator::LimitedTransfer final : public Transfer {
 
   absl::Status Wait(absl::Duration limit) override {
     const bool unlimited = limit == absl::InfiniteDuration();
-    const absl::Status status = inner_->Wait(unlimited ? comm_.limit_.longest : limit);
+    absl::Status status = inner_->Wait(unlimited ? comm_.limit_.longest : limit);
     if (absl::IsDeadlineExceeded(status) && !unlimited) return status;
     return comm_.Checked(status, action_);
   }
@@ -68,7 +68,7 @@ absl::Status LimitedCommunicator::Checked(const absl::Status& status, const std:
                           " (parallel.step_timeout_seconds)")
            : "a peer is lost",
       ": ", status.message());
-  const absl::Status ended =
+  absl::Status ended =
       WithExitCode(absl::Status(status.code(), text), late ? ExitCode::kHang : ExitCode::kPeerLost);
   std::fprintf(stderr, "error: %s\n", text.c_str());
   Abort(static_cast<int>(GetExitCode(ended)));

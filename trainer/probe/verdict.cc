@@ -87,7 +87,7 @@ const char* VerdictName(Verdict verdict) {
 std::string VerdictText(const LabCell& cell, const LabData& data) {
   const Verdict verdict = Judge(cell, data);
   const FinalLoss last = LastLoss(cell, data);
-  const std::string name(VerdictName(verdict));
+  std::string name(VerdictName(verdict));
   const std::vector<double> losses = SmoothLosses(cell);
   switch (verdict) {
     case Verdict::kFailed:
