@@ -40,7 +40,7 @@ ExitCode LabResults::FailedCode() const {
 }
 
 LabResult MakeLabResult(const Experiment& experiment, const LabSetup& setup,
-                        const std::vector<std::string>& only, int threads, LabData data) {
+                        const std::vector<std::string>& selection, int threads, LabData data) {
   LabResult result;
   result.set_experiment(experiment.name);
   result.set_size(LabSizeName(experiment.size));
@@ -55,7 +55,7 @@ LabResult MakeLabResult(const Experiment& experiment, const LabSetup& setup,
                                     "--size",  result.size(), "--seeds", absl::StrCat(seeds),
                                     "--out",   setup.out};
   if (!setup.data.empty()) words.insert(words.end(), {"--data", setup.data});
-  for (const std::string& series : only) words.insert(words.end(), {"--only", series});
+  words.insert(words.end(), selection.begin(), selection.end());
   for (const std::string& set : setup.sets) words.insert(words.end(), {"--set", set});
   result.set_command(ShellText(words));
   return result;

@@ -38,8 +38,9 @@ class LabResults {
   std::map<std::string, LabCell> cells_;
 };
 
-// What a result says besides its cells. `only` as the user gave it; `threads` of each run.
+// What a result says besides its cells. `selection`: the flags that leave runs out, as the user
+// gave them; `threads` of each run.
 LabResult MakeLabResult(const Experiment& experiment, const LabSetup& setup,
-                        const std::vector<std::string>& only, int threads, LabData data);
+                        const std::vector<std::string>& selection, int threads, LabData data);
 
 }  // namespace deepnet

@@ -61,12 +61,28 @@ absl::StatusOr<Experiment> AskedFor(const CommandLine& line) {
     return BadFlag("--seeds, --jobs: must be at least 1, or 0: as many as make sense");
   }
   const bool paper = line.flags.Text("size") == LabSizeName(LabSize::kPaper);
-  auto experiment =
-      MakeExperiment(names[0], {.size = paper ? LabSize::kPaper : LabSize::kSmall,
-                                .seeds = static_cast<int>(line.flags.Integer("seeds")),
-                                .series = line.flags.List("only")});
+  ExperimentOptions options{.size = paper ? LabSize::kPaper : LabSize::kSmall,
+                            .seeds = static_cast<int>(line.flags.Integer("seeds")),
+                            .series = line.flags.List("only")};
+  for (const std::string& place : line.flags.List("at")) {
+    if (!absl::SimpleAtod(place, &options.xs.emplace_back())) {
+      return BadFlag(absl::StrCat("--at: '", place, "' is no number"));
+    }
+  }
+  auto experiment = MakeExperiment(names[0], options);
   if (!experiment.ok()) return BadFlag(std::string(experiment.status().message()));
   return experiment;
+}
+
+// The flags that leave runs out, as the user gave them.
+std::vector<std::string> Selection(const CommandLine& line) {
+  std::vector<std::string> words;
+  for (const char* flag : {"only", "at"}) {
+    for (const std::string& value : line.flags.List(flag)) {
+      words.insert(words.end(), {absl::StrCat("--", flag), value});
+    }
+  }
+  return words;
 }
 
 // What `evaluate` is told; 0: all.
@@ -146,8 +162,7 @@ absl::Status RunJobs(const CommandLine& line, const Experiment& experiment, cons
   RETURN_IF_ERROR(fs->MakeFolder(folder));
   LabResults results(
       *fs, folder,
-      MakeLabResult(experiment, setup, line.flags.List("only"), limits.threads, std::move(data)),
-      jobs);
+      MakeLabResult(experiment, setup, Selection(line), limits.threads, std::move(data)), jobs);
   for (const auto& [name, cell] : ended) results.Add(cell);
 
   LoggerOptions log_options = StderrOptions();
@@ -213,6 +228,10 @@ std::vector<Flag> LabRunFlags() {
            .kind = FlagKind::kList,
            .value = "METHOD",
            .help = "Only this one (deepnet, post-ln, ...); may be given often."},
+          {.name = "at",
+           .kind = FlagKind::kList,
+           .value = "X",
+           .help = "Only at this place of the axis, for example 50 layers; may be given often."},
           {.name = "jobs",
            .kind = FlagKind::kInteger,
            .value = "N",

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
+#include "parallel/base/status_macros.h"
 #include "trainer/probe/experiment_tables.h"
 
 namespace deepnet {
@@ -25,17 +26,21 @@ constexpr Entry kEntries[] = {
     {"ablation", MakeAblation, 1}, {"tuning", MakeTuning, 1, false},
 };
 
-absl::Status KeepSeries(const std::vector<std::string>& series, Experiment* experiment) {
-  std::set<std::string> known;
-  for (const CellSpec& cell : experiment->cells) known.insert(cell.series);
-  for (const std::string& name : series) {
-    if (!known.contains(name)) {
-      return absl::InvalidArgumentError(absl::StrCat(experiment->name, " has no series '", name,
-                                                     "', but ", absl::StrJoin(known, ", ")));
+// Keeps the cells whose `member` is one of `wanted`; no wanted ones: all.
+template <typename Value>
+absl::Status Keep(const std::vector<Value>& wanted, Value CellSpec::*member, const char* what,
+                  Experiment* experiment) {
+  if (wanted.empty()) return absl::OkStatus();
+  std::set<Value> known;
+  for (const CellSpec& cell : experiment->cells) known.insert(cell.*member);
+  for (const Value& value : wanted) {
+    if (!known.contains(value)) {
+      return absl::InvalidArgumentError(absl::StrCat(experiment->name, " has no ", what, " '",
+                                                     value, "', but ", absl::StrJoin(known, ", ")));
     }
   }
   std::erase_if(experiment->cells, [&](const CellSpec& cell) {
-    return std::find(series.begin(), series.end(), cell.series) == series.end();
+    return std::find(wanted.begin(), wanted.end(), cell.*member) == wanted.end();
   });
   return absl::OkStatus();
 }
@@ -66,11 +71,10 @@ absl::StatusOr<Experiment> MakeExperiment(const std::string& name,
   Experiment experiment = entry->make(options.size, options.seeds > 0 ? options.seeds : own);
   experiment.name = entry->name;
   experiment.size = options.size;
-  if (!options.series.empty()) {
-    const absl::Status status = KeepSeries(options.series, &experiment);
-    if (!status.ok()) return status;
-  }
-  return experiment;
+  RETURN_IF_ERROR(Keep(options.series, &CellSpec::series, "series", &experiment));
+  RETURN_IF_ERROR(Keep(options.xs, &CellSpec::x, "runs at", &experiment));
+  if (!experiment.cells.empty()) return experiment;
+  return absl::InvalidArgumentError(absl::StrCat(name, " has no run of these series there"));
 }
 
 }  // namespace deepnet

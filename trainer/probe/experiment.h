@@ -90,12 +90,14 @@ struct ExperimentOptions {
   LabSize size = LabSize::kSmall;
   int seeds = 0;  // runs that differ in their seed only; 0: the experiment's own number
   std::vector<std::string> series = {};  // only these; empty: all
+  std::vector<double> xs = {};           // only at these places of the axis; empty: all
 };
 
 // In the order of the paper, then what it does not have.
 std::vector<std::string> ExperimentNames();
 
-// InvalidArgument naming what is unknown: the name, the size it does not come in, a series.
+// InvalidArgument naming what is unknown: the name, the size it does not come in, a series,
+// a place of the axis.
 absl::StatusOr<Experiment> MakeExperiment(const std::string& name,
                                           const ExperimentOptions& options);
 

@@ -79,6 +79,17 @@ TEST(Experiment, OnlySomeSeries) {
               HasSubstr("no series 'no-such'"));
 }
 
+TEST(Experiment, OnlySomePlacesOfTheAxis) {
+  const auto some = MakeExperiment("table1", {.seeds = 2, .series = {"deepnet"}, .xs = {6, 50}});
+  ASSERT_TRUE(some.ok());
+  std::set<std::string> names;
+  for (const CellSpec& cell : some->cells) names.insert(cell.name);
+  EXPECT_EQ(names, std::set<std::string>(
+                       {"deepnet-6-s1", "deepnet-6-s2", "deepnet-50-s1", "deepnet-50-s2"}));
+  EXPECT_THAT(MakeExperiment("table1", {.xs = {7}}).status().message(),
+              HasSubstr("no runs at '7', but 6, 18, 50, 100"));
+}
+
 TEST(Experiment, UnknownNamesAndSizesAreErrors) {
   EXPECT_FALSE(MakeExperiment("fig2", {}).ok());
   EXPECT_FALSE(MakeExperiment("tuning", {.size = LabSize::kPaper}).ok());
