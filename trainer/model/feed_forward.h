@@ -34,13 +34,12 @@ class FeedForward {
  private:
   // Inner rows from the branch's input.
   void MakeInner(const PassContext& pass, const at::Tensor& input_RD, Saved& saved) const;
+  // The gradient before the first matrix from that behind the second one's input, in place.
+  void BackwardInner(const PassContext& pass, const at::Tensor& dinner_RF, Saved& saved) const;
 
   int64_t width_, inner_;
   bool gelu_;
   DropoutSite dropout_;
-  // The gradient before the first matrix from that behind the second one's input, in place.
-  void BackwardInner(const PassContext& pass, const at::Tensor& dinner_RF, Saved& saved) const;
-
   LinearLayer fc1_, fc2_;
   Join join_;
   BeforeLast before_last_;

@@ -23,7 +23,7 @@ LayerHistory::LayerHistory(const ModelSpec& spec, const Parameters& parameters, 
     dweights_.push_back(parameters.Gradient(name));
   };
   for (int layer = 0; layer < layers; ++layer) {
-    const std::string prefix = StackName(stack) + "layers." + std::to_string(layer) + ".";
+    const std::string prefix = LayerPrefix(stack, layer);
     add(prefix + kHistoryWeight);
     norms_.emplace_back(spec, parameters, prefix + kHistoryNorm);
   }

@@ -19,10 +19,6 @@ Site SiteOf(SublayerKind kind) {
   return kSiteSelfAttention;
 }
 
-std::string LayerName(int stack, int layer) {
-  return (stack == 0 ? "encoder.layers." : "decoder.layers.") + std::to_string(layer) + ".";
-}
-
 at::Tensor FirstRows(const PassContext& pass, const at::Tensor& x) {
   return x.narrow(0, 0, pass.rows->count);
 }
@@ -46,7 +42,7 @@ Join::Join(const ModelSpec& spec, const Parameters& parameters, int stack, int l
       kind_(kind),
       dropout_{.stack = stack, .layer = layer, .site = SiteOf(kind), .rate = spec.dropout()},
       width_(spec.width()) {
-  const std::string prefix = LayerName(stack, layer);
+  const std::string prefix = LayerPrefix(stack, layer);
   if (scheme_.input_norm) input_norm_.emplace(spec, parameters, prefix + NormName(kind));
   if (scheme_.output_norm) output_norm_.emplace(spec, parameters, prefix + OutputNormName(kind));
   if (scheme_.end_norm) end_norm_.emplace(spec, parameters, prefix + EndNormName(kind, scheme_));

@@ -218,6 +218,10 @@ bool OutputStartsAtZero(const ModelSpec& model) { return model.residual() == R_F
 
 std::string StackName(int stack) { return stack == 0 ? "encoder." : "decoder."; }
 
+std::string LayerPrefix(int stack, int layer) {
+  return absl::StrCat(StackName(stack), "layers.", layer, ".");
+}
+
 std::string BaseName(SublayerKind kind) {
   switch (kind) {
     case SublayerKind::kSelfAttention:

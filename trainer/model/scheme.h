@@ -81,6 +81,7 @@ bool OutputStartsAtZero(const ModelSpec& model);
 
 // "encoder." or "decoder.", and what a scheme adds to a stack.
 std::string StackName(int stack);
+std::string LayerPrefix(int stack, int layer);  // "encoder.layers.3."
 inline constexpr char kFinalNorm[] = "layer_norm";
 inline constexpr char kFinalScale[] = "final_scale";
 inline constexpr char kFinalShift[] = "final_shift";

@@ -4,10 +4,6 @@
 
 namespace deepnet {
 
-std::string LayerPrefix(int stack, int layer) {
-  return StackName(stack) + "layers." + std::to_string(layer) + ".";
-}
-
 std::vector<std::string> Projections(const std::string& prefix, std::vector<std::string> letters) {
   for (std::string& letter : letters) letter = prefix + letter + "_proj";
   return letters;

@@ -99,9 +99,6 @@ DecodeAttentionArgs OverCache(const PassContext& pass, const KeyValueCache& cach
                               const CacheIndex& index, int heads, const at::Tensor& q_RD,
                               const at::Tensor& context_RD);
 
-// "encoder.layers.3."
-std::string LayerPrefix(int stack, int layer);
-
 // "<prefix>self_attn." and {"q", "k", "v"} -> names of the projections, without ".weight".
 std::vector<std::string> Projections(const std::string& prefix, std::vector<std::string> letters);
 

@@ -25,10 +25,7 @@ class Profile : public SublayerProbe {
   void AtEnter(const PassContext&, const SublayerView& view) override {
     const double r = std::sqrt(squares_[view.stack]);
     omega_.push_back(r);
-    parameters_
-        .Get(StackName(view.stack) + "layers." + std::to_string(view.layer) + "." +
-             StreamScaleName(view.kind))
-        .fill_(r);
+    parameters_.Get(LayerPrefix(view.stack, view.layer) + StreamScaleName(view.kind)).fill_(r);
   }
   void AtLeave(const PassContext& pass, const SublayerView& view) override {
     squares_[view.stack] = Variance(pass, view.stream_RD) + Variance(pass, view.branch_RD);

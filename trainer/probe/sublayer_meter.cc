@@ -4,7 +4,6 @@
 #include <cmath>
 #include <span>
 
-#include "absl/strings/str_cat.h"
 #include <ATen/ATen.h>
 
 #include "parallel/base/clock.h"
@@ -81,8 +80,8 @@ absl::StatusOr<std::vector<SublayerInstruments>> SublayerMeter::Gather(const Gro
     const size_t per_layer = stack == 0 ? 2 : 3;
     const double* figures = &sums[kFigures * i];
     SublayerInstruments& one = all.emplace_back();
-    one.set_name(absl::StrCat(StackName(stack), "layers.", within / per_layer, ".",
-                              BaseName(KindOf(stack, static_cast<int>(within % per_layer)))));
+    one.set_name(LayerPrefix(stack, static_cast<int>(within / per_layer)) +
+                 BaseName(KindOf(stack, static_cast<int>(within % per_layer))));
     one.set_input_norm(std::sqrt(figures[0]));
     one.set_branch_norm(std::sqrt(figures[1]));
     one.set_stream_norm(std::sqrt(figures[2]));
