@@ -70,15 +70,19 @@ class CountingAllocator : public c10::Allocator {
   std::map<std::thread::id, std::shared_ptr<TensorMemory::Counts>> counts_ ABSL_GUARDED_BY(mutex_);
 };
 
+// In front of LibTorch's own allocator; which of several threads comes first does not matter.
+CountingAllocator& Installed() {
+  static CountingAllocator* const counting = [] {
+    auto* const made = new CountingAllocator(c10::GetCPUAllocator());
+    c10::SetCPUAllocator(made);  // which is its owner from now on
+    return made;
+  }();
+  return *counting;
+}
+
 std::shared_ptr<TensorMemory::Counts> CountOnCpu() {
-  c10::Allocator* current = c10::GetCPUAllocator();
-  auto* counting = dynamic_cast<CountingAllocator*>(current);
-  if (counting == nullptr) {
-    counting = new CountingAllocator(current);
-    c10::SetCPUAllocator(counting);  // which is its owner from now on
-  }
   auto counts = std::make_shared<TensorMemory::Counts>();
-  counting->CountThisThread(counts);
+  Installed().CountThisThread(counts);
   return counts;
 }
 

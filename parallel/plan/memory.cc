@@ -21,11 +21,28 @@ void ForEachLayer(const Inventory& inventory, const RankUse& rank, const Visit& 
   }
 }
 
+// The first layer of the whole chain that uses `parameter`: its stage saves it.
+int FirstUse(const Inventory& inventory, int parameter) {
+  int first = 0;
+  for (const Layer& layer : inventory.layers) {
+    const std::vector<int>& used = layer.parameters;
+    if (std::find(used.begin(), used.end(), parameter) != used.end()) break;
+    ++first;
+  }
+  return first;
+}
+
+bool Holds(const RankUse& rank, int layer) {
+  return std::any_of(rank.chunks.begin(), rank.chunks.end(), [&](const ChunkUse& chunk) {
+    return layer >= chunk.layers.first && layer < chunk.layers.end;
+  });
+}
+
 // Parameters of the layers: each once for weights and moments, each use for gradients. Only
 // embedding matrices have several uses.
 void AddParameters(const Inventory& inventory, const RankUse& rank, const MemoryRules& rules,
                    MemoryEstimate& memory) {
-  int64_t elements = 0, uses = 0, packed = 0;
+  int64_t elements = 0, uses = 0, packed = 0, saved_elsewhere = 0;
   std::vector<int> counted;
   ForEachLayer(inventory, rank, [&](const Layer& layer) {
     for (const int i : layer.parameters) {
@@ -36,6 +53,7 @@ void AddParameters(const Inventory& inventory, const RankUse& rank, const Memory
       if (parameter.role == Role::kEmbedding) {
         if (std::find(counted.begin(), counted.end(), i) != counted.end()) continue;
         counted.push_back(i);
+        if (!Holds(rank, FirstUse(inventory, i))) saved_elsewhere += size;
       }
       elements += size;
     }
@@ -46,7 +64,10 @@ void AddParameters(const Inventory& inventory, const RankUse& rank, const Memory
   memory.set_partial_sums(uses * kFloatBytes * rank.partial_sums);
   const int64_t updated = (elements + rank.num_replicas - 1) / rank.num_replicas;
   memory.set_moments(updated * kMomentBytes);
-  if (rules.snapshot) memory.set_snapshot(updated * (kFloatBytes + kMomentBytes));
+  if (rules.snapshot) {
+    const int64_t saved = updated - saved_elsewhere / rank.num_replicas;
+    memory.set_snapshot(saved * (kFloatBytes + kMomentBytes));
+  }
   const int64_t received = std::min(kPiecesInFlight * kPieceBytes, uses * kFloatBytes);
   memory.set_communication(received / rank.num_replicas * (rank.num_replicas - 1) +
                            std::min(2 * kPieceBytes, rank.foreign_bytes) / rank.num_replicas);

@@ -33,8 +33,17 @@ MemoryRules MakeMemoryRules(const ComputeSpec& compute, const ParallelSpec& para
 int64_t KeptBytes(const Inventory& inventory, LayerSpan span, const RecomputeChoice& recompute,
                   const MemoryRules& rules);
 
-// Bytes that deferred weight gradients of `span` hold of one microbatch from I to W: both operands
-// of every product.
+// Matrices of one shape that wait with deferred weight gradients.
+struct PendingMatrices {
+  int64_t rows = 0, columns = 0;
+  int64_t bytes = 0;  // of all of them together
+};
+
+// What deferred weight gradients of `span` hold of one microbatch from I to W: both operands of
+// every product. Each shape once.
+std::vector<PendingMatrices> MakePendingMatrices(const Inventory& inventory, LayerSpan span,
+                                                 const MemoryRules& rules);
+// All their bytes.
 int64_t PendingBytes(const Inventory& inventory, LayerSpan span, const MemoryRules& rules);
 
 // Operations of `layer`'s forward pass that its backward pass repeats at `level`.
@@ -55,7 +64,7 @@ struct RankUse {
   // not.
   std::vector<std::vector<int>> moments;
   RecomputeChoice recompute;
-  int64_t deferred_bytes = 0;  // most that deferred weight gradients of all chunks hold at once
+  int64_t deferred_bytes = 0;  // of buffers for deferred weight gradients of all chunks
   int partial_sums = 0;        // gradients of virtual replicas that wait for their sum
   int num_replicas = 1;        // that share moments (ZeRO-1)
   int64_t foreign_bytes = 0;   // of uses that other ranks have of its tied tensors
@@ -81,7 +90,8 @@ struct RankUse {
 //   logits          logits, their gradient and temporaries, at most kLogitRows rows
 //   communication   other replicas' parts of this rank's share, of kPiecesInFlight pieces; other
 //                   stages' uses of a piece of a tied tensor (docs/design/sharding.md)
-//   snapshot        12 bytes for each element that the rank updates, with rules.snapshot
+//   snapshot        12 bytes for each element that the rank saves, with rules.snapshot: those that
+//                   it updates, but for tied ones that an earlier stage has too
 MemoryEstimate EstimateMemory(const Inventory& inventory, const RankUse& rank,
                               const MemoryRules& rules);
 

@@ -138,20 +138,39 @@ int64_t KeptBytes(const Inventory& inventory, LayerSpan span, const RecomputeCho
   return KeptOf(inventory, span, recompute, rules).Total();
 }
 
-int64_t PendingBytes(const Inventory& inventory, LayerSpan span, const MemoryRules& rules) {
-  int64_t operands = 0, memory = 0;
+std::vector<PendingMatrices> MakePendingMatrices(const Inventory& inventory, LayerSpan span,
+                                                 const MemoryRules& rules) {
+  std::vector<PendingMatrices> pending;
+  const auto add = [&](int64_t rows, int64_t columns, int64_t count) {
+    auto found = std::find_if(pending.begin(), pending.end(), [&](const PendingMatrices& p) {
+      return p.rows == rows && p.columns == columns;
+    });
+    if (found == pending.end()) found = pending.insert(found, {.rows = rows, .columns = columns});
+    found->bytes += count * rows * columns * rules.operand_bytes;
+  };
+  bool has_memory = false;
   for (int l = span.first; l < span.end; ++l) {
     const Layer& layer = inventory.layers[l];
     if (!IsBlock(layer)) continue;
     const LayerSizes s = SizesOf(inventory, layer);
     // Gradient and input of q, k, v together, of the output, of both feed-forward products.
-    operands += s.rows * (4 * s.width + 2 * s.width + 2 * (s.inner + s.width));
-    if (layer.kind == LayerKind::kEncoder) continue;
+    add(s.rows, 3 * s.width, 1);
+    add(s.rows, s.width, 5);
+    add(s.rows, s.inner, 2);
+    if (s.memory_rows == 0) continue;
     // Of q and the output; gradients of keys and values, whose input all layers share.
-    operands += s.rows * 4 * s.width + s.memory_rows * 2 * s.width;
-    memory = s.memory_rows * s.width;
+    add(s.rows, s.width, 4);
+    add(s.memory_rows, 2 * s.width, 1);
+    if (!has_memory) add(s.memory_rows, s.width, 1);
+    has_memory = true;
   }
-  return (operands + memory) * rules.operand_bytes;
+  return pending;
+}
+
+int64_t PendingBytes(const Inventory& inventory, LayerSpan span, const MemoryRules& rules) {
+  int64_t bytes = 0;
+  for (const PendingMatrices& p : MakePendingMatrices(inventory, span, rules)) bytes += p.bytes;
+  return bytes;
 }
 
 double RecomputeFlops(const Inventory& inventory, const Layer& layer, Recompute level) {

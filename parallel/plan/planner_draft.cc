@@ -87,7 +87,10 @@ InFlight ClaimedInFlight(const Request& request, const Layout& layout, const Cut
   for (int c = 0; c < chunks; ++c) {
     const int rank = cuts.placement.rank_of_chunk[c];
     claimed.slots[c] = (claims[rank] + layout.chunks_per_rank - 1) / layout.chunks_per_rank;
-    if (splits) claimed.deferred_bytes[rank] += cuts.pending_bytes[c];
+    if (!splits) continue;
+    for (const PendingMatrices& matrices : cuts.pending[c]) {
+      claimed.deferred_bytes[rank] += matrices.bytes;
+    }
   }
   return claimed;
 }
@@ -176,11 +179,18 @@ double Excess(const Request& request, const Draft& draft) {
 
 bool AllFit(const Request& request, const Draft& draft) { return Excess(request, draft) <= 0; }
 
+// Microbatches of a virtual replica, or of all that a rank adds up by itself.
+int MicrobatchesPerSum(const Request& request, const Layout& layout) {
+  const int sums = LocalVirtualReplicas(request.virtual_replicas, layout.replicas);
+  return std::max(1, ShapeOf(request, layout).num_microbatches / sums);
+}
+
 // Schedule and levels that agree with each other.
 absl::Status SettleSchedule(const Request& request, const Layout& layout, Draft& draft) {
   for (int round = 0; round < kMostCorrections; ++round) {
     ASSIGN_OR_RETURN(draft.schedule, ScheduleOf(request, layout, draft.costs));
-    draft.in_flight = CountInFlight(draft.schedule, draft.cuts.pending_bytes);
+    draft.in_flight =
+        CountInFlight(draft.schedule, draft.cuts.pending, MicrobatchesPerSum(request, layout));
     SetRanks(request, layout, draft);
     if (!Correct(request, /*only_upwards=*/round > 0, draft)) break;
     SetCosts(request, draft);

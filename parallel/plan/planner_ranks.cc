@@ -1,8 +1,6 @@
 #include "parallel/plan/planner_ranks.h"
 
 #include <algorithm>
-#include <functional>
-#include <map>
 #include <utility>
 
 #include "parallel/plan/dealing.h"
@@ -64,62 +62,7 @@ int PartialSums(int folds) {
   return buffers;
 }
 
-// Adds `now` unless some moment has as much of everything; drops those that it has as much as.
-void AddMoment(const std::vector<int>& now, std::vector<std::vector<int>>& moments) {
-  const auto covers = [](const std::vector<int>& x, const std::vector<int>& y) {
-    return std::equal(x.begin(), x.end(), y.begin(), std::greater_equal<int>());
-  };
-  for (const std::vector<int>& moment : moments) {
-    if (covers(moment, now)) return;
-  }
-  std::erase_if(moments, [&](const std::vector<int>& moment) { return covers(now, moment); });
-  moments.push_back(now);
-}
-
-// What is in flight on a rank at its fullest moments, by its chunks in chain order.
-std::vector<std::vector<int>> FullestMoments(const std::vector<Action>& actions) {
-  std::map<int, size_t> place;  // of a chunk among the rank's
-  for (const Action& action : actions) place[action.chunk] = 0;
-  size_t next = 0;
-  for (auto& [chunk, index] : place) index = next++;
-  std::vector<int> now(place.size(), 0);
-  std::vector<std::vector<int>> moments;
-  bool grew = false;
-  for (const Action& action : actions) {
-    int& alive = now[place[action.chunk]];
-    if (action.op == Op::kForward) {
-      ++alive;
-      grew = true;
-    }
-    if (action.op != Op::kBackward && action.op != Op::kBackwardInput) continue;
-    if (grew) AddMoment(now, moments);
-    grew = false;
-    --alive;
-  }
-  if (grew) AddMoment(now, moments);
-  return moments;
-}
-
 }  // namespace
-
-InFlight CountInFlight(const Schedule& schedule, std::span<const int64_t> pending_bytes) {
-  std::vector<int> now(pending_bytes.size(), 0);
-  InFlight most{.slots = now, .deferred_bytes = {}, .moments = {}};
-  for (const std::vector<Action>& actions : schedule.actions) {
-    int64_t deferred = 0, most_deferred = 0;
-    for (const Action& action : actions) {
-      const int c = action.chunk;
-      if (action.op == Op::kForward) most.slots[c] = std::max(most.slots[c], ++now[c]);
-      if (action.op == Op::kBackward || action.op == Op::kBackwardInput) --now[c];
-      if (action.op == Op::kBackwardInput) deferred += pending_bytes[c];
-      most_deferred = std::max(most_deferred, deferred);
-      if (action.op == Op::kBackwardWeight) deferred -= pending_bytes[c];
-    }
-    most.deferred_bytes.push_back(most_deferred);
-    most.moments.push_back(FullestMoments(actions));
-  }
-  return most;
-}
 
 Cuts MakeCuts(const Request& request, Placement placement, std::vector<int> ends) {
   const std::string type = request.rules.operand_bytes == 2 ? "bfloat16" : "float32";
@@ -133,8 +76,8 @@ Cuts MakeCuts(const Request& request, Placement placement, std::vector<int> ends
   };
   for (int c = 0, first = 0; c < chunks; first = cuts.ends[c++]) {
     cuts.message_bytes.push_back(bytes(c) + bytes(c + 1));
-    cuts.pending_bytes.push_back(
-        PendingBytes(*request.inventory, {first, cuts.ends[c]}, request.rules));
+    cuts.pending.push_back(
+        MakePendingMatrices(*request.inventory, {first, cuts.ends[c]}, request.rules));
   }
   return cuts;
 }

@@ -12,6 +12,7 @@
 #include "tests/support/run_ranks.h"
 #include "trainer/model/describe.h"
 #include "trainer/rank_part.h"
+#include "trainer/rank_state.h"
 #include "trainer/tensor_memory.h"
 #include "trainer/train_step.h"
 
@@ -37,6 +38,15 @@ std::vector<uint32_t> PairsOf(int64_t capacity, int64_t length) {
   std::vector<uint32_t> pairs;
   for (int64_t i = 0; i < capacity; ++i) pairs.push_back(static_cast<uint32_t>(i / length));
   return pairs;
+}
+
+int64_t PlannedCopy(const PlannedRun& planned, const Inventory& whole, int rank) {
+  RunSpec run = planned.run;
+  run.mutable_parallel()->set_blocking_saves(false);
+  const auto plan =
+      MakePlan(whole, run.data(), run.optim(), run.compute(), run.cluster(), run.parallel());
+  DEEPNET_CHECK(plan.ok()) << plan.status().ToString();
+  return plan->stages(rank).memory().snapshot();
 }
 
 int64_t Bytes(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
@@ -137,6 +147,8 @@ absl::StatusOr<RankBytes> MeasureRank(const PlannedRun& planned, Communicator& w
   bytes.measured = memory.peak_bytes() + part->ops->OwnBytes();
   const int64_t moments = Bytes(parameters.moment1()) + Bytes(parameters.moment2());
   bytes.state = Bytes(parameters.weights()) + Bytes(parameters.gradient()) + moments;
+  bytes.copied = RankSnapshot(*part, /*copies=*/false).bytes();
+  bytes.planned_copy = PlannedCopy(planned, whole, world.rank());
   bytes.activations = memory.peak_bytes() - made - moments;
   return bytes;
 }

@@ -20,6 +20,8 @@ struct RankBytes {
   int64_t state = 0;     // weights, gradients and moments, as they lie there
   // Tensors that the steps added to what the rank was made with, moments aside.
   int64_t activations = 0;
+  // The copy that a save would be written from, and what a plan with one counts for it.
+  int64_t copied = 0, planned_copy = 0;
 
   int64_t PlannedState() const {
     return planned.weights() + planned.gradients() + planned.moments();

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_format.h"
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -179,13 +180,70 @@ TEST(PlannedMemory, OfChunksThatTakeTurnsIsWhatTheyHold) {
   ExpectAsPlanned(MeasureRanks(run), "four ranks of four chunks");
 }
 
-// Small layers: what lies at cuts and what deferred weight gradients hold weigh most.
-TEST(PlannedMemory, OfStagesThatDeferWeightGradientsIsWhatTheyHold) {
-  for (const char* schedule : {"1f1b", "zb-h1"}) {
-    RunSpec run = SmallRun(8, 8);
-    run.mutable_parallel()->set_pipeline_parallel_size(4);
-    run.mutable_parallel()->set_schedule(schedule);
-    ExpectAsPlanned(MeasureRanks(run), std::string("four ranks, ") + schedule);
+// `schedule` of `stages` stages and `replicas` replicas, four microbatches a replica. Sources are
+// longer than targets, so that encoder and decoder layers have buffers of their own.
+RunSpec Scheduled(const std::string& schedule, int stages, int replicas, int virtual_replicas) {
+  RunSpec run = SmallRun(8, 4 * replicas);
+  ParallelSpec& parallel = *run.mutable_parallel();
+  parallel.set_pipeline_parallel_size(stages);
+  parallel.set_data_parallel_size(replicas);
+  parallel.set_schedule(schedule);
+  parallel.set_chunks_per_rank(schedule == "interleaved" || schedule == "zb-v" ? 2 : 1);
+  run.mutable_optim()->set_virtual_replicas(virtual_replicas);
+  return run;
+}
+
+std::string NameOf(const RunSpec& run) {
+  const ParallelSpec& parallel = run.parallel();
+  return absl::StrFormat("%s, %d stages, %d replicas, R = %d", parallel.schedule(),
+                         parallel.pipeline_parallel_size(), parallel.data_parallel_size(),
+                         run.optim().virtual_replicas());
+}
+
+constexpr const char* kSchedules[] = {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"};
+
+// Small layers: what lies at cuts, sums of virtual replicas and deferred weight gradients weigh
+// most.
+class PlannedMemoryOfSchedules : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(PlannedMemoryOfSchedules, IsWhatStagesOfEveryLayoutHold) {
+  constexpr int64_t kBlockOfMoments = 4096 * 8;  // shares are dealt in whole blocks
+  for (const int stages : {2, 4}) {
+    for (const int replicas : {1, 2}) {
+      for (int virtual_replicas = replicas; virtual_replicas <= 4; virtual_replicas *= 2) {
+        const RunSpec run = Scheduled(GetParam(), stages, replicas, virtual_replicas);
+        ExpectAsPlanned(MeasureRanks(run), NameOf(run), replicas == 1 ? 0 : kBlockOfMoments);
+      }
+    }
+  }
+}
+
+TEST_P(PlannedMemoryOfSchedules, IsWhatStagesOfAMiddleWidthHold) {
+  for (const int virtual_replicas : {1, 4}) {
+    RunSpec run = Scheduled(GetParam(), /*stages=*/4, /*replicas=*/1, virtual_replicas);
+    run.mutable_model()->set_width(192);
+    run.mutable_model()->set_ffn_width(768);
+    run.mutable_model()->set_encoder_layers(5);
+    run.mutable_model()->set_decoder_layers(5);
+    ExpectAsPlanned(MeasureRanks(run), NameOf(run) + ", width 192");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(AllSchedules, PlannedMemoryOfSchedules, ::testing::ValuesIn(kSchedules),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::erase(name, '-');
+                           return name;
+                         });
+
+// The copy that a save is written from: each element is in that of one rank, tied ones too.
+TEST(PlannedMemory, OfTheCopyForSavingIsWhatRanksCopy) {
+  for (const int replicas : {1, 2}) {
+    const RunSpec run = Scheduled("1f1b", /*stages=*/2, replicas, replicas);
+    constexpr int64_t kBlock = 4096 * 12;
+    for (const RankBytes& rank : MeasureRanks(run)) {
+      EXPECT_LE(std::abs(rank.copied - rank.planned_copy), replicas == 1 ? 0 : kBlock);
+    }
   }
 }
 

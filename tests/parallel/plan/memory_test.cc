@@ -1,6 +1,8 @@
 #include "parallel/plan/memory.h"
 
 #include <algorithm>
+#include <set>
+#include <utility>
 
 #include "gtest/gtest.h"
 
@@ -63,6 +65,20 @@ TEST(Memory, ATiedTableOfTwoChunksIsHeldOnceAndSummedForEachUse) {
   EXPECT_EQ(memory.weights(), 4 * 80);
   EXPECT_EQ(memory.gradients(), 2 * 4 * 80);
   EXPECT_EQ(memory.moments(), 8 * 80);
+}
+
+// Every element of the model is in one rank's copy.
+TEST(Memory, ATiedTableIsCopiedForSavingByItsFirstStage) {
+  const Inventory inventory = Toy(1);
+  const auto copied = [&](LayerSpan layers, int replicas) {
+    return EstimateMemory(inventory, {.chunks = {{.layers = layers}}, .num_replicas = replicas},
+                          {.snapshot = true})
+        .snapshot();
+  };
+  EXPECT_EQ(copied({0, 1}, 1), 12 * 80);
+  EXPECT_EQ(copied({4, 5}, 1), 0);
+  EXPECT_EQ(copied({0, 2}, 1) + copied({2, 5}, 1), copied({0, 5}, 1));
+  EXPECT_EQ(copied({3, 5}, 2), copied({3, 4}, 2));
 }
 
 TEST(Memory, ChunksThatAreNotFullTogetherShareBuffersOfOneKind) {
@@ -140,6 +156,11 @@ TEST(Memory, DeferredWeightGradientsHoldBothOperandsOfEveryProduct) {
   EXPECT_EQ(PendingBytes(inventory, {0, 2}, {}), encoder);
   // q, its input, the output, its input; keys and values; the memory itself.
   EXPECT_EQ(PendingBytes(inventory, {3, 4}, {}), encoder + 4 * kRows * (4 + 2 + 1) * kWidth);
+  std::set<std::pair<int64_t, int64_t>> shapes;
+  for (const PendingMatrices& matrices : MakePendingMatrices(inventory, {0, 5}, {})) {
+    EXPECT_TRUE(shapes.emplace(matrices.rows, matrices.columns).second);
+  }
+  EXPECT_TRUE(shapes.contains({kRows, kInner}));
   RankUse rank = Whole(inventory);
   const int64_t without = EstimateMemory(inventory, rank, {}).activations();
   rank.deferred_bytes = 123;
