@@ -126,6 +126,12 @@ void CheckScheme(const ModelSpec& model, Mistakes* mistakes) {
   only_with(scheme.keel_alpha() != 0, "keel_alpha", KEEL);
   only_with(scheme.normformer_scaled_residual(), "normformer_scaled_residual", NORMFORMER);
   only_with(scheme.admin_omega_size() > 0, "admin_omega", ADMIN);
+  only_with(scheme.residual_dual_scale() != 0, "residual_dual_scale", RESIDUAL_DUAL);
+  only_with(scheme.branch_norm_steps() != 0, "branch_norm_steps", BRANCH_NORM);
+  mistakes->Require(scheme.residual_dual_scale() >= 0, "model.scheme.residual_dual_scale",
+                    scheme.residual_dual_scale(), "must be above 0, or 0 for 1");
+  mistakes->Require(scheme.branch_norm_steps() >= 0, "model.scheme.branch_norm_steps",
+                    scheme.branch_norm_steps(), "must be at least 1, or 0 for 4000");
   mistakes->Require(scheme.ds_exponent() >= 0, "model.scheme.ds_exponent", scheme.ds_exponent(),
                     "must be above 0, or 0 for 0.5");
   mistakes->Require(scheme.mix_ln_fraction() >= 0 && scheme.mix_ln_fraction() <= 1,

@@ -11,6 +11,7 @@
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/decode/model_scorer.h"
 #include "trainer/kernels/compute.h"
+#include "trainer/model/scheme.h"
 #include "trainer/run_state.h"
 
 namespace deepnet {
@@ -47,6 +48,7 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& run_or
         ExitCode::kCheckpoint);
   }
 
+  RETURN_IF_ERROR(CheckRowsAreIndependent(manifest.run().model()));
   *loaded->run.mutable_compute() = ChooseCompute(manifest.run().compute(), overrides);
   ASSIGN_OR_RETURN(loaded->ops, MakeOps(loaded->run.compute()));
   const ModelSpec& spec = loaded->run.model();
@@ -57,6 +59,7 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& run_or
   loaded->model = std::make_unique<Transformer>(spec, capacity, *loaded->ops, /*trainable=*/false);
   RETURN_IF_ERROR(LoadWeights(*fs, loaded->folder, manifest, loaded->model->parameters()));
   loaded->model->Refresh();
+  loaded->model->set_step(manifest.step());
   loaded->scorer = std::make_unique<ModelScorer>(*loaded->model);
   loaded->pair_scorer = std::make_unique<ModelPairScorer>(*loaded->model);
   return loaded;

@@ -58,6 +58,7 @@ class Starter {
     RETURN_IF_ERROR(
         AgreeOnStatus(world_, world_.rank() == 0 ? OfRunFolder(LockFolder()) : absl::OkStatus()));
     RETURN_IF_ERROR(CheckSameFolder(world_, fs_, start_.folder));
+    if (world_.rank() == 0) WarnOfTheModel();
     return std::move(start_);
   }
 
@@ -65,6 +66,7 @@ class Starter {
   std::string PathOf(const std::string& path) const {
     return (std::filesystem::path(options_.root) / path).string();
   }
+  void WarnOfTheModel() const;
   absl::Status CheckSameProgram();
   absl::Status OpenCorpus();
   absl::Status FindEarlierRun();
@@ -85,6 +87,14 @@ class Starter {
   std::vector<std::string> found_;  // rank 0: checkpoints that there were
   RunStart start_;
 };
+
+void Starter::WarnOfTheModel() const {
+  if (start_.run.model().norm() != BATCH_NORM) return;
+  log_.Warning(
+      "model.norm: BATCH_NORM: means and variances are those of each microbatch, so the loss "
+      "depends on data.microbatch, and the model can neither translate nor be exported; it is a "
+      "contrast for studies");
+}
 
 absl::Status Starter::CheckSameProgram() {
   if (world_.size() == 1) return absl::OkStatus();

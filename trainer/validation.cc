@@ -20,6 +20,7 @@
 #include "trainer/decode/pipeline_route.h"
 #include "trainer/decode/pipeline_scorer.h"
 #include "trainer/eval/evaluator.h"
+#include "trainer/model/scheme.h"
 
 namespace deepnet {
 namespace {
@@ -27,6 +28,7 @@ namespace {
 EvaluateOptions OptionsOf(const RunSpec& run, const Corpus& corpus) {
   EvaluateOptions options{.split = "dev",
                           .sentences = run.train().validate_sentences(),
+                          .translates = CheckRowsAreIndependent(run.model()).ok(),
                           .tags = run.data().tags(),
                           .decode = run.decode()};
   const MicrobatchSpec& capacity = run.data().microbatch();
@@ -169,23 +171,27 @@ absl::StatusOr<EvalRecord> EvaluateOnAllRanks(const RunSpec& run, const Pipeline
   return Share(*record, *groups.world, route.driver);
 }
 
+std::string TranslationText(const EvalRecord& record) {
+  return absl::StrFormat("BLEU %.2f (to English %.2f, from %.2f), chrF %.2f, ", record.bleu(),
+                         record.bleu_to_english(), record.bleu_from_english(), record.chrf());
+}
+
 }  // namespace
 
 absl::StatusOr<EvalRecord> Validate(const RunSpec& run, const Inventory& whole, const Plan& plan,
                                     const Corpus& corpus, RankPart& part, int64_t step, Logger& log,
                                     const IsStopping& is_stopping) {
   EvalRecord record;
+  part.model->set_step(step);
   const EvaluateOptions options = OptionsOf(run, corpus);
   if (!options.directions.empty()) {
     ASSIGN_OR_RETURN(record, EvaluateOnAllRanks(
                                  run, RouteOf(whole, plan, part), corpus, part, options, log,
                                  is_stopping ? is_stopping : [] { return false; }));
-    log.Info(absl::StrFormat(
-        "validation at step %s: nll %.3f, BLEU %.2f (to English %.2f, from %.2f), chrF %.2f, "
-        "%d directions, %s",
-        WithCommas(step), record.nll(), record.bleu(), record.bleu_to_english(),
-        record.bleu_from_english(), record.chrf(), record.directions_size(),
-        ClockText(record.seconds())));
+    log.Info(absl::StrFormat("validation at step %s: nll %.3f, %s%d directions, %s",
+                             WithCommas(step), record.nll(),
+                             options.translates ? TranslationText(record) : "",
+                             record.directions_size(), ClockText(record.seconds())));
   }
   record.set_kind("validation");
   record.set_step(step);

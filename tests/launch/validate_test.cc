@@ -68,7 +68,8 @@ TEST(Validate, EveryModelRuleNamesItsField) {
       {{"model.residual="},
        "model.residual: RESIDUAL_UNSPECIFIED: required: one of DEEPNORM, POST_LN, PRE_LN, "
        "POST_LN_INIT, DS_INIT, ADMIN, REZERO, R_FIXUP, T_FIXUP, NORMFORMER, SUB_LN, RESIDUAL_ONLY, "
-       "NORM_ONLY, NEITHER, B2T, MIX_LN, LAYERNORM_SCALING, PERI_LN, KEEL, DLCL"},
+       "NORM_ONLY, NEITHER, B2T, MIX_LN, LAYERNORM_SCALING, PERI_LN, KEEL, DLCL, "
+       "RESIDUAL_DUAL, BRANCH_NORM"},
       {{"model.residual=99"}, "model.residual: 99: is no value of Residual"},
       {{"model.scheme=ds_exponent: 0.25"},
        "model.scheme.ds_exponent: DEEPNORM: only with model.residual: DS_INIT"},
@@ -76,6 +77,10 @@ TEST(Validate, EveryModelRuleNamesItsField) {
        "model.scheme.mix_ln_fraction: 2: must be from 0 to 1; 0 stands for 0.25"},
       {{"model.residual=ADMIN", "model.scheme=admin_omega: 1"},
        "model.scheme.admin_omega: 1: must have a number for each of the 10 sub-layers, or none"},
+      {{"model.scheme=branch_norm_steps: 100"},
+       "model.scheme.branch_norm_steps: DEEPNORM: only with model.residual: BRANCH_NORM"},
+      {{"model.residual=RESIDUAL_DUAL", "model.scheme=residual_dual_scale: -1"},
+       "model.scheme.residual_dual_scale: -1: must be above 0, or 0 for 1"},
       {{"model.residual=POST_LN", "model.deepnorm=encoder_alpha: 2"},
        "model.deepnorm: POST_LN: only with model.residual: DEEPNORM"},
       {{"model.deepnorm=decoder_beta: -1"},

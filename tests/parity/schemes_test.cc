@@ -65,6 +65,9 @@ class Schemes : public ::testing::TestWithParam<Residual> {
         &run));
     *run.mutable_model() = testing::WithResidual(run.model(), residual);
     if (residual == T_FIXUP) run.mutable_optim()->set_schedule(SHIFTED_INVERSE_SQRT);
+    if (residual == BRANCH_NORM) {
+      run.mutable_model()->mutable_scheme()->set_branch_norm_steps(kSteps / 2);
+    }
     run.set_folder(folder);
     run.mutable_train()->set_steps(kSteps);
     run.mutable_train()->set_log_every_steps(kLogEvery);

@@ -1,5 +1,6 @@
 #include "tests/support/plain_transformer.h"
 
+#include <algorithm>
 #include <cmath>
 #include <stdexcept>
 #include <vector>
@@ -12,6 +13,10 @@ namespace {
 using at::Tensor;
 
 using Function = std::function<Tensor(const Tensor&)>;
+
+Tensor Ids(const std::vector<int32_t>& ids, int64_t begin, int64_t end) {
+  return at::tensor(std::vector<int64_t>(ids.begin() + begin, ids.begin() + end), at::kLong);
+}
 
 // Which sub-layer of which layer.
 struct Place {
@@ -27,22 +32,50 @@ struct Place {
   bool IsSelfAttention() const { return base == "self_attn"; }
 };
 
+// First rows of the sentences, and behind the last.
+using Offsets = std::vector<int32_t>;
+
 struct Plain {
   const ModelSpec& spec;
   const std::function<Tensor(const std::string&)>& get;
+  int64_t step;
+  mutable Tensor second = {};  // RESIDUAL_DUAL: r of the stack at work
 
   Tensor Linear(const std::string& name, const Tensor& x) const {
     const Tensor y = at::matmul(x, get(name + ".weight").t());
     return spec.residual() == R_FIXUP ? y : y + get(name + ".bias");
   }
   Tensor Norm(const std::string& name, const Tensor& x) const {
-    const double eps = spec.layer_norm_epsilon();
+    return Norm(name, x, spec.layer_norm_epsilon());
+  }
+  Tensor Norm(const std::string& name, const Tensor& x, double eps) const {
+    if (spec.norm() == BATCH_NORM) {  // each feature over all tokens of the microbatch
+      const Tensor centred = x - x.mean(0, true);
+      return centred / at::sqrt(centred.square().mean(0, true) + eps) * get(name + ".weight") +
+             get(name + ".bias");
+    }
     if (spec.norm() == RMS_NORM) {
       return x / at::sqrt((x * x).mean(-1, true) + eps) * get(name + ".weight");
     }
     return at::layer_norm(x, {x.size(-1)}, get(name + ".weight"), get(name + ".bias"), eps);
   }
-  Tensor Attention(const Place& place, const Tensor& x, const Tensor& y, bool causal) const {
+  // Every sentence of x looks at its own of y.
+  Tensor Attention(const Place& place, const Tensor& x, const Offsets& x_offsets, const Tensor& y,
+                   const Offsets& y_offsets, bool causal) const {
+    const auto rows = [](const Tensor& z, const Offsets& offsets, size_t s) {
+      return z.narrow(0, offsets[s], offsets[s + 1] - offsets[s]);
+    };
+    std::vector<Tensor> contexts;
+    for (size_t s = 0; s + 1 < x_offsets.size(); ++s) {
+      contexts.push_back(Context(place, rows(x, x_offsets, s), rows(y, y_offsets, s), causal));
+    }
+    Tensor context = at::cat(contexts);
+    if (spec.residual() == SUB_LN && place.IsSelfAttention()) {
+      context = Norm(place.Name("_inner_layer_norm"), context);
+    }
+    return Linear(place.Name(".out_proj"), context);
+  }
+  Tensor Context(const Place& place, const Tensor& x, const Tensor& y, bool causal) const {
     const int64_t h = spec.heads(), d = spec.width();
     const auto split = [&](const Tensor& z) {
       return z.view({z.size(0), h, d / h}).transpose(0, 1);
@@ -58,11 +91,7 @@ struct Plain {
     if (spec.residual() == NORMFORMER && place.IsSelfAttention()) {
       heads = heads * get(place.Name("_head_scale")).view({h, 1, 1});
     }
-    Tensor context = heads.transpose(0, 1).reshape({x.size(0), d});
-    if (spec.residual() == SUB_LN && place.IsSelfAttention()) {
-      context = Norm(place.Name("_inner_layer_norm"), context);
-    }
-    return Linear(place.Name(".out_proj"), context);
+    return heads.transpose(0, 1).reshape({x.size(0), d});
   }
   Tensor FeedForward(const Place& place, const Tensor& x) const {
     Tensor inner = Linear(place.Layer() + "fc1", x);
@@ -116,6 +145,15 @@ struct Plain {
         return x + f(norm(x));
       case B2T:
         return place.IsBlock() ? norm(entered + x + f(x)) : norm(x + f(x));
+      case RESIDUAL_DUAL: {
+        const Tensor branch = f(x);
+        second = second + spec.scheme().residual_dual_scale() * branch;
+        return norm(x + branch);
+      }
+      case BRANCH_NORM: {
+        const double steps = static_cast<double>(spec.scheme().branch_norm_steps());
+        return norm(x + std::min(1.0, static_cast<double>(step) / steps) * f(x));
+      }
       case MIX_LN: {
         const bool post =
             place.layer < std::floor(spec.scheme().mix_ln_fraction() * (encoder ? n : m));
@@ -144,7 +182,8 @@ struct Plain {
     }
     return sum;
   }
-  // Behind the last layer.
+  // Before the first layer, and behind the last.
+  void Begin(const Tensor& x) const { second = spec.scheme().residual_dual_scale() * x; }
   Tensor End(int stack, const Tensor& x) const {
     const std::string name = stack == 0 ? "encoder." : "decoder.";
     switch (spec.residual()) {
@@ -156,6 +195,8 @@ struct Plain {
       case LAYERNORM_SCALING:
       case PERI_LN:
         return Norm(name + "layer_norm", x);
+      case RESIDUAL_DUAL:
+        return x + Norm(name + "layer_norm", second, 1e-7);
       case R_FIXUP: {
         const Tensor& shift = get(name + "final_shift");
         return stack == 0 ? get(name + "final_scale") * (x - shift) : x - shift;
@@ -165,7 +206,16 @@ struct Plain {
     }
   }
 
-  Tensor Embed(const std::string& side, const std::string& table, const Tensor& ids) const {
+  Tensor Embed(const std::string& side, const std::string& table, const std::vector<int32_t>& ids,
+               const Offsets& offsets) const {
+    std::vector<Tensor> sentences;
+    for (size_t s = 0; s + 1 < offsets.size(); ++s) {
+      sentences.push_back(EmbedSentence(side, table, Ids(ids, offsets[s], offsets[s + 1])));
+    }
+    const Tensor x = at::cat(sentences);
+    return spec.residual() == PERI_LN ? Norm(side + ".layernorm_embedding", x) : x;
+  }
+  Tensor EmbedSentence(const std::string& side, const std::string& table, const Tensor& ids) const {
     const int64_t n = ids.size(0), d = spec.width(), half = d / 2;
     Tensor positions;
     if (spec.positions() == LEARNED) {
@@ -176,61 +226,59 @@ struct Plain {
       positions = at::cat({a.sin(), a.cos()}, 1);
     }
     const double scale = spec.unscaled_embedding() ? 1.0 : std::sqrt(static_cast<double>(d));
-    const Tensor x = scale * at::embedding(get(table), ids) + positions;
-    return spec.residual() == PERI_LN ? Norm(side + ".layernorm_embedding", x) : x;
+    return scale * at::embedding(get(table), ids) + positions;
   }
 };
-
-Tensor Ids(const std::vector<int32_t>& ids, int64_t begin, int64_t end) {
-  return at::tensor(std::vector<int64_t>(ids.begin() + begin, ids.begin() + end), at::kLong);
-}
 
 }  // namespace
 
 Tensor PlainLoss(const ModelSpec& spec, const Microbatch& mb, double eps,
-                 const std::function<Tensor(const std::string&)>& parameter) {
-  const Plain p{spec, parameter};
+                 const std::function<Tensor(const std::string&)>& parameter, int64_t step) {
+  const Plain p{spec, parameter, step};
   const bool all = spec.tied_embeddings() == TIE_ALL;
   const std::string source_table = all ? "shared.weight" : "encoder.embed_tokens.weight";
   const std::string target_table = all ? "shared.weight" : "decoder.embed_tokens.weight";
   const std::string output = spec.tied_embeddings() == TIE_NONE ? "lm_head.weight" : target_table;
+  const auto offsets_of = [&](const PackedSide& side) {
+    return Offsets(side.offsets.begin(), side.offsets.begin() + mb.num_sentences + 1);
+  };
+  const Offsets source = offsets_of(mb.source), target = offsets_of(mb.target);
 
-  Tensor total = at::zeros({}, at::kDouble);
-  for (int s = 0; s < mb.num_sentences; ++s) {
-    Tensor x = p.Embed("encoder", source_table,
-                       Ids(mb.source.tokens, mb.source.offsets[s], mb.source.offsets[s + 1]));
-    std::vector<Tensor> encoder = {x};
-    for (int i = 0; i < spec.encoder_layers(); ++i) {
-      const Place attention{0, i, "self_attn"}, block{0, i, "final"};
-      x = p.Read(attention.Layer() + "history_weight", "encoder.", encoder);
-      const Tensor entered = x;
-      x = p.Sublayer(attention, x, entered,
-                     [&](const Tensor& z) { return p.Attention(attention, z, z, false); });
-      x = p.Sublayer(block, x, entered, [&](const Tensor& z) { return p.FeedForward(block, z); });
-      encoder.push_back(x);
-    }
-    x = p.End(0, p.Read("encoder.history_weight", "encoder.", encoder));
-    const int64_t begin = mb.target.offsets[s], end = mb.target.offsets[s + 1];
-    Tensor y = p.Embed("decoder", target_table, Ids(mb.target.tokens, begin, end));
-    std::vector<Tensor> decoder = {y};
-    for (int i = 0; i < spec.decoder_layers(); ++i) {
-      const Place attention{1, i, "self_attn"}, cross{1, i, "encoder_attn"}, block{1, i, "final"};
-      y = p.Read(attention.Layer() + "history_weight", "decoder.", decoder);
-      const Tensor entered = y;
-      y = p.Sublayer(attention, y, entered,
-                     [&](const Tensor& z) { return p.Attention(attention, z, z, true); });
-      y = p.Sublayer(cross, y, entered,
-                     [&](const Tensor& z) { return p.Attention(cross, z, x, false); });
-      y = p.Sublayer(block, y, entered, [&](const Tensor& z) { return p.FeedForward(block, z); });
-      decoder.push_back(y);
-    }
-    y = p.End(1, p.Read("decoder.history_weight", "decoder.", decoder));
-    const Tensor log_p = at::log_softmax(at::matmul(y, parameter(output).t()), -1);
-    const Tensor nll = -log_p.gather(1, Ids(mb.labels, begin, end).unsqueeze(1));
-    const double spread = eps / (static_cast<double>(log_p.size(1)) - 1);
-    total = total + (1 - eps - spread) * nll.sum() - spread * log_p.sum();
+  Tensor x = p.Embed("encoder", source_table, mb.source.tokens, source);
+  p.Begin(x);
+  std::vector<Tensor> encoder = {x};
+  for (int i = 0; i < spec.encoder_layers(); ++i) {
+    const Place attention{0, i, "self_attn"}, block{0, i, "final"};
+    x = p.Read(attention.Layer() + "history_weight", "encoder.", encoder);
+    const Tensor entered = x;
+    x = p.Sublayer(attention, x, entered, [&](const Tensor& z) {
+      return p.Attention(attention, z, source, z, source, false);
+    });
+    x = p.Sublayer(block, x, entered, [&](const Tensor& z) { return p.FeedForward(block, z); });
+    encoder.push_back(x);
   }
-  return total;
+  x = p.End(0, p.Read("encoder.history_weight", "encoder.", encoder));
+  Tensor y = p.Embed("decoder", target_table, mb.target.tokens, target);
+  p.Begin(y);
+  std::vector<Tensor> decoder = {y};
+  for (int i = 0; i < spec.decoder_layers(); ++i) {
+    const Place attention{1, i, "self_attn"}, cross{1, i, "encoder_attn"}, block{1, i, "final"};
+    y = p.Read(attention.Layer() + "history_weight", "decoder.", decoder);
+    const Tensor entered = y;
+    y = p.Sublayer(attention, y, entered, [&](const Tensor& z) {
+      return p.Attention(attention, z, target, z, target, true);
+    });
+    y = p.Sublayer(cross, y, entered, [&](const Tensor& z) {
+      return p.Attention(cross, z, target, x, source, false);
+    });
+    y = p.Sublayer(block, y, entered, [&](const Tensor& z) { return p.FeedForward(block, z); });
+    decoder.push_back(y);
+  }
+  y = p.End(1, p.Read("decoder.history_weight", "decoder.", decoder));
+  const Tensor log_p = at::log_softmax(at::matmul(y, parameter(output).t()), -1);
+  const Tensor nll = -log_p.gather(1, Ids(mb.labels, 0, target.back()).unsqueeze(1));
+  const double spread = eps / (static_cast<double>(log_p.size(1)) - 1);
+  return (1 - eps - spread) * nll.sum() - spread * log_p.sum();
 }
 
 }  // namespace deepnet::testing

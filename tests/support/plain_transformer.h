@@ -13,8 +13,9 @@
 namespace deepnet::testing {
 
 // Label-smoothed cross-entropy summed over the target tokens of `microbatch`. `parameter` returns
-// the tensor of a name of the Inventory.
+// the tensor of a name of the Inventory; `step`: steps taken before, for BRANCH_NORM.
 at::Tensor PlainLoss(const ModelSpec& spec, const Microbatch& microbatch, double label_smoothing,
-                     const std::function<at::Tensor(const std::string&)>& parameter);
+                     const std::function<at::Tensor(const std::string&)>& parameter,
+                     int64_t step = 0);
 
 }  // namespace deepnet::testing

@@ -30,11 +30,13 @@ std::vector<Residual> AllResiduals() {
   return all;
 }
 
-bool CanBeCut(Residual residual) { return residual != DLCL; }
+bool CanBeCut(Residual residual) { return residual != DLCL && residual != RESIDUAL_DUAL; }
 
 ModelSpec WithResidual(ModelSpec spec, Residual residual) {
   spec.set_residual(residual);
   if (residual == MIX_LN) spec.mutable_scheme()->set_mix_ln_fraction(0.5);
+  if (residual == RESIDUAL_DUAL) spec.mutable_scheme()->set_residual_dual_scale(0.05);
+  if (residual == BRANCH_NORM) spec.mutable_scheme()->set_branch_norm_steps(5);
   return spec;
 }
 

@@ -20,7 +20,7 @@ std::vector<Residual> AllResiduals();
 bool CanBeCut(Residual residual);
 
 // `spec` with that scheme, and settings by which two layers show all of it: MIX_LN has both kinds
-// of layers.
+// of layers, and BRANCH_NORM takes 5 steps.
 ModelSpec WithResidual(ModelSpec spec, Residual residual);
 
 // What weights of tests are multiplied by: without norms and with unscaled branches a stream grows

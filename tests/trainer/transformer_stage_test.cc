@@ -209,16 +209,19 @@ TEST(TransformerStage, EveryResidualSchemeDoesToo) {
     const bool odd = residual % 2 == 1;
     ModelSpec spec = testing::WithResidual(
         Spec(residual, odd ? TIE_ALL : TIE_NONE, odd ? 2 : 3, odd ? 3 : 2), residual);
-    spec.set_norm(residual % 3 == 0 ? RMS_NORM : LAYER_NORM);
+    spec.set_norm(residual % 3 == 0 ? RMS_NORM : residual % 5 == 0 ? BATCH_NORM : LAYER_NORM);
     ExpectEveryLayoutEqualsOnePiece(
         spec, odd ? Arithmetic::kNativeBfloat16 : Arithmetic::kNativeFloat32, 41);
   }
 }
 
 // What no pipeline can cut: every level of recomputation, B and W apart or not.
-TEST(TransformerStage, AStackWithAHistoryIsTheSameAtEveryLevelOfRecomputation) {
+class InOnePiece : public ::testing::TestWithParam<Residual> {};
+
+TEST_P(InOnePiece, AStackIsTheSameAtEveryLevelOfRecomputation) {
   for (const Arithmetic arithmetic : {Arithmetic::kNativeBfloat16, Arithmetic::kNativeFloat32}) {
-    const Case c = MakeCase(Spec(DLCL, TIE_ALL, 3, 4), arithmetic);
+    const Case c =
+        MakeCase(testing::WithResidual(Spec(GetParam(), TIE_ALL, 3, 4), GetParam()), arithmetic);
     const Outcome expected = RunInOnePiece(c, 2);
     std::mt19937 random(7);
     for (const RecomputeChoice& choice :
@@ -230,6 +233,9 @@ TEST(TransformerStage, AStackWithAHistoryIsTheSameAtEveryLevelOfRecomputation) {
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(TransformerStage, InOnePiece, ::testing::Values(DLCL, RESIDUAL_DUAL),
+                         [](const auto& info) { return Residual_Name(info.param); });
 
 // Chunk ends as even as they can be.
 std::vector<int> EvenCut(int chunks, int layers) {

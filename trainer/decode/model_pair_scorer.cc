@@ -39,7 +39,8 @@ std::vector<double> ModelPairScorer::LogProbabilities(std::span<const IdPair> pa
 }
 
 void ModelPairScorer::Forward(const Microbatch& microbatch, float* token_nll) {
-  RunForward(model_, link_, MakePass(microbatch, 0, 0, /*training=*/false), *kept_, token_nll);
+  RunForward(model_, link_, MakePass(microbatch, /*seed=*/0, model_.step(), /*training=*/false),
+             *kept_, token_nll);
 }
 
 }  // namespace deepnet

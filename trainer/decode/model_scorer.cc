@@ -143,7 +143,7 @@ void ModelScorer::EncodeSlice(const PackedRows& rows) {
     const Chunk& chunk = model_.chunks()[i];
     if (!chunk.has_source()) continue;
     if (link_ && chunk.inputs().source) link_->ReceiveBefore(i, rows.count, values.source_RD);
-    chunk.Encode({.source = rows}, values, model_.work(), kept_->kept);
+    chunk.Encode({.source = rows, .step = model_.step()}, values, model_.work(), kept_->kept);
     if (link_ && chunk.outputs().source) link_->SendBehind(i, rows.count, values.source_RD);
     if (link_ && chunk.ends_encoder()) link_->SendMemory(rows.count, values.memory_RD);
     here = here || chunk.ends_encoder();
@@ -228,7 +228,8 @@ void ModelScorer::StepSlice(State& state, const PackedRows& rows, const CacheInd
     const Chunk& chunk = model_.chunks()[i];
     if (!chunk.has_target()) continue;
     if (link_ && chunk.inputs().target) link_->ReceiveBefore(i, rows.count, target_RD);
-    chunk.DecodeStep(rows, kept_->values, caches, model_.work(), kept_->kept, logits_RV);
+    chunk.DecodeStep(rows, model_.step(), kept_->values, caches, model_.work(), kept_->kept,
+                     logits_RV);
     if (link_ && chunk.outputs().target) link_->SendBehind(i, rows.count, target_RD);
     caches.self = caches.self.subspan(chunk.decoder().size());
     caches.memory = caches.memory.subspan(chunk.decoder().size());

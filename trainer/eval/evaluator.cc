@@ -108,6 +108,8 @@ class Evaluator {
     score.set_sentences(static_cast<int64_t>(text.source.size()));
     ASSIGN_OR_RETURN(const BleuTokenizer tokenizer,
                      MakeTokenizer(TokenizerNameForLanguage(route.target)));
+    score.set_nll(MeanNll(scores));
+    if (!options_.translates) return score;
     score.set_tokenizer(tokenizer.name);
     score.set_bleu(CorpusBleu(hypotheses, text.target, tokenizer).score);
     score.set_chrf(CorpusChrf(hypotheses, text.target));
@@ -115,7 +117,6 @@ class Evaluator {
       ASSIGN_OR_RETURN(const BleuTokenizer pieces, MakeSentencePieceTokenizer(options_.spm_file));
       score.set_spbleu(CorpusBleu(hypotheses, text.target, pieces).score);
     }
-    score.set_nll(MeanNll(scores));
     if (!options_.output_folder.empty() && options_.share.part == 0) {
       std::filesystem::create_directories(options_.output_folder);
       WriteLines(absl::StrCat(options_.output_folder, "/", route.Name(), ".hyp"), hypotheses);
@@ -130,7 +131,9 @@ class Evaluator {
                                                 const TagFrame& tags) const {
     const SentenceRange range = RangeOf(options_.share, text.source.size());
     SentenceScores scores;
-    ASSIGN_OR_RETURN(scores.hypotheses, Translate(text, range, tags));
+    if (options_.translates) {
+      ASSIGN_OR_RETURN(scores.hypotheses, Translate(text, range, tags));
+    }
     std::vector<IdPair> pairs;
     for (size_t i = range.first; i < range.end; ++i) {
       IdPair pair{FrameIds(tags.source, vocabulary_.Encode(text.source[i]), 0),
@@ -174,7 +177,9 @@ class Evaluator {
 // The signatures of all tokenizers that were used, spBLEU's last.
 absl::StatusOr<std::string> Signatures(const EvalRecord& record, const EvaluateOptions& options) {
   std::set<std::string> names;
-  for (const DirectionScore& d : record.directions()) names.insert(d.tokenizer());
+  for (const DirectionScore& d : record.directions()) {
+    if (!d.tokenizer().empty()) names.insert(d.tokenizer());
+  }
   std::vector<std::string> signatures;
   for (const std::string& name : names) {
     ASSIGN_OR_RETURN(const BleuTokenizer tokenizer, MakeTokenizer(name));

@@ -18,6 +18,7 @@
 #include "trainer/exchange/hf_tokenizer.h"
 #include "trainer/exchange/marian.h"
 #include "trainer/exchange/stored_weights.h"
+#include "trainer/model/scheme.h"
 
 namespace deepnet {
 namespace {
@@ -127,7 +128,7 @@ std::vector<std::string> Statements(const Manifest& manifest, const ExportOption
   const ModelSpec& model = manifest.run().model();
   std::vector<std::string> statements;
   if (options.format == ExportFormat::kMarian) {
-    statements = MarianStatements(model, manifest.run().data().tags());
+    statements = MarianStatements(model, manifest.run().data().tags(), manifest.step());
   } else if (const std::vector<std::string> differences = DifferencesFromM2m(model);
              !differences.empty()) {
     statements.push_back(
@@ -153,6 +154,7 @@ absl::StatusOr<ExportReport> ExportCheckpoint(FileSystem& fs, const std::string&
       ShareMemory(alone, kWriteManifestFactor, kSafetensorsWriteBytes, options.tool, "exporting"));
   const Manifest& manifest = reader->manifest();
   RETURN_IF_ERROR(CheckModel(manifest, checkpoint_folder));
+  RETURN_IF_ERROR(CheckRowsAreIndependent(manifest.run().model()));
   if (options.format == ExportFormat::kMarian) RETURN_IF_ERROR(CheckMarian(manifest.run().model()));
   std::string model_bytes;
   ASSIGN_OR_RETURN(const Vocabulary vocabulary,

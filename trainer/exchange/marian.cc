@@ -16,6 +16,7 @@
 #include "trainer/exchange/hf_names.h"
 #include "trainer/exchange/stored_weights.h"
 #include "trainer/model/depth_scaling.h"
+#include "trainer/model/scheme.h"
 
 namespace deepnet {
 namespace {
@@ -23,21 +24,31 @@ namespace {
 constexpr double kMarianEpsilon = 1e-5;  // of torch.nn.LayerNorm and of CTranslate2
 constexpr char kEmbedding[] = "shared.weight";
 
-// What a parameter is divided by: alpha of its stack where it ends a branch.
-double DivisorOf(const std::string& name, const DepthScaling& scaling) {
-  const bool ends_branch =
-      absl::StrContains(name, ".out_proj.") || absl::StrContains(name, ".fc2.");
-  if (!ends_branch) return 1.0;
-  return absl::StartsWith(name, "encoder.") ? scaling.encoder_alpha : scaling.decoder_alpha;
+// BRANCH_NORM's a at the checkpoint's step; 1 of the others.
+double RampOf(const ModelSpec& model, int64_t step) {
+  return MakeSublayerScheme(model, 0, 0, SublayerKind::kFeedForward).RampAt(step);
 }
 
-ElementReader Divided(ElementReader read, double divisor) {
-  if (divisor == 1.0) return read;
-  return [read = std::move(read), divisor](int64_t first, std::span<float> into) -> absl::Status {
-    RETURN_IF_ERROR(read(first, into));
-    for (float& value : into) value = static_cast<float>(static_cast<double>(value) / divisor);
-    return absl::OkStatus();
-  };
+// Of what ends a branch, which is all that changes: times a, over alpha.
+struct BranchFactors {
+  double ramp = 1.0;
+  DepthScaling scaling;
+};
+
+ElementReader Scaled(ElementReader read, const std::string& name, const BranchFactors& factors) {
+  const bool ends_branch =
+      absl::StrContains(name, ".out_proj.") || absl::StrContains(name, ".fc2.");
+  const double alpha = absl::StartsWith(name, "encoder.") ? factors.scaling.encoder_alpha
+                                                          : factors.scaling.decoder_alpha;
+  const double ramp = factors.ramp;
+  if (!ends_branch || (alpha == 1.0 && ramp == 1.0)) return read;
+  return
+      [read = std::move(read), ramp, alpha](int64_t first, std::span<float> into) -> absl::Status {
+        RETURN_IF_ERROR(read(first, into));
+        for (float& value : into)
+          value = static_cast<float>(ramp * static_cast<double>(value) / alpha);
+        return absl::OkStatus();
+      };
 }
 
 ElementReader Sinusoids(int64_t width) {
@@ -103,10 +114,12 @@ double NormDifference(const ModelSpec& model, double alpha) {
 
 absl::Status CheckMarian(const ModelSpec& model) {
   std::vector<std::string> mistakes;
-  if (model.residual() != DEEPNORM && model.residual() != POST_LN) {
-    mistakes.push_back(absl::StrCat("residual is ", Residual_Name(model.residual()),
-                                    " (DEEPNORM or POST_LN; a PRE_LN model goes out with --format "
-                                    "safetensors as M2M-100)"));
+  const Residual residual = model.residual();
+  if (residual != DEEPNORM && residual != POST_LN && residual != BRANCH_NORM) {
+    mistakes.push_back(
+        absl::StrCat("residual is ", Residual_Name(residual),
+                     " (DEEPNORM, POST_LN or BRANCH_NORM; a PRE_LN model goes out with --format "
+                     "safetensors as M2M-100)"));
   }
   if (model.tied_embeddings() != TIE_ALL) {
     mistakes.push_back(absl::StrCat("tied_embeddings is ",
@@ -149,13 +162,13 @@ HfConfig MakeMarianConfig(const HfConfig& ours) {
 
 absl::StatusOr<std::vector<OutgoingTensor>> MarianTensors(const ModelSpec& model,
                                                           TensorReader& reader) {
-  const DepthScaling scaling = MakeDepthScaling(model);
+  const BranchFactors factors = {RampOf(model, reader.manifest().step()), MakeDepthScaling(model)};
   ASSIGN_OR_RETURN(std::vector<OutgoingTensor> tensors, StoredWeights(model, reader));
   std::erase_if(tensors, [](const OutgoingTensor& tensor) {
     return absl::StrContains(tensor.name, ".embed_positions.");
   });
   for (OutgoingTensor& tensor : tensors) {
-    tensor.read = Divided(std::move(tensor.read), DivisorOf(tensor.name, scaling));
+    tensor.read = Scaled(std::move(tensor.read), tensor.name, factors);
     if (tensor.name == kEmbedding) {
       tensor.read = ReadRows(std::move(tensor.read), RunsOf(MarianIds(model.vocabulary_size())),
                              model.width());
@@ -175,7 +188,7 @@ absl::StatusOr<std::vector<OutgoingTensor>> MarianTensors(const ModelSpec& model
   return tensors;
 }
 
-std::vector<std::string> MarianStatements(const ModelSpec& model, TagStyle tags) {
+std::vector<std::string> MarianStatements(const ModelSpec& model, TagStyle tags, int64_t step) {
   const DepthScaling scaling = MakeDepthScaling(model);
   std::vector<std::string> statements;
   statements.push_back(absl::StrFormat(
@@ -186,6 +199,11 @@ std::vector<std::string> MarianStatements(const ModelSpec& model, TagStyle tags)
       "divided by the variance of residual plus branch.",
       scaling.encoder_alpha, scaling.decoder_alpha, kMarianEpsilon,
       NormDifference(model, scaling.encoder_alpha), NormDifference(model, scaling.decoder_alpha)));
+  if (model.residual() == BRANCH_NORM) {
+    statements.push_back(absl::StrFormat(
+        "out_proj and fc2 are multiplied by %.6g, what BRANCH_NORM lets in of a branch at step %d.",
+        RampOf(model, step), step));
+  }
   statements.push_back(
       "Positions are stored in embed_positions; transformers' save_pretrained leaves them out, so "
       "copy the folder instead of saving the model again.");

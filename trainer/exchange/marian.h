@@ -40,7 +40,7 @@ absl::StatusOr<std::vector<OutgoingTensor>> MarianTensors(const ModelSpec& model
                                                           TensorReader& reader);
 
 // What the export is and is not exact in, a sentence each.
-std::vector<std::string> MarianStatements(const ModelSpec& model, TagStyle tags);
+std::vector<std::string> MarianStatements(const ModelSpec& model, TagStyle tags, int64_t step);
 
 // Features of fairseq's sinusoidal position `position`, offset 2 included, in float32: the twin of
 // SinusoidalPositions() (trainer/model/embedding.h) without LibTorch.

@@ -131,12 +131,13 @@ class AtenOps : public Ops {
           Dropped(First(a.branch_RD, a.rows).to(stream_), a.dropout, a.ids, a.mask);
       sum = sum.defined() ? sum + branch : branch;
     }
-    const Tensor centred = a.centred ? sum - sum.mean(1, /*keepdim=*/true) : sum;
-    const Tensor rstd = at::rsqrt((centred * centred).mean(1, /*keepdim=*/true) + a.epsilon);
+    const int64_t over = a.over_rows ? 0 : 1;
+    const Tensor centred = a.centred ? sum - sum.mean(over, /*keepdim=*/true) : sum;
+    const Tensor rstd = at::rsqrt((centred * centred).mean(over, /*keepdim=*/true) + a.epsilon);
     const Tensor xhat = centred * rstd;
     if (a.state != nullptr) {
       First(a.state->xhat_RD, a.rows).copy_(xhat);
-      a.state->rstd_R.narrow(0, 0, a.rows).copy_(rstd.squeeze(1));
+      a.state->rstd.narrow(0, 0, rstd.numel()).copy_(rstd.squeeze(over));
     }
     const Tensor y = a.bias_D.defined() ? xhat * a.gain_D + a.bias_D : xhat * a.gain_D;
     if (a.y_RD.defined()) First(a.y_RD, a.rows).copy_(y);
@@ -145,14 +146,16 @@ class AtenOps : public Ops {
   void ResidualNormBackward(const ResidualNormGradArgs& a) override {
     const Tensor dy = First(a.dy_RD, a.rows).to(stream_, /*non_blocking=*/false, /*copy=*/true);
     const Tensor xhat = First(a.state->xhat_RD, a.rows);
-    const Tensor rstd = a.state->rstd_R.narrow(0, 0, a.rows).unsqueeze(1);
+    const int64_t over = a.over_rows ? 0 : 1;
+    const Tensor rstd = a.state->rstd.narrow(0, 0, xhat.size(1 - over)).unsqueeze(over);
     a.dgain_D.add_((dy * xhat).sum(0));
     if (a.dbias_D.defined()) a.dbias_D.add_(dy.sum(0));
     const Tensor g = dy * a.gain_D;
-    const Tensor centred = a.centred ? g - g.mean(1, true) : g;
-    const Tensor dsum = (centred - xhat * (g * xhat).mean(1, true)) * rstd;
+    const Tensor centred = a.centred ? g - g.mean(over, true) : g;
+    const Tensor dsum = (centred - xhat * (g * xhat).mean(over, true)) * rstd;
     if (a.dbranch_RD.defined()) {
-      First(a.dbranch_RD, a.rows).copy_(Masked(dsum, a.dropout_rate, a.mask));
+      const Tensor both = a.dpast_RD.defined() ? dsum + First(a.dpast_RD, a.rows) : dsum;
+      First(a.dbranch_RD, a.rows).copy_(Masked(both, a.dropout_rate, a.mask));
     }
     if (!a.dx_RD.defined()) return;
     Tensor dx = dsum * a.alpha;

@@ -13,6 +13,7 @@
 #include "parallel/base/check.h"
 #include "trainer/kernels/native/adam.h"
 #include "trainer/kernels/native/attention.h"
+#include "trainer/kernels/native/batch_norm.h"
 #include "trainer/kernels/native/cross_entropy.h"
 #include "trainer/kernels/native/dropout.h"
 #include "trainer/kernels/native/elementwise.h"
@@ -152,43 +153,46 @@ class NativeOps : public Ops {
   }
 
   void ResidualNorm(const ResidualNormArgs& a) override {
-    native::ResidualNormForward(pool_, table_,
-                                {.rows = a.rows,
-                                 .width = (a.x_RD.defined() ? a.x_RD : a.branch_RD).size(1),
-                                 .alpha = static_cast<float>(a.alpha),
-                                 .epsilon = static_cast<float>(a.epsilon),
-                                 .centred = a.centred,
-                                 .x = Floats(a.x_RD),
-                                 .branch = In(a.branch_RD, a.rows),
-                                 .dropout = KeyOf(a.dropout),
-                                 .ids = IdsOf(a.ids),
-                                 .gain = Floats(a.gain_D),
-                                 .bias = Floats(a.bias_D),
-                                 .y = Floats(a.y_RD),
-                                 .y_operand = Out(a.y_operand_RD, a.rows),
-                                 .xhat = a.state != nullptr ? Floats(a.state->xhat_RD) : nullptr,
-                                 .rstd = a.state != nullptr ? Floats(a.state->rstd_R) : nullptr,
-                                 .mask = Bytes(a.mask)});
+    const native::ResidualNormForwardArgs args = {
+        .rows = a.rows,
+        .width = (a.x_RD.defined() ? a.x_RD : a.branch_RD).size(1),
+        .alpha = static_cast<float>(a.alpha),
+        .epsilon = static_cast<float>(a.epsilon),
+        .centred = a.centred,
+        .x = Floats(a.x_RD),
+        .branch = In(a.branch_RD, a.rows),
+        .dropout = KeyOf(a.dropout),
+        .ids = IdsOf(a.ids),
+        .gain = Floats(a.gain_D),
+        .bias = Floats(a.bias_D),
+        .y = Floats(a.y_RD),
+        .y_operand = Out(a.y_operand_RD, a.rows),
+        .xhat = a.state != nullptr ? Floats(a.state->xhat_RD) : nullptr,
+        .rstd = a.state != nullptr ? Floats(a.state->rstd) : nullptr,
+        .mask = Bytes(a.mask)};
+    if (a.over_rows) return native::BatchNormForward(pool_, table_, args, scratch_);
+    native::ResidualNormForward(pool_, table_, args);
   }
   void ResidualNormBackward(const ResidualNormGradArgs& a) override {
     const Tensor dy_RD = AsFloats(a.rows, a.dy_RD);
-    native::ResidualNormBackward(pool_, table_,
-                                 {.rows = a.rows,
-                                  .width = a.dy_RD.size(1),
-                                  .alpha = static_cast<float>(a.alpha),
-                                  .rate = a.dropout_rate,
-                                  .centred = a.centred,
-                                  .dy = Floats(dy_RD),
-                                  .xhat = Floats(a.state->xhat_RD),
-                                  .rstd = Floats(a.state->rstd_R),
-                                  .gain = Floats(a.gain_D),
-                                  .mask = Bytes(a.mask),
-                                  .d_residual = Floats(a.dx_RD),
-                                  .accumulate_residual = a.accumulate_dx,
-                                  .d_branch = Out(a.dbranch_RD, a.rows),
-                                  .d_gain = Floats(a.dgain_D),
-                                  .d_bias = Floats(a.dbias_D)},
-                                 scratch_);
+    const native::ResidualNormBackwardArgs args = {.rows = a.rows,
+                                                   .width = a.dy_RD.size(1),
+                                                   .alpha = static_cast<float>(a.alpha),
+                                                   .rate = a.dropout_rate,
+                                                   .centred = a.centred,
+                                                   .dy = Floats(dy_RD),
+                                                   .dpast = Floats(a.dpast_RD),
+                                                   .xhat = Floats(a.state->xhat_RD),
+                                                   .rstd = Floats(a.state->rstd),
+                                                   .gain = Floats(a.gain_D),
+                                                   .mask = Bytes(a.mask),
+                                                   .d_residual = Floats(a.dx_RD),
+                                                   .accumulate_residual = a.accumulate_dx,
+                                                   .d_branch = Out(a.dbranch_RD, a.rows),
+                                                   .d_gain = Floats(a.dgain_D),
+                                                   .d_bias = Floats(a.dbias_D)};
+    if (a.over_rows) return native::BatchNormBackward(pool_, table_, args, scratch_);
+    native::ResidualNormBackward(pool_, table_, args, scratch_);
   }
   void NormOutput(int64_t rows, const NormState& state, const Tensor& gain, const Tensor& bias,
                   const Tensor& y) override {

@@ -61,12 +61,14 @@ class Weight {
 // What a normalisation keeps for its backward pass.
 struct NormState {
   at::Tensor xhat_RD;  // stream: normalised rows
-  at::Tensor rstd_R;   // stream: reciprocal deviations
+  at::Tensor rstd;     // stream: reciprocal deviations, of each row or, over_rows, of each feature
 };
 
 // y = N(sum) * gain + bias,  sum = alpha * x + dropout(branch)           (DeepNet, section 2)
 // N(s) = (s - mean) / sqrt(variance + epsilon), or where it is not centred s / sqrt(mean square +
-// epsilon): LayerNorm and RMSNorm.
+// epsilon): LayerNorm and RMSNorm, with mean and variance over the features of a row. With
+// over_rows they are those of each feature over the real rows: BatchNorm (Ioffe & Szegedy, 2015),
+// always by the statistics of the rows given.
 struct ResidualNormArgs {
   int64_t rows = 0;
   at::Tensor x_RD;       // stream; undefined: 0
@@ -75,8 +77,9 @@ struct ResidualNormArgs {
   DropoutSite dropout;
   const PackedRows* ids = nullptr;  // for dropout
   bool centred = true;
-  at::Tensor gain_D;  // stream
-  at::Tensor bias_D;  // stream; undefined: 0
+  bool over_rows = false;  // only centred
+  at::Tensor gain_D;       // stream
+  at::Tensor bias_D;       // stream; undefined: 0
   double epsilon = 1e-5;
   at::Tensor y_RD;             // out, stream; may be x_RD; undefined: not wanted
   at::Tensor y_operand_RD;     // out, operand; undefined: not wanted
@@ -92,7 +95,9 @@ struct ResidualNormGradArgs {
   double dropout_rate = 0.0;
   at::Tensor mask;
   bool centred = true;
+  bool over_rows = false;
   at::Tensor gain_D;
+  at::Tensor dpast_RD;         // stream: reaches the branch past the norm; undefined: 0
   at::Tensor dx_RD;            // out, stream: alpha * dsum; may be dy_RD; undefined: not wanted
   bool accumulate_dx = false;  // add to dx instead
   at::Tensor dbranch_RD;       // out, operand; may be dy_RD; undefined: not wanted

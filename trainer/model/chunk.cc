@@ -103,14 +103,16 @@ Stream Chunk::TargetStream(const at::Tensor& value_RD, const ChunkWorkspace& wor
   return {value_RD, SameTypes(ops_) ? value_RD : work.target_operand_RD};
 }
 
-PassContext Chunk::Context(const MicrobatchPass& pass, const PackedRows& rows) const {
+PassContext Chunk::Context(const MicrobatchPass& pass, const PackedRows& rows,
+                           const Workspace& work) const {
   return {.ops = &ops_,
           .rows = &rows,
           .seed = pass.seed,
           .step = pass.step,
           .keep = pass.training,
           .deferred = pass.deferred,
-          .probe = pass.probe};
+          .probe = pass.probe,
+          .second_RD = work.second_RD};
 }
 
 LossSums Chunk::Forward(const MicrobatchPass& pass, const Flow& values, ChunkWorkspace& work,
@@ -119,13 +121,14 @@ LossSums Chunk::Forward(const MicrobatchPass& pass, const Flow& values, ChunkWor
   if (has_source_) Encode(pass, values, work, kept);
   if (has_target_) ForwardTarget(pass, values, work, kept);
   if (!output_) return {};
-  return output_->Loss(Context(pass, pass.target), TargetStream(values.target_RD, work).operand_RD,
-                       pass.labels, loss, dhidden_RD, token_nll);
+  return output_->Loss(Context(pass, pass.target, work.target),
+                       TargetStream(values.target_RD, work).operand_RD, pass.labels, loss,
+                       dhidden_RD, token_nll);
 }
 
 void Chunk::Encode(const MicrobatchPass& pass, const Flow& values, ChunkWorkspace& work,
                    Kept& kept) const {
-  const StackPass stack{.context = Context(pass, pass.source), .work = &work.source};
+  const StackPass stack{.context = Context(pass, pass.source, work.source), .work = &work.source};
   const Stream stream = SourceStream(values.source_RD, work);
   if (source_embedding_) {
     source_embedding_->Forward(stack.context, stream, kept.source_mask);
@@ -141,7 +144,7 @@ void Chunk::Encode(const MicrobatchPass& pass, const Flow& values, ChunkWorkspac
 void Chunk::ForwardTarget(const MicrobatchPass& pass, const Flow& values, ChunkWorkspace& work,
                           Kept& kept) const {
   const Memory memory{.rows = &pass.source, .value_RD = values.memory_RD, .gradient_RD = {}};
-  const StackPass stack{.context = Context(pass, pass.target),
+  const StackPass stack{.context = Context(pass, pass.target, work.target),
                         .work = &work.target,
                         .memory = &memory,
                         .memory_work = &work.source};
@@ -176,7 +179,7 @@ void Chunk::BackwardTarget(const MicrobatchPass& pass, const Flow& gradients,
                            const at::Tensor& memory_RD, ChunkWorkspace& work, Kept& kept) const {
   const Memory memory{
       .rows = &pass.source, .value_RD = memory_RD, .gradient_RD = gradients.memory_RD};
-  const StackPass stack{.context = Context(pass, pass.target),
+  const StackPass stack{.context = Context(pass, pass.target, work.target),
                         .work = &work.target,
                         .memory = &memory,
                         .memory_work = &work.source,
@@ -195,7 +198,7 @@ void Chunk::BackwardTarget(const MicrobatchPass& pass, const Flow& gradients,
 
 void Chunk::BackwardSource(const MicrobatchPass& pass, const at::Tensor& dsource_RD,
                            ChunkWorkspace& work, Kept& kept) const {
-  const StackPass stack{.context = Context(pass, pass.source),
+  const StackPass stack{.context = Context(pass, pass.source, work.source),
                         .work = &work.source,
                         .layer_done = pass.layer_done,
                         .first_layer = first_encoder_};

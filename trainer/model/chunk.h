@@ -132,9 +132,10 @@ class Chunk {
   void FillMemoryCaches(const PackedRows& source, const at::Tensor& memory_RD,
                         std::span<const at::Tensor> kv_R2D) const;
   // One more token for rows.count hypotheses; values.target_RD in and out as in Forward. With the
-  // output layer: `logits_RV` (stream) out. With has_target().
-  void DecodeStep(const PackedRows& rows, const Flow& values, const DecodeCaches& caches,
-                  ChunkWorkspace& work, Kept& kept, const at::Tensor& logits_RV) const;
+  // output layer: `logits_RV` (stream) out. `step`: as in PassContext. With has_target().
+  void DecodeStep(const PackedRows& rows, int64_t step, const Flow& values,
+                  const DecodeCaches& caches, ChunkWorkspace& work, Kept& kept,
+                  const at::Tensor& logits_RV) const;
 
  private:
   // The streams of a flow, with the operand copy of `work` where types differ.
@@ -143,7 +144,9 @@ class Chunk {
   // What stands before and behind the decoder layers of the chunk.
   void EnterDecoder(const PassContext& pass, const Stream& stream, Kept& kept) const;
   void LeaveDecoder(const PassContext& pass, const Stream& stream, Kept& kept) const;
-  PassContext Context(const MicrobatchPass& pass, const PackedRows& rows) const;
+  // `work`: of the rows' stack.
+  PassContext Context(const MicrobatchPass& pass, const PackedRows& rows,
+                      const Workspace& work) const;
   void ForwardTarget(const MicrobatchPass& pass, const Flow& values, ChunkWorkspace& work,
                      Kept& kept) const;
   void BackwardSource(const MicrobatchPass& pass, const at::Tensor& dsource_RD,

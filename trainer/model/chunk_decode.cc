@@ -10,9 +10,11 @@ void Chunk::FillMemoryCaches(const PackedRows& source, const at::Tensor& memory_
   for (int i = 0; i < decoder_.size(); ++i) decoder_.layers()[i].FillCache(pass, memory, kv_R2D[i]);
 }
 
-void Chunk::DecodeStep(const PackedRows& rows, const Flow& values, const DecodeCaches& caches,
-                       ChunkWorkspace& work, Kept& kept, const at::Tensor& logits_RV) const {
-  const PassContext pass{.ops = &ops_, .rows = &rows, .keep = false};
+void Chunk::DecodeStep(const PackedRows& rows, int64_t step, const Flow& values,
+                       const DecodeCaches& caches, ChunkWorkspace& work, Kept& kept,
+                       const at::Tensor& logits_RV) const {
+  const PassContext pass{
+      .ops = &ops_, .rows = &rows, .step = step, .keep = false, .second_RD = work.target.second_RD};
   const Stream stream = TargetStream(values.target_RD, work);
   std::vector<DecoderLayer::Saved>& saved = kept.decoder.saved;
   EnterDecoder(pass, stream, kept);

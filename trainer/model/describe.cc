@@ -51,6 +51,7 @@ struct Builder {
   void KeepFeedForward(Layer& layer, const Sublayer& sublayer, int64_t rows) const;
   void KeepStackEnd(Layer& layer, int64_t rows) const;
   void KeepHistory(Layer& layer, int64_t rows);
+  void KeepSecondStream(Layer& layer, int64_t rows);
   void KeepEmbeddingNorm(Layer& layer, int64_t rows) const;
 
   BoundaryTensor Memory() const { return {"memory", {SourceRows(), Width()}, kStreamType, true}; }
@@ -85,7 +86,8 @@ void Builder::KeepEmbedding(Layer& layer, int64_t rows) const {
 }
 
 void Builder::KeepEmbeddingNorm(Layer& layer, int64_t rows) const {
-  if (HasEmbeddingNorm(model)) layer.activation_bytes += kBytesOfFloat * rows * (Width() + 1);
+  if (!HasEmbeddingNorm(model)) return;
+  layer.activation_bytes += kBytesOfFloat * NormStateFloats(model, rows, Width());
 }
 
 void Builder::AddSourceEmbedding() {
@@ -107,7 +109,7 @@ void Builder::AddTargetEmbedding() {
 // one bit a feature for dropout.
 void Builder::KeepJoin(Layer& layer, const Sublayer& s, int64_t rows) const {
   const int64_t inside = s.kind == SublayerKind::kFeedForward ? FfnWidth() : Width();
-  layer.activation_bytes += kBytesOfFloat * rows * s.scheme.KeptFloats(Width(), inside) +
+  layer.activation_bytes += kBytesOfFloat * s.scheme.KeptFloats(model, rows, inside) +
                             MaskBytes(rows, Width(), model.dropout());
 }
 
@@ -128,9 +130,7 @@ void Builder::KeepFeedForward(Layer& layer, const Sublayer& s, int64_t rows) con
 
 // What stands behind a stack belongs to no sub-layer and is never computed again.
 void Builder::KeepStackEnd(Layer& layer, int64_t rows) const {
-  if (EndOf(model) == StackEnd::kNothing) return;
-  const int64_t deviations = EndOf(model) == StackEnd::kNorm ? 1 : 0;
-  const int64_t kept = kBytesOfFloat * rows * (Width() + deviations);
+  const int64_t kept = kBytesOfFloat * StackEndFloats(model, rows);
   layer.lasting_bytes += kept;
   layer.activation_bytes += kept;
 }
@@ -142,10 +142,18 @@ void Builder::KeepHistory(Layer& layer, int64_t rows) {
   inventory.one_piece = "model.residual: DLCL: a layer reads all before it";
   const int64_t stream = kBytesOfFloat * rows * Width();
   const int64_t streams = layer.index == 0 ? 2 : 1;
-  const int64_t kept = streams * stream + stream + kBytesOfFloat * rows;
+  const int64_t kept = streams * stream + kBytesOfFloat * NormStateFloats(model, rows, Width());
   layer.lasting_bytes += kept;
   layer.activation_bytes += kept;
   layer.constant_bytes += streams * stream;  // gradients, once a rank
+}
+
+// RESIDUAL_DUAL: one buffer beside a stack, for any number of microbatches.
+void Builder::KeepSecondStream(Layer& layer, int64_t rows) {
+  if (!HasSecondStream(model)) return;
+  inventory.one_piece =
+      "model.residual: RESIDUAL_DUAL: a second stream passes all layers of a stack";
+  if (layer.index == 0) layer.constant_bytes += kBytesOfFloat * rows * Width();
 }
 
 // Products: q, k, v, out (4 d^2), feed-forward (2 d f), scores and mixing of attention.
@@ -162,6 +170,7 @@ void Builder::AddEncoderLayer(int index) {
   parameters.AddAttention(attention);
   parameters.AddFeedForward(block);
   KeepHistory(layer, SourceRows());
+  KeepSecondStream(layer, SourceRows());
   parameters.AddHistory(0, index);
   if (index + 1 < model.encoder_layers()) return;
   KeepStackEnd(layer, SourceRows());
@@ -187,6 +196,7 @@ void Builder::AddDecoderLayer(int index) {
   parameters.AddAttention(cross);
   parameters.AddFeedForward(block);
   KeepHistory(layer, TargetRows());
+  KeepSecondStream(layer, TargetRows());
   parameters.AddHistory(1, index);
   if (index + 1 < model.decoder_layers()) return;
   KeepStackEnd(layer, TargetRows());

@@ -18,7 +18,7 @@ constexpr int kPadRow = 1;  // id of <pad>
 
 Sublayer MakeSublayer(const ModelSpec& model, int stack, int layer, SublayerKind kind) {
   return {stack, layer, kind, MakeSublayerScheme(model, stack, layer, kind),
-          absl::StrCat(StackName(stack), "layers.", layer, ".")};
+          LayerPrefix(stack, layer)};
 }
 
 // To the flat order and to the layer that was added last.
@@ -145,6 +145,7 @@ void ParameterList::AddStackEnd(int stack) {
     case StackEnd::kNothing:
       return;
     case StackEnd::kNorm:
+    case StackEnd::kSecondNorm:
       return AddNorm(name + kFinalNorm, Width());
     case StackEnd::kScaledShift:
       if (stack == 0) AddVector(name + kFinalScale, Role::kResidualScale, 1, 1.0);
@@ -154,7 +155,7 @@ void ParameterList::AddStackEnd(int stack) {
 
 void ParameterList::AddHistory(int stack, int index) {
   if (!KeepsHistory(model_)) return;
-  const std::string name = absl::StrCat(StackName(stack), "layers.", index, ".");
+  const std::string name = LayerPrefix(stack, index);
   const int layers = stack == 0 ? model_.encoder_layers() : model_.decoder_layers();
   AddVector(name + kHistoryWeight, Role::kResidualScale, index + 1, 1.0 / (index + 1));
   AddNorm(name + kHistoryNorm, Width());

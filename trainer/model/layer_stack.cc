@@ -71,11 +71,11 @@ LayerStack<LayerT>::LayerStack(const ModelSpec& spec, const MicrobatchSpec& capa
                                                      : capacity.target_tokens()),
       ops_(ops) {
   for (int i = 0; i < count; ++i) layers_.emplace_back(spec, ops, parameters, first + i);
-  if (!KeepsHistory(spec) || count == 0) return;
+  if (!InOnePiece(spec) || count == 0) return;
   constexpr int kStack = std::is_same_v<LayerT, EncoderLayer> ? 0 : 1;
   const int whole = kStack == 0 ? spec.encoder_layers() : spec.decoder_layers();
-  DEEPNET_CHECK_EQ(count, whole) << "a stack that keeps its history was cut";
-  history_.emplace(spec, parameters, kStack);
+  DEEPNET_CHECK_EQ(count, whole) << "a stack in one piece was cut";
+  if (KeepsHistory(spec)) history_.emplace(spec, parameters, kStack);
 }
 
 template <typename LayerT>
@@ -165,6 +165,9 @@ auto LayerStack<LayerT>::SavedOf(int layer, Kept& kept, SegmentWorkspace<LayerT>
 template <typename LayerT>
 void LayerStack<LayerT>::BeforeLayer(const PassContext& pass, int layer, const Stream& stream,
                                      Kept& kept) const {
+  if (layer == 0 && pass.second_RD.defined()) {
+    ops_.Copy(pass.rows->count, stream.value_RD, pass.second_RD);
+  }
   if (!history_) return;
   if (layer == 0) history_->Begin(pass, stream, kept.history);
   history_->Mix(pass, layer, stream, kept.history);
@@ -205,9 +208,11 @@ void LayerStack<LayerT>::ForwardAgain(const StackPass& pass, int index, Kept& ke
   ops_.Copy(rows, kept.inputs_RD[index], segment.stream.value_RD);
   if (!SameTypes(ops_)) ops_.Copy(rows, kept.inputs_RD[index], segment.stream.operand_RD);
   const int end = std::min(size(), (index + 1) * segment_);
+  StackPass again = pass;
+  again.context.second_RD = at::Tensor();  // it holds a gradient now
   for (int i = index * segment_; i < end; ++i) {
-    if (history_) history_->Mix(pass.context, i, segment.stream, kept.history);
-    RunForward(layers_[i], pass, segment.stream, SavedOf(i, kept, segment));
+    if (history_) history_->Mix(again.context, i, segment.stream, kept.history);
+    RunForward(layers_[i], again, segment.stream, SavedOf(i, kept, segment));
   }
 }
 
@@ -247,6 +252,10 @@ void LayerStack<LayerT>::Backward(const StackPass& pass, const at::Tensor& dstre
     }
   }
   if (history_) history_->BeginBackward(pass.context, dstream_RD, gradients);
+  if (pass.context.second_RD.defined()) {
+    const int64_t rows = pass.context.rows->count;
+    ops_.Add(dstream_RD.narrow(0, 0, rows), pass.context.second_RD.narrow(0, 0, rows));
+  }
 }
 
 template <typename LayerT>

@@ -6,9 +6,11 @@
 
 namespace deepnet {
 
-NormLayer::NormLayer(const ModelSpec& spec, const Parameters& parameters, const std::string& name)
-    : centred_(spec.norm() == LAYER_NORM),
-      epsilon_(spec.layer_norm_epsilon()),
+NormLayer::NormLayer(const ModelSpec& spec, const Parameters& parameters, const std::string& name,
+                     std::optional<double> epsilon)
+    : centred_(spec.norm() != RMS_NORM),
+      over_rows_(spec.norm() == BATCH_NORM),
+      epsilon_(epsilon.value_or(spec.layer_norm_epsilon())),
       gain_D_(parameters.Get(name + ".weight")),
       dgain_D_(parameters.Gradient(name + ".weight")) {
   if (!HasNormBiases(spec)) return;
@@ -17,12 +19,14 @@ NormLayer::NormLayer(const ModelSpec& spec, const Parameters& parameters, const 
 }
 
 NormState NormLayer::MakeState(const Ops& ops, int64_t capacity) const {
-  return {at::zeros({capacity, gain_D_.size(0)}, ops.Stream()),
-          at::zeros({capacity}, ops.Stream())};
+  const int64_t features = gain_D_.size(0);
+  return {at::zeros({capacity, features}, ops.Stream()),
+          at::zeros({over_rows_ ? features : capacity}, ops.Stream())};
 }
 
 void NormLayer::Into(ResidualNormArgs& args) const {
   args.centred = centred_;
+  args.over_rows = over_rows_;
   args.gain_D = gain_D_;
   args.bias_D = bias_D_;
   args.epsilon = epsilon_;
@@ -30,6 +34,7 @@ void NormLayer::Into(ResidualNormArgs& args) const {
 
 void NormLayer::Into(ResidualNormGradArgs& args) const {
   args.centred = centred_;
+  args.over_rows = over_rows_;
   args.gain_D = gain_D_;
   args.dgain_D = dgain_D_;
   args.dbias_D = dbias_D_;

@@ -1,4 +1,4 @@
-// A normalisation with its parameters: LayerNorm, or RMSNorm where the model says so.
+// A normalisation with its parameters: LayerNorm, RMSNorm or BatchNorm, as the model says.
 //
 // The same object serves the fused residual step (trainer/model/residual.h), which fills its
 // arguments by Into, and norms that stand alone.
@@ -6,6 +6,7 @@
 // Letters: R rows, D features of what is normalised.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include <ATen/core/Tensor.h>
@@ -19,8 +20,10 @@ namespace deepnet {
 
 class NormLayer {
  public:
-  // Parameters `name`.weight and, of a LayerNorm, `name`.bias.
-  NormLayer(const ModelSpec& spec, const Parameters& parameters, const std::string& name);
+  // Parameters `name`.weight and, but for RMSNorm, `name`.bias. `epsilon`: the model's if not
+  // given.
+  NormLayer(const ModelSpec& spec, const Parameters& parameters, const std::string& name,
+            std::optional<double> epsilon = {});
 
   NormState MakeState(const Ops& ops, int64_t capacity) const;
 
@@ -44,7 +47,7 @@ class NormLayer {
   void ForwardStream(const PassContext& pass, const Stream& stream, NormState& state) const;
 
  private:
-  bool centred_;
+  bool centred_, over_rows_;
   double epsilon_;
   at::Tensor gain_D_, bias_D_, dgain_D_, dbias_D_;  // biases undefined with RMSNorm
 };

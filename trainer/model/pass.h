@@ -25,7 +25,7 @@ struct PassContext {
   Ops* ops = nullptr;
   const PackedRows* rows = nullptr;  // of this stack
   uint64_t seed = 0;
-  int64_t step = 0;
+  int64_t step = 0;  // steps taken before this pass
   bool keep = true;  // training: dropout on, state kept for the backward pass
   // Backward: weight gradients go here instead of being computed; null: they are computed.
   DeferredWeights* deferred = nullptr;
@@ -34,6 +34,9 @@ struct PassContext {
   // B2T: what entered the layer, and in the backward pass the gradient that goes back there
   // (stream). Undefined elsewhere.
   at::Tensor layer_input_RD;
+  // RESIDUAL_DUAL: the second stream, and in the backward pass its gradient, which every layer of
+  // the stack reads and none changes (stream). Undefined elsewhere, and where layers run again.
+  at::Tensor second_RD;
 };
 
 }  // namespace deepnet

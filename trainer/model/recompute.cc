@@ -20,7 +20,7 @@ int64_t JoinBytes(const ModelSpec& model, LayerKind layer, SublayerKind kind, in
   const SublayerScheme scheme =
       MakeSublayerScheme(model, layer == LayerKind::kEncoder ? 0 : 1, 0, kind);
   const int64_t inside = kind == SublayerKind::kFeedForward ? model.ffn_width() : model.width();
-  return kBytesOfFloat * rows * scheme.KeptFloats(model.width(), inside) +
+  return kBytesOfFloat * scheme.KeptFloats(model, rows, inside) +
          MaskBytes(rows, model.width(), model.dropout());
 }
 

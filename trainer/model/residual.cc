@@ -58,9 +58,9 @@ Join::Join(const ModelSpec& spec, const Parameters& parameters, int stack, int l
 JoinSaved Join::MakeSaved(const Ops& ops, int64_t capacity) const {
   const auto rows = [&] { return at::zeros({capacity, width_}, ops.Stream()); };
   JoinSaved saved;
-  for (int i = 0; i < scheme_.NumNorms(); ++i) {
-    saved.norms[i] = {rows(), at::zeros({capacity}, ops.Stream())};
-  }
+  if (input_norm_) saved.norms[0] = input_norm_->MakeState(ops, capacity);
+  if (output_norm_) saved.norms[OutputIndex()] = output_norm_->MakeState(ops, capacity);
+  if (end_norm_) saved.norms[EndIndex()] = end_norm_->MakeState(ops, capacity);
   if (scheme_.KeepsStream()) saved.stream_RD = rows();
   if (scheme_.KeepsBranch()) saved.branch_RD = rows();
   if (dropout_.rate > 0) {
@@ -75,6 +75,10 @@ DropoutSite Join::Dropout(const PassContext& pass) const {
   site.step = pass.step;
   if (!pass.keep) site.rate = 0.0;
   return site;
+}
+
+at::Tensor Join::SecondStream(const PassContext& pass) const {
+  return scheme_.second_stream ? pass.second_RD : at::Tensor();
 }
 
 at::Tensor Join::Enter(const PassContext& pass, const Stream& stream, const at::Tensor& scratch_RD,
@@ -118,6 +122,7 @@ void Join::Leave(const PassContext& pass, const Stream& stream, const at::Tensor
     if (pass.keep) pass.ops->Copy(pass.rows->count, branch_RD, saved.branch_RD);
     branch_scale_->Forward(pass, branch_RD, branch_RD);
   }
+  ScaleRows(pass, branch_RD, scheme_.RampAt(pass.step));
   if (stream_scale_) stream_scale_->Forward(pass, stream.value_RD, stream.value_RD);
   if (pass.probe != nullptr) {
     SublayerView view = View(stream);
@@ -125,6 +130,10 @@ void Join::Leave(const PassContext& pass, const Stream& stream, const at::Tensor
     pass.probe->AtLeave(pass, view);
   }
   if (scheme_.layer_input) AddRows(pass, stream.value_RD, pass.layer_input_RD);
+  if (const at::Tensor second_RD = SecondStream(pass); second_RD.defined()) {
+    pass.ops->AddBranch(pass.rows->count, second_RD, branch_RD, Dropout(pass), pass.rows,
+                        pass.keep ? saved.mask : at::Tensor());
+  }
   if (end_norm_) {
     AddBranchAndNorm(pass, stream, branch_RD, saved);
   } else {
@@ -191,6 +200,7 @@ void Join::LeaveBackward(const PassContext& pass, JoinSaved& saved, const at::Te
                               .alpha = scheme_.alpha,
                               .dropout_rate = dropout_.rate,
                               .mask = saved.mask,
+                              .dpast_RD = SecondStream(pass),
                               .dx_RD = dstream_RD,
                               .dbranch_RD = dbranch_RD};
     end_norm_->Into(args);
@@ -204,6 +214,7 @@ void Join::LeaveBackward(const PassContext& pass, JoinSaved& saved, const at::Te
     pass.ops->Copy(pass.rows->count, dstream_RD, pass.layer_input_RD);
   }
   if (stream_scale_) stream_scale_->BackwardInPlace(pass, dstream_RD, saved.stream_RD);
+  ScaleRows(pass, dbranch_RD, scheme_.RampAt(pass.step));
   if (branch_scale_) branch_scale_->BackwardInPlace(pass, dbranch_RD, saved.branch_RD);
   if (output_norm_) output_norm_->BackwardInPlace(pass, dbranch_RD, saved.norms[OutputIndex()]);
 }

@@ -84,6 +84,7 @@ class Join {
   int OutputIndex() const { return scheme_.input_norm ? 1 : 0; }
   int EndIndex() const { return scheme_.NumNorms() - 1; }
   DropoutSite Dropout(const PassContext& pass) const;
+  at::Tensor SecondStream(const PassContext& pass) const;
   at::Tensor BranchInput(const PassContext& pass, const Stream& stream,
                          const at::Tensor& scratch_RD, JoinSaved& saved) const;
   SublayerView View(const Stream& stream) const;

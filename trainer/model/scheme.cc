@@ -2,11 +2,13 @@
 // its gains, its ends.
 #include "trainer/model/scheme.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
 
 #include "parallel/base/check.h"
+#include "parallel/base/exit_code.h"
 #include "trainer/model/depth_scaling.h"
 
 namespace deepnet {
@@ -63,6 +65,20 @@ SublayerScheme NormFormer(const ModelSpec& model, SublayerKind kind) {
   return scheme;
 }
 
+SublayerScheme BranchNorm(const ModelSpec& model) {
+  constexpr int64_t kSteps = 4000;  // T of the paper's runs
+  SublayerScheme scheme = PostNorm();
+  scheme.ramp_steps = model.scheme().branch_norm_steps();
+  if (scheme.ramp_steps == 0) scheme.ramp_steps = kSteps;
+  return scheme;
+}
+
+SublayerScheme ResidualDual() {
+  SublayerScheme scheme = PostNorm();
+  scheme.second_stream = true;
+  return scheme;
+}
+
 SublayerScheme B2t(SublayerKind kind) {
   SublayerScheme scheme = PostNorm();
   scheme.layer_input = kind == SublayerKind::kFeedForward;
@@ -102,10 +118,18 @@ double RFixupGain(const ModelSpec& model, Role role, bool last) {
 
 }  // namespace
 
-int64_t SublayerScheme::KeptFloats(int64_t width, int64_t inside) const {
+// The first pass has t = 0 and no branches at all: t counts the steps that made the weights, so
+// that a checkpoint is the function that its next step trains.
+double SublayerScheme::RampAt(int64_t step) const {
+  if (ramp_steps == 0) return 1.0;
+  return std::min(1.0, static_cast<double>(step) / static_cast<double>(ramp_steps));
+}
+
+int64_t SublayerScheme::KeptFloats(const ModelSpec& model, int64_t rows, int64_t inside) const {
   const int64_t streams = int{KeepsStream()} + int{KeepsBranch()};
-  const int64_t norms = NumNorms() * (width + 1);  // normalised rows and their deviations
-  return norms + (inner_norm ? inside + 1 : 0) + streams * width;
+  const int64_t inner = inner_norm ? NormStateFloats(model, rows, inside) : 0;
+  return NumNorms() * NormStateFloats(model, rows, model.width()) + inner +
+         streams * rows * model.width();
 }
 
 SublayerScheme MakeSublayerScheme(const ModelSpec& model, int stack, int layer, SublayerKind kind) {
@@ -139,6 +163,10 @@ SublayerScheme MakeSublayerScheme(const ModelSpec& model, int stack, int layer, 
       return {.alpha = 0.0};
     case B2T:
       return B2t(kind);
+    case RESIDUAL_DUAL:
+      return ResidualDual();
+    case BRANCH_NORM:
+      return BranchNorm(model);
     case MIX_LN:
       return IsPostLayerOfMix(model, stack, layer) ? PostNorm() : PreNorm();
     case LAYERNORM_SCALING:
@@ -167,6 +195,8 @@ StackEnd EndOf(const ModelSpec& model) {
       return StackEnd::kNorm;
     case R_FIXUP:
       return StackEnd::kScaledShift;
+    case RESIDUAL_DUAL:
+      return StackEnd::kSecondNorm;
     default:
       return StackEnd::kNothing;
   }
@@ -176,11 +206,47 @@ bool ReadsLayerInput(const ModelSpec& model) { return model.residual() == B2T; }
 
 bool KeepsHistory(const ModelSpec& model) { return model.residual() == DLCL; }
 
+bool HasSecondStream(const ModelSpec& model) { return model.residual() == RESIDUAL_DUAL; }
+
+bool InOnePiece(const ModelSpec& model) { return KeepsHistory(model) || HasSecondStream(model); }
+
 bool HasEmbeddingNorm(const ModelSpec& model) { return model.residual() == PERI_LN; }
 
 bool HasBiases(const ModelSpec& model) { return model.residual() != R_FIXUP; }
 
-bool HasNormBiases(const ModelSpec& model) { return model.norm() == LAYER_NORM; }
+bool HasNormBiases(const ModelSpec& model) { return model.norm() != RMS_NORM; }
+
+double SecondNormEpsilon(const ModelSpec& model) {
+  const double scale = OrDefault(model.scheme().residual_dual_scale(), 1.0);
+  return 1e-7 / (scale * scale);
+}
+
+int64_t NormStateFloats(const ModelSpec& model, int64_t rows, int64_t features) {
+  return rows * features + (model.norm() == BATCH_NORM ? features : rows);
+}
+
+int64_t StackEndFloats(const ModelSpec& model, int64_t rows) {
+  switch (EndOf(model)) {
+    case StackEnd::kNothing:
+      return 0;
+    case StackEnd::kScaledShift:
+      return rows * model.width();
+    case StackEnd::kNorm:
+    case StackEnd::kSecondNorm:
+      return NormStateFloats(model, rows, model.width());
+  }
+  return 0;
+}
+
+absl::Status CheckRowsAreIndependent(const ModelSpec& model) {
+  if (model.norm() != BATCH_NORM) return absl::OkStatus();
+  return WithExitCode(
+      absl::FailedPreconditionError(
+          "model.norm: BATCH_NORM: what such a model says of a sentence depends on the others in "
+          "its microbatch, so it has a training and a validation loss, but no translations, no "
+          "scores and no export"),
+      ExitCode::kCheckpoint);
+}
 
 double InitialGain(const ModelSpec& model, int stack, int layer, SublayerKind kind, Role role,
                    bool last) {

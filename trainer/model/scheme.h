@@ -5,12 +5,16 @@
 // A sub-layer is a branch f, whose last matrix is W, between parts that a scheme may have or not:
 //
 //   f(x)  = W N_inner(g(N_input(x) c - b))      g: attention, or the first matrix and its
-//   activation x    <- N_end(alpha omega * x + s N_output(f(x)) + e)
+//   activation x    <- N_end(alpha omega * x + a s N_output(f(x)) + e)
 //
 //   c      a constant, input_scale; b a trained number (shifts)
 //   alpha  a constant; 0: there is no residual
 //   omega  a trained vector; s a trained number, of the sub-layer or of its whole layer
 //   e      what entered the layer, at its last sub-layer only (layer_input)
+//   a      min(1, t / ramp_steps) in the pass after t steps: 0 in the first one
+//
+// A stack may have a second stream r, which branches also join and nothing reads before the stack's
+// end (second_stream): r <- r + f(x), r_0 = x_0.
 //
 // Formulas with their sources, and what deviates from released code: docs/design/residuals.md.
 // Pure.
@@ -18,6 +22,8 @@
 
 #include <cstdint>
 #include <string>
+
+#include "absl/status/status.h"
 
 #include "parallel/plan/inventory.h"
 #include "proto/model.pb.h"
@@ -42,14 +48,17 @@ struct SublayerScheme {
   bool head_scale = false;   // a trained factor for each head of an attention, before W
   bool shifts = false;       // b; in a feed-forward block also behind its first matrix and before W
   bool layer_input = false;  // e
+  int64_t ramp_steps = 0;    // of a; 0: there is none
+  bool second_stream = false;
 
   // What has to be kept for the backward pass besides the states of the norms: the stream as it
   // entered, where neither a norm before nor one behind gives it back; the branch before s.
   bool KeepsStream() const { return stream_scale != 0 || (!input_norm && !end_norm); }
   bool KeepsBranch() const { return branch_scale != BranchScale::kNone; }
+  double RampAt(int64_t step) const;  // a
   int NumNorms() const { return int{input_norm} + int{output_norm} + int{end_norm}; }
-  // float32 numbers that all this takes of one row; `inside`: what the last matrix reads.
-  int64_t KeptFloats(int64_t width, int64_t inside) const;
+  // float32 numbers that all this takes of `rows` rows; `inside`: features the last matrix reads.
+  int64_t KeptFloats(const ModelSpec& model, int64_t rows, int64_t inside) const;
 
   friend bool operator==(const SublayerScheme&, const SublayerScheme&) = default;
 };
@@ -59,6 +68,7 @@ enum class StackEnd {
   kNothing,
   kNorm,         // a normalisation
   kScaledShift,  // x <- s (x - b), trained numbers; in a decoder s is left out
+  kSecondNorm,   // x <- x + N(second stream)
 };
 
 // `stack`: 0 encoder, 1 decoder; `layer` from 0, within the stack.
@@ -66,9 +76,24 @@ SublayerScheme MakeSublayerScheme(const ModelSpec& model, int stack, int layer, 
 StackEnd EndOf(const ModelSpec& model);
 bool ReadsLayerInput(const ModelSpec& model);  // some sub-layer has layer_input
 bool KeepsHistory(const ModelSpec& model);     // DLCL: trainer/model/layer_history.h
+bool HasSecondStream(const ModelSpec& model);  // some sub-layer has second_stream
+bool InOnePiece(const ModelSpec& model);       // one of the two: no pipeline can cut a stack
 bool HasEmbeddingNorm(const ModelSpec& model);
 bool HasBiases(const ModelSpec& model);      // of linear layers
-bool HasNormBiases(const ModelSpec& model);  // LayerNorm has them, RMSNorm does not
+bool HasNormBiases(const ModelSpec& model);  // RMSNorm has none
+
+// Of RESIDUAL_DUAL's norm at the end of a stack, 1e-7 / s^2: the stream is kept as r / s, whose
+// norm with this epsilon is that of r with 1e-7.
+double SecondNormEpsilon(const ModelSpec& model);
+
+// float32 numbers that a norm keeps: normalised rows, and a deviation for each row or, of
+// BATCH_NORM, for each feature.
+int64_t NormStateFloats(const ModelSpec& model, int64_t rows, int64_t features);
+int64_t StackEndFloats(const ModelSpec& model, int64_t rows);  // what a stack's end keeps
+
+// Whether a row means the same whoever shares its microbatch: what translates, scores or leaves the
+// project needs that. Otherwise an error that names the field, with ExitCode::kCheckpoint.
+absl::Status CheckRowsAreIndependent(const ModelSpec& model);
 
 // Gain of Xavier's normal deviation sqrt(2 / (in + out)) for a matrix of `role` (query, key, value,
 // attention output, feed-forward) in that sub-layer; `last`: it is W. 0: the matrix starts at 0.

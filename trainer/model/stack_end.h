@@ -1,5 +1,6 @@
 // What stands behind the last layer of a stack, where a scheme has something there: pre-norm
-// schemes a normalisation, R_FIXUP trained numbers. It belongs to no sub-layer.
+// schemes a normalisation, R_FIXUP trained numbers, RESIDUAL_DUAL the norm of its second stream. It
+// belongs to no sub-layer.
 //
 // Letters: R rows, D width.
 #pragma once
@@ -26,11 +27,15 @@ class StackEndStep {
   NormState MakeState(const Ops& ops, int64_t capacity) const;
   // The stream behind the step, in place and in both types.
   void Forward(const PassContext& pass, const Stream& stream, NormState& state) const;
-  // `dstream_RD` (stream): gradient behind the step on entry, before it on return.
+  // `dstream_RD` (stream): gradient behind the step on entry, before it on return; pass.second_RD,
+  // where there is one: that of the second stream on return.
   void Backward(const PassContext& pass, const at::Tensor& dstream_RD, NormState& state) const;
 
  private:
+  void AddSecond(const PassContext& pass, const Stream& stream, NormState& state) const;
+
   int64_t width_;
+  bool second_;  // the norm is that of the second stream
   std::optional<NormLayer> norm_;
   std::optional<Modulation> modulation_;  // keeps the stream where a norm keeps normalised rows
 };

@@ -70,6 +70,7 @@ Workspace::Workspace(const ModelSpec& spec, const Ops& ops, int64_t capacity, Re
   if (ReadsLayerInput(spec)) {
     layer_input_RD = at::zeros({capacity, spec.width()}, ops.Stream());
   }
+  if (HasSecondStream(spec)) second_RD = at::zeros({capacity, spec.width()}, ops.Stream());
   if (recompute != FFN && recompute != GEMM) return;
   inner_RF = at::zeros({capacity, spec.ffn_width()}, ops.Operand());
   if (spec.activation() == GELU) pre_RF = at::zeros({capacity, spec.ffn_width()}, ops.Operand());

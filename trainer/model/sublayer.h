@@ -65,6 +65,7 @@ struct Workspace {
   at::Tensor dinput_RD;       // stream: gradient of a pre-norm branch's input
   at::Tensor dinner_RF;       // operand
   at::Tensor layer_input_RD;  // stream; see PassContext; where the scheme has it
+  at::Tensor second_RD;       // stream; likewise
 
   // Outputs of products that no layer keeps, made again in the backward pass. Undefined where every
   // layer keeps its own.

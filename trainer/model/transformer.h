@@ -42,6 +42,10 @@ class Transformer {
   const ModelSpec& spec() const { return spec_; }
   const MicrobatchSpec& capacity() const { return capacity_; }
   Ops& ops() { return ops_; }
+  // Steps that made the weights, for passes of whoever translates or scores: BRANCH_NORM is another
+  // function after each. 0 until it is told.
+  int64_t step() const { return step_; }
+  void set_step(int64_t step) { step_ = step; }
   const std::vector<Chunk>& chunks() const { return chunks_; }
   ChunkWorkspace& work() { return work_; }
 
@@ -69,6 +73,7 @@ class Transformer {
 
   ModelSpec spec_;
   MicrobatchSpec capacity_;
+  int64_t step_ = 0;
   Ops& ops_;
   Parameters parameters_;
   std::vector<Chunk> chunks_;

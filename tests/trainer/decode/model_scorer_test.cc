@@ -68,6 +68,7 @@ std::unique_ptr<Transformer> MakeModel(const ModelSpec& spec, const MicrobatchSp
   w.add_(at::sin(at::arange(w.numel(), at::kDouble) * 1.7).to(w.options()), 0.1);
   w.mul_(testing::WeightScale(spec));
   model->Refresh();
+  model->set_step(2);
   return model;
 }
 

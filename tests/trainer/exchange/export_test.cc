@@ -211,6 +211,40 @@ TEST(Export, OfMarianNamesIdsAsMarianTokenizerDoes) {
               HasSubstr(absl::StrCat("[[0], [1], [", last - 1, "], [", last, "]]")));
 }
 
+TEST(Export, ToMarianMultipliesByWhatBranchNormLetsInAtTheCheckpointsStep) {
+  ModelSpec model = SampleModel(BRANCH_NORM);
+  model.mutable_scheme()->set_branch_norm_steps(28);  // the checkpoint is of step 7
+  MemoryFileSystem fs;
+  SaveModel(fs, model);
+  const auto report = ExportCheckpoint(fs, kSource, "marian", {.format = ExportFormat::kMarian});
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_THAT(report->statements, ::testing::Contains(HasSubstr("BRANCH_NORM")));
+  const auto folder = SafetensorsFolder::Open(fs, "marian", {});
+  ASSERT_TRUE(folder.ok()) << folder.status();
+  const Inventory inventory = Describe(model, {});
+  for (size_t i = 0; i < inventory.parameters.size(); ++i) {
+    const std::string& name = inventory.parameters[i].name;
+    const bool last = absl::StrContains(name, "out_proj") || absl::StrContains(name, "fc2");
+    if (!absl::StrContains(name, ".layers.")) continue;
+    std::vector<float> expected = ModelWeights(inventory, i);
+    for (float& value : expected) value *= last ? 0.25f : 1.0f;
+    EXPECT_EQ(ReadAll(**folder, HfName(name)), expected) << name;
+  }
+}
+
+TEST(Export, OfAModelWhoseRowsDependOnEachOtherIsRefusedByName) {
+  ModelSpec model = SampleModel(POST_LN);
+  model.set_norm(BATCH_NORM);
+  MemoryFileSystem fs;
+  SaveModel(fs, model);
+  for (const ExportFormat format : {ExportFormat::kSafetensors, ExportFormat::kMarian}) {
+    const absl::Status status = ExportCheckpoint(fs, kSource, "out", {.format = format}).status();
+    EXPECT_EQ(GetExitCode(status), ExitCode::kCheckpoint);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("model.norm: BATCH_NORM"));
+    EXPECT_FALSE(*fs.Exists("out"));
+  }
+}
+
 TEST(Export, ToMarianOfWhatItCannotComputeNamesAllOfIt) {
   MemoryFileSystem fs;
   ModelSpec model = SampleModel(PRE_LN);

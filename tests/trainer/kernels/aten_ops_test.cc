@@ -57,7 +57,7 @@ TEST_P(AtenOpsTest, ResidualNormAndItsBackwardEqualAutograd) {
   const at::Tensor dy = Numbers({n_, kWidth}, 5);
   y.backward(dy);
 
-  NormState state{.xhat_RD = Out(kWidth), .rstd_R = Out(1).squeeze(1)};
+  NormState state{.xhat_RD = Out(kWidth), .rstd = Out(1).squeeze(1)};
   const at::Tensor got = Out(kWidth), again = Out(kWidth), mask = Mask(kWidth);
   ops_->ResidualNorm({.rows = n_,
                       .x_RD = Padded(x),

@@ -98,7 +98,7 @@ class Allocations {
       bytes_ += static_cast<int64_t>(x.storage().nbytes());
     }
   }
-  void Add(const NormState& norm) { AddTensors({norm.xhat_RD, norm.rstd_R}); }
+  void Add(const NormState& norm) { AddTensors({norm.xhat_RD, norm.rstd}); }
   void Add(const JoinSaved& join) {
     for (const NormState& norm : join.norms) Add(norm);
     AddTensors({join.stream_RD, join.branch_RD, join.mask});

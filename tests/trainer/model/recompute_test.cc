@@ -94,6 +94,7 @@ std::vector<ModelSpec> Variants() {
         spec.set_dropout(dropout);
         spec.set_activation_dropout(dropout);
         spec.set_attention_dropout(dropout);
+        if (residual % 3 == 0) spec.set_norm(BATCH_NORM);  // its states have another size
       }
     }
   }
@@ -142,11 +143,14 @@ TEST(PlannedKeptBytes, AreThoseOfTheLayersToTheByte) {
     int64_t kept = choice.level == LAYER
                        ? (kLayers + choice.segment - 1) / choice.segment * each
                        : kLayers * each + row * rules.operand_bytes;  // the stack's first input
+    const int64_t norm = row + (spec.norm() == BATCH_NORM ? spec.width() : RowsOf(kind));
     if (KeepsHistory(spec)) {  // z_0; z and the state of its norm for each layer
-      kept += 4 * row + kLayers * 4 * (2 * row + RowsOf(kind));
+      kept += 4 * row + kLayers * 4 * (row + norm);
     }
     // What stands behind the stack: a norm, or numbers that want the stream itself.
-    if (EndOf(spec) == StackEnd::kNorm) kept += 4 * (row + RowsOf(kind));
+    if (EndOf(spec) == StackEnd::kNorm || EndOf(spec) == StackEnd::kSecondNorm) {
+      kept += 4 * norm;
+    }
     if (EndOf(spec) == StackEnd::kScaledShift) kept += 4 * row;
     EXPECT_EQ(KeptBytes(inventory, layers, choice, rules), kept);
   });

@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include "parallel/base/exit_code.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/model/describe.h"
 
@@ -100,8 +101,9 @@ TEST(Scheme, TheReleasedExponentOfDsInitIsASetting) {
 }
 
 TEST(Scheme, TheOthersStartAsXavier) {
-  for (const Residual residual : {POST_LN, PRE_LN, REZERO, NORMFORMER, RESIDUAL_ONLY, NORM_ONLY,
-                                  NEITHER, MIX_LN, LAYERNORM_SCALING, PERI_LN, KEEL}) {
+  for (const Residual residual :
+       {POST_LN, PRE_LN, REZERO, NORMFORMER, RESIDUAL_ONLY, NORM_ONLY, NEITHER, MIX_LN,
+        LAYERNORM_SCALING, PERI_LN, KEEL, RESIDUAL_DUAL, BRANCH_NORM}) {
     const Inventory inventory = Describe(Model(residual), testing::TinyCapacity());
     for (const Parameter& p : inventory.parameters) {
       const bool matrix = p.shape.size() == 2 && p.role != Role::kEmbedding;
@@ -162,6 +164,41 @@ TEST(Scheme, ConstantsFollowDepthAndLayer) {
   EXPECT_TRUE(scheme(MIX_LN, 0, 3).end_norm);  // half of 8 layers
   EXPECT_TRUE(scheme(MIX_LN, 0, 4).input_norm);
   EXPECT_EQ(scheme(NORM_ONLY, 0, 0).alpha, 0.0);
+}
+
+TEST(Scheme, ABranchOfBranchNormIsLetInStepByStep) {
+  ModelSpec model = Model(BRANCH_NORM);
+  model.mutable_scheme()->clear_branch_norm_steps();
+  const auto ramp = [&](int64_t step) {
+    return MakeSublayerScheme(model, 1, 2, SublayerKind::kCrossAttention).RampAt(step);
+  };
+  EXPECT_EQ(ramp(0), 0.0);
+  EXPECT_EQ(ramp(1000), 0.25);  // T = 4000 (Liu et al., 2023)
+  EXPECT_EQ(ramp(4000), 1.0);
+  EXPECT_EQ(ramp(9999), 1.0);
+  model.mutable_scheme()->set_branch_norm_steps(10);
+  EXPECT_EQ(ramp(1), 0.1);
+  EXPECT_EQ(MakeSublayerScheme(Model(POST_LN), 0, 0, SublayerKind::kFeedForward).RampAt(0), 1.0);
+}
+
+TEST(Scheme, TheSecondStreamOfResidualDualEndsInANormOfItsOwn) {
+  const ModelSpec model = Model(RESIDUAL_DUAL);
+  EXPECT_EQ(EndOf(model), StackEnd::kSecondNorm);
+  const double s = model.scheme().residual_dual_scale();
+  EXPECT_NEAR(SecondNormEpsilon(model), 1e-7 / (s * s), kRelative * 1e-7 / (s * s));
+  const Inventory inventory = Describe(model, testing::TinyCapacity());
+  EXPECT_EQ(Find(inventory, "encoder.layer_norm.weight").initial_value, 1.0f);
+  EXPECT_TRUE(Has(inventory, "decoder.layer_norm.bias"));
+  EXPECT_NE(inventory.one_piece.find("model.residual: RESIDUAL_DUAL"), std::string::npos);
+}
+
+TEST(Scheme, WhatDependsOnItsMicrobatchIsRefusedByName) {
+  ModelSpec model = Model(POST_LN);
+  EXPECT_TRUE(CheckRowsAreIndependent(model).ok());
+  model.set_norm(BATCH_NORM);
+  const absl::Status refused = CheckRowsAreIndependent(model);
+  EXPECT_EQ(GetExitCode(refused), ExitCode::kCheckpoint);
+  EXPECT_NE(refused.message().find("model.norm: BATCH_NORM"), absl::string_view::npos);
 }
 
 TEST(Scheme, NormsWithoutMeanHaveNoBias) {

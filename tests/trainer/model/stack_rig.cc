@@ -63,6 +63,9 @@ std::vector<ModelSpec> StackVariants() {
         if (dropout) spec.set_attention_dropout(0.15);
         if (dropout) spec.set_activation_dropout(0.1);
         specs.push_back(spec);
+        if (residual != POST_LN && residual != PERI_LN && residual != SUB_LN) continue;
+        spec.set_norm(BATCH_NORM);  // another size of state
+        specs.push_back(spec);
       }
     }
   }

@@ -25,6 +25,7 @@ using testing::TinyMicrobatch;
 using testing::TinySpec;
 
 constexpr double kSmoothing = 0.1;
+constexpr int64_t kStep = 2;  // of BRANCH_NORM's 5
 
 // Random weights with gains and biases away from 1 and 0, so that nothing cancels.
 void Perturb(Parameters& parameters) {
@@ -33,12 +34,12 @@ void Perturb(Parameters& parameters) {
   w.add_(at::sin(at::arange(w.numel(), w.options()) * 1.7) * 0.1);
 }
 
-// `other` 0, 1, 2: another activation, norm, tying and positions.
+// `other` 0 to 3: another activation, norm, tying and positions.
 ModelSpec Variant(Residual residual, int other) {
   ModelSpec spec = testing::WithResidual(TinySpec(), residual);
-  spec.set_norm(other == 1 ? RMS_NORM : LAYER_NORM);
+  spec.set_norm(other == 1 ? RMS_NORM : other == 3 ? BATCH_NORM : LAYER_NORM);
   spec.set_activation(other == 1 ? GELU : RELU);
-  spec.set_tied_embeddings(static_cast<TiedEmbeddings>(other));
+  spec.set_tied_embeddings(static_cast<TiedEmbeddings>(other % 3));
   spec.set_positions(other == 2 ? LEARNED : SINUSOIDAL);
   spec.set_unscaled_embedding(other == 1);
   if (residual == NORMFORMER && other > 0) {
@@ -51,7 +52,7 @@ ModelSpec Variant(Residual residual, int other) {
 std::vector<ModelSpec> Variants() {
   std::vector<ModelSpec> specs;
   for (const Residual residual : testing::AllResiduals()) {
-    for (int other = 0; other < 3; ++other) specs.push_back(Variant(residual, other));
+    for (int other = 0; other < 4; ++other) specs.push_back(Variant(residual, other));
   }
   return specs;
 }
@@ -62,6 +63,8 @@ std::vector<ModelSpec> FewVariants() {
   for (const Residual residual : testing::AllResiduals()) {
     specs.push_back(Variant(residual, residual % 3));
   }
+  specs.push_back(Variant(PERI_LN, 3));  // BatchNorm wherever a norm can stand
+  specs.push_back(Variant(SUB_LN, 3));
   return specs;
 }
 
@@ -75,8 +78,8 @@ TEST_P(OnDevice, BackwardEqualsAutogradOfThePlainModel) {
     const Microbatch mb = TinyMicrobatch(spec, 3);
     const auto kept = model.MakeActivations(/*shared=*/false);
     const LossSums loss =
-        model.Forward(mb, 1, 2, /*training=*/true, {.label_smoothing = kSmoothing}, *kept);
-    model.Backward(mb, 1, 2, *kept);
+        model.Forward(mb, 1, kStep, /*training=*/true, {.label_smoothing = kSmoothing}, *kept);
+    model.Backward(mb, 1, kStep, *kept);
 
     std::vector<at::Tensor> leaves;
     for (const Parameter& p : model.parameters().inventory().parameters) {
@@ -86,13 +89,16 @@ TEST_P(OnDevice, BackwardEqualsAutogradOfThePlainModel) {
                            .set_requires_grad(true));
     }
     const auto& all = model.parameters().inventory().parameters;
-    const at::Tensor plain = PlainLoss(spec, mb, kSmoothing, [&](const std::string& name) {
-      for (size_t i = 0; i < all.size(); ++i) {
-        if (all[i].name == name) return leaves[i];
-      }
-      ADD_FAILURE() << "unknown parameter " << name;
-      return at::Tensor();
-    });
+    const at::Tensor plain = PlainLoss(
+        spec, mb, kSmoothing,
+        [&](const std::string& name) {
+          for (size_t i = 0; i < all.size(); ++i) {
+            if (all[i].name == name) return leaves[i];
+          }
+          ADD_FAILURE() << "unknown parameter " << name;
+          return at::Tensor();
+        },
+        kStep);
     plain.backward();
     EXPECT_NEAR(loss.loss, plain.item<double>(), 1e-10 * std::abs(loss.loss));
 

@@ -54,8 +54,9 @@ struct ResidualNormBackwardArgs {
   float alpha = 1.0f;
   double rate = 0.0;  // dropout of the forward pass
   bool centred = true;
-  const float* dy = nullptr;    // gradient of y
-  const float* dsum = nullptr;  // gradient that reaches sum past the norm; null: none
+  const float* dy = nullptr;     // gradient of y
+  const float* dsum = nullptr;   // gradient that reaches sum past the norm; null: none
+  const float* dpast = nullptr;  // the same of the branch alone
   const float* xhat = nullptr;
   const float* rstd = nullptr;    // [rows]
   const float* gain = nullptr;    // [width]

@@ -139,10 +139,14 @@ TEST_P(ResidualNorm, ForwardIsTheDefinition) {
 TEST_P(ResidualNorm, BackwardIsTheSlopeOfTheForward) {
   const std::vector<float> dy = RandomFloats(rows_ * width_, 5);
   const std::vector<float> dsum = RandomFloats(rows_ * width_, 6);
+  const std::vector<float> dpast = RandomFloats(rows_ * width_, 7);
   const auto loss = [&] {
     oracle_.Run();
     double total = 0.0;
-    for (size_t i = 0; i < dy.size(); ++i) total += oracle_.y[i] * dy[i] + oracle_.sum[i] * dsum[i];
+    for (size_t i = 0; i < dy.size(); ++i) {
+      total += oracle_.y[i] * dy[i] + oracle_.sum[i] * dsum[i];
+      if (GetParam().has_branch) total += oracle_.branch[i] * oracle_.keep[i] * dpast[i];
+    }
     return total;
   };
   const std::vector<double> dx = testing::FiniteDifferences(oracle_.x, loss);
@@ -163,6 +167,7 @@ TEST_P(ResidualNorm, BackwardIsTheSlopeOfTheForward) {
                           .rate = GetParam().has_branch ? key_.rate : 0.0,
                           .dy = dy.data(),
                           .dsum = dsum.data(),
+                          .dpast = dpast.data(),
                           .xhat = kept.xhat.data(),
                           .rstd = kept.rstd.data(),
                           .gain = gain_.data(),
