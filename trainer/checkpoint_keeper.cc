@@ -41,6 +41,7 @@ CheckpointKeeper::CheckpointKeeper(FileSystem& fs, const TrainSpec& train, Manif
       options_(std::move(options)),
       saved_step_(options_.resumed ? state.step() : -1),
       saved_at_(state.train_seconds()),
+      noted_skips_(state.skipped_steps()),
       saver_(fs,
              {.folder = options_.folder,
               .keep_latest = train.keep_checkpoints(),
@@ -59,9 +60,26 @@ bool CheckpointKeeper::IsDue() const {
           seconds >= 60 * train_.checkpoint_every_minutes());
 }
 
-absl::Status CheckpointKeeper::SaveIfDue() { return IsDue() ? Save() : absl::OkStatus(); }
+// Of the step that has just been counted.
+void CheckpointKeeper::NoteSkip() {
+  if (state_.skipped_steps() == noted_skips_) return;
+  noted_skips_ = state_.skipped_steps();
+  const int runs = state_.skips_size();
+  SkippedSteps* run = runs > 0 ? state_.mutable_skips(runs - 1) : nullptr;
+  if (run == nullptr || run->first_step() + run->count() != state_.step()) {
+    run = state_.add_skips();
+    run->set_first_step(state_.step());
+  }
+  run->set_count(run->count() + 1);
+}
+
+absl::Status CheckpointKeeper::SaveIfDue() {
+  NoteSkip();
+  return IsDue() ? Save() : absl::OkStatus();
+}
 
 absl::Status CheckpointKeeper::Save() {
+  NoteSkip();
   if (saved_step_ == state_.step()) return absl::OkStatus();
   RETURN_IF_ERROR(saver_.Finish());
   saved_step_ = state_.step();

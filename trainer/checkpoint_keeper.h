@@ -1,4 +1,5 @@
-// When a run is saved, and what it says about it; how, is run_saver's.
+// When a run is saved, and what it says about it; how, is run_saver's. Keeps the ledger of skipped
+// steps, which every checkpoint carries on.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +29,8 @@ struct CheckpointKeeperOptions {
 // All methods but the getters are collective. `state`, which the run keeps current, says the step.
 class CheckpointKeeper {
  public:
-  // All arguments outlive this. Counts failed saves in `state`.
+  // All arguments outlive this. Counts failed saves in `state` and writes down there which steps
+  // were skipped.
   CheckpointKeeper(FileSystem& fs, const TrainSpec& train, Manifest& state, const RankPart& part,
                    Logger& log, CheckpointKeeperOptions options);
 
@@ -39,8 +41,8 @@ class CheckpointKeeper {
   bool Ready() const { return saver_.Ready(); }
   absl::Status Advance() { return saver_.busy() ? saver_.Advance() : absl::OkStatus(); }
 
-  // After a step: starts a save if one is due. Then the one before is on disk: no run is ever more
-  // than one checkpoint behind what was due.
+  // After every step, or Save instead: starts a save if one is due. Then the one before is on disk:
+  // no run is ever more than one checkpoint behind what was due.
   absl::Status SaveIfDue();
 
   // Not collective: before weights and moments change.
@@ -67,6 +69,7 @@ class CheckpointKeeper {
 
  private:
   bool IsDue() const;
+  void NoteSkip();
   void AfterSave(SaveRecord record);
 
   const TrainSpec& train_;
@@ -75,6 +78,7 @@ class CheckpointKeeper {
   const CheckpointKeeperOptions options_;
   int64_t saved_step_ = -1;  // the last one that was begun and has not failed; -1: none
   double saved_at_ = 0.0;    // training seconds
+  int64_t noted_skips_ = 0;  // of state.skipped_steps()
   RunSaver saver_;           // last: it calls back
 };
 

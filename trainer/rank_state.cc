@@ -5,6 +5,8 @@
 #include "trainer/rank_state.h"
 
 #include <algorithm>
+#include <cstring>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -89,7 +91,12 @@ std::vector<NamedTensor> TensorsToSave(const RankPart& part, const HostBuffers& 
 }  // namespace
 
 RankSnapshot::RankSnapshot(const RankPart& part, bool copies) : part_(part) {
-  if (copies) memory_.resize(static_cast<size_t>(bytes()) / sizeof(float));
+  const size_t elements = static_cast<size_t>(bytes()) / sizeof(float);
+  if (copies) memory_ = std::make_unique_for_overwrite<float[]>(elements);
+}
+
+void RankSnapshot::TakeMemory() {
+  if (memory_ != nullptr) std::memset(memory_.get(), 0, static_cast<size_t>(bytes()));
 }
 
 int64_t RankSnapshot::bytes() const {
@@ -107,8 +114,8 @@ void RankSnapshot::Look() {
 }
 
 void RankSnapshot::Copy() {
-  if (memory_.empty()) return;
-  float* next = memory_.data();
+  if (memory_ == nullptr) return;
+  float* next = memory_.get();
   for (NamedTensor& tensor : tensors_) {
     std::copy(tensor.data.begin(), tensor.data.end(), next);
     tensor.data = {next, tensor.data.size()};
@@ -120,15 +127,21 @@ void RankSnapshot::Copy() {
 absl::Status LoadRankState(FileSystem& fs, const std::string& checkpoint_folder,
                            const Manifest& manifest, RankPart& part) {
   Parameters& parameters = part.model->parameters();
-  RETURN_IF_ERROR(LoadWeights(fs, checkpoint_folder, manifest, parameters));
   HostBuffers buffers(parameters);
-  std::vector<MutableNamedTensor> tensors;
+  std::vector<MutableNamedTensor> tensors;  // together, so that a block is read once
+  for (const Parameter& p : parameters.inventory().parameters) {
+    tensors.push_back({.name = kWeightPrefix + p.name,
+                       .shape = p.shape,
+                       .data = {buffers.weights.data_ptr<float>() + p.offset,
+                                static_cast<size_t>(p.NumElements())}});
+  }
   for (const ParameterRun& run :
        RunsOf(part.layout.extents, parameters.inventory(), /*only_first_in_chain=*/false)) {
     AddMoments(run, buffers, tensors);
   }
   RETURN_IF_ERROR(ReadTensors(fs, checkpoint_folder, manifest, tensors));
-  if (!buffers.moment1.is_same(parameters.moment1())) {
+  if (!buffers.weights.is_same(parameters.weights())) {
+    parameters.weights().copy_(buffers.weights);
     parameters.moment1().copy_(buffers.moment1);
     parameters.moment2().copy_(buffers.moment2);
   }

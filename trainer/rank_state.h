@@ -2,6 +2,7 @@
 // it holds.
 #pragma once
 
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -21,8 +22,12 @@ namespace deepnet {
 // 12 bytes each. The ranks of a job make a whole checkpoint.
 class RankSnapshot {
  public:
-  // `part` outlives this. With `copies`, memory for them is taken now, once.
+  // `part` outlives this. With `copies`, memory for them is reserved now, once.
   RankSnapshot(const RankPart& part, bool copies);
+
+  // Takes the pages of that memory, which takes a second a GB and longer; by any thread, beside
+  // what comes before the first Look. Without it, the first Copy does it.
+  void TakeMemory();
 
   // As they are now: views of the weights and moments themselves where they are on the host.
   void Look();
@@ -37,8 +42,8 @@ class RankSnapshot {
 
  private:
   const RankPart& part_;
-  std::vector<float> memory_;
-  std::vector<at::Tensor> held_;  // what views look at
+  std::unique_ptr<float[]> memory_;  // of all copies, where there are some
+  std::vector<at::Tensor> held_;     // what views look at
   std::vector<NamedTensor> tensors_;
 };
 

@@ -46,6 +46,10 @@ RunSaver::RunSaver(FileSystem& fs, RunSaverOptions options, const RankPart& part
     : fs_(fs), options_(std::move(options)), part_(part), snapshot_(part, options_.copies) {}
 
 absl::Status RunSaver::Open() {
+  task_.Start([this] {
+    snapshot_.TakeMemory();
+    return absl::OkStatus();
+  });
   const absl::Status removed = leads() ? RemoveUnfinished(fs_, options_.folder) : absl::OkStatus();
   return AgreeOnStatus(*part_.world,
                        removed.ok() ? removed : WithExitCode(removed, ExitCode::kCheckpoint));

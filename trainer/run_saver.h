@@ -52,7 +52,8 @@ class RunSaver {
   // `fs` and `part` outlive this, and so do what `options` name.
   RunSaver(FileSystem& fs, RunSaverOptions options, const RankPart& part);
 
-  // Removes what an interrupted save left. Collective, blocking; before the first Begin.
+  // Removes what an interrupted save left, and begins to take the memory of the copy, which goes on
+  // in the background. Collective, blocking; before the first Begin.
   absl::Status Open();
 
   // Whether a save is under way; the same on all ranks.

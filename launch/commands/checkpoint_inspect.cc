@@ -38,6 +38,15 @@ std::string BestText(const Manifest& manifest) {
   });
 }
 
+// "3, 7 to 12".
+std::string SkipsText(const Manifest& manifest) {
+  return absl::StrJoin(manifest.skips(), ", ", [](std::string* out, const SkippedSteps& run) {
+    absl::StrAppend(out, WithCommas(run.first_step()));
+    if (run.count() > 1)
+      absl::StrAppend(out, " to ", WithCommas(run.first_step() + run.count() - 1));
+  });
+}
+
 std::string AveragedText(const Manifest& manifest) {
   return absl::StrJoin(manifest.averaged(), ", ",
                        [](std::string* out, const AveragedCheckpoint& averaged) {
@@ -56,6 +65,7 @@ std::string Summary(const Inspection& it) {
   AppendRow(text, "updates",
             absl::StrCat(WithCommas(m.optimizer_steps()), ", ", WithCommas(m.skipped_steps()),
                          " steps skipped"));
+  AppendRow(text, "skipped", SkipsText(m));
   AppendRow(text, "tokens",
             absl::StrCat(WithCommas(m.source_tokens()), " source, ", WithCommas(m.target_tokens()),
                          " target"));

@@ -20,6 +20,8 @@
 #include "proto/report.pb.h"
 #include "tests/parity/training_runs.h"
 #include "tests/support/run_ranks.h"
+#include "trainer/exchange/export.h"
+#include "trainer/exchange/import.h"
 #include "trainer/model_loader.h"
 #include "trainer/trainer.h"
 
@@ -114,38 +116,59 @@ class InitFromTest : public ::testing::Test {
     return losses;
   }
 
+  // A run of one step, which changes nothing, on a corpus with another language and vocabulary.
+  static void ExpectRowsAreTaken(const std::string& folder, const std::string& init_from) {
+    const std::string log = Train(folder, {.corpus = "three", .init_from = init_from});
+    const std::string other = folder + "-drawn";
+    Train(other, {.corpus = "three"});
+    const auto first = LoadModel(Path("first"), {}), tuned = LoadModel(Path(folder), {}),
+               drawn = LoadModel(Path(other), {});
+    ASSERT_TRUE(first.ok() && tuned.ok() && drawn.ok());
+    const Vocabulary& earlier = *(*first)->vocabulary;
+    const Vocabulary& vocabulary = *(*tuned)->vocabulary;
+    int taken = 0, new_rows = 0;
+    for (const Parameter& p : (*tuned)->model->parameters().inventory().parameters) {
+      const at::Tensor old = (*first)->model->parameters().Get(p.name);
+      const at::Tensor now = (*tuned)->model->parameters().Get(p.name);
+      if (p.role != Role::kEmbedding) {
+        EXPECT_TRUE(at::equal(old, now)) << p.name;
+        continue;
+      }
+      const at::Tensor fresh = (*drawn)->model->parameters().Get(p.name);
+      for (int32_t id = 0; id < vocabulary.size(); ++id) {
+        int32_t before = 0;
+        while (before < earlier.size() && earlier.Piece(before) != vocabulary.Piece(id)) ++before;
+        const bool known = before < earlier.size();
+        EXPECT_TRUE(at::equal(now[id], known ? old[before] : fresh[id])) << vocabulary.Piece(id);
+        ++(known ? taken : new_rows);
+      }
+    }
+    EXPECT_GT(taken, 100);
+    EXPECT_GT(new_rows, 10);  // the new tag among them
+    EXPECT_THAT(log, HasSubstr(std::to_string(taken) + " rows of the vocabulary are known there, " +
+                               std::to_string(new_rows) + " are new"));
+  }
+
   static inline std::filesystem::path root_;
 };
 
 TEST_F(InitFromTest, RowsOfKnownPiecesAreTakenBitForBitAndNewOnesAreDrawn) {
-  const std::string log = Train("tuned", {.corpus = "three", .init_from = Path("first")});
-  Train("drawn", {.corpus = "three"});
-  const auto first = LoadModel(Path("first"), {}), tuned = LoadModel(Path("tuned"), {}),
-             drawn = LoadModel(Path("drawn"), {});
-  ASSERT_TRUE(first.ok() && tuned.ok() && drawn.ok());
-  const Vocabulary& earlier = *(*first)->vocabulary;
-  const Vocabulary& vocabulary = *(*tuned)->vocabulary;
-  int taken = 0, new_rows = 0;
-  for (const Parameter& p : (*tuned)->model->parameters().inventory().parameters) {
-    const at::Tensor old = (*first)->model->parameters().Get(p.name);
-    const at::Tensor now = (*tuned)->model->parameters().Get(p.name);
-    if (p.role != Role::kEmbedding) {
-      EXPECT_TRUE(at::equal(old, now)) << p.name;
-      continue;
-    }
-    const at::Tensor fresh = (*drawn)->model->parameters().Get(p.name);
-    for (int32_t id = 0; id < vocabulary.size(); ++id) {
-      int32_t before = 0;
-      while (before < earlier.size() && earlier.Piece(before) != vocabulary.Piece(id)) ++before;
-      const bool known = before < earlier.size();
-      EXPECT_TRUE(at::equal(now[id], known ? old[before] : fresh[id])) << vocabulary.Piece(id);
-      ++(known ? taken : new_rows);
-    }
-  }
-  EXPECT_GT(taken, 100);
-  EXPECT_GT(new_rows, 10);  // the new tag among them
-  EXPECT_THAT(log, HasSubstr(std::to_string(taken) + " rows of the vocabulary are known there, " +
-                             std::to_string(new_rows) + " are new"));
+  ExpectRowsAreTaken("tuned", Path("first"));
+}
+
+// As other programs get it, and as `train --init-from` makes a run folder of what they hand back.
+TEST_F(InitFromTest, AnExportIsAsGoodAsTheRunThatItIsOf) {
+  const auto fs = MakePosixFileSystem();
+  const auto exported = ExportCheckpoint(*fs, Path("first/step-00000012"), Path("hf"), {});
+  ASSERT_TRUE(exported.ok()) << exported.status();
+  const auto imported = ImportFolder(*fs, Path("hf"), Path("imported"), {.complete = WithDefaults});
+  ASSERT_TRUE(imported.ok()) << imported.status();
+  ExpectRowsAreTaken("tuned-export", Path("imported"));
+
+  Train("on-export", {.corpus = "three", .steps = 6, .rate = 2e-3, .init_from = Path("imported")});
+  const std::vector<double> losses = Losses("on-export");
+  ASSERT_EQ(losses.size(), 6u);
+  EXPECT_LT(losses.back(), losses.front());
 }
 
 TEST_F(InitFromTest, LearnsOnFromWhereTheOtherRunWasAndInAnyLayout) {

@@ -1,9 +1,12 @@
 // What saving in the background must not change and must survive: whole runs on disks that fail,
 // stops in the middle of things, two writers of one folder. "Same" is the hash of the weights that
 // `train` prints at its end.
+//
+// Environment: DEEPNET_FAULT_STRIDE, every how manieth call of a run fails in turn (default 5).
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -39,7 +42,12 @@ using ::testing::Not;
 using testing::WeightsLine;
 
 constexpr int kSteps = 6;
-constexpr int kFaultStride = 5;  // every n-th call is tried; all of them would take minutes
+
+// Every n-th call is tried: all of them take minutes (long_save_test).
+int FaultStride() {
+  const char* const text = std::getenv("DEEPNET_FAULT_STRIDE");
+  return text != nullptr ? std::atoi(text) : 5;
+}
 
 struct Outcome {
   absl::Status status;
@@ -150,7 +158,7 @@ TEST_F(SaveTest, KeepsEveryNthStepBesidesTheLatest) {
 TEST_F(SaveTest, ACallThatFailsIsShownAndTheRunGoesOnOrEndsWithItsCode) {
   int64_t failed_runs = 0, shown = 0;
   bool ended = false;
-  for (int64_t call = 0; !ended; call += kFaultStride) {
+  for (int64_t call = 0; !ended; call += FaultStride()) {
     SCOPED_TRACE(call);
     const std::string folder = "fault-" + std::to_string(call);
     const auto system = MakePosixFileSystem();

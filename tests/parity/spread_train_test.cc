@@ -3,7 +3,7 @@
 // the weights that `train` prints the hash of.
 #include <unistd.h>
 
-#include <atomic>
+#include <deque>
 #include <filesystem>
 #include <map>
 #include <sstream>
@@ -17,12 +17,15 @@
 #include "launch/defaults.h"
 #include "parallel/base/logging.h"
 #include "tests/parity/training_runs.h"
+#include "tests/support/fault_file_system.h"
 #include "tests/support/run_ranks.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/trainer.h"
 
 namespace deepnet {
 namespace {
+
+using deepnet::testing::FaultFileSystem;
 
 struct Degrees {
   int stages = 1, replicas = 1;
@@ -63,14 +66,16 @@ class SpreadTrainTest : public ::testing::Test {
     return run;
   }
 
-  // What rank 0 printed.
-  static std::string Train(const std::string& folder, int64_t steps, const Degrees& degrees) {
+  // What rank 0 printed. `disks`: each rank's, or none.
+  static std::string Train(const std::string& folder, int64_t steps, const Degrees& degrees,
+                           std::deque<FaultFileSystem>* disks = nullptr) {
     const int ranks = degrees.stages * degrees.replicas;
     std::vector<std::ostringstream> logs(static_cast<size_t>(ranks));
     const auto statuses = RunRanks(ranks, [&](Communicator& world) {
       Logger log({.stream = &logs[static_cast<size_t>(world.rank())]});
-      return deepnet::Train(Run(folder, steps, degrees), {.root = root_.string(), .world = &world},
-                            log);
+      FileSystem* const files = disks != nullptr ? &(*disks)[world.rank()] : nullptr;
+      return deepnet::Train(Run(folder, steps, degrees),
+                            {.root = root_.string(), .files = files, .world = &world}, log);
     });
     EXPECT_TRUE(FirstError(statuses).ok()) << FirstError(statuses) << logs[0].str();
     return logs[0].str();
@@ -143,6 +148,29 @@ TEST_F(SpreadTrainTest, EveryScheduleSavesTheSameAndGoesOnFromAnyOther) {
     EXPECT_THAT(log, ::testing::HasSubstr("continuing at step 3"));
     EXPECT_EQ(Lines(folder), Lines("whole-run"));
     EXPECT_EQ(testing::WeightsLine(log), testing::WeightsLine(whole));
+  }
+}
+
+// Rank 0 has compared all of it before. Every file here is one block, so a rank reads its own and,
+// for the embedding that is tied to both ends of the model, that of rank 0.
+TEST_F(SpreadTrainTest, ARankReadsTheBlocksOfWhatItHoldsOnceAndNoOthers) {
+  const Degrees four = {4, 1, "1f1b"};
+  Train("shares", 3, four);
+  const auto system = MakePosixFileSystem();
+  const auto found = FindLatest(*system, (root_ / "shares").string());
+  ASSERT_TRUE(found.ok() && found->has_value()) << found.status();
+  const auto& files = (*found)->manifest.files();
+  ASSERT_EQ(files.size(), 4);
+
+  std::deque<FaultFileSystem> disks;
+  for (int rank = 0; rank < 4; ++rank) disks.emplace_back(*system);
+  EXPECT_THAT(Train("shares", 4, four, &disks), ::testing::HasSubstr("continuing at step 3"));
+  constexpr int64_t kSmallFiles = 4096;  // what is not of the checkpoint
+  for (int rank = 1; rank < 4; ++rank) {
+    SCOPED_TRACE(rank);
+    const int64_t read = disks[static_cast<size_t>(rank)].read_bytes();
+    EXPECT_GE(read, files[rank].bytes());
+    EXPECT_LE(read, files[rank].bytes() + files[0].bytes() + kSmallFiles);
   }
 }
 

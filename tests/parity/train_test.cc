@@ -9,6 +9,7 @@
 #include <sstream>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -21,6 +22,7 @@
 #include "parallel/base/logging.h"
 #include "proto/report.pb.h"
 #include "tests/parity/training_runs.h"
+#include "trainer/checkpoint/checkpoint.h"
 #include "trainer/model_loader.h"
 #include "trainer/run_state.h"
 #include "trainer/stop_requests.h"
@@ -126,6 +128,18 @@ class TrainTest : public ::testing::Test {
   // Weights and both moments as they are on disk.
   static std::string Tensors(const std::string& folder, const std::string& checkpoint) {
     return Bytes(std::filesystem::path(folder) / checkpoint / "tensors-00000-of-00001.bin");
+  }
+  // Of the ledger in a manifest: first step and count.
+  static std::vector<std::pair<int64_t, int64_t>> Skips(const std::string& folder,
+                                                        const std::string& checkpoint) {
+    const auto fs = MakePosixFileSystem();
+    const auto manifest = ReadManifest(*fs, (root_ / folder / checkpoint).string());
+    EXPECT_TRUE(manifest.ok()) << manifest.status();
+    std::vector<std::pair<int64_t, int64_t>> skips;
+    for (const SkippedSteps& run : manifest->skips()) {
+      skips.emplace_back(run.first_step(), run.count());
+    }
+    return skips;
   }
   static void ExpectSameRun(const std::string& folder, const std::string& other) {
     const std::vector<Line> lines = Lines(folder);
@@ -303,6 +317,12 @@ TEST_F(TrainTest, TenNonFiniteStepsInARowEndTheRunWithItsOwnCode) {
   EXPECT_EQ(records[0].skipped_steps(), 0);
   EXPECT_EQ(records[10].skipped_steps(), 10);
   EXPECT_THAT(outcome.log, HasSubstr("skipped"));
+  // The ledger says which, and goes on where a run does.
+  EXPECT_EQ(Skips("diverged", "step-00000008"), (std::vector<std::pair<int64_t, int64_t>>{{2, 7}}));
+  run.mutable_train()->set_checkpoint_every_steps(10);
+  EXPECT_EQ(GetExitCode(Start(run).status), ExitCode::kDiverged);
+  EXPECT_EQ(Skips("diverged", "step-00000010"), (std::vector<std::pair<int64_t, int64_t>>{{2, 9}}));
+  EXPECT_EQ(Records("diverged").size(), 11u);
   // Skipped steps changed nothing: the checkpoints at steps 4 and 8 hold the same tensors.
   EXPECT_TRUE(Tensors("diverged", "step-00000004") == Tensors("diverged", "step-00000008"));
 }

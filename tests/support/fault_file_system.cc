@@ -68,7 +68,10 @@ absl::StatusOr<std::unique_ptr<AppendFile>> FaultFileSystem::CreateNew(const std
 absl::StatusOr<int64_t> FaultFileSystem::ReadAt(const std::string& path, int64_t offset,
                                                 std::span<char> buffer) {
   RETURN_IF_ERROR(Count());
-  return inner_.ReadAt(path, offset, buffer);
+  const absl::StatusOr<int64_t> count = inner_.ReadAt(path, offset, buffer);
+  const std::lock_guard lock(mutex_);
+  read_bytes_ += count.value_or(0);
+  return count;
 }
 
 absl::Status FaultFileSystem::Rename(const std::string& from, const std::string& to) {
@@ -111,6 +114,11 @@ void FaultFileSystem::SetRoom(int64_t bytes) {
 int64_t FaultFileSystem::num_calls() const {
   const std::lock_guard lock(mutex_);
   return calls_;
+}
+
+int64_t FaultFileSystem::read_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return read_bytes_;
 }
 
 }  // namespace deepnet::testing

@@ -1,5 +1,5 @@
 // A file system on which things go wrong: one call that fails, writes that come short, a disk of a
-// given size.
+// given size. Also counts what is read.
 //
 // Example, the third changing call fails as a broken disk's does:
 //   FaultFileSystem fs(*MakePosixFileSystem());
@@ -43,6 +43,7 @@ class FaultFileSystem final : public FileSystem {
   // fails with kResourceExhausted. Deleting a file makes room again.
   void SetRoom(int64_t bytes);
   int64_t num_calls() const;
+  int64_t read_bytes() const;  // that ReadAt has returned
 
  private:
   friend class FaultAppendFile;
@@ -54,6 +55,7 @@ class FaultFileSystem final : public FileSystem {
   FileSystem& inner_;
   mutable std::mutex mutex_;  // guards all below
   int64_t calls_ = 0;
+  int64_t read_bytes_ = 0;
   int64_t failing_call_ = -1;
   absl::Status failure_;
   int64_t room_ = std::numeric_limits<int64_t>::max();

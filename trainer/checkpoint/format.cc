@@ -54,6 +54,11 @@ absl::Status CheckFile(const ShardFile& file, int64_t block_bytes) {
   }
   int64_t end = 0;  // of the extent before, bytes
   for (const TensorExtent& extent : file.extents()) {
+    if (extent.dtype() != TensorExtent::F32) {
+      return absl::FailedPreconditionError(absl::StrCat("'", extent.name(),
+                                                        "' has elements of type ", extent.dtype(),
+                                                        "; this program reads F32"));
+    }
     const int64_t elements = NumElements(extent);
     const bool inside_tensor = extent.first_element() >= 0 && extent.num_elements() > 0 &&
                                extent.num_elements() <= elements &&

@@ -211,6 +211,16 @@ TEST(Manifest, OfALaterFormatIsRefusedWithBothVersions) {
               HasSubstr("format_version is 2; this program reads 1"));
 }
 
+TEST(Manifest, WithElementsOfAnotherTypeIsRefusedByName) {
+  MemoryFileSystem fs;
+  ASSERT_TRUE(SaveSample(fs, "run", 1).ok());
+  Manifest manifest = *ReadManifest(fs, "run/step-00000001");
+  EXPECT_EQ(manifest.files(0).extents(1).dtype(), TensorExtent::F32);
+  manifest.mutable_files(0)->mutable_extents(1)->set_dtype(static_cast<TensorExtent::Type>(3));
+  EXPECT_THAT(Text(ParseManifest(SerializeManifest(manifest)).status()),
+              HasSubstr("fc1.bias' has elements of type 3; this program reads F32"));
+}
+
 TEST(CheckpointName, HasAtLeastEightDigitsAndOneSpelling) {
   EXPECT_EQ(CheckpointName(10), "step-00000010");
   EXPECT_EQ(CheckpointName(1234567890), "step-1234567890");

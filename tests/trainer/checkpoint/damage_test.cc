@@ -1,4 +1,7 @@
+#include <random>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -16,9 +19,11 @@ namespace {
 using deepnet::testing::ExpectHoldsSample;
 using deepnet::testing::MemoryFileSystem;
 using deepnet::testing::MutableViews;
+using deepnet::testing::SampleManifest;
 using deepnet::testing::SampleTensor;
 using deepnet::testing::SampleTensors;
 using deepnet::testing::SaveSample;
+using deepnet::testing::Views;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
@@ -80,6 +85,43 @@ TEST_F(Damage, OfAnyBitOfTheManifestIsDetected) {
   }
   fs_.FlipBit(kManifest, 5, 0);
   ExpectStepTenIsFoundWithNote("manifest.pb' is damaged or foreign: its checksum is wrong");
+}
+
+// Three files, 16 blocks, and the manifest: a byte of any of them becomes any other.
+TEST(Damaged, AnyOfAThousandRandomBytesIsDetectedAndNothingOfItIsLoaded) {
+  MemoryFileSystem fs;
+  ASSERT_TRUE(SaveSample(fs, "run", 10).ok());
+  const std::vector<SampleTensor> saved = SampleTensors(20);
+  const std::vector<NamedTensor> views = Views(saved);
+  Manifest manifest = SampleManifest(20);
+  ASSERT_TRUE(BeginCheckpoint(fs, "run", 20).ok());
+  for (int writer = 0; writer < 3; ++writer) {
+    const auto share = std::span(views).subspan(static_cast<size_t>(3 * writer), 3);
+    *manifest.add_files() = *WriteShard(fs, "run", 20, writer, 3, manifest.block_bytes(), share);
+  }
+  ASSERT_TRUE(CommitCheckpoint(fs, "run", manifest).ok());
+  const std::string folder = "run/step-00000020";
+  std::mt19937 random(5);
+  std::vector<std::pair<std::string, int64_t>> bytes;  // of all files
+  const auto names = fs.List(folder);
+  ASSERT_TRUE(names.ok()) << names.status();
+  for (const std::string& name : *names) {
+    const std::string path = JoinPath(folder, name);
+    for (int64_t i = 0; i < *fs.Size(path); ++i) bytes.emplace_back(path, i);
+  }
+  for (int trial = 0; trial < 1000; ++trial) {
+    const auto& [path, offset] = bytes[random() % bytes.size()];
+    const std::string whole = *ReadWholeFile(fs, path, 1 << 20);
+    std::string changed = whole;
+    changed[static_cast<size_t>(offset)] ^= static_cast<char>(1 + random() % 255);
+    ASSERT_TRUE(ReplaceFile(fs, path, changed).ok());
+    const auto found = FindLatest(fs, "run");
+    ASSERT_TRUE(found.ok() && found->has_value()) << found.status();
+    EXPECT_EQ((*found)->folder, "run/step-00000010") << path << " " << offset;
+    ASSERT_TRUE(ReplaceFile(fs, path, whole).ok());
+  }
+  EXPECT_EQ((*FindLatest(fs, "run"))->folder, folder);
+  ExpectHoldsSample(fs, folder, 20);
 }
 
 TEST_F(Damage, NamesFileBlockBytesAndTensor) {

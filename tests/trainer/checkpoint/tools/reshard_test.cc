@@ -104,6 +104,22 @@ TEST(Reshard, OfAnyNumberOfFilesKeepsTheTensorsAndTheRestOfTheManifest) {
   }
 }
 
+TEST(Reshard, ProgressGrowsToAllBytes) {
+  MemoryFileSystem fs;
+  ASSERT_TRUE(SaveSpreadSample(fs, "run", 3, 2).ok());
+  int64_t calls = 0, last = 0;
+  ToolOptions options;
+  options.progress = [&](int64_t done, int64_t total) {
+    EXPECT_GT(done, last);
+    EXPECT_EQ(total, 4 * kElements);
+    last = done;
+    ++calls;
+  };
+  ASSERT_TRUE(ReshardCheckpoint(fs, kSource, 3, "copy", options).ok());
+  EXPECT_EQ(last, 4 * kElements);
+  EXPECT_GT(calls, 3);
+}
+
 TEST(Reshard, OfTheGoldenCheckpointIsReadable) {
   const std::unique_ptr<FileSystem> fs = MakePosixFileSystem();
   const std::string output = JoinPath(::testing::TempDir(), "reshard-golden");
