@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <initializer_list>
@@ -50,6 +51,11 @@ decode { beam_size: 2 max_tokens: 8 }
 prepare { table { file: "$udhr" languages: "de" languages: "fr" } output_folder: "corpus"
           tokenizer { pieces: 300 } }
 )";
+
+// launch/job.sh, on a machine with fewer cores than ranks, by root.
+constexpr char kScript[] =
+    "OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none "
+    "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 launch/job.sh";
 
 int Rounds() {
   const char* const text = std::getenv("DEEPNET_ROUNDS");
@@ -140,22 +146,32 @@ class EnduranceTest : public ::testing::Test {
     return absl::StrCat(" --config ", (root_ / "run.textproto").string(), " --root ",
                         root_.string());
   }
-  // Of kRanks ranks on the folder of the test.
-  static std::string Job() {
-    return absl::StrCat("env MPIEXEC_TIMEOUT=", kLimitSeconds, " tests/mpi/mpirun.sh ", kRanks,
-                        " bash ", (root_ / "rank.sh").string(), " train", Config(),
-                        " --log-seconds 0 --set folder=", Folder().filename().string());
+  // Of kRanks ranks on the folder of the test. `environment`: "NAME=VALUE ..."
+  static std::string Job(const std::string& more = "", const std::string& environment = "") {
+    return absl::StrCat("env MPIEXEC_TIMEOUT=", kLimitSeconds, " ", environment,
+                        " tests/mpi/mpirun.sh ", kRanks, " bash ", (root_ / "rank.sh").string(),
+                        " train", Config(),
+                        " --log-seconds 0 --set folder=", Folder().filename().string(), more);
   }
   // The same under the script that turns SIGTERM into what mpirun passes on.
   static std::string ScriptedJob() {
-    return absl::StrReplaceAll(Job(), {{"tests/mpi/mpirun.sh",
-                                        "OMPI_MCA_rmaps_base_oversubscribe=1 "
-                                        "OMPI_MCA_hwloc_base_binding_policy=none "
-                                        "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
-                                        "launch/job.sh"}});
+    return absl::StrReplaceAll(Job(), {{"tests/mpi/mpirun.sh", kScript}});
   }
   static fs::path Folder() {
     return root_ / ::testing::UnitTest::GetInstance()->current_test_info()->name();
+  }
+  // A job that saves and validates only when it is asked to.
+  static constexpr char kOnlyWhenAsked[] =
+      " --set train.checkpoint_every_steps=1000000 --set train.validate_every_steps=-1";
+  // `job` under a shell that says its number, which is then the launcher's.
+  static std::string Announced(const std::string& job) {
+    return absl::StrCat("bash -c 'echo launcher $$; exec ", job, "'");
+  }
+  static int Launcher(const RunningJob& job) {
+    int launcher = 0;
+    const size_t at = job.output().find("launcher ");
+    EXPECT_EQ(sscanf(job.output().c_str() + at, "launcher %d", &launcher), 1) << job.output();
+    return launcher;
   }
   static std::string Weights(const std::string& output) {
     const size_t at = output.rfind("weights ");
@@ -243,15 +259,52 @@ TEST_F(EnduranceTest, OneSignalToMpirunOrToTheScriptStopsAllRanks) {
   };
   for (const Case& hit :
        {Case{Job(), SIGUSR1}, Case{ScriptedJob(), SIGUSR1}, Case{ScriptedJob(), SIGTERM}}) {
-    RunningJob job(absl::StrCat("bash -c 'echo launcher $$; exec ", hit.job, "'"));
+    RunningJob job(Announced(hit.job));
     ASSERT_TRUE(job.ReadUntil("loss ", 2)) << job.output();
-    int launcher = 0;
-    const size_t at = job.output().find("launcher ");
-    ASSERT_EQ(sscanf(job.output().c_str() + at, "launcher %d", &launcher), 1) << job.output();
-    kill(launcher, hit.signal);
+    kill(Launcher(job), hit.signal);
     EXPECT_EQ(job.End(), kSavedRunAgain) << job.output();
   }
   ExpectEndsUndisturbed();
+}
+
+// Open MPI passes it on and kills the ranks a second later: they save if they can.
+TEST_F(EnduranceTest, ABareTermToMpirunCostsAtMostAnIntervalBeforeTheNewestDueStep) {
+  RunningJob job(Announced(Job()));
+  ASSERT_TRUE(job.ReadUntil("loss ", 3 * kInterval)) << job.output();
+  kill(Launcher(job), SIGTERM);
+  EXPECT_NE(job.End(), 0) << job.output();
+  const int newest_due = std::max(job.last_step() - 1, 0) / kInterval * kInterval;
+  EXPECT_GE(LatestStep(), newest_due - kInterval) << job.output();
+  ExpectEndsUndisturbed();
+}
+
+TEST_F(EnduranceTest, ASaveRequestToARankOrTheScriptSavesAndGoesOn) {
+  const std::string scripted =
+      absl::StrReplaceAll(Job(kOnlyWhenAsked), {{"tests/mpi/mpirun.sh", kScript}});
+  for (const bool to_script : {false, true}) {
+    RunningJob job(Announced(to_script ? scripted : Job(kOnlyWhenAsked)));
+    ASSERT_TRUE(job.ReadUntil("loss ", 2)) << job.output();
+    const int before = job.last_step();
+    kill(to_script ? Launcher(job) : job.ranks()[1], SIGUSR2);
+    ASSERT_TRUE(job.ReadUntil("saved step ", 1)) << job.output();
+    const int saved = LatestStep();
+    EXPECT_GE(saved, before);
+    ASSERT_TRUE(job.ReadUntil("loss ", 2)) << job.output();
+    EXPECT_GT(job.last_step(), saved);
+    kill(job.ranks()[0], SIGTERM);
+    EXPECT_EQ(job.End(), kSavedRunAgain) << job.output();
+  }
+  ExpectEndsUndisturbed();
+}
+
+TEST_F(EnduranceTest, SlurmsEndOfTheJobIsKeptTo) {
+  constexpr int kSeconds = 9;
+  const time_t end = time(nullptr) + kSeconds;
+  RunningJob job(Job(absl::StrCat(kOnlyWhenAsked, " --set train.steps=1000000"),
+                     absl::StrCat("SLURM_JOB_END_TIME=", end)));
+  EXPECT_EQ(job.End(), kSavedRunAgain) << job.output();
+  EXPECT_LE(time(nullptr), end);
+  EXPECT_GT(LatestStep(), 0) << job.output();
 }
 
 TEST_F(EnduranceTest, ASecondInterruptEndsAtOnce) {

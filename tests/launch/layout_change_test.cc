@@ -1,12 +1,12 @@
 // Jobs under mpirun that save with one layout and go on with another, on as many other ranks: one
-// of each kind of schedule. "Same" is every bit of the losses and norms in metrics.jsonl and the
-// hash of the weights that a run ends its log with. The same for every pair, with threads as ranks:
-// tests/parity/spread_train_test.cc.
+// of each kind of schedule, placement, recomputation and, where the test is root, number of hosts.
+// "Same" is every bit of the losses and norms in metrics.jsonl and the hash of the weights that a
+// run ends its log with. Every kind with threads as ranks: tests/parity/spread_train_test.cc.
 #include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
-#include <iterator>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -30,7 +30,7 @@ using ::testing::HasSubstr;
 
 namespace fs = std::filesystem;
 
-constexpr int kSaved = 3, kEnd = 8;  // steps
+constexpr int kLink = 5;  // steps that a layout takes before the next one goes on
 
 constexpr char kRun[] = R"(# proto-file: proto/run.proto
 # proto-message: deepnet.RunSpec
@@ -41,19 +41,22 @@ data { folder: "corpus" max_tokens: 150 microbatches_per_step: 4
        microbatch { source_tokens: 300 target_tokens: 300 sentences: 16 } }
 optim { rate: 2e-3 warmup_steps: 4 clip_norm: 1 virtual_replicas: 2 }
 compute { device: "cpu" dtype: FLOAT32 threads_per_rank: 1 }
-train { steps: 8 validate_every_steps: -1 log_every_steps: 1 checkpoint_every_steps: 1000 }
+train { validate_every_steps: -1 validate_sentences: 1 log_every_steps: 1
+        checkpoint_every_steps: 1000 }
+decode { beam_size: 1 max_tokens: 2 }
 )";
 
 struct Layout {
   int stages = 1, replicas = 1;
-  std::string schedule = "";  // empty: the planner's choice
+  std::string schedule = "";   // empty: the planner's choice
+  std::string recompute = "";  // likewise
+  int hosts = 1;               // a rank on each, if more than one
 
   int ranks() const { return stages * replicas; }
-  std::string ToText() const { return absl::StrCat(stages, " x ", replicas, " ", schedule); }
+  std::string ToText() const {
+    return absl::StrCat(stages, " x ", replicas, " ", schedule, " ", recompute, " on ", hosts);
+  }
 };
-
-const Layout kLayouts[] = {{1, 1, ""},     {2, 1, "gpipe"}, {2, 1, "interleaved"}, {1, 2, ""},
-                           {2, 2, "1f1b"}, {4, 1, "zb-h1"}, {2, 2, "zb-v"}};
 
 class LayoutChangeTest : public ::testing::Test {
  protected:
@@ -79,7 +82,11 @@ class LayoutChangeTest : public ::testing::Test {
     set("parallel.pipeline_parallel_size", layout.stages);
     set("parallel.data_parallel_size", layout.replicas);
     if (!layout.schedule.empty()) set("parallel.schedule", layout.schedule);
-    if (layout.ranks() > 1) {
+    if (!layout.recompute.empty()) set("parallel.recompute", layout.recompute);
+    if (layout.hosts > 1) {
+      words.insert(words.begin(), {"tests/mpi/testhosts.sh", "with", absl::StrCat(layout.hosts),
+                                   "-n", absl::StrCat(layout.ranks())});
+    } else if (layout.ranks() > 1) {
       words.insert(words.begin(), {"tests/mpi/mpirun.sh", absl::StrCat(layout.ranks())});
     }
     const ChildOutcome outcome = RunChild(words);
@@ -91,24 +98,43 @@ class LayoutChangeTest : public ::testing::Test {
     return ReadSteps(root_ / folder / "metrics.jsonl");
   }
 
+  // Each layout goes on with what the one before it has saved: all together are the run that one
+  // rank does at once.
+  void ExpectOneRun(std::span<const Layout> layouts) const {
+    const int end = kLink * static_cast<int>(layouts.size());
+    const std::string whole = Train("whole", end, {});
+    const std::vector<StepFigures> expected = Steps("whole");
+    ASSERT_EQ(expected.size(), static_cast<size_t>(end));
+    ASSERT_NE(WeightsLine(whole), "none");
+    std::string log;
+    for (size_t i = 0; i < layouts.size(); ++i) {
+      SCOPED_TRACE(absl::StrCat("link ", i, ": ", layouts[i].ToText()));
+      const int begin = kLink * static_cast<int>(i);
+      log = Train("links", begin + kLink, layouts[i]);
+      if (i > 0) {
+        ASSERT_THAT(log, HasSubstr(absl::StrCat("continuing at step ", begin)));
+      }
+      ASSERT_EQ(Steps("links"),
+                std::vector<StepFigures>(expected.begin(), expected.begin() + begin + kLink));
+    }
+    EXPECT_EQ(WeightsLine(log), WeightsLine(whole));
+  }
+
   fs::path root_;
 };
 
 TEST_F(LayoutChangeTest, ARunGoesOnBitForBitOnOtherRanksThanItWasSavedBy) {
-  const std::string whole = Train("whole", kEnd, {});
-  ASSERT_EQ(Steps("whole").size(), static_cast<size_t>(kEnd));
-  ASSERT_NE(WeightsLine(whole), "none");
-  constexpr size_t kCount = std::size(kLayouts);
-  for (size_t i = 0; i < kCount; ++i) {
-    const Layout &saves = kLayouts[i], &goes_on = kLayouts[(i + 3) % kCount];
-    SCOPED_TRACE(saves.ToText() + ", then " + goes_on.ToText());
-    const std::string folder = absl::StrCat("run-", i);
-    Train(folder, kSaved, saves);
-    const std::string log = Train(folder, kEnd, goes_on);
-    EXPECT_THAT(log, HasSubstr(absl::StrCat("continuing at step ", kSaved)));
-    EXPECT_EQ(Steps(folder), Steps("whole"));
-    EXPECT_EQ(WeightsLine(log), WeightsLine(whole));
-  }
+  const Layout layouts[] = {
+      {1, 1, "", "LAYER"},    {2, 1, "gpipe"},       {4, 1, "zb-h1"},        {1, 2, "", "FFN"},
+      {2, 2, "zb-v", "NONE"}, {2, 1, "interleaved"}, {2, 2, "1f1b", "GEMM"}, {1, 1}};
+  ExpectOneRun(layouts);
+}
+
+// Pretend hosts, which need root.
+TEST_F(LayoutChangeTest, ARunGoesOnBitForBitOnOtherHostsThanItWasSavedBy) {
+  const Layout one = {2, 1, "1f1b"}, two = {2, 1, "1f1b", "", 2}, four = {2, 2, "1f1b", "", 4};
+  const Layout layouts[] = {one, two, four, one};
+  ExpectOneRun(layouts);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// An M2M-100 folder, imported, as users go on with it: `evaluate`, `translate` and `score` take it
-// like any checkpoint and say the same of the same sentences.
+// An M2M-100 folder as users go on with it: imported, `evaluate`, `translate` and `score` take it
+// like any checkpoint and say the same of the same sentences; `train` begins with its weights.
 #include <unistd.h>
 
 #include <cstdio>
@@ -9,6 +9,7 @@
 #include <set>
 #include <sstream>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -18,6 +19,7 @@
 
 #include "parallel/base/file_system.h"
 #include "proto/report.pb.h"
+#include "tests/parity/training_runs.h"
 #include "tests/support/child_process.h"
 #include "tests/trainer/exchange/m2m_folder.h"
 
@@ -26,7 +28,9 @@ namespace {
 
 using deepnet::testing::ChildOutcome;
 using deepnet::testing::M2mFolder;
+using deepnet::testing::ReadSteps;
 using deepnet::testing::RunChild;
+using deepnet::testing::StepFigures;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -40,6 +44,20 @@ constexpr char kCorpus[] = R"(# proto-file: proto/run.proto
 prepare { text { tsv_file: "train.tsv" source_language: "de" target_language: "en" }
           text { tsv_file: "test.tsv" source_language: "de" target_language: "en" split: "test" }
           output_folder: "corpus" tokenizer { pieces: 40 } }
+)";
+
+// The folder's model, on the corpus's own vocabulary.
+constexpr char kTuned[] = R"(# proto-file: proto/run.proto
+# proto-message: deepnet.RunSpec
+folder: "tuned" seed: 3
+model { encoder_layers: 2 decoder_layers: 1 width: 8 ffn_width: 12 heads: 2 residual: PRE_LN
+        max_positions: 16 }
+data { folder: "corpus" tags: M2M max_tokens: 14
+       microbatch { source_tokens: 200 target_tokens: 200 sentences: 16 } }
+optim { rate: 5e-2 warmup_steps: 1 }
+compute { device: "cpu" dtype: FLOAT32 threads_per_rank: 1 }
+train { steps: 30 validate_every_steps: -1 validate_sentences: 1 log_every_steps: 1 }
+decode { max_tokens: 14 }
 )";
 
 // Pairs that the folder's sixteen positions hold.
@@ -144,6 +162,26 @@ TEST_F(M2mProgramTest, TheSentenceAndTheTagsOfBothLanguagesDecide) {
   std::istringstream lines(german_to_english);
   for (std::string line; std::getline(lines, line);) different.insert(line);
   EXPECT_EQ(different.size(), 18u) << german_to_english;
+}
+
+TEST_F(M2mProgramTest, TrainsOnFromTheFolderAndWhatComesOutTranslatesAndEvaluates) {
+  std::ofstream(root_ / "tuned.textproto") << kTuned;
+  std::string log;
+  ASSERT_EQ(Shell("train --config tuned.textproto --root . --init-from m2m", &log), 0) << log;
+  int known = 0, drawn = 0;
+  const size_t at = log.find("weights of ");
+  ASSERT_NE(at, log.npos) << log;
+  ASSERT_EQ(sscanf(log.c_str() + log.find(": ", at),
+                   ": %d rows of the vocabulary are known there, %d are new", &known, &drawn),
+            2)
+      << log;
+  EXPECT_GT(known, 4 + 2);  // specials and tags
+  EXPECT_TRUE(fs::exists(root_ / "tuned.imported/latest"));
+  const std::vector<StepFigures> steps = ReadSteps(root_ / "tuned/metrics.jsonl");
+  ASSERT_EQ(steps.size(), 30u);
+  EXPECT_LT(std::get<1>(steps.back()), std::get<1>(steps.front()));
+  EXPECT_NE(Run("translate --checkpoint tuned --from de --to en < test.de"), "");
+  EXPECT_THAT(Run("evaluate --checkpoint tuned --split test --json"), HasSubstr("de-en"));
 }
 
 TEST_F(M2mProgramTest, EvaluateAsksForTheCorpusThatAnImportDoesNotName) {
