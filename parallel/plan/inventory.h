@@ -80,6 +80,15 @@ struct Layer {
   friend bool operator==(const Layer&, const Layer&) = default;
 };
 
+// What some models need once for each stack that a rank has layers of, whatever is in flight.
+struct StackExtras {
+  int streams = 0;        // float32, of the stack's rows and the width
+  int64_t converted = 0;  // features of the widest operand rows that native kernels want in float32
+  int64_t over_rows = 0;  // features of the widest rows with sums over rows that these kernels take
+
+  friend bool operator==(const StackExtras&, const StackExtras&) = default;
+};
+
 // All of a model. Parameters are in flat order: that of layers, and within one layer q, k, v
 // weights are adjacent, then their biases, so that fused products need no copies.
 struct Inventory {
@@ -87,6 +96,7 @@ struct Inventory {
   std::vector<Layer> layers;
   // Why no pipeline can cut the chain, naming the field that says so; empty: it can be cut.
   std::string one_piece = {};
+  StackExtras extras = {};
 
   int64_t NumElements() const;  // of all parameters, each tied tensor once
   std::string Hash() const;     // hexadecimal FNV-1a of names and shapes in order

@@ -155,6 +155,16 @@ int64_t WorkspaceOf(const LayerSizes& s, const MemoryRules& rules) {
   return s.rows * (operands * rules.operand_bytes + 2 * s.width * kFloatBytes);
 }
 
+// Beside the sets of buffers: a stream is every stack's own, kernels have one buffer of a kind.
+int64_t ExtraBytes(const StackExtras& extras, const Stacks& stacks, const MemoryRules& rules) {
+  const int64_t streams = StreamBytes(stacks.source) + StreamBytes(stacks.target);
+  const int64_t bytes = extras.streams * streams;
+  if (!rules.native) return bytes;
+  const int64_t converted = rules.operand_bytes == kFloatBytes ? 0 : extras.converted;
+  const int64_t most_rows = std::max(stacks.source.rows, stacks.target.rows);
+  return bytes + most_rows * (converted + extras.over_rows) * kFloatBytes;
+}
+
 // The input of the widest weight gradient, packed.
 int64_t PackedOperand(const LayerSizes& s, const MemoryRules& rules) {
   if (!rules.native) return 0;
@@ -183,6 +193,7 @@ int64_t TemporaryBytes(const Inventory& inventory, const RankUse& rank, const St
 int64_t WorkspaceBytes(const Inventory& inventory, const RankUse& rank, const Stacks& stacks,
                        const MemoryRules& rules) {
   return WorkspaceOf(stacks.source, rules) + WorkspaceOf(stacks.target, rules) +
+         ExtraBytes(inventory.extras, stacks, rules) +
          std::max(PackedOperand(stacks.source, rules), PackedOperand(stacks.target, rules)) +
          ConstantBytes(inventory, rank);
 }

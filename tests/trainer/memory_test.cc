@@ -97,6 +97,33 @@ TEST(PlannedMemory, OfALoneRankIsWhatItHoldsAtEveryLevelOfRecomputation) {
   }
 }
 
+// Few layers of many rows: what lies beside a stack is a large part of all.
+RunSpec ManyRows(Residual residual, Norm norm, DataType dtype) {
+  RunSpec run = SmallRun(2, 1);
+  run.mutable_model()->set_residual(residual);
+  run.mutable_model()->set_norm(norm);
+  run.mutable_model()->set_vocabulary_size(64);
+  run.mutable_data()->mutable_microbatch()->set_source_tokens(1500);
+  run.mutable_data()->mutable_microbatch()->set_target_tokens(1400);
+  run.mutable_data()->mutable_microbatch()->set_sentences(60);
+  run.mutable_parallel()->set_recompute(LAYER);
+  run.mutable_compute()->set_dtype(dtype);
+  return run;
+}
+
+TEST(PlannedMemory, OfWhatSchemesHaveBesideAStackIsWhatARankHolds) {
+  for (const DataType dtype : {FLOAT32, BFLOAT16}) {
+    for (const Residual residual : {B2T, RESIDUAL_DUAL, DLCL, SUB_LN, NORMFORMER, PERI_LN}) {
+      ExpectAsPlanned(MeasureRanks(ManyRows(residual, LAYER_NORM, dtype)),
+                      Residual_Name(residual) + " " + DataType_Name(dtype));
+    }
+    for (const Residual residual : {POST_LN, SUB_LN}) {
+      ExpectAsPlanned(MeasureRanks(ManyRows(residual, BATCH_NORM, dtype)),
+                      "BATCH_NORM " + Residual_Name(residual) + " " + DataType_Name(dtype));
+    }
+  }
+}
+
 TEST(PlannedMemory, OfBfloat16IsWhatARankHoldsAtEveryLevelOfRecomputation) {
   for (const Recompute level : {NONE, FFN, GEMM, LAYER}) {
     RunSpec run = SmallRun(8, 3);

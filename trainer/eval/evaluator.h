@@ -22,10 +22,10 @@ struct EvaluateOptions {
   std::vector<std::string> directions;  // "de-en"; empty: every direction the split has text of
   bool any_to_any = false;              // also between languages that share sentences over English
   int sentences = 0;                    // first ones of each direction; 0: all
-  bool translates = true;               // false: nll alone, scores of translations stay 0
   int max_positions = 0;                // tokens of a side that the model takes
   std::string spm_file;                 // SentencePiece model of spBLEU; empty: no spBLEU
   std::string output_folder;            // where <direction>.hyp and .ref go; empty: nowhere
+  bool translates = true;               // false: nll alone, scores of translations stay 0
   TagStyle tags = TARGET_TAG_ON_SOURCE;
   DecodeSpec decode;    // its defaults filled in
   EvaluateShare share;  // who else scores the same; default: nobody

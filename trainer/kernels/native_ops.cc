@@ -412,11 +412,11 @@ class NativeOps : public Ops {
   // The first `rows` rows of x in float32: x itself, or a copy that the next call overwrites.
   Tensor AsFloats(int64_t rows, const Tensor& x) {
     if (x.scalar_type() == at::kFloat) return x;
-    if (!floats_.defined() || floats_.size(0) < rows || floats_.size(1) != x.size(1)) {
-      floats_ = at::empty({rows, x.size(1)}, Stream());
-    }
-    native::Cast(pool_, table_, In(x, rows), Out(floats_, rows));
-    return floats_;
+    const int64_t size = rows * x.size(1);
+    if (!floats_.defined() || floats_.numel() < size) floats_ = at::empty({size}, Stream());
+    const Tensor floats = floats_.narrow(0, 0, size).view({rows, x.size(1)});
+    native::Cast(pool_, table_, In(x, rows), Out(floats, rows));
+    return floats;
   }
   // Buffers of one chunk of the output layer. In float32 the gradient overwrites the logits.
   void ReserveLogits(int64_t rows, int64_t classes, bool gradients) {

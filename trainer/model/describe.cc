@@ -51,7 +51,6 @@ struct Builder {
   void KeepFeedForward(Layer& layer, const Sublayer& sublayer, int64_t rows) const;
   void KeepStackEnd(Layer& layer, int64_t rows) const;
   void KeepHistory(Layer& layer, int64_t rows);
-  void KeepSecondStream(Layer& layer, int64_t rows);
   void KeepEmbeddingNorm(Layer& layer, int64_t rows) const;
 
   BoundaryTensor Memory() const { return {"memory", {SourceRows(), Width()}, kStreamType, true}; }
@@ -64,6 +63,7 @@ struct Builder {
   void AddTargetEmbedding();
   void AddDecoderLayer(int index);
   void AddOutput();
+  void AddExtras();
 };
 
 Layer& Builder::AddLayer(LayerKind kind, std::string name, int index) {
@@ -148,14 +148,6 @@ void Builder::KeepHistory(Layer& layer, int64_t rows) {
   layer.constant_bytes += streams * stream;  // gradients, once a rank
 }
 
-// RESIDUAL_DUAL: one buffer beside a stack, for any number of microbatches.
-void Builder::KeepSecondStream(Layer& layer, int64_t rows) {
-  if (!HasSecondStream(model)) return;
-  inventory.one_piece =
-      "model.residual: RESIDUAL_DUAL: a second stream passes all layers of a stack";
-  if (layer.index == 0) layer.constant_bytes += kBytesOfFloat * rows * Width();
-}
-
 // Products: q, k, v, out (4 d^2), feed-forward (2 d f), scores and mixing of attention.
 void Builder::AddEncoderLayer(int index) {
   const std::string name = absl::StrCat("encoder.layers.", index);
@@ -170,7 +162,6 @@ void Builder::AddEncoderLayer(int index) {
   parameters.AddAttention(attention);
   parameters.AddFeedForward(block);
   KeepHistory(layer, SourceRows());
-  KeepSecondStream(layer, SourceRows());
   parameters.AddHistory(0, index);
   if (index + 1 < model.encoder_layers()) return;
   KeepStackEnd(layer, SourceRows());
@@ -196,7 +187,6 @@ void Builder::AddDecoderLayer(int index) {
   parameters.AddAttention(cross);
   parameters.AddFeedForward(block);
   KeepHistory(layer, TargetRows());
-  KeepSecondStream(layer, TargetRows());
   parameters.AddHistory(1, index);
   if (index + 1 < model.decoder_layers()) return;
   KeepStackEnd(layer, TargetRows());
@@ -213,6 +203,23 @@ void Builder::AddOutput() {
   parameters.AddOutput();
 }
 
+// B2T holds what entered a layer, RESIDUAL_DUAL a stream that passes all of a stack. Norms behind
+// products and before others read rows in operand type.
+void Builder::AddExtras() {
+  StackExtras& extras = inventory.extras;
+  extras.streams = int{ReadsLayerInput(model)} + int{HasSecondStream(model)};
+  for (const SublayerKind kind : {SublayerKind::kSelfAttention, SublayerKind::kFeedForward}) {
+    const SublayerScheme scheme = MakeSublayerScheme(model, 0, 0, kind);
+    const int64_t inside = kind == SublayerKind::kFeedForward ? FfnWidth() : Width();
+    if (scheme.output_norm) extras.converted = std::max(extras.converted, Width());
+    if (scheme.inner_norm) extras.converted = std::max(extras.converted, inside);
+  }
+  if (model.norm() == BATCH_NORM) extras.over_rows = std::max(extras.converted, Width());
+  if (!HasSecondStream(model)) return;
+  inventory.one_piece =
+      "model.residual: RESIDUAL_DUAL: a second stream passes all layers of a stack";
+}
+
 }  // namespace
 
 Inventory Describe(const ModelSpec& model, const MicrobatchSpec& microbatch) {
@@ -222,6 +229,7 @@ Inventory Describe(const ModelSpec& model, const MicrobatchSpec& microbatch) {
   builder.AddTargetEmbedding();
   for (int i = 0; i < model.decoder_layers(); ++i) builder.AddDecoderLayer(i);
   builder.AddOutput();
+  builder.AddExtras();
   return std::move(builder.inventory);
 }
 
