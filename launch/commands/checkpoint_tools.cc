@@ -47,6 +47,7 @@ ToolProgress ToolBar::progress() {
                .figures = absl::StrCat(ByteText(done), " of ", ByteText(total), "  ",
                                        ByteText(static_cast<int64_t>(rate)), "/s"),
                .seconds_left = rate > 0.0 ? static_cast<double>(total - done) / rate : -1.0});
+    if (done >= total) log_.EndProgress();  // results start on a new line
   };
 }
 

@@ -19,12 +19,11 @@
 #include <string>
 #include <vector>
 
-#include <sys/mman.h>
-
 #include "parallel/base/clock.h"
 #include "parallel/base/file_system.h"
 #include "tests/support/child_process.h"
 #include "tests/support/large_checkpoint.h"
+#include "tests/support/touch_memory.h"
 
 namespace deepnet {
 namespace {
@@ -32,6 +31,7 @@ namespace {
 using deepnet::testing::ChildOutcome;
 using deepnet::testing::RunChild;
 using deepnet::testing::SaveLargeCheckpoint;
+using deepnet::testing::TouchMemory;
 
 constexpr double kMib = 1024.0 * 1024.0;
 
@@ -66,14 +66,6 @@ void SyncFiles(FileSystem& fs, const std::string& folder) {
     if (file < 0 || fsync(file) != 0) std::exit(1);
     close(file);
   }
-}
-
-// Makes the machine have `bytes` of memory that are free and its own.
-void TouchMemory(int64_t bytes) {
-  const size_t size = static_cast<size_t>(bytes);
-  void* const memory = mmap(nullptr, size, PROT_READ | PROT_WRITE,
-                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-  if (memory == MAP_FAILED || munmap(memory, size) != 0) std::exit(1);
 }
 
 class Bench {

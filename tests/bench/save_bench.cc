@@ -1,10 +1,11 @@
 // What saving about 1 GB of state costs a rank that trains: how long training stands still, how
-// fast the disk is written beside a plain writer of the same bytes, how soon a run goes on.
+// fast the disk is written beside `dd` with as many bytes, how soon a state is loaded. (How soon a
+// run goes on: resume_bench.)
 //
 //   save_bench FOLDER [ROUNDS]      FOLDER: new, on the disk that counts
 //
-// Each round, in turns: the same bytes written plainly with one fsync; a save that training waits
-// for; a save beside training; loading and a step. Prints a line a round and the medians.
+// Each round, in turns: dd with one fsync; a save that training waits for; a save beside training;
+// loading and a step. Prints a line a round and the medians.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -17,6 +18,7 @@
 #include "parallel/base/clock.h"
 #include "parallel/base/file_system.h"
 #include "parallel/comm/self_communicator.h"
+#include "tests/support/child_process.h"
 #include "trainer/bench_lengths.h"
 #include "trainer/data/batcher.h"
 #include "trainer/kernels/compute.h"
@@ -30,6 +32,7 @@ namespace deepnet {
 namespace {
 
 constexpr int32_t kVocabulary = 90'000;
+constexpr int64_t kPieceBytes = 16 << 20;  // that dd writes at once, as a save does
 
 RunSpec ModelOfOneGigabyte() {
   absl::StatusOr<RunSpec> run = BenchRun("A");
@@ -47,7 +50,7 @@ RunSpec ModelOfOneGigabyte() {
 }
 
 struct Figures {
-  double plain = 0, blocking = 0, stall = 0, beside = 0, load = 0, step = 0;  // seconds
+  double dd = 0, blocking = 0, stall = 0, beside = 0, load = 0, step = 0;  // seconds
 };
 
 class Bench {
@@ -82,21 +85,17 @@ class Bench {
     return SecondsNow() - began;
   }
 
-  double WritePlainly() {
+  // `dd` with fsync, of at least as many bytes; seconds for as many.
+  double WriteWithDd() {
     const std::string path = JoinPath(folder_, "plain.bin");
-    const std::string piece(16 << 20, 'x');
-    const double began = SecondsNow();
-    auto file = fs_->OpenForAppend(path);
-    DEEPNET_CHECK(file.ok()) << file.status().ToString();
-    for (int64_t left = bytes(); left > 0; left -= static_cast<int64_t>(piece.size())) {
-      const size_t count = std::min<size_t>(piece.size(), static_cast<size_t>(left));
-      Check((*file)->Append(std::string_view(piece).substr(0, count)));
-    }
-    Check((*file)->Sync());
-    Check((*file)->Close());
-    const double seconds = SecondsNow() - began;
+    const int64_t pieces = (bytes() + kPieceBytes - 1) / kPieceBytes;
+    const testing::ChildOutcome outcome =
+        testing::RunChild({"dd", "if=/dev/zero", "of=" + path, "bs=" + std::to_string(kPieceBytes),
+                           "count=" + std::to_string(pieces), "conv=fsync"});
+    DEEPNET_CHECK(outcome.code == 0) << outcome.output;
     Check(fs_->Delete(path));
-    return seconds;
+    return outcome.seconds * static_cast<double>(bytes()) /
+           static_cast<double>(pieces * kPieceBytes);
   }
 
   // A save with what it cost; beside steps if `copies`.
@@ -109,6 +108,7 @@ class Bench {
                     .on_end = [&](const SaveRecord& ended) { record = ended; }},
                    *part_);
     Check(saver.Open());
+    while (!saver.Ready()) Step();  // the copy's memory is taken beside a run's first steps
     Manifest state;
     state.set_step(step_);
     saver.Begin(state);
@@ -155,7 +155,7 @@ int Main(const std::string& folder, int rounds) {
   std::vector<Figures> all;
   for (int round = 0; round < rounds; ++round) {
     Figures f;
-    f.plain = bench.WritePlainly();
+    f.dd = bench.WriteWithDd();
     f.blocking = bench.Save(/*copies=*/false).seconds();
     bench.Step();
     const SaveRecord beside = bench.Save(/*copies=*/true);
@@ -164,16 +164,18 @@ int Main(const std::string& folder, int rounds) {
     f.load = bench.Load();
     f.step = bench.Step();
     std::printf(
-        "plain %.2f s, blocking %.2f s, beside %.2f s with a stall of %.3f s, load %.2f s, "
+        "dd %.2f s, blocking %.2f s, beside %.2f s with a stall of %.3f s, load %.2f s, "
         "step %.2f s\n",
-        f.plain, f.blocking, f.beside, f.stall, f.load, f.step);
+        f.dd, f.blocking, f.beside, f.stall, f.load, f.step);
     all.push_back(f);
   }
   const double blocking = Median(all, &Figures::blocking);
   std::printf(
-      "%.2f GB: stall %.1f %% of a blocking save; a save writes at %.2f of the plain rate\n",
+      "%.2f GB: stall %.1f %% of a blocking save; a save writes at %.2f of dd's rate, beside "
+      "steps at %.2f\n",
       static_cast<double>(bench.bytes()) * 1e-9, 100 * Median(all, &Figures::stall) / blocking,
-      Median(all, &Figures::plain) / blocking);
+      Median(all, &Figures::dd) / blocking,
+      Median(all, &Figures::dd) / Median(all, &Figures::beside));
   std::filesystem::remove_all(folder);
   return 0;
 }

@@ -71,6 +71,18 @@ TEST_F(CheckpointMemory, OfEveryToolIsBounded) {
   ExpectFits({"prune", Run(), "--keep=1"}, 0);
 }
 
+// `script` is a terminal to what it runs.
+TEST_F(CheckpointMemory, ABarIsShownOnATerminalAndOnlyThere) {
+  const std::string tool = std::string(DEEPNET_PROGRAM) + " checkpoint verify " + Run();
+  const ChildOutcome shown = RunChild({"script", "-qec", tool, "/dev/null"});
+  EXPECT_EQ(shown.code, 0) << shown.output;
+  EXPECT_THAT(shown.output, ::testing::HasSubstr("verify [####"));
+  EXPECT_THAT(shown.output, ::testing::ContainsRegex("100%[^\n]*\n[^\n]*step-00000001: whole"));
+  const ChildOutcome piped = RunChild({"bash", "-c", tool});
+  EXPECT_EQ(piped.code, 0) << piped.output;
+  EXPECT_THAT(piped.output, ::testing::Not(::testing::HasSubstr("%")));
+}
+
 // An export is as large as the weights, of which there are four times --memory too.
 TEST_F(CheckpointMemory, OfExportsAndImportsIsBounded) {
   const std::string model = JoinPath(folder_, "model"), again = JoinPath(folder_, "again");

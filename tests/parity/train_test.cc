@@ -247,6 +247,32 @@ TEST_F(TrainTest, KeepsTheLatestCheckpointsAndTheBest) {
   EXPECT_THAT(Bytes("pointers/metrics.jsonl"), HasSubstr(R"("kind":"validation","step":8)"));
 }
 
+TEST_F(TrainTest, BestScoresAndTheirPointersGoOnFromStartToStart) {
+  const auto run = [](const std::string& folder, int64_t steps) {
+    RunSpec spec = Run(folder, steps);
+    spec.mutable_train()->set_validate_every_steps(2);
+    spec.mutable_train()->set_validate_sentences(2);
+    spec.mutable_train()->set_checkpoint_every_steps(2);
+    return spec;
+  };
+  MustTrain(run("best-at-once", 8));
+  for (const int64_t steps : {2, 6, 8}) MustTrain(run("best-in-parts", steps));
+  const auto best = [](const std::string& folder) {
+    const auto manifest = ReadManifest(*MakePosixFileSystem(), root_ / folder / "step-00000008");
+    EXPECT_TRUE(manifest.ok()) << manifest.status();
+    std::vector<std::tuple<std::string, double, int64_t>> scores;
+    for (const BestScore& score : manifest->best()) {
+      scores.emplace_back(score.metric(), score.value(), score.step());
+    }
+    return scores;
+  };
+  EXPECT_EQ(best("best-in-parts").size(), 2u);
+  EXPECT_EQ(best("best-in-parts"), best("best-at-once"));
+  for (const std::string pointer : {"/best-bleu", "/best-nll"}) {
+    EXPECT_EQ(Bytes("best-in-parts" + pointer), Bytes("best-at-once" + pointer));
+  }
+}
+
 TEST_F(TrainTest, GoesOnFromThePreviousCheckpointWhereTheLatestIsDamaged) {
   MustTrain(Run("damaged"));
   MustTrain(Run("whole-again"));

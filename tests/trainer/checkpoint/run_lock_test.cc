@@ -121,6 +121,28 @@ TEST(RunLock, IsTakenOverByOneOfTwoWhoWait) {
   EXPECT_TRUE((*other)->Check().ok());
 }
 
+// The other one is done with it between the last look at the dead lock and the taking over.
+TEST(RunLock, ThatAnotherHasTakenOverMeanwhileIsLeftToIt) {
+  MemoryFileSystem fs;
+  const Lock dead = Acquire(fs, "a");
+  Lock other = absl::UnknownError("not yet");
+  const Lock late = RunLock::Acquire(
+      fs, "run", OwnerOn("b"),
+      {.beat = absl::InfiniteDuration(),
+       .missed_beats = 3,
+       .wait = [&](absl::Duration) { EXPECT_TRUE(!other.ok() || (*other)->Beat().ok()); },
+       .state_of = [](const RunOwner&) { return OwnerState::kUnknown; },
+       .note =
+           [&](const std::string& sentence) {
+             const bool decided = sentence.find("has missed 3 beats") != sentence.npos;
+             if (decided && !other.ok()) other = Acquire(fs, "c");
+           }});
+  ASSERT_TRUE(other.ok()) << other.status();
+  ExpectInUse(late, "on c (job 77)");
+  EXPECT_TRUE((*other)->Check().ok());
+  EXPECT_THAT(*fs.List("run"), ElementsAre("lock"));
+}
+
 TEST(RunLock, OfADeadProcessOfThisHostIsTakenOverAtOnce) {
   MemoryFileSystem fs;
   const Lock dead = Acquire(fs, "a");
