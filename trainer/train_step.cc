@@ -43,6 +43,7 @@ absl::StatusOr<StepResult> RunTrainStep(const StepBatch& batch, int64_t step, in
   ExecutorOptions traced = options;
   if (part.pipeline->size() > 1 && options.trace == nullptr) traced.trace = &result.trace;
   RETURN_IF_ERROR(RunSchedule(part.schedule, part.placement, *part.chunks, *part.pipeline, traced));
+  if (options.pulse != nullptr) options.pulse->Act("sums over ranks");
   // What follows waits inside collectives.
   if (options.watchdog != nullptr) {
     options.watchdog->Begin(absl::StrCat("step ", step, ": sums over ranks"),

@@ -26,6 +26,7 @@
 #include "trainer/tensor_memory.h"
 #include "trainer/train_step.h"
 #include "trainer/validation.h"
+#include "trainer/watched_run.h"
 
 namespace deepnet {
 namespace {
@@ -40,16 +41,17 @@ double DeadlineOf(const RunSpec& run, const TrainOptions& options) {
 
 class Trainer {
  public:
-  Trainer(RunStart start, const TrainOptions& options, double deadline, Communicator& world,
-          FileSystem& fs, Logger& log)
+  Trainer(RunStart start, const TrainOptions& options, double deadline,
+          const WatchedSurroundings& around, Logger& log)
       : start_(std::move(start)),
         run_(start_.run),
         state_(start_.state),
         options_(options),
         requests_(options.request, deadline),
-        fs_(fs),
+        fs_(around.files),
         log_(log),
-        world_(world),
+        world_(around.world),
+        pulse_(around.pulse),
         memory_(run_.compute().device()) {}
 
   absl::Status Prepare();
@@ -69,6 +71,7 @@ class Trainer {
   absl::Status CompareMemory();
   absl::Status ValidateNow();
   absl::Status SaveIfAskedOrDue();
+  void Enter(const char* what) { pulse_.Begin(absl::StrCat("step ", state_.step(), ": ", what)); }
   absl::Status Stop();
   absl::Status Finish();
 
@@ -80,6 +83,7 @@ class Trainer {
   FileSystem& fs_;
   Logger& log_;
   Communicator& world_;
+  Pulse& pulse_;
   TensorMemory memory_;
   RunParts parts_;
   std::unique_ptr<CheckpointKeeper> keeper_;
@@ -93,6 +97,7 @@ class Trainer {
 };
 
 absl::Status Trainer::Prepare() {
+  pulse_.Begin("preparation");
   ASSIGN_OR_RETURN(parts_, MakeRunParts(start_, options_.init_from, world_, fs_, log_));
   first_step_ = state_.step();
   const bool resumed = start_.earlier.has_value();
@@ -132,6 +137,7 @@ absl::Status Trainer::Run() {
 
 absl::Status Trainer::Step() {
   const double started = SecondsNow();
+  pulse_.Begin(absl::StrCat("step ", state_.step()));
   const bool first = state_.step() == first_step_;
   auto batch = parts_.batches->ForStep(state_.step());
   if (!batch.ok()) return WithExitCode(batch.status(), ExitCode::kData);
@@ -140,7 +146,8 @@ absl::Status Trainer::Step() {
   ASSIGN_OR_RETURN(const StepResult result,
                    RunTrainStep(*batch, state_.step(), state_.optimizer_steps() + 1, *parts_.part,
                                 {.limits = MakeTimeLimits(run_.parallel(), first),
-                                 .watchdog = options_.watchdog},
+                                 .watchdog = options_.watchdog,
+                                 .pulse = &pulse_},
                                 [this, looks] {
                                   keeper_->AwaitCopy();
                                   if (looks) parts_.instruments->BeforeUpdate();
@@ -157,6 +164,7 @@ absl::Status Trainer::Step() {
 // Of the step that has just been taken and is not counted yet.
 absl::Status Trainer::Record() {
   const int64_t step = state_.step() + 1;
+  Enter("instruments");
   if (options_.watchdog != nullptr) {
     const TimeLimits limits = MakeTimeLimits(run_.parallel(), /*first_step=*/true);
     options_.watchdog->Begin(absl::StrCat("step ", step, ": instruments"),
@@ -171,6 +179,7 @@ absl::Status Trainer::Record() {
 // What ranks have to know together after a step: how long it took by the clock of rank 0, what any
 // of them was asked for, and whether all have done their part of a save.
 absl::Status Trainer::Agree(double seconds) {
+  Enter("agreement of all ranks");
   const int asked = requests_.Take();
   std::array<double, 4> values = {leads() ? seconds : 0.0, (asked & kStopRequest) != 0 ? 1.0 : 0.0,
                                   (asked & kSaveRequest) != 0 ? 1.0 : 0.0,
@@ -243,9 +252,13 @@ bool Trainer::ValidationDue() const {
 
 // Cut short by a stop, it is the first thing that the next start does.
 absl::Status Trainer::ValidateNow() {
+  Enter("validation");
   const absl::StatusOr<EvalRecord> record =
       Validate(run_, start_.inventory, start_.plan, *start_.corpus, *parts_.part, state_.step(),
-               log_, [this] { return requests_.IsStopping(); });
+               log_, [this] {
+                 pulse_.Beat();  // asked between rows that this rank computes alone
+                 return requests_.IsStopping();
+               });
   stop_ = absl::IsCancelled(record.status());
   if (!stop_) RETURN_IF_ERROR(record.status());
   if (stop_ != state_.validation_due()) keeper_->Changed();
@@ -263,9 +276,13 @@ absl::Status Trainer::ValidateNow() {
   return keeper_->Save();
 }
 
-absl::Status Trainer::SaveIfAskedOrDue() { return save_ ? keeper_->Save() : keeper_->SaveIfDue(); }
+absl::Status Trainer::SaveIfAskedOrDue() {
+  Enter("save");
+  return save_ ? keeper_->Save() : keeper_->SaveIfDue();
+}
 
 absl::Status Trainer::Stop() {
+  Enter("save before the stop");
   RETURN_IF_ERROR(keeper_->SaveAndWait(/*tidy=*/false));
   log_.EndProgress();
   return AgreeOnStatus(
@@ -277,12 +294,15 @@ absl::Status Trainer::Stop() {
 
 // Saved before the last validation, so that nothing in it can lose steps.
 absl::Status Trainer::Finish() {
+  Enter("last save");
   RETURN_IF_ERROR(keeper_->SaveAndWait(/*tidy=*/true));
   if (validated_step_ != state_.step() && run_.train().validate_every_steps() != 0) {
     RETURN_IF_ERROR(ValidateNow());
     if (stop_) return Stop();
+    Enter("last save");
   }
   RETURN_IF_ERROR(keeper_->SaveAndWait(/*tidy=*/true));
+  Enter("end of the run");
   log_.EndProgress();
   log_.Info(absl::StrFormat("done: step %s, %s source and %s target tokens in %s of training",
                             WithCommas(state_.step()), WithCommas(state_.source_tokens()),
@@ -298,17 +318,21 @@ absl::Status Train(RunSpec run, const TrainOptions& options, Logger& log) {
   SelfCommunicator alone;
   Communicator& world = options.world != nullptr ? *options.world : alone;
   const auto system = MakePosixFileSystem();
-  FileSystem& fs = options.files != nullptr ? *options.files : *system;
+  FileSystem& files = options.files != nullptr ? *options.files : *system;
   const double deadline = DeadlineOf(run, options);
-  ASSIGN_OR_RETURN(RunStart start, StartRun(std::move(run),
-                                            {.root = options.root,
-                                             .fresh = options.fresh,
-                                             .job_id = options.job_id,
-                                             .lock = options.lock},
-                                            world, fs, log));
-  Trainer trainer(std::move(start), options, deadline, world, fs, log);
-  RETURN_IF_ERROR(trainer.Prepare());
-  return trainer.Run();
+  const ParallelSpec parallel = run.parallel();
+  return RunWatched(parallel, world, files, options.on_stuck,
+                    [&](const WatchedSurroundings& around) -> absl::Status {
+                      ASSIGN_OR_RETURN(RunStart start, StartRun(std::move(run),
+                                                                {.root = options.root,
+                                                                 .fresh = options.fresh,
+                                                                 .job_id = options.job_id,
+                                                                 .lock = options.lock},
+                                                                around.world, around.files, log));
+                      Trainer trainer(std::move(start), options, deadline, around, log);
+                      RETURN_IF_ERROR(trainer.Prepare());
+                      return trainer.Run();
+                    });
 }
 
 }  // namespace deepnet

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -27,6 +28,8 @@ struct TrainOptions {
   FileSystem* files = nullptr;          // that checkpoints are written to; null: the system's
   Communicator* world = nullptr;        // all ranks of the job; null: this process is alone
   Watchdog* watchdog = nullptr;         // told what a step is at; null: nobody watches
+  // Called when a rank has stopped (trainer/watched_run.h); empty: an error, then world->Abort.
+  std::function<void(const absl::Status&)> on_stuck;
 };
 
 // Trains `run` (defaults filled in, validated) in run.folder() until train.steps, train.minutes, a
@@ -39,7 +42,7 @@ struct TrainOptions {
 // try. Requests are honoured between steps, in a validation, and before the first step.
 //
 // Exit codes on the Status: kBadConfig, kData, kCheckpoint, kDoesNotFit, kDiverged (ten non-finite
-// steps in a row), kSavedRunAgain.
+// steps in a row), kSavedRunAgain. kHang ends a job by `on_stuck` or `watchdog`.
 absl::Status Train(RunSpec run, const TrainOptions& options, Logger& log);
 
 }  // namespace deepnet

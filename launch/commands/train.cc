@@ -69,7 +69,8 @@ absl::Status TrainOnAllRanks(const CommandLine& line, Communicator& hosts) {
                 .deadline = JobDeadline(),
                 .job_id = JobId(),
                 .world = &world,
-                .watchdog = watchdog.has_value() ? &*watchdog : nullptr},
+                .watchdog = watchdog.has_value() ? &*watchdog : nullptr,
+                .on_stuck = EndProcess},
                log);
 }
 

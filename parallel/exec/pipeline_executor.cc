@@ -106,6 +106,7 @@ class Execution {
   int NumActions() const { return static_cast<int>(actions_.size()); }
 
   void Watch(const Action& action) {
+    if (options_.pulse != nullptr) options_.pulse->Act(absl::StrCat("action ", ToText(action)));
     if (options_.watchdog == nullptr) return;
     options_.watchdog->Begin(absl::StrCat("rank ", rank_, ", action ", ToText(action)),
                              options_.limits.message + options_.limits.grace);

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 
 #include "parallel/comm/communicator.h"
+#include "parallel/comm/pulse.h"
 #include "parallel/exec/stage.h"
 #include "parallel/exec/trace.h"
 #include "parallel/exec/watchdog.h"
@@ -27,6 +28,7 @@ struct ExecutorOptions {
   TimeLimits limits = {};
   RankTrace* trace = nullptr;    // what happened is added to it; null: nothing is recorded
   Watchdog* watchdog = nullptr;  // told of every action; null: nobody watches
+  Pulse* pulse = nullptr;        // likewise
   // Told of an error before the job is ended with it, because ending it may not return. Default: a
   // line on stderr.
   std::function<void(const absl::Status& status)> report = {};

@@ -1,6 +1,7 @@
 #include "tests/support/fault_communicator.h"
 
 #include <mutex>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -22,6 +23,7 @@ class LostSend final : public Transfer {
 struct FaultCommunicator::State {
   const std::vector<Fault> faults;
   const std::function<void()> die;
+  const std::thread::id thread = std::this_thread::get_id();
 
   std::mutex mutex;  // guards what follows
   int64_t num_calls = 0;
@@ -30,6 +32,7 @@ struct FaultCommunicator::State {
 
   // Before each call: counts it and lets happen what is due.
   absl::Status Enter(int rank) {
+    if (std::this_thread::get_id() != thread) return absl::OkStatus();
     const std::lock_guard lock(mutex);
     const int64_t call = num_calls++;
     for (const Fault& fault : faults) {
@@ -46,6 +49,7 @@ struct FaultCommunicator::State {
   }
 
   bool TakeDrop() {
+    if (std::this_thread::get_id() != thread) return false;
     const std::lock_guard lock(mutex);
     return std::exchange(drop_next_send, false);
   }

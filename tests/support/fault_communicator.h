@@ -1,4 +1,4 @@
-// A communicator on which things go wrong at a chosen call.
+// A communicator on which things go wrong at a chosen call of the thread that made it.
 //
 // Example, a rank whose third call is its last:
 //   FaultCommunicator comm(world, {{.kind = Fault::Kind::kDie, .at_call = 2}});
@@ -31,8 +31,9 @@ struct Fault {
 
 class FaultCommunicator final : public ForwardingCommunicator {
  public:
-  // `inner` outlives this. Groups made by Split count on, with the same faults. `die` may end the
-  // process, for ranks that are processes.
+  // `inner` outlives this. Groups made by Split count on, with the same faults. Only calls of the
+  // thread that makes this are counted and disturbed. `die` may end the process, for ranks that are
+  // processes.
   FaultCommunicator(
       Communicator& inner, std::vector<Fault> faults, std::function<void()> die = [] {});
 

@@ -1,0 +1,211 @@
+// Whole training runs in which one rank stands still at one of its calls of the communicator:
+// nothing hangs for ever, whatever the run is at. Ranks are threads, everything else is what
+// `deepnet train` does.
+//
+// Environment: DEEPNET_FAULT_STRIDE, at every how manieth call a rank stands still in turn (default
+// 15).
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <filesystem>
+#include <mutex>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include <google/protobuf/text_format.h>
+#include <gtest/gtest.h>
+
+#include "launch/defaults.h"
+#include "parallel/base/exit_code.h"
+#include "parallel/base/file_system.h"
+#include "parallel/base/logging.h"
+#include "parallel/base/watched_file_system.h"
+#include "tests/parity/training_runs.h"
+#include "tests/support/fault_communicator.h"
+#include "tests/support/run_ranks.h"
+#include "trainer/trainer.h"
+
+namespace deepnet {
+namespace {
+
+// For one message; a rank may be silent four times as long. Where this is too short for a busy
+// host, a rank is named that is only slow; then the run is repeated with more.
+constexpr double kShortLimitSeconds = 0.25;
+constexpr double kMostLimitSeconds = 4.0;
+constexpr int kRunsAtOnce = 6;  // they wait most of the time
+
+// All calls take minutes (long_stuck_train_test).
+int64_t FaultStride() {
+  const char* const text = std::getenv("DEEPNET_FAULT_STRIDE");
+  return text != nullptr ? std::atoll(text) : 15;
+}
+
+struct Layout {
+  int stages = 1, replicas = 1;
+
+  int NumRanks() const { return stages * replicas; }
+};
+
+// What came of a run.
+struct Outcome {
+  std::vector<absl::Status> statuses;  // [rank]
+  std::vector<std::string> reported;   // of ranks that watch over others
+  int64_t calls = 0;                   // of the rank that is told to stand still
+
+  std::string Text() const {
+    return absl::StrCat(absl::StrJoin(reported, "\n"), "\n", FirstError(statuses).ToString());
+  }
+};
+
+void WaitForTheEnd(Communicator& world) {
+  constexpr int kUnusedTag = 7;
+  char byte = 0;
+  const auto never = world.Receive({&byte, 1, {}}, (world.rank() + 1) % world.size(), kUnusedTag);
+  if (never.ok()) (*never)->Wait().IgnoreError();
+}
+
+class StuckTrainTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    root_ = std::filesystem::path(::testing::TempDir()) /
+            ("deepnet_stuck_train_" + std::to_string(getpid()));
+    std::filesystem::create_directories(root_);
+    const absl::Status made = testing::MakeCorpus(root_, "corpus", {"de", "fr"}, 300);
+    ASSERT_TRUE(made.ok()) << made;
+  }
+  static void TearDownTestSuite() { std::filesystem::remove_all(root_); }
+
+  // Saves after the second step and at the end, validates in between.
+  static RunSpec Run(const std::string& folder, const Layout& layout, double limit_seconds) {
+    RunSpec run;
+    EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(
+        R"(seed: 3
+           model { encoder_layers: 2 decoder_layers: 2 width: 16 ffn_width: 32 heads: 2
+                   residual: DEEPNORM max_positions: 300 }
+           data { folder: 'corpus' max_tokens: 150 microbatches_per_step: 4
+                  microbatch { source_tokens: 300 target_tokens: 300 sentences: 16 } }
+           optim { rate: 2e-3 warmup_steps: 4 clip_norm: 1 }
+           compute { device: 'cpu' dtype: FLOAT32 matmul: NATIVE threads_per_rank: 1 }
+           train { steps: 3 checkpoint_every_steps: 2 log_every_steps: 1 validate_every_steps: 3
+                   validate_sentences: 1 }
+           decode { beam_size: 1 max_tokens: 3 })",
+        &run));
+    run.set_folder(folder);
+    run.mutable_parallel()->set_pipeline_parallel_size(layout.stages);
+    run.mutable_parallel()->set_data_parallel_size(layout.replicas);
+    run.mutable_parallel()->set_step_timeout_seconds(limit_seconds);
+    return WithDefaults(run);
+  }
+
+  // `rank` stands still at its call `at_call` until the job ends; < 0: at none.
+  static Outcome TrainWith(const Layout& layout, int rank, int64_t at_call,
+                           double limit_seconds = 0.0) {
+    Outcome outcome;
+    std::mutex mutex;
+    const std::string folder = absl::StrCat("run-", num_runs_++);
+    const RunSpec run = Run(folder, layout, limit_seconds);
+    outcome.statuses = RunRanks(layout.NumRanks(), [&](Communicator& plain) {
+      std::ostringstream lines;
+      Logger log({.stream = &lines});
+      std::vector<Fault> faults;
+      if (plain.rank() == rank && at_call >= 0) {
+        faults.push_back({.kind = Fault::Kind::kDie, .at_call = at_call, .delay = {}});
+      }
+      FaultCommunicator world(plain, faults, [&plain] { WaitForTheEnd(plain); });
+      const auto on_stuck = [&](const absl::Status& status) {
+        {
+          const std::lock_guard lock(mutex);
+          outcome.reported.emplace_back(status.message());
+        }
+        plain.Abort(static_cast<int>(GetExitCode(status)));
+      };
+      const absl::Status status =
+          Train(run, {.root = root_.string(), .world = &world, .on_stuck = on_stuck}, log);
+      if (plain.rank() == rank) outcome.calls = world.num_calls();
+      return status;
+    });
+    std::filesystem::remove_all(root_ / folder);
+    return outcome;
+  }
+
+  // A rank stands still at every call in turn, or at every FaultStride-th.
+  static void ExpectEveryCallEndsTheJob(const Layout& layout, int rank) {
+    const Outcome whole = TrainWith(layout, rank, -1);
+    ASSERT_TRUE(FirstError(whole.statuses).ok()) << FirstError(whole.statuses);
+    ASSERT_GT(whole.calls, 40);
+    std::atomic<int64_t> next{0};
+    std::vector<std::thread> workers;
+    for (int i = 0; i < kRunsAtOnce; ++i) {
+      workers.emplace_back([&] {
+        for (int64_t call; (call = next.fetch_add(FaultStride())) < whole.calls;) {
+          ExpectEnded(TrainUntilNamed(layout, rank, call), rank, call);
+        }
+      });
+    }
+    for (std::thread& worker : workers) worker.join();
+  }
+
+  static Outcome TrainUntilNamed(const Layout& layout, int rank, int64_t call) {
+    for (double limit = kShortLimitSeconds;; limit *= 2) {
+      Outcome outcome = TrainWith(layout, rank, call, limit);
+      if (limit >= kMostLimitSeconds || Names(outcome, rank, call)) return outcome;
+    }
+  }
+
+  // At the first call the ranks do not know each other yet.
+  static bool Names(const Outcome& outcome, int rank, int64_t call) {
+    return call == 0 || absl::StrContains(outcome.Text(), absl::StrCat("rank ", rank));
+  }
+
+  static void ExpectEnded(const Outcome& outcome, int stuck, int64_t call) {
+    for (size_t rank = 0; rank < outcome.statuses.size(); ++rank) {
+      if (static_cast<int>(rank) == stuck) continue;
+      EXPECT_EQ(GetExitCode(outcome.statuses[rank]), ExitCode::kHang)
+          << "call " << call << ", rank " << rank << ": " << outcome.statuses[rank];
+    }
+    EXPECT_TRUE(Names(outcome, stuck, call)) << "call " << call << ": " << outcome.Text();
+  }
+
+  static inline std::filesystem::path root_;
+  static inline std::atomic<int> num_runs_{0};
+};
+
+TEST_F(StuckTrainTest, ALastStageThatStandsStillAtAnyCallEndsTheOther) {
+  ExpectEveryCallEndsTheJob({.stages = 2}, 1);
+}
+
+TEST_F(StuckTrainTest, AFirstReplicaThatStandsStillAtAnyCallEndsTheOther) {
+  ExpectEveryCallEndsTheJob({.replicas = 2}, 0);
+}
+
+TEST_F(StuckTrainTest, OneOfTwoPipelinesThatStandsStillAtAnyCallEndsAllFourRanks) {
+  ExpectEveryCallEndsTheJob({.stages = 2, .replicas = 2}, 2);
+}
+
+// Every call of rank 1's disk takes a third of what a rank may be silent for, and a save many
+// calls.
+TEST_F(StuckTrainTest, ASaveThatTakesLongerThanARankMayBeSilentIsWaitedFor) {
+  constexpr double kLimitSeconds = 0.6;
+  const auto system = MakePosixFileSystem();
+  WatchedFileSystem slow(
+      *system, [](const std::string&) { absl::SleepFor(absl::Seconds(4 * kLimitSeconds / 3)); });
+  RunSpec run = Run("slow", {.stages = 2}, kLimitSeconds);
+  run.mutable_train()->set_validate_every_steps(0);
+  const auto statuses = RunRanks(2, [&](Communicator& world) {
+    std::ostringstream lines;
+    Logger log({.stream = &lines});
+    FileSystem* const files = world.rank() == 1 ? &slow : nullptr;
+    return Train(run, {.root = root_.string(), .files = files, .world = &world}, log);
+  });
+  EXPECT_TRUE(FirstError(statuses).ok()) << FirstError(statuses);
+}
+
+}  // namespace
+}  // namespace deepnet

@@ -1,0 +1,45 @@
+#include "trainer/watched_run.h"
+
+#include <cstdio>
+#include <string>
+#include <utility>
+
+#include "absl/strings/match.h"
+
+#include "parallel/base/exit_code.h"
+#include "parallel/base/status_macros.h"
+#include "parallel/base/watched_file_system.h"
+#include "parallel/comm/agreement.h"
+#include "parallel/exec/watchdog.h"
+
+namespace deepnet {
+namespace {
+
+constexpr char kLockFile[] = "/lock";  // trainer/checkpoint/run_lock.h
+
+void EndJob(Communicator& world, const absl::Status& status) {
+  std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
+  world.Abort(static_cast<int>(GetExitCode(status)));
+}
+
+}  // namespace
+
+absl::Status RunWatched(const ParallelSpec& parallel, Communicator& world, FileSystem& files,
+                        Vigil::OnStuck on_stuck,
+                        const std::function<absl::Status(WatchedSurroundings)>& run) {
+  Pulse pulse;
+  pulse.Begin("begin of the run");
+  if (world.size() == 1) return run({.world = world, .files = files, .pulse = pulse});
+  if (!on_stuck) on_stuck = [&world](const absl::Status& status) { EndJob(world, status); };
+  PulseCommunicator beating(world, pulse);
+  WatchedFileSystem watched(files, [&pulse](const std::string& path) {
+    if (!absl::EndsWith(path, kLockFile)) pulse.Beat();
+  });
+  const absl::Duration longest = MakeTimeLimits(parallel, /*first_step=*/true).message;
+  ASSIGN_OR_RETURN(const auto vigil, Vigil::Keep(world, pulse, longest, std::move(on_stuck)));
+  absl::Status status = run({.world = beating, .files = watched, .pulse = pulse});
+  if (status.ok() || IsAgreed(status)) status.Update(vigil->End());
+  return status;
+}
+
+}  // namespace deepnet
