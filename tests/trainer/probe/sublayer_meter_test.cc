@@ -15,14 +15,14 @@
 namespace deepnet {
 namespace {
 
-std::vector<SublayerInstruments> Look(const ModelSpec& spec) {
+std::vector<SublayerInstruments> Look(const ModelSpec& spec, int64_t step = 0) {
   const auto ops = MakeAtenOps(at::kCPU, at::kDouble, at::kDouble);
   Transformer model(spec, testing::TinyCapacity(), *ops, /*trainable=*/true);
   model.parameters().Initialize(4);
   model.Refresh();
   SublayerMeter meter(spec);
   const Microbatch microbatch = testing::TinyMicrobatch(spec, 3);
-  MicrobatchPass pass = MakePass(microbatch, 1, 0, /*training=*/true);
+  MicrobatchPass pass = MakePass(microbatch, 1, step, /*training=*/true);
   pass.probe = &meter;
   const auto kept = model.MakeActivations(/*shared=*/false);
   model.chunks()[0].Forward(pass, kept->values, model.work(), kept->kept, {},
@@ -69,6 +69,16 @@ TEST(SublayerMeter, SeesWhatAPreNormReadsAndNoNormWhereThereIsNone) {
     EXPECT_EQ(one.branch_norm(), 0.0) << one.name();  // a = 0 at first
     EXPECT_EQ(one.stream_share(), 1.0) << one.name();
   }
+}
+
+// Of a branch, what joins: nothing at first, all of it after BRANCH_NORM's 5 steps.
+TEST(SublayerMeter, SeesABranchGrowWithTheStep) {
+  const ModelSpec spec = testing::WithResidual(testing::TinySpec(), BRANCH_NORM);
+  const auto first = Look(spec)[0], third = Look(spec, 2)[0], sixth = Look(spec, 5)[0];
+  EXPECT_EQ(first.branch_norm(), 0.0);
+  EXPECT_EQ(first.stream_share(), 1.0);
+  EXPECT_NEAR(third.branch_norm(), 0.4 * sixth.branch_norm(), 1e-12);
+  EXPECT_LT(sixth.stream_share(), third.stream_share());
 }
 
 }  // namespace
