@@ -17,7 +17,10 @@ void FillModel(ModelSpec& model) {
   Fill(model, &ModelSpec::layer_norm_epsilon, &ModelSpec::set_layer_norm_epsilon, 1e-5);
 }
 
-void FillData(DataSpec& data) {
+void FillData(Architecture architecture, DataSpec& data) {
+  if (architecture == ENCODER_ONLY) {
+    Fill(data, &DataSpec::masked_share, &DataSpec::set_masked_share, 0.15);
+  }
   Fill(data, &DataSpec::microbatches_per_step, &DataSpec::set_microbatches_per_step, 1);
   Fill(data, &DataSpec::max_tokens, &DataSpec::set_max_tokens, 250);
   if (data.temperature().empty()) data.add_temperature()->set_temperature(1.0);
@@ -80,7 +83,7 @@ void FillPrepare(PrepareSpec& prepare) {
 
 RunSpec WithDefaults(RunSpec run) {
   FillModel(*run.mutable_model());
-  FillData(*run.mutable_data());
+  FillData(run.model().architecture(), *run.mutable_data());
   FillOptim(*run.mutable_optim());
   if (run.compute().device().empty()) run.mutable_compute()->set_device("cpu");
   Fill(*run.mutable_compute(), &ComputeSpec::residual_dtype, &ComputeSpec::set_residual_dtype,

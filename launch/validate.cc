@@ -18,6 +18,7 @@
 #include "parallel/base/exit_code.h"
 #include "trainer/kernels/native/attention.h"
 #include "trainer/kernels/native/dropout.h"
+#include "trainer/model/architecture.h"
 
 namespace deepnet {
 namespace {
@@ -139,7 +140,8 @@ void CheckScheme(const ModelSpec& model, Mistakes* mistakes) {
                     "must be from 0 to 1; 0 stands for 0.25");
   mistakes->Require(scheme.keel_alpha() >= 0, "model.scheme.keel_alpha", scheme.keel_alpha(),
                     "must be above 0, or 0 for the number of sub-layers");
-  const int sublayers = 2 * model.encoder_layers() + 3 * model.decoder_layers();
+  const int sublayers =
+      2 * model.encoder_layers() + SublayersPerLayer(model, 1) * model.decoder_layers();
   mistakes->Require(
       scheme.admin_omega_size() == 0 || scheme.admin_omega_size() == sublayers,
       "model.scheme.admin_omega", scheme.admin_omega_size(),
@@ -161,12 +163,29 @@ std::string ResidualNames() {
   return absl::StrJoin(names, ", ");
 }
 
+// Layers where the architecture has a stack, none where it has not.
+void CheckStacks(const ModelSpec& model, Mistakes* mistakes) {
+  const std::string only = absl::StrCat(
+      "with model.architecture: ", Architecture_Name(model.architecture()), ": must be 0");
+  const auto stack = [&](const char* name, bool present, int layers, double alpha, double beta) {
+    mistakes->Require(present ? layers >= 1 : layers == 0, absl::StrCat("model.", name, "_layers"),
+                      layers, present ? "must be at least 1" : only);
+    if (present) return;
+    mistakes->Require(alpha == 0, absl::StrCat("model.deepnorm.", name, "_alpha"), alpha, only);
+    mistakes->Require(beta == 0, absl::StrCat("model.deepnorm.", name, "_beta"), beta, only);
+  };
+  const DeepNormSpec& deepnorm = model.deepnorm();
+  stack("encoder", model.architecture() != DECODER_ONLY, model.encoder_layers(),
+        deepnorm.encoder_alpha(), deepnorm.encoder_beta());
+  stack("decoder", model.architecture() != ENCODER_ONLY, model.decoder_layers(),
+        deepnorm.decoder_alpha(), deepnorm.decoder_beta());
+}
+
 void CheckModel(const ModelSpec& model, Vocabulary vocabulary, Mistakes* mistakes) {
   const auto at_least_one = [&](const char* name, int64_t value) {
     return mistakes->Require(value >= 1, absl::StrCat("model.", name), value, "must be at least 1");
   };
-  at_least_one("encoder_layers", model.encoder_layers());
-  at_least_one("decoder_layers", model.decoder_layers());
+  CheckStacks(model, mistakes);
   const bool has_width = at_least_one("width", model.width());
   if (has_width && model.positions() == SINUSOIDAL) {
     mistakes->Require(model.width() % 2 == 0 && model.width() >= 4, "model.width", model.width(),
@@ -208,9 +227,12 @@ void CheckModel(const ModelSpec& model, Vocabulary vocabulary, Mistakes* mistake
 
 // Tokens that a packed sentence has besides its pieces.
 int SourceExtra() { return 2; }  // tag and </s>
-int TargetExtra(const DataSpec& data) { return data.tags() == M2M ? 2 : 1; }
+int TargetExtra(const DataSpec& data, Architecture architecture) {
+  if (architecture == ENCODER_ONLY) return SourceExtra();  // whose source is what has labels
+  return data.tags() == M2M ? 2 : 1;
+}
 
-void CheckMicrobatch(const DataSpec& data, Mistakes* mistakes) {
+void CheckMicrobatch(const DataSpec& data, Architecture architecture, Mistakes* mistakes) {
   const MicrobatchSpec& microbatch = data.microbatch();
   if (!mistakes->Require(microbatch.target_tokens() >= 1, "data.microbatch.target_tokens",
                          microbatch.target_tokens(), "required, at least 1")) {
@@ -224,10 +246,16 @@ void CheckMicrobatch(const DataSpec& data, Mistakes* mistakes) {
         absl::StrCat("must hold the longest sentence: data.max_tokens (", data.max_tokens(),
                      ") and ", extra, " more; raise it, or lower data.max_tokens"));
   };
-  if (microbatch.source_tokens() != 0) {  // 0: chosen from the corpus, large enough
+  if (architecture != ENCODER_DECODER) {
+    mistakes->Require(
+        microbatch.source_tokens() == 0, "data.microbatch.source_tokens",
+        microbatch.source_tokens(),
+        absl::StrCat("must be 0 with model.architecture: ", Architecture_Name(architecture),
+                     ", whose one stack has target_tokens"));
+  } else if (microbatch.source_tokens() != 0) {  // 0: chosen from the corpus, large enough
     holds("source_tokens", microbatch.source_tokens(), SourceExtra());
   }
-  holds("target_tokens", microbatch.target_tokens(), TargetExtra(data));
+  holds("target_tokens", microbatch.target_tokens(), TargetExtra(data, architecture));
 }
 
 void CheckTemperature(const DataSpec& data, Mistakes* mistakes) {
@@ -260,12 +288,24 @@ void CheckDirections(const DataSpec& data, Mistakes* mistakes) {
   }
 }
 
+void CheckMaskedShare(const RunSpec& run, Mistakes* mistakes) {
+  const double share = run.data().masked_share();
+  if (run.model().architecture() == ENCODER_ONLY) {
+    mistakes->Require(share > 0 && share < 1, "data.masked_share", share,
+                      "must be above 0 and below 1");
+  } else {
+    mistakes->Require(share == 0, "data.masked_share", share,
+                      "only with model.architecture: ENCODER_ONLY");
+  }
+}
+
 void CheckData(const RunSpec& run, Mistakes* mistakes) {
   const DataSpec& data = run.data();
   CheckTemperature(data, mistakes);
+  CheckMaskedShare(run, mistakes);
   if (mistakes->Require(data.max_tokens() >= 1, "data.max_tokens", data.max_tokens(),
                         "must be at least 1")) {
-    CheckMicrobatch(data, mistakes);
+    CheckMicrobatch(data, run.model().architecture(), mistakes);
     const int longest = data.max_tokens() + 2;
     mistakes->Require(run.model().max_positions() < 1 || run.model().max_positions() >= longest,
                       "model.max_positions", run.model().max_positions(),

@@ -51,12 +51,25 @@ std::vector<int64_t> StoredShape(const Manifest& manifest, const std::string& na
   return {};
 }
 
+absl::Status CheckArchitecture(const Manifest& manifest, const std::string& path,
+                               Architecture architecture) {
+  const Architecture earlier = manifest.run().model().architecture();
+  if (earlier == architecture) return absl::OkStatus();
+  return WithExitCode(
+      absl::FailedPreconditionError(
+          absl::StrCat("--init-from ", path, ": model.architecture is ", Architecture_Name(earlier),
+                       " in the checkpoint and ", Architecture_Name(architecture), " in this run")),
+      ExitCode::kCheckpoint);
+}
+
 }  // namespace
 
 absl::StatusOr<InitialRows> TakeWeights(FileSystem& fs, const std::string& path,
-                                        const Vocabulary& vocabulary, Parameters& parameters) {
+                                        const Vocabulary& vocabulary, Architecture architecture,
+                                        Parameters& parameters) {
   ASSIGN_OR_RETURN(const std::string folder, ResolveCheckpoint(fs, path));
   ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(fs, folder));
+  RETURN_IF_ERROR(CheckArchitecture(manifest, path, architecture));
   ASSIGN_OR_RETURN(const std::unique_ptr<Vocabulary> earlier,
                    LoadVocabulary(std::filesystem::path(folder).parent_path().string()));
   const std::vector<RowRun> runs = MatchRows(*earlier, vocabulary);

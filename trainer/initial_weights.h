@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 
 #include "parallel/base/file_system.h"
+#include "proto/model.pb.h"
 #include "trainer/data/vocabulary.h"
 #include "trainer/model/parameters.h"
 
@@ -23,9 +24,11 @@ struct InitialRows {
 // the checkpoint that `path` names (a checkpoint folder, a pointer file or a run folder; its run
 // folder has the vocabulary). Embeddings go row by row, found by piece in `vocabulary`, which is
 // the new run's; rows of other pieces stay as they were drawn, a function of (seed, name, element).
-// Every other weight is needed in the same shape: ExitCode::kCheckpoint names one that is not.
-// Moments and step are not looked at.
+// Every other weight is needed in the same shape: ExitCode::kCheckpoint names one that is not, and
+// both architectures where the checkpoint's is not `architecture`. Moments and step are not looked
+// at.
 absl::StatusOr<InitialRows> TakeWeights(FileSystem& fs, const std::string& path,
-                                        const Vocabulary& vocabulary, Parameters& parameters);
+                                        const Vocabulary& vocabulary, Architecture architecture,
+                                        Parameters& parameters);
 
 }  // namespace deepnet

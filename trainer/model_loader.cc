@@ -11,6 +11,7 @@
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/decode/model_scorer.h"
 #include "trainer/kernels/compute.h"
+#include "trainer/model/architecture.h"
 #include "trainer/model/scheme.h"
 #include "trainer/run_state.h"
 
@@ -53,7 +54,9 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& run_or
   ASSIGN_OR_RETURN(loaded->ops, MakeOps(loaded->run.compute()));
   const ModelSpec& spec = loaded->run.model();
   MicrobatchSpec capacity;
-  capacity.set_source_tokens(std::max(spec.max_positions(), loaded->run.decode().batch_tokens()));
+  if (HasMemory(spec)) {
+    capacity.set_source_tokens(std::max(spec.max_positions(), loaded->run.decode().batch_tokens()));
+  }
   capacity.set_target_tokens(std::max(spec.max_positions(), kDecodeRows));
   capacity.set_sentences(capacity.target_tokens());
   loaded->model = std::make_unique<Transformer>(spec, capacity, *loaded->ops, /*trainable=*/false);

@@ -14,6 +14,7 @@
 #include "trainer/data/corpus_batch_source.h"
 #include "trainer/initial_weights.h"
 #include "trainer/kernels/compute.h"
+#include "trainer/model/architecture.h"
 #include "trainer/probe/audit.h"
 #include "trainer/rank_state.h"
 #include "trainer/run_state.h"
@@ -25,7 +26,8 @@ namespace {
 absl::Status TakeInitialWeights(const RunStart& start, const std::string& init_from,
                                 Communicator& world, FileSystem& fs, Parameters& parameters,
                                 Logger& log) {
-  const auto rows = TakeWeights(fs, init_from, start.corpus->vocabulary(), parameters);
+  const auto rows = TakeWeights(fs, init_from, start.corpus->vocabulary(),
+                                start.run.model().architecture(), parameters);
   RETURN_IF_ERROR(AgreeOnStatus(world, rows.status()));
   log.Info(absl::StrCat("weights of ", init_from, ": ", WithCommas(rows->taken),
                         " rows of the vocabulary are known there, ", WithCommas(rows->drawn),
@@ -76,11 +78,10 @@ void Describe(const RunStart& start, int ranks, double ceiling, Logger& log) {
   const RunSpec& run = start.run;
   const ComputeSpec& compute = run.compute();
   log.Info(absl::StrFormat(
-      "%s parameters, %s + %s layers; %s, %s, %s, %d x %d threads; product ceiling %.0f GFLOP/s",
-      WithCommas(start.inventory.NumElements()), WithCommas(run.model().encoder_layers()),
-      WithCommas(run.model().decoder_layers()), Residual_Name(run.model().residual()),
-      DataType_Name(compute.dtype()), Isa_Name(compute.isa()), ranks, compute.threads_per_rank(),
-      ceiling));
+      "%s parameters, %s; %s, %s, %s, %d x %d threads; product ceiling %.0f GFLOP/s",
+      WithCommas(start.inventory.NumElements()), LayersText(run.model()),
+      Residual_Name(run.model().residual()), DataType_Name(compute.dtype()),
+      Isa_Name(compute.isa()), ranks, compute.threads_per_rank(), ceiling));
 }
 
 }  // namespace
@@ -94,7 +95,8 @@ absl::StatusOr<RunParts> MakeRunParts(const RunStart& start, const std::string& 
   RETURN_IF_ERROR(AgreeOnStatus(world, metrics.status()));
   parts.metrics = *std::move(metrics);
   ASSIGN_OR_RETURN(auto source,
-                   CorpusBatchSource::Make(start.run.data(), start.run.seed(), start.corpus.get()));
+                   CorpusBatchSource::Make(start.run.data(), start.run.seed(), start.corpus.get(),
+                                           start.run.model().architecture()));
   parts.batches = std::make_unique<Prefetcher>(std::move(source));
   ASSIGN_OR_RETURN(
       parts.instruments,

@@ -109,7 +109,8 @@ absl::Status Starter::OpenCorpus() {
   if (!corpus.ok()) return WithExitCode(corpus.status(), ExitCode::kData);
   start_.corpus = std::make_unique<Corpus>(std::move(*corpus));
   RETURN_IF_ERROR(
-      WithExitCode(ResolveDataSpec(*start_.corpus, run.mutable_data()), ExitCode::kBadConfig));
+      WithExitCode(ResolveDataSpec(*start_.corpus, run.mutable_data(), run.model().architecture()),
+                   ExitCode::kBadConfig));
   const int64_t size = start_.corpus->vocabulary().size();
   if (run.model().vocabulary_size() != 0 && run.model().vocabulary_size() != size) {
     return WithExitCode(absl::InvalidArgumentError(absl::StrCat(

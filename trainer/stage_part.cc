@@ -60,7 +60,7 @@ std::vector<StagePart> MakeStageParts(const Transformer& model, const std::vecto
       part.sent = cuts.Restrict({CutBuffers::Way::kForward, part.number + 1, 0}, part.sent);
     }
     part.keeps_memory =
-        part.chunk->decoder().size() > 0 ||
+        part.chunk->reads_memory() ||
         (read_behind && (part.chunk->inputs().memory || part.chunk->ends_encoder()));
     read_behind |= part.chunk->inputs().memory;
   }

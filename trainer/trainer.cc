@@ -18,6 +18,7 @@
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/self_communicator.h"
 #include "trainer/checkpoint_keeper.h"
+#include "trainer/model/architecture.h"
 #include "trainer/rank_state.h"
 #include "trainer/run_parts.h"
 #include "trainer/run_start.h"
@@ -269,7 +270,8 @@ absl::Status Trainer::ValidateNow() {
   if (record->directions_size() == 0)
     return absl::OkStatus();  // the corpus has no dev text of them
   WriteMetrics(*record);
-  const bool better_bleu = UpdateBest(state_, "bleu", record->bleu(), Better::kGreater);
+  const bool better_bleu =
+      HasMemory(run_.model()) && UpdateBest(state_, "bleu", record->bleu(), Better::kGreater);
   const bool better_nll = UpdateBest(state_, "nll", record->nll(), Better::kSmaller);
   if (!better_bleu && !better_nll) return absl::OkStatus();
   keeper_->Changed();  // this step is saved again if it was

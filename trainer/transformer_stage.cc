@@ -129,7 +129,7 @@ absl::Status TransformerStage::RunBackward(StagePart& part, int microbatch,
   StagePart::InFlight& slot = part.Find(microbatch);
   Flow gradients = cuts_.Take({Way::kBackward, part.number + 1, microbatch});
   if (layers.has_output()) gradients.target_RD = std::exchange(slot.dhidden_RD, at::Tensor());
-  if (layers.ends_decoder()) gradients.memory_RD = cuts_.source().Claim();
+  if (layers.ends_decoder() && layers.reads_memory()) gradients.memory_RD = cuts_.source().Claim();
   MicrobatchPass pass = Pass(microbatch);
   pass.deferred = deferred;
   pass.layer_done = layer_done;

@@ -1,6 +1,7 @@
 #include "trainer/validation.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -20,20 +21,29 @@
 #include "trainer/decode/pipeline_route.h"
 #include "trainer/decode/pipeline_scorer.h"
 #include "trainer/eval/evaluator.h"
+#include "trainer/model/architecture.h"
 #include "trainer/model/scheme.h"
 
 namespace deepnet {
 namespace {
 
+bool Translates(const ModelSpec& model) {
+  return HasMemory(model) && CheckRowsAreIndependent(model).ok();
+}
+
 EvaluateOptions OptionsOf(const RunSpec& run, const Corpus& corpus) {
   EvaluateOptions options{.split = "dev",
                           .sentences = run.train().validate_sentences(),
-                          .translates = CheckRowsAreIndependent(run.model()).ok(),
+                          .translates = Translates(run.model()),
                           .tags = run.data().tags(),
+                          .architecture = run.model().architecture(),
+                          .masked_share = run.data().masked_share(),
                           .decode = run.decode()};
   const MicrobatchSpec& capacity = run.data().microbatch();
-  options.max_positions =
-      std::min({run.model().max_positions(), capacity.source_tokens(), capacity.target_tokens()});
+  options.max_positions = std::min(run.model().max_positions(), capacity.target_tokens());
+  if (HasMemory(run.model())) {
+    options.max_positions = std::min(options.max_positions, capacity.source_tokens());
+  }
   const auto& wanted = run.data().directions();
   for (const Direction& direction : corpus.TextDirections("dev")) {
     if (wanted.empty() ||
@@ -42,6 +52,13 @@ EvaluateOptions OptionsOf(const RunSpec& run, const Corpus& corpus) {
     }
   }
   return options;
+}
+
+// What one wants to see beside the nll.
+std::string FiguresOf(const EvalRecord& record, bool translates) {
+  if (!translates) return absl::StrFormat("perplexity %.2f", std::exp(record.nll()));
+  return absl::StrFormat("BLEU %.2f (to English %.2f, from %.2f), chrF %.2f", record.bleu(),
+                         record.bleu_to_english(), record.bleu_from_english(), record.chrf());
 }
 
 absl::Status Stopped() { return absl::CancelledError("the validation was stopped"); }
@@ -171,11 +188,6 @@ absl::StatusOr<EvalRecord> EvaluateOnAllRanks(const RunSpec& run, const Pipeline
   return Share(*record, *groups.world, route.driver);
 }
 
-std::string TranslationText(const EvalRecord& record) {
-  return absl::StrFormat("BLEU %.2f (to English %.2f, from %.2f), chrF %.2f, ", record.bleu(),
-                         record.bleu_to_english(), record.bleu_from_english(), record.chrf());
-}
-
 }  // namespace
 
 absl::StatusOr<EvalRecord> Validate(const RunSpec& run, const Inventory& whole, const Plan& plan,
@@ -188,9 +200,8 @@ absl::StatusOr<EvalRecord> Validate(const RunSpec& run, const Inventory& whole, 
     ASSIGN_OR_RETURN(record, EvaluateOnAllRanks(
                                  run, RouteOf(whole, plan, part), corpus, part, options, log,
                                  is_stopping ? is_stopping : [] { return false; }));
-    log.Info(absl::StrFormat("validation at step %s: nll %.3f, %s%d directions, %s",
-                             WithCommas(step), record.nll(),
-                             options.translates ? TranslationText(record) : "",
+    log.Info(absl::StrFormat("validation at step %s: nll %.3f, %s, %d directions, %s",
+                             WithCommas(step), record.nll(), FiguresOf(record, options.translates),
                              record.directions_size(), ClockText(record.seconds())));
   }
   record.set_kind("validation");

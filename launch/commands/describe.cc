@@ -16,6 +16,7 @@
 #include "parallel/base/logging.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/plan/inventory.h"
+#include "trainer/model/architecture.h"
 #include "trainer/model/depth_scaling.h"
 #include "trainer/model/describe.h"
 
@@ -93,38 +94,41 @@ std::string InitialText(const Parameter& p) {
 std::string HeadText(const ModelSpec& model, const Inventory& inventory) {
   const DepthScaling scaling = MakeDepthScaling(model);
   std::string text = absl::StrFormat(
-      "%d encoder and %d decoder layers, width %d, inner width %d, %d heads, %s rows of "
-      "vocabulary\n",
-      model.encoder_layers(), model.decoder_layers(), model.width(), model.ffn_width(),
-      model.heads(), WithCommas(model.vocabulary_size()));
+      "%s, width %d, inner width %d, %d heads, %s rows of vocabulary\n", LayersText(model),
+      model.width(), model.ffn_width(), model.heads(), WithCommas(model.vocabulary_size()));
   absl::StrAppendFormat(
       &text, "%s parameters in %s tensors, inventory %s\n\n", WithCommas(inventory.NumElements()),
       WithCommas(static_cast<int64_t>(inventory.parameters.size())), inventory.Hash());
   absl::StrAppendFormat(&text, "%-10s %10s %10s\n", Residual_Name(model.residual()), "alpha",
                         "beta");
-  absl::StrAppendFormat(&text, "%-10s %10.4f %10.4f\n", "  encoder", scaling.encoder_alpha,
-                        scaling.encoder_beta);
-  absl::StrAppendFormat(&text, "%-10s %10.4f %10.4f\n", "  decoder", scaling.decoder_alpha,
-                        scaling.decoder_beta);
+  if (LayersOf(model, 0) > 0) {
+    absl::StrAppendFormat(&text, "%-10s %10.4f %10.4f\n", "  encoder", scaling.encoder_alpha,
+                          scaling.encoder_beta);
+  }
+  if (LayersOf(model, 1) > 0) {
+    absl::StrAppendFormat(&text, "%-10s %10.4f %10.4f\n", "  decoder", scaling.decoder_alpha,
+                          scaling.decoder_beta);
+  }
   return text;
 }
 
-std::string GroupRow(LayerKind kind, const std::string& role, const std::string& shape,
+std::string GroupRow(const std::string& kind, const std::string& role, const std::string& shape,
                      int64_t tensors, int64_t elements, const std::string& initial) {
-  return absl::StrFormat("%-17s %-17s %12s %8s %14s  %s\n", std::string(LayerKindName(kind)), role,
-                         shape, WithCommas(tensors), WithCommas(elements), initial);
+  return absl::StrFormat("%-17s %-17s %12s %8s %14s  %s\n", kind, role, shape, WithCommas(tensors),
+                         WithCommas(elements), initial);
 }
 
 // One row per kind of matrix; of vectors, one row per kind of layer and value they start at.
-std::string ParameterGroupsText(const Inventory& inventory) {
+std::string ParameterGroupsText(const ModelSpec& model, const Inventory& inventory) {
   std::string text = absl::StrFormat("%-17s %-17s %12s %8s %14s  %s\n", "parameters of", "role",
                                      "shape", "tensors", "elements", "start at");
   std::vector<ParameterGroup> vectors;
   for (const ParameterGroup& group : GroupParameters(inventory)) {
     if (group.like->initial_std > 0) {
-      absl::StrAppend(&text, GroupRow(group.kind, std::string(RoleName(group.like->role)),
-                                      ShapeText(*group.like), group.tensors, group.elements,
-                                      InitialText(*group.like)));
+      absl::StrAppend(
+          &text, GroupRow(KindNameIn(model, group.kind), std::string(RoleName(group.like->role)),
+                          ShapeText(*group.like), group.tensors, group.elements,
+                          InitialText(*group.like)));
       continue;
     }
     auto same = std::find_if(vectors.begin(), vectors.end(), [&](const ParameterGroup& g) {
@@ -136,20 +140,20 @@ std::string ParameterGroupsText(const Inventory& inventory) {
   }
   for (const ParameterGroup& group : vectors) {
     const bool gains = group.like->role == Role::kNormGain;
-    absl::StrAppend(&text, GroupRow(group.kind, gains ? "norm gains" : "biases", "", group.tensors,
-                                    group.elements, InitialText(*group.like)));
+    absl::StrAppend(&text, GroupRow(KindNameIn(model, group.kind), gains ? "norm gains" : "biases",
+                                    "", group.tensors, group.elements, InitialText(*group.like)));
   }
   return text;
 }
 
-std::string LayersText(const Inventory& inventory) {
+std::string LayerGroupsText(const ModelSpec& model, const Inventory& inventory) {
   std::string text =
       absl::StrFormat("%-17s %5s %13s %10s %10s %10s  %s\n", "layers", "count", "elements", "GFLOP",
                       "state MiB", "operands M", "a cut before it carries");
   for (const LayerGroup& group : GroupLayers(inventory)) {
     const Layer& layer = *group.first;
     absl::StrAppendFormat(
-        &text, "%-17s %5d %13s %10.4g %10.4g %10.4g  %s\n", std::string(LayerKindName(layer.kind)),
+        &text, "%-17s %5d %13s %10.4g %10.4g %10.4g  %s\n", KindNameIn(model, layer.kind),
         group.count, WithCommas(LayerElements(inventory, layer)), layer.forward_flops / 1e9,
         layer.activation_bytes / kMib, layer.activation_operands / 1e6, BoundaryText(layer));
     absl::StrAppend(&text, "  ", layer.name,
@@ -180,7 +184,8 @@ std::string ParameterJson(const Parameter& p) {
       p.initial_value, p.offset);
 }
 
-std::string LayerGroupJson(const Inventory& inventory, const LayerGroup& group) {
+std::string LayerGroupJson(const ModelSpec& model, const Inventory& inventory,
+                           const LayerGroup& group) {
   const Layer& layer = *group.first;
   const std::string inputs =
       absl::StrJoin(layer.inputs, ", ", [](std::string* out, const BoundaryTensor& t) {
@@ -192,16 +197,16 @@ std::string LayerGroupJson(const Inventory& inventory, const LayerGroup& group) 
       "{\"kind\": \"%s\", \"count\": %d, \"first\": \"%s\", \"last\": \"%s\", \"elements\": %d, "
       "\"forward_flops\": %.17g, \"activation_bytes\": %d, \"activation_operands\": %d, "
       "\"inputs\": [%s]}",
-      std::string(LayerKindName(layer.kind)), group.count, layer.name, group.last->name,
+      KindNameIn(model, layer.kind), group.count, layer.name, group.last->name,
       LayerElements(inventory, layer), layer.forward_flops, layer.activation_bytes,
       layer.activation_operands, inputs);
 }
 
-std::string GroupJson(const ParameterGroup& group) {
+std::string GroupJson(const ModelSpec& model, const ParameterGroup& group) {
   return absl::StrFormat(
       "{\"layer\": \"%s\", \"role\": \"%s\", \"shape\": [%s], \"tensors\": %d, \"elements\": %d, "
       "\"initial_std\": %.9g, \"initial_value\": %g}",
-      std::string(LayerKindName(group.kind)), std::string(RoleName(group.like->role)),
+      KindNameIn(model, group.kind), std::string(RoleName(group.like->role)),
       absl::StrJoin(group.like->shape, ", "), group.tensors, group.elements,
       group.like->initial_std, group.like->initial_value);
 }
@@ -220,16 +225,19 @@ std::string JsonArray(const std::string& name, const Items& items, const ToJson&
 std::string Json(const ModelSpec& model, const Inventory& inventory, bool with_parameters) {
   const DepthScaling scaling = MakeDepthScaling(model);
   std::string json = absl::StrFormat(
-      "{\n  \"residual\": \"%s\",\n"
+      "{\n  \"architecture\": \"%s\",\n  \"residual\": \"%s\",\n"
       "  \"encoder\": {\"layers\": %d, \"alpha\": %.9g, \"beta\": %.9g},\n"
       "  \"decoder\": {\"layers\": %d, \"alpha\": %.9g, \"beta\": %.9g},\n"
       "  \"parameters\": %d,\n  \"tensors\": %d,\n  \"inventory_hash\": \"%s\",\n",
-      Residual_Name(model.residual()), model.encoder_layers(), scaling.encoder_alpha,
-      scaling.encoder_beta, model.decoder_layers(), scaling.decoder_alpha, scaling.decoder_beta,
-      inventory.NumElements(), inventory.parameters.size(), inventory.Hash());
-  absl::StrAppend(&json, JsonArray("initial_values", GroupParameters(inventory), GroupJson), ",\n",
-                  JsonArray("layers", GroupLayers(inventory), [&](const LayerGroup& group) {
-                    return LayerGroupJson(inventory, group);
+      Architecture_Name(model.architecture()), Residual_Name(model.residual()),
+      model.encoder_layers(), scaling.encoder_alpha, scaling.encoder_beta, model.decoder_layers(),
+      scaling.decoder_alpha, scaling.decoder_beta, inventory.NumElements(),
+      inventory.parameters.size(), inventory.Hash());
+  absl::StrAppend(&json,
+                  JsonArray("initial_values", GroupParameters(inventory),
+                            [&](const ParameterGroup& group) { return GroupJson(model, group); }),
+                  ",\n", JsonArray("layers", GroupLayers(inventory), [&](const LayerGroup& group) {
+                    return LayerGroupJson(model, inventory, group);
                   }));
   if (with_parameters) {
     absl::StrAppend(&json, ",\n", JsonArray("tensor_list", inventory.parameters, ParameterJson));
@@ -247,8 +255,8 @@ absl::Status RunDescribe(const CommandLine& line) {
     line.out << ParametersText(inventory);
   } else {
     line.out << HeadText(run.model(), inventory) << "\n"
-             << ParameterGroupsText(inventory) << "\n"
-             << LayersText(inventory);
+             << ParameterGroupsText(run.model(), inventory) << "\n"
+             << LayerGroupsText(run.model(), inventory);
   }
   return absl::OkStatus();
 }

@@ -11,6 +11,7 @@
 #include "trainer/eval/evaluator.h"
 #include "trainer/eval/score_table.h"
 #include "trainer/metrics.h"
+#include "trainer/model/architecture.h"
 #include "trainer/model_loader.h"
 
 namespace deepnet {
@@ -42,6 +43,11 @@ absl::Status RunEvaluate(const CommandLine& line) {
                    LoadModel(ResolvePath(line, line.flags.Text("checkpoint")), compute));
   ASSIGN_OR_RETURN(const RunSpec run, DecodingRunSpec(line, model->run));
   ASSIGN_OR_RETURN(const std::string data, CorpusFolder(line, run));
+  for (const char* flag : {"spm", "output", "any-to-any"}) {  // for translations
+    if (line.flags.Given(flag)) {
+      RETURN_IF_ERROR(CheckTranslates(run.model(), absl::StrCat("evaluate --", flag)));
+    }
+  }
   auto corpus = Corpus::Open(data);
   if (!corpus.ok()) return WithExitCode(corpus.status(), ExitCode::kData);
 
@@ -52,7 +58,10 @@ absl::Status RunEvaluate(const CommandLine& line) {
                           .max_positions = run.model().max_positions(),
                           .spm_file = line.flags.Text("spm"),
                           .output_folder = line.flags.Text("output"),
+                          .translates = HasMemory(run.model()),
                           .tags = run.data().tags(),
+                          .architecture = run.model().architecture(),
+                          .masked_share = run.data().masked_share(),
                           .decode = run.decode()};
   if (!options.spm_file.empty()) options.spm_file = ResolvePath(line, options.spm_file);
   if (!options.output_folder.empty())
@@ -115,7 +124,8 @@ Command MakeEvaluateCommand() {
       .summary = "BLEU, chrF and log-likelihood on a corpus's dev or test set",
       .description =
           "Translates with the same search as `translate` and scores as sacreBLEU 2 does: 13a "
-          "tokens, zh for Chinese, characters for Japanese, Korean, Thai, Khmer, Lao and Burmese.",
+          "tokens, zh for Chinese, characters for Japanese, Korean, Thai, Khmer, Lao and Burmese. "
+          "Of a language model: nats a token and perplexity, of a masked one over hidden tokens.",
       .spec = SpecUse::kOptional,
       .flags = EvaluateFlags(),
       .run = RunEvaluate};

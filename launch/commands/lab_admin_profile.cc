@@ -45,8 +45,9 @@ absl::Status RunAdminProfile(const CommandLine& line) {
   const auto corpus = Corpus::Open(ResolvePath(line, run.data().folder()));
   if (!corpus.ok()) return WithExitCode(corpus.status(), ExitCode::kData);
   run.mutable_model()->set_vocabulary_size(corpus->vocabulary().size());
-  RETURN_IF_ERROR(ResolveDataSpec(*corpus, run.mutable_data()));
-  ASSIGN_OR_RETURN(const auto batches, CorpusBatchSource::Make(run.data(), run.seed(), &*corpus));
+  RETURN_IF_ERROR(ResolveDataSpec(*corpus, run.mutable_data(), run.model().architecture()));
+  ASSIGN_OR_RETURN(const auto batches, CorpusBatchSource::Make(run.data(), run.seed(), &*corpus,
+                                                               run.model().architecture()));
   ASSIGN_OR_RETURN(const StepBatch batch, batches->ForStep(0));
   ASSIGN_OR_RETURN(const auto ops, MakeOps(ResolveCompute(run.compute())));
   Transformer model(run.model(), run.data().microbatch(), *ops, /*trainable=*/true);

@@ -12,6 +12,7 @@
 #include "parallel/base/json.h"
 #include "parallel/base/logging.h"
 #include "parallel/base/status_macros.h"
+#include "trainer/model/architecture.h"
 #include "trainer/model/describe.h"
 #include "trainer/probe/audit.h"
 
@@ -32,9 +33,9 @@ std::string WorstText(const AuditGroup& group) {
                          100 * (group.worst.std_ratio - 1), 100 * group.worst.tolerance);
 }
 
-std::string GroupRow(const AuditGroup& group) {
+std::string GroupRow(const ModelSpec& model, const AuditGroup& group) {
   return absl::StrFormat(
-      kRow, std::string(LayerKindName(group.kind)), std::string(RoleName(group.role)),
+      kRow, KindNameIn(model, group.kind), std::string(RoleName(group.role)),
       WithCommas(group.tensors), WithCommas(group.all.elements), GainText(group),
       group.drawn ? absl::StrFormat("%+.2f %%", 100 * (group.all.std_ratio - 1)) : "one value",
       group.drawn ? absl::StrFormat("%.1f %%", 100 * group.all.tolerance) : "exact",
@@ -45,13 +46,18 @@ std::string Text(const ModelSpec& model, const AuditReport& report) {
   const DepthScaling& scaling = report.scaling;
   std::string text = absl::StrFormat("%-10s %10s %10s   by the formulas\n",
                                      Residual_Name(model.residual()), "alpha", "beta");
-  absl::StrAppendFormat(&text, "  encoder  %10.4f %10.4f\n", scaling.encoder_alpha,
-                        scaling.encoder_beta);
-  absl::StrAppendFormat(&text, "  decoder  %10.4f %10.4f\n\n", scaling.decoder_alpha,
-                        scaling.decoder_beta);
+  if (LayersOf(model, 0) > 0) {
+    absl::StrAppendFormat(&text, "  encoder  %10.4f %10.4f\n", scaling.encoder_alpha,
+                          scaling.encoder_beta);
+  }
+  if (LayersOf(model, 1) > 0) {
+    absl::StrAppendFormat(&text, "  decoder  %10.4f %10.4f\n", scaling.decoder_alpha,
+                          scaling.decoder_beta);
+  }
+  absl::StrAppend(&text, "\n");
   absl::StrAppendFormat(&text, kRow, "weights of", "role", "tensors", "looked at", "gain", "std",
                         "within", "farthest tensor");
-  for (const AuditGroup& group : report.groups) absl::StrAppend(&text, GroupRow(group));
+  for (const AuditGroup& group : report.groups) absl::StrAppend(&text, GroupRow(model, group));
   absl::StrAppendFormat(
       &text,
       "\nstd: measured deviation beside that of the Inventory. A matrix, or all of a row together, "
@@ -71,12 +77,12 @@ std::string SpreadJson(const SpreadAudit& audit) {
       audit.elements, audit.std_ratio, audit.tolerance, audit.mean, JsonQuoted(audit.fault));
 }
 
-std::string GroupJson(const AuditGroup& group) {
+std::string GroupJson(const ModelSpec& model, const AuditGroup& group) {
   return absl::StrFormat(
       "{\"layer\": \"%s\", \"role\": \"%s\", \"drawn\": %s, \"tensors\": %d, \"elements\": %d, "
       "\"least_gain\": %.9g, \"greatest_gain\": %.9g, \"all\": %s, \"worst_name\": %s, "
       "\"worst\": %s}",
-      std::string(LayerKindName(group.kind)), std::string(RoleName(group.role)),
+      KindNameIn(model, group.kind), std::string(RoleName(group.role)),
       group.drawn ? "true" : "false", group.tensors, group.elements, group.least_gain,
       group.greatest_gain, SpreadJson(group.all), JsonQuoted(group.worst_name),
       SpreadJson(group.worst));
@@ -97,7 +103,8 @@ std::string Json(const RunSpec& run, const AuditReport& report) {
       Residual_Name(run.model().residual()), run.seed(), run.model().encoder_layers(),
       scaling.encoder_alpha, scaling.encoder_beta, run.model().decoder_layers(),
       scaling.decoder_alpha, scaling.decoder_beta, report.faults.empty() ? "true" : "false",
-      lines(report.groups, GroupJson), lines(report.faults, JsonQuoted));
+      lines(report.groups, [&](const AuditGroup& group) { return GroupJson(run.model(), group); }),
+      lines(report.faults, JsonQuoted));
 }
 
 absl::Status RunLabAudit(const CommandLine& line) {

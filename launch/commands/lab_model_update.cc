@@ -218,6 +218,13 @@ absl::Status RunLabModelUpdate(const CommandLine& line) {
   ASSIGN_OR_RETURN(RunSpec run, PaperRun(line));
   ASSIGN_OR_RETURN(const Data data, OpenData(line, run));
   ASSIGN_OR_RETURN(run, LoadRunSpec(line, run));
+  if (run.model().architecture() != ENCODER_DECODER) {
+    return WithExitCode(
+        absl::InvalidArgumentError(absl::StrCat(
+            "model.architecture: ", Architecture_Name(run.model().architecture()),
+            ": must be ENCODER_DECODER here: the study makes both stacks equally deep")),
+        ExitCode::kBadConfig);
+  }
   if (data.corpus != nullptr) {
     RETURN_IF_ERROR(
         WithExitCode(ResolveDataSpec(*data.corpus, run.mutable_data()), ExitCode::kBadConfig));

@@ -25,9 +25,11 @@ absl::StatusOr<std::unique_ptr<RehearsalData>> RehearsalData::Open(const RunSpec
                         ExitCode::kBadConfig);
   }
   DataSpec data = run.data();
-  RETURN_IF_ERROR(WithExitCode(ResolveDataSpec(*corpus, &data), ExitCode::kBadConfig));
+  RETURN_IF_ERROR(WithExitCode(ResolveDataSpec(*corpus, &data, run.model().architecture()),
+                               ExitCode::kBadConfig));
   std::unique_ptr<RehearsalData> made(new RehearsalData(*std::move(corpus)));
-  auto source = CorpusBatchSource::Make(data, run.seed(), &made->corpus_);
+  auto source =
+      CorpusBatchSource::Make(data, run.seed(), &made->corpus_, run.model().architecture());
   if (!source.ok()) return WithExitCode(source.status(), ExitCode::kBadConfig);
   made->batches_ = std::make_unique<Prefetcher>(*std::move(source));
   return made;

@@ -4,6 +4,7 @@
 
 #include "launch/commands/decoding.h"
 #include "parallel/base/status_macros.h"
+#include "trainer/model/architecture.h"
 #include "trainer/model_loader.h"
 
 namespace deepnet {
@@ -14,6 +15,7 @@ absl::Status RunScore(const CommandLine& line) {
   ASSIGN_OR_RETURN(const ComputeSpec compute, ComputeOverrides(line));
   ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> model,
                    LoadModel(ResolvePath(line, line.flags.Text("checkpoint")), compute));
+  RETURN_IF_ERROR(CheckTranslates(model->run.model(), "score"));
   ASSIGN_OR_RETURN(const RunSpec run, DecodingRunSpec(line, model->run));
   return ScoreLines(line, run, *model->vocabulary, *model->pair_scorer);
 }

@@ -6,6 +6,7 @@
 #include "launch/commands/decoding.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
+#include "trainer/model/architecture.h"
 #include "trainer/model_loader.h"
 
 namespace deepnet {
@@ -21,6 +22,7 @@ absl::Status RunTranslate(const CommandLine& line) {
   ASSIGN_OR_RETURN(const ComputeSpec compute, ComputeOverrides(line));
   ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> model,
                    LoadModel(ResolvePath(line, line.flags.Text("checkpoint")), compute));
+  RETURN_IF_ERROR(CheckTranslates(model->run.model(), "translate"));
   ASSIGN_OR_RETURN(const RunSpec run, DecodingRunSpec(line, model->run));
   return TranslateLines(line, run, *model->vocabulary, *model->scorer);
 }

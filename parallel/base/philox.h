@@ -16,6 +16,7 @@ enum class RandomPurpose : uint32_t {
   kDropout = 2,
   kDataOrder = 3,
   kSampling = 4,
+  kHiddenPieces = 5,
 };
 
 struct PhiloxKey {

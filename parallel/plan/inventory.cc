@@ -1,5 +1,7 @@
 #include "parallel/plan/inventory.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
@@ -12,6 +14,11 @@ int64_t Parameter::NumElements() const {
   int64_t elements = 1;
   for (const int64_t extent : shape) elements *= extent;
   return elements;
+}
+
+bool ReadsMemory(const Layer& layer) {
+  return std::any_of(layer.inputs.begin(), layer.inputs.end(),
+                     [](const BoundaryTensor& tensor) { return tensor.name != kHidden; });
 }
 
 int64_t Inventory::NumElements() const {

@@ -40,6 +40,7 @@ struct Parameter {
   friend bool operator==(const Parameter&, const Parameter&) = default;
 };
 
+// kTargetEmbedding and kDecoder: of the rows that the output layer reads.
 enum class LayerKind { kSourceEmbedding, kEncoder, kTargetEmbedding, kDecoder, kOutput };
 
 // The stream of activations, which the layer behind a cut consumes: counted in that layer's
@@ -57,7 +58,7 @@ struct BoundaryTensor {
 };
 
 // One indivisible piece of the chain: source embedding, encoder layers, target embedding, decoder
-// layers, output.
+// layers, output. A model of one stack has the latter three alone, and no memory.
 struct Layer {
   std::string name;  // "encoder.layers.3"
   LayerKind kind;
@@ -79,6 +80,9 @@ struct Layer {
 
   friend bool operator==(const Layer&, const Layer&) = default;
 };
+
+// Whether it takes more than the stream from layers before it.
+bool ReadsMemory(const Layer& layer);
 
 // What some models need once for each stack that a rank has layers of, whatever is in flight.
 struct StackExtras {

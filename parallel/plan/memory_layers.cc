@@ -8,13 +8,13 @@ namespace {
 // Operands that attention keeps: q, context of `rows` rows, k and v, in every attention.
 int64_t AttentionOperands(const Layer& layer, const LayerSizes& s) {
   const int64_t self = 4 * s.rows * s.width;
-  if (layer.kind == LayerKind::kEncoder) return self;
+  if (!ReadsMemory(layer)) return self;
   return self + 2 * (s.rows + s.memory_rows) * s.width;
 }
 
 // Of those, what products made: all but the contexts.
 int64_t AttentionProducts(const Layer& layer, const LayerSizes& s) {
-  const int64_t contexts = layer.kind == LayerKind::kEncoder ? 1 : 2;
+  const int64_t contexts = ReadsMemory(layer) ? 2 : 1;
   return AttentionOperands(layer, s) - contexts * s.rows * s.width;
 }
 

@@ -22,15 +22,17 @@ void AddEvenEnds(int first, int end, int parts, std::vector<int>& ends) {
   for (int part = 1; part <= parts; ++part) ends.push_back(first + (end - first) * part / parts);
 }
 
-// The encoder over the first half of the ranks, all else over the second.
+// The encoder over the first half of the ranks, all else over the second; a model of one stack over
+// all of them.
 std::vector<int> Halves(const Inventory& inventory, int stages) {
   const auto border =
       std::find_if(inventory.layers.begin(), inventory.layers.end(),
                    [](const Layer& layer) { return layer.kind == LayerKind::kTargetEmbedding; });
   const auto middle = static_cast<int>(border - inventory.layers.begin());
+  const int in_first_half = middle > 0 ? stages / 2 : 0;
   std::vector<int> ends;
-  AddEvenEnds(0, middle, stages / 2, ends);
-  AddEvenEnds(middle, static_cast<int>(inventory.layers.size()), stages - stages / 2, ends);
+  AddEvenEnds(0, middle, in_first_half, ends);
+  AddEvenEnds(middle, static_cast<int>(inventory.layers.size()), stages - in_first_half, ends);
   return ends;
 }
 

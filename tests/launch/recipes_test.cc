@@ -82,6 +82,14 @@ TEST(Recipes, ThePapersModelsHaveItsNumberOfParameters) {
   EXPECT_NEAR(millions("m2m100_12b"), 11800, 10);
 }
 
+TEST(Recipes, LanguageModelsLearnFromTheQuickStartsCorpus) {
+  EXPECT_EQ(Recipe("language_model").model().architecture(), DECODER_ONLY);
+  EXPECT_EQ(Recipe("masked_language_model").model().architecture(), ENCODER_ONLY);
+  for (const char* name : {"language_model", "masked_language_model"}) {
+    EXPECT_EQ(Recipe(name).data().folder(), Recipe("quickstart").data().folder());
+  }
+}
+
 TEST(Recipes, TheSmallThousandLayersLearnFromTheQuickStartsCorpus) {
   const RunSpec run = Recipe("small_1000l");
   EXPECT_EQ(run.model().encoder_layers() + run.model().decoder_layers(), 1000);

@@ -51,10 +51,35 @@ TEST(Validate, ARightRunPassesAllThree) {
   EXPECT_EQ(ValidateForPrepare(Spec({})), absl::OkStatus());
 }
 
+TEST(Validate, AModelOfOneStackIsRightWithoutTheOther) {
+  EXPECT_EQ(ValidateForTrain(Spec({"model.architecture=DECODER_ONLY", "model.encoder_layers=0"})),
+            absl::OkStatus());
+  const RunSpec masked = Spec({"model.architecture=ENCODER_ONLY", "model.decoder_layers=0"});
+  EXPECT_EQ(ValidateForTrain(masked), absl::OkStatus());
+  EXPECT_EQ(masked.data().masked_share(), 0.15);
+}
+
 TEST(Validate, EveryModelRuleNamesItsField) {
   const std::vector<Case> cases = {
       {{"model.encoder_layers=0"}, "model.encoder_layers: 0: must be at least 1"},
       {{"model.decoder_layers=-3"}, "model.decoder_layers: -3: must be at least 1"},
+      {{"model.architecture=DECODER_ONLY"},
+       "model.encoder_layers: 2: with model.architecture: DECODER_ONLY: must be 0"},
+      {{"model.architecture=ENCODER_ONLY"},
+       "model.decoder_layers: 2: with model.architecture: ENCODER_ONLY: must be 0"},
+      {{"model.architecture=ENCODER_ONLY", "model.encoder_layers=0", "model.decoder_layers=0"},
+       "model.encoder_layers: 0: must be at least 1"},
+      {{"model.architecture=ENCODER_ONLY", "model.decoder_layers=0",
+        "model.deepnorm=decoder_alpha: 2"},
+       "model.deepnorm.decoder_alpha: 2: with model.architecture: ENCODER_ONLY: must be 0"},
+      {{"model.architecture=DECODER_ONLY", "model.encoder_layers=0",
+        "data.microbatch.source_tokens=500"},
+       "data.microbatch.source_tokens: 500: must be 0 with model.architecture: DECODER_ONLY, whose "
+       "one stack has target_tokens"},
+      {{"data.masked_share=0.2"},
+       "data.masked_share: 0.2: only with model.architecture: ENCODER_ONLY"},
+      {{"model.architecture=ENCODER_ONLY", "model.decoder_layers=0", "data.masked_share=1"},
+       "data.masked_share: 1: must be above 0 and below 1"},
       {{"model.width=0"}, "model.width: 0: must be at least 1"},
       {{"model.width=65", "model.heads=5"},
        "model.width: 65: must be even and at least 4 with positions: SINUSOIDAL"},

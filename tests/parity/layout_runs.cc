@@ -37,13 +37,14 @@ RunSpec SpecOf(const ModelCase& model) {
   spec = TinySpec();
   spec.set_encoder_layers(model.encoder_layers);
   spec.set_decoder_layers(model.decoder_layers);
+  spec.set_architecture(model.architecture);
   spec.set_width(model.width);
   spec.set_ffn_width(3 * model.width / 2);
   spec.set_tied_embeddings(model.tied);
   spec.set_dropout(0.2);
   spec.set_attention_dropout(0.15);
   spec.set_activation_dropout(0.1);
-  *run.mutable_data()->mutable_microbatch() = TinyCapacity();
+  *run.mutable_data()->mutable_microbatch() = TinyCapacityOf(spec);
   run.mutable_data()->set_microbatches_per_step(model.microbatches);
   OptimSpec& optim = *run.mutable_optim();
   optim.set_label_smoothing(0.1);
@@ -142,9 +143,9 @@ void AddHeld(const Parameters& parameters, RankOutcome& outcome) {
 }  // namespace
 
 std::string ModelCase::ToText() const {
-  return absl::StrCat(encoder_layers, "+", decoder_layers, " layers, d=", width, " ",
-                      TiedEmbeddings_Name(tied), " ", DataType_Name(dtype), " m=", microbatches,
-                      " R=", virtual_replicas);
+  return absl::StrCat(Architecture_Name(architecture), " ", encoder_layers, "+", decoder_layers,
+                      " layers, d=", width, " ", TiedEmbeddings_Name(tied), " ",
+                      DataType_Name(dtype), " m=", microbatches, " R=", virtual_replicas);
 }
 
 std::string LayoutCase::ToText() const {
@@ -153,7 +154,8 @@ std::string LayoutCase::ToText() const {
 }
 
 Inventory InventoryOf(const ModelCase& model) {
-  return Describe(SpecOf(model).model(), TinyCapacity());
+  const RunSpec run = SpecOf(model);
+  return Describe(run.model(), run.data().microbatch());
 }
 
 absl::StatusOr<Plan> PlanFor(const ModelCase& model, const LayoutCase& layout) {

@@ -32,8 +32,11 @@ struct ModelCase {
   int width = 16;
   int microbatches = 8;      // of a step, on all replicas
   int virtual_replicas = 8;  // R
+  Architecture architecture = ENCODER_DECODER;
 
-  int NumLayers() const { return 3 + encoder_layers + decoder_layers; }  // of the chain
+  int NumLayers() const {  // of the chain
+    return (architecture == ENCODER_DECODER ? 3 : 2) + encoder_layers + decoder_layers;
+  }
   std::string ToText() const;
 };
 

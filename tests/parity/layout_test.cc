@@ -107,6 +107,17 @@ TEST(Layout, UpToEightStagesOfThreeChunksGiveTheBitsOfOneRank) {
   ExpectAllEqualOneRank(deep, layouts);
 }
 
+TEST(Layout, EveryOneOfAModelOfOneStackGivesTheBitsOfOneRank) {
+  const ModelCase causal{.encoder_layers = 0, .decoder_layers = 5, .architecture = DECODER_ONLY};
+  ExpectAllEqualOneRank(causal, WithEveryRecompute(LayoutsOf(causal, 4)));
+  const ModelCase masked{.tied = TIE_NONE,
+                         .dtype = BFLOAT16,
+                         .encoder_layers = 5,
+                         .decoder_layers = 0,
+                         .architecture = ENCODER_ONLY};
+  ExpectAllEqualOneRank(masked, WithEveryRecompute(LayoutsOf(masked, 4)));
+}
+
 // Ranks in order on pretended nodes, as mpirun places them.
 TEST(Layout, SumsInsideNodesFirstGiveTheBitsOfOneRank) {
   const ModelCase model;

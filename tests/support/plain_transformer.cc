@@ -108,10 +108,11 @@ struct Plain {
   Tensor Sublayer(const Place& place, const Tensor& x, const Tensor& entered,
                   const Function& f) const {
     const double n = spec.encoder_layers(), m = spec.decoder_layers();
-    const bool encoder = place.stack == 0;
+    const bool encoder = place.stack == 0, alone = spec.architecture() != ENCODER_DECODER;
     const auto norm = [&](const Tensor& z) { return Norm(place.Name("_layer_norm"), z); };
     switch (spec.residual()) {
       case DEEPNORM:
+        if (alone) return norm(std::pow(2 * (n + m), 0.25) * x + f(x));
         return norm(
             (encoder ? 0.81 * std::pow(n * n * n * n * m, 1.0 / 16) : std::pow(3 * m, 0.25)) * x +
             f(x));
@@ -164,7 +165,11 @@ struct Plain {
       case PERI_LN:
         return x + Norm(place.Name("_output_layer_norm"), f(norm(x)));
       case KEEL:
-        return Norm(place.Name("_end_layer_norm"), (encoder ? 2 * n : 3 * m) * x + f(norm(x)));
+        return Norm(place.Name("_end_layer_norm"), (alone     ? 2 * (n + m)
+                                                    : encoder ? 2 * n
+                                                              : 3 * m) *
+                                                           x +
+                                                       f(norm(x)));
       default:
         throw std::logic_error("no formula");
     }
@@ -230,6 +235,39 @@ struct Plain {
   }
 };
 
+// The only stack of a model, on the target rows.
+Tensor OneStack(const Plain& p, const Microbatch& mb, const Offsets& offsets) {
+  const int stack = p.spec.architecture() == ENCODER_ONLY ? 0 : 1;
+  const std::string side = stack == 0 ? "encoder" : "decoder";
+  Tensor x = p.Embed(side, side + ".embed_tokens.weight", mb.target.tokens, offsets);
+  p.Begin(x);
+  std::vector<Tensor> outputs = {x};
+  for (int i = 0; i < p.spec.encoder_layers() + p.spec.decoder_layers(); ++i) {
+    const Place attention{stack, i, "self_attn"}, block{stack, i, "final"};
+    x = p.Read(attention.Layer() + "history_weight", side + ".", outputs);
+    const Tensor entered = x;
+    x = p.Sublayer(attention, x, entered, [&](const Tensor& z) {
+      return p.Attention(attention, z, offsets, z, offsets, /*causal=*/stack == 1);
+    });
+    x = p.Sublayer(block, x, entered, [&](const Tensor& z) { return p.FeedForward(block, z); });
+    outputs.push_back(x);
+  }
+  return p.End(stack, p.Read(side + ".history_weight", side + ".", outputs));
+}
+
+// Summed over the rows that have a label.
+Tensor SmoothedLoss(const Tensor& hidden, const Tensor& table, const std::vector<int32_t>& labels,
+                    double eps) {
+  const Tensor log_p = at::log_softmax(at::matmul(hidden, table.t()), -1);
+  const double spread = eps / (static_cast<double>(log_p.size(1)) - 1);
+  Tensor total = at::zeros({}, at::kDouble);
+  for (int64_t row = 0; row < hidden.size(0); ++row) {
+    if (labels[row] < 0) continue;
+    total = total - (1 - eps - spread) * log_p[row][labels[row]] - spread * log_p[row].sum();
+  }
+  return total;
+}
+
 }  // namespace
 
 Tensor PlainLoss(const ModelSpec& spec, const Microbatch& mb, double eps,
@@ -243,6 +281,12 @@ Tensor PlainLoss(const ModelSpec& spec, const Microbatch& mb, double eps,
     return Offsets(side.offsets.begin(), side.offsets.begin() + mb.num_sentences + 1);
   };
   const Offsets source = offsets_of(mb.source), target = offsets_of(mb.target);
+  if (spec.architecture() != ENCODER_DECODER) {
+    const std::string own = spec.architecture() == ENCODER_ONLY ? "encoder" : "decoder";
+    const bool tied = spec.tied_embeddings() != TIE_NONE;
+    const Tensor table = parameter(tied ? own + ".embed_tokens.weight" : "lm_head.weight");
+    return SmoothedLoss(OneStack(p, mb, target), table, mb.labels, eps);
+  }
 
   Tensor x = p.Embed("encoder", source_table, mb.source.tokens, source);
   p.Begin(x);
@@ -275,10 +319,7 @@ Tensor PlainLoss(const ModelSpec& spec, const Microbatch& mb, double eps,
     decoder.push_back(y);
   }
   y = p.End(1, p.Read("decoder.history_weight", "decoder.", decoder));
-  const Tensor log_p = at::log_softmax(at::matmul(y, parameter(output).t()), -1);
-  const Tensor nll = -log_p.gather(1, Ids(mb.labels, 0, target.back()).unsqueeze(1));
-  const double spread = eps / (static_cast<double>(log_p.size(1)) - 1);
-  return (1 - eps - spread) * nll.sum() - spread * log_p.sum();
+  return SmoothedLoss(y, parameter(output), mb.labels, eps);
 }
 
 }  // namespace deepnet::testing

@@ -1,5 +1,6 @@
 #include "tests/support/tiny_model.h"
 
+#include <algorithm>
 #include <random>
 #include <utility>
 #include <vector>
@@ -50,9 +51,24 @@ MicrobatchSpec TinyCapacity() {
   return capacity;
 }
 
+ModelSpec WithArchitecture(ModelSpec spec, Architecture architecture) {
+  spec.set_architecture(architecture);
+  if (architecture == ENCODER_DECODER) return spec;
+  spec.set_encoder_layers(architecture == ENCODER_ONLY ? 3 : 0);
+  spec.set_decoder_layers(architecture == ENCODER_ONLY ? 0 : 3);
+  return spec;
+}
+
+MicrobatchSpec TinyCapacityOf(const ModelSpec& spec) {
+  MicrobatchSpec capacity = TinyCapacity();
+  if (spec.architecture() != ENCODER_DECODER) capacity.set_source_tokens(0);
+  return capacity;
+}
+
 Microbatch TinyMicrobatch(const ModelSpec& spec, uint32_t seed) {
-  const MicrobatchSpec capacity = TinyCapacity();
-  const std::vector<std::pair<int, int>> lengths = {{5, 4}, {1, 6}, {9, 3}};
+  const MicrobatchSpec capacity = TinyCapacityOf(spec);
+  std::vector<std::pair<int, int>> lengths = {{5, 4}, {1, 6}, {9, 3}};
+  if (spec.architecture() != ENCODER_DECODER) lengths = {{0, 4}, {0, 6}, {0, 3}};
   std::mt19937 random(seed);
   const auto draw = [&] {
     return static_cast<int32_t>(4 + random() % (static_cast<uint32_t>(spec.vocabulary_size()) - 4));
@@ -75,9 +91,13 @@ Microbatch TinyMicrobatch(const ModelSpec& spec, uint32_t seed) {
     mb.source.offsets.push_back(static_cast<int32_t>(mb.source.tokens.size()));
     mb.target.offsets.push_back(static_cast<int32_t>(mb.target.tokens.size()));
   }
+  if (spec.architecture() == ENCODER_ONLY) {
+    for (size_t row = 0; row < mb.labels.size(); row += 3) mb.labels[row] = -1;
+  }
   mb.num_sentences = static_cast<int>(lengths.size());
   mb.num_source_tokens = mb.source.offsets.back();
-  mb.num_target_tokens = mb.target.offsets.back();
+  mb.num_target_tokens =
+      std::count_if(mb.labels.begin(), mb.labels.end(), [](int32_t label) { return label >= 0; });
   mb.source.offsets.resize(static_cast<size_t>(capacity.sentences()) + 1, mb.source.offsets.back());
   mb.target.offsets.resize(static_cast<size_t>(capacity.sentences()) + 1, mb.target.offsets.back());
   mb.source.tokens.resize(static_cast<size_t>(capacity.source_tokens()), 1);

@@ -27,10 +27,17 @@ ModelSpec WithResidual(ModelSpec spec, Residual residual);
 // from layer to layer until float32 rounds away what is compared.
 double WeightScale(const ModelSpec& spec);
 
+// `spec` with one stack of that architecture: 3 layers.
+ModelSpec WithArchitecture(ModelSpec spec, Architecture architecture);
+
 // Capacity of TinyMicrobatch: 20 source and 16 target positions, 4 sentences.
 MicrobatchSpec TinyCapacity();
 
-// Three sentences of different lengths with padding behind them; ids from `seed`.
+// The same for a model of one stack, which has no source positions.
+MicrobatchSpec TinyCapacityOf(const ModelSpec& spec);
+
+// Three sentences of different lengths with padding behind them; ids from `seed`. Of a model of one
+// stack the source is empty; ENCODER_ONLY: some rows have no label.
 Microbatch TinyMicrobatch(const ModelSpec& spec, uint32_t seed);
 
 }  // namespace deepnet::testing

@@ -97,6 +97,21 @@ TEST(PlannedMemory, OfALoneRankIsWhatItHoldsAtEveryLevelOfRecomputation) {
   }
 }
 
+TEST(PlannedMemory, OfAModelOfOneStackIsWhatItHoldsAtEveryLevelOfRecomputation) {
+  for (const Recompute level : {NONE, FFN, GEMM, LAYER}) {
+    for (const int ranks : {1, 2}) {
+      RunSpec run = SmallRun(8, 4);
+      run.mutable_model()->set_architecture(ranks == 1 ? ENCODER_ONLY : DECODER_ONLY);
+      ranks == 1 ? run.mutable_model()->set_decoder_layers(0)
+                 : run.mutable_model()->set_encoder_layers(0);
+      run.mutable_data()->mutable_microbatch()->set_source_tokens(0);
+      run.mutable_parallel()->set_recompute(level);
+      run.mutable_parallel()->set_pipeline_parallel_size(ranks);
+      ExpectAsPlanned(MeasureRanks(run), Recompute_Name(level));
+    }
+  }
+}
+
 // Few layers of many rows: what lies beside a stack is a large part of all.
 RunSpec ManyRows(Residual residual, Norm norm, DataType dtype) {
   RunSpec run = SmallRun(2, 1);

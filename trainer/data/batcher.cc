@@ -66,8 +66,13 @@ void MicrobatchBuilder::Add(uint32_t ordinal, const EncodedPair& pair) {
   batch_.source_pairs.resize(source.tokens.size(), ordinal);
 
   PackedSide& target = batch_.target;
-  target.tokens.push_back(kEos);
-  target.tokens.insert(target.tokens.end(), pair.labels.begin(), pair.labels.end() - 1);
+  if (pair.input.empty()) {
+    target.tokens.push_back(kEos);
+    target.tokens.insert(target.tokens.end(), pair.labels.begin(), pair.labels.end() - 1);
+  } else {
+    DEEPNET_CHECK_EQ(pair.input.size(), pair.labels.size());
+    target.tokens.insert(target.tokens.end(), pair.input.begin(), pair.input.end());
+  }
   target.offsets.push_back(static_cast<int32_t>(target.tokens.size()));
   AppendPositions(pair.labels.size(), &target);
   batch_.labels.insert(batch_.labels.end(), pair.labels.begin(), pair.labels.end());
@@ -77,7 +82,8 @@ void MicrobatchBuilder::Add(uint32_t ordinal, const EncodedPair& pair) {
 
 Microbatch MicrobatchBuilder::Build() && {
   batch_.num_source_tokens = static_cast<int64_t>(batch_.source.tokens.size());
-  batch_.num_target_tokens = static_cast<int64_t>(batch_.target.tokens.size());
+  batch_.num_target_tokens = std::count_if(batch_.labels.begin(), batch_.labels.end(),
+                                           [](int32_t label) { return label >= 0; });
   Pad(capacity_.source, capacity_.sentences, &batch_.source);
   Pad(capacity_.target, capacity_.sentences, &batch_.target);
   batch_.labels.resize(static_cast<size_t>(capacity_.target), -1);

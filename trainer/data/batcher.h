@@ -17,8 +17,10 @@ namespace deepnet {
 // What the model reads and what it should say, tags and </s> in place.
 struct EncodedPair {
   std::vector<int32_t> source;  // __tgt__ x </s>; M2M: __src__ x </s>
-  std::vector<int32_t>
-      labels;  // y </s>; M2M: __tgt__ y </s>. The decoder reads </s> and all but the last.
+  std::vector<int32_t> labels;  // y </s>; M2M: __tgt__ y </s>. -1: nothing to say there
+  // What the rows with labels read; empty: </s> and all labels but the last, as a decoder that
+  // translates does. Others: trainer/data/one_sided.h.
+  std::vector<int32_t> input = {};
 };
 
 // Tags of one direction, as Vocabulary::TagId gives them.

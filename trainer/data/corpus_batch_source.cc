@@ -1,5 +1,7 @@
 #include "trainer/data/corpus_batch_source.h"
 
+#include <string>
+
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 
@@ -17,10 +19,9 @@ std::vector<int32_t> ToIds(const TokenSpan& tokens) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<CorpusBatchSource>> CorpusBatchSource::Make(const DataSpec& spec,
-                                                                           uint64_t seed,
-                                                                           const Corpus* corpus) {
-  ASSIGN_OR_RETURN(DataOrder order, DataOrder::Make(spec, seed, corpus));
+absl::StatusOr<std::unique_ptr<CorpusBatchSource>> CorpusBatchSource::Make(
+    const DataSpec& spec, uint64_t seed, const Corpus* corpus, Architecture architecture) {
+  ASSIGN_OR_RETURN(DataOrder order, DataOrder::Make(spec, seed, corpus, architecture));
   std::vector<DirectionTags> tags;
   for (const Direction& direction : corpus->directions()) {
     const auto source = corpus->vocabulary().TagId(direction.source);
@@ -28,13 +29,25 @@ absl::StatusOr<std::unique_ptr<CorpusBatchSource>> CorpusBatchSource::Make(const
     DEEPNET_CHECK(source.has_value() && target.has_value()) << direction.Name();
     tags.push_back({spec.tags(), *source, *target});
   }
+  const HidingRule hiding = {spec.masked_share(), corpus->vocabulary().first_tag()};
   return std::unique_ptr<CorpusBatchSource>(
-      new CorpusBatchSource(std::move(order), std::move(tags), corpus));
+      new CorpusBatchSource(std::move(order), std::move(tags), corpus, architecture, seed, hiding));
 }
 
-EncodedPair CorpusBatchSource::Encode(const PairRef& pair) const {
+EncodedPair CorpusBatchSource::Encode(const PairRef& pair, int64_t step) const {
   const PairTokens tokens = corpus_->Tokens(pair.direction, pair.pair);
-  return EncodePair(tags_[pair.direction], ToIds(tokens.source), ToIds(tokens.target));
+  const DirectionTags& tags = tags_[pair.direction];
+  switch (architecture_) {
+    case DECODER_ONLY:
+      return EncodeTargetSide(tags, ToIds(tokens.target));
+    case ENCODER_ONLY: {
+      const std::string direction = corpus_->directions()[pair.direction].Name();
+      return EncodeSourceSide(tags, ToIds(tokens.source), hiding_,
+                              {seed_, direction, pair.pair, step});
+    }
+    default:
+      return EncodePair(tags, ToIds(tokens.source), ToIds(tokens.target));
+  }
 }
 
 absl::StatusOr<StepBatch> CorpusBatchSource::ForStep(int64_t step) {
@@ -49,7 +62,9 @@ absl::StatusOr<StepBatch> CorpusBatchSource::ForStep(int64_t step) {
   const int64_t begin = step % order_.steps_per_window() * order_.microbatches_per_step();
   for (int64_t m = begin; m < begin + order_.microbatches_per_step(); ++m) {
     MicrobatchBuilder builder(order_.capacity());
-    for (const PairRef& pair : window_.microbatches[m]) builder.Add(ordinal++, Encode(pair));
+    for (const PairRef& pair : window_.microbatches[m]) {
+      builder.Add(ordinal++, Encode(pair, step));
+    }
     const Microbatch& made = batch.microbatches.emplace_back(std::move(builder).Build());
     batch.num_source_tokens += made.num_source_tokens;
     batch.num_target_tokens += made.num_target_tokens;

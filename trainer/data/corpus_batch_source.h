@@ -10,33 +10,45 @@
 #include "absl/status/statusor.h"
 
 #include "proto/data.pb.h"
+#include "proto/model.pb.h"
 #include "trainer/data/batcher.h"
 #include "trainer/data/corpus.h"
 #include "trainer/data/data_order.h"
 #include "trainer/data/microbatch.h"
+#include "trainer/data/one_sided.h"
 
 namespace deepnet {
 
 // Keeps the window of the last step, so steps in order cost their own pairs only.
 class CorpusBatchSource : public BatchSource {
  public:
-  // `spec` is resolved (ResolveDataSpec); `corpus` outlives the source.
-  static absl::StatusOr<std::unique_ptr<CorpusBatchSource>> Make(const DataSpec& spec,
-                                                                 uint64_t seed,
-                                                                 const Corpus* corpus);
+  // `spec` is resolved (ResolveDataSpec); `corpus` outlives the source. `architecture`: what is
+  // read of a pair.
+  static absl::StatusOr<std::unique_ptr<CorpusBatchSource>> Make(
+      const DataSpec& spec, uint64_t seed, const Corpus* corpus,
+      Architecture architecture = ENCODER_DECODER);
 
   absl::StatusOr<StepBatch> ForStep(int64_t step) override;
 
   const DataOrder& order() const { return order_; }
 
  private:
-  CorpusBatchSource(DataOrder order, std::vector<DirectionTags> tags, const Corpus* corpus)
-      : order_(std::move(order)), tags_(std::move(tags)), corpus_(corpus) {}
-  EncodedPair Encode(const PairRef& pair) const;
+  CorpusBatchSource(DataOrder order, std::vector<DirectionTags> tags, const Corpus* corpus,
+                    Architecture architecture, uint64_t seed, const HidingRule& hiding)
+      : order_(std::move(order)),
+        tags_(std::move(tags)),
+        corpus_(corpus),
+        architecture_(architecture),
+        seed_(seed),
+        hiding_(hiding) {}
+  EncodedPair Encode(const PairRef& pair, int64_t step) const;
 
   const DataOrder order_;
   const std::vector<DirectionTags> tags_;  // by direction
   const Corpus* const corpus_;
+  const Architecture architecture_;
+  const uint64_t seed_;
+  const HidingRule hiding_;     // ENCODER_ONLY
   int64_t window_number_ = -1;  // of window_
   DataOrder::Window window_;
 };

@@ -79,9 +79,10 @@ std::vector<int64_t> Counts(const PairIndex& index, std::span<const int> selecte
 }
 
 // Moments of a draw at each temperature of the run.
-std::vector<WindowMoments> MomentsByPhase(const PairIndex& index, const DataSpec& spec) {
+std::vector<WindowMoments> MomentsByPhase(const PairIndex& index, const DataSpec& spec,
+                                          Architecture architecture) {
   const std::vector<int> selected = SelectedDirections(index, spec);
-  const PairSize extra = SizeOf(PairLengths(), spec.tags());
+  const PairSize extra = SizeOf(PairLengths(), spec.tags(), architecture);
   std::vector<SamplingPhase> phases;
   for (const TemperaturePoint& point : spec.temperature()) {
     phases.push_back({static_cast<int64_t>(phases.size()), point.temperature()});
@@ -95,10 +96,13 @@ std::vector<WindowMoments> MomentsByPhase(const PairIndex& index, const DataSpec
       const double share = plan.Share(i, k);
       const double kept = static_cast<double>(lengths.num_pairs) /
                           static_cast<double>(index.directions()[selected[i]].num_pairs);
-      AddMoments(share, kept, lengths.mean_source + extra.source, lengths.variance_source,
-                 &moments[k].source);
-      AddMoments(share, kept, lengths.mean_target + extra.target, lengths.variance_target,
-                 &moments[k].target);
+      const DrawMoments source = {lengths.mean_source, lengths.variance_source};
+      const DrawMoments target = {lengths.mean_target, lengths.variance_target};
+      const DrawMoments& labelled = architecture == ENCODER_ONLY ? source : target;
+      AddMoments(share, kept, labelled.mean + extra.target, labelled.variance, &moments[k].target);
+      if (architecture == ENCODER_DECODER) {
+        AddMoments(share, kept, source.mean + extra.source, source.variance, &moments[k].source);
+      }
       AddMoments(share, kept, 1.0, 0.0, &moments[k].sentences);
     }
   }
@@ -188,11 +192,13 @@ absl::Status CheckCapacity(const char* field, int32_t capacity, int32_t needed) 
 
 }  // namespace
 
-PairSize SizeOf(const PairLengths& pieces, TagStyle tags) {
-  return {pieces.source + 2, pieces.target + (tags == M2M ? 2 : 1)};
+PairSize SizeOf(const PairLengths& pieces, TagStyle tags, Architecture architecture) {
+  const PairSize both = {pieces.source + 2, pieces.target + (tags == M2M ? 2 : 1)};
+  if (architecture == ENCODER_DECODER) return both;
+  return {0, architecture == ENCODER_ONLY ? both.source : both.target};
 }
 
-absl::Status ResolveDataSpec(const PairIndex& index, DataSpec* spec) {
+absl::Status ResolveDataSpec(const PairIndex& index, DataSpec* spec, Architecture architecture) {
   RETURN_IF_ERROR(CheckDirections(index, *spec));
   RETURN_IF_ERROR(CheckTemperature(*spec));
   if (spec->max_tokens() == 0) spec->set_max_tokens(kDefaultMaxTokens);
@@ -205,11 +211,12 @@ absl::Status ResolveDataSpec(const PairIndex& index, DataSpec* spec) {
     return absl::InvalidArgumentError(
         "data: max_tokens, microbatches_per_step and microbatch.sentences must be positive");
   }
-  const PairSize longest = SizeOf({spec->max_tokens(), spec->max_tokens()}, spec->tags());
+  const PairSize longest =
+      SizeOf({spec->max_tokens(), spec->max_tokens()}, spec->tags(), architecture);
   RETURN_IF_ERROR(CheckCapacity("target_tokens", microbatch.target_tokens(), longest.target));
-  if (microbatch.source_tokens() == 0) {
+  if (microbatch.source_tokens() == 0 && longest.source > 0) {
     const Capacity capacity = {0, microbatch.target_tokens(), microbatch.sentences()};
-    const std::vector<WindowMoments> phases = MomentsByPhase(index, *spec);
+    const std::vector<WindowMoments> phases = MomentsByPhase(index, *spec, architecture);
     microbatch.set_source_tokens(std::max(
         longest.source, EvenSourceCapacity(phases, capacity, spec->microbatches_per_step())));
   }
@@ -217,13 +224,13 @@ absl::Status ResolveDataSpec(const PairIndex& index, DataSpec* spec) {
 }
 
 absl::StatusOr<DataOrder> DataOrder::Make(const DataSpec& spec, uint64_t seed,
-                                          const PairIndex* index) {
+                                          const PairIndex* index, Architecture architecture) {
   DataSpec resolved = spec;
-  RETURN_IF_ERROR(ResolveDataSpec(*index, &resolved));
+  RETURN_IF_ERROR(ResolveDataSpec(*index, &resolved, architecture));
   const MicrobatchSpec& microbatch = resolved.microbatch();
   const Capacity capacity = {microbatch.source_tokens(), microbatch.target_tokens(),
                              microbatch.sentences()};
-  const std::vector<WindowMoments> phases = MomentsByPhase(*index, resolved);
+  const std::vector<WindowMoments> phases = MomentsByPhase(*index, resolved, architecture);
   const bool all_left_out = std::all_of(
       phases.begin(), phases.end(), [](const WindowMoments& m) { return m.sentences.mean <= 0.0; });
   if (all_left_out) {
@@ -231,7 +238,7 @@ absl::StatusOr<DataOrder> DataOrder::Make(const DataSpec& spec, uint64_t seed,
         "data.max_tokens: every pair has a side of more than ", resolved.max_tokens(), " pieces"));
   }
   const WindowShape shape = ShapeOfWindow(phases, capacity, resolved.microbatches_per_step());
-  return DataOrder(resolved, seed, index, shape.steps, shape.pairs);
+  return DataOrder(resolved, seed, index, architecture, shape.steps, shape.pairs);
 }
 
 namespace {
@@ -250,10 +257,11 @@ std::vector<SamplingPhase> PhasesOf(const DataSpec& spec, int64_t steps_per_wind
 }  // namespace
 
 DataOrder::DataOrder(const DataSpec& spec, uint64_t seed, const PairIndex* index,
-                     int64_t steps_per_window, int64_t pairs_per_window)
+                     Architecture architecture, int64_t steps_per_window, int64_t pairs_per_window)
     : index_(index),
       key_(MakeKey(seed, RandomPurpose::kDataOrder)),
       tags_(spec.tags()),
+      architecture_(architecture),
       max_tokens_(spec.max_tokens()),
       capacity_{spec.microbatch().source_tokens(), spec.microbatch().target_tokens(),
                 spec.microbatch().sentences()},
@@ -286,7 +294,7 @@ std::vector<PairRef> DataOrder::Draw(int64_t window, Window* counts) const {
         ++counts->num_left_out;
         continue;
       }
-      pairs.push_back({direction, pair, SizeOf(lengths, tags_)});
+      pairs.push_back({direction, pair, SizeOf(lengths, tags_, architecture_)});
     }
   }
   return pairs;

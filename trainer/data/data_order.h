@@ -20,6 +20,7 @@
 
 #include "parallel/base/philox.h"
 #include "proto/data.pb.h"
+#include "proto/model.pb.h"
 #include "trainer/data/packing.h"
 #include "trainer/data/pair_index.h"
 #include "trainer/data/sampling.h"
@@ -27,14 +28,17 @@
 namespace deepnet {
 
 // Fills in every default of `spec` from the statistics of `index`: max_tokens,
-// microbatches_per_step, sentences, and source_tokens such that both sides fill evenly. Fails
-// naming the field where a value cannot be: a capacity below max_tokens + 2, an unknown direction,
-// temperatures not ascending.
-absl::Status ResolveDataSpec(const PairIndex& index, DataSpec* spec);
+// microbatches_per_step, sentences, and source_tokens such that both sides fill evenly; of a model
+// of one stack they stay 0. Fails naming the field where a value cannot be: a capacity below
+// max_tokens + 2, an unknown direction, temperatures not ascending.
+absl::Status ResolveDataSpec(const PairIndex& index, DataSpec* spec,
+                             Architecture architecture = ENCODER_DECODER);
 
 // Positions a pair of so many pieces takes: the tag and </s> on the source, </s> on the target, in
-// M2M style the tag there too.
-PairSize SizeOf(const PairLengths& pieces, TagStyle tags);
+// M2M style the tag there too. A model of one stack takes one side, as the target
+// (trainer/data/one_sided.h).
+PairSize SizeOf(const PairLengths& pieces, TagStyle tags,
+                Architecture architecture = ENCODER_DECODER);
 
 // A pair of a window.
 struct PairRef {
@@ -49,8 +53,8 @@ struct PairRef {
 class DataOrder {
  public:
   // `spec` is resolved; `index` outlives the order.
-  static absl::StatusOr<DataOrder> Make(const DataSpec& spec, uint64_t seed,
-                                        const PairIndex* index);
+  static absl::StatusOr<DataOrder> Make(const DataSpec& spec, uint64_t seed, const PairIndex* index,
+                                        Architecture architecture = ENCODER_DECODER);
 
   // All of a window, in order: step s of the window owns microbatches
   // [s * microbatches_per_step, (s + 1) * microbatches_per_step).
@@ -75,8 +79,8 @@ class DataOrder {
   int64_t NumDrawn(int direction, int64_t window) const;
 
  private:
-  DataOrder(const DataSpec& spec, uint64_t seed, const PairIndex* index, int64_t steps_per_window,
-            int64_t pairs_per_window);
+  DataOrder(const DataSpec& spec, uint64_t seed, const PairIndex* index, Architecture architecture,
+            int64_t steps_per_window, int64_t pairs_per_window);
 
   std::vector<PairRef> Draw(int64_t window, Window* counts) const;
   void Shuffle(int64_t window, std::vector<std::vector<PairRef>>* microbatches) const;
@@ -84,6 +88,7 @@ class DataOrder {
   const PairIndex* index_;
   PhiloxKey key_;
   TagStyle tags_;
+  Architecture architecture_;
   int32_t max_tokens_;
   Capacity capacity_;
   int64_t microbatches_per_step_;

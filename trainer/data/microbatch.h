@@ -9,6 +9,8 @@
 //   source.tokens  __de__ a b </s> pad pad pad pad     target.tokens  </s> c pad pad pad pad
 //   source.offsets 0 4 4 4                             target.offsets 0 2 2 2
 //   labels         c </s> -1 -1 -1 -1
+//
+// A model of one stack reads `target` alone (trainer/data/one_sided.h); S is 0 then.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +41,7 @@ struct Microbatch {
   std::vector<uint32_t> target_pairs;  // [target capacity]; likewise
   int num_sentences = 0;               // real ones; never more than the capacity
   int64_t num_source_tokens = 0;       // real positions
-  int64_t num_target_tokens = 0;       // real positions
+  int64_t num_target_tokens = 0;       // those with a label: what the loss is a mean over
 
   friend bool operator==(const Microbatch&, const Microbatch&) = default;
 };
@@ -47,7 +49,7 @@ struct Microbatch {
 // All microbatches of one optimizer step, over all replicas, in order of their ordinals.
 struct StepBatch {
   std::vector<Microbatch> microbatches;
-  int64_t num_source_tokens = 0;  // real positions of all of them
+  int64_t num_source_tokens = 0;  // of all of them
   int64_t num_target_tokens = 0;
 
   friend bool operator==(const StepBatch&, const StepBatch&) = default;

@@ -27,7 +27,7 @@ std::vector<int> LongestFirst(std::span<const PairSize> pairs, const Capacity& c
   // Cross-multiplied, so that relative sizes compare as whole numbers.
   const auto size = [&](int i) {
     return std::max(static_cast<int64_t>(pairs[i].source) * capacity.target,
-                    static_cast<int64_t>(pairs[i].target) * capacity.source);
+                    static_cast<int64_t>(pairs[i].target) * std::max(1, capacity.source));
   };
   std::vector<int> order(pairs.size());
   std::iota(order.begin(), order.end(), 0);
@@ -42,7 +42,7 @@ Packing PackBalanced(std::span<const PairSize> pairs, int num_microbatches,
   Packing packing;
   packing.microbatches.resize(num_microbatches);
   std::vector<Load> loads(num_microbatches);
-  const double per_source = 1.0 / capacity.source;
+  const double per_source = capacity.source > 0 ? 1.0 / capacity.source : 0.0;
   const double per_target = 1.0 / capacity.target;
   const double per_sentence = 1.0 / capacity.sentences;
   for (const int i : LongestFirst(pairs, capacity)) {

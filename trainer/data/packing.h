@@ -17,7 +17,7 @@ struct PairSize {
 
 // What one microbatch holds at most.
 struct Capacity {
-  int32_t source = 0;     // positions
+  int32_t source = 0;     // positions; 0 where pairs have only a target
   int32_t target = 0;     // positions
   int32_t sentences = 0;  // pairs
 };

@@ -10,7 +10,7 @@ void RunForward(Transformer& model, PipelineLink* link, const MicrobatchPass& pa
   for (int i = 0; i < static_cast<int>(model.chunks().size()); ++i) {
     const Chunk& chunk = model.chunks()[i];
     has_memory = has_memory || chunk.ends_encoder();
-    if (!has_memory && chunk.decoder().size() > 0) {
+    if (!has_memory && chunk.reads_memory()) {
       link->ReceiveMemory(sources, values.memory_RD);
       has_memory = true;
     }

@@ -20,7 +20,7 @@ std::vector<double> ModelPairScorer::LogProbabilities(std::span<const IdPair> pa
     MicrobatchBuilder builder(capacity);
     size_t end = begin;
     for (; end < pairs.size(); ++end) {
-      const EncodedPair pair{pairs[end].source, pairs[end].target};
+      const EncodedPair pair{pairs[end].source, pairs[end].target, pairs[end].input};
       if (!builder.HasRoom(pair)) break;
       builder.Add(static_cast<uint32_t>(end - begin), pair);
     }

@@ -27,7 +27,7 @@ PipelineRoute MakePipelineRoute(const Inventory& whole, std::span<const int> chu
     for (; layer < chunk_ends[c]; ++layer) {
       const LayerKind kind = whole.layers[layer].kind;
       if (kind == LayerKind::kEncoder) route.encoder_end = owner;
-      if (kind == LayerKind::kDecoder) decoders.insert(owner);
+      if (kind == LayerKind::kDecoder && ReadsMemory(whole.layers[layer])) decoders.insert(owner);
       if (kind >= LayerKind::kTargetEmbedding) behind_encoder.insert(owner);
     }
   }

@@ -16,8 +16,8 @@ struct PipelineRoute {
   std::vector<int> chunks;         // its chunks, by their numbers along the chain
   std::vector<int> rank_of_chunk;  // of the whole chain
   int driver = 0;                  // has the output layer
-  int encoder_end = 0;             // has the last encoder layer: makes the memory
-  std::vector<int> memory_to;      // the others that have decoder layers
+  int encoder_end = 0;             // has the last encoder layer: makes the memory, if there is one
+  std::vector<int> memory_to;      // the others that have decoder layers, which read it
   std::vector<int> steppers;       // all with layers behind the encoder, but the driver
   std::vector<int> followers;      // all but the driver
 

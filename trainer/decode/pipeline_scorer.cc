@@ -57,6 +57,7 @@ std::vector<int32_t> PackPairs(std::span<const IdPair> pairs) {
   for (const IdPair& pair : pairs) {
     AddList(pair.source, packed);
     AddList(pair.target, packed);
+    AddList(pair.input, packed);
   }
   return packed;
 }
@@ -64,8 +65,8 @@ std::vector<int32_t> PackPairs(std::span<const IdPair> pairs) {
 std::vector<IdPair> UnpackPairs(std::span<const int32_t> packed) {
   IdLists lists = UnpackLists(packed);
   std::vector<IdPair> pairs;
-  for (size_t i = 0; i + 1 < lists.size(); i += 2) {
-    pairs.push_back({std::move(lists[i]), std::move(lists[i + 1])});
+  for (size_t i = 0; i + 2 < lists.size(); i += 3) {
+    pairs.push_back({std::move(lists[i]), std::move(lists[i + 1]), std::move(lists[i + 2])});
   }
   return pairs;
 }

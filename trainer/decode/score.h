@@ -16,9 +16,12 @@
 namespace deepnet {
 
 // One pair as a model is trained on it: tags and </s> included on both sides, neither side empty.
+// Of a model of one stack (trainer/data/one_sided.h) the source is empty, `input` is what the stack
+// reads and target[t] < 0 says nothing.
 struct IdPair {
   std::vector<int32_t> source;
   std::vector<int32_t> target;
+  std::vector<int32_t> input = {};
 
   friend bool operator==(const IdPair&, const IdPair&) = default;
 };

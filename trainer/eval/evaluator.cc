@@ -14,6 +14,7 @@
 #include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
+#include "trainer/data/one_sided.h"
 #include "trainer/decode/search.h"
 #include "trainer/decode/translator.h"
 #include "trainer/decode/vocabulary_codec.h"
@@ -99,8 +100,11 @@ class Evaluator {
           absl::StrCat("direction ", route.Name(), ": the model has no such language"));
     }
     const TagFrame tags = MakeTagFrame(options_.tags, *source_tag, *target_tag);
+    const EncodeSentence encode = [&](size_t i) {
+      return Encode(text, i, route.Name(), {options_.tags, *source_tag, *target_tag});
+    };
     ASSIGN_OR_RETURN(const SentenceScores scores,
-                     Gather(options_.share, ScoreSentences(text, tags)));
+                     Gather(options_.share, ScoreSentences(text, tags, encode)));
     const std::vector<std::string>& hypotheses = scores.hypotheses;
 
     DirectionScore score;
@@ -126,9 +130,31 @@ class Evaluator {
   }
 
  private:
+  using EncodeSentence = std::function<IdPair(size_t)>;
+
+  // Sentence i as the model learns it. What a masked model does not see is the same every time.
+  IdPair Encode(const ParallelSentences& text, size_t i, const std::string& direction,
+                const DirectionTags& tags) const {
+    EncodedPair pair;
+    switch (options_.architecture) {
+      case DECODER_ONLY:
+        pair = EncodeTargetSide(tags, vocabulary_.Encode(text.target[i]));
+        break;
+      case ENCODER_ONLY:
+        pair = EncodeSourceSide(tags, vocabulary_.Encode(text.source[i]),
+                                {options_.masked_share, vocabulary_.first_tag()},
+                                {.direction = direction, .pair = static_cast<int64_t>(i)});
+        break;
+      default:
+        pair = EncodePair(tags, vocabulary_.Encode(text.source[i]),
+                          vocabulary_.Encode(text.target[i]));
+    }
+    return {std::move(pair.source), std::move(pair.labels), std::move(pair.input)};
+  }
+
   // This evaluator's share of them.
-  absl::StatusOr<SentenceScores> ScoreSentences(const ParallelSentences& text,
-                                                const TagFrame& tags) const {
+  absl::StatusOr<SentenceScores> ScoreSentences(const ParallelSentences& text, const TagFrame& tags,
+                                                const EncodeSentence& encode) const {
     const SentenceRange range = RangeOf(options_.share, text.source.size());
     SentenceScores scores;
     if (options_.translates) {
@@ -136,12 +162,12 @@ class Evaluator {
     }
     std::vector<IdPair> pairs;
     for (size_t i = range.first; i < range.end; ++i) {
-      IdPair pair{FrameIds(tags.source, vocabulary_.Encode(text.source[i]), 0),
-                  FrameIds(tags.target, vocabulary_.Encode(text.target[i]), 0)};
+      IdPair pair = encode(i);
       const size_t longest = std::max(pair.source.size(), pair.target.size());
       if (options_.max_positions > 0 && longest > static_cast<size_t>(options_.max_positions))
         continue;
-      scores.num_tokens += static_cast<int64_t>(pair.target.size());
+      scores.num_tokens += std::count_if(pair.target.begin(), pair.target.end(),
+                                         [](int32_t label) { return label >= 0; });
       pairs.push_back(std::move(pair));
     }
     scores.log_probabilities = pair_scorer_.LogProbabilities(pairs);
@@ -229,7 +255,7 @@ absl::StatusOr<EvalRecord> Evaluate(Scorer& scorer, PairScorer& pair_scorer, con
   record.set_nll(Mean(record, all, [](const DirectionScore& d) { return d.nll(); }));
   record.set_spbleu(Mean(record, all, [](const DirectionScore& d) { return d.spbleu(); }));
   ASSIGN_OR_RETURN(*record.mutable_bleu_signature(), Signatures(record, options));
-  record.set_chrf_signature(ChrfSignature());
+  if (options.translates) record.set_chrf_signature(ChrfSignature());
   record.set_seconds(SecondsNow() - start);
   return record;
 }

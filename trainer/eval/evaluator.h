@@ -27,8 +27,10 @@ struct EvaluateOptions {
   std::string output_folder;            // where <direction>.hyp and .ref go; empty: nowhere
   bool translates = true;               // false: nll alone, scores of translations stay 0
   TagStyle tags = TARGET_TAG_ON_SOURCE;
-  DecodeSpec decode;    // its defaults filled in
-  EvaluateShare share;  // who else scores the same; default: nobody
+  Architecture architecture = ENCODER_DECODER;  // others do not translate
+  double masked_share = 0.0;                    // ENCODER_ONLY: data.masked_share
+  DecodeSpec decode;                            // its defaults filled in
+  EvaluateShare share;                          // who else scores the same; default: nobody
 };
 
 // Called with what is being done and the share of directions that are.

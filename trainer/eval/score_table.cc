@@ -1,6 +1,7 @@
 #include "trainer/eval/score_table.h"
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 
 #include "absl/strings/match.h"
@@ -13,6 +14,7 @@ namespace {
 struct Layout {
   int name_width = 9;
   bool has_spbleu = false;
+  bool translates = false;  // otherwise there is a likelihood alone
 };
 
 Layout LayoutFor(const EvalRecord& record) {
@@ -22,16 +24,25 @@ Layout LayoutFor(const EvalRecord& record) {
   for (const DirectionScore& score : record.directions()) {
     layout.name_width = std::max(layout.name_width, static_cast<int>(score.direction().size()));
     layout.has_spbleu |= score.spbleu() != 0.0;
+    layout.translates |= !score.tokenizer().empty() || score.bleu() != 0;
   }
   return layout;
 }
 
 std::string Header(const Layout& layout) {
+  if (!layout.translates) {
+    return absl::StrFormat("%-*s  %7s %10s %10s\n", layout.name_width, "direction", "nll",
+                           "perplexity", "sentences");
+  }
   return absl::StrFormat("%-*s  %6s %6s%s %7s %10s\n", layout.name_width, "direction", "BLEU",
                          "chrF", layout.has_spbleu ? " spBLEU" : "", "nll", "sentences");
 }
 
 std::string Row(const Layout& layout, const DirectionScore& score) {
+  if (!layout.translates) {
+    return absl::StrFormat("%-*s  %7.3f %10.2f %10d\n", layout.name_width, score.direction(),
+                           score.nll(), std::exp(score.nll()), score.sentences());
+  }
   const std::string spbleu =
       layout.has_spbleu ? absl::StrFormat(" %6.2f", score.spbleu()) : std::string();
   return absl::StrFormat("%-*s  %6.2f %6.2f%s %7.3f %10d\n", layout.name_width, score.direction(),

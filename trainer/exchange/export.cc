@@ -18,6 +18,7 @@
 #include "trainer/exchange/hf_tokenizer.h"
 #include "trainer/exchange/marian.h"
 #include "trainer/exchange/stored_weights.h"
+#include "trainer/model/architecture.h"
 #include "trainer/model/scheme.h"
 
 namespace deepnet {
@@ -155,6 +156,7 @@ absl::StatusOr<ExportReport> ExportCheckpoint(FileSystem& fs, const std::string&
   const Manifest& manifest = reader->manifest();
   RETURN_IF_ERROR(CheckModel(manifest, checkpoint_folder));
   RETURN_IF_ERROR(CheckRowsAreIndependent(manifest.run().model()));
+  RETURN_IF_ERROR(CheckTranslates(manifest.run().model(), "checkpoint export"));
   if (options.format == ExportFormat::kMarian) RETURN_IF_ERROR(CheckMarian(manifest.run().model()));
   std::string model_bytes;
   ASSIGN_OR_RETURN(const Vocabulary vocabulary,

@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 
 #include "parallel/base/check.h"
+#include "trainer/model/architecture.h"
 
 namespace deepnet {
 namespace {
@@ -31,10 +32,10 @@ bool Has(const Inventory& whole, const LayerSpan& span, LayerKind kind) {
   return PartOf(whole, span, kind).count > 0;
 }
 
-// Whether the last layer of `kind` is in `span`.
-bool Ends(const Inventory& whole, const LayerSpan& span, LayerKind kind, int layers) {
+// Whether the last layer of `kind` is in `span`; the output layer stands behind all of them.
+bool Ends(const Inventory& whole, const LayerSpan& span, LayerKind kind) {
   const Part part = PartOf(whole, span, kind);
-  return part.count > 0 && part.first + part.count == layers;
+  return part.count > 0 && whole.layers[part.layer + part.count].kind != kind;
 }
 
 template <typename StackT>
@@ -63,10 +64,11 @@ Chunk::Chunk(const ModelSpec& spec, const MicrobatchSpec& capacity, const Invent
     : spec_(chunk),
       inputs_(CutBefore(whole, chunk.layers.first)),
       outputs_(CutBefore(whole, chunk.layers.end)),
-      has_source_(whole.layers[chunk.layers.first].position <= spec.encoder_layers()),
-      has_target_(whole.layers[chunk.layers.end - 1].position > spec.encoder_layers()),
-      ends_encoder_(Ends(whole, chunk.layers, LayerKind::kEncoder, spec.encoder_layers())),
-      ends_decoder_(Ends(whole, chunk.layers, LayerKind::kDecoder, spec.decoder_layers())),
+      has_source_(whole.layers[chunk.layers.first].kind < LayerKind::kTargetEmbedding),
+      has_target_(whole.layers[chunk.layers.end - 1].kind >= LayerKind::kTargetEmbedding),
+      ends_encoder_(Ends(whole, chunk.layers, LayerKind::kEncoder)),
+      ends_decoder_(Ends(whole, chunk.layers, LayerKind::kDecoder)),
+      reads_memory_(HasMemory(spec) && Has(whole, chunk.layers, LayerKind::kDecoder)),
       first_encoder_(FirstOf(whole, chunk.layers, LayerKind::kEncoder)),
       first_decoder_(FirstOf(whole, chunk.layers, LayerKind::kDecoder)),
       source_embedding_at_(FirstOf(whole, chunk.layers, LayerKind::kSourceEmbedding)),
@@ -88,11 +90,12 @@ Chunk::Chunk(const ModelSpec& spec, const MicrobatchSpec& capacity, const Invent
   if (Has(whole, chunk.layers, LayerKind::kOutput)) output_.emplace(spec, ops, parameters);
   if (EndOf(spec) != StackEnd::kNothing) {
     if (ends_encoder_) encoder_end_.emplace(spec, parameters, 0);
-    if (ends_decoder_) decoder_end_.emplace(spec, parameters, 1);
+    if (ends_decoder_) decoder_end_.emplace(spec, parameters, LabelledStack(spec));
   }
   if (!HasEmbeddingNorm(spec)) return;
   if (source_embedding_) source_norm_.emplace(spec, parameters, StackName(0) + kEmbeddingNorm);
-  if (target_embedding_) target_norm_.emplace(spec, parameters, StackName(1) + kEmbeddingNorm);
+  if (!target_embedding_) return;
+  target_norm_.emplace(spec, parameters, StackName(LabelledStack(spec)) + kEmbeddingNorm);
 }
 
 Stream Chunk::SourceStream(const at::Tensor& value_RD, const ChunkWorkspace& work) const {
@@ -169,7 +172,7 @@ void Chunk::LeaveDecoder(const PassContext& pass, const Stream& stream, Kept& ke
 
 void Chunk::Backward(const MicrobatchPass& pass, Flow& gradients, const at::Tensor& memory_RD,
                      ChunkWorkspace& work, Kept& kept) const {
-  if (ends_decoder_) gradients.memory_RD.zero_();
+  if (ends_decoder_ && reads_memory_) gradients.memory_RD.zero_();
   if (has_target_) BackwardTarget(pass, gradients, memory_RD, work, kept);
   if (ends_encoder_) gradients.source_RD = gradients.memory_RD;
   if (has_source_) BackwardSource(pass, gradients.source_RD, work, kept);

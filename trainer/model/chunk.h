@@ -9,6 +9,9 @@
 //   a decoder layer     memory, target [T, D] stream      memory, target
 //   the output layer    target                            target
 //
+// A model of one stack (trainer/model/architecture.h) begins at the target embedding and has no
+// memory.
+//
 // The gradient of the memory is an accumulator: it starts as zeros at the last decoder layer, every
 // chunk adds to it what its own decoder layers have to add, last layer first, and the chunk with
 // the last encoder layer takes it for the gradient of its output. So it is one left fold over the
@@ -89,7 +92,8 @@ class Chunk {
   bool has_source() const { return has_source_; }         // source embedding or encoder layers
   bool has_target() const { return has_target_; }         // any layer behind the encoder
   bool ends_encoder() const { return ends_encoder_; }     // makes the memory
-  bool ends_decoder() const { return ends_decoder_; }     // starts the memory's gradient
+  bool ends_decoder() const { return ends_decoder_; }     // has the last layer before the output
+  bool reads_memory() const { return reads_memory_; }     // by decoder layers of its own
   bool has_output() const { return output_.has_value(); }
   const EncoderStack& encoder() const { return encoder_; }
   const DecoderStack& decoder() const { return decoder_; }
@@ -156,7 +160,7 @@ class Chunk {
 
   ChunkSpec spec_;
   CutTensors inputs_, outputs_;
-  bool has_source_, has_target_, ends_encoder_, ends_decoder_;
+  bool has_source_, has_target_, ends_encoder_, ends_decoder_, reads_memory_;
   int first_encoder_, first_decoder_;  // layers of the chain; if there are any
   int source_embedding_at_, target_embedding_at_;
   int64_t source_capacity_, target_capacity_;

@@ -3,16 +3,34 @@
 #include <cmath>
 
 #include "parallel/base/check.h"
+#include "trainer/model/architecture.h"
 
 namespace deepnet {
 namespace {
 
 double OrFormula(double chosen, double formula) { return chosen != 0.0 ? chosen : formula; }
 
+// DeepNet, section 4.3: a stack of `layers` that stands alone. The other one is not there: 1.
+DepthScaling OfOneStack(const ModelSpec& model) {
+  const int stack = LabelledStack(model);
+  const double layers = LayersOf(model, stack);
+  DEEPNET_CHECK(layers >= 1) << layers << " layers";
+  const DeepNormSpec& chosen = model.deepnorm();
+  const double alpha = chosen.adam() ? std::sqrt(2.0 * layers) : std::pow(2.0 * layers, 0.25);
+  const double beta = chosen.adam() ? 1.0 / std::sqrt(2.0 * layers) : std::pow(8.0 * layers, -0.25);
+  if (stack == 0) {
+    return {.encoder_alpha = OrFormula(chosen.encoder_alpha(), alpha),
+            .encoder_beta = OrFormula(chosen.encoder_beta(), beta)};
+  }
+  return {.decoder_alpha = OrFormula(chosen.decoder_alpha(), alpha),
+          .decoder_beta = OrFormula(chosen.decoder_beta(), beta)};
+}
+
 }  // namespace
 
 DepthScaling MakeDepthScaling(const ModelSpec& model) {
   if (model.residual() != DEEPNORM) return {};
+  if (!HasMemory(model)) return OfOneStack(model);
   const double n = model.encoder_layers();
   const double m = model.decoder_layers();
   DEEPNET_CHECK(n >= 1 && m >= 1) << n << " encoder and " << m << " decoder layers";

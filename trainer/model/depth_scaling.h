@@ -8,11 +8,12 @@
 //              alpha                   beta
 //   encoder    0.81 (N^4 M)^(1/16)     0.87 (N^4 M)^(-1/16)
 //   decoder    (3 M)^(1/4)             (12 M)^(-1/4)
+//   alone      (2 L)^(1/4)             (8 L)^(-1/4)       one stack of L layers, either of them
 //
 // 0.81 and 0.87 are used as the paper prints them (exactly 27^(-1/16) and 27^(1/16) / sqrt 2). With
 // `adam` the constants balance updates whose size does not depend on the gradient's: alpha =
-// k^(1/2) and beta = k^(-1/2) in a stack of k sub-layers (2N, 3M). Other schemes: all four are 1
-// here; see trainer/model/scheme.h. Why it works: docs/design/residuals.md.
+// k^(1/2) and beta = k^(-1/2) in a stack of k sub-layers (2N, 3M; alone 2L). Other schemes: all
+// four are 1 here; see trainer/model/scheme.h. Why it works: docs/design/residuals.md.
 //
 // Example:
 //   ModelSpec model;  // DEEPNORM, 100 encoder and 100 decoder layers
@@ -33,8 +34,9 @@ struct DepthScaling {
   friend bool operator==(const DepthScaling&, const DepthScaling&) = default;
 };
 
-// By the formulas of `model.residual()`, or by what `model.deepnorm()` overrides. The layer counts
-// must be at least 1 (launch/validate refuses others).
+// By the formulas of `model.residual()`, or by what `model.deepnorm()` overrides; 1 for a stack
+// that the model does not have. The layer counts of the others must be at least 1 (launch/validate
+// refuses less).
 DepthScaling MakeDepthScaling(const ModelSpec& model);
 
 }  // namespace deepnet

@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "trainer/model/architecture.h"
 #include "trainer/model/describe_parameters.h"
 #include "trainer/model/scheme.h"
 
@@ -61,7 +62,8 @@ struct Builder {
   void AddSourceEmbedding();
   void AddEncoderLayer(int index);
   void AddTargetEmbedding();
-  void AddDecoderLayer(int index);
+  void AddTargetLayer(int index);
+  double TargetLayerFlops() const;
   void AddOutput();
   void AddExtras();
 };
@@ -98,8 +100,9 @@ void Builder::AddSourceEmbedding() {
 }
 
 void Builder::AddTargetEmbedding() {
-  Layer& layer = AddLayer(LayerKind::kTargetEmbedding, "decoder.embedding", 0);
-  layer.inputs = {Memory()};
+  const std::string name = StackName(LabelledStack(model)) + "embedding";
+  Layer& layer = AddLayer(LayerKind::kTargetEmbedding, name, 0);
+  if (HasMemory(model)) layer.inputs = {Memory()};
   KeepEmbedding(layer, TargetRows());
   KeepEmbeddingNorm(layer, TargetRows());
   parameters.AddTargetEmbedding();
@@ -168,29 +171,38 @@ void Builder::AddEncoderLayer(int index) {
   parameters.AddStackEnd(0);
 }
 
-// As an encoder layer, with a second attention whose keys and values come from the memory. The
-// memory itself is kept once per rank: the planner adds it.
-void Builder::AddDecoderLayer(int index) {
-  const std::string name = absl::StrCat("decoder.layers.", index);
+// Of one stack: as an encoder layer, on the target rows. Of two: with a second attention whose keys
+// and values come from the memory. The memory itself is kept once per rank: the planner adds it.
+void Builder::AddTargetLayer(int index) {
+  const int stack = LabelledStack(model);
+  const std::string name = absl::StrCat(StackName(stack), "layers.", index);
   Layer& layer = AddLayer(LayerKind::kDecoder, name, index);
-  const double d = Width(), f = FfnWidth(), s = SourceRows(), t = TargetRows();
-  layer.forward_flops = 2 * t * (6 * d * d + 2 * d * f) + 2 * s * 2 * d * d +
-                        4 * t * (TargetLength() + SourceLength()) * d;
-  const Sublayer attention = MakeSublayer(model, 1, index, SublayerKind::kSelfAttention);
-  const Sublayer cross = MakeSublayer(model, 1, index, SublayerKind::kCrossAttention);
-  const Sublayer block = MakeSublayer(model, 1, index, SublayerKind::kFeedForward);
+  layer.forward_flops = TargetLayerFlops();
+  const Sublayer attention = MakeSublayer(model, stack, index, SublayerKind::kSelfAttention);
+  const Sublayer block = MakeSublayer(model, stack, index, SublayerKind::kFeedForward);
   KeepAttention(layer, attention, TargetRows(), TargetRows());
-  KeepAttention(layer, cross, TargetRows(), SourceRows());
-  KeepFeedForward(layer, block, TargetRows());
-  layer.inputs = {Memory(), Hidden(TargetRows())};
   parameters.AddAttention(attention);
-  parameters.AddAttention(cross);
+  if (HasMemory(model)) {
+    const Sublayer cross = MakeSublayer(model, stack, index, SublayerKind::kCrossAttention);
+    KeepAttention(layer, cross, TargetRows(), SourceRows());
+    parameters.AddAttention(cross);
+    layer.inputs = {Memory()};
+  }
+  layer.inputs.push_back(Hidden(TargetRows()));
+  KeepFeedForward(layer, block, TargetRows());
   parameters.AddFeedForward(block);
   KeepHistory(layer, TargetRows());
-  parameters.AddHistory(1, index);
-  if (index + 1 < model.decoder_layers()) return;
+  parameters.AddHistory(stack, index);
+  if (index + 1 < LayersOf(model, stack)) return;
   KeepStackEnd(layer, TargetRows());
-  parameters.AddStackEnd(1);
+  parameters.AddStackEnd(stack);
+}
+
+double Builder::TargetLayerFlops() const {
+  const double d = Width(), f = FfnWidth(), s = SourceRows(), t = TargetRows();
+  if (!HasMemory(model)) return 2 * t * (4 * d * d + 2 * d * f) + 4 * t * TargetLength() * d;
+  return 2 * t * (6 * d * d + 2 * d * f) + 2 * s * 2 * d * d +
+         4 * t * (TargetLength() + SourceLength()) * d;
 }
 
 // Kept: the gradient of the last hidden rows, which the loss leaves on its way forward. Logits live
@@ -209,7 +221,7 @@ void Builder::AddExtras() {
   StackExtras& extras = inventory.extras;
   extras.streams = int{ReadsLayerInput(model)} + int{HasSecondStream(model)};
   for (const SublayerKind kind : {SublayerKind::kSelfAttention, SublayerKind::kFeedForward}) {
-    const SublayerScheme scheme = MakeSublayerScheme(model, 0, 0, kind);
+    const SublayerScheme scheme = MakeSublayerScheme(model, LabelledStack(model), 0, kind);
     const int64_t inside = kind == SublayerKind::kFeedForward ? FfnWidth() : Width();
     if (scheme.output_norm) extras.converted = std::max(extras.converted, Width());
     if (scheme.inner_norm) extras.converted = std::max(extras.converted, inside);
@@ -224,10 +236,13 @@ void Builder::AddExtras() {
 
 Inventory Describe(const ModelSpec& model, const MicrobatchSpec& microbatch) {
   Builder builder{.model = model, .batch = microbatch};
-  builder.AddSourceEmbedding();
-  for (int i = 0; i < model.encoder_layers(); ++i) builder.AddEncoderLayer(i);
+  if (HasMemory(model)) {
+    builder.AddSourceEmbedding();
+    for (int i = 0; i < model.encoder_layers(); ++i) builder.AddEncoderLayer(i);
+  }
   builder.AddTargetEmbedding();
-  for (int i = 0; i < model.decoder_layers(); ++i) builder.AddDecoderLayer(i);
+  const int layers = LayersOf(model, LabelledStack(model));
+  for (int i = 0; i < layers; ++i) builder.AddTargetLayer(i);
   builder.AddOutput();
   builder.AddExtras();
   return std::move(builder.inventory);

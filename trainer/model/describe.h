@@ -15,6 +15,9 @@
 //   decoder.layers.3.{... encoder_attn,encoder_attn_layer_norm ...}
 //   {encoder,decoder}.layer_norm.{weight,bias}      PRE_LN only; in the last layer of the stack
 //
+// A model of one stack (trainer/model/architecture.h) has the names of that stack alone, without
+// encoder_attn; its embed_tokens.weight is the output's too unless TIE_NONE.
+//
 // Initial values: matrices Xavier normal, sqrt(2 / (in + out)) times a gain that is beta of the
 // stack for values, attention output and feed-forward, 1 for queries and keys; embeddings and
 // positions N(0, 1 / width), row of <pad> zero where tokens are looked up; gains 1, biases 0.

@@ -8,11 +8,15 @@
 #include "absl/strings/str_cat.h"
 
 #include "parallel/base/check.h"
+#include "trainer/model/architecture.h"
 
 namespace deepnet {
 namespace {
 
 constexpr int kPadRow = 1;  // id of <pad>
+constexpr char kSharedTable[] = "shared.weight";
+
+std::string TableOf(int stack) { return StackName(stack) + "embed_tokens.weight"; }
 
 }  // namespace
 
@@ -156,12 +160,16 @@ void ParameterList::AddStackEnd(int stack) {
 void ParameterList::AddHistory(int stack, int index) {
   if (!KeepsHistory(model_)) return;
   const std::string name = LayerPrefix(stack, index);
-  const int layers = stack == 0 ? model_.encoder_layers() : model_.decoder_layers();
+  const int layers = LayersOf(model_, stack);
   AddVector(name + kHistoryWeight, Role::kResidualScale, index + 1, 1.0 / (index + 1));
   AddNorm(name + kHistoryNorm, Width());
   if (index + 1 < layers) return;
   AddVector(StackName(stack) + kHistoryWeight, Role::kResidualScale, layers + 1,
             1.0 / (layers + 1));
+}
+
+bool ParameterList::SharesTable() const {
+  return model_.tied_embeddings() == TIE_ALL && HasMemory(model_);
 }
 
 void ParameterList::AddPositions(int stack) {
@@ -173,32 +181,28 @@ void ParameterList::AddPositions(int stack) {
 }
 
 void ParameterList::AddSourceEmbedding() {
-  const bool shared = model_.tied_embeddings() == TIE_ALL;
-  AddTable(shared ? "shared.weight" : "encoder.embed_tokens.weight", Role::kEmbedding,
-           model_.vocabulary_size(), kPadRow, EmbeddingGain(model_, 0));
+  AddTable(SharesTable() ? kSharedTable : TableOf(0), Role::kEmbedding, model_.vocabulary_size(),
+           kPadRow, EmbeddingGain(model_, 0));
   AddPositions(0);
 }
 
 void ParameterList::AddTargetEmbedding() {
-  if (model_.tied_embeddings() == TIE_ALL) {
-    AddUse("shared.weight");
+  const int stack = LabelledStack(model_);
+  if (SharesTable()) {
+    AddUse(kSharedTable);
   } else {
-    AddTable("decoder.embed_tokens.weight", Role::kEmbedding, model_.vocabulary_size(), kPadRow,
-             EmbeddingGain(model_, 1));
+    AddTable(TableOf(stack), Role::kEmbedding, model_.vocabulary_size(), kPadRow,
+             EmbeddingGain(model_, stack));
   }
-  AddPositions(1);
+  AddPositions(stack);
 }
 
 void ParameterList::AddOutput() {
-  switch (model_.tied_embeddings()) {
-    case TIE_DECODER:
-      return AddUse("decoder.embed_tokens.weight");
-    case TIE_NONE:
-      return AddTable("lm_head.weight", Role::kEmbedding, model_.vocabulary_size(), -1,
-                      OutputStartsAtZero(model_) ? 0.0 : 1.0);
-    default:
-      return AddUse("shared.weight");
+  if (model_.tied_embeddings() != TIE_NONE) {
+    return AddUse(SharesTable() ? kSharedTable : TableOf(LabelledStack(model_)));
   }
+  AddTable("lm_head.weight", Role::kEmbedding, model_.vocabulary_size(), -1,
+           OutputStartsAtZero(model_) ? 0.0 : 1.0);
 }
 
 }  // namespace deepnet

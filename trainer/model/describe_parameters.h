@@ -51,6 +51,7 @@ class ParameterList {
   void AddParameter(Parameter parameter);
   void AddUse(std::string_view name);
   void AddTable(std::string name, Role role, int64_t rows, int zero_row, double gain);
+  bool SharesTable() const;  // one matrix for both embeddings and the output
   void AddPositions(int stack);
   void AddWeight(const std::string& block, Role role, int64_t out, int64_t in, double gain);
   void AddBias(const std::string& block, Role role, int64_t out);

@@ -4,13 +4,17 @@
 
 #include <ATen/ATen.h>
 
+#include "trainer/model/architecture.h"
+#include "trainer/model/scheme.h"
+
 namespace deepnet {
 
-std::string EmbeddingName(TiedEmbeddings tied, EmbeddingUse use) {
-  if (tied == TIE_ALL) return "shared.weight";
-  if (use == EmbeddingUse::kSource) return "encoder.embed_tokens.weight";
+std::string EmbeddingName(const ModelSpec& model, EmbeddingUse use) {
+  const TiedEmbeddings tied = model.tied_embeddings();
+  if (tied == TIE_ALL && HasMemory(model)) return "shared.weight";
   if (use == EmbeddingUse::kOutput && tied == TIE_NONE) return "lm_head.weight";
-  return "decoder.embed_tokens.weight";
+  const int stack = use == EmbeddingUse::kSource ? 0 : LabelledStack(model);
+  return StackName(stack) + "embed_tokens.weight";
 }
 
 at::Tensor SinusoidalPositions(int64_t count, int64_t width) {
@@ -30,16 +34,15 @@ at::Tensor SinusoidalPositions(int64_t count, int64_t width) {
 
 Embedding::Embedding(const ModelSpec& spec, const Ops& ops, const Parameters& parameters,
                      EmbeddingUse use)
-    : stack_(use == EmbeddingUse::kSource ? 0 : 1),
+    : stack_(use == EmbeddingUse::kSource ? 0 : LabelledStack(spec)),
       scale_(spec.unscaled_embedding() ? 1.0 : std::sqrt(static_cast<double>(spec.width()))),
       dropout_(spec.dropout()),
       width_(spec.width()) {
-  const std::string name = EmbeddingName(spec.tied_embeddings(), use);
+  const std::string name = EmbeddingName(spec, use);
   table_VD_ = parameters.Get(name);
   dtable_VD_ = parameters.EmbeddingGradient(name, use);
   if (spec.positions() == LEARNED) {
-    const std::string positions =
-        stack_ == 0 ? "encoder.embed_positions.weight" : "decoder.embed_positions.weight";
+    const std::string positions = StackName(stack_) + "embed_positions.weight";
     positions_PD_ = parameters.Get(positions);
     dpositions_PD_ = parameters.Gradient(positions);
   } else {
@@ -82,7 +85,7 @@ void Embedding::Backward(const PassContext& pass, const at::Tensor& dx_RD,
 }
 
 OutputLayer::OutputLayer(const ModelSpec& spec, Ops& ops, const Parameters& parameters) {
-  const std::string name = EmbeddingName(spec.tied_embeddings(), EmbeddingUse::kOutput);
+  const std::string name = EmbeddingName(spec, EmbeddingUse::kOutput);
   weight_VD_ = ops.MakeWeight(parameters.Get(name), parameters.trainable());
   dweight_VD_ = parameters.EmbeddingGradient(name, EmbeddingUse::kOutput);
 }

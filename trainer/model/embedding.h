@@ -16,8 +16,8 @@
 
 namespace deepnet {
 
-// The matrix that `use` reads, as trainer/model/describe.h names it.
-std::string EmbeddingName(TiedEmbeddings tied, EmbeddingUse use);
+// The matrix that `use` reads in `model`, as trainer/model/describe.h names it.
+std::string EmbeddingName(const ModelSpec& model, EmbeddingUse use);
 
 // fairseq's sinusoidal positions [count, width], offset 2: row p is that of position p + 2;
 // computed in double precision.

@@ -1,26 +1,33 @@
 #include "trainer/model/flops.h"
 
+#include "trainer/model/architecture.h"
+
 namespace deepnet {
 namespace {
 
 // The forward pass of one pair of sentences.
 struct PairFlops {
-  double encoder;  // all layers
-  double memory;   // keys and values of the source, all decoder layers
-  double decoder;  // the rest of them
-  double output;
+  double encoder = 0;  // all layers
+  double memory = 0;   // keys and values of the source, all decoder layers
+  double decoder = 0;  // the rest of them, or all of a stack that stands alone
+  double output = 0;
 };
 
 PairFlops Forward(const ModelSpec& model, double source, double target) {
   const double d = model.width(), f = model.ffn_width();
-  const double causal = target * target / 2;
+  const double square = target * target / (LabelledStack(model) == 1 ? 2 : 1);
+  const double output = 2 * target * d * static_cast<double>(model.vocabulary_size());
+  if (!HasMemory(model)) {
+    const double layer = 2 * target * (4 * d * d + 2 * d * f) + 4 * d * square;
+    return {.decoder = LayersOf(model, LabelledStack(model)) * layer, .output = output};
+  }
   const double encoder_layer = 2 * source * (4 * d * d + 2 * d * f) + 4 * d * source * source;
   const double decoder_layer =
-      2 * target * (6 * d * d + 2 * d * f) + 4 * d * (causal + source * target);
+      2 * target * (6 * d * d + 2 * d * f) + 4 * d * (square + source * target);
   return {.encoder = model.encoder_layers() * encoder_layer,
           .memory = model.decoder_layers() * 4 * source * d * d,
           .decoder = model.decoder_layers() * decoder_layer,
-          .output = 2 * target * d * static_cast<double>(model.vocabulary_size())};
+          .output = output};
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <ATen/ATen.h>
 
 #include "parallel/base/check.h"
+#include "trainer/model/architecture.h"
 #include "trainer/model/scheme.h"
 
 namespace deepnet {
@@ -72,10 +73,9 @@ LayerStack<LayerT>::LayerStack(const ModelSpec& spec, const MicrobatchSpec& capa
       ops_(ops) {
   for (int i = 0; i < count; ++i) layers_.emplace_back(spec, ops, parameters, first + i);
   if (!InOnePiece(spec) || count == 0) return;
-  constexpr int kStack = std::is_same_v<LayerT, EncoderLayer> ? 0 : 1;
-  const int whole = kStack == 0 ? spec.encoder_layers() : spec.decoder_layers();
-  DEEPNET_CHECK_EQ(count, whole) << "a stack in one piece was cut";
-  if (KeepsHistory(spec)) history_.emplace(spec, parameters, kStack);
+  const int stack = std::is_same_v<LayerT, EncoderLayer> ? 0 : LabelledStack(spec);
+  DEEPNET_CHECK_EQ(count, LayersOf(spec, stack)) << "a stack in one piece was cut";
+  if (KeepsHistory(spec)) history_.emplace(spec, parameters, stack);
 }
 
 template <typename LayerT>

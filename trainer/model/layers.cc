@@ -1,5 +1,7 @@
 #include "trainer/model/layers.h"
 
+#include "trainer/model/architecture.h"
+
 namespace deepnet {
 namespace {
 
@@ -66,25 +68,33 @@ void EncoderLayer::Refresh(Ops& ops) {
 }
 
 DecoderLayer::DecoderLayer(const ModelSpec& spec, Ops& ops, const Parameters& parameters, int layer)
-    : self_attention_(spec, ops, parameters, 1, layer),
-      cross_attention_(spec, ops, parameters, layer),
-      feed_forward_(spec, ops, parameters, 1, layer) {}
+    : self_attention_(spec, ops, parameters, LabelledStack(spec), layer),
+      feed_forward_(spec, ops, parameters, LabelledStack(spec), layer) {
+  if (HasMemory(spec)) cross_attention_.emplace(spec, ops, parameters, layer);
+}
 
 DecoderLayer::Saved DecoderLayer::MakeSaved(const Ops& ops, int64_t source_capacity,
                                             int64_t target_capacity, Recompute level,
                                             const Workspace* work,
                                             const Workspace* memory_work) const {
   const Workspace* again = level == GEMM ? work : nullptr;
-  return {self_attention_.MakeSaved(ops, target_capacity, again),
-          cross_attention_.MakeSaved(ops, source_capacity, target_capacity, again, memory_work),
-          feed_forward_.MakeSaved(ops, target_capacity, AtLeastFfn(level) ? work : nullptr)};
+  Saved saved{self_attention_.MakeSaved(ops, target_capacity, again),
+              {},
+              feed_forward_.MakeSaved(ops, target_capacity, AtLeastFfn(level) ? work : nullptr)};
+  if (cross_attention_) {
+    saved.cross_attention =
+        cross_attention_->MakeSaved(ops, source_capacity, target_capacity, again, memory_work);
+  }
+  return saved;
 }
 
 void DecoderLayer::Forward(const PassContext& pass, const Memory& memory, const Stream& stream,
                            Workspace& work, Saved& saved) const {
   const PassContext inside = Enter(pass, stream, work);
   self_attention_.Forward(inside, stream, work, saved.self_attention);
-  cross_attention_.Forward(inside, memory, stream, work, saved.cross_attention);
+  if (cross_attention_) {
+    cross_attention_->Forward(inside, memory, stream, work, saved.cross_attention);
+  }
   feed_forward_.Forward(inside, stream, work, saved.feed_forward);
 }
 
@@ -92,11 +102,15 @@ void DecoderLayer::Backward(const PassContext& pass, const Memory& memory, const
                             const at::Tensor& dstream_RD, Workspace& work, Workspace& memory_work,
                             Saved& saved) const {
   const PassContext inside = EnterBackward(pass, work);
-  feed_forward_.Backward(inside, {&cross_attention_.join(), &saved.cross_attention.join, {}},
-                         dstream_RD, work, saved.feed_forward);
-  cross_attention_.Backward(inside, memory,
-                            {&self_attention_.join(), &saved.self_attention.join, {}}, dstream_RD,
-                            work, memory_work, saved.cross_attention);
+  const Upstream first{&self_attention_.join(), &saved.self_attention.join, {}};
+  const Upstream before_block =
+      cross_attention_ ? Upstream{&cross_attention_->join(), &saved.cross_attention.join, {}}
+                       : first;
+  feed_forward_.Backward(inside, before_block, dstream_RD, work, saved.feed_forward);
+  if (cross_attention_) {
+    cross_attention_->Backward(inside, memory, first, dstream_RD, work, memory_work,
+                               saved.cross_attention);
+  }
   self_attention_.Backward(inside, upstream, dstream_RD, work, saved.self_attention);
   LeaveBackward(inside, dstream_RD);
 }
@@ -108,7 +122,7 @@ void DecoderLayer::Step(const PassContext& pass, const Stream& stream, Workspace
   const PassContext inside = Enter(pass, stream, work);
   self_attention_.Step(inside, stream, work, saved.self_attention, self_cache, first_row,
                        self_index);
-  cross_attention_.Step(inside, stream, work, saved.cross_attention, memory_cache, memory_index);
+  cross_attention_->Step(inside, stream, work, saved.cross_attention, memory_cache, memory_index);
   feed_forward_.Forward(inside, stream, work, saved.feed_forward);
 }
 
@@ -118,7 +132,7 @@ Upstream DecoderLayer::Output(const Saved& saved) const {
 
 void DecoderLayer::Refresh(Ops& ops) {
   self_attention_.Refresh(ops);
-  cross_attention_.Refresh(ops);
+  if (cross_attention_) cross_attention_->Refresh(ops);
   feed_forward_.Refresh(ops);
 }
 

@@ -1,6 +1,8 @@
 // Encoder and decoder layers: sub-layers in their order, with hand-written backward passes.
 #pragma once
 
+#include <optional>
+
 #include <ATen/core/Tensor.h>
 
 #include "trainer/model/cross_attention.h"
@@ -34,6 +36,8 @@ class EncoderLayer {
   FeedForward feed_forward_;
 };
 
+// Without cross-attention in a model of one stack (trainer/model/architecture.h), which has no
+// memory: then nobody looks at `memory`, and Step is not called.
 class DecoderLayer {
  public:
   struct Saved {
@@ -54,7 +58,7 @@ class DecoderLayer {
                 const at::Tensor& dstream_RD, Workspace& work, Workspace& memory_work,
                 Saved& saved) const;
   void FillCache(const PassContext& pass, const Memory& memory, const at::Tensor& kv_R2D) const {
-    cross_attention_.FillCache(pass, memory, kv_R2D);
+    cross_attention_->FillCache(pass, memory, kv_R2D);
   }
   void Step(const PassContext& pass, const Stream& stream, Workspace& work, Saved& saved,
             KeyValueCache& self_cache, int64_t first_row, const CacheIndex& self_index,
@@ -64,7 +68,7 @@ class DecoderLayer {
 
  private:
   SelfAttention self_attention_;
-  CrossAttention cross_attention_;
+  std::optional<CrossAttention> cross_attention_;
   FeedForward feed_forward_;
 };
 

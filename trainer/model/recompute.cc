@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "parallel/base/check.h"
+#include "trainer/model/architecture.h"
 #include "trainer/model/scheme.h"
 
 namespace deepnet {
@@ -17,8 +18,7 @@ int64_t MaskBytes(int64_t rows, int64_t features, double rate) {
 
 // What the scheme of a sub-layer keeps, and dropout's decisions.
 int64_t JoinBytes(const ModelSpec& model, LayerKind layer, SublayerKind kind, int64_t rows) {
-  const SublayerScheme scheme =
-      MakeSublayerScheme(model, layer == LayerKind::kEncoder ? 0 : 1, 0, kind);
+  const SublayerScheme scheme = MakeSublayerScheme(model, StackOfKind(model, layer), 0, kind);
   const int64_t inside = kind == SublayerKind::kFeedForward ? model.ffn_width() : model.width();
   return kBytesOfFloat * scheme.KeptFloats(model, rows, inside) +
          MaskBytes(rows, model.width(), model.dropout());
@@ -52,7 +52,7 @@ ActivationBytes KeptBytes(const ModelSpec& model, const MicrobatchSpec& microbat
   ActivationBytes kept;
   AddAttention(model, rows, rows, level == GEMM, kept);
   kept.bytes += JoinBytes(model, kind, SublayerKind::kSelfAttention, rows);
-  if (kind == LayerKind::kDecoder) {
+  if (kind == LayerKind::kDecoder && HasMemory(model)) {
     AddAttention(model, rows, microbatch.source_tokens(), level == GEMM, kept);
     kept.bytes += JoinBytes(model, kind, SublayerKind::kCrossAttention, rows);
   }
@@ -81,7 +81,7 @@ int64_t DeferredOperands(const ModelSpec& model, const MicrobatchSpec& microbatc
   const int64_t rows = Rows(microbatch, kind), d = model.width(), f = model.ffn_width();
   // (gradient + input) of q, k, v together; of the output; of both feed-forward products.
   const int64_t self_and_inner = rows * ((3 * d + d) + (d + d) + (f + d) + (d + f));
-  if (kind == LayerKind::kEncoder) return self_and_inner;
+  if (kind == LayerKind::kEncoder || !HasMemory(model)) return self_and_inner;
   // Of q and the output; the gradient of keys and values.
   return self_and_inner + rows * ((d + d) + (d + d)) + microbatch.source_tokens() * 2 * d;
 }

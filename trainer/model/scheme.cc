@@ -9,6 +9,7 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
+#include "trainer/model/architecture.h"
 #include "trainer/model/depth_scaling.h"
 
 namespace deepnet {
@@ -22,7 +23,7 @@ int NumLayers(const ModelSpec& model, int stack) {
 
 // Sub-layers of a stack.
 double NumSublayers(const ModelSpec& model, int stack) {
-  return (stack == 0 ? 2.0 : 3.0) * NumLayers(model, stack);
+  return SublayersPerLayer(model, stack) * NumLayers(model, stack);
 }
 
 SublayerScheme PreNorm() { return {.input_norm = true}; }
@@ -37,11 +38,12 @@ double AdminOmega(const ModelSpec& model, int stack) {
 
 // With a profile: 2N numbers of the encoder, then 3M of the decoder (`deepnet lab admin-profile`).
 double ProfiledOmega(const ModelSpec& model, int stack, int layer, SublayerKind kind) {
+  const int in_one = SublayersPerLayer(model, stack);
   const int in_layer = kind == SublayerKind::kSelfAttention    ? 0
                        : kind == SublayerKind::kCrossAttention ? 1
-                                                               : (stack == 0 ? 1 : 2);
+                                                               : in_one - 1;
   const int before = stack == 0 ? 0 : 2 * model.encoder_layers();
-  const int index = before + layer * (stack == 0 ? 2 : 3) + in_layer;
+  const int index = before + layer * in_one + in_layer;
   DEEPNET_CHECK_LT(index, model.scheme().admin_omega_size());
   return model.scheme().admin_omega(index);
 }
@@ -92,6 +94,7 @@ bool IsPostLayerOfMix(const ModelSpec& model, int stack, int layer) {
 
 // Of values, outputs and feed-forward matrices.
 double MagnetoGain(const ModelSpec& model, int stack) {
+  if (!HasMemory(model)) return std::sqrt(std::log(NumSublayers(model, stack)));
   const double decoder = std::log(3.0 * model.decoder_layers());
   if (stack == 1) return std::sqrt(decoder);
   return std::sqrt(decoder * std::log(2.0 * model.encoder_layers()) / 3.0);

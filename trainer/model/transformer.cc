@@ -5,13 +5,15 @@
 #include <ATen/ATen.h>
 
 #include "parallel/base/check.h"
+#include "trainer/model/architecture.h"
 #include "trainer/model/describe.h"
 
 namespace deepnet {
 namespace {
 
 std::vector<ChunkSpec> OneChunk(const ModelSpec& spec) {
-  return {{.layers = {0, 3 + spec.encoder_layers() + spec.decoder_layers()}}};
+  const int ends = HasMemory(spec) ? 3 : 2;  // embeddings and the output layer
+  return {{.layers = {0, ends + spec.encoder_layers() + spec.decoder_layers()}}};
 }
 
 std::vector<LayerSpan> SpansOf(const std::vector<ChunkSpec>& chunks) {

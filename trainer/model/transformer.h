@@ -1,4 +1,4 @@
-// The encoder-decoder Transformer, or the chunks of it that one rank of a pipeline holds.
+// The Transformer, or the chunks of it that one rank of a pipeline holds.
 //
 // All arithmetic goes through Ops, all shapes are capacities fixed at construction. Nothing is
 // remembered between calls except in what is handed in, so that a pipeline can keep several
@@ -30,7 +30,8 @@ struct Activations {
 
 class Transformer {
  public:
-  // The whole model. `capacity` is resolved (no zero fields). `trainable`: with gradients, moments
+  // The whole model. `capacity` is resolved (no zero fields, but source_tokens of a model of one
+  // stack). `trainable`: with gradients, moments
   // and the forms of weights that backward passes want. `ops` must outlive the model.
   Transformer(const ModelSpec& spec, const MicrobatchSpec& capacity, Ops& ops, bool trainable);
   // The part of a rank: `chunks`, not empty, in chain order, disjoint.

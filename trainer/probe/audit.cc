@@ -14,6 +14,7 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
+#include "trainer/model/architecture.h"
 
 namespace deepnet {
 namespace {
@@ -123,7 +124,7 @@ std::optional<double> FormulaGain(const ModelSpec& model, const DepthScaling& sc
   const bool in_layers = group.kind == LayerKind::kEncoder || group.kind == LayerKind::kDecoder;
   if (model.residual() != DEEPNORM || !group.drawn) return std::nullopt;
   if (!in_layers || group.role == Role::kQuery || group.role == Role::kKey) return 1.0;
-  return group.kind == LayerKind::kEncoder ? scaling.encoder_beta : scaling.decoder_beta;
+  return StackOfKind(model, group.kind) == 0 ? scaling.encoder_beta : scaling.decoder_beta;
 }
 
 // Adds tensors up to a report.
@@ -168,10 +169,9 @@ class Auditor {
       if (group.told.drawn) group.told.all = JudgeSpread(group.sums);
       CompareGain(group.told);
       if (!group.told.all.fault.empty()) {
-        report_.faults.push_back(absl::StrCat(std::string(LayerKindName(group.told.kind)), ", ",
-                                              std::string(RoleName(group.told.role)), ", ",
-                                              group.told.tensors,
-                                              " tensors together: ", group.told.all.fault));
+        report_.faults.push_back(absl::StrCat(
+            KindNameIn(model_, group.told.kind), ", ", std::string(RoleName(group.told.role)), ", ",
+            group.told.tensors, " tensors together: ", group.told.all.fault));
       }
       report_.groups.push_back(std::move(group.told));
     }

@@ -8,6 +8,7 @@
 
 #include "parallel/base/clock.h"
 #include "parallel/base/status_macros.h"
+#include "trainer/model/architecture.h"
 
 namespace deepnet {
 namespace {
@@ -20,26 +21,28 @@ double MeanSquare(const PassContext& pass, const at::Tensor& x_RD) {
   return rows.square().sum().item<double>() / static_cast<double>(pass.rows->count);
 }
 
-SublayerKind KindOf(int stack, int in_layer) {
+// `count`: sub-layers of a layer.
+SublayerKind KindOf(int in_layer, int count) {
   if (in_layer == 0) return SublayerKind::kSelfAttention;
-  return stack == 1 && in_layer == 1 ? SublayerKind::kCrossAttention : SublayerKind::kFeedForward;
+  return in_layer + 1 < count ? SublayerKind::kCrossAttention : SublayerKind::kFeedForward;
 }
 
-int InLayer(int stack, SublayerKind kind) {
+int InLayer(SublayerKind kind, int count) {
   if (kind == SublayerKind::kSelfAttention) return 0;
-  return kind == SublayerKind::kCrossAttention || stack == 0 ? 1 : 2;
+  return kind == SublayerKind::kCrossAttention ? 1 : count - 1;
 }
 
 }  // namespace
 
 SublayerMeter::SublayerMeter(const ModelSpec& model)
     : model_(model),
-      seen_(static_cast<size_t>(2 * model.encoder_layers() + 3 * model.decoder_layers())) {}
+      seen_(static_cast<size_t>(2 * model.encoder_layers() +
+                                SublayersPerLayer(model, 1) * model.decoder_layers())) {}
 
 size_t SublayerMeter::IndexOf(const SublayerView& view) const {
-  const int in_layer = InLayer(view.stack, view.kind);
-  if (view.stack == 0) return static_cast<size_t>(2 * view.layer + in_layer);
-  return static_cast<size_t>(2 * model_.encoder_layers() + 3 * view.layer + in_layer);
+  const int count = SublayersPerLayer(model_, view.stack);
+  const int before = view.stack == 0 ? 0 : 2 * model_.encoder_layers();
+  return static_cast<size_t>(before + count * view.layer + InLayer(view.kind, count));
 }
 
 void SublayerMeter::AtEnter(const PassContext& pass, const SublayerView& view) {
@@ -76,12 +79,12 @@ absl::StatusOr<std::vector<SublayerInstruments>> SublayerMeter::Gather(const Gro
   const size_t in_encoder = static_cast<size_t>(2 * model_.encoder_layers());
   for (size_t i = 0; i < seen_.size(); ++i) {
     const int stack = i < in_encoder ? 0 : 1;
-    const size_t within = stack == 0 ? i : i - in_encoder;
-    const size_t per_layer = stack == 0 ? 2 : 3;
+    const int within = static_cast<int>(stack == 0 ? i : i - in_encoder);
+    const int per_layer = SublayersPerLayer(model_, stack);
     const double* figures = &sums[kFigures * i];
     SublayerInstruments& one = all.emplace_back();
-    one.set_name(LayerPrefix(stack, static_cast<int>(within / per_layer)) +
-                 BaseName(KindOf(stack, static_cast<int>(within % per_layer))));
+    one.set_name(LayerPrefix(stack, within / per_layer) +
+                 BaseName(KindOf(within % per_layer, per_layer)));
     one.set_input_norm(std::sqrt(figures[0]));
     one.set_branch_norm(std::sqrt(figures[1]));
     one.set_stream_norm(std::sqrt(figures[2]));

@@ -45,5 +45,16 @@ TEST(ScoreTable, HasASpBleuColumnOnlyWhereThereIsOne) {
             "all (1)     20.00  40.00  25.00   2.000        200\n");
 }
 
+TEST(ScoreTable, HasPerplexitiesOfAModelThatDoesNotTranslate) {
+  EvalRecord record;
+  AddScore(record, "de-en", 0);
+  record.mutable_directions(0)->set_nll(2);
+  EXPECT_EQ(ScoreTable(record),
+            "direction      nll perplexity  sentences\n"
+            "de-en        2.000       7.39        200\n"
+            "X->en (1)    2.000       7.39        200\n"
+            "all (1)      2.000       7.39        200\n");
+}
+
 }  // namespace
 }  // namespace deepnet

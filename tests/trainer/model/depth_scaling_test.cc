@@ -71,6 +71,36 @@ TEST(DepthScaling, SettingsReplaceFormulasOneByOne) {
                                                    .decoder_beta = 0.25}));
 }
 
+ModelSpec Alone(Architecture architecture, int layers) {
+  ModelSpec model = architecture == ENCODER_ONLY ? DeepNorm(layers, 0) : DeepNorm(0, layers);
+  model.set_architecture(architecture);
+  return model;
+}
+
+TEST(DepthScaling, AStackAloneMatchesThePapersTable) {
+  struct Row {
+    int depth;
+    double alpha, beta;
+  };
+  for (const Row& row : {Row{6, 1.8612, 0.3799}, Row{18, 2.4495, 0.2887}, Row{50, 3.1623, 0.2236},
+                         Row{100, 3.7606, 0.1880}, Row{500, 5.6234, 0.1257}}) {
+    const DepthScaling encoder = MakeDepthScaling(Alone(ENCODER_ONLY, row.depth));
+    EXPECT_NEAR(encoder.encoder_alpha, row.alpha, kLastDecimal) << row.depth;
+    EXPECT_NEAR(encoder.encoder_beta, row.beta, kLastDecimal) << row.depth;
+    const DepthScaling decoder = MakeDepthScaling(Alone(DECODER_ONLY, row.depth));
+    EXPECT_EQ(decoder, (DepthScaling{.decoder_alpha = encoder.encoder_alpha,
+                                     .decoder_beta = encoder.encoder_beta}));
+  }
+}
+
+TEST(DepthScaling, AStackAloneHasTheSettingsOfOthers) {
+  ModelSpec model = Alone(DECODER_ONLY, 50);
+  model.mutable_deepnorm()->set_adam(true);
+  EXPECT_EQ(MakeDepthScaling(model), (DepthScaling{.decoder_alpha = 10, .decoder_beta = 0.1}));
+  model.mutable_deepnorm()->set_decoder_alpha(3);
+  EXPECT_EQ(MakeDepthScaling(model), (DepthScaling{.decoder_alpha = 3, .decoder_beta = 0.1}));
+}
+
 TEST(DepthScaling, OtherResidualsAreNotScaled) {
   for (const Residual residual : {POST_LN, PRE_LN}) {
     ModelSpec model = DeepNorm(100, 100);

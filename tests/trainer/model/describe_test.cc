@@ -226,5 +226,36 @@ TEST(Inventory, HashKnowsNamesAndShapesButNotTheMicrobatch) {
   EXPECT_EQ(inventory.Hash().size(), 16);
 }
 
+TEST(Describe, AModelOfOneStackIsTheTargetHalfOfTheChain) {
+  for (const Architecture architecture : {DECODER_ONLY, ENCODER_ONLY}) {
+    const std::string stack = architecture == ENCODER_ONLY ? "encoder." : "decoder.";
+    ModelSpec model = Model(2, 16, 100);
+    model.set_architecture(architecture);
+    architecture == ENCODER_ONLY ? model.set_decoder_layers(0) : model.set_encoder_layers(0);
+    for (const TiedEmbeddings tied : {TIE_ALL, TIE_DECODER, TIE_NONE}) {
+      model.set_tied_embeddings(tied);
+      const Inventory inventory = Describe(model, Batch(0, 40, 4));
+      ASSERT_EQ(inventory.layers.size(), 4u);
+      EXPECT_EQ(inventory.layers[0].name, stack + "embedding");
+      EXPECT_EQ(inventory.layers[0].inputs.size(), 0u);
+      for (size_t l = 1; l < 4; ++l) {
+        ASSERT_EQ(inventory.layers[l].inputs.size(), 1u);
+        EXPECT_EQ(inventory.layers[l].inputs[0].shape, (std::vector<int64_t>{40, 16}));
+        EXPECT_FALSE(ReadsMemory(inventory.layers[l]));
+      }
+      EXPECT_EQ(inventory.layers[2].name, stack + "layers.1");
+      EXPECT_EQ(inventory.parameters[0].name, stack + "embed_tokens.weight");
+      EXPECT_EQ(inventory.parameters.back().name == "lm_head.weight", tied == TIE_NONE);
+      for (const Parameter& p : inventory.parameters) {
+        EXPECT_EQ(p.name.find("encoder_attn"), std::string::npos);
+        EXPECT_TRUE(p.name.starts_with(stack) || p.name == "lm_head.weight") << p.name;
+      }
+    }
+    // 40 rows of 10: products of 4 d^2 + 2 d f, scores and sums over 10 keys.
+    const double products = 2 * 40 * (4 * 16 * 16 + 2 * 16 * 64) + 4 * 40 * 10 * 16;
+    EXPECT_EQ(Describe(model, Batch(0, 40, 4)).layers[1].forward_flops, products);
+  }
+}
+
 }  // namespace
 }  // namespace deepnet

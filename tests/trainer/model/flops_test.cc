@@ -53,6 +53,19 @@ TEST(Flops, AStepIsThreeTimesTheListedProductsOfItsSentences) {
                    3 * (ListedForward(5, 7) + ListedForward(1, 1) + ListedForward(9, 4)));
 }
 
+TEST(Flops, AStackAloneHasNoMemoryAndIsCausalAsADecoderOnly) {
+  for (const Architecture architecture : {DECODER_ONLY, ENCODER_ONLY}) {
+    ModelSpec model = ASpec();
+    model.set_architecture(architecture);
+    const bool causal = architecture == DECODER_ONLY;
+    causal ? model.set_encoder_layers(0) : model.set_decoder_layers(0);
+    const double layer =
+        4 * Product(7, 8, 8) + Attention(7, 7) / (causal ? 2 : 1) + 2 * Product(7, 8, 20);
+    EXPECT_DOUBLE_EQ(StepFlops(model, ABatch({{0, 7}})),
+                     3 * ((causal ? 2 : 3) * layer + Product(7, 8, 50)));
+  }
+}
+
 TEST(Flops, ASearchOfOneHypothesisIsTheForwardPassOfAStep) {
   EXPECT_DOUBLE_EQ(3 * SearchFlops(ASpec(), 5, 7, 1), StepFlops(ASpec(), ABatch({{5, 7}})));
 }

@@ -8,6 +8,7 @@
 
 #include "parallel/plan/memory.h"
 #include "tests/support/tiny_model.h"
+#include "trainer/model/architecture.h"
 #include "trainer/model/describe.h"
 #include "trainer/model/scheme.h"
 
@@ -55,7 +56,7 @@ TEST(KeptBytes, AreThoseOfTheInventoryWhereEverythingIsKept) {
   spec.set_activation(GELU);
   spec.set_dropout(0.1);
   spec.set_activation_dropout(0.1);
-  const MicrobatchSpec capacity = testing::TinyCapacity();
+  const MicrobatchSpec capacity = testing::TinyCapacityOf(spec);
   for (const Layer& layer : Describe(spec, capacity).layers) {
     if (layer.kind != LayerKind::kEncoder && layer.kind != LayerKind::kDecoder) continue;
     const ActivationBytes kept = KeptBytes(spec, capacity, layer.kind, NONE);
@@ -86,8 +87,7 @@ std::vector<ModelSpec> Variants() {
   for (const Residual residual : testing::AllResiduals()) {
     for (const Activation activation : {RELU, GELU}) {
       for (const double dropout : {0.0, 0.1}) {
-        ModelSpec& spec =
-            variants.emplace_back(testing::WithResidual(testing::TinySpec(), residual));
+        ModelSpec spec = testing::WithResidual(testing::TinySpec(), residual);
         spec.set_encoder_layers(kLayers);
         spec.set_decoder_layers(kLayers);
         spec.set_activation(activation);
@@ -95,6 +95,14 @@ std::vector<ModelSpec> Variants() {
         spec.set_activation_dropout(dropout);
         spec.set_attention_dropout(dropout);
         if (residual % 3 == 0) spec.set_norm(BATCH_NORM);  // its states have another size
+        variants.push_back(spec);
+        if (dropout == 0) continue;
+        for (const Architecture architecture : {DECODER_ONLY, ENCODER_ONLY}) {
+          ModelSpec alone = testing::WithArchitecture(spec, architecture);
+          alone.set_encoder_layers(architecture == ENCODER_ONLY ? kLayers : 0);
+          alone.set_decoder_layers(architecture == DECODER_ONLY ? kLayers : 0);
+          variants.push_back(alone);
+        }
       }
     }
   }
@@ -110,9 +118,10 @@ std::vector<RecomputeChoice> Choices() {
 template <typename Expect>
 void ForEachCase(const Expect& expect) {
   for (const ModelSpec& spec : Variants()) {
-    const Inventory inventory = Describe(spec, testing::TinyCapacity());
+    const Inventory inventory = Describe(spec, testing::TinyCapacityOf(spec));
     for (const LayerKind kind : {LayerKind::kEncoder, LayerKind::kDecoder}) {
-      const int first = kind == LayerKind::kEncoder ? 1 : kLayers + 2;
+      if (kind == LayerKind::kEncoder && !HasMemory(spec)) continue;
+      const int first = kind == LayerKind::kEncoder || !HasMemory(spec) ? 1 : kLayers + 2;
       for (const RecomputeChoice& choice : Choices()) {
         for (const DataType dtype : {FLOAT32, BFLOAT16}) {
           SCOPED_TRACE(spec.ShortDebugString() + ": " + std::string(LayerKindName(kind)) + ", " +
@@ -128,8 +137,8 @@ void ForEachCase(const Expect& expect) {
   }
 }
 
-int64_t RowsOf(LayerKind kind) {
-  const MicrobatchSpec capacity = testing::TinyCapacity();
+int64_t RowsOf(const ModelSpec& spec, LayerKind kind) {
+  const MicrobatchSpec capacity = testing::TinyCapacityOf(spec);
   return kind == LayerKind::kEncoder ? capacity.source_tokens() : capacity.target_tokens();
 }
 
@@ -137,13 +146,13 @@ TEST(PlannedKeptBytes, AreThoseOfTheLayersToTheByte) {
   ForEachCase([](const ModelSpec& spec, const Inventory& inventory, LayerSpan layers,
                  LayerKind kind, const RecomputeChoice& choice, DataType,
                  const MemoryRules& rules) {
-    const int64_t each =
-        KeptBytes(spec, testing::TinyCapacity(), kind, choice.level).Total(rules.operand_bytes);
-    const int64_t row = RowsOf(kind) * spec.width();
+    const int64_t each = KeptBytes(spec, testing::TinyCapacityOf(spec), kind, choice.level)
+                             .Total(rules.operand_bytes);
+    const int64_t row = RowsOf(spec, kind) * spec.width();
     int64_t kept = choice.level == LAYER
                        ? (kLayers + choice.segment - 1) / choice.segment * each
                        : kLayers * each + row * rules.operand_bytes;  // the stack's first input
-    const int64_t norm = row + (spec.norm() == BATCH_NORM ? spec.width() : RowsOf(kind));
+    const int64_t norm = row + (spec.norm() == BATCH_NORM ? spec.width() : RowsOf(spec, kind));
     if (KeepsHistory(spec)) {  // z_0; z and the state of its norm for each layer
       kept += 4 * row + kLayers * 4 * (row + norm);
     }
@@ -162,7 +171,7 @@ TEST(PlannedRecomputeBytes, AreThoseOfTheLayersToTheByte) {
     const RankUse rank{.chunks = {{.layers = layers}}, .recompute = choice};
     choice.segment = std::min(choice.segment, kLayers);  // a stack has no longer segments
     const auto bytes = [&](LayerKind of) {
-      return RecomputeBytes(spec, testing::TinyCapacity(), of, choice, dtype)
+      return RecomputeBytes(spec, testing::TinyCapacityOf(spec), of, choice, dtype)
           .Total(rules.operand_bytes);
     };
     int64_t again = bytes(kind);
@@ -176,9 +185,9 @@ TEST(PlannedRecomputeBytes, AreThoseOfTheLayersToTheByte) {
 TEST(PlannedPendingBytes, AreTheDeferredOperandsToTheByte) {
   ForEachCase([](const ModelSpec& spec, const Inventory& inventory, LayerSpan layers,
                  LayerKind kind, const RecomputeChoice&, DataType, const MemoryRules& rules) {
-    int64_t operands = kLayers * DeferredOperands(spec, testing::TinyCapacity(), kind);
+    int64_t operands = kLayers * DeferredOperands(spec, testing::TinyCapacityOf(spec), kind);
     // All decoder layers of a chunk hold the memory once, together.
-    if (kind == LayerKind::kDecoder) operands += RowsOf(LayerKind::kEncoder) * spec.width();
+    if (kind == LayerKind::kDecoder) operands += RowsOf(spec, LayerKind::kEncoder) * spec.width();
     EXPECT_EQ(PendingBytes(inventory, layers, rules), operands * rules.operand_bytes);
   });
 }

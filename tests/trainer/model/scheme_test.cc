@@ -154,6 +154,47 @@ TEST(Scheme, AdminTakesTheNumbersOfItsProfileInTheOrderOfTheSublayers) {
   EXPECT_EQ(omega("decoder.layers.4.final_stream_scale"), 31.0f);
 }
 
+ModelSpec Alone(Residual residual, Architecture architecture) {
+  return testing::WithArchitecture(Model(residual), architecture);  // 3 layers
+}
+
+TEST(Scheme, AStackAloneHasTheFormsOfTwoSublayersALayer) {
+  const double layers = 3;
+  for (const Architecture architecture : {DECODER_ONLY, ENCODER_ONLY}) {
+    SCOPED_TRACE(Architecture_Name(architecture));
+    const int stack = architecture == ENCODER_ONLY ? 0 : 1;
+    const std::string name = StackName(stack);
+    const auto gain = [&](Residual residual, const std::string& matrix) {
+      const ModelSpec model = Alone(residual, architecture);
+      return GainOf(Describe(model, testing::TinyCapacityOf(model)), name + matrix);
+    };
+    const double deep = std::pow(8 * layers, -0.25);
+    EXPECT_NEAR(gain(DEEPNORM, "layers.0.self_attn.v_proj"), deep, kRelative);
+    EXPECT_NEAR(gain(DEEPNORM, "layers.2.fc2"), deep, kRelative);
+    EXPECT_NEAR(gain(DEEPNORM, "layers.2.self_attn.q_proj"), 1.0, kRelative);
+    EXPECT_NEAR(gain(SUB_LN, "layers.1.fc1"), std::sqrt(std::log(2 * layers)), kRelative);
+    EXPECT_NEAR(gain(R_FIXUP, "layers.1.fc1"), std::pow(2 * layers, -0.5), kRelative);
+    EXPECT_NEAR(gain(POST_LN_INIT, "layers.0.fc1"), 1 / layers, kRelative);
+    EXPECT_NEAR(gain(B2T, "layers.0.fc1"), 1 / std::sqrt(layers), kRelative);
+    const auto scheme = [&](Residual residual) {
+      return MakeSublayerScheme(Alone(residual, architecture), stack, 1,
+                                SublayerKind::kFeedForward);
+    };
+    EXPECT_NEAR(scheme(DEEPNORM).alpha, std::pow(2 * layers, 0.25), kRelative);
+    EXPECT_EQ(scheme(KEEL).alpha, 2 * layers);
+    EXPECT_NEAR(scheme(ADMIN).stream_scale,
+                std::sqrt((2 * layers + 1) / std::log(2 * layers + 1) - 1), kRelative);
+  }
+}
+
+TEST(Scheme, AdminsProfileOfADecoderAloneHasTwoNumbersALayer) {
+  ModelSpec model = Alone(ADMIN, DECODER_ONLY);
+  for (int i = 0; i < 6; ++i) model.mutable_scheme()->add_admin_omega(1.0 + i);
+  const Inventory admin = Describe(model, testing::TinyCapacityOf(model));
+  EXPECT_EQ(Find(admin, "decoder.layers.1.self_attn_stream_scale").initial_value, 3.0f);
+  EXPECT_EQ(Find(admin, "decoder.layers.2.final_stream_scale").initial_value, 6.0f);
+}
+
 TEST(Scheme, ConstantsFollowDepthAndLayer) {
   const auto scheme = [](Residual residual, int stack, int layer) {
     return MakeSublayerScheme(Model(residual), stack, layer, SublayerKind::kFeedForward);

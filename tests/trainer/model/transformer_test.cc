@@ -20,7 +20,7 @@ namespace {
 
 using testing::OnDevice;
 using testing::PlainLoss;
-using testing::TinyCapacity;
+using testing::TinyCapacityOf;
 using testing::TinyMicrobatch;
 using testing::TinySpec;
 
@@ -57,6 +57,18 @@ std::vector<ModelSpec> Variants() {
   return specs;
 }
 
+// Each scheme in each of the architectures of one stack.
+std::vector<ModelSpec> OneStackVariants() {
+  std::vector<ModelSpec> specs;
+  for (const Residual residual : testing::AllResiduals()) {
+    for (const Architecture architecture : {DECODER_ONLY, ENCODER_ONLY}) {
+      specs.push_back(testing::WithArchitecture(
+          Variant(residual, (residual + int{architecture}) % 4), architecture));
+    }
+  }
+  return specs;
+}
+
 // Each scheme once.
 std::vector<ModelSpec> FewVariants() {
   std::vector<ModelSpec> specs;
@@ -69,10 +81,12 @@ std::vector<ModelSpec> FewVariants() {
 }
 
 TEST_P(OnDevice, BackwardEqualsAutogradOfThePlainModel) {
-  for (const ModelSpec& spec : Variants()) {
+  std::vector<ModelSpec> specs = Variants();
+  for (const ModelSpec& spec : OneStackVariants()) specs.push_back(spec);
+  for (const ModelSpec& spec : specs) {
     SCOPED_TRACE(spec.ShortDebugString());
     const auto ops = MakeReference();
-    Transformer model(spec, TinyCapacity(), *ops, /*trainable=*/true);
+    Transformer model(spec, TinyCapacityOf(spec), *ops, /*trainable=*/true);
     Perturb(model.parameters());
     model.Refresh();
     const Microbatch mb = TinyMicrobatch(spec, 3);
@@ -115,15 +129,22 @@ TEST_P(OnDevice, BackwardEqualsAutogradOfThePlainModel) {
 }
 
 TEST_P(OnDevice, BackwardEqualsFiniteDifferencesWithEveryDropoutOn) {
-  for (ModelSpec spec : FewVariants()) {
+  std::vector<ModelSpec> specs = FewVariants();
+  for (ModelSpec& spec : specs) {
     spec.set_encoder_layers(1);
     spec.set_decoder_layers(2);
+  }
+  for (const Architecture architecture : {DECODER_ONLY, ENCODER_ONLY}) {
+    specs.push_back(testing::WithArchitecture(Variant(DEEPNORM, architecture), architecture));
+    specs.push_back(testing::WithArchitecture(Variant(PRE_LN, 0), architecture));
+  }
+  for (ModelSpec& spec : specs) {
     spec.set_dropout(0.2);
     spec.set_attention_dropout(0.15);
     spec.set_activation_dropout(0.1);
     SCOPED_TRACE(spec.ShortDebugString());
     const auto ops = MakeReference();
-    Transformer model(spec, TinyCapacity(), *ops, /*trainable=*/true);
+    Transformer model(spec, TinyCapacityOf(spec), *ops, /*trainable=*/true);
     Perturb(model.parameters());
     model.Refresh();
     const Microbatch mb = TinyMicrobatch(spec, 4);
@@ -163,7 +184,7 @@ TEST_P(OnDevice, LossDoesNotDependOnHowPairsAreCutIntoMicrobatches) {
   ModelSpec spec = TinySpec();
   spec.set_dropout(0.3);
   const auto ops = MakeReference();
-  Transformer model(spec, TinyCapacity(), *ops, /*trainable=*/true);
+  Transformer model(spec, TinyCapacityOf(spec), *ops, /*trainable=*/true);
   Perturb(model.parameters());
   model.Refresh();
   const Microbatch whole = TinyMicrobatch(spec, 8);

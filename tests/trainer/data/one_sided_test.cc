@@ -1,0 +1,139 @@
+#include "trainer/data/one_sided.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "trainer/data/vocabulary.h"
+
+namespace deepnet {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+constexpr int32_t kTagDe = 1000, kTagEn = 1001;
+constexpr HidingRule kRule = {.share = 0.15, .end_piece = 1000};
+constexpr double kSigmas = 5;  // of a count of independent draws
+
+DirectionTags Tags(TagStyle style) { return {style, kTagDe, kTagEn}; }
+
+// Ids that say where they stand.
+std::vector<int32_t> Pieces(int count) {
+  std::vector<int32_t> pieces;
+  for (int i = 0; i < count; ++i) pieces.push_back(kFirstPiece + i % 900);
+  return pieces;
+}
+
+EncodedPair Hidden(const std::vector<int32_t>& pieces, const HiddenKey& key,
+                   const HidingRule& rule = kRule) {
+  return EncodeSourceSide(Tags(TARGET_TAG_ON_SOURCE), pieces, rule, key);
+}
+
+TEST(OneSided, ACausalModelReadsTheTagInPlaceOfTheEnd) {
+  const EncodedPair pair =
+      EncodeTargetSide(Tags(TARGET_TAG_ON_SOURCE), std::vector<int32_t>{10, 11});
+  EXPECT_THAT(pair.source, IsEmpty());
+  EXPECT_THAT(pair.input, ElementsAre(kTagEn, 10, 11));
+  EXPECT_THAT(pair.labels, ElementsAre(10, 11, kEos));
+}
+
+TEST(OneSided, ACausalModelInM2mStyleLearnsTheTag) {
+  const EncodedPair pair = EncodeTargetSide(Tags(M2M), std::vector<int32_t>{10, 11});
+  EXPECT_THAT(pair.input, ElementsAre(kEos, kTagEn, 10, 11));
+  EXPECT_THAT(pair.labels, ElementsAre(kTagEn, 10, 11, kEos));
+}
+
+TEST(OneSided, AMaskedModelHasLabelsWhereItsInputMayDifferAndNowhereElse) {
+  const std::vector<int32_t> pieces = Pieces(200);
+  const EncodedPair pair = Hidden(pieces, {.seed = 7, .direction = "de-en", .pair = 3, .step = 9});
+  EXPECT_THAT(pair.source, IsEmpty());
+  ASSERT_EQ(pair.input.size(), pieces.size() + 2);
+  ASSERT_EQ(pair.labels.size(), pair.input.size());
+  EXPECT_EQ(pair.input.front(), kTagDe);  // the source's own language
+  EXPECT_EQ(pair.input.back(), kEos);
+  EXPECT_EQ(pair.labels.front(), -1);
+  EXPECT_EQ(pair.labels.back(), -1);
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    if (pair.labels[i + 1] < 0) {
+      EXPECT_EQ(pair.input[i + 1], pieces[i]);
+    } else {
+      EXPECT_EQ(pair.labels[i + 1], pieces[i]);
+    }
+  }
+}
+
+TEST(OneSided, ASentenceOfWhichNothingWasChosenGetsOneLabel) {
+  const HidingRule rarely = {.share = 1e-9, .end_piece = 1000};
+  std::vector<int> chosen(5, 0);
+  for (int64_t n = 0; n < 1000; ++n) {
+    const EncodedPair pair = Hidden(Pieces(5), {.direction = "de-en", .pair = n}, rarely);
+    int labels = 0;
+    for (size_t i = 0; i < 5; ++i) {
+      labels += pair.labels[i + 1] >= 0 ? 1 : 0;
+      chosen[i] += pair.labels[i + 1] >= 0 ? 1 : 0;
+    }
+    EXPECT_EQ(labels, 1);
+  }
+  for (const int count : chosen) EXPECT_NEAR(count, 200, kSigmas * std::sqrt(1000 * 0.2 * 0.8));
+  EXPECT_THAT(Hidden({}, {}).labels, ElementsAre(-1, -1));
+}
+
+TEST(OneSided, SharesAreThoseOfBert) {
+  const std::vector<int32_t> pieces = Pieces(100);
+  int64_t all = 0, chosen = 0, unknown = 0, same = 0;
+  for (int64_t n = 0; n < 1000; ++n) {
+    const EncodedPair pair = Hidden(pieces, {.seed = 1, .direction = "de-en", .pair = n});
+    for (size_t i = 0; i < pieces.size(); ++i, ++all) {
+      if (pair.labels[i + 1] < 0) continue;
+      ++chosen;
+      unknown += pair.input[i + 1] == kUnk ? 1 : 0;
+      same += pair.input[i + 1] == pieces[i] ? 1 : 0;
+      EXPECT_LT(pair.input[i + 1], kRule.end_piece);
+    }
+  }
+  const auto n = static_cast<double>(chosen);
+  EXPECT_NEAR(n / all, 0.15, kSigmas * std::sqrt(0.15 * 0.85 / all));
+  EXPECT_NEAR(unknown / n, 0.8, kSigmas * std::sqrt(0.8 * 0.2 / n));
+  EXPECT_NEAR(same / n, 0.1 + 0.1 / 996, kSigmas * std::sqrt(0.1 * 0.9 / n));
+}
+
+TEST(OneSided, WhatIsHiddenIsAFunctionOfSeedDirectionPairAndStep) {
+  const std::vector<int32_t> pieces = Pieces(100);
+  const HiddenKey key = {.seed = 7, .direction = "de-en", .pair = 3, .step = 9};
+  const EncodedPair once = Hidden(pieces, key), again = Hidden(pieces, key);
+  EXPECT_EQ(once.input, again.input);
+  EXPECT_EQ(once.labels, again.labels);
+  std::vector<HiddenKey> others(4, key);
+  others[0].seed = 8;
+  others[1].direction = "de-fr";
+  others[2].pair = 4;
+  others[3].step = 10;
+  for (const HiddenKey& other : others) EXPECT_NE(Hidden(pieces, other).labels, once.labels);
+  // What stands behind a piece does not matter.
+  const EncodedPair shorter = Hidden(Pieces(60), key);
+  EXPECT_TRUE(std::equal(shorter.labels.begin(), shorter.labels.begin() + 61, once.labels.begin()));
+}
+
+TEST(OneSided, AMicrobatchOfItHasNoSourceAndCountsLabels) {
+  MicrobatchBuilder builder({0, 12, 3});
+  const EncodedPair first = {{}, {-1, 10, -1, -1}, {kTagDe, kUnk, 11, kEos}};
+  ASSERT_TRUE(builder.HasRoom(first));
+  builder.Add(4, first);
+  builder.Add(5, EncodeTargetSide(Tags(TARGET_TAG_ON_SOURCE), std::vector<int32_t>{12}));
+  const Microbatch batch = std::move(builder).Build();
+  EXPECT_THAT(batch.source.tokens, IsEmpty());
+  EXPECT_THAT(batch.source.offsets, ElementsAre(0, 0, 0, 0));
+  EXPECT_THAT(batch.target.offsets, ElementsAre(0, 4, 6, 6));
+  EXPECT_THAT(std::vector<int32_t>(batch.target.tokens.begin(), batch.target.tokens.begin() + 7),
+              ElementsAre(kTagDe, kUnk, 11, kEos, kTagEn, 12, kPad));
+  EXPECT_EQ(batch.num_sentences, 2);
+  EXPECT_EQ(batch.num_source_tokens, 0);
+  EXPECT_EQ(batch.num_target_tokens, 3);
+}
+
+}  // namespace
+}  // namespace deepnet

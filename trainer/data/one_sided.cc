@@ -1,0 +1,79 @@
+#include "trainer/data/one_sided.h"
+
+#include "parallel/base/check.h"
+#include "parallel/base/philox.h"
+#include "trainer/data/vocabulary.h"
+
+namespace deepnet {
+namespace {
+
+constexpr int32_t kNoLabel = -1;
+constexpr uint32_t kAnyPosition = 0xffffffffu;  // no position: draws the one that nobody else is
+constexpr double kTwoTo32 = 4294967296.0;
+
+// Words: 0 whether a piece is chosen, 1 what stands in its place, 2 which piece if any.
+class HiddenNumbers {
+ public:
+  explicit HiddenNumbers(const HiddenKey& key)
+      : key_(MakeKey(key.seed, RandomPurpose::kHiddenPieces)) {
+    DEEPNET_CHECK(key.step >= 0 && key.step < int64_t{1} << 32) << "step " << key.step;
+    const auto pair = static_cast<uint64_t>(key.pair);
+    pair_ = static_cast<uint32_t>(pair);
+    direction_ = static_cast<uint32_t>(HashName(key.direction)) ^ static_cast<uint32_t>(pair >> 32);
+    step_ = static_cast<uint32_t>(key.step);
+  }
+
+  PhiloxBlock At(uint32_t position) const {
+    return Philox(key_, {position, pair_, direction_, step_});
+  }
+
+ private:
+  PhiloxKey key_;
+  uint32_t pair_, direction_, step_;
+};
+
+int32_t Replacement(int32_t piece, const HidingRule& rule, const PhiloxBlock& words) {
+  const double place = words[1] / kTwoTo32;
+  if (place < 0.8) return kUnk;
+  if (place >= 0.9) return piece;
+  const auto pieces = static_cast<uint32_t>(rule.end_piece - kFirstPiece);
+  return kFirstPiece + static_cast<int32_t>(words[2] % pieces);
+}
+
+}  // namespace
+
+EncodedPair EncodeTargetSide(const DirectionTags& tags, std::span<const int32_t> target_pieces) {
+  EncodedPair pair = EncodePair(tags, {}, target_pieces);
+  pair.source.clear();
+  pair.input.push_back(tags.style == M2M ? kEos : tags.target);
+  pair.input.insert(pair.input.end(), pair.labels.begin(), pair.labels.end() - 1);
+  return pair;
+}
+
+EncodedPair EncodeSourceSide(const DirectionTags& tags, std::span<const int32_t> source_pieces,
+                             const HidingRule& rule, const HiddenKey& key) {
+  DEEPNET_CHECK_LT(kFirstPiece, rule.end_piece);
+  const HiddenNumbers numbers(key);
+  const auto count = static_cast<uint32_t>(source_pieces.size());
+  EncodedPair pair;
+  pair.input.push_back(tags.source);
+  pair.input.insert(pair.input.end(), source_pieces.begin(), source_pieces.end());
+  pair.input.push_back(kEos);
+  pair.labels.assign(pair.input.size(), kNoLabel);
+  bool any = false;
+  const auto hide = [&](uint32_t i, const PhiloxBlock& words) {
+    pair.labels[i + 1] = source_pieces[i];
+    pair.input[i + 1] = Replacement(source_pieces[i], rule, words);
+    any = true;
+  };
+  for (uint32_t i = 0; i < count; ++i) {
+    const PhiloxBlock words = numbers.At(i);
+    if (words[0] / kTwoTo32 < rule.share) hide(i, words);
+  }
+  if (any || count == 0) return pair;
+  const uint32_t drawn = numbers.At(kAnyPosition)[0] % count;
+  hide(drawn, numbers.At(drawn));
+  return pair;
+}
+
+}  // namespace deepnet

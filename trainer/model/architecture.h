@@ -1,0 +1,45 @@
+// Which stacks a model has, and whose rows have the labels.
+//
+//   ENCODER_DECODER  the encoder reads source rows, the decoder target rows and the memory, which
+//                    is the encoder's output
+//   DECODER_ONLY     a decoder without cross-attention; self-attention is causal
+//   ENCODER_ONLY     an encoder, whose rows have labels where a token is hidden
+//
+// A model of one stack is the target half of the chain, whichever stack it is: target embedding,
+// layers of kind kDecoder, output layer, all on the target rows of a microbatch, whose source is
+// empty. Names, gains and whether self-attention is causal follow from the stack.
+//
+// Stacks are numbered: 0 encoder, 1 decoder. Pure.
+#pragma once
+
+#include <string>
+
+#include "absl/status/status.h"
+
+#include "parallel/plan/inventory.h"
+#include "proto/model.pb.h"
+
+namespace deepnet {
+
+// Whether there are two stacks, the second of which reads the memory.
+bool HasMemory(const ModelSpec& model);
+// The stack whose rows have the labels.
+int LabelledStack(const ModelSpec& model);
+// 0 for a stack that the model does not have.
+int LayersOf(const ModelSpec& model, int stack);
+// Of every layer of `stack`: 3 with cross-attention, else 2.
+int SublayersPerLayer(const ModelSpec& model, int stack);
+
+// The stack of a layer of that kind; of the output layer: LabelledStack.
+int StackOfKind(const ModelSpec& model, LayerKind kind);
+// LayerKindName, but an encoder that stands alone is called one.
+std::string KindNameIn(const ModelSpec& model, LayerKind kind);
+
+// "12 encoder and 6 decoder layers", "12 decoder layers".
+std::string LayersText(const ModelSpec& model);
+
+// OK for a model that translates; otherwise what `command` cannot do with this one and why, with
+// ExitCode::kCheckpoint.
+absl::Status CheckTranslates(const ModelSpec& model, const std::string& command);
+
+}  // namespace deepnet
