@@ -8,7 +8,8 @@
 #
 # Everything else goes to ctest: `tests/run.sh -R Bleu`. Tests that need root (label `root`) are left
 # out for other users; those that need a browser (label `browser`), where there is neither chromium nor
-# what DEEPNET_BROWSER names.
+# what DEEPNET_BROWSER names; those that need transformers and CTranslate2 (label `peers`) always:
+# tests/peers/run.sh.
 set -euo pipefail
 
 long=no
@@ -27,7 +28,7 @@ done
 cd "$(dirname "$0")/.."
 source launch/stages.sh
 
-excluded=()
+excluded=(peers)
 [[ $long == yes ]] || excluded+=(long)
 [[ $(id -u) -eq 0 ]] || excluded+=(root)
 if ! command -v "${DEEPNET_BROWSER:-chromium}" >/dev/null; then

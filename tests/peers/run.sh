@@ -1,32 +1,27 @@
 #!/usr/bin/env bash
-# Compares exports and imports with Hugging Face transformers and CTranslate2.
+# Compares exports and imports with Hugging Face transformers and CTranslate2: the ctest label `peers`.
 #
-#   tests/peers/run.sh [--python PROGRAM | --venv FOLDER] [--help] [HF_CHECK_ARGUMENT...]
+#   tests/peers/run.sh [--venv FOLDER] [--help] [CTEST_ARGUMENT...]
 #
-#   --python PROGRAM   a Python that has the packages of tests/peers/requirements.txt
-#   --venv FOLDER      otherwise: a virtual environment with them, made where it is missing (some GB
-#                      from PyPI; default: build/peers)
+#   --venv FOLDER   a virtual environment with tests/peers/requirements.txt, made where it is missing
+#                   (2.5 GB from PyPI, 5 GB on disk; default: build/peers)
 #
-# Builds what it needs. Everything else goes to tests/peers/hf_check.py.
+# Builds what it needs and runs the tests. Afterwards `ctest --test-dir build/release -L peers` does,
+# too. Checkpoints of one's own: tests/peers/hf_check.py --help, with that environment's Python.
 set -euo pipefail
-
-python=
 venv=
 case "${1:-}" in
   --help) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; exit 0 ;;
-  --python) python=$2; shift 2 ;;
   --venv) venv=$(realpath -m "$2"); shift 2 ;;
 esac
 cd "$(dirname "$0")/../.."
-launch/build.sh deepnet peer_model
-if [[ -z $python ]]; then
-  venv=${venv:-build/peers}
-  python=$venv/bin/python
-  # Complete once pip has ended well: then the file is there.
-  if [[ ! -f $venv/installed ]]; then
-    python3 -m venv "$venv"
-    "$python" -m pip install -q -r tests/peers/requirements.txt
-    touch "$venv/installed"
-  fi
+venv=${venv:-$PWD/build/peers}
+# Complete once pip has ended well: then the file is there.
+if [[ ! -f $venv/installed ]]; then
+  python3 -m venv "$venv"
+  "$venv/bin/python" -m pip install -q -r tests/peers/requirements.txt
+  touch "$venv/installed"
 fi
-exec "$python" tests/peers/hf_check.py "$@"
+launch/build.sh deepnet peer_model
+cmake -S . -B build/release -DDEEPNET_PEERS_VENV="$venv" >/dev/null  # registers the tests
+exec ctest --test-dir build/release -L '^peers$' --output-on-failure --no-tests=error "$@"
