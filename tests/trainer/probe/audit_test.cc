@@ -10,6 +10,7 @@
 #include <limits>
 #include <sstream>
 #include <string>
+#include <utility>
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -114,6 +115,42 @@ TEST(Audit, WeightsHaveTheBetaOfThePaper) {
     for (const Role role : {Role::kQuery, Role::kKey}) {
       EXPECT_NEAR(measured(LayerKind::kEncoder, role), 1, kStdTolerance);
       EXPECT_NEAR(measured(LayerKind::kDecoder, role), 1, kStdTolerance);
+    }
+  }
+}
+
+ModelSpec Alone(Residual residual, Architecture architecture, int layers) {
+  const bool encoder = architecture == ENCODER_ONLY;
+  RunSpec run = SmallRun(residual, encoder ? layers : 0, encoder ? 0 : layers);
+  run.mutable_model()->set_architecture(architecture);
+  return run.model();
+}
+
+TEST(Audit, EverySchemeOfAStackAloneStartsAsItsDescriptionSays) {
+  for (const Architecture architecture : {DECODER_ONLY, ENCODER_ONLY}) {
+    for (int value = Residual_MIN + 1; value <= Residual_MAX; ++value) {
+      const ModelSpec model = Alone(static_cast<Residual>(value), architecture, 40);
+      SCOPED_TRACE(model.ShortDebugString());
+      EXPECT_THAT(Audit(model).faults, IsEmpty());
+      EXPECT_THAT(Held(model).Audit().faults, IsEmpty());
+    }
+  }
+}
+
+// The paper's column of one stack: (8 L)^(-1/4) with four decimals.
+TEST(Audit, WeightsOfAStackAloneHaveTheBetaOfThePaper) {
+  for (const auto& [layers, beta] : {std::pair{6, 0.3799}, {18, 0.2887}, {50, 0.2236}}) {
+    for (const Architecture architecture : {DECODER_ONLY, ENCODER_ONLY}) {
+      const AuditReport report = Audit(Alone(DEEPNORM, architecture, layers));
+      const auto measured = [&](Role role) {
+        const AuditGroup& group = GroupOf(report, LayerKind::kDecoder, role);
+        return group.least_gain * group.all.std_ratio;
+      };
+      for (const Role role : {Role::kValue, Role::kAttentionOutput, Role::kFeedForward}) {
+        EXPECT_NEAR(measured(role) / beta, 1, kStdTolerance);
+      }
+      EXPECT_NEAR(measured(Role::kQuery), 1, kStdTolerance);
+      EXPECT_NEAR(measured(Role::kKey), 1, kStdTolerance);
     }
   }
 }
