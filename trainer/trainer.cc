@@ -332,8 +332,10 @@ absl::Status Train(RunSpec run, const TrainOptions& options, Logger& log) {
                                                                  .lock = options.lock},
                                                                 around.world, around.files, log));
                       Trainer trainer(std::move(start), options, deadline, around, log);
-                      RETURN_IF_ERROR(trainer.Prepare());
-                      return trainer.Run();
+                      absl::Status status = trainer.Prepare();
+                      if (status.ok()) status = trainer.Run();
+                      EndJobUnlessAgreed(around.world, status);
+                      return status;
                     });
 }
 

@@ -17,12 +17,16 @@ namespace {
 
 constexpr char kLockFile[] = "/lock";  // trainer/checkpoint/run_lock.h
 
-void EndJob(Communicator& world, const absl::Status& status) {
-  std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
+}  // namespace
+
+void EndJobUnlessAgreed(Communicator& world, const absl::Status& status) {
+  if (status.ok() || IsAgreed(status)) return;
+  if (!absl::IsAborted(status)) {
+    std::fprintf(stderr, "[%d/%d] error: %s\n", world.rank(), world.size(),
+                 std::string(status.message()).c_str());
+  }
   world.Abort(static_cast<int>(GetExitCode(status)));
 }
-
-}  // namespace
 
 absl::Status RunWatched(const ParallelSpec& parallel, Communicator& world, FileSystem& files,
                         Vigil::OnStuck on_stuck,
@@ -30,7 +34,9 @@ absl::Status RunWatched(const ParallelSpec& parallel, Communicator& world, FileS
   Pulse pulse;
   pulse.Begin("begin of the run");
   if (world.size() == 1) return run({.world = world, .files = files, .pulse = pulse});
-  if (!on_stuck) on_stuck = [&world](const absl::Status& status) { EndJob(world, status); };
+  if (!on_stuck) {
+    on_stuck = [&world](const absl::Status& status) { EndJobUnlessAgreed(world, status); };
+  }
   PulseCommunicator beating(world, pulse);
   WatchedFileSystem watched(files, [&pulse](const std::string& path) {
     if (!absl::EndsWith(path, kLockFile)) pulse.Beat();
@@ -38,7 +44,11 @@ absl::Status RunWatched(const ParallelSpec& parallel, Communicator& world, FileS
   const absl::Duration longest = MakeTimeLimits(parallel, /*first_step=*/true).message;
   ASSIGN_OR_RETURN(const auto vigil, Vigil::Keep(world, pulse, longest, std::move(on_stuck)));
   absl::Status status = run({.world = beating, .files = watched, .pulse = pulse});
-  if (status.ok() || IsAgreed(status)) status.Update(vigil->End());
+  if (status.ok() || IsAgreed(status)) {
+    status.Update(vigil->End());
+  } else {
+    EndJobUnlessAgreed(world, status);
+  }
   return status;
 }
 

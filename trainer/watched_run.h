@@ -26,9 +26,15 @@ struct WatchedSurroundings {
 // checkpoint, may take any time. The heartbeat of a run folder's lock says nothing of the run.
 //
 // Collective over `world`; all arguments outlive the call. A rank alone is not watched. `on_stuck`,
-// see vigil.h; empty: the error is printed and world.Abort called.
+// see vigil.h; empty: the error is printed and world.Abort called. So it is with an error of `run`
+// that not all ranks agreed on, before this returns.
 absl::Status RunWatched(const ParallelSpec& parallel, Communicator& world, FileSystem& files,
                         Vigil::OnStuck on_stuck,
                         const std::function<absl::Status(WatchedSurroundings)>& run);
+
+// Prints an error that not all ranks agreed on, unless it is another rank's, and calls world.Abort
+// with its code. To be called before anything is destroyed that may have transfers under way: when
+// those are dropped first, the job ends with another code.
+void EndJobUnlessAgreed(Communicator& world, const absl::Status& status);
 
 }  // namespace deepnet

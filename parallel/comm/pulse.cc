@@ -1,9 +1,11 @@
 #include "parallel/comm/pulse.h"
 
+#include <cstdio>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 
+#include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 
 namespace deepnet {
@@ -47,21 +49,28 @@ Pulse::State Pulse::Read() const {
 
 class PulseCommunicator::PulseTransfer final : public Transfer {
  public:
-  PulseTransfer(Pulse& pulse, std::string call, std::unique_ptr<Transfer> inner)
-      : pulse_(pulse), call_(std::move(call)), inner_(std::move(inner)) {}
+  PulseTransfer(PulseCommunicator& comm, std::string call, std::unique_ptr<Transfer> inner)
+      : comm_(comm), pulse_(comm.pulse_), call_(std::move(call)), inner_(std::move(inner)) {}
+
+  ~PulseTransfer() override {
+    if (late_) comm_.EndLate(call_);
+  }
 
   absl::Status Wait(absl::Duration limit) override {
     if (!inner_->Done()) pulse_.Wait(call_);
     absl::Status status = inner_->Wait(limit);
     if (status.ok()) pulse_.Beat();
+    late_ = absl::IsDeadlineExceeded(status);
     return status;
   }
   bool Done() override { return inner_->Done(); }
 
  private:
+  PulseCommunicator& comm_;
   Pulse& pulse_;
   const std::string call_;
   const std::unique_ptr<Transfer> inner_;
+  bool late_ = false;  // the last Wait ran out of time
 };
 
 PulseCommunicator::PulseCommunicator(Communicator& inner, Pulse& pulse)
@@ -115,7 +124,13 @@ absl::StatusOr<std::unique_ptr<Communicator>> PulseCommunicator::Split(int color
 
 Communicator::TransferOr PulseCommunicator::Follow(TransferOr transfer, std::string call) {
   if (!transfer.ok()) return transfer;
-  return std::make_unique<PulseTransfer>(pulse_, std::move(call), *std::move(transfer));
+  return std::make_unique<PulseTransfer>(*this, std::move(call), *std::move(transfer));
+}
+
+void PulseCommunicator::EndLate(const std::string& call) {
+  std::fprintf(stderr, "error: rank %d of %d, %s: %s: not finished in time\n", rank(), size(),
+               pulse_.Read().what.c_str(), call.c_str());
+  Abort(static_cast<int>(ExitCode::kHang));
 }
 
 }  // namespace deepnet

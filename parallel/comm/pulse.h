@@ -52,7 +52,8 @@ class Pulse {
 };
 
 // A communicator whose calls beat, the groups of which do so too. A wait that has not been
-// successful is no beat.
+// successful is no beat. A transfer that is dropped after a Wait that ran out of time ends the job
+// with ExitCode::kHang: giving it up would end it with another code.
 class PulseCommunicator final : public ForwardingCommunicator {
  public:
   // Both outlive this and the groups that Split makes.
@@ -69,6 +70,7 @@ class PulseCommunicator final : public ForwardingCommunicator {
   class PulseTransfer;
 
   TransferOr Follow(TransferOr transfer, std::string call);
+  void EndLate(const std::string& call);
   std::string OfPeer(const char* call, int peer) const;
   std::string OfAll(const char* call) const;
 

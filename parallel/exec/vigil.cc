@@ -63,6 +63,7 @@ class Vigil::Impl {
         pulse_(pulse),
         longest_(longest),
         on_stuck_(std::move(on_stuck)),
+        letters_(group_->size()),
         seen_(group_->size()),
         thread_([this] { Watch(); }) {}
 
@@ -94,13 +95,16 @@ class Vigil::Impl {
     while (true) {
       const bool leaves = Sleep();
       if (GivenUp()) return;
-      std::vector<Letter> letters(seen_.size());
-      const absl::Status told = Exchange(leaves, letters);
-      if (GivenUp() || absl::IsAborted(told)) return;  // the job ends without this
+      const absl::Status told = Exchange(leaves);
+      if (GivenUp()) return;
+      if (absl::IsAborted(told)) {  // the job has ended without this
+        outcome_ = told;
+        return;
+      }
       if (!told.ok()) return Report(OfSilentThread(told));
       const auto leaving = [](const Letter& letter) { return letter.leaves; };
-      if (std::all_of(letters.begin(), letters.end(), leaving)) return;
-      const absl::Status judged = Judge(letters);
+      if (std::all_of(letters_.begin(), letters_.end(), leaving)) return;
+      const absl::Status judged = Judge();
       if (!judged.ok()) return Report(judged);
     }
   }
@@ -119,18 +123,18 @@ class Vigil::Impl {
     return ended_;
   }
 
-  absl::Status Exchange(bool leaves, std::vector<Letter>& letters) {
+  absl::Status Exchange(bool leaves) {
     const Pulse::State state = pulse_.Read();
-    Letter& mine = letters[group_->rank()];
+    Letter& mine = letters_[group_->rank()];
     mine = {.beats = state.beats, .waits = state.waits || leaves, .leaves = leaves};
     state.what.copy(mine.what, kMostText);
     std::vector<Buffer> all;
-    for (Letter& letter : letters) all.push_back(Buffer::Of(std::span(&letter, 1)));
-    ASSIGN_OR_RETURN(const auto transfer, group_->AllGather(all[group_->rank()], all));
+    for (Letter& letter : letters_) all.push_back(Buffer::Of(std::span(&letter, 1)));
+    ASSIGN_OR_RETURN(transfer_, group_->AllGather(all[group_->rank()], all));
     const double began = SecondsNow();
     absl::Status status;
     do {
-      status = transfer->Wait(std::min(kSlice, longest_));
+      status = transfer_->Wait(std::min(kSlice, longest_));
     } while (absl::IsDeadlineExceeded(status) && !GivenUp() &&
              SecondsNow() - began < absl::ToDoubleSeconds(longest_));
     return status;
@@ -150,19 +154,19 @@ class Vigil::Impl {
                 longest_);
   }
 
-  absl::Status Judge(const std::vector<Letter>& letters) {
+  absl::Status Judge() {
     const double now = SecondsNow();
     std::vector<std::string> stopped, silent;
-    for (size_t rank = 0; rank < letters.size(); ++rank) {
+    for (size_t rank = 0; rank < letters_.size(); ++rank) {
       Seen& seen = seen_[rank];
-      if (letters[rank].beats != seen.last.beats) seen.beat_at = now;
-      seen.last = letters[rank];
+      if (letters_[rank].beats != seen.last.beats) seen.beat_at = now;
+      seen.last = letters_[rank];
       if (now - seen.beat_at < absl::ToDoubleSeconds(longest_)) continue;
       silent.push_back(TextOf(static_cast<int>(rank), seen.last));
       if (!seen.last.waits) stopped.push_back(silent.back());
     }
     if (!stopped.empty()) return Hang(absl::StrJoin(stopped, "; "), longest_);
-    if (silent.size() < letters.size()) return absl::OkStatus();
+    if (silent.size() < letters_.size()) return absl::OkStatus();
     return Hang(absl::StrCat("all ranks wait: ", absl::StrJoin(silent, "; ")), longest_);
   }
 
@@ -170,9 +174,12 @@ class Vigil::Impl {
   const Pulse& pulse_;
   const absl::Duration longest_;
   const OnStuck on_stuck_;
-  std::vector<Seen> seen_;  // [rank]; of the thread, as is:
-  absl::Status outcome_;    // to be read when it has ended
-  std::mutex mutex_;        // guards the flags
+  std::vector<Letter> letters_;  // [rank]; of the thread, as are:
+  std::vector<Seen> seen_;       // [rank]
+  // Kept when it is given up: dropped before the job ends, it would end it with another code.
+  std::unique_ptr<Transfer> transfer_;
+  absl::Status outcome_;  // to be read when it has ended
+  std::mutex mutex_;      // guards the flags
   std::condition_variable changed_;
   bool ended_ = false, given_up_ = false;
   std::thread thread_;  // last: starts when all else is there

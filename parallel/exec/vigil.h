@@ -37,15 +37,15 @@ class Vigil {
   // that within `longest` ends the others too. `pulse` outlives the result.
   static absl::StatusOr<std::unique_ptr<Vigil>> Keep(Communicator& world, const Pulse& pulse,
                                                      absl::Duration longest, OnStuck on_stuck);
-  // Without End: leaves the others to themselves. For errors that not all ranks know of, with
-  // which whoever has one ends the job.
+  // Without End: leaves the others to themselves. For errors that not all ranks know of; whoever
+  // has one has ended the job.
   ~Vigil();
 
   Vigil(const Vigil&) = delete;
   Vigil& operator=(const Vigil&) = delete;
 
   // Collective: nobody is watched any more. A rank that does not come is one that has stopped; then
-  // what on_stuck was told, if that returns.
+  // what on_stuck was told, if that returns, or Aborted if another rank was faster.
   absl::Status End();
 
  private:

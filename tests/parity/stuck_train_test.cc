@@ -59,8 +59,13 @@ struct Outcome {
   std::vector<std::string> reported;   // of ranks that watch over others
   int64_t calls = 0;                   // of the rank that is told to stand still
 
-  std::string Text() const {
-    return absl::StrCat(absl::StrJoin(reported, "\n"), "\n", FirstError(statuses).ToString());
+  // What all ranks but one have to say.
+  std::string TextWithout(int rank) const {
+    std::string text = absl::StrJoin(reported, "\n");
+    for (size_t r = 0; r < statuses.size(); ++r) {
+      if (static_cast<int>(r) != rank) absl::StrAppend(&text, "\n", statuses[r].ToString());
+    }
+    return text;
   }
 };
 
@@ -145,7 +150,7 @@ class StuckTrainTest : public ::testing::Test {
     for (int i = 0; i < kRunsAtOnce; ++i) {
       workers.emplace_back([&] {
         for (int64_t call; (call = next.fetch_add(FaultStride())) < whole.calls;) {
-          ExpectEnded(TrainUntilNamed(layout, rank, call), rank, call);
+          ExpectEnded(TrainUntilNamed(layout, rank, call), layout, rank, call);
         }
       });
     }
@@ -155,22 +160,30 @@ class StuckTrainTest : public ::testing::Test {
   static Outcome TrainUntilNamed(const Layout& layout, int rank, int64_t call) {
     for (double limit = kShortLimitSeconds;; limit *= 2) {
       Outcome outcome = TrainWith(layout, rank, call, limit);
-      if (limit >= kMostLimitSeconds || Names(outcome, rank, call)) return outcome;
+      if (limit >= kMostLimitSeconds || Names(outcome, layout, rank, call)) return outcome;
     }
   }
 
-  // At the first call the ranks do not know each other yet.
-  static bool Names(const Outcome& outcome, int rank, int64_t call) {
-    return call == 0 || absl::StrContains(outcome.Text(), absl::StrCat("rank ", rank));
+  // The rank of the whole job, or that in its group: the stage in a pipeline's messages, the
+  // replica in sums. At the first call the ranks do not know each other yet.
+  static bool Names(const Outcome& outcome, const Layout& layout, int rank, int64_t call) {
+    const std::string text = outcome.TextWithout(rank);
+    bool named = call == 0 || absl::StrContains(text, absl::StrCat("rank ", rank));
+    for (const int number : {rank % layout.stages, rank / layout.stages}) {
+      named |= absl::StrContains(text, absl::StrCat("from rank ", number)) ||
+               absl::StrContains(text, absl::StrCat("to rank ", number));
+    }
+    return named;
   }
 
-  static void ExpectEnded(const Outcome& outcome, int stuck, int64_t call) {
+  static void ExpectEnded(const Outcome& outcome, const Layout& layout, int stuck, int64_t call) {
     for (size_t rank = 0; rank < outcome.statuses.size(); ++rank) {
       if (static_cast<int>(rank) == stuck) continue;
       EXPECT_EQ(GetExitCode(outcome.statuses[rank]), ExitCode::kHang)
           << "call " << call << ", rank " << rank << ": " << outcome.statuses[rank];
     }
-    EXPECT_TRUE(Names(outcome, stuck, call)) << "call " << call << ": " << outcome.Text();
+    EXPECT_TRUE(Names(outcome, layout, stuck, call))
+        << "call " << call << ": " << outcome.TextWithout(stuck);
   }
 
   static inline std::filesystem::path root_;

@@ -57,8 +57,10 @@ Outcome RunWatched(const Body& body) {
       plain.Abort(static_cast<int>(GetExitCode(status)));
     };
     ASSIGN_OR_RETURN(const auto vigil, Vigil::Keep(plain, pulse, kLongest, on_stuck));
-    RETURN_IF_ERROR(body(plain, world, pulse));
-    return vigil->End();
+    const absl::Status status = body(plain, world, pulse);
+    if (status.ok()) return vigil->End();
+    plain.Abort(static_cast<int>(GetExitCode(status)));
+    return status;
   });
   return outcome;
 }
