@@ -62,7 +62,7 @@ absl::Status RunAverage(const CommandLine& line) {
   ToolBar bar(line, "average");
   ASSIGN_OR_RETURN(const ToolOptions options, ReadToolOptions(line, bar));
   ASSIGN_OR_RETURN(const std::string output, OutputFolder(line));
-  const std::unique_ptr<FileSystem> fs = MakePosixFileSystem();
+  const std::unique_ptr<FileSystem> fs = OutputFileSystem(line);
   ASSIGN_OR_RETURN(const std::vector<std::string> folders, FoldersOf(line, *fs, options));
   ASSIGN_OR_RETURN(const std::string written, AverageCheckpoints(*fs, folders, output, options));
   line.out << written << "\n";
@@ -87,6 +87,7 @@ Command MakeCheckpointAverageCommand() {
                  .value = "K",
                  .help = "The latest K checkpoints of a run folder."},
                 OutputFlag(),
+                NoSyncFlag(),
                 MemoryFlag()},
       .run = RunAverage};
 }

@@ -20,7 +20,7 @@ absl::Status RunReshard(const CommandLine& line) {
   ASSIGN_OR_RETURN(const std::vector<std::string> paths, PathArguments(line, 1, "CHECKPOINT"));
   ASSIGN_OR_RETURN(const int64_t files, IntegerFrom(line, "files", 1, kMostFiles));
   ASSIGN_OR_RETURN(const std::string output, OutputFolder(line));
-  const std::unique_ptr<FileSystem> fs = MakePosixFileSystem();
+  const std::unique_ptr<FileSystem> fs = OutputFileSystem(line);
   ASSIGN_OR_RETURN(const std::string folder, ChooseCheckpoint(*fs, paths[0], options));
   ASSIGN_OR_RETURN(const std::string written,
                    ReshardCheckpoint(*fs, folder, static_cast<int>(files), output, options));
@@ -45,6 +45,7 @@ Command MakeCheckpointReshardCommand() {
                      .value = "N",
                      .help = "How many files of tensors; required."},
                     OutputFlag(),
+                    NoSyncFlag(),
                     MemoryFlag()},
           .run = RunReshard};
 }

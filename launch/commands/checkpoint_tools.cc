@@ -79,6 +79,19 @@ absl::StatusOr<std::string> OutputFolder(const CommandLine& line) {
   return WithoutSlash(ResolvePath(line, line.flags.Text("output")));
 }
 
+Flag NoSyncFlag() {
+  return {.name = "no-sync",
+          .kind = FlagKind::kSwitch,
+          .help =
+              "Do not wait for the disk, as cp does not: faster, but a power failure soon "
+              "after may leave a checkpoint that `verify` finds damaged."};
+}
+
+std::unique_ptr<FileSystem> OutputFileSystem(const CommandLine& line) {
+  const bool waits = !line.flags.Switch("no-sync");
+  return MakePosixFileSystem(waits ? Durability::kDisk : Durability::kProcessEnd);
+}
+
 absl::StatusOr<std::vector<std::string>> PathArguments(const CommandLine& line, size_t least,
                                                        const std::string& what) {
   std::vector<std::string> paths;

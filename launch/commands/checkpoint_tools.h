@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -12,6 +13,7 @@
 
 #include "launch/commands/command.h"
 #include "parallel/base/exit_code.h"
+#include "parallel/base/file_system.h"
 #include "parallel/base/logging.h"
 #include "trainer/checkpoint/tools/tool_options.h"
 
@@ -48,6 +50,10 @@ absl::StatusOr<ToolOptions> ReadToolOptions(const CommandLine& line, ToolBar& ba
 // --output: a new or empty folder. ExitCode::kBadConfig if it is not given.
 Flag OutputFlag();
 absl::StatusOr<std::string> OutputFolder(const CommandLine& line);
+
+// --no-sync: files are written as cp does. What tools write to the disk by.
+Flag NoSyncFlag();
+std::unique_ptr<FileSystem> OutputFileSystem(const CommandLine& line);
 
 // The positional words as paths that can be opened. ExitCode::kBadConfig if there are fewer than
 // `least`; `what` names them.

@@ -89,8 +89,14 @@ class FileSystem {
   virtual absl::Status SyncFolder(const std::string& folder) = 0;
 };
 
+// What Sync() and SyncFolder() wait for.
+enum class Durability {
+  kDisk,        // as the contract above says
+  kProcessEnd,  // nothing: what was written outlives the process, but not the machine, as with cp
+};
+
 // The operating system's.
-std::unique_ptr<FileSystem> MakePosixFileSystem();
+std::unique_ptr<FileSystem> MakePosixFileSystem(Durability durability = Durability::kDisk);
 
 // "folder/name".
 std::string JoinPath(std::string_view folder, std::string_view name);

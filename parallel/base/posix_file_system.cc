@@ -54,7 +54,8 @@ constexpr size_t kWritebackBytes = size_t{8} << 20;
 
 class PosixAppendFile final : public AppendFile {
  public:
-  PosixAppendFile(std::string path, int fd) : path_(std::move(path)), descriptor_(fd) {}
+  PosixAppendFile(std::string path, int fd, Durability durability)
+      : path_(std::move(path)), descriptor_(fd), durability_(durability) {}
 
   absl::Status Append(std::string_view bytes) override {
     while (!bytes.empty()) {
@@ -69,6 +70,7 @@ class PosixAppendFile final : public AppendFile {
   }
 
   absl::Status Sync() override {
+    if (durability_ == Durability::kProcessEnd) return absl::OkStatus();
     if (Retry([&] { return fsync(descriptor_.get()); }) != 0) return ErrnoStatus("sync", path_);
     return absl::OkStatus();
   }
@@ -83,17 +85,21 @@ class PosixAppendFile final : public AppendFile {
   // Of the whole file: what is clean or under way costs nothing. Makes nothing durable and may
   // fail; Sync() knows.
   void StartWriteback() {
-    sync_file_range(descriptor_.get(), 0, 0, SYNC_FILE_RANGE_WRITE);
+    if (durability_ == Durability::kDisk)
+      sync_file_range(descriptor_.get(), 0, 0, SYNC_FILE_RANGE_WRITE);
     waiting_bytes_ = 0;
   }
 
   const std::string path_;
   Descriptor descriptor_;
+  const Durability durability_;
   size_t waiting_bytes_ = 0;  // appended since the last StartWriteback
 };
 
 class PosixFileSystem final : public FileSystem {
  public:
+  explicit PosixFileSystem(Durability durability) : durability_(durability) {}
+
   absl::StatusOr<std::unique_ptr<AppendFile>> OpenForAppend(const std::string& path) override {
     return Open(path, 0, "open for appending");
   }
@@ -175,6 +181,7 @@ class PosixFileSystem final : public FileSystem {
   }
 
   absl::Status SyncFolder(const std::string& folder) override {
+    if (durability_ == Durability::kProcessEnd) return absl::OkStatus();
     const Descriptor open_folder(
         Retry([&] { return open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
     if (!open_folder.ok()) return ErrnoStatus("open the folder", folder);
@@ -185,17 +192,21 @@ class PosixFileSystem final : public FileSystem {
   }
 
  private:
-  static absl::StatusOr<std::unique_ptr<AppendFile>> Open(const std::string& path, int more_flags,
-                                                          const std::string& what) {
+  absl::StatusOr<std::unique_ptr<AppendFile>> Open(const std::string& path, int more_flags,
+                                                   const std::string& what) const {
     const int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | more_flags;
     const int fd = Retry([&] { return open(path.c_str(), flags, 0666); });
     if (fd < 0) return ErrnoStatus(what, path);
-    return std::make_unique<PosixAppendFile>(path, fd);
+    return std::make_unique<PosixAppendFile>(path, fd, durability_);
   }
+
+  const Durability durability_;
 };
 
 }  // namespace
 
-std::unique_ptr<FileSystem> MakePosixFileSystem() { return std::make_unique<PosixFileSystem>(); }
+std::unique_ptr<FileSystem> MakePosixFileSystem(Durability durability) {
+  return std::make_unique<PosixFileSystem>(durability);
+}
 
 }  // namespace deepnet

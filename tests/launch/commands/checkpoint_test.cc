@@ -171,6 +171,10 @@ TEST_F(CheckpointCommand, ReshardWritesAnIdenticalCheckpoint) {
   EXPECT_EQ(RunTool({"verify", Output()}).code, 0);
   EXPECT_EQ(RunTool({"diff", Run(), Output()}).code, 0);
   EXPECT_THAT(RunTool({"inspect", Output()}).out, HasSubstr("tensors-00002-of-00003.bin"));
+  const std::string other = JoinPath(folder_, "unsynced");
+  EXPECT_EQ(RunTool({"reshard", Run(), "--files=3", "--no-sync", "--output", other}).code, 0);
+  EXPECT_EQ(RunTool({"verify", other}).code, 0);
+  EXPECT_EQ(RunTool({"diff", Output(), other}).code, 0);
   const Outcome again = RunTool({"reshard", Run(), "--files=3", "--output", Output()});
   EXPECT_EQ(again.code, 2);
   EXPECT_THAT(again.err, HasSubstr("is not empty"));

@@ -62,7 +62,9 @@ class FileSystemContract : public ::testing::TestWithParam<Implementation> {
 
 INSTANTIATE_TEST_SUITE_P(
     All, FileSystemContract,
-    ::testing::Values(Implementation{"Posix", MakePosixFileSystem},
+    ::testing::Values(Implementation{"Posix", [] { return MakePosixFileSystem(); }},
+                      Implementation{"PosixThatDoesNotWait",
+                                     [] { return MakePosixFileSystem(Durability::kProcessEnd); }},
                       Implementation{"Memory",
                                      [] { return std::make_unique<MemoryFileSystem>(); }}),
     [](const auto& info) { return info.param.name; });
