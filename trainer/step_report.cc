@@ -20,11 +20,14 @@ void StepReport::Add(const StepBatch& batch, const StepResult& result, double se
   const double tokens = static_cast<double>(batch.num_target_tokens);
   seconds_ += seconds;
   target_tokens_ += tokens;
-  source_tokens_ += static_cast<double>(batch.num_source_tokens);
   flops_ += StepFlops(run_.model(), batch);
   const MicrobatchSpec& capacity = run_.data().microbatch();
   positions_ += static_cast<double>(batch.microbatches.size()) *
                 static_cast<double>(capacity.source_tokens() + capacity.target_tokens());
+  for (const Microbatch& microbatch : batch.microbatches) {
+    real_positions_ +=
+        static_cast<double>(microbatch.source.NumTokens() + microbatch.target.NumTokens());
+  }
   if (result.update.skipped) return;
   loss_ += result.loss * tokens;
   nll_ += result.nll * tokens;
@@ -40,7 +43,7 @@ StepRecord StepReport::Take(const Manifest& state, const StepResult& last,
   record.set_nll(finite_target_tokens_ > 0 ? nll_ / finite_target_tokens_ : last.nll);
   record.set_source_tokens(state.source_tokens());
   record.set_target_tokens(state.target_tokens());
-  record.set_tokens_per_second((source_tokens_ + target_tokens_) / seconds_);
+  record.set_tokens_per_second(real_positions_ / seconds_);
   record.set_target_tokens_per_second(target_tokens_ / seconds_);
   record.set_gradient_norm(last.update.gradient_norm);
   record.set_rate(last.update.rate);
@@ -48,11 +51,11 @@ StepRecord StepReport::Take(const Manifest& state, const StepResult& last,
   record.set_resident_bytes(PeakResidentBytes());
   record.set_skipped_steps(state.skipped_steps());
   record.set_seconds(state.train_seconds());
-  record.set_fill((source_tokens_ + target_tokens_) / positions_);
+  record.set_fill(real_positions_ / positions_);
   record.set_bubble(pipeline.bubble);
   record.set_exposed_communication(pipeline.exposed_communication);
   loss_ = nll_ = finite_target_tokens_ = 0.0;
-  source_tokens_ = target_tokens_ = positions_ = flops_ = seconds_ = 0.0;
+  target_tokens_ = real_positions_ = positions_ = flops_ = seconds_ = 0.0;
   return record;
 }
 

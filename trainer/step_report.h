@@ -34,7 +34,7 @@ class StepReport {
   const RunSpec& run_;
   const double ceiling_gflops_;
   double loss_ = 0.0, nll_ = 0.0, finite_target_tokens_ = 0.0;
-  double source_tokens_ = 0.0, target_tokens_ = 0.0, positions_ = 0.0;
+  double target_tokens_ = 0.0, real_positions_ = 0.0, positions_ = 0.0;
   double flops_ = 0.0, seconds_ = 0.0;
 };
 

@@ -270,8 +270,8 @@ absl::Status Trainer::ValidateNow() {
   if (record->directions_size() == 0)
     return absl::OkStatus();  // the corpus has no dev text of them
   WriteMetrics(*record);
-  const bool better_bleu =
-      HasMemory(run_.model()) && UpdateBest(state_, "bleu", record->bleu(), Better::kGreater);
+  const bool better_bleu = !record->bleu_signature().empty() &&
+                           UpdateBest(state_, "bleu", record->bleu(), Better::kGreater);
   const bool better_nll = UpdateBest(state_, "nll", record->nll(), Better::kSmaller);
   if (!better_bleu && !better_nll) return absl::OkStatus();
   keeper_->Changed();  // this step is saved again if it was
@@ -325,11 +325,13 @@ absl::Status Train(RunSpec run, const TrainOptions& options, Logger& log) {
   const ParallelSpec parallel = run.parallel();
   return RunWatched(parallel, world, files, options.on_stuck,
                     [&](const WatchedSurroundings& around) -> absl::Status {
+                      RunLockOptions lock = options.lock;
+                      lock.wait = BeatingWait(std::move(lock.wait), parallel, around.pulse);
                       ASSIGN_OR_RETURN(RunStart start, StartRun(std::move(run),
                                                                 {.root = options.root,
                                                                  .fresh = options.fresh,
                                                                  .job_id = options.job_id,
-                                                                 .lock = options.lock},
+                                                                 .lock = std::move(lock)},
                                                                 around.world, around.files, log));
                       Trainer trainer(std::move(start), options, deadline, around, log);
                       absl::Status status = trainer.Prepare();

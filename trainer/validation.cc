@@ -175,7 +175,9 @@ absl::StatusOr<EvalRecord> EvaluateOnAllRanks(const RunSpec& run, const Pipeline
   absl::StatusOr<EvalRecord> record = EvalRecord();
   if (drives) {
     options.share = ShareOf(part, groups.drivers.get(), *stop);
-    PipelineScorer scorer(*part.model, link);
+    // Whole sentences are scored without a message where a pipeline has one stage: to be asked is
+    // the sign that this rank gets on.
+    PipelineScorer scorer(*part.model, link, [&is_stopping] { is_stopping(); });
     record = Drive(corpus, options, scorer, *stop, show);
   } else {
     RETURN_IF_ERROR(ServePipeline(*part.model, link, show));

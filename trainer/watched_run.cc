@@ -1,5 +1,6 @@
 #include "trainer/watched_run.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <string>
 #include <utility>
@@ -20,12 +21,23 @@ constexpr char kLockFile[] = "/lock";  // trainer/checkpoint/run_lock.h
 }  // namespace
 
 void EndJobUnlessAgreed(Communicator& world, const absl::Status& status) {
-  if (status.ok() || IsAgreed(status)) return;
+  if (status.ok() || world.size() == 1 || IsAgreed(status)) return;
   if (!absl::IsAborted(status)) {
     std::fprintf(stderr, "[%d/%d] error: %s\n", world.rank(), world.size(),
                  std::string(status.message()).c_str());
   }
   world.Abort(static_cast<int>(GetExitCode(status)));
+}
+
+std::function<void(absl::Duration)> BeatingWait(std::function<void(absl::Duration)> wait,
+                                                const ParallelSpec& parallel, Pulse& pulse) {
+  const absl::Duration slice = MakeTimeLimits(parallel, /*first_step=*/true).message / 4;
+  return [wait = std::move(wait), slice, &pulse](absl::Duration time) {
+    for (; time > absl::ZeroDuration(); time -= slice) {
+      wait(std::min(time, slice));
+      pulse.Beat();
+    }
+  };
 }
 
 absl::Status RunWatched(const ParallelSpec& parallel, Communicator& world, FileSystem& files,

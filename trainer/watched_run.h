@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 
 #include "parallel/base/file_system.h"
 #include "parallel/comm/communicator.h"
@@ -32,9 +33,14 @@ absl::Status RunWatched(const ParallelSpec& parallel, Communicator& world, FileS
                         Vigil::OnStuck on_stuck,
                         const std::function<absl::Status(WatchedSurroundings)>& run);
 
+// `wait` for a rank that waits for no other rank of its job but, for example, for another run's
+// lock: slices of it that beat, none longer than a rank may be silent.
+std::function<void(absl::Duration)> BeatingWait(std::function<void(absl::Duration)> wait,
+                                                const ParallelSpec& parallel, Pulse& pulse);
+
 // Prints an error that not all ranks agreed on, unless it is another rank's, and calls world.Abort
-// with its code. To be called before anything is destroyed that may have transfers under way: when
-// those are dropped first, the job ends with another code.
+// with its code; does nothing for a rank alone. To be called before anything is destroyed that may
+// have transfers under way: when those are dropped first, the job ends with another code.
 void EndJobUnlessAgreed(Communicator& world, const absl::Status& status);
 
 }  // namespace deepnet

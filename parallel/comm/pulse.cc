@@ -15,6 +15,7 @@ void Pulse::Begin(std::string phase) {
   phase_ = std::move(phase);
   action_.clear();
   call_.clear();
+  waits_ = false;
   Beat();
 }
 
@@ -22,29 +23,36 @@ void Pulse::Act(std::string action) {
   const absl::MutexLock lock(&mutex_);
   action_ = std::move(action);
   call_.clear();
+  waits_ = false;
   Beat();
 }
 
 void Pulse::Call(std::string call) {
   const absl::MutexLock lock(&mutex_);
   call_ = std::move(call);
+  waits_ = false;
   Beat();
 }
 
 void Pulse::Wait(std::string call) {
   const absl::MutexLock lock(&mutex_);
   call_ = std::move(call);
-  waits_at_ = beats_;
+  waits_ = true;
+}
+
+void Pulse::GoOn() {
+  const absl::MutexLock lock(&mutex_);
+  waits_ = false;
+  Beat();
 }
 
 Pulse::State Pulse::Read() const {
   const absl::MutexLock lock(&mutex_);
-  const int64_t beats = beats_;
   std::string what = phase_;
   for (const std::string* const part : {&action_, &call_}) {
     if (!part->empty()) absl::StrAppend(&what, what.empty() ? "" : ", ", *part);
   }
-  return {.beats = beats, .waits = waits_at_ == beats, .what = std::move(what)};
+  return {.beats = beats_, .waits = waits_, .what = std::move(what)};
 }
 
 class PulseCommunicator::PulseTransfer final : public Transfer {
@@ -59,7 +67,7 @@ class PulseCommunicator::PulseTransfer final : public Transfer {
   absl::Status Wait(absl::Duration limit) override {
     if (!inner_->Done()) pulse_.Wait(call_);
     absl::Status status = inner_->Wait(limit);
-    if (status.ok()) pulse_.Beat();
+    if (status.ok()) pulse_.GoOn();
     late_ = absl::IsDeadlineExceeded(status);
     return status;
   }
@@ -117,7 +125,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> PulseCommunicator::Split(int color
   RETURN_IF_ERROR(Barrier());
   pulse_.Wait(OfAll("Split"));
   ASSIGN_OR_RETURN(auto part, inner().Split(color, key));
-  pulse_.Beat();
+  pulse_.GoOn();
   if (part == nullptr) return nullptr;
   return std::make_unique<PulseCommunicator>(std::move(part), pulse_);
 }

@@ -26,11 +26,11 @@ class Pulse {
  public:
   struct State {
     int64_t beats = 0;
-    bool waits = false;  // for other ranks, since the last beat
+    bool waits = false;  // for other ranks
     std::string what;
   };
 
-  // Something is done.
+  // Something is done, by whatever thread: says nothing of whether the rank waits.
   void Beat() { ++beats_; }
   // A part of the run begins; a beat.
   void Begin(std::string phase);
@@ -38,8 +38,10 @@ class Pulse {
   void Act(std::string action);
   // So does a call inside that; a beat.
   void Call(std::string call);
-  // From now until the next beat, the rank waits for others in `call`.
+  // From now until GoOn or the next part, action or call, the rank waits for others in `call`.
   void Wait(std::string call);
+  // They have come; a beat.
+  void GoOn();
 
   State Read() const;
 
@@ -48,7 +50,7 @@ class Pulse {
   mutable absl::Mutex mutex_;
   std::string phase_ ABSL_GUARDED_BY(mutex_), action_ ABSL_GUARDED_BY(mutex_);
   std::string call_ ABSL_GUARDED_BY(mutex_);
-  int64_t waits_at_ ABSL_GUARDED_BY(mutex_) = -1;  // beats when a wait began
+  bool waits_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 // A communicator whose calls beat, the groups of which do so too. A wait that has not been

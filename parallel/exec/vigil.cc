@@ -124,6 +124,7 @@ class Vigil::Impl {
   }
 
   absl::Status Exchange(bool leaves) {
+    asked_at_ = SecondsNow();
     const Pulse::State state = pulse_.Read();
     Letter& mine = letters_[group_->rank()];
     mine = {.beats = state.beats, .waits = state.waits || leaves, .leaves = leaves};
@@ -131,12 +132,11 @@ class Vigil::Impl {
     std::vector<Buffer> all;
     for (Letter& letter : letters_) all.push_back(Buffer::Of(std::span(&letter, 1)));
     ASSIGN_OR_RETURN(transfer_, group_->AllGather(all[group_->rank()], all));
-    const double began = SecondsNow();
     absl::Status status;
     do {
       status = transfer_->Wait(std::min(kSlice, longest_));
     } while (absl::IsDeadlineExceeded(status) && !GivenUp() &&
-             SecondsNow() - began < absl::ToDoubleSeconds(longest_));
+             SecondsNow() - asked_at_ < absl::ToDoubleSeconds(longest_));
     return status;
   }
 
@@ -149,13 +149,14 @@ class Vigil::Impl {
     for (int rank = 0; rank < group_->size(); ++rank) {
       if (rank != group_->rank()) last.push_back(TextOf(rank, seen_[rank].last));
     }
-    return Hang(absl::StrCat("rank ", group_->rank(), " hears nothing of another one: ",
-                             status.message(), "; last heard: ", absl::StrJoin(last, "; ")),
+    return Hang(absl::StrCat("rank ", group_->rank(), " hears nothing of another one; last heard: ",
+                             absl::StrJoin(last, "; ")),
                 longest_);
   }
 
+  // By the moment at which letters were asked for: what a slow exchange takes is nobody's silence.
   absl::Status Judge() {
-    const double now = SecondsNow();
+    const double now = asked_at_;
     std::vector<std::string> stopped, silent;
     for (size_t rank = 0; rank < letters_.size(); ++rank) {
       Seen& seen = seen_[rank];
@@ -176,6 +177,7 @@ class Vigil::Impl {
   const OnStuck on_stuck_;
   std::vector<Letter> letters_;  // [rank]; of the thread, as are:
   std::vector<Seen> seen_;       // [rank]
+  double asked_at_ = 0.0;        // when the last exchange began
   // Kept when it is given up: dropped before the job ends, it would end it with another code.
   std::unique_ptr<Transfer> transfer_;
   absl::Status outcome_;  // to be read when it has ended

@@ -5,7 +5,10 @@
 
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <sstream>
 #include <string>
@@ -117,12 +120,25 @@ class Architectures : public ::testing::TestWithParam<Architecture> {
   static inline std::filesystem::path root_;
 };
 
+// "fill" of the last step in a metrics.jsonl.
+double LastFill(const std::filesystem::path& metrics) {
+  std::ifstream file(metrics);
+  double fill = 0;
+  for (std::string line; std::getline(file, line);) {
+    const size_t at = line.find("\"fill\":");
+    if (at != std::string::npos) fill = std::atof(line.c_str() + at + std::strlen("\"fill\":"));
+  }
+  return fill;
+}
+
 TEST_P(Architectures, LearnsMoreThanFrequenciesAndGivesTheSameBitsOnTwoStages) {
   const Outcome whole = Train(Run("whole", 1, kSteps));
   const double unigram = UnigramLevel(Run("whole", 1, kSteps));
   std::printf("%s: %.3f nats a label after %d steps, unigram level %.3f\n",
               Architecture_Name(GetParam()).c_str(), whole.last, kSteps, unigram);
   EXPECT_LT(whole.last, unigram);
+  // Of positions, labelled or not.
+  EXPECT_GT(LastFill(root_ / Run("whole", 1, kSteps).folder() / "metrics.jsonl"), 0.6);
   EXPECT_EQ(Train(Run("cut", 2, kSteps)).weights, whole.weights);
   // Stopped after 60 steps, and another number of stages from then on.
   Train(Run("resumed", 2, 60));

@@ -18,6 +18,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include <google/protobuf/text_format.h>
 #include <gtest/gtest.h>
@@ -30,6 +31,7 @@
 #include "tests/parity/training_runs.h"
 #include "tests/support/fault_communicator.h"
 #include "tests/support/run_ranks.h"
+#include "trainer/checkpoint/run_lock.h"
 #include "trainer/trainer.h"
 
 namespace deepnet {
@@ -167,11 +169,32 @@ class StuckTrainTest : public ::testing::Test {
   // The rank of the whole job, or that in its group: the stage in a pipeline's messages, the
   // replica in sums. At the first call the ranks do not know each other yet.
   static bool Names(const Outcome& outcome, const Layout& layout, int rank, int64_t call) {
-    const std::string text = outcome.TextWithout(rank);
-    bool named = call == 0 || absl::StrContains(text, absl::StrCat("rank ", rank));
+    bool named = call == 0;
+    const std::vector<std::string> lines = absl::StrSplit(outcome.TextWithout(rank), '\n');
+    for (const std::string& line : lines) {
+      named |= IsOfVigil(line) ? BlamesRank(line, rank) : MentionsRank(line, layout, rank);
+    }
+    return named;
+  }
+
+  static bool IsOfVigil(const std::string& line) {
+    return absl::StrContains(line, ": no progress");
+  }
+
+  // Not as somebody that another one waits for: as the one that has stopped. In a Split nobody can
+  // say for whom it waits.
+  static bool BlamesRank(const std::string& line, int rank) {
+    if (absl::StrContains(line, "all ranks wait: ")) return absl::StrContains(line, "Split");
+    const std::string name = absl::StrCat("rank ", rank, ", ");
+    return absl::StartsWith(line, name) || absl::StrContains(line, absl::StrCat("; ", name)) ||
+           absl::StrContains(line, absl::StrCat("last heard: ", name));
+  }
+
+  static bool MentionsRank(const std::string& line, const Layout& layout, int rank) {
+    bool named = absl::StrContains(line, absl::StrCat("rank ", rank));
     for (const int number : {rank % layout.stages, rank / layout.stages}) {
-      named |= absl::StrContains(text, absl::StrCat("from rank ", number)) ||
-               absl::StrContains(text, absl::StrCat("to rank ", number));
+      named |= absl::StrContains(line, absl::StrCat("from rank ", number)) ||
+               absl::StrContains(line, absl::StrCat("to rank ", number));
     }
     return named;
   }
@@ -216,6 +239,26 @@ TEST_F(StuckTrainTest, ASaveThatTakesLongerThanARankMayBeSilentIsWaitedFor) {
     Logger log({.stream = &lines});
     FileSystem* const files = world.rank() == 1 ? &slow : nullptr;
     return Train(run, {.root = root_.string(), .files = files, .world = &world}, log);
+  });
+  EXPECT_TRUE(FirstError(statuses).ok()) << FirstError(statuses);
+}
+
+// Rank 0 watches the lock of a dead run, here for three times as long as a rank may be silent.
+TEST_F(StuckTrainTest, ALockThatIsWatchedForLongerThanARankMayBeSilentIsTakenOver) {
+  constexpr double kLimitSeconds = 0.25;
+  constexpr int kFaster = 20;  // than 6 beats of 10 s
+  const auto system = MakePosixFileSystem();
+  const RunSpec run = Run("locked", {.stages = 2}, kLimitSeconds);
+  RunOwner owner = MakeRunOwner("");
+  owner.set_host("a-host-that-is-gone");
+  const auto dead = RunLock::Acquire(*system, JoinPath(root_.string(), run.folder()), owner,
+                                     {.beat = absl::InfiniteDuration()});
+  ASSERT_TRUE(dead.ok()) << dead.status();
+  const RunLockOptions lock{.wait = [](absl::Duration time) { absl::SleepFor(time / kFaster); }};
+  const auto statuses = RunRanks(2, [&](Communicator& world) {
+    std::ostringstream lines;
+    Logger log({.stream = &lines});
+    return Train(run, {.root = root_.string(), .lock = lock, .world = &world}, log);
   });
   EXPECT_TRUE(FirstError(statuses).ok()) << FirstError(statuses);
 }

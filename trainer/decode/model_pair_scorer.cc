@@ -8,8 +8,12 @@
 
 namespace deepnet {
 
-ModelPairScorer::ModelPairScorer(Transformer& model, PipelineLink* link)
-    : model_(model), link_(link), kept_(model.MakeActivations(/*shared=*/true)) {}
+ModelPairScorer::ModelPairScorer(Transformer& model, PipelineLink* link,
+                                 std::function<void()> computed)
+    : model_(model),
+      link_(link),
+      computed_(std::move(computed)),
+      kept_(model.MakeActivations(/*shared=*/true)) {}
 
 std::vector<double> ModelPairScorer::LogProbabilities(std::span<const IdPair> pairs) {
   const MicrobatchSpec& spec = model_.capacity();
@@ -41,6 +45,7 @@ std::vector<double> ModelPairScorer::LogProbabilities(std::span<const IdPair> pa
 void ModelPairScorer::Forward(const Microbatch& microbatch, float* token_nll) {
   RunForward(model_, link_, MakePass(microbatch, /*seed=*/0, model_.step(), /*training=*/false),
              *kept_, token_nll);
+  if (computed_) computed_();
 }
 
 }  // namespace deepnet

@@ -11,6 +11,7 @@
 // only the one with the output layer has results (pipeline_scorer.h).
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -51,8 +52,9 @@ class ModelScorer : public Scorer {
 // Log-probabilities through the training forward pass: all positions of a target at once.
 class ModelPairScorer : public PairScorer {
  public:
-  // As above.
-  explicit ModelPairScorer(Transformer& model, PipelineLink* link = nullptr);
+  // As above. `computed`, if given, is called after every microbatch.
+  explicit ModelPairScorer(Transformer& model, PipelineLink* link = nullptr,
+                           std::function<void()> computed = {});
 
   // Zeros on ranks without the output layer.
   std::vector<double> LogProbabilities(std::span<const IdPair> pairs) override;
@@ -62,6 +64,7 @@ class ModelPairScorer : public PairScorer {
 
   Transformer& model_;
   PipelineLink* const link_;
+  const std::function<void()> computed_;
   std::unique_ptr<Activations> kept_;
 };
 

@@ -37,9 +37,9 @@ namespace deepnet {
 // The driver's side. After an error of the link, log-probabilities are NaN, so that a search ends.
 class PipelineScorer : public Scorer, public PairScorer {
  public:
-  // `model`, the chunks of this rank, and `link` outlive this.
-  PipelineScorer(Transformer& model, PipelineLink& link)
-      : link_(link), scorer_(model, &link), pair_scorer_(model, &link) {}
+  // `model`, the chunks of this rank, and `link` outlive this. `computed`: see ModelPairScorer.
+  PipelineScorer(Transformer& model, PipelineLink& link, std::function<void()> computed = {})
+      : link_(link), scorer_(model, &link), pair_scorer_(model, &link, std::move(computed)) {}
 
   int64_t vocabulary_size() const override { return scorer_.vocabulary_size(); }
   std::unique_ptr<DecoderState> Start(std::span<const std::vector<int32_t>> sources) override;

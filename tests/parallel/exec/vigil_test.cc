@@ -154,10 +154,15 @@ TEST(Pulse, SaysPhaseActionAndCallAndWhetherItWaits) {
   EXPECT_EQ(pulse.Read().what, "step 1, action 2F0, Receive from rank 3 of a group of 4");
   EXPECT_TRUE(pulse.Read().waits);
   const int64_t before = pulse.Read().beats;
-  pulse.Beat();
-  EXPECT_FALSE(pulse.Read().waits);
+  pulse.Beat();  // of another thread
+  EXPECT_TRUE(pulse.Read().waits);
   EXPECT_EQ(pulse.Read().beats, before + 1);
+  pulse.GoOn();
+  EXPECT_FALSE(pulse.Read().waits);
+  EXPECT_EQ(pulse.Read().beats, before + 2);
+  pulse.Wait("Barrier");
   pulse.Act("action 3F0");
+  EXPECT_FALSE(pulse.Read().waits);
   EXPECT_EQ(pulse.Read().what, "step 1, action 3F0");
   pulse.Begin("step 2");
   EXPECT_EQ(pulse.Read().what, "step 2");

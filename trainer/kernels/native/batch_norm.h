@@ -2,8 +2,8 @@
 // of each column over the rows instead of each row over the columns, always those of the rows
 // given.
 //
-//   sum = alpha * x + Dropout(branch)      y = (sum - mean) / sqrt(variance + epsilon) * gain +
-//   bias
+//   sum = alpha * x + Dropout(branch)
+//   y = (sum - mean) / sqrt(variance + epsilon) * gain + bias
 //
 // A contrast for studies (Ioffe & Szegedy, 2015), not a fast path: several sweeps, plain loops.
 #pragma once
