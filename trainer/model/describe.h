@@ -13,7 +13,7 @@
 //   {encoder,decoder}.embed_positions.weight        LEARNED only
 //   encoder.layers.3.{self_attn,self_attn_layer_norm,fc1,fc2,final_layer_norm}...
 //   decoder.layers.3.{... encoder_attn,encoder_attn_layer_norm ...}
-//   {encoder,decoder}.layer_norm.{weight,bias}      schemes with a norm behind a stack; in its last layer
+//   {encoder,decoder}.layer_norm.{weight,bias}      of a norm behind the stack; in its last layer
 //
 // A model of one stack (trainer/model/architecture.h) has the names of that stack alone, without
 // encoder_attn; its embed_tokens.weight is the output's too unless TIE_NONE.

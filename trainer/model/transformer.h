@@ -31,8 +31,8 @@ struct Activations {
 class Transformer {
  public:
   // The whole model. `capacity` is resolved (no zero fields, but source_tokens of a model of one
-  // stack). `trainable`: with gradients, moments and the forms of weights that backward passes want.
-  // `ops` must outlive the model.
+  // stack). `trainable`: with gradients, moments and what backward passes want of weights. `ops`
+  // must outlive the model.
   Transformer(const ModelSpec& spec, const MicrobatchSpec& capacity, Ops& ops, bool trainable);
   // The part of a rank: `chunks`, not empty, in chain order, disjoint.
   Transformer(const ModelSpec& spec, const MicrobatchSpec& capacity, Ops& ops, bool trainable,
