@@ -100,6 +100,7 @@ class Trainer {
 absl::Status Trainer::Prepare() {
   pulse_.Begin("preparation");
   ASSIGN_OR_RETURN(parts_, MakeRunParts(start_, options_.init_from, world_, fs_, log_));
+  if (options_.around_batches) parts_.batches = options_.around_batches(std::move(parts_.batches));
   first_step_ = state_.step();
   const bool resumed = start_.earlier.has_value();
   validated_step_ = resumed && !state_.validation_due() ? state_.step() : -1;

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "absl/status/status.h"
@@ -13,6 +14,7 @@
 #include "parallel/exec/watchdog.h"
 #include "proto/run.pb.h"
 #include "trainer/checkpoint/run_lock.h"
+#include "trainer/data/microbatch.h"
 #include "trainer/stop_requests.h"
 
 namespace deepnet {
@@ -28,6 +30,8 @@ struct TrainOptions {
   FileSystem* files = nullptr;          // that checkpoints are written to; null: the system's
   Communicator* world = nullptr;        // all ranks of the job; null: this process is alone
   Watchdog* watchdog = nullptr;         // told what a step is at; null: nobody watches
+  // Stands between the data and the steps, in tests of slow data; empty: nothing does.
+  std::function<std::unique_ptr<BatchSource>(std::unique_ptr<BatchSource>)> around_batches;
   // Called when a rank has stopped (trainer/watched_run.h); empty: an error, then world->Abort.
   std::function<void(const absl::Status&)> on_stuck;
 };

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -22,6 +23,7 @@
 #include "parallel/base/logging.h"
 #include "proto/report.pb.h"
 #include "tests/parity/training_runs.h"
+#include "tests/support/run_ranks.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/model_loader.h"
 #include "trainer/run_state.h"
@@ -193,6 +195,49 @@ TEST_F(TrainTest, StoppedAndResumedEqualsUninterruptedBitForBit) {
   EXPECT_TRUE(std::filesystem::exists(root_ / "parts/step-00000006"));
   MustTrain(Run("parts"));
   ExpectSameRun("whole", "parts");
+}
+
+// Whose step `slow` comes only when `until` is over.
+class SlowSource : public BatchSource {
+ public:
+  SlowSource(std::unique_ptr<BatchSource> source, int64_t slow, std::function<void()> until)
+      : source_(std::move(source)), slow_(slow), until_(std::move(until)) {}
+
+  absl::StatusOr<StepBatch> ForStep(int64_t step) override {
+    if (step == slow_) until_();
+    return source_->ForStep(step);
+  }
+
+ private:
+  const std::unique_ptr<BatchSource> source_;
+  const int64_t slow_;
+  const std::function<void()> until_;
+};
+
+// The last of two stages waits for data when it, and nobody else, is asked to stop.
+TEST_F(TrainTest, AStopWhileARankWaitsForDataIsHonouredWhenTheyAreThere) {
+  MustTrain(Run("prompt"));
+  RunSpec run = Run("late");
+  run.mutable_parallel()->set_pipeline_parallel_size(2);
+  std::atomic<int> asked{0};
+  const auto statuses = RunRanks(2, [&](Communicator& world) {
+    std::ostringstream lines;
+    Logger log({.stream = &lines});
+    TrainOptions options{.root = root_.string(), .world = &world};
+    if (world.rank() == 1) {
+      options.request = &asked;
+      options.around_batches = [&](std::unique_ptr<BatchSource> source) {
+        return std::make_unique<SlowSource>(std::move(source), 5, [&] { asked = kStopRequest; });
+      };
+    }
+    return Train(run, options, log);
+  });
+  for (const absl::Status& status : statuses) {
+    EXPECT_EQ(GetExitCode(status), ExitCode::kSavedRunAgain) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("stopped and saved at step 6"));
+  }
+  MustTrain(Run("late"));
+  ExpectSameRun("prompt", "late");
 }
 
 TEST_F(TrainTest, AnyNumberOfThreadsGivesTheSameBits) {
