@@ -35,8 +35,9 @@ std::string ProgramHelp(const std::vector<Command>& commands) {
       CommandList(commands),
       "\n`deepnet COMMAND --help` says more. `deepnet --version` prints the version.\n"
       "A run is described by a RunSpec file: proto/run.proto, launch/recipes.\n"
-      "Exit codes: 0 done, 1 internal error, 2 bad flag or RunSpec, 4 data, "
-      "5 checkpoint,\n6 does not fit, 7 diverged, 75 saved, run the same again.\n");
+      "Exit codes: 0 done, 1 internal error, 2 bad flag or RunSpec, 3 preflight, 4 data, "
+      "5 checkpoint,\n6 does not fit, 7 diverged, 8 hang, 9 a peer was lost, "
+      "10 replicas disagree,\n75 saved, run the same again.\n");
 }
 
 // Of a command that has subcommands. `name` as typed, here and below: "checkpoint".

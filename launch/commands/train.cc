@@ -102,8 +102,9 @@ Command MakeTrainCommand() {
                  .kind = FlagKind::kText,
                  .value = "CHECKPOINT|HF-FOLDER",
                  .help =
-                     "begin a new run with these weights: a checkpoint, a run folder, or what "
-                     "`checkpoint import` made; step, optimizer, corpus and vocabulary are new"},
+                     "begin a new run with these weights: a checkpoint, a run folder, what "
+                     "`checkpoint import` made, or a Hugging Face folder that it can read; step, "
+                     "optimizer, corpus and vocabulary are new"},
                 {.name = "log-seconds",
                  .kind = FlagKind::kNumber,
                  .value = "SECONDS",

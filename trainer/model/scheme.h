@@ -4,8 +4,10 @@
 //
 // A sub-layer is a branch f, whose last matrix is W, between parts that a scheme may have or not:
 //
-//   f(x)  = W N_inner(g(N_input(x) c - b))      g: attention, or the first matrix and its
-//   activation x    <- N_end(alpha omega * x + a s N_output(f(x)) + e)
+//   f(x)  = W N_inner(g(N_input(x) c - b))
+//   x    <- N_end(alpha omega * x + a s N_output(f(x)) + e)
+//
+//   g      attention, or the first matrix and its activation
 //
 //   c      a constant, input_scale; b a trained number (shifts)
 //   alpha  a constant; 0: there is no residual
