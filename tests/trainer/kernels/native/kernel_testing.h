@@ -19,7 +19,7 @@
 
 namespace deepnet::native::testing {
 
-// Largest difference allowed, as a share of the largest expected magnitude (issue: the spine).
+// Largest difference allowed, as a share of the largest expected magnitude.
 inline double Tolerance(Element element) { return element == Element::kFloat32 ? 1e-5 : 2e-2; }
 
 inline std::vector<float> RandomFloats(int64_t n, uint32_t seed, float scale = 1.0f) {
