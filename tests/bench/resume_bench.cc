@@ -176,9 +176,8 @@ int Main(const std::string& program, const std::string& folder, int rounds) {
     for (size_t i = 1; i < ends.size(); ++i) steps.push_back(ends[i] - ends[i - 1]);
     beyond[at_hand].push_back(ends[0] - reading - Median(steps));
     std::printf(
-        "memory %s: start to the end of the first step %.2f s; plain reading %.2f s (%.0f %% in "
-        "the "
-        "page cache before), a later step %.2f s; beyond both %.2f s\n",
+        "memory %s: start to the end of the first step %.2f s; plain reading %.2f s "
+        "(%.0f %% in the page cache before), a later step %.2f s; beyond both %.2f s\n",
         at_hand ? "at hand" : "as it is", ends[0], reading, 100 * cached, Median(steps),
         beyond[at_hand].back());
     std::fflush(stdout);
