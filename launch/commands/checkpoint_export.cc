@@ -50,13 +50,12 @@ Command MakeCheckpointExportCommand() {
       .summary = "write a checkpoint's weights for other programs",
       .description =
           "safetensors: the weights as they are under Hugging Face's names, with config.json and "
-          "the tokenizer; `import` makes a checkpoint of it again, bit by bit. A PRE_LN model with "
-          "tied embeddings and sinusoidal positions is a transformers "
+          "the tokenizer; `import` makes a checkpoint of it again, bit by bit. A PRE_LN model "
+          "with tied embeddings and sinusoidal positions is a transformers "
           "M2M100ForConditionalGeneration; for others model_type is deepnet, which transformers "
           "does not know. marian: a DEEPNORM or POST_LN model as a transformers MarianMTModel, "
           "which CTranslate2's converter takes too; alpha is folded into out_proj and fc2, exact "
-          "up "
-          "to LayerNorm's epsilon, and what that amounts to is printed on stderr. Prints the "
+          "up to LayerNorm's epsilon, and what that amounts to is printed on stderr. Prints the "
           "folder.",
       .arguments = "CHECKPOINT",
       .max_arguments = 1,

@@ -261,12 +261,10 @@ Command MakeLabModelUpdateCommand() {
       .description =
           "Trains every scheme at every depth for a few steps and prints the model's update, the "
           "change of the decoder's output on text it has not seen, as in figure 5 of the paper; "
-          "and "
-          "for each scheme its largest over its smallest value. Everything is as the paper trained "
-          "on IWSLT-14 (rate 5e-4 after 4000 steps of warm-up, 4000 tokens a step), without "
-          "dropout; "
-          "--config and --set change it. docs/design/instruments.md says how the figures compare "
-          "with the paper's.",
+          "and for each scheme its largest over its smallest value. Everything is as the paper "
+          "trained on IWSLT-14 (rate 5e-4 after 4000 steps of warm-up, 4000 tokens a step), "
+          "without dropout; --config and --set change it. docs/design/instruments.md says how the "
+          "figures compare with the paper's.",
       .spec = SpecUse::kOptional,
       .validate = ValidateForPlan,
       .flags = {{.name = "data",

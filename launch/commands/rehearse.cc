@@ -162,15 +162,12 @@ Command MakeRehearseCommand() {
       .summary = "time the steps of a run without computing anything",
       .description =
           "Plans the run as `train` would, and runs the job: its data, schedule, executor, "
-          "messages "
-          "and exchanges of gradients and weights, with stages that wait as long as the cost model "
-          "says (cluster.flops_per_second). Compares with the simulator: the step, the pipeline's "
-          "bubble, and communication that nothing hid. Without mpirun all ranks are threads of "
-          "this "
-          "process; `mpirun -n R deepnet rehearse ...` has one process a rank. A waiting rank "
-          "needs "
-          "no core, so a laptop rehearses 64 ranks. Needs no memory for the model, and no corpus: "
-          "without one, steps fetch no data.",
+          "messages and exchanges of gradients and weights, with stages that wait as long as the "
+          "cost model says (cluster.flops_per_second). Compares with the simulator: the step, the "
+          "pipeline's bubble, and communication that nothing hid. Without mpirun all ranks are "
+          "threads of this process; `mpirun -n R deepnet rehearse ...` has one process a rank. A "
+          "waiting rank needs no core, so a laptop rehearses 64 ranks. Needs no memory for the "
+          "model, and no corpus: without one, steps fetch no data.",
       .spec = SpecUse::kRequired,
       .validate = ValidateForPlan,
       .flags = RehearseFlags(),
