@@ -11,6 +11,7 @@
 #include "trainer/probe/methods.h"
 #include "trainer/probe/panel_plots.h"
 #include "trainer/probe/quantities.h"
+#include "trainer/probe/report.h"
 
 namespace deepnet {
 namespace {
@@ -113,6 +114,15 @@ std::vector<std::string> Findings(const Experiment& experiment, const LabResult&
     }
   }
   return sentences;
+}
+
+std::string FindingsText(const LabResult& result) {
+  const Experiment experiment = ExperimentOf(result);
+  std::string text = absl::StrCat(experiment.title, ": what this run shows\n");
+  for (const std::string& sentence : Findings(experiment, result)) {
+    absl::StrAppend(&text, "- ", sentence, "\n");
+  }
+  return text;
 }
 
 }  // namespace deepnet

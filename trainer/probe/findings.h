@@ -14,6 +14,10 @@ namespace deepnet {
 // far seeds lie apart. In this order; nothing that was not measured.
 std::vector<std::string> Findings(const Experiment& experiment, const LabResult& result);
 
+// The same for a terminal: a heading, then a line "- ..." each. `result` names an experiment that
+// exists.
+std::string FindingsText(const LabResult& result);
+
 // A row of "what differs from the paper".
 struct Difference {
   std::string what;

@@ -111,6 +111,15 @@ TEST(Findings, RatiosOverDepthAreOfTheModelUpdate) {
               HasSubstr("Post-LN: the largest over depth is 17 times the smallest."));
 }
 
+TEST(Findings, ATerminalGetsTheSameSentencesWithoutMarkup) {
+  const LabResult result = SampleResult("table1", 2);
+  const std::string text = FindingsText(result);
+  for (const std::string& sentence : Findings(ExperimentOf(result), result)) {
+    EXPECT_THAT(text, HasSubstr("\n- " + sentence + "\n"));
+  }
+  EXPECT_THAT(text, AllOf(Not(HasSubstr("<")), Not(HasSubstr("&"))));
+}
+
 TEST(Differences, RowsThatSayTheSameAreLeftOut) {
   LabResult result = SampleResult("fig6", 1);
   for (LabCell& cell : *result.mutable_cells())
