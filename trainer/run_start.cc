@@ -261,7 +261,7 @@ absl::Status Starter::MakeThePlan() {
   RunSpec& run = start_.run;
   ASSIGN_OR_RETURN(const ClusterSpec cluster, ClusterAsItIs());
   ASSIGN_OR_RETURN(start_.plan, MakePlan(start_.inventory, run.data(), run.optim(), run.compute(),
-                                         cluster, run.parallel()));
+                                         cluster, run.parallel(), run.instruments()));
   if (run.optim().virtual_replicas() == 0) {
     run.mutable_optim()->set_virtual_replicas(start_.plan.virtual_replicas());
   }

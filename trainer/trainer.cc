@@ -240,7 +240,7 @@ void Trainer::WriteMetrics(const google::protobuf::Message& record) {
 // The first step has allocated all that steps need.
 absl::Status Trainer::CompareMemory() {
   return ReportMemory(
-      {.planned = start_.plan.stages(world_.rank()).memory().total() + parts_.instruments->bytes(),
+      {.planned = start_.plan.stages(world_.rank()).memory().total(),
        .measured = memory_.peak_bytes() + parts_.part->ops->OwnBytes() + keeper_->snapshot_bytes()},
       world_, log_);
 }

@@ -38,7 +38,7 @@ absl::Status PlanJob(int vocabulary_size, LabJob* job) {
   const Inventory inventory = Describe(model, job->run.data().microbatch());
   ASSIGN_OR_RETURN(const Plan plan,
                    MakePlan(inventory, job->run.data(), job->run.optim(), job->run.compute(),
-                            job->run.cluster(), job->run.parallel()));
+                            job->run.cluster(), job->run.parallel(), job->run.instruments()));
   job->bytes = kProgramBytes;
   for (const StagePlan& stage : plan.stages()) job->bytes += stage.memory().total();
   for (const Layer& layer : inventory.layers) job->flops += kPasses * layer.forward_flops;

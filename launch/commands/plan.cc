@@ -109,7 +109,8 @@ absl::Status CheckFlags(const ParsedFlags& flags) {
 
 absl::Status Compare(const RunSpec& run, const Inventory& inventory, const CommandLine& line) {
   const absl::StatusOr<std::string> text =
-      CompareText(inventory, run.data(), run.optim(), run.compute(), run.cluster(), run.parallel());
+      CompareText(inventory, run.data(), run.optim(), run.compute(), run.cluster(), run.parallel(),
+                  run.instruments());
   RETURN_IF_ERROR(text.status());
   line.out << *text;
   return absl::OkStatus();
@@ -123,8 +124,8 @@ absl::Status RunPlan(const CommandLine& line) {
   const Inventory inventory = Describe(run.model(), run.data().microbatch());
   if (line.flags.Switch("compare")) return Compare(run, inventory, line);
   *run.mutable_cluster() = WithMemory(run.cluster(), line.err);
-  const absl::StatusOr<Plan> plan =
-      MakePlan(inventory, run.data(), run.optim(), run.compute(), run.cluster(), run.parallel());
+  const absl::StatusOr<Plan> plan = MakePlan(inventory, run.data(), run.optim(), run.compute(),
+                                             run.cluster(), run.parallel(), run.instruments());
   if (const auto closest = ClosestPlan(plan.status())) Print(*closest, run, inventory, line);
   RETURN_IF_ERROR(plan.status());
   Print(*plan, run, inventory, line);

@@ -64,10 +64,9 @@ void AddParameters(const Inventory& inventory, const RankUse& rank, const Memory
   memory.set_partial_sums(uses * kFloatBytes * rank.partial_sums);
   const int64_t updated = (elements + rank.num_replicas - 1) / rank.num_replicas;
   memory.set_moments(updated * kMomentBytes);
-  if (rules.snapshot) {
-    const int64_t saved = updated - saved_elsewhere / rank.num_replicas;
-    memory.set_snapshot(saved * (kFloatBytes + kMomentBytes));
-  }
+  const int64_t saved = updated - saved_elsewhere / rank.num_replicas;
+  if (rules.snapshot) memory.set_snapshot(saved * (kFloatBytes + kMomentBytes));
+  if (rules.instruments) memory.set_instruments(saved * kFloatBytes);
   const int64_t received = std::min(kPiecesInFlight * kPieceBytes, uses * kFloatBytes);
   memory.set_communication(received / rank.num_replicas * (rank.num_replicas - 1) +
                            std::min(2 * kPieceBytes, rank.foreign_bytes) / rank.num_replicas);
@@ -227,9 +226,11 @@ MemoryRules MakeMemoryRules(const ComputeSpec& compute) {
   return rules;
 }
 
-MemoryRules MakeMemoryRules(const ComputeSpec& compute, const ParallelSpec& parallel) {
+MemoryRules MakeMemoryRules(const ComputeSpec& compute, const ParallelSpec& parallel,
+                            const InstrumentsSpec& instruments) {
   MemoryRules rules = MakeMemoryRules(compute);
   rules.snapshot = IsCpu(compute) && !parallel.blocking_saves();
+  rules.instruments = instruments.every_steps() > 0;
   return rules;
 }
 
@@ -242,7 +243,7 @@ void UpdateRecompute(const Inventory& inventory, const RankUse& rank, const Memo
   memory.set_total(memory.weights() + memory.working_copies() + memory.gradients() +
                    memory.partial_sums() + memory.moments() + memory.activations() +
                    memory.boundary() + memory.recompute() + memory.workspace() + memory.logits() +
-                   memory.communication() + memory.snapshot());
+                   memory.communication() + memory.snapshot() + memory.instruments());
 }
 
 MemoryEstimate EstimateMemory(const Inventory& inventory, const RankUse& rank,

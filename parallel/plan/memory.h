@@ -7,6 +7,7 @@
 
 #include "parallel/plan/inventory.h"
 #include "parallel/plan/recompute_choice.h"
+#include "proto/instruments.pb.h"
 #include "proto/plan.pb.h"
 
 namespace deepnet {
@@ -19,14 +20,17 @@ struct MemoryRules {
   // weight gradient is packed, kPackedRows rows at a time, before it is multiplied. LibTorch's
   // operations have temporaries instead (memory_library.h).
   bool native = true;
-  bool snapshot = false;  // a copy of what the rank saves is in the memory that is planned
+  bool snapshot = false;     // a copy of what the rank saves is in the memory that is planned
+  bool instruments = false;  // and another of the weights it updates (docs/design/instruments.md)
 };
 
-// Rules of `compute`, without a snapshot. What is still left to the program is taken at its larger
-// form.
+// Rules of `compute`, without a snapshot and instruments. What is still left to the program is
+// taken at its larger form.
 MemoryRules MakeMemoryRules(const ComputeSpec& compute);
-// The same with the snapshot that a CPU's memory holds (docs/design/saving.md).
-MemoryRules MakeMemoryRules(const ComputeSpec& compute, const ParallelSpec& parallel);
+// The same with the snapshot that a CPU's memory holds (docs/design/saving.md) and what
+// instruments do.
+MemoryRules MakeMemoryRules(const ComputeSpec& compute, const ParallelSpec& parallel,
+                            const InstrumentsSpec& instruments);
 
 // Bytes that layers `span` keep of one microbatch from F to B or I: what each layer keeps and the
 // first input of each stack, or at LAYER the stream that enters each segment.
@@ -92,6 +96,7 @@ struct RankUse {
 //                   stages' uses of a piece of a tied tensor (docs/design/sharding.md)
 //   snapshot        12 bytes for each element that the rank saves, with rules.snapshot: those that
 //                   it updates, but for tied ones that an earlier stage has too
+//   instruments     4 bytes for each of these, with rules.instruments
 MemoryEstimate EstimateMemory(const Inventory& inventory, const RankUse& rank,
                               const MemoryRules& rules);
 

@@ -39,9 +39,10 @@ void AddReplicas(Plan& plan) {
 
 absl::StatusOr<Plan> MakePlan(const Inventory& inventory, const DataSpec& data,
                               const OptimSpec& optim, const ComputeSpec& compute,
-                              const ClusterSpec& cluster, const ParallelSpec& parallel) {
+                              const ClusterSpec& cluster, const ParallelSpec& parallel,
+                              const InstrumentsSpec& instruments) {
   ASSIGN_OR_RETURN(const Request request,
-                   MakeRequest(inventory, data, optim, compute, cluster, parallel));
+                   MakeRequest(inventory, data, optim, compute, cluster, parallel, instruments));
   ASSIGN_OR_RETURN(const std::vector<Layout> layouts, ListLayouts(request));
   ASSIGN_OR_RETURN(Found found, FindBest(request, layouts));
   if (found.best.has_value()) {

@@ -13,6 +13,7 @@
 #include "parallel/plan/inventory.h"
 #include "parallel/plan/schedule.h"
 #include "proto/data.pb.h"
+#include "proto/instruments.pb.h"
 #include "proto/optim.pb.h"
 #include "proto/plan.pb.h"
 
@@ -25,17 +26,19 @@ namespace deepnet {
 // microbatches evenly; asked for, any number up to that of the microbatches will do), schedule,
 // chunks, and for each rank the cheapest recomputation with which it fits.
 //
-// Read: data.microbatches_per_step; optim.virtual_replicas; compute.device, dtype, matmul; all of
-// cluster and parallel. cluster.device_memory_gib 0 means unlimited; without nodes and
-// devices_per_node the job has exactly the ranks that `parallel` asks for (1 if nothing).
-// parallel.schedule is a name or a schedule's text (see ReadScheduleFile), which is then checked.
+// Read: data.microbatches_per_step; optim.virtual_replicas; compute.device, dtype, matmul;
+// instruments.every_steps; all of cluster and parallel. cluster.device_memory_gib 0 means
+// unlimited; without nodes and devices_per_node the job has exactly the ranks that `parallel` asks
+// for (1 if nothing). parallel.schedule is a name or a schedule's text (see ReadScheduleFile),
+// which is then checked.
 //
 // Fails with InvalidArgument (ExitCode::kBadConfig) naming the field, or ResourceExhausted
 // (ExitCode::kDoesNotFit) naming the rank, what it needs, what it has, and the nearest layout that
 // would fit: on the ranks that there are if possible, else on more.
 absl::StatusOr<Plan> MakePlan(const Inventory& inventory, const DataSpec& data,
                               const OptimSpec& optim, const ComputeSpec& compute,
-                              const ClusterSpec& cluster, const ParallelSpec& parallel);
+                              const ClusterSpec& cluster, const ParallelSpec& parallel,
+                              const InstrumentsSpec& instruments = {});
 
 // The plan that MakePlan's ResourceExhausted is about, for whoever wants to look at it; nothing for
 // other errors.

@@ -7,6 +7,7 @@
 
 #include "parallel/plan/inventory.h"
 #include "proto/data.pb.h"
+#include "proto/instruments.pb.h"
 #include "proto/optim.pb.h"
 #include "proto/plan.pb.h"
 
@@ -19,6 +20,7 @@ namespace deepnet {
 // nothing.
 absl::StatusOr<std::string> CompareText(const Inventory& inventory, const DataSpec& data,
                                         const OptimSpec& optim, const ComputeSpec& compute,
-                                        const ClusterSpec& cluster, const ParallelSpec& parallel);
+                                        const ClusterSpec& cluster, const ParallelSpec& parallel,
+                                        const InstrumentsSpec& instruments = {});
 
 }  // namespace deepnet

@@ -88,11 +88,12 @@ absl::Status BadField(const std::string& message) {
 
 absl::StatusOr<Request> MakeRequest(const Inventory& inventory, const DataSpec& data,
                                     const OptimSpec& optim, const ComputeSpec& compute,
-                                    const ClusterSpec& cluster, const ParallelSpec& parallel) {
+                                    const ClusterSpec& cluster, const ParallelSpec& parallel,
+                                    const InstrumentsSpec& instruments) {
   RETURN_IF_ERROR(CheckNumbers(parallel));
   RETURN_IF_ERROR(CheckSpeeds(cluster));
   Request request{.inventory = &inventory,
-                  .rules = MakeMemoryRules(compute, parallel),
+                  .rules = MakeMemoryRules(compute, parallel, instruments),
                   .speeds = MakeSpeeds(cluster, compute)};
   RETURN_IF_ERROR(ReadSchedule(parallel.schedule(), request));
   request.microbatches_per_step = std::max(1, data.microbatches_per_step());

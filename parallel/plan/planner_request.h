@@ -13,6 +13,7 @@
 #include "parallel/plan/planner_costs.h"
 #include "parallel/plan/schedule.h"
 #include "proto/data.pb.h"
+#include "proto/instruments.pb.h"
 #include "proto/optim.pb.h"
 #include "proto/plan.pb.h"
 
@@ -43,7 +44,8 @@ struct Request {
 // numbers, an unknown schedule, or what a schedule's text says wrong.
 absl::StatusOr<Request> MakeRequest(const Inventory& inventory, const DataSpec& data,
                                     const OptimSpec& optim, const ComputeSpec& compute,
-                                    const ClusterSpec& cluster, const ParallelSpec& parallel);
+                                    const ClusterSpec& cluster, const ParallelSpec& parallel,
+                                    const InstrumentsSpec& instruments);
 
 // InvalidArgument with ExitCode::kBadConfig.
 absl::Status BadField(const std::string& message);

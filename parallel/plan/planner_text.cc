@@ -139,18 +139,18 @@ std::string LayoutText(const Plan& plan, const Inventory& inventory) {
 
 std::string MemoryText(const Plan& plan) {
   std::string text =
-      absl::StrFormat("GiB\n%5s %8s %8s %8s %8s %8s %8s %8s %8s %8s %8s %8s %8s %9s\n", "rank",
+      absl::StrFormat("GiB\n%5s %8s %8s %8s %8s %8s %8s %8s %8s %8s %8s %8s %8s %8s %9s\n", "rank",
                       "weights", "packed", "grads", "partial", "moments", "activ.", "boundary",
-                      "again", "work", "logits", "comm.", "saved", "total");
+                      "again", "work", "logits", "comm.", "saved", "instr.", "total");
   for (int r = 0; r < plan.pipeline_parallel_size(); ++r) {
     const MemoryEstimate& m = plan.stages(r).memory();
     absl::StrAppendFormat(
         &text,
-        "%5d %8.3f %8.3f %8.3f %8.3f %8.3f %8.3f %8.3f %8.3f %8.3f %8.3f %8.3f %8.3f %9.3f\n", r,
-        m.weights() / kGib, m.working_copies() / kGib, m.gradients() / kGib,
+        "%5d %8.3f %8.3f %8.3f %8.3f %8.3f %8.3f %8.3f %8.3f %8.3f %8.3f %8.3f %8.3f %8.3f %9.3f\n",
+        r, m.weights() / kGib, m.working_copies() / kGib, m.gradients() / kGib,
         m.partial_sums() / kGib, m.moments() / kGib, m.activations() / kGib, m.boundary() / kGib,
         m.recompute() / kGib, m.workspace() / kGib, m.logits() / kGib, m.communication() / kGib,
-        m.snapshot() / kGib, m.total() / kGib);
+        m.snapshot() / kGib, m.instruments() / kGib, m.total() / kGib);
   }
   return text;
 }

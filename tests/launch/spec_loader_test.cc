@@ -231,6 +231,15 @@ TEST(Defaults, FillWhatIsUnsetAndKeepWhatIsNot) {
   EXPECT_EQ(run.compute().dtype(), DATA_TYPE_UNSPECIFIED);
 }
 
+TEST(Defaults, InstrumentsAreOffUntilNamed) {
+  EXPECT_EQ(WithDefaults(RunSpec()).instruments().every_steps(), 0);
+  RunSpec run;
+  run.mutable_instruments();
+  EXPECT_EQ(WithDefaults(run).instruments().every_steps(), 100);
+  run.mutable_instruments()->set_every_steps(0);
+  EXPECT_EQ(WithDefaults(run).instruments().every_steps(), 0);
+}
+
 TEST(Defaults, FillingTwiceChangesNothing) {
   const RunSpec once = WithDefaults(RunSpec());
   EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(once, WithDefaults(once)));

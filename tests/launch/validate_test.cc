@@ -258,7 +258,7 @@ TEST(Validate, EveryTrainDecodeAndInstrumentsRuleNamesItsField) {
        "decode.sampling_temperature: -1: must be above 0, or 0: search"},
       {{"instruments.every_steps=-1"},
        "instruments.every_steps: -1: must be at least 1, or 0: off"},
-      {{"instruments.model_update=true"},
+      {{"instruments.every_steps=0", "instruments.model_update=true"},
        "instruments.every_steps: 0: must be at least 1 with instruments.model_update"}};
   for (const Case& c : cases) EXPECT_EQ(TrainError(c.sets), c.line);
 }

@@ -11,6 +11,7 @@
 #include "parallel/plan/planner.h"
 #include "tests/support/run_ranks.h"
 #include "trainer/model/describe.h"
+#include "trainer/probe/instruments_layers.h"
 #include "trainer/rank_part.h"
 #include "trainer/rank_state.h"
 #include "trainer/tensor_memory.h"
@@ -40,13 +41,15 @@ std::vector<uint32_t> PairsOf(int64_t capacity, int64_t length) {
   return pairs;
 }
 
-int64_t PlannedCopy(const PlannedRun& planned, const Inventory& whole, int rank) {
+// With a copy for saving and one for instruments.
+MemoryEstimate PlannedCopies(const PlannedRun& planned, const Inventory& whole, int rank) {
   RunSpec run = planned.run;
   run.mutable_parallel()->set_blocking_saves(false);
-  const auto plan =
-      MakePlan(whole, run.data(), run.optim(), run.compute(), run.cluster(), run.parallel());
+  run.mutable_instruments()->set_every_steps(1);
+  const auto plan = MakePlan(whole, run.data(), run.optim(), run.compute(), run.cluster(),
+                             run.parallel(), run.instruments());
   DEEPNET_CHECK(plan.ok()) << plan.status().ToString();
-  return plan->stages(rank).memory().snapshot();
+  return plan->stages(rank).memory();
 }
 
 int64_t Bytes(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
@@ -148,7 +151,10 @@ absl::StatusOr<RankBytes> MeasureRank(const PlannedRun& planned, Communicator& w
   const int64_t moments = Bytes(parameters.moment1()) + Bytes(parameters.moment2());
   bytes.state = Bytes(parameters.weights()) + Bytes(parameters.gradient()) + moments;
   bytes.copied = RankSnapshot(*part, /*copies=*/false).bytes();
-  bytes.planned_copy = PlannedCopy(planned, whole, world.rank());
+  bytes.compared = LayerMeter(whole, part->layout, parameters.weights().options()).bytes();
+  const MemoryEstimate copies = PlannedCopies(planned, whole, world.rank());
+  bytes.planned_copy = copies.snapshot();
+  bytes.planned_compared = copies.instruments();
   bytes.activations = memory.peak_bytes() - made - moments;
   return bytes;
 }

@@ -22,6 +22,8 @@ struct RankBytes {
   int64_t activations = 0;
   // The copy that a save would be written from, and what a plan with one counts for it.
   int64_t copied = 0, planned_copy = 0;
+  // The same of the copy that instruments compare with.
+  int64_t compared = 0, planned_compared = 0;
 
   int64_t PlannedState() const {
     return planned.weights() + planned.gradients() + planned.moments();

@@ -278,13 +278,16 @@ INSTANTIATE_TEST_SUITE_P(AllSchedules, PlannedMemoryOfSchedules, ::testing::Valu
                            return name;
                          });
 
-// The copy that a save is written from: each element is in that of one rank, tied ones too.
-TEST(PlannedMemory, OfTheCopyForSavingIsWhatRanksCopy) {
+// The copies that a save is written from and that instruments compare with: each element is in that
+// of one rank, tied ones too.
+TEST(PlannedMemory, OfCopiesIsWhatRanksCopy) {
   for (const int replicas : {1, 2}) {
     const RunSpec run = Scheduled("1f1b", /*stages=*/2, replicas, replicas);
-    constexpr int64_t kBlock = 4096 * 12;
+    const int64_t uneven = replicas == 1 ? 0 : 4096;  // elements, of a block
     for (const RankBytes& rank : MeasureRanks(run)) {
-      EXPECT_LE(std::abs(rank.copied - rank.planned_copy), replicas == 1 ? 0 : kBlock);
+      EXPECT_LE(std::abs(rank.copied - rank.planned_copy), 12 * uneven);
+      EXPECT_LE(std::abs(rank.compared - rank.planned_compared), 4 * uneven);
+      EXPECT_EQ(3 * rank.planned_compared, rank.planned_copy);
     }
   }
 }

@@ -59,8 +59,6 @@ class Instruments {
 
   // Whether a record is made when `step` steps are done.
   bool Due(int64_t step) const { return every_ > 0 && step % every_ == 0; }
-  // Held beside a step's own memory.
-  int64_t bytes() const { return layers_.has_value() ? layers_->bytes() : 0; }
   // This rank spent on records so far.
   double seconds() const { return seconds_; }
 
