@@ -194,9 +194,8 @@ std::vector<std::string> MarianStatements(const ModelSpec& model, TagStyle tags,
   statements.push_back(absl::StrFormat(
       "out_proj and fc2 are divided by alpha (encoder %.6g, decoder %.6g). Exact up to LayerNorm's "
       "epsilon: Marian adds %g to a variance where alpha^2 times less would be equal, which "
-      "changes "
-      "the factor of a normalisation by at most %.2g (encoder) and %.2g (decoder) of itself, "
-      "divided by the variance of residual plus branch.",
+      "changes the factor of a normalisation by at most %.2g (encoder) and %.2g (decoder) of "
+      "itself, divided by the variance of residual plus branch.",
       scaling.encoder_alpha, scaling.decoder_alpha, kMarianEpsilon,
       NormDifference(model, scaling.encoder_alpha), NormDifference(model, scaling.decoder_alpha)));
   if (model.residual() == BRANCH_NORM) {
