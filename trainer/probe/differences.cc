@@ -1,14 +1,22 @@
-#include <cmath>
+// What runs were trained with, in words, beside what the paper says.
+#include <algorithm>
 #include <functional>
+#include <map>
 #include <set>
+#include <span>
+#include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 
 #include "parallel/base/logging.h"
 #include "trainer/probe/axis.h"
 #include "trainer/probe/findings.h"
+#include "trainer/probe/quantities.h"
 
 namespace deepnet {
 namespace {
@@ -76,26 +84,109 @@ std::string CorpusText(const LabData& data) {
                       absl::StrJoin(data.languages(), ", "));
 }
 
-std::string MetricText(const LabResult& result) {
-  for (const LabCell& cell : result.cells()) {
-    if (!cell.has_test() || cell.test().directions_size() == 0) continue;
-    return absl::StrCat("loss and sacreBLEU on ", cell.test().directions(0).sentences(),
-                        " test sentences a direction");
+// "loss on the test set, loss while training; 200 sentences a direction".
+std::string MetricText(const Experiment& experiment, const LabResult& result) {
+  std::vector<std::string> names;
+  for (const Panel& panel : experiment.panels) {
+    const std::string name = QuantityName(panel.quantity);
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
   }
-  return "training loss and instruments";
+  std::string text = absl::StrJoin(names, ", ");
+  std::set<int64_t> sentences;
+  for (const LabCell& cell : result.cells()) {
+    for (const DirectionScore& score : cell.test().directions()) {
+      sentences.insert(score.sentences());
+    }
+  }
+  if (sentences.empty()) return text;
+  absl::StrAppend(&text, "; ", *sentences.begin());
+  if (sentences.size() > 1) absl::StrAppend(&text, " to ", *sentences.rbegin());
+  return absl::StrCat(text, " test sentences a direction");
 }
 
 std::string PrecisionText(const RunSpec& run) {
-  return run.compute().dtype() == FLOAT32 ? "float32" : "as the machine has it";
+  switch (run.compute().dtype()) {
+    case FLOAT32:
+      return "float32";
+    case BFLOAT16:
+      return "bfloat16 products, float32 sums";
+    default:
+      break;
+  }
+  // As ResolveCompute (trainer/kernels/compute.h) decides when the run starts.
+  return run.compute().device() == "cuda" ? "bfloat16 products, float32 sums"
+                                          : "float32, or bfloat16 where that is faster";
+}
+
+std::string AdamText(const RunSpec& run) {
+  const OptimSpec& optim = run.optim();
+  std::string text = absl::StrCat(ShortNumber(optim.beta1()), ", ", ShortNumber(optim.beta2()),
+                                  "; ", ShortNumber(optim.epsilon()));
+  if (optim.optimizer() == ADAMW) text += "; beside the corrected root (ADAMW)";
+  return text;
 }
 
 std::string ZeroIsOff(double value) { return value > 0 ? absl::StrFormat("%g", value) : "off"; }
 
-}  // namespace
+// Fields that rows of their own show.
+constexpr absl::string_view kOwnRow[] = {"model.encoder_layers",
+                                         "model.decoder_layers",
+                                         "model.width",
+                                         "model.ffn_width",
+                                         "model.heads",
+                                         "model.dropout",
+                                         "data.microbatches_per_step",
+                                         "data.microbatch.target_tokens",
+                                         "optim.optimizer",
+                                         "optim.rate",
+                                         "optim.schedule",
+                                         "optim.warmup_steps",
+                                         "optim.beta1",
+                                         "optim.beta2",
+                                         "optim.epsilon",
+                                         "optim.weight_decay",
+                                         "optim.clip_norm",
+                                         "optim.label_smoothing",
+                                         "compute.dtype",
+                                         "train.steps"};
+// Fields that name a run, make it the one of its series, or only look at it.
+constexpr absl::string_view kNoSetting[] = {
+    "name", "folder", "seed", "model.residual", "data.folder", "train.log_every_steps"};
 
-std::vector<Difference> Differences(const Experiment& experiment, const LabResult& result) {
+bool IsAmong(absl::string_view field, std::span<const absl::string_view> fields) {
+  return std::find(fields.begin(), fields.end(), field) != fields.end();
+}
+
+// Every other field that was set on top of the recipe, with the values that it has then.
+std::vector<Difference> FieldsSet(const LabResult& result, bool with_own_rows) {
+  std::map<std::string, std::map<std::string, int>> cells;  // field, value: number of cells
+  for (const LabCell& cell : result.cells()) {
+    std::map<std::string, std::string> sets;  // the last one counts
+    for (const std::string& set : cell.sets()) {
+      const std::pair<std::string, std::string> parts =
+          absl::StrSplit(set, absl::MaxSplits('=', 1));
+      sets[parts.first] = parts.second;
+    }
+    for (const auto& [field, value] : sets) {
+      if (IsAmong(field, kNoSetting) || absl::StartsWith(field, "instruments.")) continue;
+      if (!with_own_rows || !IsAmong(field, kOwnRow)) ++cells[field][value];
+    }
+  }
+  std::vector<Difference> rows;
+  for (const auto& [field, values] : cells) {
+    std::vector<std::string> texts;
+    for (const auto& [value, count] : values) {
+      texts.push_back(value.empty() ? "all" : value);
+      if (count < result.cells_size()) absl::StrAppend(&texts.back(), " in ", count, " runs");
+    }
+    if (texts.size() > kMostValues) texts = {absl::StrCat(texts.size(), " values")};
+    rows.push_back({absl::StrCat("set: ", field), "-", absl::StrJoin(texts, "; ")});
+  }
+  return rows;
+}
+
+std::vector<Difference> AgainstPublished(const Experiment& experiment, const LabResult& result) {
   const PublishedSettings& paper = experiment.paper;
-  if (paper.corpus.empty() || result.cells_size() == 0) return {};
   const auto of = [&](const Text& text) { return Values(result, text); };
   std::vector<Difference> rows = {
       {"corpus", paper.corpus, CorpusText(result.data())},
@@ -112,11 +203,25 @@ std::vector<Difference> Differences(const Experiment& experiment, const LabResul
        of([](const RunSpec& run) { return ShortNumber(run.optim().weight_decay()); })},
       {"clipping at a gradient norm of", paper.clip_norm,
        of([](const RunSpec& run) { return ZeroIsOff(run.optim().clip_norm()); })},
+      {"Adam's beta1, beta2; epsilon", paper.adam, of(AdamText)},
+      {"label smoothing", paper.label_smoothing,
+       of([](const RunSpec& run) { return ShortNumber(run.optim().label_smoothing()); })},
       {"precision", paper.precision, of(PrecisionText)},
-      {"what is measured", paper.metric, MetricText(result)},
+      {"what is measured", paper.metric, MetricText(experiment, result)},
       {"seeds", paper.seeds, absl::StrCat(result.seeds())},
       {"machine", "graphics processors", result.machine()}};
   std::erase_if(rows, [](const Difference& row) { return row.paper == row.here; });
+  return rows;
+}
+
+}  // namespace
+
+std::vector<Difference> Differences(const Experiment& experiment, const LabResult& result) {
+  if (result.cells_size() == 0) return {};
+  const bool published = !experiment.paper.corpus.empty();
+  std::vector<Difference> rows;
+  if (published) rows = AgainstPublished(experiment, result);
+  for (Difference& row : FieldsSet(result, published)) rows.push_back(std::move(row));
   return rows;
 }
 

@@ -47,15 +47,17 @@ enum class PanelKind {
 
 // What is read off a cell.
 enum class Quantity {
-  kTestNll,             // nats a target token on the test set
-  kTestBleu,            // mean over directions
-  kTestSpBleu,          // likewise
-  kTrainNll,            // nats a target token while training; over steps
-  kDevNll,              // of the last validation; kCurve: of all
-  kModelUpdate,         // InstrumentRecord.model_update
-  kGradientNorm,        // of each decoder layer; kScore: of the last one
-  kFfnNormInput,        // mean over layers of what enters the norm behind a feed-forward block
-  kAttentionNormInput,  // likewise behind attention
+  kTestNll,              // nats a target token on the test set
+  kTestBleu,             // mean over directions
+  kTestBleuToEnglish,    // mean over X to English
+  kTestBleuFromEnglish,  // mean over English to X
+  kTestSpBleu,           // mean over directions
+  kTrainNll,             // nats a target token while training; over steps
+  kDevNll,               // of the last validation; kCurve: of all
+  kModelUpdate,          // InstrumentRecord.model_update
+  kGradientNorm,         // of each decoder layer; kScore: of the last one
+  kFfnNormInput,         // mean over layers of what enters the norm behind a feed-forward block
+  kAttentionNormInput,   // likewise behind attention
 };
 
 struct Panel {

@@ -39,7 +39,7 @@ Experiment MakeFigure3(LabSize size, int seeds) {
                   .quantity = Quantity::kTrainNll,
                   .title = "Training loss, 18 layers a side",
                   .at_x = 18}},
-      .paper = Iwslt14Settings(),
+      .paper = Figure3Settings(),
       .published = PublishedFigure3()};
   const CellTable table = Table(size, seeds, {"instruments.every_steps=10"});
   AddCells(table, {"deepnet", "post-ln", "post-ln-init"}, {6, 12, 18, 24}, Layers, &experiment);
@@ -68,7 +68,7 @@ Experiment MakeFigure4(LabSize size, int seeds) {
                   .title = "Gradient norm of decoder layers, step 30",
                   .y_scale = Scale::kLog,
                   .step = 30}},
-      .paper = Iwslt14Settings(),
+      .paper = Figure4Settings(),
       .published = PublishedFigure4()};
   // The paper's own rate and warm-up in both sizes: 30 steps of it are what the figure is about.
   const CellTable table =
@@ -94,7 +94,7 @@ Experiment MakeFigure5(LabSize size, int seeds) {
                   .title = "Model update after four steps",
                   .x_label = "layers a side",
                   .y_scale = Scale::kLog}},
-      .paper = Iwslt14Settings(),
+      .paper = Figure5Settings(),
       .published = PublishedFigure5()};
   const CellTable table =
       Table(size, seeds,

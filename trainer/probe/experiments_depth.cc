@@ -1,6 +1,9 @@
 // Scores against depth: figures 6 and 8, tables 1 and 2.
+#include "absl/strings/str_cat.h"
+
 #include "trainer/probe/experiment_cells.h"
 #include "trainer/probe/experiment_tables.h"
+#include "trainer/probe/quantities.h"
 
 namespace deepnet {
 namespace {
@@ -99,6 +102,12 @@ Experiment MakeTable2(LabSize size, int seeds) {
       .paper = Opus100Settings(),
       .tables = {PublishedTable2()}};
   if (size == LabSize::kPaper) {
+    for (const Quantity quantity : {Quantity::kTestBleuToEnglish, Quantity::kTestBleuFromEnglish}) {
+      experiment.panels.push_back({.quantity = quantity,
+                                   .title = absl::StrCat(QuantityUnit(quantity), ", against depth"),
+                                   .x_label = "layers in all",
+                                   .x_scale = Scale::kLog});
+    }
     const CellTable table{
         .recipe = kOpus100Recipe, .sets = {"cluster.device_memory_gib=256"}, .seeds = seeds};
     AddCells(table, {"deepnet"}, {200, 1000}, HalfEach, &experiment);

@@ -7,11 +7,12 @@
 #include "absl/strings/str_join.h"
 
 #include "parallel/base/logging.h"
+#include "trainer/probe/axis.h"
 #include "trainer/probe/findings_scores.h"
 #include "trainer/probe/methods.h"
-#include "trainer/probe/panel_plots.h"
 #include "trainer/probe/quantities.h"
 #include "trainer/probe/report.h"
+#include "trainer/probe/seed_groups.h"
 
 namespace deepnet {
 namespace {

@@ -26,6 +26,12 @@ struct Difference {
 };
 
 // What the cells were trained with beside what the paper was; rows that say the same are left out.
+// Last a row for every other field that was set on top of the recipe, by the experiment or by
+// `lab run --set`, except those that name a run or only look at it.
 std::vector<Difference> Differences(const Experiment& experiment, const LabResult& result);
+
+// For each method of the cells that was published in more than one form, which of them ran here:
+// "DS-Init: ...". docs/design/residuals.md has the formulas.
+std::vector<std::string> MethodNotes(const LabResult& result);
 
 }  // namespace deepnet

@@ -1,18 +1,20 @@
-// Sentences on the scores of a panel: who learned at which depth, against the paper, fits, seeds.
+// Sentences on the scores of a panel: who learned at which depth, fits, seeds.
 #include "trainer/probe/findings_scores.h"
 
 #include <algorithm>
-#include <cmath>
 #include <map>
+#include <optional>
 #include <set>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 
+#include "trainer/probe/axis.h"
+#include "trainer/probe/findings_paper.h"
 #include "trainer/probe/methods.h"
-#include "trainer/probe/panel_plots.h"
 #include "trainer/probe/quantities.h"
+#include "trainer/probe/seed_groups.h"
 #include "trainer/probe/verdict.h"
 
 namespace deepnet {
@@ -20,97 +22,54 @@ namespace {
 
 std::string Label(const std::string& series) { return FindMethod(series).label; }
 
-std::string Value(const Panel& panel, const SeedGroup& group) {
-  if (group.spread.count == 0) return "";
-  std::string text = absl::StrCat(" (", QuantityText(panel.quantity, group.spread.mean));
-  if (group.spread.count > 1) {
-    absl::StrAppend(&text, ", ", QuantityText(panel.quantity, group.spread.low), " to ",
-                    QuantityText(panel.quantity, group.spread.high));
+// "DeepNet 5.40 (2 of 3 seeds, 5.35 to 5.45)": of `cells`, those of `group` that ended alike.
+std::string Named(const Panel& panel, const SeedGroup& group,
+                  const std::vector<const LabCell*>& cells, bool with_values) {
+  std::vector<double> values;
+  for (const LabCell* cell : cells) {
+    const auto score = CellScore(*cell, panel.quantity, panel.step);
+    if (with_values && score.has_value()) values.push_back(*score);
   }
-  return text + ")";
+  const Spread spread = MeanAndSpread(values);
+  std::string text = Label(group.series);
+  if (spread.count > 0) absl::StrAppend(&text, " ", QuantityText(panel.quantity, spread.mean));
+  std::vector<std::string> more;
+  if (cells.size() < group.cells.size()) {
+    more.push_back(absl::StrCat(cells.size(), " of ", group.cells.size(), " seeds"));
+  }
+  if (spread.count > 1) {
+    more.push_back(absl::StrCat(QuantityText(panel.quantity, spread.low), " to ",
+                                QuantityText(panel.quantity, spread.high)));
+  }
+  return more.empty() ? text : absl::StrCat(text, " (", absl::StrJoin(more, ", "), ")");
 }
 
-// "At 50 layers a side: learned: DeepNet (5.83); word frequencies only: Post-LN (6.15)."
+// "At 50 layers a side (nats a token): learned: DeepNet 5.83; word frequencies only: Post-LN 6.15."
 std::string VerdictsAt(const LabResult& result, const Panel& panel,
                        const std::vector<SeedGroup>& groups, double x) {
   std::map<Verdict, std::vector<std::string>> names;
   for (const SeedGroup& group : groups) {
     if (group.x != x) continue;
-    std::map<Verdict, int> verdicts;
-    for (const LabCell* cell : group.cells) {
-      ++verdicts[Judge(*cell, result.data())];
-    }
-    for (const auto& [verdict, count] : verdicts) {
-      std::string name = Label(group.series);
-      if (verdicts.size() > 1) absl::StrAppend(&name, ", ", count, " of ", group.cells.size());
-      if (verdict != Verdict::kDiverged && verdict != Verdict::kFailed) name += Value(panel, group);
-      names[verdict].push_back(name);
+    std::map<Verdict, std::vector<const LabCell*>> ended;
+    for (const LabCell* cell : group.cells) ended[Judge(*cell, result.data())].push_back(cell);
+    for (const auto& [verdict, cells] : ended) {
+      const bool with_values = verdict != Verdict::kDiverged && verdict != Verdict::kFailed;
+      names[verdict].push_back(Named(panel, group, cells, with_values));
     }
   }
   std::vector<std::string> parts;
   for (const auto& [verdict, list] : names) {
     parts.push_back(absl::StrCat(VerdictName(verdict), ": ", absl::StrJoin(list, ", ")));
   }
-  return absl::StrCat("At ", ShortNumber(x), " ", panel.x_label, ", ", absl::StrJoin(parts, "; "),
-                      ".");
-}
-
-// Whether the paper's figure says that `series` at `x` did not train: diverged, or a score of 0.
-bool PaperFails(const Experiment& experiment, const std::string& series, double x) {
-  for (const LinePlot& plot : experiment.published) {
-    for (const PlotLine& line : plot.lines) {
-      if (line.method != series || line.dotted) continue;
-      for (const PlotPoint& point : line.points) {
-        if (point.x == x && (point.diverged || (plot.y_label == "BLEU" && point.y == 0)))
-          return true;
-      }
-    }
-  }
-  return false;
-}
-
-std::vector<std::string> AgainstPaper(const Experiment& experiment, const LabResult& result,
-                                      const std::vector<SeedGroup>& groups) {
-  std::vector<std::string> agree, differ;
-  for (const SeedGroup& group : groups) {
-    if (!PaperFails(experiment, group.series, group.x)) continue;
-    const bool learned = std::any_of(
-        group.cells.begin(), group.cells.end(),
-        [&](const LabCell* cell) { return Judge(*cell, result.data()) == Verdict::kLearned; });
-    const std::string where = absl::StrCat(Label(group.series), " at ", ShortNumber(group.x));
-    (learned ? differ : agree).push_back(where);
-  }
-  std::vector<std::string> sentences;
-  if (!agree.empty()) {
-    sentences.push_back(absl::StrCat(
-        "Did not learn in the paper, and not here: ", absl::StrJoin(agree, ", "), "."));
-  }
-  if (!differ.empty()) {
-    sentences.push_back(
-        absl::StrCat("Did not train in the paper, but learned here, with other sizes, "
-                     "data and steps: ",
-                     absl::StrJoin(differ, ", "), "."));
-  }
-  return sentences;
-}
-
-std::set<std::string> SeriesOf(const std::vector<SeedGroup>& groups) {
-  std::set<std::string> series;
-  for (const SeedGroup& group : groups) series.insert(group.series);
-  return series;
+  return absl::StrCat("At ", ShortNumber(x), " ", panel.x_label, " (", QuantityUnit(panel.quantity),
+                      "): ", absl::StrJoin(parts, "; "), ".");
 }
 
 std::vector<std::string> Fits(const Panel& panel, const std::vector<SeedGroup>& groups) {
   std::vector<std::string> sentences;
   for (const std::string& series : SeriesOf(groups)) {
-    std::vector<double> x, y;
-    for (const SeedGroup& group : groups) {
-      if (group.series != series || group.spread.count == 0) continue;
-      x.push_back(group.x);
-      y.push_back(group.spread.mean);
-    }
-    const auto fit = FitLogarithm(x, y);
-    if (!fit.has_value() || fit->points < 3) continue;
+    const std::optional<LogFit> fit = FitMeans(MeansOf(groups, series));
+    if (!fit.has_value()) continue;
     sentences.push_back(absl::StrFormat(
         "%s: (%.3f ± %.3f) log10(%s) + (%.2f ± %.2f) %s through %d points, which lie %.3f off it "
         "(root mean square).",
@@ -124,15 +83,10 @@ std::vector<std::string> Fits(const Panel& panel, const std::vector<SeedGroup>& 
 std::vector<std::string> Ratios(const std::vector<SeedGroup>& groups) {
   std::vector<std::string> sentences;
   for (const std::string& series : SeriesOf(groups)) {
-    double low = HUGE_VAL, high = 0.0;
-    for (const SeedGroup& group : groups) {
-      if (group.series != series || group.spread.count == 0) continue;
-      low = std::min(low, group.spread.mean);
-      high = std::max(high, group.spread.mean);
-    }
-    if (high > 0.0 && low > 0.0) {
+    const Spread means = MeanAndSpread(MeansOf(groups, series).y);
+    if (means.low > 0.0) {
       sentences.push_back(absl::StrCat(Label(series), ": the largest over depth is ",
-                                       ShortNumber(Rounded(high / low, 2)),
+                                       ShortNumber(Rounded(means.high / means.low, 2)),
                                        " times the smallest."));
     }
   }
@@ -168,7 +122,7 @@ std::vector<std::string> ScoreFindings(const Experiment& experiment, const LabRe
   }
   if (panel.quantity == Quantity::kModelUpdate) {
     sentences = Ratios(groups);
-  } else if (IsLoss(panel.quantity) || panel.quantity == Quantity::kTestBleu) {
+  } else if (IsLoss(panel.quantity) || IsTestBleu(panel.quantity)) {
     for (const double x : std::set<double>{groups.front().x, groups.back().x}) {
       sentences.push_back(VerdictsAt(result, panel, groups, x));
     }

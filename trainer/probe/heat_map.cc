@@ -6,14 +6,16 @@
 #include "absl/strings/str_cat.h"
 
 #include "trainer/probe/axis.h"
+#include "trainer/probe/line_plot.h"
 #include "trainer/probe/markup.h"
 
 namespace deepnet {
 namespace {
 
-constexpr double kWidth = 440, kLeft = 62, kTop = 44;
+constexpr double kLeft = 62, kTop = 62;
 constexpr double kMostSide = 62, kMostHeight = 44;
-constexpr size_t kMostNumbers = 14;  // columns; more would not be readable
+constexpr size_t kMostNumbers = 9;                 // columns; more would not be readable
+constexpr double kCharacter = 9.6, kTextRow = 17;  // of the largest text, 15 units
 
 struct Range {
   double low = HUGE_VAL;
@@ -56,35 +58,45 @@ std::string Square(const HeatMap& map, const Range& range, size_t row, size_t co
   if (shown) absl::StrAppend(&svg, " fill-opacity=\"", ShortNumber(strength), "\"");
   absl::StrAppend(&svg, "/>");
   if (map.columns.size() <= kMostNumbers && !text.empty()) {
-    svg += SvgText(x + side / 2, y + height / 2 + 4,
-                   strength > 0.62 ? "tick mid on-heat" : "tick mid", text);
+    svg += SvgText(x + side / 2, y + height / 2 + 5,
+                   strength > 0.62 ? "tick mid on-heat" : "tick mid", shown ? text : "\u2715");
   }
   return svg + "</g>\n";
+}
+
+// Of how many names one is written, so that those of columns do not touch.
+size_t ColumnStride(const HeatMap& map, double side) {
+  size_t longest = 1;
+  for (const std::string& name : map.columns) longest = std::max(longest, name.size());
+  return static_cast<size_t>(std::ceil((kCharacter * static_cast<double>(longest) + 4) / side));
 }
 
 }  // namespace
 
 std::string DrawHeatMap(const HeatMap& map) {
   const double columns = static_cast<double>(std::max<size_t>(1, map.columns.size()));
-  const double side = std::min(kMostSide, (kWidth - kLeft - 8) / columns);
+  const double side = std::min(kMostSide, (kPlotUnits - kLeft - 8) / columns);
   const double height = std::min(kMostHeight, side);
   const double bottom = kTop + height * static_cast<double>(map.rows.size());
-  std::string svg =
-      absl::StrCat("<svg id=\"", map.id, "\" class=\"plot\" viewBox=\"0 0 ", Length(kWidth), " ",
-                   Length(std::max(bottom, kTop + 40) + 8), "\" role=\"img\" aria-label=\"",
-                   Escaped(map.title), "\">\n", SvgText(kLeft, 13, "label", map.x_label),
-                   SvgText(4, kTop - 6, "label", map.y_label));
+  std::string svg = absl::StrCat(
+      "<svg id=\"", map.id, "\" class=\"plot\" viewBox=\"0 0 ", Length(kPlotUnits), " ",
+      Length(std::max(bottom, kTop + 40) + 8), "\" role=\"img\" aria-label=\"", Escaped(map.title),
+      "\">\n", SvgText(kLeft, 13, "label", map.x_label), SvgText(4, 33, "label", map.y_label));
   const Range range = ValueRange(map);
   if (range.low > range.high && map.words.empty()) {
     return svg + SvgText(kLeft + 40, kTop + 24, "label", "nothing measured yet") + "</svg>\n";
   }
-  for (size_t column = 0; column < map.columns.size(); ++column) {
+  const size_t stride = ColumnStride(map, side);
+  for (size_t column = 0; column < map.columns.size(); column += stride) {
     svg += SvgText(kLeft + side * (static_cast<double>(column) + 0.5), kTop - 6, "tick mid",
                    map.columns[column]);
   }
+  const auto row_stride = static_cast<size_t>(std::ceil(kTextRow / height));
   for (size_t row = 0; row < map.rows.size(); ++row) {
-    svg += SvgText(kLeft - 6, kTop + height * (static_cast<double>(row) + 0.5) + 4, "tick end",
-                   map.rows[row]);
+    if (row % row_stride == 0) {
+      svg += SvgText(kLeft - 6, kTop + height * (static_cast<double>(row) + 0.5) + 5, "tick end",
+                     map.rows[row]);
+    }
     for (size_t column = 0; column < map.columns.size(); ++column) {
       svg += Square(map, range, row, column, side, height);
     }

@@ -16,12 +16,13 @@ struct HeatMap {
   std::vector<std::string> columns;
   std::vector<std::string> rows;
   std::vector<std::vector<std::optional<double>>> values;  // [row][column]; nothing: left blank
-  std::vector<std::vector<std::string>> words = {};        // instead of a missing value: "diverged"
+  std::vector<std::vector<std::string>> words = {};        // why a value is missing: "diverged"
   bool low_is_good = false;                                // the good end has the strong colour
 };
 
-// The svg element; 440 units wide. Numbers stand in the squares of up to 14 columns; every square
-// says its row, column and value where the pointer rests.
+// The svg element, as wide as a line plot. Numbers stand in the squares of up to nine columns, a
+// cross where a word says why there is none, and as many names of rows and columns as there is room
+// for; every square says its row, column and value where the pointer rests.
 std::string DrawHeatMap(const HeatMap& map);
 
 }  // namespace deepnet

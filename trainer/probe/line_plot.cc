@@ -15,9 +15,11 @@
 namespace deepnet {
 namespace {
 
-constexpr double kWidth = 440, kLeft = 44, kRight = 344, kTop = 26, kBottom = 236;
-constexpr double kLabelX = 354, kLabelDistance = 13.5;
-constexpr double kRailTop = 14, kRailRow = 13;  // below kBottom
+// Distances suit texts of 15 units, the largest there are.
+constexpr double kLeft = 54, kRight = 320, kTop = 28, kBottom = 240;
+constexpr double kLabelX = 330, kLabelDistance = 17;
+constexpr double kRailTop = 17, kRailRow = 17;  // below kBottom
+constexpr double kDigit = 9.6, kTickGap = 6;    // a character of a number; between two numbers
 constexpr int kMostTicks = 5;
 
 // Where everything is.
@@ -50,6 +52,10 @@ Frame MakeFrame(const LinePlot& plot) {
     if (diverged) frame.rails.push_back(i);
   }
   for (const PlotLevel& level : plot.levels) ys.push_back(level.y);
+  for (const PlotBand& band : plot.bands) {
+    xs.insert(xs.end(), {band.left, band.right});
+    ys.insert(ys.end(), {band.low, band.high});
+  }
   frame.x = MakeAxis(plot.x_scale, xs, kLeft, kRight);
   frame.y = MakeAxis(plot.y_scale, ys, kBottom, kTop);
   if (!frame.rails.empty()) {
@@ -86,21 +92,36 @@ std::string DrawAxes(const LinePlot& plot, const Frame& frame) {
   for (const double tick : Ticks(frame.y, kMostTicks)) {
     const double y = frame.y.Place(tick);
     absl::StrAppend(&svg, SvgLine(kLeft, y, kRight, y, "grid"),
-                    SvgText(kLeft - 7, y + 4, "tick end", ShortNumber(tick)));
+                    SvgText(kLeft - 7, y + 5, "tick end", ShortNumber(tick)));
   }
   const std::vector<double> ticks =
       plot.x_ticks.empty() ? Ticks(frame.x, kMostTicks) : plot.x_ticks;
-  double last = -HUGE_VAL;
+  double last = -HUGE_VAL;  // where the number before ends
   for (const double tick : ticks) {
     const double x = frame.x.Place(tick);
+    const std::string number = ShortNumber(tick);
+    const double half = kDigit / 2 * static_cast<double>(number.size());
     absl::StrAppend(&svg, SvgLine(x, kBottom, x, frame.axis_y + 4, "axis"));
-    if (x - last < 24) continue;  // a number would touch the one before
-    absl::StrAppend(&svg, SvgText(x, frame.axis_y + 17, "tick mid", ShortNumber(tick)));
-    last = x;
+    if (x - half - last < kTickGap) continue;
+    absl::StrAppend(&svg, SvgText(x, frame.axis_y + 18, "tick mid", number));
+    last = x + half;
   }
   absl::StrAppend(&svg, SvgLine(kLeft, kBottom, kRight, kBottom, "axis"),
-                  SvgText(kLeft - 36, 13, "label", plot.y_label),
-                  SvgText((kLeft + kRight) / 2, frame.axis_y + 34, "label mid", plot.x_label));
+                  SvgText(kLeft - 40, 13, "label", plot.y_label),
+                  SvgText((kLeft + kRight) / 2, frame.axis_y + 38, "label mid", plot.x_label));
+  return svg;
+}
+
+std::string DrawBands(const LinePlot& plot, const Frame& frame) {
+  std::string svg;
+  for (const PlotBand& band : plot.bands) {
+    const double left = frame.x.Place(band.left), right = frame.x.Place(band.right);
+    const double top = frame.y.Place(band.high), bottom = frame.y.Place(band.low);
+    absl::StrAppend(&svg, "<rect x=\"", Length(left), "\" y=\"", Length(top), "\" width=\"",
+                    Length(right - left), "\" height=\"", Length(bottom - top),
+                    "\" class=\"band m-", band.method, "\"/>\n",
+                    SvgText(right, top - 4, "note end", band.label));
+  }
   return svg;
 }
 
@@ -109,7 +130,7 @@ std::string DrawLevels(const LinePlot& plot, const Frame& frame) {
   for (const PlotLevel& level : plot.levels) {
     const double y = frame.y.Place(level.y);
     absl::StrAppend(&svg, SvgLine(kLeft, y, kRight, y, "level"),
-                    SvgText(kLeft + 5, plot.markers ? y - 4 : y + 13, "note", level.label));
+                    SvgText(kLeft + 5, plot.markers ? y - 4 : y + 15, "note", level.label));
   }
   return svg;
 }
@@ -143,7 +164,7 @@ std::string DrawRails(const LinePlot& plot, const Frame& frame) {
       absl::StrAppend(&svg, "<path d=\"M", Length(x - 3.6), " ", Length(y - 3.6),
                       "l7.2 7.2m0 -7.2l-7.2 7.2\" class=\"cross ", MethodClass(line), "\"/>\n");
     }
-    absl::StrAppend(&svg, SvgText(kLabelX, y + 4, absl::StrCat("name t-", line.method),
+    absl::StrAppend(&svg, SvgText(kLabelX, y + 5, absl::StrCat("name t-", line.method),
                                   absl::StrCat("\u2715 ", Label(line))));
     y += kRailRow;
   }
@@ -175,7 +196,7 @@ std::string DrawNames(const LinePlot& plot, const Frame& frame) {
     absl::StrAppend(&svg,
                     SvgLine(ends[i].x + 5, ends[i].y, kLabelX - 3, at[i],
                             absl::StrCat("lead ", MethodClass(line))),
-                    SvgText(kLabelX, at[i] + 4, absl::StrCat("name t-", line.method), Label(line)));
+                    SvgText(kLabelX, at[i] + 5, absl::StrCat("name t-", line.method), Label(line)));
   }
   return svg;
 }
@@ -200,7 +221,7 @@ std::vector<double> SpreadLabels(std::vector<double> wanted, double distance, do
 std::string DrawLinePlot(const LinePlot& plot) {
   const Frame frame = MakeFrame(plot);
   std::string svg = absl::StrCat("<svg id=\"", plot.id, "\" class=\"plot\" viewBox=\"0 0 ",
-                                 Length(kWidth), " ", Length(frame.axis_y + 44),
+                                 Length(kPlotUnits), " ", Length(frame.axis_y + 46),
                                  "\" role=\"img\" aria-label=\"", Escaped(plot.title), "\">\n");
   const bool empty = std::none_of(plot.lines.begin(), plot.lines.end(), [&](const PlotLine& line) {
     return std::any_of(line.points.begin(), line.points.end(), [&](const PlotPoint& point) {
@@ -211,7 +232,7 @@ std::string DrawLinePlot(const LinePlot& plot) {
     return absl::StrCat(
         svg, SvgText((kLeft + kRight) / 2, 130, "label mid", "nothing measured yet"), "</svg>\n");
   }
-  absl::StrAppend(&svg, DrawAxes(plot, frame), DrawLevels(plot, frame));
+  absl::StrAppend(&svg, DrawAxes(plot, frame), DrawBands(plot, frame), DrawLevels(plot, frame));
   // The first line, DeepNet's where it is there, lies on top.
   for (auto line = plot.lines.rbegin(); line != plot.lines.rend(); ++line) {
     svg += DrawLine(plot, *line, frame);

@@ -32,6 +32,16 @@ struct PlotLevel {
   std::string label;
 };
 
+// A range that values were somewhere in, of which no single one is known: a rectangle.
+struct PlotBand {
+  std::string method;  // a key of methods.h: its colour
+  std::string label;   // above it
+  double left = 0.0;   // on the horizontal axis
+  double right = 0.0;
+  double low = 0.0;  // on the vertical one
+  double high = 0.0;
+};
+
 struct LinePlot {
   std::string id;       // of the svg element, unique on the page
   std::string title;    // for people who cannot see it
@@ -42,11 +52,15 @@ struct LinePlot {
   std::vector<double> x_ticks = {};  // empty: round ones
   std::vector<PlotLine> lines = {};
   std::vector<PlotLevel> levels = {};
-  bool markers = true;  // a mark at each point; without, a curve
+  std::vector<PlotBand> bands = {};  // within both axes: above 0 on kLog
+  bool markers = true;               // a mark at each point; without, a curve
 };
 
-// The svg element; about 440 units wide, to be stretched over its column. Without a point that can
-// be shown it says so in words.
+inline constexpr double kPlotUnits = 440;
+
+// The svg element; kPlotUnits wide, to be stretched over its column. Nothing in it touches as long
+// as its texts are at most 15 units high, which the style sheet makes them on a telephone. Without
+// a point that can be shown it says so in words.
 std::string DrawLinePlot(const LinePlot& plot);
 
 // Ordinates at least `distance` apart, in the order of `wanted`, as near to it as it goes within

@@ -2,8 +2,6 @@
 
 #include "absl/strings/str_cat.h"
 
-#include "proto/model.pb.h"
-
 namespace deepnet {
 namespace {
 
@@ -33,8 +31,8 @@ constexpr Method kMethods[] = {
     {"rezero", "ReZero", "REZERO", kNone, "#15803d", "#4ade80"},
     {"r-fixup", "R-Fixup", "R_FIXUP", kNone, "#4d7c0f", "#a3e635", "5 3"},
     {"t-fixup", "T-Fixup", "T_FIXUP", kNone, "#0f766e", "#2dd4bf", "2 3"},
-    {"residual-only", "residual only", "RESIDUAL_ONLY", kNone, "#15803d", "#4ade80"},
-    {"neither", "neither", "NEITHER", kNone, "#78716c", "#a8a29e", "2 3"},
+    {"residual-only", "residual only", "RESIDUAL_ONLY", kNone, "#3f6212", "#bef264", "7 2"},
+    {"neither", "neither", "NEITHER", kNone, "#78716c", "#d6d3d1", "2 3"},
 };
 
 }  // namespace
@@ -48,25 +46,21 @@ Method FindMethod(const std::string& key) {
   return {.key = key.c_str(), .label = key.c_str()};
 }
 
-bool IsKnown(const Method& method) {
-  Residual residual;
-  return Residual_Parse(method.residual, &residual);
-}
-
 std::vector<std::string> PaperMethods() {
-  std::vector<std::string> keys;
-  for (const char* key : {"deepnet", "post-ln", "ds-init", "admin", "rezero", "r-fixup", "t-fixup",
-                          "pre-ln", "dlcl", "normformer"}) {
-    if (IsKnown(FindMethod(key))) keys.emplace_back(key);
-  }
-  return keys;
+  return {"deepnet", "post-ln", "ds-init", "admin", "rezero",
+          "r-fixup", "t-fixup", "pre-ln",  "dlcl",  "normformer"};
 }
 
 std::vector<std::string> MethodSets(const Method& method) {
   std::vector<std::string> sets = {absl::StrCat("model.residual=", method.residual)};
+  const std::string residual = method.residual;
   // Its authors train without warm-up: sections 3.2 and 4 of Huang et al. (2020).
-  if (std::string(method.residual) == "T_FIXUP")
-    sets.push_back("optim.schedule=SHIFTED_INVERSE_SQRT");
+  if (residual == "T_FIXUP") sets.emplace_back("optim.schedule=SHIFTED_INVERSE_SQRT");
+  // The only one that the paper trains without half precision: footnote 3.
+  if (residual == "REZERO") sets.emplace_back("compute.dtype=FLOAT32");
+  if (std::string(method.key) == "post-ln-cold") {
+    sets.insert(sets.end(), {"optim.schedule=CONSTANT", "optim.warmup_steps=0"});
+  }
   return sets;
 }
 

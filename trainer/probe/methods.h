@@ -28,13 +28,11 @@ std::span<const Method> Methods();
 // the result.
 Method FindMethod(const std::string& key);
 
-// Whether model.residual can be this method's.
-bool IsKnown(const Method& method);
-
-// Keys of the ten systems of table 1, in its order with DeepNet first; those that are known.
+// Keys of the ten systems of table 1, in its order with DeepNet first.
 std::vector<std::string> PaperMethods();
 
-// "model.residual=POST_LN" and what else the paper trains this method with, for --set.
+// "model.residual=POST_LN" and what else the paper trains this method with, whatever the
+// experiment, for --set.
 std::vector<std::string> MethodSets(const Method& method);
 
 }  // namespace deepnet

@@ -1,28 +1,24 @@
 #include "trainer/probe/panel_plots.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
+#include <optional>
 #include <set>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 
+#include "trainer/probe/heat_map.h"
+#include "trainer/probe/line_plot.h"
 #include "trainer/probe/markup.h"
 #include "trainer/probe/methods.h"
 #include "trainer/probe/quantities.h"
+#include "trainer/probe/seed_groups.h"
 
 namespace deepnet {
 namespace {
-
-std::vector<std::string> SeriesOf(const std::vector<SeedGroup>& groups) {
-  std::vector<std::string> series;
-  for (const SeedGroup& group : groups) {
-    if (std::find(series.begin(), series.end(), group.series) == series.end()) {
-      series.push_back(group.series);
-    }
-  }
-  return series;
-}
 
 // A point of the mean, and beside it a mark if some of the seeds diverged.
 void AddPoints(const SeedGroup& group, PlotLine* line) {
@@ -34,19 +30,11 @@ void AddPoints(const SeedGroup& group, PlotLine* line) {
 }
 
 std::optional<PlotLine> FitLine(const std::vector<SeedGroup>& groups, const std::string& series) {
-  std::vector<double> x, y;
-  for (const SeedGroup& group : groups) {
-    if (group.series != series || group.spread.count == 0) continue;
-    x.push_back(group.x);
-    y.push_back(group.spread.mean);
-  }
-  const std::optional<LogFit> fit = FitLogarithm(x, y);
-  if (!fit.has_value() || fit->points < 3) return std::nullopt;
-  PlotLine line{
-      .method = series,
-      .label = absl::StrCat(ShortNumber(fit->slope, 2), " log d + ", ShortNumber(fit->offset)),
-      .dotted = true};
-  for (const double depth : x) {
+  const SeriesMeans means = MeansOf(groups, series);
+  const std::optional<LogFit> fit = FitMeans(means);
+  if (!fit.has_value()) return std::nullopt;
+  PlotLine line{.method = series, .label = "A log d + B", .dotted = true};
+  for (const double depth : means.x) {
     line.points.push_back({.x = depth, .y = fit->slope * std::log10(depth) + fit->offset});
   }
   return line;
@@ -94,7 +82,7 @@ std::string DrawGrid(const LabResult& result, const Panel& panel, const std::str
               .title = panel.title,
               .x_label = panel.x_label,
               .y_label = panel.y_label,
-              .low_is_good = LowIsGood(panel.quantity)};
+              .low_is_good = IsLoss(panel.quantity)};
   for (const double x : xs) map.columns.push_back(ShortNumber(x));
   for (const double y : ys) map.rows.push_back(ShortNumber(y));
   map.values.resize(ys.size(), std::vector<std::optional<double>>(xs.size()));
@@ -128,7 +116,7 @@ std::string DrawMatrix(const LabCell& cell, const Panel& panel, const std::strin
               .y_label = "from",
               .columns = {languages.begin(), languages.end()},
               .rows = {languages.begin(), languages.end()},
-              .low_is_good = LowIsGood(panel.quantity)};
+              .low_is_good = IsLoss(panel.quantity)};
   for (const std::string& source : languages) {
     auto& row = map.values.emplace_back();
     for (const std::string& target : languages) {
@@ -152,45 +140,6 @@ std::string DrawMatrices(const LabResult& result, const Panel& panel, const std:
 }
 
 }  // namespace
-
-std::vector<SeedGroup> GroupSeeds(const LabResult& result, const Panel& panel) {
-  std::vector<SeedGroup> groups;
-  std::vector<std::vector<double>> values;
-  for (const LabCell& cell : result.cells()) {
-    if (cell.group() != panel.group) continue;
-    auto at = std::find_if(groups.begin(), groups.end(), [&](const SeedGroup& group) {
-      return group.series == cell.series() && group.x == cell.x() && group.y == cell.y();
-    });
-    if (at == groups.end()) {
-      at = groups.insert(at, {.series = cell.series(), .x = cell.x(), .y = cell.y()});
-      values.emplace_back();
-    }
-    at->cells.push_back(&cell);
-    if (cell.status() == CELL_DIVERGED) ++at->diverged;
-    const auto score = CellScore(cell, panel.quantity, panel.step);
-    if (cell.status() == CELL_DONE && score.has_value()) {
-      values[at - groups.begin()].push_back(*score);
-    }
-  }
-  for (size_t i = 0; i < groups.size(); ++i) groups[i].spread = MeanAndSpread(values[i]);
-  std::stable_sort(groups.begin(), groups.end(),
-                   [](const SeedGroup& a, const SeedGroup& b) { return a.x < b.x; });
-  return groups;
-}
-
-std::vector<const LabCell*> Representatives(const LabResult& result, const Panel& panel) {
-  double x = panel.at_x;
-  for (const LabCell& cell : result.cells()) {
-    if (panel.at_x == 0.0 && cell.group() == panel.group) x = std::max(x, cell.x());
-  }
-  std::vector<const LabCell*> cells;
-  std::set<std::string> seen;
-  for (const LabCell& cell : result.cells()) {
-    if (cell.group() != panel.group || cell.x() != x) continue;
-    if (seen.insert(cell.series()).second) cells.push_back(&cell);
-  }
-  return cells;
-}
 
 std::string DrawPanel(const LabResult& result, const Panel& panel, const std::string& id) {
   LinePlot plot{.id = id,

@@ -64,6 +64,8 @@ std::optional<double> OfRecord(const InstrumentRecord& record, Quantity quantity
     }
     case Quantity::kTestNll:
     case Quantity::kTestBleu:
+    case Quantity::kTestBleuToEnglish:
+    case Quantity::kTestBleuFromEnglish:
     case Quantity::kTestSpBleu:
     case Quantity::kTrainNll:
     case Quantity::kDevNll:
@@ -72,9 +74,15 @@ std::optional<double> OfRecord(const InstrumentRecord& record, Quantity quantity
   return std::nullopt;
 }
 
-std::optional<double> OfTest(const LabCell& cell, double value) {
-  if (!cell.has_test() || cell.test().directions_size() == 0) return std::nullopt;
-  return value;
+// `value` if a direction of the test begins with `from` and ends with `to`.
+std::optional<double> OfTest(const LabCell& cell, double value, absl::string_view from = "",
+                             absl::string_view to = "") {
+  for (const DirectionScore& score : cell.test().directions()) {
+    if (absl::StartsWith(score.direction(), from) && absl::EndsWith(score.direction(), to)) {
+      return value;
+    }
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -85,6 +93,10 @@ std::optional<double> CellScore(const LabCell& cell, Quantity quantity, int64_t 
       return OfTest(cell, cell.test().nll());
     case Quantity::kTestBleu:
       return OfTest(cell, cell.test().bleu());
+    case Quantity::kTestBleuToEnglish:
+      return OfTest(cell, cell.test().bleu_to_english(), "", "-en");
+    case Quantity::kTestBleuFromEnglish:
+      return OfTest(cell, cell.test().bleu_from_english(), "en-");
     case Quantity::kTestSpBleu:
       return OfTest(cell, cell.test().spbleu());
     case Quantity::kTrainNll:
@@ -141,6 +153,10 @@ std::string QuantityUnit(Quantity quantity) {
       return "nats a token";
     case Quantity::kTestBleu:
       return "BLEU";
+    case Quantity::kTestBleuToEnglish:
+      return "BLEU, X to English";
+    case Quantity::kTestBleuFromEnglish:
+      return "BLEU, English to X";
     case Quantity::kTestSpBleu:
       return "spBLEU";
     case Quantity::kModelUpdate:
@@ -152,6 +168,39 @@ std::string QuantityUnit(Quantity quantity) {
       return "norm";
   }
   return "";
+}
+
+std::string QuantityName(Quantity quantity) {
+  switch (quantity) {
+    case Quantity::kTestNll:
+      return "loss on the test set";
+    case Quantity::kTrainNll:
+      return "loss while training";
+    case Quantity::kDevNll:
+      return "loss on the validation set";
+    case Quantity::kTestBleu:
+      return "sacreBLEU on the test set";
+    case Quantity::kTestBleuToEnglish:
+      return "sacreBLEU from X to English";
+    case Quantity::kTestBleuFromEnglish:
+      return "sacreBLEU from English to X";
+    case Quantity::kTestSpBleu:
+      return "spBLEU on the test set";
+    case Quantity::kModelUpdate:
+      return "model update";
+    case Quantity::kGradientNorm:
+      return "gradient norm of decoder layers";
+    case Quantity::kFfnNormInput:
+      return "norm of what enters the norm behind feed-forward blocks";
+    case Quantity::kAttentionNormInput:
+      return "norm of what enters the norm behind attention";
+  }
+  return "";
+}
+
+bool IsTestBleu(Quantity quantity) {
+  return quantity == Quantity::kTestBleu || quantity == Quantity::kTestBleuToEnglish ||
+         quantity == Quantity::kTestBleuFromEnglish || quantity == Quantity::kTestSpBleu;
 }
 
 bool IsLoss(Quantity quantity) {
@@ -166,11 +215,8 @@ double WordFrequencyLevel(const LabData& data, Quantity quantity) {
 }
 
 std::string QuantityText(Quantity quantity, double value) {
-  const bool score =
-      IsLoss(quantity) || quantity == Quantity::kTestBleu || quantity == Quantity::kTestSpBleu;
+  const bool score = IsLoss(quantity) || IsTestBleu(quantity);
   return score && std::isfinite(value) ? absl::StrFormat("%.2f", value) : ShortNumber(value);
 }
-
-bool LowIsGood(Quantity quantity) { return IsLoss(quantity); }
 
 }  // namespace deepnet

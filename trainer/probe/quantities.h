@@ -26,10 +26,15 @@ std::string QuantityUnit(Quantity quantity);
 // "5.90", "0.0021": as many digits as the quantity is worth.
 std::string QuantityText(Quantity quantity, double value);
 
-bool LowIsGood(Quantity quantity);
+// "loss on the test set": what is measured, in a sentence.
+std::string QuantityName(Quantity quantity);
 
-// Nats a target token: kTestNll, kTrainNll, kDevNll.
+// Nats a target token: kTestNll, kTrainNll, kDevNll. Of these the low ones are good, of scores the
+// high ones.
 bool IsLoss(Quantity quantity);
+
+// BLEU or spBLEU of what the test set was translated to.
+bool IsTestBleu(Quantity quantity);
 
 // What a model reaches in a loss that knows only how often each piece occurs; 0: unknown, or no
 // loss.

@@ -61,10 +61,24 @@ std::string FindingList(const Experiment& experiment, const LabResult& result) {
   return html + "</ul>\n";
 }
 
+std::string NoteList(const LabResult& result) {
+  const std::vector<std::string> notes = MethodNotes(result);
+  if (notes.empty()) return "";
+  std::string html = "<h3>Which form of each method</h3>\n<ul class=\"notes\">\n";
+  for (const std::string& note : notes) absl::StrAppend(&html, "<li>", Escaped(note), "</li>\n");
+  return html + "</ul>\n";
+}
+
 std::string DifferenceBox(const Experiment& experiment, const LabResult& result) {
-  const std::string table = DifferenceTable(experiment, result);
-  if (table.empty()) return "";
-  return absl::StrCat("<aside>\n<h3>What differs from the paper</h3>\n", table, "</aside>\n");
+  std::string html = DifferenceTable(experiment, result);
+  if (!html.empty()) {
+    html = absl::StrCat("<h3>",
+                        experiment.paper.corpus.empty() ? "What was set on top of the recipe"
+                                                        : "What differs from the paper",
+                        "</h3>\n", html);
+  }
+  html += NoteList(result);
+  return html.empty() ? "" : absl::StrCat("<aside>\n", html, "</aside>\n");
 }
 
 std::string Section(const LabResult& result) {

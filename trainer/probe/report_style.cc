@@ -36,6 +36,7 @@ h3 { font-size: 16px; margin: 30px 0 8px; }
 .findings { max-width: 50em; padding-left: 1.1em; margin: 0; }
 .findings li { margin: 4px 0; }
 .findings li::marker { color: var(--accent); }
+.notes { max-width: 60em; padding-left: 1.1em; margin: 0; font-size: 14px; }
 .figures { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 20px;
   margin-top: 26px; align-items: start; }
 figure { margin: 0; background: var(--card); border: 1px solid var(--rule); border-radius: 10px;
@@ -98,9 +99,16 @@ constexpr char kPlots[] = R"(.plot { display: block; width: 100%; height: auto; 
 .plot .cross { fill: none; stroke-width: 1.7; stroke-linecap: round; }
 .plot .name { font-size: 12px; }
 .plot .name.t-deepnet { font-weight: 700; }
+.plot .band { stroke: none; fill-opacity: .16; }
 .plot .heat { fill: var(--accent); }
 .plot .blank { fill: var(--grid); }
 .plot .on-heat { fill: var(--on-accent); }
+@media (max-width: 540px) {
+  body { padding: 20px 10px 36px; }
+  figure { padding: 12px 6px 4px; }
+  figcaption, .figures .scroll, .source, .which { padding-left: 6px; padding-right: 6px; }
+  .plot text, .plot .tick, .plot .label, .plot .note, .plot .name { font-size: 15px; }
+}
 )";
 
 // A method's two colours as one variable.
@@ -116,9 +124,9 @@ std::string MethodRules() {
   std::string css;
   for (const Method& method : Methods()) {
     absl::StrAppend(&css, ".m-", method.key, " { stroke: var(--", method.key, "); }\n.mark.m-",
-                    method.key, " { fill: var(--", method.key, "); }\n.plot .t-", method.key,
-                    ", .t-", method.key, " { fill: var(--", method.key, "); color: var(--",
-                    method.key, "); }\n");
+                    method.key, ", .band.m-", method.key, " { fill: var(--", method.key,
+                    "); }\n.plot .t-", method.key, ", .t-", method.key, " { fill: var(--",
+                    method.key, "); color: var(--", method.key, "); }\n");
     if (*method.dash != 0) {
       absl::StrAppend(&css, ".line.m-", method.key, " { stroke-dasharray: ", method.dash, "; }\n");
     }

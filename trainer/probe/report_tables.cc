@@ -1,17 +1,19 @@
 #include "trainer/probe/report_tables.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 
 #include "parallel/base/logging.h"
+#include "trainer/probe/axis.h"
 #include "trainer/probe/findings.h"
 #include "trainer/probe/markup.h"
 #include "trainer/probe/methods.h"
-#include "trainer/probe/panel_plots.h"
 #include "trainer/probe/quantities.h"
+#include "trainer/probe/seed_groups.h"
 #include "trainer/probe/verdict.h"
 
 namespace deepnet {
@@ -25,17 +27,25 @@ std::string Row(const std::vector<std::string>& cells, const char* tag) {
   return html + "</tr>\n";
 }
 
-// "5.83 ± 0.02", or the words of the worst verdict among the seeds.
+// "5.83 ± 0.02", and behind it how the seeds ended that did not learn: "diverged: 1 of 3".
 std::string ScoreText(const LabResult& result, const Panel& panel, const SeedGroup& group) {
-  Verdict worst = Verdict::kLearned;
-  for (const LabCell* cell : group.cells) {
-    worst = std::max(worst, Judge(*cell, result.data()));
+  std::map<Verdict, size_t> ends;
+  for (const LabCell* cell : group.cells) ++ends[Judge(*cell, result.data())];
+  std::vector<std::string> parts;
+  if (group.spread.count > 0) {
+    parts.push_back(QuantityText(panel.quantity, group.spread.mean));
+    if (group.spread.count > 1) {
+      absl::StrAppend(&parts.back(), " ± ", ShortNumber(group.spread.deviation, 2));
+    }
   }
-  std::string text;
-  if (group.spread.count > 0) text = QuantityText(panel.quantity, group.spread.mean);
-  if (group.spread.count > 1) absl::StrAppend(&text, " ± ", ShortNumber(group.spread.deviation, 2));
-  if (worst == Verdict::kLearned || worst == Verdict::kTooShort) return text;
-  return absl::StrCat(text, text.empty() ? "" : ", ", VerdictName(worst));
+  for (const auto& [verdict, count] : ends) {
+    if (verdict == Verdict::kLearned || verdict == Verdict::kTooShort) continue;
+    parts.emplace_back(VerdictName(verdict));
+    if (count < group.cells.size()) {
+      absl::StrAppend(&parts.back(), ": ", count, " of ", group.cells.size());
+    }
+  }
+  return absl::StrJoin(parts, ", ");
 }
 
 std::string Score(const LabCell& cell, Quantity quantity) {
@@ -71,17 +81,11 @@ std::string ScoreTable(const LabResult& result, const Panel& panel) {
   if (panel.kind != PanelKind::kScore) return "";
   const std::vector<SeedGroup> groups = GroupSeeds(result, panel);
   std::set<double> xs;
-  std::vector<std::string> series;
-  for (const SeedGroup& group : groups) {
-    xs.insert(group.x);
-    if (std::find(series.begin(), series.end(), group.series) == series.end()) {
-      series.push_back(group.series);
-    }
-  }
-  std::vector<std::string> header = {absl::StrCat(QuantityUnit(panel.quantity))};
+  for (const SeedGroup& group : groups) xs.insert(group.x);
+  std::vector<std::string> header = {QuantityUnit(panel.quantity)};
   for (const double x : xs) header.push_back(ShortNumber(x));
   std::vector<std::vector<std::string>> rows;
-  for (const std::string& name : series) {
+  for (const std::string& name : SeriesOf(groups)) {
     std::vector<std::string>& row = rows.emplace_back();
     row.emplace_back(FindMethod(name).label);
     for (const double x : xs) {

@@ -3,6 +3,7 @@
 #include <limits>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -82,9 +83,85 @@ std::string AllFindings(const LabResult& result) {
 TEST(Findings, SayWhoLearnedAtTheGreatestDepth) {
   const LabResult result = SampleResult("table1", 2);
   const std::string text = AllFindings(result);
-  EXPECT_THAT(text, HasSubstr("At 100 layers a side, learned: DeepNet (5.9"));
+  EXPECT_THAT(text, HasSubstr("At 100 layers a side (nats a token): learned: DeepNet 5.9"));
   EXPECT_THAT(text, HasSubstr("word frequencies only: Post-LN"));
-  EXPECT_THAT(text, HasSubstr("Did not learn in the paper, and not here: Post-LN at 18"));
+  EXPECT_THAT(text, HasSubstr("Did not train in the paper, and did not learn here: Post-LN at 18"));
+}
+
+// The cell of table 1 called `name`.
+LabCell* Find(LabResult* result, const std::string& name) {
+  for (LabCell& cell : *result->mutable_cells()) {
+    if (cell.name() == name) return &cell;
+  }
+  ADD_FAILURE() << name;
+  return nullptr;
+}
+
+// Ends it as Post-LN ends: at what word frequencies give.
+void Unlearn(LabCell* cell) { cell->mutable_test()->set_nll(6.16); }
+
+void Fail(LabCell* cell) {
+  cell->set_status(CELL_FAILED);
+  cell->set_exit_code(6);
+  cell->clear_test();
+}
+
+TEST(Findings, AFailedRunIsNoEvidenceForThePaperOrAgainstIt) {
+  LabResult result = SampleResult("table1", 1);
+  Fail(Find(&result, "post-ln-100-s1"));
+  Fail(Find(&result, "deepnet-100-s1"));
+  const std::string text = AllFindings(result);
+  EXPECT_THAT(text, HasSubstr("did not learn here: Post-LN at 18, 50 (0 of 1 seed each)"));
+  EXPECT_THAT(text, Not(HasSubstr("Trained in the paper, but")));
+}
+
+TEST(Findings, ARunThatIsTooShortIsNoEvidenceEither) {
+  LabResult result = SampleResult("table1", 1);
+  LabCell* cell = Find(&result, "post-ln-100-s1");
+  cell->mutable_steps()->DeleteSubrange(5, cell->steps_size() - 5);
+  EXPECT_THAT(AllFindings(result), HasSubstr("Post-LN at 18, 50 (0 of 1 seed each)"));
+}
+
+TEST(Findings, OneSeedOfThreeIsNotCalledLearning) {
+  LabResult result = SampleResult("table1", 3);
+  Unlearn(Find(&result, "ds-init-50-s1"));
+  Unlearn(Find(&result, "ds-init-50-s2"));
+  Fail(Find(&result, "admin-100-s3"));
+  const std::string text = AllFindings(result);
+  EXPECT_THAT(text, HasSubstr("Did not train in the paper; here, some seeds learned, with other "
+                              "sizes, data and steps: DS-Init at 50 (1 of 3 seeds)"));
+  EXPECT_THAT(text, HasSubstr("Admin at 100 (2 of 2 seeds)"));
+}
+
+TEST(Findings, WhatThePaperTrainedAndThisRunDidNotIsSaidToo) {
+  LabResult result = SampleResult("table1", 3);
+  for (const char* seed : {"1", "2", "3"})
+    Unlearn(Find(&result, absl::StrCat("pre-ln-100-s", seed)));
+  Unlearn(Find(&result, "dlcl-18-s2"));
+  const std::string text = AllFindings(result);
+  EXPECT_THAT(text,
+              HasSubstr("Trained in the paper, but did not learn here, with other sizes, data "
+                        "and steps: Pre-LN at 100 (0 of 3 seeds)"));
+  EXPECT_THAT(text, HasSubstr("Trained in the paper; here, only some seeds learned, with other "
+                              "sizes, data and steps: DLCL at 18 (2 of 3 seeds)"));
+}
+
+TEST(Findings, APublishedScoreThatIsHalfATranslationIsCalledNeither) {
+  LabResult result = SampleResult("fig6", 1);
+  for (LabCell& cell : *result.mutable_cells()) Unlearn(&cell);
+  const std::string text = AllFindings(result);  // at 50 layers: DS-Init 13.1 of 31.7 BLEU
+  EXPECT_THAT(text, HasSubstr("Pre-LN at 50 (0 of 1 seed)"));
+  EXPECT_THAT(text, Not(HasSubstr("DS-Init at 50")));
+}
+
+TEST(Findings, EveryVerdictHasTheSpreadOfItsOwnSeeds) {
+  LabResult result = SampleResult("table1", 3);
+  Find(&result, "pre-ln-100-s1")->mutable_test()->set_nll(5.40);
+  Find(&result, "pre-ln-100-s2")->mutable_test()->set_nll(5.90);
+  Find(&result, "pre-ln-100-s3")->mutable_test()->set_nll(6.14);
+  const std::string text = AllFindings(result);
+  EXPECT_THAT(text, HasSubstr("Pre-LN 5.65 (2 of 3 seeds, 5.40 to 5.90)"));
+  EXPECT_THAT(text, HasSubstr("Pre-LN 6.14 (1 of 3 seeds)"));
 }
 
 TEST(Findings, NameWhatIsMissing) {
@@ -118,16 +195,6 @@ TEST(Findings, ATerminalGetsTheSameSentencesWithoutMarkup) {
     EXPECT_THAT(text, HasSubstr("\n- " + sentence + "\n"));
   }
   EXPECT_THAT(text, AllOf(Not(HasSubstr("<")), Not(HasSubstr("&"))));
-}
-
-TEST(Differences, RowsThatSayTheSameAreLeftOut) {
-  LabResult result = SampleResult("fig6", 1);
-  for (LabCell& cell : *result.mutable_cells())
-    cell.mutable_run()->mutable_train()->set_steps(8000);
-  for (const Difference& row : Differences(ExperimentOf(result), result)) {
-    EXPECT_NE(row.what, "steps");
-    EXPECT_NE(row.paper, row.here);
-  }
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 #include <cmath>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@
 namespace deepnet {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::DoubleEq;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -88,6 +90,23 @@ TEST(LinePlot, WhatIsNoNumberIsNotDrawn) {
   EXPECT_EQ(Count(svg, "class=\"mark m-deepnet\""), 1);
 }
 
+TEST(LinePlot, NumbersBelowTheAxisDoNotTouch) {
+  LinePlot plot = TwoLines();
+  plot.x_ticks = {6, 6.2, 18};
+  const std::string svg = DrawLinePlot(plot);
+  EXPECT_THAT(svg, AllOf(HasSubstr("\">6</text>"), HasSubstr("\">18</text>")));
+  EXPECT_THAT(svg, Not(HasSubstr("\">6.2</text>")));
+}
+
+TEST(LinePlot, ABandIsInsideTheAxesAndSaysWhatItIs) {
+  LinePlot plot = TwoLines();
+  plot.bands = {
+      {.method = "post-ln", .label = "somewhere", .left = 12, .right = 24, .low = 30, .high = 40}};
+  const std::string svg = DrawLinePlot(plot);
+  EXPECT_THAT(svg, AllOf(HasSubstr("class=\"band m-post-ln\""), HasSubstr("somewhere")));
+  EXPECT_THAT(svg, Not(HasSubstr("height=\"-")));
+}
+
 TEST(LinePlot, WithoutAPointItSaysSo) {
   EXPECT_THAT(DrawLinePlot({.id = "empty", .lines = {{.method = "deepnet"}}}),
               HasSubstr("nothing measured yet"));
@@ -115,7 +134,17 @@ TEST(HeatMap, MissingValuesAreBlankOrSayWhy) {
                                        .values = {{std::nullopt, 1.0}},
                                        .words = {{"diverged", ""}}});
   EXPECT_EQ(Count(svg, "class=\"blank\""), 1);
-  EXPECT_THAT(svg, HasSubstr("diverged"));
+  EXPECT_THAT(svg, HasSubstr("r, a: diverged</title>"));
+  EXPECT_THAT(svg, HasSubstr(">\u2715</text>"));
+}
+
+TEST(HeatMap, OfManyNamesOnlyAsManyAreWrittenAsThereIsRoomFor) {
+  HeatMap map{.id = "h", .rows = {"r"}, .values = {std::vector<std::optional<double>>(100, 1.0)}};
+  for (int i = 0; i < 100; ++i) map.columns.push_back("x" + std::to_string(10 + i));
+  const std::string svg = DrawHeatMap(map);
+  EXPECT_EQ(Count(svg, "class=\"heat\""), 100);
+  EXPECT_LE(Count(svg, "class=\"tick mid\""), 10);  // each 40 units wide, of 370
+  EXPECT_GE(Count(svg, "class=\"tick mid\""), 8);
 }
 
 }  // namespace

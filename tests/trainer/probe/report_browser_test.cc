@@ -1,6 +1,6 @@
-// The report in a real browser: every plot drawn, nothing on the console, no scrolling sideways, at
-// the width of a desk and of a telephone. Needs `chromium` (or the program that DEEPNET_BROWSER
-// names) and fails without one: ctest label "browser".
+// The report in a real browser: every plot drawn, its texts large enough and apart, nothing on the
+// console, no scrolling sideways, at the width of a desk and of two telephones. Needs `chromium`
+// (or the program that DEEPNET_BROWSER names) and fails without one: ctest label "browser".
 #include <cstdlib>
 #include <fstream>
 #include <string>
@@ -27,20 +27,36 @@ using ::testing::Not;
 using testing::SampleResult;
 
 // In a frame, because a browser's window cannot be as narrow as a telephone. What the page is, as
-// one attribute: its widths, and for each drawing its width and height as laid out.
+// one attribute: its widths, for each drawing its width and height as laid out, and of the texts
+// inside drawings the smallest height and those that touch another or leave their figure.
 constexpr char kFrame[] = R"(<!DOCTYPE html><meta charset="utf-8"><link rel="icon" href="data:,">
 <body style="margin:0"><iframe style="border:0;width:%WIDTH%px;height:900px" srcdoc="%PAGE%"></iframe>
 <script>
+const kTouch = 3;  // pixels by which boxes of letters may overlap: they are higher than letters
 onload = () => {
-  const page = frames[0].document, root = page.documentElement, drawings = {};
+  const page = frames[0].document, root = page.documentElement, drawings = {}, wrong = [];
+  const fontSize = e => parseFloat(frames[0].getComputedStyle(e).fontSize);
+  let smallest = 1000;
   for (const svg of page.querySelectorAll("svg")) {
-    const box = svg.getBoundingClientRect();
+    const box = svg.getBoundingClientRect(), figure = svg.closest("figure").getBoundingClientRect();
     drawings[svg.id] = {width: box.width, height: box.height, shapes: svg.children.length};
+    const texts = [...svg.querySelectorAll("text")].map(e => [e.textContent, e.getBoundingClientRect()]);
+    for (const e of svg.querySelectorAll("text")) {
+      smallest = Math.min(smallest, fontSize(e) * svg.getScreenCTM().a);
+    }
+    texts.forEach(([name, a], i) => {
+      if (a.left < figure.left || a.right > figure.right) wrong.push(svg.id + ": " + name + " leaves");
+      for (const [other, b] of texts.slice(i + 1)) {
+        const across = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+        const down = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+        if (across > kTouch && down > kTouch) wrong.push(svg.id + ": " + name + " touches " + other);
+      }
+    });
   }
-  const small = [...page.querySelectorAll("p, li, td, th, figcaption")]
-      .filter(e => parseFloat(frames[0].getComputedStyle(e).fontSize) < 13).length;
+  const small = [...page.querySelectorAll("p, li, td, th, figcaption")].filter(e => fontSize(e) < 13).length;
   document.body.dataset.found = JSON.stringify({inner: frames[0].innerWidth, scroll: root.scrollWidth,
-      count: page.querySelectorAll("svg").length, small: small, drawings: drawings});
+      count: page.querySelectorAll("svg").length, small: small, smallest: smallest,
+      wrong: wrong.join("; "), drawings: drawings});
 };
 </script></body>)";
 
@@ -60,6 +76,7 @@ struct Page {
         .at(name)
         .number_value();
   }
+  std::string Text(const std::string& name) const { return found.fields().at(name).string_value(); }
   bool HasDrawing(const std::string& id) const {
     return found.fields().at("drawings").struct_value().fields().contains(id);
   }
@@ -93,6 +110,7 @@ Page OpenPage(const testing::TempFolder& folder, const std::vector<LabResult>& r
   const testing::ChildOutcome outcome =
       testing::RunChild({Browser(), "--headless", "--no-sandbox", "--disable-gpu",
                          "--user-data-dir=" + folder.Path("profile"), "--window-size=1400,1000",
+                         "--hide-scrollbars",  // a telephone's take no room
                          "--enable-logging=stderr", "--dump-dom", "file://" + file});
   EXPECT_EQ(outcome.code, 0) << Browser()
                              << ": cannot be run; apt-get install chromium, or name a "
@@ -108,6 +126,8 @@ Page OpenPage(const testing::TempFolder& folder, const std::vector<LabResult>& r
   return page;
 }
 
+constexpr double kLeastPlotText = 11;  // pixels of a letter's body; less is hard to read
+
 class ReportInBrowser : public ::testing::TestWithParam<int> {};
 
 TEST_P(ReportInBrowser, EveryPlotIsThereAndNothingScrollsSideways) {
@@ -120,6 +140,8 @@ TEST_P(ReportInBrowser, EveryPlotIsThereAndNothingScrollsSideways) {
   EXPECT_EQ(page.Number("inner"), width);
   EXPECT_LE(page.Number("scroll"), width);
   EXPECT_EQ(page.Number("small"), 0) << "texts of less than 13 pixels";
+  EXPECT_GE(page.Number("smallest"), kLeastPlotText);
+  EXPECT_EQ(page.Text("wrong"), "");
   int drawings = 0;
   for (const LabResult& result : results) {
     for (const std::string& id : ReportDrawings(result)) {
@@ -133,7 +155,7 @@ TEST_P(ReportInBrowser, EveryPlotIsThereAndNothingScrollsSideways) {
   EXPECT_EQ(page.Number("count"), drawings);
 }
 
-INSTANTIATE_TEST_SUITE_P(DeskAndTelephone, ReportInBrowser, ::testing::Values(1280, 390));
+INSTANTIATE_TEST_SUITE_P(DeskAndTelephone, ReportInBrowser, ::testing::Values(1280, 390, 360));
 
 }  // namespace
 }  // namespace deepnet

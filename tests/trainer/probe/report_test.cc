@@ -72,5 +72,13 @@ TEST(Report, WordsOfRunsCannotBreakThePage) {
   EXPECT_THAT(MakeReport({&result, 1}), HasSubstr("&lt;b&gt;&quot;quoted&quot; &amp; gone"));
 }
 
+TEST(Report, ATableSaysHowManySeedsDidNotLearn) {
+  LabResult result = SampleResult("fig6", 3);
+  for (LabCell& cell : *result.mutable_cells()) {
+    if (cell.name() == "deepnet-6-s2") cell.mutable_test()->set_nll(6.2);
+  }
+  EXPECT_THAT(MakeReport({&result, 1}), HasSubstr(", word frequencies only: 1 of 3</td>"));
+}
+
 }  // namespace
 }  // namespace deepnet
