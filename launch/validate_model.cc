@@ -9,7 +9,7 @@
 
 #include "trainer/kernels/native/attention.h"
 #include "trainer/kernels/native/dropout.h"
-#include "trainer/model/architecture.h"
+#include "trainer/model/sublayer_order.h"
 
 namespace deepnet {
 namespace {
@@ -57,8 +57,7 @@ void CheckScheme(const ModelSpec& model, Mistakes* mistakes) {
                     "must be from 0 to 1; 0 stands for 0.25");
   mistakes->Require(scheme.keel_alpha() >= 0, "model.scheme.keel_alpha", scheme.keel_alpha(),
                     "must be above 0, or 0 for the number of sub-layers");
-  const int sublayers =
-      2 * model.encoder_layers() + SublayersPerLayer(model, 1) * model.decoder_layers();
+  const int sublayers = NumSublayers(model);
   mistakes->Require(
       scheme.admin_omega_size() == 0 || scheme.admin_omega_size() == sublayers,
       "model.scheme.admin_omega", scheme.admin_omega_size(),

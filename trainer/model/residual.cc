@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "parallel/base/check.h"
+#include "parallel/base/clock.h"
 
 namespace deepnet {
 namespace {
@@ -124,11 +125,7 @@ void Join::Leave(const PassContext& pass, const Stream& stream, const at::Tensor
   }
   ScaleRows(pass, branch_RD, scheme_.RampAt(pass.step));
   if (stream_scale_) stream_scale_->Forward(pass, stream.value_RD, stream.value_RD);
-  if (pass.probe != nullptr) {
-    SublayerView view = View(stream);
-    view.branch_RD = branch_RD;
-    pass.probe->AtLeave(pass, view);
-  }
+  if (pass.probe != nullptr) ShowLeave(pass, stream, branch_RD, saved);
   if (scheme_.layer_input) AddRows(pass, stream.value_RD, pass.layer_input_RD);
   if (const at::Tensor second_RD = SecondStream(pass); second_RD.defined()) {
     pass.ops->AddBranch(pass.rows->count, second_RD, branch_RD, Dropout(pass), pass.rows,
@@ -139,6 +136,24 @@ void Join::Leave(const PassContext& pass, const Stream& stream, const at::Tensor
   } else {
     AddBranch(pass, stream, branch_RD, saved);
   }
+}
+
+// The fused steps below leave neither dropout(branch) nor the sum behind: for a probe both are
+// computed here as well, in tensors of their own. The mask is drawn again to the same bits.
+void Join::ShowLeave(const PassContext& pass, const Stream& stream, const at::Tensor& branch_RD,
+                     const JoinSaved& saved) const {
+  const double started = SecondsNow();
+  SublayerView view = View(stream);
+  const at::Tensor x_RD = FirstRows(pass, stream.value_RD);
+  view.branch_RD = at::zeros_like(x_RD);
+  pass.ops->AddBranch(pass.rows->count, view.branch_RD, branch_RD, Dropout(pass), pass.rows,
+                      pass.keep ? saved.mask : at::Tensor());
+  if (scheme_.end_norm) {
+    view.sum_RD = x_RD * scheme_.alpha + view.branch_RD;
+    if (scheme_.layer_input) view.sum_RD.add_(FirstRows(pass, pass.layer_input_RD), scheme_.alpha);
+  }
+  view.seconds = SecondsNow() - started;
+  pass.probe->AtLeave(pass, view);
 }
 
 // stream <- N(alpha stream + dropout(branch)), in one sweep.

@@ -88,6 +88,8 @@ class Join {
   at::Tensor BranchInput(const PassContext& pass, const Stream& stream,
                          const at::Tensor& scratch_RD, JoinSaved& saved) const;
   SublayerView View(const Stream& stream) const;
+  void ShowLeave(const PassContext& pass, const Stream& stream, const at::Tensor& branch_RD,
+                 const JoinSaved& saved) const;
   void AddBranch(const PassContext& pass, const Stream& stream, const at::Tensor& branch_RD,
                  JoinSaved& saved) const;
   void AddBranchAndNorm(const PassContext& pass, const Stream& stream, const at::Tensor& branch_RD,

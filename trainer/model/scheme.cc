@@ -17,15 +17,6 @@ namespace {
 
 double OrDefault(double chosen, double otherwise) { return chosen != 0.0 ? chosen : otherwise; }
 
-int NumLayers(const ModelSpec& model, int stack) {
-  return stack == 0 ? model.encoder_layers() : model.decoder_layers();
-}
-
-// Sub-layers of a stack.
-double NumSublayers(const ModelSpec& model, int stack) {
-  return SublayersPerLayer(model, stack) * NumLayers(model, stack);
-}
-
 SublayerScheme PreNorm() { return {.input_norm = true}; }
 
 SublayerScheme PostNorm(double alpha = 1.0) { return {.end_norm = true, .alpha = alpha}; }
@@ -36,14 +27,9 @@ double AdminOmega(const ModelSpec& model, int stack) {
   return std::sqrt((r + 1.0) / std::log(r + 1.0) - 1.0);
 }
 
-// With a profile: 2N numbers of the encoder, then 3M of the decoder (`deepnet lab admin-profile`).
-double ProfiledOmega(const ModelSpec& model, int stack, int layer, SublayerKind kind) {
-  const int in_one = SublayersPerLayer(model, stack);
-  const int in_layer = kind == SublayerKind::kSelfAttention    ? 0
-                       : kind == SublayerKind::kCrossAttention ? 1
-                                                               : in_one - 1;
-  const int before = stack == 0 ? 0 : 2 * model.encoder_layers();
-  const int index = before + layer * in_one + in_layer;
+// With a profile: a number for every sub-layer in chain order (`deepnet lab admin-profile`).
+double ProfiledOmega(const ModelSpec& model, const SublayerPlace& place) {
+  const int index = SublayerIndex(model, place);
   DEEPNET_CHECK_LT(index, model.scheme().admin_omega_size());
   return model.scheme().admin_omega(index);
 }
@@ -51,7 +37,7 @@ double ProfiledOmega(const ModelSpec& model, int stack, int layer, SublayerKind 
 SublayerScheme Admin(const ModelSpec& model, int stack, int layer, SublayerKind kind) {
   SublayerScheme scheme = PostNorm();
   scheme.stream_scale = model.scheme().admin_omega_size() > 0
-                            ? ProfiledOmega(model, stack, layer, kind)
+                            ? ProfiledOmega(model, {stack, layer, kind})
                             : AdminOmega(model, stack);
   return scheme;
 }
@@ -89,7 +75,7 @@ SublayerScheme B2t(SublayerKind kind) {
 
 bool IsPostLayerOfMix(const ModelSpec& model, int stack, int layer) {
   const double share = OrDefault(model.scheme().mix_ln_fraction(), 0.25);
-  return layer < std::floor(share * NumLayers(model, stack));
+  return layer < std::floor(share * LayersOf(model, stack));
 }
 
 // Of values, outputs and feed-forward matrices.
@@ -115,7 +101,7 @@ double FairseqGain(Role role) { return IsInputProjection(role) ? std::sqrt(0.5) 
 // A branch of m matrices: all but the last L^(-1 / (2m - 2)), the last 0.
 double RFixupGain(const ModelSpec& model, Role role, bool last) {
   if (last) return 0.0;
-  const double l = NumSublayers(model, 0) + NumSublayers(model, 1);
+  const double l = NumSublayers(model);
   return IsInputProjection(role) ? FairseqGain(role) * std::pow(l, -1.0 / 6.0) : std::pow(l, -0.5);
 }
 
@@ -260,7 +246,7 @@ double InitialGain(const ModelSpec& model, int stack, int layer, SublayerKind ki
       return scaled ? (stack == 0 ? scaling.encoder_beta : scaling.decoder_beta) : 1.0;
     }
     case POST_LN_INIT:
-      return 1.0 / (NumLayers(model, stack) - layer);
+      return 1.0 / (LayersOf(model, stack) - layer);
     case DS_INIT:
       return std::pow(layer + 1.0, -OrDefault(model.scheme().ds_exponent(), 0.5));
     case ADMIN:
@@ -272,7 +258,7 @@ double InitialGain(const ModelSpec& model, int stack, int layer, SublayerKind ki
     case SUB_LN:
       return scaled && kind != SublayerKind::kCrossAttention ? MagnetoGain(model, stack) : 1.0;
     case B2T:
-      return 1.0 / std::sqrt(NumLayers(model, stack));
+      return 1.0 / std::sqrt(LayersOf(model, stack));
     default:
       return 1.0;
   }
@@ -280,7 +266,7 @@ double InitialGain(const ModelSpec& model, int stack, int layer, SublayerKind ki
 
 double EmbeddingGain(const ModelSpec& model, int stack) {
   if (model.residual() != T_FIXUP) return 1.0;
-  return std::pow(9.0 * NumLayers(model, stack), -0.25);
+  return std::pow(9.0 * LayersOf(model, stack), -0.25);
 }
 
 bool OutputStartsAtZero(const ModelSpec& model) { return model.residual() == R_FIXUP; }

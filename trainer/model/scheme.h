@@ -29,10 +29,9 @@
 
 #include "parallel/plan/inventory.h"
 #include "proto/model.pb.h"
+#include "trainer/model/sublayer_order.h"
 
 namespace deepnet {
-
-enum class SublayerKind { kSelfAttention, kCrossAttention, kFeedForward };
 
 // Who owns the number s before a branch.
 enum class BranchScale { kNone, kOfSublayer, kOfLayer };

@@ -18,9 +18,11 @@ struct SublayerView {
   int layer = 0;  // within the stack
   SublayerKind kind = SublayerKind::kSelfAttention;
   const SublayerScheme* scheme = nullptr;
-  at::Tensor stream_RD;  // stream: as it entered; in AtLeave after omega, before alpha
+  at::Tensor stream_RD;  // stream: as it entered; in AtLeave after omega, before alpha and e
   at::Tensor input_RD;   // operand: what the branch reads; undefined in AtLeave
-  at::Tensor branch_RD;  // stream: as it joins, before dropout; undefined in AtEnter
+  at::Tensor branch_RD;  // stream: as it joins, after dropout; undefined in AtEnter
+  at::Tensor sum_RD;  // stream: what the norm behind the sum reads; undefined where there is none
+  double seconds = 0.0;  // that it took to make this view
 };
 
 class SublayerProbe {

@@ -8,7 +8,7 @@
 
 #include "parallel/base/clock.h"
 #include "parallel/base/status_macros.h"
-#include "trainer/model/architecture.h"
+#include "trainer/model/sublayer_order.h"
 
 namespace deepnet {
 namespace {
@@ -21,33 +21,18 @@ double MeanSquare(const PassContext& pass, const at::Tensor& x_RD) {
   return rows.square().sum().item<double>() / static_cast<double>(pass.rows->count);
 }
 
-// `count`: sub-layers of a layer.
-SublayerKind KindOf(int in_layer, int count) {
-  if (in_layer == 0) return SublayerKind::kSelfAttention;
-  return in_layer + 1 < count ? SublayerKind::kCrossAttention : SublayerKind::kFeedForward;
-}
-
-int InLayer(SublayerKind kind, int count) {
-  if (kind == SublayerKind::kSelfAttention) return 0;
-  return kind == SublayerKind::kCrossAttention ? 1 : count - 1;
-}
-
 }  // namespace
 
 SublayerMeter::SublayerMeter(const ModelSpec& model)
-    : model_(model),
-      seen_(static_cast<size_t>(2 * model.encoder_layers() +
-                                SublayersPerLayer(model, 1) * model.decoder_layers())) {}
+    : model_(model), seen_(static_cast<size_t>(NumSublayers(model))) {}
 
-size_t SublayerMeter::IndexOf(const SublayerView& view) const {
-  const int count = SublayersPerLayer(model_, view.stack);
-  const int before = view.stack == 0 ? 0 : 2 * model_.encoder_layers();
-  return static_cast<size_t>(before + count * view.layer + InLayer(view.kind, count));
+SublayerMeter::Seen& SublayerMeter::SeenAt(const SublayerView& view) {
+  return seen_[static_cast<size_t>(SublayerIndex(model_, {view.stack, view.layer, view.kind}))];
 }
 
 void SublayerMeter::AtEnter(const PassContext& pass, const SublayerView& view) {
   const double started = SecondsNow();
-  Seen& seen = seen_[IndexOf(view)];
+  Seen& seen = SeenAt(view);
   seen.input = MeanSquare(pass, view.input_RD);
   seen.norm_input = view.scheme->input_norm ? MeanSquare(pass, view.stream_RD) : 0.0;
   seconds_ += SecondsNow() - started;
@@ -55,16 +40,12 @@ void SublayerMeter::AtEnter(const PassContext& pass, const SublayerView& view) {
 
 void SublayerMeter::AtLeave(const PassContext& pass, const SublayerView& view) {
   const double started = SecondsNow();
-  Seen& seen = seen_[IndexOf(view)];
+  Seen& seen = SeenAt(view);
   const double alpha = view.scheme->alpha;
   seen.branch = MeanSquare(pass, view.branch_RD);
   seen.stream = alpha * alpha * MeanSquare(pass, view.stream_RD);
-  if (view.scheme->end_norm) {
-    const int64_t rows = pass.rows->count;
-    seen.norm_input = MeanSquare(
-        pass, view.stream_RD.narrow(0, 0, rows) * alpha + view.branch_RD.narrow(0, 0, rows));
-  }
-  seconds_ += SecondsNow() - started;
+  if (view.scheme->end_norm) seen.norm_input = MeanSquare(pass, view.sum_RD);
+  seconds_ += view.seconds + SecondsNow() - started;
 }
 
 absl::StatusOr<std::vector<SublayerInstruments>> SublayerMeter::Gather(const Groups& groups) {
@@ -76,15 +57,11 @@ absl::StatusOr<std::vector<SublayerInstruments>> SublayerMeter::Gather(const Gro
   seconds_ = 0.0;
   RETURN_IF_ERROR(groups.world->AllReduceSum(std::span(sums), groups.limit));
   std::vector<SublayerInstruments> all;
-  const size_t in_encoder = static_cast<size_t>(2 * model_.encoder_layers());
   for (size_t i = 0; i < seen_.size(); ++i) {
-    const int stack = i < in_encoder ? 0 : 1;
-    const int within = static_cast<int>(stack == 0 ? i : i - in_encoder);
-    const int per_layer = SublayersPerLayer(model_, stack);
+    const SublayerPlace place = SublayerAt(model_, static_cast<int>(i));
     const double* figures = &sums[kFigures * i];
     SublayerInstruments& one = all.emplace_back();
-    one.set_name(LayerPrefix(stack, within / per_layer) +
-                 BaseName(KindOf(within % per_layer, per_layer)));
+    one.set_name(LayerPrefix(place.stack, place.layer) + BaseName(place.kind));
     one.set_input_norm(std::sqrt(figures[0]));
     one.set_branch_norm(std::sqrt(figures[1]));
     one.set_stream_norm(std::sqrt(figures[2]));

@@ -1,5 +1,10 @@
 // Norms of what runs through the sub-layers of a model in one forward pass: how large the stream
 // and each branch are where they meet, which is what the paper's figures 3 and 4 look at.
+//
+// Everything is as the model computes with it, in training behind dropout: the branch as it joins;
+// alpha (and omega) times the stream; and what the norm behind the sum, or else the one before the
+// branch, really reads. With B2T that is also the layer's input, which belongs to neither the
+// branch nor the stream: the share of the stream is of those two.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +39,7 @@ class SublayerMeter : public SublayerProbe {
     double input = 0.0, branch = 0.0, stream = 0.0, norm_input = 0.0;
   };
 
-  size_t IndexOf(const SublayerView& view) const;
+  Seen& SeenAt(const SublayerView& view);
 
   ModelSpec model_;
   std::vector<Seen> seen_;  // in chain order

@@ -3,11 +3,14 @@
 
 #include <cmath>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include <gtest/gtest.h>
 
 #include "parallel/base/exit_code.h"
+#include "parallel/plan/planner.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/model/describe.h"
 
@@ -231,6 +234,35 @@ TEST(Scheme, TheSecondStreamOfResidualDualEndsInANormOfItsOwn) {
   EXPECT_EQ(Find(inventory, "encoder.layer_norm.weight").initial_value, 1.0f);
   EXPECT_TRUE(Has(inventory, "decoder.layer_norm.bias"));
   EXPECT_NE(inventory.one_piece.find("model.residual: RESIDUAL_DUAL"), std::string::npos);
+}
+
+// A stack that no cut can go through, by the planner's own words.
+TEST(Scheme, APipelineRefusesByNameWhatItCannotCut) {
+  for (const auto& [residual, why] :
+       {std::pair{DLCL, "DLCL: a layer reads all before it"},
+        std::pair{RESIDUAL_DUAL, "RESIDUAL_DUAL: a second stream passes all layers of a stack"}}) {
+    const Inventory inventory = Describe(Model(residual), testing::TinyCapacity());
+    DataSpec data;
+    data.set_microbatches_per_step(4);
+    ClusterSpec four_ranks;
+    four_ranks.set_nodes(4);
+    const auto plan = [&](const ParallelSpec& parallel) {
+      return MakePlan(inventory, data, OptimSpec(), ComputeSpec(), four_ranks, parallel);
+    };
+    ParallelSpec two_stages, two_chunks;
+    two_stages.set_pipeline_parallel_size(2);
+    two_chunks.set_chunks_per_rank(2);
+    EXPECT_EQ(
+        plan(two_stages).status().message(),
+        absl::StrCat("parallel.pipeline_parallel_size: 2: must be 1 with model.residual: ", why));
+    EXPECT_EQ(plan(two_chunks).status().message(),
+              absl::StrCat("parallel.chunks_per_rank: 2: must be 1 with model.residual: ", why));
+    EXPECT_EQ(GetExitCode(plan(two_stages).status()), ExitCode::kBadConfig);
+    const auto left_open = plan(ParallelSpec());
+    ASSERT_TRUE(left_open.ok()) << left_open.status();
+    EXPECT_EQ(left_open->pipeline_parallel_size(), 1);
+    EXPECT_EQ(left_open->data_parallel_size(), 4);
+  }
 }
 
 TEST(Scheme, WhatDependsOnItsMicrobatchIsRefusedByName) {

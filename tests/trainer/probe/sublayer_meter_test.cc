@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -9,30 +10,65 @@
 
 #include "parallel/comm/self_communicator.h"
 #include "tests/support/tiny_model.h"
+#include "trainer/kernels/compute.h"
+#include "trainer/kernels/native_ops.h"
 #include "trainer/model/depth_scaling.h"
+#include "trainer/model/sublayer_order.h"
 #include "trainer/model/transformer.h"
 
 namespace deepnet {
 namespace {
 
+// A tiny model with its initial weights, and one microbatch in training mode.
+struct Pass {
+  static constexpr uint64_t kSeed = 1;
+
+  Pass(const ModelSpec& spec, Ops& ops)
+      : microbatch(testing::TinyMicrobatch(spec, 3)),
+        model(spec, testing::TinyCapacity(), ops, /*trainable=*/true),
+        kept(model.MakeActivations(/*shared=*/false)) {
+    model.parameters().Initialize(4);
+    model.Refresh();
+  }
+  void Forward(int64_t step, SublayerProbe* probe) {
+    MicrobatchPass pass = MakePass(microbatch, kSeed, step, /*training=*/true);
+    pass.probe = probe;
+    model.chunks()[0].Forward(pass, kept->values, model.work(), kept->kept, {},
+                              kept->gradients.target_RD);
+  }
+  std::vector<SublayerInstruments> Look(int64_t step) {
+    SublayerMeter meter(model.spec());
+    Forward(step, &meter);
+    SelfCommunicator alone;
+    Groups groups;
+    groups.world = &alone;
+    const auto gathered = meter.Gather(groups);
+    EXPECT_TRUE(gathered.ok()) << gathered.status();
+    return gathered.ok() ? *gathered : std::vector<SublayerInstruments>();
+  }
+  int64_t Rows(int stack) const {
+    return stack == 0 ? microbatch.source.NumTokens() : microbatch.target.NumTokens();
+  }
+  const JoinSaved& SavedOf(const SublayerPlace& place) const {
+    const size_t layer = static_cast<size_t>(place.layer);
+    const bool block = place.kind == SublayerKind::kFeedForward;
+    if (place.stack == 0) {
+      const EncoderLayer::Saved& saved = kept->kept.encoder.saved[layer];
+      return block ? saved.feed_forward.join : saved.attention.join;
+    }
+    const DecoderLayer::Saved& saved = kept->kept.decoder.saved[layer];
+    if (place.kind == SublayerKind::kCrossAttention) return saved.cross_attention.join;
+    return block ? saved.feed_forward.join : saved.self_attention.join;
+  }
+
+  Microbatch microbatch;
+  Transformer model;
+  std::unique_ptr<Activations> kept;
+};
+
 std::vector<SublayerInstruments> Look(const ModelSpec& spec, int64_t step = 0) {
   const auto ops = MakeAtenOps(at::kCPU, at::kDouble, at::kDouble);
-  Transformer model(spec, testing::TinyCapacity(), *ops, /*trainable=*/true);
-  model.parameters().Initialize(4);
-  model.Refresh();
-  SublayerMeter meter(spec);
-  const Microbatch microbatch = testing::TinyMicrobatch(spec, 3);
-  MicrobatchPass pass = MakePass(microbatch, 1, step, /*training=*/true);
-  pass.probe = &meter;
-  const auto kept = model.MakeActivations(/*shared=*/false);
-  model.chunks()[0].Forward(pass, kept->values, model.work(), kept->kept, {},
-                            kept->gradients.target_RD);
-  SelfCommunicator alone;
-  Groups groups;
-  groups.world = &alone;
-  const auto gathered = meter.Gather(groups);
-  EXPECT_TRUE(gathered.ok()) << gathered.status();
-  return gathered.ok() ? *gathered : std::vector<SublayerInstruments>();
+  return Pass(spec, *ops).Look(step);
 }
 
 TEST(SublayerMeter, NamesEverySublayerInChainOrder) {
@@ -79,6 +115,72 @@ TEST(SublayerMeter, SeesABranchGrowWithTheStep) {
   EXPECT_EQ(first.stream_share(), 1.0);
   EXPECT_NEAR(third.branch_norm(), 0.4 * sixth.branch_norm(), 1e-12);
   EXPECT_LT(sixth.stream_share(), third.stream_share());
+}
+
+// The norm's own memory says what it read: of RMSNorm row times rstd is kept, and rstd.
+double ReadByNorm(const NormState& norm, int64_t rows) {
+  const at::Tensor read_RD =
+      norm.xhat_RD.narrow(0, 0, rows) / norm.rstd.narrow(0, 0, rows).unsqueeze(1);
+  return std::sqrt(read_RD.square().sum().item<double>() / static_cast<double>(rows));
+}
+
+TEST(SublayerMeter, SeesWhatTheNormBehindTheSumReallyReads) {
+  constexpr double kRounding = 1e-12;
+  for (const Residual residual :
+       {DEEPNORM, POST_LN, ADMIN, B2T, KEEL, NORM_ONLY, RESIDUAL_DUAL, BRANCH_NORM}) {
+    SCOPED_TRACE(Residual_Name(residual));
+    ModelSpec spec = testing::WithResidual(testing::TinySpec(), residual);
+    spec.set_norm(RMS_NORM);
+    spec.set_dropout(0.4);
+    const auto ops = MakeAtenOps(at::kCPU, at::kDouble, at::kDouble);
+    Pass pass(spec, *ops);
+    const std::vector<SublayerInstruments> seen = pass.Look(/*step=*/3);
+    ASSERT_EQ(seen.size(), static_cast<size_t>(NumSublayers(spec)));
+    for (int i = 0; i < NumSublayers(spec); ++i) {
+      const SublayerPlace place = SublayerAt(spec, i);
+      const JoinSaved& saved = pass.SavedOf(place);
+      const NormState& behind = saved.norms[residual == KEEL ? 1 : 0];
+      const double read = ReadByNorm(behind, pass.Rows(place.stack));
+      EXPECT_NEAR(seen[static_cast<size_t>(i)].norm_input(), read, kRounding * read)
+          << seen[static_cast<size_t>(i)].name();
+    }
+  }
+}
+
+// Of a branch of ones 1 / 0.6 joins where it is kept, and nothing elsewhere.
+TEST(SublayerMeter, SeesABranchBehindItsDropout) {
+  ModelSpec spec = testing::TinySpec();
+  spec.set_dropout(0.4);
+  const auto ops = MakeAtenOps(at::kCPU, at::kDouble, at::kDouble);
+  Pass pass(spec, *ops);
+  const std::string last = "encoder.layers.0.self_attn.out_proj";
+  pass.model.parameters().Get(last + ".weight").zero_();
+  pass.model.parameters().Get(last + ".bias").fill_(1.0);
+  pass.model.Refresh();
+  const double norm = pass.Look(0)[0].branch_norm();
+  const double kept = norm * norm * 0.6 * 0.6 * static_cast<double>(pass.Rows(0));
+  const double all = static_cast<double>(pass.Rows(0) * spec.width());
+  EXPECT_NEAR(kept, std::round(kept), 1e-9);
+  EXPECT_NEAR(kept / all, 0.6, 4 * std::sqrt(0.6 * 0.4 / all));
+}
+
+TEST(SublayerMeter, LookingChangesNoBit) {
+  ComputeSpec compute;
+  compute.set_dtype(FLOAT32);
+  compute.set_threads_per_rank(1);
+  for (const Residual residual : testing::AllResiduals()) {
+    SCOPED_TRACE(Residual_Name(residual));
+    ModelSpec spec = testing::WithResidual(testing::TinySpec(), residual);
+    spec.set_dropout(0.4);
+    const auto gradients = [&](bool looks) {
+      const auto ops = MakeNativeOps(ResolveCompute(compute));
+      Pass pass(spec, *ops);
+      looks ? (void)pass.Look(3) : pass.Forward(3, nullptr);
+      pass.model.Backward(pass.microbatch, Pass::kSeed, 3, *pass.kept);
+      return pass.model.parameters().FoldedGradient().clone();
+    };
+    EXPECT_TRUE(at::equal(gradients(true), gradients(false)));
+  }
 }
 
 }  // namespace
