@@ -1,4 +1,4 @@
-// Everything printed here is read off two values: DepthScaling and Inventory. Parameters that share
+// Everything printed here is read off two values: StackScaling and Inventory. Parameters that share
 // layer kind, role, shape and initial value are one line of the table; so are layers of a kind.
 
 #include "launch/commands/describe.h"
@@ -12,12 +12,12 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 
+#include "launch/commands/describe_scaling.h"
 #include "launch/validate.h"
 #include "parallel/base/logging.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/plan/inventory.h"
 #include "trainer/model/architecture.h"
-#include "trainer/model/depth_scaling.h"
 #include "trainer/model/describe.h"
 
 namespace deepnet {
@@ -92,24 +92,15 @@ std::string InitialText(const Parameter& p) {
 }
 
 std::string HeadText(const ModelSpec& model, const Inventory& inventory) {
-  const DepthScaling scaling = MakeDepthScaling(model);
   std::string text = absl::StrFormat(
       "%s, width %d, inner width %d, %d heads, %s rows of vocabulary\n", LayersText(model),
       model.width(), model.ffn_width(), model.heads(), WithCommas(model.vocabulary_size()));
   absl::StrAppendFormat(
       &text, "%s parameters in %s tensors, inventory %s\n\n", WithCommas(inventory.NumElements()),
       WithCommas(static_cast<int64_t>(inventory.parameters.size())), inventory.Hash());
-  absl::StrAppendFormat(&text, "%-10s %10s %10s\n", Residual_Name(model.residual()), "alpha",
-                        "beta");
-  if (LayersOf(model, 0) > 0) {
-    absl::StrAppendFormat(&text, "%-10s %10.4f %10.4f\n", "  encoder", scaling.encoder_alpha,
-                          scaling.encoder_beta);
-  }
-  if (LayersOf(model, 1) > 0) {
-    absl::StrAppendFormat(&text, "%-10s %10.4f %10.4f\n", "  decoder", scaling.decoder_alpha,
-                          scaling.decoder_beta);
-  }
-  return text;
+  return absl::StrCat(text, ScalingText(model),
+                      "alpha: on the stream; gains of Xavier's deviation: beta of v, out, fc1 and "
+                      "fc2, and of q, k\n");
 }
 
 std::string GroupRow(const std::string& kind, const std::string& role, const std::string& shape,
@@ -223,15 +214,12 @@ std::string JsonArray(const std::string& name, const Items& items, const ToJson&
 }
 
 std::string Json(const ModelSpec& model, const Inventory& inventory, bool with_parameters) {
-  const DepthScaling scaling = MakeDepthScaling(model);
   std::string json = absl::StrFormat(
       "{\n  \"architecture\": \"%s\",\n  \"residual\": \"%s\",\n"
-      "  \"encoder\": {\"layers\": %d, \"alpha\": %.9g, \"beta\": %.9g},\n"
-      "  \"decoder\": {\"layers\": %d, \"alpha\": %.9g, \"beta\": %.9g},\n"
+      "  \"encoder\": %s,\n  \"decoder\": %s,\n"
       "  \"parameters\": %d,\n  \"tensors\": %d,\n  \"inventory_hash\": \"%s\",\n",
       Architecture_Name(model.architecture()), Residual_Name(model.residual()),
-      model.encoder_layers(), scaling.encoder_alpha, scaling.encoder_beta, model.decoder_layers(),
-      scaling.decoder_alpha, scaling.decoder_beta, inventory.NumElements(),
+      ScalingJson(model, 0), ScalingJson(model, 1), inventory.NumElements(),
       inventory.parameters.size(), inventory.Hash());
   absl::StrAppend(&json,
                   JsonArray("initial_values", GroupParameters(inventory),
@@ -268,7 +256,7 @@ Command MakeDescribeCommand() {
       .name = "describe",
       .summary = "print layers, parameters, initial values and costs of a model",
       .description =
-          "Prints alpha and beta of each stack, how many parameters there are and how they "
+          "Prints how each stack is scaled, how many parameters there are and how they "
           "start, what a layer of each kind costs and what a cut before it would carry. "
           "Allocates nothing and reads no corpus: works for models larger than this machine.",
       .spec = SpecUse::kRequired,

@@ -1,5 +1,6 @@
 #include "launch/commands/lab_audit.h"
 
+#include <cmath>
 #include <ostream>
 #include <string>
 
@@ -7,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 
+#include "launch/commands/describe_scaling.h"
 #include "launch/validate.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/json.h"
@@ -42,19 +44,28 @@ std::string GroupRow(const ModelSpec& model, const AuditGroup& group) {
       WorstText(group));
 }
 
-std::string Text(const ModelSpec& model, const AuditReport& report) {
-  const DepthScaling& scaling = report.scaling;
-  std::string text = absl::StrFormat("%-10s %10s %10s   by the formulas\n",
-                                     Residual_Name(model.residual()), "alpha", "beta");
-  if (LayersOf(model, 0) > 0) {
-    absl::StrAppendFormat(&text, "  encoder  %10.4f %10.4f\n", scaling.encoder_alpha,
-                          scaling.encoder_beta);
+// "-0.42 %"; of what is not drawn whether it is what it must be.
+std::string DifferenceText(const TensorAudit& tensor) {
+  if (tensor.theory_std == 0) return tensor.spread.fault.empty() ? "exact" : "wrong";
+  return absl::StrFormat("%+.2f %%", 100 * (tensor.spread.std_ratio - 1));
+}
+
+std::string TensorsText(const AuditReport& report) {
+  constexpr char kTensor[] = "%-54s %-17s %11s %10s %10s %10s\n";
+  const auto deviation = [](double value) { return absl::StrFormat("%.6f", value); };
+  std::string text =
+      absl::StrFormat(kTensor, "tensor", "role", "looked at", "std", "by theory", "difference");
+  for (const TensorAudit& tensor : report.tensors) {
+    absl::StrAppendFormat(&text, kTensor, tensor.name, std::string(RoleName(tensor.role)),
+                          WithCommas(tensor.spread.elements), deviation(tensor.drawn_std),
+                          deviation(tensor.theory_std), DifferenceText(tensor));
   }
-  if (LayersOf(model, 1) > 0) {
-    absl::StrAppendFormat(&text, "  decoder  %10.4f %10.4f\n", scaling.decoder_alpha,
-                          scaling.decoder_beta);
-  }
-  absl::StrAppend(&text, "\n");
+  return absl::StrCat(text, "\n");
+}
+
+std::string Text(const ModelSpec& model, const AuditReport& report, bool with_tensors) {
+  std::string text = absl::StrCat(ScalingText(model), "\n");
+  if (with_tensors) absl::StrAppend(&text, TensorsText(report));
   absl::StrAppendFormat(&text, kRow, "weights of", "role", "tensors", "looked at", "gain", "std",
                         "within", "farthest tensor");
   for (const AuditGroup& group : report.groups) absl::StrAppend(&text, GroupRow(model, group));
@@ -63,18 +74,24 @@ std::string Text(const ModelSpec& model, const AuditReport& report) {
       "\nstd: measured deviation beside that of the Inventory. A matrix, or all of a row together, "
       "may be\noff by %.0f %%, or by %.0f sampling errors of the elements looked at where that is "
       "more.\n"
-      "gain: of sqrt(2 / (in + out)); of embeddings: of width^(-1/2).\n%s\n",
+      "gain: of sqrt(2 / (in + out)); of embeddings: of width^(-1/2). alpha: on the stream; beta: "
+      "gain of\nv, out, fc1 and fc2.\n%s\n",
       100 * kStdTolerance, kSamplingErrors,
       report.faults.empty() ? "All as theory wants." : "NOT as theory wants:");
   for (const std::string& fault : report.faults) absl::StrAppend(&text, "  ", fault, "\n");
   return text;
 }
 
+// JSON has no word for what is not a number.
+std::string JsonNumber(double value) {
+  return std::isfinite(value) ? absl::StrFormat("%.9g", value) : "null";
+}
+
 std::string SpreadJson(const SpreadAudit& audit) {
   return absl::StrFormat(
-      "{\"looked_at\": %d, \"std_ratio\": %.9g, \"tolerance\": %.9g, \"mean\": %.9g, \"fault\": "
-      "%s}",
-      audit.elements, audit.std_ratio, audit.tolerance, audit.mean, JsonQuoted(audit.fault));
+      "{\"looked_at\": %d, \"std_ratio\": %s, \"tolerance\": %s, \"mean\": %s, \"fault\": %s}",
+      audit.elements, JsonNumber(audit.std_ratio), JsonNumber(audit.tolerance),
+      JsonNumber(audit.mean), JsonQuoted(audit.fault));
 }
 
 std::string GroupJson(const ModelSpec& model, const AuditGroup& group) {
@@ -88,23 +105,35 @@ std::string GroupJson(const ModelSpec& model, const AuditGroup& group) {
       SpreadJson(group.worst));
 }
 
-std::string Json(const RunSpec& run, const AuditReport& report) {
-  const DepthScaling& scaling = report.scaling;
-  const auto lines = [](const auto& items, auto to_json) {
-    return absl::StrJoin(items, ",\n    ", [&](std::string* out, const auto& item) {
-      absl::StrAppend(out, to_json(item));
-    });
-  };
+std::string TensorJson(const TensorAudit& tensor) {
   return absl::StrFormat(
-      "{\n  \"residual\": \"%s\",\n  \"seed\": %d,\n"
-      "  \"encoder\": {\"layers\": %d, \"alpha\": %.9g, \"beta\": %.9g},\n"
-      "  \"decoder\": {\"layers\": %d, \"alpha\": %.9g, \"beta\": %.9g},\n"
-      "  \"good\": %s,\n  \"groups\": [\n    %s\n  ],\n  \"faults\": [%s]\n}\n",
-      Residual_Name(run.model().residual()), run.seed(), run.model().encoder_layers(),
-      scaling.encoder_alpha, scaling.encoder_beta, run.model().decoder_layers(),
-      scaling.decoder_alpha, scaling.decoder_beta, report.faults.empty() ? "true" : "false",
-      lines(report.groups, [&](const AuditGroup& group) { return GroupJson(run.model(), group); }),
-      lines(report.faults, JsonQuoted));
+      "{\"name\": %s, \"role\": \"%s\", \"std_drawn\": %s, \"std_theory\": %s, "
+      "\"difference\": %s, \"spread\": %s}",
+      JsonQuoted(tensor.name), std::string(RoleName(tensor.role)), JsonNumber(tensor.drawn_std),
+      JsonNumber(tensor.theory_std), JsonNumber(tensor.drawn_std - tensor.theory_std),
+      SpreadJson(tensor.spread));
+}
+
+// `items` one to a line.
+template <typename Items, typename ToJson>
+std::string Lines(const Items& items, const ToJson& to_json) {
+  return absl::StrJoin(items, ",\n    ", [&](std::string* out, const auto& item) {
+    absl::StrAppend(out, to_json(item));
+  });
+}
+
+std::string Json(const RunSpec& run, const AuditReport& report, bool with_tensors) {
+  const ModelSpec& model = run.model();
+  std::string json = absl::StrFormat(
+      "{\n  \"residual\": \"%s\",\n  \"seed\": %d,\n  \"encoder\": %s,\n  \"decoder\": %s,\n"
+      "  \"good\": %s,\n  \"groups\": [\n    %s\n  ],\n",
+      Residual_Name(model.residual()), run.seed(), ScalingJson(model, 0), ScalingJson(model, 1),
+      report.faults.empty() ? "true" : "false",
+      Lines(report.groups, [&](const AuditGroup& group) { return GroupJson(model, group); }));
+  if (with_tensors) {
+    absl::StrAppend(&json, "  \"tensors\": [\n    ", Lines(report.tensors, TensorJson), "\n  ],\n");
+  }
+  return absl::StrCat(json, "  \"faults\": [", Lines(report.faults, JsonQuoted), "]\n}\n");
 }
 
 absl::Status RunLabAudit(const CommandLine& line) {
@@ -117,30 +146,38 @@ absl::Status RunLabAudit(const CommandLine& line) {
   ASSIGN_OR_RETURN(const RunSpec run, LoadRunSpec(line));
   const AuditReport report = AuditInitialWeights(
       run.model(), Describe(run.model(), run.data().microbatch()), run.seed(), sample);
-  line.out << (line.flags.Switch("json") ? Json(run, report) : Text(run.model(), report));
+  const bool with_tensors = line.flags.Switch("tensors");
+  line.out << (line.flags.Switch("json") ? Json(run, report, with_tensors)
+                                         : Text(run.model(), report, with_tensors));
   return AuditStatus(report);
 }
 
 }  // namespace
 
 Command MakeLabAuditCommand() {
-  return {.name = "audit",
-          .summary = "compare the spread of initial weights with theory",
-          .description =
-              "Draws every tensor as `train` would, one at a time, and compares its mean and "
-              "standard deviation, rows that must be zero and values that are not drawn with what "
-              "the model's description says; gains of DEEPNORM also with the formulas' beta. Works "
-              "for models larger than this machine. Exit code 3 if anything is off: `train` "
-              "refuses such a model too.",
-          .spec = SpecUse::kRequired,
-          .validate = ValidateForPlan,
-          .flags = {{.name = "sample",
-                     .kind = FlagKind::kInteger,
-                     .value = "ELEMENTS",
-                     .default_value = "1000000",
-                     .help = "Draw at most the first rows of a tensor that have so many elements."},
-                    JsonFlag()},
-          .run = RunLabAudit};
+  return {
+      .name = "audit",
+      .summary = "compare the spread of initial weights with theory",
+      .description =
+          "Draws every tensor as `train` would, one at a time, and compares its mean and "
+          "standard deviation, rows that must be zero and values that are not drawn with what "
+          "the model's description says; alpha and gains of DEEPNORM also with the paper's "
+          "formulas. Works "
+          "for models larger than this machine. Exit code 3 if anything is off: `train` "
+          "refuses such a model too.",
+      .spec = SpecUse::kRequired,
+      .validate = ValidateForPlan,
+      .flags = {{.name = "sample",
+                 .kind = FlagKind::kInteger,
+                 .value = "ELEMENTS",
+                 .default_value = "1000000",
+                 .help = "Draw at most the first rows of a tensor that have so many elements."},
+                {.name = "tensors",
+                 .kind = FlagKind::kSwitch,
+                 .help = "List every tensor: name, role, elements looked at, standard deviation "
+                         "drawn and by theory, difference."},
+                JsonFlag()},
+      .run = RunLabAudit};
 }
 
 }  // namespace deepnet

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <optional>
 #include <span>
 
@@ -15,100 +14,16 @@
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
 #include "trainer/model/architecture.h"
+#include "trainer/model/stack_scaling.h"
+#include "trainer/probe/audit_formulas.h"
 
 namespace deepnet {
 namespace {
 
 constexpr int64_t kHeldElements = int64_t{1} << 24;  // of all tensors of a rank
 constexpr int64_t kLeastElements = 256;              // of each
-constexpr double kGainTolerance = 1e-6;              // relative, of gains beside a formula
+constexpr double kFormulaTolerance = 1e-6;           // relative
 constexpr size_t kFaultsNamed = 5;
-
-// Sums over the elements of a tensor that were looked at.
-struct Sums {
-  int64_t count = 0;
-  double sum = 0.0, squares = 0.0;
-  int64_t wrong = 0;  // elements of a constant tensor, or of a zero row, that are not as they must
-};
-
-int64_t Columns(const Parameter& p) {
-  return p.shape.size() < 2 ? 1 : p.NumElements() / p.shape[0];
-}
-
-// Adds elements begin, begin + stride, ... below `end`.
-void AddRange(const Parameter& p, std::span<const float> values, int64_t begin, int64_t end,
-              int64_t stride, Sums& sums) {
-  for (int64_t i = begin; i < end; i += stride) {
-    const double value = values[i];
-    sums.sum += value;
-    sums.squares += value * value;
-    if (p.initial_std == 0 && values[i] != p.initial_value) ++sums.wrong;
-    ++sums.count;
-  }
-}
-
-Sums Look(const Parameter& p, std::span<const float> values, int64_t stride) {
-  const auto size = static_cast<int64_t>(values.size());
-  Sums sums;
-  if (p.zero_row < 0) {
-    AddRange(p, values, 0, size, stride, sums);
-    return sums;
-  }
-  const int64_t begin = p.zero_row * Columns(p), end = begin + Columns(p);
-  AddRange(p, values, 0, begin, stride, sums);
-  AddRange(p, values, end, size, stride, sums);
-  for (int64_t i = begin; i < end; ++i) sums.wrong += values[i] != 0.0f ? 1 : 0;
-  return sums;
-}
-
-// `sums` are in units of the expected deviation.
-SpreadAudit JudgeSpread(const Sums& sums) {
-  const auto n = static_cast<double>(sums.count);
-  SpreadAudit audit{.elements = sums.count};
-  audit.mean = sums.sum / n;
-  audit.std_ratio = std::sqrt(std::max(0.0, sums.squares / n - audit.mean * audit.mean));
-  audit.tolerance = std::max(kStdTolerance, kSamplingErrors / std::sqrt(2 * n));
-  const double most_mean = kSamplingErrors / std::sqrt(n);
-  if (!(std::abs(audit.std_ratio - 1) <= audit.tolerance)) {  // NaN is a fault too
-    audit.fault = absl::StrFormat("standard deviation %.4f of what theory wants (%.1f %% allowed)",
-                                  audit.std_ratio, 100 * audit.tolerance);
-  } else if (!(std::abs(audit.mean) <= most_mean)) {
-    audit.fault =
-        absl::StrFormat("mean %.4f deviations from 0 (%.4f allowed)", audit.mean, most_mean);
-  }
-  return audit;
-}
-
-Sums InUnitsOf(double deviation, Sums sums) {
-  sums.sum /= deviation;
-  sums.squares /= deviation * deviation;
-  return sums;
-}
-
-SpreadAudit JudgeTensor(const Parameter& p, const Sums& sums) {
-  if (p.initial_std == 0) {
-    SpreadAudit audit{.elements = sums.count};
-    audit.mean = sums.sum / static_cast<double>(sums.count);
-    if (sums.wrong > 0) {
-      audit.fault = absl::StrFormat("%d of %d elements do not start at %g", sums.wrong, sums.count,
-                                    p.initial_value);
-    }
-    return audit;
-  }
-  SpreadAudit audit = JudgeSpread(InUnitsOf(p.initial_std, sums));
-  if (audit.fault.empty() && sums.wrong > 0) {
-    audit.fault =
-        absl::StrFormat("row %d must be zero, %d of its elements are not", p.zero_row, sums.wrong);
-  }
-  if (!audit.fault.empty()) absl::StrAppendFormat(&audit.fault, "; N(0, %.6f)", p.initial_std);
-  return audit;
-}
-
-// How far from theory, as a share of what is allowed.
-double Badness(const SpreadAudit& audit) {
-  if (!audit.fault.empty()) return std::numeric_limits<double>::infinity();
-  return audit.tolerance > 0 ? std::abs(audit.std_ratio - 1) / audit.tolerance : 0.0;
-}
 
 bool IsTable(Role role) { return role == Role::kEmbedding || role == Role::kPosition; }
 
@@ -119,19 +34,27 @@ double GainOf(const Parameter& p) {
 }
 
 // The gain that the paper gives matrices of a group; none where theory is the Inventory's alone.
-std::optional<double> FormulaGain(const ModelSpec& model, const DepthScaling& scaling,
-                                  const AuditGroup& group) {
+std::optional<double> FormulaGain(const ModelSpec& model, const AuditGroup& group) {
   const bool in_layers = group.kind == LayerKind::kEncoder || group.kind == LayerKind::kDecoder;
   if (model.residual() != DEEPNORM || !group.drawn) return std::nullopt;
   if (!in_layers || group.role == Role::kQuery || group.role == Role::kKey) return 1.0;
-  return StackOfKind(model, group.kind) == 0 ? scaling.encoder_beta : scaling.decoder_beta;
+  return PaperScalingOf(model, StackOfKind(model, group.kind)).beta;
+}
+
+// "alpha 1 to 1, by the formula 1.41788", or nothing where all of `used` is the formula's.
+std::string BesideFormula(const char* what, const ValueRange& used, double formula) {
+  if (used.least >= formula * (1 - kFormulaTolerance) &&
+      used.greatest <= formula * (1 + kFormulaTolerance)) {
+    return "";
+  }
+  return absl::StrFormat("%s %.6g to %.6g, by the formula %.6g", what, used.least, used.greatest,
+                         formula);
 }
 
 // Adds tensors up to a report.
 class Auditor {
  public:
   Auditor(const ModelSpec& model, const Inventory& whole) : model_(model) {
-    report_.scaling = MakeDepthScaling(model);
     kinds_.resize(whole.parameters.size());
     for (auto layer = whole.layers.rbegin(); layer != whole.layers.rend(); ++layer) {
       for (const int p : layer->parameters) kinds_[p] = layer->kind;  // the first layer wins
@@ -140,28 +63,11 @@ class Auditor {
 
   // Parameter number `index` of the whole model, of which `values` are the first elements.
   void Add(int index, const Parameter& p, std::span<const float> values, int64_t stride) {
-    const Sums sums = Look(p, values, stride);
-    const SpreadAudit audit = JudgeTensor(p, sums);
-    Group& group = Find(kinds_[index], p);
-    AuditGroup& told = group.told;
-    const double gain = GainOf(p);
-    told.least_gain = told.tensors == 0 ? gain : std::min(told.least_gain, gain);
-    told.greatest_gain = std::max(told.greatest_gain, gain);
-    ++told.tensors;
-    told.elements += p.NumElements();
-    if (told.drawn) {
-      const Sums units = InUnitsOf(p.initial_std, sums);
-      group.sums.count += units.count;
-      group.sums.sum += units.sum;
-      group.sums.squares += units.squares;
-    } else {
-      told.all.elements += sums.count;
-    }
-    if (told.worst_name.empty() || Badness(audit) > Badness(told.worst)) {
-      told.worst_name = p.name;
-      told.worst = audit;
-    }
-    if (!audit.fault.empty()) report_.faults.push_back(absl::StrCat(p.name, ": ", audit.fault));
+    const SpreadSums sums = LookAtValues(p, values, stride);
+    const TensorAudit& tensor = report_.tensors.emplace_back(AuditOf(p, sums));
+    AddToGroup(Find(kinds_[index], p), p, sums, tensor);
+    const std::string& fault = tensor.spread.fault;
+    if (!fault.empty()) report_.faults.push_back(absl::StrCat(p.name, ": ", fault));
   }
 
   AuditReport Finish() && {
@@ -175,14 +81,43 @@ class Auditor {
       }
       report_.groups.push_back(std::move(group.told));
     }
+    for (const int stack : {0, 1}) CompareAlpha(stack);
     return std::move(report_);
   }
 
  private:
   struct Group {
     AuditGroup told;
-    Sums sums;  // in units of deviations
+    SpreadSums sums;  // in units of deviations
   };
+
+  static TensorAudit AuditOf(const Parameter& p, const SpreadSums& sums) {
+    TensorAudit tensor{.name = p.name, .role = p.role, .theory_std = p.initial_std};
+    tensor.spread = JudgeTensor(p, sums);
+    tensor.drawn_std = p.initial_std > 0
+                           ? tensor.spread.std_ratio * p.initial_std
+                           : std::sqrt(sums.squares / static_cast<double>(sums.count));
+    return tensor;
+  }
+
+  static void AddToGroup(Group& group, const Parameter& p, const SpreadSums& sums,
+                         const TensorAudit& tensor) {
+    AuditGroup& told = group.told;
+    const double gain = GainOf(p);
+    told.least_gain = told.tensors == 0 ? gain : std::min(told.least_gain, gain);
+    told.greatest_gain = std::max(told.greatest_gain, gain);
+    ++told.tensors;
+    told.elements += p.NumElements();
+    if (told.drawn) {
+      group.sums += sums.InUnitsOf(p.initial_std);
+    } else {
+      told.all.elements += sums.count;
+    }
+    if (told.worst_name.empty() || Badness(tensor.spread) > Badness(told.worst)) {
+      told.worst_name = p.name;
+      told.worst = tensor.spread;
+    }
+  }
 
   Group& Find(LayerKind kind, const Parameter& p) {
     const bool drawn = p.initial_std > 0;
@@ -194,14 +129,19 @@ class Auditor {
   }
 
   void CompareGain(AuditGroup& group) const {
-    const auto formula = FormulaGain(model_, report_.scaling, group);
+    const auto formula = FormulaGain(model_, group);
     if (!formula.has_value() || !group.all.fault.empty()) return;
-    if (group.least_gain >= *formula * (1 - kGainTolerance) &&
-        group.greatest_gain <= *formula * (1 + kGainTolerance)) {
-      return;
+    group.all.fault = BesideFormula("gain", {group.least_gain, group.greatest_gain}, *formula);
+  }
+
+  // What sub-layers multiply their stream by is no tensor.
+  void CompareAlpha(int stack) {
+    if (model_.residual() != DEEPNORM || LayersOf(model_, stack) == 0) return;
+    const std::string fault = BesideFormula("alpha", MakeStackScaling(model_, stack).alpha,
+                                            PaperScalingOf(model_, stack).alpha);
+    if (!fault.empty()) {
+      report_.faults.push_back(absl::StrCat(stack == 0 ? "encoder" : "decoder", ": ", fault));
     }
-    group.all.fault = absl::StrFormat("gain %.6g to %.6g, by the formula %.6g", group.least_gain,
-                                      group.greatest_gain, *formula);
   }
 
   const ModelSpec& model_;
@@ -212,7 +152,8 @@ class Auditor {
 
 // The first rows of `p`, as a model of its own.
 Inventory FirstRows(Parameter p, int64_t most_elements) {
-  const int64_t columns = Columns(p), most = std::max(most_elements, (p.zero_row + 2) * columns);
+  const int64_t columns = RowElements(p),
+                most = std::max(most_elements, (p.zero_row + 2) * columns);
   p.shape[0] = std::min(p.shape[0], std::max<int64_t>(1, most / columns));
   p.offset = 0;
   Inventory one;

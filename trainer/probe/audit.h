@@ -1,12 +1,11 @@
 // Do weights start as theory wants? Each tensor's mean and standard deviation beside those of the
-// Inventory (trainer/model/describe.h), rows that must be zero, and the gains beside the formula's.
+// Inventory (trainer/model/describe.h), and rows that must be zero: audit_spread.h says how far
+// they may be off. Of DEEPNORM also alpha and the gains beside the paper's formulas, which are
+// computed from the numbers of layers by code of their own (audit_formulas.h), so that neither the
+// Inventory nor what it is made from vouches for itself.
 //
-// Tolerances. A matrix drawn from N(0, sigma^2): its deviation may be off by kStdTolerance or,
-// where that is more, by kSamplingErrors times the sampling error of the n elements looked at, 1 /
-// sqrt(2 n); its mean by kSamplingErrors sigma / sqrt(n). All tensors of a group (kind of layer and
-// role), each in units of its own sigma, are one large sample under the same rule, which is what
-// finds a wrong gain of small matrices. A tensor that starts at one value has that value in every
-// element looked at. A zero row is zero in all elements.
+// All tensors of a group (kind of layer and role), each in units of its own sigma, are one large
+// sample, which is what finds a wrong gain of small matrices.
 #pragma once
 
 #include <cstdint>
@@ -17,21 +16,18 @@
 
 #include "parallel/plan/inventory.h"
 #include "proto/model.pb.h"
-#include "trainer/model/depth_scaling.h"
 #include "trainer/model/parameters.h"
+#include "trainer/probe/audit_spread.h"
 
 namespace deepnet {
 
-inline constexpr double kStdTolerance = 0.02;
-inline constexpr double kSamplingErrors = 6.0;  // one false alarm in 500 million tensors
-
-// A tensor, or all tensors of a group in units of their sigma.
-struct SpreadAudit {
-  int64_t elements = 0;    // looked at, without those of a zero row
-  double std_ratio = 1.0;  // measured over expected deviation; 1 where nothing is drawn
-  double tolerance = 0.0;  // of std_ratio
-  double mean = 0.0;       // over the expected deviation; measured mean where nothing is drawn
-  std::string fault;       // what is wrong, with both values; empty: as theory wants
+struct TensorAudit {
+  std::string name;
+  Role role = Role::kEmbedding;
+  double theory_std = 0.0;  // of the Inventory; 0: every element starts at one value
+  double drawn_std =
+      0.0;  // around the mean; where nothing is drawn root mean square off that value
+  SpreadAudit spread;
 };
 
 struct AuditGroup {
@@ -48,9 +44,10 @@ struct AuditGroup {
 };
 
 struct AuditReport {
-  DepthScaling scaling;  // from the formulas, not from the Inventory
+  std::vector<TensorAudit> tensors;  // in the order of the Inventory
   std::vector<AuditGroup> groups;
-  std::vector<std::string> faults;  // "encoder.layers.0.fc1.weight: ...", of tensors, then groups
+  // "encoder.layers.0.fc1.weight: ...": of tensors, then of groups, then of a stack's alpha.
+  std::vector<std::string> faults;
 };
 
 // Draws every tensor of `whole` (what Describe made of `model`) with Parameters::Initialize, one at

@@ -1,6 +1,7 @@
 #include "launch/commands/describe.h"
 
 #include <fstream>
+#include <regex>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -63,7 +64,11 @@ TEST(DescribeCommand, JsonHoldsTheSameFigures) {
   // 2 encoder layers of 3,280, one decoder layer of 4,400, two tables of 1,600.
   EXPECT_EQ(Number(json, "parameters"), 2 * 3280 + 4400 + 2 * 1600);
   EXPECT_EQ(Number(json, "tensors"), 2 * 16 + 26 + 2);
-  EXPECT_NEAR(Number(json.fields().at("decoder").struct_value(), "alpha"), 1.316074, 1e-6);
+  const auto& decoder = json.fields().at("decoder").struct_value();
+  EXPECT_NEAR(Number(decoder, "least_alpha"), 1.316074, 1e-6);
+  EXPECT_EQ(Number(decoder, "greatest_alpha"), Number(decoder, "least_alpha"));
+  EXPECT_NEAR(Number(decoder, "greatest_beta"), 0.537285, 1e-6);
+  EXPECT_EQ(Number(decoder, "least_query_key"), 1);
   EXPECT_EQ(json.fields().at("layers").list_value().values_size(), 5);
   EXPECT_EQ(json.fields().at("tensor_list").list_value().values_size(), 60);
 }
@@ -72,7 +77,28 @@ TEST(DescribeCommand, CountsAThousandLayersWithoutAllocatingThem) {
   const Outcome outcome = RunDescribe({"--config", "launch/recipes/deepnet_1000l.textproto"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("3,806,209,024 parameters in 21,001 tensors"));
-  EXPECT_THAT(outcome.out, HasSubstr("5.6482     0.1248"));
+  EXPECT_THAT(outcome.out, HasSubstr("5.6482          0.1248          1.0000"));
+}
+
+// 2 encoder layers, one decoder layer.
+TEST(DescribeCommand, PrintsWhatEachSchemeReallyDoesToItsStacks) {
+  struct Row {
+    const char *residual, *encoder, *decoder;
+  };
+  for (const Row& row :
+       {Row{"KEEL", "4.0000 1.0000 1.0000", "3.0000 1.0000 1.0000"},
+        Row{"B2T", "1.0000 0.7071 0.7071", "1.0000 1.0000 1.0000"},
+        Row{"DS_INIT", "1.0000 0.7071..1.0000 0.7071..1.0000", "1.0000 1.0000 1.0000"},
+        Row{"T_FIXUP", "1.0000 0.5634 0.7071", "1.0000 0.5774 0.7071"},
+        Row{"SUB_LN", "1.0000 0.7125 1.0000", "1.0000 1.0000..1.0481 1.0000"},
+        Row{"NEITHER", "0.0000 1.0000 1.0000", "0.0000 1.0000 1.0000"}}) {
+    const Outcome outcome =
+        RunDescribe({"--config", kTiny, "--set", std::string("model.residual=") + row.residual});
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    const std::string text = std::regex_replace(outcome.out, std::regex(" +"), " ");
+    EXPECT_THAT(text, HasSubstr(std::string(row.residual) + " alpha beta q, k\n encoder " +
+                                row.encoder + "\n decoder " + row.decoder + "\n"));
+  }
 }
 
 TEST(DescribeCommand, RefusesAModelThatCannotBe) {

@@ -1,0 +1,19 @@
+// How `describe` and `lab audit` print what a scheme does to each stack (stack_scaling.h).
+#pragma once
+
+#include <string>
+
+#include "proto/model.pb.h"
+
+namespace deepnet {
+
+// A line of heads, a line for each stack that the model has:
+//   POST_LN_INIT               alpha            beta            q, k
+//     encoder                 1.0000  0.1667..1.0000  0.1667..1.0000
+std::string ScalingText(const ModelSpec& model);
+
+// {"layers": 6, "least_alpha": 1, "greatest_alpha": 1, "least_beta": ..., "greatest_beta": ...,
+//  "least_query_key": ..., "greatest_query_key": ...}
+std::string ScalingJson(const ModelSpec& model, int stack);
+
+}  // namespace deepnet
