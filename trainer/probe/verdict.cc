@@ -106,8 +106,9 @@ std::string VerdictText(const LabCell& cell, const LabData& data) {
     case Verdict::kWordFrequencies:
       return absl::StrCat(name, ": ", ShortNumber(last.nll), ", they alone give ",
                           ShortNumber(last.word_frequencies));
+    case Verdict::kTooShort:  // a checkpoint that others trained has no steps at all
+      return cell.steps_size() == 0 && cell.has_test() ? "scored, not trained here" : name;
     case Verdict::kLearned:
-    case Verdict::kTooShort:
       return name;
   }
   return name;

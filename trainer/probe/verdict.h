@@ -28,7 +28,8 @@ Verdict Judge(const LabCell& cell, const LabData& data);
 // "diverged", "failed", "too short to judge".
 const char* VerdictName(Verdict verdict);
 
-// The same with the numbers it rests on: "loss rose again: lowest 5.91, 6.4 at the end".
+// The same with the numbers it rests on: "loss rose again: lowest 5.91, 6.4 at the end". Of a
+// cell without a step but with a test: "scored, not trained here".
 std::string VerdictText(const LabCell& cell, const LabData& data);
 
 // Means of three neighbouring records' nll, in the order of steps: what a verdict looks at. Values

@@ -58,6 +58,14 @@ TEST(Verdict, AFewStepsAreNotJudged) {
   EXPECT_EQ(Judge(cell, Data()), Verdict::kTooShort);
 }
 
+TEST(Verdict, WhatWasOnlyScoredIsNotCalledTooShort) {
+  LabCell cell;
+  cell.set_status(CELL_DONE);
+  cell.mutable_test()->add_directions();
+  EXPECT_EQ(Judge(cell, Data()), Verdict::kTooShort);
+  EXPECT_EQ(VerdictText(cell, Data()), "scored, not trained here");
+}
+
 TEST(Verdict, ADivergedCellIsNotAFailedOne) {
   LabCell cell = Cell(6.5, std::numeric_limits<double>::quiet_NaN());
   cell.set_status(CELL_DIVERGED);
