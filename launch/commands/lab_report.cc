@@ -8,6 +8,7 @@
 #include "parallel/base/exit_code.h"
 #include "parallel/base/file_system.h"
 #include "parallel/base/status_macros.h"
+#include "trainer/probe/findings.h"
 #include "trainer/probe/report.h"
 
 namespace deepnet {
@@ -29,6 +30,7 @@ absl::Status RunLabReport(const CommandLine& line) {
   std::string file = line.flags.Text("html");
   if (file.empty()) file = JoinPath(folders.front(), kLabReportFile);
   RETURN_IF_ERROR(ReplaceFile(*fs, ResolvePath(line, file), MakeReport(results)));
+  for (const LabResult& result : results) line.out << FindingsText(result);
   line.out << file << "\n";
   return absl::OkStatus();
 }
@@ -40,7 +42,8 @@ Command MakeLabReportCommand() {
           .summary = "make the page of one or several experiments again",
           .description =
               "Reads result.json of each FOLDER and writes one HTML page that needs nothing else; "
-              "several experiments stand one below the other. Prints the page's name.",
+              "several experiments stand one below the other. Prints what they show and the page's "
+              "name.",
           .arguments = "FOLDER...",
           .max_arguments = kMostFolders,
           .flags = {{.name = "html",

@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 
 #include "launch/commands/lab_files.h"
 #include "launch/version.h"
@@ -11,6 +13,21 @@
 #include "trainer/probe/report.h"
 
 namespace deepnet {
+namespace {
+
+std::string MachineText(const LabSetup& setup, int threads) {
+  if (!setup.launcher.empty()) return absl::StrCat("by ", absl::StrJoin(setup.launcher, " "));
+  return absl::StrCat(UsableCores(), " cores, ", threads, " a run");
+}
+
+// A line each, none twice.
+std::string Commands(const std::string& earlier, const std::string& command) {
+  std::vector<std::string> lines = absl::StrSplit(earlier, '\n', absl::SkipEmpty());
+  if (std::find(lines.begin(), lines.end(), command) == lines.end()) lines.push_back(command);
+  return absl::StrJoin(lines, "\n");
+}
+
+}  // namespace
 
 absl::Status LabResults::Write() {
   result_.clear_cells();
@@ -39,25 +56,19 @@ ExitCode LabResults::FailedCode() const {
   return ExitCode::kInternal;
 }
 
-LabResult MakeLabResult(const Experiment& experiment, const LabSetup& setup,
-                        const std::vector<std::string>& selection, int threads, LabData data) {
+LabResult MakeLabResult(const LabRequest& request, const Experiment& experiment, LabOrigin origin) {
   LabResult result;
   result.set_experiment(experiment.name);
   result.set_size(LabSizeName(experiment.size));
   result.set_version(kVersion);
-  result.set_machine(absl::StrCat(UsableCores(), " cores, ", threads, " a run"));
-  *result.mutable_data() = std::move(data);
+  result.set_machine(MachineText(request.setup, origin.threads));
+  *result.mutable_data() = std::move(origin.data);
   uint64_t seeds = 0;
   for (const CellSpec& cell : experiment.cells) seeds = std::max(seeds, cell.seed);
   result.set_seeds(static_cast<int>(seeds));
   result.set_cells_planned(static_cast<int>(experiment.cells.size()));
-  std::vector<std::string> words = {"deepnet", "lab",         "run",     experiment.name,
-                                    "--size",  result.size(), "--seeds", absl::StrCat(seeds),
-                                    "--out",   setup.out};
-  if (!setup.data.empty()) words.insert(words.end(), {"--data", setup.data});
-  words.insert(words.end(), selection.begin(), selection.end());
-  for (const std::string& set : setup.sets) words.insert(words.end(), {"--set", set});
-  result.set_command(ShellText(words));
+  const bool extends = experiment.cells.size() > request.experiment.cells.size();
+  result.set_command(Commands(extends ? origin.earlier_command : "", LabCommandText(request)));
   return result;
 }
 

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 
 #include "launch/commands/lab_cells.h"
+#include "launch/commands/lab_request.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/file_system.h"
 #include "proto/lab.pb.h"
@@ -25,6 +26,8 @@ class LabResults {
   void Add(const LabCell& cell) { cells_[cell.name()] = cell; }
 
   absl::Status Write();
+  // As Write left it.
+  const LabResult& result() const { return result_; }
   int NumFailed() const;
   // Why the first of them failed, as its program said; kInternal if there is none or it said
   // nothing.
@@ -38,9 +41,15 @@ class LabResults {
   std::map<std::string, LabCell> cells_;
 };
 
-// What a result says besides its cells. `selection`: the flags that leave runs out, as the user
-// gave them; `threads` of each run.
-LabResult MakeLabResult(const Experiment& experiment, const LabSetup& setup,
-                        const std::vector<std::string>& selection, int threads, LabData data);
+// How the runs came about, beside what they learned from.
+struct LabOrigin {
+  int threads = 0;  // of each run; 0: a launcher's
+  LabData data;
+  std::string earlier_command;  // of the result that this one extends or repeats; empty: none
+};
+
+// What a result of all cells of `experiment` says besides them: those that `request` names, and
+// earlier ones, whose command stays.
+LabResult MakeLabResult(const LabRequest& request, const Experiment& experiment, LabOrigin origin);
 
 }  // namespace deepnet

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <limits>
 #include <list>
 #include <memory>
 #include <optional>
@@ -96,10 +97,7 @@ class Pool {
       const LabJob* job = waiting_.front();
       waiting_.pop_front();
       RETURN_IF_ERROR(fs_.MakeFolder(Folder(*job)));
-      const auto words = TrainWords(schedule_.setup, *job, schedule_.limits.threads);
-      ASSIGN_OR_RETURN(ChildProgram child,
-                       ChildProgram::Start(words, JoinPath(Folder(*job), kCellLog), ""));
-      running_.push_back({job, false, {ShellText(words)}, std::move(child)});
+      RETURN_IF_ERROR(Start(*job, /*scoring=*/!job->spec.checkpoint.empty(), {}));
     }
     return absl::OkStatus();
   }
@@ -120,7 +118,7 @@ class Pool {
       if (IsStopping() && (code != 0 || lacks_score)) {
         // The next start goes on with it.
       } else if (lacks_score) {
-        RETURN_IF_ERROR(Score(*each));
+        RETURN_IF_ERROR(Start(*each->job, /*scoring=*/true, each->commands));
       } else {
         RETURN_IF_ERROR(End(*each, code));
       }
@@ -133,15 +131,16 @@ class Pool {
     return EvaluateWords(schedule_.setup, schedule_.experiment, job, schedule_.limits.threads);
   }
 
-  // From training to scoring: another entry of the list.
-  absl::Status Score(const Running& each) {
-    const std::vector<std::string> words = EvaluateWordsOf(*each.job);
-    const std::string folder = Folder(*each.job);
-    ASSIGN_OR_RETURN(ChildProgram child, ChildProgram::Start(words, JoinPath(folder, kCellLog),
-                                                             JoinPath(folder, kCellEvaluation)));
-    Running next{each.job, true, each.commands, std::move(child)};
-    next.commands.push_back(ShellText(words));
-    running_.push_back(std::move(next));
+  // A phase of a cell is an entry of the list. `commands`: of the phase before.
+  absl::Status Start(const LabJob& job, bool scoring, std::vector<std::string> commands) {
+    const std::string folder = Folder(job);
+    const std::vector<std::string> words =
+        scoring ? EvaluateWordsOf(job) : TrainWords(schedule_.setup, job, schedule_.limits.threads);
+    const std::string output = scoring ? JoinPath(folder, kCellEvaluation) : "";
+    ASSIGN_OR_RETURN(ChildProgram child,
+                     ChildProgram::Start(words, JoinPath(folder, kCellLog), output));
+    commands.push_back(ShellText(words));
+    running_.push_back({&job, scoring, std::move(commands), std::move(child)});
     return absl::OkStatus();
   }
 
@@ -227,6 +226,10 @@ LabLimits MakeLabLimits(const std::vector<const LabJob*>& pending, int cores, in
   }
   limits.threads = std::max(1, cores / limits.jobs);
   return limits;
+}
+
+LabLimits MakeLaunchedLimits(int jobs) {
+  return {.jobs = std::max(1, jobs), .bytes = std::numeric_limits<int64_t>::max(), .threads = 0};
 }
 
 absl::Status RunLabJobs(FileSystem& fs, const std::vector<const LabJob*>& pending,

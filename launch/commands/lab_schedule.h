@@ -27,6 +27,10 @@ struct LabLimits {
 LabLimits MakeLabLimits(const std::vector<const LabJob*>& pending, int cores, int64_t host_bytes,
                         int jobs);
 
+// Where a launcher starts them: what they need is elsewhere, so one at a time, or `jobs`, and
+// threads are left to the program.
+LabLimits MakeLaunchedLimits(int jobs);
+
 // What RunLabJobs is given beside the cells.
 struct LabSchedule {
   const Experiment& experiment;
@@ -38,10 +42,11 @@ struct LabSchedule {
   std::function<absl::Status(const LabCell& cell)> ended = {};
 };
 
-// Runs `train`, then `evaluate` where that succeeded, for each of `pending`, in order. A cell that
-// ends with exit code 7 has diverged, with another one it has failed; the others go on. Shows
-// progress over all cells. Cancelled, after all programs have saved and ended, where it was asked
-// to stop: the same call goes on later. Other errors are of files.
+// Runs `train`, then `evaluate` where that succeeded, for each of `pending`, in order; of one that
+// has a checkpoint to begin with, only `evaluate`. A cell that ends with exit code 7 has diverged,
+// with another one it has failed; the others go on. Shows progress over all cells. Cancelled, after
+// all programs have saved and ended, where it was asked to stop: the same call goes on later. Other
+// errors are of files.
 absl::Status RunLabJobs(FileSystem& fs, const std::vector<const LabJob*>& pending,
                         const LabSchedule& schedule, Logger& log);
 

@@ -33,7 +33,10 @@ struct CellSpec {
   double x = 0.0;           // where on the axis
   double y = 0.0;           // second axis, of grids
   uint64_t seed = 1;
-  std::string recipe = {};             // file below launch/recipes
+  std::string recipe = {};  // file below launch/recipes
+  // Folder of a checkpoint that others trained (`deepnet checkpoint import`): the run is only
+  // scored. Empty: it is trained.
+  std::string checkpoint = {};
   std::vector<std::string> sets = {};  // FIELD=VALUE, the seed among them
 };
 
@@ -74,12 +77,21 @@ struct Panel {
   bool fit = false;   // kScore: also A log10(x) + B of each series
 };
 
+// What x means where an experiment is methods by depths. Such an experiment takes any key of
+// methods.h and any depth: what it has not itself is run with its settings.
+enum class DepthAxis {
+  kNone,   // it is something else
+  kASide,  // layers of either stack
+  kBoth,   // layers in all, half of them in either stack
+};
+
 struct Experiment {
   std::string name;  // "fig6"
   LabSize size = LabSize::kSmall;
   std::string answers;  // "Figure 6"
   std::string title;    // "Score against depth, for every method"
   std::string claim;    // what the paper reads off it, or what is asked; a sentence or two
+  DepthAxis depths = DepthAxis::kNone;
   std::vector<CellSpec> cells;
   std::vector<Panel> panels;
   std::vector<std::string> evaluate;   // words for `deepnet evaluate`; empty: nothing is scored
@@ -91,15 +103,16 @@ struct Experiment {
 struct ExperimentOptions {
   LabSize size = LabSize::kSmall;
   int seeds = 0;  // runs that differ in their seed only; 0: the experiment's own number
-  std::vector<std::string> series = {};  // only these; empty: all
-  std::vector<double> xs = {};           // only at these places of the axis; empty: all
+  std::vector<std::string> series = {};  // only these; empty: the experiment's own
+  std::vector<double> xs = {};           // only at these places of the axis; empty: its own
 };
 
 // In the order of the paper, then what it does not have.
 std::vector<std::string> ExperimentNames();
 
-// InvalidArgument naming what is unknown: the name, the size it does not come in, a series,
-// a place of the axis.
+// InvalidArgument naming what is unknown: the name, the size it does not come in, a series, a place
+// of the axis. Series and places in the experiment's own order, then those that it has not itself;
+// one that is asked for twice is there once.
 absl::StatusOr<Experiment> MakeExperiment(const std::string& name,
                                           const ExperimentOptions& options);
 

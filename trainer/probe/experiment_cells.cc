@@ -47,6 +47,14 @@ std::vector<std::string> TestWords(LabSize size) {
   return {"--split", "test", "--sentences", "200"};
 }
 
+std::vector<std::string> MethodsOf(const ExperimentOptions& options, std::vector<std::string> own) {
+  return options.series.empty() ? std::move(own) : options.series;
+}
+
+std::vector<double> DepthsOf(const ExperimentOptions& options, std::vector<double> own) {
+  return options.xs.empty() ? std::move(own) : options.xs;
+}
+
 void AddCells(const CellTable& table, const std::vector<std::string>& methods,
               const std::vector<double>& xs, const std::function<Fields(double x)>& fields,
               Experiment* experiment, const std::string& group) {

@@ -5,17 +5,17 @@
 namespace deepnet {
 namespace {
 
-CellTable Table(LabSize size, int seeds, Fields sets) {
-  return {.recipe = size == LabSize::kSmall ? kSmallRecipe : kIwslt14Recipe,
+CellTable Table(const ExperimentOptions& options, Fields sets) {
+  return {.recipe = options.size == LabSize::kSmall ? kSmallRecipe : kIwslt14Recipe,
           .sets = std::move(sets),
-          .seeds = seeds};
+          .seeds = options.seeds};
 }
 
 Fields Layers(double x) { return BothStacks(static_cast<int>(x)); }
 
 }  // namespace
 
-Experiment MakeFigure3(LabSize size, int seeds) {
+Experiment MakeFigure3(const ExperimentOptions& options) {
   Experiment experiment{
       .answers = "Figure 3",
       .title = "A better start for Post-LN",
@@ -41,12 +41,13 @@ Experiment MakeFigure3(LabSize size, int seeds) {
                   .at_x = 18}},
       .paper = Figure3Settings(),
       .published = PublishedFigure3()};
-  const CellTable table = Table(size, seeds, {"instruments.every_steps=10"});
-  AddCells(table, {"deepnet", "post-ln", "post-ln-init"}, {6, 12, 18, 24}, Layers, &experiment);
+  AddCells(Table(options, {"instruments.every_steps=10"}),
+           MethodsOf(options, {"deepnet", "post-ln", "post-ln-init"}),
+           DepthsOf(options, {6, 12, 18, 24}), Layers, &experiment);
   return experiment;
 }
 
-Experiment MakeFigure4(LabSize size, int seeds) {
+Experiment MakeFigure4(const ExperimentOptions& options) {
   Experiment experiment{
       .answers = "Figure 4",
       .title = "What happens in the first 30 steps",
@@ -71,18 +72,15 @@ Experiment MakeFigure4(LabSize size, int seeds) {
       .paper = Figure4Settings(),
       .published = PublishedFigure4()};
   // The paper's own rate and warm-up in both sizes: 30 steps of it are what the figure is about.
-  const CellTable table =
-      Table(size, seeds,
-            {"instruments.every_steps=1", "instruments.model_update=true", "train.steps=30",
-             "train.log_every_steps=1", "optim.rate=5e-4", "optim.warmup_steps=4000"});
-  CellTable cold = table;
-  cold.sets.insert(cold.sets.end(), {"optim.schedule=CONSTANT", "optim.warmup_steps=0"});
-  AddCells(table, {"deepnet", "post-ln", "post-ln-init"}, {18}, Layers, &experiment);
-  AddCells(cold, {"post-ln-cold"}, {18}, Layers, &experiment);
+  const CellTable table = Table(
+      options, {"instruments.every_steps=1", "instruments.model_update=true", "train.steps=30",
+                "train.log_every_steps=1", "optim.rate=5e-4", "optim.warmup_steps=4000"});
+  AddCells(table, MethodsOf(options, {"deepnet", "post-ln", "post-ln-init", "post-ln-cold"}),
+           DepthsOf(options, {18}), Layers, &experiment);
   return experiment;
 }
 
-Experiment MakeFigure5(LabSize size, int seeds) {
+Experiment MakeFigure5(const ExperimentOptions& options) {
   Experiment experiment{
       .answers = "Figure 5",
       .title = "Model update against depth",
@@ -97,15 +95,15 @@ Experiment MakeFigure5(LabSize size, int seeds) {
       .paper = Figure5Settings(),
       .published = PublishedFigure5()};
   const CellTable table =
-      Table(size, seeds,
-            {"model.width=64", "model.ffn_width=128", "model.heads=2", "instruments.every_steps=1",
-             "instruments.model_update=true", "train.steps=4", "train.log_every_steps=1",
-             "optim.rate=5e-4", "optim.warmup_steps=4000"});
-  AddCells(table, {"deepnet", "post-ln"}, {6, 18, 30, 50, 70, 100}, Layers, &experiment);
+      Table(options, {"model.width=64", "model.ffn_width=128", "model.heads=2",
+                      "instruments.every_steps=1", "instruments.model_update=true", "train.steps=4",
+                      "train.log_every_steps=1", "optim.rate=5e-4", "optim.warmup_steps=4000"});
+  AddCells(table, MethodsOf(options, {"deepnet", "post-ln"}),
+           DepthsOf(options, {6, 18, 30, 50, 70, 100}), Layers, &experiment);
   return experiment;
 }
 
-Experiment MakeAblation(LabSize size, int seeds) {
+Experiment MakeAblation(const ExperimentOptions& options) {
   Experiment experiment{
       .answers = "no figure of the paper",
       .title = "Residual and norm, each with and without",
@@ -119,11 +117,11 @@ Experiment MakeAblation(LabSize size, int seeds) {
                  {.kind = PanelKind::kCurve,
                   .quantity = Quantity::kTrainNll,
                   .title = "Training loss of the deepest"}},
-      .evaluate = TestWords(size),
+      .evaluate = TestWords(options.size),
       .paper = Iwslt14Settings()};
-  const std::vector<std::string> methods = {"deepnet", "post-ln", "residual-only", "norm-only",
-                                            "neither"};
-  AddCells(Table(size, seeds, {}), methods, {6, 18, 50}, Layers, &experiment);
+  AddCells(Table(options, {}),
+           MethodsOf(options, {"deepnet", "post-ln", "residual-only", "norm-only", "neither"}),
+           DepthsOf(options, {6, 18, 50}), Layers, &experiment);
   return experiment;
 }
 

@@ -8,6 +8,7 @@ namespace deepnet {
 namespace {
 
 constexpr int kTunedLayers = 24;  // a side
+constexpr char kM2m100Folder[] = "runs/m2m100_12b";
 
 Panel LossPanel(const std::string& group, const std::string& title, const std::string& x_label) {
   return {.quantity = Quantity::kDevNll,
@@ -44,10 +45,20 @@ void AddFigure7Cells(LabSize size, const CellTable& table, Experiment* experimen
       experiment, "width");
 }
 
+// Others' weights, so no seed changes them; `evaluate` reads them where `import` put them.
+CellSpec ImportedM2m100() {
+  return {.name = "m2m-100",
+          .series = "M2M-100",
+          .x = 48,
+          .recipe = kM2m100Recipe,
+          .checkpoint = kM2m100Folder,
+          .sets = {"seed=1"}};
+}
+
 }  // namespace
 
-Experiment MakeFigure7(LabSize size, int seeds) {
-  const bool small = size == LabSize::kSmall;
+Experiment MakeFigure7(const ExperimentOptions& options) {
+  const bool small = options.size == LabSize::kSmall;
   Experiment experiment{
       .answers = "Figure 7",
       .title = "Rate, batch and width",
@@ -59,14 +70,14 @@ Experiment MakeFigure7(LabSize size, int seeds) {
                  LossPanel("width", "Validation loss against the width", "width")},
       .paper = Wmt17Settings(),
       .published = PublishedFigure7()};
-  CellTable table{.recipe = small ? kSmallRecipe : kWmt17Recipe, .seeds = seeds};
+  CellTable table{.recipe = small ? kSmallRecipe : kWmt17Recipe, .seeds = options.seeds};
   table.sets = BothStacks(18);
   table.sets.push_back(small ? "train.validate_sentences=200" : "train.steps=30000");
-  AddFigure7Cells(size, table, &experiment);
+  AddFigure7Cells(options.size, table, &experiment);
   return experiment;
 }
 
-Experiment MakeTable3(LabSize size, int seeds) {
+Experiment MakeTable3(const ExperimentOptions& options) {
   Experiment experiment{
       .answers = "Table 3",
       .title = "Deep and narrow against shallow and wide",
@@ -79,18 +90,19 @@ Experiment MakeTable3(LabSize size, int seeds) {
       .evaluate = {"--split", "test", "--any-to-any", "--spm", "{data}/tokenizer.model"},
       .paper = Languages102Settings(),
       .tables = {PublishedTable3()}};
-  if (size == LabSize::kPaper) {
+  if (options.size == LabSize::kPaper) {
     experiment.evaluate.back() = "corpus/flores200_sacrebleu_tokenizer_spm.model";
-    const CellTable table{.recipe = kLanguages102Recipe, .seeds = seeds};
+    const CellTable table{.recipe = kLanguages102Recipe, .seeds = options.seeds};
     AddCells(
         table, {"deepnet"}, {200}, [](double) { return BothStacks(100); }, &experiment);
+    experiment.cells.push_back(ImportedM2m100());
     return experiment;
   }
   experiment.evaluate.insert(experiment.evaluate.end(), {"--sentences", "100"});
   // Of equal cost: the shallow one has 1.8 times as many parameters.
   const CellTable table{.recipe = kSmallRecipe,
                         .sets = {"data.directions=", "train.steps=2000", "optim.warmup_steps=200"},
-                        .seeds = seeds};
+                        .seeds = options.seeds};
   AddCells(
       table, {"deepnet"}, {48},
       [](double) {
@@ -110,10 +122,10 @@ Experiment MakeTable3(LabSize size, int seeds) {
   return experiment;
 }
 
-Experiment MakeTuning(LabSize, int seeds) {
+Experiment MakeTuning(const ExperimentOptions& options) {
   Experiment experiment{
       .answers = "no figure of the paper",
-      .title = "DeepNorm's constants, halved and doubled",
+      .title = "DeepNorm's constants: alpha from half to twice, beta from half to four times",
       .claim =
           "alpha holds on to the stream, beta starts branches small; the paper derives both from "
           "the depth. What do other values do?",
@@ -122,7 +134,7 @@ Experiment MakeTuning(LabSize, int seeds) {
                   .x_label = "alpha times",
                   .y_label = "beta times"}},
       .evaluate = TestWords(LabSize::kSmall)};
-  CellTable table{.recipe = kSmallRecipe, .sets = BothStacks(kTunedLayers), .seeds = seeds};
+  CellTable table{.recipe = kSmallRecipe, .sets = BothStacks(kTunedLayers), .seeds = options.seeds};
   table.sets.push_back("model.residual=DEEPNORM");
   for (const double alpha : {0.5, 0.71, 1.0, 1.41, 2.0}) {
     for (const double beta : {0.5, 1.0, 2.0, 4.0}) {

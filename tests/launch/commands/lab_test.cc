@@ -11,19 +11,11 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/stat.h>
 
-#include "launch/commands/lab_cells.h"
 #include "launch/commands/lab_child.h"
 #include "launch/commands/lab_corpus.h"
-#include "launch/commands/lab_files.h"
-#include "launch/commands/lab_list.h"
-#include "launch/commands/lab_report.h"
-#include "launch/commands/lab_run.h"
 #include "launch/commands/lab_schedule.h"
-#include "launch/program.h"
-#include "tests/trainer/data/prepared_corpus.h"
-#include "tests/trainer/data/temp_folder.h"
+#include "tests/launch/commands/lab_rig.h"
 #include "trainer/data/corpus.h"
 #include "trainer/stop_requests.h"
 
@@ -31,93 +23,10 @@ namespace deepnet {
 namespace {
 
 using ::testing::HasSubstr;
-using ::testing::Not;
-using testing::TempFolder;
+using testing::LabRig;
+using testing::Outcome;
 
-// Post-LN from 18 layers on diverges, the run of 50 layers of DeepNet fails as long as there is a
-// file "broken". A run that is told to wait says so and waits to be stopped.
-constexpr char kStandIn[] = R"(#!/bin/sh
-command=$1
-echo "$*" >> calls
-for word in "$@"; do
-  case $word in
-    folder=*) folder=${word#folder=} ;;
-    *wait-here*) wait=yes ;;
-  esac
-done
-if [ $command = evaluate ]; then
-  echo '{"kind":"evaluate","nll":5.8,"directions":[{"direction":"xx-en","nll":5.8}]}'
-  exit 0
-fi
-mkdir -p "$folder"
-echo '{"kind":"train","step":10,"nll":8.9,"seconds":1}' > "$folder/metrics.jsonl"
-echo '{"kind":"train","step":300,"nll":5.9,"seconds":30}' >> "$folder/metrics.jsonl"
-echo weights > "$folder/step-300"
-if [ "$wait" = yes ]; then
-  trap 'exit 75' TERM
-  echo waiting > waiting
-  while :; do sleep 0.05; done
-fi
-case $folder in
-  *post-ln-18*|*post-ln-50*) exit 7 ;;
-  *deepnet-50*) [ -f broken ] && { echo "error: broken for a test" >&2; exit 6; } ;;
-esac
-exit 0
-)";
-
-struct Outcome {
-  int code;
-  std::string out, err;
-};
-
-class LabTest : public ::testing::Test {
- protected:
-  LabTest() : old_(std::filesystem::current_path()) {
-    recipes_ = std::filesystem::absolute("launch/recipes");
-    testing::WriteOpus(folder_);
-    EXPECT_TRUE(
-        testing::PrepareIn(folder_, "opus100_folder: \"opus\" output_folder: \"data\"").ok());
-    folder_.Write("deepnet.sh", kStandIn);
-    chmod(folder_.Path("deepnet.sh").c_str(), 0755);
-    std::filesystem::current_path(folder_.path());
-  }
-  ~LabTest() override { std::filesystem::current_path(old_); }
-
-  Outcome RunLab(std::vector<std::string> words) {
-    words.insert(words.begin(), "lab");
-    std::istringstream in;
-    std::ostringstream out, err;
-    // Of `deepnet lab`, what needs no model.
-    const Command lab{
-        .name = "lab",
-        .subcommands = {MakeLabListCommand(), MakeLabRunCommand(), MakeLabReportCommand()}};
-    const int code = RunProgram({lab}, words, {in, out, err});
-    return {code, out.str(), err.str()};
-  }
-
-  // The ablation's DeepNet and Post-LN at 6, 18 and 50 layers: six runs.
-  Outcome RunAblation(const std::vector<std::string>& more = {}) {
-    std::vector<std::string> words = {"run",       "ablation", "--only",    "deepnet",
-                                      "--only",    "post-ln",  "--data",    "data",
-                                      "--out",     "out",      "--program", "./deepnet.sh",
-                                      "--recipes", recipes_,   "--set",     "data.directions="};
-    words.insert(words.end(), more.begin(), more.end());
-    return RunLab(words);
-  }
-
-  LabResult Result() { return ReadLabResult(*MakePosixFileSystem(), "out").value_or(LabResult()); }
-
-  int NumCalls(const std::string& command) {
-    std::istringstream calls(folder_.Read("calls"));
-    int count = 0;
-    for (std::string line; std::getline(calls, line);) count += line.starts_with(command) ? 1 : 0;
-    return count;
-  }
-
-  const std::filesystem::path old_;
-  std::string recipes_;
-  TempFolder folder_;
-};
+class LabTest : public LabRig {};
 
 TEST_F(LabTest, ListNamesEveryExperiment) {
   const Outcome outcome = RunLab({"list"});
@@ -218,7 +127,7 @@ TEST_F(LabTest, AStopReachesTheRunsAndLeavesThemUnfinished) {
   experiment->cells.resize(2);
   experiment->cells[1].sets.push_back("name=wait-here");
   const LabSetup setup{
-      .program = {"./deepnet.sh"}, .recipes = recipes_, .out = "out", .data = "data"};
+      .program = "./deepnet.sh", .recipes = recipes_, .out = "out", .data = "data"};
   auto jobs = PlanLabJobs(*experiment, setup, 1000);
   ASSERT_TRUE(jobs.ok()) << jobs.status();
   std::atomic<int> request = 0;
@@ -308,21 +217,36 @@ TEST(LabLimits, AsManyAsCoresAndMemoryAllow) {
   EXPECT_EQ(MakeLabLimits(pending, 4, 7, 5).jobs, 5);
 }
 
+TEST(LabLimits, WhatALauncherStartsIsOneAtATimeAndChoosesItsThreads) {
+  EXPECT_EQ(MakeLaunchedLimits(0).jobs, 1);
+  EXPECT_EQ(MakeLaunchedLimits(0).threads, 0);
+  EXPECT_EQ(MakeLaunchedLimits(3).jobs, 3);
+  EXPECT_EQ(MakeLaunchedLimits(3).threads, 0);
+}
+
 TEST(LabCells, ShellTextQuotesWhatAShellWouldRead) {
   EXPECT_EQ(ShellText({"deepnet", "--set", "seed=1"}), "deepnet --set seed=1");
   EXPECT_EQ(ShellText({"a b", "it's", ""}), "'a b' 'it'\\''s' ''");
 }
 
-// The published settings of every experiment: valid, and with a plan that fits what the recipe
-// names.
-TEST(LabCells, EveryPaperCellHasAPlan) {
+// The published settings of every experiment: valid, and with a plan for devices that one can
+// have, as many as the cluster says. Weights of others are only scored.
+TEST(LabCells, EveryPaperCellHasAPlanForDevicesOf80GiB) {
+  constexpr int64_t kDeviceBytes = int64_t{80} << 30;
   for (const std::string& name : ExperimentNames()) {
     const auto experiment = MakeExperiment(name, {.size = LabSize::kPaper});
     if (name == "tuning") continue;  // small only
     ASSERT_TRUE(experiment.ok()) << experiment.status();
-    const auto jobs = PlanLabJobs(*experiment, {.program = {"deepnet"}, .out = "out"}, 40000);
+    const auto jobs = PlanLabJobs(*experiment, {.program = "deepnet", .out = "out"}, 40000);
     ASSERT_TRUE(jobs.ok()) << name << ":\n" << jobs.status().message();
-    EXPECT_GT(jobs->front().bytes, 0);
+    for (const LabJob& job : *jobs) {
+      const ClusterSpec& cluster = job.run.cluster();
+      EXPECT_EQ(cluster.device_memory_gib(), 80) << name << " " << job.spec.name;
+      EXPECT_LE(cluster.devices_per_node(), 8) << name << " " << job.spec.name;
+      EXPECT_GT(job.rank_bytes, 0) << name << " " << job.spec.name;
+      EXPECT_LE(job.rank_bytes, kDeviceBytes) << name << " " << job.spec.name;
+      EXPECT_EQ(job.ranks, job.spec.checkpoint.empty() ? NumRanks(job.run) : 1) << job.spec.name;
+    }
   }
 }
 
@@ -330,7 +254,7 @@ TEST(LabCells, EverySmallCellFitsALaptop) {
   for (const std::string& name : ExperimentNames()) {
     const auto experiment = MakeExperiment(name, {});
     ASSERT_TRUE(experiment.ok()) << experiment.status();
-    const auto jobs = PlanLabJobs(*experiment, {.program = {"deepnet"}, .out = "out"}, 4008);
+    const auto jobs = PlanLabJobs(*experiment, {.program = "deepnet", .out = "out"}, 4008);
     ASSERT_TRUE(jobs.ok()) << name << ":\n" << jobs.status().message();
     for (const LabJob& job : *jobs) EXPECT_LT(job.bytes, int64_t{4} << 30) << job.spec.name;
   }

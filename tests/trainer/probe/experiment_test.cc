@@ -1,5 +1,6 @@
 #include "trainer/probe/experiment.h"
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <set>
@@ -76,7 +77,54 @@ TEST(Experiment, OnlySomeSeries) {
     EXPECT_TRUE(cell.series == "deepnet" || cell.series == "post-ln") << cell.name;
   }
   EXPECT_THAT(MakeExperiment("table1", {.series = {"no-such"}}).status().message(),
-              HasSubstr("no series 'no-such'"));
+              HasSubstr("no series 'no-such', but deepnet, post-ln"));
+  EXPECT_THAT(MakeExperiment("fig7", {.series = {"keel"}}).status().message(),
+              HasSubstr("no series 'keel', but deepnet"));
+}
+
+TEST(Experiment, AnyMethodAtAnyDepthIsRunWithTheExperimentsSettings) {
+  for (const std::string& name : ExperimentNames()) {
+    const Experiment own = Make(name);
+    if (own.depths == DepthAxis::kNone) continue;
+    std::vector<std::string> keys;
+    for (const Method& method : Methods()) keys.emplace_back(method.key);
+    const auto all = MakeExperiment(name, {.seeds = 1, .series = keys, .xs = {14, 6, 14}});
+    ASSERT_TRUE(all.ok()) << all.status();
+    EXPECT_EQ(all->cells.size(), 2 * keys.size()) << name;
+    EXPECT_EQ(all->cells.front().x, 6) << name;
+    const std::string layers = own.depths == DepthAxis::kBoth ? "=7" : "=14";
+    EXPECT_THAT(all->cells.back().sets, Contains("model.encoder_layers" + layers)) << name;
+    EXPECT_THAT(all->cells.back().sets, Contains("model.decoder_layers" + layers)) << name;
+    EXPECT_EQ(all->cells.back().recipe, own.cells.front().recipe) << name;
+  }
+  const auto added = MakeExperiment("fig6", {.series = {"branch-norm", "deepnet"}, .xs = {100}});
+  ASSERT_TRUE(added.ok()) << added.status();
+  ASSERT_EQ(added->cells.size(), 2);
+  EXPECT_EQ(added->cells[0].name, "deepnet-100-s1");  // the experiment's own first
+  EXPECT_EQ(added->cells[1].name, "branch-norm-100-s1");
+  EXPECT_THAT(added->cells[1].sets, Contains("model.residual=BRANCH_NORM"));
+}
+
+TEST(Experiment, WithoutAWarmUpMeansThatWhereverItIsAskedFor) {
+  const auto cold = MakeExperiment("fig6", {.series = {"post-ln-cold"}, .xs = {6}});
+  ASSERT_TRUE(cold.ok()) << cold.status();
+  EXPECT_THAT(cold->cells[0].sets, Contains("optim.warmup_steps=0"));
+}
+
+TEST(Experiment, ReZeroIsTrainedWithoutHalfPrecision) {
+  for (const CellSpec& cell : Make("table1", LabSize::kPaper).cells) {
+    const bool full =
+        std::find(cell.sets.begin(), cell.sets.end(), "compute.dtype=FLOAT32") != cell.sets.end();
+    EXPECT_EQ(full, cell.series == "rezero") << cell.name;
+  }
+}
+
+TEST(Experiment, TableThreeScoresTheWeightsItIsComparedWith) {
+  const Experiment table = Make("table3", LabSize::kPaper);
+  ASSERT_EQ(table.cells.size(), 2);
+  EXPECT_EQ(table.cells[0].checkpoint, "");
+  EXPECT_EQ(table.cells[1].series, "M2M-100");
+  EXPECT_EQ(table.cells[1].checkpoint, "runs/m2m100_12b");
 }
 
 TEST(Experiment, OnlySomePlacesOfTheAxis) {
@@ -86,8 +134,14 @@ TEST(Experiment, OnlySomePlacesOfTheAxis) {
   for (const CellSpec& cell : some->cells) names.insert(cell.name);
   EXPECT_EQ(names, std::set<std::string>(
                        {"deepnet-6-s1", "deepnet-6-s2", "deepnet-50-s1", "deepnet-50-s2"}));
-  EXPECT_THAT(MakeExperiment("table1", {.xs = {7}}).status().message(),
-              HasSubstr("no runs at '7', but 6, 18, 50, 100"));
+  EXPECT_THAT(MakeExperiment("fig7", {.xs = {7}}).status().message(),
+              HasSubstr("no runs at '7', but "));
+  for (const double depth : {0.0, -6.0, 6.5, 1e9}) {
+    EXPECT_THAT(MakeExperiment("table1", {.xs = {depth}}).status().message(),
+                HasSubstr("but at any number of layers a side"));
+  }
+  EXPECT_THAT(MakeExperiment("fig8", {.xs = {7}}).status().message(),
+              HasSubstr("no runs at '7', but at any even number of layers"));
 }
 
 TEST(Experiment, UnknownNamesAndSizesAreErrors) {

@@ -1,0 +1,209 @@
+#include "launch/commands/lab_request.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <set>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+
+#include "launch/commands/lab_files.h"
+#include "parallel/base/exit_code.h"
+#include "parallel/base/status_macros.h"
+
+namespace deepnet {
+namespace {
+
+absl::Status BadFlag(const std::string& text) {
+  return WithExitCode(absl::InvalidArgumentError(text), ExitCode::kBadConfig);
+}
+
+std::string ThisProgram() {
+  std::error_code error;
+  const auto path = std::filesystem::read_symlink("/proc/self/exe", error);
+  return error ? "deepnet" : path.string();
+}
+
+LabSetup MakeSetup(const CommandLine& line, const Experiment& experiment) {
+  LabSetup setup{.launcher = absl::StrSplit(line.flags.Text("launcher"), ' ', absl::SkipEmpty()),
+                 .program = line.flags.Text("program"),
+                 .root = RootFolder(line),
+                 .recipes = line.flags.Text("recipes"),
+                 .out = line.flags.Text("out"),
+                 .data = line.flags.Text("data"),
+                 .imported = line.flags.Text("m2m100"),
+                 .sets = line.flags.List("set")};
+  if (setup.program.empty()) setup.program = ThisProgram();
+  if (setup.out.empty()) {
+    setup.out = absl::StrCat("runs/lab/", experiment.name, "-", LabSizeName(experiment.size));
+  }
+  return setup;
+}
+
+absl::StatusOr<ExperimentOptions> ReadOptions(const CommandLine& line) {
+  if (line.flags.Integer("seeds") < 0) {
+    return BadFlag("--seeds: must be at least 1, or 0: the experiment's own number");
+  }
+  const bool paper = line.flags.Text("size") == LabSizeName(LabSize::kPaper);
+  ExperimentOptions options{.size = paper ? LabSize::kPaper : LabSize::kSmall,
+                            .seeds = static_cast<int>(line.flags.Integer("seeds")),
+                            .series = line.flags.List("only")};
+  for (const std::string& place : line.flags.List("at")) {
+    if (!absl::SimpleAtod(place, &options.xs.emplace_back())) {
+      return BadFlag(absl::StrCat("--at: '", place, "' is no number"));
+    }
+  }
+  return options;
+}
+
+std::vector<std::string> GivenWords(const CommandLine& line) {
+  std::vector<std::string> words;
+  for (const char* flag : {"only", "at"}) {
+    for (const std::string& value : line.flags.List(flag)) {
+      words.insert(words.end(), {absl::StrCat("--", flag), value});
+    }
+  }
+  for (const char* flag : {"root", "recipes", "launcher", "program", "m2m100"}) {
+    if (!line.flags.Given(flag)) continue;
+    words.insert(words.end(), {absl::StrCat("--", flag), line.flags.Text(flag)});
+  }
+  return words;
+}
+
+uint64_t NumSeeds(const Experiment& experiment) {
+  uint64_t seeds = 1;
+  for (const CellSpec& cell : experiment.cells) seeds = std::max(seeds, cell.seed);
+  return seeds;
+}
+
+// Those in `folder` that count: failed ones are run again, if they are asked for.
+absl::StatusOr<std::vector<LabCell>> EarlierCells(FileSystem& fs, const std::string& folder) {
+  std::vector<LabCell> cells;
+  const std::string below = JoinPath(folder, "cells");
+  ASSIGN_OR_RETURN(const bool there, fs.Exists(below));
+  if (!there) return cells;
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, fs.List(below));
+  for (const std::string& name : names) {
+    const auto cell = ReadLabCell(fs, JoinPath(below, name));
+    if (cell.ok() && cell->status() != CELL_FAILED) cells.push_back(*cell);
+  }
+  return cells;
+}
+
+absl::Status CheckFolder(FileSystem& fs, const LabRequest& request, const std::string& folder) {
+  const auto result = ReadLabResult(fs, folder);
+  if (!result.ok()) return absl::OkStatus();  // nothing has ended there
+  const Experiment& experiment = request.experiment;
+  if (result->experiment() == experiment.name && result->size() == LabSizeName(experiment.size)) {
+    return absl::OkStatus();
+  }
+  return BadFlag(absl::StrCat("--out: ", request.setup.out, " holds ", result->experiment(),
+                              ", size ", result->size(), "; name another folder"));
+}
+
+}  // namespace
+
+std::vector<Flag> LabRequestFlags() {
+  return {{.name = "size",
+           .value = "small|paper",
+           .default_value = "small",
+           .help = "small: minutes on two cores. paper: the published settings, for a cluster.",
+           .allowed = {"small", "paper"}},
+          {.name = "data",
+           .value = "FOLDER",
+           .help = "Prepared corpus; default: the recipe's, for small that of the quick start."},
+          {.name = "out",
+           .value = "FOLDER",
+           .help = "Where results go; default: runs/lab/EXPERIMENT-SIZE."},
+          {.name = "seeds",
+           .kind = FlagKind::kInteger,
+           .value = "N",
+           .default_value = "0",
+           .help = "Runs that differ in their seed only; 0: the experiment's own number."},
+          {.name = "only",
+           .kind = FlagKind::kList,
+           .value = "METHOD",
+           .help = "Only this one (deepnet, post-ln, ...); may be given often. Where methods are "
+                   "compared over depth, any method will do, the experiment's own or not."},
+          {.name = "at",
+           .kind = FlagKind::kList,
+           .value = "X",
+           .help = "Only at this place of the axis, for example 50 layers; may be given often. "
+                   "Where the axis is depth, any depth will do."},
+          {.name = "set",
+           .kind = FlagKind::kList,
+           .value = "FIELD=VALUE",
+           .help = "Change one field of every run, as for `train`; the report names it."},
+          {.name = "launcher",
+           .value = "WORDS",
+           .help = "What starts every run as several ranks: 'mpirun -n {ranks}', where {ranks} "
+                   "is what the run's cluster asks for. `evaluate` is one process: it is started "
+                   "with {ranks} as 1, or without a launcher that does not say {ranks}."},
+          {.name = "program",
+           .value = "FILE",
+           .help = "The program that trains and scores; default: this one."},
+          {.name = "m2m100",
+           .value = "FOLDER",
+           .help = "M2M-100's weights for table3 in the size paper, as `deepnet checkpoint import` "
+                   "wrote them; default: runs/m2m100_12b."},
+          {.name = "recipes",
+           .value = "FOLDER",
+           .default_value = "launch/recipes",
+           .help = "Where the recipes are."}};
+}
+
+absl::StatusOr<LabRequest> ReadLabRequest(const CommandLine& line) {
+  const std::vector<std::string>& names = line.flags.positional();
+  if (names.empty()) return BadFlag("no experiment given; `deepnet lab list` names them");
+  LabRequest request;
+  ASSIGN_OR_RETURN(request.options, ReadOptions(line));
+  auto experiment = MakeExperiment(names[0], request.options);
+  if (!experiment.ok()) return BadFlag(std::string(experiment.status().message()));
+  request.experiment = *std::move(experiment);
+  request.setup = MakeSetup(line, request.experiment);
+  request.given = GivenWords(line);
+  return request;
+}
+
+absl::StatusOr<Experiment> WithEarlierCells(FileSystem& fs, const LabRequest& request) {
+  const std::string folder = ResolveFrom(request.setup.root, request.setup.out);
+  RETURN_IF_ERROR(CheckFolder(fs, request, folder));
+  ASSIGN_OR_RETURN(const std::vector<LabCell> earlier, EarlierCells(fs, folder));
+  if (earlier.empty()) return request.experiment;
+  const bool open = request.experiment.depths != DepthAxis::kNone;
+  ExperimentOptions options{.size = request.options.size,
+                            .seeds = static_cast<int>(NumSeeds(request.experiment))};
+  std::set<std::string> names;
+  for (const CellSpec& cell : request.experiment.cells) {
+    names.insert(cell.name);
+    if (open) options.series.push_back(cell.series), options.xs.push_back(cell.x);
+  }
+  for (const LabCell& cell : earlier) {
+    names.insert(cell.name());
+    if (open) options.series.push_back(cell.series()), options.xs.push_back(cell.x());
+    options.seeds = std::max(options.seeds, static_cast<int>(cell.seed()));
+  }
+  auto whole = MakeExperiment(request.experiment.name, options);
+  if (!whole.ok()) {
+    return BadFlag(
+        absl::StrCat("--out: ", folder, ": ", whole.status().message(), "; name another folder"));
+  }
+  std::erase_if(whole->cells, [&](const CellSpec& cell) { return !names.contains(cell.name); });
+  return whole;
+}
+
+std::string LabCommandText(const LabRequest& request) {
+  const LabSetup& setup = request.setup;
+  std::vector<std::string> words = {"deepnet", "lab",
+                                    "run",     request.experiment.name,
+                                    "--size",  LabSizeName(request.experiment.size),
+                                    "--seeds", absl::StrCat(NumSeeds(request.experiment)),
+                                    "--out",   setup.out};
+  if (!setup.data.empty()) words.insert(words.end(), {"--data", setup.data});
+  words.insert(words.end(), request.given.begin(), request.given.end());
+  for (const std::string& set : setup.sets) words.insert(words.end(), {"--set", set});
+  return ShellText(words);
+}
+
+}  // namespace deepnet
