@@ -20,9 +20,11 @@ Panel LossPanel(const std::string& group, const std::string& title, const std::s
 
 void AddFigure7Cells(LabSize size, const CellTable& table, Experiment* experiment) {
   const bool small = size == LabSize::kSmall;
+  const std::vector<double> rates =
+      small ? std::vector<double>{1e-3, 2e-3, 4e-3} : std::vector<double>{5e-4, 1e-3, 1.5e-3};
   AddCells(
-      table, {"deepnet"}, {5e-4, 1e-3, 1.5e-3},
-      [](double x) { return Fields{absl::StrCat("optim.rate=", x)}; }, experiment, "rate");
+      table, {"deepnet"}, rates, [](double x) { return Fields{absl::StrCat("optim.rate=", x)}; },
+      experiment, "rate");
   const std::vector<double> batches =
       small ? std::vector<double>{1, 2, 4} : std::vector<double>{64, 128, 256};
   AddCells(
@@ -100,9 +102,10 @@ Experiment MakeTable3(const ExperimentOptions& options) {
   }
   experiment.evaluate.insert(experiment.evaluate.end(), {"--sentences", "100"});
   // Of equal cost: the shallow one has 1.8 times as many parameters.
-  const CellTable table{.recipe = kSmallRecipe,
-                        .sets = {"data.directions=", "train.steps=2000", "optim.warmup_steps=200"},
-                        .seeds = options.seeds};
+  const CellTable table{
+      .recipe = kSmallRecipe,
+      .sets = {"data.directions=", "train.steps=2000", "optim.rate=5e-4", "optim.warmup_steps=200"},
+      .seeds = options.seeds};
   AddCells(
       table, {"deepnet"}, {48},
       [](double) {
