@@ -21,12 +21,19 @@ namespace {
 // Rows of hypotheses computed together.
 constexpr int kDecodeRows = 512;
 
+// What two commands say of a sentence must not depend on what was the faster type a moment ago.
+ComputeSpec ResolveWithoutMeasuring(ComputeSpec compute) {
+  const bool cpu = compute.device().empty() || compute.device() == "cpu";
+  if (cpu && compute.dtype() == DATA_TYPE_UNSPECIFIED) compute.set_dtype(FLOAT32);
+  return ResolveCompute(compute);
+}
+
 ComputeSpec ChooseCompute(const ComputeSpec& stored, const ComputeSpec& overrides) {
   ComputeSpec compute = stored;
   compute.clear_threads_per_rank();
   compute.MergeFrom(overrides);
-  compute = ResolveCompute(compute);
-  return CheckCompute(compute).ok() ? compute : ResolveCompute(overrides);
+  compute = ResolveWithoutMeasuring(compute);
+  return CheckCompute(compute).ok() ? compute : ResolveWithoutMeasuring(overrides);
 }
 
 }  // namespace

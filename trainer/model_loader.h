@@ -28,7 +28,8 @@ struct LoadedModel {
 
 // `run_or_checkpoint`: a run folder (its newest checkpoint), a checkpoint folder or a pointer file
 // such as runs/a/best-bleu. The run's arithmetic is used with `overrides` on top; where this host
-// does not have it, the best that it has. Errors carry ExitCode::kCheckpoint.
+// does not have it, or the checkpoint names none (an import), float32 on a CPU with the best
+// instructions that it has. Errors carry ExitCode::kCheckpoint.
 absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& run_or_checkpoint,
                                                        const ComputeSpec& overrides);
 
