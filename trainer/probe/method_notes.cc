@@ -18,7 +18,7 @@ std::string OfAdmin(const SchemeSpec& scheme) {
     return "omega starts from a measured profile, as it was published.";
   }
   return "omega starts from one number a stack, as in its later released code (admin-torch), not "
-         "from a profile, as it was published. `deepnet lab admin-profile` measures one.";
+         "from a profile, as it was published (deepnet lab admin-profile measures one).";
 }
 
 std::string OfDsInit(const SchemeSpec& scheme) {

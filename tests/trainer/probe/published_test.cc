@@ -1,5 +1,7 @@
 #include "trainer/probe/published.h"
 
+#include <fstream>
+#include <map>
 #include <set>
 #include <string>
 #include <tuple>
@@ -71,6 +73,35 @@ TEST(Methods, NoTwoLookAlike) {
 TEST(Methods, ThePapersTenAllExist) {
   EXPECT_EQ(PaperMethods().size(), 10u);
   for (const std::string& key : PaperMethods()) EXPECT_STRNE(FindMethod(key).residual, "") << key;
+}
+
+// The first depth of table 1 at which a method has no score; 0: it has one everywhere.
+int FirstFailure(const PlotLine& line) {
+  for (const PlotPoint& point : line.points) {
+    if (point.diverged) return static_cast<int>(point.x);
+  }
+  return 0;
+}
+
+TEST(Published, ResidualsMdSaysWhatTableOneSaysOfWhoFailsWhere) {
+  std::map<int, std::string> documented;  // depth, and its row's methods
+  std::ifstream file("docs/design/residuals.md");
+  bool inside = false;
+  for (std::string line; std::getline(file, line);) {
+    inside = inside ? !line.empty() : line == "| diverged at | schemes |";
+    const size_t bar = line.find('|', 1);
+    if (!inside || bar == std::string::npos) continue;
+    documented[std::atoi(line.c_str() + 1)] = line.substr(bar);
+  }
+  ASSERT_EQ(documented.size(), 4u);  // 18, 50, 100, and never
+  const std::vector<LinePlot> published = PublishedTable1();
+  for (const PlotLine& line : published[0].lines) {
+    const std::string scheme = FindMethod(line.method).residual;
+    for (const auto& [depth, schemes] : documented) {
+      EXPECT_EQ(schemes.find(scheme) != std::string::npos, depth == FirstFailure(line))
+          << scheme << " at " << depth;
+    }
+  }
 }
 
 }  // namespace
