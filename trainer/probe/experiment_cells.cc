@@ -47,12 +47,13 @@ std::vector<std::string> TestWords(LabSize size) {
   return {"--split", "test", "--sentences", "200"};
 }
 
-std::vector<std::string> MethodsOf(const ExperimentOptions& options, std::vector<std::string> own) {
-  return options.series.empty() ? std::move(own) : options.series;
+std::vector<std::string> MethodsOf(const ExperimentOptions& options,
+                                   const std::vector<std::string>& own) {
+  return options.series.empty() ? own : options.series;
 }
 
-std::vector<double> DepthsOf(const ExperimentOptions& options, std::vector<double> own) {
-  return options.xs.empty() ? std::move(own) : options.xs;
+std::vector<double> DepthsOf(const ExperimentOptions& options, const std::vector<double>& own) {
+  return options.xs.empty() ? own : options.xs;
 }
 
 void AddCells(const CellTable& table, const std::vector<std::string>& methods,

@@ -31,8 +31,9 @@ Fields ScaledDeepNorm(int layers, double alpha_factor, double beta_factor);
 std::vector<std::string> TestWords(LabSize size);
 
 // The methods to run: those asked for, or else the experiment's `own`; its depths likewise.
-std::vector<std::string> MethodsOf(const ExperimentOptions& options, std::vector<std::string> own);
-std::vector<double> DepthsOf(const ExperimentOptions& options, std::vector<double> own);
+std::vector<std::string> MethodsOf(const ExperimentOptions& options,
+                                   const std::vector<std::string>& own);
+std::vector<double> DepthsOf(const ExperimentOptions& options, const std::vector<double>& own);
 
 // One cell a seed for each of `methods` at each of `xs`, with the method's fields and those that
 // `fields` says for an x. Small x first, so that a run that is stopped has whole columns.
