@@ -12,6 +12,7 @@
 
 #include "launch/commands/lab_cells.h"
 #include "launch/commands/lab_files.h"
+#include "launch/commands/lab_instruments.h"
 #include "launch/commands/lab_list.h"
 #include "launch/commands/lab_report.h"
 #include "launch/commands/lab_run.h"
@@ -75,9 +76,9 @@ class LabRig : public ::testing::Test {
     std::istringstream in;
     std::ostringstream out, err;
     // Of `deepnet lab`, what needs no model.
-    const Command lab{
-        .name = "lab",
-        .subcommands = {MakeLabListCommand(), MakeLabRunCommand(), MakeLabReportCommand()}};
+    const Command lab{.name = "lab",
+                      .subcommands = {MakeLabListCommand(), MakeLabRunCommand(),
+                                      MakeLabReportCommand(), MakeLabInstrumentsCommand()}};
     const int code = RunProgram({lab}, words, {in, out, err});
     return {code, out.str(), err.str()};
   }

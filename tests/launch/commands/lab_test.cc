@@ -224,6 +224,33 @@ TEST(LabLimits, WhatALauncherStartsIsOneAtATimeAndChoosesItsThreads) {
   EXPECT_EQ(MakeLaunchedLimits(3).threads, 0);
 }
 
+TEST_F(LabTest, InstrumentsOfARunAreALineARecord) {
+  std::filesystem::create_directories("some");
+  std::ofstream("some/metrics.jsonl")
+      << R"({"kind":"train","step":100,"nll":5}
+{"kind":"instruments","step":100,"layers":[{"name":"encoder.embedding","gradient_norm":9},)"
+      << R"({"name":"encoder.layers.0","gradient_norm":2,"weight_norm":4,"update_norm":1},)"
+      << R"({"name":"encoder.layers.1","gradient_norm":3,"weight_norm":4,"update_norm":2},)"
+      << R"({"name":"decoder.layers.0","gradient_norm":0},)"
+      << R"({"name":"decoder.layers.1","gradient_norm":1}],"sublayers":[{"stream_share":0.5},)"
+      << R"({"stream_share":0.75}],"model_update":0.125}
+)";
+  const Outcome outcome = RunLab({"instruments", "some"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("100               1.5                 -           0.25 to "
+                                     "0.5           0.5 to 0.75         0.125\n"));
+}
+
+TEST_F(LabTest, InstrumentsOfARunWithoutAnySaysHowToGetThem) {
+  std::filesystem::create_directories("some");
+  std::ofstream("some/metrics.jsonl") << R"({"kind":"train","step":100,"nll":5})"
+                                      << "\n";
+  const Outcome outcome = RunLab({"instruments", "some"});
+  EXPECT_EQ(outcome.code, 4);
+  EXPECT_THAT(outcome.err, HasSubstr("some: no instruments in its metrics.jsonl; a run has them "
+                                     "with instruments.every_steps"));
+}
+
 TEST(LabCells, ShellTextQuotesWhatAShellWouldRead) {
   EXPECT_EQ(ShellText({"deepnet", "--set", "seed=1"}), "deepnet --set seed=1");
   EXPECT_EQ(ShellText({"a b", "it's", ""}), "'a b' 'it'\\''s' ''");
