@@ -20,13 +20,15 @@
 namespace deepnet {
 namespace {
 
-// A point of the mean, and beside it a mark if some of the seeds diverged.
-void AddPoints(const SeedGroup& group, PlotLine* line) {
-  if (group.spread.count > 0) {
+// A point of the mean, and beside it a mark if some of the seeds diverged or left the scale.
+void AddPoints(const SeedGroup& group, Quantity quantity, PlotLine* line) {
+  const Spread& spread = group.spread;
+  const bool off_the_scale = spread.count > 0 && IsOffTheScale(quantity, spread.high);
+  if (spread.count > 0 && !off_the_scale) {
     line->points.push_back(
-        {.x = group.x, .y = group.spread.mean, .low = group.spread.low, .high = group.spread.high});
+        {.x = group.x, .y = spread.mean, .low = spread.low, .high = spread.high});
   }
-  if (group.diverged > 0) line->points.push_back({.x = group.x, .diverged = true});
+  if (group.diverged > 0 || off_the_scale) line->points.push_back({.x = group.x, .diverged = true});
 }
 
 std::optional<PlotLine> FitLine(const std::vector<SeedGroup>& groups, const std::string& series) {
@@ -48,7 +50,7 @@ std::string DrawScores(const LabResult& result, const Panel& panel, LinePlot plo
   for (const std::string& series : SeriesOf(groups)) {
     PlotLine line{.method = series};
     for (const SeedGroup& group : groups) {
-      if (group.series == series) AddPoints(group, &line);
+      if (group.series == series) AddPoints(group, panel.quantity, &line);
       ticks.insert(group.x);
     }
     plot.lines.push_back(std::move(line));

@@ -120,7 +120,9 @@ std::optional<double> CellScore(const LabCell& cell, Quantity quantity, int64_t 
 std::vector<PlotPoint> CurveOverSteps(const LabCell& cell, Quantity quantity) {
   std::vector<PlotPoint> points;
   const auto add = [&](int64_t step, std::optional<double> y) {
-    if (y.has_value()) points.push_back({.x = static_cast<double>(step), .y = *y});
+    if (y.has_value() && !IsOffTheScale(quantity, *y)) {
+      points.push_back({.x = static_cast<double>(step), .y = *y});
+    }
   };
   if (quantity == Quantity::kTrainNll) {
     for (const StepRecord& record : cell.steps()) add(record.step(), record.nll());
@@ -214,9 +216,16 @@ double WordFrequencyLevel(const LabData& data, Quantity quantity) {
   return quantity == Quantity::kTrainNll ? data.word_frequency_nll() : 0.0;
 }
 
+bool IsOffTheScale(Quantity quantity, double value) {
+  constexpr double kMostNats = 20.0;  // log of 485 million
+  return IsLoss(quantity) && !(value <= kMostNats);
+}
+
 std::string QuantityText(Quantity quantity, double value) {
   const bool score = IsLoss(quantity) || IsTestBleu(quantity);
-  return score && std::isfinite(value) ? absl::StrFormat("%.2f", value) : ShortNumber(value);
+  return score && std::isfinite(value) && !IsOffTheScale(quantity, value)
+             ? absl::StrFormat("%.2f", value)
+             : ShortNumber(value);
 }
 
 }  // namespace deepnet

@@ -33,6 +33,10 @@ std::string QuantityName(Quantity quantity);
 // high ones.
 bool IsLoss(Quantity quantity);
 
+// A loss that no model learns at: worse than an even guess among all pieces that any vocabulary
+// has. On an axis that reached it nothing else could be told apart.
+bool IsOffTheScale(Quantity quantity, double value);
+
 // BLEU or spBLEU of what the test set was translated to.
 bool IsTestBleu(Quantity quantity);
 

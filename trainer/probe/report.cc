@@ -118,9 +118,9 @@ constexpr char kHowToRead[] =
     "<footer>\n<h3>How to read this</h3>\n<p>Loss is in nats a target token, lower is better; the "
     "dashed line is what a model reaches that knows only how often each piece occurs. A point is "
     "the mean over seeds, its bar the lowest and the highest. ✕ marks runs that ended because ten "
-    "steps in a row were not finite. “The paper” is Wang et al., 2022, arXiv:2203.00555: tables "
-    "as printed, figures read off by eye. Figures of two sizes are not comparable as numbers, "
-    "only in who learns and who does not.</p>\n</footer>\n";
+    "steps in a row were not finite, or whose loss is above 20 nats. “The paper” is Wang et al., "
+    "2022, arXiv:2203.00555: tables as printed, figures read off by eye. Figures of two sizes are "
+    "not comparable as numbers, only in who learns and who does not.</p>\n</footer>\n";
 
 }  // namespace
 

@@ -2,11 +2,13 @@
 
 #include <set>
 #include <string>
+#include <utility>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "trainer/probe/experiment.h"
+#include "trainer/probe/panel_plots.h"
 
 namespace deepnet {
 namespace {
@@ -48,6 +50,25 @@ TEST(Quantities, OfLossesTheLowOnesAreGoodAndOfNothingElse) {
   }
   EXPECT_TRUE(IsTestBleu(Quantity::kTestBleuToEnglish));
   EXPECT_FALSE(IsLoss(Quantity::kModelUpdate));
+}
+
+TEST(Quantities, ALossThatNothingLearnsAtIsACrossAndNoScaleOfThePlot) {
+  const auto experiment = MakeExperiment("ablation", {});
+  ASSERT_TRUE(experiment.ok());
+  LabResult result;
+  for (const auto& [series, nll] : {std::pair("deepnet", 5.29), std::pair("neither", 1.4e7)}) {
+    LabCell& cell = *result.add_cells();
+    cell.set_status(CELL_DONE);
+    cell.set_series(series);
+    cell.set_x(18);
+    cell.mutable_test()->add_directions()->set_direction("es-en");
+    cell.mutable_test()->set_nll(nll);
+  }
+  const std::string svg = DrawPanel(result, experiment->panels[0], "id");
+  EXPECT_THAT(svg, ::testing::HasSubstr("✕ neither"));
+  EXPECT_THAT(svg, ::testing::Not(::testing::HasSubstr("00,000")));
+  EXPECT_EQ(QuantityText(Quantity::kTestNll, 1.4e7), "14,000,000");
+  EXPECT_EQ(QuantityText(Quantity::kTestNll, 5.29), "5.29");
 }
 
 }  // namespace
