@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
@@ -125,12 +126,54 @@ std::string DrawBands(const LinePlot& plot, const Frame& frame) {
   return svg;
 }
 
+constexpr double kLevelName = 195;  // wide, of texts 15 units high
+
+// How much of the lines runs through a level's name from `left` on with its foot at `foot`.
+int NumCovered(const LinePlot& plot, const Frame& frame, double left, double foot) {
+  constexpr double kHigh = 16;
+  constexpr int kSamples = 16;  // of a line between two points
+  int covered = 0;
+  for (const PlotLine& line : plot.lines) {
+    const PlotPoint* last = nullptr;
+    for (const PlotPoint& point : line.points) {
+      if (!IsShown(plot, point)) continue;
+      const PlotPoint& from = last == nullptr ? point : *last;
+      for (int i = 1; i <= kSamples; ++i) {
+        const double part = static_cast<double>(i) / kSamples;
+        const double x = std::lerp(frame.x.Place(from.x), frame.x.Place(point.x), part);
+        const double y = std::lerp(frame.y.Place(from.y), frame.y.Place(point.y), part);
+        covered +=
+            left <= x && x <= left + kLevelName && foot - kHigh <= y && y <= foot + 4 ? 1 : 0;
+      }
+      last = &point;
+    }
+  }
+  return covered;
+}
+
+// A level's name stands above or below it, at the left or at the right: where least runs through.
+std::string DrawLevelName(const LinePlot& plot, const Frame& frame, const PlotLevel& level) {
+  const double y = frame.y.Place(level.y);
+  std::string best;
+  int least = std::numeric_limits<int>::max();
+  for (const double foot : {y - 4, y + 15}) {
+    if (foot < kTop + 10 || foot > kBottom - 2) continue;
+    for (const bool right : {false, true}) {
+      const int covered = NumCovered(plot, frame, right ? kRight - kLevelName : kLeft, foot);
+      if (covered >= least) continue;
+      least = covered;
+      best = right ? SvgText(kRight - 5, foot, "note end", level.label)
+                   : SvgText(kLeft + 5, foot, "note", level.label);
+    }
+  }
+  return best;
+}
+
 std::string DrawLevels(const LinePlot& plot, const Frame& frame) {
   std::string svg;
   for (const PlotLevel& level : plot.levels) {
     const double y = frame.y.Place(level.y);
-    absl::StrAppend(&svg, SvgLine(kLeft, y, kRight, y, "level"),
-                    SvgText(kLeft + 5, plot.markers ? y - 4 : y + 15, "note", level.label));
+    absl::StrAppend(&svg, SvgLine(kLeft, y, kRight, y, "level"), DrawLevelName(plot, frame, level));
   }
   return svg;
 }
