@@ -11,16 +11,11 @@ neighbouring run of one rank, with their spread; the hash of the weights where i
 all. Needs a built build/release/deepnet and the corpus of the recipe.
 """
 import argparse
-import json
-import os
-import re
 import statistics
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+import short_runs
+
 LAYOUTS = {
     "interleaved": ["parallel.pipeline_parallel_size={n}", "parallel.schedule=interleaved",
                     "parallel.chunks_per_rank=2"],
@@ -30,31 +25,18 @@ LAYOUTS = {
              "parallel.chunks_per_rank=2"],
     "replicas": ["parallel.pipeline_parallel_size=1", "parallel.data_parallel_size={n}"],
 }
-# Open MPI: as root too, and without binding or counting cores.
-MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-       "OMPI_MCA_hwloc_base_binding_policy": "none", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
 
 
 def train(config, fields, ranks, steps):
     """(tokens per second of source and target over all steps but the first, hash of the weights)"""
-    with tempfile.TemporaryDirectory() as folder:
-        command = ["build/release/deepnet", "train", "--config", config]
-        if ranks > 1:
-            command = ["mpirun", "-n", str(ranks)] + command
-        fields = fields + [f"folder={folder}/run", f"train.steps={steps + 1}", "train.minutes=0",
-                           "train.log_every_steps=1", "train.validate_every_steps=-1",
-                           "train.validate_sentences=1", "decode.beam_size=1", "decode.max_tokens=4"]
-        for field in fields:
-            command += ["--set", field]
-        done = subprocess.run(command, cwd=ROOT, env={**os.environ, **MPI}, text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        if done.returncode != 0:
-            sys.exit(f"{' '.join(command)}\n{done.stdout}")
-        records = [json.loads(line) for line in open(f"{folder}/run/metrics.jsonl")]
-        first, *_, last = [r for r in records if r["kind"] == "train"]
-        tokens = sum(last[side] - first[side] for side in ("source_tokens", "target_tokens"))
-        return (tokens / (last["seconds"] - first["seconds"]),
-                re.findall(r"weights (\w+)", done.stdout)[-1])
+    fields = fields + [f"train.steps={steps + 1}", "train.log_every_steps=1"]
+    try:
+        records, bits = short_runs.train(config, fields, ranks)
+    except short_runs.Failed as error:
+        sys.exit(str(error))
+    first, *_, last = records
+    tokens = sum(last[side] - first[side] for side in ("source_tokens", "target_tokens"))
+    return tokens / (last["seconds"] - first["seconds"]), bits
 
 
 def main():
