@@ -92,8 +92,7 @@ absl::Status RunBench(const CommandLine& line) {
   const auto& words = line.flags.positional();
   const std::string what = words.size() == 1 ? words[0] : "";
   if (what != "step" && what != "decode") {
-    return WithExitCode(absl::InvalidArgumentError("bench: say what to measure: step or decode"),
-                        ExitCode::kBadConfig);
+    return BadFlag("bench: say what to measure: step or decode");
   }
   RETURN_IF_ERROR(CheckNumbers(line.flags));
   const ComputeSpec compute = ComputeOf(line);

@@ -42,8 +42,7 @@ absl::StatusOr<std::vector<std::string>> FoldersOf(const CommandLine& line, File
   if (line.flags.Given("last")) {
     ASSIGN_OR_RETURN(const int64_t last, IntegerFrom(line, "last", 1, kMostCheckpoints));
     if (paths.size() == 1) return LastOf(fs, paths[0], last, options);
-    return WithExitCode(absl::InvalidArgumentError("--last: takes one run folder"),
-                        ExitCode::kBadConfig);
+    return BadFlag("--last: takes one run folder");
   }
   if (paths.size() == 1) {
     return WithExitCode(

@@ -28,10 +28,6 @@ std::string WithoutSlash(std::string path) {
   return path;
 }
 
-absl::Status BadFlag(const std::string& text) {
-  return WithExitCode(absl::InvalidArgumentError(text), ExitCode::kBadConfig);
-}
-
 }  // namespace
 
 ToolBar::ToolBar(const CommandLine& line, std::string label)
@@ -113,10 +109,6 @@ absl::StatusOr<int64_t> IntegerFrom(const CommandLine& line, const std::string& 
 
 absl::Status EndWith(ExitCode code) {
   return WithExitCode(absl::Status(absl::StatusCode::kFailedPrecondition, ""), code);
-}
-
-std::string JsonNumber(double value) {
-  return std::isfinite(value) ? absl::StrFormat("%.17g", value) : "null";
 }
 
 std::string JsonTexts(std::span<const std::string> texts) {

@@ -67,8 +67,7 @@ absl::StatusOr<int64_t> IntegerFrom(const CommandLine& line, const std::string& 
 // Ends a command with `code`; what there is to say was printed.
 absl::Status EndWith(ExitCode code);
 
-// JSON of a number, null unless it is finite; of a list of texts; of a list of numbers.
-std::string JsonNumber(double value);
+// JSON of a list of texts; of a list of numbers.
 std::string JsonTexts(std::span<const std::string> texts);
 std::string JsonShape(std::span<const int64_t> shape);
 

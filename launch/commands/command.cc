@@ -27,6 +27,10 @@ std::string ResolvePath(const CommandLine& line, const std::string& path) {
   return std::filesystem::path(RootFolder(line)) / path;
 }
 
+absl::Status BadFlag(const std::string& text) {
+  return WithExitCode(absl::InvalidArgumentError(text), ExitCode::kBadConfig);
+}
+
 Flag JsonFlag() {
   return {.name = "json", .kind = FlagKind::kSwitch, .help = "Print JSON instead of a table."};
 }

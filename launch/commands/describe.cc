@@ -98,9 +98,7 @@ std::string HeadText(const ModelSpec& model, const Inventory& inventory) {
   absl::StrAppendFormat(
       &text, "%s parameters in %s tensors, inventory %s\n\n", WithCommas(inventory.NumElements()),
       WithCommas(static_cast<int64_t>(inventory.parameters.size())), inventory.Hash());
-  return absl::StrCat(text, ScalingText(model),
-                      "alpha: on the stream; gains of Xavier's deviation: beta of v, out, fc1 and "
-                      "fc2, and of q, k\n");
+  return text + ScalingText(model);
 }
 
 std::string GroupRow(const std::string& kind, const std::string& role, const std::string& shape,

@@ -27,7 +27,9 @@ std::string ScalingText(const ModelSpec& model) {
                           RangeText(scaling.alpha), RangeText(scaling.beta),
                           RangeText(scaling.query_key));
   }
-  return text;
+  return text +
+         "alpha: on the stream; gains of Xavier's deviation: beta of v, out, fc1 and fc2, and of "
+         "q, k\n";
 }
 
 std::string ScalingJson(const ModelSpec& model, int stack) {

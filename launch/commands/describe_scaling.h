@@ -7,9 +7,10 @@
 
 namespace deepnet {
 
-// A line of heads, a line for each stack that the model has:
+// A line of heads, a line for each stack that the model has, a line that explains them:
 //   POST_LN_INIT               alpha            beta            q, k
 //     encoder                 1.0000  0.1667..1.0000  0.1667..1.0000
+//   alpha: on the stream; gains of ...
 std::string ScalingText(const ModelSpec& model);
 
 // {"layers": 6, "least_alpha": 1, "greatest_alpha": 1, "least_beta": ..., "greatest_beta": ...,

@@ -29,13 +29,11 @@ absl::StatusOr<std::string> CorpusFolder(const CommandLine& line, const RunSpec&
 
 absl::Status RunEvaluate(const CommandLine& line) {
   if (line.flags.Text("checkpoint").empty()) {
-    return WithExitCode(absl::InvalidArgumentError("--checkpoint: required"), ExitCode::kBadConfig);
+    return BadFlag("--checkpoint: required");
   }
   const int64_t sentences = line.flags.Integer("sentences");
   if (sentences < 0 || sentences > std::numeric_limits<int>::max()) {
-    return WithExitCode(absl::InvalidArgumentError(absl::StrCat("--sentences: ", sentences,
-                                                                ": must be at least 1, or 0: all")),
-                        ExitCode::kBadConfig);
+    return BadFlag(absl::StrCat("--sentences: ", sentences, ": must be at least 1, or 0: all"));
   }
   RETURN_IF_ERROR(CheckSearchFlags(line.flags));
   ASSIGN_OR_RETURN(const ComputeSpec compute, ComputeOverrides(line));

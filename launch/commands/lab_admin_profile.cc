@@ -36,10 +36,8 @@ std::string Text(const std::vector<double>& omega) {
 absl::Status RunAdminProfile(const CommandLine& line) {
   ASSIGN_OR_RETURN(RunSpec run, LoadRunSpec(line));
   if (run.model().residual() != ADMIN) {
-    return WithExitCode(absl::InvalidArgumentError(
-                            absl::StrCat("model.residual: ", Residual_Name(run.model().residual()),
-                                         ": must be ADMIN: no other scheme has a profile")),
-                        ExitCode::kBadConfig);
+    return BadFlag(absl::StrCat("model.residual: ", Residual_Name(run.model().residual()),
+                                ": must be ADMIN: no other scheme has a profile"));
   }
   run.mutable_model()->mutable_scheme()->clear_admin_omega();
   const auto corpus = Corpus::Open(ResolvePath(line, run.data().folder()));

@@ -1,6 +1,5 @@
 #include "launch/commands/lab_audit.h"
 
-#include <cmath>
 #include <ostream>
 #include <string>
 
@@ -10,7 +9,6 @@
 
 #include "launch/commands/describe_scaling.h"
 #include "launch/validate.h"
-#include "parallel/base/exit_code.h"
 #include "parallel/base/json.h"
 #include "parallel/base/logging.h"
 #include "parallel/base/status_macros.h"
@@ -74,24 +72,20 @@ std::string Text(const ModelSpec& model, const AuditReport& report, bool with_te
       "\nstd: measured deviation beside that of the Inventory. A matrix, or all of a row together, "
       "may be\noff by %.0f %%, or by %.0f sampling errors of the elements looked at where that is "
       "more.\n"
-      "gain: of sqrt(2 / (in + out)); of embeddings: of width^(-1/2). alpha: on the stream; beta: "
-      "gain of\nv, out, fc1 and fc2.\n%s\n",
+      "gain: of sqrt(2 / (in + out)); of embeddings: of width^(-1/2).\n%s\n",
       100 * kStdTolerance, kSamplingErrors,
       report.faults.empty() ? "All as theory wants." : "NOT as theory wants:");
   for (const std::string& fault : report.faults) absl::StrAppend(&text, "  ", fault, "\n");
   return text;
 }
 
-// JSON has no word for what is not a number.
-std::string JsonNumber(double value) {
-  return std::isfinite(value) ? absl::StrFormat("%.9g", value) : "null";
-}
+std::string Nine(double value) { return JsonNumber(value, 9); }
 
 std::string SpreadJson(const SpreadAudit& audit) {
   return absl::StrFormat(
       "{\"looked_at\": %d, \"std_ratio\": %s, \"tolerance\": %s, \"mean\": %s, \"fault\": %s}",
-      audit.elements, JsonNumber(audit.std_ratio), JsonNumber(audit.tolerance),
-      JsonNumber(audit.mean), JsonQuoted(audit.fault));
+      audit.elements, Nine(audit.std_ratio), Nine(audit.tolerance), Nine(audit.mean),
+      JsonQuoted(audit.fault));
 }
 
 std::string GroupJson(const ModelSpec& model, const AuditGroup& group) {
@@ -109,8 +103,8 @@ std::string TensorJson(const TensorAudit& tensor) {
   return absl::StrFormat(
       "{\"name\": %s, \"role\": \"%s\", \"std_drawn\": %s, \"std_theory\": %s, "
       "\"difference\": %s, \"spread\": %s}",
-      JsonQuoted(tensor.name), std::string(RoleName(tensor.role)), JsonNumber(tensor.drawn_std),
-      JsonNumber(tensor.theory_std), JsonNumber(tensor.drawn_std - tensor.theory_std),
+      JsonQuoted(tensor.name), std::string(RoleName(tensor.role)), Nine(tensor.drawn_std),
+      Nine(tensor.theory_std), Nine(tensor.drawn_std - tensor.theory_std),
       SpreadJson(tensor.spread));
 }
 
@@ -139,9 +133,7 @@ std::string Json(const RunSpec& run, const AuditReport& report, bool with_tensor
 absl::Status RunLabAudit(const CommandLine& line) {
   const int64_t sample = line.flags.Integer("sample");
   if (sample < 1) {
-    return WithExitCode(
-        absl::InvalidArgumentError(absl::StrCat("--sample: ", sample, ": must be at least 1")),
-        ExitCode::kBadConfig);
+    return BadFlag(absl::StrCat("--sample: ", sample, ": must be at least 1"));
   }
   ASSIGN_OR_RETURN(const RunSpec run, LoadRunSpec(line));
   const AuditReport report = AuditInitialWeights(
@@ -162,9 +154,8 @@ Command MakeLabAuditCommand() {
           "Draws every tensor as `train` would, one at a time, and compares its mean and "
           "standard deviation, rows that must be zero and values that are not drawn with what "
           "the model's description says; alpha and gains of DEEPNORM also with the paper's "
-          "formulas. Works "
-          "for models larger than this machine. Exit code 3 if anything is off: `train` "
-          "refuses such a model too.",
+          "formulas. Works for models larger than this machine. Exit code 3 if anything is off: "
+          "`train` refuses such a model too.",
       .spec = SpecUse::kRequired,
       .validate = ValidateForPlan,
       .flags = {{.name = "sample",

@@ -34,11 +34,11 @@ struct LabJob {
   CellSpec spec;
   std::vector<std::string> sets;  // after the recipe: the cell's, the corpus, the user's
   RunSpec run;                    // complete
-  int ranks = 0;                  // of the recipe's cluster; 0: as many as are started
-  int64_t bytes = 0;              // memory of all ranks, the program's own included
-  int64_t rank_bytes = 0;         // of the fullest rank, as `plan` counts
-  double flops = 0.0;             // of all its steps: what progress is counted in
-  int64_t parameters = 0;         // numbers that are learned
+  int ranks = 0;  // of the recipe's cluster; 0: as many as are started; 1 where it is only scored
+  int64_t bytes = 0;       // memory of all ranks, the program's own included
+  int64_t rank_bytes = 0;  // of the fullest rank, as `plan` counts
+  double flops = 0.0;      // of all its steps: what progress is counted in
+  int64_t parameters = 0;  // numbers that are learned
 };
 
 // The complete RunSpec of a cell, as `train` would check it. `sets` in the place of its own.

@@ -74,7 +74,7 @@ std::vector<std::string> StacksOf(const LabCell& cell) {
 
 absl::Status RunLabInstruments(const CommandLine& line) {
   if (line.flags.positional().empty()) {
-    return WithExitCode(absl::InvalidArgumentError("no run folder given"), ExitCode::kBadConfig);
+    return BadFlag("no run folder given");
   }
   const std::string& folder = line.flags.positional().front();
   const auto fs = MakePosixFileSystem();

@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 
 #include "launch/commands/lab_cells.h"
+#include "launch/commands/lab_request.h"
 #include "trainer/probe/experiment.h"
 
 namespace deepnet {
@@ -51,15 +52,13 @@ absl::Status RunLabList(const CommandLine& line) {
 }  // namespace
 
 Command MakeLabListCommand() {
-  return {
-      .name = "list",
-      .summary = "which experiments there are",
-      .description = "A line each: its name, what of the paper it answers, how many runs it has.",
-      .flags = {{.name = "recipes",
-                 .value = "FOLDER",
-                 .default_value = "launch/recipes",
-                 .help = "Where the recipes are."}},
-      .run = RunLabList};
+  return {.name = "list",
+          .summary = "which experiments there are",
+          .description =
+              "A line each: its name, what of the paper it answers, how many runs it has in "
+              "either size, how many ranks a run of the size paper wants.",
+          .flags = {RecipesFlag()},
+          .run = RunLabList};
 }
 
 }  // namespace deepnet

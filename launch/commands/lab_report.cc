@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "launch/commands/lab_files.h"
-#include "parallel/base/exit_code.h"
 #include "parallel/base/file_system.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/probe/findings.h"
@@ -19,8 +18,7 @@ constexpr int kMostFolders = 64;
 absl::Status RunLabReport(const CommandLine& line) {
   const std::vector<std::string>& folders = line.flags.positional();
   if (folders.empty()) {
-    return WithExitCode(absl::InvalidArgumentError("no folder given: one that `lab run` wrote"),
-                        ExitCode::kBadConfig);
+    return BadFlag("no folder given: one that `lab run` wrote");
   }
   const auto fs = MakePosixFileSystem();
   std::vector<LabResult> results;

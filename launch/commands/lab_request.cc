@@ -1,23 +1,15 @@
 #include "launch/commands/lab_request.h"
 
-#include <algorithm>
 #include <filesystem>
-#include <set>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 
-#include "launch/commands/lab_files.h"
-#include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 
 namespace deepnet {
 namespace {
-
-absl::Status BadFlag(const std::string& text) {
-  return WithExitCode(absl::InvalidArgumentError(text), ExitCode::kBadConfig);
-}
 
 std::string ThisProgram() {
   std::error_code error;
@@ -71,38 +63,14 @@ std::vector<std::string> GivenWords(const CommandLine& line) {
   return words;
 }
 
-uint64_t NumSeeds(const Experiment& experiment) {
-  uint64_t seeds = 1;
-  for (const CellSpec& cell : experiment.cells) seeds = std::max(seeds, cell.seed);
-  return seeds;
-}
-
-// Those in `folder` that count: failed ones are run again, if they are asked for.
-absl::StatusOr<std::vector<LabCell>> EarlierCells(FileSystem& fs, const std::string& folder) {
-  std::vector<LabCell> cells;
-  const std::string below = JoinPath(folder, "cells");
-  ASSIGN_OR_RETURN(const bool there, fs.Exists(below));
-  if (!there) return cells;
-  ASSIGN_OR_RETURN(const std::vector<std::string> names, fs.List(below));
-  for (const std::string& name : names) {
-    const auto cell = ReadLabCell(fs, JoinPath(below, name));
-    if (cell.ok() && cell->status() != CELL_FAILED) cells.push_back(*cell);
-  }
-  return cells;
-}
-
-absl::Status CheckFolder(FileSystem& fs, const LabRequest& request, const std::string& folder) {
-  const auto result = ReadLabResult(fs, folder);
-  if (!result.ok()) return absl::OkStatus();  // nothing has ended there
-  const Experiment& experiment = request.experiment;
-  if (result->experiment() == experiment.name && result->size() == LabSizeName(experiment.size)) {
-    return absl::OkStatus();
-  }
-  return BadFlag(absl::StrCat("--out: ", request.setup.out, " holds ", result->experiment(),
-                              ", size ", result->size(), "; name another folder"));
-}
-
 }  // namespace
+
+Flag RecipesFlag() {
+  return {.name = "recipes",
+          .value = "FOLDER",
+          .default_value = "launch/recipes",
+          .help = "Where the recipes are."};
+}
 
 std::vector<Flag> LabRequestFlags() {
   return {{.name = "size",
@@ -147,50 +115,19 @@ std::vector<Flag> LabRequestFlags() {
            .value = "FOLDER",
            .help = "M2M-100's weights for table3 in the size paper, as `deepnet checkpoint import` "
                    "wrote them; default: runs/m2m100_12b."},
-          {.name = "recipes",
-           .value = "FOLDER",
-           .default_value = "launch/recipes",
-           .help = "Where the recipes are."}};
+          RecipesFlag()};
 }
 
 absl::StatusOr<LabRequest> ReadLabRequest(const CommandLine& line) {
   const std::vector<std::string>& names = line.flags.positional();
   if (names.empty()) return BadFlag("no experiment given; `deepnet lab list` names them");
-  LabRequest request;
-  ASSIGN_OR_RETURN(request.options, ReadOptions(line));
-  auto experiment = MakeExperiment(names[0], request.options);
+  ASSIGN_OR_RETURN(const ExperimentOptions options, ReadOptions(line));
+  auto experiment = MakeExperiment(names[0], options);
   if (!experiment.ok()) return BadFlag(std::string(experiment.status().message()));
-  request.experiment = *std::move(experiment);
+  LabRequest request{.experiment = *std::move(experiment)};
   request.setup = MakeSetup(line, request.experiment);
   request.given = GivenWords(line);
   return request;
-}
-
-absl::StatusOr<Experiment> WithEarlierCells(FileSystem& fs, const LabRequest& request) {
-  const std::string folder = ResolveFrom(request.setup.root, request.setup.out);
-  RETURN_IF_ERROR(CheckFolder(fs, request, folder));
-  ASSIGN_OR_RETURN(const std::vector<LabCell> earlier, EarlierCells(fs, folder));
-  if (earlier.empty()) return request.experiment;
-  const bool open = request.experiment.depths != DepthAxis::kNone;
-  ExperimentOptions options{.size = request.options.size,
-                            .seeds = static_cast<int>(NumSeeds(request.experiment))};
-  std::set<std::string> names;
-  for (const CellSpec& cell : request.experiment.cells) {
-    names.insert(cell.name);
-    if (open) options.series.push_back(cell.series), options.xs.push_back(cell.x);
-  }
-  for (const LabCell& cell : earlier) {
-    names.insert(cell.name());
-    if (open) options.series.push_back(cell.series()), options.xs.push_back(cell.x());
-    options.seeds = std::max(options.seeds, static_cast<int>(cell.seed()));
-  }
-  auto whole = MakeExperiment(request.experiment.name, options);
-  if (!whole.ok()) {
-    return BadFlag(
-        absl::StrCat("--out: ", folder, ": ", whole.status().message(), "; name another folder"));
-  }
-  std::erase_if(whole->cells, [&](const CellSpec& cell) { return !names.contains(cell.name); });
-  return whole;
 }
 
 std::string LabCommandText(const LabRequest& request) {

@@ -63,9 +63,7 @@ LabResult MakeLabResult(const LabRequest& request, const Experiment& experiment,
   result.set_version(kVersion);
   result.set_machine(MachineText(request.setup, origin.threads));
   *result.mutable_data() = std::move(origin.data);
-  uint64_t seeds = 0;
-  for (const CellSpec& cell : experiment.cells) seeds = std::max(seeds, cell.seed);
-  result.set_seeds(static_cast<int>(seeds));
+  result.set_seeds(static_cast<int>(NumSeeds(experiment)));
   result.set_cells_planned(static_cast<int>(experiment.cells.size()));
   const bool extends = experiment.cells.size() > request.experiment.cells.size();
   result.set_command(Commands(extends ? origin.earlier_command : "", LabCommandText(request)));

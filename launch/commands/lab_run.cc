@@ -26,10 +26,6 @@ namespace {
 constexpr double kMemoryShare = 0.8;    // of this host, for cells
 constexpr double kPlainSeconds = 20.0;  // between lines of progress in a file
 
-absl::Status BadFlag(const std::string& text) {
-  return WithExitCode(absl::InvalidArgumentError(text), ExitCode::kBadConfig);
-}
-
 LabLimits LimitsOf(const CommandLine& line, const LabSetup& setup,
                    const std::vector<const LabJob*>& jobs) {
   const int wanted = static_cast<int>(line.flags.Integer("jobs"));
@@ -51,19 +47,17 @@ absl::Status RunJobs(const CommandLine& line, const LabRequest& request) {
   const auto fs = MakePosixFileSystem();
   const LabSetup& setup = request.setup;
   ASSIGN_OR_RETURN(const std::unique_ptr<LabWork> work, FindLabWork(*fs, request));
-  const auto& [experiment, jobs, ended, pending, data] = *work;
+  const auto& [experiment, earlier_command, jobs, ended, pending, data] = *work;
   std::vector<const LabJob*> all;
   for (const LabJob& job : jobs) all.push_back(&job);
   const LabLimits limits = LimitsOf(line, setup, pending.empty() ? all : pending);
   const std::string folder = ResolveFrom(setup.root, setup.out);
   RETURN_IF_ERROR(fs->MakeFolder(folder));
-  const auto earlier = ReadLabResult(*fs, folder);
-  LabResults results(*fs, folder,
-                     MakeLabResult(request, experiment,
-                                   {.threads = limits.threads,
-                                    .data = data,
-                                    .earlier_command = earlier.ok() ? earlier->command() : ""}),
-                     jobs);
+  LabResults results(
+      *fs, folder,
+      MakeLabResult(request, experiment,
+                    {.threads = limits.threads, .data = data, .earlier_command = earlier_command}),
+      jobs);
   for (const auto& [name, cell] : ended) results.Add(cell);
 
   LoggerOptions log_options = StderrOptions();
@@ -138,10 +132,8 @@ Command MakeLabRunCommand() {
           "Starts `train` and `evaluate` for every run of the EXPERIMENT, as many side by side as "
           "fit, writes result.json and report.html into --out after each, and prints what they "
           "show. Runs that have ended are not run again, and others may be added to them by "
-          "--only, "
-          "--at and --seeds; one that was interrupted goes on where it stopped. That a run "
-          "diverges "
-          "is a result. One Ctrl-C saves and ends with code 75.",
+          "--only, --at and --seeds; one that was interrupted goes on where it stopped. That a "
+          "run diverges is a result. One Ctrl-C saves and ends with code 75.",
       .arguments = "EXPERIMENT",
       .max_arguments = 1,
       .flags = LabRunFlags(),

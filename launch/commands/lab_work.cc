@@ -19,10 +19,6 @@ namespace {
 
 constexpr int kUnknownVocabulary = 32000;  // where there is no corpus to ask
 
-absl::Status BadFlag(const std::string& text) {
-  return WithExitCode(absl::InvalidArgumentError(text), ExitCode::kBadConfig);
-}
-
 // What `evaluate` is told; 0: all.
 int TestSentences(const Experiment& experiment) {
   const auto at = std::find(experiment.evaluate.begin(), experiment.evaluate.end(), "--sentences");
@@ -31,19 +27,75 @@ int TestSentences(const Experiment& experiment) {
   return sentences;
 }
 
-// Cells that have ended, by name; FAILED ones are run again. Those of other settings are an error.
-absl::StatusOr<std::map<std::string, LabCell>> Ended(FileSystem& fs, const LabSetup& setup,
-                                                     const std::vector<LabJob>& jobs) {
+using CellsByFolder = std::map<std::string, LabCell>;
+
+// The command of the result that `folder` has; empty where it has none. Refuses one that is another
+// experiment's.
+absl::StatusOr<std::string> EarlierCommand(FileSystem& fs, const LabRequest& request,
+                                           const std::string& folder) {
+  const auto result = ReadLabResult(fs, folder);
+  if (!result.ok()) return "";  // nothing has ended there
+  const Experiment& experiment = request.experiment;
+  if (result->experiment() == experiment.name && result->size() == LabSizeName(experiment.size)) {
+    return result->command();
+  }
+  return BadFlag(absl::StrCat("--out: ", request.setup.out, " holds ", result->experiment(),
+                              ", size ", result->size(), "; name another folder"));
+}
+
+// Those in `folder` that count: failed ones are run again, if they are asked for.
+absl::StatusOr<CellsByFolder> EarlierCells(FileSystem& fs, const std::string& folder) {
+  CellsByFolder cells;
+  const std::string below = JoinPath(folder, "cells");
+  ASSIGN_OR_RETURN(const bool there, fs.Exists(below));
+  if (!there) return cells;
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, fs.List(below));
+  for (const std::string& name : names) {
+    const auto cell = ReadLabCell(fs, JoinPath(below, name));
+    if (cell.ok() && cell->status() != CELL_FAILED) cells[name] = *cell;
+  }
+  return cells;
+}
+
+// `asked` and what is in `earlier`.
+absl::StatusOr<Experiment> WithEarlierCells(const Experiment& asked, const CellsByFolder& earlier,
+                                            const std::string& folder) {
+  if (earlier.empty()) return asked;
+  const bool open = asked.depths != DepthAxis::kNone;
+  ExperimentOptions options{.size = asked.size, .seeds = static_cast<int>(NumSeeds(asked))};
+  std::set<std::string> names;
+  for (const CellSpec& cell : asked.cells) {
+    names.insert(cell.name);
+    if (open) options.series.push_back(cell.series), options.xs.push_back(cell.x);
+  }
+  for (const auto& [name, cell] : earlier) {
+    names.insert(name);
+    if (open) options.series.push_back(cell.series()), options.xs.push_back(cell.x());
+    options.seeds = std::max(options.seeds, static_cast<int>(cell.seed()));
+  }
+  auto whole = MakeExperiment(asked.name, options);
+  if (!whole.ok()) {
+    return BadFlag(
+        absl::StrCat("--out: ", folder, ": ", whole.status().message(), "; name another folder"));
+  }
+  std::erase_if(whole->cells, [&](const CellSpec& cell) { return !names.contains(cell.name); });
+  return whole;
+}
+
+// Those of `earlier` that are of `jobs`, by name. Other settings are an error.
+absl::StatusOr<std::map<std::string, LabCell>> Ended(const CellsByFolder& earlier,
+                                                     const std::vector<LabJob>& jobs,
+                                                     const std::string& folder) {
   std::map<std::string, LabCell> ended;
   for (const LabJob& job : jobs) {
-    const std::string folder = ResolveFrom(setup.root, CellFolder(setup.out, job.spec.name));
-    const auto cell = ReadLabCell(fs, folder);
-    if (!cell.ok() || cell->status() == CELL_FAILED) continue;
-    if (!IsSameJob(*cell, job)) {
-      return BadFlag(absl::StrCat("--out: ", folder, " is of other settings than ", job.spec.name,
+    const auto cell = earlier.find(job.spec.name);
+    if (cell == earlier.end()) continue;
+    if (!IsSameJob(cell->second, job)) {
+      return BadFlag(absl::StrCat("--out: ", CellFolder(folder, job.spec.name),
+                                  " is of other settings than ", job.spec.name,
                                   " has now; name another folder"));
     }
-    ended[job.spec.name] = *cell;
+    ended.insert(*cell);
   }
   return ended;
 }
@@ -114,10 +166,13 @@ absl::StatusOr<std::vector<LabJob>> PlanForCorpus(const Experiment& experiment,
 
 absl::StatusOr<std::unique_ptr<LabWork>> FindLabWork(FileSystem& fs, const LabRequest& request) {
   auto work = std::make_unique<LabWork>();
-  ASSIGN_OR_RETURN(work->experiment, WithEarlierCells(fs, request));
+  const std::string folder = ResolveFrom(request.setup.root, request.setup.out);
+  ASSIGN_OR_RETURN(work->earlier_command, EarlierCommand(fs, request, folder));
+  ASSIGN_OR_RETURN(const CellsByFolder earlier, EarlierCells(fs, folder));
+  ASSIGN_OR_RETURN(work->experiment, WithEarlierCells(request.experiment, earlier, folder));
   ASSIGN_OR_RETURN(work->jobs,
                    PlanForCorpus(work->experiment, request.setup, /*needed=*/true, &work->data));
-  ASSIGN_OR_RETURN(work->ended, Ended(fs, request.setup, work->jobs));
+  ASSIGN_OR_RETURN(work->ended, Ended(earlier, work->jobs, folder));
   for (const LabJob& job : work->jobs) {
     if (!work->ended.contains(job.spec.name)) work->pending.push_back(&job);
   }

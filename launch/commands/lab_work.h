@@ -21,9 +21,12 @@ absl::StatusOr<std::vector<LabJob>> PlanForCorpus(const Experiment& experiment,
                                                   const LabSetup& setup, bool needed,
                                                   LabData* data);
 
-// The experiment's runs of a request and of earlier ones: what there is to do and to show.
+// What there is to do and to show.
 struct LabWork {
+  // The cells asked for, and those that ended in the folder after earlier requests for the same
+  // experiment, with other --only, --at and --seeds. In the experiment's order.
   Experiment experiment;
+  std::string earlier_command;           // of those requests, a line each; empty: there were none
   std::vector<LabJob> jobs;              // all
   std::map<std::string, LabCell> ended;  // by name
   std::vector<const LabJob*> pending;    // point into `jobs`

@@ -88,8 +88,7 @@ absl::Status WriteSvg(const Plan& plan, const RunSpec& run, const std::string& p
   file << DrawSvg(SimulatePlan(plan, run.cluster(), run.compute()), title);
   file.close();
   if (file) return absl::OkStatus();
-  return WithExitCode(absl::InvalidArgumentError(absl::StrCat("--svg: cannot write ", path)),
-                      ExitCode::kBadConfig);
+  return BadFlag(absl::StrCat("--svg: cannot write ", path));
 }
 
 absl::Status CheckFlags(const ParsedFlags& flags) {

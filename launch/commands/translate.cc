@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "launch/commands/decoding.h"
-#include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/model/architecture.h"
 #include "trainer/model_loader.h"
@@ -16,8 +15,7 @@ absl::Status RunTranslate(const CommandLine& line) {
   RETURN_IF_ERROR(CheckModelFlags(line.flags));
   RETURN_IF_ERROR(CheckSearchFlags(line.flags));
   if (line.flags.Integer("chunk-lines") < 1 || line.flags.Integer("chunk-lines") > 1000000) {
-    return WithExitCode(absl::InvalidArgumentError("--chunk-lines: must be 1 to 1000000"),
-                        ExitCode::kBadConfig);
+    return BadFlag("--chunk-lines: must be 1 to 1000000");
   }
   ASSIGN_OR_RETURN(const ComputeSpec compute, ComputeOverrides(line));
   ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> model,

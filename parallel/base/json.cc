@@ -1,5 +1,7 @@
 #include "parallel/base/json.h"
 
+#include <cmath>
+
 #include "absl/strings/str_format.h"
 
 namespace deepnet {
@@ -19,6 +21,10 @@ std::string JsonQuoted(std::string_view text) {
     }
   }
   return quoted + "\"";
+}
+
+std::string JsonNumber(double value, int digits) {
+  return std::isfinite(value) ? absl::StrFormat("%.*g", digits, value) : "null";
 }
 
 }  // namespace deepnet

@@ -1,4 +1,4 @@
-// The one part of JSON that is easy to get wrong.
+// The parts of JSON that are easy to get wrong.
 #pragma once
 
 #include <string>
@@ -9,5 +9,9 @@ namespace deepnet {
 // `text` between quotes, with quotes, backslashes and control characters escaped; every other byte
 // as it is (JSON wants UTF-8: the caller's business).
 std::string JsonQuoted(std::string_view text);
+
+// `value` with at most so many significant digits; null where it is not finite: JSON has no word
+// for that. 17 digits give any double back.
+std::string JsonNumber(double value, int digits = 17);
 
 }  // namespace deepnet

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
+#include "parallel/base/check.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/probe/experiment_tables.h"
 #include "trainer/probe/methods.h"
@@ -152,6 +153,20 @@ absl::StatusOr<Experiment> MakeExperiment(const std::string& name,
   RETURN_IF_ERROR(Keep(options.xs, &CellSpec::x, "runs at", &experiment));
   if (!experiment.cells.empty()) return experiment;
   return absl::InvalidArgumentError(absl::StrCat(name, " has no run of these series there"));
+}
+
+uint64_t NumSeeds(const Experiment& experiment) {
+  uint64_t seeds = 1;
+  for (const CellSpec& cell : experiment.cells) seeds = std::max(seeds, cell.seed);
+  return seeds;
+}
+
+Experiment ExperimentOf(const LabResult& result) {
+  const bool small = result.size() == LabSizeName(LabSize::kSmall);
+  const auto experiment = MakeExperiment(
+      result.experiment(), {.size = small ? LabSize::kSmall : LabSize::kPaper, .seeds = 1});
+  DEEPNET_CHECK(experiment.ok()) << experiment.status().message();
+  return *experiment;
 }
 
 }  // namespace deepnet

@@ -14,6 +14,7 @@
 
 #include "absl/status/statusor.h"
 
+#include "proto/lab.pb.h"
 #include "trainer/probe/axis.h"
 #include "trainer/probe/published.h"
 
@@ -115,5 +116,11 @@ std::vector<std::string> ExperimentNames();
 // one that is asked for twice is there once.
 absl::StatusOr<Experiment> MakeExperiment(const std::string& name,
                                           const ExperimentOptions& options);
+
+// The highest seed of its cells.
+uint64_t NumSeeds(const Experiment& experiment);
+
+// The experiment behind a result. A broken invariant if there is none of that name and size.
+Experiment ExperimentOf(const LabResult& result);
 
 }  // namespace deepnet

@@ -57,8 +57,7 @@ Experiment MakeFigure8(const ExperimentOptions& options) {
                         .title = "A law of depth",
                         .claim =
                             "In the paper, DeepNet's score grows with the logarithm of its depth: "
-                            "A log10(d) + B, many languages "
-                            "in one model.",
+                            "A log10(d) + B, many languages in one model.",
                         .panels = {ScorePanel(options.size, "layers in all")},
                         .evaluate = TestWords(options.size),
                         .paper = Opus100Settings(),

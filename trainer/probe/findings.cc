@@ -11,7 +11,6 @@
 #include "trainer/probe/findings_scores.h"
 #include "trainer/probe/methods.h"
 #include "trainer/probe/quantities.h"
-#include "trainer/probe/report.h"
 #include "trainer/probe/seed_groups.h"
 
 namespace deepnet {

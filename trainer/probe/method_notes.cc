@@ -71,8 +71,7 @@ std::string Note(const RunSpec& run) {
       return OfTFixup(run.optim());
     case R_FIXUP:
       return "its depth counts the sub-layers of both stacks everywhere; the decoder of its "
-             "released "
-             "code has cross-attention built for 12, whatever the depth.";
+             "released code has cross-attention built for 12, whatever the depth.";
     case REZERO:
       return OfReZero(run.compute());
     case DLCL:

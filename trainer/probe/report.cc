@@ -3,7 +3,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
-#include "parallel/base/check.h"
 #include "parallel/base/logging.h"
 #include "trainer/probe/findings.h"
 #include "trainer/probe/markup.h"
@@ -123,14 +122,6 @@ constexpr char kHowToRead[] =
     "not comparable as numbers, only in who learns and who does not.</p>\n</footer>\n";
 
 }  // namespace
-
-Experiment ExperimentOf(const LabResult& result) {
-  const bool small = result.size() == LabSizeName(LabSize::kSmall);
-  const auto experiment = MakeExperiment(
-      result.experiment(), {.size = small ? LabSize::kSmall : LabSize::kPaper, .seeds = 1});
-  DEEPNET_CHECK(experiment.ok()) << experiment.status().message();
-  return *experiment;
-}
 
 std::vector<std::string> ReportDrawings(const LabResult& result) {
   const Experiment experiment = ExperimentOf(result);

@@ -23,7 +23,4 @@ std::vector<std::string> ReportDrawings(const LabResult& result);
 // Its style sheet.
 std::string ReportStyle();
 
-// The experiment behind a result. A broken invariant if there is none of that name and size.
-Experiment ExperimentOf(const LabResult& result);
-
 }  // namespace deepnet

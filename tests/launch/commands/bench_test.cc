@@ -1,32 +1,25 @@
 #include "launch/commands/bench.h"
 
-#include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <google/protobuf/util/json_util.h>
 #include <gtest/gtest.h>
 
-#include "launch/program.h"
 #include "proto/report.pb.h"
+#include "tests/launch/commands/run_command.h"
 
 namespace deepnet {
 namespace {
 
 using ::testing::HasSubstr;
-
-struct Outcome {
-  int code;
-  std::string out, err;
-};
+using testing::Outcome;
+using testing::RunCommand;
 
 Outcome RunBench(std::vector<std::string> words) {
-  words.insert(words.begin(), "bench");
-  std::istringstream in;
-  std::ostringstream out, err;
-  const int code = RunProgram({MakeBenchCommand()}, words, {in, out, err});
-  return {code, out.str(), err.str()};
+  return RunCommand(MakeBenchCommand(), std::move(words));
 }
 
 TEST(BenchCommand, NamesEveryNumberThatIsOutOfRange) {

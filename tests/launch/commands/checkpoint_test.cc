@@ -3,8 +3,8 @@
 #include <unistd.h>
 
 #include <memory>
-#include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -12,29 +12,22 @@
 #include <google/protobuf/util/json_util.h>
 #include <gtest/gtest.h>
 
-#include "launch/program.h"
+#include "tests/launch/commands/run_command.h"
 #include "tests/trainer/checkpoint/checkpoint_samples.h"
 #include "trainer/checkpoint/run_lock.h"
 
 namespace deepnet {
 namespace {
 
-using deepnet::testing::SaveSample;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using testing::Outcome;
+using testing::RunCommand;
+using testing::SaveSample;
 using ::testing::StartsWith;
 
-struct Outcome {
-  int code;
-  std::string out, err;
-};
-
 Outcome RunTool(std::vector<std::string> words) {
-  words.insert(words.begin(), "checkpoint");
-  std::istringstream in;
-  std::ostringstream out, err;
-  const int code = RunProgram({MakeCheckpointCommand()}, words, {in, out, err});
-  return {code, out.str(), err.str()};
+  return RunCommand(MakeCheckpointCommand(), std::move(words));
 }
 
 void ExpectIsJson(const std::string& text) {

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <fstream>
-#include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -11,27 +11,20 @@
 #include <google/protobuf/util/json_util.h>
 #include <gtest/gtest.h>
 
-#include "launch/program.h"
+#include "tests/launch/commands/run_command.h"
 
 namespace deepnet {
 namespace {
 
 using ::testing::HasSubstr;
+using testing::Outcome;
+using testing::RunCommand;
 using ::testing::StartsWith;
 
 constexpr char kTiny[] = "tests/golden/describe/tiny.textproto";
 
-struct Outcome {
-  int code;
-  std::string out, err;
-};
-
 Outcome RunDescribe(std::vector<std::string> words) {
-  words.insert(words.begin(), "describe");
-  std::istringstream in;
-  std::ostringstream out, err;
-  const int code = RunProgram({MakeDescribeCommand()}, words, {in, out, err});
-  return {code, out.str(), err.str()};
+  return RunCommand(MakeDescribeCommand(), std::move(words));
 }
 
 std::string ReadText(const std::string& path) {

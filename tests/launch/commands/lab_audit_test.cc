@@ -1,8 +1,8 @@
 #include "launch/commands/lab_audit.h"
 
 #include <cmath>
-#include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -10,7 +10,7 @@
 #include <google/protobuf/util/json_util.h>
 #include <gtest/gtest.h>
 
-#include "launch/program.h"
+#include "tests/launch/commands/run_command.h"
 
 namespace deepnet {
 namespace {
@@ -18,22 +18,15 @@ namespace {
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using testing::Outcome;
+using testing::RunCommand;
 
 constexpr char kTiny[] = "tests/golden/describe/tiny.textproto";
 constexpr int kTensors = 60;
 
-struct Outcome {
-  int code;
-  std::string out, err;
-};
-
 Outcome RunAudit(std::vector<std::string> words) {
-  words.insert(words.begin(), {"lab", "audit", "--config", kTiny});
-  std::istringstream in;
-  std::ostringstream out, err;
-  const Command lab{.name = "lab", .subcommands = {MakeLabAuditCommand()}};
-  const int code = RunProgram({lab}, words, {in, out, err});
-  return {code, out.str(), err.str()};
+  words.insert(words.begin(), {"--config", kTiny});
+  return RunCommand(MakeLabAuditCommand(), std::move(words));
 }
 
 double Number(const google::protobuf::Struct& object, const std::string& key) {

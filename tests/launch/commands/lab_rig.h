@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -16,7 +17,7 @@
 #include "launch/commands/lab_list.h"
 #include "launch/commands/lab_report.h"
 #include "launch/commands/lab_run.h"
-#include "launch/program.h"
+#include "tests/launch/commands/run_command.h"
 #include "tests/trainer/data/prepared_corpus.h"
 #include "tests/trainer/data/temp_folder.h"
 
@@ -53,11 +54,6 @@ esac
 exit 0
 )";
 
-struct Outcome {
-  int code;
-  std::string out, err;
-};
-
 // A prepared corpus and the script, in a folder that is the current one while the test runs.
 class LabRig : public ::testing::Test {
  protected:
@@ -72,15 +68,11 @@ class LabRig : public ::testing::Test {
   ~LabRig() override { std::filesystem::current_path(old_); }
 
   Outcome RunLab(std::vector<std::string> words) {
-    words.insert(words.begin(), "lab");
-    std::istringstream in;
-    std::ostringstream out, err;
     // Of `deepnet lab`, what needs no model.
     const Command lab{.name = "lab",
                       .subcommands = {MakeLabListCommand(), MakeLabRunCommand(),
                                       MakeLabReportCommand(), MakeLabInstrumentsCommand()}};
-    const int code = RunProgram({lab}, words, {in, out, err});
-    return {code, out.str(), err.str()};
+    return RunCommand(lab, std::move(words));
   }
 
   // `experiment` into the folder out, by the script.

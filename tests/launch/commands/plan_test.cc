@@ -1,37 +1,30 @@
 #include "launch/commands/plan.h"
 
 #include <fstream>
-#include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <google/protobuf/util/json_util.h>
 #include <gtest/gtest.h>
 
-#include "launch/program.h"
 #include "proto/plan.pb.h"
+#include "tests/launch/commands/run_command.h"
 
 namespace deepnet {
 namespace {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
+using testing::Outcome;
+using testing::RunCommand;
 using ::testing::StartsWith;
 
 constexpr char kTiny[] = "tests/golden/describe/tiny.textproto";
 
-struct Outcome {
-  int code;
-  std::string out, err;
-};
-
 Outcome RunPlan(std::vector<std::string> words) {
-  words.insert(words.begin(), "plan");
-  std::istringstream in;
-  std::ostringstream out, err;
-  const int code = RunProgram({MakePlanCommand()}, words, {in, out, err});
-  return {code, out.str(), err.str()};
+  return RunCommand(MakePlanCommand(), std::move(words));
 }
 
 TEST(PlanCommand, PrintsThePlan) {

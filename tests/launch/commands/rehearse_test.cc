@@ -4,6 +4,7 @@
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -14,9 +15,9 @@
 #include "launch/commands/rehearse_cases.h"
 #include "launch/commands/rehearse_data.h"
 #include "launch/defaults.h"
-#include "launch/program.h"
 #include "launch/spec_loader.h"
 #include "parallel/plan/simulator.h"
+#include "tests/launch/commands/run_command.h"
 #include "tests/trainer/data/prepared_corpus.h"
 #include "tests/trainer/data/temp_folder.h"
 #include "trainer/data/corpus_batch_source.h"
@@ -26,22 +27,16 @@ namespace deepnet {
 namespace {
 
 using ::testing::HasSubstr;
+using testing::Outcome;
+using testing::RunCommand;
 
 constexpr char kTiny[] = "tests/golden/describe/tiny.textproto";  // 6 layers, m = 4
 
-struct Outcome {
-  int code;
-  std::string out, err;
-};
-
 // Two ranks, one step, actions of milliseconds.
 Outcome RunRehearse(std::vector<std::string> words) {
-  words.insert(words.begin(), {"rehearse", "--config", kTiny, "--set",
-                               "parallel.pipeline_parallel_size=2", "--steps", "1"});
-  std::istringstream in;
-  std::ostringstream out, err;
-  const int code = RunProgram({MakeRehearseCommand()}, words, {in, out, err});
-  return {code, out.str(), err.str()};
+  words.insert(words.begin(),
+               {"--config", kTiny, "--set", "parallel.pipeline_parallel_size=2", "--steps", "1"});
+  return RunCommand(MakeRehearseCommand(), std::move(words));
 }
 
 google::protobuf::Struct Parse(const std::string& text) {

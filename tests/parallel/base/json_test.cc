@@ -1,5 +1,7 @@
 #include "parallel/base/json.h"
 
+#include <limits>
+
 #include <gtest/gtest.h>
 
 namespace deepnet {
@@ -13,6 +15,14 @@ TEST(JsonQuoted, EscapesQuotesBackslashesAndControlCharacters) {
 }
 
 TEST(JsonQuoted, LeavesUtf8AsItIs) { EXPECT_EQ(JsonQuoted("\u00e9\x7f"), "\"\u00e9\x7f\""); }
+
+TEST(JsonNumber, GivesADoubleBackAndHasNoWordForWhatIsNoNumber) {
+  EXPECT_EQ(JsonNumber(0.1), "0.10000000000000001");
+  EXPECT_EQ(JsonNumber(1.0 / 3, 9), "0.333333333");
+  EXPECT_EQ(JsonNumber(5), "5");
+  EXPECT_EQ(JsonNumber(std::numeric_limits<double>::infinity()), "null");
+  EXPECT_EQ(JsonNumber(std::numeric_limits<double>::quiet_NaN(), 9), "null");
+}
 
 }  // namespace
 }  // namespace deepnet
