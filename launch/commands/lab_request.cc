@@ -4,9 +4,11 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 
 #include "parallel/base/status_macros.h"
+#include "trainer/probe/methods.h"
 
 namespace deepnet {
 namespace {
@@ -63,6 +65,15 @@ std::vector<std::string> GivenWords(const CommandLine& line) {
   return words;
 }
 
+std::string OnlyHelp() {
+  return absl::StrCat(
+      "Only this one; may be given often. Where methods are compared over depth any will do, the "
+      "experiment's own or not: ",
+      absl::StrJoin(Methods(), ", ",
+                    [](std::string* out, const Method& method) { *out += method.key; }),
+      ".");
+}
+
 }  // namespace
 
 Flag RecipesFlag() {
@@ -89,11 +100,7 @@ std::vector<Flag> LabRequestFlags() {
            .value = "N",
            .default_value = "0",
            .help = "Runs that differ in their seed only; 0: the experiment's own number."},
-          {.name = "only",
-           .kind = FlagKind::kList,
-           .value = "METHOD",
-           .help = "Only this one (deepnet, post-ln, ...); may be given often. Where methods are "
-                   "compared over depth, any method will do, the experiment's own or not."},
+          {.name = "only", .kind = FlagKind::kList, .value = "METHOD", .help = OnlyHelp()},
           {.name = "at",
            .kind = FlagKind::kList,
            .value = "X",

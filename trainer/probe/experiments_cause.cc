@@ -21,8 +21,8 @@ Experiment MakeFigure3(const ExperimentOptions& options) {
       .title = "A better start for Post-LN",
       .claim =
           "In the paper, smaller lower layers (Post-LN-init) raise the gradient at the top and let "
-          "18 layers "
-          "a side train where Post-LN does not: it is not the gradient that vanishes first.",
+          "18 layers a side train where Post-LN does not: it is not the gradient that vanishes "
+          "first.",
       .panels = {{.kind = PanelKind::kLayers,
                   .quantity = Quantity::kGradientNorm,
                   .title = "Gradient norm of decoder layers, step 10, 18 layers a side",
@@ -53,8 +53,7 @@ Experiment MakeFigure4(const ExperimentOptions& options) {
       .title = "What happens in the first 30 steps",
       .claim =
           "In the paper, without warm-up the first steps move Post-LN so far that what enters its "
-          "norms grows, "
-          "and gradients below the top layers are gone: the update explodes first.",
+          "norms grows, and gradients below the top layers are gone: the update explodes first.",
       .panels = {{.kind = PanelKind::kCurve,
                   .quantity = Quantity::kModelUpdate,
                   .title = "How far the model has moved on a fixed batch"},
@@ -89,14 +88,14 @@ Experiment MakeFigure5(const ExperimentOptions& options) {
           "DeepNet hardly further than that of a shallow one, of Post-LN ever further.",
       .panels = {{.kind = PanelKind::kScore,
                   .quantity = Quantity::kModelUpdate,
-                  .title = "Model update after four steps",
+                  .title = "Model update after three steps",
                   .x_label = "layers a side",
                   .y_scale = Scale::kLog}},
       .paper = Figure5Settings(),
       .published = PublishedFigure5()};
   const CellTable table =
       Table(options, {"model.width=64", "model.ffn_width=128", "model.heads=2",
-                      "instruments.every_steps=1", "instruments.model_update=true", "train.steps=4",
+                      "instruments.every_steps=1", "instruments.model_update=true", "train.steps=3",
                       "train.log_every_steps=1", "optim.rate=5e-4", "optim.warmup_steps=4000"});
   AddCells(table, MethodsOf(options, {"deepnet", "post-ln"}),
            DepthsOf(options, {6, 18, 30, 50, 70, 100}), Layers, &experiment);

@@ -18,8 +18,8 @@ struct SeedGroup {
   double x = 0.0;
   double y = 0.0;
   std::vector<const LabCell*> cells;
-  Spread spread;     // of those that have the quantity
-  int diverged = 0;  // cells
+  Spread spread;     // of those that have the quantity: neither failed nor diverged
+  int diverged = 0;  // how many
 };
 
 // Ascending x, at equal x in the order of the cells; `panel` says which cells and which quantity.
@@ -38,7 +38,7 @@ SeriesMeans MeansOf(const std::vector<SeedGroup>& groups, const std::string& ser
 // A log10(x) + B through them; nothing through fewer than three.
 std::optional<LogFit> FitMeans(const SeriesMeans& means);
 
-// The first seed of each series at one x: what kCurve and kLayers show.
+// The first seed of each series at Panel::at_x: what kCurve and kLayers show.
 std::vector<const LabCell*> Representatives(const LabResult& result, const Panel& panel);
 
 }  // namespace deepnet
