@@ -17,7 +17,8 @@ namespace {
 
 std::string MachineText(const LabSetup& setup, int threads) {
   if (!setup.launcher.empty()) return absl::StrCat("by ", absl::StrJoin(setup.launcher, " "));
-  return absl::StrCat(UsableCores(), " cores, ", threads, " a run");
+  const int cores = UsableCores();
+  return absl::StrCat(cores, cores == 1 ? " core, " : " cores, ", threads, " a run");
 }
 
 // A line each, none twice.
