@@ -17,32 +17,26 @@ constexpr double kMostSide = 62, kMostHeight = 44;
 constexpr size_t kMostNumbers = 9;                 // columns; more would not be readable
 constexpr double kCharacter = 9.6, kTextRow = 17;  // of the largest text, 15 units
 
-struct Range {
-  double low = HUGE_VAL;
-  double high = -HUGE_VAL;
-};
-
-Range ValueRange(const HeatMap& map) {
-  Range range;
+HeatRange RangeOf(const HeatMap& map) {
+  if (map.range.has_value()) return *map.range;
+  HeatRange range;
   for (const auto& row : map.values) {
     for (const auto& value : row) {
-      if (!value.has_value() || !std::isfinite(*value)) continue;
-      range.low = std::min(range.low, *value);
-      range.high = std::max(range.high, *value);
+      if (value.has_value()) range.Add(*value);
     }
   }
   return range;
 }
 
 // Share of the strong colour, 0.06 to 1.
-double Strength(const HeatMap& map, const Range& range, double value) {
+double Strength(const HeatMap& map, const HeatRange& range, double value) {
   double share = range.high > range.low ? (value - range.low) / (range.high - range.low) : 0.5;
   if (map.low_is_good) share = 1 - share;
   return 0.06 + 0.94 * share;
 }
 
-std::string Square(const HeatMap& map, const Range& range, size_t row, size_t column, double side,
-                   double height) {
+std::string Square(const HeatMap& map, const HeatRange& range, size_t row, size_t column,
+                   double side, double height) {
   const double x = kLeft + side * static_cast<double>(column);
   const double y = kTop + height * static_cast<double>(row);
   const std::optional<double> value = map.values[row][column];
@@ -82,7 +76,7 @@ std::string DrawHeatMap(const HeatMap& map) {
       "<svg id=\"", map.id, "\" class=\"plot\" viewBox=\"0 0 ", Length(kPlotUnits), " ",
       Length(std::max(bottom, kTop + 40) + 8), "\" role=\"img\" aria-label=\"", Escaped(map.title),
       "\">\n", SvgText(kLeft, 13, "label", map.x_label), SvgText(4, 33, "label", map.y_label));
-  const Range range = ValueRange(map);
+  const HeatRange range = RangeOf(map);
   if (range.low > range.high && map.words.empty()) {
     return svg + SvgText(kLeft + 40, kTop + 24, "label", "nothing measured yet") + "</svg>\n";
   }

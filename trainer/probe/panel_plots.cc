@@ -103,7 +103,8 @@ double DirectionValue(const DirectionScore& score, Quantity quantity) {
   return quantity == Quantity::kTestBleu ? score.bleu() : score.nll();
 }
 
-std::string DrawMatrix(const LabCell& cell, const Panel& panel, const std::string& id) {
+std::string DrawMatrix(const LabCell& cell, const Panel& panel, const HeatRange& range,
+                       const std::string& id) {
   std::set<std::string> languages;
   std::map<std::pair<std::string, std::string>, double> values;
   for (const DirectionScore& score : cell.test().directions()) {
@@ -118,7 +119,8 @@ std::string DrawMatrix(const LabCell& cell, const Panel& panel, const std::strin
               .y_label = "from",
               .columns = {languages.begin(), languages.end()},
               .rows = {languages.begin(), languages.end()},
-              .low_is_good = IsLoss(panel.quantity)};
+              .low_is_good = IsLoss(panel.quantity),
+              .range = range};
   for (const std::string& source : languages) {
     auto& row = map.values.emplace_back();
     for (const std::string& target : languages) {
@@ -134,9 +136,16 @@ std::string DrawMatrix(const LabCell& cell, const Panel& panel, const std::strin
 std::string DrawMatrices(const LabResult& result, const Panel& panel, const std::string& id) {
   const std::vector<SeedGroup> groups = GroupSeeds(result, panel);
   if (groups.empty()) return DrawHeatMap({.id = id, .title = panel.title});
+  HeatRange range;  // one for all: they are there to be compared
+  for (const SeedGroup& group : groups) {
+    for (const DirectionScore& score : group.cells[0]->test().directions()) {
+      range.Add(DirectionValue(score, panel.quantity));
+    }
+  }
   std::string html;
   for (size_t i = 0; i < groups.size(); ++i) {
-    html += DrawMatrix(*groups[i].cells[0], panel, i == 0 ? id : absl::StrCat(id, "-", i + 1));
+    html +=
+        DrawMatrix(*groups[i].cells[0], panel, range, i == 0 ? id : absl::StrCat(id, "-", i + 1));
   }
   return html;
 }

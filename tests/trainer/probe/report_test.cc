@@ -43,6 +43,18 @@ TEST(Report, TheSameResultsGiveTheSameBytes) {
   EXPECT_EQ(MakeReport({&result, 1}), MakeReport({&result, 1}));
 }
 
+// Two matrices side by side: the weaker one must not look as strong.
+TEST(Report, MatricesHaveOneScale) {
+  LabResult result = SampleResult("table3", 1);  // the first cell is deeper and stands second
+  for (DirectionScore& score : *result.mutable_cells(0)->mutable_test()->mutable_directions()) {
+    score.set_spbleu(0.1 * score.spbleu());
+  }
+  const std::string html = MakeReport({&result, 1});
+  const size_t second = html.find("<svg", html.find("<svg") + 4);
+  EXPECT_THAT(html.substr(0, second), HasSubstr("fill-opacity=\"1\""));
+  EXPECT_THAT(html.substr(second), Not(HasSubstr("fill-opacity=\"1\"")));
+}
+
 TEST(Report, StatesWhatDiffersAndTheCommands) {
   const LabResult result = SampleResult("table1", 1);
   const std::string html = MakeReport({&result, 1});
