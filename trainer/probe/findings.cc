@@ -12,6 +12,7 @@
 #include "trainer/probe/methods.h"
 #include "trainer/probe/quantities.h"
 #include "trainer/probe/seed_groups.h"
+#include "trainer/probe/verdict.h"
 
 namespace deepnet {
 namespace {
@@ -66,6 +67,38 @@ std::vector<std::string> OfMatrix(const LabResult& result, const Panel& panel) {
   return sentences;
 }
 
+// "alpha times 0.5, beta times 2"
+std::string Place(const Panel& panel, const SeedGroup& group) {
+  return absl::StrCat(panel.x_label, " ", ShortNumber(group.x), ", ", panel.y_label, " ",
+                      ShortNumber(group.y));
+}
+
+// Its lowest and its highest value, and where not every seed learned.
+std::vector<std::string> OfGrid(const LabResult& result, const Panel& panel) {
+  std::vector<SeedGroup> measured;
+  std::vector<std::string> sentences;
+  for (const SeedGroup& group : GroupSeeds(result, panel)) {
+    for (const LabCell* cell : group.cells) {
+      const Verdict verdict = Judge(*cell, result.data());
+      if (verdict == Verdict::kLearned) continue;
+      sentences.push_back(
+          absl::StrCat("At ", Place(panel, group), ": ", VerdictName(verdict), "."));
+    }
+    if (group.spread.count > 0) measured.push_back(group);
+  }
+  if (measured.empty()) return sentences;
+  const auto [low, high] = std::minmax_element(
+      measured.begin(), measured.end(),
+      [](const SeedGroup& a, const SeedGroup& b) { return a.spread.mean < b.spread.mean; });
+  const auto text = [&](const SeedGroup& group) {
+    return absl::StrCat(QuantityText(panel.quantity, group.spread.mean), " at ",
+                        Place(panel, group));
+  };
+  sentences.insert(sentences.begin(), absl::StrCat("Lowest (", QuantityUnit(panel.quantity), "): ",
+                                                   text(*low), "; highest: ", text(*high), "."));
+  return sentences;
+}
+
 // "Model update after 30 steps: Post-LN 3.3, DeepNet 0.15." Losses have their own sentences.
 std::vector<std::string> OfCurves(const LabResult& result, const Panel& panel) {
   if (IsLoss(panel.quantity)) return {};
@@ -106,6 +139,7 @@ std::vector<std::string> Findings(const Experiment& experiment, const LabResult&
     if (panel.kind == PanelKind::kScore) more = ScoreFindings(experiment, result, panel);
     if (panel.kind == PanelKind::kCurve) more = OfCurves(result, panel);
     if (panel.kind == PanelKind::kLayers) more = OfLayers(result, panel);
+    if (panel.kind == PanelKind::kGrid) more = OfGrid(result, panel);
     if (panel.kind == PanelKind::kMatrix) more = OfMatrix(result, panel);
     for (std::string& sentence : more) {
       if (std::find(sentences.begin(), sentences.end(), sentence) == sentences.end()) {

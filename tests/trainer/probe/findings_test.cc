@@ -207,6 +207,20 @@ TEST(Findings, RatiosOverDepthAreOfTheModelUpdate) {
               HasSubstr("Post-LN: the largest over depth is 17 times the smallest."));
 }
 
+TEST(Findings, OfAGridItsEndsAndWhereItDidNotLearn) {
+  LabResult result = SampleResult("tuning", 1);
+  for (LabCell& cell : *result.mutable_cells()) {
+    cell.mutable_test()->set_nll(5 + 0.1 * cell.x() + 0.01 * cell.y());
+  }
+  LabCell& gone = *result.mutable_cells(0);
+  gone.set_status(CELL_DIVERGED);
+  gone.clear_test();
+  EXPECT_THAT(AllFindings(result),
+              AllOf(HasSubstr("Lowest (nats a token): 5.06 at alpha times 0.5, beta times 1; "
+                              "highest: 5.24 at alpha times 2, beta times 4."),
+                    HasSubstr("At alpha times 0.5, beta times 0.5: diverged.")));
+}
+
 TEST(Findings, ATerminalGetsTheSameSentencesWithoutMarkup) {
   const LabResult result = SampleResult("table1", 2);
   const std::string text = FindingsText(result);
