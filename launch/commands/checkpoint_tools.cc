@@ -1,11 +1,9 @@
 #include "launch/commands/checkpoint_tools.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 
 #include "launch/byte_size.h"

@@ -82,7 +82,7 @@ std::string RootFolder(const CommandLine& line);
 // `path` as it can be opened: absolute as it is, relative below --root.
 std::string ResolvePath(const CommandLine& line, const std::string& path);
 
-// `text` names the flag first; with ExitCode::kBadConfig.
+// A mistake on the command line, and `text` says which: ExitCode::kBadConfig.
 absl::Status BadFlag(const std::string& text);
 
 // --json, for commands whose result a program may read.

@@ -87,7 +87,8 @@ std::vector<Flag> LabRequestFlags() {
   return {{.name = "size",
            .value = "small|paper",
            .default_value = "small",
-           .help = "small: minutes on two cores. paper: the published settings, for a cluster.",
+           .help = "small: on two cores in minutes to an hour and a half. paper: the published "
+                   "settings, for a cluster.",
            .allowed = {"small", "paper"}},
           {.name = "data",
            .value = "FOLDER",

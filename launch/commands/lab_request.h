@@ -15,7 +15,8 @@ namespace deepnet {
 struct LabRequest {
   Experiment experiment;  // the cells that were asked for
   LabSetup setup;
-  // For LabCommandText: what the user gave of flags that neither of the two spells out.
+  // For LabCommandText: --only, --at, --root, --recipes, --launcher, --program and --m2m100 as the
+  // user gave them.
   std::vector<std::string> given = {};
 };
 

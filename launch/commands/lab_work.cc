@@ -1,8 +1,8 @@
 #include "launch/commands/lab_work.h"
 
 #include <algorithm>
+#include <iterator>
 #include <set>
-#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"

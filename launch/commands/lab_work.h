@@ -26,8 +26,8 @@ struct LabWork {
   // The cells asked for, and those that ended in the folder after earlier requests for the same
   // experiment, with other --only, --at and --seeds. In the experiment's order.
   Experiment experiment;
-  std::string earlier_command;           // of those requests, a line each; empty: there were none
-  std::vector<LabJob> jobs;              // all
+  std::string earlier_command;  // of those requests, a line each, as far as result.json is there
+  std::vector<LabJob> jobs;     // all
   std::map<std::string, LabCell> ended;  // by name
   std::vector<const LabJob*> pending;    // point into `jobs`
   LabData data;                          // the corpus

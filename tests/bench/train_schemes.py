@@ -4,8 +4,8 @@
   tests/bench/train_schemes.py [--config launch/recipes/lab/small.textproto] [--set FIELD=VALUE ...]
                                [--layers 6] [--steps 100] [--scheme NAME ...]
 
-Trains each with one rank, then under `mpirun -n 2` with the schedule that the planner chooses, each in a folder of its own that is thrown
-away, and prints a table: nats a target token of the first and of the last ten steps, and whether both
+Trains each with one rank, then under `mpirun -n 2` with the schedule that the planner chooses, each in a
+folder of its own that is thrown away, and prints a table: nats a target token of the first and of the last ten steps, and whether both
 layouts ended with the same weights. A scheme that the pipeline refuses is named with the refusal; exit
 status 1 if a loss does not fall or weights differ. Needs a built build/release/deepnet and the corpus
 of the recipe (that of the quick start). tests/parity/schemes_test.cc holds the same on a smaller corpus.
@@ -45,7 +45,8 @@ def main():
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE")
     parser.add_argument("--layers", type=int, default=6, help="a side")
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--scheme", action="append", choices=schemes(), help="default: all; with quotes where there is a space: 'POST_LN, RMS_NORM'")
+    parser.add_argument("--scheme", action="append", choices=schemes(),
+                        help="default: all; with quotes where there is a space: 'POST_LN, RMS_NORM'")
     args = parser.parse_args()
     common = args.set + [f"train.steps={args.steps}", f"model.encoder_layers={args.layers}",
                          f"model.decoder_layers={args.layers}"]

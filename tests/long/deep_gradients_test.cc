@@ -2,8 +2,8 @@
 // lab/deep_gradients, 200 steps of real text.
 //
 // The issue is the gradient that reaches the lower layers. Post-LN's loss falls too in so few
-// steps, from that of random logits to that of no logits at all: the output matrix learns without
-// the layers below it.
+// steps, from that of random logits to that of an even guess among all pieces: for that the output
+// matrix needs no layer below it.
 #include <unistd.h>
 
 #include <algorithm>

@@ -20,8 +20,8 @@
 
 namespace deepnet {
 
-// kPaper: the published hyper-parameters, for a cluster. kSmall: minutes on two cores, on the
-// corpus of the quick start.
+// kPaper: the published hyper-parameters, for a cluster. kSmall: minutes to an hour and
+// a half on two cores, on the corpus of the quick start.
 enum class LabSize { kSmall, kPaper };
 
 const char* LabSizeName(LabSize size);  // "small", "paper"

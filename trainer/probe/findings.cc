@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
@@ -73,29 +74,48 @@ std::string Place(const Panel& panel, const SeedGroup& group) {
                       ShortNumber(group.y));
 }
 
+// "at alpha times 0.5, beta times 2 (1 of 3 seeds)" for each verdict but the good one.
+std::map<Verdict, std::vector<std::string>> PlacesWithoutSuccess(
+    const LabResult& result, const Panel& panel, const std::vector<SeedGroup>& groups) {
+  std::map<Verdict, std::vector<std::string>> places;
+  for (const SeedGroup& group : groups) {
+    std::map<Verdict, size_t> seeds;
+    for (const LabCell* cell : group.cells) ++seeds[Judge(*cell, result.data())];
+    for (const auto& [verdict, count] : seeds) {
+      if (verdict == Verdict::kLearned) continue;
+      const size_t all = group.cells.size();
+      places[verdict].push_back(
+          absl::StrCat("at ", Place(panel, group),
+                       count < all ? absl::StrCat(" (", count, " of ", all, " seeds)") : ""));
+    }
+  }
+  return places;
+}
+
 // Its lowest and its highest value, and where not every seed learned.
 std::vector<std::string> OfGrid(const LabResult& result, const Panel& panel) {
+  const std::vector<SeedGroup> groups = GroupSeeds(result, panel);
   std::vector<SeedGroup> measured;
-  std::vector<std::string> sentences;
-  for (const SeedGroup& group : GroupSeeds(result, panel)) {
-    for (const LabCell* cell : group.cells) {
-      const Verdict verdict = Judge(*cell, result.data());
-      if (verdict == Verdict::kLearned) continue;
-      sentences.push_back(
-          absl::StrCat("At ", Place(panel, group), ": ", VerdictName(verdict), "."));
-    }
+  for (const SeedGroup& group : groups) {
     if (group.spread.count > 0) measured.push_back(group);
   }
-  if (measured.empty()) return sentences;
-  const auto [low, high] = std::minmax_element(
-      measured.begin(), measured.end(),
-      [](const SeedGroup& a, const SeedGroup& b) { return a.spread.mean < b.spread.mean; });
-  const auto text = [&](const SeedGroup& group) {
-    return absl::StrCat(QuantityText(panel.quantity, group.spread.mean), " at ",
-                        Place(panel, group));
-  };
-  sentences.insert(sentences.begin(), absl::StrCat("Lowest (", QuantityUnit(panel.quantity), "): ",
-                                                   text(*low), "; highest: ", text(*high), "."));
+  std::vector<std::string> sentences;
+  if (measured.size() > 1) {
+    const auto [low, high] = std::minmax_element(
+        measured.begin(), measured.end(),
+        [](const SeedGroup& a, const SeedGroup& b) { return a.spread.mean < b.spread.mean; });
+    const auto text = [&](const SeedGroup& group) {
+      return absl::StrCat(QuantityText(panel.quantity, group.spread.mean), " at ",
+                          Place(panel, group));
+    };
+    sentences.push_back(absl::StrCat("Lowest (", QuantityUnit(panel.quantity), "): ", text(*low),
+                                     "; highest: ", text(*high), "."));
+  }
+  for (const auto& [verdict, places] : PlacesWithoutSuccess(result, panel, groups)) {
+    std::string name = VerdictName(verdict);
+    name[0] = absl::ascii_toupper(static_cast<unsigned char>(name[0]));
+    sentences.push_back(absl::StrCat(name, ": ", absl::StrJoin(places, "; "), "."));
+  }
   return sentences;
 }
 

@@ -11,7 +11,8 @@ namespace deepnet {
 
 // What the run shows: how many cells ended how, which series learned at the smallest and the
 // greatest x, where that differs from what the paper marks as diverged, fits with their errors, how
-// far seeds lie apart. In this order; nothing that was not measured.
+// far seeds lie apart; of a grid its ends and where not every seed learned. Panel by panel; nothing
+// that was not measured.
 std::vector<std::string> Findings(const Experiment& experiment, const LabResult& result);
 
 // The same for a terminal: a heading, then a line "- ..." each. `result` names an experiment that

@@ -77,7 +77,7 @@ std::string DrawHeatMap(const HeatMap& map) {
       Length(std::max(bottom, kTop + 40) + 8), "\" role=\"img\" aria-label=\"", Escaped(map.title),
       "\">\n", SvgText(kLeft, 13, "label", map.x_label), SvgText(4, 33, "label", map.y_label));
   const HeatRange range = RangeOf(map);
-  if (range.low > range.high && map.words.empty()) {
+  if (map.rows.empty() || (range.low > range.high && map.words.empty())) {
     return svg + SvgText(kLeft + 40, kTop + 24, "label", "nothing measured yet") + "</svg>\n";
   }
   const size_t stride = ColumnStride(map, side);

@@ -10,7 +10,7 @@
 
 namespace deepnet {
 
-// From the palest colour to the strongest.
+// The values that the colours span; low > high: none yet.
 struct HeatRange {
   double low = HUGE_VAL;
   double high = -HUGE_VAL;

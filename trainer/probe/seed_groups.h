@@ -38,7 +38,7 @@ SeriesMeans MeansOf(const std::vector<SeedGroup>& groups, const std::string& ser
 // A log10(x) + B through them; nothing through fewer than three.
 std::optional<LogFit> FitMeans(const SeriesMeans& means);
 
-// The first seed of each series at Panel::at_x: what kCurve and kLayers show.
+// The first seed of each series at Panel::at_x, 0: at the largest x: what kCurve and kLayers show.
 std::vector<const LabCell*> Representatives(const LabResult& result, const Panel& panel);
 
 }  // namespace deepnet

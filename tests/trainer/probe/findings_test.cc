@@ -10,7 +10,6 @@
 #include <gtest/gtest.h>
 
 #include "tests/trainer/probe/sample_results.h"
-#include "trainer/probe/report.h"
 #include "trainer/probe/verdict.h"
 
 namespace deepnet {
@@ -218,7 +217,17 @@ TEST(Findings, OfAGridItsEndsAndWhereItDidNotLearn) {
   EXPECT_THAT(AllFindings(result),
               AllOf(HasSubstr("Lowest (nats a token): 5.06 at alpha times 0.5, beta times 1; "
                               "highest: 5.24 at alpha times 2, beta times 4."),
-                    HasSubstr("At alpha times 0.5, beta times 0.5: diverged.")));
+                    HasSubstr("Diverged: at alpha times 0.5, beta times 0.5.")));
+}
+
+TEST(Findings, OfAGridWithSeedsHowManyDidNotLearn) {
+  LabResult result = SampleResult("tuning", 3);
+  for (const int cell : {0, 1}) {  // two seeds of one place
+    result.mutable_cells(cell)->set_status(CELL_DIVERGED);
+    result.mutable_cells(cell)->clear_test();
+  }
+  EXPECT_THAT(AllFindings(result),
+              HasSubstr("Diverged: at alpha times 0.5, beta times 0.5 (2 of 3 seeds)."));
 }
 
 TEST(Findings, ATerminalGetsTheSameSentencesWithoutMarkup) {

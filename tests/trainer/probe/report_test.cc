@@ -55,6 +55,13 @@ TEST(Report, MatricesHaveOneScale) {
   EXPECT_THAT(html.substr(second), Not(HasSubstr("fill-opacity=\"1\"")));
 }
 
+TEST(Report, AMatrixWithoutScoresSaysSoBesideOneThatHasThem) {
+  LabResult result = SampleResult("table3", 1);
+  result.mutable_cells(0)->set_status(CELL_FAILED);
+  result.mutable_cells(0)->clear_test();
+  EXPECT_THAT(MakeReport({&result, 1}), HasSubstr("nothing measured yet"));
+}
+
 TEST(Report, StatesWhatDiffersAndTheCommands) {
   const LabResult result = SampleResult("table1", 1);
   const std::string html = MakeReport({&result, 1});
