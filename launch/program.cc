@@ -60,10 +60,6 @@ std::string CommandHelp(const Command& command, const std::string& name) {
   return text;
 }
 
-absl::Status BadUsage(const std::string& text) {
-  return WithExitCode(absl::InvalidArgumentError(text), ExitCode::kBadConfig);
-}
-
 bool AsksForHelp(const std::string& word) { return word == "--help" || word == "-h"; }
 
 absl::Status RunCommand(const Command& command, const std::string& name,
@@ -74,9 +70,9 @@ absl::Status RunCommand(const Command& command, const std::string& name,
     return absl::OkStatus();
   }
   absl::StatusOr<ParsedFlags> flags = ParseFlags(AllFlags(command), words, command.max_arguments);
-  if (!flags.ok()) return BadUsage(std::string(flags.status().message()));
+  if (!flags.ok()) return BadFlag(std::string(flags.status().message()));
   if (command.spec == SpecUse::kRequired && !flags->Given("config")) {
-    return BadUsage("--config: required; complete ones are in launch/recipes");
+    return BadFlag("--config: required; complete ones are in launch/recipes");
   }
   const CommandLine line{command, *std::move(flags), streams.in, streams.out, streams.err};
   if (command.spec == SpecUse::kRequired && line.flags.Switch("dump-config")) {
@@ -97,19 +93,19 @@ absl::Status RunNamed(const std::vector<Command>& commands, const std::string& g
     const std::string name = group + command.name;
     const std::vector<std::string> rest(words.begin() + 1, words.end());
     if (command.subcommands.empty()) return RunCommand(command, name, rest, streams);
-    if (rest.empty()) return BadUsage("no command given\n" + GroupHelp(command, name));
+    if (rest.empty()) return BadFlag("no command given\n" + GroupHelp(command, name));
     if (!AsksForHelp(rest[0]) && rest[0] != "help") {
       return RunNamed(command.subcommands, name + " ", rest, streams);
     }
     streams.out << GroupHelp(command, name);
     return absl::OkStatus();
   }
-  return BadUsage(absl::StrCat(group, words[0], ": unknown command", SuggestName(words[0], names)));
+  return BadFlag(absl::StrCat(group, words[0], ": unknown command", SuggestName(words[0], names)));
 }
 
 absl::Status Dispatch(const std::vector<Command>& commands, const std::vector<std::string>& words,
                       const Streams& streams) {
-  if (words.empty()) return BadUsage("no command given\n" + ProgramHelp(commands));
+  if (words.empty()) return BadFlag("no command given\n" + ProgramHelp(commands));
   if (AsksForHelp(words[0]) || words[0] == "help") {
     streams.out << ProgramHelp(commands);
     return absl::OkStatus();

@@ -28,9 +28,8 @@ namespace {
 constexpr int64_t kMadeUpVocabulary = 4000;
 constexpr int kDepthColumn = 9;
 
-absl::Status BadFlag(const std::string& flag, const std::string& value, const std::string& text) {
-  return WithExitCode(absl::InvalidArgumentError(absl::StrCat("--", flag, ": ", value, ": ", text)),
-                      ExitCode::kBadConfig);
+absl::Status BadValue(const std::string& flag, const std::string& value, const std::string& text) {
+  return BadFlag(absl::StrCat("--", flag, ": ", value, ": ", text));
 }
 
 absl::StatusOr<std::vector<int>> DepthsOf(const CommandLine& line) {
@@ -39,7 +38,7 @@ absl::StatusOr<std::vector<int>> DepthsOf(const CommandLine& line) {
   for (const std::string& word : words) {
     int depth = 0;
     if (!absl::SimpleAtoi(word, &depth) || depth < 1) {
-      return BadFlag("depths", word, "must be layers a side, as in 6,18,50");
+      return BadValue("depths", word, "must be layers a side, as in 6,18,50");
     }
     depths.push_back(depth);
   }
@@ -52,7 +51,7 @@ absl::StatusOr<std::vector<Residual>> SchemesOf(const CommandLine& line) {
   for (const std::string& word : words) {
     Residual residual = RESIDUAL_UNSPECIFIED;
     if (!Residual_Parse(word, &residual) || residual == RESIDUAL_UNSPECIFIED) {
-      return BadFlag("schemes", word, "is no value of model.residual");
+      return BadValue("schemes", word, "is no value of model.residual");
     }
     schemes.push_back(residual);
   }
@@ -62,7 +61,7 @@ absl::StatusOr<std::vector<Residual>> SchemesOf(const CommandLine& line) {
 absl::StatusOr<int> CountOf(const CommandLine& line, const std::string& flag) {
   const int64_t value = line.flags.Integer(flag);
   if (value >= 1 && value <= 1000000) return static_cast<int>(value);
-  return BadFlag(flag, absl::StrCat(value), "must be from 1 to 1,000,000");
+  return BadValue(flag, absl::StrCat(value), "must be from 1 to 1,000,000");
 }
 
 // The paper's hyper-parameters for IWSLT-14 (table 4) without dropout, in two microbatches of half

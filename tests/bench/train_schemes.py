@@ -5,9 +5,9 @@
                                [--layers 6] [--steps 100] [--scheme NAME ...]
 
 Trains each with one rank, then under `mpirun -n 2` with the schedule that the planner chooses, each in a
-folder of its own that is thrown away, and prints a table: nats a target token of the first and of the last ten steps, and whether both
-layouts ended with the same weights. A scheme that the pipeline refuses is named with the refusal; exit
-status 1 if a loss does not fall or weights differ. Needs a built build/release/deepnet and the corpus
+folder of its own that is thrown away, and prints a table: nats a target token of the first and of the
+last ten steps, and whether both layouts ended with the same weights. A scheme that the pipeline refuses is
+named with the refusal; exit status 1 if a loss does not fall or weights differ. Needs a built build/release/deepnet and the corpus
 of the recipe (that of the quick start). tests/parity/schemes_test.cc holds the same on a smaller corpus.
 Paths are relative to the repository.
 """

@@ -17,26 +17,26 @@ constexpr double kMostSide = 62, kMostHeight = 44;
 constexpr size_t kMostNumbers = 9;                 // columns; more would not be readable
 constexpr double kCharacter = 9.6, kTextRow = 17;  // of the largest text, 15 units
 
-HeatRange RangeOf(const HeatMap& map) {
+Spread RangeOf(const HeatMap& map) {
   if (map.range.has_value()) return *map.range;
-  HeatRange range;
+  std::vector<double> values;
   for (const auto& row : map.values) {
     for (const auto& value : row) {
-      if (value.has_value()) range.Add(*value);
+      if (value.has_value()) values.push_back(*value);
     }
   }
-  return range;
+  return MeanAndSpread(values);
 }
 
 // Share of the strong colour, 0.06 to 1.
-double Strength(const HeatMap& map, const HeatRange& range, double value) {
+double Strength(const HeatMap& map, const Spread& range, double value) {
   double share = range.high > range.low ? (value - range.low) / (range.high - range.low) : 0.5;
   if (map.low_is_good) share = 1 - share;
   return 0.06 + 0.94 * share;
 }
 
-std::string Square(const HeatMap& map, const HeatRange& range, size_t row, size_t column,
-                   double side, double height) {
+std::string Square(const HeatMap& map, const Spread& range, size_t row, size_t column, double side,
+                   double height) {
   const double x = kLeft + side * static_cast<double>(column);
   const double y = kTop + height * static_cast<double>(row);
   const std::optional<double> value = map.values[row][column];
@@ -76,8 +76,8 @@ std::string DrawHeatMap(const HeatMap& map) {
       "<svg id=\"", map.id, "\" class=\"plot\" viewBox=\"0 0 ", Length(kPlotUnits), " ",
       Length(std::max(bottom, kTop + 40) + 8), "\" role=\"img\" aria-label=\"", Escaped(map.title),
       "\">\n", SvgText(kLeft, 13, "label", map.x_label), SvgText(4, 33, "label", map.y_label));
-  const HeatRange range = RangeOf(map);
-  if (map.rows.empty() || (range.low > range.high && map.words.empty())) {
+  const Spread range = RangeOf(map);
+  if (map.rows.empty() || (range.count == 0 && map.words.empty())) {
     return svg + SvgText(kLeft + 40, kTop + 24, "label", "nothing measured yet") + "</svg>\n";
   }
   const size_t stride = ColumnStride(map, side);

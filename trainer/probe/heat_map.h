@@ -2,25 +2,13 @@
 // Pure.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "trainer/probe/statistics.h"
+
 namespace deepnet {
-
-// The values that the colours span; low > high: none yet.
-struct HeatRange {
-  double low = HUGE_VAL;
-  double high = -HUGE_VAL;
-
-  void Add(double value) {
-    if (!std::isfinite(value)) return;
-    low = std::min(low, value);
-    high = std::max(high, value);
-  }
-};
 
 struct HeatMap {
   std::string id;       // of the svg element, unique on the page
@@ -32,7 +20,7 @@ struct HeatMap {
   std::vector<std::vector<std::optional<double>>> values;  // [row][column]; nothing: left blank
   std::vector<std::vector<std::string>> words = {};        // why a value is missing: "diverged"
   bool low_is_good = false;                                // the good end has the strong colour
-  std::optional<HeatRange> range = {};                     // nothing: that of `values`
+  std::optional<Spread> range = {};  // what the colours span; nothing: `values`
 };
 
 // The svg element, as wide as a line plot. Numbers stand in the squares of up to nine columns, a

@@ -16,6 +16,7 @@
 #include "trainer/probe/methods.h"
 #include "trainer/probe/quantities.h"
 #include "trainer/probe/seed_groups.h"
+#include "trainer/probe/statistics.h"
 
 namespace deepnet {
 namespace {
@@ -103,7 +104,7 @@ double DirectionValue(const DirectionScore& score, Quantity quantity) {
   return quantity == Quantity::kTestBleu ? score.bleu() : score.nll();
 }
 
-std::string DrawMatrix(const LabCell& cell, const Panel& panel, const HeatRange& range,
+std::string DrawMatrix(const LabCell& cell, const Panel& panel, const Spread& range,
                        const std::string& id) {
   std::set<std::string> languages;
   std::map<std::pair<std::string, std::string>, double> values;
@@ -136,12 +137,13 @@ std::string DrawMatrix(const LabCell& cell, const Panel& panel, const HeatRange&
 std::string DrawMatrices(const LabResult& result, const Panel& panel, const std::string& id) {
   const std::vector<SeedGroup> groups = GroupSeeds(result, panel);
   if (groups.empty()) return DrawHeatMap({.id = id, .title = panel.title});
-  HeatRange range;  // one for all: they are there to be compared
+  std::vector<double> values;  // of all: they are there to be compared
   for (const SeedGroup& group : groups) {
     for (const DirectionScore& score : group.cells[0]->test().directions()) {
-      range.Add(DirectionValue(score, panel.quantity));
+      values.push_back(DirectionValue(score, panel.quantity));
     }
   }
+  const Spread range = MeanAndSpread(values);
   std::string html;
   for (size_t i = 0; i < groups.size(); ++i) {
     html +=
