@@ -9,7 +9,7 @@
 #include "launch/commands/checkpoint_tools.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/checkpoint/tools/run_listing.h"
-#include "trainer/exchange/export.h"
+#include "trainer/interop/export.h"
 
 namespace deepnet {
 namespace {

@@ -6,7 +6,7 @@
 #include "launch/commands/checkpoint_tools.h"
 #include "launch/defaults.h"
 #include "parallel/base/status_macros.h"
-#include "trainer/exchange/import.h"
+#include "trainer/interop/import.h"
 
 namespace deepnet {
 namespace {

@@ -13,7 +13,7 @@
 #include "parallel/base/logging.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
-#include "trainer/exchange/import.h"
+#include "trainer/interop/import.h"
 #include "trainer/trainer.h"
 
 namespace deepnet {

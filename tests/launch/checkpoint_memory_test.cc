@@ -11,7 +11,7 @@
 #include "parallel/base/file_system.h"
 #include "tests/support/child_process.h"
 #include "tests/support/large_checkpoint.h"
-#include "tests/trainer/exchange/large_model.h"
+#include "tests/trainer/interop/large_model.h"
 
 namespace deepnet {
 namespace {

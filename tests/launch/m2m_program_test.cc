@@ -21,7 +21,7 @@
 #include "proto/report.pb.h"
 #include "tests/parity/training_runs.h"
 #include "tests/support/child_process.h"
-#include "tests/trainer/exchange/m2m_folder.h"
+#include "tests/trainer/interop/m2m_folder.h"
 
 namespace deepnet {
 namespace {

@@ -20,8 +20,8 @@
 #include "proto/report.pb.h"
 #include "tests/parity/training_runs.h"
 #include "tests/support/run_ranks.h"
-#include "trainer/exchange/export.h"
-#include "trainer/exchange/import.h"
+#include "trainer/interop/export.h"
+#include "trainer/interop/import.h"
 #include "trainer/model_loader.h"
 #include "trainer/trainer.h"
 

@@ -10,9 +10,9 @@
 
 #include "parallel/base/exit_code.h"
 #include "tests/support/memory_file_system.h"
-#include "trainer/exchange/float_type.h"
-#include "trainer/exchange/safetensors_reader.h"
-#include "trainer/exchange/safetensors_writer.h"
+#include "trainer/interop/float_type.h"
+#include "trainer/interop/safetensors_reader.h"
+#include "trainer/interop/safetensors_writer.h"
 
 namespace deepnet {
 namespace {

@@ -1,4 +1,4 @@
-#include "trainer/exchange/float_type.h"
+#include "trainer/interop/float_type.h"
 
 #include <bit>
 #include <cmath>

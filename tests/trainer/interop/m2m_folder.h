@@ -15,9 +15,9 @@
 
 #include "parallel/base/file_system.h"
 #include "parallel/base/json.h"
-#include "tests/trainer/exchange/exchange_samples.h"
-#include "trainer/exchange/hf_names.h"
-#include "trainer/exchange/safetensors_writer.h"
+#include "tests/trainer/interop/interop_samples.h"
+#include "trainer/interop/hf_names.h"
+#include "trainer/interop/safetensors_writer.h"
 
 namespace deepnet::testing {
 

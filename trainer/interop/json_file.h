@@ -1,4 +1,4 @@
-// JSON files of other programs, read into messages of proto/exchange.proto.
+// JSON files of other programs, read into messages of proto/interop.proto.
 #pragma once
 
 #include <cstdint>

@@ -9,7 +9,7 @@
 
 #include "proto/model.pb.h"
 #include "trainer/checkpoint/tools/tensor_reader.h"
-#include "trainer/exchange/safetensors_writer.h"
+#include "trainer/interop/safetensors_writer.h"
 
 namespace deepnet {
 

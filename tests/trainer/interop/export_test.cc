@@ -1,4 +1,4 @@
-#include "trainer/exchange/export.h"
+#include "trainer/interop/export.h"
 
 #include <cmath>
 #include <memory>
@@ -11,12 +11,12 @@
 
 #include "parallel/base/exit_code.h"
 #include "tests/support/memory_file_system.h"
-#include "tests/trainer/exchange/exchange_samples.h"
-#include "trainer/exchange/hf_config.h"
-#include "trainer/exchange/hf_names.h"
-#include "trainer/exchange/import.h"
-#include "trainer/exchange/marian.h"
-#include "trainer/exchange/safetensors_reader.h"
+#include "tests/trainer/interop/interop_samples.h"
+#include "trainer/interop/hf_config.h"
+#include "trainer/interop/hf_names.h"
+#include "trainer/interop/import.h"
+#include "trainer/interop/marian.h"
+#include "trainer/interop/safetensors_reader.h"
 #include "trainer/model/depth_scaling.h"
 
 namespace deepnet {

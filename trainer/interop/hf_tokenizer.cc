@@ -1,4 +1,4 @@
-#include "trainer/exchange/hf_tokenizer.h"
+#include "trainer/interop/hf_tokenizer.h"
 
 #include <set>
 #include <utility>

@@ -1,4 +1,4 @@
-#include "trainer/exchange/stored_weights.h"
+#include "trainer/interop/stored_weights.h"
 
 #include <utility>
 

@@ -1,4 +1,4 @@
-#include "trainer/exchange/rows.h"
+#include "trainer/interop/rows.h"
 
 #include <algorithm>
 #include <utility>

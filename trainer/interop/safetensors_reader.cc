@@ -1,4 +1,4 @@
-#include "trainer/exchange/safetensors_reader.h"
+#include "trainer/interop/safetensors_reader.h"
 
 #include <algorithm>
 #include <set>
@@ -9,9 +9,9 @@
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
-#include "proto/exchange.pb.h"
+#include "proto/interop.pb.h"
 #include "trainer/checkpoint/format.h"
-#include "trainer/exchange/json_file.h"
+#include "trainer/interop/json_file.h"
 
 namespace deepnet {
 namespace {

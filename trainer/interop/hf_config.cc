@@ -1,4 +1,4 @@
-#include "trainer/exchange/hf_config.h"
+#include "trainer/interop/hf_config.h"
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
@@ -9,7 +9,7 @@
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/data/vocabulary.h"
-#include "trainer/exchange/json_file.h"
+#include "trainer/interop/json_file.h"
 #include "trainer/model/depth_scaling.h"
 
 namespace deepnet {

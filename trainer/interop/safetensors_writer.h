@@ -12,8 +12,8 @@
 
 #include "parallel/base/file_system.h"
 #include "trainer/checkpoint/tools/tool_options.h"
-#include "trainer/exchange/float_type.h"
-#include "trainer/exchange/rows.h"
+#include "trainer/interop/float_type.h"
+#include "trainer/interop/rows.h"
 
 namespace deepnet {
 

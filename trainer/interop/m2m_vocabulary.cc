@@ -9,9 +9,9 @@
 
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
-#include "proto/exchange.pb.h"
-#include "trainer/exchange/hf_tokenizer.h"
-#include "trainer/exchange/json_file.h"
+#include "proto/interop.pb.h"
+#include "trainer/interop/hf_tokenizer.h"
+#include "trainer/interop/json_file.h"
 
 namespace deepnet {
 namespace {

@@ -1,4 +1,4 @@
-#include "trainer/exchange/json_file.h"
+#include "trainer/interop/json_file.h"
 
 #include "absl/strings/str_cat.h"
 #include <google/protobuf/util/json_util.h>

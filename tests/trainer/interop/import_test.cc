@@ -1,4 +1,4 @@
-#include "trainer/exchange/import.h"
+#include "trainer/interop/import.h"
 
 #include <string>
 #include <vector>
@@ -10,9 +10,9 @@
 
 #include "parallel/base/exit_code.h"
 #include "tests/support/memory_file_system.h"
-#include "tests/trainer/exchange/exchange_samples.h"
-#include "tests/trainer/exchange/m2m_folder.h"
-#include "trainer/exchange/export.h"
+#include "tests/trainer/interop/interop_samples.h"
+#include "tests/trainer/interop/m2m_folder.h"
+#include "trainer/interop/export.h"
 
 namespace deepnet {
 namespace {

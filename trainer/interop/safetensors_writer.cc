@@ -1,4 +1,4 @@
-#include "trainer/exchange/safetensors_writer.h"
+#include "trainer/interop/safetensors_writer.h"
 
 #include <algorithm>
 #include <memory>

@@ -1,4 +1,4 @@
-#include "trainer/exchange/marian.h"
+#include "trainer/interop/marian.h"
 
 #include <algorithm>
 #include <cmath>
@@ -12,9 +12,9 @@
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/data/vocabulary.h"
-#include "trainer/exchange/hf_config.h"
-#include "trainer/exchange/hf_names.h"
-#include "trainer/exchange/stored_weights.h"
+#include "trainer/interop/hf_config.h"
+#include "trainer/interop/hf_names.h"
+#include "trainer/interop/stored_weights.h"
 #include "trainer/model/depth_scaling.h"
 #include "trainer/model/scheme.h"
 

@@ -13,7 +13,7 @@
 
 #include "parallel/base/file_system.h"
 #include "trainer/checkpoint/tools/tool_options.h"
-#include "trainer/exchange/float_type.h"
+#include "trainer/interop/float_type.h"
 
 namespace deepnet {
 

@@ -1,4 +1,4 @@
-#include "tests/trainer/exchange/large_model.h"
+#include "tests/trainer/interop/large_model.h"
 
 #include <algorithm>
 #include <span>
@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "parallel/base/status_macros.h"
-#include "tests/trainer/exchange/exchange_samples.h"
+#include "tests/trainer/interop/interop_samples.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/format.h"
 #include "trainer/model/describe.h"

@@ -1,4 +1,4 @@
-#include "trainer/exchange/import.h"
+#include "trainer/interop/import.h"
 
 #include <algorithm>
 #include <map>
@@ -14,11 +14,11 @@
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/format.h"
 #include "trainer/checkpoint/tools/spread_writer.h"
-#include "trainer/exchange/hf_config.h"
-#include "trainer/exchange/hf_names.h"
-#include "trainer/exchange/hf_tokenizer.h"
-#include "trainer/exchange/rows.h"
-#include "trainer/exchange/safetensors_reader.h"
+#include "trainer/interop/hf_config.h"
+#include "trainer/interop/hf_names.h"
+#include "trainer/interop/hf_tokenizer.h"
+#include "trainer/interop/rows.h"
+#include "trainer/interop/safetensors_reader.h"
 #include "trainer/model/describe.h"
 
 namespace deepnet {

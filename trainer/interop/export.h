@@ -10,8 +10,8 @@
 
 #include "parallel/base/file_system.h"
 #include "trainer/checkpoint/tools/tool_options.h"
-#include "trainer/exchange/float_type.h"
-#include "trainer/exchange/safetensors_writer.h"
+#include "trainer/interop/float_type.h"
+#include "trainer/interop/safetensors_writer.h"
 
 namespace deepnet {
 

@@ -1,4 +1,4 @@
-#include "trainer/exchange/export.h"
+#include "trainer/interop/export.h"
 
 #include <algorithm>
 #include <memory>
@@ -13,11 +13,11 @@
 #include "trainer/checkpoint/format.h"
 #include "trainer/checkpoint/tools/tensor_reader.h"
 #include "trainer/data/vocabulary.h"
-#include "trainer/exchange/hf_config.h"
-#include "trainer/exchange/hf_names.h"
-#include "trainer/exchange/hf_tokenizer.h"
-#include "trainer/exchange/marian.h"
-#include "trainer/exchange/stored_weights.h"
+#include "trainer/interop/hf_config.h"
+#include "trainer/interop/hf_names.h"
+#include "trainer/interop/hf_tokenizer.h"
+#include "trainer/interop/marian.h"
+#include "trainer/interop/stored_weights.h"
 #include "trainer/model/architecture.h"
 #include "trainer/model/scheme.h"
 

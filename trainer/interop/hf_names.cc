@@ -1,4 +1,4 @@
-#include "trainer/exchange/hf_names.h"
+#include "trainer/interop/hf_names.h"
 
 #include <algorithm>
 #include <iterator>

@@ -20,9 +20,9 @@
 #include "absl/status/status.h"
 
 #include "proto/checkpoint.pb.h"
-#include "proto/exchange.pb.h"
+#include "proto/interop.pb.h"
 #include "trainer/checkpoint/tools/tensor_reader.h"
-#include "trainer/exchange/safetensors_writer.h"
+#include "trainer/interop/safetensors_writer.h"
 
 namespace deepnet {
 

@@ -9,7 +9,7 @@
 
 #include "parallel/base/file_system.h"
 #include "proto/checkpoint.pb.h"
-#include "proto/exchange.pb.h"
+#include "proto/interop.pb.h"
 #include "trainer/checkpoint/tools/tool_options.h"
 
 namespace deepnet {
