@@ -7,6 +7,7 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
+#include "parallel/base/former_names.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/data/vocabulary.h"
 #include "trainer/interop/json_file.h"
@@ -186,8 +187,10 @@ std::string HfConfigJson(const HfConfig& config) {
 
 absl::StatusOr<HfConfig> ReadHfConfig(FileSystem& fs, const std::string& folder,
                                       const ToolOptions& options) {
+  const std::string path = JoinPath(folder, kConfigFile);
+  ASSIGN_OR_RETURN(const std::string json, ReadJsonText(fs, path, options));
   HfConfig config;
-  RETURN_IF_ERROR(ReadJsonFile(fs, JoinPath(folder, kConfigFile), "", options, &config));
+  RETURN_IF_ERROR(ParseJson(WithTodaysNames(json, *HfConfig::descriptor()), "", path, &config));
   return config;
 }
 

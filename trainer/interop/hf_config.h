@@ -30,6 +30,8 @@ HfConfig MakeHfConfig(const Manifest& manifest, const std::vector<std::string>& 
 // JSON of `config`, indented.
 std::string HfConfigJson(const HfConfig& config);
 
+// Reads config.json of `folder`; the RunSpec of an export may have the field names of an earlier
+// program.
 absl::StatusOr<HfConfig> ReadHfConfig(FileSystem& fs, const std::string& folder,
                                       const ToolOptions& options);
 

@@ -21,17 +21,23 @@ absl::Status ParseJson(const std::string& json, const std::string& under, const 
       ExitCode::kCheckpoint);
 }
 
-absl::Status ReadJsonFile(FileSystem& fs, const std::string& path, const std::string& under,
-                          const ToolOptions& options, google::protobuf::Message* message) {
+absl::StatusOr<std::string> ReadJsonText(FileSystem& fs, const std::string& path,
+                                         const ToolOptions& options) {
   const auto read = [&]() -> absl::StatusOr<std::string> {
     ASSIGN_OR_RETURN(const int64_t bytes, fs.Size(path));
     RETURN_IF_ERROR(CheckMemory(kToolFixedBytes + kJsonFactor * bytes, options,
                                 absl::StrCat("reading '", path, "'")));
     return ReadWholeFile(fs, path, bytes);
   };
-  const absl::StatusOr<std::string> json = read();
+  absl::StatusOr<std::string> json = read();
   if (!json.ok()) return WithExitCode(json.status(), ExitCode::kCheckpoint);
-  return ParseJson(*json, under, path, message);
+  return json;
+}
+
+absl::Status ReadJsonFile(FileSystem& fs, const std::string& path, const std::string& under,
+                          const ToolOptions& options, google::protobuf::Message* message) {
+  ASSIGN_OR_RETURN(const std::string json, ReadJsonText(fs, path, options));
+  return ParseJson(json, under, path, message);
 }
 
 }  // namespace deepnet
