@@ -24,7 +24,7 @@ Flow Only(const CutTensors& tensors, const Flow& flow) {
   return only;
 }
 
-CutBuffers::CutBuffers(Transformer& model, std::vector<Crossing> crossings)
+CutBuffers::CutBuffers(Transformer& model, std::vector<StageMessages> crossings)
     : crossings_(std::move(crossings)),
       source_(model.capacity().source_tokens(), model.spec().width(), model.ops().Stream()),
       target_(model.capacity().target_tokens(), model.spec().width(), model.ops().Stream()),
@@ -33,7 +33,7 @@ CutBuffers::CutBuffers(Transformer& model, std::vector<Crossing> crossings)
 }
 
 const std::vector<BoundaryTensor>& CutBuffers::TensorsAt(const Place& place) const {
-  const Crossing& crossing = crossings_[place.cut];
+  const StageMessages& crossing = crossings_[place.cut];
   return place.way == Way::kForward ? crossing.forward : crossing.backward;
 }
 

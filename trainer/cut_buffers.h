@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "parallel/comm/communicator.h"
-#include "parallel/plan/crossing.h"
+#include "parallel/plan/stage_messages.h"
 #include "trainer/model/transformer.h"
 #include "trainer/stream_pool.h"
 
@@ -28,8 +28,8 @@ class CutBuffers {
     friend auto operator<=>(const Place&, const Place&) = default;
   };
 
-  // `crossings`: of the whole chain (MakeCrossings).
-  CutBuffers(Transformer& model, std::vector<Crossing> crossings);
+  // `crossings`: of the whole chain (MakeStageMessages).
+  CutBuffers(Transformer& model, std::vector<StageMessages> crossings);
 
   StreamPool& source() { return source_; }  // [S, D] stream; also the memory's gradient
   StreamPool& target() { return target_; }  // [T, D] stream
@@ -49,7 +49,7 @@ class CutBuffers {
  private:
   const std::vector<BoundaryTensor>& TensorsAt(const Place& place) const;
 
-  std::vector<Crossing> crossings_;  // and an empty one for the end of the chain
+  std::vector<StageMessages> crossings_;  // and an empty one for the end of the chain
   StreamPool source_, target_, memory_;
   std::map<Place, Flow> flows_;
 };

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "parallel/plan/layer_groups.h"
+#include "parallel/plan/shard.h"
 #include "trainer/model/describe.h"
 
 namespace deepnet {

@@ -7,10 +7,9 @@
 #include "parallel/comm/collectives.h"
 #include "parallel/exec/watchdog.h"
 #include "parallel/plan/check_schedule.h"
-#include "parallel/plan/dealing.h"
+#include "parallel/plan/plan_accessors.h"
 #include "parallel/plan/planner.h"
-#include "parallel/plan/planner_views.h"
-#include "parallel/plan/with_transfers.h"
+#include "parallel/plan/shard.h"
 #include "trainer/kernels/compute.h"
 
 namespace deepnet {
@@ -52,7 +51,7 @@ Plan LonePlan(const Inventory& whole, int microbatches) {
   plan.set_pipeline_parallel_size(1);
   plan.set_data_parallel_size(1);
   plan.set_chunks_per_rank(1);
-  plan.set_schedule("trivial");
+  plan.set_schedule("single_stage");
   plan.set_microbatches_per_step(microbatches);
   plan.set_virtual_replicas(1);
   ChunkPlan& chunk = *plan.add_chunks();
@@ -97,7 +96,7 @@ absl::StatusOr<std::unique_ptr<RankPart>> MakeRankPart(const RunSpec& run, const
                    .label_smoothing = run.optim().label_smoothing(),
                    .virtual_replicas = local_replicas,
                    .chunks = own.numbers,
-                   .crossings = CrossingsOf(plan, whole, run.compute())},
+                   .crossings = StageMessagesOf(plan, whole, run.compute())},
       *part->sums);
   part->optimizer =
       std::make_unique<OptimizerStep>(run.optim(), whole, part->layout, part->groups.all);

@@ -11,7 +11,7 @@
 #include "parallel/base/host.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/plan/inventory.h"
-#include "parallel/plan/placement.h"
+#include "parallel/plan/partition.h"
 #include "parallel/plan/schedule.h"
 #include "parallel/plan/shard.h"
 #include "proto/plan.pb.h"

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "parallel/base/status_macros.h"
-#include "parallel/plan/dealing.h"
+#include "parallel/plan/shard.h"
 #include "trainer/optim/loss_total.h"
 
 namespace deepnet {

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "parallel/exec/stage.h"
-#include "parallel/plan/crossing.h"
+#include "parallel/plan/stage_messages.h"
 #include "trainer/cut_buffers.h"
 #include "trainer/data/microbatch.h"
 #include "trainer/gradient_buckets.h"
@@ -32,9 +32,9 @@ struct StageOptions {
   double label_smoothing = 0.0;
   int virtual_replicas = 1;  // of this rank; divides its microbatches of a step
   // In a pipeline: the number of each of the model's chunks along the chain, and what crosses every
-  // cut of it (MakeCrossings).
+  // cut of it (MakeStageMessages).
   std::vector<int> chunks = {0};
-  std::vector<Crossing> crossings = std::vector<Crossing>(1);
+  std::vector<StageMessages> crossings = std::vector<StageMessages>(1);
 };
 
 class TransformerStage : public Stage {

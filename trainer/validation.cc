@@ -16,7 +16,7 @@
 #include "parallel/comm/collectives.h"
 #include "parallel/comm/limited_communicator.h"
 #include "parallel/exec/watchdog.h"
-#include "parallel/plan/planner_views.h"
+#include "parallel/plan/plan_accessors.h"
 #include "trainer/decode/pipeline_link.h"
 #include "trainer/decode/pipeline_route.h"
 #include "trainer/decode/pipeline_scorer.h"

@@ -16,14 +16,13 @@
 #include "launch/validate.h"
 #include "parallel/base/logging.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/base/units.h"
 #include "parallel/plan/inventory.h"
 #include "trainer/model/architecture.h"
 #include "trainer/model/describe.h"
 
 namespace deepnet {
 namespace {
-
-constexpr double kMib = 1024.0 * 1024.0;
 
 std::string ShapeText(const Parameter& parameter) { return absl::StrJoin(parameter.shape, "x"); }
 

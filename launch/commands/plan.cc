@@ -14,11 +14,9 @@
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/plan/host_memory.h"
+#include "parallel/plan/plan_accessors.h"
 #include "parallel/plan/planner.h"
-#include "parallel/plan/planner_compare.h"
 #include "parallel/plan/planner_text.h"
-#include "parallel/plan/planner_views.h"
-#include "parallel/plan/schedule_drawing.h"
 #include "parallel/plan/schedule_text.h"
 #include "trainer/model/describe.h"
 
@@ -62,7 +60,7 @@ std::string ScheduleText(const Plan& plan, const RunSpec& run) {
 std::string Section(const std::string& name, const Plan& plan, const RunSpec& run,
                     const Inventory& inventory) {
   if (name == "schedule") return ScheduleText(plan, run);
-  if (name == "layout") return LayoutText(plan, inventory);
+  if (name == "layout") return ChunksText(plan, inventory);
   if (name == "memory") return MemoryText(plan);
   return PlanText(plan, inventory);
 }
@@ -84,7 +82,7 @@ absl::Status WriteSvg(const Plan& plan, const RunSpec& run, const std::string& p
   std::ofstream file(path);
   const std::string title =
       absl::StrCat(plan.schedule(), ", ", plan.pipeline_parallel_size(), " ranks, ",
-                   ShapeOf(plan).num_microbatches, " microbatches");
+                   PipelineShapeOf(plan).num_microbatches, " microbatches");
   file << DrawSvg(SimulatePlan(plan, run.cluster(), run.compute()), title);
   file.close();
   if (file) return absl::OkStatus();

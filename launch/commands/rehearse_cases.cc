@@ -5,11 +5,11 @@
 #include "absl/strings/str_cat.h"
 
 #include "parallel/base/status_macros.h"
+#include "parallel/plan/check_schedule.h"
+#include "parallel/plan/plan_accessors.h"
 #include "parallel/plan/planner.h"
-#include "parallel/plan/planner_costs.h"
+#include "parallel/plan/planner_cost.h"
 #include "parallel/plan/planner_text.h"
-#include "parallel/plan/planner_views.h"
-#include "parallel/plan/with_transfers.h"
 
 namespace deepnet {
 namespace {
@@ -26,14 +26,14 @@ absl::StatusOr<Plan> PlanOf(const RunSpec& run, const ParallelSpec& parallel,
 absl::StatusOr<RehearsalCase> CaseOf(const Plan& plan, const RunSpec& run,
                                      const Inventory& inventory) {
   RehearsalCase made{.name = plan.schedule(),
-                     .microbatches = ShapeOf(plan).num_microbatches,
+                     .microbatches = PipelineShapeOf(plan).num_microbatches,
                      .microbatches_text =
                          MicrobatchesText(plan.microbatches_per_step(), plan.data_parallel_size()),
                      .planned_step_seconds = plan.step_seconds()};
   if (plan.chunks_per_rank() > 1) absl::StrAppend(&made.name, ", v=", plan.chunks_per_rank());
   made.job.placement = PlacementOf(plan);
   made.job.costs = ChunkCosts(plan);
-  made.job.crossings = CrossingsOf(plan, inventory, run.compute());
+  made.job.crossings = StageMessagesOf(plan, inventory, run.compute());
   made.job.network = MakeSpeeds(run.cluster(), run.compute()).network;
   made.job.exchange = {.replicas = plan.data_parallel_size(),
                        .stages = StageExchanges(plan, inventory, run.cluster(), run.compute()),

@@ -11,7 +11,7 @@
 #include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
-#include "parallel/plan/schedule_progress.h"
+#include "parallel/plan/schedule.h"
 #include "parallel/plan/schedule_text.h"
 
 namespace deepnet {

@@ -13,7 +13,7 @@
 #include "parallel/comm/communicator.h"
 #include "parallel/exec/pipeline_executor.h"
 #include "parallel/exec/stage.h"
-#include "parallel/plan/placement.h"
+#include "parallel/plan/partition.h"
 #include "parallel/plan/schedule.h"
 
 namespace deepnet {

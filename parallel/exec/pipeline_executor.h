@@ -16,7 +16,7 @@
 #include "parallel/exec/trace.h"
 #include "parallel/exec/watchdog.h"
 #include "parallel/plan/boundary_buffers.h"
-#include "parallel/plan/placement.h"
+#include "parallel/plan/partition.h"
 #include "parallel/plan/schedule.h"
 
 namespace deepnet {

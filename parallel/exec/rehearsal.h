@@ -15,10 +15,10 @@
 #include "parallel/exec/pipeline_executor.h"
 #include "parallel/exec/rehearsal_exchange.h"
 #include "parallel/exec/trace.h"
-#include "parallel/plan/crossing.h"
-#include "parallel/plan/placement.h"
+#include "parallel/plan/partition.h"
 #include "parallel/plan/schedule.h"
 #include "parallel/plan/simulator.h"
+#include "parallel/plan/stage_messages.h"
 
 namespace deepnet {
 
@@ -27,8 +27,8 @@ struct RehearsalJob {
   // each, [replica], of which the first has most.
   std::vector<Schedule> schedules;
   Placement placement;
-  std::vector<ChunkCost> costs;     // [chunk]
-  std::vector<Crossing> crossings;  // [chunk]
+  std::vector<ChunkCost> costs;          // [chunk]
+  std::vector<StageMessages> crossings;  // [chunk]
   Network network;       // the simulator's; messages of the rehearsal take what they take
   ExchangeJob exchange;  // after the schedule; a stage per rank of the placement
 

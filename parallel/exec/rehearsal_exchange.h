@@ -26,8 +26,8 @@
 #include "parallel/comm/communicator.h"
 #include "parallel/exec/pipeline_executor.h"
 #include "parallel/exec/trace.h"
-#include "parallel/plan/placement.h"
-#include "parallel/plan/planner_views.h"
+#include "parallel/plan/partition.h"
+#include "parallel/plan/plan_accessors.h"
 #include "parallel/plan/simulator.h"
 
 namespace deepnet {

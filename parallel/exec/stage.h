@@ -15,7 +15,7 @@
 //   - An error ends the step; the stage can then only be reset by its owner or destroyed.
 //   - Inputs of the first chunk and labels of the last are the stage's own business, and so is what
 //     passes between two of its own chunks. What crosses a cut to another rank lies in buffers that
-//     the stage owns; their number and sizes never change (parallel/plan/crossing.h), so nothing is
+//     the stage owns; their number and sizes never change (parallel/plan/stage_messages.h), so nothing is
 //     said about shapes on the way:
 //
 //       Buffers(kInput, c, m)            received before   Forward(c, m), which ends their life

@@ -72,7 +72,7 @@ absl::Status TimedStage::Work(double seconds) {
 TimedStage::Memory TimedStage::Allocate(Boundary boundary, int chunk) const {
   const bool before = boundary == Boundary::kInput || boundary == Boundary::kInputGradient;
   const bool forward = boundary == Boundary::kInput || boundary == Boundary::kOutput;
-  const Crossing& crossing = options_.crossings.at(before ? chunk : chunk + 1);
+  const StageMessages& crossing = options_.crossings.at(before ? chunk : chunk + 1);
   Memory memory;
   for (const BoundaryTensor& tensor : forward ? crossing.forward : crossing.backward) {
     memory.emplace_back(std::min(BytesOf(tensor), options_.payload_limit_bytes));

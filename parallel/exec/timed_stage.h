@@ -13,15 +13,15 @@
 
 #include "parallel/exec/stage.h"
 #include "parallel/exec/trace.h"
-#include "parallel/plan/crossing.h"
 #include "parallel/plan/simulator.h"
+#include "parallel/plan/stage_messages.h"
 
 namespace deepnet {
 
 struct TimedStageOptions {
-  std::vector<ChunkCost> costs;     // [chunk], seconds; bytes are not read
-  std::vector<Crossing> crossings;  // [chunk], what crosses the cut before it
-  double time_scale = 1.0;          // seconds waited for each second of a cost
+  std::vector<ChunkCost> costs;          // [chunk], seconds; bytes are not read
+  std::vector<StageMessages> crossings;  // [chunk], what crosses the cut before it
+  double time_scale = 1.0;               // seconds waited for each second of a cost
   int64_t payload_limit_bytes = std::numeric_limits<int64_t>::max();  // of a tensor; the rest of a
                                                                       // larger one is not sent
   int num_microbatches = 0;  // of a step; only `gradient_done` needs it

@@ -181,7 +181,7 @@ class ChunkBuffers {
 
   // Values and gradients at the cut before the chunk. `keeps_memory`: the rank before it has the
   // memory in any case.
-  void AddCut(const Crossing& crossing, bool keeps_memory) {
+  void AddCut(const StageMessages& crossing, bool keeps_memory) {
     const Layer& layer = inventory_.layers[layers_.first];
     const Pool stream = layer.kind == LayerKind::kEncoder ? kSourcePool : kTargetPool;
     for (const BoundaryTensor& tensor : layer.inputs) {
@@ -257,8 +257,9 @@ class ChunkBuffers {
 std::vector<int64_t> BoundaryBufferBytes(const Inventory& inventory,
                                          std::span<const int> chunk_ends,
                                          const Placement& placement,
-                                         std::span<const Crossing> crossings, int64_t operand_bytes,
-                                         const Simulation& simulation, const Network& network) {
+                                         std::span<const StageMessages> messages,
+                                         int64_t operand_bytes, const Simulation& simulation,
+                                         const Network& network) {
   std::vector<bool> decodes(placement.NumRanks(), false);
   for (int c = 0; c < placement.NumChunks(); ++c) {
     if (inventory.layers[chunk_ends[c] - 1].kind >= LayerKind::kTargetEmbedding) {
@@ -270,7 +271,7 @@ std::vector<int64_t> BoundaryBufferBytes(const Inventory& inventory,
     ChunkBuffers chunk(inventory, c, {first, chunk_ends[c]}, sweep);
     chunk.AddStreams();
     if (decodes[placement.rank_of_chunk[c]]) chunk.AddMemoryForLater(operand_bytes);
-    if (c > 0) chunk.AddCut(crossings[c], decodes[placement.rank_of_chunk[c - 1]]);
+    if (c > 0) chunk.AddCut(messages[c], decodes[placement.rank_of_chunk[c - 1]]);
   }
   return sweep.Most();
 }

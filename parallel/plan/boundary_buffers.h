@@ -12,10 +12,10 @@
 #include <span>
 #include <vector>
 
-#include "parallel/plan/crossing.h"
 #include "parallel/plan/inventory.h"
-#include "parallel/plan/placement.h"
+#include "parallel/plan/partition.h"
 #include "parallel/plan/simulator.h"
+#include "parallel/plan/stage_messages.h"
 
 namespace deepnet {
 
@@ -27,12 +27,13 @@ inline constexpr int kLookAhead = 3;
 // microbatch's last backward pass. Not counted: the gradient that the loss leaves, which is kept
 // with activations.
 //
-// chunk_ends, placement, crossings: as for MakeCrossings, and what it made; operand_bytes: of an
+// chunk_ends, placement, messages: as for MakeStageMessages, and what it made; operand_bytes: of an
 // element of the memory. `simulation` is of them; `network` tells how long a message takes.
 std::vector<int64_t> BoundaryBufferBytes(const Inventory& inventory,
                                          std::span<const int> chunk_ends,
                                          const Placement& placement,
-                                         std::span<const Crossing> crossings, int64_t operand_bytes,
-                                         const Simulation& simulation, const Network& network);
+                                         std::span<const StageMessages> messages,
+                                         int64_t operand_bytes, const Simulation& simulation,
+                                         const Network& network);
 
 }  // namespace deepnet

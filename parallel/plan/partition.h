@@ -1,18 +1,39 @@
-// Cuts a chain of layers into contiguous parts.
+// Cuts a chain of layers into contiguous chunks and says which rank owns which chunk.
 //
-// Example:
-//   PartitionByCost(std::vector<double>{1, 1, 1, 3}, 2);                        // {3, 4}: 1 1 1 |
-//   3 PartitionForRanks(std::vector<double>{1, 1, 1, 1, 1, 3}, MakeLooped(2, 2)); // {2, 3, 5, 6}:
-//   the
-//       rank with the 3 gets the short chunk, so that both ranks have 4
+// Examples:
+//   PartitionByCost(std::vector<double>{1, 1, 1, 3}, 2);  // {3, 4}: 1 1 1 | 3
+//   // The rank with the 3 gets the shorter chunk, so both ranks have 4: {2, 3, 5, 6}.
+//   PartitionForRanks(std::vector<double>{1, 1, 1, 1, 1, 3}, MakeLooped(2, 2));
+//   MakeLooped(2, 2).rank_of_chunk;  // {0, 1, 0, 1}
+//   MakeV(2, 2).rank_of_chunk;       // {0, 1, 1, 0}
 #pragma once
 
 #include <span>
 #include <vector>
 
-#include "parallel/plan/placement.h"
-
 namespace deepnet {
+
+struct Placement {
+  std::vector<int> rank_of_chunk;  // [chunk], 0 <= rank; chunks count along the chain of layers
+
+  int NumChunks() const { return static_cast<int>(rank_of_chunk.size()); }
+  int NumRanks() const;  // one past the highest rank
+
+  // Whether what passes from chunk - 1 to chunk goes from one rank to another; false for chunk 0.
+  bool Crosses(int chunk) const {
+    return chunk > 0 && rank_of_chunk[chunk - 1] != rank_of_chunk[chunk];
+  }
+
+  friend bool operator==(const Placement&, const Placement&) = default;
+};
+
+// Chunk c on rank c % ranks (Narayanan et al., 2021, section 2.2): every lap visits the ranks in
+// the same direction. Any number of ranks, odd ones too; both arguments > 0.
+Placement MakeLooped(int ranks, int chunks_per_rank);
+
+// Laps alternate their direction (Qi et al., 2024, "Pipeline Parallelism with Controllable
+// Memory"): where a lap ends the next begins, on the same rank and without a transfer.
+Placement MakeV(int ranks, int chunks_per_rank);
 
 // Ends (one past the last item) of `num_parts` non-empty contiguous parts whose most expensive one
 // is as cheap as can be. Earlier parts are filled first, so equal inputs give equal cuts

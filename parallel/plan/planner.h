@@ -19,7 +19,7 @@
 
 namespace deepnet {
 
-// The fastest layout, by simulation, of those that `parallel` allows and that fit. The model is cut
+// The fastest config, by simulation, of those that `parallel` allows and that fit. The model is cut
 // into pipeline_parallel_size x chunks_per_rank chunks of about equal cost per rank; replicas
 // repeat the pipeline: rank = replica * pipeline_parallel_size + stage. What is left open is
 // decided: degrees (replicas are a power of two, as virtual replicas must be, and share
@@ -33,7 +33,7 @@ namespace deepnet {
 // which is then checked.
 //
 // Fails with InvalidArgument (ExitCode::kBadConfig) naming the field, or ResourceExhausted
-// (ExitCode::kDoesNotFit) naming the rank, what it needs, what it has, and the nearest layout that
+// (ExitCode::kDoesNotFit) naming the rank, what it needs, what it has, and the nearest config that
 // would fit: on the ranks that there are if possible, else on more.
 absl::StatusOr<Plan> MakePlan(const Inventory& inventory, const DataSpec& data,
                               const OptimSpec& optim, const ComputeSpec& compute,
@@ -50,7 +50,7 @@ absl::Status ReadScheduleFile(const std::string& root, ParallelSpec* parallel);
 
 // The order of work of one replica's ranks, without transfers. `plan` is MakePlan's. Replicas
 // differ only in their number of microbatches, if at all (dealing.h): the first has as many as any.
-// What else one replica of a plan is made of: planner_views.h.
+// What else one replica of a plan is made of: plan_accessors.h.
 Schedule MakeSchedule(const Plan& plan, int replica = 0);
 
 // A table for people: see planner_text.h for more.

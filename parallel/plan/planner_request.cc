@@ -8,13 +8,12 @@
 
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/base/units.h"
 #include "parallel/plan/schedule_generators.h"
 #include "parallel/plan/schedule_text.h"
 
 namespace deepnet {
 namespace {
-
-constexpr double kGib = 1024.0 * 1024.0 * 1024.0;
 
 absl::Status CheckNumbers(const ParallelSpec& parallel) {
   const auto not_negative = [](int value, const char* name) {
@@ -58,7 +57,11 @@ absl::Status ReadSchedule(const std::string& schedule, Request& request) {
     request.custom = *std::move(parsed);
     return absl::OkStatus();
   }
-  if (schedule.empty() || FindScheduleKind(schedule) != nullptr) return absl::OkStatus();
+  if (schedule.empty()) return absl::OkStatus();
+  if (const ScheduleKind* kind = FindScheduleKind(schedule)) {
+    request.schedule = kind->name;
+    return absl::OkStatus();
+  }
   return BadField(absl::StrCat("parallel.schedule: \"", schedule, "\" is unknown; known: ",
                                absl::StrJoin(ScheduleKinds(), ", ",
                                              [](std::string* out, const ScheduleKind& kind) {

@@ -10,7 +10,7 @@
 
 #include "parallel/plan/inventory.h"
 #include "parallel/plan/memory.h"
-#include "parallel/plan/planner_costs.h"
+#include "parallel/plan/planner_cost.h"
 #include "parallel/plan/schedule.h"
 #include "proto/data.pb.h"
 #include "proto/instruments.pb.h"

@@ -1,5 +1,5 @@
 // Seconds of a step are known only from simulating it, which takes time proportional to its
-// actions; so all layouts are ranked by a formula first and the best few are simulated.
+// actions; so all configs are ranked by a formula first and the best few are simulated.
 
 #include "parallel/plan/planner_search.h"
 
@@ -11,9 +11,9 @@
 #include "absl/strings/str_cat.h"
 
 #include "parallel/base/status_macros.h"
-#include "parallel/plan/dealing.h"
-#include "parallel/plan/planner_layout.h"
+#include "parallel/plan/candidate.h"
 #include "parallel/plan/schedule_generators.h"
+#include "parallel/plan/shard.h"
 
 namespace deepnet {
 namespace {
@@ -32,7 +32,7 @@ struct CustomShape {
   int ranks = 0, chunks_per_rank = 1;
 };
 
-absl::StatusOr<CustomShape> ShapeOf(const Schedule& schedule) {
+absl::StatusOr<CustomShape> WrittenShape(const Schedule& schedule) {
   CustomShape shape{.ranks = static_cast<int>(schedule.actions.size())};
   int chunks = 1;
   for (const std::vector<Action>& actions : schedule.actions) {
@@ -78,10 +78,10 @@ std::vector<Kind> ListKinds(const Request& request, int stages) {
     for (const int chunks : ChunkCounts(kind)) kinds.push_back({request.schedule, chunks});
     return kinds;
   }
-  if (stages == 1 && asked <= 1) return {{"trivial", 1}};
+  if (stages == 1 && asked <= 1) return {{"single_stage", 1}};
   std::vector<Kind> kinds;
   for (const ScheduleKind& kind : ScheduleKinds()) {
-    if (kind.name == "trivial" || kind.name == "gpipe") continue;  // never better than 1f1b
+    if (kind.name == "single_stage" || kind.name == "gpipe") continue;  // never better than 1f1b
     for (const int chunks : ChunkCounts(kind)) {
       if (asked == 0 || chunks == asked) kinds.push_back({std::string(kind.name), chunks});
     }
@@ -101,35 +101,35 @@ struct CoarseTimes {
   double rank = 0, chunk = 0;
 };
 
-CoarseTimes TimesOf(const Draft& draft) {
+CoarseTimes TimesOf(const Candidate& candidate) {
   CoarseTimes times;
-  std::vector<double> sums(draft.cuts.placement.NumRanks(), 0.0);
-  for (size_t c = 0; c < draft.costs.size(); ++c) {
-    times.chunk = std::max(times.chunk, draft.costs[c].Total());
-    sums[draft.cuts.placement.rank_of_chunk[c]] += draft.costs[c].Total();
+  std::vector<double> sums(candidate.cuts.placement.NumRanks(), 0.0);
+  for (size_t c = 0; c < candidate.costs.size(); ++c) {
+    times.chunk = std::max(times.chunk, candidate.costs[c].Total());
+    sums[candidate.cuts.placement.rank_of_chunk[c]] += candidate.costs[c].Total();
   }
   times.rank = *std::max_element(sums.begin(), sums.end());
   return times;
 }
 
-int64_t NumActions(const Request& request, const Layout& layout) {
-  const int64_t per_chunk = int64_t{3} * request.microbatches_per_step / layout.replicas;
-  return per_chunk * layout.stages * layout.chunks_per_rank;
+int64_t NumActions(const Request& request, const ParallelConfig& config) {
+  const int64_t per_chunk = int64_t{3} * request.microbatches_per_step / config.replicas;
+  return per_chunk * config.stages * config.chunks_per_rank;
 }
 
 }  // namespace
 
-absl::StatusOr<std::vector<Layout>> ListLayouts(const Request& request) {
-  std::vector<Layout> layouts;
+absl::StatusOr<std::vector<ParallelConfig>> ListConfigs(const Request& request) {
+  std::vector<ParallelConfig> configs;
   absl::Status first_error;
-  const auto add = [&](Layout layout) {
-    const absl::Status status = CheckLayout(request, layout);
-    if (status.ok()) layouts.push_back(std::move(layout));
+  const auto add = [&](ParallelConfig config) {
+    const absl::Status status = CheckConfig(request, config);
+    if (status.ok()) configs.push_back(std::move(config));
     first_error.Update(status);
   };
   CustomShape custom;
   if (request.custom.has_value()) {
-    ASSIGN_OR_RETURN(custom, ShapeOf(*request.custom));
+    ASSIGN_OR_RETURN(custom, WrittenShape(*request.custom));
   }
   for (const Degrees& degrees : ListDegrees(request)) {
     if (request.custom.has_value()) {
@@ -146,39 +146,40 @@ absl::StatusOr<std::vector<Layout>> ListLayouts(const Request& request) {
       add({degrees.stages, degrees.replicas, kind.schedule, kind.chunks_per_rank});
     }
   }
-  if (layouts.empty() && first_error.ok()) {
+  if (configs.empty() && first_error.ok()) {
     return BadField(absl::StrCat("parallel.schedule: is for ", custom.ranks,
                                  " ranks, which cluster does not have"));
   }
-  if (layouts.empty()) return first_error;
-  return layouts;
+  if (configs.empty()) return first_error;
+  return configs;
 }
 
-CoarseEstimate EstimateCoarsely(const Request& request, const Layout& layout) {
-  const absl::StatusOr<Draft> draft = MakeCoarseDraft(request, layout, /*refine=*/false);
-  if (!draft.ok()) return {};
+CoarseEstimate EstimateCoarsely(const Request& request, const ParallelConfig& config) {
+  const absl::StatusOr<Candidate> candidate =
+      MakeCoarseCandidate(request, config, /*refine=*/false);
+  if (!candidate.ok()) return {};
   CoarseEstimate estimate{.fits = true};
-  for (const RankUse& rank : draft->ranks) {
+  for (const RankUse& rank : candidate->ranks) {
     const MemoryEstimate memory = EstimateMemory(*request.inventory, rank, request.rules);
     if (static_cast<double>(memory.total()) > request.memory_bytes) estimate.fits = false;
     const Exchange exchange =
-        ExchangeSeconds(memory.gradients(), memory.weights(), rank.foreign_bytes, layout.stages,
-                        layout.replicas, request.speeds);
-    const double update = UpdateSeconds(memory.weights(), layout.replicas, request.speeds);
+        ExchangeSeconds(memory.gradients(), memory.weights(), rank.foreign_bytes, config.stages,
+                        config.replicas, request.speeds);
+    const double update = UpdateSeconds(memory.weights(), config.replicas, request.speeds);
     estimate.seconds = std::max(estimate.seconds, exchange.gather + exchange.tied + update);
   }
-  const CoarseTimes times = TimesOf(*draft);
+  const CoarseTimes times = TimesOf(*candidate);
   const int microbatches =
-      MicrobatchesOf(request.microbatches_per_step, layout.replicas, 0).Count();
+      MicrobatchesOf(request.microbatches_per_step, config.replicas, 0).Count();
   estimate.seconds += times.rank * microbatches +
-                      (layout.stages - 1) * times.chunk * WaitingFactor(layout.schedule);
+                      (config.stages - 1) * times.chunk * WaitingFactor(config.schedule);
   return estimate;
 }
 
-absl::StatusOr<Found> FindBest(const Request& request, const std::vector<Layout>& layouts) {
+absl::StatusOr<Found> FindBest(const Request& request, const std::vector<ParallelConfig>& configs) {
   std::vector<std::tuple<bool, double, size_t>> order;  // does not fit, seconds, index
-  for (size_t i = 0; i < layouts.size(); ++i) {
-    const CoarseEstimate estimate = EstimateCoarsely(request, layouts[i]);
+  for (size_t i = 0; i < configs.size(); ++i) {
+    const CoarseEstimate estimate = EstimateCoarsely(request, configs[i]);
     order.emplace_back(!estimate.fits, estimate.seconds, i);
   }
   std::sort(order.begin(), order.end());
@@ -188,11 +189,11 @@ absl::StatusOr<Found> FindBest(const Request& request, const std::vector<Layout>
   int simulated = 0;
   int64_t actions = 0;
   for (const auto& [does_not_fit, seconds, index] : order) {
-    const int64_t more = NumActions(request, layouts[index]);
+    const int64_t more = NumActions(request, configs[index]);
     if ((found.best.has_value() || found.closest.has_value()) && actions + more > kMostActions) {
       continue;  // a smaller one may still be affordable
     }
-    ASSIGN_OR_RETURN(Plan plan, LayOut(request, layouts[index]));
+    ASSIGN_OR_RETURN(Plan plan, MakeOneReplica(request, configs[index]));
     actions += more;
     if (!Fits(request, plan)) {
       if (!found.closest.has_value() ||

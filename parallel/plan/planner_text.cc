@@ -1,19 +1,22 @@
 #include "parallel/plan/planner_text.h"
 
 #include <algorithm>
+#include <limits>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 
-#include "parallel/plan/dealing.h"
+#include "parallel/base/status_macros.h"
+#include "parallel/base/units.h"
+#include "parallel/plan/candidate.h"
+#include "parallel/plan/planner_search.h"
+#include "parallel/plan/shard.h"
 
 namespace deepnet {
 namespace {
 
-constexpr double kGib = 1024.0 * 1024.0 * 1024.0;
-constexpr double kMib = 1024.0 * 1024.0;
 constexpr size_t kMostChunksNamed = 2;
 
 std::string Plural(int count, const char* what) {
@@ -121,7 +124,7 @@ std::string PlanText(const Plan& plan, const Inventory& inventory) {
   return text;
 }
 
-std::string LayoutText(const Plan& plan, const Inventory& inventory) {
+std::string ChunksText(const Plan& plan, const Inventory& inventory) {
   std::string text = absl::StrFormat("%5s %5s %6s %8s | %9s %9s %9s | %9s %5s %9s %9s  %s\n",
                                      "chunk", "rank", "layers", "again", "F ms", "I ms", "W ms",
                                      "kept MiB", "slots", "in MiB", "back MiB", "from .. to");
@@ -153,6 +156,94 @@ std::string MemoryText(const Plan& plan) {
         m.snapshot() / kGib, m.instruments() / kGib, m.total() / kGib);
   }
   return text;
+}
+
+namespace {
+
+// Ends of `parts` parts of layers [first, end), equally many in each.
+void AddEvenEnds(int first, int end, int parts, std::vector<int>& ends) {
+  for (int part = 1; part <= parts; ++part) ends.push_back(first + (end - first) * part / parts);
+}
+
+// The encoder over the first half of the ranks, all else over the second; a model of one stack over
+// all of them.
+std::vector<int> Halves(const Inventory& inventory, int stages) {
+  const auto border =
+      std::find_if(inventory.layers.begin(), inventory.layers.end(),
+                   [](const Layer& layer) { return layer.kind == LayerKind::kTargetEmbedding; });
+  const auto middle = static_cast<int>(border - inventory.layers.begin());
+  const int in_first_half = middle > 0 ? stages / 2 : 0;
+  std::vector<int> ends;
+  AddEvenEnds(0, middle, in_first_half, ends);
+  AddEvenEnds(middle, static_cast<int>(inventory.layers.size()), stages - in_first_half, ends);
+  return ends;
+}
+
+int64_t MostActivations(const Plan& plan) {
+  int64_t most = 0;
+  for (const StagePlan& stage : plan.stages()) {
+    most = std::max(most, stage.memory().activations());
+  }
+  return most;
+}
+
+struct Row {
+  std::string name;
+  Plan plan;
+};
+
+std::string Table(const std::vector<Row>& rows, const Plan& reference) {
+  std::string text = absl::StrFormat("%-22s %9s %9s %9s %12s %9s\n", "schedule", "step s",
+                                     "bubble %", "exposed %", "activ./1f1b", "most GiB");
+  for (const Row& row : rows) {
+    absl::StrAppendFormat(&text, "%-22s %9.4g %9.1f %9.2f %12.2f %9.1f\n", row.name,
+                          row.plan.step_seconds(), 100 * row.plan.bubble(),
+                          100 * row.plan.exposed_communication(),
+                          static_cast<double>(MostActivations(row.plan)) /
+                              static_cast<double>(std::max<int64_t>(1, MostActivations(reference))),
+                          Fullest(row.plan).memory().total() / kGib);
+  }
+  return text;
+}
+
+std::string NameOf(const ParallelConfig& config) {
+  if (config.chunks_per_rank == 1) return config.schedule;
+  return absl::StrCat(config.schedule, ", v=", config.chunks_per_rank);
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> CompareText(const Inventory& inventory, const DataSpec& data,
+                                        const OptimSpec& optim, const ComputeSpec& compute,
+                                        const ClusterSpec& cluster, const ParallelSpec& parallel,
+                                        const InstrumentsSpec& instruments) {
+  ASSIGN_OR_RETURN(Request request,
+                   MakeRequest(inventory, data, optim, compute, cluster, parallel, instruments));
+  if (request.stages < 2) {
+    return BadField("parallel.pipeline_parallel_size: a comparison of schedules needs 2 or more");
+  }
+  request.memory_bytes = std::numeric_limits<double>::infinity();
+  request.schedule.clear();
+  request.custom.reset();
+  ASSIGN_OR_RETURN(const std::vector<ParallelConfig> configs, ListConfigs(request));
+
+  ParallelConfig plain{request.stages, configs.front().replicas, "1f1b"};
+  ASSIGN_OR_RETURN(const Plan reference, MakeOneReplica(request, plain));
+  std::vector<Row> rows;
+  plain.ends = Halves(inventory, request.stages);
+  if (inventory.layers.size() >= 2 * static_cast<size_t>(request.stages)) {
+    ASSIGN_OR_RETURN(Plan halves, MakeOneReplica(request, plain));
+    rows.push_back({"halves by count, 1f1b", std::move(halves)});
+  }
+  for (const ParallelConfig& config : configs) {
+    ASSIGN_OR_RETURN(Plan plan, MakeOneReplica(request, config));
+    rows.push_back({NameOf(config), std::move(plan)});
+  }
+  std::string text = absl::StrCat(request.stages, " stages, ",
+                                  MicrobatchesText(request.microbatches_per_step, plain.replicas),
+                                  " microbatches a step and replica, recomputing ",
+                                  Recompute_Name(reference.chunks(0).recompute()), "\n\n");
+  return absl::StrCat(text, Table(rows, reference));
 }
 
 }  // namespace deepnet

@@ -3,7 +3,12 @@
 
 #include <string>
 
+#include "absl/status/statusor.h"
+
 #include "parallel/plan/inventory.h"
+#include "proto/data.pb.h"
+#include "proto/instruments.pb.h"
+#include "proto/optim.pb.h"
 #include "proto/plan.pb.h"
 
 namespace deepnet {
@@ -14,7 +19,7 @@ std::string MicrobatchesText(int microbatches, int replicas);
 // Degrees, schedule, seconds, and one row a rank of the first replica.
 std::string PlanText(const Plan& plan, const Inventory& inventory);
 // One row a chunk in the order of the model: layers, seconds, bytes.
-std::string LayoutText(const Plan& plan, const Inventory& inventory);
+std::string ChunksText(const Plan& plan, const Inventory& inventory);
 // One row a rank of the first replica: GiB by category.
 std::string MemoryText(const Plan& plan);
 
@@ -22,5 +27,15 @@ std::string MemoryText(const Plan& plan);
 std::string LayersText(const Plan& plan, const Inventory& inventory, int rank);
 // "NONE" or, where ranks differ, "NONE to GEMM".
 std::string RecomputeText(const Plan& plan);
+
+// A table with a row for each schedule on parallel.pipeline_parallel_size stages, chunks cut by
+// cost, and first of all for 1F1B with half of the ranks for the encoder and half for the decoder,
+// both cut by number of layers, which is what other programs do. Parameters and errors as
+// MakePlan's; memory limits nothing, and ranks recompute what parallel.recompute says, by default
+// nothing.
+absl::StatusOr<std::string> CompareText(const Inventory& inventory, const DataSpec& data,
+                                        const OptimSpec& optim, const ComputeSpec& compute,
+                                        const ClusterSpec& cluster, const ParallelSpec& parallel,
+                                        const InstrumentsSpec& instruments = {});
 
 }  // namespace deepnet

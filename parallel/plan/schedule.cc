@@ -6,38 +6,6 @@
 
 namespace deepnet {
 
-Schedule MakeTrivial(int num_microbatches) {
-  return MakeOneForwardOneBackward({.num_microbatches = num_microbatches});
-}
-
-Schedule MakeGPipe(const PipelineShape& shape) {
-  DEEPNET_CHECK_EQ(shape.chunks_per_rank, 1);
-  Schedule schedule;
-  for (int rank = 0; rank < shape.num_ranks; ++rank) {
-    std::vector<Action>& actions = schedule.actions.emplace_back();
-    for (const Op op : {Op::kForward, Op::kBackward}) {
-      for (int mb = 0; mb < shape.num_microbatches; ++mb) actions.push_back({op, rank, mb});
-    }
-  }
-  return schedule;
-}
-
-Schedule MakeOneForwardOneBackward(const PipelineShape& shape) {
-  DEEPNET_CHECK_EQ(shape.chunks_per_rank, 1);
-  Schedule schedule;
-  for (int rank = 0; rank < shape.num_ranks; ++rank) {
-    const int num_ahead = std::min(shape.num_ranks - rank, shape.num_microbatches);
-    std::vector<Action>& actions = schedule.actions.emplace_back();
-    for (int mb = 0; mb < num_ahead; ++mb) actions.push_back({Op::kForward, rank, mb});
-    for (int mb = 0; mb < shape.num_microbatches; ++mb) {
-      actions.push_back({Op::kBackward, rank, mb});
-      const int next = num_ahead + mb;  // the slot that the backward just freed
-      if (next < shape.num_microbatches) actions.push_back({Op::kForward, rank, next});
-    }
-  }
-  return schedule;
-}
-
 int PeakAlive(const Schedule& schedule, int rank) {
   int alive = 0, peak = 0;
   for (const Action& action : schedule.actions[rank]) {
@@ -46,6 +14,55 @@ int PeakAlive(const Schedule& schedule, int rank) {
     peak = std::max(peak, alive);
   }
   return peak;
+}
+
+std::optional<Action> ScheduleProgress::WaitsFor(const Action& action,
+                                                 const Placement* transfers) const {
+  const int chunk = action.chunk, mb = action.microbatch;
+  const auto received_at = [&](int cut) { return transfers != nullptr && transfers->Crosses(cut); };
+  const auto need = [&](Op op, int of_chunk) -> std::optional<Action> {
+    if (Done(op, of_chunk, mb)) return std::nullopt;
+    return Action{op, of_chunk, mb};
+  };
+  switch (action.op) {
+    case Op::kForward:
+      if (chunk == 0) return std::nullopt;
+      return received_at(chunk) ? need(Op::kReceiveForward, chunk) : need(Op::kForward, chunk - 1);
+    case Op::kBackward:
+    case Op::kBackwardInput:
+      if (!Done(Op::kForward, chunk, mb)) return Action{Op::kForward, chunk, mb};
+      if (chunk + 1 == num_chunks_) return std::nullopt;
+      if (received_at(chunk + 1)) return need(Op::kReceiveBackward, chunk);
+      if (GradientDone(chunk + 1, mb)) return std::nullopt;
+      return Action{action.op, chunk + 1, mb};
+    case Op::kBackwardWeight:
+      return need(Op::kBackwardInput, chunk);
+    case Op::kSendForward:
+      return need(Op::kForward, chunk);
+    case Op::kSendBackward:
+      if (GradientDone(chunk, mb)) return std::nullopt;
+      return Action{Op::kBackward, chunk, mb};
+    case Op::kReceiveForward:
+    case Op::kReceiveBackward:
+      return OtherEnd(action);
+  }
+  return std::nullopt;
+}
+
+Action OtherEnd(const Action& transfer) {
+  switch (transfer.op) {
+    case Op::kSendForward:
+      return {Op::kReceiveForward, transfer.chunk + 1, transfer.microbatch};
+    case Op::kReceiveForward:
+      return {Op::kSendForward, transfer.chunk - 1, transfer.microbatch};
+    case Op::kSendBackward:
+      return {Op::kReceiveBackward, transfer.chunk - 1, transfer.microbatch};
+    case Op::kReceiveBackward:
+      return {Op::kSendBackward, transfer.chunk + 1, transfer.microbatch};
+    default:
+      DEEPNET_CHECK(false) << "computes, transfers nothing";
+  }
+  return transfer;
 }
 
 }  // namespace deepnet

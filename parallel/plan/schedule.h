@@ -6,10 +6,14 @@
 // between threads.
 //
 // Example:
-//   ToText(MakeTrivial(3));   // rank 0: 0F0 0B0 0F1 0B1 0F2 0B2
+//   ToText(MakeSingleStage(3));   // rank 0: 0F0 0B0 0F1 0B1 0F2 0B2
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <vector>
+
+#include "parallel/plan/partition.h"
 
 namespace deepnet {
 
@@ -53,21 +57,44 @@ struct Schedule {
   friend bool operator==(const Schedule&, const Schedule&) = default;
 };
 
-// One rank, one chunk: every microbatch forward, then backward. At most one is alive.
-Schedule MakeTrivial(int num_microbatches);
-
-// Every forward, then every backward (Huang et al., 2019). Rank r owns chunk r; all microbatches
-// are alive at once; the bubble is that of 1F1B. shape.chunks_per_rank must be 1.
-Schedule MakeGPipe(const PipelineShape& shape);
-
-// One forward, one backward (Narayanan et al., 2019, section 3.2). Rank r owns chunk r, starts with
-// num_ranks - r forwards, then alternates, then drains. At most num_ranks - r microbatches are
-// alive on rank r; the bubble is (num_ranks - 1) slots of forward plus backward. With one rank it
-// is MakeTrivial. shape.chunks_per_rank must be 1.
-Schedule MakeOneForwardOneBackward(const PipelineShape& shape);
-
 // Most microbatches of one chunk, summed over the rank's chunks, whose forward is done and whose
 // backward (weights included) is not, at any moment of rank `rank`.
 int PeakAlive(const Schedule& schedule, int rank);
+
+class ScheduleProgress {
+ public:
+  ScheduleProgress(int num_chunks, int num_microbatches)
+      : num_chunks_(num_chunks),
+        num_microbatches_(num_microbatches),
+        done_(static_cast<size_t>(num_chunks) * num_microbatches, 0) {}
+
+  // Chunk and microbatch of every action must be in range.
+  bool Done(Op op, int chunk, int microbatch) const {
+    return (done_[Cell(chunk, microbatch)] >> static_cast<int>(op) & 1) != 0;
+  }
+  bool Done(const Action& action) const { return Done(action.op, action.chunk, action.microbatch); }
+  bool GradientDone(int chunk, int microbatch) const {
+    return Done(Op::kBackward, chunk, microbatch) || Done(Op::kBackwardInput, chunk, microbatch);
+  }
+  void Mark(const Action& action) {
+    done_[Cell(action.chunk, action.microbatch)] |= 1U << static_cast<int>(action.op);
+  }
+
+  // The first action that must be done before `action` and is not; nothing if it can be taken. With
+  // `transfers`, data that cross a cut between ranks of that placement count once they are
+  // received. For a receive: the send, which becomes due together with it.
+  std::optional<Action> WaitsFor(const Action& action, const Placement* transfers) const;
+
+ private:
+  size_t Cell(int chunk, int microbatch) const {
+    return static_cast<size_t>(chunk) * num_microbatches_ + microbatch;
+  }
+
+  int num_chunks_, num_microbatches_;
+  std::vector<uint8_t> done_;  // [chunk][microbatch], a bit per Op
+};
+
+// The other end of a transfer: 3SF12 <-> 4RF12, 4SB12 <-> 3RB12.
+Action OtherEnd(const Action& transfer);
 
 }  // namespace deepnet

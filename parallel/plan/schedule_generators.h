@@ -7,7 +7,7 @@
 // rank r (PeakAlive), never more than v m.
 //
 // | name           | placement | v        | backward | idle           | alive at most         |
-// | trivial        | -         | 1, p = 1 | B        | 0              | 1                     |
+// | single_stage   | -         | 1, p = 1 | B        | 0              | 1                     |
 // | gpipe          | looped    | 1        | B        | (p-1)(F+I+W)   | m                     |
 // | 1f1b           | looped    | 1        | B        | (p-1)(F+I+W)   | p - r                 |
 // | interleaved    | looped    | any      | B        | (p-1)(F+I+W)/v | 2(p-r-1) + (v-1)p + 1 |
@@ -26,7 +26,7 @@
 
 #include "absl/status/statusor.h"
 
-#include "parallel/plan/placement.h"
+#include "parallel/plan/partition.h"
 #include "parallel/plan/schedule.h"
 #include "parallel/plan/simulator.h"
 
@@ -58,5 +58,57 @@ absl::StatusOr<Schedule> MakeNamedSchedule(std::string_view name, const Pipeline
 
 // What CheckSchedule may hold the schedule to, per rank: the last column. `name` must be known.
 std::vector<int> ClaimedAlive(std::string_view name, const PipelineShape& shape);
+
+// --- the generators themselves
+
+// One rank, one chunk: every microbatch forward, then backward. At most one is alive.
+Schedule MakeSingleStage(int num_microbatches);
+
+// Every forward, then every backward (Huang et al., 2019). Rank r owns chunk r; all microbatches
+// are alive at once; the bubble is that of 1F1B. shape.chunks_per_rank must be 1.
+Schedule MakeGPipe(const PipelineShape& shape);
+
+// One forward, one backward (Narayanan et al., 2019, section 3.2). Rank r owns chunk r, starts with
+// num_ranks - r forwards, then alternates, then drains. At most num_ranks - r microbatches are
+// alive on rank r; the bubble is (num_ranks - 1) slots of forward plus backward. With one rank it
+// is MakeSingleStage. shape.chunks_per_rank must be 1.
+Schedule MakeOneForwardOneBackward(const PipelineShape& shape);
+
+// Interleaved 1F1B (Narayanan et al., 2021, section 2.2): groups of num_ranks microbatches visit a
+// rank's chunks in turn, forwards from the first chunk, backwards from the last. Rank r does
+// NumInterleavedAhead visits forward, then alternates, then drains. With one chunk per rank it is
+// MakeOneForwardOneBackward.
+Schedule MakeInterleaved(const PipelineShape& shape);
+
+// The same with the backward split: rank r puts each W off by r visits, so that ranks behind get
+// their gradients sooner and the drain is filled. With one chunk per rank it is ZB-H1 (Qi et al.,
+// 2023, section 2.1), with more the interleaved form of it.
+Schedule MakeZeroBubbleInterleaved(const PipelineShape& shape);
+
+// Forwards of rank `rank` before its first backward, less one: one more microbatch of one chunk is
+// alive at most, plus `rank` whose W is put off where the backward is split.
+int NumInterleavedAhead(const PipelineShape& shape, int rank);
+
+// Two chunks per rank placed by MakeV, backward split into I and W (Qi et al., 2024, "Pipeline
+// Parallelism with Controllable Memory", section 4; the order is that of PyTorch's
+// ScheduleZBVZeroBubble). Every rank holds 2 * num_ranks chunks' microbatches at most, whatever its
+// place. It wants 2 * num_ranks - 1 microbatches; with fewer it is the schedule of that many with
+// the surplus left out. shape.chunks_per_rank must be 2.
+Schedule MakeZeroBubbleV(const PipelineShape& shape);
+
+struct GreedyOptions {
+  int num_microbatches = 1;
+  int max_alive = 1;  // chunks' microbatches between F and W on a rank; >= chunks of that rank
+  // A rank waits for a gradient that is on its way rather than begin a W of which less than this
+  // part (0..1) would be done when it comes. 0: never waits.
+  double patience = 0;
+};
+
+// The rule is that of zero-bubble schedules (Qi et al., 2023, section 3.1): gradients of inputs
+// first, since other ranks wait for them; then forwards, of the chunk nearest to the loss first, as
+// far as memory goes; weight gradients when there is nothing else to do, or when memory is full.
+// Linear in the number of actions but for a logarithm.
+Schedule MakeGreedy(const Placement& placement, std::span<const ChunkCost> costs,
+                    const GreedyOptions& options);
 
 }  // namespace deepnet

@@ -1,6 +1,7 @@
 #include "parallel/plan/shard.h"
 
 #include <algorithm>
+#include <bit>
 #include <set>
 #include <string_view>
 
@@ -248,6 +249,51 @@ std::vector<GradientBucket> OneBucket(const Inventory& held) {
     for (const int p : layer.parameters) all.count += held.parameters[p].NumElements();
   }
   return {all};
+}
+
+namespace {
+
+int64_t GradientElements(const Inventory& whole, const Layer& layer) {
+  int64_t elements = 0;
+  for (const int p : layer.parameters) elements += whole.parameters[p].NumElements();
+  return elements;
+}
+
+}  // namespace
+
+std::vector<int> LayerGroupEnds(const Inventory& whole) {
+  int64_t total = 0;
+  for (const Layer& layer : whole.layers) total += GradientElements(whole, layer);
+  const int64_t most = std::min(kGroupElements, total / kLeastGroups);
+  std::vector<int> ends;
+  int64_t filled = 0;
+  for (int l = 0; l < static_cast<int>(whole.layers.size()); ++l) {
+    const int64_t elements = GradientElements(whole, whole.layers[l]);
+    if (l > 0 && filled + elements > most) {
+      ends.push_back(l);
+      filled = 0;
+    }
+    filled += elements;
+  }
+  if (!whole.layers.empty()) ends.push_back(static_cast<int>(whole.layers.size()));
+  return ends;
+}
+
+MicrobatchRange MicrobatchesOf(int microbatches, int replicas, int replica) {
+  const int each = microbatches / replicas, more = microbatches % replicas;
+  const int first = replica * each + std::min(replica, more);
+  return {first, first + each + (replica < more ? 1 : 0)};
+}
+
+int LocalVirtualReplicas(int virtual_replicas, int replicas) {
+  return virtual_replicas % replicas == 0 ? std::max(1, virtual_replicas / replicas) : 1;
+}
+
+int DefaultVirtualReplicas(int microbatches, int replicas) {
+  if (microbatches % replicas == 0) return replicas;
+  auto virtual_replicas = static_cast<int>(std::bit_floor(static_cast<unsigned>(replicas)));
+  while (microbatches % virtual_replicas != 0) virtual_replicas /= 2;
+  return virtual_replicas;
 }
 
 }  // namespace deepnet

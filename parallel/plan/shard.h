@@ -124,4 +124,38 @@ ShardLayout MakeShardLayout(const Inventory& whole, const Inventory& held,
 // The one bucket of a rank that does not cut its gradient.
 std::vector<GradientBucket> OneBucket(const Inventory& held);
 
+// Most float32 gradient of a group, 25 MiB: what DistributedDataParallel found to fill a network
+// without holding much back (Li et al., 2020, arXiv:2006.15704, section 4.2).
+inline constexpr int64_t kGroupElements = int64_t{25} << 18;
+// Smaller models have at least about so many groups, so that they overlap too.
+inline constexpr int64_t kLeastGroups = 16;
+
+// Ends of the groups of `whole`, in layers of the chain; the last is their number. A group is
+// filled from its first layer on, up to the smaller of kGroupElements and 1 / kLeastGroups of the
+// gradient, uses of tied tensors each counted; a larger layer is a group alone. They depend on the
+// model alone, never on the layout, which may cut them.
+std::vector<int> LayerGroupEnds(const Inventory& whole);
+
+// Microbatches [first, end) of a step.
+struct MicrobatchRange {
+  int first = 0, end = 0;
+
+  int Count() const { return end - first; }
+  friend bool operator==(const MicrobatchRange&, const MicrobatchRange&) = default;
+};
+
+// Adjacent ones, as evenly as can be: where `microbatches` are no multiple of `replicas`, the first
+// replicas have one more. So replica 0 has as many as any.
+MicrobatchRange MicrobatchesOf(int microbatches, int replicas, int replica);
+
+// Virtual replicas that a rank adds up by itself: virtual_replicas / replicas, or, where that is no
+// whole number, all that the rank computes is one. In the first case every rank's microbatches fall
+// evenly into them and sums have the bits of any other such number of replicas; in the second they
+// differ by rounding.
+int LocalVirtualReplicas(int virtual_replicas, int replicas);
+
+// virtual_replicas where the user left them open: `replicas` if they share the microbatches evenly,
+// else the largest power of two below that does.
+int DefaultVirtualReplicas(int microbatches, int replicas);
+
 }  // namespace deepnet

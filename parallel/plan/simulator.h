@@ -13,7 +13,7 @@
 
 #include "absl/status/statusor.h"
 
-#include "parallel/plan/placement.h"
+#include "parallel/plan/partition.h"
 #include "parallel/plan/schedule.h"
 
 namespace deepnet {

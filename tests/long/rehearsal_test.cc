@@ -8,8 +8,8 @@
 #include "gtest/gtest.h"
 
 #include "parallel/base/status_macros.h"
+#include "parallel/plan/check_schedule.h"
 #include "parallel/plan/schedule_generators.h"
-#include "parallel/plan/with_transfers.h"
 #include "tests/support/run_ranks.h"
 
 namespace deepnet {

@@ -12,7 +12,7 @@
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/counting_communicator.h"
 #include "parallel/comm/self_communicator.h"
-#include "parallel/plan/placement.h"
+#include "parallel/plan/partition.h"
 #include "parallel/plan/planner.h"
 #include "parallel/plan/schedule_text.h"
 #include "tests/support/run_ranks.h"
@@ -176,7 +176,7 @@ std::vector<LayoutCase> SchedulesFor(const ModelCase& model, int stages, int rep
     if (stages * chunks_per_rank > model.NumLayers()) return;
     layouts.push_back({stages, replicas, schedule, chunks_per_rank});
   };
-  if (stages == 1) add("trivial", 1);
+  if (stages == 1) add("single_stage", 1);
   for (const char* name : {"gpipe", "1f1b", "zb-h1"}) add(name, 1);
   for (const char* name : {"interleaved", "zb-interleaved"}) {
     for (const int chunks_per_rank : {2, 3}) add(name, chunks_per_rank);

@@ -43,7 +43,7 @@ struct ModelCase {
 // What a user may ask for in `parallel`.
 struct LayoutCase {
   int stages = 1, replicas = 1;
-  std::string schedule = "trivial";  // a name, or a schedule's text
+  std::string schedule = "single_stage";  // a name, or a schedule's text
   int chunks_per_rank = 1;
   Recompute recompute = NONE;
   int segment = 1;

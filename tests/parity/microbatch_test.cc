@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "parallel/comm/self_communicator.h"
+#include "parallel/plan/schedule_generators.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/data/batcher.h"
 #include "trainer/model/describe.h"
@@ -100,7 +101,7 @@ Outcome Train(const std::vector<int>& cuts, int virtual_replicas = 1, int first_
   Outcome outcome;
   for (size_t step = 0; step < cuts.size(); ++step) {
     const StepBatch batch = CutInto(cuts[step], first_ordinal);
-    part.schedule = MakeTrivial(cuts[step]);
+    part.schedule = MakeSingleStage(cuts[step]);
     const auto result =
         RunTrainStep(batch, static_cast<int64_t>(step), static_cast<int64_t>(step) + 1, part);
     EXPECT_TRUE(result.ok()) << result.status();

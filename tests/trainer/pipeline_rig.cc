@@ -114,7 +114,8 @@ PipelineRig::PipelineRig(const ModelSpec& spec, const MicrobatchSpec& capacity, 
                          const Layout& layout, const PipelineOptions& options)
     : layout_(layout),
       whole_(Describe(spec, capacity)),
-      crossings_(MakeCrossings(whole_, layout.chunk_ends, layout.placement, options.operand_type)) {
+      crossings_(
+          MakeStageMessages(whole_, layout.chunk_ends, layout.placement, options.operand_type)) {
   DEEPNET_CHECK_EQ(layout.chunk_ends.back(), static_cast<int>(whole_.layers.size()));
   for (int r = 0; r < layout.placement.NumRanks(); ++r) {
     ranks_.push_back(MakeRank(spec, capacity, ops, r, options));
@@ -186,7 +187,7 @@ void PipelineRig::Send(Boundary from, int chunk, Boundary to, int receiver, int 
   if (!layout_.placement.Crosses(behind)) return;
   const std::vector<Buffer> sent = StageOf(chunk).Buffers(from, chunk, microbatch);
   const std::vector<Buffer> received = StageOf(receiver).Buffers(to, receiver, microbatch);
-  const Crossing& crossing = crossings_[behind];
+  const StageMessages& crossing = crossings_[behind];
   DEEPNET_CHECK_EQ(sent.size(),
                    (from == Boundary::kOutput ? crossing.forward : crossing.backward).size());
   DEEPNET_CHECK_EQ(received.size(), sent.size());

@@ -11,9 +11,9 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "parallel/plan/crossing.h"
-#include "parallel/plan/placement.h"
+#include "parallel/plan/partition.h"
 #include "parallel/plan/schedule.h"
+#include "parallel/plan/stage_messages.h"
 #include "trainer/data/microbatch.h"
 #include "trainer/model/transformer.h"
 #include "trainer/optim/gradient_sums.h"
@@ -43,7 +43,7 @@ std::vector<Action> RandomOrder(int num_chunks, int num_microbatches, bool split
 
 struct PipelineOptions {
   int virtual_replicas = 1;
-  std::string operand_type = "float32";  // as in MakeCrossings
+  std::string operand_type = "float32";  // as in MakeStageMessages
 };
 
 class PipelineRig {
@@ -80,7 +80,7 @@ class PipelineRig {
 
   Layout layout_;
   Inventory whole_;
-  std::vector<Crossing> crossings_;
+  std::vector<StageMessages> crossings_;
   std::vector<Rank> ranks_;
   int64_t bytes_sent_ = 0;
 };

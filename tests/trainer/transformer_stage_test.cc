@@ -98,7 +98,8 @@ Outcome RunLayout(const Case& c, const Layout& layout, const std::vector<Action>
 }
 
 Outcome RunInOnePiece(const Case& c, int replicas) {
-  return RunLayout(c, OneRank(c.NumLayers()), InOneOrder(MakeTrivial(kMicrobatches), 1), replicas);
+  return RunLayout(c, OneRank(c.NumLayers()), InOneOrder(MakeSingleStage(kMicrobatches), 1),
+                   replicas);
 }
 
 void ExpectEqual(const Outcome& got, const Outcome& expected) {
@@ -276,7 +277,7 @@ TEST(TransformerStage, AStageServesManyStepsWithTheSameBuffers) {
   PipelineRig one(c.spec, TinyCapacity(), *c.ops, OneRank(7), {2, c.operand_type});
   for (int64_t step = 0; step < 3; ++step) {
     rig.Run(c.batch, step, RandomOrder(4, kMicrobatches, true, random));
-    one.Run(c.batch, step, InOneOrder(MakeTrivial(kMicrobatches), 1));
+    one.Run(c.batch, step, InOneOrder(MakeSingleStage(kMicrobatches), 1));
     ExpectEqual({rig.losses(), rig.Gradients()}, {one.losses(), one.Gradients()});
   }
 }
@@ -292,9 +293,9 @@ TEST(TransformerStage, SendsWhatTheCrossingsSay) {
       PipelineRig rig(c.spec, TinyCapacity(), *c.ops, layout, {1, c.operand_type});
       rig.Run(c.batch, kStep, RandomOrder(chunks, kMicrobatches, false, random));
       int64_t bytes = 0;
-      for (const Crossing& crossing :
-           MakeCrossings(Describe(c.spec, TinyCapacity()), layout.chunk_ends, layout.placement,
-                         c.operand_type)) {
+      for (const StageMessages& crossing :
+           MakeStageMessages(Describe(c.spec, TinyCapacity()), layout.chunk_ends, layout.placement,
+                             c.operand_type)) {
         bytes += BytesOf(crossing.forward) + BytesOf(crossing.backward);
       }
       EXPECT_EQ(rig.bytes_sent(), bytes * kMicrobatches);

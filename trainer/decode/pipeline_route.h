@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "parallel/plan/inventory.h"
-#include "parallel/plan/placement.h"
+#include "parallel/plan/partition.h"
 
 namespace deepnet {
 

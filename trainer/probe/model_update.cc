@@ -7,7 +7,7 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/status_macros.h"
-#include "parallel/plan/planner_views.h"
+#include "parallel/plan/plan_accessors.h"
 #include "trainer/decode/forward_pass.h"
 #include "trainer/decode/pipeline_route.h"
 

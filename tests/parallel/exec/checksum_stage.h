@@ -14,7 +14,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "parallel/exec/stage.h"
-#include "parallel/plan/placement.h"
+#include "parallel/plan/partition.h"
 #include "parallel/plan/schedule.h"
 
 namespace deepnet::testing {

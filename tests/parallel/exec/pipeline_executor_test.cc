@@ -17,7 +17,6 @@
 #include "parallel/plan/check_schedule.h"
 #include "parallel/plan/schedule_generators.h"
 #include "parallel/plan/schedule_text.h"
-#include "parallel/plan/with_transfers.h"
 #include "tests/parallel/exec/checksum_stage.h"
 #include "tests/parallel/exec/hooked_communicator.h"
 #include "tests/support/run_ranks.h"
@@ -88,7 +87,8 @@ void ExpectGradientsOfOneRank(const Case& it, int num_microbatches, ExecutorOpti
 TEST(PipelineExecutor, EveryGeneratorComputesWhatOneRankComputes) {
   int num_cases = 0;
   for (const ScheduleKind& kind : ScheduleKinds()) {
-    for (int p = kind.name == "trivial" ? 1 : 2; p <= (kind.name == "trivial" ? 1 : 4); ++p) {
+    for (int p = kind.name == "single_stage" ? 1 : 2; p <= (kind.name == "single_stage" ? 1 : 4);
+         ++p) {
       for (int v = kind.min_chunks_per_rank; v <= std::min(2, kind.max_chunks_per_rank); ++v) {
         for (int m = 1; m <= 8; ++m) {
           SCOPED_TRACE(absl::StrCat(std::string(kind.name), " p=", p, " v=", v, " m=", m));
@@ -204,7 +204,7 @@ TEST(PipelineExecutor, SendsAreReleasedEachOnce) {
 TEST(PipelineExecutor, OneRankTakesTheActionsInOrder) {
   SelfCommunicator comm;
   ChecksumStage stage(Placement{{0}});
-  EXPECT_TRUE(RunSchedule(MakeTrivial(3), stage, comm).ok());
+  EXPECT_TRUE(RunSchedule(MakeSingleStage(3), stage, comm).ok());
   EXPECT_EQ(stage.log, "F0.0 B0.0 F0.1 B0.1 F0.2 B0.2 ");
 }
 
@@ -213,7 +213,7 @@ TEST(PipelineExecutor, StopsAtTheFirstErrorAndSaysWhere) {
   ChecksumStage stage(Placement{{0}});
   stage.fails_at = 0;
   stage.failure = WithExitCode(absl::InternalError("loss is not finite"), ExitCode::kDiverged);
-  const absl::Status status = RunSchedule(MakeTrivial(3), stage, comm);
+  const absl::Status status = RunSchedule(MakeSingleStage(3), stage, comm);
   EXPECT_EQ(status.message(), "rank 0, action 0F0: loss is not finite");
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
   EXPECT_EQ(GetExitCode(status), ExitCode::kDiverged);

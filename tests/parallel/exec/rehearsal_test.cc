@@ -8,8 +8,8 @@
 #include "parallel/base/clock.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/exec/timed_stage.h"
+#include "parallel/plan/check_schedule.h"
 #include "parallel/plan/schedule_generators.h"
-#include "parallel/plan/with_transfers.h"
 #include "tests/support/run_ranks.h"
 
 namespace deepnet {
@@ -32,8 +32,8 @@ RehearsalJob MakeJob(std::string_view name, const PipelineShape& shape, double u
       *WithTransfers(*MakeNamedSchedule(name, shape, job.costs), job.placement));
   for (size_t c = 0; c < chunks; ++c) {
     const bool crosses = job.placement.Crosses(static_cast<int>(c));
-    job.crossings.push_back(crosses ? Crossing{{Tensor(100), Tensor(7)}, {Tensor(100)}}
-                                    : Crossing{});
+    job.crossings.push_back(crosses ? StageMessages{{Tensor(100), Tensor(7)}, {Tensor(100)}}
+                                    : StageMessages{});
   }
   job.exchange.stages.resize(shape.num_ranks);
   job.exchange.gradient_bytes.assign(chunks, 0);

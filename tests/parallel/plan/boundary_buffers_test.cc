@@ -38,8 +38,8 @@ std::vector<double> Streams(const Inventory& inventory, const Case& it) {
     costs.push_back({.forward = unit, .backward_input = unit, .backward_weight = unit});
   }
   const Schedule schedule = *MakeNamedSchedule(it.schedule, it.shape, costs);
-  const auto crossings =
-      MakeCrossings(inventory, it.ends, placement, it.operand_bytes == 2 ? "bfloat16" : "float32");
+  const auto crossings = MakeStageMessages(inventory, it.ends, placement,
+                                           it.operand_bytes == 2 ? "bfloat16" : "float32");
   const auto simulation = Simulate(schedule, placement, costs, it.network);
   EXPECT_TRUE(simulation.ok()) << simulation.status();
   std::vector<double> streams;
@@ -53,7 +53,8 @@ std::vector<double> Streams(const Inventory& inventory, const Case& it) {
 // Both stacks' streams, of which the source's is the memory's gradient on the way back, and one
 // memory.
 TEST(BoundaryBuffers, OfAWholeModelAreItsStreamsAndOneMemory) {
-  Case whole{.schedule = "trivial", .shape = {.num_microbatches = 3}, .ends = {5}, .units = {1}};
+  Case whole{
+      .schedule = "single_stage", .shape = {.num_microbatches = 3}, .ends = {5}, .units = {1}};
   EXPECT_THAT(Streams(Toy(1), whole), ElementsAre(3));
   whole.operand_bytes = 2;
   EXPECT_THAT(Streams(Toy(1), whole), ElementsAre(2.5));

@@ -11,11 +11,11 @@
 #include "gtest/gtest.h"
 
 #include "parallel/base/exit_code.h"
+#include "parallel/base/units.h"
 #include "parallel/plan/check_schedule.h"
 #include "parallel/plan/partition.h"
-#include "parallel/plan/planner_compare.h"
+#include "parallel/plan/plan_accessors.h"
 #include "parallel/plan/planner_text.h"
-#include "parallel/plan/planner_views.h"
 #include "parallel/plan/schedule_generators.h"
 #include "parallel/plan/schedule_text.h"
 #include "tests/parallel/plan/planner_toy.h"
@@ -32,7 +32,6 @@ using testing::kEncoderFlops;
 using ::testing::Not;
 using testing::Toy;
 
-constexpr double kGib = 1024.0 * 1024.0 * 1024.0;
 // For 1,000 layers on 512 ranks; instrumented builds only have to end.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr double kMostSeconds = 60.0;
@@ -126,7 +125,7 @@ TEST(Planner, KeepsInOnePieceWhatCannotBeCut) {
 TEST(Planner, PutsEverythingOnOneRankByDefault) {
   const Plan plan = GoodPlan(Toy(3), {});
   ASSERT_EQ(plan.stages_size(), 1);
-  EXPECT_EQ(plan.schedule(), "trivial");
+  EXPECT_EQ(plan.schedule(), "single_stage");
   ASSERT_EQ(plan.chunks_size(), 1);
   EXPECT_EQ(plan.chunks(0).end_layer(), 9);
   EXPECT_EQ(plan.chunks(0).recompute(), NONE);
@@ -193,7 +192,7 @@ TEST(Planner, AnyNumberOfRanksAndChunksCoversEveryLayerOnce) {
         layer = chunk.end_layer();
       }
       EXPECT_EQ(layer, 21);
-      EXPECT_TRUE(CheckSchedule(MakeSchedule(plan), ShapeOf(plan)).ok());
+      EXPECT_TRUE(CheckSchedule(MakeSchedule(plan), PipelineShapeOf(plan)).ok());
     }
   }
 }
@@ -224,7 +223,7 @@ std::optional<Plan> BestOfAll(const Inventory& inventory, Asked asked) {
   for (int stages = 1; stages <= ranks; ++stages) {
     for (const ScheduleKind& kind : ScheduleKinds()) {
       for (const int chunks : {1, 2, 4, 8}) {
-        if (ranks % stages != 0 || (stages == 1) != (kind.name == "trivial")) continue;
+        if (ranks % stages != 0 || (stages == 1) != (kind.name == "single_stage")) continue;
         if (!std::has_single_bit(static_cast<unsigned>(ranks / stages))) continue;
         if (kind.max_chunks_per_rank > 2 && chunks == 1) continue;  // as 1f1b
         asked.stages = stages;
@@ -385,8 +384,9 @@ TEST(Planner, NamesTheFieldThatCannotBe) {
          "optim.virtual_replicas: 1 is not a multiple");
   expect({.microbatches = 3, .replicas = 2, .schedule = "rank 0: 0F0 0B0\n"},
          "parallel.schedule: is for one number of microbatches");
-  expect({.schedule = "zb"}, "parallel.schedule: \"zb\" is unknown; known: trivial, gpipe, 1f1b");
-  expect({.stages = 2, .schedule = "trivial"}, "\"trivial\" is for one stage");
+  expect({.schedule = "zb"},
+         "parallel.schedule: \"zb\" is unknown; known: single_stage, gpipe, 1f1b");
+  expect({.stages = 2, .schedule = "single_stage"}, "\"single_stage\" is for one stage");
   expect({.stages = 2, .schedule = "1f1b", .chunks_per_rank = 2}, "parallel.chunks_per_rank");
   expect({.stages = 2, .schedule = "1f1b", .placement = V},
          "parallel.placement: schedule \"1f1b\"");
@@ -411,7 +411,7 @@ TEST(Planner, MakesAnyNumberOfReplicasThatIsAskedFor) {
   EXPECT_EQ(plan.virtual_replicas(), 8);
   ASSERT_EQ(plan.stages_size(), 6);
   for (const int replica : {0, 1, 2}) {
-    const PipelineShape shape = ShapeOf(plan, replica);
+    const PipelineShape shape = PipelineShapeOf(plan, replica);
     EXPECT_EQ(shape.num_microbatches, replica == 2 ? 2 : 3);
     EXPECT_TRUE(CheckSchedule(MakeSchedule(plan, replica), shape).ok());
   }
@@ -500,7 +500,7 @@ TEST(PlannerText, HasOneRowARankAndOneAChunk) {
   };
   EXPECT_EQ(rows(text), 4 + 1 + 2);
   EXPECT_THAT(text, HasSubstr("recomputing NONE; at most 0.00 GiB, on rank "));
-  EXPECT_EQ(rows(LayoutText(plan, inventory)), 1 + 4);
+  EXPECT_EQ(rows(ChunksText(plan, inventory)), 1 + 4);
   EXPECT_EQ(rows(MemoryText(plan)), 2 + 2);
 }
 

@@ -11,13 +11,37 @@
 #include "gtest/gtest.h"
 
 #include "parallel/plan/check_schedule.h"
-#include "parallel/plan/greedy_schedule.h"
 #include "parallel/plan/schedule_text.h"
 
 namespace deepnet {
 namespace {
 
 using ::testing::HasSubstr;
+
+TEST(Schedule, ASingleStageFinishesEachMicrobatchBeforeTheNext) {
+  EXPECT_EQ(ToText(MakeSingleStage(3)), "rank 0: 0F0 0B0 0F1 0B1 0F2 0B2\n");
+  EXPECT_EQ(PeakAlive(MakeSingleStage(3), 0), 1);
+}
+
+TEST(Schedule, OneForwardOneBackwardHoldsOneMicrobatchLessOnEachLaterRank) {
+  const Schedule schedule = MakeOneForwardOneBackward({.num_ranks = 4, .num_microbatches = 9});
+  for (int rank = 0; rank < 4; ++rank) EXPECT_EQ(PeakAlive(schedule, rank), 4 - rank);
+}
+
+TEST(Schedule, OneForwardOneBackwardHoldsNoMoreThanThereIs) {
+  const Schedule schedule = MakeOneForwardOneBackward({.num_ranks = 4, .num_microbatches = 2});
+  EXPECT_EQ(PeakAlive(schedule, 0), 2);
+}
+
+TEST(Schedule, EverySmallOneForwardOneBackwardPassesTheCheck) {
+  for (int ranks = 1; ranks <= 6; ++ranks) {
+    for (int microbatches = 1; microbatches <= 12; ++microbatches) {
+      const PipelineShape shape{.num_ranks = ranks, .num_microbatches = microbatches};
+      EXPECT_TRUE(CheckSchedule(MakeOneForwardOneBackward(shape), shape).ok())
+          << ranks << " ranks, " << microbatches << " microbatches";
+    }
+  }
+}
 
 constexpr double kRounding = 1e-9;  // relative, of sums of a few hundred doubles
 
@@ -35,7 +59,7 @@ struct Case {
 // All names at p <= 6, m <= 12, v <= 3.
 void ForEverySmallCase(const std::function<void(const Case&)>& run) {
   for (const ScheduleKind& kind : ScheduleKinds()) {
-    for (int p = 1; p <= (kind.name == "trivial" ? 1 : 6); ++p) {
+    for (int p = 1; p <= (kind.name == "single_stage" ? 1 : 6); ++p) {
       for (int m = 1; m <= 12; ++m) {
         for (int v = kind.min_chunks_per_rank; v <= std::min(3, kind.max_chunks_per_rank); ++v) {
           run({kind, {p, m, v}});
@@ -96,7 +120,7 @@ TEST(ScheduleGenerators, EveryGreedyScheduleIsCompleteHoweverLittleMemoryThereIs
 double ClaimedIdle(const Case& c, double forward, double input, double weight) {
   const int p = c.shape.num_ranks, m = c.shape.num_microbatches, v = c.shape.chunks_per_rank;
   const bool equal = forward == input && input == weight;
-  if (c.kind.name == "trivial") return 0;
+  if (c.kind.name == "single_stage") return 0;
   if (c.kind.name == "gpipe" || c.kind.name == "1f1b") {
     return m >= p ? (p - 1) * (forward + input + weight) : -1;
   }
@@ -224,9 +248,10 @@ std::string Complaint(std::string_view name, const PipelineShape& shape) {
 }
 
 TEST(ScheduleGenerators, RefusesWhatANameDoesNotTake) {
-  EXPECT_THAT(Complaint("2f2b", {}),
-              HasSubstr("parallel.schedule: \"2f2b\" is unknown; known: trivial, gpipe, 1f1b"));
-  EXPECT_THAT(Complaint("trivial", {.num_ranks = 2}), HasSubstr("is for one stage, not 2"));
+  EXPECT_THAT(
+      Complaint("2f2b", {}),
+      HasSubstr("parallel.schedule: \"2f2b\" is unknown; known: single_stage, gpipe, 1f1b"));
+  EXPECT_THAT(Complaint("single_stage", {.num_ranks = 2}), HasSubstr("is for one stage, not 2"));
   EXPECT_THAT(Complaint("1f1b", {.num_ranks = 2, .chunks_per_rank = 2}),
               HasSubstr("parallel.chunks_per_rank: \"1f1b\" needs 1, not 2"));
   EXPECT_THAT(Complaint("zb-v", {.num_ranks = 2}), HasSubstr("\"zb-v\" needs 2, not 1"));

@@ -178,5 +178,85 @@ TEST(ShardLayout, CountsEveryElementOfTheModelOnceInTheNorm) {
   EXPECT_EQ(counted, std::vector<int>(counted.size(), 1));
 }
 
+// A chain of layers with one vector each.
+Inventory Chain(const std::vector<int64_t>& elements) {
+  Inventory whole;
+  for (const int64_t count : elements) {
+    const int index = static_cast<int>(whole.parameters.size());
+    whole.parameters.push_back({.name = std::to_string(index), .shape = {count}});
+    whole.layers.push_back(
+        {.name = std::to_string(index), .kind = LayerKind::kEncoder, .parameters = {index}});
+  }
+  return whole;
+}
+
+TEST(LayerGroups, HoldAtMostTwentyFiveMebibytesOfGradient) {
+  const int64_t quarter = kGroupElements / 4;
+  const std::vector<int> ends = LayerGroupEnds(Chain(std::vector<int64_t>(200, quarter)));
+  ASSERT_EQ(ends.size(), 50u);
+  for (size_t i = 0; i < ends.size(); ++i) EXPECT_EQ(ends[i], 4 * static_cast<int>(i + 1));
+}
+
+TEST(LayerGroups, OfASmallModelAreAboutSixteen) {
+  const std::vector<int> ends = LayerGroupEnds(Chain(std::vector<int64_t>(100, 1000)));
+  EXPECT_EQ(ends.front(), 6);
+  EXPECT_EQ(ends.back(), 100);
+  EXPECT_EQ(ends.size(), 17u);
+}
+
+TEST(LayerGroups, ALargeLayerIsOneAlone) {
+  std::vector<int64_t> sizes(40, 1000);
+  sizes[0] = sizes[20] = 2 * kGroupElements;
+  const std::vector<int> ends = LayerGroupEnds(Chain(sizes));
+  EXPECT_EQ(ends, (std::vector<int>{1, 20, 21, 40}));
+}
+
+// Each use of a tied tensor has an accumulator of its own.
+TEST(LayerGroups, CountEveryUseOfATiedTensor) {
+  Inventory whole = Chain(std::vector<int64_t>(32, 1));
+  whole.parameters[0].shape = {100};
+  for (Layer& layer : whole.layers) layer.parameters = {0};
+  const std::vector<int> ends = LayerGroupEnds(whole);
+  ASSERT_EQ(ends.size(), 16u);
+  EXPECT_EQ(ends.front(), 2);
+}
+
+TEST(LayerGroups, OfNoLayersAreNone) { EXPECT_TRUE(LayerGroupEnds(Inventory()).empty()); }
+
+TEST(Dealing, GivesEveryMicrobatchToOneReplicaAndTheFirstOnesMore) {
+  for (int microbatches = 1; microbatches <= 12; ++microbatches) {
+    for (int replicas = 1; replicas <= microbatches; ++replicas) {
+      int reached = 0, before = microbatches;
+      for (int r = 0; r < replicas; ++r) {
+        const MicrobatchRange range = MicrobatchesOf(microbatches, replicas, r);
+        EXPECT_EQ(range.first, reached);
+        EXPECT_LE(range.Count(), before);
+        EXPECT_GE(range.Count(), microbatches / replicas);
+        reached = range.end;
+        before = range.Count();
+      }
+      EXPECT_EQ(reached, microbatches);
+      EXPECT_LE(MicrobatchesOf(microbatches, replicas, 0).Count() - before, 1);
+    }
+  }
+}
+
+TEST(Dealing, ARankHasItsShareOfVirtualReplicasOrIsOne) {
+  EXPECT_EQ(LocalVirtualReplicas(8, 1), 8);
+  EXPECT_EQ(LocalVirtualReplicas(8, 4), 2);
+  EXPECT_EQ(LocalVirtualReplicas(8, 3), 1);
+  EXPECT_EQ(LocalVirtualReplicas(2, 4), 1);
+  EXPECT_EQ(LocalVirtualReplicas(0, 2), 1);  // left open
+}
+
+TEST(Dealing, VirtualReplicasLeftOpenShareMicrobatchesEvenly) {
+  EXPECT_EQ(DefaultVirtualReplicas(8, 4), 4);
+  EXPECT_EQ(DefaultVirtualReplicas(6, 3), 3);
+  EXPECT_EQ(DefaultVirtualReplicas(8, 3), 2);
+  EXPECT_EQ(DefaultVirtualReplicas(10, 4), 2);
+  EXPECT_EQ(DefaultVirtualReplicas(7, 5), 1);
+}
+
 }  // namespace
+
 }  // namespace deepnet

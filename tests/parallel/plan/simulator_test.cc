@@ -13,9 +13,9 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
+#include "parallel/plan/check_schedule.h"
 #include "parallel/plan/schedule_generators.h"
 #include "parallel/plan/schedule_text.h"
-#include "parallel/plan/with_transfers.h"
 
 namespace deepnet {
 namespace {
@@ -193,7 +193,7 @@ void ExpectAgreement(const Schedule& schedule, const Placement& placement,
 TEST(Simulator, AgreesWithTheTickingTwinOnEverySmallScheduleAtRandomCosts) {
   std::mt19937 random(7);
   for (const ScheduleKind& kind : ScheduleKinds()) {
-    for (int p = 1; p <= (kind.name == "trivial" ? 1 : 6); ++p) {
+    for (int p = 1; p <= (kind.name == "single_stage" ? 1 : 6); ++p) {
       for (int m = 1; m <= 12; ++m) {
         for (int v = kind.min_chunks_per_rank; v <= std::min(3, kind.max_chunks_per_rank); ++v) {
           const PipelineShape shape{p, m, v};

@@ -8,17 +8,17 @@
 #include <vector>
 
 #include "parallel/plan/inventory.h"
-#include "parallel/plan/placement.h"
+#include "parallel/plan/partition.h"
 
 namespace deepnet {
 
 // Per microbatch, at the cut before one chunk. Shapes are those of the microbatch's capacities, so
 // they are constants of a run.
-struct Crossing {
+struct StageMessages {
   std::vector<BoundaryTensor> forward;   // values, in the order of Layer::inputs
   std::vector<BoundaryTensor> backward;  // their gradients, float32, in the order of Layer::inputs
 
-  friend bool operator==(const Crossing&, const Crossing&) = default;
+  friend bool operator==(const StageMessages&, const StageMessages&) = default;
 };
 
 // Element c: what crosses the cut before chunk c, whose last layer is chunk_ends[c] - 1. Empty for
@@ -32,9 +32,10 @@ struct Crossing {
 // left
 //   fold over decoder layers M..1 passes on, so it crosses every decoder cut between ranks and
 //   reaches the chunk with the last encoder layer exactly once.
-std::vector<Crossing> MakeCrossings(const Inventory& inventory, std::span<const int> chunk_ends,
-                                    const Placement& placement,
-                                    std::string_view operand_type = "float32");
+std::vector<StageMessages> MakeStageMessages(const Inventory& inventory,
+                                             std::span<const int> chunk_ends,
+                                             const Placement& placement,
+                                             std::string_view operand_type = "float32");
 
 // Bytes of `tensor`, whose dtype is "float32" or "bfloat16"; of all `tensors`.
 int64_t BytesOf(const BoundaryTensor& tensor);

@@ -4,24 +4,24 @@
 #include <cstdint>
 #include <vector>
 
-#include "parallel/plan/crossing.h"
 #include "parallel/plan/inventory.h"
-#include "parallel/plan/placement.h"
-#include "parallel/plan/planner_costs.h"
+#include "parallel/plan/partition.h"
+#include "parallel/plan/planner_cost.h"
 #include "parallel/plan/schedule.h"
 #include "parallel/plan/simulator.h"
+#include "parallel/plan/stage_messages.h"
 #include "proto/plan.pb.h"
 
 namespace deepnet {
 
-PipelineShape ShapeOf(const Plan& plan, int replica = 0);
+PipelineShape PipelineShapeOf(const Plan& plan, int replica = 0);
 Placement PlacementOf(const Plan& plan);
 std::vector<int> ChunkEnds(const Plan& plan);
 std::vector<ChunkCost> ChunkCosts(const Plan& plan);
 
 // What crosses the cut before each chunk, [chunk]: the tensors whose bytes ChunkCosts holds.
-std::vector<Crossing> CrossingsOf(const Plan& plan, const Inventory& inventory,
-                                  const ComputeSpec& compute);
+std::vector<StageMessages> StageMessagesOf(const Plan& plan, const Inventory& inventory,
+                                           const ComputeSpec& compute);
 
 // What one stage exchanges at the end of a step.
 struct StageExchange {

@@ -1,9 +1,9 @@
-#include "parallel/plan/planner_costs.h"
+#include "parallel/plan/planner_cost.h"
 
 #include <algorithm>
 #include <string>
 
-#include "parallel/plan/crossing.h"
+#include "parallel/plan/stage_messages.h"
 
 namespace deepnet {
 namespace {
@@ -60,7 +60,7 @@ std::vector<ChunkCost> MakeChunkCosts(const Inventory& inventory, std::span<cons
                                       std::span<const RecomputeChoice> choices,
                                       const MemoryRules& rules, const Speeds& speeds) {
   const std::string type = rules.operand_bytes == 2 ? "bfloat16" : "float32";
-  const std::vector<Crossing> crossings = MakeCrossings(inventory, ends, placement, type);
+  const std::vector<StageMessages> messages = MakeStageMessages(inventory, ends, placement, type);
   std::vector<ChunkCost> costs(ends.size());
   for (int c = 0, first = 0; c < placement.NumChunks(); first = ends[c++]) {
     const RecomputeChoice& choice = choices[placement.rank_of_chunk[c]];
@@ -77,8 +77,8 @@ std::vector<ChunkCost> MakeChunkCosts(const Inventory& inventory, std::span<cons
     const LayerSpan span{first, ends[c]};
     cost.kept_bytes = static_cast<double>(KeptBytes(inventory, span, choice, rules));
     cost.pending_bytes = static_cast<double>(PendingBytes(inventory, span, rules));
-    cost.forward_bytes = static_cast<double>(BytesOf(crossings[c].forward));
-    cost.backward_bytes = static_cast<double>(BytesOf(crossings[c].backward));
+    cost.forward_bytes = static_cast<double>(BytesOf(messages[c].forward));
+    cost.backward_bytes = static_cast<double>(BytesOf(messages[c].backward));
   }
   return costs;
 }

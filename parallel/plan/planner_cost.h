@@ -8,7 +8,7 @@
 
 #include "parallel/plan/inventory.h"
 #include "parallel/plan/memory.h"
-#include "parallel/plan/placement.h"
+#include "parallel/plan/partition.h"
 #include "parallel/plan/simulator.h"
 #include "proto/plan.pb.h"
 

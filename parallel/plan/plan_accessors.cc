@@ -1,13 +1,13 @@
-#include "parallel/plan/planner_views.h"
+#include "parallel/plan/plan_accessors.h"
 
 #include <utility>
 
 #include "parallel/base/check.h"
-#include "parallel/plan/dealing.h"
+#include "parallel/plan/candidate.h"
 #include "parallel/plan/memory.h"
 #include "parallel/plan/planner.h"
-#include "parallel/plan/planner_ranks.h"
 #include "parallel/plan/planner_request.h"
+#include "parallel/plan/shard.h"
 
 namespace deepnet {
 
@@ -37,11 +37,11 @@ std::vector<ChunkCost> ChunkCosts(const Plan& plan) {
   return costs;
 }
 
-std::vector<Crossing> CrossingsOf(const Plan& plan, const Inventory& inventory,
-                                  const ComputeSpec& compute) {
+std::vector<StageMessages> StageMessagesOf(const Plan& plan, const Inventory& inventory,
+                                           const ComputeSpec& compute) {
   const bool narrow = MakeMemoryRules(compute).operand_bytes == 2;
-  return MakeCrossings(inventory, ChunkEnds(plan), PlacementOf(plan),
-                       narrow ? "bfloat16" : "float32");
+  return MakeStageMessages(inventory, ChunkEnds(plan), PlacementOf(plan),
+                           narrow ? "bfloat16" : "float32");
 }
 
 std::vector<StageExchange> StageExchanges(const Plan& plan, const Inventory& inventory,
@@ -83,7 +83,7 @@ std::vector<int64_t> GradientBytes(const Plan& plan, const Inventory& inventory)
   return bytes;
 }
 
-PipelineShape ShapeOf(const Plan& plan, int replica) {
+PipelineShape PipelineShapeOf(const Plan& plan, int replica) {
   return {
       .num_ranks = plan.pipeline_parallel_size(),
       .num_microbatches =

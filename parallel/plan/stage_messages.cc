@@ -1,4 +1,4 @@
-#include "parallel/plan/crossing.h"
+#include "parallel/plan/stage_messages.h"
 
 #include <set>
 #include <string>
@@ -48,20 +48,22 @@ std::vector<BoundaryTensor> Gradients(const std::vector<BoundaryTensor>& inputs)
 
 }  // namespace
 
-std::vector<Crossing> MakeCrossings(const Inventory& inventory, std::span<const int> chunk_ends,
-                                    const Placement& placement, std::string_view operand_type) {
+std::vector<StageMessages> MakeStageMessages(const Inventory& inventory,
+                                             std::span<const int> chunk_ends,
+                                             const Placement& placement,
+                                             std::string_view operand_type) {
   DEEPNET_CHECK_EQ(static_cast<int>(chunk_ends.size()), placement.NumChunks());
   std::vector<std::set<std::string>> held(placement.NumRanks());
-  std::vector<Crossing> crossings(chunk_ends.size());
+  std::vector<StageMessages> messages(chunk_ends.size());
   for (int chunk = 0, first = 0; chunk < placement.NumChunks(); first = chunk_ends[chunk++]) {
     std::set<std::string>& here = held[placement.rank_of_chunk[chunk]];
     if (placement.Crosses(chunk)) {
       const std::vector<BoundaryTensor>& inputs = inventory.layers[first].inputs;
-      crossings[chunk] = {Missing(inputs, here, operand_type), Gradients(inputs)};
+      messages[chunk] = {Missing(inputs, here, operand_type), Gradients(inputs)};
     }
     AddHeld(inventory, first, chunk_ends[chunk], here);
   }
-  return crossings;
+  return messages;
 }
 
 int64_t BytesOf(const BoundaryTensor& tensor) {

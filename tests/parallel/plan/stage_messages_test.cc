@@ -1,4 +1,4 @@
-#include "parallel/plan/crossing.h"
+#include "parallel/plan/stage_messages.h"
 
 #include <string>
 #include <vector>
@@ -37,66 +37,68 @@ Inventory MakeInventory(int encoders, int decoders) {
 }
 
 // Per chunk "names forward / names backward".
-std::vector<std::string> Names(const std::vector<Crossing>& crossings) {
+std::vector<std::string> Names(const std::vector<StageMessages>& crossings) {
   std::vector<std::string> names;
   const auto join = [](const std::vector<BoundaryTensor>& tensors) {
     return absl::StrJoin(tensors, "+", [](std::string* out, const BoundaryTensor& t) {
       absl::StrAppend(out, t.name);
     });
   };
-  for (const Crossing& c : crossings) {
+  for (const StageMessages& c : crossings) {
     names.push_back(absl::StrCat(join(c.forward), "/", join(c.backward)));
   }
   return names;
 }
 
-TEST(Crossing, EncoderCutsCarryTheHiddenStreamAndDecoderCutsTheMemoryToo) {
+TEST(StageMessages, EncoderCutsCarryTheHiddenStreamAndDecoderCutsTheMemoryToo) {
   // embedding encoder | encoder target decoder | decoder output
   EXPECT_THAT(
-      Names(MakeCrossings(MakeInventory(2, 2), std::vector<int>{2, 5, 7}, MakeLooped(3, 1))),
+      Names(MakeStageMessages(MakeInventory(2, 2), std::vector<int>{2, 5, 7}, MakeLooped(3, 1))),
       ElementsAre("/", "hidden/hidden", "memory+hidden/memory+hidden"));
 }
 
-TEST(Crossing, TheMemoryTravelsOncePerRankButItsGradientOverEveryDecoderCut) {
+TEST(StageMessages, TheMemoryTravelsOncePerRankButItsGradientOverEveryDecoderCut) {
   // One layer a chunk, 2 ranks: chunk 3 (target embedding) is rank 1's first to need the memory;
   // rank 0 made it as chunk 2's output.
   EXPECT_THAT(
-      Names(MakeCrossings(MakeInventory(2, 3), std::vector<int>{1, 2, 3, 4, 5, 6, 7, 8},
-                          MakeLooped(2, 4))),
+      Names(MakeStageMessages(MakeInventory(2, 3), std::vector<int>{1, 2, 3, 4, 5, 6, 7, 8},
+                              MakeLooped(2, 4))),
       ElementsAre("/", "hidden/hidden", "hidden/hidden", "memory/memory", "hidden/memory+hidden",
                   "hidden/memory+hidden", "hidden/memory+hidden", "hidden/hidden"));
 }
 
-TEST(Crossing, ARankThatReceivedTheMemoryNeedsItNoMoreOnALaterLap) {
-  EXPECT_THAT(Names(MakeCrossings(MakeInventory(1, 6), std::vector<int>{2, 4, 5, 6, 7, 10},
-                                  MakeLooped(3, 2))),
+TEST(StageMessages, ARankThatReceivedTheMemoryNeedsItNoMoreOnALaterLap) {
+  EXPECT_THAT(Names(MakeStageMessages(MakeInventory(1, 6), std::vector<int>{2, 4, 5, 6, 7, 10},
+                                      MakeLooped(3, 2))),
               ElementsAre("/", "memory/memory", "memory+hidden/memory+hidden",
                           "hidden/memory+hidden", "hidden/memory+hidden", "hidden/memory+hidden"));
 }
 
-TEST(Crossing, NothingCrossesWhereBothSidesAreOnOneRank) {
-  EXPECT_THAT(Names(MakeCrossings(MakeInventory(2, 2), std::vector<int>{1, 3, 5, 7}, MakeV(2, 2))),
-              ElementsAre("/", "hidden/hidden", "/", "memory+hidden/memory+hidden"));
+TEST(StageMessages, NothingCrossesWhereBothSidesAreOnOneRank) {
+  EXPECT_THAT(
+      Names(MakeStageMessages(MakeInventory(2, 2), std::vector<int>{1, 3, 5, 7}, MakeV(2, 2))),
+      ElementsAre("/", "hidden/hidden", "/", "memory+hidden/memory+hidden"));
 }
 
-TEST(Crossing, TheMemoryHasTheTypeOfOperandsAndGradientsAreFloat32) {
-  const std::vector<Crossing> crossings =
-      MakeCrossings(MakeInventory(2, 2), std::vector<int>{4, 7}, MakeLooped(2, 1), "bfloat16");
-  const Crossing& cut = crossings[1];
+TEST(StageMessages, TheMemoryHasTheTypeOfOperandsAndGradientsAreFloat32) {
+  const std::vector<StageMessages> crossings =
+      MakeStageMessages(MakeInventory(2, 2), std::vector<int>{4, 7}, MakeLooped(2, 1), "bfloat16");
+  const StageMessages& cut = crossings[1];
   EXPECT_EQ(cut.forward[0].dtype, "bfloat16");
   EXPECT_EQ(cut.forward[1].dtype, "float32");
   EXPECT_EQ(BytesOf(cut.forward), 2 * kSourceRows * kWidth + 4 * kTargetRows * kWidth);
   EXPECT_EQ(BytesOf(cut.backward), 4 * (kSourceRows + kTargetRows) * kWidth);
 }
 
-TEST(Crossing, WhatNeedsNoGradientDoesNotTravelBack) {
+TEST(StageMessages, WhatNeedsNoGradientDoesNotTravelBack) {
   Inventory inventory = MakeInventory(1, 2);
   for (Layer& layer : inventory.layers) {
     for (BoundaryTensor& input : layer.inputs) input.needs_gradient = input.name == kHidden;
   }
-  EXPECT_THAT(Names(MakeCrossings(inventory, std::vector<int>{4, 6}, MakeLooped(2, 1))),
+  EXPECT_THAT(Names(MakeStageMessages(inventory, std::vector<int>{4, 6}, MakeLooped(2, 1))),
               ElementsAre("/", "memory+hidden/hidden"));
 }
 
 }  // namespace
+
 }  // namespace deepnet
