@@ -77,4 +77,9 @@ std::string FlagHelp(const std::vector<Flag>& table);
 // `indent` spaces, the first one is assumed to start there already. No newline at the end.
 std::string WrapText(std::string_view text, int indent, int columns);
 
+// "256MiB", "1.5 GiB", "64MB": a number and a unit, B, KiB, MiB, GiB or TiB (powers of 1,024) or
+// kB, MB, GB or TB (of 1,000), in any case, blanks between them allowed. Bytes, rounded down.
+// INVALID_ARGUMENT says what is wrong: no number, no or an unknown unit, nothing or too much.
+absl::StatusOr<int64_t> ParseByteSize(const std::string& text);
+
 }  // namespace deepnet

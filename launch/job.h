@@ -1,6 +1,7 @@
 // The ranks of this job: one process alone, or those that mpirun (or srun) started.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 
@@ -31,5 +32,14 @@ double JobDeadline();  // SecondsNow() at which it ends the job; infinity: unkno
 // text on rank 0 only. With any other error this rank ends the whole job, after saying why on
 // stderr.
 absl::Status LeaveJob(Communicator& world, const absl::Status& status);
+
+// Signals as requests to a run: SIGTERM, SIGUSR1 or one SIGINT: save and end; SIGUSR2: save and go
+// on; a second SIGINT: end at once.
+
+// From now on, and as early as possible: a signal before that ends the process.
+void ListenToSignals();
+
+// Bits of trainer/stop_requests.h that handlers add; for TrainOptions::request.
+std::atomic<int>& SignalRequests();
 
 }  // namespace deepnet

@@ -3,18 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "launch/commands/bench.h"
-#include "launch/commands/checkpoint.h"
-#include "launch/commands/describe.h"
-#include "launch/commands/evaluate.h"
-#include "launch/commands/lab.h"
-#include "launch/commands/plan.h"
-#include "launch/commands/prepare.h"
-#include "launch/commands/rehearse.h"
-#include "launch/commands/score.h"
-#include "launch/commands/train.h"
-#include "launch/commands/translate.h"
-#include "launch/program.h"
+#include "launch/commands/commands.h"
 
 int main(int argc, char** argv) {
   const std::vector<deepnet::Command> commands = {

@@ -1,5 +1,5 @@
-// The subcommands of `deepnet checkpoint`, a file each, and what they share. A new one is a
-// function here and a line in checkpoint.cc.
+// The subcommands of `deepnet checkpoint` and what they share. A new one is a function here and a
+// line in checkpoint.cc.
 #pragma once
 
 #include <cstdint>

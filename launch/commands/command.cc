@@ -1,16 +1,23 @@
 #include "launch/commands/command.h"
 
+#include <algorithm>
+#include <exception>
 #include <filesystem>
+#include <istream>
+#include <ostream>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+
 #include "launch/defaults.h"
+#include "launch/nearest_name.h"
 #include "launch/spec_loader.h"
+#include "launch/version.h"
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 
 namespace deepnet {
-
 absl::StatusOr<RunSpec> LoadRunSpec(const CommandLine& line, RunSpec base) {
   DEEPNET_CHECK(line.command.spec != SpecUse::kNone) << line.command.name << " takes no --config";
   const SpecSources sources{
@@ -63,6 +70,131 @@ std::vector<Flag> AllFlags(const Command& command) {
                    .help = "What relative paths, those of the RunSpec included, start from."});
   flags.push_back({.name = "help", .kind = FlagKind::kSwitch, .help = "Print this."});
   return flags;
+}
+
+namespace {
+
+// A table of commands and what they do.
+std::string CommandList(const std::vector<Command>& commands) {
+  std::string text = "Commands:\n";
+  for (const Command& command : commands) {
+    std::string name = command.name;
+    name.resize(std::max<size_t>(name.size() + 1, 12), ' ');
+    absl::StrAppend(&text, "  ", name, command.summary, "\n");
+  }
+  return text;
+}
+
+std::string ProgramHelp(const std::vector<Command>& commands) {
+  return absl::StrCat(
+      "deepnet: trains very deep translation Transformers and translates with them.\n\n"
+      "Usage: deepnet COMMAND [FLAGS]\n\n",
+      CommandList(commands),
+      "\n`deepnet COMMAND --help` says more. `deepnet --version` prints the version.\n"
+      "A run is described by a RunSpec file: proto/run.proto, launch/recipes.\n"
+      "Exit codes: 0 done, 1 internal error, 2 bad flag or RunSpec, 3 preflight, 4 data, "
+      "5 checkpoint,\n6 does not fit, 7 diverged, 8 hang, 9 a peer was lost, "
+      "10 replicas disagree,\n75 saved, run the same again.\n");
+}
+
+// Of a command that has subcommands. `name` as typed, here and below: "checkpoint".
+std::string GroupHelp(const Command& command, const std::string& name) {
+  return absl::StrCat("deepnet ", name, ": ", command.summary, ".\n\nUsage: deepnet ", name,
+                      " COMMAND [FLAGS]\n\n", WrapText(command.description, 0, 100), "\n\n",
+                      CommandList(command.subcommands), "\n`deepnet ", name,
+                      " COMMAND --help` says more.\n");
+}
+
+std::string CommandHelp(const Command& command, const std::string& name) {
+  const bool needs_config = command.spec == SpecUse::kRequired;
+  std::string text = absl::StrCat("deepnet ", name, ": ", command.summary, ".\n\nUsage: deepnet ",
+                                  name, needs_config ? " --config FILE" : "", " [FLAGS]",
+                                  command.arguments.empty() ? "" : " ", command.arguments, "\n\n");
+  if (!command.description.empty()) {
+    absl::StrAppend(&text, WrapText(command.description, 0, 100), "\n\n");
+  }
+  absl::StrAppend(&text, "Flags:\n", FlagHelp(AllFlags(command)));
+  return text;
+}
+
+bool AsksForHelp(const std::string& word) { return word == "--help" || word == "-h"; }
+
+absl::Status RunCommand(const Command& command, const std::string& name,
+                        const std::vector<std::string>& words, const Streams& streams) {
+  // Help wins over everything else, mistakes included.
+  if (std::any_of(words.begin(), words.end(), AsksForHelp)) {
+    streams.out << CommandHelp(command, name);
+    return absl::OkStatus();
+  }
+  absl::StatusOr<ParsedFlags> flags = ParseFlags(AllFlags(command), words, command.max_arguments);
+  if (!flags.ok()) return BadFlag(std::string(flags.status().message()));
+  if (command.spec == SpecUse::kRequired && !flags->Given("config")) {
+    return BadFlag("--config: required; complete ones are in launch/recipes");
+  }
+  const CommandLine line{command, *std::move(flags), streams.in, streams.out, streams.err};
+  if (command.spec == SpecUse::kRequired && line.flags.Switch("dump-config")) {
+    ASSIGN_OR_RETURN(const RunSpec run, LoadRunSpec(line));
+    streams.out << ToTextproto(run);
+    return absl::OkStatus();
+  }
+  return command.run(line);
+}
+
+// Runs the one that words[0] names; `group`, "" or "checkpoint ", stands before it.
+absl::Status RunNamed(const std::vector<Command>& commands, const std::string& group,
+                      const std::vector<std::string>& words, const Streams& streams) {
+  std::vector<std::string> names;
+  for (const Command& command : commands) {
+    names.push_back(command.name);
+    if (command.name != words[0]) continue;
+    const std::string name = group + command.name;
+    const std::vector<std::string> rest(words.begin() + 1, words.end());
+    if (command.subcommands.empty()) return RunCommand(command, name, rest, streams);
+    if (rest.empty()) return BadFlag("no command given\n" + GroupHelp(command, name));
+    if (!AsksForHelp(rest[0]) && rest[0] != "help") {
+      return RunNamed(command.subcommands, name + " ", rest, streams);
+    }
+    streams.out << GroupHelp(command, name);
+    return absl::OkStatus();
+  }
+  return BadFlag(absl::StrCat(group, words[0], ": unknown command", SuggestName(words[0], names)));
+}
+
+absl::Status Dispatch(const std::vector<Command>& commands, const std::vector<std::string>& words,
+                      const Streams& streams) {
+  if (words.empty()) return BadFlag("no command given\n" + ProgramHelp(commands));
+  if (AsksForHelp(words[0]) || words[0] == "help") {
+    streams.out << ProgramHelp(commands);
+    return absl::OkStatus();
+  }
+  if (words[0] == "--version") {
+    streams.out << "deepnet " << kVersion << "\n";
+    return absl::OkStatus();
+  }
+  return RunNamed(commands, "", words, streams);
+}
+
+// "error: one thing" or, for several lines, "error:" and the lines below it. No message: somebody
+// else prints it.
+void PrintError(std::ostream& err, const std::string& message) {
+  if (message.empty()) return;
+  const bool several = message.find('\n') != std::string::npos;
+  err << "error:" << (several ? "\n" : " ") << message << std::endl;
+}
+
+}  // namespace
+
+int RunProgram(const std::vector<Command>& commands, const std::vector<std::string>& words,
+               const Streams& streams) {
+  absl::Status status;
+  try {
+    status = Dispatch(commands, words, streams);
+  } catch (const std::exception& exception) {  // LibTorch throws; the outermost frame reports it
+    status = absl::InternalError(exception.what());
+  }
+  streams.out.flush();
+  if (!status.ok()) PrintError(streams.err, std::string(status.message()));
+  return static_cast<int>(GetExitCode(status));
 }
 
 }  // namespace deepnet

@@ -1,12 +1,8 @@
-// The frame of a subcommand. `launch/commands/<name>.{h,cc}` provides one function
+// The frame of the subcommands (launch/commands/commands.h lists them): it picks one, reads its
+// flags, prints --help, and turns the returned Status into "error: ..." on stderr and an exit code
+// (parallel/base/exit_code.h; a Status without a code means 1, internal error).
 //
-//   Command MakeTrainCommand();
-//
-// and stands in two lists: the table of launch/main.cc and launch/CMakeLists.txt. The frame reads
-// the command line, prints --help, and turns the returned Status into "error: ..." on stderr and an
-// exit code (parallel/base/exit_code.h; a Status without a code means 1, internal error).
-//
-// Example, the whole of a command:
+// Example, a whole command:
 //   namespace {
 //   absl::Status RunDescribe(const CommandLine& line) {
 //     ASSIGN_OR_RETURN(const RunSpec run, LoadRunSpec(line));  // files, --set, defaults, checks
@@ -41,7 +37,7 @@ namespace deepnet {
 
 struct CommandLine;
 
-// Whether a subcommand takes --config and --set.
+// Says if a subcommand takes --config and --set.
 enum class SpecUse {
   kNone,      // neither
   kOptional,  // both; LoadRunSpec(line, base) changes `base`, for example a checkpoint's RunSpec
@@ -62,7 +58,7 @@ struct Command {
   std::vector<Command> subcommands = {};
 };
 
-// What a command gets. Streams are borrowed: tests hand in string streams.
+// The arguments of a command. Streams are borrowed: tests hand in string streams.
 struct CommandLine {
   const Command& command;
   ParsedFlags flags;  // the command's own and the common ones
@@ -76,19 +72,31 @@ struct CommandLine {
 // and list all mistakes, a line each. Only where the command's `spec` is not kNone.
 absl::StatusOr<RunSpec> LoadRunSpec(const CommandLine& line, RunSpec base = {});
 
-// The folder of --root: what relative paths in a RunSpec and on the command line are relative to.
+// Returns the folder of --root, which relative paths in a RunSpec and on the command line start
+// from.
 std::string RootFolder(const CommandLine& line);
 
-// `path` as it can be opened: absolute as it is, relative below --root.
+// Returns `path` as it can be opened: absolute as it is, relative below --root.
 std::string ResolvePath(const CommandLine& line, const std::string& path);
 
-// A mistake on the command line, and `text` says which: ExitCode::kBadConfig.
+// Returns the error for a mistake on the command line, which `text` names: ExitCode::kBadConfig.
 absl::Status BadFlag(const std::string& text);
 
-// --json, for commands whose result a program may read.
+// Returns the flag --json, for commands whose result a program may read.
 Flag JsonFlag();
 
-// All flags of `command`: its own first, then the common ones.
+// Returns all flags of `command`: its own first, then the common ones.
 std::vector<Flag> AllFlags(const Command& command);
+
+struct Streams {
+  std::istream& in;
+  std::ostream& out;
+  std::ostream& err;
+};
+
+// Runs the subcommand that `words` (the command line without the program's name) asks for. Returns
+// the exit code of the process. Exceptions of libraries end as code 1 with their text.
+int RunProgram(const std::vector<Command>& commands, const std::vector<std::string>& words,
+               const Streams& streams);
 
 }  // namespace deepnet

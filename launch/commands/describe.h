@@ -1,10 +1,20 @@
-// deepnet describe: what a model is made of, before anything is allocated.
+// How `describe` and `lab audit` print what a scheme does to each stack (stack_scaling.h).
 #pragma once
 
-#include "launch/commands/command.h"
+#include <string>
+
+#include "proto/model.pb.h"
 
 namespace deepnet {
 
-Command MakeDescribeCommand();
+// A line of heads, a line for each stack that the model has, a line that explains them:
+//   POST_LN_INIT               alpha            beta            q, k
+//     encoder                 1.0000  0.1667..1.0000  0.1667..1.0000
+//   alpha: on the stream; gains of ...
+std::string ScalingText(const ModelSpec& model);
+
+// {"layers": 6, "least_alpha": 1, "greatest_alpha": 1, "least_beta": ..., "greatest_beta": ...,
+//  "least_query_key": ..., "greatest_query_key": ...}
+std::string ScalingJson(const ModelSpec& model, int stack);
 
 }  // namespace deepnet

@@ -1,8 +1,7 @@
-#include "launch/commands/evaluate.h"
-
 #include <limits>
 #include <memory>
 
+#include "launch/commands/commands.h"
 #include "launch/commands/decoding.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/logging.h"

@@ -1,5 +1,4 @@
-#include "launch/commands/lab.h"
-
+#include "launch/commands/commands.h"
 #include "launch/commands/lab_admin_profile.h"
 #include "launch/commands/lab_audit.h"
 #include "launch/commands/lab_instruments.h"

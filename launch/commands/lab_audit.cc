@@ -7,7 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 
-#include "launch/commands/describe_scaling.h"
+#include "launch/commands/describe.h"
 #include "launch/validate.h"
 #include "parallel/base/json.h"
 #include "parallel/base/logging.h"

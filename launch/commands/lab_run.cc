@@ -13,7 +13,7 @@
 #include "launch/commands/lab_results.h"
 #include "launch/commands/lab_schedule.h"
 #include "launch/commands/lab_work.h"
-#include "launch/stop_signals.h"
+#include "launch/job.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/host.h"
 #include "parallel/base/status_macros.h"

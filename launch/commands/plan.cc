@@ -1,5 +1,3 @@
-#include "launch/commands/plan.h"
-
 #include <algorithm>
 #include <fstream>
 #include <ostream>
@@ -10,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "google/protobuf/util/json_util.h"
 
+#include "launch/commands/commands.h"
 #include "launch/validate.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"

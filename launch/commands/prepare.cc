@@ -1,13 +1,13 @@
-#include "launch/commands/prepare.h"
+#include "trainer/data/prepare.h"
 
 #include <ostream>
 #include <string_view>
 
+#include "launch/commands/commands.h"
 #include "launch/validate.h"
 #include "parallel/base/logging.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/data/corpus_report.h"
-#include "trainer/data/prepare.h"
 
 namespace deepnet {
 namespace {

@@ -1,5 +1,7 @@
 #include "launch/commands/rehearse.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <ostream>
@@ -9,23 +11,299 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 
-#include "launch/commands/rehearse_arguments.h"
-#include "launch/commands/rehearse_cases.h"
-#include "launch/commands/rehearse_data.h"
-#include "launch/commands/rehearse_report.h"
+#include "launch/commands/commands.h"
 #include "launch/job.h"
 #include "launch/validate.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/file_system.h"
+#include "parallel/base/json.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/thread_communicator.h"
+#include "parallel/plan/check_schedule.h"
+#include "parallel/plan/plan_accessors.h"
 #include "parallel/plan/planner.h"
+#include "parallel/plan/planner_cost.h"
+#include "parallel/plan/planner_text.h"
+#include "trainer/data/corpus_batch_source.h"
 #include "trainer/model/describe.h"
 
 namespace deepnet {
 namespace {
+
+// 0 is unlimited: nothing of the model is allocated here.
+absl::StatusOr<Plan> PlanOf(const RunSpec& run, const ParallelSpec& parallel,
+                            const Inventory& inventory) {
+  ClusterSpec cluster = run.cluster();
+  cluster.set_device_memory_gib(0);
+  return MakePlan(inventory, run.data(), run.optim(), run.compute(), cluster, parallel,
+                  run.instruments());
+}
+
+absl::StatusOr<RehearsalCase> CaseOf(const Plan& plan, const RunSpec& run,
+                                     const Inventory& inventory) {
+  RehearsalCase made{.name = plan.schedule(),
+                     .microbatches = PipelineShapeOf(plan).num_microbatches,
+                     .microbatches_text =
+                         MicrobatchesText(plan.microbatches_per_step(), plan.data_parallel_size()),
+                     .planned_step_seconds = plan.step_seconds()};
+  if (plan.chunks_per_rank() > 1) absl::StrAppend(&made.name, ", v=", plan.chunks_per_rank());
+  made.job.placement = PlacementOf(plan);
+  made.job.costs = ChunkCosts(plan);
+  made.job.crossings = StageMessagesOf(plan, inventory, run.compute());
+  made.job.network = MakeSpeeds(run.cluster(), run.compute()).network;
+  made.job.exchange = {.replicas = plan.data_parallel_size(),
+                       .stages = StageExchanges(plan, inventory, run.cluster(), run.compute()),
+                       .gradient_bytes = GradientBytes(plan, inventory)};
+  const int replicas = plan.data_parallel_size();
+  const bool alike = plan.microbatches_per_step() % replicas == 0;
+  for (int replica = 0; replica < (alike ? 1 : replicas); ++replica) {
+    ASSIGN_OR_RETURN(made.job.schedules.emplace_back(),
+                     WithTransfers(MakeSchedule(plan, replica), made.job.placement));
+  }
+  return made;
+}
+
+}  // namespace
+
+absl::StatusOr<RehearsalCase> PlannedCase(const RunSpec& run, const Inventory& inventory) {
+  ASSIGN_OR_RETURN(const Plan plan, PlanOf(run, run.parallel(), inventory));
+  return CaseOf(plan, run, inventory);
+}
+
+absl::StatusOr<std::vector<RehearsalCase>> ComparedCases(const RunSpec& run,
+                                                         const Inventory& inventory) {
+  ASSIGN_OR_RETURN(const Plan chosen, PlanOf(run, run.parallel(), inventory));
+  ParallelSpec parallel = run.parallel();
+  parallel.set_pipeline_parallel_size(chosen.pipeline_parallel_size());
+  parallel.set_data_parallel_size(chosen.data_parallel_size());
+  parallel.clear_placement();
+  struct Way {
+    const char* schedule;
+    int chunks_per_rank;
+  };
+  std::vector<RehearsalCase> cases;
+  for (const Way& way : {Way{"1f1b", 1}, Way{"interleaved", 2}, Way{"interleaved", 4},
+                         Way{"interleaved", 8}, Way{"zb-h1", 1}, Way{"zb-v", 2}}) {
+    const int chunks = way.chunks_per_rank * chosen.pipeline_parallel_size();
+    if (chunks > static_cast<int>(inventory.layers.size())) continue;
+    parallel.set_schedule(way.schedule);
+    parallel.set_chunks_per_rank(way.chunks_per_rank);
+    ASSIGN_OR_RETURN(const Plan plan, PlanOf(run, parallel, inventory));
+    ASSIGN_OR_RETURN(RehearsalCase made, CaseOf(plan, run, inventory));
+    cases.push_back(std::move(made));
+  }
+  return cases;
+}
+
+absl::StatusOr<std::unique_ptr<RehearsalData>> RehearsalData::Open(const RunSpec& run,
+                                                                   const std::string& folder) {
+  if (run.data().folder().empty() || absl::IsNotFound(ReadManifest(folder).status())) {
+    return nullptr;
+  }
+  absl::StatusOr<Corpus> corpus = Corpus::Open(folder);
+  if (!corpus.ok()) return WithExitCode(corpus.status(), ExitCode::kData);
+  const int64_t size = corpus->vocabulary().size();
+  if (run.model().vocabulary_size() != size) {
+    return WithExitCode(absl::InvalidArgumentError(absl::StrCat(
+                            "model.vocabulary_size: ", run.model().vocabulary_size(),
+                            ": the corpus ", run.data().folder(), " has a vocabulary of ", size)),
+                        ExitCode::kBadConfig);
+  }
+  DataSpec data = run.data();
+  RETURN_IF_ERROR(WithExitCode(ResolveDataSpec(*corpus, &data, run.model().architecture()),
+                               ExitCode::kBadConfig));
+  std::unique_ptr<RehearsalData> made(new RehearsalData(*std::move(corpus)));
+  auto source =
+      CorpusBatchSource::Make(data, run.seed(), &made->corpus_, run.model().architecture());
+  if (!source.ok()) return WithExitCode(source.status(), ExitCode::kBadConfig);
+  made->batches_ = std::make_unique<Prefetcher>(*std::move(source));
+  return made;
+}
+
+absl::Status RehearsalData::Fetch(int64_t step) {
+  const std::lock_guard lock(mutex_);
+  if (step == step_) return absl::OkStatus();
+  const absl::StatusOr<StepBatch> batch = batches_->ForStep(step);
+  if (!batch.ok()) return WithExitCode(batch.status(), ExitCode::kData);
+  step_ = step;
+  target_tokens_ = batch->num_target_tokens;
+  return absl::OkStatus();
+}
+
+namespace {
+
+constexpr int64_t kSmallPayload = 64;  // bytes of a tensor: latency without bandwidth
+
+std::vector<Flag> RehearseFlags() {
+  return {{.name = "schedule",
+           .value = "NAME|FILE",
+           .help = "In place of parallel.schedule: a name, or a file with a schedule as text "
+                   "(as `plan --print schedule` shows it)."},
+          {.name = "compare",
+           .kind = FlagKind::kSwitch,
+           .help = "Every schedule, one after the other, on as many stages as the plan has."},
+          {.name = "time-scale",
+           .kind = FlagKind::kNumber,
+           .value = "K",
+           .default_value = "0",
+           .help = "Seconds waited for each second of the cost model. 0: a step takes 3 s, or "
+                   "longer where actions are many."},
+          {.name = "payload",
+           .value = "SIZE",
+           .default_value = "small",
+           .help = "full: messages of real size. small: at most 64 bytes a tensor, where "
+                   "this host's memory is not the network that is planned for.",
+           .allowed = {"full", "small"}},
+          {.name = "steps",
+           .kind = FlagKind::kInteger,
+           .value = "N",
+           .default_value = "3",
+           .help = "Steps a schedule; the fastest counts."},
+          {.name = "trace",
+           .value = "FILE",
+           .help = "Write what every rank did and when, for chrome://tracing or "
+                   "ui.perfetto.dev. Not with --compare."},
+          JsonFlag()};
+}
+
+absl::Status CheckRehearseFlags(const ParsedFlags& flags) {
+  std::vector<std::string> mistakes;
+  if (flags.Number("time-scale") < 0) mistakes.push_back("--time-scale: must be above 0");
+  if (flags.Integer("steps") < 1) mistakes.push_back("--steps: must be at least 1");
+  if (flags.Switch("compare") && flags.Given("trace")) {
+    mistakes.push_back("--trace: shows one schedule: not with --compare");
+  }
+  if (flags.Switch("compare") && flags.Given("schedule")) {
+    mistakes.push_back("--compare: shows every schedule: not with --schedule");
+  }
+  if (mistakes.empty()) return absl::OkStatus();
+  return WithExitCode(absl::InvalidArgumentError(absl::StrJoin(mistakes, "\n")),
+                      ExitCode::kBadConfig);
+}
+
+RehearsalOptions MakeRehearsalOptions(const ParsedFlags& flags, const ParallelSpec& parallel) {
+  RehearsalOptions options;
+  options.time_scale = flags.Number("time-scale");
+  if (flags.Text("payload") == "small") options.payload_limit_bytes = kSmallPayload;
+  options.steps = static_cast<int>(flags.Integer("steps"));
+  options.executor.limits = MakeTimeLimits(parallel, /*first_step=*/true);
+  return options;
+}
+
+// What is printed: a table for people, or JSON.
+struct RehearsalSetting {
+  bool threads = false;  // ranks are threads of this process, else MPI's
+  std::string payload;   // "small"
+  std::string corpus;    // the run's data folder
+  bool has_corpus = false;
+};
+
+class RehearsalReport {
+ public:
+  // `out` outlives it. `shape`: any of the cases.
+  RehearsalReport(const RehearsalCase& shape, RehearsalSetting setting, bool json,
+                  std::ostream& out)
+      : shape_(shape), setting_(std::move(setting)), json_(json), out_(out) {}
+
+  void Begin();
+  void Add(const RehearsalCase& done, const Rehearsal& result);
+  void End();
+
+ private:
+  std::string Row(const RehearsalCase& done, const Rehearsal& result) const;
+  std::string JsonRow(const RehearsalCase& done, const Rehearsal& result) const;
+  std::string LastLines() const;
+
+  const RehearsalCase& shape_;
+  const RehearsalSetting setting_;
+  const bool json_;
+  std::ostream& out_;
+  int rows_ = 0;
+  std::vector<double> data_waits_;  // of all steps of all cases
+  double mean_lateness_ = 0.0;      // the largest of all cases
+};
+
+double Percent(double share) { return 100 * share; }
+
+void RehearsalReport::Begin() {
+  if (json_) {
+    out_ << absl::StrFormat(
+        "{\"ranks\": %d, \"replicas\": %d, \"microbatches\": %d, \"payload\": %s, "
+        "\"threads\": %s, \"corpus\": %s, \"schedules\": [\n",
+        shape_.job.NumRanks(), shape_.job.exchange.replicas, shape_.microbatches,
+        JsonQuoted(setting_.payload), setting_.threads ? "true" : "false",
+        setting_.has_corpus ? JsonQuoted(setting_.corpus) : "null");
+    return;
+  }
+  const std::string replicas =
+      shape_.job.exchange.replicas == 1
+          ? ""
+          : absl::StrFormat(" = %d stages x %d replicas", shape_.job.placement.NumRanks(),
+                            shape_.job.exchange.replicas);
+  out_ << absl::StrFormat(
+      "%d ranks (%s)%s, %s microbatches, payload %s; seconds are the cost model's\n\n"
+      "%48s %30s   %s\n%-18s %9s %9s %9s %9s %10s %10s %8s %10s %10s %8s\n",
+      shape_.job.NumRanks(), setting_.threads ? "threads" : "MPI", replicas,
+      shape_.microbatches_text, setting_.payload, "step, s", "bubble of the pipeline",
+      "exposed communication", "schedule", "planned", "simulated", "rehearsed", "planned",
+      "simulated", "rehearsed", "more", "simulated", "rehearsed", "scale");
+  out_ << std::flush;
+}
+
+std::string RehearsalReport::Row(const RehearsalCase& done, const Rehearsal& result) const {
+  return absl::StrFormat(
+      "%-18s %9.4g %9.4g %9.4g %8.2f%% %9.2f%% %9.2f%% %+7.2f%% %9.2f%% %9.2f%% %8.3g\n", done.name,
+      done.planned_step_seconds, result.simulated_step, result.step, Percent(result.planned.bubble),
+      Percent(result.simulated.bubble), Percent(result.bubble),
+      Percent(result.bubble - result.simulated.bubble),
+      Percent(result.simulated.exposed_communication), Percent(result.exposed_communication),
+      result.time_scale);
+}
+
+std::string RehearsalReport::JsonRow(const RehearsalCase& done, const Rehearsal& result) const {
+  return absl::StrFormat(
+      "{\"schedule\": %s, \"planned_step_seconds\": %.9g, \"simulated_step_seconds\": %.9g, "
+      "\"step_seconds\": %.9g, \"pipeline_seconds\": %.9g, "
+      "\"planned_bubble\": %.6f, \"simulated_bubble\": %.6f, \"rehearsed_bubble\": %.6f, "
+      "\"difference\": %.6f, \"simulated_exposed_communication\": %.6f, "
+      "\"exposed_communication\": %.6f, \"time_scale\": %.9g, \"late_wakeup_seconds\": %.9f, "
+      "\"data_wait_seconds\": [%s]}",
+      JsonQuoted(done.name), done.planned_step_seconds, result.simulated_step, result.step,
+      result.makespan, result.planned.bubble, result.simulated.bubble, result.bubble,
+      result.bubble - result.simulated.bubble, result.simulated.exposed_communication,
+      result.exposed_communication, result.time_scale, result.mean_lateness,
+      absl::StrJoin(result.data_waits, ", "));
+}
+
+void RehearsalReport::Add(const RehearsalCase& done, const Rehearsal& result) {
+  data_waits_.insert(data_waits_.end(), result.data_waits.begin(), result.data_waits.end());
+  mean_lateness_ = std::max(mean_lateness_, result.mean_lateness);
+  const bool first = rows_++ == 0;
+  out_ << (json_ ? absl::StrCat(first ? "" : ",\n", JsonRow(done, result)) : Row(done, result))
+       << std::flush;
+}
+
+std::string RehearsalReport::LastLines() const {
+  std::string text =
+      absl::StrFormat("\nthis host wakes a rank %.0f us late on average\n", 1e6 * mean_lateness_);
+  if (!setting_.has_corpus) {
+    return absl::StrCat(text, "data: no corpus in \"", setting_.corpus,
+                        "\": steps fetch nothing\n");
+  }
+  absl::StrAppendFormat(&text, "data: %s: the first step waited %.1f ms", setting_.corpus,
+                        1e3 * data_waits_.front());
+  if (data_waits_.size() > 1) {
+    absl::StrAppendFormat(&text, ", later ones at most %.1f ms (of this host)",
+                          1e3 * *std::max_element(data_waits_.begin() + 1, data_waits_.end()));
+  }
+  return absl::StrCat(text, "\n");
+}
+
+void RehearsalReport::End() { out_ << (json_ ? "\n]}\n" : LastLines()) << std::flush; }
 
 // `body` on every rank: threads of this process. The first error that is no echo of another's.
 absl::Status OnThreads(int ranks, const std::function<absl::Status(Communicator&)>& body) {

@@ -1,10 +1,68 @@
-// deepnet rehearse: steps of a run, timed without computing them.
+// The parts of `deepnet rehearse` that tests look at: the plans it runs, and the data it fetches.
 #pragma once
 
-#include "launch/commands/command.h"
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "parallel/exec/rehearsal.h"
+#include "parallel/plan/inventory.h"
+#include "proto/run.pb.h"
+#include "trainer/data/corpus.h"
+#include "trainer/data/microbatch.h"
 
 namespace deepnet {
 
-Command MakeRehearseCommand();
+struct RehearsalCase {
+  std::string name;                   // "interleaved, v=4"
+  int microbatches = 1;               // of the first replica in one step, which has most
+  std::string microbatches_text;      // of all: "16", "17 or 16"
+  double planned_step_seconds = 0.0;  // the plan's own: everything exposed comes after the pipeline
+  RehearsalJob job;                   // all in it is the planner's
+};
+
+// The plan that `train` would follow, without asking whether it fits into memory. Errors are
+// MakePlan's.
+absl::StatusOr<RehearsalCase> PlannedCase(const RunSpec& run, const Inventory& inventory);
+
+// Every schedule on as many stages as that plan has: 1F1B, interleaved with 2, 4 and 8 chunks a
+// rank, ZB-H1, ZB-V, as far as there are layers for their chunks. Errors are MakePlan's.
+absl::StatusOr<std::vector<RehearsalCase>> ComparedCases(const RunSpec& run,
+                                                         const Inventory& inventory);
+
+// The data of a rehearsed run: the batches that `train` would get, fetched in the same way, if
+// there is a corpus. One per process.
+class RehearsalData {
+ public:
+  // `folder`: run.data().folder() as this process reaches it. Null if no corpus was prepared there.
+  // InvalidArgument (ExitCode::kBadConfig) where the corpus has another vocabulary than the model;
+  // errors of a corpus that is not whole have ExitCode::kData.
+  static absl::StatusOr<std::unique_ptr<RehearsalData>> Open(const RunSpec& run,
+                                                             const std::string& folder);
+
+  // Makes the batch of `step` and lets a thread prepare the next one. Thread-safe: ranks that are
+  // threads of one process share one batch, because they share its cores, too; all of them have
+  // `step` before one asks for another.
+  absl::Status Fetch(int64_t step);
+
+  // Target positions of the batch that was fetched last.
+  int64_t target_tokens() const { return target_tokens_; }
+  const std::string& content_hash() const { return corpus_.content_hash(); }
+
+ private:
+  explicit RehearsalData(Corpus corpus) : corpus_(std::move(corpus)) {}
+
+  const Corpus corpus_;
+  std::unique_ptr<BatchSource> batches_;
+  std::mutex mutex_;  // guards batches_ and what follows
+  int64_t step_ = -1;
+  int64_t target_tokens_ = 0;
+};
 
 }  // namespace deepnet

@@ -1,7 +1,6 @@
-#include "launch/commands/score.h"
-
 #include <memory>
 
+#include "launch/commands/commands.h"
 #include "launch/commands/decoding.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/model/architecture.h"

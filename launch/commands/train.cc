@@ -1,13 +1,11 @@
-#include "launch/commands/train.h"
-
 #include <memory>
 #include <optional>
 #include <string>
 
+#include "launch/commands/commands.h"
 #include "launch/defaults.h"
 #include "launch/device_group.h"
 #include "launch/job.h"
-#include "launch/stop_signals.h"
 #include "launch/validate.h"
 #include "parallel/base/file_system.h"
 #include "parallel/base/logging.h"

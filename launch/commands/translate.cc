@@ -1,8 +1,7 @@
-#include "launch/commands/translate.h"
-
 #include <memory>
 #include <utility>
 
+#include "launch/commands/commands.h"
 #include "launch/commands/decoding.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/model/architecture.h"

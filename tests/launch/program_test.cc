@@ -1,5 +1,3 @@
-#include "launch/program.h"
-
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -8,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "launch/commands/command.h"
 #include "launch/validate.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"

@@ -1,5 +1,3 @@
-#include "launch/commands/bench.h"
-
 #include <string>
 #include <utility>
 #include <vector>
@@ -8,6 +6,7 @@
 #include <google/protobuf/util/json_util.h>
 #include <gtest/gtest.h>
 
+#include "launch/commands/commands.h"
 #include "proto/report.pb.h"
 #include "tests/launch/commands/run_command.h"
 

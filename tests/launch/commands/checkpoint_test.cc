@@ -1,5 +1,3 @@
-#include "launch/commands/checkpoint.h"
-
 #include <unistd.h>
 
 #include <memory>
@@ -12,6 +10,7 @@
 #include <google/protobuf/util/json_util.h>
 #include <gtest/gtest.h>
 
+#include "launch/commands/commands.h"
 #include "tests/launch/commands/run_command.h"
 #include "tests/trainer/checkpoint/checkpoint_samples.h"
 #include "trainer/checkpoint/run_lock.h"

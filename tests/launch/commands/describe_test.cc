@@ -1,5 +1,3 @@
-#include "launch/commands/describe.h"
-
 #include <algorithm>
 #include <fstream>
 #include <string>
@@ -11,6 +9,7 @@
 #include <google/protobuf/util/json_util.h>
 #include <gtest/gtest.h>
 
+#include "launch/commands/commands.h"
 #include "tests/launch/commands/run_command.h"
 
 namespace deepnet {

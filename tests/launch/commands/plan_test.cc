@@ -1,5 +1,3 @@
-#include "launch/commands/plan.h"
-
 #include <fstream>
 #include <string>
 #include <utility>
@@ -9,6 +7,7 @@
 #include <google/protobuf/util/json_util.h>
 #include <gtest/gtest.h>
 
+#include "launch/commands/commands.h"
 #include "proto/plan.pb.h"
 #include "tests/launch/commands/run_command.h"
 

@@ -12,8 +12,7 @@
 #include <google/protobuf/util/json_util.h>
 #include <gtest/gtest.h>
 
-#include "launch/commands/rehearse_cases.h"
-#include "launch/commands/rehearse_data.h"
+#include "launch/commands/commands.h"
 #include "launch/defaults.h"
 #include "launch/spec_loader.h"
 #include "parallel/plan/simulator.h"

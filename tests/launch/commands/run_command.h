@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "launch/commands/command.h"
-#include "launch/program.h"
 
 namespace deepnet::testing {
 

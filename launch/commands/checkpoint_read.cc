@@ -1,0 +1,505 @@
+// The subcommands of `deepnet checkpoint` that change nothing: list, inspect, verify, diff.
+#include <algorithm>
+#include <ctime>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include <sys/stat.h>
+
+#include "launch/commands/checkpoint_tools.h"
+#include "launch/spec_loader.h"
+#include "parallel/base/json.h"
+#include "parallel/base/status_macros.h"
+#include "trainer/checkpoint/format.h"
+#include "trainer/checkpoint/tools/diff.h"
+#include "trainer/checkpoint/tools/run_listing.h"
+#include "trainer/checkpoint/tools/tensor_reader.h"
+#include "trainer/checkpoint/tools/verify.h"
+#include "trainer/metrics.h"
+
+namespace deepnet {
+namespace {
+
+// When the manifest was written, seconds since 1970; the folder, where there is none. 0: unknown.
+int64_t SavedAt(const std::string& folder) {
+  struct stat info {};
+  if (stat(JoinPath(folder, kManifestFile).c_str(), &info) != 0 &&
+      stat(folder.c_str(), &info) != 0) {
+    return 0;
+  }
+  return info.st_mtime;
+}
+
+std::string LocalTime(int64_t unix_seconds) {
+  if (unix_seconds == 0) return "-";
+  const time_t seconds = unix_seconds;
+  tm local{};
+  localtime_r(&seconds, &local);
+  return absl::StrFormat("%04d-%02d-%02d %02d:%02d", local.tm_year + 1900, local.tm_mon + 1,
+                         local.tm_mday, local.tm_hour, local.tm_min);
+}
+
+std::string StateText(CheckpointState state) {
+  switch (state) {
+    case CheckpointState::kWhole:
+      return "whole";
+    case CheckpointState::kDamaged:
+      return "damaged";
+    case CheckpointState::kUnfinished:
+      return "unfinished";
+    case CheckpointState::kReplaced:
+      return "replaced";
+  }
+  return "";
+}
+
+// "best-bleu 14.06" where the checkpoint knows its score.
+std::string MarkText(const ListedCheckpoint& listed, const std::string& mark) {
+  for (const BestScore& best : listed.manifest.best()) {
+    if (mark == absl::StrCat(kBestPointerPrefix, best.metric()) && best.step() == listed.step) {
+      return absl::StrFormat("%s %.4g", mark, best.value());
+    }
+  }
+  return mark;
+}
+
+std::string Table(const RunListing& listing) {
+  if (listing.checkpoints.empty()) return "no checkpoints\n";
+  std::string text = absl::StrFormat("%10s  %-16s  %10s  %9s  %15s  %-10s  %s\n", "step", "saved",
+                                     "size", "trained", "target tokens", "state", "marks");
+  for (const ListedCheckpoint& listed : listing.checkpoints) {
+    const std::string marks =
+        absl::StrJoin(listed.marks, ", ", [&listed](std::string* out, const std::string& mark) {
+          out->append(MarkText(listed, mark));
+        });
+    const std::string row = absl::StrFormat(
+        "%10d  %-16s  %10s  %9s  %15s  %-10s  %s", listed.step, LocalTime(SavedAt(listed.folder)),
+        ByteText(listed.bytes), ClockText(listed.manifest.train_seconds()),
+        WithCommas(listed.manifest.target_tokens()), StateText(listed.state), marks);
+    absl::StrAppend(&text, absl::StripTrailingAsciiWhitespace(row), "\n");
+  }
+  for (const ListedCheckpoint& listed : listing.checkpoints) {
+    for (const std::string& problem : listed.problems) absl::StrAppend(&text, problem, "\n");
+  }
+  for (const std::string& note : listing.notes) absl::StrAppend(&text, note, "\n");
+  return text;
+}
+
+std::string Json(const ListedCheckpoint& listed) {
+  const std::string best =
+      absl::StrJoin(listed.manifest.best(), ", ", [](std::string* out, const BestScore& score) {
+        absl::StrAppend(out, "{\"metric\": ", JsonQuoted(score.metric()),
+                        ", \"value\": ", JsonNumber(score.value()), ", \"step\": ", score.step(),
+                        "}");
+      });
+  return absl::StrCat(
+      "{\"folder\": ", JsonQuoted(listed.folder), ", \"step\": ", listed.step,
+      ", \"state\": ", JsonQuoted(StateText(listed.state)), ", \"bytes\": ", listed.bytes,
+      ", \"saved_unix_seconds\": ", SavedAt(listed.folder),
+      ", \"train_seconds\": ", JsonNumber(listed.manifest.train_seconds()),
+      ", \"target_tokens\": ", listed.manifest.target_tokens(),
+      ", \"averaged\": ", listed.manifest.averaged_size(), ", \"marks\": ", JsonTexts(listed.marks),
+      ", \"best\": [", best, "], \"problems\": ", JsonTexts(listed.problems), "}");
+}
+
+std::string Json(const RunListing& listing) {
+  const std::string rows =
+      absl::StrJoin(listing.checkpoints, ",\n  ",
+                    [](std::string* out, const auto& listed) { out->append(Json(listed)); });
+  return absl::StrCat("{\"checkpoints\": [\n  ", rows, "],\n \"notes\": ", JsonTexts(listing.notes),
+                      "}\n");
+}
+
+absl::Status RunList(const CommandLine& line) {
+  ToolBar bar(line, "list");
+  ASSIGN_OR_RETURN(const ToolOptions options, ReadToolOptions(line, bar));
+  ASSIGN_OR_RETURN(const std::vector<std::string> paths, PathArguments(line, 1, "RUN"));
+  const std::unique_ptr<FileSystem> fs = MakePosixFileSystem();
+  const ListDepth depth = line.flags.Switch("verify") ? ListDepth::kContents : ListDepth::kSizes;
+  ASSIGN_OR_RETURN(const RunListing listing, ListRun(*fs, paths[0], depth, options));
+  line.out << (line.flags.Switch("json") ? Json(listing) : Table(listing));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+Command MakeCheckpointListCommand() {
+  return {.name = "list",
+          .summary = "what checkpoints a run has",
+          .description =
+              "A line for each checkpoint: its step, when it was saved, size, training time and "
+              "target tokens so far, what points at it, and whether it is damaged; below, what is "
+              "wrong with those that are. Files are only measured, unless --verify is given. "
+              "Damaged checkpoints do not change the exit code: `verify` is for that.",
+          .arguments = "RUN",
+          .max_arguments = 1,
+          .flags = {{.name = "verify",
+                     .kind = FlagKind::kSwitch,
+                     .help = "Read every byte and compare checksums."},
+                    JsonFlag(),
+                    MemoryFlag()},
+          .run = RunList};
+}
+
+namespace {
+
+// What is printed of a checkpoint.
+struct Inspection {
+  std::string folder = {};
+  Manifest manifest = {};
+  std::vector<StoredTensor> tensors = {};  // those that were asked for
+  bool with_spec = false;
+};
+
+void AppendRow(std::string& text, const std::string& name, const std::string& value) {
+  if (!value.empty()) absl::StrAppendFormat(&text, "%-17s %s\n", name, value);
+}
+
+std::string BestText(const Manifest& manifest) {
+  return absl::StrJoin(manifest.best(), ", ", [](std::string* out, const BestScore& best) {
+    absl::StrAppendFormat(out, "%s %.6g at step %d", best.metric(), best.value(), best.step());
+  });
+}
+
+// "3, 7 to 12".
+std::string SkipsText(const Manifest& manifest) {
+  return absl::StrJoin(manifest.skips(), ", ", [](std::string* out, const SkippedSteps& run) {
+    absl::StrAppend(out, WithCommas(run.first_step()));
+    if (run.count() > 1)
+      absl::StrAppend(out, " to ", WithCommas(run.first_step() + run.count() - 1));
+  });
+}
+
+std::string AveragedText(const Manifest& manifest) {
+  return absl::StrJoin(manifest.averaged(), ", ",
+                       [](std::string* out, const AveragedCheckpoint& averaged) {
+                         absl::StrAppendFormat(out, "%s (manifest %08x)", averaged.folder(),
+                                               averaged.manifest_crc32c());
+                       });
+}
+
+std::string Summary(const Inspection& it) {
+  const Manifest& m = it.manifest;
+  std::string text;
+  AppendRow(text, "checkpoint", it.folder);
+  AppendRow(text, "run", m.run().name());
+  AppendRow(text, "step", WithCommas(m.step()));
+  AppendRow(text, "next data step", WithCommas(m.data().step()));
+  AppendRow(text, "updates",
+            absl::StrCat(WithCommas(m.optimizer_steps()), ", ", WithCommas(m.skipped_steps()),
+                         " steps skipped"));
+  AppendRow(text, "skipped", SkipsText(m));
+  AppendRow(text, "tokens",
+            absl::StrCat(WithCommas(m.source_tokens()), " source, ", WithCommas(m.target_tokens()),
+                         " target"));
+  AppendRow(text, "trained", ClockText(m.train_seconds()));
+  AppendRow(text, "best", BestText(m));
+  AppendRow(text, "mean of", AveragedText(m));
+  AppendRow(text, "inventory", m.inventory_hash());
+  AppendRow(text, "corpus", m.corpus_hash());
+  AppendRow(text, "tokenizer", m.tokenizer_hash());
+  AppendRow(
+      text, "format",
+      absl::StrCat("version ", m.format_version(), ", checksums of ", ByteText(m.block_bytes()),
+                   ", manifest ", absl::StrFormat("%08x", m.manifest_crc32c())));
+  for (const ShardFile& file : m.files()) {
+    AppendRow(text, "file",
+              absl::StrCat(file.file(), "  ", ByteText(file.bytes()), " in ",
+                           file.block_crc32c_size(), " blocks"));
+  }
+  return text;
+}
+
+std::string FilesText(const Manifest& manifest, const StoredTensor& tensor) {
+  return absl::StrJoin(tensor.parts, " ", [&manifest](std::string* out, const StoredPart& part) {
+    absl::StrAppend(out, manifest.files(part.file).file(), "+", part.offset);
+  });
+}
+
+std::string Table(const Inspection& it) {
+  std::string text = Summary(it);
+  if (it.with_spec) absl::StrAppend(&text, "\n", ToTextproto(it.manifest.run()));
+  size_t width = 6;
+  for (const StoredTensor& tensor : it.tensors) width = std::max(width, tensor.name.size());
+  absl::StrAppendFormat(&text, "\n%-*s  %14s  %14s  %s\n", static_cast<int>(width), "tensor",
+                        "shape", "elements", "in file + byte");
+  for (const StoredTensor& tensor : it.tensors) {
+    absl::StrAppendFormat(&text, "%-*s  %14s  %14s  %s\n", static_cast<int>(width), tensor.name,
+                          absl::StrJoin(tensor.shape, "x"), WithCommas(tensor.num_elements),
+                          FilesText(it.manifest, tensor));
+  }
+  return text;
+}
+
+std::string Json(const Manifest& manifest, const StoredTensor& tensor) {
+  const std::string parts =
+      absl::StrJoin(tensor.parts, ", ", [&manifest](std::string* out, const StoredPart& part) {
+        absl::StrAppend(out, "{\"file\": ", JsonQuoted(manifest.files(part.file).file()),
+                        ", \"first_element\": ", part.first_element,
+                        ", \"num_elements\": ", part.num_elements, ", \"offset\": ", part.offset,
+                        "}");
+      });
+  return absl::StrCat("{\"name\": ", JsonQuoted(tensor.name), ", \"dtype\": \"float32\"",
+                      ", \"shape\": ", JsonShape(tensor.shape),
+                      ", \"num_elements\": ", tensor.num_elements, ", \"parts\": [", parts, "]}");
+}
+
+std::string Json(const Inspection& it) {
+  Manifest head = it.manifest;  // the fields under the names that proto/checkpoint.proto has
+  head.clear_files();
+  if (!it.with_spec) head.clear_run();
+  const std::string files =
+      absl::StrJoin(it.manifest.files(), ", ", [](std::string* out, const ShardFile& file) {
+        absl::StrAppend(out, "{\"file\": ", JsonQuoted(file.file()), ", \"bytes\": ", file.bytes(),
+                        ", \"blocks\": ", file.block_crc32c_size(), "}");
+      });
+  const std::string tensors =
+      absl::StrJoin(it.tensors, ",\n  ", [&it](std::string* out, const StoredTensor& tensor) {
+        out->append(Json(it.manifest, tensor));
+      });
+  return absl::StrCat("{\"folder\": ", JsonQuoted(it.folder), ",\n \"manifest\": ", ToJson(head),
+                      ",\n \"files\": [", files, "],\n \"tensors\": [\n  ", tensors, "]}\n");
+}
+
+absl::Status RunInspect(const CommandLine& line) {
+  ToolBar bar(line, "inspect");
+  ASSIGN_OR_RETURN(const ToolOptions options, ReadToolOptions(line, bar));
+  ASSIGN_OR_RETURN(const std::vector<std::string> paths, PathArguments(line, 1, "CHECKPOINT"));
+  const std::unique_ptr<FileSystem> fs = MakePosixFileSystem();
+  Inspection it{.with_spec = line.flags.Switch("spec")};
+  ASSIGN_OR_RETURN(it.folder, ChooseCheckpoint(*fs, paths[0], options));
+  ASSIGN_OR_RETURN(it.manifest, ReadManifestWithin(*fs, it.folder, options));
+  it.tensors = IndexTensors(it.manifest);
+  std::erase_if(it.tensors, [&line](const StoredTensor& tensor) {
+    return !absl::StrContains(tensor.name, line.flags.Text("filter"));
+  });
+  line.out << (line.flags.Switch("json") ? Json(it) : Table(it));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+Command MakeCheckpointInspectCommand() {
+  return {.name = "inspect",
+          .summary = "what a checkpoint says of itself, and its tensors",
+          .description =
+              "Prints the manifest (step, where the data goes on, counters, best scores, hashes, "
+              "files) and the name, shape and place of each tensor. Reads the manifest only, and "
+              "compares its checksum. Tensors are float32: weight/NAME, and moment1/NAME and "
+              "moment2/NAME of Adam.",
+          .arguments = "CHECKPOINT",
+          .max_arguments = 1,
+          .flags = {{.name = "filter",
+                     .value = "TEXT",
+                     .help = "Only tensors with this in their names."},
+                    {.name = "spec",
+                     .kind = FlagKind::kSwitch,
+                     .help = "Also print the RunSpec that it was saved by."},
+                    JsonFlag(),
+                    MemoryFlag()},
+          .run = RunInspect};
+}
+
+namespace {
+
+// A checkpoint, and what came of it.
+struct Verdict {
+  std::string folder;
+  absl::StatusOr<VerifyReport> report;
+
+  bool whole() const { return report.ok() && report->damage.empty(); }
+};
+
+std::string Text(const Verdict& verdict) {
+  if (!verdict.report.ok()) return absl::StrCat(verdict.report.status().message(), "\n");
+  const VerifyReport& report = *verdict.report;
+  std::string text;
+  for (const Damage& damage : report.damage) {
+    absl::StrAppend(&text, damage.text, "\n");
+    for (const std::string& tensor : damage.tensors) absl::StrAppend(&text, "    ", tensor, "\n");
+  }
+  absl::StrAppend(&text, report.folder, ": ",
+                  report.damage.empty()
+                      ? "whole"
+                      : absl::StrCat("DAMAGED in ", report.damage.size(),
+                                     report.damage.size() == 1 ? " place" : " places"),
+                  ", ", report.tensors, " tensors, ", ByteText(report.bytes), " in ", report.blocks,
+                  " blocks of ", report.files, report.files == 1 ? " file\n" : " files\n");
+  return text;
+}
+
+std::string Json(const Damage& damage) {
+  return absl::StrCat("{\"file\": ", JsonQuoted(damage.file),
+                      ", \"block\": ", damage.block < 0 ? "null" : absl::StrCat(damage.block),
+                      ", \"begin\": ", damage.begin, ", \"end\": ", damage.end,
+                      ", \"text\": ", JsonQuoted(damage.text),
+                      ", \"tensors\": ", JsonTexts(damage.tensors), "}");
+}
+
+std::string Json(const Verdict& verdict) {
+  const std::string head = absl::StrCat("{\"folder\": ", JsonQuoted(verdict.folder),
+                                        ", \"whole\": ", verdict.whole() ? "true" : "false");
+  if (!verdict.report.ok()) {
+    return absl::StrCat(
+        head, ", \"error\": ", JsonQuoted(std::string(verdict.report.status().message())), "}");
+  }
+  const VerifyReport& report = *verdict.report;
+  const std::string damage = absl::StrJoin(
+      report.damage, ",\n    ", [](std::string* out, const Damage& d) { out->append(Json(d)); });
+  return absl::StrCat(head, ", \"step\": ", report.step, ", \"files\": ", report.files,
+                      ", \"blocks\": ", report.blocks, ", \"bytes\": ", report.bytes,
+                      ", \"tensors\": ", report.tensors, ", \"damage\": [", damage, "]}");
+}
+
+// The checkpoint that `path` means, or all of a run folder but unfinished ones.
+absl::StatusOr<std::vector<std::string>> FoldersOf(FileSystem& fs, const std::string& path,
+                                                   const ToolOptions& options) {
+  ASSIGN_OR_RETURN(const bool is_checkpoint, fs.Exists(JoinPath(path, kManifestFile)));
+  std::vector<std::string> folders;
+  if (!is_checkpoint && fs.List(path).ok()) {
+    ASSIGN_OR_RETURN(const RunListing listing, ListRun(fs, path, ListDepth::kSizes, options));
+    for (const ListedCheckpoint& listed : listing.checkpoints) {
+      if (listed.state != CheckpointState::kUnfinished) folders.push_back(listed.folder);
+    }
+  }
+  if (!folders.empty()) return folders;
+  ASSIGN_OR_RETURN(std::string folder, ChooseCheckpoint(fs, path, options));
+  return std::vector<std::string>{std::move(folder)};
+}
+
+absl::Status RunVerify(const CommandLine& line) {
+  ToolBar bar(line, "verify");
+  ASSIGN_OR_RETURN(const ToolOptions options, ReadToolOptions(line, bar));
+  ASSIGN_OR_RETURN(const std::vector<std::string> paths, PathArguments(line, 1, "CHECKPOINT"));
+  const std::unique_ptr<FileSystem> fs = MakePosixFileSystem();
+  ASSIGN_OR_RETURN(const std::vector<std::string> folders, FoldersOf(*fs, paths[0], options));
+  const bool json = line.flags.Switch("json");
+  bool all_whole = true;
+  line.out << (json ? "{\"checkpoints\": [" : "");
+  for (size_t i = 0; i < folders.size(); ++i) {
+    const Verdict verdict{folders[i], VerifyCheckpoint(*fs, folders[i], options)};
+    if (absl::IsResourceExhausted(verdict.report.status())) return verdict.report.status();
+    all_whole = all_whole && verdict.whole();
+    line.out << (json ? absl::StrCat(i == 0 ? "\n  " : ",\n  ", Json(verdict)) : Text(verdict));
+  }
+  line.out << (json ? absl::StrCat("],\n \"whole\": ", all_whole ? "true" : "false", "}\n") : "");
+  return all_whole ? absl::OkStatus() : EndWith(ExitCode::kCheckpoint);
+}
+
+}  // namespace
+
+Command MakeCheckpointVerifyCommand() {
+  return {.name = "verify",
+          .summary = "compare every byte with its checksum",
+          .description =
+              "Reads all of a checkpoint, or all checkpoints of a run folder, and names every "
+              "damaged place: file, block, bytes and the tensors there. Exit code 0: whole; 5: "
+              "damaged.",
+          .arguments = "CHECKPOINT",
+          .max_arguments = 1,
+          .flags = {JsonFlag(), MemoryFlag()},
+          .run = RunVerify};
+}
+
+namespace {
+
+std::string Table(const CheckpointDiff& diff) {
+  std::string text = absl::StrCat("a  ", diff.folder_a, "\nb  ", diff.folder_b, "\n");
+  for (const std::string& name : diff.only_a) absl::StrAppend(&text, "only in a  ", name, "\n");
+  for (const std::string& name : diff.only_b) absl::StrAppend(&text, "only in b  ", name, "\n");
+  for (const ReshapedTensor& tensor : diff.reshaped) {
+    absl::StrAppend(&text, "reshaped   ", tensor.name, "  ", absl::StrJoin(tensor.shape_a, "x"),
+                    " -> ", absl::StrJoin(tensor.shape_b, "x"), "\n");
+  }
+  if (!diff.different.empty()) {
+    absl::StrAppendFormat(&text, "%12s  %12s  %14s  %s\n", "max |a-b|", "relative", "of elements",
+                          "tensor");
+  }
+  for (const TensorDifference& tensor : diff.different) {
+    absl::StrAppendFormat(&text, "%12.4g  %12.4g  %13.6g%%  %s\n", tensor.max_absolute,
+                          tensor.max_relative,
+                          100.0 * static_cast<double>(tensor.num_different) /
+                              static_cast<double>(tensor.num_elements),
+                          tensor.name);
+  }
+  if (diff.Identical()) return absl::StrCat(text, "identical: ", diff.num_equal, " tensors\n");
+  return absl::StrCat(text, diff.num_equal, " tensors equal, ", diff.different.size(),
+                      " different, ", diff.reshaped.size(), " reshaped, ",
+                      diff.only_a.size() + diff.only_b.size(), " in one of them only\n");
+}
+
+std::string Json(const TensorDifference& tensor) {
+  return absl::StrCat("{\"name\": ", JsonQuoted(tensor.name),
+                      ", \"num_elements\": ", tensor.num_elements,
+                      ", \"num_different\": ", tensor.num_different,
+                      ", \"max_absolute\": ", JsonNumber(tensor.max_absolute),
+                      ", \"max_relative\": ", JsonNumber(tensor.max_relative), "}");
+}
+
+std::string Json(const ReshapedTensor& tensor) {
+  return absl::StrCat("{\"name\": ", JsonQuoted(tensor.name),
+                      ", \"shape_a\": ", JsonShape(tensor.shape_a),
+                      ", \"shape_b\": ", JsonShape(tensor.shape_b), "}");
+}
+
+template <typename Values>
+std::string JsonRows(const Values& values) {
+  return absl::StrCat(
+      "[",
+      absl::StrJoin(values, ",\n  ",
+                    [](std::string* out, const auto& value) { out->append(Json(value)); }),
+      "]");
+}
+
+std::string Json(const CheckpointDiff& diff) {
+  return absl::StrCat(
+      "{\"a\": ", JsonQuoted(diff.folder_a), ", \"b\": ", JsonQuoted(diff.folder_b),
+      ", \"step_a\": ", diff.step_a, ", \"step_b\": ", diff.step_b,
+      ", \"identical\": ", diff.Identical() ? "true" : "false", ", \"num_equal\": ", diff.num_equal,
+      ",\n \"different\": ", JsonRows(diff.different),
+      ",\n \"reshaped\": ", JsonRows(diff.reshaped), ",\n \"only_a\": ", JsonTexts(diff.only_a),
+      ",\n \"only_b\": ", JsonTexts(diff.only_b), "}\n");
+}
+
+absl::Status RunDiff(const CommandLine& line) {
+  ToolBar bar(line, "diff");
+  ASSIGN_OR_RETURN(const ToolOptions options, ReadToolOptions(line, bar));
+  ASSIGN_OR_RETURN(const std::vector<std::string> paths, PathArguments(line, 2, "A B"));
+  const std::unique_ptr<FileSystem> fs = MakePosixFileSystem();
+  ASSIGN_OR_RETURN(const std::string a, ChooseCheckpoint(*fs, paths[0], options));
+  ASSIGN_OR_RETURN(const std::string b, ChooseCheckpoint(*fs, paths[1], options));
+  ASSIGN_OR_RETURN(const CheckpointDiff diff,
+                   DiffCheckpoints(*fs, a, b, line.flags.Text("filter"), options));
+  line.out << (line.flags.Switch("json") ? Json(diff) : Table(diff));
+  return diff.Identical() ? absl::OkStatus() : EndWith(ExitCode::kCheckpoint);
+}
+
+}  // namespace
+
+Command MakeCheckpointDiffCommand() {
+  return {.name = "diff",
+          .summary = "how far two checkpoints' tensors are apart",
+          .description =
+              "For each tensor whose bits are not equal: the greatest |a-b|, the same over the "
+              "greatest |a| or |b| of the tensor, and how many elements differ. Tensors that only "
+              "one has, or with another shape, are named. How they are stored, counters and hashes "
+              "are not compared. Exit code 0: identical tensors; 5: different (1 stays what it is "
+              "everywhere, an internal error).",
+          .arguments = "A B",
+          .max_arguments = 2,
+          .flags = {{.name = "filter",
+                     .value = "TEXT",
+                     .help = "Only tensors with this in their names, for example weight/."},
+                    JsonFlag(),
+                    MemoryFlag()},
+          .run = RunDiff};
+}
+
+}  // namespace deepnet
