@@ -8,7 +8,6 @@
 
 #include "proto/run.pb.h"
 #include "trainer/data/vocabulary.h"
-#include "trainer/decode/score.h"
 #include "trainer/decode/scorer.h"
 #include "trainer/kernels/ops.h"
 #include "trainer/model/transformer.h"

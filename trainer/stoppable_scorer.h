@@ -16,7 +16,6 @@
 #include "absl/status/statusor.h"
 
 #include "parallel/comm/communicator.h"
-#include "trainer/decode/score.h"
 #include "trainer/decode/scorer.h"
 
 namespace deepnet {

@@ -18,7 +18,6 @@
 #include "parallel/exec/watchdog.h"
 #include "parallel/plan/plan_accessors.h"
 #include "trainer/decode/pipeline_link.h"
-#include "trainer/decode/pipeline_route.h"
 #include "trainer/decode/pipeline_scorer.h"
 #include "trainer/eval/evaluator.h"
 #include "trainer/model/architecture.h"

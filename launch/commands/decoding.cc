@@ -18,11 +18,10 @@
 #include "parallel/base/exit_code.h"
 #include "parallel/base/logging.h"
 #include "parallel/base/status_macros.h"
-#include "trainer/decode/line_chunk_reader.h"
 #include "trainer/decode/search.h"
-#include "trainer/decode/translate_stream.h"
+#include "trainer/decode/text_codec.h"
+#include "trainer/decode/text_stream.h"
 #include "trainer/decode/translator.h"
-#include "trainer/decode/vocabulary_codec.h"
 
 namespace deepnet {
 namespace {

@@ -13,7 +13,6 @@
 #include "launch/flags.h"
 #include "proto/run.pb.h"
 #include "trainer/data/vocabulary.h"
-#include "trainer/decode/score.h"
 #include "trainer/decode/scorer.h"
 #include "trainer/decode/text_codec.h"
 

@@ -7,7 +7,7 @@
 #include "launch/validate.h"
 #include "parallel/base/logging.h"
 #include "parallel/base/status_macros.h"
-#include "trainer/data/corpus_report.h"
+#include "trainer/data/corpus_manifest.h"
 
 namespace deepnet {
 namespace {

@@ -1,4 +1,5 @@
-// From pieces to packed microbatches: for training, for validation and scoring, for benchmarks.
+// Packs encoded pairs into microbatches of constant capacity: for training, for validation and
+// scoring, for benchmarks.
 #pragma once
 
 #include <cstdint>
@@ -8,31 +9,42 @@
 
 #include "absl/status/statusor.h"
 
-#include "proto/data.pb.h"
+#include "trainer/data/encoded_pair.h"
 #include "trainer/data/microbatch.h"
-#include "trainer/data/packing.h"
 
 namespace deepnet {
 
-// What the model reads and what it should say, tags and </s> in place.
-struct EncodedPair {
-  std::vector<int32_t> source;  // __tgt__ x </s>; M2M: __src__ x </s>
-  std::vector<int32_t> labels;  // y </s>; M2M: __tgt__ y </s>. -1: nothing to say there
-  // What the rows with labels read; empty: </s> and all labels but the last, as a decoder that
-  // translates does. Others: trainer/data/one_sided.h.
-  std::vector<int32_t> input = {};
+// Positions that a pair takes in a microbatch, tags and ends included.
+struct PairSize {
+  int32_t source = 0;
+  int32_t target = 0;
+
+  friend bool operator==(const PairSize&, const PairSize&) = default;
 };
 
-// Tags of one direction, as Vocabulary::TagId gives them.
-struct DirectionTags {
-  TagStyle style = TARGET_TAG_ON_SOURCE;
-  int32_t source = 0;  // id of __src__
-  int32_t target = 0;  // id of __tgt__
+// The most that one microbatch holds.
+struct Capacity {
+  int32_t source = 0;     // positions; 0 where pairs have only a target
+  int32_t target = 0;     // positions
+  int32_t sentences = 0;  // pairs
 };
 
-// The two sequences of a pair of pieces.
-EncodedPair EncodePair(const DirectionTags& tags, std::span<const int32_t> source_pieces,
-                       std::span<const int32_t> target_pieces);
+// Which pairs stand in which microbatch.
+struct Packing {
+  std::vector<std::vector<int>> microbatches;  // indices of pairs, in order of placement
+  std::vector<int> left;                       // indices of pairs that did not fit, ascending
+};
+
+// Places the pairs, longest first, each into the microbatch where the largest of the three relative
+// loads stays least: sides of different lengths balance each other. Takes O(pairs x microbatches).
+// Deterministic: ties go to the lower index.
+Packing PackBalanced(std::span<const PairSize> pairs, int num_microbatches,
+                     const Capacity& capacity);
+
+// Places further pairs in their order into the first microbatch with room; returns those left.
+// `sizes[i]` is the size of pair i as used in `packing`; `more` are further indices into it.
+std::vector<int> PackFirstFit(std::span<const PairSize> sizes, std::span<const int> more,
+                              const Capacity& capacity, Packing* packing);
 
 // Packs pairs one after the other into one microbatch.
 class MicrobatchBuilder {
@@ -44,7 +56,7 @@ class MicrobatchBuilder {
   // `ordinal` is the pair's number in the step. Requires HasRoom(pair).
   void Add(uint32_t ordinal, const EncodedPair& pair);
 
-  // The microbatch, padded to capacity. The builder is used up.
+  // Returns the microbatch, padded to capacity. The builder is used up.
   Microbatch Build() &&;
 
  private:
@@ -52,14 +64,14 @@ class MicrobatchBuilder {
   Microbatch batch_;
 };
 
-// All of `pairs` in order, each microbatch as full as the order allows; ordinals count from 0
+// Packs all of `pairs` in order, each microbatch as full as the order allows; ordinals count from 0
 // through all of them. For validation and scoring. Fails if a pair is larger than the capacity.
 absl::StatusOr<std::vector<Microbatch>> PackInOrder(std::span<const EncodedPair> pairs,
                                                     const Capacity& capacity);
 
-// Made-up sentences of real lengths for benchmarks: as few balanced microbatches as hold one pair
-// of each (source, target) length in positions, ids drawn from [kFirstPiece, vocabulary_size) by
-// `seed`. Ordinals count from 0 through all of them. Lengths must be within capacity.
+// Makes up sentences of real lengths for benchmarks: as few balanced microbatches as hold one pair
+// of each (source, target) length in positions, with ids drawn from [kFirstPiece, vocabulary_size)
+// by `seed`. Ordinals count from 0 through all of them. Lengths must be within capacity.
 std::vector<Microbatch> MakeBenchMicrobatches(std::span<const std::pair<int, int>> lengths,
                                               const Capacity& capacity, int32_t vocabulary_size,
                                               uint64_t seed);

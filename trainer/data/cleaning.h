@@ -1,4 +1,5 @@
-// Which pairs are dropped, and why: every input line is either kept or counted for one reason.
+// Decides which pairs are dropped, and why: every input line is either kept or counted for one
+// reason.
 #pragma once
 
 #include <array>
@@ -7,12 +8,15 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
 #include "proto/data.pb.h"
 #include "trainer/data/parallel_text.h"
 
 namespace deepnet {
 
-// In the order in which they are looked for; the first that applies is counted.
+// In the order in which they are checked; the first that applies is counted.
 enum class DropReason {
   kNone,         // kept
   kMalformed,    // a row without two columns, a score that is no number
@@ -28,10 +32,10 @@ enum class DropReason {
 };
 inline constexpr int kNumDropReasons = static_cast<int>(DropReason::kLengthRatio) + 1;
 
-// How a report names it: "duplicate", "too long".
+// Returns the name that reports use: "duplicate", "too long".
 std::string_view Name(DropReason reason);
 
-// CleaningSpec with its defaults filled in.
+// Returns `spec` with its defaults filled in.
 CleaningSpec WithDefaults(CleaningSpec spec);
 
 // Hashes of the sentences of dev and test, by language. 8 bytes a sentence.
@@ -46,8 +50,8 @@ class HeldOutSentences {
   std::vector<uint64_t> hashes_;  // sorted once sealed
 };
 
-// All that can be judged before text is cut into pieces; everything but kDuplicate, kTooLong by
-// pieces and kLengthRatio. Immutable, safe from several threads.
+// Judges what can be judged before tokenization: everything but kDuplicate, kTooLong by pieces and
+// kLengthRatio. Immutable, safe from several threads.
 class TextFilter {
  public:
   // `languages`: all tags of the corpus. `held_out` is sealed and outlives the filter.
@@ -72,15 +76,58 @@ class TextFilter {
   const HeldOutSentences* const held_out_;
 };
 
-// kTooLong, kLengthRatio or kNone for the numbers of pieces of both sides. `spec` has its defaults.
+// Returns kTooLong, kEmptySide, kLengthRatio or kNone for the numbers of pieces of both sides.
+// `spec` has its defaults.
 DropReason JudgeLengths(const CleaningSpec& spec, int64_t first_pieces, int64_t second_pieces);
 
-// Counts of one text, with the first place of each reason.
+// Lines of one text by reason, with the first place of each.
 struct DropCounts {
   std::array<int64_t, kNumDropReasons> lines = {};  // [kNone] = kept
   std::array<std::string, kNumDropReasons> examples;
 
   int64_t Total() const;
+};
+
+// Finds the lines that repeat an earlier one, among billions, in bounded memory.
+//
+// Lines are compared by 64-bit hashes (with a billion lines the chance that any two different ones
+// are taken for equal is 3 %; then one line too many is dropped). Up to `memory_records` of them
+// stay in memory; beyond, all go to 256 files by the hash's top byte, and each file is sorted on
+// its own, in several rounds if it is larger than memory.
+//
+// Memory: 16 bytes x memory_records, and one bit a line for the result.
+class DuplicateFinder {
+ public:
+  // Spills to files under `folder`, which exists; they are removed by Finish().
+  DuplicateFinder(std::string folder, int64_t memory_records);
+  ~DuplicateFinder();
+  DuplicateFinder(const DuplicateFinder&) = delete;
+  DuplicateFinder& operator=(const DuplicateFinder&) = delete;
+
+  // Adds line `line` (from 0, ascending). Lines never added are no duplicates.
+  absl::Status Add(int64_t line, uint64_t hash);
+
+  // Returns a bit set: bit (line % 64) of word line / 64 is set where an earlier line had the same
+  // hash.
+  absl::StatusOr<std::vector<uint64_t>> Finish();
+
+ private:
+  struct Record {
+    uint64_t hash;
+    int64_t line;
+  };
+  static constexpr int kNumFiles = 256;
+
+  std::string FileName(int part) const;
+  absl::Status Spill();
+  absl::Status FindInFile(int part, std::vector<uint64_t>* duplicates);
+  void FindInRecords(std::vector<uint64_t>* duplicates);
+
+  const std::string folder_;
+  const int64_t memory_records_;
+  std::vector<Record> records_;
+  std::vector<int64_t> part_sizes_;  // records per file; empty: nothing was spilled
+  int64_t num_lines_ = 0;
 };
 
 }  // namespace deepnet

@@ -23,14 +23,6 @@
 namespace deepnet {
 namespace {
 
-// Hash and size of a file's bytes.
-absl::StatusOr<std::pair<uint64_t, int64_t>> HashFile(const std::string& path) {
-  ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(path));
-  ContentHasher hasher;
-  hasher.Update(file.bytes());
-  return std::pair(hasher.Digest(), static_cast<int64_t>(file.bytes().size()));
-}
-
 bool IsShard(std::string_view name) { return name.ends_with(".pairs"); }
 
 absl::StatusOr<std::vector<std::string>> ReadLines(const std::string& path) {
@@ -49,48 +41,6 @@ double Variance(double squares, double mean, double count) {
 }
 
 }  // namespace
-
-std::string ShardFileName(std::string_view first, std::string_view second) {
-  return absl::StrCat("train.", std::string(first), "-", std::string(second), ".pairs");
-}
-
-std::string TextFileName(std::string_view split, std::string_view first, std::string_view second,
-                         std::string_view language) {
-  return absl::StrCat(std::string(split), ".", std::string(first), "-", std::string(second), ".",
-                      std::string(language));
-}
-
-absl::StatusOr<CorpusManifest> ReadManifest(const std::string& folder) {
-  const std::string path = absl::StrCat(folder, "/", kCorpusManifest);
-  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0) {
-    return absl::NotFoundError(
-        absl::StrCat(folder, " is no prepared corpus: it has no ", kCorpusManifest));
-  }
-  google::protobuf::io::FileInputStream stream(file);
-  stream.SetCloseOnDelete(true);
-  google::protobuf::TextFormat::Parser parser;
-  parser.AllowUnknownField(true);  // of a newer version, which is refused below by its number
-  CorpusManifest manifest;
-  if (!parser.Parse(&stream, &manifest)) {
-    return absl::DataLossError(absl::StrCat(path, ": damaged"));
-  }
-  if (manifest.format_version() != kCorpusFormatVersion) {
-    return absl::DataLossError(absl::StrCat(path, ": format version ", manifest.format_version(),
-                                            ", this program reads ", kCorpusFormatVersion,
-                                            ": prepare the corpus again"));
-  }
-  return manifest;
-}
-
-std::string ContentHash(const CorpusManifest& manifest) {
-  uint64_t hash = HashBytes(absl::StrCat("format ", manifest.format_version()));
-  for (const std::string& language : manifest.languages()) hash = HashBytes(language, hash);
-  for (const CorpusFile& file : manifest.files()) {
-    hash = HashBytes(absl::StrCat(file.name(), " ", file.bytes(), " ", file.hash()), hash);
-  }
-  return absl::StrFormat("%016x", hash);
-}
 
 Corpus::Corpus(std::string folder, CorpusManifest manifest, Vocabulary vocabulary)
     : folder_(std::move(folder)),
@@ -161,8 +111,8 @@ absl::Status Corpus::VerifyChecksums() const {
   for (const CorpusFile& file : manifest_.files()) {
     if (IsShard(file.name())) continue;
     const std::string path = absl::StrCat(folder_, "/", file.name());
-    ASSIGN_OR_RETURN(const auto found, HashFile(path));
-    if (found.first == file.hash() && found.second == file.bytes()) continue;
+    ASSIGN_OR_RETURN(const uint64_t hash, HashFile(path));
+    if (hash == file.hash()) continue;
     return absl::DataLossError(absl::StrCat(path, ": the content hash does not match"));
   }
   return absl::OkStatus();

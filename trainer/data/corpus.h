@@ -15,27 +15,12 @@
 #include "absl/status/statusor.h"
 
 #include "proto/data.pb.h"
+#include "trainer/data/corpus_manifest.h"
 #include "trainer/data/pair_index.h"
 #include "trainer/data/shard.h"
 #include "trainer/data/vocabulary.h"
 
 namespace deepnet {
-
-inline constexpr int32_t kCorpusFormatVersion = 1;
-
-// Names inside a corpus folder. Persistent.
-inline constexpr char kCorpusManifest[] = "manifest.textproto";
-inline constexpr char kReportFile[] = "report.json";
-inline constexpr char kTokenizerFile[] = "tokenizer.model";
-std::string ShardFileName(std::string_view first, std::string_view second);  // "train.de-en.pairs"
-std::string TextFileName(std::string_view split, std::string_view first, std::string_view second,
-                         std::string_view language);  // "dev.de-en.de"
-
-// The manifest of a folder; NotFound if there is none.
-absl::StatusOr<CorpusManifest> ReadManifest(const std::string& folder);
-
-// Hexadecimal hash of the list of files: the same exactly where all a run can see is the same.
-std::string ContentHash(const CorpusManifest& manifest);
 
 // Line n of one side translates line n of the other.
 struct ParallelSentences {
@@ -70,12 +55,12 @@ class Corpus : public PairIndex {
   // Views are valid as long as the corpus.
   PairTokens Tokens(int direction, int64_t pair) const;
 
-  // Directions that dev or test ("dev", "test") has text of, both ways, in order of name.
+  // Returns the directions that `split` ("dev", "test") has text of, both ways, in order of name.
   std::vector<Direction> TextDirections(std::string_view split) const;
 
-  // Sentences of one direction of dev or test, blanks at the ends trimmed. Where the two languages
-  // have no text together they are joined over a third (English first) whose sentences coincide,
-  // the first of equal ones counting. Fails if there is no way.
+  // Returns the sentences of one direction of dev or test, blanks at the ends trimmed. Where the
+  // two languages have no text together they are joined over a third (English first) whose
+  // sentences coincide, the first of equal ones counting. Fails if there is no way.
   absl::StatusOr<ParallelSentences> Sentences(std::string_view split, std::string_view source,
                                               std::string_view target) const;
 

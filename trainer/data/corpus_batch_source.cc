@@ -29,9 +29,9 @@ absl::StatusOr<std::unique_ptr<CorpusBatchSource>> CorpusBatchSource::Make(
     DEEPNET_CHECK(source.has_value() && target.has_value()) << direction.Name();
     tags.push_back({spec.tags(), *source, *target});
   }
-  const HidingRule hiding = {spec.masked_share(), corpus->vocabulary().first_tag()};
-  return std::unique_ptr<CorpusBatchSource>(
-      new CorpusBatchSource(std::move(order), std::move(tags), corpus, architecture, seed, hiding));
+  const MaskingRule masking = {spec.masked_share(), corpus->vocabulary().first_tag()};
+  return std::unique_ptr<CorpusBatchSource>(new CorpusBatchSource(
+      std::move(order), std::move(tags), corpus, architecture, seed, masking));
 }
 
 EncodedPair CorpusBatchSource::Encode(const PairRef& pair, int64_t step) const {
@@ -42,7 +42,7 @@ EncodedPair CorpusBatchSource::Encode(const PairRef& pair, int64_t step) const {
       return EncodeTargetSide(tags, ToIds(tokens.target));
     case ENCODER_ONLY: {
       const std::string direction = corpus_->directions()[pair.direction].Name();
-      return EncodeSourceSide(tags, ToIds(tokens.source), hiding_,
+      return EncodeSourceSide(tags, ToIds(tokens.source), masking_,
                               {seed_, direction, pair.pair, step});
     }
     default:

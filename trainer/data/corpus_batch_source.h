@@ -1,4 +1,4 @@
-// Training batches of a prepared corpus, and a thread that makes them in advance.
+// Training batches of a prepared corpus, and a thread that prefetches them.
 #pragma once
 
 #include <cstdint>
@@ -14,16 +14,16 @@
 #include "trainer/data/batcher.h"
 #include "trainer/data/corpus.h"
 #include "trainer/data/data_order.h"
+#include "trainer/data/encoded_pair.h"
 #include "trainer/data/microbatch.h"
-#include "trainer/data/one_sided.h"
 
 namespace deepnet {
 
 // Keeps the window of the last step, so steps in order cost their own pairs only.
 class CorpusBatchSource : public BatchSource {
  public:
-  // `spec` is resolved (ResolveDataSpec); `corpus` outlives the source. `architecture`: what is
-  // read of a pair.
+  // `spec` is resolved (ResolveDataSpec); `corpus` outlives the source. `architecture`
+  // decides what is read of a pair.
   static absl::StatusOr<std::unique_ptr<CorpusBatchSource>> Make(
       const DataSpec& spec, uint64_t seed, const Corpus* corpus,
       Architecture architecture = ENCODER_DECODER);
@@ -34,13 +34,13 @@ class CorpusBatchSource : public BatchSource {
 
  private:
   CorpusBatchSource(DataOrder order, std::vector<DirectionTags> tags, const Corpus* corpus,
-                    Architecture architecture, uint64_t seed, const HidingRule& hiding)
+                    Architecture architecture, uint64_t seed, const MaskingRule& masking)
       : order_(std::move(order)),
         tags_(std::move(tags)),
         corpus_(corpus),
         architecture_(architecture),
         seed_(seed),
-        hiding_(hiding) {}
+        masking_(masking) {}
   EncodedPair Encode(const PairRef& pair, int64_t step) const;
 
   const DataOrder order_;
@@ -48,12 +48,12 @@ class CorpusBatchSource : public BatchSource {
   const Corpus* const corpus_;
   const Architecture architecture_;
   const uint64_t seed_;
-  const HidingRule hiding_;     // ENCODER_ONLY
+  const MaskingRule masking_;   // ENCODER_ONLY
   int64_t window_number_ = -1;  // of window_
   DataOrder::Window window_;
 };
 
-// Hands on another source's batches and prepares the following step's in a thread of its own.
+// Returns another source's batches and prepares the following step's in a thread of its own.
 // ForStep is called from one thread at a time.
 class Prefetcher : public BatchSource {
  public:

@@ -14,19 +14,19 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/status_macros.h"
-#include "trainer/data/permutation.h"
+#include "trainer/data/sampling.h"
 
 namespace deepnet {
 namespace {
 
-// Pairs a window should hold at least, so that its sums are near their means.
+// The least number of pairs in a window, so that its sums are near their means.
 constexpr double kMinWindowPairs = 8192;
 constexpr int64_t kMaxStepsPerWindow = 1 << 14;
 constexpr double kSigmas = 3.5;
 constexpr double kUsable = 0.99;
 constexpr int32_t kDefaultMaxTokens = 250;
 
-// Moments of what one draw adds to a side: positions, 0 for a pair left out.
+// Moments of what one draw adds to a side: positions, 0 for a pair that is skipped.
 struct DrawMoments {
   double mean = 0.0;
   double variance = 0.0;  // within directions: each direction's number of draws is fixed
@@ -49,8 +49,8 @@ void AddMoments(double share, double kept, double mean, double variance, DrawMom
   sum->variance += share * (kept * (variance + mean * mean) - mean_of_draw * mean_of_draw);
 }
 
-// Draws that fill `capacity`: the largest n with n mean + kSigmas sqrt(n variance) <= kUsable
-// capacity.
+// Returns the draws that fill `capacity`: the largest n with n mean + kSigmas sqrt(n variance) <=
+// kUsable capacity.
 double DrawsThatFit(const DrawMoments& moments, double capacity) {
   if (moments.mean <= 0.0) return std::numeric_limits<double>::infinity();
   const double spread = kSigmas * std::sqrt(moments.variance);
@@ -78,7 +78,7 @@ std::vector<int64_t> Counts(const PairIndex& index, std::span<const int> selecte
   return counts;
 }
 
-// Moments of a draw at each temperature of the run.
+// Returns the moments of a draw at each temperature of the run.
 std::vector<WindowMoments> MomentsByPhase(const PairIndex& index, const DataSpec& spec,
                                           Architecture architecture) {
   const std::vector<int> selected = SelectedDirections(index, spec);
@@ -109,7 +109,7 @@ std::vector<WindowMoments> MomentsByPhase(const PairIndex& index, const DataSpec
   return moments;
 }
 
-// Steps and draws of a window; capacity.source == 0: as if the source had room for everything.
+// Returns steps and draws of a window. With capacity.source == 0 the source is unlimited.
 WindowShape ShapeOfWindow(std::span<const WindowMoments> phases, const Capacity& capacity,
                           int64_t microbatches_per_step) {
   const auto draws_of = [&](double microbatches) {
@@ -134,7 +134,7 @@ WindowShape ShapeOfWindow(std::span<const WindowMoments> phases, const Capacity&
   return shape;
 }
 
-// Source capacity with which both sides of a window fill alike.
+// Returns the source capacity with which both sides of a window fill alike.
 int32_t EvenSourceCapacity(std::span<const WindowMoments> phases, const Capacity& capacity,
                            int64_t microbatches_per_step) {
   const WindowShape shape = ShapeOfWindow(phases, capacity, microbatches_per_step);
@@ -231,9 +231,9 @@ absl::StatusOr<DataOrder> DataOrder::Make(const DataSpec& spec, uint64_t seed,
   const Capacity capacity = {microbatch.source_tokens(), microbatch.target_tokens(),
                              microbatch.sentences()};
   const std::vector<WindowMoments> phases = MomentsByPhase(*index, resolved, architecture);
-  const bool all_left_out = std::all_of(
+  const bool all_skipped = std::all_of(
       phases.begin(), phases.end(), [](const WindowMoments& m) { return m.sentences.mean <= 0.0; });
-  if (all_left_out) {
+  if (all_skipped) {
     return absl::InvalidArgumentError(absl::StrCat(
         "data.max_tokens: every pair has a side of more than ", resolved.max_tokens(), " pieces"));
   }
@@ -291,7 +291,7 @@ std::vector<PairRef> DataOrder::Draw(int64_t window, Window* counts) const {
       const PairLengths lengths = index_->Lengths(direction, pair);
       ++counts->num_drawn;
       if (std::max(lengths.source, lengths.target) > max_tokens_) {
-        ++counts->num_left_out;
+        ++counts->num_skipped;
         continue;
       }
       pairs.push_back({direction, pair, SizeOf(lengths, tags_, architecture_)});

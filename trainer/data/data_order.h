@@ -1,9 +1,10 @@
-// Which pairs a step trains on: a pure function of (seed, step, DataSpec, the corpus's statistics).
+// Decides which pairs a step trains on: a pure function of seed, step, DataSpec and the corpus's
+// statistics.
 //
 // Steps come in windows. In a window each direction gives the next few pairs of its own shuffled
-// epoch; they are packed together into all the window's microbatches, which are then dealt to its
-// steps in random order. A step is found by making its window alone: nothing is replayed. The whole
-// design, with the figures behind the constants: docs/design/data.md.
+// epoch; they are packed together into all the window's microbatches, whose random order decides
+// which step owns which. A step needs its window alone: nothing is replayed. The design, with the
+// figures behind the constants: docs/design/data.md.
 //
 // Example:
 //   DataSpec spec = ...;
@@ -21,22 +22,22 @@
 #include "parallel/base/philox.h"
 #include "proto/data.pb.h"
 #include "proto/model.pb.h"
-#include "trainer/data/packing.h"
+#include "trainer/data/batcher.h"
 #include "trainer/data/pair_index.h"
 #include "trainer/data/sampling.h"
 
 namespace deepnet {
 
 // Fills in every default of `spec` from the statistics of `index`: max_tokens,
-// microbatches_per_step, sentences, and source_tokens such that both sides fill evenly; of a model
-// of one stack they stay 0. Fails naming the field where a value cannot be: a capacity below
-// max_tokens + 2, an unknown direction, temperatures not ascending.
+// microbatches_per_step, sentences, and source_tokens such that both sides fill evenly; for a
+// model of one stack source_tokens stays 0. Fails naming the field that is impossible: a capacity
+// below max_tokens + 2, an unknown direction, temperatures not ascending.
 absl::Status ResolveDataSpec(const PairIndex& index, DataSpec* spec,
                              Architecture architecture = ENCODER_DECODER);
 
-// Positions a pair of so many pieces takes: the tag and </s> on the source, </s> on the target, in
-// M2M style the tag there too. A model of one stack takes one side, as the target
-// (trainer/data/one_sided.h).
+// Returns the positions that a pair of so many pieces takes: with the tag and </s> on the source,
+// </s> on the target, in M2M style the tag there too. A model of one stack takes one side, as the
+// target (trainer/data/encoded_pair.h).
 PairSize SizeOf(const PairLengths& pieces, TagStyle tags,
                 Architecture architecture = ENCODER_DECODER);
 
@@ -56,17 +57,17 @@ class DataOrder {
   static absl::StatusOr<DataOrder> Make(const DataSpec& spec, uint64_t seed, const PairIndex* index,
                                         Architecture architecture = ENCODER_DECODER);
 
-  // All of a window, in order: step s of the window owns microbatches
+  // All pairs of a window, in order: step s of the window owns microbatches
   // [s * microbatches_per_step, (s + 1) * microbatches_per_step).
   struct Window {
     std::vector<std::vector<PairRef>> microbatches;
     int64_t num_drawn = 0;     // positions taken from the shuffled epochs
-    int64_t num_left_out = 0;  // of these, a side had more than max_tokens pieces
-    int64_t num_carried = 0;   // did not fit here, so the next window took them in
-    int64_t num_deferred = 0;  // came from the window before and found no room here either
+    int64_t num_skipped = 0;   // of these, a side had more than max_tokens pieces
+    int64_t num_carried = 0;   // did not fit here, so the next window takes them
+    int64_t num_deferred = 0;  // came from the window before and did not fit here either
   };
 
-  // O(pairs of a window) in time and memory.
+  // Takes O(pairs of a window) time and memory.
   Window MakeWindow(int64_t window) const;
 
   int64_t steps_per_window() const { return steps_per_window_; }
@@ -74,8 +75,8 @@ class DataOrder {
   int64_t microbatches_per_step() const { return microbatches_per_step_; }
   const Capacity& capacity() const { return capacity_; }
 
-  // Positions direction `direction` has given before `window`; pair number n of direction i belongs
-  // to epoch n / num_pairs.
+  // Returns how many pairs `direction` has given before `window`; pair number n of a direction
+  // belongs to epoch n / num_pairs.
   int64_t NumDrawn(int direction, int64_t window) const;
 
  private:

@@ -6,19 +6,118 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <unistd.h>
+#include <zlib.h>
+#include <zstd.h>
 
 #include <cstring>
+#include <string>
 #include <utility>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include <sys/stat.h>
 
+#include "parallel/base/check.h"
 #include "parallel/base/status_macros.h"
-#include "trainer/data/decompressor.h"
+#include "trainer/data/utf8.h"
 
 namespace deepnet {
+
+// Turns the bytes of a file into the bytes of its text.
+class Decompressor {
+ public:
+  virtual ~Decompressor() = default;
+
+  // Consumes from the front of *input, appends at most some 100 kB of text to *output. True: there
+  // is more text in what was consumed, call again. Empty input otherwise says that the file ends; a
+  // stream that is not complete then is an error.
+  virtual absl::StatusOr<bool> Decompress(std::string_view* input, std::string* output) = 0;
+};
+
 namespace {
 
-constexpr size_t kRawBytes = 1 << 20;
+constexpr size_t kRawBytes = 1 << 20;     // of a file, read by one call
+constexpr size_t kOutputBytes = 1 << 18;  // text produced by one call
+
+class PlainText : public Decompressor {
+ public:
+  absl::StatusOr<bool> Decompress(std::string_view* input, std::string* output) override {
+    output->append(*input);
+    *input = {};
+    return false;
+  }
+};
+
+class Gzip : public Decompressor {
+ public:
+  Gzip() { DEEPNET_CHECK(inflateInit2(&stream_, 15 + 16) == Z_OK) << "zlib"; }
+  ~Gzip() override { inflateEnd(&stream_); }
+
+  absl::StatusOr<bool> Decompress(std::string_view* input, std::string* output) override {
+    if (input->empty() && !output_full_) {
+      if (member_open_) return absl::DataLossError("the gzip stream is cut short");
+      return false;
+    }
+    if (!member_open_) inflateReset(&stream_);
+    member_open_ = true;
+    const size_t old_size = output->size();
+    output->resize(old_size + kOutputBytes);
+    stream_.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(input->data()));
+    stream_.avail_in = static_cast<uInt>(input->size());
+    stream_.next_out = reinterpret_cast<Bytef*>(output->data() + old_size);
+    stream_.avail_out = kOutputBytes;
+    const int result = inflate(&stream_, Z_NO_FLUSH);
+    output->resize(old_size + kOutputBytes - stream_.avail_out);
+    input->remove_prefix(input->size() - stream_.avail_in);
+    if (result == Z_STREAM_END) member_open_ = false;
+    if (result != Z_OK && result != Z_STREAM_END && result != Z_BUF_ERROR) {
+      return absl::DataLossError("the gzip stream is damaged");
+    }
+    output_full_ = member_open_ && stream_.avail_out == 0;
+    return output_full_;
+  }
+
+ private:
+  z_stream stream_ = {};
+  bool member_open_ = true;
+  bool output_full_ = false;  // zlib may hold text of bytes it has consumed
+};
+
+class Zstandard : public Decompressor {
+ public:
+  Zstandard() : stream_(ZSTD_createDStream()) { DEEPNET_CHECK(stream_ != nullptr) << "zstd"; }
+  ~Zstandard() override { ZSTD_freeDStream(stream_); }
+
+  absl::StatusOr<bool> Decompress(std::string_view* input, std::string* output) override {
+    if (input->empty() && !output_full_) {
+      if (frame_open_) return absl::DataLossError("the zstd stream is cut short");
+      return false;
+    }
+    const size_t old_size = output->size();
+    output->resize(old_size + kOutputBytes);
+    ZSTD_inBuffer in = {input->data(), input->size(), 0};
+    ZSTD_outBuffer out = {output->data() + old_size, kOutputBytes, 0};
+    const size_t result = ZSTD_decompressStream(stream_, &out, &in);
+    output->resize(old_size + out.pos);
+    input->remove_prefix(in.pos);
+    if (ZSTD_isError(result)) return absl::DataLossError("the zstd stream is damaged");
+    frame_open_ = result != 0;
+    output_full_ = frame_open_ && out.pos == out.size;
+    return output_full_;
+  }
+
+ private:
+  ZSTD_DStream* const stream_;
+  bool frame_open_ = true;
+  bool output_full_ = false;  // as above
+};
+
+std::unique_ptr<Decompressor> MakeDecompressor(std::string_view first_bytes) {
+  if (first_bytes.substr(0, 2) == "\x1f\x8b") return std::make_unique<Gzip>();
+  if (first_bytes.substr(0, 4) == "\x28\xb5\x2f\xfd") return std::make_unique<Zstandard>();
+  return std::make_unique<PlainText>();
+}
 
 }  // namespace
 
@@ -36,6 +135,10 @@ absl::StatusOr<std::unique_ptr<LineReader>> LineReader::Open(const std::string& 
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (file < 0) return absl::NotFoundError(absl::StrCat(path, ": ", strerror(errno)));
   auto reader = std::unique_ptr<LineReader>(new LineReader(path, file));
+  struct stat status = {};
+  if (fstat(file, &status) == 0 && S_ISDIR(status.st_mode)) {
+    return absl::InvalidArgumentError(absl::StrCat(path, " is a folder, not a file"));
+  }
   RETURN_IF_ERROR(reader->ReadRaw());
   reader->decompressor_ = MakeDecompressor(reader->raw_);
   return reader;
@@ -67,6 +170,10 @@ absl::Status LineReader::Fill() {
     if (!more.ok()) return Failure(std::string(more.status().message()));
     held_back_ = *more;
     ended_ = raw_.empty() && raw_ended_ && !held_back_;
+  }
+  if (!std::exchange(started_, true) && HasUtf16Mark(text_)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path_, ": UTF-16, convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)"));
   }
   return absl::OkStatus();
 }

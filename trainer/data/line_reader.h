@@ -21,23 +21,14 @@
 
 namespace deepnet {
 
-// Turns the bytes of a file into the bytes of its text.
-class Decompressor {
- public:
-  virtual ~Decompressor() = default;
-
-  // Consumes from the front of *input, appends at most some 100 kB of text to *output. True: there
-  // is more text in what was consumed, call again. Empty input otherwise says that the file ends; a
-  // stream that is not complete then is an error.
-  virtual absl::StatusOr<bool> Decompress(std::string_view* input, std::string* output) = 0;
-};
+class Decompressor;
 
 // Memory: two buffers of 1 MiB and one line of at most kMaxLineBytes.
 class LineReader {
  public:
-  static constexpr size_t kMaxLineBytes = 1 << 16;  // the rest of a longer line is passed over
+  static constexpr size_t kMaxLineBytes = 1 << 16;  // the rest of a longer line is skipped
 
-  // Fails if the file cannot be read.
+  // Fails if the file cannot be read or is a folder.
   static absl::StatusOr<std::unique_ptr<LineReader>> Open(const std::string& path);
 
   ~LineReader();
@@ -45,7 +36,8 @@ class LineReader {
   LineReader& operator=(const LineReader&) = delete;
 
   // The next line without its end ("\n" or "\r\n"), valid until the next call. False: no more
-  // lines. Fails naming the file if it cannot be read or its compressed form is damaged or cut.
+  // lines. Fails naming the file if it cannot be read, is UTF-16, or its compressed form is damaged
+  // or cut.
   absl::StatusOr<bool> Next(std::string_view* line);
 
   int64_t line_number() const { return line_number_; }  // of the last line, from 1
@@ -69,6 +61,7 @@ class LineReader {
   std::string_view raw_;  // bytes of raw_buffer_ not yet decompressed
   bool raw_ended_ = false;
   bool held_back_ = false;  // the decompressor has more to say about what it consumed
+  bool started_ = false;    // the first text was looked at for UTF-16
   std::string text_;
   size_t text_begin_ = 0;  // first byte of text_ not yet given out
   bool ended_ = false;     // text_ holds all that is left

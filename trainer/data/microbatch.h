@@ -1,4 +1,4 @@
-// What a training step eats: packed sentences of constant capacity.
+// The input of a training step: packed sentences of constant capacity.
 //
 // Every microbatch of a run has the same three capacities (MicrobatchSpec): S source positions, T
 // target positions, B sentences. Real positions come first, padding fills the rest, so buffers and
@@ -10,7 +10,7 @@
 //   source.offsets 0 4 4 4                             target.offsets 0 2 2 2
 //   labels         c </s> -1 -1 -1 -1
 //
-// A model of one stack reads `target` alone (trainer/data/one_sided.h); S is 0 then.
+// A model of one stack reads `target` alone (trainer/data/encoded_pair.h); S is 0 then.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,8 @@ namespace deepnet {
 // One side of a microbatch. Sentence i of the pair order is positions [offsets[i], offsets[i+1]).
 struct PackedSide {
   std::vector<int32_t> tokens;  // [capacity]; kPad after the real ones
-  std::vector<int32_t>
-      offsets;  // [sentence capacity + 1]; empty sentences at the end repeat the last
+  // [sentence capacity + 1]; empty sentences at the end repeat the last offset
+  std::vector<int32_t> offsets;
   std::vector<uint32_t> positions;  // [capacity]; index within its sentence, 0 on padding
 
   int64_t NumTokens() const { return offsets.empty() ? 0 : offsets.back(); }
@@ -34,14 +34,14 @@ struct PackedSide {
 struct Microbatch {
   PackedSide source;  // TARGET_TAG_ON_SOURCE: __tgt__ x_1 .. x_m </s>; M2M: __src__ x_1 .. x_m </s>
   PackedSide target;  // decoder input: </s> y_1 .. y_n (M2M: </s> __tgt__ y_1 .. y_n)
-  std::vector<int32_t> labels;  // [target capacity]; y_1 .. y_n </s> (M2M: __tgt__ y_1 .. y_n
-                                // </s>), -1 on padding
-  std::vector<uint32_t>
-      source_pairs;  // [source capacity]; the pair's ordinal in the step, 0 on padding
+  // [target capacity]; y_1 .. y_n </s> (M2M: __tgt__ y_1 .. y_n </s>), -1 on padding
+  std::vector<int32_t> labels;
+  // [source capacity]; the pair's ordinal in the step, 0 on padding
+  std::vector<uint32_t> source_pairs;
   std::vector<uint32_t> target_pairs;  // [target capacity]; likewise
   int num_sentences = 0;               // real ones; never more than the capacity
   int64_t num_source_tokens = 0;       // real positions
-  int64_t num_target_tokens = 0;       // those with a label: what the loss is a mean over
+  int64_t num_target_tokens = 0;       // those with a label; the loss is their mean
 
   friend bool operator==(const Microbatch&, const Microbatch&) = default;
 };
@@ -55,12 +55,12 @@ struct StepBatch {
   friend bool operator==(const StepBatch&, const StepBatch&) = default;
 };
 
-// Where steps come from. Implementations need not be thread-safe.
+// Source of steps. Implementations need not be thread-safe.
 class BatchSource {
  public:
   virtual ~BatchSource() = default;
 
-  // The batch of step `step` >= 0: a function of the step alone, whatever was asked before.
+  // Returns the batch of step `step` >= 0: a function of the step alone, whatever was asked before.
   virtual absl::StatusOr<StepBatch> ForStep(int64_t step) = 0;
 };
 

@@ -1,5 +1,5 @@
-// What the data order knows of a corpus: its directions, how many pairs each has and how long they
-// are. No tokens, so a test or a benchmark can make one up.
+// The view of a corpus that the data order has: directions, their numbers of pairs, the lengths of
+// the pairs. It has no tokens, so a test or a benchmark can make one up.
 #pragma once
 
 #include <cstdint>
@@ -17,16 +17,16 @@ struct Direction {
   friend bool operator==(const Direction&, const Direction&) = default;
 };
 
-// Pieces of one pair, no tag, no </s>.
+// Numbers of pieces of one pair, without tag and </s>.
 struct PairLengths {
   int32_t source = 0;
   int32_t target = 0;
 };
 
-// First and second moments of the lengths of a direction's pairs, those with a side of more than
-// some limit left out.
+// First and second moments of the lengths of a direction's pairs without those that have a side
+// above some limit.
 struct LengthMoments {
-  int64_t num_pairs = 0;     // not left out
+  int64_t num_pairs = 0;     // within the limit
   double mean_source = 0.0;  // pieces
   double mean_target = 0.0;
   double variance_source = 0.0;  // pieces^2

@@ -1,11 +1,22 @@
 #include "trainer/data/parallel_text.h"
 
+#include <errno.h>
+
 #include <algorithm>
 #include <charconv>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <set>
+#include <tuple>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include <sys/stat.h>
 
 #include "parallel/base/status_macros.h"
+#include "trainer/data/content_hash.h"
 #include "trainer/data/utf8.h"
 
 namespace deepnet {
@@ -19,7 +30,7 @@ std::optional<double> ParseNumber(std::string_view text) {
   return value;
 }
 
-// The text up to the next tab, which is removed with it from *rest. False: *rest was used up.
+// Moves the text up to the next tab from *rest to *column. Returns false if *rest was used up.
 bool NextColumn(std::string_view* rest, std::string_view* column) {
   if (rest->data() == nullptr) return false;
   const size_t tab = rest->find('\t');
@@ -115,6 +126,298 @@ void PairReader::ForEachFile(const std::function<void(const LineReader&)>& visit
   for (const LineReader* reader : {first_.get(), second_.get(), scores_.get()}) {
     if (reader != nullptr) visit(*reader);
   }
+}
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// Texts by (first, second) tag.
+using TextMap = std::map<std::pair<std::string, std::string>, LanguagePairTexts>;
+
+constexpr const char* kSplits[] = {"train", "dev", "test"};
+
+std::vector<ParallelFiles>& SplitOf(std::string_view split, LanguagePairTexts* texts) {
+  if (split == "dev") return texts->dev;
+  if (split == "test") return texts->test;
+  return texts->train;
+}
+
+LanguagePairTexts& PairOf(const std::string& a, const std::string& b, TextMap* map) {
+  LanguagePairTexts& texts = (*map)[{std::min(a, b), std::max(a, b)}];
+  texts.first = std::min(a, b);
+  texts.second = std::max(a, b);
+  return texts;
+}
+
+// Returns `path` or its compressed form; empty if there is neither. A folder in its place is
+// returned too: DescribeInput refuses it by name.
+std::string FindCompressed(const std::string& path) {
+  for (const char* ending : {"", ".gz", ".zst"}) {
+    std::error_code error;
+    const fs::file_status status = fs::status(path + ending, error);
+    if (fs::is_regular_file(status) || fs::is_directory(status)) return path + ending;
+  }
+  return "";
+}
+
+// Adds the texts of <folder>/<a>-<b>, if that is what `folder` is.
+absl::Status AddOpusPair(const fs::path& folder, const std::set<std::string>& wanted,
+                         TextMap* map) {
+  const std::string name = folder.filename().string();
+  const size_t dash = name.find('-');
+  if (dash == std::string::npos) return absl::OkStatus();
+  const std::string a = name.substr(0, dash);
+  const std::string b = name.substr(dash + 1);
+  if (!IsLanguageTag(a) || !IsLanguageTag(b) || a == b) return absl::OkStatus();
+  if (!wanted.empty() && (wanted.count(a) == 0 || wanted.count(b) == 0)) return absl::OkStatus();
+  for (const char* split : kSplits) {
+    const std::string stem = absl::StrCat(folder.string(), "/opus.", name, "-", split, ".");
+    const std::string file_a = FindCompressed(stem + a);
+    const std::string file_b = FindCompressed(stem + b);
+    if (file_a.empty() && file_b.empty()) continue;
+    if (file_a.empty() || file_b.empty()) {
+      return absl::NotFoundError(absl::StrCat(stem, file_a.empty() ? a : b, " is missing beside ",
+                                              file_a.empty() ? file_b : file_a));
+    }
+    ParallelFiles files;
+    files.first_file = a < b ? file_a : file_b;
+    files.second_file = a < b ? file_b : file_a;
+    SplitOf(split, &PairOf(a, b, map)).push_back(files);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AddOpusFolder(const PrepareSpec& spec, const std::string& root, TextMap* map) {
+  const std::string top = Rooted(root, spec.opus100_folder());
+  const std::set<std::string> wanted(spec.languages().begin(), spec.languages().end());
+  std::vector<fs::path> folders;
+  // The corpus as published has its pairs one level further down.
+  for (const std::string& folder : {top, top + "/supervised", top + "/zeroshot"}) {
+    std::error_code error;
+    for (const auto& entry : fs::directory_iterator(folder, error)) {
+      if (entry.is_directory()) folders.push_back(entry.path());
+    }
+    if (error && folder == top) {
+      return absl::NotFoundError(absl::StrCat("prepare.opus100_folder: ", top,
+                                              error == std::errc::not_a_directory
+                                                  ? " is a file, not a folder"
+                                                  : absl::StrCat(": ", error.message())));
+    }
+  }
+  std::sort(folders.begin(), folders.end());
+  for (const fs::path& folder : folders) RETURN_IF_ERROR(AddOpusPair(folder, wanted, map));
+  if (map->empty()) {
+    return absl::NotFoundError(
+        absl::StrCat("prepare.opus100_folder: ", top,
+                     " has no <xx-yy>/opus.<xx-yy>-train.<xx> of the languages "
+                     "asked for"));
+  }
+  for (const std::string& language : wanted) {
+    const bool found = std::any_of(map->begin(), map->end(), [&](const auto& entry) {
+      return entry.first.first == language || entry.first.second == language;
+    });
+    if (!found) {
+      return absl::NotFoundError(absl::StrCat("prepare.languages: ", top, " has no pair of \"",
+                                              language, "\" and another of the languages"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void AddText(const TextFiles& text, const std::string& root, TextMap* map) {
+  const bool swapped = text.source_language() > text.target_language();
+  ParallelFiles files;
+  if (text.tsv_file().empty()) {
+    files.first_file = Rooted(root, swapped ? text.target_file() : text.source_file());
+    files.second_file = Rooted(root, swapped ? text.source_file() : text.target_file());
+  } else {
+    files.tsv_file = Rooted(root, text.tsv_file());
+    files.tsv_swapped = swapped;
+  }
+  if (!text.score_file().empty()) files.score_file = Rooted(root, text.score_file());
+  if (text.has_score_threshold()) files.score_threshold = text.score_threshold();
+  SplitOf(text.split(), &PairOf(text.source_language(), text.target_language(), map))
+      .push_back(files);
+}
+
+// Rows of a table on their way to a file; written by the 64 kB so that many can be open at once.
+class RowFile {
+ public:
+  explicit RowFile(std::string path) : path_(std::move(path)) {}
+
+  absl::Status Add(std::string_view first, std::string_view second, int64_t line) {
+    pending_.append(first).append(1, '\t').append(second);
+    absl::StrAppend(&pending_, "\t", line, "\n");
+    return pending_.size() < (1 << 16) ? absl::OkStatus() : Flush();
+  }
+
+  absl::Status Flush() {
+    std::ofstream file(path_, std::ios::binary | std::ios::app);
+    file << pending_;
+    file.close();
+    pending_.clear();
+    if (file) return absl::OkStatus();
+    return absl::ResourceExhaustedError(absl::StrCat("cannot write ", path_));
+  }
+
+ private:
+  const std::string path_;
+  std::string pending_;
+};
+
+// A row of a table.
+struct TableRow {
+  std::string_view language;
+  std::string_view pivot;
+  std::string_view text;
+};
+
+absl::StatusOr<TableRow> ParseRow(std::string_view line, const LineReader& reader) {
+  const size_t tab1 = line.find('\t');
+  const size_t tab2 = tab1 == std::string_view::npos ? tab1 : line.find('\t', tab1 + 1);
+  const bool three = tab2 != std::string_view::npos &&
+                     line.find('\t', tab2 + 1) == std::string_view::npos && !reader.line_was_cut();
+  const std::string_view language = line.substr(0, tab1);
+  if (!three || !IsLanguageTag(language)) {
+    return absl::InvalidArgumentError(absl::StrCat(reader.path(), ":", reader.line_number(),
+                                                   ": not language <TAB> text <TAB> text"));
+  }
+  return TableRow{language, line.substr(tab1 + 1, tab2 - tab1 - 1), line.substr(tab2 + 1)};
+}
+
+// The split of a pivot sentence: a function of the sentence alone.
+std::string SplitOfPivot(const LanguageTable& table, std::string_view pivot) {
+  const auto percent = [](int32_t value) { return value == 0 ? 5 : std::max(value, 0); };
+  const auto place = static_cast<int32_t>(HashBytes(Trim(pivot)) % 100);
+  if (place < percent(table.test_percent())) return "test";
+  if (place < percent(table.test_percent()) + percent(table.dev_percent())) return "dev";
+  return "train";
+}
+
+// Rows of one table, by (language, split).
+class TableSplitter {
+ public:
+  TableSplitter(const LanguageTable& table, std::string path, std::string stem)
+      : table_(table),
+        path_(std::move(path)),
+        stem_(std::move(stem)),
+        pivot_(table.pivot_language().empty() ? "en" : table.pivot_language()),
+        wanted_(table.languages().begin(), table.languages().end()) {}
+
+  absl::Status Run(TextMap* map, InputFile* input) {
+    ASSIGN_OR_RETURN(auto reader, LineReader::Open(path_));
+    std::string_view line;
+    for (;;) {
+      ASSIGN_OR_RETURN(const bool more, reader->Next(&line));
+      if (!more) break;
+      ASSIGN_OR_RETURN(const TableRow row, ParseRow(line, *reader));
+      if (wanted_.empty() || wanted_.count(std::string(row.language)) > 0) {
+        RETURN_IF_ERROR(AddRow(row, reader->line_number(), map));
+      }
+    }
+    for (auto& [key, file] : files_) RETURN_IF_ERROR(file.Flush());
+    for (const std::string& language : wanted_) {
+      if (std::any_of(files_.begin(), files_.end(),
+                      [&](const auto& entry) { return entry.first.first == language; })) {
+        continue;
+      }
+      return absl::NotFoundError(absl::StrCat(path_, ": no row of language \"", language, "\""));
+    }
+    ASSIGN_OR_RETURN(*input, DescribeInput(table_.file(), path_));
+    input->set_hash(reader->file_hash());
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::Status AddRow(const TableRow& row, int64_t line, TextMap* map) {
+    const std::string language(row.language);
+    if (language == pivot_) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(path_, ":", line, ": a row of the pivot language ", pivot_));
+    }
+    const std::string split = SplitOfPivot(table_, row.pivot);
+    auto found = files_.find({language, split});
+    if (found == files_.end()) {
+      const std::string path = absl::StrCat(stem_, ".", split, ".", language, ".tsv");
+      found = files_.emplace(std::pair(language, split), RowFile(path)).first;
+      ParallelFiles files;
+      files.tsv_file = path;
+      files.origin = path_;
+      SplitOf(split, &PairOf(language, pivot_, map)).push_back(files);
+    }
+    const bool pivot_first = pivot_ < language;
+    return found->second.Add(pivot_first ? row.pivot : row.text, pivot_first ? row.text : row.pivot,
+                             line);
+  }
+
+  const LanguageTable& table_;
+  const std::string path_;
+  const std::string stem_;
+  const std::string pivot_;
+  const std::set<std::string> wanted_;
+  std::map<std::pair<std::string, std::string>, RowFile> files_;
+};
+
+}  // namespace
+
+bool IsLanguageTag(std::string_view tag) {
+  const auto is_letter = [](char c) { return (c | 0x20) >= 'a' && (c | 0x20) <= 'z'; };
+  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+  if (tag.empty() || !is_letter(tag.front()) || tag.back() == '_') return false;
+  if (tag.find("__") != std::string_view::npos) return false;
+  return std::all_of(tag.begin(), tag.end(),
+                     [&](char c) { return is_letter(c) || is_digit(c) || c == '_'; });
+}
+
+absl::StatusOr<std::vector<LanguagePairTexts>> FindTexts(const PrepareSpec& spec,
+                                                         const std::string& root) {
+  TextMap map;
+  if (!spec.opus100_folder().empty()) RETURN_IF_ERROR(AddOpusFolder(spec, root, &map));
+  for (const TextFiles& text : spec.text()) AddText(text, root, &map);
+  std::vector<LanguagePairTexts> texts;
+  for (auto& [tags, pair] : map) texts.push_back(std::move(pair));
+  return texts;
+}
+
+absl::Status SplitTables(const PrepareSpec& spec, const std::string& root,
+                         const std::string& folder, std::vector<LanguagePairTexts>* texts,
+                         std::vector<InputFile>* inputs) {
+  TextMap map;
+  for (LanguagePairTexts& pair : *texts) map[{pair.first, pair.second}] = std::move(pair);
+  for (int i = 0; i < spec.table_size(); ++i) {
+    const LanguageTable& table = spec.table(i);
+    TableSplitter splitter(table, Rooted(root, table.file()), absl::StrCat(folder, "/table", i));
+    RETURN_IF_ERROR(splitter.Run(&map, &inputs->emplace_back()));
+  }
+  texts->clear();
+  for (auto& [tags, pair] : map) texts->push_back(std::move(pair));
+  return absl::OkStatus();
+}
+
+std::vector<std::string> LanguagesOf(const std::vector<LanguagePairTexts>& texts) {
+  std::set<std::string> languages;
+  for (const LanguagePairTexts& pair : texts) languages.insert({pair.first, pair.second});
+  return {languages.begin(), languages.end()};
+}
+
+std::string Rooted(const std::string& root, const std::string& path) {
+  return (fs::path(root) / path).string();
+}
+
+absl::StatusOr<InputFile> DescribeInput(const std::string& name, const std::string& path) {
+  struct stat status = {};
+  if (stat(path.c_str(), &status) != 0) {
+    return absl::NotFoundError(absl::StrCat(path, ": ", strerror(errno)));
+  }
+  if (S_ISDIR(status.st_mode)) {
+    return absl::InvalidArgumentError(absl::StrCat(path, " is a folder, not a file"));
+  }
+  InputFile input;
+  input.set_name(name);
+  input.set_bytes(status.st_size);
+  input.set_modified_ns(status.st_mtim.tv_sec * int64_t{1000000000} + status.st_mtim.tv_nsec);
+  return input;
 }
 
 }  // namespace deepnet

@@ -1,7 +1,7 @@
-// One parallel text as a stream of pairs, whatever its form: two Moses files or one TSV file, with
-// or without scores.
+// The parallel texts that a PrepareSpec names, by language pair and split, and each as a stream of
+// pairs, whatever its form: two Moses files or one TSV file, with or without scores.
 //
-// The two languages of a pair are kept in alphabetical order ("de" before "en"): first and second.
+// The two languages of a pair are in alphabetical order ("de" before "en"): first and second.
 #pragma once
 
 #include <cstdint>
@@ -10,15 +10,17 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
+#include "proto/data.pb.h"
 #include "trainer/data/line_reader.h"
 
 namespace deepnet {
 
-// Where a parallel text is. Either both Moses files or a TSV.
+// The files of one parallel text: either both Moses files or a TSV.
 struct ParallelFiles {
   std::string first_file;                 // a sentence a line
   std::string second_file;                // line n translates line n of first_file
@@ -43,14 +45,14 @@ class PairReader {
  public:
   static absl::StatusOr<std::unique_ptr<PairReader>> Open(const ParallelFiles& files);
 
-  // The next pair; false at the end. Fails naming both files and the line if one file ends before
-  // the other.
+  // Reads the next pair; false at the end. Fails naming both files and the line if one file ends
+  // before the other.
   absl::StatusOr<bool> Next(RawPair* pair);
 
-  // What a person should look at for `line`: "train.de:12".
+  // Returns the place of `line` for a person: "train.de:12".
   std::string Location(int64_t line) const;
 
-  // The files behind this text, for their sizes and hashes once Next() returned false.
+  // Calls `visit` with each file of this text, for its size and hash once Next() returned false.
   void ForEachFile(const std::function<void(const LineReader&)>& visit) const;
 
  private:
@@ -65,5 +67,41 @@ class PairReader {
   std::unique_ptr<LineReader> second_;
   std::unique_ptr<LineReader> scores_;
 };
+
+// Every text of one language pair; several of one split are read one after the other.
+struct LanguagePairTexts {
+  std::string first;  // tags, first < second
+  std::string second;
+  std::vector<ParallelFiles> train;
+  std::vector<ParallelFiles> dev;
+  std::vector<ParallelFiles> test;
+
+  std::string Name() const { return first + "-" + second; }
+};
+
+// Returns true for a language tag: letters, digits and single underscores, a letter first.
+bool IsLanguageTag(std::string_view tag);
+
+// Finds the files of opus100_folder and of text, paths under `root` where relative, pairs in order
+// of name. Fails naming what is missing. Tables are not read.
+absl::StatusOr<std::vector<LanguagePairTexts>> FindTexts(const PrepareSpec& spec,
+                                                         const std::string& root);
+
+// Reads every table of `spec` once and writes its rows to TSV files under `folder`, one for each
+// language pair and split, which are added to `texts`. Appends what was read to `inputs`. Fails
+// naming file and line of a row that has not three columns or no language tag in the first.
+absl::Status SplitTables(const PrepareSpec& spec, const std::string& root,
+                         const std::string& folder, std::vector<LanguagePairTexts>* texts,
+                         std::vector<InputFile>* inputs);
+
+// Returns all tags of `texts`, sorted.
+std::vector<std::string> LanguagesOf(const std::vector<LanguagePairTexts>& texts);
+
+// Returns `path` itself if absolute, else under `root`.
+std::string Rooted(const std::string& root, const std::string& path);
+
+// Returns size and time of the file at `path`, named `name`; its hash stays 0. Fails naming the
+// path if nothing or a folder is there.
+absl::StatusOr<InputFile> DescribeInput(const std::string& name, const std::string& path);
 
 }  // namespace deepnet

@@ -12,11 +12,9 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <optional>
-#include <sstream>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -34,12 +32,10 @@
 #include "parallel/base/status_macros.h"
 #include "trainer/data/cleaning.h"
 #include "trainer/data/corpus.h"
-#include "trainer/data/corpus_report.h"
-#include "trainer/data/encode_pass.h"
-#include "trainer/data/scan_pass.h"
+#include "trainer/data/corpus_manifest.h"
+#include "trainer/data/corpus_passes.h"
+#include "trainer/data/parallel_text.h"
 #include "trainer/data/sentence_pieces.h"
-#include "trainer/data/sentence_sample.h"
-#include "trainer/data/text_inputs.h"
 #include "trainer/data/vocabulary.h"
 
 namespace deepnet {
@@ -50,7 +46,7 @@ namespace fs = std::filesystem;
 // Part of what decides the tokenizer's bytes, so not a setting.
 constexpr int kTokenizerThreads = 2;
 
-// The spec without what does not change the result.
+// Returns the spec without the fields that do not change the result.
 PrepareSpec Canonical(PrepareSpec spec) {
   spec.clear_replace();
   spec.clear_threads();
@@ -79,13 +75,28 @@ absl::Status SyncFolder(const std::string& path) {
 // An advisory lock on a file, held as long as the object lives.
 class FolderLock {
  public:
-  static absl::StatusOr<std::unique_ptr<FolderLock>> Take(const std::string& path) {
+  // Fails if another process has the lock. On a file system without locks there is none to take:
+  // `warn` is told.
+  static absl::StatusOr<std::unique_ptr<FolderLock>> Take(
+      const std::string& path, const std::function<void(const std::string&)>& warn) {
     const int file = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
     if (file < 0) return absl::UnavailableError(absl::StrCat(path, ": ", strerror(errno)));
     auto lock = std::unique_ptr<FolderLock>(new FolderLock(file));
     if (flock(file, LOCK_EX | LOCK_NB) == 0) return lock;
-    return absl::FailedPreconditionError(
-        absl::StrCat("another prepare is writing this corpus (it holds ", path, ")"));
+    switch (const int error = errno) {
+      case EWOULDBLOCK:
+        return absl::FailedPreconditionError(
+            absl::StrCat("another prepare is writing this corpus (it holds ", path, ")"));
+      case EINVAL:
+      case ENOLCK:
+      case ENOSYS:
+      case EOPNOTSUPP:
+        warn(absl::StrCat("warning: no locks on this file system (", path, ": ", strerror(error),
+                          "): run no other prepare of this corpus at the same time"));
+        return lock;
+      default:
+        return absl::UnavailableError(absl::StrCat("cannot lock ", path, ": ", strerror(error)));
+    }
   }
   ~FolderLock() { close(file_); }
 
@@ -154,10 +165,17 @@ class Preparation {
     ASSIGN_OR_RETURN(texts_, FindTexts(spec_, root_));
     RETURN_IF_ERROR(DescribeInputs());
     const fs::path output = output_;
-    fs::create_directories(output.parent_path());
+    std::error_code error;
+    fs::create_directories(output.parent_path(), error);
+    if (error) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("prepare.output_folder: cannot make the folder ",
+                       output.parent_path().string(), ": ", error.message()));
+    }
     const std::string lock_file =
         (output.parent_path() / absl::StrCat(".", output.filename().string(), ".lock")).string();
-    ASSIGN_OR_RETURN(const auto lock, FolderLock::Take(lock_file));
+    ASSIGN_OR_RETURN(const auto lock,
+                     FolderLock::Take(lock_file, [this](const std::string& line) { Say(line); }));
     ASSIGN_OR_RETURN(const std::optional<CorpusReport> existing, FindExisting());
     if (existing.has_value()) return *existing;
     fs::remove_all(temporary_);  // what an interrupted prepare left
@@ -188,7 +206,7 @@ class Preparation {
     if (progress_) progress_(absl::StrFormat("%7.1f s  %s", Seconds(), line));
   }
 
-  // Every file named by the spec, with size and time; hashes follow as files are read.
+  // Notes every file named by the spec, with size and time; hashes follow as files are read.
   absl::Status DescribeInputs() {
     std::vector<std::string> paths;
     for (const LanguagePairTexts& pair : texts_) {
@@ -211,9 +229,13 @@ class Preparation {
     return absl::OkStatus();
   }
 
-  // The report of a corpus that is there already, if it is the one asked for. Nothing if the place
-  // is free or may be replaced.
+  // Returns the report of a corpus that is there already, if it is the one asked for; nothing if
+  // the place is free or may be replaced.
   absl::StatusOr<std::optional<CorpusReport>> FindExisting() {
+    if (fs::is_regular_file(output_)) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("prepare.output_folder: ", output_, " is a file, not a folder"));
+    }
     if (!fs::exists(output_) || fs::is_empty(output_)) return std::nullopt;
     const absl::StatusOr<Corpus> corpus = Corpus::Open(output_);
     if (absl::IsNotFound(corpus.status()) &&
@@ -238,7 +260,7 @@ class Preparation {
                      "); choose another folder, or replace it with --set prepare.replace=true"));
   }
 
-  // How this preparation differs from the one behind `manifest`; empty: not at all.
+  // Returns how this preparation differs from the one behind `manifest`; empty: not at all.
   absl::StatusOr<std::string> DifferenceFrom(const CorpusManifest& manifest) const {
     std::string text;
     google::protobuf::util::MessageDifferencer differencer;
@@ -255,17 +277,10 @@ class Preparation {
       if (found == before.end()) return absl::StrCat("new input ", input.name());
       if (found->second.bytes() != input.bytes()) return absl::StrCat(input.name(), " has changed");
       if (found->second.modified_ns() == input.modified_ns()) continue;
-      ASSIGN_OR_RETURN(const uint64_t hash, HashInput(path));
+      ASSIGN_OR_RETURN(const uint64_t hash, HashFile(path));
       if (hash != found->second.hash()) return absl::StrCat(input.name(), " has changed");
     }
     return std::string();
-  }
-
-  static absl::StatusOr<uint64_t> HashInput(const std::string& path) {
-    ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(path));
-    ContentHasher hasher;
-    hasher.Update(file.bytes());
-    return hasher.Digest();
   }
 
   // Notes the hash of an input once it was read to its end.
@@ -337,14 +352,13 @@ class Preparation {
 
   absl::StatusOr<std::string> ReadTokenizer() {
     const std::string path = Rooted(root_, spec_.tokenizer().model_file());
-    std::ifstream file(path, std::ios::binary);
-    std::ostringstream bytes;
-    if (!file || !(bytes << file.rdbuf())) {
+    const absl::StatusOr<MappedFile> file = MappedFile::Open(path);
+    if (!file.ok()) {
       return absl::NotFoundError(absl::StrCat("prepare.tokenizer.model_file: cannot read ", path));
     }
-    ASSIGN_OR_RETURN(const uint64_t hash, HashInput(path));
+    ASSIGN_OR_RETURN(const uint64_t hash, HashFile(path));
     inputs_[path].set_hash(hash);
-    return bytes.str();
+    return std::string(file->bytes());
   }
 
   absl::Status MakeTokenizer() {
@@ -437,7 +451,7 @@ class Preparation {
     file.set_hash(hash);
   }
 
-  // Hashes of table files, which were read while they were split.
+  // Notes the hashes of table files, which were read while they were split.
   void NoteTables() {
     for (const InputFile& table : table_inputs_) {
       inputs_[Rooted(root_, table.name())].set_hash(table.hash());

@@ -1,4 +1,4 @@
-// Raw parallel text -> clean pairs with counted reasons -> tokenizer, shards and a corpus report.
+// Turns raw parallel text into clean pairs, a tokenizer, shards and a corpus report.
 //
 // Each training file is read twice (once to find duplicates and sample sentences, once to write
 // shards), dev and test once. Memory stays below 1 GiB whatever the corpus, tokenizer training
@@ -15,13 +15,13 @@
 
 namespace deepnet {
 
-// Called with complete lines for a person: what is being done, and how far.
+// Called with complete lines for a person about the progress.
 using ProgressFn = std::function<void(std::string_view)>;
 
 // Does what `spec` says (its values are checked: launch/validate.h); relative paths are under
 // `root`. Everything is written to <output_folder>.tmp and renamed at the end: a folder of that
-// name is whole or does not exist. A corpus of the same spec and the same input files that is there
-// already is left alone and its report returned with `reused`; a different one is an error unless
+// name is complete or does not exist. A corpus of the same spec and the same input files that is
+// there already is kept, and its report returned with `reused`; a different one is an error unless
 // spec.replace.
 //
 // Errors carry ExitCode::kData and name files and lines.

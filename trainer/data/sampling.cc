@@ -1,3 +1,6 @@
+// Counter layout of Philox under the key of RandomPurpose::kDataOrder (docs/design/data.md):
+//   Feistel round     {half block, epoch, stream low, stream high with its top byte = round}
+//   bounded number    {index, window low, window high, 0xFF000000}
 #include "trainer/data/sampling.h"
 
 #include <algorithm>
@@ -43,6 +46,25 @@ int64_t Quotient(int64_t factor_a, unsigned __int128 factor_b, int64_t sum, uint
 // Golden-ratio steps spread the directions evenly over one pair.
 uint32_t PhaseOf(int direction) { return static_cast<uint32_t>(direction) * 0x9E3779B9U; }
 
+constexpr uint32_t kNumRounds = 6;
+constexpr int kMinHalfBits = 2;
+
+uint64_t Feistel(const PermutationKey& key, int half_bits, uint64_t value) {
+  const uint64_t mask = (uint64_t{1} << half_bits) - 1;
+  uint64_t left = value >> half_bits;
+  uint64_t right = value & mask;
+  for (uint32_t round = 0; round < kNumRounds; ++round) {
+    const auto stream_high = static_cast<uint32_t>(key.stream >> 32) & 0x00FFFFFF;
+    const PhiloxBlock bits =
+        Philox(key.key, {static_cast<uint32_t>(right), key.epoch, static_cast<uint32_t>(key.stream),
+                         stream_high | (round << 24)});
+    const uint64_t next = left ^ (bits[0] & mask);
+    left = right;
+    right = next;
+  }
+  return left << half_bits | right;
+}
+
 }  // namespace
 
 std::vector<int64_t> SamplingWeights(std::span<const int64_t> counts, double temperature) {
@@ -57,7 +79,7 @@ std::vector<int64_t> SamplingWeights(std::span<const int64_t> counts, double tem
     }
     const double log_ratio = PortableLog(static_cast<double>(count)) - PortableLog(largest);
     const double weight = PortableExp(std::min(log_ratio / temperature, 0.0));
-    // floor(2 x) + 1 halved is x rounded, in whole numbers.
+    // floor(2 x) + 1 halved is x rounded, in integers.
     const int64_t rounded = (static_cast<int64_t>(weight * 0x1p41) + 1) / 2;
     weights.push_back(std::max<int64_t>(1, rounded));
   }
@@ -91,6 +113,23 @@ int64_t SamplingPlan::NumDrawn(int direction, int64_t window) const {
 
 double SamplingPlan::Share(int direction, int phase) const {
   return static_cast<double>(weights_[phase][direction]) / static_cast<double>(weight_sums_[phase]);
+}
+
+int64_t Permute(const PermutationKey& key, int64_t size, int64_t position) {
+  DEEPNET_CHECK(0 <= position && position < size) << position << " of " << size;
+  const int bits = std::bit_width(static_cast<uint64_t>(size - 1));
+  const int half_bits = std::max((bits + 1) / 2, kMinHalfBits);
+  auto value = static_cast<uint64_t>(position);
+  do {
+    value = Feistel(key, half_bits, value);
+  } while (value >= static_cast<uint64_t>(size));
+  return static_cast<int64_t>(value);
+}
+
+uint32_t BoundedNumber(PhiloxKey key, uint64_t window, uint32_t index, uint32_t bound) {
+  const PhiloxBlock bits = Philox(
+      key, {index, static_cast<uint32_t>(window), static_cast<uint32_t>(window >> 32), 0xFF000000});
+  return static_cast<uint32_t>(static_cast<uint64_t>(bits[0]) * bound >> 32);
 }
 
 }  // namespace deepnet

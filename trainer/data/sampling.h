@@ -1,7 +1,8 @@
-// How many pairs of each direction have been drawn by when: temperature sampling in closed form.
+// Temperature sampling of directions in closed form, and shuffles that can be asked at one place:
+// no lists, no state.
 //
-// Direction i is drawn with share p_i ~ (n_i / sum n)^(1/T). Nothing is thrown: after w windows of
-// P pairs it has given the whole part of w P p_i (plus a fixed phase, so that directions do not all
+// Direction i is drawn with share p_i ~ (n_i / sum n)^(1/T). There is no dice: after w windows of P
+// pairs it has given the integer part of w P p_i (plus a fixed phase, so that directions do not all
 // advance at once). At T = 1 the shares are the sizes, and after sum n pairs each direction has
 // given each of its pairs exactly once.
 #pragma once
@@ -10,13 +11,15 @@
 #include <span>
 #include <vector>
 
+#include "parallel/base/philox.h"
+
 namespace deepnet {
 
-// Whole numbers proportional to counts^(1/temperature): at temperature 1 the counts themselves,
+// Returns integers proportional to counts^(1/temperature): at temperature 1 the counts themselves,
 // else rounded at 2^40. The same bits on every host (no libm). counts >= 0, temperature >= 1.
 std::vector<int64_t> SamplingWeights(std::span<const int64_t> counts, double temperature);
 
-// A temperature from a window on.
+// The temperature from a window on.
 struct SamplingPhase {
   int64_t first_window = 0;  // of the first phase 0, then ascending
   double temperature = 1.0;
@@ -28,11 +31,11 @@ class SamplingPlan {
   SamplingPlan(std::span<const int64_t> counts, std::vector<SamplingPhase> phases,
                int64_t pairs_per_window);
 
-  // Pairs that direction `direction` has given in the windows before `window`. Ascending in
+  // Returns the pairs that `direction` has given in the windows before `window`. Ascending in
   // `window`; windows up to 2^62 / pairs_per_window.
   int64_t NumDrawn(int direction, int64_t window) const;
 
-  // Share of direction `direction` in phase `phase`, from 0 to 1.
+  // Returns the share of direction `direction` in phase `phase`, from 0 to 1.
   double Share(int direction, int phase) const;
   int num_phases() const { return static_cast<int>(phases_.size()); }
 
@@ -42,5 +45,21 @@ class SamplingPlan {
   std::vector<std::vector<int64_t>> weights_;  // [phase][direction]
   std::vector<int64_t> weight_sums_;           // [phase]
 };
+
+// Identifies a permutation: the pairs of a direction are shuffled anew in every epoch.
+struct PermutationKey {
+  PhiloxKey key;        // MakeKey(seed, RandomPurpose::kDataOrder)
+  uint64_t stream = 0;  // HashName of the direction
+  uint32_t epoch = 0;
+};
+
+// Returns entry `position` of the permutation of 0 .. size-1; 0 <= position < size. Each value
+// comes exactly once. It is a Feistel network of six rounds over the next even power of two, walked
+// until it lands inside; some 0.3 microseconds. Frozen vectors: sampling_test.cc.
+int64_t Permute(const PermutationKey& key, int64_t size, int64_t position);
+
+// Returns a number in [0, bound), a function of (key, window, index), near enough to uniform for
+// bound < 2^32; for the shuffle of the microbatches of a window.
+uint32_t BoundedNumber(PhiloxKey key, uint64_t window, uint32_t index, uint32_t bound);
 
 }  // namespace deepnet

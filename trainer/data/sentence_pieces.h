@@ -1,8 +1,10 @@
-// The only door to the SentencePiece library. Its headers define a namespace absl of their own, so
-// the code behind this header sees no abseil, and errors are strings here.
+// SentencePiece models: the sample of sentences that one learns from, training, use. The only door
+// to the SentencePiece library: its headers define a namespace absl of their own, so the code
+// behind this header sees no abseil, and errors are strings here.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -10,11 +12,58 @@
 
 namespace deepnet {
 
-// A loaded model, with its own ids. Immutable, safe from several threads.
+struct SentenceSampleSpec {
+  int64_t max_sentences = 1000000;         // of all languages together
+  int64_t max_bytes = int64_t{128} << 20;  // of their text
+  double temperature = 5.0;                // T >= 1
+  uint64_t seed = 0;
+};
+
+// A bounded sample of the sentences a tokenizer learns from, drawn while all of them pass by.
+//
+// Every distinct sentence has a priority, a hash of (seed, language, text); a language keeps those
+// below its threshold. When memory is full, each language's threshold falls so far that its share
+// is lines^(1/T): with T = 5 the language that is in every pair (English) does not drown the rest.
+// A sentence that comes again has the same priority and is taken once. The sample depends on the
+// set of sentences and their order by language, not on time or threads.
+class SentenceSample {
+ public:
+  explicit SentenceSample(const SentenceSampleSpec& spec);
+
+  void Add(std::string_view language, std::string_view sentence);
+
+  // Returns the sample, languages one after the other, in order of priority. The object is empty
+  // afterwards.
+  std::vector<std::string> Take();
+
+ private:
+  struct Item {
+    uint64_t priority;
+    std::string text;
+  };
+  struct Language {
+    uint64_t hash = 0;
+    int64_t num_lines = 0;            // seen
+    uint64_t threshold = UINT64_MAX;  // items below are kept
+    std::vector<Item> items;
+  };
+
+  // Lowers thresholds until at most `max_sentences` and `max_bytes` are left.
+  void Shrink(int64_t max_sentences, int64_t max_bytes);
+  void CutTo(int64_t max_sentences);
+
+  const SentenceSampleSpec spec_;
+  std::map<std::string, Language, std::less<>> languages_;
+  int64_t num_items_ = 0;
+  int64_t num_bytes_ = 0;
+};
+
+// A loaded model, with the ids of its file. Immutable, safe from several threads.
 class SentencePieces {
  public:
-  // Null if `model_bytes` is no model; *error then says why.
+  // Returns null if `model_bytes` is no model; *error then says why.
   static std::unique_ptr<SentencePieces> Load(std::string_view model_bytes, std::string* error);
+  static std::unique_ptr<SentencePieces> LoadFile(const std::string& path, std::string* error);
 
   virtual ~SentencePieces() = default;
   virtual int size() const = 0;
@@ -22,6 +71,9 @@ class SentencePieces {
   virtual bool IsUnknown(int id) const = 0;  // the piece for characters the model does not know
   virtual bool IsControl(int id) const = 0;  // never produced by text
   virtual std::vector<int> Encode(std::string_view text) const = 0;
+
+  // Pieces of `text` as the text has them, "▁" for a space; unknown characters as they are.
+  virtual std::vector<std::string> EncodeAsPieces(std::string_view text) const = 0;
   virtual std::string Decode(const std::vector<int>& ids) const = 0;
 };
 

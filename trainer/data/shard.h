@@ -2,26 +2,53 @@
 //
 // Layout, little-endian, all counts and offsets 64 bits (docs/design/data.md):
 //   [0, 4096)   ShardHeader, zeros
-//   tokens      both sides of pair 0, both sides of pair 1, ...; uint16 or uint32 ids, no tags, no
-//   </s> index       ShardEntry of each pair lengths     LengthRow for 0, 1, ... pieces: sums over
-//   pairs by their longer side checksums   CRC-32C of every mebibyte from byte 4096 up to here
+//   tokens      both sides of pair 0, both sides of pair 1, ...; uint16 or uint32 ids, no tags,
+//               no </s>
+//   index       ShardEntry of each pair
+//   lengths     LengthRow for 0, 1, ... pieces: sums over pairs by their longer side
+//   checksums   CRC-32C of every mebibyte from byte 4096 up to here
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
 #include "trainer/data/content_hash.h"
-#include "trainer/data/mapped_file.h"
-#include "trainer/data/pair_index.h"
 
 namespace deepnet {
+
+// A file as read-only memory. Movable. Pages come from the file as they are touched and may leave
+// memory again.
+class MappedFile {
+ public:
+  // Fails naming the file.
+  static absl::StatusOr<MappedFile> Open(const std::string& path);
+
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&& other) noexcept;
+  ~MappedFile();
+
+  std::string_view bytes() const { return {data_, size_}; }
+  const std::string& path() const { return path_; }
+
+ private:
+  MappedFile(std::string path, const char* data, size_t size);
+
+  std::string path_;
+  const char* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+// Returns the content hash of a file's bytes. Fails naming the file.
+absl::StatusOr<uint64_t> HashFile(const std::string& path);
 
 inline constexpr uint32_t kShardVersion = 1;
 inline constexpr int64_t kShardDataOffset = 4096;
@@ -94,7 +121,7 @@ class ShardWriter {
   // Fails naming the file, for example when the disk is full.
   absl::Status Add(std::span<const int32_t> first, std::span<const int32_t> second);
 
-  // Completes the file and puts it on disk. Without it the file is no shard.
+  // Completes the file and syncs it to disk. Before that the file is no shard.
   absl::Status Finish();
 
   const std::vector<LengthRow>& lengths() const { return lengths_; }  // row m as in LengthRow
@@ -122,13 +149,13 @@ class ShardWriter {
   ContentHasher hasher_;
 };
 
-// A shard as it lies on disk. Immutable, safe from several threads.
+// A shard on disk. Immutable, safe from several threads.
 class Shard {
  public:
   // Checks header, version and size; fails naming the file and what is wrong.
   static absl::StatusOr<Shard> Open(const std::string& path);
 
-  // Reads everything against its checksums; fails naming the first bad block.
+  // Compares everything with its checksums; fails naming the first bad block.
   absl::Status VerifyChecksums() const;
 
   int64_t num_pairs() const { return header_.num_pairs; }

@@ -6,32 +6,58 @@
 namespace deepnet {
 namespace {
 
-// Bytes of the well-formed character that starts at text[0]; 0 if there is none.
-size_t CharacterBytes(std::string_view text) {
-  const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
-  const uint8_t lead = byte(0);
-  if (lead < 0x80) return 1;
-  const size_t length = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
-  if (lead < 0xC2 || lead > 0xF4 || text.size() < length) return 0;
-  // The second byte alone rules out overlong forms, surrogates and code points above U+10FFFF.
-  const uint8_t low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
-  const uint8_t high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
-  if (byte(1) < low || byte(1) > high) return 0;
-  for (size_t i = 2; i < length; ++i) {
-    if ((byte(i) & 0xC0) != 0x80) return 0;
+constexpr char32_t kEscapedByte = 0xDC00;
+
+struct Decoded {
+  char32_t code_point;
+  size_t bytes;  // at least 1
+};
+
+Decoded Escape(unsigned char byte) { return {kEscapedByte + byte, 1}; }
+
+// The code point at the start of `text`, which is not empty.
+Decoded DecodeFirst(std::string_view text) {
+  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned char lead = byte(0);
+  if (lead < 0x80) return {lead, 1};
+  const size_t bytes = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
+  if (lead < 0xC2 || lead > 0xF4 || bytes > text.size()) return Escape(lead);
+  char32_t code_point = lead & (0xFF >> (bytes + 1));
+  for (size_t i = 1; i < bytes; ++i) {
+    if ((byte(i) & 0xC0) != 0x80) return Escape(lead);
+    code_point = (code_point << 6) | (byte(i) & 0x3F);
   }
-  return length;
+  const bool too_long = (bytes == 3 && code_point < 0x800) || (bytes == 4 && code_point < 0x10000);
+  const bool surrogate = code_point >= 0xD800 && code_point <= 0xDFFF;
+  if (too_long || surrogate || code_point > 0x10FFFF) return Escape(lead);
+  return {code_point, bytes};
+}
+
+// Bytes of the white space that ends `text`, or 0.
+size_t TrailingSpaceBytes(std::string_view text) {
+  size_t start = text.size();
+  while (start > 0 && text.size() - start < 3) {
+    --start;
+    if ((static_cast<unsigned char>(text[start]) & 0xC0) != 0x80) break;
+  }
+  if (start == text.size()) return 0;
+  const Decoded last = DecodeFirst(text.substr(start));
+  return start + last.bytes == text.size() && IsUnicodeSpace(last.code_point) ? last.bytes : 0;
 }
 
 }  // namespace
 
 bool IsUtf8(std::string_view text) {
   while (!text.empty()) {
-    const size_t length = CharacterBytes(text);
-    if (length == 0) return false;
-    text.remove_prefix(length);
+    const Decoded first = DecodeFirst(text);
+    if (first.bytes == 1 && first.code_point >= kEscapedByte) return false;
+    text.remove_prefix(first.bytes);
   }
   return true;
+}
+
+bool HasUtf16Mark(std::string_view text) {
+  return text.starts_with("\xff\xfe") || text.starts_with("\xfe\xff");
 }
 
 std::string_view Trim(std::string_view text) {
@@ -39,6 +65,79 @@ std::string_view Trim(std::string_view text) {
   while (!text.empty() && is_blank(text.front())) text.remove_prefix(1);
   while (!text.empty() && is_blank(text.back())) text.remove_suffix(1);
   return text;
+}
+
+std::u32string DecodeUtf8(std::string_view text) {
+  std::u32string code_points;
+  code_points.reserve(text.size());
+  while (!text.empty()) {
+    const Decoded first = DecodeFirst(text);
+    code_points.push_back(first.code_point);
+    text.remove_prefix(first.bytes);
+  }
+  return code_points;
+}
+
+std::string EncodeUtf8(std::u32string_view text) {
+  std::string bytes;
+  bytes.reserve(text.size());
+  const auto add = [&](char32_t value) { bytes.push_back(static_cast<char>(value)); };
+  for (const char32_t c : text) {
+    if (c < 0x80) {
+      add(c);
+    } else if (c >= kEscapedByte && c <= kEscapedByte + 0xFF) {
+      add(c - kEscapedByte);
+    } else if (c < 0x800) {
+      add(0xC0 | (c >> 6));
+      add(0x80 | (c & 0x3F));
+    } else if (c < 0x10000) {
+      add(0xE0 | (c >> 12));
+      add(0x80 | ((c >> 6) & 0x3F));
+      add(0x80 | (c & 0x3F));
+    } else {
+      add(0xF0 | (c >> 18));
+      add(0x80 | ((c >> 12) & 0x3F));
+      add(0x80 | ((c >> 6) & 0x3F));
+      add(0x80 | (c & 0x3F));
+    }
+  }
+  return bytes;
+}
+
+bool IsUnicodeSpace(char32_t c) {
+  return c == 0x20 || (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x1F) || c == 0x85 ||
+         c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 ||
+         c == 0x202F || c == 0x205F || c == 0x3000;
+}
+
+std::string_view StripTrailingSpace(std::string_view text) {
+  while (const size_t bytes = TrailingSpaceBytes(text)) text.remove_suffix(bytes);
+  return text;
+}
+
+std::string_view StripSpace(std::string_view text) {
+  while (!text.empty()) {
+    const Decoded first = DecodeFirst(text);
+    if (!IsUnicodeSpace(first.code_point)) break;
+    text.remove_prefix(first.bytes);
+  }
+  return StripTrailingSpace(text);
+}
+
+std::vector<std::string> SplitOnSpace(std::string_view text) {
+  std::vector<std::string> words;
+  size_t start = 0;  // of the word being read
+  size_t end = 0;
+  while (end < text.size()) {
+    const Decoded next = DecodeFirst(text.substr(end));
+    if (IsUnicodeSpace(next.code_point)) {
+      if (end > start) words.emplace_back(text.substr(start, end - start));
+      start = end + next.bytes;
+    }
+    end += next.bytes;
+  }
+  if (end > start) words.emplace_back(text.substr(start, end - start));
+  return words;
 }
 
 }  // namespace deepnet

@@ -1,15 +1,40 @@
-// Well-formedness of UTF-8, and trimming.
+// UTF-8: well-formedness, trimming, and the few facts about Unicode that scoring needs.
 #pragma once
 
+#include <string>
 #include <string_view>
+#include <vector>
 
 namespace deepnet {
 
-// Whether `text` is UTF-8 (RFC 3629): no overlong forms, no surrogates, nothing above U+10FFFF.
-// NUL is a character like any other.
+// Returns true if `text` is UTF-8 (RFC 3629): no overlong forms, no surrogates, nothing above
+// U+10FFFF. NUL is a character like any other.
 bool IsUtf8(std::string_view text);
 
-// `text` without spaces and control characters (bytes 0x01 to 0x20) at either end.
+// Returns true if `text` starts with the byte order mark of UTF-16, which no UTF-8 does.
+bool HasUtf16Mark(std::string_view text);
+
+// Returns `text` without spaces and control characters (bytes 0x01 to 0x20) at either end.
 std::string_view Trim(std::string_view text);
+
+// The rest is as Python's str has it, because sacreBLEU is written on top of it.
+
+// Returns the code points of `text`. A byte that belongs to no valid UTF-8 sequence becomes 0xDC00
+// + byte, alone (Python's "surrogateescape"), so that no input is refused and equal bytes stay
+// equal.
+std::u32string DecodeUtf8(std::string_view text);
+
+// The inverse of DecodeUtf8.
+std::string EncodeUtf8(std::u32string_view text);
+
+// Returns str.isspace(): true for what str.split() and str.strip() cut at.
+bool IsUnicodeSpace(char32_t c);
+
+// str.rstrip() and str.strip().
+std::string_view StripTrailingSpace(std::string_view text);
+std::string_view StripSpace(std::string_view text);
+
+// str.split(): the runs between white space; none of them is empty.
+std::vector<std::string> SplitOnSpace(std::string_view text);
 
 }  // namespace deepnet

@@ -4,9 +4,10 @@
 // the tags __xx__ in sorted order. Whatever ids the model itself gives its specials are mapped.
 //
 // Example:
-//   ASSIGN_OR_RETURN(const Vocabulary vocabulary, Vocabulary::Open("corpus/tokenizer.model", {"de",
-//   "en"})); vocabulary.Encode("Hallo Welt");   // {1042, 77, 913} vocabulary.TagId("de"); //
-//   size() - 2
+//   ASSIGN_OR_RETURN(const Vocabulary vocabulary,
+//                    Vocabulary::Open("corpus/tokenizer.model", {"de", "en"}));
+//   vocabulary.Encode("Hallo Welt");  // {1042, 77, 913}
+//   vocabulary.TagId("de");           // size() - 2
 #pragma once
 
 #include <cstdint>
@@ -41,28 +42,28 @@ class Vocabulary {
   static absl::StatusOr<Vocabulary> FromBytes(std::string_view model_bytes,
                                               std::vector<std::string> languages);
 
-  // Ids of `text`, no tag, no </s>. Never produces a tag: text that spells one is split into
-  // pieces.
+  // Returns the ids of `text`, no tag, no </s>. Never produces a tag: text that spells one is split
+  // into pieces.
   std::vector<int32_t> Encode(std::string_view text) const;
 
-  // Text of `ids`; specials and tags are left out, <unk> becomes the model's surface for it.
+  // Returns the text of `ids`; specials and tags are skipped, <unk> becomes the model's surface for
+  // it.
   std::string Decode(std::span<const int32_t> ids) const;
 
-  // Id of __language__; nothing where the vocabulary has no such tag.
+  // Returns the id of __language__; nothing where the vocabulary has no such tag.
   std::optional<int32_t> TagId(std::string_view language) const;
 
-  // Ids of all tags, in order: what a search never emits.
+  // Returns the ids of all tags, in order: a search never emits them.
   std::vector<int32_t> TagIds() const;
 
-  // How an id prints: "<pad>", "▁the", "__de__".
+  // Returns an id in print: "<pad>", "▁the", "__de__".
   std::string Piece(int32_t id) const;
 
   int32_t size() const { return size_; }  // specials, pieces, tags
   int32_t first_tag() const { return size_ - static_cast<int32_t>(languages_.size()); }
   const std::vector<std::string>& languages() const { return languages_; }  // sorted
-  const std::string& hash() const {
-    return hash_;
-  }  // hexadecimal; of the model's bytes and the tags
+  // Hexadecimal hash of the model's bytes and the tags.
+  const std::string& hash() const { return hash_; }
 
  private:
   Vocabulary() = default;

@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 
 #include "parallel/base/check.h"
+#include "trainer/data/batcher.h"
 
 namespace deepnet {
 namespace {
@@ -13,7 +14,7 @@ namespace {
 // Sources packed one after the other.
 struct PackedSources {
   PackedSide side;
-  std::vector<uint32_t> pairs;  // not looked at without dropout
+  std::vector<uint32_t> pairs;  // unused without dropout
 };
 
 PackedSources PackSources(std::span<const std::vector<int32_t>> sources) {
@@ -28,7 +29,7 @@ PackedSources PackSources(std::span<const std::vector<int32_t>> sources) {
   return packed;
 }
 
-// Sentences [begin, end) as long as their tokens fit.
+// Returns the end of the sentences from `begin` on whose tokens fit.
 size_t EndOfSlice(std::span<const std::vector<int32_t>> sources, size_t begin, int64_t capacity) {
   int64_t tokens = 0;
   size_t end = begin;
@@ -48,13 +49,34 @@ int DecoderLayers(const Transformer& model) {
 
 }  // namespace
 
+void RunForward(Transformer& model, PipelineLink* link, const MicrobatchPass& pass,
+                Activations& kept, float* token_nll) {
+  const int64_t sources = pass.source.count, targets = pass.target.count;
+  const Flow& values = kept.values;
+  bool has_encoder_output = link == nullptr;
+  for (int i = 0; i < static_cast<int>(model.chunks().size()); ++i) {
+    const Chunk& chunk = model.chunks()[i];
+    has_encoder_output = has_encoder_output || chunk.ends_encoder();
+    if (!has_encoder_output && chunk.reads_memory()) {
+      link->ReceiveEncoderOutput(sources, values.memory_RD);
+      has_encoder_output = true;
+    }
+    if (link && chunk.inputs().source) link->ReceiveBefore(i, sources, values.source_RD);
+    if (link && chunk.inputs().target) link->ReceiveBefore(i, targets, values.target_RD);
+    chunk.Forward(pass, values, model.work(), kept.kept, {}, {}, token_nll);
+    if (link && chunk.outputs().source) link->SendBehind(i, sources, values.source_RD);
+    if (link && chunk.ends_encoder()) link->SendEncoderOutput(sources, values.memory_RD);
+    if (link && chunk.outputs().target) link->SendBehind(i, targets, values.target_RD);
+  }
+}
+
 struct ModelScorer::State : public DecoderState {
   explicit State(ModelScorer& scorer) : scorer(scorer) {}
   ~State() override { scorer.spare_caches_ = std::move(self_caches); }
 
-  int num_rows() const override { return static_cast<int>(memory_lengths.size()); }
+  int num_rows() const override { return static_cast<int>(source_lengths.size()); }
 
-  // Lists of one kind, a row each, with room to grow.
+  // One list per row, with room to grow.
   struct Lists {
     std::vector<int32_t> entries;  // [rows, stride]
     int64_t stride = 0;
@@ -80,10 +102,10 @@ struct ModelScorer::State : public DecoderState {
 
   ModelScorer& scorer;
   int64_t position = 0;  // tokens fed so far
-  Lists self, memory;
-  std::vector<int32_t> memory_lengths;                    // [rows]
-  std::vector<KeyValueCache> self_caches, memory_caches;  // a layer each
-  int64_t self_rows = 0;                                  // rows of self_caches in use
+  Lists self, cross;
+  std::vector<int32_t> source_lengths;                   // [rows]
+  std::vector<KeyValueCache> self_caches, cross_caches;  // one per layer
+  int64_t self_rows = 0;                                 // rows of self_caches in use
 };
 
 ModelScorer::ModelScorer(Transformer& model, PipelineLink* link)
@@ -99,20 +121,20 @@ std::unique_ptr<DecoderState> ModelScorer::Start(std::span<const std::vector<int
   for (const std::vector<int32_t>& source : sources) {
     tokens += static_cast<int64_t>(source.size());
     longest = std::max(longest, static_cast<int64_t>(source.size()));
-    state->memory_lengths.push_back(static_cast<int32_t>(source.size()));
+    state->source_lengths.push_back(static_cast<int32_t>(source.size()));
   }
   std::vector<at::Tensor> kv_R2D;
   for (int i = 0; i < num_layers_; ++i) {
     kv_R2D.push_back(at::empty({tokens, 2 * d}, model_.ops().Operand()));
-    state->memory_caches.push_back({kv_R2D[i].narrow(1, 0, d), kv_R2D[i].narrow(1, d, d)});
+    state->cross_caches.push_back({kv_R2D[i].narrow(1, 0, d), kv_R2D[i].narrow(1, d, d)});
   }
   state->self_caches = std::exchange(spare_caches_, {});
   while (state->self_caches.size() < static_cast<size_t>(num_layers_)) {
     state->self_caches.push_back(
         {at::empty({0, d}, model_.ops().Operand()), at::empty({0, d}, model_.ops().Operand())});
   }
-  state->memory.SetStride(0, longest);
-  state->memory.entries.resize(sources.size() * longest);
+  state->cross.SetStride(0, longest);
+  state->cross.entries.resize(sources.size() * longest);
   int64_t first = 0;
   for (size_t begin = 0; begin < sources.size();) {
     const size_t end = EndOfSlice(sources, begin, model_.capacity().source_tokens());
@@ -127,7 +149,7 @@ std::unique_ptr<DecoderState> ModelScorer::Start(std::span<const std::vector<int
       left = left.subspan(chunk.decoder().size());
     }
     for (size_t s = begin; s < end; ++s) {
-      int32_t* list = state->memory.entries.data() + s * longest;
+      int32_t* list = state->cross.entries.data() + s * longest;
       for (size_t p = 0; p < sources[s].size(); ++p) list[p] = static_cast<int32_t>(first++);
     }
     begin = end;
@@ -135,29 +157,30 @@ std::unique_ptr<DecoderState> ModelScorer::Start(std::span<const std::vector<int
   return state;
 }
 
-// On return values.memory_RD holds the encoder's output wherever decoder layers want it.
+// On return values.memory_RD holds the encoder's output where decoder layers read it.
 void ModelScorer::EncodeSlice(const PackedRows& rows) {
   const Flow& values = kept_->values;
-  bool here = link_ == nullptr;
+  bool has_encoder_output = link_ == nullptr;
   for (int i = 0; i < static_cast<int>(model_.chunks().size()); ++i) {
     const Chunk& chunk = model_.chunks()[i];
     if (!chunk.has_source()) continue;
     if (link_ && chunk.inputs().source) link_->ReceiveBefore(i, rows.count, values.source_RD);
     chunk.Encode({.source = rows, .step = model_.step()}, values, model_.work(), kept_->kept);
     if (link_ && chunk.outputs().source) link_->SendBehind(i, rows.count, values.source_RD);
-    if (link_ && chunk.ends_encoder()) link_->SendMemory(rows.count, values.memory_RD);
-    here = here || chunk.ends_encoder();
+    if (link_ && chunk.ends_encoder()) link_->SendEncoderOutput(rows.count, values.memory_RD);
+    has_encoder_output = has_encoder_output || chunk.ends_encoder();
   }
-  if (!here && num_layers_ > 0) link_->ReceiveMemory(rows.count, values.memory_RD);
+  if (!has_encoder_output && num_layers_ > 0)
+    link_->ReceiveEncoderOutput(rows.count, values.memory_RD);
 }
 
 void ModelScorer::Reorder(DecoderState& decoder_state, std::span<const int32_t> parents) {
   auto& state = static_cast<State&>(decoder_state);
   state.self.Take(parents);
-  state.memory.Take(parents);
+  state.cross.Take(parents);
   std::vector<int32_t> lengths;
-  for (const int32_t parent : parents) lengths.push_back(state.memory_lengths[parent]);
-  state.memory_lengths = std::move(lengths);
+  for (const int32_t parent : parents) lengths.push_back(state.source_lengths[parent]);
+  state.source_lengths = std::move(lengths);
 }
 
 void ModelScorer::Step(DecoderState& decoder_state, std::span<const int32_t> tokens,
@@ -195,10 +218,10 @@ void ModelScorer::Step(DecoderState& decoder_state, std::span<const int32_t> tok
                            .pairs = positions.data() + begin};
     const CacheIndex self{state.self.entries.data() + begin * state.self.stride, state.self.stride,
                           lengths.data() + begin};
-    const CacheIndex memory{state.memory.entries.data() + begin * state.memory.stride,
-                            state.memory.stride, state.memory_lengths.data() + begin};
+    const CacheIndex cross{state.cross.entries.data() + begin * state.cross.stride,
+                           state.cross.stride, state.source_lengths.data() + begin};
     if (log_probs == nullptr) {
-      StepSlice(state, slice, self, memory, state.self_rows + begin, at::Tensor());
+      StepSlice(state, slice, self, cross, state.self_rows + begin, at::Tensor());
       continue;
     }
     const at::Tensor out =
@@ -207,7 +230,7 @@ void ModelScorer::Step(DecoderState& decoder_state, std::span<const int32_t> tok
         model_.ops().Stream().device().is_cpu() && model_.ops().Stream().dtype() == at::kFloat;
     const at::Tensor logits =
         in_place ? out : at::empty({count, vocabulary}, model_.ops().Stream());
-    StepSlice(state, slice, self, memory, state.self_rows + begin, logits);
+    StepSlice(state, slice, self, cross, state.self_rows + begin, logits);
     model_.ops().LogSoftmax(count, logits);
     if (!in_place) out.copy_(logits);
   }
@@ -216,14 +239,14 @@ void ModelScorer::Step(DecoderState& decoder_state, std::span<const int32_t> tok
 }
 
 void ModelScorer::StepSlice(State& state, const PackedRows& rows, const CacheIndex& self,
-                            const CacheIndex& memory, int64_t first_row,
+                            const CacheIndex& cross, int64_t first_row,
                             const at::Tensor& logits_RV) {
   const at::Tensor& target_RD = kept_->values.target_RD;
   DecodeCaches caches{.self = state.self_caches,
                       .first_row = first_row,
                       .self_index = self,
-                      .memory = state.memory_caches,
-                      .memory_index = memory};
+                      .memory = state.cross_caches,
+                      .memory_index = cross};
   for (int i = 0; i < static_cast<int>(model_.chunks().size()); ++i) {
     const Chunk& chunk = model_.chunks()[i];
     if (!chunk.has_target()) continue;
@@ -234,6 +257,46 @@ void ModelScorer::StepSlice(State& state, const PackedRows& rows, const CacheInd
     caches.self = caches.self.subspan(chunk.decoder().size());
     caches.memory = caches.memory.subspan(chunk.decoder().size());
   }
+}
+
+ModelPairScorer::ModelPairScorer(Transformer& model, PipelineLink* link,
+                                 std::function<void()> computed)
+    : model_(model),
+      link_(link),
+      computed_(std::move(computed)),
+      kept_(model.MakeActivations(/*shared=*/true)) {}
+
+std::vector<double> ModelPairScorer::LogProbabilities(std::span<const IdPair> pairs) {
+  const MicrobatchSpec& spec = model_.capacity();
+  const Capacity capacity{spec.source_tokens(), spec.target_tokens(), spec.sentences()};
+  std::vector<double> result;
+  std::vector<float> token_nll(spec.target_tokens());
+  for (size_t begin = 0; begin < pairs.size();) {
+    MicrobatchBuilder builder(capacity);
+    size_t end = begin;
+    for (; end < pairs.size(); ++end) {
+      const EncodedPair pair{pairs[end].source, pairs[end].target, pairs[end].input};
+      if (!builder.HasRoom(pair)) break;
+      builder.Add(static_cast<uint32_t>(end - begin), pair);
+    }
+    DEEPNET_CHECK(end > begin) << "a pair of " << pairs[begin].source.size() << " and "
+                               << pairs[begin].target.size() << " tokens exceeds the capacity";
+    const Microbatch mb = std::move(builder).Build();
+    Forward(mb, token_nll.data());
+    for (int s = 0; s < mb.num_sentences; ++s) {
+      double sum = 0.0;
+      for (int r = mb.target.offsets[s]; r < mb.target.offsets[s + 1]; ++r) sum -= token_nll[r];
+      result.push_back(sum);
+    }
+    begin = end;
+  }
+  return result;
+}
+
+void ModelPairScorer::Forward(const Microbatch& microbatch, float* token_nll) {
+  RunForward(model_, link_, MakePass(microbatch, /*seed=*/0, model_.step(), /*training=*/false),
+             *kept_, token_nll);
+  if (computed_) computed_();
 }
 
 }  // namespace deepnet

@@ -1,14 +1,13 @@
 // The Transformer as a search sees it (scorer.h): incremental decoding with cached keys and values.
 //
 // A row of the cache is written once and never moves: each hypothesis has a list of the rows it
-// looks at, and re-ordering hypotheses copies lists of integers. Batches larger than the model's
+// attends to, and re-ordering hypotheses copies lists of integers. Batches larger than the model's
 // capacity are computed in slices; rows do not influence each other, so slices change nothing. The
-// memory of a state's cache serves the next one, so the scorer keeps that of the state that ended
-// last.
+// scorer keeps the caches of the state that ended last, for the next one.
 //
-// A rank of a pipeline is the same scorer over its own chunks, with a PipelineLink for what comes
-// from the chunks before them and goes to those behind: all ranks are given the same calls, and
-// only the one with the output layer has results (pipeline_scorer.h).
+// A rank of a pipeline is the same scorer over its own chunks, with a PipelineLink to the chunks
+// before and behind them: all ranks get the same calls, and only the one with the output layer has
+// results (pipeline_scorer.h).
 #pragma once
 
 #include <functional>
@@ -17,16 +16,23 @@
 
 #include "trainer/data/batcher.h"
 #include "trainer/decode/pipeline_link.h"
-#include "trainer/decode/score.h"
 #include "trainer/decode/scorer.h"
 #include "trainer/model/transformer.h"
 
 namespace deepnet {
 
+// Computes this rank's part of a forward pass without dropout (`pass.training` is false), receiving
+// from other ranks and sending to them through `link`; without a link the model is complete. `kept`
+// is model.MakeActivations(shared) and holds on return the output of the rank's last chunk: with
+// the output layer the decoder's output, and `token_nll` (optional, [target rows]) is filled. After
+// an error of the link the result is invalid.
+void RunForward(Transformer& model, PipelineLink* link, const MicrobatchPass& pass,
+                Activations& kept, float* token_nll);
+
 class ModelScorer : public Scorer {
  public:
   // `model` has current working copies (Refresh) and, like `link`, outlives this. Without a link
-  // the model is whole, in one chunk or several.
+  // the model is complete, in one chunk or several.
   explicit ModelScorer(Transformer& model, PipelineLink* link = nullptr);
 
   int64_t vocabulary_size() const override { return model_.spec().vocabulary_size(); }
@@ -40,13 +46,13 @@ class ModelScorer : public Scorer {
 
   void EncodeSlice(const PackedRows& rows);
   void StepSlice(State& state, const PackedRows& rows, const CacheIndex& self,
-                 const CacheIndex& memory, int64_t first_row, const at::Tensor& logits_RV);
+                 const CacheIndex& cross, int64_t first_row, const at::Tensor& logits_RV);
 
   Transformer& model_;
   PipelineLink* const link_;
   const int num_layers_;  // of the decoder, on this rank
   std::unique_ptr<Activations> kept_;
-  std::vector<KeyValueCache> spare_caches_;  // a layer each, of a state that is gone; or none
+  std::vector<KeyValueCache> spare_caches_;  // one per layer, of a state that ended; or none
 };
 
 // Log-probabilities through the training forward pass: all positions of a target at once.

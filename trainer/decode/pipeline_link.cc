@@ -2,6 +2,7 @@
 
 #include <cstdio>
 #include <cstring>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -13,12 +14,12 @@
 namespace deepnet {
 namespace {
 
-constexpr size_t kMostSends = 16;  // under way at once; one more waits for the oldest
+constexpr size_t kMaxSends = 16;  // at once; one more waits for the oldest
 
-// Tags. Cuts have their number: that of the chunk behind them.
-constexpr int kOrderSize = Communicator::kNumTags - 1;
-constexpr int kOrder = Communicator::kNumTags - 2;
-constexpr int kMemory = Communicator::kNumTags - 3;
+// Tags. A boundary has the number of the chunk behind it.
+constexpr int kCommandSize = Communicator::kNumTags - 1;
+constexpr int kCommand = Communicator::kNumTags - 2;
+constexpr int kEncoderOutput = Communicator::kNumTags - 3;
 
 int64_t BytesOf(int64_t rows, const at::Tensor& x_RD) {
   DEEPNET_CHECK(x_RD.is_contiguous());
@@ -33,49 +34,80 @@ std::vector<char> RowBytes(int64_t rows, const at::Tensor& x_RD) {
   return bytes;
 }
 
+std::vector<int> Without(std::set<int> ranks, int rank) {
+  ranks.erase(rank);
+  return {ranks.begin(), ranks.end()};
+}
+
 }  // namespace
 
+PipelineRoute MakePipelineRoute(const Inventory& inventory, std::span<const int> chunk_ends,
+                                const Placement& placement, int rank) {
+  DEEPNET_CHECK_EQ(static_cast<int>(chunk_ends.size()), placement.NumChunks());
+  PipelineRoute route{.rank = rank, .chunks = {}, .rank_of_chunk = placement.rank_of_chunk};
+  route.driver = placement.rank_of_chunk.back();
+  std::set<int> all, decoders, behind_encoder;
+  for (int c = 0, layer = 0; c < placement.NumChunks(); ++c) {
+    const int owner = placement.rank_of_chunk[c];
+    all.insert(owner);
+    if (owner == rank) route.chunks.push_back(c);
+    for (; layer < chunk_ends[c]; ++layer) {
+      const LayerKind kind = inventory.layers[layer].kind;
+      if (kind == LayerKind::kEncoder) route.encoder_end = owner;
+      if (kind == LayerKind::kDecoder && ReadsMemory(inventory.layers[layer]))
+        decoders.insert(owner);
+      if (kind >= LayerKind::kTargetEmbedding) behind_encoder.insert(owner);
+    }
+  }
+  route.encoder_output_to = Without(decoders, route.encoder_end);
+  route.steppers = Without(behind_encoder, route.driver);
+  route.followers = Without(all, route.driver);
+  return route;
+}
+
 void PipelineLink::ReceiveBefore(int i, int64_t rows, const at::Tensor& x_RD) {
-  const int cut = route_.chunks[i];
-  const int peer = route_.rank_of_chunk[cut - 1];
+  const int boundary = route_.chunks[i];
+  const int peer = route_.rank_of_chunk[boundary - 1];
   if (peer == route_.rank) return;
-  ReceiveRows(rows, x_RD, peer, cut, absl::StrCat("rows before chunk ", cut));
+  ReceiveRows(rows, x_RD, peer, boundary, absl::StrCat("rows before chunk ", boundary));
 }
 
 void PipelineLink::SendBehind(int i, int64_t rows, const at::Tensor& x_RD) {
-  const int cut = route_.chunks[i] + 1;
-  const int peer = route_.rank_of_chunk[cut];
+  const int boundary = route_.chunks[i] + 1;
+  const int peer = route_.rank_of_chunk[boundary];
   if (peer == route_.rank) return;
-  Send(RowBytes(rows, x_RD), peer, cut, absl::StrCat("rows before chunk ", cut));
+  Send(RowBytes(rows, x_RD), peer, boundary, absl::StrCat("rows before chunk ", boundary));
 }
 
-void PipelineLink::SendMemory(int64_t rows, const at::Tensor& memory_RD) {
-  for (const int peer : route_.memory_to) Send(RowBytes(rows, memory_RD), peer, kMemory, "memory");
+void PipelineLink::SendEncoderOutput(int64_t rows, const at::Tensor& encoder_output_RD) {
+  for (const int peer : route_.encoder_output_to)
+    Send(RowBytes(rows, encoder_output_RD), peer, kEncoderOutput, "encoder output");
 }
 
-void PipelineLink::ReceiveMemory(int64_t rows, const at::Tensor& memory_RD) {
-  ReceiveRows(rows, memory_RD, route_.encoder_end, kMemory, "memory");
+void PipelineLink::ReceiveEncoderOutput(int64_t rows, const at::Tensor& encoder_output_RD) {
+  ReceiveRows(rows, encoder_output_RD, route_.encoder_end, kEncoderOutput, "encoder output");
 }
 
-void PipelineLink::SendOrder(std::span<const int32_t> order, std::span<const int> ranks) {
-  const int64_t count = static_cast<int64_t>(order.size());
-  std::vector<char> size(sizeof(count)), bytes(order.size_bytes());
+void PipelineLink::SendCommand(std::span<const int32_t> command, std::span<const int> ranks) {
+  const int64_t count = static_cast<int64_t>(command.size());
+  std::vector<char> size(sizeof(count)), bytes(command.size_bytes());
   std::memcpy(size.data(), &count, sizeof(count));
-  std::memcpy(bytes.data(), order.data(), bytes.size());
+  std::memcpy(bytes.data(), command.data(), bytes.size());
   for (const int peer : ranks) {
-    Send(size, peer, kOrderSize, "size of an order");
-    Send(bytes, peer, kOrder, "order");
+    Send(size, peer, kCommandSize, "size of a command");
+    Send(bytes, peer, kCommand, "command");
   }
 }
 
-std::vector<int32_t> PipelineLink::ReceiveOrder() {
+std::vector<int32_t> PipelineLink::ReceiveCommand() {
   int64_t count = 0;
-  Receive(&count, sizeof(count), route_.driver, kOrderSize, limits_.order, "order of the driver");
-  std::vector<int32_t> order(status_.ok() ? static_cast<size_t>(count) : 0);
-  Receive(order.data(), count * static_cast<int64_t>(sizeof(int32_t)), route_.driver, kOrder,
-          limits_.rows, "order of the driver");
-  if (!status_.ok()) order.clear();
-  return order;
+  Receive(&count, sizeof(count), route_.driver, kCommandSize, limits_.order,
+          "command of the driver");
+  std::vector<int32_t> command(status_.ok() ? static_cast<size_t>(count) : 0);
+  Receive(command.data(), count * static_cast<int64_t>(sizeof(int32_t)), route_.driver, kCommand,
+          limits_.rows, "command of the driver");
+  if (!status_.ok()) command.clear();
+  return command;
 }
 
 absl::Status PipelineLink::Finish() {
@@ -88,7 +120,7 @@ absl::Status PipelineLink::Finish() {
 
 void PipelineLink::Send(std::vector<char> bytes, int peer, int tag, const std::string& what) {
   while (status_.ok() && !sends_.empty() &&
-         (sends_.size() >= kMostSends || sends_.front().transfer->Done())) {
+         (sends_.size() >= kMaxSends || sends_.front().transfer->Done())) {
     Await(*sends_.front().transfer, limits_.rows, sends_.front().what);
     if (status_.ok()) sends_.pop_front();
   }
@@ -130,7 +162,7 @@ void PipelineLink::Await(Transfer& transfer, absl::Duration limit, const std::st
   if (!status.ok()) Fail(status, limit, what);
 }
 
-// The job ends before transfers that are under way are dropped.
+// Ends the job before pending transfers are dropped.
 void PipelineLink::Fail(const absl::Status& status, absl::Duration limit, const std::string& what) {
   const std::string place = absl::StrCat("decoding, rank ", route_.rank, ": ", what);
   if (absl::IsDeadlineExceeded(status)) {

@@ -1,12 +1,12 @@
-// One rank's messages while its pipeline decodes: rows over the cuts between chunks, the encoder's
-// memory, and what the driver tells the others.
+// One rank's messages while its pipeline decodes: boundary activations between chunks, the
+// encoder's output, and the driver's commands.
 //
-// Rows travel as many as are real. Sends run in the background, a few at once; receives block.
+// Only real rows are sent, no padding. Sends run in the background, a few at once; receives block.
 //
 // The first error ends the job and stays: it is printed, Communicator::Abort is called with its
 // exit code, and where that returns (ranks are threads, or one rank is alone) every later call does
-// nothing and status() has it. So whoever computes in between may go on until it looks at status():
-// its numbers are worth nothing then. DeadlineExceeded (ExitCode::kHang) names rank, peer and
+// nothing and status() has it. So the caller may compute on until it checks status(); its numbers
+// are invalid then. DeadlineExceeded (ExitCode::kHang) names rank, peer and
 // message; Unavailable (ExitCode::kPeerLost) likewise; Aborted: another rank ended the job.
 #pragma once
 
@@ -22,14 +22,35 @@
 #include <ATen/core/Tensor.h>
 
 #include "parallel/comm/communicator.h"
-#include "trainer/decode/pipeline_route.h"
+#include "parallel/plan/inventory.h"
+#include "parallel/plan/partition.h"
 
 namespace deepnet {
 
+// The places of chunks and roles in a pipeline that decodes: a function of the plan, the same on
+// every rank but for `rank` and `chunks`. Ranks count within the pipeline.
+struct PipelineRoute {
+  int rank = 0;                        // whose route this is
+  std::vector<int> chunks;             // its chunks, by their numbers along the chain
+  std::vector<int> rank_of_chunk;      // of all chunks of the chain
+  int driver = 0;                      // has the output layer
+  int encoder_end = 0;                 // has the last encoder layer, if there is one
+  std::vector<int> encoder_output_to;  // the others with decoder layers that read its output
+  std::vector<int> steppers;           // all with layers behind the encoder, except the driver
+  std::vector<int> followers;          // all except the driver
+
+  friend bool operator==(const PipelineRoute&, const PipelineRoute&) = default;
+};
+
+// Makes the route of `rank`. `inventory` describes the complete model; chunk c ends before layer
+// chunk_ends[c] and is on the rank that `placement` says. Lists ascend.
+PipelineRoute MakePipelineRoute(const Inventory& inventory, std::span<const int> chunk_ends,
+                                const Placement& placement, int rank);
+
 // The longest waits for a peer.
 struct LinkLimits {
-  absl::Duration rows = absl::Seconds(1200);   // that computes
-  absl::Duration order = absl::Seconds(4800);  // the driver, that may wait for other replicas
+  absl::Duration rows = absl::Seconds(1200);   // of a rank that computes
+  absl::Duration order = absl::Seconds(4800);  // of the driver, which may wait for other replicas
 };
 
 class PipelineLink {
@@ -41,29 +62,29 @@ class PipelineLink {
   const PipelineRoute& route() const { return route_; }
   const absl::Status& status() const { return status_; }
 
-  // The first `rows` rows of `x_RD` (any type and device, rows without gaps) over the cut before or
-  // behind chunk i of this rank. Nothing where both sides of the cut are on this rank: then they
-  // share the tensor.
+  // Transfers the first `rows` rows of `x_RD` (any type and device, rows without gaps) over the
+  // boundary before or behind chunk i of this rank. Does nothing where both chunks are on this
+  // rank: they share the tensor.
   void ReceiveBefore(int i, int64_t rows, const at::Tensor& x_RD);
   void SendBehind(int i, int64_t rows, const at::Tensor& x_RD);
 
-  // The memory, once to every rank that needs it: the first on route().encoder_end, the second on
-  // each of route().memory_to.
-  void SendMemory(int64_t rows, const at::Tensor& memory_RD);
-  void ReceiveMemory(int64_t rows, const at::Tensor& memory_RD);
+  // Transfers the encoder's output, once to every rank that needs it: Send is called on
+  // route().encoder_end, Receive on each of route().encoder_output_to.
+  void SendEncoderOutput(int64_t rows, const at::Tensor& encoder_output_RD);
+  void ReceiveEncoderOutput(int64_t rows, const at::Tensor& encoder_output_RD);
 
-  // From the driver to others, in order; empty after an error.
-  void SendOrder(std::span<const int32_t> order, std::span<const int> ranks);
-  std::vector<int32_t> ReceiveOrder();
+  // Commands from the driver to others, in order; empty after an error.
+  void SendCommand(std::span<const int32_t> command, std::span<const int> ranks);
+  std::vector<int32_t> ReceiveCommand();
 
-  // Waits until everything sent is gone; the first error.
+  // Waits for all sends. Returns the first error.
   absl::Status Finish();
 
  private:
   struct Sending {
     std::vector<char> bytes;
     std::unique_ptr<Transfer> transfer;
-    std::string what;  // "order to rank 2"
+    std::string what;  // "command to rank 2"
   };
 
   void Send(std::vector<char> bytes, int peer, int tag, const std::string& what);

@@ -1,4 +1,4 @@
-// An order is a list of integers: which call, on which state, with which arguments.
+// A command is a list of integers: which call, on which state, with which arguments.
 #include "trainer/decode/pipeline_scorer.h"
 
 #include <algorithm>
@@ -14,29 +14,29 @@ namespace {
 
 using IdLists = std::vector<std::vector<int32_t>>;
 
-constexpr double kWhole = 10000;  // a fraction of 1, as an order has it
+constexpr double kUnitFraction = 10000;  // 1 as a fraction in a command
 
 enum class Call : int32_t { kStart, kReorder, kStep, kDrop, kScorePairs, kShow, kStop };
 
-struct Order {
+struct Command {
   Call call = Call::kStop;
   int32_t state = 0;
   std::span<const int32_t> arguments;
 };
 
-std::vector<int32_t> Pack(const Order& order) {
-  std::vector<int32_t> packed = {static_cast<int32_t>(order.call), order.state};
-  packed.insert(packed.end(), order.arguments.begin(), order.arguments.end());
+std::vector<int32_t> Pack(const Command& command) {
+  std::vector<int32_t> packed = {static_cast<int32_t>(command.call), command.state};
+  packed.insert(packed.end(), command.arguments.begin(), command.arguments.end());
   return packed;
 }
 
 // `packed` must outlive the result.
-Order Unpack(std::span<const int32_t> packed) {
-  DEEPNET_CHECK(packed.size() >= 2) << "an order of " << packed.size() << " numbers";
+Command Unpack(std::span<const int32_t> packed) {
+  DEEPNET_CHECK(packed.size() >= 2) << "a command of " << packed.size() << " numbers";
   return {static_cast<Call>(packed[0]), packed[1], packed.subspan(2)};
 }
 
-// Each list behind its length.
+// Appends the length of `list`, then `list`.
 void AddList(const std::vector<int32_t>& list, std::vector<int32_t>& packed) {
   packed.push_back(static_cast<int32_t>(list.size()));
   packed.insert(packed.end(), list.begin(), list.end());
@@ -73,18 +73,18 @@ std::vector<IdPair> UnpackPairs(std::span<const int32_t> packed) {
 
 }  // namespace
 
-// Goes with the driver's own part of it; the others are told.
+// The driver's state of its own chunks. The others drop theirs when this one is destroyed.
 struct PipelineScorer::State : public DecoderState {
   State(PipelineScorer& scorer, int32_t id, std::unique_ptr<DecoderState> own)
       : scorer(scorer), id(id), own(std::move(own)) {}
   ~State() override {
-    scorer.link_.SendOrder(Pack({Call::kDrop, id, {}}), scorer.link_.route().steppers);
+    scorer.link_.SendCommand(Pack({Call::kDrop, id, {}}), scorer.link_.route().steppers);
   }
 
   int num_rows() const override { return own->num_rows(); }
 
   PipelineScorer& scorer;
-  const int32_t id;  // by which the others know it
+  const int32_t id;  // name of the state on the other ranks
   const std::unique_ptr<DecoderState> own;
 };
 
@@ -92,20 +92,20 @@ std::unique_ptr<DecoderState> PipelineScorer::Start(std::span<const std::vector<
   std::vector<int32_t> packed;
   for (const std::vector<int32_t>& source : sources) AddList(source, packed);
   const int32_t id = next_state_++;
-  link_.SendOrder(Pack({Call::kStart, id, packed}), link_.route().followers);
+  link_.SendCommand(Pack({Call::kStart, id, packed}), link_.route().followers);
   return std::make_unique<State>(*this, id, scorer_.Start(sources));
 }
 
 void PipelineScorer::Reorder(DecoderState& decoder_state, std::span<const int32_t> parents) {
   auto& state = static_cast<State&>(decoder_state);
-  link_.SendOrder(Pack({Call::kReorder, state.id, parents}), link_.route().steppers);
+  link_.SendCommand(Pack({Call::kReorder, state.id, parents}), link_.route().steppers);
   scorer_.Reorder(*state.own, parents);
 }
 
 void PipelineScorer::Step(DecoderState& decoder_state, std::span<const int32_t> tokens,
                           float* log_probs) {
   auto& state = static_cast<State&>(decoder_state);
-  link_.SendOrder(Pack({Call::kStep, state.id, tokens}), link_.route().steppers);
+  link_.SendCommand(Pack({Call::kStep, state.id, tokens}), link_.route().steppers);
   scorer_.Step(*state.own, tokens, log_probs);
   if (link_.status().ok()) return;
   std::fill_n(log_probs, static_cast<int64_t>(tokens.size()) * vocabulary_size(),
@@ -113,7 +113,7 @@ void PipelineScorer::Step(DecoderState& decoder_state, std::span<const int32_t> 
 }
 
 std::vector<double> PipelineScorer::LogProbabilities(std::span<const IdPair> pairs) {
-  link_.SendOrder(Pack({Call::kScorePairs, 0, PackPairs(pairs)}), link_.route().followers);
+  link_.SendCommand(Pack({Call::kScorePairs, 0, PackPairs(pairs)}), link_.route().followers);
   std::vector<double> log_probs = pair_scorer_.LogProbabilities(pairs);
   if (!link_.status().ok()) {
     std::fill(log_probs.begin(), log_probs.end(), std::numeric_limits<double>::quiet_NaN());
@@ -122,13 +122,13 @@ std::vector<double> PipelineScorer::LogProbabilities(std::span<const IdPair> pai
 }
 
 void PipelineScorer::Show(const std::string& what, double fraction) {
-  std::vector<int32_t> packed = {static_cast<int32_t>(fraction * kWhole)};
+  std::vector<int32_t> packed = {static_cast<int32_t>(fraction * kUnitFraction)};
   packed.insert(packed.end(), what.begin(), what.end());
-  link_.SendOrder(Pack({Call::kShow, 0, packed}), link_.route().followers);
+  link_.SendCommand(Pack({Call::kShow, 0, packed}), link_.route().followers);
 }
 
 absl::Status PipelineScorer::Stop() {
-  link_.SendOrder(Pack({Call::kStop, 0, {}}), link_.route().followers);
+  link_.SendCommand(Pack({Call::kStop, 0, {}}), link_.route().followers);
   return link_.Finish();
 }
 
@@ -139,30 +139,31 @@ absl::Status ServePipeline(Transformer& model, PipelineLink& link, const ShowPro
   const bool steps = std::count(steppers.begin(), steppers.end(), link.route().rank) > 0;
   std::map<int32_t, std::unique_ptr<DecoderState>> states;
   while (true) {
-    const std::vector<int32_t> packed = link.ReceiveOrder();
+    const std::vector<int32_t> packed = link.ReceiveCommand();
     RETURN_IF_ERROR(link.status());
-    const Order order = Unpack(packed);
-    switch (order.call) {
+    const Command command = Unpack(packed);
+    switch (command.call) {
       case Call::kStart: {
-        auto state = scorer.Start(UnpackLists(order.arguments));
-        if (steps) states[order.state] = std::move(state);
+        auto state = scorer.Start(UnpackLists(command.arguments));
+        if (steps) states[command.state] = std::move(state);
         break;
       }
       case Call::kReorder:
-        scorer.Reorder(*states.at(order.state), order.arguments);
+        scorer.Reorder(*states.at(command.state), command.arguments);
         break;
       case Call::kStep:
-        scorer.Step(*states.at(order.state), order.arguments, nullptr);
+        scorer.Step(*states.at(command.state), command.arguments, nullptr);
         break;
       case Call::kDrop:
-        states.erase(order.state);
+        states.erase(command.state);
         break;
       case Call::kScorePairs:
-        pair_scorer.LogProbabilities(UnpackPairs(order.arguments));
+        pair_scorer.LogProbabilities(UnpackPairs(command.arguments));
         break;
       case Call::kShow:
         if (!show) break;
-        show({order.arguments.begin() + 1, order.arguments.end()}, order.arguments[0] / kWhole);
+        show({command.arguments.begin() + 1, command.arguments.end()},
+             command.arguments[0] / kUnitFraction);
         break;
       case Call::kStop:
         return link.Finish();

@@ -1,13 +1,12 @@
 // Search and scoring through a pipeline: the rank with the output layer drives, the others follow.
 //
-//   driver      Start, Reorder, Step, ...   an order of some integers to the others, then its own
-//   part followers   ServePipeline               carry out one order after the other, until told to
-//   stop
+//   driver      Start, Reorder, Step, ...: sends a command of some integers, then computes its part
+//   followers   ServePipeline: carry out one command after the other, until told to stop
 //
 // Every rank carries out the same calls on a ModelScorer of its own chunks: the lists of a search
-// are everywhere, keys and values where the layers are, and what crosses a cut is one row of
-// `width` numbers a hypothesis and step. Log-probabilities stay on the driver. Results are those of
-// ModelScorer over the whole model, bit for bit.
+// are everywhere, keys and values where the layers are, and a boundary is crossed by one row of
+// activations a hypothesis and step. Log-probabilities stay on the driver. Results are those of
+// ModelScorer over the complete model, bit for bit.
 //
 // Example, on each rank of a pipeline:
 //   PipelineLink link(route, comm, limits);
@@ -28,7 +27,6 @@
 
 #include "trainer/decode/model_scorer.h"
 #include "trainer/decode/pipeline_link.h"
-#include "trainer/decode/score.h"
 #include "trainer/decode/scorer.h"
 #include "trainer/model/transformer.h"
 
@@ -62,10 +60,11 @@ class PipelineScorer : public Scorer, public PairScorer {
   int32_t next_state_ = 0;
 };
 
-// Told what is being done and which share of all is.
+// Called with what is being done and the fraction that is done.
 using ShowProgress = std::function<void(const std::string& what, double fraction)>;
 
-// What the other ranks do meanwhile: until the driver stops, or the first error.
+// The followers' side: serves the driver until it stops, or until the first error, which is
+// returned.
 absl::Status ServePipeline(Transformer& model, PipelineLink& link, const ShowProgress& show = {});
 
 }  // namespace deepnet

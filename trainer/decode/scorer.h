@@ -1,8 +1,9 @@
-// The seam between a search and a model: one step of an incremental decoder, for many rows at once.
+// The interface between a search and a model: one step of an incremental decoder, for many rows at
+// once; and log-probabilities of given translations.
 //
-// A search never sees tensors, caches or devices; a model never sees beams. Rows are independent of
-// each other: what a row computes must not depend on which other rows stand beside it (or the model
-// documents by how much it does), so that a translation does not depend on its batch.
+// A search never sees tensors, caches or devices; a model never sees beams. Rows are independent:
+// the result of a row must not depend on the rows beside it (or the model documents by how much it
+// does), so that a translation does not depend on its batch.
 //
 // Example (greedy decoding of one source):
 //   const std::vector<std::vector<int32_t>> sources = {{tag, 17, 42, SpecialId::kEnd}};
@@ -30,13 +31,13 @@ struct SpecialId {
   static constexpr int32_t kUnknown = 3;  // <unk>
 };
 
-// What a model keeps for the rows of a search: encoder memory, keys and values so far. Made by
+// The model's side of the rows of a search: encoder output, keys and values so far. Made by
 // Scorer::Start, changed only by the Scorer that made it, used by one thread at a time.
 class DecoderState {
  public:
   virtual ~DecoderState() = default;
 
-  // Rows that Step feeds, in order. 0 is possible after a Reorder with no parents.
+  // Returns the number of rows that Step feeds. 0 is possible after a Reorder with no parents.
   virtual int num_rows() const = 0;
 };
 
@@ -54,13 +55,37 @@ class Scorer {
 
   // Row i of the state becomes what row parents[i] was. Rows may repeat (a beam forks), vanish (a
   // hypothesis died, a sentence finished) or change places; the number of rows becomes
-  // parents.size(). 0 <= parents[i] < num_rows(). Rows that share a source may share its memory.
+  // parents.size(). 0 <= parents[i] < num_rows(). Rows that share a source may share its encoder
+  // output.
   virtual void Reorder(DecoderState& state, std::span<const int32_t> parents) = 0;
 
   // Feeds tokens[i] to row i as its next token (the first is </s>) and writes the natural
   // logarithm of the distribution of the token after it: log_probs is [num_rows, vocabulary_size]
   // float32, row-major, owned by the caller; tokens.size() == num_rows().
   virtual void Step(DecoderState& state, std::span<const int32_t> tokens, float* log_probs) = 0;
+};
+
+// One pair as a model is trained on it: tags and </s> included on both sides, neither side empty.
+// For a model of one stack (trainer/data/encoded_pair.h) the source is empty, the stack reads
+// `input` and positions with target[t] < 0 do not count.
+struct IdPair {
+  std::vector<int32_t> source;
+  std::vector<int32_t> target;
+  std::vector<int32_t> input = {};
+
+  friend bool operator==(const IdPair&, const IdPair&) = default;
+};
+
+// Log-probabilities of complete targets.
+class PairScorer {
+ public:
+  virtual ~PairScorer() = default;
+
+  // result[i] = sum over t of log p(target[t] | source, </s>, target[0..t-1]) of pairs[i]: natural
+  // logarithm, unsmoothed, no dropout, every target id counted. Any number of pairs of any lengths
+  // the model takes: the scorer cuts them into batches that fit memory. A result does not depend on
+  // the pairs beside it.
+  virtual std::vector<double> LogProbabilities(std::span<const IdPair> pairs) = 0;
 };
 
 }  // namespace deepnet

@@ -1,6 +1,5 @@
-// From source ids to the best target ids: beam search, greedy search (a beam of 1) and sampling
-// over a Scorer, for many sentences at once. The rules, and why they are so:
-// docs/design/decoding.md.
+// Finds the best target ids for source ids: beam search, greedy search (a beam of 1) and sampling
+// over a Scorer, for many sentences at once. The rules and their reasons: docs/design/decoding.md.
 //
 // Example:
 //   SearchBatch batch;
@@ -35,8 +34,8 @@ struct SearchOptions {
   friend bool operator==(const SearchOptions&, const SearchOptions&) = default;
 };
 
-// What `spec`, its defaults filled in, asks for. INVALID_ARGUMENT with ExitCode::kBadConfig lists
-// every field that is out of range, a line each.
+// Returns the options of `spec`, whose defaults are filled in. INVALID_ARGUMENT with
+// ExitCode::kBadConfig lists every field that is out of range, a line each.
 absl::StatusOr<SearchOptions> MakeSearchOptions(const DecodeSpec& spec,
                                                 std::span<const int32_t> forbidden);
 
@@ -58,8 +57,8 @@ struct Hypothesis {
 // Searches all sentences of `batch` together. result[i] holds the nbest of source i: a search's
 // best score first, samples in the order of their number. It holds fewer if the beam finished
 // fewer, and none if the model gave every allowed token a log-probability of -infinity or NaN.
-// What a sentence gets depends on it and the options alone, not on the sentences beside it, as far
-// as the rows of `scorer` are independent. Memory: sentences * max(beam_size, nbest) *
+// The result of a sentence depends on it and the options alone, not on the sentences beside it, as
+// far as the rows of `scorer` are independent. Memory: sentences * max(beam_size, nbest) *
 // vocabulary_size floats at most. CHECK-fails on options out of range.
 std::vector<std::vector<Hypothesis>> Search(Scorer& scorer, const SearchBatch& batch,
                                             const SearchOptions& options);

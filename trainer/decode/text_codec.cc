@@ -25,4 +25,9 @@ std::vector<int32_t> FrameIds(std::span<const int32_t> tags, std::span<const int
   return ids;
 }
 
+TextCodec MakeTextCodec(const Vocabulary& vocabulary) {
+  return {.encode = [&vocabulary](std::string_view text) { return vocabulary.Encode(text); },
+          .decode = [&vocabulary](std::span<const int32_t> ids) { return vocabulary.Decode(ids); }};
+}
+
 }  // namespace deepnet

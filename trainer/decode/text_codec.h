@@ -1,5 +1,5 @@
-// How text becomes the ids that a model was trained on, and back, for one direction of translation.
-// The vocabulary is handed in as two functions: decoding knows no tokenizer.
+// Text to the ids that a model was trained on, and back, for one direction of translation. The
+// vocabulary comes in as two functions: a search knows no tokenizer.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "proto/data.pb.h"
+#include "trainer/data/vocabulary.h"
 
 namespace deepnet {
 
@@ -18,7 +19,7 @@ struct TextCodec {
   std::function<std::string(std::span<const int32_t> ids)> decode;    // of such ids
 };
 
-// The tags of a direction, where its TagStyle puts them.
+// The tags of a direction, on the sides where its TagStyle puts them.
 struct TagFrame {
   std::vector<int32_t> source;  // before the source's pieces
   std::vector<int32_t> target;  // before the target's pieces: forced, never searched
@@ -28,9 +29,12 @@ struct TagFrame {
 
 TagFrame MakeTagFrame(TagStyle style, int32_t source_tag, int32_t target_tag);
 
-// tags, then `pieces`, then </s>. `max_ids` > 0: only so many of the pieces that the whole has at
-// most max_ids ids.
+// Returns the tags, `pieces` and </s>. With `max_ids` > 0 the last pieces are cut off, so that the
+// result has at most max_ids ids.
 std::vector<int32_t> FrameIds(std::span<const int32_t> tags, std::span<const int32_t> pieces,
                               int max_ids);
+
+// Encode and Decode of `vocabulary`, which must outlive the codec.
+TextCodec MakeTextCodec(const Vocabulary& vocabulary);
 
 }  // namespace deepnet

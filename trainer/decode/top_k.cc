@@ -4,7 +4,7 @@
 // the best in a heap with the worst on top, whose log-probability is the threshold for the next.
 // Strict comparison with it gives the tie rule for free, because ids are visited in ascending
 // order, and keeps -infinity and NaN out. If forbidden tokens put the floor too high, fewer than k
-// are found, and the second pass is made again without a floor.
+// are found, and the second pass is repeated without a floor.
 #include "trainer/decode/top_k.h"
 
 #include <algorithm>
@@ -89,7 +89,7 @@ std::vector<float> BlockMaxima(std::span<const float> values) {
   return maxima;
 }
 
-// What at least k numbers reach, if no token is forbidden.
+// Returns a value that at least k numbers reach, if no token is forbidden.
 float FloorOf(std::vector<float> maxima, int k) {
   if (maxima.size() < static_cast<size_t>(k)) return kImpossible;
   const auto kth = maxima.begin() + (k - 1);

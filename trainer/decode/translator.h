@@ -40,8 +40,8 @@ struct Translation {
   bool source_cut = false;           // the source had more than max_positions ids
 };
 
-// Which sentences are decoded together: indices by descending length (equal ones in order), cut
-// where the sum of `lengths` would exceed `batch_tokens` or the count `max_sentences`. A longer
+// Returns which sentences are decoded together: indices by descending length (equal ones in order),
+// cut where the sum of `lengths` would exceed `batch_tokens` or the count `max_sentences`. A longer
 // sentence is a batch by itself.
 std::vector<std::vector<int>> PlanBatches(std::span<const int> lengths, int batch_tokens,
                                           int64_t max_sentences);
@@ -52,9 +52,9 @@ class Translator {
   // no output is longer.
   Translator(Scorer& scorer, TextCodec codec, TagFrame tags, TranslatorOptions options);
 
-  // result[i] is of texts[i]. An empty or blank text becomes one empty text. Samples depend on
-  // first_ordinal + i. Fails with ExitCode::kCheckpoint if the model gives a sentence no finite
-  // log-probability.
+  // result[i] is the translation of texts[i]. An empty or blank text becomes one empty text.
+  // Samples depend on first_ordinal + i. Fails with ExitCode::kCheckpoint if the model gives a
+  // sentence no finite log-probability.
   absl::StatusOr<std::vector<Translation>> Translate(std::span<const std::string> texts,
                                                      int64_t first_ordinal = 0);
 

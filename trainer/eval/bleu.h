@@ -24,7 +24,7 @@ inline constexpr int kBleuOrder = 4;
 // The sacreBLEU release whose scores tests compare with, and which signatures name.
 inline constexpr char kSacreBleuVersion[] = "2.6.0";
 
-// All that BLEU needs of some segments. Sums of segments' counts are the corpus's counts.
+// Counts of some segments, sufficient for BLEU. Sums of segments' counts are the corpus's counts.
 struct BleuCounts {
   std::array<int64_t, kBleuOrder> correct{};  // n-grams of the hypothesis also in the reference
   std::array<int64_t, kBleuOrder> total{};    // n-grams of the hypothesis

@@ -9,8 +9,8 @@
 #include "absl/strings/str_cat.h"
 
 #include "parallel/base/check.h"
+#include "trainer/data/utf8.h"
 #include "trainer/eval/bleu.h"
-#include "trainer/eval/unicode.h"
 
 namespace deepnet {
 namespace {

@@ -1,5 +1,5 @@
 // Corpus chrF2 (Popovic, 2015) as sacreBLEU 2.x computes it: one reference, character orders 1 to
-// 6, no words, beta 2, case kept, white space left out, effective order on.
+// 6, no words, beta 2, case kept, white space skipped, effective order on.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@ namespace deepnet {
 
 inline constexpr int kChrfOrder = 6;
 
-// All that chrF needs of some segments. Sums of segments' counts are the corpus's counts.
+// Counts of some segments, sufficient for chrF. Sums of segments' counts are the corpus's counts.
 struct ChrfCounts {
   std::array<int64_t, kChrfOrder> hypothesis{};  // n-grams; 0 where the reference has none
   std::array<int64_t, kChrfOrder> reference{};   // n-grams

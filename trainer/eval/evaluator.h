@@ -2,8 +2,10 @@
 // compare as sacreBLEU does. Knows a model only as a Scorer.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -11,11 +13,45 @@
 #include "proto/report.pb.h"
 #include "proto/run.pb.h"
 #include "trainer/data/corpus.h"
-#include "trainer/decode/score.h"
 #include "trainer/decode/scorer.h"
-#include "trainer/eval/evaluate_share.h"
 
 namespace deepnet {
+
+// Several evaluators, one for each replica of a model, may share the sentences of every direction:
+// each translates and scores a contiguous part, then the results of all are gathered on all, in
+// order. So every sum over sentences is the one that a single evaluator would take.
+struct EvaluateShare {
+  int part = 0;  // of num_parts
+  int num_parts = 1;
+  // Collective over the parts: every part's bytes in order of parts, or everybody's error if a part
+  // has one. Not called if num_parts is 1.
+  std::function<absl::StatusOr<std::vector<std::string>>(const absl::StatusOr<std::string>& mine)>
+      gather = {};
+};
+
+// Sentences [first, end) of a part.
+struct SentenceRange {
+  size_t first = 0;
+  size_t end = 0;
+
+  friend bool operator==(const SentenceRange&, const SentenceRange&) = default;
+};
+
+// Ranges of successive parts follow each other and differ by at most one sentence in length.
+SentenceRange RangeOf(const EvaluateShare& share, size_t num_sentences);
+
+// Results for sentences of one direction.
+struct SentenceScores {
+  std::vector<std::string> hypotheses;    // one a sentence; single lines
+  std::vector<double> log_probabilities;  // of the references that the model takes
+  int64_t num_tokens = 0;                 // of those references
+
+  friend bool operator==(const SentenceScores&, const SentenceScores&) = default;
+};
+
+// Gathers the results of all parts on every part. Collective over the parts.
+absl::StatusOr<SentenceScores> Gather(const EvaluateShare& share,
+                                      const absl::StatusOr<SentenceScores>& mine);
 
 struct EvaluateOptions {
   std::string split = "test";           // or "dev"
@@ -30,16 +66,16 @@ struct EvaluateOptions {
   Architecture architecture = ENCODER_DECODER;  // others do not translate
   double masked_share = 0.0;                    // ENCODER_ONLY: data.masked_share
   DecodeSpec decode;                            // its defaults filled in
-  EvaluateShare share;                          // who else scores the same; default: nobody
+  EvaluateShare share;                          // default: this evaluator alone
 };
 
-// Called with what is being done and the share of directions that are.
+// Called with what is being done and the fraction of directions that are done.
 using EvaluateProgress = std::function<void(const std::string& direction, double fraction)>;
 
-// Pairs longer than max_positions are cut for translation and left out of nll. Directions come out
-// in order of name. Errors (no such direction or split) carry ExitCode::kData. Scores are the same
-// bits whether one evaluator or several share the sentences, as far as rows of `scorer` are
-// independent.
+// Evaluates every direction of `options`, in order of name. Pairs longer than max_positions are cut
+// for translation and skipped for nll. Errors (no such direction or split) carry ExitCode::kData.
+// Scores are the same bits whether one evaluator or several share the sentences, as far as rows of
+// `scorer` are independent.
 absl::StatusOr<EvalRecord> Evaluate(Scorer& scorer, PairScorer& pair_scorer, const Corpus& corpus,
                                     const Vocabulary& vocabulary, const EvaluateOptions& options,
                                     const EvaluateProgress& progress);

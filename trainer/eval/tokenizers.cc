@@ -13,8 +13,8 @@
 #include "absl/strings/str_replace.h"
 
 #include "parallel/base/exit_code.h"
-#include "trainer/eval/sentence_piece_model.h"
-#include "trainer/eval/unicode.h"
+#include "trainer/data/sentence_pieces.h"
+#include "trainer/data/utf8.h"
 
 namespace deepnet {
 namespace {
@@ -44,8 +44,8 @@ std::string SpaceAroundMarks(std::string_view in) {
   return out;
 }
 
-// Where two neighbours match, they are copied by `replace` and both are passed over; else one
-// character is copied: what a regular expression of two characters does with /g.
+// Copies `in`; where two neighbours match, `replace` appends their replacement. This is what a
+// regular expression of two characters does with /g.
 template <typename Match, typename Replace>
 std::string ReplacePairs(std::string_view in, Match match, Replace replace) {
   std::string out;
@@ -153,9 +153,9 @@ std::vector<std::string> TokenizeChar(std::string_view segment) {
 }
 
 // A piece may hold white space that the model left alone; sacreBLEU cuts there again.
-std::vector<std::string> TokenizePieces(const SentencePieceModel& model, std::string_view segment) {
+std::vector<std::string> TokenizePieces(const SentencePieces& model, std::string_view segment) {
   std::vector<std::string> tokens;
-  for (const std::string& piece : model.Encode(StripTrailingSpace(segment))) {
+  for (const std::string& piece : model.EncodeAsPieces(StripTrailingSpace(segment))) {
     for (std::string& part : SplitOnSpace(piece)) tokens.push_back(std::move(part));
   }
   return tokens;
@@ -174,8 +174,7 @@ BleuTokenizer MakeNoneTokenizer() { return {"none", SplitOnSpace}; }
 absl::StatusOr<BleuTokenizer> MakeSentencePieceTokenizer(const std::string& model_file,
                                                          const std::string& name) {
   std::string error;
-  const std::shared_ptr<const SentencePieceModel> model =
-      SentencePieceModel::Load(model_file, error);
+  const std::shared_ptr<const SentencePieces> model = SentencePieces::LoadFile(model_file, &error);
   if (model == nullptr) {
     return WithExitCode(absl::InvalidArgumentError(absl::StrCat(
                             "'", model_file, "' is not a SentencePiece model: ", error)),

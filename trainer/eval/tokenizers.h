@@ -1,4 +1,5 @@
-// How text is cut into words before BLEU counts them: sacreBLEU 2.x's tokenizers, token for token.
+// The tokenizers that cut text into words before BLEU counts them: sacreBLEU 2.x's, token for
+// token.
 //
 // Example:
 //   const BleuTokenizer tokenizer = Make13aTokenizer();
@@ -15,7 +16,7 @@
 
 namespace deepnet {
 
-// One way to cut a segment (UTF-8, one sentence; white space at its end does not count) into
+// Cuts a segment (UTF-8, one sentence; white space at its end does not count) into
 // tokens. `tokenize` is pure and may be called from several threads.
 struct BleuTokenizer {
   std::string name;  // as "tok:" of the signature has it

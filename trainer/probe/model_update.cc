@@ -8,8 +8,8 @@
 #include "parallel/base/check.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/plan/plan_accessors.h"
-#include "trainer/decode/forward_pass.h"
-#include "trainer/decode/pipeline_route.h"
+#include "trainer/decode/model_scorer.h"
+#include "trainer/decode/pipeline_link.h"
 
 namespace deepnet {
 

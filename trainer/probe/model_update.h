@@ -9,7 +9,7 @@
 //                apart, and its Post-LN without warm-up stays at 28 to 29.
 //   an element   / sqrt(T * width): of at most sqrt 2 behind a normalisation, for any width.
 //
-// A pipeline computes F as validation does (trainer/decode/forward_pass.h); the bits are those of
+// A pipeline computes F as validation does (trainer/decode/model_scorer.h); the bits are those of
 // one rank.
 #pragma once
 

@@ -10,12 +10,14 @@
 
 #include "launch/defaults.h"
 #include "parallel/base/exit_code.h"
+#include "tests/support/stepped_pair_scorer.h"
 #include "tests/support/table_scorer.h"
 #include "trainer/data/sentence_pieces.h"
 
 namespace deepnet {
 namespace {
 
+using ::deepnet::testing::SteppedPairScorer;
 using ::deepnet::testing::TableScorer;
 using ::testing::AllOf;
 using ::testing::HasSubstr;

@@ -130,7 +130,7 @@ TEST(DataOrder, CarriesLeftoversToTheNextWindowAndLosesNone) {
     for (int64_t w = 0; w < windows; ++w) {
       const DataOrder::Window window = order.MakeWindow(w);
       EXPECT_EQ(window.num_deferred, 0);
-      EXPECT_EQ(window.num_left_out, 0);
+      EXPECT_EQ(window.num_skipped, 0);
       drawn += window.num_drawn;
       carried = window.num_carried;
       for (const auto& microbatch : window.microbatches) {
@@ -167,10 +167,10 @@ TEST(DataOrder, KeepsItsCapacityAndItsNumberOfMicrobatches) {
 TEST(DataOrder, LeavesLongPairsOutAndCountsThem) {
   const SyntheticIndex index({20'000});
   const DataOrder order = MakeOrder("microbatch { target_tokens: 500 } max_tokens: 40", index);
-  int64_t left_out = 0;
+  int64_t skipped = 0;
   for (int64_t w = 0; w < 3; ++w) {
     const DataOrder::Window window = order.MakeWindow(w);
-    left_out += window.num_left_out;
+    skipped += window.num_skipped;
     for (const auto& microbatch : window.microbatches) {
       for (const PairRef& pair : microbatch) {
         EXPECT_LE(pair.size.source, 42);
@@ -178,7 +178,7 @@ TEST(DataOrder, LeavesLongPairsOutAndCountsThem) {
       }
     }
   }
-  EXPECT_GT(left_out, 0);
+  EXPECT_GT(skipped, 0);
   const auto [source, target] = Fill(order, 3);
   EXPECT_GE(source, 0.95);
   EXPECT_GE(target, 0.95);

@@ -112,6 +112,24 @@ TEST(LineReader, CutsALineBeyondTheLimitAndFindsTheNext) {
   EXPECT_EQ((*reader)->line_number(), 2);
 }
 
+TEST(LineReader, RefusesUtf16ByName) {
+  const TempFolder folder;
+  for (const std::string& text :
+       {std::string("\xff\xfeh\0i\0\n\0", 8), std::string("\xfe\xff\0h\0i\0\n", 8)}) {
+    for (const std::string& bytes : {text, Gzip(text), Zstd(text)}) {
+      absl::Status status;
+      EXPECT_THAT(ReadAll(folder.Write("t", bytes), &status), IsEmpty());
+      EXPECT_THAT(std::string(status.message()), HasSubstr("t: UTF-16, convert it to UTF-8"));
+    }
+  }
+}
+
+TEST(LineReader, NamesAFolderInPlaceOfAFile) {
+  const TempFolder folder;
+  EXPECT_EQ(std::string(LineReader::Open(folder.path()).status().message()),
+            folder.path() + " is a folder, not a file");
+}
+
 TEST(LineReader, NamesAFileThatIsNotThere) {
   const auto reader = LineReader::Open("/nowhere/at/all");
   EXPECT_EQ(reader.status().code(), absl::StatusCode::kNotFound);

@@ -1,5 +1,8 @@
 #include "trainer/data/prepare.h"
 
+#include <errno.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -9,12 +12,24 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/syscall.h>
 
 #include "parallel/base/exit_code.h"
 #include "tests/trainer/data/prepared_corpus.h"
 #include "tests/trainer/data/temp_folder.h"
 #include "trainer/data/corpus.h"
-#include "trainer/data/corpus_report.h"
+#include "trainer/data/corpus_manifest.h"
+
+namespace {
+int flock_error = 0;  // what flock fails with; 0: it works
+}  // namespace
+
+// Stands before the C library's.
+extern "C" int flock(int file, int operation) noexcept {
+  if (flock_error == 0) return static_cast<int>(syscall(SYS_flock, file, operation));
+  errno = flock_error;
+  return -1;
+}
 
 namespace deepnet {
 namespace {
@@ -206,6 +221,62 @@ TEST(Prepare, NamesWhatIsMissing) {
                                 "text { source_language: 'de' target_language: 'en' "
                                 "source_file: 'a.de' target_file: 'a.en' }")),
               HasSubstr("a.de"));
+}
+
+TEST(Prepare, NamesUtf16Text) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  folder.Write("opus/de-en/opus.de-en-train.de", std::string("\xff\xfeg\0u\0t\0\n\0", 10));
+  EXPECT_THAT(Message(PrepareIn(folder, "opus100_folder: 'opus'")),
+              HasSubstr("opus.de-en-train.de: UTF-16, convert it to UTF-8"));
+}
+
+TEST(Prepare, NamesAFolderInPlaceOfAFileAndAFileInPlaceOfAFolder) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  folder.Write("file", "text");
+  fs::create_directories(folder.Path("folder"));
+  const std::string text =
+      "text { source_language: 'de' target_language: 'en' source_file: 'folder' "
+      "target_file: 'file' }";
+  EXPECT_THAT(Message(PrepareIn(folder, text)), HasSubstr("folder is a folder, not a file"));
+  EXPECT_THAT(Message(PrepareIn(folder, "table { file: 'folder' }")),
+              HasSubstr("folder is a folder, not a file"));
+  EXPECT_THAT(
+      Message(PrepareIn(folder, "opus100_folder: 'opus' tokenizer { model_file: 'folder' }")),
+      HasSubstr("folder is a folder, not a file"));
+  EXPECT_THAT(Message(PrepareIn(folder, "opus100_folder: 'file'")),
+              HasSubstr("file is a file, not a folder"));
+  EXPECT_THAT(Message(PrepareIn(folder, "opus100_folder: 'opus' output_folder: 'file'")),
+              HasSubstr("file is a file, not a folder"));
+  EXPECT_THAT(Message(PrepareIn(folder, "opus100_folder: 'opus' output_folder: 'file/corpus'")),
+              HasSubstr("cannot make the folder " + folder.Path("file")));
+  EXPECT_THAT(std::string(Corpus::Open(folder.Path("file")).status().message()),
+              HasSubstr("file is no prepared corpus: it is a file, not a folder"));
+  fs::remove(folder.Path("opus/de-en/opus.de-en-test.en"));
+  fs::create_directories(folder.Path("opus/de-en/opus.de-en-test.en"));
+  EXPECT_THAT(Message(PrepareIn(folder, "opus100_folder: 'opus'")),
+              HasSubstr("opus.de-en-test.en is a folder, not a file"));
+}
+
+TEST(Prepare, SaysWhyThereIsNoLock) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  const std::string spec = "opus100_folder: 'opus'";
+  flock_error = EWOULDBLOCK;
+  EXPECT_THAT(Message(PrepareIn(folder, spec)), HasSubstr("another prepare is writing"));
+  flock_error = EINTR;
+  EXPECT_THAT(Message(PrepareIn(folder, spec)),
+              AllOf(HasSubstr("cannot lock"), HasSubstr(".out.lock")));
+  EXPECT_FALSE(fs::exists(folder.Path("out")));
+  for (const int without : {ENOLCK, EOPNOTSUPP, ENOSYS, EINVAL}) {
+    flock_error = without;
+    std::string progress;
+    const auto report = PrepareIn(folder, spec + " replace: true", &progress);
+    EXPECT_TRUE(report.ok()) << report.status();
+    EXPECT_THAT(progress, HasSubstr("warning: no locks on this file system"));
+  }
+  flock_error = 0;
 }
 
 TEST(Prepare, TakesOnlyTheLanguagesAskedFor) {

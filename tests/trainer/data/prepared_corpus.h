@@ -73,12 +73,16 @@ inline PrepareSpec PrepareSpecOf(const std::string& text) {
   return spec;
 }
 
-// Prepares under the folder; `text` is a PrepareSpec without output_folder, which is "out".
-inline absl::StatusOr<CorpusReport> PrepareIn(const TempFolder& folder, const std::string& text) {
+// Prepares under the folder; `text` is a PrepareSpec without output_folder, which is "out". Lines
+// about the progress go to *progress, if given.
+inline absl::StatusOr<CorpusReport> PrepareIn(const TempFolder& folder, const std::string& text,
+                                              std::string* progress = nullptr) {
   PrepareSpec spec = PrepareSpecOf(text);
   if (spec.output_folder().empty()) spec.set_output_folder("out");
   if (spec.tokenizer().pieces() == 0) spec.mutable_tokenizer()->set_pieces(300);
-  return Prepare(spec, folder.path(), [](std::string_view) {});
+  return Prepare(spec, folder.path(), [progress](std::string_view line) {
+    if (progress != nullptr) progress->append(line).append("\n");
+  });
 }
 
 }  // namespace deepnet::testing

@@ -11,6 +11,13 @@
 
 namespace deepnet::testing {
 
+inline std::string ReadFile(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream bytes;
+  bytes << file.rdbuf();
+  return bytes.str();
+}
+
 // Made empty for the running test, removed at its end.
 class TempFolder {
  public:
@@ -36,12 +43,7 @@ class TempFolder {
     return file.string();
   }
 
-  std::string Read(std::string_view name) const {
-    std::ifstream file(path_ / name, std::ios::binary);
-    std::ostringstream bytes;
-    bytes << file.rdbuf();
-    return bytes.str();
-  }
+  std::string Read(std::string_view name) const { return ReadFile(path_ / name); }
 
  private:
   std::filesystem::path path_;

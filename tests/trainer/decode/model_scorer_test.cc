@@ -12,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/devices.h"
+#include "tests/support/stepped_pair_scorer.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/kernels/native_ops.h"
 
@@ -19,6 +20,7 @@ namespace deepnet {
 namespace {
 
 using testing::OnDevice;
+using testing::SteppedPairScorer;
 using testing::TinySpec;
 
 using Ids = std::vector<int32_t>;

@@ -249,7 +249,7 @@ TEST(PipelineRoute, NamesWhoNeedsTheMemoryAndWhoSteps) {
                                   .rank_of_chunk = {0, 1, 2, 3, 1},
                                   .driver = 1,
                                   .encoder_end = 1,
-                                  .memory_to = {3},
+                                  .encoder_output_to = {3},
                                   .steppers = {2, 3},
                                   .followers = {0, 2, 3}}));
 }
@@ -274,7 +274,7 @@ TEST(PipelineLink, ASilentPeerIsNamedAndEndsEveryRankOfTheJob) {
   });
   EXPECT_EQ(GetExitCode(statuses[0]), ExitCode::kHang);
   EXPECT_THAT(std::string(statuses[0].message()),
-              AllOf(HasSubstr("rank 0"), HasSubstr("order of the driver from rank 1"),
+              AllOf(HasSubstr("rank 0"), HasSubstr("command of the driver from rank 1"),
                     HasSubstr("has not moved for 20ms")));
   EXPECT_TRUE(absl::IsAborted(statuses[1])) << statuses[1];
 }

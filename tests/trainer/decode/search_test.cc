@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -256,6 +257,78 @@ TEST(BeamSearch, StopsAsSoonAsNothingAliveCanEnterTheNBest) {
   options.nbest = 5;
   SearchOne(scorer, Sources(1).front(), options);
   EXPECT_LT(steps_for_one, scorer.rows_per_step().size() - steps_for_one);
+}
+
+// Log-probabilities that depend on the number of tokens fed alone: of </s>, and of a piece.
+class ScriptedScorer : public Scorer {
+ public:
+  static constexpr int32_t kPiece = 4;
+  struct Line {
+    float end, piece;
+  };
+
+  explicit ScriptedScorer(std::vector<Line> script) : script_(std::move(script)) {}
+
+  int64_t vocabulary_size() const override { return 7; }
+  std::unique_ptr<DecoderState> Start(std::span<const std::vector<int32_t>> sources) override {
+    return std::make_unique<State>(static_cast<int>(sources.size()));
+  }
+  void Reorder(DecoderState& state, std::span<const int32_t> parents) override {
+    static_cast<State&>(state).rows = static_cast<int>(parents.size());
+  }
+  void Step(DecoderState& state, std::span<const int32_t>, float* log_probs) override {
+    std::fill_n(log_probs, state.num_rows() * 7, -std::numeric_limits<float>::infinity());
+    for (int row = 0; row < state.num_rows(); ++row) {
+      log_probs[row * 7 + SpecialId::kEnd] = script_.at(num_steps_).end;
+      log_probs[row * 7 + kPiece] = script_.at(num_steps_).piece;
+    }
+    ++num_steps_;
+  }
+
+  size_t num_steps() const { return num_steps_; }
+
+ private:
+  struct State : public DecoderState {
+    explicit State(int rows) : rows(rows) {}
+    int num_rows() const override { return rows; }
+    int rows;
+  };
+
+  const std::vector<Line> script_;
+  size_t num_steps_ = 0;
+};
+
+constexpr float kNever = -std::numeric_limits<float>::infinity();
+
+// The stop's bound is the better of two: the live hypothesis ends at once, or at the greatest
+// length. With a positive length penalty the latter counts, with a negative one the former.
+TEST(BeamSearch, GoesOnWhileTheGreatestLengthCouldStillWin) {
+  const SearchOptions options{
+      .beam_size = 2, .length_penalty = 1.0, .min_tokens = 0, .max_tokens = 4};
+  // </s> at once scores -0.7. The piece ending next would score -2 / 2, after four -2 / 5.
+  ScriptedScorer wins(
+      {{-0.7f, -2.0f}, {kNever, 0.0f}, {kNever, 0.0f}, {kNever, 0.0f}, {0.0f, 0.0f}});
+  const Hypothesis best = Search(wins, {.sources = {{5}}}, options).front().front();
+  EXPECT_EQ(best.tokens, std::vector<int32_t>(4, ScriptedScorer::kPiece));
+  EXPECT_DOUBLE_EQ(best.score, -2.0 / 5);
+
+  ScriptedScorer loses({{-0.7f, -4.0f}});  // -4 / 5 at best: no second step
+  EXPECT_TRUE(Search(loses, {.sources = {{5}}}, options).front().front().tokens.empty());
+  EXPECT_EQ(loses.num_steps(), 1u);
+}
+
+TEST(BeamSearch, GoesOnWhileEndingAtOnceCouldStillWin) {
+  const SearchOptions options{
+      .beam_size = 2, .length_penalty = -1.0, .min_tokens = 0, .max_tokens = 4};
+  // </s> at once scores -1. The piece ending next scores -0.25 * 2, after four -0.25 * 5.
+  ScriptedScorer wins({{-1.0f, -0.25f}, {0.0f, kNever}});
+  const Hypothesis best = Search(wins, {.sources = {{5}}}, options).front().front();
+  EXPECT_EQ(best.tokens, std::vector<int32_t>{ScriptedScorer::kPiece});
+  EXPECT_DOUBLE_EQ(best.score, -0.25 * 2);
+
+  ScriptedScorer loses({{-1.0f, -0.75f}});  // -0.75 * 2 at best: no second step
+  EXPECT_TRUE(Search(loses, {.sources = {{5}}}, options).front().front().tokens.empty());
+  EXPECT_EQ(loses.num_steps(), 1u);
 }
 
 // Every log-probability is not a number, as after a diverged training.

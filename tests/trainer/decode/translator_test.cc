@@ -8,7 +8,7 @@
 
 #include "parallel/base/exit_code.h"
 #include "tests/support/table_scorer.h"
-#include "trainer/decode/translate_stream.h"
+#include "trainer/decode/text_stream.h"
 
 namespace deepnet {
 namespace {

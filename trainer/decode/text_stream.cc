@@ -1,9 +1,12 @@
-#include "trainer/decode/score.h"
+#include "trainer/decode/text_stream.h"
 
 #include <algorithm>
 #include <limits>
 #include <memory>
+#include <streambuf>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -12,6 +15,7 @@
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
+#include "trainer/data/utf8.h"
 
 namespace deepnet {
 namespace {
@@ -44,44 +48,69 @@ EncodedChunk Encode(std::span<const TextPair> texts, const TextCodec& codec, con
 
 }  // namespace
 
-std::vector<double> SteppedPairScorer::LogProbabilities(std::span<const IdPair> pairs) {
-  std::vector<double> log_probabilities(pairs.size(), 0.0);
-  const size_t max_rows = static_cast<size_t>(max_rows_);
-  for (size_t first = 0; first < pairs.size(); first += max_rows) {
-    ScoreBatch(pairs.subspan(first, std::min(max_rows, pairs.size() - first)),
-               &log_probabilities[first]);
+absl::StatusOr<std::vector<std::string>> LineChunkReader::ReadChunk(int max_lines) {
+  std::vector<std::string> lines;
+  size_t num_bytes = 0;
+  while (static_cast<int>(lines.size()) < max_lines && num_bytes < kMaxChunkBytes) {
+    std::string line;
+    ASSIGN_OR_RETURN(const bool found, ReadLine(line));
+    if (!found) break;
+    num_bytes += line.size();
+    lines.push_back(std::move(line));
   }
-  return log_probabilities;
+  return lines;
 }
 
-void SteppedPairScorer::ScoreBatch(std::span<const IdPair> pairs, double* log_probabilities) {
-  const size_t vocabulary_size = static_cast<size_t>(scorer_.vocabulary_size());
-  std::vector<std::vector<int32_t>> sources;
-  std::vector<size_t> live;  // pair of each row
-  for (size_t i = 0; i < pairs.size(); ++i) {
-    DEEPNET_CHECK(!pairs[i].target.empty()) << "pair " << i;
-    sources.push_back(pairs[i].source);
-    live.push_back(i);
-  }
-  const std::unique_ptr<DecoderState> state = scorer_.Start(sources);
-  std::vector<float> log_probs(pairs.size() * vocabulary_size);
-  std::vector<int32_t> tokens(pairs.size(), SpecialId::kEnd);
-  for (size_t position = 0; !live.empty(); ++position) {
-    scorer_.Step(*state, tokens, log_probs.data());
-    std::vector<int32_t> parents;
-    std::vector<size_t> still_live;
-    tokens.clear();
-    for (size_t row = 0; row < live.size(); ++row) {
-      const std::vector<int32_t>& target = pairs[live[row]].target;
-      const int32_t token = target[position];
-      log_probabilities[live[row]] += log_probs[row * vocabulary_size + static_cast<size_t>(token)];
-      if (position + 1 == target.size()) continue;
-      parents.push_back(static_cast<int32_t>(row));
-      tokens.push_back(token);
-      still_live.push_back(live[row]);
+// Byte by byte from the buffer: std::getline would take a line of any length into memory.
+absl::StatusOr<bool> LineChunkReader::ReadLine(std::string& line) {
+  using Traits = std::streambuf::traits_type;
+  std::streambuf& buffer = *in_.rdbuf();
+  Traits::int_type next = buffer.sbumpc();
+  if (Traits::eq_int_type(next, Traits::eof())) return false;
+  ++num_lines_;
+  const auto fail = [&](const std::string& what) {
+    return WithExitCode(
+        absl::InvalidArgumentError(absl::StrCat(name_, ", line ", num_lines_, ": ", what)),
+        ExitCode::kData);
+  };
+  for (; !Traits::eq_int_type(next, Traits::eof()); next = buffer.sbumpc()) {
+    const char c = Traits::to_char_type(next);
+    if (c == '\n') break;
+    if (line.size() == kMaxLineBytes) {
+      return fail(absl::StrCat("longer than ", kMaxLineBytes, " bytes"));
     }
-    if (!still_live.empty() && still_live.size() < live.size()) scorer_.Reorder(*state, parents);
-    live = std::move(still_live);
+    line.push_back(c);
+  }
+  if (!line.empty() && line.back() == '\r') line.pop_back();
+  if (num_lines_ == 1 && HasUtf16Mark(line)) {
+    return fail("UTF-16, convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)");
+  }
+  if (!IsUtf8(line)) return fail("not UTF-8");
+  return true;
+}
+
+absl::StatusOr<TranslateStreamReport> TranslateStream(LineChunkReader& in, Translator& translator,
+                                                      const TranslateStreamOptions& options,
+                                                      std::ostream& out) {
+  const bool numbered = translator.options().search.nbest > 1;
+  TranslateStreamReport report;
+  while (true) {
+    ASSIGN_OR_RETURN(const std::vector<std::string> lines, in.ReadChunk(options.chunk_lines));
+    if (lines.empty()) return report;
+    ASSIGN_OR_RETURN(const std::vector<Translation> translations,
+                     translator.Translate(lines, report.num_lines));
+    for (const Translation& translation : translations) {
+      ++report.num_lines;
+      report.num_tokens += translation.best.front().num_tokens;
+      report.num_cut_sources += translation.source_cut ? 1 : 0;
+      for (const TranslatedText& text : translation.best) {
+        if (numbered) out << report.num_lines << '\t';
+        if (options.scores) out << absl::StrFormat("%.6f\t", text.score);
+        out << text.text << '\n';
+      }
+    }
+    out.flush();
+    if (!out) return absl::UnavailableError("cannot write translations: output is closed or full");
   }
 }
 

@@ -1,16 +1,29 @@
-#include "trainer/data/corpus_report.h"
+#include "trainer/data/corpus_manifest.h"
 
 #include <cstdint>
+#include <filesystem>
+#include <fstream>
 #include <map>
+#include <sstream>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include <google/protobuf/io/tokenizer.h>
+#include <google/protobuf/text_format.h>
 
+#include "parallel/base/former_names.h"
 #include "parallel/base/json.h"
 #include "parallel/base/logging.h"
+#include "trainer/data/content_hash.h"
 
 namespace deepnet {
 namespace {
+
+// Takes errors and warnings, which the parser would print.
+class SilentCollector final : public google::protobuf::io::ErrorCollector {
+ public:
+  void AddError(int, int, const std::string&) override {}
+};
 
 std::string PairJson(const LanguagePairReport& pair) {
   const std::string& first = pair.first_language();
@@ -47,6 +60,56 @@ void AppendRow(const LanguagePairReport& pair, std::string* table) {
 }
 
 }  // namespace
+
+std::string ShardFileName(std::string_view first, std::string_view second) {
+  return absl::StrCat("train.", std::string(first), "-", std::string(second), ".pairs");
+}
+
+std::string TextFileName(std::string_view split, std::string_view first, std::string_view second,
+                         std::string_view language) {
+  return absl::StrCat(std::string(split), ".", std::string(first), "-", std::string(second), ".",
+                      std::string(language));
+}
+
+absl::StatusOr<CorpusManifest> ReadManifest(const std::string& folder) {
+  const std::string path = absl::StrCat(folder, "/", kCorpusManifest);
+  std::ifstream file(path, std::ios::binary);
+  if (!file) {
+    std::error_code ignored;
+    return absl::NotFoundError(absl::StrCat(folder, " is no prepared corpus: it ",
+                                            std::filesystem::is_regular_file(folder, ignored)
+                                                ? "is a file, not a folder"
+                                                : "has no manifest.textproto"));
+  }
+  std::ostringstream text;
+  text << file.rdbuf();
+  google::protobuf::TextFormat::Parser parser;
+  // Fields that this version does not know are of a newer version, which is refused below by its
+  // number, or are gone and decide nothing any more.
+  parser.AllowUnknownField(true);
+  SilentCollector silent;
+  parser.RecordErrorsTo(&silent);
+  CorpusManifest manifest;
+  if (!parser.ParseFromString(WithTodaysNames(text.str(), *CorpusManifest::descriptor()),
+                              &manifest)) {
+    return absl::DataLossError(absl::StrCat(path, ": damaged"));
+  }
+  if (manifest.format_version() != kCorpusFormatVersion) {
+    return absl::DataLossError(absl::StrCat(path, ": format version ", manifest.format_version(),
+                                            ", this program reads ", kCorpusFormatVersion,
+                                            ": prepare the corpus again"));
+  }
+  return manifest;
+}
+
+std::string ContentHash(const CorpusManifest& manifest) {
+  uint64_t hash = HashBytes(absl::StrCat("format ", manifest.format_version()));
+  for (const std::string& language : manifest.languages()) hash = HashBytes(language, hash);
+  for (const CorpusFile& file : manifest.files()) {
+    hash = HashBytes(absl::StrCat(file.name(), " ", file.bytes(), " ", file.hash()), hash);
+  }
+  return absl::StrFormat("%016x", hash);
+}
 
 std::string ReportTable(const CorpusReport& report) {
   std::string table =

@@ -1,4 +1,4 @@
-#include "trainer/data/one_sided.h"
+#include "trainer/data/encoded_pair.h"
 
 #include "parallel/base/check.h"
 #include "parallel/base/philox.h"
@@ -8,13 +8,15 @@ namespace deepnet {
 namespace {
 
 constexpr int32_t kNoLabel = -1;
-constexpr uint32_t kAnyPosition = 0xffffffffu;  // no position: draws the one that nobody else is
+constexpr uint32_t kAnyPosition =
+    0xffffffffu;  // no position: draws the piece where none was chosen
 constexpr double kTwoTo32 = 4294967296.0;
 
-// Words: 0 whether a piece is chosen, 1 what stands in its place, 2 which piece if any.
-class HiddenNumbers {
+// The random words of a position: 0 decides if its piece is masked, 1 by what kind of replacement,
+// 2 by which piece.
+class MaskingNumbers {
  public:
-  explicit HiddenNumbers(const HiddenKey& key)
+  explicit MaskingNumbers(const MaskingKey& key)
       : key_(MakeKey(key.seed, RandomPurpose::kHiddenPieces)) {
     DEEPNET_CHECK(key.step >= 0 && key.step < int64_t{1} << 32) << "step " << key.step;
     const auto pair = static_cast<uint64_t>(key.pair);
@@ -32,7 +34,7 @@ class HiddenNumbers {
   uint32_t pair_, direction_, step_;
 };
 
-int32_t Replacement(int32_t piece, const HidingRule& rule, const PhiloxBlock& words) {
+int32_t Replacement(int32_t piece, const MaskingRule& rule, const PhiloxBlock& words) {
   const double place = words[1] / kTwoTo32;
   if (place < 0.8) return kUnk;
   if (place >= 0.9) return piece;
@@ -41,6 +43,20 @@ int32_t Replacement(int32_t piece, const HidingRule& rule, const PhiloxBlock& wo
 }
 
 }  // namespace
+
+EncodedPair EncodePair(const DirectionTags& tags, std::span<const int32_t> source_pieces,
+                       std::span<const int32_t> target_pieces) {
+  EncodedPair pair;
+  pair.source.reserve(source_pieces.size() + 2);
+  pair.source.push_back(tags.style == M2M ? tags.source : tags.target);
+  pair.source.insert(pair.source.end(), source_pieces.begin(), source_pieces.end());
+  pair.source.push_back(kEos);
+  pair.labels.reserve(target_pieces.size() + 2);
+  if (tags.style == M2M) pair.labels.push_back(tags.target);
+  pair.labels.insert(pair.labels.end(), target_pieces.begin(), target_pieces.end());
+  pair.labels.push_back(kEos);
+  return pair;
+}
 
 EncodedPair EncodeTargetSide(const DirectionTags& tags, std::span<const int32_t> target_pieces) {
   EncodedPair pair = EncodePair(tags, {}, target_pieces);
@@ -51,9 +67,9 @@ EncodedPair EncodeTargetSide(const DirectionTags& tags, std::span<const int32_t>
 }
 
 EncodedPair EncodeSourceSide(const DirectionTags& tags, std::span<const int32_t> source_pieces,
-                             const HidingRule& rule, const HiddenKey& key) {
+                             const MaskingRule& rule, const MaskingKey& key) {
   DEEPNET_CHECK_LT(kFirstPiece, rule.end_piece);
-  const HiddenNumbers numbers(key);
+  const MaskingNumbers numbers(key);
   const auto count = static_cast<uint32_t>(source_pieces.size());
   EncodedPair pair;
   pair.input.push_back(tags.source);
@@ -61,18 +77,18 @@ EncodedPair EncodeSourceSide(const DirectionTags& tags, std::span<const int32_t>
   pair.input.push_back(kEos);
   pair.labels.assign(pair.input.size(), kNoLabel);
   bool any = false;
-  const auto hide = [&](uint32_t i, const PhiloxBlock& words) {
+  const auto mask = [&](uint32_t i, const PhiloxBlock& words) {
     pair.labels[i + 1] = source_pieces[i];
     pair.input[i + 1] = Replacement(source_pieces[i], rule, words);
     any = true;
   };
   for (uint32_t i = 0; i < count; ++i) {
     const PhiloxBlock words = numbers.At(i);
-    if (words[0] / kTwoTo32 < rule.share) hide(i, words);
+    if (words[0] / kTwoTo32 < rule.share) mask(i, words);
   }
   if (any || count == 0) return pair;
   const uint32_t drawn = numbers.At(kAnyPosition)[0] % count;
-  hide(drawn, numbers.At(drawn));
+  mask(drawn, numbers.At(drawn));
   return pair;
 }
 

@@ -1,4 +1,4 @@
-#include "trainer/eval/evaluate_share.h"
+#include "trainer/eval/evaluator.h"
 
 #include <functional>
 #include <string>

@@ -1,4 +1,4 @@
-#include "trainer/decode/score.h"
+#include "trainer/decode/text_stream.h"
 
 #include <sstream>
 
@@ -7,15 +7,67 @@
 #include <gtest/gtest.h>
 
 #include "parallel/base/exit_code.h"
+#include "tests/support/stepped_pair_scorer.h"
 #include "tests/support/table_scorer.h"
 #include "trainer/decode/search.h"
+#include "trainer/decode/text_stream.h"
 
 namespace deepnet {
 namespace {
 
+using ::deepnet::testing::SteppedPairScorer;
 using ::deepnet::testing::TableScorer;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+
+std::vector<std::string> ReadAll(const std::string& text, int max_lines) {
+  std::istringstream in(text);
+  LineChunkReader reader(in, "standard input");
+  auto lines = reader.ReadChunk(max_lines);
+  EXPECT_TRUE(lines.ok()) << lines.status();
+  return lines.ok() ? *lines : std::vector<std::string>();
+}
+
+std::string ErrorOf(const std::string& text) {
+  std::istringstream in(text);
+  LineChunkReader reader(in, "standard input");
+  const auto lines = reader.ReadChunk(100);
+  EXPECT_EQ(GetExitCode(lines.status()), ExitCode::kData);
+  return std::string(lines.status().message());
+}
+
+TEST(LineChunkReader, CutsAtLineEndsOfEitherKindAndKeepsALastLineWithoutOne) {
+  EXPECT_THAT(ReadAll("a b\r\n\nc", 10), ElementsAre("a b", "", "c"));
+  EXPECT_THAT(ReadAll("a\n", 10), ElementsAre("a"));
+  EXPECT_THAT(ReadAll("", 10), IsEmpty());
+}
+
+TEST(LineChunkReader, GoesOnWhereTheLastChunkEnded) {
+  std::istringstream in("a\nb\nc\n");
+  LineChunkReader reader(in, "standard input");
+  EXPECT_THAT(*reader.ReadChunk(2), ElementsAre("a", "b"));
+  EXPECT_THAT(*reader.ReadChunk(2), ElementsAre("c"));
+  EXPECT_THAT(*reader.ReadChunk(2), IsEmpty());
+  EXPECT_EQ(reader.num_lines(), 3);
+}
+
+TEST(LineChunkReader, EndsAChunkThatHoldsEnoughBytes) {
+  const std::string line(LineChunkReader::kMaxLineBytes, 'x');
+  std::string text;
+  for (int i = 0; i < 10; ++i) text += line + "\n";
+  EXPECT_EQ(ReadAll(text, 100).size(),
+            LineChunkReader::kMaxChunkBytes / LineChunkReader::kMaxLineBytes);
+}
+
+TEST(LineChunkReader, RefusesALineThatIsTooLong) {
+  const std::string line(LineChunkReader::kMaxLineBytes + 1, 'x');
+  EXPECT_THAT(ErrorOf("short\n" + line), HasSubstr("standard input, line 2: longer than"));
+}
+
+TEST(LineChunkReader, RefusesWhatIsNoUtf8AndNamesTheLine) {
+  EXPECT_EQ(ErrorOf("gut\nschlecht \xFC\n"), "standard input, line 2: not UTF-8");
+}
 
 constexpr int32_t kTag = 30;
 
@@ -65,6 +117,11 @@ TEST(SteppedPairScorer, GivesATranslationTheLogProbabilityThatTheSearchReported)
     EXPECT_DOUBLE_EQ(SteppedPairScorer(scorer).LogProbabilities({&pair, 1}).front(),
                      hypothesis.log_prob);
   }
+}
+
+TEST(LineChunkReader, RefusesUtf16ByName) {
+  EXPECT_THAT(ErrorOf(std::string("\xff\xfeh\0i\0\n\0", 8)),
+              HasSubstr("standard input, line 1: UTF-16, convert it to UTF-8"));
 }
 
 // Pairs of `max_pairs` at a time; the error's text instead if there is one.

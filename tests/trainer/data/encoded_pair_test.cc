@@ -1,4 +1,4 @@
-#include "trainer/data/one_sided.h"
+#include "trainer/data/encoded_pair.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "trainer/data/batcher.h"
 #include "trainer/data/vocabulary.h"
 
 namespace deepnet {
@@ -16,7 +17,7 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
 constexpr int32_t kTagDe = 1000, kTagEn = 1001;
-constexpr HidingRule kRule = {.share = 0.15, .end_piece = 1000};
+constexpr MaskingRule kRule = {.share = 0.15, .end_piece = 1000};
 constexpr double kSigmas = 5;  // of a count of independent draws
 
 DirectionTags Tags(TagStyle style) { return {style, kTagDe, kTagEn}; }
@@ -28,8 +29,8 @@ std::vector<int32_t> Pieces(int count) {
   return pieces;
 }
 
-EncodedPair Hidden(const std::vector<int32_t>& pieces, const HiddenKey& key,
-                   const HidingRule& rule = kRule) {
+EncodedPair Hidden(const std::vector<int32_t>& pieces, const MaskingKey& key,
+                   const MaskingRule& rule = kRule) {
   return EncodeSourceSide(Tags(TARGET_TAG_ON_SOURCE), pieces, rule, key);
 }
 
@@ -67,7 +68,7 @@ TEST(OneSided, AMaskedModelHasLabelsWhereItsInputMayDifferAndNowhereElse) {
 }
 
 TEST(OneSided, ASentenceOfWhichNothingWasChosenGetsOneLabel) {
-  const HidingRule rarely = {.share = 1e-9, .end_piece = 1000};
+  const MaskingRule rarely = {.share = 1e-9, .end_piece = 1000};
   std::vector<int> chosen(5, 0);
   for (int64_t n = 0; n < 1000; ++n) {
     const EncodedPair pair = Hidden(Pieces(5), {.direction = "de-en", .pair = n}, rarely);
@@ -103,16 +104,16 @@ TEST(OneSided, SharesAreThoseOfBert) {
 
 TEST(OneSided, WhatIsHiddenIsAFunctionOfSeedDirectionPairAndStep) {
   const std::vector<int32_t> pieces = Pieces(100);
-  const HiddenKey key = {.seed = 7, .direction = "de-en", .pair = 3, .step = 9};
+  const MaskingKey key = {.seed = 7, .direction = "de-en", .pair = 3, .step = 9};
   const EncodedPair once = Hidden(pieces, key), again = Hidden(pieces, key);
   EXPECT_EQ(once.input, again.input);
   EXPECT_EQ(once.labels, again.labels);
-  std::vector<HiddenKey> others(4, key);
+  std::vector<MaskingKey> others(4, key);
   others[0].seed = 8;
   others[1].direction = "de-fr";
   others[2].pair = 4;
   others[3].step = 10;
-  for (const HiddenKey& other : others) EXPECT_NE(Hidden(pieces, other).labels, once.labels);
+  for (const MaskingKey& other : others) EXPECT_NE(Hidden(pieces, other).labels, once.labels);
   // What stands behind a piece does not matter.
   const EncodedPair shorter = Hidden(Pieces(60), key);
   EXPECT_TRUE(std::equal(shorter.labels.begin(), shorter.labels.begin() + 61, once.labels.begin()));

@@ -1,4 +1,4 @@
-#include "trainer/data/sentence_sample.h"
+#include "trainer/data/sentence_pieces.h"
 
 #include <algorithm>
 #include <set>

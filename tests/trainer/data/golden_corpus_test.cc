@@ -1,0 +1,94 @@
+// tests/golden/run-v1/corpus is a corpus of format version 1 on disk, made of the UDHR fixture's
+// German, English and French. It must open, keep its content hash and be reused, whatever the
+// fields of its spec are called today.
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <google/protobuf/message.h>
+#include <gtest/gtest.h>
+
+#include "tests/trainer/data/prepared_corpus.h"
+#include "tests/trainer/data/temp_folder.h"
+#include "trainer/data/corpus.h"
+#include "trainer/data/corpus_manifest.h"
+
+namespace deepnet {
+namespace {
+
+using ::testing::ElementsAre;
+using testing::kUdhr;
+using testing::PrepareIn;
+using testing::ReadFile;
+using testing::TempFolder;
+
+constexpr char kGolden[] = "tests/golden/run-v1/corpus";
+constexpr char kContentHash[] = "8bb3dbdceb4fe0b4";
+constexpr char kSpec[] =
+    "cleaning { max_tokens: 200 max_length_ratio: 3 } "
+    "tokenizer { model_file: 'sentences.model' pieces: 300 character_coverage: 1 "
+    "sample_sentences: 10000 type: 'unigram' sample_temperature: 5 } "
+    "table { file: 'udhr.tsv' pivot_language: 'en' languages: ['de', 'fr'] dev_percent: 10 "
+    "test_percent: 10 } output_folder: 'corpus'";
+
+// The files that it was made of.
+void WriteInputs(const TempFolder& folder) {
+  folder.Write("udhr.tsv", ReadFile(kUdhr));
+  folder.Write("sentences.model", ReadFile(std::string(kGolden) + "/tokenizer.model"));
+}
+
+// The integer in field `number` of `message`, whatever its name.
+int64_t Integer(const google::protobuf::Message& message, int number) {
+  const auto* field = message.GetDescriptor()->FindFieldByNumber(number);
+  return field->cpp_type() == google::protobuf::FieldDescriptor::CPPTYPE_INT32
+             ? message.GetReflection()->GetInt32(message, field)
+             : message.GetReflection()->GetInt64(message, field);
+}
+
+TEST(GoldenCorpus, OpensWithItsContentHash) {
+  const auto corpus = Corpus::Open(kGolden);
+  ASSERT_TRUE(corpus.ok()) << corpus.status();
+  EXPECT_EQ(corpus->content_hash(), kContentHash);
+  EXPECT_TRUE(corpus->VerifyChecksums().ok());
+  std::vector<std::string> names;
+  for (const Direction& direction : corpus->directions()) names.push_back(direction.Name());
+  EXPECT_THAT(names, ElementsAre("de-en", "en-de", "en-fr", "fr-en"));
+  EXPECT_EQ(corpus->vocabulary().size(), 303);
+  EXPECT_FALSE(corpus->Sentences("test", "de", "fr")->source.empty());
+}
+
+TEST(GoldenCorpus, ManifestIsReadUnderTheNamesOfToday) {
+  const auto manifest = ReadManifest(kGolden);
+  ASSERT_TRUE(manifest.ok()) << manifest.status();
+  EXPECT_EQ(Integer(manifest->spec().cleaning(), 1), 200);
+  EXPECT_EQ(Integer(manifest->spec().tokenizer(), 2), 300);
+  EXPECT_EQ(Integer(manifest->spec().tokenizer(), 4), 10000);
+}
+
+TEST(GoldenCorpus, IsReusedByAPrepareOfTheSameSpecAndInput) {
+  const TempFolder folder;
+  WriteInputs(folder);
+  std::filesystem::copy(kGolden, folder.Path("corpus"));
+  const auto report = PrepareIn(folder, kSpec);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_TRUE(report->reused());
+  EXPECT_EQ(report->content_hash(), kContentHash);
+}
+
+TEST(GoldenCorpus, IsWrittenTheSameWayToday) {
+  const TempFolder folder;
+  WriteInputs(folder);
+  const auto report = PrepareIn(folder, kSpec);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_FALSE(report->reused());
+  EXPECT_EQ(report->content_hash(), kContentHash);
+  for (const char* file : {"tokenizer.model", "train.de-en.pairs", "train.en-fr.pairs"}) {
+    EXPECT_EQ(folder.Read(std::string("corpus/") + file),
+              ReadFile(std::string(kGolden) + "/" + file))
+        << file;
+  }
+}
+
+}  // namespace
+}  // namespace deepnet

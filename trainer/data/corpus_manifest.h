@@ -1,0 +1,40 @@
+// A prepared corpus folder: its file names, its manifest, its content hash, its report.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+
+#include "proto/data.pb.h"
+
+namespace deepnet {
+
+inline constexpr int32_t kCorpusFormatVersion = 1;
+
+// Names inside a corpus folder. Persistent.
+inline constexpr char kCorpusManifest[] = "manifest.textproto";
+inline constexpr char kReportFile[] = "report.json";
+inline constexpr char kTokenizerFile[] = "tokenizer.model";
+std::string ShardFileName(std::string_view first, std::string_view second);  // "train.de-en.pairs"
+std::string TextFileName(std::string_view split, std::string_view first, std::string_view second,
+                         std::string_view language);  // "dev.de-en.de"
+
+// Reads the manifest of a folder, whatever names its fields had when it was written. NotFound if
+// there is none; DataLoss if it is damaged or of another format version.
+absl::StatusOr<CorpusManifest> ReadManifest(const std::string& folder);
+
+// Returns the hexadecimal hash of the list of files: equal exactly where everything that a run can
+// see is equal.
+std::string ContentHash(const CorpusManifest& manifest);
+
+// Returns a table for people: a line per language pair and split, the reasons of dropped lines
+// below, totals last.
+std::string ReportTable(const CorpusReport& report);
+
+// Returns the report as JSON: the fields of CorpusReport under their names, numbers as numbers.
+// Each language pair also lists the directions it serves.
+std::string ReportJson(const CorpusReport& report);
+
+}  // namespace deepnet

@@ -1,0 +1,75 @@
+// The two readings of the text. First dev and test are copied and their sentences held out, and
+// training text is counted, searched for duplicates and sampled for the tokenizer. Then training
+// text goes through the filters and the tokenizer into a shard.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "proto/data.pb.h"
+#include "trainer/data/cleaning.h"
+#include "trainer/data/parallel_text.h"
+#include "trainer/data/sentence_pieces.h"
+#include "trainer/data/shard.h"
+#include "trainer/data/vocabulary.h"
+
+namespace deepnet {
+
+// Called with every file that was read to its end.
+using FileSeenFn = std::function<void(const LineReader&)>;
+
+// Writes the dev or test text of one language pair to <folder>/<split>.<pair>.<language>, adds its
+// sentences to `held_out` and the two files to `files`. Fails naming file and line at bad UTF-8 or
+// a malformed row; pairs with an empty side or a tag in the text are dropped and counted.
+absl::StatusOr<DropCounts> CopyHeldOut(const LanguagePairTexts& texts, std::string_view split,
+                                       const TextFilter& filter, const std::string& folder,
+                                       const FileSeenFn& seen, HeldOutSentences* held_out,
+                                       google::protobuf::RepeatedPtrField<CorpusFile>* files);
+
+struct ScanSpec {
+  std::string folder;  // for temporary files
+  bool find_duplicates = true;
+  SentenceSample* sample = nullptr;  // null: no sample is wanted
+};
+
+struct ScanResult {
+  int64_t num_lines = 0;                 // of all training texts of the pair
+  std::vector<uint64_t> duplicate_bits;  // bit (line % 64) of word line / 64, over all texts; may
+                                         // be empty: no duplicates
+};
+
+// First reading of the training texts of one language pair.
+absl::StatusOr<ScanResult> ScanTraining(const LanguagePairTexts& texts, const TextFilter& filter,
+                                        const ScanSpec& spec, const FileSeenFn& seen);
+
+// Returns what TextFilter needs to know of one text.
+TextFilter::LanguagePair FilterPair(const LanguagePairTexts& texts, const ParallelFiles& files);
+
+struct EncodeSpec {
+  const TextFilter* filter = nullptr;
+  const Vocabulary* vocabulary = nullptr;
+  CleaningSpec cleaning;  // with its defaults
+  int num_threads = 2;    // > 0; the result does not depend on it
+};
+
+// Sums over the pairs that were kept.
+struct EncodedTotals {
+  DropCounts counts;
+  int64_t first_tokens = 0;  // pieces
+  int64_t second_tokens = 0;
+  int32_t longest = 0;  // pieces of the longest side
+};
+
+// Second reading: appends the kept pairs of one language pair to `shard` in the order of its texts.
+// `duplicate_bits` as ScanTraining gives it. Memory: some 10 MiB a thread.
+absl::StatusOr<EncodedTotals> EncodeTraining(const LanguagePairTexts& texts, const EncodeSpec& spec,
+                                             const std::vector<uint64_t>& duplicate_bits,
+                                             ShardWriter* shard);
+
+}  // namespace deepnet

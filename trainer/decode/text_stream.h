@@ -1,0 +1,107 @@
+// Translation and scoring from stream to stream: order kept, memory bounded by a chunk of lines.
+#pragma once
+
+#include <cstdint>
+#include <istream>
+#include <ostream>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+#include "trainer/decode/scorer.h"
+#include "trainer/decode/text_codec.h"
+#include "trainer/decode/translator.h"
+
+namespace deepnet {
+
+// Lines of untrusted text, a bounded number of bytes at a time.
+class LineChunkReader {
+ public:
+  static constexpr size_t kMaxLineBytes = size_t{1} << 20;
+  static constexpr size_t kMaxChunkBytes = size_t{1} << 23;
+
+  // Both must outlive the reader; `name` is how errors call the input ("standard input").
+  LineChunkReader(std::istream& in, std::string name) : in_(in), name_(std::move(name)) {}
+
+  // The next lines, without "\n" or "\r\n": `max_lines` of them, fewer if they hold more than
+  // kMaxChunkBytes together or the input ends, none at its end. A last line without "\n" counts.
+  // INVALID_ARGUMENT with ExitCode::kData names input and line of one that is not UTF-8 or is
+  // longer than kMaxLineBytes.
+  absl::StatusOr<std::vector<std::string>> ReadChunk(int max_lines);
+
+  const std::string& name() const { return name_; }
+  int64_t num_lines() const { return num_lines_; }  // read so far
+
+ private:
+  absl::StatusOr<bool> ReadLine(std::string& line);
+
+  std::istream& in_;
+  const std::string name_;
+  int64_t num_lines_ = 0;
+};
+
+struct TranslateStreamOptions {
+  int chunk_lines = 1000;  // lines read, sorted by length, translated and written together; >= 1
+  bool scores = false;     // a column with Hypothesis::score, 6 decimals
+};
+
+struct TranslateStreamReport {
+  int64_t num_lines = 0;
+  int64_t num_tokens = 0;       // of the first translation of each line, </s> counted
+  int64_t num_cut_sources = 0;  // longer than the model takes
+};
+
+// Writes for each line of `in` its translation on one line, in order, and flushes after each chunk:
+//   [number of the line, from 1 <TAB>] [score <TAB>] text
+// The number is there if options().search.nbest > 1, when a line has several translations. Errors:
+// those of LineChunkReader and Translator, and UNAVAILABLE if `out` cannot be written.
+absl::StatusOr<TranslateStreamReport> TranslateStream(LineChunkReader& in, Translator& translator,
+                                                      const TranslateStreamOptions& options,
+                                                      std::ostream& out);
+
+struct TextPair {
+  std::string source;
+  std::string target;
+};
+
+// Pairs of texts from one input with "source <TAB> target" lines, or from two with a side each.
+class TextPairReader {
+ public:
+  // Both must outlive the reader; `targets` null: `sources` has both sides.
+  explicit TextPairReader(LineChunkReader& sources, LineChunkReader* targets = nullptr)
+      : sources_(sources), targets_(targets) {}
+
+  // The next pairs, at most `max_pairs`, none at the end. INVALID_ARGUMENT with ExitCode::kData
+  // names input and line where there is no tab, or which of the two inputs ends first.
+  absl::StatusOr<std::vector<TextPair>> ReadChunk(int max_pairs);
+
+ private:
+  absl::StatusOr<std::vector<TextPair>> ReadTsv(int max_pairs);
+  absl::StatusOr<std::vector<TextPair>> ReadTwo(int max_pairs);
+
+  LineChunkReader& sources_;
+  LineChunkReader* const targets_;
+};
+
+struct ScoreStreamOptions {
+  int chunk_pairs = 1000;  // pairs read, scored and written together; >= 1
+  int max_positions = 0;   // ids of a side that the model takes, tags and </s> included; 0: any
+};
+
+struct ScoreStreamReport {
+  int64_t num_pairs = 0;
+  int64_t num_scored = 0;  // the others are longer than the model takes
+  int64_t num_tokens = 0;  // target ids of the scored ones
+  double log_prob = 0.0;   // their sum
+};
+
+// Writes a line per pair, in order, and flushes after each chunk:
+//   log-probability, 6 decimals <TAB> number of target ids it is a sum over
+// "nan" stands for the log-probability of a pair that is too long for the model.
+absl::StatusOr<ScoreStreamReport> ScoreStream(TextPairReader& in, PairScorer& scorer,
+                                              const TextCodec& codec, const TagFrame& tags,
+                                              const ScoreStreamOptions& options, std::ostream& out);
+
+}  // namespace deepnet
