@@ -8,8 +8,7 @@
 
 namespace deepnet::testing {
 
-// The slow twin, for any Scorer: feeds the target one token at a time. Sums are left folds in
-// double.
+// Feeds the target one token at a time. Sums are left folds in double.
 class SteppedPairScorer : public PairScorer {
  public:
   // `scorer` must outlive this. At most `max_rows` >= 1 pairs are scored together.

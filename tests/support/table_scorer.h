@@ -30,7 +30,7 @@ class TableScorer : public Scorer {
   void Reorder(DecoderState& state, std::span<const int32_t> parents) override;
   void Step(DecoderState& state, std::span<const int32_t> tokens, float* log_probs) override;
 
-  // What Step writes for a row with this source after these tokens were fed.
+  // Returns the log-probabilities that Step writes for a row with this source after these tokens were fed.
   std::vector<float> LogProbs(std::span<const int32_t> source,
                               std::span<const int32_t> history) const;
 

@@ -38,7 +38,7 @@ absl::Status Mistake(const std::string& text, const PairIndex& index) {
 
 using PairKey = std::pair<int, int64_t>;  // direction, pair
 
-// How often each pair is shown in windows [begin, end).
+// Counts how often each pair is shown in windows [begin, end).
 std::map<PairKey, int> TimesShown(const DataOrder& order, int64_t begin, int64_t end) {
   std::map<PairKey, int> times;
   for (int64_t w = begin; w < end; ++w) {

@@ -114,7 +114,7 @@ TEST(OneSided, WhatIsHiddenIsAFunctionOfSeedDirectionPairAndStep) {
   others[2].pair = 4;
   others[3].step = 10;
   for (const MaskingKey& other : others) EXPECT_NE(Hidden(pieces, other).labels, once.labels);
-  // What stands behind a piece does not matter.
+  // The pieces behind a piece do not matter.
   const EncodedPair shorter = Hidden(Pieces(60), key);
   EXPECT_TRUE(std::equal(shorter.labels.begin(), shorter.labels.begin() + 61, once.labels.begin()));
 }

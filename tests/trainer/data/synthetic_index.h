@@ -64,7 +64,7 @@ class SyntheticIndex : public PairIndex {
     return max_tokens >= 240 ? 1.0 : static_cast<double>(Measure(max_tokens).num_pairs) / kSample;
   }
 
-  // Of the English-to-other direction, from the first pairs.
+  // Moments of the English-to-other direction, from the first pairs.
   LengthMoments Measure(int32_t max_tokens) const {
     int direction = 0;
     while (directions_[direction].source != "en") ++direction;

@@ -143,7 +143,7 @@ std::vector<Ids> Sources(int count) {
   return sources;
 }
 
-// What a scorer gives: hypotheses of a search over nine sentences, and scores of seven pairs.
+// Results of a scorer: hypotheses of a search over nine sentences, and scores of seven pairs.
 struct Results {
   std::vector<std::vector<Hypothesis>> hypotheses;
   std::vector<double> log_probabilities;

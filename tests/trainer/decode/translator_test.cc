@@ -162,7 +162,7 @@ TEST(Translator, SaysWhichSentenceABrokenModelCannotTranslate) {
   EXPECT_THAT(std::string(result.status().message()), HasSubstr("sentence 12:"));
 }
 
-// What TranslateStream writes for these lines.
+// Returns the output of TranslateStream for these lines.
 std::string Stream(const std::string& input, TranslatorOptions options,
                    TranslateStreamOptions stream_options) {
   TableScorer scorer = MakeScorer();
