@@ -1,8 +1,9 @@
-# deepnet_library(NAME SRCS a.cc ... HDRS a.h ... DEPS x ... [TORCH])
+# deepnet_library(NAME SRCS a.cc ... HDRS a.h ... DEPS x ... [TORCH] [NO_PCH])
 #   One folder's code as a static library. Headers are listed so that each is compiled alone
 #   (target all_verify_interface_header_sets). TORCH: may include LibTorch; left out of torch-free builds.
+#   NO_PCH: its units have flags of their own, or headers that do not bear abseil before them.
 function(deepnet_library name)
-  cmake_parse_arguments(arg "TORCH" "" "SRCS;HDRS;DEPS" ${ARGN})
+  cmake_parse_arguments(arg "TORCH;NO_PCH" "" "SRCS;HDRS;DEPS" ${ARGN})
   if(arg_TORCH AND DEEPNET_PURE_ONLY)
     return()
   endif()
@@ -18,22 +19,50 @@ function(deepnet_library name)
   target_link_libraries(${name} ${scope} ${arg_DEPS})
   if(arg_TORCH)
     target_link_libraries(${name} ${scope} deepnet_torch)
-    if(arg_SRCS)
-      deepnet_torch_pch(${name})
-    endif()
+  endif()
+  if(arg_SRCS AND NOT arg_NO_PCH)
+    deepnet_pch(${name} "${arg_TORCH}")
   endif()
 endfunction()
 
-# One precompiled header of the LibTorch API, shared by every torch target.
-function(deepnet_torch_pch name)
-  if(NOT TARGET deepnet_pch)
-    file(WRITE ${CMAKE_BINARY_DIR}/pch.cc "")
-    add_library(deepnet_pch OBJECT ${CMAKE_BINARY_DIR}/pch.cc)
-    target_link_libraries(deepnet_pch PRIVATE deepnet_torch)
-    target_precompile_headers(deepnet_pch PRIVATE <ATen/ATen.h>)
-    target_compile_options(deepnet_pch PRIVATE -fpch-preprocess)
+# deepnet_pch(TARGET TORCH)
+#   A precompiled header of the parts of the standard library, abseil and protobuf that most units
+#   include, one for all torch-free targets; and one for all torch targets, with the LibTorch API. With
+#   it a torch-free unit compiles in half the time. Sources still include what they use.
+set(deepnet_pch_headers
+  <algorithm> <chrono> <cmath> <functional> <map> <memory> <optional> <set> <span> <string> <utility>
+  <variant> <vector>
+  <absl/container/flat_hash_map.h> <absl/status/statusor.h> <absl/strings/str_cat.h>
+  <absl/strings/str_format.h> <absl/strings/str_join.h> <absl/synchronization/mutex.h>
+  <absl/time/time.h>
+  <google/protobuf/generated_message_reflection.h> <google/protobuf/map.h> <google/protobuf/message.h>
+  <google/protobuf/repeated_field.h> <google/protobuf/text_format.h>)
+function(deepnet_pch name torch)
+  if(NOT torch AND NOT CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    return()
   endif()
-  target_precompile_headers(${name} REUSE_FROM deepnet_pch)
+  if(torch)
+    set(pch deepnet_torch_pch)
+  else()
+    set(pch deepnet_pch)
+  endif()
+  if(NOT TARGET ${pch})
+    if(NOT EXISTS ${CMAKE_BINARY_DIR}/pch.cc)
+      file(WRITE ${CMAKE_BINARY_DIR}/pch.cc "")
+    endif()
+    add_library(${pch} OBJECT ${CMAKE_BINARY_DIR}/pch.cc)
+    target_link_libraries(${pch} PRIVATE
+      protobuf::libprotobuf absl::flat_hash_map absl::statusor absl::str_format absl::strings
+      absl::synchronization absl::time)
+    if(torch)
+      target_link_libraries(${pch} PRIVATE deepnet_torch)
+      target_precompile_headers(${pch} PRIVATE <ATen/ATen.h> ${deepnet_pch_headers})
+    else()
+      target_precompile_headers(${pch} PRIVATE ${deepnet_pch_headers})
+    endif()
+    target_compile_options(${pch} PRIVATE -fpch-preprocess)
+  endif()
+  target_precompile_headers(${name} REUSE_FROM ${pch})
   target_compile_options(${name} PRIVATE -fpch-preprocess -fPIC)  # as the header was, programs too
 endfunction()
 
@@ -49,8 +78,8 @@ function(deepnet_test name)
   target_link_libraries(${name} PRIVATE ${arg_DEPS} GTest::gmock GTest::gtest GTest::gtest_main)
   if(arg_TORCH)
     target_link_libraries(${name} PRIVATE deepnet_torch)
-    deepnet_torch_pch(${name})
   endif()
+  deepnet_pch(${name} "${arg_TORCH}")
   add_test(NAME ${name} COMMAND ${name} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 300)
@@ -78,8 +107,8 @@ function(deepnet_mpi_test name)
   target_link_libraries(${name} PRIVATE ${arg_DEPS} tests_mpi_main GTest::gmock GTest::gtest)
   if(arg_TORCH)
     target_link_libraries(${name} PRIVATE deepnet_torch)
-    deepnet_torch_pch(${name})
   endif()
+  deepnet_pch(${name} "${arg_TORCH}")
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)
   endif()

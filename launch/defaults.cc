@@ -21,19 +21,19 @@ void FillModel(ModelSpec& model) {
 
 void FillData(Architecture architecture, DataSpec& data) {
   if (architecture == ENCODER_ONLY) {
-    Fill(data, &DataSpec::masked_share, &DataSpec::set_masked_share, 0.15);
+    Fill(data, &DataSpec::mlm_probability, &DataSpec::set_mlm_probability, 0.15);
   }
-  Fill(data, &DataSpec::microbatches_per_step, &DataSpec::set_microbatches_per_step, 1);
-  Fill(data, &DataSpec::max_tokens, &DataSpec::set_max_tokens, 250);
+  Fill(data, &DataSpec::global_microbatches, &DataSpec::set_global_microbatches, 1);
+  Fill(data, &DataSpec::max_sentence_tokens, &DataSpec::set_max_sentence_tokens, 250);
   if (data.temperature().empty()) data.add_temperature()->set_temperature(1.0);
   MicrobatchSpec& microbatch = *data.mutable_microbatch();
-  const int target_tokens = microbatch.target_tokens();
-  Fill(microbatch, &MicrobatchSpec::sentences, &MicrobatchSpec::set_sentences,
+  const int target_tokens = microbatch.max_target_tokens();
+  Fill(microbatch, &MicrobatchSpec::max_sentences, &MicrobatchSpec::set_max_sentences,
        std::max(target_tokens > 0 ? 1 : 0, target_tokens / 4));
 }
 
 void FillOptim(OptimSpec& optim) {
-  if (!optim.has_initial_rate()) optim.set_initial_rate(1e-7);
+  if (!optim.has_initial_learning_rate()) optim.set_initial_learning_rate(1e-7);
   if (!optim.has_warmup_steps()) optim.set_warmup_steps(4000);
   if (!optim.has_beta1()) optim.set_beta1(0.9);
   if (!optim.has_beta2()) optim.set_beta2(0.98);
@@ -70,13 +70,14 @@ void FillPrepare(PrepareSpec& prepare) {
   }
   Fill(prepare, &PrepareSpec::threads, &PrepareSpec::set_threads, 2);
   CleaningSpec& cleaning = *prepare.mutable_cleaning();
-  Fill(cleaning, &CleaningSpec::max_tokens, &CleaningSpec::set_max_tokens, 250);
+  Fill(cleaning, &CleaningSpec::max_sentence_tokens, &CleaningSpec::set_max_sentence_tokens, 250);
   Fill(cleaning, &CleaningSpec::max_length_ratio, &CleaningSpec::set_max_length_ratio, 3.0);
   TokenizerSpec& tokenizer = *prepare.mutable_tokenizer();
   using Spec = TokenizerSpec;
-  Fill(tokenizer, &Spec::pieces, &Spec::set_pieces, 8000);
+  Fill(tokenizer, &Spec::vocab_size, &Spec::set_vocab_size, 8000);
   Fill(tokenizer, &Spec::character_coverage, &Spec::set_character_coverage, 1.0);
-  Fill<Spec, int64_t>(tokenizer, &Spec::sample_sentences, &Spec::set_sample_sentences, 1000000);
+  Fill<Spec, int64_t>(tokenizer, &Spec::input_sentence_size, &Spec::set_input_sentence_size,
+                      1000000);
   Fill(tokenizer, &Spec::sample_temperature, &Spec::set_sample_temperature, 5.0);
   if (tokenizer.type().empty()) tokenizer.set_type("unigram");
 }
@@ -87,7 +88,6 @@ RunSpec WithDefaults(RunSpec run) {
   FillModel(*run.mutable_model());
   FillData(run.model().architecture(), *run.mutable_data());
   FillOptim(*run.mutable_optim());
-  if (run.compute().device().empty()) run.mutable_compute()->set_device("cpu");
   Fill(*run.mutable_compute(), &ComputeSpec::residual_dtype, &ComputeSpec::set_residual_dtype,
        FLOAT32);
   FillTrain(*run.mutable_train());
@@ -95,9 +95,6 @@ RunSpec WithDefaults(RunSpec run) {
   FillPrepare(*run.mutable_prepare());
   if (run.has_instruments() && !run.instruments().has_every_steps()) {
     run.mutable_instruments()->set_every_steps(kInstrumentSteps);
-  }
-  if (run.prepare().output_folder().empty()) {
-    run.mutable_prepare()->set_output_folder(run.data().folder());
   }
   return run;
 }

@@ -46,6 +46,8 @@ absl::StatusOr<int> TakeDevice(int rank_on_host) {
 
 }  // namespace
 
+bool HasCuda() { return at::hasCUDA(); }
+
 absl::StatusOr<std::unique_ptr<Communicator>> JoinDevices(const ComputeSpec& compute,
                                                           Communicator& world) {
   if (compute.device() != "cuda") return nullptr;

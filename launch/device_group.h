@@ -1,4 +1,4 @@
-// Which accelerator is a rank's, and the group in which ranks exchange what lies there.
+// The accelerator of a rank, and the group in which ranks exchange what lies there.
 #pragma once
 
 #include <memory>
@@ -9,6 +9,9 @@
 #include "proto/plan.pb.h"
 
 namespace deepnet {
+
+// Returns true where this build sees a CUDA device.
+bool HasCuda();
 
 // With compute.device "cuda": the calling thread's device becomes the k-th GPU that this process
 // sees for the k-th rank of its host, or the only one where launchers show each rank its own; the

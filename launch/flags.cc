@@ -13,13 +13,13 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 
-#include "launch/nearest_name.h"
+#include "launch/field_names.h"
 #include "parallel/base/check.h"
 
 namespace deepnet {
 namespace {
 
-// What is wrong with `word` as a value of `flag`; empty: nothing.
+// Returns what is wrong with `word` as a value of `flag`; empty: nothing.
 std::string Complaint(const Flag& flag, const std::string& word) {
   int64_t integer = 0;
   double number = 0.0;

@@ -2,9 +2,9 @@
 // prints the help, so the two cannot disagree.
 //
 // Example:
-//   const std::vector<Flag> table = {{.name = "from", .value = "TAG", .help = "source language"},
-//                                    {.name = "json", .kind = FlagKind::kSwitch, .help = "print
-//                                    JSON"}};
+//   const std::vector<Flag> table = {
+//       {.name = "from", .value = "TAG", .help = "Source language."},
+//       {.name = "json", .kind = FlagKind::kSwitch, .help = "Print JSON."}};
 //   ASSIGN_OR_RETURN(const ParsedFlags flags, ParseFlags(table, {"--from=de", "--json"}, 0));
 //   flags.Text("from");    // "de"
 //   flags.Switch("json");  // true
@@ -70,16 +70,16 @@ class ParsedFlags {
 absl::StatusOr<ParsedFlags> ParseFlags(const std::vector<Flag>& table,
                                        const std::vector<std::string>& words, int max_positional);
 
-// The table for people, 100 columns, one paragraph a flag, each line ended by a newline.
+// Returns the table for people, 100 columns, one paragraph a flag, each line ended by a newline.
 std::string FlagHelp(const std::vector<Flag>& table);
 
-// `text` broken at spaces into lines of at most `columns`; lines after the first start with
+// Returns `text` broken at spaces into lines of at most `columns`; lines after the first start with
 // `indent` spaces, the first one is assumed to start there already. No newline at the end.
 std::string WrapText(std::string_view text, int indent, int columns);
 
-// "256MiB", "1.5 GiB", "64MB": a number and a unit, B, KiB, MiB, GiB or TiB (powers of 1,024) or
-// kB, MB, GB or TB (of 1,000), in any case, blanks between them allowed. Bytes, rounded down.
-// INVALID_ARGUMENT says what is wrong: no number, no or an unknown unit, nothing or too much.
+// Reads "256MiB", "1.5 GiB", "64MB": a number and a unit, B, KiB, MiB, GiB or TiB (powers of 1,024)
+// or kB, MB, GB or TB (of 1,000), in any case, blanks between them allowed. Returns bytes, rounded
+// down. INVALID_ARGUMENT says what is wrong: no number, no or an unknown unit, nothing or too much.
 absl::StatusOr<int64_t> ParseByteSize(const std::string& text);
 
 }  // namespace deepnet

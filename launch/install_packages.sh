@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that building needs, if any is missing.
 #
-#   launch/install_packages.sh [--with-lints] [--help]
+#   launch/install_packages.sh [--with-lints] [--with-lab] [--help]
 #
 #   --with-lints   also clang-format, clang-tidy, ctags and chromium, which .ci/run uses
+#   --with-lab     also pandas, matplotlib and jinja2 of Debian's Python, which launch/lab/lab.py uses
 #
 # Needs root or sudo only where something is missing. On a system without apt it changes nothing,
 # says what is needed and ends with status 1.
@@ -13,12 +14,14 @@ packages=(g++ cmake ninja-build ccache mold git ca-certificates pkg-config
   python3 python3-pip zlib1g-dev libzstd-dev
   protobuf-compiler libprotobuf-dev libabsl-dev libgtest-dev libgmock-dev
   libsentencepiece-dev sentencepiece openmpi-bin libopenmpi-dev iproute2)
-case "${1:-}" in
-  "") ;;
-  --with-lints) packages+=(clang-format clang-tidy universal-ctags chromium fonts-dejavu-core) ;;
-  --help) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; exit 0 ;;
-  *) echo "install_packages.sh: unknown argument '$1' (see --help)" >&2; exit 2 ;;
-esac
+for argument in "$@"; do
+  case $argument in
+    --with-lints) packages+=(clang-format clang-tidy universal-ctags chromium fonts-dejavu-core) ;;
+    --with-lab) packages+=(python3-pandas python3-matplotlib python3-jinja2) ;;
+    --help) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; exit 0 ;;
+    *) echo "install_packages.sh: unknown argument '$argument' (see --help)" >&2; exit 2 ;;
+  esac
+done
 
 if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
   echo "no apt here; building needs the equivalents of: ${packages[*]}" >&2

@@ -2,7 +2,6 @@
 
 #include <csignal>
 #include <cstdlib>
-#include <iostream>
 #include <limits>
 #include <string>
 #include <utility>
@@ -16,8 +15,8 @@
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
+#include "parallel/comm/communicator.h"
 #include "parallel/comm/mpi_communicator.h"
-#include "parallel/comm/self_communicator.h"
 #include "trainer/stop_requests.h"
 
 namespace deepnet {
@@ -108,10 +107,7 @@ absl::Status LeaveJob(Communicator& world, const absl::Status& status) {
     if (world.rank() == 0) return status;
     return WithExitCode(absl::Status(status.code(), ""), GetExitCode(status));
   }
-  std::cerr << absl::StrCat("[", world.rank(), "/", world.size(), "] error: ", status.message(),
-                            "\n")
-            << std::flush;
-  world.Abort(static_cast<int>(GetExitCode(status)));
+  EndJob(world, status);
   return WithExitCode(absl::Status(status.code(), ""), GetExitCode(status));
 }
 

@@ -24,22 +24,22 @@ class Job {
 // said, or where another kind of launcher started several processes that MPI knows nothing of.
 absl::StatusOr<std::unique_ptr<Job>> JoinJob();
 
-// What the batch system says of this job; Slurm's variables, where it has set them.
+// Read Slurm's variables about this job, where it has set them.
 std::string JobId();   // empty: there is none
 double JobDeadline();  // SecondsNow() at which it ends the job; infinity: unknown
 
-// What a rank's command returns for `status`. A status that all ranks know of (IsAgreed) keeps its
-// text on rank 0 only. With any other error this rank ends the whole job, after saying why on
-// stderr.
+// Returns what a rank's command ends with for `status`. A status that all ranks know of (IsAgreed)
+// keeps its text on rank 0 only. With any other error this rank ends the whole job, after saying
+// why on stderr.
 absl::Status LeaveJob(Communicator& world, const absl::Status& status);
 
 // Signals as requests to a run: SIGTERM, SIGUSR1 or one SIGINT: save and end; SIGUSR2: save and go
 // on; a second SIGINT: end at once.
 
-// From now on, and as early as possible: a signal before that ends the process.
+// Listens from now on. Call it as early as possible: a signal before that ends the process.
 void ListenToSignals();
 
-// Bits of trainer/stop_requests.h that handlers add; for TrainOptions::request.
+// Returns the bits of trainer/stop_requests.h that handlers add, for TrainOptions::request.
 std::atomic<int>& SignalRequests();
 
 }  // namespace deepnet

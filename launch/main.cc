@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "launch/commands/commands.h"
+#include "launch/device_group.h"
 
 int main(int argc, char** argv) {
   const std::vector<deepnet::Command> commands = {
@@ -15,5 +16,5 @@ int main(int argc, char** argv) {
       deepnet::MakeLabCommand(),
   };
   const std::vector<std::string> words(argv + 1, argv + argc);
-  return deepnet::RunProgram(commands, words, {std::cin, std::cout, std::cerr});
+  return deepnet::RunProgram(commands, words, {std::cin, std::cout, std::cerr, deepnet::HasCuda});
 }

@@ -84,8 +84,7 @@ build_small() {
 use_other_corpus() {
   name=quickstart-$1
   settings+=(--set "folder=runs/$name/model" --set "data.folder=runs/$name/data"
-    --set "prepare.output_folder=runs/$name/data" --set "prepare.opus100_folder=$corpus"
-    --set "prepare.languages=")
+    --set "prepare.opus100_folder=$corpus" --set "prepare.languages=")
 }
 
 # What the ten sentences are translated into: languages paired with English, at most four.
@@ -123,7 +122,8 @@ TEXT
 # one process with all cores. Through mpirun a terminal looks like a pipe, so the bar is asked for.
 choose_ranks() {
   train_command=("$deepnet" train "${settings[@]}")
-  if ! command -v mpirun >/dev/null || ! ldd "$deepnet" | grep -q libmpi; then
+  # All of ldd's output is read: grep -q would end at the first line that fits, and ldd by SIGPIPE.
+  if ! command -v mpirun >/dev/null || [[ $(ldd "$deepnet") != *libmpi* ]]; then
     left_out+=("MPI: trained in one process instead of a pipeline of two ranks")
   elif [[ $(nproc) -ge 2 ]]; then
     # Open MPI: as root too, and without binding or counting cores.
@@ -166,7 +166,7 @@ get_speed() {
   fi
   speed=""
   rm -rf "$trial"
-  if train --set "folder=$trial" --set train.minutes=0.25 --set train.log_every_steps=10 \
+  if train --set "folder=$trial" --set train.max_train_minutes=0.25 --set train.log_every_steps=10 \
     --set train.validate_sentences=1 --set decode.beam_size=1 --set decode.max_tokens=10 \
     >/dev/null 2>&1; then
     speed=$(steps_per_minute "$trial/metrics.jsonl" || true)
@@ -186,7 +186,7 @@ get_speed() {
 for_minutes() {
   local steps
   steps=$(awk -v m="$1" -v v="$speed" 'BEGIN { s = int(0.97 * v * m); print s < 700 ? 700 : s }')
-  echo "--set train.minutes=$1 --set optim.decay_steps=$steps"
+  echo "--set train.max_train_minutes=$1 --set optim.decay_steps=$steps"
 }
 
 evaluate() {

@@ -10,6 +10,7 @@
 #include <fstream>
 #include <map>
 #include <memory>
+#include <optional>
 #include <sstream>
 #include <utility>
 
@@ -27,7 +28,7 @@
 #include "google/protobuf/util/json_util.h"
 #include "google/protobuf/util/type_resolver_util.h"
 
-#include "launch/nearest_name.h"
+#include "launch/field_names.h"
 #include "parallel/base/exit_code.h"
 
 namespace deepnet {
@@ -40,18 +41,32 @@ using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 using google::protobuf::Reflection;
 
-std::vector<std::string> FieldNames(const Descriptor& type) {
-  std::vector<std::string> names;
-  for (int i = 0; i < type.field_count(); ++i) names.push_back(type.field(i)->name());
-  return names;
-}
+// Other spellings of DataType's values, in lower case.
+struct DataTypeName {
+  const char* name;
+  DataType type;
+};
+constexpr DataTypeName kDataTypeNames[] = {
+    {"bf16", BFLOAT16}, {"bfloat16", BFLOAT16}, {"fp32", FLOAT32}, {"float32", FLOAT32}};
 
-std::string NoSuchField(const Descriptor& type, const std::string& name) {
-  return absl::StrCat(type.name(), " has no field '", name, "'",
-                      SuggestName(name, FieldNames(type)));
+// Returns the number of the value that `name` is another spelling of; none if it is not.
+std::optional<int> OtherSpelling(const FieldDescriptor& field, const std::string& name) {
+  if (field.enum_type() != DataType_descriptor()) return std::nullopt;
+  for (const DataTypeName& other : kDataTypeNames) {
+    if (absl::EqualsIgnoreCase(name, other.name)) return other.type;
+  }
+  return std::nullopt;
 }
 
 std::string NoSuchValue(const FieldDescriptor& field, const std::string& name) {
+  if (field.enum_type() == DataType_descriptor()) {
+    for (const char* const half : {"fp16", "float16", "half"}) {
+      if (!absl::EqualsIgnoreCase(name, half)) continue;
+      return absl::StrCat(field.name(), " has no value '", name,
+                          "': not here; bfloat16 has float32's range, so that no loss is scaled: "
+                          "BFLOAT16 or FLOAT32");
+    }
+  }
   std::vector<std::string> names;
   const EnumDescriptor& type = *field.enum_type();
   for (int i = 0; i < type.value_count(); ++i) names.push_back(type.value(i)->name());
@@ -67,7 +82,7 @@ struct Position {
   friend auto operator<=>(const Position&, const Position&) = default;
 };
 
-// What one parse had to say. Warnings are unknown fields; an error ends the parse.
+// The complaints of one parse. Warnings are unknown fields; an error ends the parse.
 class Complaints : public google::protobuf::io::ErrorCollector {
  public:
   void AddError(int line, int column, const std::string& message) override {
@@ -134,12 +149,13 @@ const FieldDescriptor* FindEnumField(const Descriptor& root, const std::string& 
   return nullptr;
 }
 
-// Replaces an unknown enum value by 0, the other positions stay. Protobuf's `message` names value
-// and field, its `position` is behind the value. Returns where the value was, npos if not found.
-size_t ReplaceEnumValue(const std::string& value, Position position, std::string* text) {
+// Replaces an unknown enum value by `number`, of one digit; the other positions stay. Protobuf's
+// `position` is behind the value. Returns where the value was, npos if not found.
+size_t ReplaceEnumValue(const std::string& value, int number, Position position,
+                        std::string* text) {
   const size_t at = FindWordBefore(*text, value, OffsetOf(*text, position));
   if (at == std::string::npos) return at;
-  text->replace(at, value.size(), "0" + std::string(value.size() - 1, ' '));
+  text->replace(at, value.size(), absl::StrCat(number) + std::string(value.size() - 1, ' '));
   return at;
 }
 
@@ -156,13 +172,38 @@ bool BlankOutLine(Position position, std::string* text) {
   return whole_field;
 }
 
+// Replaces the dashes in names of fields by underscores; strings and comments stay as they are.
+std::string WithUnderscores(std::string text) {
+  for (size_t at = 0; at < text.size(); ++at) {
+    const char c = text[at];
+    if (c == '#') {
+      at = std::min(text.find('\n', at), text.size());
+    } else if (c == '"' || c == '\'') {
+      for (++at; at < text.size() && text[at] != c; ++at) {
+        if (text[at] == '\\') ++at;
+      }
+    } else if (absl::ascii_isalnum(c) || c == '_') {
+      size_t end = at;
+      while (end < text.size() && (IsWordCharacter(text[end]) || text[end] == '-')) ++end;
+      const size_t next = text.find_first_not_of(" \t", end);
+      const bool is_name = next != std::string::npos && (text[next] == ':' || text[next] == '{');
+      if (is_name) std::replace(text.begin() + at, text.begin() + end, '-', '_');
+      at = end - 1;
+    }
+  }
+  return text;
+}
+
 // Says an error our way and repairs `text` behind it; false: nothing after it can be read.
 bool HandleError(const Descriptor& root, Position position, const std::string& message,
                  std::map<Position, std::string>* found, std::string* text) {
   const std::vector<std::string> words = QuotedWords(message);
   if (absl::StartsWith(message, "Unknown enumeration value") && words.size() == 2) {
-    const size_t at = ReplaceEnumValue(words[0], position, text);
     const FieldDescriptor* field = FindEnumField(root, words[1]);
+    const std::optional<int> known =
+        field == nullptr ? std::nullopt : OtherSpelling(*field, words[0]);
+    const size_t at = ReplaceEnumValue(words[0], known.value_or(0), position, text);
+    if (at != std::string::npos && known.has_value()) return true;
     if (at != std::string::npos && field != nullptr) {
       const int line = static_cast<int>(std::count(text->begin(), text->begin() + at, '\n'));
       (*found)[{line, 0}] = NoSuchValue(*field, words[0]);
@@ -173,8 +214,10 @@ bool HandleError(const Descriptor& root, Position position, const std::string& m
   return BlankOutLine(position, text);
 }
 
-// Parses `text` into `message`. The mistakes by position; empty: it is parsed.
-std::map<Position, std::string> ParseText(std::string text, Message* message) {
+// Parses `*text` into `message` and repairs it on the way. Returns the mistakes by position; empty:
+// it is parsed, and `*text` means the same to protobuf's own parser.
+std::map<Position, std::string> ParseText(std::string* text, Message* message) {
+  *text = WithUnderscores(std::move(*text));
   constexpr int kMaxErrors = 50;
   std::map<Position, std::string> found;
   for (int attempt = 0; attempt < kMaxErrors; ++attempt) {
@@ -183,13 +226,13 @@ std::map<Position, std::string> ParseText(std::string text, Message* message) {
     parser.RecordErrorsTo(&complaints);
     parser.AllowUnknownField(true);
     message->Clear();
-    const bool parsed = parser.ParseFromString(text, message);
+    const bool parsed = parser.ParseFromString(*text, message);
     for (const auto& [position, warning] : complaints.warnings) {
       found[position] = ReadableWarning(warning);
     }
     if (parsed || complaints.errors.empty()) break;
     const auto& [position, error] = *complaints.errors.begin();
-    if (!HandleError(*message->GetDescriptor(), position, error, &found, &text)) break;
+    if (!HandleError(*message->GetDescriptor(), position, error, &found, text)) break;
   }
   return found;
 }
@@ -209,9 +252,9 @@ void ClearReplacedLists(const Message& source, Message* target) {
 }
 
 // Merges `text` into `target` unless it has mistakes, which are returned by position.
-std::map<Position, std::string> MergeText(const std::string& text, Message* target) {
+std::map<Position, std::string> MergeText(std::string text, Message* target) {
   const std::unique_ptr<Message> fresh(target->New());
-  std::map<Position, std::string> mistakes = ParseText(text, fresh.get());
+  std::map<Position, std::string> mistakes = ParseText(&text, fresh.get());
   if (!mistakes.empty()) return mistakes;
   ClearReplacedLists(*fresh, target);
   // From the text again, not from `fresh`: a 0 that is written must replace what was there.
@@ -229,30 +272,43 @@ const FieldDescriptor* FindJsonField(const Descriptor& type, const std::string& 
   return nullptr;
 }
 
-void CheckJsonObject(const google::protobuf::Struct& object, const Descriptor& type,
-                     const std::string& path, std::vector<std::string>* mistakes);
+// The walk over a JSON tree: its mistakes, and its values that are written in protobuf's spelling.
+struct JsonCheck {
+  std::vector<std::string> mistakes;
+  bool respelt = false;
+};
 
-// `value` as one element of `field`.
-void CheckJsonValue(const google::protobuf::Value& value, const FieldDescriptor& field,
-                    const std::string& path, std::vector<std::string>* mistakes) {
+void CheckJsonObject(google::protobuf::Struct* object, const Descriptor& type,
+                     const std::string& path, JsonCheck* check);
+
+// Checks `*value` as one element of `field`.
+void CheckJsonValue(google::protobuf::Value* json, const FieldDescriptor& field,
+                    const std::string& path, JsonCheck* check) {
+  const google::protobuf::Value& value = *json;
   using google::protobuf::Value;
   double number = value.number_value();
   const bool is_number =
       value.kind_case() == Value::kNumberValue ||
       (value.kind_case() == Value::kStringValue && absl::SimpleAtod(value.string_value(), &number));
   const auto require = [&](bool good, const char* needed) {
-    if (!good) mistakes->push_back(absl::StrCat(path, ": ", needed, " is needed"));
+    if (!good) check->mistakes.push_back(absl::StrCat(path, ": ", needed, " is needed"));
   };
   switch (field.cpp_type()) {
     case FieldDescriptor::CPPTYPE_MESSAGE:
       require(value.has_struct_value(), "an object");
-      CheckJsonObject(value.struct_value(), *field.message_type(), path, mistakes);
+      if (!value.has_struct_value()) return;
+      CheckJsonObject(json->mutable_struct_value(), *field.message_type(), path, check);
       return;
     case FieldDescriptor::CPPTYPE_ENUM: {
-      const std::string& name = value.string_value();
       if (value.kind_case() == Value::kNumberValue) return;
+      const std::string name = value.string_value();
       if (field.enum_type()->FindValueByName(name) != nullptr) return;
-      mistakes->push_back(absl::StrCat(path, ": ", NoSuchValue(field, name)));
+      if (const std::optional<int> known = OtherSpelling(field, name); known.has_value()) {
+        json->set_string_value(field.enum_type()->FindValueByNumber(*known)->name());
+        check->respelt = true;
+        return;
+      }
+      check->mistakes.push_back(absl::StrCat(path, ": ", NoSuchValue(field, name)));
       return;
     }
     case FieldDescriptor::CPPTYPE_STRING:
@@ -267,31 +323,31 @@ void CheckJsonValue(const google::protobuf::Value& value, const FieldDescriptor&
   }
 }
 
-void CheckJsonObject(const google::protobuf::Struct& object, const Descriptor& type,
-                     const std::string& path, std::vector<std::string>* mistakes) {
-  const std::map<std::string, google::protobuf::Value> sorted(object.fields().begin(),
-                                                              object.fields().end());
+void CheckJsonObject(google::protobuf::Struct* object, const Descriptor& type,
+                     const std::string& path, JsonCheck* check) {
+  std::map<std::string, google::protobuf::Value*> sorted;
+  for (auto& [key, value] : *object->mutable_fields()) sorted[key] = &value;
   for (const auto& [key, value] : sorted) {
     const std::string key_path = path.empty() ? key : absl::StrCat(path, ".", key);
     const FieldDescriptor* field = FindJsonField(type, key);
     if (field == nullptr) {
-      mistakes->push_back(absl::StrCat(key_path, ": ", NoSuchField(type, key)));
-    } else if (value.has_null_value()) {
+      check->mistakes.push_back(absl::StrCat(key_path, ": ", NoSuchField(type, key)));
+    } else if (value->has_null_value()) {
       continue;  // as if it were not there
     } else if (!field->is_repeated()) {
-      CheckJsonValue(value, *field, key_path, mistakes);
-    } else if (!value.has_list_value()) {
-      mistakes->push_back(absl::StrCat(key_path, ": a list is needed"));
+      CheckJsonValue(value, *field, key_path, check);
+    } else if (!value->has_list_value()) {
+      check->mistakes.push_back(absl::StrCat(key_path, ": a list is needed"));
     } else {
-      for (const auto& element : value.list_value().values()) {
-        CheckJsonValue(element, *field, key_path, mistakes);
+      for (auto& element : *value->mutable_list_value()->mutable_values()) {
+        CheckJsonValue(&element, *field, key_path, check);
       }
     }
   }
 }
 
 // Merges `text` into `run` unless it has mistakes, which are returned.
-std::vector<std::string> MergeJson(const std::string& text, RunSpec* run) {
+std::vector<std::string> MergeJson(std::string text, RunSpec* run) {
   namespace util = google::protobuf::util;
   const auto first_line = [](const auto& status) {
     const std::string message(status.message().data(), status.message().size());
@@ -301,9 +357,15 @@ std::vector<std::string> MergeJson(const std::string& text, RunSpec* run) {
   if (const auto status = util::JsonStringToMessage(text, &tree); !status.ok()) {
     return {absl::StrCat("not JSON: ", first_line(status))};
   }
-  std::vector<std::string> mistakes;
-  CheckJsonObject(tree, *RunSpec::descriptor(), "", &mistakes);
-  if (!mistakes.empty()) return mistakes;
+  JsonCheck check;
+  CheckJsonObject(&tree, *RunSpec::descriptor(), "", &check);
+  if (!check.mistakes.empty()) return check.mistakes;
+  if (check.respelt) {
+    text.clear();
+    if (const auto status = util::MessageToJsonString(tree, &text); !status.ok()) {
+      return {first_line(status)};
+    }
+  }
 
   const std::unique_ptr<util::TypeResolver> resolver(util::NewTypeResolverForDescriptorPool(
       "type.googleapis.com", DescriptorPool::generated_pool()));
@@ -353,11 +415,15 @@ std::string FieldText(const FieldDescriptor& field, std::string value) {
   return absl::StrCat(field.name(), ": [", absl::StrJoin(elements, ", "), "]");
 }
 
-// What is wrong with one "path=value", which is applied to `run`; empty: nothing.
+// Applies one "path=value" to `run`. Returns what is wrong with it; empty: nothing.
 std::string ApplySet(const std::string& set, RunSpec* run) {
   const std::vector<std::string> sides = absl::StrSplit(set, absl::MaxSplits('=', 1));
   if (sides.size() != 2) return "needs the form FIELD=VALUE";
-  const std::vector<std::string> path = absl::StrSplit(sides[0], '.');
+  std::vector<std::string> path = absl::StrSplit(sides[0], '.');
+  for (std::string& name : path) {
+    while (absl::StartsWith(name, "-")) name.erase(0, 1);
+    std::replace(name.begin(), name.end(), '-', '_');
+  }
   const std::string value(absl::StripAsciiWhitespace(sides[1]));
   Message* message = run;
   for (size_t i = 0;; ++i) {
@@ -402,6 +468,41 @@ void MergeFile(const std::string& root, const std::string& file, RunSpec* run,
   }
 }
 
+// Appends every field of `message` with its value, one to a line behind `indent`.
+void AppendComplete(const Message& message, const std::string& indent, std::string* text) {
+  const Reflection& reflection = *message.GetReflection();
+  const Descriptor& type = *message.GetDescriptor();
+  const google::protobuf::TextFormat::Printer printer;
+  const auto group = [&](const FieldDescriptor& field, const Message& inner) {
+    absl::StrAppend(text, indent, field.name(), " {\n");
+    AppendComplete(inner, indent + "  ", text);
+    absl::StrAppend(text, indent, "}\n");
+  };
+  const auto value = [&](const FieldDescriptor& field, int index) {
+    std::string printed;
+    printer.PrintFieldValueToString(message, &field, index, &printed);
+    absl::StrAppend(text, indent, field.name(), ": ", printed, "\n");
+  };
+  for (int i = 0; i < type.field_count(); ++i) {
+    const FieldDescriptor& field = *type.field(i);
+    const bool is_message = field.message_type() != nullptr;
+    if (field.is_repeated()) {
+      const int size = reflection.FieldSize(message, &field);
+      if (size == 0) absl::StrAppend(text, indent, field.name(), ": []\n");
+      for (int k = 0; k < size; ++k) {
+        if (is_message) group(field, reflection.GetRepeatedMessage(message, &field, k));
+        if (!is_message) value(field, k);
+      }
+    } else if (is_message) {
+      group(field, reflection.GetMessage(message, &field));
+    } else if (field.has_presence() && !reflection.HasField(message, &field)) {
+      absl::StrAppend(text, indent, "# ", field.name(), ": not set\n");
+    } else {
+      value(field, -1);
+    }
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<RunSpec> ReadRunSpec(const SpecSources& sources, RunSpec base) {
@@ -421,9 +522,18 @@ absl::StatusOr<RunSpec> ReadRunSpec(const SpecSources& sources, RunSpec base) {
   return base;
 }
 
-std::string ToTextproto(const RunSpec& run) {
+std::string ToTextproto(RunSpec run) {
+  run.DiscardUnknownFields();  // of checkpoints that other versions wrote
   std::string text;
   google::protobuf::TextFormat::PrintToString(run, &text);
+  return text;
+}
+
+std::string ToCompleteTextproto(RunSpec run) {
+  // A run without `instruments` has none; printing the message must not turn them on.
+  if (!run.has_instruments()) run.mutable_instruments()->set_every_steps(0);
+  std::string text;
+  AppendComplete(run, "", &text);
   return text;
 }
 

@@ -37,7 +37,7 @@ trap print_stage_summary EXIT
 
 left_out=()  # what could not be done, a sentence each; a script prints it at its end
 
-# get_packages yes|no [--with-lints]: no = install nothing.
+# get_packages yes|no [--with-lints] [--with-lab]: no = install nothing.
 get_packages() {
   if [[ $1 == no ]]; then
     note "--no-install: building with what is there"

@@ -102,7 +102,7 @@ constexpr char kLanguageNeeded[] = "must be a tag of letters, digits and '_'";
 
 void CheckDeepNorm(const ModelSpec& model, Mistakes* mistakes) {
   const DeepNormSpec& deepnorm = model.deepnorm();
-  if (model.has_deepnorm() && model.residual() != RESIDUAL_UNSPECIFIED) {
+  if (deepnorm.ByteSizeLong() > 0 && model.residual() != RESIDUAL_UNSPECIFIED) {
     mistakes->Require(model.residual() == DEEPNORM, "model.deepnorm",
                       Residual_Name(model.residual()).c_str(),
                       "only with model.residual: DEEPNORM");
@@ -190,20 +190,21 @@ void CheckModel(const ModelSpec& model, Vocabulary vocabulary, Mistakes* mistake
     return mistakes->Require(value >= 1, absl::StrCat("model.", name), value, "must be at least 1");
   };
   CheckStacks(model, mistakes);
-  const bool has_width = at_least_one("width", model.width());
+  const bool has_width = at_least_one("d_model", model.d_model());
   if (has_width && model.positions() == SINUSOIDAL) {
-    mistakes->Require(model.width() % 2 == 0 && model.width() >= 4, "model.width", model.width(),
-                      "must be even and at least 4 with positions: SINUSOIDAL");
+    mistakes->Require(model.d_model() % 2 == 0 && model.d_model() >= 4, "model.d_model",
+                      model.d_model(), "must be even and at least 4 with positions: SINUSOIDAL");
   } else if (has_width) {
-    mistakes->Require(model.width() >= 4, "model.width", model.width(), "must be at least 4");
+    mistakes->Require(model.d_model() >= 4, "model.d_model", model.d_model(), "must be at least 4");
   }
-  at_least_one("ffn_width", model.ffn_width());
-  if (at_least_one("heads", model.heads()) && has_width) {
-    mistakes->Require(model.width() % model.heads() == 0, "model.heads", model.heads(),
-                      absl::StrCat("must divide model.width (", model.width(), ")"));
+  at_least_one("ffn_dim", model.ffn_dim());
+  if (at_least_one("num_heads", model.num_heads()) && has_width) {
+    mistakes->Require(model.d_model() % model.num_heads() == 0, "model.num_heads",
+                      model.num_heads(),
+                      absl::StrCat("must divide model.d_model (", model.d_model(), ")"));
     constexpr int64_t kMaxHeads = native::kMaxDropoutFeatures / native::kMaxAttentionKeys;
-    mistakes->Require(model.attention_dropout() <= 0 || model.heads() <= kMaxHeads, "model.heads",
-                      model.heads(),
+    mistakes->Require(model.attention_dropout() <= 0 || model.num_heads() <= kMaxHeads,
+                      "model.num_heads", model.num_heads(),
                       absl::StrCat("must be at most ", kMaxHeads, " with model.attention_dropout"));
   }
   mistakes->Require(model.residual() != RESIDUAL_UNSPECIFIED, "model.residual",
@@ -240,28 +241,29 @@ int TargetExtra(const DataSpec& data, Architecture architecture) {
 
 void CheckMicrobatch(const DataSpec& data, Architecture architecture, Mistakes* mistakes) {
   const MicrobatchSpec& microbatch = data.microbatch();
-  if (!mistakes->Require(microbatch.target_tokens() >= 1, "data.microbatch.target_tokens",
-                         microbatch.target_tokens(), "required, at least 1")) {
+  if (!mistakes->Require(microbatch.max_target_tokens() >= 1, "data.microbatch.max_target_tokens",
+                         microbatch.max_target_tokens(), "required, at least 1")) {
     return;
   }
-  mistakes->Require(microbatch.sentences() >= 1, "data.microbatch.sentences",
-                    microbatch.sentences(), "must be at least 1");
+  mistakes->Require(microbatch.max_sentences() >= 1, "data.microbatch.max_sentences",
+                    microbatch.max_sentences(), "must be at least 1");
   const auto holds = [&](const char* name, int capacity, int extra) {
-    mistakes->Require(
-        capacity >= data.max_tokens() + extra, absl::StrCat("data.microbatch.", name), capacity,
-        absl::StrCat("must hold the longest sentence: data.max_tokens (", data.max_tokens(),
-                     ") and ", extra, " more; raise it, or lower data.max_tokens"));
+    mistakes->Require(capacity >= data.max_sentence_tokens() + extra,
+                      absl::StrCat("data.microbatch.", name), capacity,
+                      absl::StrCat("must hold the longest sentence: data.max_sentence_tokens (",
+                                   data.max_sentence_tokens(), ") and ", extra,
+                                   " more; raise it, or lower data.max_sentence_tokens"));
   };
   if (architecture != ENCODER_DECODER) {
     mistakes->Require(
-        microbatch.source_tokens() == 0, "data.microbatch.source_tokens",
-        microbatch.source_tokens(),
+        microbatch.max_source_tokens() == 0, "data.microbatch.max_source_tokens",
+        microbatch.max_source_tokens(),
         absl::StrCat("must be 0 with model.architecture: ", Architecture_Name(architecture),
-                     ", whose one stack has target_tokens"));
-  } else if (microbatch.source_tokens() != 0) {  // 0: chosen from the corpus, large enough
-    holds("source_tokens", microbatch.source_tokens(), SourceExtra());
+                     ", whose one stack has max_target_tokens"));
+  } else if (microbatch.max_source_tokens() != 0) {  // 0: chosen from the corpus, large enough
+    holds("max_source_tokens", microbatch.max_source_tokens(), SourceExtra());
   }
-  holds("target_tokens", microbatch.target_tokens(), TargetExtra(data, architecture));
+  holds("max_target_tokens", microbatch.max_target_tokens(), TargetExtra(data, architecture));
 }
 
 void CheckTemperature(const DataSpec& data, Mistakes* mistakes) {
@@ -295,12 +297,12 @@ void CheckDirections(const DataSpec& data, Mistakes* mistakes) {
 }
 
 void CheckMaskedShare(const RunSpec& run, Mistakes* mistakes) {
-  const double share = run.data().masked_share();
+  const double share = run.data().mlm_probability();
   if (run.model().architecture() == ENCODER_ONLY) {
-    mistakes->Require(share > 0 && share < 1, "data.masked_share", share,
+    mistakes->Require(share > 0 && share < 1, "data.mlm_probability", share,
                       "must be above 0 and below 1");
   } else {
-    mistakes->Require(share == 0, "data.masked_share", share,
+    mistakes->Require(share == 0, "data.mlm_probability", share,
                       "only with model.architecture: ENCODER_ONLY");
   }
 }
@@ -309,22 +311,23 @@ void CheckData(const RunSpec& run, Mistakes* mistakes) {
   const DataSpec& data = run.data();
   CheckTemperature(data, mistakes);
   CheckMaskedShare(run, mistakes);
-  if (mistakes->Require(data.max_tokens() >= 1, "data.max_tokens", data.max_tokens(),
-                        "must be at least 1")) {
+  if (mistakes->Require(data.max_sentence_tokens() >= 1, "data.max_sentence_tokens",
+                        data.max_sentence_tokens(), "must be at least 1")) {
     CheckMicrobatch(data, run.model().architecture(), mistakes);
-    const int longest = data.max_tokens() + 2;
-    mistakes->Require(run.model().max_positions() < 1 || run.model().max_positions() >= longest,
-                      "model.max_positions", run.model().max_positions(),
-                      absl::StrCat("must be at least data.max_tokens + 2 (", longest, ")"));
+    const int longest = data.max_sentence_tokens() + 2;
+    mistakes->Require(
+        run.model().max_positions() < 1 || run.model().max_positions() >= longest,
+        "model.max_positions", run.model().max_positions(),
+        absl::StrCat("must be at least data.max_sentence_tokens + 2 (", longest, ")"));
     const int64_t most = native::kMaxAttentionKeys - SourceExtra();
     mistakes->Require(
-        run.model().attention_dropout() <= 0 || data.max_tokens() <= most, "data.max_tokens",
-        data.max_tokens(),
+        run.model().attention_dropout() <= 0 || data.max_sentence_tokens() <= most,
+        "data.max_sentence_tokens", data.max_sentence_tokens(),
         absl::StrCat("must be at most ", most, " with model.attention_dropout: its random numbers ",
                      "know ", native::kMaxAttentionKeys, " keys"));
   }
-  mistakes->Require(data.microbatches_per_step() >= 1, "data.microbatches_per_step",
-                    data.microbatches_per_step(), "must be at least 1");
+  mistakes->Require(data.global_microbatches() >= 1, "data.global_microbatches",
+                    data.global_microbatches(), "must be at least 1");
   CheckDirections(data, mistakes);
 }
 
@@ -375,13 +378,13 @@ void CheckTable(const LanguageTable& table, const std::string& name, Mistakes* m
 
 void CheckTokenizer(const TokenizerSpec& tokenizer, Mistakes* mistakes) {
   if (!tokenizer.model_file().empty()) return;  // nothing is learned
-  mistakes->Require(tokenizer.pieces() > 4, "prepare.tokenizer.pieces", tokenizer.pieces(),
-                    "must be above 4 (the special ids)");
+  mistakes->Require(tokenizer.vocab_size() > 4, "prepare.tokenizer.vocab_size",
+                    tokenizer.vocab_size(), "must be above 4 (the special ids)");
   mistakes->Require(tokenizer.character_coverage() > 0 && tokenizer.character_coverage() <= 1,
                     "prepare.tokenizer.character_coverage", tokenizer.character_coverage(),
                     "must be above 0 and at most 1");
-  mistakes->Require(tokenizer.sample_sentences() >= 1, "prepare.tokenizer.sample_sentences",
-                    tokenizer.sample_sentences(), "must be at least 1");
+  mistakes->Require(tokenizer.input_sentence_size() >= 1, "prepare.tokenizer.input_sentence_size",
+                    tokenizer.input_sentence_size(), "must be at least 1");
   mistakes->Require(tokenizer.sample_temperature() >= 1, "prepare.tokenizer.sample_temperature",
                     tokenizer.sample_temperature(), "must be at least 1");
   mistakes->Require(tokenizer.type() == "unigram" || tokenizer.type() == "bpe",
@@ -409,19 +412,14 @@ void CheckPrepare(const RunSpec& run, Mistakes* mistakes) {
   }
   mistakes->Require(prepare.threads() >= 1, "prepare.threads", prepare.threads(),
                     "must be at least 1");
-  mistakes->Require(prepare.cleaning().max_tokens() >= 1, "prepare.cleaning.max_tokens",
-                    prepare.cleaning().max_tokens(), "must be at least 1");
+  mistakes->Require(prepare.cleaning().max_sentence_tokens() >= 1,
+                    "prepare.cleaning.max_sentence_tokens",
+                    prepare.cleaning().max_sentence_tokens(), "must be at least 1");
   mistakes->Require(prepare.cleaning().max_length_ratio() >= 1, "prepare.cleaning.max_length_ratio",
                     prepare.cleaning().max_length_ratio(), "must be at least 1");
   CheckTokenizer(prepare.tokenizer(), mistakes);
-  const std::string& output = prepare.output_folder();
-  if (mistakes->Require(!output.empty(), "prepare.output_folder", output,
-                        "required, or data.folder")) {
-    mistakes->Require(
-        run.data().folder().empty() || output == run.data().folder(), "prepare.output_folder",
-        output,
-        absl::StrCat("must be data.folder ('", run.data().folder(), "') where both are given"));
-  }
+  mistakes->Require(!run.data().folder().empty(), "data.folder", run.data().folder(),
+                    "required: where the corpus goes");
 }
 
 // ---- optim, compute, layout, train, decode ----
@@ -441,24 +439,28 @@ void CheckSchedule(const OptimSpec& optim, Mistakes* mistakes) {
     mistakes->Require(
         optim.decay_steps() > optim.warmup_steps(), "optim.decay_steps", optim.decay_steps(),
         absl::StrCat("COSINE needs it, above optim.warmup_steps (", optim.warmup_steps(), ")"));
-    mistakes->Require(optim.final_rate() >= 0 && optim.final_rate() <= optim.rate(),
-                      "optim.final_rate", optim.final_rate(), "must be from 0 to optim.rate");
+    mistakes->Require(
+        optim.final_learning_rate() >= 0 && optim.final_learning_rate() <= optim.learning_rate(),
+        "optim.final_learning_rate", optim.final_learning_rate(),
+        "must be from 0 to optim.learning_rate");
   } else {
     mistakes->Require(optim.decay_steps() == 0, "optim.decay_steps", optim.decay_steps(),
                       "only with schedule: COSINE");
-    mistakes->Require(optim.final_rate() == 0, "optim.final_rate", optim.final_rate(),
-                      "only with schedule: COSINE");
+    mistakes->Require(optim.final_learning_rate() == 0, "optim.final_learning_rate",
+                      optim.final_learning_rate(), "only with schedule: COSINE");
   }
 }
 
 void CheckOptim(const RunSpec& run, Presence presence, Mistakes* mistakes) {
   const OptimSpec& optim = run.optim();
-  const bool absent = presence == Presence::kMayBeAbsent && optim.rate() == 0;
-  if (!absent &&
-      mistakes->Require(optim.rate() > 0, "optim.rate", optim.rate(), "required, above 0")) {
-    mistakes->Require(optim.initial_rate() >= 0 && optim.initial_rate() <= optim.rate(),
-                      "optim.initial_rate", optim.initial_rate(),
-                      absl::StrCat("must be from 0 to optim.rate (", optim.rate(), ")"));
+  const bool absent = presence == Presence::kMayBeAbsent && optim.learning_rate() == 0;
+  if (!absent && mistakes->Require(optim.learning_rate() > 0, "optim.learning_rate",
+                                   optim.learning_rate(), "required, above 0")) {
+    mistakes->Require(
+        optim.initial_learning_rate() >= 0 &&
+            optim.initial_learning_rate() <= optim.learning_rate(),
+        "optim.initial_learning_rate", optim.initial_learning_rate(),
+        absl::StrCat("must be from 0 to optim.learning_rate (", optim.learning_rate(), ")"));
     CheckSchedule(optim, mistakes);
   }
   const auto decay = [&](const char* name, double value) {
@@ -475,18 +477,20 @@ void CheckOptim(const RunSpec& run, Presence presence, Mistakes* mistakes) {
   decay("label_smoothing", optim.label_smoothing());
   const int replicas = optim.virtual_replicas();
   if (replicas == 0) return;  // the planner's
-  const int microbatches = run.data().microbatches_per_step();
+  const int microbatches = run.data().global_microbatches();
   if (mistakes->Require(IsPowerOfTwo(replicas), "optim.virtual_replicas", replicas,
                         "must be a power of two")) {
     mistakes->Require(microbatches < 1 || microbatches % replicas == 0, "optim.virtual_replicas",
                       replicas,
-                      absl::StrCat("must divide data.microbatches_per_step (", microbatches, ")"));
+                      absl::StrCat("must divide data.global_microbatches (", microbatches, ")"));
   }
 }
 
 void CheckCompute(const ComputeSpec& compute, Mistakes* mistakes) {
-  const bool cpu = compute.device() == "cpu", cuda = compute.device() == "cuda";
-  mistakes->Require(cpu || cuda, "compute.device", compute.device(), "must be 'cpu' or 'cuda'");
+  const std::string& device = compute.device();
+  const bool cuda = device == "cuda";
+  mistakes->Require(device.empty() || device == "auto" || device == "cpu" || cuda, "compute.device",
+                    device, "must be 'auto', 'cpu' or 'cuda'");
   mistakes->Require(compute.residual_dtype() != BFLOAT16, "compute.residual_dtype",
                     DataType_Name(compute.residual_dtype()).c_str(),
                     "only FLOAT32: at 500-500 a branch starts at 0.0028 of the stream and "
@@ -525,10 +529,10 @@ void CheckLayout(const RunSpec& run, Mistakes* mistakes) {
   const int layers = run.model().encoder_layers() + run.model().decoder_layers();
   mistakes->Require(layers < 1 || stages <= layers, "parallel.pipeline_parallel_size", stages,
                     absl::StrCat("must be at most the number of layers (", layers, ")"));
-  const int microbatches = run.data().microbatches_per_step();
+  const int microbatches = run.data().global_microbatches();
   mistakes->Require(microbatches < 1 || replicas <= microbatches, "parallel.data_parallel_size",
                     replicas,
-                    absl::StrCat("must be at most data.microbatches_per_step (", microbatches,
+                    absl::StrCat("must be at most data.global_microbatches (", microbatches,
                                  "): each replica computes at least one"));
 }
 
@@ -537,7 +541,7 @@ void CheckTrain(const TrainSpec& train, Mistakes* mistakes) {
     mistakes->Require(value >= least, absl::StrCat("train.", name), value, text);
   };
   at_least("steps", train.steps(), 0, "must be at least 1, or 0: no limit");
-  at_least("minutes", train.minutes(), 0, "must be above 0, or 0: no limit");
+  at_least("max_train_minutes", train.max_train_minutes(), 0, "must be above 0, or 0: no limit");
   at_least("checkpoint_every_steps", train.checkpoint_every_steps(), 1, "must be at least 1");
   mistakes->Require(train.validate_every_steps() >= 1 || train.validate_every_steps() == -1,
                     "train.validate_every_steps", train.validate_every_steps(),
@@ -545,7 +549,7 @@ void CheckTrain(const TrainSpec& train, Mistakes* mistakes) {
   at_least("validate_sentences", train.validate_sentences(), 1, "must be at least 1");
   at_least("keep_checkpoints", train.keep_checkpoints(), 1, "must be at least 1");
   at_least("keep_every_steps", train.keep_every_steps(), 0, "must be above 0, or 0: off");
-  at_least("time_limit_minutes", train.time_limit_minutes(), 0,
+  at_least("exit_after_minutes", train.exit_after_minutes(), 0,
            "must be above 0, or 0: until the batch system ends the job");
   at_least("log_every_steps", train.log_every_steps(), 1, "must be at least 1");
   at_least("checkpoint_every_minutes", train.checkpoint_every_minutes(), 0,

@@ -1,9 +1,9 @@
-// Is this RunSpec one that can run? Pure: reads no file, allocates nothing, asks no machine.
+// Checks that a RunSpec can run. Pure: reads no file, allocates nothing, asks no machine.
 //
 // A bad RunSpec gives INVALID_ARGUMENT with ExitCode::kBadConfig whose message has one line per
 // mistake, in the order of the proto files:
-//   model.heads: 7: must divide model.width (128)
-//   optim.rate: 0: required, above 0
+//   model.num_heads: 7: must divide model.d_model (128)
+//   optim.learning_rate: 0: required, above 0
 // All three expect defaults to be filled in (launch/defaults.h).
 #pragma once
 
@@ -20,7 +20,7 @@ absl::Status ValidateForPlan(const RunSpec& run);
 // For `train`: everything but `prepare`. model.vocabulary_size may be 0: the corpus says it.
 absl::Status ValidateForTrain(const RunSpec& run);
 
-// For `prepare`: only `prepare` and what it shares with `data`.
+// For `prepare`: only `prepare` and data.folder.
 absl::Status ValidateForPrepare(const RunSpec& run);
 
 }  // namespace deepnet

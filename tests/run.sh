@@ -8,7 +8,8 @@
 #
 # Everything else goes to ctest: `tests/run.sh -R Bleu`. Tests that need root (label `root`) are left
 # out for other users; those that need a browser (label `browser`), where there is neither chromium nor
-# what DEEPNET_BROWSER names; those that need transformers and CTranslate2 (label `peers`) always:
+# what DEEPNET_BROWSER names; those of launch/lab (label `lab`), where Debian's Python lacks
+# packages; those that need transformers and CTranslate2 (label `peers`) always:
 # tests/peers/run.sh.
 set -euo pipefail
 
@@ -28,9 +29,15 @@ done
 cd "$(dirname "$0")/.."
 source launch/stages.sh
 
+stage "packages" get_packages "$install" --with-lab
+
 excluded=(peers)
 [[ $long == yes ]] || excluded+=(long)
 [[ $(id -u) -eq 0 ]] || excluded+=(root)
+if ! /usr/bin/python3 -c 'import jinja2, matplotlib, pandas' 2>/dev/null; then
+  excluded+=(lab)
+  left_out+=("the tests of launch/lab: their packages are not installed")
+fi
 if ! command -v "${DEEPNET_BROWSER:-chromium}" >/dev/null; then
   excluded+=(browser)
   left_out+=("the tests in a browser: no chromium here (apt-get install chromium)")
@@ -43,7 +50,6 @@ run_ctest() {
   ctest --test-dir build/release --parallel "$(nproc)" --output-on-failure --no-tests=error "$@"
 }
 
-stage "packages" get_packages "$install"
 stage "LibTorch" get_libtorch
 stage "build" launch/build.sh
 stage "tests" run_ctest "${arguments[@]}"

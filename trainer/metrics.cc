@@ -64,7 +64,7 @@ std::string Element(const Message& message, const FieldDescriptor& field, int in
   return "";
 }
 
-// Whether the line of metrics.jsonl is whole and of a step that will not be written again.
+// Returns whether a line of metrics.jsonl is intact and of a step that will not be written again.
 bool Keep(const std::string& line, int64_t last_step) {
   if (line.empty() || line.back() != '}') return false;
   const std::string key = "\"step\":";

@@ -5,9 +5,8 @@
 // infinities are "NaN", "Infinity" and "-Infinity". Protobuf reads these lines back.
 //
 // Example:
-//   ASSIGN_OR_RETURN(auto metrics, MetricsWriter::Open("runs/a/metrics.jsonl",
-//   /*last_step=*/1200)); RETURN_IF_ERROR(metrics->Write(record));  //
-//   {"kind":"train","step":1210,"loss":4.31,...}
+//   ASSIGN_OR_RETURN(auto metrics, MetricsWriter::Open("runs/a/metrics.jsonl", 1200));
+//   RETURN_IF_ERROR(metrics->Write(record));  // {"kind":"train","step":1210,"loss":4.31,...}
 #pragma once
 
 #include <cstdint>
@@ -24,19 +23,19 @@ class Message;
 
 namespace deepnet {
 
-// `message` on one line, no newline at the end.
+// Returns `message` on one line, without a newline at the end.
 std::string ToJson(const google::protobuf::Message& message);
 
 // Appends records to a file. Not thread-safe.
 class MetricsWriter {
  public:
-  // Makes the file if there is none (its folder must exist). What is there stays, except lines that
-  // a run resumed at `last_step` will write again (a greater "step") and a torn last line.
+  // Creates the file if there is none (its folder must exist). Existing lines stay, except those
+  // that a run resumed at `last_step` will write again (a greater "step") and a torn last line.
   static absl::StatusOr<std::unique_ptr<MetricsWriter>> Open(const std::string& path,
                                                              int64_t last_step);
 
-  // Appends one line and flushes it. Fails naming the file, for example on a full disk; what was
-  // written of that line is left as a line of its own, and the next may well succeed.
+  // Appends one line and flushes it. Fails naming the file, for example on a full disk; the part of
+  // the line that was written is left as a line of its own, and the next Write may succeed.
   absl::Status Write(const google::protobuf::Message& record);
 
  private:

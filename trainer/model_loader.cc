@@ -2,26 +2,87 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include <ATen/ATen.h>
 
 #include "parallel/base/exit_code.h"
 #include "parallel/base/file_system.h"
+#include "parallel/base/philox.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/decode/model_scorer.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/model/architecture.h"
+#include "trainer/model/roles.h"
 #include "trainer/model/scheme.h"
-#include "trainer/run_state.h"
 
 namespace deepnet {
 namespace {
 
+constexpr char kTokenizer[] = "tokenizer.model";
+constexpr char kLanguages[] = "languages.txt";
+constexpr int64_t kMaxTokenizerBytes = int64_t{1} << 30;
+
+absl::Status FileError(const std::string& file, const char* what) {
+  return WithExitCode(absl::NotFoundError(absl::StrCat(file, ": ", what)), ExitCode::kCheckpoint);
+}
+
+// `count` rows of the new table from `row` on are those of the old one from `earlier` on.
+struct RowRun {
+  int64_t row = 0, earlier = 0, count = 0;
+};
+
+// Returns the runs in order of rows, as few as possible.
+std::vector<RowRun> MatchRows(const Vocabulary& earlier, const Vocabulary& vocabulary) {
+  absl::flat_hash_map<std::string, int32_t> ids;
+  for (int32_t id = 0; id < earlier.size(); ++id) ids.emplace(earlier.Piece(id), id);
+  std::vector<RowRun> runs;
+  for (int32_t id = 0; id < vocabulary.size(); ++id) {
+    const auto found = ids.find(vocabulary.Piece(id));
+    if (found == ids.end()) continue;
+    if (!runs.empty() && runs.back().row + runs.back().count == id &&
+        runs.back().earlier + runs.back().count == found->second) {
+      ++runs.back().count;
+    } else {
+      runs.push_back({.row = id, .earlier = found->second, .count = 1});
+    }
+  }
+  return runs;
+}
+
+// Returns the shape in which `name` is stored; {} if it is not.
+std::vector<int64_t> StoredShape(const Manifest& manifest, const std::string& name) {
+  for (const ShardFile& file : manifest.files()) {
+    for (const TensorExtent& extent : file.extents()) {
+      if (extent.name() == name) return {extent.shape().begin(), extent.shape().end()};
+    }
+  }
+  return {};
+}
+
+absl::Status CheckArchitecture(const Manifest& manifest, const std::string& path,
+                               Architecture architecture) {
+  const Architecture earlier = manifest.run().model().architecture();
+  if (earlier == architecture) return absl::OkStatus();
+  return WithExitCode(
+      absl::FailedPreconditionError(
+          absl::StrCat("--init-from ", path, ": model.architecture is ", Architecture_Name(earlier),
+                       " in the checkpoint and ", Architecture_Name(architecture), " in this run")),
+      ExitCode::kCheckpoint);
+}
+
 // Rows of hypotheses computed together.
 constexpr int kDecodeRows = 512;
 
-// What two commands say of a sentence must not depend on what was the faster type a moment ago.
+// Two commands must give a sentence the same score, whichever type was the faster one a moment ago.
 ComputeSpec ResolveWithoutMeasuring(ComputeSpec compute) {
   const bool cpu = compute.device().empty() || compute.device() == "cpu";
   if (cpu && compute.dtype() == DATA_TYPE_UNSPECIFIED) compute.set_dtype(FLOAT32);
@@ -37,6 +98,100 @@ ComputeSpec ChooseCompute(const ComputeSpec& stored, const ComputeSpec& override
 }
 
 }  // namespace
+
+absl::Status LoadWeights(FileSystem& fs, const std::string& checkpoint_folder,
+                         const Manifest& manifest, Parameters& parameters) {
+  const at::Tensor host = parameters.weights().to(at::kCPU);  // itself where it is there
+  float* const data = host.data_ptr<float>();
+  std::vector<MutableNamedTensor> tensors;
+  for (const Parameter& p : parameters.inventory().parameters) {
+    tensors.push_back({.name = kWeightPrefix + p.name,
+                       .shape = p.shape,
+                       .data = {data + p.offset, static_cast<size_t>(p.NumElements())}});
+  }
+  RETURN_IF_ERROR(ReadTensors(fs, checkpoint_folder, manifest, tensors));
+  if (!host.is_same(parameters.weights())) parameters.weights().copy_(host);
+  return absl::OkStatus();
+}
+
+absl::Status SaveVocabulary(FileSystem& fs, const std::string& tokenizer_file,
+                            const std::vector<std::string>& languages,
+                            const std::string& run_folder) {
+  const auto save = [&]() -> absl::Status {
+    ASSIGN_OR_RETURN(const std::string tokenizer,
+                     ReadWholeFile(fs, tokenizer_file, kMaxTokenizerBytes));
+    std::string list;
+    for (const std::string& language : languages) absl::StrAppend(&list, language, "\n");
+    RETURN_IF_ERROR(fs.MakeFolder(run_folder));
+    RETURN_IF_ERROR(ReplaceFile(fs, JoinPath(run_folder, kTokenizer), tokenizer));
+    return ReplaceFile(fs, JoinPath(run_folder, kLanguages), list);
+  };
+  return WithExitCode(save(), ExitCode::kCheckpoint);
+}
+
+absl::StatusOr<std::unique_ptr<Vocabulary>> LoadVocabulary(const std::string& run_folder) {
+  const std::string list = absl::StrCat(run_folder, "/", kLanguages);
+  std::ifstream in(list);
+  if (!in) return FileError(list, "not found; is this a run folder?");
+  std::vector<std::string> languages;
+  for (std::string line; std::getline(in, line);) languages.push_back(line);
+  auto vocabulary = Vocabulary::Open(absl::StrCat(run_folder, "/", kTokenizer), languages);
+  if (!vocabulary.ok()) return WithExitCode(vocabulary.status(), ExitCode::kCheckpoint);
+  return std::make_unique<Vocabulary>(std::move(*vocabulary));
+}
+
+std::vector<uint64_t> ParameterHashes(const Parameters& parameters) {
+  const at::Tensor host = parameters.weights().to(at::kCPU);
+  std::vector<uint64_t> hashes;
+  for (const Parameter& p : parameters.inventory().parameters) {
+    hashes.push_back(HashName({reinterpret_cast<const char*>(host.data_ptr<float>() + p.offset),
+                               static_cast<size_t>(p.NumElements()) * sizeof(float)}));
+  }
+  return hashes;
+}
+
+std::string WeightsHash(std::span<const uint64_t> parameter_hashes) {
+  return absl::StrFormat("%016x", HashName({reinterpret_cast<const char*>(parameter_hashes.data()),
+                                            parameter_hashes.size_bytes()}));
+}
+
+absl::StatusOr<InitialRows> TakeWeights(FileSystem& fs, const std::string& path,
+                                        const Vocabulary& vocabulary, Architecture architecture,
+                                        Parameters& parameters) {
+  ASSIGN_OR_RETURN(const std::string folder, ResolveCheckpoint(fs, path));
+  ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(fs, folder));
+  RETURN_IF_ERROR(CheckArchitecture(manifest, path, architecture));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Vocabulary> earlier,
+                   LoadVocabulary(std::filesystem::path(folder).parent_path().string()));
+  const std::vector<RowRun> runs = MatchRows(*earlier, vocabulary);
+
+  const at::Tensor host = parameters.weights().to(at::kCPU);  // itself where it is there
+  float* const weights = host.data_ptr<float>();
+  std::vector<MutableNamedTensor> tensors;
+  for (const Parameter& p : parameters.inventory().parameters) {
+    const std::string name = kWeightPrefix + p.name;
+    float* const data = weights + p.offset;
+    if (p.role != Role::kEmbedding) {
+      tensors.push_back({name, p.shape, {data, static_cast<size_t>(p.NumElements())}});
+      continue;
+    }
+    std::vector<int64_t> shape = StoredShape(manifest, name);
+    if (shape.size() != 2 || shape[1] != p.shape[1] || shape[0] < earlier->size()) shape = p.shape;
+    for (const RowRun& run : runs) {  // a shape that does not fit is refused by ReadTensors
+      tensors.push_back({name,
+                         shape,
+                         {data + run.row * p.shape[1], static_cast<size_t>(run.count * p.shape[1])},
+                         run.earlier * p.shape[1]});
+    }
+  }
+  RETURN_IF_ERROR(ReadTensors(fs, folder, manifest, tensors));
+  if (!host.is_same(parameters.weights())) parameters.weights().copy_(host);
+
+  InitialRows rows;
+  for (const RowRun& run : runs) rows.taken += run.count;
+  rows.drawn = vocabulary.size() - rows.taken;
+  return rows;
+}
 
 absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& run_or_checkpoint,
                                                        const ComputeSpec& overrides) {
@@ -62,10 +217,11 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& run_or
   const ModelSpec& spec = loaded->run.model();
   MicrobatchSpec capacity;
   if (HasMemory(spec)) {
-    capacity.set_source_tokens(std::max(spec.max_positions(), loaded->run.decode().batch_tokens()));
+    capacity.set_max_source_tokens(
+        std::max(spec.max_positions(), loaded->run.decode().batch_tokens()));
   }
-  capacity.set_target_tokens(std::max(spec.max_positions(), kDecodeRows));
-  capacity.set_sentences(capacity.target_tokens());
+  capacity.set_max_target_tokens(std::max(spec.max_positions(), kDecodeRows));
+  capacity.set_max_sentences(capacity.max_target_tokens());
   loaded->model = std::make_unique<Transformer>(spec, capacity, *loaded->ops, /*trainable=*/false);
   RETURN_IF_ERROR(LoadWeights(*fs, loaded->folder, manifest, loaded->model->parameters()));
   loaded->model->Refresh();

@@ -1,4 +1,4 @@
-// What a run is asked for from outside: by signals, and by the clock.
+// Requests to stop or save a run, from signals and from the clock.
 #pragma once
 
 #include <atomic>
@@ -10,22 +10,22 @@ namespace deepnet {
 inline constexpr int kStopRequest = 1;  // save and end with ExitCode::kSavedRunAgain
 inline constexpr int kSaveRequest = 2;  // save and go on
 
-// The requests to this rank. Ranks tell each other at the ends of steps; between these, IsStopping
-// says whether it is worth going on with something long.
+// The requests to this rank. Ranks tell each other at the ends of steps. In between, something that
+// takes long asks IsStopping whether to go on.
 class StopRequests {
  public:
-  // `bits` may be null. `deadline`, SecondsNow(): when this process must have ended; infinity: no
-  // limit.
+  // `bits` may be null. `deadline` is the SecondsNow() at which this process must have ended;
+  // infinity: no limit.
   StopRequests(std::atomic<int>* bits, double deadline) : bits_(bits), deadline_(deadline) {}
 
-  // Bits that came since the last call. A stop, once asked for, comes again every time.
+  // Returns the bits that came since the last call. A stop, once requested, is returned every time.
   int Take();
 
-  // Whether a stop has been asked for or time is up, taken or not.
+  // Returns whether a stop has been requested or time is up, taken or not.
   bool IsStopping() const;
 
-  // How long a step and a save take, as far as known: the last save begins that much before the
-  // deadline, twice the save (one may be under way) and some seconds for leaving.
+  // Sets how long a step and a save take, as far as known. The run stops early enough before the
+  // deadline for two steps, two saves (one may be under way) and some seconds for leaving.
   void Expect(double step_seconds, double save_seconds);
 
  private:

@@ -1,5 +1,5 @@
-// The wrapper stays installed for the rest of the process: tensors outlive whoever counts them, and
-// LibTorch never frees its allocators.
+// The wrapper stays installed for the rest of the process: tensors outlive the TensorMemory that
+// counts them, and LibTorch never frees its allocators.
 #include "trainer/tensor_memory.h"
 
 #include <map>
@@ -16,8 +16,8 @@
 namespace deepnet {
 namespace {
 
-// Stands before every block. In front of the memory and not beside it, because LibTorch asks for
-// raw memory too, which is given back by its address alone.
+// Precedes every block. It is in front of the memory, not beside it, because LibTorch also asks for
+// raw memory, which is freed by its address alone.
 struct alignas(64) Header {  // as LibTorch's own blocks are aligned
   c10::DataPtr data;
   int64_t bytes;
@@ -57,8 +57,8 @@ class CountingAllocator : public c10::Allocator {
   }
 
  private:
-  // Entries outlive their threads: a few bytes each, and a thread that gets the same id is counted
-  // for an object that nobody asks any more.
+  // Entries outlive their threads. They take a few bytes, and a later thread with the same id is
+  // counted for an object that is no longer asked.
   std::shared_ptr<TensorMemory::Counts> CountsOfThisThread() const {
     const absl::ReaderMutexLock lock(&mutex_);
     const auto found = counts_.find(std::this_thread::get_id());
@@ -70,7 +70,7 @@ class CountingAllocator : public c10::Allocator {
   std::map<std::thread::id, std::shared_ptr<TensorMemory::Counts>> counts_ ABSL_GUARDED_BY(mutex_);
 };
 
-// In front of LibTorch's own allocator; which of several threads comes first does not matter.
+// Returns the wrapper of LibTorch's own allocator; the first call installs it.
 CountingAllocator& Installed() {
   static CountingAllocator* const counting = [] {
     auto* const made = new CountingAllocator(c10::GetCPUAllocator());
@@ -88,7 +88,7 @@ std::shared_ptr<TensorMemory::Counts> CountOnCpu() {
 
 c10::DeviceIndex CurrentIndex() { return at::accelerator::getDeviceIndex(); }
 
-// Of all kinds of pools together.
+// The bytes of all kinds of pools together.
 c10::CachingAllocator::Stat BytesOn() {
   constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
   return at::accelerator::getDeviceStats(CurrentIndex()).allocated_bytes[kAll];

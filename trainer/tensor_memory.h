@@ -1,9 +1,9 @@
-// Bytes of tensors: what a plan's figures are compared with.
+// Measures the bytes of tensors, which a plan's figures are compared with.
 //
-// On a CPU, LibTorch's allocator is wrapped in one that adds up what it hands out, by the thread
-// that asks: a rank is a thread, whether it has a process of its own or not. On another device its
-// caching allocator counts already. What is not in tensors (packed weights, scratch of
-// kernels) is Ops::OwnBytes; what belongs to no plan (the corpus, text, MPI) is counted nowhere.
+// On a CPU, LibTorch's allocator is wrapped in one that adds up what it hands out, by the calling
+// thread: a rank is a thread, whether it has a process of its own or not. On another device the
+// caching allocator counts already. Memory outside of tensors (packed weights, scratch of kernels)
+// is counted by Ops::OwnBytes; memory outside of the plan (the corpus, text, MPI) is not counted.
 //
 // Example:
 //   TensorMemory memory("cpu");
@@ -28,14 +28,14 @@ class TensorMemory {
     void Add(int64_t bytes);
   };
 
-  // Counts what the calling thread allocates from now on, wherever it is freed; a later object of
-  // the same thread takes over. `device`: "cpu", or one that this process has, of which the
-  // thread's current one is meant.
+  // Counts what the calling thread allocates from now on, wherever it is freed, until the thread
+  // makes another TensorMemory. `device` is "cpu" or a kind of device that this process has; the
+  // thread's current one is measured.
   explicit TensorMemory(const std::string& device);
 
-  // Of tensors made since counting began.
+  // The bytes of the tensors alive that were allocated since counting began.
   int64_t live_bytes() const;
-  // The most since then, or since ForgetPeak.
+  // The most such bytes since then, or since ForgetPeak.
   int64_t peak_bytes() const;
   void ForgetPeak();
 

@@ -1,6 +1,5 @@
-// The loop reads top to bottom in Run(). What has to be settled before it is in run_start and
-// run_parts, what a step does in train_step, what is said about it in step_report, when it is saved
-// in checkpoint_keeper.
+// Train resolves the run, builds a Trainer and calls its Run: the loop, which reads top to bottom.
+// A step is RunTrainStep (train_step.h), and that is RunSchedule (parallel/exec).
 #include "trainer/trainer.h"
 
 #include <algorithm>
@@ -16,54 +15,54 @@
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
-#include "parallel/comm/self_communicator.h"
-#include "trainer/checkpoint_keeper.h"
+#include "parallel/comm/communicator.h"
+#include "parallel/comm/heartbeat.h"
+#include "trainer/async_checkpointer.h"
 #include "trainer/model/architecture.h"
-#include "trainer/rank_state.h"
-#include "trainer/run_parts.h"
-#include "trainer/run_start.h"
-#include "trainer/run_state.h"
-#include "trainer/step_report.h"
+#include "trainer/model_loader.h"
+#include "trainer/monitored_run.h"
+#include "trainer/report.h"
+#include "trainer/resolve_run.h"
 #include "trainer/tensor_memory.h"
+#include "trainer/train_session.h"
 #include "trainer/train_step.h"
 #include "trainer/validation.h"
-#include "trainer/watched_run.h"
 
 namespace deepnet {
 namespace {
 
 constexpr int kMaxConsecutiveSkips = 10;
 
-// The earlier of the limits on this start.
+// Returns the earlier of the two time limits, as SecondsNow().
 double DeadlineOf(const RunSpec& run, const TrainOptions& options) {
-  const double minutes = run.train().time_limit_minutes();
+  const double minutes = run.train().exit_after_minutes();
   return minutes > 0 ? std::min(options.deadline, SecondsNow() + 60 * minutes) : options.deadline;
 }
 
 class Trainer {
  public:
-  Trainer(RunStart start, const TrainOptions& options, double deadline,
-          const WatchedSurroundings& around, Logger& log)
-      : start_(std::move(start)),
-        run_(start_.run),
-        state_(start_.state),
+  Trainer(ResolvedRun resolved, const TrainOptions& options, double deadline,
+          MonitoredRun& monitored, Logger& log)
+      : resolved_(std::move(resolved)),
+        run_(resolved_.run),
+        state_(resolved_.state),
         options_(options),
         requests_(options.request, deadline),
-        fs_(around.files),
+        fs_(monitored.files()),
         log_(log),
-        world_(around.world),
-        pulse_(around.pulse),
+        world_(monitored.world()),
+        heartbeat_(monitored.heartbeat()),
         memory_(run_.compute().device()) {}
 
   absl::Status Prepare();
   absl::Status Run();
 
  private:
-  bool leads() const { return world_.rank() == 0; }  // writes and speaks for all
+  bool leads() const { return world_.rank() == 0; }  // rank 0 writes and logs for all
   bool Done() const;
   bool ValidationDue() const;
   absl::Status Step();
-  absl::Status Record();
+  absl::Status RecordInstruments();
   absl::Status Agree(double seconds);
   void Count(const StepBatch& batch, const StepResult& result);
   absl::Status Report(const StepResult& result);
@@ -72,11 +71,13 @@ class Trainer {
   absl::Status CompareMemory();
   absl::Status ValidateNow();
   absl::Status SaveIfAskedOrDue();
-  void Enter(const char* what) { pulse_.Begin(absl::StrCat("step ", state_.step(), ": ", what)); }
+  void Enter(const char* what) {
+    heartbeat_.Begin(absl::StrCat("step ", state_.step(), ": ", what));
+  }
   absl::Status Stop();
   absl::Status Finish();
 
-  RunStart start_;
+  ResolvedRun resolved_;
   const RunSpec& run_;
   Manifest& state_;  // everything a checkpoint says besides tensors, kept current
   const TrainOptions& options_;
@@ -84,50 +85,50 @@ class Trainer {
   FileSystem& fs_;
   Logger& log_;
   Communicator& world_;
-  Pulse& pulse_;
+  Heartbeat& heartbeat_;
   TensorMemory memory_;
-  RunParts parts_;
-  std::unique_ptr<CheckpointKeeper> keeper_;
-  int64_t first_step_ = 0;            // of this start
-  double stepping_seconds_ = 0.0;     // of this start, by the clock of rank 0
+  TrainSession session_;
+  std::unique_ptr<CheckpointPolicy> checkpoints_;
+  int64_t first_step_ = 0;            // of this process
+  double stepping_seconds_ = 0.0;     // of this process, by the clock of rank 0
   int64_t validated_step_ = -1;       // the last one; -1: none
   double validated_at_ = 0.0;         // training seconds
   double agreed_seconds_ = 0.0;       // of the last step, by the clock of rank 0
-  double longest_step_ = 0.0;         // seconds, of this start without its first
-  bool stop_ = false, save_ = false;  // some rank was asked to, as all ranks know
+  double longest_step_ = 0.0;         // seconds, of this process, without its first step
+  bool stop_ = false, save_ = false;  // requested of some rank, as all ranks know
 };
 
 absl::Status Trainer::Prepare() {
-  pulse_.Begin("preparation");
-  ASSIGN_OR_RETURN(parts_, MakeRunParts(start_, options_.init_from, world_, fs_, log_));
-  if (options_.around_batches) parts_.batches = options_.around_batches(std::move(parts_.batches));
+  heartbeat_.Begin("preparation");
+  ASSIGN_OR_RETURN(session_, MakeTrainSession(resolved_, options_.init_from, world_, fs_, log_));
   first_step_ = state_.step();
-  const bool resumed = start_.earlier.has_value();
+  const bool resumed = resolved_.earlier.has_value();
   validated_step_ = resumed && !state_.validation_due() ? state_.step() : -1;
   validated_at_ = state_.train_seconds();
-  keeper_ = std::make_unique<CheckpointKeeper>(
-      fs_, run_.train(), state_, *parts_.part, log_,
-      CheckpointKeeperOptions{
-          .folder = start_.folder,
-          .lock = start_.lock.get(),
+  checkpoints_ = std::make_unique<CheckpointPolicy>(
+      fs_, run_.train(), state_, *session_.context, log_,
+      CheckpointPolicyOptions{
+          .folder = resolved_.folder,
+          .lock = resolved_.lock.get(),
           .resumed = resumed,
           .copies = !run_.parallel().blocking_saves(),
           .record = [this](const SaveRecord& record) { WriteMetrics(record); }});
-  requests_.Expect(0.0, keeper_->ExpectedSeconds());
-  return keeper_->Open();
+  requests_.Expect(0.0, checkpoints_->ExpectedSeconds());
+  return checkpoints_->Open();
 }
 
 bool Trainer::Done() const {
   const TrainSpec& train = run_.train();
   return (train.steps() > 0 && state_.step() >= train.steps()) ||
-         (train.minutes() > 0 && state_.train_seconds() >= 60 * train.minutes());
+         (train.max_train_minutes() > 0 &&
+          state_.train_seconds() >= 60 * train.max_train_minutes());
 }
 
 absl::Status Trainer::Run() {
-  memory_.ForgetPeak();         // what loading took is over
-  RETURN_IF_ERROR(Agree(0.0));  // signals have been taken since the process began
+  memory_.ForgetPeak();         // the peak of loading does not count
+  RETURN_IF_ERROR(Agree(0.0));  // signals may have come since the process began
   if (!stop_ && state_.validation_due()) RETURN_IF_ERROR(ValidateNow());
-  if (save_) RETURN_IF_ERROR(keeper_->Save());
+  if (save_) RETURN_IF_ERROR(checkpoints_->Save());
   while (!stop_ && !Done()) {
     RETURN_IF_ERROR(Step());
     RETURN_IF_ERROR(CheckDivergence());
@@ -139,22 +140,21 @@ absl::Status Trainer::Run() {
 
 absl::Status Trainer::Step() {
   const double started = SecondsNow();
-  pulse_.Begin(absl::StrCat("step ", state_.step()));
   const bool first = state_.step() == first_step_;
-  auto batch = parts_.batches->ForStep(state_.step());
+  const absl::Duration comm_timeout = CommTimeout(run_.parallel(), first);
+  heartbeat_.Begin(absl::StrCat("step ", state_.step()), comm_timeout + kSilenceGrace);
+  auto batch = session_.batches->ForStep(state_.step());
   if (!batch.ok()) return WithExitCode(batch.status(), ExitCode::kData);
-  const bool looks = parts_.instruments->Due(state_.step() + 1);
-  if (looks) parts_.instruments->BeforeStep();
-  ASSIGN_OR_RETURN(const StepResult result,
-                   RunTrainStep(*batch, state_.step(), state_.optimizer_steps() + 1, *parts_.part,
-                                {.limits = MakeTimeLimits(run_.parallel(), first),
-                                 .watchdog = options_.watchdog,
-                                 .pulse = &pulse_},
-                                [this, looks] {
-                                  keeper_->AwaitCopy();
-                                  if (looks) parts_.instruments->BeforeUpdate();
-                                }));
-  if (looks) RETURN_IF_ERROR(Record());
+  const bool looks = session_.instruments->Due(state_.step() + 1);
+  if (looks) session_.instruments->BeforeStep();
+  ASSIGN_OR_RETURN(
+      const StepResult result,
+      RunTrainStep(*batch, state_.step(), state_.optimizer_steps() + 1, *session_.context,
+                   {.comm_timeout = comm_timeout, .heartbeat = &heartbeat_}, [this, looks] {
+                     checkpoints_->AwaitCopy();
+                     if (looks) session_.instruments->BeforeUpdate();
+                   }));
+  if (looks) RETURN_IF_ERROR(RecordInstruments());
   RETURN_IF_ERROR(Agree(SecondsNow() - started));
   Count(*batch, result);
   if (first) RETURN_IF_ERROR(CompareMemory());
@@ -163,34 +163,28 @@ absl::Status Trainer::Step() {
   return tells || stop_ || Done() ? Report(result) : absl::OkStatus();
 }
 
-// Of the step that has just been taken and is not counted yet.
-absl::Status Trainer::Record() {
+// Records the instruments of the step that was just taken; it is not counted yet.
+absl::Status Trainer::RecordInstruments() {
   const int64_t step = state_.step() + 1;
   Enter("instruments");
-  if (options_.watchdog != nullptr) {
-    const TimeLimits limits = MakeTimeLimits(run_.parallel(), /*first_step=*/true);
-    options_.watchdog->Begin(absl::StrCat("step ", step, ": instruments"),
-                             limits.message + limits.grace);
-  }
-  ASSIGN_OR_RETURN(const InstrumentRecord record, parts_.instruments->Record(step));
-  if (options_.watchdog != nullptr) options_.watchdog->End();
+  ASSIGN_OR_RETURN(const InstrumentRecord record, session_.instruments->Record(step));
   WriteMetrics(record);
   return absl::OkStatus();
 }
 
-// What ranks have to know together after a step: how long it took by the clock of rank 0, what any
-// of them was asked for, and whether all have done their part of a save.
+// Makes known to all ranks after a step: how long it took by the clock of rank 0, the requests to
+// any rank, and whether all ranks have done their part of a save.
 absl::Status Trainer::Agree(double seconds) {
   Enter("agreement of all ranks");
   const int asked = requests_.Take();
   std::array<double, 4> values = {leads() ? seconds : 0.0, (asked & kStopRequest) != 0 ? 1.0 : 0.0,
                                   (asked & kSaveRequest) != 0 ? 1.0 : 0.0,
-                                  keeper_->Ready() ? 0.0 : 1.0};
+                                  checkpoints_->Ready() ? 0.0 : 1.0};
   RETURN_IF_ERROR(world_.AllReduceSum(std::span(values)));
   agreed_seconds_ = values[0];
   stop_ = stop_ || values[1] > 0;
   save_ = values[2] > 0;
-  return values[3] == 0 ? keeper_->Advance() : absl::OkStatus();
+  return values[3] == 0 ? checkpoints_->Advance() : absl::OkStatus();
 }
 
 void Trainer::Count(const StepBatch& batch, const StepResult& result) {
@@ -204,9 +198,9 @@ void Trainer::Count(const StepBatch& batch, const StepResult& result) {
   state_.set_optimizer_steps(state_.optimizer_steps() + (skipped ? 0 : 1));
   state_.set_skipped_steps(state_.skipped_steps() + (skipped ? 1 : 0));
   state_.set_consecutive_skips(skipped ? state_.consecutive_skips() + 1 : 0);
-  parts_.report->Add(batch, result, agreed_seconds_);
+  session_.report->Add(batch, result, agreed_seconds_);
   if (state_.step() > first_step_ + 1) longest_step_ = std::max(longest_step_, agreed_seconds_);
-  requests_.Expect(longest_step_, keeper_->ExpectedSeconds());
+  requests_.Expect(longest_step_, checkpoints_->ExpectedSeconds());
   if (skipped) {
     log_.Warning(absl::StrCat("step ", state_.step(), ": loss or gradient is not finite; skipped"));
   }
@@ -214,35 +208,35 @@ void Trainer::Count(const StepBatch& batch, const StepResult& result) {
 
 absl::Status Trainer::CheckDivergence() {
   if (state_.consecutive_skips() < kMaxConsecutiveSkips) return absl::OkStatus();
-  RETURN_IF_ERROR(keeper_->Finish());  // what was good is kept
+  RETURN_IF_ERROR(checkpoints_->Finish());  // keeps the last good checkpoint
   const std::string text = absl::StrCat("diverged: ", kMaxConsecutiveSkips,
                                         " non-finite steps in a row at step ", state_.step());
   return AgreeOnStatus(world_, WithExitCode(absl::AbortedError(text), ExitCode::kDiverged));
 }
 
 absl::Status Trainer::Report(const StepResult& result) {
-  ASSIGN_OR_RETURN(const TraceFigures pipeline, MeasurePipeline(result, *parts_.part));
-  const StepRecord record = parts_.report->Take(state_, result, pipeline);
+  ASSIGN_OR_RETURN(const TraceFigures pipeline, MeasurePipeline(result, *session_.context));
+  const StepRecord record = session_.report->Take(state_, result, pipeline);
   WriteMetrics(record);
   Progress progress = ProgressOf(record, run_.train());
-  progress.figures += InstrumentsCost(parts_.instruments->seconds(), stepping_seconds_);
+  progress.figures += InstrumentsCost(session_.instruments->seconds(), stepping_seconds_);
   log_.Show(progress);
   return absl::OkStatus();
 }
 
-// A disk that is full now may have room later; the run goes on meanwhile.
+// Only warns if writing fails: a disk that is full now may have room later.
 void Trainer::WriteMetrics(const google::protobuf::Message& record) {
   if (!leads()) return;
-  const absl::Status written = parts_.metrics->Write(record);
+  const absl::Status written = session_.metrics->Write(record);
   if (!written.ok()) log_.Warning(std::string(written.message()));
 }
 
-// The first step has allocated all that steps need.
+// Compares the plan's bytes with those of the first step, which allocates everything.
 absl::Status Trainer::CompareMemory() {
-  return ReportMemory(
-      {.planned = start_.plan.stages(world_.rank()).memory().total(),
-       .measured = memory_.peak_bytes() + parts_.part->ops->OwnBytes() + keeper_->snapshot_bytes()},
-      world_, log_);
+  return ReportMemory({.planned = resolved_.plan.stages(world_.rank()).memory().total(),
+                       .measured = memory_.peak_bytes() + session_.context->ops->OwnBytes() +
+                                   checkpoints_->snapshot_bytes()},
+                      world_, log_);
 }
 
 bool Trainer::ValidationDue() const {
@@ -252,41 +246,42 @@ bool Trainer::ValidationDue() const {
          (train.validate_every_minutes() > 0 && seconds >= 60 * train.validate_every_minutes());
 }
 
-// Cut short by a stop, it is the first thing that the next start does.
+// A validation that a stop cuts short is the first thing that the resumed run does.
 absl::Status Trainer::ValidateNow() {
   Enter("validation");
   const absl::StatusOr<EvalRecord> record =
-      Validate(run_, start_.inventory, start_.plan, *start_.corpus, *parts_.part, state_.step(),
-               log_, [this] {
-                 pulse_.Beat();  // asked between rows that this rank computes alone
+      Validate(run_, resolved_.inventory, resolved_.plan, *resolved_.corpus, *session_.context,
+               state_.step(), log_, [this] {
+                 heartbeat_.Beat();  // asked between rows that this rank computes alone
                  return requests_.IsStopping();
                });
   stop_ = absl::IsCancelled(record.status());
   if (!stop_) RETURN_IF_ERROR(record.status());
-  if (stop_ != state_.validation_due()) keeper_->Changed();
+  if (stop_ != state_.validation_due()) checkpoints_->Changed();
   state_.set_validation_due(stop_);
   if (stop_) return absl::OkStatus();
   validated_step_ = state_.step();
   validated_at_ = state_.train_seconds();
-  if (record->directions_size() == 0)
-    return absl::OkStatus();  // the corpus has no dev text of them
+  if (record->directions_size() == 0) {
+    return absl::OkStatus();  // the corpus has no dev text of these directions
+  }
   WriteMetrics(*record);
   const bool better_bleu = !record->bleu_signature().empty() &&
                            UpdateBest(state_, "bleu", record->bleu(), Better::kGreater);
   const bool better_nll = UpdateBest(state_, "nll", record->nll(), Better::kSmaller);
   if (!better_bleu && !better_nll) return absl::OkStatus();
-  keeper_->Changed();  // this step is saved again if it was
-  return keeper_->Save();
+  checkpoints_->Changed();  // this step is saved again if it was
+  return checkpoints_->Save();
 }
 
 absl::Status Trainer::SaveIfAskedOrDue() {
   Enter("save");
-  return save_ ? keeper_->Save() : keeper_->SaveIfDue();
+  return save_ ? checkpoints_->Save() : checkpoints_->SaveIfDue();
 }
 
 absl::Status Trainer::Stop() {
   Enter("save before the stop");
-  RETURN_IF_ERROR(keeper_->SaveAndWait(/*tidy=*/false));
+  RETURN_IF_ERROR(checkpoints_->SaveAndWait(/*tidy=*/false));
   log_.EndProgress();
   return AgreeOnStatus(
       world_,
@@ -295,22 +290,22 @@ absl::Status Trainer::Stop() {
                    ExitCode::kSavedRunAgain));
 }
 
-// Saved before the last validation, so that nothing in it can lose steps.
+// Saves before the last validation, so that nothing in it can lose steps.
 absl::Status Trainer::Finish() {
   Enter("last save");
-  RETURN_IF_ERROR(keeper_->SaveAndWait(/*tidy=*/true));
+  RETURN_IF_ERROR(checkpoints_->SaveAndWait(/*tidy=*/true));
   if (validated_step_ != state_.step() && run_.train().validate_every_steps() != 0) {
     RETURN_IF_ERROR(ValidateNow());
     if (stop_) return Stop();
     Enter("last save");
   }
-  RETURN_IF_ERROR(keeper_->SaveAndWait(/*tidy=*/true));
+  RETURN_IF_ERROR(checkpoints_->SaveAndWait(/*tidy=*/true));
   Enter("end of the run");
   log_.EndProgress();
   log_.Info(absl::StrFormat("done: step %s, %s source and %s target tokens in %s of training",
                             WithCommas(state_.step()), WithCommas(state_.source_tokens()),
                             WithCommas(state_.target_tokens()), ClockText(state_.train_seconds())));
-  ASSIGN_OR_RETURN(const std::string hash, HashRankWeights(*parts_.part, start_.inventory));
+  ASSIGN_OR_RETURN(const std::string hash, HashRankWeights(*session_.context, resolved_.inventory));
   log_.Info(absl::StrCat("weights ", hash));
   return absl::OkStatus();
 }
@@ -323,23 +318,23 @@ absl::Status Train(RunSpec run, const TrainOptions& options, Logger& log) {
   const auto system = MakePosixFileSystem();
   FileSystem& files = options.files != nullptr ? *options.files : *system;
   const double deadline = DeadlineOf(run, options);
-  const ParallelSpec parallel = run.parallel();
-  return RunWatched(parallel, world, files, options.on_stuck,
-                    [&](const WatchedSurroundings& around) -> absl::Status {
-                      RunLockOptions lock = options.lock;
-                      lock.wait = BeatingWait(std::move(lock.wait), parallel, around.pulse);
-                      ASSIGN_OR_RETURN(RunStart start, StartRun(std::move(run),
-                                                                {.root = options.root,
-                                                                 .fresh = options.fresh,
-                                                                 .job_id = options.job_id,
-                                                                 .lock = std::move(lock)},
-                                                                around.world, around.files, log));
-                      Trainer trainer(std::move(start), options, deadline, around, log);
-                      absl::Status status = trainer.Prepare();
-                      if (status.ok()) status = trainer.Run();
-                      EndJobUnlessAgreed(around.world, status);
-                      return status;
-                    });
+  MonitoredRun monitored(run.parallel(), world, files, options.on_stuck);
+  RETURN_IF_ERROR(monitored.Join());
+  std::unique_ptr<Trainer> trainer;  // put away after the watch has ended: that may take its time
+  const auto work = [&]() -> absl::Status {
+    RunLockOptions lock = options.lock;
+    lock.wait = monitored.Beating(std::move(lock.wait));
+    ASSIGN_OR_RETURN(ResolvedRun resolved, ResolveRun(std::move(run),
+                                                      {.root = options.root,
+                                                       .require_empty = options.require_empty,
+                                                       .job_id = options.job_id,
+                                                       .lock = std::move(lock)},
+                                                      monitored.world(), monitored.files(), log));
+    trainer = std::make_unique<Trainer>(std::move(resolved), options, deadline, monitored, log);
+    RETURN_IF_ERROR(trainer->Prepare());
+    return trainer->Run();
+  };
+  return monitored.End(work());
 }
 
 }  // namespace deepnet

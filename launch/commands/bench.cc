@@ -1,3 +1,5 @@
+#include "trainer/bench.h"
+
 #include <string>
 #include <utility>
 #include <vector>
@@ -9,9 +11,7 @@
 #include "launch/commands/commands.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
-#include "trainer/decode_bench.h"
 #include "trainer/metrics.h"
-#include "trainer/step_bench.h"
 
 namespace deepnet {
 namespace {
@@ -48,7 +48,8 @@ ComputeSpec ComputeOf(const CommandLine& line) {
 
 RecomputeChoice RecomputeOf(const CommandLine& line) {
   RecomputeChoice choice{.segment = static_cast<int>(line.flags.Integer("segment"))};
-  for (const auto& [name, level] : {std::pair{"ffn", FFN}, {"gemm", GEMM}, {"layer", LAYER}}) {
+  for (const auto& [name, level] :
+       {std::pair{"ffn", SELECTIVE_FFN}, {"gemm", SELECTIVE_GEMM}, {"layer", FULL}}) {
     if (line.flags.Text("recompute") == name) choice.level = level;
   }
   return choice;
@@ -70,7 +71,7 @@ std::string Table(const BenchRecord& r) {
              "  step        %10.3f s\n"
              "  peak memory %10.0f MiB\n",
              r.name(), r.dtype(), r.isa(), r.threads(), r.tokens_per_second(),
-             r.tokens_per_second_best(), r.gflops(), r.ceiling_gflops(), 100 * r.efficiency(),
+             r.tokens_per_second_best(), r.gflops(), r.ceiling_gflops(), 100 * r.gemm_efficiency(),
              r.seconds_per_step(), static_cast<double>(r.peak_resident_bytes()) / (1 << 20)) +
          RecomputeLine(r);
 }
@@ -83,7 +84,7 @@ std::string DecodeTable(const BenchRecord& r) {
       "  GFLOP/s     %10.1f   %10.1f product ceiling   efficiency %.1f %%\n"
       "  peak memory %10.0f MiB\n",
       r.name(), r.dtype(), r.isa(), r.threads(), r.sentences_per_second(), r.tokens_per_second(),
-      r.gflops(), r.ceiling_gflops(), 100 * r.efficiency(),
+      r.gflops(), r.ceiling_gflops(), 100 * r.gemm_efficiency(),
       static_cast<double>(r.peak_resident_bytes()) / (1 << 20));
 }
 
@@ -137,49 +138,49 @@ Command MakeBenchCommand() {
       .flags = {{.name = "shape",
                  .value = "SHAPE",
                  .default_value = "A",
-                 .help = "step: the model that is trained",
+                 .help = "Model that `step` trains.",
                  .allowed = {"A", "B", "C", "D"}},
                 {.name = "steps",
                  .kind = FlagKind::kInteger,
                  .value = "N",
                  .default_value = "8",
-                 .help = "step: timed steps"},
+                 .help = "Steps that `step` times."},
                 {.name = "recompute",
                  .value = "LEVEL",
                  .default_value = "none",
-                 .help = "step: what layers compute again in the backward pass",
+                 .help = "What the layers of `step` compute again in the backward pass.",
                  .allowed = {"none", "ffn", "gemm", "layer"}},
                 {.name = "segment",
                  .kind = FlagKind::kInteger,
                  .value = "N",
                  .default_value = "1",
-                 .help = "step, --recompute layer: layers between two kept inputs"},
+                 .help = "With --recompute layer: layers between two kept inputs."},
                 {.name = "sentences",
                  .kind = FlagKind::kInteger,
                  .value = "N",
                  .default_value = "200",
-                 .help = "decode: sentences, the first of --lengths"},
+                 .help = "Sentences that `decode` searches, the first of --lengths."},
                 {.name = "beam",
                  .kind = FlagKind::kInteger,
                  .value = "N",
                  .default_value = "5",
-                 .help = "decode: hypotheses kept; 1 is greedy"},
+                 .help = "Hypotheses that `decode` keeps; 1 is greedy."},
                 {.name = "dtype",
                  .value = "TYPE",
-                 .help = "operands of matrix products; default: the faster one here",
+                 .help = "Operands of matrix products; default: the faster one here.",
                  .allowed = {"float32", "bfloat16"}},
                 {.name = "threads",
                  .kind = FlagKind::kInteger,
                  .value = "N",
                  .default_value = "0",
-                 .help = "0: all cores of this process"},
+                 .help = "Threads; 0: all cores of this process."},
                 {.name = "library",
                  .kind = FlagKind::kSwitch,
-                 .help = "use LibTorch's operations, the reference, instead of the kernels"},
+                 .help = "Use LibTorch's operations, the reference, instead of the kernels."},
                 {.name = "lengths",
                  .value = "FILE",
                  .default_value = "tests/bench/lengths.json",
-                 .help = "JSON list of [source, target] lengths"},
+                 .help = "JSON list of [source, target] lengths."},
                 JsonFlag()},
       .run = RunBench};
 }

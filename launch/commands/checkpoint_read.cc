@@ -19,9 +19,8 @@
 #include "parallel/base/status_macros.h"
 #include "trainer/checkpoint/format.h"
 #include "trainer/checkpoint/tools/diff.h"
-#include "trainer/checkpoint/tools/run_listing.h"
+#include "trainer/checkpoint/tools/inspect.h"
 #include "trainer/checkpoint/tools/tensor_reader.h"
-#include "trainer/checkpoint/tools/verify.h"
 #include "trainer/metrics.h"
 
 namespace deepnet {
@@ -48,7 +47,7 @@ std::string LocalTime(int64_t unix_seconds) {
 
 std::string StateText(CheckpointState state) {
   switch (state) {
-    case CheckpointState::kWhole:
+    case CheckpointState::kIntact:
       return "whole";
     case CheckpointState::kDamaged:
       return "damaged";
@@ -150,7 +149,7 @@ Command MakeCheckpointListCommand() {
 
 namespace {
 
-// What is printed of a checkpoint.
+// The part of a checkpoint that `inspect` prints.
 struct Inspection {
   std::string folder = {};
   Manifest manifest = {};

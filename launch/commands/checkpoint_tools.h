@@ -51,7 +51,8 @@ absl::StatusOr<ToolOptions> ReadToolOptions(const CommandLine& line, ToolBar& ba
 Flag OutputFlag();
 absl::StatusOr<std::string> OutputFolder(const CommandLine& line);
 
-// --no-sync: files are written as cp does. What tools write to the disk by.
+// --no-sync: files are written as cp does. OutputFileSystem returns the file system that tools
+// write to; it waits for the disk unless the flag is given.
 Flag NoSyncFlag();
 std::unique_ptr<FileSystem> OutputFileSystem(const CommandLine& line);
 

@@ -1,4 +1,5 @@
-// The subcommands of `deepnet checkpoint` that write or delete: reshard, average, export, import, prune.
+// The subcommands of `deepnet checkpoint` that write or delete: reshard, average, export, import,
+// prune.
 #include <memory>
 #include <ostream>
 #include <string>
@@ -7,15 +8,14 @@
 
 #include "absl/strings/str_cat.h"
 
-#include "launch/flags.h"
 #include "launch/commands/checkpoint_tools.h"
 #include "launch/defaults.h"
+#include "launch/flags.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/checkpoint/checkpoint.h"
-#include "trainer/checkpoint/tools/average.h"
-#include "trainer/checkpoint/tools/prune.h"
-#include "trainer/checkpoint/tools/reshard.h"
-#include "trainer/checkpoint/tools/run_listing.h"
+#include "trainer/checkpoint/retention.h"
+#include "trainer/checkpoint/tools/inspect.h"
+#include "trainer/checkpoint/tools/rewrite.h"
 #include "trainer/interop/export.h"
 #include "trainer/interop/import.h"
 

@@ -5,12 +5,13 @@
 #include <filesystem>
 #include <istream>
 #include <ostream>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 
 #include "launch/defaults.h"
-#include "launch/nearest_name.h"
+#include "launch/field_names.h"
 #include "launch/spec_loader.h"
 #include "launch/version.h"
 #include "parallel/base/check.h"
@@ -18,14 +19,83 @@
 #include "parallel/base/status_macros.h"
 
 namespace deepnet {
-absl::StatusOr<RunSpec> LoadRunSpec(const CommandLine& line, RunSpec base) {
+namespace {
+
+// The rows of an embedding on a corpus that `prepare` is going to make.
+struct ExpectedVocabulary {
+  int64_t size = 0;    // 0: `prepare` does not say it
+  bool exact = false;  // every language is known
+};
+
+ExpectedVocabulary VocabularyOf(const PrepareSpec& prepare) {
+  constexpr int64_t kOpus100Languages = 100;
+  const bool reads =
+      !prepare.opus100_folder().empty() || prepare.text_size() > 0 || prepare.table_size() > 0;
+  if (!reads || !prepare.tokenizer().model_file().empty()) return {};
+  std::set<std::string> languages(prepare.languages().begin(), prepare.languages().end());
+  for (const TextFiles& text : prepare.text()) {
+    languages.insert({text.source_language(), text.target_language()});
+  }
+  bool exact = prepare.opus100_folder().empty() || prepare.languages_size() > 0;
+  for (const LanguageTable& table : prepare.table()) {
+    languages.insert(table.pivot_language());
+    languages.insert(table.languages().begin(), table.languages().end());
+    exact = exact && table.languages_size() > 0;
+  }
+  auto tags = static_cast<int64_t>(languages.size());
+  if (!prepare.opus100_folder().empty() && prepare.languages().empty()) {
+    tags = std::max(tags, kOpus100Languages);
+  }
+  return {prepare.tokenizer().vocab_size() + tags, exact};
+}
+
+// Fills in the vocabulary that `prepare` is going to make, where the model leaves it to the corpus.
+void FillVocabulary(RunSpec* run, std::ostream* note) {
+  if (run->model().vocabulary_size() != 0) return;
+  const ExpectedVocabulary expected = VocabularyOf(run->prepare());
+  if (expected.size == 0) return;
+  run->mutable_model()->set_vocabulary_size(expected.size);
+  if (note == nullptr) return;
+  *note << "model.vocabulary_size is not set: taking " << expected.size
+        << (expected.exact ? "" : ", estimated")
+        << " from prepare: " << run->prepare().tokenizer().vocab_size() << " pieces and "
+        << expected.size - run->prepare().tokenizer().vocab_size() << " languages\n";
+}
+
+}  // namespace
+
+absl::StatusOr<RunSpec> LoadConfig(const CommandLine& line, RunSpec base) {
   DEEPNET_CHECK(line.command.spec != SpecUse::kNone) << line.command.name << " takes no --config";
   const SpecSources sources{
       .root = RootFolder(line), .files = line.flags.List("config"), .sets = line.flags.List("set")};
   ASSIGN_OR_RETURN(RunSpec run, ReadRunSpec(sources, std::move(base)));
   run = WithDefaults(std::move(run));
-  if (line.command.validate != nullptr) RETURN_IF_ERROR(line.command.validate(run));
+  if (run.compute().device().empty()) run.mutable_compute()->set_device("auto");
+  if (line.command.validate == nullptr) return run;
+  RunSpec checked = run;
+  if (line.command.plans) FillVocabulary(&checked, nullptr);
+  RETURN_IF_ERROR(line.command.validate(checked));
   return run;
+}
+
+absl::StatusOr<RunSpec> LoadRunSpec(const CommandLine& line, RunSpec base) {
+  ASSIGN_OR_RETURN(RunSpec run, LoadConfig(line, std::move(base)));
+  const bool open = run.compute().device() == "auto";
+  ResolveDevice(line, run.mutable_compute());
+  if (!line.command.plans) return run;
+  FillVocabulary(&run, &line.err);
+  if (open && run.compute().device() == "cpu") {
+    line.err << "compute.device is auto, and no GPU is seen: planning for the CPU "
+                "(--set compute.device=cuda plans for GPUs)\n";
+  }
+  return run;
+}
+
+void ResolveDevice(const CommandLine& line, ComputeSpec* compute) {
+  if (compute->device() != "auto") return;
+  const bool wants_cpu = compute->matmul() == NATIVE || compute->isa() != ISA_UNSPECIFIED;
+  const bool cuda = !wants_cpu && line.has_cuda != nullptr && line.has_cuda();
+  compute->set_device(cuda ? "cuda" : "cpu");
 }
 
 std::string RootFolder(const CommandLine& line) { return line.flags.Text("root"); }
@@ -62,7 +132,7 @@ std::vector<Flag> AllFlags(const Command& command) {
     flags.push_back(
         {.name = "dump-config",
          .kind = FlagKind::kSwitch,
-         .help = "Print the complete RunSpec, defaults filled in, and do nothing else."});
+         .help = "Print every field of the RunSpec, defaults filled in, and do nothing else."});
   }
   flags.push_back({.name = "root",
                    .value = "FOLDER",
@@ -97,7 +167,7 @@ std::string ProgramHelp(const std::vector<Command>& commands) {
       "10 replicas disagree,\n75 saved, run the same again.\n");
 }
 
-// Of a command that has subcommands. `name` as typed, here and below: "checkpoint".
+// The help of a command that has subcommands. `name` as typed, here and below: "checkpoint".
 std::string GroupHelp(const Command& command, const std::string& name) {
   return absl::StrCat("deepnet ", name, ": ", command.summary, ".\n\nUsage: deepnet ", name,
                       " COMMAND [FLAGS]\n\n", WrapText(command.description, 0, 100), "\n\n",
@@ -120,10 +190,10 @@ std::string CommandHelp(const Command& command, const std::string& name) {
 bool AsksForHelp(const std::string& word) { return word == "--help" || word == "-h"; }
 
 absl::Status RunCommand(const Command& command, const std::string& name,
-                        const std::vector<std::string>& words, const Streams& streams) {
+                        const std::vector<std::string>& words, const Environment& environment) {
   // Help wins over everything else, mistakes included.
   if (std::any_of(words.begin(), words.end(), AsksForHelp)) {
-    streams.out << CommandHelp(command, name);
+    environment.out << CommandHelp(command, name);
     return absl::OkStatus();
   }
   absl::StatusOr<ParsedFlags> flags = ParseFlags(AllFlags(command), words, command.max_arguments);
@@ -131,10 +201,11 @@ absl::Status RunCommand(const Command& command, const std::string& name,
   if (command.spec == SpecUse::kRequired && !flags->Given("config")) {
     return BadFlag("--config: required; complete ones are in launch/recipes");
   }
-  const CommandLine line{command, *std::move(flags), streams.in, streams.out, streams.err};
+  const CommandLine line{command,         *std::move(flags), environment.in,
+                         environment.out, environment.err,   environment.has_cuda};
   if (command.spec == SpecUse::kRequired && line.flags.Switch("dump-config")) {
-    ASSIGN_OR_RETURN(const RunSpec run, LoadRunSpec(line));
-    streams.out << ToTextproto(run);
+    ASSIGN_OR_RETURN(const RunSpec run, LoadConfig(line));
+    environment.out << ToCompleteTextproto(run);
     return absl::OkStatus();
   }
   return command.run(line);
@@ -142,36 +213,36 @@ absl::Status RunCommand(const Command& command, const std::string& name,
 
 // Runs the one that words[0] names; `group`, "" or "checkpoint ", stands before it.
 absl::Status RunNamed(const std::vector<Command>& commands, const std::string& group,
-                      const std::vector<std::string>& words, const Streams& streams) {
+                      const std::vector<std::string>& words, const Environment& environment) {
   std::vector<std::string> names;
   for (const Command& command : commands) {
     names.push_back(command.name);
     if (command.name != words[0]) continue;
     const std::string name = group + command.name;
     const std::vector<std::string> rest(words.begin() + 1, words.end());
-    if (command.subcommands.empty()) return RunCommand(command, name, rest, streams);
+    if (command.subcommands.empty()) return RunCommand(command, name, rest, environment);
     if (rest.empty()) return BadFlag("no command given\n" + GroupHelp(command, name));
     if (!AsksForHelp(rest[0]) && rest[0] != "help") {
-      return RunNamed(command.subcommands, name + " ", rest, streams);
+      return RunNamed(command.subcommands, name + " ", rest, environment);
     }
-    streams.out << GroupHelp(command, name);
+    environment.out << GroupHelp(command, name);
     return absl::OkStatus();
   }
   return BadFlag(absl::StrCat(group, words[0], ": unknown command", SuggestName(words[0], names)));
 }
 
 absl::Status Dispatch(const std::vector<Command>& commands, const std::vector<std::string>& words,
-                      const Streams& streams) {
+                      const Environment& environment) {
   if (words.empty()) return BadFlag("no command given\n" + ProgramHelp(commands));
   if (AsksForHelp(words[0]) || words[0] == "help") {
-    streams.out << ProgramHelp(commands);
+    environment.out << ProgramHelp(commands);
     return absl::OkStatus();
   }
   if (words[0] == "--version") {
-    streams.out << "deepnet " << kVersion << "\n";
+    environment.out << "deepnet " << kVersion << "\n";
     return absl::OkStatus();
   }
-  return RunNamed(commands, "", words, streams);
+  return RunNamed(commands, "", words, environment);
 }
 
 // "error: one thing" or, for several lines, "error:" and the lines below it. No message: somebody
@@ -185,15 +256,15 @@ void PrintError(std::ostream& err, const std::string& message) {
 }  // namespace
 
 int RunProgram(const std::vector<Command>& commands, const std::vector<std::string>& words,
-               const Streams& streams) {
+               const Environment& environment) {
   absl::Status status;
   try {
-    status = Dispatch(commands, words, streams);
+    status = Dispatch(commands, words, environment);
   } catch (const std::exception& exception) {  // LibTorch throws; the outermost frame reports it
     status = absl::InternalError(exception.what());
   }
-  streams.out.flush();
-  if (!status.ok()) PrintError(streams.err, std::string(status.message()));
+  environment.out.flush();
+  if (!status.ok()) PrintError(environment.err, std::string(status.message()));
   return static_cast<int>(GetExitCode(status));
 }
 

@@ -51,6 +51,7 @@ struct Command {
   std::string arguments = {};     // what --help calls the positional words, for example "[FILE]"
   int max_arguments = 0;          // positional words at most
   SpecUse spec = SpecUse::kNone;  // see there
+  bool plans = false;             // LoadRunSpec fills in model.vocabulary_size, and says for what
   absl::Status (*validate)(const RunSpec& run) = nullptr;  // what LoadRunSpec applies at the end
   std::vector<Flag> flags = {};  // besides --root, --help and those of `spec`
   absl::Status (*run)(const CommandLine& line) = nullptr;  // required, unless:
@@ -61,16 +62,26 @@ struct Command {
 // The arguments of a command. Streams are borrowed: tests hand in string streams.
 struct CommandLine {
   const Command& command;
-  ParsedFlags flags;  // the command's own and the common ones
-  std::istream& in;   // stdin
-  std::ostream& out;  // results
-  std::ostream& err;  // everything for people
+  ParsedFlags flags;             // the command's own and the common ones
+  std::istream& in;              // stdin
+  std::ostream& out;             // results
+  std::ostream& err;             // everything for people
+  bool (*has_cuda)() = nullptr;  // as in Environment
 };
 
-// The RunSpec of this command line: `base`, then every --config in order, then every --set, then
-// defaults (launch/defaults.h), then the command's `validate`. Errors carry ExitCode::kBadConfig
-// and list all mistakes, a line each. Only where the command's `spec` is not kNone.
+// Returns the RunSpec of this command line: `base`, then every --config in order, then every --set,
+// then defaults (launch/defaults.h), checked by the command's `validate`. compute.device is "auto"
+// where nothing says more. Errors carry ExitCode::kBadConfig and list all mistakes, a line each.
+// Only where the command's `spec` is not kNone.
+absl::StatusOr<RunSpec> LoadConfig(const CommandLine& line, RunSpec base = {});
+
+// The same with compute.device decided, which a command with `plans` also says on stderr, as the
+// vocabulary that it takes from `prepare` where the model gives none.
 absl::StatusOr<RunSpec> LoadRunSpec(const CommandLine& line, RunSpec base = {});
+
+// Decides compute.device "auto": "cuda" where this build sees a CUDA device and nothing asks for
+// kernels of the CPU, else "cpu".
+void ResolveDevice(const CommandLine& line, ComputeSpec* compute);
 
 // Returns the folder of --root, which relative paths in a RunSpec and on the command line start
 // from.
@@ -88,15 +99,17 @@ Flag JsonFlag();
 // Returns all flags of `command`: its own first, then the common ones.
 std::vector<Flag> AllFlags(const Command& command);
 
-struct Streams {
+// The process around the program.
+struct Environment {
   std::istream& in;
   std::ostream& out;
   std::ostream& err;
+  bool (*has_cuda)() = nullptr;  // says if this build sees a CUDA device; null: it sees none
 };
 
 // Runs the subcommand that `words` (the command line without the program's name) asks for. Returns
 // the exit code of the process. Exceptions of libraries end as code 1 with their text.
 int RunProgram(const std::vector<Command>& commands, const std::vector<std::string>& words,
-               const Streams& streams);
+               const Environment& environment);
 
 }  // namespace deepnet

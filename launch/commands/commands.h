@@ -1,5 +1,5 @@
-// The subcommands of `deepnet`: one function each, in the file of its name. A new one stands here, in
-// the table of launch/main.cc and in launch/CMakeLists.txt.
+// The subcommands of `deepnet`: one function each, in the file of its name. A new one stands here,
+// in the table of launch/main.cc and in launch/CMakeLists.txt.
 #pragma once
 
 #include "launch/commands/command.h"

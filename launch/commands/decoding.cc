@@ -64,8 +64,10 @@ std::vector<Flag> ModelFlags() {
        .value = "FOLDER",
        .help = "A run folder (its newest checkpoint), one checkpoint of it, or a pointer such as "
                "runs/a/best-bleu. Required."},
-      {.name = "from", .value = "LANGUAGE", .help = "Of the source, for example de. Required."},
-      {.name = "to", .value = "LANGUAGE", .help = "Of the translation. Required."}};
+      {.name = "from",
+       .value = "LANGUAGE",
+       .help = "Language of the source, for example de; required."},
+      {.name = "to", .value = "LANGUAGE", .help = "Language of the translation; required."}};
 }
 
 std::vector<Flag> SearchFlags() {
@@ -92,7 +94,7 @@ std::vector<Flag> SearchFlags() {
           {.name = "seed",
            .kind = FlagKind::kInteger,
            .value = "N",
-           .help = "Of --sample. The same seed and line give the same samples, whatever the "
+           .help = "Seed of --sample. The same seed and line give the same samples, whatever the "
                    "batch. Default 0."},
           {.name = "batch-tokens",
            .kind = FlagKind::kInteger,
@@ -123,11 +125,11 @@ absl::Status CheckSearchFlags(const ParsedFlags& flags) {
   }
   if (flags.Given("seed") && !sampling) mistakes.push_back("--seed: only with --sample");
   for (const char* name : {"beam-size", "nbest", "batch-tokens"}) {
-    constexpr int64_t kMost = 1000000;
+    constexpr int64_t kMax = 1000000;
     if (!flags.Given(name)) continue;
     const int64_t value = flags.Integer(name);
-    if (value < 1 || value > kMost) {
-      mistakes.push_back(absl::StrCat("--", name, ": ", value, ": must be 1 to ", kMost));
+    if (value < 1 || value > kMax) {
+      mistakes.push_back(absl::StrCat("--", name, ": ", value, ": must be 1 to ", kMax));
     }
   }
   return BadConfig(mistakes);
@@ -142,7 +144,7 @@ DecodeSpec WithSearchFlags(DecodeSpec decode, const ParsedFlags& flags) {
   if (flags.Given("sample")) decode.set_sampling_temperature(flags.Number("sample"));
   if (flags.Given("seed")) decode.set_sampling_seed(static_cast<uint64_t>(flags.Integer("seed")));
   if (flags.Switch("greedy")) decode.set_beam_size(1);
-  // Who asks for a search gets one, even from a run that samples.
+  // A search that is asked for is one, even from a run that samples.
   if (flags.Switch("greedy") || flags.Given("beam-size")) decode.set_sampling_temperature(0.0);
   return decode;
 }
@@ -152,7 +154,9 @@ absl::StatusOr<ComputeSpec> ComputeOverrides(const CommandLine& line) {
       .root = RootFolder(line), .files = line.flags.List("config"), .sets = line.flags.List("set")};
   absl::StatusOr<RunSpec> named = ReadRunSpec(sources, RunSpec());
   if (!named.ok()) return WithExitCode(named.status(), ExitCode::kBadConfig);
-  return named->compute();
+  ComputeSpec compute = named->compute();
+  ResolveDevice(line, &compute);
+  return compute;
 }
 
 absl::StatusOr<RunSpec> DecodingRunSpec(const CommandLine& line, const RunSpec& of_checkpoint) {

@@ -1,6 +1,6 @@
-// What `translate`, `score` and their kin share between the command line and trainer/decode: the
-// flags, what they mean, and the two streams themselves. Takes a model as interfaces, so that all
-// of it is tested without one.
+// The code between the command line and trainer/decode that `translate`, `score` and `evaluate`
+// share: the flags, what they mean, and the two streams themselves. Takes a model as interfaces, so
+// that all of it is tested without one.
 #pragma once
 
 #include <cstdint>
@@ -21,37 +21,40 @@ namespace deepnet {
 // --checkpoint, --from, --to: all required.
 std::vector<Flag> ModelFlags();
 
-// What changes RunSpec.decode: --beam-size, --length-penalty, --nbest, --greedy, --sample, --seed,
+// The flags that change RunSpec.decode: --beam-size, --length-penalty, --nbest, --greedy, --sample,
+// --seed,
 // --batch-tokens.
 std::vector<Flag> SearchFlags();
 
-// Everything about ModelFlags that can be said before a model is loaded. INVALID_ARGUMENT with
+// Checks of ModelFlags all that can be checked before a model is loaded. INVALID_ARGUMENT with
 // ExitCode::kBadConfig lists the mistakes, a line each; so do the functions below.
 absl::Status CheckModelFlags(const ParsedFlags& flags);
 
-// The same for SearchFlags: flags that contradict each other, values out of range.
+// Checks SearchFlags: flags that contradict each other, values out of range.
 absl::Status CheckSearchFlags(const ParsedFlags& flags);
 
-// `decode` changed by SearchFlags.
+// Returns `decode` changed by SearchFlags.
 DecodeSpec WithSearchFlags(DecodeSpec decode, const ParsedFlags& flags);
 
-// The compute fields that --config and --set of this command line name; all others unset.
+// Returns the compute fields that --config and --set of this command line name; all others are
+// unset.
 absl::StatusOr<ComputeSpec> ComputeOverrides(const CommandLine& line);
 
-// A checkpoint's RunSpec changed by --config, --set and SearchFlags (if the command has them).
-// Refuses changes of `model` and `data`: weights and vocabulary are what they are.
+// Returns a checkpoint's RunSpec changed by --config, --set and SearchFlags (if the command has
+// them). Refuses changes of `model` and `data`: weights and vocabulary are what they are.
 absl::StatusOr<RunSpec> DecodingRunSpec(const CommandLine& line, const RunSpec& of_checkpoint);
 
-// The tags of --from and --to. Refuses a language that the vocabulary lacks, listing those it has.
+// Returns the tags of --from and --to. Refuses a language that the vocabulary lacks, listing those
+// it has.
 absl::StatusOr<TagFrame> TagFrameOf(const ParsedFlags& flags, TagStyle style,
                                     const Vocabulary& vocabulary);
 
-// `translate` with everything loaded: line.in to line.out, a summary to line.err.
+// Runs `translate` with everything loaded: line.in to line.out, a summary to line.err.
 absl::Status TranslateLines(const CommandLine& line, const RunSpec& run,
                             const Vocabulary& vocabulary, Scorer& scorer);
 
-// `score` with everything loaded: the two files among the positional words, or TSV on line.in; to
-// line.out, a summary to line.err.
+// Runs `score` with everything loaded: the two files among the positional words, or TSV on line.in;
+// to line.out, a summary to line.err.
 absl::Status ScoreLines(const CommandLine& line, const RunSpec& run, const Vocabulary& vocabulary,
                         PairScorer& scorer);
 

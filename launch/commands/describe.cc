@@ -19,8 +19,8 @@
 #include "parallel/base/units.h"
 #include "parallel/plan/inventory.h"
 #include "trainer/model/architecture.h"
+#include "trainer/model/depth_scaling.h"
 #include "trainer/model/describe.h"
-#include "trainer/model/stack_scaling.h"
 
 namespace deepnet {
 namespace {
@@ -108,6 +108,19 @@ std::vector<LayerGroup> GroupLayers(const Inventory& inventory) {
   return groups;
 }
 
+// Returns what `layer` keeps, with an embedding's stream and the first branch's input, which the
+// layer behind it holds.
+ActivationBytes KeptBy(const Inventory& inventory, const Layer& layer) {
+  ActivationBytes kept = layer.kept[NONE];
+  if (layer.looks_up) {
+    const Layer& next = inventory.layers[layer.position + 1];
+    const int64_t elements = inventory.stacks[next.stack].stream_elements;
+    kept.bytes += 4 * elements;
+    kept.operands += elements;
+  }
+  return kept;
+}
+
 int64_t LayerElements(const Inventory& inventory, const Layer& layer) {
   int64_t elements = 0;
   for (const int i : layer.parameters) elements += inventory.parameters[i].NumElements();
@@ -129,7 +142,7 @@ std::string InitialText(const Parameter& p) {
 std::string HeadText(const ModelSpec& model, const Inventory& inventory) {
   std::string text = absl::StrFormat(
       "%s, width %d, inner width %d, %d heads, %s rows of vocabulary\n", LayersText(model),
-      model.width(), model.ffn_width(), model.heads(), WithCommas(model.vocabulary_size()));
+      model.d_model(), model.ffn_dim(), model.num_heads(), WithCommas(model.vocabulary_size()));
   absl::StrAppendFormat(
       &text, "%s parameters in %s tensors, inventory %s\n\n", WithCommas(inventory.NumElements()),
       WithCommas(static_cast<int64_t>(inventory.parameters.size())), inventory.Hash());
@@ -176,10 +189,11 @@ std::string LayerGroupsText(const ModelSpec& model, const Inventory& inventory) 
                       "state MiB", "operands M", "a cut before it carries");
   for (const LayerGroup& group : GroupLayers(inventory)) {
     const Layer& layer = *group.first;
-    absl::StrAppendFormat(
-        &text, "%-17s %5d %13s %10.4g %10.4g %10.4g  %s\n", KindNameIn(model, layer.kind),
-        group.count, WithCommas(LayerElements(inventory, layer)), layer.forward_flops / 1e9,
-        layer.activation_bytes / kMib, layer.activation_operands / 1e6, BoundaryText(layer));
+    const ActivationBytes kept = KeptBy(inventory, layer);
+    absl::StrAppendFormat(&text, "%-17s %5d %13s %10.4g %10.4g %10.4g  %s\n",
+                          KindNameIn(model, layer.kind), group.count,
+                          WithCommas(LayerElements(inventory, layer)), layer.forward_flops / 1e9,
+                          kept.bytes / kMib, kept.operands / 1e6, BoundaryText(layer));
     absl::StrAppend(&text, "  ", layer.name,
                     group.count == 1 ? "" : absl::StrCat(" .. ", group.last->name), "\n");
   }
@@ -211,6 +225,7 @@ std::string ParameterJson(const Parameter& p) {
 std::string LayerGroupJson(const ModelSpec& model, const Inventory& inventory,
                            const LayerGroup& group) {
   const Layer& layer = *group.first;
+  const ActivationBytes kept = KeptBy(inventory, layer);
   const std::string inputs =
       absl::StrJoin(layer.inputs, ", ", [](std::string* out, const BoundaryTensor& t) {
         absl::StrAppendFormat(
@@ -222,8 +237,7 @@ std::string LayerGroupJson(const ModelSpec& model, const Inventory& inventory,
       "\"forward_flops\": %.17g, \"activation_bytes\": %d, \"activation_operands\": %d, "
       "\"inputs\": [%s]}",
       KindNameIn(model, layer.kind), group.count, layer.name, group.last->name,
-      LayerElements(inventory, layer), layer.forward_flops, layer.activation_bytes,
-      layer.activation_operands, inputs);
+      LayerElements(inventory, layer), layer.forward_flops, kept.bytes, kept.operands, inputs);
 }
 
 std::string GroupJson(const ModelSpec& model, const ParameterGroup& group) {
@@ -293,6 +307,7 @@ Command MakeDescribeCommand() {
           "start, what a layer of each kind costs and what a cut before it would carry. "
           "Allocates nothing and reads no corpus: works for models larger than this machine.",
       .spec = SpecUse::kRequired,
+      .plans = true,
       .validate = ValidateForPlan,
       .flags = {{.name = "parameters",
                  .kind = FlagKind::kSwitch,

@@ -1,4 +1,5 @@
-// How `describe` and `lab audit` print what a scheme does to each stack (stack_scaling.h).
+// The effect of a scheme on each stack (trainer/model/depth_scaling.h), as `describe` and `lab
+// audit` print it.
 #pragma once
 
 #include <string>

@@ -58,7 +58,7 @@ absl::Status RunEvaluate(const CommandLine& line) {
                           .translates = HasMemory(run.model()),
                           .tags = run.data().tags(),
                           .architecture = run.model().architecture(),
-                          .masked_share = run.data().masked_share(),
+                          .mlm_probability = run.data().mlm_probability(),
                           .decode = run.decode()};
   if (!options.spm_file.empty()) options.spm_file = ResolvePath(line, options.spm_file);
   if (!options.output_folder.empty())
@@ -85,29 +85,30 @@ std::vector<Flag> EvaluateFlags() {
   std::vector<Flag> flags = {
       {.name = "checkpoint",
        .value = "PATH",
-       .help = "run folder, checkpoint folder or pointer file such as runs/a/best-bleu; required"},
+       .help = "Run folder, checkpoint folder or pointer file such as runs/a/best-bleu; required."},
       {.name = "data",
        .value = "DIR",
-       .help = "prepared corpus; default: the one the model was trained on"},
+       .help = "Prepared corpus; default: the one the model was trained on."},
       {.name = "split",
        .value = "SPLIT",
        .default_value = "test",
-       .help = "which sentences",
+       .help = "Sentences that are scored.",
        .allowed = {"dev", "test"}},
       {.name = "direction",
        .kind = FlagKind::kList,
        .value = "XX-YY",
-       .help = "only this one; may be given often; default: every direction that has sentences"},
+       .help = "Only this direction; default: every one that has sentences."},
       {.name = "any-to-any",
        .kind = FlagKind::kSwitch,
-       .help = "every pair of languages, joined over English where they have no text together"},
+       .help =
+           "Score every pair of languages, joined over English where they have no text together."},
       {.name = "sentences",
        .kind = FlagKind::kInteger,
        .value = "N",
        .default_value = "0",
-       .help = "the first ones of each direction; 0: all"},
-      {.name = "spm", .value = "FILE", .help = "SentencePiece model; adds spBLEU"},
-      {.name = "output", .value = "DIR", .help = "write <direction>.hyp and .ref there"},
+       .help = "Sentences of each direction, the first ones; 0: all."},
+      {.name = "spm", .value = "FILE", .help = "SentencePiece model; adds spBLEU."},
+      {.name = "output", .value = "DIR", .help = "Write <direction>.hyp and .ref there."},
       JsonFlag()};
   for (Flag& flag : SearchFlags()) flags.push_back(std::move(flag));
   return flags;

@@ -1,25 +1,81 @@
+#include "launch/commands/lab.h"
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+
 #include "launch/commands/commands.h"
-#include "launch/commands/lab_admin_profile.h"
-#include "launch/commands/lab_audit.h"
-#include "launch/commands/lab_instruments.h"
-#include "launch/commands/lab_list.h"
-#include "launch/commands/lab_model_update.h"
-#include "launch/commands/lab_report.h"
-#include "launch/commands/lab_run.h"
 
 namespace deepnet {
+namespace {
+
+constexpr int kMaxWords = 64;
+
+// Flags of launch/lab/lab.py, so that a command line as it was typed can be repeated.
+constexpr const char* kProgramFlags[] = {"size",   "seeds",   "only", "at",       "set",
+                                         "jobs",   "data",    "out",  "launcher", "program",
+                                         "m2m100", "recipes", "html"};
+constexpr const char* kProgramSwitches[] = {"commands", "plan", "keep-models"};
+
+std::string Quoted(const std::string& word) {
+  if (!word.empty() && word.find_first_of(" '\"{}$*?;&|<>()") == std::string::npos) return word;
+  return absl::StrCat("'", absl::StrReplaceAll(word, {{"'", "'\\''"}}), "'");
+}
+
+// Experiments are run by a program of their own: says how this one is called there.
+absl::Status NameProgram(const CommandLine& line) {
+  std::vector<std::string> words = {"launch/lab/lab.py", line.command.name};
+  for (const std::string& word : line.flags.positional()) words.push_back(Quoted(word));
+  for (const char* flag : kProgramFlags) {
+    for (const std::string& value : line.flags.List(flag)) {
+      words.insert(words.end(), {absl::StrCat("--", flag), Quoted(value)});
+    }
+  }
+  for (const char* flag : kProgramSwitches) {
+    if (line.flags.Switch(flag)) words.push_back(absl::StrCat("--", flag));
+  }
+  if (line.flags.Given("root")) {
+    words.insert(words.end(), {"--root", Quoted(line.flags.Text("root"))});
+  }
+  return BadFlag(
+      absl::StrCat("experiments are run by launch/lab/lab.py; here: ", absl::StrJoin(words, " ")));
+}
+
+Command MovedCommand(const std::string& name, const std::string& summary) {
+  Command command{.name = name,
+                  .summary = absl::StrCat(summary, ": launch/lab/lab.py ", name),
+                  .description = "Is done by launch/lab/lab.py; this names the command.",
+                  .arguments = "WORD...",
+                  .max_arguments = kMaxWords,
+                  .run = NameProgram};
+  for (const char* flag : kProgramFlags) {
+    command.flags.push_back(
+        {.name = flag, .kind = FlagKind::kList, .value = "VALUE", .help = "As in lab.py."});
+  }
+  for (const char* flag : kProgramSwitches) {
+    command.flags.push_back({.name = flag, .kind = FlagKind::kSwitch, .help = "As in lab.py."});
+  }
+  return command;
+}
+
+}  // namespace
 
 Command MakeLabCommand() {
   return {.name = "lab",
-          .summary = "the experiments of the DeepNet paper: run them, and report on them",
+          .summary = "look into models and corpora: what the experiments of launch/lab need",
           .description =
-              "Each figure and table of the paper as runs of `train` and `evaluate`, in two sizes: "
-              "small takes minutes on two cores, paper has the published settings and wants a "
-              "cluster. audit and model-update look into models without a run, instruments into a "
-              "run. docs/lab.md says what each experiment shows.",
-          .subcommands = {MakeLabListCommand(), MakeLabRunCommand(), MakeLabReportCommand(),
-                          MakeLabAuditCommand(), MakeLabModelUpdateCommand(),
-                          MakeLabAdminProfileCommand(), MakeLabInstrumentsCommand()}};
+              "The figures and tables of the paper as experiments are run by launch/lab/lab.py, "
+              "which calls this program. Here is what needs the model or the corpus itself. "
+              "docs/lab.md says what each experiment shows.",
+          .subcommands = {MakeLabAuditCommand(), MakeLabModelUpdateCommand(),
+                          MakeLabAdminProfileCommand(), MakeLabCorpusCommand(),
+                          MovedCommand("list", "which experiments there are"),
+                          MovedCommand("run", "run an experiment"),
+                          MovedCommand("report", "make the page of experiments again"),
+                          MovedCommand("instruments", "what the instruments of a run saw")}};
 }
 
 }  // namespace deepnet

@@ -1,19 +1,25 @@
-#include "launch/commands/lab_corpus.h"
-
+// `deepnet lab corpus`: the size of a corpus and what word frequencies alone give there.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <ostream>
 #include <span>
+#include <string>
 #include <string_view>
+#include <vector>
 
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+
+#include "launch/commands/lab.h"
 #include "parallel/base/exit_code.h"
-#include "parallel/base/status_macros.h"
+#include "parallel/base/json.h"
 #include "trainer/data/corpus.h"
 
 namespace deepnet {
 namespace {
 
-constexpr int64_t kMostPairs = 200000;  // of a direction
+constexpr int64_t kMaxPairs = 200000;  // of a direction
 
 // How often each piece occurs, and what a model that knows no more pays for text.
 class WordFrequencies {
@@ -25,7 +31,7 @@ class WordFrequencies {
     for (size_t i = 0; i < corpus.directions().size(); ++i) {
       const Direction& direction = corpus.directions()[i];
       if (!IsRead(direction.Name())) continue;
-      const int64_t pairs = std::min(kMostPairs, direction.num_pairs);
+      const int64_t pairs = std::min(kMaxPairs, direction.num_pairs);
       for (int64_t pair = 0; pair < pairs; ++pair) {
         const TokenSpan target = corpus.Tokens(static_cast<int>(i), pair).target;
         for (size_t j = 0; j < target.size(); ++j) ++counts_[static_cast<size_t>(target[j])];
@@ -84,22 +90,53 @@ class WordFrequencies {
   double all_ = 0.0;
 };
 
+std::string Number(double value) { return JsonNumber(value, 17); }
+
+absl::Status RunLabCorpus(const CommandLine& line) {
+  if (!line.flags.Given("data")) return BadFlag("--data: required: a prepared corpus");
+  const auto corpus = Corpus::Open(ResolvePath(line, line.flags.Text("data")));
+  if (!corpus.ok()) return WithExitCode(corpus.status(), ExitCode::kData);
+  const std::vector<std::string>& directions = line.flags.List("direction");
+  const WordFrequencies frequencies(*corpus, directions);
+  const auto sentences = [&](const char* flag) {
+    return static_cast<int>(line.flags.Integer(flag));
+  };
+  line.out << absl::StrFormat(
+      "{\"pairs\": %d, \"vocabulary_size\": %d, \"languages\": [%s],\n"
+      " \"word_frequency_nll\": %s, \"word_frequency_dev_nll\": %s, "
+      "\"word_frequency_test_nll\": %s,\n \"content_hash\": %s}\n",
+      corpus->manifest().report().kept(), corpus->vocabulary().size(),
+      absl::StrJoin(corpus->vocabulary().languages(), ", ",
+                    [](std::string* out, const std::string& tag) { *out += JsonQuoted(tag); }),
+      Number(frequencies.OfTraining()), Number(frequencies.Of("dev", sentences("dev-sentences"))),
+      Number(frequencies.Of("test", sentences("test-sentences"))),
+      JsonQuoted(corpus->content_hash()));
+  return absl::OkStatus();
+}
+
 }  // namespace
 
-absl::StatusOr<LabData> DescribeLabData(const std::string& folder, const LabReading& reading) {
-  const auto corpus = Corpus::Open(folder);
-  if (!corpus.ok()) return WithExitCode(corpus.status(), ExitCode::kData);
-  LabData data;
-  data.set_folder(folder);
-  data.set_pairs(corpus->manifest().report().kept());
-  data.set_vocabulary_size(corpus->vocabulary().size());
-  for (const std::string& language : corpus->vocabulary().languages()) data.add_languages(language);
-  data.set_content_hash(corpus->content_hash());
-  const WordFrequencies frequencies(*corpus, reading.directions);
-  data.set_word_frequency_nll(frequencies.OfTraining());
-  data.set_word_frequency_dev_nll(frequencies.Of("dev", reading.dev_sentences));
-  data.set_word_frequency_test_nll(frequencies.Of("test", reading.test_sentences));
-  return data;
+Command MakeLabCorpusCommand() {
+  const auto count = [](const char* name, const char* help) {
+    return Flag{
+        .name = name, .kind = FlagKind::kInteger, .value = "N", .default_value = "0", .help = help};
+  };
+  return {.name = "corpus",
+          .summary = "print the size of a prepared corpus and what word frequencies alone give",
+          .description =
+              "Prints JSON: pairs, vocabulary, languages and the nats a target token of a model "
+              "that knows only how often each piece occurs, on the training text and on the dev "
+              "and test sentences, mean over directions. Frequencies are those of the target "
+              "sides, </s> included, of at most 200,000 training pairs of each direction; a piece "
+              "that does not occur there counts as if it had once.",
+          .flags = {{.name = "data", .value = "FOLDER", .help = "The prepared corpus; required."},
+                    {.name = "direction",
+                     .kind = FlagKind::kList,
+                     .value = "XX-YY",
+                     .help = "Only this one; may be given often. Default: all."},
+                    count("dev-sentences", "The first ones of each direction; 0: all."),
+                    count("test-sentences", "The first ones of each direction; 0: all.")},
+          .run = RunLabCorpus};
 }
 
 }  // namespace deepnet

@@ -11,25 +11,26 @@
 #include "launch/commands/commands.h"
 #include "launch/validate.h"
 #include "parallel/base/exit_code.h"
+#include "parallel/base/host.h"
 #include "parallel/base/status_macros.h"
-#include "parallel/plan/host_memory.h"
 #include "parallel/plan/plan_accessors.h"
 #include "parallel/plan/planner.h"
 #include "parallel/plan/planner_text.h"
 #include "parallel/plan/schedule_text.h"
 #include "trainer/model/describe.h"
+#include "trainer/schedule_file.h"
 
 namespace deepnet {
 namespace {
 
 constexpr int kGridColumns = 110;
-constexpr int kMostGridRanks = 32;
+constexpr int kMaxGridRanks = 32;
 
 // `cluster`, whose ranks share this host's memory where it says nothing else.
 ClusterSpec WithMemory(ClusterSpec cluster, std::ostream& err) {
   if (cluster.device_memory_gib() > 0) return cluster;
   const int ranks = std::max(1, cluster.devices_per_node());
-  cluster = WithHostMemory(cluster);
+  cluster = WithMemoryShare(cluster, UsableMemoryBytes());
   err << absl::StrFormat(
       "cluster.device_memory_gib is not set: taking %.1f, this host's memory over "
       "%d rank%s\n",
@@ -49,7 +50,7 @@ std::string Json(const Plan& plan) {
 
 std::string ScheduleText(const Plan& plan, const RunSpec& run) {
   std::string text;
-  if (plan.pipeline_parallel_size() <= kMostGridRanks) {
+  if (plan.pipeline_parallel_size() <= kMaxGridRanks) {
     text = absl::StrCat(DrawGrid(SimulatePlan(plan, run.cluster(), run.compute()), kGridColumns),
                         "\n");
   }
@@ -141,6 +142,7 @@ Command MakePlanCommand() {
               "speeds in cluster. Reads no corpus, allocates nothing, needs none of the machines. "
               "Exit code 6 if it does not fit, saying by how much and what would.",
           .spec = SpecUse::kRequired,
+          .plans = true,
           .validate = ValidateForPlan,
           .flags = {{.name = "print",
                      .kind = FlagKind::kList,

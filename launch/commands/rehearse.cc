@@ -22,6 +22,7 @@
 #include "parallel/base/json.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
+#include "parallel/comm/heartbeat.h"
 #include "parallel/comm/thread_communicator.h"
 #include "parallel/plan/check_schedule.h"
 #include "parallel/plan/plan_accessors.h"
@@ -30,6 +31,7 @@
 #include "parallel/plan/planner_text.h"
 #include "trainer/data/corpus_batch_source.h"
 #include "trainer/model/describe.h"
+#include "trainer/schedule_file.h"
 
 namespace deepnet {
 namespace {
@@ -45,12 +47,13 @@ absl::StatusOr<Plan> PlanOf(const RunSpec& run, const ParallelSpec& parallel,
 
 absl::StatusOr<RehearsalCase> CaseOf(const Plan& plan, const RunSpec& run,
                                      const Inventory& inventory) {
-  RehearsalCase made{.name = plan.schedule(),
-                     .microbatches = PipelineShapeOf(plan).num_microbatches,
-                     .microbatches_text =
-                         MicrobatchesText(plan.microbatches_per_step(), plan.data_parallel_size()),
-                     .planned_step_seconds = plan.step_seconds()};
-  if (plan.chunks_per_rank() > 1) absl::StrAppend(&made.name, ", v=", plan.chunks_per_rank());
+  RehearsalCase made{
+      .name = plan.schedule(),
+      .microbatches = PipelineShapeOf(plan).num_microbatches,
+      .microbatches_text = MicrobatchesText(plan.global_microbatches(), plan.data_parallel_size()),
+      .planned_step_seconds = plan.step_seconds()};
+  if (plan.virtual_pipeline_size() > 1)
+    absl::StrAppend(&made.name, ", v=", plan.virtual_pipeline_size());
   made.job.placement = PlacementOf(plan);
   made.job.costs = ChunkCosts(plan);
   made.job.crossings = StageMessagesOf(plan, inventory, run.compute());
@@ -59,7 +62,7 @@ absl::StatusOr<RehearsalCase> CaseOf(const Plan& plan, const RunSpec& run,
                        .stages = StageExchanges(plan, inventory, run.cluster(), run.compute()),
                        .gradient_bytes = GradientBytes(plan, inventory)};
   const int replicas = plan.data_parallel_size();
-  const bool alike = plan.microbatches_per_step() % replicas == 0;
+  const bool alike = plan.global_microbatches() % replicas == 0;
   for (int replica = 0; replica < (alike ? 1 : replicas); ++replica) {
     ASSIGN_OR_RETURN(made.job.schedules.emplace_back(),
                      WithTransfers(MakeSchedule(plan, replica), made.job.placement));
@@ -83,15 +86,15 @@ absl::StatusOr<std::vector<RehearsalCase>> ComparedCases(const RunSpec& run,
   parallel.clear_placement();
   struct Way {
     const char* schedule;
-    int chunks_per_rank;
+    int virtual_pipeline_size;
   };
   std::vector<RehearsalCase> cases;
   for (const Way& way : {Way{"1f1b", 1}, Way{"interleaved", 2}, Way{"interleaved", 4},
                          Way{"interleaved", 8}, Way{"zb-h1", 1}, Way{"zb-v", 2}}) {
-    const int chunks = way.chunks_per_rank * chosen.pipeline_parallel_size();
+    const int chunks = way.virtual_pipeline_size * chosen.pipeline_parallel_size();
     if (chunks > static_cast<int>(inventory.layers.size())) continue;
     parallel.set_schedule(way.schedule);
-    parallel.set_chunks_per_rank(way.chunks_per_rank);
+    parallel.set_virtual_pipeline_size(way.virtual_pipeline_size);
     ASSIGN_OR_RETURN(const Plan plan, PlanOf(run, parallel, inventory));
     ASSIGN_OR_RETURN(RehearsalCase made, CaseOf(plan, run, inventory));
     cases.push_back(std::move(made));
@@ -190,11 +193,11 @@ RehearsalOptions MakeRehearsalOptions(const ParsedFlags& flags, const ParallelSp
   options.time_scale = flags.Number("time-scale");
   if (flags.Text("payload") == "small") options.payload_limit_bytes = kSmallPayload;
   options.steps = static_cast<int>(flags.Integer("steps"));
-  options.executor.limits = MakeTimeLimits(parallel, /*first_step=*/true);
+  options.executor.comm_timeout = CommTimeout(parallel, /*first_step=*/true);
   return options;
 }
 
-// What is printed: a table for people, or JSON.
+// The report of a rehearsal: a table for people, or JSON.
 struct RehearsalSetting {
   bool threads = false;  // ranks are threads of this process, else MPI's
   std::string payload;   // "small"
@@ -305,7 +308,8 @@ std::string RehearsalReport::LastLines() const {
 
 void RehearsalReport::End() { out_ << (json_ ? "\n]}\n" : LastLines()) << std::flush; }
 
-// `body` on every rank: threads of this process. The first error that is no echo of another's.
+// Runs `body` on every rank, each a thread of this process. Returns the first error that is no echo
+// of another's.
 absl::Status OnThreads(int ranks, const std::function<absl::Status(Communicator&)>& body) {
   const auto comms = MakeThreadCommunicators(ranks);
   std::vector<absl::Status> statuses(ranks);
@@ -331,7 +335,7 @@ struct Prepared {
   std::unique_ptr<RehearsalData> data;  // null: no corpus
 };
 
-// What one rank does: every case in turn. Rank 0 prints.
+// Runs every case in turn on one rank. Rank 0 prints.
 class Rehearser {
  public:
   Rehearser(const CommandLine& line, const Prepared& prepared, bool threads)
@@ -339,7 +343,10 @@ class Rehearser {
 
   absl::Status Run(Communicator& world) const {
     const bool speaks = world.rank() == 0;
-    Watchdog watchdog(EndProcess);
+    Heartbeat heartbeat(world.rank());
+    const HeartbeatMonitor monitor(
+        heartbeat, CommTimeout(prepared_.run.parallel(), /*first_step=*/true) + kSilenceGrace,
+        EndProcess);
     RehearsalReport report(prepared_.cases.front(),
                            {.threads = threads_,
                             .payload = line_.flags.Text("payload"),
@@ -350,7 +357,7 @@ class Rehearser {
     for (int number = 0; number < static_cast<int>(prepared_.cases.size()); ++number) {
       const RehearsalCase& now = prepared_.cases[number];
       ASSIGN_OR_RETURN(const Rehearsal result,
-                       RunRehearsal(now.job, OptionsOf(number, watchdog), world));
+                       RunRehearsal(now.job, OptionsOf(number, heartbeat), world));
       if (!speaks) continue;
       report.Add(now, result);
       if (line_.flags.Given("trace")) RETURN_IF_ERROR(WriteTrace(result));
@@ -361,9 +368,9 @@ class Rehearser {
 
  private:
   // Steps of one case follow on those of the case before.
-  RehearsalOptions OptionsOf(int number, Watchdog& watchdog) const {
+  RehearsalOptions OptionsOf(int number, Heartbeat& heartbeat) const {
     RehearsalOptions options = MakeRehearsalOptions(line_.flags, prepared_.run.parallel());
-    options.executor.watchdog = &watchdog;
+    options.executor.heartbeat = &heartbeat;
     if (prepared_.data != nullptr) {
       options.fetch = [data = prepared_.data.get(), first = number * options.steps](int step) {
         return data->Fetch(first + step);

@@ -1,5 +1,4 @@
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "launch/commands/commands.h"
@@ -11,6 +10,9 @@
 #include "parallel/base/logging.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
+#include "parallel/comm/collectives.h"
+#include "parallel/comm/heartbeat.h"
+#include "trainer/checkpoint/checkpoint.h"
 #include "trainer/interop/import.h"
 #include "trainer/trainer.h"
 
@@ -30,8 +32,8 @@ LoggerOptions LogOptions(const CommandLine& line, const Communicator& world) {
   return options;
 }
 
-// What --init-from names. Rank 0 makes a run folder of a Hugging Face folder first, beside that of
-// the run; it is kept.
+// Returns the path that --init-from names. Rank 0 makes a run folder of a Hugging Face folder
+// first, beside that of the run; it is kept.
 absl::StatusOr<std::string> InitialWeights(const CommandLine& line, const RunSpec& run,
                                            Communicator& world, Logger& log) {
   const std::string path = line.flags.Text("init-from");
@@ -50,24 +52,42 @@ absl::StatusOr<std::string> InitialWeights(const CommandLine& line, const RunSpe
   return imported;
 }
 
+// Decides compute.device "auto" for all ranks: a run that goes on keeps its device, a new one takes
+// what rank 0 has. Collective.
+absl::Status DecideDevice(const CommandLine& line, Communicator& hosts, RunSpec* run) {
+  std::string device = run->compute().device();
+  if (hosts.rank() == 0 && device == "auto") {
+    const auto fs = MakePosixFileSystem();
+    const auto folder = ResolveCheckpoint(*fs, ResolvePath(line, run->folder()));
+    if (folder.ok()) {
+      const auto earlier = ReadManifest(*fs, *folder);
+      if (earlier.ok()) run->mutable_compute()->set_device(earlier->run().compute().device());
+    }
+    if (run->compute().device().empty()) run->mutable_compute()->set_device("cpu");
+    ResolveDevice(line, run->mutable_compute());
+    device = run->compute().device();
+  }
+  ASSIGN_OR_RETURN(device, BroadcastText(hosts, device, 0));
+  if (run->compute().device() == "auto") run->mutable_compute()->set_device(device);
+  return absl::OkStatus();
+}
+
 absl::Status TrainOnAllRanks(const CommandLine& line, Communicator& hosts) {
-  const absl::StatusOr<RunSpec> run = LoadRunSpec(line);
+  absl::StatusOr<RunSpec> run = LoadConfig(line);
   RETURN_IF_ERROR(AgreeOnStatus(hosts, run.status()));
+  RETURN_IF_ERROR(DecideDevice(line, hosts, &*run));
   ASSIGN_OR_RETURN(const auto devices, JoinDevices(run->compute(), hosts));
   Communicator& world = devices != nullptr ? *devices : hosts;
   Logger log(LogOptions(line, world));
   ASSIGN_OR_RETURN(const std::string init_from, InitialWeights(line, *run, world, log));
-  std::optional<Watchdog> watchdog;
-  if (world.size() > 1) watchdog.emplace(EndProcess);  // a rank alone waits for nobody
   return Train(*run,
                {.root = RootFolder(line),
-                .fresh = line.flags.Switch("fresh"),
+                .require_empty = line.flags.Switch("require-empty"),
                 .init_from = init_from,
                 .request = &SignalRequests(),
                 .deadline = JobDeadline(),
                 .job_id = JobId(),
                 .world = &world,
-                .watchdog = watchdog.has_value() ? &*watchdog : nullptr,
                 .on_stuck = EndProcess},
                log);
 }
@@ -83,7 +103,7 @@ absl::Status RunTrain(const CommandLine& line) {
 Command MakeTrainCommand() {
   return {
       .name = "train",
-      .summary = "train a model, or go on with a run",
+      .summary = "train a model, or resume a run",
       .description =
           "Trains what the RunSpec says on the corpus of data.folder and writes checkpoints and "
           "metrics.jsonl into the run's folder. A folder that has checkpoints is continued from "
@@ -93,26 +113,26 @@ Command MakeTrainCommand() {
           "A second SIGINT: end at once.",
       .spec = SpecUse::kRequired,
       .validate = ValidateForTrain,
-      .flags = {{.name = "fresh",
+      .flags = {{.name = "require-empty",
                  .kind = FlagKind::kSwitch,
-                 .help = "refuse a run folder that is not empty"},
+                 .help = "Refuse a run folder that is not empty."},
                 {.name = "init-from",
                  .kind = FlagKind::kText,
                  .value = "CHECKPOINT|HF-FOLDER",
                  .help =
-                     "begin a new run with these weights: a checkpoint, a run folder, what "
+                     "Begin a new run with these weights: a checkpoint, a run folder, what "
                      "`checkpoint import` made, or a Hugging Face folder that it can read; step, "
-                     "optimizer, corpus and vocabulary are new"},
+                     "optimizer, corpus and vocabulary are new."},
                 {.name = "log-seconds",
                  .kind = FlagKind::kNumber,
                  .value = "SECONDS",
                  .default_value = "5",
-                 .help = "in a file or pipe, a line of progress at most this often"},
+                 .help = "Write a line of progress to a file or pipe at most this often."},
                 {.name = "progress",
                  .kind = FlagKind::kText,
                  .value = "auto|bar|lines",
                  .default_value = "auto",
-                 .help = "a bar that is redrawn, or lines; auto: a bar on a terminal",
+                 .help = "Show a bar that is redrawn, or lines; auto: a bar on a terminal.",
                  .allowed = {"auto", "bar", "lines"}}},
       .run = RunTrain};
 }

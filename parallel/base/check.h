@@ -1,4 +1,5 @@
-// Broken invariants end the process with where and why. Not for bad input: that is a Status.
+// Checks of invariants: a broken one ends the process and says where and why. Bad input is not
+// checked by these; it is a Status.
 //
 // Example:
 //   DEEPNET_CHECK(rows > 0) << "microbatch " << mb << " is empty";

@@ -12,12 +12,12 @@
 
 namespace deepnet {
 
-// Checksum of `bytes`; `so_far` is that of the bytes before them.
+// Returns the checksum of `bytes`; `so_far` is that of the bytes before them.
 uint32_t Crc32c(std::string_view bytes, uint32_t so_far = 0);
 
 namespace internal {
 
-// Without the instruction. The same values.
+// Computes the same without the instruction.
 uint32_t Crc32cByTable(std::string_view bytes, uint32_t so_far = 0);
 
 }  // namespace internal

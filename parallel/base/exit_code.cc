@@ -3,6 +3,7 @@
 #include <string>
 
 #include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
 
 namespace deepnet {
 namespace {
@@ -23,6 +24,14 @@ ExitCode GetExitCode(const absl::Status& status) {
   const auto payload = status.GetPayload(kPayload);
   if (!payload.has_value()) return ExitCode::kInternal;
   return static_cast<ExitCode>(std::stoi(std::string(*payload)));
+}
+
+absl::Status WithPrefix(std::string_view prefix, const absl::Status& status) {
+  if (status.ok()) return status;
+  absl::Status prefixed(status.code(), absl::StrCat(std::string(prefix), ": ", status.message()));
+  status.ForEachPayload(
+      [&](auto url, const absl::Cord& payload) { prefixed.SetPayload(url, payload); });
+  return prefixed;
 }
 
 }  // namespace deepnet

@@ -2,6 +2,8 @@
 // Status carries one from where the failure is understood up to main().
 #pragma once
 
+#include <string_view>
+
 #include "absl/status/status.h"
 
 namespace deepnet {
@@ -22,10 +24,14 @@ enum class ExitCode {
   kSavedRunAgain = 75,
 };
 
-// `status` with `code` attached; an OK status stays as it is. An earlier code wins.
+// Returns `status` with `code` attached. An OK status stays as it is, and so does an earlier code.
 absl::Status WithExitCode(absl::Status status, ExitCode code);
 
-// The code attached to `status`: kDone if OK, kInternal if none was attached.
+// Returns the code attached to `status`: kDone if it is OK, kInternal if none was attached.
 ExitCode GetExitCode(const absl::Status& status);
+
+// Returns `status` with "<prefix>: " in front of its message. Its code and its payloads, and so the
+// exit code, stay. An OK status stays as it is.
+absl::Status WithPrefix(std::string_view prefix, const absl::Status& status);
 
 }  // namespace deepnet

@@ -1,10 +1,294 @@
 #include "parallel/base/file_system.h"
 
+#include <dirent.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <string_view>
+#include <utility>
+
 #include "absl/strings/str_cat.h"
+#include <sys/stat.h>
 
 #include "parallel/base/status_macros.h"
 
 namespace deepnet {
+namespace {
+
+// For errno as the failed call left it.
+absl::Status ErrnoStatus(const std::string& what, const std::string& path) {
+  return absl::ErrnoToStatus(errno, absl::StrCat("cannot ", what, " '", path, "'"));
+}
+
+// Calls again as long as a signal interrupts. `call` returns -1 on failure.
+template <typename Call>
+auto Retry(Call call) {
+  decltype(call()) result;
+  do {
+    result = call();
+  } while (result == -1 && errno == EINTR);
+  return result;
+}
+
+// A file descriptor that is closed at the end of a scope.
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  ~Descriptor() {
+    if (fd_ >= 0) close(fd_);
+  }
+  int get() const { return fd_; }
+  bool ok() const { return fd_ >= 0; }
+  int Release() { return std::exchange(fd_, -1); }
+
+ private:
+  int fd_;
+};
+
+// The disk is set to work after so many bytes, or it would idle until Sync() and then be waited
+// for.
+constexpr size_t kWritebackBytes = size_t{8} << 20;
+
+class PosixAppendFile final : public AppendFile {
+ public:
+  PosixAppendFile(std::string path, int fd, Durability durability)
+      : path_(std::move(path)), descriptor_(fd), durability_(durability) {}
+
+  absl::Status Append(std::string_view bytes) override {
+    while (!bytes.empty()) {
+      const ssize_t written =
+          Retry([&] { return write(descriptor_.get(), bytes.data(), bytes.size()); });
+      if (written < 0) return ErrnoStatus("write to", path_);
+      bytes.remove_prefix(static_cast<size_t>(written));
+      waiting_bytes_ += static_cast<size_t>(written);
+      if (waiting_bytes_ >= kWritebackBytes) StartWriteback();
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Sync() override {
+    if (durability_ == Durability::kProcessEnd) return absl::OkStatus();
+    if (Retry([&] { return fsync(descriptor_.get()); }) != 0) return ErrnoStatus("sync", path_);
+    return absl::OkStatus();
+  }
+
+  // Not again after EINTR: the descriptor is gone, and perhaps already somebody else's.
+  absl::Status Close() override {
+    if (close(descriptor_.Release()) != 0 && errno != EINTR) return ErrnoStatus("close", path_);
+    return absl::OkStatus();
+  }
+
+ private:
+  // Covers the whole file: pages that are clean or under way cost nothing. Makes nothing durable
+  // and may fail; Sync() reports that.
+  void StartWriteback() {
+    if (durability_ == Durability::kDisk)
+      sync_file_range(descriptor_.get(), 0, 0, SYNC_FILE_RANGE_WRITE);
+    waiting_bytes_ = 0;
+  }
+
+  const std::string path_;
+  Descriptor descriptor_;
+  const Durability durability_;
+  size_t waiting_bytes_ = 0;  // appended since the last StartWriteback
+};
+
+class PosixFileSystem final : public FileSystem {
+ public:
+  explicit PosixFileSystem(Durability durability) : durability_(durability) {}
+
+  absl::StatusOr<std::unique_ptr<AppendFile>> OpenForAppend(const std::string& path) override {
+    return Open(path, 0, "open for appending");
+  }
+
+  absl::StatusOr<std::unique_ptr<AppendFile>> CreateNew(const std::string& path) override {
+    return Open(path, O_EXCL, "create");
+  }
+
+  absl::StatusOr<int64_t> ReadAt(const std::string& path, int64_t offset,
+                                 std::span<char> buffer) override {
+    const Descriptor file(Retry([&] { return open(path.c_str(), O_RDONLY | O_CLOEXEC); }));
+    if (!file.ok()) return ErrnoStatus("open", path);
+    size_t done = 0;
+    while (done < buffer.size()) {
+      const ssize_t bytes = Retry([&] {
+        return pread(file.get(), buffer.data() + done, buffer.size() - done,
+                     static_cast<off_t>(offset) + static_cast<off_t>(done));
+      });
+      if (bytes < 0) return ErrnoStatus("read", path);
+      if (bytes == 0) break;
+      done += static_cast<size_t>(bytes);
+    }
+    return static_cast<int64_t>(done);
+  }
+
+  absl::StatusOr<int64_t> Size(const std::string& path) override {
+    struct stat info;
+    if (stat(path.c_str(), &info) != 0) return ErrnoStatus("look at", path);
+    return static_cast<int64_t>(info.st_size);
+  }
+
+  absl::StatusOr<bool> Exists(const std::string& path) override {
+    struct stat info;
+    if (stat(path.c_str(), &info) == 0) return true;
+    if (errno == ENOENT || errno == ENOTDIR) return false;
+    return ErrnoStatus("look at", path);
+  }
+
+  absl::StatusOr<std::vector<std::string>> List(const std::string& folder) override {
+    const std::unique_ptr<DIR, int (*)(DIR*)> open_folder(opendir(folder.c_str()), closedir);
+    if (open_folder == nullptr) return ErrnoStatus("list", folder);
+    std::vector<std::string> names;
+    errno = 0;
+    while (const dirent* entry = readdir(open_folder.get())) {
+      const std::string_view name = entry->d_name;
+      if (name != "." && name != "..") names.emplace_back(name);
+    }
+    if (errno != 0) return ErrnoStatus("list", folder);
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
+  absl::Status Rename(const std::string& from, const std::string& to) override {
+    if (rename(from.c_str(), to.c_str()) != 0) {
+      return ErrnoStatus(absl::StrCat("rename to '", to, "' what is"), from);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Delete(const std::string& path) override {
+    if (remove(path.c_str()) != 0) return ErrnoStatus("delete", path);
+    return absl::OkStatus();
+  }
+
+  absl::Status MakeFolder(const std::string& path) override {
+    const std::string parent = ParentFolder(path);
+    if (mkdir(path.c_str(), 0777) == 0) return SyncFolder(parent);
+    if (errno == ENOENT && parent.size() < path.size()) {
+      RETURN_IF_ERROR(MakeFolder(parent));
+      if (mkdir(path.c_str(), 0777) == 0) return SyncFolder(parent);
+    }
+    struct stat info;
+    const int error = errno;
+    if (error == EEXIST && stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) {
+      return absl::OkStatus();
+    }
+    errno = error;
+    return ErrnoStatus("make the folder", path);
+  }
+
+  absl::Status SyncFolder(const std::string& folder) override {
+    if (durability_ == Durability::kProcessEnd) return absl::OkStatus();
+    const Descriptor open_folder(
+        Retry([&] { return open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
+    if (!open_folder.ok()) return ErrnoStatus("open the folder", folder);
+    if (Retry([&] { return fsync(open_folder.get()); }) != 0) {
+      return ErrnoStatus("sync the folder", folder);
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::StatusOr<std::unique_ptr<AppendFile>> Open(const std::string& path, int more_flags,
+                                                   const std::string& what) const {
+    const int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | more_flags;
+    const int fd = Retry([&] { return open(path.c_str(), flags, 0666); });
+    if (fd < 0) return ErrnoStatus(what, path);
+    return std::make_unique<PosixAppendFile>(path, fd, durability_);
+  }
+
+  const Durability durability_;
+};
+
+class ObservedAppendFile final : public AppendFile {
+ public:
+  ObservedAppendFile(std::unique_ptr<AppendFile> inner, std::string path,
+                     const std::function<void(const std::string&)>& called)
+      : inner_(std::move(inner)), path_(std::move(path)), called_(called) {}
+
+  absl::Status Append(std::string_view bytes) override { return After(inner_->Append(bytes)); }
+  absl::Status Sync() override { return After(inner_->Sync()); }
+  absl::Status Close() override { return After(inner_->Close()); }
+
+ private:
+  absl::Status After(absl::Status status) {
+    called_(path_);
+    return status;
+  }
+
+  const std::unique_ptr<AppendFile> inner_;
+  const std::string path_;
+  const std::function<void(const std::string&)>& called_;
+};
+
+class ObservedFileSystem final : public FileSystem {
+ public:
+  ObservedFileSystem(FileSystem& inner, std::function<void(const std::string&)> called)
+      : inner_(inner), called_(std::move(called)) {}
+
+  absl::StatusOr<std::unique_ptr<AppendFile>> OpenForAppend(const std::string& path) override {
+    return Observed(path, inner_.OpenForAppend(path));
+  }
+  absl::StatusOr<std::unique_ptr<AppendFile>> CreateNew(const std::string& path) override {
+    return Observed(path, inner_.CreateNew(path));
+  }
+  absl::StatusOr<int64_t> ReadAt(const std::string& path, int64_t offset,
+                                 std::span<char> buffer) override {
+    return After(path, inner_.ReadAt(path, offset, buffer));
+  }
+  absl::StatusOr<int64_t> Size(const std::string& path) override {
+    return After(path, inner_.Size(path));
+  }
+  absl::StatusOr<bool> Exists(const std::string& path) override {
+    return After(path, inner_.Exists(path));
+  }
+  absl::StatusOr<std::vector<std::string>> List(const std::string& folder) override {
+    return After(folder, inner_.List(folder));
+  }
+  absl::Status Rename(const std::string& from, const std::string& to) override {
+    return After(from, inner_.Rename(from, to));
+  }
+  absl::Status Delete(const std::string& path) override { return After(path, inner_.Delete(path)); }
+  absl::Status MakeFolder(const std::string& path) override {
+    return After(path, inner_.MakeFolder(path));
+  }
+  absl::Status SyncFolder(const std::string& folder) override {
+    return After(folder, inner_.SyncFolder(folder));
+  }
+
+ private:
+  template <typename Result>
+  Result After(const std::string& path, Result result) {
+    called_(path);
+    return result;
+  }
+
+  absl::StatusOr<std::unique_ptr<AppendFile>> Observed(
+      const std::string& path, absl::StatusOr<std::unique_ptr<AppendFile>> file) {
+    called_(path);
+    RETURN_IF_ERROR(file.status());
+    return std::make_unique<ObservedAppendFile>(*std::move(file), path, called_);
+  }
+
+  FileSystem& inner_;
+  const std::function<void(const std::string&)> called_;
+};
+
+}  // namespace
+
+std::unique_ptr<FileSystem> MakeObservedFileSystem(
+    FileSystem& inner, std::function<void(const std::string& path)> called) {
+  return std::make_unique<ObservedFileSystem>(inner, std::move(called));
+}
+
+std::unique_ptr<FileSystem> MakePosixFileSystem(Durability durability) {
+  return std::make_unique<PosixFileSystem>(durability);
+}
 
 std::string JoinPath(std::string_view folder, std::string_view name) {
   std::string path(folder);

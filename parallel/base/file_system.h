@@ -2,11 +2,11 @@
 // stop the world after any single call. Paths use '/'; relative ones are relative to the process's
 // folder.
 //
-// What is durable (survives loss of power) and from when:
-//   bytes appended to a file       once Sync() of that file returned;
-//   a new file's name in a folder  once SyncFolder() of that folder returned;
-//   a renaming or a deletion       likewise; two folders, two calls;
-//   a new folder                   once MakeFolder() returned.
+// Durable means that it survives loss of power, and begins:
+//   bytes appended to a file       when Sync() of that file has returned;
+//   a new file's name in a folder  when SyncFolder() of that folder has returned;
+//   a renaming or a deletion       likewise; two folders need two calls;
+//   a new folder                   when MakeFolder() has returned.
 // Until then a crash may keep all of it, none of it, or any part, in any order. What a process did
 // is visible at once to itself and to others on the same machine, and survives the death of the
 // process.
@@ -24,6 +24,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -35,7 +36,7 @@
 
 namespace deepnet {
 
-// A file open for appending. The destructor closes it without a word about errors.
+// A file open for appending. The destructor closes it and ignores errors.
 class AppendFile {
  public:
   virtual ~AppendFile() = default;
@@ -46,7 +47,7 @@ class AppendFile {
   // Waits until everything appended is durable. After a failure nothing is known of the file.
   virtual absl::Status Sync() = 0;
 
-  // Once; nothing else afterwards. Does not make anything durable.
+  // Closes the file; no other call may follow. Does not make anything durable.
   virtual absl::Status Close() = 0;
 };
 
@@ -57,8 +58,8 @@ class FileSystem {
   // Creates the file if it does not exist; its folder must exist.
   virtual absl::StatusOr<std::unique_ptr<AppendFile>> OpenForAppend(const std::string& path) = 0;
 
-  // Creates the file. kAlreadyExists where there is one: of all who try, on whatever host, one
-  // succeeds.
+  // Creates the file. kAlreadyExists where there is one: if several processes try, on whatever
+  // hosts, exactly one succeeds.
   virtual absl::StatusOr<std::unique_ptr<AppendFile>> CreateNew(const std::string& path) = 0;
 
   // Fills `buffer` with the bytes from `offset` on. Returns how many there were: fewer than asked
@@ -66,45 +67,51 @@ class FileSystem {
   virtual absl::StatusOr<int64_t> ReadAt(const std::string& path, int64_t offset,
                                          std::span<char> buffer) = 0;
 
-  // Bytes of a file.
+  // Returns the bytes of a file.
   virtual absl::StatusOr<int64_t> Size(const std::string& path) = 0;
 
-  // Whether there is a file or a folder.
+  // Returns true if there is a file or a folder of this name.
   virtual absl::StatusOr<bool> Exists(const std::string& path) = 0;
 
-  // Names in a folder, sorted, without "." and "..".
+  // Returns the names in a folder, sorted, without "." and "..".
   virtual absl::StatusOr<std::vector<std::string>> List(const std::string& folder) = 0;
 
   // Atomic: at any moment `to` is the old or the new one. A file replaces a file; a folder only an
   // empty one.
   virtual absl::Status Rename(const std::string& from, const std::string& to) = 0;
 
-  // A file, or an empty folder.
+  // Deletes a file, or an empty folder.
   virtual absl::Status Delete(const std::string& path) = 0;
 
-  // With the folders above it; fine if it exists.
+  // Makes the folder and those above it. OK if it exists.
   virtual absl::Status MakeFolder(const std::string& path) = 0;
 
   // Waits until the names in `folder` are durable.
   virtual absl::Status SyncFolder(const std::string& folder) = 0;
 };
 
-// What Sync() and SyncFolder() wait for.
+// How durable Sync() and SyncFolder() make what was written.
 enum class Durability {
-  kDisk,        // as the contract above says
-  kProcessEnd,  // nothing: what was written outlives the process, but not the machine, as with cp
+  kDisk,        // it survives loss of power, as the contract above says
+  kProcessEnd,  // they wait for nothing: it outlives the process but not the machine, as with cp
 };
 
-// The operating system's.
+// The operating system's files.
 std::unique_ptr<FileSystem> MakePosixFileSystem(Durability durability = Durability::kDisk);
 
-// "folder/name".
+// A file system in front of `inner`, which outlives it and its files. After every call of it or of
+// one of its files, `called` gets the path, on the thread that made the call.
+std::unique_ptr<FileSystem> MakeObservedFileSystem(
+    FileSystem& inner, std::function<void(const std::string& path)> called);
+
+// Returns "folder/name".
 std::string JoinPath(std::string_view folder, std::string_view name);
 
-// The folder that holds `path`: "." for a bare name, "/" for a name at the root.
+// Returns the folder that holds `path`: "." for a bare name, "/" for a name at the root.
 std::string ParentFolder(std::string_view path);
 
-// The whole file; refused beyond `limit_bytes`, so that a wrong path cannot fill the memory.
+// Reads a whole file. FailedPrecondition beyond `limit_bytes`, so that a wrong path cannot fill the
+// memory.
 absl::StatusOr<std::string> ReadWholeFile(FileSystem& fs, const std::string& path,
                                           int64_t limit_bytes);
 

@@ -5,13 +5,64 @@
 
 #include <algorithm>
 #include <fstream>
+#include <limits>
+#include <map>
 #include <vector>
 
+#include "absl/algorithm/container.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 
 #include "parallel/base/crc32c.h"
 
 namespace deepnet {
+namespace {
+
+constexpr double kRounding = 1e-6;  // of a sum of shares
+constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
+
+std::vector<std::string> CoresOf(const std::string& list) {
+  return absl::StrSplit(list, ',', absl::SkipEmpty());
+}
+
+std::vector<std::string> Lines(const std::string& path) {
+  std::vector<std::string> lines;
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) lines.push_back(line);
+  return lines;
+}
+
+int64_t PhysicalBytes(const std::string& root) {
+  for (const std::string& line : Lines(root + "/proc/meminfo")) {
+    absl::string_view rest = line;
+    int64_t kibibytes = 0;
+    if (absl::ConsumePrefix(&rest, "MemTotal:") && absl::ConsumeSuffix(&rest, "kB") &&
+        absl::SimpleAtoi(rest, &kibibytes)) {
+      return kibibytes * 1024;
+    }
+  }
+  return int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
+}
+
+// Returns the lowest limit that `file` states in the folder of `group` below `groups` or in one
+// above it. A group without that file, or with "max" in it, has none; where a container sees only
+// its own groups, those above are not there.
+int64_t LowestLimit(const std::string& groups, std::string group, const std::string& file) {
+  int64_t lowest = kNoLimit;
+  while (true) {
+    const std::vector<std::string> lines = Lines(absl::StrCat(groups, group, "/", file));
+    int64_t limit = 0;
+    if (!lines.empty() && absl::SimpleAtoi(lines[0], &limit)) lowest = std::min(lowest, limit);
+    if (group.empty() || group == "/") return lowest;
+    group.resize(group.rfind('/') == std::string::npos ? 0 : group.rfind('/'));
+  }
+}
+
+}  // namespace
 
 std::string HostName() {
   char name[256] = {};
@@ -30,16 +81,43 @@ std::string ProgramFingerprint() {
   return absl::StrFormat("%08x", crc);
 }
 
-int UsableCores() {
+int UsableCores() { return static_cast<int>(CoresOf(UsableCoreList()).size()); }
+
+std::string UsableCoreList() {
   cpu_set_t set;
   CPU_ZERO(&set);
-  return sched_getaffinity(0, sizeof(set), &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) return "0";
+  std::vector<int> cores;
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (CPU_ISSET(core, &set)) cores.push_back(core);
+  }
+  return absl::StrJoin(cores, ",");
 }
 
-int ThreadsPerRank(int ranks_on_host) {
-  const int cores = UsableCores();
-  const bool bound = cores < sysconf(_SC_NPROCESSORS_ONLN);
-  return bound ? cores : std::max(1, cores / ranks_on_host);
+int ThreadsPerRank(std::span<const std::string> lists, const std::string& own) {
+  std::map<std::string, int> users;  // of each core
+  for (const std::string& list : lists) {
+    for (const std::string& core : CoresOf(list)) ++users[core];
+  }
+  double share = 0;
+  for (const std::string& core : CoresOf(own)) share += 1.0 / std::max(1, users[core]);
+  return std::max(1, static_cast<int>(share + kRounding));
+}
+
+int64_t UsableMemoryBytes(const std::string& root) {
+  int64_t bytes = PhysicalBytes(root);
+  for (const std::string& line : Lines(root + "/proc/self/cgroup")) {
+    const std::vector<std::string> fields = absl::StrSplit(line, absl::MaxSplits(':', 2));
+    if (fields.size() < 3) continue;
+    const std::vector<std::string> controllers = absl::StrSplit(fields[1], ',');
+    const std::string groups = root + "/sys/fs/cgroup";
+    if (fields[1].empty()) {
+      bytes = std::min(bytes, LowestLimit(groups, fields[2], "memory.max"));
+    } else if (absl::c_linear_search(controllers, "memory")) {
+      bytes = std::min(bytes, LowestLimit(groups + "/memory", fields[2], "memory.limit_in_bytes"));
+    }
+  }
+  return bytes;
 }
 
 }  // namespace deepnet

@@ -1,6 +1,8 @@
-// What this process can say of itself and of where it runs, to be compared with other ranks'.
+// Describes this process and the host it runs on, and what it may use of it.
 #pragma once
 
+#include <cstdint>
+#include <span>
 #include <string>
 
 namespace deepnet {
@@ -12,11 +14,20 @@ std::string HostName();
 // "unknown" where the system does not show the file.
 std::string ProgramFingerprint();
 
-// Cores this process may use, by its affinity mask.
+// Returns the number of cores this process may use, by its affinity mask.
 int UsableCores();
 
-// Threads for each of `ranks_on_host` (> 0) ranks of one host, at least 1: a share of the cores,
-// or, where the launcher has bound this rank to some of them, all of its own.
-int ThreadsPerRank(int ranks_on_host);
+// The same as a list of their numbers, "0,1,2,5".
+std::string UsableCoreList();
+
+// Returns the threads, at least 1, for a rank that may use the cores `own`. `lists` has the
+// UsableCoreList of every rank of its host, its own included: cores that several ranks may use are
+// shared evenly, so ranks that a launcher has bound apart get all of theirs.
+int ThreadsPerRank(std::span<const std::string> lists, const std::string& own);
+
+// Returns the bytes of memory that this process and those beside it may use: all of the host, or
+// less where a control group (version 1 or 2, as containers and Slurm make them), its own or one
+// above it, has a limit. `root`: the folder that stands for the root of the file system.
+int64_t UsableMemoryBytes(const std::string& root = "/");
 
 }  // namespace deepnet

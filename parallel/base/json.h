@@ -6,12 +6,12 @@
 
 namespace deepnet {
 
-// `text` between quotes, with quotes, backslashes and control characters escaped; every other byte
-// as it is (JSON wants UTF-8: the caller's business).
+// Returns `text` between quotes, with quotes, backslashes and control characters escaped; every
+// other byte as it is. The caller gives UTF-8, as JSON wants it.
 std::string JsonQuoted(std::string_view text);
 
-// `value` with at most so many significant digits; null where it is not finite: JSON has no word
-// for that. 17 digits give any double back.
+// Returns `value` with at most `digits` significant digits, or null where it is not finite, which
+// JSON cannot say. 17 digits give any double back.
 std::string JsonNumber(double value, int digits = 17);
 
 }  // namespace deepnet

@@ -1,5 +1,4 @@
-// Lines for people: one Logger a rank, handed to whoever has something to say. Results for programs
-// go elsewhere (stdout, metrics.jsonl).
+// Lines for people, one Logger a rank. Results for programs go elsewhere (stdout, metrics.jsonl).
 //
 // On a terminal a live line with a bar stays below the last message and is redrawn in place; in a
 // file or a pipe the same figures are plain lines.
@@ -10,11 +9,9 @@
 //   options.num_ranks = 8;
 //   Logger log(options);
 //   log.Info("resumed at step 1,200");           // 12:03:07 [3/8] resumed at step 1,200
-//   log.Show({.label = "train", .fraction = 0.25, .figures = "loss 4.31  2,310 tokens/s",
-//             .seconds_left = 340});
-//   //  terminal:  train [########------------------------]  25%  loss 4.31  2,310 tokens/s  5:40
-//   left
-//   //  file:      12:03:07 [3/8] train  25%  loss 4.31  2,310 tokens/s  5:40 left
+//   log.Show({.label = "train", .fraction = 0.25, .figures = "loss 4.31", .seconds_left = 340});
+//   // On a terminal: train [########------------------------]  25%  loss 4.31  5:40 left
+//   // In a file:     12:03:07 [3/8] train  25%  loss 4.31  5:40 left
 #pragma once
 
 #include <cstdint>
@@ -28,7 +25,7 @@
 
 namespace deepnet {
 
-// Where a long piece of work stands.
+// How far a long piece of work has come.
 struct Progress {
   std::string label = {};      // "train", "prepare: cleaning"
   double fraction = -1.0;      // 0 to 1; negative: unknown, no bar
@@ -58,11 +55,12 @@ class Logger {
   Logger(const Logger&) = delete;
   Logger& operator=(const Logger&) = delete;
 
-  // One message; every line of it gets the time and the rank.
+  // Writes one message; every line of it gets the time and the rank.
   void Info(std::string_view message);
   void Warning(std::string_view message);  // the same after "warning: "
 
-  // The state now; too frequent calls are dropped. A new label or a fraction of 1 is never dropped.
+  // Shows the state now; too frequent calls are dropped. A new label or a fraction of 1 is never
+  // dropped.
   void Show(const Progress& progress);
 
   // Ends the live line, so that what follows starts on a new one.
@@ -81,7 +79,7 @@ class Logger {
   double shown_at_ ABSL_GUARDED_BY(mutex_) = 0.0;    // seconds of the clock
 };
 
-// Options for stderr as it is now: terminal or not, and how wide.
+// Returns options for stderr as it is now: terminal or not, and how wide.
 LoggerOptions StderrOptions();
 
 // "25%  loss 4.31  5:40 left", with a bar after the label if `bar`.

@@ -10,7 +10,8 @@
 
 namespace deepnet {
 
-// What a stream of numbers is for. Two purposes never share numbers. Persistent values.
+// The use of a stream of random numbers. Two purposes never share numbers. The values are
+// persistent.
 enum class RandomPurpose : uint32_t {
   kInitialWeight = 1,
   kDropout = 2,
@@ -26,20 +27,21 @@ struct PhiloxKey {
 
 using PhiloxBlock = std::array<uint32_t, 4>;
 
-// Ten rounds: 128 random bits of (key, counter).
+// Returns 128 random bits of (key, counter), after ten rounds.
 PhiloxBlock Philox(PhiloxKey key, PhiloxBlock counter);
 
-// Key of a run's seed and a purpose: SplitMix64's finalizer of seed + purpose * golden ratio.
+// Returns the key of a run's seed and a purpose: SplitMix64's finalizer of seed + purpose * golden
+// ratio.
 PhiloxKey MakeKey(uint64_t seed, RandomPurpose purpose);
 
 // FNV-1a, 64 bits: how a parameter's name enters a counter.
 uint64_t HashName(std::string_view name);
 
-// Standard normal of 32 random bits: Wichura's AS 241 (PPND16) at (bits + 1/2) / 2^32, in double
-// precision with its own logarithm, rounded once to float.
+// Returns the standard normal of 32 random bits: Wichura's AS 241 (PPND16) at (bits + 1/2) / 2^32,
+// in double precision with its own logarithm, rounded once to float.
 float NormalFromBits(uint32_t bits);
 
-// Element `index` of the initial values of parameter `name`: standard normal. Counter:
+// Returns element `index` of the initial values of parameter `name`, standard normal. Counter:
 // {index / 4 low, index / 4 high, hash low, hash high}, word index % 4.
 float InitialNormal(uint64_t seed, std::string_view name, int64_t index);
 

@@ -53,15 +53,15 @@ std::string NameRanks(const std::vector<int>& ranks, const std::vector<std::stri
                       names.size() == 1 ? " (host " : " (hosts ", absl::StrJoin(names, ", "), ")");
 }
 
-// The first line in which the two differ, cut to a length that can be read.
+// Returns the first line in which the two differ, cut to a length that can be read.
 std::pair<std::string, std::string> FirstDifference(const std::string& a, const std::string& b) {
   const std::vector<std::string> left = absl::StrSplit(a, '\n'), right = absl::StrSplit(b, '\n');
   size_t line = 0;
   while (line + 1 < std::min(left.size(), right.size()) && left[line] == right[line]) ++line;
   const auto shown = [](const std::string& text) {
-    const std::string trimmed(absl::StripAsciiWhitespace(text));
-    return trimmed.size() <= kShownCharacters ? trimmed
-                                              : trimmed.substr(0, kShownCharacters) + "...";
+    std::string trimmed(absl::StripAsciiWhitespace(text));
+    if (trimmed.size() <= kShownCharacters) return trimmed;
+    return absl::StrCat(trimmed.substr(0, kShownCharacters), "...");
   };
   return {shown(left[line]), shown(right[line])};
 }
@@ -71,8 +71,8 @@ absl::Status Preflight(const std::string& message) {
       WithExitCode(absl::FailedPreconditionError("preflight: " + message), ExitCode::kPreflight));
 }
 
-// Where values differ: the most frequent one (of the lowest rank among equals) is taken to be
-// meant.
+// The error where values differ. The most frequent value (of the lowest rank among equals) is taken
+// to be the one that was meant.
 absl::Status Disagreement(const std::string& name, const std::vector<std::string>& values,
                           const std::vector<std::string>& hosts) {
   std::map<std::string, std::vector<int>> holders;
@@ -104,6 +104,10 @@ absl::Status AgreeOnStatus(Communicator& comm, const absl::Status& mine) {
 }
 
 bool IsAgreed(const absl::Status& status) { return status.GetPayload(kAgreedPayload).has_value(); }
+
+void EndJobUnlessAgreed(Communicator& world, const absl::Status& status) {
+  if (!status.ok() && world.size() > 1 && !IsAgreed(status)) EndJob(world, status);
+}
 
 absl::StatusOr<std::string> BroadcastText(Communicator& comm, std::string_view text, int root) {
   ASSIGN_OR_RETURN(std::vector<std::string> all,

@@ -1,10 +1,11 @@
-// What ranks settle before they rely on each other: that all got as far, that all were told the
-// same, that all see the same folder. Collective, blocking; everybody returns the same answer, and
-// an error is marked as one that all know of (IsAgreed), so that it is printed once.
+// Checks that ranks make before they rely on each other: all got as far, all were told the same,
+// all see the same folder. Collective and blocking; every rank gets the same answer, and an error
+// is marked as one that all know of (IsAgreed), so that it is printed once.
 //
 // Example, at the start of a job:
-//   RETURN_IF_ERROR(CheckSameEverywhere(world, {{"binary", hash}, {"RunSpec",
-//   run.DebugString()}})); RETURN_IF_ERROR(AgreeOnStatus(world, OpenCorpus()));
+//   const Fact facts[] = {{"binary", hash}, {"RunSpec", run.DebugString()}};
+//   RETURN_IF_ERROR(CheckSameEverywhere(world, facts));
+//   RETURN_IF_ERROR(AgreeOnStatus(world, OpenCorpus()));
 #pragma once
 
 #include <span>
@@ -19,14 +20,17 @@
 
 namespace deepnet {
 
-// OK if `mine` is OK on every rank; else the status of the first rank where it is not, with its
-// exit code, and with "rank R: " in front where ranks differ.
+// Returns OK if `mine` is OK on every rank; else the status of the first rank where it is not, with
+// its exit code, and with "rank R: " in front where ranks differ.
 absl::Status AgreeOnStatus(Communicator& comm, const absl::Status& mine);
 
-// Whether every rank of the group got this very error from a function of this header.
+// Returns true if every rank of the group got this very error from a function of this header.
 bool IsAgreed(const absl::Status& status);
 
-// `text` of rank `root` (any bytes) on every rank.
+// EndJob for an error that not all ranks agreed on; does nothing for OK or for a rank alone.
+void EndJobUnlessAgreed(Communicator& world, const absl::Status& status);
+
+// Returns `text` of rank `root` (any bytes) on every rank.
 absl::StatusOr<std::string> BroadcastText(Communicator& comm, std::string_view text, int root);
 
 // Something that must be the same on every rank.
@@ -40,8 +44,8 @@ struct Fact {
 // hosts that are in the minority, and both values.
 absl::Status CheckSameEverywhere(Communicator& comm, std::span<const Fact> facts);
 
-// Whether `folder` (made if missing) is one folder for all ranks: rank 0 writes a token into it,
-// the others read it, then it is removed. FailedPrecondition (ExitCode::kPreflight) naming the
+// Checks that `folder` (made if missing) is one folder for all ranks: rank 0 writes a token into
+// it, the others read it, then it is removed. FailedPrecondition (ExitCode::kPreflight) naming the
 // ranks and hosts that do not see it.
 absl::Status CheckSameFolder(Communicator& comm, FileSystem& fs, const std::string& folder);
 

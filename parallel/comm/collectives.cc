@@ -8,20 +8,13 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 
+#include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 
 namespace deepnet {
 namespace {
 
 absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
-
-// `status` with `name` in front of its text; what is attached to it (the exit code) stays.
-absl::Status Within(absl::string_view name, const absl::Status& status) {
-  absl::Status result(status.code(), absl::StrCat(name, ": ", status.message()));
-  status.ForEachPayload(
-      [&](absl::string_view url, const absl::Cord& payload) { result.SetPayload(url, payload); });
-  return result;
-}
 
 class JoinedTransfer final : public Transfer {
  public:
@@ -32,8 +25,8 @@ class JoinedTransfer final : public Transfer {
     const absl::Time deadline = absl::Now() + limit;
     for (; error_.ok() && num_finished_ < parts_.size(); ++num_finished_) {
       const absl::Status status = parts_[num_finished_]->Wait(deadline - absl::Now());
-      if (absl::IsDeadlineExceeded(status)) return Within(name_, status);
-      if (!status.ok()) error_ = Within(name_, status);
+      if (absl::IsDeadlineExceeded(status)) return WithPrefix(name_, status);
+      if (!status.ok()) error_ = WithPrefix(name_, status);
     }
     return error_;
   }

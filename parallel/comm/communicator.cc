@@ -3,12 +3,16 @@
 #include "parallel/comm/communicator.h"
 
 #include <algorithm>
+#include <cstdio>
+#include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 
+#include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/comm/collectives.h"
 
 namespace deepnet {
 namespace {
@@ -77,6 +81,13 @@ absl::Status Sum(Communicator& comm, std::span<T> values, absl::Duration limit) 
                                             : SumBySlices(comm, values, limit);
 }
 
+// Never called: nobody is left when the own part is copied.
+Communicator::TransferOr NoMessage(Buffer, int, int) {
+  return absl::InternalError("a message in a group of 1");
+}
+
+MessageGroup Alone() { return {0, 1, NoMessage, NoMessage}; }
+
 }  // namespace
 
 absl::Status Communicator::Barrier(absl::Duration limit) {
@@ -107,6 +118,36 @@ absl::Status Communicator::Broadcast(Buffer buffer, int root, absl::Duration lim
   if (rank() != root) receive[root] = buffer;
   ASSIGN_OR_RETURN(auto sent, AllToAll(send, receive));
   return sent->Wait(limit);
+}
+
+void EndJob(Communicator& comm, const absl::Status& status) {
+  if (!absl::IsAborted(status)) {
+    std::fprintf(stderr, "[%d/%d] error: %s\n", comm.rank(), comm.size(),
+                 std::string(status.message()).c_str());
+  }
+  comm.Abort(static_cast<int>(GetExitCode(status)));
+}
+
+Communicator::TransferOr SelfCommunicator::Send(Buffer, int peer, int tag) {
+  return CheckMessage("Send to", *this, peer, tag);
+}
+
+Communicator::TransferOr SelfCommunicator::Receive(Buffer, int peer, int tag) {
+  return CheckMessage("Receive from", *this, peer, tag);
+}
+
+Communicator::TransferOr SelfCommunicator::AllToAll(std::span<const Buffer> send,
+                                                    std::span<const Buffer> receive) {
+  return AllToAllByMessages(Alone(), send, receive);
+}
+
+Communicator::TransferOr SelfCommunicator::AllGather(Buffer mine, std::span<const Buffer> all) {
+  return AllGatherByMessages(Alone(), mine, all);
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> SelfCommunicator::Split(int color, int) {
+  if (color == kNoGroup) return nullptr;
+  return std::make_unique<SelfCommunicator>();
 }
 
 }  // namespace deepnet

@@ -1,4 +1,5 @@
-// How ranks of a job exchange bytes: the one seam between this program and threads, MPI or NCCL.
+// The exchange of bytes between the ranks of a job: the one seam between this program and threads,
+// MPI or NCCL.
 //
 // Contract, the same for every implementation (tests/parallel/comm/communicator_contract.h):
 //   - A communicator is one rank's view of a group of `size()` ranks. One thread at a time uses it;
@@ -17,8 +18,8 @@
 //     for a lost peer, DeadlineExceeded for one that did not come in time, Aborted after Abort,
 //     with the exit code that the job ends with (parallel/base/exit_code.h).
 //   - Dropping a transfer that is not finished gives the group up: later calls of this rank fail
-//     with Aborted, and peers fail with Aborted or wait until their limit or the job's end. That is
-//     for leaving on an error; whoever does it ends the job. Transfers go before their
+//     with Aborted, and peers fail with Aborted or wait until their limit or the job's end. A rank
+//     does that to leave on an error, and ends the job. Transfers are destroyed before their
 //     communicator.
 //
 // Example, a ring shift of 4 floats:
@@ -32,6 +33,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -39,7 +41,7 @@
 
 namespace deepnet {
 
-// Where memory lies.
+// The place of memory.
 struct Device {
   enum class Kind { kHost, kCuda } kind = Kind::kHost;
   int index = 0;           // of the accelerator; 0 on the host
@@ -73,7 +75,7 @@ class Transfer {
   // asked.
   virtual absl::Status Wait(absl::Duration limit) = 0;
 
-  // Whether Wait would return at once. Does not block; asking makes nothing faster.
+  // Returns true if Wait would return at once. Does not block; asking makes nothing faster.
   virtual bool Done() = 0;
 };
 
@@ -121,6 +123,66 @@ class Communicator {
                             absl::Duration limit = absl::InfiniteDuration());
   absl::Status Broadcast(Buffer buffer, int root,  // root's bytes reach every rank
                          absl::Duration limit = absl::InfiniteDuration());
+};
+
+// Ends the job of `comm` for `status`, which is not OK: prints "[rank/size] error: <message>" to
+// stderr and calls Abort with the exit code of `status`. Aborted is not printed: another rank ended
+// the job and said why. Call it before transfers that are under way are dropped, because dropping
+// them ends the job with another code. Any thread may call it.
+void EndJob(Communicator& comm, const absl::Status& status);
+
+// A communicator in front of another one: every call goes on to it. Classes that watch, count or
+// disturb calls override those that they care about.
+class ForwardingCommunicator : public Communicator {
+ public:
+  int rank() const override { return inner_.rank(); }
+  int size() const override { return inner_.size(); }
+
+  TransferOr Send(Buffer buffer, int peer, int tag) override {
+    return inner_.Send(buffer, peer, tag);
+  }
+  TransferOr Receive(Buffer buffer, int peer, int tag) override {
+    return inner_.Receive(buffer, peer, tag);
+  }
+  TransferOr AllToAll(std::span<const Buffer> send, std::span<const Buffer> receive) override {
+    return inner_.AllToAll(send, receive);
+  }
+  TransferOr AllGather(Buffer mine, std::span<const Buffer> all) override {
+    return inner_.AllGather(mine, all);
+  }
+  // The part is a plain one of the inner communicator's.
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override {
+    return inner_.Split(color, key);
+  }
+  void Abort(int exit_code) override { inner_.Abort(exit_code); }
+
+ protected:
+  explicit ForwardingCommunicator(Communicator& inner) : inner_(inner) {}  // which outlives this
+  explicit ForwardingCommunicator(std::unique_ptr<Communicator> owned)
+      : owned_(std::move(owned)), inner_(*owned_) {}
+
+  Communicator& inner() { return inner_; }
+
+ private:
+  const std::unique_ptr<Communicator> owned_;
+  Communicator& inner_;
+};
+
+// The group of one rank: collectives copy the own part, and messages are errors because there is
+// no peer.
+class SelfCommunicator final : public Communicator {
+ public:
+  int rank() const override { return 0; }
+  int size() const override { return 1; }
+
+  TransferOr Send(Buffer buffer, int peer, int tag) override;
+  TransferOr Receive(Buffer buffer, int peer, int tag) override;
+  TransferOr AllToAll(std::span<const Buffer> send, std::span<const Buffer> receive) override;
+  TransferOr AllGather(Buffer mine, std::span<const Buffer> all) override;
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
+
+  // There is nobody to end: whoever called it is the job.
+  void Abort(int) override {}
 };
 
 }  // namespace deepnet

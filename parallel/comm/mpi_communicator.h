@@ -26,7 +26,7 @@ namespace deepnet {
 // MPI of this process, from MPI_Init to MPI_Finalize: once in a process's life.
 class MpiJob {
  public:
-  // Whether a launcher of MPI started this process. Reads the environment, calls no MPI.
+  // Returns true if a launcher of MPI started this process. Reads the environment, calls no MPI.
   static bool StartedByLauncher();
 
   // Starts MPI; without a launcher this is a job of one rank. FailedPrecondition

@@ -1,4 +1,4 @@
-// What stands in for mpi_communicator.cc where CMake found no MPI.
+// Replaces mpi_communicator.cc where CMake found no MPI.
 #include "parallel/base/exit_code.h"
 #include "parallel/comm/mpi_communicator.h"
 

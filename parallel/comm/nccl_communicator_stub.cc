@@ -1,4 +1,4 @@
-// What stands in for nccl_communicator.cc in a build without CUDA, or where CMake found no NCCL.
+// Replaces nccl_communicator.cc in a build without CUDA, or where CMake found no NCCL.
 #include "parallel/base/exit_code.h"
 #include "parallel/comm/nccl_communicator.h"
 

@@ -27,7 +27,8 @@ namespace {
 enum class Kind { kSend, kReceive };
 enum class State { kWaiting, kCopying, kDone, kSizesDiffer, kEnded };
 
-// What one rank asked for. Guarded by the world's mutex, except for the memory while kCopying.
+// One message as one rank asked for it. Guarded by the world's mutex, except for the memory while
+// kCopying.
 struct Post {
   Kind kind;
   Buffer buffer;
@@ -44,7 +45,7 @@ struct Post {
   }
 };
 
-// What all ranks of the job share.
+// The state that all ranks of the job share.
 struct World {
   std::mutex mutex;
   std::set<Post*> waiting;  // all posts in kWaiting, so that the end can reach them
@@ -72,7 +73,8 @@ struct World {
   }
 };
 
-// What the ranks of one group share. Guarded by the world's mutex; constant: world, world_ranks.
+// The state that the ranks of one group share. Guarded by the world's mutex; constant: world,
+// world_ranks.
 struct Group {
   using Lane = std::tuple<int, int, int>;  // sender, receiver, tag
   struct Child {

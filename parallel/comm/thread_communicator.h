@@ -14,7 +14,7 @@
 
 namespace deepnet {
 
-// The world of `num_ranks` (>= 1) ranks; element r belongs to rank r and may be given to any
+// Makes the world of `num_ranks` (>= 1) ranks; element r belongs to rank r and may be given to any
 // thread. A message is copied once, straight from the sender's memory to the receiver's, by
 // whichever of the two comes last, inside its call. Waiting threads sleep. Host memory only.
 //

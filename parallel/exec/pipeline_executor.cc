@@ -1,25 +1,259 @@
 #include "parallel/exec/pipeline_executor.h"
 
 #include <algorithm>
-#include <cstdio>
+#include <cstdint>
 #include <limits>
 #include <map>
+#include <memory>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/cord.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 
+#include "parallel/base/check.h"
 #include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
-#include "parallel/exec/message_box.h"
+#include "parallel/comm/communicator.h"
+#include "parallel/exec/stage.h"
+#include "parallel/plan/partition.h"
+#include "parallel/plan/schedule.h"
 #include "parallel/plan/schedule_text.h"
 
 namespace deepnet {
 namespace {
+
+constexpr int kShownAround = 6;  // actions on either side of the one that is marked
+
+// Actions of one rank around `marked`, between the two marks.
+std::string RankText(const Schedule& schedule, int rank, const Action& marked, char open,
+                     char close) {
+  const std::vector<Action>& actions = schedule.actions[rank];
+  const int at =
+      static_cast<int>(std::find(actions.begin(), actions.end(), marked) - actions.begin());
+  const int first = std::max(0, at - kShownAround);
+  const int last = std::min(static_cast<int>(actions.size()) - 1, at + kShownAround);
+  std::string text = absl::StrFormat("  rank %d:%s", rank, first > 0 ? " ..." : "");
+  for (int i = first; i <= last; ++i) {
+    absl::StrAppend(&text, " ");
+    if (i == at) text += open;
+    absl::StrAppend(&text, ToText(actions[i]));
+    if (i == at) text += close;
+  }
+  if (last + 1 < static_cast<int>(actions.size())) absl::StrAppend(&text, " ...");
+  return text;
+}
+
+}  // namespace
+
+int MessageTag(int cut, bool backward, int tensor) {
+  const int tag = ((cut - 1) * 2 + (backward ? 1 : 0)) * kMaxTensors + tensor;
+  DEEPNET_CHECK(cut >= 1 && tensor < kMaxTensors && tag < Communicator::kNumTags)
+      << "cut " << cut << ", tensor " << tensor;
+  return tag;
+}
+
+absl::StatusOr<Route> RouteOf(const Action& transfer, const Placement& placement) {
+  const bool backward = transfer.op == Op::kSendBackward || transfer.op == Op::kReceiveBackward;
+  const bool send = transfer.op == Op::kSendForward || transfer.op == Op::kSendBackward;
+  const bool towards_end = send != backward;  // the neighbour is chunk + 1, else chunk - 1
+  const int cut = transfer.chunk + (towards_end ? 1 : 0);
+  if (cut >= placement.NumChunks() || !placement.Crosses(cut)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(ToText(transfer), " is not between two ranks of the placement"));
+  }
+  const Boundary boundary = backward ? (send ? Boundary::kInputGradient : Boundary::kOutputGradient)
+                                     : (send ? Boundary::kOutput : Boundary::kInput);
+  return Route{.cut = cut,
+               .peer = placement.rank_of_chunk[towards_end ? cut : cut - 1],
+               .backward = backward,
+               .send = send,
+               .boundary = boundary};
+}
+
+std::string PositionText(const Schedule& schedule, int rank, const Action& reason, int peer,
+                         const Action& transfer) {
+  return absl::StrCat(RankText(schedule, rank, reason, '[', ']'), "\n",
+                      RankText(schedule, peer, OtherEnd(transfer), '<', '>'));
+}
+
+namespace {
+
+// All arguments must outlive it; `schedule` is for the text of errors. Errors are as RunSchedule
+// says, without rank and action in front.
+class MessageBox {
+ public:
+  MessageBox(const Schedule& schedule, const Placement& placement, Stage& stage, Communicator& comm,
+             const ExecutorOptions& options);
+
+  // Starts a send or a receive. Does not wait.
+  absl::Status Start(const Action& transfer);
+
+  // Waits for `receive` if its chunk gets this from another rank; `reason` needs its data.
+  absl::Status AwaitReceived(const Action& receive, const Action& reason);
+
+  // Gives the stage back what is gone. Does not wait.
+  absl::Status ReleaseSent();
+
+  // Waits for everything that is still to be sent.
+  absl::Status AwaitSent();
+
+ private:
+  struct Message {
+    Action action;
+    Route route;
+    int64_t bytes = 0;
+    double start = 0.0;                            // seconds of SecondsNow()
+    std::vector<std::unique_ptr<Transfer>> parts;  // one per tensor
+
+    bool Done() const;
+  };
+
+  // Returns true if `receive` is a message between ranks.
+  bool Crosses(const Action& receive) const;
+  absl::Status StartParts(Message& message);
+  absl::Status Await(Message& message, const Action& reason);
+  absl::Status AwaitAndRelease(size_t index, const Action& reason);  // of sends_
+  absl::Status Explain(const absl::Status& status, const Message& message,
+                       const Action& reason) const;
+  void Record(const Message& message);
+
+  const Schedule& schedule_;
+  const Placement& placement_;
+  Stage& stage_;
+  Communicator& comm_;
+  const ExecutorOptions& options_;
+  std::vector<Message> receives_;  // started, not yet used; in order
+  std::vector<Message> sends_;     // under way; in order
+};
+
+MessageBox::MessageBox(const Schedule& schedule, const Placement& placement, Stage& stage,
+                       Communicator& comm, const ExecutorOptions& options)
+    : schedule_(schedule), placement_(placement), stage_(stage), comm_(comm), options_(options) {}
+
+bool MessageBox::Message::Done() const {
+  return std::all_of(parts.begin(), parts.end(), [](const auto& part) { return part->Done(); });
+}
+
+absl::Status MessageBox::Start(const Action& transfer) {
+  Message message{.action = transfer, .start = SecondsNow()};
+  ASSIGN_OR_RETURN(message.route, RouteOf(transfer, placement_));
+  RETURN_IF_ERROR(StartParts(message));
+  (message.route.send ? sends_ : receives_).push_back(std::move(message));
+  return absl::OkStatus();
+}
+
+absl::Status MessageBox::StartParts(Message& message) {
+  const Route& route = message.route;
+  int tensor = 0;
+  for (const Buffer& buffer :
+       stage_.Buffers(route.boundary, message.action.chunk, message.action.microbatch)) {
+    const int tag = MessageTag(route.cut, route.backward, tensor++);
+    Communicator::TransferOr part =
+        route.send ? comm_.Send(buffer, route.peer, tag) : comm_.Receive(buffer, route.peer, tag);
+    if (!part.ok()) return Explain(part.status(), message, message.action);
+    message.parts.push_back(*std::move(part));
+    message.bytes += buffer.bytes;
+  }
+  return absl::OkStatus();
+}
+
+bool MessageBox::Crosses(const Action& receive) const {
+  const int cut = receive.chunk + (receive.op == Op::kReceiveBackward ? 1 : 0);
+  return cut < placement_.NumChunks() && placement_.Crosses(cut);
+}
+
+absl::Status MessageBox::AwaitReceived(const Action& receive, const Action& reason) {
+  if (!Crosses(receive)) return absl::OkStatus();
+  const auto found = std::find_if(receives_.begin(), receives_.end(), [&](const Message& message) {
+    return message.action == receive;
+  });
+  if (found == receives_.end()) {
+    return absl::InvalidArgumentError(absl::StrCat("no ", ToText(receive), " stands before it"));
+  }
+  RETURN_IF_ERROR(Await(*found, reason));
+  receives_.erase(found);
+  return absl::OkStatus();
+}
+
+absl::Status MessageBox::ReleaseSent() {
+  for (size_t i = 0; i < sends_.size();) {
+    if (sends_[i].Done()) {
+      RETURN_IF_ERROR(AwaitAndRelease(i, sends_[i].action));
+    } else {
+      ++i;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status MessageBox::AwaitSent() {
+  while (!sends_.empty()) RETURN_IF_ERROR(AwaitAndRelease(0, sends_[0].action));
+  return absl::OkStatus();
+}
+
+absl::Status MessageBox::AwaitAndRelease(size_t index, const Action& reason) {
+  const Message& message = sends_[index];
+  RETURN_IF_ERROR(Await(sends_[index], reason));
+  stage_.Release(message.route.boundary, message.action.chunk, message.action.microbatch);
+  sends_.erase(sends_.begin() + static_cast<std::ptrdiff_t>(index));
+  return absl::OkStatus();
+}
+
+absl::Status MessageBox::Await(Message& message, const Action& reason) {
+  const bool waits = !message.Done();
+  const double start = SecondsNow();
+  for (const auto& part : message.parts) {
+    const absl::Duration left = options_.comm_timeout - absl::Seconds(SecondsNow() - start);
+    const absl::Status status = part->Wait(std::max(left, absl::ZeroDuration()));
+    if (!status.ok()) return Explain(status, message, reason);
+  }
+  if (options_.trace != nullptr && waits) {
+    options_.trace->events.push_back({.kind = TraceKind::kWait,
+                                      .action = reason,
+                                      .peer = message.route.peer,
+                                      .start = start,
+                                      .end = SecondsNow()});
+  }
+  Record(message);
+  return absl::OkStatus();
+}
+
+void MessageBox::Record(const Message& message) {
+  if (options_.trace == nullptr) return;
+  options_.trace->events.push_back(
+      {.kind = message.route.send ? TraceKind::kSend : TraceKind::kReceive,
+       .action = message.action,
+       .peer = message.route.peer,
+       .bytes = message.bytes,
+       .start = message.start,
+       .end = SecondsNow()});
+}
+
+absl::Status MessageBox::Explain(const absl::Status& status, const Message& message,
+                                 const Action& reason) const {
+  const bool late = absl::IsDeadlineExceeded(status);
+  if (!late && !absl::IsUnavailable(status)) return status;
+  std::string text = absl::StrFormat("chunk %d, microbatch %d: %s %s rank %d", message.action.chunk,
+                                     message.action.microbatch, ToText(message.action),
+                                     message.route.send ? "to" : "from", message.route.peer);
+  if (late) {
+    absl::StrAppendFormat(&text, " has not moved for %s (parallel.comm_timeout_seconds)",
+                          absl::FormatDuration(options_.comm_timeout));
+  } else {
+    absl::StrAppend(&text, " is lost: ", status.message());
+  }
+  absl::StrAppend(
+      &text, "\n",
+      PositionText(schedule_, comm_.rank(), reason, message.route.peer, message.action));
+  return WithExitCode(absl::Status(status.code(), text),
+                      late ? ExitCode::kHang : ExitCode::kPeerLost);
+}
 
 bool IsReceive(Op op) { return op == Op::kReceiveForward || op == Op::kReceiveBackward; }
 
@@ -67,16 +301,6 @@ std::vector<ListedReceive> ListReceives(const std::vector<Action>& actions) {
   return receives;
 }
 
-// `status` with where it happened in front; code and payloads (exit codes) stay.
-absl::Status At(const absl::Status& status, int rank, const Action& action) {
-  if (status.ok()) return status;
-  absl::Status placed(status.code(), absl::StrCat("rank ", rank, ", action ", ToText(action), ": ",
-                                                  status.message()));
-  status.ForEachPayload(
-      [&](absl::string_view url, const absl::Cord& payload) { placed.SetPayload(url, payload); });
-  return placed;
-}
-
 // One rank's way through its actions.
 class Execution {
  public:
@@ -92,27 +316,31 @@ class Execution {
   absl::Status Run() {
     for (at_ = 0; at_ < NumActions(); ++at_) {
       const Action& action = actions_[at_];
-      Watch(action);
-      RETURN_IF_ERROR(At(StartReceives(), rank_, action));
-      RETURN_IF_ERROR(At(box_.ReleaseSent(), rank_, action));
-      RETURN_IF_ERROR(At(Take(action), rank_, action));
+      Beat(action);
+      RETURN_IF_ERROR(At(action, StartReceives()));
+      RETURN_IF_ERROR(At(action, box_.ReleaseSent()));
+      RETURN_IF_ERROR(At(action, Take(action)));
       if (!IsTransfer(action.op)) ++computed_;
     }
-    if (!actions_.empty()) RETURN_IF_ERROR(At(box_.AwaitSent(), rank_, actions_.back()));
+    if (!actions_.empty()) RETURN_IF_ERROR(At(actions_.back(), box_.AwaitSent()));
     return absl::OkStatus();
   }
 
  private:
-  int NumActions() const { return static_cast<int>(actions_.size()); }
-
-  void Watch(const Action& action) {
-    if (options_.pulse != nullptr) options_.pulse->Act(absl::StrCat("action ", ToText(action)));
-    if (options_.watchdog == nullptr) return;
-    options_.watchdog->Begin(absl::StrCat("rank ", rank_, ", action ", ToText(action)),
-                             options_.limits.message + options_.limits.grace);
+  // `status` with where it happened in front.
+  absl::Status At(const Action& action, const absl::Status& status) const {
+    return WithPrefix(absl::StrCat("rank ", rank_, ", action ", ToText(action)), status);
   }
 
-  // Whether this rank computes what `receive` is a gradient of before it gets there.
+  int NumActions() const { return static_cast<int>(actions_.size()); }
+
+  void Beat(const Action& action) {
+    if (options_.heartbeat == nullptr) return;
+    options_.heartbeat->Act(absl::StrCat("action ", ToText(action)));
+  }
+
+  // Returns true if this rank still computes the forward pass of the gradient in `receive` before
+  // it gets to `position`.
   bool ForwardAhead(const Action& receive, int position) const {
     if (position <= at_) return false;
     const Action forward{Op::kForward, receive.chunk, receive.microbatch};
@@ -120,8 +348,8 @@ class Execution {
            actions_.begin() + position;
   }
 
-  // Offers memory to what is needed soon, in order. Not to a gradient of what is still to be
-  // computed here: it cannot come before, and the stage may not know of it yet.
+  // Starts the receives that are needed soon, in order. A gradient whose forward pass is still to
+  // be computed here waits: it cannot come before, and the stage may not know of it yet.
   absl::Status StartReceives() {
     for (; next_receive_ < receives_.size(); ++next_receive_) {
       const ListedReceive& listed = receives_[next_receive_];
@@ -176,11 +404,6 @@ class Execution {
   size_t next_receive_ = 0;  // receives before it have been started
 };
 
-void Report(const absl::Status& status, const ExecutorOptions& options) {
-  if (options.report) return options.report(status);
-  std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
-}
-
 }  // namespace
 
 absl::Status RunSchedule(const Schedule& schedule, const Placement& placement, Stage& stage,
@@ -191,12 +414,8 @@ absl::Status RunSchedule(const Schedule& schedule, const Placement& placement, S
   }
   Execution execution(schedule, placement, stage, comm, options);
   absl::Status status = execution.Run();
-  if (options.watchdog != nullptr) options.watchdog->End();
   // Messages are still under way here: the job ends before they are dropped.
-  if (!status.ok() && !absl::IsAborted(status) && comm.size() > 1) {
-    Report(status, options);
-    comm.Abort(static_cast<int>(GetExitCode(status)));
-  }
+  if (!status.ok() && !absl::IsAborted(status) && comm.size() > 1) EndJob(comm, status);
   return status;
 }
 

@@ -3,18 +3,18 @@
 // Example, four ranks:
 //   ASSIGN_OR_RETURN(const Schedule schedule, WithTransfers(compute_only, placement));
 //   RETURN_IF_ERROR(RunSchedule(schedule, placement, stage, pipeline_comm,
-//                               {.limits = MakeTimeLimits(run.parallel(), step == 0)}));
+//                               {.comm_timeout = CommTimeout(run.parallel(), step == 0)}));
 #pragma once
 
-#include <functional>
+#include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 
 #include "parallel/comm/communicator.h"
-#include "parallel/comm/pulse.h"
+#include "parallel/comm/heartbeat.h"
 #include "parallel/exec/stage.h"
 #include "parallel/exec/trace.h"
-#include "parallel/exec/watchdog.h"
 #include "parallel/plan/boundary_buffers.h"
 #include "parallel/plan/partition.h"
 #include "parallel/plan/schedule.h"
@@ -25,13 +25,9 @@ struct ExecutorOptions {
   // A receive is started when what needs it is this many computing actions ahead, or nearer (>= 0).
   // More hides longer messages and needs more memory; the planner counts kLookAhead.
   int look_ahead = kLookAhead;
-  TimeLimits limits = {};
-  RankTrace* trace = nullptr;    // what happened is added to it; null: nothing is recorded
-  Watchdog* watchdog = nullptr;  // told of every action; null: nobody watches
-  Pulse* pulse = nullptr;        // likewise
-  // Told of an error before the job is ended with it, because ending it may not return. Default: a
-  // line on stderr.
-  std::function<void(const absl::Status& status)> report = {};
+  absl::Duration comm_timeout = absl::Seconds(300);  // longest wait for one message (CommTimeout)
+  RankTrace* trace = nullptr;      // what happened is added to it; null: nothing is recorded
+  Heartbeat* heartbeat = nullptr;  // told of every action; null: nobody is told
 };
 
 // Takes the actions of rank comm.rank() in order. Collective over `comm`, the ranks of one
@@ -40,18 +36,18 @@ struct ExecutorOptions {
 // A receive offers its memory look_ahead computing actions early and is waited for by the action
 // that needs its data; a send runs in the background and never holds its rank up, however far it is
 // ahead of its peer. Its memory is released as soon as it is seen to be gone, between two actions.
-// All are finished when this returns OK. So a rank waits for data and for nothing else, which is
-// what Simulate assumes, and for ever only if CheckSchedule would have said so. How much memory
-// messages take at once: parallel/plan/boundary_buffers.h.
+// All messages are finished when this returns OK. So a rank waits for data only, as Simulate
+// assumes, and for ever only if CheckSchedule would have said so. parallel/plan/boundary_buffers.h
+// says how much memory messages take at once.
 //
-// Messages: one per tensor of a crossing, MessageTag (message_box.h) says under which tag. On one
-// rank there are none and nothing is spent on them.
+// A boundary is sent as one message per tensor, with MessageTag. On one rank there are no messages
+// and nothing is spent on them.
 //
 // Any error ends the whole job: it is reported, then comm.Abort is called with its exit code. Where
 // that returns (ranks are threads), or there is one rank only, the Status comes back with rank and
 // action in front:
 //   - the stage's own, code and payload kept;
-//   - DeadlineExceeded, ExitCode::kHang: a message did not move for limits.message. Names rank,
+//   - DeadlineExceeded, ExitCode::kHang: a message did not move for comm_timeout. Names rank,
 //     chunk, microbatch, action and peer, and shows where both stand in the schedule;
 //   - Unavailable, ExitCode::kPeerLost: the peer of a message is gone; named in the same way;
 //   - Aborted: another rank ended the job;
@@ -59,7 +55,38 @@ struct ExecutorOptions {
 absl::Status RunSchedule(const Schedule& schedule, const Placement& placement, Stage& stage,
                          Communicator& comm, const ExecutorOptions& options = {});
 
-// The same of one rank alone, which needs no placement.
+// The same for one rank alone, which needs no placement.
 absl::Status RunSchedule(const Schedule& schedule, Stage& stage, Communicator& comm);
+
+// Tensors that one microbatch may send over one cut in one direction.
+inline constexpr int kMaxTensors = 4;
+
+// Returns the tag of tensor `tensor` (its place in Stage::Buffers) over the cut before chunk `cut`
+// >= 1:
+//   ((cut - 1) * 2 + (backward ? 1 : 0)) * kMaxTensors + tensor
+// It names no microbatch: both sides of a cut go through them in the same order, and messages with
+// one tag stay in order. 4,095 cuts fit below Communicator::kNumTags. The pipeline's communicator
+// carries nothing else while a schedule runs.
+int MessageTag(int cut, bool backward, int tensor);
+
+// The way of a transfer: which cut, which rank, which of the stage's buffers.
+struct Route {
+  int cut = 0;
+  int peer = 0;
+  bool backward = false;
+  bool send = false;
+  Boundary boundary = Boundary::kInput;
+
+  friend bool operator==(const Route&, const Route&) = default;
+};
+
+// InvalidArgument if `transfer` is not between two ranks.
+absl::StatusOr<Route> RouteOf(const Action& transfer, const Placement& placement);
+
+// Returns two lines that show where rank `rank` and its peer stand in the schedule: some actions
+// around `reason`, which is marked [like this], and around the peer's side of `transfer`, marked
+// <like this>.
+std::string PositionText(const Schedule& schedule, int rank, const Action& reason, int peer,
+                         const Action& transfer);
 
 }  // namespace deepnet

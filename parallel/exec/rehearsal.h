@@ -1,11 +1,19 @@
-// A step of a job rehearsed: real schedule, executor, communicator and data, stages that wait
-// (timed_stage.h), real exchanges that take as long as they are planned for
-// (rehearsal_exchange.h), the outcome beside the simulator's.
+// A rehearsed training step: the real schedule, executor, communicator and data, stages that wait
+// instead of computing (TimedStage), real exchanges that take as long as the planner says
+// (RehearsedExchange), and the outcome beside the simulator's. Because a waiting rank needs no
+// core, 64 ranks can be timed on two.
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <limits>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -13,14 +21,150 @@
 
 #include "parallel/comm/communicator.h"
 #include "parallel/exec/pipeline_executor.h"
-#include "parallel/exec/rehearsal_exchange.h"
+#include "parallel/exec/stage.h"
 #include "parallel/exec/trace.h"
 #include "parallel/plan/partition.h"
+#include "parallel/plan/plan_accessors.h"
 #include "parallel/plan/schedule.h"
 #include "parallel/plan/simulator.h"
 #include "parallel/plan/stage_messages.h"
 
 namespace deepnet {
+
+struct TimedStageOptions {
+  std::vector<ChunkCost> costs;  // [chunk], seconds; bytes are not read
+  std::vector<StageMessages>
+      crossings;            // [chunk], the tensors that are sent over the cut before it
+  double time_scale = 1.0;  // seconds waited for each second of a cost
+  int64_t payload_limit_bytes = std::numeric_limits<int64_t>::max();  // of a tensor; the rest of a
+                                                                      // larger one is not sent
+  int num_microbatches = 0;  // of a step; only `gradient_done` needs it
+  // Called after the last weight gradient of each chunk in a step, with the time (SecondsNow) at
+  // which that pass began. May be empty.
+  std::function<absl::Status(int chunk, double began)> gradient_done = {};
+};
+
+// A stage that waits for as long as a cost model says that each action takes. Its buffers have the
+// sizes of the stage messages, and no meaning.
+//
+// An action ends at a deadline, which is its beginning plus its cost; what a late wake-up took is
+// subtracted from the next action, unless the rank waited for a message in between: a delay of the
+// host's clock and threads is no delay of the machine that is played. Everything else counts, the
+// work of executor and communicator included.
+class TimedStage final : public Stage {
+ public:
+  // `trace` is the one that the executor writes; the stage reads its waits. It outlives the stage.
+  TimedStage(TimedStageOptions options, const RankTrace& trace);
+
+  absl::Status Forward(int chunk, int microbatch) override;
+  absl::Status Backward(int chunk, int microbatch) override;
+  absl::Status BackwardInput(int chunk, int microbatch) override;
+  absl::Status BackwardWeight(int chunk, int microbatch) override;
+  std::vector<Buffer> Buffers(Boundary boundary, int chunk, int microbatch) override;
+  void Release(Boundary boundary, int chunk, int microbatch) override;
+
+  // Returns how late the host woke this rank after an action's time was up: seconds, averaged over
+  // all actions so far.
+  double MeanLateness() const { return worked_ == 0 ? 0.0 : lateness_ / worked_; }
+
+ private:
+  using TensorBytes = std::vector<std::vector<char>>;  // [tensor][byte]
+  using Place = std::pair<Boundary, int>;              // boundary, chunk
+
+  absl::Status Work(double seconds);
+  absl::Status WorkOnWeights(double seconds, int chunk, int microbatch);
+  bool WaitedSinceLastWork() const;
+  TensorBytes Allocate(Boundary boundary, int chunk) const;
+
+  const TimedStageOptions options_;
+  const RankTrace& trace_;
+  double overslept_ = 0.0;  // seconds by which the last action ended late
+  double lateness_ = 0.0;   // seconds, of all actions
+  int worked_ = 0;          // actions
+  std::map<std::tuple<Boundary, int, int>, TensorBytes> live_;  // by boundary, chunk, microbatch
+  std::map<Place, std::vector<TensorBytes>> free_;              // to be used again
+};
+
+// The end of a step: what the replicas and stages of a job exchange after a rank's last backward
+// passes, in the order of the trainer (docs/design/sharding.md):
+//
+//   reduce  gradients between replicas, chunk by chunk, beside what is still computed
+//   tied    gradients of tied tensors between the stages that use them
+//   norm    one number of every rank: nobody continues before all are here
+//   update  the optimizer's, of the rank's share
+//   gather  updated weights between replicas
+struct ExchangeJob {
+  int replicas = 1;
+  std::vector<StageExchange> stages;    // [stage]
+  std::vector<int64_t> gradient_bytes;  // [chunk]
+
+  // Returns the seconds for which reducing the gradient of `chunk`, which is of `stage`, keeps the
+  // rank's link busy.
+  double ReduceSeconds(int chunk, int stage) const;
+};
+
+// Returns the seconds from the start of a step to its end, by the rules that RehearsedExchange
+// follows, on the timeline of one replica: reducing a chunk begins with the pass that completes its
+// gradient and keeps one link busy; everybody waits for the slowest stage before weights are
+// updated.
+double StepSeconds(const ExchangeJob& job, const Simulation& pipeline);
+
+struct RehearsedExchangeOptions {
+  double time_scale = 1.0;          // seconds waited for each second of cost
+  int64_t payload_limit_bytes = 0;  // of each message
+  ExecutorOptions executor = {};    // `comm_timeout`, `trace`, `heartbeat` are read
+};
+
+// Runs the exchanges over the real groups. Each takes as long as the planner's cost of it says
+// (planner_cost.h), or longer if the collective does.
+class RehearsedExchange {
+ public:
+  // Collective: splits `world`, whose ranks are replica * stages + stage. Arguments outlive it.
+  static absl::StatusOr<std::unique_ptr<RehearsedExchange>> Make(
+      const ExchangeJob& job, const RehearsedExchangeOptions& options, Communicator& world);
+
+  void BeginStep();
+
+  // The gradient of `chunk` is complete; its last pass began at `began` seconds of SecondsNow().
+  // Starts its reduction. Collective over the replicas of this stage.
+  absl::Status GradientDone(int chunk, double began);
+
+  // Runs everything that is left of the step. Collective over the world.
+  absl::Status Finish();
+
+ private:
+  struct Flight {
+    std::vector<std::vector<char>> sent, received;  // [rank of the group]
+    std::unique_ptr<Transfer> transfer;
+  };
+  using Sizes = std::vector<int64_t>;  // [rank of the group] bytes to it, and as many from it
+
+  RehearsedExchange(const ExchangeJob& job, const RehearsedExchangeOptions& options,
+                    Communicator& world)
+      : job_(job), options_(options), world_(world) {}
+
+  int stage() const { return stages_->rank(); }
+  int64_t TiedBytes(int one, int other) const;  // bytes between two stages
+  absl::Status ExchangeTied();
+  absl::Status ExchangeShares(int64_t bytes);
+  // Sends `sizes` in pieces of kPieceBytes, of which kPiecesInFlight are under way at once. `most`
+  // is the same on all ranks of the group and at least each of their sizes.
+  absl::Status Exchange(Communicator& group, const Sizes& sizes, int64_t most);
+  absl::Status StartPiece(Communicator& group, const Sizes& sizes);
+  absl::Status AwaitOldest();
+  absl::Status AwaitAll();
+  absl::Status MeetEverybody();
+  // Waits for what is under way and then until `deadline`; records the phase.
+  absl::Status EndPhase(TraceKind kind, double start, double deadline, int64_t bytes);
+
+  const ExchangeJob& job_;
+  const RehearsedExchangeOptions& options_;
+  Communicator& world_;
+  std::unique_ptr<Communicator> replicas_, stages_;
+  int64_t num_tied_stages_ = 0;  // that use tensors of which others have uses
+  std::deque<Flight> in_flight_;
+  double link_free_at_ = 0.0;  // seconds of SecondsNow()
+};
 
 struct RehearsalJob {
   // With transfers. One, of every replica, or where their numbers of microbatches differ one for
@@ -42,15 +186,15 @@ struct RehearsalOptions {
   double time_scale = 0.0;  // seconds waited per second of cost; 0: MakeTimeScale
   int64_t payload_limit_bytes = std::numeric_limits<int64_t>::max();  // of each tensor
   int steps = 3;                                                      // > 0; the fastest one counts
-  // What a rank does before step `step`: get its data. Empty: nothing.
+  // Called on every rank before step `step`, to get its data. May be empty.
   std::function<absl::Status(int step)> fetch = {};
   ExecutorOptions executor = {};  // `trace` is not read
 };
 
 struct Rehearsal {
-  Simulation planned;           // the pipeline as it is
-  Simulation simulated;         // what the rehearsal should show: messages of the size that was
-                                // sent, which take their time unscaled while costs are scaled
+  Simulation planned;           // the pipeline as it is planned
+  Simulation simulated;         // the expected outcome: messages of the size that was sent, which
+                                // take their time unscaled while costs are scaled
   double simulated_step = 0.0;  // seconds: `simulated` and what follows it (StepSeconds)
   double time_scale = 0.0;
   // Seconds of cost: what was measured over time_scale.
@@ -65,8 +209,8 @@ struct Rehearsal {
   std::vector<RankTrace> traces;   // [rank], of the step that counts
 };
 
-// The scale at which a host's clock and cores are good enough: a step takes 3 s, or as long as the
-// rank with the most actions needs for 4 ms each, or 0.5 ms for each action of any rank.
+// Returns the scale at which a host's clock and cores are good enough: a step takes 3 s, or as long
+// as the rank with the most actions needs for 4 ms each, or 0.5 ms for each action of any rank.
 double MakeTimeScale(const Simulation& planned, int replicas = 1);
 
 // Collective over `world`, rank = replica * stages + stage; the same outcome on every rank. Each

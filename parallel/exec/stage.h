@@ -1,5 +1,5 @@
-// What a pipeline drives: one rank's part of the model for one optimizer step. The inversion of the
-// tree's direction: parallel/ calls it, trainer/ implements it.
+// A Stage is one rank's part of the model for one optimizer step. It inverts the tree's direction:
+// parallel/ calls it, trainer/ implements it.
 //
 // A stage owns one or more chunks (contiguous layers of the Inventory), their weights, their
 // gradient accumulators and the step's microbatches. The executor decides when; the stage, what.
@@ -15,8 +15,8 @@
 //   - An error ends the step; the stage can then only be reset by its owner or destroyed.
 //   - Inputs of the first chunk and labels of the last are the stage's own business, and so is what
 //     passes between two of its own chunks. What crosses a cut to another rank lies in buffers that
-//     the stage owns; their number and sizes never change (parallel/plan/stage_messages.h), so nothing is
-//     said about shapes on the way:
+//     the stage owns; their number and sizes never change (parallel/plan/stage_messages.h), so
+//     nothing is said about shapes on the way:
 //
 //       Buffers(kInput, c, m)            received before   Forward(c, m), which ends their life
 //       Buffers(kOutput, c, m)           filled by         Forward(c, m); live until Release
@@ -27,7 +27,7 @@
 //     Received ones are asked for some actions ahead (ExecutorOptions::look_ahead), and sent ones
 //     live until the peer has taken them, so several microbatches have memory at once
 //     (parallel/plan/boundary_buffers.h); kOutputGradient never before Forward(c, m) is done. The
-//     order of tensors is that of the crossing on both sides.
+//     order of tensors is that of the StageMessages on both sides.
 #pragma once
 
 #include <vector>

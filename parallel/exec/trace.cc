@@ -23,7 +23,7 @@ namespace {
 constexpr int kClockTag = 0;
 constexpr int kRoundTrips = 8;
 
-// Whether it stands behind the schedule.
+// Returns true for the kinds that follow the schedule.
 bool IsExchange(TraceKind kind) {
   return kind == TraceKind::kReduce || kind == TraceKind::kTied || kind == TraceKind::kNorm ||
          kind == TraceKind::kUpdate || kind == TraceKind::kGather;
@@ -154,8 +154,8 @@ absl::Status Answer(Communicator& comm) {
   return absl::OkStatus();
 }
 
-// How far each rank's clock is ahead of rank 0's; only rank 0's answer is complete, the others get
-// it by broadcast.
+// Returns how far each rank's clock is ahead of rank 0's; only rank 0's answer is complete, the
+// others get it by broadcast.
 absl::StatusOr<std::vector<double>> ClockOffsets(Communicator& comm) {
   std::vector<double> offsets(comm.size());
   if (comm.rank() > 0) RETURN_IF_ERROR(Answer(comm));

@@ -1,4 +1,4 @@
-// What the ranks of a pipeline did and when: recorded by the executor, drawn by a browser
+// Traces of what the ranks of a pipeline did and when: recorded by the executor, drawn by a browser
 // (chrome://tracing, ui.perfetto.dev), summed up in three figures.
 //
 // Example:
@@ -25,7 +25,7 @@ enum class TraceKind {
   kWait,     // nothing is done until a message of `peer` is there, or gone
   kSend,     // from its start until it was seen to be gone: checked between actions, so an upper
   kReceive,  // bound; the same for one that arrives, from the moment its memory was offered
-  // After a rank's schedule (rehearsal_exchange.h), in this order; without action and peer.
+  // After a rank's schedule (rehearsal.h), in this order; without action and peer.
   kReduce,  // gradients between replicas
   kTied,    // gradients of tied tensors between stages
   kNorm,    // everybody is waited for
@@ -44,7 +44,7 @@ struct TraceEvent {
   friend bool operator==(const TraceEvent&, const TraceEvent&) = default;
 };
 
-// In the order in which the events ended.
+// Events in the order in which they ended.
 struct RankTrace {
   std::vector<TraceEvent> events;
 };
@@ -59,17 +59,17 @@ struct TraceFigures {
                                        // already, and on their way
 };
 
-// `traces` are of all ranks of one or several replicas of a pipeline of `stages` ranks (0: of one),
-// rank = replica * stages + stage, on one clock.
+// Sums up the traces. They are of all ranks of one or several replicas of a pipeline of `stages`
+// ranks (0: of one), rank = replica * stages + stage, on one clock.
 TraceFigures Measure(std::span<const RankTrace> traces, int stages = 0);
 
-// Trace Event Format, JSON: one process a rank, with one line for computing, one for waiting, and
-// one bar a message. Times are microseconds from the first start of any rank.
+// Returns JSON in the Trace Event Format: one process a rank, with one line for computing, one for
+// waiting, and one bar a message. Times are microseconds from the first start of any rank.
 std::string ChromeTrace(std::span<const RankTrace> traces);
 
-// Collective, blocking. Everybody's trace on every rank, in rank order, with times moved to rank
-// 0's clock: the offset of each other clock is taken at the shortest of some round trips, so it is
-// wrong by at most half of that one.
+// Collective, blocking. Returns everybody's trace on every rank, in rank order, with times moved to
+// rank 0's clock: the offset of each other clock is taken at the shortest of some round trips, so
+// it is wrong by at most half of that one.
 absl::StatusOr<std::vector<RankTrace>> GatherTraces(Communicator& comm, const RankTrace& mine);
 
 }  // namespace deepnet

@@ -5,7 +5,6 @@
 #include "parallel/plan/boundary_buffers.h"
 
 #include <algorithm>
-#include <array>
 #include <string_view>
 #include <tuple>
 #include <utility>
@@ -13,11 +12,14 @@
 namespace deepnet {
 namespace {
 
-// Buffers of one shape and type: streams of the source's rows (and the memory's gradient), streams
-// of the target's, the memory as it is read.
-enum Pool { kSourcePool, kTargetPool, kMemoryPool, kNumPools };
+constexpr int64_t kFloatBytes = 4;
 
-// What happens between two computing actions, in this order.
+// Buffers that share one shape and type have a pool. A stack has two: of float32 streams and
+// gradients of its rows, and of side inputs as they are read.
+int ResidualPool(const BoundaryTensor& tensor) { return 2 * tensor.stack; }
+int SidePool(const BoundaryTensor& tensor) { return 2 * tensor.stack + 1; }
+
+// Events between two computing actions, in this order.
 enum Phase { kHandOver, kOffer, kRelease, kClaim };
 
 struct Change {
@@ -40,11 +42,12 @@ bool IsInputPass(Op op) { return op == Op::kBackward || op == Op::kBackwardInput
 
 class Sweep {
  public:
-  Sweep(const Placement& placement, const Simulation& simulation, const Network& network)
+  Sweep(const Placement& placement, int num_stacks, const Simulation& simulation,
+        const Network& network)
       : placement_(placement),
         simulation_(simulation),
         network_(network),
-        changes_(placement.NumRanks()) {
+        changes_(placement.NumRanks(), std::vector<std::vector<Change>>(2 * num_stacks)) {
     for (const std::vector<TimedAction>& actions : simulation.timeline) {
       for (const TimedAction& timed : actions) {
         num_microbatches_ = std::max(num_microbatches_, timed.action.microbatch + 1);
@@ -67,7 +70,7 @@ class Sweep {
   const Taken& Forward(int chunk, int mb) const { return forward_[Cell(chunk, mb)]; }
   const Taken& Backward(int chunk, int mb) const { return backward_[Cell(chunk, mb)]; }
 
-  void Hold(int rank, Pool pool, const Change& from, const Change& until, int64_t bytes) {
+  void Hold(int rank, int pool, const Change& from, const Change& until, int64_t bytes) {
     changes_[rank][pool].push_back({from.time, from.phase, bytes});
     changes_[rank][pool].push_back({until.time, until.phase, -bytes});
   }
@@ -81,7 +84,7 @@ class Sweep {
   // A message of `bytes` on both its ends: made by `maker` on `from`, needed by `user` on `to`,
   // which can offer memory from `earliest` on. `done`: when nobody on `to` needs the buffer any
   // more; `sent_from`: from when on it is in use on `from`, null if it is counted elsewhere.
-  void Send(int from, int to, Pool pool, int64_t bytes, const Taken& maker, const Taken& user,
+  void Send(int from, int to, int pool, int64_t bytes, const Taken& maker, const Taken& user,
             double earliest, const Change& done, const Change* sent_from) {
     const double offered = OfferedAt(to, user, earliest);
     Hold(to, pool, {offered, kOffer}, done, bytes);
@@ -125,17 +128,13 @@ class Sweep {
   const Simulation& simulation_;
   const Network& network_;
   int num_microbatches_ = 0;
-  std::vector<Taken> forward_, backward_;                            // [chunk][microbatch]
-  std::vector<std::array<std::vector<Change>, kNumPools>> changes_;  // [rank][pool]
+  std::vector<Taken> forward_, backward_;                  // [chunk][microbatch]
+  std::vector<std::vector<std::vector<Change>>> changes_;  // [rank][pool]
 };
 
-int64_t FloatBytes(const BoundaryTensor& tensor) {
-  int64_t bytes = sizeof(float);
-  for (const int64_t extent : tensor.shape) bytes *= extent;
-  return bytes;
-}
+int64_t FloatBytes(const BoundaryTensor& tensor) { return ElementsOf(tensor) * kFloatBytes; }
 
-// Its bytes as it crosses; 0 if it does not.
+// Returns the bytes of that tensor as it crosses; 0 if it does not.
 int64_t CrossingBytes(const std::vector<BoundaryTensor>& tensors, std::string_view name) {
   for (const BoundaryTensor& tensor : tensors) {
     if (tensor.name == name) return BytesOf(tensor);
@@ -149,53 +148,50 @@ class ChunkBuffers {
   ChunkBuffers(const Inventory& inventory, int chunk, LayerSpan layers, Sweep& sweep)
       : inventory_(inventory), chunk_(chunk), layers_(layers), sweep_(sweep) {}
 
-  // Streams that begin inside the chunk: behind an embedding; the memory's gradient behind the
-  // last decoder layer.
+  // Streams that begin inside the chunk; the gradient of a side input behind its last reader.
   void AddStreams() {
-    for (int l = layers_.first; l < layers_.end; ++l) {
-      const LayerKind kind = inventory_.layers[l].kind;
-      const LayerKind next = l + 1 < NumLayers() ? inventory_.layers[l + 1].kind : kind;
-      const bool ends_decoder = kind != LayerKind::kOutput && next == LayerKind::kOutput;
+    for (int l = layers_.first; l < layers_.end && l + 1 < NumLayers(); ++l) {
+      const Layer& layer = inventory_.layers[l];
+      const Layer& next = inventory_.layers[l + 1];
+      const BoundaryTensor* stream = InputNamed(next, kHidden);
+      const BoundaryTensor* side = SideInput(layer);
+      const bool begins = stream != nullptr && InputNamed(layer, kHidden) == nullptr;
+      const bool last_reader = side != nullptr && SideInput(next) == nullptr;
       for (int mb = 0; mb < sweep_.num_microbatches(); ++mb) {
-        const Taken& forward = sweep_.Forward(chunk_, mb);
-        const Taken& backward = sweep_.Backward(chunk_, mb);
-        if (kind == LayerKind::kSourceEmbedding) HoldWhile(forward, kSourcePool, StreamOf(l + 1));
-        if (kind == LayerKind::kTargetEmbedding) HoldWhile(forward, kTargetPool, StreamOf(l + 1));
-        if (ends_decoder) HoldWhile(backward, kSourcePool, MemoryOf(l));
+        if (begins)
+          HoldWhile(sweep_.Forward(chunk_, mb), ResidualPool(*stream), FloatBytes(*stream));
+        if (last_reader) {
+          HoldWhile(sweep_.Backward(chunk_, mb), ResidualPool(*side), FloatBytes(*side));
+        }
       }
     }
   }
 
-  // The memory, where the chunk makes it and its rank reads it.
-  void AddMemoryForLater(int64_t operand_bytes) {
-    for (int l = layers_.first; l < std::min(layers_.end, NumLayers() - 1); ++l) {
-      const bool made = inventory_.layers[l].kind == LayerKind::kEncoder &&
-                        inventory_.layers[l + 1].kind == LayerKind::kTargetEmbedding;
-      for (int mb = 0; made && mb < sweep_.num_microbatches(); ++mb) {
-        sweep_.Hold(here(), kMemoryPool, {sweep_.Forward(chunk_, mb).start, kClaim},
+  // Side inputs that the chunk makes, where its rank reads them.
+  void AddSideInputsForLater(int64_t operand_bytes) {
+    for (int l = layers_.first; l < layers_.end && l + 1 < NumLayers(); ++l) {
+      const BoundaryTensor* made = SideInput(inventory_.layers[l + 1]);
+      if (made == nullptr || SideInput(inventory_.layers[l]) != nullptr) continue;
+      for (int mb = 0; mb < sweep_.num_microbatches(); ++mb) {
+        sweep_.Hold(here(), SidePool(*made), {sweep_.Forward(chunk_, mb).start, kClaim},
                     {sweep_.Backward(chunk_, mb).end, kHandOver},
-                    MemoryOf(l + 1) / static_cast<int64_t>(sizeof(float)) * operand_bytes);
+                    ElementsOf(*made) * operand_bytes);
       }
     }
   }
 
-  // Values and gradients at the cut before the chunk. `keeps_memory`: the rank before it has the
-  // memory in any case.
-  void AddCut(const StageMessages& crossing, bool keeps_memory) {
-    const Layer& layer = inventory_.layers[layers_.first];
-    const Pool stream = layer.kind == LayerKind::kEncoder ? kSourcePool : kTargetPool;
-    for (const BoundaryTensor& tensor : layer.inputs) {
-      const bool hidden = tensor.name == kHidden;
-      const int64_t sent = CrossingBytes(crossing.forward, tensor.name);
+  // Values and gradients at the cut before the chunk. `keeps_side_inputs`: the rank before it has
+  // them in any case.
+  void AddCut(const StageMessages& messages, bool keeps_side_inputs) {
+    for (const BoundaryTensor& tensor : inventory_.layers[layers_.first].inputs) {
+      const int64_t sent = CrossingBytes(messages.forward, tensor.name);
       for (int mb = 0; mb < sweep_.num_microbatches(); ++mb) {
-        if (hidden) {
-          AddStreamForward(stream, FloatBytes(tensor), mb);
+        if (tensor.name == kHidden) {
+          AddStreamForward(tensor, mb);
         } else if (sent > 0) {
-          AddMemoryForward(sent, keeps_memory, mb);
+          AddSideInputForward(SidePool(tensor), sent, keeps_side_inputs, mb);
         }
-        if (tensor.needs_gradient) {
-          AddBackward(hidden ? stream : kSourcePool, FloatBytes(tensor), mb);
-        }
+        if (tensor.needs_gradient) AddBackward(tensor, mb);
       }
     }
   }
@@ -205,22 +201,13 @@ class ChunkBuffers {
   int here() const { return sweep_.RankOf(chunk_); }
   int before() const { return sweep_.RankOf(chunk_ - 1); }
 
-  // Bytes of the stream, and of the memory's gradient, that layer `l` takes.
-  int64_t StreamOf(int l) const { return InputOf(l, /*hidden=*/true); }
-  int64_t MemoryOf(int l) const { return InputOf(l, /*hidden=*/false); }
-  int64_t InputOf(int l, bool hidden) const {
-    if (l >= NumLayers()) return 0;
-    for (const BoundaryTensor& tensor : inventory_.layers[l].inputs) {
-      if ((tensor.name == kHidden) == hidden) return FloatBytes(tensor);
-    }
-    return 0;
-  }
-
-  void HoldWhile(const Taken& taken, Pool pool, int64_t bytes) {
+  void HoldWhile(const Taken& taken, int pool, int64_t bytes) {
     sweep_.Hold(here(), pool, {taken.start, kClaim}, {taken.end, kHandOver}, bytes);
   }
 
-  void AddStreamForward(Pool pool, int64_t bytes, int mb) {
+  void AddStreamForward(const BoundaryTensor& stream, int mb) {
+    const int pool = ResidualPool(stream);
+    const int64_t bytes = FloatBytes(stream);
     const Taken& maker = sweep_.Forward(chunk_ - 1, mb);
     const Taken& user = sweep_.Forward(chunk_, mb);
     const Change made{maker.end, kHandOver}, used{user.end, kHandOver};
@@ -229,15 +216,17 @@ class ChunkBuffers {
   }
 
   // Whoever reads it keeps it for the backward pass.
-  void AddMemoryForward(int64_t bytes, bool keeps_memory, int mb) {
+  void AddSideInputForward(int pool, int64_t bytes, bool kept_before, int mb) {
     const Taken& maker = sweep_.Forward(chunk_ - 1, mb);
     const Taken& user = sweep_.Forward(chunk_, mb);
     const Change made{maker.start, kClaim};
-    sweep_.Send(before(), here(), kMemoryPool, bytes, maker, user, 0,
-                {sweep_.Backward(chunk_, mb).end, kHandOver}, keeps_memory ? nullptr : &made);
+    sweep_.Send(before(), here(), pool, bytes, maker, user, 0,
+                {sweep_.Backward(chunk_, mb).end, kHandOver}, kept_before ? nullptr : &made);
   }
 
-  void AddBackward(Pool pool, int64_t bytes, int mb) {
+  void AddBackward(const BoundaryTensor& tensor, int mb) {
+    const int pool = ResidualPool(tensor);
+    const int64_t bytes = FloatBytes(tensor);
     const Taken& maker = sweep_.Backward(chunk_, mb);
     const Taken& user = sweep_.Backward(chunk_ - 1, mb);
     const Change made{maker.end, kHandOver}, used{user.end, kHandOver};
@@ -260,18 +249,20 @@ std::vector<int64_t> BoundaryBufferBytes(const Inventory& inventory,
                                          std::span<const StageMessages> messages,
                                          int64_t operand_bytes, const Simulation& simulation,
                                          const Network& network) {
-  std::vector<bool> decodes(placement.NumRanks(), false);
+  const auto first_reader = static_cast<int>(
+      std::find_if(inventory.layers.begin(), inventory.layers.end(),
+                   [](const Layer& layer) { return SideInput(layer) != nullptr; }) -
+      inventory.layers.begin());
+  std::vector<bool> behind_side_input(placement.NumRanks(), false);
   for (int c = 0; c < placement.NumChunks(); ++c) {
-    if (inventory.layers[chunk_ends[c] - 1].kind >= LayerKind::kTargetEmbedding) {
-      decodes[placement.rank_of_chunk[c]] = true;
-    }
+    if (chunk_ends[c] > first_reader) behind_side_input[placement.rank_of_chunk[c]] = true;
   }
-  Sweep sweep(placement, simulation, network);
+  Sweep sweep(placement, static_cast<int>(inventory.stacks.size()), simulation, network);
   for (int c = 0, first = 0; c < placement.NumChunks(); first = chunk_ends[c++]) {
     ChunkBuffers chunk(inventory, c, {first, chunk_ends[c]}, sweep);
     chunk.AddStreams();
-    if (decodes[placement.rank_of_chunk[c]]) chunk.AddMemoryForLater(operand_bytes);
-    if (c > 0) chunk.AddCut(messages[c], decodes[placement.rank_of_chunk[c - 1]]);
+    if (behind_side_input[placement.rank_of_chunk[c]]) chunk.AddSideInputsForLater(operand_bytes);
+    if (c > 0) chunk.AddCut(messages[c], behind_side_input[placement.rank_of_chunk[c - 1]]);
   }
   return sweep.Most();
 }

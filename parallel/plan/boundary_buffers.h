@@ -1,5 +1,5 @@
-// What a rank holds at and between its cuts while a step goes as simulated: the streams that run
-// through its chunks, and messages on their way.
+// Counts the bytes that a rank holds at and between its cuts while a step goes as simulated:
+// streams that run through its chunks, and messages on their way.
 //
 // One buffer goes a long way. It is offered to a message kLookAhead computing actions before the
 // one that needs it; that action works in it and leaves its own result there; the next chunk takes
@@ -23,12 +23,12 @@ namespace deepnet {
 inline constexpr int kLookAhead = 3;
 
 // Bytes of each rank, [rank]: buffers of one shape and type are lent from a pool, and each pool is
-// as large as its fullest moment. The encoder memory is in use on ranks that read it until the
+// as large as its fullest moment. A side input is in use on ranks that read it until the
 // microbatch's last backward pass. Not counted: the gradient that the loss leaves, which is kept
 // with activations.
 //
 // chunk_ends, placement, messages: as for MakeStageMessages, and what it made; operand_bytes: of an
-// element of the memory. `simulation` is of them; `network` tells how long a message takes.
+// element of a side input. `simulation` is of them; `network` tells how long a message takes.
 std::vector<int64_t> BoundaryBufferBytes(const Inventory& inventory,
                                          std::span<const int> chunk_ends,
                                          const Placement& placement,

@@ -24,7 +24,7 @@
 namespace deepnet {
 namespace {
 
-constexpr RecomputeChoice kCheapestFirst[] = {{NONE, 1}, {FFN, 1}, {GEMM, 1}};
+constexpr RecomputeChoice kCheapestFirst[] = {{NONE, 1}, {SELECTIVE_FFN, 1}, {SELECTIVE_GEMM, 1}};
 constexpr int kSegments[] = {1, 2, 4, 8, 16};
 
 bool UsesParameter(const Layer& layer, int parameter) {
@@ -38,30 +38,26 @@ bool IsInside(int layer, const RankUse& rank) {
   });
 }
 
-// Embedding matrices are the only tied ones, and only layers that are not blocks use them.
-bool IsBlock(const Layer& layer) {
-  return layer.kind == LayerKind::kEncoder || layer.kind == LayerKind::kDecoder;
-}
-
-std::vector<int> LayersOfTables(const Inventory& inventory) {
+// Only layers outside of stacks have tied parameters.
+std::vector<int> LayersOutsideStacks(const Inventory& inventory) {
   std::vector<int> layers;
   for (int l = 0; l < static_cast<int>(inventory.layers.size()); ++l) {
-    if (!IsBlock(inventory.layers[l])) layers.push_back(l);
+    if (inventory.layers[l].stack < 0) layers.push_back(l);
   }
   return layers;
 }
 
-// Bytes of the uses that layers elsewhere have of this rank's embeddings.
-int64_t ForeignBytes(const Inventory& inventory, const std::vector<int>& tables,
+// Bytes of the uses that layers elsewhere have of this rank's tied parameters.
+int64_t ForeignBytes(const Inventory& inventory, const std::vector<int>& outside,
                      const RankUse& rank) {
   int64_t bytes = 0;
   std::vector<int> counted;
-  for (const int here : tables) {
+  for (const int here : outside) {
     if (!IsInside(here, rank)) continue;
     for (const int p : inventory.layers[here].parameters) {
       if (std::find(counted.begin(), counted.end(), p) != counted.end()) continue;
       counted.push_back(p);
-      const auto elsewhere = std::count_if(tables.begin(), tables.end(), [&](int l) {
+      const auto elsewhere = std::count_if(outside.begin(), outside.end(), [&](int l) {
         return !IsInside(l, rank) && UsesParameter(inventory.layers[l], p);
       });
       bytes += elsewhere * 4 * inventory.parameters[p].NumElements();
@@ -70,8 +66,8 @@ int64_t ForeignBytes(const Inventory& inventory, const std::vector<int>& tables,
   return bytes;
 }
 
-// Buffers of the tree over `folds` virtual replicas on one rank, besides the gradient itself
-// (trainer/optim/replica_tree.h): log2 of them.
+// Buffers of the tree over `folds` virtual replicas on one rank, besides the gradient itself: log2
+// of them.
 int PartialSums(int folds) {
   int buffers = 0;
   for (; folds > 1; folds /= 2) ++buffers;
@@ -101,7 +97,7 @@ Cuts MakeCuts(const Request& request, Placement placement, std::vector<int> ends
 std::vector<RankUse> MakeRankUses(const Request& request, const Cuts& cuts,
                                   const InFlight& in_flight, int replicas) {
   const int folds = LocalVirtualReplicas(request.virtual_replicas, replicas);
-  const std::vector<int> tables = LayersOfTables(*request.inventory);
+  const std::vector<int> outside = LayersOutsideStacks(*request.inventory);
   std::vector<RankUse> ranks(cuts.placement.NumRanks());
   for (int c = 0, first = 0; c < cuts.placement.NumChunks(); first = cuts.ends[c++]) {
     ranks[cuts.placement.rank_of_chunk[c]].chunks.push_back(
@@ -112,10 +108,10 @@ std::vector<RankUse> MakeRankUses(const Request& request, const Cuts& cuts,
   for (size_t r = 0; r < ranks.size(); ++r) {
     RankUse& rank = ranks[r];
     rank.deferred_bytes = in_flight.deferred_bytes[r];
-    if (!in_flight.moments.empty()) rank.moments = in_flight.moments[r];
+    if (!in_flight.peaks.empty()) rank.peaks = in_flight.peaks[r];
     rank.partial_sums = request.one_sum_per_rank ? 0 : PartialSums(folds);
     rank.num_replicas = replicas;
-    rank.foreign_bytes = ForeignBytes(*request.inventory, tables, rank);
+    rank.foreign_bytes = ForeignBytes(*request.inventory, outside, rank);
   }
   return ranks;
 }
@@ -131,17 +127,17 @@ RecomputeChoice CheapestThatFits(const Request& request, RankUse rank) {
   for (const RecomputeChoice& choice : kCheapestFirst) {
     if (static_cast<double>(needs(choice)) <= request.memory_bytes) return choice;
   }
-  RecomputeChoice least{LAYER, kSegments[0]};
+  RecomputeChoice least{FULL, kSegments[0]};
   int64_t least_bytes = needs(least);
   for (const int segment : kSegments) {
-    const int64_t bytes = needs({LAYER, segment});
+    const int64_t bytes = needs({FULL, segment});
     if (bytes < least_bytes) {
-      least = {LAYER, segment};
+      least = {FULL, segment};
       least_bytes = bytes;
     }
   }
-  // Where few microbatches are in flight GEMM may need less than whole segments do.
-  return needs({GEMM, 1}) < least_bytes ? RecomputeChoice{GEMM, 1} : least;
+  // Where few microbatches are in flight SELECTIVE_GEMM may need less than whole segments do.
+  return needs({SELECTIVE_GEMM, 1}) < least_bytes ? RecomputeChoice{SELECTIVE_GEMM, 1} : least;
 }
 
 // The schedule depends on costs (zero-bubble ones do), costs on what ranks compute again, and that
@@ -152,14 +148,14 @@ RecomputeChoice CheapestThatFits(const Request& request, RankUse rank) {
 
 namespace {
 
-constexpr int kMostCorrections = 4;
-constexpr int kMostRecuts = 3;
+constexpr int kMaxCorrections = 4;
+constexpr int kMaxRecuts = 3;
 
 PipelineShape PipelineShapeOf(const Request& request, const ParallelConfig& config) {
   return {
       .num_ranks = config.stages,
-      .num_microbatches = MicrobatchesOf(request.microbatches_per_step, config.replicas, 0).Count(),
-      .chunks_per_rank = config.chunks_per_rank};
+      .num_microbatches = MicrobatchesOf(request.global_microbatches, config.replicas, 0).Count(),
+      .virtual_pipeline_size = config.virtual_pipeline_size};
 }
 
 // Owners of chunks in a schedule that a user wrote.
@@ -175,7 +171,7 @@ Placement OwnersIn(const Schedule& schedule, int num_chunks) {
 
 absl::StatusOr<Placement> PlacementOf(const Request& request, const ParallelConfig& config) {
   if (request.custom.has_value()) {
-    return OwnersIn(*request.custom, config.stages * config.chunks_per_rank);
+    return OwnersIn(*request.custom, config.stages * config.virtual_pipeline_size);
   }
   absl::StatusOr<Placement> placement =
       MakeNamedPlacement(config.schedule, PipelineShapeOf(request, config));
@@ -204,18 +200,19 @@ std::vector<RecomputeChoice> ChooseForAll(const Request& request,
   return choices;
 }
 
-// What the named schedule claims to keep in flight, dealt evenly to a rank's chunks.
+// Returns what the named schedule claims to keep in flight, shared evenly among a rank's chunks.
 InFlight ClaimedInFlight(const Request& request, const ParallelConfig& config, const Cuts& cuts) {
   const int chunks = cuts.placement.NumChunks();
   InFlight claimed{.slots = std::vector<int>(chunks, 1),
                    .deferred_bytes = std::vector<int64_t>(cuts.placement.NumRanks(), 0),
-                   .moments = {}};
+                   .peaks = {}};
   if (request.custom.has_value()) return claimed;
   const std::vector<int> claims = ClaimedAlive(config.schedule, PipelineShapeOf(request, config));
   const bool splits = FindScheduleKind(config.schedule)->splits_backward;
   for (int c = 0; c < chunks; ++c) {
     const int rank = cuts.placement.rank_of_chunk[c];
-    claimed.slots[c] = (claims[rank] + config.chunks_per_rank - 1) / config.chunks_per_rank;
+    claimed.slots[c] =
+        (claims[rank] + config.virtual_pipeline_size - 1) / config.virtual_pipeline_size;
     if (!splits) continue;
     for (const PendingMatrices& matrices : cuts.pending[c]) {
       claimed.deferred_bytes[rank] += matrices.bytes;
@@ -224,7 +221,7 @@ InFlight ClaimedInFlight(const Request& request, const ParallelConfig& config, c
   return claimed;
 }
 
-// Whether other costs would make another schedule.
+// Returns whether the schedule depends on the costs of the chunks.
 bool FollowsCosts(const Request& request, const ParallelConfig& config) {
   return !request.custom.has_value() && FindScheduleKind(config.schedule)->splits_backward;
 }
@@ -248,11 +245,12 @@ bool Correct(const Request& request, bool only_upwards, Candidate& candidate) {
   return changed;
 }
 
-// What is counted at cuts stays, if it is known.
+// Sets candidate.ranks; boundary_bytes that were counted before stay.
 void SetRanks(const Request& request, const ParallelConfig& config, Candidate& candidate) {
   const std::vector<RankUse> before = std::move(candidate.ranks);
   candidate.ranks = MakeRankUses(request, candidate.cuts, candidate.in_flight, config.replicas);
-  for (size_t r = 0; r < before.size(); ++r) candidate.ranks[r].flow_bytes = before[r].flow_bytes;
+  for (size_t r = 0; r < before.size(); ++r)
+    candidate.ranks[r].boundary_bytes = before[r].boundary_bytes;
 }
 
 // `ends` with what every rank must recompute if it keeps as much in flight as the schedule claims.
@@ -280,8 +278,7 @@ std::vector<double> TotalsUnder(const Request& request, const Candidate& candida
   for (size_t r = 0; r < candidate.ranks.size(); ++r) {
     for (const ChunkUse& chunk : candidate.ranks[r].chunks) {
       for (int l = chunk.layers.first; l < chunk.layers.end; ++l) {
-        totals[l] += RecomputeFlops(*request.inventory, request.inventory->layers[l],
-                                    candidate.choices[r].level) /
+        totals[l] += request.inventory->layers[l].recompute_flops[candidate.choices[r].level] /
                      request.speeds.flops_per_second;
       }
     }
@@ -321,7 +318,7 @@ int MicrobatchesPerSum(const Request& request, const ParallelConfig& config) {
 // Schedule and levels that agree with each other.
 absl::Status SettleSchedule(const Request& request, const ParallelConfig& config,
                             Candidate& candidate) {
-  for (int round = 0; round < kMostCorrections; ++round) {
+  for (int round = 0; round < kMaxCorrections; ++round) {
     ASSIGN_OR_RETURN(candidate.schedule, ScheduleOf(request, config, candidate.costs));
     candidate.in_flight = CountInFlight(candidate.schedule, candidate.cuts.pending,
                                         MicrobatchesPerSum(request, config));
@@ -336,7 +333,7 @@ absl::Status SettleSchedule(const Request& request, const ParallelConfig& config
 }
 
 // Simulates the schedule and counts what lies at cuts meanwhile.
-absl::Status CountFlow(const Request& request, Candidate& candidate) {
+absl::Status CountBoundary(const Request& request, Candidate& candidate) {
   const Cuts& cuts = candidate.cuts;
   absl::StatusOr<Simulation> simulation =
       Simulate(candidate.schedule, cuts.placement, candidate.costs, request.speeds.network);
@@ -345,7 +342,7 @@ absl::Status CountFlow(const Request& request, Candidate& candidate) {
   const std::vector<int64_t> bytes = BoundaryBufferBytes(
       *request.inventory, cuts.ends, cuts.placement, cuts.messages, request.rules.operand_bytes,
       candidate.simulation, request.speeds.network);
-  for (size_t r = 0; r < bytes.size(); ++r) candidate.ranks[r].flow_bytes = bytes[r];
+  for (size_t r = 0; r < bytes.size(); ++r) candidate.ranks[r].boundary_bytes = bytes[r];
   return absl::OkStatus();
 }
 
@@ -357,15 +354,15 @@ PlacementShape ShapeName(const Request& request, const ParallelConfig& config) {
 }
 
 absl::Status CheckConfig(const Request& request, const ParallelConfig& config) {
-  const int64_t chunks = int64_t{config.stages} * config.chunks_per_rank;
+  const int64_t chunks = int64_t{config.stages} * config.virtual_pipeline_size;
   if (config.stages > request.NumLayers()) {
     return BadField(absl::StrCat("parallel.pipeline_parallel_size: ", config.stages,
                                  " stages, but the model has only ", request.NumLayers(),
                                  " layers to cut between"));
   }
   if (chunks > request.NumLayers()) {
-    return BadField(absl::StrCat("parallel.chunks_per_rank: ", config.stages, " x ",
-                                 config.chunks_per_rank, " chunks, but the model has only ",
+    return BadField(absl::StrCat("parallel.virtual_pipeline_size: ", config.stages, " x ",
+                                 config.virtual_pipeline_size, " chunks, but the model has only ",
                                  request.NumLayers(), " layers to cut between"));
   }
   if (request.num_ranks != 0 && config.NumRanks() != request.num_ranks) {
@@ -391,7 +388,7 @@ absl::StatusOr<Candidate> MakeCoarseCandidate(const Request& request, const Para
   std::vector<double> totals = LayerTotals(*request.inventory, request.speeds);
   Candidate best =
       ClaimedCandidate(request, config, placement, PartitionForRanks(totals, placement, refine));
-  for (int round = 0; round < kMostRecuts && !AllAlike(best.choices); ++round) {
+  for (int round = 0; round < kMaxRecuts && !AllAlike(best.choices); ++round) {
     totals = TotalsUnder(request, best);
     Candidate next =
         ClaimedCandidate(request, config, placement, PartitionForRanks(totals, placement, refine));
@@ -407,24 +404,24 @@ absl::StatusOr<Candidate> MakeCandidate(const Request& request, const ParallelCo
   ASSIGN_OR_RETURN(Candidate candidate, MakeCoarseCandidate(request, config, /*refine=*/true));
   RETURN_IF_ERROR(SettleSchedule(request, config, candidate));
   if (AllFit(request, candidate)) {
-    RETURN_IF_ERROR(CountFlow(request, candidate));
+    RETURN_IF_ERROR(CountBoundary(request, candidate));
     if (AllFit(request, candidate)) return candidate;
-    // What lies at cuts is too much for the levels that were chosen without knowing it.
+    // The boundary buffers do not fit beside the levels that were chosen without knowing them.
     RETURN_IF_ERROR(SettleSchedule(request, config, candidate));
   }
-  RETURN_IF_ERROR(CountFlow(request, candidate));
+  RETURN_IF_ERROR(CountBoundary(request, candidate));
   return candidate;
 }
 
 namespace {
 
-// What the planner does not choose by itself, because results would have other bits than with other
-// sizes. Who asks for the size gets it.
+// Fails for sizes that the planner does not choose by itself, because results would have other bits
+// than with other sizes. A user who asks for such a size gets it.
 absl::Status CheckChosenReplicas(const Request& request, const ParallelConfig& config) {
   const std::string asked = absl::StrCat("; with parallel.data_parallel_size: ", config.replicas,
                                          " it runs, with other rounding");
-  if (request.microbatches_per_step % config.replicas != 0) {
-    return BadField(absl::StrCat("data.microbatches_per_step: ", request.microbatches_per_step,
+  if (request.global_microbatches % config.replicas != 0) {
+    return BadField(absl::StrCat("data.global_microbatches: ", request.global_microbatches,
                                  " cannot be dealt evenly to data_parallel_size ", config.replicas,
                                  asked));
   }
@@ -445,11 +442,11 @@ absl::Status CheckChosenReplicas(const Request& request, const ParallelConfig& c
 }  // namespace
 
 absl::Status CheckReplicas(const Request& request, const ParallelConfig& config) {
-  const int microbatches = request.microbatches_per_step;
+  const int microbatches = request.global_microbatches;
   if (microbatches < config.replicas) {
     return BadField(absl::StrCat("parallel.data_parallel_size: ", config.replicas,
                                  " replicas, but a step has only ", microbatches,
-                                 " microbatches (data.microbatches_per_step)"));
+                                 " microbatches (data.global_microbatches)"));
   }
   if (request.custom.has_value() && microbatches % config.replicas != 0) {
     return BadField(absl::StrCat("parallel.schedule: is for one number of microbatches, but ",
@@ -473,7 +470,7 @@ void AddChunks(const Candidate& candidate, Plan& plan) {
     chunk.set_first_layer(first);
     chunk.set_end_layer(candidate.cuts.ends[c]);
     chunk.set_recompute(choice.level);
-    if (choice.level == LAYER) chunk.set_recompute_segment(choice.segment);
+    if (choice.level == FULL) chunk.set_recompute_segment(choice.segment);
     chunk.set_forward_seconds(cost.forward);
     chunk.set_backward_input_seconds(cost.backward_input);
     chunk.set_backward_weight_seconds(cost.backward_weight);
@@ -498,14 +495,14 @@ void AddStages(const Request& request, const Candidate& candidate, Plan& plan) {
         flops += kTrainingPerForward * request.inventory->layers[l].forward_flops;
       }
     }
-    stage.set_flops_per_step(flops * request.microbatches_per_step / plan.data_parallel_size());
+    stage.set_flops_per_step(flops * request.global_microbatches / plan.data_parallel_size());
     stage.set_busy_seconds(candidate.simulation.busy[r]);
     stage.set_peak_alive(PeakAlive(candidate.schedule, r));
   }
 }
 
-// What is left of exchanging gradients once the last backward passes have hidden what they can: the
-// slowest rank's.
+// Returns the slowest rank's seconds of exchanging gradients that its last backward passes do not
+// hide.
 double ExposedExchange(const Request& request, const Candidate& candidate, const Plan& plan) {
   double worst = 0;
   for (int r = 0; r < plan.pipeline_parallel_size(); ++r) {
@@ -555,13 +552,13 @@ absl::StatusOr<Plan> MakeOneReplica(const Request& request, const ParallelConfig
   plan.set_data_parallel_size(config.replicas);
   plan.set_schedule(request.custom.has_value() ? "custom" : config.schedule);
   if (request.custom.has_value()) plan.set_schedule_text(request.schedule);
-  plan.set_microbatches_per_step(request.microbatches_per_step);
-  plan.set_chunks_per_rank(config.chunks_per_rank);
+  plan.set_global_microbatches(request.global_microbatches);
+  plan.set_virtual_pipeline_size(config.virtual_pipeline_size);
   plan.set_placement(ShapeName(request, config));
   plan.set_virtual_replicas(
       request.virtual_replicas != 0
           ? request.virtual_replicas
-          : DefaultVirtualReplicas(request.microbatches_per_step, config.replicas));
+          : DefaultVirtualReplicas(request.global_microbatches, config.replicas));
   AddChunks(candidate, plan);
   AddStages(request, candidate, plan);
   plan.set_gradient_exchange_seconds(ExposedExchange(request, candidate, plan));

@@ -8,7 +8,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-#include "parallel/plan/in_flight.h"
 #include "parallel/plan/memory.h"
 #include "parallel/plan/partition.h"
 #include "parallel/plan/planner_request.h"
@@ -32,26 +31,26 @@ Cuts MakeCuts(const Request& request, Placement placement, std::vector<int> ends
 std::vector<RankUse> MakeRankUses(const Request& request, const Cuts& cuts,
                                   const InFlight& in_flight, int replicas);
 
-// The cheapest of NONE, FFN, GEMM and LAYER with which `rank` fits (or the request's own); LAYER
-// with the segment that needs least, also if that does not fit.
+// The cheapest of NONE, SELECTIVE_FFN, SELECTIVE_GEMM and FULL with which `rank` fits (or the
+// request's own); FULL with the segment that needs least, also if that does not fit.
 RecomputeChoice CheapestThatFits(const Request& request, RankUse rank);
 
 struct ParallelConfig {
   int stages = 1, replicas = 1;
   std::string schedule =
       "single_stage";  // a name; ignored if the request has a schedule of its own
-  int chunks_per_rank = 1;
+  int virtual_pipeline_size = 1;
   std::vector<int> ends = {};  // of chunks; empty: cut by cost
 
   int64_t NumRanks() const { return int64_t{stages} * replicas; }
   friend bool operator==(const ParallelConfig&, const ParallelConfig&) = default;
 };
 
-// Whether `config` can run at all, whatever it needs: chunks, ranks, microbatches, virtual
+// OK if `config` can run at all, whatever memory it needs: chunks, ranks, microbatches, virtual
 // replicas, placement. InvalidArgument (kBadConfig) naming the field if not.
 absl::Status CheckConfig(const Request& request, const ParallelConfig& config);
 
-// Where the config's chunks lie.
+// Returns the placement of the config's chunks.
 PlacementShape ShapeName(const Request& request, const ParallelConfig& config);
 
 struct Candidate {

@@ -30,7 +30,7 @@ class Checker {
       : schedule_(schedule),
         shape_(shape),
         claims_(claims),
-        num_chunks_(shape.num_ranks * shape.chunks_per_rank),
+        num_chunks_(shape.num_ranks * shape.virtual_pipeline_size),
         seen_(num_chunks_, shape.num_microbatches) {}
 
   absl::Status Run() {
@@ -134,7 +134,7 @@ class Checker {
     return absl::OkStatus();
   }
 
-  // Of the cut before `chunk`: all four, or none where both sides are on one rank.
+  // The cut before `chunk` must have all four transfers, or none where both sides are on one rank.
   absl::Status CheckTransfers(int chunk, int mb) const {
     if (!has_transfers_ || chunk == 0) return absl::OkStatus();
     const bool wanted = owners_.Crosses(chunk);
@@ -218,7 +218,7 @@ class Checker {
 
 absl::Status CheckSchedule(const Schedule& schedule, const PipelineShape& shape,
                            const ScheduleClaims& claims) {
-  if (shape.num_ranks < 1 || shape.num_microbatches < 1 || shape.chunks_per_rank < 1) {
+  if (shape.num_ranks < 1 || shape.num_microbatches < 1 || shape.virtual_pipeline_size < 1) {
     return absl::InvalidArgumentError("schedule: ranks, microbatches and chunks must be positive");
   }
   return Checker(schedule, shape, claims).Run();

@@ -13,7 +13,7 @@
 
 namespace deepnet {
 
-// What a schedule is held to besides its shape.
+// The properties that CheckSchedule demands besides those of the shape.
 struct ScheduleClaims {
   std::optional<Placement> placement;  // owners of chunks; without: whoever has the first action
   std::vector<int> peak_alive;         // per rank: PeakAlive may be no more; empty: not claimed
@@ -35,7 +35,7 @@ struct ScheduleClaims {
 absl::Status CheckSchedule(const Schedule& schedule, const PipelineShape& shape,
                            const ScheduleClaims& claims = {});
 
-// `compute` with SF/RF at every forward and SB/RB at every backward crossing between ranks
+// Returns `compute` with SF/RF for every forward and SB/RB for every backward message between ranks
 // (schedule.h). All transfers stand in one global causal order: a send follows the action that
 // produced its data, and the receive goes into the peer's list at the same moment, before whatever
 // that rank does next. Hence running every rank's list in order cannot deadlock, even if a send

@@ -1,7 +1,5 @@
 #include "parallel/plan/inventory.h"
 
-#include <algorithm>
-
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
@@ -14,11 +12,6 @@ int64_t Parameter::NumElements() const {
   int64_t elements = 1;
   for (const int64_t extent : shape) elements *= extent;
   return elements;
-}
-
-bool ReadsMemory(const Layer& layer) {
-  return std::any_of(layer.inputs.begin(), layer.inputs.end(),
-                     [](const BoundaryTensor& tensor) { return tensor.name != kHidden; });
 }
 
 int64_t Inventory::NumElements() const {
@@ -36,7 +29,7 @@ std::string Inventory::Hash() const {
 }
 
 Inventory Select(const Inventory& inventory, std::span<const LayerSpan> spans) {
-  Inventory part;
+  Inventory part{.parameters = {}, .layers = {}, .stacks = inventory.stacks};
   std::vector<int> index(inventory.parameters.size(), -1);  // in `part`
   int64_t offset = 0;
   int reached = 0;
@@ -62,48 +55,29 @@ Inventory Select(const Inventory& inventory, std::span<const LayerSpan> spans) {
   return part;
 }
 
-std::string_view RoleName(Role role) {
-  switch (role) {
-    case Role::kEmbedding:
-      return "embedding";
-    case Role::kPosition:
-      return "position";
-    case Role::kQuery:
-      return "query";
-    case Role::kKey:
-      return "key";
-    case Role::kValue:
-      return "value";
-    case Role::kAttentionOutput:
-      return "attention output";
-    case Role::kFeedForward:
-      return "feed-forward";
-    case Role::kNormGain:
-      return "norm gain";
-    case Role::kNormBias:
-      return "norm bias";
-    case Role::kResidualScale:
-      return "residual scale";
-    case Role::kResidualShift:
-      return "residual shift";
-  }
-  return "unknown";
+int64_t ElementsOf(const BoundaryTensor& tensor) {
+  int64_t elements = 1;
+  for (const int64_t extent : tensor.shape) elements *= extent;
+  return elements;
 }
 
-std::string_view LayerKindName(LayerKind kind) {
-  switch (kind) {
-    case LayerKind::kSourceEmbedding:
-      return "source embedding";
-    case LayerKind::kEncoder:
-      return "encoder layer";
-    case LayerKind::kTargetEmbedding:
-      return "target embedding";
-    case LayerKind::kDecoder:
-      return "decoder layer";
-    case LayerKind::kOutput:
-      return "output layer";
+int64_t BytesOf(const BoundaryTensor& tensor) {
+  DEEPNET_CHECK(tensor.dtype == "float32" || tensor.dtype == "bfloat16") << tensor.dtype;
+  return ElementsOf(tensor) * (tensor.dtype == "float32" ? 4 : 2);
+}
+
+const BoundaryTensor* InputNamed(const Layer& layer, std::string_view name) {
+  for (const BoundaryTensor& tensor : layer.inputs) {
+    if (tensor.name == name) return &tensor;
   }
-  return "unknown";
+  return nullptr;
+}
+
+const BoundaryTensor* SideInput(const Layer& layer) {
+  for (const BoundaryTensor& tensor : layer.inputs) {
+    if (tensor.name != kHidden) return &tensor;
+  }
+  return nullptr;
 }
 
 }  // namespace deepnet

@@ -1,38 +1,30 @@
 // What a planner, a sharder, an initialiser and a checkpoint may know of a model: its layers in
-// order with their costs, its parameters with name, shape and role, and what crosses each cut.
-// No tensors, no Transformer: the one list that everybody shares.
+// order with their costs, its parameters with name and shape, and what crosses each cut. It holds
+// no tensors and names no kind of model: the model's own code reports every figure.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "proto/plan.pb.h"
+
 namespace deepnet {
 
-// What a parameter is for. Initial scale, weight decay and sharding follow from it, never from the
-// name.
-enum class Role {
-  kEmbedding,        // rows of tokens: source, target, output, or tied
-  kPosition,         // rows of learned positions
-  kQuery,            // q_proj and its bias
-  kKey,              // k_proj and its bias
-  kValue,            // v_proj and its bias: scaled by beta
-  kAttentionOutput,  // out_proj and its bias: scaled by beta
-  kFeedForward,      // fc1, fc2 and their biases: scaled by beta
-  kNormGain,         // starts at 1
-  kNormBias,         // starts at 0
-  kResidualScale,    // a trained factor of a residual scheme: on a stream, a branch or a head
-  kResidualShift,    // a trained number that a residual scheme subtracts
-};
+// The model's own names for what a parameter and a layer are for. An Inventory carries them;
+// nothing in parallel/ reads them.
+enum class Role : int;
+enum class LayerKind : int;
 
 struct Parameter {
-  std::string name;            // "encoder.layers.0.self_attn.q_proj.weight"
+  std::string name;            // "layers.0.fc1.weight"
   std::vector<int64_t> shape;  // [out, in] or [n]
-  Role role;
-  double initial_std = 0.0;    // of a matrix, mean 0; 0: see initial_value
-  float initial_value = 0.0f;  // of gains, biases
+  Role role = {};
+  double initial_std = 0.0;    // deviation of a matrix whose mean is 0; 0: see initial_value
+  float initial_value = 0.0f;  // start of gains and biases
   int64_t offset = 0;          // first element in the flat order of the Inventory
   int zero_row = -1;           // this row starts at 0 and stays there (padding); -1: none
 
@@ -40,67 +32,115 @@ struct Parameter {
   friend bool operator==(const Parameter&, const Parameter&) = default;
 };
 
-// kTargetEmbedding and kDecoder: of the rows that the output layer reads.
-enum class LayerKind { kSourceEmbedding, kEncoder, kTargetEmbedding, kDecoder, kOutput };
+// A level of recomputation for the layers of a rank or of a stack.
+struct RecomputeChoice {
+  Recompute level = NONE;
+  int segment = 1;  // FULL: layers between two kept inputs
+
+  friend bool operator==(const RecomputeChoice&, const RecomputeChoice&) = default;
+};
+
+// One value for each level of recomputation.
+template <typename Value>
+using ByRecompute = std::array<Value, Recompute_ARRAYSIZE>;
+
+// Memory of tensors of a full microbatch, some of which have the type of the products' operands.
+struct ActivationBytes {
+  int64_t bytes = 0;     // bytes that do not depend on that type: float32 state, masks
+  int64_t operands = 0;  // elements of that type
+  int64_t copies = 0;    // further elements of that type, where it is narrower than float32
+  int64_t widened = 0;   // further float32 elements, where it is narrower than float32
+
+  // Bytes with operands of `operand_bytes` (4 or 2) each.
+  int64_t Total(int64_t operand_bytes) const {
+    const bool narrow = operand_bytes < kFloatBytes;
+    return bytes + (operands + (narrow ? copies : 0)) * operand_bytes +
+           (narrow ? widened * kFloatBytes : 0);
+  }
+  static constexpr int64_t kFloatBytes = 4;
+  friend bool operator==(const ActivationBytes&, const ActivationBytes&) = default;
+};
 
 // The stream of activations, which the layer behind a cut consumes: counted in that layer's
-// activations. Boundary tensors of other names are kept once per rank and microbatch.
+// activations. Boundary tensors of other names are side inputs, which layers only read: a rank
+// keeps them once per microbatch. A layer outside of stacks passes its side inputs on.
 inline constexpr std::string_view kHidden = "hidden";
 
 // A tensor that a cut before a layer has to carry.
 struct BoundaryTensor {
-  std::string name;            // "hidden", "memory"
+  std::string name;            // kHidden, or that of a side input
   std::vector<int64_t> shape;  // [rows, width] with the microbatch's capacities
   std::string dtype;           // "float32"
   bool needs_gradient = true;
+  int stack = 0;  // whose rows it has: tensors of one stack share buffers
 
   friend bool operator==(const BoundaryTensor&, const BoundaryTensor&) = default;
 };
 
-// One indivisible piece of the chain: source embedding, encoder layers, target embedding, decoder
-// layers, output. A model of one stack has the latter three alone, and no memory.
+// Matrices that one layer's deferred weight gradients hold from I to W.
+struct PendingOperand {
+  int64_t rows = 0, columns = 0;
+  int count = 1;
+  bool shared = false;  // one for all layers of a chunk
+
+  friend bool operator==(const PendingOperand&, const PendingOperand&) = default;
+};
+
+// One indivisible piece of the chain. Its figures are those of a full microbatch.
 struct Layer {
-  std::string name;  // "encoder.layers.3"
-  LayerKind kind;
+  std::string name;  // "layers.3"
+  LayerKind kind = {};
   int index = 0;     // within its stack
   int position = 0;  // within the whole chain; a rank's part of the Inventory keeps it
-  std::vector<int>
-      parameters;  // indices into Inventory::parameters; a tied one appears in several layers
-  double forward_flops = 0.0;  // of a full microbatch: 2 per multiply-add of every matrix product
-  // Kept from forward to backward of a full microbatch: float32 state (residual stream,
-  // statistics), and elements that have the type of the products' operands.
-  int64_t activation_bytes = 0;
-  int64_t activation_operands = 0;  // elements
-  // Parts of activation_bytes: what is given up with the feed-forward block's inner rows where
-  // those are computed again, and what is kept at every level of recomputation.
-  int64_t inner_bytes = 0;
-  int64_t lasting_bytes = 0;
-  int64_t constant_bytes = 0;          // of what is looked up and never learned
+  // Indices into Inventory::parameters. A tied parameter appears in several layers, none of which
+  // is in a stack.
+  std::vector<int> parameters;
+  double forward_flops = 0.0;          // 2 per multiply-add of every matrix product
   std::vector<BoundaryTensor> inputs;  // what crosses a cut before this layer, in order
+
+  int stack = -1;              // in Inventory::stacks; -1: in none, and never computed again
+  bool looks_up = false;       // reads rows of its matrices and multiplies none
+  bool computes_loss = false;  // its F computes its gradients too; the last layer of the chain
+
+  // Kept from F to the end of B or I, its input left out. At FULL: what it keeps inside a segment.
+  ByRecompute<ActivationBytes> kept = {};
+  ByRecompute<double> recompute_flops = {};  // operations of F that the backward pass repeats
+  std::vector<PendingOperand> pending;       // both operands of every product
+  int64_t constant_bytes = 0;                // tables that are looked up and never learned
+  // Buffers of the loss: of each list the largest is there, of `native_loss` with NATIVE products,
+  // of `library_loss` with LIBRARY's.
+  std::vector<ActivationBytes> native_loss, library_loss;
 
   friend bool operator==(const Layer&, const Layer&) = default;
 };
 
-// Whether it takes more than the stream from layers before it.
-bool ReadsMemory(const Layer& layer);
+// Layers in a row that are alike, work on rows of one kind and lend each other their buffers.
+//
+// A rank uses a stack's rows if it has a layer, itself in a stack, that takes an input of this one.
+struct Stack {
+  int64_t stream_elements = 0;  // rows x width of the stream
+  // In use while a layer runs; once on every rank that uses the stack's rows.
+  ActivationBytes workspace;
+  // Beside it with NATIVE products: a rank has those of one stack, the largest.
+  ActivationBytes kernel_buffers;
+  // Buffers that an operation of LIBRARY allocates and gives back at once, one entry an operation;
+  // the largest counts. In layers of this stack, and in others that take its rows.
+  std::vector<ActivationBytes> temporaries, reader_temporaries;
+  // Held for recomputation once on a rank. SELECTIVE_FFN and SELECTIVE_GEMM: what a layer's
+  // products make again. FULL: the stream through a segment, beside what the segment's layers keep
+  // at NONE; only where the rank has layers of the stack.
+  ByRecompute<ActivationBytes> recomputed = {};
 
-// What some models need once for each stack that a rank has layers of, whatever is in flight.
-struct StackExtras {
-  int streams = 0;        // float32, of the stack's rows and the width
-  int64_t converted = 0;  // features of the widest operand rows that native kernels want in float32
-  int64_t over_rows = 0;  // features of the widest rows with sums over rows that these kernels take
-
-  friend bool operator==(const StackExtras&, const StackExtras&) = default;
+  friend bool operator==(const Stack&, const Stack&) = default;
 };
 
-// All of a model. Parameters are in flat order: that of layers, and within one layer q, k, v
-// weights are adjacent, then their biases, so that fused products need no copies.
+// All of a model. Parameters are in flat order: that of layers, and within one layer the model's.
 struct Inventory {
   std::vector<Parameter> parameters;
   std::vector<Layer> layers;
   // Why no pipeline can cut the chain, naming the field that says so; empty: it can be cut.
   std::string one_piece = {};
-  StackExtras extras = {};
+  std::vector<Stack> stacks = {};
 
   int64_t NumElements() const;  // of all parameters, each tied tensor once
   std::string Hash() const;     // hexadecimal FNV-1a of names and shapes in order
@@ -117,13 +157,17 @@ struct LayerSpan {
   friend bool operator==(const LayerSpan&, const LayerSpan&) = default;
 };
 
-// What a rank holds that computes `spans`, which ascend and do not overlap: their layers in chain
-// order and the parameters that these use, each once, in order of first use. Indices and offsets
-// are the part's own; Layer::position still counts in `inventory`.
+// Returns what a rank that computes `spans` holds; they ascend and do not overlap: their layers in
+// chain order and the parameters that these use, each once, in order of first use. Indices and
+// offsets are the part's own; Layer::position still counts in `inventory`.
 Inventory Select(const Inventory& inventory, std::span<const LayerSpan> spans);
 
-// "kValue" -> "value"; "kEncoder" -> "encoder layer": for tables.
-std::string_view RoleName(Role role);
-std::string_view LayerKindName(LayerKind kind);
+// Elements of `tensor`, and its bytes: its dtype is "float32" or "bfloat16".
+int64_t ElementsOf(const BoundaryTensor& tensor);
+int64_t BytesOf(const BoundaryTensor& tensor);
+// The input of `layer` of that name; nullptr: it has none.
+const BoundaryTensor* InputNamed(const Layer& layer, std::string_view name);
+// The side input of `layer`, of which there is at most one; nullptr: it has none.
+const BoundaryTensor* SideInput(const Layer& layer);
 
 }  // namespace deepnet

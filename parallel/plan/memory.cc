@@ -1,18 +1,17 @@
 #include "parallel/plan/memory.h"
 
 #include <algorithm>
-#include <string_view>
-#include <vector>
-
-#include "parallel/plan/memory_layers.h"
-#include "parallel/plan/memory_library.h"
+#include <deque>
+#include <functional>
+#include <map>
+#include <utility>
 
 namespace deepnet {
 namespace {
 
-constexpr int64_t kMomentBytes = 8;  // two float32
-
-int64_t StreamBytes(const LayerSizes& s) { return s.rows * s.width * kFloatBytes; }
+constexpr int64_t kFloatBytes = 4;
+constexpr int64_t kMomentBytes = 8;                    // two float32
+constexpr int64_t kUpdateElements = int64_t{1} << 22;  // that LIBRARY's update takes at once
 
 template <typename Visit>
 void ForEachLayer(const Inventory& inventory, const RankUse& rank, const Visit& visit) {
@@ -21,7 +20,9 @@ void ForEachLayer(const Inventory& inventory, const RankUse& rank, const Visit& 
   }
 }
 
-// The first layer of the whole chain that uses `parameter`: its stage saves it.
+// --- parameters ----------------------------------------------------------------------------------
+
+// Returns the first layer of the whole chain that uses `parameter`: its stage saves it.
 int FirstUse(const Inventory& inventory, int parameter) {
   int first = 0;
   for (const Layer& layer : inventory.layers) {
@@ -38,19 +39,18 @@ bool Holds(const RankUse& rank, int layer) {
   });
 }
 
-// Parameters of the layers: each once for weights and moments, each use for gradients. Only
-// embedding matrices have several uses.
+// Counts each parameter once for weights and moments, each use for gradients.
 void AddParameters(const Inventory& inventory, const RankUse& rank, const MemoryRules& rules,
                    MemoryEstimate& memory) {
   int64_t elements = 0, uses = 0, packed = 0, saved_elsewhere = 0;
-  std::vector<int> counted;
+  std::vector<int> counted;  // of layers outside of stacks, which alone may be tied
   ForEachLayer(inventory, rank, [&](const Layer& layer) {
     for (const int i : layer.parameters) {
       const Parameter& parameter = inventory.parameters[i];
       const int64_t size = parameter.NumElements();
       uses += size;
-      if (parameter.shape.size() == 2 && !LooksUp(layer)) packed += size;
-      if (parameter.role == Role::kEmbedding) {
+      if (parameter.shape.size() == 2 && !layer.looks_up) packed += size;
+      if (layer.stack < 0) {
         if (std::find(counted.begin(), counted.end(), i) != counted.end()) continue;
         counted.push_back(i);
         if (!Holds(rank, FirstUse(inventory, i))) saved_elsewhere += size;
@@ -72,146 +72,291 @@ void AddParameters(const Inventory& inventory, const RankUse& rank, const Memory
                            std::min(2 * kPieceBytes, rank.foreign_bytes) / rank.num_replicas);
 }
 
-// Each kind of layers has buffers for the moment at which it holds most; what is a chunk's own is
-// never lent.
-int64_t ActivationBytes(const Inventory& inventory, const RankUse& rank, const MemoryRules& rules) {
-  std::vector<KeptByKind> kept;
-  int64_t others = 0, all_slots = 0;
-  for (const ChunkUse& chunk : rank.chunks) {
-    kept.push_back(KeptOf(inventory, chunk.layers, rank.recompute, rules));
-    others += chunk.slots * kept.back().others;
-    all_slots += chunk.slots * (kept.back().encoder + kept.back().decoder);
-  }
-  if (rank.moments.empty()) return rank.deferred_bytes + others + all_slots;
-  int64_t most_encoder = 0, most_decoder = 0;
-  for (const std::vector<int>& moment : rank.moments) {
-    int64_t encoder = 0, decoder = 0;
-    for (size_t c = 0; c < kept.size(); ++c) {
-      encoder += moment[c] * kept[c].encoder;
-      decoder += moment[c] * kept[c].decoder;
-    }
-    most_encoder = std::max(most_encoder, encoder);
-    most_decoder = std::max(most_decoder, decoder);
-  }
-  return rank.deferred_bytes + others + most_encoder + most_decoder;
-}
+// --- activations ---------------------------------------------------------------------------------
 
-// Rows and widths of the two stacks as a rank has them; without rows where it has no layer.
-struct Stacks {
-  LayerSizes source, target;
-  int memory_slots = 0;  // most microbatches of a chunk that takes the encoder memory
+// Bytes that layers keep of one microbatch, by the stack whose buffers they share.
+struct KeptByStack {
+  std::vector<int64_t> in_stack;
+  int64_t others = 0;  // a chunk's own, never lent
 };
 
-// Whether chunk c ends with the encoder and a later chunk of the rank reads what it made.
-bool MakesMemoryForLater(const Inventory& inventory, const RankUse& rank, size_t c) {
-  const auto decodes = [&](const ChunkUse& chunk) {
-    return inventory.layers[chunk.layers.end - 1].kind >= LayerKind::kTargetEmbedding;
-  };
-  const auto later = rank.chunks.begin() + static_cast<int64_t>(c) + 1;
-  const int end = rank.chunks[c].layers.end;
-  const bool made = end < static_cast<int>(inventory.layers.size()) &&
-                    inventory.layers[end].kind == LayerKind::kTargetEmbedding;
-  return made && std::any_of(later, rank.chunks.end(), decodes);
+KeptByStack KeptOf(const Inventory& inventory, LayerSpan span, const RecomputeChoice& recompute,
+                   const MemoryRules& rules) {
+  const bool by_segment = recompute.level == FULL;
+  KeptByStack kept{.in_stack = std::vector<int64_t>(inventory.stacks.size(), 0)};
+  int in_stack = 0;  // layers of the same stack so far
+  for (int l = span.first; l < span.end; ++l) {
+    const Layer& layer = inventory.layers[l];
+    if (l > span.first && layer.stack != inventory.layers[l - 1].stack) in_stack = 0;
+    if (layer.stack < 0) {
+      kept.others += layer.kept[NONE].Total(rules.operand_bytes);
+      continue;
+    }
+    int64_t& bytes = kept.in_stack[layer.stack];
+    bytes += layer.kept[recompute.level].Total(rules.operand_bytes);
+    if (by_segment ? in_stack % recompute.segment == 0 : in_stack == 0) {
+      bytes += inventory.stacks[layer.stack].stream_elements *
+               (by_segment ? kFloatBytes : rules.operand_bytes);
+    }
+    ++in_stack;
+  }
+  return kept;
 }
 
-// The source's rows are also those of the memory, which decoder layers work on.
-Stacks StacksOf(const Inventory& inventory, const RankUse& rank) {
-  Stacks stacks;
-  for (size_t c = 0; c < rank.chunks.size(); ++c) {
-    const ChunkUse& chunk = rank.chunks[c];
-    if (MakesMemoryForLater(inventory, rank, c)) {
-      stacks.memory_slots = std::max(stacks.memory_slots, chunk.slots);
+// Each stack has buffers for the peak at which it holds most.
+int64_t KeptInFlight(const Inventory& inventory, const RankUse& rank, const MemoryRules& rules) {
+  std::vector<KeptByStack> kept;
+  int64_t bytes = rank.deferred_bytes;
+  for (const ChunkUse& chunk : rank.chunks) {
+    kept.push_back(KeptOf(inventory, chunk.layers, rank.recompute, rules));
+    bytes += chunk.slots * kept.back().others;
+  }
+  for (size_t s = 0; s < inventory.stacks.size(); ++s) {
+    int64_t most = 0;
+    for (const std::vector<int>& peak : rank.peaks) {
+      int64_t now = 0;
+      for (size_t c = 0; c < kept.size(); ++c) now += peak[c] * kept[c].in_stack[s];
+      most = std::max(most, now);
     }
+    if (rank.peaks.empty()) {
+      for (size_t c = 0; c < kept.size(); ++c) most += rank.chunks[c].slots * kept[c].in_stack[s];
+    }
+    bytes += most;
+  }
+  return bytes;
+}
+
+// --- buffers that layers use in turn -------------------------------------------------------------
+
+// A rank's use of the buffers of one stack.
+struct StackUse {
+  const Layer* first = nullptr;  // of its layers on this rank
+  int longest = 0;               // layers that one chunk has of it
+  bool rows = false;             // some layer works on its rows
+};
+
+std::vector<StackUse> StacksOf(const Inventory& inventory, const RankUse& rank) {
+  std::vector<StackUse> stacks(inventory.stacks.size());
+  std::vector<int> count(stacks.size());
+  for (const ChunkUse& chunk : rank.chunks) {
+    std::fill(count.begin(), count.end(), 0);
     for (int l = chunk.layers.first; l < chunk.layers.end; ++l) {
       const Layer& layer = inventory.layers[l];
-      if (layer.kind == LayerKind::kEncoder && stacks.source.rows == 0) {
-        stacks.source = SizesOf(inventory, layer);
-      }
-      if (layer.kind != LayerKind::kDecoder) continue;
-      stacks.memory_slots = std::max(stacks.memory_slots, chunk.slots);
-      if (stacks.target.rows != 0) continue;
-      stacks.target = stacks.source = SizesOf(inventory, layer);
-      stacks.source.rows = stacks.target.memory_rows;
+      if (layer.stack < 0) continue;
+      StackUse& own = stacks[layer.stack];
+      if (own.first == nullptr) own.first = &layer;
+      own.longest = std::max(own.longest, ++count[layer.stack]);
+      for (const BoundaryTensor& input : layer.inputs) stacks[input.stack].rows = true;
     }
   }
   return stacks;
 }
 
-int64_t BoundaryBytes(const RankUse& rank, const Stacks& stacks, const MemoryRules& rules) {
-  if (rank.flow_bytes >= 0) return rank.flow_bytes;
-  int64_t message = 0;
-  for (const ChunkUse& chunk : rank.chunks) message = std::max(message, chunk.message_bytes);
-  const int64_t streams = StreamBytes(stacks.source) + StreamBytes(stacks.target);
-  const int64_t memory = stacks.source.rows * stacks.source.width * rules.operand_bytes;
-  return kMessageSlots * message + streams + stacks.memory_slots * memory;
-}
-
-// What one set of buffers for a stack's sub-layers takes: three operands of the width and three
-// more for dq, dk, dv, one of the inner width, two streams; with other operands, those of the
-// stream.
-int64_t WorkspaceOf(const LayerSizes& s, const MemoryRules& rules) {
-  const int64_t operands = (6 + (rules.operand_bytes == kFloatBytes ? 0 : 1)) * s.width + s.inner;
-  return s.rows * (operands * rules.operand_bytes + 2 * s.width * kFloatBytes);
-}
-
-// Beside the sets of buffers: a stream is every stack's own, kernels have one buffer of a kind.
-int64_t ExtraBytes(const StackExtras& extras, const Stacks& stacks, const MemoryRules& rules) {
-  const int64_t streams = StreamBytes(stacks.source) + StreamBytes(stacks.target);
-  const int64_t bytes = extras.streams * streams;
-  if (!rules.native) return bytes;
-  const int64_t converted = rules.operand_bytes == kFloatBytes ? 0 : extras.converted;
-  const int64_t most_rows = std::max(stacks.source.rows, stacks.target.rows);
-  return bytes + most_rows * (converted + extras.over_rows) * kFloatBytes;
-}
-
-// The input of the widest weight gradient, packed.
-int64_t PackedOperand(const LayerSizes& s, const MemoryRules& rules) {
-  if (!rules.native) return 0;
-  const int64_t rows = (s.rows + kPackedRows - 1) / kPackedRows * kPackedRows;
-  return rows * std::max(s.inner, s.width) * rules.operand_bytes;
-}
-
-int64_t ConstantBytes(const Inventory& inventory, const RankUse& rank) {
+int64_t RecomputedBytes(const Inventory& inventory, const RankUse& rank, const MemoryRules& rules) {
+  const auto& [level, segment] = rank.recompute;
+  const std::vector<StackUse> uses = StacksOf(inventory, rank);
   int64_t bytes = 0;
-  ForEachLayer(inventory, rank, [&](const Layer& layer) { bytes += layer.constant_bytes; });
+  for (size_t s = 0; s < uses.size(); ++s) {
+    const StackUse& use = uses[s];
+    if (level == FULL ? use.first == nullptr : !use.rows) continue;
+    bytes += inventory.stacks[s].recomputed[level].Total(rules.operand_bytes);
+    if (level != FULL) continue;
+    bytes += std::min(segment, use.longest) * (use.first->kept[NONE].Total(rules.operand_bytes) -
+                                               use.first->kept[FULL].Total(rules.operand_bytes));
+  }
   return bytes;
 }
 
-// What an operation uses only inside, which is never there at the same time as the logits.
-int64_t TemporaryBytes(const Inventory& inventory, const RankUse& rank, const Stacks& stacks,
-                       const MemoryRules& rules, const MemoryEstimate& memory) {
-  if (rules.native) return 0;
-  const int64_t most =
-      std::max({LibraryLayerBytes(stacks.source, rules), LibraryLayerBytes(stacks.target, rules),
-                LibraryInnerDropoutBytes(inventory, rank, rules),
-                LibraryUpdateBytes(memory.moments() / kMomentBytes),
-                LibraryRefreshBytes(inventory, rank, rules)});
-  return std::max<int64_t>(0, most - memory.logits());
+int64_t Largest(std::span<const ActivationBytes> buffers, const MemoryRules& rules) {
+  int64_t most = 0;
+  for (const ActivationBytes& buffer : buffers) {
+    most = std::max(most, buffer.Total(rules.operand_bytes));
+  }
+  return most;
 }
 
-int64_t WorkspaceBytes(const Inventory& inventory, const RankUse& rank, const Stacks& stacks,
-                       const MemoryRules& rules) {
-  return WorkspaceOf(stacks.source, rules) + WorkspaceOf(stacks.target, rules) +
-         ExtraBytes(inventory.extras, stacks, rules) +
-         std::max(PackedOperand(stacks.source, rules), PackedOperand(stacks.target, rules)) +
-         ConstantBytes(inventory, rank);
+// Returns what LIBRARY takes to make the rank's working copies anew: one is there twice.
+int64_t RefreshBytes(const Inventory& inventory, const RankUse& rank, const MemoryRules& rules) {
+  if (rules.operand_bytes == kFloatBytes) return 0;
+  int64_t most = 0;
+  ForEachLayer(inventory, rank, [&](const Layer& layer) {
+    if (layer.looks_up) return;
+    for (const int i : layer.parameters) {
+      const Parameter& parameter = inventory.parameters[i];
+      if (parameter.shape.size() == 2) most = std::max(most, parameter.NumElements());
+    }
+  });
+  return most * rules.operand_bytes;
+}
+
+int64_t WorkspaceBytes(const Inventory& inventory, const RankUse& rank, const MemoryRules& rules,
+                       const MemoryEstimate& memory) {
+  const std::vector<StackUse> uses = StacksOf(inventory, rank);
+  int64_t bytes = 0, kernels = 0, temporaries = 0;
+  ForEachLayer(inventory, rank, [&](const Layer& layer) { bytes += layer.constant_bytes; });
+  for (size_t s = 0; s < uses.size(); ++s) {
+    const Stack& stack = inventory.stacks[s];
+    if (!uses[s].rows) continue;
+    bytes += stack.workspace.Total(rules.operand_bytes);
+    kernels = std::max(kernels, stack.kernel_buffers.Total(rules.operand_bytes));
+    const bool own = uses[s].first != nullptr;
+    temporaries =
+        std::max(temporaries, Largest(own ? stack.temporaries : stack.reader_temporaries, rules));
+  }
+  if (rules.native) return bytes + kernels;
+  // The update has the scaled gradient and its square, then root and quotient.
+  const int64_t updated = std::min(kUpdateElements, memory.moments() / kMomentBytes);
+  temporaries =
+      std::max({temporaries, 2 * kFloatBytes * updated, RefreshBytes(inventory, rank, rules)});
+  return bytes + std::max<int64_t>(0, temporaries - memory.logits());
 }
 
 int64_t LogitBytes(const Inventory& inventory, const RankUse& rank, const MemoryRules& rules) {
   for (const ChunkUse& chunk : rank.chunks) {
     const Layer& layer = inventory.layers[chunk.layers.end - 1];
-    if (layer.kind != LayerKind::kOutput) continue;
-    const std::vector<int64_t>& table = inventory.parameters[layer.parameters.front()].shape;
-    const int64_t rows = std::min(kLogitRows, layer.inputs.front().shape.front());
-    if (!rules.native) return LibraryLogitBytes(rows, table[0], table[1], rules);
-    const bool in_place = rules.operand_bytes == kFloatBytes;
-    return rows * table[0] * (kFloatBytes + (in_place ? 0 : rules.operand_bytes));
+    if (!layer.computes_loss) continue;
+    return Largest(rules.native ? layer.native_loss : layer.library_loss, rules);
   }
   return 0;
 }
 
+// --- cuts ----------------------------------------------------------------------------------------
+
+// Bytes of the side inputs of all microbatches in flight: of chunks whose layers read them, and of
+// one that makes them for a later chunk of the rank.
+int64_t SideInputBytes(const Inventory& inventory, const RankUse& rank, const MemoryRules& rules) {
+  int64_t slots = 0, elements = 0;
+  const auto add = [&](const BoundaryTensor& side, const ChunkUse& chunk) {
+    slots = std::max<int64_t>(slots, chunk.slots);
+    elements = ElementsOf(side);
+  };
+  for (const ChunkUse& chunk : rank.chunks) {
+    const int end = chunk.layers.end;
+    if (&chunk != &rank.chunks.back() && SideInput(inventory.layers[end - 1]) == nullptr) {
+      const BoundaryTensor* made = SideInput(inventory.layers[end]);
+      if (made != nullptr) add(*made, chunk);
+    }
+    for (int l = chunk.layers.first; l < end; ++l) {
+      const Layer& layer = inventory.layers[l];
+      const BoundaryTensor* side = layer.stack < 0 ? nullptr : SideInput(layer);
+      if (side != nullptr) add(*side, chunk);
+    }
+  }
+  return slots * elements * rules.operand_bytes;
+}
+
+int64_t BoundaryBytes(const Inventory& inventory, const RankUse& rank, const MemoryRules& rules) {
+  if (rank.boundary_bytes >= 0) return rank.boundary_bytes;
+  int64_t message = 0, streams = 0;
+  for (const ChunkUse& chunk : rank.chunks) message = std::max(message, chunk.message_bytes);
+  const std::vector<StackUse> uses = StacksOf(inventory, rank);
+  for (size_t s = 0; s < uses.size(); ++s) {
+    if (uses[s].rows) streams += inventory.stacks[s].stream_elements * kFloatBytes;
+  }
+  return kMessageSlots * message + streams + SideInputBytes(inventory, rank, rules);
+}
+
+// --- microbatches in flight ----------------------------------------------------------------------
+
+bool IsInputPass(Op op) { return op == Op::kBackward || op == Op::kBackwardInput; }
+
+// Adds `now` unless some peak has as much of everything; drops those that it has as much as.
+void AddPeak(const std::vector<int>& now, std::vector<std::vector<int>>& peaks) {
+  const auto covers = [](const std::vector<int>& x, const std::vector<int>& y) {
+    return std::equal(x.begin(), x.end(), y.begin(), std::greater_equal<int>());
+  };
+  for (const std::vector<int>& peak : peaks) {
+    if (covers(peak, now)) return;
+  }
+  std::erase_if(peaks, [&](const std::vector<int>& peak) { return covers(now, peak); });
+  peaks.push_back(now);
+}
+
+// Returns what is in flight on a rank at its peaks, by its chunks in chain order.
+std::vector<std::vector<int>> InFlightPeaks(const std::vector<Action>& actions) {
+  std::map<int, size_t> place;  // of a chunk among the rank's
+  for (const Action& action : actions) place[action.chunk] = 0;
+  size_t next = 0;
+  for (auto& [chunk, index] : place) index = next++;
+  std::vector<int> now(place.size(), 0);
+  std::vector<std::vector<int>> peaks;
+  bool grew = false;
+  for (const Action& action : actions) {
+    int& alive = now[place[action.chunk]];
+    if (action.op == Op::kForward) {
+      ++alive;
+      grew = true;
+    }
+    if (!IsInputPass(action.op)) continue;
+    if (grew) AddPeak(now, peaks);
+    grew = false;
+    --alive;
+  }
+  if (grew) AddPeak(now, peaks);
+  return peaks;
+}
+
+// Buffers of the deferred weight gradients of one rank: a pool for each shape, which never shrinks.
+class DeferredPools {
+ public:
+  DeferredPools(std::span<const std::vector<PendingMatrices>> pending, int per_sum)
+      : pending_(pending), per_sum_(per_sum) {}
+
+  void Take(const Action& action) {
+    std::deque<int>& waiting = waiting_[action.chunk];
+    if (IsInputPass(action.op)) FinishSumsBefore(action, waiting);
+    if (action.op == Op::kBackwardInput) {
+      waiting.push_back(action.microbatch);
+      Change(action.chunk, 1);
+    }
+    if (action.op == Op::kBackwardWeight) {
+      const auto found = std::find(waiting.begin(), waiting.end(), action.microbatch);
+      if (found == waiting.end()) return;  // computed already
+      waiting.erase(found);
+      Change(action.chunk, -1);
+    }
+  }
+
+  int64_t max_bytes() const {
+    int64_t bytes = 0;
+    for (const auto& [shape, pool] : pools_) bytes += pool.most;
+    return bytes;
+  }
+
+ private:
+  struct Pool {
+    int64_t now = 0, most = 0;  // bytes
+  };
+
+  void FinishSumsBefore(const Action& action, std::deque<int>& waiting) {
+    const int first = action.microbatch / per_sum_ * per_sum_;
+    for (; !waiting.empty() && waiting.front() < first; waiting.pop_front()) {
+      Change(action.chunk, -1);
+    }
+  }
+
+  void Change(int chunk, int microbatches) {
+    for (const PendingMatrices& matrices : pending_[chunk]) {
+      Pool& pool = pools_[{matrices.rows, matrices.columns}];
+      pool.now += microbatches * matrices.bytes;
+      pool.most = std::max(pool.most, pool.now);
+    }
+  }
+
+  const std::span<const std::vector<PendingMatrices>> pending_;
+  const int per_sum_;
+  std::map<int, std::deque<int>> waiting_;             // microbatches, by chunk
+  std::map<std::pair<int64_t, int64_t>, Pool> pools_;  // by rows and columns
+};
+
 bool IsCpu(const ComputeSpec& compute) {
   return compute.device().empty() || compute.device() == "cpu";
+}
+
+int64_t TotalOf(const MemoryEstimate& m) {
+  return m.weights() + m.working_copies() + m.gradients() + m.partial_sums() + m.moments() +
+         m.activations() + m.boundary() + m.recompute() + m.workspace() + m.logits() +
+         m.communication() + m.snapshot() + m.instruments();
 }
 
 }  // namespace
@@ -234,27 +379,75 @@ MemoryRules MakeMemoryRules(const ComputeSpec& compute, const ParallelSpec& para
   return rules;
 }
 
+int64_t KeptBytes(const Inventory& inventory, LayerSpan span, const RecomputeChoice& recompute,
+                  const MemoryRules& rules) {
+  const KeptByStack kept = KeptOf(inventory, span, recompute, rules);
+  int64_t bytes = kept.others;
+  for (const int64_t in_stack : kept.in_stack) bytes += in_stack;
+  return bytes;
+}
+
+std::vector<PendingMatrices> MakePendingMatrices(const Inventory& inventory, LayerSpan span,
+                                                 const MemoryRules& rules) {
+  std::vector<PendingMatrices> pending;
+  bool has_shared = false;
+  for (int l = span.first; l < span.end; ++l) {
+    const std::vector<PendingOperand>& operands = inventory.layers[l].pending;
+    bool shares = false;
+    for (const PendingOperand& operand : operands) {
+      shares |= operand.shared;
+      if (operand.shared && has_shared) continue;
+      auto found = std::find_if(pending.begin(), pending.end(), [&](const PendingMatrices& p) {
+        return p.rows == operand.rows && p.columns == operand.columns;
+      });
+      if (found == pending.end()) {
+        found = pending.insert(found, {.rows = operand.rows, .columns = operand.columns});
+      }
+      found->bytes += operand.count * operand.rows * operand.columns * rules.operand_bytes;
+    }
+    has_shared |= shares;
+  }
+  return pending;
+}
+
+int64_t PendingBytes(const Inventory& inventory, LayerSpan span, const MemoryRules& rules) {
+  int64_t bytes = 0;
+  for (const PendingMatrices& p : MakePendingMatrices(inventory, span, rules)) bytes += p.bytes;
+  return bytes;
+}
+
+InFlight CountInFlight(const Schedule& schedule,
+                       std::span<const std::vector<PendingMatrices>> pending, int per_sum) {
+  std::vector<int> now(pending.size(), 0);
+  InFlight most{.slots = now, .deferred_bytes = {}, .peaks = {}};
+  for (const std::vector<Action>& actions : schedule.actions) {
+    DeferredPools deferred(pending, per_sum);
+    for (const Action& action : actions) {
+      const int c = action.chunk;
+      if (action.op == Op::kForward) most.slots[c] = std::max(most.slots[c], ++now[c]);
+      if (IsInputPass(action.op)) --now[c];
+      deferred.Take(action);
+    }
+    most.deferred_bytes.push_back(deferred.max_bytes());
+    most.peaks.push_back(InFlightPeaks(actions));
+  }
+  return most;
+}
+
 void UpdateRecompute(const Inventory& inventory, const RankUse& rank, const MemoryRules& rules,
                      MemoryEstimate& memory) {
-  const Stacks stacks = StacksOf(inventory, rank);
-  memory.set_activations(ActivationBytes(inventory, rank, rules));
-  memory.set_recompute(RecomputedBytes(inventory, rank, LayerKind::kEncoder, stacks.source, rules) +
-                       RecomputedBytes(inventory, rank, LayerKind::kDecoder, stacks.target, rules));
-  memory.set_total(memory.weights() + memory.working_copies() + memory.gradients() +
-                   memory.partial_sums() + memory.moments() + memory.activations() +
-                   memory.boundary() + memory.recompute() + memory.workspace() + memory.logits() +
-                   memory.communication() + memory.snapshot() + memory.instruments());
+  memory.set_activations(KeptInFlight(inventory, rank, rules));
+  memory.set_recompute(RecomputedBytes(inventory, rank, rules));
+  memory.set_total(TotalOf(memory));
 }
 
 MemoryEstimate EstimateMemory(const Inventory& inventory, const RankUse& rank,
                               const MemoryRules& rules) {
   MemoryEstimate memory;
-  const Stacks stacks = StacksOf(inventory, rank);
   AddParameters(inventory, rank, rules, memory);
-  memory.set_boundary(BoundaryBytes(rank, stacks, rules));
+  memory.set_boundary(BoundaryBytes(inventory, rank, rules));
   memory.set_logits(LogitBytes(inventory, rank, rules));
-  memory.set_workspace(WorkspaceBytes(inventory, rank, stacks, rules) +
-                       TemporaryBytes(inventory, rank, stacks, rules, memory));
+  memory.set_workspace(WorkspaceBytes(inventory, rank, rules, memory));
   UpdateRecompute(inventory, rank, rules, memory);
   return memory;
 }

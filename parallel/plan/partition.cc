@@ -24,17 +24,18 @@ int Placement::NumRanks() const {
   return 1 + *std::max_element(rank_of_chunk.begin(), rank_of_chunk.end());
 }
 
-Placement MakeLooped(int ranks, int chunks_per_rank) {
-  DEEPNET_CHECK(ranks > 0 && chunks_per_rank > 0);
+Placement MakeLooped(int ranks, int virtual_pipeline_size) {
+  DEEPNET_CHECK(ranks > 0 && virtual_pipeline_size > 0);
   Placement placement;
-  for (int c = 0; c < ranks * chunks_per_rank; ++c) placement.rank_of_chunk.push_back(c % ranks);
+  for (int c = 0; c < ranks * virtual_pipeline_size; ++c)
+    placement.rank_of_chunk.push_back(c % ranks);
   return placement;
 }
 
-Placement MakeV(int ranks, int chunks_per_rank) {
-  DEEPNET_CHECK(ranks > 0 && chunks_per_rank > 0);
+Placement MakeV(int ranks, int virtual_pipeline_size) {
+  DEEPNET_CHECK(ranks > 0 && virtual_pipeline_size > 0);
   Placement placement;
-  for (int c = 0; c < ranks * chunks_per_rank; ++c) {
+  for (int c = 0; c < ranks * virtual_pipeline_size; ++c) {
     const int step = c % ranks, lap = c / ranks;
     placement.rank_of_chunk.push_back(lap % 2 == 0 ? step : ranks - 1 - step);
   }
@@ -92,11 +93,11 @@ std::vector<int> PartitionByCost(std::span<const double> costs, int num_parts) {
 
 namespace {
 
-constexpr int kMostReceivers = 6;  // least loaded ranks that are tried
+constexpr int kMaxReceivers = 6;  // least loaded ranks that are tried
 constexpr int kRoundsPerRank = 8;
 
-// What each chunk should cost: all alike, but the last chunk at least its last item, and the other
-// chunks of that rank what remains of an even share.
+// Returns what each chunk should cost: all the same, except that the last chunk costs at least its
+// last item, and the other chunks of its rank share what remains of the rank's even share.
 std::vector<double> Targets(std::span<const double> costs, const Placement& placement) {
   const int chunks = placement.NumChunks(), ranks = placement.NumRanks();
   const double total = std::accumulate(costs.begin(), costs.end(), 0.0);
@@ -162,7 +163,7 @@ class Refiner {
   int First(int chunk) const { return chunk == 0 ? 0 : ends_[chunk - 1]; }
   int Rank(int chunk) const { return placement_.rank_of_chunk[chunk]; }
 
-  // What counts: the fullest rank, then how uneven all are.
+  // Smaller is better: the fullest rank counts first, then how uneven all are.
   static std::array<double, 2> Badness(const std::vector<double>& sums) {
     double squares = 0;
     for (const double sum : sums) squares += sum * sum;
@@ -195,7 +196,7 @@ class Refiner {
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return sums_[a] < sums_[b]; });
     const int fullest = order.back();
-    const int receivers = std::min(kMostReceivers, ranks - 1);
+    const int receivers = std::min(kMaxReceivers, ranks - 1);
     const std::vector<int> takers(order.begin(), order.begin() + receivers);
 
     std::array<double, 2> best = Badness(sums_);

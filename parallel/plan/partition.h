@@ -19,7 +19,7 @@ struct Placement {
   int NumChunks() const { return static_cast<int>(rank_of_chunk.size()); }
   int NumRanks() const;  // one past the highest rank
 
-  // Whether what passes from chunk - 1 to chunk goes from one rank to another; false for chunk 0.
+  // Returns true if chunk - 1 and chunk lie on different ranks; false for chunk 0.
   bool Crosses(int chunk) const {
     return chunk > 0 && rank_of_chunk[chunk - 1] != rank_of_chunk[chunk];
   }
@@ -29,11 +29,11 @@ struct Placement {
 
 // Chunk c on rank c % ranks (Narayanan et al., 2021, section 2.2): every lap visits the ranks in
 // the same direction. Any number of ranks, odd ones too; both arguments > 0.
-Placement MakeLooped(int ranks, int chunks_per_rank);
+Placement MakeLooped(int ranks, int virtual_pipeline_size);
 
 // Laps alternate their direction (Qi et al., 2024, "Pipeline Parallelism with Controllable
 // Memory"): where a lap ends the next begins, on the same rank and without a transfer.
-Placement MakeV(int ranks, int chunks_per_rank);
+Placement MakeV(int ranks, int virtual_pipeline_size);
 
 // Ends (one past the last item) of `num_parts` non-empty contiguous parts whose most expensive one
 // is as cheap as can be. Earlier parts are filled first, so equal inputs give equal cuts
@@ -42,7 +42,7 @@ std::vector<int> PartitionByCost(std::span<const double> costs, int num_parts);
 
 // Ends of placement.NumChunks() non-empty contiguous chunks whose sums per rank are about equal.
 // With one chunk a rank: PartitionByCost. With more, chunks are as equal as the last item allows:
-// if that costs more than an even chunk (an output layer over a large vocabulary), the other chunks
+// if that costs more than an even chunk (a loss over many classes), the other chunks
 // of its rank shrink. Then single items move from the fullest rank to others as long as the fullest
 // rank gains (`refine`; else the cut is only roughly even, but takes no time).
 // Deterministic; 1 <= NumChunks() <= costs.size(), costs >= 0.

@@ -87,8 +87,8 @@ PipelineShape PipelineShapeOf(const Plan& plan, int replica) {
   return {
       .num_ranks = plan.pipeline_parallel_size(),
       .num_microbatches =
-          MicrobatchesOf(plan.microbatches_per_step(), plan.data_parallel_size(), replica).Count(),
-      .chunks_per_rank = plan.chunks_per_rank()};
+          MicrobatchesOf(plan.global_microbatches(), plan.data_parallel_size(), replica).Count(),
+      .virtual_pipeline_size = plan.virtual_pipeline_size()};
 }
 
 Simulation SimulatePlan(const Plan& plan, const ClusterSpec& cluster, const ComputeSpec& compute) {

@@ -19,11 +19,12 @@ Placement PlacementOf(const Plan& plan);
 std::vector<int> ChunkEnds(const Plan& plan);
 std::vector<ChunkCost> ChunkCosts(const Plan& plan);
 
-// What crosses the cut before each chunk, [chunk]: the tensors whose bytes ChunkCosts holds.
+// Returns the messages over the cut before each chunk, [chunk]: the tensors whose bytes ChunkCosts
+// holds.
 std::vector<StageMessages> StageMessagesOf(const Plan& plan, const Inventory& inventory,
                                            const ComputeSpec& compute);
 
-// What one stage exchanges at the end of a step.
+// The exchanges of one stage at the end of a step.
 struct StageExchange {
   Exchange seconds;           // what plan.gradient_exchange_seconds is made of
   double update_seconds = 0;  // of which plan.update_seconds is the largest
@@ -36,7 +37,8 @@ struct StageExchange {
 std::vector<StageExchange> StageExchanges(const Plan& plan, const Inventory& inventory,
                                           const ClusterSpec& cluster, const ComputeSpec& compute);
 
-// Of each chunk's accumulators, [chunk]; those of a stage add up to its gradient_bytes.
+// Returns the bytes of each chunk's accumulators, [chunk]; those of a stage add up to its
+// gradient_bytes.
 std::vector<int64_t> GradientBytes(const Plan& plan, const Inventory& inventory);
 
 // The simulated step that plan.step_seconds is from; `cluster` and `compute` are those it was made

@@ -1,10 +1,7 @@
 #include "parallel/plan/planner.h"
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,9 +25,9 @@
 namespace deepnet {
 namespace {
 
-constexpr int kMostShrink = 64;
-constexpr int kMostRanks = 8192;
-constexpr int kMostTries = 3;  // configs that look as if they fit, worked out to be sure
+constexpr int kMaxShrink = 64;
+constexpr int kMaxRanks = 8192;
+constexpr int kMaxTries = 3;  // configs that look as if they fit, worked out to be sure
 
 std::string Gib(double bytes) { return absl::StrFormat("%.2f GiB", bytes / kGib); }
 
@@ -45,7 +42,7 @@ Request Free(Request request, Freed freed, const Plan& closest) {
   if (freed == Freed::kRecompute) return request;
   request.schedule.clear();
   request.custom.reset();
-  request.chunks_per_rank = 0;
+  request.virtual_pipeline_size = 0;
   request.placement = PLACEMENT_UNSPECIFIED;
   if (freed == Freed::kDegrees) request.stages = request.replicas = 0;
   return request;
@@ -61,7 +58,7 @@ std::optional<Plan> FirstThatFits(const Request& request) {
     if (estimate.fits) fitting.emplace_back(estimate.seconds, i);
   }
   std::sort(fitting.begin(), fitting.end());
-  if (fitting.size() > kMostTries) fitting.resize(kMostTries);
+  if (fitting.size() > kMaxTries) fitting.resize(kMaxTries);
   for (const auto& [seconds, i] : fitting) {
     absl::StatusOr<Plan> plan = MakeOneReplica(request, (*configs)[i]);
     if (plan.ok() && Fits(request, *plan)) return *std::move(plan);
@@ -70,7 +67,7 @@ std::optional<Plan> FirstThatFits(const Request& request) {
 }
 
 // The smallest power of two by which microbatches must shrink (and grow in number) so that `plan`
-// fits; 0 if none up to kMostShrink does. What belongs to parameters stays, all else shrinks; of
+// fits; 0 if none up to kMaxShrink does. What belongs to parameters stays, all else shrinks; of
 // logits there are blocks, whose size is taken as it is.
 int ShrinkToFit(const Request& request, const Plan& plan) {
   const auto fits = [&](const StagePlan& stage, int shrink) {
@@ -80,7 +77,7 @@ int ShrinkToFit(const Request& request, const Plan& plan) {
     const double stays = static_cast<double>(m.total()) - shrinks;
     return stays + shrinks / shrink <= request.memory_bytes;
   };
-  for (int shrink = 2; shrink <= kMostShrink; shrink *= 2) {
+  for (int shrink = 2; shrink <= kMaxShrink; shrink *= 2) {
     if (std::all_of(plan.stages().begin(), plan.stages().end(),
                     [&](const StagePlan& stage) { return fits(stage, shrink); })) {
       return shrink;
@@ -93,8 +90,8 @@ std::string Describe(const Plan& plan) {
   std::string text = absl::StrCat("pipeline_parallel_size ", plan.pipeline_parallel_size(),
                                   ", data_parallel_size ", plan.data_parallel_size(), ", schedule ",
                                   plan.schedule());
-  if (plan.chunks_per_rank() > 1) {
-    absl::StrAppend(&text, " with chunks_per_rank ", plan.chunks_per_rank());
+  if (plan.virtual_pipeline_size() > 1) {
+    absl::StrAppend(&text, " with virtual_pipeline_size ", plan.virtual_pipeline_size());
   }
   return absl::StrCat(text, ", recomputing ", RecomputeText(plan));
 }
@@ -110,17 +107,17 @@ std::string Advice(const Request& request, const Plan& closest) {
   std::string advice;
   if (const int shrink = ShrinkToFit(request, closest); shrink != 0) {
     advice = absl::StrCat("; what fits: data.microbatch at 1/", shrink,
-                          " of its size (data.microbatches_per_step x ", shrink, ")");
+                          " of its size (data.global_microbatches x ", shrink, ")");
   }
   Request open = Free(request, Freed::kDegrees, closest);
-  for (open.num_ranks = 2 * ranks; open.num_ranks <= kMostRanks; open.num_ranks *= 2) {
+  for (open.num_ranks = 2 * ranks; open.num_ranks <= kMaxRanks; open.num_ranks *= 2) {
     if (const auto plan = FirstThatFits(open)) {
       return absl::StrCat(advice, advice.empty() ? "; what fits: " : ", or ", open.num_ranks,
                           " ranks: ", Describe(*plan));
     }
   }
   if (!advice.empty()) return advice;
-  return absl::StrCat("; nothing fits on up to ", kMostRanks,
+  return absl::StrCat("; nothing fits on up to ", kMaxRanks,
                       " ranks: use devices with more memory");
 }
 
@@ -178,21 +175,11 @@ std::optional<Plan> ClosestPlan(const absl::Status& status) {
   return plan;
 }
 
-absl::Status ReadScheduleFile(const std::string& root, ParallelSpec* parallel) {
-  const std::string& name = parallel->schedule();
-  if (name.empty() || name.find(':') != std::string::npos || FindScheduleKind(name) != nullptr) {
-    return absl::OkStatus();
-  }
-  const std::filesystem::path path = std::filesystem::path(root) / name;
-  if (!std::filesystem::is_regular_file(path)) return absl::OkStatus();  // MakePlan names it
-  std::ifstream file(path);
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (!file) {
-    return BadField(absl::StrCat("parallel.schedule: cannot read ", path.string()));
-  }
-  parallel->set_schedule(text.str());
-  return absl::OkStatus();
+ClusterSpec WithMemoryShare(ClusterSpec cluster, int64_t host_bytes) {
+  if (cluster.device_memory_gib() > 0) return cluster;
+  const int ranks = std::max(1, cluster.devices_per_node());
+  cluster.set_device_memory_gib(static_cast<double>(host_bytes) / kGib / ranks);
+  return cluster;
 }
 
 Schedule MakeSchedule(const Plan& plan, int replica) {

@@ -4,6 +4,7 @@
 // nor the machines. How it decides: docs/design/planner.md.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -20,17 +21,16 @@
 namespace deepnet {
 
 // The fastest config, by simulation, of those that `parallel` allows and that fit. The model is cut
-// into pipeline_parallel_size x chunks_per_rank chunks of about equal cost per rank; replicas
+// into pipeline_parallel_size x virtual_pipeline_size chunks of about equal cost per rank; replicas
 // repeat the pipeline: rank = replica * pipeline_parallel_size + stage. What is left open is
 // decided: degrees (replicas are a power of two, as virtual replicas must be, and share
 // microbatches evenly; asked for, any number up to that of the microbatches will do), schedule,
 // chunks, and for each rank the cheapest recomputation with which it fits.
 //
-// Read: data.microbatches_per_step; optim.virtual_replicas; compute.device, dtype, matmul;
+// Read: data.global_microbatches; optim.virtual_replicas; compute.device, dtype, matmul;
 // instruments.every_steps; all of cluster and parallel. cluster.device_memory_gib 0 means
 // unlimited; without nodes and devices_per_node the job has exactly the ranks that `parallel` asks
-// for (1 if nothing). parallel.schedule is a name or a schedule's text (see ReadScheduleFile),
-// which is then checked.
+// for (1 if nothing). parallel.schedule is a name or a schedule's text, which is then checked.
 //
 // Fails with InvalidArgument (ExitCode::kBadConfig) naming the field, or ResourceExhausted
 // (ExitCode::kDoesNotFit) naming the rank, what it needs, what it has, and the nearest config that
@@ -44,13 +44,13 @@ absl::StatusOr<Plan> MakePlan(const Inventory& inventory, const DataSpec& data,
 // other errors.
 std::optional<Plan> ClosestPlan(const absl::Status& status);
 
-// If parallel.schedule names neither a schedule nor is one, reads the file of that name, relative
-// to `root`, and puts its text there. InvalidArgument (kBadConfig) if there is no such file.
-absl::Status ReadScheduleFile(const std::string& root, ParallelSpec* parallel);
+// Returns `cluster` with device_memory_gib, if it is 0, set to the share that each of a host's
+// ranks (devices_per_node, at least 1) has of `host_bytes`.
+ClusterSpec WithMemoryShare(ClusterSpec cluster, int64_t host_bytes);
 
 // The order of work of one replica's ranks, without transfers. `plan` is MakePlan's. Replicas
-// differ only in their number of microbatches, if at all (dealing.h): the first has as many as any.
-// What else one replica of a plan is made of: plan_accessors.h.
+// differ only in their number of microbatches, if at all (shard.h): the first has as many as any.
+// plan_accessors.h returns the other parts of one replica of a plan.
 Schedule MakeSchedule(const Plan& plan, int replica = 0);
 
 // A table for people: see planner_text.h for more.

@@ -28,9 +28,10 @@ Speeds MakeSpeeds(const ClusterSpec& cluster, const ComputeSpec& compute) {
   Speeds speeds;
   speeds.flops_per_second =
       cluster.flops_per_second() > 0 ? cluster.flops_per_second() : DefaultFlops(compute, on_cpu);
-  speeds.updates_per_second = cluster.updates_per_second() > 0 ? cluster.updates_per_second()
-                              : on_cpu                         ? 2.5e8
-                                                               : 2e10;
+  speeds.optimizer_params_per_second = cluster.optimizer_params_per_second() > 0
+                                           ? cluster.optimizer_params_per_second()
+                                       : on_cpu ? 2.5e8
+                                                : 2e10;
   speeds.network.inside_node = MakeLink(cluster.inside_node(), on_cpu ? 4e9 : 3e11);
   speeds.network.between_nodes = MakeLink(cluster.between_nodes(), on_cpu ? 1.25e9 : 2.5e10);
   if (cluster.devices_per_node() > 0) speeds.network.ranks_per_node = cluster.devices_per_node();
@@ -39,13 +40,13 @@ Speeds MakeSpeeds(const ClusterSpec& cluster, const ComputeSpec& compute) {
 
 LayerSeconds SecondsOf(const Layer& layer, const Speeds& speeds) {
   const double seconds = layer.forward_flops / speeds.flops_per_second;
-  if (layer.kind == LayerKind::kOutput) return {.forward = 3 * seconds};
+  if (layer.computes_loss) return {.forward = 3 * seconds};
   return {seconds, seconds, seconds};
 }
 
 double UpdateSeconds(int64_t weight_bytes, int replicas, const Speeds& speeds) {
   const double weights = static_cast<double>(weight_bytes) / sizeof(float);
-  return weights / replicas / speeds.updates_per_second;
+  return weights / replicas / speeds.optimizer_params_per_second;
 }
 
 std::vector<double> LayerTotals(const Inventory& inventory, const Speeds& speeds) {
@@ -70,8 +71,7 @@ std::vector<ChunkCost> MakeChunkCosts(const Inventory& inventory, std::span<cons
       const LayerSeconds seconds = SecondsOf(layer, speeds);
       cost.forward += seconds.forward;
       cost.backward_input +=
-          seconds.backward_input +
-          RecomputeFlops(inventory, layer, choice.level) / speeds.flops_per_second;
+          seconds.backward_input + layer.recompute_flops[choice.level] / speeds.flops_per_second;
       cost.backward_weight += seconds.backward_weight;
     }
     const LayerSpan span{first, ends[c]};

@@ -15,16 +15,16 @@
 namespace deepnet {
 
 struct Speeds {
-  double flops_per_second = 1e11;     // in matrix products
-  double updates_per_second = 2.5e8;  // weights that the optimizer updates
+  double flops_per_second = 1e11;              // in matrix products
+  double optimizer_params_per_second = 2.5e8;  // weights that the optimizer updates
   Network network;
 };
 
 // `cluster` with the defaults that ClusterSpec states filled in for `compute`.
 Speeds MakeSpeeds(const ClusterSpec& cluster, const ComputeSpec& compute);
 
-// Of one full microbatch. Only matrix products take time: F, I and W of a layer are alike, but the
-// output layer computes its gradients together with its loss, all in F.
+// Seconds of one full microbatch. Only matrix products take time: F, I and W of a layer are alike,
+// but the output layer computes its gradients together with its loss, all in F.
 struct LayerSeconds {
   double forward = 0, backward_input = 0, backward_weight = 0;
 
@@ -45,7 +45,7 @@ std::vector<ChunkCost> MakeChunkCosts(const Inventory& inventory, std::span<cons
                                       std::span<const RecomputeChoice> choices,
                                       const MemoryRules& rules, const Speeds& speeds);
 
-// What a step needs besides its pipeline, seconds on one rank.
+// The seconds that a step needs on one rank besides its pipeline and its update.
 struct Exchange {
   double reduce = 0;  // gradients between replicas: hidden behind the last backward passes
   double gather = 0;  // updated weights between replicas

@@ -22,10 +22,10 @@ absl::Status CheckNumbers(const ParallelSpec& parallel) {
   };
   RETURN_IF_ERROR(not_negative(parallel.pipeline_parallel_size(), "pipeline_parallel_size"));
   RETURN_IF_ERROR(not_negative(parallel.data_parallel_size(), "data_parallel_size"));
-  RETURN_IF_ERROR(not_negative(parallel.chunks_per_rank(), "chunks_per_rank"));
+  RETURN_IF_ERROR(not_negative(parallel.virtual_pipeline_size(), "virtual_pipeline_size"));
   RETURN_IF_ERROR(not_negative(parallel.recompute_segment(), "recompute_segment"));
-  if (parallel.recompute_segment() > 1 && parallel.recompute() != LAYER) {
-    return BadField("parallel.recompute_segment: only with recompute LAYER");
+  if (parallel.recompute_segment() > 1 && parallel.recompute() != FULL) {
+    return BadField("parallel.recompute_segment: only with recompute FULL");
   }
   return absl::OkStatus();
 }
@@ -41,11 +41,11 @@ absl::Status CheckSpeeds(const ClusterSpec& cluster) {
   if (cluster.flops_per_second() < 0) {
     return BadField("cluster.flops_per_second: must not be negative");
   }
-  if (cluster.updates_per_second() >= 0) return absl::OkStatus();
-  return BadField("cluster.updates_per_second: must not be negative");
+  if (cluster.optimizer_params_per_second() >= 0) return absl::OkStatus();
+  return BadField("cluster.optimizer_params_per_second: must not be negative");
 }
 
-// Whether a user wrote a schedule, not the name of one.
+// Returns true if `schedule` is a schedule's text, not the name of one.
 bool IsText(const std::string& schedule) { return schedule.find(':') != std::string::npos; }
 
 absl::Status ReadSchedule(const std::string& schedule, Request& request) {
@@ -70,16 +70,16 @@ absl::Status ReadSchedule(const std::string& schedule, Request& request) {
                                ", or a file"));
 }
 
-// Of a model that no pipeline can cut: one stage with one chunk.
+// A model that no pipeline can cut gets one stage with one chunk; an error if more was asked for.
 absl::Status KeepInOnePiece(const Inventory& inventory, Request& request) {
   if (inventory.one_piece.empty()) return absl::OkStatus();
-  if (request.stages > 1 || request.chunks_per_rank > 1) {
-    return BadField(absl::StrCat(
-        request.stages > 1 ? "parallel.pipeline_parallel_size: " : "parallel.chunks_per_rank: ",
-        std::max(request.stages, request.chunks_per_rank), ": must be 1 with ",
-        inventory.one_piece));
+  if (request.stages > 1 || request.virtual_pipeline_size > 1) {
+    return BadField(absl::StrCat(request.stages > 1 ? "parallel.pipeline_parallel_size: "
+                                                    : "parallel.virtual_pipeline_size: ",
+                                 std::max(request.stages, request.virtual_pipeline_size),
+                                 ": must be 1 with ", inventory.one_piece));
   }
-  request.stages = request.chunks_per_rank = 1;
+  request.stages = request.virtual_pipeline_size = 1;
   return absl::OkStatus();
 }
 
@@ -99,12 +99,12 @@ absl::StatusOr<Request> MakeRequest(const Inventory& inventory, const DataSpec& 
                   .rules = MakeMemoryRules(compute, parallel, instruments),
                   .speeds = MakeSpeeds(cluster, compute)};
   RETURN_IF_ERROR(ReadSchedule(parallel.schedule(), request));
-  request.microbatches_per_step = std::max(1, data.microbatches_per_step());
+  request.global_microbatches = std::max(1, data.global_microbatches());
   request.virtual_replicas = optim.virtual_replicas();
   request.one_sum_per_rank = parallel.gradient_sum() == FAST;
   request.stages = parallel.pipeline_parallel_size();
   request.replicas = parallel.data_parallel_size();
-  request.chunks_per_rank = parallel.chunks_per_rank();
+  request.virtual_pipeline_size = parallel.virtual_pipeline_size();
   request.placement = parallel.placement();
   RETURN_IF_ERROR(KeepInOnePiece(inventory, request));
   if (parallel.recompute() != RECOMPUTE_UNSPECIFIED) {

@@ -1,4 +1,4 @@
-// What the planner was asked, with every default applied and nothing contradictory left.
+// The planner's task, with every default applied and nothing contradictory left.
 #pragma once
 
 #include <limits>
@@ -24,14 +24,14 @@ struct Request {
   const Inventory* inventory = nullptr;
   MemoryRules rules;
   Speeds speeds;
-  int microbatches_per_step = 1;
+  int global_microbatches = 1;
   int virtual_replicas = 0;       // 0: follows the layout
   bool one_sum_per_rank = false;  // parallel.gradient_sum is FAST
   int num_ranks = 0;              // 0: follows the layout
   int devices_per_node = 1;
   double memory_bytes = std::numeric_limits<double>::infinity();  // per rank
 
-  int stages = 0, replicas = 0, chunks_per_rank = 0;
+  int stages = 0, replicas = 0, virtual_pipeline_size = 0;
   std::string schedule;
   std::optional<Schedule> custom;  // what `schedule` holds if it is a text
   PlacementShape placement = PLACEMENT_UNSPECIFIED;

@@ -24,12 +24,12 @@ struct Degrees {
 
 struct Kind {
   std::string schedule;
-  int chunks_per_rank = 1;
+  int virtual_pipeline_size = 1;
 };
 
 // Shape of a schedule that a user wrote.
 struct CustomShape {
-  int ranks = 0, chunks_per_rank = 1;
+  int ranks = 0, virtual_pipeline_size = 1;
 };
 
 absl::StatusOr<CustomShape> WrittenShape(const Schedule& schedule) {
@@ -42,7 +42,7 @@ absl::StatusOr<CustomShape> WrittenShape(const Schedule& schedule) {
     return BadField(absl::StrCat("parallel.schedule: ", chunks, " chunks cannot be dealt to ",
                                  shape.ranks, " ranks evenly"));
   }
-  shape.chunks_per_rank = chunks / shape.ranks;
+  shape.virtual_pipeline_size = chunks / shape.ranks;
   return shape;
 }
 
@@ -64,16 +64,17 @@ std::vector<Degrees> ListDegrees(const Request& request) {
 
 // Worth trying: with more chunks a rank waits less and sends more.
 std::vector<int> ChunkCounts(const ScheduleKind& kind) {
-  if (kind.min_chunks_per_rank == kind.max_chunks_per_rank) return {kind.min_chunks_per_rank};
+  if (kind.min_virtual_pipeline_size == kind.max_virtual_pipeline_size)
+    return {kind.min_virtual_pipeline_size};
   return {2, 4, 8};
 }
 
 std::vector<Kind> ListKinds(const Request& request, int stages) {
-  const int asked = request.chunks_per_rank;
+  const int asked = request.virtual_pipeline_size;
   if (!request.schedule.empty()) {
     const ScheduleKind& kind = *FindScheduleKind(request.schedule);
     if (asked != 0) return {{request.schedule, asked}};
-    if (stages == 1) return {{request.schedule, kind.min_chunks_per_rank}};
+    if (stages == 1) return {{request.schedule, kind.min_virtual_pipeline_size}};
     std::vector<Kind> kinds;
     for (const int chunks : ChunkCounts(kind)) kinds.push_back({request.schedule, chunks});
     return kinds;
@@ -113,8 +114,8 @@ CoarseTimes TimesOf(const Candidate& candidate) {
 }
 
 int64_t NumActions(const Request& request, const ParallelConfig& config) {
-  const int64_t per_chunk = int64_t{3} * request.microbatches_per_step / config.replicas;
-  return per_chunk * config.stages * config.chunks_per_rank;
+  const int64_t per_chunk = int64_t{3} * request.global_microbatches / config.replicas;
+  return per_chunk * config.stages * config.virtual_pipeline_size;
 }
 
 }  // namespace
@@ -139,11 +140,11 @@ absl::StatusOr<std::vector<ParallelConfig>> ListConfigs(const Request& request) 
                                      request.stages));
       }
       if (degrees.stages != custom.ranks) continue;
-      add({degrees.stages, degrees.replicas, "custom", custom.chunks_per_rank});
+      add({degrees.stages, degrees.replicas, "custom", custom.virtual_pipeline_size});
       continue;
     }
     for (const Kind& kind : ListKinds(request, degrees.stages)) {
-      add({degrees.stages, degrees.replicas, kind.schedule, kind.chunks_per_rank});
+      add({degrees.stages, degrees.replicas, kind.schedule, kind.virtual_pipeline_size});
     }
   }
   if (configs.empty() && first_error.ok()) {
@@ -169,8 +170,7 @@ CoarseEstimate EstimateCoarsely(const Request& request, const ParallelConfig& co
     estimate.seconds = std::max(estimate.seconds, exchange.gather + exchange.tied + update);
   }
   const CoarseTimes times = TimesOf(*candidate);
-  const int microbatches =
-      MicrobatchesOf(request.microbatches_per_step, config.replicas, 0).Count();
+  const int microbatches = MicrobatchesOf(request.global_microbatches, config.replicas, 0).Count();
   estimate.seconds += times.rank * microbatches +
                       (config.stages - 1) * times.chunk * WaitingFactor(config.schedule);
   return estimate;
@@ -190,7 +190,7 @@ absl::StatusOr<Found> FindBest(const Request& request, const std::vector<Paralle
   int64_t actions = 0;
   for (const auto& [does_not_fit, seconds, index] : order) {
     const int64_t more = NumActions(request, configs[index]);
-    if ((found.best.has_value() || found.closest.has_value()) && actions + more > kMostActions) {
+    if ((found.best.has_value() || found.closest.has_value()) && actions + more > kMaxActions) {
       continue;  // a smaller one may still be affordable
     }
     ASSIGN_OR_RETURN(Plan plan, MakeOneReplica(request, configs[index]));
@@ -209,7 +209,7 @@ absl::StatusOr<Found> FindBest(const Request& request, const std::vector<Paralle
       found.best = std::move(plan);
       best_index = index;
     }
-    if (++simulated >= kMostSimulated) break;
+    if (++simulated >= kMaxSimulated) break;
   }
   return found;
 }

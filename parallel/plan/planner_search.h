@@ -30,12 +30,12 @@ struct Found {
   std::optional<Plan> closest;  // if none fits: that of the smallest fullest rank
 };
 
-// Simulates configs in order of their coarse estimates, most promising first, until kMostSimulated
-// are done that fit or their actions add up to kMostActions (at least one is always done).
+// Simulates configs in order of their coarse estimates, most promising first, until kMaxSimulated
+// are done that fit or their actions add up to kMaxActions (at least one is always done).
 // Deterministic; ties go to the config listed first.
 absl::StatusOr<Found> FindBest(const Request& request, const std::vector<ParallelConfig>& configs);
 
-inline constexpr int kMostSimulated = 24;
-inline constexpr int64_t kMostActions = 800'000;
+inline constexpr int kMaxSimulated = 24;
+inline constexpr int64_t kMaxActions = 800'000;
 
 }  // namespace deepnet

@@ -17,7 +17,7 @@
 namespace deepnet {
 namespace {
 
-constexpr size_t kMostChunksNamed = 2;
+constexpr size_t kMaxChunksNamed = 2;
 
 std::string Plural(int count, const char* what) {
   return absl::StrCat(count, " ", what, count == 1 ? "" : "s");
@@ -50,18 +50,18 @@ int64_t StateBytes(const MemoryEstimate& m) {
 
 // " (17 or 16 a replica)" where that does not follow from the two numbers before it.
 std::string ShareText(const Plan& plan) {
-  if (plan.microbatches_per_step() % plan.data_parallel_size() == 0) return "";
-  return absl::StrCat(" (",
-                      MicrobatchesText(plan.microbatches_per_step(), plan.data_parallel_size()),
+  if (plan.global_microbatches() % plan.data_parallel_size() == 0) return "";
+  return absl::StrCat(" (", MicrobatchesText(plan.global_microbatches(), plan.data_parallel_size()),
                       " a replica)");
 }
 
 std::string Head(const Plan& plan) {
-  std::string text = absl::StrCat(
-      Plural(plan.pipeline_parallel_size(), "stage"), " x ",
-      Plural(plan.data_parallel_size(), "replica"), ", schedule ", plan.schedule(), ", ",
-      Plural(plan.chunks_per_rank(), "chunk"), " a rank", plan.placement() == V ? " in V" : "",
-      ", ", plan.microbatches_per_step(), " microbatches a step", ShareText(plan), "\n");
+  std::string text =
+      absl::StrCat(Plural(plan.pipeline_parallel_size(), "stage"), " x ",
+                   Plural(plan.data_parallel_size(), "replica"), ", schedule ", plan.schedule(),
+                   ", ", Plural(plan.virtual_pipeline_size(), "chunk"), " a rank",
+                   plan.placement() == V ? " in V" : "", ", ", plan.global_microbatches(),
+                   " microbatches a step", ShareText(plan), "\n");
   absl::StrAppendFormat(
       &text,
       "step of %.4g s by the cluster's stated speeds: bubble %.1f %%, exposed communication "
@@ -88,10 +88,10 @@ std::string MicrobatchesText(int microbatches, int replicas) {
 std::string LayersText(const Plan& plan, const Inventory& inventory, int rank) {
   const std::vector<const ChunkPlan*> chunks = ChunksOf(plan, rank % plan.pipeline_parallel_size());
   std::vector<std::string> ranges;
-  for (size_t c = 0; c < std::min(kMostChunksNamed, chunks.size()); ++c) {
+  for (size_t c = 0; c < std::min(kMaxChunksNamed, chunks.size()); ++c) {
     ranges.push_back(RangeText(inventory, *chunks[c]));
   }
-  if (chunks.size() > kMostChunksNamed) ranges.push_back("...");
+  if (chunks.size() > kMaxChunksNamed) ranges.push_back("...");
   return absl::StrJoin(ranges, ", ");
 }
 
@@ -105,9 +105,9 @@ std::string RecomputeText(const Plan& plan) {
 
 std::string PlanText(const Plan& plan, const Inventory& inventory) {
   std::string text = Head(plan);
-  absl::StrAppendFormat(&text, "\n%5s %6s %10s %9s %8s %5s | %9s %9s %9s %9s  %s\n", "rank",
-                        "layers", "TFLOP/step", "busy s", "again", "alive", "state GiB", "activ.",
-                        "other", "total", "from .. to");
+  absl::StrAppendFormat(&text, "\n%5s %6s %10s %9s %14s %5s | %9s %9s %9s %9s  %s\n", "rank",
+                        "layers", "TFLOP/step", "busy s", "recompute", "alive", "state GiB",
+                        "activ.", "other", "total", "from .. to");
   for (int r = 0; r < plan.pipeline_parallel_size(); ++r) {
     const StagePlan& stage = plan.stages(r);
     const MemoryEstimate& m = stage.memory();
@@ -115,7 +115,7 @@ std::string PlanText(const Plan& plan, const Inventory& inventory) {
     int layers = 0;
     for (const ChunkPlan* chunk : chunks) layers += chunk->end_layer() - chunk->first_layer();
     const int64_t other = m.total() - StateBytes(m) - m.activations();
-    absl::StrAppendFormat(&text, "%5d %6d %10.4g %9.4g %8s %5d | %9.3f %9.3f %9.3f %9.3f  %s\n", r,
+    absl::StrAppendFormat(&text, "%5d %6d %10.4g %9.4g %14s %5d | %9.3f %9.3f %9.3f %9.3f  %s\n", r,
                           layers, stage.flops_per_step() / 1e12, stage.busy_seconds(),
                           LevelText(*chunks.front()), stage.peak_alive(), StateBytes(m) / kGib,
                           m.activations() / kGib, other / kGib, m.total() / kGib,
@@ -125,17 +125,17 @@ std::string PlanText(const Plan& plan, const Inventory& inventory) {
 }
 
 std::string ChunksText(const Plan& plan, const Inventory& inventory) {
-  std::string text = absl::StrFormat("%5s %5s %6s %8s | %9s %9s %9s | %9s %5s %9s %9s  %s\n",
-                                     "chunk", "rank", "layers", "again", "F ms", "I ms", "W ms",
+  std::string text = absl::StrFormat("%5s %5s %6s %14s | %9s %9s %9s | %9s %5s %9s %9s  %s\n",
+                                     "chunk", "rank", "layers", "recompute", "F ms", "I ms", "W ms",
                                      "kept MiB", "slots", "in MiB", "back MiB", "from .. to");
   for (int c = 0; c < plan.chunks_size(); ++c) {
     const ChunkPlan& chunk = plan.chunks(c);
     absl::StrAppendFormat(
-        &text, "%5d %5d %6d %8s | %9.3f %9.3f %9.3f | %9.2f %5d %9.2f %9.2f  %s\n", c, chunk.rank(),
-        chunk.end_layer() - chunk.first_layer(), LevelText(chunk), 1e3 * chunk.forward_seconds(),
-        1e3 * chunk.backward_input_seconds(), 1e3 * chunk.backward_weight_seconds(),
-        chunk.kept_bytes() / kMib, chunk.slots(), chunk.forward_bytes() / kMib,
-        chunk.backward_bytes() / kMib, RangeText(inventory, chunk));
+        &text, "%5d %5d %6d %14s | %9.3f %9.3f %9.3f | %9.2f %5d %9.2f %9.2f  %s\n", c,
+        chunk.rank(), chunk.end_layer() - chunk.first_layer(), LevelText(chunk),
+        1e3 * chunk.forward_seconds(), 1e3 * chunk.backward_input_seconds(),
+        1e3 * chunk.backward_weight_seconds(), chunk.kept_bytes() / kMib, chunk.slots(),
+        chunk.forward_bytes() / kMib, chunk.backward_bytes() / kMib, RangeText(inventory, chunk));
   }
   return text;
 }
@@ -144,7 +144,7 @@ std::string MemoryText(const Plan& plan) {
   std::string text =
       absl::StrFormat("GiB\n%5s %8s %8s %8s %8s %8s %8s %8s %8s %8s %8s %8s %8s %8s %9s\n", "rank",
                       "weights", "packed", "grads", "partial", "moments", "activ.", "boundary",
-                      "again", "work", "logits", "comm.", "saved", "instr.", "total");
+                      "recomp.", "work", "logits", "comm.", "saved", "instr.", "total");
   for (int r = 0; r < plan.pipeline_parallel_size(); ++r) {
     const MemoryEstimate& m = plan.stages(r).memory();
     absl::StrAppendFormat(
@@ -165,13 +165,13 @@ void AddEvenEnds(int first, int end, int parts, std::vector<int>& ends) {
   for (int part = 1; part <= parts; ++part) ends.push_back(first + (end - first) * part / parts);
 }
 
-// The encoder over the first half of the ranks, all else over the second; a model of one stack over
-// all of them.
+// Layers before the first side input over the first half of the ranks, all else over the second; a
+// model without side inputs over all of them.
 std::vector<int> Halves(const Inventory& inventory, int stages) {
-  const auto border =
-      std::find_if(inventory.layers.begin(), inventory.layers.end(),
-                   [](const Layer& layer) { return layer.kind == LayerKind::kTargetEmbedding; });
-  const auto middle = static_cast<int>(border - inventory.layers.begin());
+  const auto border = std::find_if(inventory.layers.begin(), inventory.layers.end(),
+                                   [](const Layer& layer) { return SideInput(layer) != nullptr; });
+  const bool found = border != inventory.layers.end();
+  const auto middle = found ? static_cast<int>(border - inventory.layers.begin()) : 0;
   const int in_first_half = middle > 0 ? stages / 2 : 0;
   std::vector<int> ends;
   AddEvenEnds(0, middle, in_first_half, ends);
@@ -207,8 +207,8 @@ std::string Table(const std::vector<Row>& rows, const Plan& reference) {
 }
 
 std::string NameOf(const ParallelConfig& config) {
-  if (config.chunks_per_rank == 1) return config.schedule;
-  return absl::StrCat(config.schedule, ", v=", config.chunks_per_rank);
+  if (config.virtual_pipeline_size == 1) return config.schedule;
+  return absl::StrCat(config.schedule, ", v=", config.virtual_pipeline_size);
 }
 
 }  // namespace
@@ -240,7 +240,7 @@ absl::StatusOr<std::string> CompareText(const Inventory& inventory, const DataSp
     rows.push_back({NameOf(config), std::move(plan)});
   }
   std::string text = absl::StrCat(request.stages, " stages, ",
-                                  MicrobatchesText(request.microbatches_per_step, plain.replicas),
+                                  MicrobatchesText(request.global_microbatches, plain.replicas),
                                   " microbatches a step and replica, recomputing ",
                                   Recompute_Name(reference.chunks(0).recompute()), "\n\n");
   return absl::StrCat(text, Table(rows, reference));

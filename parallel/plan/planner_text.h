@@ -23,16 +23,16 @@ std::string ChunksText(const Plan& plan, const Inventory& inventory);
 // One row a rank of the first replica: GiB by category.
 std::string MemoryText(const Plan& plan);
 
-// "encoder.layers.3 .. decoder.layers.7", several chunks with commas, many with "...".
+// "layers.3 .. layers.7", several chunks with commas, many with "...".
 std::string LayersText(const Plan& plan, const Inventory& inventory, int rank);
-// "NONE" or, where ranks differ, "NONE to GEMM".
+// "NONE" or, where ranks differ, "NONE to SELECTIVE_GEMM".
 std::string RecomputeText(const Plan& plan);
 
-// A table with a row for each schedule on parallel.pipeline_parallel_size stages, chunks cut by
-// cost, and first of all for 1F1B with half of the ranks for the encoder and half for the decoder,
-// both cut by number of layers, which is what other programs do. Parameters and errors as
-// MakePlan's; memory limits nothing, and ranks recompute what parallel.recompute says, by default
-// nothing.
+// Returns a table with a row for each schedule on parallel.pipeline_parallel_size stages, chunks
+// cut by cost. Its first row is 1F1B with half of the ranks for the layers before the first side
+// input and half for the others, both cut by number of layers, which is what other programs do.
+// Parameters and errors as MakePlan's; memory limits nothing, and ranks recompute what
+// parallel.recompute says, by default nothing.
 absl::StatusOr<std::string> CompareText(const Inventory& inventory, const DataSpec& data,
                                         const OptimSpec& optim, const ComputeSpec& compute,
                                         const ClusterSpec& cluster, const ParallelSpec& parallel,

@@ -17,8 +17,9 @@
 
 namespace deepnet {
 
-// What a rank does to one microbatch in one chunk of the model: computes, or transfers what crosses
-// the cut to the neighbouring chunk. Cuts between two chunks of one rank need no transfer.
+// The action of a rank on one microbatch in one chunk of the model: it computes, or transfers the
+// tensors of the cut to the neighbouring chunk. Cuts between two chunks of one rank need no
+// transfer.
 enum class Op {
   kForward,          // F: activations in, activations out
   kBackward,         // B: gradients of inputs and weights
@@ -44,7 +45,8 @@ struct Action {
 struct PipelineShape {
   int num_ranks = 1;         // > 0
   int num_microbatches = 1;  // > 0, per optimizer step and replica
-  int chunks_per_rank = 1;   // > 0; the model is cut into num_ranks * chunks_per_rank chunks
+  int virtual_pipeline_size =
+      1;  // > 0; the model is cut into num_ranks * virtual_pipeline_size chunks
 
   friend bool operator==(const PipelineShape&, const PipelineShape&) = default;
 };

@@ -23,7 +23,7 @@ Schedule MakeSingleStage(int num_microbatches) {
 }
 
 Schedule MakeGPipe(const PipelineShape& shape) {
-  DEEPNET_CHECK_EQ(shape.chunks_per_rank, 1);
+  DEEPNET_CHECK_EQ(shape.virtual_pipeline_size, 1);
   Schedule schedule;
   for (int rank = 0; rank < shape.num_ranks; ++rank) {
     std::vector<Action>& actions = schedule.actions.emplace_back();
@@ -35,7 +35,7 @@ Schedule MakeGPipe(const PipelineShape& shape) {
 }
 
 Schedule MakeOneForwardOneBackward(const PipelineShape& shape) {
-  DEEPNET_CHECK_EQ(shape.chunks_per_rank, 1);
+  DEEPNET_CHECK_EQ(shape.virtual_pipeline_size, 1);
   Schedule schedule;
   for (int rank = 0; rank < shape.num_ranks; ++rank) {
     const int num_ahead = std::min(shape.num_ranks - rank, shape.num_microbatches);
@@ -53,22 +53,21 @@ Schedule MakeOneForwardOneBackward(const PipelineShape& shape) {
 namespace {
 
 constexpr std::string_view kSingleStage = "single_stage";
-constexpr std::string_view kOldSingleStage =
-    "single_stage";  // its name in checkpoints of version 0.1
+constexpr std::string_view kOldSingleStage = "trivial";  // its name in checkpoints of version 0.1
 constexpr int kAny = std::numeric_limits<int>::max();
 
 constexpr std::array<ScheduleKind, 7> kKinds = {{
     {.name = kSingleStage},
     {.name = "gpipe"},
     {.name = "1f1b"},
-    {.name = "interleaved", .max_chunks_per_rank = kAny},
+    {.name = "interleaved", .max_virtual_pipeline_size = kAny},
     {.name = "zb-h1", .splits_backward = true},
-    {.name = "zb-interleaved", .splits_backward = true, .max_chunks_per_rank = kAny},
+    {.name = "zb-interleaved", .splits_backward = true, .max_virtual_pipeline_size = kAny},
     {.name = "zb-v",
      .v_shaped = true,
      .splits_backward = true,
-     .min_chunks_per_rank = 2,
-     .max_chunks_per_rank = 2},
+     .min_virtual_pipeline_size = 2,
+     .max_virtual_pipeline_size = 2},
 }};
 
 absl::StatusOr<const ScheduleKind*> FindFor(std::string_view name, const PipelineShape& shape) {
@@ -80,26 +79,26 @@ absl::StatusOr<const ScheduleKind*> FindFor(std::string_view name, const Pipelin
                        absl::StrAppend(out, std::string(k.name));
                      })));
   }
-  if (shape.num_ranks < 1 || shape.num_microbatches < 1 || shape.chunks_per_rank < 1) {
+  if (shape.num_ranks < 1 || shape.num_microbatches < 1 || shape.virtual_pipeline_size < 1) {
     return absl::InvalidArgumentError("schedule: ranks, microbatches and chunks must be positive");
   }
   if (kind->name == kSingleStage && shape.num_ranks != 1) {
     return absl::InvalidArgumentError(absl::StrCat(
         "parallel.schedule: \"single_stage\" is for one stage, not ", shape.num_ranks));
   }
-  if (shape.chunks_per_rank < kind->min_chunks_per_rank ||
-      shape.chunks_per_rank > kind->max_chunks_per_rank) {
+  if (shape.virtual_pipeline_size < kind->min_virtual_pipeline_size ||
+      shape.virtual_pipeline_size > kind->max_virtual_pipeline_size) {
     return absl::InvalidArgumentError(
-        absl::StrCat("parallel.chunks_per_rank: \"", std::string(name), "\" needs ",
-                     kind->min_chunks_per_rank, ", not ", shape.chunks_per_rank));
+        absl::StrCat("parallel.virtual_pipeline_size: \"", std::string(name), "\" needs ",
+                     kind->min_virtual_pipeline_size, ", not ", shape.virtual_pipeline_size));
   }
   return kind;
 }
 
-// What a rank holds at most under a schedule that splits its backward.
+// Returns the most microbatches that a rank holds under a schedule that splits its backward.
 int MostAlive(const PipelineShape& shape, std::string_view name) {
-  const int chunks = shape.num_ranks * shape.chunks_per_rank;
-  if (name == "zb-v" || shape.chunks_per_rank == 1) return chunks;
+  const int chunks = shape.num_ranks * shape.virtual_pipeline_size;
+  if (name == "zb-v" || shape.virtual_pipeline_size == 1) return chunks;
   return chunks + shape.num_ranks - 1;
 }
 
@@ -133,8 +132,8 @@ const ScheduleKind* FindScheduleKind(std::string_view name) {
 
 absl::StatusOr<Placement> MakeNamedPlacement(std::string_view name, const PipelineShape& shape) {
   ASSIGN_OR_RETURN(const ScheduleKind* kind, FindFor(name, shape));
-  return kind->v_shaped ? MakeV(shape.num_ranks, shape.chunks_per_rank)
-                        : MakeLooped(shape.num_ranks, shape.chunks_per_rank);
+  return kind->v_shaped ? MakeV(shape.num_ranks, shape.virtual_pipeline_size)
+                        : MakeLooped(shape.num_ranks, shape.virtual_pipeline_size);
 }
 
 std::vector<int> ClaimedAlive(std::string_view name, const PipelineShape& shape) {
@@ -146,7 +145,7 @@ std::vector<int> ClaimedAlive(std::string_view name, const PipelineShape& shape)
     if (name == "1f1b") claim = shape.num_ranks - rank;
     if (name == "interleaved") claim = NumInterleavedAhead(shape, rank) + 1;
     if (kind.splits_backward) claim = MostAlive(shape, name);
-    claims.push_back(std::min(claim, shape.num_microbatches * shape.chunks_per_rank));
+    claims.push_back(std::min(claim, shape.num_microbatches * shape.virtual_pipeline_size));
   }
   return claims;
 }
@@ -180,13 +179,15 @@ class VisitingRank {
     const int lap = visit % Round() / shape_.num_ranks;
     const int mb = visit / Round() * shape_.num_ranks + visit % shape_.num_ranks;
     if (mb >= shape_.num_microbatches) return;  // surplus
-    const int place = op == Op::kForward ? lap : shape_.chunks_per_rank - 1 - lap;
+    const int place = op == Op::kForward ? lap : shape_.virtual_pipeline_size - 1 - lap;
     actions_.push_back({op, place * shape_.num_ranks + rank_, mb});
   }
   std::vector<Action> Take() { return std::move(actions_); }
 
  private:
-  int Round() const { return shape_.num_ranks * shape_.chunks_per_rank; }  // a group, all chunks
+  int Round() const {
+    return shape_.num_ranks * shape_.virtual_pipeline_size;
+  }  // a group, all chunks
 
   const PipelineShape shape_;
   const int rank_;
@@ -197,8 +198,8 @@ class VisitingRank {
 
 int NumInterleavedAhead(const PipelineShape& shape, int rank) {
   const int behind = shape.num_ranks - 1 - rank;
-  if (shape.chunks_per_rank == 1) return behind;
-  return 2 * behind + (shape.chunks_per_rank - 1) * shape.num_ranks;
+  if (shape.virtual_pipeline_size == 1) return behind;
+  return 2 * behind + (shape.virtual_pipeline_size - 1) * shape.num_ranks;
 }
 
 Schedule MakeInterleaved(const PipelineShape& shape) {
@@ -257,7 +258,7 @@ class ChunkActions {
 }  // namespace
 
 Schedule MakeZeroBubbleV(const PipelineShape& shape) {
-  DEEPNET_CHECK_EQ(shape.chunks_per_rank, 2);
+  DEEPNET_CHECK_EQ(shape.virtual_pipeline_size, 2);
   const int p = shape.num_ranks;
   const int num = std::max(shape.num_microbatches, 2 * p - 1);  // surplus ones are left out
   Schedule schedule;

@@ -1,5 +1,6 @@
 // Schedules by name: which there are, and what each makes of a shape. All are compute-only
-// (with_transfers.h adds communication) and deterministic: same arguments, same schedule.
+// (WithTransfers of check_schedule.h adds communication) and deterministic: same arguments, same
+// schedule.
 //
 // p ranks, v chunks a rank, m microbatches; F, I, W: seconds of a rank (all its chunks) for one
 // microbatch; idle: seconds of a rank in a step with equal chunks, free links and m a multiple of p
@@ -37,7 +38,7 @@ struct ScheduleKind {
   std::string_view name;
   bool v_shaped = false;         // placed by MakeV, else by MakeLooped
   bool splits_backward = false;  // I and W instead of B
-  int min_chunks_per_rank = 1, max_chunks_per_rank = 1;
+  int min_virtual_pipeline_size = 1, max_virtual_pipeline_size = 1;
 };
 
 // All there are, in the order of the table.
@@ -51,12 +52,13 @@ const ScheduleKind* FindScheduleKind(std::string_view name);
 absl::StatusOr<Placement> MakeNamedPlacement(std::string_view name, const PipelineShape& shape);
 
 // `costs`, one per chunk of MakeNamedPlacement, let zb-* fit themselves to chunks that differ:
-// their fixed order or a greedy one (greedy_schedule.h), whichever takes least time with free
+// their fixed order or a greedy one (MakeGreedy), whichever takes least time with free
 // links. Empty: the fixed order. Others ignore them. Errors as above.
 absl::StatusOr<Schedule> MakeNamedSchedule(std::string_view name, const PipelineShape& shape,
                                            std::span<const ChunkCost> costs = {});
 
-// What CheckSchedule may hold the schedule to, per rank: the last column. `name` must be known.
+// Returns ScheduleClaims::peak_alive, per rank, of the schedule: the last column of the table
+// above. `name` must be known.
 std::vector<int> ClaimedAlive(std::string_view name, const PipelineShape& shape);
 
 // --- the generators themselves
@@ -65,13 +67,13 @@ std::vector<int> ClaimedAlive(std::string_view name, const PipelineShape& shape)
 Schedule MakeSingleStage(int num_microbatches);
 
 // Every forward, then every backward (Huang et al., 2019). Rank r owns chunk r; all microbatches
-// are alive at once; the bubble is that of 1F1B. shape.chunks_per_rank must be 1.
+// are alive at once; the bubble is that of 1F1B. shape.virtual_pipeline_size must be 1.
 Schedule MakeGPipe(const PipelineShape& shape);
 
 // One forward, one backward (Narayanan et al., 2019, section 3.2). Rank r owns chunk r, starts with
 // num_ranks - r forwards, then alternates, then drains. At most num_ranks - r microbatches are
 // alive on rank r; the bubble is (num_ranks - 1) slots of forward plus backward. With one rank it
-// is MakeSingleStage. shape.chunks_per_rank must be 1.
+// is MakeSingleStage. shape.virtual_pipeline_size must be 1.
 Schedule MakeOneForwardOneBackward(const PipelineShape& shape);
 
 // Interleaved 1F1B (Narayanan et al., 2021, section 2.2): groups of num_ranks microbatches visit a
@@ -93,7 +95,7 @@ int NumInterleavedAhead(const PipelineShape& shape, int rank);
 // Parallelism with Controllable Memory", section 4; the order is that of PyTorch's
 // ScheduleZBVZeroBubble). Every rank holds 2 * num_ranks chunks' microbatches at most, whatever its
 // place. It wants 2 * num_ranks - 1 microbatches; with fewer it is the schedule of that many with
-// the surplus left out. shape.chunks_per_rank must be 2.
+// the surplus left out. shape.virtual_pipeline_size must be 2.
 Schedule MakeZeroBubbleV(const PipelineShape& shape);
 
 struct GreedyOptions {

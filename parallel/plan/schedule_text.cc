@@ -129,7 +129,7 @@ const Paint& PaintOf(Op op) {
   }
 }
 
-// Which of its rank's chunks an action is for: 0 for the first along the model.
+// The lap of each of a rank's chunks: 0 for its first along the model.
 using Laps = std::map<int, int>;
 Laps LapsOf(const std::vector<TimedAction>& actions) {
   std::set<int> chunks;
@@ -168,7 +168,7 @@ std::string DrawRow(const std::vector<TimedAction>& actions, int rank, double pi
   return row;
 }
 
-// What the colours mean, for the operations and laps that occur.
+// Draws a legend of the colours of the operations and laps that occur.
 std::string DrawLegend(const Simulation& simulation, double top) {
   std::map<std::pair<std::string_view, int>, std::string_view> entries;
   for (const std::vector<TimedAction>& actions : simulation.timeline) {

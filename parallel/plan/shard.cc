@@ -57,7 +57,7 @@ std::vector<GradientUse> ListUses(const Inventory& whole, const Inventory& held)
   return uses;
 }
 
-// Whether `next` goes on where `run` ends, in every order.
+// Returns true if `next` begins where `run` ends, in every order of parameters.
 bool Continues(const GradientUse& run, const GradientUse& next) {
   return !run.tied && !next.tied && run.gradient + run.count == next.gradient &&
          run.weight + run.count == next.weight && run.whole + run.count == next.whole;
@@ -145,7 +145,8 @@ int PlaceOf(const ShardOptions& options) {
   return options.replica % local * (options.num_replicas / local) + options.replica / local;
 }
 
-// What the replica of `layout` updates: its share of each piece whose sum over uses is made there.
+// Returns what the replica of `layout` updates: its share of each piece whose sum over uses is made
+// there.
 std::vector<Extent> ListExtents(const ShardLayout& layout) {
   std::vector<Extent> extents;
   for (const std::vector<Piece>& bucket : layout.pieces) {

@@ -1,5 +1,6 @@
-// Who adds up and updates which weights: a rank's gradient cut into pieces that are exchanged at
-// once, and each piece into one contiguous share per replica (docs/design/sharding.md).
+// Decides which replica adds up and updates which weights: a rank's gradient is cut into pieces
+// that are exchanged at once, and each piece into one contiguous share per replica
+// (docs/design/sharding.md).
 //
 // Pure: the planner counts bytes with it, the optimizer carries it out. A layout decides who
 // computes, never what: the bits of a step do not depend on it.

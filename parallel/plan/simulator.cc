@@ -77,7 +77,7 @@ class Walk {
   double Makespan() const { return *std::max_element(free_at_.begin(), free_at_.end()); }
 
  private:
-  // When what an action needs is there.
+  // The times at which the inputs of an action are there.
   struct Cell {
     double input = kNever;            // outputs of the chunk before, on this rank
     double output_gradient = kNever;  // gradients of the chunk behind, on this rank
@@ -159,7 +159,8 @@ class Walk {
     }
   }
 
-  // When what is made at `end` has passed `hop`; wakes who waits for it.
+  // Returns the time at which the data made at `end` have passed `hop`; wakes the rank that waits
+  // for them.
   double Deliver(const Hop& hop, double end) {
     if (hop.peer < 0) return end;
     if (!queued_[hop.peer]) {
@@ -201,7 +202,7 @@ absl::StatusOr<int> CountMicrobatches(const Schedule& schedule, const Placement&
   return num_microbatches;
 }
 
-// What `action` adds to the rank's activations: while it runs, and after it.
+// Returns the bytes that `action` adds to the rank's activations: while it runs, and after it.
 std::pair<double, double> BytesAdded(const Action& action, const ChunkCost& cost) {
   switch (action.op) {
     case Op::kForward:

@@ -18,7 +18,7 @@
 
 namespace deepnet {
 
-// Of one microbatch in one chunk.
+// The cost of one microbatch in one chunk.
 struct ChunkCost {
   double forward = 0;          // seconds of F
   double backward_input = 0;   // seconds of I
@@ -55,7 +55,7 @@ struct Simulation {
   std::vector<std::vector<TimedAction>> timeline;  // [rank], computing only, in order
 };
 
-// Transfers in `schedule` (with_transfers.h) are skipped: the same ones are implied. costs has one
+// Transfers in `schedule` (check_schedule.h) are skipped: the same ones are implied. costs has one
 // element per chunk of the placement. Takes time proportional to the number of actions.
 //
 // InvalidArgument naming the stuck rank and action if the schedule waits for ever, or whose owner

@@ -66,13 +66,6 @@ std::vector<StageMessages> MakeStageMessages(const Inventory& inventory,
   return messages;
 }
 
-int64_t BytesOf(const BoundaryTensor& tensor) {
-  DEEPNET_CHECK(tensor.dtype == "float32" || tensor.dtype == "bfloat16") << tensor.dtype;
-  int64_t bytes = tensor.dtype == "float32" ? 4 : 2;
-  for (const int64_t extent : tensor.shape) bytes *= extent;
-  return bytes;
-}
-
 int64_t BytesOf(std::span<const BoundaryTensor> tensors) {
   int64_t bytes = 0;
   for (const BoundaryTensor& tensor : tensors) bytes += BytesOf(tensor);

@@ -18,11 +18,11 @@ import short_runs
 
 LAYOUTS = {
     "interleaved": ["parallel.pipeline_parallel_size={n}", "parallel.schedule=interleaved",
-                    "parallel.chunks_per_rank=2"],
+                    "parallel.virtual_pipeline_size=2"],
     "1f1b": ["parallel.pipeline_parallel_size={n}", "parallel.schedule=1f1b"],
     "zb-h1": ["parallel.pipeline_parallel_size={n}", "parallel.schedule=zb-h1"],
     "zb-v": ["parallel.pipeline_parallel_size={n}", "parallel.schedule=zb-v",
-             "parallel.chunks_per_rank=2"],
+             "parallel.virtual_pipeline_size=2"],
     "replicas": ["parallel.pipeline_parallel_size=1", "parallel.data_parallel_size={n}"],
 }
 

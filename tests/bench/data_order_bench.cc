@@ -1,4 +1,4 @@
-// How soon a run that goes on has its first batch, and how full microbatches are.
+// Measures how soon a resumed run has its first batch, and how full microbatches are.
 //
 //   data_order_bench [pairs, default 100000000] [seconds allowed, default 1]
 //
@@ -36,13 +36,13 @@ std::vector<int64_t> SpreadCounts(int64_t num_pairs) {
 
 DataSpec Spec() {
   DataSpec spec;
-  spec.mutable_microbatch()->set_target_tokens(4096);
-  spec.set_microbatches_per_step(8);
+  spec.mutable_microbatch()->set_max_target_tokens(4096);
+  spec.set_global_microbatches(8);
   spec.add_temperature()->set_temperature(5.0);
   return spec;
 }
 
-// As a checkpoint of `step` has it.
+// Returns the position that a checkpoint of `step` has.
 std::string SavedAt(int64_t step) {
   Manifest manifest;
   manifest.set_format_version(kFormatVersion);
@@ -52,13 +52,13 @@ std::string SavedAt(int64_t step) {
   return SerializeManifest(manifest);
 }
 
-// As CorpusBatchSource packs a step, sentences aside.
+// Packs a step as CorpusBatchSource does, sentences aside.
 StepBatch Pack(const DataOrder& order, int64_t step, const DataOrder::Window& window,
                const testing::SyntheticIndex& index) {
   StepBatch batch;
   uint32_t ordinal = 0;
-  const int64_t begin = step % order.steps_per_window() * order.microbatches_per_step();
-  for (int64_t m = begin; m < begin + order.microbatches_per_step(); ++m) {
+  const int64_t begin = step % order.steps_per_window() * order.global_microbatches();
+  for (int64_t m = begin; m < begin + order.global_microbatches(); ++m) {
     MicrobatchBuilder builder(order.capacity());
     for (const PairRef& pair : window.microbatches[m]) {
       const PairLengths lengths = index.Lengths(pair.direction, pair.pair);

@@ -126,7 +126,7 @@ void Report(ThreadPool& pool, Isa isa, Element element, double flops,
 
 void Bench(ThreadPool& pool, Isa isa, Element element, const Shape& s) {
   const KernelTable& table = Table(isa);
-  Workspace workspace;
+  Scratch scratch;
   const std::vector<float> master = Operand(s.out * s.in);
   std::vector<float> x = Operand(s.rows * s.in), dy = Operand(s.rows * s.out);
   std::vector<float> y(s.rows * s.out), dx(s.rows * s.in), dw(s.out * s.in), bias(s.out);
@@ -143,7 +143,7 @@ void Bench(ThreadPool& pool, Isa isa, Element element, const Shape& s) {
   Report(pool, isa, element, flops,
          [&] { LinearBackwardInput(pool, table, dy_view, weight, nullptr, false, dx_view); });
   Report(pool, isa, element, flops, [&] {
-    LinearBackwardWeight(pool, table, dy_view, x_view, dw.data(), bias.data(), workspace);
+    LinearBackwardWeight(pool, table, dy_view, x_view, dw.data(), bias.data(), scratch);
   });
   double pack = 1e9;
   for (int round = 0; round < kRounds; ++round) {

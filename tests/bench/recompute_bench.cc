@@ -1,5 +1,5 @@
-// What levels of recomputation cost in time and save in memory: forward and backward pass of both
-// stacks, level by level in turns, so that a busy machine is busy for all of them.
+// Measures what levels of recomputation cost in time and save in memory: forward and backward pass
+// of both stacks, level by level in turns, so that a busy machine is busy for all of them.
 //
 //   recompute_bench [layers] [width] [rounds] [threads] [float32|bfloat16]
 //   default:         18       256     7        2         float32
@@ -18,7 +18,8 @@
 #include <ATen/ATen.h>
 
 #include "parallel/base/clock.h"
-#include "trainer/kernels/native_ops.h"
+#include "tests/support/layer_bytes.h"
+#include "trainer/kernels/compute.h"
 #include "trainer/model/describe.h"
 #include "trainer/model/layer_stack.h"
 
@@ -36,9 +37,9 @@ ModelSpec MakeModel(const Shape& shape) {
   ModelSpec spec;
   spec.set_encoder_layers(shape.layers);
   spec.set_decoder_layers(shape.layers);
-  spec.set_width(shape.width);
-  spec.set_ffn_width(4 * shape.width);
-  spec.set_heads(std::max(1, shape.width / 64));
+  spec.set_d_model(shape.width);
+  spec.set_ffn_dim(4 * shape.width);
+  spec.set_num_heads(std::max(1, shape.width / 64));
   spec.set_residual(DEEPNORM);
   spec.set_vocabulary_size(8);
   spec.set_max_positions(64);
@@ -49,9 +50,9 @@ ModelSpec MakeModel(const Shape& shape) {
 
 MicrobatchSpec MakeCapacity() {
   MicrobatchSpec capacity;
-  capacity.set_source_tokens(kRows);
-  capacity.set_target_tokens(kRows);
-  capacity.set_sentences(kRows / 10);
+  capacity.set_max_source_tokens(kRows);
+  capacity.set_max_target_tokens(kRows);
+  capacity.set_max_sentences(kRows / 10);
   return capacity;
 }
 
@@ -95,8 +96,8 @@ class Candidate {
         decoder_(spec, MakeCapacity(), options, ops, parameters, 0, spec.decoder_layers()),
         encoder_kept_(encoder_.MakeKept(source_work_)),
         decoder_kept_(decoder_.MakeKept(target_work_, &source_work_)),
-        source_(MakeStream(ops, kRows, spec.width())),
-        target_(MakeStream(ops, kRows, spec.width())),
+        source_(MakeResidualStream(ops, kRows, spec.d_model())),
+        target_(MakeResidualStream(ops, kRows, spec.d_model())),
         dmemory_RD_(at::zeros_like(source_.value_RD)),
         dtarget_RD_(at::zeros_like(target_.value_RD)) {
     encoder_.Prepare(encoder_segment_);
@@ -119,10 +120,12 @@ class Candidate {
     const PassContext context{.ops = &ops_, .rows = &sentences.rows, .seed = 1, .step = 1};
     const StackPass source{.context = context, .work = &source_work_};
     encoder_.Forward(source, source_, encoder_kept_, encoder_segment_);
-    const Memory memory{
+    const EncoderOutput encoder_output{
         .rows = &sentences.rows, .value_RD = source_.operand_RD, .gradient_RD = dmemory_RD_};
-    const StackPass target{
-        .context = context, .work = &target_work_, .memory = &memory, .memory_work = &source_work_};
+    const StackPass target{.context = context,
+                           .work = &target_work_,
+                           .encoder_output = &encoder_output,
+                           .source_work = &source_work_};
     decoder_.Forward(target, target_, decoder_kept_, decoder_segment_);
     if (evict) encoder_segment_.held = decoder_segment_.held = -1;
     decoder_.Backward(target, dtarget_RD_, decoder_kept_, decoder_segment_);
@@ -142,7 +145,7 @@ class Candidate {
   DecoderStack::Kept decoder_kept_;
   SegmentWorkspace<EncoderLayer> encoder_segment_;
   SegmentWorkspace<DecoderLayer> decoder_segment_;
-  Stream source_, target_;
+  ResidualStream source_, target_;
   at::Tensor dmemory_RD_, dtarget_RD_;
 };
 
@@ -162,7 +165,8 @@ double KeptMebibytes(const ModelSpec& spec, const RecomputeChoice& options, Data
   int64_t bytes = 0;
   for (const LayerKind kind : {LayerKind::kEncoder, LayerKind::kDecoder}) {
     const int layers = kind == LayerKind::kEncoder ? spec.encoder_layers() : spec.decoder_layers();
-    bytes += KeptBytes(spec, MakeCapacity(), kind, options.level).Total(dtype == FLOAT32 ? 4 : 2) *
+    bytes += testing::KeptBytes(spec, MakeCapacity(), kind, options.level)
+                 .Total(dtype == FLOAT32 ? 4 : 2) *
              layers / options.segment;
   }
   return static_cast<double>(bytes) / (1 << 20);
@@ -180,7 +184,7 @@ void Bench(const Shape& shape) {
   const Sentences sentences;
   std::vector<std::unique_ptr<Candidate>> candidates;
   for (const RecomputeChoice& options :
-       {RecomputeChoice{NONE, 1}, {FFN, 1}, {GEMM, 1}, {LAYER, 1}, {LAYER, 3}}) {
+       {RecomputeChoice{NONE, 1}, {SELECTIVE_FFN, 1}, {SELECTIVE_GEMM, 1}, {FULL, 1}, {FULL, 3}}) {
     candidates.push_back(std::make_unique<Candidate>(spec, options, *ops, parameters));
   }
   for (const bool evict : {false, true}) {

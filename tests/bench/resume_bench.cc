@@ -1,5 +1,6 @@
-// How soon a run with 1 GB of state goes on: from the start of `deepnet train` on its folder to the
-// end of its first step, beside a plain reading of the same files and a step as they come later.
+// Measures how soon a run with 1 GB of state resumes: from the start of `deepnet train` on its
+// folder to the end of its first step, beside a plain reading of the same files and a step as they
+// come later.
 //
 //   resume_bench PROGRAM FOLDER [ROUNDS]      FOLDER: new, on the disk that counts
 //
@@ -42,15 +43,15 @@ constexpr int64_t kProgramBytes = int64_t{5} << 30;  // that it needs, page cach
 constexpr char kRun[] = R"(# proto-file: proto/run.proto
 # proto-message: deepnet.RunSpec
 folder: "run" seed: 3
-model { encoder_layers: 12 decoder_layers: 12 width: 512 ffn_width: 2048 heads: 8
+model { encoder_layers: 12 decoder_layers: 12 d_model: 512 ffn_dim: 2048 num_heads: 8
         residual: DEEPNORM dropout: 0.1 }
-data { folder: "corpus" max_tokens: 150
-       microbatch { source_tokens: 500 target_tokens: 500 sentences: 100 } }
-optim { rate: 1e-4 warmup_steps: 4 }
+data { folder: "corpus" max_sentence_tokens: 150
+       microbatch { max_source_tokens: 500 max_target_tokens: 500 max_sentences: 100 } }
+optim { learning_rate: 1e-4 warmup_steps: 4 }
 compute { dtype: FLOAT32 }
 train { validate_every_steps: -1 log_every_steps: 1 checkpoint_every_steps: 1000000 }
-prepare { table { file: "$udhr" languages: "de" languages: "fr" } output_folder: "corpus"
-          tokenizer { pieces: 300 } }
+prepare { table { file: "$udhr" languages: "de" languages: "fr" }
+          tokenizer { vocab_size: 300 } }
 )";
 
 class Bench {

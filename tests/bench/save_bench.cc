@@ -1,6 +1,6 @@
-// What saving about 1 GB of state costs a rank that trains: how long training stands still, how
-// fast the disk is written beside `dd` with as many bytes, how soon a state is loaded. (How soon a
-// run goes on: resume_bench.)
+// Measures what saving about 1 GB of state costs a rank that trains: how long training stands
+// still, how fast the disk is written beside `dd` with as many bytes, how soon a state is loaded.
+// (How soon a run goes on: resume_bench.)
 //
 //   save_bench FOLDER [ROUNDS]      FOLDER: new, on the disk that counts
 //
@@ -17,15 +17,13 @@
 #include "parallel/base/check.h"
 #include "parallel/base/clock.h"
 #include "parallel/base/file_system.h"
-#include "parallel/comm/self_communicator.h"
+#include "parallel/comm/communicator.h"
 #include "tests/support/child_process.h"
-#include "trainer/bench_lengths.h"
+#include "trainer/async_checkpointer.h"
+#include "trainer/bench.h"
 #include "trainer/data/batcher.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/model/describe.h"
-#include "trainer/rank_state.h"
-#include "trainer/run_saver.h"
-#include "trainer/step_bench.h"
 #include "trainer/train_step.h"
 
 namespace deepnet {
@@ -37,14 +35,14 @@ constexpr int64_t kPieceBytes = 16 << 20;  // that dd writes at once, as a save 
 RunSpec ModelOfOneGigabyte() {
   absl::StatusOr<RunSpec> run = BenchRun("A");
   DEEPNET_CHECK(run.ok()) << run.status().ToString();
-  run->mutable_model()->set_width(512);
-  run->mutable_model()->set_ffn_width(2048);
-  run->mutable_model()->set_heads(8);
+  run->mutable_model()->set_d_model(512);
+  run->mutable_model()->set_ffn_dim(2048);
+  run->mutable_model()->set_num_heads(8);
   run->mutable_model()->set_vocabulary_size(kVocabulary);
   MicrobatchSpec& capacity = *run->mutable_data()->mutable_microbatch();
-  capacity.set_source_tokens(500);
-  capacity.set_target_tokens(500);
-  capacity.set_sentences(100);
+  capacity.set_max_source_tokens(500);
+  capacity.set_max_target_tokens(500);
+  capacity.set_max_sentences(100);
   *run->mutable_compute() = ResolveCompute(run->compute());
   return *run;
 }
@@ -58,7 +56,7 @@ class Bench {
   Bench(const RunSpec& run, std::string folder)
       : fs_(MakePosixFileSystem()), folder_(std::move(folder)) {
     const Inventory whole = Describe(run.model(), run.data().microbatch());
-    auto part = MakeRankPart(run, whole, LonePlan(whole, 1), alone_);
+    auto part = MakeRankContext(run, whole, LonePlan(whole, 1), alone_);
     DEEPNET_CHECK(part.ok()) << part.status().ToString();
     part_ = *std::move(part);
     part_->model->parameters().Initialize(1);
@@ -67,13 +65,14 @@ class Bench {
     DEEPNET_CHECK(lengths.ok()) << lengths.status().ToString();
     const MicrobatchSpec& c = run.data().microbatch();
     microbatches_ = MakeBenchMicrobatches(
-        *lengths, {c.source_tokens(), c.target_tokens(), c.sentences()}, kVocabulary, /*seed=*/1);
+        *lengths, {c.max_source_tokens(), c.max_target_tokens(), c.max_sentences()}, kVocabulary,
+        /*seed=*/1);
   }
 
   int64_t bytes() const { return RankSnapshot(*part_, /*copies=*/false).bytes(); }
 
   // Seconds of the next step.
-  double Step(RunSaver* saver = nullptr) {
+  double Step(AsyncCheckpointer* saver = nullptr) {
     const Microbatch& mb = microbatches_[static_cast<size_t>(step_) % microbatches_.size()];
     const double began = SecondsNow();
     const auto result = RunTrainStep({{mb}, mb.num_source_tokens, mb.num_target_tokens}, step_,
@@ -101,12 +100,12 @@ class Bench {
   // A save with what it cost; beside steps if `copies`.
   SaveRecord Save(bool copies) {
     SaveRecord record;
-    RunSaver saver(*fs_,
-                   {.folder = folder_,
-                    .keep_latest = 1,
-                    .copies = copies,
-                    .on_end = [&](const SaveRecord& ended) { record = ended; }},
-                   *part_);
+    AsyncCheckpointer saver(*fs_,
+                            {.folder = folder_,
+                             .keep_latest = 1,
+                             .copies = copies,
+                             .on_end = [&](const SaveRecord& ended) { record = ended; }},
+                            *part_);
     Check(saver.Open());
     while (!saver.Ready()) Step();  // the copy's memory is taken beside a run's first steps
     Manifest state;
@@ -136,7 +135,7 @@ class Bench {
   std::unique_ptr<FileSystem> fs_;
   std::string folder_;
   SelfCommunicator alone_;
-  std::unique_ptr<RankPart> part_;
+  std::unique_ptr<RankContext> part_;
   std::vector<Microbatch> microbatches_;
   int64_t step_ = 0;
 };

@@ -26,7 +26,7 @@ def train(config, fields, ranks):
     with tempfile.TemporaryDirectory() as folder:
         command = ["mpirun", "-n", str(ranks)] if ranks > 1 else []
         command += ["build/release/deepnet", "train", "--config", config]
-        for field in fields + [f"folder={folder}/run", "train.minutes=0",
+        for field in fields + [f"folder={folder}/run", "train.max_train_minutes=0",
                                "train.validate_every_steps=-1", "train.validate_sentences=1",
                                "decode.beam_size=1", "decode.max_tokens=4"]:
             command += ["--set", field]

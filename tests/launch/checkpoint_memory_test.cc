@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -73,7 +74,7 @@ TEST_F(CheckpointMemory, OfEveryToolIsBounded) {
 
 // `script` is a terminal to what it runs.
 TEST_F(CheckpointMemory, ABarIsShownOnATerminalAndOnlyThere) {
-  const std::string tool = std::string(DEEPNET_PROGRAM) + " checkpoint verify " + Run();
+  const std::string tool = absl::StrCat(DEEPNET_PROGRAM, " checkpoint verify ", Run());
   const ChildOutcome shown = RunChild({"script", "-qec", tool, "/dev/null"});
   EXPECT_EQ(shown.code, 0) << shown.output;
   EXPECT_THAT(shown.output, ::testing::HasSubstr("verify [####"));

@@ -39,17 +39,17 @@ constexpr int kSavedRunAgain = 75;
 constexpr char kRun[] = R"(# proto-file: proto/run.proto
 # proto-message: deepnet.RunSpec
 seed: 3
-model { encoder_layers: 1 decoder_layers: 1 width: 32 ffn_width: 64 heads: 2 residual: DEEPNORM
+model { encoder_layers: 1 decoder_layers: 1 d_model: 32 ffn_dim: 64 num_heads: 2 residual: DEEPNORM
         dropout: 0.1 }
-data { folder: "corpus" max_tokens: 150 microbatch { target_tokens: 300 sentences: 16 }
-       microbatches_per_step: 4 }
-optim { rate: 1e-3 warmup_steps: 4 virtual_replicas: 2 }
+data { folder: "corpus" max_sentence_tokens: 150 microbatch { max_target_tokens: 300 max_sentences: 16 }
+       global_microbatches: 4 }
+optim { learning_rate: 1e-3 warmup_steps: 4 virtual_replicas: 2 }
 compute { dtype: FLOAT32 threads_per_rank: 1 }
 train { steps: $steps validate_every_steps: 6 validate_sentences: 2 log_every_steps: 1
         checkpoint_every_steps: $interval }
 decode { beam_size: 2 max_tokens: 8 }
-prepare { table { file: "$udhr" languages: "de" languages: "fr" } output_folder: "corpus"
-          tokenizer { pieces: 300 } }
+prepare { table { file: "$udhr" languages: "de" languages: "fr" }
+          tokenizer { vocab_size: 300 } }
 )";
 
 // launch/job.sh, on a machine with fewer cores than ranks, by root.
@@ -146,7 +146,7 @@ class EnduranceTest : public ::testing::Test {
     return absl::StrCat(" --config ", (root_ / "run.textproto").string(), " --root ",
                         root_.string());
   }
-  // Of kRanks ranks on the folder of the test. `environment`: "NAME=VALUE ..."
+  // Runs the program on kRanks ranks, on the folder of the test. `environment`: "NAME=VALUE ..."
   static std::string Job(const std::string& more = "", const std::string& environment = "") {
     return absl::StrCat("env MPIEXEC_TIMEOUT=", kLimitSeconds, " ", environment,
                         " tests/mpi/mpirun.sh ", kRanks, " bash ", (root_ / "rank.sh").string(),

@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "launch/nearest_name.h"
+#include "launch/field_names.h"
 
 namespace deepnet {
 namespace {

@@ -36,11 +36,11 @@ constexpr int kCheckpointCode = 5;
 constexpr char kRun[] = R"(# proto-file: proto/run.proto
 # proto-message: deepnet.RunSpec
 seed: 3
-model { encoder_layers: 3 decoder_layers: 3 width: 128 ffn_width: 512 heads: 2 residual: DEEPNORM
+model { encoder_layers: 3 decoder_layers: 3 d_model: 128 ffn_dim: 512 num_heads: 2 residual: DEEPNORM
         max_positions: 300 dropout: 0.1 }
-data { folder: "corpus" max_tokens: 150
-       microbatch { source_tokens: 300 target_tokens: 300 sentences: 16 } }
-optim { rate: 2e-3 warmup_steps: 4 }
+data { folder: "corpus" max_sentence_tokens: 150
+       microbatch { max_source_tokens: 300 max_target_tokens: 300 max_sentences: 16 } }
+optim { learning_rate: 2e-3 warmup_steps: 4 }
 compute { device: "cpu" dtype: FLOAT32 threads_per_rank: 1 }
 train { steps: 6 validate_every_steps: -1 log_every_steps: 1 checkpoint_every_steps: 1
         keep_checkpoints: 10 }

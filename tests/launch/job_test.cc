@@ -29,14 +29,14 @@ constexpr int kLimitSeconds = 60;  // of a job; mpirun ends it
 constexpr char kRun[] = R"(# proto-file: proto/run.proto
 # proto-message: deepnet.RunSpec
 seed: 3
-model { encoder_layers: 1 decoder_layers: 1 width: 32 ffn_width: 64 heads: 2 residual: DEEPNORM }
-data { folder: "corpus" max_tokens: 150 microbatch { target_tokens: 300 sentences: 16 }
-       microbatches_per_step: 4 }
-optim { rate: 1e-3 warmup_steps: 4 virtual_replicas: 2 }
+model { encoder_layers: 1 decoder_layers: 1 d_model: 32 ffn_dim: 64 num_heads: 2 residual: DEEPNORM }
+data { folder: "corpus" max_sentence_tokens: 150 microbatch { max_target_tokens: 300 max_sentences: 16 }
+       global_microbatches: 4 }
+optim { learning_rate: 1e-3 warmup_steps: 4 virtual_replicas: 2 }
 compute { dtype: FLOAT32 threads_per_rank: 1 }
 train { steps: 2 validate_every_steps: -1 checkpoint_every_steps: 1000 }
-prepare { table { file: "$udhr" languages: "de" languages: "fr" } output_folder: "corpus"
-          tokenizer { pieces: 300 } }
+prepare { table { file: "$udhr" languages: "de" languages: "fr" }
+          tokenizer { vocab_size: 300 } }
 )";
 
 struct Outcome {
@@ -118,7 +118,7 @@ TEST_F(JobTest, ANumberOfRanksThatNoLayoutFitsEndsWithTwo) {
                           "has 3"));
   ExpectRefused(
       RunJob(Ranks(5, Config("run"), " --set parallel.data_parallel_size=5")), 2,
-      HasSubstr("parallel.data_parallel_size: 5: must be at most data.microbatches_per_step (4)"));
+      HasSubstr("parallel.data_parallel_size: 5: must be at most data.global_microbatches (4)"));
 }
 
 TEST_F(JobTest, AClusterThatIsNotTheJobsEndsWithTwo) {
@@ -132,7 +132,7 @@ TEST_F(JobTest, AnotherConfigOnOneRankEndsWithThreeAndTheLine) {
   Write("other/run.textproto", absl::StrReplaceAll(Read("run.textproto"), {{"1e-3", "2e-3"}}));
   ExpectRefused(RunJob(Ranks(2, Config("run")) + " : -n " + Ranks(1, Config("other/run"))), 3,
                 AllOf(HasSubstr("RunSpec is not the same on all ranks: rank 2 (host "),
-                      HasSubstr("'rate: 0.002', the others 'rate: 0.001'")));
+                      HasSubstr("'learning_rate: 0.002', the others 'learning_rate: 0.001'")));
 }
 
 TEST_F(JobTest, AnotherProgramOnOneRankEndsWithThree) {
@@ -182,14 +182,14 @@ TEST_F(JobTest, ARunFolderThatOneRankDoesNotSeeEndsWithThree) {
 
 TEST_F(JobTest, ABrokenScheduleFileEndsWithTwoAndNamesTheWord) {
   Write("broken.txt", "rank 0: 0F0 0F1 0B0 0B1\nrank 1: 1F0 1Q0 1F1 1B1\n");
-  const std::string use = " --set data.microbatches_per_step=2 --set parallel.schedule=";
+  const std::string use = " --set data.global_microbatches=2 --set parallel.schedule=";
   ExpectRefused(RunJob(Ranks(2, Config("run"), use + "broken.txt")), 2,
                 AllOf(HasSubstr("parallel.schedule: "), HasSubstr("line 2"), HasSubstr("1Q0")));
 }
 
 TEST_F(JobTest, AScheduleFileThatCannotRunEndsWithTwoAndNamesTheAction) {
   Write("stuck.txt", "rank 0: 0F0 0B0 0F1 0B1\nrank 1: 1F0 1F1 1B0 1B1\n");
-  const std::string use = " --set data.microbatches_per_step=2 --set parallel.schedule=";
+  const std::string use = " --set data.global_microbatches=2 --set parallel.schedule=";
   ExpectRefused(RunJob(Ranks(2, Config("run"), use + "stuck.txt")), 2,
                 AllOf(HasSubstr("parallel.schedule: "), AnyOf(HasSubstr("0B0"), HasSubstr("1F1"))));
   ExpectRefused(RunJob(Ranks(2, Config("run"), use + "missing.txt")), 2,

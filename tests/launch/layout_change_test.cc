@@ -35,11 +35,11 @@ constexpr int kLink = 5;  // steps that a layout takes before the next one goes 
 constexpr char kRun[] = R"(# proto-file: proto/run.proto
 # proto-message: deepnet.RunSpec
 seed: 3
-model { encoder_layers: 2 decoder_layers: 3 width: 32 ffn_width: 64 heads: 2 residual: DEEPNORM
+model { encoder_layers: 2 decoder_layers: 3 d_model: 32 ffn_dim: 64 num_heads: 2 residual: DEEPNORM
         max_positions: 300 dropout: 0.1 attention_dropout: 0.1 activation_dropout: 0.1 }
-data { folder: "corpus" max_tokens: 150 microbatches_per_step: 4
-       microbatch { source_tokens: 300 target_tokens: 300 sentences: 16 } }
-optim { rate: 2e-3 warmup_steps: 4 clip_norm: 1 virtual_replicas: 2 }
+data { folder: "corpus" max_sentence_tokens: 150 global_microbatches: 4
+       microbatch { max_source_tokens: 300 max_target_tokens: 300 max_sentences: 16 } }
+optim { learning_rate: 2e-3 warmup_steps: 4 clip_norm: 1 virtual_replicas: 2 }
 compute { device: "cpu" dtype: FLOAT32 threads_per_rank: 1 }
 train { validate_every_steps: -1 validate_sentences: 1 log_every_steps: 1
         checkpoint_every_steps: 1000 }
@@ -69,7 +69,7 @@ class LayoutChangeTest : public ::testing::Test {
   }
   void TearDown() override { fs::remove_all(root_); }
 
-  // What all ranks said.
+  // Everything that the ranks printed.
   std::string Train(const std::string& folder, int steps, const Layout& layout) const {
     std::vector<std::string> words = {DEEPNET_PROGRAM,         "train",  "--config",
                                       root_ / "run.textproto", "--root", root_,
@@ -124,9 +124,14 @@ class LayoutChangeTest : public ::testing::Test {
 };
 
 TEST_F(LayoutChangeTest, ARunGoesOnBitForBitOnOtherRanksThanItWasSavedBy) {
-  const Layout layouts[] = {
-      {1, 1, "", "LAYER"},    {2, 1, "gpipe"},       {4, 1, "zb-h1"},        {1, 2, "", "FFN"},
-      {2, 2, "zb-v", "NONE"}, {2, 1, "interleaved"}, {2, 2, "1f1b", "GEMM"}, {1, 1}};
+  const Layout layouts[] = {{1, 1, "", "FULL"},
+                            {2, 1, "gpipe"},
+                            {4, 1, "zb-h1"},
+                            {1, 2, "", "SELECTIVE_FFN"},
+                            {2, 2, "zb-v", "NONE"},
+                            {2, 1, "interleaved"},
+                            {2, 2, "1f1b", "SELECTIVE_GEMM"},
+                            {1, 1}};
   ExpectOneRun(layouts);
 }
 

@@ -36,25 +36,26 @@ using ::testing::Not;
 
 namespace fs = std::filesystem;
 
-// What `score` prints is rounded to four places.
+// `score` prints four places.
 constexpr double kPrinted = 1e-4;
 
 constexpr char kCorpus[] = R"(# proto-file: proto/run.proto
 # proto-message: deepnet.RunSpec
+data { folder: "corpus" }
 prepare { text { tsv_file: "train.tsv" source_language: "de" target_language: "en" }
           text { tsv_file: "test.tsv" source_language: "de" target_language: "en" split: "test" }
-          output_folder: "corpus" tokenizer { pieces: 40 } }
+          tokenizer { vocab_size: 40 } }
 )";
 
 // The folder's model, on the corpus's own vocabulary.
 constexpr char kTuned[] = R"(# proto-file: proto/run.proto
 # proto-message: deepnet.RunSpec
 folder: "tuned" seed: 3
-model { encoder_layers: 2 decoder_layers: 1 width: 8 ffn_width: 12 heads: 2 residual: PRE_LN
+model { encoder_layers: 2 decoder_layers: 1 d_model: 8 ffn_dim: 12 num_heads: 2 residual: PRE_LN
         max_positions: 16 }
-data { folder: "corpus" tags: M2M max_tokens: 14
-       microbatch { source_tokens: 200 target_tokens: 200 sentences: 16 } }
-optim { rate: 5e-2 warmup_steps: 1 }
+data { folder: "corpus" tags: M2M max_sentence_tokens: 14
+       microbatch { max_source_tokens: 200 max_target_tokens: 200 max_sentences: 16 } }
+optim { learning_rate: 5e-2 warmup_steps: 1 }
 compute { device: "cpu" dtype: FLOAT32 threads_per_rank: 1 }
 train { steps: 30 validate_every_steps: -1 validate_sentences: 1 log_every_steps: 1 }
 decode { max_tokens: 14 }
@@ -104,7 +105,7 @@ class M2mProgramTest : public ::testing::Test {
     *errors = Read("err");
     return outcome.code;
   }
-  // What it printed; it has to succeed.
+  // Returns what the program printed; it has to succeed.
   std::string Run(const std::string& arguments) const {
     std::string errors;
     EXPECT_EQ(Shell(arguments, &errors), 0) << arguments << "\n" << errors;

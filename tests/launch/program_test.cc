@@ -20,7 +20,7 @@ using ::testing::StartsWith;
 // Prints what it got; fails as its --fail says.
 absl::Status RunEcho(const CommandLine& line) {
   ASSIGN_OR_RETURN(const RunSpec run, LoadRunSpec(line));
-  line.out << run.model().width() << " " << ResolvePath(line, "a/b") << "\n";
+  line.out << run.model().d_model() << " " << ResolvePath(line, "a/b") << "\n";
   const std::string& fail = line.flags.Text("fail");
   if (fail == "plain") return absl::UnknownError("something broke");
   if (fail == "throw") throw std::runtime_error("thrown");
@@ -97,7 +97,7 @@ TEST(Program, CommandHelpShowsItsFlagsAndTheCommonOnes) {
 }
 
 TEST(Program, SetsAndRootReachTheCommand) {
-  const Outcome outcome = RunWords({"echo", "--set", "model.width=48", "--root=/data"});
+  const Outcome outcome = RunWords({"echo", "--set", "model.d_model=48", "--root=/data"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_EQ(outcome.out, "48 /data/a/b\n");
 }
@@ -117,12 +117,13 @@ TEST(Program, ARequiredConfigIsAskedFor) {
 }
 
 TEST(Program, SeveralMistakesStandBelowTheWordError) {
-  const Outcome outcome = RunWords({"check", "--config", "launch/recipes/quickstart.textproto",
-                                    "--set", "model.heads=3", "--set", "optim.rate=-1"});
+  const Outcome outcome =
+      RunWords({"check", "--config", "launch/recipes/quickstart.textproto", "--set",
+                "model.num_heads=3", "--set", "optim.learning_rate=-1"});
   EXPECT_EQ(outcome.code, 2);
   EXPECT_EQ(outcome.err,
-            "error:\nmodel.heads: 3: must divide model.width (128)\n"
-            "optim.rate: -1: required, above 0\n");
+            "error:\nmodel.num_heads: 3: must divide model.d_model (128)\n"
+            "optim.learning_rate: -1: required, above 0\n");
 }
 
 TEST(Program, DumpConfigPrintsTheCompleteRunAndDoesNothingElse) {
@@ -131,6 +132,8 @@ TEST(Program, DumpConfigPrintsTheCompleteRunAndDoesNothingElse) {
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("beta2: 0.98"));  // a default
   EXPECT_THAT(outcome.out, HasSubstr("name: \"quickstart\""));
+  EXPECT_THAT(outcome.out, HasSubstr("dtype: DATA_TYPE_UNSPECIFIED"));  // so is what is left open
+  EXPECT_THAT(outcome.out, HasSubstr("device: \"auto\""));
 }
 
 }  // namespace

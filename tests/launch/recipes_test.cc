@@ -54,8 +54,8 @@ TEST(Recipes, ThePapersModelsHaveItsVocabularyAndBatch) {
     const RunSpec run = Recipe(name);
     EXPECT_EQ(ValidateForPlan(run), absl::OkStatus()) << name;
     EXPECT_EQ(run.model().vocabulary_size(), 250002);
-    EXPECT_EQ(run.prepare().tokenizer().pieces() + 100, 250002);  // and the tags of OPUS-100
-    EXPECT_EQ(run.data().microbatches_per_step() * run.data().microbatch().target_tokens(),
+    EXPECT_EQ(run.prepare().tokenizer().vocab_size() + 100, 250002);  // and the tags of OPUS-100
+    EXPECT_EQ(run.data().global_microbatches() * run.data().microbatch().max_target_tokens(),
               128 * 4096);
   }
 }

@@ -1,5 +1,6 @@
 #include "launch/spec_loader.h"
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -11,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "launch/defaults.h"
+#include "launch/field_names.h"
 #include "parallel/base/exit_code.h"
 
 namespace deepnet {
@@ -56,10 +58,11 @@ class SpecLoader : public ::testing::Test {
 };
 
 TEST_F(SpecLoader, ReadsATextprotoBelowTheRoot) {
-  const auto run = Read({Write("tiny.textproto", "seed: 7 model { width: 64 residual: PRE_LN }")});
+  const auto run =
+      Read({Write("tiny.textproto", "seed: 7 model { d_model: 64 residual: PRE_LN }")});
   ASSERT_TRUE(run.ok()) << run.status();
   EXPECT_EQ(run->seed(), 7);
-  EXPECT_EQ(run->model().width(), 64);
+  EXPECT_EQ(run->model().d_model(), 64);
   EXPECT_EQ(run->model().residual(), PRE_LN);
 }
 
@@ -76,8 +79,8 @@ TEST_F(SpecLoader, AllMistakesOfATextprotoAreNamedWithTheirLines) {
         "model {\n"
         "  encoder_layerz: 3\n"
         "  residual: DEEPNROM\n"
-        "  width: \"wide\"\n"
-        "  heads: 4\n"
+        "  d_model: \"wide\"\n"
+        "  num_heads: 4\n"
         "}\n"
         "optimm { rate: 1 }\n");
   EXPECT_EQ(Error({"bad.textproto"}),
@@ -89,24 +92,25 @@ TEST_F(SpecLoader, AllMistakesOfATextprotoAreNamedWithTheirLines) {
 }
 
 TEST_F(SpecLoader, ATornTextprotoIsRefusedWithItsLine) {
-  Write("torn.textproto", "model {\n  width: 64\n");
+  Write("torn.textproto", "model {\n  d_model: 64\n");
   EXPECT_THAT(Error({"torn.textproto"}), HasSubstr("torn.textproto:3: Expected"));
 }
 
 TEST_F(SpecLoader, AMissingValueIsOneMistake) {
-  Write("bad.textproto", "model {\n  width:\n  heads: 4\n}\n");
-  EXPECT_EQ(Error({"bad.textproto"}), "bad.textproto:3: Expected integer, got: heads");
+  Write("bad.textproto", "model {\n  d_model:\n  num_heads: 4\n}\n");
+  EXPECT_EQ(Error({"bad.textproto"}), "bad.textproto:3: Expected integer, got: num_heads");
 }
 
 TEST_F(SpecLoader, MistakesOfAllSourcesAreListedTogether) {
   Write("a.textproto", "sead: 1");
-  Write("b.json", R"({"model": {"widht": 3}})");
-  EXPECT_EQ(Error({"a.textproto", "b.json", "absent.textproto"}, {"model.headz=3", "seed"}),
-            "a.textproto:1: RunSpec has no field 'sead'; did you mean 'seed'?\n"
-            "b.json: model.widht: ModelSpec has no field 'widht'; did you mean 'width'?\n"
-            "absent.textproto: cannot be read\n"
-            "--set model.headz=3: ModelSpec has no field 'headz'; did you mean 'heads'?\n"
-            "--set seed: needs the form FIELD=VALUE");
+  Write("b.json", R"({"model": {"d_modle": 3}})");
+  EXPECT_EQ(
+      Error({"a.textproto", "b.json", "absent.textproto"}, {"model.num_headz=3", "seed"}),
+      "a.textproto:1: RunSpec has no field 'sead'; did you mean 'seed'?\n"
+      "b.json: model.d_modle: ModelSpec has no field 'd_modle'; did you mean 'd_model'?\n"
+      "absent.textproto: cannot be read\n"
+      "--set model.num_headz=3: ModelSpec has no field 'num_headz'; did you mean 'num_heads'?\n"
+      "--set seed: needs the form FIELD=VALUE");
 }
 
 TEST_F(SpecLoader, AFieldUnlikeAnyOtherGetsTheWholeList) {
@@ -128,30 +132,31 @@ TEST_F(SpecLoader, JsonReadsTheSameRunByEitherSpelling) {
 }
 
 TEST_F(SpecLoader, AllMistakesOfAJsonFileAreNamedByTheirPaths) {
-  Write("bad.json", R"({"model": {"width": "wide", "residual": "POSTLN", "heads": 2.5},
+  Write("bad.json", R"({"model": {"d_model": "wide", "residual": "POSTLN", "num_heads": 2.5},
                         "data": {"directions": "de-en"}, "seed": true})");
   EXPECT_EQ(Error({"bad.json"}),
             "bad.json: data.directions: a list is needed\n"
-            "bad.json: model.heads: a whole number is needed\n"
+            "bad.json: model.d_model: a whole number is needed\n"
+            "bad.json: model.num_heads: a whole number is needed\n"
             "bad.json: model.residual: residual has no value 'POSTLN'; did you mean 'POST_LN'?\n"
-            "bad.json: model.width: a whole number is needed\n"
             "bad.json: seed: a whole number is needed");
   Write("torn.json", R"({"model": {)");
   EXPECT_THAT(Error({"torn.json"}), HasSubstr("torn.json: not JSON: "));
 }
 
 TEST_F(SpecLoader, ALaterFileWinsFieldByFieldAndReplacesLists) {
-  Write("a.textproto", "model { width: 64 heads: 4 } data { directions: ['de-en', 'en-de'] }");
-  Write("b.textproto", "model { width: 128 } data { directions: 'fr-en' }");
-  Write("c.json", R"({"model": {"heads": 8}, "data": {"directions": ["it-en"]}})");
+  Write("a.textproto",
+        "model { d_model: 64 num_heads: 4 } data { directions: ['de-en', 'en-de'] }");
+  Write("b.textproto", "model { d_model: 128 } data { directions: 'fr-en' }");
+  Write("c.json", R"({"model": {"num_heads": 8}, "data": {"directions": ["it-en"]}})");
   const auto run = Read({"a.textproto", "b.textproto"});
   ASSERT_TRUE(run.ok()) << run.status();
-  EXPECT_EQ(run->model().width(), 128);
-  EXPECT_EQ(run->model().heads(), 4);
+  EXPECT_EQ(run->model().d_model(), 128);
+  EXPECT_EQ(run->model().num_heads(), 4);
   EXPECT_THAT(run->data().directions(), ElementsAre("fr-en"));
   const auto with_json = Read({"a.textproto", "c.json"});
-  EXPECT_EQ(with_json->model().heads(), 8);
-  EXPECT_EQ(with_json->model().width(), 64);
+  EXPECT_EQ(with_json->model().num_heads(), 8);
+  EXPECT_EQ(with_json->model().d_model(), 64);
   EXPECT_THAT(with_json->data().directions(), ElementsAre("it-en"));
 }
 
@@ -166,7 +171,7 @@ TEST_F(SpecLoader, AWrittenZeroReplacesAnEarlierValue) {
 
 TEST_F(SpecLoader, SetChangesEveryKindOfField) {
   EXPECT_EQ(Set("model.encoder_layers=50").model().encoder_layers(), 50);
-  EXPECT_EQ(Set("optim.rate=1.5e-3").optim().rate(), 1.5e-3);
+  EXPECT_EQ(Set("optim.learning_rate=1.5e-3").optim().learning_rate(), 1.5e-3);
   EXPECT_EQ(Set("model.residual=POST_LN").model().residual(), POST_LN);
   EXPECT_TRUE(Set("model.unscaled_embedding=true").model().unscaled_embedding());
   EXPECT_EQ(Set("folder=runs/my run").folder(), "runs/my run");
@@ -179,7 +184,8 @@ TEST_F(SpecLoader, SetChangesEveryKindOfField) {
 
 TEST_F(SpecLoader, SetReadsMessagesWithOrWithoutBraces) {
   EXPECT_EQ(Set("model.deepnorm=beta_rule: TORCHSCALE").model().deepnorm().beta_rule(), TORCHSCALE);
-  EXPECT_EQ(Set("data.microbatch={target_tokens: 500}").data().microbatch().target_tokens(), 500);
+  EXPECT_EQ(Set("data.microbatch={max_target_tokens: 500}").data().microbatch().max_target_tokens(),
+            500);
   const RunSpec run =
       Set("data.temperature=[{from_step: 0 temperature: 1}, {from_step: 9 temperature: 5}]");
   ASSERT_EQ(run.data().temperature_size(), 2);
@@ -187,26 +193,26 @@ TEST_F(SpecLoader, SetReadsMessagesWithOrWithoutBraces) {
 }
 
 TEST_F(SpecLoader, SetReplacesAListAndAnEmptyValueClearsAField) {
-  Write("a.textproto", "data { directions: ['de-en', 'en-de'] max_tokens: 7 }");
+  Write("a.textproto", "data { directions: ['de-en', 'en-de'] max_sentence_tokens: 7 }");
   EXPECT_THAT(Read({"a.textproto"}, {"data.directions=fr-en"})->data().directions(),
               ElementsAre("fr-en"));
-  const auto cleared = Read({"a.textproto"}, {"data.directions=", "data.max_tokens="});
+  const auto cleared = Read({"a.textproto"}, {"data.directions=", "data.max_sentence_tokens="});
   EXPECT_EQ(cleared->data().directions_size(), 0);
-  EXPECT_EQ(cleared->data().max_tokens(), 0);
+  EXPECT_EQ(cleared->data().max_sentence_tokens(), 0);
 }
 
 TEST_F(SpecLoader, SetExplainsWhatIsWrong) {
   EXPECT_EQ(
-      Error({}, {"model.width=wide", "model.residual=POSTLN", "seed.x=1", "model={width: x}"}),
-      "--set model.width=wide: Expected integer, got: wide\n"
+      Error({}, {"model.d_model=wide", "model.residual=POSTLN", "seed.x=1", "model={d_model: x}"}),
+      "--set model.d_model=wide: Expected integer, got: wide\n"
       "--set model.residual=POSTLN: residual has no value 'POSTLN'; did you mean "
       "'POST_LN'?\n"
       "--set seed.x=1: 'seed' has no fields of its own\n"
-      "--set model={width: x}: Expected integer, got: x");
+      "--set model={d_model: x}: Expected integer, got: x");
 }
 
 TEST_F(SpecLoader, WhatIsPrintedReadsBack) {
-  Write("a.textproto", "seed: 3 model { width: 64 dropout: 0.1 } optim { beta1: 0 }");
+  Write("a.textproto", "seed: 3 model { d_model: 64 dropout: 0.1 } optim { beta1: 0 }");
   const RunSpec run = WithDefaults(*Read({"a.textproto"}));
   Write("copy.textproto", ToTextproto(run));
   const auto copy = Read({"copy.textproto"});
@@ -214,15 +220,193 @@ TEST_F(SpecLoader, WhatIsPrintedReadsBack) {
   EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(run, *copy));
 }
 
+// Every field, below every message: `run` filled by the number of calls so far.
+void FillEverything(google::protobuf::Message* message, int* count) {
+  const auto& type = *message->GetDescriptor();
+  const auto& reflection = *message->GetReflection();
+  for (int i = 0; i < type.field_count(); ++i) {
+    const auto* field = type.field(i);
+    ++*count;
+    using Field = google::protobuf::FieldDescriptor;
+    const bool many = field->is_repeated();
+    switch (field->cpp_type()) {
+      case Field::CPPTYPE_MESSAGE:
+        FillEverything(many ? reflection.AddMessage(message, field)
+                            : reflection.MutableMessage(message, field),
+                       count);
+        break;
+      case Field::CPPTYPE_STRING:
+        many ? reflection.AddString(message, field, "a \"b\"")
+             : reflection.SetString(message, field, "a \"b\"");
+        break;
+      case Field::CPPTYPE_DOUBLE:
+        many ? reflection.AddDouble(message, field, 0.1 * *count)
+             : reflection.SetDouble(message, field, 0.1 * *count);
+        break;
+      case Field::CPPTYPE_BOOL:
+        reflection.SetBool(message, field, true);
+        break;
+      case Field::CPPTYPE_ENUM:
+        reflection.SetEnum(message, field,
+                           field->enum_type()->value(field->enum_type()->value_count() - 1));
+        break;
+      case Field::CPPTYPE_INT32:
+        reflection.SetInt32(message, field, *count);
+        break;
+      case Field::CPPTYPE_INT64:
+        reflection.SetInt64(message, field, *count);
+        break;
+      case Field::CPPTYPE_UINT64:
+        reflection.SetUInt64(message, field, *count);
+        break;
+      default:
+        FAIL() << field->full_name() << ": add its kind";
+    }
+  }
+}
+
+// The names of all fields below `type`, as a complete textproto has them at the start of a line.
+void ExpectNamesAllFields(const google::protobuf::Descriptor& type, const std::string& text) {
+  for (int i = 0; i < type.field_count(); ++i) {
+    EXPECT_THAT(text, ::testing::ContainsRegex("\n *(# )?" + type.field(i)->name() + "( \\{|:)"));
+    const auto* inner = type.field(i)->message_type();
+    if (inner != nullptr && !type.field(i)->is_repeated()) ExpectNamesAllFields(*inner, text);
+  }
+}
+
+TEST_F(SpecLoader, TheCompleteTextNamesEveryFieldAndReadsBack) {
+  RunSpec full;
+  int count = 0;
+  FillEverything(&full, &count);
+  RunSpec plain = WithDefaults(RunSpec());
+  plain.set_name("plain");
+  for (const RunSpec& run : {full, plain}) {
+    const std::string text = ToCompleteTextproto(run);
+    ExpectNamesAllFields(*RunSpec::descriptor(), "\n" + text);
+    Write("complete.textproto", text);
+    const auto copy = Read({"complete.textproto"});
+    ASSERT_TRUE(copy.ok()) << copy.status();
+    EXPECT_EQ(ToCompleteTextproto(*copy), text);
+    // An absent message and an empty one are the same to all who read a RunSpec.
+    RunSpec expected = run;
+    if (!run.has_instruments()) expected.mutable_instruments()->set_every_steps(0);
+    EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equivalent(expected, *copy));
+  }
+}
+
+TEST_F(SpecLoader, ARecipesCompleteTextGivesTheSameRunAgain) {
+  const auto run = ReadRunSpec({.files = {"launch/recipes/quickstart.textproto"}}, RunSpec());
+  ASSERT_TRUE(run.ok()) << run.status();
+  const std::string text = ToCompleteTextproto(WithDefaults(*run));
+  EXPECT_THAT(text, HasSubstr("dropout: 0\n"));  // a zero that is a value
+  Write("complete.textproto", text);
+  EXPECT_EQ(ToCompleteTextproto(WithDefaults(*Read({"complete.textproto"}))), text);
+}
+
+TEST_F(SpecLoader, NamesOfOtherProgramsGetTheFieldHere) {
+  Write("a.textproto", "lr: 5e-4\nmodel {\n  dim-emb: 512\n  lr: 1\n}\n");
+  EXPECT_EQ(
+      Error({"a.textproto"}, {"max-update=7", "model.encoder_embed_dim=8",
+                              "parallel.tensor_parallel_size=2", "--update-freq=4"}),
+      "a.textproto:1: RunSpec has no field 'lr'; did you mean 'optim.learning_rate' (fairseq's "
+      "--lr)?\n"
+      "a.textproto:3: ModelSpec has no field 'dim_emb'; did you mean 'model.d_model' (Marian's "
+      "--dim-emb)?\n"
+      "a.textproto:4: ModelSpec has no field 'lr'; did you mean 'optim.learning_rate' (fairseq's "
+      "--lr)?\n"
+      "--set max-update=7: RunSpec has no field 'max_update'; did you mean 'train.steps' "
+      "(fairseq's --max-update)?\n"
+      "--set model.encoder_embed_dim=8: ModelSpec has no field 'encoder_embed_dim'; did you "
+      "mean 'model.d_model' (fairseq's --encoder-embed-dim)?\n"
+      "--set parallel.tensor_parallel_size=2: ParallelSpec has no field "
+      "'tensor_parallel_size'; Megatron-LM's tensor-parallel-size is not here: no tensor "
+      "parallelism: depth is the problem here, not width\n"
+      "--set --update-freq=4: RunSpec has no field 'update_freq'; did you mean "
+      "'data.global_microbatches' (fairseq's --update-freq)? microbatches of all replicas "
+      "together; fairseq's and Hugging Face's count is per GPU, Megatron's is sentences");
+}
+
+TEST_F(SpecLoader, EveryNameThatPeopleAskedForIsKnown) {
+  for (const char* name :
+       {"lr", "learning_rate", "d_model", "max_update", "update_freq", "max-tokens",
+        "tensor_parallel_size", "encoder_embed_dim", "dim-emb", "mini-batch-words",
+        "warmup_updates", "num_hidden_layers", "micro_batch_size", "global_batch_size", "fp16"}) {
+    EXPECT_THAT(Error({}, {std::string("train.") + name + "=1"}),
+                ::testing::AnyOf(HasSubstr("did you mean"), HasSubstr("is not here")))
+        << name;
+  }
+}
+
+TEST_F(SpecLoader, ARenamedFieldIsNamedAsToday) {
+  Write("a.textproto", "prepare {\n  output_folder: \"x\"\n}\n");
+  EXPECT_EQ(Error({"a.textproto"}, {"prepare.output_folder=x"}),
+            "a.textproto:2: PrepareSpec has no field 'output_folder'; it was renamed to "
+            "'data.folder'\n"
+            "--set prepare.output_folder=x: PrepareSpec has no field 'output_folder'; it was "
+            "renamed to 'data.folder'");
+}
+
+TEST_F(SpecLoader, DashesInNamesAreUnderscoresAndInValuesStay) {
+  Write("a.textproto",
+        "model { encoder-layers: 3 }  # a-b: c\ndata { directions: 'de-en' folder: \"a-b: c-d\" }");
+  const auto run = Read({"a.textproto"}, {"model.decoder-layers=4"});
+  ASSERT_TRUE(run.ok()) << run.status();
+  EXPECT_EQ(run->model().encoder_layers(), 3);
+  EXPECT_EQ(run->model().decoder_layers(), 4);
+  EXPECT_EQ(run->data().folder(), "a-b: c-d");
+  EXPECT_THAT(run->data().directions(), ElementsAre("de-en"));
+}
+
+TEST_F(SpecLoader, DataTypesHaveTheirShortNames) {
+  for (const char* name : {"bf16", "bfloat16", "BF16", "BFLOAT16"}) {
+    const std::string text = std::string("compute { dtype: ") + name + " }";
+    Write("a.textproto", text);
+    Write("a.json", std::string(R"({"compute": {"dtype": ")") + name + "\"}}");
+    for (const auto& run : {Read({"a.textproto"}), Read({"a.json"}),
+                            Read({}, {std::string("compute.dtype=") + name})}) {
+      ASSERT_TRUE(run.ok()) << run.status();
+      EXPECT_EQ(run->compute().dtype(), BFLOAT16) << name;
+    }
+  }
+  EXPECT_EQ(Set("compute.dtype=fp32").compute().dtype(), FLOAT32);
+  EXPECT_EQ(Set("compute.residual_dtype=float32").compute().residual_dtype(), FLOAT32);
+  EXPECT_THAT(Error({}, {"compute.dtype=fp16"}), HasSubstr("'fp16': not here; bfloat16 has"));
+}
+
+TEST(ForeignFields, EachNamesAFieldThatExistsOrSaysWhyThereIsNone) {
+  for (const ForeignField& foreign : ForeignFields()) {
+    const std::string field = foreign.field;
+    EXPECT_TRUE(field.empty() ? *foreign.note != 0
+                              : FindField(*RunSpec::descriptor(), field) != nullptr)
+        << field << " " << foreign.fairseq << foreign.marian << foreign.megatron;
+  }
+}
+
+// DEEPNET_WRITE_README=1 writes the table instead of comparing it.
+TEST(ForeignFields, TheReadmeHasTheirTable) {
+  const std::string begin = "<!-- words: begin -->\n", end = "<!-- words: end -->\n";
+  std::ifstream file("README.md");
+  std::string text{std::istreambuf_iterator<char>(file), {}};
+  const size_t from = text.find(begin), to = text.find(end);
+  ASSERT_TRUE(from != std::string::npos && to != std::string::npos) << "no marks in README.md";
+  const size_t start = from + begin.size();
+  if (std::getenv("DEEPNET_WRITE_README") != nullptr) {
+    std::ofstream("README.md") << text.replace(start, to - start, ForeignFieldsMarkdown());
+    return;
+  }
+  EXPECT_EQ(text.substr(start, to - start), ForeignFieldsMarkdown())
+      << "write it: DEEPNET_WRITE_README=1 launch_spec_loader_test";
+}
+
 TEST(Defaults, FillWhatIsUnsetAndKeepWhatIsNot) {
   RunSpec run;
-  run.mutable_data()->mutable_microbatch()->set_target_tokens(1000);
+  run.mutable_data()->mutable_microbatch()->set_max_target_tokens(1000);
   run.mutable_optim()->set_warmup_steps(0);
   run.mutable_optim()->set_label_smoothing(0.0);
   run.mutable_decode()->set_beam_size(3);
   run = WithDefaults(run);
-  EXPECT_EQ(run.data().microbatch().source_tokens(), 0);  // the corpus decides
-  EXPECT_EQ(run.data().microbatch().sentences(), 250);
+  EXPECT_EQ(run.data().microbatch().max_source_tokens(), 0);  // the corpus decides
+  EXPECT_EQ(run.data().microbatch().max_sentences(), 250);
   EXPECT_EQ(run.optim().warmup_steps(), 0);
   EXPECT_EQ(run.optim().label_smoothing(), 0.0);
   EXPECT_EQ(run.optim().beta2(), 0.98);

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Every tests/**/*_test.cc stands in a CMakeLists.txt beside or above it, and none is disabled.
+"""Every tests/**/*_test.cc and *_test.py stands in a CMakeLists.txt beside or above it, and none is disabled.
 
 With a build folder as argument, the programs that CMake lists are also compared with ctest's.
 """
@@ -11,18 +11,23 @@ import sys
 from pathlib import Path
 
 mistakes = []
-sources = sorted(Path("tests").rglob("*_test.cc"))
+sources = sorted([*Path("tests").rglob("*_test.cc"), *Path("tests").rglob("*_test.py")])
 for source in sources:
     lists = [p / "CMakeLists.txt" for p in source.parents if (p / "CMakeLists.txt").is_file()]
-    if not any(source.name in p.read_text() for p in lists if str(p).startswith("tests")):
+    # A Python test is a module of unittest: its name stands there without the ending.
+    name = source.name.removesuffix(".py")
+    if not any(name in p.read_text() for p in lists if str(p).startswith("tests")):
         mistakes.append(f"{source}: in no CMakeLists.txt of tests/")
     for number, line in enumerate(source.read_text().split("\n"), 1):
         # A test that needs a GPU may be skipped where there is none; it says so on that line.
-        if re.search(r"\bDISABLE[D]_|GTEST_SKI[P]", line) and "GPU" not in line:
+        if re.search(r"\bDISABLE[D]_|GTEST_SKI[P]|unittest\.ski[p]|skipTes[t]", line) and "GPU" not in line:
             mistakes.append(f"{source}:{number}: a test that does not run: {line.strip()}")
 declared = set()
 for path in Path("tests").rglob("CMakeLists.txt"):
     declared |= set(re.findall(r"deepnet_(?:mpi_)?test\((\w+)", path.read_text()))
+    prefix = "_".join(path.parent.parts[1:])
+    python = re.findall(r"deepnet_python_test\((\w+_test)", path.read_text())
+    declared |= {f"{prefix}_{name}" for name in python}
 if len(sys.argv) > 1:
     shown = subprocess.run(
         ["ctest", "--test-dir", sys.argv[1], "--show-only=json-v1"], text=True, capture_output=True

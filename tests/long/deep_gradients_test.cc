@@ -56,7 +56,7 @@ class DeepGradients : public ::testing::Test {
     RunSpec run = Recipe({});
     LanguageTable& table = *run.mutable_prepare()->mutable_table(0);
     table.set_file(std::filesystem::absolute(table.file()).string());
-    EXPECT_TRUE(Prepare(run.prepare(), root_, [](std::string_view) {}).ok());
+    EXPECT_TRUE(Prepare(run.prepare(), run.data().folder(), root_, [](std::string_view) {}).ok());
   }
   ~DeepGradients() override { std::filesystem::remove_all(root_); }
 
@@ -108,7 +108,7 @@ TEST_F(DeepGradients, ReachEveryLayerOfDeepNormAndVanishInPostNorm) {
   const Course post = Train(Recipe({"model.residual=POST_LN", "model.encoder_layers=100",
                                     "model.decoder_layers=100", "folder=post"}));
   EXPECT_GE(std::max(post.encoder_ratio, post.decoder_ratio), kVanished);
-  // What it costs to take every piece for equally likely.
+  // The loss of a model that takes every piece for equally likely.
   EXPECT_LT(deep.losses.back(), std::log(kPieces) - 0.1);
   EXPECT_GT(post.losses.back(), std::log(kPieces));
 }

@@ -1,4 +1,4 @@
-// 500 + 500 layers of width 64 with LAYER recomputation on 1, 2, 4 and 8 ranks: what each rank
+// 500 + 500 layers of width 64 with FULL recomputation on 1, 2, 4 and 8 ranks: what each rank
 // holds, beside its plan and beside its share of what one rank holds. Prints the table of
 // docs/benchmarks/memory_2026-11-21.md.
 #include <algorithm>

@@ -15,8 +15,8 @@
 namespace deepnet {
 namespace {
 
-constexpr double kMostMore = 0.02;  // bubble, rehearsed beyond simulated
-constexpr int kSteps = 3;           // the fastest counts
+constexpr double kMaxMore = 0.02;  // bubble, rehearsed beyond simulated
+constexpr int kSteps = 3;          // the fastest counts
 
 // One chunk a rank; the last one has an output layer that costs as much in F as four other passes,
 // so that the ranks before it wait for it with what they have made.
@@ -44,8 +44,8 @@ TEST(Rehearsal, TakesAsLongAsSimulatedWhereRanksRunFarAhead) {
       if (world.rank() > 0) return absl::OkStatus();
       std::printf("%s: bubble simulated %.2f %%, rehearsed %.2f %%\n", schedule.c_str(),
                   100 * result.simulated.bubble, 100 * result.bubble);
-      EXPECT_LE(result.bubble - result.simulated.bubble, kMostMore) << schedule;
-      EXPECT_GE(result.bubble - result.simulated.bubble, -kMostMore) << schedule;
+      EXPECT_LE(result.bubble - result.simulated.bubble, kMaxMore) << schedule;
+      EXPECT_GE(result.bubble - result.simulated.bubble, -kMaxMore) << schedule;
       return absl::OkStatus();
     });
     EXPECT_TRUE(FirstError(statuses).ok()) << FirstError(statuses);

@@ -1,4 +1,4 @@
-// 500 + 500 layers of width 64 with LAYER recomputation under mpirun, on as many ranks as the job
+// 500 + 500 layers of width 64 with FULL recomputation under mpirun, on as many ranks as the job
 // has: what becomes resident in each rank's process, beside its plan. Prints the rows of
 // docs/benchmarks/memory_2026-11-21.md.
 //
@@ -6,6 +6,8 @@
 // libraries, its part in the job and what both need once steps are taken (code that is read when it
 // is first used, MPI's connections), for which a model of 8 + 8 layers takes its steps first. The
 // last column is against the bare process, before all that.
+#include "tests/support/resident_memory.h"
+
 #include <malloc.h>
 
 #include <cstdio>
@@ -19,6 +21,8 @@
 
 namespace deepnet {
 namespace {
+
+using testing::ResidentBytes;
 
 using testing::MeasureRank;
 using testing::PlanRun;

@@ -1,4 +1,4 @@
-// What tests/parity/layout_test.cc says of threads, of processes: the same runs under mpirun. Each
+// The runs of tests/parity/layout_test.cc, whose ranks are threads, as processes under mpirun. Each
 // rank computes the lone twin itself.
 #include <string>
 #include <vector>
@@ -67,9 +67,9 @@ void RunDeep(Communicator& world) {
   const RankOutcome alone = RunAlone(model);
   const int half = world.size() / 2;
   const std::vector<LayoutCase> layouts = {
-      {.stages = world.size(), .schedule = "zb-v", .chunks_per_rank = 2},
-      {.stages = 2, .replicas = half, .schedule = "interleaved", .chunks_per_rank = 4},
-      {.stages = half, .replicas = 2, .schedule = "1f1b", .recompute = LAYER, .segment = 2},
+      {.stages = world.size(), .schedule = "zb-v", .virtual_pipeline_size = 2},
+      {.stages = 2, .replicas = half, .schedule = "interleaved", .virtual_pipeline_size = 4},
+      {.stages = half, .replicas = 2, .schedule = "1f1b", .recompute = FULL, .segment = 2},
   };
   for (const LayoutCase& layout : layouts) ExpectEqualsOneRank(model, layout, alone, world);
 }

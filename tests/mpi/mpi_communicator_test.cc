@@ -37,7 +37,7 @@ double CpuSeconds() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC;
 // A core that were kept busy would count as one second per second, from each rank.
 void WaitingKeepsNoCoreBusy(Communicator& world) {
   constexpr absl::Duration kWait = absl::Seconds(1);
-  constexpr double kMostCpuSeconds = 0.25;
+  constexpr double kMaxCpuSeconds = 0.25;
   char byte = 0;
   const Buffer buffer = Buffer::Of(std::span(&byte, 1));
   const int next = (world.rank() + 1) % world.size();
@@ -46,7 +46,7 @@ void WaitingKeepsNoCoreBusy(Communicator& world) {
   ASSERT_TRUE(got.ok());
   const double before = CpuSeconds();
   EXPECT_EQ((*got)->Wait(kWait).code(), absl::StatusCode::kDeadlineExceeded);
-  EXPECT_LT(CpuSeconds() - before, kMostCpuSeconds);
+  EXPECT_LT(CpuSeconds() - before, kMaxCpuSeconds);
   EXPECT_TRUE(world.Barrier().ok());
   const auto sent = world.Send(buffer, next, 0);
   ASSERT_TRUE(sent.ok());

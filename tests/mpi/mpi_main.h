@@ -20,8 +20,8 @@ namespace deepnet {
 // Defined by the test program, called once, on every rank: adds its tests.
 void AddMpiTests(Communicator& world);
 
-// What each rank does in one test. All ranks meet at its end; if one does not come in a minute, the
-// job ends.
+// The work of each rank in one test. All ranks meet at its end; if one does not come in a minute,
+// the job ends.
 void AddMpiTest(const std::string& suite, const std::string& name, std::function<void()> body);
 
 }  // namespace deepnet

@@ -61,10 +61,10 @@ class Architectures : public ::testing::TestWithParam<Architecture> {
     RunSpec run;
     EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(
         R"(seed: 3
-           model { width: 64 ffn_width: 128 heads: 2 residual: DEEPNORM max_positions: 300 }
-           data { folder: 'corpus' max_tokens: 150 microbatches_per_step: 4
-                  microbatch { target_tokens: 500 sentences: 32 } }
-           optim { rate: 1.5e-3 warmup_steps: 50 virtual_replicas: 1 label_smoothing: 0 }
+           model { d_model: 64 ffn_dim: 128 num_heads: 2 residual: DEEPNORM max_positions: 300 }
+           data { folder: 'corpus' max_sentence_tokens: 150 global_microbatches: 4
+                  microbatch { max_target_tokens: 500 max_sentences: 32 } }
+           optim { learning_rate: 1.5e-3 warmup_steps: 50 virtual_replicas: 1 label_smoothing: 0 }
            compute { device: 'cpu' dtype: FLOAT32 threads_per_rank: 1 })",
         &run));
     run.mutable_model()->set_architecture(GetParam());
@@ -120,13 +120,14 @@ class Architectures : public ::testing::TestWithParam<Architecture> {
   static inline std::filesystem::path root_;
 };
 
-// "fill" of the last step in a metrics.jsonl.
-double LastFill(const std::filesystem::path& metrics) {
+// Returns packing_efficiency of the last step in a metrics.jsonl.
+double LastPackingEfficiency(const std::filesystem::path& metrics) {
   std::ifstream file(metrics);
   double fill = 0;
   for (std::string line; std::getline(file, line);) {
-    const size_t at = line.find("\"fill\":");
-    if (at != std::string::npos) fill = std::atof(line.c_str() + at + std::strlen("\"fill\":"));
+    const size_t at = line.find("\"packing_efficiency\":");
+    if (at != std::string::npos)
+      fill = std::atof(line.c_str() + at + std::strlen("\"packing_efficiency\":"));
   }
   return fill;
 }
@@ -137,8 +138,8 @@ TEST_P(Architectures, LearnsMoreThanFrequenciesAndGivesTheSameBitsOnTwoStages) {
   std::printf("%s: %.3f nats a label after %d steps, unigram level %.3f\n",
               Architecture_Name(GetParam()).c_str(), whole.last, kSteps, unigram);
   EXPECT_LT(whole.last, unigram);
-  // Of positions, labelled or not.
-  EXPECT_GT(LastFill(root_ / Run("whole", 1, kSteps).folder() / "metrics.jsonl"), 0.6);
+  // The share counts positions, labelled or not.
+  EXPECT_GT(LastPackingEfficiency(root_ / Run("whole", 1, kSteps).folder() / "metrics.jsonl"), 0.6);
   EXPECT_EQ(Train(Run("cut", 2, kSteps)).weights, whole.weights);
   // Stopped after 60 steps, and another number of stages from then on.
   Train(Run("resumed", 2, 60));
@@ -172,7 +173,7 @@ TEST_P(Architectures, ValidatesByLikelihoodAsEvaluateDoesOnAnyNumberOfStages) {
                 .max_positions = 300,
                 .translates = false,
                 .architecture = GetParam(),
-                .masked_share = (*model)->run.data().masked_share()},
+                .mlm_probability = (*model)->run.data().mlm_probability()},
                [](const std::string&, double) {});
   ASSERT_TRUE(record.ok()) << record.status();
   EXPECT_GT(record->nll(), 3);

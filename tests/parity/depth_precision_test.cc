@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "trainer/data/batcher.h"
-#include "trainer/kernels/native_ops.h"
+#include "trainer/kernels/compute.h"
 #include "trainer/model/transformer.h"
 
 namespace deepnet {
@@ -23,9 +23,9 @@ ModelSpec Spec(int layers) {
   ModelSpec spec;
   spec.set_encoder_layers(layers);
   spec.set_decoder_layers(layers);
-  spec.set_width(64);
-  spec.set_ffn_width(256);
-  spec.set_heads(4);
+  spec.set_d_model(64);
+  spec.set_ffn_dim(256);
+  spec.set_num_heads(4);
   spec.set_residual(DEEPNORM);
   spec.set_vocabulary_size(1000);
   spec.set_max_positions(64);
@@ -35,9 +35,9 @@ ModelSpec Spec(int layers) {
 
 Output RunInitial(const ModelSpec& spec, DataType dtype) {
   MicrobatchSpec capacity;
-  capacity.set_source_tokens(100);
-  capacity.set_target_tokens(100);
-  capacity.set_sentences(8);
+  capacity.set_max_source_tokens(100);
+  capacity.set_max_target_tokens(100);
+  capacity.set_max_sentences(8);
   const Microbatch microbatch = MakeBenchMicrobatches({{{21, 19}, {7, 11}, {30, 33}, {14, 10}}},
                                                       {100, 100, 8}, 1000, /*seed=*/3)[0];
   ComputeSpec compute;

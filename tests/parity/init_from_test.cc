@@ -22,6 +22,7 @@
 #include "tests/support/run_ranks.h"
 #include "trainer/interop/export.h"
 #include "trainer/interop/import.h"
+#include "trainer/model/roles.h"
 #include "trainer/model_loader.h"
 #include "trainer/trainer.h"
 
@@ -60,19 +61,19 @@ class InitFromTest : public ::testing::Test {
     RunSpec run;
     EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(
         R"(seed: 3
-           model { encoder_layers: 2 decoder_layers: 2 ffn_width: 64 heads: 2
+           model { encoder_layers: 2 decoder_layers: 2 ffn_dim: 64 num_heads: 2
                    residual: DEEPNORM max_positions: 300 }
-           data { max_tokens: 150 microbatches_per_step: 2
-                  microbatch { source_tokens: 300 target_tokens: 300 sentences: 16 } }
+           data { max_sentence_tokens: 150 global_microbatches: 2
+                  microbatch { max_source_tokens: 300 max_target_tokens: 300 max_sentences: 16 } }
            optim { warmup_steps: 1 }
            compute { device: 'cpu' dtype: FLOAT32 threads_per_rank: 1 }
            train { log_every_steps: 1 validate_sentences: 1 }
            decode { beam_size: 1 max_tokens: 4 })",
         &run));
-    run.mutable_model()->set_width(how.width);
+    run.mutable_model()->set_d_model(how.width);
     run.mutable_data()->set_folder(how.corpus);
     run.set_folder(folder);
-    run.mutable_optim()->set_rate(how.rate);
+    run.mutable_optim()->set_learning_rate(how.rate);
     run.mutable_train()->set_steps(how.steps);
     run.mutable_parallel()->set_pipeline_parallel_size(how.stages);
     run.mutable_parallel()->set_data_parallel_size(1);

@@ -10,16 +10,16 @@
 #include <gtest/gtest.h>
 
 #include "parallel/base/status_macros.h"
-#include "parallel/comm/counting_communicator.h"
-#include "parallel/comm/self_communicator.h"
+#include "parallel/comm/communicator.h"
 #include "parallel/plan/partition.h"
 #include "parallel/plan/planner.h"
 #include "parallel/plan/schedule_text.h"
+#include "tests/support/counting_communicator.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/model/describe.h"
-#include "trainer/optim/exchange_levels.h"
-#include "trainer/rank_part.h"
+#include "trainer/optim/groups.h"
+#include "trainer/rank_context.h"
 #include "trainer/train_step.h"
 
 namespace deepnet::testing {
@@ -38,19 +38,19 @@ RunSpec SpecOf(const ModelCase& model) {
   spec.set_encoder_layers(model.encoder_layers);
   spec.set_decoder_layers(model.decoder_layers);
   spec.set_architecture(model.architecture);
-  spec.set_width(model.width);
-  spec.set_ffn_width(3 * model.width / 2);
+  spec.set_d_model(model.width);
+  spec.set_ffn_dim(3 * model.width / 2);
   spec.set_tied_embeddings(model.tied);
   spec.set_dropout(0.2);
   spec.set_attention_dropout(0.15);
   spec.set_activation_dropout(0.1);
   *run.mutable_data()->mutable_microbatch() = TinyCapacityOf(spec);
-  run.mutable_data()->set_microbatches_per_step(model.microbatches);
+  run.mutable_data()->set_global_microbatches(model.microbatches);
   OptimSpec& optim = *run.mutable_optim();
   optim.set_label_smoothing(0.1);
   optim.set_virtual_replicas(model.virtual_replicas);
   optim.set_schedule(CONSTANT);
-  optim.set_rate(1e-2);
+  optim.set_learning_rate(1e-2);
   optim.set_beta1(0.9);
   optim.set_beta2(0.98);
   optim.set_epsilon(1e-8);
@@ -150,7 +150,7 @@ std::string ModelCase::ToText() const {
 
 std::string LayoutCase::ToText() const {
   return absl::StrCat(stages, " stages x ", replicas, " replicas, ", schedule,
-                      " v=", chunks_per_rank, " ", Recompute_Name(recompute), "/", segment);
+                      " v=", virtual_pipeline_size, " ", Recompute_Name(recompute), "/", segment);
 }
 
 Inventory InventoryOf(const ModelCase& model) {
@@ -164,22 +164,22 @@ absl::StatusOr<Plan> PlanFor(const ModelCase& model, const LayoutCase& layout) {
   parallel.set_pipeline_parallel_size(layout.stages);
   parallel.set_data_parallel_size(layout.replicas);
   parallel.set_schedule(layout.schedule);
-  parallel.set_chunks_per_rank(layout.chunks_per_rank);
+  parallel.set_virtual_pipeline_size(layout.virtual_pipeline_size);
   parallel.set_recompute(layout.recompute);
-  if (layout.recompute == LAYER) parallel.set_recompute_segment(layout.segment);
+  if (layout.recompute == FULL) parallel.set_recompute_segment(layout.segment);
   return MakePlan(InventoryOf(model), run.data(), run.optim(), run.compute(), {}, parallel);
 }
 
 std::vector<LayoutCase> SchedulesFor(const ModelCase& model, int stages, int replicas) {
   std::vector<LayoutCase> layouts;
-  const auto add = [&](const std::string& schedule, int chunks_per_rank) {
-    if (stages * chunks_per_rank > model.NumLayers()) return;
-    layouts.push_back({stages, replicas, schedule, chunks_per_rank});
+  const auto add = [&](const std::string& schedule, int virtual_pipeline_size) {
+    if (stages * virtual_pipeline_size > model.NumLayers()) return;
+    layouts.push_back({stages, replicas, schedule, virtual_pipeline_size});
   };
   if (stages == 1) add("single_stage", 1);
   for (const char* name : {"gpipe", "1f1b", "zb-h1"}) add(name, 1);
   for (const char* name : {"interleaved", "zb-interleaved"}) {
-    for (const int chunks_per_rank : {2, 3}) add(name, chunks_per_rank);
+    for (const int virtual_pipeline_size : {2, 3}) add(name, virtual_pipeline_size);
   }
   add("zb-v", 2);
   if (stages == 1) return layouts;
@@ -195,7 +195,7 @@ std::vector<LayoutCase> WithEveryRecompute(const std::vector<LayoutCase>& layout
   std::vector<LayoutCase> all;
   for (LayoutCase layout : layouts) {
     for (const auto& [level, segment] : std::vector<std::pair<Recompute, int>>{
-             {NONE, 1}, {FFN, 1}, {GEMM, 1}, {LAYER, 1}, {LAYER, 2}}) {
+             {NONE, 1}, {SELECTIVE_FFN, 1}, {SELECTIVE_GEMM, 1}, {FULL, 1}, {FULL, 2}}) {
       layout.recompute = level;
       layout.segment = segment;
       all.push_back(layout);
@@ -208,12 +208,12 @@ absl::StatusOr<RankOutcome> RunOnRank(const ModelCase& model, const Plan& plan, 
                                       const std::string& node) {
   CommMeter meter;
   CountingCommunicator counted(world, meter);
-  ASSIGN_OR_RETURN(const std::unique_ptr<RankPart> part,
-                   MakeRankPart(SpecOf(model), InventoryOf(model), plan, counted, node));
+  ASSIGN_OR_RETURN(const std::unique_ptr<RankContext> part,
+                   MakeRankContext(SpecOf(model), InventoryOf(model), plan, counted, node));
   Parameters& parameters = part->model->parameters();
   parameters.Initialize(5);
   part->model->Refresh();
-  RankOutcome outcome{.stage = part->stage, .replica = part->replica};
+  RankOutcome outcome{.stage = part->pp_rank, .replica = part->dp_rank};
   if (part->groups.node_replicas != nullptr) {
     outcome.replicas_per_node = part->groups.node_replicas->size();
   }

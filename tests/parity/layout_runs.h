@@ -1,5 +1,5 @@
-// A few steps of one small model under any layout: what must be equal to the bit whatever the
-// layout, and what each rank held and sent, to be compared with the plan.
+// Runs a few steps of one small model under any layout. Losses and weights must be equal to the bit
+// in every layout; the bytes that each rank held and sent are compared with the plan.
 //
 // Example, 2 stages x 2 replicas as threads:
 //   const RankOutcome alone = RunAlone(model);
@@ -24,7 +24,7 @@
 
 namespace deepnet::testing {
 
-// What is trained: every kind of dropout, clipping and weight decay are on.
+// The model that is trained, with every kind of dropout, clipping and weight decay.
 struct ModelCase {
   TiedEmbeddings tied = TIE_ALL;
   DataType dtype = FLOAT32;
@@ -40,11 +40,11 @@ struct ModelCase {
   std::string ToText() const;
 };
 
-// What a user may ask for in `parallel`.
+// The fields of `parallel` that a user may set.
 struct LayoutCase {
   int stages = 1, replicas = 1;
   std::string schedule = "single_stage";  // a name, or a schedule's text
-  int chunks_per_rank = 1;
+  int virtual_pipeline_size = 1;
   Recompute recompute = NONE;
   int segment = 1;
 
@@ -70,24 +70,25 @@ absl::StatusOr<Plan> PlanFor(const ModelCase& model, const LayoutCase& layout);
 // with a name, and sweeps (all forwards chunk by chunk, then all backwards) over placements that
 // none of them has.
 std::vector<LayoutCase> SchedulesFor(const ModelCase& model, int stages, int replicas);
-// Each of `layouts` with NONE, FFN, GEMM, LAYER and segments of two layers, one after the other.
+// Each of `layouts` with NONE, SELECTIVE_FFN, SELECTIVE_GEMM, FULL and segments of two layers, one
+// after the other.
 std::vector<LayoutCase> WithEveryRecompute(const std::vector<LayoutCase>& layouts);
 
-// Collective over `world`, as MakeRankPart.
+// Collective over `world`, as MakeRankContext.
 absl::StatusOr<RankOutcome> RunOnRank(const ModelCase& model, const Plan& plan, Communicator& world,
                                       const std::string& node = "the only one");
 
-// The twin of all: one rank, one chunk, one microbatch after the other.
+// Runs the reference: one rank, one chunk, one microbatch after the other.
 RankOutcome RunAlone(const ModelCase& model);
-// Of each rank, in order. Failures are EXPECTed away. `node_of`: pretended nodes of ranks; none:
-// all on one.
+// Returns the outcome of each rank, in order; a failure fails the test. `node_of` gives the
+// pretended nodes of ranks; without it all are on one.
 std::vector<RankOutcome> RunAsThreads(const ModelCase& model, const Plan& plan,
                                       const std::function<std::string(int rank)>& node_of = {});
 
 void ExpectSameBits(const RankOutcome& rank, const RankOutcome& alone);
-// For numbers of replicas that do not divide R: the loss of the first step is the same to the bit,
-// its norm and what comes later within float32 rounding of sums over microbatches. `agreed`: a
-// rank of the same stage, whose bits must be the same in any case.
+// Compares runs whose number of replicas does not divide R: the loss of the first step must be the
+// same to the bit, its norm and all later figures within float32 rounding of sums over
+// microbatches. `agreed` is a rank of the same stage, whose bits must be the same in any case.
 void ExpectWithinRounding(const RankOutcome& rank, const RankOutcome& alone,
                           const RankOutcome& agreed);
 

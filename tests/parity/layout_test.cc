@@ -29,7 +29,7 @@ using testing::RunAsThreads;
 using testing::SchedulesFor;
 using testing::WithEveryRecompute;
 
-constexpr int kMostRanks = 8;
+constexpr int kMaxRanks = 8;
 
 struct Degrees {
   int stages, replicas;
@@ -77,7 +77,7 @@ void ExpectAllEqualOneRank(const ModelCase& model, const std::vector<LayoutCase>
 }
 
 void ExpectEveryLayoutEqualsOneRank(const ModelCase& model) {
-  ExpectAllEqualOneRank(model, WithEveryRecompute(LayoutsOf(model, kMostRanks)));
+  ExpectAllEqualOneRank(model, WithEveryRecompute(LayoutsOf(model, kMaxRanks)));
 }
 
 TEST(Layout, EveryOneGivesTheBitsOfOneRankTiedInFloat32) {
@@ -100,9 +100,9 @@ TEST(Layout, EveryOneGivesTheBitsOfOneRankUntiedInBfloat16) {
 TEST(Layout, UpToEightStagesOfThreeChunksGiveTheBitsOfOneRank) {
   const ModelCase deep{.encoder_layers = 12, .decoder_layers = 9};
   const ModelCase other;
-  std::vector<LayoutCase> layouts = LayoutsOf(deep, kMostRanks);
+  std::vector<LayoutCase> layouts = LayoutsOf(deep, kMaxRanks);
   std::erase_if(layouts, [&](const LayoutCase& layout) {
-    return layout.stages * layout.chunks_per_rank <= other.NumLayers();
+    return layout.stages * layout.virtual_pipeline_size <= other.NumLayers();
   });
   ExpectAllEqualOneRank(deep, layouts);
 }

@@ -1,4 +1,4 @@
-// The same pairs in one microbatch or in several: what they add up to.
+// The same pairs in one microbatch or in several give the same sums.
 #include <cmath>
 #include <random>
 #include <vector>
@@ -6,7 +6,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "parallel/comm/self_communicator.h"
+#include "parallel/comm/communicator.h"
 #include "parallel/plan/schedule_generators.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/data/batcher.h"
@@ -20,8 +20,8 @@ constexpr int kPairs = 8;
 
 ModelSpec Spec() {
   ModelSpec spec = testing::TinySpec();
-  spec.set_width(32);
-  spec.set_ffn_width(64);
+  spec.set_d_model(32);
+  spec.set_ffn_dim(64);
   spec.set_vocabulary_size(61);
   spec.set_dropout(0.2);
   spec.set_attention_dropout(0.2);
@@ -31,9 +31,9 @@ ModelSpec Spec() {
 
 MicrobatchSpec Limits() {
   MicrobatchSpec capacity;
-  capacity.set_source_tokens(120);
-  capacity.set_target_tokens(120);
-  capacity.set_sentences(kPairs);
+  capacity.set_max_source_tokens(120);
+  capacity.set_max_target_tokens(120);
+  capacity.set_max_sentences(kPairs);
   return capacity;
 }
 
@@ -50,7 +50,8 @@ StepBatch CutInto(int microbatches, int first_ordinal = 0) {
   StepBatch batch;
   const MicrobatchSpec limits = Limits();
   for (int m = 0; m < microbatches; ++m) {
-    MicrobatchBuilder builder({limits.source_tokens(), limits.target_tokens(), limits.sentences()});
+    MicrobatchBuilder builder(
+        {limits.max_source_tokens(), limits.max_target_tokens(), limits.max_sentences()});
     for (int i = 0; i < kPairs / microbatches; ++i) {
       EncodedPair pair;
       pair.source = sentence();
@@ -87,15 +88,15 @@ Outcome Train(const std::vector<int>& cuts, int virtual_replicas = 1, int first_
   optim.set_virtual_replicas(virtual_replicas);
   optim.set_schedule(CONSTANT);
   optim.set_warmup_steps(0);
-  optim.set_rate(1e-3);
+  optim.set_learning_rate(1e-3);
   optim.set_beta1(0.9);
   optim.set_beta2(0.98);
   optim.set_epsilon(1e-4);  // not 1e-8: sign(g) of a tiny g would magnify its rounding
   const Inventory whole = Describe(run.model(), Limits());
   SelfCommunicator alone;
-  const auto made = MakeRankPart(run, whole, LonePlan(whole, cuts[0]), alone);
+  const auto made = MakeRankContext(run, whole, LonePlan(whole, cuts[0]), alone);
   EXPECT_TRUE(made.ok()) << made.status();
-  RankPart& part = **made;
+  RankContext& part = **made;
   part.model->parameters().Initialize(5);
   part.model->Refresh();
   Outcome outcome;

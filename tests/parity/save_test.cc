@@ -1,6 +1,6 @@
-// What saving in the background must not change and must survive: whole runs on disks that fail,
-// stops in the middle of things, two writers of one folder. "Same" is the hash of the weights that
-// `train` prints at its end.
+// Saving in the background changes no result and survives whole runs on disks that fail, stops at
+// any moment, and two writers of one folder. "Same" is the hash of the weights that `train` prints
+// at its end.
 //
 // Environment: DEEPNET_FAULT_STRIDE, every how manieth call of a run fails in turn (default 5).
 #include <unistd.h>
@@ -73,11 +73,11 @@ class SaveTest : public ::testing::Test {
     RunSpec run;
     EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(
         R"(seed: 3
-           model { encoder_layers: 1 decoder_layers: 1 width: 32 ffn_width: 64 heads: 2
+           model { encoder_layers: 1 decoder_layers: 1 d_model: 32 ffn_dim: 64 num_heads: 2
                    residual: DEEPNORM max_positions: 300 dropout: 0.1 }
-           data { folder: 'corpus' max_tokens: 150
-                  microbatch { source_tokens: 300 target_tokens: 300 sentences: 16 } }
-           optim { rate: 2e-3 warmup_steps: 4 }
+           data { folder: 'corpus' max_sentence_tokens: 150
+                  microbatch { max_source_tokens: 300 max_target_tokens: 300 max_sentences: 16 } }
+           optim { learning_rate: 2e-3 warmup_steps: 4 }
            compute { device: 'cpu' dtype: FLOAT32 threads_per_rank: 1 }
            train { checkpoint_every_steps: 2 log_every_steps: 1 keep_checkpoints: 2
                    validate_sentences: 3 }
@@ -255,7 +255,7 @@ TEST_F(SaveTest, ATimeLimitEndsTheStartEarlyEnough) {
   run.mutable_train()->set_steps(1000000);
   run.mutable_train()->set_checkpoint_every_steps(1000000);
   constexpr double kLimitSeconds = 6.0;
-  run.mutable_train()->set_time_limit_minutes(kLimitSeconds / 60);
+  run.mutable_train()->set_exit_after_minutes(kLimitSeconds / 60);
   const double started = SecondsNow();
   const Outcome outcome = Start(run);
   EXPECT_LT(SecondsNow() - started, kLimitSeconds);

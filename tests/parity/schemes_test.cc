@@ -77,11 +77,11 @@ class Schemes : public ::testing::TestWithParam<Scheme> {
     RunSpec run;
     EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(
         R"(seed: 3
-           model { encoder_layers: 6 decoder_layers: 6 width: 64 ffn_width: 128 heads: 2
+           model { encoder_layers: 6 decoder_layers: 6 d_model: 64 ffn_dim: 128 num_heads: 2
                    max_positions: 300 dropout: 0.1 }
-           data { folder: 'corpus' max_tokens: 150 microbatches_per_step: 2
-                  microbatch { source_tokens: 250 target_tokens: 250 sentences: 16 } }
-           optim { rate: 1e-3 warmup_steps: 20 virtual_replicas: 1 }
+           data { folder: 'corpus' max_sentence_tokens: 150 global_microbatches: 2
+                  microbatch { max_source_tokens: 250 max_target_tokens: 250 max_sentences: 16 } }
+           optim { learning_rate: 1e-3 warmup_steps: 20 virtual_replicas: 1 }
            compute { device: 'cpu' dtype: FLOAT32 threads_per_rank: 1 })",
         &run));
     *run.mutable_model() = testing::WithResidual(run.model(), residual);

@@ -47,12 +47,12 @@ class SpreadTrainTest : public ::testing::Test {
     RunSpec run;
     EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(
         R"(seed: 3
-           model { encoder_layers: 2 decoder_layers: 3 width: 32 ffn_width: 64 heads: 2
+           model { encoder_layers: 2 decoder_layers: 3 d_model: 32 ffn_dim: 64 num_heads: 2
                    residual: DEEPNORM max_positions: 300
                    dropout: 0.1 attention_dropout: 0.1 activation_dropout: 0.1 }
-           data { folder: 'corpus' max_tokens: 150 microbatches_per_step: 4
-                  microbatch { source_tokens: 300 target_tokens: 300 sentences: 16 } }
-           optim { rate: 2e-3 warmup_steps: 4 clip_norm: 1 virtual_replicas: 2 }
+           data { folder: 'corpus' max_sentence_tokens: 150 global_microbatches: 4
+                  microbatch { max_source_tokens: 300 max_target_tokens: 300 max_sentences: 16 } }
+           optim { learning_rate: 2e-3 warmup_steps: 4 clip_norm: 1 virtual_replicas: 2 }
            compute { device: 'cpu' dtype: FLOAT32 threads_per_rank: 1 }
            train { checkpoint_every_steps: 3 log_every_steps: 1 })",
         &run));
@@ -66,7 +66,7 @@ class SpreadTrainTest : public ::testing::Test {
     return run;
   }
 
-  // What rank 0 printed. `disks`: each rank's, or none.
+  // Returns what rank 0 printed. `disks`: each rank's, or null.
   static std::string Train(const std::string& folder, int64_t steps, const Degrees& degrees,
                            std::deque<FaultFileSystem>* disks = nullptr) {
     const int ranks = degrees.stages * degrees.replicas;

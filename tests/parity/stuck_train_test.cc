@@ -27,7 +27,6 @@
 #include "parallel/base/exit_code.h"
 #include "parallel/base/file_system.h"
 #include "parallel/base/logging.h"
-#include "parallel/base/watched_file_system.h"
 #include "tests/parity/training_runs.h"
 #include "tests/support/fault_communicator.h"
 #include "tests/support/run_ranks.h"
@@ -40,7 +39,7 @@ namespace {
 // For one message; a rank may be silent four times as long. Where this is too short for a busy
 // host, a rank is named that is only slow; then the run is repeated with more.
 constexpr double kShortLimitSeconds = 0.25;
-constexpr double kMostLimitSeconds = 4.0;
+constexpr double kMaxLimitSeconds = 4.0;
 constexpr int kRunsAtOnce = 6;  // they wait most of the time
 
 // All calls take minutes (long_stuck_train_test).
@@ -55,13 +54,13 @@ struct Layout {
   int NumRanks() const { return stages * replicas; }
 };
 
-// What came of a run.
+// The outcome of a run.
 struct Outcome {
   std::vector<absl::Status> statuses;  // [rank]
   std::vector<std::string> reported;   // of ranks that watch over others
   int64_t calls = 0;                   // of the rank that is told to stand still
 
-  // What all ranks but one have to say.
+  // Returns the reports of all ranks but one.
   std::string TextWithout(int rank) const {
     std::string text = absl::StrJoin(reported, "\n");
     for (size_t r = 0; r < statuses.size(); ++r) {
@@ -94,11 +93,11 @@ class StuckTrainTest : public ::testing::Test {
     RunSpec run;
     EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(
         R"(seed: 3
-           model { encoder_layers: 2 decoder_layers: 2 width: 16 ffn_width: 32 heads: 2
+           model { encoder_layers: 2 decoder_layers: 2 d_model: 16 ffn_dim: 32 num_heads: 2
                    residual: DEEPNORM max_positions: 300 }
-           data { folder: 'corpus' max_tokens: 150 microbatches_per_step: 4
-                  microbatch { source_tokens: 300 target_tokens: 300 sentences: 16 } }
-           optim { rate: 2e-3 warmup_steps: 4 clip_norm: 1 }
+           data { folder: 'corpus' max_sentence_tokens: 150 global_microbatches: 4
+                  microbatch { max_source_tokens: 300 max_target_tokens: 300 max_sentences: 16 } }
+           optim { learning_rate: 2e-3 warmup_steps: 4 clip_norm: 1 }
            compute { device: 'cpu' dtype: FLOAT32 matmul: NATIVE threads_per_rank: 1 }
            train { steps: 3 checkpoint_every_steps: 2 log_every_steps: 1 validate_every_steps: 3
                    validate_sentences: 1 }
@@ -107,7 +106,7 @@ class StuckTrainTest : public ::testing::Test {
     run.set_folder(folder);
     run.mutable_parallel()->set_pipeline_parallel_size(layout.stages);
     run.mutable_parallel()->set_data_parallel_size(layout.replicas);
-    run.mutable_parallel()->set_step_timeout_seconds(limit_seconds);
+    run.mutable_parallel()->set_comm_timeout_seconds(limit_seconds);
     return WithDefaults(run);
   }
 
@@ -162,7 +161,7 @@ class StuckTrainTest : public ::testing::Test {
   static Outcome TrainUntilNamed(const Layout& layout, int rank, int64_t call) {
     for (double limit = kShortLimitSeconds;; limit *= 2) {
       Outcome outcome = TrainWith(layout, rank, call, limit);
-      if (limit >= kMostLimitSeconds || Names(outcome, layout, rank, call)) return outcome;
+      if (limit >= kMaxLimitSeconds || Names(outcome, layout, rank, call)) return outcome;
     }
   }
 
@@ -172,12 +171,12 @@ class StuckTrainTest : public ::testing::Test {
     bool named = call == 0;
     const std::vector<std::string> lines = absl::StrSplit(outcome.TextWithout(rank), '\n');
     for (const std::string& line : lines) {
-      named |= IsOfVigil(line) ? BlamesRank(line, rank) : MentionsRank(line, layout, rank);
+      named |= IsOfMonitor(line) ? BlamesRank(line, rank) : MentionsRank(line, layout, rank);
     }
     return named;
   }
 
-  static bool IsOfVigil(const std::string& line) {
+  static bool IsOfMonitor(const std::string& line) {
     return absl::StrContains(line, ": no progress");
   }
 
@@ -230,14 +229,14 @@ TEST_F(StuckTrainTest, OneOfTwoPipelinesThatStandsStillAtAnyCallEndsAllFourRanks
 TEST_F(StuckTrainTest, ASaveThatTakesLongerThanARankMayBeSilentIsWaitedFor) {
   constexpr double kLimitSeconds = 0.6;
   const auto system = MakePosixFileSystem();
-  WatchedFileSystem slow(
+  const auto slow = MakeObservedFileSystem(
       *system, [](const std::string&) { absl::SleepFor(absl::Seconds(4 * kLimitSeconds / 3)); });
   RunSpec run = Run("slow", {.stages = 2}, kLimitSeconds);
   run.mutable_train()->set_validate_every_steps(0);
   const auto statuses = RunRanks(2, [&](Communicator& world) {
     std::ostringstream lines;
     Logger log({.stream = &lines});
-    FileSystem* const files = world.rank() == 1 ? &slow : nullptr;
+    FileSystem* const files = world.rank() == 1 ? slow.get() : nullptr;
     return Train(run, {.root = root_.string(), .files = files, .world = &world}, log);
   });
   EXPECT_TRUE(FirstError(statuses).ok()) << FirstError(statuses);

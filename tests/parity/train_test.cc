@@ -5,7 +5,6 @@
 #include <atomic>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -13,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include <gmock/gmock.h>
 #include <google/protobuf/text_format.h>
 #include <google/protobuf/util/json_util.h>
@@ -26,7 +26,6 @@
 #include "tests/support/run_ranks.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/model_loader.h"
-#include "trainer/run_state.h"
 #include "trainer/stop_requests.h"
 #include "trainer/trainer.h"
 
@@ -62,12 +61,12 @@ class TrainTest : public ::testing::Test {
     RunSpec run;
     EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(
         R"(seed: 3
-           model { encoder_layers: 2 decoder_layers: 2 width: 32 ffn_width: 64 heads: 2
+           model { encoder_layers: 2 decoder_layers: 2 d_model: 32 ffn_dim: 64 num_heads: 2
                    residual: DEEPNORM max_positions: 300
                    dropout: 0.1 attention_dropout: 0.1 activation_dropout: 0.1 }
-           data { folder: 'corpus' max_tokens: 150
-                  microbatch { source_tokens: 300 target_tokens: 300 sentences: 16 } }
-           optim { rate: 2e-3 warmup_steps: 4 clip_norm: 1 }
+           data { folder: 'corpus' max_sentence_tokens: 150
+                  microbatch { max_source_tokens: 300 max_target_tokens: 300 max_sentences: 16 } }
+           optim { learning_rate: 2e-3 warmup_steps: 4 clip_norm: 1 }
            compute { device: 'cpu' dtype: FLOAT32 threads_per_rank: 2 }
            train { checkpoint_every_steps: 4 log_every_steps: 1 }
            decode { beam_size: 2 max_tokens: 10 })",
@@ -84,7 +83,7 @@ class TrainTest : public ::testing::Test {
     std::atomic<int> asked{request};
     Logger logger({.stream = &log});
     const absl::Status status =
-        Train(run, {.root = root_.string(), .fresh = fresh, .request = &asked}, logger);
+        Train(run, {.root = root_.string(), .require_empty = fresh, .request = &asked}, logger);
     return {status, log.str()};
   }
   // Asks for something as soon as the log says `text`.
@@ -114,7 +113,7 @@ class TrainTest : public ::testing::Test {
   static std::vector<Line> Lines(const std::string& folder) {
     std::vector<Line> lines;
     for (const StepRecord& r : Records(folder)) {
-      lines.emplace_back(r.step(), r.loss(), r.nll(), r.gradient_norm(), r.rate(),
+      lines.emplace_back(r.step(), r.loss(), r.nll(), r.gradient_norm(), r.learning_rate(),
                          r.target_tokens());
     }
     return lines;
@@ -131,7 +130,7 @@ class TrainTest : public ::testing::Test {
   static std::string Tensors(const std::string& folder, const std::string& checkpoint) {
     return Bytes(std::filesystem::path(folder) / checkpoint / "tensors-00000-of-00001.bin");
   }
-  // Of the ledger in a manifest: first step and count.
+  // Returns the ledger of skipped steps in a manifest: first step and count.
   static std::vector<std::pair<int64_t, int64_t>> Skips(const std::string& folder,
                                                         const std::string& checkpoint) {
     const auto fs = MakePosixFileSystem();
@@ -197,39 +196,22 @@ TEST_F(TrainTest, StoppedAndResumedEqualsUninterruptedBitForBit) {
   ExpectSameRun("whole", "parts");
 }
 
-// Whose step `slow` comes only when `until` is over.
-class SlowSource : public BatchSource {
- public:
-  SlowSource(std::unique_ptr<BatchSource> source, int64_t slow, std::function<void()> until)
-      : source_(std::move(source)), slow_(slow), until_(std::move(until)) {}
-
-  absl::StatusOr<StepBatch> ForStep(int64_t step) override {
-    if (step == slow_) until_();
-    return source_->ForStep(step);
-  }
-
- private:
-  const std::unique_ptr<BatchSource> source_;
-  const int64_t slow_;
-  const std::function<void()> until_;
-};
-
-// The last of two stages waits for data when it, and nobody else, is asked to stop.
-TEST_F(TrainTest, AStopWhileARankWaitsForDataIsHonouredWhenTheyAreThere) {
+// The last of two stages, and nobody else, is asked to stop, and is late to its next step: the
+// first one waits for it there.
+TEST_F(TrainTest, AStopThatOneLateRankIsAskedForIsHonouredByAllAfterItsStep) {
   MustTrain(Run("prompt"));
   RunSpec run = Run("late");
   run.mutable_parallel()->set_pipeline_parallel_size(2);
   std::atomic<int> asked{0};
   const auto statuses = RunRanks(2, [&](Communicator& world) {
-    std::ostringstream lines;
-    Logger log({.stream = &lines});
+    ActingBuffer lines("step 5 ", [&] {
+      absl::SleepFor(absl::Milliseconds(200));
+      asked = kStopRequest;
+    });
+    std::ostream stream(&lines);
+    Logger log({.stream = &stream});
     TrainOptions options{.root = root_.string(), .world = &world};
-    if (world.rank() == 1) {
-      options.request = &asked;
-      options.around_batches = [&](std::unique_ptr<BatchSource> source) {
-        return std::make_unique<SlowSource>(std::move(source), 5, [&] { asked = kStopRequest; });
-      };
-    }
+    if (world.rank() == 1) options.request = &asked;
     return Train(run, options, log);
   });
   for (const absl::Status& status : statuses) {
@@ -258,7 +240,7 @@ TEST_F(TrainTest, AnyNumberOfThreadsGivesTheSameBits) {
 TEST_F(TrainTest, VirtualReplicasGiveTheSameBitsTwiceAndNearlyTheSumWithoutThem) {
   const auto replicas = [](const std::string& folder, int number) {
     RunSpec run = Run(folder);
-    run.mutable_data()->set_microbatches_per_step(2);
+    run.mutable_data()->set_global_microbatches(2);
     run.mutable_optim()->set_virtual_replicas(number);
     return run;
   };
@@ -344,8 +326,8 @@ TEST_F(TrainTest, AnotherModelVocabularyOrCorpusIsRefusedWithBothValues) {
                       HasSubstr(now + " in this run")));
   };
   RunSpec run = Run("mine", 2);
-  run.mutable_model()->set_ffn_width(96);
-  expect_refused(run, "model.ffn_width", "64", "96");
+  run.mutable_model()->set_ffn_dim(96);
+  expect_refused(run, "model.ffn_dim", "64", "96");
 
   ASSERT_TRUE(MakeCorpus(root_, "more-pieces", {"de", "fr"}, 310).ok());
   run = Run("mine", 2);
@@ -373,14 +355,14 @@ TEST_F(TrainTest, FreshRefusesAFolderThatIsNotEmpty) {
   EXPECT_TRUE(first.status.ok()) << first.status;
   const Outcome second = Start(Run("fresh", 2), 0, /*fresh=*/true);
   EXPECT_EQ(GetExitCode(second.status), ExitCode::kCheckpoint);
-  EXPECT_THAT(std::string(second.status.message()), HasSubstr("fresh"));
+  EXPECT_THAT(std::string(second.status.message()), HasSubstr("require-empty"));
   EXPECT_EQ(Lines("fresh").size(), 1u);
 }
 
 TEST_F(TrainTest, TenNonFiniteStepsInARowEndTheRunWithItsOwnCode) {
   RunSpec run = Run("diverged", 40);
   run.mutable_optim()->set_warmup_steps(0);
-  run.mutable_optim()->set_rate(1e30);  // the first update throws the weights away
+  run.mutable_optim()->set_learning_rate(1e30);  // the first update throws the weights away
   const Outcome outcome = Start(run);
   EXPECT_EQ(GetExitCode(outcome.status), ExitCode::kDiverged) << outcome.status << outcome.log;
   const std::vector<StepRecord> records = Records("diverged");

@@ -20,9 +20,9 @@ absl::Status MakeCorpus(const std::filesystem::path& root, const std::string& fo
   LanguageTable& asked = *run.mutable_prepare()->add_table();
   asked.set_file(std::filesystem::absolute(table).string());
   for (const std::string& language : languages) asked.add_languages(language);
-  run.mutable_prepare()->set_output_folder(folder);
-  run.mutable_prepare()->mutable_tokenizer()->set_pieces(pieces);
-  return Prepare(WithDefaults(run).prepare(), root.string(), [](std::string_view) {}).status();
+  run.mutable_prepare()->mutable_tokenizer()->set_vocab_size(pieces);
+  return Prepare(WithDefaults(run).prepare(), folder, root.string(), [](std::string_view) {})
+      .status();
 }
 
 ActingBuffer::ActingBuffer(std::string text, std::function<void()> action)

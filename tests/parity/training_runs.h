@@ -1,4 +1,4 @@
-// What tests of whole training runs share: a small corpus, a look at the log while it is written.
+// Helpers of tests that train: a small corpus, a look at the log while it is written.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@
 
 namespace deepnet::testing {
 
-// Tables of translated sentences, seen from the repository's root: a few lines in few languages,
-// and those that the program comes with.
+// Tables of translated sentences, relative to the repository's root: a few lines in few languages,
+// and the one that comes with the program.
 inline constexpr char kFewSentences[] = "tests/trainer/data/testdata/udhr.tsv";
 inline constexpr char kAllLanguages[] = "launch/corpora/udhr.tsv";
 
@@ -23,8 +23,7 @@ absl::Status MakeCorpus(const std::filesystem::path& root, const std::string& fo
                         const std::vector<std::string>& languages, int pieces,
                         const std::string& table = kFewSentences);
 
-// Calls `action` once, as soon as `text` has been written, in the middle of whatever the writer is
-// at.
+// Calls `action` once, as soon as `text` has been written, in the writer's thread.
 class ActingBuffer : public std::stringbuf {
  public:
   ActingBuffer(std::string text, std::function<void()> action);
@@ -37,7 +36,7 @@ class ActingBuffer : public std::stringbuf {
   std::function<void()> action_;
 };
 
-// Of the training steps in a metrics.jsonl, in order: step, loss, nll, gradient norm.
+// Step, loss, nll and gradient norm of a training step in a metrics.jsonl.
 using StepFigures = std::tuple<int64_t, double, double, double>;
 std::vector<StepFigures> ReadSteps(const std::filesystem::path& metrics);
 

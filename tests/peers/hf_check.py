@@ -52,12 +52,12 @@ def make_deepnorm(deepnet, work):
             file.write(f"{text}\t{' '.join(w[::-1] for w in text.split())}\n")
     (work / "run.textproto").write_text(
         """name: "peer" folder: "run" seed: 1
-        model { encoder_layers: 6 decoder_layers: 4 width: 32 ffn_width: 64 heads: 4 residual: DEEPNORM }
-        data { folder: "data" microbatch { target_tokens: 400 sentences: 60 } }
-        optim { rate: 1e-3 warmup_steps: 20 }
+        model { encoder_layers: 6 decoder_layers: 4 d_model: 32 ffn_dim: 64 num_heads: 4 residual: DEEPNORM }
+        data { folder: "data" microbatch { max_target_tokens: 400 max_sentences: 60 } }
+        optim { learning_rate: 1e-3 warmup_steps: 20 }
         train { steps: 1 validate_every_steps: -1 validate_sentences: 5 }
         prepare { text { tsv_file: "pairs.tsv" source_language: "en" target_language: "xx" }
-                  output_folder: "data" tokenizer { pieces: 150 } }"""
+                  tokenizer { vocab_size: 150 } }"""
     )
     for command in ("prepare", "train"):
         run([deepnet, command, "--config", "run.textproto", "--root", work], cwd=work)

@@ -1,4 +1,5 @@
-// What a model says of given ids, for comparison with other programs that run the same weights.
+// Prints the output of a model for given ids, for comparison with other programs that run the same
+// weights.
 //
 //   peer_model CHECKPOINT MAX_TOKENS LOG_PROBS_FILE < cases > hypotheses
 //

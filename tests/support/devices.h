@@ -1,6 +1,6 @@
-// Tests of what runs on any device: a suite derived from OnDevice runs once on the CPU and, where
-// this build and this machine have one, once on a CUDA device. What is missing is not skipped: the
-// suite just has one device less.
+// Tests of code that runs on any device: a suite derived from OnDevice runs once on the CPU and,
+// where this build and this machine have one, once on a CUDA device. A missing device is not a
+// skipped test: the suite just has one device less.
 //
 // Example:
 //   using testing::OnDevice;
@@ -16,7 +16,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "trainer/kernels/ops.h"
+#include "trainer/kernels/compute.h"
 
 namespace deepnet::testing {
 
@@ -26,7 +26,7 @@ inline std::vector<at::DeviceType> Devices() {
   return devices;
 }
 
-// "CPU", "CUDA": ends the test's name.
+// "CPU" or "CUDA", the end of the test's name.
 inline std::string DeviceName(const ::testing::TestParamInfo<at::DeviceType>& info) {
   return at::DeviceTypeName(info.param);
 }
@@ -35,7 +35,7 @@ class OnDevice : public ::testing::TestWithParam<at::DeviceType> {
  protected:
   at::Device device() const { return at::Device(GetParam()); }
 
-  // The reference operations there; operands and stream of one type.
+  // Returns the reference operations on that device; operands and stream have one type.
   std::unique_ptr<Ops> MakeReference(at::ScalarType type = at::kDouble) const {
     return MakeAtenOps(device(), type, type);
   }

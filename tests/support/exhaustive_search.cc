@@ -23,7 +23,7 @@ bool MayFollow(const Path& path, int32_t token, const SearchOptions& options) {
          options.forbidden.end();
 }
 
-// All continuations of `path` by one token, in order of id.
+// Returns all continuations of `path` by one token, in order of id.
 std::vector<Path> Continuations(const TableScorer& scorer, const std::vector<int32_t>& source,
                                 const Path& path, const SearchOptions& options) {
   const std::vector<float> log_probs = scorer.LogProbs(source, path.history);

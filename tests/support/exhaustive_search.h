@@ -1,5 +1,5 @@
-// Slow, obvious twins of the searches of trainer/decode. NEVER BE USED IN PRODUCTION: one
-// enumerates every output, the other sorts every continuation of every hypothesis.
+// Slow, obvious twins of the searches of trainer/decode. Not for production: one enumerates every
+// output, the other sorts every continuation of every hypothesis.
 #pragma once
 
 #include <vector>
@@ -9,13 +9,13 @@
 
 namespace deepnet::testing {
 
-// Every output that `options` allows, best score first.
+// Returns every output that `options` allows, best score first.
 std::vector<Hypothesis> EnumerateOutputs(const TableScorer& scorer,
                                          const std::vector<int32_t>& source,
                                          const SearchOptions& options);
 
-// Beam search by the rules of docs/design/decoding.md, a whole sort at each step and without the
-// stop that only saves time.
+// Beam search by the rules of docs/design/decoding.md, with a full sort at each step and without
+// the stop that only saves time.
 std::vector<Hypothesis> ObviousBeamSearch(const TableScorer& scorer,
                                           const std::vector<int32_t>& source,
                                           const SearchOptions& options);

@@ -1,4 +1,4 @@
-// A communicator on which things go wrong at a chosen call of the thread that made it.
+// A communicator with faults at chosen calls of the thread that made it.
 //
 // Example, a rank whose third call is its last:
 //   FaultCommunicator comm(world, {{.kind = Fault::Kind::kDie, .at_call = 2}});
@@ -12,7 +12,7 @@
 
 #include "absl/time/time.h"
 
-#include "parallel/comm/forwarding_communicator.h"
+#include "parallel/comm/communicator.h"
 
 namespace deepnet {
 

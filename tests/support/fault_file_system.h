@@ -1,4 +1,4 @@
-// A file system on which things go wrong: one call that fails, writes that come short, a disk of a
+// A file system with faults on demand: one call that fails, writes that come short, a disk of a
 // given size. Also counts what is read.
 //
 // Example, the third changing call fails as a broken disk's does:
@@ -39,17 +39,17 @@ class FaultFileSystem final : public FileSystem {
   // Changing calls (Append, Sync, Close, Rename, ...; not reading) and reads are counted from 0,
   // together; call `number` fails with `status`, an Append after half of its bytes.
   void FailCall(int64_t number, absl::Status status);
-  // From now on there is room for so many more bytes; an Append that needs more adds what fits and
-  // fails with kResourceExhausted. Deleting a file makes room again.
+  // Leaves room for `bytes` more bytes; an Append that needs more adds what fits and fails with
+  // kResourceExhausted. Deleting a file makes room again.
   void SetRoom(int64_t bytes);
   int64_t num_calls() const;
-  int64_t read_bytes() const;  // that ReadAt has returned
+  int64_t read_bytes() const;  // bytes that ReadAt has returned
 
  private:
   friend class FaultAppendFile;
 
   absl::Status Count();
-  // Of `wanted` bytes, how many fit.
+  // Returns how many of `wanted` bytes fit.
   size_t Reserve(size_t wanted);
 
   FileSystem& inner_;

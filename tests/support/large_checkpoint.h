@@ -1,4 +1,4 @@
-// Checkpoints larger than the memory that may be spent on them.
+// Saves checkpoints that are larger than the memory that tools may take.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 namespace deepnet::testing {
 
 struct LargeCheckpoint {
-  int64_t bytes = 0;        // of its tensors, about
+  int64_t bytes = 0;        // of all tensors, approximately
   int num_files = 4;        // each with a run of every kind's elements, as sharded ranks save
   int64_t block_bytes = 0;  // 0: the default
   int64_t step = 1;         // the elements depend on it

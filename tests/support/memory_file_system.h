@@ -1,5 +1,5 @@
-// A FileSystem in memory that forgets, at a crash, what its contract allows it to forget; and that
-// can be stopped before any call.
+// A FileSystem in memory that forgets at a crash all that its contract allows it to forget, and
+// that can be stopped before any call.
 //
 // Example:
 //   MemoryFileSystem fs;
@@ -24,7 +24,7 @@ namespace deepnet::testing {
 
 enum class CrashKind {
   kKeepAll,       // only the process dies
-  kLoseUnsynced,  // power is lost: nothing survives but what is promised
+  kLoseUnsynced,  // power is lost: only what is promised survives
   kLoseSome,      // power is lost: of the rest, some survives; appended bytes may survive as zeros
 };
 
@@ -50,7 +50,7 @@ class MemoryFileSystem final : public FileSystem {
   // one fails, an Append having added half of its bytes; then all fail until Crash().
   void StopAfter(int64_t calls);
 
-  // Changing calls so far.
+  // The number of changing calls so far.
   int64_t num_changing_calls() const;
 
   // Ends the outage that StopAfter() began. `seed` chooses what survives kLoseSome.

@@ -18,7 +18,7 @@ Tensor Ids(const std::vector<int32_t>& ids, int64_t begin, int64_t end) {
   return at::tensor(std::vector<int64_t>(ids.begin() + begin, ids.begin() + end), at::kLong);
 }
 
-// Which sub-layer of which layer.
+// A sub-layer of a layer.
 struct Place {
   int stack;  // 0 encoder, 1 decoder
   int layer;  // from 0
@@ -76,7 +76,7 @@ struct Plain {
     return Linear(place.Name(".out_proj"), context);
   }
   Tensor Context(const Place& place, const Tensor& x, const Tensor& y, bool causal) const {
-    const int64_t h = spec.heads(), d = spec.width();
+    const int64_t h = spec.num_heads(), d = spec.d_model();
     const auto split = [&](const Tensor& z) {
       return z.view({z.size(0), h, d / h}).transpose(0, 1);
     };
@@ -221,7 +221,7 @@ struct Plain {
     return spec.residual() == PERI_LN ? Norm(side + ".layernorm_embedding", x) : x;
   }
   Tensor EmbedSentence(const std::string& side, const std::string& table, const Tensor& ids) const {
-    const int64_t n = ids.size(0), d = spec.width(), half = d / 2;
+    const int64_t n = ids.size(0), d = spec.d_model(), half = d / 2;
     Tensor positions;
     if (spec.positions() == LEARNED) {
       positions = get(side + ".embed_positions.weight").narrow(0, 0, n);

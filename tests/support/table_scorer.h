@@ -1,8 +1,8 @@
-// A model without a model: a Scorer whose distribution after each history is a random table entry.
+// A Scorer without a model, whose distribution after each history is a random table entry.
 //
 // log p(token | source, history) is the log-softmax of `sharpness` times standard normals that are
 // a function of (seed, source, history, token) alone, so every search strategy sees the same table
-// and an oracle can enumerate it. History: all tokens fed, the first </s> included. NEVER FAST.
+// and an oracle can enumerate it. History: all tokens fed, the first </s> included.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ class TableScorer : public Scorer {
   void Reorder(DecoderState& state, std::span<const int32_t> parents) override;
   void Step(DecoderState& state, std::span<const int32_t> tokens, float* log_probs) override;
 
-  // Returns the log-probabilities that Step writes for a row with this source after these tokens were fed.
+  // Returns what Step() writes for a row with this source after these tokens were fed.
   std::vector<float> LogProbs(std::span<const int32_t> source,
                               std::span<const int32_t> history) const;
 

@@ -11,9 +11,9 @@ ModelSpec TinySpec() {
   ModelSpec spec;
   spec.set_encoder_layers(2);
   spec.set_decoder_layers(3);
-  spec.set_width(8);
-  spec.set_ffn_width(12);
-  spec.set_heads(2);
+  spec.set_d_model(8);
+  spec.set_ffn_dim(12);
+  spec.set_num_heads(2);
   spec.set_residual(DEEPNORM);
   spec.set_vocabulary_size(11);
   spec.set_max_positions(32);
@@ -45,9 +45,9 @@ double WeightScale(const ModelSpec& spec) { return spec.residual() == RESIDUAL_O
 
 MicrobatchSpec TinyCapacity() {
   MicrobatchSpec capacity;
-  capacity.set_source_tokens(20);
-  capacity.set_target_tokens(16);
-  capacity.set_sentences(4);
+  capacity.set_max_source_tokens(20);
+  capacity.set_max_target_tokens(16);
+  capacity.set_max_sentences(4);
   return capacity;
 }
 
@@ -61,7 +61,7 @@ ModelSpec WithArchitecture(ModelSpec spec, Architecture architecture) {
 
 MicrobatchSpec TinyCapacityOf(const ModelSpec& spec) {
   MicrobatchSpec capacity = TinyCapacity();
-  if (spec.architecture() != ENCODER_DECODER) capacity.set_source_tokens(0);
+  if (spec.architecture() != ENCODER_DECODER) capacity.set_max_source_tokens(0);
   return capacity;
 }
 
@@ -98,12 +98,14 @@ Microbatch TinyMicrobatch(const ModelSpec& spec, uint32_t seed) {
   mb.num_source_tokens = mb.source.offsets.back();
   mb.num_target_tokens =
       std::count_if(mb.labels.begin(), mb.labels.end(), [](int32_t label) { return label >= 0; });
-  mb.source.offsets.resize(static_cast<size_t>(capacity.sentences()) + 1, mb.source.offsets.back());
-  mb.target.offsets.resize(static_cast<size_t>(capacity.sentences()) + 1, mb.target.offsets.back());
-  mb.source.tokens.resize(static_cast<size_t>(capacity.source_tokens()), 1);
+  mb.source.offsets.resize(static_cast<size_t>(capacity.max_sentences()) + 1,
+                           mb.source.offsets.back());
+  mb.target.offsets.resize(static_cast<size_t>(capacity.max_sentences()) + 1,
+                           mb.target.offsets.back());
+  mb.source.tokens.resize(static_cast<size_t>(capacity.max_source_tokens()), 1);
   mb.source.positions.resize(mb.source.tokens.size(), 0);
   mb.source_pairs.resize(mb.source.tokens.size(), 0);
-  mb.target.tokens.resize(static_cast<size_t>(capacity.target_tokens()), 1);
+  mb.target.tokens.resize(static_cast<size_t>(capacity.max_target_tokens()), 1);
   mb.target.positions.resize(mb.target.tokens.size(), 0);
   mb.target_pairs.resize(mb.target.tokens.size(), 0);
   mb.labels.resize(mb.target.tokens.size(), -1);

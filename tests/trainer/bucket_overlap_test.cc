@@ -10,11 +10,12 @@
 #include <gtest/gtest.h>
 
 #include "parallel/base/status_macros.h"
-#include "parallel/comm/forwarding_communicator.h"
+#include "parallel/comm/communicator.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/tiny_model.h"
-#include "trainer/kernels/native_ops.h"
-#include "trainer/transformer_stage.h"
+#include "trainer/kernels/compute.h"
+#include "trainer/model/roles.h"
+#include "trainer/pipeline_stage.h"
 
 namespace deepnet {
 namespace {
@@ -132,7 +133,7 @@ class Replica {
   Transformer model_;
   WatchedCommunicator watched_;
   GradientSums sums_;
-  TransformerStage stage_;
+  PipelineStage stage_;
   StepBatch batch_;
   std::vector<int> started_;
   int early_ = 0;

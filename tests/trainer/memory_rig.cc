@@ -10,10 +10,10 @@
 #include "parallel/base/status_macros.h"
 #include "parallel/plan/planner.h"
 #include "tests/support/run_ranks.h"
+#include "trainer/async_checkpointer.h"
+#include "trainer/instruments/meters.h"
 #include "trainer/model/describe.h"
-#include "trainer/probe/instruments_layers.h"
-#include "trainer/rank_part.h"
-#include "trainer/rank_state.h"
+#include "trainer/rank_context.h"
 #include "trainer/tensor_memory.h"
 #include "trainer/train_step.h"
 
@@ -72,7 +72,7 @@ std::string RankBytes::ToText() const {
 
 StepBatch FullStep(const RunSpec& run, int64_t length) {
   const MicrobatchSpec& capacity = run.data().microbatch();
-  const int64_t s = capacity.source_tokens(), t = capacity.target_tokens();
+  const int64_t s = capacity.max_source_tokens(), t = capacity.max_target_tokens();
   const auto vocabulary = static_cast<int32_t>(run.model().vocabulary_size());
   Microbatch full;
   full.num_sentences = static_cast<int>((std::max(s, t) + length - 1) / length);
@@ -83,7 +83,7 @@ StepBatch FullStep(const RunSpec& run, int64_t length) {
   full.target_pairs = PairsOf(t, length);
   full.num_source_tokens = s;
   full.num_target_tokens = t;
-  const int count = run.data().microbatches_per_step();
+  const int count = run.data().global_microbatches();
   return {std::vector<Microbatch>(static_cast<size_t>(count), full), s * count, t * count};
 }
 
@@ -93,24 +93,24 @@ RunSpec ThousandLayers(int ranks, int microbatches) {
   ModelSpec& model = *run.mutable_model();
   model.set_encoder_layers(500);
   model.set_decoder_layers(500);
-  model.set_width(64);
-  model.set_ffn_width(256);
-  model.set_heads(2);
+  model.set_d_model(64);
+  model.set_ffn_dim(256);
+  model.set_num_heads(2);
   model.set_residual(DEEPNORM);
   model.set_dropout(0.1);
   model.set_vocabulary_size(1024);
   DataSpec& data = *run.mutable_data();
-  data.mutable_microbatch()->set_source_tokens(100);
-  data.mutable_microbatch()->set_target_tokens(100);
-  data.mutable_microbatch()->set_sentences(8);
-  data.set_microbatches_per_step(microbatches);
-  run.mutable_optim()->set_rate(1e-4);
+  data.mutable_microbatch()->set_max_source_tokens(100);
+  data.mutable_microbatch()->set_max_target_tokens(100);
+  data.mutable_microbatch()->set_max_sentences(8);
+  data.set_global_microbatches(microbatches);
+  run.mutable_optim()->set_learning_rate(1e-4);
   ParallelSpec& parallel = *run.mutable_parallel();
   parallel.set_pipeline_parallel_size(ranks);
   parallel.set_data_parallel_size(1);
-  parallel.set_chunks_per_rank(1);
+  parallel.set_virtual_pipeline_size(1);
   parallel.set_schedule("1f1b");
-  parallel.set_recompute(LAYER);
+  parallel.set_recompute(FULL);
   return run;
 }
 
@@ -137,7 +137,7 @@ absl::StatusOr<RankBytes> MeasureRank(const PlannedRun& planned, Communicator& w
   TensorMemory memory("cpu");
   const StepBatch batch = FullStep(run, 20);
   const Inventory whole = Describe(run.model(), run.data().microbatch());
-  ASSIGN_OR_RETURN(const auto part, MakeRankPart(run, whole, plan, world));
+  ASSIGN_OR_RETURN(const auto part, MakeRankContext(run, whole, plan, world));
   Parameters& parameters = part->model->parameters();
   parameters.Initialize(run.seed());
   part->model->Refresh();

@@ -1,4 +1,4 @@
-// What ranks hold, planned beside measured: real steps of a real plan, ranks as threads.
+// Measures the memory of ranks beside the plan's: real steps of a real plan, ranks as threads.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ struct RankBytes {
 // ids are arbitrary.
 StepBatch FullStep(const RunSpec& run, int64_t length);
 
-// 500 + 500 layers of width 64 with LAYER recomputation, 1F1B on `ranks` stages, 100 + 100
+// 500 + 500 layers of width 64 with FULL recomputation, 1F1B on `ranks` stages, 100 + 100
 // positions a microbatch.
 RunSpec ThousandLayers(int ranks, int microbatches);
 
@@ -50,10 +50,10 @@ struct PlannedRun {
 
 PlannedRun PlanRun(RunSpec run);
 
-// Two steps of this rank. Collective over `world`, whose size is that of the plan.
+// Runs two steps of this rank. Collective over `world`, whose size is that of the plan.
 absl::StatusOr<RankBytes> MeasureRank(const PlannedRun& planned, Communicator& world);
 
-// The same on every rank, as threads. [rank]
+// Runs MeasureRank on every rank, as threads; the result is by rank.
 std::vector<RankBytes> MeasureRanks(RunSpec run);
 
 }  // namespace deepnet::testing

@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/trainer/memory_rig.h"
-#include "trainer/step_report.h"
+#include "trainer/report.h"
 #include "trainer/tensor_memory.h"
 
 namespace deepnet {
@@ -29,18 +29,18 @@ RunSpec SmallRun(int layers, int microbatches) {
   ModelSpec& model = *run.mutable_model();
   model.set_encoder_layers(layers);
   model.set_decoder_layers(layers);
-  model.set_width(64);
-  model.set_ffn_width(128);
-  model.set_heads(2);
+  model.set_d_model(64);
+  model.set_ffn_dim(128);
+  model.set_num_heads(2);
   model.set_residual(DEEPNORM);
   model.set_dropout(0.1);
   model.set_vocabulary_size(1024);
   DataSpec& data = *run.mutable_data();
-  data.mutable_microbatch()->set_source_tokens(220);
-  data.mutable_microbatch()->set_target_tokens(200);
-  data.mutable_microbatch()->set_sentences(16);
-  data.set_microbatches_per_step(microbatches);
-  run.mutable_optim()->set_rate(1e-3);
+  data.mutable_microbatch()->set_max_source_tokens(220);
+  data.mutable_microbatch()->set_max_target_tokens(200);
+  data.mutable_microbatch()->set_max_sentences(16);
+  data.set_global_microbatches(microbatches);
+  run.mutable_optim()->set_learning_rate(1e-3);
   run.mutable_parallel()->set_pipeline_parallel_size(1);
   run.mutable_parallel()->set_data_parallel_size(1);
   run.mutable_parallel()->set_recompute(NONE);
@@ -90,7 +90,7 @@ TEST(MemoryLine, NamesTheRankThatIsFarthestFromItsPlan) {
 }
 
 TEST(PlannedMemory, OfALoneRankIsWhatItHoldsAtEveryLevelOfRecomputation) {
-  for (const Recompute level : {NONE, FFN, GEMM, LAYER}) {
+  for (const Recompute level : {NONE, SELECTIVE_FFN, SELECTIVE_GEMM, FULL}) {
     RunSpec run = SmallRun(8, 3);
     run.mutable_parallel()->set_recompute(level);
     ExpectAsPlanned(MeasureRanks(run), Recompute_Name(level));
@@ -98,13 +98,13 @@ TEST(PlannedMemory, OfALoneRankIsWhatItHoldsAtEveryLevelOfRecomputation) {
 }
 
 TEST(PlannedMemory, OfAModelOfOneStackIsWhatItHoldsAtEveryLevelOfRecomputation) {
-  for (const Recompute level : {NONE, FFN, GEMM, LAYER}) {
+  for (const Recompute level : {NONE, SELECTIVE_FFN, SELECTIVE_GEMM, FULL}) {
     for (const int ranks : {1, 2}) {
       RunSpec run = SmallRun(8, 4);
       run.mutable_model()->set_architecture(ranks == 1 ? ENCODER_ONLY : DECODER_ONLY);
       ranks == 1 ? run.mutable_model()->set_decoder_layers(0)
                  : run.mutable_model()->set_encoder_layers(0);
-      run.mutable_data()->mutable_microbatch()->set_source_tokens(0);
+      run.mutable_data()->mutable_microbatch()->set_max_source_tokens(0);
       run.mutable_parallel()->set_recompute(level);
       run.mutable_parallel()->set_pipeline_parallel_size(ranks);
       ExpectAsPlanned(MeasureRanks(run), Recompute_Name(level));
@@ -118,10 +118,10 @@ RunSpec ManyRows(Residual residual, Norm norm, DataType dtype) {
   run.mutable_model()->set_residual(residual);
   run.mutable_model()->set_norm(norm);
   run.mutable_model()->set_vocabulary_size(64);
-  run.mutable_data()->mutable_microbatch()->set_source_tokens(1500);
-  run.mutable_data()->mutable_microbatch()->set_target_tokens(1400);
-  run.mutable_data()->mutable_microbatch()->set_sentences(60);
-  run.mutable_parallel()->set_recompute(LAYER);
+  run.mutable_data()->mutable_microbatch()->set_max_source_tokens(1500);
+  run.mutable_data()->mutable_microbatch()->set_max_target_tokens(1400);
+  run.mutable_data()->mutable_microbatch()->set_max_sentences(60);
+  run.mutable_parallel()->set_recompute(FULL);
   run.mutable_compute()->set_dtype(dtype);
   return run;
 }
@@ -140,7 +140,7 @@ TEST(PlannedMemory, OfWhatSchemesHaveBesideAStackIsWhatARankHolds) {
 }
 
 TEST(PlannedMemory, OfBfloat16IsWhatARankHoldsAtEveryLevelOfRecomputation) {
-  for (const Recompute level : {NONE, FFN, GEMM, LAYER}) {
+  for (const Recompute level : {NONE, SELECTIVE_FFN, SELECTIVE_GEMM, FULL}) {
     RunSpec run = SmallRun(8, 3);
     run.mutable_compute()->set_dtype(BFLOAT16);
     run.mutable_parallel()->set_recompute(level);
@@ -151,15 +151,15 @@ TEST(PlannedMemory, OfBfloat16IsWhatARankHoldsAtEveryLevelOfRecomputation) {
 // Wide enough for activations to weigh more than fixed buffers do.
 TEST(PlannedMemory, OfWideLayersIsWhatTwoStagesHoldInBothTypes) {
   for (const DataType dtype : {FLOAT32, BFLOAT16}) {
-    for (const Recompute level : {NONE, GEMM, LAYER}) {
+    for (const Recompute level : {NONE, SELECTIVE_GEMM, FULL}) {
       RunSpec run = SmallRun(6, 4);
-      run.mutable_model()->set_width(256);
-      run.mutable_model()->set_ffn_width(1024);
-      run.mutable_model()->set_heads(4);
+      run.mutable_model()->set_d_model(256);
+      run.mutable_model()->set_ffn_dim(1024);
+      run.mutable_model()->set_num_heads(4);
       run.mutable_model()->set_vocabulary_size(4000);
-      run.mutable_data()->mutable_microbatch()->set_source_tokens(600);
-      run.mutable_data()->mutable_microbatch()->set_target_tokens(560);
-      run.mutable_data()->mutable_microbatch()->set_sentences(30);
+      run.mutable_data()->mutable_microbatch()->set_max_source_tokens(600);
+      run.mutable_data()->mutable_microbatch()->set_max_target_tokens(560);
+      run.mutable_data()->mutable_microbatch()->set_max_sentences(30);
       run.mutable_compute()->set_dtype(dtype);
       run.mutable_parallel()->set_recompute(level);
       run.mutable_parallel()->set_pipeline_parallel_size(2);
@@ -172,7 +172,7 @@ TEST(PlannedMemory, OfWideLayersIsWhatTwoStagesHoldInBothTypes) {
 // LibTorch's operations have temporaries, which the plan counts by their shapes.
 TEST(PlannedMemory, OfLibTorchsOperationsIsWhatARankHolds) {
   for (const DataType dtype : {FLOAT32, BFLOAT16}) {
-    for (const Recompute level : {NONE, LAYER}) {
+    for (const Recompute level : {NONE, FULL}) {
       RunSpec run = SmallRun(4, 2);
       run.mutable_compute()->set_matmul(LIBRARY);
       run.mutable_compute()->set_dtype(dtype);
@@ -183,7 +183,7 @@ TEST(PlannedMemory, OfLibTorchsOperationsIsWhatARankHolds) {
   }
 }
 
-// Of a small vocabulary's logits less is made than inside layers; of an embedding's rank nothing.
+// The logits of a small vocabulary take less than a layer's inside; an embedding's rank has none.
 TEST(PlannedMemory, OfLibTorchsOperationsIsWhatStagesHold) {
   for (const DataType dtype : {FLOAT32, BFLOAT16}) {
     RunSpec run = SmallRun(8, 4);
@@ -198,13 +198,13 @@ TEST(PlannedMemory, OfLibTorchsOperationsIsWhatStagesHold) {
 }
 
 TEST(PlannedMemory, OfEveryStageOfAPipelineIsWhatItHolds) {
-  for (const Recompute level : {NONE, LAYER}) {
+  for (const Recompute level : {NONE, FULL}) {
     for (const int chunks : {1, 2}) {
       RunSpec run = SmallRun(8, 8);
       ParallelSpec& parallel = *run.mutable_parallel();
       parallel.set_recompute(level);
       parallel.set_pipeline_parallel_size(2);
-      parallel.set_chunks_per_rank(chunks);
+      parallel.set_virtual_pipeline_size(chunks);
       parallel.set_schedule(chunks == 1 ? "1f1b" : "interleaved");
       ExpectAsPlanned(MeasureRanks(run),
                       Recompute_Name(level) + ", chunks " + std::to_string(chunks));
@@ -217,7 +217,7 @@ TEST(PlannedMemory, OfEveryStageOfAPipelineIsWhatItHolds) {
 TEST(PlannedMemory, OfChunksThatTakeTurnsIsWhatTheyHold) {
   RunSpec run = SmallRun(16, 16);
   run.mutable_parallel()->set_pipeline_parallel_size(4);
-  run.mutable_parallel()->set_chunks_per_rank(4);
+  run.mutable_parallel()->set_virtual_pipeline_size(4);
   run.mutable_parallel()->set_schedule("interleaved");
   ExpectAsPlanned(MeasureRanks(run), "four ranks of four chunks");
 }
@@ -230,7 +230,7 @@ RunSpec Scheduled(const std::string& schedule, int stages, int replicas, int vir
   parallel.set_pipeline_parallel_size(stages);
   parallel.set_data_parallel_size(replicas);
   parallel.set_schedule(schedule);
-  parallel.set_chunks_per_rank(schedule == "interleaved" || schedule == "zb-v" ? 2 : 1);
+  parallel.set_virtual_pipeline_size(schedule == "interleaved" || schedule == "zb-v" ? 2 : 1);
   run.mutable_optim()->set_virtual_replicas(virtual_replicas);
   return run;
 }
@@ -263,8 +263,8 @@ TEST_P(PlannedMemoryOfSchedules, IsWhatStagesOfEveryLayoutHold) {
 TEST_P(PlannedMemoryOfSchedules, IsWhatStagesOfAMiddleWidthHold) {
   for (const int virtual_replicas : {1, 4}) {
     RunSpec run = Scheduled(GetParam(), /*stages=*/4, /*replicas=*/1, virtual_replicas);
-    run.mutable_model()->set_width(192);
-    run.mutable_model()->set_ffn_width(768);
+    run.mutable_model()->set_d_model(192);
+    run.mutable_model()->set_ffn_dim(768);
     run.mutable_model()->set_encoder_layers(5);
     run.mutable_model()->set_decoder_layers(5);
     ExpectAsPlanned(MeasureRanks(run), NameOf(run) + ", width 192");

@@ -68,10 +68,10 @@ TEST(ToJson, ProtobufReadsItBack) {
 TEST(ToJson, WhatIsNoNumberIsAString) {
   StepRecord record;
   record.set_loss(std::numeric_limits<double>::quiet_NaN());
-  record.set_rate(-std::numeric_limits<double>::infinity());
+  record.set_learning_rate(-std::numeric_limits<double>::infinity());
   const std::string json = ToJson(record);
   EXPECT_NE(json.find(R"("loss":"NaN")"), std::string::npos) << json;
-  EXPECT_NE(json.find(R"("rate":"-Infinity")"), std::string::npos) << json;
+  EXPECT_NE(json.find(R"("learning_rate":"-Infinity")"), std::string::npos) << json;
 }
 
 TEST(MetricsWriter, AppendsOneLineARecord) {

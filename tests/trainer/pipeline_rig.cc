@@ -16,7 +16,7 @@
 namespace deepnet::testing {
 namespace {
 
-// What has happened, and what can happen next, in a pipeline of `num_chunks`.
+// Tracks which actions of a pipeline of `num_chunks` are done and which can come next.
 class Progress {
  public:
   explicit Progress(int num_chunks) : num_chunks_(num_chunks) {}
@@ -124,11 +124,11 @@ PipelineRig::PipelineRig(const ModelSpec& spec, const MicrobatchSpec& capacity, 
 
 PipelineRig::Rank PipelineRig::MakeRank(const ModelSpec& spec, const MicrobatchSpec& capacity,
                                         Ops& ops, int rank, const PipelineOptions& options) {
-  StageOptions stage{.seed = 9,
-                     .label_smoothing = 0.1,
-                     .virtual_replicas = options.virtual_replicas,
-                     .chunks = {},
-                     .crossings = crossings_};
+  PipelineStageOptions stage{.seed = 9,
+                             .label_smoothing = 0.1,
+                             .virtual_replicas = options.virtual_replicas,
+                             .chunks = {},
+                             .messages = crossings_};
   std::vector<ChunkSpec> chunks;
   std::vector<int> rank_of_layer;
   for (int c = 0, first = 0; c < layout_.placement.NumChunks(); first = layout_.chunk_ends[c++]) {
@@ -150,7 +150,7 @@ PipelineRig::Rank PipelineRig::MakeRank(const ModelSpec& spec, const MicrobatchS
   made.sums = std::make_unique<GradientSums>(
       ops, parameters, std::move(sums), Groups{},
       GradientSumsOptions{.local_replicas = options.virtual_replicas});
-  made.stage = std::make_unique<TransformerStage>(*made.model, stage, *made.sums);
+  made.stage = std::make_unique<PipelineStage>(*made.model, stage, *made.sums);
   return made;
 }
 
@@ -164,7 +164,7 @@ void PipelineRig::Run(const StepBatch& batch, int64_t step, const std::vector<Ac
 void PipelineRig::Take(const Action& action) {
   const int c = action.chunk, m = action.microbatch, last = layout_.placement.NumChunks() - 1;
   const bool early = m % 2 == 0;
-  TransformerStage& stage = StageOf(c);
+  PipelineStage& stage = StageOf(c);
   const bool backward = action.op == Op::kBackward || action.op == Op::kBackwardInput;
   if (action.op == Op::kForward) {
     if (!early && c > 0) Send(Boundary::kOutput, c - 1, Boundary::kInput, c, m);

@@ -17,15 +17,15 @@
 #include "trainer/data/microbatch.h"
 #include "trainer/model/transformer.h"
 #include "trainer/optim/gradient_sums.h"
-#include "trainer/transformer_stage.h"
+#include "trainer/pipeline_stage.h"
 
 namespace deepnet::testing {
 
-// Where a model is cut and who has which chunk.
+// The cuts of a model, and the rank of each chunk.
 struct Layout {
   std::vector<int> chunk_ends;             // of the chain; the last one is its length
   Placement placement;                     // of as many chunks
-  std::vector<RecomputeChoice> recompute;  // of each chunk; empty: nothing is computed again
+  std::vector<RecomputeChoice> recompute;  // of each chunk; empty: NONE
 
   std::string ToText() const;
 };
@@ -54,9 +54,9 @@ class PipelineRig {
   // One step up to the sums over virtual replicas: uses of tied tensors are still apart.
   void Run(const StepBatch& batch, int64_t step, const std::vector<Action>& order);
 
-  // Of each microbatch, from the rank with the output layer.
+  // The loss of each microbatch, from the rank with the output layer.
   const std::vector<LossSums>& losses() const;
-  // The accumulator of each use, by layer and parameter name.
+  // Returns the accumulator of each use, by layer and parameter name.
   std::map<std::string, at::Tensor> Gradients() const;
   // Bytes that crossed cuts so far.
   int64_t bytes_sent() const { return bytes_sent_; }
@@ -67,7 +67,7 @@ class PipelineRig {
   struct Rank {
     std::unique_ptr<Transformer> model;
     std::unique_ptr<GradientSums> sums;
-    std::unique_ptr<TransformerStage> stage;
+    std::unique_ptr<PipelineStage> stage;
   };
 
   Rank MakeRank(const ModelSpec& spec, const MicrobatchSpec& capacity, Ops& ops, int rank,
@@ -75,7 +75,7 @@ class PipelineRig {
   void Take(const Action& action);
   // Moves what crosses the cut between two chunks, if they are on two ranks.
   void Send(Boundary from, int chunk, Boundary to, int receiver, int microbatch);
-  TransformerStage& StageOf(int chunk) { return *ranks_[RankOf(chunk)].stage; }
+  PipelineStage& StageOf(int chunk) { return *ranks_[RankOf(chunk)].stage; }
   int RankOf(int chunk) const { return layout_.placement.rank_of_chunk[chunk]; }
 
   Layout layout_;

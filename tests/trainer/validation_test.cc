@@ -34,7 +34,7 @@ constexpr double kShortLimitSeconds = 0.01;
 struct Layout {
   int stages = 1, replicas = 1;
   std::string schedule = "1f1b";
-  int chunks_per_rank = 1;
+  int virtual_pipeline_size = 1;
 };
 
 // A rank that stands still at one of its calls of the communicator until the job ends.
@@ -73,10 +73,10 @@ class ValidationTest : public ::testing::Test {
     RunSpec run;
     EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(
         R"(seed: 3
-           model { encoder_layers: 4 decoder_layers: 5 width: 16 ffn_width: 32 heads: 2
+           model { encoder_layers: 4 decoder_layers: 5 d_model: 16 ffn_dim: 32 num_heads: 2
                    residual: DEEPNORM max_positions: 300 dropout: 0.1 }
-           data { folder: 'out' max_tokens: 150 microbatches_per_step: 12
-                  microbatch { source_tokens: 300 target_tokens: 40 sentences: 16 } }
+           data { folder: 'out' max_sentence_tokens: 150 global_microbatches: 12
+                  microbatch { max_source_tokens: 300 max_target_tokens: 40 max_sentences: 16 } }
            optim { virtual_replicas: 2 }
            compute { device: 'cpu' dtype: FLOAT32 matmul: NATIVE threads_per_rank: 1 }
            parallel { recompute: NONE }
@@ -97,7 +97,7 @@ class ValidationTest : public ::testing::Test {
     ParallelSpec& parallel = *run.mutable_parallel();
     parallel.set_pipeline_parallel_size(layout.stages);
     parallel.set_data_parallel_size(layout.replicas);
-    parallel.set_chunks_per_rank(layout.chunks_per_rank);
+    parallel.set_virtual_pipeline_size(layout.virtual_pipeline_size);
     if (layout.stages > 1) parallel.set_schedule(layout.schedule);
     const Inventory whole = Describe(run.model(), run.data().microbatch());
     const auto plan =
@@ -111,7 +111,7 @@ class ValidationTest : public ::testing::Test {
       const bool fails = stuck != nullptr && plain.rank() == stuck->rank;
       FaultCommunicator world(plain, fails ? stuck->Faults() : std::vector<Fault>(),
                               [&plain] { WaitForTheEnd(plain); });
-      ASSIGN_OR_RETURN(const auto part, MakeRankPart(run, whole, *plan, world));
+      ASSIGN_OR_RETURN(const auto part, MakeRankContext(run, whole, *plan, world));
       if (fails) stuck->first_call = world.num_calls();
       part->model->parameters().Initialize(run.seed());
       if (world.rank() == break_rank) part->model->parameters().weights().fill_(std::nan(""));
@@ -145,7 +145,7 @@ absl::StatusOr<EvalRecord> EvaluateWhole(const RunSpec& run, const Corpus& corpu
   return Evaluate(scorer, pair_scorer, corpus, corpus.vocabulary(),
                   {.split = "dev",
                    .sentences = run.train().validate_sentences(),
-                   .max_positions = static_cast<int>(run.data().microbatch().target_tokens()),
+                   .max_positions = static_cast<int>(run.data().microbatch().max_target_tokens()),
                    .tags = run.data().tags(),
                    .decode = run.decode()},
                   [](const std::string&, double) {});
@@ -201,14 +201,14 @@ TEST_F(ValidationTest, AReplicaThatIsStuckAtAnyCallEndsEveryRankWithItsCode) {
   Stuck stuck{.rank = 1};
   for (const auto& record : ValidateOnRanks(run, {1, 2}, -1, &stuck)) ASSERT_TRUE(record.ok());
   const Stuck whole = stuck;
-  run.mutable_parallel()->set_step_timeout_seconds(kShortLimitSeconds);
+  run.mutable_parallel()->set_comm_timeout_seconds(kShortLimitSeconds);
   ASSERT_GT(whole.end_call - whole.first_call, 10);
   for (int64_t call = whole.first_call; call < whole.end_call; ++call) {
     SCOPED_TRACE(call - whole.first_call);
     stuck.at_call = call;
     const auto records = ValidateOnRanks(run, {1, 2}, -1, &stuck);
     EXPECT_EQ(GetExitCode(records[0].status()), ExitCode::kHang) << records[0].status();
-    if (absl::IsAborted(records[0].status())) continue;  // of a Split: its watchdog spoke
+    if (absl::IsAborted(records[0].status())) continue;  // of a Split: its monitor spoke
     EXPECT_THAT(std::string(records[0].status().message()),
                 ::testing::AllOf(::testing::HasSubstr("rank 0, validation: "),
                                  ::testing::HasSubstr("nothing has moved for"),
@@ -216,13 +216,13 @@ TEST_F(ValidationTest, AReplicaThatIsStuckAtAnyCallEndsEveryRankWithItsCode) {
   }
 }
 
-// Who notices differs with the call: another driver, or the rank's own pipeline. With the last two
-// calls ranks are told the record; who has it may go on, so those are left out.
+// Another driver or the rank's own pipeline notices it, depending on the call. In the last two
+// calls ranks are told the record; a rank that has it may go on, so those calls are left out.
 TEST_F(ValidationTest, ADriverThatIsStuckEndsEveryRankOfEveryPipeline) {
   RunSpec run = Run();
   Stuck stuck{.rank = 3};
   for (const auto& record : ValidateOnRanks(run, {2, 2}, -1, &stuck)) ASSERT_TRUE(record.ok());
-  run.mutable_parallel()->set_step_timeout_seconds(kShortLimitSeconds);
+  run.mutable_parallel()->set_comm_timeout_seconds(kShortLimitSeconds);
   const int64_t first = stuck.first_call, last = stuck.end_call - 3;
   constexpr int kPlaces = 8;
   for (int i = 0; i < kPlaces; ++i) {

@@ -1,4 +1,4 @@
-// One piece of work beside the thread that asked for it.
+// Runs one piece of work in the background of the thread that asked for it.
 //
 // Example:
 //   BackgroundTask task;
@@ -10,33 +10,45 @@
 #include <atomic>
 #include <functional>
 #include <thread>
+#include <utility>
 
 #include "absl/status/status.h"
 
 namespace deepnet {
 
-// All methods are for one thread. What the work changes may be read after Wait.
+// All methods are for one thread, which waits in the destructor. It may read what the work changes
+// after Wait().
 class BackgroundTask {
  public:
   BackgroundTask() = default;
-  ~BackgroundTask();  // waits
+  ~BackgroundTask() { Wait().IgnoreError(); }
 
   BackgroundTask(const BackgroundTask&) = delete;
   BackgroundTask& operator=(const BackgroundTask&) = delete;
 
-  // Runs `work` in a thread of its own. Waits for the work before.
-  void Start(std::function<absl::Status()> work);
+  // Runs `work` in a thread of its own, once the work before it has ended.
+  void Start(std::function<absl::Status()> work) {
+    Wait().IgnoreError();
+    done_ = false;
+    thread_ = std::thread([this, work = std::move(work)] {
+      status_ = work();
+      done_ = true;
+    });
+  }
 
-  // Whether Wait would return at once.
+  // True if Wait() would return at once.
   bool Done() const { return done_; }
 
-  // What the last work returned; OK if there was none.
-  absl::Status Wait();
+  // Waits for the last work and returns its status; OK if there was none.
+  absl::Status Wait() {
+    if (thread_.joinable()) thread_.join();
+    return status_;
+  }
 
  private:
   std::thread thread_;
   std::atomic<bool> done_{true};
-  absl::Status status_;  // the thread's until it is joined
+  absl::Status status_;  // belongs to thread_ until that is joined
 };
 
 }  // namespace deepnet

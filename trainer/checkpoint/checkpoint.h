@@ -1,5 +1,5 @@
-// Checkpoints: logical tensors in a folder per step, complete or absent, whatever happens in
-// between. On disk: docs/design/checkpoint_format.md.
+// Checkpoints: logical tensors in a folder per step, which exists completely or not at all,
+// whatever interrupts a save. On disk: docs/design/checkpoint_format.md.
 //
 //   run/
 //     step-00000010/  tensors-00000-of-00001.bin  manifest.pb
@@ -32,20 +32,20 @@
 
 namespace deepnet {
 
-// What a tensor is in a checkpoint: a parameter's name after one of these.
+// A tensor's name in a checkpoint is one of these and the name of its parameter.
 inline constexpr char kWeightPrefix[] = "weight/";
 inline constexpr char kMoment1Prefix[] = "moment1/";
 inline constexpr char kMoment2Prefix[] = "moment2/";
 
-// Where to write from: row-major elements of a tensor, all of them or a run.
+// A tensor to be written: all of its row-major elements, or a run of them.
 struct NamedTensor {
   std::string name;            // with its prefix, "weight/encoder.layers.0.fc1.weight"
-  std::vector<int64_t> shape;  // of the whole tensor, all > 0
+  std::vector<int64_t> shape;  // of the complete tensor, all > 0
   std::span<const float> data;
-  int64_t first_element = 0;  // of `data`, in the tensor's own order
+  int64_t first_element = 0;  // where `data` begins, in the tensor's own order
 };
 
-// Where to read to.
+// A tensor to be filled, or a run of its elements.
 struct MutableNamedTensor {
   std::string name;
   std::vector<int64_t> shape;
@@ -61,11 +61,11 @@ struct MutableNamedTensor {
 absl::Status SaveCheckpoint(FileSystem& fs, const std::string& run_folder, Manifest manifest,
                             std::span<const NamedTensor> tensors);
 
-// The same by several writers, a rank each: one calls BeginCheckpoint; when it has returned, each
-// of `num_writers` calls WriteShard with its own part, in any order, at the same time; when all
-// have returned, one calls CommitCheckpoint with their ShardFiles in manifest.files, in the order
-// of the writers. The parts must make every tensor exactly once (CommitCheckpoint refuses others).
-// Between the calls nothing exists but a temporary folder.
+// SaveCheckpoint() by several writers, a rank each: one calls BeginCheckpoint; when it has
+// returned, each of `num_writers` calls WriteShard with its own part, in any order, at the same
+// time; when all have returned, one calls CommitCheckpoint with their ShardFiles in manifest.files,
+// in the order of the writers. The parts must make every tensor exactly once (CommitCheckpoint
+// refuses others). Between the calls nothing exists but a temporary folder.
 //
 // BeginCheckpoint is RemoveUnfinished and the folder; WriteShard makes the folder where it is
 // missing, so that writers who know that nothing unfinished is there need not wait for anybody.
@@ -79,7 +79,7 @@ absl::Status CommitCheckpoint(FileSystem& fs, const std::string& run_folder, Man
 // it is missing.
 absl::Status RemoveUnfinished(FileSystem& fs, const std::string& run_folder);
 
-// The manifest of a checkpoint, its own checksum and consistency checked; files are not looked at.
+// Reads the manifest of a checkpoint and checks its checksum and consistency, but not its files.
 absl::StatusOr<Manifest> ReadManifest(FileSystem& fs, const std::string& checkpoint_folder);
 
 // Fills `tensors`, in any order, any subset of those stored, parts of them and several parts of
@@ -97,31 +97,32 @@ absl::Status VerifyTensors(FileSystem& fs, const std::string& checkpoint_folder,
 struct FoundCheckpoint {
   std::string folder;  // "run/step-00000020"
   Manifest manifest;
-  std::vector<std::string> notes;  // a sentence for each newer one that was passed over, and why
+  std::vector<std::string> notes;  // why each newer one was skipped, a sentence each
 };
 
-// The newest complete checkpoint, every byte verified. nullopt: the run has none and none was
-// damaged (or the folder does not exist). Error: there are checkpoints, and all are damaged; it
-// names each.
+// Returns the newest complete checkpoint, every byte verified; nullopt if the run has none, not
+// even a damaged one (or the folder does not exist). Fails if there are checkpoints and all are
+// damaged; the error names each.
 absl::StatusOr<std::optional<FoundCheckpoint>> FindLatest(FileSystem& fs,
                                                           const std::string& run_folder);
 
-// The checkpoint folder that a person means by `path`: a checkpoint folder itself; a pointer file
-// ("run/best-bleu"); or a run folder, whose newest complete checkpoint is taken.
+// Returns the checkpoint folder that `path` stands for: a checkpoint folder itself; what a pointer
+// file ("run/best-bleu") names; or the newest complete checkpoint of a run folder.
 absl::StatusOr<std::string> ResolveCheckpoint(FileSystem& fs, const std::string& path);
 
 // "step-00000010". At least eight digits.
 std::string CheckpointName(int64_t step);
 
-// The step of "step-00000010"; nullopt for any other name.
+// Returns the step of "step-00000010"; nullopt for any other name.
 std::optional<int64_t> StepOfCheckpointName(std::string_view name);
 
-// Lets the pointer file `pointer` ("latest", "best-bleu", "best-nll") of a run name a step. Atomic
+// Makes the pointer file `pointer` ("latest", "best-bleu", "best-nll") of a run name a step. Atomic
 // and durable.
 absl::Status SetPointer(FileSystem& fs, const std::string& run_folder, const std::string& pointer,
                         int64_t step);
 
-// The step that a pointer names; the checkpoint may be gone. kNotFound: there is no such pointer.
+// Returns the step that a pointer names; its checkpoint may be gone. kNotFound if there is no such
+// pointer.
 absl::StatusOr<int64_t> GetPointer(FileSystem& fs, const std::string& run_folder,
                                    const std::string& pointer);
 

@@ -22,7 +22,7 @@ namespace {
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 
-// Value of a field for people: "12", "[de-en, en-de]", "{ source_tokens: 900 }".
+// Returns the value of a field for people: "12", "[de-en, en-de]", "{ max_source_tokens: 900 }".
 std::string ValueText(const Message& message, const FieldDescriptor& field) {
   google::protobuf::TextFormat::Printer printer;
   printer.SetSingleLineMode(true);
@@ -82,8 +82,8 @@ absl::Status CheckSameRun(const Manifest& manifest, const RunIdentity& identity,
                 {"dropout", "attention_dropout", "activation_dropout"}, differences);
   CompareFields("", saved, run, {"seed"}, {}, differences);
   CompareFields("data.", saved.data(), run.data(),
-                {"tags", "microbatch", "microbatches_per_step", "directions", "max_tokens"}, {},
-                differences);
+                {"tags", "microbatch", "global_microbatches", "directions", "max_sentence_tokens"},
+                {}, differences);
   CompareFields("optim.", saved.optim(), run.optim(), {"optimizer", "virtual_replicas"}, {},
                 differences);
   CompareHash("the hash of parameters' names and shapes", manifest.inventory_hash(),

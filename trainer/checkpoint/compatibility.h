@@ -1,4 +1,4 @@
-// Whether a run may go on from a checkpoint.
+// Decides if a run may resume from a checkpoint.
 #pragma once
 
 #include <string>
@@ -10,19 +10,19 @@
 
 namespace deepnet {
 
-// What a run is made of, as the Manifest has it.
+// Hashes that identify a run, as in its Manifest.
 struct RunIdentity {
   std::string inventory_hash;
   std::string corpus_hash;
   std::string tokenizer_hash;
 };
 
-// OK if `run` (resolved, as the manifest's own was) is the run that `manifest` was saved by. Error,
-// with ExitCode::kCheckpoint: lists every difference with both values. Compared are the three
-// hashes, the model but for its dropout probabilities, the seed, and what decides the order and cut
-// of the data and the sums: data.tags, data.microbatch, data.microbatches_per_step,
-// data.directions, data.max_tokens, optim.optimizer, optim.virtual_replicas. All else (rates, how
-// long, where) may change between starts.
+// Returns OK if `run` (resolved, as the manifest's own was) is the run that `manifest` was saved
+// by; else an error (ExitCode::kCheckpoint) that lists every difference with both values. Compared
+// are the three hashes, the model but for its dropout probabilities, the seed, and what decides the
+// order and cut of the data and the sums: data.tags, data.microbatch, data.global_microbatches,
+// data.directions, data.max_sentence_tokens, optim.optimizer, optim.virtual_replicas. All else
+// (rates, how long, where) may change between starts.
 absl::Status CheckSameRun(const Manifest& manifest, const RunIdentity& identity,
                           const RunSpec& run);
 

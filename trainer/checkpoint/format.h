@@ -1,13 +1,17 @@
-// Constants and small pieces of docs/design/checkpoint_format.md that writer and reader share.
+// Parts of docs/design/checkpoint_format.md that writer, reader and tools share: names, the bytes
+// of a manifest, verified blocks of a tensor file.
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
+#include "parallel/base/file_system.h"
 #include "proto/checkpoint.pb.h"
 
 namespace deepnet {
@@ -21,7 +25,7 @@ inline constexpr char kManifestFile[] = "manifest.pb";
 inline constexpr char kLatestPointer[] = "latest";
 inline constexpr char kBestPointerPrefix[] = "best-";
 
-// Beside the checkpoints of a run: what a model needs to translate.
+// Files beside the checkpoints of a run that a model needs to translate.
 inline constexpr char kRunTokenizerFile[] = "tokenizer.model";
 inline constexpr char kRunLanguagesFile[] = "languages.txt";
 
@@ -34,14 +38,49 @@ inline constexpr char kReplacedSuffix[] = ".old";
 // "tensors-00000-of-00001.bin"
 std::string TensorFileName(int index, int count);
 
-// The bytes of manifest.pb: `manifest` and, last, its checksum.
+// Returns the bytes of manifest.pb: `manifest` and, last, its checksum.
 std::string SerializeManifest(const Manifest& manifest);
 
-// The inverse, with the checksum verified and the contents consistent: format version, sizes,
-// extents inside their files, every tensor whole. Error: says what is wrong, without a file name.
+// The inverse of SerializeManifest(). Fails, saying what is wrong but without a file name, unless
+// the checksum is right and the contents are consistent: format version, sizes, extents inside
+// their files, every tensor complete.
 absl::StatusOr<Manifest> ParseManifest(std::string_view bytes);
 
-// `status` with ExitCode::kCheckpoint and `context` before its text.
+// Returns `status` with ExitCode::kCheckpoint and `context` before its text.
 absl::Status CheckpointError(const absl::Status& status, const std::string& context);
+
+// Reads one tensor file of a checkpoint in blocks, and compares each with its checksum.
+//
+// Damage is kDataLoss, and its text names file, block, bytes and a tensor; a file system's own
+// errors are passed on. One thread at a time.
+class BlockReader {
+ public:
+  // `path` is the file that `file` describes. `fs` and `file` are borrowed.
+  BlockReader(FileSystem& fs, std::string path, const ShardFile& file, int64_t block_bytes);
+
+  // Fails unless the file has the size that its manifest says.
+  absl::Status CheckSize();
+
+  int64_t num_blocks() const { return file_.block_crc32c_size(); }
+  int64_t Begin(int64_t block) const { return block * block_bytes_; }  // bytes in the file
+  int64_t End(int64_t block) const;
+
+  // Fills `into`, which is as long as the block. Its contents are undefined after an error.
+  absl::Status Read(int64_t block, std::span<char> into);
+
+  // Compares a block's checksum. Holds 1 MiB, however long the block.
+  absl::Status Verify(int64_t block);
+
+ private:
+  absl::Status Compare(int64_t block, int64_t bytes_read, uint32_t checksum) const;
+
+  FileSystem& fs_;
+  const std::string path_;
+  const ShardFile& file_;
+  const int64_t block_bytes_;
+};
+
+// Returns the tensors that have bytes in [begin, end) of the file, in its order, each once.
+std::vector<std::string> TensorsIn(const ShardFile& file, int64_t begin, int64_t end);
 
 }  // namespace deepnet

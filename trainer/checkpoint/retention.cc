@@ -1,6 +1,7 @@
 #include "trainer/checkpoint/retention.h"
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 
 #include "absl/strings/match.h"
@@ -9,6 +10,7 @@
 #include "parallel/base/status_macros.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/format.h"
+#include "trainer/checkpoint/tools/inspect.h"
 
 namespace deepnet {
 namespace {
@@ -24,7 +26,7 @@ absl::Status DeleteCheckpoint(FileSystem& fs, const std::string& run_folder, int
   return DeleteTree(fs, temporary);
 }
 
-// File by file, so that it can be left.
+// Verifies file by file, so that it can stop between two of them.
 absl::Status VerifyUnless(const std::atomic<bool>* cancel, FileSystem& fs,
                           const std::string& folder) {
   ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(fs, folder));
@@ -39,25 +41,38 @@ absl::Status VerifyUnless(const std::atomic<bool>* cancel, FileSystem& fs,
   return absl::OkStatus();
 }
 
-absl::Status DeleteOld(FileSystem& fs, const std::string& run_folder, int keep_latest,
-                       int64_t keep_every_steps, const std::atomic<bool>* cancel) {
+// The checkpoints of a run, by step.
+struct Retention {
+  std::vector<int64_t> all;  // in the order of names
+  std::vector<int64_t> old;  // those to delete, ascending
+};
+
+absl::StatusOr<Retention> FindOld(FileSystem& fs, const std::string& run_folder, int keep_latest,
+                                  int64_t keep_every_steps) {
   ASSIGN_OR_RETURN(const std::vector<std::string> names, fs.List(run_folder));
-  std::vector<int64_t> steps, best;
+  Retention retention;
+  std::vector<int64_t> best;
   for (const std::string& name : names) {
-    if (const std::optional<int64_t> step = StepOfCheckpointName(name)) steps.push_back(*step);
+    if (const std::optional<int64_t> step = StepOfCheckpointName(name)) {
+      retention.all.push_back(*step);
+    }
     const bool is_pointer =
         absl::StartsWith(name, kBestPointerPrefix) && !absl::EndsWith(name, kTemporarySuffix);
     if (!is_pointer) continue;
     ASSIGN_OR_RETURN(const int64_t step, GetPointer(fs, run_folder, name));
     best.push_back(step);
   }
-  const std::vector<int64_t> old = CheckpointsToDelete(steps, keep_latest, best, keep_every_steps);
-  if (old.empty()) return absl::OkStatus();
+  retention.old = CheckpointsToDelete(retention.all, keep_latest, best, keep_every_steps);
+  return retention;
+}
 
-  const int64_t newest_step = *std::max_element(steps.begin(), steps.end());
-  const std::string newest = JoinPath(run_folder, CheckpointName(newest_step));
-  RETURN_IF_ERROR(VerifyUnless(cancel, fs, newest));
-  for (const int64_t step : old) {
+absl::Status DeleteOld(FileSystem& fs, const std::string& run_folder, int keep_latest,
+                       int64_t keep_every_steps, const std::atomic<bool>* cancel) {
+  ASSIGN_OR_RETURN(const Retention found, FindOld(fs, run_folder, keep_latest, keep_every_steps));
+  if (found.old.empty()) return absl::OkStatus();
+  const int64_t newest = *std::max_element(found.all.begin(), found.all.end());
+  RETURN_IF_ERROR(VerifyUnless(cancel, fs, JoinPath(run_folder, CheckpointName(newest))));
+  for (const int64_t step : found.old) {
     if (IsSet(cancel)) break;
     RETURN_IF_ERROR(DeleteCheckpoint(fs, run_folder, step));
   }
@@ -83,6 +98,34 @@ absl::Status DeleteOldCheckpoints(FileSystem& fs, const std::string& run_folder,
                                   int64_t keep_every_steps, const std::atomic<bool>* cancel) {
   return CheckpointError(DeleteOld(fs, run_folder, keep_latest, keep_every_steps, cancel),
                          absl::StrCat("deleting old checkpoints of '", run_folder, "'"));
+}
+
+absl::StatusOr<PrunePlan> PlanPrune(FileSystem& fs, const std::string& run_folder,
+                                    const PruneRule& rule, const ToolOptions& options) {
+  ASSIGN_OR_RETURN(const RunListing listing, ListRun(fs, run_folder, ListDepth::kSizes, options));
+  ASSIGN_OR_RETURN(Retention found,
+                   FindOld(fs, run_folder, rule.keep_latest, rule.keep_every_steps));
+  PrunePlan plan{.delete_steps = std::move(found.old)};
+  plan.kept = static_cast<int64_t>(found.all.size() - plan.delete_steps.size());
+  for (const ListedCheckpoint& listed : listing.checkpoints) {
+    const bool goes = std::count(plan.delete_steps.begin(), plan.delete_steps.end(), listed.step) &&
+                      listed.folder == JoinPath(run_folder, CheckpointName(listed.step));
+    if (goes) plan.delete_bytes += listed.bytes;
+  }
+  return plan;
+}
+
+absl::StatusOr<PrunePlan> PruneRun(FileSystem& fs, const std::string& run_folder,
+                                   const PruneRule& rule, const RunLockOptions& lock_options,
+                                   const ToolOptions& options) {
+  // Once without the lock, which would make a folder that does not exist.
+  RETURN_IF_ERROR(PlanPrune(fs, run_folder, rule, options).status());
+  ASSIGN_OR_RETURN(const std::unique_ptr<RunLock> lock,
+                   RunLock::Acquire(fs, run_folder, MakeRunOwner(""), lock_options));
+  ASSIGN_OR_RETURN(PrunePlan plan, PlanPrune(fs, run_folder, rule, options));
+  RETURN_IF_ERROR(lock->Check());
+  RETURN_IF_ERROR(DeleteOldCheckpoints(fs, run_folder, rule.keep_latest, rule.keep_every_steps));
+  return plan;
 }
 
 }  // namespace deepnet

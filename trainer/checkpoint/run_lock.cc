@@ -1,27 +1,72 @@
 #include "trainer/checkpoint/run_lock.h"
 
+#include <signal.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <fstream>
+#include <random>
+#include <sstream>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "google/protobuf/io/tokenizer.h"
 #include "google/protobuf/text_format.h"
 
 #include "parallel/base/exit_code.h"
+#include "parallel/base/host.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/checkpoint/format.h"
 
 namespace deepnet {
 namespace {
 
+std::string FirstLine(const std::string& file) {
+  std::ifstream in(file);
+  std::string line;
+  std::getline(in, line);
+  return line;
+}
+
+// "pid:[4026531836]"; empty where the system does not say.
+std::string PidNamespace() {
+  char name[64];
+  const ssize_t length = readlink("/proc/self/ns/pid", name, sizeof(name));
+  return length > 0 ? std::string(name, static_cast<size_t>(length)) : "";
+}
+
+struct Process {
+  char state = '?';
+  int64_t start = 0;  // clock ticks
+};
+
+// Reads /proc/<pid>/stat, where the state and the start are fields 3 and 22; field 2 is a name in
+// brackets, which may hold anything.
+Process LookUp(int64_t pid) {
+  const std::string line = FirstLine(absl::StrCat("/proc/", pid, "/stat"));
+  const size_t name_end = line.rfind(')');
+  if (name_end == line.npos) return {};
+  std::istringstream fields(line.substr(name_end + 1));
+  Process process;
+  fields >> process.state;
+  std::string skipped;
+  for (int field = 4; field < 22; ++field) fields >> skipped;
+  fields >> process.start;
+  return process;
+}
+
+std::string BootId() { return FirstLine("/proc/sys/kernel/random/boot_id"); }
+
 constexpr char kLockFile[] = "lock";
 constexpr int64_t kMaxLockBytes = int64_t{64} << 20;
 constexpr int kAttempts = 5;
 
-// Beats are lines that text form takes for comments.
+// A beat is a line that protobuf's text format takes for a comment.
 constexpr char kBeat[] = "#\n";
 
-// What is in a lock now; an owner without a token: not, or not yet, readable.
+// The contents of a lock; an owner without a token could not be read, or not yet.
 struct Found {
   std::string contents;
   RunOwner owner;
@@ -79,7 +124,7 @@ class Taker {
     return written;
   }
 
-  // OK: the owner of what was found is dead, or the lock is gone.
+  // Returns OK if the owner of what was found is dead, or the lock is gone.
   absl::Status MakeSureItIsDead(const Found& found) {
     const bool readable = !found.owner.token().empty();
     const std::string name = readable ? NameOwner(found.owner) : "somebody who has just come";
@@ -132,6 +177,39 @@ class Taker {
 };
 
 }  // namespace
+
+RunOwner MakeRunOwner(const std::string& job_id) {
+  std::random_device random;
+  RunOwner owner;
+  owner.set_token(absl::StrFormat("%08x%08x", random(), random()));
+  owner.set_host(HostName());
+  owner.set_boot_id(BootId());
+  owner.set_pid_namespace(PidNamespace());
+  owner.set_pid(getpid());
+  owner.set_process_start(LookUp(getpid()).start);
+  owner.set_job_id(job_id);
+  owner.set_since(absl::FormatTime("%Y-%m-%d %H:%M:%S", absl::Now(), absl::LocalTimeZone()));
+  return owner;
+}
+
+OwnerState StateOfOwner(const RunOwner& owner) {
+  const bool is_near = owner.host() == HostName() && !owner.boot_id().empty() &&
+                       owner.boot_id() == BootId() && !owner.pid_namespace().empty() &&
+                       owner.pid_namespace() == PidNamespace() && owner.pid() > 0;
+  if (!is_near) return OwnerState::kUnknown;
+  if (kill(static_cast<pid_t>(owner.pid()), 0) != 0 && errno == ESRCH) return OwnerState::kGone;
+  const Process process = LookUp(owner.pid());
+  if (process.start == 0) return OwnerState::kUnknown;  // the system does not show it
+  const bool is_another = process.start != owner.process_start();
+  const bool has_ended = process.state == 'Z' || process.state == 'X';
+  return is_another || has_ended ? OwnerState::kGone : OwnerState::kRuns;
+}
+
+std::string NameOwner(const RunOwner& owner) {
+  return absl::StrCat("process ", owner.pid(), " on ", owner.host(),
+                      owner.job_id().empty() ? "" : absl::StrCat(" (job ", owner.job_id(), ")"),
+                      ", since ", owner.since());
+}
 
 absl::StatusOr<std::unique_ptr<RunLock>> RunLock::Acquire(FileSystem& fs,
                                                           const std::string& run_folder,

@@ -1,18 +1,18 @@
-// One writer per run folder, on file systems that several hosts share.
+// Lets one process at a time write into a run folder, on file systems that several hosts share.
 //
 // `lock` in the run folder is created exclusively. Its first lines are a RunOwner in text form;
-// while the owner lives, its heartbeat adds a line. Clocks of hosts are never compared: who finds a
-// lock looks at it for some beats, by its own clock, and takes a lock over that does not grow. An
-// owner that can be looked for from here (same host and boot) is not waited for.
+// while the owner lives, its heartbeat adds a line. Clocks of hosts are never compared: a process
+// that finds a lock watches it for some beats, by its own clock, and takes it over if it does not
+// grow. It does not wait for an owner that it can look up (same host and boot).
 //
 // Taking over begins with creating `lock.takeover-<token of the dead owner>` exclusively, so that
-// of several who wait one does it; then the dead lock is renamed over that file. An owner that was
-// only asleep sees at its next beat that the lock is another's (Check).
+// only one of several waiting processes does it; then the dead lock is renamed over that file. An
+// owner that was only asleep sees at its next beat that the lock is another's (Check).
 //
 // Example:
 //   ASSIGN_OR_RETURN(const auto lock, RunLock::Acquire(fs, "runs/a", MakeRunOwner(""), {}));
 //   ...
-//   RETURN_IF_ERROR(lock->Check());  // before what must not be done twice
+//   RETURN_IF_ERROR(lock->Check());  // before anything that must not be done twice
 #pragma once
 
 #include <functional>
@@ -29,22 +29,40 @@
 
 #include "parallel/base/file_system.h"
 #include "proto/checkpoint.pb.h"
-#include "trainer/checkpoint/run_owner.h"
 
 namespace deepnet {
 
+// Describes this process, with a random token. `job_id` is the batch system's; empty if there is
+// none.
+RunOwner MakeRunOwner(const std::string& job_id);
+
+// The state of another process, as far as it can be seen from here.
+enum class OwnerState {
+  kRuns,
+  kGone,
+  kUnknown,  // it is on another host, or its number means nothing here
+};
+
+// Looks up the process of `owner`. Only processes of this host, since its last boot, and of this
+// process's namespace can be found; a number that was given to another process since is recognised
+// by the time at which that one started.
+OwnerState StateOfOwner(const RunOwner& owner);
+
+// "process 1234 on node7 (job 88), since 2026-11-21 12:03:07".
+std::string NameOwner(const RunOwner& owner);
+
 struct RunLockOptions {
   absl::Duration beat = absl::Seconds(10);  // InfiniteDuration: no heartbeat of its own, call Beat
-  int missed_beats = 6;                     // after which an owner counts as dead
+  int missed_beats = 6;                     // an owner that misses so many counts as dead
   std::function<void(absl::Duration)> wait = absl::SleepFor;  // between two looks at a lock
   std::function<OwnerState(const RunOwner&)> state_of = StateOfOwner;
-  std::function<void(const std::string&)> note;  // a sentence for people; empty: nobody
+  std::function<void(const std::string&)> note;  // takes a sentence for people; may be empty
 };
 
 class RunLock {
  public:
-  // Makes the folder if need be. kAlreadyExists (ExitCode::kCheckpoint) naming the owner: the
-  // folder is in use.
+  // Takes the lock; makes the folder if it is missing. Fails with kAlreadyExists
+  // (ExitCode::kCheckpoint), naming the owner, if the folder is in use.
   static absl::StatusOr<std::unique_ptr<RunLock>> Acquire(FileSystem& fs,
                                                           const std::string& run_folder,
                                                           RunOwner owner, RunLockOptions options);
@@ -53,11 +71,11 @@ class RunLock {
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
 
-  // Reads the lock. kAborted (ExitCode::kCheckpoint): it is not this one any more, now or at an
-  // earlier look; the owner must write nothing more. Any thread.
+  // Reads the lock. Fails with kAborted (ExitCode::kCheckpoint) if it is not this one any more, now
+  // or at an earlier look; the owner must then write nothing more. Any thread.
   absl::Status Check();
 
-  // Adds a line and checks. What the heartbeat does. A beat that cannot be written is one missed.
+  // Adds a line and checks, as the heartbeat does. A beat that cannot be written is a missed one.
   absl::Status Beat();
 
  private:

@@ -68,7 +68,7 @@ std::string_view Name(DropReason reason) {
 }
 
 CleaningSpec WithDefaults(CleaningSpec spec) {
-  if (spec.max_tokens() == 0) spec.set_max_tokens(250);
+  if (spec.max_sentence_tokens() == 0) spec.set_max_sentence_tokens(250);
   if (spec.max_length_ratio() == 0.0) spec.set_max_length_ratio(3.0);
   return spec;
 }
@@ -127,7 +127,7 @@ DropReason TextFilter::Judge(const LanguagePair& languages, RawPair* pair) const
 
 DropReason JudgeLengths(const CleaningSpec& spec, int64_t first_pieces, int64_t second_pieces) {
   const auto [shorter, longer] = std::minmax(first_pieces, second_pieces);
-  if (longer > spec.max_tokens()) return DropReason::kTooLong;
+  if (longer > spec.max_sentence_tokens()) return DropReason::kTooLong;
   if (shorter == 0) return DropReason::kEmptySide;
   if (longer >= kRatioFromPieces &&
       static_cast<double>(longer) > spec.max_length_ratio() * static_cast<double>(shorter)) {

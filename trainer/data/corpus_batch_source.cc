@@ -29,7 +29,7 @@ absl::StatusOr<std::unique_ptr<CorpusBatchSource>> CorpusBatchSource::Make(
     DEEPNET_CHECK(source.has_value() && target.has_value()) << direction.Name();
     tags.push_back({spec.tags(), *source, *target});
   }
-  const MaskingRule masking = {spec.masked_share(), corpus->vocabulary().first_tag()};
+  const MaskingRule masking = {spec.mlm_probability(), corpus->vocabulary().first_tag()};
   return std::unique_ptr<CorpusBatchSource>(new CorpusBatchSource(
       std::move(order), std::move(tags), corpus, architecture, seed, masking));
 }
@@ -59,8 +59,8 @@ absl::StatusOr<StepBatch> CorpusBatchSource::ForStep(int64_t step) {
   }
   StepBatch batch;
   uint32_t ordinal = 0;
-  const int64_t begin = step % order_.steps_per_window() * order_.microbatches_per_step();
-  for (int64_t m = begin; m < begin + order_.microbatches_per_step(); ++m) {
+  const int64_t begin = step % order_.steps_per_window() * order_.global_microbatches();
+  for (int64_t m = begin; m < begin + order_.global_microbatches(); ++m) {
     MicrobatchBuilder builder(order_.capacity());
     for (const PairRef& pair : window_.microbatches[m]) {
       builder.Add(ordinal++, Encode(pair, step));

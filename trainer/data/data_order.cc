@@ -92,7 +92,7 @@ std::vector<WindowMoments> MomentsByPhase(const PairIndex& index, const DataSpec
   std::vector<WindowMoments> moments(phases.size());
   for (int k = 0; k < plan.num_phases(); ++k) {
     for (int i = 0; i < static_cast<int>(selected.size()); ++i) {
-      const LengthMoments lengths = index.Moments(selected[i], spec.max_tokens());
+      const LengthMoments lengths = index.Moments(selected[i], spec.max_sentence_tokens());
       const double share = plan.Share(i, k);
       const double kept = static_cast<double>(lengths.num_pairs) /
                           static_cast<double>(index.directions()[selected[i]].num_pairs);
@@ -111,7 +111,7 @@ std::vector<WindowMoments> MomentsByPhase(const PairIndex& index, const DataSpec
 
 // Returns steps and draws of a window. With capacity.source == 0 the source is unlimited.
 WindowShape ShapeOfWindow(std::span<const WindowMoments> phases, const Capacity& capacity,
-                          int64_t microbatches_per_step) {
+                          int64_t global_microbatches) {
   const auto draws_of = [&](double microbatches) {
     double draws = std::numeric_limits<double>::infinity();
     for (const WindowMoments& m : phases) {
@@ -126,25 +126,25 @@ WindowShape ShapeOfWindow(std::span<const WindowMoments> phases, const Capacity&
   WindowShape shape;
   shape.steps = 1;
   while (shape.steps < kMaxStepsPerWindow &&
-         draws_of(static_cast<double>(shape.steps * microbatches_per_step)) < kMinWindowPairs) {
+         draws_of(static_cast<double>(shape.steps * global_microbatches)) < kMinWindowPairs) {
     shape.steps *= 2;
   }
   shape.pairs = std::max<int64_t>(
-      1, static_cast<int64_t>(draws_of(static_cast<double>(shape.steps * microbatches_per_step))));
+      1, static_cast<int64_t>(draws_of(static_cast<double>(shape.steps * global_microbatches))));
   return shape;
 }
 
 // Returns the source capacity with which both sides of a window fill alike.
 int32_t EvenSourceCapacity(std::span<const WindowMoments> phases, const Capacity& capacity,
-                           int64_t microbatches_per_step) {
-  const WindowShape shape = ShapeOfWindow(phases, capacity, microbatches_per_step);
+                           int64_t global_microbatches) {
+  const WindowShape shape = ShapeOfWindow(phases, capacity, global_microbatches);
   const auto draws = static_cast<double>(shape.pairs);
   double needed = 0.0;
   for (const WindowMoments& m : phases) {
     needed =
         std::max(needed, draws * m.source.mean + kSigmas * std::sqrt(draws * m.source.variance));
   }
-  const double microbatches = static_cast<double>(shape.steps * microbatches_per_step);
+  const double microbatches = static_cast<double>(shape.steps * global_microbatches);
   return static_cast<int32_t>(std::ceil(needed / kUsable / microbatches / 8.0)) * 8;
 }
 
@@ -187,7 +187,7 @@ absl::Status CheckCapacity(const char* field, int32_t capacity, int32_t needed) 
   if (capacity >= needed) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("data.microbatch.", field, ": ", capacity,
                                                  " is too small, a pair may need ", needed,
-                                                 " (data.max_tokens and tags)"));
+                                                 " (data.max_sentence_tokens and tags)"));
 }
 
 }  // namespace
@@ -201,26 +201,28 @@ PairSize SizeOf(const PairLengths& pieces, TagStyle tags, Architecture architect
 absl::Status ResolveDataSpec(const PairIndex& index, DataSpec* spec, Architecture architecture) {
   RETURN_IF_ERROR(CheckDirections(index, *spec));
   RETURN_IF_ERROR(CheckTemperature(*spec));
-  if (spec->max_tokens() == 0) spec->set_max_tokens(kDefaultMaxTokens);
-  if (spec->microbatches_per_step() == 0) spec->set_microbatches_per_step(1);
+  if (spec->max_sentence_tokens() == 0) spec->set_max_sentence_tokens(kDefaultMaxTokens);
+  if (spec->global_microbatches() == 0) spec->set_global_microbatches(1);
   MicrobatchSpec& microbatch = *spec->mutable_microbatch();
-  if (microbatch.sentences() == 0) {
-    microbatch.set_sentences(std::max(1, microbatch.target_tokens() / 4));
+  if (microbatch.max_sentences() == 0) {
+    microbatch.set_max_sentences(std::max(1, microbatch.max_target_tokens() / 4));
   }
-  if (spec->max_tokens() < 1 || spec->microbatches_per_step() < 1 || microbatch.sentences() < 1) {
+  if (spec->max_sentence_tokens() < 1 || spec->global_microbatches() < 1 ||
+      microbatch.max_sentences() < 1) {
     return absl::InvalidArgumentError(
-        "data: max_tokens, microbatches_per_step and microbatch.sentences must be positive");
+        "data: max_tokens, global_microbatches and microbatch.max_sentences must be positive");
   }
-  const PairSize longest =
-      SizeOf({spec->max_tokens(), spec->max_tokens()}, spec->tags(), architecture);
-  RETURN_IF_ERROR(CheckCapacity("target_tokens", microbatch.target_tokens(), longest.target));
-  if (microbatch.source_tokens() == 0 && longest.source > 0) {
-    const Capacity capacity = {0, microbatch.target_tokens(), microbatch.sentences()};
+  const PairSize longest = SizeOf({spec->max_sentence_tokens(), spec->max_sentence_tokens()},
+                                  spec->tags(), architecture);
+  RETURN_IF_ERROR(
+      CheckCapacity("max_target_tokens", microbatch.max_target_tokens(), longest.target));
+  if (microbatch.max_source_tokens() == 0 && longest.source > 0) {
+    const Capacity capacity = {0, microbatch.max_target_tokens(), microbatch.max_sentences()};
     const std::vector<WindowMoments> phases = MomentsByPhase(index, *spec, architecture);
-    microbatch.set_source_tokens(std::max(
-        longest.source, EvenSourceCapacity(phases, capacity, spec->microbatches_per_step())));
+    microbatch.set_max_source_tokens(std::max(
+        longest.source, EvenSourceCapacity(phases, capacity, spec->global_microbatches())));
   }
-  return CheckCapacity("source_tokens", microbatch.source_tokens(), longest.source);
+  return CheckCapacity("max_source_tokens", microbatch.max_source_tokens(), longest.source);
 }
 
 absl::StatusOr<DataOrder> DataOrder::Make(const DataSpec& spec, uint64_t seed,
@@ -228,16 +230,17 @@ absl::StatusOr<DataOrder> DataOrder::Make(const DataSpec& spec, uint64_t seed,
   DataSpec resolved = spec;
   RETURN_IF_ERROR(ResolveDataSpec(*index, &resolved, architecture));
   const MicrobatchSpec& microbatch = resolved.microbatch();
-  const Capacity capacity = {microbatch.source_tokens(), microbatch.target_tokens(),
-                             microbatch.sentences()};
+  const Capacity capacity = {microbatch.max_source_tokens(), microbatch.max_target_tokens(),
+                             microbatch.max_sentences()};
   const std::vector<WindowMoments> phases = MomentsByPhase(*index, resolved, architecture);
   const bool all_skipped = std::all_of(
       phases.begin(), phases.end(), [](const WindowMoments& m) { return m.sentences.mean <= 0.0; });
   if (all_skipped) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "data.max_tokens: every pair has a side of more than ", resolved.max_tokens(), " pieces"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("data.max_sentence_tokens: every pair has a side of more than ",
+                     resolved.max_sentence_tokens(), " pieces"));
   }
-  const WindowShape shape = ShapeOfWindow(phases, capacity, resolved.microbatches_per_step());
+  const WindowShape shape = ShapeOfWindow(phases, capacity, resolved.global_microbatches());
   return DataOrder(resolved, seed, index, architecture, shape.steps, shape.pairs);
 }
 
@@ -262,10 +265,10 @@ DataOrder::DataOrder(const DataSpec& spec, uint64_t seed, const PairIndex* index
       key_(MakeKey(seed, RandomPurpose::kDataOrder)),
       tags_(spec.tags()),
       architecture_(architecture),
-      max_tokens_(spec.max_tokens()),
-      capacity_{spec.microbatch().source_tokens(), spec.microbatch().target_tokens(),
-                spec.microbatch().sentences()},
-      microbatches_per_step_(spec.microbatches_per_step()),
+      max_tokens_(spec.max_sentence_tokens()),
+      capacity_{spec.microbatch().max_source_tokens(), spec.microbatch().max_target_tokens(),
+                spec.microbatch().max_sentences()},
+      global_microbatches_(spec.global_microbatches()),
       steps_per_window_(steps_per_window),
       pairs_per_window_(pairs_per_window),
       selected_(SelectedDirections(*index, spec)),
@@ -313,7 +316,7 @@ std::vector<PairSize> Sizes(std::span<const PairRef> pairs) {
 
 DataOrder::Window DataOrder::MakeWindow(int64_t window) const {
   DEEPNET_CHECK(window >= 0) << "window " << window;
-  const auto num_microbatches = static_cast<int>(steps_per_window_ * microbatches_per_step_);
+  const auto num_microbatches = static_cast<int>(steps_per_window_ * global_microbatches_);
   Window result;
   std::vector<PairRef> pairs = Draw(window, &result);
   Packing packing = PackBalanced(Sizes(pairs), num_microbatches, capacity_);

@@ -29,7 +29,7 @@
 namespace deepnet {
 
 // Fills in every default of `spec` from the statistics of `index`: max_tokens,
-// microbatches_per_step, sentences, and source_tokens such that both sides fill evenly; for a
+// global_microbatches, sentences, and source_tokens such that both sides fill evenly; for a
 // model of one stack source_tokens stays 0. Fails naming the field that is impossible: a capacity
 // below max_tokens + 2, an unknown direction, temperatures not ascending.
 absl::Status ResolveDataSpec(const PairIndex& index, DataSpec* spec,
@@ -58,7 +58,7 @@ class DataOrder {
                                         Architecture architecture = ENCODER_DECODER);
 
   // All pairs of a window, in order: step s of the window owns microbatches
-  // [s * microbatches_per_step, (s + 1) * microbatches_per_step).
+  // [s * global_microbatches, (s + 1) * global_microbatches).
   struct Window {
     std::vector<std::vector<PairRef>> microbatches;
     int64_t num_drawn = 0;     // positions taken from the shuffled epochs
@@ -72,7 +72,7 @@ class DataOrder {
 
   int64_t steps_per_window() const { return steps_per_window_; }
   int64_t pairs_per_window() const { return pairs_per_window_; }  // drawn, up to rounding
-  int64_t microbatches_per_step() const { return microbatches_per_step_; }
+  int64_t global_microbatches() const { return global_microbatches_; }
   const Capacity& capacity() const { return capacity_; }
 
   // Returns how many pairs `direction` has given before `window`; pair number n of a direction
@@ -92,7 +92,7 @@ class DataOrder {
   Architecture architecture_;
   int32_t max_tokens_;
   Capacity capacity_;
-  int64_t microbatches_per_step_;
+  int64_t global_microbatches_;
   int64_t steps_per_window_;
   int64_t pairs_per_window_;
   std::vector<int> selected_;  // directions in use, indices into index_->directions()

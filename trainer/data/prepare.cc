@@ -148,11 +148,12 @@ absl::StatusOr<int64_t> CountPieces(const std::string& path, const Vocabulary& v
 
 class Preparation {
  public:
-  Preparation(const PrepareSpec& spec, const std::string& root, const ProgressFn& progress)
+  Preparation(const PrepareSpec& spec, const std::string& folder, const std::string& root,
+              const ProgressFn& progress)
       : spec_(spec),
         root_(root),
         progress_(progress),
-        output_(OutputPath(spec, root)),
+        output_(OutputPath(folder, root)),
         temporary_(output_ + ".tmp"),
         start_(SecondsNow()) {}
 
@@ -168,9 +169,9 @@ class Preparation {
     std::error_code error;
     fs::create_directories(output.parent_path(), error);
     if (error) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("prepare.output_folder: cannot make the folder ",
-                       output.parent_path().string(), ": ", error.message()));
+      return absl::FailedPreconditionError(absl::StrCat("data.folder: cannot make the folder ",
+                                                        output.parent_path().string(), ": ",
+                                                        error.message()));
     }
     const std::string lock_file =
         (output.parent_path() / absl::StrCat(".", output.filename().string(), ".lock")).string();
@@ -192,8 +193,8 @@ class Preparation {
   }
 
  private:
-  static std::string OutputPath(const PrepareSpec& spec, const std::string& root) {
-    const fs::path path = fs::absolute(Rooted(root, spec.output_folder())).lexically_normal();
+  static std::string OutputPath(const std::string& folder, const std::string& root) {
+    const fs::path path = fs::absolute(Rooted(root, folder)).lexically_normal();
     return (path.has_filename() ? path : path.parent_path()).string();
   }
 
@@ -234,14 +235,14 @@ class Preparation {
   absl::StatusOr<std::optional<CorpusReport>> FindExisting() {
     if (fs::is_regular_file(output_)) {
       return absl::FailedPreconditionError(
-          absl::StrCat("prepare.output_folder: ", output_, " is a file, not a folder"));
+          absl::StrCat("data.folder: ", output_, " is a file, not a folder"));
     }
     if (!fs::exists(output_) || fs::is_empty(output_)) return std::nullopt;
     const absl::StatusOr<Corpus> corpus = Corpus::Open(output_);
     if (absl::IsNotFound(corpus.status()) &&
         !fs::exists(absl::StrCat(output_, "/", kCorpusManifest))) {
       return absl::FailedPreconditionError(
-          absl::StrCat("prepare.output_folder: ", output_, " exists and is no prepared corpus"));
+          absl::StrCat("data.folder: ", output_, " exists and is no prepared corpus"));
     }
     std::string difference = std::string(corpus.status().message());
     if (corpus.ok()) {
@@ -256,7 +257,7 @@ class Preparation {
     }
     if (spec_.replace()) return std::nullopt;
     return absl::FailedPreconditionError(
-        absl::StrCat("prepare.output_folder: ", output_, " holds another corpus (", difference,
+        absl::StrCat("data.folder: ", output_, " holds another corpus (", difference,
                      "); choose another folder, or replace it with --set prepare.replace=true"));
   }
 
@@ -309,7 +310,8 @@ class Preparation {
   absl::Status Scan() {
     const TokenizerSpec& tokenizer = spec_.tokenizer();
     SentenceSampleSpec sample_spec;
-    if (tokenizer.sample_sentences() > 0) sample_spec.max_sentences = tokenizer.sample_sentences();
+    if (tokenizer.input_sentence_size() > 0)
+      sample_spec.max_sentences = tokenizer.input_sentence_size();
     if (tokenizer.sample_temperature() > 0)
       sample_spec.temperature = tokenizer.sample_temperature();
     sample_spec.seed = spec_.seed();
@@ -335,7 +337,7 @@ class Preparation {
   absl::StatusOr<std::string> LearnTokenizer() {
     const TokenizerSpec& tokenizer = spec_.tokenizer();
     PieceTraining training;
-    if (tokenizer.pieces() > 0) training.pieces = tokenizer.pieces();
+    if (tokenizer.vocab_size() > 0) training.pieces = tokenizer.vocab_size();
     if (tokenizer.character_coverage() > 0) {
       training.character_coverage = tokenizer.character_coverage();
     }
@@ -501,10 +503,10 @@ class Preparation {
 
 }  // namespace
 
-absl::StatusOr<CorpusReport> Prepare(const PrepareSpec& spec, const std::string& root,
-                                     const ProgressFn& progress) {
-  DEEPNET_CHECK(!spec.output_folder().empty()) << "prepare.output_folder";
-  absl::StatusOr<CorpusReport> report = Preparation(spec, root, progress).Run();
+absl::StatusOr<CorpusReport> Prepare(const PrepareSpec& spec, const std::string& folder,
+                                     const std::string& root, const ProgressFn& progress) {
+  DEEPNET_CHECK(!folder.empty()) << "data.folder";
+  absl::StatusOr<CorpusReport> report = Preparation(spec, folder, root, progress).Run();
   if (report.ok()) return report;
   return WithExitCode(report.status(), ExitCode::kData);
 }

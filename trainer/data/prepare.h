@@ -18,14 +18,14 @@ namespace deepnet {
 // Called with complete lines for a person about the progress.
 using ProgressFn = std::function<void(std::string_view)>;
 
-// Does what `spec` says (its values are checked: launch/validate.h); relative paths are under
-// `root`. Everything is written to <output_folder>.tmp and renamed at the end: a folder of that
-// name is complete or does not exist. A corpus of the same spec and the same input files that is
-// there already is kept, and its report returned with `reused`; a different one is an error unless
-// spec.replace.
+// Does what `spec` says (its values are checked: launch/validate.h) and makes the corpus `folder`;
+// relative paths are under `root`. Everything is written to <folder>.tmp and renamed at the end: a
+// folder of that name is complete or does not exist. A corpus of the same spec and the same input
+// files that is there already is kept, and its report returned with `reused`; a different one
+// is an error unless spec.replace.
 //
 // Errors carry ExitCode::kData and name files and lines.
-absl::StatusOr<CorpusReport> Prepare(const PrepareSpec& spec, const std::string& root,
-                                     const ProgressFn& progress);
+absl::StatusOr<CorpusReport> Prepare(const PrepareSpec& spec, const std::string& folder,
+                                     const std::string& root, const ProgressFn& progress);
 
 }  // namespace deepnet

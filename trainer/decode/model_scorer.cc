@@ -52,20 +52,20 @@ int DecoderLayers(const Transformer& model) {
 void RunForward(Transformer& model, PipelineLink* link, const MicrobatchPass& pass,
                 Activations& kept, float* token_nll) {
   const int64_t sources = pass.source.count, targets = pass.target.count;
-  const Flow& values = kept.values;
+  const BoundaryActivations& values = kept.values;
   bool has_encoder_output = link == nullptr;
   for (int i = 0; i < static_cast<int>(model.chunks().size()); ++i) {
     const Chunk& chunk = model.chunks()[i];
     has_encoder_output = has_encoder_output || chunk.ends_encoder();
-    if (!has_encoder_output && chunk.reads_memory()) {
-      link->ReceiveEncoderOutput(sources, values.memory_RD);
+    if (!has_encoder_output && chunk.reads_encoder_output()) {
+      link->ReceiveEncoderOutput(sources, values.encoder_output_RD);
       has_encoder_output = true;
     }
     if (link && chunk.inputs().source) link->ReceiveBefore(i, sources, values.source_RD);
     if (link && chunk.inputs().target) link->ReceiveBefore(i, targets, values.target_RD);
     chunk.Forward(pass, values, model.work(), kept.kept, {}, {}, token_nll);
     if (link && chunk.outputs().source) link->SendBehind(i, sources, values.source_RD);
-    if (link && chunk.ends_encoder()) link->SendEncoderOutput(sources, values.memory_RD);
+    if (link && chunk.ends_encoder()) link->SendEncoderOutput(sources, values.encoder_output_RD);
     if (link && chunk.outputs().target) link->SendBehind(i, targets, values.target_RD);
   }
 }
@@ -116,7 +116,7 @@ ModelScorer::ModelScorer(Transformer& model, PipelineLink* link)
 
 std::unique_ptr<DecoderState> ModelScorer::Start(std::span<const std::vector<int32_t>> sources) {
   auto state = std::make_unique<State>(*this);
-  const int64_t d = model_.spec().width();
+  const int64_t d = model_.spec().d_model();
   int64_t tokens = 0, longest = 0;
   for (const std::vector<int32_t>& source : sources) {
     tokens += static_cast<int64_t>(source.size());
@@ -125,19 +125,19 @@ std::unique_ptr<DecoderState> ModelScorer::Start(std::span<const std::vector<int
   }
   std::vector<at::Tensor> kv_R2D;
   for (int i = 0; i < num_layers_; ++i) {
-    kv_R2D.push_back(at::empty({tokens, 2 * d}, model_.ops().Operand()));
+    kv_R2D.push_back(at::empty({tokens, 2 * d}, model_.ops().OperandOptions()));
     state->cross_caches.push_back({kv_R2D[i].narrow(1, 0, d), kv_R2D[i].narrow(1, d, d)});
   }
   state->self_caches = std::exchange(spare_caches_, {});
   while (state->self_caches.size() < static_cast<size_t>(num_layers_)) {
-    state->self_caches.push_back(
-        {at::empty({0, d}, model_.ops().Operand()), at::empty({0, d}, model_.ops().Operand())});
+    state->self_caches.push_back({at::empty({0, d}, model_.ops().OperandOptions()),
+                                  at::empty({0, d}, model_.ops().OperandOptions())});
   }
   state->cross.SetStride(0, longest);
   state->cross.entries.resize(sources.size() * longest);
   int64_t first = 0;
   for (size_t begin = 0; begin < sources.size();) {
-    const size_t end = EndOfSlice(sources, begin, model_.capacity().source_tokens());
+    const size_t end = EndOfSlice(sources, begin, model_.capacity().max_source_tokens());
     const PackedSources packed = PackSources(sources.subspan(begin, end - begin));
     const PackedRows rows = RowsOf(packed.side, packed.pairs, static_cast<int>(end - begin));
     EncodeSlice(rows);
@@ -145,7 +145,7 @@ std::unique_ptr<DecoderState> ModelScorer::Start(std::span<const std::vector<int
     for (const at::Tensor& kv : kv_R2D) slices.push_back(kv.narrow(0, first, rows.count));
     std::span<const at::Tensor> left = slices;
     for (const Chunk& chunk : model_.chunks()) {
-      chunk.FillMemoryCaches(rows, kept_->values.memory_RD, left);
+      chunk.FillCrossCaches(rows, kept_->values.encoder_output_RD, left);
       left = left.subspan(chunk.decoder().size());
     }
     for (size_t s = begin; s < end; ++s) {
@@ -157,9 +157,9 @@ std::unique_ptr<DecoderState> ModelScorer::Start(std::span<const std::vector<int
   return state;
 }
 
-// On return values.memory_RD holds the encoder's output where decoder layers read it.
+// On return values.encoder_output_RD holds the encoder's output where decoder layers read it.
 void ModelScorer::EncodeSlice(const PackedRows& rows) {
-  const Flow& values = kept_->values;
+  const BoundaryActivations& values = kept_->values;
   bool has_encoder_output = link_ == nullptr;
   for (int i = 0; i < static_cast<int>(model_.chunks().size()); ++i) {
     const Chunk& chunk = model_.chunks()[i];
@@ -167,11 +167,12 @@ void ModelScorer::EncodeSlice(const PackedRows& rows) {
     if (link_ && chunk.inputs().source) link_->ReceiveBefore(i, rows.count, values.source_RD);
     chunk.Encode({.source = rows, .step = model_.step()}, values, model_.work(), kept_->kept);
     if (link_ && chunk.outputs().source) link_->SendBehind(i, rows.count, values.source_RD);
-    if (link_ && chunk.ends_encoder()) link_->SendEncoderOutput(rows.count, values.memory_RD);
+    if (link_ && chunk.ends_encoder())
+      link_->SendEncoderOutput(rows.count, values.encoder_output_RD);
     has_encoder_output = has_encoder_output || chunk.ends_encoder();
   }
   if (!has_encoder_output && num_layers_ > 0)
-    link_->ReceiveEncoderOutput(rows.count, values.memory_RD);
+    link_->ReceiveEncoderOutput(rows.count, values.encoder_output_RD);
 }
 
 void ModelScorer::Reorder(DecoderState& decoder_state, std::span<const int32_t> parents) {
@@ -208,7 +209,7 @@ void ModelScorer::Step(DecoderState& decoder_state, std::span<const int32_t> tok
   const std::vector<int32_t> lengths(rows, static_cast<int32_t>(state.position + 1));
   const std::vector<uint32_t> positions(rows, static_cast<uint32_t>(state.position));
 
-  const int64_t capacity = model_.capacity().target_tokens();
+  const int64_t capacity = model_.capacity().max_target_tokens();
   for (int64_t begin = 0; begin < rows; begin += capacity) {
     const int64_t count = std::min(capacity, rows - begin);
     const PackedRows slice{.count = count,
@@ -226,10 +227,10 @@ void ModelScorer::Step(DecoderState& decoder_state, std::span<const int32_t> tok
     }
     const at::Tensor out =
         at::from_blob(log_probs + begin * vocabulary, {count, vocabulary}, at::kFloat);
-    const bool in_place =
-        model_.ops().Stream().device().is_cpu() && model_.ops().Stream().dtype() == at::kFloat;
+    const bool in_place = model_.ops().ResidualOptions().device().is_cpu() &&
+                          model_.ops().ResidualOptions().dtype() == at::kFloat;
     const at::Tensor logits =
-        in_place ? out : at::empty({count, vocabulary}, model_.ops().Stream());
+        in_place ? out : at::empty({count, vocabulary}, model_.ops().ResidualOptions());
     StepSlice(state, slice, self, cross, state.self_rows + begin, logits);
     model_.ops().LogSoftmax(count, logits);
     if (!in_place) out.copy_(logits);
@@ -245,8 +246,8 @@ void ModelScorer::StepSlice(State& state, const PackedRows& rows, const CacheInd
   DecodeCaches caches{.self = state.self_caches,
                       .first_row = first_row,
                       .self_index = self,
-                      .memory = state.cross_caches,
-                      .memory_index = cross};
+                      .cross = state.cross_caches,
+                      .cross_index = cross};
   for (int i = 0; i < static_cast<int>(model_.chunks().size()); ++i) {
     const Chunk& chunk = model_.chunks()[i];
     if (!chunk.has_target()) continue;
@@ -255,7 +256,7 @@ void ModelScorer::StepSlice(State& state, const PackedRows& rows, const CacheInd
                      logits_RV);
     if (link_ && chunk.outputs().target) link_->SendBehind(i, rows.count, target_RD);
     caches.self = caches.self.subspan(chunk.decoder().size());
-    caches.memory = caches.memory.subspan(chunk.decoder().size());
+    caches.cross = caches.cross.subspan(chunk.decoder().size());
   }
 }
 
@@ -268,9 +269,9 @@ ModelPairScorer::ModelPairScorer(Transformer& model, PipelineLink* link,
 
 std::vector<double> ModelPairScorer::LogProbabilities(std::span<const IdPair> pairs) {
   const MicrobatchSpec& spec = model_.capacity();
-  const Capacity capacity{spec.source_tokens(), spec.target_tokens(), spec.sentences()};
+  const Capacity capacity{spec.max_source_tokens(), spec.max_target_tokens(), spec.max_sentences()};
   std::vector<double> result;
-  std::vector<float> token_nll(spec.target_tokens());
+  std::vector<float> token_nll(spec.max_target_tokens());
   for (size_t begin = 0; begin < pairs.size();) {
     MicrobatchBuilder builder(capacity);
     size_t end = begin;

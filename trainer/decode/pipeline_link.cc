@@ -1,6 +1,5 @@
 #include "trainer/decode/pipeline_link.h"
 
-#include <cstdio>
 #include <cstring>
 #include <set>
 #include <utility>
@@ -10,6 +9,7 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
+#include "trainer/model/roles.h"
 
 namespace deepnet {
 namespace {
@@ -168,7 +168,7 @@ void PipelineLink::Fail(const absl::Status& status, absl::Duration limit, const 
   if (absl::IsDeadlineExceeded(status)) {
     status_ = WithExitCode(absl::DeadlineExceededError(absl::StrCat(
                                place, " has not moved for ", absl::FormatDuration(limit),
-                               " (parallel.step_timeout_seconds)")),
+                               " (parallel.comm_timeout_seconds)")),
                            ExitCode::kHang);
   } else if (absl::IsUnavailable(status)) {
     status_ =
@@ -177,9 +177,7 @@ void PipelineLink::Fail(const absl::Status& status, absl::Duration limit, const 
   } else {
     status_ = status;
   }
-  if (absl::IsAborted(status_)) return;
-  std::fprintf(stderr, "error: %s\n", std::string(status_.message()).c_str());
-  comm_.Abort(static_cast<int>(GetExitCode(status_)));
+  if (!absl::IsAborted(status_)) EndJob(comm_, status_);
 }
 
 }  // namespace deepnet

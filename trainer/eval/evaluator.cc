@@ -196,7 +196,7 @@ class Evaluator {
         break;
       case ENCODER_ONLY:
         pair = EncodeSourceSide(tags, vocabulary_.Encode(text.source[i]),
-                                {options_.masked_share, vocabulary_.first_tag()},
+                                {options_.mlm_probability, vocabulary_.first_tag()},
                                 {.direction = direction, .pair = static_cast<int64_t>(i)});
         break;
       default:

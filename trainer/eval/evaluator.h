@@ -64,7 +64,7 @@ struct EvaluateOptions {
   bool translates = true;               // false: nll alone, scores of translations stay 0
   TagStyle tags = TARGET_TAG_ON_SOURCE;
   Architecture architecture = ENCODER_DECODER;  // others do not translate
-  double masked_share = 0.0;                    // ENCODER_ONLY: data.masked_share
+  double mlm_probability = 0.0;                 // ENCODER_ONLY: data.mlm_probability
   DecodeSpec decode;                            // its defaults filled in
   EvaluateShare share;                          // default: this evaluator alone
 };

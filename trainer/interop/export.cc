@@ -14,10 +14,9 @@
 #include "trainer/checkpoint/tools/tensor_reader.h"
 #include "trainer/data/vocabulary.h"
 #include "trainer/interop/hf_config.h"
-#include "trainer/interop/hf_names.h"
 #include "trainer/interop/hf_tokenizer.h"
 #include "trainer/interop/marian.h"
-#include "trainer/interop/stored_weights.h"
+#include "trainer/interop/tensor_source.h"
 #include "trainer/model/architecture.h"
 #include "trainer/model/scheme.h"
 
@@ -48,7 +47,7 @@ absl::Status CheckModel(const Manifest& manifest, const std::string& folder) {
       ExitCode::kCheckpoint);
 }
 
-// The vocabulary of the run folder and the bytes of its model.
+// Returns the vocabulary of the run folder, and the bytes of its model in `model_bytes`.
 absl::StatusOr<Vocabulary> ReadVocabulary(FileSystem& fs, const std::string& run_folder,
                                           const Manifest& manifest, std::string* model_bytes) {
   const auto read = [&]() -> absl::StatusOr<Vocabulary> {
@@ -72,8 +71,8 @@ absl::StatusOr<Vocabulary> ReadVocabulary(FileSystem& fs, const std::string& run
       ExitCode::kCheckpoint);
 }
 
-// generation_config.json: the search that the checkpoint's run has configured, as transformers
-// understands it. Tags, <s> and <pad> are never emitted.
+// Returns generation_config.json: the search that the checkpoint's run has configured, as
+// transformers understands it. Tags, <s> and <pad> are never emitted.
 std::string GenerationJson(const HfConfig& config, const DecodeSpec& decode,
                            const Vocabulary& vocabulary, const std::vector<int64_t>& ids) {
   std::vector<std::string> bad_words;

@@ -1,5 +1,5 @@
-// `deepnet checkpoint export`: a checkpoint as a folder that other programs read.
-// docs/design/exchange.md says what is in it and how exact it is.
+// `deepnet checkpoint export`: writes a checkpoint as a folder that other programs read.
+// docs/design/interop.md says what is in it and how exact it is.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,7 @@
 
 #include "parallel/base/file_system.h"
 #include "trainer/checkpoint/tools/tool_options.h"
-#include "trainer/interop/float_type.h"
-#include "trainer/interop/safetensors_writer.h"
+#include "trainer/interop/safetensors.h"
 
 namespace deepnet {
 
@@ -28,12 +27,13 @@ struct ExportOptions {
 
 struct ExportReport {
   int64_t tensors = 0;
-  std::vector<std::string> statements = {};  // what a user has to know, a sentence or two each
+  std::vector<std::string> statements = {};  // for the user, a sentence or two each
 };
 
-// Writes `output`, which does not exist or is an empty folder: complete or not there, by way of
-// `output` + ".tmp". The tokenizer is that of the run folder that holds `checkpoint_folder`. Errors
-// carry ExitCode::kCheckpoint; kBadConfig for the output folder, kDoesNotFit for memory.
+// Writes `output`, which does not exist or is an empty folder, by way of `output` + ".tmp": it
+// exists completely or not at all. The tokenizer is that of the run folder that holds
+// `checkpoint_folder`. Errors carry ExitCode::kCheckpoint; kBadConfig for the output folder,
+// kDoesNotFit for memory.
 absl::StatusOr<ExportReport> ExportCheckpoint(FileSystem& fs, const std::string& checkpoint_folder,
                                               const std::string& output,
                                               const ExportOptions& options);

@@ -1,5 +1,8 @@
 #include "trainer/interop/hf_config.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -16,7 +19,7 @@
 namespace deepnet {
 namespace {
 
-constexpr double kTorchEpsilon = 1e-5;  // of torch.nn.LayerNorm, which M2M-100 and Marian take
+constexpr double kTorchEpsilon = 1e-5;  // torch.nn.LayerNorm's, which M2M-100 and Marian take
 
 const char* ActivationText(Activation activation) { return activation == GELU ? "gelu" : "relu"; }
 
@@ -25,7 +28,7 @@ const char* TiedText(TiedEmbeddings tied) {
   return tied == TIE_DECODER ? "decoder" : "none";
 }
 
-// What only a deepnet model needs to be known.
+// Adds the keys that only a deepnet model needs.
 void AddDeepnetKeys(const ModelSpec& model, HfConfig* config) {
   const DepthScaling scaling = MakeDepthScaling(model);
   config->set_model_type(kDeepnetType);
@@ -52,7 +55,7 @@ ExportedCheckpoint Exported(const Manifest& manifest, const std::vector<std::str
   return exported;
 }
 
-// Collects what is wrong with a config, a phrase each.
+// Collects the mistakes of a config, a phrase each.
 class Mistakes {
  public:
   template <typename Value>
@@ -144,13 +147,13 @@ HfConfig MakeHfConfig(const Manifest& manifest, const std::vector<std::string>& 
   const ModelSpec& model = manifest.run().model();
   HfConfig config;
   config.set_vocab_size(static_cast<int32_t>(model.vocabulary_size()));
-  config.set_d_model(model.width());
+  config.set_d_model(model.d_model());
   config.set_encoder_layers(model.encoder_layers());
   config.set_decoder_layers(model.decoder_layers());
-  config.set_encoder_ffn_dim(model.ffn_width());
-  config.set_decoder_ffn_dim(model.ffn_width());
-  config.set_encoder_attention_heads(model.heads());
-  config.set_decoder_attention_heads(model.heads());
+  config.set_encoder_ffn_dim(model.ffn_dim());
+  config.set_decoder_ffn_dim(model.ffn_dim());
+  config.set_encoder_attention_heads(model.num_heads());
+  config.set_decoder_attention_heads(model.num_heads());
   config.set_encoder_layerdrop(0.0);
   config.set_decoder_layerdrop(0.0);
   config.set_dropout(model.dropout());
@@ -200,9 +203,9 @@ absl::StatusOr<ModelSpec> ModelOfM2m(const HfConfig& given) {
   ModelSpec model;
   model.set_encoder_layers(config.encoder_layers());
   model.set_decoder_layers(config.decoder_layers());
-  model.set_width(config.d_model());
-  model.set_ffn_width(config.encoder_ffn_dim());
-  model.set_heads(config.encoder_attention_heads());
+  model.set_d_model(config.d_model());
+  model.set_ffn_dim(config.encoder_ffn_dim());
+  model.set_num_heads(config.encoder_attention_heads());
   model.set_residual(PRE_LN);
   model.set_vocabulary_size(config.vocab_size());
   model.set_max_positions(config.max_position_embeddings());
@@ -213,6 +216,22 @@ absl::StatusOr<ModelSpec> ModelOfM2m(const HfConfig& given) {
   model.set_layer_norm_epsilon(kTorchEpsilon);
   model.set_unscaled_embedding(!config.scale_embedding());
   return model;
+}
+
+std::string HfName(std::string_view parameter) {
+  if (parameter == "lm_head.weight") return std::string(parameter);
+  return absl::StrCat("model.", std::string(parameter));
+}
+
+bool IsRepeatedInHf(std::string_view name) {
+  static constexpr std::string_view kRepeated[] = {
+      "lm_head.weight",
+      "model.encoder.embed_tokens.weight",
+      "model.decoder.embed_tokens.weight",
+      "model.encoder.embed_positions.weights",
+      "model.decoder.embed_positions.weights",
+  };
+  return std::find(std::begin(kRepeated), std::end(kRepeated), name) != std::end(kRepeated);
 }
 
 }  // namespace deepnet

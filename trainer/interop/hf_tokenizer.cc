@@ -1,24 +1,149 @@
+// Writing is for MarianTokenizer. Reading is of an M2M-100 folder: its rows are <s> <pad> </s>
+// <unk>, fairseq's pieces (vocab.json), the languages of M2M100Tokenizer in its order, and made-up
+// words up to a round number.
 #include "trainer/interop/hf_tokenizer.h"
 
+#include <map>
+#include <memory>
 #include <set>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 
 #include "parallel/base/exit_code.h"
 #include "parallel/base/json.h"
 #include "parallel/base/status_macros.h"
+#include "proto/interop.pb.h"
+#include "trainer/interop/json_file.h"
 
 namespace deepnet {
 namespace {
 
-// As MarianTokenizer calls it.
+// Returns the name that MarianTokenizer has for a piece.
 std::string HfPiece(const Vocabulary& vocabulary, int32_t id) {
   if (id < vocabulary.first_tag()) return vocabulary.Piece(id);
   return absl::StrCat(
       ">>", vocabulary.languages()[static_cast<size_t>(id - vocabulary.first_tag())], "<<");
+}
+
+constexpr const char* kM2mLanguages[] = {
+    "af", "am", "ar", "ast", "az", "ba", "be", "bg", "bn", "br",  "bs", "ca", "ceb", "cs", "cy",
+    "da", "de", "el", "en",  "es", "et", "fa", "ff", "fi", "fr",  "fy", "ga", "gd",  "gl", "gu",
+    "ha", "he", "hi", "hr",  "ht", "hu", "hy", "id", "ig", "ilo", "is", "it", "ja",  "jv", "ka",
+    "kk", "km", "kn", "ko",  "lb", "lg", "ln", "lo", "lt", "lv",  "mg", "mk", "ml",  "mn", "mr",
+    "ms", "my", "ne", "nl",  "no", "ns", "oc", "or", "pa", "pl",  "ps", "pt", "ro",  "ru", "sd",
+    "si", "sk", "sl", "so",  "sq", "sr", "ss", "su", "sv", "sw",  "ta", "th", "tl",  "tn", "tr",
+    "uk", "ur", "uz", "vi",  "wo", "xh", "yi", "yo", "zh", "zu"};
+
+absl::Status Refuse(const std::string& file, const std::string& what) {
+  return WithExitCode(absl::FailedPreconditionError(absl::StrCat("'", file, "': ", what)),
+                      ExitCode::kCheckpoint);
+}
+
+std::string Varint(uint64_t value) {
+  std::string bytes;
+  for (; value >= 0x80; value >>= 7) bytes += static_cast<char>((value & 0x7f) | 0x80);
+  return bytes + static_cast<char>(value);
+}
+
+// Returns bytes that, appended to a SentencePiece model, add a piece that no text is cut into:
+// field 1 of its ModelProto, with piece (1) and type (3) UNUSED (5).
+std::string UnusedPiece(const std::string& piece) {
+  const std::string message = absl::StrCat("\x0a", Varint(piece.size()), piece, "\x18\x05");
+  return absl::StrCat("\x0a", Varint(message.size()), message);
+}
+
+// vocab.json and what M2M100Tokenizer adds to it.
+struct M2mRows {
+  std::map<std::string, int64_t> of_piece;     // of vocab.json
+  std::map<std::string, int64_t> of_language;  // "de"
+};
+
+absl::StatusOr<M2mRows> ReadRowsOf(FileSystem& fs, const std::string& folder,
+                                   int64_t vocabulary_size, const ToolOptions& options) {
+  const std::string path = JoinPath(folder, "vocab.json");
+  HfVocabulary vocabulary;
+  RETURN_IF_ERROR(ReadJsonFile(fs, path, "ids", options, &vocabulary));
+  M2mRows rows;
+  for (const auto& [piece, row] : vocabulary.ids()) {
+    if (row < 0 || row >= vocabulary_size) {
+      return Refuse(path, absl::StrCat("'", piece, "' is ", row,
+                                       ", but config.json has vocab_size ", vocabulary_size));
+    }
+    rows.of_piece[piece] = row;
+  }
+  static constexpr const char* kSpecials[] = {"<s>", "<pad>", "</s>", "<unk>"};
+  for (int id = 0; id < kFirstPiece; ++id) {
+    const auto found = rows.of_piece.find(kSpecials[id]);
+    if (found != rows.of_piece.end() && found->second == id) continue;
+    return Refuse(path, absl::StrCat("'", kSpecials[id], "' must be ", id));
+  }
+  int64_t row = static_cast<int64_t>(rows.of_piece.size());
+  for (const char* language : kM2mLanguages) {
+    if (row < vocabulary_size) rows.of_language[language] = row++;
+  }
+  return rows;
+}
+
+absl::Status CheckLanguageCodes(FileSystem& fs, const std::string& folder,
+                                const ToolOptions& options) {
+  const std::string path = JoinPath(folder, "tokenizer_config.json");
+  ASSIGN_OR_RETURN(const bool exists, fs.Exists(path));
+  if (!exists) return absl::OkStatus();
+  HfTokenizerConfig config;
+  RETURN_IF_ERROR(ReadJsonFile(fs, path, "", options, &config));
+  if (config.language_codes().empty() || config.language_codes() == "m2m100") {
+    return absl::OkStatus();
+  }
+  return Refuse(path,
+                absl::StrCat("language_codes is '", config.language_codes(), "'; known is m2m100"));
+}
+
+// Adds a piece for every row that has none; their names are those of vocab.json, where it has one.
+void AddRowsWithoutPiece(const SentencePieces& pieces, int64_t vocabulary_size, M2mRows* rows,
+                         ImportedVocabulary* imported) {
+  std::map<int64_t, std::string> without;
+  for (int64_t row = kFirstPiece; row < vocabulary_size; ++row) {
+    without[row] = absl::StrFormat("madeupword%04d", row);
+  }
+  for (const auto& [piece, row] : rows->of_piece) {
+    if (row >= kFirstPiece) without[row] = piece;
+  }
+  for (const auto& [language, row] : rows->of_language) without.erase(row);
+  for (int id = 0; id < pieces.size(); ++id) {
+    const auto found = rows->of_piece.find(pieces.Piece(id));
+    if (found != rows->of_piece.end()) without.erase(found->second);
+  }
+  for (const auto& [row, piece] : without) {
+    imported->model_bytes += UnusedPiece(piece);
+    rows->of_piece[piece] = row;
+  }
+  if (without.empty()) return;
+  imported->notes.push_back(
+      absl::StrCat(without.size(), " rows of the embedding belong to no piece of the tokenizer, ",
+                   "such as '", without.begin()->second, "': kept as pieces that text never has"));
+}
+
+// Finds the rows of our ids, in their order.
+void FindRows(const Vocabulary& vocabulary, const M2mRows& rows, ImportedVocabulary* imported) {
+  int64_t unknown = 0;
+  std::string example;
+  for (int32_t id = 0; id < vocabulary.first_tag(); ++id) {
+    const std::string piece = vocabulary.Piece(id);
+    const auto found = rows.of_piece.find(piece);
+    imported->rows.push_back(found == rows.of_piece.end() ? kUnk : found->second);
+    if (found != rows.of_piece.end()) continue;
+    if (unknown++ == 0) example = piece;
+  }
+  for (const std::string& language : vocabulary.languages()) {
+    imported->rows.push_back(rows.of_language.at(language));
+  }
+  if (unknown == 0) return;
+  imported->notes.push_back(absl::StrCat(
+      unknown, " pieces of the tokenizer are not in vocab.json, such as '", example,
+      "': their rows are copies of that of <unk>, which M2M100Tokenizer reads for them"));
 }
 
 }  // namespace
@@ -48,6 +173,29 @@ absl::Status WriteHfTokenizer(FileSystem& fs, const std::string& folder,
                                   "  \"pad_token\": \"<pad>\",\n  \"separate_vocabs\": false,\n"
                                   "  \"model_max_length\": ",
                                   max_positions, "\n}\n"));
+}
+
+absl::StatusOr<ImportedVocabulary> ReadM2mVocabulary(FileSystem& fs, const std::string& folder,
+                                                     int64_t vocabulary_size,
+                                                     const ToolOptions& options) {
+  RETURN_IF_ERROR(CheckLanguageCodes(fs, folder, options));
+  ASSIGN_OR_RETURN(M2mRows rows, ReadRowsOf(fs, folder, vocabulary_size, options));
+  const std::string path = JoinPath(folder, "sentencepiece.bpe.model");
+  absl::StatusOr<std::string> bytes = ReadWholeFile(fs, path, kMaxTokenizerBytes);
+  if (!bytes.ok()) return WithExitCode(bytes.status(), ExitCode::kCheckpoint);
+  ImportedVocabulary imported;
+  imported.model_bytes = *std::move(bytes);
+  std::string error;
+  const std::unique_ptr<SentencePieces> pieces = SentencePieces::Load(imported.model_bytes, &error);
+  if (pieces == nullptr) return Refuse(path, error);
+  AddRowsWithoutPiece(*pieces, vocabulary_size, &rows, &imported);
+  for (const auto& [language, row] : rows.of_language) imported.languages.push_back(language);
+  const absl::StatusOr<Vocabulary> vocabulary =
+      Vocabulary::FromBytes(imported.model_bytes, imported.languages);
+  if (!vocabulary.ok()) return Refuse(path, std::string(vocabulary.status().message()));
+  FindRows(*vocabulary, rows, &imported);
+  imported.hash = vocabulary->hash();
+  return imported;
 }
 
 }  // namespace deepnet

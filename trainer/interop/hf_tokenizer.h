@@ -20,15 +20,16 @@ namespace deepnet {
 
 inline constexpr int64_t kMaxTokenizerBytes = int64_t{64} << 20;
 
-// source.spm, target.spm, vocab.json and tokenizer_config.json in `folder`. `ids[row]`: our id of
-// the exported row; every id once. FAILED_PRECONDITION names a piece that stands there twice.
+// Writes source.spm, target.spm, vocab.json and tokenizer_config.json into `folder`. `ids[row]` is
+// our id of the exported row; every id stands there once. Fails with FAILED_PRECONDITION, naming
+// the piece, if a piece occurs twice.
 absl::Status WriteHfTokenizer(FileSystem& fs, const std::string& folder,
                               const std::string& model_bytes, const Vocabulary& vocabulary,
                               const std::vector<int64_t>& ids, int max_positions);
 
-// A vocabulary of ours for an M2M-100 folder.
+// The vocabulary that was made of an M2M-100 folder.
 struct ImportedVocabulary {
-  std::string model_bytes;             // of the SentencePiece model
+  std::string model_bytes;             // the SentencePiece model
   std::vector<std::string> languages;  // sorted
   std::vector<int64_t> rows;           // [our id]: the row of the imported embedding
   std::string hash;                    // Vocabulary::hash()
@@ -36,10 +37,10 @@ struct ImportedVocabulary {
 };
 
 // Reads sentencepiece.bpe.model and vocab.json of `folder`. Our order of pieces is that of the
-// SentencePiece model, vocab.json has another one: rows are found by piece. Rows without a piece
+// SentencePiece model; vocab.json has another one, so rows are found by piece. Rows without a piece
 // (made-up words that pad the vocabulary) become pieces that no text is cut into, so that the
-// softmax is over the same rows. A piece that vocab.json does not have gets the row of <unk>, which
-// is what M2M100Tokenizer makes of it.
+// softmax is over the same rows. A piece that vocab.json does not have gets the row of <unk>, as in
+// M2M100Tokenizer.
 absl::StatusOr<ImportedVocabulary> ReadM2mVocabulary(FileSystem& fs, const std::string& folder,
                                                      int64_t vocabulary_size,
                                                      const ToolOptions& options);

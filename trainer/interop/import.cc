@@ -15,10 +15,9 @@
 #include "trainer/checkpoint/format.h"
 #include "trainer/checkpoint/tools/spread_writer.h"
 #include "trainer/interop/hf_config.h"
-#include "trainer/interop/hf_names.h"
 #include "trainer/interop/hf_tokenizer.h"
-#include "trainer/interop/rows.h"
-#include "trainer/interop/safetensors_reader.h"
+#include "trainer/interop/safetensors.h"
+#include "trainer/interop/tensor_source.h"
 #include "trainer/model/describe.h"
 
 namespace deepnet {
@@ -26,10 +25,10 @@ namespace {
 
 constexpr int64_t kPieceElements = int64_t{1} << 18;
 
-// What a folder comes to before its tensors are copied.
+// A folder that was read, but for its tensors.
 struct Incoming {
   Manifest manifest = {};
-  ImportedVocabulary vocabulary = {};  // `rows` empty: those of the folder, in their order
+  ImportedVocabulary vocabulary = {};  // `rows` is empty if they keep the order of the folder
   bool from_us = false;
 };
 
@@ -101,7 +100,7 @@ absl::StatusOr<Incoming> ReadFolder(FileSystem& fs, const std::string& folder,
                                  : ""));
 }
 
-// Reads one parameter from where it is in the folder.
+// A parameter, and how it is read from the folder.
 struct Source {
   const Parameter* parameter = nullptr;
   ElementReader read = {};
@@ -132,7 +131,7 @@ absl::StatusOr<Source> FindSource(const Parameter& parameter, const Incoming& in
   return source;
 }
 
-// All parameters of `inventory`; refuses a folder that holds more than that.
+// Finds all parameters of `inventory`; refuses a folder that holds more tensors than that.
 absl::StatusOr<std::vector<Source>> FindSources(const Inventory& inventory,
                                                 const Incoming& incoming, SafetensorsFolder& folder,
                                                 int64_t folder_rows) {
@@ -150,8 +149,8 @@ absl::StatusOr<std::vector<Source>> FindSources(const Inventory& inventory,
   return sources;
 }
 
-// Clears what `piece`, elements from `first` on, has of the row that must be zero; true if that
-// changed something.
+// Clears the elements of `piece`, which begins at element `first`, that lie in the row that must be
+// zero; returns true if that changed something.
 bool ClearZeroRow(const Parameter& parameter, int64_t first, std::span<float> piece) {
   if (parameter.zero_row < 0) return false;
   bool changed = false;

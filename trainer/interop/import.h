@@ -1,4 +1,4 @@
-// `deepnet checkpoint import`: a Hugging Face folder as a run folder with one checkpoint.
+// `deepnet checkpoint import`: makes a run folder with one checkpoint of a Hugging Face folder.
 #pragma once
 
 #include <functional>
@@ -14,21 +14,21 @@
 namespace deepnet {
 
 struct ImportOptions {
-  // Fills in what an M2M-100 folder does not say: everything but model and tags.
+  // Completes the RunSpec of an M2M-100 folder, which gives only model and tags.
   std::function<RunSpec(RunSpec run)> complete = [](RunSpec run) { return run; };
   ToolOptions tool = {};
 };
 
 struct ImportReport {
-  std::string folder = {};              // of the checkpoint
-  std::vector<std::string> notes = {};  // what did not fit exactly, a sentence each
+  std::string folder = {};              // the checkpoint's
+  std::vector<std::string> notes = {};  // a sentence for each thing that did not fit exactly
 };
 
 // Reads a folder that `export --format safetensors` wrote (weights, run and vocabulary come back
 // bit by bit, if they were not rounded) or one of transformers' M2M100ForConditionalGeneration. The
 // result has weights and no moments: it translates, scores, evaluates and initialises a run.
-// `output_run` is new or empty (ExitCode::kBadConfig otherwise). Every other model_type, and what
-// no model of ours computes, is refused by name with ExitCode::kCheckpoint.
+// `output_run` is new or empty (ExitCode::kBadConfig otherwise). Refuses by name, with
+// ExitCode::kCheckpoint, every other model_type and every setting that no model here has.
 absl::StatusOr<ImportReport> ImportFolder(FileSystem& fs, const std::string& folder,
                                           const std::string& output_run,
                                           const ImportOptions& options);

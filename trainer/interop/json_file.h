@@ -1,4 +1,4 @@
-// JSON files of other programs, read into messages of proto/interop.proto.
+// Reads JSON files of other programs into messages of proto/interop.proto.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +13,12 @@
 
 namespace deepnet {
 
-// Memory that one byte of JSON comes to, at most, once it is read.
+// Bytes of memory for a byte of JSON, at most, once it is parsed.
 inline constexpr int64_t kJsonFactor = 16;
 
-// Reads `json` into `message`; keys that it does not have are passed over. `under`: the field that
-// takes the whole object, where keys are names; empty: the message itself. INVALID_ARGUMENT
-// (ExitCode::kCheckpoint) names `file` and what is wrong.
+// Reads `json` into `message`; keys that it does not have are skipped. `under` is the field that
+// takes the object, for objects whose keys are names; if empty, the message itself takes it. Fails
+// with INVALID_ARGUMENT (ExitCode::kCheckpoint), naming `file` and what is wrong.
 absl::Status ParseJson(const std::string& json, const std::string& under, const std::string& file,
                        google::protobuf::Message* message);
 

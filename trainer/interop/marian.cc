@@ -13,23 +13,22 @@
 #include "parallel/base/status_macros.h"
 #include "trainer/data/vocabulary.h"
 #include "trainer/interop/hf_config.h"
-#include "trainer/interop/hf_names.h"
-#include "trainer/interop/stored_weights.h"
+#include "trainer/interop/tensor_source.h"
 #include "trainer/model/depth_scaling.h"
 #include "trainer/model/scheme.h"
 
 namespace deepnet {
 namespace {
 
-constexpr double kMarianEpsilon = 1e-5;  // of torch.nn.LayerNorm and of CTranslate2
+constexpr double kMarianEpsilon = 1e-5;  // torch.nn.LayerNorm's and CTranslate2's
 constexpr char kEmbedding[] = "shared.weight";
 
-// BRANCH_NORM's a at the checkpoint's step; 1 of the others.
+// Returns BRANCH_NORM's a at the checkpoint's step; 1 for other schemes.
 double RampOf(const ModelSpec& model, int64_t step) {
   return MakeSublayerScheme(model, 0, 0, SublayerKind::kFeedForward).RampAt(step);
 }
 
-// Of what ends a branch, which is all that changes: times a, over alpha.
+// Factors on the last matrix of a branch, which is all that changes: times a, over alpha.
 struct BranchFactors {
   double ramp = 1.0;
   DepthScaling scaling;
@@ -67,7 +66,7 @@ ElementReader Sinusoids(int64_t width) {
   };
 }
 
-// The table `positions` with `scale` times the row of </s> added to its first row.
+// Reads the table `positions` with `scale` times the row of </s> added to its first row.
 ElementReader WithFirstToken(const ElementReader& positions, const ElementReader& embedding,
                              double scale, int64_t width) {
   return [=](int64_t first, std::span<float> into) -> absl::Status {
@@ -84,27 +83,27 @@ ElementReader WithFirstToken(const ElementReader& positions, const ElementReader
   };
 }
 
-// Of one stack, "encoder" or "decoder".
+// Returns the table of one stack, "encoder" or "decoder".
 absl::StatusOr<OutgoingTensor> PositionTable(const ModelSpec& model, const std::string& stack,
                                              TensorReader& reader) {
   const std::string name = absl::StrCat(stack, ".embed_positions.weight");
-  const std::vector<int64_t> shape = {model.max_positions(), model.width()};
-  ElementReader read = Sinusoids(model.width());
+  const std::vector<int64_t> shape = {model.max_positions(), model.d_model()};
+  ElementReader read = Sinusoids(model.d_model());
   if (model.positions() == LEARNED) {
     ASSIGN_OR_RETURN(read, ReadStoredWeight(reader, name, shape));
   }
   if (stack == "decoder") {
     ASSIGN_OR_RETURN(
         const ElementReader embedding,
-        ReadStoredWeight(reader, kEmbedding, {model.vocabulary_size(), model.width()}));
+        ReadStoredWeight(reader, kEmbedding, {model.vocabulary_size(), model.d_model()}));
     const double scale =
-        model.unscaled_embedding() ? 1.0 : std::sqrt(static_cast<double>(model.width()));
-    read = WithFirstToken(read, embedding, scale, model.width());
+        model.unscaled_embedding() ? 1.0 : std::sqrt(static_cast<double>(model.d_model()));
+    read = WithFirstToken(read, embedding, scale, model.d_model());
   }
   return OutgoingTensor{.name = HfName(name), .shape = shape, .read = std::move(read)};
 }
 
-// Greatest part by which a normalisation's factor is off, at a variance of 1 of what it normalises.
+// Returns the greatest relative error of a normalisation's factor, at a variance of 1.
 double NormDifference(const ModelSpec& model, double alpha) {
   const double ours = model.layer_norm_epsilon() / (alpha * alpha);
   return std::abs(std::sqrt((1.0 + ours) / (1.0 + kMarianEpsilon)) - 1.0);
@@ -171,7 +170,7 @@ absl::StatusOr<std::vector<OutgoingTensor>> MarianTensors(const ModelSpec& model
     tensor.read = Scaled(std::move(tensor.read), tensor.name, factors);
     if (tensor.name == kEmbedding) {
       tensor.read = ReadRows(std::move(tensor.read), RunsOf(MarianIds(model.vocabulary_size())),
-                             model.width());
+                             model.d_model());
     }
     tensor.name = HfName(tensor.name);
   }

@@ -9,9 +9,9 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/philox.h"
+#include "trainer/kernels/compute.h"
 #include "trainer/kernels/native/adam.h"
 #include "trainer/kernels/native/attention.h"
-#include "trainer/kernels/ops.h"
 
 namespace deepnet {
 namespace {
@@ -85,12 +85,12 @@ Tensor LoadMask(const Tensor& mask, int64_t rows, int64_t features, double rate,
 
 class AtenOps : public Ops {
  public:
-  AtenOps(at::Device device, at::ScalarType operand, at::ScalarType stream)
+  AtenOps(at::Device device, at::ScalarType operand, at::ScalarType residual)
       : operand_(at::TensorOptions(device).dtype(operand)),
-        stream_(at::TensorOptions(device).dtype(stream)) {}
+        residual_(at::TensorOptions(device).dtype(residual)) {}
 
-  at::TensorOptions Stream() const override { return stream_; }
-  at::TensorOptions Operand() const override { return operand_; }
+  at::TensorOptions ResidualOptions() const override { return residual_; }
+  at::TensorOptions OperandOptions() const override { return operand_; }
 
   std::unique_ptr<Weight> MakeWeight(Tensor master_OI, bool) override {
     auto weight = std::make_unique<AtenWeight>();
@@ -104,22 +104,22 @@ class AtenOps : public Ops {
 
   void Linear(int64_t rows, const Tensor& x, const Weight& w, const Tensor& bias, bool relu,
               const Tensor& y) override {
-    Tensor out = at::matmul(First(x, rows), OperandOf(w).t()).to(stream_);
+    Tensor out = at::matmul(First(x, rows), OperandOf(w).t()).to(residual_);
     if (bias.defined()) out = out + bias;
     if (relu) out = at::relu(out);
     First(y, rows).copy_(out);
   }
   void LinearBackwardInput(int64_t rows, const Tensor& dy, const Weight& w,
                            const Tensor& relu_output, bool accumulate, const Tensor& dx) override {
-    Tensor out = at::matmul(First(dy, rows), OperandOf(w)).to(stream_);
+    Tensor out = at::matmul(First(dy, rows), OperandOf(w)).to(residual_);
     if (relu_output.defined()) out = out * First(relu_output, rows).gt(0);
     if (accumulate) out = out + First(dx, rows);
     First(dx, rows).copy_(out);
   }
   void LinearBackwardWeight(int64_t rows, const Tensor& dy, const Tensor& x, const Tensor& dw,
                             const Tensor& dbias) override {
-    const Tensor dy_R = First(dy, rows).to(stream_);
-    dw.add_(at::matmul(dy_R.t(), First(x, rows).to(stream_)));
+    const Tensor dy_R = First(dy, rows).to(residual_);
+    dw.add_(at::matmul(dy_R.t(), First(x, rows).to(residual_)));
     if (dbias.defined()) dbias.add_(dy_R.sum(0));
   }
 
@@ -128,7 +128,7 @@ class AtenOps : public Ops {
     if (a.x_RD.defined()) sum = First(a.x_RD, a.rows) * a.alpha;
     if (a.branch_RD.defined()) {
       const Tensor branch =
-          Dropped(First(a.branch_RD, a.rows).to(stream_), a.dropout, a.ids, a.mask);
+          Dropped(First(a.branch_RD, a.rows).to(residual_), a.dropout, a.ids, a.mask);
       sum = sum.defined() ? sum + branch : branch;
     }
     const int64_t over = a.over_rows ? 0 : 1;
@@ -144,7 +144,7 @@ class AtenOps : public Ops {
     if (a.y_operand_RD.defined()) First(a.y_operand_RD, a.rows).copy_(y);
   }
   void ResidualNormBackward(const ResidualNormGradArgs& a) override {
-    const Tensor dy = First(a.dy_RD, a.rows).to(stream_, /*non_blocking=*/false, /*copy=*/true);
+    const Tensor dy = First(a.dy_RD, a.rows).to(residual_, /*non_blocking=*/false, /*copy=*/true);
     const Tensor xhat = First(a.state->xhat_RD, a.rows);
     const int64_t over = a.over_rows ? 0 : 1;
     const Tensor rstd = a.state->rstd.narrow(0, 0, xhat.size(1 - over)).unsqueeze(over);
@@ -176,16 +176,16 @@ class AtenOps : public Ops {
     First(dbranch, rows).copy_(Masked(First(dx, rows), rate, mask));
   }
 
-  void Modulate(const ModulateArgs& a) override {
-    Tensor y = First(a.x_RD, a.rows).to(stream_);
+  void ScaleShift(const ScaleShiftArgs& a) override {
+    Tensor y = First(a.x_RD, a.rows).to(residual_);
     if (a.shift_1.defined()) y = y - a.shift_1;
     if (a.scale_G.defined()) y = y * Spread(a.scale_G, y.size(1));
     First(a.y_RD, a.rows).copy_(y);
   }
-  void ModulateBackward(const ModulateGradArgs& a) override {
-    Tensor dx = First(a.dy_RD, a.rows).to(stream_);
+  void ScaleShiftBackward(const ScaleShiftGradArgs& a) override {
+    Tensor dx = First(a.dy_RD, a.rows).to(residual_);
     if (a.scale_G.defined()) {
-      Tensor x = First(a.x_RD, a.rows).to(stream_);
+      Tensor x = First(a.x_RD, a.rows).to(residual_);
       if (a.shift_1.defined()) x = x - a.shift_1;
       const Tensor columns = (dx * x).sum(0);
       a.dscale_G.add_(columns.view({a.scale_G.size(0), -1}).sum(1));
@@ -247,26 +247,26 @@ class AtenOps : public Ops {
     First(dx, rows).mul_(First(relu_output, rows).gt(0));
   }
   void Gelu(int64_t rows, const Tensor& pre, const Tensor& h) override {
-    First(h, rows).copy_(at::gelu(First(pre, rows).to(stream_)));
+    First(h, rows).copy_(at::gelu(First(pre, rows).to(residual_)));
   }
   void GeluBackward(int64_t rows, const Tensor& pre, const Tensor& dh,
                     const Tensor& dpre) override {
     First(dpre, rows)
-        .copy_(at::gelu_backward(First(dh, rows).to(stream_), First(pre, rows).to(stream_)));
+        .copy_(at::gelu_backward(First(dh, rows).to(residual_), First(pre, rows).to(residual_)));
   }
   void Dropout(int64_t rows, const DropoutSite& dropout, const PackedRows& ids, const Tensor& x,
                const Tensor& mask) override {
-    First(x, rows).copy_(Dropped(First(x, rows).to(stream_), dropout, &ids, mask));
+    First(x, rows).copy_(Dropped(First(x, rows).to(residual_), dropout, &ids, mask));
   }
   void DropoutBackward(int64_t rows, double rate, const Tensor& mask, const Tensor& dx) override {
-    First(dx, rows).copy_(Masked(First(dx, rows).to(stream_), rate, mask));
+    First(dx, rows).copy_(Masked(First(dx, rows).to(residual_), rate, mask));
   }
 
   void Embed(const EmbedArgs& a) override {
     const Tensor tokens = Ids(a.rows->tokens, a.rows->count);
     const Tensor positions =
         at::from_blob(const_cast<uint32_t*>(a.rows->positions), {a.rows->count}, at::kInt)
-            .to(stream_.device())
+            .to(residual_.device())
             .to(at::kLong);
     const Tensor sum =
         a.table_VD.index_select(0, tokens) * a.scale + a.positions_PD.index_select(0, positions);
@@ -282,7 +282,7 @@ class AtenOps : public Ops {
     if (a.dpositions_PD.defined()) {
       const Tensor positions =
           at::from_blob(const_cast<uint32_t*>(a.rows->positions), {rows}, at::kInt)
-              .to(stream_.device())
+              .to(residual_.device())
               .to(at::kLong);
       a.dpositions_PD.index_add_(0, positions, First(a.dx_RD, rows));
     }
@@ -298,9 +298,9 @@ class AtenOps : public Ops {
       const int64_t count = std::min(kChunk, a.rows - begin);
       const Tensor hidden = Slice(a.hidden_RD, begin, count);
       const Tensor labels = Ids(a.labels + begin, count);
-      const Tensor real = labels.ge(0).to(stream_).unsqueeze(1);
+      const Tensor real = labels.ge(0).to(residual_).unsqueeze(1);
       const Tensor index = labels.clamp_min(0).unsqueeze(1);
-      const Tensor log_p = at::log_softmax(at::matmul(hidden, weight.t()).to(stream_), -1);
+      const Tensor log_p = at::log_softmax(at::matmul(hidden, weight.t()).to(residual_), -1);
       const Tensor nll = -log_p.gather(1, index) * real;
       const Tensor uniform = -log_p.sum(1, true) * real;
       sums.nll += nll.sum().to(at::kDouble).item<double>();
@@ -317,7 +317,7 @@ class AtenOps : public Ops {
       target.scatter_add_(1, index, at::full_like(nll, 1.0 - a.smoothing - spread));
       const Tensor dlogits = ((log_p.exp() - target) * real * a.scale).to(operand_);
       Slice(a.dhidden_RD, begin, count).copy_(at::matmul(dlogits, weight));
-      a.dweight_VD.add_(at::matmul(dlogits.to(stream_).t(), hidden.to(stream_)));
+      a.dweight_VD.add_(at::matmul(dlogits.to(residual_).t(), hidden.to(residual_)));
     }
     return sums;
   }
@@ -388,7 +388,7 @@ class AtenOps : public Ops {
   }
   Tensor Ids(const int32_t* ids, int64_t count) const {
     return at::from_blob(const_cast<int32_t*>(ids), {count}, at::kInt)
-        .to(stream_.device())
+        .to(residual_.device())
         .to(at::kLong);
   }
 
@@ -397,16 +397,16 @@ class AtenOps : public Ops {
     if (site.rate == 0.0) return x;
     const Tensor factors = DropoutFactors(site, *ids, x.size(0), x.size(1));
     if (mask.defined()) StoreMask(factors, mask);
-    return x * factors.to(stream_);
+    return x * factors.to(residual_);
   }
   Tensor Masked(const Tensor& x, double rate, const Tensor& mask) {
     if (rate == 0.0) return x;
-    return x * LoadMask(mask, x.size(0), x.size(1), rate, stream_);
+    return x * LoadMask(mask, x.size(0), x.size(1), rate, residual_);
   }
 
-  // [heads, count, D / heads] of rows begin.. of x, in the stream's type.
+  // [heads, count, D / heads] of rows begin.. of x, in the residual type.
   Tensor Heads(const Tensor& x, int64_t begin, int64_t count, int heads) const {
-    return Slice(x, begin, count).to(stream_).reshape({count, heads, -1}).transpose(0, 1);
+    return Slice(x, begin, count).to(residual_).reshape({count, heads, -1}).transpose(0, 1);
   }
   static void PutHeads(const Tensor& x, int64_t begin, const Tensor& value) {
     Slice(x, begin, value.size(1)).copy_(value.transpose(0, 1).reshape({value.size(1), -1}));
@@ -424,7 +424,8 @@ class AtenOps : public Ops {
     const Tensor k = Heads(a.k_RD, s.key_begin, s.key_count, a.heads);
     Tensor scores = at::matmul(q, k.transpose(1, 2)) / std::sqrt(static_cast<double>(q.size(2)));
     if (a.causal) {
-      const Tensor later = at::ones({s.query_count, s.key_count}, stream_.dtype(at::kBool)).triu(1);
+      const Tensor later =
+          at::ones({s.query_count, s.key_count}, residual_.dtype(at::kBool)).triu(1);
       scores = scores.masked_fill(later, -INFINITY);
     }
     return scores;
@@ -442,17 +443,18 @@ class AtenOps : public Ops {
       heads.push_back(DropoutFactors(a.dropout, ids, s.query_count, s.key_count,
                                      h * native::kMaxAttentionKeys));
     }
-    return at::stack(heads).to(stream_);
+    return at::stack(heads).to(residual_);
   }
 
   at::TensorOptions operand_;
-  at::TensorOptions stream_;
+  at::TensorOptions residual_;
 };
 
 }  // namespace
 
-std::unique_ptr<Ops> MakeAtenOps(at::Device device, at::ScalarType operand, at::ScalarType stream) {
-  return std::make_unique<AtenOps>(device, operand, stream);
+std::unique_ptr<Ops> MakeAtenOps(at::Device device, at::ScalarType operand,
+                                 at::ScalarType residual) {
+  return std::make_unique<AtenOps>(device, operand, residual);
 }
 
 }  // namespace deepnet

@@ -12,7 +12,6 @@
 #include "parallel/base/host.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/kernels/native/isa.h"
-#include "trainer/kernels/native_ops.h"
 
 namespace deepnet {
 namespace {
@@ -35,8 +34,8 @@ double NativeRate(ComputeSpec compute, DataType dtype, int64_t d, double seconds
   constexpr int64_t kRows = 2048;
   compute.set_dtype(dtype);
   const auto ops = MakeNativeOps(compute);
-  const at::Tensor x = at::randn({kRows, d}).to(ops->Operand());
-  const at::Tensor y = at::empty({kRows, 4 * d}, ops->Operand());
+  const at::Tensor x = at::randn({kRows, d}).to(ops->OperandOptions());
+  const at::Tensor y = at::empty({kRows, 4 * d}, ops->OperandOptions());
   const auto weight = ops->MakeWeight(at::randn({4 * d, d}), /*backward=*/false);
   ops->Refresh(*weight);
   return BestRate(2.0 * kRows * d * 4 * d * 1e-9, seconds,
@@ -64,7 +63,7 @@ ComputeSpec ResolveCompute(const ComputeSpec& asked) {
       if (bf16 >= 1.25 * f32) compute.set_dtype(BFLOAT16);
     }
   }
-  // A float32 run asks for no more than it uses, so that more hosts can go on with it.
+  // A float32 run asks for no more than it uses, so that more hosts can resume it.
   if (isa_is_open && compute.dtype() == FLOAT32 && compute.isa() == AVX512_BF16) {
     compute.set_isa(AVX512);
   }
@@ -85,7 +84,7 @@ absl::Status CheckCompute(const ComputeSpec& resolved) {
     wrong = absl::StrCat(
         "compute.isa: ", Isa_Name(resolved.isa()),
         ": this host does not have it (best here: ", Isa_Name(IsaToProto(native::BestIsa())),
-        "); a run goes on only where its instructions are");
+        "); a run resumes only where its instructions are");
   }
   if (wrong.empty()) return absl::OkStatus();
   return WithExitCode(absl::InvalidArgumentError(wrong), ExitCode::kBadConfig);

@@ -1,4 +1,5 @@
-// Which arithmetic a run uses on this host: what was asked for, completed once by measurement.
+// The arithmetic of a run on this host: what was asked for, completed once by measurement, and the
+// implementations of Ops.
 #pragma once
 
 #include <memory>
@@ -10,21 +11,31 @@
 
 namespace deepnet {
 
-// `asked` with every open field decided: device "cpu", isa the best here, threads_per_rank the
-// cores this process may use, matmul NATIVE on the CPU and LIBRARY elsewhere, dtype the faster one
-// of a short measurement (bfloat16 only if at least 1.25 times as fast as float32), residual_dtype
-// FLOAT32. Stored with the run, so the measurement is made once in its life.
+// Returns `asked` with every open field decided: device "cpu", isa the best here, threads_per_rank
+// the cores this process may use, matmul NATIVE on the CPU and LIBRARY elsewhere, dtype the faster
+// one of a short measurement (bfloat16 only if at least 1.25 times as fast as float32),
+// residual_dtype FLOAT32. Stored with the run, so the measurement is made once in its life.
 ComputeSpec ResolveCompute(const ComputeSpec& asked);
 
-// OK, or InvalidArgument (ExitCode::kBadConfig) naming the field that this host or build cannot do.
+// Returns OK, or InvalidArgument (ExitCode::kBadConfig) naming the field that this host or build
+// cannot do.
 absl::Status CheckCompute(const ComputeSpec& resolved);
 
-// The Ops of a resolved and checked spec.
+// Makes the Ops of a resolved spec. Fails as CheckCompute does.
 absl::StatusOr<std::unique_ptr<Ops>> MakeOps(const ComputeSpec& resolved);
 
-// Best of several [2048 x d] x [d x 4d] products on this host in GFLOP/s, over this project's
-// kernels and LibTorch's in float32 and bfloat16, with `threads` threads: what utilisation is
-// measured against. Takes about `seconds`.
+// Plain LibTorch on `device`: the reference. Operand and residual types: any floating type each.
+std::unique_ptr<Ops> MakeAtenOps(at::Device device, at::ScalarType operand,
+                                 at::ScalarType residual);
+
+// This project's kernels on the CPU (trainer/kernels/native). `compute` is resolved: dtype, isa and
+// threads_per_rank say what to use; the isa must be supported here (see CheckCompute). Bits depend
+// on dtype and isa, never on the number of threads.
+std::unique_ptr<Ops> MakeNativeOps(const ComputeSpec& compute);
+
+// Returns the best of several [2048 x d] x [d x 4d] products on this host in GFLOP/s, over this
+// project's kernels and LibTorch's in float32 and bfloat16, with `threads` threads: the ceiling
+// that utilisation is measured against. Takes about `seconds`.
 double MeasureProductCeiling(int64_t d, int threads, double seconds);
 
 }  // namespace deepnet

@@ -1,7 +1,5 @@
 // A thin translation: tensors become pointers with shapes, operations become kernels. The only
 // algorithm here is the output layer, which walks the rows in chunks.
-#include "trainer/kernels/native_ops.h"
-
 #include <algorithm>
 #include <atomic>
 #include <memory>
@@ -11,16 +9,15 @@
 #include <ATen/Parallel.h>
 
 #include "parallel/base/check.h"
+#include "trainer/kernels/compute.h"
 #include "trainer/kernels/native/adam.h"
 #include "trainer/kernels/native/attention.h"
-#include "trainer/kernels/native/batch_norm.h"
 #include "trainer/kernels/native/cross_entropy.h"
 #include "trainer/kernels/native/dropout.h"
 #include "trainer/kernels/native/elementwise.h"
 #include "trainer/kernels/native/embedding.h"
 #include "trainer/kernels/native/isa.h"
 #include "trainer/kernels/native/linear.h"
-#include "trainer/kernels/native/modulate.h"
 #include "trainer/kernels/native/residual_norm.h"
 #include "trainer/kernels/native/scratch.h"
 
@@ -114,13 +111,13 @@ class NativeOps : public Ops {
     at::set_num_threads(1);
   }
 
-  at::TensorOptions Stream() const override {
+  at::TensorOptions ResidualOptions() const override {
     return at::TensorOptions(at::kCPU).dtype(at::kFloat);
   }
-  at::TensorOptions Operand() const override { return at::TensorOptions(at::kCPU).dtype(operand_); }
-  int64_t OwnBytes() const override {
-    return *packed_bytes_ + workspace_.bytes() + scratch_.num_bytes();
+  at::TensorOptions OperandOptions() const override {
+    return at::TensorOptions(at::kCPU).dtype(operand_);
   }
+  int64_t OwnBytes() const override { return *packed_bytes_ + scratch_.num_bytes(); }
 
   std::unique_ptr<Weight> MakeWeight(Tensor master_OI, bool backward) override {
     DEEPNET_CHECK(master_OI.is_contiguous());
@@ -149,7 +146,7 @@ class NativeOps : public Ops {
   void LinearBackwardWeight(int64_t rows, const Tensor& dy, const Tensor& x, const Tensor& dw,
                             const Tensor& dbias) override {
     native::LinearBackwardWeight(pool_, table_, In(dy, rows), In(x, rows), Floats(dw),
-                                 Floats(dbias), workspace_);
+                                 Floats(dbias), scratch_);
   }
 
   void ResidualNorm(const ResidualNormArgs& a) override {
@@ -217,26 +214,27 @@ class NativeOps : public Ops {
     if (rate > 0) native::DropoutBackward(pool_, table_, rate, Bytes(mask), Out(dbranch, rows));
   }
 
-  void Modulate(const ModulateArgs& a) override {
-    native::ModulateForward(pool_, table_,
-                            {.x = In(a.x_RD, a.rows),
-                             .scale = Floats(a.scale_G),
-                             .groups = a.scale_G.defined() ? a.scale_G.size(0) : 1,
-                             .shift = Floats(a.shift_1),
-                             .y = Out(a.y_RD, a.rows)},
-                            scratch_);
+  void ScaleShift(const ScaleShiftArgs& a) override {
+    native::ScaleShiftForward(pool_, table_,
+                              {.x = In(a.x_RD, a.rows),
+                               .scale = Floats(a.scale_G),
+                               .groups = a.scale_G.defined() ? a.scale_G.size(0) : 1,
+                               .shift = Floats(a.shift_1),
+                               .y = Out(a.y_RD, a.rows)},
+                              scratch_);
   }
-  void ModulateBackward(const ModulateGradArgs& a) override {
-    native::ModulateBackward(pool_, table_,
-                             {.dy = In(a.dy_RD, a.rows),
-                              .x = a.scale_G.defined() ? In(a.x_RD, a.rows) : native::ConstMatrix(),
-                              .scale = Floats(a.scale_G),
-                              .groups = a.scale_G.defined() ? a.scale_G.size(0) : 1,
-                              .shift = Floats(a.shift_1),
-                              .dx = Out(a.dx_RD, a.rows),
-                              .d_scale = Floats(a.dscale_G),
-                              .d_shift = Floats(a.dshift_1)},
-                             scratch_);
+  void ScaleShiftBackward(const ScaleShiftGradArgs& a) override {
+    native::ScaleShiftBackward(
+        pool_, table_,
+        {.dy = In(a.dy_RD, a.rows),
+         .x = a.scale_G.defined() ? In(a.x_RD, a.rows) : native::ConstMatrix(),
+         .scale = Floats(a.scale_G),
+         .groups = a.scale_G.defined() ? a.scale_G.size(0) : 1,
+         .shift = Floats(a.shift_1),
+         .dx = Out(a.dx_RD, a.rows),
+         .d_scale = Floats(a.dscale_G),
+         .d_shift = Floats(a.dshift_1)},
+        scratch_);
   }
 
   void Attention(const AttentionArgs& a) override {
@@ -367,7 +365,7 @@ class NativeOps : public Ops {
                                   /*accumulate=*/false,
                                   Out(a.dhidden_RD.narrow(0, begin, rows), rows));
       native::LinearBackwardWeight(pool_, table_, In(dlogits_, rows), In(hidden, rows),
-                                   Floats(a.dweight_VD), nullptr, workspace_);
+                                   Floats(a.dweight_VD), nullptr, scratch_);
     }
     return sums;
   }
@@ -388,7 +386,7 @@ class NativeOps : public Ops {
                       .convention = a.fairseq_epsilon ? native::AdamConvention::kFairseq
                                                       : native::AdamConvention::kTorch},
                      a.weights.numel(), Floats(a.weights), Floats(a.gradient), Floats(a.moment1),
-                     Floats(a.moment2), nullptr);
+                     Floats(a.moment2));
   }
   void SumSquares(const Tensor& x, std::span<double> sums) override {
     native::SumSquares(pool_, table_, Floats(x), x.numel(), sums);
@@ -413,7 +411,8 @@ class NativeOps : public Ops {
   Tensor AsFloats(int64_t rows, const Tensor& x) {
     if (x.scalar_type() == at::kFloat) return x;
     const int64_t size = rows * x.size(1);
-    if (!floats_.defined() || floats_.numel() < size) floats_ = at::empty({size}, Stream());
+    if (!floats_.defined() || floats_.numel() < size)
+      floats_ = at::empty({size}, ResidualOptions());
     const Tensor floats = floats_.narrow(0, 0, size).view({rows, x.size(1)});
     native::Cast(pool_, table_, In(x, rows), Out(floats, rows));
     return floats;
@@ -421,19 +420,19 @@ class NativeOps : public Ops {
   // Buffers of one chunk of the output layer. In float32 the gradient overwrites the logits.
   void ReserveLogits(int64_t rows, int64_t classes, bool gradients) {
     if (!logits_.defined() || logits_.size(0) < rows || logits_.size(1) != classes) {
-      logits_ = at::empty({rows, classes}, Stream());
+      logits_ = at::empty({rows, classes}, ResidualOptions());
       dlogits_ = Tensor();
       row_nll_.resize(rows);
       row_loss_.resize(rows);
     }
     if (!gradients || dlogits_.defined()) return;
-    dlogits_ = operand_ == at::kFloat ? logits_ : at::empty({logits_.size(0), classes}, Operand());
+    dlogits_ =
+        operand_ == at::kFloat ? logits_ : at::empty({logits_.size(0), classes}, OperandOptions());
   }
 
   at::ScalarType operand_;
   const native::KernelTable& table_;
   native::ThreadPool pool_;
-  native::Workspace workspace_;
   native::Scratch scratch_;
   std::shared_ptr<std::atomic<int64_t>> packed_bytes_ = std::make_shared<std::atomic<int64_t>>(0);
   Tensor logits_, dlogits_;

@@ -1,15 +1,26 @@
 // The arithmetic a Transformer layer is written in, forward and backward, on tensors of one device.
 //
 // Two implementations, compared by tests: AtenOps (plain LibTorch on any device and type: the
-// reference, and what CUDA uses) and NativeOps (this project's CPU kernels: the same bits for any
-// number of threads). Neither builds an autograd graph: layers call the backward functions in
-// order, so what is kept is exactly what they keep.
+// reference, and what CUDA uses) and NativeOps (this project's CPU kernels); both are made in
+// trainer/kernels/compute.h. Neither builds an autograd graph: layers call the backward functions
+// in order, so exactly what they keep is kept.
 //
 // Letters: R rows = tokens of a packed microbatch, D width, F inner width, V vocabulary, H heads,
-// O x I a weight. "operand" is the type of matrix products (float32, bfloat16; float64 in tests),
-// "stream" the type of the residual stream, statistics, gradients and masters (float32; float64 in
-// tests). Tensors are allocated at capacity; `rows` says how many rows are real, the others are
-// neither read nor written.
+// O x I a weight.
+//
+// Every implementation keeps these rules:
+//   - Types. "operand" is the type of matrix products (float32, bfloat16; float64 in tests),
+//     "residual" the type of the residual stream, statistics, gradients and masters (float32;
+//     float64 in tests). An argument has the type that its comment says.
+//   - Shapes. Tensors are allocated at capacity; `rows` says how many rows are real. The others are
+//     neither read nor written. Matrices are row-major with contiguous rows; they may be column
+//     slices of wider ones.
+//   - Aliasing. An output is none of the inputs, except where "may be" allows it.
+//   - Order. Calls take effect in the order in which they were made. Results of a call may be read
+//     by LibTorch on the same device without further synchronisation; values that a call returns
+//     are ready when it returns.
+//   - Bits. Dropout depends on its DropoutSite and the identity of the rows alone. NativeOps gives
+//     the same bits for any number of threads.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +31,8 @@
 
 namespace deepnet {
 
-// Identity of the tokens of one packed side; host memory, outlives the call.
+// The tokens of one packed side. Host memory that outlives the call; an implementation for a device
+// copies what it needs.
 struct PackedRows {
   int64_t count = 0;                    // real rows
   int num_sentences = 0;                // real sentences
@@ -30,8 +42,8 @@ struct PackedRows {
   const int32_t* offsets = nullptr;     // [num_sentences + 1] first row of each sentence
 };
 
-// Where a dropout mask is drawn; with a row's pair and position and a feature it names one decision
-// (docs/design/random.md).
+// The place where a dropout mask is drawn. Together with a row's pair and position and a feature it
+// determines one decision (docs/design/random.md).
 struct DropoutSite {
   uint64_t seed = 0;
   int64_t step = 0;
@@ -52,16 +64,16 @@ enum Site : int {
   kSiteActivation = 6,
 };
 
-// A weight in the form products want it; a view of its master, refreshed when the master moved.
+// A weight in the form that products read. Refresh takes over its master's values.
 class Weight {
  public:
   virtual ~Weight() = default;
 };
 
-// What a normalisation keeps for its backward pass.
+// State of a normalisation for its backward pass.
 struct NormState {
-  at::Tensor xhat_RD;  // stream: normalised rows
-  at::Tensor rstd;     // stream: reciprocal deviations, of each row or, over_rows, of each feature
+  at::Tensor xhat_RD;  // residual: normalised rows
+  at::Tensor rstd;  // residual: reciprocal deviations, of each row or, over_rows, of each feature
 };
 
 // y = N(sum) * gain + bias,  sum = alpha * x + dropout(branch)           (DeepNet, section 2)
@@ -71,25 +83,25 @@ struct NormState {
 // always by the statistics of the rows given.
 struct ResidualNormArgs {
   int64_t rows = 0;
-  at::Tensor x_RD;       // stream; undefined: 0
-  at::Tensor branch_RD;  // stream or operand; undefined: 0
+  at::Tensor x_RD;       // residual; undefined: 0
+  at::Tensor branch_RD;  // residual or operand; undefined: 0
   double alpha = 1.0;
   DropoutSite dropout;
   const PackedRows* ids = nullptr;  // for dropout
   bool centred = true;
   bool over_rows = false;  // only centred
-  at::Tensor gain_D;       // stream
-  at::Tensor bias_D;       // stream; undefined: 0
+  at::Tensor gain_D;       // residual
+  at::Tensor bias_D;       // residual; undefined: 0
   double epsilon = 1e-5;
-  at::Tensor y_RD;             // out, stream; may be x_RD; undefined: not wanted
+  at::Tensor y_RD;             // out, residual; may be x_RD; undefined: not wanted
   at::Tensor y_operand_RD;     // out, operand; undefined: not wanted
   NormState* state = nullptr;  // out; null in inference
-  at::Tensor mask;             // out: uint8 [R, ceil(D/8)] kept bits; undefined where rate is 0
+  at::Tensor mask;  // out: uint8 [R, ceil(D/8)], a bit is 1 where kept; undefined where rate is 0
 };
 
 struct ResidualNormGradArgs {
   int64_t rows = 0;
-  at::Tensor dy_RD;  // stream or operand
+  at::Tensor dy_RD;  // residual or operand
   NormState* state = nullptr;
   double alpha = 1.0;
   double dropout_rate = 0.0;
@@ -97,33 +109,33 @@ struct ResidualNormGradArgs {
   bool centred = true;
   bool over_rows = false;
   at::Tensor gain_D;
-  at::Tensor dpast_RD;         // stream: reaches the branch past the norm; undefined: 0
-  at::Tensor dx_RD;            // out, stream: alpha * dsum; may be dy_RD; undefined: not wanted
+  at::Tensor dpast_RD;         // residual: reaches the branch past the norm; undefined: 0
+  at::Tensor dx_RD;            // out, residual: alpha * dsum; may be dy_RD; undefined: not wanted
   bool accumulate_dx = false;  // add to dx instead
   at::Tensor dbranch_RD;       // out, operand; may be dy_RD; undefined: not wanted
-  at::Tensor dgain_D;          // +=, stream
-  at::Tensor dbias_D;          // +=, stream; undefined: there is no bias
+  at::Tensor dgain_D;          // +=, residual
+  at::Tensor dbias_D;          // +=, residual; undefined: there is no bias
 };
 
 // y = scale * (x - shift): trained factors for equal groups of columns (one for all, for each head,
 // for each feature) and one trained number.
-struct ModulateArgs {
+struct ScaleShiftArgs {
   int64_t rows = 0;
-  at::Tensor x_RD;     // stream or operand
-  at::Tensor scale_G;  // stream; G divides D; undefined: 1
-  at::Tensor shift_1;  // stream; undefined: 0
-  at::Tensor y_RD;     // out, stream or operand; may be x_RD
+  at::Tensor x_RD;     // residual or operand
+  at::Tensor scale_G;  // residual; G divides D; undefined: 1
+  at::Tensor shift_1;  // residual; undefined: 0
+  at::Tensor y_RD;     // out, residual or operand; may be x_RD
 };
 
-struct ModulateGradArgs {
+struct ScaleShiftGradArgs {
   int64_t rows = 0;
-  at::Tensor dy_RD;  // stream or operand
-  at::Tensor x_RD;   // as given to Modulate; read where there is a scale
+  at::Tensor dy_RD;  // residual or operand
+  at::Tensor x_RD;   // as given to ScaleShift; read where there is a scale
   at::Tensor scale_G;
   at::Tensor shift_1;
   at::Tensor dx_RD;     // out, of dy's type; may be dy_RD
-  at::Tensor dscale_G;  // +=, stream
-  at::Tensor dshift_1;  // +=, stream; undefined where there is none
+  at::Tensor dscale_G;  // +=, residual
+  at::Tensor dshift_1;  // +=, residual; undefined where there is none
 };
 
 // softmax(q k^T / sqrt(D/H)) v within each sentence; tensors may be column slices of wider ones.
@@ -135,7 +147,7 @@ struct AttentionArgs {
   bool causal = false;
   DropoutSite dropout;        // of the attention weights
   at::Tensor context_RD;      // out, operand
-  at::Tensor log_sum_exp_RH;  // out, stream; undefined in inference
+  at::Tensor log_sum_exp_RH;  // out, residual; undefined in inference
 };
 
 struct AttentionGradArgs {
@@ -157,15 +169,15 @@ struct DecodeAttentionArgs {
   at::Tensor context_RD;  // out, operand
 };
 
-// Summed over rows; the caller divides.
+// Sums over rows.
 struct LossSums {
   double loss = 0.0;  // label-smoothed cross-entropy, nats
-  double nll = 0.0;   // of the labels, nats
+  double nll = 0.0;   // negative log-likelihood of the labels, nats
 };
 
 // Cross-entropy of softmax(hidden W^T) with fairseq's label smoothing, chunk by chunk of rows: the
-// logits of a whole microbatch never exist. With gradients wanted, they are computed on the way:
-// dhidden = scale * d loss / d hidden, dweight += scale * d loss / d weight.
+// logits of a whole microbatch never exist. With dhidden defined, gradients are computed on the
+// way: dhidden = scale * d loss / d hidden, dweight += scale * d loss / d weight.
 struct CrossEntropyArgs {
   int64_t rows = 0;
   at::Tensor hidden_RD;  // operand
@@ -173,36 +185,36 @@ struct CrossEntropyArgs {
   const int32_t* labels = nullptr;  // [rows]; -1: no loss
   double smoothing = 0.0;
   double scale = 1.0;
-  at::Tensor dhidden_RD;     // out, stream; undefined: no gradients
-  at::Tensor dweight_VD;     // +=, stream
+  at::Tensor dhidden_RD;     // out, residual; undefined: no gradients
+  at::Tensor dweight_VD;     // +=, residual
   float* row_nll = nullptr;  // [rows], optional
 };
 
-// dst = scale * table[token] + positions[position + offset], dropout
+// x = dropout(scale * table[token] + positions[position])
 struct EmbedArgs {
   const PackedRows* rows = nullptr;
-  at::Tensor table_VD;      // stream
-  at::Tensor positions_PD;  // stream
+  at::Tensor table_VD;      // residual
+  at::Tensor positions_PD;  // residual
   double scale = 1.0;
   DropoutSite dropout;
-  at::Tensor x_RD;          // out, stream
+  at::Tensor x_RD;          // out, residual
   at::Tensor x_operand_RD;  // out, operand; undefined or x_RD
-  at::Tensor mask;          // out, as above
+  at::Tensor mask;          // out: as in ResidualNormArgs
 };
 
 struct EmbedGradArgs {
   const PackedRows* rows = nullptr;
-  at::Tensor dx_RD;  // stream; overwritten by its masked form
+  at::Tensor dx_RD;  // residual; overwritten by its masked form
   double scale = 1.0;
   double dropout_rate = 0.0;
   at::Tensor mask;
-  at::Tensor dtable_VD;      // +=, stream
-  at::Tensor dpositions_PD;  // +=, stream; undefined where positions are fixed
+  at::Tensor dtable_VD;      // +=, residual
+  at::Tensor dpositions_PD;  // +=, residual; undefined where positions are fixed
 };
 
 // One Adam update of a flat range (docs/design/optimizer.md).
 struct AdamArgs {
-  at::Tensor weights, gradient, moment1, moment2;  // stream [n]
+  at::Tensor weights, gradient, moment1, moment2;  // residual [n]
   double rate = 0.0, beta1 = 0.9, beta2 = 0.98, epsilon = 1e-8;
   double weight_decay = 0.0;    // decoupled: weights -= rate * weight_decay * weights, first
   double gradient_scale = 1.0;  // clipping
@@ -214,58 +226,62 @@ class Ops {
  public:
   virtual ~Ops() = default;
 
-  virtual at::TensorOptions Stream() const = 0;   // type and device of the stream
-  virtual at::TensorOptions Operand() const = 0;  // type and device of operands
+  virtual at::TensorOptions ResidualOptions() const = 0;  // residual type and device
+  virtual at::TensorOptions OperandOptions() const = 0;   // operand type and device
 
-  // Memory held now that is not in tensors: working copies of living weights, scratch.
+  // Bytes held now that are not in tensors: working copies of living weights, scratch.
   virtual int64_t OwnBytes() const { return 0; }
 
-  // A working copy of `master_OI` (stream, contiguous; shared, not copied). With `backward`, also
-  // in the form LinearBackwardInput wants. Filled by Refresh.
+  // Makes a working copy of `master_OI` (residual, contiguous; shared, not copied). With
+  // `backward`, also in the form that LinearBackwardInput reads. Holds no values before Refresh.
   virtual std::unique_ptr<Weight> MakeWeight(at::Tensor master_OI, bool backward) = 0;
+  // Takes over the master's values; must be called after each change of the master.
   virtual void Refresh(Weight& weight) = 0;
 
-  // y_RO = x_RI W^T + bias, then max(0, .) if `relu`. x operand; y operand or stream.
+  // y_RO = x_RI W^T + bias, then max(0, .) if `relu`. x operand; y operand or residual; bias
+  // residual, undefined: 0.
   virtual void Linear(int64_t rows, const at::Tensor& x_RI, const Weight& w,
                       const at::Tensor& bias_O, bool relu, const at::Tensor& y_RO) = 0;
-  // dx_RI = dy_RO W, zeroed where `relu_output_RI` (if defined) is not positive; dx operand or
-  // stream; `accumulate` (stream only) adds.
+  // dx_RI = dy_RO W, zeroed where `relu_output_RI` (if defined) is not positive. dy operand; dx
+  // operand or residual; `accumulate` (residual only) adds to dx.
   virtual void LinearBackwardInput(int64_t rows, const at::Tensor& dy_RO, const Weight& w,
                                    const at::Tensor& relu_output_RI, bool accumulate,
                                    const at::Tensor& dx_RI) = 0;
-  // dw_OI += dy^T x, dbias_O += column sums of dy; a chain of fixed blocks of rows.
+  // dw_OI += dy^T x, dbias_O += column sums of dy (undefined: not wanted). dy, x operand; dw, dbias
+  // residual. Sums are a chain over fixed blocks of rows.
   virtual void LinearBackwardWeight(int64_t rows, const at::Tensor& dy_RO, const at::Tensor& x_RI,
                                     const at::Tensor& dw_OI, const at::Tensor& dbias_O) = 0;
 
   virtual void ResidualNorm(const ResidualNormArgs& args) = 0;
   virtual void ResidualNormBackward(const ResidualNormGradArgs& args) = 0;
-  // y = xhat * gain + bias: the output of a ResidualNorm again, bit for bit. bias may be undefined.
+  // y = xhat * gain + bias: the output (operand) of a ResidualNorm once more, with the same bits.
+  // bias may be undefined.
   virtual void NormOutput(int64_t rows, const NormState& state, const at::Tensor& gain_D,
                           const at::Tensor& bias_D, const at::Tensor& y_operand_RD) = 0;
-  // x += dropout(branch), and its backward: dbranch (operand) = masked dx.
+  // x (residual) += dropout(branch), which is residual or operand; writes `mask` as ResidualNorm
+  // does. Backward: dbranch (operand) = masked dx (residual).
   virtual void AddBranch(int64_t rows, const at::Tensor& x_RD, const at::Tensor& branch_RD,
                          const DropoutSite& dropout, const PackedRows* ids,
                          const at::Tensor& mask) = 0;
   virtual void AddBranchBackward(int64_t rows, const at::Tensor& dx_RD, double dropout_rate,
                                  const at::Tensor& mask, const at::Tensor& dbranch_RD) = 0;
 
-  virtual void Modulate(const ModulateArgs& args) = 0;
-  virtual void ModulateBackward(const ModulateGradArgs& args) = 0;
+  virtual void ScaleShift(const ScaleShiftArgs& args) = 0;
+  virtual void ScaleShiftBackward(const ScaleShiftGradArgs& args) = 0;
 
   virtual void Attention(const AttentionArgs& args) = 0;
   virtual void AttentionBackward(const AttentionGradArgs& args) = 0;
   virtual void DecodeAttention(const DecodeAttentionArgs& args) = 0;
 
-  // x (operand) = max(0, x).
+  // x = max(0, x), operand. Backward: dx = 0 where relu_output is not positive, both operand.
   virtual void Relu(int64_t rows, const at::Tensor& x_RF) = 0;
-  // dx (operand) = 0 where relu_output (operand) is not positive.
   virtual void ReluBackward(int64_t rows, const at::Tensor& relu_output_RF,
                             const at::Tensor& dx_RF) = 0;
-  // h = gelu(pre), exact form; operand. Backward: dpre = dh * gelu'(pre).
+  // h = gelu(pre) in its exact form; operand. Backward: dpre = dh * gelu'(pre); dpre may be dh.
   virtual void Gelu(int64_t rows, const at::Tensor& pre_RF, const at::Tensor& h_RF) = 0;
   virtual void GeluBackward(int64_t rows, const at::Tensor& pre_RF, const at::Tensor& dh_RF,
                             const at::Tensor& dpre_RF) = 0;
-  // Dropout of an operand in place; the mask is kept. Backward: the same mask on the gradient.
+  // Dropout of x (operand) in place; writes `mask`. Backward: dx (operand) masked in place.
   virtual void Dropout(int64_t rows, const DropoutSite& dropout, const PackedRows& ids,
                        const at::Tensor& x_RF, const at::Tensor& mask) = 0;
   virtual void DropoutBackward(int64_t rows, double rate, const at::Tensor& mask,
@@ -274,18 +290,17 @@ class Ops {
   virtual void Embed(const EmbedArgs& args) = 0;
   virtual void EmbedBackward(const EmbedGradArgs& args) = 0;
   virtual LossSums CrossEntropy(const CrossEntropyArgs& args) = 0;
-  // log_softmax of logits_RV (stream), in place.
+  // logits_RV (residual) = log_softmax(logits_RV), in place.
   virtual void LogSoftmax(int64_t rows, const at::Tensor& logits_RV) = 0;
 
   virtual void Adam(const AdamArgs& args) = 0;
-  // sums[b] = sum of squares of block b of x (contiguous), in double; blocks have
-  // native::kSumSquaresBlock elements, the last the rest. Not finite if an element is not.
+  // sums[b] = sum of squares of block b of x (residual, contiguous), in double. Blocks have
+  // native::kSumSquaresBlock elements, the last one the rest. Not finite if an element is not.
   virtual void SumSquares(const at::Tensor& x, std::span<double> sums) = 0;
-  virtual void Add(const at::Tensor& y, const at::Tensor& x) = 0;                 // y += x, stream
-  virtual void Copy(int64_t rows, const at::Tensor& x, const at::Tensor& y) = 0;  // with conversion
+  // y += x, residual and of equal shape.
+  virtual void Add(const at::Tensor& y, const at::Tensor& x) = 0;
+  // y = x, converted to y's type.
+  virtual void Copy(int64_t rows, const at::Tensor& x, const at::Tensor& y) = 0;
 };
-
-// Plain LibTorch on `device`. Operand and stream types: any floating type each.
-std::unique_ptr<Ops> MakeAtenOps(at::Device device, at::ScalarType operand, at::ScalarType stream);
 
 }  // namespace deepnet

@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "parallel/base/exit_code.h"
+#include "trainer/model/roles.h"
 
 namespace deepnet {
 

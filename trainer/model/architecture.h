@@ -1,7 +1,7 @@
-// Which stacks a model has, and whose rows have the labels.
+// States which stacks a model has, and whose rows have the labels.
 //
-//   ENCODER_DECODER  the encoder reads source rows, the decoder target rows and the memory, which
-//                    is the encoder's output
+//   ENCODER_DECODER  the encoder reads source rows, the decoder target rows and the
+//                    encoder's output
 //   DECODER_ONLY     a decoder without cross-attention; self-attention is causal
 //   ENCODER_ONLY     an encoder, whose rows have labels where a token is hidden
 //
@@ -18,24 +18,25 @@
 
 #include "parallel/plan/inventory.h"
 #include "proto/model.pb.h"
+#include "trainer/model/roles.h"
 
 namespace deepnet {
 
-// Whether there are two stacks, the second of which reads the memory.
+// Returns whether there are two stacks, the second of which reads the encoder's output.
 bool HasMemory(const ModelSpec& model);
-// The stack whose rows have the labels.
+// Returns the stack whose rows have the labels.
 int LabelledStack(const ModelSpec& model);
-// 0 for a stack that the model does not have.
+// Returns the number of layers; 0 for a stack that the model does not have.
 int LayersOf(const ModelSpec& model, int stack);
-// Of every layer of `stack`: 3 with cross-attention, else 2.
+// Returns the number of sub-layers in every layer of `stack`: 3 with cross-attention, else 2.
 int SublayersPerLayer(const ModelSpec& model, int stack);
 
-// The stack of a layer of that kind; of the output layer: LabelledStack.
+// Returns the stack of a layer of that kind; of the output layer: LabelledStack.
 int StackOfKind(const ModelSpec& model, LayerKind kind);
-// LayerKindName, but an encoder that stands alone is called one.
+// Returns LayerKindName, except that an encoder that stands alone is called an encoder.
 std::string KindNameIn(const ModelSpec& model, LayerKind kind);
 
-// "12 encoder and 6 decoder layers", "12 decoder layers".
+// Returns "12 encoder and 6 decoder layers", "12 decoder layers".
 std::string LayersText(const ModelSpec& model);
 
 // OK for a model that translates; otherwise what `command` cannot do with this one and why, with

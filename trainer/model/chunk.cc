@@ -6,14 +6,15 @@
 
 #include "parallel/base/check.h"
 #include "trainer/model/architecture.h"
+#include "trainer/model/roles.h"
 
 namespace deepnet {
 namespace {
 
-// How many layers of `kind` the chunk has, and the first: within its stack, and in the chain.
+// The layers of one kind in a chunk.
 struct Part {
-  int first = 0;
-  int layer = 0;
+  int first = 0;  // index of the first one in its stack
+  int layer = 0;  // position of the first one in the chain
   int count = 0;
 };
 
@@ -32,7 +33,7 @@ bool Has(const Inventory& whole, const LayerSpan& span, LayerKind kind) {
   return PartOf(whole, span, kind).count > 0;
 }
 
-// Whether the last layer of `kind` is in `span`; the output layer stands behind all of them.
+// True if the last layer of `kind` is in `span`. The output layer comes after all of them.
 bool Ends(const Inventory& whole, const LayerSpan& span, LayerKind kind) {
   const Part part = PartOf(whole, span, kind);
   return part.count > 0 && whole.layers[part.layer + part.count].kind != kind;
@@ -49,12 +50,15 @@ int FirstOf(const Inventory& whole, const LayerSpan& span, LayerKind kind) {
   return PartOf(whole, span, kind).layer;
 }
 
-bool SameTypes(const Ops& ops) { return ops.Operand().dtype() == ops.Stream().dtype(); }
-
-// The rows of a stream that did not come from a layer of this chunk, in operand type.
-void FillOperand(const PassContext& pass, const Stream& stream) {
-  if (stream.operand_RD.is_same(stream.value_RD)) return;
-  pass.ops->Copy(pass.rows->count, stream.value_RD, stream.operand_RD);
+// The highest level of recomputation that uses a Workspace; FULL has buffers of its own.
+Recompute HighestLevel(const std::vector<Chunk>& chunks, bool decoder_only) {
+  Recompute highest = NONE;
+  for (const Chunk& chunk : chunks) {
+    const Recompute level = chunk.spec().recompute.level;
+    if (level == FULL || (decoder_only && chunk.decoder().size() == 0)) continue;
+    highest = std::max(highest, level);
+  }
+  return highest;
 }
 
 }  // namespace
@@ -62,19 +66,19 @@ void FillOperand(const PassContext& pass, const Stream& stream) {
 Chunk::Chunk(const ModelSpec& spec, const MicrobatchSpec& capacity, const Inventory& whole,
              const ChunkSpec& chunk, Ops& ops, const Parameters& parameters)
     : spec_(chunk),
-      inputs_(CutBefore(whole, chunk.layers.first)),
-      outputs_(CutBefore(whole, chunk.layers.end)),
+      inputs_(BoundaryBefore(whole, chunk.layers.first)),
+      outputs_(BoundaryBefore(whole, chunk.layers.end)),
       has_source_(whole.layers[chunk.layers.first].kind < LayerKind::kTargetEmbedding),
       has_target_(whole.layers[chunk.layers.end - 1].kind >= LayerKind::kTargetEmbedding),
       ends_encoder_(Ends(whole, chunk.layers, LayerKind::kEncoder)),
       ends_decoder_(Ends(whole, chunk.layers, LayerKind::kDecoder)),
-      reads_memory_(HasMemory(spec) && Has(whole, chunk.layers, LayerKind::kDecoder)),
+      reads_encoder_output_(HasMemory(spec) && Has(whole, chunk.layers, LayerKind::kDecoder)),
       first_encoder_(FirstOf(whole, chunk.layers, LayerKind::kEncoder)),
       first_decoder_(FirstOf(whole, chunk.layers, LayerKind::kDecoder)),
       source_embedding_at_(FirstOf(whole, chunk.layers, LayerKind::kSourceEmbedding)),
       target_embedding_at_(FirstOf(whole, chunk.layers, LayerKind::kTargetEmbedding)),
-      source_capacity_(capacity.source_tokens()),
-      target_capacity_(capacity.target_tokens()),
+      source_capacity_(capacity.max_source_tokens()),
+      target_capacity_(capacity.max_target_tokens()),
       ops_(ops),
       encoder_(MakeStack<EncoderStack>(spec, capacity, whole, chunk, LayerKind::kEncoder, ops,
                                        parameters)),
@@ -98,11 +102,11 @@ Chunk::Chunk(const ModelSpec& spec, const MicrobatchSpec& capacity, const Invent
   target_norm_.emplace(spec, parameters, StackName(LabelledStack(spec)) + kEmbeddingNorm);
 }
 
-Stream Chunk::SourceStream(const at::Tensor& value_RD, const ChunkWorkspace& work) const {
+ResidualStream Chunk::SourceStream(const at::Tensor& value_RD, const ChunkWorkspace& work) const {
   return {value_RD, SameTypes(ops_) ? value_RD : work.source_operand_RD};
 }
 
-Stream Chunk::TargetStream(const at::Tensor& value_RD, const ChunkWorkspace& work) const {
+ResidualStream Chunk::TargetStream(const at::Tensor& value_RD, const ChunkWorkspace& work) const {
   return {value_RD, SameTypes(ops_) ? value_RD : work.target_operand_RD};
 }
 
@@ -118,9 +122,9 @@ PassContext Chunk::Context(const MicrobatchPass& pass, const PackedRows& rows,
           .second_RD = work.second_RD};
 }
 
-LossSums Chunk::Forward(const MicrobatchPass& pass, const Flow& values, ChunkWorkspace& work,
-                        Kept& kept, const LossOptions& loss, const at::Tensor& dhidden_RD,
-                        float* token_nll) const {
+LossSums Chunk::Forward(const MicrobatchPass& pass, const BoundaryActivations& values,
+                        ChunkWorkspace& work, Kept& kept, const LossOptions& loss,
+                        const at::Tensor& dhidden_RD, float* token_nll) const {
   if (has_source_) Encode(pass, values, work, kept);
   if (has_target_) ForwardTarget(pass, values, work, kept);
   if (!output_) return {};
@@ -129,10 +133,10 @@ LossSums Chunk::Forward(const MicrobatchPass& pass, const Flow& values, ChunkWor
                        dhidden_RD, token_nll);
 }
 
-void Chunk::Encode(const MicrobatchPass& pass, const Flow& values, ChunkWorkspace& work,
-                   Kept& kept) const {
+void Chunk::Encode(const MicrobatchPass& pass, const BoundaryActivations& values,
+                   ChunkWorkspace& work, Kept& kept) const {
   const StackPass stack{.context = Context(pass, pass.source, work.source), .work = &work.source};
-  const Stream stream = SourceStream(values.source_RD, work);
+  const ResidualStream stream = SourceStream(values.source_RD, work);
   if (source_embedding_) {
     source_embedding_->Forward(stack.context, stream, kept.source_mask);
     if (source_norm_) source_norm_->ForwardStream(stack.context, stream, kept.source_norm);
@@ -141,23 +145,24 @@ void Chunk::Encode(const MicrobatchPass& pass, const Flow& values, ChunkWorkspac
   }
   encoder_.Forward(stack, stream, kept.encoder, work.encoder);
   if (encoder_end_) encoder_end_->Forward(stack.context, stream, kept.encoder_end);
-  if (ends_encoder_) ops_.Copy(pass.source.count, stream.operand_RD, values.memory_RD);
+  if (ends_encoder_) ops_.Copy(pass.source.count, stream.operand_RD, values.encoder_output_RD);
 }
 
-void Chunk::ForwardTarget(const MicrobatchPass& pass, const Flow& values, ChunkWorkspace& work,
-                          Kept& kept) const {
-  const Memory memory{.rows = &pass.source, .value_RD = values.memory_RD, .gradient_RD = {}};
+void Chunk::ForwardTarget(const MicrobatchPass& pass, const BoundaryActivations& values,
+                          ChunkWorkspace& work, Kept& kept) const {
+  const EncoderOutput encoder_output{
+      .rows = &pass.source, .value_RD = values.encoder_output_RD, .gradient_RD = {}};
   const StackPass stack{.context = Context(pass, pass.target, work.target),
                         .work = &work.target,
-                        .memory = &memory,
-                        .memory_work = &work.source};
-  const Stream stream = TargetStream(values.target_RD, work);
+                        .encoder_output = &encoder_output,
+                        .source_work = &work.source};
+  const ResidualStream stream = TargetStream(values.target_RD, work);
   EnterDecoder(stack.context, stream, kept);
   decoder_.Forward(stack, stream, kept.decoder, work.decoder);
   LeaveDecoder(stack.context, stream, kept);
 }
 
-void Chunk::EnterDecoder(const PassContext& pass, const Stream& stream, Kept& kept) const {
+void Chunk::EnterDecoder(const PassContext& pass, const ResidualStream& stream, Kept& kept) const {
   if (target_embedding_) {
     target_embedding_->Forward(pass, stream, kept.target_mask);
     if (target_norm_) target_norm_->ForwardStream(pass, stream, kept.target_norm);
@@ -166,26 +171,28 @@ void Chunk::EnterDecoder(const PassContext& pass, const Stream& stream, Kept& ke
   }
 }
 
-void Chunk::LeaveDecoder(const PassContext& pass, const Stream& stream, Kept& kept) const {
+void Chunk::LeaveDecoder(const PassContext& pass, const ResidualStream& stream, Kept& kept) const {
   if (decoder_end_) decoder_end_->Forward(pass, stream, kept.decoder_end);
 }
 
-void Chunk::Backward(const MicrobatchPass& pass, Flow& gradients, const at::Tensor& memory_RD,
-                     ChunkWorkspace& work, Kept& kept) const {
-  if (ends_decoder_ && reads_memory_) gradients.memory_RD.zero_();
-  if (has_target_) BackwardTarget(pass, gradients, memory_RD, work, kept);
-  if (ends_encoder_) gradients.source_RD = gradients.memory_RD;
+void Chunk::Backward(const MicrobatchPass& pass, BoundaryActivations& gradients,
+                     const at::Tensor& encoder_output_RD, ChunkWorkspace& work, Kept& kept) const {
+  if (ends_decoder_ && reads_encoder_output_) gradients.encoder_output_RD.zero_();
+  if (has_target_) BackwardTarget(pass, gradients, encoder_output_RD, work, kept);
+  if (ends_encoder_) gradients.source_RD = gradients.encoder_output_RD;
   if (has_source_) BackwardSource(pass, gradients.source_RD, work, kept);
 }
 
-void Chunk::BackwardTarget(const MicrobatchPass& pass, const Flow& gradients,
-                           const at::Tensor& memory_RD, ChunkWorkspace& work, Kept& kept) const {
-  const Memory memory{
-      .rows = &pass.source, .value_RD = memory_RD, .gradient_RD = gradients.memory_RD};
+void Chunk::BackwardTarget(const MicrobatchPass& pass, const BoundaryActivations& gradients,
+                           const at::Tensor& encoder_output_RD, ChunkWorkspace& work,
+                           Kept& kept) const {
+  const EncoderOutput encoder_output{.rows = &pass.source,
+                                     .value_RD = encoder_output_RD,
+                                     .gradient_RD = gradients.encoder_output_RD};
   const StackPass stack{.context = Context(pass, pass.target, work.target),
                         .work = &work.target,
-                        .memory = &memory,
-                        .memory_work = &work.source,
+                        .encoder_output = &encoder_output,
+                        .source_work = &work.source,
                         .layer_done = pass.layer_done,
                         .first_layer = first_decoder_};
   if (decoder_end_) decoder_end_->Backward(stack.context, gradients.target_RD, kept.decoder_end);
@@ -218,6 +225,89 @@ void Chunk::Refresh() {
   encoder_.Refresh();
   decoder_.Refresh();
   if (output_) output_->Refresh(ops_);
+}
+
+Chunk::Kept Chunk::MakeKept(const ChunkWorkspace& work) const {
+  ChunkPools empty;
+  return MakeKeptFrom(empty, work);
+}
+
+Chunk::Kept Chunk::MakeKeptFrom(ChunkPools& pools, const ChunkWorkspace& work) const {
+  Kept kept;
+  TakeLayers(pools, work, kept);
+  if (source_embedding_) kept.source_mask = source_embedding_->MakeMask(ops_, source_capacity_);
+  if (target_embedding_) kept.target_mask = target_embedding_->MakeMask(ops_, target_capacity_);
+  if (source_norm_) kept.source_norm = source_norm_->MakeState(ops_, source_capacity_);
+  if (target_norm_) kept.target_norm = target_norm_->MakeState(ops_, target_capacity_);
+  if (encoder_end_) kept.encoder_end = encoder_end_->MakeState(ops_, source_capacity_);
+  if (decoder_end_) kept.decoder_end = decoder_end_->MakeState(ops_, target_capacity_);
+  return kept;
+}
+
+void Chunk::GiveLayers(ChunkPools& pools, Kept& kept) const {
+  encoder_.GiveKept(pools.encoder, kept.encoder);
+  decoder_.GiveKept(pools.decoder, kept.decoder);
+}
+
+void Chunk::TakeLayers(ChunkPools& pools, const ChunkWorkspace& work, Kept& kept) const {
+  kept.encoder = encoder_.TakeKept(pools.encoder, work.source);
+  kept.decoder = decoder_.TakeKept(pools.decoder, work.target, &work.source);
+}
+
+Chunk::Kept Chunk::MakeKeptForInference() const {
+  return {.encoder = encoder_.MakeKeptForInference(), .decoder = decoder_.MakeKeptForInference()};
+}
+
+ChunkWorkspace MakeChunkWorkspace(const ModelSpec& spec, const MicrobatchSpec& capacity,
+                                  const Ops& ops, const std::vector<Chunk>& chunks) {
+  const int64_t s = capacity.max_source_tokens(), t = capacity.max_target_tokens();
+  const auto any = [&](const auto& has) { return std::any_of(chunks.begin(), chunks.end(), has); };
+  const bool decodes = any([](const Chunk& chunk) { return chunk.decoder().size() > 0; });
+  const bool encodes = any([](const Chunk& chunk) { return chunk.encoder().size() > 0; });
+  // Decoder layers work on the rows of the encoder's output too, which are the source's.
+  ChunkWorkspace work{.source = Workspace(spec, ops, encodes || decodes ? s : 0,
+                                          HighestLevel(chunks, /*decoder_only=*/false)),
+                      .target = Workspace(spec, ops, decodes ? t : 0, HighestLevel(chunks, true))};
+  if (!SameTypes(ops)) {
+    work.source_operand_RD = at::zeros({s, spec.d_model()}, ops.OperandOptions());
+    if (any([](const Chunk& chunk) { return chunk.has_target(); }))
+      work.target_operand_RD = at::zeros({t, spec.d_model()}, ops.OperandOptions());
+  }
+  for (const Chunk& chunk : chunks) {
+    chunk.encoder().Prepare(work.encoder);
+    chunk.decoder().Prepare(work.decoder);
+  }
+  return work;
+}
+
+// --- incremental decoding ---
+
+void Chunk::FillCrossCaches(const PackedRows& source, const at::Tensor& encoder_output_RD,
+                            std::span<const at::Tensor> kv_R2D) const {
+  const PassContext pass{.ops = &ops_, .rows = &source, .keep = false};
+  const EncoderOutput encoder_output{
+      .rows = &source, .value_RD = encoder_output_RD, .gradient_RD = {}};
+  for (int i = 0; i < decoder_.size(); ++i)
+    decoder_.layers()[i].FillCache(pass, encoder_output, kv_R2D[i]);
+}
+
+void Chunk::DecodeStep(const PackedRows& rows, int64_t step, const BoundaryActivations& values,
+                       const DecodeCaches& caches, ChunkWorkspace& work, Kept& kept,
+                       const at::Tensor& logits_RV) const {
+  const PassContext pass{
+      .ops = &ops_, .rows = &rows, .step = step, .keep = false, .second_RD = work.target.second_RD};
+  const ResidualStream stream = TargetStream(values.target_RD, work);
+  std::vector<DecoderLayer::Saved>& saved = kept.decoder.saved;
+  EnterDecoder(pass, stream, kept);
+  for (int i = 0; i < decoder_.size(); ++i) {
+    decoder_.BeforeLayer(pass, i, stream, kept.decoder);
+    decoder_.layers()[i].Step(pass, stream, work.target, saved[i % saved.size()], caches.self[i],
+                              caches.first_row, caches.self_index, caches.cross[i],
+                              caches.cross_index);
+    decoder_.AfterLayer(pass, i, stream, kept.decoder);
+  }
+  LeaveDecoder(pass, stream, kept);
+  if (output_) output_->Logits(pass, stream.operand_RD, logits_RV);
 }
 
 }  // namespace deepnet

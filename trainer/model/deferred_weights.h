@@ -5,18 +5,18 @@
 // a pipeline's idle time with them. Each weight gets the same sums in the same order either way, as
 // long as the microbatches of a chunk run in ascending order, so the bits are equal.
 //
-// Deferred are matrices and biases of the linear layers. Gains and biases of normalisations,
-// embeddings and the output layer are not: their sums are made in the pass itself.
+// Matrices and biases of the linear layers are deferred. Gains and biases of normalisations,
+// embeddings and the output layer are not: the pass itself makes their sums.
 //
 // A chunk uses one object per microbatch between its two actions:
 //
 //   BackwardInput(mb):   pass.deferred = &deferred[mb];  stack.Backward(...)
 //   BackwardWeight(mb):  deferred[mb].Run(ops);
 //
-// Who wants to know when a layer has all its gradients calls EndLayer from pass.layer_done.
+// To learn when a layer has all its gradients, call EndLayer from pass.layer_done.
 //
-// Gradients and inputs are copied, so after BackwardInput all else that the microbatch kept is
-// free.
+// Gradients and inputs are copied, so after BackwardInput everything else that the microbatch kept
+// is free.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "trainer/kernels/ops.h"
-#include "trainer/model/layer_done.h"
+#include "trainer/model/pass.h"
 
 namespace deepnet {
 
@@ -36,7 +36,7 @@ class TensorPool {
   // Contents are those of an earlier use.
   at::Tensor Take(int64_t rows, int64_t columns, const at::TensorOptions& options);
   void Give(at::Tensor tensor) { free_.push_back(std::move(tensor)); }
-  int64_t bytes() const { return bytes_; }  // of all matrices made so far: the most ever in use
+  int64_t bytes() const { return bytes_; }  // of all matrices made so far, the peak of use
 
  private:
   std::vector<at::Tensor> free_;
@@ -50,17 +50,17 @@ class DeferredWeights {
   DeferredWeights(DeferredWeights&&) = default;
   DeferredWeights& operator=(DeferredWeights&&) = default;
 
-  // What LinearBackwardWeight(rows, dy, x, dw, dbias) would do. dw and dbias are accumulators and
-  // stay where they are; the first `rows` rows of dy and x are copied. `one_input`: x holds the
+  // Records the call LinearBackwardWeight(rows, dy, x, dw, dbias). dw and dbias are accumulators
+  // and stay where they are; the first `rows` rows of dy and x are copied. `one_input`: x holds the
   // same numbers in all such calls up to Run, so that one copy serves them.
   void Add(Ops& ops, int64_t rows, const at::Tensor& dy_RO, const at::Tensor& x_RI,
            const at::Tensor& dw_OI, const at::Tensor& dbias_O, bool one_input);
 
-  // What was added so far, and has no layer yet, is all that `layer` waits for.
+  // Ends the records of `layer`: those added since the last call of EndLayer.
   void EndLayer(int layer) { ends_.push_back({records_.size(), layer}); }
 
-  // Computes everything in the order it was added, then is empty and its buffers are the pool's.
-  // `layer_done`, if any, is called as soon as a layer of EndLayer has what it waited for.
+  // Computes all records in the order they were added, then is empty and its buffers are the
+  // pool's. Calls `layer_done`, if not null, as soon as a layer of EndLayer has all its gradients.
   void Run(Ops& ops, const LayerDone* layer_done = nullptr);
 
   bool empty() const { return records_.empty(); }

@@ -1,5 +1,5 @@
-// How strongly each stack of a model holds on to its residual stream, and how small its branches
-// start: the two constants per stack that keep 1,000 layers trainable.
+// The two constants of each stack that keep 1,000 layers trainable: the weight of the residual
+// stream, and the gain with which branches start.
 //
 // DEEPNORM (DeepNet, section 2): x <- LN(alpha * x + f(x)), with the matrices of f that are linear
 // in the output (values, attention output, both of the feed-forward block) started beta times
@@ -34,9 +34,35 @@ struct DepthScaling {
   friend bool operator==(const DepthScaling&, const DepthScaling&) = default;
 };
 
-// By the formulas of `model.residual()`, or by what `model.deepnorm()` overrides; 1 for a stack
-// that the model does not have. The layer counts of the others must be at least 1 (launch/validate
-// refuses less).
+// Returns the constants by the formulas of `model.residual()`, except those that `model.deepnorm()`
+// sets; 1 for a stack that the model does not have. The layer counts of the other stacks must be at
+// least 1 (launch/validate refuses less).
 DepthScaling MakeDepthScaling(const ModelSpec& model);
+
+// The numbers of a stack's sub-layers, from the smallest to the greatest.
+struct ValueRange {
+  double least = 0.0, greatest = 0.0;
+
+  friend bool operator==(const ValueRange&, const ValueRange&) = default;
+};
+
+// A stack as its scheme makes it, for people to read. All 0 for a stack that the model does not
+// have.
+struct StackScaling {
+  ValueRange alpha;      // on the stream where a branch joins it: alpha, times omega at first
+  ValueRange beta;       // gain of values, attention outputs and feed-forward matrices
+  ValueRange query_key;  // gain of queries and keys
+
+  friend bool operator==(const StackScaling&, const StackScaling&) = default;
+};
+
+// Reads the numbers off the values that the model itself is made from (trainer/model/scheme.h), for
+// any scheme. `stack`: 0 encoder, 1 decoder. Gains are factors on Xavier's deviation
+// sqrt(2 / (in + out)).
+//
+// Example, DEEPNORM with 100 encoder and 100 decoder layers:
+//   MakeStackScaling(model, 0);  // {.alpha = {3.4157, 3.4157}, .beta = {0.2063, 0.2063},
+//                                //  .query_key = {1, 1}}
+StackScaling MakeStackScaling(const ModelSpec& model, int stack);
 
 }  // namespace deepnet

@@ -26,6 +26,7 @@
 #include "parallel/plan/inventory.h"
 #include "proto/data.pb.h"
 #include "proto/model.pb.h"
+#include "trainer/model/roles.h"
 
 namespace deepnet {
 

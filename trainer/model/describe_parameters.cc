@@ -9,6 +9,7 @@
 
 #include "parallel/base/check.h"
 #include "trainer/model/architecture.h"
+#include "trainer/model/roles.h"
 
 namespace deepnet {
 namespace {
@@ -122,7 +123,7 @@ void ParameterList::AddJoin(const Sublayer& s) {
   if (scheme.output_norm) AddNorm(s.prefix + OutputNormName(s.kind), Width());
   if (scheme.end_norm) AddNorm(s.prefix + EndNormName(s.kind, scheme), Width());
   if (scheme.head_scale) {
-    AddVector(s.prefix + HeadScaleName(s.kind), Role::kResidualScale, model_.heads(), 1.0);
+    AddVector(s.prefix + HeadScaleName(s.kind), Role::kResidualScale, model_.num_heads(), 1.0);
   }
   if (scheme.stream_scale != 0) {
     AddVector(s.prefix + StreamScaleName(s.kind), Role::kResidualScale, Width(),

@@ -45,8 +45,8 @@ class ParameterList {
   void AddOutput();
 
  private:
-  int64_t Width() const { return model_.width(); }
-  int64_t FfnWidth() const { return model_.ffn_width(); }
+  int64_t Width() const { return model_.d_model(); }
+  int64_t FfnWidth() const { return model_.ffn_dim(); }
 
   void AddParameter(Parameter parameter);
   void AddUse(std::string_view name);

@@ -35,9 +35,9 @@ at::Tensor SinusoidalPositions(int64_t count, int64_t width) {
 Embedding::Embedding(const ModelSpec& spec, const Ops& ops, const Parameters& parameters,
                      EmbeddingUse use)
     : stack_(use == EmbeddingUse::kSource ? 0 : LabelledStack(spec)),
-      scale_(spec.unscaled_embedding() ? 1.0 : std::sqrt(static_cast<double>(spec.width()))),
+      scale_(spec.unscaled_embedding() ? 1.0 : std::sqrt(static_cast<double>(spec.d_model()))),
       dropout_(spec.dropout()),
-      width_(spec.width()) {
+      width_(spec.d_model()) {
   const std::string name = EmbeddingName(spec, use);
   table_VD_ = parameters.Get(name);
   dtable_VD_ = parameters.EmbeddingGradient(name, use);
@@ -46,16 +46,17 @@ Embedding::Embedding(const ModelSpec& spec, const Ops& ops, const Parameters& pa
     positions_PD_ = parameters.Get(positions);
     dpositions_PD_ = parameters.Gradient(positions);
   } else {
-    positions_PD_ = SinusoidalPositions(spec.max_positions(), spec.width()).to(ops.Stream());
+    positions_PD_ =
+        SinusoidalPositions(spec.max_positions(), spec.d_model()).to(ops.ResidualOptions());
   }
 }
 
 at::Tensor Embedding::MakeMask(const Ops& ops, int64_t capacity) const {
   if (dropout_ == 0) return at::Tensor();
-  return at::zeros({capacity, (width_ + 7) / 8}, ops.Stream().dtype(at::kByte));
+  return at::zeros({capacity, (width_ + 7) / 8}, ops.ResidualOptions().dtype(at::kByte));
 }
 
-void Embedding::Forward(const PassContext& pass, const Stream& stream,
+void Embedding::Forward(const PassContext& pass, const ResidualStream& stream,
                         const at::Tensor& mask) const {
   EmbedArgs args{.rows = pass.rows,
                  .table_VD = table_VD_,
@@ -69,7 +70,7 @@ void Embedding::Forward(const PassContext& pass, const Stream& stream,
                              .rate = pass.keep ? dropout_ : 0.0},
                  .x_RD = stream.value_RD,
                  .mask = mask};
-  if (!stream.operand_RD.is_same(stream.value_RD)) args.x_operand_RD = stream.operand_RD;
+  if (!stream.one_tensor()) args.x_operand_RD = stream.operand_RD;
   pass.ops->Embed(args);
 }
 

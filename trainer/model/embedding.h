@@ -1,5 +1,5 @@
-// The ends of the chain, where rows are tokens: lookup in an embedding matrix, and the product with
-// one that ends in the loss.
+// The two ends of the chain, where rows are tokens: the lookup in an embedding matrix, and the
+// product with one that gives the loss.
 //
 // Letters: R rows, D width, V vocabulary, P positions.
 #pragma once
@@ -12,15 +12,15 @@
 #include "proto/model.pb.h"
 #include "trainer/kernels/ops.h"
 #include "trainer/model/parameters.h"
-#include "trainer/model/residual.h"
+#include "trainer/model/pass.h"
 
 namespace deepnet {
 
-// The matrix that `use` reads in `model`, as trainer/model/describe.h names it.
+// Returns the name of the matrix that `use` reads in `model`, as trainer/model/describe.h gives it.
 std::string EmbeddingName(const ModelSpec& model, EmbeddingUse use);
 
-// fairseq's sinusoidal positions [count, width], offset 2: row p is that of position p + 2;
-// computed in double precision.
+// fairseq's sinusoidal positions [count, width] with offset 2: row p is the one of position p + 2.
+// Computed in double precision.
 at::Tensor SinusoidalPositions(int64_t count, int64_t width);
 
 // Tokens and positions of one stack; `use` is kSource or kTarget.
@@ -30,8 +30,8 @@ class Embedding {
 
   // The mask of one microbatch of at most `capacity` rows; undefined without dropout.
   at::Tensor MakeMask(const Ops& ops, int64_t capacity) const;
-  void Forward(const PassContext& pass, const Stream& stream, const at::Tensor& mask) const;
-  // `dx_RD` (stream): gradient of what Forward wrote; overwritten by its masked form.
+  void Forward(const PassContext& pass, const ResidualStream& stream, const at::Tensor& mask) const;
+  // `dx_RD` (residual): gradient of what Forward wrote; overwritten by its masked form.
   void Backward(const PassContext& pass, const at::Tensor& dx_RD, const at::Tensor& mask) const;
 
  private:
@@ -52,12 +52,12 @@ class OutputLayer {
  public:
   OutputLayer(const ModelSpec& spec, Ops& ops, const Parameters& parameters);
 
-  // Loss of `labels` [rows], summed. With `dhidden_RD` (stream) defined: the gradient of
-  // `hidden_RD` (operand), and that of the matrix is added to its accumulator. `token_nll` [rows]
-  // may be null.
+  // Returns the loss of `labels` [rows], summed. With `dhidden_RD` (residual) defined, writes the
+  // gradient of `hidden_RD` (operand) to it and adds that of the matrix to its accumulator.
+  // `token_nll` [rows] may be null.
   LossSums Loss(const PassContext& pass, const at::Tensor& hidden_RD, const int32_t* labels,
                 const LossOptions& options, const at::Tensor& dhidden_RD, float* token_nll) const;
-  // `logits_RV` (stream) out.
+  // Writes `logits_RV` (residual).
   void Logits(const PassContext& pass, const at::Tensor& hidden_RD,
               const at::Tensor& logits_RV) const;
   void Refresh(Ops& ops) { ops.Refresh(*weight_VD_); }

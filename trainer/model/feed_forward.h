@@ -14,36 +14,38 @@ namespace deepnet {
 class FeedForward {
  public:
   struct Saved {
-    bool again = false;   // the three below are the workspace's, made again by Backward
-    at::Tensor inner_RF;  // operand: after the activation (and its dropout)
-    at::Tensor pre_RF;    // operand: before GELU; undefined with RELU
-    at::Tensor mask;      // of activation dropout
+    bool recomputed = false;  // the three below are the workspace's, recomputed by Backward
+    at::Tensor inner_RF;      // operand: after the activation (and its dropout)
+    at::Tensor pre_RF;        // operand: before GELU; undefined with RELU
+    at::Tensor mask;          // of activation dropout
     NormState inner;
-    JoinSaved join;
+    ResidualConnection::Saved residual;
   };
 
   FeedForward(const ModelSpec& spec, Ops& ops, const Parameters& parameters, int stack, int layer);
 
-  Saved MakeSaved(const Ops& ops, int64_t capacity, const Workspace* again = nullptr) const;
-  void Forward(const PassContext& pass, const Stream& stream, Workspace& work, Saved& saved) const;
+  Saved MakeSaved(const Ops& ops, int64_t capacity,
+                  const Workspace* recompute_work = nullptr) const;
+  void Forward(const PassContext& pass, const ResidualStream& stream, Workspace& work,
+               Saved& saved) const;
   void Backward(const PassContext& pass, const Upstream& upstream, const at::Tensor& dstream_RD,
                 Workspace& work, Saved& saved) const;
   void Refresh(Ops& ops);
-  const Join& join() const { return join_; }
+  const ResidualConnection& residual() const { return residual_; }
 
  private:
-  // Inner rows from the branch's input.
+  // Computes the inner rows from the branch's input.
   void MakeInner(const PassContext& pass, const at::Tensor& input_RD, Saved& saved) const;
-  // The gradient before the first matrix from that behind the second one's input, in place.
+  // Turns the gradient of the second matrix's input into that of the first one's output, in place.
   void BackwardInner(const PassContext& pass, const at::Tensor& dinner_RF, Saved& saved) const;
 
   int64_t width_, inner_;
   bool gelu_;
   DropoutSite dropout_;
   LinearLayer fc1_, fc2_;
-  Join join_;
-  BeforeLast before_last_;
-  std::optional<Modulation> middle_shift_;  // behind the first matrix
+  ResidualConnection residual_;
+  InnerNorm inner_norm_;
+  std::optional<ScaleShift> middle_shift_;  // after the first matrix
 };
 
 }  // namespace deepnet

@@ -14,7 +14,7 @@ struct PairFlops {
 };
 
 PairFlops Forward(const ModelSpec& model, double source, double target) {
-  const double d = model.width(), f = model.ffn_width();
+  const double d = model.d_model(), f = model.ffn_dim();
   const double square = target * target / (LabelledStack(model) == 1 ? 2 : 1);
   const double output = 2 * target * d * static_cast<double>(model.vocabulary_size());
   if (!HasMemory(model)) {

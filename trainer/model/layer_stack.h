@@ -1,12 +1,14 @@
-// A run of encoder or of decoder layers with one level of recomputation: all that a chunk of the
-// model has to know of it.
+// Encoder and decoder layers, and a run of them with one level of recomputation.
 //
-// Only this class decides which layer keeps what, and when what was not kept is computed again
-// (trainer/model/recompute.h says what the levels are, docs/design/recomputation.md why they give
-// equal bits). A chunk calls, for each microbatch,
+// LayerStack is all that a chunk of the model has to know. Only this class decides which layer
+// keeps what, and when it recomputes what was not kept (trainer/model/describe_memory.h says what
+// the levels are, docs/design/recomputation.md why they give equal bits). A chunk calls, for each
+// microbatch,
 //
-//   stack.Forward(pass, stream, kept)         stream: embedded or received rows; the output on
-//   return stack.Backward(pass, dstream_RD, kept)    gradient of the output; of the input on return
+//   stack.Forward(pass, stream, kept)         stream: embedded or received rows on entry, the
+//                                             stack's output on return
+//   stack.Backward(pass, dstream_RD, kept)    gradient of the output on entry, of the input on
+//                                             return
 //
 // with the same rows, seed and step. Kept lives from the one to the other; SegmentWorkspace is
 // shared by all stacks of a kind on a rank and holds nothing that another action needs.
@@ -21,48 +23,162 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "parallel/plan/inventory.h"
 #include "proto/data.pb.h"
 #include "proto/model.pb.h"
 #include "trainer/kernels/ops.h"
-#include "trainer/model/layer_done.h"
-#include "trainer/model/layer_history.h"
-#include "trainer/model/layers.h"
-#include "trainer/model/recompute.h"
+#include "trainer/model/attention.h"
+#include "trainer/model/feed_forward.h"
+#include "trainer/model/norm.h"
+#include "trainer/model/pass.h"
 
 namespace deepnet {
 
-// What every layer of a stack is given in a pass.
+class EncoderLayer {
+ public:
+  struct Saved {
+    SelfAttention::Saved attention;
+    FeedForward::Saved feed_forward;
+  };
+
+  EncoderLayer(const ModelSpec& spec, Ops& ops, const Parameters& parameters, int layer);
+
+  // At SELECTIVE_FFN and SELECTIVE_GEMM the state that is not kept is in buffers of `work`, which
+  // must have them.
+  Saved MakeSaved(const Ops& ops, int64_t capacity, Recompute level = NONE,
+                  const Workspace* work = nullptr) const;
+  void Forward(const PassContext& pass, const ResidualStream& stream, Workspace& work,
+               Saved& saved) const;
+  void Backward(const PassContext& pass, const Upstream& upstream, const at::Tensor& dstream_RD,
+                Workspace& work, Saved& saved) const;
+  // The origin of the next layer's input.
+  Upstream Output(const Saved& saved) const;
+  void Refresh(Ops& ops);
+
+ private:
+  SelfAttention attention_;
+  FeedForward feed_forward_;
+};
+
+// In a model of one stack (trainer/model/architecture.h) this class is that stack's layer, without
+// cross-attention: `encoder_output` is not read, and Step must not be called.
+class DecoderLayer {
+ public:
+  struct Saved {
+    SelfAttention::Saved self_attention;
+    CrossAttention::Saved cross_attention;
+    FeedForward::Saved feed_forward;
+  };
+
+  DecoderLayer(const ModelSpec& spec, Ops& ops, const Parameters& parameters, int layer);
+
+  // As above; keys and values of the encoder's output are in `source_work`.
+  Saved MakeSaved(const Ops& ops, int64_t source_capacity, int64_t target_capacity,
+                  Recompute level = NONE, const Workspace* work = nullptr,
+                  const Workspace* source_work = nullptr) const;
+  void Forward(const PassContext& pass, const EncoderOutput& encoder_output,
+               const ResidualStream& stream, Workspace& work, Saved& saved) const;
+  void Backward(const PassContext& pass, const EncoderOutput& encoder_output,
+                const Upstream& upstream, const at::Tensor& dstream_RD, Workspace& work,
+                Workspace& source_work, Saved& saved) const;
+  void FillCache(const PassContext& pass, const EncoderOutput& encoder_output,
+                 const at::Tensor& kv_R2D) const {
+    cross_attention_->FillCache(pass, encoder_output, kv_R2D);
+  }
+  void Step(const PassContext& pass, const ResidualStream& stream, Workspace& work, Saved& saved,
+            KeyValueCache& self_cache, int64_t first_row, const CacheIndex& self_index,
+            const KeyValueCache& cross_cache, const CacheIndex& cross_index) const;
+  Upstream Output(const Saved& saved) const;
+  void Refresh(Ops& ops);
+
+ private:
+  SelfAttention self_attention_;
+  std::optional<CrossAttention> cross_attention_;
+  FeedForward feed_forward_;
+};
+
+// DLCL (Wang et al., 2019, arXiv:1906.01787, section 3): a layer reads a trained sum of all layers
+// before it, in pre-norm form.
+//
+//   z_0 = the rows that entered the stack        z_k = N_k(output of layer k)
+//   input of layer l + 1 = sum over k <= l of W[l, k] z_k;  output of the stack: l = number of
+//   layers
+//
+// Rows of W start as means: W[l, k] = 1 / (l + 1). Every z_k is kept until the backward pass has
+// passed its layer, at every level of recomputation, and the gradients of all z_k grow together.
+// So a stack with a history is in one piece: no boundary of a pipeline goes through it
+// (Inventory::one_piece).
+class LayerHistory {
+ public:
+  // State of one microbatch: z_0 .. z_n (residual), and states of the n norms.
+  struct Saved {
+    std::vector<at::Tensor> outputs_RD;
+    std::vector<NormState> norms;
+  };
+
+  // `stack`, as a whole: 0 encoder, 1 decoder.
+  LayerHistory(const ModelSpec& spec, const Parameters& parameters, int stack);
+
+  // `trains`: with states of norms.
+  Saved MakeSaved(const Ops& ops, int64_t capacity, bool trains) const;
+  // Gradients of z_0 .. z_n, for one backward pass at a time.
+  std::vector<at::Tensor> MakeGradients(const Ops& ops, int64_t capacity) const;
+
+  // z_0 = the stream.
+  void Begin(const PassContext& pass, const ResidualStream& stream, Saved& saved) const;
+  // The stream becomes the input of `layer` (from 0), or with the number of layers the output.
+  void Mix(const PassContext& pass, int layer, const ResidualStream& stream,
+           const Saved& saved) const;
+  // z_(layer + 1) = N(the stream after `layer`).
+  void Keep(const PassContext& pass, int layer, const ResidualStream& stream, Saved& saved) const;
+
+  // Backward of Mix: adds the gradient of its result to those of the z_k and of the weights. The
+  // call for the output comes first and clears `gradients`.
+  void MixBackward(const PassContext& pass, int layer, const at::Tensor& dstream_RD,
+                   const Saved& saved, const std::vector<at::Tensor>& gradients) const;
+  // Backward of Keep: `dstream_RD` becomes the gradient of the stream after `layer`.
+  void KeepBackward(const PassContext& pass, int layer, const at::Tensor& dstream_RD, Saved& saved,
+                    const std::vector<at::Tensor>& gradients) const;
+  // Backward of Begin: `dstream_RD` becomes the gradient of the stream that entered the stack.
+  void BeginBackward(const PassContext& pass, const at::Tensor& dstream_RD,
+                     const std::vector<at::Tensor>& gradients) const;
+
+ private:
+  int64_t width_;
+  std::vector<at::Tensor> weights_, dweights_;  // [layer + 1]; the last are the output's
+  std::vector<NormLayer> norms_;                // of z_1 .. z_n
+};
+
+// The arguments of a pass that all layers of a stack share.
 struct StackPass {
-  PassContext context;               // rows: of this stack
-  Workspace* work = nullptr;         // of this stack's rows
-  const Memory* memory = nullptr;    // decoder
-  Workspace* memory_work = nullptr;  // decoder: of the memory's rows
-  // Called by Backward, if anybody asks, for the stack's layers from first_layer on in the chain.
+  PassContext context;                            // rows: of this stack
+  Workspace* work = nullptr;                      // of this stack's rows
+  const EncoderOutput* encoder_output = nullptr;  // decoder
+  Workspace* source_work = nullptr;               // decoder: of the encoder output's rows
+  // Called by Backward for the stack's layers, which start at first_layer in the chain; may be
+  // null.
   const LayerDone* layer_done = nullptr;
   int first_layer = 0;
 };
 
-// A residual stream of zeros.
-Stream MakeStream(const Ops& ops, int64_t capacity, int64_t width);
-
-// LAYER: what the layers of one segment keep while they are worked on. Other levels: empty.
+// FULL: the state of the layers of one segment while they are worked on. Other levels: empty.
 template <typename LayerT>
 struct SegmentWorkspace {
   std::vector<typename LayerT::Saved> saved;  // one for each layer of a segment
-  Stream stream;                              // runs through a segment that is computed again
-  at::Tensor input_RD;  // operand: the segment's input; undefined where that is the stream's type
-  // Forward passes so far, and which segment of the last one `saved` holds (-1: none): where the
-  // backward pass comes next, its first segment needs no second run.
+  ResidualStream stream;                      // runs through a segment that is recomputed
+  at::Tensor input_RD;  // operand: the segment's input; undefined where that is the residual type
+  // Forward passes so far, and the segment of the last one that `saved` holds (-1: none): where the
+  // backward pass comes next, its first segment needs no recomputation.
   int64_t passes = 0;
   int held = -1;
-  std::vector<at::Tensor> history_gradients_RD;  // of a stack with a history, at every level
+  std::vector<at::Tensor> history_gradients_RD;  // with a history, at every level
 };
 
 // Buffers that stacks of one kind on a rank take for a microbatch and give back after it: each has
 // as many as all of them hold at once.
 template <typename LayerT>
 struct KeptPool {
-  std::map<Recompute, std::vector<typename LayerT::Saved>> saved;  // by what a stack keeps
+  std::map<Recompute, std::vector<typename LayerT::Saved>> saved;  // by the stack's level
   std::vector<at::Tensor> first_RD, inputs_RD;
   std::vector<LayerHistory::Saved> histories;
 };
@@ -73,11 +189,12 @@ class LayerStack {
  public:
   using Saved = typename LayerT::Saved;
 
-  // What one microbatch keeps.
+  // State of one microbatch from Forward to Backward.
   struct Kept {
-    std::vector<Saved> saved;           // NONE, FFN, GEMM: one a layer; inference: one for all
-    at::Tensor first_RD;                // operand: input of the first layer; not for LAYER
-    std::vector<at::Tensor> inputs_RD;  // LAYER: stream, input of each segment
+    std::vector<Saved>
+        saved;  // NONE, SELECTIVE_FFN, SELECTIVE_GEMM: one a layer; inference: one for all
+    at::Tensor first_RD;                // operand: input of the first layer; not for FULL
+    std::vector<at::Tensor> inputs_RD;  // FULL: residual, input of each segment
     LayerHistory::Saved history;        // empty where there is none
     int64_t pass = 0;                   // SegmentWorkspace::passes of the forward pass
   };
@@ -86,49 +203,51 @@ class LayerStack {
   LayerStack(const ModelSpec& spec, const MicrobatchSpec& capacity, const RecomputeChoice& options,
              Ops& ops, const Parameters& parameters, int first, int count);
 
-  // `work` (of the stack's rows; for decoder layers also `memory_work`) must have been made with
+  // `work` (of the stack's rows; for decoder layers also `source_work`) must have been made with
   // this level or a higher one, and outlive the result.
-  Kept MakeKept(const Workspace& work, const Workspace* memory_work = nullptr) const;
-  // The same out of `pool`, which makes what it lacks. All stacks that share a pool are given the
-  // same workspaces.
+  Kept MakeKept(const Workspace& work, const Workspace* source_work = nullptr) const;
+  // Takes the buffers out of `pool`, which makes those that it lacks. All stacks that share a pool
+  // are given the same workspaces.
   Kept TakeKept(KeptPool<LayerT>& pool, const Workspace& work,
-                const Workspace* memory_work = nullptr) const;
-  // After Backward: all of `kept`, which is empty then.
+                const Workspace* source_work = nullptr) const;
+  // Gives all of `kept`, which is empty then, back to `pool`; after Backward.
   void GiveKept(KeptPool<LayerT>& pool, Kept& kept) const;
-  // One layer's buffers for all: passes without backward, Step.
+  // One layer's buffers for all layers: for passes without backward, and decoding.
   Kept MakeKeptForInference() const;
-  // Makes what segments of this stack need and `segment` does not have yet. Every stack that will
-  // use it says so once, before its first pass.
+  // Makes the buffers that segments of this stack need and `segment` does not have yet. Every stack
+  // that will use `segment` calls this once, before its first pass.
   void Prepare(SegmentWorkspace<LayerT>& segment) const;
 
-  // With pass.context.keep, `kept` is filled. `segment` is unused but for LAYER.
-  void Forward(const StackPass& pass, const Stream& stream, Kept& kept,
+  // With pass.context.keep, `kept` is filled. `segment` is used only at FULL.
+  void Forward(const StackPass& pass, const ResidualStream& stream, Kept& kept,
                SegmentWorkspace<LayerT>& segment) const;
-  // `dstream_RD` (stream), in place. Runs no collective and touches nothing but `kept`, the
-  // workspaces, gradients, and the memory's gradient.
+  // `dstream_RD` (residual), in place. Runs no collective and changes nothing but `kept`, the
+  // workspaces, gradients, and the encoder output's gradient.
   void Backward(const StackPass& pass, const at::Tensor& dstream_RD, Kept& kept,
                 SegmentWorkspace<LayerT>& segment) const;
   void Refresh();
 
-  // What stands before and behind layer `layer` of Step, which callers run themselves.
-  void BeforeLayer(const PassContext& pass, int layer, const Stream& stream, Kept& kept) const;
-  void AfterLayer(const PassContext& pass, int layer, const Stream& stream, Kept& kept) const;
+  // The steps before and after layer `layer` when decoding, where the caller runs the layers.
+  void BeforeLayer(const PassContext& pass, int layer, const ResidualStream& stream,
+                   Kept& kept) const;
+  void AfterLayer(const PassContext& pass, int layer, const ResidualStream& stream,
+                  Kept& kept) const;
 
   int size() const { return static_cast<int>(layers_.size()); }
   const std::vector<LayerT>& layers() const { return layers_; }
 
  private:
-  bool by_segment() const { return options_.level == LAYER; }
+  bool by_segment() const { return options_.level == FULL; }
   int NumSegments() const { return (size() + segment_ - 1) / segment_; }
-  Saved MakeSaved(Recompute level, const Workspace* work, const Workspace* memory_work) const;
+  Saved MakeSaved(Recompute level, const Workspace* work, const Workspace* source_work) const;
   Saved& SavedOf(int layer, Kept& kept, SegmentWorkspace<LayerT>& segment) const;
-  void ForwardAgain(const StackPass& pass, int index, Kept& kept,
-                    SegmentWorkspace<LayerT>& segment) const;
+  void RecomputeSegment(const StackPass& pass, int index, Kept& kept,
+                        SegmentWorkspace<LayerT>& segment) const;
   Upstream UpstreamOf(const StackPass& pass, int layer, Kept& kept,
                       SegmentWorkspace<LayerT>& segment) const;
 
   RecomputeChoice options_;
-  int segment_;  // layers between two kept inputs; without LAYER: all
+  int segment_;  // layers between two kept inputs; without FULL: all
   int64_t width_, source_capacity_, capacity_;
   Ops& ops_;
   std::vector<LayerT> layers_;

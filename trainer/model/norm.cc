@@ -20,8 +20,8 @@ NormLayer::NormLayer(const ModelSpec& spec, const Parameters& parameters, const 
 
 NormState NormLayer::MakeState(const Ops& ops, int64_t capacity) const {
   const int64_t features = gain_D_.size(0);
-  return {at::zeros({capacity, features}, ops.Stream()),
-          at::zeros({over_rows_ ? features : capacity}, ops.Stream())};
+  return {at::zeros({capacity, features}, ops.ResidualOptions()),
+          at::zeros({over_rows_ ? features : capacity}, ops.ResidualOptions())};
 }
 
 void NormLayer::Into(ResidualNormArgs& args) const {
@@ -42,10 +42,10 @@ void NormLayer::Into(ResidualNormGradArgs& args) const {
 
 void NormLayer::Forward(const PassContext& pass, const at::Tensor& x_RD, const at::Tensor& y_RD,
                         NormState& state) const {
-  const auto stream_type = pass.ops->Stream().dtype();
+  const auto residual_type = pass.ops->ResidualOptions().dtype();
   ResidualNormArgs args{.rows = pass.rows->count, .state = pass.keep ? &state : nullptr};
-  (x_RD.dtype() == stream_type ? args.x_RD : args.branch_RD) = x_RD;
-  (y_RD.dtype() == stream_type ? args.y_RD : args.y_operand_RD) = y_RD;
+  (x_RD.dtype() == residual_type ? args.x_RD : args.branch_RD) = x_RD;
+  (y_RD.dtype() == residual_type ? args.y_RD : args.y_operand_RD) = y_RD;
   Into(args);
   pass.ops->ResidualNorm(args);
 }
@@ -58,7 +58,7 @@ void NormLayer::Output(const PassContext& pass, const NormState& state,
 void NormLayer::BackwardInPlace(const PassContext& pass, const at::Tensor& dy_RD,
                                 NormState& state) const {
   ResidualNormGradArgs args{.rows = pass.rows->count, .dy_RD = dy_RD, .state = &state};
-  const bool stream = dy_RD.dtype() == pass.ops->Stream().dtype();
+  const bool stream = dy_RD.dtype() == pass.ops->ResidualOptions().dtype();
   (stream ? args.dx_RD : args.dbranch_RD) = dy_RD;
   Into(args);
   pass.ops->ResidualNormBackward(args);
@@ -75,15 +75,48 @@ void NormLayer::BackwardInto(const PassContext& pass, const at::Tensor& dy_RD, N
   pass.ops->ResidualNormBackward(args);
 }
 
-void NormLayer::ForwardStream(const PassContext& pass, const Stream& stream,
+void NormLayer::ForwardStream(const PassContext& pass, const ResidualStream& stream,
                               NormState& state) const {
   ResidualNormArgs args{.rows = pass.rows->count,
                         .x_RD = stream.value_RD,
                         .y_RD = stream.value_RD,
                         .state = pass.keep ? &state : nullptr};
-  if (!stream.operand_RD.is_same(stream.value_RD)) args.y_operand_RD = stream.operand_RD;
+  if (!stream.one_tensor()) args.y_operand_RD = stream.operand_RD;
   Into(args);
   pass.ops->ResidualNorm(args);
+}
+
+ScaleShift::ScaleShift(const Parameters& parameters, const std::string& scale,
+                       const std::string& shift) {
+  if (!scale.empty()) {
+    scale_G_ = parameters.Get(scale);
+    dscale_G_ = parameters.Gradient(scale);
+  }
+  if (!shift.empty()) {
+    shift_1_ = parameters.Get(shift);
+    dshift_1_ = parameters.Gradient(shift);
+  }
+}
+
+void ScaleShift::Forward(const PassContext& pass, const at::Tensor& x_RD,
+                         const at::Tensor& y_RD) const {
+  pass.ops->ScaleShift({.rows = pass.rows->count,
+                        .x_RD = x_RD,
+                        .scale_G = scale_G_,
+                        .shift_1 = shift_1_,
+                        .y_RD = y_RD});
+}
+
+void ScaleShift::BackwardInPlace(const PassContext& pass, const at::Tensor& dy_RD,
+                                 const at::Tensor& x_RD) const {
+  pass.ops->ScaleShiftBackward({.rows = pass.rows->count,
+                                .dy_RD = dy_RD,
+                                .x_RD = x_RD,
+                                .scale_G = scale_G_,
+                                .shift_1 = shift_1_,
+                                .dx_RD = dy_RD,
+                                .dscale_G = dscale_G_,
+                                .dshift_1 = dshift_1_});
 }
 
 }  // namespace deepnet

@@ -1,9 +1,6 @@
-// A normalisation with its parameters: LayerNorm, RMSNorm or BatchNorm, as the model says.
+// Trained parts that stand between products: normalisations, and factors and shifts.
 //
-// The same object serves the fused residual step (trainer/model/residual.h), which fills its
-// arguments by Into, and norms that stand alone.
-//
-// Letters: R rows, D features of what is normalised.
+// Letters: R rows, D features.
 #pragma once
 
 #include <optional>
@@ -18,38 +15,58 @@
 
 namespace deepnet {
 
+// LayerNorm, RMSNorm or BatchNorm, as the model says. The same object serves the fused residual
+// step (trainer/model/residual.h), which fills its arguments by Into, and norms that stand alone.
 class NormLayer {
  public:
-  // Parameters `name`.weight and, but for RMSNorm, `name`.bias. `epsilon`: the model's if not
+  // Parameters `name`.weight and, except for RMSNorm, `name`.bias. `epsilon`: the model's if not
   // given.
   NormLayer(const ModelSpec& spec, const Parameters& parameters, const std::string& name,
             std::optional<double> epsilon = {});
 
   NormState MakeState(const Ops& ops, int64_t capacity) const;
 
-  // What is this norm's in the arguments of a step that ends in it.
+  // Fills in this norm's part of the arguments of a step that ends in it.
   void Into(ResidualNormArgs& args) const;
   void Into(ResidualNormGradArgs& args) const;
 
-  // y = N(x), of either type each; y may be x where the types are one. Nothing is kept in
+  // y = N(x), of either type each; y may be x where the types are equal. Keeps nothing in
   // inference.
   void Forward(const PassContext& pass, const at::Tensor& x_RD, const at::Tensor& y_RD,
                NormState& state) const;
-  // y (operand) again, bit for bit.
+  // Writes y (operand) once more, with the same bits.
   void Output(const PassContext& pass, const NormState& state, const at::Tensor& y_RD) const;
-  // `dy_RD` (stream or operand): gradient behind the norm on entry, before it on return.
+  // `dy_RD` (residual or operand): gradient of y on entry, of x on return.
   void BackwardInPlace(const PassContext& pass, const at::Tensor& dy_RD, NormState& state) const;
-  // dx (stream) += the gradient before the norm.
+  // dx (residual) += the gradient of x.
   void BackwardInto(const PassContext& pass, const at::Tensor& dy_RD, NormState& state,
                     const at::Tensor& dx_RD) const;
 
-  // stream <- N(stream), in both types, and its backward pass.
-  void ForwardStream(const PassContext& pass, const Stream& stream, NormState& state) const;
+  // stream <- N(stream), in both types.
+  void ForwardStream(const PassContext& pass, const ResidualStream& stream, NormState& state) const;
 
  private:
   bool centred_, over_rows_;
   double epsilon_;
   at::Tensor gain_D_, bias_D_, dgain_D_, dbias_D_;  // biases undefined with RMSNorm
+};
+
+// Trained factors and a trained shift that some residual schemes put on streams, branches and
+// heads: y = scale * (x - shift).
+class ScaleShift {
+ public:
+  // `scale`, `shift`: names of the parameters; empty: y has no such part.
+  ScaleShift(const Parameters& parameters, const std::string& scale, const std::string& shift);
+
+  // x, y: residual or operand; y may be x.
+  void Forward(const PassContext& pass, const at::Tensor& x_RD, const at::Tensor& y_RD) const;
+  // `dy_RD` (residual or operand): gradient of y on entry, of x on return. `x_RD`: as given to
+  // Forward; read only if there is a scale.
+  void BackwardInPlace(const PassContext& pass, const at::Tensor& dy_RD,
+                       const at::Tensor& x_RD) const;
+
+ private:
+  at::Tensor scale_G_, dscale_G_, shift_1_, dshift_1_;
 };
 
 }  // namespace deepnet

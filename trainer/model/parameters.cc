@@ -6,11 +6,12 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/philox.h"
+#include "trainer/model/roles.h"
 
 namespace deepnet {
 namespace {
 
-// The layer in which an embedding matrix is used so.
+// The kind of the layer that uses an embedding matrix so.
 LayerKind KindOf(EmbeddingUse use) {
   switch (use) {
     case EmbeddingUse::kSource:
@@ -22,21 +23,6 @@ LayerKind KindOf(EmbeddingUse use) {
   }
 }
 
-// `first_uses` (in the order of weights, each parameter once) with neighbours joined where both
-// their weights and their gradients adjoin.
-std::vector<FoldedSpan> Merge(const std::vector<Use>& first_uses) {
-  std::vector<FoldedSpan> spans;
-  for (const Use& use : first_uses) {
-    if (!spans.empty() &&
-        spans.back().gradient_offset + spans.back().count == use.gradient_offset) {
-      spans.back().count += use.count;
-    } else {
-      spans.push_back({use.weight_offset, use.gradient_offset, use.count});
-    }
-  }
-  return spans;
-}
-
 }  // namespace
 
 Parameters::Parameters(Inventory inventory, const Ops& ops, bool trainable)
@@ -44,19 +30,16 @@ Parameters::Parameters(Inventory inventory, const Ops& ops, bool trainable)
   for (int l = 0; l < static_cast<int>(inventory_.layers.size()); ++l) {
     for (const int parameter : inventory_.layers[l].parameters) AddUse(l, parameter);
   }
-  std::vector<Use> first_uses;
   for (int i = 0; i < static_cast<int>(inventory_.parameters.size()); ++i) {
     index_[inventory_.parameters[i].name] = i;
     DEEPNET_CHECK(first_use_[i] >= 0) << inventory_.parameters[i].name << " is in no layer";
-    first_uses.push_back(uses_[first_use_[i]]);
   }
-  folded_ = Merge(first_uses);
   const int64_t n = inventory_.NumElements();
-  weights_ = at::zeros({n}, ops.Stream());
+  weights_ = at::zeros({n}, ops.ResidualOptions());
   if (!trainable) return;
   const int64_t accumulators =
       uses_.empty() ? 0 : uses_.back().gradient_offset + uses_.back().count;
-  gradient_ = at::zeros({accumulators}, ops.Stream());
+  gradient_ = at::zeros({accumulators}, ops.ResidualOptions());
   moment_elements_ = n;
 }
 
@@ -151,26 +134,6 @@ GradientSpan Parameters::GradientRange(int first_layer, int end_layer) const {
     if (use.layer >= first_layer && use.layer < end_layer) span.count += use.count;
   }
   return span;
-}
-
-void Parameters::FoldTied(Ops& ops) {
-  for (const Use& use : uses_) {
-    const Use& first = uses_[first_use_[use.parameter]];
-    if (first == use) continue;
-    ops.Add(gradient_.narrow(0, first.gradient_offset, first.count),
-            gradient_.narrow(0, use.gradient_offset, use.count));
-  }
-  for (const Parameter& p : inventory_.parameters) {
-    if (p.zero_row >= 0) Gradient(p.name)[p.zero_row].zero_();
-  }
-}
-
-at::Tensor Parameters::FoldedGradient() const {
-  std::vector<at::Tensor> pieces;
-  for (const FoldedSpan& span : folded_) {
-    pieces.push_back(gradient_.narrow(0, span.gradient_offset, span.count));
-  }
-  return at::cat(pieces);
 }
 
 }  // namespace deepnet

@@ -6,7 +6,8 @@
 // tensor once. Gradients stand in the order of the layers, and inside a layer in that of its
 // parameters: every use of a tied tensor (source embedding, target embedding, output) has an
 // accumulator of its own inside its layer's range, so that the gradient of any run of layers is one
-// range, and no sum depends on where a pipeline was cut. FoldTied adds the uses once per step.
+// range, and no sum depends on where a pipeline was cut. GradientSums (trainer/optim) adds the uses
+// once per step.
 #pragma once
 
 #include <string>
@@ -20,7 +21,7 @@
 
 namespace deepnet {
 
-// Who adds to the gradient of an embedding matrix. The order is that of FoldTied.
+// The uses of an embedding matrix, in the order in which their gradients are summed.
 enum class EmbeddingUse { kSource, kTarget, kOutput };
 
 // The accumulator of one parameter in one layer.
@@ -42,19 +43,10 @@ struct GradientSpan {
   friend bool operator==(const GradientSpan&, const GradientSpan&) = default;
 };
 
-// Weights and the folded gradient that belongs to them.
-struct FoldedSpan {
-  int64_t weight_offset = 0;
-  int64_t gradient_offset = 0;
-  int64_t count = 0;
-
-  friend bool operator==(const FoldedSpan&, const FoldedSpan&) = default;
-};
-
 class Parameters {
  public:
-  // Float32 masters on the stream's device. `trainable`: with gradients and moments. `inventory` is
-  // a whole model or what Select made of one.
+  // Masters of residual type on the device of `ops`. `trainable`: with gradients and moments.
+  // `inventory` describes a whole model, or is the part of one that Select returned.
   Parameters(Inventory inventory, const Ops& ops, bool trainable);
 
   const Inventory& inventory() const { return inventory_; }
@@ -63,40 +55,32 @@ class Parameters {
   // Initial values: a function of (seed, name, element) alone (docs/design/random.md).
   void Initialize(uint64_t seed);
 
-  // The master of `name`, in its shape. DEEPNET_CHECKs that it exists.
+  // Returns the master of `name` in its shape. DEEPNET_CHECKs that it exists.
   at::Tensor Get(const std::string& name) const;
-  // Masters of `names`, adjacent in flat order and of equal width, as one matrix (or vector).
+  // Returns the masters of `names`, which are adjacent in flat order and have equal width, as one
+  // matrix (or vector).
   at::Tensor GetJoined(const std::vector<std::string>& names) const;
-  // Accumulators in the same shapes; undefined tensors if not trainable. Of a tied tensor: that of
-  // its first use here, which holds the folded gradient after FoldTied.
+  // Return accumulators in the same shapes; undefined tensors if not trainable. For a tied tensor:
+  // the accumulator of its first use here.
   at::Tensor Gradient(const std::string& name) const;
   at::Tensor GradientJoined(const std::vector<std::string>& names) const;
-  // The accumulator of one use of the embedding matrix `name`. DEEPNET_CHECKs that it is here.
+  // Returns the accumulator of one use of the embedding matrix `name`. DEEPNET_CHECKs that this
+  // part has that use.
   at::Tensor EmbeddingGradient(const std::string& name, EmbeddingUse use) const;
 
   // All accumulators, in the order of gradient(), without gaps.
   const std::vector<Use>& uses() const { return uses_; }
-  // Of layers [first, end) of inventory().layers.
+  // Returns the accumulators of layers [first, end) of inventory().layers.
   GradientSpan GradientRange(int first_layer, int end_layer) const;
-
-  // Adds the accumulators of a tied tensor's later uses here to that of its first, in order of use,
-  // and clears rows that must stay zero. Uses on other ranks are the caller's business.
-  void FoldTied(Ops& ops);
-  // Where the gradient of each weight is after FoldTied: as few ranges as there can be, covering
-  // weights() in order.
-  const std::vector<FoldedSpan>& folded() const { return folded_; }
-  // A copy [n] in the order of weights(), valid after FoldTied. For looking at: the optimizer goes
-  // over folded().
-  at::Tensor FoldedGradient() const;
 
   const at::Tensor& weights() const { return weights_; }    // [n]
   const at::Tensor& gradient() const { return gradient_; }  // [elements of all uses]
-  // Moments of the optimizer; memory from when they are first asked for.
+  // Moments of the optimizer; allocated by the first call.
   const at::Tensor& moment1() const { return Moment(moment1_); }  // [n], or [elements]
   const at::Tensor& moment2() const { return Moment(moment2_); }
-  // For a rank that updates but a share of its weights: moments of `elements` elements, in the
-  // order of the share (parallel/plan/shard.h). Before anybody asks for moments; saying it again
-  // changes nothing.
+  // For a rank that updates a share of its weights only: moments have `elements` elements, in the
+  // order of the share (parallel/plan/shard.h). Must be called before moment1 and moment2; calling
+  // it again with the same number changes nothing.
   void ShardMoments(int64_t elements);
 
  private:
@@ -109,12 +93,11 @@ class Parameters {
 
   Inventory inventory_;
   std::vector<Use> uses_;
-  std::vector<int> first_use_;  // [parameter], index into uses_
-  std::vector<FoldedSpan> folded_;
+  std::vector<int> first_use_;                   // [parameter], index into uses_
   absl::flat_hash_map<std::string, int> index_;  // of inventory_.parameters by name
   int64_t moment_elements_ = 0;
   at::Tensor weights_, gradient_;
-  mutable at::Tensor moment1_, moment2_;  // undefined until asked for
+  mutable at::Tensor moment1_, moment2_;  // undefined before the first call
 };
 
 }  // namespace deepnet

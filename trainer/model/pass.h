@@ -1,42 +1,132 @@
-// What every part of a layer is given in a pass, besides its own tensors.
+// The values that a pass hands through a model: the residual stream, the microbatch's identity, the
+// activations at the boundaries of chunks, and the observers of layers and sub-layers.
 //
-// Letters: R rows, D width.
+// Letters: R rows, S source rows, T target rows, D width.
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
+#include "parallel/plan/inventory.h"
+#include "trainer/data/microbatch.h"
 #include "trainer/kernels/ops.h"
+#include "trainer/model/scheme.h"
 
 namespace deepnet {
-
-// The residual stream of one stack: rows in stream type and, for products, in operand type. Both
-// are one tensor where the types are.
-struct Stream {
-  at::Tensor value_RD;
-  at::Tensor operand_RD;
-};
 
 class DeferredWeights;
 class SublayerProbe;
 
+// The rows of one stack in residual type and, for products, in operand type. Both are one tensor
+// where the types are equal.
+struct ResidualStream {
+  at::Tensor value_RD;
+  at::Tensor operand_RD;
+
+  bool one_tensor() const { return operand_RD.is_same(value_RD); }
+};
+
+// A stream of zeros, with a tensor of its own for operands only where the types differ.
+ResidualStream MakeResidualStream(const Ops& ops, int64_t capacity, int64_t width);
+
+// True if products read the residual type.
+inline bool SameTypes(const Ops& ops) {
+  return ops.OperandOptions().dtype() == ops.ResidualOptions().dtype();
+}
+
+// The first `rows` rows of x.
+inline at::Tensor FirstRows(int64_t rows, const at::Tensor& x) { return x.narrow(0, 0, rows); }
+
+// The arguments of a pass that all parts of a layer share.
 struct PassContext {
   Ops* ops = nullptr;
   const PackedRows* rows = nullptr;  // of this stack
   uint64_t seed = 0;
   int64_t step = 0;  // steps taken before this pass
   bool keep = true;  // training: dropout on, state kept for the backward pass
-  // Backward: weight gradients go here instead of being computed; null: they are computed.
+  // Backward: weight gradients are recorded here instead of being computed; null: computed.
   DeferredWeights* deferred = nullptr;
-  // Forward: told what sub-layers do to their stream; null: nobody asks.
+  // Forward: told what sub-layers do to their stream; may be null.
   SublayerProbe* probe = nullptr;
   // B2T: what entered the layer, and in the backward pass the gradient that goes back there
-  // (stream). Undefined elsewhere.
+  // (residual). Undefined with other schemes.
   at::Tensor layer_input_RD;
   // RESIDUAL_DUAL: the second stream, and in the backward pass its gradient, which every layer of
-  // the stack reads and none changes (stream). Undefined elsewhere, and where layers run again.
+  // the stack reads and none changes (residual). Undefined with other schemes, and where layers are
+  // recomputed.
   at::Tensor second_RD;
+};
+
+// Copies the values to the operand tensor, unless both are one tensor.
+void FillOperand(const PassContext& pass, const ResidualStream& stream);
+
+// Called with a layer's position in the chain of the whole model, after the pass has added
+// everything that it adds to that layer's gradients. A backward pass calls it for each of its
+// layers, from the last to the first.
+using LayerDone = std::function<void(int layer)>;
+
+// One microbatch of one step, as every chunk sees it.
+struct MicrobatchPass {
+  PackedRows source, target;
+  const int32_t* labels = nullptr;  // [T]
+  uint64_t seed = 0;                // with step: keys of dropout
+  int64_t step = 0;
+  bool training = false;  // dropout on, state kept, gradients wanted
+  // Backward: weight gradients of layers are recorded here instead of computed; null: computed.
+  DeferredWeights* deferred = nullptr;
+  const LayerDone* layer_done = nullptr;  // backward: called for each layer; may be null
+  SublayerProbe* probe = nullptr;         // forward: told about each sub-layer; may be null
+};
+
+// `microbatch` must outlive the result.
+MicrobatchPass MakePass(const Microbatch& microbatch, uint64_t seed, int64_t step, bool training);
+
+// Rows of a packed side as the kernels want them; `side` and `pairs` must outlive the result.
+PackedRows RowsOf(const PackedSide& side, const std::vector<uint32_t>& pairs, int num_sentences);
+
+// The tensors of one microbatch that pass from chunk to chunk: values forward, gradients backward.
+struct BoundaryActivations {
+  at::Tensor source_RD;          // residual
+  at::Tensor encoder_output_RD;  // values: operand; gradients: residual
+  at::Tensor target_RD;          // residual
+};
+
+// The boundary activations that cross one boundary between layers.
+struct BoundarySet {
+  bool source = false;
+  bool encoder_output = false;
+  bool target = false;
+
+  friend bool operator==(const BoundarySet&, const BoundarySet&) = default;
+};
+
+// The boundary before layer `position` of the whole chain; empty at both ends of the chain.
+BoundarySet BoundaryBefore(const Inventory& whole, int position);
+
+// One sub-layer while it runs. Tensors hold pass.rows->count real rows and are gone or overwritten
+// when the call returns.
+struct SublayerView {
+  int stack = 0;  // 0 encoder, 1 decoder
+  int layer = 0;  // within the stack
+  SublayerKind kind = SublayerKind::kSelfAttention;
+  const SublayerScheme* scheme = nullptr;
+  at::Tensor stream_RD;  // residual: as it entered; in AtLeave after omega, before alpha and e
+  at::Tensor input_RD;   // operand: what the branch reads; undefined in AtLeave
+  at::Tensor branch_RD;  // residual: as it joins, after dropout; undefined in AtEnter
+  at::Tensor sum_RD;     // residual: what the norm after the sum reads; undefined without one
+  double seconds = 0.0;  // time spent to make this view
+};
+
+// Sees what sub-layers do to their stream while a forward pass runs. Changes nothing, unless it
+// changes parameters itself, as the measurement of Admin's profile does.
+class SublayerProbe {
+ public:
+  virtual ~SublayerProbe() = default;
+  virtual void AtEnter(const PassContext& pass, const SublayerView& view) = 0;
+  virtual void AtLeave(const PassContext& pass, const SublayerView& view) = 0;
 };
 
 }  // namespace deepnet

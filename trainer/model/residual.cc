@@ -20,29 +20,23 @@ Site SiteOf(SublayerKind kind) {
   return kSiteSelfAttention;
 }
 
-at::Tensor FirstRows(const PassContext& pass, const at::Tensor& x) {
-  return x.narrow(0, 0, pass.rows->count);
-}
-
 // x *= factor, a constant.
 void ScaleRows(const PassContext& pass, const at::Tensor& x, double factor) {
-  if (factor != 1.0) FirstRows(pass, x).mul_(factor);
+  if (factor != 1.0) FirstRows(pass.rows->count, x).mul_(factor);
 }
 
 void AddRows(const PassContext& pass, const at::Tensor& y, const at::Tensor& x) {
-  pass.ops->Add(FirstRows(pass, y), FirstRows(pass, x));
+  pass.ops->Add(FirstRows(pass.rows->count, y), FirstRows(pass.rows->count, x));
 }
-
-bool OneTensor(const Stream& stream) { return stream.operand_RD.is_same(stream.value_RD); }
 
 }  // namespace
 
-Join::Join(const ModelSpec& spec, const Parameters& parameters, int stack, int layer,
-           SublayerKind kind)
+ResidualConnection::ResidualConnection(const ModelSpec& spec, const Parameters& parameters,
+                                       int stack, int layer, SublayerKind kind)
     : scheme_(MakeSublayerScheme(spec, stack, layer, kind)),
       kind_(kind),
       dropout_{.stack = stack, .layer = layer, .site = SiteOf(kind), .rate = spec.dropout()},
-      width_(spec.width()) {
+      width_(spec.d_model()) {
   const std::string prefix = LayerPrefix(stack, layer);
   if (scheme_.input_norm) input_norm_.emplace(spec, parameters, prefix + NormName(kind));
   if (scheme_.output_norm) output_norm_.emplace(spec, parameters, prefix + OutputNormName(kind));
@@ -56,34 +50,33 @@ Join::Join(const ModelSpec& spec, const Parameters& parameters, int stack, int l
   if (scheme_.shifts) shift_.emplace(parameters, "", prefix + InputShiftName(kind));
 }
 
-JoinSaved Join::MakeSaved(const Ops& ops, int64_t capacity) const {
-  const auto rows = [&] { return at::zeros({capacity, width_}, ops.Stream()); };
-  JoinSaved saved;
+ResidualConnection::Saved ResidualConnection::MakeSaved(const Ops& ops, int64_t capacity) const {
+  const auto rows = [&] { return at::zeros({capacity, width_}, ops.ResidualOptions()); };
+  Saved saved;
   if (input_norm_) saved.norms[0] = input_norm_->MakeState(ops, capacity);
   if (output_norm_) saved.norms[OutputIndex()] = output_norm_->MakeState(ops, capacity);
   if (end_norm_) saved.norms[EndIndex()] = end_norm_->MakeState(ops, capacity);
   if (scheme_.KeepsStream()) saved.stream_RD = rows();
   if (scheme_.KeepsBranch()) saved.branch_RD = rows();
   if (dropout_.rate > 0) {
-    saved.mask = at::zeros({capacity, (width_ + 7) / 8}, ops.Stream().dtype(at::kByte));
+    saved.mask = at::zeros({capacity, (width_ + 7) / 8}, ops.ResidualOptions().dtype(at::kByte));
   }
   return saved;
 }
 
-DropoutSite Join::Dropout(const PassContext& pass) const {
-  DropoutSite site = dropout_;
+DropoutSite At(DropoutSite site, const PassContext& pass) {
   site.seed = pass.seed;
   site.step = pass.step;
   if (!pass.keep) site.rate = 0.0;
   return site;
 }
 
-at::Tensor Join::SecondStream(const PassContext& pass) const {
+at::Tensor ResidualConnection::SecondStream(const PassContext& pass) const {
   return scheme_.second_stream ? pass.second_RD : at::Tensor();
 }
 
-at::Tensor Join::Enter(const PassContext& pass, const Stream& stream, const at::Tensor& scratch_RD,
-                       JoinSaved& saved) const {
+at::Tensor ResidualConnection::Enter(const PassContext& pass, const ResidualStream& stream,
+                                     const at::Tensor& scratch_RD, Saved& saved) const {
   if (pass.keep && scheme_.KeepsStream()) {
     pass.ops->Copy(pass.rows->count, stream.value_RD, saved.stream_RD);
   }
@@ -96,7 +89,7 @@ at::Tensor Join::Enter(const PassContext& pass, const Stream& stream, const at::
   return input_RD;
 }
 
-SublayerView Join::View(const Stream& stream) const {
+SublayerView ResidualConnection::View(const ResidualStream& stream) const {
   return {.stack = dropout_.stack,
           .layer = dropout_.layer,
           .kind = kind_,
@@ -104,8 +97,8 @@ SublayerView Join::View(const Stream& stream) const {
           .stream_RD = stream.value_RD};
 }
 
-at::Tensor Join::BranchInput(const PassContext& pass, const Stream& stream,
-                             const at::Tensor& scratch_RD, JoinSaved& saved) const {
+at::Tensor ResidualConnection::BranchInput(const PassContext& pass, const ResidualStream& stream,
+                                           const at::Tensor& scratch_RD, Saved& saved) const {
   if (input_norm_) {
     input_norm_->Forward(pass, stream.value_RD, scratch_RD, saved.norms[0]);
     ScaleRows(pass, scratch_RD, scheme_.input_scale);
@@ -116,8 +109,8 @@ at::Tensor Join::BranchInput(const PassContext& pass, const Stream& stream,
   return scratch_RD;
 }
 
-void Join::Leave(const PassContext& pass, const Stream& stream, const at::Tensor& branch_RD,
-                 JoinSaved& saved) const {
+void ResidualConnection::Leave(const PassContext& pass, const ResidualStream& stream,
+                               const at::Tensor& branch_RD, Saved& saved) const {
   if (output_norm_) output_norm_->Forward(pass, branch_RD, branch_RD, saved.norms[OutputIndex()]);
   if (branch_scale_) {
     if (pass.keep) pass.ops->Copy(pass.rows->count, branch_RD, saved.branch_RD);
@@ -128,7 +121,7 @@ void Join::Leave(const PassContext& pass, const Stream& stream, const at::Tensor
   if (pass.probe != nullptr) ShowLeave(pass, stream, branch_RD, saved);
   if (scheme_.layer_input) AddRows(pass, stream.value_RD, pass.layer_input_RD);
   if (const at::Tensor second_RD = SecondStream(pass); second_RD.defined()) {
-    pass.ops->AddBranch(pass.rows->count, second_RD, branch_RD, Dropout(pass), pass.rows,
+    pass.ops->AddBranch(pass.rows->count, second_RD, branch_RD, At(dropout_, pass), pass.rows,
                         pass.keep ? saved.mask : at::Tensor());
   }
   if (end_norm_) {
@@ -138,35 +131,36 @@ void Join::Leave(const PassContext& pass, const Stream& stream, const at::Tensor
   }
 }
 
-// The fused steps below leave neither dropout(branch) nor the sum behind: for a probe both are
-// computed here as well, in tensors of their own. The mask is drawn again to the same bits.
-void Join::ShowLeave(const PassContext& pass, const Stream& stream, const at::Tensor& branch_RD,
-                     const JoinSaved& saved) const {
+// The fused steps below leave neither dropout(branch) nor the sum, so both are computed here for
+// the probe, in tensors of their own. The mask is drawn again with the same bits.
+void ResidualConnection::ShowLeave(const PassContext& pass, const ResidualStream& stream,
+                                   const at::Tensor& branch_RD, const Saved& saved) const {
   const double started = SecondsNow();
   SublayerView view = View(stream);
-  const at::Tensor x_RD = FirstRows(pass, stream.value_RD);
+  const at::Tensor x_RD = FirstRows(pass.rows->count, stream.value_RD);
   view.branch_RD = at::zeros_like(x_RD);
-  pass.ops->AddBranch(pass.rows->count, view.branch_RD, branch_RD, Dropout(pass), pass.rows,
+  pass.ops->AddBranch(pass.rows->count, view.branch_RD, branch_RD, At(dropout_, pass), pass.rows,
                       pass.keep ? saved.mask : at::Tensor());
   if (scheme_.end_norm) {
     view.sum_RD = x_RD * scheme_.alpha + view.branch_RD;
-    if (scheme_.layer_input) view.sum_RD.add_(FirstRows(pass, pass.layer_input_RD), scheme_.alpha);
+    if (scheme_.layer_input)
+      view.sum_RD.add_(FirstRows(pass.rows->count, pass.layer_input_RD), scheme_.alpha);
   }
   view.seconds = SecondsNow() - started;
   pass.probe->AtLeave(pass, view);
 }
 
 // stream <- N(alpha stream + dropout(branch)), in one sweep.
-void Join::AddBranchAndNorm(const PassContext& pass, const Stream& stream,
-                            const at::Tensor& branch_RD, JoinSaved& saved) const {
+void ResidualConnection::AddBranchAndNorm(const PassContext& pass, const ResidualStream& stream,
+                                          const at::Tensor& branch_RD, Saved& saved) const {
   ResidualNormArgs args{.rows = pass.rows->count,
                         .x_RD = stream.value_RD,
                         .branch_RD = branch_RD,
                         .alpha = scheme_.alpha,
-                        .dropout = Dropout(pass),
+                        .dropout = At(dropout_, pass),
                         .ids = pass.rows,
                         .y_RD = stream.value_RD};
-  if (!OneTensor(stream)) args.y_operand_RD = stream.operand_RD;
+  if (!stream.one_tensor()) args.y_operand_RD = stream.operand_RD;
   if (pass.keep) args.state = &saved.norms[EndIndex()];
   if (pass.keep) args.mask = saved.mask;
   end_norm_->Into(args);
@@ -174,18 +168,16 @@ void Join::AddBranchAndNorm(const PassContext& pass, const Stream& stream,
 }
 
 // stream <- stream + dropout(branch), or dropout(branch) alone.
-void Join::AddBranch(const PassContext& pass, const Stream& stream, const at::Tensor& branch_RD,
-                     JoinSaved& saved) const {
-  if (scheme_.alpha == 0) FirstRows(pass, stream.value_RD).zero_();
-  pass.ops->AddBranch(pass.rows->count, stream.value_RD, branch_RD, Dropout(pass), pass.rows,
+void ResidualConnection::AddBranch(const PassContext& pass, const ResidualStream& stream,
+                                   const at::Tensor& branch_RD, Saved& saved) const {
+  if (scheme_.alpha == 0) FirstRows(pass.rows->count, stream.value_RD).zero_();
+  pass.ops->AddBranch(pass.rows->count, stream.value_RD, branch_RD, At(dropout_, pass), pass.rows,
                       pass.keep ? saved.mask : at::Tensor());
-  if (!scheme_.input_norm && !OneTensor(stream)) {
-    pass.ops->Copy(pass.rows->count, stream.value_RD, stream.operand_RD);
-  }
+  if (!scheme_.input_norm) FillOperand(pass, stream);
 }
 
-at::Tensor Join::Input(const PassContext& pass, const JoinSaved& saved, const Upstream& upstream,
-                       const at::Tensor& scratch_RD) const {
+at::Tensor ResidualConnection::Input(const PassContext& pass, const Saved& saved,
+                                     const Upstream& upstream, const at::Tensor& scratch_RD) const {
   if (input_norm_) {
     input_norm_->Output(pass, saved.norms[0], scratch_RD);
     ScaleRows(pass, scratch_RD, scheme_.input_scale);
@@ -200,14 +192,15 @@ at::Tensor Join::Input(const PassContext& pass, const JoinSaved& saved, const Up
     pass.ops->Copy(pass.rows->count, saved.stream_RD, scratch_RD);
     return scratch_RD;
   }
-  if (upstream.join == nullptr) return upstream.embedded_RD;
-  const Join& before = *upstream.join;
+  if (upstream.residual == nullptr) return upstream.embedded_RD;
+  const ResidualConnection& before = *upstream.residual;
   before.end_norm_->Output(pass, upstream.saved->norms[before.EndIndex()], scratch_RD);
   return scratch_RD;
 }
 
-void Join::LeaveBackward(const PassContext& pass, JoinSaved& saved, const at::Tensor& dstream_RD,
-                         const at::Tensor& dbranch_RD) const {
+void ResidualConnection::LeaveBackward(const PassContext& pass, Saved& saved,
+                                       const at::Tensor& dstream_RD,
+                                       const at::Tensor& dbranch_RD) const {
   if (end_norm_) {
     ResidualNormGradArgs args{.rows = pass.rows->count,
                               .dy_RD = dstream_RD,
@@ -223,7 +216,7 @@ void Join::LeaveBackward(const PassContext& pass, JoinSaved& saved, const at::Te
   } else {
     pass.ops->AddBranchBackward(pass.rows->count, dstream_RD, dropout_.rate, saved.mask,
                                 dbranch_RD);
-    if (scheme_.alpha == 0) FirstRows(pass, dstream_RD).zero_();
+    if (scheme_.alpha == 0) FirstRows(pass.rows->count, dstream_RD).zero_();
   }
   if (scheme_.layer_input) {
     pass.ops->Copy(pass.rows->count, dstream_RD, pass.layer_input_RD);
@@ -234,8 +227,9 @@ void Join::LeaveBackward(const PassContext& pass, JoinSaved& saved, const at::Te
   if (output_norm_) output_norm_->BackwardInPlace(pass, dbranch_RD, saved.norms[OutputIndex()]);
 }
 
-void Join::EnterBackward(const PassContext& pass, JoinSaved& saved, const at::Tensor& dinput_RD,
-                         const at::Tensor& dstream_RD) const {
+void ResidualConnection::EnterBackward(const PassContext& pass, Saved& saved,
+                                       const at::Tensor& dinput_RD,
+                                       const at::Tensor& dstream_RD) const {
   if (input_norm_) {
     ScaleRows(pass, dinput_RD, scheme_.input_scale);
     input_norm_->BackwardInto(pass, dinput_RD, saved.norms[0], dstream_RD);
@@ -243,6 +237,90 @@ void Join::EnterBackward(const PassContext& pass, JoinSaved& saved, const at::Te
     shift_->BackwardInPlace(pass, dinput_RD, at::Tensor());
     AddRows(pass, dstream_RD, dinput_RD);
   }
+}
+
+InnerNorm::InnerNorm(const ModelSpec& spec, const Parameters& parameters, const std::string& prefix,
+                     const SublayerScheme& scheme, SublayerKind kind) {
+  const bool block = kind == SublayerKind::kFeedForward;
+  if (scheme.inner_norm) norm_.emplace(spec, parameters, prefix + InnerNormName(kind));
+  if (scheme.head_scale) scale_shift_.emplace(parameters, prefix + HeadScaleName(kind), "");
+  if (scheme.shifts && block) scale_shift_.emplace(parameters, "", prefix + kInnerShift);
+}
+
+NormState InnerNorm::MakeState(const Ops& ops, int64_t capacity) const {
+  return norm_ ? norm_->MakeState(ops, capacity) : NormState();
+}
+
+at::Tensor InnerNorm::Forward(const PassContext& pass, const at::Tensor& inside_RI,
+                              const at::Tensor& scratch_RI, NormState& state) const {
+  if (!any()) return inside_RI;
+  if (norm_) norm_->Forward(pass, inside_RI, scratch_RI, state);
+  if (scale_shift_) scale_shift_->Forward(pass, inside_RI, scratch_RI);
+  return scratch_RI;
+}
+
+at::Tensor InnerNorm::Recompute(const PassContext& pass, const at::Tensor& inside_RI,
+                                const at::Tensor& scratch_RI, const NormState& state) const {
+  if (!any()) return inside_RI;
+  if (norm_) norm_->Output(pass, state, scratch_RI);
+  if (scale_shift_) scale_shift_->Forward(pass, inside_RI, scratch_RI);
+  return scratch_RI;
+}
+
+void InnerNorm::Backward(const PassContext& pass, const at::Tensor& dy_RI,
+                         const at::Tensor& inside_RI, NormState& state) const {
+  if (scale_shift_) scale_shift_->BackwardInPlace(pass, dy_RI, inside_RI);
+  if (norm_) norm_->BackwardInPlace(pass, dy_RI, state);
+}
+
+StackEndStep::StackEndStep(const ModelSpec& spec, const Parameters& parameters, int stack)
+    : width_(spec.d_model()), second_(EndOf(spec) == StackEnd::kSecondNorm) {
+  const std::string name = StackName(stack);
+  switch (EndOf(spec)) {
+    case StackEnd::kNorm:
+      norm_.emplace(spec, parameters, name + kFinalNorm);
+      return;
+    case StackEnd::kSecondNorm:
+      norm_.emplace(spec, parameters, name + kFinalNorm, SecondNormEpsilon(spec));
+      return;
+    case StackEnd::kScaledShift:
+      scale_shift_.emplace(parameters, stack == 0 ? name + kFinalScale : "", name + kFinalShift);
+      return;
+    case StackEnd::kNothing:
+      DEEPNET_CHECK(false) << "nothing stands there";
+  }
+}
+
+NormState StackEndStep::MakeState(const Ops& ops, int64_t capacity) const {
+  if (norm_) return norm_->MakeState(ops, capacity);
+  return {at::zeros({capacity, width_}, ops.ResidualOptions()), {}};
+}
+
+void StackEndStep::Forward(const PassContext& pass, const ResidualStream& stream,
+                           NormState& state) const {
+  if (second_) return AddSecond(pass, stream, state);
+  if (norm_) return norm_->ForwardStream(pass, stream, state);
+  if (pass.keep) pass.ops->Copy(pass.rows->count, stream.value_RD, state.xhat_RD);
+  scale_shift_->Forward(pass, stream.value_RD, stream.value_RD);
+  FillOperand(pass, stream);
+}
+
+// Replaces the second stream by its norm: nothing reads it after this.
+void StackEndStep::AddSecond(const PassContext& pass, const ResidualStream& stream,
+                             NormState& state) const {
+  norm_->Forward(pass, pass.second_RD, pass.second_RD, state);
+  AddRows(pass, stream.value_RD, pass.second_RD);
+  FillOperand(pass, stream);
+}
+
+void StackEndStep::Backward(const PassContext& pass, const at::Tensor& dstream_RD,
+                            NormState& state) const {
+  if (second_) {
+    pass.ops->Copy(pass.rows->count, dstream_RD, pass.second_RD);
+    return norm_->BackwardInPlace(pass, pass.second_RD, state);
+  }
+  if (norm_) return norm_->BackwardInPlace(pass, dstream_RD, state);
+  scale_shift_->BackwardInPlace(pass, dstream_RD, state.xhat_RD);
 }
 
 }  // namespace deepnet

@@ -1,18 +1,25 @@
-// How a sub-layer joins the residual stream: the seam at which residual schemes differ.
+// The parts of a model that depend on its residual scheme (trainer/model/scheme.h), on tensors: the
+// connection of a sub-layer with the residual stream, the step before a branch's last matrix, and
+// the step at the end of a stack.
 //
-// A sub-layer (attention or feed-forward) is a branch f between two hooks of its join, which does
-// what the sub-layer's scheme says (trainer/model/scheme.h):
+// A sub-layer (attention or feed-forward) is a branch f between two hooks of its
+// ResidualConnection:
 //
 //   input  = Enter(stream)            post-norm: the stream itself    pre-norm: N(stream)
 //   branch = f(input)
 //   stream = Leave(stream, branch)    post-norm: N(alpha stream + dropout(branch))
 //                                     pre-norm:  stream + dropout(branch)
 //
-// and backwards: LeaveBackward turns the gradient of the stream into that of the branch, the branch
-// writes the gradient of its input where InputGradientAddsToStream says, EnterBackward finishes.
+// In the backward pass LeaveBackward turns the gradient of the stream into that of the branch, the
+// branch writes the gradient of its input where InputGradientAddsToStream says, and EnterBackward
+// finishes.
 //
-// Nothing is kept twice: the branch's input comes again from the norm that made it, its own or the
-// one that ended the sub-layer before; only where there is no norm the stream itself is kept.
+// Nothing is kept twice: the branch's input is computed again from the norm that made it, which is
+// the branch's own or the one that ended the sub-layer before; only where there is no norm the
+// stream itself is kept.
+//
+// Letters: R rows, D width, I inner features: the width in an attention, the inner width in a
+// feed-forward block.
 #pragma once
 
 #include <array>
@@ -23,84 +30,139 @@
 
 #include "proto/model.pb.h"
 #include "trainer/kernels/ops.h"
-#include "trainer/model/modulation.h"
 #include "trainer/model/norm.h"
 #include "trainer/model/parameters.h"
 #include "trainer/model/pass.h"
 #include "trainer/model/scheme.h"
-#include "trainer/model/sublayer_probe.h"
 
 namespace deepnet {
 
-class Join;
+struct Upstream;
 
-// What a join keeps of one microbatch. What its scheme does not need is undefined.
-struct JoinSaved {
-  std::array<NormState, 3> norms;  // of those it has, in the order input, output, end
-  at::Tensor stream_RD;            // stream: as it entered
-  at::Tensor branch_RD;            // stream: before its trained factor
-  at::Tensor mask;                 // of dropout
-};
-
-// Where the stream that a sub-layer reads came from: an earlier join, or the embedding.
-struct Upstream {
-  const Join* join = nullptr;
-  const JoinSaved* saved = nullptr;
-  at::Tensor embedded_RD;  // operand; used where join is null
-};
-
-class Join {
+class ResidualConnection {
  public:
-  Join(const ModelSpec& spec, const Parameters& parameters, int stack, int layer,
-       SublayerKind kind);
+  // State of one microbatch. Tensors that the scheme does not need are undefined.
+  struct Saved {
+    std::array<NormState, 3> norms;  // of the scheme's norms, in the order input, output, end
+    at::Tensor stream_RD;            // residual: as it entered
+    at::Tensor branch_RD;            // residual: before its trained factor
+    at::Tensor mask;                 // of dropout
+  };
+
+  ResidualConnection(const ModelSpec& spec, const Parameters& parameters, int stack, int layer,
+                     SublayerKind kind);
 
   const SublayerScheme& scheme() const { return scheme_; }
 
   // Buffers of one microbatch of at most `capacity` rows.
-  JoinSaved MakeSaved(const Ops& ops, int64_t capacity) const;
+  Saved MakeSaved(const Ops& ops, int64_t capacity) const;
 
-  // The branch's input (operand), valid until the stream changes; may use `scratch_RD` (operand).
-  at::Tensor Enter(const PassContext& pass, const Stream& stream, const at::Tensor& scratch_RD,
-                   JoinSaved& saved) const;
-  // The stream after the sub-layer, in place. `branch_RD` (stream) is overwritten by some schemes.
-  void Leave(const PassContext& pass, const Stream& stream, const at::Tensor& branch_RD,
-             JoinSaved& saved) const;
+  // Returns the branch's input (operand), valid until the stream changes; may use `scratch_RD`
+  // (operand).
+  at::Tensor Enter(const PassContext& pass, const ResidualStream& stream,
+                   const at::Tensor& scratch_RD, Saved& saved) const;
+  // Makes the stream after the sub-layer, in place. `branch_RD` (residual) is overwritten by some
+  // schemes.
+  void Leave(const PassContext& pass, const ResidualStream& stream, const at::Tensor& branch_RD,
+             Saved& saved) const;
 
-  // The branch's input again, bit for bit; may use `scratch_RD` (operand).
-  at::Tensor Input(const PassContext& pass, const JoinSaved& saved, const Upstream& upstream,
+  // Returns the branch's input once more, with the same bits; may use `scratch_RD` (operand).
+  at::Tensor Input(const PassContext& pass, const Saved& saved, const Upstream& upstream,
                    const at::Tensor& scratch_RD) const;
-  // `dstream_RD` (stream): gradient behind the sub-layer on entry, of the residual path on return.
+  // `dstream_RD` (residual): gradient after the sub-layer on entry, of the residual path on return.
   // Writes the branch's gradient to `dbranch_RD` (operand).
-  void LeaveBackward(const PassContext& pass, JoinSaved& saved, const at::Tensor& dstream_RD,
+  void LeaveBackward(const PassContext& pass, Saved& saved, const at::Tensor& dstream_RD,
                      const at::Tensor& dbranch_RD) const;
   // True: the branch adds the gradient of its input to the stream's; false: it writes it to a
   // buffer that EnterBackward then reads and overwrites.
   bool InputGradientAddsToStream() const { return !scheme_.input_norm && !scheme_.shifts; }
-  void EnterBackward(const PassContext& pass, JoinSaved& saved, const at::Tensor& dinput_RD,
+  void EnterBackward(const PassContext& pass, Saved& saved, const at::Tensor& dinput_RD,
                      const at::Tensor& dstream_RD) const;
 
  private:
-  // Index into JoinSaved::norms.
+  // Index into Saved::norms.
   int OutputIndex() const { return scheme_.input_norm ? 1 : 0; }
   int EndIndex() const { return scheme_.NumNorms() - 1; }
-  DropoutSite Dropout(const PassContext& pass) const;
   at::Tensor SecondStream(const PassContext& pass) const;
-  at::Tensor BranchInput(const PassContext& pass, const Stream& stream,
-                         const at::Tensor& scratch_RD, JoinSaved& saved) const;
-  SublayerView View(const Stream& stream) const;
-  void ShowLeave(const PassContext& pass, const Stream& stream, const at::Tensor& branch_RD,
-                 const JoinSaved& saved) const;
-  void AddBranch(const PassContext& pass, const Stream& stream, const at::Tensor& branch_RD,
-                 JoinSaved& saved) const;
-  void AddBranchAndNorm(const PassContext& pass, const Stream& stream, const at::Tensor& branch_RD,
-                        JoinSaved& saved) const;
+  at::Tensor BranchInput(const PassContext& pass, const ResidualStream& stream,
+                         const at::Tensor& scratch_RD, Saved& saved) const;
+  SublayerView View(const ResidualStream& stream) const;
+  void ShowLeave(const PassContext& pass, const ResidualStream& stream, const at::Tensor& branch_RD,
+                 const Saved& saved) const;
+  void AddBranch(const PassContext& pass, const ResidualStream& stream, const at::Tensor& branch_RD,
+                 Saved& saved) const;
+  void AddBranchAndNorm(const PassContext& pass, const ResidualStream& stream,
+                        const at::Tensor& branch_RD, Saved& saved) const;
 
   SublayerScheme scheme_;
   SublayerKind kind_;
   DropoutSite dropout_;
   int64_t width_;
   std::optional<NormLayer> input_norm_, output_norm_, end_norm_;
-  std::optional<Modulation> stream_scale_, branch_scale_, shift_;
+  std::optional<ScaleShift> stream_scale_, branch_scale_, shift_;
+};
+
+// The origin of the stream that a sub-layer reads: the residual connection before it, or the
+// embedding.
+struct Upstream {
+  const ResidualConnection* residual = nullptr;
+  const ResidualConnection::Saved* saved = nullptr;
+  at::Tensor embedded_RD;  // operand; used where `residual` is null
+};
+
+// `site` in this pass; without dropout where nothing is kept for a backward pass.
+DropoutSite At(DropoutSite site, const PassContext& pass);
+
+// The step that some schemes put between the inside of a branch and its last matrix: a
+// normalisation (SUB_LN, NORMFORMER), a factor for each head (NORMFORMER), a shift (R_FIXUP).
+class InnerNorm {
+ public:
+  // `prefix`: of the layer.
+  InnerNorm(const ModelSpec& spec, const Parameters& parameters, const std::string& prefix,
+            const SublayerScheme& scheme, SublayerKind kind);
+
+  // False: the last matrix reads the inside itself.
+  bool any() const { return norm_.has_value() || scale_shift_.has_value(); }
+  NormState MakeState(const Ops& ops, int64_t capacity) const;
+
+  // Returns the last matrix's input (operand): `inside_RI` itself, or `scratch_RI` with what is
+  // made of it.
+  at::Tensor Forward(const PassContext& pass, const at::Tensor& inside_RI,
+                     const at::Tensor& scratch_RI, NormState& state) const;
+  // Returns the same once more, with the same bits.
+  at::Tensor Recompute(const PassContext& pass, const at::Tensor& inside_RI,
+                       const at::Tensor& scratch_RI, const NormState& state) const;
+  // `dy_RI` (operand): gradient of the last matrix's input on entry, of the inside on return.
+  void Backward(const PassContext& pass, const at::Tensor& dy_RI, const at::Tensor& inside_RI,
+                NormState& state) const;
+
+ private:
+  std::optional<NormLayer> norm_;
+  std::optional<ScaleShift> scale_shift_;
+};
+
+// The step after the last layer of a stack, where a scheme has one: a normalisation in pre-norm
+// schemes, trained numbers in R_FIXUP, the norm of the second stream in RESIDUAL_DUAL. It belongs
+// to no sub-layer.
+class StackEndStep {
+ public:
+  // `stack`: 0 encoder, 1 decoder. EndOf(spec) is not kNothing.
+  StackEndStep(const ModelSpec& spec, const Parameters& parameters, int stack);
+
+  NormState MakeState(const Ops& ops, int64_t capacity) const;
+  // Changes the stream in place, in both types.
+  void Forward(const PassContext& pass, const ResidualStream& stream, NormState& state) const;
+  // `dstream_RD` (residual): gradient after the step on entry, before it on return. With a second
+  // stream, pass.second_RD holds that stream's gradient on return.
+  void Backward(const PassContext& pass, const at::Tensor& dstream_RD, NormState& state) const;
+
+ private:
+  void AddSecond(const PassContext& pass, const ResidualStream& stream, NormState& state) const;
+
+  int64_t width_;
+  bool second_;  // the norm is that of the second stream
+  std::optional<NormLayer> norm_;
+  std::optional<ScaleShift> scale_shift_;  // keeps the stream where a norm keeps normalised rows
 };
 
 }  // namespace deepnet

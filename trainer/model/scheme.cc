@@ -11,6 +11,7 @@
 #include "parallel/base/exit_code.h"
 #include "trainer/model/architecture.h"
 #include "trainer/model/depth_scaling.h"
+#include "trainer/model/roles.h"
 
 namespace deepnet {
 namespace {
@@ -78,7 +79,7 @@ bool IsPostLayerOfMix(const ModelSpec& model, int stack, int layer) {
   return layer < std::floor(share * LayersOf(model, stack));
 }
 
-// Of values, outputs and feed-forward matrices.
+// The gain of values, outputs and feed-forward matrices.
 double MagnetoGain(const ModelSpec& model, int stack) {
   if (!HasMemory(model)) return std::sqrt(std::log(NumSublayers(model, stack)));
   const double decoder = std::log(3.0 * model.decoder_layers());
@@ -117,8 +118,8 @@ double SublayerScheme::RampAt(int64_t step) const {
 int64_t SublayerScheme::KeptFloats(const ModelSpec& model, int64_t rows, int64_t inside) const {
   const int64_t streams = int{KeepsStream()} + int{KeepsBranch()};
   const int64_t inner = inner_norm ? NormStateFloats(model, rows, inside) : 0;
-  return NumNorms() * NormStateFloats(model, rows, model.width()) + inner +
-         streams * rows * model.width();
+  return NumNorms() * NormStateFloats(model, rows, model.d_model()) + inner +
+         streams * rows * model.d_model();
 }
 
 SublayerScheme MakeSublayerScheme(const ModelSpec& model, int stack, int layer, SublayerKind kind) {
@@ -219,10 +220,10 @@ int64_t StackEndFloats(const ModelSpec& model, int64_t rows) {
     case StackEnd::kNothing:
       return 0;
     case StackEnd::kScaledShift:
-      return rows * model.width();
+      return rows * model.d_model();
     case StackEnd::kNorm:
     case StackEnd::kSecondNorm:
-      return NormStateFloats(model, rows, model.width());
+      return NormStateFloats(model, rows, model.d_model());
   }
   return 0;
 }

@@ -1,6 +1,6 @@
 // A residual scheme as a value: what each sub-layer does to its stack's stream, and how large its
 // matrices start. Everything that differs between the values of `Residual` is here; parameters,
-// memory and arithmetic follow from it (trainer/model/{describe,recompute,residual}.h).
+// memory and arithmetic follow from it (trainer/model/{describe,describe_memory,residual}.h).
 //
 // A sub-layer is a branch f, whose last matrix is W, between parts that a scheme may have or not:
 //
@@ -33,7 +33,7 @@
 
 namespace deepnet {
 
-// Who owns the number s before a branch.
+// The owner of the trained number s of a branch.
 enum class BranchScale { kNone, kOfSublayer, kOfLayer };
 
 struct SublayerScheme {
@@ -47,24 +47,25 @@ struct SublayerScheme {
   BranchScale branch_scale = BranchScale::kNone;
   double initial_branch_scale = 1.0;
   bool head_scale = false;   // a trained factor for each head of an attention, before W
-  bool shifts = false;       // b; in a feed-forward block also behind its first matrix and before W
+  bool shifts = false;       // b; in a feed-forward block also after its first matrix and before W
   bool layer_input = false;  // e
   int64_t ramp_steps = 0;    // of a; 0: there is none
   bool second_stream = false;
 
-  // What has to be kept for the backward pass besides the states of the norms: the stream as it
-  // entered, where neither a norm before nor one behind gives it back; the branch before s.
+  // State for the backward pass besides that of the norms: the stream as it entered, where neither
+  // a norm before the branch nor one after the sum gives it back; the branch before s.
   bool KeepsStream() const { return stream_scale != 0 || (!input_norm && !end_norm); }
   bool KeepsBranch() const { return branch_scale != BranchScale::kNone; }
   double RampAt(int64_t step) const;  // a
   int NumNorms() const { return int{input_norm} + int{output_norm} + int{end_norm}; }
-  // float32 numbers that all this takes of `rows` rows; `inside`: features the last matrix reads.
+  // Returns the float32 numbers that all this state takes for `rows` rows; `inside`: features that
+  // the last matrix reads.
   int64_t KeptFloats(const ModelSpec& model, int64_t rows, int64_t inside) const;
 
   friend bool operator==(const SublayerScheme&, const SublayerScheme&) = default;
 };
 
-// What stands behind a stack's last layer.
+// The step after a stack's last layer.
 enum class StackEnd {
   kNothing,
   kNorm,         // a normalisation
@@ -76,31 +77,34 @@ enum class StackEnd {
 SublayerScheme MakeSublayerScheme(const ModelSpec& model, int stack, int layer, SublayerKind kind);
 StackEnd EndOf(const ModelSpec& model);
 bool ReadsLayerInput(const ModelSpec& model);  // some sub-layer has layer_input
-bool KeepsHistory(const ModelSpec& model);     // DLCL: trainer/model/layer_history.h
+bool KeepsHistory(const ModelSpec& model);     // DLCL: trainer/model/layer_stack.h
 bool HasSecondStream(const ModelSpec& model);  // some sub-layer has second_stream
 bool InOnePiece(const ModelSpec& model);       // one of the two: no pipeline can cut a stack
 bool HasEmbeddingNorm(const ModelSpec& model);
 bool HasBiases(const ModelSpec& model);      // of linear layers
 bool HasNormBiases(const ModelSpec& model);  // RMSNorm has none
 
-// Of RESIDUAL_DUAL's norm at the end of a stack, 1e-7 / s^2: the stream is kept as r / s, whose
-// norm with this epsilon is that of r with 1e-7.
+// Returns the epsilon of RESIDUAL_DUAL's norm at the end of a stack, 1e-7 / s^2: the stream is kept
+// as r / s, whose norm with this epsilon is that of r with 1e-7.
 double SecondNormEpsilon(const ModelSpec& model);
 
-// float32 numbers that a norm keeps: normalised rows, and a deviation for each row or, of
-// BATCH_NORM, for each feature.
+// Returns the float32 numbers that a norm keeps: normalised rows, and a deviation for each row or,
+// with BATCH_NORM, for each feature.
 int64_t NormStateFloats(const ModelSpec& model, int64_t rows, int64_t features);
-int64_t StackEndFloats(const ModelSpec& model, int64_t rows);  // what a stack's end keeps
+int64_t StackEndFloats(const ModelSpec& model, int64_t rows);  // likewise, of a stack's end
 
-// Whether a row means the same whoever shares its microbatch: what translates, scores or leaves the
-// project needs that. Otherwise an error that names the field, with ExitCode::kCheckpoint.
+// Returns OK if a row's result does not depend on the other rows of its microbatch, which
+// translation, scoring and export need; otherwise an error that names the field, with
+// ExitCode::kCheckpoint.
 absl::Status CheckRowsAreIndependent(const ModelSpec& model);
 
-// Gain of Xavier's normal deviation sqrt(2 / (in + out)) for a matrix of `role` (query, key, value,
-// attention output, feed-forward) in that sub-layer; `last`: it is W. 0: the matrix starts at 0.
+// Returns the factor on Xavier's normal deviation sqrt(2 / (in + out)) for a matrix of `role`
+// (query, key, value, attention output, feed-forward) in that sub-layer; `last`: it is W. 0: the
+// matrix starts at 0.
 double InitialGain(const ModelSpec& model, int stack, int layer, SublayerKind kind, Role role,
                    bool last);
-// Factor on the deviation width^(-1/2) of an embedding matrix; `stack` of its first use.
+// Returns the factor on the deviation width^(-1/2) of an embedding matrix; `stack`: of its first
+// use.
 double EmbeddingGain(const ModelSpec& model, int stack);
 // An untied output matrix starts at 0.
 bool OutputStartsAtZero(const ModelSpec& model);
@@ -118,7 +122,7 @@ inline constexpr char kHistoryNorm[] = "history_layer_norm";
 // Names of what a scheme adds, within a layer ("encoder.layers.3."). "final" is the base of the
 // feed-forward block, as in the names of fairseq: "final_layer_norm".
 std::string BaseName(SublayerKind kind);  // "self_attn", "encoder_attn", "final"
-std::string NormName(SublayerKind kind);  // of the norm before the branch, or else behind the sum
+std::string NormName(SublayerKind kind);  // the norm before the branch, or else after the sum
 std::string EndNormName(SublayerKind kind, const SublayerScheme& scheme);
 std::string OutputNormName(SublayerKind kind);
 std::string InnerNormName(SublayerKind kind);
@@ -126,7 +130,7 @@ std::string StreamScaleName(SublayerKind kind);
 std::string BranchScaleName(SublayerKind kind, const SublayerScheme& scheme);
 std::string HeadScaleName(SublayerKind kind);
 std::string InputShiftName(SublayerKind kind);
-inline constexpr char kMiddleShift[] = "final_middle_shift";  // behind the first matrix
+inline constexpr char kMiddleShift[] = "final_middle_shift";  // after the first matrix
 inline constexpr char kInnerShift[] = "final_inner_shift";    // before the last
 
 }  // namespace deepnet

@@ -4,35 +4,9 @@
 
 namespace deepnet {
 
-std::vector<std::string> Projections(const std::string& prefix, std::vector<std::string> letters) {
-  for (std::string& letter : letters) letter = prefix + letter + "_proj";
-  return letters;
-}
-
-DecodeAttentionArgs OverCache(const PassContext& pass, const KeyValueCache& cache,
-                              const CacheIndex& index, int heads, const at::Tensor& q_RD,
-                              const at::Tensor& context_RD) {
-  return {.rows = pass.rows->count,
-          .q_RD = q_RD,
-          .keys_ND = cache.keys_ND,
-          .values_ND = cache.values_ND,
-          .index = index.index,
-          .index_stride = index.stride,
-          .lengths = index.lengths,
-          .heads = heads,
-          .context_RD = context_RD};
-}
-
-DropoutSite At(DropoutSite site, const PassContext& pass) {
-  site.seed = pass.seed;
-  site.step = pass.step;
-  if (!pass.keep) site.rate = 0.0;
-  return site;
-}
-
-const at::Tensor& InputGradient(const Join& join, const at::Tensor& dstream_RD,
+const at::Tensor& InputGradient(const ResidualConnection& residual, const at::Tensor& dstream_RD,
                                 const Workspace& work) {
-  return join.InputGradientAddsToStream() ? dstream_RD : work.dinput_RD;
+  return residual.InputGradientAddsToStream() ? dstream_RD : work.dinput_RD;
 }
 
 LinearLayer::LinearLayer(const ModelSpec& spec, Ops& ops, const Parameters& parameters,
@@ -60,25 +34,28 @@ void LinearLayer::BackwardWeight(const PassContext& pass, const at::Tensor& dy, 
 }
 
 Workspace::Workspace(const ModelSpec& spec, const Ops& ops, int64_t capacity, Recompute recompute)
-    : input_RD(at::zeros({capacity, spec.width()}, ops.Operand())),
-      branch_RD(at::zeros({capacity, spec.width()}, ops.Stream())),
-      dbranch_RD(at::zeros({capacity, spec.width()}, ops.Operand())),
-      dcontext_RD(at::zeros({capacity, spec.width()}, ops.Operand())),
-      dqkv_R3D(at::zeros({capacity, 3 * spec.width()}, ops.Operand())),
-      dinput_RD(at::zeros({capacity, spec.width()}, ops.Stream())),
-      dinner_RF(at::zeros({capacity, spec.ffn_width()}, ops.Operand())) {
+    : input_RD(at::zeros({capacity, spec.d_model()}, ops.OperandOptions())),
+      branch_RD(at::zeros({capacity, spec.d_model()}, ops.ResidualOptions())),
+      dbranch_RD(at::zeros({capacity, spec.d_model()}, ops.OperandOptions())),
+      dcontext_RD(at::zeros({capacity, spec.d_model()}, ops.OperandOptions())),
+      dqkv_R3D(at::zeros({capacity, 3 * spec.d_model()}, ops.OperandOptions())),
+      dinput_RD(at::zeros({capacity, spec.d_model()}, ops.ResidualOptions())),
+      dinner_RF(at::zeros({capacity, spec.ffn_dim()}, ops.OperandOptions())) {
   if (ReadsLayerInput(spec)) {
-    layer_input_RD = at::zeros({capacity, spec.width()}, ops.Stream());
+    layer_input_RD = at::zeros({capacity, spec.d_model()}, ops.ResidualOptions());
   }
-  if (HasSecondStream(spec)) second_RD = at::zeros({capacity, spec.width()}, ops.Stream());
-  if (recompute != FFN && recompute != GEMM) return;
-  inner_RF = at::zeros({capacity, spec.ffn_width()}, ops.Operand());
-  if (spec.activation() == GELU) pre_RF = at::zeros({capacity, spec.ffn_width()}, ops.Operand());
+  if (HasSecondStream(spec))
+    second_RD = at::zeros({capacity, spec.d_model()}, ops.ResidualOptions());
+  if (recompute != SELECTIVE_FFN && recompute != SELECTIVE_GEMM) return;
+  inner_RF = at::zeros({capacity, spec.ffn_dim()}, ops.OperandOptions());
+  if (spec.activation() == GELU)
+    pre_RF = at::zeros({capacity, spec.ffn_dim()}, ops.OperandOptions());
   if (spec.activation_dropout() > 0) {
     inner_mask_RF =
-        at::zeros({capacity, (spec.ffn_width() + 7) / 8}, ops.Stream().dtype(at::kByte));
+        at::zeros({capacity, (spec.ffn_dim() + 7) / 8}, ops.ResidualOptions().dtype(at::kByte));
   }
-  if (recompute == GEMM) qkv_R3D = at::zeros({capacity, 3 * spec.width()}, ops.Operand());
+  if (recompute == SELECTIVE_GEMM)
+    qkv_R3D = at::zeros({capacity, 3 * spec.d_model()}, ops.OperandOptions());
 }
 
 }  // namespace deepnet

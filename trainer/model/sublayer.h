@@ -1,13 +1,13 @@
-// What sub-layers share: linear layers, buffers, names and dropout sites.
+// Parts that all sub-layers use: linear layers, buffers and caches.
 //
-// A sub-layer owns no tensors of a microbatch: what forward keeps for backward is in its Saved,
-// what is only used in between is in a Workspace shared by all layers of a stage. The input of a
+// A sub-layer owns no tensors of a microbatch. Its Saved holds the state that forward keeps for
+// backward; a Workspace, which all layers of a stage share, holds everything else. The input of a
 // branch's first product is not kept but computed again from the normalisation before it
-// (Join::Input). MakeSaved takes the Workspace whose buffers stand in for outputs of products that
-// are not kept (trainer/model/recompute.h); null: everything is kept.
+// (ResidualConnection::Input). MakeSaved takes the Workspace whose buffers replace the outputs of
+// products that are not kept (trainer/model/describe_memory.h); null: everything is kept.
 //
-// Every Backward is its Forward read upwards: gradient of the branch from the join, through the
-// last product to the first, the weight gradients on the way, and on to the stream.
+// Every Backward is its Forward read upwards: gradient of the branch from the residual connection,
+// through the last product to the first, the weight gradients on the way, and on to the stream.
 //
 // Letters: R rows, D width, F inner width.
 #pragma once
@@ -21,21 +21,20 @@
 #include "proto/model.pb.h"
 #include "proto/plan.pb.h"
 #include "trainer/kernels/ops.h"
-#include "trainer/model/before_last.h"
 #include "trainer/model/deferred_weights.h"
 #include "trainer/model/parameters.h"
 #include "trainer/model/residual.h"
 
 namespace deepnet {
 
-// One or several matrices of equal input, adjacent in the parameters, as one product.
+// One or several matrices with equal input, adjacent in the parameters, as one product.
 class LinearLayer {
  public:
+  // `names`: of the parameters, without ".weight" and ".bias".
   LinearLayer(const ModelSpec& spec, Ops& ops, const Parameters& parameters,
               const std::vector<std::string>& names);
 
   void Refresh(Ops& ops) { ops.Refresh(*weight_); }
-  const Weight& weight() const { return *weight_; }
   void Forward(const PassContext& pass, const at::Tensor& x, bool relu, const at::Tensor& y) const {
     pass.ops->Linear(pass.rows->count, x, *weight_, bias_, relu, y);
   }
@@ -52,35 +51,35 @@ class LinearLayer {
   at::Tensor bias_, dweight_, dbias_;  // biases undefined where the model has none
 };
 
-// Buffers that live only inside one sub-layer; one set a stage and stack.
+// Buffers that live only inside one sub-layer; one set for each stage and stack.
 struct Workspace {
   // `recompute`: the highest level of the layers that use it.
   Workspace(const ModelSpec& spec, const Ops& ops, int64_t capacity, Recompute recompute = NONE);
 
   at::Tensor input_RD;        // operand: a branch's input
-  at::Tensor branch_RD;       // stream: a branch's output
+  at::Tensor branch_RD;       // residual: a branch's output
   at::Tensor dbranch_RD;      // operand
   at::Tensor dcontext_RD;     // operand
   at::Tensor dqkv_R3D;        // operand
-  at::Tensor dinput_RD;       // stream: gradient of a pre-norm branch's input
+  at::Tensor dinput_RD;       // residual: gradient of a pre-norm branch's input
   at::Tensor dinner_RF;       // operand
-  at::Tensor layer_input_RD;  // stream; see PassContext; where the scheme has it
-  at::Tensor second_RD;       // stream; likewise
+  at::Tensor layer_input_RD;  // residual; see PassContext; only with schemes that have it
+  at::Tensor second_RD;       // residual; likewise
 
-  // Outputs of products that no layer keeps, made again in the backward pass. Undefined where every
+  // Outputs of products that no layer keeps, recomputed in the backward pass. Undefined where every
   // layer keeps its own.
-  at::Tensor qkv_R3D;        // operand; from GEMM on
-  at::Tensor inner_RF;       // operand; from FFN on
+  at::Tensor qkv_R3D;        // operand; at SELECTIVE_GEMM
+  at::Tensor inner_RF;       // operand; at SELECTIVE_FFN and SELECTIVE_GEMM
   at::Tensor pre_RF;         // operand; likewise, with GELU
-  at::Tensor inner_mask_RF;  // bits of activation dropout; likewise, where there is such
+  at::Tensor inner_mask_RF;  // bits of activation dropout; likewise, where there is any
 };
 
-// The encoder's output as a decoder layer sees it, and the float32 sum of its gradients: a left
-// fold over decoder layers M..1.
-struct Memory {
+// The encoder's output as a decoder layer sees it, and the sum of its gradients: a left fold over
+// decoder layers M..1.
+struct EncoderOutput {
   const PackedRows* rows = nullptr;
   at::Tensor value_RD;     // operand
-  at::Tensor gradient_RD;  // stream; += in the backward pass
+  at::Tensor gradient_RD;  // residual; += in the backward pass
 };
 
 // Keys and values of one attention for incremental decoding: rows are appended, lists name them.
@@ -88,26 +87,15 @@ struct KeyValueCache {
   at::Tensor keys_ND, values_ND;  // operand
 };
 
-// Which cached rows each hypothesis looks at; see DecodeAttentionArgs.
+// The cached rows that each hypothesis attends to; see DecodeAttentionArgs.
 struct CacheIndex {
   const int32_t* index = nullptr;
   int64_t stride = 0;
   const int32_t* lengths = nullptr;
 };
 
-// One step of queries over a cache.
-DecodeAttentionArgs OverCache(const PassContext& pass, const KeyValueCache& cache,
-                              const CacheIndex& index, int heads, const at::Tensor& q_RD,
-                              const at::Tensor& context_RD);
-
-// "<prefix>self_attn." and {"q", "k", "v"} -> names of the projections, without ".weight".
-std::vector<std::string> Projections(const std::string& prefix, std::vector<std::string> letters);
-
-// `site` in this pass; without dropout where nothing is kept for a backward pass.
-DropoutSite At(DropoutSite site, const PassContext& pass);
-
-// Where a branch writes the gradient of its input.
-const at::Tensor& InputGradient(const Join& join, const at::Tensor& dstream_RD,
+// Returns the tensor to which a branch writes the gradient of its input.
+const at::Tensor& InputGradient(const ResidualConnection& residual, const at::Tensor& dstream_RD,
                                 const Workspace& work);
 
 }  // namespace deepnet

@@ -73,15 +73,16 @@ void Transformer::Refresh() {
 }
 
 std::unique_ptr<Activations> Transformer::MakeActivations(bool shared) const {
-  const std::vector<int64_t> source = {capacity_.source_tokens(), spec_.width()};
-  const std::vector<int64_t> target = {capacity_.target_tokens(), spec_.width()};
+  const std::vector<int64_t> source = {capacity_.max_source_tokens(), spec_.d_model()};
+  const std::vector<int64_t> target = {capacity_.max_target_tokens(), spec_.d_model()};
   auto kept = std::make_unique<Activations>();
   kept->kept = shared ? KeptForInference(chunks_) : whole().MakeKept(work_);
-  kept->values = {at::zeros(source, ops_.Stream()), at::zeros(source, ops_.Operand()),
-                  at::zeros(target, ops_.Stream())};
+  kept->values = {at::zeros(source, ops_.ResidualOptions()),
+                  at::zeros(source, ops_.OperandOptions()),
+                  at::zeros(target, ops_.ResidualOptions())};
   if (shared) return kept;
-  kept->gradients.memory_RD = at::zeros(source, ops_.Stream());
-  kept->gradients.target_RD = at::zeros(target, ops_.Stream());
+  kept->gradients.encoder_output_RD = at::zeros(source, ops_.ResidualOptions());
+  kept->gradients.target_RD = at::zeros(target, ops_.ResidualOptions());
   return kept;
 }
 
@@ -94,9 +95,9 @@ LossSums Transformer::Forward(const Microbatch& microbatch, uint64_t seed, int64
 
 void Transformer::Backward(const Microbatch& microbatch, uint64_t seed, int64_t step,
                            Activations& kept) {
-  Flow gradients = kept.gradients;
+  BoundaryActivations gradients = kept.gradients;
   whole().Backward(MakePass(microbatch, seed, step, /*training=*/true), gradients,
-                   kept.values.memory_RD, work_, kept.kept);
+                   kept.values.encoder_output_RD, work_, kept.kept);
 }
 
 }  // namespace deepnet

@@ -20,18 +20,18 @@
 
 namespace deepnet {
 
-// Everything one microbatch keeps in a whole model; in inference, all that passes through the
-// chunks of a rank need.
+// Everything that one microbatch keeps in a whole model; in inference, everything that passes
+// through the chunks of a rank need.
 struct Activations {
   Chunk::Kept kept;
-  Flow values;     // residual streams; the encoder's output
-  Flow gradients;  // of the decoder's output, of the memory; undefined in inference
+  BoundaryActivations values;
+  BoundaryActivations gradients;  // of the decoder's and encoder's output; undefined in inference
 };
 
 class Transformer {
  public:
-  // The whole model. `capacity` is resolved (no zero fields, but source_tokens of a model of one
-  // stack). `trainable`: with gradients, moments and what backward passes want of weights. `ops`
+  // The whole model. `capacity` is resolved (no zero fields, except source_tokens of a model of one
+  // stack). `trainable`: with gradients, moments and the weights' form for backward passes. `ops`
   // must outlive the model.
   Transformer(const ModelSpec& spec, const MicrobatchSpec& capacity, Ops& ops, bool trainable);
   // The part of a rank: `chunks`, not empty, in chain order, disjoint.
@@ -43,8 +43,8 @@ class Transformer {
   const ModelSpec& spec() const { return spec_; }
   const MicrobatchSpec& capacity() const { return capacity_; }
   Ops& ops() { return ops_; }
-  // Steps that made the weights, for passes of whoever translates or scores: BRANCH_NORM is another
-  // function after each. 0 until it is told.
+  // Steps that made the weights, for passes that translate or score: BRANCH_NORM is another
+  // function after each step. 0 until set_step.
   int64_t step() const { return step_; }
   void set_step(int64_t step) { step_ = step; }
   const std::vector<Chunk>& chunks() const { return chunks_; }
@@ -53,18 +53,18 @@ class Transformer {
   // Working copies of all weights, after the masters moved.
   void Refresh();
 
-  // `shared`: one layer's buffers serve all layers of all chunks; for passes without backward.
-  // Otherwise for whole models.
+  // `shared`: one layer's buffers serve all layers of all chunks, for passes without backward.
+  // Without it, for whole models only.
   std::unique_ptr<Activations> MakeActivations(bool shared) const;
 
   // --- whole models ---
 
-  // Forward pass of `microbatch` with its loss, summed over its target tokens. With `training`:
-  // dropout keyed by (seed, step), and the gradient of the output layer is already added.
+  // Runs the forward pass of `microbatch` and returns its loss, summed over its target tokens. With
+  // `training`: dropout keyed by (seed, step), and the gradient of the output layer is added.
   LossSums Forward(const Microbatch& microbatch, uint64_t seed, int64_t step, bool training,
                    const LossOptions& loss, Activations& kept, float* token_nll = nullptr);
-  // Adds the gradients of everything below the output layer. After Forward with `training` on the
-  // same `kept`.
+  // Adds the gradients of everything below the output layer. Call after Forward with `training` on
+  // the same `kept`.
   void Backward(const Microbatch& microbatch, uint64_t seed, int64_t step, Activations& kept);
 
  private:

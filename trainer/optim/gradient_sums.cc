@@ -1,5 +1,6 @@
 #include "trainer/optim/gradient_sums.h"
 
+#include <set>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -8,6 +9,219 @@
 #include "parallel/base/status_macros.h"
 
 namespace deepnet {
+namespace {
+
+// Returns x + y in the memory of whichever is `home`, else of x. Addition commutes, so the bits are
+// the same in either case.
+at::Tensor AddTwo(Ops& ops, const at::Tensor& x, const at::Tensor& y, const at::Tensor& home) {
+  if (y.is_same(home)) {
+    ops.Add(y, x);
+    return y;
+  }
+  ops.Add(x, y);
+  return x;
+}
+
+}  // namespace
+
+void ReplicaTree::Push(Ops& ops, const at::Tensor& gradient) {
+  at::Tensor buffer;
+  if (free_.empty()) {
+    buffer = at::empty_like(gradient);
+  } else {
+    buffer = free_.back();
+    free_.pop_back();
+  }
+  buffer.copy_(gradient);
+  pending_.push_back({0, buffer});
+  while (pending_.size() > 1 && pending_.back().height == pending_[pending_.size() - 2].height) {
+    const Subtree right = pending_.back();
+    pending_.pop_back();
+    ops.Add(pending_.back().sum, right.sum);
+    pending_.back().height++;
+    free_.push_back(right.sum);
+  }
+}
+
+// Every pending subtree is to the left of those after it, and addition commutes.
+void ReplicaTree::PushLast(Ops& ops, const at::Tensor& gradient) {
+  for (; !pending_.empty(); pending_.pop_back()) {
+    ops.Add(gradient, pending_.back().sum);
+    free_.push_back(pending_.back().sum);
+  }
+}
+
+void ReplicaTree::Reset() {
+  for (const Subtree& subtree : pending_) free_.push_back(subtree.sum);
+  pending_.clear();
+}
+
+void AddParts(Ops& ops, const std::vector<at::Tensor>& parts, int home, GradientSum order) {
+  std::vector<at::Tensor> level = parts;
+  if (order == FAST) {
+    for (size_t i = 1; i < level.size(); ++i) {
+      level[0] = AddTwo(ops, level[0], level[i], parts[home]);
+    }
+    return;
+  }
+  while (level.size() > 1) {
+    std::vector<at::Tensor> next;
+    for (size_t i = 0; i + 1 < level.size(); i += 2) {
+      next.push_back(AddTwo(ops, level[i], level[i + 1], parts[home]));
+    }
+    if (level.size() % 2 == 1) next.push_back(level.back());
+    level = std::move(next);
+  }
+}
+
+HierarchicalReduceScatter::HierarchicalReduceScatter(Ops& ops, at::Tensor gradient,
+                                                     GradientSum order, const Groups& groups)
+    : ops_(ops),
+      gradient_(std::move(gradient)),
+      order_(order),
+      levels_(ExchangeLevels(groups)),
+      limit_(groups.limit) {}
+
+absl::Status HierarchicalReduceScatter::Start(const Piece& piece) {
+  RETURN_IF_ERROR(LaunchNextLevels());
+  while (waiting_ > kMaxWaiting) RETURN_IF_ERROR(FinishOldest());
+  return Launch(piece, 0);
+}
+
+// Sends what a node's replicas have summed on to the other nodes as soon as it is there. The oldest
+// piece goes first, so that ranks start the same exchanges of a group in the same order.
+absl::Status HierarchicalReduceScatter::LaunchNextLevels() {
+  while (!in_flight_.empty() && in_flight_.front().level + 1 < levels_.size() &&
+         in_flight_.front().transfer->Done()) {
+    RETURN_IF_ERROR(FinishOldest());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status HierarchicalReduceScatter::Launch(const Piece& piece, size_t level) {
+  Communicator& group = *levels_[level];
+  const std::vector<int64_t> borders = LevelBorders(piece, levels_, level);
+  const auto share = [&](int rank) {
+    return gradient_.narrow(0, piece.of.gradient + borders[rank],
+                            borders[rank + 1] - borders[rank]);
+  };
+  const at::Tensor own = share(group.rank());
+  InFlight flight{
+      .piece = &piece, .level = level, .received = TakeBuffer((group.size() - 1) * own.numel())};
+  std::vector<Buffer> send, receive;
+  int64_t filled = 0;
+  for (int r = 0; r < group.size(); ++r) {
+    const bool self = r == group.rank();
+    flight.parts.push_back(self ? own : flight.received.narrow(0, filled, own.numel()));
+    if (!self) filled += own.numel();
+    send.push_back(BufferOf(share(r)));
+    receive.push_back(BufferOf(flight.parts.back()));
+  }
+  ASSIGN_OR_RETURN(flight.transfer, group.AllToAll(send, receive));
+  flight.received_elements = filled;
+  waiting_ += filled;
+  in_flight_.push_back(std::move(flight));
+  return absl::OkStatus();
+}
+
+absl::Status HierarchicalReduceScatter::FinishOldest() {
+  InFlight flight = std::move(in_flight_.front());
+  in_flight_.pop_front();
+  waiting_ -= flight.received_elements;
+  RETURN_IF_ERROR(Named(flight.transfer->Wait(limit_), "sum of gradients over replicas"));
+  AddParts(ops_, flight.parts, levels_[flight.level]->rank(), order_);
+  free_.push_back(flight.received);
+  if (flight.level + 1 == levels_.size()) return absl::OkStatus();
+  return Launch(*flight.piece, flight.level + 1);
+}
+
+absl::Status HierarchicalReduceScatter::Finish() {
+  while (!in_flight_.empty()) RETURN_IF_ERROR(FinishOldest());
+  return absl::OkStatus();
+}
+
+void HierarchicalReduceScatter::Reset() {
+  in_flight_.clear();
+  waiting_ = 0;
+}
+
+at::Tensor HierarchicalReduceScatter::TakeBuffer(int64_t elements) {
+  for (size_t i = 0; i < free_.size(); ++i) {
+    if (free_[i].numel() < elements) continue;
+    at::Tensor taken = std::exchange(free_[i], free_.back());
+    free_.pop_back();
+    return taken;
+  }
+  return at::empty({elements}, gradient_.options());
+}
+
+TiedSums::TiedSums(Ops& ops, at::Tensor gradient, std::vector<TiedTensor> tied,
+                   const Groups& groups)
+    : ops_(ops),
+      gradient_(std::move(gradient)),
+      tied_(std::move(tied)),
+      stages_(groups.stages),
+      limit_(groups.limit) {
+  for (const TiedTensor& tensor : tied_) {
+    for (const TiedTensor::Use& use : tensor.uses) {
+      const bool here = use.stage == (stages_ == nullptr ? 0 : stages_->rank());
+      DEEPNET_CHECK_EQ(here, use.gradient >= 0) << "stage " << use.stage;
+    }
+  }
+}
+
+absl::Status TiedSums::Fold() {
+  for (const TiedTensor& tensor : tied_) {
+    for (const TiedTensor::Share& share : tensor.shares) {
+      RETURN_IF_ERROR(FoldShare(tensor, share));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Returns the place of a use of the share: in the gradient, or new memory for one that another
+// stage sends.
+at::Tensor TiedSums::PlaceOf(const TiedTensor::Use& use, const TiedTensor::Share& share) {
+  if (use.gradient < 0) return at::empty({share.count}, gradient_.options());
+  return gradient_.narrow(0, use.gradient + share.begin, share.count);
+}
+
+absl::Status TiedSums::FoldShare(const TiedTensor& tensor, const TiedTensor::Share& share) {
+  std::vector<at::Tensor> uses;
+  int home = -1;
+  for (const TiedTensor::Use& use : tensor.uses) {
+    if (home < 0 && use.gradient >= 0) home = static_cast<int>(uses.size());
+    uses.push_back(PlaceOf(use, share));
+  }
+  RETURN_IF_ERROR(Exchange(tensor, uses));
+  AddParts(ops_, uses, home, FAST);
+  return absl::OkStatus();
+}
+
+// Sends each use to every stage that lacks it. The tag is the use's place in the order.
+absl::Status TiedSums::Exchange(const TiedTensor& tensor, std::span<const at::Tensor> uses) {
+  std::set<int> others;
+  for (const TiedTensor::Use& use : tensor.uses) {
+    if (use.gradient < 0) others.insert(use.stage);
+  }
+  std::vector<std::unique_ptr<Transfer>> transfers;
+  for (int u = 0; u < static_cast<int>(uses.size()); ++u) {
+    const Buffer buffer = BufferOf(uses[u]);
+    if (tensor.uses[u].gradient < 0) {
+      ASSIGN_OR_RETURN(auto transfer, stages_->Receive(buffer, tensor.uses[u].stage, u));
+      transfers.push_back(std::move(transfer));
+      continue;
+    }
+    for (const int other : others) {
+      ASSIGN_OR_RETURN(auto transfer, stages_->Send(buffer, other, u));
+      transfers.push_back(std::move(transfer));
+    }
+  }
+  for (const auto& transfer : transfers) {
+    RETURN_IF_ERROR(Named(transfer->Wait(limit_), "sum over the uses of a tied tensor"));
+  }
+  return absl::OkStatus();
+}
 
 GradientSums::GradientSums(Ops& ops, Parameters& parameters, ShardLayout layout, Groups groups,
                            GradientSumsOptions options)
@@ -23,7 +237,8 @@ GradientSums::GradientSums(Ops& ops, Parameters& parameters, ShardLayout layout,
   DEEPNET_CHECK_EQ(num_replicas, layout_.num_replicas);
   if (num_replicas == 1) return;
   DEEPNET_CHECK_EQ(groups.replicas->rank(), layout_.replica);
-  exchange_ = std::make_unique<GradientExchange>(ops, parameters.gradient(), options.order, groups);
+  exchange_ = std::make_unique<HierarchicalReduceScatter>(ops, parameters.gradient(), options.order,
+                                                          groups);
 }
 
 void GradientSums::BeginStep() {

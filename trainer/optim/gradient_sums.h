@@ -1,5 +1,5 @@
-// A step's gradient from the accumulators of microbatches to the sum over everything, in the orders
-// of docs/design/sums.md: over virtual replicas, over ranks, over the uses of tied tensors.
+// Sums a step's gradient from the accumulators of microbatches up to the whole step, in the orders
+// of docs/design/determinism.md: over virtual replicas, over ranks, over the uses of tied tensors.
 //
 // Example:
 //   sums.BeginStep();
@@ -9,51 +9,155 @@
 //   RETURN_IF_ERROR(sums.Finish());
 #pragma once
 
+#include <cstdint>
+#include <deque>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include <ATen/core/Tensor.h>
 
+#include "parallel/comm/communicator.h"
 #include "parallel/plan/shard.h"
 #include "proto/plan.pb.h"
 #include "trainer/kernels/ops.h"
 #include "trainer/model/parameters.h"
-#include "trainer/optim/gradient_exchange.h"
 #include "trainer/optim/groups.h"
-#include "trainer/optim/replica_tree.h"
-#include "trainer/optim/tied_sums.h"
 
 namespace deepnet {
+
+// Sums gradients over virtual replicas as a fixed binary tree.
+//
+// Replicas arrive in order 0, 1, .. R - 1. Like a binary counter, two finished subtrees of equal
+// height are added at once, so log2(R) buffers are enough. For R a power of two the tree,
+// ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)), is the same wherever the replicas were computed.
+class ReplicaTree {
+ public:
+  // Adds a copy of the next replica's `gradient`. Call PushLast for the last one.
+  void Push(Ops& ops, const at::Tensor& gradient);
+  // Adds the last replica's `gradient`, which becomes the sum. If R is no power of two, subtrees
+  // are added from the last to the first.
+  void PushLast(Ops& ops, const at::Tensor& gradient);
+  // Forgets what was pushed.
+  void Reset();
+
+ private:
+  struct Subtree {
+    int height = 0;
+    at::Tensor sum;
+  };
+  std::vector<Subtree> pending_;  // falling height
+  std::vector<at::Tensor> free_;  // buffers to use again
+};
+
+// Sums `parts` into parts[home] and overwrites the others. STRICT (or unspecified) adds along a
+// binary tree, ((0 + 1) + (2 + 3)) + ..., where an odd part at the end of a level waits for the
+// next level. FAST adds from the first to the last.
+void AddParts(Ops& ops, const std::vector<at::Tensor>& parts, int home, GradientSum order);
+
+// Reduce-scatter of pieces of a gradient over the replicas: each replica ends with the sum of its
+// own share.
+//
+// Each replica sends every other one the share which that one sums, and adds the parts that it
+// receives in a fixed order. It moves as many bytes as a ring reduce-scatter, (d_p - 1) / d_p of
+// the piece, but no network decides the order of the sum. With two levels of groups, the replicas
+// of a node do so first, and then each replica with those of other nodes that have the same share.
+class HierarchicalReduceScatter {
+ public:
+  // The most elements that may be received and not yet added before Start waits; 256 MiB of
+  // float32.
+  static constexpr int64_t kMaxWaiting = int64_t{64} << 20;
+
+  // `gradient` is the rank's whole buffer; `groups` has more than one replica.
+  HierarchicalReduceScatter(Ops& ops, at::Tensor gradient, GradientSum order, const Groups& groups);
+
+  // Starts to sum `piece`, which must live until Finish; may wait for earlier pieces. Nobody may
+  // touch the piece's gradient until Finish. Collective: every replica starts the same pieces in
+  // the same order.
+  absl::Status Start(const Piece& piece);
+  // Waits for all pieces and adds them. Other replicas' shares then hold no meaningful values.
+  absl::Status Finish();
+  // Drops the pieces that are under way, after an error.
+  void Reset();
+
+ private:
+  struct InFlight {
+    const Piece* piece = nullptr;
+    size_t level = 0;
+    at::Tensor received;  // the other replicas' parts of this one's share
+    int64_t received_elements = 0;
+    std::vector<at::Tensor> parts;  // in the order of ranks; the own one lies in the gradient
+    std::unique_ptr<Transfer> transfer;
+  };
+
+  absl::Status Launch(const Piece& piece, size_t level);
+  absl::Status FinishOldest();
+  absl::Status LaunchNextLevels();
+  at::Tensor TakeBuffer(int64_t elements);
+
+  Ops& ops_;
+  at::Tensor gradient_;
+  GradientSum order_;
+  std::vector<Communicator*> levels_;
+  absl::Duration limit_;
+  std::vector<at::Tensor> free_;  // buffers to use again
+  std::deque<InFlight> in_flight_;
+  int64_t waiting_ = 0;  // elements of in_flight_
+};
+
+// Sums the gradient of a tensor that several layers use, over its uses in the order of the chain:
+// (source + target) + output, on whichever pipeline stages those layers are.
+class TiedSums {
+ public:
+  // `gradient` is the rank's whole buffer; `groups.stages` is the pipeline.
+  TiedSums(Ops& ops, at::Tensor gradient, std::vector<TiedTensor> tied, const Groups& groups);
+
+  // Sums this replica's shares of every tied tensor into the place of the first use here. Every
+  // stage sends its uses to the other stages that have one, and each adds for itself. Collective
+  // over the stages that hold the same tied tensors.
+  absl::Status Fold();
+
+ private:
+  absl::Status FoldShare(const TiedTensor& tensor, const TiedTensor::Share& share);
+  absl::Status Exchange(const TiedTensor& tensor, std::span<const at::Tensor> uses);
+  at::Tensor PlaceOf(const TiedTensor::Use& use, const TiedTensor::Share& share);
+
+  Ops& ops_;
+  at::Tensor gradient_;
+  std::vector<TiedTensor> tied_;
+  Communicator* stages_;  // null: one stage
+  absl::Duration limit_;
+};
 
 struct GradientSumsOptions {
   int local_replicas = 1;      // virtual replicas of this rank, which computes them in order
   GradientSum order = STRICT;  // FAST: the replicas of a rank share the accumulators
 };
 
-// Called by one thread. The gradient is the same on every rank that has it, and the same bits for
-// every number of ranks that divides the virtual replicas, if the order is STRICT.
+// Called by one thread. The gradient is the same on every rank that has it. With STRICT it has the
+// same bits for every number of ranks that divides the virtual replicas.
 class GradientSums {
  public:
-  // `layout` is that of parameters.gradient(), whose moments become those of the layout's extents.
+  // `layout` is that of parameters.gradient(); the moments become those of the layout's extents.
   // Ranks of groups.replicas host consecutive virtual replicas, equally many.
   GradientSums(Ops& ops, Parameters& parameters, ShardLayout layout, Groups groups,
                GradientSumsOptions options);
 
-  // Clears the accumulators, and forgets a step that an error ended.
+  // Clears the accumulators, and whatever a step left that ended with an error.
   void BeginStep();
 
-  // The accumulators of layout.buckets[bucket] hold the whole gradient of the next virtual replica
-  // of this rank; each bucket counts its own. They are cleared for the one after it. After the
-  // last, the sum over ranks begins, beside whatever the caller does next: nobody may touch the
-  // bucket until Finish. Collective over groups.replicas, where exchanges start from the last
-  // bucket to the first in whatever order each rank has them ready: one that comes early waits for
-  // those behind it.
+  // Tells that the accumulators of layout.buckets[bucket] hold the whole gradient of this rank's
+  // next virtual replica; each bucket counts its own. They are cleared for the replica after it.
+  // After the last one the sum over ranks begins in the background, and nobody may touch the bucket
+  // until Finish. Collective over groups.replicas: exchanges start from the last bucket to the
+  // first, whatever order each rank has them ready in; one that is early waits for those behind it.
   absl::Status ReplicaDone(int bucket);
 
-  // Waits. Then the layout's extents of parameters.gradient() hold the gradient of the step, tied
-  // tensors in the place of their first use here. Every bucket has had all its replicas. Collective
-  // over groups.replicas and groups.stages.
+  // Waits until the layout's extents of parameters.gradient() hold the gradient of the step, with
+  // tied tensors in the place of their first use here. Every bucket must have had all its replicas.
+  // Collective over groups.replicas and groups.stages.
   absl::Status Finish();
 
  private:
@@ -65,10 +169,10 @@ class GradientSums {
   Parameters& parameters_;
   ShardLayout layout_;
   GradientSumsOptions options_;
-  std::vector<ReplicaTree> trees_;              // of each bucket
-  std::vector<int> done_;                       // virtual replicas, of each bucket
-  int started_ = 0;                             // buckets from here on are being exchanged
-  std::unique_ptr<GradientExchange> exchange_;  // null: one replica
+  std::vector<ReplicaTree> trees_;  // [bucket]
+  std::vector<int> done_;           // [bucket], virtual replicas
+  int started_ = 0;                 // the exchanges of buckets from here on have been started
+  std::unique_ptr<HierarchicalReduceScatter> exchange_;  // null: one replica
   TiedSums tied_;
 };
 

@@ -6,8 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/cord.h"
-#include "absl/strings/str_cat.h"
 #include <ATen/ATen.h>
 
 #include "parallel/base/check.h"
@@ -17,7 +15,7 @@
 namespace deepnet {
 namespace {
 
-// ReplicasPerNode of the replicas of one stage.
+// Returns ReplicasPerNode for the replicas of one stage.
 int RunLength(const std::vector<std::string>& nodes) {
   const auto other = [&](const std::string& node) { return node != nodes[0]; };
   const auto end = std::find_if(nodes.begin(), nodes.end(), other);
@@ -43,13 +41,13 @@ int ReplicasPerNode(std::span<const std::string> nodes, int stages) {
   return lengths.size() == 1 ? *lengths.begin() : 0;
 }
 
-absl::StatusOr<OwnedGroups> SplitGroups(Communicator& world, int stage, int replica,
+absl::StatusOr<OwnedGroups> SplitGroups(Communicator& world, int pp_rank, int dp_rank,
                                         int replicas_per_node) {
   OwnedGroups groups;
-  ASSIGN_OR_RETURN(groups.replicas, world.Split(/*color=*/stage, /*key=*/replica));
-  ASSIGN_OR_RETURN(groups.stages, world.Split(/*color=*/replica, /*key=*/stage));
+  ASSIGN_OR_RETURN(groups.replicas, world.Split(/*color=*/pp_rank, /*key=*/dp_rank));
+  ASSIGN_OR_RETURN(groups.stages, world.Split(/*color=*/dp_rank, /*key=*/pp_rank));
   if (replicas_per_node > 0) {
-    const int node = replica / replicas_per_node, local = replica % replicas_per_node;
+    const int node = dp_rank / replicas_per_node, local = dp_rank % replicas_per_node;
     ASSIGN_OR_RETURN(groups.node_replicas, groups.replicas->Split(/*color=*/node, /*key=*/local));
     ASSIGN_OR_RETURN(groups.across_nodes, groups.replicas->Split(/*color=*/local, /*key=*/node));
   }
@@ -62,12 +60,8 @@ absl::StatusOr<OwnedGroups> SplitGroups(Communicator& world, int stage, int repl
 }
 
 absl::Status Named(absl::Status status, std::string_view what) {
-  if (status.ok()) return status;
-  absl::Status named(status.code(),
-                     absl::StrCat(std::string(what), ": ", std::string(status.message())));
-  status.ForEachPayload(
-      [&](auto url, const absl::Cord& payload) { named.SetPayload(url, payload); });
-  return absl::IsDeadlineExceeded(status) ? WithExitCode(named, ExitCode::kHang) : named;
+  absl::Status named = WithPrefix(what, status);
+  return absl::IsDeadlineExceeded(named) ? WithExitCode(named, ExitCode::kHang) : named;
 }
 
 Buffer BufferOf(const at::Tensor& tensor) {
@@ -77,6 +71,30 @@ Buffer BufferOf(const at::Tensor& tensor) {
     buffer.device = {.kind = Device::Kind::kCuda, .index = tensor.get_device()};
   }
   return buffer;
+}
+
+std::vector<Communicator*> ExchangeLevels(const Groups& groups) {
+  if (groups.replicas == nullptr || groups.replicas->size() == 1) return {};
+  if (groups.node_replicas == nullptr) return {groups.replicas};
+  DEEPNET_CHECK_EQ(groups.node_replicas->size() * groups.across_nodes->size(),
+                   groups.replicas->size());
+  return {groups.node_replicas, groups.across_nodes};
+}
+
+// Shares are in the order of (rank at the first level, rank at the second, ...).
+std::vector<int64_t> LevelBorders(const Piece& piece, const std::vector<Communicator*>& levels,
+                                  size_t level) {
+  int stride = static_cast<int>(piece.cuts.size()) - 1;
+  int first = 0;
+  for (size_t k = 0; k <= level; ++k) {
+    stride /= levels[k]->size();
+    if (k < level) first += levels[k]->rank() * stride;
+  }
+  std::vector<int64_t> borders;
+  for (int r = 0; r <= levels[level]->size(); ++r) {
+    borders.push_back(piece.cuts[first + r * stride]);
+  }
+  return borders;
 }
 
 }  // namespace deepnet

@@ -11,22 +11,24 @@ double LearningRate(const OptimSpec& optim, int64_t update) {
   const double u = static_cast<double>(update);
   if (optim.schedule() == SHIFTED_INVERSE_SQRT) {
     const double shift = std::max(warmup, 1.0);
-    return optim.rate() * std::sqrt(shift / (shift + u));
+    return optim.learning_rate() * std::sqrt(shift / (shift + u));
   }
   if (u < warmup) {
-    return optim.initial_rate() + (optim.rate() - optim.initial_rate()) * u / warmup;
+    return optim.initial_learning_rate() +
+           (optim.learning_rate() - optim.initial_learning_rate()) * u / warmup;
   }
   switch (optim.schedule()) {
     case INVERSE_SQRT:
-      return optim.rate() * std::sqrt(std::max(warmup, 1.0) / u);
+      return optim.learning_rate() * std::sqrt(std::max(warmup, 1.0) / u);
     case COSINE: {
       const double span = std::max(1.0, static_cast<double>(optim.decay_steps()) - warmup);
       const double done = std::clamp((u - warmup) / span, 0.0, 1.0);
       const double share = 0.5 * (1.0 + std::cos(std::numbers::pi * done));
-      return optim.final_rate() + (optim.rate() - optim.final_rate()) * share;
+      return optim.final_learning_rate() +
+             (optim.learning_rate() - optim.final_learning_rate()) * share;
     }
     default:
-      return optim.rate();
+      return optim.learning_rate();
   }
 }
 

@@ -1,4 +1,4 @@
-// The learning rate over updates, a pure function.
+// The learning rate as a pure function of the update.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,12 @@
 
 namespace deepnet {
 
-// Rate of update number `update` >= 1. Up to warmup_steps: linear from initial_rate, reaching
-// `rate` at warmup_steps. After: INVERSE_SQRT rate * sqrt(warmup_steps / update) (fairseq), COSINE
-// half a cosine down to final_rate at decay_steps, CONSTANT rate. warmup_steps 0: no warm-up;
-// INVERSE_SQRT then falls from update 1.
+// Returns the learning rate of update number `update` >= 1. Up to warmup_steps it is linear from
+// initial_learning_rate and reaches learning_rate at warmup_steps. After that, INVERSE_SQRT gives
+// learning_rate * sqrt(warmup_steps / update) (fairseq), COSINE half a cosine down to
+// final_learning_rate at decay_steps, CONSTANT learning_rate. With warmup_steps 0 there is no
+// warm-up, and INVERSE_SQRT falls from update 1. SHIFTED_INVERSE_SQRT gives
+// learning_rate * sqrt(warmup_steps / (warmup_steps + update)) from update 1 on.
 double LearningRate(const OptimSpec& optim, int64_t update);
 
 }  // namespace deepnet

@@ -9,20 +9,10 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/status_macros.h"
-#include "trainer/optim/exchange_levels.h"
+#include "trainer/optim/groups.h"
 #include "trainer/optim/learning_rate.h"
 
 namespace deepnet {
-namespace {
-
-ShardLayout OneRank(const Inventory& inventory) {
-  return MakeShardLayout(inventory, inventory, OneBucket(inventory), {});
-}
-
-}  // namespace
-
-OptimizerStep::OptimizerStep(const OptimSpec& optim, const Inventory& inventory)
-    : OptimizerStep(optim, inventory, OneRank(inventory), {}) {}
 
 OptimizerStep::OptimizerStep(const OptimSpec& optim, const Inventory& whole, ShardLayout layout,
                              Groups groups)
@@ -66,8 +56,7 @@ void OptimizerStep::AddRange(const Range& range) {
 
 absl::StatusOr<UpdateResult> OptimizerStep::Apply(Ops& ops, Parameters& parameters, int64_t update,
                                                   double loss) const {
-  // Now, while a copy that has gone wrong is still there: the update makes all but the owner's
-  // anew.
+  // Checked before the update, which overwrites all copies but the owner's.
   if (update % kUpdatesPerReplicaCheck == 0) {
     RETURN_IF_ERROR(replica_check_.Run(parameters.weights(), groups_));
   }
@@ -105,8 +94,8 @@ void OptimizerStep::Update(Ops& ops, Parameters& parameters, int64_t update, dou
   }
 }
 
-// Shares reach the other replicas, straight from weights to weights: from the outermost level,
-// where they are smallest, to the innermost.
+// Sends the shares to the other replicas, straight from weights to weights, from the outermost
+// level, where they are smallest, to the innermost.
 absl::Status OptimizerStep::GatherWeights(const at::Tensor& weights) const {
   const std::vector<Communicator*> levels = ExchangeLevels(groups_);
   for (size_t level = levels.size(); level-- > 0;) {

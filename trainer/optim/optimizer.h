@@ -1,5 +1,5 @@
-// From a step's gradient to new weights: norm, clipping, the decision to skip, Adam; on many ranks
-// each replica updates its share and sends it to the others (ZeRO-1).
+// Turns a step's gradient into new weights: norm, clipping, the decision to skip, Adam. With
+// several replicas each one updates its share and sends it to the others (ZeRO-1).
 #pragma once
 
 #include <cstdint>
@@ -11,34 +11,32 @@
 #include "proto/optim.pb.h"
 #include "trainer/kernels/ops.h"
 #include "trainer/model/parameters.h"
-#include "trainer/optim/gradient_norm.h"
 #include "trainer/optim/groups.h"
 #include "trainer/optim/replica_check.h"
+#include "trainer/optim/step_totals.h"
 
 namespace deepnet {
 
-// Updates between two comparisons of what ranks hold in common (replica_check.h).
+// Updates between two checks that ranks hold the same weights (replica_check.h).
 inline constexpr int64_t kUpdatesPerReplicaCheck = 100;
 
 struct UpdateResult {
-  double gradient_norm = 0.0;  // before clipping, of the whole model (gradient_norm.h)
+  double gradient_norm = 0.0;  // before clipping, of the whole model (step_totals.h)
   double rate = 0.0;           // learning rate used
-  bool skipped = false;        // loss or gradient was not finite: weights and moments are untouched
+  bool skipped = false;        // loss or gradient was not finite; weights and moments are untouched
 };
 
 class OptimizerStep {
  public:
-  // One rank with the whole model.
-  OptimizerStep(const OptimSpec& optim, const Inventory& inventory);
-  // A rank of many. `layout`: what this one holds of `whole`; its moments are those of the layout's
+  // `layout` says which elements of `whole` this rank holds; its moments are those of the layout's
   // extents, layout.StateElements() each.
   OptimizerStep(const OptimSpec& optim, const Inventory& whole, ShardLayout layout, Groups groups);
 
-  // Update number `update` >= 1 from the layout's extents of parameters.gradient(), as
-  // GradientSums::Finish or Parameters::FoldTied left them. `loss` is the whole step's and only
-  // looked at for being finite. All weights of the rank are new afterwards; working copies of them
-  // are stale (Transformer::Refresh). Collective over the groups; every rank gets the same result.
-  // Fails with ExitCode::kReplicasDisagree if ranks turn out to differ.
+  // Applies update number `update` >= 1, from the layout's extents of parameters.gradient() as
+  // GradientSums::Finish left them. `loss`, that of the whole step, is only checked for being
+  // finite. Afterwards all weights of the rank are new and their working copies are stale
+  // (Transformer::Refresh). Collective over the groups; every rank gets the same result. Fails with
+  // ExitCode::kReplicasDisagree if ranks turn out to differ.
   absl::StatusOr<UpdateResult> Apply(Ops& ops, Parameters& parameters, int64_t update,
                                      double loss) const;
 

@@ -18,8 +18,7 @@ namespace {
 
 constexpr int64_t kNotHere = -1;
 
-// One rank's view: its number in the world and, for each parameter that is compared, a checksum or
-// kNotHere.
+// One rank's view: its rank in the world and, for each compared parameter, a checksum or kNotHere.
 struct View {
   int64_t rank = 0;
   std::vector<int64_t> checksums;

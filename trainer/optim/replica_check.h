@@ -1,4 +1,4 @@
-// Ranks that should hold the same weights: do they?
+// Checks that ranks which should hold the same weights do so.
 #pragma once
 
 #include <cstdint>
@@ -15,17 +15,17 @@ namespace deepnet {
 
 class ReplicaCheck {
  public:
-  // `layout`: what this rank holds of `whole`; neither is kept.
+  // `layout` says which elements of `whole` this rank holds. Neither is kept.
   ReplicaCheck(const Inventory& whole, const ShardLayout& layout);
 
   // Compares a CRC-32C of every tensor of `weights` over the replicas, and of every tied tensor
   // over the stages that hold it. Fails with ExitCode::kReplicasDisagree on every rank that sees a
-  // difference; the text has the tensor and which ranks (of the world) hold what. Collective over
-  // all groups; nothing to do where they are null.
+  // difference; the text names the tensor and each rank's (of the world) checksum. Collective over
+  // all groups; null groups are left out.
   absl::Status Run(const at::Tensor& weights, const Groups& groups) const;
 
  private:
-  // One that this rank holds, or that other stages may hold too.
+  // A tensor that this rank holds, or that other stages may hold too.
   struct Compared {
     std::string name;
     bool here = false;

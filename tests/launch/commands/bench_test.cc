@@ -40,7 +40,7 @@ TEST(BenchCommand, MeasuresWhatRecomputationAddsToAStep) {
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   BenchRecord record;
   ASSERT_TRUE(google::protobuf::util::JsonStringToMessage(outcome.out, &record).ok());
-  EXPECT_EQ(record.recompute(), "LAYER");
+  EXPECT_EQ(record.recompute(), "FULL");
   EXPECT_EQ(record.recompute_segment(), 2);
   EXPECT_NE(record.recompute_share(), 0.0);  // how much is a matter of the machine's other work
   EXPECT_GT(record.seconds_per_step(), 0.0);

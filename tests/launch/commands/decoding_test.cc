@@ -85,7 +85,7 @@ TEST(DecodingRunSpec, ChangesDecodingButNeitherModelNorTags) {
   std::istringstream in;
   std::ostringstream out, err;
   RunSpec base = WithDefaults({});
-  base.mutable_model()->set_width(64);
+  base.mutable_model()->set_d_model(64);
   const auto with = [&](const std::vector<std::string>& words) {
     return DecodingRunSpec(CommandLine{command, Parse(words), in, out, err}, base);
   };
@@ -93,8 +93,8 @@ TEST(DecodingRunSpec, ChangesDecodingButNeitherModelNorTags) {
   ASSERT_TRUE(changed.ok()) << changed.status();
   EXPECT_EQ(changed->decode().max_tokens(), 50);
   EXPECT_EQ(changed->decode().nbest(), 3);
-  EXPECT_EQ(changed->model().width(), 64);
-  EXPECT_THAT(Message(with({"--set", "model.width=128"}).status()),
+  EXPECT_EQ(changed->model().d_model(), 64);
+  EXPECT_THAT(Message(with({"--set", "model.d_model=128"}).status()),
               HasSubstr("model: is given by the checkpoint"));
   EXPECT_THAT(Message(with({"--set", "data.tags=M2M"}).status()),
               HasSubstr("data.tags: is given by the checkpoint"));

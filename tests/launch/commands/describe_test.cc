@@ -96,10 +96,26 @@ TEST(DescribeCommand, PrintsWhatEachSchemeReallyDoesToItsStacks) {
   }
 }
 
+TEST(DescribeCommand, TakesTheVocabularyFromPrepareWhereTheModelGivesNone) {
+  const Outcome quickstart = RunDescribe({"--config", "launch/recipes/quickstart.textproto"});
+  EXPECT_EQ(quickstart.code, 0) << quickstart.err;
+  EXPECT_THAT(quickstart.out, HasSubstr("4,004 rows of vocabulary"));
+  EXPECT_THAT(quickstart.err, HasSubstr("model.vocabulary_size is not set: taking 4004 from "
+                                        "prepare: 4000 pieces and 4 languages\n"));
+  const Outcome wmt17 = RunDescribe({"--config", "launch/recipes/paper/wmt17.textproto"});
+  EXPECT_THAT(wmt17.err, HasSubstr("taking 40002 from prepare"));
+  const Outcome opus = RunDescribe(
+      {"--config", "launch/recipes/deepnet_100l.textproto", "--set", "model.vocabulary_size="});
+  EXPECT_THAT(opus.err, HasSubstr("taking 250002, estimated from prepare"));
+  const Outcome nothing = RunDescribe({"--config", "launch/recipes/small_1000l.textproto"});
+  EXPECT_EQ(nothing.code, 2);
+  EXPECT_THAT(nothing.err, HasSubstr("model.vocabulary_size: 0: required here"));
+}
+
 TEST(DescribeCommand, RefusesAModelThatCannotBe) {
-  const Outcome outcome = RunDescribe({"--config", kTiny, "--set", "model.heads=3"});
+  const Outcome outcome = RunDescribe({"--config", kTiny, "--set", "model.num_heads=3"});
   EXPECT_EQ(outcome.code, 2);
-  EXPECT_THAT(outcome.err, StartsWith("error: model.heads"));
+  EXPECT_THAT(outcome.err, StartsWith("error: model.num_heads"));
 }
 
 }  // namespace

@@ -203,10 +203,10 @@ TEST(RehearseCommand, RefusesWhatCannotBe) {
   EXPECT_THAT(error({"--steps", "0"}), HasSubstr("--steps"));
   EXPECT_THAT(error({"--compare", "--trace", "t.json"}), HasSubstr("--trace"));
   EXPECT_THAT(error({"--compare", "--schedule", "1f1b"}), HasSubstr("--compare"));
-  EXPECT_THAT(error({"--schedule", "interleaved", "--set", "parallel.chunks_per_rank=9"}),
-              HasSubstr("parallel.chunks_per_rank"));
+  EXPECT_THAT(error({"--schedule", "interleaved", "--set", "parallel.virtual_pipeline_size=9"}),
+              HasSubstr("parallel.virtual_pipeline_size"));
   const std::string stuck = WriteTemporary("stuck.txt", "rank 0: 0B0 0F0\nrank 1: 1F0 1B0\n");
-  EXPECT_THAT(error({"--schedule", stuck, "--set", "data.microbatches_per_step=1"}),
+  EXPECT_THAT(error({"--schedule", stuck, "--set", "data.global_microbatches=1"}),
               HasSubstr("0B0"));
 }
 
@@ -215,7 +215,7 @@ TEST(RehearsalCases, TakeTheirExchangesFromThePlan) {
   const auto read =
       ReadRunSpec({.root = ".",
                    .files = {"launch/recipes/deepnet_1000l.textproto"},
-                   .sets = {"data.microbatches_per_step=32", "cluster.devices_per_node=8",
+                   .sets = {"data.global_microbatches=32", "cluster.devices_per_node=8",
                             "parallel.pipeline_parallel_size=4", "parallel.data_parallel_size=2",
                             "parallel.schedule=1f1b"}},
                   RunSpec());
@@ -240,12 +240,12 @@ TEST(RehearsalCases, TakeTheirExchangesFromThePlan) {
   EXPECT_LE(step, made->planned_step_seconds * (1 + 1e-9));
 }
 
-// What a step of the largest recipe is designed for: p = 8, m = 32.
+// The shape that a step of the largest recipe is designed for: p = 8, m = 32.
 TEST(RehearsalCases, AThousandLayersIdleAtMostSixPercentWithTheBestSchedule) {
   const auto read =
       ReadRunSpec({.root = ".",
                    .files = {"launch/recipes/deepnet_1000l.textproto"},
-                   .sets = {"data.microbatches_per_step=32", "cluster.devices_per_node=8",
+                   .sets = {"data.global_microbatches=32", "cluster.devices_per_node=8",
                             "parallel.pipeline_parallel_size=8"}},
                   RunSpec());
   ASSERT_TRUE(read.ok()) << read.status();

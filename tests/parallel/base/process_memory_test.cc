@@ -4,11 +4,16 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/support/resident_memory.h"
+
 namespace deepnet {
 namespace {
 
+using testing::ResidentBytes;
+
 constexpr int64_t kBlock = 64 << 20;
-// What the rest of the process may give back or take meanwhile; the kernel's counters also lag.
+// Bytes that the rest of the process may give back or take meanwhile; the kernel's counters lag
+// too.
 constexpr int64_t kSlack = 8 << 20;
 
 TEST(ProcessMemory, CountsMemoryThatIsWritten) {

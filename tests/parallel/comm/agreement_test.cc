@@ -18,7 +18,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// What every rank of `num_ranks` gets; all must get the same.
+// Returns what every rank of `num_ranks` gets; all must get the same.
 absl::Status OneAnswer(int num_ranks, const std::function<absl::Status(Communicator&)>& body) {
   std::vector<absl::Status> answers(num_ranks);
   const absl::Status world = FirstError(RunRanks(num_ranks, [&](Communicator& comm) {

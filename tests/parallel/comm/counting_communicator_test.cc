@@ -1,4 +1,4 @@
-#include "parallel/comm/counting_communicator.h"
+#include "tests/support/counting_communicator.h"
 
 #include <vector>
 

@@ -1,9 +1,9 @@
-#include "parallel/comm/self_communicator.h"
-
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+
+#include "parallel/comm/communicator.h"
 
 namespace deepnet {
 namespace {

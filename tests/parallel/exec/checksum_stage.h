@@ -19,7 +19,7 @@
 
 namespace deepnet::testing {
 
-// How many tensors cross the cut before `chunk`.
+// Numbers of tensors that are sent over the cut before `chunk`.
 inline int NumForwardTensors(int chunk) { return 1 + chunk % 2; }
 inline int NumBackwardTensors(int chunk) { return 1 + (chunk + 1) % 3; }
 
@@ -122,7 +122,8 @@ class ChecksumStage final : public Stage {
     }
   }
 
-  // What Fill was given on the other side, or 0 if any word is wrong; ends the memory's life.
+  // Returns what Fill was given on the other side, or 0 if any word is wrong; ends the memory's
+  // life.
   uint64_t Take(Boundary boundary, int chunk, int microbatch) {
     const auto at = live_.find({boundary, chunk, microbatch});
     if (at == live_.end()) return 0;

@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "parallel/comm/forwarding_communicator.h"
+#include "parallel/comm/communicator.h"
 
 namespace deepnet::testing {
 

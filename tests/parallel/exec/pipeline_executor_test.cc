@@ -12,8 +12,7 @@
 
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
-#include "parallel/comm/self_communicator.h"
-#include "parallel/exec/message_box.h"
+#include "parallel/comm/communicator.h"
 #include "parallel/plan/check_schedule.h"
 #include "parallel/plan/schedule_generators.h"
 #include "parallel/plan/schedule_text.h"
@@ -61,7 +60,7 @@ Case MakeCase(std::string_view name, const PipelineShape& shape) {
 
 // Runs it with threads; expects the gradients of one rank and that nothing is left behind.
 void ExpectGradientsOfOneRank(const Case& it, int num_microbatches, ExecutorOptions options) {
-  options.limits.message = absl::Minutes(1);  // a deadlock ends before the test's own limit
+  options.comm_timeout = absl::Minutes(1);  // a deadlock ends before the test's own limit
   const std::vector<uint64_t> expected =
       GradientsOfOneRank(it.placement.NumChunks(), num_microbatches);
   const auto statuses = RunRanks(it.placement.NumRanks(), [&](Communicator& comm) {
@@ -74,7 +73,7 @@ void ExpectGradientsOfOneRank(const Case& it, int num_microbatches, ExecutorOpti
     }
     if (!stage.NothingLive()) return absl::InternalError("buffers left");
     for (const Boundary boundary : {Boundary::kInput, Boundary::kOutputGradient}) {
-      // What is worked on, and what the next look_ahead actions need.
+      // One is worked on; the next look_ahead actions need the others.
       if (stage.most_live[boundary] > options.look_ahead + 1) {
         return absl::InternalError("more received than look_ahead allows");
       }
@@ -89,11 +88,12 @@ TEST(PipelineExecutor, EveryGeneratorComputesWhatOneRankComputes) {
   for (const ScheduleKind& kind : ScheduleKinds()) {
     for (int p = kind.name == "single_stage" ? 1 : 2; p <= (kind.name == "single_stage" ? 1 : 4);
          ++p) {
-      for (int v = kind.min_chunks_per_rank; v <= std::min(2, kind.max_chunks_per_rank); ++v) {
+      for (int v = kind.min_virtual_pipeline_size; v <= std::min(2, kind.max_virtual_pipeline_size);
+           ++v) {
         for (int m = 1; m <= 8; ++m) {
           SCOPED_TRACE(absl::StrCat(std::string(kind.name), " p=", p, " v=", v, " m=", m));
-          const Case it =
-              MakeCase(kind.name, {.num_ranks = p, .num_microbatches = m, .chunks_per_rank = v});
+          const Case it = MakeCase(
+              kind.name, {.num_ranks = p, .num_microbatches = m, .virtual_pipeline_size = v});
           ExpectGradientsOfOneRank(it, m, {.look_ahead = 0});
           ExpectGradientsOfOneRank(it, m, {});
           ++num_cases;
@@ -201,6 +201,26 @@ TEST(PipelineExecutor, SendsAreReleasedEachOnce) {
   EXPECT_EQ(FirstError(statuses), absl::OkStatus());
 }
 
+// Every send is gone at once; nobody receives.
+TEST(PipelineExecutor, ASendThatIsGoneIsReleasedBeforeTheNextAction) {
+  Schedule schedule{{{}, {}}};
+  for (int m = 0; m < 4; ++m) {
+    schedule.actions[0].push_back({Op::kForward, 0, m});
+    schedule.actions[0].push_back({Op::kSendForward, 0, m});
+  }
+  const Placement placement = MakeLooped(2, 1);
+  const auto statuses = RunRanks(2, [&](Communicator& inner) -> absl::Status {
+    ChecksumStage stage(placement);
+    HookedCommunicator comm(inner, [](bool, int, int) { return Fate::kDrop; });
+    RETURN_IF_ERROR(RunSchedule(schedule, placement, stage, comm));
+    if (comm.rank() != 0) return absl::OkStatus();
+    EXPECT_EQ(stage.most_live[Boundary::kOutput], 1);
+    EXPECT_EQ(stage.num_released, 4);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(FirstError(statuses).ok()) << FirstError(statuses);
+}
+
 TEST(PipelineExecutor, OneRankTakesTheActionsInOrder) {
   SelfCommunicator comm;
   ChecksumStage stage(Placement{{0}});
@@ -233,7 +253,7 @@ TEST(PipelineExecutor, RefusesAScheduleWithoutItsTransfers) {
   const Schedule schedule = MakeOneForwardOneBackward({.num_ranks = 2, .num_microbatches = 1});
   const auto statuses = RunRanks(2, [&](Communicator& comm) {
     ChecksumStage stage(placement);
-    return RunSchedule(schedule, placement, stage, comm, {.report = [](const absl::Status&) {}});
+    return RunSchedule(schedule, placement, stage, comm);
   });
   EXPECT_THAT(FirstError(statuses).message(), HasSubstr("stands before it"));
 }

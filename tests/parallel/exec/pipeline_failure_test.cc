@@ -1,7 +1,6 @@
-// What happens when a message gets stuck, a peer goes, or a stage fails: one rank says what, all of
-// them end.
+// A message that gets stuck, a peer that goes, or a stage that fails: one rank says what happened,
+// and all of them end.
 #include <functional>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -9,7 +8,6 @@
 #include "gtest/gtest.h"
 
 #include "parallel/base/exit_code.h"
-#include "parallel/exec/message_box.h"
 #include "parallel/exec/pipeline_executor.h"
 #include "parallel/plan/check_schedule.h"
 #include "parallel/plan/schedule_generators.h"
@@ -35,19 +33,12 @@ Schedule ThreeRanks() {
                         MakeLooped(3, 1));
 }
 
-struct Outcome {
-  std::vector<absl::Status> statuses;  // [rank]
-  std::vector<std::string> reported;
-};
-
 // Runs ThreeRanks with `fate` for every message of rank `rank`.
-Outcome RunHooked(int rank, const std::function<Fate(bool send, int tag)>& fate,
-                  int failing_chunk = -1) {
+std::vector<absl::Status> RunHooked(int rank, const std::function<Fate(bool send, int tag)>& fate,
+                                    int failing_chunk = -1) {
   const Schedule schedule = ThreeRanks();
   const Placement placement = MakeLooped(kRanks, 1);
-  Outcome outcome;
-  std::mutex mutex;
-  outcome.statuses = RunRanks(kRanks, [&](Communicator& inner) {
+  return RunRanks(kRanks, [&](Communicator& inner) {
     ChecksumStage stage(placement);
     stage.fails_at = failing_chunk;
     stage.failure = WithExitCode(absl::InternalError("not finite"), ExitCode::kDiverged);
@@ -55,28 +46,25 @@ Outcome RunHooked(int rank, const std::function<Fate(bool send, int tag)>& fate,
       return inner.rank() == rank ? fate(send, tag) : Fate::kPass;
     });
     ExecutorOptions options;
-    options.limits.message = kLong;
-    options.report = [&](const absl::Status& status) {
-      const std::lock_guard lock(mutex);
-      outcome.reported.emplace_back(status.message());
-    };
+    options.comm_timeout = kLong;
     return RunSchedule(schedule, placement, stage, comm, options);
   });
-  return outcome;
 }
 
-void ExpectOthersEnded(const Outcome& outcome, int culprit, ExitCode code) {
+// The culprit has an error of its own, with `text` in it; the others were ended by it.
+void ExpectOthersEnded(const std::vector<absl::Status>& statuses, int culprit, ExitCode code,
+                       const std::string& text) {
   for (int rank = 0; rank < kRanks; ++rank) {
-    EXPECT_EQ(GetExitCode(outcome.statuses[rank]), code) << outcome.statuses[rank];
-    EXPECT_EQ(absl::IsAborted(outcome.statuses[rank]), rank != culprit);
+    EXPECT_EQ(GetExitCode(statuses[rank]), code) << statuses[rank];
+    EXPECT_EQ(absl::IsAborted(statuses[rank]), rank != culprit);
   }
+  EXPECT_THAT(std::string(statuses[culprit].message()), HasSubstr(text));
 }
 
 // The third message that rank 1 receives over the cut before its chunk never comes.
 TEST(PipelineFailure, AStuckReceiveIsNamedAndEndsEveryRank) {
   const Schedule schedule = ThreeRanks();
   const Placement placement = MakeLooped(kRanks, 1);
-  std::vector<std::string> reported(kRanks);
   const auto statuses = RunRanks(kRanks, [&](Communicator& inner) {
     ChecksumStage stage(placement);
     int num_sent = 0;
@@ -86,17 +74,13 @@ TEST(PipelineFailure, AStuckReceiveIsNamedAndEndsEveryRank) {
       return third ? Fate::kDrop : Fate::kPass;
     });
     ExecutorOptions options;
-    options.limits.message = inner.rank() == 1 ? absl::Seconds(1) : kLong;
-    options.report = [&](const absl::Status& status) {
-      reported[inner.rank()] = std::string(status.message());
-    };
+    options.comm_timeout = inner.rank() == 1 ? absl::Seconds(1) : kLong;
     return RunSchedule(schedule, placement, stage, comm, options);
   });
   EXPECT_TRUE(absl::IsDeadlineExceeded(statuses[1])) << statuses[1];
-  for (const absl::Status& status : statuses) EXPECT_EQ(GetExitCode(status), ExitCode::kHang);
-  EXPECT_THAT(reported[1], HasSubstr("rank 1, action 1F3: chunk 1, microbatch 3: 1RF3 from rank 0 "
-                                     "has not moved for 1s (parallel.step_timeout_seconds)\n"));
-  EXPECT_EQ(reported[0] + reported[2], "");
+  ExpectOthersEnded(statuses, 1, ExitCode::kHang,
+                    "rank 1, action 1F3: chunk 1, microbatch 3: 1RF3 from rank 0 has not moved for "
+                    "1s (parallel.comm_timeout_seconds)\n");
 }
 
 TEST(PipelineFailure, TheTextShowsWhereBothRanksStand) {
@@ -109,22 +93,20 @@ TEST(PipelineFailure, TheTextShowsWhereBothRanksStand) {
 }
 
 TEST(PipelineFailure, ALostPeerIsNamedAndEndsEveryRank) {
-  const Outcome outcome =
+  const auto statuses =
       RunHooked(2, [](bool send, int) { return send ? Fate::kPass : Fate::kLose; });
-  ExpectOthersEnded(outcome, 2, ExitCode::kPeerLost);
-  EXPECT_TRUE(absl::IsUnavailable(outcome.statuses[2])) << outcome.statuses[2];
-  EXPECT_THAT(outcome.reported, ::testing::ElementsAre(HasSubstr(
-                                    "rank 2, action 2F0: chunk 2, microbatch 0: 2RF0 from "
-                                    "rank 1 is lost: connection reset\n")));
+  ExpectOthersEnded(statuses, 2, ExitCode::kPeerLost,
+                    "rank 2, action 2F0: chunk 2, microbatch 0: 2RF0 from rank 1 is lost: "
+                    "connection reset\n");
+  EXPECT_TRUE(absl::IsUnavailable(statuses[2])) << statuses[2];
 }
 
 TEST(PipelineFailure, AStageThatFailsEndsEveryRankWithItsCode) {
-  const Outcome outcome = RunHooked(kNobody, nullptr, /*failing_chunk=*/2);
-  ExpectOthersEnded(outcome, 2, ExitCode::kDiverged);
-  EXPECT_THAT(outcome.reported, ::testing::ElementsAre("rank 2, action 2F0: not finite"));
+  const auto statuses = RunHooked(kNobody, nullptr, /*failing_chunk=*/2);
+  ExpectOthersEnded(statuses, 2, ExitCode::kDiverged, "rank 2, action 2F0: not finite");
 }
 
-TEST(MessageBox, NoTwoMessagesShareATagAndAllOfThemAreAllowed) {
+TEST(PipelineMessages, NoTwoMessagesShareATagAndAllOfThemAreAllowed) {
   std::vector<bool> taken(Communicator::kNumTags, false);
   for (int cut = 1; cut < 4096; ++cut) {
     for (const bool backward : {false, true}) {
@@ -138,7 +120,7 @@ TEST(MessageBox, NoTwoMessagesShareATagAndAllOfThemAreAllowed) {
   }
 }
 
-TEST(MessageBox, BothSidesOfACutAgreeOnTheRoute) {
+TEST(PipelineMessages, BothSidesOfACutAgreeOnTheRoute) {
   const Placement placement = MakeV(2, 2);  // 0 1 1 0
   const auto route = [&](Op op, int chunk) { return *RouteOf({op, chunk, 0}, placement); };
   EXPECT_EQ(route(Op::kSendForward, 0), (Route{1, 1, false, true, Boundary::kOutput}));

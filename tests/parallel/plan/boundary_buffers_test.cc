@@ -50,8 +50,8 @@ std::vector<double> Streams(const Inventory& inventory, const Case& it) {
   return streams;
 }
 
-// Both stacks' streams, of which the source's is the memory's gradient on the way back, and one
-// memory.
+// Both stacks' streams, of which the source's is the encoder output's gradient on the way back, and
+// one encoder output.
 TEST(BoundaryBuffers, OfAWholeModelAreItsStreamsAndOneMemory) {
   Case whole{
       .schedule = "single_stage", .shape = {.num_microbatches = 3}, .ends = {5}, .units = {1}};
@@ -60,10 +60,11 @@ TEST(BoundaryBuffers, OfAWholeModelAreItsStreamsAndOneMemory) {
   EXPECT_THAT(Streams(Toy(1), whole), ElementsAre(2.5));
 }
 
-// Rank 0: 0F0 0-1, 0F1 1-2, 0B0 4-6, 0B1 7-9. Its memory goes as soon as it is made: one. From 2 on
-// both gradients have buffers; before that, one and the stream of 0F1.
-// Rank 1: 1F0 1-2, 1B0 2-4, 1F1 4-5, 1B1 5-7. Both memories have buffers from the start; a stream
-// of the target's, a gradient of the memory's.
+// Rank 0: 0F0 0-1, 0F1 1-2, 0B0 4-6, 0B1 7-9. Its encoder output goes as soon as it is made: one.
+// From 2 on both gradients have buffers; before that, one and the stream of 0F1.
+//
+// Rank 1: 1F0 1-2, 1B0 2-4, 1F1 4-5, 1B1 5-7. Both encoder outputs have buffers from the start; a
+// stream of the target's, a gradient of the encoder output's.
 TEST(BoundaryBuffers, AreCountedFromTheOfferToTheLastUse) {
   EXPECT_THAT(Streams(Toy(1), {.schedule = "1f1b",
                                .shape = {.num_ranks = 2, .num_microbatches = 2},
@@ -99,7 +100,7 @@ TEST(BoundaryBuffers, AreInUseAsLongAsTheLinkIsBusy) {
 // between them is in use though nothing is sent.
 TEST(BoundaryBuffers, WhatStaysOnARankIsInUseBetweenItsChunks) {
   const Case v{.schedule = "zb-v",
-               .shape = {.num_ranks = 1, .num_microbatches = 1, .chunks_per_rank = 2},
+               .shape = {.num_ranks = 1, .num_microbatches = 1, .virtual_pipeline_size = 2},
                .ends = {4, 7},
                .units = {1, 1}};
   EXPECT_THAT(Streams(Toy(2), v), ElementsAre(3));

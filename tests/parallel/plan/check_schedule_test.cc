@@ -109,7 +109,7 @@ std::vector<std::pair<std::string, PipelineShape>> Samples() {
   std::vector<std::pair<std::string, PipelineShape>> samples;
   for (const ScheduleKind& kind : ScheduleKinds()) {
     const int p = kind.name == "single_stage" ? 1 : 3;
-    const int v = std::min(2, kind.max_chunks_per_rank);
+    const int v = std::min(2, kind.max_virtual_pipeline_size);
     samples.push_back({std::string(kind.name), {p, p + 2, v}});
   }
   return samples;
@@ -252,7 +252,7 @@ TEST(WithTransfers, PutsSendAndReceiveWhereTheDataAreMade) {
 }
 
 TEST(WithTransfers, LeavesCutsInsideARankAlone) {
-  const PipelineShape shape{.num_ranks = 2, .num_microbatches = 1, .chunks_per_rank = 2};
+  const PipelineShape shape{.num_ranks = 2, .num_microbatches = 1, .virtual_pipeline_size = 2};
   const absl::StatusOr<Schedule> schedule =
       WithTransfers(*MakeNamedSchedule("zb-v", shape), MakeV(2, 2));
   ASSERT_TRUE(schedule.ok()) << schedule.status();
@@ -265,7 +265,8 @@ TEST(WithTransfers, NoSmallScheduleDeadlocksThoughEverySendBlocks) {
   for (const ScheduleKind& kind : ScheduleKinds()) {
     for (int p = 1; p <= 6; ++p) {
       for (int m = 1; m <= 12; ++m) {
-        for (int v = kind.min_chunks_per_rank; v <= std::min(3, kind.max_chunks_per_rank); ++v) {
+        for (int v = kind.min_virtual_pipeline_size;
+             v <= std::min(3, kind.max_virtual_pipeline_size); ++v) {
           if (kind.name == "single_stage" && p > 1) continue;
           const PipelineShape shape{p, m, v};
           const Placement placement = *MakeNamedPlacement(kind.name, shape);
@@ -283,7 +284,7 @@ TEST(WithTransfers, NoSmallScheduleDeadlocksThoughEverySendBlocks) {
 }
 
 TEST(WithTransfers, ReordersNoComputation) {
-  const PipelineShape shape{.num_ranks = 3, .num_microbatches = 7, .chunks_per_rank = 2};
+  const PipelineShape shape{.num_ranks = 3, .num_microbatches = 7, .virtual_pipeline_size = 2};
   const Schedule compute = *MakeNamedSchedule("interleaved", shape);
   Schedule schedule = *WithTransfers(compute, MakeLooped(3, 2));
   for (std::vector<Action>& actions : schedule.actions) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 #include <utility>
+#include <vector>
 
 #include "gtest/gtest.h"
 
@@ -11,10 +12,12 @@
 namespace deepnet {
 namespace {
 
+using Pending = std::vector<std::vector<PendingMatrices>>;
 using testing::kDecoderOperands;
 using testing::kEncoderFlops;
 using testing::kEncoderOperands;
 using testing::kInner;
+using testing::kPackedRows;
 using testing::kRows;
 using testing::kState;
 using testing::kWidth;
@@ -54,7 +57,7 @@ TEST(Memory, ARankPaysOnlyForItsOwnLayers) {
   const MemoryEstimate memory = EstimateMemory(Toy(1), encoder, {});
   EXPECT_EQ(memory.gradients(), 4 * (80 + kInner * kWidth));
   EXPECT_EQ(memory.working_copies(), 2 * 4 * kInner * kWidth);  // a table looked up is not packed
-  EXPECT_EQ(memory.boundary(), kStream);                        // no memory on an encoder's rank
+  EXPECT_EQ(memory.boundary(), kStream);                        // the stream alone
   EXPECT_EQ(memory.workspace(), 4 * kRows * (8 * kWidth + kInner) + 4 * kPackedRows * kInner);
   EXPECT_EQ(memory.logits(), 0);
 }
@@ -87,12 +90,43 @@ TEST(Memory, ChunksThatAreNotFullTogetherShareBuffersOfOneKind) {
   const auto bytes = [&] { return EstimateMemory(inventory, rank, {}).activations(); };
   const int64_t layer = kState + 4 * kEncoderOperands, first = kStream;
   EXPECT_EQ(bytes(), 3 * (layer + first) + 3 * (2 * layer + first));
-  rank.moments = {{3, 1}, {1, 3}};
+  rank.peaks = {{3, 1}, {1, 3}};
   EXPECT_EQ(bytes(), (layer + first) + 3 * (2 * layer + first));
   // Layers of the other kind have other buffers: each kind is as full as it gets.
   rank.chunks[1].layers = {6, 8};
   const int64_t decoder = kState + 4 * kDecoderOperands;
   EXPECT_EQ(bytes(), 3 * (layer + first) + 3 * (2 * decoder + first));
+}
+
+// A layer outside of stacks keeps its own for every slot of its chunk, whatever the peaks are.
+TEST(Memory, PeaksSpareNeitherDeferredGradientsNorLayersOutsideOfStacks) {
+  const Inventory inventory = Toy(1);
+  RankUse rank = Whole(inventory, 3);
+  rank.peaks = {{1}};
+  rank.deferred_bytes = 123;
+  EXPECT_EQ(
+      EstimateMemory(inventory, rank, {}).activations(),
+      123 + 3 * kStream + 2 * kState + 4 * (kEncoderOperands + kDecoderOperands) + 2 * kStream);
+}
+
+// Every category, also one that a later program adds.
+TEST(Memory, TheTotalIsTheSumOfAllOtherFields) {
+  const Inventory inventory = Toy(4);
+  RankUse rank{.chunks = {{.layers = {0, 11}, .message_bytes = 10}},
+               .recompute = {SELECTIVE_GEMM, 1},
+               .partial_sums = 1,
+               .num_replicas = 2};
+  const MemoryEstimate memory =
+      EstimateMemory(inventory, rank, {.snapshot = true, .instruments = true});
+  int64_t sum = 0;
+  for (int i = 0; i < MemoryEstimate::descriptor()->field_count(); ++i) {
+    const auto* field = MemoryEstimate::descriptor()->field(i);
+    if (field->name() == "total") continue;
+    const int64_t bytes = memory.GetReflection()->GetInt64(memory, field);
+    EXPECT_GT(bytes, 0) << field->name();
+    sum += bytes;
+  }
+  EXPECT_EQ(memory.total(), sum);
 }
 
 TEST(Memory, TheEncodersEndKeepsTheMemoryForALaterChunkOfItsRank) {
@@ -115,15 +149,15 @@ TEST(Memory, EachLevelKeepsLess) {
     return KeptBytes(inventory, encoder, {level, segment}, {});
   };
   EXPECT_EQ(kept(NONE), 4 * (kState + 4 * kEncoderOperands) + kStream);
-  EXPECT_EQ(kept(FFN), 4 * (kState + 4 * kRows * 4 * kWidth) + kStream);
-  EXPECT_EQ(kept(GEMM), 4 * (kState + 4 * kRows * kWidth) + kStream);  // contexts stay
-  EXPECT_EQ(kept(LAYER), 4 * kStream);
-  EXPECT_EQ(kept(LAYER, 3), 2 * kStream);  // three layers, then one
+  EXPECT_EQ(kept(SELECTIVE_FFN), 4 * (kState + 4 * kRows * 4 * kWidth) + kStream);
+  EXPECT_EQ(kept(SELECTIVE_GEMM), 4 * (kState + 4 * kRows * kWidth) + kStream);  // contexts stay
+  EXPECT_EQ(kept(FULL), 4 * kStream);
+  EXPECT_EQ(kept(FULL, 3), 2 * kStream);  // three layers, then one
 }
 
 TEST(Memory, SegmentsEndWithTheirStack) {
   const Inventory inventory = Toy(3);  // layers 1..3 encode, 5..7 decode
-  EXPECT_EQ(KeptBytes(inventory, {2, 7}, {LAYER, 8}, {}), 2 * kStream);
+  EXPECT_EQ(KeptBytes(inventory, {2, 7}, {FULL, 8}, {}), 2 * kStream);
 }
 
 TEST(Memory, RecomputationNeedsOneLayerOrSegmentOnce) {
@@ -134,27 +168,16 @@ TEST(Memory, RecomputationNeedsOneLayerOrSegmentOnce) {
     return EstimateMemory(inventory, rank, {}).recompute();
   };
   EXPECT_EQ(again(NONE), 0);
-  EXPECT_EQ(again(FFN), 4 * kRows * kInner);
-  EXPECT_EQ(again(GEMM), 4 * kRows * (kInner + 3 * kWidth));
-  EXPECT_EQ(again(LAYER, 2), 2 * (kState + 4 * kEncoderOperands) + kStream);
-}
-
-TEST(Memory, RecomputedOperationsAreThoseOfTheLevel) {
-  const Inventory inventory = Toy(1);
-  const Layer& encoder = inventory.layers[1];
-  EXPECT_EQ(RecomputeFlops(inventory, encoder, NONE), 0);
-  EXPECT_EQ(RecomputeFlops(inventory, encoder, FFN), 2.0 * kRows * kWidth * kInner);
-  EXPECT_EQ(RecomputeFlops(inventory, encoder, GEMM),
-            2.0 * kRows * (kWidth * kInner + 3 * kWidth * kWidth));
-  EXPECT_EQ(RecomputeFlops(inventory, encoder, LAYER), kEncoderFlops);
-  EXPECT_EQ(RecomputeFlops(inventory, inventory.layers.back(), LAYER), 0);
+  EXPECT_EQ(again(SELECTIVE_FFN), 4 * kRows * kInner);
+  EXPECT_EQ(again(SELECTIVE_GEMM), 4 * kRows * (kInner + 3 * kWidth));
+  EXPECT_EQ(again(FULL, 2), 2 * (kState + 4 * kEncoderOperands) + kStream);
 }
 
 TEST(Memory, DeferredWeightGradientsHoldBothOperandsOfEveryProduct) {
   const Inventory inventory = Toy(1);
   const int64_t encoder = 4 * kRows * ((3 + 1 + 1 + 1 + 1 + 1) * kWidth + 2 * kInner);
   EXPECT_EQ(PendingBytes(inventory, {0, 2}, {}), encoder);
-  // q, its input, the output, its input; keys and values; the memory itself.
+  // q, its input, the output, its input; keys and values; the encoder output itself.
   EXPECT_EQ(PendingBytes(inventory, {3, 4}, {}), encoder + 4 * kRows * (4 + 2 + 1) * kWidth);
   std::set<std::pair<int64_t, int64_t>> shapes;
   for (const PendingMatrices& matrices : MakePendingMatrices(inventory, {0, 5}, {})) {
@@ -220,5 +243,56 @@ TEST(Memory, FollowsTheArithmetic) {
   EXPECT_EQ(MakeMemoryRules(compute).num_packed_copies, 0);
 }
 
+constexpr Op F = Op::kForward, I = Op::kBackwardInput, W = Op::kBackwardWeight, B = Op::kBackward;
+
+int64_t DeferredBytes(const std::vector<Action>& actions, const Pending& pending, int per_sum) {
+  return CountInFlight(Schedule{{actions}}, pending, per_sum).deferred_bytes.at(0);
+}
+
+TEST(CountInFlight, FindsTheMostOfEveryChunkAndThePeaksWhenNoOtherMomentHasAsMuch) {
+  const InFlight most = CountInFlight(Schedule{{{{F, 0, 0},
+                                                 {F, 0, 1},
+                                                 {F, 1, 0},
+                                                 {B, 0, 0},
+                                                 {F, 1, 1},
+                                                 {B, 1, 0},
+                                                 {B, 1, 1},
+                                                 {B, 0, 1}}}},
+                                      Pending(2), /*per_sum=*/2);
+  EXPECT_EQ(most.slots, (std::vector<int>{2, 2}));
+  EXPECT_EQ(most.peaks.at(0), (std::vector<std::vector<int>>{{2, 1}, {1, 2}}));
+  EXPECT_EQ(most.deferred_bytes, std::vector<int64_t>{0});
+}
+
+TEST(CountInFlight, WeightGradientsOfAVirtualReplicaAreThereBeforeTheNextOneBegins) {
+  const Pending pending = {{{.rows = 5, .columns = 2, .bytes = 10}}};
+  const std::vector<Action> late = {{F, 0, 0}, {F, 0, 1}, {F, 0, 2}, {I, 0, 0}, {I, 0, 1},
+                                    {I, 0, 2}, {W, 0, 0}, {W, 0, 1}, {W, 0, 2}};
+  EXPECT_EQ(DeferredBytes(late, pending, 3), 30);
+  EXPECT_EQ(DeferredBytes(late, pending, 2), 20);
+  EXPECT_EQ(DeferredBytes(late, pending, 1), 10);
+}
+
+TEST(CountInFlight, AWholeBackwardPassBeginsAVirtualReplicaToo) {
+  const Pending pending = {{{.rows = 5, .columns = 2, .bytes = 10}}};
+  const std::vector<Action> mixed = {{F, 0, 0}, {F, 0, 1}, {F, 0, 2}, {I, 0, 0},
+                                     {B, 0, 1}, {I, 0, 2}, {W, 0, 0}, {W, 0, 2}};
+  EXPECT_EQ(DeferredBytes(mixed, pending, 3), 20);
+  EXPECT_EQ(DeferredBytes(mixed, pending, 1), 10);
+}
+
+// The first chunk's matrices wait before those of the second.
+TEST(CountInFlight, ChunksLendEachOtherBuffersOfOneShapeAlone) {
+  const std::vector<Action> turns = {{F, 0, 0}, {F, 1, 0}, {I, 1, 0},
+                                     {W, 1, 0}, {I, 0, 0}, {W, 0, 0}};
+  const PendingMatrices small{.rows = 5, .columns = 2, .bytes = 10};
+  const PendingMatrices large{.rows = 5, .columns = 2, .bytes = 30};
+  const PendingMatrices other{.rows = 2, .columns = 5, .bytes = 10};
+  EXPECT_EQ(DeferredBytes(turns, {{small}, {large}}, 1), 30);
+  EXPECT_EQ(DeferredBytes(turns, {{other}, {large}}, 1), 40);
+  EXPECT_EQ(DeferredBytes(turns, {{small, other}, {large}}, 1), 40);
+}
+
 }  // namespace
+
 }  // namespace deepnet

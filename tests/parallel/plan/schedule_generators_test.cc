@@ -18,6 +18,13 @@ namespace {
 
 using ::testing::HasSubstr;
 
+TEST(Schedule, ASingleStageHasTheNameOfEarlierPlansToo) {
+  ASSERT_NE(FindScheduleKind("trivial"), nullptr);
+  EXPECT_EQ(FindScheduleKind("trivial")->name, "single_stage");
+  EXPECT_EQ(*MakeNamedSchedule("trivial", {.num_microbatches = 3}), MakeSingleStage(3));
+  EXPECT_EQ(ClaimedAlive("trivial", {.num_microbatches = 3}), std::vector<int>{1});
+}
+
 TEST(Schedule, ASingleStageFinishesEachMicrobatchBeforeTheNext) {
   EXPECT_EQ(ToText(MakeSingleStage(3)), "rank 0: 0F0 0B0 0F1 0B1 0F2 0B2\n");
   EXPECT_EQ(PeakAlive(MakeSingleStage(3), 0), 1);
@@ -51,7 +58,7 @@ struct Case {
 
   std::string Name() const {
     return absl::StrCat(std::string(kind.name), ", ", shape.num_ranks, " ranks, ",
-                        shape.num_microbatches, " microbatches, ", shape.chunks_per_rank,
+                        shape.num_microbatches, " microbatches, ", shape.virtual_pipeline_size,
                         " chunks");
   }
 };
@@ -61,7 +68,8 @@ void ForEverySmallCase(const std::function<void(const Case&)>& run) {
   for (const ScheduleKind& kind : ScheduleKinds()) {
     for (int p = 1; p <= (kind.name == "single_stage" ? 1 : 6); ++p) {
       for (int m = 1; m <= 12; ++m) {
-        for (int v = kind.min_chunks_per_rank; v <= std::min(3, kind.max_chunks_per_rank); ++v) {
+        for (int v = kind.min_virtual_pipeline_size;
+             v <= std::min(3, kind.max_virtual_pipeline_size); ++v) {
           run({kind, {p, m, v}});
         }
       }
@@ -118,7 +126,7 @@ TEST(ScheduleGenerators, EveryGreedyScheduleIsCompleteHoweverLittleMemoryThereIs
 
 // Idle seconds of each rank by the table in the header; -1 where it claims nothing.
 double ClaimedIdle(const Case& c, double forward, double input, double weight) {
-  const int p = c.shape.num_ranks, m = c.shape.num_microbatches, v = c.shape.chunks_per_rank;
+  const int p = c.shape.num_ranks, m = c.shape.num_microbatches, v = c.shape.virtual_pipeline_size;
   const bool equal = forward == input && input == weight;
   if (c.kind.name == "single_stage") return 0;
   if (c.kind.name == "gpipe" || c.kind.name == "1f1b") {
@@ -134,7 +142,7 @@ double ClaimedIdle(const Case& c, double forward, double input, double weight) {
 void ExpectClaimedIdle(const Case& c, double forward, double input, double weight) {
   const double claimed = ClaimedIdle(c, forward, input, weight);
   if (claimed < 0) return;
-  const double v = c.shape.chunks_per_rank;
+  const double v = c.shape.virtual_pipeline_size;
   const Placement placement = *MakeNamedPlacement(c.kind.name, c.shape);
   const std::vector<ChunkCost> costs(
       placement.NumChunks(),
@@ -179,7 +187,7 @@ TEST(ScheduleGenerators, OneChunkPerRankIsTheNotInterleavedForm) {
 // Chunks of 500 + 500 layers with the output layer last, which does all its work in its forward; in
 // units of an encoder layer's forward. Ranks are even: where the output layer is more than an even
 // chunk, the other chunks of its rank are smaller.
-std::vector<ChunkCost> ThousandLayers(const Placement& placement, int chunks_per_rank,
+std::vector<ChunkCost> ThousandLayers(const Placement& placement, int virtual_pipeline_size,
                                       double output) {
   constexpr double kEncoder = 1, kDecoder = 1.339;
   const auto chunk = [](double total) {
@@ -187,21 +195,21 @@ std::vector<ChunkCost> ThousandLayers(const Placement& placement, int chunks_per
         .forward = total / 3, .backward_input = total / 3, .backward_weight = total / 3};
   };
   const double rank = 3 * (500 * kEncoder + 500 * kDecoder + output) / placement.NumRanks();
-  const double even = rank / chunks_per_rank, rest = std::max(0.0, even - 3 * output);
+  const double even = rank / virtual_pipeline_size, rest = std::max(0.0, even - 3 * output);
   std::vector<ChunkCost> costs(placement.NumChunks(), chunk(even));
   for (int c = 0; c + 1 < placement.NumChunks(); ++c) {
     if (placement.rank_of_chunk[c] != placement.rank_of_chunk.back()) continue;
-    costs[c] = chunk((rank - rest - 3 * output) / (chunks_per_rank - 1));
+    costs[c] = chunk((rank - rest - 3 * output) / (virtual_pipeline_size - 1));
   }
   costs.back() = chunk(rest);
   costs.back().forward += 3 * output;
   return costs;
 }
 
-double ThousandLayersIdle(std::string_view name, int chunks_per_rank, double output) {
-  const PipelineShape shape{8, 32, chunks_per_rank};
+double ThousandLayersIdle(std::string_view name, int virtual_pipeline_size, double output) {
+  const PipelineShape shape{8, 32, virtual_pipeline_size};
   const Placement placement = *MakeNamedPlacement(name, shape);
-  const std::vector<ChunkCost> costs = ThousandLayers(placement, chunks_per_rank, output);
+  const std::vector<ChunkCost> costs = ThousandLayers(placement, virtual_pipeline_size, output);
   const Link link{.latency_seconds = 0.005 * 1210 / 8};
   return Simulate(*MakeNamedSchedule(name, shape, costs), placement, costs,
                   {.inside_node = link, .between_nodes = link})
@@ -252,8 +260,8 @@ TEST(ScheduleGenerators, RefusesWhatANameDoesNotTake) {
       Complaint("2f2b", {}),
       HasSubstr("parallel.schedule: \"2f2b\" is unknown; known: single_stage, gpipe, 1f1b"));
   EXPECT_THAT(Complaint("single_stage", {.num_ranks = 2}), HasSubstr("is for one stage, not 2"));
-  EXPECT_THAT(Complaint("1f1b", {.num_ranks = 2, .chunks_per_rank = 2}),
-              HasSubstr("parallel.chunks_per_rank: \"1f1b\" needs 1, not 2"));
+  EXPECT_THAT(Complaint("1f1b", {.num_ranks = 2, .virtual_pipeline_size = 2}),
+              HasSubstr("parallel.virtual_pipeline_size: \"1f1b\" needs 1, not 2"));
   EXPECT_THAT(Complaint("zb-v", {.num_ranks = 2}), HasSubstr("\"zb-v\" needs 2, not 1"));
   EXPECT_THAT(Complaint("1f1b", {.num_microbatches = 0}), HasSubstr("must be positive"));
 }

@@ -20,7 +20,7 @@ using ::testing::Not;
 // F, I and W take a second of each rank.
 Simulation Simulated(std::string_view name, const PipelineShape& shape) {
   const Placement placement = *MakeNamedPlacement(name, shape);
-  const double seconds = 1.0 / shape.chunks_per_rank;
+  const double seconds = 1.0 / shape.virtual_pipeline_size;
   const std::vector<ChunkCost> costs(
       placement.NumChunks(),
       {.forward = seconds, .backward_input = seconds, .backward_weight = seconds});

@@ -15,14 +15,12 @@ Inventory Model(int64_t embedding, int num_layers, bool target = false) {
   Inventory model;
   int64_t offset = 0;
   const auto add = [&](const std::string& name, int64_t elements) {
-    model.parameters.push_back(
-        {.name = name, .shape = {elements}, .role = Role::kFeedForward, .offset = offset});
+    model.parameters.push_back({.name = name, .shape = {elements}, .offset = offset});
     offset += elements;
     return static_cast<int>(model.parameters.size()) - 1;
   };
   const auto layer = [&](const std::string& name, std::vector<int> parameters) {
     model.layers.push_back({.name = name,
-                            .kind = LayerKind::kEncoder,
                             .position = static_cast<int>(model.layers.size()),
                             .parameters = std::move(parameters)});
   };
@@ -184,8 +182,7 @@ Inventory Chain(const std::vector<int64_t>& elements) {
   for (const int64_t count : elements) {
     const int index = static_cast<int>(whole.parameters.size());
     whole.parameters.push_back({.name = std::to_string(index), .shape = {count}});
-    whole.layers.push_back(
-        {.name = std::to_string(index), .kind = LayerKind::kEncoder, .parameters = {index}});
+    whole.layers.push_back({.name = std::to_string(index), .parameters = {index}});
   }
   return whole;
 }

@@ -195,7 +195,8 @@ TEST(Simulator, AgreesWithTheTickingTwinOnEverySmallScheduleAtRandomCosts) {
   for (const ScheduleKind& kind : ScheduleKinds()) {
     for (int p = 1; p <= (kind.name == "single_stage" ? 1 : 6); ++p) {
       for (int m = 1; m <= 12; ++m) {
-        for (int v = kind.min_chunks_per_rank; v <= std::min(3, kind.max_chunks_per_rank); ++v) {
+        for (int v = kind.min_virtual_pipeline_size;
+             v <= std::min(3, kind.max_virtual_pipeline_size); ++v) {
           const PipelineShape shape{p, m, v};
           const Placement placement = *MakeNamedPlacement(kind.name, shape);
           const std::vector<ChunkCost> costs = RandomCosts(p * v, random);

@@ -18,21 +18,19 @@ constexpr int64_t kSourceRows = 3, kTargetRows = 5, kWidth = 2;
 BoundaryTensor Hidden(int64_t rows) {
   return {std::string(kHidden), {rows, kWidth}, "float32", true};
 }
-BoundaryTensor Memory() { return {"memory", {kSourceRows, kWidth}, "float32", true}; }
+BoundaryTensor Memory() { return {"encoder_output", {kSourceRows, kWidth}, "float32", true}; }
 
 // Layers: source embedding, encoder layers, target embedding, decoder layers, output.
 Inventory MakeInventory(int encoders, int decoders) {
   Inventory inventory;
-  const auto add = [&](LayerKind kind, std::vector<BoundaryTensor> inputs) {
-    Layer& layer = inventory.layers.emplace_back();
-    layer.kind = kind;
-    layer.inputs = std::move(inputs);
+  const auto add = [&](std::vector<BoundaryTensor> inputs) {
+    inventory.layers.emplace_back().inputs = std::move(inputs);
   };
-  add(LayerKind::kSourceEmbedding, {});
-  for (int i = 0; i < encoders; ++i) add(LayerKind::kEncoder, {Hidden(kSourceRows)});
-  add(LayerKind::kTargetEmbedding, {Memory()});
-  for (int i = 0; i < decoders; ++i) add(LayerKind::kDecoder, {Memory(), Hidden(kTargetRows)});
-  add(LayerKind::kOutput, {Hidden(kTargetRows)});
+  add({});
+  for (int i = 0; i < encoders; ++i) add({Hidden(kSourceRows)});
+  add({Memory()});
+  for (int i = 0; i < decoders; ++i) add({Memory(), Hidden(kTargetRows)});
+  add({Hidden(kTargetRows)});
   return inventory;
 }
 
@@ -54,30 +52,32 @@ TEST(StageMessages, EncoderCutsCarryTheHiddenStreamAndDecoderCutsTheMemoryToo) {
   // embedding encoder | encoder target decoder | decoder output
   EXPECT_THAT(
       Names(MakeStageMessages(MakeInventory(2, 2), std::vector<int>{2, 5, 7}, MakeLooped(3, 1))),
-      ElementsAre("/", "hidden/hidden", "memory+hidden/memory+hidden"));
+      ElementsAre("/", "hidden/hidden", "encoder_output+hidden/encoder_output+hidden"));
 }
 
 TEST(StageMessages, TheMemoryTravelsOncePerRankButItsGradientOverEveryDecoderCut) {
-  // One layer a chunk, 2 ranks: chunk 3 (target embedding) is rank 1's first to need the memory;
-  // rank 0 made it as chunk 2's output.
-  EXPECT_THAT(
-      Names(MakeStageMessages(MakeInventory(2, 3), std::vector<int>{1, 2, 3, 4, 5, 6, 7, 8},
-                              MakeLooped(2, 4))),
-      ElementsAre("/", "hidden/hidden", "hidden/hidden", "memory/memory", "hidden/memory+hidden",
-                  "hidden/memory+hidden", "hidden/memory+hidden", "hidden/hidden"));
+  // One layer a chunk, 2 ranks: chunk 3 (target embedding) is rank 1's first to need the encoder's
+  // output; rank 0 made it in chunk 2.
+  EXPECT_THAT(Names(MakeStageMessages(MakeInventory(2, 3), std::vector<int>{1, 2, 3, 4, 5, 6, 7, 8},
+                                      MakeLooped(2, 4))),
+              ElementsAre("/", "hidden/hidden", "hidden/hidden", "encoder_output/encoder_output",
+                          "hidden/encoder_output+hidden", "hidden/encoder_output+hidden",
+                          "hidden/encoder_output+hidden", "hidden/hidden"));
 }
 
 TEST(StageMessages, ARankThatReceivedTheMemoryNeedsItNoMoreOnALaterLap) {
-  EXPECT_THAT(Names(MakeStageMessages(MakeInventory(1, 6), std::vector<int>{2, 4, 5, 6, 7, 10},
-                                      MakeLooped(3, 2))),
-              ElementsAre("/", "memory/memory", "memory+hidden/memory+hidden",
-                          "hidden/memory+hidden", "hidden/memory+hidden", "hidden/memory+hidden"));
+  EXPECT_THAT(
+      Names(MakeStageMessages(MakeInventory(1, 6), std::vector<int>{2, 4, 5, 6, 7, 10},
+                              MakeLooped(3, 2))),
+      ElementsAre("/", "encoder_output/encoder_output",
+                  "encoder_output+hidden/encoder_output+hidden", "hidden/encoder_output+hidden",
+                  "hidden/encoder_output+hidden", "hidden/encoder_output+hidden"));
 }
 
 TEST(StageMessages, NothingCrossesWhereBothSidesAreOnOneRank) {
   EXPECT_THAT(
       Names(MakeStageMessages(MakeInventory(2, 2), std::vector<int>{1, 3, 5, 7}, MakeV(2, 2))),
-      ElementsAre("/", "hidden/hidden", "/", "memory+hidden/memory+hidden"));
+      ElementsAre("/", "hidden/hidden", "/", "encoder_output+hidden/encoder_output+hidden"));
 }
 
 TEST(StageMessages, TheMemoryHasTheTypeOfOperandsAndGradientsAreFloat32) {
@@ -96,7 +96,7 @@ TEST(StageMessages, WhatNeedsNoGradientDoesNotTravelBack) {
     for (BoundaryTensor& input : layer.inputs) input.needs_gradient = input.name == kHidden;
   }
   EXPECT_THAT(Names(MakeStageMessages(inventory, std::vector<int>{4, 6}, MakeLooped(2, 1))),
-              ElementsAre("/", "memory+hidden/hidden"));
+              ElementsAre("/", "encoder_output+hidden/hidden"));
 }
 
 }  // namespace

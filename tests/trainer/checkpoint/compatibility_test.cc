@@ -25,7 +25,7 @@ Manifest SavedRun() {
   run.set_seed(7);
   run.mutable_model()->set_encoder_layers(12);
   run.mutable_model()->set_residual(DEEPNORM);
-  run.mutable_data()->mutable_microbatch()->set_target_tokens(900);
+  run.mutable_data()->mutable_microbatch()->set_max_target_tokens(900);
   run.mutable_data()->add_directions("de-en");
   return manifest;
 }
@@ -38,7 +38,7 @@ TEST(CheckSameRun, PassesWhenOnlyWhatMayChangeHasChanged) {
   RunSpec run = SavedRun().run();
   run.set_folder("elsewhere");
   run.mutable_train()->set_steps(1000);
-  run.mutable_optim()->set_rate(0.1);
+  run.mutable_optim()->set_learning_rate(0.1);
   run.mutable_model()->set_dropout(0.3);
   run.mutable_model()->mutable_deepnorm();  // empty: as if absent
   EXPECT_EQ(CheckSameRun(SavedRun(), kIdentity, run), absl::OkStatus());
@@ -49,7 +49,7 @@ TEST(CheckSameRun, NamesEveryDifferenceWithBothValues) {
   run.set_seed(8);
   run.mutable_model()->set_encoder_layers(18);
   run.mutable_model()->set_residual(PRE_LN);
-  run.mutable_data()->mutable_microbatch()->set_target_tokens(800);
+  run.mutable_data()->mutable_microbatch()->set_max_target_tokens(800);
   run.mutable_data()->add_directions("en-de");
   EXPECT_THAT(
       Difference(run),
@@ -59,7 +59,7 @@ TEST(CheckSameRun, NamesEveryDifferenceWithBothValues) {
           HasSubstr("model.encoder_layers is 12 in the checkpoint and 18 in this run"),
           HasSubstr("model.residual is DEEPNORM in the checkpoint and PRE_LN in this run"),
           HasSubstr("data.directions is [\"de-en\"] in the checkpoint and [\"de-en\", \"en-de\"]"),
-          HasSubstr("target_tokens: 900"), HasSubstr("target_tokens: 800")));
+          HasSubstr("max_target_tokens: 900"), HasSubstr("max_target_tokens: 800")));
 }
 
 TEST(CheckSameRun, NamesAnotherCorpusTokenizerOrInventory) {

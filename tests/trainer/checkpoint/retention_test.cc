@@ -1,19 +1,24 @@
 #include "trainer/checkpoint/retention.h"
 
+#include <string>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "parallel/base/exit_code.h"
 #include "tests/support/memory_file_system.h"
 #include "tests/trainer/checkpoint/checkpoint_samples.h"
+#include "tests/trainer/checkpoint/tools/tool_samples.h"
 
 namespace deepnet {
 namespace {
 
 using deepnet::testing::MemoryFileSystem;
 using deepnet::testing::SaveSample;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 const std::vector<int64_t> kSteps = {30, 10, 50, 20, 40};
@@ -57,6 +62,105 @@ TEST(DeleteOldCheckpoints, KeepsWhatBestPointersName) {
   ASSERT_TRUE(DeleteOldCheckpoints(fs, "run", 1).ok());
   EXPECT_THAT(*fs.List("run"),
               ElementsAre("best-bleu", "latest", "step-00000020", "step-00000040"));
+}
+
+TEST(DeleteOldCheckpoints, KeepsWhatEachBestPointerNamesWhereTheyDiffer) {
+  MemoryFileSystem fs;
+  for (const int64_t step : {10, 20, 30, 40}) ASSERT_TRUE(SaveSample(fs, "run", step).ok());
+  ASSERT_TRUE(SetPointer(fs, "run", "best-bleu", 20).ok());
+  ASSERT_TRUE(SetPointer(fs, "run", "best-nll", 10).ok());
+  ASSERT_TRUE(DeleteOldCheckpoints(fs, "run", 1).ok());
+  EXPECT_THAT(*fs.List("run"), ElementsAre("best-bleu", "best-nll", "latest", "step-00000010",
+                                           "step-00000020", "step-00000040"));
+}
+
+const std::vector<std::string> kAll = {"best-bleu",     "latest",        "step-00000010",
+                                       "step-00000020", "step-00000030", "step-00000040"};
+
+class Prune : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    for (const int64_t step : {10, 20, 30, 40}) ASSERT_TRUE(SaveSample(fs_, "run", step).ok());
+    ASSERT_TRUE(SetPointer(fs_, "run", "best-bleu", 20).ok());
+  }
+
+  std::vector<std::string> Names() { return *fs_.List("run"); }
+
+  MemoryFileSystem fs_;
+};
+
+TEST_F(Prune, DeletesWhatThePlanSays) {
+  const auto plan = PlanPrune(fs_, "run", {.keep_latest = 1}, {});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_THAT(plan->delete_steps, ElementsAre(10, 30));
+  EXPECT_EQ(plan->kept, 2);
+  EXPECT_EQ(plan->delete_bytes, 2 * 300 + *fs_.Size("run/step-00000010/manifest.pb") +
+                                    *fs_.Size("run/step-00000030/manifest.pb"));
+  EXPECT_EQ(Names(), kAll);  // a plan changes nothing
+  const auto done = PruneRun(fs_, "run", {.keep_latest = 1}, {}, {});
+  ASSERT_TRUE(done.ok()) << done.status();
+  EXPECT_EQ(done->delete_steps, plan->delete_steps);
+  EXPECT_THAT(Names(), ElementsAre("best-bleu", "latest", "step-00000020", "step-00000040"));
+}
+
+TEST_F(Prune, KeepsWhatEachBestPointerNamesWhereTheyDiffer) {
+  ASSERT_TRUE(SetPointer(fs_, "run", "best-nll", 10).ok());
+  const auto plan = PlanPrune(fs_, "run", {.keep_latest = 1}, {});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_THAT(plan->delete_steps, ElementsAre(30));
+  EXPECT_EQ(plan->kept, 3);
+  const auto done = PruneRun(fs_, "run", {.keep_latest = 1}, {}, {});
+  ASSERT_TRUE(done.ok()) << done.status();
+  EXPECT_EQ(done->delete_steps, plan->delete_steps);
+  EXPECT_THAT(Names(), ElementsAre("best-bleu", "best-nll", "latest", "step-00000010",
+                                   "step-00000020", "step-00000040"));
+}
+
+TEST_F(Prune, KeepsEveryNthStepAsTrainingDoes) {
+  MemoryFileSystem trained;
+  for (const int64_t step : {10, 20, 30, 40}) ASSERT_TRUE(SaveSample(trained, "run", step).ok());
+  ASSERT_TRUE(SetPointer(trained, "run", "best-bleu", 20).ok());
+  ASSERT_TRUE(DeleteOldCheckpoints(trained, "run", 1, 15).ok());
+  const auto done = PruneRun(fs_, "run", {.keep_latest = 1, .keep_every_steps = 15}, {}, {});
+  ASSERT_TRUE(done.ok()) << done.status();
+  EXPECT_THAT(done->delete_steps, ElementsAre(10));
+  EXPECT_EQ(Names(), *trained.List("run"));
+}
+
+TEST_F(Prune, OfADamagedNewestCheckpointDeletesNothing) {
+  fs_.FlipBit("run/step-00000040/tensors-00000-of-00001.bin", 100, 0);
+  EXPECT_EQ(GetExitCode(PruneRun(fs_, "run", {}, {}, {}).status()), ExitCode::kCheckpoint);
+  EXPECT_EQ(Names(), kAll);
+}
+
+TEST_F(Prune, IsRefusedWhileARunHoldsTheLockAndNamesIt) {
+  RunOwner owner = MakeRunOwner("77");
+  owner.set_host("node7");
+  auto run = RunLock::Acquire(fs_, "run", owner, {.beat = absl::InfiniteDuration()});
+  ASSERT_TRUE(run.ok()) << run.status();
+  // The owner is on another host, so it is watched, and seen to beat.
+  const auto beats = [&](absl::Duration) { EXPECT_TRUE((*run)->Beat().ok()); };
+  const absl::Status refused = PruneRun(fs_, "run", {}, {.wait = beats}, {}).status();
+  EXPECT_EQ(GetExitCode(refused), ExitCode::kCheckpoint) << refused;
+  EXPECT_THAT(std::string(refused.message()), AllOf(HasSubstr("in use"), HasSubstr("node7")));
+  EXPECT_TRUE(PlanPrune(fs_, "run", {}, {}).ok());
+  run->reset();
+  EXPECT_EQ(Names(), kAll);
+}
+
+TEST_F(Prune, TakesTheLockOfADeadRunOver) {
+  RunOwner dead = MakeRunOwner("77");
+  dead.set_process_start(dead.process_start() + 1);  // another process has its number
+  const auto run = RunLock::Acquire(fs_, "run", dead, {.beat = absl::InfiniteDuration()});
+  ASSERT_TRUE(run.ok()) << run.status();
+  const auto done = PruneRun(fs_, "run", {}, {}, {});
+  ASSERT_TRUE(done.ok()) << done.status();
+  EXPECT_THAT(Names(), ElementsAre("best-bleu", "latest", "step-00000020", "step-00000040"));
+}
+
+TEST_F(Prune, OfAFolderThatDoesNotExistMakesNone) {
+  EXPECT_EQ(GetExitCode(PruneRun(fs_, "typo", {}, {}, {}).status()), ExitCode::kCheckpoint);
+  EXPECT_FALSE(*fs_.Exists("typo"));
 }
 
 }  // namespace

@@ -42,8 +42,8 @@ class CorpusTest : public ::testing::Test {
   static DataSpec Spec(const Corpus& corpus, TagStyle tags = TARGET_TAG_ON_SOURCE) {
     DataSpec spec;
     spec.set_tags(tags);
-    spec.mutable_microbatch()->set_target_tokens(600);
-    spec.set_microbatches_per_step(2);
+    spec.mutable_microbatch()->set_max_target_tokens(600);
+    spec.set_global_microbatches(2);
     EXPECT_TRUE(ResolveDataSpec(corpus, &spec).ok());
     return spec;
   }

@@ -66,7 +66,7 @@ std::pair<double, double> Fill(const DataOrder& order, int64_t num_windows) {
 
 TEST(DataOrder, ShowsEachPairExactlyOncePerEpochAtTemperatureOne) {
   const SyntheticIndex index({50'000, 3'000, 200, 1});
-  const DataOrder order = MakeOrder("microbatch { target_tokens: 1000 }", index);
+  const DataOrder order = MakeOrder("microbatch { max_target_tokens: 1000 }", index);
   // All windows that touch the first two epochs of some direction, and those before.
   int64_t windows = 0;
   const auto epochs_done = [&](int64_t w, int64_t epochs) {
@@ -95,7 +95,7 @@ TEST(DataOrder, ShowsEachPairExactlyOncePerEpochAtTemperatureOne) {
 
 TEST(DataOrder, IsAFunctionOfSeedAndWindow) {
   const SyntheticIndex index({5'000, 300});
-  const std::string spec = "microbatch { target_tokens: 600 } temperature { temperature: 5 }";
+  const std::string spec = "microbatch { max_target_tokens: 600 } temperature { temperature: 5 }";
   const DataOrder order = MakeOrder(spec, index);
   const DataOrder again = MakeOrder(spec, index);
   const DataOrder other = MakeOrder(spec, index, /*seed=*/2);
@@ -109,10 +109,11 @@ TEST(DataOrder, IsAFunctionOfSeedAndWindow) {
 
 TEST(DataOrder, FillsAtLeast95PercentOfThePositionsOnBothSides) {
   const SyntheticIndex index({100'000'000, 1'000'000, 10'000, 300});
-  for (const char* spec : {"microbatch { target_tokens: 500 }",
-                           "microbatch { target_tokens: 2000 } temperature { temperature: 5 }",
-                           "microbatch { target_tokens: 4096 } microbatches_per_step: 16 tags: M2M",
-                           "microbatch { target_tokens: 600 } directions: 'en-ab'"}) {
+  for (const char* spec :
+       {"microbatch { max_target_tokens: 500 }",
+        "microbatch { max_target_tokens: 2000 } temperature { temperature: 5 }",
+        "microbatch { max_target_tokens: 4096 } global_microbatches: 16 tags: M2M",
+        "microbatch { max_target_tokens: 600 } directions: 'en-ab'"}) {
     const DataOrder order = MakeOrder(spec, index);
     const auto [source, target] = Fill(order, 10);
     EXPECT_GE(source, 0.95) << spec;
@@ -123,7 +124,7 @@ TEST(DataOrder, FillsAtLeast95PercentOfThePositionsOnBothSides) {
 TEST(DataOrder, CarriesLeftoversToTheNextWindowAndLosesNone) {
   const SyntheticIndex index({1'000'000});
   for (const char* spec :
-       {"microbatch { target_tokens: 260 }", "microbatch { target_tokens: 2000 }"}) {
+       {"microbatch { max_target_tokens: 260 }", "microbatch { max_target_tokens: 2000 }"}) {
     const DataOrder order = MakeOrder(spec, index);
     int64_t drawn = 0, shown = 0, carried = 0;
     const int64_t windows = 60;
@@ -145,7 +146,8 @@ TEST(DataOrder, CarriesLeftoversToTheNextWindowAndLosesNone) {
 TEST(DataOrder, KeepsItsCapacityAndItsNumberOfMicrobatches) {
   const SyntheticIndex index({70'000, 9'000});
   const DataOrder order = MakeOrder(
-      "microbatch { target_tokens: 900 source_tokens: 800 sentences: 20 } microbatches_per_step: 3",
+      "microbatch { max_target_tokens: 900 max_source_tokens: 800 max_sentences: 20 } "
+      "global_microbatches: 3",
       index);
   for (int64_t w = 0; w < 5; ++w) {
     const DataOrder::Window window = order.MakeWindow(w);
@@ -166,7 +168,8 @@ TEST(DataOrder, KeepsItsCapacityAndItsNumberOfMicrobatches) {
 
 TEST(DataOrder, LeavesLongPairsOutAndCountsThem) {
   const SyntheticIndex index({20'000});
-  const DataOrder order = MakeOrder("microbatch { target_tokens: 500 } max_tokens: 40", index);
+  const DataOrder order =
+      MakeOrder("microbatch { max_target_tokens: 500 } max_sentence_tokens: 40", index);
   int64_t skipped = 0;
   for (int64_t w = 0; w < 3; ++w) {
     const DataOrder::Window window = order.MakeWindow(w);
@@ -187,7 +190,8 @@ TEST(DataOrder, LeavesLongPairsOutAndCountsThem) {
 TEST(DataOrder, FollowsTheTemperature) {
   const SyntheticIndex index({90'000, 10'000});
   const auto share_of_small = [&](const std::string& temperature, int64_t window) {
-    const DataOrder order = MakeOrder("microbatch { target_tokens: 600 } " + temperature, index);
+    const DataOrder order =
+        MakeOrder("microbatch { max_target_tokens: 600 } " + temperature, index);
     double small = 0, all = 0;
     for (const auto& microbatch : order.MakeWindow(window).microbatches) {
       for (const PairRef& pair : microbatch) {
@@ -208,12 +212,12 @@ TEST(DataOrder, FollowsTheTemperature) {
 
 TEST(ResolveDataSpec, FillsInWhatWasLeftOpen) {
   const SyntheticIndex index({90'000});
-  DataSpec spec = SpecOf("microbatch { target_tokens: 1000 }");
+  DataSpec spec = SpecOf("microbatch { max_target_tokens: 1000 }");
   ASSERT_TRUE(ResolveDataSpec(index, &spec).ok());
-  EXPECT_EQ(spec.max_tokens(), 250);
-  EXPECT_EQ(spec.microbatches_per_step(), 1);
-  EXPECT_EQ(spec.microbatch().sentences(), 250);
-  EXPECT_NEAR(spec.microbatch().source_tokens(), 1030, 30);
+  EXPECT_EQ(spec.max_sentence_tokens(), 250);
+  EXPECT_EQ(spec.global_microbatches(), 1);
+  EXPECT_EQ(spec.microbatch().max_sentences(), 250);
+  EXPECT_NEAR(spec.microbatch().max_source_tokens(), 1030, 30);
   DataSpec again = spec;
   ASSERT_TRUE(ResolveDataSpec(index, &again).ok());
   EXPECT_EQ(again.DebugString(), spec.DebugString());
@@ -224,18 +228,18 @@ TEST(ResolveDataSpec, NamesTheFieldOfAMistake) {
   const auto message = [&](const std::string& text) {
     return std::string(Mistake(text, index).message());
   };
-  EXPECT_THAT(message("microbatch { target_tokens: 200 }"),
-              HasSubstr("data.microbatch.target_tokens: 200"));
-  EXPECT_THAT(message("microbatch { target_tokens: 300 source_tokens: 100 }"),
-              HasSubstr("data.microbatch.source_tokens: 100"));
-  EXPECT_THAT(message("microbatch { target_tokens: 300 } directions: 'de-en'"),
+  EXPECT_THAT(message("microbatch { max_target_tokens: 200 }"),
+              HasSubstr("data.microbatch.max_target_tokens: 200"));
+  EXPECT_THAT(message("microbatch { max_target_tokens: 300 max_source_tokens: 100 }"),
+              HasSubstr("data.microbatch.max_source_tokens: 100"));
+  EXPECT_THAT(message("microbatch { max_target_tokens: 300 } directions: 'de-en'"),
               HasSubstr("data.directions: no training pairs of \"de-en\"; the corpus has aa-en"));
-  EXPECT_THAT(message("microbatch { target_tokens: 300 } directions: 'ab-en'"),
+  EXPECT_THAT(message("microbatch { max_target_tokens: 300 } directions: 'ab-en'"),
               HasSubstr("data.directions"));
-  EXPECT_THAT(message("microbatch { target_tokens: 300 } temperature { from_step: 5 "
+  EXPECT_THAT(message("microbatch { max_target_tokens: 300 } temperature { from_step: 5 "
                       "temperature: 2 }"),
               HasSubstr("data.temperature[0].from_step"));
-  EXPECT_THAT(message("microbatch { target_tokens: 300 } temperature { temperature: 0.5 }"),
+  EXPECT_THAT(message("microbatch { max_target_tokens: 300 } temperature { temperature: 0.5 }"),
               HasSubstr("data.temperature[0].temperature"));
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include <gmock/gmock.h>
 #include <google/protobuf/message.h>
 #include <gtest/gtest.h>
@@ -26,16 +27,16 @@ using testing::TempFolder;
 constexpr char kGolden[] = "tests/golden/run-v1/corpus";
 constexpr char kContentHash[] = "8bb3dbdceb4fe0b4";
 constexpr char kSpec[] =
-    "cleaning { max_tokens: 200 max_length_ratio: 3 } "
-    "tokenizer { model_file: 'sentences.model' pieces: 300 character_coverage: 1 "
-    "sample_sentences: 10000 type: 'unigram' sample_temperature: 5 } "
+    "cleaning { max_sentence_tokens: 200 max_length_ratio: 3 } "
+    "tokenizer { model_file: 'sentences.model' vocab_size: 300 character_coverage: 1 "
+    "input_sentence_size: 10000 type: 'unigram' sample_temperature: 5 } "
     "table { file: 'udhr.tsv' pivot_language: 'en' languages: ['de', 'fr'] dev_percent: 10 "
-    "test_percent: 10 } output_folder: 'corpus'";
+    "test_percent: 10 }";
 
 // The files that it was made of.
 void WriteInputs(const TempFolder& folder) {
   folder.Write("udhr.tsv", ReadFile(kUdhr));
-  folder.Write("sentences.model", ReadFile(std::string(kGolden) + "/tokenizer.model"));
+  folder.Write("sentences.model", ReadFile(absl::StrCat(kGolden, "/tokenizer.model")));
 }
 
 // The integer in field `number` of `message`, whatever its name.
@@ -70,7 +71,7 @@ TEST(GoldenCorpus, IsReusedByAPrepareOfTheSameSpecAndInput) {
   const TempFolder folder;
   WriteInputs(folder);
   std::filesystem::copy(kGolden, folder.Path("corpus"));
-  const auto report = PrepareIn(folder, kSpec);
+  const auto report = PrepareIn(folder, kSpec, nullptr, "corpus");
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_TRUE(report->reused());
   EXPECT_EQ(report->content_hash(), kContentHash);
@@ -79,13 +80,13 @@ TEST(GoldenCorpus, IsReusedByAPrepareOfTheSameSpecAndInput) {
 TEST(GoldenCorpus, IsWrittenTheSameWayToday) {
   const TempFolder folder;
   WriteInputs(folder);
-  const auto report = PrepareIn(folder, kSpec);
+  const auto report = PrepareIn(folder, kSpec, nullptr, "corpus");
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_FALSE(report->reused());
   EXPECT_EQ(report->content_hash(), kContentHash);
   for (const char* file : {"tokenizer.model", "train.de-en.pairs", "train.en-fr.pairs"}) {
-    EXPECT_EQ(folder.Read(std::string("corpus/") + file),
-              ReadFile(std::string(kGolden) + "/" + file))
+    EXPECT_EQ(folder.Read(absl::StrCat("corpus/", file)),
+              ReadFile(absl::StrCat(kGolden, "/", file)))
         << file;
   }
 }

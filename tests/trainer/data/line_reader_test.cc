@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -99,7 +100,7 @@ TEST(LineReader, RefusesCutAndDamagedStreams) {
 
 TEST(LineReader, CutsALineBeyondTheLimitAndFindsTheNext) {
   const TempFolder folder;
-  const std::string path = folder.Write("a", std::string(300000, 'x') + "\nnext\n");
+  const std::string path = folder.Write("a", absl::StrCat(std::string(300000, 'x'), "\nnext\n"));
   auto reader = LineReader::Open(path);
   ASSERT_TRUE(reader.ok());
   std::string_view line;

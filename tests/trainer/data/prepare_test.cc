@@ -179,7 +179,7 @@ TEST(Prepare, KeepsDuplicatesWhereTold) {
   auto report = PrepareIn(folder, text);
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_EQ(report->kept(), 1);
-  report = PrepareIn(folder, text + "cleaning { keep_duplicates: true } output_folder: 'all'");
+  report = PrepareIn(folder, text + "cleaning { keep_duplicates: true }", nullptr, "all");
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_EQ(report->kept(), 20);
 }
@@ -247,9 +247,9 @@ TEST(Prepare, NamesAFolderInPlaceOfAFileAndAFileInPlaceOfAFolder) {
       HasSubstr("folder is a folder, not a file"));
   EXPECT_THAT(Message(PrepareIn(folder, "opus100_folder: 'file'")),
               HasSubstr("file is a file, not a folder"));
-  EXPECT_THAT(Message(PrepareIn(folder, "opus100_folder: 'opus' output_folder: 'file'")),
+  EXPECT_THAT(Message(PrepareIn(folder, "opus100_folder: 'opus'", nullptr, "file")),
               HasSubstr("file is a file, not a folder"));
-  EXPECT_THAT(Message(PrepareIn(folder, "opus100_folder: 'opus' output_folder: 'file/corpus'")),
+  EXPECT_THAT(Message(PrepareIn(folder, "opus100_folder: 'opus'", nullptr, "file/corpus")),
               HasSubstr("cannot make the folder " + folder.Path("file")));
   EXPECT_THAT(std::string(Corpus::Open(folder.Path("file")).status().message()),
               HasSubstr("file is no prepared corpus: it is a file, not a folder"));
@@ -325,19 +325,34 @@ TEST(Prepare, TakesAGivenTokenizer) {
   WriteOpus(folder);
   ASSERT_TRUE(PrepareIn(folder, "opus100_folder: 'opus'").ok());
   const auto report = PrepareIn(folder,
-                                "opus100_folder: 'opus' output_folder: 'second' "
-                                "tokenizer { model_file: 'out/tokenizer.model' }");
+                                "opus100_folder: 'opus' "
+                                "tokenizer { model_file: 'out/tokenizer.model' }",
+                                nullptr, "second");
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_EQ(folder.Read("second/tokenizer.model"), folder.Read("out/tokenizer.model"));
   EXPECT_EQ(Corpus::Open(folder.Path("second"))->content_hash(),
             Corpus::Open(folder.Path("out"))->content_hash());
 }
 
+// Earlier versions wrote where the corpus was into its spec.
+TEST(Prepare, ReusesACorpusWhoseManifestNamesItsOutputFolder) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  ASSERT_TRUE(PrepareIn(folder, "opus100_folder: 'opus'").ok());
+  std::string manifest = folder.Read("out/manifest.textproto");
+  const size_t at = manifest.find("  opus100_folder: ");
+  ASSERT_NE(at, std::string::npos);
+  folder.Write("out/manifest.textproto", manifest.insert(at, "  output_folder: \"out\"\n"));
+  const auto again = PrepareIn(folder, "opus100_folder: 'opus'");
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_TRUE(again->reused());
+}
+
 TEST(Prepare, GivesTheSameCorpusForAnyNumberOfThreads) {
   const TempFolder folder;
   WriteOpus(folder);
-  const auto one = PrepareIn(folder, "opus100_folder: 'opus' threads: 1 output_folder: 'one'");
-  const auto five = PrepareIn(folder, "opus100_folder: 'opus' threads: 5 output_folder: 'five'");
+  const auto one = PrepareIn(folder, "opus100_folder: 'opus' threads: 1", nullptr, "one");
+  const auto five = PrepareIn(folder, "opus100_folder: 'opus' threads: 5", nullptr, "five");
   ASSERT_TRUE(one.ok() && five.ok());
   EXPECT_EQ(one->content_hash(), five->content_hash());
   EXPECT_EQ(folder.Read("one/train.de-en.pairs"), folder.Read("five/train.de-en.pairs"));

@@ -73,14 +73,14 @@ inline PrepareSpec PrepareSpecOf(const std::string& text) {
   return spec;
 }
 
-// Prepares under the folder; `text` is a PrepareSpec without output_folder, which is "out". Lines
-// about the progress go to *progress, if given.
+// Prepares the PrepareSpec `text` under the folder, into its folder `output`. Lines about the
+// progress go to *progress, if given.
 inline absl::StatusOr<CorpusReport> PrepareIn(const TempFolder& folder, const std::string& text,
-                                              std::string* progress = nullptr) {
+                                              std::string* progress = nullptr,
+                                              const std::string& output = "out") {
   PrepareSpec spec = PrepareSpecOf(text);
-  if (spec.output_folder().empty()) spec.set_output_folder("out");
-  if (spec.tokenizer().pieces() == 0) spec.mutable_tokenizer()->set_pieces(300);
-  return Prepare(spec, folder.path(), [progress](std::string_view line) {
+  if (spec.tokenizer().vocab_size() == 0) spec.mutable_tokenizer()->set_vocab_size(300);
+  return Prepare(spec, output, folder.path(), [progress](std::string_view line) {
     if (progress != nullptr) progress->append(line).append("\n");
   });
 }

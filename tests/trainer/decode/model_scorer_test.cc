@@ -14,7 +14,7 @@
 #include "tests/support/devices.h"
 #include "tests/support/stepped_pair_scorer.h"
 #include "tests/support/tiny_model.h"
-#include "trainer/kernels/native_ops.h"
+#include "trainer/kernels/compute.h"
 
 namespace deepnet {
 namespace {
@@ -27,9 +27,9 @@ using Ids = std::vector<int32_t>;
 
 MicrobatchSpec Capacity(int source, int target) {
   MicrobatchSpec capacity;
-  capacity.set_source_tokens(source);
-  capacity.set_target_tokens(target);
-  capacity.set_sentences(target);
+  capacity.set_max_source_tokens(source);
+  capacity.set_max_target_tokens(target);
+  capacity.set_max_sentences(target);
   return capacity;
 }
 
@@ -45,9 +45,9 @@ std::vector<ModelSpec> Variants() {
   std::vector<ModelSpec> specs;
   for (const Residual residual : testing::AllResiduals()) {
     ModelSpec spec = testing::WithResidual(TinySpec(), residual);
-    spec.set_width(48);
-    spec.set_ffn_width(80);
-    spec.set_heads(3);
+    spec.set_d_model(48);
+    spec.set_ffn_dim(80);
+    spec.set_num_heads(3);
     spec.set_vocabulary_size(61);
     spec.set_dropout(0.3);  // training's: nothing of it may be seen here
     spec.set_attention_dropout(0.3);

@@ -17,7 +17,7 @@
 #include "tests/support/run_ranks.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/decode/search.h"
-#include "trainer/kernels/native_ops.h"
+#include "trainer/kernels/compute.h"
 #include "trainer/model/describe.h"
 
 namespace deepnet {
@@ -32,9 +32,9 @@ ModelSpec Spec(TiedEmbeddings tied, Residual residual) {
   ModelSpec spec = testing::TinySpec();
   spec.set_encoder_layers(4);
   spec.set_decoder_layers(4);
-  spec.set_width(48);
-  spec.set_ffn_width(80);
-  spec.set_heads(3);
+  spec.set_d_model(48);
+  spec.set_ffn_dim(80);
+  spec.set_num_heads(3);
   spec.set_vocabulary_size(61);
   spec.set_tied_embeddings(tied);
   spec.set_residual(residual);
@@ -45,9 +45,9 @@ ModelSpec Spec(TiedEmbeddings tied, Residual residual) {
 // So small that a batch takes several slices.
 MicrobatchSpec Capacity() {
   MicrobatchSpec capacity;
-  capacity.set_source_tokens(24);
-  capacity.set_target_tokens(16);
-  capacity.set_sentences(5);
+  capacity.set_max_source_tokens(24);
+  capacity.set_max_target_tokens(16);
+  capacity.set_max_sentences(5);
   return capacity;
 }
 

@@ -13,10 +13,9 @@
 #include "tests/support/memory_file_system.h"
 #include "tests/trainer/interop/interop_samples.h"
 #include "trainer/interop/hf_config.h"
-#include "trainer/interop/hf_names.h"
 #include "trainer/interop/import.h"
 #include "trainer/interop/marian.h"
-#include "trainer/interop/safetensors_reader.h"
+#include "trainer/interop/safetensors.h"
 #include "trainer/model/depth_scaling.h"
 
 namespace deepnet {
@@ -131,7 +130,7 @@ TEST(Export, AsBfloat16IsHalfTheSizeAndSaysSo) {
   }
 }
 
-// What an element of the Marian export must be, each written out from the checkpoint in memory.
+// The elements that the Marian export must have, each computed from the checkpoint in memory.
 TEST(Export, OfMarianDividesBranchesByAlphaAndMovesPad) {
   for (const Positions positions : {SINUSOIDAL, LEARNED}) {
     ModelSpec model = SampleModel(DEEPNORM);

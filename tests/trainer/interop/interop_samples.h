@@ -47,9 +47,9 @@ inline ModelSpec SampleModel(Residual residual) {
   ModelSpec model;
   model.set_encoder_layers(2);
   model.set_decoder_layers(1);
-  model.set_width(8);
-  model.set_ffn_width(12);
-  model.set_heads(2);
+  model.set_d_model(8);
+  model.set_ffn_dim(12);
+  model.set_num_heads(2);
   model.set_residual(residual);
   model.set_vocabulary_size(SampleVocabulary().size());
   model.set_max_positions(16);
@@ -58,7 +58,7 @@ inline ModelSpec SampleModel(Residual residual) {
   return model;
 }
 
-// Of one parameter, a function of `seed`; no row is zero.
+// Values of one parameter, a function of `seed`; no row is zero.
 inline std::vector<float> RandomWeights(int64_t elements, uint32_t seed) {
   std::mt19937 random(seed);
   std::normal_distribution<float> normal;
@@ -67,7 +67,7 @@ inline std::vector<float> RandomWeights(int64_t elements, uint32_t seed) {
   return weights;
 }
 
-// Of parameter `index` of SaveModel()'s checkpoint.
+// Values of parameter `index` of SaveModel()'s checkpoint.
 inline std::vector<float> ModelWeights(const Inventory& inventory, size_t index) {
   return RandomWeights(inventory.parameters[index].NumElements(), static_cast<uint32_t>(index));
 }
@@ -90,7 +90,7 @@ inline void SaveModel(FileSystem& fs, const ModelSpec& model) {
   manifest.mutable_data()->set_step(7);
   manifest.set_optimizer_steps(6);
   manifest.mutable_run()->set_name("sample");
-  manifest.mutable_run()->mutable_optim()->set_rate(1.0 / 3.0);
+  manifest.mutable_run()->mutable_optim()->set_learning_rate(1.0 / 3.0);
   *manifest.mutable_run()->mutable_model() = model;
   manifest.set_inventory_hash(inventory.Hash());
   manifest.set_corpus_hash("c0ffee");

@@ -18,11 +18,11 @@ namespace {
 
 constexpr int kWidth = 512;
 
-// As many layers as it takes.
+// Returns a model with as many layers as `bytes` of weights take.
 ModelSpec ModelOf(int64_t bytes) {
   ModelSpec model = SampleModel(DEEPNORM);
-  model.set_width(kWidth);
-  model.set_ffn_width(4 * kWidth);
+  model.set_d_model(kWidth);
+  model.set_ffn_dim(4 * kWidth);
   while (Describe(model, {}).NumElements() * kElementBytes < bytes) {
     model.set_encoder_layers(model.encoder_layers() + 1);
     model.set_decoder_layers(model.decoder_layers() + 1);

@@ -16,8 +16,8 @@
 #include "parallel/base/file_system.h"
 #include "parallel/base/json.h"
 #include "tests/trainer/interop/interop_samples.h"
-#include "trainer/interop/hf_names.h"
-#include "trainer/interop/safetensors_writer.h"
+#include "trainer/interop/hf_config.h"
+#include "trainer/interop/safetensors.h"
 
 namespace deepnet::testing {
 
@@ -86,7 +86,7 @@ class M2mFolder {
     ASSERT_TRUE(WriteSafetensors(files_, folder_, tensors, {}, {}).ok());
   }
 
-  // Of the embedding.
+  // Values of the embedding.
   std::vector<float> Row(int64_t row) const {
     const std::vector<float> all = RandomWeights(rows_ * kWidth, 0);
     return {all.begin() + row * kWidth, all.begin() + (row + 1) * kWidth};

@@ -1,3 +1,5 @@
+#include "trainer/interop/safetensors.h"
+
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -10,9 +12,6 @@
 
 #include "parallel/base/exit_code.h"
 #include "tests/support/memory_file_system.h"
-#include "trainer/interop/float_type.h"
-#include "trainer/interop/safetensors_reader.h"
-#include "trainer/interop/safetensors_writer.h"
 
 namespace deepnet {
 namespace {

@@ -33,7 +33,7 @@ TEST(ResolveCompute, LeavesNothingOpen) {
   EXPECT_TRUE(CheckCompute(compute).ok());
 }
 
-// What was measured once is stored with the run and must survive being resolved again.
+// The measured choice is stored with the run and must survive being resolved again.
 TEST(ResolveCompute, ChangesNothingTheSecondTime) {
   ComputeSpec library = OnCpu(BFLOAT16, BASELINE);
   library.set_matmul(LIBRARY);
@@ -95,8 +95,8 @@ TEST(MakeOps, GivesTheTypesThatWereAskedFor) {
       compute.set_matmul(matmul);
       const auto ops = MakeOps(compute);
       ASSERT_TRUE(ops.ok()) << ops.status();
-      EXPECT_EQ((*ops)->Stream().dtype(), at::kFloat);
-      EXPECT_EQ((*ops)->Operand().dtype(), dtype == FLOAT32 ? at::kFloat : at::kBFloat16);
+      EXPECT_EQ((*ops)->ResidualOptions().dtype(), at::kFloat);
+      EXPECT_EQ((*ops)->OperandOptions().dtype(), dtype == FLOAT32 ? at::kFloat : at::kBFloat16);
     }
   }
 }

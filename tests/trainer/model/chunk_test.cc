@@ -1,5 +1,5 @@
-// What a chunk says of itself, against the layers it is made of. That chunks compute what the whole
-// model computes is shown in tests/trainer/transformer_stage_test.cc.
+// A chunk's description of itself, against its layers. tests/trainer/pipeline_stage_test.cc
+// shows that chunks compute what the whole model computes.
 #include "trainer/model/chunk.h"
 
 #include <memory>
@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/tiny_model.h"
+#include "trainer/kernels/compute.h"
 #include "trainer/model/describe.h"
 #include "trainer/model/transformer.h"
 
@@ -19,16 +20,16 @@ namespace {
 using testing::TinyCapacity;
 using testing::TinySpec;
 
-TEST(CutBefore, CarriesWhatTheLayerBehindReads) {
+TEST(BoundaryBefore, CarriesWhatTheLayerBehindReads) {
   const Inventory whole = Describe(TinySpec(), TinyCapacity());
-  const CutTensors nothing, source{.source = true}, memory{.memory = true};
-  const CutTensors both{.memory = true, .target = true}, target{.target = true};
+  const BoundarySet nothing, source{.source = true}, memory{.encoder_output = true};
+  const BoundarySet both{.encoder_output = true, .target = true}, target{.target = true};
   // Embedding, two encoder layers, embedding, three decoder layers, output; and behind it.
-  const std::vector<CutTensors> expected = {nothing, source, source, memory, both,
-                                            both,    both,   target, nothing};
+  const std::vector<BoundarySet> expected = {nothing, source, source, memory, both,
+                                             both,    both,   target, nothing};
   ASSERT_EQ(expected.size(), whole.layers.size() + 1);
   for (size_t l = 0; l < expected.size(); ++l) {
-    EXPECT_EQ(CutBefore(whole, static_cast<int>(l)), expected[l]) << l;
+    EXPECT_EQ(BoundaryBefore(whole, static_cast<int>(l)), expected[l]) << l;
   }
 }
 
@@ -62,8 +63,8 @@ TEST(Chunk, KnowsItsPlaceInTheChain) {
       EXPECT_EQ(chunk.ends_decoder(), ends_decoder);
       EXPECT_EQ(chunk.encoder().size(), encoder);
       EXPECT_EQ(chunk.decoder().size(), decoder);
-      EXPECT_EQ(chunk.inputs(), CutBefore(whole, first));
-      EXPECT_EQ(chunk.outputs(), CutBefore(whole, end));
+      EXPECT_EQ(chunk.inputs(), BoundaryBefore(whole, first));
+      EXPECT_EQ(chunk.outputs(), BoundaryBefore(whole, end));
     }
   }
 }

@@ -7,7 +7,10 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "tests/support/layer_bytes.h"
 #include "tests/trainer/model/stack_rig.h"
+#include "trainer/kernels/compute.h"
+#include "trainer/model/roles.h"
 
 namespace deepnet {
 namespace {
@@ -36,7 +39,7 @@ TEST(DeferredWeights, GiveTheSameBitsAsGradientsThatAreNotPutOff) {
   for (const NamedOps& each : AllOps()) {
     for (const ModelSpec& spec : StackVariants()) {
       const auto plain = RunPlainLayers(spec, *each.ops, 2);
-      for (const Recompute level : {NONE, GEMM, LAYER}) {
+      for (const Recompute level : {NONE, SELECTIVE_GEMM, FULL}) {
         SCOPED_TRACE(each.name);
         SCOPED_TRACE(Recompute_Name(level) + " " + spec.ShortDebugString());
         StackRig rig(spec, *each.ops, {.level = level}, /*num_chunks=*/2);
@@ -73,16 +76,16 @@ TEST(DeferredWeights, HoldTheBytesOfTheFormulaAndGiveThemBackToThePool) {
   for (const at::ScalarType operand : {at::kFloat, at::kBFloat16}) {
     const auto ops = MakeAtenOps(at::kCPU, operand, at::kFloat);
     const ModelSpec spec = StackVariants()[3];
-    StackRig rig(spec, *ops, {.level = FFN}, /*num_chunks=*/1);
+    StackRig rig(spec, *ops, {.level = SELECTIVE_FFN}, /*num_chunks=*/1);
     TensorPool pool;
     Deferred deferred = MakeDeferred(rig, pool);
     const auto operands = [&](LayerKind kind) {
-      return DeferredOperands(spec, TinyCapacity(), kind);
+      return testing::DeferredOperands(spec, TinyCapacity(), kind);
     };
-    const int64_t size = ops->Operand().dtype().itemsize();
+    const int64_t size = ops->OperandOptions().dtype().itemsize();
     const int64_t encoder = size * spec.encoder_layers() * operands(LayerKind::kEncoder);
     const int64_t decoder = size * (spec.decoder_layers() * operands(LayerKind::kDecoder) +
-                                    TinyCapacity().source_tokens() * spec.width());
+                                    TinyCapacity().max_source_tokens() * spec.d_model());
     for (int m = 0; m < 3; ++m) {
       rig.Forward(m);
       rig.Backward(m, &deferred);

@@ -21,9 +21,9 @@ ModelSpec Model(int layers, int width, int64_t vocabulary) {
   ModelSpec model;
   model.set_encoder_layers(layers);
   model.set_decoder_layers(layers);
-  model.set_width(width);
-  model.set_ffn_width(4 * width);
-  model.set_heads(8);
+  model.set_d_model(width);
+  model.set_ffn_dim(4 * width);
+  model.set_num_heads(8);
   model.set_residual(DEEPNORM);
   model.set_vocabulary_size(vocabulary);
   model.set_max_positions(32);
@@ -32,9 +32,9 @@ ModelSpec Model(int layers, int width, int64_t vocabulary) {
 
 MicrobatchSpec Batch(int source, int target, int sentences) {
   MicrobatchSpec batch;
-  batch.set_source_tokens(source);
-  batch.set_target_tokens(target);
-  batch.set_sentences(sentences);
+  batch.set_max_source_tokens(source);
+  batch.set_max_target_tokens(target);
+  batch.set_max_sentences(sentences);
   return batch;
 }
 
@@ -192,11 +192,11 @@ TEST(Describe, CountsWhatLayersKeepForTheBackwardPass) {
   const auto check = [&](int64_t norm_row, int64_t inner_bytes, int64_t inner) {
     const Inventory inventory = Describe(model, Batch(40, 30, 4));
     const Layer& encoder = LayerNamed(inventory, "encoder.layers.0");
-    EXPECT_EQ(encoder.activation_bytes, 40 * (2 * norm_row + 4 * 8 + inner_bytes));
-    EXPECT_EQ(encoder.activation_operands, 40 * (4 * 16 + inner));
+    EXPECT_EQ(encoder.kept[NONE].bytes, 40 * (2 * norm_row + 4 * 8 + inner_bytes));
+    EXPECT_EQ(encoder.kept[NONE].operands, 40 * (4 * 16 + inner));
     const Layer& decoder = LayerNamed(inventory, "decoder.layers.0");
-    EXPECT_EQ(decoder.activation_bytes, 30 * (3 * norm_row + 2 * 4 * 8 + inner_bytes));
-    EXPECT_EQ(decoder.activation_operands, 30 * (6 * 16 + inner) + 40 * 2 * 16);
+    EXPECT_EQ(decoder.kept[NONE].bytes, 30 * (3 * norm_row + 2 * 4 * 8 + inner_bytes));
+    EXPECT_EQ(decoder.kept[NONE].operands, 30 * (6 * 16 + inner) + 40 * 2 * 16);
   };
   check(/*norm_row=*/4 * 17, /*inner_bytes=*/0, /*inner=*/64);
   model.set_dropout(0.1);
@@ -207,9 +207,9 @@ TEST(Describe, CountsWhatLayersKeepForTheBackwardPass) {
 
 TEST(Describe, ListsWhatCrossesEveryCut) {
   const Inventory inventory = Describe(Model(2, 16, 100), Batch(40, 30, 4));
-  const BoundaryTensor memory{"memory", {40, 16}, "float32", true};
+  const BoundaryTensor memory{"encoder_output", {40, 16}, "float32", true};
   const BoundaryTensor source{"hidden", {40, 16}, "float32", true};
-  const BoundaryTensor target{"hidden", {30, 16}, "float32", true};
+  const BoundaryTensor target{"hidden", {30, 16}, "float32", true, 1};
   EXPECT_TRUE(LayerNamed(inventory, "encoder.embedding").inputs.empty());
   EXPECT_THAT(LayerNamed(inventory, "encoder.layers.0").inputs, ElementsAre(source));
   EXPECT_THAT(LayerNamed(inventory, "encoder.layers.1").inputs, ElementsAre(source));

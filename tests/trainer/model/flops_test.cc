@@ -12,9 +12,9 @@ ModelSpec ASpec() {
   ModelSpec model;
   model.set_encoder_layers(3);
   model.set_decoder_layers(2);
-  model.set_width(8);
-  model.set_ffn_width(20);
-  model.set_heads(2);
+  model.set_d_model(8);
+  model.set_ffn_dim(20);
+  model.set_num_heads(2);
   model.set_vocabulary_size(50);
   return model;
 }
@@ -42,7 +42,7 @@ double ListedForward(double s, double t) {
   }
   for (int layer = 0; layer < 2; ++layer) {
     sum += 4 * Product(t, 8, 8) + Attention(t, t) / 2;                     // causal
-    sum += 2 * Product(t, 8, 8) + 2 * Product(s, 8, 8) + Attention(t, s);  // over the memory
+    sum += 2 * Product(t, 8, 8) + 2 * Product(s, 8, 8) + Attention(t, s);  // cross-attention
     sum += 2 * Product(t, 8, 20);
   }
   return sum;

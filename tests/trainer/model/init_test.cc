@@ -1,5 +1,5 @@
-// What a model starts with: the deviations of the paper, by role, and nothing that depends on the
-// order in which tensors are made.
+// Initial weights: the deviations of the paper, by role, and nothing that depends on the order in
+// which tensors are made.
 #include <cmath>
 #include <map>
 #include <string>
@@ -11,6 +11,7 @@
 #include "tests/support/devices.h"
 #include "trainer/model/depth_scaling.h"
 #include "trainer/model/describe.h"
+#include "trainer/model/embedding.h"
 #include "trainer/model/parameters.h"
 
 namespace deepnet {
@@ -20,9 +21,9 @@ ModelSpec Model(int layers, TiedEmbeddings tied) {
   ModelSpec model;
   model.set_encoder_layers(layers);
   model.set_decoder_layers(layers);
-  model.set_width(128);
-  model.set_ffn_width(512);
-  model.set_heads(4);
+  model.set_d_model(128);
+  model.set_ffn_dim(512);
+  model.set_num_heads(4);
   model.set_residual(DEEPNORM);
   model.set_vocabulary_size(500);
   model.set_max_positions(150);
@@ -132,6 +133,21 @@ TEST_P(Initialize, AnotherSeedOrNameGivesOtherValues) {
 
 INSTANTIATE_TEST_SUITE_P(Parameters, Initialize, ::testing::ValuesIn(testing::Devices()),
                          testing::DeviceName);
+
+TEST(SinusoidalPositions, AreThoseOfFairseq) {
+  const at::Tensor table = SinusoidalPositions(3, 8);
+  for (int64_t p = 0; p < 3; ++p) {
+    for (int64_t k = 0; k < 4; ++k) {
+      const double angle = static_cast<double>(p + 2) * std::pow(1e4, -static_cast<double>(k) / 3);
+      EXPECT_NEAR(table[p][k].item<double>(), std::sin(angle), 1e-7);
+      EXPECT_NEAR(table[p][4 + k].item<double>(), std::cos(angle), 1e-7);
+    }
+  }
+}
+
+TEST(SinusoidalPositions, LeaveAnOddLastColumnAtZero) {
+  EXPECT_EQ(SinusoidalPositions(2, 5).select(1, 4).abs().sum().item<double>(), 0.0);
+}
 
 }  // namespace
 }  // namespace deepnet

@@ -1,4 +1,4 @@
-// What schemes promise of a model that has not learnt yet, held against whole stacks as they run.
+// Promises of schemes for a model that has not learnt yet, held against whole stacks as they run.
 //
 // Letters: R rows, D width.
 #include <algorithm>
@@ -12,8 +12,9 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/tiny_model.h"
+#include "trainer/kernels/compute.h"
 #include "trainer/model/architecture.h"
-#include "trainer/model/sublayer_probe.h"
+#include "trainer/model/pass.h"
 #include "trainer/model/transformer.h"
 
 namespace deepnet {
@@ -58,10 +59,11 @@ struct Passed {
     model.chunks()[0].Forward(pass, kept->values, model.work(), kept->kept, {},
                               kept->gradients.target_RD);
   }
-  // What left the stack.
+  // The rows that left the stack.
   at::Tensor Output(int stack) const {
-    const at::Tensor& rows_RD =
-        stack == 0 && HasMemory(model.spec()) ? kept->values.memory_RD : kept->values.target_RD;
+    const at::Tensor& rows_RD = stack == 0 && HasMemory(model.spec())
+                                    ? kept->values.encoder_output_RD
+                                    : kept->values.target_RD;
     return rows_RD.narrow(0, 0, watcher.entered_RD[static_cast<size_t>(stack)].size(0));
   }
 
@@ -111,9 +113,9 @@ Microbatch SingleTokens() {
 
 MicrobatchSpec SingleCapacity() {
   MicrobatchSpec capacity;
-  capacity.set_source_tokens(kRows);
-  capacity.set_target_tokens(kRows);
-  capacity.set_sentences(kRows);
+  capacity.set_max_source_tokens(kRows);
+  capacity.set_max_target_tokens(kRows);
+  capacity.set_max_sentences(kRows);
   return capacity;
 }
 
@@ -121,8 +123,8 @@ ModelSpec Deep(Residual residual, int encoder_layers, int decoder_layers, int wi
   ModelSpec spec = testing::WithResidual(testing::TinySpec(), residual);
   spec.set_encoder_layers(encoder_layers);
   spec.set_decoder_layers(decoder_layers);
-  spec.set_width(width);
-  spec.set_ffn_width(4 * width);
+  spec.set_d_model(width);
+  spec.set_ffn_dim(4 * width);
   spec.set_vocabulary_size(4 + kRows);
   return spec;
 }

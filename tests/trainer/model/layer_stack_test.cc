@@ -8,7 +8,9 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "tests/support/layer_bytes.h"
 #include "tests/trainer/model/stack_rig.h"
+#include "trainer/kernels/compute.h"
 #include "trainer/model/describe.h"
 
 namespace deepnet {
@@ -24,7 +26,8 @@ using testing::StackVariants;
 using testing::TinyCapacity;
 
 std::vector<RecomputeChoice> Levels() {
-  return {{NONE, 1}, {FFN, 1}, {GEMM, 1}, {LAYER, 1}, {LAYER, 2}, {LAYER, 3}, {LAYER, 9}};
+  return {{NONE, 1}, {SELECTIVE_FFN, 1}, {SELECTIVE_GEMM, 1}, {FULL, 1}, {FULL, 2},
+          {FULL, 3}, {FULL, 9}};
 }
 
 std::string NameOf(const RecomputeChoice& options) {
@@ -99,24 +102,24 @@ class Allocations {
     }
   }
   void Add(const NormState& norm) { AddTensors({norm.xhat_RD, norm.rstd}); }
-  void Add(const JoinSaved& join) {
-    for (const NormState& norm : join.norms) Add(norm);
-    AddTensors({join.stream_RD, join.branch_RD, join.mask});
+  void Add(const ResidualConnection::Saved& saved) {
+    for (const NormState& norm : saved.norms) Add(norm);
+    AddTensors({saved.stream_RD, saved.branch_RD, saved.mask});
   }
   void Add(const SelfAttention::Saved& s) {
     AddTensors({s.qkv_R3D, s.context_RD, s.log_sum_exp_RH});
     Add(s.inner);
-    Add(s.join);
+    Add(s.residual);
   }
   void Add(const CrossAttention::Saved& s) {
     AddTensors({s.q_RD, s.kv_R2D, s.context_RD, s.log_sum_exp_RH});
     Add(s.inner);
-    Add(s.join);
+    Add(s.residual);
   }
   void Add(const FeedForward::Saved& s) {
     AddTensors({s.inner_RF, s.pre_RF, s.mask});
     Add(s.inner);
-    Add(s.join);
+    Add(s.residual);
   }
   void Add(const EncoderLayer::Saved& s) {
     Add(s.attention);
@@ -152,11 +155,11 @@ void ExpectBytesAsAllocated(LayerKind kind, const ModelSpec& spec, Ops& ops,
   deep.set_encoder_layers(kLayers);
   deep.set_decoder_layers(kLayers);
   const MicrobatchSpec capacity = TinyCapacity();
-  const int64_t operand_bytes = ops.Operand().dtype().itemsize();
+  const int64_t operand_bytes = ops.OperandOptions().dtype().itemsize();
   const Parameters parameters(Describe(deep, capacity), ops, /*trainable=*/true);
   const LayerStack<LayerT> stack(deep, capacity, options, ops, parameters, 0, kLayers);
-  const Workspace source(deep, ops, capacity.source_tokens(), options.level);
-  const Workspace target(deep, ops, capacity.target_tokens(), options.level);
+  const Workspace source(deep, ops, capacity.max_source_tokens(), options.level);
+  const Workspace target(deep, ops, capacity.max_target_tokens(), options.level);
   const Workspace& own = kind == LayerKind::kEncoder ? source : target;
 
   std::vector<at::Tensor> shared = TensorsOf(source);
@@ -165,7 +168,8 @@ void ExpectBytesAsAllocated(LayerKind kind, const ModelSpec& spec, Ops& ops,
   const auto microbatch = stack.MakeKept(own, &source);
   for (const auto& saved : microbatch.saved) kept.Add(saved);
   kept.AddTensors(microbatch.inputs_RD);
-  const int64_t per_layer = KeptBytes(deep, capacity, kind, options.level).Total(operand_bytes);
+  const int64_t per_layer =
+      testing::KeptBytes(deep, capacity, kind, options.level).Total(operand_bytes);
   EXPECT_EQ(kept.bytes(), per_layer * kLayers / options.segment);
 
   Allocations again({});
@@ -176,15 +180,19 @@ void ExpectBytesAsAllocated(LayerKind kind, const ModelSpec& spec, Ops& ops,
   again.Add(segment);
   const DataType operand = operand_bytes == 4 ? FLOAT32 : BFLOAT16;
   EXPECT_EQ(again.bytes(),
-            RecomputeBytes(deep, capacity, kind, options, operand).Total(operand_bytes));
+            testing::RecomputeBytes(deep, capacity, kind, options, operand).Total(operand_bytes));
 }
 
 TEST(LayerStack, BytesKeptAndComputedAgainAreThoseOfTheFormula) {
   for (const at::ScalarType operand : {at::kFloat, at::kBFloat16}) {
     const auto ops = MakeAtenOps(at::kCPU, operand, at::kFloat);
     for (const ModelSpec& spec : StackVariants()) {
-      for (const RecomputeChoice& options :
-           {RecomputeChoice{NONE, 1}, {FFN, 1}, {GEMM, 1}, {LAYER, 1}, {LAYER, 2}, {LAYER, 3}}) {
+      for (const RecomputeChoice& options : {RecomputeChoice{NONE, 1},
+                                             {SELECTIVE_FFN, 1},
+                                             {SELECTIVE_GEMM, 1},
+                                             {FULL, 1},
+                                             {FULL, 2},
+                                             {FULL, 3}}) {
         SCOPED_TRACE(NameOf(options) + " " + spec.ShortDebugString());
         ExpectBytesAsAllocated<EncoderLayer>(LayerKind::kEncoder, spec, *ops, options);
         ExpectBytesAsAllocated<DecoderLayer>(LayerKind::kDecoder, spec, *ops, options);

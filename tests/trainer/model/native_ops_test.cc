@@ -1,6 +1,4 @@
 // The fused kernels against the reference through a whole model: losses and every gradient.
-#include "trainer/kernels/native_ops.h"
-
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -9,7 +7,9 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "tests/support/tied_gradient.h"
 #include "tests/support/tiny_model.h"
+#include "trainer/kernels/compute.h"
 #include "trainer/kernels/native/isa.h"
 #include "trainer/model/transformer.h"
 
@@ -45,8 +45,8 @@ Pass ForwardBackward(const ModelSpec& spec, Ops& ops, uint64_t seed = 5) {
   Pass pass;
   pass.loss = model.Forward(mb, 1, 2, /*training=*/true, {.label_smoothing = 0.1}, *kept);
   model.Backward(mb, 1, 2, *kept);
-  model.parameters().FoldTied(ops);
-  pass.gradient = model.parameters().FoldedGradient().to(at::kDouble);
+  testing::FoldTied(model.parameters(), ops);
+  pass.gradient = testing::FlatGradient(model.parameters()).to(at::kDouble);
   pass.inventory = model.parameters().inventory();
   return pass;
 }

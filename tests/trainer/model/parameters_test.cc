@@ -1,7 +1,6 @@
 // The parts of a model that ranks hold, and where their weights and gradients lie.
 #include "trainer/model/parameters.h"
 
-#include <cmath>
 #include <map>
 #include <memory>
 #include <string>
@@ -12,6 +11,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/tiny_model.h"
+#include "trainer/kernels/compute.h"
 #include "trainer/model/describe.h"
 
 namespace deepnet {
@@ -122,64 +122,6 @@ TEST(Parameters, GradientsStandInTheOrderOfLayersOneRangeEach) {
       EXPECT_EQ(parameters.gradient().numel(), offset);
     }
   }
-}
-
-TEST(Parameters, FoldedRangesCoverTheWeightsInOrderAndAreFew) {
-  const auto ops = MakeOps();
-  for (const TiedEmbeddings tied : {TIE_ALL, TIE_DECODER, TIE_NONE}) {
-    const Parameters parameters(Tiny(tied), *ops, /*trainable=*/true);
-    int64_t reached = 0;
-    for (const FoldedSpan& span : parameters.folded()) {
-      EXPECT_EQ(span.weight_offset, reached);
-      reached += span.count;
-    }
-    EXPECT_EQ(reached, parameters.weights().numel());
-    // A gap stands only where the target embedding has no weights of its own.
-    EXPECT_EQ(parameters.folded().size(), tied == TIE_ALL ? 2u : 1u);
-  }
-}
-
-// Each use holds another power of ten, so that the sum tells who took part.
-TEST(Parameters, FoldsTheUsesThatAreHereIntoTheFirst) {
-  const auto ops = MakeOps();
-  const Inventory whole = Tiny(TIE_ALL);
-  const std::vector<std::string> kinds = {"encoder.embedding", "decoder.embedding", "output"};
-  for (int present = 1; present < 8; ++present) {
-    std::vector<LayerSpan> spans;
-    for (int k = 0; k < 3; ++k) {
-      if ((present >> k & 1) == 0) continue;
-      int l = 0;
-      while (whole.layers[l].name != kinds[k]) ++l;
-      spans.push_back({l, l + 1});
-    }
-    Parameters parameters(Select(whole, spans), *ops, /*trainable=*/true);
-    for (int k = 0; k < 3; ++k) {
-      if ((present >> k & 1) == 0) continue;
-      parameters.EmbeddingGradient("shared.weight", static_cast<EmbeddingUse>(k))
-          .fill_(std::pow(10.0, k));
-    }
-    parameters.FoldTied(*ops);
-    const double sum = (present & 1) + (present >> 1 & 1) * 10.0 + (present >> 2) * 100.0;
-    const at::Tensor folded = parameters.Gradient("shared.weight");
-    EXPECT_EQ(folded[0][0].item<double>(), sum) << present;
-    EXPECT_EQ(folded[1].abs().max().item<double>(), 0.0) << "the row of padding stays zero";
-    const FoldedSpan& span = parameters.folded()[0];
-    EXPECT_EQ(parameters.gradient()[span.gradient_offset].item<double>(), sum);
-    EXPECT_TRUE(
-        at::equal(parameters.FoldedGradient().narrow(0, 0, folded.numel()), folded.reshape({-1})));
-  }
-}
-
-TEST(Parameters, AddsSourceThenTargetThenOutput) {
-  const auto ops = MakeAtenOps(at::kCPU, at::kFloat, at::kFloat);
-  Parameters parameters(Tiny(TIE_ALL), *ops, /*trainable=*/true);
-  const float source = 1.0f, target = 1e8f, output = -1e8f;
-  parameters.EmbeddingGradient("shared.weight", EmbeddingUse::kSource).fill_(source);
-  parameters.EmbeddingGradient("shared.weight", EmbeddingUse::kTarget).fill_(target);
-  parameters.EmbeddingGradient("shared.weight", EmbeddingUse::kOutput).fill_(output);
-  parameters.FoldTied(*ops);
-  EXPECT_EQ(parameters.Gradient("shared.weight")[0][0].item<float>(), (source + target) + output);
-  EXPECT_NE((source + target) + output, source + (target + output));  // the order shows
 }
 
 TEST(Parameters, APartStartsAsTheWholeDoes) {

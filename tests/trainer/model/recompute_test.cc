@@ -1,4 +1,3 @@
-#include "trainer/model/recompute.h"
 
 #include <algorithm>
 #include <string>
@@ -7,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "parallel/plan/memory.h"
+#include "tests/support/layer_bytes.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/model/architecture.h"
 #include "trainer/model/describe.h"
@@ -18,22 +18,22 @@ namespace {
 // 1 layer of width 512, inner width 2048, 8 heads; 1000 + 1000 positions; no dropout.
 ModelSpec Wide() {
   ModelSpec spec = testing::TinySpec();
-  spec.set_width(512);
-  spec.set_ffn_width(2048);
-  spec.set_heads(8);
+  spec.set_d_model(512);
+  spec.set_ffn_dim(2048);
+  spec.set_num_heads(8);
   return spec;
 }
 
 MicrobatchSpec Thousand() {
   MicrobatchSpec capacity;
-  capacity.set_source_tokens(1000);
-  capacity.set_target_tokens(1000);
-  capacity.set_sentences(10);
+  capacity.set_max_source_tokens(1000);
+  capacity.set_max_target_tokens(1000);
+  capacity.set_max_sentences(10);
   return capacity;
 }
 
 int64_t PerPosition(LayerKind kind, Recompute level) {
-  return KeptBytes(Wide(), Thousand(), kind, level).Total(/*operand_bytes=*/2) / 1000;
+  return testing::KeptBytes(Wide(), Thousand(), kind, level).Total(/*operand_bytes=*/2) / 1000;
 }
 
 // In widths of 2 bytes: qkv 3, context 1, inner 4; two or three norm states in float32 are 2 each,
@@ -42,13 +42,13 @@ TEST(KeptBytes, CountsWhatEachLevelKeepsOfABfloat16Layer) {
   constexpr int64_t kWidth = 2 * 512, kHeads = 4 * 8, kDeviation = 4;
   const LayerKind encoder = LayerKind::kEncoder, decoder = LayerKind::kDecoder;
   EXPECT_EQ(PerPosition(encoder, NONE), 12 * kWidth + kHeads + 2 * kDeviation);
-  EXPECT_EQ(PerPosition(encoder, FFN), 8 * kWidth + kHeads + 2 * kDeviation);
-  EXPECT_EQ(PerPosition(encoder, GEMM), 5 * kWidth + kHeads + 2 * kDeviation);
-  EXPECT_EQ(PerPosition(encoder, LAYER), 2 * kWidth);
+  EXPECT_EQ(PerPosition(encoder, SELECTIVE_FFN), 8 * kWidth + kHeads + 2 * kDeviation);
+  EXPECT_EQ(PerPosition(encoder, SELECTIVE_GEMM), 5 * kWidth + kHeads + 2 * kDeviation);
+  EXPECT_EQ(PerPosition(encoder, FULL), 2 * kWidth);
   EXPECT_EQ(PerPosition(decoder, NONE), 18 * kWidth + 2 * kHeads + 3 * kDeviation);
-  EXPECT_EQ(PerPosition(decoder, FFN), 14 * kWidth + 2 * kHeads + 3 * kDeviation);
-  EXPECT_EQ(PerPosition(decoder, GEMM), 8 * kWidth + 2 * kHeads + 3 * kDeviation);
-  EXPECT_EQ(PerPosition(decoder, LAYER), 2 * kWidth);
+  EXPECT_EQ(PerPosition(decoder, SELECTIVE_FFN), 14 * kWidth + 2 * kHeads + 3 * kDeviation);
+  EXPECT_EQ(PerPosition(decoder, SELECTIVE_GEMM), 8 * kWidth + 2 * kHeads + 3 * kDeviation);
+  EXPECT_EQ(PerPosition(decoder, FULL), 2 * kWidth);
 }
 
 TEST(KeptBytes, AreThoseOfTheInventoryWhereEverythingIsKept) {
@@ -59,22 +59,22 @@ TEST(KeptBytes, AreThoseOfTheInventoryWhereEverythingIsKept) {
   const MicrobatchSpec capacity = testing::TinyCapacityOf(spec);
   for (const Layer& layer : Describe(spec, capacity).layers) {
     if (layer.kind != LayerKind::kEncoder && layer.kind != LayerKind::kDecoder) continue;
-    const ActivationBytes kept = KeptBytes(spec, capacity, layer.kind, NONE);
-    EXPECT_EQ(kept, (ActivationBytes{layer.activation_bytes, layer.activation_operands}))
-        << layer.name;
+    const ActivationBytes kept = testing::KeptBytes(spec, capacity, layer.kind, NONE);
+    EXPECT_EQ(kept, layer.kept[NONE]) << layer.name;
   }
 }
 
 TEST(RecomputeBytes, GrowWithTheSegmentAndAreNothingWhereEverythingIsKept) {
   const auto bytes = [](const RecomputeChoice& choice) {
-    return RecomputeBytes(Wide(), Thousand(), LayerKind::kEncoder, choice, FLOAT32).Total(4);
+    return testing::RecomputeBytes(Wide(), Thousand(), LayerKind::kEncoder, choice, FLOAT32)
+        .Total(4);
   };
   EXPECT_EQ(bytes({NONE, 1}), 0);
-  EXPECT_EQ(bytes({FFN, 1}), 1000 * 4 * 2048);
-  EXPECT_EQ(bytes({GEMM, 1}), 1000 * 4 * (2048 + 3 * 512));
+  EXPECT_EQ(bytes({SELECTIVE_FFN, 1}), 1000 * 4 * 2048);
+  EXPECT_EQ(bytes({SELECTIVE_GEMM, 1}), 1000 * 4 * (2048 + 3 * 512));
   const int64_t layer =
-      KeptBytes(Wide(), Thousand(), LayerKind::kEncoder, NONE).Total(/*operand_bytes=*/4);
-  EXPECT_EQ(bytes({LAYER, 3}) - bytes({LAYER, 1}), 2 * layer);
+      testing::KeptBytes(Wide(), Thousand(), LayerKind::kEncoder, NONE).Total(/*operand_bytes=*/4);
+  EXPECT_EQ(bytes({FULL, 3}) - bytes({FULL, 1}), 2 * layer);
 }
 
 // --- the planner, which sees layers by the Inventory alone ---------------------------------------
@@ -110,7 +110,7 @@ std::vector<ModelSpec> Variants() {
 }
 
 std::vector<RecomputeChoice> Choices() {
-  return {{NONE, 1}, {FFN, 1}, {GEMM, 1}, {LAYER, 1}, {LAYER, 2}, {LAYER, 9}};
+  return {{NONE, 1}, {SELECTIVE_FFN, 1}, {SELECTIVE_GEMM, 1}, {FULL, 1}, {FULL, 2}, {FULL, 9}};
 }
 
 // Calls `expect` with every variant, its Inventory, the encoder's and then the decoder's layers,
@@ -139,20 +139,20 @@ void ForEachCase(const Expect& expect) {
 
 int64_t RowsOf(const ModelSpec& spec, LayerKind kind) {
   const MicrobatchSpec capacity = testing::TinyCapacityOf(spec);
-  return kind == LayerKind::kEncoder ? capacity.source_tokens() : capacity.target_tokens();
+  return kind == LayerKind::kEncoder ? capacity.max_source_tokens() : capacity.max_target_tokens();
 }
 
 TEST(PlannedKeptBytes, AreThoseOfTheLayersToTheByte) {
   ForEachCase([](const ModelSpec& spec, const Inventory& inventory, LayerSpan layers,
                  LayerKind kind, const RecomputeChoice& choice, DataType,
                  const MemoryRules& rules) {
-    const int64_t each = KeptBytes(spec, testing::TinyCapacityOf(spec), kind, choice.level)
+    const int64_t each = testing::KeptBytes(spec, testing::TinyCapacityOf(spec), kind, choice.level)
                              .Total(rules.operand_bytes);
-    const int64_t row = RowsOf(spec, kind) * spec.width();
-    int64_t kept = choice.level == LAYER
+    const int64_t row = RowsOf(spec, kind) * spec.d_model();
+    int64_t kept = choice.level == FULL
                        ? (kLayers + choice.segment - 1) / choice.segment * each
                        : kLayers * each + row * rules.operand_bytes;  // the stack's first input
-    const int64_t norm = row + (spec.norm() == BATCH_NORM ? spec.width() : RowsOf(spec, kind));
+    const int64_t norm = row + (spec.norm() == BATCH_NORM ? spec.d_model() : RowsOf(spec, kind));
     if (KeepsHistory(spec)) {  // z_0; z and the state of its norm for each layer
       kept += 4 * row + kLayers * 4 * (row + norm);
     }
@@ -171,12 +171,12 @@ TEST(PlannedRecomputeBytes, AreThoseOfTheLayersToTheByte) {
     const RankUse rank{.chunks = {{.layers = layers}}, .recompute = choice};
     choice.segment = std::min(choice.segment, kLayers);  // a stack has no longer segments
     const auto bytes = [&](LayerKind of) {
-      return RecomputeBytes(spec, testing::TinyCapacityOf(spec), of, choice, dtype)
+      return testing::RecomputeBytes(spec, testing::TinyCapacityOf(spec), of, choice, dtype)
           .Total(rules.operand_bytes);
     };
     int64_t again = bytes(kind);
-    // Cross-attention has its products' outputs in a workspace of the memory's rows.
-    const bool by_product = choice.level == FFN || choice.level == GEMM;
+    // Cross-attention has its products' outputs in a workspace of the source's rows.
+    const bool by_product = choice.level == SELECTIVE_FFN || choice.level == SELECTIVE_GEMM;
     if (by_product && kind == LayerKind::kDecoder) again += bytes(LayerKind::kEncoder);
     EXPECT_EQ(EstimateMemory(inventory, rank, rules).recompute(), again);
   });
@@ -185,9 +185,10 @@ TEST(PlannedRecomputeBytes, AreThoseOfTheLayersToTheByte) {
 TEST(PlannedPendingBytes, AreTheDeferredOperandsToTheByte) {
   ForEachCase([](const ModelSpec& spec, const Inventory& inventory, LayerSpan layers,
                  LayerKind kind, const RecomputeChoice&, DataType, const MemoryRules& rules) {
-    int64_t operands = kLayers * DeferredOperands(spec, testing::TinyCapacityOf(spec), kind);
-    // All decoder layers of a chunk hold the memory once, together.
-    if (kind == LayerKind::kDecoder) operands += RowsOf(spec, LayerKind::kEncoder) * spec.width();
+    int64_t operands =
+        kLayers * testing::DeferredOperands(spec, testing::TinyCapacityOf(spec), kind);
+    // All decoder layers of a chunk hold the encoder output once, together.
+    if (kind == LayerKind::kDecoder) operands += RowsOf(spec, LayerKind::kEncoder) * spec.d_model();
     EXPECT_EQ(PendingBytes(inventory, layers, rules), operands * rules.operand_bytes);
   });
 }

@@ -118,7 +118,7 @@ TEST(Scheme, TheOthersStartAsXavier) {
 }
 
 TEST(Scheme, TFixupShrinksEmbeddingsAndRFixupStartsItsOutputAtZero) {
-  const double width = testing::TinySpec().width();
+  const double width = testing::TinySpec().d_model();
   const Inventory small = Describe(Model(T_FIXUP), testing::TinyCapacity());
   EXPECT_NEAR(Find(small, "encoder.embed_tokens.weight").initial_std,
               std::pow(9.0 * kEncoderLayers, -0.25) / std::sqrt(width), kRelative);
@@ -243,7 +243,7 @@ TEST(Scheme, APipelineRefusesByNameWhatItCannotCut) {
         std::pair{RESIDUAL_DUAL, "RESIDUAL_DUAL: a second stream passes all layers of a stack"}}) {
     const Inventory inventory = Describe(Model(residual), testing::TinyCapacity());
     DataSpec data;
-    data.set_microbatches_per_step(4);
+    data.set_global_microbatches(4);
     ClusterSpec four_ranks;
     four_ranks.set_nodes(4);
     const auto plan = [&](const ParallelSpec& parallel) {
@@ -251,12 +251,13 @@ TEST(Scheme, APipelineRefusesByNameWhatItCannotCut) {
     };
     ParallelSpec two_stages, two_chunks;
     two_stages.set_pipeline_parallel_size(2);
-    two_chunks.set_chunks_per_rank(2);
+    two_chunks.set_virtual_pipeline_size(2);
     EXPECT_EQ(
         plan(two_stages).status().message(),
         absl::StrCat("parallel.pipeline_parallel_size: 2: must be 1 with model.residual: ", why));
-    EXPECT_EQ(plan(two_chunks).status().message(),
-              absl::StrCat("parallel.chunks_per_rank: 2: must be 1 with model.residual: ", why));
+    EXPECT_EQ(
+        plan(two_chunks).status().message(),
+        absl::StrCat("parallel.virtual_pipeline_size: 2: must be 1 with model.residual: ", why));
     EXPECT_EQ(GetExitCode(plan(two_stages).status()), ExitCode::kBadConfig);
     const auto left_open = plan(ParallelSpec());
     ASSERT_TRUE(left_open.ok()) << left_open.status();

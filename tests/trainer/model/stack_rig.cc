@@ -4,7 +4,7 @@
 
 #include <ATen/ATen.h>
 
-#include "trainer/kernels/native_ops.h"
+#include "trainer/kernels/compute.h"
 #include "trainer/model/describe.h"
 
 namespace deepnet::testing {
@@ -28,7 +28,7 @@ at::Tensor Waves(const at::Tensor& like, double phase) {
   return at::sin(index * 1.3 + phase).to(like.options());
 }
 
-void FillStream(const Stream& stream, double phase) {
+void FillStream(const ResidualStream& stream, double phase) {
   stream.value_RD.copy_(Waves(stream.value_RD, phase));
   stream.operand_RD.copy_(stream.value_RD);
 }
@@ -52,7 +52,7 @@ std::vector<ModelSpec> StackVariants() {
     if (!CanBeCut(residual)) continue;  // more than layers in a row
     for (const Activation activation : {RELU, GELU}) {
       for (const bool dropout : {false, true}) {
-        // Of the many schemes, each in one of the four forms.
+        // Each of the many schemes takes one of the four forms.
         const int form = 2 * int{activation == GELU} + int{dropout};
         if (residual > PRE_LN && residual % 4 != form) continue;
         ModelSpec spec = WithResidual(TinySpec(), residual);
@@ -104,8 +104,8 @@ StackRig::StackRig(const ModelSpec& spec, Ops& ops, const RecomputeChoice& optio
     : spec_(spec),
       ops_(ops),
       parameters_(Describe(spec, TinyCapacity()), ops, /*trainable=*/true),
-      source_work_(spec, ops, TinyCapacity().source_tokens(), options.level),
-      target_work_(spec, ops, TinyCapacity().target_tokens(), options.level) {
+      source_work_(spec, ops, TinyCapacity().max_source_tokens(), options.level),
+      target_work_(spec, ops, TinyCapacity().max_target_tokens(), options.level) {
   Perturb(parameters_);
   parameters_.gradient().zero_();
   for (int c = 0; c < num_chunks; ++c) {
@@ -132,11 +132,11 @@ StackRig::InFlight& StackRig::Of(int m) {
   const Microbatch& mb = f->microbatch;
   f->source_rows = RowsOfSide(mb.source, mb.source_pairs, mb.num_sentences);
   f->target_rows = RowsOfSide(mb.target, mb.target_pairs, mb.num_sentences);
-  const int64_t s = TinyCapacity().source_tokens(), t = TinyCapacity().target_tokens();
-  f->source = MakeStream(ops_, s, spec_.width());
-  f->target = MakeStream(ops_, t, spec_.width());
-  f->memory_RD = at::zeros({s, spec_.width()}, ops_.Operand());
-  f->dmemory_RD = at::zeros({s, spec_.width()}, ops_.Stream());
+  const int64_t s = TinyCapacity().max_source_tokens(), t = TinyCapacity().max_target_tokens();
+  f->source = MakeResidualStream(ops_, s, spec_.d_model());
+  f->target = MakeResidualStream(ops_, t, spec_.d_model());
+  f->encoder_output_RD = at::zeros({s, spec_.d_model()}, ops_.OperandOptions());
+  f->dencoder_output_RD = at::zeros({s, spec_.d_model()}, ops_.ResidualOptions());
   for (const EncoderStack& stack : encoder_) f->encoder.push_back(stack.MakeKept(source_work_));
   for (const DecoderStack& stack : decoder_) {
     f->decoder.push_back(stack.MakeKept(target_work_, &source_work_));
@@ -154,12 +154,13 @@ void StackRig::Forward(int m) {
     encoder_[c].Forward(source, f.source, f.encoder[c], encoder_segment_);
     f.source.operand_RD.copy_(f.source.value_RD);
   }
-  f.memory_RD.copy_(f.source.value_RD);
-  const Memory memory{.rows = &f.source_rows, .value_RD = f.memory_RD, .gradient_RD = {}};
+  f.encoder_output_RD.copy_(f.source.value_RD);
+  const EncoderOutput encoder_output{
+      .rows = &f.source_rows, .value_RD = f.encoder_output_RD, .gradient_RD = {}};
   const StackPass target{.context = Context(f.target_rows),
                          .work = &target_work_,
-                         .memory = &memory,
-                         .memory_work = &source_work_};
+                         .encoder_output = &encoder_output,
+                         .source_work = &source_work_};
   for (size_t c = 0; c < decoder_.size(); ++c) {
     decoder_[c].Forward(target, f.target, f.decoder[c], decoder_segment_);
   }
@@ -168,17 +169,18 @@ void StackRig::Forward(int m) {
 void StackRig::Backward(int m, std::vector<DeferredWeights>* deferred) {
   InFlight& f = Of(m);
   f.dtarget_RD = Waves(f.target.value_RD, m + 200);
-  f.dmemory_RD.zero_();
-  const Memory memory{.rows = &f.source_rows, .value_RD = f.memory_RD, .gradient_RD = f.dmemory_RD};
+  f.dencoder_output_RD.zero_();
+  const EncoderOutput encoder_output{
+      .rows = &f.source_rows, .value_RD = f.encoder_output_RD, .gradient_RD = f.dencoder_output_RD};
   StackPass target{.context = Context(f.target_rows),
                    .work = &target_work_,
-                   .memory = &memory,
-                   .memory_work = &source_work_};
+                   .encoder_output = &encoder_output,
+                   .source_work = &source_work_};
   for (size_t c = decoder_.size(); c-- > 0;) {
     if (deferred != nullptr) target.context.deferred = &(*deferred)[encoder_.size() + c];
     decoder_[c].Backward(target, f.dtarget_RD, f.decoder[c], decoder_segment_);
   }
-  f.dsource_RD = f.dmemory_RD.clone();
+  f.dsource_RD = f.dencoder_output_RD.clone();
   StackPass source{.context = Context(f.source_rows), .work = &source_work_};
   for (size_t c = encoder_.size(); c-- > 0;) {
     if (deferred != nullptr) source.context.deferred = &(*deferred)[c];
@@ -202,7 +204,7 @@ StackResult RunPlainLayers(const ModelSpec& spec, Ops& ops, int num_microbatches
   Parameters parameters(Describe(spec, TinyCapacity()), ops, /*trainable=*/true);
   Perturb(parameters);
   parameters.gradient().zero_();
-  const int64_t s = TinyCapacity().source_tokens(), t = TinyCapacity().target_tokens();
+  const int64_t s = TinyCapacity().max_source_tokens(), t = TinyCapacity().max_target_tokens();
   Workspace source_work(spec, ops, s), target_work(spec, ops, t);
   std::vector<EncoderLayer> encoder;
   std::vector<DecoderLayer> decoder;
@@ -220,41 +222,42 @@ StackResult RunPlainLayers(const ModelSpec& spec, Ops& ops, int num_microbatches
     std::vector<EncoderLayer::Saved> encoder_saved;
     std::vector<DecoderLayer::Saved> decoder_saved;
 
-    const Stream source = MakeStream(ops, s, spec.width());
+    const ResidualStream source = MakeResidualStream(ops, s, spec.d_model());
     FillStream(source, m);
     const at::Tensor source_input_RD = source.operand_RD.clone();
     for (const EncoderLayer& layer : encoder) {
       encoder_saved.push_back(layer.MakeSaved(ops, s));
       layer.Forward(pass, source, source_work, encoder_saved.back());
     }
-    const Memory memory{.rows = &sources,
-                        .value_RD = source.value_RD.to(ops.Operand()).clone(),
-                        .gradient_RD = at::zeros_like(source.value_RD)};
+    const EncoderOutput encoder_output{.rows = &sources,
+                                       .value_RD = source.value_RD.to(ops.OperandOptions()).clone(),
+                                       .gradient_RD = at::zeros_like(source.value_RD)};
     pass.rows = &targets;
-    const Stream target = MakeStream(ops, t, spec.width());
+    const ResidualStream target = MakeResidualStream(ops, t, spec.d_model());
     FillStream(target, m + 100);
     const at::Tensor target_input_RD = target.operand_RD.clone();
     for (const DecoderLayer& layer : decoder) {
       decoder_saved.push_back(layer.MakeSaved(ops, s, t));
-      layer.Forward(pass, memory, target, target_work, decoder_saved.back());
+      layer.Forward(pass, encoder_output, target, target_work, decoder_saved.back());
     }
 
     const at::Tensor dtarget_RD = Waves(target.value_RD, m + 200);
     for (size_t i = decoder.size(); i-- > 0;) {
       const Upstream upstream = i == 0 ? Upstream{.embedded_RD = target_input_RD}
                                        : decoder[i - 1].Output(decoder_saved[i - 1]);
-      decoder[i].Backward(pass, memory, upstream, dtarget_RD, target_work, source_work,
+      decoder[i].Backward(pass, encoder_output, upstream, dtarget_RD, target_work, source_work,
                           decoder_saved[i]);
     }
     pass.rows = &sources;
     for (size_t i = encoder.size(); i-- > 0;) {
       const Upstream upstream = i == 0 ? Upstream{.embedded_RD = source_input_RD}
                                        : encoder[i - 1].Output(encoder_saved[i - 1]);
-      encoder[i].Backward(pass, upstream, memory.gradient_RD, source_work, encoder_saved[i]);
+      encoder[i].Backward(pass, upstream, encoder_output.gradient_RD, source_work,
+                          encoder_saved[i]);
     }
     for (const auto& [x, rows] : {std::pair{source.value_RD, &sources},
                                   {target.value_RD, &targets},
-                                  {memory.gradient_RD, &sources},
+                                  {encoder_output.gradient_RD, &sources},
                                   {dtarget_RD, &targets}}) {
       result.push_back(Real(x, *rows));
     }

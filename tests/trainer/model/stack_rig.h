@@ -54,8 +54,8 @@ class StackRig {
   struct InFlight {
     Microbatch microbatch;
     PackedRows source_rows, target_rows;
-    Stream source, target;
-    at::Tensor memory_RD, dmemory_RD, dsource_RD, dtarget_RD;
+    ResidualStream source, target;
+    at::Tensor encoder_output_RD, dencoder_output_RD, dsource_RD, dtarget_RD;
     std::vector<EncoderStack::Kept> encoder;
     std::vector<DecoderStack::Kept> decoder;
   };

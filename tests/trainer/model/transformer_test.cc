@@ -13,6 +13,7 @@
 
 #include "tests/support/devices.h"
 #include "tests/support/plain_transformer.h"
+#include "tests/support/tied_gradient.h"
 #include "tests/support/tiny_model.h"
 
 namespace deepnet {
@@ -116,7 +117,7 @@ TEST_P(OnDevice, BackwardEqualsAutogradOfThePlainModel) {
     plain.backward();
     EXPECT_NEAR(loss.loss, plain.item<double>(), 1e-10 * std::abs(loss.loss));
 
-    model.parameters().FoldTied(*ops);
+    testing::FoldTied(model.parameters(), *ops);
     for (size_t i = 0; i < all.size(); ++i) {
       at::Tensor expected = leaves[i].grad();
       ASSERT_TRUE(expected.defined()) << all[i].name;
@@ -156,15 +157,15 @@ TEST_P(OnDevice, BackwardEqualsFiniteDifferencesWithEveryDropoutOn) {
     };
     loss();
     model.Backward(mb, 9, 77, *kept);
-    model.parameters().FoldTied(*ops);
-    const at::Tensor gradient = model.parameters().FoldedGradient().clone();
+    testing::FoldTied(model.parameters(), *ops);
+    const at::Tensor gradient = testing::FlatGradient(model.parameters());
 
     // One element of each tensor, the position varying from tensor to tensor.
     int64_t salt = 0;
     for (const Parameter& p : model.parameters().inventory().parameters) {
       int64_t element = ++salt * 7 % p.NumElements();
       if (p.zero_row >= 0)
-        element = 2 * spec.width() + element % spec.width();  // </s>: always used
+        element = 2 * spec.d_model() + element % spec.d_model();  // </s>: always used
       const int64_t at = p.offset + element;
       const at::Tensor weight = model.parameters().weights()[at];
       const double h = 1e-5, centre = weight.item<double>();

@@ -5,14 +5,14 @@
 namespace deepnet {
 namespace {
 
-OptimSpec Spec(RateSchedule schedule) {
+OptimSpec Spec(LearningRateSchedule schedule) {
   OptimSpec optim;
   optim.set_schedule(schedule);
-  optim.set_rate(5e-4);
-  optim.set_initial_rate(1e-7);
+  optim.set_learning_rate(5e-4);
+  optim.set_initial_learning_rate(1e-7);
   optim.set_warmup_steps(4000);
   optim.set_decay_steps(12000);
-  optim.set_final_rate(1e-5);
+  optim.set_final_learning_rate(1e-5);
   return optim;
 }
 
@@ -20,12 +20,12 @@ OptimSpec Spec(RateSchedule schedule) {
 TEST(LearningRate, ShiftedInverseSqrtStartsAtItsRate) {
   OptimSpec optim = Spec(SHIFTED_INVERSE_SQRT);
   optim.set_warmup_steps(4000);
-  EXPECT_DOUBLE_EQ(LearningRate(optim, 0), optim.rate());
-  EXPECT_DOUBLE_EQ(LearningRate(optim, 12000), optim.rate() / 2);
+  EXPECT_DOUBLE_EQ(LearningRate(optim, 0), optim.learning_rate());
+  EXPECT_DOUBLE_EQ(LearningRate(optim, 12000), optim.learning_rate() / 2);
 }
 
 TEST(LearningRate, WarmsUpInALineFromTheInitialRateWhateverFollows) {
-  for (const RateSchedule schedule : {INVERSE_SQRT, COSINE, CONSTANT}) {
+  for (const LearningRateSchedule schedule : {INVERSE_SQRT, COSINE, CONSTANT}) {
     const OptimSpec optim = Spec(schedule);
     const double slope = (5e-4 - 1e-7) / 4000;
     for (const int64_t update : {1, 2, 1000, 3999}) {
@@ -57,10 +57,10 @@ TEST(LearningRate, ConstantIsTheRateAfterTheWarmUp) {
 }
 
 TEST(LearningRate, WithoutWarmUpStartsAtTheRate) {
-  for (const RateSchedule schedule : {INVERSE_SQRT, COSINE, CONSTANT}) {
+  for (const LearningRateSchedule schedule : {INVERSE_SQRT, COSINE, CONSTANT}) {
     OptimSpec optim = Spec(schedule);
     optim.set_warmup_steps(0);
-    EXPECT_NEAR(LearningRate(optim, 1), 5e-4, 1e-10) << RateSchedule_Name(schedule);
+    EXPECT_NEAR(LearningRate(optim, 1), 5e-4, 1e-10) << LearningRateSchedule_Name(schedule);
   }
   OptimSpec optim = Spec(INVERSE_SQRT);
   optim.set_warmup_steps(0);

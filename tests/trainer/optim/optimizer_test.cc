@@ -9,7 +9,9 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "trainer/kernels/native_ops.h"
+#include "tests/support/one_rank.h"
+#include "trainer/kernels/compute.h"
+#include "trainer/model/roles.h"
 
 namespace deepnet {
 namespace {
@@ -29,7 +31,7 @@ OptimSpec Spec(Optimizer optimizer) {
   OptimSpec optim;
   optim.set_optimizer(optimizer);
   optim.set_schedule(CONSTANT);
-  optim.set_rate(0.01);
+  optim.set_learning_rate(0.01);
   optim.set_warmup_steps(0);
   optim.set_beta1(0.9);
   optim.set_beta2(0.98);
@@ -73,7 +75,7 @@ double At(const at::Tensor& x, int64_t i) { return x[i].item<double>(); }
 
 // The plain loop: one element through five updates, gradients multiplied by `scale`.
 double PlainUpdates(const OptimSpec& optim, int64_t i, double w, double scale) {
-  const double b1 = optim.beta1(), b2 = optim.beta2(), lr = optim.rate();
+  const double b1 = optim.beta1(), b2 = optim.beta2(), lr = optim.learning_rate();
   const double decay = i < kMatrix ? optim.weight_decay() : 0.0;
   double m = 0.0, v = 0.0;
   for (int t = 1; t <= 5; ++t) {
@@ -95,12 +97,12 @@ void ExpectFiveUpdatesFollow(const OptimSpec& optim, double scale) {
   for (const OpsCase& c : AllOps()) {
     Parameters parameters(MatrixAndBias(), *c.ops, /*trainable=*/true);
     for (int64_t i = 0; i < kAll; ++i) parameters.weights()[i].fill_(0.1 * double(i % 7) - 0.3);
-    const OptimizerStep step(optim, parameters.inventory());
+    const OptimizerStep step = testing::OneRankOptimizer(optim, parameters.inventory());
     for (int t = 1; t <= 5; ++t) {
       FillGradient(parameters, t);
       const UpdateResult result = Apply(step, *c.ops, parameters, t, /*loss=*/1.0);
       EXPECT_FALSE(result.skipped);
-      EXPECT_EQ(result.rate, optim.rate());
+      EXPECT_EQ(result.rate, optim.learning_rate());
     }
     for (int64_t i = 0; i < kAll; ++i) {
       EXPECT_NEAR(At(parameters.weights(), i),
@@ -129,7 +131,7 @@ TEST(OptimizerStep, ClippingScalesTheWholeGradientAndReportsTheNormBefore) {
     parameters.gradient().fill_(2.0);
     const double norm = 2.0 * std::sqrt(double(kAll));
     optim.set_clip_norm(norm / 4);
-    const OptimizerStep step(optim, parameters.inventory());
+    const OptimizerStep step = testing::OneRankOptimizer(optim, parameters.inventory());
     EXPECT_NEAR(Apply(step, *c.ops, parameters, 1, 1.0).gradient_norm, norm, 1e-6);
     EXPECT_NEAR(At(parameters.moment1(), kAll - 1), 0.1 * 2.0 / 4, 1e-7);
     EXPECT_NEAR(At(parameters.moment2(), 0), 0.02 * 0.25, 1e-7);
@@ -149,7 +151,7 @@ TEST(OptimizerStep, ANonFiniteLossOrGradientChangesNoBit) {
     OptimSpec optim = Spec(ADAMW);
     optim.set_weight_decay(0.1);
     optim.set_clip_norm(1.0);
-    const OptimizerStep step(optim, parameters.inventory());
+    const OptimizerStep step = testing::OneRankOptimizer(optim, parameters.inventory());
     FillGradient(parameters, 1);
     Apply(step, *c.ops, parameters, 1, 1.0);
     const at::Tensor w = parameters.weights().clone(), m = parameters.moment1().clone(),

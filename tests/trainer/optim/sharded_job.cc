@@ -11,9 +11,10 @@
 #include "parallel/base/check.h"
 #include "parallel/base/philox.h"
 #include "parallel/base/status_macros.h"
-#include "parallel/comm/counting_communicator.h"
+#include "tests/support/counting_communicator.h"
 #include "tests/support/run_ranks.h"
-#include "trainer/kernels/native_ops.h"
+#include "trainer/kernels/compute.h"
+#include "trainer/model/roles.h"
 
 namespace deepnet {
 namespace {
@@ -31,7 +32,8 @@ std::vector<int> StageOfLayer(const Job& job) {
   return stages;
 }
 
-// What a rank's layers [first, end) add up to; a bucket per chunk, and one for the output layer.
+// Returns a rank's buckets, as its layers [first, end): one per chunk, and one for the output
+// layer.
 std::vector<LayerSpan> BucketLayers(const Job& job, int stage) {
   std::vector<LayerSpan> buckets;
   int first = 0;
@@ -182,7 +184,7 @@ OptimSpec SixLayersOptim() {
   OptimSpec optim;
   optim.set_optimizer(ADAM);
   optim.set_schedule(CONSTANT);
-  optim.set_rate(0.01);
+  optim.set_learning_rate(0.01);
   optim.set_beta1(0.9);
   optim.set_beta2(0.98);
   optim.set_epsilon(1e-6);

@@ -34,7 +34,7 @@ struct Job {
   int updates = 3;
 };
 
-// What one rank ends with.
+// The result of one rank.
 struct RankResult {
   std::vector<UpdateResult> updates;
   std::vector<std::string> names;   // of the parameters it holds
@@ -56,7 +56,7 @@ OptimSpec SixLayersOptim();
 
 std::unique_ptr<Ops> MakeJobOps(bool native);
 
-// What virtual replica `replica` adds to the accumulator of `layer`'s use of `parameter` in a step.
+// Returns what virtual replica `replica` adds to the accumulator of `layer`'s use of `parameter`.
 // Sizes differ by orders of magnitude, so that another order of additions is another sum.
 at::Tensor JobGradient(const Layer& layer, const Parameter& parameter, int64_t step, int replica);
 
@@ -81,7 +81,7 @@ std::string Describe(const Job& job);
 // from the start of each layer's own parameters; a tied matrix is a run of its own.
 double TwinNorm(Ops& ops, const Inventory& model, const at::Tensor& gradient);
 
-// The same in one place: whole gradients of all replicas, added as docs/design/sums.md says.
+// The same in one place: whole gradients of all replicas, added as docs/design/determinism.md says.
 RankResult RunTwin(const Job& job, const Inventory& model);
 
 }  // namespace deepnet

@@ -93,7 +93,7 @@ RankResult RunTwin(const Job& job, const Inventory& model) {
                  .gradient = slice(gradient),
                  .moment1 = slice(m),
                  .moment2 = slice(v),
-                 .rate = optim.rate(),
+                 .rate = optim.learning_rate(),
                  .beta1 = optim.beta1(),
                  .beta2 = optim.beta2(),
                  .epsilon = optim.epsilon(),

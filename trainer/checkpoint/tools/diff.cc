@@ -20,18 +20,17 @@
 namespace deepnet {
 namespace {
 
-// Of each checkpoint; both fit into a processor's cache.
+// Elements that are read at a time; those of both checkpoints fit into a processor's cache.
 constexpr int64_t kPieceElements = int64_t{1} << 16;
 
-// A tensor so far.
+// The comparison of a tensor so far.
 struct Comparison {
   int64_t num_different = 0;
   double max_absolute = 0.0;
   double magnitude = 0.0;  // the greatest finite |a| or |b|
 };
 
-// So many elements are looked at together. The number is known, so that compilers can make vectors
-// of the loop.
+// Elements of a run: a constant, so that compilers can vectorise the loop over it.
 constexpr size_t kRun = 1024;
 
 constexpr int32_t kMagnitude = 0x7fffffff;  // all bits of a float but its sign

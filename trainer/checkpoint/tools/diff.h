@@ -1,5 +1,5 @@
-// How far two checkpoints' tensors are apart. Layout, counters and hashes are not compared: a
-// checkpoint and its resharded copy are identical.
+// Compares the tensors of two checkpoints. How they are stored, counters and hashes are not
+// compared: a checkpoint and its resharded copy are identical.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ namespace deepnet {
 struct TensorDifference {
   std::string name;
   int64_t num_elements = 0;
-  int64_t num_different =
-      0;  // elements with other bits: 0.0 and -0.0 differ, one NaN equals itself
+  // Elements with other bits: 0.0 and -0.0 differ, one NaN equals itself.
+  int64_t num_different = 0;
   // Greatest |a - b|. Infinity where elements with other bits are not both finite.
   double max_absolute = 0.0;
   // max_absolute over the greatest |a| or |b| of the tensor; 0 where max_absolute is 0.

@@ -17,8 +17,8 @@
 namespace deepnet {
 namespace {
 
-// Also the most that is written with one call: what fits into the processor's cache is written two
-// to four times as fast as whole blocks are.
+// No call writes more: what fits into the processor's cache is written two to four times as fast as
+// complete blocks.
 constexpr size_t kBufferBytes = size_t{1} << 20;
 constexpr int64_t kMaxVocabularyBytes = int64_t{64} << 20;
 constexpr const char* kVocabularyFiles[] = {kRunTokenizerFile, kRunLanguagesFile};

@@ -34,7 +34,7 @@ class SpreadWriter {
   // `manifest` describes the checkpoint, its files left out; its block_bytes are the files' own.
   SpreadWriter(FileSystem& fs, std::string run_folder, const SpreadShape& shape, Manifest manifest);
 
-  // Unless Commit() succeeded, deletes what was written; a failure of that is not told.
+  // Unless Commit() succeeded, deletes what was written; a failure to do so is not reported.
   ~SpreadWriter();
 
   SpreadWriter(const SpreadWriter&) = delete;
@@ -42,10 +42,10 @@ class SpreadWriter {
 
   absl::Status Begin();
 
-  // Adds bytes of `tensor` where those before ended. All of a tensor before the next one.
+  // Adds bytes of `tensor` where those before ended. A tensor must be complete before the next one.
   absl::Status Append(const StoredTensor& tensor, std::string_view bytes);
 
-  // After all of shape.num_elements. From here on the checkpoint exists.
+  // Completes the checkpoint, which exists from here on; call it after all of shape.num_elements.
   absl::Status Commit();
 
  private:
@@ -68,7 +68,7 @@ class SpreadWriter {
   int64_t position_ = 0;  // bytes of the stream that were appended
 
   std::unique_ptr<AppendFile> file_;  // the last of manifest_.files, while it is written
-  std::string buffer_;                // of it, not yet written
+  std::string buffer_;                // its bytes that are not yet written
   uint32_t block_crc_ = 0;            // of its last block so far
   int64_t block_filled_ = 0;          // bytes of its last block so far
   int64_t extent_bytes_ = 0;          // of its last extent so far; 0: none is open
@@ -76,8 +76,8 @@ class SpreadWriter {
   BackgroundTask syncing_;            // makes the file before durable while the next is written
 };
 
-// That a tool may write into `run_folder`: it does not exist, or is empty but for what an earlier
-// attempt left. ExitCode::kBadConfig otherwise.
+// Fails with ExitCode::kBadConfig unless a tool may write into `run_folder`: it does not exist, or
+// is empty but for what an earlier attempt left.
 absl::Status CheckOutputFolder(FileSystem& fs, const std::string& run_folder);
 
 // Copies what a run folder needs beside its checkpoints to translate with them (tokenizer and list

@@ -1,5 +1,5 @@
-// The logical tensors of a checkpoint, read a run of elements at a time, in whichever files they
-// lie.
+// Reads the logical tensors of a checkpoint a run of elements at a time, whichever files they lie
+// in.
 //
 // Example:
 //   ASSIGN_OR_RETURN(const auto reader, TensorReader::Open(fs, "run/step-00000010", options));
@@ -23,12 +23,63 @@
 
 #include "parallel/base/file_system.h"
 #include "proto/checkpoint.pb.h"
-#include "trainer/checkpoint/tools/block_cache.h"
+#include "trainer/checkpoint/background_task.h"
 #include "trainer/checkpoint/tools/tool_options.h"
 
 namespace deepnet {
 
-// Where a run of a tensor's elements lies.
+// Keeps the blocks of a checkpoint that were used last and reads the next one in the background, so
+// that a tool that is busy with the bytes does not wait for files or checksums.
+//
+// Example:
+//   BlockCache blocks(fs, "run/step-00000010", manifest);
+//   blocks.Hold(4, /*ahead=*/true);
+//   ASSIGN_OR_RETURN(const std::string_view bytes, blocks.Get(file, block));
+//
+// Every byte handed out was compared with its block's checksum. One thread at a time; `fs` is also
+// read from a thread of this. Errors carry ExitCode::kCheckpoint; damage names file, block and
+// tensor.
+class BlockCache {
+ public:
+  // `fs` and `manifest`, the one of the checkpoint in `folder`, are borrowed.
+  BlockCache(FileSystem& fs, std::string folder, const Manifest& manifest);
+
+  BlockCache(const BlockCache&) = delete;
+  BlockCache& operator=(const BlockCache&) = delete;
+
+  // Sets how many blocks may be held, at least 1 (the default), and if one of them may be the next
+  // of a file, for which it takes 2. Call it before the first Get().
+  void Hold(int64_t num_blocks, bool ahead);
+
+  // Returns the bytes of block `block` of Manifest.files(file), valid until the next call.
+  absl::StatusOr<std::string_view> Get(int file, int64_t block);
+
+ private:
+  struct Held {
+    int file = -1;  // -1: none, or a damaged one
+    int64_t block = -1;
+    int64_t last_use = 0;
+    std::vector<char> bytes = {};
+  };
+
+  Held* Find(int file, int64_t block);
+  Held& MakeRoom(int file, int64_t block, const Held* in_use);
+  absl::Status Read(int file, int64_t block, Held& held);
+  absl::Status TakeComing();
+  void ReadAhead(const Held& in_use);
+
+  FileSystem& fs_;
+  const std::string folder_;
+  const Manifest& manifest_;
+  size_t most_ = 1;
+  bool ahead_ = false;
+  int64_t uses_ = 0;
+  std::vector<std::unique_ptr<Held>> held_;
+  Held* coming_ = nullptr;  // belongs to task_ until TakeComing()
+  BackgroundTask task_;     // destroyed first: it uses the others
+};
+
+// A run of a tensor's elements, and where it lies.
 struct StoredPart {
   int file = 0;  // index in Manifest.files
   int64_t first_element = 0;
@@ -43,8 +94,8 @@ struct StoredTensor {
   std::vector<StoredPart> parts = {};  // ascending, covering all elements exactly once
 };
 
-// All tensors of a manifest that was read, in the order in which its files first mention them:
-// reading them so passes once over each file but for tensors that lie in several.
+// Returns all tensors of a valid manifest, in the order in which its files first mention them:
+// reading them in it passes once over each file, but for tensors that lie in several.
 std::vector<StoredTensor> IndexTensors(const Manifest& manifest);
 
 // Every byte handed out was compared with its block's checksum. Holds blocks as BlockCache does.
@@ -60,16 +111,16 @@ class TensorReader {
   const Manifest& manifest() const { return manifest_; }
   const std::vector<StoredTensor>& tensors() const { return tensors_; }
 
-  // nullptr: there is none of that name.
+  // Returns nullptr if there is none of that name.
   const StoredTensor* Find(std::string_view name) const;
 
   int64_t manifest_bytes() const { return manifest_bytes_; }
   int64_t block_bytes() const { return block_bytes_; }  // of the longest block there is
 
-  // In how many places a tensor can be: so many files are read beside each other.
+  // The most parts that a tensor consists of: so many files are read beside each other.
   int64_t most_parts() const { return most_parts_; }
 
-  // As BlockCache::Hold().
+  // Passes on to BlockCache::Hold().
   void HoldBlocks(int64_t num_blocks, bool ahead) { blocks_.Hold(num_blocks, ahead); }
 
   // Hands the bytes of elements [first_element, first_element + num_elements) to `use`, in order

@@ -1,5 +1,4 @@
-// What all tools on checkpoints share: how much memory they may take, and whom they tell how far
-// they are.
+// Options of all tools on checkpoints: a bound on their memory, and a callback for progress.
 #pragma once
 
 #include <cstdint>
@@ -14,27 +13,27 @@
 
 namespace deepnet {
 
-// Called now and then, from the calling thread, with bytes dealt with and bytes in all.
+// Called now and then, from the calling thread, with the bytes done and the bytes in all.
 using ToolProgress = std::function<void(int64_t done, int64_t total)>;
 
 struct ToolOptions {
   // Bound on what the tool takes beyond the process as it starts, in bytes, however large the
-  // checkpoint is. A tool that cannot keep it says so before it begins, with
-  // ExitCode::kDoesNotFit and what it would need.
+  // checkpoint is. A tool that cannot keep it says so before it begins, with ExitCode::kDoesNotFit
+  // and what it would need.
   int64_t memory_bytes = int64_t{256} << 20;
   ToolProgress progress = {};
 };
 
-// Buffers and the rest that does not depend on the checkpoint.
+// Bytes of buffers and all else that does not depend on the checkpoint.
 inline constexpr int64_t kToolFixedBytes = int64_t{8} << 20;
 
-// Memory that one byte of manifest.pb comes to, at most, once it is parsed and indexed; and where
-// another manifest of that size is made of it.
+// Bytes of memory for a byte of manifest.pb, at most, once it is parsed and indexed; and if another
+// manifest of that size is made of it.
 inline constexpr int64_t kReadManifestFactor = 10;
 inline constexpr int64_t kWriteManifestFactor = 24;
 
-// ExitCode::kDoesNotFit if `needed_bytes` are more than `options.memory_bytes`; `what` says for
-// what they are needed.
+// Fails with ExitCode::kDoesNotFit if `needed_bytes` are more than `options.memory_bytes`; `what`
+// names what needs them.
 absl::Status CheckMemory(int64_t needed_bytes, const ToolOptions& options, const std::string& what);
 
 // ReadManifest(), after CheckMemory() of kReadManifestFactor.
@@ -44,7 +43,7 @@ absl::StatusOr<Manifest> ReadManifestWithin(FileSystem& fs, const std::string& c
 // Bytes of all files of tensors.
 int64_t TensorBytes(const Manifest& manifest);
 
-// 1536 -> "1.5 KiB"; whole below 1 KiB.
+// 1536 -> "1.5 KiB"; no fraction below 1 KiB.
 std::string ByteText(int64_t bytes);
 
 }  // namespace deepnet

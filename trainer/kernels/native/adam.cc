@@ -5,7 +5,7 @@
 
 #include "parallel/base/check.h"
 #include "trainer/kernels/native/kernel_table.h"
-#include "trainer/kernels/native/row_blocks.h"
+#include "trainer/kernels/native/thread_pool.h"
 
 namespace deepnet::native {
 namespace {
@@ -39,14 +39,12 @@ AdamConstants MakeConstants(const AdamArgs& args) {
 }  // namespace
 
 void AdamStep(ThreadPool& pool, const KernelTable& table, const AdamArgs& args, int64_t n,
-              float* weights, const float* gradient, float* m, float* v,
-              uint16_t* weights_bfloat16) {
+              float* weights, const float* gradient, float* m, float* v) {
   DEEPNET_CHECK(args.step >= 1) << "step " << args.step;
   const AdamConstants constants = MakeConstants(args);
   const ElementwiseTable& kernels = table.elementwise;
   ForBlocks(pool, n, kElementsPerBlock, [&](int64_t begin, int64_t end, int) {
-    kernels.adam(constants, end - begin, weights + begin, gradient + begin, m + begin, v + begin,
-                 weights_bfloat16 == nullptr ? nullptr : weights_bfloat16 + begin);
+    kernels.adam(constants, end - begin, weights + begin, gradient + begin, m + begin, v + begin);
   });
 }
 

@@ -9,7 +9,7 @@ namespace deepnet::native {
 class ThreadPool;
 struct KernelTable;
 
-// Where epsilon goes. With m, v the moments after this step, c1 = 1 - beta1^step,
+// The place of epsilon. With m, v the moments after this step, c1 = 1 - beta1^step,
 // c2 = 1 - beta2^step:
 enum class AdamConvention {
   kFairseq = 1,  // p -= lr * sqrt(c2) / c1 * m / (sqrt(v) + epsilon)
@@ -28,10 +28,8 @@ struct AdamArgs {
 };
 
 // One update of n weights. Every element by itself: any cut of the range gives the same bits.
-// weights_bfloat16, if not null, receives the new weights rounded.
 void AdamStep(ThreadPool& pool, const KernelTable& table, const AdamArgs& args, int64_t n,
-              float* weights, const float* gradient, float* m, float* v,
-              uint16_t* weights_bfloat16);
+              float* weights, const float* gradient, float* m, float* v);
 
 // Elements of a block of SumSquares.
 inline constexpr int64_t kSumSquaresBlock = 4096;

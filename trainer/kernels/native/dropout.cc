@@ -6,7 +6,7 @@
 #include "parallel/base/check.h"
 #include "parallel/base/philox.h"
 #include "trainer/kernels/native/kernel_table.h"
-#include "trainer/kernels/native/row_blocks.h"
+#include "trainer/kernels/native/thread_pool.h"
 
 namespace deepnet::native {
 

@@ -25,7 +25,8 @@ namespace deepnet::native {
 class ThreadPool;
 struct KernelTable;
 
-// Where in the model and when. Checked: 0 <= step < 2^36, stack 0 or 1, layer < 2^13, site < 2^8.
+// The place in the model and the step. Checked: 0 <= step < 2^36, stack 0 or 1, layer < 2^13, site
+// < 2^8.
 struct DropoutKey {
   uint64_t seed = 0;
   int64_t step = 0;
@@ -35,7 +36,7 @@ struct DropoutKey {
   double rate = 0.0;  // 0 <= rate < 1; 0: nothing is drawn, no mask is read or written
 };
 
-// Who each row is, one number per row; valid positions are below 2^20.
+// The identity of each row, one number for each; valid positions are below 2^20.
 struct RowIds {
   const uint32_t* pair = nullptr;
   const uint32_t* position = nullptr;

@@ -7,6 +7,7 @@
 
 namespace deepnet::native {
 
+class Scratch;
 class ThreadPool;
 struct KernelTable;
 
@@ -25,5 +26,34 @@ void Exp(ThreadPool& pool, const KernelTable& table, const float* x, float* y, i
 
 // to = from, converted if the elements differ: float32 -> bfloat16 rounds to nearest even.
 void Cast(ThreadPool& pool, const KernelTable& table, ConstMatrix from, Matrix to);
+
+// y = scale * (x - shift): trained factors on columns and a trained number, which residual schemes
+// put on streams, branches and heads (docs/design/residuals.md).
+struct ScaleShiftForwardArgs {
+  ConstMatrix x = {};
+  const float* scale = nullptr;  // [groups], one for each cols / groups neighbours; null: 1
+  int64_t groups = 1;            // divides the columns
+  const float* shift = nullptr;  // [1]; null: 0
+  Matrix y = {};                 // of either element; may be x
+};
+
+void ScaleShiftForward(ThreadPool& pool, const KernelTable& table,
+                       const ScaleShiftForwardArgs& args, Scratch& scratch);
+
+struct ScaleShiftBackwardArgs {
+  ConstMatrix dy = {};
+  ConstMatrix x = {};  // as it went in; data null where there is no scale
+  const float* scale = nullptr;
+  int64_t groups = 1;
+  const float* shift = nullptr;
+  Matrix dx = {};            // scale * dy; may be dy
+  float* d_scale = nullptr;  // [groups], added to; null where there is no scale
+  float* d_shift = nullptr;  // [1], added to; null where there is none
+};
+
+// The gradients of scale and shift are summed over blocks of kRowsPerBlock rows, over the blocks in
+// order, then over the columns of a group in order: the same bits for any number of threads.
+void ScaleShiftBackward(ThreadPool& pool, const KernelTable& table,
+                        const ScaleShiftBackwardArgs& args, Scratch& scratch);
 
 }  // namespace deepnet::native

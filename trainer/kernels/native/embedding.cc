@@ -3,11 +3,9 @@
 // touch the same row of the gradient.
 #include "trainer/kernels/native/embedding.h"
 
-#include <cmath>
-
 #include "parallel/base/check.h"
 #include "trainer/kernels/native/kernel_table.h"
-#include "trainer/kernels/native/row_blocks.h"
+#include "trainer/kernels/native/thread_pool.h"
 #include "trainer/kernels/native/scratch.h"
 
 namespace deepnet::native {
@@ -37,22 +35,6 @@ int32_t* SortRows(const int32_t* index, int64_t rows, int64_t num_indices, int32
 }
 
 }  // namespace
-
-std::vector<float> SinusoidalPositions(int64_t max_positions, int64_t width) {
-  DEEPNET_CHECK(width >= 4) << "width " << width;
-  constexpr int kFirstPosition = 2;  // fairseq counts from the padding id + 1
-  const int64_t half = width / 2;
-  std::vector<float> table(max_positions * width, 0.0f);
-  for (int64_t k = 0; k < half; ++k) {
-    const double omega = std::exp(-static_cast<double>(k) * std::log(10000.0) / (half - 1));
-    for (int64_t p = 0; p < max_positions; ++p) {
-      const double angle = static_cast<double>(p + kFirstPosition) * omega;
-      table[p * width + k] = static_cast<float>(std::sin(angle));
-      table[p * width + half + k] = static_cast<float>(std::cos(angle));
-    }
-  }
-  return table;
-}
 
 void EmbedForward(ThreadPool& pool, const KernelTable& table, const EmbedForwardArgs& args) {
   for (int64_t row = 0; row < args.rows; ++row) {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "trainer/kernels/native/dropout.h"
 #include "trainer/kernels/native/matrix.h"
@@ -10,11 +9,6 @@
 namespace deepnet::native {
 
 class Scratch;
-
-// Sinusoids in fairseq's form: with half = width / 2 and w_k = exp(-k * ln(10000) / (half - 1)),
-// row p is sin((p + 2) * w_k) for k < half, then cos of the same; an odd last column is 0. Computed
-// in double precision. [max_positions, width]; width >= 4.
-std::vector<float> SinusoidalPositions(int64_t max_positions, int64_t width);
 
 // x = Dropout(scale * table[id] + positions[position]) for each row.
 struct EmbedForwardArgs {

@@ -1,4 +1,4 @@
-// Which instructions the CPU kernels use, chosen at run time.
+// The instruction sets of the CPU kernels, chosen at run time.
 //
 // Every kernels_<isa>.cc compiles the same *.inc files with its own compiler flags and exports one
 // KernelTable. Results are the same for any number of threads, but not across instruction sets: a

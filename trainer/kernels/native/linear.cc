@@ -108,12 +108,6 @@ AlignedBuffer::AlignedBuffer(int64_t bytes)
 
 void AlignedBuffer::Free::operator()(std::byte* p) const { ::operator delete(p, kAlignment); }
 
-float* Workspace::Floats(int64_t count) {
-  const int64_t bytes = count * static_cast<int64_t>(sizeof(float));
-  if (bytes > buffer_.bytes()) buffer_ = AlignedBuffer(bytes);
-  return buffer_.floats();
-}
-
 PackedWeight::PackedWeight(const KernelTable& table, int64_t out, int64_t in, Element element,
                            PackedFor packed_for)
     : table_(&table), out_(out), in_(in), element_(element), units_(UnitsOf(table, element)) {
@@ -143,7 +137,7 @@ void PackedWeight::Pack(ThreadPool& pool, const float* weights) {
   });
 }
 
-// What may look into a PackedWeight.
+// Has access to the layouts of a PackedWeight.
 struct LinearCalls {
   static ProductArgs Args(const KernelTable& table, const ConstMatrix& a, const PackedWeight& w,
                           bool forward, const Matrix& c) {
@@ -189,7 +183,7 @@ void LinearBackwardInput(ThreadPool& pool, const KernelTable& table, ConstMatrix
 }
 
 void LinearBackwardWeight(ThreadPool& pool, const KernelTable& table, ConstMatrix dy, ConstMatrix x,
-                          float* dw, float* dbias, Workspace& workspace) {
+                          float* dw, float* dbias, Scratch& scratch) {
   DEEPNET_CHECK(dy.element == x.element) << "operands differ in element";
   CheckShape(dy, x.rows, dy.cols, "dy");
   CheckShape(x, x.rows, x.cols, "x");
@@ -200,8 +194,8 @@ void LinearBackwardWeight(ThreadPool& pool, const KernelTable& table, ConstMatri
   const int64_t blocks = CeilDiv(x.rows, kRowBlock);
   const int64_t panel_stride = kRowBlock / UnitDepth(units) * gemm.panel_width;
   const int64_t block_stride = panels * panel_stride;
-  float* packed = workspace.Floats(blocks * block_stride + pool.num_threads() * gemm.scratch_units);
-  float* scratch = packed + blocks * block_stride;
+  float* packed = scratch.Reserve(blocks * block_stride + pool.num_threads() * gemm.scratch_units);
+  float* thread_scratch = packed + blocks * block_stride;
 
   pool.ParallelFor(CeilDiv(x.rows, kRowsPerPacking), [&](int64_t piece, int) {
     const int64_t row = piece * kRowsPerPacking;
@@ -224,7 +218,7 @@ void LinearBackwardWeight(ThreadPool& pool, const KernelTable& table, ConstMatri
   pool.ParallelFor(grid.rows.count * grid.panels.count, [&](int64_t piece, int thread) {
     const int64_t p = piece / grid.rows.count, r = piece % grid.rows.count;
     gemm.outer_product(args, grid.rows.Begin(r), grid.rows.End(r), grid.panels.Begin(p),
-                       grid.panels.End(p), scratch + thread * gemm.scratch_units);
+                       grid.panels.End(p), thread_scratch + thread * gemm.scratch_units);
   });
 }
 

@@ -21,6 +21,7 @@
 
 #include "trainer/kernels/native/kernel_table.h"
 #include "trainer/kernels/native/matrix.h"
+#include "trainer/kernels/native/scratch.h"
 #include "trainer/kernels/native/thread_pool.h"
 
 namespace deepnet::native {
@@ -40,17 +41,6 @@ class AlignedBuffer {
   };
   std::unique_ptr<std::byte[], Free> data_;
   int64_t bytes_ = 0;
-};
-
-// Scratch of LinearBackwardWeight; grows to what was asked for most, keeps it. One per ThreadPool.
-class Workspace {
- public:
-  // Contents are lost when it grows.
-  float* Floats(int64_t count);
-  int64_t bytes() const { return buffer_.bytes(); }
-
- private:
-  AlignedBuffer buffer_;
 };
 
 enum class PackedFor {
@@ -102,6 +92,6 @@ void LinearBackwardInput(ThreadPool& pool, const KernelTable& table, ConstMatrix
 // dw [out, in] += dy^T x; dbias [out] (or null) += column sums of dy. dy is [R, out] and x [R, in]
 // of the same element; dw and dbias contiguous.
 void LinearBackwardWeight(ThreadPool& pool, const KernelTable& table, ConstMatrix dy, ConstMatrix x,
-                          float* dw, float* dbias, Workspace& workspace);
+                          float* dw, float* dbias, Scratch& scratch);
 
 }  // namespace deepnet::native

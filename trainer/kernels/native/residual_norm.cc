@@ -1,8 +1,12 @@
 #include "trainer/kernels/native/residual_norm.h"
 
+#include <array>
+#include <cmath>
+
 #include "parallel/base/check.h"
+#include "trainer/kernels/native/elementwise.h"
 #include "trainer/kernels/native/kernel_table.h"
-#include "trainer/kernels/native/row_blocks.h"
+#include "trainer/kernels/native/thread_pool.h"
 #include "trainer/kernels/native/scratch.h"
 
 namespace deepnet::native {
@@ -55,6 +59,123 @@ void ResidualNormBackward(ThreadPool& pool, const KernelTable& table,
     kernels.fold_rows(partials + args.width + begin, num_blocks, partial_size, args.d_bias + begin,
                       end - begin);
   });
+}
+
+// --- BatchNorm ---
+
+namespace {
+
+constexpr int64_t kBatchNormColumns = 64;
+
+// One number for each column of a block.
+using Columns = std::array<double, kBatchNormColumns>;
+
+Matrix View(float* x, int64_t rows, int64_t width) {
+  return {x, Element::kFloat32, rows, width, width};
+}
+
+// Columns [begin, end): x becomes normalised.
+void NormalizeColumns(int64_t rows, int64_t width, double epsilon, int64_t begin, int64_t end,
+                      float* x, float* rstd) {
+  const double count = static_cast<double>(rows);
+  Columns mean = {}, variance = {};
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = begin; c < end; ++c) mean[c - begin] += x[r * width + c];
+  }
+  for (double& m : mean) m /= count;
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = begin; c < end; ++c) {
+      const double deviation = x[r * width + c] - mean[c - begin];
+      variance[c - begin] += deviation * deviation;
+    }
+  }
+  for (int64_t c = begin; c < end; ++c) {
+    rstd[c] = static_cast<float>(1.0 / std::sqrt(variance[c - begin] / count + epsilon));
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = begin; c < end; ++c) {
+      float& value = x[r * width + c];
+      value = static_cast<float>((value - mean[c - begin]) * rstd[c]);
+    }
+  }
+}
+
+// Columns [begin, end) of the gradient of the sum, and of gain and bias, which are added to.
+void BackwardColumns(const ResidualNormBackwardArgs& args, int64_t begin, int64_t end,
+                     float* dsum) {
+  const double count = static_cast<double>(args.rows);
+  Columns gradient = {}, product = {};
+  for (int64_t r = 0; r < args.rows; ++r) {
+    for (int64_t c = begin; c < end; ++c) {
+      const double dy = args.dy[r * args.width + c];
+      gradient[c - begin] += dy;
+      product[c - begin] += dy * args.xhat[r * args.width + c];
+    }
+  }
+  for (int64_t c = begin; c < end; ++c) {
+    args.d_gain[c] += static_cast<float>(product[c - begin]);
+    if (args.d_bias != nullptr) args.d_bias[c] += static_cast<float>(gradient[c - begin]);
+  }
+  for (int64_t r = 0; r < args.rows; ++r) {
+    for (int64_t c = begin; c < end; ++c) {
+      const int64_t at = r * args.width + c;
+      const double centred = args.dy[at] - gradient[c - begin] / count;
+      const double slope = centred - args.xhat[at] * (product[c - begin] / count);
+      dsum[at] = static_cast<float>(slope * args.gain[c] * args.rstd[c]);
+    }
+  }
+}
+
+}  // namespace
+
+void BatchNormForward(ThreadPool& pool, const KernelTable& table,
+                      const ResidualNormForwardArgs& args, Scratch& scratch) {
+  DEEPNET_CHECK(args.centred && args.gain != nullptr && args.sum == nullptr);
+  if (args.rows == 0) return;
+  const int64_t size = args.rows * args.width;
+  float* own = scratch.Reserve(size + args.width);
+  float* xhat = args.xhat != nullptr ? args.xhat : own;
+  float* rstd = args.rstd != nullptr ? args.rstd : own + size;
+
+  ResidualNormForwardArgs sum = args;
+  sum.gain = sum.bias = nullptr;
+  sum.sum = xhat;
+  sum.y = sum.xhat = sum.rstd = nullptr;
+  sum.y_operand = {};
+  ResidualNormForward(pool, table, sum);
+  ForBlocks(pool, args.width, kBatchNormColumns, [&](int64_t begin, int64_t end, int) {
+    NormalizeColumns(args.rows, args.width, args.epsilon, begin, end, xhat, rstd);
+  });
+  const Matrix normal = View(xhat, args.rows, args.width);
+  if (args.y != nullptr) {
+    NormOutput(pool, table, normal, args.gain, args.bias, View(args.y, args.rows, args.width));
+  }
+  if (args.y_operand.data != nullptr) {
+    NormOutput(pool, table, normal, args.gain, args.bias, args.y_operand);
+  }
+}
+
+void BatchNormBackward(ThreadPool& pool, const KernelTable& table,
+                       const ResidualNormBackwardArgs& args, Scratch& scratch) {
+  DEEPNET_CHECK(args.centred && args.d_gain != nullptr);
+  if (args.rows == 0) return;
+  float* dsum = scratch.Reserve(args.rows * args.width);
+  ForBlocks(pool, args.width, kBatchNormColumns,
+            [&](int64_t begin, int64_t end, int) { BackwardColumns(args, begin, end, dsum); });
+  const Matrix gradient = View(dsum, args.rows, args.width);
+  if (args.d_residual != nullptr) {
+    ResidualNormForwardArgs dx = {.rows = args.rows,
+                                  .width = args.width,
+                                  .alpha = args.alpha,
+                                  .x = dsum,
+                                  .sum = args.d_residual};
+    if (args.accumulate_residual) dx.branch = View(args.d_residual, args.rows, args.width);
+    ResidualNormForward(pool, table, dx);
+  }
+  if (args.d_branch.data == nullptr) return;
+  if (args.dpast != nullptr) Add(pool, table, args.dpast, dsum, args.rows * args.width);
+  Cast(pool, table, gradient, args.d_branch);
+  if (args.rate > 0) DropoutBackward(pool, table, args.rate, args.mask, args.d_branch);
 }
 
 }  // namespace deepnet::native

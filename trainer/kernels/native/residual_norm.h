@@ -55,14 +55,13 @@ struct ResidualNormBackwardArgs {
   double rate = 0.0;  // dropout of the forward pass
   bool centred = true;
   const float* dy = nullptr;     // gradient of y
-  const float* dsum = nullptr;   // gradient that reaches sum past the norm; null: none
-  const float* dpast = nullptr;  // the same of the branch alone
+  const float* dpast = nullptr;  // gradient that reaches the branch past the norm; null: none
   const float* xhat = nullptr;
   const float* rstd = nullptr;    // [rows]
   const float* gain = nullptr;    // [width]
   const uint8_t* mask = nullptr;  // read if rate > 0
   // Outputs; each may be null.
-  float* d_residual = nullptr;       // gradient of x; may be dy or dsum
+  float* d_residual = nullptr;       // gradient of x; may be dy
   bool accumulate_residual = false;  // add to d_residual instead of overwriting it
   Matrix d_branch = {};
   float* d_gain = nullptr;  // [width], added to
@@ -73,5 +72,19 @@ struct ResidualNormBackwardArgs {
 // in order: the same bits for any number of threads.
 void ResidualNormBackward(ThreadPool& pool, const KernelTable& table,
                           const ResidualNormBackwardArgs& args, Scratch& scratch);
+
+// The same step with BatchNorm (Ioffe & Szegedy, 2015): mean and variance of each column over the
+// rows instead of each row over the columns, always those of the rows given. A contrast for
+// studies, not a fast path: several sweeps, plain loops.
+//
+// `args` as in ResidualNormForward, except: always centred, gain given, no sum wanted, rstd
+// [width]. Statistics are summed in double precision, each column over the rows in order: the same
+// bits for any number of threads and any instruction set.
+void BatchNormForward(ThreadPool& pool, const KernelTable& table,
+                      const ResidualNormForwardArgs& args, Scratch& scratch);
+
+// `args` as in ResidualNormBackward, except: rstd [width], d_gain wanted.
+void BatchNormBackward(ThreadPool& pool, const KernelTable& table,
+                       const ResidualNormBackwardArgs& args, Scratch& scratch);
 
 }  // namespace deepnet::native

@@ -1,7 +1,7 @@
 // A loop is published by storing its chunk count in unclaimed_; a thread claims a chunk by
 // decrementing it. The claim's acquire pairs with the publishing release, and a claimed chunk keeps
 // the loop alive, so the loop's description needs no lock. A worker that wakes too late finds
-// nothing to claim, or claims from a later loop, which is as good: nobody ever waits for a sleeper.
+// nothing to claim, or claims from a later loop, which is as good: no thread waits for a sleeper.
 #include "trainer/kernels/native/thread_pool.h"
 
 #if defined(__x86_64__)
@@ -79,7 +79,7 @@ void ThreadPool::RunChunks(int thread) {
     ++num_run;
   }
   if (num_run == 0) return;
-  // Notifies always, which costs a load when nobody sleeps: only the caller ever waits here.
+  // Notifies always, which costs a load when no thread sleeps: only the caller ever waits here.
   done_.fetch_add(num_run, std::memory_order_acq_rel);
   done_.notify_one();
 }

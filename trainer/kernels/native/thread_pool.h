@@ -5,6 +5,7 @@
 //   pool.ParallelFor(num_blocks, [&](int64_t block, int thread) { Work(block, scratch[thread]); });
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <thread>
@@ -52,5 +53,23 @@ class ThreadPool {
   std::atomic<bool> stop_{false};
   std::vector<std::thread> workers_;
 };
+
+// Kernels cut their work into blocks of a fixed number of rows or elements, whatever the number of
+// threads, so that every sum is made in the same order.
+inline constexpr int64_t kRowsPerBlock = 32;
+inline constexpr int64_t kElementsPerBlock = 1 << 14;
+
+// body(begin, end, thread) for [0, n) in blocks of `size`.
+template <typename Body>
+void ForBlocks(ThreadPool& pool, int64_t n, int64_t size, const Body& body) {
+  pool.ParallelFor((n + size - 1) / size, [&](int64_t block, int thread) {
+    body(block * size, std::min(n, (block + 1) * size), thread);
+  });
+}
+
+template <typename Body>
+void ForRowBlocks(ThreadPool& pool, int64_t rows, const Body& body) {
+  ForBlocks(pool, rows, kRowsPerBlock, body);
+}
 
 }  // namespace deepnet::native

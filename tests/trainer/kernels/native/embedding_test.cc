@@ -16,24 +16,6 @@ using testing::Operand;
 using testing::RandomFloats;
 using testing::RelativeError;
 
-TEST(SinusoidalPositions, AreThoseOfFairseq) {
-  const int64_t width = 8;
-  const std::vector<float> table = SinusoidalPositions(3, width);
-  for (int64_t p = 0; p < 3; ++p) {
-    for (int64_t k = 0; k < 4; ++k) {
-      const double angle = static_cast<double>(p + 2) * std::pow(1e4, -static_cast<double>(k) / 3);
-      EXPECT_NEAR(table[p * width + k], std::sin(angle), 1e-7);
-      EXPECT_NEAR(table[p * width + 4 + k], std::cos(angle), 1e-7);
-    }
-  }
-}
-
-TEST(SinusoidalPositions, LeaveAnOddLastColumnAtZero) {
-  const std::vector<float> table = SinusoidalPositions(2, 5);
-  EXPECT_EQ(table[4], 0.0f);
-  EXPECT_EQ(table[9], 0.0f);
-}
-
 struct Case {
   int64_t rows;
   int64_t width;

@@ -1,4 +1,4 @@
-// What the tests of the elementwise CPU kernels share: numbers, operands of either element, and the
+// Parts of the tests of the elementwise CPU kernels: numbers, operands of either element, and the
 // instruction sets and thread counts that every kernel must agree on.
 #pragma once
 

@@ -1,0 +1,400 @@
+#include "parallel/comm/heartbeat.h"
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+#include "parallel/base/clock.h"
+#include "parallel/base/exit_code.h"
+#include "parallel/base/status_macros.h"
+
+namespace deepnet {
+namespace {
+
+constexpr double kDefaultTimeoutSeconds = 300.0;
+constexpr int kFirstStepFactor = 4;
+
+// Rounds within the longest silence: a rank is found out after at most 1 + 1 / kRounds of it.
+constexpr int kRounds = 16;
+// A rank that leaves with an error stops waiting for a round's letters after at most this long.
+constexpr absl::Duration kSlice = absl::Milliseconds(50);
+constexpr size_t kMaxText = 200;
+
+// The message of a rank to the others in a round; all have one size, so that nobody asks for it.
+struct Letter {
+  int64_t beats = 0;
+  double longest_seconds = 0.0;  // of silence that its phase allows
+  bool waits = false;
+  bool leaves = false;
+  char what[kMaxText + 1] = {};
+};
+
+// The last that was heard of a rank.
+struct Seen {
+  Letter last;
+  double beat_at = 0.0;  // seconds of SecondsNow()
+};
+
+absl::Status Hang(const std::string& text, absl::Duration silence) {
+  return WithExitCode(absl::DeadlineExceededError(absl::StrCat(text, ": no progress for ",
+                                                               absl::FormatDuration(silence),
+                                                               " (parallel.comm_timeout_seconds)")),
+                      ExitCode::kHang);
+}
+
+std::string TextOf(int rank, const Letter& letter) {
+  return absl::StrCat("rank ", rank, ", ", letter.what, letter.waits ? " (waits)" : "");
+}
+
+}  // namespace
+
+absl::Duration CommTimeout(const ParallelSpec& parallel, bool first_step) {
+  const double seconds = parallel.comm_timeout_seconds() > 0 ? parallel.comm_timeout_seconds()
+                                                             : kDefaultTimeoutSeconds;
+  return absl::Seconds(seconds) * (first_step ? kFirstStepFactor : 1);
+}
+
+void Heartbeat::Begin(std::string phase, absl::Duration longest_silence) {
+  const std::lock_guard lock(mutex_);
+  phase_ = std::move(phase);
+  longest_silence_ = longest_silence;
+  action_.clear();
+  call_.clear();
+  waits_ = false;
+  Beat();
+}
+
+void Heartbeat::Act(std::string action) {
+  const std::lock_guard lock(mutex_);
+  action_ = std::move(action);
+  call_.clear();
+  waits_ = false;
+  Beat();
+}
+
+void Heartbeat::Call(std::string call) {
+  const std::lock_guard lock(mutex_);
+  call_ = std::move(call);
+  waits_ = false;
+  Beat();
+}
+
+void Heartbeat::Wait(std::string call) {
+  const std::lock_guard lock(mutex_);
+  call_ = std::move(call);
+  waits_ = true;
+}
+
+void Heartbeat::GoOn() {
+  const std::lock_guard lock(mutex_);
+  waits_ = false;
+  Beat();
+}
+
+std::string Heartbeat::PhaseAndAction() const {
+  const std::lock_guard lock(mutex_);
+  return absl::StrCat(phase_, phase_.empty() || action_.empty() ? "" : ", ", action_);
+}
+
+Heartbeat::State Heartbeat::Read() const {
+  State state{.beats = beats_, .what = PhaseAndAction()};
+  const std::lock_guard lock(mutex_);
+  state.waits = waits_;
+  state.longest_silence = longest_silence_;
+  if (!call_.empty()) absl::StrAppend(&state.what, state.what.empty() ? "" : ", ", call_);
+  return state;
+}
+
+class MonitoredCommunicator::MonitoredTransfer final : public Transfer {
+ public:
+  MonitoredTransfer(MonitoredCommunicator& comm, std::string call, std::unique_ptr<Transfer> inner)
+      : comm_(comm),
+        heartbeat_(comm.heartbeat_),
+        call_(std::move(call)),
+        place_(heartbeat_.PhaseAndAction()),
+        inner_(std::move(inner)) {}
+
+  ~MonitoredTransfer() override {
+    if (late_) comm_.EndLate(call_);
+  }
+
+  absl::Status Wait(absl::Duration limit) override {
+    const bool unlimited = limit == absl::InfiniteDuration();
+    if (!inner_->Done()) heartbeat_.Wait(call_);
+    absl::Status status = inner_->Wait(unlimited ? comm_.comm_timeout_ : limit);
+    if (status.ok()) heartbeat_.GoOn();
+    late_ = absl::IsDeadlineExceeded(status) && !unlimited;
+    return late_ ? status : comm_.EndIfStuck(status, place_);
+  }
+  bool Done() override { return inner_->Done(); }
+
+ private:
+  MonitoredCommunicator& comm_;
+  Heartbeat& heartbeat_;
+  const std::string call_;
+  const std::string place_;
+  const std::unique_ptr<Transfer> inner_;
+  bool late_ = false;  // the last Wait ran out of the time that its caller stated
+};
+
+MonitoredCommunicator::MonitoredCommunicator(Communicator& inner, Heartbeat& heartbeat,
+                                             absl::Duration comm_timeout)
+    : ForwardingCommunicator(inner), heartbeat_(heartbeat), comm_timeout_(comm_timeout) {}
+
+MonitoredCommunicator::MonitoredCommunicator(std::unique_ptr<Communicator> owned,
+                                             Heartbeat& heartbeat, absl::Duration comm_timeout)
+    : ForwardingCommunicator(std::move(owned)),
+      heartbeat_(heartbeat),
+      comm_timeout_(comm_timeout) {}
+
+std::string MonitoredCommunicator::WithPeer(const char* call, int peer) const {
+  return absl::StrCat(call, " rank ", peer, " of a group of ", size());
+}
+
+std::string MonitoredCommunicator::WithAll(const char* call) const {
+  return absl::StrCat(call, " of ", size(), " ranks");
+}
+
+Communicator::TransferOr MonitoredCommunicator::Send(Buffer buffer, int peer, int tag) {
+  std::string call = WithPeer("Send to", peer);
+  heartbeat_.Call(call);
+  return Follow(inner().Send(buffer, peer, tag), std::move(call));
+}
+
+Communicator::TransferOr MonitoredCommunicator::Receive(Buffer buffer, int peer, int tag) {
+  std::string call = WithPeer("Receive from", peer);
+  heartbeat_.Call(call);
+  return Follow(inner().Receive(buffer, peer, tag), std::move(call));
+}
+
+Communicator::TransferOr MonitoredCommunicator::AllToAll(std::span<const Buffer> send,
+                                                         std::span<const Buffer> receive) {
+  std::string call = WithAll("AllToAll");
+  heartbeat_.Call(call);
+  return Follow(inner().AllToAll(send, receive), std::move(call));
+}
+
+Communicator::TransferOr MonitoredCommunicator::AllGather(Buffer mine,
+                                                          std::span<const Buffer> all) {
+  std::string call = WithAll("AllGather");
+  heartbeat_.Call(call);
+  return Follow(inner().AllGather(mine, all), std::move(call));
+}
+
+// The call itself blocks for others, and cannot say for whom; that all have come is known before.
+absl::StatusOr<std::unique_ptr<Communicator>> MonitoredCommunicator::Split(int color, int key) {
+  RETURN_IF_ERROR(Barrier());
+  heartbeat_.Wait(WithAll("Split"));
+  ASSIGN_OR_RETURN(auto part, inner().Split(color, key));
+  heartbeat_.GoOn();
+  if (part == nullptr) return nullptr;
+  return std::make_unique<MonitoredCommunicator>(std::move(part), heartbeat_, comm_timeout_);
+}
+
+Communicator::TransferOr MonitoredCommunicator::Follow(TransferOr transfer, std::string call) {
+  if (!transfer.ok()) return EndIfStuck(transfer.status(), heartbeat_.PhaseAndAction());
+  return std::make_unique<MonitoredTransfer>(*this, std::move(call), *std::move(transfer));
+}
+
+// The job ends before what is under way is dropped.
+absl::Status MonitoredCommunicator::EndIfStuck(const absl::Status& status,
+                                               const std::string& place) {
+  const bool late = absl::IsDeadlineExceeded(status);
+  const bool stuck = late || absl::IsUnavailable(status);
+  if (!stuck || comm_timeout_ == absl::InfiniteDuration()) return status;
+  const std::string why =
+      late ? absl::StrCat("nothing has moved for ", absl::FormatDuration(comm_timeout_),
+                          " (parallel.comm_timeout_seconds)")
+           : "a peer is lost";
+  absl::Status ended = WithExitCode(
+      WithPrefix(absl::StrCat("rank ", heartbeat_.rank(), ", ", place, ": ", why), status),
+      late ? ExitCode::kHang : ExitCode::kPeerLost);
+  EndJob(*this, ended);
+  return ended;
+}
+
+void MonitoredCommunicator::EndLate(const std::string& call) {
+  EndJob(*this, WithExitCode(absl::DeadlineExceededError(absl::StrCat(
+                                 "rank ", heartbeat_.rank(), ", ", heartbeat_.PhaseAndAction(),
+                                 ": ", call, ": not finished in time")),
+                             ExitCode::kHang));
+}
+
+class HeartbeatMonitor::Impl {
+ public:
+  Impl(Heartbeat& heartbeat, absl::Duration longest, OnStuck on_stuck)
+      : heartbeat_(heartbeat),
+        longest_(longest),
+        on_stuck_(std::move(on_stuck)),
+        letters_(1),
+        seen_(1, Seen{.last = {}, .beat_at = SecondsNow()}),
+        thread_([this] { Watch(); }) {}
+
+  ~Impl() { Stop(given_up_); }
+
+  absl::Status Join(Communicator& world) {
+    heartbeat_.Act(absl::StrCat("Split of ", world.size(), " ranks"));
+    ASSIGN_OR_RETURN(auto group, world.Split(/*color=*/0, /*key=*/world.rank()));
+    const std::lock_guard lock(mutex_);
+    joining_ = std::move(group);
+    return absl::OkStatus();
+  }
+
+  absl::Status Leave() {
+    Stop(ended_);
+    return outcome_;
+  }
+
+ private:
+  // Sets `how`, one of the flags, and waits for the thread.
+  void Stop(bool& how) {
+    {
+      const std::lock_guard lock(mutex_);
+      how = true;
+    }
+    changed_.notify_one();
+    if (thread_.joinable()) thread_.join();
+  }
+
+  bool GivenUp() {
+    const std::lock_guard lock(mutex_);
+    return given_up_;
+  }
+
+  void Watch() {
+    while (true) {
+      const bool leaves = Sleep();
+      if (GivenUp()) return;
+      const absl::Status told = Exchange(leaves);
+      if (GivenUp()) return;
+      if (absl::IsAborted(told)) {  // the job has ended without this
+        outcome_ = told;
+        return;
+      }
+      if (!told.ok()) return Report(ExplainSilence(told));
+      const auto leaving = [](const Letter& letter) { return letter.leaves; };
+      if (std::all_of(letters_.begin(), letters_.end(), leaving)) return;
+      const absl::Status judged = Judge();
+      if (!judged.ok()) return Report(judged);
+    }
+  }
+
+  void Report(const absl::Status& stuck) {
+    outcome_ = stuck;
+    on_stuck_(stuck);
+  }
+
+  // Sleeps until the next round, and begins to watch a group that has been joined. Returns true,
+  // without sleeping, at this rank's end.
+  bool Sleep() {
+    std::unique_lock lock(mutex_);
+    const double seconds = absl::ToDoubleSeconds(longest_) / kRounds;
+    changed_.wait_for(lock, std::chrono::duration<double>(seconds),
+                      [this] { return ended_ || given_up_; });
+    if (joining_ != nullptr) {
+      group_ = std::move(joining_);
+      letters_.assign(group_->size(), Letter());
+      seen_.assign(group_->size(), Seen{.last = {}, .beat_at = SecondsNow()});
+    }
+    return ended_;
+  }
+
+  // Nobody but this rank is known before a group is joined: then its waits are its own silence.
+  absl::Status Exchange(bool leaves) {
+    asked_at_ = SecondsNow();
+    const Heartbeat::State state = heartbeat_.Read();
+    Letter& mine = letters_[group_ != nullptr ? group_->rank() : 0];
+    mine = {.beats = state.beats,
+            .longest_seconds = absl::ToDoubleSeconds(std::min(state.longest_silence, longest_)),
+            .waits = leaves || (state.waits && group_ != nullptr),
+            .leaves = leaves};
+    state.what.copy(mine.what, kMaxText);
+    if (group_ == nullptr) return absl::OkStatus();
+    std::vector<Buffer> all;
+    for (Letter& letter : letters_) all.push_back(Buffer::Of(std::span(&letter, 1)));
+    ASSIGN_OR_RETURN(transfer_, group_->AllGather(all[group_->rank()], all));
+    absl::Status status;
+    do {
+      status = transfer_->Wait(std::min(kSlice, longest_));
+    } while (absl::IsDeadlineExceeded(status) && !GivenUp() &&
+             SecondsNow() - asked_at_ < absl::ToDoubleSeconds(longest_));
+    return status;
+  }
+
+  // The error where another rank's threads have all stopped.
+  absl::Status ExplainSilence(const absl::Status& status) const {
+    if (!absl::IsDeadlineExceeded(status)) {
+      return WithExitCode(status, ExitCode::kPeerLost);
+    }
+    std::vector<std::string> last;
+    for (int rank = 0; rank < group_->size(); ++rank) {
+      if (rank != group_->rank()) last.push_back(TextOf(rank, seen_[rank].last));
+    }
+    return Hang(absl::StrCat("rank ", group_->rank(), " hears nothing of another one; last heard: ",
+                             absl::StrJoin(last, "; ")),
+                longest_);
+  }
+
+  // Looks for ranks that were silent for too long when letters were asked for: the time that a slow
+  // exchange takes is nobody's silence.
+  absl::Status Judge() {
+    std::vector<std::string> stopped, silent;
+    double stopped_seconds = 0.0, silent_seconds = 0.0;
+    for (size_t i = 0; i < letters_.size(); ++i) {
+      Seen& seen = seen_[i];
+      if (letters_[i].beats != seen.last.beats) seen.beat_at = asked_at_;
+      seen.last = letters_[i];
+      const double longest = seen.last.longest_seconds;
+      if (asked_at_ - seen.beat_at < longest) continue;
+      const int rank = group_ != nullptr ? static_cast<int>(i) : heartbeat_.rank();
+      silent.push_back(TextOf(rank, seen.last));
+      silent_seconds = std::max(silent_seconds, longest);
+      if (seen.last.waits) continue;
+      stopped.push_back(silent.back());
+      stopped_seconds = std::max(stopped_seconds, longest);
+    }
+    if (!stopped.empty()) return Hang(absl::StrJoin(stopped, "; "), absl::Seconds(stopped_seconds));
+    if (silent.size() < letters_.size()) return absl::OkStatus();
+    return Hang(absl::StrCat("all ranks wait: ", absl::StrJoin(silent, "; ")),
+                absl::Seconds(silent_seconds));
+  }
+
+  Heartbeat& heartbeat_;
+  const absl::Duration longest_;
+  const OnStuck on_stuck_;
+  std::unique_ptr<Communicator> group_;  // null before Join; the thread's own, as are:
+  std::vector<Letter> letters_;          // [rank of the group]
+  std::vector<Seen> seen_;               // [rank of the group]
+  double asked_at_ = 0.0;                // when the last exchange began
+  // Kept when it is given up: dropped before the job ends, it would end it with another code.
+  std::unique_ptr<Transfer> transfer_;
+  absl::Status outcome_;  // to be read when the thread has ended
+  std::mutex mutex_;      // guards the next three
+  std::unique_ptr<Communicator> joining_;
+  bool ended_ = false, given_up_ = false;
+  std::condition_variable changed_;
+  std::thread thread_;  // last: starts when all else is there
+};
+
+HeartbeatMonitor::HeartbeatMonitor(Heartbeat& heartbeat, absl::Duration longest, OnStuck on_stuck)
+    : impl_(std::make_unique<Impl>(heartbeat, longest, std::move(on_stuck))) {}
+HeartbeatMonitor::~HeartbeatMonitor() = default;
+
+absl::Status HeartbeatMonitor::Join(Communicator& world) { return impl_->Join(world); }
+absl::Status HeartbeatMonitor::Leave() { return impl_->Leave(); }
+
+void EndProcess(const absl::Status& status) {
+  std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
+  std::fflush(stderr);
+  std::_Exit(static_cast<int>(GetExitCode(status)));
+}
+
+}  // namespace deepnet

@@ -1,0 +1,166 @@
+// Liveness: nobody waits for ever for a rank that has stopped, and a rank that takes long but gets
+// on, on a slow disk for example, is left alone.
+//
+//   Heartbeat              a count that moves while a rank gets on, and a note of its work
+//   MonitoredCommunicator  calls that beat; waits that state no limit get comm_timeout
+//   HeartbeatMonitor       a thread of each rank that tells all ranks of each other's heartbeats
+//
+// A rank is blamed when it has not beaten for too long and does not wait for another rank. Ranks
+// that wait are blamed only where all of them do, for each other. So the limit is one on silence:
+// it says nothing about how long anything takes that beats meanwhile. Whoever does a rank's work
+// beats: every action of a schedule, every call of a communicator, every call of the file system.
+//
+// Example:
+//   Heartbeat heartbeat(job.rank());
+//   MonitoredCommunicator world(job, heartbeat);
+//   HeartbeatMonitor monitor(heartbeat, absl::Seconds(1200), EndProcess);
+//   RETURN_IF_ERROR(monitor.Join(job));
+//   heartbeat.Begin("step 12");
+//   heartbeat.Act("action 2F0");  // "rank 3, step 12, action 2F0"; then its calls
+//   ...
+//   return monitor.Leave();
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+#include "parallel/comm/communicator.h"
+#include "proto/plan.pb.h"
+
+namespace deepnet {
+
+// Returns parallel.comm_timeout_seconds, 300 if it is not set: the longest wait for one message or
+// collective. The first step of a start has four times as long, and so has everything outside of
+// steps: memory is touched for the first time, connections are made, other hosts read their corpus.
+absl::Duration CommTimeout(const ParallelSpec& parallel, bool first_step);
+
+// In a step a rank may be silent for this long beyond CommTimeout: time for the rank that waits for
+// it to say more than the monitor could.
+inline constexpr absl::Duration kSilenceGrace = absl::Seconds(15);
+
+// Progress of one rank: a count, and a note of its phase, action and call. Any thread may call any
+// method.
+class Heartbeat {
+ public:
+  struct State {
+    int64_t beats = 0;
+    bool waits = false;                                         // for other ranks
+    absl::Duration longest_silence = absl::InfiniteDuration();  // in this phase
+    std::string what;  // "step 12, action 2F0, Send to ..."
+  };
+
+  explicit Heartbeat(int rank = 0) : rank_(rank) {}
+
+  int rank() const { return rank_; }  // of the whole job, as errors name it
+
+  // Counts something that is done. Does not change what the rank is at or whether it waits.
+  void Beat() { ++beats_; }
+  // Begins a phase of the run, in which the rank may be silent for at most `longest_silence` where
+  // that is less than the monitor allows. A beat, as are the next two.
+  void Begin(std::string phase, absl::Duration longest_silence = absl::InfiniteDuration());
+  // Begins an action inside the phase.
+  void Act(std::string action);
+  // Begins a call inside the action.
+  void Call(std::string call);
+  // The rank waits for others in `call`, until GoOn or the next phase, action or call. No beat.
+  void Wait(std::string call);
+  // The others have come. A beat.
+  void GoOn();
+
+  State Read() const;
+  std::string PhaseAndAction() const;  // without the call
+
+ private:
+  const int rank_;
+  std::atomic<int64_t> beats_{0};
+  mutable std::mutex mutex_;  // guards what follows; a standard one, which sanitizers understand
+  std::string phase_, action_, call_;
+  bool waits_ = false;
+  absl::Duration longest_silence_ = absl::InfiniteDuration();
+};
+
+// A communicator whose calls beat, as do those of the groups that Split makes. A wait beats when it
+// ends well.
+//
+// With a finite `comm_timeout`, nobody waits for ever on it: waits without a limit, those inside
+// Barrier, sums and the functions of collectives.h and agreement.h included, fail after
+// comm_timeout with DeadlineExceeded and ExitCode::kHang, and waits whose peer is gone with
+// Unavailable and ExitCode::kPeerLost. Both end the job with an error that names the rank, its
+// phase and its action. Waits that state a limit keep it: DeadlineExceeded comes back, and the
+// transfer can be waited for again. Dropping it instead ends the job with ExitCode::kHang.
+class MonitoredCommunicator final : public ForwardingCommunicator {
+ public:
+  // `inner` and `heartbeat` outlive this and the groups that Split makes.
+  MonitoredCommunicator(Communicator& inner, Heartbeat& heartbeat,
+                        absl::Duration comm_timeout = absl::InfiniteDuration());
+  MonitoredCommunicator(std::unique_ptr<Communicator> owned, Heartbeat& heartbeat,
+                        absl::Duration comm_timeout = absl::InfiniteDuration());
+
+  TransferOr Send(Buffer buffer, int peer, int tag) override;
+  TransferOr Receive(Buffer buffer, int peer, int tag) override;
+  TransferOr AllToAll(std::span<const Buffer> send, std::span<const Buffer> receive) override;
+  TransferOr AllGather(Buffer mine, std::span<const Buffer> all) override;
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
+
+ private:
+  class MonitoredTransfer;
+
+  TransferOr Follow(TransferOr transfer, std::string call);
+  absl::Status EndIfStuck(const absl::Status& status, const std::string& place);
+  void EndLate(const std::string& call);
+  std::string WithPeer(const char* call, int peer) const;
+  std::string WithAll(const char* call) const;
+
+  Heartbeat& heartbeat_;
+  const absl::Duration comm_timeout_;
+};
+
+// Ranks that watch over each other. A thread of each rank sleeps, and 16 times within `longest`
+// tells all others what its rank's Heartbeat says. When a rank that waits for nobody has not beaten
+// for `longest`, or for what its phase allows, every rank calls `on_stuck` with the name of that
+// rank and of what it is at; likewise when all wait, for each other, and when a rank's thread is
+// not heard of. Before Join the rank is watched alone, and is blamed for its waits too.
+class HeartbeatMonitor {
+ public:
+  // Called at most once, from the monitor's thread, with DeadlineExceeded and ExitCode::kHang, or
+  // with ExitCode::kPeerLost where the group of the monitors is broken.
+  using OnStuck = std::function<void(const absl::Status& status)>;
+
+  // `heartbeat` outlives this.
+  HeartbeatMonitor(Heartbeat& heartbeat, absl::Duration longest, OnStuck on_stuck);
+  // Without Leave: the others are left to themselves. For errors that not all ranks know of;
+  // whoever has one has ended the job. Waits for an on_stuck that runs.
+  ~HeartbeatMonitor();
+
+  HeartbeatMonitor(const HeartbeatMonitor&) = delete;
+  HeartbeatMonitor& operator=(const HeartbeatMonitor&) = delete;
+
+  // Collective over `world`, of which it splits a group for itself. A rank that does not come
+  // within `longest` ends the others too.
+  absl::Status Join(Communicator& world);
+
+  // Collective after Join: nobody is watched any more. A rank that does not come is one that has
+  // stopped; then returns what on_stuck was told, if that returns, or Aborted if another rank was
+  // faster.
+  absl::Status Leave();
+
+ private:
+  class Impl;
+
+  const std::unique_ptr<Impl> impl_;
+};
+
+// An OnStuck for programs: prints "error: ..." to stderr and ends the process at once with the
+// status's exit code, without destructors, which might wait for what is stuck.
+[[noreturn]] void EndProcess(const absl::Status& status);
+
+}  // namespace deepnet

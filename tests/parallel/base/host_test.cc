@@ -1,0 +1,101 @@
+#include "parallel/base/host.h"
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+
+namespace deepnet {
+namespace {
+
+constexpr int64_t kNode = int64_t{64} << 30;  // bytes of the host in these tests
+
+// A file system in a folder, with the files that tell a process its limits.
+class FakeRoot {
+ public:
+  FakeRoot() : root_(std::filesystem::path(::testing::TempDir()) / "host_test_root") {
+    std::filesystem::remove_all(root_);
+    Write("proc/meminfo", absl::StrCat("MemTotal:       ", kNode / 1024, " kB\nMemFree: 1 kB\n"));
+  }
+  ~FakeRoot() { std::filesystem::remove_all(root_); }
+
+  void Write(const std::string& path, const std::string& text) {
+    std::filesystem::create_directories((root_ / path).parent_path());
+    std::ofstream(root_ / path) << text;
+  }
+  int64_t Bytes() const { return UsableMemoryBytes(root_.string()); }
+
+ private:
+  std::filesystem::path root_;
+};
+
+TEST(UsableMemory, IsAllOfTheHostWithoutControlGroups) { EXPECT_EQ(FakeRoot().Bytes(), kNode); }
+
+TEST(UsableMemory, IsTheLowestLimitOfTheGroupAndThoseAbove) {
+  FakeRoot root;
+  root.Write("proc/self/cgroup", "0::/job_7/step_0/task\n");
+  root.Write("sys/fs/cgroup/job_7/memory.max", "8589934592\n");
+  root.Write("sys/fs/cgroup/job_7/step_0/memory.max", "max\n");
+  root.Write("sys/fs/cgroup/job_7/step_0/task/memory.max", "17179869184\n");
+  EXPECT_EQ(root.Bytes(), int64_t{8} << 30);
+  root.Write("sys/fs/cgroup/job_7/step_0/task/memory.max", "4294967296\n");
+  EXPECT_EQ(root.Bytes(), int64_t{4} << 30);
+}
+
+TEST(UsableMemory, OfAContainerThatSeesItsOwnGroupAsTheRoot) {
+  FakeRoot root;
+  root.Write("proc/self/cgroup", "0::/\n");
+  root.Write("sys/fs/cgroup/memory.max", "2147483648\n");
+  EXPECT_EQ(root.Bytes(), int64_t{2} << 30);
+  root.Write("proc/self/cgroup", "0::/docker/of/the/host\n");  // whose folders are not there
+  EXPECT_EQ(root.Bytes(), int64_t{2} << 30);
+}
+
+TEST(UsableMemory, FollowsTheMemoryControllerOfVersionOne) {
+  FakeRoot root;
+  root.Write("proc/self/cgroup",
+             "12:cpuset:/slurm/job_7\n5:hugetlb,memory:/slurm/job_7/step_0\n0::/elsewhere\n");
+  root.Write("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+  root.Write("sys/fs/cgroup/memory/slurm/job_7/memory.limit_in_bytes", "1073741824\n");
+  root.Write("sys/fs/cgroup/memory/slurm/job_7/step_0/memory.limit_in_bytes", "3221225472\n");
+  EXPECT_EQ(root.Bytes(), int64_t{1} << 30);
+}
+
+TEST(UsableMemory, IsNoMoreThanTheHostHas) {
+  FakeRoot root;
+  root.Write("proc/self/cgroup", "0::/\n");
+  root.Write("sys/fs/cgroup/memory.max", "max\n");
+  EXPECT_EQ(root.Bytes(), kNode);
+  root.Write("sys/fs/cgroup/memory.max", "1099511627776\n");
+  EXPECT_EQ(root.Bytes(), kNode);
+}
+
+int Threads(const std::vector<std::string>& lists, const std::string& own) {
+  return ThreadsPerRank(lists, own);
+}
+
+TEST(ThreadsPerRank, RanksOfACpusetSmallerThanTheNodeShareIt) {
+  const std::string eight = "8,9,10,11,12,13,14,15";  // of a node of 64
+  EXPECT_EQ(Threads({eight, eight, eight, eight}, eight), 2);
+  EXPECT_EQ(Threads({eight, eight, eight}, eight), 2);
+  EXPECT_EQ(Threads({eight}, eight), 8);
+}
+
+TEST(ThreadsPerRank, RanksThatAreBoundApartHaveAllOfTheirCores) {
+  EXPECT_EQ(Threads({"0,1,2", "3,4,5"}, "0,1,2"), 3);
+  EXPECT_EQ(Threads({"0,1,2,3", "0,1,2,3", "4,5,6,7", "4,5,6,7"}, "4,5,6,7"), 2);
+}
+
+TEST(ThreadsPerRank, IsAtLeastOne) { EXPECT_EQ(Threads({"0", "0", "0"}, "0"), 1); }
+
+TEST(UsableCores, AreAsManyAsTheList) {
+  EXPECT_EQ(ThreadsPerRank(std::vector<std::string>{UsableCoreList()}, UsableCoreList()),
+            UsableCores());
+  EXPECT_GE(UsableCores(), 1);
+}
+
+}  // namespace
+}  // namespace deepnet

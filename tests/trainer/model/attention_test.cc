@@ -1,0 +1,51 @@
+// The layer's builder says which rows a row sees, whatever the number of its stack.
+#include "trainer/model/attention.h"
+
+#include <memory>
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "tests/support/tiny_model.h"
+#include "trainer/kernels/compute.h"
+#include "trainer/model/describe.h"
+
+namespace deepnet {
+namespace {
+
+// True if the first row of the first sentence changes with that sentence's last row.
+bool FirstRowSeesTheLast(int stack, bool causal) {
+  const ModelSpec spec = testing::TinySpec();
+  const MicrobatchSpec capacity = testing::TinyCapacity();
+  const auto ops = MakeAtenOps(at::kCPU, at::kDouble, at::kDouble);
+  Parameters parameters(Describe(spec, capacity), *ops, /*trainable=*/false);
+  parameters.Initialize(5);
+  SelfAttention attention(spec, *ops, parameters, stack, /*layer=*/0, causal);
+  attention.Refresh(*ops);
+
+  const Microbatch mb = testing::TinyMicrobatch(spec, 3);
+  const PackedRows rows = RowsOf(mb.target, mb.target_pairs, mb.num_sentences);
+  const PassContext pass{.ops = ops.get(), .rows = &rows, .keep = false};
+  Workspace work(spec, *ops, capacity.max_target_tokens());
+  SelfAttention::Saved saved = attention.MakeSaved(*ops, capacity.max_target_tokens());
+  const auto first_row = [&](double of_last) {
+    const ResidualStream stream =
+        MakeResidualStream(*ops, capacity.max_target_tokens(), spec.d_model());
+    const at::Tensor& x_RD = stream.value_RD;
+    x_RD.copy_(at::sin(at::arange(x_RD.numel(), x_RD.options())).reshape(x_RD.sizes()));
+    x_RD[rows.offsets[1] - 1].mul_(of_last);
+    attention.Forward(pass, stream, work, saved);
+    return stream.value_RD[0].clone();
+  };
+  return !at::equal(first_row(1.0), first_row(-1.0));
+}
+
+TEST(SelfAttention, IsCausalInWhicheverStackItsBuilderSaysSo) {
+  for (const int stack : {0, 1}) {
+    EXPECT_FALSE(FirstRowSeesTheLast(stack, /*causal=*/true)) << stack;
+    EXPECT_TRUE(FirstRowSeesTheLast(stack, /*causal=*/false)) << stack;
+  }
+}
+
+}  // namespace
+}  // namespace deepnet

@@ -1,0 +1,81 @@
+#include "trainer/model_loader.h"
+
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "parallel/base/exit_code.h"
+#include "tests/support/memory_file_system.h"
+
+namespace deepnet {
+namespace {
+
+using testing::CrashKind;
+using testing::MemoryFileSystem;
+
+constexpr int64_t kLimit = 1 << 20;
+
+void Write(FileSystem& fs, const std::string& path, const std::string& contents) {
+  ASSERT_TRUE(ReplaceFile(fs, path, contents).ok());
+}
+
+std::string Read(FileSystem& fs, const std::string& path) {
+  const auto contents = ReadWholeFile(fs, path, kLimit);
+  return contents.ok() ? *contents : "(none)";
+}
+
+// A corpus with a tokenizer, and a run folder that holds an older one.
+class SaveVocabularyTest : public ::testing::Test {
+ protected:
+  void Begin(MemoryFileSystem& fs) const {
+    ASSERT_TRUE(fs.MakeFolder("corpus").ok());
+    Write(fs, "corpus/a.model", old_);
+    ASSERT_TRUE(SaveVocabulary(fs, "corpus/a.model", {"de", "en"}, "runs/a").ok());
+    Write(fs, "corpus/a.model", new_);
+  }
+
+  const std::string old_ = std::string(3000, 'o'), new_ = std::string(5000, 'n');
+};
+
+TEST_F(SaveVocabularyTest, CopiesTheTokenizerAndListsTheLanguages) {
+  MemoryFileSystem fs;
+  Begin(fs);
+  EXPECT_EQ(Read(fs, "runs/a/tokenizer.model"), old_);
+  EXPECT_EQ(Read(fs, "runs/a/languages.txt"), "de\nen\n");
+  ASSERT_TRUE(SaveVocabulary(fs, "corpus/a.model", {"de", "en", "fr"}, "runs/a").ok());
+  EXPECT_EQ(Read(fs, "runs/a/tokenizer.model"), new_);
+  EXPECT_EQ(Read(fs, "runs/a/languages.txt"), "de\nen\nfr\n");
+}
+
+TEST_F(SaveVocabularyTest, ACrashAtAnyCallLeavesWholeFiles) {
+  for (const CrashKind kind :
+       {CrashKind::kKeepAll, CrashKind::kLoseUnsynced, CrashKind::kLoseSome}) {
+    bool finished = false;
+    for (int64_t calls = 0; !finished; ++calls) {
+      ASSERT_LT(calls, 100);
+      MemoryFileSystem fs;
+      Begin(fs);
+      fs.StopAfter(calls);
+      finished = SaveVocabulary(fs, "corpus/a.model", {"de", "en", "fr"}, "runs/a").ok();
+      fs.Crash(kind, /*seed=*/static_cast<uint64_t>(calls));
+      const std::string tokenizer = Read(fs, "runs/a/tokenizer.model");
+      const std::string languages = Read(fs, "runs/a/languages.txt");
+      EXPECT_TRUE(tokenizer == new_ || (!finished && tokenizer == old_)) << calls << tokenizer;
+      EXPECT_TRUE(languages == "de\nen\nfr\n" || (!finished && languages == "de\nen\n"))
+          << calls << languages;
+    }
+  }
+}
+
+TEST_F(SaveVocabularyTest, AMissingTokenizerIsNamedAndNothingIsReplaced) {
+  MemoryFileSystem fs;
+  Begin(fs);
+  const absl::Status status = SaveVocabulary(fs, "corpus/none.model", {"fr"}, "runs/a");
+  EXPECT_EQ(GetExitCode(status), ExitCode::kCheckpoint);
+  EXPECT_NE(status.message().find("corpus/none.model"), std::string::npos) << status;
+  EXPECT_EQ(Read(fs, "runs/a/languages.txt"), "de\nen\n");
+}
+
+}  // namespace
+}  // namespace deepnet

@@ -1,0 +1,456 @@
+#include "trainer/async_checkpointer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include <ATen/ATen.h>
+
+#include "parallel/base/check.h"
+#include "parallel/base/clock.h"
+#include "parallel/base/exit_code.h"
+#include "parallel/base/status_macros.h"
+#include "parallel/comm/agreement.h"
+#include "parallel/comm/collectives.h"
+#include "trainer/checkpoint/checkpoint.h"
+#include "trainer/checkpoint/retention.h"
+#include "trainer/checkpoint/tools/tool_options.h"
+#include "trainer/messages.h"
+#include "trainer/model_loader.h"
+
+namespace deepnet {
+namespace {
+
+// Extents (parallel/plan/shard.h) are ranges of a rank's buffers and may span parameters; a
+// checkpoint knows parameters and ranges of their elements. RunsOf translates. Every element of the
+// model is in exactly one extent that is first in the chain, so those make a whole checkpoint.
+
+// A run of elements of one parameter that an extent holds.
+struct ParameterRun {
+  const Parameter* parameter = nullptr;
+  int64_t first_element = 0;  // in the parameter's own order
+  int64_t weight = 0;         // first element in the rank's weights
+  int64_t state = 0;          // first element in the rank's moments
+  int64_t count = 0;
+};
+
+std::vector<ParameterRun> RunsOf(const std::vector<Extent>& extents, const Inventory& held,
+                                 bool only_first_in_chain) {
+  std::vector<ParameterRun> runs;
+  for (const Extent& extent : extents) {
+    if (only_first_in_chain && !extent.first_in_chain) continue;
+    for (const Parameter& p : held.parameters) {
+      const int64_t begin = std::max(extent.weight, p.offset);
+      const int64_t end = std::min(extent.weight + extent.count, p.offset + p.NumElements());
+      if (begin >= end) continue;
+      runs.push_back({.parameter = &p,
+                      .first_element = begin - p.offset,
+                      .weight = begin,
+                      .state = extent.state + (begin - extent.weight),
+                      .count = end - begin});
+    }
+  }
+  return runs;
+}
+
+// Weights and moments on the host; the tensors themselves if they are there already.
+struct HostBuffers {
+  explicit HostBuffers(const Parameters& parameters)
+      : weights(parameters.weights().to(at::kCPU)),
+        moment1(parameters.moment1().to(at::kCPU)),
+        moment2(parameters.moment2().to(at::kCPU)) {}
+  at::Tensor weights, moment1, moment2;
+};
+
+template <typename Tensor>
+void AddMoments(const ParameterRun& run, const HostBuffers& buffers, std::vector<Tensor>& tensors) {
+  const auto add = [&](const char* prefix, const at::Tensor& moment) {
+    tensors.push_back(
+        {.name = prefix + run.parameter->name,
+         .shape = run.parameter->shape,
+         .data = {moment.data_ptr<float>() + run.state, static_cast<size_t>(run.count)},
+         .first_element = run.first_element});
+  };
+  add(kMoment1Prefix, buffers.moment1);
+  add(kMoment2Prefix, buffers.moment2);
+}
+
+std::vector<NamedTensor> TensorsToSave(const RankContext& context, const HostBuffers& buffers) {
+  std::vector<NamedTensor> tensors;
+  for (const ParameterRun& run :
+       RunsOf(context.layout.extents, context.model->parameters().inventory(),
+              /*only_first_in_chain=*/true)) {
+    tensors.push_back(
+        {.name = kWeightPrefix + run.parameter->name,
+         .shape = run.parameter->shape,
+         .data = {buffers.weights.data_ptr<float>() + run.weight, static_cast<size_t>(run.count)},
+         .first_element = run.first_element});
+    AddMoments(run, buffers, tensors);
+  }
+  return tensors;
+}
+
+// Adds its lifetime to `seconds`.
+class Stopwatch {
+ public:
+  explicit Stopwatch(double& seconds) : seconds_(seconds), began_(SecondsNow()) {}
+  ~Stopwatch() { seconds_ += SecondsNow() - began_; }
+
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+
+ private:
+  double& seconds_;
+  const double began_;
+};
+
+constexpr int kAttempts = 2;  // of a save that everybody waits for
+
+// The speed of a slow disk, assumed until a save has been measured.
+constexpr double kGuessedBytesPerSecond = 100e6;
+
+std::string SizeText(int64_t bytes) {
+  const double mib = static_cast<double>(bytes) / (1 << 20);
+  return mib < 1024 ? absl::StrFormat("%.1f MiB", mib) : absl::StrFormat("%.2f GiB", mib / 1024);
+}
+
+}  // namespace
+
+RankSnapshot::RankSnapshot(const RankContext& context, bool copies) : context_(context) {
+  const size_t elements = static_cast<size_t>(bytes()) / sizeof(float);
+  if (copies) memory_ = std::make_unique_for_overwrite<float[]>(elements);
+}
+
+void RankSnapshot::TakeMemory() {
+  if (memory_ != nullptr) std::memset(memory_.get(), 0, static_cast<size_t>(bytes()));
+}
+
+int64_t RankSnapshot::bytes() const {
+  int64_t elements = 0;
+  for (const Extent& extent : context_.layout.extents) {
+    if (extent.first_in_chain) elements += extent.count;
+  }
+  return 3 * elements * static_cast<int64_t>(sizeof(float));
+}
+
+void RankSnapshot::Look() {
+  const HostBuffers buffers(context_.model->parameters());
+  tensors_ = TensorsToSave(context_, buffers);
+  held_ = {buffers.weights, buffers.moment1, buffers.moment2};
+}
+
+void RankSnapshot::Copy() {
+  if (memory_ == nullptr) return;
+  float* next = memory_.get();
+  for (NamedTensor& tensor : tensors_) {
+    std::copy(tensor.data.begin(), tensor.data.end(), next);
+    tensor.data = {next, tensor.data.size()};
+    next += tensor.data.size();
+  }
+  held_.clear();
+}
+
+absl::Status LoadRankState(FileSystem& fs, const std::string& checkpoint_folder,
+                           const Manifest& manifest, RankContext& context) {
+  Parameters& parameters = context.model->parameters();
+  HostBuffers buffers(parameters);
+  std::vector<MutableNamedTensor> tensors;  // together, so that a block is read once
+  for (const Parameter& p : parameters.inventory().parameters) {
+    tensors.push_back({.name = kWeightPrefix + p.name,
+                       .shape = p.shape,
+                       .data = {buffers.weights.data_ptr<float>() + p.offset,
+                                static_cast<size_t>(p.NumElements())}});
+  }
+  for (const ParameterRun& run :
+       RunsOf(context.layout.extents, parameters.inventory(), /*only_first_in_chain=*/false)) {
+    AddMoments(run, buffers, tensors);
+  }
+  RETURN_IF_ERROR(ReadTensors(fs, checkpoint_folder, manifest, tensors));
+  if (!buffers.weights.is_same(parameters.weights())) {
+    parameters.weights().copy_(buffers.weights);
+    parameters.moment1().copy_(buffers.moment1);
+    parameters.moment2().copy_(buffers.moment2);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> HashRankWeights(const RankContext& context, const Inventory& whole) {
+  const Inventory& held = context.model->parameters().inventory();
+  const std::vector<uint64_t> own = ParameterHashes(context.model->parameters());
+  std::string lines;
+  for (size_t i = 0; i < own.size(); ++i) {
+    absl::StrAppend(&lines, held.parameters[i].name, " ", own[i], "\n");
+  }
+  ASSIGN_OR_RETURN(const std::vector<std::string> all, AllGatherText(*context.world, lines));
+  absl::flat_hash_map<std::string, uint64_t> hashes;
+  for (const std::string& text : all) {
+    for (const absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
+      const std::pair<std::string, std::string> entry = absl::StrSplit(line, ' ');
+      uint64_t hash = 0;
+      if (absl::SimpleAtoi(entry.second, &hash)) hashes.emplace(entry.first, hash);
+    }
+  }
+  std::vector<uint64_t> in_order;
+  for (const Parameter& p : whole.parameters) in_order.push_back(hashes.at(p.name));
+  return WeightsHash(in_order);
+}
+
+AsyncCheckpointer::AsyncCheckpointer(FileSystem& fs, AsyncCheckpointerOptions options,
+                                     const RankContext& context)
+    : fs_(fs),
+      options_(std::move(options)),
+      context_(context),
+      snapshot_(context, options_.copies) {}
+
+absl::Status AsyncCheckpointer::Open() {
+  task_.Start([this] {
+    snapshot_.TakeMemory();
+    return absl::OkStatus();
+  });
+  const absl::Status removed = leads() ? RemoveUnfinished(fs_, options_.folder) : absl::OkStatus();
+  return AgreeOnStatus(*context_.world,
+                       removed.ok() ? removed : WithExitCode(removed, ExitCode::kCheckpoint));
+}
+
+void AsyncCheckpointer::Begin(const Manifest& state) {
+  DEEPNET_CHECK(!busy());
+  began_ = SecondsNow();
+  stall_seconds_ = 0.0;
+  const Stopwatch stall(stall_seconds_);
+  manifest_ = state;
+  manifest_.clear_files();
+  snapshot_.Look();
+  phase_ = Phase::kWriting;
+  copied_ = !options_.copies;
+  task_.Start([this]() -> absl::Status {
+    snapshot_.Copy();
+    copied_ = true;
+    copied_.notify_all();
+    ASSIGN_OR_RETURN(
+        file_, WriteShard(fs_, options_.folder, manifest_.step(), context_.world->rank(),
+                          context_.world->size(), manifest_.block_bytes(), snapshot_.tensors()));
+    return absl::OkStatus();
+  });
+  if (!options_.copies) task_.Wait().IgnoreError();  // Advance asks again
+}
+
+void AsyncCheckpointer::AwaitCopy() {
+  if (copied_) return;
+  const Stopwatch stall(stall_seconds_);
+  copied_.wait(false);
+}
+
+// The ranks go through the phases together. Each phase is one task in the background, and only
+// Advance exchanges how it went.
+absl::Status AsyncCheckpointer::Advance() {
+  DEEPNET_CHECK(busy());
+  const Stopwatch stall(stall_seconds_);
+  switch (phase_) {
+    case Phase::kNone:
+      break;
+    case Phase::kWriting:
+      return EndWriting();
+    case Phase::kCommitting:
+      return EndCommit();
+    case Phase::kTidying:
+      if (const absl::Status tidied = task_.Wait(); !tidied.ok()) {
+        options_.warn(std::string(tidied.message()));
+      }
+      phase_ = Phase::kNone;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AsyncCheckpointer::EndWriting() {
+  Communicator& world = *context_.world;
+  outcome_ = AgreeOnStatus(world, task_.Wait());
+  if (!outcome_.ok()) return EndSave();
+  ASSIGN_OR_RETURN(const std::vector<std::string> files,
+                   AllGatherText(world, file_.SerializeAsString()));
+  for (const std::string& bytes : files) {
+    RETURN_IF_ERROR(ParseSent(bytes, *manifest_.add_files()));
+  }
+  phase_ = Phase::kCommitting;
+  task_.Start([this] { return leads() ? Commit() : absl::OkStatus(); });
+  return absl::OkStatus();
+}
+
+absl::Status AsyncCheckpointer::Commit() {
+  if (options_.lock != nullptr) RETURN_IF_ERROR(options_.lock->Check());
+  RETURN_IF_ERROR(CommitCheckpoint(fs_, options_.folder, manifest_));
+  for (const BestScore& best : manifest_.best()) {
+    if (best.step() != manifest_.step()) continue;
+    RETURN_IF_ERROR(
+        SetPointer(fs_, options_.folder, absl::StrCat("best-", best.metric()), best.step()));
+  }
+  committed_ = SecondsNow();
+  return absl::OkStatus();
+}
+
+absl::Status AsyncCheckpointer::EndCommit() {
+  outcome_ = AgreeOnStatus(*context_.world, task_.Wait());
+  return EndSave();
+}
+
+absl::Status AsyncCheckpointer::EndSave() {
+  if (!outcome_.ok() && !IsAgreed(outcome_)) return outcome_;  // a rank is lost
+  SaveRecord record;
+  record.set_kind("save");
+  record.set_step(manifest_.step());
+  record.set_stall_seconds(stall_seconds_);
+  if (outcome_.ok()) {
+    const double end = leads() ? committed_ : SecondsNow();
+    record.set_seconds(end - began_);
+    record.set_bytes(TensorBytes(manifest_));
+    longest_seconds_ = std::max(longest_seconds_, record.seconds());
+  } else {
+    record.set_seconds(SecondsNow() - began_);
+    record.set_error(std::string(outcome_.message()));
+  }
+  options_.on_end(record);
+  if (absl::IsAborted(outcome_)) return outcome_;  // the folder is another job's now
+  phase_ = Phase::kTidying;
+  task_.Start([this, ok = outcome_.ok()] { return leads() ? Tidy(ok) : absl::OkStatus(); });
+  return absl::OkStatus();
+}
+
+absl::Status AsyncCheckpointer::Tidy(bool saved) {
+  if (options_.lock != nullptr) RETURN_IF_ERROR(options_.lock->Check());
+  if (!saved) return RemoveUnfinished(fs_, options_.folder);
+  if (hurry_) return absl::OkStatus();
+  return DeleteOldCheckpoints(fs_, options_.folder, options_.keep_latest, options_.keep_every_steps,
+                              &hurry_);
+}
+
+absl::Status AsyncCheckpointer::Finish(bool tidy) {
+  hurry_ = !tidy;
+  while (busy()) {
+    {
+      const Stopwatch stall(stall_seconds_);
+      task_.Wait().IgnoreError();  // Advance asks again
+    }
+    RETURN_IF_ERROR(Advance());
+  }
+  hurry_ = false;
+  return absl::OkStatus();
+}
+
+std::string SaveLine(const SaveRecord& record) {
+  if (!record.error().empty()) {
+    return absl::StrFormat("step %s could not be saved (%s so far): %s", WithCommas(record.step()),
+                           WithCommas(record.failed_saves()), record.error());
+  }
+  return absl::StrFormat("saved step %s: %s in %.2f s, of which training stood still %.3f s",
+                         WithCommas(record.step()), SizeText(record.bytes()), record.seconds(),
+                         record.stall_seconds());
+}
+
+CheckpointPolicy::CheckpointPolicy(FileSystem& fs, const TrainSpec& train, Manifest& state,
+                                   const RankContext& context, Logger& log,
+                                   CheckpointPolicyOptions options)
+    : train_(train),
+      state_(state),
+      log_(log),
+      options_(std::move(options)),
+      saved_step_(options_.resumed ? state.step() : -1),
+      saved_at_(state.train_seconds()),
+      recorded_skips_(state.skipped_steps()),
+      saver_(fs,
+             {.folder = options_.folder,
+              .keep_latest = train.keep_checkpoints(),
+              .keep_every_steps = train.keep_every_steps(),
+              .copies = options_.copies,
+              .lock = options_.lock,
+              .on_end = [this](const SaveRecord& record) { AfterSave(record); },
+              .warn = [this](const std::string& sentence) { log_.Warning(sentence); }},
+             context) {}
+
+bool UpdateBest(Manifest& state, const std::string& metric, double value, Better better) {
+  if (std::isnan(value)) return false;
+  BestScore* best = nullptr;
+  for (BestScore& known : *state.mutable_best()) {
+    if (known.metric() == metric) best = &known;
+  }
+  if (best == nullptr) {
+    best = state.add_best();
+    best->set_metric(metric);
+  } else if (better == Better::kGreater ? value <= best->value() : value >= best->value()) {
+    return false;  // a stored NaN compares false: any number beats it
+  }
+  best->set_value(value);
+  best->set_step(state.step());
+  return true;
+}
+
+bool CheckpointPolicy::IsDue() const {
+  const int64_t every = train_.checkpoint_every_steps();
+  const double seconds = state_.train_seconds() - saved_at_;
+  return (every > 0 && state_.step() % every == 0) ||
+         (train_.checkpoint_every_minutes() > 0 &&
+          seconds >= 60 * train_.checkpoint_every_minutes());
+}
+
+// Records in the ledger whether the step that was just counted was skipped.
+void CheckpointPolicy::RecordSkip() {
+  if (state_.skipped_steps() == recorded_skips_) return;
+  recorded_skips_ = state_.skipped_steps();
+  const int runs = state_.skips_size();
+  SkippedSteps* run = runs > 0 ? state_.mutable_skips(runs - 1) : nullptr;
+  if (run == nullptr || run->first_step() + run->count() != state_.step()) {
+    run = state_.add_skips();
+    run->set_first_step(state_.step());
+  }
+  run->set_count(run->count() + 1);
+}
+
+absl::Status CheckpointPolicy::SaveIfDue() {
+  RecordSkip();
+  return IsDue() ? Save() : absl::OkStatus();
+}
+
+absl::Status CheckpointPolicy::Save() {
+  RecordSkip();
+  if (saved_step_ == state_.step()) return absl::OkStatus();
+  RETURN_IF_ERROR(saver_.Finish());
+  saved_step_ = state_.step();
+  saved_at_ = state_.train_seconds();
+  saver_.Begin(state_);
+  return absl::OkStatus();
+}
+
+void CheckpointPolicy::AfterSave(SaveRecord record) {
+  const bool failed = !record.error().empty();
+  if (failed) state_.set_failed_saves(state_.failed_saves() + 1);
+  if (failed && saved_step_ == record.step()) saved_step_ = -1;
+  record.set_failed_saves(state_.failed_saves());
+  if (options_.record) options_.record(record);
+  if (failed) {
+    log_.Warning(SaveLine(record));
+  } else {
+    log_.Info(SaveLine(record));
+  }
+}
+
+absl::Status CheckpointPolicy::SaveAndWait(bool tidy) {
+  RETURN_IF_ERROR(saver_.Finish(tidy));
+  for (int attempt = 0; attempt < kAttempts && saved_step_ != state_.step(); ++attempt) {
+    RETURN_IF_ERROR(Save());
+    RETURN_IF_ERROR(saver_.Finish(tidy));
+  }
+  return saved_step_ == state_.step() ? absl::OkStatus() : saver_.outcome();
+}
+
+double CheckpointPolicy::ExpectedSeconds() const {
+  const double measured = saver_.longest_seconds();
+  return measured > 0 ? measured : static_cast<double>(saver_.bytes()) / kGuessedBytesPerSecond;
+}
+
+}  // namespace deepnet

@@ -1,0 +1,385 @@
+#include "trainer/bench.h"
+
+#include <algorithm>
+#include <fstream>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <span>
+#include <sstream>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include <google/protobuf/struct.pb.h>
+#include <google/protobuf/util/json_util.h>
+
+#include "parallel/base/clock.h"
+#include "parallel/base/exit_code.h"
+#include "parallel/base/philox.h"
+#include "parallel/base/process_memory.h"
+#include "parallel/base/status_macros.h"
+#include "parallel/comm/communicator.h"
+#include "trainer/data/batcher.h"
+#include "trainer/decode/model_scorer.h"
+#include "trainer/decode/search.h"
+#include "trainer/decode/translator.h"
+#include "trainer/kernels/compute.h"
+#include "trainer/model/describe.h"
+#include "trainer/model/flops.h"
+#include "trainer/model/transformer.h"
+#include "trainer/train_step.h"
+
+namespace deepnet {
+namespace {
+
+struct Shape {
+  const char* name;
+  int layers, width, ffn, heads, target_tokens;
+};
+
+constexpr Shape kShapes[] = {{"A", 6, 256, 1024, 4, 2000},
+                             {"B", 18, 256, 1024, 4, 2000},
+                             {"C", 100, 64, 128, 2, 2000},
+                             {"D", 500, 64, 128, 2, 500}};
+constexpr int64_t kVocabulary = 8000;
+
+// Returns microbatches as full as the capacity allows; repeats the lengths if there are few.
+absl::StatusOr<std::vector<Microbatch>> MakeBatches(const StepBenchOptions& options,
+                                                    const MicrobatchSpec& capacity) {
+  ASSIGN_OR_RETURN(auto lengths, ReadBenchLengths(options.lengths_file));
+  const size_t distinct = lengths.size();
+  while (lengths.size() < distinct * (capacity.max_target_tokens() / 250)) {
+    lengths.push_back(lengths[lengths.size() - distinct]);
+  }
+  return MakeBenchMicrobatches(
+      lengths,
+      {capacity.max_source_tokens(), capacity.max_target_tokens(), capacity.max_sentences()},
+      static_cast<int32_t>(kVocabulary), /*seed=*/1);
+}
+
+// One rank that trains alone.
+class Trainee {
+ public:
+  static absl::StatusOr<Trainee> Make(const RunSpec& run, const RecomputeChoice& recompute,
+                                      Communicator& alone) {
+    const Inventory whole = Describe(run.model(), run.data().microbatch());
+    Plan plan = LonePlan(whole, 1);
+    plan.mutable_chunks(0)->set_recompute(recompute.level);
+    plan.mutable_chunks(0)->set_recompute_segment(recompute.segment);
+    Trainee trainee;
+    ASSIGN_OR_RETURN(trainee.context_, MakeRankContext(run, whole, plan, alone));
+    trainee.context_->model->parameters().Initialize(run.seed());
+    trainee.context_->model->Refresh();
+    return trainee;
+  }
+
+  // Seconds of the next step.
+  absl::StatusOr<double> Step(const StepBatch& batch) {
+    const double start = SecondsNow();
+    RETURN_IF_ERROR(RunTrainStep(batch, step_, step_ + 1, *context_).status());
+    ++step_;
+    return SecondsNow() - start;
+  }
+
+ private:
+  std::unique_ptr<RankContext> context_;
+  int64_t step_ = 0;
+};
+
+double Median(std::vector<double> v) {
+  std::sort(v.begin(), v.end());
+  return v.empty() ? 0.0 : v[v.size() / 2];
+}
+
+// The figures of the timed steps.
+struct Measured {
+  std::vector<double> seconds, rates, speeds;
+  std::vector<double> growth;  // of each step over the twin's, if there is one
+  int64_t peak_bytes = 0;
+};
+
+absl::StatusOr<Measured> MeasureSteps(const StepBenchOptions& options, const RunSpec& run) {
+  ASSIGN_OR_RETURN(const auto batches, MakeBatches(options, run.data().microbatch()));
+  const auto batch_of = [&](int i) {
+    const Microbatch& mb = batches[i % batches.size()];
+    return StepBatch{{mb}, mb.num_source_tokens, mb.num_target_tokens};
+  };
+  SelfCommunicator alone;
+  Measured measured;
+  ASSIGN_OR_RETURN(Trainee trainee, Trainee::Make(run, options.recompute, alone));
+  RETURN_IF_ERROR(trainee.Step(batch_of(0)).status());
+  measured.peak_bytes = PeakResidentBytes();
+  std::optional<Trainee> twin;
+  if (options.recompute.level != NONE) {
+    ASSIGN_OR_RETURN(twin, Trainee::Make(run, {}, alone));
+    RETURN_IF_ERROR(twin->Step(batch_of(0)).status());
+  }
+  for (int i = 1; i <= options.steps; ++i) {
+    const StepBatch batch = batch_of(i);
+    ASSIGN_OR_RETURN(const double took, trainee.Step(batch));
+    measured.seconds.push_back(took);
+    measured.rates.push_back((batch.num_source_tokens + batch.num_target_tokens) / took);
+    measured.speeds.push_back(StepFlops(run.model(), batch) / took * 1e-9);
+    if (!twin.has_value()) continue;
+    ASSIGN_OR_RETURN(const double without, twin->Step(batch));
+    measured.growth.push_back(took / without - 1);
+  }
+  return measured;
+}
+
+constexpr int kRowsPerPass = 512;    // hypotheses computed together
+constexpr int kWarmUpSentences = 8;  // searched before the clock starts
+constexpr int32_t kFirstPiece = 4;   // ids below are special
+
+// Stands between the search of `translate` and the model, and decides when a sentence ends. Before
+// the wanted length </s> is impossible, there it is certain. So all hypotheses of a sentence end
+// together, after as many steps as the real target has tokens.
+class FixedLengthScorer : public Scorer {
+ public:
+  explicit FixedLengthScorer(Scorer& model) : model_(model) {}
+
+  // Output tokens, </s> included, of each source of the next Start.
+  void SetTargets(std::vector<int> tokens) { targets_ = std::move(tokens); }
+
+  int64_t vocabulary_size() const override { return model_.vocabulary_size(); }
+
+  std::unique_ptr<DecoderState> Start(std::span<const std::vector<int32_t>> sources) override {
+    auto state = std::make_unique<State>();
+    state->of_model = model_.Start(sources);
+    state->targets = targets_;
+    return state;
+  }
+
+  void Reorder(DecoderState& decoder_state, std::span<const int32_t> parents) override {
+    auto& state = static_cast<State&>(decoder_state);
+    model_.Reorder(*state.of_model, parents);
+    std::vector<int> targets;
+    for (const int32_t parent : parents) targets.push_back(state.targets[parent]);
+    state.targets = std::move(targets);
+  }
+
+  void Step(DecoderState& decoder_state, std::span<const int32_t> tokens,
+            float* log_probs) override {
+    auto& state = static_cast<State&>(decoder_state);
+    model_.Step(*state.of_model, tokens, log_probs);
+    ++state.steps;
+    for (size_t row = 0; row < tokens.size(); ++row) {
+      float* of_row = log_probs + static_cast<int64_t>(row) * vocabulary_size();
+      of_row[SpecialId::kEnd] =
+          state.steps < state.targets[row] ? -std::numeric_limits<float>::infinity() : 0.0f;
+    }
+  }
+
+ private:
+  struct State : public DecoderState {
+    int num_rows() const override { return of_model->num_rows(); }
+
+    std::unique_ptr<DecoderState> of_model;
+    std::vector<int> targets;  // of each row
+    int steps = 0;
+  };
+
+  Scorer& model_;
+  std::vector<int> targets_;
+};
+
+std::vector<int32_t> RandomSource(uint64_t seed, int sentence, int tokens, int64_t vocabulary) {
+  std::vector<int32_t> source;
+  for (int position = 0; position + 1 < tokens; ++position) {
+    const PhiloxBlock block =
+        Philox(MakeKey(seed, RandomPurpose::kSampling),
+               {static_cast<uint32_t>(sentence), static_cast<uint32_t>(position), 0, 0});
+    source.push_back(kFirstPiece + static_cast<int32_t>(
+                                       block[0] % static_cast<uint32_t>(vocabulary - kFirstPiece)));
+  }
+  source.push_back(SpecialId::kEnd);
+  return source;
+}
+
+class Bench {
+ public:
+  Bench(const RunSpec& run, const DecodeBenchOptions& options, Scorer& model,
+        std::vector<std::pair<int, int>> lengths)
+      : run_(run), options_(options), scorer_(model), lengths_(std::move(lengths)) {}
+
+  // Seconds that the searches of the first `count` sentences take.
+  double Search(int count) {
+    std::vector<int> source_lengths;
+    for (int i = 0; i < count; ++i) source_lengths.push_back(lengths_[i].first);
+    double seconds = 0.0;
+    for (const std::vector<int>& indices :
+         PlanBatches(source_lengths, options_.batch_tokens, std::numeric_limits<int64_t>::max())) {
+      SearchBatch batch;
+      std::vector<int> targets;
+      for (const int i : indices) {
+        batch.sources.push_back(
+            RandomSource(run_.seed(), i, lengths_[i].first, scorer_.vocabulary_size()));
+        targets.push_back(lengths_[i].second);
+      }
+      scorer_.SetTargets(std::move(targets));
+      const double start = SecondsNow();
+      deepnet::Search(scorer_, batch,
+                      {.beam_size = options_.beam_size,
+                       .max_tokens = static_cast<int>(run_.model().max_positions()) - 1});
+      seconds += SecondsNow() - start;
+    }
+    return seconds;
+  }
+
+ private:
+  const RunSpec& run_;
+  const DecodeBenchOptions& options_;
+  FixedLengthScorer scorer_;
+  const std::vector<std::pair<int, int>> lengths_;
+};
+
+absl::Status CheckOptions(const DecodeBenchOptions& options) {
+  const auto bad = [](const char* flag) {
+    return WithExitCode(absl::InvalidArgumentError(absl::StrCat(flag, ": must be at least 1")),
+                        ExitCode::kBadConfig);
+  };
+  if (options.sentences < 1) return bad("sentences");
+  if (options.beam_size < 1) return bad("beam");
+  if (options.batch_tokens < 1) return bad("batch_tokens");
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<std::pair<int, int>>> ReadBenchLengths(const std::string& file) {
+  std::ifstream in(file);
+  std::stringstream text;
+  text << in.rdbuf();
+  google::protobuf::ListValue list;
+  if (!in || !google::protobuf::util::JsonStringToMessage(text.str(), &list).ok()) {
+    return WithExitCode(
+        absl::NotFoundError(absl::StrCat(file, ": not a JSON list of [source, target]")),
+        ExitCode::kData);
+  }
+  std::vector<std::pair<int, int>> lengths;
+  for (const auto& pair : list.values()) {
+    const auto& values = pair.list_value().values();
+    if (values.size() != 2 || values[0].number_value() < 1 || values[1].number_value() < 1) {
+      return WithExitCode(absl::InvalidArgumentError(absl::StrCat(file, ": entry ", lengths.size(),
+                                                                  " is not [source, target]")),
+                          ExitCode::kData);
+    }
+    lengths.emplace_back(static_cast<int>(values[0].number_value()),
+                         static_cast<int>(values[1].number_value()));
+  }
+  return lengths;
+}
+
+absl::StatusOr<RunSpec> BenchRun(const std::string& shape) {
+  for (const Shape& s : kShapes) {
+    if (shape != s.name) continue;
+    RunSpec run;
+    run.set_seed(1);
+    ModelSpec& model = *run.mutable_model();
+    model.set_encoder_layers(s.layers);
+    model.set_decoder_layers(s.layers);
+    model.set_d_model(s.width);
+    model.set_ffn_dim(s.ffn);
+    model.set_num_heads(s.heads);
+    model.set_residual(DEEPNORM);
+    model.set_vocabulary_size(kVocabulary);
+    model.set_max_positions(1024);
+    model.set_dropout(0.1);
+    model.set_layer_norm_epsilon(1e-5);
+    run.mutable_data()->mutable_microbatch()->set_max_source_tokens(s.target_tokens);
+    run.mutable_data()->mutable_microbatch()->set_max_target_tokens(s.target_tokens);
+    run.mutable_data()->mutable_microbatch()->set_max_sentences(s.target_tokens / 4);
+    OptimSpec& optim = *run.mutable_optim();
+    optim.set_learning_rate(1e-4);
+    optim.set_schedule(CONSTANT);
+    optim.set_beta1(0.9);
+    optim.set_beta2(0.98);
+    optim.set_epsilon(1e-8);
+    optim.set_label_smoothing(0.1);
+    return run;
+  }
+  return WithExitCode(
+      absl::InvalidArgumentError(absl::StrCat("shape: \"", shape, "\": not one of A, B, C, D")),
+      ExitCode::kBadConfig);
+}
+
+absl::StatusOr<BenchRecord> BenchStep(const StepBenchOptions& options) {
+  ASSIGN_OR_RETURN(RunSpec run, BenchRun(options.shape));
+  const ComputeSpec compute = ResolveCompute(options.compute);
+  *run.mutable_compute() = compute;
+  ASSIGN_OR_RETURN(const Measured measured, MeasureSteps(options, run));
+  const std::vector<double>& rates = measured.rates;
+  BenchRecord record;
+  record.set_name(absl::StrCat("step/", options.shape));
+  record.set_tokens_per_second(Median(rates));
+  record.set_tokens_per_second_best(rates.empty() ? 0.0
+                                                  : *std::max_element(rates.begin(), rates.end()));
+  record.set_gflops(Median(measured.speeds));
+  record.set_ceiling_gflops(
+      MeasureProductCeiling(run.model().d_model(), compute.threads_per_rank(), 1.0));
+  record.set_gemm_efficiency(record.gflops() / record.ceiling_gflops());
+  record.set_peak_resident_bytes(measured.peak_bytes);
+  record.set_dtype(DataType_Name(compute.dtype()));
+  record.set_isa(Isa_Name(compute.isa()));
+  record.set_threads(compute.threads_per_rank());
+  record.set_seconds_per_step(Median(measured.seconds));
+  record.set_recompute(Recompute_Name(options.recompute.level));
+  if (options.recompute.level == FULL) {
+    record.set_recompute_segment(options.recompute.segment);
+  }
+  record.set_recompute_share(Median(measured.growth));
+  return record;
+}
+
+absl::StatusOr<BenchRecord> BenchDecode(const DecodeBenchOptions& options) {
+  RETURN_IF_ERROR(CheckOptions(options));
+  ASSIGN_OR_RETURN(auto lengths, ReadBenchLengths(options.lengths_file));
+  ASSIGN_OR_RETURN(const RunSpec run, BenchRun("A"));
+  const int count = std::min(options.sentences, static_cast<int>(lengths.size()));
+  lengths.resize(count);
+  for (const auto& [source, target] : lengths) {
+    if (std::max(source, target) >= run.model().max_positions()) {
+      return WithExitCode(absl::InvalidArgumentError(absl::StrCat(
+                              options.lengths_file, ": ", std::max(source, target),
+                              " tokens, but the model takes ", run.model().max_positions())),
+                          ExitCode::kData);
+    }
+  }
+  const ComputeSpec compute = ResolveCompute(options.compute);
+  ASSIGN_OR_RETURN(const std::unique_ptr<Ops> ops, MakeOps(compute));
+  MicrobatchSpec capacity;
+  capacity.set_max_source_tokens(
+      std::max(static_cast<int>(run.model().max_positions()), options.batch_tokens));
+  capacity.set_max_target_tokens(kRowsPerPass);
+  capacity.set_max_sentences(capacity.max_source_tokens());
+  Transformer model(run.model(), capacity, *ops, /*trainable=*/false);
+  model.parameters().Initialize(run.seed());
+  model.Refresh();
+  ModelScorer scorer(model);
+  Bench bench(run, options, scorer, lengths);
+  bench.Search(std::min(count, kWarmUpSentences));
+  const double seconds = bench.Search(count);
+
+  double tokens = 0.0, flops = 0.0;
+  for (const auto& [source, target] : lengths) {
+    tokens += source + target;
+    flops += SearchFlops(run.model(), source, target, options.beam_size);
+  }
+  BenchRecord record;
+  record.set_name(
+      absl::StrCat("decode/", run.model().encoder_layers(), "-", run.model().decoder_layers()));
+  record.set_sentences_per_second(count / seconds);
+  record.set_tokens_per_second(tokens / seconds);
+  record.set_gflops(flops / seconds * 1e-9);
+  record.set_ceiling_gflops(
+      MeasureProductCeiling(run.model().d_model(), compute.threads_per_rank(), 1.0));
+  record.set_gemm_efficiency(record.gflops() / record.ceiling_gflops());
+  record.set_peak_resident_bytes(PeakResidentBytes());
+  record.set_dtype(DataType_Name(compute.dtype()));
+  record.set_isa(Isa_Name(compute.isa()));
+  record.set_threads(compute.threads_per_rank());
+  return record;
+}
+
+}  // namespace deepnet

@@ -1,0 +1,55 @@
+// The standing benchmarks of a training step and of decoding, in one process, on the lengths of
+// real sentences.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+#include "parallel/plan/inventory.h"
+#include "proto/plan.pb.h"
+#include "proto/report.pb.h"
+#include "proto/run.pb.h"
+
+namespace deepnet {
+
+// Returns the {source, target} tokens of each sentence pair in `file`: JSON, [[source, target],
+// ...]. Fails with ExitCode::kData naming the file and the entry.
+absl::StatusOr<std::vector<std::pair<int, int>>> ReadBenchLengths(const std::string& file);
+
+struct StepBenchOptions {
+  std::string shape;         // "A" 6-6 d=256, "B" 18-18 d=256, "C" 100-100 d=64, "D" 500-500 d=64
+  std::string lengths_file;  // JSON: [[source, target], ...] tokens of real sentences
+  int steps = 8;             // timed, after one that is not
+  ComputeSpec compute;       // open fields are decided as for a run
+  // The recompute level of all layers. Unless it is NONE, a twin that recomputes nothing takes each
+  // step too, in turns, so that other load of the machine slows both alike.
+  RecomputeChoice recompute;
+};
+
+// Returns the run of a shape: model, microbatch, Adam with smoothing 0.1 and dropout 0.1.
+absl::StatusOr<RunSpec> BenchRun(const std::string& shape);
+
+// Trains `steps` steps on random tokens of real lengths and reports tokens per second, GFLOP/s,
+// the product ceiling measured in the same process and the peak memory of a first step (without the
+// twin); with recomputation, how much longer its steps take than the twin's.
+absl::StatusOr<BenchRecord> BenchStep(const StepBenchOptions& options);
+
+struct DecodeBenchOptions {
+  std::string lengths_file;  // as StepBenchOptions::lengths_file
+  int sentences = 200;       // the first of that file; >= 1
+  int beam_size = 5;         // >= 1
+  int batch_tokens = 2000;   // source tokens decoded together, as `translate` does
+  ComputeSpec compute;       // open fields are decided as for a run
+};
+
+// Beam search with a 6+6 model of width 256. Searches each sentence once, after a short search that
+// is not timed, and reports sentences per second, source and target tokens per second (</s>
+// counted), and the GFLOP/s of the products that a beam of full width needs. Weights and source ids
+// are random, so the model's own output is meaningless: each search is made to end at the length of
+// the pair's target.
+absl::StatusOr<BenchRecord> BenchDecode(const DecodeBenchOptions& options);
+
+}  // namespace deepnet

@@ -1,0 +1,484 @@
+// Writing: a checkpoint is written under a temporary name, made durable file by file, then renamed:
+// the one moment at which it begins to exist. The manifest comes after the tensors, so that even a
+// folder copied half-way by other means is recognised.
+//
+//   .tmp folder -> tensors, fsync -> manifest, fsync -> fsync folder -> rename -> fsync run ->
+//   `latest`
+//
+// Reading: a file is read block by block, ascending, each verified before a byte of it is used.
+// Extents and blocks are both sorted, so one pass over both copies what they share.
+//
+// Finding: pointers are a convenience for people and scripts; resuming trusts only what it has read
+// and verified.
+#include "trainer/checkpoint/checkpoint.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+
+#include "parallel/base/check.h"
+#include "parallel/base/crc32c.h"
+#include "parallel/base/status_macros.h"
+#include "trainer/checkpoint/format.h"
+
+namespace deepnet {
+namespace {
+
+// Writing.
+
+static_assert(std::endian::native == std::endian::little, "tensor files are little-endian");
+
+// Gathers bytes into blocks, writes each with one call, and adds its checksum to `description`.
+class BlockWriter {
+ public:
+  BlockWriter(AppendFile& file, int64_t block_bytes, ShardFile& description)
+      : file_(file), block_bytes_(static_cast<size_t>(block_bytes)), description_(description) {}
+
+  absl::Status Append(std::string_view bytes) {
+    description_.set_bytes(description_.bytes() + static_cast<int64_t>(bytes.size()));
+    while (!bytes.empty()) {
+      const size_t taken = std::min(bytes.size(), block_bytes_ - block_.size());
+      block_.append(bytes.substr(0, taken));
+      bytes.remove_prefix(taken);
+      if (block_.size() == block_bytes_) RETURN_IF_ERROR(Flush());
+    }
+    return absl::OkStatus();
+  }
+
+  // Writes the last block, which may be shorter.
+  absl::Status Finish() { return block_.empty() ? absl::OkStatus() : Flush(); }
+
+ private:
+  absl::Status Flush() {
+    description_.add_block_crc32c(Crc32c(block_));
+    RETURN_IF_ERROR(file_.Append(block_));
+    block_.clear();
+    return absl::OkStatus();
+  }
+
+  AppendFile& file_;
+  const size_t block_bytes_;
+  ShardFile& description_;
+  std::string block_;
+};
+
+void CheckTensors(std::span<const NamedTensor> tensors) {
+  std::set<std::pair<std::string_view, int64_t>> seen;
+  for (const NamedTensor& tensor : tensors) {
+    int64_t elements = 1;
+    for (const int64_t size : tensor.shape) elements *= size;
+    const int64_t end = tensor.first_element + static_cast<int64_t>(tensor.data.size());
+    DEEPNET_CHECK(tensor.first_element >= 0 && !tensor.data.empty() && end <= elements)
+        << tensor.name << ": elements " << tensor.first_element << " to " << end << " of "
+        << elements;
+    DEEPNET_CHECK(seen.emplace(tensor.name, tensor.first_element).second)
+        << tensor.name << " is given twice";
+  }
+}
+
+TensorExtent ExtentOf(const NamedTensor& tensor, int64_t offset) {
+  TensorExtent extent;
+  extent.set_name(tensor.name);
+  for (const int64_t size : tensor.shape) extent.add_shape(size);
+  extent.set_first_element(tensor.first_element);
+  extent.set_num_elements(static_cast<int64_t>(tensor.data.size()));
+  extent.set_offset(offset);
+  return extent;
+}
+
+absl::StatusOr<ShardFile> WriteTensors(FileSystem& fs, const std::string& folder,
+                                       const std::string& name, int64_t block_bytes,
+                                       std::span<const NamedTensor> tensors) {
+  ShardFile description;
+  description.set_file(name);
+  RETURN_IF_ERROR(fs.MakeFolder(folder));  // each writer: none has to wait for another
+  ASSIGN_OR_RETURN(const std::unique_ptr<AppendFile> file, fs.CreateNew(JoinPath(folder, name)));
+  BlockWriter writer(*file, block_bytes, description);
+  for (const NamedTensor& tensor : tensors) {
+    *description.add_extents() = ExtentOf(tensor, description.bytes());
+    RETURN_IF_ERROR(writer.Append(
+        {reinterpret_cast<const char*>(tensor.data.data()), tensor.data.size() * kElementBytes}));
+  }
+  RETURN_IF_ERROR(writer.Finish());
+  RETURN_IF_ERROR(file->Sync());
+  RETURN_IF_ERROR(file->Close());
+  return description;
+}
+
+absl::Status WriteManifest(FileSystem& fs, const std::string& folder, const Manifest& manifest) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<AppendFile> file,
+                   fs.OpenForAppend(JoinPath(folder, kManifestFile)));
+  RETURN_IF_ERROR(file->Append(SerializeManifest(manifest)));
+  RETURN_IF_ERROR(file->Sync());
+  return file->Close();
+}
+
+// Deletes what saves and deletions that were cut short have left.
+absl::Status RemoveTemporaries(FileSystem& fs, const std::string& run_folder) {
+  RETURN_IF_ERROR(fs.MakeFolder(run_folder));
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, fs.List(run_folder));
+  for (const std::string& name : names) {
+    if (absl::StartsWith(name, "step-") && absl::EndsWith(name, kTemporarySuffix)) {
+      RETURN_IF_ERROR(DeleteTree(fs, JoinPath(run_folder, name)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Gives the finished folder `temporary` its name. A folder cannot replace a full one in one step,
+// so an earlier checkpoint of the same step first steps aside under a name that readers know as
+// well.
+absl::Status Publish(FileSystem& fs, const std::string& run_folder, const std::string& temporary,
+                     const std::string& folder) {
+  const std::string replaced = absl::StrCat(folder, kReplacedSuffix);
+  ASSIGN_OR_RETURN(const bool exists, fs.Exists(folder));
+  ASSIGN_OR_RETURN(bool aside, fs.Exists(replaced));
+  if (exists) {
+    if (aside) RETURN_IF_ERROR(DeleteTree(fs, replaced));
+    RETURN_IF_ERROR(fs.SyncFolder(run_folder));
+    RETURN_IF_ERROR(fs.Rename(folder, replaced));
+    RETURN_IF_ERROR(fs.SyncFolder(run_folder));
+    aside = true;
+  }
+  RETURN_IF_ERROR(fs.Rename(temporary, folder));
+  RETURN_IF_ERROR(fs.SyncFolder(run_folder));
+  return aside ? DeleteTree(fs, replaced) : absl::OkStatus();
+}
+
+std::string TemporaryFolder(const std::string& run_folder, int64_t step) {
+  return absl::StrCat(JoinPath(run_folder, CheckpointName(step)), kTemporarySuffix);
+}
+
+absl::Status Commit(FileSystem& fs, const std::string& run_folder, const Manifest& manifest) {
+  const std::string temporary = TemporaryFolder(run_folder, manifest.step());
+  RETURN_IF_ERROR(ParseManifest(SerializeManifest(manifest)).status());
+  RETURN_IF_ERROR(WriteManifest(fs, temporary, manifest));
+  RETURN_IF_ERROR(fs.SyncFolder(temporary));
+  RETURN_IF_ERROR(
+      Publish(fs, run_folder, temporary, JoinPath(run_folder, CheckpointName(manifest.step()))));
+  return SetPointer(fs, run_folder, kLatestPointer, manifest.step());
+}
+
+std::string Context(const std::string& run_folder, int64_t step) {
+  return absl::StrCat("saving the checkpoint of step ", step, " in '", run_folder, "'");
+}
+
+int64_t BlockBytes(int64_t asked) { return asked == 0 ? kDefaultBlockBytes : asked; }
+
+// Reading.
+
+// Bytes of a file that are wanted, and where they go.
+struct Piece {
+  int64_t begin;  // bytes in the file
+  int64_t end;
+  char* destination;
+};
+
+// Reads the blocks that hold parts of `pieces` (ascending, disjoint) and copies those.
+absl::Status ReadPieces(BlockReader& reader, std::span<const Piece> pieces) {
+  std::vector<char> contents;
+  for (int64_t block = 0; block < reader.num_blocks() && !pieces.empty(); ++block) {
+    const int64_t begin = reader.Begin(block), end = reader.End(block);
+    if (pieces.front().begin >= end) continue;
+    contents.resize(static_cast<size_t>(end - begin));
+    RETURN_IF_ERROR(reader.Read(block, contents));
+    for (const Piece& piece : pieces) {
+      if (piece.begin >= end) break;
+      const int64_t from = std::max(piece.begin, begin);
+      const int64_t to = std::min(piece.end, end);
+      std::memcpy(piece.destination + (from - piece.begin), contents.data() + (from - begin),
+                  static_cast<size_t>(to - from));
+    }
+    while (!pieces.empty() && pieces.front().end <= end) pieces = pieces.subspan(1);
+  }
+  return absl::OkStatus();
+}
+
+// Wanted tensors by name; parts of one tensor stand in the order in which they were given.
+using Wanted = std::multimap<std::string_view, const MutableNamedTensor*>;
+
+Wanted IndexByName(std::span<const MutableNamedTensor> tensors) {
+  Wanted wanted;
+  for (const MutableNamedTensor& tensor : tensors) {
+    int64_t elements = 1;
+    for (const int64_t size : tensor.shape) elements *= size;
+    const int64_t end = tensor.first_element + static_cast<int64_t>(tensor.data.size());
+    DEEPNET_CHECK(tensor.first_element >= 0 && end <= elements) << tensor.name;
+    wanted.emplace(tensor.name, &tensor);
+  }
+  return wanted;
+}
+
+template <typename Shape>
+std::string ShapeText(const Shape& shape) {
+  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
+}
+
+// Fails unless every wanted tensor is stored with the shape it should have. (ParseManifest() has
+// checked that stored tensors are complete.)
+absl::Status CheckWanted(const Manifest& manifest, Wanted wanted) {
+  for (const ShardFile& file : manifest.files()) {
+    for (const TensorExtent& extent : file.extents()) {
+      const std::vector<int64_t> shape(extent.shape().begin(), extent.shape().end());
+      const auto [begin, end] = wanted.equal_range(extent.name());
+      for (auto found = begin; found != end; ++found) {
+        if (shape == found->second->shape) continue;
+        return absl::FailedPreconditionError(absl::StrCat("'", extent.name(), "' has shape ",
+                                                          ShapeText(shape), ", not ",
+                                                          ShapeText(found->second->shape)));
+      }
+      wanted.erase(begin, end);
+    }
+  }
+  if (wanted.empty()) return absl::OkStatus();
+  return absl::NotFoundError(absl::StrCat("'", std::string(wanted.begin()->first), "'",
+                                          wanted.size() == 1 ? "" : " (and others)",
+                                          " is not stored there"));
+}
+
+// Returns the part of `extent` that belongs to `wanted`; empty (begin >= end) if none does.
+Piece Overlap(const TensorExtent& extent, const MutableNamedTensor& wanted) {
+  const int64_t begin = std::max(extent.first_element(), wanted.first_element);
+  const int64_t end = std::min(extent.first_element() + extent.num_elements(),
+                               wanted.first_element + static_cast<int64_t>(wanted.data.size()));
+  if (begin >= end) return {0, 0, nullptr};
+  return {extent.offset() + (begin - extent.first_element()) * kElementBytes,
+          extent.offset() + (end - extent.first_element()) * kElementBytes,
+          reinterpret_cast<char*>(wanted.data.data() + (begin - wanted.first_element))};
+}
+
+// Returns what to read of one file, ascending and disjoint.
+std::vector<Piece> PiecesOf(const ShardFile& file, const Wanted& wanted) {
+  std::vector<Piece> pieces;
+  for (const TensorExtent& extent : file.extents()) {
+    const auto [begin, end] = wanted.equal_range(extent.name());
+    for (auto found = begin; found != end; ++found) {
+      const Piece piece = Overlap(extent, *found->second);
+      if (piece.begin < piece.end) pieces.push_back(piece);
+    }
+  }
+  std::sort(pieces.begin(), pieces.end(),
+            [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
+  return pieces;
+}
+
+// Finding.
+
+constexpr char kStepPrefix[] = "step-";
+constexpr int64_t kMaxPointerBytes = 100;
+
+// A folder that may be a checkpoint. Better ones compare greater: a later step, and at equal steps
+// the one that was not replaced.
+struct Candidate {
+  int64_t step;
+  bool current;
+  std::string name;
+
+  bool operator>(const Candidate& other) const {
+    return std::tie(step, current) > std::tie(other.step, other.current);
+  }
+};
+
+// Returns the candidates, best first, and adds a note for each unfinished one.
+std::vector<Candidate> FindCandidates(const std::string& run_folder,
+                                      const std::vector<std::string>& names,
+                                      std::vector<std::string>& notes) {
+  std::vector<Candidate> candidates;
+  for (const std::string& name : names) {
+    std::string base = name;
+    const bool unfinished = absl::EndsWith(base, kTemporarySuffix);
+    const bool replaced = absl::EndsWith(base, kReplacedSuffix);
+    if (unfinished || replaced) base.resize(base.size() - 4);
+    const std::optional<int64_t> step = StepOfCheckpointName(base);
+    if (!step.has_value()) continue;
+    if (unfinished) {
+      notes.push_back(absl::StrCat("'", JoinPath(run_folder, name), "' was never finished"));
+    } else {
+      candidates.push_back({*step, !replaced, name});
+    }
+  }
+  std::sort(candidates.begin(), candidates.end(), std::greater<>());
+  return candidates;
+}
+
+absl::StatusOr<Manifest> ReadVerified(FileSystem& fs, const std::string& folder, int64_t step) {
+  ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(fs, folder));
+  if (manifest.step() != step) {
+    return CheckpointError(
+        absl::DataLossError(absl::StrCat("its manifest says step ", manifest.step())),
+        absl::StrCat("'", folder, "' has a wrong name"));
+  }
+  RETURN_IF_ERROR(VerifyTensors(fs, folder, manifest));
+  return manifest;
+}
+
+absl::StatusOr<int64_t> ReadPointerFile(FileSystem& fs, const std::string& path) {
+  ASSIGN_OR_RETURN(const std::string contents, ReadWholeFile(fs, path, kMaxPointerBytes));
+  const std::optional<int64_t> step =
+      StepOfCheckpointName(std::string(absl::StripSuffix(contents, "\n")));
+  if (step.has_value()) return *step;
+  return absl::DataLossError("it does not name a checkpoint, such as step-00000010");
+}
+
+}  // namespace
+
+absl::Status RemoveUnfinished(FileSystem& fs, const std::string& run_folder) {
+  return CheckpointError(RemoveTemporaries(fs, run_folder),
+                         absl::StrCat("what interrupted saves left in '", run_folder, "'"));
+}
+
+absl::Status BeginCheckpoint(FileSystem& fs, const std::string& run_folder, int64_t step) {
+  DEEPNET_CHECK(step >= 0);
+  RETURN_IF_ERROR(RemoveUnfinished(fs, run_folder));
+  return CheckpointError(fs.MakeFolder(TemporaryFolder(run_folder, step)),
+                         Context(run_folder, step));
+}
+
+absl::StatusOr<ShardFile> WriteShard(FileSystem& fs, const std::string& run_folder, int64_t step,
+                                     int writer, int num_writers, int64_t block_bytes,
+                                     std::span<const NamedTensor> tensors) {
+  DEEPNET_CHECK(step >= 0 && block_bytes >= 0 && block_bytes <= kMaxBlockBytes);
+  CheckTensors(tensors);
+  absl::StatusOr<ShardFile> file =
+      WriteTensors(fs, TemporaryFolder(run_folder, step), TensorFileName(writer, num_writers),
+                   BlockBytes(block_bytes), tensors);
+  if (!file.ok()) return CheckpointError(file.status(), Context(run_folder, step));
+  return file;
+}
+
+absl::Status CommitCheckpoint(FileSystem& fs, const std::string& run_folder, Manifest manifest) {
+  manifest.set_format_version(kFormatVersion);
+  manifest.set_block_bytes(BlockBytes(manifest.block_bytes()));
+  return CheckpointError(Commit(fs, run_folder, manifest), Context(run_folder, manifest.step()));
+}
+
+absl::Status SaveCheckpoint(FileSystem& fs, const std::string& run_folder, Manifest manifest,
+                            std::span<const NamedTensor> tensors) {
+  DEEPNET_CHECK(manifest.files().empty());
+  RETURN_IF_ERROR(BeginCheckpoint(fs, run_folder, manifest.step()));
+  ASSIGN_OR_RETURN(*manifest.add_files(), WriteShard(fs, run_folder, manifest.step(), 0, 1,
+                                                     manifest.block_bytes(), tensors));
+  return CommitCheckpoint(fs, run_folder, std::move(manifest));
+}
+
+absl::StatusOr<Manifest> ReadManifest(FileSystem& fs, const std::string& checkpoint_folder) {
+  const std::string path = JoinPath(checkpoint_folder, kManifestFile);
+  const absl::StatusOr<std::string> bytes = ReadWholeFile(fs, path, kMaxManifestBytes);
+  if (!bytes.ok()) {
+    return CheckpointError(bytes.status(),
+                           absl::StrCat("'", checkpoint_folder, "' is no complete checkpoint"));
+  }
+  absl::StatusOr<Manifest> manifest = ParseManifest(*bytes);
+  if (!manifest.ok()) {
+    return CheckpointError(manifest.status(), absl::StrCat("'", path, "' is damaged or foreign"));
+  }
+  return manifest;
+}
+
+absl::Status ReadTensors(FileSystem& fs, const std::string& checkpoint_folder,
+                         const Manifest& manifest, std::span<const MutableNamedTensor> tensors) {
+  const std::string context = absl::StrCat("reading checkpoint '", checkpoint_folder, "'");
+  const Wanted wanted = IndexByName(tensors);
+  RETURN_IF_ERROR(CheckpointError(CheckWanted(manifest, wanted), context));
+  for (const ShardFile& file : manifest.files()) {
+    const std::vector<Piece> pieces = PiecesOf(file, wanted);
+    if (pieces.empty()) continue;
+    BlockReader reader(fs, JoinPath(checkpoint_folder, file.file()), file, manifest.block_bytes());
+    RETURN_IF_ERROR(CheckpointError(reader.CheckSize(), context));
+    RETURN_IF_ERROR(CheckpointError(ReadPieces(reader, pieces), context));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status VerifyTensors(FileSystem& fs, const std::string& checkpoint_folder,
+                           const Manifest& manifest) {
+  const std::string context = absl::StrCat("verifying checkpoint '", checkpoint_folder, "'");
+  for (const ShardFile& file : manifest.files()) {
+    BlockReader reader(fs, JoinPath(checkpoint_folder, file.file()), file, manifest.block_bytes());
+    RETURN_IF_ERROR(CheckpointError(reader.CheckSize(), context));
+    for (int64_t block = 0; block < reader.num_blocks(); ++block) {
+      RETURN_IF_ERROR(CheckpointError(reader.Verify(block), context));
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::string CheckpointName(int64_t step) { return absl::StrFormat("%s%08d", kStepPrefix, step); }
+
+std::optional<int64_t> StepOfCheckpointName(std::string_view name) {
+  const std::string_view prefix = kStepPrefix;
+  if (name.substr(0, prefix.size()) != prefix) return std::nullopt;
+  const std::string digits(name.substr(prefix.size()));
+  int64_t step = 0;
+  const bool is_number = std::all_of(digits.begin(), digits.end(), absl::ascii_isdigit) &&
+                         absl::SimpleAtoi(digits, &step);
+  if (!is_number || CheckpointName(step) != name) return std::nullopt;
+  return step;
+}
+
+absl::Status SetPointer(FileSystem& fs, const std::string& run_folder, const std::string& pointer,
+                        int64_t step) {
+  const std::string path = JoinPath(run_folder, pointer);
+  return CheckpointError(ReplaceFile(fs, path, absl::StrCat(CheckpointName(step), "\n")),
+                         absl::StrCat("pointer '", path, "'"));
+}
+
+absl::StatusOr<int64_t> GetPointer(FileSystem& fs, const std::string& run_folder,
+                                   const std::string& pointer) {
+  const std::string path = JoinPath(run_folder, pointer);
+  absl::StatusOr<int64_t> step = ReadPointerFile(fs, path);
+  if (!step.ok()) return CheckpointError(step.status(), absl::StrCat("pointer '", path, "'"));
+  return step;
+}
+
+absl::StatusOr<std::optional<FoundCheckpoint>> FindLatest(FileSystem& fs,
+                                                          const std::string& run_folder) {
+  const absl::StatusOr<std::vector<std::string>> names = fs.List(run_folder);
+  if (absl::IsNotFound(names.status())) return std::nullopt;
+  if (!names.ok()) return CheckpointError(names.status(), "looking for checkpoints");
+  FoundCheckpoint found;
+  const std::vector<Candidate> candidates = FindCandidates(run_folder, *names, found.notes);
+  for (const Candidate& candidate : candidates) {
+    found.folder = JoinPath(run_folder, candidate.name);
+    absl::StatusOr<Manifest> manifest = ReadVerified(fs, found.folder, candidate.step);
+    if (manifest.ok()) {
+      found.manifest = *std::move(manifest);
+      return found;
+    }
+    found.notes.emplace_back(manifest.status().message());
+  }
+  if (candidates.empty()) return std::nullopt;
+  return CheckpointError(absl::DataLossError(absl::StrJoin(found.notes, "; ")),
+                         absl::StrCat("'", run_folder, "' has no complete checkpoint"));
+}
+
+absl::StatusOr<std::string> ResolveCheckpoint(FileSystem& fs, const std::string& path) {
+  const std::string context = absl::StrCat("checkpoint '", path, "'");
+  const absl::StatusOr<bool> is_checkpoint = fs.Exists(JoinPath(path, kManifestFile));
+  if (!is_checkpoint.ok()) return CheckpointError(is_checkpoint.status(), context);
+  if (*is_checkpoint) return path;
+  if (!fs.List(path).ok()) {
+    const absl::StatusOr<int64_t> step = ReadPointerFile(fs, path);
+    if (!step.ok()) return CheckpointError(step.status(), context);
+    return JoinPath(ParentFolder(path), CheckpointName(*step));
+  }
+  ASSIGN_OR_RETURN(const std::optional<FoundCheckpoint> latest, FindLatest(fs, path));
+  if (latest.has_value()) return latest->folder;
+  return CheckpointError(absl::NotFoundError("the folder holds no checkpoint"), context);
+}
+
+}  // namespace deepnet

@@ -1,0 +1,172 @@
+#include "trainer/instruments/meters.h"
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+
+#include <ATen/ATen.h>
+
+#include "parallel/base/clock.h"
+#include "parallel/base/status_macros.h"
+#include "trainer/model/sublayer_order.h"
+
+namespace deepnet {
+namespace {
+
+constexpr int kFigures = 4;  // of Seen
+
+// Mean square of the rows' lengths.
+double MeanSquare(const PassContext& pass, const at::Tensor& x_RD) {
+  const at::Tensor rows = x_RD.narrow(0, 0, pass.rows->count).to(at::kDouble);
+  return rows.square().sum().item<double>() / static_cast<double>(pass.rows->count);
+}
+
+}  // namespace
+
+SublayerMeter::SublayerMeter(const ModelSpec& model)
+    : model_(model), seen_(static_cast<size_t>(NumSublayers(model))) {}
+
+SublayerMeter::Seen& SublayerMeter::SeenAt(const SublayerView& view) {
+  return seen_[static_cast<size_t>(SublayerIndex(model_, {view.stack, view.layer, view.kind}))];
+}
+
+void SublayerMeter::AtEnter(const PassContext& pass, const SublayerView& view) {
+  const double started = SecondsNow();
+  Seen& seen = SeenAt(view);
+  seen.input = MeanSquare(pass, view.input_RD);
+  seen.norm_input = view.scheme->input_norm ? MeanSquare(pass, view.stream_RD) : 0.0;
+  seconds_ += SecondsNow() - started;
+}
+
+void SublayerMeter::AtLeave(const PassContext& pass, const SublayerView& view) {
+  const double started = SecondsNow();
+  Seen& seen = SeenAt(view);
+  const double alpha = view.scheme->alpha;
+  seen.branch = MeanSquare(pass, view.branch_RD);
+  seen.stream = alpha * alpha * MeanSquare(pass, view.stream_RD);
+  if (view.scheme->end_norm) seen.norm_input = MeanSquare(pass, view.sum_RD);
+  seconds_ += view.seconds + SecondsNow() - started;
+}
+
+absl::StatusOr<std::vector<SublayerInstruments>> SublayerMeter::Gather(const Groups& groups) {
+  std::vector<double> sums;
+  for (const Seen& seen : seen_) {
+    sums.insert(sums.end(), {seen.input, seen.branch, seen.stream, seen.norm_input});
+  }
+  std::fill(seen_.begin(), seen_.end(), Seen());
+  seconds_ = 0.0;
+  RETURN_IF_ERROR(groups.world->AllReduceSum(std::span(sums), groups.limit));
+  std::vector<SublayerInstruments> all;
+  for (size_t i = 0; i < seen_.size(); ++i) {
+    const SublayerPlace place = SublayerAt(model_, static_cast<int>(i));
+    const double* figures = &sums[kFigures * i];
+    SublayerInstruments& one = all.emplace_back();
+    one.set_name(LayerPrefix(place.stack, place.layer) + BaseName(place.kind));
+    one.set_input_norm(std::sqrt(figures[0]));
+    one.set_branch_norm(std::sqrt(figures[1]));
+    one.set_stream_norm(std::sqrt(figures[2]));
+    one.set_norm_input(std::sqrt(figures[3]));
+    const double both = figures[1] + figures[2];
+    one.set_stream_share(both > 0 ? figures[2] / both : 0.0);
+  }
+  return all;
+}
+
+namespace {
+
+// The layer that each block's elements belong to: the first that uses their parameter.
+std::vector<int> LayersOfBlocks(const Inventory& whole, std::span<const int64_t> borders) {
+  std::vector<int> layer_of_block;
+  int next = 0;  // parameter that no earlier layer uses
+  for (int l = 0; l < static_cast<int>(whole.layers.size()); ++l) {
+    for (const int p : whole.layers[l].parameters) {
+      if (p < next) continue;
+      next = p + 1;
+      const int64_t end = whole.parameters[p].offset + whole.parameters[p].NumElements();
+      while (layer_of_block.size() + 1 < borders.size() && borders[layer_of_block.size()] < end) {
+        layer_of_block.push_back(l);
+      }
+    }
+  }
+  return layer_of_block;
+}
+
+}  // namespace
+
+LayerMeter::LayerMeter(const Inventory& whole, const ShardLayout& layout,
+                       const at::TensorOptions& options) {
+  for (const Layer& layer : whole.layers) layers_.push_back(layer.name);
+  const std::vector<int64_t> borders = SumBlockBorders(whole);
+  layer_of_block_ = LayersOfBlocks(whole, borders);
+  int64_t elements = 0;
+  for (const Extent& extent : layout.extents) {
+    if (!extent.first_in_chain) continue;
+    const int64_t end = extent.whole + extent.count;
+    size_t block = std::lower_bound(borders.begin(), borders.end(), extent.whole) - borders.begin();
+    bool open = false;  // the last run may go on
+    for (; borders[block] < end; ++block) {
+      const int64_t count = borders[block + 1] - borders[block];
+      const int64_t inside = borders[block] - extent.whole;
+      if (!open) {
+        runs_.push_back({.gradient = extent.gradient + inside,
+                         .weight = extent.weight + inside,
+                         .copy = elements,
+                         .block = block});
+      }
+      runs_.back().count += count;
+      elements += count;
+      open = count == kSumBlock;
+    }
+  }
+  copy_ = at::empty({elements}, options);
+}
+
+void LayerMeter::Remember(const at::Tensor& weights) {
+  for (const Run& run : runs_) {
+    copy_.narrow(0, run.copy, run.count).copy_(weights.narrow(0, run.weight, run.count));
+  }
+}
+
+void LayerMeter::AddSquares(Ops& ops, const at::Tensor& x, int64_t Run::*offset,
+                            std::span<double> sums) const {
+  for (const Run& run : runs_) {
+    const size_t blocks = (run.count + kSumBlock - 1) / kSumBlock;
+    ops.SumSquares(x.narrow(0, run.*offset, run.count), sums.subspan(run.block, blocks));
+  }
+}
+
+// Adding the zeros of the ranks that do not update a block is exact.
+absl::StatusOr<std::vector<LayerInstruments>> LayerMeter::Measure(Ops& ops,
+                                                                  const Parameters& parameters,
+                                                                  const Groups& groups) {
+  for (const Run& run : runs_) {
+    copy_.narrow(0, run.copy, run.count)
+        .sub_(parameters.weights().narrow(0, run.weight, run.count));
+  }
+  const size_t blocks = layer_of_block_.size();
+  std::vector<double> sums(3 * blocks, 0.0);
+  const std::span<double> all(sums);
+  AddSquares(ops, parameters.gradient(), &Run::gradient, all.subspan(0, blocks));
+  AddSquares(ops, parameters.weights(), &Run::weight, all.subspan(blocks, blocks));
+  AddSquares(ops, copy_, &Run::copy, all.subspan(2 * blocks, blocks));
+  if (groups.world != nullptr) {
+    RETURN_IF_ERROR(
+        Named(groups.world->AllReduceSum(all, groups.limit), "sums of the instruments' squares"));
+  }
+  std::vector<LayerInstruments> layers(layers_.size());
+  for (size_t l = 0; l < layers.size(); ++l) layers[l].set_name(layers_[l]);
+  for (size_t b = 0; b < blocks; ++b) {
+    LayerInstruments& layer = layers[layer_of_block_[b]];
+    layer.set_gradient_norm(layer.gradient_norm() + sums[b]);
+    layer.set_weight_norm(layer.weight_norm() + sums[blocks + b]);
+    layer.set_update_norm(layer.update_norm() + sums[2 * blocks + b]);
+  }
+  for (LayerInstruments& layer : layers) {
+    layer.set_gradient_norm(std::sqrt(layer.gradient_norm()));
+    layer.set_weight_norm(std::sqrt(layer.weight_norm()));
+    layer.set_update_norm(std::sqrt(layer.update_norm()));
+  }
+  return layers;
+}
+
+}  // namespace deepnet

@@ -1,0 +1,222 @@
+#include "trainer/instruments/model_update.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include <ATen/ATen.h>
+
+#include "parallel/base/check.h"
+#include "parallel/base/status_macros.h"
+#include "parallel/comm/communicator.h"
+#include "parallel/plan/plan_accessors.h"
+#include "trainer/data/batcher.h"
+#include "trainer/decode/model_scorer.h"
+#include "trainer/decode/pipeline_link.h"
+#include "trainer/model/describe.h"
+#include "trainer/rank_context.h"
+#include "trainer/train_step.h"
+
+namespace deepnet {
+OutputChange ChangeOf(const OutputRows& rows, const OutputRows& reference) {
+  DEEPNET_CHECK_EQ(rows.values.size(), reference.values.size());
+  double squares = 0.0;
+  for (size_t i = 0; i < rows.values.size(); ++i) {
+    const double change = static_cast<double>(rows.values[i]) - reference.values[i];
+    squares += change * change;
+  }
+  const double per_token = std::sqrt(squares / static_cast<double>(rows.tokens));
+  return {.per_token = per_token,
+          .per_element = per_token / std::sqrt(static_cast<double>(rows.width))};
+}
+
+OutputProbe::OutputProbe(RankContext& part, Microbatch microbatch)
+    : part_(part),
+      microbatch_(std::move(microbatch)),
+      kept_(part.model->MakeActivations(/*shared=*/true)) {
+  for (const Chunk& chunk : part.model->chunks()) has_output_ |= chunk.has_output();
+}
+
+absl::StatusOr<std::unique_ptr<OutputProbe>> OutputProbe::Make(const Inventory& whole,
+                                                               const Plan& plan, RankContext& part,
+                                                               Microbatch microbatch,
+                                                               absl::Duration limit) {
+  std::unique_ptr<OutputProbe> probe(new OutputProbe(part, std::move(microbatch)));
+  if (part.pipeline->size() == 1) return probe;
+  ASSIGN_OR_RETURN(probe->messages_, part.pipeline->Split(0, part.pp_rank));
+  probe->link_ = std::make_unique<PipelineLink>(
+      MakePipelineRoute(whole, ChunkEnds(plan), part.placement, part.pp_rank), *probe->messages_,
+      LinkLimits{.rows = limit, .order = limit});
+  return probe;
+}
+
+absl::StatusOr<OutputRows> OutputProbe::Rows(int64_t step) {
+  const MicrobatchPass pass = MakePass(microbatch_, /*seed=*/0, step, /*training=*/false);
+  RunForward(*part_.model, link_.get(), pass, *kept_, /*token_nll=*/nullptr);
+  if (link_ != nullptr) RETURN_IF_ERROR(link_->Finish());
+  OutputRows rows{.tokens = pass.target.count, .width = part_.model->spec().d_model()};
+  if (!has_output_) return rows;
+  const at::Tensor hidden_TD = kept_->values.target_RD.narrow(0, 0, rows.tokens)
+                                   .to(at::Device(at::kCPU), at::kFloat)
+                                   .contiguous();
+  const float* first = hidden_TD.const_data_ptr<float>();
+  rows.values.assign(first, first + hidden_TD.numel());
+  return rows;
+}
+
+namespace {
+
+class MadeUpBatches : public BatchSource {
+ public:
+  MadeUpBatches(const DataSpec& data, int64_t vocabulary_size, uint64_t seed)
+      : microbatches_(data.global_microbatches()),
+        capacity_{data.microbatch().max_source_tokens(), data.microbatch().max_target_tokens(),
+                  data.microbatch().max_sentences()},
+        vocabulary_size_(static_cast<int32_t>(vocabulary_size)),
+        seed_(seed) {}
+
+  // Lengths come round in the same order, so that every step has the same number of tokens.
+  absl::StatusOr<StepBatch> ForStep(int64_t step) override {
+    std::vector<std::pair<int, int>> lengths;
+    for (int i = 0, sources = 0, targets = 0;; ++i) {
+      const std::pair<int, int> pair = {4 + 11 * i % 57, 4 + 17 * i % 57};
+      sources += pair.first;
+      targets += pair.second;
+      if (sources > capacity_.source || targets > capacity_.target || i == capacity_.sentences)
+        break;
+      lengths.push_back(pair);
+    }
+    StepBatch batch;
+    for (int m = 0; m < microbatches_; ++m) {
+      const auto number = static_cast<uint64_t>(step * microbatches_ + m);
+      auto made =
+          MakeBenchMicrobatches(lengths, capacity_, vocabulary_size_, seed_ * 1000003 + number);
+      DEEPNET_CHECK_EQ(made.size(), 1u);
+      batch.num_source_tokens += made[0].num_source_tokens;
+      batch.num_target_tokens += made[0].num_target_tokens;
+      batch.microbatches.push_back(std::move(made[0]));
+    }
+    return batch;
+  }
+
+ private:
+  const int microbatches_;
+  const Capacity capacity_;
+  const int32_t vocabulary_size_;
+  const uint64_t seed_;
+};
+
+std::vector<double> Means(const UpdateCurve& curve, double OutputChange::*figure) {
+  std::vector<double> means;
+  for (const std::vector<OutputChange>& seeds : curve.changes) {
+    double sum = 0.0;
+    for (const OutputChange& change : seeds) sum += change.*figure;
+    means.push_back(sum / static_cast<double>(seeds.size()));
+  }
+  return means;
+}
+
+// Gains of norms, and biases of norms and of linear layers. What a scheme adds stays in motion.
+bool IsGainOrBias(const Parameter& p) {
+  if (p.role == Role::kNormGain || p.role == Role::kNormBias) return true;
+  return p.shape.size() == 1 && p.role != Role::kResidualScale && p.role != Role::kResidualShift;
+}
+
+// Makes an update as if these had not been trained.
+void RestoreGainsAndBiases(const at::Tensor& initial, Transformer& model) {
+  for (const Parameter& p : model.parameters().inventory().parameters) {
+    if (!IsGainOrBias(p)) continue;
+    model.parameters()
+        .weights()
+        .narrow(0, p.offset, p.NumElements())
+        .copy_(initial.narrow(0, p.offset, p.NumElements()));
+  }
+  model.Refresh();
+}
+
+RunSpec CellOf(RunSpec run, Residual residual, int depth, int seed) {
+  run.mutable_model()->set_residual(residual);
+  run.mutable_model()->set_encoder_layers(depth);
+  run.mutable_model()->set_decoder_layers(depth);
+  if (residual != DEEPNORM) run.mutable_model()->clear_deepnorm();
+  run.set_seed(static_cast<uint64_t>(seed));
+  return run;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<OutputChange>> TraceModelUpdate(const RunSpec& run,
+                                                           std::span<const int64_t> updates,
+                                                           Moving moving, BatchSource& batches) {
+  SelfCommunicator alone;
+  const Inventory whole = Describe(run.model(), run.data().microbatch());
+  const Plan plan = LonePlan(whole, run.data().global_microbatches());
+  ASSIGN_OR_RETURN(const auto part, MakeRankContext(run, whole, plan, alone));
+  part->model->parameters().Initialize(run.seed());
+  part->model->Refresh();
+  const at::Tensor initial = part->model->parameters().weights().clone();
+  ASSIGN_OR_RETURN(StepBatch unseen, batches.ForStep(updates.back()));
+  ASSIGN_OR_RETURN(const auto probe,
+                   OutputProbe::Make(whole, plan, *part, std::move(unseen.microbatches[0]),
+                                     absl::InfiniteDuration()));
+  ASSIGN_OR_RETURN(const OutputRows reference, probe->Rows(0));
+  std::vector<OutputChange> changes;
+  int64_t done = 0;
+  for (const int64_t update : updates) {
+    for (; done < update; ++done) {
+      ASSIGN_OR_RETURN(const StepBatch batch, batches.ForStep(done));
+      RETURN_IF_ERROR(RunTrainStep(batch, done, done + 1, *part).status());
+      if (moving == Moving::kMatrices) RestoreGainsAndBiases(initial, *part->model);
+    }
+    ASSIGN_OR_RETURN(const OutputRows rows, probe->Rows(done));
+    changes.push_back(ChangeOf(rows, reference));
+  }
+  return changes;
+}
+
+std::unique_ptr<BatchSource> MakeMadeUpBatches(const DataSpec& data, int64_t vocabulary_size,
+                                               uint64_t seed) {
+  return std::make_unique<MadeUpBatches>(data, vocabulary_size, seed);
+}
+
+std::vector<double> UpdateCurve::PerToken() const { return Means(*this, &OutputChange::per_token); }
+
+std::vector<double> UpdateCurve::PerElement() const {
+  return Means(*this, &OutputChange::per_element);
+}
+
+double UpdateCurve::Ratio() const {
+  const std::vector<double> means = PerToken();
+  const auto [least, greatest] = std::minmax_element(means.begin(), means.end());
+  return *greatest / *least;
+}
+
+absl::StatusOr<UpdateStudy> StudyModelUpdate(const RunSpec& run,
+                                             const UpdateStudyOptions& options) {
+  UpdateStudy study{.depths = options.depths,
+                    .updates = options.updates,
+                    .moving = options.moving,
+                    .seeds = options.seeds,
+                    .curves = {}};
+  double depth_sum = 0.0, done = 0.0;  // a model costs as much as it has layers
+  for (const int depth : options.depths) depth_sum += depth;
+  const double all = depth_sum * options.seeds * static_cast<double>(options.schemes.size());
+  for (const Residual residual : options.schemes) {
+    UpdateCurve& curve = study.curves.emplace_back(UpdateCurve{.residual = residual});
+    for (const int depth : options.depths) {
+      std::vector<OutputChange>& changes = curve.changes.emplace_back();
+      for (int seed = 1; seed <= options.seeds; ++seed) {
+        const RunSpec cell = CellOf(run, residual, depth, seed);
+        if (options.show) options.show(cell, done / all);
+        ASSIGN_OR_RETURN(const auto batches, options.batches(cell));
+        ASSIGN_OR_RETURN(const auto trace, TraceModelUpdate(cell, std::span(&options.updates, 1),
+                                                            options.moving, *batches));
+        changes.push_back(trace.back());
+        done += depth;
+      }
+    }
+  }
+  return study;
+}
+
+}  // namespace deepnet

@@ -1,0 +1,363 @@
+#include "trainer/interop/safetensors.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <set>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+
+#include "parallel/base/check.h"
+#include "parallel/base/exit_code.h"
+#include "parallel/base/json.h"
+#include "parallel/base/status_macros.h"
+#include "proto/interop.pb.h"
+#include "trainer/checkpoint/format.h"
+#include "trainer/interop/json_file.h"
+
+namespace deepnet {
+namespace {
+
+uint16_t ToBfloat16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  if (std::isnan(value)) return static_cast<uint16_t>((bits >> 16) | 0x40);  // quiet
+  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+float FromBfloat16(uint16_t bits) {
+  return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
+}
+
+float FromFloat16(uint16_t bits) {
+  const int exponent = (bits >> 10) & 0x1f, fraction = bits & 0x3ff;
+  float magnitude = 0.0f;
+  if (exponent == 0) {
+    magnitude = std::ldexp(static_cast<float>(fraction), -24);
+  } else if (exponent == 0x1f) {
+    magnitude = fraction == 0 ? std::numeric_limits<float>::infinity()
+                              : std::numeric_limits<float>::quiet_NaN();
+  } else {
+    magnitude = std::ldexp(static_cast<float>(0x400 + fraction), exponent - 25);
+  }
+  return (bits & 0x8000) != 0 ? -magnitude : magnitude;
+}
+
+constexpr int64_t kPieceElements = int64_t{1} << 18;
+constexpr size_t kHeaderAlignment = 8;  // of the elements in the file
+
+using Shard = std::span<const OutgoingTensor>;
+
+int64_t ElementBytes(Shard shard, FloatType type) {
+  int64_t elements = 0;
+  for (const OutgoingTensor& tensor : shard) elements += tensor.NumElements();
+  return elements * BytesOf(type);
+}
+
+// Cuts the list into files, in order: a new one where the next tensor would be too much.
+std::vector<Shard> CutIntoShards(Shard tensors, const SafetensorsLayout& layout) {
+  std::vector<Shard> shards;
+  size_t begin = 0;
+  int64_t bytes = 0;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const int64_t added = tensors[i].NumElements() * BytesOf(layout.type);
+    if (i > begin && bytes + added > layout.max_shard_bytes) {
+      shards.push_back(tensors.subspan(begin, i - begin));
+      begin = i;
+      bytes = 0;
+    }
+    bytes += added;
+  }
+  shards.push_back(tensors.subspan(begin));
+  return shards;
+}
+
+std::string FileName(size_t index, size_t count) {
+  if (count == 1) return "model.safetensors";
+  return absl::StrFormat("model-%05d-of-%05d.safetensors", index + 1, count);
+}
+
+// Returns the length in eight bytes, then the JSON, padded with blanks.
+std::string Header(Shard shard, FloatType type) {
+  // transformers asks for this key.
+  std::string json = "{\"__metadata__\":{\"format\":\"pt\"}";
+  int64_t offset = 0;
+  for (const OutgoingTensor& tensor : shard) {
+    const int64_t end = offset + tensor.NumElements() * BytesOf(type);
+    absl::StrAppend(&json, ",", JsonQuoted(tensor.name), ":{\"dtype\":\"",
+                    std::string(SafetensorsName(type)), "\",\"shape\":[",
+                    absl::StrJoin(tensor.shape, ","), "],\"data_offsets\":[", offset, ",", end,
+                    "]}");
+    offset = end;
+  }
+  json += '}';
+  json.append((kHeaderAlignment - json.size() % kHeaderAlignment) % kHeaderAlignment, ' ');
+  std::string header;
+  for (size_t i = 0; i < 8; ++i) header += static_cast<char>(json.size() >> (8 * i) & 0xff);
+  return header + json;
+}
+
+std::string Index(const std::vector<Shard>& shards, FloatType type) {
+  int64_t total = 0;
+  std::vector<std::string> rows;
+  for (size_t i = 0; i < shards.size(); ++i) {
+    total += ElementBytes(shards[i], type);
+    for (const OutgoingTensor& tensor : shards[i]) {
+      rows.push_back(absl::StrCat("    ", JsonQuoted(tensor.name), ": ",
+                                  JsonQuoted(FileName(i, shards.size()))));
+    }
+  }
+  return absl::StrCat("{\n  \"metadata\": {\"total_size\": ", total, "},\n  \"weight_map\": {\n",
+                      absl::StrJoin(rows, ",\n"), "\n  }\n}\n");
+}
+
+// Counts the bytes written, over all files.
+struct Counter {
+  const ToolProgress& progress;
+  const int64_t total;
+  int64_t done = 0;
+
+  void Add(int64_t bytes) {
+    done += bytes;
+    if (progress) progress(done, total);
+  }
+};
+
+absl::Status WriteTensor(const OutgoingTensor& tensor, FloatType type, AppendFile& file,
+                         Counter& counter) {
+  const int64_t elements = tensor.NumElements();
+  std::vector<float> piece;
+  std::string bytes;
+  for (int64_t at = 0; at < elements; at += kPieceElements) {
+    piece.resize(static_cast<size_t>(std::min(kPieceElements, elements - at)));
+    RETURN_IF_ERROR(tensor.read(at, piece));
+    bytes.clear();
+    AppendFloats(type, piece, &bytes);
+    RETURN_IF_ERROR(file.Append(bytes));
+    counter.Add(static_cast<int64_t>(bytes.size()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WriteShardFile(FileSystem& fs, const std::string& path, Shard shard, FloatType type,
+                            Counter& counter) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<AppendFile> file, fs.CreateNew(path));
+  RETURN_IF_ERROR(file->Append(Header(shard, type)));
+  for (const OutgoingTensor& tensor : shard) {
+    RETURN_IF_ERROR(WriteTensor(tensor, type, *file, counter));
+  }
+  RETURN_IF_ERROR(file->Sync());
+  return file->Close();
+}
+
+constexpr char kSingleFile[] = "model.safetensors";
+constexpr char kIndexFile[] = "model.safetensors.index.json";
+constexpr int64_t kLengthBytes = 8;
+constexpr int64_t kMaxElements = int64_t{1} << 40;  // of one tensor; keeps products in range
+constexpr size_t kPieceBytes = size_t{1} << 20;
+
+absl::Status Damaged(const std::string& file, const std::string& what) {
+  return WithExitCode(absl::DataLossError(absl::StrCat("'", file, "': ", what)),
+                      ExitCode::kCheckpoint);
+}
+
+// Returns the number of elements of `shape`; -1 if it makes no sense.
+int64_t CountElements(const google::protobuf::RepeatedField<int64_t>& shape) {
+  int64_t elements = 1;
+  for (const int64_t size : shape) {
+    if (size < 1 || size > kMaxElements / elements) return -1;
+    elements *= size;
+  }
+  return elements;
+}
+
+// Elements lie in [data_begin, data_end) of the file.
+absl::StatusOr<IncomingTensor> CheckEntry(const std::string& path, const std::string& name,
+                                          const SafetensorsEntry& entry, int64_t data_begin,
+                                          int64_t data_end) {
+  const std::optional<FloatType> type = FloatTypeOfSafetensors(entry.dtype());
+  if (!type) {
+    return Damaged(path, absl::StrCat("tensor '", name, "' is ", entry.dtype(),
+                                      "; read are F32, BF16 and F16"));
+  }
+  const int64_t elements = CountElements(entry.shape());
+  const int64_t size = data_end - data_begin;
+  const bool ordered = entry.data_offsets_size() == 2 && entry.data_offsets(0) >= 0 &&
+                       entry.data_offsets(0) <= entry.data_offsets(1) &&
+                       entry.data_offsets(1) <= size;
+  if (!ordered || elements < 0 ||
+      entry.data_offsets(1) - entry.data_offsets(0) != elements * BytesOf(*type)) {
+    return Damaged(
+        path, absl::StrCat("tensor '", name, "': shape, type and place in the file do not agree"));
+  }
+  return IncomingTensor{.shape = {entry.shape().begin(), entry.shape().end()},
+                        .type = *type,
+                        .file = {},
+                        .offset = data_begin + entry.data_offsets(0)};
+}
+
+}  // namespace
+
+std::string_view SafetensorsName(FloatType type) {
+  switch (type) {
+    case FloatType::kFloat32:
+      return "F32";
+    case FloatType::kBfloat16:
+      return "BF16";
+    case FloatType::kFloat16:
+      return "F16";
+  }
+  return "";
+}
+
+std::optional<FloatType> FloatTypeOfSafetensors(std::string_view name) {
+  for (const FloatType type : {FloatType::kFloat32, FloatType::kBfloat16, FloatType::kFloat16}) {
+    if (SafetensorsName(type) == name) return type;
+  }
+  return std::nullopt;
+}
+
+int64_t BytesOf(FloatType type) { return type == FloatType::kFloat32 ? 4 : 2; }
+
+void AppendFloats(FloatType type, std::span<const float> values, std::string* bytes) {
+  if (type == FloatType::kFloat32) {
+    bytes->append(reinterpret_cast<const char*>(values.data()), values.size_bytes());
+    return;
+  }
+  DEEPNET_CHECK(type == FloatType::kBfloat16) << "float16 is only read";
+  for (const float value : values) {
+    const uint16_t half = ToBfloat16(value);
+    bytes->append(reinterpret_cast<const char*>(&half), sizeof(half));
+  }
+}
+
+void ReadFloats(FloatType type, std::string_view bytes, std::span<float> values) {
+  DEEPNET_CHECK(static_cast<int64_t>(bytes.size()) ==
+                static_cast<int64_t>(values.size()) * BytesOf(type));
+  if (type == FloatType::kFloat32) {
+    std::memcpy(values.data(), bytes.data(), bytes.size());
+    return;
+  }
+  for (size_t i = 0; i < values.size(); ++i) {
+    uint16_t half = 0;
+    std::memcpy(&half, bytes.data() + i * sizeof(half), sizeof(half));
+    values[i] = type == FloatType::kBfloat16 ? FromBfloat16(half) : FromFloat16(half);
+  }
+}
+
+absl::Status WriteSafetensors(FileSystem& fs, const std::string& folder,
+                              std::span<const OutgoingTensor> tensors,
+                              const SafetensorsLayout& layout, const ToolProgress& progress) {
+  const std::vector<Shard> shards = CutIntoShards(tensors, layout);
+  Counter counter{progress, ElementBytes(tensors, layout.type)};
+  for (size_t i = 0; i < shards.size(); ++i) {
+    RETURN_IF_ERROR(WriteShardFile(fs, JoinPath(folder, FileName(i, shards.size())), shards[i],
+                                   layout.type, counter));
+  }
+  if (shards.size() == 1) return absl::OkStatus();
+  return ReplaceFile(fs, JoinPath(folder, "model.safetensors.index.json"),
+                     Index(shards, layout.type));
+}
+
+int64_t IncomingTensor::NumElements() const {
+  int64_t elements = 1;
+  for (const int64_t size : shape) elements *= size;
+  return elements;
+}
+
+absl::StatusOr<std::unique_ptr<SafetensorsFolder>> SafetensorsFolder::Open(
+    FileSystem& fs, const std::string& folder, const ToolOptions& options) {
+  std::unique_ptr<SafetensorsFolder> opened(new SafetensorsFolder(fs, folder));
+  const auto open = [&]() -> absl::Status {
+    ASSIGN_OR_RETURN(const bool single, fs.Exists(JoinPath(folder, kSingleFile)));
+    if (single) return opened->ReadHeader(kSingleFile, options);
+    ASSIGN_OR_RETURN(const bool index, fs.Exists(JoinPath(folder, kIndexFile)));
+    if (index) return opened->ReadIndex(options);
+    ASSIGN_OR_RETURN(const bool pickled, fs.Exists(JoinPath(folder, "pytorch_model.bin")));
+    return absl::NotFoundError(
+        absl::StrCat("'", folder, "' holds neither ", kSingleFile, " nor ", kIndexFile,
+                     pickled ? "; pytorch_model.bin is not read: load it with transformers and "
+                               "write it with save_pretrained, which makes safetensors"
+                             : ""));
+  };
+  RETURN_IF_ERROR(WithExitCode(open(), ExitCode::kCheckpoint));
+  return opened;
+}
+
+absl::Status SafetensorsFolder::ReadIndex(const ToolOptions& options) {
+  SafetensorsIndex index;
+  const std::string path = JoinPath(folder_, kIndexFile);
+  RETURN_IF_ERROR(ReadJsonFile(fs_, path, "", options, &index));
+  std::set<std::string> files;
+  for (const auto& [name, file] : index.weight_map()) {
+    if (file.empty() || absl::StrContains(file, '/')) {
+      return Damaged(path, absl::StrCat("'", file, "' is no name of a file in this folder"));
+    }
+    files.insert(file);
+  }
+  for (const std::string& file : files) RETURN_IF_ERROR(ReadHeader(file, options));
+  for (const auto& [name, file] : index.weight_map()) {
+    const auto found = tensors_.find(name);
+    if (found == tensors_.end() || found->second.file != file) {
+      return Damaged(path, absl::StrCat("tensor '", name, "' is not in '", file, "'"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SafetensorsFolder::ReadHeader(const std::string& file, const ToolOptions& options) {
+  const std::string path = JoinPath(folder_, file);
+  ASSIGN_OR_RETURN(const int64_t size, fs_.Size(path));
+  unsigned char length[kLengthBytes] = {};
+  ASSIGN_OR_RETURN(
+      const int64_t read,
+      fs_.ReadAt(path, 0, {reinterpret_cast<char*>(length), static_cast<size_t>(kLengthBytes)}));
+  uint64_t bytes = 0;
+  for (int i = kLengthBytes - 1; i >= 0; --i) bytes = bytes << 8 | length[i];
+  if (read < kLengthBytes || bytes > static_cast<uint64_t>(size - kLengthBytes)) {
+    return Damaged(path, "no safetensors file: its header does not fit into it");
+  }
+  RETURN_IF_ERROR(CheckMemory(kToolFixedBytes + kJsonFactor * static_cast<int64_t>(bytes), options,
+                              absl::StrCat("the header of '", path, "'")));
+  std::string json(bytes, '\0');
+  ASSIGN_OR_RETURN(const int64_t got, fs_.ReadAt(path, kLengthBytes, {json.data(), json.size()}));
+  if (static_cast<uint64_t>(got) != bytes) return Damaged(path, "ends inside its header");
+  SafetensorsHeader header;
+  RETURN_IF_ERROR(ParseJson(json, "tensors", path, &header));
+  for (const auto& [name, entry] : header.tensors()) {
+    if (name == "__metadata__") continue;
+    ASSIGN_OR_RETURN(
+        IncomingTensor tensor,
+        CheckEntry(path, name, entry, kLengthBytes + static_cast<int64_t>(bytes), size));
+    tensor.file = file;
+    if (!tensors_.emplace(name, std::move(tensor)).second) {
+      return Damaged(path, absl::StrCat("tensor '", name, "' is in another file too"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SafetensorsFolder::Read(const IncomingTensor& tensor, int64_t first_element,
+                                     std::span<float> into) {
+  DEEPNET_CHECK(first_element + static_cast<int64_t>(into.size()) <= tensor.NumElements());
+  const std::string path = JoinPath(folder_, tensor.file);
+  const size_t width = static_cast<size_t>(BytesOf(tensor.type));
+  int64_t offset = tensor.offset + first_element * static_cast<int64_t>(width);
+  std::string bytes;
+  while (!into.empty()) {
+    const size_t count = std::min(into.size(), kPieceBytes / width);
+    bytes.resize(count * width);
+    ASSIGN_OR_RETURN(const int64_t got, fs_.ReadAt(path, offset, {bytes.data(), bytes.size()}));
+    if (static_cast<size_t>(got) != bytes.size()) return Damaged(path, "became shorter");
+    ReadFloats(tensor.type, bytes, into.first(count));
+    into = into.subspan(count);
+    offset += got;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace deepnet

@@ -1,0 +1,46 @@
+// The loss and the gradient norm of a step that many ranks computed, with the same bits for every
+// layout of the run.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include <ATen/core/Tensor.h>
+
+#include "parallel/plan/shard.h"
+#include "trainer/kernels/ops.h"
+#include "trainer/optim/groups.h"
+
+namespace deepnet {
+
+// Returns the sum of the losses of all microbatches of the step. `of_microbatches` has one element
+// per microbatch of the whole step, in order; zero if another rank has it (only the stage with the
+// output layer has any). Every rank folds them from the left, so the bits are those of one rank.
+// Collective over groups.world.
+absl::StatusOr<LossSums> TotalLoss(std::span<const LossSums> of_microbatches, const Groups& groups);
+
+// The norm of a gradient that is spread over ranks. The one rank that holds a block's sum adds up
+// its squares (SumBlockBorders); then every rank adds the blocks in the order of the whole
+// Inventory.
+class GradientNorm {
+ public:
+  GradientNorm(const Inventory& whole, const ShardLayout& layout);
+
+  // Returns the square root of the sum of squares of the whole gradient, of which `gradient` holds
+  // the layout's extents; not finite if an element is not. Collective over groups.world; every rank
+  // gets the same.
+  absl::StatusOr<double> Compute(Ops& ops, const at::Tensor& gradient, const Groups& groups) const;
+
+ private:
+  struct Run {
+    int64_t gradient = 0, count = 0;  // elements
+    size_t block = 0;                 // the first block; all blocks but the last are full
+  };
+
+  size_t num_blocks_;  // of the whole model
+  std::vector<Run> runs_;
+};
+
+}  // namespace deepnet

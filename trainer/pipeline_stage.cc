@@ -1,0 +1,380 @@
+#include "trainer/pipeline_stage.h"
+
+#include <algorithm>
+
+#include "parallel/base/check.h"
+#include "parallel/base/status_macros.h"
+#include "parallel/plan/shard.h"
+#include "trainer/model/describe.h"
+#include "trainer/optim/groups.h"
+
+namespace deepnet {
+namespace {
+
+using Way = BoundaryBuffers::Way;
+
+bool Names(const std::vector<BoundaryTensor>& tensors, bool hidden) {
+  return std::any_of(tensors.begin(), tensors.end(),
+                     [&](const BoundaryTensor& t) { return (t.name == kHidden) == hidden; });
+}
+
+bool IsReceived(Boundary boundary) {
+  return boundary == Boundary::kInput || boundary == Boundary::kOutputGradient;
+}
+
+// Returns whether `boundary` is the one before the chunk; otherwise it is the one behind.
+bool IsBefore(Boundary boundary) {
+  return boundary == Boundary::kInput || boundary == Boundary::kInputGradient;
+}
+
+BoundaryBuffers::Place PlaceOf(Boundary boundary, int chunk, int microbatch) {
+  const bool forward = boundary == Boundary::kInput || boundary == Boundary::kOutput;
+  return {forward ? Way::kForward : Way::kBackward, IsBefore(boundary) ? chunk : chunk + 1,
+          microbatch};
+}
+
+// Returns those parts of `flow` that `tensors` names.
+BoundaryActivations Only(const BoundarySet& tensors, const BoundaryActivations& flow) {
+  BoundaryActivations only;
+  if (tensors.source) only.source_RD = flow.source_RD;
+  if (tensors.encoder_output) only.encoder_output_RD = flow.encoder_output_RD;
+  if (tensors.target) only.target_RD = flow.target_RD;
+  return only;
+}
+
+}  // namespace
+
+at::Tensor ResidualBuffers::Claim() {
+  for (const at::Tensor& buffer : buffers_) {
+    if (buffer.use_count() == 1) return buffer;
+  }
+  return buffers_.emplace_back(at::zeros({rows_, width_}, options_));
+}
+
+BoundaryBuffers::BoundaryBuffers(Transformer& model, std::vector<StageMessages> messages)
+    : messages_(std::move(messages)),
+      source_(model.capacity().max_source_tokens(), model.spec().d_model(),
+              model.ops().ResidualOptions()),
+      target_(model.capacity().max_target_tokens(), model.spec().d_model(),
+              model.ops().ResidualOptions()),
+      encoder_output_(model.capacity().max_source_tokens(), model.spec().d_model(),
+                      model.ops().OperandOptions()) {
+  messages_.emplace_back();
+}
+
+const std::vector<BoundaryTensor>& BoundaryBuffers::TensorsAt(const Place& place) const {
+  const StageMessages& crossing = messages_[place.boundary];
+  return place.way == Way::kForward ? crossing.forward : crossing.backward;
+}
+
+BoundarySet BoundaryBuffers::Restrict(const Place& place, BoundarySet tensors) const {
+  const std::vector<BoundaryTensor>& crossing = TensorsAt(place);
+  tensors.source &= Names(crossing, /*hidden=*/true);
+  tensors.target &= Names(crossing, /*hidden=*/true);
+  tensors.encoder_output &= Names(crossing, /*hidden=*/false);
+  return tensors;
+}
+
+BoundaryActivations BoundaryBuffers::Take(const Place& place) {
+  const auto found = flows_.find(place);
+  if (found == flows_.end()) return {};
+  BoundaryActivations flow = std::move(found->second);
+  flows_.erase(found);
+  return flow;
+}
+
+std::vector<Buffer> BoundaryBuffers::Buffers(const Place& place, const BoundarySet& tensors,
+                                             bool received) {
+  if (TensorsAt(place).empty()) return {};
+  const auto [found, is_new] = flows_.try_emplace(place);
+  BoundaryActivations& flow = found->second;
+  if (is_new) {
+    DEEPNET_CHECK(received) << "nothing to send lies before chunk " << place.boundary
+                            << ", microbatch " << place.microbatch;
+    const BoundarySet crossing = Restrict(place, tensors);
+    if (crossing.source) flow.source_RD = source_.Claim();
+    if (crossing.encoder_output) {
+      flow.encoder_output_RD = (place.way == Way::kForward ? encoder_output_ : source_).Claim();
+    }
+    if (crossing.target) flow.target_RD = target_.Claim();
+  }
+  std::vector<Buffer> buffers;
+  for (const BoundaryTensor& tensor : TensorsAt(place)) {
+    const at::Tensor& hidden_RD = flow.source_RD.defined() ? flow.source_RD : flow.target_RD;
+    buffers.push_back(BufferOf(tensor.name == kHidden ? hidden_RD : flow.encoder_output_RD));
+  }
+  return buffers;
+}
+
+std::vector<GradientBucket> MakeBuckets(const Transformer& model) {
+  const std::vector<int> ends = LayerGroupEnds(Describe(model.spec(), model.capacity()));
+  std::vector<GradientBucket> buckets;
+  int before = 0;  // layers of the rank in earlier chunks
+  for (int c = 0; c < static_cast<int>(model.chunks().size()); ++c) {
+    const Chunk& chunk = model.chunks()[c];
+    const LayerSpan span = chunk.spec().layers;
+    const int here = before - span.first;  // from a layer of the chain to the rank's own number
+    const auto add = [&](int from, int to, bool in_forward) {
+      const GradientSpan range = model.parameters().GradientRange(from + here, to + here);
+      if (range.count > 0) buckets.push_back({range.begin, range.count, c, from, in_forward});
+    };
+    const int output = chunk.has_output() ? span.end - 1 : span.end;
+    for (int from = span.first; from < output;) {
+      const int to = std::min(output, *std::upper_bound(ends.begin(), ends.end(), from));
+      add(from, to, /*in_forward=*/false);
+      from = to;
+    }
+    add(output, span.end, /*in_forward=*/true);
+    before += span.NumLayers();
+  }
+  return buckets;
+}
+
+PipelineStage::PipelineStage(Transformer& model, PipelineStageOptions options, GradientSums& sums)
+    : model_(model),
+      options_(std::move(options)),
+      sums_(sums),
+      boundaries_(model, options_.messages) {
+  MakeChunks(model);
+  MapBuckets();
+  hand_over_ = [this](int layer) {
+    const auto found = bucket_of_layer_.find(layer);
+    if (found != bucket_of_layer_.end()) handed_over_.Update(sums_.ReplicaDone(found->second));
+  };
+}
+
+void PipelineStage::MakeChunks(const Transformer& model) {
+  const std::vector<int>& numbers = options_.chunks;
+  DEEPNET_CHECK_EQ(numbers.size(), model.chunks().size());
+  const int count = static_cast<int>(numbers.size());
+  const int num_chunks = static_cast<int>(options_.messages.size());
+  chunks_.resize(numbers.size());
+  bool read_behind = false;  // whether a later chunk of the rank reads the encoder output
+  for (int i = count - 1; i >= 0; --i) {
+    const Chunk& layers = model.chunks()[i];
+    ModelChunk& chunk = chunks_[i];
+    chunk.layers = &layers;
+    chunk.number = numbers[i];
+    chunk.sent = layers.outputs();
+    const bool here = i + 1 < count && numbers[i + 1] == chunk.number + 1;
+    if (!here && chunk.number + 1 < num_chunks) {
+      chunk.sent = boundaries_.Restrict({Way::kForward, chunk.number + 1, 0}, chunk.sent);
+    }
+    chunk.keeps_encoder_output =
+        layers.reads_encoder_output() ||
+        (read_behind && (layers.inputs().encoder_output || layers.ends_encoder()));
+    read_behind |= layers.inputs().encoder_output;
+  }
+}
+
+void PipelineStage::MapBuckets() {
+  const std::vector<GradientBucket> buckets = MakeBuckets(model_);
+  for (int b = 0; b < static_cast<int>(buckets.size()); ++b) {
+    if (buckets[b].completes_in_forward) {
+      output_bucket_ = b;
+    } else {
+      bucket_of_layer_[buckets[b].first_layer] = b;
+    }
+  }
+}
+
+void PipelineStage::BeginStep(const StepBatch& batch, int64_t step) {
+  DEEPNET_CHECK_EQ(batch.microbatches.size() % options_.virtual_replicas, 0u);
+  batch_ = &batch;
+  step_ = step;
+  losses_.assign(batch.microbatches.size(), {});
+  boundaries_.Clear();
+  for (ModelChunk& chunk : chunks_) {
+    chunk.last_backward = -1;
+    chunk.deferred.clear();
+    chunk.early.clear();
+    for (InFlight& slot : chunk.in_flight) {
+      if (slot.microbatch >= 0) Free(chunk, slot);
+    }
+  }
+  handed_over_ = absl::OkStatus();
+  sums_.BeginStep();
+}
+
+absl::Status PipelineStage::Forward(int chunk, int microbatch) {
+  ModelChunk& own = Find(chunk);
+  const Chunk& layers = *own.layers;
+  const LossOptions loss{.label_smoothing = options_.label_smoothing,
+                         .gradient_scale = 1.0 / static_cast<double>(batch_->num_target_tokens)};
+  const BoundaryActivations values = ValuesFor(own, microbatch);
+  InFlight& slot = Claim(own, microbatch);
+  if (own.keeps_encoder_output) slot.encoder_output_RD = values.encoder_output_RD;
+  if (layers.has_output()) slot.dhidden_RD = boundaries_.target().Claim();
+  MicrobatchPass pass = Pass(microbatch);
+  if (microbatch == 0) pass.probe = probe_;
+  losses_[microbatch] =
+      layers.Forward(pass, values, model_.work(), slot.kept, loss, slot.dhidden_RD);
+  if (own.sent != BoundarySet{}) {
+    boundaries_.Put({Way::kForward, chunk + 1, microbatch}, Only(own.sent, values));
+  }
+  if (!layers.has_output() || !EndsReplica(microbatch)) return absl::OkStatus();
+  return sums_.ReplicaDone(output_bucket_);
+}
+
+absl::Status PipelineStage::Backward(int chunk, int microbatch) {
+  RETURN_IF_ERROR(RunBackward(Find(chunk), microbatch, nullptr, HandOverOf(microbatch)));
+  return handed_over_;
+}
+
+absl::Status PipelineStage::BackwardInput(int chunk, int microbatch) {
+  ModelChunk& own = Find(chunk);
+  DeferredWeights deferred(deferred_pool_);
+  const LayerDone end_layer = [&](int layer) { deferred.EndLayer(layer); };
+  RETURN_IF_ERROR(
+      RunBackward(own, microbatch, &deferred, EndsReplica(microbatch) ? &end_layer : nullptr));
+  own.deferred.emplace(microbatch, std::move(deferred));
+  return absl::OkStatus();
+}
+
+absl::Status PipelineStage::BackwardWeight(int chunk, int microbatch) {
+  ModelChunk& own = Find(chunk);
+  if (own.early.erase(microbatch) > 0) return absl::OkStatus();
+  return RunDeferred(own, microbatch);
+}
+
+absl::Status PipelineStage::RunBackward(ModelChunk& chunk, int microbatch,
+                                        DeferredWeights* deferred, const LayerDone* layer_done) {
+  DEEPNET_CHECK_LT(chunk.last_backward, microbatch) << "chunk " << chunk.number;
+  chunk.last_backward = microbatch;
+  RETURN_IF_ERROR(FinishReplicasBefore(chunk, microbatch));
+  const Chunk& layers = *chunk.layers;
+  InFlight& slot = Find(chunk, microbatch);
+  BoundaryActivations gradients = boundaries_.Take({Way::kBackward, chunk.number + 1, microbatch});
+  if (layers.has_output()) gradients.target_RD = std::exchange(slot.dhidden_RD, at::Tensor());
+  if (layers.ends_decoder() && layers.reads_encoder_output()) {
+    gradients.encoder_output_RD = boundaries_.source().Claim();
+  }
+  MicrobatchPass pass = Pass(microbatch);
+  pass.deferred = deferred;
+  pass.layer_done = layer_done;
+  layers.Backward(pass, gradients, slot.encoder_output_RD, model_.work(), slot.kept);
+  if (chunk.number > 0) {
+    boundaries_.Put({Way::kBackward, chunk.number, microbatch}, Only(layers.inputs(), gradients));
+  }
+  Free(chunk, slot);
+  return absl::OkStatus();
+}
+
+absl::Status PipelineStage::RunDeferred(ModelChunk& chunk, int microbatch) {
+  const auto found = chunk.deferred.find(microbatch);
+  DEEPNET_CHECK(found != chunk.deferred.end())
+      << "chunk " << chunk.number << ", microbatch " << microbatch << ": no weight gradients wait";
+  found->second.Run(model_.ops(), HandOverOf(microbatch));
+  chunk.deferred.erase(found);
+  return handed_over_;
+}
+
+// BackwardInput adds to the gradients of norms and embeddings at once. So the replica before must
+// be complete, weight gradients included, even if the schedule has them later.
+absl::Status PipelineStage::FinishReplicasBefore(ModelChunk& chunk, int microbatch) {
+  while (!chunk.deferred.empty()) {
+    const int waiting = chunk.deferred.begin()->first;
+    if (ReplicaOf(waiting) == ReplicaOf(microbatch)) break;
+    chunk.early.insert(waiting);
+    RETURN_IF_ERROR(RunDeferred(chunk, waiting));
+  }
+  return absl::OkStatus();
+}
+
+int PipelineStage::ReplicaOf(int microbatch) const {
+  return microbatch * options_.virtual_replicas / static_cast<int>(batch_->microbatches.size());
+}
+
+bool PipelineStage::EndsReplica(int microbatch) const {
+  const bool last = microbatch + 1 == static_cast<int>(batch_->microbatches.size());
+  return last || ReplicaOf(microbatch + 1) != ReplicaOf(microbatch);
+}
+
+// Returns the callback for layers that `microbatch` completes: null unless it also completes their
+// virtual replica.
+const LayerDone* PipelineStage::HandOverOf(int microbatch) const {
+  return EndsReplica(microbatch) ? &hand_over_ : nullptr;
+}
+
+// Returns the tensors that `chunk` runs on, on its way forward: those at the boundary before it,
+// and new ones for the streams that begin in it.
+BoundaryActivations PipelineStage::ValuesFor(const ModelChunk& chunk, int microbatch) {
+  const Chunk& layers = *chunk.layers;
+  BoundaryActivations values = boundaries_.Take({Way::kForward, chunk.number, microbatch});
+  if (layers.has_source() && !layers.inputs().source) {
+    values.source_RD = boundaries_.source().Claim();
+  }
+  if (layers.has_target() && !layers.inputs().target) {
+    values.target_RD = boundaries_.target().Claim();
+  }
+  if (layers.ends_encoder()) values.encoder_output_RD = boundaries_.encoder_output().Claim();
+  if (layers.inputs().encoder_output && !values.encoder_output_RD.defined()) {
+    values.encoder_output_RD = HeldEncoderOutput(microbatch);
+  }
+  return values;
+}
+
+// Returns the encoder output that an earlier chunk of the rank received or computed.
+at::Tensor PipelineStage::HeldEncoderOutput(int microbatch) const {
+  for (const ModelChunk& chunk : chunks_) {
+    for (const InFlight& slot : chunk.in_flight) {
+      if (slot.microbatch == microbatch && slot.encoder_output_RD.defined()) {
+        return slot.encoder_output_RD;
+      }
+    }
+  }
+  DEEPNET_CHECK(false) << "no chunk holds the encoder output of microbatch " << microbatch;
+  return at::Tensor();
+}
+
+std::vector<Buffer> PipelineStage::Buffers(Boundary boundary, int chunk, int microbatch) {
+  const Chunk& layers = *Find(chunk).layers;
+  return boundaries_.Buffers(PlaceOf(boundary, chunk, microbatch),
+                             IsBefore(boundary) ? layers.inputs() : layers.outputs(),
+                             IsReceived(boundary));
+}
+
+void PipelineStage::Release(Boundary boundary, int chunk, int microbatch) {
+  DEEPNET_CHECK(!IsReceived(boundary));
+  boundaries_.Take(PlaceOf(boundary, chunk, microbatch));
+}
+
+PipelineStage::ModelChunk& PipelineStage::Find(int chunk) {
+  for (ModelChunk& own : chunks_) {
+    if (own.number == chunk) return own;
+  }
+  DEEPNET_CHECK(false) << "chunk " << chunk << " is another rank's";
+  return chunks_.front();
+}
+
+PipelineStage::InFlight& PipelineStage::Claim(ModelChunk& chunk, int microbatch) {
+  for (InFlight& slot : chunk.in_flight) {
+    if (slot.microbatch >= 0) continue;
+    slot.microbatch = microbatch;
+    chunk.layers->TakeLayers(pools_, model_.work(), slot.kept);
+    return slot;
+  }
+  return chunk.in_flight.emplace_back(
+      InFlight{microbatch, chunk.layers->MakeKeptFrom(pools_, model_.work()), {}, {}});
+}
+
+PipelineStage::InFlight& PipelineStage::Find(ModelChunk& chunk, int microbatch) {
+  for (InFlight& slot : chunk.in_flight) {
+    if (slot.microbatch == microbatch) return slot;
+  }
+  DEEPNET_CHECK(false) << "chunk " << chunk.number << ": microbatch " << microbatch
+                       << " has no forward pass";
+  return chunk.in_flight.front();
+}
+
+void PipelineStage::Free(const ModelChunk& chunk, InFlight& slot) {
+  chunk.layers->GiveLayers(pools_, slot.kept);
+  slot.encoder_output_RD = slot.dhidden_RD = at::Tensor();
+  slot.microbatch = -1;
+}
+
+MicrobatchPass PipelineStage::Pass(int microbatch) const {
+  return MakePass(batch_->microbatches[microbatch], options_.seed, step_, /*training=*/true);
+}
+
+}  // namespace deepnet

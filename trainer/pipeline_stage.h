@@ -1,0 +1,195 @@
+// The chunks of a model that one rank holds, as a stage of the pipeline: the object that a schedule
+// drives. A single rank holds the whole model as one chunk.
+//
+// Activations and gradients at the boundaries of chunks lie in pooled buffers, apart from what a
+// chunk keeps for its backward pass. A chunk takes them at one boundary, works on them in place and
+// leaves them at the other, so a buffer moves through the rank without a copy: a received one
+// becomes the next one to send. Between two chunks of the same rank nothing is sent.
+//
+// The last backward pass of a virtual replica hands buckets of layers to GradientSums as soon as it
+// is through with them, so that their exchange overlaps the layers before them. Deferred weight
+// gradients do the same.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include <ATen/ATen.h>
+
+#include "parallel/comm/communicator.h"
+#include "parallel/exec/stage.h"
+#include "parallel/plan/shard.h"
+#include "parallel/plan/stage_messages.h"
+#include "trainer/data/microbatch.h"
+#include "trainer/model/pass.h"
+#include "trainer/model/transformer.h"
+#include "trainer/optim/gradient_sums.h"
+
+namespace deepnet {
+
+// Buffers of one shape that return to the pool when their last handle is dropped. Views do not
+// count as handles. Used by one thread.
+class ResidualBuffers {
+ public:
+  ResidualBuffers(int64_t rows, int64_t width, at::TensorOptions options)
+      : rows_(rows), width_(width), options_(options) {}
+
+  // Returns a free buffer, [rows, width]. Its contents are left over from an earlier use.
+  at::Tensor Claim();
+
+ private:
+  int64_t rows_, width_;
+  at::TensorOptions options_;
+  std::vector<at::Tensor> buffers_;
+};
+
+// The boundary activations and gradients of every microbatch in flight, by boundary. One chunk puts
+// them there and the next one takes them, or they are sent away or received. Nothing is copied.
+class BoundaryBuffers {
+ public:
+  enum class Way { kForward, kBackward };
+  // A boundary is named by the number of the chunk behind it.
+  struct Place {
+    Way way;
+    int boundary;
+    int microbatch;
+
+    friend auto operator<=>(const Place&, const Place&) = default;
+  };
+
+  // `messages`: those of the whole chain (MakeStageMessages).
+  BoundaryBuffers(Transformer& model, std::vector<StageMessages> messages);
+
+  ResidualBuffers& source() { return source_; }  // [S, D]; also the encoder output's gradient
+  ResidualBuffers& target() { return target_; }  // [T, D]
+  ResidualBuffers& encoder_output() { return encoder_output_; }  // [S, D], operand type
+
+  void Put(const Place& place, BoundaryActivations flow) { flows_[place] = std::move(flow); }
+  // Removes and returns what lies at `place`; an empty BoundaryActivations if nothing does.
+  BoundaryActivations Take(const Place& place);
+  void Clear() { flows_.clear(); }
+
+  // Returns those of `tensors` that cross this boundary between ranks.
+  BoundarySet Restrict(const Place& place, BoundarySet tensors) const;
+  // Returns the memory of those of `tensors` that cross this boundary, in the order of
+  // Layer::inputs; empty if none do. With `received`, buffers are claimed if none lie there yet;
+  // without it, they must lie there.
+  std::vector<Buffer> Buffers(const Place& place, const BoundarySet& tensors, bool received);
+
+ private:
+  const std::vector<BoundaryTensor>& TensorsAt(const Place& place) const;
+
+  std::vector<StageMessages> messages_;  // with an empty one for the end of the chain
+  ResidualBuffers source_, target_, encoder_output_;
+  std::map<Place, BoundaryActivations> flows_;
+};
+
+// Returns the parts of a rank's gradient that are handed over to be summed, each as soon as it is
+// complete, in the order of the gradient. The output layer, to which the loss adds, is a bucket of
+// its own and complete with a virtual replica's last forward pass. The other layers of a chunk are
+// cut at the group ends of LayerGroupEnds; such a bucket is complete when its last backward pass
+// (or, if weight gradients are deferred, the last of those) is through with its first layer.
+std::vector<GradientBucket> MakeBuckets(const Transformer& model);
+
+struct PipelineStageOptions {
+  uint64_t seed = 0;
+  double label_smoothing = 0.0;
+  int virtual_replicas = 1;  // of this rank; divides its microbatches of a step
+  // In a pipeline: the number of each of the model's chunks along the chain, and what crosses every
+  // boundary of the chain (MakeStageMessages).
+  std::vector<int> chunks = {0};
+  std::vector<StageMessages> messages = std::vector<StageMessages>(1);
+};
+
+class PipelineStage : public Stage {
+ public:
+  // `model` and `sums` outlive this. `sums` is over MakeBuckets(model), for as many local replicas
+  // as `options` say.
+  PipelineStage(Transformer& model, PipelineStageOptions options, GradientSums& sums);
+  PipelineStage(const PipelineStage&) = delete;
+  PipelineStage& operator=(const PipelineStage&) = delete;
+
+  // Clears the gradient and whatever a step left that ended with an error. `batch`, the rank's
+  // microbatches, must outlive the step; its num_target_tokens counts the step on all ranks.
+  void BeginStep(const StepBatch& batch, int64_t step);
+  // From the next BeginStep on, `probe` is told of the sub-layers of the step's first microbatch;
+  // null: nobody is.
+  void Watch(SublayerProbe* probe) { probe_ = probe; }
+
+  // As in stage.h. Backward, or BackwardInput, of a chunk come in ascending microbatch order too,
+  // since both add to the gradients of norms and embeddings.
+  absl::Status Forward(int chunk, int microbatch) override;
+  absl::Status Backward(int chunk, int microbatch) override;
+  absl::Status BackwardInput(int chunk, int microbatch) override;
+  absl::Status BackwardWeight(int chunk, int microbatch) override;
+  std::vector<Buffer> Buffers(Boundary boundary, int chunk, int microbatch) override;
+  void Release(Boundary boundary, int chunk, int microbatch) override;
+
+  // After the schedule: GradientSums::Finish.
+  absl::Status FinishStep() { return sums_.Finish(); }
+
+  // The loss of each of the rank's microbatches, summed over its target tokens; zeros before its
+  // Forward of the output layer, and on ranks without one.
+  const std::vector<LossSums>& losses() const { return losses_; }
+
+ private:
+  // The state of one microbatch in a chunk from its forward to its backward pass.
+  struct InFlight {
+    int microbatch = -1;           // -1: free
+    Chunk::Kept kept;              // while free, without its layers' part
+    at::Tensor encoder_output_RD;  // where this chunk or a later one of the rank reads it
+    at::Tensor dhidden_RD;         // the gradient that the loss left
+  };
+
+  // One of the rank's chunks, with the microbatches that are in flight in it.
+  struct ModelChunk {
+    const Chunk* layers = nullptr;
+    int number = 0;    // along the chain
+    BoundarySet sent;  // forward, to the chunk behind
+    bool keeps_encoder_output = false;
+    int last_backward = -1;                   // microbatch
+    std::vector<InFlight> in_flight;          // grows to the most that a schedule keeps alive
+    std::map<int, DeferredWeights> deferred;  // by microbatch, from BackwardInput on
+    std::set<int> early;  // microbatches whose weight gradients ran before their BackwardWeight
+  };
+
+  void MakeChunks(const Transformer& model);
+  void MapBuckets();
+  ModelChunk& Find(int chunk);
+  InFlight& Claim(ModelChunk& chunk, int microbatch);
+  InFlight& Find(ModelChunk& chunk, int microbatch);
+  void Free(const ModelChunk& chunk, InFlight& slot);
+
+  MicrobatchPass Pass(int microbatch) const;
+  int ReplicaOf(int microbatch) const;
+  bool EndsReplica(int microbatch) const;
+  BoundaryActivations ValuesFor(const ModelChunk& chunk, int microbatch);
+  at::Tensor HeldEncoderOutput(int microbatch) const;
+  absl::Status RunBackward(ModelChunk& chunk, int microbatch, DeferredWeights* deferred,
+                           const LayerDone* layer_done);
+  absl::Status RunDeferred(ModelChunk& chunk, int microbatch);
+  absl::Status FinishReplicasBefore(ModelChunk& chunk, int microbatch);
+  const LayerDone* HandOverOf(int microbatch) const;
+
+  Transformer& model_;
+  const PipelineStageOptions options_;
+  GradientSums& sums_;
+  TensorPool deferred_pool_;
+  ChunkPools pools_;  // buffers of microbatches in flight that chunks share
+  BoundaryBuffers boundaries_;
+  std::vector<ModelChunk> chunks_;
+  std::map<int, int> bucket_of_layer_;  // by a bucket's first layer; without the output layer's
+  int output_bucket_ = -1;              // -1: no output layer
+  LayerDone hand_over_;                 // hands a bucket over with its first layer
+  absl::Status handed_over_;            // the first error of that in this step
+  SublayerProbe* probe_ = nullptr;
+  const StepBatch* batch_ = nullptr;
+  int64_t step_ = 0;
+  std::vector<LossSums> losses_;  // [microbatch]
+};
+
+}  // namespace deepnet

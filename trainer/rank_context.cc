@@ -1,0 +1,108 @@
+#include "trainer/rank_context.h"
+
+#include <utility>
+
+#include "parallel/base/check.h"
+#include "parallel/base/status_macros.h"
+#include "parallel/comm/collectives.h"
+#include "parallel/comm/heartbeat.h"
+#include "parallel/plan/check_schedule.h"
+#include "parallel/plan/plan_accessors.h"
+#include "parallel/plan/planner.h"
+#include "parallel/plan/shard.h"
+#include "trainer/kernels/compute.h"
+
+namespace deepnet {
+namespace {
+
+// The chunks of one stage: their numbers along the chain, and what they are made of.
+struct OwnChunks {
+  std::vector<int> numbers;
+  std::vector<ChunkSpec> specs;
+};
+
+OwnChunks ChunksOf(const Plan& plan, int stage) {
+  OwnChunks own;
+  for (int number = 0; number < plan.chunks_size(); ++number) {
+    const ChunkPlan& chunk = plan.chunks(number);
+    if (chunk.rank() != stage) continue;
+    own.numbers.push_back(number);
+    own.specs.push_back({.layers = {chunk.first_layer(), chunk.end_layer()},
+                         .recompute = {chunk.recompute(), chunk.recompute_segment()}});
+  }
+  return own;
+}
+
+ShardLayout LayoutOf(const Inventory& whole, const Plan& plan, const Transformer& model,
+                     int replica, int replicas_per_node) {
+  ShardOptions options{.num_replicas = plan.data_parallel_size(),
+                       .replica = replica,
+                       .replicas_per_node = replicas_per_node};
+  for (const ChunkPlan& chunk : plan.chunks()) {
+    options.stage_of_layer.resize(chunk.end_layer(), chunk.rank());
+  }
+  return MakeShardLayout(whole, model.parameters().inventory(), MakeBuckets(model), options);
+}
+
+}  // namespace
+
+Plan LonePlan(const Inventory& whole, int microbatches) {
+  Plan plan;
+  plan.set_pipeline_parallel_size(1);
+  plan.set_data_parallel_size(1);
+  plan.set_virtual_pipeline_size(1);
+  plan.set_schedule("single_stage");
+  plan.set_global_microbatches(microbatches);
+  plan.set_virtual_replicas(1);
+  ChunkPlan& chunk = *plan.add_chunks();
+  chunk.set_end_layer(static_cast<int>(whole.layers.size()));
+  chunk.set_recompute(NONE);
+  return plan;
+}
+
+absl::StatusOr<std::unique_ptr<RankContext>> MakeRankContext(const RunSpec& run,
+                                                             const Inventory& whole,
+                                                             const Plan& plan, Communicator& world,
+                                                             const std::string& node) {
+  auto context = std::make_unique<RankContext>();
+  const int stages = plan.pipeline_parallel_size();
+  DEEPNET_CHECK_EQ(world.size(), stages * plan.data_parallel_size());
+  context->world = &world;
+  context->pp_rank = world.rank() % stages;
+  context->dp_rank = world.rank() / stages;
+  context->dp_size = plan.data_parallel_size();
+  ASSIGN_OR_RETURN(context->pipeline, world.Split(context->dp_rank, context->pp_rank));
+  ASSIGN_OR_RETURN(const std::vector<std::string> nodes, AllGatherText(world, node));
+  const int replicas_per_node = ReplicasPerNode(nodes, stages);
+  ASSIGN_OR_RETURN(context->groups,
+                   SplitGroups(world, context->pp_rank, context->dp_rank, replicas_per_node));
+  context->groups.all.limit = CommTimeout(run.parallel(), /*first_step=*/true);
+  context->placement = PlacementOf(plan);
+  ASSIGN_OR_RETURN(context->schedule,
+                   WithTransfers(MakeSchedule(plan, context->dp_rank), context->placement));
+
+  const OwnChunks own = ChunksOf(plan, context->pp_rank);
+  ASSIGN_OR_RETURN(context->ops, MakeOps(run.compute()));
+  context->model =
+      std::make_unique<Transformer>(run.model(), run.data().microbatch(), *context->ops,
+                                    /*trainable=*/true, own.specs);
+  context->layout = LayoutOf(whole, plan, *context->model, context->dp_rank, replicas_per_node);
+  const int local_replicas = LocalVirtualReplicas(run.optim().virtual_replicas(), context->dp_size);
+  context->sums = std::make_unique<GradientSums>(
+      *context->ops, context->model->parameters(), context->layout, context->groups.all,
+      GradientSumsOptions{.local_replicas = local_replicas,
+                          .order = run.parallel().gradient_sum()});
+  context->stage = std::make_unique<PipelineStage>(
+      *context->model,
+      PipelineStageOptions{.seed = run.seed(),
+                           .label_smoothing = run.optim().label_smoothing(),
+                           .virtual_replicas = local_replicas,
+                           .chunks = own.numbers,
+                           .messages = StageMessagesOf(plan, whole, run.compute())},
+      *context->sums);
+  context->optimizer =
+      std::make_unique<OptimizerStep>(run.optim(), whole, context->layout, context->groups.all);
+  return context;
+}
+
+}  // namespace deepnet

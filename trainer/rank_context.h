@@ -1,0 +1,59 @@
+// Turns (RunSpec, Plan, rank) into what one rank holds: its chunks of the model, its schedule, its
+// process groups. This is the one place where the model and parallelism meet.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+#include "parallel/base/host.h"
+#include "parallel/comm/communicator.h"
+#include "parallel/plan/inventory.h"
+#include "parallel/plan/partition.h"
+#include "parallel/plan/schedule.h"
+#include "parallel/plan/shard.h"
+#include "proto/plan.pb.h"
+#include "proto/run.pb.h"
+#include "trainer/kernels/ops.h"
+#include "trainer/model/transformer.h"
+#include "trainer/optim/gradient_sums.h"
+#include "trainer/optim/groups.h"
+#include "trainer/optim/optimizer.h"
+#include "trainer/pipeline_stage.h"
+
+namespace deepnet {
+
+// Everything that one rank holds. Rank = dp_rank * stages + pp_rank. Later members use earlier
+// ones.
+struct RankContext {
+  Communicator* world = nullptr;           // all ranks
+  std::unique_ptr<Communicator> pipeline;  // this replica's stages, for the schedule's messages
+  OwnedGroups groups;                      // for sums
+  int pp_rank = 0;                         // pipeline stage
+  int dp_rank = 0, dp_size = 1;            // replica, number of replicas
+  Placement placement;
+  Schedule schedule;   // of all stages, with transfers
+  ShardLayout layout;  // which elements this rank sums and updates
+
+  std::unique_ptr<Ops> ops;
+  std::unique_ptr<Transformer> model;  // weights not yet set
+  std::unique_ptr<GradientSums> sums;
+  std::unique_ptr<PipelineStage> stage;
+  std::unique_ptr<OptimizerStep> optimizer;
+};
+
+// Returns the plan of a single rank: one chunk, `microbatches` computed one after the other.
+Plan LonePlan(const Inventory& whole, int microbatches);
+
+// Builds this rank's part of a run. `run` and `plan` come from ResolveRun, `whole` describes the
+// model. Collective over `world`, which must outlive the result. Every rank passes the same
+// arguments except `node`: ranks that pass the same name share a node, and gradients are summed
+// inside nodes first where ReplicasPerNode allows it.
+absl::StatusOr<std::unique_ptr<RankContext>> MakeRankContext(const RunSpec& run,
+                                                             const Inventory& whole,
+                                                             const Plan& plan, Communicator& world,
+                                                             const std::string& node = HostName());
+
+}  // namespace deepnet

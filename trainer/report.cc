@@ -1,0 +1,122 @@
+#include "trainer/report.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+#include "parallel/base/process_memory.h"
+#include "parallel/base/status_macros.h"
+#include "trainer/model/flops.h"
+
+namespace deepnet {
+StepReport::StepReport(const RunSpec& run, double ceiling_gflops)
+    : run_(run), ceiling_gflops_(ceiling_gflops) {}
+
+void StepReport::Add(const StepBatch& batch, const StepResult& result, double seconds) {
+  const double tokens = static_cast<double>(batch.num_target_tokens);
+  seconds_ += seconds;
+  target_tokens_ += tokens;
+  flops_ += StepFlops(run_.model(), batch);
+  const MicrobatchSpec& capacity = run_.data().microbatch();
+  positions_ += static_cast<double>(batch.microbatches.size()) *
+                static_cast<double>(capacity.max_source_tokens() + capacity.max_target_tokens());
+  for (const Microbatch& microbatch : batch.microbatches) {
+    real_positions_ +=
+        static_cast<double>(microbatch.source.NumTokens() + microbatch.target.NumTokens());
+  }
+  if (result.update.skipped) return;
+  loss_ += result.loss * tokens;
+  nll_ += result.nll * tokens;
+  finite_target_tokens_ += tokens;
+}
+
+StepRecord StepReport::Take(const Manifest& state, const StepResult& last,
+                            const TraceFigures& pipeline) {
+  StepRecord record;
+  record.set_kind("train");
+  record.set_step(state.step());
+  record.set_loss(finite_target_tokens_ > 0 ? loss_ / finite_target_tokens_ : last.loss);
+  record.set_nll(finite_target_tokens_ > 0 ? nll_ / finite_target_tokens_ : last.nll);
+  record.set_source_tokens(state.source_tokens());
+  record.set_target_tokens(state.target_tokens());
+  record.set_tokens_per_second(real_positions_ / seconds_);
+  record.set_target_tokens_per_second(target_tokens_ / seconds_);
+  record.set_gradient_norm(last.update.gradient_norm);
+  record.set_learning_rate(last.update.rate);
+  if (ceiling_gflops_ > 0) record.set_gemm_efficiency(flops_ / seconds_ * 1e-9 / ceiling_gflops_);
+  record.set_resident_bytes(PeakResidentBytes());
+  record.set_skipped_steps(state.skipped_steps());
+  record.set_seconds(state.train_seconds());
+  record.set_packing_efficiency(real_positions_ / positions_);
+  record.set_bubble(pipeline.bubble);
+  record.set_exposed_communication(pipeline.exposed_communication);
+  loss_ = nll_ = finite_target_tokens_ = 0.0;
+  target_tokens_ = real_positions_ = positions_ = flops_ = seconds_ = 0.0;
+  return record;
+}
+
+double RankMemory::Difference() const {
+  return static_cast<double>(measured - planned) /
+         static_cast<double>(std::max<int64_t>(1, planned));
+}
+
+std::string MemoryLine(std::span<const RankMemory> ranks) {
+  constexpr double kMiB = 1 << 20;
+  const auto worst =
+      std::max_element(ranks.begin(), ranks.end(), [](const RankMemory& x, const RankMemory& y) {
+        return std::abs(x.Difference()) < std::abs(y.Difference());
+      });
+  return absl::StrFormat("memory: planned %.1f MiB, measured %.1f MiB (%+.1f %%) on rank %d%s",
+                         static_cast<double>(worst->planned) / kMiB,
+                         static_cast<double>(worst->measured) / kMiB, 100 * worst->Difference(),
+                         worst - ranks.begin(),
+                         ranks.size() > 1 ? "; all others are nearer to the plan" : "");
+}
+
+absl::Status ReportMemory(const RankMemory& mine, Communicator& world, Logger& log) {
+  std::vector<RankMemory> ranks(world.size());
+  std::vector<Buffer> all;
+  for (RankMemory& rank : ranks) all.push_back(Buffer::Of(std::span(&rank, 1)));
+  ranks[world.rank()] = mine;
+  ASSIGN_OR_RETURN(const auto gathered, world.AllGather(all[world.rank()], all));
+  RETURN_IF_ERROR(gathered->Wait());
+  if (world.rank() != 0) return absl::OkStatus();  // one warning is enough
+  const bool apart = std::any_of(ranks.begin(), ranks.end(), [](const RankMemory& rank) {
+    return std::abs(rank.Difference()) > kMemoryTolerance;
+  });
+  if (apart) {
+    log.Warning(MemoryLine(ranks));
+  } else {
+    log.Info(MemoryLine(ranks));
+  }
+  return absl::OkStatus();
+}
+
+Progress ProgressOf(const StepRecord& record, const TrainSpec& train) {
+  Progress progress{.label = "train"};
+  if (train.steps() > 0) {
+    progress.fraction = static_cast<double>(record.step()) / static_cast<double>(train.steps());
+  }
+  if (train.max_train_minutes() > 0) {
+    progress.fraction =
+        std::max(progress.fraction, record.seconds() / (60 * train.max_train_minutes()));
+  }
+  progress.fraction = std::min(progress.fraction, 1.0);
+  if (progress.fraction > 0) progress.seconds_left = record.seconds() * (1 / progress.fraction - 1);
+  progress.figures = absl::StrFormat(
+      "step %s  loss %.3f  nll %.3f  %s tokens/s  norm %.2f  rate %.2e", WithCommas(record.step()),
+      record.loss(), record.nll(), WithCommas(std::llround(record.tokens_per_second())),
+      record.gradient_norm(), record.learning_rate());
+  if (record.bubble() > 0) {
+    absl::StrAppendFormat(&progress.figures, "  bubble %.0f %%", 100 * record.bubble());
+  }
+  if (record.skipped_steps() > 0) {
+    absl::StrAppend(&progress.figures, "  skipped ", record.skipped_steps());
+  }
+  return progress;
+}
+
+}  // namespace deepnet

@@ -1,0 +1,61 @@
+// Reports of a run's steps: sums since the last report, a record for metrics.jsonl, a progress
+// line; and, once, the memory of its ranks.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "absl/status/status.h"
+
+#include "parallel/base/logging.h"
+#include "parallel/comm/communicator.h"
+#include "proto/checkpoint.pb.h"
+#include "proto/report.pb.h"
+#include "proto/run.pb.h"
+#include "trainer/data/microbatch.h"
+#include "trainer/train_step.h"
+
+namespace deepnet {
+
+class StepReport {
+ public:
+  // `ceiling_gflops` is what all ranks together reach in matrix products; 0: unknown, no
+  // gemm_efficiency.
+  StepReport(const RunSpec& run, double ceiling_gflops);
+
+  // Adds a step, which took `seconds`. A skipped step counts time and tokens, not loss.
+  void Add(const StepBatch& batch, const StepResult& result, double seconds);
+
+  // Returns the record of the steps since the last call, and forgets them. `state` includes them,
+  // `last` is the latest of them, `pipeline` the figures of its pipeline.
+  StepRecord Take(const Manifest& state, const StepResult& last, const TraceFigures& pipeline);
+
+ private:
+  const RunSpec& run_;
+  const double ceiling_gflops_;
+  double loss_ = 0.0, nll_ = 0.0, finite_target_tokens_ = 0.0;
+  double target_tokens_ = 0.0, real_positions_ = 0.0, positions_ = 0.0;
+  double flops_ = 0.0, seconds_ = 0.0;
+};
+
+// Bytes of one rank, as planned and as measured.
+struct RankMemory {
+  int64_t planned = 0, measured = 0;
+
+  double Difference() const;  // relative to the planned bytes
+};
+
+// A larger difference is a warning.
+inline constexpr double kMemoryTolerance = 0.05;
+
+// Logs which rank is farthest from its plan; call it after a first step. Collective over `world`.
+absl::Status ReportMemory(const RankMemory& mine, Communicator& world, Logger& log);
+
+// Returns "memory: planned 812.4 MiB, measured 820.1 MiB (+0.9 %) on rank 3, ..."; `ranks` by rank.
+std::string MemoryLine(std::span<const RankMemory> ranks);
+
+// Returns a record as a progress line, with the fraction of the run that is done.
+Progress ProgressOf(const StepRecord& record, const TrainSpec& train);
+
+}  // namespace deepnet

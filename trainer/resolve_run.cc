@@ -1,0 +1,299 @@
+#include "trainer/resolve_run.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+#include "parallel/base/crc32c.h"
+#include "parallel/base/exit_code.h"
+#include "parallel/base/host.h"
+#include "parallel/base/status_macros.h"
+#include "parallel/comm/agreement.h"
+#include "parallel/comm/collectives.h"
+#include "parallel/plan/planner.h"
+#include "trainer/checkpoint/compatibility.h"
+#include "trainer/data/data_order.h"
+#include "trainer/kernels/compute.h"
+#include "trainer/messages.h"
+#include "trainer/model/describe.h"
+#include "trainer/schedule_file.h"
+
+namespace deepnet {
+namespace {
+
+// Gives an error of the file system, which has no exit code, that of the run folder.
+absl::Status AsCheckpointError(const absl::Status& status) {
+  const bool plain = !status.ok() && GetExitCode(status) == ExitCode::kInternal;
+  return plain ? WithExitCode(status, ExitCode::kCheckpoint) : status;
+}
+
+// Builds a ResolvedRun in the order of Resolve; each step uses the results of those before it.
+class RunResolver {
+ public:
+  RunResolver(RunSpec run, const ResolveOptions& options, Communicator& world, FileSystem& fs,
+              Logger& log)
+      : options_(options), world_(world), fs_(fs), log_(log) {
+    resolved_.run = std::move(run);
+    resolved_.folder = PathOf(resolved_.run.folder());
+  }
+
+  absl::StatusOr<ResolvedRun> Resolve() && {
+    RETURN_IF_ERROR(
+        AgreeOnStatus(world_, ReadScheduleFile(options_.root, resolved_.run.mutable_parallel())));
+    RETURN_IF_ERROR(CheckSameProgram());
+    RETURN_IF_ERROR(AgreeOnStatus(world_, OpenCorpus()));
+    const std::vector<Fact> facts = {{"corpus", resolved_.corpus->content_hash()},
+                                     {"tokenizer", resolved_.corpus->vocabulary().hash()}};
+    RETURN_IF_ERROR(CheckSameEverywhere(world_, facts));
+    ASSIGN_OR_RETURN(hosts_, AllGatherText(world_, HostName()));
+    RETURN_IF_ERROR(FindEarlierRun());
+    RETURN_IF_ERROR(AgreeOnStatus(world_, AdoptEarlierChoices()));
+    RETURN_IF_ERROR(ResolveArithmetic());
+    RETURN_IF_ERROR(AgreeOnStatus(world_, ChoosePlan()));
+    RETURN_IF_ERROR(AgreeOnStatus(world_, CheckIdentity()));
+    RETURN_IF_ERROR(AgreeOnStatus(
+        world_, world_.rank() == 0 ? AsCheckpointError(LockFolder()) : absl::OkStatus()));
+    RETURN_IF_ERROR(CheckSameFolder(world_, fs_, resolved_.folder));
+    if (world_.rank() == 0) WarnAboutModel();
+    return std::move(resolved_);
+  }
+
+ private:
+  std::string PathOf(const std::string& path) const {
+    return (std::filesystem::path(options_.root) / path).string();
+  }
+  void WarnAboutModel() const;
+  absl::Status CheckSameProgram();
+  absl::Status OpenCorpus();
+  absl::Status FindEarlierRun();
+  absl::StatusOr<std::optional<FoundCheckpoint>> LookForEarlierRun();
+  absl::Status AdoptEarlierChoices();
+  absl::Status ResolveArithmetic();
+  absl::Status ChoosePlan();
+  absl::StatusOr<ClusterSpec> ActualCluster() const;
+  absl::Status CheckIdentity();
+  std::vector<std::string> CheckpointNames() const;
+  absl::Status LockFolder();
+
+  const ResolveOptions& options_;
+  Communicator& world_;
+  FileSystem& fs_;
+  Logger& log_;
+  std::vector<std::string> hosts_;  // [rank]
+  std::vector<std::string> found_;  // rank 0: the checkpoints before the lock was taken
+  ResolvedRun resolved_;
+};
+
+void RunResolver::WarnAboutModel() const {
+  if (resolved_.run.model().norm() != BATCH_NORM) return;
+  log_.Warning(
+      "model.norm: BATCH_NORM: means and variances are those of each microbatch, so the loss "
+      "depends on data.microbatch, and the model can neither translate nor be exported; it is a "
+      "contrast for studies");
+}
+
+absl::Status RunResolver::CheckSameProgram() {
+  if (world_.size() == 1) return absl::OkStatus();
+  const std::vector<Fact> facts = {{"the program file", ProgramFingerprint()},
+                                   {"RunSpec", resolved_.run.DebugString()}};
+  return CheckSameEverywhere(world_, facts);
+}
+
+absl::Status RunResolver::OpenCorpus() {
+  RunSpec& run = resolved_.run;
+  auto corpus = Corpus::Open(PathOf(run.data().folder()));
+  if (!corpus.ok()) return WithExitCode(corpus.status(), ExitCode::kData);
+  resolved_.corpus = std::make_unique<Corpus>(std::move(*corpus));
+  RETURN_IF_ERROR(WithExitCode(
+      ResolveDataSpec(*resolved_.corpus, run.mutable_data(), run.model().architecture()),
+      ExitCode::kBadConfig));
+  const int64_t size = resolved_.corpus->vocabulary().size();
+  if (run.model().vocabulary_size() != 0 && run.model().vocabulary_size() != size) {
+    return WithExitCode(absl::InvalidArgumentError(absl::StrCat(
+                            "model.vocabulary_size: ", run.model().vocabulary_size(),
+                            ": the corpus ", run.data().folder(), " has a vocabulary of ", size)),
+                        ExitCode::kBadConfig);
+  }
+  run.mutable_model()->set_vocabulary_size(size);
+  resolved_.inventory = Describe(run.model(), run.data().microbatch());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<FoundCheckpoint>> RunResolver::LookForEarlierRun() {
+  const std::string& folder = resolved_.folder;
+  if (options_.require_empty && std::filesystem::exists(folder) &&
+      !std::filesystem::is_empty(folder)) {
+    return WithExitCode(
+        absl::AlreadyExistsError(absl::StrCat("--require-empty: ", resolved_.run.folder(),
+                                              " is not empty; name another run folder")),
+        ExitCode::kCheckpoint);
+  }
+  found_ = CheckpointNames();
+  return FindLatest(fs_, folder);
+}
+
+std::vector<std::string> RunResolver::CheckpointNames() const {
+  std::vector<std::string> names;
+  const absl::StatusOr<std::vector<std::string>> all = fs_.List(resolved_.folder);
+  if (!all.ok()) return names;
+  for (const std::string& name : *all) {
+    if (StepOfCheckpointName(name).has_value()) names.push_back(name);
+  }
+  return names;
+}
+
+// Runs late, so that a start which is refused for another reason leaves nothing behind.
+absl::Status RunResolver::LockFolder() {
+  RunLockOptions options = options_.lock;
+  options.note = [this](const std::string& sentence) { log_.Info(sentence); };
+  ASSIGN_OR_RETURN(
+      resolved_.lock,
+      RunLock::Acquire(fs_, resolved_.folder, MakeRunOwner(options_.job_id), std::move(options)));
+  if (CheckpointNames() == found_) return absl::OkStatus();
+  return WithExitCode(
+      absl::AbortedError(absl::StrCat("another job saved in ", resolved_.run.folder(),
+                                      " while this one started; start it again")),
+      ExitCode::kCheckpoint);
+}
+
+// Rank 0 reads and verifies every byte; the others get the name and the manifest.
+absl::Status RunResolver::FindEarlierRun() {
+  absl::StatusOr<std::optional<FoundCheckpoint>> found = std::optional<FoundCheckpoint>();
+  if (world_.rank() == 0) found = LookForEarlierRun();
+  RETURN_IF_ERROR(AgreeOnStatus(world_, AsCheckpointError(found.status())));
+  std::string name, manifest;
+  if (found->has_value()) {
+    for (const std::string& note : (*found)->notes) log_.Warning(note);
+    name = std::filesystem::path((*found)->folder).filename().string();
+    manifest = (*found)->manifest.SerializeAsString();
+  }
+  ASSIGN_OR_RETURN(name, BroadcastText(world_, name, 0));
+  ASSIGN_OR_RETURN(manifest, BroadcastText(world_, manifest, 0));
+  if (name.empty()) return absl::OkStatus();
+  resolved_.earlier.emplace();
+  resolved_.earlier->folder = JoinPath(resolved_.folder, name);
+  return ParseSent(manifest, resolved_.earlier->manifest);
+}
+
+absl::Status RunResolver::AdoptEarlierChoices() {
+  if (!resolved_.earlier.has_value()) return absl::OkStatus();
+  RunSpec& run = resolved_.run;
+  resolved_.state = resolved_.earlier->manifest;
+  const RunSpec& before = resolved_.state.run();
+  ComputeSpec compute = before.compute();
+  // A library's sums may depend on the number of threads; this project's kernels' do not.
+  if (compute.matmul() == NATIVE || run.compute().threads_per_rank() != 0) {
+    compute.set_threads_per_rank(run.compute().threads_per_rank());
+  }
+  ComputeSpec asked = compute;
+  asked.MergeFrom(run.compute());
+  if (asked.SerializeAsString() != compute.SerializeAsString()) {
+    return WithExitCode(
+        absl::FailedPreconditionError(absl::StrCat(
+            "compute: the run goes on with the arithmetic it started with {",
+            compute.ShortDebugString(), "}; asked for was {", asked.ShortDebugString(), "}")),
+        ExitCode::kCheckpoint);
+  }
+  *run.mutable_compute() = compute;
+  if (run.optim().virtual_replicas() == 0) {
+    run.mutable_optim()->set_virtual_replicas(before.optim().virtual_replicas());
+  }
+  return absl::OkStatus();
+}
+
+// Rank 0 measures and decides. A host that does not support its choice is refused.
+absl::Status RunResolver::ResolveArithmetic() {
+  ComputeSpec& compute = *resolved_.run.mutable_compute();
+  if (compute.threads_per_rank() == 0) {
+    const std::string cores = UsableCoreList();
+    ASSIGN_OR_RETURN(const std::vector<std::string> lists, AllGatherText(world_, cores));
+    std::vector<std::string> here;
+    for (size_t rank = 0; rank < lists.size(); ++rank) {
+      if (hosts_[rank] == hosts_[world_.rank()]) here.push_back(lists[rank]);
+    }
+    compute.set_threads_per_rank(ThreadsPerRank(here, cores));
+  }
+  if (world_.rank() == 0) compute = ResolveCompute(compute);
+  ASSIGN_OR_RETURN(const std::string decided,
+                   BroadcastText(world_, compute.SerializeAsString(), 0));
+  const int threads = compute.threads_per_rank();
+  RETURN_IF_ERROR(ParseSent(decided, compute));
+  compute.set_threads_per_rank(threads);
+  return AgreeOnStatus(world_, CheckCompute(compute));
+}
+
+// Returns the cluster that the job really has. Fields that are given must be true. The memory of a
+// rank is that of the smallest host.
+absl::StatusOr<ClusterSpec> RunResolver::ActualCluster() const {
+  ClusterSpec cluster = resolved_.run.cluster();
+  if (cluster.nodes() == 0 && cluster.devices_per_node() == 0) {
+    const int hosts = static_cast<int>(std::set(hosts_.begin(), hosts_.end()).size());
+    const bool even = world_.size() % hosts == 0;
+    cluster.set_nodes(even ? hosts : 1);
+    cluster.set_devices_per_node(even ? world_.size() / hosts : world_.size());
+  }
+  const int asked = std::max(1, cluster.nodes()) * std::max(1, cluster.devices_per_node());
+  if (asked != world_.size()) {
+    return WithExitCode(
+        absl::InvalidArgumentError(absl::StrFormat(
+            "cluster: nodes %d x devices_per_node %d = %d ranks, but this job has %d (start it "
+            "with mpirun -n %d, or leave both fields out)",
+            std::max(1, cluster.nodes()), std::max(1, cluster.devices_per_node()), asked,
+            world_.size(), asked)),
+        ExitCode::kBadConfig);
+  }
+  if (resolved_.run.compute().device() != "cpu") return cluster;
+  ASSIGN_OR_RETURN(
+      const std::vector<std::string> memories,
+      AllGatherText(world_, WithMemoryShare(cluster, UsableMemoryBytes()).SerializeAsString()));
+  for (const std::string& text : memories) {
+    ClusterSpec theirs;
+    RETURN_IF_ERROR(ParseSent(text, theirs));
+    if (cluster.device_memory_gib() == 0 ||
+        theirs.device_memory_gib() < cluster.device_memory_gib()) {
+      cluster.set_device_memory_gib(theirs.device_memory_gib());
+    }
+  }
+  return cluster;
+}
+
+absl::Status RunResolver::ChoosePlan() {
+  RunSpec& run = resolved_.run;
+  ASSIGN_OR_RETURN(const ClusterSpec cluster, ActualCluster());
+  ASSIGN_OR_RETURN(resolved_.plan,
+                   MakePlan(resolved_.inventory, run.data(), run.optim(), run.compute(), cluster,
+                            run.parallel(), run.instruments()));
+  if (run.optim().virtual_replicas() == 0) {
+    run.mutable_optim()->set_virtual_replicas(resolved_.plan.virtual_replicas());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunResolver::CheckIdentity() {
+  const RunIdentity identity{resolved_.inventory.Hash(), resolved_.corpus->content_hash(),
+                             resolved_.corpus->vocabulary().hash()};
+  Manifest& state = resolved_.state;
+  if (resolved_.earlier.has_value()) {
+    RETURN_IF_ERROR(CheckSameRun(resolved_.earlier->manifest, identity, resolved_.run));
+  }
+  state.set_inventory_hash(identity.inventory_hash);
+  state.set_corpus_hash(identity.corpus_hash);
+  state.set_tokenizer_hash(identity.tokenizer_hash);
+  *state.mutable_run() = resolved_.run;
+  state.clear_files();
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<ResolvedRun> ResolveRun(RunSpec run, const ResolveOptions& options,
+                                       Communicator& world, FileSystem& fs, Logger& log) {
+  return RunResolver(std::move(run), options, world, fs, log).Resolve();
+}
+
+}  // namespace deepnet

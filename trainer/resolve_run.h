@@ -1,0 +1,53 @@
+// Resolves a RunSpec: all ranks settle everything that is open in it before anything is allocated.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+#include "parallel/base/file_system.h"
+#include "parallel/base/logging.h"
+#include "parallel/comm/communicator.h"
+#include "parallel/plan/inventory.h"
+#include "proto/checkpoint.pb.h"
+#include "proto/plan.pb.h"
+#include "proto/run.pb.h"
+#include "trainer/checkpoint/checkpoint.h"
+#include "trainer/checkpoint/run_lock.h"
+#include "trainer/data/corpus.h"
+
+namespace deepnet {
+
+struct ResolvedRun {
+  RunSpec run;         // with every open field decided; the same on all ranks
+  std::string folder;  // run.folder() as this process reaches it
+  std::unique_ptr<Corpus> corpus;
+  Inventory inventory;                     // of the whole model
+  Plan plan;                               // which rank computes what
+  std::optional<FoundCheckpoint> earlier;  // the checkpoint that the run resumes
+  Manifest state;                          // a checkpoint's manifest, without files
+  std::unique_ptr<RunLock> lock;           // of `folder`; rank 0 only
+};
+
+struct ResolveOptions {
+  std::string root;            // the folder that paths of the RunSpec are relative to
+  bool require_empty = false;  // refuse a run folder that is not empty
+  std::string job_id;          // of the batch system
+  RunLockOptions lock;
+};
+
+// Resolves `run` in this order: all ranks have the same program and RunSpec; the corpus opens and
+// is the same everywhere; rank 0 looks for an earlier run, whose choices (arithmetic, virtual
+// replicas) are adopted, or measures which arithmetic is fastest; a plan that fits is made; the run
+// is the one that the checkpoint belongs to; rank 0 locks the run folder and checks that nobody has
+// saved meanwhile; all ranks see one run folder. Only the last two steps write anything.
+//
+// Collective over `world`, one rank per process or thread. Every rank passes the same `run` and
+// gets the same answer but for `folder` and `lock`. Errors carry one of the exit codes kBadConfig,
+// kPreflight, kData, kCheckpoint, kDoesNotFit.
+absl::StatusOr<ResolvedRun> ResolveRun(RunSpec run, const ResolveOptions& options,
+                                       Communicator& world, FileSystem& fs, Logger& log);
+
+}  // namespace deepnet
