@@ -70,7 +70,8 @@ if(DEEPNET_CUDA)
   find_package(CUDAToolkit REQUIRED)
   target_link_options(deepnet_torch INTERFACE
     -Wl,-rpath-link,${CUDAToolkit_LIBRARY_DIR} -Wl,--no-as-needed -Wl,--allow-shlib-undefined)
-  target_link_libraries(deepnet_torch INTERFACE torch_cuda c10_cuda CUDA::cudart)
+  # Without CUDA's headers: units compile as in a CPU build, except those that link deepnet_nccl.
+  target_link_libraries(deepnet_torch INTERFACE torch_cuda c10_cuda $<LINK_ONLY:CUDA::cudart>)
   # The NCCL that libtorch_cuda loads: its headers and its library must be of one version.
   find_path(DEEPNET_NCCL_INCLUDE nccl.h HINTS ${DEEPNET_TORCH_ROOT}/../nvidia/nccl/include
             ${CUDAToolkit_INCLUDE_DIRS})

@@ -25,10 +25,11 @@ function(deepnet_library name)
   endif()
 endfunction()
 
-# deepnet_pch(TARGET TORCH)
+# deepnet_pch(TARGET TORCH [FOR_TESTS])
 #   A precompiled header of the parts of the standard library, abseil and protobuf that most units
 #   include, one for all torch-free targets; and one for all torch targets, with the LibTorch API. With
-#   it a torch-free unit compiles in half the time. Sources still include what they use.
+#   it a torch-free unit compiles in half the time. FOR_TESTS: with GoogleTest, and at -O1 also in a
+#   release build: a test's own code compiles a fifth faster. Sources still include what they use.
 set(deepnet_pch_headers
   <algorithm> <chrono> <cmath> <functional> <map> <memory> <optional> <set> <span> <string> <utility>
   <variant> <vector>
@@ -38,32 +39,38 @@ set(deepnet_pch_headers
   <google/protobuf/generated_message_reflection.h> <google/protobuf/map.h> <google/protobuf/message.h>
   <google/protobuf/repeated_field.h> <google/protobuf/text_format.h>)
 function(deepnet_pch name torch)
+  cmake_parse_arguments(arg "FOR_TESTS" "" "" ${ARGN})
   if(NOT torch AND NOT CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     return()
   endif()
+  set(pch deepnet)
+  set(headers ${deepnet_pch_headers})
+  set(libraries protobuf::libprotobuf absl::flat_hash_map absl::statusor absl::str_format
+                absl::strings absl::synchronization absl::time)
+  set(options -fpch-preprocess)
   if(torch)
-    set(pch deepnet_torch_pch)
-  else()
-    set(pch deepnet_pch)
+    string(APPEND pch _torch)
+    list(PREPEND headers <ATen/ATen.h>)
+    list(APPEND libraries deepnet_torch)
   endif()
+  if(arg_FOR_TESTS)
+    string(APPEND pch _test)
+    list(APPEND headers <gmock/gmock.h> <gtest/gtest.h>)
+    list(APPEND libraries GTest::gmock GTest::gtest)
+    list(APPEND options $<$<CONFIG:Release>:-O1>)
+  endif()
+  string(APPEND pch _pch)
   if(NOT TARGET ${pch})
     if(NOT EXISTS ${CMAKE_BINARY_DIR}/pch.cc)
       file(WRITE ${CMAKE_BINARY_DIR}/pch.cc "")
     endif()
     add_library(${pch} OBJECT ${CMAKE_BINARY_DIR}/pch.cc)
-    target_link_libraries(${pch} PRIVATE
-      protobuf::libprotobuf absl::flat_hash_map absl::statusor absl::str_format absl::strings
-      absl::synchronization absl::time)
-    if(torch)
-      target_link_libraries(${pch} PRIVATE deepnet_torch)
-      target_precompile_headers(${pch} PRIVATE <ATen/ATen.h> ${deepnet_pch_headers})
-    else()
-      target_precompile_headers(${pch} PRIVATE ${deepnet_pch_headers})
-    endif()
-    target_compile_options(${pch} PRIVATE -fpch-preprocess)
+    target_link_libraries(${pch} PRIVATE ${libraries})
+    target_precompile_headers(${pch} PRIVATE ${headers})
+    target_compile_options(${pch} PRIVATE ${options})
   endif()
   target_precompile_headers(${name} REUSE_FROM ${pch})
-  target_compile_options(${name} PRIVATE -fpch-preprocess -fPIC)  # as the header was, programs too
+  target_compile_options(${name} PRIVATE ${options} -fPIC)  # as the header was, programs too
 endfunction()
 
 # deepnet_test(NAME SRCS a_test.cc ... DEPS x ... [TORCH] [LABELS long|root|bench] [TIMEOUT s])
@@ -79,7 +86,7 @@ function(deepnet_test name)
   if(arg_TORCH)
     target_link_libraries(${name} PRIVATE deepnet_torch)
   endif()
-  deepnet_pch(${name} "${arg_TORCH}")
+  deepnet_pch(${name} "${arg_TORCH}" FOR_TESTS)
   add_test(NAME ${name} COMMAND ${name} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 300)
@@ -108,7 +115,7 @@ function(deepnet_mpi_test name)
   if(arg_TORCH)
     target_link_libraries(${name} PRIVATE deepnet_torch)
   endif()
-  deepnet_pch(${name} "${arg_TORCH}")
+  deepnet_pch(${name} "${arg_TORCH}" FOR_TESTS)
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)
   endif()

@@ -46,10 +46,11 @@ get_packages() {
   fi
 }
 
+# get_libtorch [--cuda]
 get_libtorch() {
   if [[ -n ${DEEPNET_TORCH_ROOT:-} ]]; then
     note "using DEEPNET_TORCH_ROOT=$DEEPNET_TORCH_ROOT"
-  elif ! launch/fetch_libtorch.sh; then
+  elif ! launch/fetch_libtorch.sh "$@"; then
     echo "LibTorch could not be fetched: name one by DEEPNET_TORCH_ROOT=DIR" >&2
     return 1
   fi
