@@ -12,18 +12,10 @@
 #include "parallel/base/host.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
-#include "parallel/comm/collectives.h"
 #include "parallel/comm/nccl_communicator.h"
 
 namespace deepnet {
 namespace {
-
-// This rank's number among those of its host.
-absl::StatusOr<int> RankOnHost(Communicator& world) {
-  ASSIGN_OR_RETURN(const std::vector<std::string> hosts, AllGatherText(world, HostName()));
-  const auto mine = hosts.begin() + world.rank();
-  return static_cast<int>(std::count(hosts.begin(), mine, *mine));
-}
 
 // Makes the device current. Its index.
 absl::StatusOr<int> TakeDevice(int rank_on_host) {
@@ -51,7 +43,9 @@ bool HasCuda() { return at::hasCUDA(); }
 absl::StatusOr<std::unique_ptr<Communicator>> JoinDevices(const ComputeSpec& compute,
                                                           Communicator& world) {
   if (compute.device() != "cuda") return nullptr;
-  ASSIGN_OR_RETURN(const int rank_on_host, RankOnHost(world));
+  ASSIGN_OR_RETURN(const std::vector<std::string> hosts, AllGatherText(world, HostName()));
+  const auto mine = hosts.begin() + world.rank();
+  const auto rank_on_host = static_cast<int>(std::count(hosts.begin(), mine, *mine));
   const absl::StatusOr<int> device = TakeDevice(rank_on_host);
   RETURN_IF_ERROR(AgreeOnStatus(world, device.status()));
   if (world.size() == 1) return nullptr;

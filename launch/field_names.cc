@@ -1,7 +1,6 @@
 #include "launch/field_names.h"
 
 #include <algorithm>
-#include <cctype>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
@@ -20,89 +19,88 @@ using google::protobuf::FieldDescriptor;
 // Columns: fairseq, Marian, Hugging Face, Megatron-LM, here, note. README.md's table is made of it.
 constexpr ForeignField kForeignFields[] = {
     {"--encoder-layers", "--enc-depth", "encoder_layers num_hidden_layers",
-     "encoder-num-layers num-layers", "model.encoder_layers", ""},
+     "encoder-num-layers num-layers", "model.encoder_layers"},
     {"--decoder-layers", "--dec-depth", "decoder_layers num_decoder_layers", "decoder-num-layers",
-     "model.decoder_layers", ""},
+     "model.decoder_layers"},
     {"--encoder-embed-dim --decoder-embed-dim", "--dim-emb", "d_model hidden_size", "hidden-size",
-     "model.d_model", ""},
+     "model.d_model"},
     {"--encoder-ffn-embed-dim --decoder-ffn-embed-dim", "--transformer-dim-ffn",
      "encoder_ffn_dim decoder_ffn_dim ffn_dim d_ff intermediate_size", "ffn-hidden-size",
-     "model.ffn_dim", ""},
+     "model.ffn_dim"},
     {"--encoder-attention-heads --decoder-attention-heads", "--transformer-heads",
      "encoder_attention_heads decoder_attention_heads num_attention_heads num_heads",
-     "num-attention-heads", "model.num_heads", ""},
+     "num-attention-heads", "model.num_heads"},
     {"--encoder-normalize-before --decoder-normalize-before",
      "--transformer-preprocess --transformer-postprocess", "",
      "apply-residual-connection-post-layernorm", "model.residual",
      "DEEPNORM, POST_LN, PRE_LN and 19 more: docs/design/residuals.md"},
     {"--share-all-embeddings --share-decoder-input-output-embed",
      "--tied-embeddings-all --tied-embeddings", "tie_word_embeddings",
-     "untie-embeddings-and-output-weights", "model.tied_embeddings", ""},
+     "untie-embeddings-and-output-weights", "model.tied_embeddings"},
     {"--activation-fn", "--transformer-ffn-activation", "activation_function hidden_act", "",
-     "model.activation", ""},
+     "model.activation"},
     {"--dropout", "--transformer-dropout", "dropout hidden_dropout_prob dropout_rate",
-     "hidden-dropout", "model.dropout", ""},
+     "hidden-dropout", "model.dropout"},
     {"--attention-dropout", "--transformer-dropout-attention",
      "attention_dropout attention_probs_dropout_prob", "attention-dropout",
-     "model.attention_dropout", ""},
+     "model.attention_dropout"},
     {"--activation-dropout --relu-dropout", "--transformer-dropout-ffn", "activation_dropout", "",
-     "model.activation_dropout", ""},
+     "model.activation_dropout"},
     {"", "--dim-vocabs", "vocab_size", "", "model.vocabulary_size",
      "left out, the corpus says it; prepare.tokenizer.vocab_size decides it"},
-    {"", "", "max_position_embeddings", "max-position-embeddings", "model.max_positions", ""},
+    {"", "", "max_position_embeddings", "max-position-embeddings", "model.max_positions"},
     {"--max-tokens", "--mini-batch-words", "per_device_train_batch_size", "micro-batch-size",
      "data.microbatch.max_target_tokens",
      "tokens, not sentences; data.microbatch.max_sentences bounds those"},
-    {"--batch-size --max-sentences", "--mini-batch", "", "", "data.microbatch.max_sentences", ""},
+    {"--batch-size --max-sentences", "--mini-batch", "", "", "data.microbatch.max_sentences"},
     {"--update-freq", "--optimizer-delay", "gradient_accumulation_steps", "global-batch-size",
      "data.global_microbatches",
      "microbatches of all replicas together; fairseq's and Hugging Face's count is per GPU, "
      "Megatron's is sentences"},
     {"--max-source-positions --max-target-positions", "--max-length", "", "seq-length",
-     "data.max_sentence_tokens", ""},
-    {"--sampling-temperature", "", "", "", "data.temperature", ""},
-    {"--lang-pairs", "", "", "", "data.directions", ""},
-    {"--mask-prob", "", "mlm_probability", "mask-prob", "data.mlm_probability", ""},
-    {"--optimizer", "", "optim", "", "optim.optimizer", ""},
-    {"--lr", "--learn-rate", "learning_rate", "lr", "optim.learning_rate", ""},
-    {"--warmup-updates", "--lr-warmup", "warmup_steps", "lr-warmup-iters", "optim.warmup_steps",
-     ""},
+     "data.max_sentence_tokens"},
+    {"--sampling-temperature", "", "", "", "data.temperature"},
+    {"--lang-pairs", "", "", "", "data.directions"},
+    {"--mask-prob", "", "mlm_probability", "mask-prob", "data.mlm_probability"},
+    {"--optimizer", "", "optim", "", "optim.optimizer"},
+    {"--lr", "--learn-rate", "learning_rate", "lr", "optim.learning_rate"},
+    {"--warmup-updates", "--lr-warmup", "warmup_steps", "lr-warmup-iters", "optim.warmup_steps"},
     {"--warmup-init-lr", "--lr-warmup-start-rate", "", "lr-warmup-init",
-     "optim.initial_learning_rate", ""},
+     "optim.initial_learning_rate"},
     {"--lr-scheduler", "--lr-decay-inv-sqrt", "lr_scheduler_type", "lr-decay-style",
-     "optim.schedule", ""},
-    {"--total-num-update", "", "", "lr-decay-iters", "optim.decay_steps", ""},
-    {"--min-lr", "", "", "min-lr", "optim.final_learning_rate", ""},
+     "optim.schedule"},
+    {"--total-num-update", "", "", "lr-decay-iters", "optim.decay_steps"},
+    {"--min-lr", "", "", "min-lr", "optim.final_learning_rate"},
     {"--adam-betas", "--optimizer-params", "adam_beta1", "adam-beta1", "optim.beta1",
      "and optim.beta2"},
-    {"", "", "adam_beta2", "adam-beta2", "optim.beta2", ""},
-    {"--adam-eps", "", "adam_epsilon", "adam-eps", "optim.epsilon", ""},
-    {"--weight-decay", "", "weight_decay", "weight-decay", "optim.weight_decay", ""},
-    {"--clip-norm", "--clip-norm", "max_grad_norm", "clip-grad", "optim.clip_norm", ""},
+    {"", "", "adam_beta2", "adam-beta2", "optim.beta2"},
+    {"--adam-eps", "", "adam_epsilon", "adam-eps", "optim.epsilon"},
+    {"--weight-decay", "", "weight_decay", "weight-decay", "optim.weight_decay"},
+    {"--clip-norm", "--clip-norm", "max_grad_norm", "clip-grad", "optim.clip_norm"},
     {"--label-smoothing", "--label-smoothing", "label_smoothing_factor", "label-smoothing",
-     "optim.label_smoothing", ""},
-    {"--max-update", "--after", "max_steps", "train-iters", "train.steps", ""},
-    {"--stop-time-hours", "", "", "exit-duration-in-mins", "train.exit_after_minutes", ""},
+     "optim.label_smoothing"},
+    {"--max-update", "--after", "max_steps", "train-iters", "train.steps"},
+    {"--stop-time-hours", "", "", "exit-duration-in-mins", "train.exit_after_minutes"},
     {"--save-interval-updates", "--save-freq", "save_steps", "save-interval",
-     "train.checkpoint_every_steps", ""},
+     "train.checkpoint_every_steps"},
     {"--validate-interval-updates", "--valid-freq", "eval_steps", "eval-interval",
-     "train.validate_every_steps", ""},
-    {"--keep-interval-updates", "", "save_total_limit", "", "train.keep_checkpoints", ""},
-    {"--log-interval", "--disp-freq", "logging_steps", "log-interval", "train.log_every_steps", ""},
-    {"--save-dir", "--model", "output_dir", "save", "folder", ""},
-    {"--beam", "--beam-size", "num_beams", "", "decode.beam_size", ""},
-    {"--lenpen", "--normalize", "", "", "decode.length_penalty", ""},
+     "train.validate_every_steps"},
+    {"--keep-interval-updates", "", "save_total_limit", "", "train.keep_checkpoints"},
+    {"--log-interval", "--disp-freq", "logging_steps", "log-interval", "train.log_every_steps"},
+    {"--save-dir", "--model", "output_dir", "save", "folder"},
+    {"--beam", "--beam-size", "num_beams", "", "decode.beam_size"},
+    {"--lenpen", "--normalize", "", "", "decode.length_penalty"},
     {"--bf16", "--precision", "bf16 torch_dtype", "bf16", "compute.dtype", "BFLOAT16 or FLOAT32"},
     {"--cpu", "", "no_cuda use_cpu", "", "compute.device", "auto, cpu or cuda"},
-    {"", "--cpu-threads", "", "", "compute.threads_per_rank", ""},
-    {"", "", "", "pipeline-model-parallel-size", "parallel.pipeline_parallel_size", ""},
+    {"", "--cpu-threads", "", "", "compute.threads_per_rank"},
+    {"", "", "", "pipeline-model-parallel-size", "parallel.pipeline_parallel_size"},
     {"--distributed-world-size", "--devices", "", "data-parallel-size",
      "parallel.data_parallel_size", "left out, the planner decides it"},
     {"", "", "", "virtual-pipeline-model-parallel-size num-layers-per-virtual-pipeline-stage",
-     "parallel.virtual_pipeline_size", ""},
+     "parallel.virtual_pipeline_size"},
     {"--checkpoint-activations", "", "gradient_checkpointing", "recompute-granularity",
      "parallel.recompute", "left out, the planner decides it"},
-    {"", "", "", "distributed-timeout-minutes", "parallel.comm_timeout_seconds", ""},
+    {"", "", "", "distributed-timeout-minutes", "parallel.comm_timeout_seconds"},
     {"", "", "", "tensor-model-parallel-size tensor-parallel-size", "",
      "no tensor parallelism: depth is the problem here, not width"},
     {"", "", "", "context-parallel-size sequence-parallel", "",
@@ -181,20 +179,12 @@ std::string ForeignText(const std::string& name) {
 // The new path of the field that `type` once had as `name`; empty: none.
 std::string NewPath(const Descriptor& type, const std::string& name) {
   for (const RenamedField& renamed : kRenamedFields) {
-    const std::vector<std::string> path = absl::StrSplit(renamed.old_path, '.');
-    const std::string group(absl::StrJoin(path.begin(), path.end() - 1, "."));
-    const FieldDescriptor* parent = FindField(*RunSpec::descriptor(), group);
-    if (path.back() == name && parent != nullptr && parent->message_type() == &type) {
-      return renamed.new_path;
-    }
+    const std::string_view path = renamed.old_path;
+    const size_t dot = path.rfind('.');
+    const FieldDescriptor* parent = FindField(*RunSpec::descriptor(), path.substr(0, dot));
+    if (path.substr(dot + 1) == name && parent->message_type() == &type) return renamed.new_path;
   }
   return "";
-}
-
-std::vector<std::string> FieldNames(const Descriptor& type) {
-  std::vector<std::string> names;
-  for (int i = 0; i < type.field_count(); ++i) names.push_back(type.field(i)->name());
-  return names;
 }
 
 }  // namespace
@@ -219,15 +209,11 @@ int EditDistance(std::string_view a, std::string_view b) {
 
 std::optional<std::string> NearestName(std::string_view name,
                                        const std::vector<std::string>& candidates) {
-  const auto lower = [](std::string_view text) {
-    std::string result(text);
-    for (char& c : result) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-    return result;
-  };
   std::optional<std::string> best;
   int best_distance = 0;
   for (const std::string& candidate : candidates) {
-    const int distance = EditDistance(lower(name), lower(candidate));
+    const int distance =
+        EditDistance(absl::AsciiStrToLower(std::string(name)), absl::AsciiStrToLower(candidate));
     if (!best.has_value() || distance < best_distance) {
       best = candidate;
       best_distance = distance;
@@ -246,10 +232,8 @@ std::string SuggestName(std::string_view name, const std::vector<std::string>& c
 const FieldDescriptor* FindField(const Descriptor& root, std::string_view path) {
   const Descriptor* type = &root;
   const FieldDescriptor* field = nullptr;
-  const std::vector<std::string> names = absl::StrSplit(std::string(path), '.');
-  for (const std::string& name : names) {
-    if (type == nullptr) return nullptr;
-    field = type->FindFieldByName(name);
+  for (const auto& name : absl::StrSplit(std::string(path), '.')) {
+    field = type == nullptr ? nullptr : type->FindFieldByName(std::string(name));
     if (field == nullptr) return nullptr;
     type = field->message_type();
   }
@@ -288,7 +272,9 @@ std::string NoSuchField(const Descriptor& type, const std::string& name) {
   }
   const std::string foreign = ForeignText(name);
   if (!foreign.empty()) return problem + foreign;
-  return problem + SuggestName(name, FieldNames(type));
+  std::vector<std::string> names;
+  for (int i = 0; i < type.field_count(); ++i) names.push_back(type.field(i)->name());
+  return problem + SuggestName(name, names);
 }
 
 }  // namespace deepnet

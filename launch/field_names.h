@@ -31,8 +31,8 @@ struct ForeignField {
   const char* marian;
   const char* hugging_face;
   const char* megatron;
-  const char* field;  // path of the field here; "": there is none
-  const char* note;   // how it differs, or why there is none; may be empty
+  const char* field;      // path of the field here; "": there is none
+  const char* note = "";  // how it differs, or why there is none
 };
 std::span<const ForeignField> ForeignFields();
 

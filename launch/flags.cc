@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
 #include <string>
 #include <utility>
 
@@ -15,6 +14,9 @@
 
 #include "launch/field_names.h"
 #include "parallel/base/check.h"
+#include "parallel/base/exit_code.h"
+#include "parallel/base/status_macros.h"
+#include "parallel/base/units.h"
 
 namespace deepnet {
 namespace {
@@ -39,75 +41,102 @@ std::string Complaint(const Flag& flag, const std::string& word) {
   return known ? "" : absl::StrCat("allowed are: ", absl::StrJoin(flag.allowed, ", "));
 }
 
-std::vector<std::string> Dashed(const std::vector<Flag>& table) {
+std::string UnknownFlag(const std::vector<Flag>& table, const std::string& name) {
   std::vector<std::string> names;
   for (const Flag& flag : table) names.push_back("--" + flag.name);
-  return names;
+  return absl::StrCat("--", name, ": unknown flag", SuggestName("--" + name, names));
 }
 
-// One word "--name" or "--name=value", split.
-struct FlagWord {
-  std::string name;
-  std::optional<std::string> value;
-};
-
-FlagWord SplitWord(const std::string& word) {
-  const std::vector<std::string> parts = absl::StrSplit(word.substr(2), absl::MaxSplits('=', 1));
-  if (parts.size() == 1) return {parts[0], std::nullopt};
-  return {parts[0], parts[1]};
+// What a flag that is not given holds. Numbers and switches without a default are 0 and false.
+std::vector<std::string> InitialWords(const Flag& flag) {
+  if (flag.kind == FlagKind::kList) return {};
+  const bool is_number = flag.kind == FlagKind::kInteger || flag.kind == FlagKind::kNumber;
+  if (!flag.default_value.empty() || flag.kind == FlagKind::kText) return {flag.default_value};
+  return {is_number ? "0" : "false"};
 }
 
 }  // namespace
 
-bool ParsedFlags::Given(std::string_view name) const {
-  const auto found = values_.find(name);
-  DEEPNET_CHECK(found != values_.end()) << "--" << name << " is not in the table";
-  return found->second.given;
+Flag TextFlag(const std::string& name, const std::string& value, const std::string& help,
+              const std::string& default_value) {
+  return {name, FlagKind::kText, value, default_value, help};
 }
 
-const ParsedFlags::Value& ParsedFlags::Get(std::string_view name, FlagKind kind) const {
+Flag IntegerFlag(const std::string& name, const std::string& help,
+                 const std::string& default_value) {
+  return {name, FlagKind::kInteger, "N", default_value, help};
+}
+
+Flag NumberFlag(const std::string& name, const std::string& value, const std::string& help,
+                const std::string& default_value) {
+  return {name, FlagKind::kNumber, value, default_value, help};
+}
+
+Flag SwitchFlag(const std::string& name, const std::string& help) {
+  return {name, FlagKind::kSwitch, "", "", help};
+}
+
+Flag ChoiceFlag(const std::string& name, const std::string& value,
+                const std::vector<std::string>& allowed, const std::string& help,
+                const std::string& default_value) {
+  return {name, FlagKind::kText, value, default_value, help, allowed};
+}
+
+Flag ListFlag(const std::string& name, const std::string& value, const std::string& help) {
+  return {name, FlagKind::kList, value, "", help};
+}
+
+absl::Status BadConfig(const std::vector<std::string>& mistakes) {
+  if (mistakes.empty()) return absl::OkStatus();
+  return WithExitCode(absl::InvalidArgumentError(absl::StrJoin(mistakes, "\n")),
+                      ExitCode::kBadConfig);
+}
+
+absl::Status BadFlag(const std::string& mistake) { return BadConfig({mistake}); }
+
+const ParsedFlags::Value& ParsedFlags::Get(std::string_view name) const {
   const auto found = values_.find(name);
   DEEPNET_CHECK(found != values_.end()) << "--" << name << " is not in the table";
-  DEEPNET_CHECK(found->second.kind == kind) << "--" << name << " has another kind";
   return found->second;
 }
 
+const std::string& ParsedFlags::Word(std::string_view name, FlagKind kind) const {
+  DEEPNET_CHECK(Get(name).kind == kind) << "--" << name << " has another kind";
+  return Get(name).words.front();
+}
+
+bool ParsedFlags::Given(std::string_view name) const { return Get(name).given; }
+
 const std::string& ParsedFlags::Text(std::string_view name) const {
-  return Get(name, FlagKind::kText).words.front();
+  return Word(name, FlagKind::kText);
 }
 
 int64_t ParsedFlags::Integer(std::string_view name) const {
   int64_t result = 0;
-  DEEPNET_CHECK(absl::SimpleAtoi(Get(name, FlagKind::kInteger).words.front(), &result));
+  DEEPNET_CHECK(absl::SimpleAtoi(Word(name, FlagKind::kInteger), &result));
   return result;
 }
 
 double ParsedFlags::Number(std::string_view name) const {
   double result = 0.0;
-  DEEPNET_CHECK(absl::SimpleAtod(Get(name, FlagKind::kNumber).words.front(), &result));
+  DEEPNET_CHECK(absl::SimpleAtod(Word(name, FlagKind::kNumber), &result));
   return result;
 }
 
 bool ParsedFlags::Switch(std::string_view name) const {
-  return Get(name, FlagKind::kSwitch).words.front() == "true";
+  return Word(name, FlagKind::kSwitch) == "true";
 }
 
 const std::vector<std::string>& ParsedFlags::List(std::string_view name) const {
-  return Get(name, FlagKind::kList).words;
+  DEEPNET_CHECK(Get(name).kind == FlagKind::kList) << "--" << name << " has another kind";
+  return Get(name).words;
 }
 
 absl::StatusOr<ParsedFlags> ParseFlags(const std::vector<Flag>& table,
                                        const std::vector<std::string>& words, int max_positional) {
   ParsedFlags result;
   for (const Flag& flag : table) {
-    ParsedFlags::Value& value = result.values_[flag.name];
-    value.kind = flag.kind;
-    if (flag.kind == FlagKind::kList) continue;
-    value.words = {flag.default_value};
-    // Numbers and switches without a default read as 0 and false.
-    if (flag.default_value.empty() && flag.kind == FlagKind::kSwitch) value.words = {"false"};
-    if (flag.default_value.empty() && flag.kind == FlagKind::kInteger) value.words = {"0"};
-    if (flag.default_value.empty() && flag.kind == FlagKind::kNumber) value.words = {"0"};
+    result.values_[flag.name] = {.kind = flag.kind, .words = InitialWords(flag)};
   }
   std::vector<std::string> mistakes;
   bool only_positional = false;
@@ -120,58 +149,54 @@ absl::StatusOr<ParsedFlags> ParseFlags(const std::vector<Flag>& table,
       result.positional_.push_back(words[i]);
       continue;
     }
-    FlagWord word = SplitWord(words[i]);
-    const auto flag = std::find_if(table.begin(), table.end(),
-                                   [&](const Flag& f) { return f.name == word.name; });
+    const std::vector<std::string> sides =
+        absl::StrSplit(words[i].substr(2), absl::MaxSplits('=', 1));
+    const auto flag =
+        std::find_if(table.begin(), table.end(), [&](const Flag& f) { return f.name == sides[0]; });
     if (flag == table.end()) {
-      const std::string dashed = "--" + word.name;
-      mistakes.push_back(
-          absl::StrCat(dashed, ": unknown flag", SuggestName(dashed, Dashed(table))));
+      mistakes.push_back(UnknownFlag(table, sides[0]));
       continue;
     }
-    if (!word.value.has_value() && flag->kind == FlagKind::kSwitch) word.value = "true";
-    if (!word.value.has_value()) {
-      if (i + 1 == words.size()) {
-        mistakes.push_back(absl::StrCat("--", flag->name, ": needs a value, ", flag->value));
-        continue;
-      }
-      word.value = words[++i];
+    std::string word = sides.back();
+    if (sides.size() == 1 && flag->kind == FlagKind::kSwitch) {
+      word = "true";
+    } else if (sides.size() == 1 && i + 1 == words.size()) {
+      mistakes.push_back(absl::StrCat("--", flag->name, ": needs a value, ", flag->value));
+      continue;
+    } else if (sides.size() == 1) {
+      word = words[++i];
     }
-    if (const std::string complaint = Complaint(*flag, *word.value); !complaint.empty()) {
-      mistakes.push_back(absl::StrCat("--", flag->name, ": ", *word.value, ": ", complaint));
+    if (const std::string complaint = Complaint(*flag, word); !complaint.empty()) {
+      mistakes.push_back(absl::StrCat("--", flag->name, ": ", word, ": ", complaint));
       continue;
     }
-    ParsedFlags::Value& value = result.values_.find(flag->name)->second;
+    ParsedFlags::Value& value = result.values_[flag->name];
     value.given = true;
     if (flag->kind != FlagKind::kList) value.words.clear();
-    value.words.push_back(*std::move(word.value));
+    value.words.push_back(std::move(word));
   }
   for (size_t i = std::max(0, max_positional); i < result.positional_.size(); ++i) {
     mistakes.push_back(absl::StrCat(result.positional_[i], ": unexpected word"));
   }
-  if (!mistakes.empty()) return absl::InvalidArgumentError(absl::StrJoin(mistakes, "\n"));
+  RETURN_IF_ERROR(BadConfig(mistakes));
   return result;
 }
 
 std::string WrapText(std::string_view text, int indent, int columns) {
+  const std::string new_line = "\n" + std::string(indent, ' ');
   std::string result;
-  int column = indent;
   for (const auto& paragraph : absl::StrSplit(std::string(text), '\n')) {
-    if (!result.empty()) {
-      absl::StrAppend(&result, "\n", std::string(indent, ' '));
-      column = indent;
-    }
-    bool first = true;
+    if (!result.empty()) result += new_line;
+    int column = indent;
+    std::string blank;
     for (const auto& word : absl::StrSplit(paragraph, ' ')) {
-      const int needed = static_cast<int>(word.size()) + (first ? 0 : 1);
-      if (!first && column + needed > columns) {
-        absl::StrAppend(&result, "\n", std::string(indent, ' '));
-        column = indent;
-        first = true;
+      column += static_cast<int>(blank.size() + word.size());
+      if (!blank.empty() && column > columns) {
+        blank = new_line;
+        column = indent + static_cast<int>(word.size());
       }
-      absl::StrAppend(&result, first ? "" : " ", word);
-      column += static_cast<int>(word.size()) + (first ? 0 : 1);
-      first = false;
+      absl::StrAppend(&result, blank, word);
+      blank = " ";
     }
   }
   return result;
@@ -199,49 +224,32 @@ std::string FlagHelp(const std::vector<Flag>& table) {
   return result;
 }
 
-namespace {
-
-struct Unit {
-  const char* name;
-  double bytes;
-};
-
-constexpr Unit kUnits[] = {{"B", 1.0},
-                           {"KiB", 1024.0},
-                           {"MiB", 1024.0 * 1024.0},
-                           {"GiB", 1024.0 * 1024.0 * 1024.0},
-                           {"TiB", 1024.0 * 1024.0 * 1024.0 * 1024.0},
-                           {"kB", 1e3},
-                           {"MB", 1e6},
-                           {"GB", 1e9},
-                           {"TB", 1e12}};
-constexpr double kMaxBytes = 1e18;
-
-absl::Status Mistake(const std::string& text, const std::string& what) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("'", text, "': ", what, ", such as 256MiB or 1.5GB"));
-}
-
-}  // namespace
-
 absl::StatusOr<int64_t> ParseByteSize(const std::string& text) {
+  constexpr double kMaxBytes = 1e18;
+  constexpr std::pair<const char*, double> kUnits[] = {
+      {"B", 1.0},  {"KiB", 1024.0}, {"MiB", kMib}, {"GiB", kGib}, {"TiB", 1024.0 * kGib},
+      {"kB", 1e3}, {"MB", 1e6},     {"GB", 1e9},   {"TB", 1e12}};
+  const auto mistake = [&](const std::string& what) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", text, "': ", what, ", such as 256MiB or 1.5GB"));
+  };
   const std::string trimmed(absl::StripAsciiWhitespace(text));
   const size_t digits = std::min(trimmed.find_first_not_of("0123456789.+-"), trimmed.size());
   double number = 0.0;
   if (!absl::SimpleAtod(trimmed.substr(0, digits), &number)) {
-    return Mistake(text, "a number and a unit are needed");
+    return mistake("a number and a unit are needed");
   }
   std::string name = trimmed.substr(digits);
   absl::StripAsciiWhitespace(&name);
-  if (name.empty()) return Mistake(text, "a unit is needed");
-  for (const Unit& unit : kUnits) {
-    if (!absl::EqualsIgnoreCase(name, unit.name)) continue;
-    const double bytes = std::floor(number * unit.bytes);
+  if (name.empty()) return mistake("a unit is needed");
+  for (const auto& [unit, bytes_of_one] : kUnits) {
+    if (!absl::EqualsIgnoreCase(name, unit)) continue;
+    const double bytes = std::floor(number * bytes_of_one);
     if (bytes >= 1.0 && bytes <= kMaxBytes) return static_cast<int64_t>(bytes);
-    return Mistake(text, "from 1 B to 1,000,000 TB are allowed");
+    return mistake("from 1 B to 1,000,000 TB are allowed");
   }
-  return Mistake(text, absl::StrCat("unknown unit '", name,
-                                    "'; there are B, KiB, MiB, GiB, TiB, kB, MB, GB, TB"));
+  return mistake(
+      absl::StrCat("unknown unit '", name, "'; there are B, KiB, MiB, GiB, TiB, kB, MB, GB, TB"));
 }
 
 }  // namespace deepnet

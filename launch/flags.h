@@ -2,9 +2,8 @@
 // prints the help, so the two cannot disagree.
 //
 // Example:
-//   const std::vector<Flag> table = {
-//       {.name = "from", .value = "TAG", .help = "Source language."},
-//       {.name = "json", .kind = FlagKind::kSwitch, .help = "Print JSON."}};
+//   const std::vector<Flag> table = {TextFlag("from", "TAG", "Source language."),
+//                                    SwitchFlag("json", "Print JSON.")};
 //   ASSIGN_OR_RETURN(const ParsedFlags flags, ParseFlags(table, {"--from=de", "--json"}, 0));
 //   flags.Text("from");    // "de"
 //   flags.Switch("json");  // true
@@ -16,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
 namespace deepnet {
@@ -36,6 +36,24 @@ struct Flag {
   std::string help = {};                  // one or more sentences; wrapped by FlagHelp
   std::vector<std::string> allowed = {};  // of kText and kList: the only values; empty: any
 };
+
+// Return the flags of a table; `value` and `help` as in Flag.
+Flag TextFlag(const std::string& name, const std::string& value, const std::string& help,
+              const std::string& default_value = "");
+Flag IntegerFlag(const std::string& name, const std::string& help,
+                 const std::string& default_value = "");
+Flag NumberFlag(const std::string& name, const std::string& value, const std::string& help,
+                const std::string& default_value = "");
+Flag SwitchFlag(const std::string& name, const std::string& help);
+Flag ChoiceFlag(const std::string& name, const std::string& value,
+                const std::vector<std::string>& allowed, const std::string& help,
+                const std::string& default_value = "");
+Flag ListFlag(const std::string& name, const std::string& value, const std::string& help);
+
+// Returns OK where there are no `mistakes`, else INVALID_ARGUMENT with ExitCode::kBadConfig and all
+// of them, a line each.
+absl::Status BadConfig(const std::vector<std::string>& mistakes);
+absl::Status BadFlag(const std::string& mistake);
 
 // The outcome. Asking for a flag that is not in the table, or as another kind, is a broken
 // invariant.
@@ -58,15 +76,16 @@ class ParsedFlags {
     bool given = false;
     std::vector<std::string> words;  // exactly one unless kList
   };
-  const Value& Get(std::string_view name, FlagKind kind) const;
+  const Value& Get(std::string_view name) const;
+  const std::string& Word(std::string_view name, FlagKind kind) const;
 
   std::map<std::string, Value, std::less<>> values_;
   std::vector<std::string> positional_;
 };
 
 // Reads `words`. A word without dashes is positional, and so is every word after "--" and a single
-// "-". INVALID_ARGUMENT lists every mistake on its own line: unknown flags with the nearest name,
-// missing and malformed values, more than `max_positional` words.
+// "-". BadConfig lists every mistake: unknown flags with the nearest name, missing and malformed
+// values, more than `max_positional` words.
 absl::StatusOr<ParsedFlags> ParseFlags(const std::vector<Flag>& table,
                                        const std::vector<std::string>& words, int max_positional);
 

@@ -15,29 +15,10 @@
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
-#include "parallel/comm/communicator.h"
-#include "parallel/comm/mpi_communicator.h"
-#include "trainer/stop_requests.h"
+#include "trainer/trainer.h"
 
 namespace deepnet {
 namespace {
-
-class LoneJob final : public Job {
- public:
-  Communicator& world() override { return world_; }
-
- private:
-  SelfCommunicator world_;
-};
-
-class LaunchedJob final : public Job {
- public:
-  explicit LaunchedJob(std::unique_ptr<MpiJob> mpi) : mpi_(std::move(mpi)) {}
-  Communicator& world() override { return mpi_->world(); }
-
- private:
-  const std::unique_ptr<MpiJob> mpi_;
-};
 
 // The number in an environment variable; 0 if there is none.
 int NumberIn(const char* variable) {
@@ -52,16 +33,16 @@ absl::Status Preflight(const std::string& message) {
 
 // Launchers that start processes without MPI, by the variable in which they say how many.
 absl::Status CheckNoOtherLauncher() {
-  if (NumberIn("WORLD_SIZE") > 1) {
-    return Preflight(absl::StrCat("WORLD_SIZE is ", NumberIn("WORLD_SIZE"),
+  if (const int ranks = NumberIn("WORLD_SIZE"); ranks > 1) {
+    return Preflight(absl::StrCat("WORLD_SIZE is ", ranks,
                                   ": deepnet's ranks find each other by MPI; start them with "
                                   "mpirun -n ",
-                                  NumberIn("WORLD_SIZE"), " deepnet ..."));
+                                  ranks, " deepnet ..."));
   }
-  const bool is_step = std::getenv("SLURM_STEP_ID") != nullptr;
-  if (is_step && NumberIn("SLURM_STEP_NUM_TASKS") > 1) {
-    return Preflight(absl::StrCat("srun started ", NumberIn("SLURM_STEP_NUM_TASKS"),
-                                  " tasks without MPI; use srun --mpi=pmix, or mpirun"));
+  const int tasks = NumberIn("SLURM_STEP_NUM_TASKS");
+  if (std::getenv("SLURM_STEP_ID") != nullptr && tasks > 1) {
+    return Preflight(
+        absl::StrCat("srun started ", tasks, " tasks without MPI; use srun --mpi=pmix, or mpirun"));
   }
   return absl::OkStatus();
 }
@@ -82,11 +63,11 @@ absl::Status CheckSize(int ranks) {
 absl::StatusOr<std::unique_ptr<Job>> JoinJob() {
   if (!MpiJob::StartedByLauncher()) {
     RETURN_IF_ERROR(CheckNoOtherLauncher());
-    return std::make_unique<LoneJob>();
+    return std::make_unique<Job>(nullptr);
   }
   ASSIGN_OR_RETURN(std::unique_ptr<MpiJob> mpi, MpiJob::Start());
   RETURN_IF_ERROR(CheckSize(mpi->world().size()));
-  return std::make_unique<LaunchedJob>(std::move(mpi));
+  return std::make_unique<Job>(std::move(mpi));
 }
 
 std::string JobId() {
@@ -103,11 +84,8 @@ double JobDeadline() {
 
 absl::Status LeaveJob(Communicator& world, const absl::Status& status) {
   if (status.ok() || world.size() == 1) return status;
-  if (IsAgreed(status)) {
-    if (world.rank() == 0) return status;
-    return WithExitCode(absl::Status(status.code(), ""), GetExitCode(status));
-  }
-  EndJob(world, status);
+  if (IsAgreed(status) && world.rank() == 0) return status;
+  if (!IsAgreed(status)) EndJob(world, status);
   return WithExitCode(absl::Status(status.code(), ""), GetExitCode(status));
 }
 

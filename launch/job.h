@@ -4,19 +4,27 @@
 #include <atomic>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
 #include "parallel/comm/communicator.h"
+#include "parallel/comm/mpi_communicator.h"
 
 namespace deepnet {
 
 class Job {
  public:
-  virtual ~Job() = default;
-  // All ranks. On one process alone, without MPI: a group of one.
-  virtual Communicator& world() = 0;
+  // Null: this process is alone, without MPI.
+  explicit Job(std::unique_ptr<MpiJob> mpi) : mpi_(std::move(mpi)) {}
+
+  // All ranks.
+  Communicator& world() { return mpi_ != nullptr ? mpi_->world() : alone_; }
+
+ private:
+  const std::unique_ptr<MpiJob> mpi_;
+  SelfCommunicator alone_;
 };
 
 // Starts MPI where a launcher of MPI started this process, and only there. FailedPrecondition
@@ -39,7 +47,7 @@ absl::Status LeaveJob(Communicator& world, const absl::Status& status);
 // Listens from now on. Call it as early as possible: a signal before that ends the process.
 void ListenToSignals();
 
-// Returns the bits of trainer/stop_requests.h that handlers add, for TrainOptions::request.
+// Returns the bits of trainer/trainer.h that handlers add, for TrainOptions::request.
 std::atomic<int>& SignalRequests();
 
 }  // namespace deepnet

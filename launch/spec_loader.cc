@@ -19,6 +19,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/io/tokenizer.h"
@@ -29,7 +30,8 @@
 #include "google/protobuf/util/type_resolver_util.h"
 
 #include "launch/field_names.h"
-#include "parallel/base/exit_code.h"
+#include "launch/flags.h"
+#include "parallel/base/status_macros.h"
 
 namespace deepnet {
 namespace {
@@ -41,34 +43,25 @@ using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 using google::protobuf::Reflection;
 
-// Other spellings of DataType's values, in lower case.
-struct DataTypeName {
-  const char* name;
-  DataType type;
-};
-constexpr DataTypeName kDataTypeNames[] = {
-    {"bf16", BFLOAT16}, {"bfloat16", BFLOAT16}, {"fp32", FLOAT32}, {"float32", FLOAT32}};
-
 // Returns the number of the value that `name` is another spelling of; none if it is not.
 std::optional<int> OtherSpelling(const FieldDescriptor& field, const std::string& name) {
   if (field.enum_type() != DataType_descriptor()) return std::nullopt;
-  for (const DataTypeName& other : kDataTypeNames) {
-    if (absl::EqualsIgnoreCase(name, other.name)) return other.type;
-  }
+  const std::string lower = absl::AsciiStrToLower(name);
+  if (lower == "bf16" || lower == "bfloat16") return BFLOAT16;
+  if (lower == "fp32" || lower == "float32") return FLOAT32;
   return std::nullopt;
 }
 
 std::string NoSuchValue(const FieldDescriptor& field, const std::string& name) {
-  if (field.enum_type() == DataType_descriptor()) {
-    for (const char* const half : {"fp16", "float16", "half"}) {
-      if (!absl::EqualsIgnoreCase(name, half)) continue;
-      return absl::StrCat(field.name(), " has no value '", name,
-                          "': not here; bfloat16 has float32's range, so that no loss is scaled: "
-                          "BFLOAT16 or FLOAT32");
-    }
+  const EnumDescriptor& type = *field.enum_type();
+  const std::string lower = absl::AsciiStrToLower(name);
+  if (&type == DataType_descriptor() &&
+      (lower == "fp16" || lower == "float16" || lower == "half")) {
+    return absl::StrCat(field.name(), " has no value '", name,
+                        "': not here; bfloat16 has float32's range, so that no loss is scaled: "
+                        "BFLOAT16 or FLOAT32");
   }
   std::vector<std::string> names;
-  const EnumDescriptor& type = *field.enum_type();
   for (int i = 0; i < type.value_count(); ++i) names.push_back(type.value(i)->name());
   return absl::StrCat(field.name(), " has no value '", name, "'", SuggestName(name, names));
 }
@@ -115,24 +108,20 @@ bool IsWordCharacter(char c) { return absl::ascii_isalnum(c) || c == '_'; }
 
 // The last whole word `word` in `text` before `end`; npos: none.
 size_t FindWordBefore(const std::string& text, const std::string& word, size_t end) {
-  for (size_t at = text.rfind(word, end); at != std::string::npos; at = text.rfind(word, at - 1)) {
-    const size_t after = at + word.size();
-    const bool starts = at == 0 || !IsWordCharacter(text[at - 1]);
-    const bool ends = after == text.size() || !IsWordCharacter(text[after]);
-    if (starts && ends) return at;
-    if (at == 0) break;
+  const auto is_word = [&](size_t at) { return at < text.size() && IsWordCharacter(text[at]); };
+  size_t at = text.rfind(word, end);
+  while (at != std::string::npos && (is_word(at - 1) || is_word(at + word.size()))) {
+    at = at == 0 ? std::string::npos : text.rfind(word, at - 1);
   }
-  return std::string::npos;
+  return at;
 }
 
 size_t OffsetOf(const std::string& text, Position position) {
-  size_t line_start = 0;
+  size_t start = 0;
   for (int line = 0; line < position.line; ++line) {
-    const size_t newline = text.find('\n', line_start);
-    if (newline == std::string::npos) return text.size();
-    line_start = newline + 1;
+    start = std::min(text.find('\n', start), text.size()) + 1;
   }
-  return std::min(text.size(), line_start + position.column);
+  return std::min(text.size(), start + position.column);
 }
 
 // The first enum field called `name` in `root` or below it; nullptr: none.
@@ -147,16 +136,6 @@ const FieldDescriptor* FindEnumField(const Descriptor& root, const std::string& 
     }
   }
   return nullptr;
-}
-
-// Replaces an unknown enum value by `number`, of one digit; the other positions stay. Protobuf's
-// `position` is behind the value. Returns where the value was, npos if not found.
-size_t ReplaceEnumValue(const std::string& value, int number, Position position,
-                        std::string* text) {
-  const size_t at = FindWordBefore(*text, value, OffsetOf(*text, position));
-  if (at == std::string::npos) return at;
-  text->replace(at, value.size(), absl::StrCat(number) + std::string(value.size() - 1, ' '));
-  return at;
 }
 
 // Blanks out the line of a malformed value, if the line is a whole field and nothing else. False:
@@ -194,19 +173,21 @@ std::string WithUnderscores(std::string text) {
   return text;
 }
 
-// Says an error our way and repairs `text` behind it; false: nothing after it can be read.
+// Says an error our way and repairs `text` behind it; false: nothing after it can be read. An
+// unknown enum value, which stands before protobuf's `position`, becomes a number of one digit.
 bool HandleError(const Descriptor& root, Position position, const std::string& message,
                  std::map<Position, std::string>* found, std::string* text) {
   const std::vector<std::string> words = QuotedWords(message);
   if (absl::StartsWith(message, "Unknown enumeration value") && words.size() == 2) {
+    const std::string& value = words[0];
     const FieldDescriptor* field = FindEnumField(root, words[1]);
-    const std::optional<int> known =
-        field == nullptr ? std::nullopt : OtherSpelling(*field, words[0]);
-    const size_t at = ReplaceEnumValue(words[0], known.value_or(0), position, text);
-    if (at != std::string::npos && known.has_value()) return true;
-    if (at != std::string::npos && field != nullptr) {
+    const size_t at = FindWordBefore(*text, value, OffsetOf(*text, position));
+    if (field != nullptr && at != std::string::npos) {
+      const std::optional<int> known = OtherSpelling(*field, value);
       const int line = static_cast<int>(std::count(text->begin(), text->begin() + at, '\n'));
-      (*found)[{line, 0}] = NoSuchValue(*field, words[0]);
+      if (!known.has_value()) (*found)[{line, 0}] = NoSuchValue(*field, value);
+      text->replace(at, value.size(),
+                    absl::StrCat(known.value_or(0)) + std::string(value.size() - 1, ' '));
       return true;
     }
   }
@@ -266,10 +247,8 @@ std::map<Position, std::string> MergeText(std::string text, Message* target) {
 
 // A field by its proto name or its lowerCamelCase JSON name.
 const FieldDescriptor* FindJsonField(const Descriptor& type, const std::string& key) {
-  for (int i = 0; i < type.field_count(); ++i) {
-    if (type.field(i)->name() == key || type.field(i)->json_name() == key) return type.field(i);
-  }
-  return nullptr;
+  const FieldDescriptor* field = type.FindFieldByName(key);
+  return field != nullptr ? field : type.FindFieldByCamelcaseName(key);
 }
 
 // The walk over a JSON tree: its mistakes, and its values that are written in protobuf's spelling.
@@ -382,20 +361,12 @@ std::vector<std::string> MergeJson(std::string text, RunSpec* run) {
 
 // ---- --set ----
 
-bool IsQuoted(const std::string& text) {
-  return text.size() >= 2 && (text.front() == '"' || text.front() == '\'') &&
-         text.back() == text.front();
-}
-
 // One scalar or enum value as a textproto writes it.
 std::string ScalarText(const FieldDescriptor& field, const std::string& value) {
-  if (field.cpp_type() != FieldDescriptor::CPPTYPE_STRING || IsQuoted(value)) return value;
-  std::string quoted = "\"";
-  for (const char c : value) {
-    if (c == '"' || c == '\\') quoted += '\\';
-    quoted += c;
-  }
-  return quoted + "\"";
+  const bool quoted = value.size() >= 2 && (value.front() == '"' || value.front() == '\'') &&
+                      value.back() == value.front();
+  if (field.cpp_type() != FieldDescriptor::CPPTYPE_STRING || quoted) return value;
+  return absl::StrCat("\"", absl::StrReplaceAll(value, {{"\"", "\\\""}, {"\\", "\\\\"}}), "\"");
 }
 
 // "field: value" or "field { value }" for a value as a person types it.
@@ -421,7 +392,7 @@ std::string ApplySet(const std::string& set, RunSpec* run) {
   if (sides.size() != 2) return "needs the form FIELD=VALUE";
   std::vector<std::string> path = absl::StrSplit(sides[0], '.');
   for (std::string& name : path) {
-    while (absl::StartsWith(name, "-")) name.erase(0, 1);
+    name.erase(0, name.find_first_not_of('-'));
     std::replace(name.begin(), name.end(), '-', '_');
   }
   const std::string value(absl::StripAsciiWhitespace(sides[1]));
@@ -472,33 +443,28 @@ void MergeFile(const std::string& root, const std::string& file, RunSpec* run,
 void AppendComplete(const Message& message, const std::string& indent, std::string* text) {
   const Reflection& reflection = *message.GetReflection();
   const Descriptor& type = *message.GetDescriptor();
-  const google::protobuf::TextFormat::Printer printer;
-  const auto group = [&](const FieldDescriptor& field, const Message& inner) {
-    absl::StrAppend(text, indent, field.name(), " {\n");
-    AppendComplete(inner, indent + "  ", text);
-    absl::StrAppend(text, indent, "}\n");
-  };
-  const auto value = [&](const FieldDescriptor& field, int index) {
-    std::string printed;
-    printer.PrintFieldValueToString(message, &field, index, &printed);
-    absl::StrAppend(text, indent, field.name(), ": ", printed, "\n");
-  };
   for (int i = 0; i < type.field_count(); ++i) {
     const FieldDescriptor& field = *type.field(i);
-    const bool is_message = field.message_type() != nullptr;
-    if (field.is_repeated()) {
-      const int size = reflection.FieldSize(message, &field);
-      if (size == 0) absl::StrAppend(text, indent, field.name(), ": []\n");
-      for (int k = 0; k < size; ++k) {
-        if (is_message) group(field, reflection.GetRepeatedMessage(message, &field, k));
-        if (!is_message) value(field, k);
-      }
-    } else if (is_message) {
-      group(field, reflection.GetMessage(message, &field));
-    } else if (field.has_presence() && !reflection.HasField(message, &field)) {
+    const bool many = field.is_repeated(), is_message = field.message_type() != nullptr;
+    const int size = many ? reflection.FieldSize(message, &field) : 1;
+    if (size == 0) absl::StrAppend(text, indent, field.name(), ": []\n");
+    if (!many && !is_message && field.has_presence() && !reflection.HasField(message, &field)) {
       absl::StrAppend(text, indent, "# ", field.name(), ": not set\n");
-    } else {
-      value(field, -1);
+      continue;
+    }
+    for (int k = 0; k < size; ++k) {
+      if (is_message) {
+        absl::StrAppend(text, indent, field.name(), " {\n");
+        AppendComplete(many ? reflection.GetRepeatedMessage(message, &field, k)
+                            : reflection.GetMessage(message, &field),
+                       indent + "  ", text);
+        absl::StrAppend(text, indent, "}\n");
+      } else {
+        std::string value;
+        google::protobuf::TextFormat::PrintFieldValueToString(message, &field, many ? k : -1,
+                                                              &value);
+        absl::StrAppend(text, indent, field.name(), ": ", value, "\n");
+      }
     }
   }
 }
@@ -512,10 +478,7 @@ absl::StatusOr<RunSpec> ReadRunSpec(const SpecSources& sources, RunSpec base) {
     const std::string mistake = ApplySet(set, &base);
     if (!mistake.empty()) mistakes.push_back(absl::StrCat("--set ", set, ": ", mistake));
   }
-  if (!mistakes.empty()) {
-    return WithExitCode(absl::InvalidArgumentError(absl::StrJoin(mistakes, "\n")),
-                        ExitCode::kBadConfig);
-  }
+  RETURN_IF_ERROR(BadConfig(mistakes));
   if (base.name().empty() && !sources.files.empty()) {
     base.set_name(std::filesystem::path(sources.files.back()).stem().string());
   }

@@ -19,7 +19,6 @@
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
-#include "parallel/comm/collectives.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/retention.h"
 #include "trainer/checkpoint/tools/tool_options.h"

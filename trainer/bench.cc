@@ -16,8 +16,8 @@
 
 #include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
+#include "parallel/base/host.h"
 #include "parallel/base/philox.h"
-#include "parallel/base/process_memory.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/communicator.h"
 #include "trainer/data/batcher.h"
@@ -128,6 +128,21 @@ absl::StatusOr<Measured> MeasureSteps(const StepBenchOptions& options, const Run
   return measured;
 }
 
+// The record of a benchmark whose products made `gflops` a second, beside what this host can do.
+BenchRecord MakeRecord(const std::string& name, double gflops, const RunSpec& run,
+                       const ComputeSpec& compute) {
+  BenchRecord record;
+  record.set_name(name);
+  record.set_gflops(gflops);
+  record.set_ceiling_gflops(
+      MeasureProductCeiling(run.model().d_model(), compute.threads_per_rank(), 1.0));
+  record.set_gemm_efficiency(record.gflops() / record.ceiling_gflops());
+  record.set_dtype(DataType_Name(compute.dtype()));
+  record.set_isa(Isa_Name(compute.isa()));
+  record.set_threads(compute.threads_per_rank());
+  return record;
+}
+
 constexpr int kRowsPerPass = 512;    // hypotheses computed together
 constexpr int kWarmUpSentences = 8;  // searched before the clock starts
 constexpr int32_t kFirstPiece = 4;   // ids below are special
@@ -197,42 +212,30 @@ std::vector<int32_t> RandomSource(uint64_t seed, int sentence, int tokens, int64
   return source;
 }
 
-class Bench {
- public:
-  Bench(const RunSpec& run, const DecodeBenchOptions& options, Scorer& model,
-        std::vector<std::pair<int, int>> lengths)
-      : run_(run), options_(options), scorer_(model), lengths_(std::move(lengths)) {}
-
-  // Seconds that the searches of the first `count` sentences take.
-  double Search(int count) {
-    std::vector<int> source_lengths;
-    for (int i = 0; i < count; ++i) source_lengths.push_back(lengths_[i].first);
-    double seconds = 0.0;
-    for (const std::vector<int>& indices :
-         PlanBatches(source_lengths, options_.batch_tokens, std::numeric_limits<int64_t>::max())) {
-      SearchBatch batch;
-      std::vector<int> targets;
-      for (const int i : indices) {
-        batch.sources.push_back(
-            RandomSource(run_.seed(), i, lengths_[i].first, scorer_.vocabulary_size()));
-        targets.push_back(lengths_[i].second);
-      }
-      scorer_.SetTargets(std::move(targets));
-      const double start = SecondsNow();
-      deepnet::Search(scorer_, batch,
-                      {.beam_size = options_.beam_size,
-                       .max_tokens = static_cast<int>(run_.model().max_positions()) - 1});
-      seconds += SecondsNow() - start;
+// Returns the seconds that the searches of sentences with these {source, target} tokens take.
+double SearchSeconds(const RunSpec& run, const DecodeBenchOptions& options,
+                     FixedLengthScorer& scorer, std::span<const std::pair<int, int>> lengths) {
+  std::vector<int> source_lengths;
+  for (const auto& [source, target] : lengths) source_lengths.push_back(source);
+  double seconds = 0.0;
+  for (const std::vector<int>& indices :
+       PlanBatches(source_lengths, options.batch_tokens, std::numeric_limits<int64_t>::max())) {
+    SearchBatch batch;
+    std::vector<int> targets;
+    for (const int i : indices) {
+      batch.sources.push_back(
+          RandomSource(run.seed(), i, lengths[i].first, scorer.vocabulary_size()));
+      targets.push_back(lengths[i].second);
     }
-    return seconds;
+    scorer.SetTargets(std::move(targets));
+    const double start = SecondsNow();
+    Search(scorer, batch,
+           {.beam_size = options.beam_size,
+            .max_tokens = static_cast<int>(run.model().max_positions()) - 1});
+    seconds += SecondsNow() - start;
   }
-
- private:
-  const RunSpec& run_;
-  const DecodeBenchOptions& options_;
-  FixedLengthScorer scorer_;
-  const std::vector<std::pair<int, int>> lengths_;
-};
+  return seconds;
+}
 
 absl::Status CheckOptions(const DecodeBenchOptions& options) {
   const auto bad = [](const char* flag) {
@@ -310,19 +313,12 @@ absl::StatusOr<BenchRecord> BenchStep(const StepBenchOptions& options) {
   *run.mutable_compute() = compute;
   ASSIGN_OR_RETURN(const Measured measured, MeasureSteps(options, run));
   const std::vector<double>& rates = measured.rates;
-  BenchRecord record;
-  record.set_name(absl::StrCat("step/", options.shape));
+  BenchRecord record =
+      MakeRecord(absl::StrCat("step/", options.shape), Median(measured.speeds), run, compute);
   record.set_tokens_per_second(Median(rates));
   record.set_tokens_per_second_best(rates.empty() ? 0.0
                                                   : *std::max_element(rates.begin(), rates.end()));
-  record.set_gflops(Median(measured.speeds));
-  record.set_ceiling_gflops(
-      MeasureProductCeiling(run.model().d_model(), compute.threads_per_rank(), 1.0));
-  record.set_gemm_efficiency(record.gflops() / record.ceiling_gflops());
   record.set_peak_resident_bytes(measured.peak_bytes);
-  record.set_dtype(DataType_Name(compute.dtype()));
-  record.set_isa(Isa_Name(compute.isa()));
-  record.set_threads(compute.threads_per_rank());
   record.set_seconds_per_step(Median(measured.seconds));
   record.set_recompute(Recompute_Name(options.recompute.level));
   if (options.recompute.level == FULL) {
@@ -356,29 +352,22 @@ absl::StatusOr<BenchRecord> BenchDecode(const DecodeBenchOptions& options) {
   Transformer model(run.model(), capacity, *ops, /*trainable=*/false);
   model.parameters().Initialize(run.seed());
   model.Refresh();
-  ModelScorer scorer(model);
-  Bench bench(run, options, scorer, lengths);
-  bench.Search(std::min(count, kWarmUpSentences));
-  const double seconds = bench.Search(count);
+  ModelScorer model_scorer(model);
+  FixedLengthScorer scorer(model_scorer);
+  SearchSeconds(run, options, scorer, std::span(lengths).first(std::min(count, kWarmUpSentences)));
+  const double seconds = SearchSeconds(run, options, scorer, lengths);
 
   double tokens = 0.0, flops = 0.0;
   for (const auto& [source, target] : lengths) {
     tokens += source + target;
     flops += SearchFlops(run.model(), source, target, options.beam_size);
   }
-  BenchRecord record;
-  record.set_name(
-      absl::StrCat("decode/", run.model().encoder_layers(), "-", run.model().decoder_layers()));
+  BenchRecord record = MakeRecord(
+      absl::StrCat("decode/", run.model().encoder_layers(), "-", run.model().decoder_layers()),
+      flops / seconds * 1e-9, run, compute);
   record.set_sentences_per_second(count / seconds);
   record.set_tokens_per_second(tokens / seconds);
-  record.set_gflops(flops / seconds * 1e-9);
-  record.set_ceiling_gflops(
-      MeasureProductCeiling(run.model().d_model(), compute.threads_per_rank(), 1.0));
-  record.set_gemm_efficiency(record.gflops() / record.ceiling_gflops());
   record.set_peak_resident_bytes(PeakResidentBytes());
-  record.set_dtype(DataType_Name(compute.dtype()));
-  record.set_isa(Isa_Name(compute.isa()));
-  record.set_threads(compute.threads_per_rank());
   return record;
 }
 

@@ -216,7 +216,7 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& run_or
   ASSIGN_OR_RETURN(loaded->ops, MakeOps(loaded->run.compute()));
   const ModelSpec& spec = loaded->run.model();
   MicrobatchSpec capacity;
-  if (HasMemory(spec)) {
+  if (IsEncoderDecoder(spec)) {
     capacity.set_max_source_tokens(
         std::max(spec.max_positions(), loaded->run.decode().batch_tokens()));
   }

@@ -13,6 +13,7 @@ namespace {
 
 using Way = BoundaryBuffers::Way;
 
+// Returns whether `tensors` has the stream of a stack (`hidden`), or the encoder output.
 bool Names(const std::vector<BoundaryTensor>& tensors, bool hidden) {
   return std::any_of(tensors.begin(), tensors.end(),
                      [&](const BoundaryTensor& t) { return (t.name == kHidden) == hidden; });
@@ -355,7 +356,7 @@ PipelineStage::InFlight& PipelineStage::Claim(ModelChunk& chunk, int microbatch)
     return slot;
   }
   return chunk.in_flight.emplace_back(
-      InFlight{microbatch, chunk.layers->MakeKeptFrom(pools_, model_.work()), {}, {}});
+      InFlight{microbatch, chunk.layers->MakeKept(pools_, model_.work()), {}, {}});
 }
 
 PipelineStage::InFlight& PipelineStage::Find(ModelChunk& chunk, int microbatch) {

@@ -4,7 +4,7 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/status_macros.h"
-#include "parallel/comm/collectives.h"
+#include "parallel/comm/agreement.h"
 #include "parallel/comm/heartbeat.h"
 #include "parallel/plan/check_schedule.h"
 #include "parallel/plan/plan_accessors.h"

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
-#include "parallel/base/process_memory.h"
+#include "parallel/base/host.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/model/flops.h"
 

@@ -1,4 +1,5 @@
-// Resolves a RunSpec: all ranks settle everything that is open in it before anything is allocated.
+// The beginning of a run. In ResolveRun all ranks settle everything that is open in a RunSpec
+// before anything is allocated; in MakeTrainSession each makes of that what it takes steps with.
 #pragma once
 
 #include <memory>
@@ -17,6 +18,11 @@
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/run_lock.h"
 #include "trainer/data/corpus.h"
+#include "trainer/data/microbatch.h"
+#include "trainer/instruments/instruments.h"
+#include "trainer/metrics.h"
+#include "trainer/rank_context.h"
+#include "trainer/report.h"
 
 namespace deepnet {
 
@@ -49,5 +55,23 @@ struct ResolveOptions {
 // kPreflight, kData, kCheckpoint, kDoesNotFit.
 absl::StatusOr<ResolvedRun> ResolveRun(RunSpec run, const ResolveOptions& options,
                                        Communicator& world, FileSystem& fs, Logger& log);
+
+struct TrainSession {
+  std::unique_ptr<RankContext> context;    // with weights
+  std::unique_ptr<BatchSource> batches;    // reads `resolved.corpus`
+  std::unique_ptr<MetricsWriter> metrics;  // rank 0 only
+  std::unique_ptr<StepReport> report;
+  std::unique_ptr<Instruments> instruments;
+};
+
+// Loads or draws the weights, checks that drawn ones agree with the theory
+// (trainer/instruments/audit.h; if not, ExitCode::kPreflight), opens the run folder (rank 0 writes
+// tokenizer and languages into it), measures the product ceiling of this host, and logs what the
+// run is. A new run takes its weights from the checkpoint `init_from`, if that is not empty
+// (TakeWeights); a resumed one ignores it. Collective over `world`. `resolved` and `world` outlive
+// the result.
+absl::StatusOr<TrainSession> MakeTrainSession(const ResolvedRun& resolved,
+                                              const std::string& init_from, Communicator& world,
+                                              FileSystem& fs, Logger& log);
 
 }  // namespace deepnet

@@ -5,7 +5,6 @@
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 
 #include "parallel/base/exit_code.h"
 #include "parallel/plan/schedule_generators.h"
@@ -27,14 +26,10 @@ absl::Status ReadScheduleFile(const std::string& root, ParallelSpec* parallel) {
       return absl::OkStatus();
     }
   }
-  return WithExitCode(absl::InvalidArgumentError(absl::StrCat(
-                          "parallel.schedule: \"", name, "\" is unknown; known: ",
-                          absl::StrJoin(ScheduleKinds(), ", ",
-                                        [](std::string* out, const ScheduleKind& kind) {
-                                          absl::StrAppend(out, std::string(kind.name));
-                                        }),
-                          ", or a file, but ", path.string(), " is not one that can be read")),
-                      ExitCode::kBadConfig);
+  return WithExitCode(
+      absl::InvalidArgumentError(absl::StrCat(UnknownSchedule(name), ", or a file, but ",
+                                              path.string(), " is not one that can be read")),
+      ExitCode::kBadConfig);
 }
 
 }  // namespace deepnet

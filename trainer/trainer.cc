@@ -1,5 +1,5 @@
-// Train resolves the run, builds a Trainer and calls its Run: the loop, which reads top to bottom.
-// A step is RunTrainStep (train_step.h), and that is RunSchedule (parallel/exec).
+// Train, at the end, resolves the run, builds a Trainer and calls its Run: the loop, which reads
+// top to bottom. A step is RunTrainStep (train_step.h), and that is RunSchedule (parallel/exec).
 #include "trainer/trainer.h"
 
 #include <algorithm>
@@ -24,7 +24,6 @@
 #include "trainer/report.h"
 #include "trainer/resolve_run.h"
 #include "trainer/tensor_memory.h"
-#include "trainer/train_session.h"
 #include "trainer/train_step.h"
 #include "trainer/validation.h"
 
@@ -32,6 +31,7 @@ namespace deepnet {
 namespace {
 
 constexpr int kMaxConsecutiveSkips = 10;
+constexpr double kLeavingSeconds = 2.0;  // ranks that end, mpirun that notices
 
 // Returns the earlier of the two time limits, as SecondsNow().
 double DeadlineOf(const RunSpec& run, const TrainOptions& options) {
@@ -312,6 +312,22 @@ absl::Status Trainer::Finish() {
 
 }  // namespace
 
+int StopRequests::Take() {
+  int taken = bits_ != nullptr ? bits_->exchange(0) : 0;
+  stopping_ = stopping_ || (taken & kStopRequest) != 0 || TimeIsUp();
+  return stopping_ ? taken | kStopRequest : taken;
+}
+
+bool StopRequests::IsStopping() const {
+  return stopping_ || TimeIsUp() || (bits_ != nullptr && (*bits_ & kStopRequest) != 0);
+}
+
+void StopRequests::Expect(double step_seconds, double save_seconds) {
+  lead_seconds_ = 2.0 * step_seconds + 2.0 * save_seconds + kLeavingSeconds;
+}
+
+bool StopRequests::TimeIsUp() const { return SecondsNow() + lead_seconds_ >= deadline_; }
+
 absl::Status Train(RunSpec run, const TrainOptions& options, Logger& log) {
   SelfCommunicator alone;
   Communicator& world = options.world != nullptr ? *options.world : alone;
@@ -320,7 +336,8 @@ absl::Status Train(RunSpec run, const TrainOptions& options, Logger& log) {
   const double deadline = DeadlineOf(run, options);
   MonitoredRun monitored(run.parallel(), world, files, options.on_stuck);
   RETURN_IF_ERROR(monitored.Join());
-  std::unique_ptr<Trainer> trainer;  // put away after the watch has ended: that may take its time
+  // Destroyed after End, when nobody watches this rank any more: freeing a model may take long.
+  std::unique_ptr<Trainer> trainer;
   const auto work = [&]() -> absl::Status {
     RunLockOptions lock = options.lock;
     lock.wait = monitored.Beating(std::move(lock.wait));

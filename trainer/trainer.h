@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <functional>
+#include <limits>
 #include <string>
 
 #include "absl/status/status.h"
@@ -12,15 +13,47 @@
 #include "parallel/comm/communicator.h"
 #include "proto/run.pb.h"
 #include "trainer/checkpoint/run_lock.h"
-#include "trainer/stop_requests.h"
 
 namespace deepnet {
+
+// Bits of TrainOptions::request. Handlers of signals add bits; the run takes them.
+inline constexpr int kStopRequest = 1;  // save and end with ExitCode::kSavedRunAgain
+inline constexpr int kSaveRequest = 2;  // save and go on
+
+// The requests to this rank. Ranks tell each other at the ends of steps. In between, something that
+// takes long asks IsStopping whether to go on.
+class StopRequests {
+ public:
+  // `bits` may be null. `deadline` is the SecondsNow() at which this process must have ended;
+  // infinity: no limit.
+  StopRequests(std::atomic<int>* bits, double deadline) : bits_(bits), deadline_(deadline) {}
+
+  // Returns the bits that came since the last call. A stop, once requested, is returned every time.
+  int Take();
+
+  // Returns whether a stop has been requested or time is up, taken or not.
+  bool IsStopping() const;
+
+  // Sets how long a step and a save take, as far as known. The run stops early enough before the
+  // deadline for two steps, two saves (one may be under way) and some seconds for leaving.
+  void Expect(double step_seconds, double save_seconds);
+
+ private:
+  bool TimeIsUp() const;
+
+  std::atomic<int>* const bits_;
+  const double deadline_;
+  double lead_seconds_ = 0.0;
+  bool stopping_ = false;
+};
+
+inline constexpr double kNoDeadline = std::numeric_limits<double>::infinity();
 
 struct TrainOptions {
   std::string root;            // the folder that paths of the RunSpec are relative to
   bool require_empty = false;  // refuse a run folder that is not empty instead of resuming
   std::string init_from;       // the checkpoint that a new run takes its weights from (TakeWeights)
-  std::atomic<int>* request = nullptr;  // bits of trainer/stop_requests.h, set by signal handlers
+  std::atomic<int>* request = nullptr;  // bits as above, set by signal handlers
   double deadline = kNoDeadline;        // the SecondsNow() at which this process must have ended
   std::string job_id;                   // of the batch system, for the run folder's lock
   RunLockOptions lock;                  // how the run folder is locked

@@ -9,10 +9,8 @@
 
 #include "absl/strings/str_format.h"
 
-#include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
-#include "parallel/comm/collectives.h"
 #include "parallel/comm/heartbeat.h"
 #include "parallel/plan/plan_accessors.h"
 #include "trainer/decode/pipeline_link.h"
@@ -26,7 +24,7 @@ namespace deepnet {
 namespace {
 
 bool Translates(const ModelSpec& model) {
-  return HasMemory(model) && CheckRowsAreIndependent(model).ok();
+  return IsEncoderDecoder(model) && CheckRowsAreIndependent(model).ok();
 }
 
 EvaluateOptions OptionsOf(const RunSpec& run, const Corpus& corpus) {
@@ -39,7 +37,7 @@ EvaluateOptions OptionsOf(const RunSpec& run, const Corpus& corpus) {
                           .decode = run.decode()};
   const MicrobatchSpec& capacity = run.data().microbatch();
   options.max_positions = std::min(run.model().max_positions(), capacity.max_target_tokens());
-  if (HasMemory(run.model())) {
+  if (IsEncoderDecoder(run.model())) {
     options.max_positions = std::min(options.max_positions, capacity.max_source_tokens());
   }
   const auto& wanted = run.data().directions();
@@ -58,6 +56,8 @@ std::string FiguresOf(const EvalRecord& record, bool translates) {
   return absl::StrFormat("BLEU %.2f (to English %.2f, from %.2f), chrF %.2f", record.bleu(),
                          record.bleu_to_english(), record.bleu_from_english(), record.chrf());
 }
+
+constexpr int kStopTag = 0;
 
 absl::Status Stopped() { return absl::CancelledError("the validation was stopped"); }
 
@@ -112,6 +112,81 @@ absl::Status MakeGroups(RankContext& context, bool drives, const Limits& limits,
   return absl::OkStatus();
 }
 
+// Requests to the ranks of one pipeline, gathered by its driver: a byte from each of the others,
+// which are busy following and tell their driver between two directions.
+class PipelineStop {
+ public:
+  // Collective over `pipeline`, which nobody else uses and outlives this.
+  static absl::StatusOr<std::unique_ptr<PipelineStop>> Make(Communicator& pipeline, int driver,
+                                                            IsStopping is_stopping);
+
+  // On the driver: whether any rank is stopping, as far as known. On others: of this rank.
+  bool IsStopping();
+
+  // Others than the driver, now and then: tells it, once.
+  absl::Status Tell();
+
+  // Collective, once, at the end.
+  absl::Status Finish();
+
+ private:
+  PipelineStop(Communicator& pipeline, int driver, deepnet::IsStopping is_stopping)
+      : pipeline_(pipeline), driver_(driver), is_stopping_(std::move(is_stopping)) {}
+
+  absl::Status Send(char byte);
+
+  Communicator& pipeline_;
+  const int driver_;
+  const deepnet::IsStopping is_stopping_;
+  bool stopping_ = false;
+  std::vector<char> bytes_;  // [rank]; 1: stopping
+  std::vector<std::unique_ptr<Transfer>> transfers_;
+};
+
+absl::StatusOr<std::unique_ptr<PipelineStop>> PipelineStop::Make(Communicator& pipeline, int driver,
+                                                                 deepnet::IsStopping is_stopping) {
+  std::unique_ptr<PipelineStop> stop(new PipelineStop(pipeline, driver, std::move(is_stopping)));
+  stop->bytes_.resize(static_cast<size_t>(pipeline.size()));
+  if (pipeline.rank() != driver) return stop;
+  for (int rank = 0; rank < pipeline.size(); ++rank) {
+    if (rank == driver) continue;
+    ASSIGN_OR_RETURN(auto transfer, pipeline.Receive({&stop->bytes_[rank], 1, {}}, rank, kStopTag));
+    stop->transfers_.push_back(std::move(transfer));
+  }
+  return stop;
+}
+
+bool PipelineStop::IsStopping() {
+  // Asked every time: a pipeline of one stage scores whole sentences without a message, and the
+  // question is then the only sign that this rank makes progress.
+  stopping_ = is_stopping_() || stopping_;
+  if (stopping_ || pipeline_.rank() != driver_) return stopping_;
+  for (size_t i = 0; i < transfers_.size(); ++i) {
+    const size_t rank = i < static_cast<size_t>(driver_) ? i : i + 1;
+    stopping_ = stopping_ || (transfers_[i]->Done() && bytes_[rank] == 1);
+  }
+  return stopping_;
+}
+
+absl::Status PipelineStop::Send(char byte) {
+  char& mine = bytes_[static_cast<size_t>(pipeline_.rank())];
+  mine = byte;
+  ASSIGN_OR_RETURN(auto transfer, pipeline_.Send({&mine, 1, {}}, driver_, kStopTag));
+  transfers_.push_back(std::move(transfer));
+  return absl::OkStatus();
+}
+
+absl::Status PipelineStop::Tell() {
+  if (pipeline_.rank() == driver_ || !transfers_.empty() || !IsStopping()) return absl::OkStatus();
+  return Send(1);
+}
+
+absl::Status PipelineStop::Finish() {
+  if (pipeline_.rank() != driver_ && transfers_.empty()) RETURN_IF_ERROR(Send(0));
+  for (const auto& transfer : transfers_) RETURN_IF_ERROR(transfer->Wait());
+  return absl::OkStatus();
+}
+
 // Returns how the drivers of all replicas share an evaluation, over `groups.drivers`; that is null
 // on other ranks.
 EvaluateShare ShareOf(const RankContext& context, Groups& groups, PipelineStop& stop) {
@@ -131,13 +206,11 @@ EvaluateShare ShareOf(const RankContext& context, Groups& groups, PipelineStop& 
 absl::StatusOr<EvalRecord> Drive(const Corpus& corpus, const EvaluateOptions& options,
                                  PipelineScorer& scorer, PipelineStop& stop,
                                  const ShowProgress& show) {
-  StoppableScorer stoppable(scorer, scorer, [&stop] { return stop.IsStopping(); });
-  absl::StatusOr<EvalRecord> record =
-      Evaluate(stoppable, stoppable, corpus, corpus.vocabulary(), options,
-               [&](const std::string& direction, double fraction) {
-                 show(direction, fraction);
-                 scorer.Show(direction, fraction);
-               });
+  absl::StatusOr<EvalRecord> record = Evaluate(scorer, scorer, corpus, corpus.vocabulary(), options,
+                                               [&](const std::string& direction, double fraction) {
+                                                 show(direction, fraction);
+                                                 scorer.Show(direction, fraction);
+                                               });
   RETURN_IF_ERROR(scorer.Stop());
   if (stop.IsStopping()) return Stopped();
   return record;
@@ -170,9 +243,7 @@ absl::StatusOr<EvalRecord> EvaluateOnAllRanks(const RunSpec& run, const Pipeline
   absl::StatusOr<EvalRecord> record = EvalRecord();
   if (drives) {
     options.share = ShareOf(context, groups, *stop);
-    // A pipeline of one stage scores whole sentences without a message: the question whether to
-    // stop is then the only sign that this rank makes progress.
-    PipelineScorer scorer(*context.model, link, [&is_stopping] { is_stopping(); });
+    PipelineScorer scorer(*context.model, link, [&stop] { return stop->IsStopping(); });
     record = Drive(corpus, options, scorer, *stop, show);
   } else {
     RETURN_IF_ERROR(ServePipeline(*context.model, link, show));

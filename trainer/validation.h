@@ -2,6 +2,8 @@
 // translates its share of the sentences, and the figures are those of one rank, bit for bit.
 #pragma once
 
+#include <functional>
+
 #include "absl/status/statusor.h"
 
 #include "parallel/base/logging.h"
@@ -10,9 +12,10 @@
 #include "proto/run.pb.h"
 #include "trainer/data/corpus.h"
 #include "trainer/rank_context.h"
-#include "trainer/stoppable_scorer.h"
 
 namespace deepnet {
+
+using IsStopping = std::function<bool()>;
 
 // Returns nll, BLEU and chrF of the first train.validate_sentences of every direction of
 // data.directions that the dev set has; no directions if it has none. Shows its progress and logs

@@ -6,11 +6,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
 
 #include "launch/commands/commands.h"
-#include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/base/units.h"
 #include "trainer/metrics.h"
 
 namespace deepnet {
@@ -31,9 +30,7 @@ absl::Status CheckNumbers(const ParsedFlags& flags) {
     mistakes.push_back(
         absl::StrCat("--", r.flag, ": ", value, ": must be from ", r.least, " to ", r.most));
   }
-  if (mistakes.empty()) return absl::OkStatus();
-  return WithExitCode(absl::InvalidArgumentError(absl::StrJoin(mistakes, "\n")),
-                      ExitCode::kBadConfig);
+  return BadConfig(mistakes);
 }
 
 ComputeSpec ComputeOf(const CommandLine& line) {
@@ -48,44 +45,39 @@ ComputeSpec ComputeOf(const CommandLine& line) {
 
 RecomputeChoice RecomputeOf(const CommandLine& line) {
   RecomputeChoice choice{.segment = static_cast<int>(line.flags.Integer("segment"))};
-  for (const auto& [name, level] :
-       {std::pair{"ffn", SELECTIVE_FFN}, {"gemm", SELECTIVE_GEMM}, {"layer", FULL}}) {
-    if (line.flags.Text("recompute") == name) choice.level = level;
-  }
+  Recompute_Parse(line.flags.Text("recompute"), &choice.level);
   return choice;
 }
 
-std::string RecomputeLine(const BenchRecord& r) {
-  if (r.recompute() == Recompute_Name(NONE)) return "";
-  const std::string segment =
-      r.recompute_segment() > 1 ? absl::StrCat(" by ", r.recompute_segment()) : "";
-  return absl::StrFormat("  recomputing %s%s: %+.1f %% of the time of a step without\n",
-                         r.recompute(), segment, 100 * r.recompute_share());
+std::string StepText(const BenchRecord& r) {
+  return absl::StrFormat(
+      "  tokens/s    %10.0f median  %10.0f best   (source + target, padding not counted)\n"
+      "  GFLOP/s     %10.1f median  %10.1f product ceiling   efficiency %.1f %%\n"
+      "  step        %10.3f s\n",
+      r.tokens_per_second(), r.tokens_per_second_best(), r.gflops(), r.ceiling_gflops(),
+      100 * r.gemm_efficiency(), r.seconds_per_step());
 }
 
-std::string Table(const BenchRecord& r) {
+std::string DecodeText(const BenchRecord& r) {
   return absl::StrFormat(
-             "%-10s %s %s, %d threads\n"
-             "  tokens/s    %10.0f median  %10.0f best   (source + target, padding not counted)\n"
-             "  GFLOP/s     %10.1f median  %10.1f product ceiling   efficiency %.1f %%\n"
-             "  step        %10.3f s\n"
-             "  peak memory %10.0f MiB\n",
-             r.name(), r.dtype(), r.isa(), r.threads(), r.tokens_per_second(),
-             r.tokens_per_second_best(), r.gflops(), r.ceiling_gflops(), 100 * r.gemm_efficiency(),
-             r.seconds_per_step(), static_cast<double>(r.peak_resident_bytes()) / (1 << 20)) +
-         RecomputeLine(r);
-}
-
-std::string DecodeTable(const BenchRecord& r) {
-  return absl::StrFormat(
-      "%-10s %s %s, %d threads\n"
       "  sentences/s %10.1f\n"
       "  tokens/s    %10.0f   (source + target)\n"
-      "  GFLOP/s     %10.1f   %10.1f product ceiling   efficiency %.1f %%\n"
-      "  peak memory %10.0f MiB\n",
-      r.name(), r.dtype(), r.isa(), r.threads(), r.sentences_per_second(), r.tokens_per_second(),
-      r.gflops(), r.ceiling_gflops(), 100 * r.gemm_efficiency(),
-      static_cast<double>(r.peak_resident_bytes()) / (1 << 20));
+      "  GFLOP/s     %10.1f   %10.1f product ceiling   efficiency %.1f %%\n",
+      r.sentences_per_second(), r.tokens_per_second(), r.gflops(), r.ceiling_gflops(),
+      100 * r.gemm_efficiency());
+}
+
+std::string Table(const BenchRecord& r, bool is_step) {
+  std::string text =
+      absl::StrFormat("%-10s %s %s, %d threads\n%s  peak memory %10.0f MiB\n", r.name(), r.dtype(),
+                      r.isa(), r.threads(), is_step ? StepText(r) : DecodeText(r),
+                      static_cast<double>(r.peak_resident_bytes()) / kMib);
+  if (!is_step || r.recompute() == Recompute_Name(NONE)) return text;
+  const std::string segment =
+      r.recompute_segment() > 1 ? absl::StrCat(" by ", r.recompute_segment()) : "";
+  absl::StrAppendFormat(&text, "  recomputing %s%s: %+.1f %% of the time of a step without\n",
+                        r.recompute(), segment, 100 * r.recompute_share());
+  return text;
 }
 
 absl::Status RunBench(const CommandLine& line) {
@@ -97,22 +89,18 @@ absl::Status RunBench(const CommandLine& line) {
   RETURN_IF_ERROR(CheckNumbers(line.flags));
   const ComputeSpec compute = ComputeOf(line);
   const std::string lengths_file = ResolvePath(line, line.flags.Text("lengths"));
-  absl::StatusOr<BenchRecord> record;
-  if (what == "step") {
-    record = BenchStep({.shape = line.flags.Text("shape"),
-                        .lengths_file = lengths_file,
-                        .steps = static_cast<int>(line.flags.Integer("steps")),
-                        .compute = compute,
-                        .recompute = RecomputeOf(line)});
-  } else {
-    record = BenchDecode({.lengths_file = lengths_file,
-                          .sentences = static_cast<int>(line.flags.Integer("sentences")),
-                          .beam_size = static_cast<int>(line.flags.Integer("beam")),
-                          .compute = compute});
-  }
-  RETURN_IF_ERROR(record.status());
-  const std::string table = what == "step" ? Table(*record) : DecodeTable(*record);
-  line.out << (line.flags.Switch("json") ? ToJson(*record) + "\n" : table);
+  const auto integer = [&](const char* name) { return static_cast<int>(line.flags.Integer(name)); };
+  ASSIGN_OR_RETURN(const BenchRecord record, what == "step"
+                                                 ? BenchStep({.shape = line.flags.Text("shape"),
+                                                              .lengths_file = lengths_file,
+                                                              .steps = integer("steps"),
+                                                              .compute = compute,
+                                                              .recompute = RecomputeOf(line)})
+                                                 : BenchDecode({.lengths_file = lengths_file,
+                                                                .sentences = integer("sentences"),
+                                                                .beam_size = integer("beam"),
+                                                                .compute = compute}));
+  line.out << (line.flags.Switch("json") ? ToJson(record) + "\n" : Table(record, what == "step"));
   return absl::OkStatus();
 }
 
@@ -121,7 +109,7 @@ absl::Status RunBench(const CommandLine& line) {
 Command MakeBenchCommand() {
   return {
       .name = "bench",
-      .summary = "measure training steps or decoding on this machine",
+      .summary = "Measure training steps or decoding on this machine.",
       .description =
           "`deepnet bench step --shape A` trains a few steps of a fixed model on made-up tokens "
           "of real sentence lengths: A 6+6 layers and B 18+18 layers of width 256, C 100+100 and "
@@ -135,53 +123,23 @@ Command MakeBenchCommand() {
           "real translation.",
       .arguments = "step|decode",
       .max_arguments = 1,
-      .flags = {{.name = "shape",
-                 .value = "SHAPE",
-                 .default_value = "A",
-                 .help = "Model that `step` trains.",
-                 .allowed = {"A", "B", "C", "D"}},
-                {.name = "steps",
-                 .kind = FlagKind::kInteger,
-                 .value = "N",
-                 .default_value = "8",
-                 .help = "Steps that `step` times."},
-                {.name = "recompute",
-                 .value = "LEVEL",
-                 .default_value = "none",
-                 .help = "What the layers of `step` compute again in the backward pass.",
-                 .allowed = {"none", "ffn", "gemm", "layer"}},
-                {.name = "segment",
-                 .kind = FlagKind::kInteger,
-                 .value = "N",
-                 .default_value = "1",
-                 .help = "With --recompute layer: layers between two kept inputs."},
-                {.name = "sentences",
-                 .kind = FlagKind::kInteger,
-                 .value = "N",
-                 .default_value = "200",
-                 .help = "Sentences that `decode` searches, the first of --lengths."},
-                {.name = "beam",
-                 .kind = FlagKind::kInteger,
-                 .value = "N",
-                 .default_value = "5",
-                 .help = "Hypotheses that `decode` keeps; 1 is greedy."},
-                {.name = "dtype",
-                 .value = "TYPE",
-                 .help = "Operands of matrix products; default: the faster one here.",
-                 .allowed = {"float32", "bfloat16"}},
-                {.name = "threads",
-                 .kind = FlagKind::kInteger,
-                 .value = "N",
-                 .default_value = "0",
-                 .help = "Threads; 0: all cores of this process."},
-                {.name = "library",
-                 .kind = FlagKind::kSwitch,
-                 .help = "Use LibTorch's operations, the reference, instead of the kernels."},
-                {.name = "lengths",
-                 .value = "FILE",
-                 .default_value = "tests/bench/lengths.json",
-                 .help = "JSON list of [source, target] lengths."},
-                JsonFlag()},
+      .flags =
+          {ChoiceFlag("shape", "SHAPE", {"A", "B", "C", "D"}, "Model that `step` trains.", "A"),
+           IntegerFlag("steps", "Steps that `step` times.", "8"),
+           ChoiceFlag("recompute", "LEVEL", {"NONE", "SELECTIVE_FFN", "SELECTIVE_GEMM", "FULL"},
+                      "What the layers of `step` recompute, as parallel.recompute.", "NONE"),
+           IntegerFlag("segment", "With --recompute FULL: layers between two kept inputs.", "1"),
+           IntegerFlag("sentences", "Sentences that `decode` searches, the first of --lengths.",
+                       "200"),
+           IntegerFlag("beam", "Hypotheses that `decode` keeps; 1 is greedy.", "5"),
+           ChoiceFlag("dtype", "TYPE", {"float32", "bfloat16"},
+                      "Operands of matrix products; default: the faster one here."),
+           IntegerFlag("threads", "Threads; 0: all cores of this process.", "0"),
+           SwitchFlag("library",
+                      "Use LibTorch's operations, the reference, instead of the kernels."),
+           TextFlag("lengths", "FILE", "JSON list of [source, target] lengths.",
+                    "tests/bench/lengths.json"),
+           JsonFlag()},
       .run = RunBench};
 }
 

@@ -1,15 +1,27 @@
+// `deepnet checkpoint`: what its subcommands share, and those that write or delete: reshard,
+// average, export, import, prune. A new one is a function here or in checkpoint_read.cc.
+#include "trainer/checkpoint/checkpoint.h"
+
 #include <algorithm>
+#include <memory>
+#include <ostream>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 
 #include "launch/commands/checkpoint_tools.h"
 #include "launch/commands/commands.h"
+#include "launch/defaults.h"
 #include "launch/flags.h"
 #include "parallel/base/clock.h"
-#include "parallel/base/json.h"
+#include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
+#include "trainer/checkpoint/retention.h"
+#include "trainer/checkpoint/tools/inspect.h"
+#include "trainer/checkpoint/tools/rewrite.h"
+#include "trainer/interop/interop.h"
 
 namespace deepnet {
 namespace {
@@ -21,46 +33,43 @@ LoggerOptions BarOptions(const CommandLine& line) {
   return options;
 }
 
+// Returns what shows a tool's progress in `log`, from now on.
+ToolProgress Bar(Logger& log, const std::string& label) {
+  return [&log, label, start_seconds = SecondsNow()](int64_t done, int64_t total) {
+    if (total <= 0) return;
+    const double seconds = std::max(SecondsNow() - start_seconds, 1e-3);
+    const double rate = static_cast<double>(done) / seconds;
+    log.Show({.label = label,
+              .fraction = static_cast<double>(done) / static_cast<double>(total),
+              .figures = absl::StrCat(ByteText(done), " of ", ByteText(total), "  ",
+                                      ByteText(static_cast<int64_t>(rate)), "/s"),
+              .seconds_left = rate > 0.0 ? static_cast<double>(total - done) / rate : -1.0});
+    if (done >= total) log.EndProgress();  // results start on a new line
+  };
+}
+
 std::string WithoutSlash(std::string path) {
   while (path.size() > 1 && path.back() == '/') path.pop_back();
   return path;
 }
 
-}  // namespace
-
-ToolBar::ToolBar(const CommandLine& line, std::string label)
-    : label_(std::move(label)), start_seconds_(SecondsNow()), log_(BarOptions(line)) {}
-
-ToolProgress ToolBar::progress() {
-  return [this](int64_t done, int64_t total) {
-    if (total <= 0) return;
-    const double seconds = std::max(SecondsNow() - start_seconds_, 1e-3);
-    const double rate = static_cast<double>(done) / seconds;
-    log_.Show({.label = label_,
-               .fraction = static_cast<double>(done) / static_cast<double>(total),
-               .figures = absl::StrCat(ByteText(done), " of ", ByteText(total), "  ",
-                                       ByteText(static_cast<int64_t>(rate)), "/s"),
-               .seconds_left = rate > 0.0 ? static_cast<double>(total - done) / rate : -1.0});
-    if (done >= total) log_.EndProgress();  // results start on a new line
-  };
+// Reads the size that --`flag` gives.
+absl::StatusOr<int64_t> SizeFlag(const CommandLine& line, const std::string& flag) {
+  const absl::StatusOr<int64_t> size = ParseByteSize(line.flags.Text(flag));
+  if (size.ok()) return size;
+  return BadFlag(absl::StrCat("--", flag, ": ", size.status().message()));
 }
 
-Flag MemoryFlag() {
-  return {.name = "memory",
-          .value = "SIZE",
-          .default_value = "256MiB",
-          .help =
-              "Bound on the memory that the work takes beyond the idle program, whatever the "
-              "checkpoint's size: a number and a unit, B, KiB, MiB, GiB, kB, MB or GB. Too "
-              "little is an error (exit code 6) that says what is needed."};
+// Reads an integer flag. ExitCode::kBadConfig unless it is from `least` to `most`.
+absl::StatusOr<int64_t> IntegerFrom(const CommandLine& line, const std::string& flag, int64_t least,
+                                    int64_t most) {
+  const int64_t value = line.flags.Integer(flag);
+  if (value >= least && value <= most) return value;
+  if (!line.flags.Given(flag)) return BadFlag(absl::StrCat("--", flag, ": required"));
+  return BadFlag(absl::StrCat("--", flag, ": ", value, ": must be from ", least, " to ", most));
 }
 
-absl::StatusOr<ToolOptions> ReadToolOptions(const CommandLine& line, ToolBar& bar) {
-  const absl::StatusOr<int64_t> memory = ParseByteSize(line.flags.Text("memory"));
-  if (!memory.ok()) return BadFlag(absl::StrCat("--memory: ", memory.status().message()));
-  return ToolOptions{.memory_bytes = *memory, .progress = bar.progress()};
-}
-
+// --output: a new or empty folder. ExitCode::kBadConfig if it is not given.
 Flag OutputFlag() {
   return {
       .name = "output",
@@ -73,6 +82,7 @@ absl::StatusOr<std::string> OutputFolder(const CommandLine& line) {
   return WithoutSlash(ResolvePath(line, line.flags.Text("output")));
 }
 
+// --no-sync, and the file system that writes accordingly.
 Flag NoSyncFlag() {
   return {.name = "no-sync",
           .kind = FlagKind::kSwitch,
@@ -86,54 +96,286 @@ std::unique_ptr<FileSystem> OutputFileSystem(const CommandLine& line) {
   return MakePosixFileSystem(waits ? Durability::kDisk : Durability::kProcessEnd);
 }
 
-absl::StatusOr<std::vector<std::string>> PathArguments(const CommandLine& line, size_t least,
-                                                       const std::string& what) {
-  std::vector<std::string> paths;
-  for (const std::string& word : line.flags.positional()) {
-    paths.push_back(WithoutSlash(ResolvePath(line, word)));
+constexpr int64_t kMaxFiles = 99999;  // five digits in a file's name
+
+absl::Status RunReshard(const CommandLine& line) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<Tool> tool, StartTool(line, "CHECKPOINT"));
+  ASSIGN_OR_RETURN(const int64_t files, IntegerFrom(line, "files", 1, kMaxFiles));
+  ASSIGN_OR_RETURN(const std::string output, OutputFolder(line));
+  const std::unique_ptr<FileSystem> fs = OutputFileSystem(line);
+  ASSIGN_OR_RETURN(const std::string folder, ChooseCheckpoint(*fs, tool->paths[0], tool->options));
+  ASSIGN_OR_RETURN(const std::string written,
+                   ReshardCheckpoint(*fs, folder, static_cast<int>(files), output, tool->options));
+  line.out << written << "\n";
+  return absl::OkStatus();
+}
+
+Command ReshardCommand() {
+  return {.name = "reshard",
+          .summary = "Write a checkpoint anew over a number of files.",
+          .description =
+              "Writes the same tensors into FOLDER, over N files of equal size, for copying "
+              "or for other programs; continuing a run on another number of ranks never needs it. "
+              "Every byte is compared with its checksum on the way. The copy is a checkpoint like "
+              "any other, and is only there once it is complete. Prints its folder.",
+          .arguments = "CHECKPOINT",
+          .max_arguments = 1,
+          .flags = {{.name = "files",
+                     .kind = FlagKind::kInteger,
+                     .value = "N",
+                     .help = "How many files of tensors; required."},
+                    OutputFlag(),
+                    NoSyncFlag(),
+                    MemoryFlag()},
+          .run = RunReshard};
+}
+
+constexpr int kMaxCheckpoints = 1000;
+
+// The latest `last` checkpoints of a run.
+absl::StatusOr<std::vector<std::string>> LastOf(FileSystem& fs, const std::string& run_folder,
+                                                int64_t last, const ToolOptions& options) {
+  ASSIGN_OR_RETURN(const RunListing listing, ListRun(fs, run_folder, ListDepth::kSizes, options));
+  std::vector<std::string> folders;
+  for (const ListedCheckpoint& listed : listing.checkpoints) {
+    const bool current = listed.folder == JoinPath(run_folder, CheckpointName(listed.step));
+    if (current) folders.push_back(listed.folder);
   }
-  if (paths.size() >= least) return paths;
+  if (static_cast<int64_t>(folders.size()) < last) {
+    return WithExitCode(absl::NotFoundError(absl::StrCat("'", run_folder, "' has ", folders.size(),
+                                                         " checkpoints; --last asks for ", last)),
+                        ExitCode::kCheckpoint);
+  }
+  folders.erase(folders.begin(), folders.end() - last);
+  return folders;
+}
+
+absl::StatusOr<std::vector<std::string>> FoldersOf(const CommandLine& line, const Tool& tool) {
+  const std::vector<std::string>& paths = tool.paths;
+  if (line.flags.Given("last")) {
+    ASSIGN_OR_RETURN(const int64_t last, IntegerFrom(line, "last", 1, kMaxCheckpoints));
+    if (paths.size() == 1) return LastOf(*tool.fs, paths[0], last, tool.options);
+    return BadFlag("--last: takes one run folder");
+  }
+  if (paths.size() == 1) {
+    return BadFlag("--last: required with one run folder; or name the checkpoints");
+  }
+  std::vector<std::string> folders;
+  for (const std::string& path : paths) {
+    ASSIGN_OR_RETURN(std::string folder, ChooseCheckpoint(*tool.fs, path, tool.options));
+    folders.push_back(std::move(folder));
+  }
+  return folders;
+}
+
+absl::Status RunAverage(const CommandLine& line) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<Tool> tool,
+                   StartTool(line, "RUN, or several CHECKPOINTs"));
+  ASSIGN_OR_RETURN(const std::string output, OutputFolder(line));
+  ASSIGN_OR_RETURN(const std::vector<std::string> folders, FoldersOf(line, *tool));
+  const std::unique_ptr<FileSystem> fs = OutputFileSystem(line);
+  ASSIGN_OR_RETURN(const std::string written,
+                   AverageCheckpoints(*fs, folders, output, tool->options));
+  line.out << written << "\n";
+  return absl::OkStatus();
+}
+
+Command AverageCommand() {
+  return {
+      .name = "average",
+      .summary = "Write the mean of several checkpoints' weights.",
+      .description =
+          "Adds the weights up in double, by ascending step, and rounds once. The result "
+          "translates, scores and evaluates like any checkpoint (--checkpoint FOLDER); it has no "
+          "moments, so no run goes on from it. `inspect` says what it was made of. Prints its "
+          "folder.",
+      .arguments = "RUN | CHECKPOINT...",
+      .max_arguments = kMaxCheckpoints,
+      .flags = {{.name = "last",
+                 .kind = FlagKind::kInteger,
+                 .value = "K",
+                 .help = "The latest K checkpoints of a run folder."},
+                OutputFlag(),
+                NoSyncFlag(),
+                MemoryFlag()},
+      .run = RunAverage};
+}
+
+absl::Status RunExport(const CommandLine& line) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<Tool> tool, StartTool(line, "CHECKPOINT"));
+  ExportOptions options{.tool = tool->options};
+  if (line.flags.Text("format") == "marian") options.format = ExportFormat::kMarian;
+  if (line.flags.Text("dtype") == "bfloat16") options.layout.type = FloatType::kBfloat16;
+  ASSIGN_OR_RETURN(options.layout.max_shard_bytes, SizeFlag(line, "max-shard-size"));
+  ASSIGN_OR_RETURN(const std::string output, OutputFolder(line));
+  ASSIGN_OR_RETURN(const std::string folder,
+                   ChooseCheckpoint(*tool->fs, tool->paths[0], tool->options));
+  ASSIGN_OR_RETURN(const ExportReport report, ExportCheckpoint(*tool->fs, folder, output, options));
+  for (const std::string& statement : report.statements) line.err << statement << "\n";
+  line.out << output << "\n";
+  return absl::OkStatus();
+}
+
+Command ExportCommand() {
+  return {
+      .name = "export",
+      .summary = "Write a checkpoint's weights for other programs.",
+      .description =
+          "safetensors: the weights as they are under Hugging Face's names, with config.json and "
+          "the tokenizer; `import` makes a checkpoint of it again, bit by bit. A PRE_LN model "
+          "with tied embeddings and sinusoidal positions is a transformers "
+          "M2M100ForConditionalGeneration; for others model_type is deepnet, which transformers "
+          "does not know. marian: a DEEPNORM or POST_LN model as a transformers MarianMTModel, "
+          "which CTranslate2's converter takes too; alpha is folded into out_proj and fc2, exact "
+          "up to LayerNorm's epsilon, and what that amounts to is printed on stderr. Prints the "
+          "folder.",
+      .arguments = "CHECKPOINT",
+      .max_arguments = 1,
+      .flags = {{.name = "format",
+                 .value = "FORMAT",
+                 .default_value = "safetensors",
+                 .help = "safetensors or marian.",
+                 .allowed = {"safetensors", "marian"}},
+                {.name = "output",
+                 .value = "FOLDER",
+                 .help = "A new or empty folder; required. It is there once it is complete."},
+                {.name = "dtype",
+                 .value = "TYPE",
+                 .default_value = "float32",
+                 .help = "float32, or bfloat16: half the size, rounded.",
+                 .allowed = {"float32", "bfloat16"}},
+                {.name = "max-shard-size",
+                 .value = "SIZE",
+                 .default_value = "5GB",
+                 .help = "Above it, several model-0000i-of-0000n.safetensors and an index."},
+                MemoryFlag()},
+      .run = RunExport};
+}
+
+absl::Status RunImport(const CommandLine& line) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<Tool> tool, StartTool(line, "FOLDER"));
+  ASSIGN_OR_RETURN(const std::string output, OutputFolder(line));
+  const ImportOptions options{.complete = WithDefaults, .tool = tool->options};
+  ASSIGN_OR_RETURN(const ImportReport report,
+                   ImportFolder(*tool->fs, tool->paths[0], output, options));
+  for (const std::string& note : report.notes) line.err << note << "\n";
+  line.out << report.folder << "\n";
+  return absl::OkStatus();
+}
+
+Command ImportCommand() {
+  return {.name = "import",
+          .summary = "Make a checkpoint of a Hugging Face folder.",
+          .description =
+              "Reads what `export --format safetensors` wrote, or a folder of transformers' "
+              "M2M100ForConditionalGeneration (model.safetensors, config.json, vocab.json, "
+              "sentencepiece.bpe.model). The result is a run folder with one checkpoint and the "
+              "tokenizer: it translates, scores and evaluates (--checkpoint); it has no moments, "
+              "so no run goes on from it. What does not fit exactly is said on stderr; a folder "
+              "that no model of ours computes is refused with what is in the way. Prints the "
+              "checkpoint's folder.",
+          .arguments = "FOLDER",
+          .max_arguments = 1,
+          .flags = {OutputFlag(), MemoryFlag()},
+          .run = RunImport};
+}
+
+constexpr int64_t kMaxKept = 1'000'000;
+constexpr int64_t kMaxSteps = 1'000'000'000'000;
+
+std::string Text(const PrunePlan& plan, bool dry_run) {
+  std::string text;
+  for (const int64_t step : plan.delete_steps) {
+    absl::StrAppend(&text, dry_run ? "would delete " : "deleted ", CheckpointName(step), "\n");
+  }
+  absl::StrAppend(&text, plan.delete_steps.size(), dry_run ? " to delete, " : " deleted, ",
+                  ByteText(plan.delete_bytes), "; ", plan.kept, dry_run ? " to keep\n" : " kept\n");
+  return text;
+}
+
+absl::Status RunPrune(const CommandLine& line) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<Tool> tool, StartTool(line, "RUN"));
+  PruneRule rule;
+  ASSIGN_OR_RETURN(const int64_t keep, IntegerFrom(line, "keep", 1, kMaxKept));
+  rule.keep_latest = static_cast<int>(keep);
+  if (line.flags.Given("keep-every")) {
+    ASSIGN_OR_RETURN(rule.keep_every_steps, IntegerFrom(line, "keep-every", 1, kMaxSteps));
+  }
+  const bool dry_run = line.flags.Switch("dry-run");
+  const RunLockOptions lock{.note = [&line](const std::string& text) { line.err << text << "\n"; }};
+  ASSIGN_OR_RETURN(const PrunePlan plan,
+                   dry_run ? PlanPrune(*tool->fs, tool->paths[0], rule, tool->options)
+                           : PruneRun(*tool->fs, tool->paths[0], rule, lock, tool->options));
+  line.out << Text(plan, dry_run);
+  return absl::OkStatus();
+}
+
+Command PruneCommand() {
+  return {
+      .name = "prune",
+      .summary = "Delete old checkpoints of a run.",
+      .description =
+          "Deletes all but the latest K checkpoints, those that best-* point at and, with "
+          "--keep-every, every N-th step's, after having read the newest one and found it intact; "
+          "else nothing is deleted (exit code 5). Takes the run's lock: while a run is alive it is "
+          "refused and names who runs (exit code 5); a lock whose owner may be alive on another "
+          "host is watched for a minute.",
+      .arguments = "RUN",
+      .max_arguments = 1,
+      .flags = {{.name = "keep",
+                 .kind = FlagKind::kInteger,
+                 .value = "K",
+                 .help = "How many of the latest stay; required."},
+                {.name = "keep-every",
+                 .kind = FlagKind::kInteger,
+                 .value = "N",
+                 .help = "Checkpoints whose step is a multiple of N stay, too."},
+                {.name = "dry-run",
+                 .kind = FlagKind::kSwitch,
+                 .help = "Only say what would be deleted; needs no lock."},
+                MemoryFlag()},
+      .run = RunPrune};
+}
+
+}  // namespace
+
+Flag MemoryFlag() {
+  return {.name = "memory",
+          .value = "SIZE",
+          .default_value = "256MiB",
+          .help =
+              "Bound on the memory that the work takes beyond the idle program, whatever the "
+              "checkpoint's size: a number and a unit, B, KiB, MiB, GiB, kB, MB or GB. Too "
+              "little is an error (exit code 6) that says what is needed."};
+}
+
+absl::StatusOr<std::unique_ptr<Tool>> StartTool(const CommandLine& line, const std::string& what,
+                                                size_t least) {
+  std::unique_ptr<Tool> tool(
+      new Tool{.fs = MakePosixFileSystem(), .log = Logger(BarOptions(line))});
+  ASSIGN_OR_RETURN(tool->options.memory_bytes, SizeFlag(line, "memory"));
+  tool->options.progress = Bar(tool->log, line.command.name);
+  for (const std::string& word : line.flags.positional()) {
+    tool->paths.push_back(WithoutSlash(ResolvePath(line, word)));
+  }
+  if (tool->paths.size() >= least) return tool;
   return BadFlag(absl::StrCat(what, ": required; `deepnet checkpoint ", line.command.name,
                               " --help` says more"));
 }
 
-absl::StatusOr<int64_t> IntegerFrom(const CommandLine& line, const std::string& flag, int64_t least,
-                                    int64_t most) {
-  const int64_t value = line.flags.Integer(flag);
-  if (value >= least && value <= most) return value;
-  if (!line.flags.Given(flag)) return BadFlag(absl::StrCat("--", flag, ": required"));
-  return BadFlag(absl::StrCat("--", flag, ": ", value, ": must be from ", least, " to ", most));
-}
-
-absl::Status EndWith(ExitCode code) {
-  return WithExitCode(absl::Status(absl::StatusCode::kFailedPrecondition, ""), code);
-}
-
-std::string JsonTexts(std::span<const std::string> texts) {
-  return absl::StrCat("[",
-                      absl::StrJoin(texts, ", ",
-                                    [](std::string* out, const std::string& text) {
-                                      out->append(JsonQuoted(text));
-                                    }),
-                      "]");
-}
-
-std::string JsonShape(std::span<const int64_t> shape) {
-  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
-}
-
 Command MakeCheckpointCommand() {
+  std::vector<Command> subcommands = CheckpointReaders();
+  for (const auto make :
+       {ReshardCommand, AverageCommand, ExportCommand, ImportCommand, PruneCommand}) {
+    subcommands.push_back(make());
+  }
   return {.name = "checkpoint",
-          .summary = "list, inspect, verify, compare, convert and delete checkpoints",
+          .summary = "List, inspect, verify, compare, convert and delete checkpoints.",
           .description =
               "Where a CHECKPOINT is asked for, a checkpoint folder, a pointer file such as "
               "runs/a/best-bleu, or a run folder will do; of a run folder, its newest checkpoint. "
               "Memory is bounded by --memory, however large the checkpoint is.",
-          .subcommands = {MakeCheckpointListCommand(), MakeCheckpointInspectCommand(),
-                          MakeCheckpointVerifyCommand(), MakeCheckpointDiffCommand(),
-                          MakeCheckpointReshardCommand(), MakeCheckpointAverageCommand(),
-                          MakeCheckpointExportCommand(), MakeCheckpointImportCommand(),
-                          MakeCheckpointPruneCommand()}};
+          .subcommands = std::move(subcommands)};
 }
 
 }  // namespace deepnet

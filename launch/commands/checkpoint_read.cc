@@ -11,20 +11,26 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/time.h"
 #include <sys/stat.h>
 
 #include "launch/commands/checkpoint_tools.h"
 #include "launch/spec_loader.h"
+#include "parallel/base/exit_code.h"
 #include "parallel/base/json.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/checkpoint/format.h"
-#include "trainer/checkpoint/tools/diff.h"
 #include "trainer/checkpoint/tools/inspect.h"
 #include "trainer/checkpoint/tools/tensor_reader.h"
 #include "trainer/metrics.h"
 
 namespace deepnet {
 namespace {
+
+// Ends a command with a code; what there is to say was printed.
+absl::Status EndWith(ExitCode code) {
+  return WithExitCode(absl::FailedPreconditionError(""), code);
+}
 
 // When the manifest was written, seconds since 1970; the folder, where there is none. 0: unknown.
 int64_t SavedAt(const std::string& folder) {
@@ -40,23 +46,14 @@ std::string LocalTime(int64_t unix_seconds) {
   if (unix_seconds == 0) return "-";
   const time_t seconds = unix_seconds;
   tm local{};
-  localtime_r(&seconds, &local);
-  return absl::StrFormat("%04d-%02d-%02d %02d:%02d", local.tm_year + 1900, local.tm_mon + 1,
-                         local.tm_mday, local.tm_hour, local.tm_min);
+  localtime_r(&seconds, &local);  // reads every TZ, as the logger does
+  return absl::FormatTime("%Y-%m-%d %H:%M", absl::FromTM(local, absl::UTCTimeZone()),
+                          absl::UTCTimeZone());
 }
 
 std::string StateText(CheckpointState state) {
-  switch (state) {
-    case CheckpointState::kIntact:
-      return "whole";
-    case CheckpointState::kDamaged:
-      return "damaged";
-    case CheckpointState::kUnfinished:
-      return "unfinished";
-    case CheckpointState::kReplaced:
-      return "replaced";
-  }
-  return "";
+  static constexpr const char* kTexts[] = {"intact", "damaged", "unfinished", "replaced"};
+  return kTexts[static_cast<size_t>(state)];
 }
 
 // "best-bleu 14.06" where the checkpoint knows its score.
@@ -91,47 +88,64 @@ std::string Table(const RunListing& listing) {
   return text;
 }
 
-std::string Json(const ListedCheckpoint& listed) {
-  const std::string best =
-      absl::StrJoin(listed.manifest.best(), ", ", [](std::string* out, const BestScore& score) {
-        absl::StrAppend(out, "{\"metric\": ", JsonQuoted(score.metric()),
-                        ", \"value\": ", JsonNumber(score.value()), ", \"step\": ", score.step(),
-                        "}");
-      });
+std::string Json(const std::string& text) { return JsonQuoted(text); }
+std::string Json(int64_t number) { return absl::StrCat(number); }
+
+std::string Json(const BestScore& score) {
+  return absl::StrCat("{\"metric\": ", Json(score.metric()),
+                      ", \"value\": ", JsonNumber(score.value()), ", \"step\": ", score.step(),
+                      "}");
+}
+
+std::string Json(const ShardFile& file) {
+  return absl::StrCat("{\"file\": ", Json(file.file()), ", \"bytes\": ", file.bytes(),
+                      ", \"blocks\": ", file.block_crc32c_size(), "}");
+}
+
+std::string Json(const ListedCheckpoint& listed);
+std::string Json(const Damage& damage);
+std::string Json(const TensorDifference& tensor);
+std::string Json(const ReshapedTensor& tensor);
+
+// Returns a list of what Json() makes of each value; `begin` stands before the first.
+template <typename Values>
+std::string JsonList(const Values& values, const char* separator = ", ", const char* begin = "") {
   return absl::StrCat(
-      "{\"folder\": ", JsonQuoted(listed.folder), ", \"step\": ", listed.step,
-      ", \"state\": ", JsonQuoted(StateText(listed.state)), ", \"bytes\": ", listed.bytes,
-      ", \"saved_unix_seconds\": ", SavedAt(listed.folder),
-      ", \"train_seconds\": ", JsonNumber(listed.manifest.train_seconds()),
-      ", \"target_tokens\": ", listed.manifest.target_tokens(),
-      ", \"averaged\": ", listed.manifest.averaged_size(), ", \"marks\": ", JsonTexts(listed.marks),
-      ", \"best\": [", best, "], \"problems\": ", JsonTexts(listed.problems), "}");
+      "[", begin,
+      absl::StrJoin(values, separator,
+                    [](std::string* out, const auto& value) { out->append(Json(value)); }),
+      "]");
+}
+
+std::string Json(const ListedCheckpoint& listed) {
+  return absl::StrCat("{\"folder\": ", Json(listed.folder), ", \"step\": ", listed.step,
+                      ", \"state\": ", Json(StateText(listed.state)), ", \"bytes\": ", listed.bytes,
+                      ", \"saved_unix_seconds\": ", SavedAt(listed.folder),
+                      ", \"train_seconds\": ", JsonNumber(listed.manifest.train_seconds()),
+                      ", \"target_tokens\": ", listed.manifest.target_tokens(),
+                      ", \"averaged\": ", listed.manifest.averaged_size(),
+                      ", \"marks\": ", JsonList(listed.marks),
+                      ", \"best\": ", JsonList(listed.manifest.best()),
+                      ", \"problems\": ", JsonList(listed.problems), "}");
 }
 
 std::string Json(const RunListing& listing) {
-  const std::string rows =
-      absl::StrJoin(listing.checkpoints, ",\n  ",
-                    [](std::string* out, const auto& listed) { out->append(Json(listed)); });
-  return absl::StrCat("{\"checkpoints\": [\n  ", rows, "],\n \"notes\": ", JsonTexts(listing.notes),
-                      "}\n");
+  return absl::StrCat("{\"checkpoints\": ", JsonList(listing.checkpoints, ",\n  ", "\n  "),
+                      ",\n \"notes\": ", JsonList(listing.notes), "}\n");
 }
 
 absl::Status RunList(const CommandLine& line) {
-  ToolBar bar(line, "list");
-  ASSIGN_OR_RETURN(const ToolOptions options, ReadToolOptions(line, bar));
-  ASSIGN_OR_RETURN(const std::vector<std::string> paths, PathArguments(line, 1, "RUN"));
-  const std::unique_ptr<FileSystem> fs = MakePosixFileSystem();
+  ASSIGN_OR_RETURN(const std::unique_ptr<Tool> tool, StartTool(line, "RUN"));
   const ListDepth depth = line.flags.Switch("verify") ? ListDepth::kContents : ListDepth::kSizes;
-  ASSIGN_OR_RETURN(const RunListing listing, ListRun(*fs, paths[0], depth, options));
+  ASSIGN_OR_RETURN(const RunListing listing,
+                   ListRun(*tool->fs, tool->paths[0], depth, tool->options));
   line.out << (line.flags.Switch("json") ? Json(listing) : Table(listing));
   return absl::OkStatus();
 }
 
-}  // namespace
-
-Command MakeCheckpointListCommand() {
+Command ListCommand() {
   return {.name = "list",
-          .summary = "what checkpoints a run has",
+          .summary = "List the checkpoints of a run.",
           .description =
               "A line for each checkpoint: its step, when it was saved, size, training time and "
               "target tokens so far, what points at it, and whether it is damaged; below, what is "
@@ -146,8 +160,6 @@ Command MakeCheckpointListCommand() {
                     MemoryFlag()},
           .run = RunList};
 }
-
-namespace {
 
 // The part of a checkpoint that `inspect` prints.
 struct Inspection {
@@ -240,13 +252,13 @@ std::string Table(const Inspection& it) {
 std::string Json(const Manifest& manifest, const StoredTensor& tensor) {
   const std::string parts =
       absl::StrJoin(tensor.parts, ", ", [&manifest](std::string* out, const StoredPart& part) {
-        absl::StrAppend(out, "{\"file\": ", JsonQuoted(manifest.files(part.file).file()),
+        absl::StrAppend(out, "{\"file\": ", Json(manifest.files(part.file).file()),
                         ", \"first_element\": ", part.first_element,
                         ", \"num_elements\": ", part.num_elements, ", \"offset\": ", part.offset,
                         "}");
       });
-  return absl::StrCat("{\"name\": ", JsonQuoted(tensor.name), ", \"dtype\": \"float32\"",
-                      ", \"shape\": ", JsonShape(tensor.shape),
+  return absl::StrCat("{\"name\": ", Json(tensor.name), ", \"dtype\": \"float32\"",
+                      ", \"shape\": ", JsonList(tensor.shape),
                       ", \"num_elements\": ", tensor.num_elements, ", \"parts\": [", parts, "]}");
 }
 
@@ -254,27 +266,20 @@ std::string Json(const Inspection& it) {
   Manifest head = it.manifest;  // the fields under the names that proto/checkpoint.proto has
   head.clear_files();
   if (!it.with_spec) head.clear_run();
-  const std::string files =
-      absl::StrJoin(it.manifest.files(), ", ", [](std::string* out, const ShardFile& file) {
-        absl::StrAppend(out, "{\"file\": ", JsonQuoted(file.file()), ", \"bytes\": ", file.bytes(),
-                        ", \"blocks\": ", file.block_crc32c_size(), "}");
-      });
   const std::string tensors =
       absl::StrJoin(it.tensors, ",\n  ", [&it](std::string* out, const StoredTensor& tensor) {
         out->append(Json(it.manifest, tensor));
       });
-  return absl::StrCat("{\"folder\": ", JsonQuoted(it.folder), ",\n \"manifest\": ", ToJson(head),
-                      ",\n \"files\": [", files, "],\n \"tensors\": [\n  ", tensors, "]}\n");
+  return absl::StrCat("{\"folder\": ", Json(it.folder), ",\n \"manifest\": ", ToJson(head),
+                      ",\n \"files\": ", JsonList(it.manifest.files()), ",\n \"tensors\": [\n  ",
+                      tensors, "]}\n");
 }
 
 absl::Status RunInspect(const CommandLine& line) {
-  ToolBar bar(line, "inspect");
-  ASSIGN_OR_RETURN(const ToolOptions options, ReadToolOptions(line, bar));
-  ASSIGN_OR_RETURN(const std::vector<std::string> paths, PathArguments(line, 1, "CHECKPOINT"));
-  const std::unique_ptr<FileSystem> fs = MakePosixFileSystem();
+  ASSIGN_OR_RETURN(const std::unique_ptr<Tool> tool, StartTool(line, "CHECKPOINT"));
   Inspection it{.with_spec = line.flags.Switch("spec")};
-  ASSIGN_OR_RETURN(it.folder, ChooseCheckpoint(*fs, paths[0], options));
-  ASSIGN_OR_RETURN(it.manifest, ReadManifestWithin(*fs, it.folder, options));
+  ASSIGN_OR_RETURN(it.folder, ChooseCheckpoint(*tool->fs, tool->paths[0], tool->options));
+  ASSIGN_OR_RETURN(it.manifest, ReadManifestWithin(*tool->fs, it.folder, tool->options));
   it.tensors = IndexTensors(it.manifest);
   std::erase_if(it.tensors, [&line](const StoredTensor& tensor) {
     return !absl::StrContains(tensor.name, line.flags.Text("filter"));
@@ -283,11 +288,9 @@ absl::Status RunInspect(const CommandLine& line) {
   return absl::OkStatus();
 }
 
-}  // namespace
-
-Command MakeCheckpointInspectCommand() {
+Command InspectCommand() {
   return {.name = "inspect",
-          .summary = "what a checkpoint says of itself, and its tensors",
+          .summary = "Print what a checkpoint says of itself, and its tensors.",
           .description =
               "Prints the manifest (step, where the data goes on, counters, best scores, hashes, "
               "files) and the name, shape and place of each tensor. Reads the manifest only, and "
@@ -306,14 +309,12 @@ Command MakeCheckpointInspectCommand() {
           .run = RunInspect};
 }
 
-namespace {
-
 // A checkpoint, and what came of it.
 struct Verdict {
   std::string folder;
   absl::StatusOr<VerifyReport> report;
 
-  bool whole() const { return report.ok() && report->damage.empty(); }
+  bool intact() const { return report.ok() && report->damage.empty(); }
 };
 
 std::string Text(const Verdict& verdict) {
@@ -326,7 +327,7 @@ std::string Text(const Verdict& verdict) {
   }
   absl::StrAppend(&text, report.folder, ": ",
                   report.damage.empty()
-                      ? "whole"
+                      ? "intact"
                       : absl::StrCat("DAMAGED in ", report.damage.size(),
                                      report.damage.size() == 1 ? " place" : " places"),
                   ", ", report.tensors, " tensors, ", ByteText(report.bytes), " in ", report.blocks,
@@ -335,79 +336,72 @@ std::string Text(const Verdict& verdict) {
 }
 
 std::string Json(const Damage& damage) {
-  return absl::StrCat("{\"file\": ", JsonQuoted(damage.file),
+  return absl::StrCat("{\"file\": ", Json(damage.file),
                       ", \"block\": ", damage.block < 0 ? "null" : absl::StrCat(damage.block),
                       ", \"begin\": ", damage.begin, ", \"end\": ", damage.end,
-                      ", \"text\": ", JsonQuoted(damage.text),
-                      ", \"tensors\": ", JsonTexts(damage.tensors), "}");
+                      ", \"text\": ", Json(damage.text),
+                      ", \"tensors\": ", JsonList(damage.tensors), "}");
 }
 
 std::string Json(const Verdict& verdict) {
-  const std::string head = absl::StrCat("{\"folder\": ", JsonQuoted(verdict.folder),
-                                        ", \"whole\": ", verdict.whole() ? "true" : "false");
+  const std::string head = absl::StrCat("{\"folder\": ", Json(verdict.folder),
+                                        ", \"intact\": ", verdict.intact() ? "true" : "false");
   if (!verdict.report.ok()) {
-    return absl::StrCat(
-        head, ", \"error\": ", JsonQuoted(std::string(verdict.report.status().message())), "}");
+    return absl::StrCat(head, ", \"error\": ", Json(std::string(verdict.report.status().message())),
+                        "}");
   }
   const VerifyReport& report = *verdict.report;
-  const std::string damage = absl::StrJoin(
-      report.damage, ",\n    ", [](std::string* out, const Damage& d) { out->append(Json(d)); });
   return absl::StrCat(head, ", \"step\": ", report.step, ", \"files\": ", report.files,
                       ", \"blocks\": ", report.blocks, ", \"bytes\": ", report.bytes,
-                      ", \"tensors\": ", report.tensors, ", \"damage\": [", damage, "]}");
+                      ", \"tensors\": ", report.tensors,
+                      ", \"damage\": ", JsonList(report.damage, ",\n    "), "}");
 }
 
-// The checkpoint that `path` means, or all of a run folder but unfinished ones.
-absl::StatusOr<std::vector<std::string>> FoldersOf(FileSystem& fs, const std::string& path,
-                                                   const ToolOptions& options) {
+// The checkpoint that the path means, or all of a run folder but unfinished ones.
+absl::StatusOr<std::vector<std::string>> FoldersOf(const Tool& tool) {
+  FileSystem& fs = *tool.fs;
+  const std::string& path = tool.paths[0];
   ASSIGN_OR_RETURN(const bool is_checkpoint, fs.Exists(JoinPath(path, kManifestFile)));
   std::vector<std::string> folders;
   if (!is_checkpoint && fs.List(path).ok()) {
-    ASSIGN_OR_RETURN(const RunListing listing, ListRun(fs, path, ListDepth::kSizes, options));
+    ASSIGN_OR_RETURN(const RunListing listing, ListRun(fs, path, ListDepth::kSizes, tool.options));
     for (const ListedCheckpoint& listed : listing.checkpoints) {
       if (listed.state != CheckpointState::kUnfinished) folders.push_back(listed.folder);
     }
   }
   if (!folders.empty()) return folders;
-  ASSIGN_OR_RETURN(std::string folder, ChooseCheckpoint(fs, path, options));
+  ASSIGN_OR_RETURN(std::string folder, ChooseCheckpoint(fs, path, tool.options));
   return std::vector<std::string>{std::move(folder)};
 }
 
 absl::Status RunVerify(const CommandLine& line) {
-  ToolBar bar(line, "verify");
-  ASSIGN_OR_RETURN(const ToolOptions options, ReadToolOptions(line, bar));
-  ASSIGN_OR_RETURN(const std::vector<std::string> paths, PathArguments(line, 1, "CHECKPOINT"));
-  const std::unique_ptr<FileSystem> fs = MakePosixFileSystem();
-  ASSIGN_OR_RETURN(const std::vector<std::string> folders, FoldersOf(*fs, paths[0], options));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Tool> tool, StartTool(line, "CHECKPOINT"));
+  ASSIGN_OR_RETURN(const std::vector<std::string> folders, FoldersOf(*tool));
   const bool json = line.flags.Switch("json");
-  bool all_whole = true;
+  bool all_intact = true;
   line.out << (json ? "{\"checkpoints\": [" : "");
   for (size_t i = 0; i < folders.size(); ++i) {
-    const Verdict verdict{folders[i], VerifyCheckpoint(*fs, folders[i], options)};
+    const Verdict verdict{folders[i], VerifyCheckpoint(*tool->fs, folders[i], tool->options)};
     if (absl::IsResourceExhausted(verdict.report.status())) return verdict.report.status();
-    all_whole = all_whole && verdict.whole();
+    all_intact = all_intact && verdict.intact();
     line.out << (json ? absl::StrCat(i == 0 ? "\n  " : ",\n  ", Json(verdict)) : Text(verdict));
   }
-  line.out << (json ? absl::StrCat("],\n \"whole\": ", all_whole ? "true" : "false", "}\n") : "");
-  return all_whole ? absl::OkStatus() : EndWith(ExitCode::kCheckpoint);
+  line.out << (json ? absl::StrCat("],\n \"intact\": ", all_intact ? "true" : "false", "}\n") : "");
+  return all_intact ? absl::OkStatus() : EndWith(ExitCode::kCheckpoint);
 }
 
-}  // namespace
-
-Command MakeCheckpointVerifyCommand() {
+Command VerifyCommand() {
   return {.name = "verify",
-          .summary = "compare every byte with its checksum",
+          .summary = "Compare every byte with its checksum.",
           .description =
               "Reads all of a checkpoint, or all checkpoints of a run folder, and names every "
-              "damaged place: file, block, bytes and the tensors there. Exit code 0: whole; 5: "
+              "damaged place: file, block, bytes and the tensors there. Exit code 0: intact; 5: "
               "damaged.",
           .arguments = "CHECKPOINT",
           .max_arguments = 1,
           .flags = {JsonFlag(), MemoryFlag()},
           .run = RunVerify};
 }
-
-namespace {
 
 std::string Table(const CheckpointDiff& diff) {
   std::string text = absl::StrCat("a  ", diff.folder_a, "\nb  ", diff.folder_b, "\n");
@@ -435,56 +429,40 @@ std::string Table(const CheckpointDiff& diff) {
 }
 
 std::string Json(const TensorDifference& tensor) {
-  return absl::StrCat("{\"name\": ", JsonQuoted(tensor.name),
-                      ", \"num_elements\": ", tensor.num_elements,
+  return absl::StrCat("{\"name\": ", Json(tensor.name), ", \"num_elements\": ", tensor.num_elements,
                       ", \"num_different\": ", tensor.num_different,
                       ", \"max_absolute\": ", JsonNumber(tensor.max_absolute),
                       ", \"max_relative\": ", JsonNumber(tensor.max_relative), "}");
 }
 
 std::string Json(const ReshapedTensor& tensor) {
-  return absl::StrCat("{\"name\": ", JsonQuoted(tensor.name),
-                      ", \"shape_a\": ", JsonShape(tensor.shape_a),
-                      ", \"shape_b\": ", JsonShape(tensor.shape_b), "}");
-}
-
-template <typename Values>
-std::string JsonRows(const Values& values) {
-  return absl::StrCat(
-      "[",
-      absl::StrJoin(values, ",\n  ",
-                    [](std::string* out, const auto& value) { out->append(Json(value)); }),
-      "]");
+  return absl::StrCat("{\"name\": ", Json(tensor.name), ", \"shape_a\": ", JsonList(tensor.shape_a),
+                      ", \"shape_b\": ", JsonList(tensor.shape_b), "}");
 }
 
 std::string Json(const CheckpointDiff& diff) {
   return absl::StrCat(
-      "{\"a\": ", JsonQuoted(diff.folder_a), ", \"b\": ", JsonQuoted(diff.folder_b),
+      "{\"a\": ", Json(diff.folder_a), ", \"b\": ", Json(diff.folder_b),
       ", \"step_a\": ", diff.step_a, ", \"step_b\": ", diff.step_b,
       ", \"identical\": ", diff.Identical() ? "true" : "false", ", \"num_equal\": ", diff.num_equal,
-      ",\n \"different\": ", JsonRows(diff.different),
-      ",\n \"reshaped\": ", JsonRows(diff.reshaped), ",\n \"only_a\": ", JsonTexts(diff.only_a),
-      ",\n \"only_b\": ", JsonTexts(diff.only_b), "}\n");
+      ",\n \"different\": ", JsonList(diff.different, ",\n  "),
+      ",\n \"reshaped\": ", JsonList(diff.reshaped, ",\n  "),
+      ",\n \"only_a\": ", JsonList(diff.only_a), ",\n \"only_b\": ", JsonList(diff.only_b), "}\n");
 }
 
 absl::Status RunDiff(const CommandLine& line) {
-  ToolBar bar(line, "diff");
-  ASSIGN_OR_RETURN(const ToolOptions options, ReadToolOptions(line, bar));
-  ASSIGN_OR_RETURN(const std::vector<std::string> paths, PathArguments(line, 2, "A B"));
-  const std::unique_ptr<FileSystem> fs = MakePosixFileSystem();
-  ASSIGN_OR_RETURN(const std::string a, ChooseCheckpoint(*fs, paths[0], options));
-  ASSIGN_OR_RETURN(const std::string b, ChooseCheckpoint(*fs, paths[1], options));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Tool> tool, StartTool(line, "A B", 2));
+  ASSIGN_OR_RETURN(const std::string a, ChooseCheckpoint(*tool->fs, tool->paths[0], tool->options));
+  ASSIGN_OR_RETURN(const std::string b, ChooseCheckpoint(*tool->fs, tool->paths[1], tool->options));
   ASSIGN_OR_RETURN(const CheckpointDiff diff,
-                   DiffCheckpoints(*fs, a, b, line.flags.Text("filter"), options));
+                   DiffCheckpoints(*tool->fs, a, b, line.flags.Text("filter"), tool->options));
   line.out << (line.flags.Switch("json") ? Json(diff) : Table(diff));
   return diff.Identical() ? absl::OkStatus() : EndWith(ExitCode::kCheckpoint);
 }
 
-}  // namespace
-
-Command MakeCheckpointDiffCommand() {
+Command DiffCommand() {
   return {.name = "diff",
-          .summary = "how far two checkpoints' tensors are apart",
+          .summary = "Print how far two checkpoints' tensors are apart.",
           .description =
               "For each tensor whose bits are not equal: the greatest |a-b|, the same over the "
               "greatest |a| or |b| of the tensor, and how many elements differ. Tensors that only "
@@ -499,6 +477,12 @@ Command MakeCheckpointDiffCommand() {
                     JsonFlag(),
                     MemoryFlag()},
           .run = RunDiff};
+}
+
+}  // namespace
+
+std::vector<Command> CheckpointReaders() {
+  return {ListCommand(), InspectCommand(), VerifyCommand(), DiffCommand()};
 }
 
 }  // namespace deepnet

@@ -8,6 +8,7 @@
 #include <set>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 #include "launch/defaults.h"
@@ -21,59 +22,48 @@
 namespace deepnet {
 namespace {
 
-// The rows of an embedding on a corpus that `prepare` is going to make.
-struct ExpectedVocabulary {
-  int64_t size = 0;    // 0: `prepare` does not say it
-  bool exact = false;  // every language is known
-};
-
-ExpectedVocabulary VocabularyOf(const PrepareSpec& prepare) {
+// Fills in the rows of an embedding on the corpus that `prepare` is going to make, where the model
+// leaves them to the corpus and `prepare` says them. Returns what was done; empty: nothing.
+std::string FillVocabulary(RunSpec* run) {
   constexpr int64_t kOpus100Languages = 100;
-  const bool reads =
-      !prepare.opus100_folder().empty() || prepare.text_size() > 0 || prepare.table_size() > 0;
-  if (!reads || !prepare.tokenizer().model_file().empty()) return {};
+  const PrepareSpec& prepare = run->prepare();
+  const bool opus100 = !prepare.opus100_folder().empty();
+  const bool all_of_opus100 = opus100 && prepare.languages().empty();
+  const bool reads = opus100 || prepare.text_size() > 0 || prepare.table_size() > 0;
+  if (run->model().vocabulary_size() != 0) return "";
+  if (!reads || !prepare.tokenizer().model_file().empty()) return "";
   std::set<std::string> languages(prepare.languages().begin(), prepare.languages().end());
   for (const TextFiles& text : prepare.text()) {
     languages.insert({text.source_language(), text.target_language()});
   }
-  bool exact = prepare.opus100_folder().empty() || prepare.languages_size() > 0;
+  bool exact = !all_of_opus100;  // every language is known
   for (const LanguageTable& table : prepare.table()) {
     languages.insert(table.pivot_language());
     languages.insert(table.languages().begin(), table.languages().end());
     exact = exact && table.languages_size() > 0;
   }
-  auto tags = static_cast<int64_t>(languages.size());
-  if (!prepare.opus100_folder().empty() && prepare.languages().empty()) {
-    tags = std::max(tags, kOpus100Languages);
-  }
-  return {prepare.tokenizer().vocab_size() + tags, exact};
-}
-
-// Fills in the vocabulary that `prepare` is going to make, where the model leaves it to the corpus.
-void FillVocabulary(RunSpec* run, std::ostream* note) {
-  if (run->model().vocabulary_size() != 0) return;
-  const ExpectedVocabulary expected = VocabularyOf(run->prepare());
-  if (expected.size == 0) return;
-  run->mutable_model()->set_vocabulary_size(expected.size);
-  if (note == nullptr) return;
-  *note << "model.vocabulary_size is not set: taking " << expected.size
-        << (expected.exact ? "" : ", estimated")
-        << " from prepare: " << run->prepare().tokenizer().vocab_size() << " pieces and "
-        << expected.size - run->prepare().tokenizer().vocab_size() << " languages\n";
+  const int64_t tags = std::max<int64_t>(languages.size(), all_of_opus100 ? kOpus100Languages : 0);
+  const int64_t pieces = prepare.tokenizer().vocab_size();
+  run->mutable_model()->set_vocabulary_size(pieces + tags);
+  return absl::StrCat("model.vocabulary_size is not set: taking ", pieces + tags,
+                      exact ? "" : ", estimated", " from prepare: ", pieces, " pieces and ", tags,
+                      " languages\n");
 }
 
 }  // namespace
 
+SpecSources SourcesOf(const CommandLine& line) {
+  return {RootFolder(line), line.flags.List("config"), line.flags.List("set")};
+}
+
 absl::StatusOr<RunSpec> LoadConfig(const CommandLine& line, RunSpec base) {
   DEEPNET_CHECK(line.command.spec != SpecUse::kNone) << line.command.name << " takes no --config";
-  const SpecSources sources{
-      .root = RootFolder(line), .files = line.flags.List("config"), .sets = line.flags.List("set")};
-  ASSIGN_OR_RETURN(RunSpec run, ReadRunSpec(sources, std::move(base)));
+  ASSIGN_OR_RETURN(RunSpec run, ReadRunSpec(SourcesOf(line), std::move(base)));
   run = WithDefaults(std::move(run));
   if (run.compute().device().empty()) run.mutable_compute()->set_device("auto");
   if (line.command.validate == nullptr) return run;
   RunSpec checked = run;
-  if (line.command.plans) FillVocabulary(&checked, nullptr);
+  if (line.command.plans) FillVocabulary(&checked);
   RETURN_IF_ERROR(line.command.validate(checked));
   return run;
 }
@@ -83,7 +73,7 @@ absl::StatusOr<RunSpec> LoadRunSpec(const CommandLine& line, RunSpec base) {
   const bool open = run.compute().device() == "auto";
   ResolveDevice(line, run.mutable_compute());
   if (!line.command.plans) return run;
-  FillVocabulary(&run, &line.err);
+  line.err << FillVocabulary(&run);
   if (open && run.compute().device() == "cpu") {
     line.err << "compute.device is auto, and no GPU is seen: planning for the CPU "
                 "(--set compute.device=cuda plans for GPUs)\n";
@@ -104,41 +94,28 @@ std::string ResolvePath(const CommandLine& line, const std::string& path) {
   return std::filesystem::path(RootFolder(line)) / path;
 }
 
-absl::Status BadFlag(const std::string& text) {
-  return WithExitCode(absl::InvalidArgumentError(text), ExitCode::kBadConfig);
-}
-
-Flag JsonFlag() {
-  return {.name = "json", .kind = FlagKind::kSwitch, .help = "Print JSON instead of a table."};
-}
+Flag JsonFlag() { return SwitchFlag("json", "Print JSON instead of a table."); }
 
 std::vector<Flag> AllFlags(const Command& command) {
   std::vector<Flag> flags = command.flags;
   if (command.spec != SpecUse::kNone) {
-    flags.push_back({.name = "config",
-                     .kind = FlagKind::kList,
-                     .value = "FILE",
-                     .help =
-                         "RunSpec as a textproto, or as JSON if the name ends in .json "
-                         "(proto/run.proto; complete ones: launch/recipes). A later file wins."});
-    flags.push_back({.name = "set",
-                     .kind = FlagKind::kList,
-                     .value = "FIELD=VALUE",
-                     .help = "Change one field after all files: model.encoder_layers=50, "
+    flags.push_back(
+        ListFlag("config", "FILE",
+                 "RunSpec as a textproto, or as JSON if the name ends in .json "
+                 "(proto/run.proto; complete ones: launch/recipes). A later file wins."));
+    flags.push_back(ListFlag("set", "FIELD=VALUE",
+                             "Change one field after all files: model.encoder_layers=50, "
                              "model.residual=POST_LN, data.directions=de-en,en-de. "
-                             "An empty value means the default."});
+                             "An empty value means the default."));
   }
   if (command.spec == SpecUse::kRequired) {
     flags.push_back(
-        {.name = "dump-config",
-         .kind = FlagKind::kSwitch,
-         .help = "Print every field of the RunSpec, defaults filled in, and do nothing else."});
+        SwitchFlag("dump-config",
+                   "Print every field of the RunSpec, defaults filled in, and do nothing else."));
   }
-  flags.push_back({.name = "root",
-                   .value = "FOLDER",
-                   .default_value = ".",
-                   .help = "What relative paths, those of the RunSpec included, start from."});
-  flags.push_back({.name = "help", .kind = FlagKind::kSwitch, .help = "Print this."});
+  flags.push_back(TextFlag("root", "FOLDER",
+                           "What relative paths, those of the RunSpec included, start from.", "."));
+  flags.push_back(SwitchFlag("help", "Print this."));
   return flags;
 }
 
@@ -167,24 +144,24 @@ std::string ProgramHelp(const std::vector<Command>& commands) {
       "10 replicas disagree,\n75 saved, run the same again.\n");
 }
 
-// The help of a command that has subcommands. `name` as typed, here and below: "checkpoint".
+// Returns the head of a command's help. `name` is as typed, here and below: "checkpoint list".
+std::string HelpHead(const Command& command, const std::string& name, const std::string& usage) {
+  std::string head = absl::StrCat("deepnet ", name, ": ", command.summary, "\n\nUsage: deepnet ",
+                                  name, usage, "\n\n");
+  if (command.description.empty()) return head;
+  return absl::StrCat(head, WrapText(command.description, 0, 100), "\n\n");
+}
+
 std::string GroupHelp(const Command& command, const std::string& name) {
-  return absl::StrCat("deepnet ", name, ": ", command.summary, ".\n\nUsage: deepnet ", name,
-                      " COMMAND [FLAGS]\n\n", WrapText(command.description, 0, 100), "\n\n",
-                      CommandList(command.subcommands), "\n`deepnet ", name,
-                      " COMMAND --help` says more.\n");
+  return absl::StrCat(HelpHead(command, name, " COMMAND [FLAGS]"), CommandList(command.subcommands),
+                      "\n`deepnet ", name, " COMMAND --help` says more.\n");
 }
 
 std::string CommandHelp(const Command& command, const std::string& name) {
   const bool needs_config = command.spec == SpecUse::kRequired;
-  std::string text = absl::StrCat("deepnet ", name, ": ", command.summary, ".\n\nUsage: deepnet ",
-                                  name, needs_config ? " --config FILE" : "", " [FLAGS]",
-                                  command.arguments.empty() ? "" : " ", command.arguments, "\n\n");
-  if (!command.description.empty()) {
-    absl::StrAppend(&text, WrapText(command.description, 0, 100), "\n\n");
-  }
-  absl::StrAppend(&text, "Flags:\n", FlagHelp(AllFlags(command)));
-  return text;
+  const std::string usage = absl::StrCat(needs_config ? " --config FILE" : "", " [FLAGS]",
+                                         command.arguments.empty() ? "" : " ", command.arguments);
+  return absl::StrCat(HelpHead(command, name, usage), "Flags:\n", FlagHelp(AllFlags(command)));
 }
 
 bool AsksForHelp(const std::string& word) { return word == "--help" || word == "-h"; }
@@ -196,13 +173,12 @@ absl::Status RunCommand(const Command& command, const std::string& name,
     environment.out << CommandHelp(command, name);
     return absl::OkStatus();
   }
-  absl::StatusOr<ParsedFlags> flags = ParseFlags(AllFlags(command), words, command.max_arguments);
-  if (!flags.ok()) return BadFlag(std::string(flags.status().message()));
-  if (command.spec == SpecUse::kRequired && !flags->Given("config")) {
+  ASSIGN_OR_RETURN(ParsedFlags flags, ParseFlags(AllFlags(command), words, command.max_arguments));
+  if (command.spec == SpecUse::kRequired && !flags.Given("config")) {
     return BadFlag("--config: required; complete ones are in launch/recipes");
   }
-  const CommandLine line{command,         *std::move(flags), environment.in,
-                         environment.out, environment.err,   environment.has_cuda};
+  const CommandLine line{command,         std::move(flags), environment.in,
+                         environment.out, environment.err,  environment.has_cuda};
   if (command.spec == SpecUse::kRequired && line.flags.Switch("dump-config")) {
     ASSIGN_OR_RETURN(const RunSpec run, LoadConfig(line));
     environment.out << ToCompleteTextproto(run);
@@ -245,14 +221,6 @@ absl::Status Dispatch(const std::vector<Command>& commands, const std::vector<st
   return RunNamed(commands, "", words, environment);
 }
 
-// "error: one thing" or, for several lines, "error:" and the lines below it. No message: somebody
-// else prints it.
-void PrintError(std::ostream& err, const std::string& message) {
-  if (message.empty()) return;
-  const bool several = message.find('\n') != std::string::npos;
-  err << "error:" << (several ? "\n" : " ") << message << std::endl;
-}
-
 }  // namespace
 
 int RunProgram(const std::vector<Command>& commands, const std::vector<std::string>& words,
@@ -264,7 +232,13 @@ int RunProgram(const std::vector<Command>& commands, const std::vector<std::stri
     status = absl::InternalError(exception.what());
   }
   environment.out.flush();
-  if (!status.ok()) PrintError(environment.err, std::string(status.message()));
+  // "error: one thing" or, for several lines, "error:" and the lines below it. No message: somebody
+  // else prints it.
+  const std::string message(status.message());
+  if (!message.empty()) {
+    environment.err << "error:" << (absl::StrContains(message, '\n') ? "\n" : " ") << message
+                    << std::endl;
+  }
   return static_cast<int>(GetExitCode(status));
 }
 

@@ -2,25 +2,7 @@
 // flags, prints --help, and turns the returned Status into "error: ..." on stderr and an exit code
 // (parallel/base/exit_code.h; a Status without a code means 1, internal error).
 //
-// Example, a whole command:
-//   namespace {
-//   absl::Status RunDescribe(const CommandLine& line) {
-//     ASSIGN_OR_RETURN(const RunSpec run, LoadRunSpec(line));  // files, --set, defaults, checks
-//     const Inventory inventory = Describe(run.model(), run.data().microbatch());
-//     line.out << (line.flags.Switch("json") ? Json(inventory) : Table(inventory));
-//     return absl::OkStatus();
-//   }
-//   }  // namespace
-//
-//   Command MakeDescribeCommand() {
-//     return {.name = "describe",
-//             .summary = "print layers, parameters and costs of a model",
-//             .description = "Allocates nothing: works for a model larger than this machine.",
-//             .spec = SpecUse::kRequired,
-//             .validate = ValidateForPlan,
-//             .flags = {JsonFlag()},
-//             .run = RunDescribe};
-//   }
+// launch/commands/score.cc is a short one to start from.
 #pragma once
 
 #include <iosfwd>
@@ -31,6 +13,7 @@
 #include "absl/status/statusor.h"
 
 #include "launch/flags.h"
+#include "launch/spec_loader.h"
 #include "proto/run.pb.h"
 
 namespace deepnet {
@@ -46,7 +29,7 @@ enum class SpecUse {
 
 struct Command {
   std::string name;               // as typed
-  std::string summary;            // one line of `deepnet --help`, lower case, no full stop
+  std::string summary;            // one line of `deepnet --help`, a sentence
   std::string description = {};   // paragraphs of `deepnet <name> --help`, wrapped
   std::string arguments = {};     // what --help calls the positional words, for example "[FILE]"
   int max_arguments = 0;          // positional words at most
@@ -69,6 +52,9 @@ struct CommandLine {
   bool (*has_cuda)() = nullptr;  // as in Environment
 };
 
+// Returns what --config and --set name.
+SpecSources SourcesOf(const CommandLine& line);
+
 // Returns the RunSpec of this command line: `base`, then every --config in order, then every --set,
 // then defaults (launch/defaults.h), checked by the command's `validate`. compute.device is "auto"
 // where nothing says more. Errors carry ExitCode::kBadConfig and list all mistakes, a line each.
@@ -89,9 +75,6 @@ std::string RootFolder(const CommandLine& line);
 
 // Returns `path` as it can be opened: absolute as it is, relative below --root.
 std::string ResolvePath(const CommandLine& line, const std::string& path);
-
-// Returns the error for a mistake on the command line, which `text` names: ExitCode::kBadConfig.
-absl::Status BadFlag(const std::string& text);
 
 // Returns the flag --json, for commands whose result a program may read.
 Flag JsonFlag();

@@ -5,7 +5,6 @@
 #include <fstream>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -28,17 +27,6 @@ namespace {
 
 using google::protobuf::util::MessageDifferencer;
 
-absl::Status BadConfig(const std::vector<std::string>& mistakes) {
-  if (mistakes.empty()) return absl::OkStatus();
-  return WithExitCode(absl::InvalidArgumentError(absl::StrJoin(mistakes, "\n")),
-                      ExitCode::kBadConfig);
-}
-
-bool HasFlag(const CommandLine& line, std::string_view name) {
-  return std::any_of(line.command.flags.begin(), line.command.flags.end(),
-                     [&](const Flag& flag) { return flag.name == name; });
-}
-
 absl::Status OpenText(const std::string& path, std::ifstream& file) {
   file.open(path, std::ios::binary);
   if (file) return absl::OkStatus();
@@ -56,51 +44,53 @@ std::string ScoreSummary(const ScoreStreamReport& report) {
   return text;
 }
 
+// Returns the tags of --from and --to. Refuses a language that the vocabulary lacks, listing those
+// it has.
+absl::StatusOr<TagFrame> TagFrameOf(const ParsedFlags& flags, TagStyle style,
+                                    const Vocabulary& vocabulary) {
+  std::vector<std::string> mistakes;
+  const auto tag = [&](const char* flag) {
+    const std::string& language = flags.Text(flag);
+    const std::optional<int32_t> id = vocabulary.TagId(language);
+    if (!id.has_value()) {
+      mistakes.push_back(absl::StrCat("--", flag, ": ", language, ": the model knows ",
+                                      absl::StrJoin(vocabulary.languages(), ", ")));
+    }
+    return id.value_or(-1);
+  };
+  const int32_t source_tag = tag("from");
+  const int32_t target_tag = tag("to");
+  RETURN_IF_ERROR(BadConfig(mistakes));
+  return MakeTagFrame(style, source_tag, target_tag);
+}
+
 }  // namespace
 
 std::vector<Flag> ModelFlags() {
   return {
-      {.name = "checkpoint",
-       .value = "FOLDER",
-       .help = "A run folder (its newest checkpoint), one checkpoint of it, or a pointer such as "
-               "runs/a/best-bleu. Required."},
-      {.name = "from",
-       .value = "LANGUAGE",
-       .help = "Language of the source, for example de; required."},
-      {.name = "to", .value = "LANGUAGE", .help = "Language of the translation; required."}};
+      TextFlag("checkpoint", "FOLDER",
+               "A run folder (its newest checkpoint), one checkpoint of it, or a pointer such as "
+               "runs/a/best-bleu. Required."),
+      TextFlag("from", "LANGUAGE", "Language of the source, for example de; required."),
+      TextFlag("to", "LANGUAGE", "Language of the translation; required.")};
 }
 
 std::vector<Flag> SearchFlags() {
-  return {{.name = "beam-size",
-           .kind = FlagKind::kInteger,
-           .value = "N",
-           .help = "Hypotheses kept. Default: decode.beam_size of the run, else 5."},
-          {.name = "length-penalty",
-           .kind = FlagKind::kNumber,
-           .value = "P",
-           .help = "A hypothesis scores log p / length^P. Default: the run's, else 1."},
-          {.name = "nbest",
-           .kind = FlagKind::kInteger,
-           .value = "N",
-           .help = "Translations printed of each line, at most the beam size; above 1 each "
-                   "starts with the number of its line. With --sample: samples drawn."},
-          {.name = "greedy",
-           .kind = FlagKind::kSwitch,
-           .help = "The most probable token at each step: a beam of 1."},
-          {.name = "sample",
-           .kind = FlagKind::kNumber,
-           .value = "T",
-           .help = "Draw each token from p^(1/T) instead of searching."},
-          {.name = "seed",
-           .kind = FlagKind::kInteger,
-           .value = "N",
-           .help = "Seed of --sample. The same seed and line give the same samples, whatever the "
-                   "batch. Default 0."},
-          {.name = "batch-tokens",
-           .kind = FlagKind::kInteger,
-           .value = "N",
-           .help = "Source tokens decoded together: memory against speed. Default: the run's, "
-                   "else 2000."}};
+  return {
+      IntegerFlag("beam-size", "Hypotheses kept. Default: decode.beam_size of the run, else 5."),
+      NumberFlag("length-penalty", "P",
+                 "A hypothesis scores log p / length^P. Default: the run's, else 1."),
+      IntegerFlag("nbest",
+                  "Translations printed of each line, at most the beam size; above 1 each "
+                  "starts with the number of its line. With --sample: samples drawn."),
+      SwitchFlag("greedy", "The most probable token at each step: a beam of 1."),
+      NumberFlag("sample", "T", "Draw each token from p^(1/T) instead of searching."),
+      IntegerFlag("seed",
+                  "Seed of --sample. The same seed and line give the same samples, whatever the "
+                  "batch. Default 0."),
+      IntegerFlag("batch-tokens",
+                  "Source tokens decoded together: memory against speed. Default: the run's, "
+                  "else 2000.")};
 }
 
 absl::Status CheckModelFlags(const ParsedFlags& flags) {
@@ -150,11 +140,8 @@ DecodeSpec WithSearchFlags(DecodeSpec decode, const ParsedFlags& flags) {
 }
 
 absl::StatusOr<ComputeSpec> ComputeOverrides(const CommandLine& line) {
-  const SpecSources sources{
-      .root = RootFolder(line), .files = line.flags.List("config"), .sets = line.flags.List("set")};
-  absl::StatusOr<RunSpec> named = ReadRunSpec(sources, RunSpec());
-  if (!named.ok()) return WithExitCode(named.status(), ExitCode::kBadConfig);
-  ComputeSpec compute = named->compute();
+  ASSIGN_OR_RETURN(const RunSpec named, ReadRunSpec(SourcesOf(line), RunSpec()));
+  ComputeSpec compute = named.compute();
   ResolveDevice(line, &compute);
   return compute;
 }
@@ -169,28 +156,11 @@ absl::StatusOr<RunSpec> DecodingRunSpec(const CommandLine& line, const RunSpec& 
     mistakes.push_back("data.tags: is given by the checkpoint; only decode and compute may change");
   }
   RETURN_IF_ERROR(BadConfig(mistakes));
-  if (HasFlag(line, "beam-size")) {
+  if (std::any_of(line.command.flags.begin(), line.command.flags.end(),
+                  [](const Flag& flag) { return flag.name == "beam-size"; })) {
     *run.mutable_decode() = WithSearchFlags(run.decode(), line.flags);
   }
   return run;
-}
-
-absl::StatusOr<TagFrame> TagFrameOf(const ParsedFlags& flags, TagStyle style,
-                                    const Vocabulary& vocabulary) {
-  std::vector<std::string> mistakes;
-  const auto tag = [&](const char* flag) {
-    const std::string& language = flags.Text(flag);
-    const std::optional<int32_t> id = vocabulary.TagId(language);
-    if (!id.has_value()) {
-      mistakes.push_back(absl::StrCat("--", flag, ": ", language, ": the model knows ",
-                                      absl::StrJoin(vocabulary.languages(), ", ")));
-    }
-    return id.value_or(-1);
-  };
-  const int32_t source_tag = tag("from");
-  const int32_t target_tag = tag("to");
-  RETURN_IF_ERROR(BadConfig(mistakes));
-  return MakeTagFrame(style, source_tag, target_tag);
 }
 
 absl::Status TranslateLines(const CommandLine& line, const RunSpec& run,
@@ -198,13 +168,13 @@ absl::Status TranslateLines(const CommandLine& line, const RunSpec& run,
   ASSIGN_OR_RETURN(const TagFrame tags, TagFrameOf(line.flags, run.data().tags(), vocabulary));
   ASSIGN_OR_RETURN(const SearchOptions search,
                    MakeSearchOptions(run.decode(), vocabulary.TagIds()));
-  if (run.decode().batch_tokens() < 1) {
-    return BadConfig({absl::StrCat("decode.batch_tokens: ", run.decode().batch_tokens(),
-                                   ": must be at least 1")});
+  const int batch_tokens = run.decode().batch_tokens();
+  if (batch_tokens < 1) {
+    return BadFlag(absl::StrCat("decode.batch_tokens: ", batch_tokens, ": must be at least 1"));
   }
   Translator translator(scorer, MakeTextCodec(vocabulary), tags,
                         {.search = search,
-                         .batch_tokens = run.decode().batch_tokens(),
+                         .batch_tokens = batch_tokens,
                          .max_positions = run.model().max_positions()});
   LineChunkReader in(line.in, "standard input");
   const double start = SecondsNow();
@@ -241,7 +211,7 @@ absl::Status ScoreLines(const CommandLine& line, const RunSpec& run, const Vocab
     sources.emplace(source_file, names[0]);
     targets.emplace(target_file, names[1]);
   } else {
-    return BadConfig({"one file given: name a source and a target file, or none"});
+    return BadFlag("one file given: name a source and a target file, or none");
   }
 
   TextPairReader in(*sources, targets.has_value() ? &*targets : nullptr);

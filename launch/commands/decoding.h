@@ -14,7 +14,6 @@
 #include "proto/run.pb.h"
 #include "trainer/data/vocabulary.h"
 #include "trainer/decode/scorer.h"
-#include "trainer/decode/text_codec.h"
 
 namespace deepnet {
 
@@ -43,11 +42,6 @@ absl::StatusOr<ComputeSpec> ComputeOverrides(const CommandLine& line);
 // Returns a checkpoint's RunSpec changed by --config, --set and SearchFlags (if the command has
 // them). Refuses changes of `model` and `data`: weights and vocabulary are what they are.
 absl::StatusOr<RunSpec> DecodingRunSpec(const CommandLine& line, const RunSpec& of_checkpoint);
-
-// Returns the tags of --from and --to. Refuses a language that the vocabulary lacks, listing those
-// it has.
-absl::StatusOr<TagFrame> TagFrameOf(const ParsedFlags& flags, TagStyle style,
-                                    const Vocabulary& vocabulary);
 
 // Runs `translate` with everything loaded: line.in to line.out, a summary to line.err.
 absl::Status TranslateLines(const CommandLine& line, const RunSpec& run,

@@ -27,12 +27,14 @@ namespace {
 
 constexpr char kRow[] = "%-17s %14s %15s %15s\n";
 
-std::string RangeText(const ValueRange& range) {
-  if (range.least == range.greatest) return absl::StrFormat("%.4f", range.least);
-  return absl::StrFormat("%.4f..%.4f", range.least, range.greatest);
-}
+std::string Text(const ValueRange& range) { return RangeText(range.least, range.greatest); }
 
 }  // namespace
+
+std::string RangeText(double least, double greatest) {
+  if (least == greatest) return absl::StrFormat("%.4f", least);
+  return absl::StrFormat("%.4f..%.4f", least, greatest);
+}
 
 std::string ScalingText(const ModelSpec& model) {
   std::string text =
@@ -40,9 +42,8 @@ std::string ScalingText(const ModelSpec& model) {
   for (const int stack : {0, 1}) {
     if (LayersOf(model, stack) == 0) continue;
     const StackScaling scaling = MakeStackScaling(model, stack);
-    absl::StrAppendFormat(&text, kRow, stack == 0 ? "  encoder" : "  decoder",
-                          RangeText(scaling.alpha), RangeText(scaling.beta),
-                          RangeText(scaling.query_key));
+    absl::StrAppendFormat(&text, kRow, stack == 0 ? "  encoder" : "  decoder", Text(scaling.alpha),
+                          Text(scaling.beta), Text(scaling.query_key));
   }
   return text +
          "alpha: on the stream; gains of Xavier's deviation: beta of v, out, fc1 and fc2, and of "
@@ -59,8 +60,6 @@ std::string ScalingJson(const ModelSpec& model, int stack) {
 }
 
 namespace {
-
-std::string ShapeText(const Parameter& parameter) { return absl::StrJoin(parameter.shape, "x"); }
 
 // Parameters that only differ in the layer they stand in.
 struct ParameterGroup {
@@ -95,36 +94,30 @@ struct LayerGroup {
   const Layer* first;
   const Layer* last;
   int count = 0;
+  int64_t elements = 0;  // of one layer
+  // What a layer keeps, with an embedding's stream and the first branch's input, which the layer
+  // behind it holds.
+  ActivationBytes kept = {};
 };
 
 std::vector<LayerGroup> GroupLayers(const Inventory& inventory) {
   std::vector<LayerGroup> groups;
   for (const Layer& layer : inventory.layers) {
-    if (groups.empty() || groups.back().first->kind != layer.kind)
-      groups.push_back({&layer, &layer});
+    if (groups.empty() || groups.back().first->kind != layer.kind) {
+      LayerGroup& group = groups.emplace_back(LayerGroup{&layer, &layer});
+      for (const int i : layer.parameters) group.elements += inventory.parameters[i].NumElements();
+      group.kept = layer.kept[NONE];
+      if (layer.looks_up) {
+        const Layer& next = inventory.layers[layer.position + 1];
+        const int64_t elements = inventory.stacks[next.stack].stream_elements;
+        group.kept.bytes += 4 * elements;
+        group.kept.operands += elements;
+      }
+    }
     groups.back().last = &layer;
     ++groups.back().count;
   }
   return groups;
-}
-
-// Returns what `layer` keeps, with an embedding's stream and the first branch's input, which the
-// layer behind it holds.
-ActivationBytes KeptBy(const Inventory& inventory, const Layer& layer) {
-  ActivationBytes kept = layer.kept[NONE];
-  if (layer.looks_up) {
-    const Layer& next = inventory.layers[layer.position + 1];
-    const int64_t elements = inventory.stacks[next.stack].stream_elements;
-    kept.bytes += 4 * elements;
-    kept.operands += elements;
-  }
-  return kept;
-}
-
-int64_t LayerElements(const Inventory& inventory, const Layer& layer) {
-  int64_t elements = 0;
-  for (const int i : layer.parameters) elements += inventory.parameters[i].NumElements();
-  return elements;
 }
 
 std::string BoundaryText(const Layer& layer) {
@@ -149,23 +142,22 @@ std::string HeadText(const ModelSpec& model, const Inventory& inventory) {
   return text + ScalingText(model);
 }
 
-std::string GroupRow(const std::string& kind, const std::string& role, const std::string& shape,
-                     int64_t tensors, int64_t elements, const std::string& initial) {
-  return absl::StrFormat("%-17s %-17s %12s %8s %14s  %s\n", kind, role, shape, WithCommas(tensors),
-                         WithCommas(elements), initial);
-}
+constexpr char kGroupRow[] = "%-17s %-17s %12s %8s %14s  %s\n";
 
 // One row per kind of matrix; of vectors, one row per kind of layer and value they start at.
 std::string ParameterGroupsText(const ModelSpec& model, const Inventory& inventory) {
-  std::string text = absl::StrFormat("%-17s %-17s %12s %8s %14s  %s\n", "parameters of", "role",
-                                     "shape", "tensors", "elements", "start at");
+  std::string text = absl::StrFormat(kGroupRow, "parameters of", "role", "shape", "tensors",
+                                     "elements", "start at");
+  const auto append = [&](const ParameterGroup& group, const std::string& role,
+                          const std::string& shape) {
+    absl::StrAppendFormat(&text, kGroupRow, KindNameIn(model, group.kind), role, shape,
+                          WithCommas(group.tensors), WithCommas(group.elements),
+                          InitialText(*group.like));
+  };
   std::vector<ParameterGroup> vectors;
   for (const ParameterGroup& group : GroupParameters(inventory)) {
     if (group.like->initial_std > 0) {
-      absl::StrAppend(
-          &text, GroupRow(KindNameIn(model, group.kind), std::string(RoleName(group.like->role)),
-                          ShapeText(*group.like), group.tensors, group.elements,
-                          InitialText(*group.like)));
+      append(group, std::string(RoleName(group.like->role)), absl::StrJoin(group.like->shape, "x"));
       continue;
     }
     auto same = std::find_if(vectors.begin(), vectors.end(), [&](const ParameterGroup& g) {
@@ -176,9 +168,7 @@ std::string ParameterGroupsText(const ModelSpec& model, const Inventory& invento
     same->elements += group.elements;
   }
   for (const ParameterGroup& group : vectors) {
-    const bool gains = group.like->role == Role::kNormGain;
-    absl::StrAppend(&text, GroupRow(KindNameIn(model, group.kind), gains ? "norm gains" : "biases",
-                                    "", group.tensors, group.elements, InitialText(*group.like)));
+    append(group, group.like->role == Role::kNormGain ? "norm gains" : "biases", "");
   }
   return text;
 }
@@ -189,11 +179,10 @@ std::string LayerGroupsText(const ModelSpec& model, const Inventory& inventory) 
                       "state MiB", "operands M", "a cut before it carries");
   for (const LayerGroup& group : GroupLayers(inventory)) {
     const Layer& layer = *group.first;
-    const ActivationBytes kept = KeptBy(inventory, layer);
     absl::StrAppendFormat(&text, "%-17s %5d %13s %10.4g %10.4g %10.4g  %s\n",
-                          KindNameIn(model, layer.kind), group.count,
-                          WithCommas(LayerElements(inventory, layer)), layer.forward_flops / 1e9,
-                          kept.bytes / kMib, kept.operands / 1e6, BoundaryText(layer));
+                          KindNameIn(model, layer.kind), group.count, WithCommas(group.elements),
+                          layer.forward_flops / 1e9, group.kept.bytes / kMib,
+                          group.kept.operands / 1e6, BoundaryText(layer));
     absl::StrAppend(&text, "  ", layer.name,
                     group.count == 1 ? "" : absl::StrCat(" .. ", group.last->name), "\n");
   }
@@ -207,8 +196,9 @@ std::string LayerGroupsText(const ModelSpec& model, const Inventory& inventory) 
 std::string ParametersText(const Inventory& inventory) {
   std::string text;
   for (const Parameter& p : inventory.parameters) {
-    absl::StrAppendFormat(&text, "%-54s %13s  %-17s %-16s %d\n", p.name, ShapeText(p),
-                          std::string(RoleName(p.role)), InitialText(p), p.offset);
+    absl::StrAppendFormat(&text, "%-54s %13s  %-17s %-16s %d\n", p.name,
+                          absl::StrJoin(p.shape, "x"), std::string(RoleName(p.role)),
+                          InitialText(p), p.offset);
   }
   return text;
 }
@@ -222,10 +212,8 @@ std::string ParameterJson(const Parameter& p) {
       p.initial_value, p.offset);
 }
 
-std::string LayerGroupJson(const ModelSpec& model, const Inventory& inventory,
-                           const LayerGroup& group) {
+std::string LayerGroupJson(const ModelSpec& model, const LayerGroup& group) {
   const Layer& layer = *group.first;
-  const ActivationBytes kept = KeptBy(inventory, layer);
   const std::string inputs =
       absl::StrJoin(layer.inputs, ", ", [](std::string* out, const BoundaryTensor& t) {
         absl::StrAppendFormat(
@@ -236,8 +224,8 @@ std::string LayerGroupJson(const ModelSpec& model, const Inventory& inventory,
       "{\"kind\": \"%s\", \"count\": %d, \"first\": \"%s\", \"last\": \"%s\", \"elements\": %d, "
       "\"forward_flops\": %.17g, \"activation_bytes\": %d, \"activation_operands\": %d, "
       "\"inputs\": [%s]}",
-      KindNameIn(model, layer.kind), group.count, layer.name, group.last->name,
-      LayerElements(inventory, layer), layer.forward_flops, kept.bytes, kept.operands, inputs);
+      KindNameIn(model, layer.kind), group.count, layer.name, group.last->name, group.elements,
+      layer.forward_flops, group.kept.bytes, group.kept.operands, inputs);
 }
 
 std::string GroupJson(const ModelSpec& model, const ParameterGroup& group) {
@@ -249,17 +237,6 @@ std::string GroupJson(const ModelSpec& model, const ParameterGroup& group) {
       group.like->initial_std, group.like->initial_value);
 }
 
-// `items` one to a line, as a JSON array named `name`.
-template <typename Items, typename ToJson>
-std::string JsonArray(const std::string& name, const Items& items, const ToJson& to_json) {
-  return absl::StrCat("  \"", name, "\": [\n    ",
-                      absl::StrJoin(items, ",\n    ",
-                                    [&](std::string* out, const auto& item) {
-                                      absl::StrAppend(out, to_json(item));
-                                    }),
-                      "\n  ]");
-}
-
 std::string Json(const ModelSpec& model, const Inventory& inventory, bool with_parameters) {
   std::string json = absl::StrFormat(
       "{\n  \"architecture\": \"%s\",\n  \"residual\": \"%s\",\n"
@@ -268,14 +245,15 @@ std::string Json(const ModelSpec& model, const Inventory& inventory, bool with_p
       Architecture_Name(model.architecture()), Residual_Name(model.residual()),
       ScalingJson(model, 0), ScalingJson(model, 1), inventory.NumElements(),
       inventory.parameters.size(), inventory.Hash());
-  absl::StrAppend(&json,
-                  JsonArray("initial_values", GroupParameters(inventory),
-                            [&](const ParameterGroup& group) { return GroupJson(model, group); }),
-                  ",\n", JsonArray("layers", GroupLayers(inventory), [&](const LayerGroup& group) {
-                    return LayerGroupJson(model, inventory, group);
-                  }));
+  absl::StrAppendFormat(
+      &json, "  \"initial_values\": [\n    %s\n  ],\n  \"layers\": [\n    %s\n  ]",
+      JsonLines(GroupParameters(inventory),
+                [&](const ParameterGroup& group) { return GroupJson(model, group); }),
+      JsonLines(GroupLayers(inventory),
+                [&](const LayerGroup& group) { return LayerGroupJson(model, group); }));
   if (with_parameters) {
-    absl::StrAppend(&json, ",\n", JsonArray("tensor_list", inventory.parameters, ParameterJson));
+    absl::StrAppend(&json, ",\n  \"tensor_list\": [\n    ",
+                    JsonLines(inventory.parameters, ParameterJson), "\n  ]");
   }
   return absl::StrCat(json, "\n}\n");
 }
@@ -301,7 +279,7 @@ absl::Status RunDescribe(const CommandLine& line) {
 Command MakeDescribeCommand() {
   return {
       .name = "describe",
-      .summary = "print layers, parameters, initial values and costs of a model",
+      .summary = "Print layers, parameters, initial values and costs of a model.",
       .description =
           "Prints how each stack is scaled, how many parameters there are and how they "
           "start, what a layer of each kind costs and what a cut before it would carry. "
@@ -309,10 +287,9 @@ Command MakeDescribeCommand() {
       .spec = SpecUse::kRequired,
       .plans = true,
       .validate = ValidateForPlan,
-      .flags = {{.name = "parameters",
-                 .kind = FlagKind::kSwitch,
-                 .help = "List every parameter: name, shape, role, initial value, first element "
-                         "in flat order."},
+      .flags = {SwitchFlag("parameters",
+                           "List every parameter: name, shape, role, initial value, first element "
+                           "in flat order."),
                 JsonFlag()},
       .run = RunDescribe};
 }

@@ -21,15 +21,11 @@ absl::StatusOr<std::string> CorpusFolder(const CommandLine& line, const RunSpec&
   const std::string& given = line.flags.Text("data");
   const std::string& folder = given.empty() ? run.data().folder() : given;
   if (!folder.empty()) return ResolvePath(line, folder);
-  return WithExitCode(
-      absl::InvalidArgumentError("--data: required; the checkpoint names no corpus"),
-      ExitCode::kBadConfig);
+  return BadFlag("--data: required; the checkpoint names no corpus");
 }
 
 absl::Status RunEvaluate(const CommandLine& line) {
-  if (line.flags.Text("checkpoint").empty()) {
-    return BadFlag("--checkpoint: required");
-  }
+  if (line.flags.Text("checkpoint").empty()) return BadFlag("--checkpoint: required");
   const int64_t sentences = line.flags.Integer("sentences");
   if (sentences < 0 || sentences > std::numeric_limits<int>::max()) {
     return BadFlag(absl::StrCat("--sentences: ", sentences, ": must be at least 1, or 0: all"));
@@ -48,21 +44,22 @@ absl::Status RunEvaluate(const CommandLine& line) {
   auto corpus = Corpus::Open(data);
   if (!corpus.ok()) return WithExitCode(corpus.status(), ExitCode::kData);
 
-  EvaluateOptions options{.split = line.flags.Text("split"),
-                          .directions = line.flags.List("direction"),
-                          .any_to_any = line.flags.Switch("any-to-any"),
-                          .sentences = static_cast<int>(sentences),
-                          .max_positions = run.model().max_positions(),
-                          .spm_file = line.flags.Text("spm"),
-                          .output_folder = line.flags.Text("output"),
-                          .translates = HasMemory(run.model()),
-                          .tags = run.data().tags(),
-                          .architecture = run.model().architecture(),
-                          .mlm_probability = run.data().mlm_probability(),
-                          .decode = run.decode()};
-  if (!options.spm_file.empty()) options.spm_file = ResolvePath(line, options.spm_file);
-  if (!options.output_folder.empty())
-    options.output_folder = ResolvePath(line, options.output_folder);
+  const auto path = [&](const char* flag) {
+    const std::string& given = line.flags.Text(flag);
+    return given.empty() ? given : ResolvePath(line, given);
+  };
+  const EvaluateOptions options{.split = line.flags.Text("split"),
+                                .directions = line.flags.List("direction"),
+                                .any_to_any = line.flags.Switch("any-to-any"),
+                                .sentences = static_cast<int>(sentences),
+                                .max_positions = run.model().max_positions(),
+                                .spm_file = path("spm"),
+                                .output_folder = path("output"),
+                                .translates = IsEncoderDecoder(run.model()),
+                                .tags = run.data().tags(),
+                                .architecture = run.model().architecture(),
+                                .mlm_probability = run.data().mlm_probability(),
+                                .decode = run.decode()};
   LoggerOptions log_options = StderrOptions();
   log_options.stream = &line.err;
   log_options.plain_seconds = 5;
@@ -83,32 +80,17 @@ absl::Status RunEvaluate(const CommandLine& line) {
 
 std::vector<Flag> EvaluateFlags() {
   std::vector<Flag> flags = {
-      {.name = "checkpoint",
-       .value = "PATH",
-       .help = "Run folder, checkpoint folder or pointer file such as runs/a/best-bleu; required."},
-      {.name = "data",
-       .value = "DIR",
-       .help = "Prepared corpus; default: the one the model was trained on."},
-      {.name = "split",
-       .value = "SPLIT",
-       .default_value = "test",
-       .help = "Sentences that are scored.",
-       .allowed = {"dev", "test"}},
-      {.name = "direction",
-       .kind = FlagKind::kList,
-       .value = "XX-YY",
-       .help = "Only this direction; default: every one that has sentences."},
-      {.name = "any-to-any",
-       .kind = FlagKind::kSwitch,
-       .help =
-           "Score every pair of languages, joined over English where they have no text together."},
-      {.name = "sentences",
-       .kind = FlagKind::kInteger,
-       .value = "N",
-       .default_value = "0",
-       .help = "Sentences of each direction, the first ones; 0: all."},
-      {.name = "spm", .value = "FILE", .help = "SentencePiece model; adds spBLEU."},
-      {.name = "output", .value = "DIR", .help = "Write <direction>.hyp and .ref there."},
+      TextFlag("checkpoint", "PATH",
+               "Run folder, checkpoint folder or pointer file such as runs/a/best-bleu; required."),
+      TextFlag("data", "DIR", "Prepared corpus; default: the one the model was trained on."),
+      ChoiceFlag("split", "SPLIT", {"dev", "test"}, "Sentences that are scored.", "test"),
+      ListFlag("direction", "XX-YY", "Only this direction; default: every one that has sentences."),
+      SwitchFlag(
+          "any-to-any",
+          "Score every pair of languages, joined over English where they have no text together."),
+      IntegerFlag("sentences", "Sentences of each direction, the first ones; 0: all.", "0"),
+      TextFlag("spm", "FILE", "SentencePiece model; adds spBLEU."),
+      TextFlag("output", "DIR", "Write <direction>.hyp and .ref there."),
       JsonFlag()};
   for (Flag& flag : SearchFlags()) flags.push_back(std::move(flag));
   return flags;
@@ -119,7 +101,7 @@ std::vector<Flag> EvaluateFlags() {
 Command MakeEvaluateCommand() {
   return {
       .name = "evaluate",
-      .summary = "BLEU, chrF and log-likelihood on a corpus's dev or test set",
+      .summary = "Print BLEU, chrF and log-likelihood on a corpus's dev or test set.",
       .description =
           "Translates with the same search as `translate` and scores as sacreBLEU 2 does: 13a "
           "tokens, zh for Chinese, characters for Japanese, Korean, Thai, Khmer, Lao and Burmese. "

@@ -1,5 +1,3 @@
-#include "launch/commands/lab.h"
-
 #include <string>
 #include <vector>
 
@@ -46,17 +44,16 @@ absl::Status NameProgram(const CommandLine& line) {
 
 Command MovedCommand(const std::string& name, const std::string& summary) {
   Command command{.name = name,
-                  .summary = absl::StrCat(summary, ": launch/lab/lab.py ", name),
+                  .summary = absl::StrCat(summary, ": launch/lab/lab.py ", name, "."),
                   .description = "Is done by launch/lab/lab.py; this names the command.",
                   .arguments = "WORD...",
                   .max_arguments = kMaxWords,
                   .run = NameProgram};
   for (const char* flag : kProgramFlags) {
-    command.flags.push_back(
-        {.name = flag, .kind = FlagKind::kList, .value = "VALUE", .help = "As in lab.py."});
+    command.flags.push_back(ListFlag(flag, "VALUE", "As in lab.py."));
   }
   for (const char* flag : kProgramSwitches) {
-    command.flags.push_back({.name = flag, .kind = FlagKind::kSwitch, .help = "As in lab.py."});
+    command.flags.push_back(SwitchFlag(flag, "As in lab.py."));
   }
   return command;
 }
@@ -65,17 +62,17 @@ Command MovedCommand(const std::string& name, const std::string& summary) {
 
 Command MakeLabCommand() {
   return {.name = "lab",
-          .summary = "look into models and corpora: what the experiments of launch/lab need",
+          .summary = "Look into models and corpora: what the experiments of launch/lab need.",
           .description =
               "The figures and tables of the paper as experiments are run by launch/lab/lab.py, "
               "which calls this program. Here is what needs the model or the corpus itself. "
               "docs/lab.md says what each experiment shows.",
           .subcommands = {MakeLabAuditCommand(), MakeLabModelUpdateCommand(),
                           MakeLabAdminProfileCommand(), MakeLabCorpusCommand(),
-                          MovedCommand("list", "which experiments there are"),
-                          MovedCommand("run", "run an experiment"),
-                          MovedCommand("report", "make the page of experiments again"),
-                          MovedCommand("instruments", "what the instruments of a run saw")}};
+                          MovedCommand("list", "List the experiments"),
+                          MovedCommand("run", "Run an experiment"),
+                          MovedCommand("report", "Make the page of experiments again"),
+                          MovedCommand("instruments", "Print what the instruments of a run saw")}};
 }
 
 }  // namespace deepnet

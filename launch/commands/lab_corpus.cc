@@ -11,7 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 
-#include "launch/commands/lab.h"
+#include "launch/commands/commands.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/json.h"
 #include "trainer/data/corpus.h"
@@ -90,8 +90,6 @@ class WordFrequencies {
   double all_ = 0.0;
 };
 
-std::string Number(double value) { return JsonNumber(value, 17); }
-
 absl::Status RunLabCorpus(const CommandLine& line) {
   if (!line.flags.Given("data")) return BadFlag("--data: required: a prepared corpus");
   const auto corpus = Corpus::Open(ResolvePath(line, line.flags.Text("data")));
@@ -108,8 +106,9 @@ absl::Status RunLabCorpus(const CommandLine& line) {
       corpus->manifest().report().kept(), corpus->vocabulary().size(),
       absl::StrJoin(corpus->vocabulary().languages(), ", ",
                     [](std::string* out, const std::string& tag) { *out += JsonQuoted(tag); }),
-      Number(frequencies.OfTraining()), Number(frequencies.Of("dev", sentences("dev-sentences"))),
-      Number(frequencies.Of("test", sentences("test-sentences"))),
+      JsonNumber(frequencies.OfTraining()),
+      JsonNumber(frequencies.Of("dev", sentences("dev-sentences"))),
+      JsonNumber(frequencies.Of("test", sentences("test-sentences"))),
       JsonQuoted(corpus->content_hash()));
   return absl::OkStatus();
 }
@@ -117,26 +116,20 @@ absl::Status RunLabCorpus(const CommandLine& line) {
 }  // namespace
 
 Command MakeLabCorpusCommand() {
-  const auto count = [](const char* name, const char* help) {
-    return Flag{
-        .name = name, .kind = FlagKind::kInteger, .value = "N", .default_value = "0", .help = help};
-  };
-  return {.name = "corpus",
-          .summary = "print the size of a prepared corpus and what word frequencies alone give",
-          .description =
-              "Prints JSON: pairs, vocabulary, languages and the nats a target token of a model "
-              "that knows only how often each piece occurs, on the training text and on the dev "
-              "and test sentences, mean over directions. Frequencies are those of the target "
-              "sides, </s> included, of at most 200,000 training pairs of each direction; a piece "
-              "that does not occur there counts as if it had once.",
-          .flags = {{.name = "data", .value = "FOLDER", .help = "The prepared corpus; required."},
-                    {.name = "direction",
-                     .kind = FlagKind::kList,
-                     .value = "XX-YY",
-                     .help = "Only this one; may be given often. Default: all."},
-                    count("dev-sentences", "The first ones of each direction; 0: all."),
-                    count("test-sentences", "The first ones of each direction; 0: all.")},
-          .run = RunLabCorpus};
+  return {
+      .name = "corpus",
+      .summary = "Print the size of a prepared corpus and what word frequencies alone give.",
+      .description =
+          "Prints JSON: pairs, vocabulary, languages and the nats a target token of a model "
+          "that knows only how often each piece occurs, on the training text and on the dev "
+          "and test sentences, mean over directions. Frequencies are those of the target "
+          "sides, </s> included, of at most 200,000 training pairs of each direction; a piece "
+          "that does not occur there counts as if it had once.",
+      .flags = {TextFlag("data", "FOLDER", "The prepared corpus; required."),
+                ListFlag("direction", "XX-YY", "Only this one; may be given often. Default: all."),
+                IntegerFlag("dev-sentences", "The first ones of each direction; 0: all.", "0"),
+                IntegerFlag("test-sentences", "The first ones of each direction; 0: all.", "0")},
+      .run = RunLabCorpus};
 }
 
 }  // namespace deepnet

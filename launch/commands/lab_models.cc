@@ -2,7 +2,6 @@
 // the model's update over depth.
 #include <algorithm>
 #include <memory>
-#include <optional>
 #include <ostream>
 #include <string>
 #include <utility>
@@ -13,10 +12,12 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "google/protobuf/text_format.h"
 
+#include "launch/commands/commands.h"
 #include "launch/commands/describe.h"
-#include "launch/commands/lab.h"
 #include "launch/validate.h"
+#include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/json.h"
 #include "parallel/base/logging.h"
@@ -37,42 +38,35 @@ namespace {
 
 constexpr char kRow[] = "%-17s %-17s %8s %14s %15s %9s %7s  %s\n";
 
-std::string GainText(const AuditGroup& group) {
-  if (!group.drawn) return "-";
-  if (group.least_gain == group.greatest_gain) return absl::StrFormat("%.4f", group.least_gain);
-  return absl::StrFormat("%.4f..%.4f", group.least_gain, group.greatest_gain);
-}
+std::string PercentText(double value) { return absl::StrFormat("%+.2f %%", 100 * value); }
 
 std::string WorstText(const AuditGroup& group) {
   if (!group.drawn) return group.worst.fault.empty() ? "" : group.worst_name;
-  return absl::StrFormat("%s %+.2f %% of %.1f %%", group.worst_name,
-                         100 * (group.worst.std_ratio - 1), 100 * group.worst.tolerance);
+  return absl::StrFormat("%s %s of %.1f %%", group.worst_name,
+                         PercentText(group.worst.std_ratio - 1), 100 * group.worst.tolerance);
 }
 
 std::string GroupRow(const ModelSpec& model, const AuditGroup& group) {
   return absl::StrFormat(
       kRow, KindNameIn(model, group.kind), std::string(RoleName(group.role)),
-      WithCommas(group.tensors), WithCommas(group.all.elements), GainText(group),
-      group.drawn ? absl::StrFormat("%+.2f %%", 100 * (group.all.std_ratio - 1)) : "one value",
+      WithCommas(group.tensors), WithCommas(group.all.elements),
+      group.drawn ? RangeText(group.least_gain, group.greatest_gain) : "-",
+      group.drawn ? PercentText(group.all.std_ratio - 1) : "one value",
       group.drawn ? absl::StrFormat("%.1f %%", 100 * group.all.tolerance) : "exact",
       WorstText(group));
 }
 
-// "-0.42 %"; of what is not drawn whether it is what it must be.
-std::string DifferenceText(const TensorAudit& tensor) {
-  if (tensor.theory_std == 0) return tensor.spread.fault.empty() ? "exact" : "wrong";
-  return absl::StrFormat("%+.2f %%", 100 * (tensor.spread.std_ratio - 1));
-}
-
 std::string TensorsText(const AuditReport& report) {
   constexpr char kTensor[] = "%-54s %-17s %11s %10s %10s %10s\n";
-  const auto deviation = [](double value) { return absl::StrFormat("%.6f", value); };
   std::string text =
       absl::StrFormat(kTensor, "tensor", "role", "looked at", "std", "by theory", "difference");
   for (const TensorAudit& tensor : report.tensors) {
+    std::string difference = PercentText(tensor.spread.std_ratio - 1);
+    if (tensor.theory_std == 0) difference = tensor.spread.fault.empty() ? "exact" : "wrong";
     absl::StrAppendFormat(&text, kTensor, tensor.name, std::string(RoleName(tensor.role)),
-                          WithCommas(tensor.spread.elements), deviation(tensor.drawn_std),
-                          deviation(tensor.theory_std), DifferenceText(tensor));
+                          WithCommas(tensor.spread.elements),
+                          absl::StrFormat("%.6f", tensor.drawn_std),
+                          absl::StrFormat("%.6f", tensor.theory_std), difference);
   }
   return absl::StrCat(text, "\n");
 }
@@ -124,14 +118,6 @@ std::string TensorJson(const TensorAudit& tensor) {
       SpreadJson(tensor.spread));
 }
 
-// `items` one to a line.
-template <typename Items, typename ToJson>
-std::string Lines(const Items& items, const ToJson& to_json) {
-  return absl::StrJoin(items, ",\n    ", [&](std::string* out, const auto& item) {
-    absl::StrAppend(out, to_json(item));
-  });
-}
-
 std::string Json(const RunSpec& run, const AuditReport& report, bool with_tensors) {
   const ModelSpec& model = run.model();
   std::string json = absl::StrFormat(
@@ -139,18 +125,17 @@ std::string Json(const RunSpec& run, const AuditReport& report, bool with_tensor
       "  \"good\": %s,\n  \"groups\": [\n    %s\n  ],\n",
       Residual_Name(model.residual()), run.seed(), ScalingJson(model, 0), ScalingJson(model, 1),
       report.faults.empty() ? "true" : "false",
-      Lines(report.groups, [&](const AuditGroup& group) { return GroupJson(model, group); }));
+      JsonLines(report.groups, [&](const AuditGroup& group) { return GroupJson(model, group); }));
   if (with_tensors) {
-    absl::StrAppend(&json, "  \"tensors\": [\n    ", Lines(report.tensors, TensorJson), "\n  ],\n");
+    absl::StrAppend(&json, "  \"tensors\": [\n    ", JsonLines(report.tensors, TensorJson),
+                    "\n  ],\n");
   }
-  return absl::StrCat(json, "  \"faults\": [", Lines(report.faults, JsonQuoted), "]\n}\n");
+  return absl::StrCat(json, "  \"faults\": [", JsonLines(report.faults, JsonQuoted), "]\n}\n");
 }
 
 absl::Status RunLabAudit(const CommandLine& line) {
   const int64_t sample = line.flags.Integer("sample");
-  if (sample < 1) {
-    return BadFlag(absl::StrCat("--sample: ", sample, ": must be at least 1"));
-  }
+  if (sample < 1) return BadFlag(absl::StrCat("--sample: ", sample, ": must be at least 1"));
   ASSIGN_OR_RETURN(const RunSpec run, LoadRunSpec(line));
   const AuditReport report = AuditInitialWeights(
       run.model(), Describe(run.model(), run.data().microbatch()), run.seed(), sample);
@@ -165,7 +150,7 @@ absl::Status RunLabAudit(const CommandLine& line) {
 Command MakeLabAuditCommand() {
   return {
       .name = "audit",
-      .summary = "compare the spread of initial weights with theory",
+      .summary = "Compare the spread of initial weights with theory.",
       .description =
           "Draws every tensor as `train` would, one at a time, and compares its mean and "
           "standard deviation, rows that must be zero and values that are not drawn with what "
@@ -174,15 +159,11 @@ Command MakeLabAuditCommand() {
           "`train` refuses such a model too.",
       .spec = SpecUse::kRequired,
       .validate = ValidateForPlan,
-      .flags = {{.name = "sample",
-                 .kind = FlagKind::kInteger,
-                 .value = "ELEMENTS",
-                 .default_value = "1000000",
-                 .help = "Draw at most the first rows of a tensor that have so many elements."},
-                {.name = "tensors",
-                 .kind = FlagKind::kSwitch,
-                 .help = "List every tensor: name, role, elements looked at, standard deviation "
-                         "drawn and by theory, difference."},
+      .flags = {{"sample", FlagKind::kInteger, "ELEMENTS", "1000000",
+                 "Draw at most the first rows of a tensor that have so many elements."},
+                SwitchFlag("tensors",
+                           "List every tensor: name, role, elements looked at, standard deviation "
+                           "drawn and by theory, difference."),
                 JsonFlag()},
       .run = RunLabAudit};
 }
@@ -226,7 +207,7 @@ absl::Status RunAdminProfile(const CommandLine& line) {
 Command MakeLabAdminProfileCommand() {
   return {
       .name = "admin-profile",
-      .summary = "measure what branches add to their streams, for residual ADMIN",
+      .summary = "Measure what branches add to their streams, for residual ADMIN.",
       .description =
           "Runs the first microbatch of a run through the model as it starts, dropout on, and "
           "prints the vector's value that each sub-layer of residual ADMIN should start with: "
@@ -242,17 +223,12 @@ namespace {
 constexpr int64_t kMadeUpVocabulary = 4000;
 constexpr int kDepthColumn = 9;
 
-absl::Status BadValue(const std::string& flag, const std::string& value, const std::string& text) {
-  return BadFlag(absl::StrCat("--", flag, ": ", value, ": ", text));
-}
-
 absl::StatusOr<std::vector<int>> DepthsOf(const CommandLine& line) {
   std::vector<int> depths;
-  const std::vector<std::string> words = absl::StrSplit(line.flags.Text("depths"), ',');
-  for (const std::string& word : words) {
+  for (const auto& word : absl::StrSplit(line.flags.Text("depths"), ',')) {
     int depth = 0;
     if (!absl::SimpleAtoi(word, &depth) || depth < 1) {
-      return BadValue("depths", word, "must be layers a side, as in 6,18,50");
+      return BadFlag(absl::StrCat("--depths: ", word, ": must be layers a side, as in 6,18,50"));
     }
     depths.push_back(depth);
   }
@@ -261,11 +237,10 @@ absl::StatusOr<std::vector<int>> DepthsOf(const CommandLine& line) {
 
 absl::StatusOr<std::vector<Residual>> SchemesOf(const CommandLine& line) {
   std::vector<Residual> schemes;
-  const std::vector<std::string> words = absl::StrSplit(line.flags.Text("schemes"), ',');
-  for (const std::string& word : words) {
+  for (const auto& word : absl::StrSplit(line.flags.Text("schemes"), ',')) {
     Residual residual = RESIDUAL_UNSPECIFIED;
-    if (!Residual_Parse(word, &residual) || residual == RESIDUAL_UNSPECIFIED) {
-      return BadValue("schemes", word, "is no value of model.residual");
+    if (!Residual_Parse(std::string(word), &residual) || residual == RESIDUAL_UNSPECIFIED) {
+      return BadFlag(absl::StrCat("--schemes: ", word, ": is no value of model.residual"));
     }
     schemes.push_back(residual);
   }
@@ -275,69 +250,54 @@ absl::StatusOr<std::vector<Residual>> SchemesOf(const CommandLine& line) {
 absl::StatusOr<int> CountOf(const CommandLine& line, const std::string& flag) {
   const int64_t value = line.flags.Integer(flag);
   if (value >= 1 && value <= 1000000) return static_cast<int>(value);
-  return BadValue(flag, absl::StrCat(value), "must be from 1 to 1,000,000");
+  return BadFlag(absl::StrCat("--", flag, ": ", value, ": must be from 1 to 1,000,000"));
 }
 
 // The paper's hyper-parameters for IWSLT-14 (table 4) without dropout, in two microbatches of half
-// the tokens.
+// the tokens. bfloat16 copies of weights would hide small updates.
+constexpr char kPaperRun[] = R"(
+  model { residual: DEEPNORM encoder_layers: 1 decoder_layers: 1 }
+  data {
+    max_sentence_tokens: 150 global_microbatches: 2
+    microbatch { max_source_tokens: 2000 max_target_tokens: 2000 max_sentences: 500 }
+  }
+  optim { learning_rate: 5e-4 weight_decay: 1e-4 virtual_replicas: 1 }
+  compute { dtype: FLOAT32 })";
+
 absl::StatusOr<RunSpec> PaperRun(const CommandLine& line) {
   RunSpec run;
-  ModelSpec& model = *run.mutable_model();
-  ASSIGN_OR_RETURN(const int width, CountOf(line, "width"));
-  ASSIGN_OR_RETURN(const int ffn_dim, CountOf(line, "ffn"));
-  ASSIGN_OR_RETURN(const int heads, CountOf(line, "heads"));
-  model.set_d_model(width);
-  model.set_ffn_dim(ffn_dim);
-  model.set_num_heads(heads);
-  model.set_residual(DEEPNORM);
-  model.set_encoder_layers(1);
-  model.set_decoder_layers(1);
-  DataSpec& data = *run.mutable_data();
-  data.set_max_sentence_tokens(150);
-  data.set_global_microbatches(2);
-  data.mutable_microbatch()->set_max_source_tokens(2000);
-  data.mutable_microbatch()->set_max_target_tokens(2000);
-  data.mutable_microbatch()->set_max_sentences(500);
-  OptimSpec& optim = *run.mutable_optim();
-  optim.set_learning_rate(5e-4);
-  optim.set_weight_decay(1e-4);
-  optim.set_virtual_replicas(1);
-  run.mutable_compute()->set_dtype(FLOAT32);  // bfloat16 copies of weights would hide small updates
+  DEEPNET_CHECK(google::protobuf::TextFormat::ParseFromString(kPaperRun, &run));
+  ASSIGN_OR_RETURN(const int d_model, CountOf(line, "d-model"));
+  ASSIGN_OR_RETURN(const int ffn_dim, CountOf(line, "ffn-dim"));
+  ASSIGN_OR_RETURN(const int num_heads, CountOf(line, "num-heads"));
+  run.mutable_model()->set_d_model(d_model);
+  run.mutable_model()->set_ffn_dim(ffn_dim);
+  run.mutable_model()->set_num_heads(num_heads);
+  run.mutable_model()->set_vocabulary_size(kMadeUpVocabulary);
   return run;
 }
 
-// Batches of a prepared corpus, or made-up ones.
-struct Data {
-  std::shared_ptr<Corpus> corpus;  // null: made up
-
-  absl::StatusOr<std::unique_ptr<BatchSource>> Batches(const RunSpec& run) const {
-    if (corpus == nullptr) {
-      return MakeMadeUpBatches(run.data(), run.model().vocabulary_size(), run.seed());
-    }
-    ASSIGN_OR_RETURN(auto source, CorpusBatchSource::Make(run.data(), run.seed(), corpus.get()));
-    return std::unique_ptr<BatchSource>(std::move(source));
-  }
-};
-
-absl::StatusOr<Data> OpenData(const CommandLine& line, RunSpec& run) {
-  Data data;
-  if (!line.flags.Given("data")) {
-    run.mutable_model()->set_vocabulary_size(kMadeUpVocabulary);
-    return data;
-  }
+// Returns the corpus of --data; null: sentences are made up.
+absl::StatusOr<std::unique_ptr<Corpus>> OpenCorpus(const CommandLine& line) {
+  if (!line.flags.Given("data")) return nullptr;
   auto corpus = Corpus::Open(ResolvePath(line, line.flags.Text("data")));
   if (!corpus.ok()) return WithExitCode(corpus.status(), ExitCode::kData);
-  data.corpus = std::make_shared<Corpus>(std::move(*corpus));
-  run.mutable_model()->set_vocabulary_size(data.corpus->vocabulary().size());
-  return data;
+  return std::make_unique<Corpus>(*std::move(corpus));
+}
+
+absl::StatusOr<std::unique_ptr<BatchSource>> BatchesOf(const RunSpec& run, const Corpus* corpus) {
+  if (corpus == nullptr) {
+    return MakeMadeUpBatches(run.data(), run.model().vocabulary_size(), run.seed());
+  }
+  return CorpusBatchSource::Make(run.data(), run.seed(), corpus);
 }
 
 // Returns what the paper's figure 5 shows, read off the picture; Post-LN is noisy from 60 layers
-// on.
-std::optional<std::string> Published(Residual residual) {
+// on. Null: it does not show the scheme.
+const char* Published(Residual residual) {
   if (residual == DEEPNORM) return "6: .002  18: .003  30: .004  50: .005  70: .006  100: .0075";
   if (residual == POST_LN) return "6: .018  18: .036  24: .07  50: .13  60 to 100: .1 to .47";
-  return std::nullopt;
+  return nullptr;
 }
 
 double SpreadOver(const std::vector<OutputChange>& seeds) {
@@ -348,15 +308,14 @@ double SpreadOver(const std::vector<OutputChange>& seeds) {
 }
 
 std::string CurveText(const UpdateCurve& curve, const UpdateStudy& study) {
-  std::string text = absl::StrFormat("%-14s", Residual_Name(curve.residual));
-  for (const double mean : curve.PerToken()) {
-    absl::StrAppendFormat(&text, "%*.5f", kDepthColumn, mean);
-  }
-  absl::StrAppendFormat(&text, "%*.2f\n", kDepthColumn, curve.Ratio());
-  absl::StrAppendFormat(&text, "%-14s", "  an element");
-  for (const double mean : curve.PerElement()) {
-    absl::StrAppendFormat(&text, "%*.5f", kDepthColumn, mean);
-  }
+  const auto row = [](const std::string& name, const std::vector<double>& values) {
+    std::string text = absl::StrFormat("%-14s", name);
+    for (const double value : values) absl::StrAppendFormat(&text, "%*.5f", kDepthColumn, value);
+    return text;
+  };
+  std::string text = row(Residual_Name(curve.residual), curve.PerToken());
+  absl::StrAppendFormat(&text, "%*.2f\n%s", kDepthColumn, curve.Ratio(),
+                        row("  an element", curve.PerElement()));
   if (study.seeds > 1) {
     absl::StrAppendFormat(&text, "\n%-14s", "  seeds apart");
     for (const auto& seeds : curve.changes) {
@@ -365,19 +324,19 @@ std::string CurveText(const UpdateCurve& curve, const UpdateStudy& study) {
     }
   }
   absl::StrAppend(&text, "\n");
-  if (const auto published = Published(curve.residual)) {
-    absl::StrAppend(&text, "  figure 5    ", *published, "\n");
+  if (const char* published = Published(curve.residual)) {
+    absl::StrAppend(&text, "  figure 5    ", published, "\n");
   }
   return text;
 }
 
-std::string Text(const UpdateStudy& study, const RunSpec& run, const Data& data) {
+std::string Text(const UpdateStudy& study, const RunSpec& run, const Corpus* corpus) {
   const ModelSpec& model = run.model();
   std::string text = absl::StrFormat(
       "||F(x, theta_t) - F(x, theta_0)|| a target token, t = %d, %d-%d-%d, %s, mean of %d seed%s\n"
       "%s of %s, rate %g after %d steps of warm-up, dropout %g, %s target tokens a step\n\n%-14s",
       study.updates, model.d_model(), model.ffn_dim(), model.num_heads(),
-      data.corpus == nullptr ? "made-up text" : data.corpus->folder(), study.seeds,
+      corpus == nullptr ? "made-up text" : corpus->folder(), study.seeds,
       study.seeds == 1 ? "" : "s", Optimizer_Name(run.optim().optimizer()),
       study.moving == Moving::kAll ? "all parameters" : "matrices", run.optim().learning_rate(),
       run.optim().warmup_steps(), model.dropout(),
@@ -391,17 +350,12 @@ std::string Text(const UpdateStudy& study, const RunSpec& run, const Data& data)
 }
 
 std::string CurveJson(const UpdateCurve& curve) {
-  const auto numbers = [](const std::vector<OutputChange>& seeds, double OutputChange::*figure) {
-    return absl::StrCat("[",
-                        absl::StrJoin(seeds, ", ",
-                                      [figure](std::string* out, const OutputChange& change) {
-                                        absl::StrAppendFormat(out, "%.9g", change.*figure);
-                                      }),
-                        "]");
-  };
   const auto depths = [&](double OutputChange::*figure) {
+    const auto append = [&](std::string* out, const OutputChange& change) {
+      absl::StrAppendFormat(out, "%.9g", change.*figure);
+    };
     return absl::StrJoin(curve.changes, ", ", [&](std::string* out, const auto& seeds) {
-      absl::StrAppend(out, numbers(seeds, figure));
+      absl::StrAppend(out, "[", absl::StrJoin(seeds, ", ", append), "]");
     });
   };
   return absl::StrFormat(
@@ -430,21 +384,20 @@ absl::Status RunLabModelUpdate(const CommandLine& line) {
   ASSIGN_OR_RETURN(options.seeds, CountOf(line, "seeds"));
   options.moving = line.flags.Text("parameters") == "all" ? Moving::kAll : Moving::kMatrices;
   ASSIGN_OR_RETURN(RunSpec run, PaperRun(line));
-  ASSIGN_OR_RETURN(const Data data, OpenData(line, run));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Corpus> corpus, OpenCorpus(line));
+  if (corpus != nullptr) run.mutable_model()->set_vocabulary_size(corpus->vocabulary().size());
   ASSIGN_OR_RETURN(run, LoadRunSpec(line, run));
   if (run.model().architecture() != ENCODER_DECODER) {
-    return WithExitCode(
-        absl::InvalidArgumentError(absl::StrCat(
-            "model.architecture: ", Architecture_Name(run.model().architecture()),
-            ": must be ENCODER_DECODER here: the study makes both stacks equally deep")),
-        ExitCode::kBadConfig);
+    return BadFlag(
+        absl::StrCat("model.architecture: ", Architecture_Name(run.model().architecture()),
+                     ": must be ENCODER_DECODER here: the study makes both stacks equally deep"));
   }
-  if (data.corpus != nullptr) {
+  if (corpus != nullptr) {
     RETURN_IF_ERROR(
-        WithExitCode(ResolveDataSpec(*data.corpus, run.mutable_data()), ExitCode::kBadConfig));
+        WithExitCode(ResolveDataSpec(*corpus, run.mutable_data()), ExitCode::kBadConfig));
   }
   *run.mutable_compute() = ResolveCompute(run.compute());
-  options.batches = [&data](const RunSpec& cell) { return data.Batches(cell); };
+  options.batches = [&](const RunSpec& cell) { return BatchesOf(cell, corpus.get()); };
   LoggerOptions log_options = StderrOptions();
   log_options.plain_seconds = 5;
   Logger log(log_options);
@@ -457,13 +410,8 @@ absl::Status RunLabModelUpdate(const CommandLine& line) {
   };
   ASSIGN_OR_RETURN(const UpdateStudy study, StudyModelUpdate(run, options));
   log.EndProgress();
-  line.out << (line.flags.Switch("json") ? Json(study) : Text(study, run, data));
+  line.out << (line.flags.Switch("json") ? Json(study) : Text(study, run, corpus.get()));
   return absl::OkStatus();
-}
-
-Flag Count(const std::string& name, const std::string& value, const std::string& help) {
-  return {
-      .name = name, .kind = FlagKind::kInteger, .value = "N", .default_value = value, .help = help};
 }
 
 }  // namespace
@@ -471,7 +419,7 @@ Flag Count(const std::string& name, const std::string& value, const std::string&
 Command MakeLabModelUpdateCommand() {
   return {
       .name = "model-update",
-      .summary = "print how far a few updates move models of several depths",
+      .summary = "Print how far a few updates move models of several depths.",
       .description =
           "Trains every scheme at every depth for a few steps and prints the model's update, the "
           "change of the decoder's output on text it has not seen, as in figure 5 of the paper; "
@@ -481,29 +429,20 @@ Command MakeLabModelUpdateCommand() {
           "figures compare with the paper's.",
       .spec = SpecUse::kOptional,
       .validate = ValidateForPlan,
-      .flags = {{.name = "data",
-                 .value = "FOLDER",
-                 .help = "A prepared corpus; without one, sentences of made-up pieces."},
-                {.name = "depths",
-                 .value = "N,N,...",
-                 .default_value = "6,18,30,50,70,100",
-                 .help = "Layers a side."},
-                {.name = "schemes",
-                 .value = "NAME,...",
-                 .default_value = "DEEPNORM,POST_LN",
-                 .help = "Values of model.residual."},
-                Count("width", "64", "Features of the residual stream."),
-                Count("ffn", "128", "Features inside a feed-forward block."),
-                Count("heads", "2", "Attention heads."),
-                {.name = "parameters",
-                 .value = "WHICH",
-                 .default_value = "matrices",
-                 .help = "What the updates move: matrices, which the paper's bound is over, or all "
-                         "parameters, gains and biases too.",
-                 .allowed = {"matrices", "all"}},
-                Count("steps", "3", "Updates after which the output is looked at."),
-                Count("seeds", "3", "Models trained of each kind."),
-                JsonFlag()},
+      .flags = {TextFlag("data", "FOLDER",
+                         "A prepared corpus; without one, sentences of made-up pieces."),
+                TextFlag("depths", "N,N,...", "Layers a side.", "6,18,30,50,70,100"),
+                TextFlag("schemes", "NAME,...", "Values of model.residual.", "DEEPNORM,POST_LN"),
+                IntegerFlag("d-model", "Features of the residual stream.", "64"),
+                IntegerFlag("ffn-dim", "Features inside a feed-forward block.", "128"),
+                IntegerFlag("num-heads", "Attention heads.", "2"),
+                ChoiceFlag(
+                    "parameters", "WHICH", {"matrices", "all"},
+                    "What the updates move: matrices, which the paper's bound is over, or all "
+                    "parameters, gains and biases too.",
+                    "matrices"),
+                IntegerFlag("steps", "Updates after which the output is looked at.", "3"),
+                IntegerFlag("seeds", "Models trained of each kind.", "3"), JsonFlag()},
       .run = RunLabModelUpdate};
 }
 

@@ -10,7 +10,6 @@
 
 #include "launch/commands/commands.h"
 #include "launch/validate.h"
-#include "parallel/base/exit_code.h"
 #include "parallel/base/host.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/plan/plan_accessors.h"
@@ -92,24 +91,11 @@ absl::Status WriteSvg(const Plan& plan, const RunSpec& run, const std::string& p
 absl::Status CheckFlags(const ParsedFlags& flags) {
   const bool json = flags.Switch("json"), compare = flags.Switch("compare");
   if ((json || compare) && flags.Given("print")) {
-    return WithExitCode(
-        absl::InvalidArgumentError("--print is for tables of a plan: not with --json, --compare"),
-        ExitCode::kBadConfig);
+    return BadFlag("--print is for tables of a plan: not with --json, --compare");
   }
   if (compare && (json || flags.Given("svg"))) {
-    return WithExitCode(
-        absl::InvalidArgumentError("--compare is a table of its own: not with --json, --svg"),
-        ExitCode::kBadConfig);
+    return BadFlag("--compare is a table of its own: not with --json, --svg");
   }
-  return absl::OkStatus();
-}
-
-absl::Status Compare(const RunSpec& run, const Inventory& inventory, const CommandLine& line) {
-  const absl::StatusOr<std::string> text =
-      CompareText(inventory, run.data(), run.optim(), run.compute(), run.cluster(), run.parallel(),
-                  run.instruments());
-  RETURN_IF_ERROR(text.status());
-  line.out << *text;
   return absl::OkStatus();
 }
 
@@ -119,7 +105,13 @@ absl::Status RunPlan(const CommandLine& line) {
   ASSIGN_OR_RETURN(RunSpec run, LoadRunSpec(line));
   RETURN_IF_ERROR(ReadScheduleFile(RootFolder(line), run.mutable_parallel()));
   const Inventory inventory = Describe(run.model(), run.data().microbatch());
-  if (line.flags.Switch("compare")) return Compare(run, inventory, line);
+  if (line.flags.Switch("compare")) {
+    ASSIGN_OR_RETURN(const std::string text,
+                     CompareText(inventory, run.data(), run.optim(), run.compute(), run.cluster(),
+                                 run.parallel(), run.instruments()));
+    line.out << text;
+    return absl::OkStatus();
+  }
   *run.mutable_cluster() = WithMemory(run.cluster(), line.err);
   const absl::StatusOr<Plan> plan = MakePlan(inventory, run.data(), run.optim(), run.compute(),
                                              run.cluster(), run.parallel(), run.instruments());
@@ -133,34 +125,32 @@ absl::Status RunPlan(const CommandLine& line) {
 }  // namespace
 
 Command MakePlanCommand() {
-  return {.name = "plan",
-          .summary = "print how a run would be split over ranks and whether it fits",
-          .description =
-              "Decides what the RunSpec leaves open (stages, replicas, schedule, chunks, what each "
-              "rank recomputes) so that a simulated step takes least under every device's memory, "
-              "and adds up the bytes of every rank by what they hold. Seconds follow from the "
-              "speeds in cluster. Reads no corpus, allocates nothing, needs none of the machines. "
-              "Exit code 6 if it does not fit, saying by how much and what would.",
-          .spec = SpecUse::kRequired,
-          .plans = true,
-          .validate = ValidateForPlan,
-          .flags = {{.name = "print",
-                     .kind = FlagKind::kList,
-                     .value = "WHAT",
-                     .help = "plan: degrees and a row a rank (the default); layout: a row a chunk "
-                             "of the model; memory: bytes of each rank by what they hold; "
-                             "schedule: a drawing of the simulated step and each rank's actions "
-                             "in order. Several add up.",
-                     .allowed = {"plan", "layout", "memory", "schedule"}},
-                    {.name = "svg",
-                     .value = "FILE",
-                     .help = "Also draw the simulated step of one replica into FILE."},
-                    {.name = "compare",
-                     .kind = FlagKind::kSwitch,
-                     .help = "Instead: every schedule on parallel.pipeline_parallel_size stages, "
-                             "with bubble and memory, beside equal halves of encoder and decoder."},
-                    JsonFlag()},
-          .run = RunPlan};
+  return {
+      .name = "plan",
+      .summary = "Print how a run would be split over ranks and whether it fits.",
+      .description =
+          "Decides what the RunSpec leaves open (stages, replicas, schedule, chunks, what each "
+          "rank recomputes) so that a simulated step takes least under every device's memory, "
+          "and adds up the bytes of every rank by what they hold. Seconds follow from the "
+          "speeds in cluster. Reads no corpus, allocates nothing, needs none of the machines. "
+          "Exit code 6 if it does not fit, saying by how much and what would.",
+      .spec = SpecUse::kRequired,
+      .plans = true,
+      .validate = ValidateForPlan,
+      .flags = {{.name = "print",
+                 .kind = FlagKind::kList,
+                 .value = "WHAT",
+                 .help = "plan: degrees and a row a rank (the default); layout: a row a chunk "
+                         "of the model; memory: bytes of each rank by what they hold; "
+                         "schedule: a drawing of the simulated step and each rank's actions "
+                         "in order. Several add up.",
+                 .allowed = {"plan", "layout", "memory", "schedule"}},
+                TextFlag("svg", "FILE", "Also draw the simulated step of one replica into FILE."),
+                SwitchFlag("compare",
+                           "Instead: every schedule on parallel.pipeline_parallel_size stages, "
+                           "with bubble and memory, beside equal halves of encoder and decoder."),
+                JsonFlag()},
+      .run = RunPlan};
 }
 
 }  // namespace deepnet

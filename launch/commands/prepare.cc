@@ -27,7 +27,7 @@ absl::Status RunPrepare(const CommandLine& line) {
 
 Command MakePrepareCommand() {
   return {.name = "prepare",
-          .summary = "clean raw text, learn a tokenizer, write the corpus that train reads",
+          .summary = "Clean raw text, learn a tokenizer, write the corpus that train reads.",
           .description =
               "Reads what `prepare` in the RunSpec names: a folder in OPUS-100's layout, pairs of "
               "Moses files, TSV files; plain, .gz or .zst. Drops unusable pairs and counts why, "

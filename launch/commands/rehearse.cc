@@ -1,14 +1,10 @@
 #include "launch/commands/rehearse.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <functional>
-#include <memory>
-#include <ostream>
-#include <string>
+#include <span>
+#include <sstream>
 #include <thread>
-#include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -27,7 +23,6 @@
 #include "parallel/plan/check_schedule.h"
 #include "parallel/plan/plan_accessors.h"
 #include "parallel/plan/planner.h"
-#include "parallel/plan/planner_cost.h"
 #include "parallel/plan/planner_text.h"
 #include "trainer/data/corpus_batch_source.h"
 #include "trainer/model/describe.h"
@@ -56,7 +51,7 @@ absl::StatusOr<RehearsalCase> CaseOf(const Plan& plan, const RunSpec& run,
     absl::StrAppend(&made.name, ", v=", plan.virtual_pipeline_size());
   made.job.placement = PlacementOf(plan);
   made.job.costs = ChunkCosts(plan);
-  made.job.crossings = StageMessagesOf(plan, inventory, run.compute());
+  made.job.stage_messages = StageMessagesOf(plan, inventory, run.compute());
   made.job.network = MakeSpeeds(run.cluster(), run.compute()).network;
   made.job.exchange = {.replicas = plan.data_parallel_size(),
                        .stages = StageExchanges(plan, inventory, run.cluster(), run.compute()),
@@ -188,86 +183,49 @@ absl::Status CheckRehearseFlags(const ParsedFlags& flags) {
                       ExitCode::kBadConfig);
 }
 
-RehearsalOptions MakeRehearsalOptions(const ParsedFlags& flags, const ParallelSpec& parallel) {
-  RehearsalOptions options;
-  options.time_scale = flags.Number("time-scale");
-  if (flags.Text("payload") == "small") options.payload_limit_bytes = kSmallPayload;
-  options.steps = static_cast<int>(flags.Integer("steps"));
-  options.executor.comm_timeout = CommTimeout(parallel, /*first_step=*/true);
-  return options;
+struct Prepared {
+  RunSpec run;
+  std::vector<RehearsalCase> cases;     // at least one, all of the same shape
+  std::unique_ptr<RehearsalData> data;  // null: no corpus
+};
+
+// The report: a table for people, or JSON.
+std::string JsonHead(const Prepared& prepared, const std::string& payload, bool threads) {
+  const RehearsalCase& shape = prepared.cases.front();
+  return absl::StrFormat(
+      "{\"ranks\": %d, \"replicas\": %d, \"microbatches\": %d, \"payload\": %s, "
+      "\"threads\": %s, \"corpus\": %s, \"schedules\": [\n",
+      shape.job.NumRanks(), shape.job.exchange.replicas, shape.microbatches, JsonQuoted(payload),
+      threads ? "true" : "false",
+      prepared.data != nullptr ? JsonQuoted(prepared.run.data().folder()) : "null");
 }
 
-// The report of a rehearsal: a table for people, or JSON.
-struct RehearsalSetting {
-  bool threads = false;  // ranks are threads of this process, else MPI's
-  std::string payload;   // "small"
-  std::string corpus;    // the run's data folder
-  bool has_corpus = false;
-};
-
-class RehearsalReport {
- public:
-  // `out` outlives it. `shape`: any of the cases.
-  RehearsalReport(const RehearsalCase& shape, RehearsalSetting setting, bool json,
-                  std::ostream& out)
-      : shape_(shape), setting_(std::move(setting)), json_(json), out_(out) {}
-
-  void Begin();
-  void Add(const RehearsalCase& done, const Rehearsal& result);
-  void End();
-
- private:
-  std::string Row(const RehearsalCase& done, const Rehearsal& result) const;
-  std::string JsonRow(const RehearsalCase& done, const Rehearsal& result) const;
-  std::string LastLines() const;
-
-  const RehearsalCase& shape_;
-  const RehearsalSetting setting_;
-  const bool json_;
-  std::ostream& out_;
-  int rows_ = 0;
-  std::vector<double> data_waits_;  // of all steps of all cases
-  double mean_lateness_ = 0.0;      // the largest of all cases
-};
-
-double Percent(double share) { return 100 * share; }
-
-void RehearsalReport::Begin() {
-  if (json_) {
-    out_ << absl::StrFormat(
-        "{\"ranks\": %d, \"replicas\": %d, \"microbatches\": %d, \"payload\": %s, "
-        "\"threads\": %s, \"corpus\": %s, \"schedules\": [\n",
-        shape_.job.NumRanks(), shape_.job.exchange.replicas, shape_.microbatches,
-        JsonQuoted(setting_.payload), setting_.threads ? "true" : "false",
-        setting_.has_corpus ? JsonQuoted(setting_.corpus) : "null");
-    return;
-  }
-  const std::string replicas =
-      shape_.job.exchange.replicas == 1
+std::string Head(const Prepared& prepared, const std::string& payload, bool threads) {
+  const RehearsalCase& shape = prepared.cases.front();
+  const int replicas = shape.job.exchange.replicas;
+  const std::string layout =
+      replicas == 1
           ? ""
-          : absl::StrFormat(" = %d stages x %d replicas", shape_.job.placement.NumRanks(),
-                            shape_.job.exchange.replicas);
-  out_ << absl::StrFormat(
+          : absl::StrFormat(" = %d stages x %d replicas", shape.job.placement.NumRanks(), replicas);
+  return absl::StrFormat(
       "%d ranks (%s)%s, %s microbatches, payload %s; seconds are the cost model's\n\n"
       "%48s %30s   %s\n%-18s %9s %9s %9s %9s %10s %10s %8s %10s %10s %8s\n",
-      shape_.job.NumRanks(), setting_.threads ? "threads" : "MPI", replicas,
-      shape_.microbatches_text, setting_.payload, "step, s", "bubble of the pipeline",
-      "exposed communication", "schedule", "planned", "simulated", "rehearsed", "planned",
-      "simulated", "rehearsed", "more", "simulated", "rehearsed", "scale");
-  out_ << std::flush;
+      shape.job.NumRanks(), threads ? "threads" : "MPI", layout, shape.microbatches_text, payload,
+      "step, s", "bubble of the pipeline", "exposed communication", "schedule", "planned",
+      "simulated", "rehearsed", "planned", "simulated", "rehearsed", "more", "simulated",
+      "rehearsed", "scale");
 }
 
-std::string RehearsalReport::Row(const RehearsalCase& done, const Rehearsal& result) const {
+std::string Row(const RehearsalCase& done, const Rehearsal& result) {
   return absl::StrFormat(
       "%-18s %9.4g %9.4g %9.4g %8.2f%% %9.2f%% %9.2f%% %+7.2f%% %9.2f%% %9.2f%% %8.3g\n", done.name,
-      done.planned_step_seconds, result.simulated_step, result.step, Percent(result.planned.bubble),
-      Percent(result.simulated.bubble), Percent(result.bubble),
-      Percent(result.bubble - result.simulated.bubble),
-      Percent(result.simulated.exposed_communication), Percent(result.exposed_communication),
-      result.time_scale);
+      done.planned_step_seconds, result.simulated_step, result.step, 100 * result.planned.bubble,
+      100 * result.simulated.bubble, 100 * result.bubble,
+      100 * (result.bubble - result.simulated.bubble), 100 * result.simulated.exposed_communication,
+      100 * result.exposed_communication, result.time_scale);
 }
 
-std::string RehearsalReport::JsonRow(const RehearsalCase& done, const Rehearsal& result) const {
+std::string JsonRow(const RehearsalCase& done, const Rehearsal& result) {
   return absl::StrFormat(
       "{\"schedule\": %s, \"planned_step_seconds\": %.9g, \"simulated_step_seconds\": %.9g, "
       "\"step_seconds\": %.9g, \"pipeline_seconds\": %.9g, "
@@ -282,31 +240,23 @@ std::string RehearsalReport::JsonRow(const RehearsalCase& done, const Rehearsal&
       absl::StrJoin(result.data_waits, ", "));
 }
 
-void RehearsalReport::Add(const RehearsalCase& done, const Rehearsal& result) {
-  data_waits_.insert(data_waits_.end(), result.data_waits.begin(), result.data_waits.end());
-  mean_lateness_ = std::max(mean_lateness_, result.mean_lateness);
-  const bool first = rows_++ == 0;
-  out_ << (json_ ? absl::StrCat(first ? "" : ",\n", JsonRow(done, result)) : Row(done, result))
-       << std::flush;
-}
-
-std::string RehearsalReport::LastLines() const {
+// `data_waits`: of all steps of all cases; `lateness`: the largest of all cases.
+std::string LastLines(const Prepared& prepared, const std::vector<double>& data_waits,
+                      double lateness) {
+  const std::string& corpus = prepared.run.data().folder();
   std::string text =
-      absl::StrFormat("\nthis host wakes a rank %.0f us late on average\n", 1e6 * mean_lateness_);
-  if (!setting_.has_corpus) {
-    return absl::StrCat(text, "data: no corpus in \"", setting_.corpus,
-                        "\": steps fetch nothing\n");
+      absl::StrFormat("\nthis host wakes a rank %.0f us late on average\n", 1e6 * lateness);
+  if (prepared.data == nullptr) {
+    return absl::StrCat(text, "data: no corpus in \"", corpus, "\": steps fetch nothing\n");
   }
-  absl::StrAppendFormat(&text, "data: %s: the first step waited %.1f ms", setting_.corpus,
-                        1e3 * data_waits_.front());
-  if (data_waits_.size() > 1) {
+  absl::StrAppendFormat(&text, "data: %s: the first step waited %.1f ms", corpus,
+                        1e3 * data_waits.front());
+  if (data_waits.size() > 1) {
     absl::StrAppendFormat(&text, ", later ones at most %.1f ms (of this host)",
-                          1e3 * *std::max_element(data_waits_.begin() + 1, data_waits_.end()));
+                          1e3 * *std::max_element(data_waits.begin() + 1, data_waits.end()));
   }
   return absl::StrCat(text, "\n");
 }
-
-void RehearsalReport::End() { out_ << (json_ ? "\n]}\n" : LastLines()) << std::flush; }
 
 // Runs `body` on every rank, each a thread of this process. Returns the first error that is no echo
 // of another's.
@@ -329,66 +279,44 @@ absl::Status OnThreads(int ranks, const std::function<absl::Status(Communicator&
   return echo;
 }
 
-struct Prepared {
-  RunSpec run;
-  std::vector<RehearsalCase> cases;     // at least one, all of the same shape
-  std::unique_ptr<RehearsalData> data;  // null: no corpus
-};
-
-// Runs every case in turn on one rank. Rank 0 prints.
-class Rehearser {
- public:
-  Rehearser(const CommandLine& line, const Prepared& prepared, bool threads)
-      : line_(line), prepared_(prepared), threads_(threads) {}
-
-  absl::Status Run(Communicator& world) const {
-    const bool speaks = world.rank() == 0;
-    Heartbeat heartbeat(world.rank());
-    const HeartbeatMonitor monitor(
-        heartbeat, CommTimeout(prepared_.run.parallel(), /*first_step=*/true) + kSilenceGrace,
-        EndProcess);
-    RehearsalReport report(prepared_.cases.front(),
-                           {.threads = threads_,
-                            .payload = line_.flags.Text("payload"),
-                            .corpus = prepared_.run.data().folder(),
-                            .has_corpus = prepared_.data != nullptr},
-                           line_.flags.Switch("json"), line_.out);
-    if (speaks) report.Begin();
-    for (int number = 0; number < static_cast<int>(prepared_.cases.size()); ++number) {
-      const RehearsalCase& now = prepared_.cases[number];
-      ASSIGN_OR_RETURN(const Rehearsal result,
-                       RunRehearsal(now.job, OptionsOf(number, heartbeat), world));
-      if (!speaks) continue;
-      report.Add(now, result);
-      if (line_.flags.Given("trace")) RETURN_IF_ERROR(WriteTrace(result));
+// Runs every case in turn on one rank; steps of one follow on those of the one before. Rank 0
+// prints.
+absl::Status RunCases(const CommandLine& line, const Prepared& prepared, bool threads,
+                      Communicator& world) {
+  const absl::Duration comm_timeout = CommTimeout(prepared.run.parallel(), /*first_step=*/true);
+  Heartbeat heartbeat(world.rank());
+  const HeartbeatMonitor monitor(heartbeat, comm_timeout + kSilenceGrace, EndProcess);
+  RehearsalOptions options{.time_scale = line.flags.Number("time-scale"),
+                           .steps = static_cast<int>(line.flags.Integer("steps")),
+                           .executor = {.comm_timeout = comm_timeout, .heartbeat = &heartbeat}};
+  const std::string payload = line.flags.Text("payload");
+  if (payload == "small") options.payload_limit_bytes = kSmallPayload;
+  int64_t first_step = 0;
+  if (prepared.data != nullptr) {
+    options.fetch = [&](int step) { return prepared.data->Fetch(first_step + step); };
+  }
+  const bool json = line.flags.Switch("json");
+  std::ostringstream unheard;
+  std::ostream& out = world.rank() == 0 ? line.out : unheard;
+  out << (json ? JsonHead : Head)(prepared, payload, threads) << std::flush;
+  std::vector<double> data_waits;
+  double lateness = 0.0;
+  for (const RehearsalCase& now : prepared.cases) {
+    ASSIGN_OR_RETURN(const Rehearsal result, RunRehearsal(now.job, options, world));
+    data_waits.insert(data_waits.end(), result.data_waits.begin(), result.data_waits.end());
+    lateness = std::max(lateness, result.mean_lateness);
+    if (json && first_step > 0) out << ",\n";
+    out << (json ? JsonRow : Row)(now, result) << std::flush;
+    first_step += options.steps;
+    if (world.rank() == 0 && line.flags.Given("trace")) {
+      RETURN_IF_ERROR(ReplaceFile(*MakePosixFileSystem(),
+                                  ResolvePath(line, line.flags.Text("trace")),
+                                  ChromeTrace(result.traces)));
     }
-    if (speaks) report.End();
-    return absl::OkStatus();
   }
-
- private:
-  // Steps of one case follow on those of the case before.
-  RehearsalOptions OptionsOf(int number, Heartbeat& heartbeat) const {
-    RehearsalOptions options = MakeRehearsalOptions(line_.flags, prepared_.run.parallel());
-    options.executor.heartbeat = &heartbeat;
-    if (prepared_.data != nullptr) {
-      options.fetch = [data = prepared_.data.get(), first = number * options.steps](int step) {
-        return data->Fetch(first + step);
-      };
-    }
-    return options;
-  }
-
-  absl::Status WriteTrace(const Rehearsal& result) const {
-    const std::unique_ptr<FileSystem> fs = MakePosixFileSystem();
-    return ReplaceFile(*fs, ResolvePath(line_, line_.flags.Text("trace")),
-                       ChromeTrace(result.traces));
-  }
-
-  const CommandLine& line_;
-  const Prepared& prepared_;
-  const bool threads_;
-};
+  out << (json ? "\n]}\n" : LastLines(prepared, data_waits, lateness)) << std::flush;
+  return absl::OkStatus();
+}
 
 // The same on every process.
 absl::StatusOr<Prepared> Prepare(const CommandLine& line) {
@@ -425,12 +353,10 @@ absl::Status Rehearse(const CommandLine& line, Communicator& world) {
   RETURN_IF_ERROR(AgreeOnStatus(world, prepared.status()));
   const RehearsalJob& job = prepared->cases[0].job;
   RETURN_IF_ERROR(AgreeOnStatus(world, CheckRanks(job, world)));
-  const std::vector<Fact> facts = {
-      {"corpus", prepared->data == nullptr ? "none" : prepared->data->content_hash()}};
-  RETURN_IF_ERROR(CheckSameEverywhere(world, facts));
+  const Fact corpus{"corpus", prepared->data == nullptr ? "none" : prepared->data->content_hash()};
+  RETURN_IF_ERROR(CheckSameEverywhere(world, std::span(&corpus, 1)));
   const bool threads = world.size() == 1;
-  const Rehearser rehearser(line, *prepared, threads);
-  const auto body = [&](Communicator& comm) { return rehearser.Run(comm); };
+  const auto body = [&](Communicator& comm) { return RunCases(line, *prepared, threads, comm); };
   return threads ? OnThreads(job.NumRanks(), body) : body(world);
 }
 
@@ -444,7 +370,7 @@ absl::Status RunRehearse(const CommandLine& line) {
 Command MakeRehearseCommand() {
   return {
       .name = "rehearse",
-      .summary = "time the steps of a run without computing anything",
+      .summary = "Time the steps of a run without computing anything.",
       .description =
           "Plans the run as `train` would, and runs the job: its data, schedule, executor, "
           "messages and exchanges of gradients and weights, with stages that wait as long as the "

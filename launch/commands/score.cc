@@ -23,7 +23,7 @@ absl::Status RunScore(const CommandLine& line) {
 
 Command MakeScoreCommand() {
   return {.name = "score",
-          .summary = "log-probability of given translations",
+          .summary = "Print the log-probability of given translations.",
           .description =
               "Reads pairs, source TAB target, from standard input, or line n of two files, and "
               "writes a line for each: the natural logarithm of p(target | source), a tab, and "

@@ -10,10 +10,9 @@
 #include "parallel/base/logging.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
-#include "parallel/comm/collectives.h"
 #include "parallel/comm/heartbeat.h"
 #include "trainer/checkpoint/checkpoint.h"
-#include "trainer/interop/import.h"
+#include "trainer/interop/interop.h"
 #include "trainer/trainer.h"
 
 namespace deepnet {
@@ -72,6 +71,8 @@ absl::Status DecideDevice(const CommandLine& line, Communicator& hosts, RunSpec*
   return absl::OkStatus();
 }
 
+// `hosts` are all ranks as MPI joins them; the run trains over `world`, the same ranks with a way
+// between their GPUs where they have some.
 absl::Status TrainOnAllRanks(const CommandLine& line, Communicator& hosts) {
   absl::StatusOr<RunSpec> run = LoadConfig(line);
   RETURN_IF_ERROR(AgreeOnStatus(hosts, run.status()));
@@ -103,7 +104,7 @@ absl::Status RunTrain(const CommandLine& line) {
 Command MakeTrainCommand() {
   return {
       .name = "train",
-      .summary = "train a model, or resume a run",
+      .summary = "Train a model, or resume a run.",
       .description =
           "Trains what the RunSpec says on the corpus of data.folder and writes checkpoints and "
           "metrics.jsonl into the run's folder. A folder that has checkpoints is continued from "
@@ -113,27 +114,17 @@ Command MakeTrainCommand() {
           "A second SIGINT: end at once.",
       .spec = SpecUse::kRequired,
       .validate = ValidateForTrain,
-      .flags = {{.name = "require-empty",
-                 .kind = FlagKind::kSwitch,
-                 .help = "Refuse a run folder that is not empty."},
-                {.name = "init-from",
-                 .kind = FlagKind::kText,
-                 .value = "CHECKPOINT|HF-FOLDER",
-                 .help =
-                     "Begin a new run with these weights: a checkpoint, a run folder, what "
-                     "`checkpoint import` made, or a Hugging Face folder that it can read; step, "
-                     "optimizer, corpus and vocabulary are new."},
-                {.name = "log-seconds",
-                 .kind = FlagKind::kNumber,
-                 .value = "SECONDS",
-                 .default_value = "5",
-                 .help = "Write a line of progress to a file or pipe at most this often."},
-                {.name = "progress",
-                 .kind = FlagKind::kText,
-                 .value = "auto|bar|lines",
-                 .default_value = "auto",
-                 .help = "Show a bar that is redrawn, or lines; auto: a bar on a terminal.",
-                 .allowed = {"auto", "bar", "lines"}}},
+      .flags = {SwitchFlag("require-empty", "Refuse a run folder that is not empty."),
+                TextFlag(
+                    "init-from", "CHECKPOINT|HF-FOLDER",
+                    "Begin a new run with these weights: a checkpoint, a run folder, what "
+                    "`checkpoint import` made, or a Hugging Face folder that it can read; step, "
+                    "optimizer, corpus and vocabulary are new."),
+                NumberFlag("log-seconds", "SECONDS",
+                           "Write a line of progress to a file or pipe at most this often.", "5"),
+                ChoiceFlag("progress", "auto|bar|lines", {"auto", "bar", "lines"},
+                           "Show a bar that is redrawn, or lines; auto: a bar on a terminal.",
+                           "auto")},
       .run = RunTrain};
 }
 

@@ -27,15 +27,11 @@ absl::Status RunTranslate(const CommandLine& line) {
 std::vector<Flag> TranslateFlags() {
   std::vector<Flag> flags = ModelFlags();
   for (Flag& flag : SearchFlags()) flags.push_back(std::move(flag));
-  flags.push_back({.name = "scores",
-                   .kind = FlagKind::kSwitch,
-                   .help = "Print the score and a tab before each translation."});
-  flags.push_back({.name = "chunk-lines",
-                   .kind = FlagKind::kInteger,
-                   .value = "N",
-                   .default_value = "1000",
-                   .help = "Lines read before any is translated: more are faster, 1 answers "
-                           "line by line."});
+  flags.push_back(SwitchFlag("scores", "Print the score and a tab before each translation."));
+  flags.push_back(IntegerFlag("chunk-lines",
+                              "Lines read before any is translated: more are faster, 1 answers "
+                              "line by line.",
+                              "1000"));
   return flags;
 }
 
@@ -43,7 +39,7 @@ std::vector<Flag> TranslateFlags() {
 
 Command MakeTranslateCommand() {
   return {.name = "translate",
-          .summary = "translate standard input, a sentence a line",
+          .summary = "Translate standard input, a sentence a line.",
           .description =
               "Reads UTF-8 lines from standard input and writes their translations to standard "
               "output in the same order; an empty line stays empty. Columns, separated by tabs: "

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
-#include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -21,6 +20,11 @@ namespace {
 // For errno as the failed call left it.
 absl::Status ErrnoStatus(const std::string& what, const std::string& path) {
   return absl::ErrnoToStatus(errno, absl::StrCat("cannot ", what, " '", path, "'"));
+}
+
+// OK, or ErrnoStatus where a call returned something else than 0.
+absl::Status StatusOf(int result, const char* what, const std::string& path) {
+  return result == 0 ? absl::OkStatus() : ErrnoStatus(what, path);
 }
 
 // Calls again as long as a signal interrupts. `call` returns -1 on failure.
@@ -66,15 +70,20 @@ class PosixAppendFile final : public AppendFile {
       if (written < 0) return ErrnoStatus("write to", path_);
       bytes.remove_prefix(static_cast<size_t>(written));
       waiting_bytes_ += static_cast<size_t>(written);
-      if (waiting_bytes_ >= kWritebackBytes) StartWriteback();
+      if (waiting_bytes_ < kWritebackBytes) continue;
+      waiting_bytes_ = 0;
+      // Covers the whole file: pages that are clean or under way cost nothing. Makes nothing
+      // durable and may fail; Sync() reports that.
+      if (durability_ == Durability::kDisk) {
+        sync_file_range(descriptor_.get(), 0, 0, SYNC_FILE_RANGE_WRITE);
+      }
     }
     return absl::OkStatus();
   }
 
   absl::Status Sync() override {
     if (durability_ == Durability::kProcessEnd) return absl::OkStatus();
-    if (Retry([&] { return fsync(descriptor_.get()); }) != 0) return ErrnoStatus("sync", path_);
-    return absl::OkStatus();
+    return StatusOf(Retry([&] { return fsync(descriptor_.get()); }), "sync", path_);
   }
 
   // Not again after EINTR: the descriptor is gone, and perhaps already somebody else's.
@@ -84,18 +93,10 @@ class PosixAppendFile final : public AppendFile {
   }
 
  private:
-  // Covers the whole file: pages that are clean or under way cost nothing. Makes nothing durable
-  // and may fail; Sync() reports that.
-  void StartWriteback() {
-    if (durability_ == Durability::kDisk)
-      sync_file_range(descriptor_.get(), 0, 0, SYNC_FILE_RANGE_WRITE);
-    waiting_bytes_ = 0;
-  }
-
   const std::string path_;
   Descriptor descriptor_;
   const Durability durability_;
-  size_t waiting_bytes_ = 0;  // appended since the last StartWriteback
+  size_t waiting_bytes_ = 0;  // appended since the disk was last set to work
 };
 
 class PosixFileSystem final : public FileSystem {
@@ -155,15 +156,12 @@ class PosixFileSystem final : public FileSystem {
   }
 
   absl::Status Rename(const std::string& from, const std::string& to) override {
-    if (rename(from.c_str(), to.c_str()) != 0) {
-      return ErrnoStatus(absl::StrCat("rename to '", to, "' what is"), from);
-    }
-    return absl::OkStatus();
+    if (rename(from.c_str(), to.c_str()) == 0) return absl::OkStatus();
+    return ErrnoStatus(absl::StrCat("rename to '", to, "' what is"), from);
   }
 
   absl::Status Delete(const std::string& path) override {
-    if (remove(path.c_str()) != 0) return ErrnoStatus("delete", path);
-    return absl::OkStatus();
+    return StatusOf(remove(path.c_str()), "delete", path);
   }
 
   absl::Status MakeFolder(const std::string& path) override {
@@ -187,10 +185,7 @@ class PosixFileSystem final : public FileSystem {
     const Descriptor open_folder(
         Retry([&] { return open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
     if (!open_folder.ok()) return ErrnoStatus("open the folder", folder);
-    if (Retry([&] { return fsync(open_folder.get()); }) != 0) {
-      return ErrnoStatus("sync the folder", folder);
-    }
-    return absl::OkStatus();
+    return StatusOf(Retry([&] { return fsync(open_folder.get()); }), "sync the folder", folder);
   }
 
  private:
@@ -205,10 +200,11 @@ class PosixFileSystem final : public FileSystem {
   const Durability durability_;
 };
 
+using Observer = std::function<void(const std::string& path)>;
+
 class ObservedAppendFile final : public AppendFile {
  public:
-  ObservedAppendFile(std::unique_ptr<AppendFile> inner, std::string path,
-                     const std::function<void(const std::string&)>& called)
+  ObservedAppendFile(std::unique_ptr<AppendFile> inner, std::string path, const Observer& called)
       : inner_(std::move(inner)), path_(std::move(path)), called_(called) {}
 
   absl::Status Append(std::string_view bytes) override { return After(inner_->Append(bytes)); }
@@ -223,12 +219,12 @@ class ObservedAppendFile final : public AppendFile {
 
   const std::unique_ptr<AppendFile> inner_;
   const std::string path_;
-  const std::function<void(const std::string&)>& called_;
+  const Observer& called_;
 };
 
 class ObservedFileSystem final : public FileSystem {
  public:
-  ObservedFileSystem(FileSystem& inner, std::function<void(const std::string&)> called)
+  ObservedFileSystem(FileSystem& inner, Observer called)
       : inner_(inner), called_(std::move(called)) {}
 
   absl::StatusOr<std::unique_ptr<AppendFile>> OpenForAppend(const std::string& path) override {
@@ -276,13 +272,12 @@ class ObservedFileSystem final : public FileSystem {
   }
 
   FileSystem& inner_;
-  const std::function<void(const std::string&)> called_;
+  const Observer called_;
 };
 
 }  // namespace
 
-std::unique_ptr<FileSystem> MakeObservedFileSystem(
-    FileSystem& inner, std::function<void(const std::string& path)> called) {
+std::unique_ptr<FileSystem> MakeObservedFileSystem(FileSystem& inner, Observer called) {
   return std::make_unique<ObservedFileSystem>(inner, std::move(called));
 }
 

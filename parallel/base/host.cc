@@ -16,6 +16,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include <sys/resource.h>
 
 #include "parallel/base/crc32c.h"
 
@@ -118,6 +119,12 @@ int64_t UsableMemoryBytes(const std::string& root) {
     }
   }
   return bytes;
+}
+
+int64_t PeakResidentBytes() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_maxrss * int64_t{1024};  // Linux counts KiB
 }
 
 }  // namespace deepnet

@@ -30,4 +30,9 @@ int ThreadsPerRank(std::span<const std::string> lists, const std::string& own);
 // above it, has a limit. `root`: the folder that stands for the root of the file system.
 int64_t UsableMemoryBytes(const std::string& root = "/");
 
+// Returns the most bytes of main memory that were resident at once since the process began, or
+// since the one it replaced by exec began, shared libraries and mapped files included. Never less
+// than an earlier answer. For reports; a plan's bytes are counted elsewhere.
+int64_t PeakResidentBytes();
+
 }  // namespace deepnet

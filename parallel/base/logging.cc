@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 #include <sys/ioctl.h>
 
 #include "parallel/base/clock.h"
@@ -43,11 +44,9 @@ void Logger::WriteLines(std::string_view prefix, std::string_view message) {
   if (options_.num_ranks > 1)
     absl::StrAppend(&head, "[", options_.rank, "/", options_.num_ranks, "] ");
   head += prefix;
-  for (size_t start = 0;;) {
-    const size_t end = std::min(message.find('\n', start), message.size());
-    stream_ << head << message.substr(start, end - start) << '\n';
-    if (end >= message.size()) break;
-    start = end + 1;
+  for (const absl::string_view line :
+       absl::StrSplit(absl::string_view(message.data(), message.size()), '\n')) {
+    stream_ << head << line << '\n';
   }
 }
 
@@ -55,18 +54,10 @@ void Logger::EraseLiveLine() {
   if (!live_line_.empty()) stream_ << "\r\x1b[K";
 }
 
-void Logger::Info(std::string_view message) {
-  if (options_.warnings_only) return;
+void Logger::Say(std::string_view prefix, std::string_view message) {
   const absl::MutexLock lock(&mutex_);
   EraseLiveLine();
-  WriteLines("", message);
-  stream_ << live_line_ << std::flush;
-}
-
-void Logger::Warning(std::string_view message) {
-  const absl::MutexLock lock(&mutex_);
-  EraseLiveLine();
-  WriteLines("warning: ", message);
+  WriteLines(prefix, message);
   stream_ << live_line_ << std::flush;
 }
 

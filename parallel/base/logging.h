@@ -56,8 +56,10 @@ class Logger {
   Logger& operator=(const Logger&) = delete;
 
   // Writes one message; every line of it gets the time and the rank.
-  void Info(std::string_view message);
-  void Warning(std::string_view message);  // the same after "warning: "
+  void Info(std::string_view message) {
+    if (!options_.warnings_only) Say("", message);
+  }
+  void Warning(std::string_view message) { Say("warning: ", message); }
 
   // Shows the state now; too frequent calls are dropped. A new label or a fraction of 1 is never
   // dropped.
@@ -67,6 +69,7 @@ class Logger {
   void EndProgress();
 
  private:
+  void Say(std::string_view prefix, std::string_view message);
   void WriteLines(std::string_view prefix, std::string_view message)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EraseLiveLine() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

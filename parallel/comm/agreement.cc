@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <map>
 #include <random>
-#include <vector>
 
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
@@ -14,7 +13,6 @@
 #include "parallel/base/exit_code.h"
 #include "parallel/base/host.h"
 #include "parallel/base/status_macros.h"
-#include "parallel/comm/collectives.h"
 
 namespace deepnet {
 namespace {
@@ -39,6 +37,10 @@ absl::Status Unpack(const std::string& text, const std::string& prefix) {
   return Agreed(WithExitCode(absl::Status(static_cast<absl::StatusCode>(std::stoi(parts[0])),
                                           absl::StrCat(prefix, parts[2])),
                              static_cast<ExitCode>(std::stoi(parts[1]))));
+}
+
+bool Alike(const std::vector<std::string>& texts) {
+  return std::count(texts.begin(), texts.end(), texts[0]) == std::ssize(texts);
 }
 
 // "rank 2 (host b)", "ranks 2, 5 (hosts b, c)".
@@ -98,15 +100,32 @@ absl::Status AgreeOnStatus(Communicator& comm, const absl::Status& mine) {
   ASSIGN_OR_RETURN(const std::vector<std::string> all, AllGatherText(comm, Pack(mine)));
   const auto failed = std::find_if(all.begin(), all.end(), [](auto& text) { return text != ""; });
   if (failed == all.end()) return absl::OkStatus();
-  const bool alike =
-      std::all_of(all.begin(), all.end(), [&](auto& text) { return text == *failed; });
-  return Unpack(*failed, alike ? "" : absl::StrCat("rank ", failed - all.begin(), ": "));
+  return Unpack(*failed, Alike(all) ? "" : absl::StrCat("rank ", failed - all.begin(), ": "));
 }
 
 bool IsAgreed(const absl::Status& status) { return status.GetPayload(kAgreedPayload).has_value(); }
 
 void EndJobUnlessAgreed(Communicator& world, const absl::Status& status) {
   if (!status.ok() && world.size() > 1 && !IsAgreed(status)) EndJob(world, status);
+}
+
+absl::StatusOr<std::vector<std::string>> AllGatherText(Communicator& comm, std::string_view mine) {
+  std::vector<int64_t> lengths(comm.size());
+  std::vector<Buffer> parts;
+  for (int64_t& length : lengths) parts.push_back(Buffer::Of(std::span(&length, 1)));
+  int64_t length = static_cast<int64_t>(mine.size());
+  ASSIGN_OR_RETURN(auto sizes, comm.AllGather(Buffer::Of(std::span(&length, 1)), parts));
+  RETURN_IF_ERROR(sizes->Wait());
+
+  std::string own(mine);
+  std::vector<std::string> texts(comm.size());
+  for (int rank = 0; rank < comm.size(); ++rank) {
+    texts[rank].resize(lengths[rank]);
+    parts[rank] = Buffer::Of(std::span(texts[rank]));
+  }
+  ASSIGN_OR_RETURN(auto bytes, comm.AllGather(Buffer::Of(std::span(own)), parts));
+  RETURN_IF_ERROR(bytes->Wait());
+  return texts;
 }
 
 absl::StatusOr<std::string> BroadcastText(Communicator& comm, std::string_view text, int root) {
@@ -119,9 +138,7 @@ absl::Status CheckSameEverywhere(Communicator& comm, std::span<const Fact> facts
   ASSIGN_OR_RETURN(const std::vector<std::string> hosts, AllGatherText(comm, HostName()));
   for (const Fact& fact : facts) {
     ASSIGN_OR_RETURN(const std::vector<std::string> values, AllGatherText(comm, fact.value));
-    const bool alike = std::all_of(values.begin(), values.end(),
-                                   [&](const std::string& value) { return value == values[0]; });
-    if (!alike) return Disagreement(fact.name, values, hosts);
+    if (!Alike(values)) return Disagreement(fact.name, values, hosts);
   }
   return absl::OkStatus();
 }

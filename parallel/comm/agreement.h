@@ -1,6 +1,7 @@
-// Checks that ranks make before they rely on each other: all got as far, all were told the same,
-// all see the same folder. Collective and blocking; every rank gets the same answer, and an error
-// is marked as one that all know of (IsAgreed), so that it is printed once.
+// Texts that ranks tell each other, and checks that they make before they rely on each other: all
+// got as far, all were told the same, all see the same folder. Collective and blocking; every rank
+// gets the same answer, and an error of a check is marked as one that all know of (IsAgreed), so
+// that it is printed once.
 //
 // Example, at the start of a job:
 //   const Fact facts[] = {{"binary", hash}, {"RunSpec", run.DebugString()}};
@@ -11,6 +12,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -29,6 +31,9 @@ bool IsAgreed(const absl::Status& status);
 
 // EndJob for an error that not all ranks agreed on; does nothing for OK or for a rank alone.
 void EndJobUnlessAgreed(Communicator& world, const absl::Status& status);
+
+// Returns every rank's text (any bytes, any length) on every rank, in rank order.
+absl::StatusOr<std::vector<std::string>> AllGatherText(Communicator& comm, std::string_view mine);
 
 // Returns `text` of rank `root` (any bytes) on every rank.
 absl::StatusOr<std::string> BroadcastText(Communicator& comm, std::string_view text, int root);

@@ -1,10 +1,10 @@
-// The blocking collectives, over AllToAll and AllGather: the same algorithm, and so the same bits,
-// on every backend.
+// Collectives over messages, and the blocking ones over AllToAll and AllGather: the same algorithm,
+// and so the same bits, on every backend.
 #include "parallel/comm/communicator.h"
 
 #include <algorithm>
 #include <cstdio>
-#include <string>
+#include <cstring>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -12,7 +12,6 @@
 
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
-#include "parallel/comm/collectives.h"
 
 namespace deepnet {
 namespace {
@@ -81,12 +80,49 @@ absl::Status Sum(Communicator& comm, std::span<T> values, absl::Duration limit) 
                                             : SumBySlices(comm, values, limit);
 }
 
-// Never called: nobody is left when the own part is copied.
-Communicator::TransferOr NoMessage(Buffer, int, int) {
-  return absl::InternalError("a message in a group of 1");
+class JoinedTransfer final : public Transfer {
+ public:
+  JoinedTransfer(std::string name, std::vector<std::unique_ptr<Transfer>> parts)
+      : name_(std::move(name)), parts_(std::move(parts)) {}
+
+  absl::Status Wait(absl::Duration limit) override {
+    const absl::Time deadline = absl::Now() + limit;
+    for (; error_.ok() && num_finished_ < parts_.size(); ++num_finished_) {
+      const absl::Status status = parts_[num_finished_]->Wait(deadline - absl::Now());
+      if (absl::IsDeadlineExceeded(status)) return WithPrefix(name_, status);
+      if (!status.ok()) error_ = WithPrefix(name_, status);
+    }
+    return error_;
+  }
+
+  bool Done() override {
+    for (size_t part = num_finished_; error_.ok() && part < parts_.size(); ++part) {
+      if (!parts_[part]->Done()) return false;
+    }
+    return true;
+  }
+
+ private:
+  const std::string name_;
+  const std::vector<std::unique_ptr<Transfer>> parts_;
+  size_t num_finished_ = 0;  // of the first parts, without an error
+  absl::Status error_;
+};
+
+absl::Status CopyOwn(const char* call, const Buffer& from, const Buffer& to) {
+  if (from.bytes != to.bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(call, ": the own part has ", from.bytes,
+                                                   " B to send and ", to.bytes, " B to receive"));
+  }
+  if (from.bytes > 0 && from.data != to.data) std::memcpy(to.data, from.data, from.bytes);
+  return absl::OkStatus();
 }
 
-MessageGroup Alone() { return {0, 1, NoMessage, NoMessage}; }
+absl::Status CheckCount(const char* call, size_t count, int size) {
+  if (count == static_cast<size_t>(size)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(call, ": ", count, " buffers in a group of ", size));
+}
 
 }  // namespace
 
@@ -128,26 +164,75 @@ void EndJob(Communicator& comm, const absl::Status& status) {
   comm.Abort(static_cast<int>(GetExitCode(status)));
 }
 
-Communicator::TransferOr SelfCommunicator::Send(Buffer, int peer, int tag) {
-  return CheckMessage("Send to", *this, peer, tag);
+absl::Status CheckMessage(const char* call, const Communicator& comm, int peer, int tag) {
+  const bool good = peer >= 0 && peer < comm.size() && peer != comm.rank() && tag >= 0 &&
+                    tag < Communicator::kNumTags;
+  if (good) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      call, " rank ", peer, " with tag ", tag, ": this is rank ", comm.rank(), " of ", comm.size(),
+      "; a peer is another of them, a tag less than ", Communicator::kNumTags));
 }
 
-Communicator::TransferOr SelfCommunicator::Receive(Buffer, int peer, int tag) {
-  return CheckMessage("Receive from", *this, peer, tag);
+std::string MessageCommunicator::Message::Text() const {
+  return absl::StrCat(kind == Kind::kSend ? "Send to rank " : "Receive from rank ", peer,
+                      " with tag ", tag, ", ", buffer.bytes, " B");
 }
 
-Communicator::TransferOr SelfCommunicator::AllToAll(std::span<const Buffer> send,
-                                                    std::span<const Buffer> receive) {
-  return AllToAllByMessages(Alone(), send, receive);
+Communicator::TransferOr MessageCommunicator::Send(Buffer buffer, int peer, int tag) {
+  RETURN_IF_ERROR(CheckMessage("Send to", *this, peer, tag));
+  return StartChecked({Message::Kind::kSend, buffer, peer, tag});
 }
 
-Communicator::TransferOr SelfCommunicator::AllGather(Buffer mine, std::span<const Buffer> all) {
-  return AllGatherByMessages(Alone(), mine, all);
+Communicator::TransferOr MessageCommunicator::Receive(Buffer buffer, int peer, int tag) {
+  RETURN_IF_ERROR(CheckMessage("Receive from", *this, peer, tag));
+  return StartChecked({Message::Kind::kReceive, buffer, peer, tag});
+}
+
+Communicator::TransferOr MessageCommunicator::AllToAll(std::span<const Buffer> send,
+                                                       std::span<const Buffer> receive) {
+  return Exchange("AllToAll", send, receive);
+}
+
+Communicator::TransferOr MessageCommunicator::AllGather(Buffer mine, std::span<const Buffer> all) {
+  return Exchange("AllGather", std::vector<Buffer>(size(), mine), all);
+}
+
+Communicator::TransferOr MessageCommunicator::StartChecked(const Message& message) {
+  if (message.buffer.device.kind == Device::Kind::kHost) return Start(message);
+  return absl::InvalidArgumentError(
+      absl::StrCat(message.kind == Message::Kind::kSend ? "Send of " : "Receive of ",
+                   message.buffer.bytes, " B on accelerator ", message.buffer.device.index,
+                   ": this communicator moves host memory only"));
+}
+
+Communicator::TransferOr MessageCommunicator::Exchange(const char* call,
+                                                       std::span<const Buffer> send,
+                                                       std::span<const Buffer> receive) {
+  RETURN_IF_ERROR(CheckAlive(call));
+  RETURN_IF_ERROR(CheckCount(call, send.size(), size()));
+  RETURN_IF_ERROR(CheckCount(call, receive.size(), size()));
+  RETURN_IF_ERROR(CopyOwn(call, send[rank()], receive[rank()]));
+  std::vector<std::unique_ptr<Transfer>> parts;
+  for (const auto kind : {Message::Kind::kReceive, Message::Kind::kSend}) {
+    const bool sends = kind == Message::Kind::kSend;
+    for (int distance = 1; distance < size(); ++distance) {
+      const int peer = (rank() + (sends ? distance : size() - distance)) % size();
+      const Buffer& buffer = (sends ? send : receive)[peer];
+      if (buffer.bytes == 0) continue;
+      ASSIGN_OR_RETURN(parts.emplace_back(), StartChecked({kind, buffer, peer, kNumTags}));
+    }
+  }
+  return std::make_unique<JoinedTransfer>(call, std::move(parts));
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> SelfCommunicator::Split(int color, int) {
   if (color == kNoGroup) return nullptr;
   return std::make_unique<SelfCommunicator>();
+}
+
+// Never called: nobody is left when the own part is copied.
+Communicator::TransferOr SelfCommunicator::Start(const Message&) {
+  return absl::InternalError("a message in a group of 1");
 }
 
 }  // namespace deepnet

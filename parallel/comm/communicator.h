@@ -33,6 +33,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -168,21 +169,56 @@ class ForwardingCommunicator : public Communicator {
   Communicator& inner_;
 };
 
+// A backend that moves messages of host memory. Its collectives are one message per pair, none for
+// 0 bytes; peers are taken in the order rank + 1, rank + 2, ... so that not everybody sends to rank
+// 0 first.
+class MessageCommunicator : public Communicator {
+ public:
+  struct Message {
+    enum class Kind { kSend, kReceive } kind;
+    Buffer buffer;
+    int peer;
+    int tag;
+
+    std::string Text() const;  // "Send to rank 1 with tag 2, 3 B"
+  };
+
+  TransferOr Send(Buffer buffer, int peer, int tag) final;
+  TransferOr Receive(Buffer buffer, int peer, int tag) final;
+  TransferOr AllToAll(std::span<const Buffer> send, std::span<const Buffer> receive) final;
+  TransferOr AllGather(Buffer mine, std::span<const Buffer> all) final;
+
+ protected:
+  // Starts a message whose arguments are checked. Those of collectives have the tag kNumTags, which
+  // callers cannot name.
+  virtual TransferOr Start(const Message& message) = 0;
+  // Returns OK, or the reason for which `call` cannot be started any more.
+  virtual absl::Status CheckAlive(const char* call) = 0;
+
+ private:
+  TransferOr StartChecked(const Message& message);
+  TransferOr Exchange(const char* call, std::span<const Buffer> send,
+                      std::span<const Buffer> receive);
+};
+
+// Checks the arguments of Send and Receive. InvalidArgument names them and `call`, which is
+// "Send to" or "Receive from".
+absl::Status CheckMessage(const char* call, const Communicator& comm, int peer, int tag);
+
 // The group of one rank: collectives copy the own part, and messages are errors because there is
 // no peer.
-class SelfCommunicator final : public Communicator {
+class SelfCommunicator final : public MessageCommunicator {
  public:
   int rank() const override { return 0; }
   int size() const override { return 1; }
-
-  TransferOr Send(Buffer buffer, int peer, int tag) override;
-  TransferOr Receive(Buffer buffer, int peer, int tag) override;
-  TransferOr AllToAll(std::span<const Buffer> send, std::span<const Buffer> receive) override;
-  TransferOr AllGather(Buffer mine, std::span<const Buffer> all) override;
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
 
   // There is nobody to end: whoever called it is the job.
   void Abort(int) override {}
+
+ private:
+  TransferOr Start(const Message& message) override;
+  absl::Status CheckAlive(const char*) override { return absl::OkStatus(); }
 };
 
 }  // namespace deepnet

@@ -117,20 +117,24 @@ class MonitoredCommunicator::MonitoredTransfer final : public Transfer {
  public:
   MonitoredTransfer(MonitoredCommunicator& comm, std::string call, std::unique_ptr<Transfer> inner)
       : comm_(comm),
-        heartbeat_(comm.heartbeat_),
         call_(std::move(call)),
-        place_(heartbeat_.PhaseAndAction()),
+        place_(comm.heartbeat_.PhaseAndAction()),
         inner_(std::move(inner)) {}
 
   ~MonitoredTransfer() override {
-    if (late_) comm_.EndLate(call_);
+    if (!late_) return;
+    EndJob(comm_, WithExitCode(
+                      absl::DeadlineExceededError(absl::StrCat(
+                          "rank ", comm_.heartbeat_.rank(), ", ", comm_.heartbeat_.PhaseAndAction(),
+                          ": ", call_, ": not finished in time")),
+                      ExitCode::kHang));
   }
 
   absl::Status Wait(absl::Duration limit) override {
     const bool unlimited = limit == absl::InfiniteDuration();
-    if (!inner_->Done()) heartbeat_.Wait(call_);
+    if (!inner_->Done()) comm_.heartbeat_.Wait(call_);
     absl::Status status = inner_->Wait(unlimited ? comm_.comm_timeout_ : limit);
-    if (status.ok()) heartbeat_.GoOn();
+    if (status.ok()) comm_.heartbeat_.GoOn();
     late_ = absl::IsDeadlineExceeded(status) && !unlimited;
     return late_ ? status : comm_.EndIfStuck(status, place_);
   }
@@ -138,7 +142,6 @@ class MonitoredCommunicator::MonitoredTransfer final : public Transfer {
 
  private:
   MonitoredCommunicator& comm_;
-  Heartbeat& heartbeat_;
   const std::string call_;
   const std::string place_;
   const std::unique_ptr<Transfer> inner_;
@@ -164,29 +167,21 @@ std::string MonitoredCommunicator::WithAll(const char* call) const {
 }
 
 Communicator::TransferOr MonitoredCommunicator::Send(Buffer buffer, int peer, int tag) {
-  std::string call = WithPeer("Send to", peer);
-  heartbeat_.Call(call);
-  return Follow(inner().Send(buffer, peer, tag), std::move(call));
+  return Follow(WithPeer("Send to", peer), [&] { return inner().Send(buffer, peer, tag); });
 }
 
 Communicator::TransferOr MonitoredCommunicator::Receive(Buffer buffer, int peer, int tag) {
-  std::string call = WithPeer("Receive from", peer);
-  heartbeat_.Call(call);
-  return Follow(inner().Receive(buffer, peer, tag), std::move(call));
+  return Follow(WithPeer("Receive from", peer), [&] { return inner().Receive(buffer, peer, tag); });
 }
 
 Communicator::TransferOr MonitoredCommunicator::AllToAll(std::span<const Buffer> send,
                                                          std::span<const Buffer> receive) {
-  std::string call = WithAll("AllToAll");
-  heartbeat_.Call(call);
-  return Follow(inner().AllToAll(send, receive), std::move(call));
+  return Follow(WithAll("AllToAll"), [&] { return inner().AllToAll(send, receive); });
 }
 
 Communicator::TransferOr MonitoredCommunicator::AllGather(Buffer mine,
                                                           std::span<const Buffer> all) {
-  std::string call = WithAll("AllGather");
-  heartbeat_.Call(call);
-  return Follow(inner().AllGather(mine, all), std::move(call));
+  return Follow(WithAll("AllGather"), [&] { return inner().AllGather(mine, all); });
 }
 
 // The call itself blocks for others, and cannot say for whom; that all have come is known before.
@@ -199,7 +194,10 @@ absl::StatusOr<std::unique_ptr<Communicator>> MonitoredCommunicator::Split(int c
   return std::make_unique<MonitoredCommunicator>(std::move(part), heartbeat_, comm_timeout_);
 }
 
-Communicator::TransferOr MonitoredCommunicator::Follow(TransferOr transfer, std::string call) {
+Communicator::TransferOr MonitoredCommunicator::Follow(std::string call,
+                                                       absl::FunctionRef<TransferOr()> start) {
+  heartbeat_.Call(call);
+  TransferOr transfer = start();
   if (!transfer.ok()) return EndIfStuck(transfer.status(), heartbeat_.PhaseAndAction());
   return std::make_unique<MonitoredTransfer>(*this, std::move(call), *std::move(transfer));
 }
@@ -219,13 +217,6 @@ absl::Status MonitoredCommunicator::EndIfStuck(const absl::Status& status,
       late ? ExitCode::kHang : ExitCode::kPeerLost);
   EndJob(*this, ended);
   return ended;
-}
-
-void MonitoredCommunicator::EndLate(const std::string& call) {
-  EndJob(*this, WithExitCode(absl::DeadlineExceededError(absl::StrCat(
-                                 "rank ", heartbeat_.rank(), ", ", heartbeat_.PhaseAndAction(),
-                                 ": ", call, ": not finished in time")),
-                             ExitCode::kHang));
 }
 
 class HeartbeatMonitor::Impl {
@@ -255,7 +246,7 @@ class HeartbeatMonitor::Impl {
 
  private:
   // Sets `how`, one of the flags, and waits for the thread.
-  void Stop(bool& how) {
+  void Stop(std::atomic<bool>& how) {
     {
       const std::lock_guard lock(mutex_);
       how = true;
@@ -264,17 +255,12 @@ class HeartbeatMonitor::Impl {
     if (thread_.joinable()) thread_.join();
   }
 
-  bool GivenUp() {
-    const std::lock_guard lock(mutex_);
-    return given_up_;
-  }
-
   void Watch() {
     while (true) {
       const bool leaves = Sleep();
-      if (GivenUp()) return;
+      if (given_up_) return;
       const absl::Status told = Exchange(leaves);
-      if (GivenUp()) return;
+      if (given_up_) return;
       if (absl::IsAborted(told)) {  // the job has ended without this
         outcome_ = told;
         return;
@@ -324,7 +310,7 @@ class HeartbeatMonitor::Impl {
     absl::Status status;
     do {
       status = transfer_->Wait(std::min(kSlice, longest_));
-    } while (absl::IsDeadlineExceeded(status) && !GivenUp() &&
+    } while (absl::IsDeadlineExceeded(status) && !given_up_ &&
              SecondsNow() - asked_at_ < absl::ToDoubleSeconds(longest_));
     return status;
   }
@@ -377,9 +363,9 @@ class HeartbeatMonitor::Impl {
   // Kept when it is given up: dropped before the job ends, it would end it with another code.
   std::unique_ptr<Transfer> transfer_;
   absl::Status outcome_;  // to be read when the thread has ended
-  std::mutex mutex_;      // guards the next three
+  std::mutex mutex_;      // guards joining_; the flags change while it is held
   std::unique_ptr<Communicator> joining_;
-  bool ended_ = false, given_up_ = false;
+  std::atomic<bool> ended_{false}, given_up_{false};
   std::condition_variable changed_;
   std::thread thread_;  // last: starts when all else is there
 };

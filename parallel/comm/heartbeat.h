@@ -29,6 +29,7 @@
 #include <span>
 #include <string>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -92,7 +93,7 @@ class Heartbeat {
 // ends well.
 //
 // With a finite `comm_timeout`, nobody waits for ever on it: waits without a limit, those inside
-// Barrier, sums and the functions of collectives.h and agreement.h included, fail after
+// Barrier, sums and the functions of agreement.h included, fail after
 // comm_timeout with DeadlineExceeded and ExitCode::kHang, and waits whose peer is gone with
 // Unavailable and ExitCode::kPeerLost. Both end the job with an error that names the rank, its
 // phase and its action. Waits that state a limit keep it: DeadlineExceeded comes back, and the
@@ -114,9 +115,8 @@ class MonitoredCommunicator final : public ForwardingCommunicator {
  private:
   class MonitoredTransfer;
 
-  TransferOr Follow(TransferOr transfer, std::string call);
+  TransferOr Follow(std::string call, absl::FunctionRef<TransferOr()> start);
   absl::Status EndIfStuck(const absl::Status& status, const std::string& place);
-  void EndLate(const std::string& call);
   std::string WithPeer(const char* call, int peer) const;
   std::string WithAll(const char* call) const;
 

@@ -10,9 +10,7 @@
 #include <cstdlib>
 #include <deque>
 #include <functional>
-#include <memory>
 #include <mutex>
-#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -21,14 +19,12 @@
 #define MPICH_SKIP_MPICXX
 #include <mpi.h>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include <sys/prctl.h>
 
+#include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
-#include "parallel/comm/collectives.h"
-#include "parallel/comm/communicator.h"
 
 namespace deepnet {
 namespace {
@@ -47,6 +43,8 @@ constexpr microseconds kLongestPause(500);
 // Limits for MPI to end the job, and to finish a message that was given up.
 constexpr seconds kAbortLimit(5);
 constexpr seconds kGiveUpLimit(1);
+// Waits without a limit get this one: a clock's time plus an infinite duration would overflow.
+constexpr absl::Duration kLongestWait = absl::Hours(24 * 365);
 
 // Returns how long to sleep before looking again when nothing has happened for `idle`: an end is
 // found late by at most an eighth of the time that it took.
@@ -62,15 +60,13 @@ std::string ErrorText(int error) {
   return std::string(text, length);
 }
 
-// A message under way.
-struct MpiMessage {
-  enum class Kind { kSend, kReceive };
+using Message = MessageCommunicator::Message;
 
-  const Kind kind;
-  const Buffer buffer;
+// A message under way.
+struct MpiMessage : Message {
+  MpiMessage(const Message& message, MPI_Comm comm) : Message(message), comm(comm) {}
+
   const MPI_Comm comm;
-  const int peer;
-  const int tag;
 
   // The progress thread's own.
   int64_t num_pieces = 0;  // not finished yet
@@ -80,43 +76,195 @@ struct MpiMessage {
   // Guarded by the progress thread's mutex.
   bool finished = false;
   std::condition_variable changed;
-
-  std::string Text() const;  // "Send to rank 1 with tag 2, 3 B"
 };
 
 class MpiProgress {
  public:
-  MpiProgress();
-  ~MpiProgress();  // no message is under way, unless given up
+  MpiProgress() : thread_([this] { Loop(); }) {}
+  // No message is under way, unless given up.
+  ~MpiProgress() {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+      wake_.notify_one();
+    }
+    thread_.join();
+  }
 
   // Runs `call`, which may call MPI, on the thread; returns when it has. The first call starts MPI,
   // the last one ends it.
-  void Run(const std::function<void()>& call);
+  void Run(const std::function<void()>& call) {
+    bool done = false;  // guarded by mutex_
+    std::condition_variable changed;
+    Enqueue([&] {
+      call();
+      const std::lock_guard lock(mutex_);
+      done = true;
+      changed.notify_one();
+    });
+    std::unique_lock lock(mutex_);
+    changed.wait(lock, [&] { return done; });
+  }
 
   // The message's memory belongs to the thread until it is finished.
-  void Start(std::shared_ptr<MpiMessage> message);
+  void Start(std::shared_ptr<MpiMessage> message) {
+    Enqueue([this, message = std::move(message)] { Post(message); });
+  }
 
   // Sleeps until the message is finished, or for at most `limit`; whether it is.
-  bool Wait(MpiMessage& message, absl::Duration limit);
+  bool Wait(MpiMessage& message, absl::Duration limit) {
+    std::unique_lock lock(mutex_);
+    return message.changed.wait_for(lock, absl::ToChronoNanoseconds(std::min(limit, kLongestWait)),
+                                    [&] { return message.finished; });
+  }
 
   // Takes the message's memory back: cancels what can be cancelled and waits a moment for the rest.
   // If that does not end, no message of this process moves any more.
-  void GiveUp(const std::shared_ptr<MpiMessage>& message);
+  void GiveUp(const std::shared_ptr<MpiMessage>& message) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (message->finished) return;
+      if (given_up_.empty()) given_up_ = message->Text();
+    }
+    Run([&] { Cancel(*message); });
+    if (!Wait(*message, absl::FromChrono(kGiveUpLimit))) Run([&] { frozen_ = true; });
+  }
 
   // OK, or Aborted with what was given up.
-  absl::Status Alive();
+  absl::Status Alive() {
+    const std::lock_guard lock(mutex_);
+    if (given_up_.empty()) return absl::OkStatus();
+    return absl::AbortedError(absl::StrCat("this rank gave up ", given_up_));
+  }
 
   // Does not return.
-  [[noreturn]] void Abort(int exit_code);
+  [[noreturn]] void Abort(int exit_code) {
+    std::fflush(nullptr);
+    Enqueue([=] { MPI_Abort(MPI_COMM_WORLD, exit_code); });
+    // The thread may be inside of a call that waits for a lost peer. Then this process ends alone,
+    // and its launcher ends the others.
+    std::this_thread::sleep_for(kAbortLimit);
+    _exit(exit_code);
+  }
 
  private:
-  void Enqueue(std::function<void()> call);
-  void Loop();
-  void Post(const std::shared_ptr<MpiMessage>& message);
-  bool Poll();
-  void TakePiece(int index, int error, const MPI_Status& status);
-  void Finish(MpiMessage& message);
-  void Cancel(const MpiMessage& message);
+  void Enqueue(std::function<void()> call) {
+    const std::lock_guard lock(mutex_);
+    calls_.push_back(std::move(call));
+    wake_.notify_one();
+  }
+
+  void Loop() {
+    prctl(PR_SET_NAME, "mpi");
+    prctl(PR_SET_TIMERSLACK, 1000UL);  // ns; the default would add 50 us to each pause
+    auto last_event = steady_clock::now();
+    std::deque<std::function<void()>> calls;
+    std::unique_lock lock(mutex_);
+    while (true) {
+      calls.swap(calls_);
+      if (stop_ && calls.empty()) return;
+      lock.unlock();
+      const bool called = !calls.empty();
+      for (const auto& call : calls) call();
+      calls.clear();
+      const bool moved = Poll();
+      if (called || moved) last_event = steady_clock::now();
+      const bool idle = requests_.empty() || frozen_;
+      const auto pause = Pause(steady_clock::now() - last_event);
+      lock.lock();
+      const auto called_again = [&] { return !calls_.empty() || stop_; };
+      if (idle) {
+        wake_.wait(lock, called_again);
+      } else if (!moved) {
+        wake_.wait_for(lock, pause, called_again);
+      }
+    }
+  }
+
+  void Post(const std::shared_ptr<MpiMessage>& message) {
+    auto* const data = static_cast<char*>(message->buffer.data);
+    const int64_t bytes = message->buffer.bytes;
+    int64_t at = 0;
+    do {  // an empty message is one empty piece
+      const int piece = static_cast<int>(std::min(kPieceBytes, bytes - at));
+      MPI_Request request = MPI_REQUEST_NULL;
+      const int error = message->kind == Message::Kind::kSend
+                            ? MPI_Isend(data + at, piece, MPI_BYTE, message->peer, message->tag,
+                                        message->comm, &request)
+                            : MPI_Irecv(data + at, piece, MPI_BYTE, message->peer, message->tag,
+                                        message->comm, &request);
+      if (error != MPI_SUCCESS) {
+        message->result =
+            absl::UnavailableError(absl::StrCat(message->Text(), ": ", ErrorText(error)));
+        break;
+      }
+      ++message->num_pieces;
+      requests_.push_back(request);
+      owners_.push_back(message);
+      at += piece;
+    } while (at < bytes);
+    if (message->num_pieces == 0) Finish(*message);
+  }
+
+  // Looks once at all that is under way; whether any of it ended.
+  bool Poll() {
+    if (requests_.empty() || frozen_) return false;
+    const int count = static_cast<int>(requests_.size());
+    std::vector<int> ended(count);
+    std::vector<MPI_Status> statuses(count);
+    int num_ended = 0;
+    const int error =
+        MPI_Testsome(count, requests_.data(), &num_ended, ended.data(), statuses.data());
+    if (num_ended == MPI_UNDEFINED || num_ended == 0) return false;
+    const bool each_has_its_own = error == MPI_ERR_IN_STATUS;
+    for (int i = 0; i < num_ended; ++i) {
+      TakePiece(ended[i], each_has_its_own ? statuses[i].MPI_ERROR : error, statuses[i]);
+    }
+    // The others keep their order.
+    std::erase(requests_, MPI_REQUEST_NULL);
+    std::erase(owners_, nullptr);
+    DEEPNET_CHECK_EQ(requests_.size(), owners_.size());
+    return true;
+  }
+
+  void TakePiece(int index, int error, const MPI_Status& status) {
+    requests_[index] = MPI_REQUEST_NULL;  // MPI may leave it after an error
+    const std::shared_ptr<MpiMessage> owner = std::move(owners_[index]);
+    MpiMessage& message = *owner;
+    int error_class = MPI_SUCCESS;
+    if (error != MPI_SUCCESS) MPI_Error_class(error, &error_class);
+    if (error_class == MPI_ERR_TRUNCATE) {
+      message.result =
+          absl::InvalidArgumentError(absl::StrCat(message.Text(), ": the peer states more bytes"));
+    } else if (error_class != MPI_SUCCESS) {
+      message.result = absl::UnavailableError(absl::StrCat(message.Text(), ": ", ErrorText(error)));
+    } else if (message.kind == Message::Kind::kReceive) {
+      int bytes = 0;
+      MPI_Get_count(&status, MPI_BYTE, &bytes);
+      message.received_bytes += bytes;
+    }
+    if (--message.num_pieces == 0) Finish(message);
+  }
+
+  void Finish(MpiMessage& message) {
+    const bool whole =
+        message.kind == Message::Kind::kSend || message.received_bytes == message.buffer.bytes;
+    if (message.result.ok() && !whole) {
+      message.result = absl::InvalidArgumentError(
+          absl::StrCat(message.Text(), ": the peer states ", message.received_bytes, " B"));
+    }
+    const std::lock_guard lock(mutex_);
+    message.finished = true;
+    message.changed.notify_all();
+  }
+
+  // MPI cannot cancel a send that the peer may know of already.
+  void Cancel(const MpiMessage& message) {
+    if (message.kind == Message::Kind::kSend) return;
+    for (size_t i = 0; i < requests_.size(); ++i) {
+      if (owners_[i].get() == &message) MPI_Cancel(&requests_[i]);
+    }
+  }
 
   std::mutex mutex_;
   std::condition_variable wake_;             // of the thread
@@ -131,197 +279,6 @@ class MpiProgress {
 
   std::thread thread_;  // last: starts when all else is there
 };
-
-std::string MpiMessage::Text() const {
-  return absl::StrCat(kind == Kind::kSend ? "Send to rank " : "Receive from rank ", peer,
-                      " with tag ", tag, ", ", buffer.bytes, " B");
-}
-
-MpiProgress::MpiProgress() : thread_([this] { Loop(); }) {}
-
-MpiProgress::~MpiProgress() {
-  {
-    const std::lock_guard lock(mutex_);
-    stop_ = true;
-    wake_.notify_one();
-  }
-  thread_.join();
-}
-
-void MpiProgress::Enqueue(std::function<void()> call) {
-  const std::lock_guard lock(mutex_);
-  calls_.push_back(std::move(call));
-  wake_.notify_one();
-}
-
-void MpiProgress::Run(const std::function<void()>& call) {
-  bool done = false;  // guarded by mutex_
-  std::condition_variable changed;
-  Enqueue([&] {
-    call();
-    const std::lock_guard lock(mutex_);
-    done = true;
-    changed.notify_one();
-  });
-  std::unique_lock lock(mutex_);
-  changed.wait(lock, [&] { return done; });
-}
-
-void MpiProgress::Start(std::shared_ptr<MpiMessage> message) {
-  Enqueue([this, message = std::move(message)] { Post(message); });
-}
-
-bool MpiProgress::Wait(MpiMessage& message, absl::Duration limit) {
-  const auto finished = [&] { return message.finished; };
-  std::unique_lock lock(mutex_);
-  if (limit > absl::Hours(24 * 365)) {
-    message.changed.wait(lock, finished);
-    return true;
-  }
-  return message.changed.wait_until(lock, steady_clock::now() + absl::ToChronoNanoseconds(limit),
-                                    finished);
-}
-
-void MpiProgress::GiveUp(const std::shared_ptr<MpiMessage>& message) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (message->finished) return;
-    if (given_up_.empty()) given_up_ = message->Text();
-  }
-  Run([&] { Cancel(*message); });
-  if (!Wait(*message, absl::FromChrono(kGiveUpLimit))) Run([&] { frozen_ = true; });
-}
-
-absl::Status MpiProgress::Alive() {
-  const std::lock_guard lock(mutex_);
-  if (given_up_.empty()) return absl::OkStatus();
-  return absl::AbortedError(absl::StrCat("this rank gave up ", given_up_));
-}
-
-void MpiProgress::Abort(int exit_code) {
-  std::fflush(nullptr);
-  Enqueue([=] { MPI_Abort(MPI_COMM_WORLD, exit_code); });
-  // The thread may be inside of a call that waits for a lost peer. Then this process ends alone,
-  // and its launcher ends the others.
-  std::this_thread::sleep_for(kAbortLimit);
-  _exit(exit_code);
-}
-
-void MpiProgress::Loop() {
-  prctl(PR_SET_NAME, "mpi");
-  prctl(PR_SET_TIMERSLACK, 1000UL);  // ns; the default would add 50 us to each pause
-  auto last_event = steady_clock::now();
-  std::deque<std::function<void()>> calls;
-  std::unique_lock lock(mutex_);
-  while (true) {
-    calls.swap(calls_);
-    const bool stop = stop_ && calls.empty();
-    if (stop) return;
-    lock.unlock();
-    const bool called = !calls.empty();
-    for (const auto& call : calls) call();
-    calls.clear();
-    const bool moved = Poll();
-    if (called || moved) last_event = steady_clock::now();
-    const bool idle = requests_.empty() || frozen_;
-    const auto pause = Pause(steady_clock::now() - last_event);
-    lock.lock();
-    const auto called_again = [&] { return !calls_.empty() || stop_; };
-    if (idle) {
-      wake_.wait(lock, called_again);
-    } else if (!moved) {
-      wake_.wait_for(lock, pause, called_again);
-    }
-  }
-}
-
-void MpiProgress::Post(const std::shared_ptr<MpiMessage>& message) {
-  auto* const data = static_cast<char*>(message->buffer.data);
-  const int64_t bytes = message->buffer.bytes;
-  int64_t at = 0;
-  do {  // an empty message is one empty piece
-    const int piece = static_cast<int>(std::min(kPieceBytes, bytes - at));
-    MPI_Request request = MPI_REQUEST_NULL;
-    const int error = message->kind == MpiMessage::Kind::kSend
-                          ? MPI_Isend(data + at, piece, MPI_BYTE, message->peer, message->tag,
-                                      message->comm, &request)
-                          : MPI_Irecv(data + at, piece, MPI_BYTE, message->peer, message->tag,
-                                      message->comm, &request);
-    if (error != MPI_SUCCESS) {
-      message->result =
-          absl::UnavailableError(absl::StrCat(message->Text(), ": ", ErrorText(error)));
-      break;
-    }
-    ++message->num_pieces;
-    requests_.push_back(request);
-    owners_.push_back(message);
-    at += piece;
-  } while (at < bytes);
-  if (message->num_pieces == 0) Finish(*message);
-}
-
-// Looks once at all that is under way; whether any of it ended.
-bool MpiProgress::Poll() {
-  if (requests_.empty() || frozen_) return false;
-  const int count = static_cast<int>(requests_.size());
-  std::vector<int> ended(count);
-  std::vector<MPI_Status> statuses(count);
-  int num_ended = 0;
-  const int error =
-      MPI_Testsome(count, requests_.data(), &num_ended, ended.data(), statuses.data());
-  if (num_ended == MPI_UNDEFINED || num_ended == 0) return false;
-  const bool each_has_its_own = error == MPI_ERR_IN_STATUS;
-  for (int i = 0; i < num_ended; ++i) {
-    TakePiece(ended[i], each_has_its_own ? statuses[i].MPI_ERROR : error, statuses[i]);
-  }
-  // Ended requests are null now; the others keep their order.
-  size_t kept = 0;
-  for (size_t i = 0; i < requests_.size(); ++i) {
-    if (requests_[i] == MPI_REQUEST_NULL) continue;
-    requests_[kept] = requests_[i];
-    owners_[kept++] = std::move(owners_[i]);
-  }
-  requests_.resize(kept);
-  owners_.resize(kept);
-  return true;
-}
-
-void MpiProgress::TakePiece(int index, int error, const MPI_Status& status) {
-  MpiMessage& message = *owners_[index];
-  int error_class = MPI_SUCCESS;
-  if (error != MPI_SUCCESS) MPI_Error_class(error, &error_class);
-  if (error_class == MPI_ERR_TRUNCATE) {
-    message.result =
-        absl::InvalidArgumentError(absl::StrCat(message.Text(), ": the peer states more bytes"));
-  } else if (error_class != MPI_SUCCESS) {
-    message.result = absl::UnavailableError(absl::StrCat(message.Text(), ": ", ErrorText(error)));
-  } else if (message.kind == MpiMessage::Kind::kReceive) {
-    int bytes = 0;
-    MPI_Get_count(&status, MPI_BYTE, &bytes);
-    message.received_bytes += bytes;
-  }
-  if (--message.num_pieces == 0) Finish(message);
-}
-
-void MpiProgress::Finish(MpiMessage& message) {
-  const bool whole =
-      message.kind == MpiMessage::Kind::kSend || message.received_bytes == message.buffer.bytes;
-  if (message.result.ok() && !whole) {
-    message.result = absl::InvalidArgumentError(
-        absl::StrCat(message.Text(), ": the peer states ", message.received_bytes, " B"));
-  }
-  const std::lock_guard lock(mutex_);
-  message.finished = true;
-  message.changed.notify_all();
-}
-
-// MPI cannot cancel a send that the peer may know of already.
-void MpiProgress::Cancel(const MpiMessage& message) {
-  if (message.kind == MpiMessage::Kind::kSend) return;
-  for (size_t i = 0; i < requests_.size(); ++i) {
-    if (owners_[i].get() == &message) MPI_Cancel(&requests_[i]);
-  }
-}
 
 class MpiTransfer final : public Transfer {
  public:
@@ -345,7 +302,7 @@ class MpiTransfer final : public Transfer {
 
 // A group is an MPI communicator; MPI_Finalize frees all of them, because MPI_Comm_free would be a
 // collective at a moment that only one rank chooses.
-class MpiCommunicator final : public Communicator {
+class MpiCommunicator final : public MessageCommunicator {
  public:
   MpiCommunicator(std::shared_ptr<MpiProgress> progress, MPI_Comm comm)
       : progress_(std::move(progress)), comm_(comm) {
@@ -357,26 +314,6 @@ class MpiCommunicator final : public Communicator {
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
-
-  TransferOr Send(Buffer buffer, int peer, int tag) override {
-    RETURN_IF_ERROR(CheckMessage("Send to", *this, peer, tag));
-    return Start(MpiMessage::Kind::kSend, buffer, peer, tag);
-  }
-
-  TransferOr Receive(Buffer buffer, int peer, int tag) override {
-    RETURN_IF_ERROR(CheckMessage("Receive from", *this, peer, tag));
-    return Start(MpiMessage::Kind::kReceive, buffer, peer, tag);
-  }
-
-  TransferOr AllToAll(std::span<const Buffer> send, std::span<const Buffer> receive) override {
-    return WithMessages(
-        [&](const MessageGroup& group) { return AllToAllByMessages(group, send, receive); });
-  }
-
-  TransferOr AllGather(Buffer mine, std::span<const Buffer> all) override {
-    return WithMessages(
-        [&](const MessageGroup& group) { return AllGatherByMessages(group, mine, all); });
-  }
 
   // Barrier first: ranks sleep in it, but burn their core in MPI_Comm_split.
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override {
@@ -396,26 +333,13 @@ class MpiCommunicator final : public Communicator {
   void Abort(int exit_code) override { progress_->Abort(exit_code); }
 
  private:
-  template <typename Body>
-  TransferOr WithMessages(Body body) {
+  TransferOr Start(const Message& message) override {
     RETURN_IF_ERROR(progress_->Alive());
-    const auto send = [&](Buffer buffer, int peer, int tag) {
-      return Start(MpiMessage::Kind::kSend, buffer, peer, tag);
-    };
-    const auto receive = [&](Buffer buffer, int peer, int tag) {
-      return Start(MpiMessage::Kind::kReceive, buffer, peer, tag);
-    };
-    return body(MessageGroup{rank_, size_, send, receive});
+    const auto started = std::make_shared<MpiMessage>(message, comm_);
+    progress_->Start(started);
+    return std::make_unique<MpiTransfer>(progress_, started);
   }
-
-  TransferOr Start(MpiMessage::Kind kind, Buffer buffer, int peer, int tag) {
-    const bool sends = kind == MpiMessage::Kind::kSend;
-    RETURN_IF_ERROR(CheckHostMemory(sends ? "Send of" : "Receive of", buffer));
-    RETURN_IF_ERROR(progress_->Alive());
-    std::shared_ptr<MpiMessage> message(new MpiMessage{kind, buffer, comm_, peer, tag});
-    progress_->Start(message);
-    return std::make_unique<MpiTransfer>(progress_, message);
-  }
+  absl::Status CheckAlive(const char*) override { return progress_->Alive(); }
 
   const std::shared_ptr<MpiProgress> progress_;
   const MPI_Comm comm_;

@@ -19,30 +19,27 @@
 
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
-#include "parallel/comm/collectives.h"
 
 namespace deepnet {
 namespace {
 
-enum class Kind { kSend, kReceive };
+using Message = MessageCommunicator::Message;
+
+// Waits without a limit get this one: a clock's time plus an infinite duration would overflow.
+constexpr absl::Duration kLongestWait = absl::Hours(24 * 365);
+
 enum class State { kWaiting, kCopying, kDone, kSizesDiffer, kEnded };
 
 // One message as one rank asked for it. Guarded by the world's mutex, except for the memory while
 // kCopying.
-struct Post {
-  Kind kind;
-  Buffer buffer;
-  int peer;
-  int tag;
+struct Post : Message {
+  explicit Post(const Message& message) : Message(message) {}
+
   State state = State::kWaiting;
   int64_t peer_bytes = 0;  // where kSizesDiffer
   std::condition_variable changed;
 
   bool Finished() const { return state != State::kWaiting && state != State::kCopying; }
-  std::string Text() const {
-    return absl::StrCat(kind == Kind::kSend ? "Send to rank " : "Receive from rank ", peer,
-                        " with tag ", tag, ", ", buffer.bytes, " B");
-  }
 };
 
 // The state that all ranks of the job share.
@@ -106,15 +103,15 @@ class ThreadTransfer final : public Transfer {
   absl::Status Wait(absl::Duration limit) override {
     const auto finished = [&] { return post_->Finished(); };
     std::unique_lock lock(group_->world->mutex);
-    if (limit > absl::Hours(24 * 365)) {
-      post_->changed.wait(lock, finished);
-    } else if (!post_->changed.wait_until(
-                   lock, std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(limit),
-                   finished)) {
+    if (!post_->changed.wait_for(lock, absl::ToChronoNanoseconds(std::min(limit, kLongestWait)),
+                                 finished)) {
       return absl::DeadlineExceededError(
           absl::StrCat(post_->Text(), ": not finished after ", absl::FormatDuration(limit)));
     }
-    return Result();
+    if (post_->state == State::kEnded) return group_->world->EndedStatus(post_->Text());
+    if (post_->state == State::kDone) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat(post_->Text(), ": the peer states ", post_->peer_bytes, " B"));
   }
 
   bool Done() override {
@@ -123,47 +120,18 @@ class ThreadTransfer final : public Transfer {
   }
 
  private:
-  absl::Status Result() const {
-    if (post_->state == State::kEnded) return group_->world->EndedStatus(post_->Text());
-    if (post_->state == State::kDone) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrCat(post_->Text(), ": the peer states ", post_->peer_bytes, " B"));
-  }
-
   const std::shared_ptr<Group> group_;
   const std::shared_ptr<Post> post_;
   const int world_rank_;
 };
 
-class ThreadCommunicator final : public Communicator {
+class ThreadCommunicator final : public MessageCommunicator {
  public:
   ThreadCommunicator(std::shared_ptr<Group> group, int rank)
       : group_(std::move(group)), world_(*group_->world), rank_(rank) {}
 
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(group_->world_ranks.size()); }
-
-  TransferOr Send(Buffer buffer, int peer, int tag) override {
-    RETURN_IF_ERROR(CheckMessage("Send to", *this, peer, tag));
-    return Start(Kind::kSend, buffer, peer, tag);
-  }
-
-  TransferOr Receive(Buffer buffer, int peer, int tag) override {
-    RETURN_IF_ERROR(CheckMessage("Receive from", *this, peer, tag));
-    return Start(Kind::kReceive, buffer, peer, tag);
-  }
-
-  TransferOr AllToAll(std::span<const Buffer> send, std::span<const Buffer> receive) override {
-    RETURN_IF_ERROR(CheckAlive("AllToAll"));
-    return WithMessages(
-        [&](const MessageGroup& group) { return AllToAllByMessages(group, send, receive); });
-  }
-
-  TransferOr AllGather(Buffer mine, std::span<const Buffer> all) override {
-    RETURN_IF_ERROR(CheckAlive("AllGather"));
-    return WithMessages(
-        [&](const MessageGroup& group) { return AllGatherByMessages(group, mine, all); });
-  }
 
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
 
@@ -173,25 +141,14 @@ class ThreadCommunicator final : public Communicator {
   }
 
  private:
-  template <typename Body>
-  TransferOr WithMessages(Body body) {
-    const auto send = [&](Buffer buffer, int peer, int tag) {
-      return Start(Kind::kSend, buffer, peer, tag);
-    };
-    const auto receive = [&](Buffer buffer, int peer, int tag) {
-      return Start(Kind::kReceive, buffer, peer, tag);
-    };
-    return body(MessageGroup{rank_, size(), send, receive});
-  }
+  TransferOr Start(const Message& message) override;
+  std::shared_ptr<Post> TakePartner(const std::shared_ptr<Post>& post, const Group::Lane& lane);
+  std::shared_ptr<Group> JoinChild(int color, const std::vector<int>& members);
 
-  absl::Status CheckAlive(const char* call) {
+  absl::Status CheckAlive(const char* call) override {
     const std::lock_guard lock(world_.mutex);
     return world_.ended ? world_.EndedStatus(call) : absl::OkStatus();
   }
-
-  TransferOr Start(Kind kind, Buffer buffer, int peer, int tag);
-  std::shared_ptr<Post> TakePartner(const std::shared_ptr<Post>& post, const Group::Lane& lane);
-  std::shared_ptr<Group> JoinChild(int color, const std::vector<int>& members);
 
   const std::shared_ptr<Group> group_;
   World& world_;
@@ -199,14 +156,10 @@ class ThreadCommunicator final : public Communicator {
   int num_splits_ = 0;
 };
 
-Communicator::TransferOr ThreadCommunicator::Start(Kind kind, Buffer buffer, int peer, int tag) {
-  RETURN_IF_ERROR(CheckHostMemory(kind == Kind::kSend ? "Send of" : "Receive of", buffer));
-  auto post = std::make_shared<Post>();
-  post->kind = kind;
-  post->buffer = buffer;
-  post->peer = peer;
-  post->tag = tag;
-  const bool sends = kind == Kind::kSend;
+Communicator::TransferOr ThreadCommunicator::Start(const Message& message) {
+  const auto& [kind, buffer, peer, tag] = message;
+  const auto post = std::make_shared<Post>(message);
+  const bool sends = kind == Message::Kind::kSend;
   std::unique_lock lock(world_.mutex);
   if (world_.ended) return world_.EndedStatus(post->Text());
   const std::shared_ptr<Post> partner =

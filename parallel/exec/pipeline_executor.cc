@@ -1,17 +1,13 @@
 #include "parallel/exec/pipeline_executor.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <limits>
 #include <map>
 #include <memory>
-#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
@@ -19,10 +15,6 @@
 #include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
-#include "parallel/comm/communicator.h"
-#include "parallel/exec/stage.h"
-#include "parallel/plan/partition.h"
-#include "parallel/plan/schedule.h"
 #include "parallel/plan/schedule_text.h"
 
 namespace deepnet {
@@ -84,24 +76,64 @@ std::string PositionText(const Schedule& schedule, int rank, const Action& reaso
 
 namespace {
 
-// All arguments must outlive it; `schedule` is for the text of errors. Errors are as RunSchedule
-// says, without rank and action in front.
+// Messages of one rank. `schedule` is for the text of errors, which are as RunSchedule says,
+// without rank and action in front.
 class MessageBox {
  public:
+  // All arguments must outlive it.
   MessageBox(const Schedule& schedule, const Placement& placement, Stage& stage, Communicator& comm,
-             const ExecutorOptions& options);
+             const ExecutorOptions& options)
+      : schedule_(schedule), placement_(placement), stage_(stage), comm_(comm), options_(options) {}
 
   // Starts a send or a receive. Does not wait.
-  absl::Status Start(const Action& transfer);
+  absl::Status Start(const Action& transfer) {
+    Message message{.action = transfer, .start = SecondsNow()};
+    ASSIGN_OR_RETURN(const Route route, RouteOf(transfer, placement_));
+    message.route = route;
+    int tensor = 0;
+    for (const Buffer& buffer :
+         stage_.Buffers(route.boundary, transfer.chunk, transfer.microbatch)) {
+      const int tag = MessageTag(route.cut, route.backward, tensor++);
+      Communicator::TransferOr part =
+          route.send ? comm_.Send(buffer, route.peer, tag) : comm_.Receive(buffer, route.peer, tag);
+      if (!part.ok()) return Explain(part.status(), message, transfer);
+      message.parts.push_back(*std::move(part));
+      message.bytes += buffer.bytes;
+    }
+    (route.send ? sends_ : receives_).push_back(std::move(message));
+    return absl::OkStatus();
+  }
 
   // Waits for `receive` if its chunk gets this from another rank; `reason` needs its data.
-  absl::Status AwaitReceived(const Action& receive, const Action& reason);
+  absl::Status AwaitReceived(const Action& receive, const Action& reason) {
+    const int cut = receive.chunk + (receive.op == Op::kReceiveBackward ? 1 : 0);
+    if (cut >= placement_.NumChunks() || !placement_.Crosses(cut)) return absl::OkStatus();
+    const auto found =
+        std::find_if(receives_.begin(), receives_.end(),
+                     [&](const Message& message) { return message.action == receive; });
+    if (found == receives_.end()) {
+      return absl::InvalidArgumentError(absl::StrCat("no ", ToText(receive), " stands before it"));
+    }
+    RETURN_IF_ERROR(Await(*found, reason));
+    receives_.erase(found);
+    return absl::OkStatus();
+  }
 
-  // Gives the stage back what is gone. Does not wait.
-  absl::Status ReleaseSent();
-
-  // Waits for everything that is still to be sent.
-  absl::Status AwaitSent();
+  // Gives the stage back what is gone, without waiting, or with `wait` everything that is still to
+  // be sent.
+  absl::Status ReleaseSent(bool wait) {
+    for (auto sent = sends_.begin(); sent != sends_.end();) {
+      if (!wait && !sent->Done()) {
+        ++sent;
+        continue;
+      }
+      const Action action = sent->action;
+      RETURN_IF_ERROR(Await(*sent, action));
+      stage_.Release(sent->route.boundary, action.chunk, action.microbatch);
+      sent = sends_.erase(sent);
+    }
+    return absl::OkStatus();
+  }
 
  private:
   struct Message {
@@ -111,17 +143,53 @@ class MessageBox {
     double start = 0.0;                            // seconds of SecondsNow()
     std::vector<std::unique_ptr<Transfer>> parts;  // one per tensor
 
-    bool Done() const;
+    bool Done() const {
+      return std::all_of(parts.begin(), parts.end(), [](const auto& part) { return part->Done(); });
+    }
   };
 
-  // Returns true if `receive` is a message between ranks.
-  bool Crosses(const Action& receive) const;
-  absl::Status StartParts(Message& message);
-  absl::Status Await(Message& message, const Action& reason);
-  absl::Status AwaitAndRelease(size_t index, const Action& reason);  // of sends_
+  absl::Status Await(const Message& message, const Action& reason) {
+    const bool waits = !message.Done();
+    const double start = SecondsNow();
+    for (const auto& part : message.parts) {
+      const absl::Duration left = options_.comm_timeout - absl::Seconds(SecondsNow() - start);
+      const absl::Status status = part->Wait(std::max(left, absl::ZeroDuration()));
+      if (!status.ok()) return Explain(status, message, reason);
+    }
+    if (options_.trace == nullptr) return absl::OkStatus();
+    TraceEvent event{.kind = TraceKind::kWait,
+                     .action = reason,
+                     .peer = message.route.peer,
+                     .start = start,
+                     .end = SecondsNow()};
+    if (waits) options_.trace->events.push_back(event);
+    event.kind = message.route.send ? TraceKind::kSend : TraceKind::kReceive;
+    event.action = message.action;
+    event.bytes = message.bytes;
+    event.start = message.start;
+    options_.trace->events.push_back(event);
+    return absl::OkStatus();
+  }
+
   absl::Status Explain(const absl::Status& status, const Message& message,
-                       const Action& reason) const;
-  void Record(const Message& message);
+                       const Action& reason) const {
+    const bool late = absl::IsDeadlineExceeded(status);
+    if (!late && !absl::IsUnavailable(status)) return status;
+    std::string text = absl::StrFormat(
+        "chunk %d, microbatch %d: %s %s rank %d", message.action.chunk, message.action.microbatch,
+        ToText(message.action), message.route.send ? "to" : "from", message.route.peer);
+    if (late) {
+      absl::StrAppendFormat(&text, " has not moved for %s (parallel.comm_timeout_seconds)",
+                            absl::FormatDuration(options_.comm_timeout));
+    } else {
+      absl::StrAppend(&text, " is lost: ", status.message());
+    }
+    absl::StrAppend(
+        &text, "\n",
+        PositionText(schedule_, comm_.rank(), reason, message.route.peer, message.action));
+    return WithExitCode(absl::Status(status.code(), text),
+                        late ? ExitCode::kHang : ExitCode::kPeerLost);
+  }
 
   const Schedule& schedule_;
   const Placement& placement_;
@@ -131,129 +199,6 @@ class MessageBox {
   std::vector<Message> receives_;  // started, not yet used; in order
   std::vector<Message> sends_;     // under way; in order
 };
-
-MessageBox::MessageBox(const Schedule& schedule, const Placement& placement, Stage& stage,
-                       Communicator& comm, const ExecutorOptions& options)
-    : schedule_(schedule), placement_(placement), stage_(stage), comm_(comm), options_(options) {}
-
-bool MessageBox::Message::Done() const {
-  return std::all_of(parts.begin(), parts.end(), [](const auto& part) { return part->Done(); });
-}
-
-absl::Status MessageBox::Start(const Action& transfer) {
-  Message message{.action = transfer, .start = SecondsNow()};
-  ASSIGN_OR_RETURN(message.route, RouteOf(transfer, placement_));
-  RETURN_IF_ERROR(StartParts(message));
-  (message.route.send ? sends_ : receives_).push_back(std::move(message));
-  return absl::OkStatus();
-}
-
-absl::Status MessageBox::StartParts(Message& message) {
-  const Route& route = message.route;
-  int tensor = 0;
-  for (const Buffer& buffer :
-       stage_.Buffers(route.boundary, message.action.chunk, message.action.microbatch)) {
-    const int tag = MessageTag(route.cut, route.backward, tensor++);
-    Communicator::TransferOr part =
-        route.send ? comm_.Send(buffer, route.peer, tag) : comm_.Receive(buffer, route.peer, tag);
-    if (!part.ok()) return Explain(part.status(), message, message.action);
-    message.parts.push_back(*std::move(part));
-    message.bytes += buffer.bytes;
-  }
-  return absl::OkStatus();
-}
-
-bool MessageBox::Crosses(const Action& receive) const {
-  const int cut = receive.chunk + (receive.op == Op::kReceiveBackward ? 1 : 0);
-  return cut < placement_.NumChunks() && placement_.Crosses(cut);
-}
-
-absl::Status MessageBox::AwaitReceived(const Action& receive, const Action& reason) {
-  if (!Crosses(receive)) return absl::OkStatus();
-  const auto found = std::find_if(receives_.begin(), receives_.end(), [&](const Message& message) {
-    return message.action == receive;
-  });
-  if (found == receives_.end()) {
-    return absl::InvalidArgumentError(absl::StrCat("no ", ToText(receive), " stands before it"));
-  }
-  RETURN_IF_ERROR(Await(*found, reason));
-  receives_.erase(found);
-  return absl::OkStatus();
-}
-
-absl::Status MessageBox::ReleaseSent() {
-  for (size_t i = 0; i < sends_.size();) {
-    if (sends_[i].Done()) {
-      RETURN_IF_ERROR(AwaitAndRelease(i, sends_[i].action));
-    } else {
-      ++i;
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status MessageBox::AwaitSent() {
-  while (!sends_.empty()) RETURN_IF_ERROR(AwaitAndRelease(0, sends_[0].action));
-  return absl::OkStatus();
-}
-
-absl::Status MessageBox::AwaitAndRelease(size_t index, const Action& reason) {
-  const Message& message = sends_[index];
-  RETURN_IF_ERROR(Await(sends_[index], reason));
-  stage_.Release(message.route.boundary, message.action.chunk, message.action.microbatch);
-  sends_.erase(sends_.begin() + static_cast<std::ptrdiff_t>(index));
-  return absl::OkStatus();
-}
-
-absl::Status MessageBox::Await(Message& message, const Action& reason) {
-  const bool waits = !message.Done();
-  const double start = SecondsNow();
-  for (const auto& part : message.parts) {
-    const absl::Duration left = options_.comm_timeout - absl::Seconds(SecondsNow() - start);
-    const absl::Status status = part->Wait(std::max(left, absl::ZeroDuration()));
-    if (!status.ok()) return Explain(status, message, reason);
-  }
-  if (options_.trace != nullptr && waits) {
-    options_.trace->events.push_back({.kind = TraceKind::kWait,
-                                      .action = reason,
-                                      .peer = message.route.peer,
-                                      .start = start,
-                                      .end = SecondsNow()});
-  }
-  Record(message);
-  return absl::OkStatus();
-}
-
-void MessageBox::Record(const Message& message) {
-  if (options_.trace == nullptr) return;
-  options_.trace->events.push_back(
-      {.kind = message.route.send ? TraceKind::kSend : TraceKind::kReceive,
-       .action = message.action,
-       .peer = message.route.peer,
-       .bytes = message.bytes,
-       .start = message.start,
-       .end = SecondsNow()});
-}
-
-absl::Status MessageBox::Explain(const absl::Status& status, const Message& message,
-                                 const Action& reason) const {
-  const bool late = absl::IsDeadlineExceeded(status);
-  if (!late && !absl::IsUnavailable(status)) return status;
-  std::string text = absl::StrFormat("chunk %d, microbatch %d: %s %s rank %d", message.action.chunk,
-                                     message.action.microbatch, ToText(message.action),
-                                     message.route.send ? "to" : "from", message.route.peer);
-  if (late) {
-    absl::StrAppendFormat(&text, " has not moved for %s (parallel.comm_timeout_seconds)",
-                          absl::FormatDuration(options_.comm_timeout));
-  } else {
-    absl::StrAppend(&text, " is lost: ", status.message());
-  }
-  absl::StrAppend(
-      &text, "\n",
-      PositionText(schedule_, comm_.rank(), reason, message.route.peer, message.action));
-  return WithExitCode(absl::Status(status.code(), text),
-                      late ? ExitCode::kHang : ExitCode::kPeerLost);
-}
 
 bool IsReceive(Op op) { return op == Op::kReceiveForward || op == Op::kReceiveBackward; }
 
@@ -314,15 +259,17 @@ class Execution {
         receives_(ListReceives(actions_)) {}
 
   absl::Status Run() {
-    for (at_ = 0; at_ < NumActions(); ++at_) {
+    for (at_ = 0; at_ < static_cast<int>(actions_.size()); ++at_) {
       const Action& action = actions_[at_];
-      Beat(action);
+      if (options_.heartbeat != nullptr) {
+        options_.heartbeat->Act(absl::StrCat("action ", ToText(action)));
+      }
       RETURN_IF_ERROR(At(action, StartReceives()));
-      RETURN_IF_ERROR(At(action, box_.ReleaseSent()));
+      RETURN_IF_ERROR(At(action, box_.ReleaseSent(/*wait=*/false)));
       RETURN_IF_ERROR(At(action, Take(action)));
       if (!IsTransfer(action.op)) ++computed_;
     }
-    if (!actions_.empty()) RETURN_IF_ERROR(At(actions_.back(), box_.AwaitSent()));
+    if (!actions_.empty()) RETURN_IF_ERROR(At(actions_.back(), box_.ReleaseSent(/*wait=*/true)));
     return absl::OkStatus();
   }
 
@@ -330,13 +277,6 @@ class Execution {
   // `status` with where it happened in front.
   absl::Status At(const Action& action, const absl::Status& status) const {
     return WithPrefix(absl::StrCat("rank ", rank_, ", action ", ToText(action)), status);
-  }
-
-  int NumActions() const { return static_cast<int>(actions_.size()); }
-
-  void Beat(const Action& action) {
-    if (options_.heartbeat == nullptr) return;
-    options_.heartbeat->Act(absl::StrCat("action ", ToText(action)));
   }
 
   // Returns true if this rank still computes the forward pass of the gradient in `receive` before
@@ -362,35 +302,25 @@ class Execution {
   }
 
   absl::Status Take(const Action& action) {
-    switch (action.op) {
-      case Op::kForward:
-        RETURN_IF_ERROR(box_.AwaitReceived(ReceiveFor(action), action));
-        return Compute(action, &Stage::Forward);
-      case Op::kBackward:
-        RETURN_IF_ERROR(box_.AwaitReceived(ReceiveFor(action), action));
-        return Compute(action, &Stage::Backward);
-      case Op::kBackwardInput:
-        RETURN_IF_ERROR(box_.AwaitReceived(ReceiveFor(action), action));
-        return Compute(action, &Stage::BackwardInput);
-      case Op::kBackwardWeight:
-        return Compute(action, &Stage::BackwardWeight);
-      case Op::kSendForward:
-      case Op::kSendBackward:
-        return box_.Start(action);
-      case Op::kReceiveForward:
-      case Op::kReceiveBackward:
-        return absl::OkStatus();  // StartReceives did; whoever needs the data waits for them
+    if (IsReceive(action.op)) return absl::OkStatus();  // started; who needs the data waits for it
+    if (IsTransfer(action.op)) return box_.Start(action);
+    if (action.op != Op::kBackwardWeight) {
+      RETURN_IF_ERROR(box_.AwaitReceived(ReceiveFor(action), action));
     }
-    return absl::InternalError("unknown operation");
+    const double start = SecondsNow();
+    absl::Status status = Compute(action);
+    if (options_.trace != nullptr) {
+      options_.trace->events.push_back(
+          {.kind = TraceKind::kCompute, .action = action, .start = start, .end = SecondsNow()});
+    }
+    return status;
   }
 
-  absl::Status Compute(const Action& action, absl::Status (Stage::*work)(int, int)) {
-    if (options_.trace == nullptr) return (stage_.*work)(action.chunk, action.microbatch);
-    const double start = SecondsNow();
-    absl::Status status = (stage_.*work)(action.chunk, action.microbatch);
-    options_.trace->events.push_back(
-        {.kind = TraceKind::kCompute, .action = action, .start = start, .end = SecondsNow()});
-    return status;
+  absl::Status Compute(const Action& action) {
+    if (action.op == Op::kForward) return stage_.Forward(action.chunk, action.microbatch);
+    if (action.op == Op::kBackward) return stage_.Backward(action.chunk, action.microbatch);
+    return action.op == Op::kBackwardInput ? stage_.BackwardInput(action.chunk, action.microbatch)
+                                           : stage_.BackwardWeight(action.chunk, action.microbatch);
   }
 
   const std::vector<Action>& actions_;
@@ -417,10 +347,6 @@ absl::Status RunSchedule(const Schedule& schedule, const Placement& placement, S
   // Messages are still under way here: the job ends before they are dropped.
   if (!status.ok() && !absl::IsAborted(status) && comm.size() > 1) EndJob(comm, status);
   return status;
-}
-
-absl::Status RunSchedule(const Schedule& schedule, Stage& stage, Communicator& comm) {
-  return RunSchedule(schedule, Placement{}, stage, comm);
 }
 
 }  // namespace deepnet

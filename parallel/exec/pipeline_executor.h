@@ -31,7 +31,8 @@ struct ExecutorOptions {
 };
 
 // Takes the actions of rank comm.rank() in order. Collective over `comm`, the ranks of one
-// pipeline. `schedule` has its transfers and has passed CheckSchedule with `placement`.
+// pipeline. `schedule` has its transfers and has passed CheckSchedule with `placement`; one rank
+// alone needs none.
 //
 // A receive offers its memory look_ahead computing actions early and is waited for by the action
 // that needs its data; a send runs in the background and never holds its rank up, however far it is
@@ -54,9 +55,6 @@ struct ExecutorOptions {
 //   - InvalidArgument: a schedule for another number of ranks, or without the transfers it needs.
 absl::Status RunSchedule(const Schedule& schedule, const Placement& placement, Stage& stage,
                          Communicator& comm, const ExecutorOptions& options = {});
-
-// The same for one rank alone, which needs no placement.
-absl::Status RunSchedule(const Schedule& schedule, Stage& stage, Communicator& comm);
 
 // Tensors that one microbatch may send over one cut in one direction.
 inline constexpr int kMaxTensors = 4;

@@ -2,22 +2,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdint>
-#include <deque>
-#include <functional>
-#include <limits>
-#include <map>
-#include <memory>
 #include <numeric>
 #include <span>
-#include <string>
 #include <thread>
-#include <tuple>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include <sys/prctl.h>
 
@@ -25,112 +13,19 @@
 #include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
-#include "parallel/comm/communicator.h"
-#include "parallel/exec/pipeline_executor.h"
-#include "parallel/exec/stage.h"
-#include "parallel/exec/trace.h"
 #include "parallel/plan/memory.h"
-#include "parallel/plan/partition.h"
-#include "parallel/plan/plan_accessors.h"
-#include "parallel/plan/schedule.h"
-#include "parallel/plan/simulator.h"
-#include "parallel/plan/stage_messages.h"
 
 namespace deepnet {
+namespace {
 
-TimedStage::TimedStage(TimedStageOptions options, const RankTrace& trace)
-    : options_(std::move(options)), trace_(trace) {
-  DEEPNET_CHECK_EQ(options_.costs.size(), options_.crossings.size());
-}
+constexpr double kStep = 3.0;         // seconds
+constexpr double kAction = 0.004;     // seconds; wake-ups are late by tens of microseconds
+constexpr double kOverhead = 0.0005;  // seconds for each action of any rank, if few cores serve all
 
-absl::Status TimedStage::Forward(int chunk, int microbatch) {
-  absl::Status status = Work(options_.costs[chunk].forward);
-  Release(Boundary::kInput, chunk, microbatch);
-  return status;
-}
-
-absl::Status TimedStage::Backward(int chunk, int microbatch) {
-  const ChunkCost& cost = options_.costs[chunk];
-  absl::Status status =
-      WorkOnWeights(cost.backward_input + cost.backward_weight, chunk, microbatch);
-  Release(Boundary::kOutputGradient, chunk, microbatch);
-  return status;
-}
-
-absl::Status TimedStage::BackwardInput(int chunk, int microbatch) {
-  absl::Status status = Work(options_.costs[chunk].backward_input);
-  Release(Boundary::kOutputGradient, chunk, microbatch);
-  return status;
-}
-
-absl::Status TimedStage::BackwardWeight(int chunk, int microbatch) {
-  return WorkOnWeights(options_.costs[chunk].backward_weight, chunk, microbatch);
-}
-
-// Weight gradients of a chunk come in the order of microbatches.
-absl::Status TimedStage::WorkOnWeights(double seconds, int chunk, int microbatch) {
-  const double began = SecondsNow();
-  RETURN_IF_ERROR(Work(seconds));
-  if (options_.gradient_done == nullptr || microbatch + 1 < options_.num_microbatches) {
-    return absl::OkStatus();
-  }
-  return options_.gradient_done(chunk, began);
-}
-
-bool TimedStage::WaitedSinceLastWork() const {
-  for (auto event = trace_.events.rbegin(); event != trace_.events.rend(); ++event) {
-    if (event->kind == TraceKind::kCompute) return false;
-    if (event->kind == TraceKind::kWait) return true;
-  }
-  return true;  // the first action: nothing to make up for
-}
-
-absl::Status TimedStage::Work(double seconds) {
-  const double late = WaitedSinceLastWork() ? 0.0 : overslept_;
-  const double deadline = SecondsNow() + seconds * options_.time_scale - late;
+void SleepUntil(double deadline) {  // seconds of SecondsNow()
   const double left = deadline - SecondsNow();
   if (left > 0) std::this_thread::sleep_for(std::chrono::duration<double>(left));
-  overslept_ = std::max(0.0, SecondsNow() - deadline);
-  lateness_ += overslept_;
-  ++worked_;
-  return absl::OkStatus();
 }
-
-TimedStage::TensorBytes TimedStage::Allocate(Boundary boundary, int chunk) const {
-  const bool before = boundary == Boundary::kInput || boundary == Boundary::kInputGradient;
-  const bool forward = boundary == Boundary::kInput || boundary == Boundary::kOutput;
-  const StageMessages& crossing = options_.crossings.at(before ? chunk : chunk + 1);
-  TensorBytes tensors;
-  for (const BoundaryTensor& tensor : forward ? crossing.forward : crossing.backward) {
-    tensors.emplace_back(std::min(BytesOf(tensor), options_.payload_limit_bytes));
-  }
-  return tensors;
-}
-
-std::vector<Buffer> TimedStage::Buffers(Boundary boundary, int chunk, int microbatch) {
-  const auto [at, is_new] = live_.try_emplace({boundary, chunk, microbatch});
-  if (is_new) {
-    std::vector<TensorBytes>& pool = free_[{boundary, chunk}];
-    if (pool.empty()) {
-      at->second = Allocate(boundary, chunk);
-    } else {
-      at->second = std::move(pool.back());
-      pool.pop_back();
-    }
-  }
-  std::vector<Buffer> buffers;
-  for (std::vector<char>& tensor : at->second) buffers.push_back(Buffer::Of(std::span(tensor)));
-  return buffers;
-}
-
-void TimedStage::Release(Boundary boundary, int chunk, int microbatch) {
-  const auto at = live_.find({boundary, chunk, microbatch});
-  if (at == live_.end()) return;  // nothing crossed here
-  free_[{boundary, chunk}].push_back(std::move(at->second));
-  live_.erase(at);
-}
-
-namespace {
 
 bool IsWeightGradient(Op op) { return op == Op::kBackward || op == Op::kBackwardWeight; }
 
@@ -153,6 +48,65 @@ double ReducedAt(const ExchangeJob& job, const std::vector<TimedAction>& actions
   return std::max(free_at, link_free_at);
 }
 
+// Bytes of `tensors` as they are sent.
+double SentBytes(const std::vector<BoundaryTensor>& tensors, int64_t limit) {
+  double bytes = 0.0;
+  for (const BoundaryTensor& tensor : tensors) {
+    bytes += static_cast<double>(std::min(BytesOf(tensor), limit));
+  }
+  return bytes;
+}
+
+// A message's t seconds are t / scale seconds of cost.
+Link Scaled(const Link& link, double scale) {
+  return {link.latency_seconds / scale, link.bytes_per_second * scale};
+}
+
+absl::StatusOr<Simulation> SimulateAsRehearsed(const RehearsalJob& job, int64_t payload_limit_bytes,
+                                               double scale) {
+  std::vector<ChunkCost> costs = job.costs;
+  for (size_t chunk = 0; chunk < costs.size(); ++chunk) {
+    costs[chunk].forward_bytes = SentBytes(job.stage_messages[chunk].forward, payload_limit_bytes);
+    costs[chunk].backward_bytes =
+        SentBytes(job.stage_messages[chunk].backward, payload_limit_bytes);
+  }
+  const Network network{.inside_node = Scaled(job.network.inside_node, scale),
+                        .between_nodes = Scaled(job.network.between_nodes, scale),
+                        .ranks_per_node = job.network.ranks_per_node};
+  return Simulate(job.ScheduleOf(0), job.placement, costs, network);
+}
+
+// Returns every rank's number, [rank].
+absl::StatusOr<std::vector<double>> GatherNumbers(Communicator& comm, double mine) {
+  std::vector<double> all(comm.size());
+  std::vector<Buffer> buffers;
+  for (double& value : all) buffers.push_back(Buffer::Of(std::span(&value, 1)));
+  ASSIGN_OR_RETURN(const auto gathered, comm.AllGather(Buffer::Of(std::span(&mine, 1)), buffers));
+  RETURN_IF_ERROR(gathered->Wait());
+  return all;
+}
+
+int NumMicrobatches(const Schedule& schedule) {
+  int count = 0;
+  for (const std::vector<Action>& actions : schedule.actions) {
+    for (const Action& action : actions) count = std::max(count, action.microbatch + 1);
+  }
+  return count;
+}
+
+// What is known of a rehearsal before it has begun.
+absl::StatusOr<Rehearsal> Expect(const RehearsalJob& job, const RehearsalOptions& options) {
+  Rehearsal result;
+  ASSIGN_OR_RETURN(result.planned,
+                   Simulate(job.ScheduleOf(0), job.placement, job.costs, job.network));
+  result.time_scale = options.time_scale > 0 ? options.time_scale
+                                             : MakeTimeScale(result.planned, job.exchange.replicas);
+  ASSIGN_OR_RETURN(result.simulated,
+                   SimulateAsRehearsed(job, options.payload_limit_bytes, result.time_scale));
+  result.simulated_step = StepSeconds(job.exchange, result.simulated);
+  return result;
+}
+
 }  // namespace
 
 double ExchangeJob::ReduceSeconds(int chunk, int stage) const {
@@ -173,283 +127,6 @@ double StepSeconds(const ExchangeJob& job, const Simulation& pipeline) {
   return all_here + longest_end;
 }
 
-absl::StatusOr<std::unique_ptr<RehearsedExchange>> RehearsedExchange::Make(
-    const ExchangeJob& job, const RehearsedExchangeOptions& options, Communicator& world) {
-  std::unique_ptr<RehearsedExchange> made(new RehearsedExchange(job, options, world));
-  const int stages = world.size() / job.replicas;
-  DEEPNET_CHECK_EQ(stages, static_cast<int>(job.stages.size()));
-  const int stage = world.rank() % stages, replica = world.rank() / stages;
-  made->num_tied_stages_ = std::count_if(job.stages.begin(), job.stages.end(),
-                                         [](const auto& s) { return s.foreign_bytes > 0; });
-  ASSIGN_OR_RETURN(made->replicas_, world.Split(/*color=*/stage, /*key=*/replica));
-  ASSIGN_OR_RETURN(made->stages_, world.Split(/*color=*/replica, /*key=*/stage));
-  return made;
-}
-
-void RehearsedExchange::BeginStep() {
-  in_flight_.clear();
-  link_free_at_ = 0.0;
-}
-
-absl::Status RehearsedExchange::GradientDone(int chunk, double began) {
-  if (job_.replicas == 1) return absl::OkStatus();
-  link_free_at_ =
-      std::max(link_free_at_, began) + job_.ReduceSeconds(chunk, stage()) * options_.time_scale;
-  return ExchangeShares(job_.gradient_bytes[chunk]);
-}
-
-absl::Status RehearsedExchange::Finish() {
-  if (options_.executor.heartbeat != nullptr) options_.executor.heartbeat->Act("sums over ranks");
-  const StageExchange& own = job_.stages[stage()];
-  double start = SecondsNow();
-  if (job_.replicas > 1) {
-    RETURN_IF_ERROR(EndPhase(TraceKind::kReduce, start, link_free_at_, own.gradient_bytes));
-  }
-  if (num_tied_stages_ > 1) {
-    start = SecondsNow();
-    RETURN_IF_ERROR(ExchangeTied());
-    RETURN_IF_ERROR(EndPhase(TraceKind::kTied, start,
-                             start + own.seconds.tied * options_.time_scale, own.foreign_bytes));
-  }
-  RETURN_IF_ERROR(MeetEverybody());
-  if (own.update_seconds > 0) {
-    start = SecondsNow();
-    RETURN_IF_ERROR(EndPhase(TraceKind::kUpdate, start,
-                             start + own.update_seconds * options_.time_scale, own.weight_bytes));
-  }
-  if (job_.replicas > 1) {
-    start = SecondsNow();
-    RETURN_IF_ERROR(ExchangeShares(own.weight_bytes));
-    RETURN_IF_ERROR(EndPhase(TraceKind::kGather, start,
-                             start + own.seconds.gather * options_.time_scale, own.weight_bytes));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status RehearsedExchange::MeetEverybody() {
-  const double start = SecondsNow();
-  double square = 1.0;
-  RETURN_IF_ERROR(world_.AllReduceSum(std::span(&square, 1), options_.executor.comm_timeout));
-  return EndPhase(TraceKind::kNorm, start, start, sizeof(square));
-}
-
-// Stages with uses of tied tensors exchange them in pairs; both of a pair find the same size.
-int64_t RehearsedExchange::TiedBytes(int one, int other) const {
-  const int64_t first = job_.stages[one].foreign_bytes, second = job_.stages[other].foreign_bytes;
-  if (one == other || first == 0 || second == 0) return 0;
-  return (first + second) / (2 * job_.replicas * (num_tied_stages_ - 1));
-}
-
-absl::Status RehearsedExchange::ExchangeTied() {
-  const int stages = stages_->size();
-  Sizes sizes;
-  int64_t most = 0;  // of any pair: all stages start as many collectives
-  for (int peer = 0; peer < stages; ++peer) {
-    sizes.push_back(TiedBytes(stage(), peer));
-    for (int other = 0; other < stages; ++other) most = std::max(most, TiedBytes(other, peer));
-  }
-  return Exchange(*stages_, sizes, most);
-}
-
-absl::Status RehearsedExchange::ExchangeShares(int64_t bytes) {
-  const int64_t share = bytes / job_.replicas;  // that each replica adds up, and later sends
-  Sizes sizes(job_.replicas, share);
-  sizes[replicas_->rank()] = 0;
-  return Exchange(*replicas_, sizes, share);
-}
-
-absl::Status RehearsedExchange::Exchange(Communicator& group, const Sizes& sizes, int64_t most) {
-  const int64_t per_peer = kPieceBytes / group.size();
-  for (int64_t done = 0; done < most; done += per_peer) {
-    Sizes piece;
-    for (const int64_t bytes : sizes) {
-      piece.push_back(
-          std::min({per_peer, options_.payload_limit_bytes, std::max<int64_t>(0, bytes - done)}));
-    }
-    RETURN_IF_ERROR(StartPiece(group, piece));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status RehearsedExchange::StartPiece(Communicator& group, const Sizes& sizes) {
-  while (in_flight_.size() >= kPiecesInFlight) RETURN_IF_ERROR(AwaitOldest());
-  Flight& flight = in_flight_.emplace_back();
-  std::vector<Buffer> send, receive;
-  for (const int64_t bytes : sizes) {
-    flight.sent.emplace_back(bytes);
-    flight.received.emplace_back(bytes);
-  }
-  for (size_t peer = 0; peer < sizes.size(); ++peer) {
-    send.push_back(Buffer::Of(std::span(flight.sent[peer])));
-    receive.push_back(Buffer::Of(std::span(flight.received[peer])));
-  }
-  ASSIGN_OR_RETURN(flight.transfer, group.AllToAll(send, receive));
-  return absl::OkStatus();
-}
-
-absl::Status RehearsedExchange::AwaitOldest() {
-  const absl::Status status = in_flight_.front().transfer->Wait(options_.executor.comm_timeout);
-  if (absl::IsDeadlineExceeded(status)) return WithExitCode(status, ExitCode::kHang);
-  RETURN_IF_ERROR(status);
-  in_flight_.pop_front();
-  return absl::OkStatus();
-}
-
-absl::Status RehearsedExchange::AwaitAll() {
-  while (!in_flight_.empty()) RETURN_IF_ERROR(AwaitOldest());
-  return absl::OkStatus();
-}
-
-absl::Status RehearsedExchange::EndPhase(TraceKind kind, double start, double deadline,
-                                         int64_t bytes) {
-  RETURN_IF_ERROR(AwaitAll());
-  const double left = deadline - SecondsNow();
-  if (left > 0) std::this_thread::sleep_for(std::chrono::duration<double>(left));
-  if (options_.executor.trace != nullptr) {
-    options_.executor.trace->events.push_back(
-        {.kind = kind, .bytes = bytes, .start = start, .end = SecondsNow()});
-  }
-  return absl::OkStatus();
-}
-
-namespace {
-
-constexpr double kStep = 3.0;         // seconds
-constexpr double kAction = 0.004;     // seconds; wake-ups are late by tens of microseconds
-constexpr double kOverhead = 0.0005;  // seconds for each action of any rank, if few cores serve all
-
-// Bytes of `tensors` as they are sent.
-double SentBytes(const std::vector<BoundaryTensor>& tensors, int64_t limit) {
-  double bytes = 0.0;
-  for (const BoundaryTensor& tensor : tensors) {
-    bytes += static_cast<double>(std::min(BytesOf(tensor), limit));
-  }
-  return bytes;
-}
-
-// A message's t seconds are t / scale seconds of cost.
-Link Scaled(const Link& link, double scale) {
-  return {link.latency_seconds / scale, link.bytes_per_second * scale};
-}
-
-absl::StatusOr<Simulation> SimulateAsRehearsed(const RehearsalJob& job, int64_t payload_limit_bytes,
-                                               double scale) {
-  std::vector<ChunkCost> costs = job.costs;
-  for (size_t chunk = 0; chunk < costs.size(); ++chunk) {
-    costs[chunk].forward_bytes = SentBytes(job.crossings[chunk].forward, payload_limit_bytes);
-    costs[chunk].backward_bytes = SentBytes(job.crossings[chunk].backward, payload_limit_bytes);
-  }
-  const Network network{.inside_node = Scaled(job.network.inside_node, scale),
-                        .between_nodes = Scaled(job.network.between_nodes, scale),
-                        .ranks_per_node = job.network.ranks_per_node};
-  return Simulate(job.ScheduleOf(0), job.placement, costs, network);
-}
-
-// The largest of all ranks' values, and their sum.
-struct OverRanks {
-  double max = 0.0, sum = 0.0;
-};
-
-absl::StatusOr<OverRanks> LookOverRanks(Communicator& comm, double mine) {
-  std::vector<double> all(comm.size());
-  std::vector<Buffer> buffers;
-  for (double& value : all) buffers.push_back(Buffer::Of(std::span(&value, 1)));
-  ASSIGN_OR_RETURN(const auto gathered, comm.AllGather(Buffer::Of(std::span(&mine, 1)), buffers));
-  RETURN_IF_ERROR(gathered->Wait());
-  return OverRanks{.max = *std::max_element(all.begin(), all.end()),
-                   .sum = std::accumulate(all.begin(), all.end(), 0.0)};
-}
-
-int NumMicrobatches(const Schedule& schedule) {
-  int count = 0;
-  for (const std::vector<Action>& actions : schedule.actions) {
-    for (const Action& action : actions) count = std::max(count, action.microbatch + 1);
-  }
-  return count;
-}
-
-// One rank's part in all steps.
-class Rehearser {
- public:
-  Rehearser(const RehearsalJob& job, const RehearsalOptions& options, double time_scale,
-            Communicator& world)
-      : job_(job),
-        options_(options),
-        executor_(options.executor),
-        world_(world),
-        schedule_(job.ScheduleOf(world.rank() / job.placement.NumRanks())) {
-    executor_.trace = &trace_;
-    exchange_options_ = {.time_scale = time_scale,
-                         .payload_limit_bytes = options.payload_limit_bytes,
-                         .executor = executor_};
-    const auto gradient_done = [this](int chunk, double began) {
-      return exchange_->GradientDone(chunk, began);
-    };
-    stage_ = std::make_unique<TimedStage>(
-        TimedStageOptions{.costs = job.costs,
-                          .crossings = job.crossings,
-                          .time_scale = time_scale,
-                          .payload_limit_bytes = options.payload_limit_bytes,
-                          .num_microbatches = NumMicrobatches(schedule_),
-                          .gradient_done = gradient_done},
-        trace_);
-  }
-
-  // Collective, as are all.
-  absl::Status JoinGroups() {
-    const int stages = job_.placement.NumRanks();
-    ASSIGN_OR_RETURN(pipeline_, world_.Split(/*color=*/world_.rank() / stages,
-                                             /*key=*/world_.rank() % stages));
-    ASSIGN_OR_RETURN(exchange_, RehearsedExchange::Make(job_.exchange, exchange_options_, world_));
-    return absl::OkStatus();
-  }
-
-  // Seconds that the slowest rank waited.
-  absl::StatusOr<double> Fetch(int step) {
-    Begin(step, "data");
-    const double start = SecondsNow();
-    RETURN_IF_ERROR(options_.fetch(step));
-    ASSIGN_OR_RETURN(const OverRanks waited, LookOverRanks(world_, SecondsNow() - start));
-    return waited.max;
-  }
-
-  // The traces of all ranks.
-  absl::StatusOr<std::vector<RankTrace>> RunStep(int step) {
-    Begin(step, "barrier");
-    trace_.events.clear();
-    exchange_->BeginStep();
-    RETURN_IF_ERROR(world_.Barrier(executor_.comm_timeout));
-    RETURN_IF_ERROR(RunSchedule(schedule_, job_.placement, *stage_, *pipeline_, executor_));
-    RETURN_IF_ERROR(exchange_->Finish());
-    return GatherTraces(world_, trace_);
-  }
-
-  absl::StatusOr<double> MeanLateness() {
-    ASSIGN_OR_RETURN(const OverRanks late, LookOverRanks(world_, stage_->MeanLateness()));
-    return late.sum / world_.size();
-  }
-
- private:
-  void Begin(int step, const char* action) {
-    if (executor_.heartbeat == nullptr) return;
-    executor_.heartbeat->Begin(absl::StrCat("step ", step));
-    executor_.heartbeat->Act(action);
-  }
-
-  const RehearsalJob& job_;
-  const RehearsalOptions& options_;
-  ExecutorOptions executor_;
-  Communicator& world_;
-  const Schedule& schedule_;
-  RankTrace trace_;
-  RehearsedExchangeOptions exchange_options_;
-  std::unique_ptr<TimedStage> stage_;
-  std::unique_ptr<Communicator> pipeline_;
-  std::unique_ptr<RehearsedExchange> exchange_;
-};
-
-}  // namespace
-
 double MakeTimeScale(const Simulation& planned, int replicas) {
   if (planned.makespan <= 0) return 1.0;
   size_t most = 0, all = 0;
@@ -462,6 +139,203 @@ double MakeTimeScale(const Simulation& planned, int replicas) {
   return std::max({kStep, slept, worked}) / planned.makespan;
 }
 
+TimedStage::TimedStage(const RehearsalJob& job, const RehearsalOptions& options,
+                       int num_microbatches, GradientDone gradient_done)
+    : job_(job),
+      options_(options),
+      num_microbatches_(num_microbatches),
+      gradient_done_(std::move(gradient_done)) {
+  DEEPNET_CHECK_EQ(job_.costs.size(), job_.stage_messages.size());
+}
+
+absl::Status TimedStage::Forward(int chunk, int microbatch) {
+  Work(job_.costs[chunk].forward);
+  Release(Boundary::kInput, chunk, microbatch);
+  return absl::OkStatus();
+}
+
+absl::Status TimedStage::Backward(int chunk, int microbatch) {
+  const ChunkCost& cost = job_.costs[chunk];
+  absl::Status status =
+      WorkOnWeights(cost.backward_input + cost.backward_weight, chunk, microbatch);
+  Release(Boundary::kOutputGradient, chunk, microbatch);
+  return status;
+}
+
+absl::Status TimedStage::BackwardInput(int chunk, int microbatch) {
+  Work(job_.costs[chunk].backward_input);
+  Release(Boundary::kOutputGradient, chunk, microbatch);
+  return absl::OkStatus();
+}
+
+absl::Status TimedStage::BackwardWeight(int chunk, int microbatch) {
+  return WorkOnWeights(job_.costs[chunk].backward_weight, chunk, microbatch);
+}
+
+// Weight gradients of a chunk come in the order of microbatches.
+absl::Status TimedStage::WorkOnWeights(double seconds, int chunk, int microbatch) {
+  const double began = SecondsNow();
+  Work(seconds);
+  const bool last = gradient_done_ != nullptr && microbatch + 1 >= num_microbatches_;
+  return last ? gradient_done_(chunk, began) : absl::OkStatus();
+}
+
+bool TimedStage::WaitedSinceLastWork() const {
+  const std::vector<TraceEvent>& events = options_.executor.trace->events;
+  const auto last = std::find_if(events.rbegin(), events.rend(), [](const TraceEvent& event) {
+    return event.kind == TraceKind::kCompute || event.kind == TraceKind::kWait;
+  });
+  // Before the first action there is nothing to make up for.
+  return last == events.rend() || last->kind == TraceKind::kWait;
+}
+
+void TimedStage::Work(double seconds) {
+  const double late = WaitedSinceLastWork() ? 0.0 : overslept_;
+  const double deadline = SecondsNow() + seconds * options_.time_scale - late;
+  SleepUntil(deadline);
+  overslept_ = std::max(0.0, SecondsNow() - deadline);
+  lateness_ += overslept_;
+  ++worked_;
+}
+
+std::vector<Buffer> TimedStage::Buffers(Boundary boundary, int chunk, int microbatch) {
+  const auto [at, is_new] = live_.try_emplace({boundary, chunk, microbatch});
+  TensorBytes& tensors = at->second;
+  std::vector<TensorBytes>& pool = free_[{boundary, chunk}];
+  if (is_new && !pool.empty()) {
+    tensors = std::move(pool.back());
+    pool.pop_back();
+  } else if (is_new) {
+    const bool before = boundary == Boundary::kInput || boundary == Boundary::kInputGradient;
+    const bool forward = boundary == Boundary::kInput || boundary == Boundary::kOutput;
+    const StageMessages& messages = job_.stage_messages.at(before ? chunk : chunk + 1);
+    for (const BoundaryTensor& tensor : forward ? messages.forward : messages.backward) {
+      tensors.emplace_back(std::min(BytesOf(tensor), options_.payload_limit_bytes));
+    }
+  }
+  std::vector<Buffer> buffers;
+  for (std::vector<char>& tensor : tensors) buffers.push_back(Buffer::Of(std::span(tensor)));
+  return buffers;
+}
+
+void TimedStage::Release(Boundary boundary, int chunk, int microbatch) {
+  const auto at = live_.find({boundary, chunk, microbatch});
+  if (at == live_.end()) return;  // nothing crossed here
+  free_[{boundary, chunk}].push_back(std::move(at->second));
+  live_.erase(at);
+}
+
+RehearsedExchange::RehearsedExchange(const ExchangeJob& job, const RehearsalOptions& options,
+                                     Communicator& world, Communicator& replicas,
+                                     Communicator& stages)
+    : job_(job),
+      options_(options),
+      world_(world),
+      replicas_(replicas),
+      stages_(stages),
+      num_tied_stages_(std::count_if(job.stages.begin(), job.stages.end(),
+                                     [](const auto& stage) { return stage.foreign_bytes > 0; })) {
+  DEEPNET_CHECK_EQ(stages.size(), static_cast<int>(job.stages.size()));
+}
+
+absl::Status RehearsedExchange::GradientDone(int chunk, double began) {
+  if (job_.replicas == 1) return absl::OkStatus();
+  link_free_at_ = std::max(link_free_at_, began) +
+                  job_.ReduceSeconds(chunk, stages_.rank()) * options_.time_scale;
+  return ExchangeShares(job_.gradient_bytes[chunk]);
+}
+
+absl::Status RehearsedExchange::Finish() {
+  if (options_.executor.heartbeat != nullptr) options_.executor.heartbeat->Act("sums over ranks");
+  const StageExchange& own = job_.stages[stages_.rank()];
+  if (job_.replicas > 1) {
+    RETURN_IF_ERROR(RunPhase(TraceKind::kReduce, 0.0, own.gradient_bytes, [&]() -> absl::Status {
+      RETURN_IF_ERROR(AwaitAllBut(0));
+      SleepUntil(link_free_at_);
+      return absl::OkStatus();
+    }));
+  }
+  if (num_tied_stages_ > 1) {
+    RETURN_IF_ERROR(RunPhase(TraceKind::kTied, own.seconds.tied, own.foreign_bytes,
+                             [&] { return ExchangeTied(); }));
+  }
+  double square = 1.0;
+  RETURN_IF_ERROR(RunPhase(TraceKind::kNorm, 0.0, sizeof(square), [&] {
+    return world_.AllReduceSum(std::span(&square, 1), options_.executor.comm_timeout);
+  }));
+  if (own.update_seconds > 0) {
+    RETURN_IF_ERROR(RunPhase(TraceKind::kUpdate, own.update_seconds, own.weight_bytes,
+                             [] { return absl::OkStatus(); }));
+  }
+  if (job_.replicas == 1) return absl::OkStatus();
+  return RunPhase(TraceKind::kGather, own.seconds.gather, own.weight_bytes,
+                  [&] { return ExchangeShares(own.weight_bytes); });
+}
+
+// Stages with uses of tied tensors exchange them in pairs; both of a pair find the same size.
+int64_t RehearsedExchange::TiedBytes(int one, int other) const {
+  const int64_t first = job_.stages[one].foreign_bytes, second = job_.stages[other].foreign_bytes;
+  if (one == other || first == 0 || second == 0) return 0;
+  return (first + second) / (2 * job_.replicas * (num_tied_stages_ - 1));
+}
+
+absl::Status RehearsedExchange::ExchangeTied() {
+  const int stages = stages_.size();
+  Sizes sizes;
+  int64_t most = 0;  // of any pair: all stages start as many collectives
+  for (int peer = 0; peer < stages; ++peer) {
+    sizes.push_back(TiedBytes(stages_.rank(), peer));
+    for (int other = 0; other < stages; ++other) most = std::max(most, TiedBytes(other, peer));
+  }
+  return Exchange(stages_, sizes, most);
+}
+
+absl::Status RehearsedExchange::ExchangeShares(int64_t bytes) {
+  const int64_t share = bytes / job_.replicas;  // that each replica adds up, and later sends
+  Sizes sizes(job_.replicas, share);
+  sizes[replicas_.rank()] = 0;
+  return Exchange(replicas_, sizes, share);
+}
+
+absl::Status RehearsedExchange::Exchange(Communicator& group, const Sizes& sizes, int64_t most) {
+  const int64_t per_peer = kPieceBytes / group.size();
+  for (int64_t done = 0; done < most; done += per_peer) {
+    RETURN_IF_ERROR(AwaitAllBut(kPiecesInFlight - 1));
+    Flight& flight = in_flight_.emplace_back();
+    std::vector<Buffer> send, receive;
+    for (const int64_t bytes : sizes) {
+      const int64_t piece =
+          std::min({per_peer, options_.payload_limit_bytes, std::max<int64_t>(0, bytes - done)});
+      send.push_back(Buffer::Of(std::span(flight.sent.emplace_back(piece))));
+      receive.push_back(Buffer::Of(std::span(flight.received.emplace_back(piece))));
+    }
+    ASSIGN_OR_RETURN(flight.transfer, group.AllToAll(send, receive));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RehearsedExchange::AwaitAllBut(size_t youngest) {
+  for (; in_flight_.size() > youngest; in_flight_.pop_front()) {
+    const absl::Status status = in_flight_.front().transfer->Wait(options_.executor.comm_timeout);
+    if (absl::IsDeadlineExceeded(status)) return WithExitCode(status, ExitCode::kHang);
+    RETURN_IF_ERROR(status);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RehearsedExchange::RunPhase(TraceKind kind, double seconds, int64_t bytes,
+                                         absl::FunctionRef<absl::Status()> exchange) {
+  const double start = SecondsNow();
+  RETURN_IF_ERROR(exchange());
+  RETURN_IF_ERROR(AwaitAllBut(0));
+  SleepUntil(start + seconds * options_.time_scale);
+  if (options_.executor.trace != nullptr) {
+    options_.executor.trace->events.push_back(
+        {.kind = kind, .bytes = bytes, .start = start, .end = SecondsNow()});
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Rehearsal> RunRehearsal(const RehearsalJob& job, const RehearsalOptions& options,
                                        Communicator& world) {
   if (world.size() != job.NumRanks()) {
@@ -469,25 +343,40 @@ absl::StatusOr<Rehearsal> RunRehearsal(const RehearsalJob& job, const RehearsalO
         absl::StrCat("a job of ", job.NumRanks(), " ranks, rehearsed by ", world.size()));
   }
   prctl(PR_SET_TIMERSLACK, 1UL);  // ns; the default would add 50 us to each wait
-  Rehearsal result;
-  ASSIGN_OR_RETURN(result.planned,
-                   Simulate(job.ScheduleOf(0), job.placement, job.costs, job.network));
-  result.time_scale = options.time_scale > 0 ? options.time_scale
-                                             : MakeTimeScale(result.planned, job.exchange.replicas);
-  ASSIGN_OR_RETURN(result.simulated,
-                   SimulateAsRehearsed(job, options.payload_limit_bytes, result.time_scale));
-  result.simulated_step = StepSeconds(job.exchange, result.simulated);
-
-  Rehearser rehearser(job, options, result.time_scale, world);
-  RETURN_IF_ERROR(rehearser.JoinGroups());
+  ASSIGN_OR_RETURN(Rehearsal result, Expect(job, options));
+  RankTrace trace;
+  RehearsalOptions own = options;
+  own.time_scale = result.time_scale;
+  own.executor.trace = &trace;
+  const int stages = job.placement.NumRanks(), replica = world.rank() / stages;
+  const Schedule& schedule = job.ScheduleOf(replica);
+  const int stage_rank = world.rank() % stages;
+  ASSIGN_OR_RETURN(const auto pipeline, world.Split(/*color=*/replica, /*key=*/stage_rank));
+  ASSIGN_OR_RETURN(const auto replicas, world.Split(/*color=*/stage_rank, /*key=*/replica));
+  RehearsedExchange exchange(job.exchange, own, world, *replicas, *pipeline);
+  TimedStage stage(job, own, NumMicrobatches(schedule),
+                   [&](int chunk, double began) { return exchange.GradientDone(chunk, began); });
+  const auto begin = [&](int step, const char* action) {
+    if (own.executor.heartbeat == nullptr) return;
+    own.executor.heartbeat->Begin(absl::StrCat("step ", step));
+    own.executor.heartbeat->Act(action);
+  };
   double fastest = std::numeric_limits<double>::infinity();
-  for (int step = 0; step < options.steps; ++step) {
-    if (options.fetch != nullptr) {
-      ASSIGN_OR_RETURN(const double waited, rehearser.Fetch(step));
-      result.data_waits.push_back(waited);
+  for (int step = 0; step < own.steps; ++step) {
+    if (own.fetch != nullptr) {
+      begin(step, "data");
+      const double start = SecondsNow();
+      RETURN_IF_ERROR(own.fetch(step));
+      ASSIGN_OR_RETURN(const auto waits, GatherNumbers(world, SecondsNow() - start));
+      result.data_waits.push_back(*std::max_element(waits.begin(), waits.end()));
     }
-    ASSIGN_OR_RETURN(std::vector<RankTrace> traces, rehearser.RunStep(step));
-    const TraceFigures figures = Measure(traces, job.placement.NumRanks());
+    begin(step, "barrier");
+    trace.events.clear();
+    RETURN_IF_ERROR(world.Barrier(own.executor.comm_timeout));
+    RETURN_IF_ERROR(RunSchedule(schedule, job.placement, stage, *pipeline, own.executor));
+    RETURN_IF_ERROR(exchange.Finish());
+    ASSIGN_OR_RETURN(std::vector<RankTrace> traces, GatherTraces(world, trace));
+    const TraceFigures figures = Measure(traces, stages);
     if (figures.step >= fastest) continue;
     fastest = figures.step;
     result.makespan = figures.makespan / result.time_scale;
@@ -495,10 +384,10 @@ absl::StatusOr<Rehearsal> RunRehearsal(const RehearsalJob& job, const RehearsalO
     result.traces = std::move(traces);
   }
   result.step = fastest / result.time_scale;
-  const double busy =
-      std::accumulate(result.simulated.busy.begin(), result.simulated.busy.end(), 0.0);
-  result.bubble = 1.0 - busy / (job.placement.NumRanks() * result.makespan);
-  ASSIGN_OR_RETURN(result.mean_lateness, rehearser.MeanLateness());
+  const std::vector<double>& busy = result.simulated.busy;
+  result.bubble = 1.0 - std::accumulate(busy.begin(), busy.end(), 0.0) / (stages * result.makespan);
+  ASSIGN_OR_RETURN(const auto late, GatherNumbers(world, stage.MeanLateness()));
+  result.mean_lateness = std::accumulate(late.begin(), late.end(), 0.0) / world.size();
   return result;
 }
 

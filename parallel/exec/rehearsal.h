@@ -10,12 +10,11 @@
 #include <limits>
 #include <map>
 #include <memory>
-#include <span>
-#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
@@ -30,60 +29,6 @@
 #include "parallel/plan/stage_messages.h"
 
 namespace deepnet {
-
-struct TimedStageOptions {
-  std::vector<ChunkCost> costs;  // [chunk], seconds; bytes are not read
-  std::vector<StageMessages>
-      crossings;            // [chunk], the tensors that are sent over the cut before it
-  double time_scale = 1.0;  // seconds waited for each second of a cost
-  int64_t payload_limit_bytes = std::numeric_limits<int64_t>::max();  // of a tensor; the rest of a
-                                                                      // larger one is not sent
-  int num_microbatches = 0;  // of a step; only `gradient_done` needs it
-  // Called after the last weight gradient of each chunk in a step, with the time (SecondsNow) at
-  // which that pass began. May be empty.
-  std::function<absl::Status(int chunk, double began)> gradient_done = {};
-};
-
-// A stage that waits for as long as a cost model says that each action takes. Its buffers have the
-// sizes of the stage messages, and no meaning.
-//
-// An action ends at a deadline, which is its beginning plus its cost; what a late wake-up took is
-// subtracted from the next action, unless the rank waited for a message in between: a delay of the
-// host's clock and threads is no delay of the machine that is played. Everything else counts, the
-// work of executor and communicator included.
-class TimedStage final : public Stage {
- public:
-  // `trace` is the one that the executor writes; the stage reads its waits. It outlives the stage.
-  TimedStage(TimedStageOptions options, const RankTrace& trace);
-
-  absl::Status Forward(int chunk, int microbatch) override;
-  absl::Status Backward(int chunk, int microbatch) override;
-  absl::Status BackwardInput(int chunk, int microbatch) override;
-  absl::Status BackwardWeight(int chunk, int microbatch) override;
-  std::vector<Buffer> Buffers(Boundary boundary, int chunk, int microbatch) override;
-  void Release(Boundary boundary, int chunk, int microbatch) override;
-
-  // Returns how late the host woke this rank after an action's time was up: seconds, averaged over
-  // all actions so far.
-  double MeanLateness() const { return worked_ == 0 ? 0.0 : lateness_ / worked_; }
-
- private:
-  using TensorBytes = std::vector<std::vector<char>>;  // [tensor][byte]
-  using Place = std::pair<Boundary, int>;              // boundary, chunk
-
-  absl::Status Work(double seconds);
-  absl::Status WorkOnWeights(double seconds, int chunk, int microbatch);
-  bool WaitedSinceLastWork() const;
-  TensorBytes Allocate(Boundary boundary, int chunk) const;
-
-  const TimedStageOptions options_;
-  const RankTrace& trace_;
-  double overslept_ = 0.0;  // seconds by which the last action ended late
-  double lateness_ = 0.0;   // seconds, of all actions
-  int worked_ = 0;          // actions
-  std::map<std::tuple<Boundary, int, int>, TensorBytes> live_;  // by boundary, chunk, microbatch
-  std::map<Place, std::vector<TensorBytes>> free_;              // to be used again
-};
 
 // The end of a step: what the replicas and stages of a job exchange after a rank's last backward
 // passes, in the order of the trainer (docs/design/sharding.md):
@@ -109,21 +54,88 @@ struct ExchangeJob {
 // updated.
 double StepSeconds(const ExchangeJob& job, const Simulation& pipeline);
 
-struct RehearsedExchangeOptions {
-  double time_scale = 1.0;          // seconds waited for each second of cost
-  int64_t payload_limit_bytes = 0;  // of each message
-  ExecutorOptions executor = {};    // `comm_timeout`, `trace`, `heartbeat` are read
+struct RehearsalJob {
+  // With transfers. One, of every replica, or where their numbers of microbatches differ one for
+  // each, [replica], of which the first has most.
+  std::vector<Schedule> schedules;
+  Placement placement;
+  std::vector<ChunkCost> costs;               // [chunk], seconds
+  std::vector<StageMessages> stage_messages;  // [chunk], over the cut before it
+  Network network;       // the simulator's; messages of the rehearsal take what they take
+  ExchangeJob exchange;  // after the schedule; a stage per rank of the placement
+
+  const Schedule& ScheduleOf(int replica) const {
+    return schedules[schedules.size() == 1 ? 0 : replica];
+  }
+  int NumRanks() const { return placement.NumRanks() * exchange.replicas; }
+};
+
+struct RehearsalOptions {
+  double time_scale = 0.0;  // seconds waited per second of cost; 0: MakeTimeScale
+  // Of a tensor, or of a message of an exchange; the rest of a larger one is not sent.
+  int64_t payload_limit_bytes = std::numeric_limits<int64_t>::max();
+  int steps = 3;  // > 0; the fastest one counts
+  // Called on every rank before step `step`, to get its data. May be empty.
+  std::function<absl::Status(int step)> fetch = {};
+  ExecutorOptions executor = {};  // of RunRehearsal, `trace` is not read
+};
+
+// A stage that waits for as long as a cost model says that each action takes. Its buffers have the
+// sizes of the stage messages, and no meaning.
+//
+// An action ends at a deadline, which is its beginning plus its cost; what a late wake-up took is
+// subtracted from the next action, unless the rank waited for a message in between: a delay of the
+// host's clock and threads is no delay of the machine that is played. Everything else counts, the
+// work of executor and communicator included.
+class TimedStage final : public Stage {
+ public:
+  // Told of the last weight gradient of each chunk in a step, with the time (SecondsNow) at which
+  // that pass began.
+  using GradientDone = std::function<absl::Status(int chunk, double began)>;
+
+  // `job` and `options` outlive the stage. Of `job` it reads costs and stage messages, of `options`
+  // scale, limit and the trace that the executor writes, whose waits it looks for.
+  // `num_microbatches` of a step are needed for `gradient_done` only.
+  TimedStage(const RehearsalJob& job, const RehearsalOptions& options, int num_microbatches = 0,
+             GradientDone gradient_done = {});
+
+  absl::Status Forward(int chunk, int microbatch) override;
+  absl::Status Backward(int chunk, int microbatch) override;
+  absl::Status BackwardInput(int chunk, int microbatch) override;
+  absl::Status BackwardWeight(int chunk, int microbatch) override;
+  std::vector<Buffer> Buffers(Boundary boundary, int chunk, int microbatch) override;
+  void Release(Boundary boundary, int chunk, int microbatch) override;
+
+  // Returns how late the host woke this rank after an action's time was up: seconds, averaged over
+  // all actions so far.
+  double MeanLateness() const { return worked_ == 0 ? 0.0 : lateness_ / worked_; }
+
+ private:
+  using TensorBytes = std::vector<std::vector<char>>;  // [tensor][byte]
+
+  void Work(double seconds);
+  absl::Status WorkOnWeights(double seconds, int chunk, int microbatch);
+  bool WaitedSinceLastWork() const;
+
+  const RehearsalJob& job_;
+  const RehearsalOptions& options_;
+  const int num_microbatches_;
+  const GradientDone gradient_done_;
+  double overslept_ = 0.0;  // seconds by which the last action ended late
+  double lateness_ = 0.0;   // seconds, of all actions
+  int worked_ = 0;          // actions
+  std::map<std::tuple<Boundary, int, int>, TensorBytes> live_;  // by boundary, chunk, microbatch
+  std::map<std::pair<Boundary, int>, std::vector<TensorBytes>> free_;  // by boundary, chunk
 };
 
 // Runs the exchanges over the real groups. Each takes as long as the planner's cost of it says
-// (planner_cost.h), or longer if the collective does.
+// (plan_accessors.h), or longer if the collective does.
 class RehearsedExchange {
  public:
-  // Collective: splits `world`, whose ranks are replica * stages + stage. Arguments outlive it.
-  static absl::StatusOr<std::unique_ptr<RehearsedExchange>> Make(
-      const ExchangeJob& job, const RehearsedExchangeOptions& options, Communicator& world);
-
-  void BeginStep();
+  // The groups: all ranks, the replicas of this rank's stage, the stages of its replica. Arguments
+  // outlive it.
+  RehearsedExchange(const ExchangeJob& job, const RehearsalOptions& options, Communicator& world,
+                    Communicator& replicas, Communicator& stages);
 
   // The gradient of `chunk` is complete; its last pass began at `began` seconds of SecondsNow().
   // Starts its reduction. Collective over the replicas of this stage.
@@ -139,56 +151,26 @@ class RehearsedExchange {
   };
   using Sizes = std::vector<int64_t>;  // [rank of the group] bytes to it, and as many from it
 
-  RehearsedExchange(const ExchangeJob& job, const RehearsedExchangeOptions& options,
-                    Communicator& world)
-      : job_(job), options_(options), world_(world) {}
-
-  int stage() const { return stages_->rank(); }
   int64_t TiedBytes(int one, int other) const;  // bytes between two stages
   absl::Status ExchangeTied();
   absl::Status ExchangeShares(int64_t bytes);
   // Sends `sizes` in pieces of kPieceBytes, of which kPiecesInFlight are under way at once. `most`
   // is the same on all ranks of the group and at least each of their sizes.
   absl::Status Exchange(Communicator& group, const Sizes& sizes, int64_t most);
-  absl::Status StartPiece(Communicator& group, const Sizes& sizes);
-  absl::Status AwaitOldest();
-  absl::Status AwaitAll();
-  absl::Status MeetEverybody();
-  // Waits for what is under way and then until `deadline`; records the phase.
-  absl::Status EndPhase(TraceKind kind, double start, double deadline, int64_t bytes);
+  absl::Status AwaitAllBut(size_t youngest);
+  // Runs `exchange`, waits for what it left under way and until `seconds` of cost are over; records
+  // the phase.
+  absl::Status RunPhase(TraceKind kind, double seconds, int64_t bytes,
+                        absl::FunctionRef<absl::Status()> exchange);
 
   const ExchangeJob& job_;
-  const RehearsedExchangeOptions& options_;
+  const RehearsalOptions& options_;
   Communicator& world_;
-  std::unique_ptr<Communicator> replicas_, stages_;
-  int64_t num_tied_stages_ = 0;  // that use tensors of which others have uses
+  Communicator& replicas_;
+  Communicator& stages_;
+  const int64_t num_tied_stages_;  // that use tensors of which others have uses
   std::deque<Flight> in_flight_;
   double link_free_at_ = 0.0;  // seconds of SecondsNow()
-};
-
-struct RehearsalJob {
-  // With transfers. One, of every replica, or where their numbers of microbatches differ one for
-  // each, [replica], of which the first has most.
-  std::vector<Schedule> schedules;
-  Placement placement;
-  std::vector<ChunkCost> costs;          // [chunk]
-  std::vector<StageMessages> crossings;  // [chunk]
-  Network network;       // the simulator's; messages of the rehearsal take what they take
-  ExchangeJob exchange;  // after the schedule; a stage per rank of the placement
-
-  const Schedule& ScheduleOf(int replica) const {
-    return schedules[schedules.size() == 1 ? 0 : replica];
-  }
-  int NumRanks() const { return placement.NumRanks() * exchange.replicas; }
-};
-
-struct RehearsalOptions {
-  double time_scale = 0.0;  // seconds waited per second of cost; 0: MakeTimeScale
-  int64_t payload_limit_bytes = std::numeric_limits<int64_t>::max();  // of each tensor
-  int steps = 3;                                                      // > 0; the fastest one counts
-  // Called on every rank before step `step`, to get its data. May be empty.
-  std::function<absl::Status(int step)> fetch = {};
-  ExecutorOptions executor = {};  // `trace` is not read
 };
 
 struct Rehearsal {

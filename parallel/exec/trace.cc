@@ -14,7 +14,7 @@
 #include "parallel/base/clock.h"
 #include "parallel/base/json.h"
 #include "parallel/base/status_macros.h"
-#include "parallel/comm/collectives.h"
+#include "parallel/comm/agreement.h"
 #include "parallel/plan/schedule_text.h"
 
 namespace deepnet {
@@ -23,13 +23,14 @@ namespace {
 constexpr int kClockTag = 0;
 constexpr int kRoundTrips = 8;
 
-// Returns true for the kinds that follow the schedule.
-bool IsExchange(TraceKind kind) {
-  return kind == TraceKind::kReduce || kind == TraceKind::kTied || kind == TraceKind::kNorm ||
-         kind == TraceKind::kUpdate || kind == TraceKind::kGather;
-}
+// [TraceKind]
+constexpr const char* kKindNames[] = {"compute", "wait", "send",   "receive", "reduce",
+                                      "tied",    "norm", "update", "gather"};
 
-bool IsForward(Op op) { return op == Op::kForward; }
+const char* NameOf(TraceKind kind) { return kKindNames[static_cast<size_t>(kind)]; }
+
+// Returns true for the kinds that follow the schedule.
+bool IsExchange(TraceKind kind) { return kind >= TraceKind::kReduce; }
 
 // When each forward and each gradient of inputs was made: by (forward?, chunk, microbatch).
 using Made = std::map<std::tuple<bool, int, int>, double>;
@@ -39,7 +40,8 @@ Made WhenMade(std::span<const RankTrace> traces) {
   for (const RankTrace& trace : traces) {
     for (const TraceEvent& event : trace.events) {
       if (event.kind != TraceKind::kCompute || event.action.op == Op::kBackwardWeight) continue;
-      made[{IsForward(event.action.op), event.action.chunk, event.action.microbatch}] = event.end;
+      made[{event.action.op == Op::kForward, event.action.chunk, event.action.microbatch}] =
+          event.end;
     }
   }
   return made;
@@ -49,7 +51,7 @@ Made WhenMade(std::span<const RankTrace> traces) {
 // send to be gone is communication from beginning to end.
 double Exposed(const TraceEvent& wait, const Made& made) {
   if (IsTransfer(wait.action.op)) return wait.end - wait.start;
-  const bool forward = IsForward(wait.action.op);
+  const bool forward = wait.action.op == Op::kForward;
   const auto found =
       made.find({forward, wait.action.chunk + (forward ? -1 : 1), wait.action.microbatch});
   if (found == made.end()) return 0.0;
@@ -64,44 +66,17 @@ double FirstStart(std::span<const RankTrace> traces) {
   return first;
 }
 
-std::string CategoryName(TraceKind kind) {
-  switch (kind) {
-    case TraceKind::kCompute:
-      return "compute";
-    case TraceKind::kWait:
-      return "wait";
-    case TraceKind::kSend:
-      return "send";
-    case TraceKind::kReceive:
-      return "receive";
-    case TraceKind::kReduce:
-      return "reduce";
-    case TraceKind::kTied:
-      return "tied";
-    case TraceKind::kNorm:
-      return "norm";
-    case TraceKind::kUpdate:
-      return "update";
-    case TraceKind::kGather:
-      return "gather";
-  }
-  return "";
-}
-
-void AppendExchange(const TraceEvent& event, int rank, double origin, std::string& json) {
-  absl::StrAppendFormat(&json,
-                        ",\n{\"name\":\"%s\",\"cat\":\"exchange\",\"pid\":%d,\"tid\":1,"
-                        "\"args\":{\"bytes\":%d},\"ph\":\"X\",\"ts\":%.3f,\"dur\":%.3f}",
-                        CategoryName(event.kind), rank, event.bytes, 1e6 * (event.start - origin),
-                        1e6 * (event.end - event.start));
-}
-
 // Computing and waiting never overlap on a rank: complete events. Messages do: a pair of begin and
 // end with an identity of their own.
 void AppendEvent(const TraceEvent& event, int rank, int64_t id, double origin, std::string& json) {
-  if (IsExchange(event.kind)) return AppendExchange(event, rank, origin, json);
   const double start = 1e6 * (event.start - origin), end = 1e6 * (event.end - origin);
-  const std::string category = CategoryName(event.kind);
+  if (IsExchange(event.kind)) {
+    absl::StrAppendFormat(&json,
+                          ",\n{\"name\":\"%s\",\"cat\":\"exchange\",\"pid\":%d,\"tid\":1,"
+                          "\"args\":{\"bytes\":%d},\"ph\":\"X\",\"ts\":%.3f,\"dur\":%.3f}",
+                          NameOf(event.kind), rank, event.bytes, start, end - start);
+    return;
+  }
   const bool message = event.kind == TraceKind::kSend || event.kind == TraceKind::kReceive;
   const std::string name =
       JsonQuoted(event.kind == TraceKind::kWait
@@ -109,7 +84,7 @@ void AppendEvent(const TraceEvent& event, int rank, int64_t id, double origin, s
                      : ToText(event.action));
   const std::string head = absl::StrFormat(
       "{\"name\":%s,\"cat\":\"%s\",\"pid\":%d,\"tid\":%d,\"args\":{\"chunk\":%d,\"microbatch\":%d",
-      name, category, rank, event.kind == TraceKind::kWait ? 1 : 0, event.action.chunk,
+      name, NameOf(event.kind), rank, event.kind == TraceKind::kWait ? 1 : 0, event.action.chunk,
       event.action.microbatch);
   if (!message) {
     absl::StrAppendFormat(&json, ",\n%s},\"ph\":\"X\",\"ts\":%.3f,\"dur\":%.3f}", head, start,

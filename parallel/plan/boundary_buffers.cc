@@ -5,7 +5,6 @@
 #include "parallel/plan/boundary_buffers.h"
 
 #include <algorithm>
-#include <string_view>
 #include <tuple>
 #include <utility>
 
@@ -40,14 +39,18 @@ struct Taken {
 
 bool IsInputPass(Op op) { return op == Op::kBackward || op == Op::kBackwardInput; }
 
+int64_t FloatBytes(const BoundaryTensor& tensor) { return ElementsOf(tensor) * kFloatBytes; }
+
 class Sweep {
  public:
-  Sweep(const Placement& placement, int num_stacks, const Simulation& simulation,
+  Sweep(const Inventory& inventory, const Placement& placement, const Simulation& simulation,
         const Network& network)
-      : placement_(placement),
+      : inventory_(inventory),
+        placement_(placement),
         simulation_(simulation),
         network_(network),
-        changes_(placement.NumRanks(), std::vector<std::vector<Change>>(2 * num_stacks)) {
+        changes_(placement.NumRanks(),
+                 std::vector<std::vector<Change>>(2 * inventory.stacks.size())) {
     for (const std::vector<TimedAction>& actions : simulation.timeline) {
       for (const TimedAction& timed : actions) {
         num_microbatches_ = std::max(num_microbatches_, timed.action.microbatch + 1);
@@ -65,35 +68,51 @@ class Sweep {
     }
   }
 
-  int num_microbatches() const { return num_microbatches_; }
-  int RankOf(int chunk) const { return placement_.rank_of_chunk[chunk]; }
-  const Taken& Forward(int chunk, int mb) const { return forward_[Cell(chunk, mb)]; }
-  const Taken& Backward(int chunk, int mb) const { return backward_[Cell(chunk, mb)]; }
-
-  void Hold(int rank, int pool, const Change& from, const Change& until, int64_t bytes) {
-    changes_[rank][pool].push_back({from.time, from.phase, bytes});
-    changes_[rank][pool].push_back({until.time, until.phase, -bytes});
+  // Adds what begins inside a chunk: streams; the gradient of a side input behind its last reader;
+  // with `keeps_side_inputs`, whose elements have `operand_bytes`, those that the chunk makes.
+  void AddInside(int chunk, LayerSpan layers, bool keeps_side_inputs, int64_t operand_bytes) {
+    const int last = static_cast<int>(inventory_.layers.size()) - 1;
+    for (int l = layers.first; l < std::min(layers.end, last); ++l) {
+      const Layer& layer = inventory_.layers[l];
+      const Layer& next = inventory_.layers[l + 1];
+      const BoundaryTensor *stream = InputNamed(next, kHidden), *made = SideInput(next);
+      const BoundaryTensor* side = SideInput(layer);
+      const bool begins = stream != nullptr && InputNamed(layer, kHidden) == nullptr;
+      for (int mb = 0; mb < num_microbatches_; ++mb) {
+        const Taken &forward = Forward(chunk, mb), &backward = Backward(chunk, mb);
+        if (begins) HoldOver(chunk, ResidualPool(*stream), forward, forward, FloatBytes(*stream));
+        if (side != nullptr && made == nullptr) {
+          HoldOver(chunk, ResidualPool(*side), backward, backward, FloatBytes(*side));
+        }
+        if (made != nullptr && side == nullptr && keeps_side_inputs) {
+          HoldOver(chunk, SidePool(*made), forward, backward, ElementsOf(*made) * operand_bytes);
+        }
+      }
+    }
   }
 
-  // From when on `rank` offers memory to what its action `user` needs, at the earliest `earliest`.
-  double OfferedAt(int rank, const Taken& user, double earliest) const {
-    const int before = user.index - kLookAhead - 1;
-    return before < 0 ? earliest : std::max(earliest, simulation_.timeline[rank][before].end);
-  }
-
-  // A message of `bytes` on both its ends: made by `maker` on `from`, needed by `user` on `to`,
-  // which can offer memory from `earliest` on. `done`: when nobody on `to` needs the buffer any
-  // more; `sent_from`: from when on it is in use on `from`, null if it is counted elsewhere.
-  void Send(int from, int to, int pool, int64_t bytes, const Taken& maker, const Taken& user,
-            double earliest, const Change& done, const Change* sent_from) {
-    const double offered = OfferedAt(to, user, earliest);
-    Hold(to, pool, {offered, kOffer}, done, bytes);
-    if (sent_from == nullptr) return;
-    const bool same_node = from / network_.ranks_per_node == to / network_.ranks_per_node;
-    const Link& link = same_node ? network_.inside_node : network_.between_nodes;
-    const double gone = std::max(maker.end, offered) + link.latency_seconds +
-                        static_cast<double>(bytes) / link.bytes_per_second;
-    Hold(from, pool, *sent_from, {SeenAt(from, gone), kRelease}, bytes);
+  // Adds values and gradients at the cut before the chunk that begins with layer `first`.
+  // `keeps_side_inputs`: the rank before it has them in any case.
+  void AddCut(int chunk, int first, const StageMessages& messages, bool keeps_side_inputs) {
+    for (const BoundaryTensor& tensor : inventory_.layers[first].inputs) {
+      const auto sent =
+          std::find_if(messages.forward.begin(), messages.forward.end(),
+                       [&](const BoundaryTensor& other) { return other.name == tensor.name; });
+      for (int mb = 0; mb < num_microbatches_; ++mb) {
+        const Taken &before = Forward(chunk - 1, mb), &here = Forward(chunk, mb);
+        if (tensor.name == kHidden) {
+          Carry(tensor, chunk - 1, before, chunk, here, 0);
+        } else if (sent != messages.forward.end()) {
+          // Whoever reads it keeps it for the backward pass.
+          const Change made{before.start, kClaim}, used{Backward(chunk, mb).end, kHandOver};
+          Send(RankOf(chunk - 1), RankOf(chunk), SidePool(tensor), BytesOf(*sent), before, here, 0,
+               used, keeps_side_inputs ? nullptr : &made);
+        }
+        if (tensor.needs_gradient) {
+          Carry(tensor, chunk, Backward(chunk, mb), chunk - 1, Backward(chunk - 1, mb), before.end);
+        }
+      }
+    }
   }
 
   std::vector<int64_t> Most() {
@@ -114,6 +133,44 @@ class Sweep {
   size_t Cell(int chunk, int mb) const {
     return static_cast<size_t>(chunk) * num_microbatches_ + mb;
   }
+  int RankOf(int chunk) const { return placement_.rank_of_chunk[chunk]; }
+  const Taken& Forward(int chunk, int mb) const { return forward_[Cell(chunk, mb)]; }
+  const Taken& Backward(int chunk, int mb) const { return backward_[Cell(chunk, mb)]; }
+
+  void Hold(int rank, int pool, const Change& from, const Change& until, int64_t bytes) {
+    changes_[rank][pool].push_back({from.time, from.phase, bytes});
+    changes_[rank][pool].push_back({until.time, until.phase, -bytes});
+  }
+
+  // In use on the rank of `chunk` from the start of one action to the end of another.
+  void HoldOver(int chunk, int pool, const Taken& first, const Taken& last, int64_t bytes) {
+    Hold(RankOf(chunk), pool, {first.start, kClaim}, {last.end, kHandOver}, bytes);
+  }
+
+  // A stream or gradient that `maker` leaves and `user` takes over, on one rank or sent to another.
+  void Carry(const BoundaryTensor& tensor, int from_chunk, const Taken& maker, int to_chunk,
+             const Taken& user, double earliest) {
+    const int from = RankOf(from_chunk), to = RankOf(to_chunk), pool = ResidualPool(tensor);
+    const Change made{maker.end, kHandOver}, used{user.end, kHandOver};
+    if (from == to) return Hold(from, pool, made, used, FloatBytes(tensor));
+    Send(from, to, pool, FloatBytes(tensor), maker, user, earliest, used, &made);
+  }
+
+  // A message of `bytes` on both its ends: made by `maker` on `from`, needed by `user` on `to`,
+  // which can offer memory from `earliest` on. `done`: when nobody on `to` needs the buffer any
+  // more; `sent_from`: from when on it is in use on `from`, null if it is counted elsewhere.
+  void Send(int from, int to, int pool, int64_t bytes, const Taken& maker, const Taken& user,
+            double earliest, const Change& done, const Change* sent_from) {
+    const int before = user.index - kLookAhead - 1;
+    const double offered =
+        before < 0 ? earliest : std::max(earliest, simulation_.timeline[to][before].end);
+    Hold(to, pool, {offered, kOffer}, done, bytes);
+    if (sent_from == nullptr) return;
+    const Link& link = network_.Between(from, to);
+    const double gone = std::max(maker.end, offered) + link.latency_seconds +
+                        static_cast<double>(bytes) / link.bytes_per_second;
+    Hold(from, pool, *sent_from, {SeenAt(from, gone), kRelease}, bytes);
+  }
 
   // When `rank`, between two actions, sees what happened at `time`.
   double SeenAt(int rank, double time) const {
@@ -124,121 +181,13 @@ class Sweep {
     return next == actions.end() ? time : next->end;
   }
 
+  const Inventory& inventory_;
   const Placement& placement_;
   const Simulation& simulation_;
   const Network& network_;
   int num_microbatches_ = 0;
   std::vector<Taken> forward_, backward_;                  // [chunk][microbatch]
   std::vector<std::vector<std::vector<Change>>> changes_;  // [rank][pool]
-};
-
-int64_t FloatBytes(const BoundaryTensor& tensor) { return ElementsOf(tensor) * kFloatBytes; }
-
-// Returns the bytes of that tensor as it crosses; 0 if it does not.
-int64_t CrossingBytes(const std::vector<BoundaryTensor>& tensors, std::string_view name) {
-  for (const BoundaryTensor& tensor : tensors) {
-    if (tensor.name == name) return BytesOf(tensor);
-  }
-  return 0;
-}
-
-// One chunk of a chain and what lies at the cut before it.
-class ChunkBuffers {
- public:
-  ChunkBuffers(const Inventory& inventory, int chunk, LayerSpan layers, Sweep& sweep)
-      : inventory_(inventory), chunk_(chunk), layers_(layers), sweep_(sweep) {}
-
-  // Streams that begin inside the chunk; the gradient of a side input behind its last reader.
-  void AddStreams() {
-    for (int l = layers_.first; l < layers_.end && l + 1 < NumLayers(); ++l) {
-      const Layer& layer = inventory_.layers[l];
-      const Layer& next = inventory_.layers[l + 1];
-      const BoundaryTensor* stream = InputNamed(next, kHidden);
-      const BoundaryTensor* side = SideInput(layer);
-      const bool begins = stream != nullptr && InputNamed(layer, kHidden) == nullptr;
-      const bool last_reader = side != nullptr && SideInput(next) == nullptr;
-      for (int mb = 0; mb < sweep_.num_microbatches(); ++mb) {
-        if (begins)
-          HoldWhile(sweep_.Forward(chunk_, mb), ResidualPool(*stream), FloatBytes(*stream));
-        if (last_reader) {
-          HoldWhile(sweep_.Backward(chunk_, mb), ResidualPool(*side), FloatBytes(*side));
-        }
-      }
-    }
-  }
-
-  // Side inputs that the chunk makes, where its rank reads them.
-  void AddSideInputsForLater(int64_t operand_bytes) {
-    for (int l = layers_.first; l < layers_.end && l + 1 < NumLayers(); ++l) {
-      const BoundaryTensor* made = SideInput(inventory_.layers[l + 1]);
-      if (made == nullptr || SideInput(inventory_.layers[l]) != nullptr) continue;
-      for (int mb = 0; mb < sweep_.num_microbatches(); ++mb) {
-        sweep_.Hold(here(), SidePool(*made), {sweep_.Forward(chunk_, mb).start, kClaim},
-                    {sweep_.Backward(chunk_, mb).end, kHandOver},
-                    ElementsOf(*made) * operand_bytes);
-      }
-    }
-  }
-
-  // Values and gradients at the cut before the chunk. `keeps_side_inputs`: the rank before it has
-  // them in any case.
-  void AddCut(const StageMessages& messages, bool keeps_side_inputs) {
-    for (const BoundaryTensor& tensor : inventory_.layers[layers_.first].inputs) {
-      const int64_t sent = CrossingBytes(messages.forward, tensor.name);
-      for (int mb = 0; mb < sweep_.num_microbatches(); ++mb) {
-        if (tensor.name == kHidden) {
-          AddStreamForward(tensor, mb);
-        } else if (sent > 0) {
-          AddSideInputForward(SidePool(tensor), sent, keeps_side_inputs, mb);
-        }
-        if (tensor.needs_gradient) AddBackward(tensor, mb);
-      }
-    }
-  }
-
- private:
-  int NumLayers() const { return static_cast<int>(inventory_.layers.size()); }
-  int here() const { return sweep_.RankOf(chunk_); }
-  int before() const { return sweep_.RankOf(chunk_ - 1); }
-
-  void HoldWhile(const Taken& taken, int pool, int64_t bytes) {
-    sweep_.Hold(here(), pool, {taken.start, kClaim}, {taken.end, kHandOver}, bytes);
-  }
-
-  void AddStreamForward(const BoundaryTensor& stream, int mb) {
-    const int pool = ResidualPool(stream);
-    const int64_t bytes = FloatBytes(stream);
-    const Taken& maker = sweep_.Forward(chunk_ - 1, mb);
-    const Taken& user = sweep_.Forward(chunk_, mb);
-    const Change made{maker.end, kHandOver}, used{user.end, kHandOver};
-    if (here() == before()) return sweep_.Hold(here(), pool, made, used, bytes);
-    sweep_.Send(before(), here(), pool, bytes, maker, user, 0, used, &made);
-  }
-
-  // Whoever reads it keeps it for the backward pass.
-  void AddSideInputForward(int pool, int64_t bytes, bool kept_before, int mb) {
-    const Taken& maker = sweep_.Forward(chunk_ - 1, mb);
-    const Taken& user = sweep_.Forward(chunk_, mb);
-    const Change made{maker.start, kClaim};
-    sweep_.Send(before(), here(), pool, bytes, maker, user, 0,
-                {sweep_.Backward(chunk_, mb).end, kHandOver}, kept_before ? nullptr : &made);
-  }
-
-  void AddBackward(const BoundaryTensor& tensor, int mb) {
-    const int pool = ResidualPool(tensor);
-    const int64_t bytes = FloatBytes(tensor);
-    const Taken& maker = sweep_.Backward(chunk_, mb);
-    const Taken& user = sweep_.Backward(chunk_ - 1, mb);
-    const Change made{maker.end, kHandOver}, used{user.end, kHandOver};
-    if (here() == before()) return sweep_.Hold(here(), pool, made, used, bytes);
-    const double earliest = sweep_.Forward(chunk_ - 1, mb).end;
-    sweep_.Send(here(), before(), pool, bytes, maker, user, earliest, used, &made);
-  }
-
-  const Inventory& inventory_;
-  const int chunk_;
-  const LayerSpan layers_;
-  Sweep& sweep_;
 };
 
 }  // namespace
@@ -257,12 +206,12 @@ std::vector<int64_t> BoundaryBufferBytes(const Inventory& inventory,
   for (int c = 0; c < placement.NumChunks(); ++c) {
     if (chunk_ends[c] > first_reader) behind_side_input[placement.rank_of_chunk[c]] = true;
   }
-  Sweep sweep(placement, static_cast<int>(inventory.stacks.size()), simulation, network);
+  Sweep sweep(inventory, placement, simulation, network);
   for (int c = 0, first = 0; c < placement.NumChunks(); first = chunk_ends[c++]) {
-    ChunkBuffers chunk(inventory, c, {first, chunk_ends[c]}, sweep);
-    chunk.AddStreams();
-    if (behind_side_input[placement.rank_of_chunk[c]]) chunk.AddSideInputsForLater(operand_bytes);
-    if (c > 0) chunk.AddCut(messages[c], behind_side_input[placement.rank_of_chunk[c - 1]]);
+    sweep.AddInside(c, {first, chunk_ends[c]}, behind_side_input[placement.rank_of_chunk[c]],
+                    operand_bytes);
+    if (c == 0) continue;
+    sweep.AddCut(c, first, messages[c], behind_side_input[placement.rank_of_chunk[c - 1]]);
   }
   return sweep.Most();
 }

@@ -4,12 +4,12 @@
 // Where ranks recompute differently, layers are moved to those that recompute less, as long as that
 // helps.
 
-#include "parallel/plan/candidate.h"
-
 #include <algorithm>
 #include <bit>
+#include <limits>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 
@@ -17,520 +17,400 @@
 #include "parallel/base/status_macros.h"
 #include "parallel/plan/boundary_buffers.h"
 #include "parallel/plan/check_schedule.h"
+#include "parallel/plan/memory.h"
 #include "parallel/plan/partition.h"
+#include "parallel/plan/planner_request.h"
 #include "parallel/plan/schedule_generators.h"
 #include "parallel/plan/shard.h"
+#include "parallel/plan/simulator.h"
+#include "parallel/plan/stage_messages.h"
 
 namespace deepnet {
 namespace {
 
 constexpr RecomputeChoice kCheapestFirst[] = {{NONE, 1}, {SELECTIVE_FFN, 1}, {SELECTIVE_GEMM, 1}};
 constexpr int kSegments[] = {1, 2, 4, 8, 16};
-
-bool UsesParameter(const Layer& layer, int parameter) {
-  return std::find(layer.parameters.begin(), layer.parameters.end(), parameter) !=
-         layer.parameters.end();
-}
-
-bool IsInside(int layer, const RankUse& rank) {
-  return std::any_of(rank.chunks.begin(), rank.chunks.end(), [&](const ChunkUse& chunk) {
-    return layer >= chunk.layers.first && layer < chunk.layers.end;
-  });
-}
-
-// Only layers outside of stacks have tied parameters.
-std::vector<int> LayersOutsideStacks(const Inventory& inventory) {
-  std::vector<int> layers;
-  for (int l = 0; l < static_cast<int>(inventory.layers.size()); ++l) {
-    if (inventory.layers[l].stack < 0) layers.push_back(l);
-  }
-  return layers;
-}
-
-// Bytes of the uses that layers elsewhere have of this rank's tied parameters.
-int64_t ForeignBytes(const Inventory& inventory, const std::vector<int>& outside,
-                     const RankUse& rank) {
-  int64_t bytes = 0;
-  std::vector<int> counted;
-  for (const int here : outside) {
-    if (!IsInside(here, rank)) continue;
-    for (const int p : inventory.layers[here].parameters) {
-      if (std::find(counted.begin(), counted.end(), p) != counted.end()) continue;
-      counted.push_back(p);
-      const auto elsewhere = std::count_if(outside.begin(), outside.end(), [&](int l) {
-        return !IsInside(l, rank) && UsesParameter(inventory.layers[l], p);
-      });
-      bytes += elsewhere * 4 * inventory.parameters[p].NumElements();
-    }
-  }
-  return bytes;
-}
-
-// Buffers of the tree over `folds` virtual replicas on one rank, besides the gradient itself: log2
-// of them.
-int PartialSums(int folds) {
-  int buffers = 0;
-  for (; folds > 1; folds /= 2) ++buffers;
-  return buffers;
-}
-
-}  // namespace
-
-Cuts MakeCuts(const Request& request, Placement placement, std::vector<int> ends) {
-  const std::string type = request.rules.operand_bytes == 2 ? "bfloat16" : "float32";
-  Cuts cuts{.placement = std::move(placement), .ends = std::move(ends)};
-  cuts.messages = MakeStageMessages(*request.inventory, cuts.ends, cuts.placement, type);
-  const int chunks = cuts.placement.NumChunks();
-  const auto bytes = [&](int chunk) {
-    if (chunk >= chunks) return int64_t{0};
-    const StageMessages& crossing = cuts.messages[chunk];
-    return BytesOf(crossing.forward) + BytesOf(crossing.backward);
-  };
-  for (int c = 0, first = 0; c < chunks; first = cuts.ends[c++]) {
-    cuts.message_bytes.push_back(bytes(c) + bytes(c + 1));
-    cuts.pending.push_back(
-        MakePendingMatrices(*request.inventory, {first, cuts.ends[c]}, request.rules));
-  }
-  return cuts;
-}
-
-std::vector<RankUse> MakeRankUses(const Request& request, const Cuts& cuts,
-                                  const InFlight& in_flight, int replicas) {
-  const int folds = LocalVirtualReplicas(request.virtual_replicas, replicas);
-  const std::vector<int> outside = LayersOutsideStacks(*request.inventory);
-  std::vector<RankUse> ranks(cuts.placement.NumRanks());
-  for (int c = 0, first = 0; c < cuts.placement.NumChunks(); first = cuts.ends[c++]) {
-    ranks[cuts.placement.rank_of_chunk[c]].chunks.push_back(
-        {.layers = {first, cuts.ends[c]},
-         .slots = in_flight.slots[c],
-         .message_bytes = cuts.message_bytes[c]});
-  }
-  for (size_t r = 0; r < ranks.size(); ++r) {
-    RankUse& rank = ranks[r];
-    rank.deferred_bytes = in_flight.deferred_bytes[r];
-    if (!in_flight.peaks.empty()) rank.peaks = in_flight.peaks[r];
-    rank.partial_sums = request.one_sum_per_rank ? 0 : PartialSums(folds);
-    rank.num_replicas = replicas;
-    rank.foreign_bytes = ForeignBytes(*request.inventory, outside, rank);
-  }
-  return ranks;
-}
-
-RecomputeChoice CheapestThatFits(const Request& request, RankUse rank) {
-  if (request.recompute.has_value()) return *request.recompute;
-  MemoryEstimate memory = EstimateMemory(*request.inventory, rank, request.rules);
-  const auto needs = [&](const RecomputeChoice& choice) {
-    rank.recompute = choice;
-    UpdateRecompute(*request.inventory, rank, request.rules, memory);
-    return memory.total();
-  };
-  for (const RecomputeChoice& choice : kCheapestFirst) {
-    if (static_cast<double>(needs(choice)) <= request.memory_bytes) return choice;
-  }
-  RecomputeChoice least{FULL, kSegments[0]};
-  int64_t least_bytes = needs(least);
-  for (const int segment : kSegments) {
-    const int64_t bytes = needs({FULL, segment});
-    if (bytes < least_bytes) {
-      least = {FULL, segment};
-      least_bytes = bytes;
-    }
-  }
-  // Where few microbatches are in flight SELECTIVE_GEMM may need less than whole segments do.
-  return needs({SELECTIVE_GEMM, 1}) < least_bytes ? RecomputeChoice{SELECTIVE_GEMM, 1} : least;
-}
-
-// The schedule depends on costs (zero-bubble ones do), costs on what ranks compute again, and that
-// on how many microbatches the schedule keeps in flight. So levels are guessed from the schedule's
-// claim first and then corrected, from the second time on only upwards, until nothing changes.
-// Where ranks recompute differently, layers are moved to those that recompute less, as long as that
-// helps.
-
-namespace {
-
 constexpr int kMaxCorrections = 4;
 constexpr int kMaxRecuts = 3;
+constexpr double kTrainingPerForward = 3.0;  // operations: forward, gradients of inputs, of weights
 
-PipelineShape PipelineShapeOf(const Request& request, const ParallelConfig& config) {
-  return {
-      .num_ranks = config.stages,
-      .num_microbatches = MicrobatchesOf(request.global_microbatches, config.replicas, 0).Count(),
-      .virtual_pipeline_size = config.virtual_pipeline_size};
+// Seconds of one full microbatch, without recomputation. Only matrix products take time: F, I and W
+// of a layer are alike, but the output layer computes its gradients together with its loss, in F.
+ChunkCost CostOf(const Layer& layer, const Speeds& speeds) {
+  const double seconds = layer.forward_flops / speeds.flops_per_second;
+  if (layer.computes_loss) return {.forward = 3 * seconds};
+  return {.forward = seconds, .backward_input = seconds, .backward_weight = seconds};
 }
 
-// Owners of chunks in a schedule that a user wrote.
-Placement OwnersIn(const Schedule& schedule, int num_chunks) {
-  Placement placement{std::vector<int>(num_chunks, 0)};
-  for (int rank = 0; rank < static_cast<int>(schedule.actions.size()); ++rank) {
-    for (const Action& action : schedule.actions[rank]) {
-      if (action.chunk < num_chunks) placement.rank_of_chunk[action.chunk] = rank;
+double RecomputeSeconds(const Layer& layer, const RankUse& rank, const Speeds& speeds) {
+  return layer.recompute_flops[rank.recompute.level] / speeds.flops_per_second;
+}
+
+// A config on its way to a Plan.
+class Candidate {
+ public:
+  // Chunks end at `ends`; every rank recomputes what it must if it keeps as much in flight as
+  // schedules of this name claim. What lies at cuts is not counted yet. Borrows `request` and
+  // `config`.
+  Candidate(const Request& request, const ParallelConfig& config, const Placement& placement,
+            std::vector<int> ends)
+      : request_(&request),
+        config_(&config),
+        placement_(placement),
+        ends_(std::move(ends)),
+        messages_(MakeStageMessages(inventory(), ends_, placement, request.rules.OperandType())),
+        ranks_(placement.NumRanks()) {
+    for (int c = 0, first = 0; c < placement_.NumChunks(); first = ends_[c++]) {
+      const LayerSpan layers{first, ends_[c]};
+      RankOf(c).chunks.push_back(
+          {.layers = layers, .message_bytes = MessageBytes(c) + MessageBytes(c + 1)});
+      pending_.push_back(MakePendingMatrices(inventory(), layers, request.rules));
+    }
+    for (RankUse& rank : ranks_) {
+      // A tree over virtual replicas needs as many buffers as it has levels.
+      if (!request.one_sum_per_rank) rank.partial_sums = std::bit_width(NumSums()) - 1;
+      rank.num_replicas = config.replicas;
+    }
+    SetInFlight(ClaimedInFlight());
+    for (RankUse& rank : ranks_) rank.recompute = CheapestThatFits(rank);
+    SetCosts();
+  }
+
+  const std::vector<RankUse>& ranks() const { return ranks_; }
+
+  // Makes a schedule and what each rank must recompute under it, and simulates it. Fails if a
+  // schedule that a user wrote does not pass CheckSchedule.
+  absl::Status Settle() {
+    RETURN_IF_ERROR(SettleSchedule());
+    if (Excess() <= 0) {
+      RETURN_IF_ERROR(CountBoundary());
+      if (Excess() <= 0) return absl::OkStatus();
+      // The boundary buffers do not fit beside the levels that were chosen without knowing them.
+      RETURN_IF_ERROR(SettleSchedule());
+    }
+    return CountBoundary();
+  }
+
+  bool RecomputesAlike() const {
+    return std::all_of(ranks_.begin(), ranks_.end(), [&](const RankUse& rank) {
+      return rank.recompute.level == ranks_.front().recompute.level;
+    });
+  }
+
+  // Seconds of the rank that computes longest per microbatch.
+  double SlowestRank() const {
+    std::vector<double> sums(ranks_.size(), 0.0);
+    for (size_t c = 0; c < costs_.size(); ++c) {
+      sums[placement_.rank_of_chunk[c]] += costs_[c].Total();
+    }
+    return *std::max_element(sums.begin(), sums.end());
+  }
+
+  double LargestChunk() const {
+    const auto smaller = [](const ChunkCost& a, const ChunkCost& b) {
+      return a.Total() < b.Total();
+    };
+    return std::max_element(costs_.begin(), costs_.end(), smaller)->Total();
+  }
+
+  // Bytes that the fullest rank lacks.
+  double Excess() const {
+    double excess = 0;
+    for (const RankUse& rank : ranks_) {
+      const auto need = static_cast<double>(MemoryOf(rank).total());
+      excess = std::max(excess, need - request_->memory_bytes);
+    }
+    return excess;
+  }
+
+  MemoryEstimate MemoryOf(const RankUse& rank) const {
+    return EstimateMemory(inventory(), rank, request_->rules);
+  }
+
+  StageExchange ExchangeOf(const RankUse& rank, const MemoryEstimate& memory) const {
+    return MakeStageExchange(memory, ForeignBytes(inventory(), rank), config_->stages,
+                             config_->replicas, request_->speeds);
+  }
+
+  // Adds chunks, stages and the figures of the simulated step.
+  void AddTo(Plan& plan) const {
+    AddChunks(plan);
+    double exposed = 0, update = 0;  // seconds of the slowest ranks
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      const StagePlan& stage = AddStage(static_cast<int>(r), plan);
+      const StageExchange exchange = ExchangeOf(ranks_[r], stage.memory());
+      double hidden = 0;  // behind one microbatch's backward passes
+      for (size_t c = 0; c < costs_.size(); ++c) {
+        if (&RankOf(c) == &ranks_[r])
+          hidden += costs_[c].backward_input + costs_[c].backward_weight;
+      }
+      const auto& [reduce, gather, tied] = exchange.seconds;
+      exposed = std::max(exposed, std::max(0.0, reduce - hidden) + gather + tied);
+      update = std::max(update, exchange.update_seconds);
+    }
+    plan.set_gradient_exchange_seconds(exposed);
+    plan.set_update_seconds(update);
+    plan.set_step_seconds(simulation_.makespan + exposed + update);
+    plan.set_bubble(simulation_.bubble);
+    plan.set_exposed_communication(simulation_.exposed_communication);
+  }
+
+ private:
+  const Inventory& inventory() const { return *request_->inventory; }
+  RankUse& RankOf(size_t chunk) { return ranks_[placement_.rank_of_chunk[chunk]]; }
+  const RankUse& RankOf(size_t chunk) const { return ranks_[placement_.rank_of_chunk[chunk]]; }
+
+  // Bytes of one microbatch over the cut before `chunk`; 0 behind the last.
+  int64_t MessageBytes(size_t chunk) const {
+    if (chunk == messages_.size()) return 0;
+    return BytesOf(messages_[chunk].forward) + BytesOf(messages_[chunk].backward);
+  }
+
+  // Virtual replicas that a rank adds up by itself.
+  unsigned NumSums() const {
+    return LocalVirtualReplicas(request_->virtual_replicas, config_->replicas);
+  }
+
+  // Returns true if the schedule splits its backward passes, and so depends on the chunks' costs.
+  bool FollowsCosts() const {
+    return !request_->custom.has_value() && FindScheduleKind(config_->schedule)->splits_backward;
+  }
+
+  // Returns what the named schedule claims to keep in flight, shared evenly among a rank's chunks.
+  InFlight ClaimedInFlight() const {
+    InFlight claimed{.slots = std::vector<int>(ends_.size(), 1),
+                     .deferred_bytes = std::vector<int64_t>(ranks_.size(), 0),
+                     .peaks = std::vector<std::vector<std::vector<int>>>(ranks_.size())};
+    if (request_->custom.has_value()) return claimed;
+    const bool splits = FollowsCosts();
+    const int chunks = config_->virtual_pipeline_size;  // of a rank
+    const std::vector<int> claims =
+        ClaimedAlive(config_->schedule, PipelineShapeOf(*request_, *config_));
+    for (size_t c = 0; c < ends_.size(); ++c) {
+      const int rank = placement_.rank_of_chunk[c];
+      claimed.slots[c] = (claims[rank] + chunks - 1) / chunks;
+      if (splits) claimed.deferred_bytes[rank] += PendingBytes(pending_[c]);
+    }
+    return claimed;
+  }
+
+  void SetInFlight(InFlight in_flight) {
+    slots_ = std::move(in_flight.slots);
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      ranks_[r].deferred_bytes = in_flight.deferred_bytes[r];
+      ranks_[r].peaks = std::move(in_flight.peaks[r]);
+    }
+    std::vector<size_t> place(ranks_.size(), 0);
+    for (size_t c = 0; c < slots_.size(); ++c) {
+      RankOf(c).chunks[place[placement_.rank_of_chunk[c]]++].slots = slots_[c];
     }
   }
-  return placement;
-}
 
-absl::StatusOr<Placement> PlacementOf(const Request& request, const ParallelConfig& config) {
-  if (request.custom.has_value()) {
-    return OwnersIn(*request.custom, config.stages * config.virtual_pipeline_size);
+  // Returns the cheapest of NONE, SELECTIVE_FFN, SELECTIVE_GEMM and FULL with which `rank` fits (or
+  // the request's own); FULL with the segment that needs least, also if that does not fit.
+  RecomputeChoice CheapestThatFits(RankUse rank) const {
+    if (request_->recompute.has_value()) return *request_->recompute;
+    MemoryEstimate memory = MemoryOf(rank);
+    const auto needs = [&](const RecomputeChoice& choice) {
+      rank.recompute = choice;
+      UpdateRecompute(inventory(), rank, request_->rules, memory);
+      return memory.total();
+    };
+    for (const RecomputeChoice& choice : kCheapestFirst) {
+      if (static_cast<double>(needs(choice)) <= request_->memory_bytes) return choice;
+    }
+    RecomputeChoice least;
+    int64_t least_bytes = std::numeric_limits<int64_t>::max();
+    const auto take_if_less = [&](const RecomputeChoice& choice) {
+      const int64_t bytes = needs(choice);
+      if (bytes >= least_bytes) return;
+      least = choice;
+      least_bytes = bytes;
+    };
+    for (const int segment : kSegments) take_if_less({FULL, segment});
+    // Where few microbatches are in flight SELECTIVE_GEMM may need less than whole segments do.
+    take_if_less({SELECTIVE_GEMM, 1});
+    return least;
   }
-  absl::StatusOr<Placement> placement =
-      MakeNamedPlacement(config.schedule, PipelineShapeOf(request, config));
-  RETURN_IF_ERROR(WithExitCode(placement.status(), ExitCode::kBadConfig));
-  return placement;
-}
 
-absl::StatusOr<Schedule> ScheduleOf(const Request& request, const ParallelConfig& config,
-                                    std::span<const ChunkCost> costs) {
-  if (!request.custom.has_value()) {
-    absl::StatusOr<Schedule> named =
-        MakeNamedSchedule(config.schedule, PipelineShapeOf(request, config), costs);
-    RETURN_IF_ERROR(WithExitCode(named.status(), ExitCode::kBadConfig));
-    return named;
-  }
-  const absl::Status checked = CheckSchedule(*request.custom, PipelineShapeOf(request, config));
-  if (!checked.ok()) return BadField(absl::StrCat("parallel.schedule: ", checked.message()));
-  return *request.custom;
-}
-
-std::vector<RecomputeChoice> ChooseForAll(const Request& request,
-                                          const std::vector<RankUse>& ranks) {
-  std::vector<RecomputeChoice> choices;
-  choices.reserve(ranks.size());
-  for (const RankUse& rank : ranks) choices.push_back(CheapestThatFits(request, rank));
-  return choices;
-}
-
-// Returns what the named schedule claims to keep in flight, shared evenly among a rank's chunks.
-InFlight ClaimedInFlight(const Request& request, const ParallelConfig& config, const Cuts& cuts) {
-  const int chunks = cuts.placement.NumChunks();
-  InFlight claimed{.slots = std::vector<int>(chunks, 1),
-                   .deferred_bytes = std::vector<int64_t>(cuts.placement.NumRanks(), 0),
-                   .peaks = {}};
-  if (request.custom.has_value()) return claimed;
-  const std::vector<int> claims = ClaimedAlive(config.schedule, PipelineShapeOf(request, config));
-  const bool splits = FindScheduleKind(config.schedule)->splits_backward;
-  for (int c = 0; c < chunks; ++c) {
-    const int rank = cuts.placement.rank_of_chunk[c];
-    claimed.slots[c] =
-        (claims[rank] + config.virtual_pipeline_size - 1) / config.virtual_pipeline_size;
-    if (!splits) continue;
-    for (const PendingMatrices& matrices : cuts.pending[c]) {
-      claimed.deferred_bytes[rank] += matrices.bytes;
+  void SetCosts() {
+    costs_.assign(ends_.size(), {});
+    for (int c = 0, first = 0; c < placement_.NumChunks(); first = ends_[c++]) {
+      const LayerSpan layers{first, ends_[c]};
+      ChunkCost& cost = costs_[c];
+      for (int l = layers.first; l < layers.end; ++l) {
+        const Layer& layer = inventory().layers[l];
+        const ChunkCost of_layer = CostOf(layer, request_->speeds);
+        cost.forward += of_layer.forward;
+        cost.backward_input +=
+            of_layer.backward_input + RecomputeSeconds(layer, RankOf(c), request_->speeds);
+        cost.backward_weight += of_layer.backward_weight;
+      }
+      cost.kept_bytes =
+          static_cast<double>(KeptBytes(inventory(), layers, RankOf(c).recompute, request_->rules));
+      cost.pending_bytes = static_cast<double>(PendingBytes(pending_[c]));
+      cost.forward_bytes = static_cast<double>(BytesOf(messages_[c].forward));
+      cost.backward_bytes = static_cast<double>(BytesOf(messages_[c].backward));
     }
   }
-  return claimed;
-}
 
-// Returns whether the schedule depends on the costs of the chunks.
-bool FollowsCosts(const Request& request, const ParallelConfig& config) {
-  return !request.custom.has_value() && FindScheduleKind(config.schedule)->splits_backward;
-}
-
-void SetCosts(const Request& request, Candidate& candidate) {
-  candidate.costs =
-      MakeChunkCosts(*request.inventory, candidate.cuts.ends, candidate.cuts.placement,
-                     candidate.choices, request.rules, request.speeds);
-}
-
-// Takes over what ranks need now; whether anything changed.
-bool Correct(const Request& request, bool only_upwards, Candidate& candidate) {
-  const std::vector<RecomputeChoice> needed = ChooseForAll(request, candidate.ranks);
-  bool changed = false;
-  for (size_t r = 0; r < needed.size(); ++r) {
-    if (needed[r] == candidate.choices[r]) continue;
-    if (only_upwards && needed[r].level <= candidate.choices[r].level) continue;
-    candidate.choices[r] = needed[r];
-    changed = true;
+  absl::StatusOr<Schedule> MakeSchedule() const {
+    const PipelineShape shape = PipelineShapeOf(*request_, *config_);
+    if (!request_->custom.has_value()) {
+      absl::StatusOr<Schedule> named = MakeNamedSchedule(config_->schedule, shape, costs_);
+      RETURN_IF_ERROR(WithExitCode(named.status(), ExitCode::kBadConfig));
+      return named;
+    }
+    const absl::Status checked = CheckSchedule(*request_->custom, shape);
+    if (!checked.ok()) return BadField(absl::StrCat("parallel.schedule: ", checked.message()));
+    return *request_->custom;
   }
-  return changed;
-}
 
-// Sets candidate.ranks; boundary_bytes that were counted before stay.
-void SetRanks(const Request& request, const ParallelConfig& config, Candidate& candidate) {
-  const std::vector<RankUse> before = std::move(candidate.ranks);
-  candidate.ranks = MakeRankUses(request, candidate.cuts, candidate.in_flight, config.replicas);
-  for (size_t r = 0; r < before.size(); ++r)
-    candidate.ranks[r].boundary_bytes = before[r].boundary_bytes;
-}
+  // Takes over what ranks need now; whether anything changed.
+  bool Correct(bool only_upwards) {
+    bool changed = false;
+    for (RankUse& rank : ranks_) {
+      const RecomputeChoice needed = CheapestThatFits(rank);
+      if (needed == rank.recompute) continue;
+      if (only_upwards && needed.level <= rank.recompute.level) continue;
+      rank.recompute = needed;
+      changed = true;
+    }
+    return changed;
+  }
 
-// `ends` with what every rank must recompute if it keeps as much in flight as the schedule claims.
-Candidate ClaimedCandidate(const Request& request, const ParallelConfig& config,
-                           const Placement& placement, std::vector<int> ends) {
-  Candidate candidate;
-  candidate.cuts = MakeCuts(request, placement, std::move(ends));
-  candidate.in_flight = ClaimedInFlight(request, config, candidate.cuts);
-  SetRanks(request, config, candidate);
-  candidate.choices = ChooseForAll(request, candidate.ranks);
-  for (size_t r = 0; r < candidate.ranks.size(); ++r)
-    candidate.ranks[r].recompute = candidate.choices[r];
-  SetCosts(request, candidate);
-  return candidate;
-}
+  // Schedule and levels that agree with each other.
+  absl::Status SettleSchedule() {
+    const int microbatches = PipelineShapeOf(*request_, *config_).num_microbatches;
+    const int per_sum = std::max(1, microbatches / static_cast<int>(NumSums()));
+    for (int round = 0; round < kMaxCorrections; ++round) {
+      ASSIGN_OR_RETURN(schedule_, MakeSchedule());
+      SetInFlight(CountInFlight(schedule_, pending_, per_sum));
+      if (!Correct(/*only_upwards=*/round > 0)) break;
+      SetCosts();
+      if (!FollowsCosts()) break;
+    }
+    return absl::OkStatus();
+  }
 
-bool AllAlike(const std::vector<RecomputeChoice>& choices) {
-  return std::all_of(choices.begin(), choices.end(),
-                     [&](const RecomputeChoice& c) { return c.level == choices.front().level; });
-}
+  // Simulates the schedule and counts what lies at cuts meanwhile.
+  absl::Status CountBoundary() {
+    const Network& network = request_->speeds.network;
+    absl::StatusOr<Simulation> simulation = Simulate(schedule_, placement_, costs_, network);
+    RETURN_IF_ERROR(WithExitCode(simulation.status(), ExitCode::kBadConfig));
+    simulation_ = *std::move(simulation);
+    const std::vector<int64_t> bytes =
+        BoundaryBufferBytes(inventory(), ends_, placement_, messages_,
+                            request_->rules.operand_bytes, simulation_, network);
+    for (size_t r = 0; r < bytes.size(); ++r) ranks_[r].boundary_bytes = bytes[r];
+    return absl::OkStatus();
+  }
 
-// Seconds of every layer if its rank goes on recomputing as it does in `candidate`.
-std::vector<double> TotalsUnder(const Request& request, const Candidate& candidate) {
-  std::vector<double> totals = LayerTotals(*request.inventory, request.speeds);
-  for (size_t r = 0; r < candidate.ranks.size(); ++r) {
-    for (const ChunkUse& chunk : candidate.ranks[r].chunks) {
+  void AddChunks(Plan& plan) const {
+    for (int c = 0, first = 0; c < placement_.NumChunks(); first = ends_[c++]) {
+      const RecomputeChoice& choice = RankOf(c).recompute;
+      const ChunkCost& cost = costs_[c];
+      ChunkPlan& chunk = *plan.add_chunks();
+      chunk.set_rank(placement_.rank_of_chunk[c]);
+      chunk.set_first_layer(first);
+      chunk.set_end_layer(ends_[c]);
+      chunk.set_recompute(choice.level);
+      if (choice.level == FULL) chunk.set_recompute_segment(choice.segment);
+      chunk.set_forward_seconds(cost.forward);
+      chunk.set_backward_input_seconds(cost.backward_input);
+      chunk.set_backward_weight_seconds(cost.backward_weight);
+      chunk.set_kept_bytes(static_cast<int64_t>(cost.kept_bytes));
+      chunk.set_pending_bytes(static_cast<int64_t>(cost.pending_bytes));
+      chunk.set_forward_bytes(static_cast<int64_t>(cost.forward_bytes));
+      chunk.set_backward_bytes(static_cast<int64_t>(cost.backward_bytes));
+      chunk.set_slots(slots_[c]);
+    }
+  }
+
+  const StagePlan& AddStage(int rank, Plan& plan) const {
+    StagePlan& stage = *plan.add_stages();
+    stage.set_rank(rank);
+    *stage.mutable_memory() = MemoryOf(ranks_[rank]);
+    double flops = 0;
+    for (const ChunkUse& chunk : ranks_[rank].chunks) {
       for (int l = chunk.layers.first; l < chunk.layers.end; ++l) {
-        totals[l] += request.inventory->layers[l].recompute_flops[candidate.choices[r].level] /
-                     request.speeds.flops_per_second;
+        flops += kTrainingPerForward * inventory().layers[l].forward_flops;
+      }
+    }
+    stage.set_flops_per_step(flops * request_->global_microbatches / config_->replicas);
+    stage.set_busy_seconds(simulation_.busy[rank]);
+    stage.set_peak_alive(PeakAlive(schedule_, rank));
+    return stage;
+  }
+
+  const Request* request_;
+  const ParallelConfig* config_;
+  Placement placement_;
+  std::vector<int> ends_;                              // of chunks
+  std::vector<StageMessages> messages_;                // [chunk]
+  std::vector<std::vector<PendingMatrices>> pending_;  // [chunk]
+  std::vector<int> slots_;                             // [chunk] InFlight::slots
+  std::vector<RankUse> ranks_;                         // with what they recompute
+  std::vector<ChunkCost> costs_;                       // [chunk]
+  Schedule schedule_;
+  Simulation simulation_;
+};
+
+// Returns the ends of chunks cut by the seconds of layers, which recompute as they do on `ranks`.
+std::vector<int> CutByCost(const Request& request, const Placement& placement,
+                           const std::vector<RankUse>& ranks, bool refine) {
+  const std::vector<Layer>& layers = request.inventory->layers;
+  std::vector<double> totals;
+  for (const Layer& layer : layers) totals.push_back(CostOf(layer, request.speeds).Total());
+  for (const RankUse& rank : ranks) {
+    for (const ChunkUse& chunk : rank.chunks) {
+      for (int l = chunk.layers.first; l < chunk.layers.end; ++l) {
+        totals[l] += RecomputeSeconds(layers[l], rank, request.speeds);
       }
     }
   }
-  return totals;
+  return PartitionForRanks(totals, placement, refine);
 }
 
-double SlowestRank(const Candidate& candidate) {
-  std::vector<double> sums(candidate.ranks.size(), 0.0);
-  for (size_t c = 0; c < candidate.costs.size(); ++c) {
-    sums[candidate.cuts.placement.rank_of_chunk[c]] += candidate.costs[c].Total();
-  }
-  return *std::max_element(sums.begin(), sums.end());
-}
-
-// Bytes that the fullest rank lacks.
-double Excess(const Request& request, const Candidate& candidate) {
-  double excess = 0;
-  for (const RankUse& rank : candidate.ranks) {
-    const auto need =
-        static_cast<double>(EstimateMemory(*request.inventory, rank, request.rules).total());
-    excess = std::max(excess, need - request.memory_bytes);
-  }
-  return excess;
-}
-
-bool AllFit(const Request& request, const Candidate& candidate) {
-  return Excess(request, candidate) <= 0;
-}
-
-// Microbatches of a virtual replica, or of all that a rank adds up by itself.
-int MicrobatchesPerSum(const Request& request, const ParallelConfig& config) {
-  const int sums = LocalVirtualReplicas(request.virtual_replicas, config.replicas);
-  return std::max(1, PipelineShapeOf(request, config).num_microbatches / sums);
-}
-
-// Schedule and levels that agree with each other.
-absl::Status SettleSchedule(const Request& request, const ParallelConfig& config,
-                            Candidate& candidate) {
-  for (int round = 0; round < kMaxCorrections; ++round) {
-    ASSIGN_OR_RETURN(candidate.schedule, ScheduleOf(request, config, candidate.costs));
-    candidate.in_flight = CountInFlight(candidate.schedule, candidate.cuts.pending,
-                                        MicrobatchesPerSum(request, config));
-    SetRanks(request, config, candidate);
-    if (!Correct(request, /*only_upwards=*/round > 0, candidate)) break;
-    SetCosts(request, candidate);
-    if (!FollowsCosts(request, config)) break;
-  }
-  for (size_t r = 0; r < candidate.ranks.size(); ++r)
-    candidate.ranks[r].recompute = candidate.choices[r];
-  return absl::OkStatus();
-}
-
-// Simulates the schedule and counts what lies at cuts meanwhile.
-absl::Status CountBoundary(const Request& request, Candidate& candidate) {
-  const Cuts& cuts = candidate.cuts;
-  absl::StatusOr<Simulation> simulation =
-      Simulate(candidate.schedule, cuts.placement, candidate.costs, request.speeds.network);
-  RETURN_IF_ERROR(WithExitCode(simulation.status(), ExitCode::kBadConfig));
-  candidate.simulation = *std::move(simulation);
-  const std::vector<int64_t> bytes = BoundaryBufferBytes(
-      *request.inventory, cuts.ends, cuts.placement, cuts.messages, request.rules.operand_bytes,
-      candidate.simulation, request.speeds.network);
-  for (size_t r = 0; r < bytes.size(); ++r) candidate.ranks[r].boundary_bytes = bytes[r];
-  return absl::OkStatus();
-}
-
-}  // namespace
-
-PlacementShape ShapeName(const Request& request, const ParallelConfig& config) {
-  if (request.custom.has_value()) return request.placement;
-  return FindScheduleKind(config.schedule)->v_shaped ? V : LOOPED;
-}
-
-absl::Status CheckConfig(const Request& request, const ParallelConfig& config) {
-  const int64_t chunks = int64_t{config.stages} * config.virtual_pipeline_size;
-  if (config.stages > request.NumLayers()) {
-    return BadField(absl::StrCat("parallel.pipeline_parallel_size: ", config.stages,
-                                 " stages, but the model has only ", request.NumLayers(),
-                                 " layers to cut between"));
-  }
-  if (chunks > request.NumLayers()) {
-    return BadField(absl::StrCat("parallel.virtual_pipeline_size: ", config.stages, " x ",
-                                 config.virtual_pipeline_size, " chunks, but the model has only ",
-                                 request.NumLayers(), " layers to cut between"));
-  }
-  if (request.num_ranks != 0 && config.NumRanks() != request.num_ranks) {
-    return BadField(absl::StrCat("parallel: pipeline_parallel_size ", config.stages,
-                                 " x data_parallel_size ", config.replicas, " = ",
-                                 config.NumRanks(), " ranks, but cluster has ", request.num_ranks));
-  }
-  RETURN_IF_ERROR(CheckReplicas(request, config));
-  RETURN_IF_ERROR(PlacementOf(request, config).status());
-  const PlacementShape made = ShapeName(request, config);
-  if (request.placement != PLACEMENT_UNSPECIFIED && request.placement != made) {
-    return BadField(absl::StrCat("parallel.placement: schedule \"", config.schedule, "\" is ",
-                                 PlacementShape_Name(made), ", not ",
-                                 PlacementShape_Name(request.placement)));
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<Candidate> MakeCoarseCandidate(const Request& request, const ParallelConfig& config,
-                                              bool refine) {
+// `refine`: see PartitionForRanks.
+absl::StatusOr<Candidate> MakeCandidate(const Request& request, const ParallelConfig& config,
+                                        bool refine) {
   ASSIGN_OR_RETURN(const Placement placement, PlacementOf(request, config));
-  if (!config.ends.empty()) return ClaimedCandidate(request, config, placement, config.ends);
-  std::vector<double> totals = LayerTotals(*request.inventory, request.speeds);
-  Candidate best =
-      ClaimedCandidate(request, config, placement, PartitionForRanks(totals, placement, refine));
-  for (int round = 0; round < kMaxRecuts && !AllAlike(best.choices); ++round) {
-    totals = TotalsUnder(request, best);
-    Candidate next =
-        ClaimedCandidate(request, config, placement, PartitionForRanks(totals, placement, refine));
-    if (SlowestRank(next) >= SlowestRank(best) || Excess(request, next) > Excess(request, best)) {
-      break;
-    }
+  if (!config.ends.empty()) return Candidate(request, config, placement, config.ends);
+  Candidate best(request, config, placement, CutByCost(request, placement, {}, refine));
+  for (int round = 0; round < kMaxRecuts && !best.RecomputesAlike(); ++round) {
+    Candidate next(request, config, placement, CutByCost(request, placement, best.ranks(), refine));
+    if (next.SlowestRank() >= best.SlowestRank() || next.Excess() > best.Excess()) break;
     best = std::move(next);
   }
   return best;
 }
 
-absl::StatusOr<Candidate> MakeCandidate(const Request& request, const ParallelConfig& config) {
-  ASSIGN_OR_RETURN(Candidate candidate, MakeCoarseCandidate(request, config, /*refine=*/true));
-  RETURN_IF_ERROR(SettleSchedule(request, config, candidate));
-  if (AllFit(request, candidate)) {
-    RETURN_IF_ERROR(CountBoundary(request, candidate));
-    if (AllFit(request, candidate)) return candidate;
-    // The boundary buffers do not fit beside the levels that were chosen without knowing them.
-    RETURN_IF_ERROR(SettleSchedule(request, config, candidate));
-  }
-  RETURN_IF_ERROR(CountBoundary(request, candidate));
-  return candidate;
-}
-
-namespace {
-
-// Fails for sizes that the planner does not choose by itself, because results would have other bits
-// than with other sizes. A user who asks for such a size gets it.
-absl::Status CheckChosenReplicas(const Request& request, const ParallelConfig& config) {
-  const std::string asked = absl::StrCat("; with parallel.data_parallel_size: ", config.replicas,
-                                         " it runs, with other rounding");
-  if (request.global_microbatches % config.replicas != 0) {
-    return BadField(absl::StrCat("data.global_microbatches: ", request.global_microbatches,
-                                 " cannot be dealt evenly to data_parallel_size ", config.replicas,
-                                 asked));
-  }
-  if (request.virtual_replicas % config.replicas != 0) {
-    return BadField(absl::StrCat("optim.virtual_replicas: ", request.virtual_replicas,
-                                 " is not a multiple of data_parallel_size ", config.replicas,
-                                 asked));
-  }
-  if (request.virtual_replicas == 0 &&
-      !std::has_single_bit(static_cast<unsigned>(config.replicas))) {
-    return BadField(absl::StrCat("parallel.data_parallel_size: ", config.replicas,
-                                 " would be optim.virtual_replicas, which is a power of two",
-                                 asked));
-  }
-  return absl::OkStatus();
+// Slots of the largest chunk's F, B and W that a rank waits, over p - 1 of them.
+double WaitingFactor(const std::string& schedule) {
+  const ScheduleKind* kind = FindScheduleKind(schedule);
+  return kind != nullptr && kind->splits_backward ? 0.35 : 1.0;
 }
 
 }  // namespace
 
-absl::Status CheckReplicas(const Request& request, const ParallelConfig& config) {
-  const int microbatches = request.global_microbatches;
-  if (microbatches < config.replicas) {
-    return BadField(absl::StrCat("parallel.data_parallel_size: ", config.replicas,
-                                 " replicas, but a step has only ", microbatches,
-                                 " microbatches (data.global_microbatches)"));
+CoarseEstimate EstimateCoarsely(const Request& request, const ParallelConfig& config) {
+  const absl::StatusOr<Candidate> candidate = MakeCandidate(request, config, /*refine=*/false);
+  if (!candidate.ok()) return {};
+  CoarseEstimate estimate{.fits = true};
+  for (const RankUse& rank : candidate->ranks()) {
+    const MemoryEstimate memory = candidate->MemoryOf(rank);
+    if (static_cast<double>(memory.total()) > request.memory_bytes) estimate.fits = false;
+    const StageExchange exchange = candidate->ExchangeOf(rank, memory);
+    estimate.seconds = std::max(estimate.seconds, exchange.seconds.gather + exchange.seconds.tied +
+                                                      exchange.update_seconds);
   }
-  if (request.custom.has_value() && microbatches % config.replicas != 0) {
-    return BadField(absl::StrCat("parallel.schedule: is for one number of microbatches, but ",
-                                 microbatches, " cannot be dealt evenly to data_parallel_size ",
-                                 config.replicas));
-  }
-  if (request.replicas != 0) return absl::OkStatus();
-  return CheckChosenReplicas(request, config);
+  const int microbatches = PipelineShapeOf(request, config).num_microbatches;
+  const double waiting = (config.stages - 1) * candidate->LargestChunk();
+  estimate.seconds +=
+      candidate->SlowestRank() * microbatches + waiting * WaitingFactor(config.schedule);
+  return estimate;
 }
-
-namespace {
-
-void AddChunks(const Candidate& candidate, Plan& plan) {
-  for (int c = 0, first = 0; c < candidate.cuts.placement.NumChunks();
-       first = candidate.cuts.ends[c++]) {
-    const int rank = candidate.cuts.placement.rank_of_chunk[c];
-    const RecomputeChoice& choice = candidate.choices[rank];
-    const ChunkCost& cost = candidate.costs[c];
-    ChunkPlan& chunk = *plan.add_chunks();
-    chunk.set_rank(rank);
-    chunk.set_first_layer(first);
-    chunk.set_end_layer(candidate.cuts.ends[c]);
-    chunk.set_recompute(choice.level);
-    if (choice.level == FULL) chunk.set_recompute_segment(choice.segment);
-    chunk.set_forward_seconds(cost.forward);
-    chunk.set_backward_input_seconds(cost.backward_input);
-    chunk.set_backward_weight_seconds(cost.backward_weight);
-    chunk.set_kept_bytes(static_cast<int64_t>(cost.kept_bytes));
-    chunk.set_pending_bytes(static_cast<int64_t>(cost.pending_bytes));
-    chunk.set_forward_bytes(static_cast<int64_t>(cost.forward_bytes));
-    chunk.set_backward_bytes(static_cast<int64_t>(cost.backward_bytes));
-    chunk.set_slots(candidate.in_flight.slots[c]);
-  }
-}
-
-constexpr double kTrainingPerForward = 3.0;  // operations: forward, gradients of inputs, of weights
-
-void AddStages(const Request& request, const Candidate& candidate, Plan& plan) {
-  for (int r = 0; r < plan.pipeline_parallel_size(); ++r) {
-    StagePlan& stage = *plan.add_stages();
-    stage.set_rank(r);
-    *stage.mutable_memory() = EstimateMemory(*request.inventory, candidate.ranks[r], request.rules);
-    double flops = 0;
-    for (const ChunkUse& chunk : candidate.ranks[r].chunks) {
-      for (int l = chunk.layers.first; l < chunk.layers.end; ++l) {
-        flops += kTrainingPerForward * request.inventory->layers[l].forward_flops;
-      }
-    }
-    stage.set_flops_per_step(flops * request.global_microbatches / plan.data_parallel_size());
-    stage.set_busy_seconds(candidate.simulation.busy[r]);
-    stage.set_peak_alive(PeakAlive(candidate.schedule, r));
-  }
-}
-
-// Returns the slowest rank's seconds of exchanging gradients that its last backward passes do not
-// hide.
-double ExposedExchange(const Request& request, const Candidate& candidate, const Plan& plan) {
-  double worst = 0;
-  for (int r = 0; r < plan.pipeline_parallel_size(); ++r) {
-    const MemoryEstimate& memory = plan.stages(r).memory();
-    const Exchange exchange =
-        ExchangeSeconds(memory.gradients(), memory.weights(), candidate.ranks[r].foreign_bytes,
-                        plan.pipeline_parallel_size(), plan.data_parallel_size(), request.speeds);
-    double hidden = 0;  // one microbatch's backward passes
-    for (size_t c = 0; c < candidate.costs.size(); ++c) {
-      if (candidate.cuts.placement.rank_of_chunk[c] != r) continue;
-      hidden += candidate.costs[c].backward_input + candidate.costs[c].backward_weight;
-    }
-    worst =
-        std::max(worst, std::max(0.0, exchange.reduce - hidden) + exchange.gather + exchange.tied);
-  }
-  return worst;
-}
-
-double SlowestUpdate(const Request& request, const Plan& plan) {
-  double worst = 0;
-  for (const StagePlan& stage : plan.stages()) {
-    worst = std::max(
-        worst, UpdateSeconds(stage.memory().weights(), plan.data_parallel_size(), request.speeds));
-  }
-  return worst;
-}
-
-}  // namespace
 
 const StagePlan& Fullest(const Plan& plan) {
   return *std::max_element(plan.stages().begin(), plan.stages().end(),
@@ -543,31 +423,23 @@ bool Fits(const Request& request, const Plan& plan) {
   return static_cast<double>(Fullest(plan).memory().total()) <= request.memory_bytes;
 }
 
-absl::StatusOr<Plan> MakeOneReplica(const Request& request, const ParallelConfig& config,
-                                    Simulation* timeline) {
+absl::StatusOr<Plan> MakeOneReplica(const Request& request, const ParallelConfig& config) {
   RETURN_IF_ERROR(CheckConfig(request, config));
-  ASSIGN_OR_RETURN(Candidate candidate, MakeCandidate(request, config));
+  ASSIGN_OR_RETURN(Candidate candidate, MakeCandidate(request, config, /*refine=*/true));
+  RETURN_IF_ERROR(candidate.Settle());
   Plan plan;
   plan.set_pipeline_parallel_size(config.stages);
   plan.set_data_parallel_size(config.replicas);
-  plan.set_schedule(request.custom.has_value() ? "custom" : config.schedule);
+  plan.set_schedule(config.schedule);
   if (request.custom.has_value()) plan.set_schedule_text(request.schedule);
   plan.set_global_microbatches(request.global_microbatches);
   plan.set_virtual_pipeline_size(config.virtual_pipeline_size);
-  plan.set_placement(ShapeName(request, config));
+  plan.set_placement(PlacementShapeOf(request, config));
   plan.set_virtual_replicas(
       request.virtual_replicas != 0
           ? request.virtual_replicas
           : DefaultVirtualReplicas(request.global_microbatches, config.replicas));
-  AddChunks(candidate, plan);
-  AddStages(request, candidate, plan);
-  plan.set_gradient_exchange_seconds(ExposedExchange(request, candidate, plan));
-  plan.set_update_seconds(SlowestUpdate(request, plan));
-  plan.set_step_seconds(candidate.simulation.makespan + plan.gradient_exchange_seconds() +
-                        plan.update_seconds());
-  plan.set_bubble(candidate.simulation.bubble);
-  plan.set_exposed_communication(candidate.simulation.exposed_communication);
-  if (timeline != nullptr) *timeline = std::move(candidate.simulation);
+  candidate.AddTo(plan);
   return plan;
 }
 

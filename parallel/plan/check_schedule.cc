@@ -26,11 +26,12 @@ constexpr char kNoCut[] = "there is no cut between ranks here";
 
 class Checker {
  public:
-  Checker(const Schedule& schedule, const PipelineShape& shape, const ScheduleClaims& claims)
+  Checker(const Schedule& schedule, const PipelineShape& shape,
+          const std::optional<Placement>& owners)
       : schedule_(schedule),
         shape_(shape),
-        claims_(claims),
         num_chunks_(shape.num_ranks * shape.virtual_pipeline_size),
+        owners_(owners.value_or(Placement{std::vector<int>(num_chunks_, -1)})),
         seen_(num_chunks_, shape.num_microbatches) {}
 
   absl::Status Run() {
@@ -38,10 +39,11 @@ class Checker {
       return Bad(
           absl::StrCat(schedule_.actions.size(), " ranks listed, expected ", shape_.num_ranks));
     }
-    RETURN_IF_ERROR(TakeOwners());
+    if (owners_.NumChunks() != num_chunks_) {
+      return Bad(absl::StrCat(owners_.NumChunks(), " chunks placed, expected ", num_chunks_));
+    }
     RETURN_IF_ERROR(CheckLists());
     RETURN_IF_ERROR(CheckComplete());
-    RETURN_IF_ERROR(CheckMemory());
     return CheckProgress();
   }
 
@@ -51,16 +53,6 @@ class Checker {
   }
   static absl::Status Offence(int rank, const Action& action, std::string_view what) {
     return Bad(absl::StrCat("rank ", rank, ", action ", ToText(action), ": ", std::string(what)));
-  }
-
-  absl::Status TakeOwners() {
-    if (!claims_.placement) {
-      owners_.rank_of_chunk.assign(num_chunks_, -1);  // until its first action
-      return absl::OkStatus();
-    }
-    owners_ = *claims_.placement;
-    if (owners_.NumChunks() == num_chunks_) return absl::OkStatus();
-    return Bad(absl::StrCat(owners_.NumChunks(), " chunks placed, expected ", num_chunks_));
   }
 
   absl::Status CheckLists() {
@@ -110,10 +102,8 @@ class Checker {
 
   static absl::Status CheckAscending(int rank, const Action& action, std::vector<int>& next) {
     if (action.microbatch + 1 < next[action.chunk]) {
-      return Offence(rank, action,
-                     action.op == Op::kForward
-                         ? "forwards must come in ascending microbatch order"
-                         : "weight gradients must come in ascending microbatch order");
+      const char* what = action.op == Op::kForward ? "forwards" : "weight gradients";
+      return Offence(rank, action, absl::StrCat(what, " must come in ascending microbatch order"));
     }
     next[action.chunk] = action.microbatch + 1;
     return absl::OkStatus();
@@ -143,17 +133,6 @@ class Checker {
         if (seen_.Done(action) == wanted) continue;
         return Bad(absl::StrCat("action ", ToText(action), ": ", wanted ? "is missing" : kNoCut));
       }
-    }
-    return absl::OkStatus();
-  }
-
-  absl::Status CheckMemory() const {
-    if (claims_.peak_alive.empty()) return absl::OkStatus();
-    for (int rank = 0; rank < shape_.num_ranks; ++rank) {
-      const int peak = PeakAlive(schedule_, rank);
-      if (peak <= claims_.peak_alive[rank]) continue;
-      return Bad(absl::StrCat("rank ", rank, ": ", peak, " microbatches alive, at most ",
-                              claims_.peak_alive[rank], " claimed"));
     }
     return absl::OkStatus();
   }
@@ -206,9 +185,8 @@ class Checker {
 
   const Schedule& schedule_;
   const PipelineShape shape_;
-  const ScheduleClaims& claims_;
   const int num_chunks_;
-  Placement owners_;
+  Placement owners_;  // -1 until a chunk's first action
   bool has_transfers_ = false;
   ScheduleProgress seen_;
   std::vector<size_t> position_;  // [rank] in its list
@@ -217,11 +195,11 @@ class Checker {
 }  // namespace
 
 absl::Status CheckSchedule(const Schedule& schedule, const PipelineShape& shape,
-                           const ScheduleClaims& claims) {
+                           const std::optional<Placement>& owners) {
   if (shape.num_ranks < 1 || shape.num_microbatches < 1 || shape.virtual_pipeline_size < 1) {
     return absl::InvalidArgumentError("schedule: ranks, microbatches and chunks must be positive");
   }
-  return Checker(schedule, shape, claims).Run();
+  return Checker(schedule, shape, owners).Run();
 }
 
 // The order is that of a simulated step in which F, I and W take one unit each: an action enters
@@ -243,29 +221,24 @@ struct Event {
 };
 
 // The send that follows `action`, if what it made goes to another rank.
-bool MakesSend(const Action& action, const Placement& placement, Action* send) {
+std::optional<Action> SendBehind(const Action& action, const Placement& placement) {
   const bool forward = action.op == Op::kForward;
-  if (action.op == Op::kBackwardWeight) return false;
-  *send = {forward ? Op::kSendForward : Op::kSendBackward, action.chunk, action.microbatch};
   const int cut = forward ? action.chunk + 1 : action.chunk;
-  return cut < placement.NumChunks() && placement.Crosses(cut);
-}
-
-absl::Status CheckComputeOnly(const Schedule& schedule) {
-  for (size_t rank = 0; rank < schedule.actions.size(); ++rank) {
-    for (const Action& action : schedule.actions[rank]) {
-      if (!IsTransfer(action.op)) continue;
-      return absl::InvalidArgumentError(absl::StrCat("schedule: rank ", rank, ", action ",
-                                                     ToText(action), ": transfers already"));
-    }
-  }
-  return absl::OkStatus();
+  if (action.op == Op::kBackwardWeight || cut == placement.NumChunks()) return std::nullopt;
+  if (!placement.Crosses(cut)) return std::nullopt;
+  return Action{forward ? Op::kSendForward : Op::kSendBackward, action.chunk, action.microbatch};
 }
 
 }  // namespace
 
 absl::StatusOr<Schedule> WithTransfers(const Schedule& compute, const Placement& placement) {
-  RETURN_IF_ERROR(CheckComputeOnly(compute));
+  for (size_t rank = 0; rank < compute.actions.size(); ++rank) {
+    for (const Action& action : compute.actions[rank]) {
+      if (!IsTransfer(action.op)) continue;
+      return absl::InvalidArgumentError(absl::StrCat("schedule: rank ", rank, ", action ",
+                                                     ToText(action), ": transfers already"));
+    }
+  }
   const std::vector<ChunkCost> costs(placement.NumChunks(),
                                      {.forward = 1, .backward_input = 1, .backward_weight = 1});
   ASSIGN_OR_RETURN(const Simulation simulation, Simulate(compute, placement, costs));
@@ -281,12 +254,11 @@ absl::StatusOr<Schedule> WithTransfers(const Schedule& compute, const Placement&
   Schedule schedule;
   schedule.actions.resize(compute.actions.size());
   for (const Event& event : events) {
-    Action send;
     if (event.starts) {
       schedule.actions[event.rank].push_back(event.action);
-    } else if (MakesSend(event.action, placement, &send)) {
-      const Action receive = OtherEnd(send);
-      schedule.actions[event.rank].push_back(send);
+    } else if (const std::optional<Action> send = SendBehind(event.action, placement)) {
+      const Action receive = OtherEnd(*send);
+      schedule.actions[event.rank].push_back(*send);
       schedule.actions[placement.rank_of_chunk[receive.chunk]].push_back(receive);
     }
   }

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <optional>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -13,19 +12,13 @@
 
 namespace deepnet {
 
-// The properties that CheckSchedule demands besides those of the shape.
-struct ScheduleClaims {
-  std::optional<Placement> placement;  // owners of chunks; without: whoever has the first action
-  std::vector<int> peak_alive;         // per rank: PeakAlive may be no more; empty: not claimed
-};
-
 // OK, or InvalidArgument with the first offence and the rank and action where it stands:
 //   - completeness: every chunk and microbatch has one F and either one B or one I and one W;
-//   - one owner: all actions of a chunk are on one rank, the placement's if claimed;
+//   - one owner: all actions of a chunk are on one rank, that of `owners` if given, else whichever
+//     has the first;
 //   - forwards, and weight gradients (B or W), of a chunk come in ascending microbatch order, so
 //     that a sum over microbatches is a left fold whatever the schedule; a virtual replica's
 //     microbatches are adjacent numbers, so this holds inside each replica, for any number of them;
-//   - memory: no rank has more alive than is claimed;
 //   - transfers: either none at all (they are implied), or every cut between ranks has its send and
 //     its receive, once each way and microbatch;
 //   - dependencies can be met: F needs F of the chunk before; B and I need their own F and the
@@ -33,17 +26,14 @@ struct ScheduleClaims {
 //     a receive, and a send blocks until its receive is reached (the strictest transport). A rank
 //     that waits for ever is named with the action it is stuck at.
 absl::Status CheckSchedule(const Schedule& schedule, const PipelineShape& shape,
-                           const ScheduleClaims& claims = {});
+                           const std::optional<Placement>& owners = std::nullopt);
 
 // Returns `compute` with SF/RF for every forward and SB/RB for every backward message between ranks
 // (schedule.h). All transfers stand in one global causal order: a send follows the action that
 // produced its data, and the receive goes into the peer's list at the same moment, before whatever
-// that rank does next. Hence running every rank's list in order cannot deadlock, even if a send
-// blocks until its receive is reached and the other way round: the earliest transfer of the order
-// that is not done has both its ranks at it.
-//
-// The receive is as early as that order allows, so an executor that posts receives and sends in
-// the background loses nothing.
+// that rank does next, as early as the order allows. Hence running every rank's list in order
+// cannot deadlock, even if sends and receives block until both are reached: the earliest transfer
+// of the order that is not done has both its ranks at it.
 //
 // InvalidArgument, as from CheckSchedule, if `compute` has transfers already, has owners other than
 // the placement's, or waits for ever (rank and action named).

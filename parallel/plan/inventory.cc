@@ -1,5 +1,8 @@
 #include "parallel/plan/inventory.h"
 
+#include <functional>
+#include <numeric>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
@@ -7,12 +10,15 @@
 #include "parallel/base/philox.h"
 
 namespace deepnet {
+namespace {
 
-int64_t Parameter::NumElements() const {
-  int64_t elements = 1;
-  for (const int64_t extent : shape) elements *= extent;
-  return elements;
+int64_t Product(const std::vector<int64_t>& shape) {
+  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
 }
+
+}  // namespace
+
+int64_t Parameter::NumElements() const { return Product(shape); }
 
 int64_t Inventory::NumElements() const {
   int64_t elements = 0;
@@ -55,11 +61,7 @@ Inventory Select(const Inventory& inventory, std::span<const LayerSpan> spans) {
   return part;
 }
 
-int64_t ElementsOf(const BoundaryTensor& tensor) {
-  int64_t elements = 1;
-  for (const int64_t extent : tensor.shape) elements *= extent;
-  return elements;
-}
+int64_t ElementsOf(const BoundaryTensor& tensor) { return Product(tensor.shape); }
 
 int64_t BytesOf(const BoundaryTensor& tensor) {
   DEEPNET_CHECK(tensor.dtype == "float32" || tensor.dtype == "bfloat16") << tensor.dtype;

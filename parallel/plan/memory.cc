@@ -4,6 +4,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <numeric>
 #include <utility>
 
 namespace deepnet {
@@ -22,15 +23,16 @@ void ForEachLayer(const Inventory& inventory, const RankUse& rank, const Visit& 
 
 // --- parameters ----------------------------------------------------------------------------------
 
+bool Uses(const Layer& layer, int parameter) {
+  return std::find(layer.parameters.begin(), layer.parameters.end(), parameter) !=
+         layer.parameters.end();
+}
+
 // Returns the first layer of the whole chain that uses `parameter`: its stage saves it.
 int FirstUse(const Inventory& inventory, int parameter) {
-  int first = 0;
-  for (const Layer& layer : inventory.layers) {
-    const std::vector<int>& used = layer.parameters;
-    if (std::find(used.begin(), used.end(), parameter) != used.end()) break;
-    ++first;
-  }
-  return first;
+  const auto first = std::find_if(inventory.layers.begin(), inventory.layers.end(),
+                                  [&](const Layer& layer) { return Uses(layer, parameter); });
+  return static_cast<int>(first - inventory.layers.begin());
 }
 
 bool Holds(const RankUse& rank, int layer) {
@@ -69,7 +71,8 @@ void AddParameters(const Inventory& inventory, const RankUse& rank, const Memory
   if (rules.instruments) memory.set_instruments(saved * kFloatBytes);
   const int64_t received = std::min(kPiecesInFlight * kPieceBytes, uses * kFloatBytes);
   memory.set_communication(received / rank.num_replicas * (rank.num_replicas - 1) +
-                           std::min(2 * kPieceBytes, rank.foreign_bytes) / rank.num_replicas);
+                           std::min(2 * kPieceBytes, ForeignBytes(inventory, rank)) /
+                               rank.num_replicas);
 }
 
 // --- activations ---------------------------------------------------------------------------------
@@ -272,8 +275,10 @@ void AddPeak(const std::vector<int>& now, std::vector<std::vector<int>>& peaks) 
   peaks.push_back(now);
 }
 
-// Returns what is in flight on a rank at its peaks, by its chunks in chain order.
-std::vector<std::vector<int>> InFlightPeaks(const std::vector<Action>& actions) {
+// Returns what is in flight on a rank at its peaks, by its chunks in chain order; sets `slots` of
+// these chunks.
+std::vector<std::vector<int>> InFlightPeaks(const std::vector<Action>& actions,
+                                            std::vector<int>& slots) {
   std::map<int, size_t> place;  // of a chunk among the rank's
   for (const Action& action : actions) place[action.chunk] = 0;
   size_t next = 0;
@@ -284,7 +289,7 @@ std::vector<std::vector<int>> InFlightPeaks(const std::vector<Action>& actions) 
   for (const Action& action : actions) {
     int& alive = now[place[action.chunk]];
     if (action.op == Op::kForward) {
-      ++alive;
+      slots[action.chunk] = std::max(slots[action.chunk], ++alive);
       grew = true;
     }
     if (!IsInputPass(action.op)) continue;
@@ -382,9 +387,7 @@ MemoryRules MakeMemoryRules(const ComputeSpec& compute, const ParallelSpec& para
 int64_t KeptBytes(const Inventory& inventory, LayerSpan span, const RecomputeChoice& recompute,
                   const MemoryRules& rules) {
   const KeptByStack kept = KeptOf(inventory, span, recompute, rules);
-  int64_t bytes = kept.others;
-  for (const int64_t in_stack : kept.in_stack) bytes += in_stack;
-  return bytes;
+  return std::accumulate(kept.in_stack.begin(), kept.in_stack.end(), kept.others);
 }
 
 std::vector<PendingMatrices> MakePendingMatrices(const Inventory& inventory, LayerSpan span,
@@ -410,26 +413,37 @@ std::vector<PendingMatrices> MakePendingMatrices(const Inventory& inventory, Lay
   return pending;
 }
 
-int64_t PendingBytes(const Inventory& inventory, LayerSpan span, const MemoryRules& rules) {
+int64_t PendingBytes(std::span<const PendingMatrices> pending) {
   int64_t bytes = 0;
-  for (const PendingMatrices& p : MakePendingMatrices(inventory, span, rules)) bytes += p.bytes;
+  for (const PendingMatrices& matrices : pending) bytes += matrices.bytes;
+  return bytes;
+}
+
+int64_t ForeignBytes(const Inventory& inventory, const RankUse& rank) {
+  int64_t bytes = 0;
+  std::vector<int> counted;
+  ForEachLayer(inventory, rank, [&](const Layer& here) {
+    if (here.stack >= 0) return;  // its parameters are not tied
+    for (const int p : here.parameters) {
+      if (std::find(counted.begin(), counted.end(), p) != counted.end()) continue;
+      counted.push_back(p);
+      for (int l = 0; l < static_cast<int>(inventory.layers.size()); ++l) {
+        if (Holds(rank, l) || !Uses(inventory.layers[l], p)) continue;
+        bytes += kFloatBytes * inventory.parameters[p].NumElements();
+      }
+    }
+  });
   return bytes;
 }
 
 InFlight CountInFlight(const Schedule& schedule,
                        std::span<const std::vector<PendingMatrices>> pending, int per_sum) {
-  std::vector<int> now(pending.size(), 0);
-  InFlight most{.slots = now, .deferred_bytes = {}, .peaks = {}};
+  InFlight most{.slots = std::vector<int>(pending.size(), 0), .deferred_bytes = {}, .peaks = {}};
   for (const std::vector<Action>& actions : schedule.actions) {
     DeferredPools deferred(pending, per_sum);
-    for (const Action& action : actions) {
-      const int c = action.chunk;
-      if (action.op == Op::kForward) most.slots[c] = std::max(most.slots[c], ++now[c]);
-      if (IsInputPass(action.op)) --now[c];
-      deferred.Take(action);
-    }
+    for (const Action& action : actions) deferred.Take(action);
     most.deferred_bytes.push_back(deferred.max_bytes());
-    most.peaks.push_back(InFlightPeaks(actions));
+    most.peaks.push_back(InFlightPeaks(actions, most.slots));
   }
   return most;
 }

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "parallel/plan/inventory.h"
@@ -23,6 +24,9 @@ struct MemoryRules {
   bool native = true;         // products are NATIVE's, else LIBRARY's
   bool snapshot = false;      // a copy of what the rank saves is in the memory that is planned
   bool instruments = false;   // and another of the weights it updates (docs/design/instruments.md)
+
+  // The type of operands, as BoundaryTensor names it.
+  std::string_view OperandType() const { return operand_bytes == 2 ? "bfloat16" : "float32"; }
 };
 
 // Returns the rules of `compute`, without a snapshot and instruments. What is still left to the
@@ -48,8 +52,7 @@ struct PendingMatrices {
 // once.
 std::vector<PendingMatrices> MakePendingMatrices(const Inventory& inventory, LayerSpan span,
                                                  const MemoryRules& rules);
-// All their bytes.
-int64_t PendingBytes(const Inventory& inventory, LayerSpan span, const MemoryRules& rules);
+int64_t PendingBytes(std::span<const PendingMatrices> pending);
 
 // The microbatches and bytes that a schedule keeps in flight on each rank.
 struct InFlight {
@@ -85,9 +88,11 @@ struct RankUse {
   int64_t deferred_bytes = 0;   // buffers for deferred weight gradients of all chunks
   int partial_sums = 0;         // gradients of virtual replicas that wait for their sum
   int num_replicas = 1;         // that share moments (ZeRO-1)
-  int64_t foreign_bytes = 0;    // uses that other ranks have of its tied tensors
   int64_t boundary_bytes = -1;  // BoundaryBufferBytes; < 0: no schedule is known yet
 };
+
+// Returns the bytes of the uses that layers of other ranks have of this rank's tied parameters.
+int64_t ForeignBytes(const Inventory& inventory, const RankUse& rank);
 
 //   weights         4 bytes per parameter; a tied one once per rank
 //   working_copies  packed copies of every matrix that is multiplied

@@ -42,10 +42,6 @@ Placement MakeV(int ranks, int virtual_pipeline_size) {
   return placement;
 }
 
-// Binary search over the bottleneck: a limit is feasible if filling parts from the left needs no
-// more than num_parts of them. The search runs over double's own numbers until two neighbours are
-// left, so the result is exact for the sums as they are added here.
-
 namespace {
 
 // Ends of parts filled from the left up to `limit`, each later part left at least one item; the
@@ -64,18 +60,15 @@ std::vector<int> FillFromLeft(std::span<const double> costs, int num_parts, doub
   return ends;
 }
 
-double CostOfLastPart(std::span<const double> costs, const std::vector<int>& ends) {
-  const int begin = ends.size() > 1 ? ends[ends.size() - 2] : 0;
-  return std::accumulate(costs.begin() + begin, costs.end(), 0.0);
-}
-
 }  // namespace
 
 std::vector<int> PartitionByCost(std::span<const double> costs, int num_parts) {
   DEEPNET_CHECK(num_parts >= 1 && num_parts <= static_cast<int>(costs.size()))
       << num_parts << " parts of " << costs.size() << " items";
   const auto feasible = [&](double limit) {
-    return CostOfLastPart(costs, FillFromLeft(costs, num_parts, limit)) <= limit;
+    const std::vector<int> ends = FillFromLeft(costs, num_parts, limit);
+    const int last_part = num_parts > 1 ? ends[num_parts - 2] : 0;
+    return std::accumulate(costs.begin() + last_part, costs.end(), 0.0) <= limit;
   };
   double low = *std::max_element(costs.begin(), costs.end());
   if (feasible(low)) return FillFromLeft(costs, num_parts, low);
@@ -86,10 +79,6 @@ std::vector<int> PartitionByCost(std::span<const double> costs, int num_parts) {
   }
   return FillFromLeft(costs, num_parts, high);
 }
-
-// First every chunk gets a target and cuts go where the running sum of targets says; then items
-// move. Moving an item from chunk i to chunk j shifts every border between them by one item, so the
-// chunks in between keep their lengths: their costs change only where layers of two kinds meet.
 
 namespace {
 
@@ -136,7 +125,6 @@ std::vector<int> CutByTargets(std::span<const double> costs, const std::vector<d
   return ends;
 }
 
-// Borders are ends without the last one.
 struct Move {
   int from = 0, to = 0;  // chunks
 };
@@ -154,7 +142,8 @@ class Refiner {
       const std::optional<Move> move = BestMove();
       if (!move.has_value()) break;
       sums_ = SumsAfter(*move);
-      Shift(*move);
+      for (int c = move->from; c < move->to; ++c) --ends_[c];
+      for (int c = move->to; c < move->from; ++c) ++ends_[c];
     }
     return ends_;
   }
@@ -181,32 +170,21 @@ class Refiner {
     return sums;
   }
 
-  void Shift(const Move& move) {
-    for (int c = move.from; c < move.to; ++c) --ends_[c];
-    for (int c = move.to; c < move.from; ++c) ++ends_[c];
-  }
-
-  // A layer of each chunk between passes on, so each needs one of its own besides; `from` must keep
-  // one.
-  bool Possible(const Move& move) const { return ends_[move.from] - First(move.from) > 1; }
-
   std::optional<Move> BestMove() const {
     const int ranks = placement_.NumRanks(), chunks = placement_.NumChunks();
     std::vector<int> order(ranks);
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return sums_[a] < sums_[b]; });
     const int fullest = order.back();
-    const int receivers = std::min(kMaxReceivers, ranks - 1);
-    const std::vector<int> takers(order.begin(), order.begin() + receivers);
+    order.resize(std::min(kMaxReceivers, ranks - 1));
 
     std::array<double, 2> best = Badness(sums_);
     std::optional<Move> best_move;
     for (int from = 0; from < chunks; ++from) {
-      if (Rank(from) != fullest) continue;
+      if (Rank(from) != fullest || ends_[from] - First(from) == 1) continue;  // must keep one
       for (int to = 0; to < chunks; ++to) {
         const Move move{from, to};
-        if (std::find(takers.begin(), takers.end(), Rank(to)) == takers.end()) continue;
-        if (!Possible(move)) continue;
+        if (std::find(order.begin(), order.end(), Rank(to)) == order.end()) continue;
         const std::array<double, 2> badness = Badness(SumsAfter(move));
         if (badness >= best) continue;
         best = badness;

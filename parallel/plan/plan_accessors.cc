@@ -3,13 +3,62 @@
 #include <utility>
 
 #include "parallel/base/check.h"
-#include "parallel/plan/candidate.h"
 #include "parallel/plan/memory.h"
 #include "parallel/plan/planner.h"
-#include "parallel/plan/planner_request.h"
 #include "parallel/plan/shard.h"
 
 namespace deepnet {
+namespace {
+
+constexpr double kLatencySeconds = 2e-5;
+
+// Fields of a spec that are not above 0 are left to the program.
+double Or(double stated, double otherwise) { return stated > 0 ? stated : otherwise; }
+
+Link MakeLink(const LinkSpec& spec, double bytes_per_second) {
+  return {.latency_seconds = Or(spec.latency_seconds(), kLatencySeconds),
+          .bytes_per_second = Or(spec.bytes_per_second(), bytes_per_second)};
+}
+
+}  // namespace
+
+Speeds MakeSpeeds(const ClusterSpec& cluster, const ComputeSpec& compute) {
+  const bool on_cpu = compute.device().empty() || compute.device() == "cpu";
+  const double gpu_flops = compute.dtype() == FLOAT32 ? 3e13 : 3e14;
+  Speeds speeds{
+      .flops_per_second = Or(cluster.flops_per_second(), on_cpu ? 1e11 : gpu_flops),
+      .optimizer_params_per_second =
+          Or(cluster.optimizer_params_per_second(), on_cpu ? 2.5e8 : 2e10),
+      .network = {.inside_node = MakeLink(cluster.inside_node(), on_cpu ? 4e9 : 3e11),
+                  .between_nodes = MakeLink(cluster.between_nodes(), on_cpu ? 1.25e9 : 2.5e10)}};
+  if (cluster.devices_per_node() > 0) speeds.network.ranks_per_node = cluster.devices_per_node();
+  return speeds;
+}
+
+StageExchange MakeStageExchange(const MemoryEstimate& memory, int64_t foreign_bytes, int stages,
+                                int replicas, const Speeds& speeds) {
+  StageExchange exchange{.gradient_bytes = memory.gradients(),
+                         .weight_bytes = memory.weights(),
+                         .foreign_bytes = foreign_bytes};
+  const auto seconds = [&](int64_t ranks, double messages, double bytes) {
+    const Link& link = ranks <= speeds.network.ranks_per_node ? speeds.network.inside_node
+                                                              : speeds.network.between_nodes;
+    return messages * link.latency_seconds + bytes / link.bytes_per_second;
+  };
+  const auto gradients = static_cast<double>(memory.gradients());
+  const auto weights = static_cast<double>(memory.weights());
+  if (replicas > 1) {
+    const int64_t ranks = int64_t{stages} * replicas;
+    const double share = static_cast<double>(replicas - 1) / replicas;
+    exchange.seconds.reduce = seconds(ranks, replicas - 1, share * gradients);
+    exchange.seconds.gather = seconds(ranks, replicas - 1, share * weights);
+  }
+  if (foreign_bytes > 0) {
+    exchange.seconds.tied = seconds(stages, 1, static_cast<double>(foreign_bytes) / replicas);
+  }
+  exchange.update_seconds = weights / sizeof(float) / replicas / speeds.optimizer_params_per_second;
+  return exchange;
+}
 
 Placement PlacementOf(const Plan& plan) {
   Placement placement;
@@ -39,32 +88,21 @@ std::vector<ChunkCost> ChunkCosts(const Plan& plan) {
 
 std::vector<StageMessages> StageMessagesOf(const Plan& plan, const Inventory& inventory,
                                            const ComputeSpec& compute) {
-  const bool narrow = MakeMemoryRules(compute).operand_bytes == 2;
   return MakeStageMessages(inventory, ChunkEnds(plan), PlacementOf(plan),
-                           narrow ? "bfloat16" : "float32");
+                           MakeMemoryRules(compute).OperandType());
 }
 
 std::vector<StageExchange> StageExchanges(const Plan& plan, const Inventory& inventory,
                                           const ClusterSpec& cluster, const ComputeSpec& compute) {
-  const Request request{.inventory = &inventory,
-                        .rules = MakeMemoryRules(compute),
-                        .speeds = MakeSpeeds(cluster, compute)};
-  const Cuts cuts = MakeCuts(request, PlacementOf(plan), ChunkEnds(plan));
-  InFlight nothing;  // what is exchanged does not depend on it
-  nothing.slots.assign(plan.chunks_size(), 0);
-  nothing.deferred_bytes.assign(plan.pipeline_parallel_size(), 0);
+  std::vector<RankUse> ranks(plan.pipeline_parallel_size());
+  for (const ChunkPlan& chunk : plan.chunks()) {
+    ranks[chunk.rank()].chunks.push_back({.layers = {chunk.first_layer(), chunk.end_layer()}});
+  }
   std::vector<StageExchange> exchanges;
-  for (const RankUse& rank : MakeRankUses(request, cuts, nothing, plan.data_parallel_size())) {
-    const MemoryEstimate& memory = plan.stages(static_cast<int>(exchanges.size())).memory();
-    exchanges.push_back(
-        {.seconds = ExchangeSeconds(memory.gradients(), memory.weights(), rank.foreign_bytes,
-                                    plan.pipeline_parallel_size(), plan.data_parallel_size(),
-                                    request.speeds),
-         .update_seconds =
-             UpdateSeconds(memory.weights(), plan.data_parallel_size(), request.speeds),
-         .gradient_bytes = memory.gradients(),
-         .weight_bytes = memory.weights(),
-         .foreign_bytes = rank.foreign_bytes});
+  for (int r = 0; r < plan.pipeline_parallel_size(); ++r) {
+    exchanges.push_back(MakeStageExchange(
+        plan.stages(r).memory(), ForeignBytes(inventory, ranks[r]), plan.pipeline_parallel_size(),
+        plan.data_parallel_size(), MakeSpeeds(cluster, compute)));
   }
   return exchanges;
 }

@@ -1,4 +1,5 @@
-// One replica of a Plan as the values that schedules, simulators and executors take.
+// One replica of a Plan as the values that schedules, simulators and executors take, and its
+// seconds by the cluster's stated speeds: one model for the planner, `plan` and `rehearse`.
 #pragma once
 
 #include <cstdint>
@@ -6,13 +7,42 @@
 
 #include "parallel/plan/inventory.h"
 #include "parallel/plan/partition.h"
-#include "parallel/plan/planner_cost.h"
 #include "parallel/plan/schedule.h"
 #include "parallel/plan/simulator.h"
 #include "parallel/plan/stage_messages.h"
 #include "proto/plan.pb.h"
 
 namespace deepnet {
+
+struct Speeds {
+  double flops_per_second = 1e11;              // in matrix products
+  double optimizer_params_per_second = 2.5e8;  // weights that the optimizer updates
+  Network network;
+};
+
+// `cluster` with the defaults that ClusterSpec states filled in for `compute`.
+Speeds MakeSpeeds(const ClusterSpec& cluster, const ComputeSpec& compute);
+
+// The seconds that a step needs on one rank besides its pipeline and its update.
+struct Exchange {
+  double reduce = 0;  // gradients between replicas: hidden behind the last backward passes
+  double gather = 0;  // updated weights between replicas
+  double tied = 0;    // gradients of tied tensors between stages
+};
+
+// The exchanges of one stage at the end of a step.
+struct StageExchange {
+  Exchange seconds;
+  double update_seconds = 0;  // norm, Adam on the rank's share, working copies
+  int64_t gradient_bytes = 0;
+  int64_t weight_bytes = 0;
+  int64_t foreign_bytes = 0;  // uses that other stages have of its tied tensors
+};
+
+// Returns the exchanges of a stage that needs `memory`. `stages` ranks lie between two of its
+// `replicas`.
+StageExchange MakeStageExchange(const MemoryEstimate& memory, int64_t foreign_bytes, int stages,
+                                int replicas, const Speeds& speeds);
 
 PipelineShape PipelineShapeOf(const Plan& plan, int replica = 0);
 Placement PlacementOf(const Plan& plan);
@@ -24,16 +54,8 @@ std::vector<ChunkCost> ChunkCosts(const Plan& plan);
 std::vector<StageMessages> StageMessagesOf(const Plan& plan, const Inventory& inventory,
                                            const ComputeSpec& compute);
 
-// The exchanges of one stage at the end of a step.
-struct StageExchange {
-  Exchange seconds;           // what plan.gradient_exchange_seconds is made of
-  double update_seconds = 0;  // of which plan.update_seconds is the largest
-  int64_t gradient_bytes = 0;
-  int64_t weight_bytes = 0;
-  int64_t foreign_bytes = 0;  // see ExchangeSeconds
-};
-
-// [stage]. Arguments are those that `plan` was made for.
+// Returns what plan.gradient_exchange_seconds and plan.update_seconds are made of, [stage].
+// Arguments are those that `plan` was made for.
 std::vector<StageExchange> StageExchanges(const Plan& plan, const Inventory& inventory,
                                           const ClusterSpec& cluster, const ComputeSpec& compute);
 

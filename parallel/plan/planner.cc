@@ -1,8 +1,10 @@
 #include "parallel/plan/planner.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -14,10 +16,8 @@
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/base/units.h"
-#include "parallel/plan/candidate.h"
 #include "parallel/plan/plan_accessors.h"
 #include "parallel/plan/planner_request.h"
-#include "parallel/plan/planner_search.h"
 #include "parallel/plan/planner_text.h"
 #include "parallel/plan/schedule_generators.h"
 #include "parallel/plan/schedule_text.h"
@@ -25,9 +25,74 @@
 namespace deepnet {
 namespace {
 
+constexpr int kMaxSimulated = 24;
+constexpr int64_t kMaxActions = 800'000;
 constexpr int kMaxShrink = 64;
 constexpr int kMaxRanks = 8192;
 constexpr int kMaxTries = 3;  // configs that look as if they fit, worked out to be sure
+constexpr char kClosestPlanPayload[] = "deepnet.closest_plan";
+
+// --- search --------------------------------------------------------------------------------------
+
+// A config by its coarse estimate: does not fit, seconds, index. The most promising comes first.
+using Ranked = std::tuple<bool, double, size_t>;
+
+std::vector<Ranked> RankConfigs(const Request& request,
+                                const std::vector<ParallelConfig>& configs) {
+  std::vector<Ranked> order;
+  for (const ParallelConfig& config : configs) {
+    const CoarseEstimate estimate = EstimateCoarsely(request, config);
+    order.emplace_back(!estimate.fits, estimate.seconds, order.size());
+  }
+  std::sort(order.begin(), order.end());
+  return order;
+}
+
+int64_t NumActions(const Request& request, const ParallelConfig& config) {
+  const int64_t per_chunk = int64_t{3} * request.global_microbatches / config.replicas;
+  return per_chunk * config.stages * config.virtual_pipeline_size;
+}
+
+struct Found {
+  std::optional<Plan> best;     // of least step_seconds among those that fit
+  std::optional<Plan> closest;  // that of the smallest fullest rank among the others
+};
+
+// Simulates configs in order of their coarse estimates until kMaxSimulated are done that fit or
+// their actions add up to kMaxActions (at least one is always done). Deterministic; ties go to the
+// config listed first.
+absl::StatusOr<Found> FindBest(const Request& request, const std::vector<ParallelConfig>& configs) {
+  Found found;
+  size_t best_index = 0;
+  int simulated = 0;
+  int64_t actions = 0;
+  for (const auto& [does_not_fit, seconds, index] : RankConfigs(request, configs)) {
+    const int64_t more = NumActions(request, configs[index]);
+    if ((found.best.has_value() || found.closest.has_value()) && actions + more > kMaxActions) {
+      continue;  // a smaller one may still be affordable
+    }
+    ASSIGN_OR_RETURN(Plan plan, MakeOneReplica(request, configs[index]));
+    actions += more;
+    if (!Fits(request, plan)) {
+      if (!found.closest.has_value() ||
+          Fullest(plan).memory().total() < Fullest(*found.closest).memory().total()) {
+        found.closest = std::move(plan);
+      }
+      continue;
+    }
+    const bool better =
+        !found.best.has_value() ||
+        std::tuple(plan.step_seconds(), index) < std::tuple(found.best->step_seconds(), best_index);
+    if (better) {
+      found.best = std::move(plan);
+      best_index = index;
+    }
+    if (++simulated >= kMaxSimulated) break;
+  }
+  return found;
+}
+
+// --- what does not fit ---------------------------------------------------------------------------
 
 std::string Gib(double bytes) { return absl::StrFormat("%.2f GiB", bytes / kGib); }
 
@@ -52,15 +117,10 @@ Request Free(Request request, Freed freed, const Plan& closest) {
 std::optional<Plan> FirstThatFits(const Request& request) {
   const absl::StatusOr<std::vector<ParallelConfig>> configs = ListConfigs(request);
   if (!configs.ok()) return std::nullopt;
-  std::vector<std::pair<double, size_t>> fitting;
-  for (size_t i = 0; i < configs->size(); ++i) {
-    const CoarseEstimate estimate = EstimateCoarsely(request, (*configs)[i]);
-    if (estimate.fits) fitting.emplace_back(estimate.seconds, i);
-  }
-  std::sort(fitting.begin(), fitting.end());
-  if (fitting.size() > kMaxTries) fitting.resize(kMaxTries);
-  for (const auto& [seconds, i] : fitting) {
-    absl::StatusOr<Plan> plan = MakeOneReplica(request, (*configs)[i]);
+  int tries = 0;
+  for (const auto& [does_not_fit, seconds, index] : RankConfigs(request, *configs)) {
+    if (does_not_fit || ++tries > kMaxTries) return std::nullopt;
+    absl::StatusOr<Plan> plan = MakeOneReplica(request, (*configs)[index]);
     if (plan.ok() && Fits(request, *plan)) return *std::move(plan);
   }
   return std::nullopt;
@@ -121,8 +181,6 @@ std::string Advice(const Request& request, const Plan& closest) {
                       " ranks: use devices with more memory");
 }
 
-}  // namespace
-
 absl::Status DoesNotFit(const Request& request, const Plan& closest) {
   const StagePlan& stage = Fullest(closest);
   const auto need = static_cast<double>(stage.memory().total());
@@ -133,10 +191,6 @@ absl::Status DoesNotFit(const Request& request, const Plan& closest) {
                    " too little", Advice(request, closest));
   return WithExitCode(absl::ResourceExhaustedError(message), ExitCode::kDoesNotFit);
 }
-
-namespace {
-
-constexpr char kClosestPlanPayload[] = "deepnet.closest_plan";
 
 // Repeats the stages of the first replica for the others.
 void AddReplicas(Plan& plan) {
@@ -189,10 +243,6 @@ Schedule MakeSchedule(const Plan& plan, int replica) {
           : ParseSchedule(plan.schedule_text());
   DEEPNET_CHECK(schedule.ok()) << schedule.status();
   return *std::move(schedule);
-}
-
-std::string ToText(const Plan& plan, const Inventory& inventory) {
-  return PlanText(plan, inventory);
 }
 
 }  // namespace deepnet

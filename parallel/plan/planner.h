@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -52,8 +51,5 @@ ClusterSpec WithMemoryShare(ClusterSpec cluster, int64_t host_bytes);
 // differ only in their number of microbatches, if at all (shard.h): the first has as many as any.
 // plan_accessors.h returns the other parts of one replica of a plan.
 Schedule MakeSchedule(const Plan& plan, int replica = 0);
-
-// A table for people: see planner_text.h for more.
-std::string ToText(const Plan& plan, const Inventory& inventory);
 
 }  // namespace deepnet

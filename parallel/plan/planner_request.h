@@ -1,16 +1,19 @@
-// The planner's task, with every default applied and nothing contradictory left.
+// The planner's task, with every default applied and nothing contradictory left, the configs that
+// it allows, and the plan that each becomes (candidate.cc).
 #pragma once
 
 #include <limits>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
 #include "parallel/plan/inventory.h"
 #include "parallel/plan/memory.h"
-#include "parallel/plan/planner_cost.h"
+#include "parallel/plan/partition.h"
+#include "parallel/plan/plan_accessors.h"
 #include "parallel/plan/schedule.h"
 #include "proto/data.pb.h"
 #include "proto/instruments.pb.h"
@@ -25,10 +28,9 @@ struct Request {
   MemoryRules rules;
   Speeds speeds;
   int global_microbatches = 1;
-  int virtual_replicas = 0;       // 0: follows the layout
-  bool one_sum_per_rank = false;  // parallel.gradient_sum is FAST
-  int num_ranks = 0;              // 0: follows the layout
-  int devices_per_node = 1;
+  int virtual_replicas = 0;                                       // 0: follows the layout
+  bool one_sum_per_rank = false;                                  // parallel.gradient_sum is FAST
+  int num_ranks = 0;                                              // 0: follows the layout
   double memory_bytes = std::numeric_limits<double>::infinity();  // per rank
 
   int stages = 0, replicas = 0, virtual_pipeline_size = 0;
@@ -36,8 +38,6 @@ struct Request {
   std::optional<Schedule> custom;  // what `schedule` holds if it is a text
   PlacementShape placement = PLACEMENT_UNSPECIFIED;
   std::optional<RecomputeChoice> recompute;
-
-  int NumLayers() const { return static_cast<int>(inventory->layers.size()); }
 };
 
 // Parameters as MakePlan's. Fails with InvalidArgument (kBadConfig) naming the field: negative
@@ -46,6 +46,47 @@ absl::StatusOr<Request> MakeRequest(const Inventory& inventory, const DataSpec& 
                                     const OptimSpec& optim, const ComputeSpec& compute,
                                     const ClusterSpec& cluster, const ParallelSpec& parallel,
                                     const InstrumentsSpec& instruments);
+
+struct ParallelConfig {
+  int stages = 1, replicas = 1;
+  std::string schedule = "single_stage";  // a name; "custom" if the request has its own
+  int virtual_pipeline_size = 1;
+  std::vector<int> ends = {};  // of chunks; empty: cut by cost
+};
+
+// Every config that the request leaves open and that can run, in order of stages, schedules,
+// chunks. Schedules considered unasked: "single_stage" on one stage, else all but "gpipe", with 2,
+// 4 and 8 chunks a rank where they take any number. InvalidArgument (kBadConfig) naming the field
+// if there is none.
+//
+// Every replica needs a microbatch, and a schedule that a user wrote equally many on all replicas.
+// If the request leaves the number of replicas open, it must also share the microbatches evenly and
+// divide the virtual replicas, so that results have the bits of any other number of ranks.
+absl::StatusOr<std::vector<ParallelConfig>> ListConfigs(const Request& request);
+
+// OK if `config` can run at all, whatever memory it needs. InvalidArgument as ListConfigs'.
+absl::Status CheckConfig(const Request& request, const ParallelConfig& config);
+
+PipelineShape PipelineShapeOf(const Request& request, const ParallelConfig& config);
+// Fails as MakeNamedPlacement does.
+absl::StatusOr<Placement> PlacementOf(const Request& request, const ParallelConfig& config);
+PlacementShape PlacementShapeOf(const Request& request, const ParallelConfig& config);
+
+// About what MakeOneReplica would find, without making or simulating a schedule.
+struct CoarseEstimate {
+  double seconds = 0;  // of a step
+  bool fits = false;
+};
+CoarseEstimate EstimateCoarsely(const Request& request, const ParallelConfig& config);
+
+// The plan of `config` for one replica (stages of the others are missing), whose every rank
+// recomputes as little as lets it fit; what fits nowhere takes the least memory. Fails as
+// CheckConfig does, or if a schedule that a user wrote does not pass CheckSchedule.
+absl::StatusOr<Plan> MakeOneReplica(const Request& request, const ParallelConfig& config);
+
+// The stage that needs most; whether it has as much.
+const StagePlan& Fullest(const Plan& plan);
+bool Fits(const Request& request, const Plan& plan);
 
 // InvalidArgument with ExitCode::kBadConfig.
 absl::Status BadField(const std::string& message);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -10,8 +11,7 @@
 
 #include "parallel/base/status_macros.h"
 #include "parallel/base/units.h"
-#include "parallel/plan/candidate.h"
-#include "parallel/plan/planner_search.h"
+#include "parallel/plan/planner_request.h"
 #include "parallel/plan/shard.h"
 
 namespace deepnet {
@@ -68,10 +68,7 @@ std::string Head(const Plan& plan) {
       "%.1f %%, then %.3g s of exchange and %.3g s of update\n",
       plan.step_seconds(), 100 * plan.bubble(), 100 * plan.exposed_communication(),
       plan.gradient_exchange_seconds(), plan.update_seconds());
-  const StagePlan& fullest = *std::max_element(plan.stages().begin(), plan.stages().end(),
-                                               [](const StagePlan& a, const StagePlan& b) {
-                                                 return a.memory().total() < b.memory().total();
-                                               });
+  const StagePlan& fullest = Fullest(plan);
   absl::StrAppendFormat(&text, "recomputing %s; at most %.2f GiB, on rank %d\n",
                         RecomputeText(plan), fullest.memory().total() / kGib, fullest.rank());
   return text;
@@ -160,22 +157,19 @@ std::string MemoryText(const Plan& plan) {
 
 namespace {
 
-// Ends of `parts` parts of layers [first, end), equally many in each.
-void AddEvenEnds(int first, int end, int parts, std::vector<int>& ends) {
-  for (int part = 1; part <= parts; ++part) ends.push_back(first + (end - first) * part / parts);
-}
-
-// Layers before the first side input over the first half of the ranks, all else over the second; a
-// model without side inputs over all of them.
-std::vector<int> Halves(const Inventory& inventory, int stages) {
-  const auto border = std::find_if(inventory.layers.begin(), inventory.layers.end(),
+// Layers before the first side input over the first half of the ranks, all else over the second, on
+// each rank equally many; a model without side inputs over all of them.
+std::vector<int> Halves(const std::vector<Layer>& layers, int stages) {
+  const auto border = std::find_if(layers.begin(), layers.end(),
                                    [](const Layer& layer) { return SideInput(layer) != nullptr; });
-  const bool found = border != inventory.layers.end();
-  const auto middle = found ? static_cast<int>(border - inventory.layers.begin()) : 0;
-  const int in_first_half = middle > 0 ? stages / 2 : 0;
+  const auto end = static_cast<int>(layers.size());
+  const int middle = border == layers.end() ? 0 : static_cast<int>(border - layers.begin());
+  const int first_half = middle > 0 ? stages / 2 : 0, second_half = stages - first_half;
   std::vector<int> ends;
-  AddEvenEnds(0, middle, in_first_half, ends);
-  AddEvenEnds(middle, static_cast<int>(inventory.layers.size()), stages - in_first_half, ends);
+  for (int i = 1; i <= first_half; ++i) ends.push_back(middle * i / first_half);
+  for (int i = 1; i <= second_half; ++i) {
+    ends.push_back(middle + (end - middle) * i / second_half);
+  }
   return ends;
 }
 
@@ -187,21 +181,17 @@ int64_t MostActivations(const Plan& plan) {
   return most;
 }
 
-struct Row {
-  std::string name;
-  Plan plan;
-};
+using Row = std::pair<std::string, Plan>;  // name
 
 std::string Table(const std::vector<Row>& rows, const Plan& reference) {
   std::string text = absl::StrFormat("%-22s %9s %9s %9s %12s %9s\n", "schedule", "step s",
                                      "bubble %", "exposed %", "activ./1f1b", "most GiB");
-  for (const Row& row : rows) {
-    absl::StrAppendFormat(&text, "%-22s %9.4g %9.1f %9.2f %12.2f %9.1f\n", row.name,
-                          row.plan.step_seconds(), 100 * row.plan.bubble(),
-                          100 * row.plan.exposed_communication(),
-                          static_cast<double>(MostActivations(row.plan)) /
-                              static_cast<double>(std::max<int64_t>(1, MostActivations(reference))),
-                          Fullest(row.plan).memory().total() / kGib);
+  const auto least = static_cast<double>(std::max<int64_t>(1, MostActivations(reference)));
+  for (const auto& [name, plan] : rows) {
+    absl::StrAppendFormat(
+        &text, "%-22s %9.4g %9.1f %9.2f %12.2f %9.1f\n", name, plan.step_seconds(),
+        100 * plan.bubble(), 100 * plan.exposed_communication(),
+        static_cast<double>(MostActivations(plan)) / least, Fullest(plan).memory().total() / kGib);
   }
   return text;
 }
@@ -230,7 +220,7 @@ absl::StatusOr<std::string> CompareText(const Inventory& inventory, const DataSp
   ParallelConfig plain{request.stages, configs.front().replicas, "1f1b"};
   ASSIGN_OR_RETURN(const Plan reference, MakeOneReplica(request, plain));
   std::vector<Row> rows;
-  plain.ends = Halves(inventory, request.stages);
+  plain.ends = Halves(inventory.layers, request.stages);
   if (inventory.layers.size() >= 2 * static_cast<size_t>(request.stages)) {
     ASSIGN_OR_RETURN(Plan halves, MakeOneReplica(request, plain));
     rows.push_back({"halves by count, 1f1b", std::move(halves)});
@@ -239,11 +229,10 @@ absl::StatusOr<std::string> CompareText(const Inventory& inventory, const DataSp
     ASSIGN_OR_RETURN(Plan plan, MakeOneReplica(request, config));
     rows.push_back({NameOf(config), std::move(plan)});
   }
-  std::string text = absl::StrCat(request.stages, " stages, ",
-                                  MicrobatchesText(request.global_microbatches, plain.replicas),
-                                  " microbatches a step and replica, recomputing ",
-                                  Recompute_Name(reference.chunks(0).recompute()), "\n\n");
-  return absl::StrCat(text, Table(rows, reference));
+  return absl::StrCat(
+      request.stages, " stages, ", MicrobatchesText(request.global_microbatches, plain.replicas),
+      " microbatches a step and replica, recomputing ",
+      Recompute_Name(reference.chunks(0).recompute()), "\n\n", Table(rows, reference));
 }
 
 }  // namespace deepnet

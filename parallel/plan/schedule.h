@@ -5,8 +5,8 @@
 // several. Everything here is a value: comparable, printable (schedule_text.h), safe to copy
 // between threads.
 //
-// Example:
-//   ToText(MakeSingleStage(3));   // rank 0: 0F0 0B0 0F1 0B1 0F2 0B2
+// Example, three microbatches on one rank as ToText prints them:
+//   rank 0: 0F0 0B0 0F1 0B1 0F2 0B2
 #pragma once
 
 #include <cstdint>

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <functional>
+#include <initializer_list>
 #include <limits>
 #include <optional>
 #include <queue>
@@ -17,39 +18,6 @@
 #include "parallel/base/status_macros.h"
 
 namespace deepnet {
-
-Schedule MakeSingleStage(int num_microbatches) {
-  return MakeOneForwardOneBackward({.num_microbatches = num_microbatches});
-}
-
-Schedule MakeGPipe(const PipelineShape& shape) {
-  DEEPNET_CHECK_EQ(shape.virtual_pipeline_size, 1);
-  Schedule schedule;
-  for (int rank = 0; rank < shape.num_ranks; ++rank) {
-    std::vector<Action>& actions = schedule.actions.emplace_back();
-    for (const Op op : {Op::kForward, Op::kBackward}) {
-      for (int mb = 0; mb < shape.num_microbatches; ++mb) actions.push_back({op, rank, mb});
-    }
-  }
-  return schedule;
-}
-
-Schedule MakeOneForwardOneBackward(const PipelineShape& shape) {
-  DEEPNET_CHECK_EQ(shape.virtual_pipeline_size, 1);
-  Schedule schedule;
-  for (int rank = 0; rank < shape.num_ranks; ++rank) {
-    const int num_ahead = std::min(shape.num_ranks - rank, shape.num_microbatches);
-    std::vector<Action>& actions = schedule.actions.emplace_back();
-    for (int mb = 0; mb < num_ahead; ++mb) actions.push_back({Op::kForward, rank, mb});
-    for (int mb = 0; mb < shape.num_microbatches; ++mb) {
-      actions.push_back({Op::kBackward, rank, mb});
-      const int next = num_ahead + mb;  // the slot that the backward just freed
-      if (next < shape.num_microbatches) actions.push_back({Op::kForward, rank, next});
-    }
-  }
-  return schedule;
-}
-
 namespace {
 
 constexpr std::string_view kSingleStage = "single_stage";
@@ -70,36 +38,91 @@ constexpr std::array<ScheduleKind, 7> kKinds = {{
      .max_virtual_pipeline_size = 2},
 }};
 
-absl::StatusOr<const ScheduleKind*> FindFor(std::string_view name, const PipelineShape& shape) {
-  const ScheduleKind* kind = FindScheduleKind(name);
-  if (kind == nullptr) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("parallel.schedule: \"", std::string(name), "\" is unknown; known: ",
-                     absl::StrJoin(kKinds, ", ", [](std::string* out, const ScheduleKind& k) {
-                       absl::StrAppend(out, std::string(k.name));
-                     })));
-  }
-  if (shape.num_ranks < 1 || shape.num_microbatches < 1 || shape.virtual_pipeline_size < 1) {
-    return absl::InvalidArgumentError("schedule: ranks, microbatches and chunks must be positive");
-  }
-  if (kind->name == kSingleStage && shape.num_ranks != 1) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "parallel.schedule: \"single_stage\" is for one stage, not ", shape.num_ranks));
-  }
-  if (shape.virtual_pipeline_size < kind->min_virtual_pipeline_size ||
-      shape.virtual_pipeline_size > kind->max_virtual_pipeline_size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("parallel.virtual_pipeline_size: \"", std::string(name), "\" needs ",
-                     kind->min_virtual_pipeline_size, ", not ", shape.virtual_pipeline_size));
-  }
-  return kind;
+// Returns the most microbatches that a rank holds under a schedule that splits its backward.
+int MostAlive(const ScheduleKind& kind, const PipelineShape& shape) {
+  const int chunks = shape.num_ranks * shape.virtual_pipeline_size;
+  if (kind.v_shaped || shape.virtual_pipeline_size == 1) return chunks;
+  return chunks + shape.num_ranks - 1;
 }
 
-// Returns the most microbatches that a rank holds under a schedule that splits its backward.
-int MostAlive(const PipelineShape& shape, std::string_view name) {
-  const int chunks = shape.num_ranks * shape.virtual_pipeline_size;
-  if (name == "zb-v" || shape.virtual_pipeline_size == 1) return chunks;
-  return chunks + shape.num_ranks - 1;
+// Returns the forwards of `rank` before its first backward, less one, unless all come first.
+int NumAhead(const PipelineShape& shape, int rank) {
+  const int behind = shape.num_ranks - 1 - rank;
+  if (shape.virtual_pipeline_size == 1) return behind;
+  return 2 * behind + (shape.virtual_pipeline_size - 1) * shape.num_ranks;
+}
+
+// Groups of num_ranks microbatches visit a rank's chunks in turn, forwards from the first chunk,
+// backwards from the last. A rank does some visits forward, then alternates, then drains. Where the
+// backward is split, rank r puts each W off by r visits, so that ranks behind get their gradients
+// sooner and the drain is filled.
+Schedule MakeVisiting(const ScheduleKind& kind, const PipelineShape& shape) {
+  const int ranks = shape.num_ranks, laps = shape.virtual_pipeline_size, round = ranks * laps;
+  // Surplus microbatches of an incomplete last group included.
+  const int num_visits = (shape.num_microbatches + ranks - 1) / ranks * round;
+  Schedule schedule;
+  for (int rank = 0; rank < ranks; ++rank) {
+    std::vector<Action>& actions = schedule.actions.emplace_back();
+    const auto add = [&](Op op, int visit) {
+      const int lap = visit % round / ranks, mb = visit / round * ranks + visit % ranks;
+      if (mb >= shape.num_microbatches) return;  // surplus
+      const int place = op == Op::kForward ? lap : laps - 1 - lap;
+      actions.push_back({op, place * ranks + rank, mb});
+    };
+    const int warm_up = kind.name == "gpipe" ? num_visits : NumAhead(shape, rank);
+    for (int k = 0; k < num_visits + warm_up; ++k) {
+      if (k < num_visits) add(Op::kForward, k);
+      if (k < warm_up) continue;
+      add(kind.splits_backward ? Op::kBackwardInput : Op::kBackward, k - warm_up);
+      if (kind.splits_backward && k - warm_up >= rank) {
+        add(Op::kBackwardWeight, k - warm_up - rank);
+      }
+    }
+    if (!kind.splits_backward) continue;
+    for (int k = num_visits - rank; k < num_visits; ++k) add(Op::kBackwardWeight, k);
+  }
+  return schedule;
+}
+
+// Rank r owns chunk r, met on the way down the V, and chunk 2 p - 1 - r, met on the way up. The
+// order wants 2 p - 1 microbatches; with fewer the surplus is left out.
+Schedule MakeZeroBubbleV(const PipelineShape& shape) {
+  constexpr Op F = Op::kForward, I = Op::kBackwardInput, W = Op::kBackwardWeight;
+  enum Way { kDown, kUp };
+  const int p = shape.num_ranks;
+  const int num = std::max(shape.num_microbatches, 2 * p - 1);
+  Schedule schedule;
+  for (int rank = 0; rank < p; ++rank) {
+    std::vector<Action>& actions = schedule.actions.emplace_back();
+    std::array<std::array<int, 4>, 2> done = {};  // microbatches of each way and op
+    const auto count = [&](Way way, Op op) -> int& { return done[way][static_cast<size_t>(op)]; };
+    const auto add = [&](Way way, std::initializer_list<Op> ops) {
+      for (const Op op : ops) {
+        const int mb = count(way, op)++;
+        if (mb >= shape.num_microbatches) continue;  // surplus
+        actions.push_back({op, way == kDown ? rank : 2 * p - 1 - rank, mb});
+      }
+    };
+    for (int k = 0; k < 2 * (p - rank) - 1; ++k) add(kDown, {F});
+    for (int k = 0; k < rank; ++k) {
+      add(kUp, {F});
+      add(kDown, {F});
+    }
+    for (int k = 0; k < p - rank; ++k) add(kUp, {F, I, W});
+    while (count(kUp, F) < num) {
+      if (count(kDown, F) < num) add(kDown, {F});
+      add(kDown, {I, W});
+      add(kUp, {F, I, W});
+    }
+    for (int k = 0; k < rank; ++k) {
+      add(kDown, {I});
+      add(kUp, {I});
+    }
+    for (int k = 0; k < p - rank; ++k) add(kDown, {I, W});
+    while (count(kUp, W) < num) add(kUp, {W});
+    while (count(kDown, W) < num) add(kDown, {W});
+  }
+  return schedule;
 }
 
 // `best`, or a greedy schedule that takes less time. Which patience is good is a matter of luck, so
@@ -130,22 +153,39 @@ const ScheduleKind* FindScheduleKind(std::string_view name) {
   return found == kKinds.end() ? nullptr : &*found;
 }
 
+std::string UnknownSchedule(std::string_view name) {
+  return absl::StrCat("parallel.schedule: \"", std::string(name), "\" is unknown; known: ",
+                      absl::StrJoin(kKinds, ", ", [](std::string* out, const ScheduleKind& kind) {
+                        absl::StrAppend(out, std::string(kind.name));
+                      }));
+}
+
 absl::StatusOr<Placement> MakeNamedPlacement(std::string_view name, const PipelineShape& shape) {
-  ASSIGN_OR_RETURN(const ScheduleKind* kind, FindFor(name, shape));
-  return kind->v_shaped ? MakeV(shape.num_ranks, shape.virtual_pipeline_size)
-                        : MakeLooped(shape.num_ranks, shape.virtual_pipeline_size);
+  const ScheduleKind* kind = FindScheduleKind(name);
+  if (kind == nullptr) return absl::InvalidArgumentError(UnknownSchedule(name));
+  const int ranks = shape.num_ranks, chunks = shape.virtual_pipeline_size;
+  if (ranks < 1 || shape.num_microbatches < 1 || chunks < 1) {
+    return absl::InvalidArgumentError("schedule: ranks, microbatches and chunks must be positive");
+  }
+  if (kind->name == kSingleStage && ranks != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("parallel.schedule: \"single_stage\" is for one stage, not ", ranks));
+  }
+  if (chunks < kind->min_virtual_pipeline_size || chunks > kind->max_virtual_pipeline_size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("parallel.virtual_pipeline_size: \"", std::string(name), "\" needs ",
+                     kind->min_virtual_pipeline_size, ", not ", chunks));
+  }
+  return kind->v_shaped ? MakeV(ranks, chunks) : MakeLooped(ranks, chunks);
 }
 
 std::vector<int> ClaimedAlive(std::string_view name, const PipelineShape& shape) {
   const ScheduleKind& kind = *FindScheduleKind(name);
   std::vector<int> claims;
   for (int rank = 0; rank < shape.num_ranks; ++rank) {
-    int claim = shape.num_microbatches;  // gpipe
-    if (kind.name == kSingleStage) claim = 1;
-    if (name == "1f1b") claim = shape.num_ranks - rank;
-    if (name == "interleaved") claim = NumInterleavedAhead(shape, rank) + 1;
-    if (kind.splits_backward) claim = MostAlive(shape, name);
-    claims.push_back(std::min(claim, shape.num_microbatches * shape.virtual_pipeline_size));
+    const int all = shape.num_microbatches * shape.virtual_pipeline_size;
+    const int most = kind.splits_backward ? MostAlive(kind, shape) : NumAhead(shape, rank) + 1;
+    claims.push_back(kind.name == "gpipe" ? all : std::min(most, all));
   }
   return claims;
 }
@@ -153,142 +193,10 @@ std::vector<int> ClaimedAlive(std::string_view name, const PipelineShape& shape)
 absl::StatusOr<Schedule> MakeNamedSchedule(std::string_view name, const PipelineShape& shape,
                                            std::span<const ChunkCost> costs) {
   ASSIGN_OR_RETURN(const Placement placement, MakeNamedPlacement(name, shape));
-  if (FindScheduleKind(name)->name == kSingleStage) return MakeSingleStage(shape.num_microbatches);
-  if (name == "gpipe") return MakeGPipe(shape);
-  if (name == "1f1b") return MakeOneForwardOneBackward(shape);
-  if (name == "interleaved") return MakeInterleaved(shape);
-  Schedule fixed = name == "zb-v" ? MakeZeroBubbleV(shape) : MakeZeroBubbleInterleaved(shape);
-  if (costs.empty()) return fixed;
-  return FasterThan(std::move(fixed), shape, MostAlive(shape, name), placement, costs);
-}
-
-namespace {
-
-// The list of a rank whose chunks are visited in turn by groups of num_ranks microbatches, forwards
-// from its first chunk on, backwards from its last.
-class VisitingRank {
- public:
-  VisitingRank(const PipelineShape& shape, int rank) : shape_(shape), rank_(rank) {}
-
-  // Surplus microbatches of an incomplete last group included.
-  int NumVisits() const {
-    const int num_groups = (shape_.num_microbatches + shape_.num_ranks - 1) / shape_.num_ranks;
-    return num_groups * Round();
-  }
-  void Add(Op op, int visit) {
-    const int lap = visit % Round() / shape_.num_ranks;
-    const int mb = visit / Round() * shape_.num_ranks + visit % shape_.num_ranks;
-    if (mb >= shape_.num_microbatches) return;  // surplus
-    const int place = op == Op::kForward ? lap : shape_.virtual_pipeline_size - 1 - lap;
-    actions_.push_back({op, place * shape_.num_ranks + rank_, mb});
-  }
-  std::vector<Action> Take() { return std::move(actions_); }
-
- private:
-  int Round() const {
-    return shape_.num_ranks * shape_.virtual_pipeline_size;
-  }  // a group, all chunks
-
-  const PipelineShape shape_;
-  const int rank_;
-  std::vector<Action> actions_;
-};
-
-}  // namespace
-
-int NumInterleavedAhead(const PipelineShape& shape, int rank) {
-  const int behind = shape.num_ranks - 1 - rank;
-  if (shape.virtual_pipeline_size == 1) return behind;
-  return 2 * behind + (shape.virtual_pipeline_size - 1) * shape.num_ranks;
-}
-
-Schedule MakeInterleaved(const PipelineShape& shape) {
-  Schedule schedule;
-  for (int rank = 0; rank < shape.num_ranks; ++rank) {
-    VisitingRank list(shape, rank);
-    const int warm_up = std::min(NumInterleavedAhead(shape, rank), list.NumVisits());
-    for (int k = 0; k < list.NumVisits() + warm_up; ++k) {
-      if (k < list.NumVisits()) list.Add(Op::kForward, k);
-      if (k >= warm_up) list.Add(Op::kBackward, k - warm_up);
-    }
-    schedule.actions.push_back(list.Take());
-  }
-  return schedule;
-}
-
-Schedule MakeZeroBubbleInterleaved(const PipelineShape& shape) {
-  Schedule schedule;
-  for (int rank = 0; rank < shape.num_ranks; ++rank) {
-    VisitingRank list(shape, rank);
-    const int num = list.NumVisits();
-    const int warm_up = std::min(NumInterleavedAhead(shape, rank), num);
-    for (int k = 0; k < num + warm_up; ++k) {
-      if (k < num) list.Add(Op::kForward, k);
-      if (k < warm_up) continue;
-      list.Add(Op::kBackwardInput, k - warm_up);
-      if (k - warm_up >= rank) list.Add(Op::kBackwardWeight, k - warm_up - rank);
-    }
-    for (int k = std::max(0, num - rank); k < num; ++k) list.Add(Op::kBackwardWeight, k);
-    schedule.actions.push_back(list.Take());
-  }
-  return schedule;
-}
-
-// Rank r owns chunk r, met on the way down the V, and chunk 2 p - 1 - r, met on the way up.
-
-namespace {
-
-// The actions of one chunk, each op with microbatches 0, 1, ...; surplus ones are counted only.
-class ChunkActions {
- public:
-  ChunkActions(int num_microbatches, int chunk)
-      : num_microbatches_(num_microbatches), chunk_(chunk) {}
-
-  int Count(Op op) const { return next_[static_cast<size_t>(op)]; }
-  void Add(Op op, std::vector<Action>& list) {
-    const int mb = next_[static_cast<size_t>(op)]++;
-    if (mb < num_microbatches_) list.push_back({op, chunk_, mb});
-  }
-
- private:
-  const int num_microbatches_, chunk_;
-  std::array<int, 4> next_ = {};
-};
-
-}  // namespace
-
-Schedule MakeZeroBubbleV(const PipelineShape& shape) {
-  DEEPNET_CHECK_EQ(shape.virtual_pipeline_size, 2);
-  const int p = shape.num_ranks;
-  const int num = std::max(shape.num_microbatches, 2 * p - 1);  // surplus ones are left out
-  Schedule schedule;
-  for (int rank = 0; rank < p; ++rank) {
-    ChunkActions down(shape.num_microbatches, rank), up(shape.num_microbatches, 2 * p - 1 - rank);
-    std::vector<Action>& list = schedule.actions.emplace_back();
-    for (int k = 0; k < 2 * (p - rank) - 1; ++k) down.Add(Op::kForward, list);
-    for (int k = 0; k < rank; ++k) {
-      up.Add(Op::kForward, list);
-      down.Add(Op::kForward, list);
-    }
-    for (int k = 0; k < p - rank; ++k) {
-      for (const Op op : {Op::kForward, Op::kBackwardInput, Op::kBackwardWeight}) up.Add(op, list);
-    }
-    while (up.Count(Op::kForward) < num) {
-      if (down.Count(Op::kForward) < num) down.Add(Op::kForward, list);
-      for (const Op op : {Op::kBackwardInput, Op::kBackwardWeight}) down.Add(op, list);
-      for (const Op op : {Op::kForward, Op::kBackwardInput, Op::kBackwardWeight}) up.Add(op, list);
-    }
-    for (int k = 0; k < rank; ++k) {
-      down.Add(Op::kBackwardInput, list);
-      up.Add(Op::kBackwardInput, list);
-    }
-    for (int k = 0; k < p - rank; ++k) {
-      for (const Op op : {Op::kBackwardInput, Op::kBackwardWeight}) down.Add(op, list);
-    }
-    while (up.Count(Op::kBackwardWeight) < num) up.Add(Op::kBackwardWeight, list);
-    while (down.Count(Op::kBackwardWeight) < num) down.Add(Op::kBackwardWeight, list);
-  }
-  return schedule;
+  const ScheduleKind& kind = *FindScheduleKind(name);
+  Schedule fixed = kind.v_shaped ? MakeZeroBubbleV(shape) : MakeVisiting(kind, shape);
+  if (costs.empty() || !kind.splits_backward) return fixed;
+  return FasterThan(std::move(fixed), shape, MostAlive(kind, shape), placement, costs);
 }
 
 namespace {
@@ -391,10 +299,8 @@ class Greedy {
 
   void Take(int rank, const Action& action, double now) {
     Chunk& chunk = chunks_[action.chunk];
-    const ChunkCost& cost = costs_[action.chunk];
-    double end = now;
+    const double end = now + costs_[action.chunk].Seconds(action.op);
     if (action.op == Op::kForward) {
-      end += cost.forward;
       ++chunk.next_forward;
       ++ranks_[rank].alive;
       if (action.chunk + 1 < placement_.NumChunks()) {
@@ -403,11 +309,9 @@ class Greedy {
         chunk.gradient_at[action.microbatch] = end;
       }
     } else if (action.op == Op::kBackwardWeight) {
-      end += cost.backward_weight;
       ++chunk.next_weight;
       --ranks_[rank].alive;
     } else {
-      end += cost.backward_input;
       ++chunk.next_backward;
       if (action.chunk > 0) {
         Arrive(action.chunk - 1, chunks_[action.chunk - 1].gradient_at[action.microbatch], end);

@@ -16,12 +16,18 @@
 // | zb-interleaved | looped    | any      | I, W     | (p-1)(F+I-W)/v | (v+1)p - 1            |
 // | zb-v           | V         | 2        | I, W     | (p-1)F/2       | 2p                    |
 //
+// "gpipe": Huang et al., 2019; "1f1b": Narayanan et al., 2019, section 3.2; "interleaved":
+// Narayanan et al., 2021, section 2.2; "zb-h1": Qi et al., 2023, section 2.1; "zb-v": Qi et al.,
+// 2024, "Pipeline Parallelism with Controllable Memory", section 4, in the order of PyTorch's
+// ScheduleZBVZeroBubble.
+//
 // ("interleaved" with v = 1 is 1f1b, "zb-interleaved" zb-h1, alive included.) Every name takes
 // every m >= 1: with few microbatches ranks idle more; where the order is made for another number
 // (multiples of p, at least 2p - 1), surplus microbatches are left out of it.
 #pragma once
 
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -47,8 +53,10 @@ std::span<const ScheduleKind> ScheduleKinds();
 // nullptr if there is none of that name.
 const ScheduleKind* FindScheduleKind(std::string_view name);
 
-// InvalidArgument naming the field of ParallelSpec: `name` is unknown (those known are listed), or
-// it does not take this shape.
+// The message for a name that is unknown; it lists those that are known.
+std::string UnknownSchedule(std::string_view name);
+
+// InvalidArgument naming the field of ParallelSpec: `name` is unknown, or does not take this shape.
 absl::StatusOr<Placement> MakeNamedPlacement(std::string_view name, const PipelineShape& shape);
 
 // `costs`, one per chunk of MakeNamedPlacement, let zb-* fit themselves to chunks that differ:
@@ -57,46 +65,9 @@ absl::StatusOr<Placement> MakeNamedPlacement(std::string_view name, const Pipeli
 absl::StatusOr<Schedule> MakeNamedSchedule(std::string_view name, const PipelineShape& shape,
                                            std::span<const ChunkCost> costs = {});
 
-// Returns ScheduleClaims::peak_alive, per rank, of the schedule: the last column of the table
+// Returns the most that PeakAlive may be of the schedule, per rank: the last column of the table
 // above. `name` must be known.
 std::vector<int> ClaimedAlive(std::string_view name, const PipelineShape& shape);
-
-// --- the generators themselves
-
-// One rank, one chunk: every microbatch forward, then backward. At most one is alive.
-Schedule MakeSingleStage(int num_microbatches);
-
-// Every forward, then every backward (Huang et al., 2019). Rank r owns chunk r; all microbatches
-// are alive at once; the bubble is that of 1F1B. shape.virtual_pipeline_size must be 1.
-Schedule MakeGPipe(const PipelineShape& shape);
-
-// One forward, one backward (Narayanan et al., 2019, section 3.2). Rank r owns chunk r, starts with
-// num_ranks - r forwards, then alternates, then drains. At most num_ranks - r microbatches are
-// alive on rank r; the bubble is (num_ranks - 1) slots of forward plus backward. With one rank it
-// is MakeSingleStage. shape.virtual_pipeline_size must be 1.
-Schedule MakeOneForwardOneBackward(const PipelineShape& shape);
-
-// Interleaved 1F1B (Narayanan et al., 2021, section 2.2): groups of num_ranks microbatches visit a
-// rank's chunks in turn, forwards from the first chunk, backwards from the last. Rank r does
-// NumInterleavedAhead visits forward, then alternates, then drains. With one chunk per rank it is
-// MakeOneForwardOneBackward.
-Schedule MakeInterleaved(const PipelineShape& shape);
-
-// The same with the backward split: rank r puts each W off by r visits, so that ranks behind get
-// their gradients sooner and the drain is filled. With one chunk per rank it is ZB-H1 (Qi et al.,
-// 2023, section 2.1), with more the interleaved form of it.
-Schedule MakeZeroBubbleInterleaved(const PipelineShape& shape);
-
-// Forwards of rank `rank` before its first backward, less one: one more microbatch of one chunk is
-// alive at most, plus `rank` whose W is put off where the backward is split.
-int NumInterleavedAhead(const PipelineShape& shape, int rank);
-
-// Two chunks per rank placed by MakeV, backward split into I and W (Qi et al., 2024, "Pipeline
-// Parallelism with Controllable Memory", section 4; the order is that of PyTorch's
-// ScheduleZBVZeroBubble). Every rank holds 2 * num_ranks chunks' microbatches at most, whatever its
-// place. It wants 2 * num_ranks - 1 microbatches; with fewer it is the schedule of that many with
-// the surplus left out. shape.virtual_pipeline_size must be 2.
-Schedule MakeZeroBubbleV(const PipelineShape& shape);
 
 struct GreedyOptions {
   int num_microbatches = 1;

@@ -111,22 +111,17 @@ struct Paint {
   std::string_view name;
   std::array<std::string_view, kShades> fill;
 };
-constexpr Paint kForward = {"F", {"#2f6db5", "#6fa3dc", "#9dc3ec", "#c4dcf6"}};
-constexpr Paint kBackward = {"B", {"#2e8b57", "#6dbb8e", "#9ad4b1", "#c3e7d1"}};
-constexpr Paint kBackwardInput = {"I", {"#2e8b57", "#6dbb8e", "#9ad4b1", "#c3e7d1"}};
-constexpr Paint kWeight = {"W", {"#d9822b", "#efae6a", "#f6c999", "#fbe1c4"}};
 
+// `op` computes.
 const Paint& PaintOf(Op op) {
-  switch (op) {
-    case Op::kForward:
-      return kForward;
-    case Op::kBackward:
-      return kBackward;
-    case Op::kBackwardWeight:
-      return kWeight;
-    default:
-      return kBackwardInput;
-  }
+  static constexpr std::array<Paint, 4> kPaints = {{
+      // in the order of Op
+      {"F", {"#2f6db5", "#6fa3dc", "#9dc3ec", "#c4dcf6"}},
+      {"B", {"#2e8b57", "#6dbb8e", "#9ad4b1", "#c3e7d1"}},
+      {"I", {"#2e8b57", "#6dbb8e", "#9ad4b1", "#c3e7d1"}},
+      {"W", {"#d9822b", "#efae6a", "#f6c999", "#fbe1c4"}},
+  }};
+  return kPaints[static_cast<size_t>(op)];
 }
 
 // The lap of each of a rank's chunks: 0 for its first along the model.

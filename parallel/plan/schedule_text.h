@@ -26,8 +26,7 @@ absl::StatusOr<Schedule> ParseSchedule(std::string_view text);
 
 // For a terminal: a line a rank, `columns` (> 0) characters of time, each showing what the rank
 // does in the middle of its span: F, B, I or W, '.' for idle; lower case for a rank's second,
-// fourth,
-// ... chunk. Every line ends in '\n'.
+// fourth, ... chunk. Every line ends in '\n'.
 //
 //   rank 0 |FFF...BBFBBFBBF...
 //   rank 1 |.FFF.BB

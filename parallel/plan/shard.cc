@@ -3,9 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <set>
-#include <string_view>
-
-#include "absl/container/flat_hash_map.h"
 
 #include "parallel/base/check.h"
 
@@ -21,36 +18,36 @@ std::vector<std::vector<int>> LayersOfParameters(const Inventory& whole) {
   return layers;
 }
 
-template <typename Items>
-absl::flat_hash_map<std::string_view, int> IndexByName(const Items& items) {
-  absl::flat_hash_map<std::string_view, int> index;
-  for (int i = 0; i < static_cast<int>(items.size()); ++i) index[items[i].name] = i;
-  return index;
+int64_t GradientElements(const Inventory& inventory, const Layer& layer) {
+  int64_t elements = 0;
+  for (const int p : layer.parameters) elements += inventory.parameters[p].NumElements();
+  return elements;
 }
 
 std::vector<GradientUse> ListUses(const Inventory& whole, const Inventory& held) {
   const std::vector<std::vector<int>> layers_of = LayersOfParameters(whole);
-  const auto parameter_index = IndexByName(whole.parameters);
-  const auto layer_index = IndexByName(whole.layers);
   std::set<int> seen;
   std::vector<GradientUse> uses;
   int64_t gradient = 0;
   for (const Layer& layer : held.layers) {
-    DEEPNET_CHECK(layer_index.contains(layer.name)) << layer.name << " is no layer of the model";
-    const int position = layer_index.at(layer.name);
-    for (const int p : layer.parameters) {
-      const Parameter& here = held.parameters[p];
-      DEEPNET_CHECK(parameter_index.contains(here.name)) << here.name << " is not in the model";
-      const int index = parameter_index.at(here.name);
-      uses.push_back({.layer = position,
-                      .parameter = index,
+    DEEPNET_CHECK(layer.position < static_cast<int>(whole.layers.size()) &&
+                  whole.layers[layer.position].name == layer.name)
+        << layer.name << " is no layer of the model";
+    const std::vector<int>& indices = whole.layers[layer.position].parameters;
+    DEEPNET_CHECK_EQ(indices.size(), layer.parameters.size()) << layer.name;
+    for (size_t i = 0; i < indices.size(); ++i) {
+      const Parameter& here = held.parameters[layer.parameters[i]];
+      const Parameter& there = whole.parameters[indices[i]];
+      DEEPNET_CHECK(here.name == there.name) << here.name << " is not in the model";
+      uses.push_back({.layer = layer.position,
+                      .parameter = indices[i],
                       .gradient = gradient,
                       .weight = here.offset,
-                      .whole = whole.parameters[index].offset,
+                      .whole = there.offset,
                       .count = here.NumElements(),
-                      .tied = layers_of[index].size() > 1,
-                      .first_here = seen.insert(index).second,
-                      .first_in_chain = layers_of[index].front() == position});
+                      .tied = layers_of[indices[i]].size() > 1,
+                      .first_here = seen.insert(indices[i]).second,
+                      .first_in_chain = layers_of[indices[i]].front() == layer.position});
       gradient += here.NumElements();
     }
   }
@@ -246,21 +243,9 @@ ShardLayout MakeShardLayout(const Inventory& whole, const Inventory& held,
 
 std::vector<GradientBucket> OneBucket(const Inventory& held) {
   GradientBucket all;
-  for (const Layer& layer : held.layers) {
-    for (const int p : layer.parameters) all.count += held.parameters[p].NumElements();
-  }
+  for (const Layer& layer : held.layers) all.count += GradientElements(held, layer);
   return {all};
 }
-
-namespace {
-
-int64_t GradientElements(const Inventory& whole, const Layer& layer) {
-  int64_t elements = 0;
-  for (const int p : layer.parameters) elements += whole.parameters[p].NumElements();
-  return elements;
-}
-
-}  // namespace
 
 std::vector<int> LayerGroupEnds(const Inventory& whole) {
   int64_t total = 0;

@@ -20,6 +20,13 @@
 #include "parallel/plan/schedule_text.h"
 
 namespace deepnet {
+
+double ChunkCost::Seconds(Op op) const {
+  if (op == Op::kForward) return forward;
+  return (op == Op::kBackwardWeight ? 0 : backward_input) +
+         (op == Op::kBackwardInput ? 0 : backward_weight);
+}
+
 namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
@@ -93,8 +100,7 @@ class Walk {
     Hop hop{.peer = to};
     hop.wire = wires_.try_emplace({from, to}, static_cast<int>(wires_.size())).first->second;
     if (network == nullptr) return hop;
-    const bool same_node = from / network->ranks_per_node == to / network->ranks_per_node;
-    const Link& link = same_node ? network->inside_node : network->between_nodes;
+    const Link& link = network->Between(from, to);
     hop.latency = link.latency_seconds;
     hop.transfer = bytes / link.bytes_per_second;
     return hop;
@@ -116,22 +122,6 @@ class Walk {
     }
   }
 
-  double Duration(const Action& action) const {
-    const ChunkCost& cost = costs_[action.chunk];
-    switch (action.op) {
-      case Op::kForward:
-        return cost.forward;
-      case Op::kBackward:
-        return cost.backward_input + cost.backward_weight;
-      case Op::kBackwardInput:
-        return cost.backward_input;
-      case Op::kBackwardWeight:
-        return cost.backward_weight;
-      default:
-        return 0;
-    }
-  }
-
   void Advance(int rank, std::vector<std::vector<TimedAction>>* timeline) {
     const std::vector<Action>& actions = schedule_.actions[rank];
     for (size_t& at = position_[rank]; at < actions.size(); ++at) {
@@ -140,7 +130,7 @@ class Walk {
       const double ready = ReadyAt(action);
       if (ready == kNever) return;
       const double start = std::max(ready, free_at_[rank]);
-      const double end = free_at_[rank] = start + Duration(action);
+      const double end = free_at_[rank] = start + costs_[action.chunk].Seconds(action.op);
       if (timeline != nullptr) (*timeline)[rank].push_back({action, start, end});
       Finish(action, end);
     }
@@ -202,35 +192,11 @@ absl::StatusOr<int> CountMicrobatches(const Schedule& schedule, const Placement&
   return num_microbatches;
 }
 
-// Returns the bytes that `action` adds to the rank's activations: while it runs, and after it.
-std::pair<double, double> BytesAdded(const Action& action, const ChunkCost& cost) {
-  switch (action.op) {
-    case Op::kForward:
-      return {cost.kept_bytes, cost.kept_bytes};
-    case Op::kBackward:
-      return {0, -cost.kept_bytes};
-    case Op::kBackwardInput:
-      return {std::max(0.0, cost.pending_bytes - cost.kept_bytes),
-              cost.pending_bytes - cost.kept_bytes};
-    case Op::kBackwardWeight:
-      return {0, -cost.pending_bytes};
-    default:
-      return {0, 0};
-  }
-}
-
-void AddUp(std::span<const ChunkCost> costs, Simulation& simulation) {
+void AddUp(Simulation& simulation) {
   double sum = 0;
   for (const std::vector<TimedAction>& actions : simulation.timeline) {
-    double busy = 0, bytes = 0, peak = 0;
-    for (const TimedAction& timed : actions) {
-      busy += timed.end - timed.start;
-      const auto [during, after] = BytesAdded(timed.action, costs[timed.action.chunk]);
-      peak = std::max(peak, bytes + during);
-      bytes += after;
-    }
-    simulation.busy.push_back(busy);
-    simulation.peak_bytes.push_back(peak);
+    double& busy = simulation.busy.emplace_back(0);
+    for (const TimedAction& timed : actions) busy += timed.end - timed.start;
     sum += busy;
   }
   const double available = simulation.makespan * static_cast<double>(simulation.busy.size());
@@ -255,7 +221,7 @@ absl::StatusOr<Simulation> Simulate(const Schedule& schedule, const Placement& p
   Walk walk(schedule, placement, costs, num_microbatches, &network);
   RETURN_IF_ERROR(walk.Run(&simulation.timeline));
   simulation.makespan = walk.Makespan();
-  AddUp(costs, simulation);
+  AddUp(simulation);
   Walk without_communication(schedule, placement, costs, num_microbatches, nullptr);
   RETURN_IF_ERROR(without_communication.Run(nullptr));
   if (simulation.makespan > 0) {

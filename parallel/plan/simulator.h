@@ -1,10 +1,9 @@
-// How long a schedule takes and how much it holds, given what each chunk costs.
+// How long a schedule takes, given what each chunk costs.
 //
 // Ranks take their actions in order, each as soon as the rank is free and its inputs are there.
 // Sends happen in the background: a message starts when its action ends and costs the rank no time.
 // Each ordered pair of ranks is one link, which carries one message at a time in the order of
-// production; both directions of a pair are independent, and so are pairs. Memory is counted for
-// activations only: the planner adds what does not depend on the schedule.
+// production; both directions of a pair are independent, and so are pairs.
 #pragma once
 
 #include <limits>
@@ -29,6 +28,7 @@ struct ChunkCost {
   double backward_bytes = 0;   // message back over the same cut
 
   double Total() const { return forward + backward_input + backward_weight; }
+  double Seconds(Op op) const;  // `op` computes
 };
 
 struct Link {
@@ -39,6 +39,10 @@ struct Link {
 struct Network {
   Link inside_node, between_nodes;
   int ranks_per_node = std::numeric_limits<int>::max();  // rank r is on node r / ranks_per_node
+
+  const Link& Between(int rank, int other) const {
+    return rank / ranks_per_node == other / ranks_per_node ? inside_node : between_nodes;
+  }
 };
 
 struct TimedAction {
@@ -51,7 +55,6 @@ struct Simulation {
   double bubble = 0;                 // 1 - busy / (ranks * makespan); 0 if nothing costs anything
   double exposed_communication = 0;  // part of the makespan that would vanish with free links
   std::vector<double> busy;          // [rank] seconds of computing
-  std::vector<double> peak_bytes;    // [rank] of activations
   std::vector<std::vector<TimedAction>> timeline;  // [rank], computing only, in order
 };
 

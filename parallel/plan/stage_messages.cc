@@ -9,8 +9,6 @@
 namespace deepnet {
 namespace {
 
-constexpr char kGradientType[] = "float32";
-
 // Names of boundary tensors other than the hidden stream that a rank holds once it has computed
 // layers [first, end): those they take, and those that the layer behind them takes anew.
 void AddHeld(const Inventory& inventory, int first, int end, std::set<std::string>& held) {
@@ -40,7 +38,7 @@ std::vector<BoundaryTensor> Gradients(const std::vector<BoundaryTensor>& inputs)
   std::vector<BoundaryTensor> gradients;
   for (BoundaryTensor tensor : inputs) {
     if (!tensor.needs_gradient) continue;
-    tensor.dtype = kGradientType;
+    tensor.dtype = "float32";
     gradients.push_back(std::move(tensor));
   }
   return gradients;

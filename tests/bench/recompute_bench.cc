@@ -92,13 +92,13 @@ class Candidate {
         ops_(ops),
         source_work_(spec, ops, kRows, options.level),
         target_work_(spec, ops, kRows, options.level),
-        encoder_(spec, MakeCapacity(), options, ops, parameters, 0, spec.encoder_layers()),
-        decoder_(spec, MakeCapacity(), options, ops, parameters, 0, spec.decoder_layers()),
-        encoder_kept_(encoder_.MakeKept(source_work_)),
-        decoder_kept_(decoder_.MakeKept(target_work_, &source_work_)),
+        encoder_(spec, MakeCapacity(), options, ops, parameters, 0, 0, spec.encoder_layers()),
+        decoder_(spec, MakeCapacity(), options, ops, parameters, 1, 0, spec.decoder_layers()),
+        encoder_kept_(encoder_.TakeKept(encoder_pool_, source_work_, source_work_)),
+        decoder_kept_(decoder_.TakeKept(decoder_pool_, target_work_, source_work_)),
         source_(MakeResidualStream(ops, kRows, spec.d_model())),
         target_(MakeResidualStream(ops, kRows, spec.d_model())),
-        dmemory_RD_(at::zeros_like(source_.value_RD)),
+        dencoder_output_RD_(at::zeros_like(source_.value_RD)),
         dtarget_RD_(at::zeros_like(target_.value_RD)) {
     encoder_.Prepare(encoder_segment_);
     decoder_.Prepare(decoder_segment_);
@@ -114,22 +114,22 @@ class Candidate {
     }
     source_.operand_RD.copy_(source_.value_RD);
     target_.operand_RD.copy_(target_.value_RD);
-    dmemory_RD_.zero_();
+    dencoder_output_RD_.zero_();
     const double start = SecondsNow();
     const std::clock_t ticks = std::clock();
     const PassContext context{.ops = &ops_, .rows = &sentences.rows, .seed = 1, .step = 1};
     const StackPass source{.context = context, .work = &source_work_};
     encoder_.Forward(source, source_, encoder_kept_, encoder_segment_);
-    const EncoderOutput encoder_output{
-        .rows = &sentences.rows, .value_RD = source_.operand_RD, .gradient_RD = dmemory_RD_};
-    const StackPass target{.context = context,
-                           .work = &target_work_,
-                           .encoder_output = &encoder_output,
-                           .source_work = &source_work_};
+    const EncoderOutput encoder_output{.rows = &sentences.rows,
+                                       .value_RD = source_.operand_RD,
+                                       .gradient_RD = dencoder_output_RD_,
+                                       .work = &source_work_};
+    StackPass target{.context = context, .work = &target_work_};
+    target.context.encoder_output = &encoder_output;
     decoder_.Forward(target, target_, decoder_kept_, decoder_segment_);
     if (evict) encoder_segment_.held = decoder_segment_.held = -1;
     decoder_.Backward(target, dtarget_RD_, decoder_kept_, decoder_segment_);
-    encoder_.Backward(source, dmemory_RD_, encoder_kept_, encoder_segment_);
+    encoder_.Backward(source, dencoder_output_RD_, encoder_kept_, encoder_segment_);
     return {SecondsNow() - start, static_cast<double>(std::clock() - ticks) / CLOCKS_PER_SEC};
   }
 
@@ -139,14 +139,12 @@ class Candidate {
   RecomputeChoice options_;
   Ops& ops_;
   Workspace source_work_, target_work_;
-  EncoderStack encoder_;
-  DecoderStack decoder_;
-  EncoderStack::Kept encoder_kept_;
-  DecoderStack::Kept decoder_kept_;
-  SegmentWorkspace<EncoderLayer> encoder_segment_;
-  SegmentWorkspace<DecoderLayer> decoder_segment_;
+  LayerStack encoder_, decoder_;
+  KeptPool encoder_pool_, decoder_pool_;
+  LayerStack::Kept encoder_kept_, decoder_kept_;
+  SegmentWorkspace encoder_segment_, decoder_segment_;
   ResidualStream source_, target_;
-  at::Tensor dmemory_RD_, dtarget_RD_;
+  at::Tensor dencoder_output_RD_, dtarget_RD_;
 };
 
 double Median(std::vector<double> v) {

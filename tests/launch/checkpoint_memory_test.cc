@@ -78,7 +78,7 @@ TEST_F(CheckpointMemory, ABarIsShownOnATerminalAndOnlyThere) {
   const ChildOutcome shown = RunChild({"script", "-qec", tool, "/dev/null"});
   EXPECT_EQ(shown.code, 0) << shown.output;
   EXPECT_THAT(shown.output, ::testing::HasSubstr("verify [####"));
-  EXPECT_THAT(shown.output, ::testing::ContainsRegex("100%[^\n]*\n[^\n]*step-00000001: whole"));
+  EXPECT_THAT(shown.output, ::testing::ContainsRegex("100%[^\n]*\n[^\n]*step-00000001: intact"));
   const ChildOutcome piped = RunChild({"bash", "-c", tool});
   EXPECT_EQ(piped.code, 0) << piped.output;
   EXPECT_THAT(piped.output, ::testing::Not(::testing::HasSubstr("%")));

@@ -88,7 +88,7 @@ TEST_F(FullDiskTest, CostsCheckpointsNotStepsAndEndsWithTheCodeOfCheckpoints) {
   const ChildOutcome older = RunChild({DEEPNET_PROGRAM, "checkpoint", "verify", Disk() + "/run"});
   EXPECT_EQ(older.code, 0) << older.output;
   for (const char* step :
-       {"step-00000001: whole", "step-00000002: whole", "step-00000003: whole"}) {
+       {"step-00000001: intact", "step-00000002: intact", "step-00000003: intact"}) {
     EXPECT_THAT(older.output, HasSubstr(step));
   }
   for (const auto& entry : fs::directory_iterator(Disk() + "/run")) {

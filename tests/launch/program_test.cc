@@ -32,13 +32,13 @@ absl::Status RunEcho(const CommandLine& line) {
 
 std::vector<Command> Commands() {
   return {{.name = "echo",
-           .summary = "print a width",
+           .summary = "Print a width.",
            .description = "Only for tests.",
            .spec = SpecUse::kOptional,
            .flags = {{.name = "fail", .value = "HOW", .help = "Fail."}},
            .run = RunEcho},
           {.name = "check",
-           .summary = "check a RunSpec",
+           .summary = "Check a RunSpec.",
            .spec = SpecUse::kRequired,
            .validate = ValidateForTrain,
            .flags = {JsonFlag()},
@@ -61,7 +61,7 @@ TEST(Program, HelpListsTheCommandsAndExitsWithZero) {
   for (const char* word : {"--help", "-h", "help"}) {
     const Outcome outcome = RunWords({word});
     EXPECT_EQ(outcome.code, 0);
-    EXPECT_THAT(outcome.out, HasSubstr("  echo        print a width\n"));
+    EXPECT_THAT(outcome.out, HasSubstr("  echo        Print a width.\n"));
   }
 }
 
@@ -90,7 +90,7 @@ TEST(Program, AnUnknownFlagGetsTheNearestName) {
 TEST(Program, CommandHelpShowsItsFlagsAndTheCommonOnes) {
   const Outcome outcome = RunWords({"echo", "--fail", "x", "--help"});
   EXPECT_EQ(outcome.code, 0);
-  EXPECT_THAT(outcome.out, StartsWith("deepnet echo: print a width.\n\nUsage: deepnet echo "));
+  EXPECT_THAT(outcome.out, StartsWith("deepnet echo: Print a width.\n\nUsage: deepnet echo "));
   for (const char* flag : {"--fail HOW", "--config FILE", "--set FIELD=VALUE", "--root FOLDER"}) {
     EXPECT_THAT(outcome.out, HasSubstr(flag));
   }

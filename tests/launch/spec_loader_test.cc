@@ -373,6 +373,16 @@ TEST_F(SpecLoader, DataTypesHaveTheirShortNames) {
   EXPECT_THAT(Error({}, {"compute.dtype=fp16"}), HasSubstr("'fp16': not here; bfloat16 has"));
 }
 
+TEST(RenamedFields, EachNewNameIsAFieldAndTheOldOneIsNone) {
+  for (const RenamedField& renamed : RenamedFields()) {
+    EXPECT_NE(FindField(*RunSpec::descriptor(), renamed.new_path), nullptr) << renamed.new_path;
+    EXPECT_EQ(FindField(*RunSpec::descriptor(), renamed.old_path), nullptr) << renamed.old_path;
+    const auto run = ReadRunSpec({.sets = {std::string(renamed.old_path) + "=1"}}, RunSpec());
+    EXPECT_THAT(std::string(run.status().message()),
+                HasSubstr(std::string("renamed to '") + renamed.new_path + "'"));
+  }
+}
+
 TEST(ForeignFields, EachNamesAFieldThatExistsOrSaysWhyThereIsNone) {
   for (const ForeignField& foreign : ForeignFields()) {
     const std::string field = foreign.field;

@@ -29,8 +29,8 @@ RehearsalJob SlowEnd(const std::string& schedule, int ranks, int microbatches) {
   job.schedules.push_back(
       *WithTransfers(*MakeNamedSchedule(schedule, shape, job.costs), job.placement));
   const BoundaryTensor tensor{.name = "hidden", .shape = {16}, .dtype = "float32"};
-  job.crossings.assign(ranks, {{tensor}, {tensor}});
-  job.crossings.front() = {};
+  job.stage_messages.assign(ranks, {{tensor}, {tensor}});
+  job.stage_messages.front() = {};
   job.exchange.stages.resize(ranks);
   job.exchange.gradient_bytes.assign(ranks, 0);
   return job;

@@ -15,7 +15,7 @@
 
 #include <gtest/gtest.h>
 
-#include "parallel/base/process_memory.h"
+#include "parallel/base/host.h"
 #include "tests/mpi/mpi_main.h"
 #include "tests/trainer/memory_rig.h"
 

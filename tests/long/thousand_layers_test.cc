@@ -11,7 +11,7 @@
 #include <gtest/gtest.h>
 
 #include "launch/defaults.h"
-#include "parallel/base/process_memory.h"
+#include "parallel/base/host.h"
 #include "proto/report.pb.h"
 #include "trainer/data/prepare.h"
 #include "trainer/trainer.h"

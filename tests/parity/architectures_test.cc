@@ -28,7 +28,7 @@
 #include "trainer/data/corpus.h"
 #include "trainer/data/corpus_batch_source.h"
 #include "trainer/eval/evaluator.h"
-#include "trainer/interop/export.h"
+#include "trainer/interop/interop.h"
 #include "trainer/model/architecture.h"
 #include "trainer/model_loader.h"
 #include "trainer/trainer.h"

@@ -102,7 +102,7 @@ Outcome Train(const std::vector<int>& cuts, int virtual_replicas = 1, int first_
   Outcome outcome;
   for (size_t step = 0; step < cuts.size(); ++step) {
     const StepBatch batch = CutInto(cuts[step], first_ordinal);
-    part.schedule = MakeSingleStage(cuts[step]);
+    part.schedule = *MakeNamedSchedule("single_stage", {.num_microbatches = cuts[step]});
     const auto result =
         RunTrainStep(batch, static_cast<int64_t>(step), static_cast<int64_t>(step) + 1, part);
     EXPECT_TRUE(result.ok()) << result.status();

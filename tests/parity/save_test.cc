@@ -28,7 +28,6 @@
 #include "tests/parity/training_runs.h"
 #include "tests/support/fault_file_system.h"
 #include "trainer/checkpoint/checkpoint.h"
-#include "trainer/stop_requests.h"
 #include "trainer/trainer.h"
 
 namespace deepnet {

@@ -26,7 +26,6 @@
 #include "tests/support/run_ranks.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/model_loader.h"
-#include "trainer/stop_requests.h"
 #include "trainer/trainer.h"
 
 namespace deepnet {

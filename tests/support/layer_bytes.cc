@@ -54,7 +54,7 @@ ActivationBytes KeptBytes(const ModelSpec& model, const MicrobatchSpec& microbat
   ActivationBytes kept;
   AddAttention(model, rows, rows, level == SELECTIVE_GEMM, kept);
   kept.bytes += JoinBytes(model, kind, SublayerKind::kSelfAttention, rows);
-  if (kind == LayerKind::kDecoder && HasMemory(model)) {
+  if (kind == LayerKind::kDecoder && IsEncoderDecoder(model)) {
     AddAttention(model, rows, microbatch.max_source_tokens(), level == SELECTIVE_GEMM, kept);
     kept.bytes += JoinBytes(model, kind, SublayerKind::kCrossAttention, rows);
   }
@@ -84,7 +84,7 @@ int64_t DeferredOperands(const ModelSpec& model, const MicrobatchSpec& microbatc
   const int64_t rows = Rows(microbatch, kind), d = model.d_model(), f = model.ffn_dim();
   // (gradient + input) of q, k, v together; of the output; of both feed-forward products.
   const int64_t self_and_inner = rows * ((3 * d + d) + (d + d) + (f + d) + (d + f));
-  if (kind == LayerKind::kEncoder || !HasMemory(model)) return self_and_inner;
+  if (kind == LayerKind::kEncoder || !IsEncoderDecoder(model)) return self_and_inner;
   // (gradient + input) of q and of the output; the gradient of keys and values.
   return self_and_inner + rows * ((d + d) + (d + d)) + microbatch.max_source_tokens() * 2 * d;
 }

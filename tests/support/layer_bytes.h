@@ -1,5 +1,5 @@
 // What a layer keeps from its forward to its backward pass, level by level, written down a second
-// time: tests hold the Inventory's figures (trainer/model/describe_memory.h) and the bytes that
+// time: tests hold the Inventory's figures (trainer/model/describe.cc) and the bytes that
 // layers allocate to these.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Main memory of this process now; parallel/base/process_memory.h has the peak.
+// Main memory of this process now; parallel/base/host.h has the peak.
 #pragma once
 
 #include <unistd.h>

@@ -114,7 +114,7 @@ PipelineRig::PipelineRig(const ModelSpec& spec, const MicrobatchSpec& capacity, 
                          const Layout& layout, const PipelineOptions& options)
     : layout_(layout),
       whole_(Describe(spec, capacity)),
-      crossings_(
+      stage_messages_(
           MakeStageMessages(whole_, layout.chunk_ends, layout.placement, options.operand_type)) {
   DEEPNET_CHECK_EQ(layout.chunk_ends.back(), static_cast<int>(whole_.layers.size()));
   for (int r = 0; r < layout.placement.NumRanks(); ++r) {
@@ -128,7 +128,7 @@ PipelineRig::Rank PipelineRig::MakeRank(const ModelSpec& spec, const MicrobatchS
                              .label_smoothing = 0.1,
                              .virtual_replicas = options.virtual_replicas,
                              .chunks = {},
-                             .messages = crossings_};
+                             .messages = stage_messages_};
   std::vector<ChunkSpec> chunks;
   std::vector<int> rank_of_layer;
   for (int c = 0, first = 0; c < layout_.placement.NumChunks(); first = layout_.chunk_ends[c++]) {
@@ -187,9 +187,9 @@ void PipelineRig::Send(Boundary from, int chunk, Boundary to, int receiver, int 
   if (!layout_.placement.Crosses(behind)) return;
   const std::vector<Buffer> sent = StageOf(chunk).Buffers(from, chunk, microbatch);
   const std::vector<Buffer> received = StageOf(receiver).Buffers(to, receiver, microbatch);
-  const StageMessages& crossing = crossings_[behind];
+  const StageMessages& messages = stage_messages_[behind];
   DEEPNET_CHECK_EQ(sent.size(),
-                   (from == Boundary::kOutput ? crossing.forward : crossing.backward).size());
+                   (from == Boundary::kOutput ? messages.forward : messages.backward).size());
   DEEPNET_CHECK_EQ(received.size(), sent.size());
   for (size_t i = 0; i < sent.size(); ++i) {
     DEEPNET_CHECK_EQ(sent[i].bytes, received[i].bytes);

@@ -80,7 +80,7 @@ class PipelineRig {
 
   Layout layout_;
   Inventory whole_;
-  std::vector<StageMessages> crossings_;
+  std::vector<StageMessages> stage_messages_;
   std::vector<Rank> ranks_;
   int64_t bytes_sent_ = 0;
 };

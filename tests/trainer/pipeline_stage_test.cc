@@ -98,8 +98,10 @@ Outcome RunLayout(const Case& c, const Layout& layout, const std::vector<Action>
 }
 
 Outcome RunInOnePiece(const Case& c, int replicas) {
-  return RunLayout(c, OneRank(c.NumLayers()), InOneOrder(MakeSingleStage(kMicrobatches), 1),
-                   replicas);
+  return RunLayout(
+      c, OneRank(c.NumLayers()),
+      InOneOrder(*MakeNamedSchedule("single_stage", {.num_microbatches = kMicrobatches}), 1),
+      replicas);
 }
 
 void ExpectEqual(const Outcome& got, const Outcome& expected) {
@@ -279,12 +281,13 @@ TEST(PipelineStage, AStageServesManyStepsWithTheSameBuffers) {
   PipelineRig one(c.spec, TinyCapacity(), *c.ops, OneRank(7), {2, c.operand_type});
   for (int64_t step = 0; step < 3; ++step) {
     rig.Run(c.batch, step, RandomOrder(4, kMicrobatches, true, random));
-    one.Run(c.batch, step, InOneOrder(MakeSingleStage(kMicrobatches), 1));
+    one.Run(c.batch, step,
+            InOneOrder(*MakeNamedSchedule("single_stage", {.num_microbatches = kMicrobatches}), 1));
     ExpectEqual({rig.losses(), rig.Gradients()}, {one.losses(), one.Gradients()});
   }
 }
 
-TEST(PipelineStage, SendsWhatTheCrossingsSay) {
+TEST(PipelineStage, SendsWhatTheStageMessagesSay) {
   for (const Arithmetic arithmetic : {Arithmetic::kNativeBfloat16, Arithmetic::kNativeFloat32}) {
     const Case c = MakeCase(Spec(DEEPNORM, TIE_ALL, 2, 2), arithmetic);
     std::mt19937 random(2);
@@ -295,10 +298,10 @@ TEST(PipelineStage, SendsWhatTheCrossingsSay) {
       PipelineRig rig(c.spec, TinyCapacity(), *c.ops, layout, {1, c.operand_type});
       rig.Run(c.batch, kStep, RandomOrder(chunks, kMicrobatches, false, random));
       int64_t bytes = 0;
-      for (const StageMessages& crossing :
+      for (const StageMessages& messages :
            MakeStageMessages(Describe(c.spec, TinyCapacity()), layout.chunk_ends, layout.placement,
                              c.operand_type)) {
-        bytes += BytesOf(crossing.forward) + BytesOf(crossing.backward);
+        bytes += BytesOf(messages.forward) + BytesOf(messages.backward);
       }
       EXPECT_EQ(rig.bytes_sent(), bytes * kMicrobatches);
     }

@@ -1,10 +1,9 @@
-#include "trainer/stop_requests.h"
-
 #include <atomic>
 
 #include <gtest/gtest.h>
 
 #include "parallel/base/clock.h"
+#include "trainer/trainer.h"
 
 namespace deepnet {
 namespace {

@@ -16,13 +16,12 @@
 #include <bit>
 #include <cstddef>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
-#include <tuple>
 #include <utility>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -31,7 +30,6 @@
 #include "absl/strings/strip.h"
 
 #include "parallel/base/check.h"
-#include "parallel/base/crc32c.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/checkpoint/format.h"
 
@@ -42,49 +40,20 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "tensor files are little-endian");
 
-// Gathers bytes into blocks, writes each with one call, and adds its checksum to `description`.
-class BlockWriter {
- public:
-  BlockWriter(AppendFile& file, int64_t block_bytes, ShardFile& description)
-      : file_(file), block_bytes_(static_cast<size_t>(block_bytes)), description_(description) {}
-
-  absl::Status Append(std::string_view bytes) {
-    description_.set_bytes(description_.bytes() + static_cast<int64_t>(bytes.size()));
-    while (!bytes.empty()) {
-      const size_t taken = std::min(bytes.size(), block_bytes_ - block_.size());
-      block_.append(bytes.substr(0, taken));
-      bytes.remove_prefix(taken);
-      if (block_.size() == block_bytes_) RETURN_IF_ERROR(Flush());
-    }
-    return absl::OkStatus();
-  }
-
-  // Writes the last block, which may be shorter.
-  absl::Status Finish() { return block_.empty() ? absl::OkStatus() : Flush(); }
-
- private:
-  absl::Status Flush() {
-    description_.add_block_crc32c(Crc32c(block_));
-    RETURN_IF_ERROR(file_.Append(block_));
-    block_.clear();
-    return absl::OkStatus();
-  }
-
-  AppendFile& file_;
-  const size_t block_bytes_;
-  ShardFile& description_;
-  std::string block_;
-};
+// Stops the program unless the run lies within its tensor.
+template <typename Element>
+void CheckRun(const TensorRun<Element>& tensor) {
+  const int64_t end = tensor.first_element + static_cast<int64_t>(tensor.data.size());
+  DEEPNET_CHECK(tensor.first_element >= 0 && end <= NumElements(tensor.shape))
+      << tensor.name << ": elements " << tensor.first_element << " to " << end << " of "
+      << NumElements(tensor.shape);
+}
 
 void CheckTensors(std::span<const NamedTensor> tensors) {
   std::set<std::pair<std::string_view, int64_t>> seen;
   for (const NamedTensor& tensor : tensors) {
-    int64_t elements = 1;
-    for (const int64_t size : tensor.shape) elements *= size;
-    const int64_t end = tensor.first_element + static_cast<int64_t>(tensor.data.size());
-    DEEPNET_CHECK(tensor.first_element >= 0 && !tensor.data.empty() && end <= elements)
-        << tensor.name << ": elements " << tensor.first_element << " to " << end << " of "
-        << elements;
+    CheckRun(tensor);
+    DEEPNET_CHECK(!tensor.data.empty()) << tensor.name << " has no elements";
     DEEPNET_CHECK(seen.emplace(tensor.name, tensor.first_element).second)
         << tensor.name << " is given twice";
   }
@@ -117,14 +86,6 @@ absl::StatusOr<ShardFile> WriteTensors(FileSystem& fs, const std::string& folder
   RETURN_IF_ERROR(file->Sync());
   RETURN_IF_ERROR(file->Close());
   return description;
-}
-
-absl::Status WriteManifest(FileSystem& fs, const std::string& folder, const Manifest& manifest) {
-  ASSIGN_OR_RETURN(const std::unique_ptr<AppendFile> file,
-                   fs.OpenForAppend(JoinPath(folder, kManifestFile)));
-  RETURN_IF_ERROR(file->Append(SerializeManifest(manifest)));
-  RETURN_IF_ERROR(file->Sync());
-  return file->Close();
 }
 
 // Deletes what saves and deletions that were cut short have left.
@@ -165,8 +126,13 @@ std::string TemporaryFolder(const std::string& run_folder, int64_t step) {
 
 absl::Status Commit(FileSystem& fs, const std::string& run_folder, const Manifest& manifest) {
   const std::string temporary = TemporaryFolder(run_folder, manifest.step());
-  RETURN_IF_ERROR(ParseManifest(SerializeManifest(manifest)).status());
-  RETURN_IF_ERROR(WriteManifest(fs, temporary, manifest));
+  const std::string bytes = SerializeManifest(manifest);
+  RETURN_IF_ERROR(ParseManifest(bytes).status());
+  ASSIGN_OR_RETURN(const std::unique_ptr<AppendFile> file,
+                   fs.OpenForAppend(JoinPath(temporary, kManifestFile)));
+  RETURN_IF_ERROR(file->Append(bytes));
+  RETURN_IF_ERROR(file->Sync());
+  RETURN_IF_ERROR(file->Close());
   RETURN_IF_ERROR(fs.SyncFolder(temporary));
   RETURN_IF_ERROR(
       Publish(fs, run_folder, temporary, JoinPath(run_folder, CheckpointName(manifest.step()))));
@@ -214,10 +180,7 @@ using Wanted = std::multimap<std::string_view, const MutableNamedTensor*>;
 Wanted IndexByName(std::span<const MutableNamedTensor> tensors) {
   Wanted wanted;
   for (const MutableNamedTensor& tensor : tensors) {
-    int64_t elements = 1;
-    for (const int64_t size : tensor.shape) elements *= size;
-    const int64_t end = tensor.first_element + static_cast<int64_t>(tensor.data.size());
-    DEEPNET_CHECK(tensor.first_element >= 0 && end <= elements) << tensor.name;
+    CheckRun(tensor);
     wanted.emplace(tensor.name, &tensor);
   }
   return wanted;
@@ -250,29 +213,25 @@ absl::Status CheckWanted(const Manifest& manifest, Wanted wanted) {
                                           " is not stored there"));
 }
 
-// Returns the part of `extent` that belongs to `wanted`; empty (begin >= end) if none does.
-Piece Overlap(const TensorExtent& extent, const MutableNamedTensor& wanted) {
-  const int64_t begin = std::max(extent.first_element(), wanted.first_element);
-  const int64_t end = std::min(extent.first_element() + extent.num_elements(),
-                               wanted.first_element + static_cast<int64_t>(wanted.data.size()));
-  if (begin >= end) return {0, 0, nullptr};
-  return {extent.offset() + (begin - extent.first_element()) * kElementBytes,
-          extent.offset() + (end - extent.first_element()) * kElementBytes,
-          reinterpret_cast<char*>(wanted.data.data() + (begin - wanted.first_element))};
-}
-
 // Returns what to read of one file, ascending and disjoint.
 std::vector<Piece> PiecesOf(const ShardFile& file, const Wanted& wanted) {
   std::vector<Piece> pieces;
   for (const TensorExtent& extent : file.extents()) {
-    const auto [begin, end] = wanted.equal_range(extent.name());
-    for (auto found = begin; found != end; ++found) {
-      const Piece piece = Overlap(extent, *found->second);
-      if (piece.begin < piece.end) pieces.push_back(piece);
+    const int64_t first = extent.first_element();
+    const auto [found_begin, found_end] = wanted.equal_range(extent.name());
+    for (auto found = found_begin; found != found_end; ++found) {
+      const MutableNamedTensor& tensor = *found->second;
+      const int64_t begin = std::max(first, tensor.first_element);
+      const int64_t end = std::min(first + extent.num_elements(),
+                                   tensor.first_element + static_cast<int64_t>(tensor.data.size()));
+      if (begin >= end) continue;
+      pieces.push_back(
+          {extent.offset() + (begin - first) * kElementBytes,
+           extent.offset() + (end - first) * kElementBytes,
+           reinterpret_cast<char*>(tensor.data.data() + (begin - tensor.first_element))});
     }
   }
-  std::sort(pieces.begin(), pieces.end(),
-            [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
+  std::ranges::sort(pieces, {}, &Piece::begin);
   return pieces;
 }
 
@@ -288,9 +247,7 @@ struct Candidate {
   bool current;
   std::string name;
 
-  bool operator>(const Candidate& other) const {
-    return std::tie(step, current) > std::tie(other.step, other.current);
-  }
+  auto operator<=>(const Candidate&) const = default;
 };
 
 // Returns the candidates, best first, and adds a note for each unfinished one.
@@ -328,9 +285,8 @@ absl::StatusOr<Manifest> ReadVerified(FileSystem& fs, const std::string& folder,
 
 absl::StatusOr<int64_t> ReadPointerFile(FileSystem& fs, const std::string& path) {
   ASSIGN_OR_RETURN(const std::string contents, ReadWholeFile(fs, path, kMaxPointerBytes));
-  const std::optional<int64_t> step =
-      StepOfCheckpointName(std::string(absl::StripSuffix(contents, "\n")));
-  if (step.has_value()) return *step;
+  const std::string name(absl::StripSuffix(contents, "\n"));
+  if (const std::optional<int64_t> step = StepOfCheckpointName(name)) return *step;
   return absl::DataLossError("it does not name a checkpoint, such as step-00000010");
 }
 
@@ -353,11 +309,10 @@ absl::StatusOr<ShardFile> WriteShard(FileSystem& fs, const std::string& run_fold
                                      std::span<const NamedTensor> tensors) {
   DEEPNET_CHECK(step >= 0 && block_bytes >= 0 && block_bytes <= kMaxBlockBytes);
   CheckTensors(tensors);
-  absl::StatusOr<ShardFile> file =
+  return CheckpointError(
       WriteTensors(fs, TemporaryFolder(run_folder, step), TensorFileName(writer, num_writers),
-                   BlockBytes(block_bytes), tensors);
-  if (!file.ok()) return CheckpointError(file.status(), Context(run_folder, step));
-  return file;
+                   BlockBytes(block_bytes), tensors),
+      Context(run_folder, step));
 }
 
 absl::Status CommitCheckpoint(FileSystem& fs, const std::string& run_folder, Manifest manifest) {
@@ -366,27 +321,13 @@ absl::Status CommitCheckpoint(FileSystem& fs, const std::string& run_folder, Man
   return CheckpointError(Commit(fs, run_folder, manifest), Context(run_folder, manifest.step()));
 }
 
-absl::Status SaveCheckpoint(FileSystem& fs, const std::string& run_folder, Manifest manifest,
-                            std::span<const NamedTensor> tensors) {
-  DEEPNET_CHECK(manifest.files().empty());
-  RETURN_IF_ERROR(BeginCheckpoint(fs, run_folder, manifest.step()));
-  ASSIGN_OR_RETURN(*manifest.add_files(), WriteShard(fs, run_folder, manifest.step(), 0, 1,
-                                                     manifest.block_bytes(), tensors));
-  return CommitCheckpoint(fs, run_folder, std::move(manifest));
-}
-
 absl::StatusOr<Manifest> ReadManifest(FileSystem& fs, const std::string& checkpoint_folder) {
   const std::string path = JoinPath(checkpoint_folder, kManifestFile);
-  const absl::StatusOr<std::string> bytes = ReadWholeFile(fs, path, kMaxManifestBytes);
-  if (!bytes.ok()) {
-    return CheckpointError(bytes.status(),
-                           absl::StrCat("'", checkpoint_folder, "' is no complete checkpoint"));
-  }
-  absl::StatusOr<Manifest> manifest = ParseManifest(*bytes);
-  if (!manifest.ok()) {
-    return CheckpointError(manifest.status(), absl::StrCat("'", path, "' is damaged or foreign"));
-  }
-  return manifest;
+  ASSIGN_OR_RETURN(
+      const std::string bytes,
+      CheckpointError(ReadWholeFile(fs, path, kMaxManifestBytes),
+                      absl::StrCat("'", checkpoint_folder, "' is no complete checkpoint")));
+  return CheckpointError(ParseManifest(bytes), absl::StrCat("'", path, "' is damaged or foreign"));
 }
 
 absl::Status ReadTensors(FileSystem& fs, const std::string& checkpoint_folder,
@@ -405,13 +346,14 @@ absl::Status ReadTensors(FileSystem& fs, const std::string& checkpoint_folder,
 }
 
 absl::Status VerifyTensors(FileSystem& fs, const std::string& checkpoint_folder,
-                           const Manifest& manifest) {
+                           const Manifest& manifest, const std::atomic<bool>* cancel) {
   const std::string context = absl::StrCat("verifying checkpoint '", checkpoint_folder, "'");
   for (const ShardFile& file : manifest.files()) {
     BlockReader reader(fs, JoinPath(checkpoint_folder, file.file()), file, manifest.block_bytes());
     RETURN_IF_ERROR(CheckpointError(reader.CheckSize(), context));
     for (int64_t block = 0; block < reader.num_blocks(); ++block) {
-      RETURN_IF_ERROR(CheckpointError(reader.Verify(block), context));
+      if (cancel != nullptr && *cancel) return absl::OkStatus();
+      RETURN_IF_ERROR(CheckpointError(reader.Read(block), context));
     }
   }
   return absl::OkStatus();
@@ -420,14 +362,11 @@ absl::Status VerifyTensors(FileSystem& fs, const std::string& checkpoint_folder,
 std::string CheckpointName(int64_t step) { return absl::StrFormat("%s%08d", kStepPrefix, step); }
 
 std::optional<int64_t> StepOfCheckpointName(std::string_view name) {
-  const std::string_view prefix = kStepPrefix;
-  if (name.substr(0, prefix.size()) != prefix) return std::nullopt;
-  const std::string digits(name.substr(prefix.size()));
+  if (!name.starts_with(kStepPrefix)) return std::nullopt;
   int64_t step = 0;
-  const bool is_number = std::all_of(digits.begin(), digits.end(), absl::ascii_isdigit) &&
-                         absl::SimpleAtoi(digits, &step);
-  if (!is_number || CheckpointName(step) != name) return std::nullopt;
-  return step;
+  const std::string digits(name.substr(sizeof(kStepPrefix) - 1));
+  const bool is_step = absl::SimpleAtoi(digits, &step) && step >= 0 && CheckpointName(step) == name;
+  return is_step ? std::optional(step) : std::nullopt;
 }
 
 absl::Status SetPointer(FileSystem& fs, const std::string& run_folder, const std::string& pointer,
@@ -440,9 +379,7 @@ absl::Status SetPointer(FileSystem& fs, const std::string& run_folder, const std
 absl::StatusOr<int64_t> GetPointer(FileSystem& fs, const std::string& run_folder,
                                    const std::string& pointer) {
   const std::string path = JoinPath(run_folder, pointer);
-  absl::StatusOr<int64_t> step = ReadPointerFile(fs, path);
-  if (!step.ok()) return CheckpointError(step.status(), absl::StrCat("pointer '", path, "'"));
-  return step;
+  return CheckpointError(ReadPointerFile(fs, path), absl::StrCat("pointer '", path, "'"));
 }
 
 absl::StatusOr<std::optional<FoundCheckpoint>> FindLatest(FileSystem& fs,
@@ -468,13 +405,12 @@ absl::StatusOr<std::optional<FoundCheckpoint>> FindLatest(FileSystem& fs,
 
 absl::StatusOr<std::string> ResolveCheckpoint(FileSystem& fs, const std::string& path) {
   const std::string context = absl::StrCat("checkpoint '", path, "'");
-  const absl::StatusOr<bool> is_checkpoint = fs.Exists(JoinPath(path, kManifestFile));
-  if (!is_checkpoint.ok()) return CheckpointError(is_checkpoint.status(), context);
-  if (*is_checkpoint) return path;
+  ASSIGN_OR_RETURN(const bool is_checkpoint,
+                   CheckpointError(fs.Exists(JoinPath(path, kManifestFile)), context));
+  if (is_checkpoint) return path;
   if (!fs.List(path).ok()) {
-    const absl::StatusOr<int64_t> step = ReadPointerFile(fs, path);
-    if (!step.ok()) return CheckpointError(step.status(), context);
-    return JoinPath(ParentFolder(path), CheckpointName(*step));
+    ASSIGN_OR_RETURN(const int64_t step, CheckpointError(ReadPointerFile(fs, path), context));
+    return JoinPath(ParentFolder(path), CheckpointName(step));
   }
   ASSIGN_OR_RETURN(const std::optional<FoundCheckpoint> latest, FindLatest(fs, path));
   if (latest.has_value()) return latest->folder;

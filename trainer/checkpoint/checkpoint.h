@@ -10,13 +10,16 @@
 // Nothing here knows how a run is laid out over ranks: tensors have their parameters' names and
 // shapes. Every error carries ExitCode::kCheckpoint and names the file.
 //
-// Example:
-//   RETURN_IF_ERROR(SaveCheckpoint(fs, "run", manifest, tensors));
+// Example, saving alone and reading:
+//   RETURN_IF_ERROR(BeginCheckpoint(fs, "run", step));
+//   ASSIGN_OR_RETURN(*manifest.add_files(), WriteShard(fs, "run", step, 0, 1, 0, tensors));
+//   RETURN_IF_ERROR(CommitCheckpoint(fs, "run", manifest));
 //   ...
 //   ASSIGN_OR_RETURN(const std::optional<FoundCheckpoint> found, FindLatest(fs, "run"));
 //   if (found) RETURN_IF_ERROR(ReadTensors(fs, found->folder, found->manifest, into));
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -37,35 +40,28 @@ inline constexpr char kWeightPrefix[] = "weight/";
 inline constexpr char kMoment1Prefix[] = "moment1/";
 inline constexpr char kMoment2Prefix[] = "moment2/";
 
-// A tensor to be written: all of its row-major elements, or a run of them.
-struct NamedTensor {
+// All of a tensor's row-major elements, or a run of them.
+template <typename Element>
+struct TensorRun {
   std::string name;            // with its prefix, "weight/encoder.layers.0.fc1.weight"
   std::vector<int64_t> shape;  // of the complete tensor, all > 0
-  std::span<const float> data;
+  std::span<Element> data;
   int64_t first_element = 0;  // where `data` begins, in the tensor's own order
 };
 
-// A tensor to be filled, or a run of its elements.
-struct MutableNamedTensor {
-  std::string name;
-  std::vector<int64_t> shape;
-  std::span<float> data;
-  int64_t first_element = 0;
-};
+using NamedTensor = TensorRun<const float>;   // to be written
+using MutableNamedTensor = TensorRun<float>;  // to be filled
 
-// Writes the checkpoint of `manifest.step()` into `run_folder` (made if missing) and points
-// `latest` at it. `manifest` comes without files; its block_bytes, if 0, becomes 16 MiB. When this
-// returns OK the checkpoint is durable; when it fails, or the machine does, every earlier
-// checkpoint is as it was. A checkpoint of the same step is replaced. Removes what an interrupted
-// save left. One writer per run. Holds one block of memory besides `tensors`.
-absl::Status SaveCheckpoint(FileSystem& fs, const std::string& run_folder, Manifest manifest,
-                            std::span<const NamedTensor> tensors);
-
-// SaveCheckpoint() by several writers, a rank each: one calls BeginCheckpoint; when it has
+// A checkpoint is saved by several writers, a rank each: one calls BeginCheckpoint; when it has
 // returned, each of `num_writers` calls WriteShard with its own part, in any order, at the same
 // time; when all have returned, one calls CommitCheckpoint with their ShardFiles in manifest.files,
 // in the order of the writers. The parts must make every tensor exactly once (CommitCheckpoint
-// refuses others). Between the calls nothing exists but a temporary folder.
+// refuses others). `block_bytes` is that of the manifest; 0 stands for 16 MiB. A writer holds 1 MiB
+// besides `tensors`. One save at a time in a run.
+//
+// Between the calls nothing exists but a temporary folder. When CommitCheckpoint returns OK, the
+// checkpoint is durable and `latest` points at it; when it fails, or the machine does, every
+// earlier checkpoint is as it was. A checkpoint of the same step is replaced.
 //
 // BeginCheckpoint is RemoveUnfinished and the folder; WriteShard makes the folder where it is
 // missing, so that writers who know that nothing unfinished is there need not wait for anybody.
@@ -89,9 +85,10 @@ absl::StatusOr<Manifest> ReadManifest(FileSystem& fs, const std::string& checkpo
 absl::Status ReadTensors(FileSystem& fs, const std::string& checkpoint_folder,
                          const Manifest& manifest, std::span<const MutableNamedTensor> tensors);
 
-// Reads all files and compares every size and checksum.
+// Reads all files and compares every size and checksum. Ends early, with OK, soon after `*cancel`
+// becomes true.
 absl::Status VerifyTensors(FileSystem& fs, const std::string& checkpoint_folder,
-                           const Manifest& manifest);
+                           const Manifest& manifest, const std::atomic<bool>* cancel = nullptr);
 
 // A complete checkpoint.
 struct FoundCheckpoint {

@@ -3,7 +3,6 @@
 #include "trainer/checkpoint/compatibility.h"
 
 #include <set>
-#include <string_view>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -14,7 +13,7 @@
 #include <google/protobuf/util/message_differencer.h>
 
 #include "parallel/base/check.h"
-#include "parallel/base/exit_code.h"
+#include "trainer/checkpoint/format.h"
 
 namespace deepnet {
 namespace {
@@ -38,6 +37,14 @@ std::string ValueText(const Message& message, const FieldDescriptor& field) {
     values.push_back(text);
   }
   return absl::StrCat("[", absl::StrJoin(values, ", "), "]");
+}
+
+void AddDifference(const std::string& what, const std::string& saved, const std::string& now,
+                   std::vector<std::string>& differences) {
+  if (saved == now) return;
+  differences.push_back(absl::StrCat(what, " is ", saved.empty() ? "none" : saved,
+                                     " in the checkpoint and ", now.empty() ? "none" : now,
+                                     " in this run"));
 }
 
 // Adds a sentence to `differences` for every field of `names` (all fields if that is empty) but
@@ -64,14 +71,6 @@ void CompareFields(const std::string& path, const Message& saved, const Message&
   }
 }
 
-void CompareHash(const std::string& what, const std::string& saved, const std::string& now,
-                 std::vector<std::string>& differences) {
-  if (saved == now) return;
-  differences.push_back(absl::StrCat(what, " is ", saved.empty() ? "none" : saved,
-                                     " in the checkpoint and ", now.empty() ? "none" : now,
-                                     " in this run"));
-}
-
 }  // namespace
 
 absl::Status CheckSameRun(const Manifest& manifest, const RunIdentity& identity,
@@ -86,17 +85,15 @@ absl::Status CheckSameRun(const Manifest& manifest, const RunIdentity& identity,
                 {}, differences);
   CompareFields("optim.", saved.optim(), run.optim(), {"optimizer", "virtual_replicas"}, {},
                 differences);
-  CompareHash("the hash of parameters' names and shapes", manifest.inventory_hash(),
-              identity.inventory_hash, differences);
-  CompareHash("the corpus's content hash", manifest.corpus_hash(), identity.corpus_hash,
-              differences);
-  CompareHash("the tokenizer's content hash", manifest.tokenizer_hash(), identity.tokenizer_hash,
-              differences);
+  AddDifference("the hash of parameters' names and shapes", manifest.inventory_hash(),
+                identity.inventory_hash, differences);
+  AddDifference("the corpus's content hash", manifest.corpus_hash(), identity.corpus_hash,
+                differences);
+  AddDifference("the tokenizer's content hash", manifest.tokenizer_hash(), identity.tokenizer_hash,
+                differences);
   if (differences.empty()) return absl::OkStatus();
-  return WithExitCode(absl::FailedPreconditionError(
-                          absl::StrCat("the checkpoint of step ", manifest.step(),
-                                       " is of another run: ", absl::StrJoin(differences, "; "))),
-                      ExitCode::kCheckpoint);
+  return CheckpointRefused(absl::StrCat("the checkpoint of step ", manifest.step(),
+                                        " is of another run: ", absl::StrJoin(differences, "; ")));
 }
 
 }  // namespace deepnet

@@ -49,6 +49,43 @@ absl::StatusOr<Manifest> ParseManifest(std::string_view bytes);
 // Returns `status` with ExitCode::kCheckpoint and `context` before its text.
 absl::Status CheckpointError(const absl::Status& status, const std::string& context);
 
+// The same of a result: a value stays as it is.
+template <typename Value>
+absl::StatusOr<Value> CheckpointError(absl::StatusOr<Value> result, const std::string& context) {
+  if (!result.ok()) return CheckpointError(result.status(), context);
+  return result;
+}
+
+// Returns FAILED_PRECONDITION with ExitCode::kCheckpoint.
+absl::Status CheckpointRefused(const std::string& text);
+
+// Returns the product of the sizes.
+int64_t NumElements(std::span<const int64_t> shape);
+
+// Writes a tensor file block by block, and adds bytes and checksums to its description.
+class BlockWriter {
+ public:
+  // `file` and `description` are borrowed.
+  BlockWriter(AppendFile& file, int64_t block_bytes, ShardFile& description)
+      : file_(file), block_bytes_(static_cast<size_t>(block_bytes)), description_(description) {}
+
+  absl::Status Append(std::string_view bytes);
+
+  // Completes the last block, which may be shorter.
+  absl::Status Finish();
+
+ private:
+  absl::Status Write(std::string_view bytes);
+  void EndBlock();
+
+  AppendFile& file_;
+  const size_t block_bytes_;
+  ShardFile& description_;
+  std::string buffer_;        // not yet written, at most 1 MiB
+  uint32_t block_crc_ = 0;    // of what the current block has in the file
+  size_t block_written_ = 0;  // how many bytes that is
+};
+
 // Reads one tensor file of a checkpoint in blocks, and compares each with its checksum.
 //
 // Damage is kDataLoss, and its text names file, block, bytes and a tensor; a file system's own
@@ -65,15 +102,11 @@ class BlockReader {
   int64_t Begin(int64_t block) const { return block * block_bytes_; }  // bytes in the file
   int64_t End(int64_t block) const;
 
-  // Fills `into`, which is as long as the block. Its contents are undefined after an error.
-  absl::Status Read(int64_t block, std::span<char> into);
-
-  // Compares a block's checksum. Holds 1 MiB, however long the block.
-  absl::Status Verify(int64_t block);
+  // Fills `into`, which is as long as the block; its contents are undefined after an error. Where
+  // it is empty, only the checksum is compared: that takes 1 MiB, however long the block.
+  absl::Status Read(int64_t block, std::span<char> into = {});
 
  private:
-  absl::Status Compare(int64_t block, int64_t bytes_read, uint32_t checksum) const;
-
   FileSystem& fs_;
   const std::string path_;
   const ShardFile& file_;

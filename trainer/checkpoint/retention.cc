@@ -15,8 +15,6 @@
 namespace deepnet {
 namespace {
 
-bool IsSet(const std::atomic<bool>* flag) { return flag != nullptr && *flag; }
-
 // Under its temporary name it is no checkpoint any more, whatever is still in it.
 absl::Status DeleteCheckpoint(FileSystem& fs, const std::string& run_folder, int64_t step) {
   const std::string folder = JoinPath(run_folder, CheckpointName(step));
@@ -24,21 +22,6 @@ absl::Status DeleteCheckpoint(FileSystem& fs, const std::string& run_folder, int
   RETURN_IF_ERROR(fs.Rename(folder, temporary));
   RETURN_IF_ERROR(fs.SyncFolder(run_folder));
   return DeleteTree(fs, temporary);
-}
-
-// Verifies file by file, so that it can stop between two of them.
-absl::Status VerifyUnless(const std::atomic<bool>* cancel, FileSystem& fs,
-                          const std::string& folder) {
-  ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(fs, folder));
-  google::protobuf::RepeatedPtrField<ShardFile> files;
-  files.Swap(manifest.mutable_files());
-  for (ShardFile& file : files) {
-    if (IsSet(cancel)) return absl::OkStatus();
-    manifest.clear_files();
-    manifest.add_files()->Swap(&file);
-    RETURN_IF_ERROR(VerifyTensors(fs, folder, manifest));
-  }
-  return absl::OkStatus();
 }
 
 // The checkpoints of a run, by step.
@@ -71,9 +54,11 @@ absl::Status DeleteOld(FileSystem& fs, const std::string& run_folder, int keep_l
   ASSIGN_OR_RETURN(const Retention found, FindOld(fs, run_folder, keep_latest, keep_every_steps));
   if (found.old.empty()) return absl::OkStatus();
   const int64_t newest = *std::max_element(found.all.begin(), found.all.end());
-  RETURN_IF_ERROR(VerifyUnless(cancel, fs, JoinPath(run_folder, CheckpointName(newest))));
+  const std::string folder = JoinPath(run_folder, CheckpointName(newest));
+  ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(fs, folder));
+  RETURN_IF_ERROR(VerifyTensors(fs, folder, manifest, cancel));
   for (const int64_t step : found.old) {
-    if (IsSet(cancel)) break;
+    if (cancel != nullptr && *cancel) break;
     RETURN_IF_ERROR(DeleteCheckpoint(fs, run_folder, step));
   }
   return absl::OkStatus();

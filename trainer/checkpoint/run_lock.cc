@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <filesystem>
 #include <fstream>
 #include <random>
 #include <sstream>
@@ -32,9 +33,8 @@ std::string FirstLine(const std::string& file) {
 
 // "pid:[4026531836]"; empty where the system does not say.
 std::string PidNamespace() {
-  char name[64];
-  const ssize_t length = readlink("/proc/self/ns/pid", name, sizeof(name));
-  return length > 0 ? std::string(name, static_cast<size_t>(length)) : "";
+  std::error_code ignored;
+  return std::filesystem::read_symlink("/proc/self/ns/pid", ignored).string();
 }
 
 struct Process {
@@ -88,9 +88,8 @@ absl::StatusOr<Found> Look(FileSystem& fs, const std::string& path) {
 }
 
 absl::Status InUse(const std::string& path, const std::string& what) {
-  return WithExitCode(absl::AlreadyExistsError(absl::StrCat("the run folder is in use: ", what,
-                                                            " holds its lock '", path, "'")),
-                      ExitCode::kCheckpoint);
+  return absl::AlreadyExistsError(
+      absl::StrCat("the run folder is in use: ", what, " holds its lock '", path, "'"));
 }
 
 class Taker {
@@ -131,14 +130,14 @@ class Taker {
     const OwnerState state = readable ? options_.state_of(found.owner) : OwnerState::kUnknown;
     if (state == OwnerState::kRuns) return InUse(path_, name);
     if (state == OwnerState::kGone) {
-      Note(absl::StrCat(name, " is gone; its lock is taken over"));
+      options_.note(absl::StrCat(name, " is gone; its lock is taken over"));
       return absl::OkStatus();
     }
     const absl::Duration beat = std::max(std::min(options_.beat, absl::Seconds(10)),
                                          absl::Seconds(found.owner.beat_seconds()));
-    Note(absl::StrCat("the run folder is locked by ", name, "; watching for ",
-                      absl::FormatDuration(options_.missed_beats * beat),
-                      " whether that is still alive"));
+    options_.note(absl::StrCat("the run folder is locked by ", name, "; watching for ",
+                               absl::FormatDuration(options_.missed_beats * beat),
+                               " whether that is still alive"));
     for (int missed = 0; missed < options_.missed_beats; ++missed) {
       options_.wait(beat);
       const absl::StatusOr<Found> now = Look(fs_, path_);
@@ -146,8 +145,8 @@ class Taker {
       RETURN_IF_ERROR(now.status());
       if (now->contents != found.contents) return InUse(path_, NameOwner(now->owner));
     }
-    Note(absl::StrCat(name, " has missed ", options_.missed_beats,
-                      " beats; its lock is taken over"));
+    options_.note(absl::StrCat(name, " has missed ", options_.missed_beats,
+                               " beats; its lock is taken over"));
     return absl::OkStatus();
   }
 
@@ -164,10 +163,6 @@ class Taker {
       RETURN_IF_ERROR(fs_.Rename(path_, claim));
     }
     return fs_.Delete(claim);
-  }
-
-  void Note(const std::string& sentence) const {
-    if (options_.note) options_.note(sentence);
   }
 
   FileSystem& fs_;
@@ -218,14 +213,12 @@ absl::StatusOr<std::unique_ptr<RunLock>> RunLock::Acquire(FileSystem& fs,
   if (options.beat < absl::InfiniteDuration()) {
     owner.set_beat_seconds(absl::ToDoubleSeconds(options.beat));
   }
-  const auto take = [&]() -> absl::StatusOr<std::unique_ptr<AppendFile>> {
-    RETURN_IF_ERROR(fs.MakeFolder(run_folder));
-    return Taker(fs, path, owner, options).Take();
-  };
-  absl::StatusOr<std::unique_ptr<AppendFile>> file = take();
-  if (!file.ok()) return CheckpointError(file.status(), absl::StrCat("'", run_folder, "'"));
+  const std::string context = absl::StrCat("'", run_folder, "'");
+  RETURN_IF_ERROR(CheckpointError(fs.MakeFolder(run_folder), context));
+  ASSIGN_OR_RETURN(std::unique_ptr<AppendFile> file,
+                   CheckpointError(Taker(fs, path, owner, options).Take(), context));
   return std::unique_ptr<RunLock>(
-      new RunLock(fs, path, *std::move(file), std::move(owner), options));
+      new RunLock(fs, path, std::move(file), std::move(owner), options));
 }
 
 RunLock::RunLock(FileSystem& fs, std::string path, std::unique_ptr<AppendFile> file, RunOwner owner,

@@ -56,7 +56,7 @@ struct RunLockOptions {
   int missed_beats = 6;                     // an owner that misses so many counts as dead
   std::function<void(absl::Duration)> wait = absl::SleepFor;  // between two looks at a lock
   std::function<OwnerState(const RunOwner&)> state_of = StateOfOwner;
-  std::function<void(const std::string&)> note;  // takes a sentence for people; may be empty
+  std::function<void(const std::string&)> note = [](const std::string&) {};  // takes a sentence
 };
 
 class RunLock {

@@ -2,10 +2,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <optional>
-
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 
 #include "parallel/base/check.h"
 #include "parallel/base/philox.h"
@@ -43,8 +39,14 @@ std::vector<int> LongestFirst(std::span<const PairSize> pairs, const Capacity& c
   return order;
 }
 
-void AppendPositions(size_t count, PackedSide* side) {
-  for (size_t i = 0; i < count; ++i) side->positions.push_back(static_cast<uint32_t>(i));
+// Closes a sentence of which the tokens were appended.
+void EndSentence(uint32_t ordinal, PackedSide* side, std::vector<uint32_t>* pairs) {
+  const auto end = static_cast<int32_t>(side->tokens.size());
+  for (int32_t i = side->offsets.back(); i < end; ++i) {
+    side->positions.push_back(static_cast<uint32_t>(i - side->offsets.back()));
+  }
+  side->offsets.push_back(end);
+  pairs->resize(side->tokens.size(), ordinal);
 }
 
 void Pad(int32_t capacity, int32_t sentences, PackedSide* side) {
@@ -131,9 +133,7 @@ void MicrobatchBuilder::Add(uint32_t ordinal, const EncodedPair& pair) {
                                << pair.labels.size() << " positions";
   PackedSide& source = batch_.source;
   source.tokens.insert(source.tokens.end(), pair.source.begin(), pair.source.end());
-  source.offsets.push_back(static_cast<int32_t>(source.tokens.size()));
-  AppendPositions(pair.source.size(), &source);
-  batch_.source_pairs.resize(source.tokens.size(), ordinal);
+  EndSentence(ordinal, &source, &batch_.source_pairs);
 
   PackedSide& target = batch_.target;
   if (pair.input.empty()) {
@@ -143,10 +143,8 @@ void MicrobatchBuilder::Add(uint32_t ordinal, const EncodedPair& pair) {
     DEEPNET_CHECK_EQ(pair.input.size(), pair.labels.size());
     target.tokens.insert(target.tokens.end(), pair.input.begin(), pair.input.end());
   }
-  target.offsets.push_back(static_cast<int32_t>(target.tokens.size()));
-  AppendPositions(pair.labels.size(), &target);
+  EndSentence(ordinal, &target, &batch_.target_pairs);
   batch_.labels.insert(batch_.labels.end(), pair.labels.begin(), pair.labels.end());
-  batch_.target_pairs.resize(target.tokens.size(), ordinal);
   ++batch_.num_sentences;
 }
 
@@ -160,29 +158,6 @@ Microbatch MicrobatchBuilder::Build() && {
   batch_.source_pairs.resize(static_cast<size_t>(capacity_.source), 0);
   batch_.target_pairs.resize(static_cast<size_t>(capacity_.target), 0);
   return std::move(batch_);
-}
-
-absl::StatusOr<std::vector<Microbatch>> PackInOrder(std::span<const EncodedPair> pairs,
-                                                    const Capacity& capacity) {
-  std::vector<Microbatch> batches;
-  std::optional<MicrobatchBuilder> builder;
-  const auto finish = [&]() {
-    if (builder.has_value()) batches.push_back(std::move(*builder).Build());
-  };
-  for (size_t i = 0; i < pairs.size(); ++i) {
-    if (!builder.has_value() || !builder->HasRoom(pairs[i])) {
-      finish();
-      builder.emplace(capacity);
-    }
-    if (!builder->HasRoom(pairs[i])) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "pair ", i, " has ", pairs[i].source.size(), " source and ", pairs[i].labels.size(),
-          " target positions, a microbatch ", capacity.source, " and ", capacity.target));
-    }
-    builder->Add(static_cast<uint32_t>(i), pairs[i]);
-  }
-  finish();
-  return batches;
 }
 
 std::vector<Microbatch> MakeBenchMicrobatches(std::span<const std::pair<int, int>> lengths,

@@ -1,13 +1,10 @@
-// Packs encoded pairs into microbatches of constant capacity: for training, for validation and
-// scoring, for benchmarks.
+// Packs encoded pairs into microbatches of constant capacity.
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <utility>
 #include <vector>
-
-#include "absl/status/statusor.h"
 
 #include "trainer/data/encoded_pair.h"
 #include "trainer/data/microbatch.h"
@@ -63,11 +60,6 @@ class MicrobatchBuilder {
   const Capacity capacity_;
   Microbatch batch_;
 };
-
-// Packs all of `pairs` in order, each microbatch as full as the order allows; ordinals count from 0
-// through all of them. For validation and scoring. Fails if a pair is larger than the capacity.
-absl::StatusOr<std::vector<Microbatch>> PackInOrder(std::span<const EncodedPair> pairs,
-                                                    const Capacity& capacity);
 
 // Makes up sentences of real lengths for benchmarks: as few balanced microbatches as hold one pair
 // of each (source, target) length in positions, with ids drawn from [kFirstPiece, vocabulary_size)

@@ -39,32 +39,11 @@ absl::StatusOr<File> OpenFile(const std::string& path, const char* mode) {
 }  // namespace
 
 std::string_view Name(DropReason reason) {
-  switch (reason) {
-    case DropReason::kNone:
-      return "kept";
-    case DropReason::kMalformed:
-      return "malformed";
-    case DropReason::kBadUtf8:
-      return "bad UTF-8";
-    case DropReason::kEmptySide:
-      return "empty side";
-    case DropReason::kTagInText:
-      return "tag in text";
-    case DropReason::kEqualSides:
-      return "equal sides";
-    case DropReason::kBelowScore:
-      return "below score";
-    case DropReason::kHeldOut:
-      return "in dev or test";
-    case DropReason::kDuplicate:
-      return "duplicate";
-    case DropReason::kTooLong:
-      return "too long";
-    case DropReason::kLengthRatio:
-      return "length ratio";
-  }
-  DEEPNET_CHECK(false) << "reason " << static_cast<int>(reason);
-  return "";
+  static constexpr std::array<std::string_view, kNumDropReasons> kNames = {
+      "kept",        "malformed",      "bad UTF-8", "empty side", "tag in text", "equal sides",
+      "below score", "in dev or test", "duplicate", "too long",   "length ratio"};
+  static_assert(!kNames.back().empty());
+  return kNames[static_cast<size_t>(reason)];
 }
 
 CleaningSpec WithDefaults(CleaningSpec spec) {
@@ -166,9 +145,7 @@ absl::Status DuplicateFinder::Add(int64_t line, uint64_t hash) {
 absl::Status DuplicateFinder::Spill() {
   if (part_sizes_.empty()) part_sizes_.assign(kNumFiles, 0);
   const auto part_of = [](const Record& record) { return static_cast<int>(record.hash >> 56); };
-  std::sort(records_.begin(), records_.end(), [](const Record& a, const Record& b) {
-    return std::pair(a.hash, a.line) < std::pair(b.hash, b.line);
-  });
+  std::sort(records_.begin(), records_.end());
   for (size_t begin = 0; begin < records_.size();) {
     const int part = part_of(records_[begin]);
     size_t end = begin;
@@ -188,9 +165,7 @@ absl::Status DuplicateFinder::Spill() {
 }
 
 void DuplicateFinder::FindInRecords(std::vector<uint64_t>* duplicates) {
-  std::sort(records_.begin(), records_.end(), [](const Record& a, const Record& b) {
-    return std::pair(a.hash, a.line) < std::pair(b.hash, b.line);
-  });
+  std::sort(records_.begin(), records_.end());
   for (size_t i = 1; i < records_.size(); ++i) {
     if (records_[i].hash != records_[i - 1].hash) continue;
     (*duplicates)[records_[i].line / 64] |= uint64_t{1} << (records_[i].line % 64);

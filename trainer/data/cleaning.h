@@ -115,6 +115,8 @@ class DuplicateFinder {
   struct Record {
     uint64_t hash;
     int64_t line;
+
+    auto operator<=>(const Record&) const = default;
   };
   static constexpr int kNumFiles = 256;
 

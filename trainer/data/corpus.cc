@@ -1,29 +1,18 @@
 #include "trainer/data/corpus.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cstring>
 #include <filesystem>
 #include <map>
 #include <unordered_map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
-#include <google/protobuf/io/zero_copy_stream_impl.h>
-#include <google/protobuf/text_format.h>
 
-#include "parallel/base/check.h"
 #include "parallel/base/status_macros.h"
-#include "trainer/data/content_hash.h"
 #include "trainer/data/line_reader.h"
 
 namespace deepnet {
 namespace {
-
-bool IsShard(std::string_view name) { return name.ends_with(".pairs"); }
 
 absl::StatusOr<std::vector<std::string>> ReadLines(const std::string& path) {
   ASSIGN_OR_RETURN(auto reader, LineReader::Open(path));
@@ -84,8 +73,7 @@ absl::Status Corpus::OpenShards() {
     const std::string& second = pair.second_language();
     const std::string name = ShardFileName(first, second);
     ASSIGN_OR_RETURN(Shard shard, Shard::Open(absl::StrCat(folder_, "/", name)));
-    const auto file = std::find_if(manifest_.files().begin(), manifest_.files().end(),
-                                   [&](const CorpusFile& f) { return f.name() == name; });
+    const auto file = std::ranges::find(manifest_.files(), name, &CorpusFile::name);
     if (file == manifest_.files().end() || shard.content_hash() != file->hash() ||
         shard.num_pairs() != pair.kept()) {
       return absl::DataLossError(
@@ -102,18 +90,6 @@ absl::Status Corpus::OpenShards() {
   for (auto& [name, entry] : by_name) {
     directions_.push_back(std::move(entry.first));
     places_.push_back(entry.second);
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Corpus::VerifyChecksums() const {
-  for (const Shard& shard : shards_) RETURN_IF_ERROR(shard.VerifyChecksums());
-  for (const CorpusFile& file : manifest_.files()) {
-    if (IsShard(file.name())) continue;
-    const std::string path = absl::StrCat(folder_, "/", file.name());
-    ASSIGN_OR_RETURN(const uint64_t hash, HashFile(path));
-    if (hash == file.hash()) continue;
-    return absl::DataLossError(absl::StrCat(path, ": the content hash does not match"));
   }
   return absl::OkStatus();
 }
@@ -168,8 +144,7 @@ std::vector<Direction> Corpus::TextDirections(std::string_view split) const {
     directions.push_back({pair.first_language(), pair.second_language(), pair.kept()});
     directions.push_back({pair.second_language(), pair.first_language(), pair.kept()});
   }
-  std::sort(directions.begin(), directions.end(),
-            [](const Direction& a, const Direction& b) { return a.Name() < b.Name(); });
+  std::ranges::sort(directions, {}, &Direction::Name);
   return directions;
 }
 

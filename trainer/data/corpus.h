@@ -40,9 +40,6 @@ class Corpus : public PairIndex {
   // Checks manifest, sizes, headers and the tokenizer; reads no text. Fails naming the file.
   static absl::StatusOr<Corpus> Open(const std::string& folder);
 
-  // Reads everything and compares checksums; fails naming the first bad file.
-  absl::Status VerifyChecksums() const;
-
   const std::string& folder() const { return folder_; }
   const CorpusManifest& manifest() const { return manifest_; }
   const std::string& content_hash() const { return manifest_.report().content_hash(); }

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include <google/protobuf/io/tokenizer.h>
 #include <google/protobuf/text_format.h>
 
@@ -40,14 +41,11 @@ std::string PairJson(const LanguagePairReport& pair) {
       "\"second_mean_length\": %.4f, \"longest\": %d, \"dropped\": [",
       pair.first_tokens(), pair.second_tokens(), pair.first_mean_length(),
       pair.second_mean_length(), pair.longest());
-  const char* comma = "";
-  for (const DropCount& drop : pair.dropped()) {
-    absl::StrAppend(&json, comma, "{\"reason\": ", JsonQuoted(drop.reason()),
-                    ", \"lines\": ", drop.lines(), ", \"example\": ", JsonQuoted(drop.example()),
-                    "}");
-    comma = ", ";
-  }
-  return json + "]}";
+  const auto append = [](std::string* out, const DropCount& drop) {
+    absl::StrAppend(out, "{\"reason\": ", JsonQuoted(drop.reason()), ", \"lines\": ", drop.lines(),
+                    ", \"example\": ", JsonQuoted(drop.example()), "}");
+  };
+  return absl::StrCat(json, absl::StrJoin(pair.dropped(), ", ", append), "]}");
 }
 
 void AppendRow(const LanguagePairReport& pair, std::string* table) {
@@ -151,12 +149,8 @@ std::string ReportJson(const CorpusReport& report) {
                         ",\n  \"seconds\": %.3f,\n  \"tokenizer_seconds\": %.3f,\n  "
                         "\"peak_resident_bytes\": %d,\n  \"pairs\": [\n",
                         report.seconds(), report.tokenizer_seconds(), report.peak_resident_bytes());
-  const char* comma = "";
-  for (const LanguagePairReport& pair : report.pairs()) {
-    absl::StrAppend(&json, comma, PairJson(pair));
-    comma = ",\n";
-  }
-  return json + "\n  ]\n}\n";
+  const auto append = [](std::string* out, const auto& pair) { out->append(PairJson(pair)); };
+  return absl::StrCat(json, absl::StrJoin(report.pairs(), ",\n", append), "\n  ]\n}\n");
 }
 
 }  // namespace deepnet

@@ -37,18 +37,17 @@ class TextWriter {
     }
     return std::unique_ptr<TextWriter>(new TextWriter(name, file));
   }
-  ~TextWriter() { fclose(file_); }
 
   void AddLine(std::string_view line) {
     for (const std::string_view part : {line, std::string_view("\n")}) {
       hasher_.Update(part);
-      num_bytes_ += static_cast<int64_t>(fwrite(part.data(), 1, part.size(), file_));
+      num_bytes_ += static_cast<int64_t>(fwrite(part.data(), 1, part.size(), file_.get()));
       num_wanted_ += static_cast<int64_t>(part.size());
     }
   }
 
   absl::StatusOr<CorpusFile> Finish() {
-    if (fflush(file_) != 0 || fsync(fileno(file_)) != 0 || num_bytes_ != num_wanted_) {
+    if (fflush(file_.get()) != 0 || fsync(fileno(file_.get())) != 0 || num_bytes_ != num_wanted_) {
       return absl::ResourceExhaustedError(absl::StrCat("cannot write ", name_));
     }
     CorpusFile file;
@@ -59,10 +58,10 @@ class TextWriter {
   }
 
  private:
-  TextWriter(std::string name, FILE* file) : name_(std::move(name)), file_(file) {}
+  TextWriter(std::string name, FILE* file) : name_(std::move(name)), file_(file, fclose) {}
 
   const std::string name_;
-  FILE* const file_;
+  const std::unique_ptr<FILE, int (*)(FILE*)> file_;
   int64_t num_bytes_ = 0;
   int64_t num_wanted_ = 0;
   ContentHasher hasher_;
@@ -73,15 +72,14 @@ void Count(DropReason reason, const PairReader& reader, int64_t line, DropCounts
   if (counts->lines[place]++ == 0) counts->examples[place] = reader.Location(line);
 }
 
-}  // namespace
-
+// Returns what TextFilter needs to know of one text.
 TextFilter::LanguagePair FilterPair(const LanguagePairTexts& texts, const ParallelFiles& files) {
-  TextFilter::LanguagePair pair;
-  pair.first_hash = HeldOutSentences::LanguageHash(texts.first);
-  pair.second_hash = HeldOutSentences::LanguageHash(texts.second);
-  pair.score_threshold = files.score_threshold.value_or(0.0);
-  return pair;
+  return {.first_hash = HeldOutSentences::LanguageHash(texts.first),
+          .second_hash = HeldOutSentences::LanguageHash(texts.second),
+          .score_threshold = files.score_threshold.value_or(0.0)};
 }
+
+}  // namespace
 
 absl::StatusOr<DropCounts> CopyHeldOut(const LanguagePairTexts& texts, std::string_view split,
                                        const TextFilter& filter, const std::string& folder,
@@ -155,15 +153,6 @@ namespace {
 constexpr size_t kChunkLines = 8192;
 constexpr size_t kChunkBytes = size_t{4} << 20;
 
-// A pair; its text is in its chunk.
-struct StoredPair {
-  size_t first_begin;
-  size_t second_begin;
-  size_t end;
-  RawPair facts;  // all but the views
-  bool duplicate;
-};
-
 // The pairs of a chunk after filters and tokenizer.
 struct EncodedChunk {
   std::vector<int32_t> tokens;                     // of the kept pairs, first then second
@@ -172,35 +161,40 @@ struct EncodedChunk {
   std::array<int64_t, kNumDropReasons> example = {};  // line number of the first of each reason
 };
 
-struct Chunk {
-  std::string text;
-  std::vector<StoredPair> pairs;
+// Pairs in the order of their text, with a copy of it.
+class Chunk {
+ public:
+  struct Line {
+    RawPair pair;  // views of text_
+    bool duplicate;
+  };
 
-  bool IsFull() const { return pairs.size() >= kChunkLines || text.size() >= kChunkBytes; }
+  bool IsFull() const { return lines_.size() >= kChunkLines || text_.size() >= kChunkBytes; }
 
-  void Add(const RawPair& pair, bool duplicate) {
-    StoredPair stored = {text.size(), text.size() + pair.first.size(), 0, pair, duplicate};
-    text.append(pair.first).append(pair.second);
-    stored.end = text.size();
-    pairs.push_back(stored);
+  void Add(RawPair pair, bool duplicate) {
+    text_.reserve(kChunkBytes + 2 * LineReader::kMaxLineBytes);  // so that views stay valid
+    pair.first = Copy(pair.first);
+    pair.second = Copy(pair.second);
+    lines_.push_back({pair, duplicate});
   }
 
-  RawPair View(const StoredPair& stored) const {
-    const std::string_view all = text;
-    RawPair pair = stored.facts;
-    pair.first = all.substr(stored.first_begin, stored.second_begin - stored.first_begin);
-    pair.second = all.substr(stored.second_begin, stored.end - stored.second_begin);
-    return pair;
+  const std::vector<Line>& lines() const { return lines_; }
+
+ private:
+  std::string_view Copy(std::string_view side) {
+    return {text_.append(side).data() + text_.size() - side.size(), side.size()};
   }
+
+  std::string text_;
+  std::vector<Line> lines_;
 };
 
 EncodedChunk Encode(const Chunk& chunk, const TextFilter::LanguagePair& languages,
                     const EncodeSpec& spec) {
   EncodedChunk result;
-  for (const StoredPair& stored : chunk.pairs) {
-    RawPair pair = chunk.View(stored);
+  for (auto [pair, duplicate] : chunk.lines()) {
     DropReason reason = spec.filter->Judge(languages, &pair);
-    if (reason == DropReason::kNone && stored.duplicate) reason = DropReason::kDuplicate;
+    if (reason == DropReason::kNone && duplicate) reason = DropReason::kDuplicate;
     if (reason == DropReason::kNone) {
       const std::vector<int32_t> first = spec.vocabulary->Encode(pair.first);
       const std::vector<int32_t> second = spec.vocabulary->Encode(pair.second);

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,9 +19,6 @@
 #include "trainer/data/vocabulary.h"
 
 namespace deepnet {
-
-// Called with every file that was read to its end.
-using FileSeenFn = std::function<void(const LineReader&)>;
 
 // Writes the dev or test text of one language pair to <folder>/<split>.<pair>.<language>, adds its
 // sentences to `held_out` and the two files to `files`. Fails naming file and line at bad UTF-8 or
@@ -47,9 +43,6 @@ struct ScanResult {
 // First reading of the training texts of one language pair.
 absl::StatusOr<ScanResult> ScanTraining(const LanguagePairTexts& texts, const TextFilter& filter,
                                         const ScanSpec& spec, const FileSeenFn& seen);
-
-// Returns what TextFilter needs to know of one text.
-TextFilter::LanguagePair FilterPair(const LanguagePairTexts& texts, const ParallelFiles& files);
 
 struct EncodeSpec {
   const TextFilter* filter = nullptr;

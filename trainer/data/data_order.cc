@@ -90,7 +90,7 @@ std::vector<WindowMoments> MomentsByPhase(const PairIndex& index, const DataSpec
   if (phases.empty()) phases.push_back({0, 1.0});
   const SamplingPlan plan(Counts(index, selected), phases, 1);
   std::vector<WindowMoments> moments(phases.size());
-  for (int k = 0; k < plan.num_phases(); ++k) {
+  for (int k = 0; k < static_cast<int>(phases.size()); ++k) {
     for (int i = 0; i < static_cast<int>(selected.size()); ++i) {
       const LengthMoments lengths = index.Moments(selected[i], spec.max_sentence_tokens());
       const double share = plan.Share(i, k);

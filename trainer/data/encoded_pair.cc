@@ -12,28 +12,6 @@ constexpr uint32_t kAnyPosition =
     0xffffffffu;  // no position: draws the piece where none was chosen
 constexpr double kTwoTo32 = 4294967296.0;
 
-// The random words of a position: 0 decides if its piece is masked, 1 by what kind of replacement,
-// 2 by which piece.
-class MaskingNumbers {
- public:
-  explicit MaskingNumbers(const MaskingKey& key)
-      : key_(MakeKey(key.seed, RandomPurpose::kHiddenPieces)) {
-    DEEPNET_CHECK(key.step >= 0 && key.step < int64_t{1} << 32) << "step " << key.step;
-    const auto pair = static_cast<uint64_t>(key.pair);
-    pair_ = static_cast<uint32_t>(pair);
-    direction_ = static_cast<uint32_t>(HashName(key.direction)) ^ static_cast<uint32_t>(pair >> 32);
-    step_ = static_cast<uint32_t>(key.step);
-  }
-
-  PhiloxBlock At(uint32_t position) const {
-    return Philox(key_, {position, pair_, direction_, step_});
-  }
-
- private:
-  PhiloxKey key_;
-  uint32_t pair_, direction_, step_;
-};
-
 int32_t Replacement(int32_t piece, const MaskingRule& rule, const PhiloxBlock& words) {
   const double place = words[1] / kTwoTo32;
   if (place < 0.8) return kUnk;
@@ -69,7 +47,17 @@ EncodedPair EncodeTargetSide(const DirectionTags& tags, std::span<const int32_t>
 EncodedPair EncodeSourceSide(const DirectionTags& tags, std::span<const int32_t> source_pieces,
                              const MaskingRule& rule, const MaskingKey& key) {
   DEEPNET_CHECK_LT(kFirstPiece, rule.end_piece);
-  const MaskingNumbers numbers(key);
+  DEEPNET_CHECK(key.step >= 0 && key.step < int64_t{1} << 32) << "step " << key.step;
+  const PhiloxKey philox = MakeKey(key.seed, RandomPurpose::kHiddenPieces);
+  const auto pair_number = static_cast<uint64_t>(key.pair);
+  const uint32_t direction =
+      static_cast<uint32_t>(HashName(key.direction)) ^ static_cast<uint32_t>(pair_number >> 32);
+  // The random words of a position: 0 decides if its piece is masked, 1 by what kind of
+  // replacement, 2 by which piece.
+  const auto numbers = [&](uint32_t position) {
+    return Philox(philox, {position, static_cast<uint32_t>(pair_number), direction,
+                           static_cast<uint32_t>(key.step)});
+  };
   const auto count = static_cast<uint32_t>(source_pieces.size());
   EncodedPair pair;
   pair.input.push_back(tags.source);
@@ -83,12 +71,12 @@ EncodedPair EncodeSourceSide(const DirectionTags& tags, std::span<const int32_t>
     any = true;
   };
   for (uint32_t i = 0; i < count; ++i) {
-    const PhiloxBlock words = numbers.At(i);
+    const PhiloxBlock words = numbers(i);
     if (words[0] / kTwoTo32 < rule.share) mask(i, words);
   }
   if (any || count == 0) return pair;
-  const uint32_t drawn = numbers.At(kAnyPosition)[0] % count;
-  mask(drawn, numbers.At(drawn));
+  const uint32_t drawn = numbers(kAnyPosition)[0] % count;
+  mask(drawn, numbers(drawn));
   return pair;
 }
 

@@ -49,68 +49,79 @@ class PlainText : public Decompressor {
   }
 };
 
-class Gzip : public Decompressor {
+// A format whose library consumes bytes and may hold text of them back when its output is full.
+class Compressed : public Decompressor {
  public:
-  Gzip() { DEEPNET_CHECK(inflateInit2(&stream_, 15 + 16) == Z_OK) << "zlib"; }
-  ~Gzip() override { inflateEnd(&stream_); }
+  explicit Compressed(const char* name) : name_(name) {}
 
   absl::StatusOr<bool> Decompress(std::string_view* input, std::string* output) override {
     if (input->empty() && !output_full_) {
-      if (member_open_) return absl::DataLossError("the gzip stream is cut short");
+      if (open_) return absl::DataLossError(absl::StrCat("the ", name_, " stream is cut short"));
       return false;
     }
-    if (!member_open_) inflateReset(&stream_);
-    member_open_ = true;
     const size_t old_size = output->size();
     output->resize(old_size + kOutputBytes);
-    stream_.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(input->data()));
-    stream_.avail_in = static_cast<uInt>(input->size());
-    stream_.next_out = reinterpret_cast<Bytef*>(output->data() + old_size);
-    stream_.avail_out = kOutputBytes;
-    const int result = inflate(&stream_, Z_NO_FLUSH);
-    output->resize(old_size + kOutputBytes - stream_.avail_out);
-    input->remove_prefix(input->size() - stream_.avail_in);
-    if (result == Z_STREAM_END) member_open_ = false;
-    if (result != Z_OK && result != Z_STREAM_END && result != Z_BUF_ERROR) {
-      return absl::DataLossError("the gzip stream is damaged");
-    }
-    output_full_ = member_open_ && stream_.avail_out == 0;
+    const size_t made = Step(input, output->data() + old_size);
+    output->resize(old_size + made);
+    if (damaged_) return absl::DataLossError(absl::StrCat("the ", name_, " stream is damaged"));
+    output_full_ = open_ && made == kOutputBytes;
     return output_full_;
   }
 
+ protected:
+  // Consumes from the front of *input and returns the bytes of text that it put to `output`, which
+  // has room for kOutputBytes.
+  virtual size_t Step(std::string_view* input, char* output) = 0;
+
+  bool open_ = true;      // a member or frame has begun and not ended
+  bool damaged_ = false;  // no more can be read
+
  private:
-  z_stream stream_ = {};
-  bool member_open_ = true;
-  bool output_full_ = false;  // zlib may hold text of bytes it has consumed
+  const char* const name_;
+  bool output_full_ = false;
 };
 
-class Zstandard : public Decompressor {
+class Gzip : public Compressed {
  public:
-  Zstandard() : stream_(ZSTD_createDStream()) { DEEPNET_CHECK(stream_ != nullptr) << "zstd"; }
-  ~Zstandard() override { ZSTD_freeDStream(stream_); }
-
-  absl::StatusOr<bool> Decompress(std::string_view* input, std::string* output) override {
-    if (input->empty() && !output_full_) {
-      if (frame_open_) return absl::DataLossError("the zstd stream is cut short");
-      return false;
-    }
-    const size_t old_size = output->size();
-    output->resize(old_size + kOutputBytes);
-    ZSTD_inBuffer in = {input->data(), input->size(), 0};
-    ZSTD_outBuffer out = {output->data() + old_size, kOutputBytes, 0};
-    const size_t result = ZSTD_decompressStream(stream_, &out, &in);
-    output->resize(old_size + out.pos);
-    input->remove_prefix(in.pos);
-    if (ZSTD_isError(result)) return absl::DataLossError("the zstd stream is damaged");
-    frame_open_ = result != 0;
-    output_full_ = frame_open_ && out.pos == out.size;
-    return output_full_;
-  }
+  Gzip() : Compressed("gzip") { DEEPNET_CHECK(inflateInit2(&stream_, 15 + 16) == Z_OK) << "zlib"; }
+  ~Gzip() override { inflateEnd(&stream_); }
 
  private:
+  size_t Step(std::string_view* input, char* output) override {
+    if (!open_) inflateReset(&stream_);
+    stream_.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(input->data()));
+    stream_.avail_in = static_cast<uInt>(input->size());
+    stream_.next_out = reinterpret_cast<Bytef*>(output);
+    stream_.avail_out = kOutputBytes;
+    const int result = inflate(&stream_, Z_NO_FLUSH);
+    input->remove_prefix(input->size() - stream_.avail_in);
+    open_ = result != Z_STREAM_END;
+    damaged_ = open_ && result != Z_OK && result != Z_BUF_ERROR;
+    return kOutputBytes - stream_.avail_out;
+  }
+
+  z_stream stream_ = {};
+};
+
+class Zstandard : public Compressed {
+ public:
+  Zstandard() : Compressed("zstd"), stream_(ZSTD_createDStream()) {
+    DEEPNET_CHECK(stream_ != nullptr) << "zstd";
+  }
+  ~Zstandard() override { ZSTD_freeDStream(stream_); }
+
+ private:
+  size_t Step(std::string_view* input, char* output) override {
+    ZSTD_inBuffer in = {input->data(), input->size(), 0};
+    ZSTD_outBuffer out = {output, kOutputBytes, 0};
+    const size_t result = ZSTD_decompressStream(stream_, &out, &in);
+    input->remove_prefix(in.pos);
+    damaged_ = ZSTD_isError(result) != 0;
+    open_ = result != 0;
+    return out.pos;
+  }
+
   ZSTD_DStream* const stream_;
-  bool frame_open_ = true;
-  bool output_full_ = false;  // as above
 };
 
 std::unique_ptr<Decompressor> MakeDecompressor(std::string_view first_bytes) {
@@ -155,7 +166,6 @@ absl::Status LineReader::ReadRaw() {
   }
   raw_ = std::string_view(raw_buffer_).substr(0, size);
   raw_ended_ = size == 0;
-  file_bytes_ += static_cast<int64_t>(size);
   hasher_.Update(raw_);
   return absl::OkStatus();
 }

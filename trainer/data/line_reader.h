@@ -44,8 +44,7 @@ class LineReader {
   bool line_was_cut() const { return line_was_cut_; }   // the last line was longer than the limit
   const std::string& path() const { return path_; }
 
-  // Size and hash of the bytes on disk, once Next() returned false.
-  int64_t file_bytes() const { return file_bytes_; }
+  // Returns the hash of the bytes on disk, once Next() returned false.
   uint64_t file_hash() const { return hasher_.Digest(); }
 
  private:
@@ -68,7 +67,6 @@ class LineReader {
   std::string line_;       // a line that was cut
   int64_t line_number_ = 0;
   bool line_was_cut_ = false;
-  int64_t file_bytes_ = 0;
   ContentHasher hasher_;
 };
 

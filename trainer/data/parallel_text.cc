@@ -9,9 +9,9 @@
 #include <fstream>
 #include <map>
 #include <set>
-#include <tuple>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include <sys/stat.h>
 
@@ -109,9 +109,8 @@ absl::Status PairReader::NextScore(RawPair* pair, bool expect_line) {
 
 absl::Status PairReader::Uneven(const LineReader& shorter, LineReader* longer) const {
   std::string_view line;
-  for (;;) {
-    ASSIGN_OR_RETURN(const bool more, longer->Next(&line));
-    if (!more) break;
+  for (bool more = true; more;) {
+    ASSIGN_OR_RETURN(more, longer->Next(&line));
   }
   return absl::InvalidArgumentError(absl::StrCat(
       "uneven line counts: ", shorter.path(), " ends after line ", shorter.line_number(), ", ",
@@ -122,7 +121,7 @@ std::string PairReader::Location(int64_t line) const {
   return absl::StrCat(files_.origin.empty() ? first_->path() : files_.origin, ":", line);
 }
 
-void PairReader::ForEachFile(const std::function<void(const LineReader&)>& visit) const {
+void PairReader::ForEachFile(const FileSeenFn& visit) const {
   for (const LineReader* reader : {first_.get(), second_.get(), scores_.get()}) {
     if (reader != nullptr) visit(*reader);
   }
@@ -150,6 +149,13 @@ LanguagePairTexts& PairOf(const std::string& a, const std::string& b, TextMap* m
   return texts;
 }
 
+// Returns true for a language tag: letters, digits and single underscores, a letter first.
+bool IsLanguageTag(std::string_view tag) {
+  if (tag.empty() || !absl::ascii_isalpha(tag.front()) || tag.back() == '_') return false;
+  if (tag.find("__") != std::string_view::npos) return false;
+  return std::ranges::all_of(tag, [](char c) { return absl::ascii_isalnum(c) || c == '_'; });
+}
+
 // Returns `path` or its compressed form; empty if there is neither. A folder in its place is
 // returned too: DescribeInput refuses it by name.
 std::string FindCompressed(const std::string& path) {
@@ -173,16 +179,15 @@ absl::Status AddOpusPair(const fs::path& folder, const std::set<std::string>& wa
   if (!wanted.empty() && (wanted.count(a) == 0 || wanted.count(b) == 0)) return absl::OkStatus();
   for (const char* split : kSplits) {
     const std::string stem = absl::StrCat(folder.string(), "/opus.", name, "-", split, ".");
-    const std::string file_a = FindCompressed(stem + a);
-    const std::string file_b = FindCompressed(stem + b);
-    if (file_a.empty() && file_b.empty()) continue;
-    if (file_a.empty() || file_b.empty()) {
-      return absl::NotFoundError(absl::StrCat(stem, file_a.empty() ? a : b, " is missing beside ",
-                                              file_a.empty() ? file_b : file_a));
+    const ParallelFiles files = {.first_file = FindCompressed(stem + std::min(a, b)),
+                                 .second_file = FindCompressed(stem + std::max(a, b))};
+    const bool has_first = !files.first_file.empty(), has_second = !files.second_file.empty();
+    if (!has_first && !has_second) continue;
+    if (!has_first || !has_second) {
+      return absl::NotFoundError(absl::StrCat(stem, has_first ? std::max(a, b) : std::min(a, b),
+                                              " is missing beside ",
+                                              has_first ? files.first_file : files.second_file));
     }
-    ParallelFiles files;
-    files.first_file = a < b ? file_a : file_b;
-    files.second_file = a < b ? file_b : file_a;
     SplitOf(split, &PairOf(a, b, map)).push_back(files);
   }
   return absl::OkStatus();
@@ -305,7 +310,7 @@ class TableSplitter {
         pivot_(table.pivot_language().empty() ? "en" : table.pivot_language()),
         wanted_(table.languages().begin(), table.languages().end()) {}
 
-  absl::Status Run(TextMap* map, InputFile* input) {
+  absl::Status Run(const FileSeenFn& seen, TextMap* map) {
     ASSIGN_OR_RETURN(auto reader, LineReader::Open(path_));
     std::string_view line;
     for (;;) {
@@ -318,14 +323,13 @@ class TableSplitter {
     }
     for (auto& [key, file] : files_) RETURN_IF_ERROR(file.Flush());
     for (const std::string& language : wanted_) {
-      if (std::any_of(files_.begin(), files_.end(),
-                      [&](const auto& entry) { return entry.first.first == language; })) {
-        continue;
-      }
+      const bool found = std::any_of(files_.begin(), files_.end(), [&](const auto& entry) {
+        return entry.first.first == language;
+      });
+      if (found) continue;
       return absl::NotFoundError(absl::StrCat(path_, ": no row of language \"", language, "\""));
     }
-    ASSIGN_OR_RETURN(*input, DescribeInput(table_.file(), path_));
-    input->set_hash(reader->file_hash());
+    seen(*reader);
     return absl::OkStatus();
   }
 
@@ -361,15 +365,6 @@ class TableSplitter {
 
 }  // namespace
 
-bool IsLanguageTag(std::string_view tag) {
-  const auto is_letter = [](char c) { return (c | 0x20) >= 'a' && (c | 0x20) <= 'z'; };
-  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
-  if (tag.empty() || !is_letter(tag.front()) || tag.back() == '_') return false;
-  if (tag.find("__") != std::string_view::npos) return false;
-  return std::all_of(tag.begin(), tag.end(),
-                     [&](char c) { return is_letter(c) || is_digit(c) || c == '_'; });
-}
-
 absl::StatusOr<std::vector<LanguagePairTexts>> FindTexts(const PrepareSpec& spec,
                                                          const std::string& root) {
   TextMap map;
@@ -381,14 +376,14 @@ absl::StatusOr<std::vector<LanguagePairTexts>> FindTexts(const PrepareSpec& spec
 }
 
 absl::Status SplitTables(const PrepareSpec& spec, const std::string& root,
-                         const std::string& folder, std::vector<LanguagePairTexts>* texts,
-                         std::vector<InputFile>* inputs) {
+                         const std::string& folder, const FileSeenFn& seen,
+                         std::vector<LanguagePairTexts>* texts) {
   TextMap map;
   for (LanguagePairTexts& pair : *texts) map[{pair.first, pair.second}] = std::move(pair);
   for (int i = 0; i < spec.table_size(); ++i) {
     const LanguageTable& table = spec.table(i);
     TableSplitter splitter(table, Rooted(root, table.file()), absl::StrCat(folder, "/table", i));
-    RETURN_IF_ERROR(splitter.Run(&map, &inputs->emplace_back()));
+    RETURN_IF_ERROR(splitter.Run(seen, &map));
   }
   texts->clear();
   for (auto& [tags, pair] : map) texts->push_back(std::move(pair));

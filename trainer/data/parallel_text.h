@@ -20,6 +20,9 @@
 
 namespace deepnet {
 
+// Called with every file that was read to its end.
+using FileSeenFn = std::function<void(const LineReader&)>;
+
 // The files of one parallel text: either both Moses files or a TSV.
 struct ParallelFiles {
   std::string first_file;                 // a sentence a line
@@ -53,7 +56,7 @@ class PairReader {
   std::string Location(int64_t line) const;
 
   // Calls `visit` with each file of this text, for its size and hash once Next() returned false.
-  void ForEachFile(const std::function<void(const LineReader&)>& visit) const;
+  void ForEachFile(const FileSeenFn& visit) const;
 
  private:
   explicit PairReader(const ParallelFiles& files) : files_(files) {}
@@ -79,20 +82,17 @@ struct LanguagePairTexts {
   std::string Name() const { return first + "-" + second; }
 };
 
-// Returns true for a language tag: letters, digits and single underscores, a letter first.
-bool IsLanguageTag(std::string_view tag);
-
 // Finds the files of opus100_folder and of text, paths under `root` where relative, pairs in order
 // of name. Fails naming what is missing. Tables are not read.
 absl::StatusOr<std::vector<LanguagePairTexts>> FindTexts(const PrepareSpec& spec,
                                                          const std::string& root);
 
 // Reads every table of `spec` once and writes its rows to TSV files under `folder`, one for each
-// language pair and split, which are added to `texts`. Appends what was read to `inputs`. Fails
-// naming file and line of a row that has not three columns or no language tag in the first.
+// language pair and split, which are added to `texts`. Fails naming file and line of a row that has
+// not three columns or no language tag in the first.
 absl::Status SplitTables(const PrepareSpec& spec, const std::string& root,
-                         const std::string& folder, std::vector<LanguagePairTexts>* texts,
-                         std::vector<InputFile>* inputs);
+                         const std::string& folder, const FileSeenFn& seen,
+                         std::vector<LanguagePairTexts>* texts);
 
 // Returns all tags of `texts`, sorted.
 std::vector<std::string> LanguagesOf(const std::vector<LanguagePairTexts>& texts);

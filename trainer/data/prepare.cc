@@ -28,7 +28,7 @@
 #include "parallel/base/check.h"
 #include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
-#include "parallel/base/process_memory.h"
+#include "parallel/base/host.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/data/cleaning.h"
 #include "trainer/data/corpus.h"
@@ -105,6 +105,16 @@ class FolderLock {
   const int file_;
 };
 
+// Notes the pieces of both sides, and of the longest one.
+void SetLengths(int64_t first, int64_t second, int32_t longest, LanguagePairReport* report) {
+  const double kept = std::max<double>(1.0, static_cast<double>(report->kept()));
+  report->set_first_tokens(first);
+  report->set_second_tokens(second);
+  report->set_first_mean_length(static_cast<double>(first) / kept);
+  report->set_second_mean_length(static_cast<double>(second) / kept);
+  report->set_longest(longest);
+}
+
 LanguagePairReport MakeReport(const LanguagePairTexts& texts, const std::string& split,
                               const EncodedTotals& totals) {
   LanguagePairReport report;
@@ -120,14 +130,7 @@ LanguagePairReport MakeReport(const LanguagePairTexts& texts, const std::string&
     drop.set_lines(totals.counts.lines[reason]);
     drop.set_example(totals.counts.examples[reason]);
   }
-  report.set_first_tokens(totals.first_tokens);
-  report.set_second_tokens(totals.second_tokens);
-  report.set_longest(totals.longest);
-  if (report.kept() > 0) {
-    const auto kept = static_cast<double>(report.kept());
-    report.set_first_mean_length(static_cast<double>(totals.first_tokens) / kept);
-    report.set_second_mean_length(static_cast<double>(totals.second_tokens) / kept);
-  }
+  SetLengths(totals.first_tokens, totals.second_tokens, totals.longest, &report);
   return report;
 }
 
@@ -182,7 +185,7 @@ class Preparation {
     fs::remove_all(temporary_);  // what an interrupted prepare left
     fs::create_directories(Scratch());
     owns_temporary_ = true;
-    RETURN_IF_ERROR(SplitTables(spec_, root_, Scratch(), &texts_, &table_inputs_));
+    RETURN_IF_ERROR(SplitTables(spec_, root_, Scratch(), NoteInput(), &texts_));
     languages_ = LanguagesOf(texts_);
     RETURN_IF_ERROR(HoldOut());
     RETURN_IF_ERROR(Scan());
@@ -437,12 +440,7 @@ class Preparation {
     };
     ASSIGN_OR_RETURN(const int64_t first, count(report->first_language()));
     ASSIGN_OR_RETURN(const int64_t second, count(report->second_language()));
-    const double kept = std::max<double>(1.0, static_cast<double>(report->kept()));
-    report->set_first_tokens(first);
-    report->set_second_tokens(second);
-    report->set_first_mean_length(static_cast<double>(first) / kept);
-    report->set_second_mean_length(static_cast<double>(second) / kept);
-    report->set_longest(longest);
+    SetLengths(first, second, longest, report);
     return absl::OkStatus();
   }
 
@@ -453,15 +451,7 @@ class Preparation {
     file.set_hash(hash);
   }
 
-  // Notes the hashes of table files, which were read while they were split.
-  void NoteTables() {
-    for (const InputFile& table : table_inputs_) {
-      inputs_[Rooted(root_, table.name())].set_hash(table.hash());
-    }
-  }
-
   absl::Status Publish() {
-    NoteTables();
     manifest_.set_format_version(kCorpusFormatVersion);
     *manifest_.mutable_spec() = Canonical(spec_);
     for (const std::string& language : languages_) manifest_.add_languages(language);
@@ -492,8 +482,7 @@ class Preparation {
   bool owns_temporary_ = false;
   std::vector<LanguagePairTexts> texts_;
   std::map<std::string, InputFile> inputs_;  // by path
-  std::vector<InputFile> table_inputs_;
-  std::vector<std::string> languages_;  // sorted
+  std::vector<std::string> languages_;       // sorted
   HeldOutSentences held_out_;
   std::vector<LanguagePairReport> held_out_reports_;
   std::vector<std::string> sentences_;  // the tokenizer's sample

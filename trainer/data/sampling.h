@@ -37,7 +37,6 @@ class SamplingPlan {
 
   // Returns the share of direction `direction` in phase `phase`, from 0 to 1.
   double Share(int direction, int phase) const;
-  int num_phases() const { return static_cast<int>(phases_.size()); }
 
  private:
   const std::vector<SamplingPhase> phases_;

@@ -88,8 +88,6 @@ void SentenceSample::CutTo(int64_t max_sentences) {
     return std::pow(static_cast<double>(language.num_lines), 1.0 / spec_.temperature);
   };
   for (const auto& [name, language] : languages_) total += weight(language);
-  num_items_ = 0;
-  num_bytes_ = 0;
   for (auto& [name, language] : languages_) {
     std::vector<Item>& items = language.items;
     const auto quota =
@@ -98,29 +96,28 @@ void SentenceSample::CutTo(int64_t max_sentences) {
       language.threshold = items[quota].priority;
       items.resize(quota);
     }
-    num_items_ += static_cast<int64_t>(items.size());
-    for (const Item& item : items)
+  }
+  Count();
+}
+
+void SentenceSample::Count() {
+  num_items_ = 0;
+  num_bytes_ = 0;
+  for (const auto& [name, language] : languages_) {
+    num_items_ += static_cast<int64_t>(language.items.size());
+    for (const Item& item : language.items) {
       num_bytes_ += static_cast<int64_t>(item.text.size()) + kItemBytes;
+    }
   }
 }
 
 void SentenceSample::Shrink(int64_t max_sentences, int64_t max_bytes) {
-  num_items_ = 0;
-  num_bytes_ = 0;
   for (auto& [name, language] : languages_) {
     std::vector<Item>& items = language.items;
-    std::sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
-      return std::tie(a.priority, a.text) < std::tie(b.priority, b.text);
-    });
-    items.erase(std::unique(items.begin(), items.end(),
-                            [](const Item& a, const Item& b) {
-                              return a.priority == b.priority && a.text == b.text;
-                            }),
-                items.end());
-    num_items_ += static_cast<int64_t>(items.size());
-    for (const Item& item : items)
-      num_bytes_ += static_cast<int64_t>(item.text.size()) + kItemBytes;
+    std::sort(items.begin(), items.end());
+    items.erase(std::unique(items.begin(), items.end()), items.end());
   }
+  Count();
   if (num_items_ > max_sentences) CutTo(max_sentences);
   while (num_bytes_ > max_bytes && num_items_ > 1) {
     CutTo(num_items_ / 8 * 7);
@@ -135,8 +132,7 @@ std::vector<std::string> SentenceSample::Take() {
     for (Item& item : language.items) sentences.push_back(std::move(item.text));
   }
   languages_.clear();
-  num_items_ = 0;
-  num_bytes_ = 0;
+  Count();
   return sentences;
 }
 

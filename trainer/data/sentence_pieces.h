@@ -40,6 +40,8 @@ class SentenceSample {
   struct Item {
     uint64_t priority;
     std::string text;
+
+    auto operator<=>(const Item&) const = default;
   };
   struct Language {
     uint64_t hash = 0;
@@ -51,6 +53,7 @@ class SentenceSample {
   // Lowers thresholds until at most `max_sentences` and `max_bytes` are left.
   void Shrink(int64_t max_sentences, int64_t max_bytes);
   void CutTo(int64_t max_sentences);
+  void Count();  // sets num_items_ and num_bytes_
 
   const SentenceSampleSpec spec_;
   std::map<std::string, Language, std::less<>> languages_;

@@ -42,36 +42,27 @@ void Narrow(std::span<const int32_t> ids, std::string* bytes) {
 
 }  // namespace
 
-MappedFile::MappedFile(std::string path, const char* data, size_t size)
-    : path_(std::move(path)), data_(data), size_(size) {}
-
-MappedFile::MappedFile(MappedFile&& other) noexcept { *this = std::move(other); }
-
-MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
-  std::swap(path_, other.path_);
-  std::swap(data_, other.data_);
-  std::swap(size_, other.size_);
-  return *this;
-}
-
-MappedFile::~MappedFile() {
-  if (data_ != nullptr) munmap(const_cast<char*>(data_), size_);
-}
-
 absl::StatusOr<MappedFile> MappedFile::Open(const std::string& path) {
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (file < 0) return absl::NotFoundError(absl::StrCat(path, ": ", strerror(errno)));
   struct stat status = {};
   const bool known = fstat(file, &status) == 0;
-  const auto size = static_cast<size_t>(status.st_size);
+  MappedFile mapped;
+  mapped.path_ = path;
+  mapped.size_ = static_cast<size_t>(status.st_size);
   void* data = nullptr;
-  if (known && size > 0) data = mmap(nullptr, size, PROT_READ, MAP_SHARED, file, 0);
+  if (known && mapped.size_ > 0) {
+    data = mmap(nullptr, mapped.size_, PROT_READ, MAP_SHARED, file, 0);
+  }
   const int error = errno;
   close(file);
   if (!known || data == MAP_FAILED) {
     return absl::UnavailableError(absl::StrCat(path, ": ", strerror(error)));
   }
-  return MappedFile(path, static_cast<const char*>(data), size);
+  mapped.data_.reset(static_cast<const char*>(data), [size = mapped.size_](const char* bytes) {
+    if (bytes != nullptr) munmap(const_cast<char*>(bytes), size);
+  });
+  return mapped;
 }
 
 absl::StatusOr<uint64_t> HashFile(const std::string& path) {
@@ -85,25 +76,19 @@ absl::StatusOr<std::unique_ptr<ShardWriter>> ShardWriter::Create(const std::stri
                                                                  int32_t vocabulary_size) {
   auto writer = std::unique_ptr<ShardWriter>(new ShardWriter(path));
   writer->wide_ = vocabulary_size > 65536;
-  writer->file_ = fopen(path.c_str(), "wb");
-  writer->index_file_ = fopen(writer->IndexPath().c_str(), "w+b");
+  writer->file_.reset(fopen(path.c_str(), "wb"));
+  writer->index_file_.reset(fopen(writer->IndexPath().c_str(), "w+b"));
   if (writer->file_ == nullptr || writer->index_file_ == nullptr) return writer->Failure();
-  setvbuf(writer->file_, nullptr, _IOFBF, 1 << 20);
-  setvbuf(writer->index_file_, nullptr, _IOFBF, 1 << 18);
+  setvbuf(writer->file_.get(), nullptr, _IOFBF, 1 << 20);
+  setvbuf(writer->index_file_.get(), nullptr, _IOFBF, 1 << 18);
   const std::string zeros(kShardDataOffset, '\0');
-  if (fwrite(zeros.data(), 1, zeros.size(), writer->file_) != zeros.size()) {
+  if (fwrite(zeros.data(), 1, zeros.size(), writer->file_.get()) != zeros.size()) {
     return writer->Failure();
   }
   return writer;
 }
 
-ShardWriter::~ShardWriter() {
-  if (file_ != nullptr) fclose(file_);
-  if (index_file_ != nullptr) {
-    fclose(index_file_);
-    unlink(IndexPath().c_str());
-  }
-}
+ShardWriter::~ShardWriter() { unlink(IndexPath().c_str()); }
 
 absl::Status ShardWriter::Failure() const {
   return absl::ResourceExhaustedError(absl::StrCat("cannot write ", path_, ": ", strerror(errno)));
@@ -112,7 +97,7 @@ absl::Status ShardWriter::Failure() const {
 absl::Status ShardWriter::Append(std::string_view bytes) {
   hasher_.Update(bytes);
   if (bytes.empty()) return absl::OkStatus();
-  if (fwrite(bytes.data(), 1, bytes.size(), file_) != bytes.size()) return Failure();
+  if (fwrite(bytes.data(), 1, bytes.size(), file_.get()) != bytes.size()) return Failure();
   offset_ += static_cast<int64_t>(bytes.size());
   while (!bytes.empty()) {
     const size_t count =
@@ -135,7 +120,7 @@ absl::Status ShardWriter::Add(std::span<const int32_t> first, std::span<const in
   }
   const ShardEntry entry = {num_tokens_, static_cast<uint32_t>(first.size()),
                             static_cast<uint32_t>(second.size())};
-  if (fwrite(&entry, sizeof(entry), 1, index_file_) != 1) return Failure();
+  if (fwrite(&entry, sizeof(entry), 1, index_file_.get()) != 1) return Failure();
   const size_t longer = std::max(first.size(), second.size());
   if (lengths_.size() <= longer) lengths_.resize(longer + 1);
   LengthRow& row = lengths_[longer];
@@ -150,9 +135,10 @@ absl::Status ShardWriter::Add(std::span<const int32_t> first, std::span<const in
 }
 
 absl::Status ShardWriter::AppendIndex() {
-  if (fflush(index_file_) != 0 || fseek(index_file_, 0, SEEK_SET) != 0) return Failure();
+  if (fflush(index_file_.get()) != 0 || fseek(index_file_.get(), 0, SEEK_SET) != 0)
+    return Failure();
   std::string buffer(1 << 20, '\0');
-  while (const size_t count = fread(buffer.data(), 1, buffer.size(), index_file_)) {
+  while (const size_t count = fread(buffer.data(), 1, buffer.size(), index_file_.get())) {
     RETURN_IF_ERROR(Append(std::string_view(buffer).substr(0, count)));
   }
   return absl::OkStatus();
@@ -178,9 +164,10 @@ absl::Status ShardWriter::Finish() {
   header.header_crc = HeaderCrc(header);
   const std::string_view checksums = AsBytes(std::span<const uint32_t>(checksums_));
   const bool written =
-      (checksums.empty() || fwrite(checksums.data(), checksums.size(), 1, file_) == 1) &&
-      fseek(file_, 0, SEEK_SET) == 0 && fwrite(&header, sizeof(header), 1, file_) == 1 &&
-      fflush(file_) == 0 && fsync(fileno(file_)) == 0;
+      (checksums.empty() || fwrite(checksums.data(), checksums.size(), 1, file_.get()) == 1) &&
+      fseek(file_.get(), 0, SEEK_SET) == 0 &&
+      fwrite(&header, sizeof(header), 1, file_.get()) == 1 && fflush(file_.get()) == 0 &&
+      fsync(fileno(file_.get())) == 0;
   if (!written) return Failure();
   return absl::OkStatus();
 }
@@ -211,25 +198,6 @@ absl::StatusOr<Shard> Shard::Open(const std::string& path) {
     return bad(absl::StrCat(bytes.size(), " bytes, should be ", size));
   }
   return Shard(std::move(file), header);
-}
-
-absl::Status Shard::VerifyChecksums() const {
-  const std::string_view data = file_.bytes().substr(
-      kShardDataOffset, static_cast<size_t>(header_.checksums_offset - kShardDataOffset));
-  const char* checksums = file_.bytes().data() + header_.checksums_offset;
-  for (size_t begin = 0; begin < data.size(); begin += kShardBlockBytes) {
-    uint32_t expected = 0;
-    std::memcpy(&expected, checksums + begin / kShardBlockBytes * 4, sizeof(expected));
-    if (Crc32c(data.substr(begin, kShardBlockBytes)) != expected) {
-      return absl::DataLossError(absl::StrCat(file_.path(), ": bytes from ",
-                                              kShardDataOffset + static_cast<int64_t>(begin),
-                                              " on do not match their checksum"));
-    }
-  }
-  ContentHasher hasher;
-  hasher.Update(data);
-  if (hasher.Digest() == header_.content_hash) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat(file_.path(), ": the content hash does not match"));
 }
 
 std::span<const LengthRow> Shard::lengths() const {

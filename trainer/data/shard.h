@@ -25,25 +25,19 @@
 
 namespace deepnet {
 
-// A file as read-only memory. Movable. Pages come from the file as they are touched and may leave
-// memory again.
+// A file as read-only memory, shared by copies. Pages come from the file as they are touched and
+// may leave memory again.
 class MappedFile {
  public:
   // Fails naming the file.
   static absl::StatusOr<MappedFile> Open(const std::string& path);
 
-  MappedFile(MappedFile&& other) noexcept;
-  MappedFile& operator=(MappedFile&& other) noexcept;
-  ~MappedFile();
-
-  std::string_view bytes() const { return {data_, size_}; }
+  std::string_view bytes() const { return {data_.get(), size_}; }
   const std::string& path() const { return path_; }
 
  private:
-  MappedFile(std::string path, const char* data, size_t size);
-
   std::string path_;
-  const char* data_ = nullptr;
+  std::shared_ptr<const char> data_;
   size_t size_ = 0;
 };
 
@@ -135,8 +129,8 @@ class ShardWriter {
   std::string IndexPath() const { return path_ + ".index"; }
 
   const std::string path_;
-  FILE* file_ = nullptr;
-  FILE* index_file_ = nullptr;
+  std::unique_ptr<FILE, int (*)(FILE*)> file_{nullptr, fclose};
+  std::unique_ptr<FILE, int (*)(FILE*)> index_file_{nullptr, fclose};
   bool wide_ = false;
   int64_t num_pairs_ = 0;
   int64_t num_tokens_ = 0;
@@ -154,9 +148,6 @@ class Shard {
  public:
   // Checks header, version and size; fails naming the file and what is wrong.
   static absl::StatusOr<Shard> Open(const std::string& path);
-
-  // Compares everything with its checksums; fails naming the first bad block.
-  absl::Status VerifyChecksums() const;
 
   int64_t num_pairs() const { return header_.num_pairs; }
   int64_t num_tokens() const { return header_.num_tokens; }

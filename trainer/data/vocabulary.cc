@@ -11,7 +11,6 @@
 #include "absl/strings/str_format.h"
 
 #include "parallel/base/check.h"
-#include "parallel/base/status_macros.h"
 #include "trainer/data/content_hash.h"
 
 namespace deepnet {

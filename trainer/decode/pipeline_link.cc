@@ -54,7 +54,7 @@ PipelineRoute MakePipelineRoute(const Inventory& inventory, std::span<const int>
     for (; layer < chunk_ends[c]; ++layer) {
       const LayerKind kind = inventory.layers[layer].kind;
       if (kind == LayerKind::kEncoder) route.encoder_end = owner;
-      if (kind == LayerKind::kDecoder && ReadsMemory(inventory.layers[layer]))
+      if (kind == LayerKind::kDecoder && SideInput(inventory.layers[layer]) != nullptr)
         decoders.insert(owner);
       if (kind >= LayerKind::kTargetEmbedding) behind_encoder.insert(owner);
     }

@@ -75,29 +75,35 @@ std::vector<IdPair> UnpackPairs(std::span<const int32_t> packed) {
 
 // The driver's state of its own chunks. The others drop theirs when this one is destroyed.
 struct PipelineScorer::State : public DecoderState {
-  State(PipelineScorer& scorer, int32_t id, std::unique_ptr<DecoderState> own)
-      : scorer(scorer), id(id), own(std::move(own)) {}
+  State(PipelineScorer& scorer, size_t rows) : scorer(scorer), rows(static_cast<int>(rows)) {}
   ~State() override {
+    if (own == nullptr) return;
     scorer.link_.SendCommand(Pack({Call::kDrop, id, {}}), scorer.link_.route().steppers);
   }
 
-  int num_rows() const override { return own->num_rows(); }
+  int num_rows() const override { return rows; }
 
   PipelineScorer& scorer;
-  const int32_t id;  // name of the state on the other ranks
-  const std::unique_ptr<DecoderState> own;
+  int rows;
+  int32_t id = 0;                     // name of the state on the other ranks
+  std::unique_ptr<DecoderState> own;  // null: the model was not asked any more
 };
 
 std::unique_ptr<DecoderState> PipelineScorer::Start(std::span<const std::vector<int32_t>> sources) {
+  auto state = std::make_unique<State>(*this, sources.size());
+  if (is_stopping_()) return state;
   std::vector<int32_t> packed;
   for (const std::vector<int32_t>& source : sources) AddList(source, packed);
-  const int32_t id = next_state_++;
-  link_.SendCommand(Pack({Call::kStart, id, packed}), link_.route().followers);
-  return std::make_unique<State>(*this, id, scorer_.Start(sources));
+  state->id = next_state_++;
+  link_.SendCommand(Pack({Call::kStart, state->id, packed}), link_.route().followers);
+  state->own = scorer_.Start(sources);
+  return state;
 }
 
 void PipelineScorer::Reorder(DecoderState& decoder_state, std::span<const int32_t> parents) {
   auto& state = static_cast<State&>(decoder_state);
+  state.rows = static_cast<int>(parents.size());
+  if (state.own == nullptr) return;
   link_.SendCommand(Pack({Call::kReorder, state.id, parents}), link_.route().steppers);
   scorer_.Reorder(*state.own, parents);
 }
@@ -105,20 +111,22 @@ void PipelineScorer::Reorder(DecoderState& decoder_state, std::span<const int32_
 void PipelineScorer::Step(DecoderState& decoder_state, std::span<const int32_t> tokens,
                           float* log_probs) {
   auto& state = static_cast<State&>(decoder_state);
-  link_.SendCommand(Pack({Call::kStep, state.id, tokens}), link_.route().steppers);
-  scorer_.Step(*state.own, tokens, log_probs);
-  if (link_.status().ok()) return;
+  if (state.own != nullptr && !is_stopping_()) {
+    link_.SendCommand(Pack({Call::kStep, state.id, tokens}), link_.route().steppers);
+    scorer_.Step(*state.own, tokens, log_probs);
+    if (link_.status().ok()) return;
+  }
   std::fill_n(log_probs, static_cast<int64_t>(tokens.size()) * vocabulary_size(),
               std::numeric_limits<float>::quiet_NaN());
 }
 
 std::vector<double> PipelineScorer::LogProbabilities(std::span<const IdPair> pairs) {
-  link_.SendCommand(Pack({Call::kScorePairs, 0, PackPairs(pairs)}), link_.route().followers);
-  std::vector<double> log_probs = pair_scorer_.LogProbabilities(pairs);
-  if (!link_.status().ok()) {
-    std::fill(log_probs.begin(), log_probs.end(), std::numeric_limits<double>::quiet_NaN());
+  if (!is_stopping_()) {
+    link_.SendCommand(Pack({Call::kScorePairs, 0, PackPairs(pairs)}), link_.route().followers);
+    std::vector<double> log_probs = pair_scorer_.LogProbabilities(pairs);
+    if (link_.status().ok()) return log_probs;
   }
-  return log_probs;
+  return std::vector<double>(pairs.size(), std::numeric_limits<double>::quiet_NaN());
 }
 
 void PipelineScorer::Show(const std::string& what, double fraction) {

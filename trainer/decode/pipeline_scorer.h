@@ -32,12 +32,20 @@
 
 namespace deepnet {
 
-// The driver's side. After an error of the link, log-probabilities are NaN, so that a search ends.
+// The driver's side. After an error of the link, and once it is stopping, log-probabilities are
+// NaN: a search cannot be left half-way, but it ends soon when nothing is probable any more.
 class PipelineScorer : public Scorer, public PairScorer {
  public:
-  // `model`, the chunks of this rank, and `link` outlive this. `computed`: see ModelPairScorer.
-  PipelineScorer(Transformer& model, PipelineLink& link, std::function<void()> computed = {})
-      : link_(link), scorer_(model, &link), pair_scorer_(model, &link, std::move(computed)) {}
+  // `model`, the chunks of this rank, and `link` outlive this. `is_stopping` stays true once it is;
+  // then the model is not asked any more. It is asked at every step and after every microbatch of
+  // pairs.
+  PipelineScorer(
+      Transformer& model, PipelineLink& link,
+      std::function<bool()> is_stopping = [] { return false; })
+      : link_(link),
+        is_stopping_(std::move(is_stopping)),
+        scorer_(model, &link),
+        pair_scorer_(model, &link, [this] { is_stopping_(); }) {}
 
   int64_t vocabulary_size() const override { return scorer_.vocabulary_size(); }
   std::unique_ptr<DecoderState> Start(std::span<const std::vector<int32_t>> sources) override;
@@ -55,6 +63,7 @@ class PipelineScorer : public Scorer, public PairScorer {
   struct State;
 
   PipelineLink& link_;
+  const std::function<bool()> is_stopping_;
   ModelScorer scorer_;
   ModelPairScorer pair_scorer_;
   int32_t next_state_ = 0;

@@ -79,17 +79,13 @@ absl::StatusOr<SentenceScores> Gather(const EvaluateShare& share,
 
 namespace {
 
-struct Route {
-  std::string source, target;
-  std::string Name() const { return source + "-" + target; }
-};
-
 absl::Status DataError(const std::string& text) {
   return WithExitCode(absl::NotFoundError(text), ExitCode::kData);
 }
 
-absl::StatusOr<std::vector<Route>> Routes(const Corpus& corpus, const EvaluateOptions& options) {
-  std::vector<Route> routes;
+absl::StatusOr<std::vector<Direction>> Directions(const Corpus& corpus,
+                                                  const EvaluateOptions& options) {
+  std::vector<Direction> routes;
   for (const std::string& name : options.directions) {
     const std::vector<std::string> sides = absl::StrSplit(name, '-');
     if (sides.size() != 2) return DataError(absl::StrCat("direction \"", name, "\": write xx-yy"));
@@ -97,7 +93,7 @@ absl::StatusOr<std::vector<Route>> Routes(const Corpus& corpus, const EvaluateOp
   }
   std::set<std::string> languages;
   for (const Direction& d : corpus.TextDirections(options.split)) {
-    if (options.directions.empty()) routes.push_back({d.source, d.target});
+    if (options.directions.empty()) routes.push_back(d);
     languages.insert({d.source, d.target});
   }
   if (options.any_to_any) {
@@ -112,7 +108,7 @@ absl::StatusOr<std::vector<Route>> Routes(const Corpus& corpus, const EvaluateOp
     return DataError(absl::StrCat("the corpus has no ", options.split, " sentences"));
   }
   std::sort(routes.begin(), routes.end(),
-            [](const Route& a, const Route& b) { return a.Name() < b.Name(); });
+            [](const Direction& a, const Direction& b) { return a.Name() < b.Name(); });
   return routes;
 }
 
@@ -139,7 +135,7 @@ class Evaluator {
         options_(options),
         codec_(MakeTextCodec(vocabulary)) {}
 
-  absl::StatusOr<DirectionScore> Score(const Route& route) const {
+  absl::StatusOr<DirectionScore> Score(const Direction& route) const {
     auto found = corpus_.Sentences(options_.split, route.source, route.target);
     if (!found.ok()) return WithExitCode(found.status(), ExitCode::kData);
     ParallelSentences text = *std::move(found);
@@ -291,7 +287,7 @@ absl::StatusOr<EvalRecord> Evaluate(Scorer& scorer, PairScorer& pair_scorer, con
                                     const Vocabulary& vocabulary, const EvaluateOptions& options,
                                     const EvaluateProgress& progress) {
   const double start = SecondsNow();
-  ASSIGN_OR_RETURN(const std::vector<Route> routes, Routes(corpus, options));
+  ASSIGN_OR_RETURN(const std::vector<Direction> routes, Directions(corpus, options));
   const Evaluator evaluator(scorer, pair_scorer, corpus, vocabulary, options);
   EvalRecord record;
   for (size_t i = 0; i < routes.size(); ++i) {

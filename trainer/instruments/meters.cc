@@ -8,7 +8,7 @@
 
 #include "parallel/base/clock.h"
 #include "parallel/base/status_macros.h"
-#include "trainer/model/sublayer_order.h"
+#include "trainer/model/architecture.h"
 
 namespace deepnet {
 namespace {
@@ -94,44 +94,17 @@ std::vector<int> LayersOfBlocks(const Inventory& whole, std::span<const int64_t>
 }  // namespace
 
 LayerMeter::LayerMeter(const Inventory& whole, const ShardLayout& layout,
-                       const at::TensorOptions& options) {
+                       const at::TensorOptions& options)
+    : layer_of_block_(LayersOfBlocks(whole, SumBlockBorders(whole))),
+      runs_(BlockRunsOf(whole, layout)) {
   for (const Layer& layer : whole.layers) layers_.push_back(layer.name);
-  const std::vector<int64_t> borders = SumBlockBorders(whole);
-  layer_of_block_ = LayersOfBlocks(whole, borders);
-  int64_t elements = 0;
-  for (const Extent& extent : layout.extents) {
-    if (!extent.first_in_chain) continue;
-    const int64_t end = extent.whole + extent.count;
-    size_t block = std::lower_bound(borders.begin(), borders.end(), extent.whole) - borders.begin();
-    bool open = false;  // the last run may go on
-    for (; borders[block] < end; ++block) {
-      const int64_t count = borders[block + 1] - borders[block];
-      const int64_t inside = borders[block] - extent.whole;
-      if (!open) {
-        runs_.push_back({.gradient = extent.gradient + inside,
-                         .weight = extent.weight + inside,
-                         .copy = elements,
-                         .block = block});
-      }
-      runs_.back().count += count;
-      elements += count;
-      open = count == kSumBlock;
-    }
-  }
+  const int64_t elements = runs_.empty() ? 0 : runs_.back().packed + runs_.back().count;
   copy_ = at::empty({elements}, options);
 }
 
 void LayerMeter::Remember(const at::Tensor& weights) {
-  for (const Run& run : runs_) {
-    copy_.narrow(0, run.copy, run.count).copy_(weights.narrow(0, run.weight, run.count));
-  }
-}
-
-void LayerMeter::AddSquares(Ops& ops, const at::Tensor& x, int64_t Run::*offset,
-                            std::span<double> sums) const {
-  for (const Run& run : runs_) {
-    const size_t blocks = (run.count + kSumBlock - 1) / kSumBlock;
-    ops.SumSquares(x.narrow(0, run.*offset, run.count), sums.subspan(run.block, blocks));
+  for (const BlockRun& run : runs_) {
+    copy_.narrow(0, run.packed, run.count).copy_(weights.narrow(0, run.weight, run.count));
   }
 }
 
@@ -139,16 +112,16 @@ void LayerMeter::AddSquares(Ops& ops, const at::Tensor& x, int64_t Run::*offset,
 absl::StatusOr<std::vector<LayerInstruments>> LayerMeter::Measure(Ops& ops,
                                                                   const Parameters& parameters,
                                                                   const Groups& groups) {
-  for (const Run& run : runs_) {
-    copy_.narrow(0, run.copy, run.count)
+  for (const BlockRun& run : runs_) {
+    copy_.narrow(0, run.packed, run.count)
         .sub_(parameters.weights().narrow(0, run.weight, run.count));
   }
   const size_t blocks = layer_of_block_.size();
   std::vector<double> sums(3 * blocks, 0.0);
   const std::span<double> all(sums);
-  AddSquares(ops, parameters.gradient(), &Run::gradient, all.subspan(0, blocks));
-  AddSquares(ops, parameters.weights(), &Run::weight, all.subspan(blocks, blocks));
-  AddSquares(ops, copy_, &Run::copy, all.subspan(2 * blocks, blocks));
+  SumBlockSquares(ops, parameters.gradient(), runs_, &BlockRun::gradient, all.subspan(0, blocks));
+  SumBlockSquares(ops, parameters.weights(), runs_, &BlockRun::weight, all.subspan(blocks, blocks));
+  SumBlockSquares(ops, copy_, runs_, &BlockRun::packed, all.subspan(2 * blocks, blocks));
   if (groups.world != nullptr) {
     RETURN_IF_ERROR(
         Named(groups.world->AllReduceSum(all, groups.limit), "sums of the instruments' squares"));

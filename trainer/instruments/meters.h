@@ -15,7 +15,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -30,6 +29,7 @@
 #include "trainer/model/parameters.h"
 #include "trainer/model/pass.h"
 #include "trainer/optim/groups.h"
+#include "trainer/optim/step_totals.h"
 
 namespace deepnet {
 
@@ -79,18 +79,10 @@ class LayerMeter {
                                                         const Groups& groups);
 
  private:
-  struct Run {
-    int64_t gradient = 0, weight = 0, copy = 0, count = 0;  // elements
-    size_t block = 0;                                       // the first; all but the last are full
-  };
-
-  void AddSquares(Ops& ops, const at::Tensor& x, int64_t Run::*offset,
-                  std::span<double> sums) const;
-
   std::vector<std::string> layers_;  // names, in chain order
   std::vector<int> layer_of_block_;  // of the whole model
-  std::vector<Run> runs_;
-  at::Tensor copy_;  // of what the runs cover
+  std::vector<BlockRun> runs_;
+  at::Tensor copy_;  // of the weights that the runs cover, packed
 };
 
 }  // namespace deepnet

@@ -1,22 +1,21 @@
-#include "trainer/interop/export.h"
-
 #include <algorithm>
 #include <memory>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 
-#include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/checkpoint/format.h"
+#include "trainer/checkpoint/tools/spread_writer.h"
 #include "trainer/checkpoint/tools/tensor_reader.h"
 #include "trainer/data/vocabulary.h"
 #include "trainer/interop/hf_config.h"
 #include "trainer/interop/hf_tokenizer.h"
+#include "trainer/interop/interop.h"
 #include "trainer/interop/marian.h"
-#include "trainer/interop/tensor_source.h"
 #include "trainer/model/architecture.h"
 #include "trainer/model/scheme.h"
 
@@ -30,23 +29,6 @@ struct Package {
   std::vector<OutgoingTensor> tensors = {};
 };
 
-absl::Status CheckOutput(FileSystem& fs, const std::string& output) {
-  const absl::StatusOr<std::vector<std::string>> names = fs.List(output);
-  if (absl::IsNotFound(names.status()) || (names.ok() && names->empty())) return absl::OkStatus();
-  const absl::Status status =
-      names.ok() ? absl::AlreadyExistsError(absl::StrCat("'", output, "' is not empty, it holds '",
-                                                         names->front(), "'; name a new folder"))
-                 : names.status();
-  return WithExitCode(status, ExitCode::kBadConfig);
-}
-
-absl::Status CheckModel(const Manifest& manifest, const std::string& folder) {
-  if (manifest.run().model().residual() != RESIDUAL_UNSPECIFIED) return absl::OkStatus();
-  return WithExitCode(
-      absl::FailedPreconditionError(absl::StrCat("'", folder, "' does not say what its model is")),
-      ExitCode::kCheckpoint);
-}
-
 // Returns the vocabulary of the run folder, and the bytes of its model in `model_bytes`.
 absl::StatusOr<Vocabulary> ReadVocabulary(FileSystem& fs, const std::string& run_folder,
                                           const Manifest& manifest, std::string* model_bytes) {
@@ -58,17 +40,14 @@ absl::StatusOr<Vocabulary> ReadVocabulary(FileSystem& fs, const std::string& run
         ReadWholeFile(fs, JoinPath(run_folder, kRunLanguagesFile), kMaxTokenizerBytes));
     return Vocabulary::FromBytes(*model_bytes, absl::StrSplit(list, '\n', absl::SkipEmpty()));
   };
-  absl::StatusOr<Vocabulary> vocabulary = read();
-  if (!vocabulary.ok()) return CheckpointError(vocabulary.status(), "the tokenizer");
+  ASSIGN_OR_RETURN(Vocabulary vocabulary, CheckpointError(read(), "the tokenizer"));
   const int64_t rows = manifest.run().model().vocabulary_size();
-  if (vocabulary->size() == rows && vocabulary->hash() == manifest.tokenizer_hash()) {
+  if (vocabulary.size() == rows && vocabulary.hash() == manifest.tokenizer_hash()) {
     return vocabulary;
   }
-  return WithExitCode(
-      absl::FailedPreconditionError(absl::StrCat(
-          "'", run_folder, "' holds the tokenizer ", vocabulary->hash(), " of ", vocabulary->size(),
-          " ids; the checkpoint was made with ", manifest.tokenizer_hash(), " of ", rows)),
-      ExitCode::kCheckpoint);
+  return CheckpointRefused(absl::StrCat(
+      "'", run_folder, "' holds the tokenizer ", vocabulary.hash(), " of ", vocabulary.size(),
+      " ids; the checkpoint was made with ", manifest.tokenizer_hash(), " of ", rows));
 }
 
 // Returns generation_config.json: the search that the checkpoint's run has configured, as
@@ -102,26 +81,13 @@ absl::StatusOr<Package> MakePackage(const ExportOptions& options, const Vocabula
     package.ids = MarianIds(model.vocabulary_size());
     ASSIGN_OR_RETURN(package.tensors, MarianTensors(model, reader));
   } else {
-    for (int64_t id = 0; id < model.vocabulary_size(); ++id) package.ids.push_back(id);
+    package.ids.resize(static_cast<size_t>(model.vocabulary_size()));
+    std::iota(package.ids.begin(), package.ids.end(), 0);
     ASSIGN_OR_RETURN(package.tensors, StoredWeights(model, reader));
     for (OutgoingTensor& tensor : package.tensors) tensor.name = HfName(tensor.name);
   }
   package.config.set_dtype(options.layout.type == FloatType::kBfloat16 ? "bfloat16" : "float32");
   return package;
-}
-
-absl::Status WritePackage(FileSystem& fs, const std::string& folder, const Package& package,
-                          const std::string& model_bytes, const Vocabulary& vocabulary,
-                          const DecodeSpec& decode, const ExportOptions& options) {
-  RETURN_IF_ERROR(fs.MakeFolder(folder));
-  RETURN_IF_ERROR(ReplaceFile(fs, JoinPath(folder, kConfigFile), HfConfigJson(package.config)));
-  RETURN_IF_ERROR(ReplaceFile(fs, JoinPath(folder, "generation_config.json"),
-                              GenerationJson(package.config, decode, vocabulary, package.ids)));
-  RETURN_IF_ERROR(WriteHfTokenizer(fs, folder, model_bytes, vocabulary, package.ids,
-                                   package.config.max_position_embeddings()));
-  RETURN_IF_ERROR(
-      WriteSafetensors(fs, folder, package.tensors, options.layout, options.tool.progress));
-  return fs.SyncFolder(folder);
 }
 
 std::vector<std::string> Statements(const Manifest& manifest, const ExportOptions& options) {
@@ -146,14 +112,17 @@ std::vector<std::string> Statements(const Manifest& manifest, const ExportOption
 absl::StatusOr<ExportReport> ExportCheckpoint(FileSystem& fs, const std::string& checkpoint_folder,
                                               const std::string& output,
                                               const ExportOptions& options) {
-  RETURN_IF_ERROR(CheckOutput(fs, output));
+  RETURN_IF_ERROR(CheckOutputFolder(fs, output, /*may_be_left_over=*/false));
   ASSIGN_OR_RETURN(const std::unique_ptr<TensorReader> reader,
                    TensorReader::Open(fs, checkpoint_folder, options.tool));
   TensorReader* const alone[] = {reader.get()};
   RETURN_IF_ERROR(
       ShareMemory(alone, kWriteManifestFactor, kSafetensorsWriteBytes, options.tool, "exporting"));
   const Manifest& manifest = reader->manifest();
-  RETURN_IF_ERROR(CheckModel(manifest, checkpoint_folder));
+  if (manifest.run().model().residual() == RESIDUAL_UNSPECIFIED) {
+    return CheckpointRefused(
+        absl::StrCat("'", checkpoint_folder, "' does not say what its model is"));
+  }
   RETURN_IF_ERROR(CheckRowsAreIndependent(manifest.run().model()));
   RETURN_IF_ERROR(CheckTranslates(manifest.run().model(), "checkpoint export"));
   if (options.format == ExportFormat::kMarian) RETURN_IF_ERROR(CheckMarian(manifest.run().model()));
@@ -166,8 +135,17 @@ absl::StatusOr<ExportReport> ExportCheckpoint(FileSystem& fs, const std::string&
   const auto write = [&]() -> absl::Status {
     ASSIGN_OR_RETURN(const bool left, fs.Exists(temporary));
     if (left) RETURN_IF_ERROR(DeleteTree(fs, temporary));
-    RETURN_IF_ERROR(WritePackage(fs, temporary, package, model_bytes, vocabulary,
-                                 manifest.run().decode(), options));
+    RETURN_IF_ERROR(fs.MakeFolder(temporary));
+    RETURN_IF_ERROR(
+        ReplaceFile(fs, JoinPath(temporary, kConfigFile), HfConfigJson(package.config)));
+    RETURN_IF_ERROR(ReplaceFile(
+        fs, JoinPath(temporary, "generation_config.json"),
+        GenerationJson(package.config, manifest.run().decode(), vocabulary, package.ids)));
+    RETURN_IF_ERROR(WriteHfTokenizer(fs, temporary, model_bytes, vocabulary, package.ids,
+                                     package.config.max_position_embeddings()));
+    RETURN_IF_ERROR(
+        WriteSafetensors(fs, temporary, package.tensors, options.layout, options.tool.progress));
+    RETURN_IF_ERROR(fs.SyncFolder(temporary));
     RETURN_IF_ERROR(fs.Rename(temporary, output));
     return fs.SyncFolder(ParentFolder(output));
   };
@@ -176,8 +154,7 @@ absl::StatusOr<ExportReport> ExportCheckpoint(FileSystem& fs, const std::string&
     DeleteTree(fs, temporary).IgnoreError();
     return CheckpointError(written, absl::StrCat("writing '", output, "'"));
   }
-  return ExportReport{.tensors = static_cast<int64_t>(package.tensors.size()),
-                      .statements = Statements(manifest, options)};
+  return ExportReport{.statements = Statements(manifest, options)};
 }
 
 }  // namespace deepnet

@@ -1,17 +1,17 @@
 #include "trainer/interop/hf_config.h"
 
 #include <algorithm>
-#include <iterator>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include <google/protobuf/text_format.h>
 #include <google/protobuf/util/json_util.h>
 
 #include "parallel/base/check.h"
-#include "parallel/base/exit_code.h"
 #include "parallel/base/former_names.h"
 #include "parallel/base/status_macros.h"
+#include "trainer/checkpoint/format.h"
 #include "trainer/data/vocabulary.h"
 #include "trainer/interop/json_file.h"
 #include "trainer/model/depth_scaling.h"
@@ -20,8 +20,6 @@ namespace deepnet {
 namespace {
 
 constexpr double kTorchEpsilon = 1e-5;  // torch.nn.LayerNorm's, which M2M-100 and Marian take
-
-const char* ActivationText(Activation activation) { return activation == GELU ? "gelu" : "relu"; }
 
 const char* TiedText(TiedEmbeddings tied) {
   if (tied == TIE_ALL) return "all";
@@ -51,78 +49,51 @@ ExportedCheckpoint Exported(const Manifest& manifest, const std::vector<std::str
   exported.set_optimizer_steps(manifest.optimizer_steps());
   exported.set_source_tokens(manifest.source_tokens());
   exported.set_target_tokens(manifest.target_tokens());
-  for (const std::string& language : languages) exported.add_languages(language);
+  exported.mutable_languages()->Assign(languages.begin(), languages.end());
   return exported;
 }
 
-// Collects the mistakes of a config, a phrase each.
-class Mistakes {
- public:
-  template <typename Value>
-  void Expect(bool good, const char* key, const Value& value, const char* what) {
-    if (!good) texts_.push_back(absl::StrCat(key, " is ", value, ": ", what));
-  }
-  absl::Status status() const {
-    if (texts_.empty()) return absl::OkStatus();
-    return WithExitCode(absl::FailedPreconditionError(absl::StrCat(
-                            "this M2M-100 cannot be imported: ", absl::StrJoin(texts_, "; "))),
-                        ExitCode::kCheckpoint);
-  }
-
- private:
-  std::vector<std::string> texts_;
-};
-
 // M2M100Config's values for keys that config.json leaves out.
-HfConfig WithM2mDefaults(const HfConfig& given) {
-  HfConfig config;
-  config.set_vocab_size(128112);
-  config.set_d_model(1024);
-  config.set_encoder_layers(12);
-  config.set_decoder_layers(12);
-  config.set_encoder_ffn_dim(4096);
-  config.set_decoder_ffn_dim(4096);
-  config.set_encoder_attention_heads(16);
-  config.set_decoder_attention_heads(16);
-  config.set_dropout(0.1);
-  config.set_attention_dropout(0.1);
-  config.set_activation_function("relu");
-  config.set_max_position_embeddings(1024);
-  config.set_scale_embedding(true);
-  config.set_tie_word_embeddings(true);
-  config.set_pad_token_id(kPad);
-  config.set_bos_token_id(kBos);
-  config.set_eos_token_id(kEos);
-  config.set_decoder_start_token_id(kEos);
-  config.MergeFrom(given);
-  return config;
-}
+constexpr char kM2mDefaults[] = R"(
+    vocab_size: 128112                  d_model: 1024
+    encoder_layers: 12                  decoder_layers: 12
+    encoder_ffn_dim: 4096               decoder_ffn_dim: 4096
+    encoder_attention_heads: 16         decoder_attention_heads: 16
+    dropout: 0.1                        attention_dropout: 0.1
+    activation_function: "relu"         max_position_embeddings: 1024
+    scale_embedding: true               tie_word_embeddings: true
+    pad_token_id: 1                     bos_token_id: 0
+    eos_token_id: 2                     decoder_start_token_id: 2)";
 
 absl::Status CheckM2m(const HfConfig& c) {
-  Mistakes mistakes;
-  mistakes.Expect(c.vocab_size() > kFirstPiece, "vocab_size", c.vocab_size(), "too small");
-  mistakes.Expect(c.encoder_layers() > 0, "encoder_layers", c.encoder_layers(), "at least 1");
-  mistakes.Expect(c.decoder_layers() > 0, "decoder_layers", c.decoder_layers(), "at least 1");
+  std::vector<std::string> mistakes;
+  const auto expect = [&](bool good, const char* key, const auto& value, const char* what) {
+    if (!good) mistakes.push_back(absl::StrCat(key, " is ", value, ": ", what));
+  };
+  expect(c.vocab_size() > kFirstPiece, "vocab_size", c.vocab_size(), "too small");
+  expect(c.encoder_layers() > 0, "encoder_layers", c.encoder_layers(), "at least 1");
+  expect(c.decoder_layers() > 0, "decoder_layers", c.decoder_layers(), "at least 1");
   const bool divides = c.d_model() > 0 && c.encoder_attention_heads() > 0 &&
                        c.d_model() % c.encoder_attention_heads() == 0;
-  mistakes.Expect(divides, "d_model", c.d_model(), "no multiple of the heads");
-  mistakes.Expect(c.encoder_ffn_dim() > 0 && c.encoder_ffn_dim() == c.decoder_ffn_dim(),
-                  "decoder_ffn_dim", c.decoder_ffn_dim(), "must equal encoder_ffn_dim here");
-  mistakes.Expect(c.encoder_attention_heads() == c.decoder_attention_heads(),
-                  "decoder_attention_heads", c.decoder_attention_heads(),
-                  "must equal encoder_attention_heads here");
-  mistakes.Expect(c.activation_function() == "relu" || c.activation_function() == "gelu",
-                  "activation_function", c.activation_function(), "must be relu or gelu");
-  mistakes.Expect(c.max_position_embeddings() > 1, "max_position_embeddings",
-                  c.max_position_embeddings(), "too small");
-  mistakes.Expect(c.tie_word_embeddings(), "tie_word_embeddings", "false",
-                  "an untied output projection beside a shared embedding is not known here");
-  mistakes.Expect(c.pad_token_id() == kPad, "pad_token_id", c.pad_token_id(), "must be 1");
-  mistakes.Expect(c.bos_token_id() == kBos, "bos_token_id", c.bos_token_id(), "must be 0");
-  mistakes.Expect(c.eos_token_id() == kEos, "eos_token_id", c.eos_token_id(), "must be 2");
-  mistakes.Expect(c.decoder_start_token_id() == kEos, "decoder_start_token_id",
-                  c.decoder_start_token_id(), "must be 2");
-  return mistakes.status();
+  expect(divides, "d_model", c.d_model(), "no multiple of the heads");
+  expect(c.encoder_ffn_dim() > 0 && c.encoder_ffn_dim() == c.decoder_ffn_dim(), "decoder_ffn_dim",
+         c.decoder_ffn_dim(), "must equal encoder_ffn_dim here");
+  expect(c.encoder_attention_heads() == c.decoder_attention_heads(), "decoder_attention_heads",
+         c.decoder_attention_heads(), "must equal encoder_attention_heads here");
+  expect(c.activation_function() == "relu" || c.activation_function() == "gelu",
+         "activation_function", c.activation_function(), "must be relu or gelu");
+  expect(c.max_position_embeddings() > 1, "max_position_embeddings", c.max_position_embeddings(),
+         "too small");
+  expect(c.tie_word_embeddings(), "tie_word_embeddings", "false",
+         "an untied output projection beside a shared embedding is not known here");
+  expect(c.pad_token_id() == kPad, "pad_token_id", c.pad_token_id(), "must be 1");
+  expect(c.bos_token_id() == kBos, "bos_token_id", c.bos_token_id(), "must be 0");
+  expect(c.eos_token_id() == kEos, "eos_token_id", c.eos_token_id(), "must be 2");
+  expect(c.decoder_start_token_id() == kEos, "decoder_start_token_id", c.decoder_start_token_id(),
+         "must be 2");
+  if (mistakes.empty()) return absl::OkStatus();
+  return CheckpointRefused(
+      absl::StrCat("this M2M-100 cannot be imported: ", absl::StrJoin(mistakes, "; ")));
 }
 
 }  // namespace
@@ -159,7 +130,7 @@ HfConfig MakeHfConfig(const Manifest& manifest, const std::vector<std::string>& 
   config.set_dropout(model.dropout());
   config.set_attention_dropout(model.attention_dropout());
   config.set_activation_dropout(model.activation_dropout());
-  config.set_activation_function(ActivationText(model.activation()));
+  config.set_activation_function(model.activation() == GELU ? "gelu" : "relu");
   config.set_max_position_embeddings(model.max_positions());
   config.set_scale_embedding(!model.unscaled_embedding());
   config.set_is_encoder_decoder(true);
@@ -198,7 +169,9 @@ absl::StatusOr<HfConfig> ReadHfConfig(FileSystem& fs, const std::string& folder,
 }
 
 absl::StatusOr<ModelSpec> ModelOfM2m(const HfConfig& given) {
-  const HfConfig config = WithM2mDefaults(given);
+  HfConfig config;
+  DEEPNET_CHECK(google::protobuf::TextFormat::ParseFromString(kM2mDefaults, &config));
+  config.MergeFrom(given);
   RETURN_IF_ERROR(CheckM2m(config));
   ModelSpec model;
   model.set_encoder_layers(config.encoder_layers());
@@ -231,7 +204,7 @@ bool IsRepeatedInHf(std::string_view name) {
       "model.encoder.embed_positions.weights",
       "model.decoder.embed_positions.weights",
   };
-  return std::find(std::begin(kRepeated), std::end(kRepeated), name) != std::end(kRepeated);
+  return std::ranges::count(kRepeated, name) > 0;
 }
 
 }  // namespace deepnet

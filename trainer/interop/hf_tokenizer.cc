@@ -15,11 +15,13 @@
 #include "parallel/base/exit_code.h"
 #include "parallel/base/json.h"
 #include "parallel/base/status_macros.h"
-#include "proto/interop.pb.h"
+#include "trainer/checkpoint/format.h"
 #include "trainer/interop/json_file.h"
 
 namespace deepnet {
 namespace {
+
+constexpr char kSourceModelFile[] = "source.spm";
 
 // Returns the name that MarianTokenizer has for a piece.
 std::string HfPiece(const Vocabulary& vocabulary, int32_t id) {
@@ -38,8 +40,7 @@ constexpr const char* kM2mLanguages[] = {
     "uk", "ur", "uz", "vi",  "wo", "xh", "yi", "yo", "zh", "zu"};
 
 absl::Status Refuse(const std::string& file, const std::string& what) {
-  return WithExitCode(absl::FailedPreconditionError(absl::StrCat("'", file, "': ", what)),
-                      ExitCode::kCheckpoint);
+  return CheckpointRefused(absl::StrCat("'", file, "': ", what));
 }
 
 std::string Varint(uint64_t value) {
@@ -146,7 +147,35 @@ void FindRows(const Vocabulary& vocabulary, const M2mRows& rows, ImportedVocabul
       "': their rows are copies of that of <unk>, which M2M100Tokenizer reads for them"));
 }
 
+// Reads a SentencePiece model.
+absl::StatusOr<std::string> ReadTokenizer(FileSystem& fs, const std::string& path) {
+  absl::StatusOr<std::string> bytes = ReadWholeFile(fs, path, kMaxTokenizerBytes);
+  if (!bytes.ok()) return WithExitCode(bytes.status(), ExitCode::kCheckpoint);
+  return bytes;
+}
+
+// Returns the vocabulary of model and languages, and notes its hash.
+absl::StatusOr<Vocabulary> ParseVocabulary(const std::string& path, ImportedVocabulary* imported) {
+  absl::StatusOr<Vocabulary> vocabulary =
+      Vocabulary::FromBytes(imported->model_bytes, imported->languages);
+  if (!vocabulary.ok()) return Refuse(path, std::string(vocabulary.status().message()));
+  imported->hash = vocabulary->hash();
+  return vocabulary;
+}
+
 }  // namespace
+
+absl::StatusOr<ImportedVocabulary> ReadExportedVocabulary(FileSystem& fs, const std::string& folder,
+                                                          const ExportedCheckpoint& exported) {
+  const std::string path = JoinPath(folder, kSourceModelFile);
+  ImportedVocabulary imported;
+  ASSIGN_OR_RETURN(imported.model_bytes, ReadTokenizer(fs, path));
+  imported.languages = {exported.languages().begin(), exported.languages().end()};
+  RETURN_IF_ERROR(ParseVocabulary(path, &imported).status());
+  if (imported.hash == exported.tokenizer_hash()) return imported;
+  return CheckpointRefused(absl::StrCat("'", path, "' has the hash ", imported.hash,
+                                        "; the export was made with ", exported.tokenizer_hash()));
+}
 
 absl::Status WriteHfTokenizer(FileSystem& fs, const std::string& folder,
                               const std::string& model_bytes, const Vocabulary& vocabulary,
@@ -157,15 +186,12 @@ absl::Status WriteHfTokenizer(FileSystem& fs, const std::string& folder,
     std::string piece = HfPiece(vocabulary, static_cast<int32_t>(ids[row]));
     rows.push_back(absl::StrCat("  ", JsonQuoted(piece), ": ", row));
     if (seen.insert(piece).second) continue;
-    return WithExitCode(
-        absl::FailedPreconditionError(absl::StrCat("the piece '", piece,
-                                                   "' stands twice in the vocabulary, which "
-                                                   "vocab.json cannot say")),
-        ExitCode::kCheckpoint);
+    return CheckpointRefused(absl::StrCat(
+        "the piece '", piece, "' stands twice in the vocabulary, which vocab.json cannot say"));
   }
   RETURN_IF_ERROR(ReplaceFile(fs, JoinPath(folder, "vocab.json"),
                               absl::StrCat("{\n", absl::StrJoin(rows, ",\n"), "\n}\n")));
-  RETURN_IF_ERROR(ReplaceFile(fs, JoinPath(folder, "source.spm"), model_bytes));
+  RETURN_IF_ERROR(ReplaceFile(fs, JoinPath(folder, kSourceModelFile), model_bytes));
   RETURN_IF_ERROR(ReplaceFile(fs, JoinPath(folder, "target.spm"), model_bytes));
   return ReplaceFile(fs, JoinPath(folder, "tokenizer_config.json"),
                      absl::StrCat("{\n  \"tokenizer_class\": \"MarianTokenizer\",\n"
@@ -181,20 +207,15 @@ absl::StatusOr<ImportedVocabulary> ReadM2mVocabulary(FileSystem& fs, const std::
   RETURN_IF_ERROR(CheckLanguageCodes(fs, folder, options));
   ASSIGN_OR_RETURN(M2mRows rows, ReadRowsOf(fs, folder, vocabulary_size, options));
   const std::string path = JoinPath(folder, "sentencepiece.bpe.model");
-  absl::StatusOr<std::string> bytes = ReadWholeFile(fs, path, kMaxTokenizerBytes);
-  if (!bytes.ok()) return WithExitCode(bytes.status(), ExitCode::kCheckpoint);
   ImportedVocabulary imported;
-  imported.model_bytes = *std::move(bytes);
+  ASSIGN_OR_RETURN(imported.model_bytes, ReadTokenizer(fs, path));
   std::string error;
   const std::unique_ptr<SentencePieces> pieces = SentencePieces::Load(imported.model_bytes, &error);
   if (pieces == nullptr) return Refuse(path, error);
   AddRowsWithoutPiece(*pieces, vocabulary_size, &rows, &imported);
   for (const auto& [language, row] : rows.of_language) imported.languages.push_back(language);
-  const absl::StatusOr<Vocabulary> vocabulary =
-      Vocabulary::FromBytes(imported.model_bytes, imported.languages);
-  if (!vocabulary.ok()) return Refuse(path, std::string(vocabulary.status().message()));
-  FindRows(*vocabulary, rows, &imported);
-  imported.hash = vocabulary->hash();
+  ASSIGN_OR_RETURN(const Vocabulary vocabulary, ParseVocabulary(path, &imported));
+  FindRows(vocabulary, rows, &imported);
   return imported;
 }
 

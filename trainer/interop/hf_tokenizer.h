@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 
 #include "parallel/base/file_system.h"
+#include "proto/interop.pb.h"
 #include "trainer/checkpoint/tools/tool_options.h"
 #include "trainer/data/vocabulary.h"
 
@@ -27,14 +28,18 @@ absl::Status WriteHfTokenizer(FileSystem& fs, const std::string& folder,
                               const std::string& model_bytes, const Vocabulary& vocabulary,
                               const std::vector<int64_t>& ids, int max_positions);
 
-// The vocabulary that was made of an M2M-100 folder.
+// The vocabulary that was made of a folder.
 struct ImportedVocabulary {
   std::string model_bytes;             // the SentencePiece model
   std::vector<std::string> languages;  // sorted
-  std::vector<int64_t> rows;           // [our id]: the row of the imported embedding
+  std::vector<int64_t> rows;           // [our id]: the row of the imported embedding; empty: itself
   std::string hash;                    // Vocabulary::hash()
   std::vector<std::string> notes;      // a sentence for each kind of piece that does not fit
 };
+
+// Reads what WriteHfTokenizer() wrote. Fails unless it has the hash that `exported` says.
+absl::StatusOr<ImportedVocabulary> ReadExportedVocabulary(FileSystem& fs, const std::string& folder,
+                                                          const ExportedCheckpoint& exported);
 
 // Reads sentencepiece.bpe.model and vocab.json of `folder`. Our order of pieces is that of the
 // SentencePiece model; vocab.json has another one, so rows are found by piece. Rows without a piece

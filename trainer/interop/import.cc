@@ -1,7 +1,4 @@
-#include "trainer/interop/import.h"
-
 #include <algorithm>
-#include <map>
 #include <memory>
 #include <set>
 #include <utility>
@@ -9,15 +6,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
-#include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/format.h"
 #include "trainer/checkpoint/tools/spread_writer.h"
 #include "trainer/interop/hf_config.h"
 #include "trainer/interop/hf_tokenizer.h"
+#include "trainer/interop/interop.h"
 #include "trainer/interop/safetensors.h"
-#include "trainer/interop/tensor_source.h"
 #include "trainer/model/describe.h"
 
 namespace deepnet {
@@ -28,13 +24,9 @@ constexpr int64_t kPieceElements = int64_t{1} << 18;
 // A folder that was read, but for its tensors.
 struct Incoming {
   Manifest manifest = {};
-  ImportedVocabulary vocabulary = {};  // `rows` is empty if they keep the order of the folder
+  ImportedVocabulary vocabulary = {};
   bool from_us = false;
 };
-
-absl::Status Refuse(const std::string& what) {
-  return WithExitCode(absl::FailedPreconditionError(what), ExitCode::kCheckpoint);
-}
 
 absl::StatusOr<Incoming> ReadOurs(FileSystem& fs, const std::string& folder,
                                   const ExportedCheckpoint& exported) {
@@ -48,23 +40,7 @@ absl::StatusOr<Incoming> ReadOurs(FileSystem& fs, const std::string& folder,
   manifest.set_optimizer_steps(exported.optimizer_steps());
   manifest.set_source_tokens(exported.source_tokens());
   manifest.set_target_tokens(exported.target_tokens());
-
-  const std::string path = JoinPath(folder, "source.spm");
-  absl::StatusOr<std::string> bytes = ReadWholeFile(fs, path, kMaxTokenizerBytes);
-  if (!bytes.ok()) return WithExitCode(bytes.status(), ExitCode::kCheckpoint);
-  ImportedVocabulary& imported = incoming.vocabulary;
-  imported.model_bytes = *std::move(bytes);
-  imported.languages = {exported.languages().begin(), exported.languages().end()};
-  const absl::StatusOr<Vocabulary> vocabulary =
-      Vocabulary::FromBytes(imported.model_bytes, imported.languages);
-  if (!vocabulary.ok()) {
-    return Refuse(absl::StrCat("'", path, "': ", vocabulary.status().message()));
-  }
-  imported.hash = vocabulary->hash();
-  if (imported.hash != exported.tokenizer_hash()) {
-    return Refuse(absl::StrCat("'", path, "' has the hash ", imported.hash,
-                               "; the export was made with ", exported.tokenizer_hash()));
-  }
+  ASSIGN_OR_RETURN(incoming.vocabulary, ReadExportedVocabulary(fs, folder, exported));
   return incoming;
 }
 
@@ -91,60 +67,54 @@ absl::StatusOr<Incoming> ReadFolder(FileSystem& fs, const std::string& folder,
   ASSIGN_OR_RETURN(const HfConfig config, ReadHfConfig(fs, folder, options.tool));
   if (config.has_deepnet()) return ReadOurs(fs, folder, config.deepnet());
   if (config.model_type() == kM2mType) return ReadM2m(fs, folder, config, options);
-  return Refuse(absl::StrCat("'", folder, "': model_type is '", config.model_type(),
-                             "'; imported are m2m_100 and what "
-                             "`export --format safetensors` wrote",
-                             config.model_type() == kMarianType
-                                 ? " (a Marian model has other positions and starts its "
-                                   "decoder otherwise)"
-                                 : ""));
+  return CheckpointRefused(absl::StrCat("'", folder, "': model_type is '", config.model_type(),
+                                        "'; imported are m2m_100 and what "
+                                        "`export --format safetensors` wrote",
+                                        config.model_type() == kMarianType
+                                            ? " (a Marian model has other positions and starts its "
+                                              "decoder otherwise)"
+                                            : ""));
 }
 
-// A parameter, and how it is read from the folder.
-struct Source {
-  const Parameter* parameter = nullptr;
-  ElementReader read = {};
-};
-
-absl::StatusOr<Source> FindSource(const Parameter& parameter, const Incoming& incoming,
-                                  SafetensorsFolder& folder, int64_t folder_rows) {
+// Returns how a parameter is read from the folder.
+absl::StatusOr<ElementReader> FindSource(const Parameter& parameter, const Incoming& incoming,
+                                         SafetensorsFolder& folder, int64_t folder_rows) {
   const std::string name = HfName(parameter.name);
   const auto found = folder.tensors().find(name);
   if (found == folder.tensors().end())
-    return Refuse(absl::StrCat("tensor '", name, "' is missing"));
+    return CheckpointRefused(absl::StrCat("tensor '", name, "' is missing"));
   const IncomingTensor& tensor = found->second;
   const bool mapped = parameter.role == Role::kEmbedding && !incoming.vocabulary.rows.empty();
   std::vector<int64_t> expected = parameter.shape;
   if (mapped) expected[0] = folder_rows;
   if (tensor.shape != expected) {
-    return Refuse(absl::StrCat("tensor '", name, "' is ", absl::StrJoin(tensor.shape, "x"),
-                               "; its config.json asks for ", absl::StrJoin(expected, "x")));
+    return CheckpointRefused(
+        absl::StrCat("tensor '", name, "' is ", absl::StrJoin(tensor.shape, "x"),
+                     "; its config.json asks for ", absl::StrJoin(expected, "x")));
   }
-  Source source{.parameter = &parameter};
-  source.read = [&folder, &tensor](int64_t first, std::span<float> into) {
+  ElementReader source = [&folder, &tensor](int64_t first, std::span<float> into) {
     return folder.Read(tensor, first, into);
   };
-  if (mapped) {
-    source.read =
-        ReadRows(std::move(source.read), RunsOf(incoming.vocabulary.rows), parameter.shape[1]);
-  }
-  return source;
+  if (!mapped) return source;
+  return ReadRows(std::move(source), incoming.vocabulary.rows, parameter.shape[1]);
 }
 
-// Finds all parameters of `inventory`; refuses a folder that holds more tensors than that.
-absl::StatusOr<std::vector<Source>> FindSources(const Inventory& inventory,
-                                                const Incoming& incoming, SafetensorsFolder& folder,
-                                                int64_t folder_rows) {
-  std::vector<Source> sources;
+// Finds all parameters of `inventory`, in its order; refuses a folder that holds more tensors than
+// that.
+absl::StatusOr<std::vector<ElementReader>> FindSources(const Inventory& inventory,
+                                                       const Incoming& incoming,
+                                                       SafetensorsFolder& folder,
+                                                       int64_t folder_rows) {
+  std::vector<ElementReader> sources;
   std::set<std::string> known;
   for (const Parameter& parameter : inventory.parameters) {
-    ASSIGN_OR_RETURN(Source source, FindSource(parameter, incoming, folder, folder_rows));
+    ASSIGN_OR_RETURN(ElementReader source, FindSource(parameter, incoming, folder, folder_rows));
     sources.push_back(std::move(source));
     known.insert(HfName(parameter.name));
   }
   for (const auto& [name, tensor] : folder.tensors()) {
     if (known.contains(name) || (!incoming.from_us && IsRepeatedInHf(name))) continue;
-    return Refuse(absl::StrCat("tensor '", name, "' is none of this model's"));
+    return CheckpointRefused(absl::StrCat("tensor '", name, "' is none of this model's"));
   }
   return sources;
 }
@@ -163,26 +133,25 @@ bool ClearZeroRow(const Parameter& parameter, int64_t first, std::span<float> pi
   return changed;
 }
 
-absl::Status CopyTensors(const std::vector<Source>& sources, int64_t total_elements,
+absl::Status CopyTensors(const Inventory& inventory, const std::vector<ElementReader>& sources,
                          const ImportOptions& options, Incoming& incoming, SpreadWriter& writer) {
+  const int64_t total = inventory.NumElements();
   std::vector<float> piece;
   int64_t done = 0;
   bool cleared = false;
-  for (const Source& source : sources) {
-    const Parameter& parameter = *source.parameter;
+  for (size_t p = 0; p < sources.size(); ++p) {
+    const Parameter& parameter = inventory.parameters[p];
     const StoredTensor stored{.name = absl::StrCat(kWeightPrefix, parameter.name),
                               .shape = parameter.shape,
                               .num_elements = parameter.NumElements()};
     for (int64_t at = 0; at < stored.num_elements; at += kPieceElements) {
       piece.resize(static_cast<size_t>(std::min(kPieceElements, stored.num_elements - at)));
-      RETURN_IF_ERROR(source.read(at, piece));
+      RETURN_IF_ERROR(sources[p](at, piece));
       if (!incoming.from_us) cleared |= ClearZeroRow(parameter, at, piece);
       RETURN_IF_ERROR(writer.Append(
           stored, {reinterpret_cast<const char*>(piece.data()), piece.size() * sizeof(float)}));
       done += static_cast<int64_t>(piece.size());
-      if (options.tool.progress) {
-        options.tool.progress(done * kElementBytes, total_elements * kElementBytes);
-      }
+      options.tool.progress(done * kElementBytes, total * kElementBytes);
     }
   }
   if (cleared) incoming.vocabulary.notes.push_back("the row of <pad> was not zero; it is now");
@@ -218,23 +187,21 @@ absl::StatusOr<ImportReport> ImportFolder(FileSystem& fs, const std::string& fol
   const auto embedding = tensors->tensors().find("model.shared.weight");
   if (embedding != tensors->tensors().end()) folder_rows = embedding->second.shape[0];
   for (const int64_t row : incoming.vocabulary.rows) {
-    if (row >= folder_rows) return Refuse("'model.shared.weight' has fewer rows than vocab_size");
+    if (row >= folder_rows)
+      return CheckpointRefused("'model.shared.weight' has fewer rows than vocab_size");
   }
-  const absl::StatusOr<std::vector<Source>> sources =
-      FindSources(inventory, incoming, *tensors, folder_rows);
-  if (!sources.ok()) return CheckpointError(sources.status(), absl::StrCat("'", folder, "'"));
+  ASSIGN_OR_RETURN(const std::vector<ElementReader> sources,
+                   CheckpointError(FindSources(inventory, incoming, *tensors, folder_rows),
+                                   absl::StrCat("'", folder, "'")));
 
-  const int64_t step = manifest.step();
-  const absl::Status vocabulary = WriteVocabulary(fs, output_run, incoming.vocabulary);
-  if (!vocabulary.ok()) return CheckpointError(vocabulary, "writing the tokenizer");
+  RETURN_IF_ERROR(CheckpointError(WriteVocabulary(fs, output_run, incoming.vocabulary),
+                                  "writing the tokenizer"));
   SpreadWriter writer(fs, output_run, {.num_files = 1, .num_elements = inventory.NumElements()},
                       manifest);
-  RETURN_IF_ERROR(writer.Begin());
-  RETURN_IF_ERROR(CheckpointError(
-      CopyTensors(*sources, inventory.NumElements(), options, incoming, writer), "importing"));
-  RETURN_IF_ERROR(writer.Commit());
-  return ImportReport{.folder = JoinPath(output_run, CheckpointName(step)),
-                      .notes = std::move(incoming.vocabulary.notes)};
+  RETURN_IF_ERROR(
+      CheckpointError(CopyTensors(inventory, sources, options, incoming, writer), "importing"));
+  ASSIGN_OR_RETURN(std::string written, writer.Commit());
+  return ImportReport{.folder = std::move(written), .notes = std::move(incoming.vocabulary.notes)};
 }
 
 }  // namespace deepnet

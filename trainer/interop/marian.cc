@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -9,11 +10,10 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 
-#include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
+#include "trainer/checkpoint/format.h"
 #include "trainer/data/vocabulary.h"
 #include "trainer/interop/hf_config.h"
-#include "trainer/interop/tensor_source.h"
 #include "trainer/model/depth_scaling.h"
 #include "trainer/model/scheme.h"
 
@@ -28,39 +28,50 @@ double RampOf(const ModelSpec& model, int64_t step) {
   return MakeSublayerScheme(model, 0, 0, SublayerKind::kFeedForward).RampAt(step);
 }
 
-// Factors on the last matrix of a branch, which is all that changes: times a, over alpha.
-struct BranchFactors {
-  double ramp = 1.0;
-  DepthScaling scaling;
-};
-
-ElementReader Scaled(ElementReader read, const std::string& name, const BranchFactors& factors) {
+// Returns a reader of what `read` does, times `ramp` over alpha where the parameter `name` ends a
+// branch: all that changes.
+ElementReader Scaled(ElementReader read, const std::string& name, double ramp,
+                     const DepthScaling& scaling) {
   const bool ends_branch =
       absl::StrContains(name, ".out_proj.") || absl::StrContains(name, ".fc2.");
-  const double alpha = absl::StartsWith(name, "encoder.") ? factors.scaling.encoder_alpha
-                                                          : factors.scaling.decoder_alpha;
-  const double ramp = factors.ramp;
+  const double alpha =
+      absl::StartsWith(name, "encoder.") ? scaling.encoder_alpha : scaling.decoder_alpha;
   if (!ends_branch || (alpha == 1.0 && ramp == 1.0)) return read;
   return
       [read = std::move(read), ramp, alpha](int64_t first, std::span<float> into) -> absl::Status {
         RETURN_IF_ERROR(read(first, into));
-        for (float& value : into)
+        for (float& value : into) {
           value = static_cast<float>(ramp * static_cast<double>(value) / alpha);
+        }
         return absl::OkStatus();
       };
+}
+
+// Fills `features` with fairseq's sinusoidal position `position`, offset 2 included, in float32:
+// the twin of SinusoidalPositions() (trainer/model/embedding.h) without LibTorch.
+void SinusoidalPosition(int64_t position, std::span<float> features) {
+  const size_t half = features.size() / 2;
+  const double rate = half > 1 ? std::log(10000.0) / static_cast<double>(half - 1) : 0.0;
+  std::fill(features.begin(), features.end(), 0.0f);
+  for (size_t k = 0; k < half; ++k) {
+    const double angle =
+        static_cast<double>(position + 2) * std::exp(-rate * static_cast<double>(k));
+    features[k] = static_cast<float>(std::sin(angle));
+    features[half + k] = static_cast<float>(std::cos(angle));
+  }
 }
 
 ElementReader Sinusoids(int64_t width) {
   return [width](int64_t first, std::span<float> into) -> absl::Status {
     std::vector<float> row(static_cast<size_t>(width));
-    for (size_t i = 0; i < into.size();) {
-      const int64_t at = first + static_cast<int64_t>(i);
-      SinusoidalPosition(at / width, row);
-      const size_t begin = static_cast<size_t>(at % width);
-      const size_t taken = std::min(row.size() - begin, into.size() - i);
-      std::copy_n(row.begin() + static_cast<std::ptrdiff_t>(begin), taken,
-                  into.begin() + static_cast<std::ptrdiff_t>(i));
-      i += taken;
+    while (!into.empty()) {
+      SinusoidalPosition(first / width, row);
+      const std::span<const float> rest =
+          std::span(row).subspan(static_cast<size_t>(first % width));
+      const size_t taken = std::min(rest.size(), into.size());
+      std::copy_n(rest.begin(), taken, into.begin());
+      into = into.subspan(taken);
+      first += static_cast<int64_t>(taken);
     }
     return absl::OkStatus();
   };
@@ -125,15 +136,13 @@ absl::Status CheckMarian(const ModelSpec& model) {
                                     TiedEmbeddings_Name(model.tied_embeddings()), " (TIE_ALL)"));
   }
   if (mistakes.empty()) return absl::OkStatus();
-  return WithExitCode(
-      absl::FailedPreconditionError(
-          absl::StrCat("this model cannot be exported as Marian: ", absl::StrJoin(mistakes, "; "))),
-      ExitCode::kCheckpoint);
+  return CheckpointRefused(
+      absl::StrCat("this model cannot be exported as Marian: ", absl::StrJoin(mistakes, "; ")));
 }
 
 std::vector<int64_t> MarianIds(int64_t vocabulary_size) {
   std::vector<int64_t> ids(static_cast<size_t>(vocabulary_size));
-  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int64_t>(i);
+  std::iota(ids.begin(), ids.end(), 0);
   std::swap(ids[kPad], ids.back());
   return ids;
 }
@@ -161,16 +170,16 @@ HfConfig MakeMarianConfig(const HfConfig& ours) {
 
 absl::StatusOr<std::vector<OutgoingTensor>> MarianTensors(const ModelSpec& model,
                                                           TensorReader& reader) {
-  const BranchFactors factors = {RampOf(model, reader.manifest().step()), MakeDepthScaling(model)};
+  const double ramp = RampOf(model, reader.manifest().step());
   ASSIGN_OR_RETURN(std::vector<OutgoingTensor> tensors, StoredWeights(model, reader));
   std::erase_if(tensors, [](const OutgoingTensor& tensor) {
     return absl::StrContains(tensor.name, ".embed_positions.");
   });
   for (OutgoingTensor& tensor : tensors) {
-    tensor.read = Scaled(std::move(tensor.read), tensor.name, factors);
+    tensor.read = Scaled(std::move(tensor.read), tensor.name, ramp, MakeDepthScaling(model));
     if (tensor.name == kEmbedding) {
-      tensor.read = ReadRows(std::move(tensor.read), RunsOf(MarianIds(model.vocabulary_size())),
-                             model.d_model());
+      tensor.read =
+          ReadRows(std::move(tensor.read), MarianIds(model.vocabulary_size()), model.d_model());
     }
     tensor.name = HfName(tensor.name);
   }
@@ -213,18 +222,6 @@ std::vector<std::string> MarianStatements(const ModelSpec& model, TagStyle tags,
     statements.push_back("The source begins with the target's language: \">>de<< text\".");
   }
   return statements;
-}
-
-void SinusoidalPosition(int64_t position, std::span<float> features) {
-  const size_t half = features.size() / 2;
-  const double rate = half > 1 ? std::log(10000.0) / static_cast<double>(half - 1) : 0.0;
-  std::fill(features.begin(), features.end(), 0.0f);
-  for (size_t k = 0; k < half; ++k) {
-    const double angle =
-        static_cast<double>(position + 2) * std::exp(-rate * static_cast<double>(k));
-    features[k] = static_cast<float>(std::sin(angle));
-    features[half + k] = static_cast<float>(std::cos(angle));
-  }
 }
 
 }  // namespace deepnet

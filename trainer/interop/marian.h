@@ -20,8 +20,7 @@
 
 #include "proto/checkpoint.pb.h"
 #include "proto/interop.pb.h"
-#include "trainer/checkpoint/tools/tensor_reader.h"
-#include "trainer/interop/tensor_source.h"
+#include "trainer/interop/safetensors.h"
 
 namespace deepnet {
 
@@ -41,9 +40,5 @@ absl::StatusOr<std::vector<OutgoingTensor>> MarianTensors(const ModelSpec& model
 
 // Returns sentences that say where the export is exact and where it is not.
 std::vector<std::string> MarianStatements(const ModelSpec& model, TagStyle tags, int64_t step);
-
-// Fills `features` with fairseq's sinusoidal position `position`, offset 2 included, in float32:
-// the twin of SinusoidalPositions() (trainer/model/embedding.h) without LibTorch.
-void SinusoidalPosition(int64_t position, std::span<float> features);
 
 }  // namespace deepnet

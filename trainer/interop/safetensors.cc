@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <set>
 
@@ -17,11 +18,16 @@
 #include "parallel/base/json.h"
 #include "parallel/base/status_macros.h"
 #include "proto/interop.pb.h"
+#include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/format.h"
 #include "trainer/interop/json_file.h"
+#include "trainer/model/describe.h"
 
 namespace deepnet {
 namespace {
+
+// Names of FloatType in safetensors, in its order.
+constexpr const char* kTypeNames[] = {"F32", "BF16", "F16"};
 
 uint16_t ToBfloat16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
@@ -47,6 +53,11 @@ float FromFloat16(uint16_t bits) {
   return (bits & 0x8000) != 0 ? -magnitude : magnitude;
 }
 
+static_assert(std::endian::native == std::endian::little, "safetensors files are little-endian");
+
+constexpr int64_t kLengthBytes = sizeof(uint64_t);
+constexpr char kSingleFile[] = "model.safetensors";
+constexpr char kIndexFile[] = "model.safetensors.index.json";
 constexpr int64_t kPieceElements = int64_t{1} << 18;
 constexpr size_t kHeaderAlignment = 8;  // of the elements in the file
 
@@ -54,7 +65,7 @@ using Shard = std::span<const OutgoingTensor>;
 
 int64_t ElementBytes(Shard shard, FloatType type) {
   int64_t elements = 0;
-  for (const OutgoingTensor& tensor : shard) elements += tensor.NumElements();
+  for (const OutgoingTensor& tensor : shard) elements += NumElements(tensor.shape);
   return elements * BytesOf(type);
 }
 
@@ -64,7 +75,7 @@ std::vector<Shard> CutIntoShards(Shard tensors, const SafetensorsLayout& layout)
   size_t begin = 0;
   int64_t bytes = 0;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    const int64_t added = tensors[i].NumElements() * BytesOf(layout.type);
+    const int64_t added = NumElements(tensors[i].shape) * BytesOf(layout.type);
     if (i > begin && bytes + added > layout.max_shard_bytes) {
       shards.push_back(tensors.subspan(begin, i - begin));
       begin = i;
@@ -77,7 +88,7 @@ std::vector<Shard> CutIntoShards(Shard tensors, const SafetensorsLayout& layout)
 }
 
 std::string FileName(size_t index, size_t count) {
-  if (count == 1) return "model.safetensors";
+  if (count == 1) return kSingleFile;
   return absl::StrFormat("model-%05d-of-%05d.safetensors", index + 1, count);
 }
 
@@ -87,18 +98,17 @@ std::string Header(Shard shard, FloatType type) {
   std::string json = "{\"__metadata__\":{\"format\":\"pt\"}";
   int64_t offset = 0;
   for (const OutgoingTensor& tensor : shard) {
-    const int64_t end = offset + tensor.NumElements() * BytesOf(type);
+    const int64_t end = offset + NumElements(tensor.shape) * BytesOf(type);
     absl::StrAppend(&json, ",", JsonQuoted(tensor.name), ":{\"dtype\":\"",
-                    std::string(SafetensorsName(type)), "\",\"shape\":[",
+                    kTypeNames[static_cast<size_t>(type)], "\",\"shape\":[",
                     absl::StrJoin(tensor.shape, ","), "],\"data_offsets\":[", offset, ",", end,
                     "]}");
     offset = end;
   }
   json += '}';
   json.append((kHeaderAlignment - json.size() % kHeaderAlignment) % kHeaderAlignment, ' ');
-  std::string header;
-  for (size_t i = 0; i < 8; ++i) header += static_cast<char>(json.size() >> (8 * i) & 0xff);
-  return header + json;
+  const uint64_t length = json.size();
+  return std::string(reinterpret_cast<const char*>(&length), kLengthBytes) + json;
 }
 
 std::string Index(const std::vector<Shard>& shards, FloatType type) {
@@ -115,48 +125,28 @@ std::string Index(const std::vector<Shard>& shards, FloatType type) {
                       absl::StrJoin(rows, ",\n"), "\n  }\n}\n");
 }
 
-// Counts the bytes written, over all files.
-struct Counter {
-  const ToolProgress& progress;
-  const int64_t total;
-  int64_t done = 0;
-
-  void Add(int64_t bytes) {
-    done += bytes;
-    if (progress) progress(done, total);
-  }
-};
-
-absl::Status WriteTensor(const OutgoingTensor& tensor, FloatType type, AppendFile& file,
-                         Counter& counter) {
-  const int64_t elements = tensor.NumElements();
-  std::vector<float> piece;
-  std::string bytes;
-  for (int64_t at = 0; at < elements; at += kPieceElements) {
-    piece.resize(static_cast<size_t>(std::min(kPieceElements, elements - at)));
-    RETURN_IF_ERROR(tensor.read(at, piece));
-    bytes.clear();
-    AppendFloats(type, piece, &bytes);
-    RETURN_IF_ERROR(file.Append(bytes));
-    counter.Add(static_cast<int64_t>(bytes.size()));
-  }
-  return absl::OkStatus();
-}
-
+// Writes one file; `written` is called with the bytes of each piece.
 absl::Status WriteShardFile(FileSystem& fs, const std::string& path, Shard shard, FloatType type,
-                            Counter& counter) {
+                            const std::function<void(int64_t)>& written) {
   ASSIGN_OR_RETURN(const std::unique_ptr<AppendFile> file, fs.CreateNew(path));
   RETURN_IF_ERROR(file->Append(Header(shard, type)));
+  std::vector<float> piece;
+  std::string bytes;
   for (const OutgoingTensor& tensor : shard) {
-    RETURN_IF_ERROR(WriteTensor(tensor, type, *file, counter));
+    const int64_t elements = NumElements(tensor.shape);
+    for (int64_t at = 0; at < elements; at += kPieceElements) {
+      piece.resize(static_cast<size_t>(std::min(kPieceElements, elements - at)));
+      RETURN_IF_ERROR(tensor.read(at, piece));
+      bytes.clear();
+      AppendFloats(type, piece, &bytes);
+      RETURN_IF_ERROR(file->Append(bytes));
+      written(static_cast<int64_t>(bytes.size()));
+    }
   }
   RETURN_IF_ERROR(file->Sync());
   return file->Close();
 }
 
-constexpr char kSingleFile[] = "model.safetensors";
-constexpr char kIndexFile[] = "model.safetensors.index.json";
-constexpr int64_t kLengthBytes = 8;
 constexpr int64_t kMaxElements = int64_t{1} << 40;  // of one tensor; keeps products in range
 constexpr size_t kPieceBytes = size_t{1} << 20;
 
@@ -179,46 +169,90 @@ int64_t CountElements(const google::protobuf::RepeatedField<int64_t>& shape) {
 absl::StatusOr<IncomingTensor> CheckEntry(const std::string& path, const std::string& name,
                                           const SafetensorsEntry& entry, int64_t data_begin,
                                           int64_t data_end) {
-  const std::optional<FloatType> type = FloatTypeOfSafetensors(entry.dtype());
-  if (!type) {
+  const auto* const name_of_type = std::ranges::find(kTypeNames, entry.dtype());
+  if (name_of_type == std::end(kTypeNames)) {
     return Damaged(path, absl::StrCat("tensor '", name, "' is ", entry.dtype(),
                                       "; read are F32, BF16 and F16"));
   }
+  const auto type = static_cast<FloatType>(name_of_type - kTypeNames);
   const int64_t elements = CountElements(entry.shape());
   const int64_t size = data_end - data_begin;
   const bool ordered = entry.data_offsets_size() == 2 && entry.data_offsets(0) >= 0 &&
                        entry.data_offsets(0) <= entry.data_offsets(1) &&
                        entry.data_offsets(1) <= size;
   if (!ordered || elements < 0 ||
-      entry.data_offsets(1) - entry.data_offsets(0) != elements * BytesOf(*type)) {
+      entry.data_offsets(1) - entry.data_offsets(0) != elements * BytesOf(type)) {
     return Damaged(
         path, absl::StrCat("tensor '", name, "': shape, type and place in the file do not agree"));
   }
   return IncomingTensor{.shape = {entry.shape().begin(), entry.shape().end()},
-                        .type = *type,
+                        .type = type,
                         .file = {},
                         .offset = data_begin + entry.data_offsets(0)};
 }
 
-}  // namespace
+// Rows [first, first + count) of a matrix.
+struct RowRun {
+  int64_t first = 0;
+  int64_t count = 0;
+};
 
-std::string_view SafetensorsName(FloatType type) {
-  switch (type) {
-    case FloatType::kFloat32:
-      return "F32";
-    case FloatType::kBfloat16:
-      return "BF16";
-    case FloatType::kFloat16:
-      return "F16";
+// Returns the fewest runs that list the same rows.
+std::vector<RowRun> RunsOf(std::span<const int64_t> rows) {
+  std::vector<RowRun> runs;
+  for (const int64_t row : rows) {
+    if (!runs.empty() && runs.back().first + runs.back().count == row) {
+      ++runs.back().count;
+    } else {
+      runs.push_back({row, 1});
+    }
   }
-  return "";
+  return runs;
 }
 
-std::optional<FloatType> FloatTypeOfSafetensors(std::string_view name) {
-  for (const FloatType type : {FloatType::kFloat32, FloatType::kBfloat16, FloatType::kFloat16}) {
-    if (SafetensorsName(type) == name) return type;
+}  // namespace
+
+ElementReader ReadRows(ElementReader matrix, std::span<const int64_t> rows, int64_t width) {
+  return [matrix = std::move(matrix), runs = RunsOf(rows), width](
+             int64_t first_element, std::span<float> into) -> absl::Status {
+    int64_t begin = 0;  // element of the result with which the run begins
+    for (const RowRun& run : runs) {
+      const int64_t end = begin + run.count * width;
+      if (first_element < end && !into.empty()) {
+        const size_t taken = std::min(into.size(), static_cast<size_t>(end - first_element));
+        RETURN_IF_ERROR(matrix(run.first * width + first_element - begin, into.first(taken)));
+        into = into.subspan(taken);
+        first_element += static_cast<int64_t>(taken);
+      }
+      begin = end;
+    }
+    DEEPNET_CHECK(into.empty()) << "elements beyond the last row";
+    return absl::OkStatus();
+  };
+}
+
+absl::StatusOr<ElementReader> ReadStoredWeight(TensorReader& reader, const std::string& parameter,
+                                               const std::vector<int64_t>& shape) {
+  const StoredTensor* const tensor = reader.Find(absl::StrCat(kWeightPrefix, parameter));
+  if (tensor == nullptr || tensor->shape != shape) {
+    const std::string found =
+        tensor == nullptr ? "is missing" : absl::StrCat("is ", absl::StrJoin(tensor->shape, "x"));
+    return CheckpointRefused(absl::StrCat("'", reader.folder(), "': the weight '", parameter, "' ",
+                                          found, "; its model has ", absl::StrJoin(shape, "x")));
   }
-  return std::nullopt;
+  return ElementReader([&reader, tensor](int64_t first_element, std::span<float> into) {
+    return reader.Read(*tensor, first_element, into);
+  });
+}
+
+absl::StatusOr<std::vector<OutgoingTensor>> StoredWeights(const ModelSpec& model,
+                                                          TensorReader& reader) {
+  std::vector<OutgoingTensor> tensors;
+  for (const Parameter& parameter : Describe(model, {}).parameters) {
+    ASSIGN_OR_RETURN(ElementReader read, ReadStoredWeight(reader, parameter.name, parameter.shape));
+    tensors.push_back({.name = parameter.name, .shape = parameter.shape, .read = std::move(read)});
+  }
+  return tensors;
 }
 
 int64_t BytesOf(FloatType type) { return type == FloatType::kFloat32 ? 4 : 2; }
@@ -253,20 +287,15 @@ absl::Status WriteSafetensors(FileSystem& fs, const std::string& folder,
                               std::span<const OutgoingTensor> tensors,
                               const SafetensorsLayout& layout, const ToolProgress& progress) {
   const std::vector<Shard> shards = CutIntoShards(tensors, layout);
-  Counter counter{progress, ElementBytes(tensors, layout.type)};
+  const int64_t total = ElementBytes(tensors, layout.type);
+  int64_t done = 0;
+  const auto written = [&](int64_t bytes) { progress(done += bytes, total); };
   for (size_t i = 0; i < shards.size(); ++i) {
     RETURN_IF_ERROR(WriteShardFile(fs, JoinPath(folder, FileName(i, shards.size())), shards[i],
-                                   layout.type, counter));
+                                   layout.type, written));
   }
   if (shards.size() == 1) return absl::OkStatus();
-  return ReplaceFile(fs, JoinPath(folder, "model.safetensors.index.json"),
-                     Index(shards, layout.type));
-}
-
-int64_t IncomingTensor::NumElements() const {
-  int64_t elements = 1;
-  for (const int64_t size : shape) elements *= size;
-  return elements;
+  return ReplaceFile(fs, JoinPath(folder, kIndexFile), Index(shards, layout.type));
 }
 
 absl::StatusOr<std::unique_ptr<SafetensorsFolder>> SafetensorsFolder::Open(
@@ -312,12 +341,9 @@ absl::Status SafetensorsFolder::ReadIndex(const ToolOptions& options) {
 absl::Status SafetensorsFolder::ReadHeader(const std::string& file, const ToolOptions& options) {
   const std::string path = JoinPath(folder_, file);
   ASSIGN_OR_RETURN(const int64_t size, fs_.Size(path));
-  unsigned char length[kLengthBytes] = {};
-  ASSIGN_OR_RETURN(
-      const int64_t read,
-      fs_.ReadAt(path, 0, {reinterpret_cast<char*>(length), static_cast<size_t>(kLengthBytes)}));
   uint64_t bytes = 0;
-  for (int i = kLengthBytes - 1; i >= 0; --i) bytes = bytes << 8 | length[i];
+  ASSIGN_OR_RETURN(const int64_t read,
+                   fs_.ReadAt(path, 0, {reinterpret_cast<char*>(&bytes), kLengthBytes}));
   if (read < kLengthBytes || bytes > static_cast<uint64_t>(size - kLengthBytes)) {
     return Damaged(path, "no safetensors file: its header does not fit into it");
   }
@@ -343,7 +369,7 @@ absl::Status SafetensorsFolder::ReadHeader(const std::string& file, const ToolOp
 
 absl::Status SafetensorsFolder::Read(const IncomingTensor& tensor, int64_t first_element,
                                      std::span<float> into) {
-  DEEPNET_CHECK(first_element + static_cast<int64_t>(into.size()) <= tensor.NumElements());
+  DEEPNET_CHECK(first_element + static_cast<int64_t>(into.size()) <= NumElements(tensor.shape));
   const std::string path = JoinPath(folder_, tensor.file);
   const size_t width = static_cast<size_t>(BytesOf(tensor.type));
   int64_t offset = tensor.offset + first_element * static_cast<int64_t>(width);

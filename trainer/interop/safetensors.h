@@ -1,12 +1,13 @@
 // Safetensors files, as Hugging Face's libraries read and write them: eight bytes of length, a JSON
 // header, the elements; several with an index beside them where they become too large. Format:
-// https://github.com/huggingface/safetensors.
+// https://github.com/huggingface/safetensors. What goes into one is read a run of elements at a
+// time: weights of a checkpoint, possibly with rows in another order.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -16,17 +17,38 @@
 #include "absl/status/statusor.h"
 
 #include "parallel/base/file_system.h"
+#include "proto/model.pb.h"
+#include "trainer/checkpoint/tools/tensor_reader.h"
 #include "trainer/checkpoint/tools/tool_options.h"
-#include "trainer/interop/tensor_source.h"
 
 namespace deepnet {
 
+// Fills `into` with the elements of a tensor from `first_element` on, in its own order.
+using ElementReader = std::function<absl::Status(int64_t first_element, std::span<float> into)>;
+
+// Returns a reader of the matrix whose rows are `rows` of the matrix [.., width] that `matrix`
+// reads: embeddings, where the other program numbers its vocabulary otherwise.
+ElementReader ReadRows(ElementReader matrix, std::span<const int64_t> rows, int64_t width);
+
+// A tensor to be written. `read` is called for its elements in order and in pieces.
+struct OutgoingTensor {
+  std::string name;
+  std::vector<int64_t> shape;
+  ElementReader read;
+};
+
+// Returns a reader of the weight `parameter`. Fails with FAILED_PRECONDITION
+// (ExitCode::kCheckpoint) if the checkpoint has none or one of another shape. `reader` must outlive
+// the result.
+absl::StatusOr<ElementReader> ReadStoredWeight(TensorReader& reader, const std::string& parameter,
+                                               const std::vector<int64_t>& shape);
+
+// Returns all weights of `model`, in its order, under our names.
+absl::StatusOr<std::vector<OutgoingTensor>> StoredWeights(const ModelSpec& model,
+                                                          TensorReader& reader);
+
 // Types in which other programs store floating-point numbers.
 enum class FloatType { kFloat32, kBfloat16, kFloat16 };
-
-// "F32", "BF16" or "F16", its name in safetensors; and the inverse, nullopt for every other type.
-std::string_view SafetensorsName(FloatType type);
-std::optional<FloatType> FloatTypeOfSafetensors(std::string_view name);
 
 int64_t BytesOf(FloatType type);
 
@@ -56,8 +78,6 @@ struct IncomingTensor {
   FloatType type = FloatType::kFloat32;
   std::string file;    // in the folder
   int64_t offset = 0;  // bytes from the start of the file
-
-  int64_t NumElements() const;
 };
 
 // The safetensors files of a Hugging Face folder, one or several with an index, read in pieces.

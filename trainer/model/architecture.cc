@@ -2,12 +2,27 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
 #include "trainer/model/roles.h"
 
 namespace deepnet {
+namespace {
 
-bool HasMemory(const ModelSpec& model) { return model.architecture() == ENCODER_DECODER; }
+// `count`: sub-layers of a layer, 3 with cross-attention, else 2.
+int IndexInLayer(SublayerKind kind, int count) {
+  if (kind == SublayerKind::kSelfAttention) return 0;
+  return kind == SublayerKind::kCrossAttention ? 1 : count - 1;
+}
+
+SublayerKind KindInLayer(int index, int count) {
+  if (index == 0) return SublayerKind::kSelfAttention;
+  return index + 1 < count ? SublayerKind::kCrossAttention : SublayerKind::kFeedForward;
+}
+
+}  // namespace
+
+bool IsEncoderDecoder(const ModelSpec& model) { return model.architecture() == ENCODER_DECODER; }
 
 int LabelledStack(const ModelSpec& model) { return model.architecture() == ENCODER_ONLY ? 0 : 1; }
 
@@ -16,7 +31,7 @@ int LayersOf(const ModelSpec& model, int stack) {
 }
 
 int SublayersPerLayer(const ModelSpec& model, int stack) {
-  return stack == 1 && HasMemory(model) ? 3 : 2;
+  return stack == 1 && IsEncoderDecoder(model) ? 3 : 2;
 }
 
 int StackOfKind(const ModelSpec& model, LayerKind kind) {
@@ -25,7 +40,7 @@ int StackOfKind(const ModelSpec& model, LayerKind kind) {
 }
 
 std::string KindNameIn(const ModelSpec& model, LayerKind kind) {
-  if (HasMemory(model)) return std::string(LayerKindName(kind));
+  if (IsEncoderDecoder(model)) return std::string(LayerKindName(kind));
   if (kind == LayerKind::kTargetEmbedding) return "embedding";
   if (kind == LayerKind::kDecoder) kind = LabelledStack(model) == 0 ? LayerKind::kEncoder : kind;
   return std::string(LayerKindName(kind));
@@ -44,7 +59,7 @@ std::string LayersText(const ModelSpec& model) {
 }
 
 absl::Status CheckTranslates(const ModelSpec& model, const std::string& command) {
-  if (HasMemory(model)) return absl::OkStatus();
+  if (IsEncoderDecoder(model)) return absl::OkStatus();
   const bool causal = LabelledStack(model) == 1;
   return WithExitCode(
       absl::FailedPreconditionError(absl::StrCat(
@@ -52,6 +67,27 @@ absl::Status CheckTranslates(const ModelSpec& model, const std::string& command)
           causal ? "causal" : "masked",
           " language model has one stack and no source sentence, so it does not translate")),
       ExitCode::kCheckpoint);
+}
+
+int NumSublayers(const ModelSpec& model, int stack) {
+  return SublayersPerLayer(model, stack) * LayersOf(model, stack);
+}
+
+int NumSublayers(const ModelSpec& model) { return NumSublayers(model, 0) + NumSublayers(model, 1); }
+
+int SublayerIndex(const ModelSpec& model, const SublayerPlace& place) {
+  const int count = SublayersPerLayer(model, place.stack);
+  const int before = place.stack == 0 ? 0 : NumSublayers(model, 0);
+  return before + count * place.layer + IndexInLayer(place.kind, count);
+}
+
+SublayerPlace SublayerAt(const ModelSpec& model, int index) {
+  DEEPNET_CHECK(index >= 0 && index < NumSublayers(model)) << index;
+  const int in_encoder = NumSublayers(model, 0);
+  const int stack = index < in_encoder ? 0 : 1;
+  const int within = stack == 0 ? index : index - in_encoder;
+  const int count = SublayersPerLayer(model, stack);
+  return {stack, within / count, KindInLayer(within % count, count)};
 }
 
 }  // namespace deepnet

@@ -9,6 +9,9 @@
 // layers of kind kDecoder, output layer, all on the target rows of a microbatch, whose source is
 // empty. Names, gains and whether self-attention is causal follow from the stack.
 //
+// The sub-layers of a model in chain order: layer by layer, the encoder's first; in a layer
+// self-attention, cross-attention where there is one, the feed-forward block.
+//
 // Stacks are numbered: 0 encoder, 1 decoder. Pure.
 #pragma once
 
@@ -23,7 +26,7 @@
 namespace deepnet {
 
 // Returns whether there are two stacks, the second of which reads the encoder's output.
-bool HasMemory(const ModelSpec& model);
+bool IsEncoderDecoder(const ModelSpec& model);
 // Returns the stack whose rows have the labels.
 int LabelledStack(const ModelSpec& model);
 // Returns the number of layers; 0 for a stack that the model does not have.
@@ -42,5 +45,22 @@ std::string LayersText(const ModelSpec& model);
 // OK for a model that translates; otherwise what `command` cannot do with this one and why, with
 // ExitCode::kCheckpoint.
 absl::Status CheckTranslates(const ModelSpec& model, const std::string& command);
+
+enum class SublayerKind { kSelfAttention, kCrossAttention, kFeedForward };
+
+struct SublayerPlace {
+  int stack = 0;
+  int layer = 0;  // from 0, within the stack
+  SublayerKind kind = SublayerKind::kSelfAttention;
+
+  friend bool operator==(const SublayerPlace&, const SublayerPlace&) = default;
+};
+
+int NumSublayers(const ModelSpec& model, int stack);
+int NumSublayers(const ModelSpec& model);  // of all stacks
+
+// From 0 to NumSublayers(model) - 1, and back.
+int SublayerIndex(const ModelSpec& model, const SublayerPlace& place);
+SublayerPlace SublayerAt(const ModelSpec& model, int index);
 
 }  // namespace deepnet

@@ -1,7 +1,10 @@
-// The two attentions as sub-layers.
+// Attention as a sub-layer: of the rows of a stack to themselves, or of the decoder's rows to the
+// encoder's output.
 //
 // Letters: R rows, D width, H heads.
 #pragma once
+
+#include <optional>
 
 #include <ATen/core/Tensor.h>
 
@@ -9,91 +12,57 @@
 
 namespace deepnet {
 
-// Queries, keys and values come from one stack's own rows.
-class SelfAttention {
+class AttentionLayer {
  public:
   struct Saved {
-    bool recomputed = false;               // qkv is the workspace's, recomputed by Backward
-    at::Tensor qkv_R3D, q_RD, k_RD, v_RD;  // operand; the latter are slices
-    at::Tensor context_RD;                 // operand
-    at::Tensor log_sum_exp_RH;             // residual
+    bool recomputed = false;  // the products below are workspaces', recomputed by Backward
+    at::Tensor projected_RC;  // operand, of the own rows: q, k and v; in cross-attention q
+    at::Tensor kv_R2D;        // operand, of the keys' rows: a slice of the above in self-attention
+    at::Tensor q_RD, k_RD, v_RD;  // operand: slices
+    at::Tensor context_RD;        // operand
+    at::Tensor log_sum_exp_RH;    // residual
     NormState inner;
     ResidualConnection::Saved residual;
   };
 
-  // `causal`: a row sees the rows of its sentence up to itself; otherwise all of them.
-  SelfAttention(const ModelSpec& spec, Ops& ops, const Parameters& parameters, int stack, int layer,
-                bool causal);
+  // `kind`: kSelfAttention, or kCrossAttention, whose keys and values come from
+  // pass.encoder_output. `causal`: a row sees the rows of its sentence up to itself; otherwise all
+  // of them.
+  AttentionLayer(const ModelSpec& spec, Ops& ops, const Parameters& parameters, int stack,
+                 int layer, SublayerKind kind, bool causal);
 
-  // `recompute_work`: holds what is not kept; null: everything is kept.
-  Saved MakeSaved(const Ops& ops, int64_t capacity,
-                  const Workspace* recompute_work = nullptr) const;
+  // `source_capacity`: of the rows of the encoder's output. `recompute_work` holds what is not
+  // kept, `source_recompute_work` the keys and values of those rows; null: everything is kept.
+  Saved MakeSaved(const Ops& ops, int64_t capacity, int64_t source_capacity,
+                  const Workspace* recompute_work = nullptr,
+                  const Workspace* source_recompute_work = nullptr) const;
   void Forward(const PassContext& pass, const ResidualStream& stream, Workspace& work,
                Saved& saved) const;
   void Backward(const PassContext& pass, const Upstream& upstream, const at::Tensor& dstream_RD,
                 Workspace& work, Saved& saved) const;
-  // Decoding: one new row for each hypothesis. Its key and value go to row `first_row` + hypothesis
-  // of `cache`.
+  // Cross-attention: keys and values of all rows of the encoder's output into kv_R2D (operand): for
+  // decoding, once for each batch of sentences.
+  void FillCache(const PassContext& pass, const at::Tensor& kv_R2D) const;
+  // Decoding: one new row for each hypothesis. In self-attention its key and value go to row
+  // `first_row` + hypothesis of `cache`.
   void Step(const PassContext& pass, const ResidualStream& stream, Workspace& work, Saved& saved,
-            KeyValueCache& cache, int64_t first_row, const CacheIndex& index) const;
+            const KeyValueCache& cache, int64_t first_row, const CacheIndex& index) const;
   void Refresh(Ops& ops);
   const ResidualConnection& residual() const { return residual_; }
 
  private:
+  void Project(const PassContext& pass, const at::Tensor& input_RD, Saved& saved) const;
   AttentionArgs Args(const PassContext& pass, const Saved& saved) const;
+  void LeaveBranch(const PassContext& pass, const ResidualStream& stream, Workspace& work,
+                   Saved& saved) const;
 
   int64_t width_;
   int heads_;
   bool causal_;
   DropoutSite dropout_;
-  LinearLayer qkv_, out_;
-  ResidualConnection residual_;
-  InnerNorm inner_norm_;
-};
-
-// Queries come from the decoder's rows, keys and values from the encoder's output.
-class CrossAttention {
- public:
-  struct Saved {
-    bool recomputed = false;        // q and kv are the workspaces', recomputed by Backward
-    at::Tensor q_RD;                // operand
-    at::Tensor kv_R2D, k_RD, v_RD;  // operand, rows of the encoder's output
-    at::Tensor context_RD;          // operand
-    at::Tensor log_sum_exp_RH;      // residual
-    NormState inner;
-    ResidualConnection::Saved residual;
-  };
-
-  CrossAttention(const ModelSpec& spec, Ops& ops, const Parameters& parameters, int layer);
-
-  // As above; keys and values are in `source_recompute_work`.
-  Saved MakeSaved(const Ops& ops, int64_t source_capacity, int64_t target_capacity,
-                  const Workspace* recompute_work = nullptr,
-                  const Workspace* source_recompute_work = nullptr) const;
-  void Forward(const PassContext& pass, const EncoderOutput& encoder_output,
-               const ResidualStream& stream, Workspace& work, Saved& saved) const;
-  void Backward(const PassContext& pass, const EncoderOutput& encoder_output,
-                const Upstream& upstream, const at::Tensor& dstream_RD, Workspace& work,
-                Workspace& source_work, Saved& saved) const;
-  // Keys and values of all rows of the encoder's output into kv_R2D (operand): for decoding, once
-  // for each batch of sentences.
-  void FillCache(const PassContext& pass, const EncoderOutput& encoder_output,
-                 const at::Tensor& kv_R2D) const;
-  void Step(const PassContext& pass, const ResidualStream& stream, Workspace& work, Saved& saved,
-            const KeyValueCache& cache, const CacheIndex& index) const;
-  void Refresh(Ops& ops);
-  const ResidualConnection& residual() const { return residual_; }
-
- private:
-  void Project(const PassContext& pass, const EncoderOutput& encoder_output,
-               const at::Tensor& input_RD, Saved& saved) const;
-  AttentionArgs Args(const PassContext& pass, const EncoderOutput& encoder_output,
-                     const Saved& saved) const;
-
-  int64_t width_;
-  int heads_;
-  DropoutSite dropout_;
-  LinearLayer q_, kv_, out_;
+  LinearLayer project_;            // of the own rows
+  std::optional<LinearLayer> kv_;  // cross-attention: of the encoder's output
+  LinearLayer out_;
   ResidualConnection residual_;
   InnerNorm inner_norm_;
 };

@@ -39,17 +39,6 @@ bool Ends(const Inventory& whole, const LayerSpan& span, LayerKind kind) {
   return part.count > 0 && whole.layers[part.layer + part.count].kind != kind;
 }
 
-template <typename StackT>
-StackT MakeStack(const ModelSpec& spec, const MicrobatchSpec& capacity, const Inventory& whole,
-                 const ChunkSpec& chunk, LayerKind kind, Ops& ops, const Parameters& parameters) {
-  const Part part = PartOf(whole, chunk.layers, kind);
-  return StackT(spec, capacity, chunk.recompute, ops, parameters, part.first, part.count);
-}
-
-int FirstOf(const Inventory& whole, const LayerSpan& span, LayerKind kind) {
-  return PartOf(whole, span, kind).layer;
-}
-
 // The highest level of recomputation that uses a Workspace; FULL has buffers of its own.
 Recompute HighestLevel(const std::vector<Chunk>& chunks, bool decoder_only) {
   Recompute highest = NONE;
@@ -72,190 +61,155 @@ Chunk::Chunk(const ModelSpec& spec, const MicrobatchSpec& capacity, const Invent
       has_target_(whole.layers[chunk.layers.end - 1].kind >= LayerKind::kTargetEmbedding),
       ends_encoder_(Ends(whole, chunk.layers, LayerKind::kEncoder)),
       ends_decoder_(Ends(whole, chunk.layers, LayerKind::kDecoder)),
-      reads_encoder_output_(HasMemory(spec) && Has(whole, chunk.layers, LayerKind::kDecoder)),
-      first_encoder_(FirstOf(whole, chunk.layers, LayerKind::kEncoder)),
-      first_decoder_(FirstOf(whole, chunk.layers, LayerKind::kDecoder)),
-      source_embedding_at_(FirstOf(whole, chunk.layers, LayerKind::kSourceEmbedding)),
-      target_embedding_at_(FirstOf(whole, chunk.layers, LayerKind::kTargetEmbedding)),
-      source_capacity_(capacity.max_source_tokens()),
-      target_capacity_(capacity.max_target_tokens()),
+      reads_encoder_output_(IsEncoderDecoder(spec) &&
+                            Has(whole, chunk.layers, LayerKind::kDecoder)),
       ops_(ops),
-      encoder_(MakeStack<EncoderStack>(spec, capacity, whole, chunk, LayerKind::kEncoder, ops,
-                                       parameters)),
-      decoder_(MakeStack<DecoderStack>(spec, capacity, whole, chunk, LayerKind::kDecoder, ops,
-                                       parameters)) {
+      source_(MakeSide(spec, capacity, whole, parameters, /*source=*/true)),
+      target_(MakeSide(spec, capacity, whole, parameters, /*source=*/false)) {
   DEEPNET_CHECK(chunk.layers.NumLayers() > 0);
-  if (Has(whole, chunk.layers, LayerKind::kSourceEmbedding)) {
-    source_embedding_.emplace(spec, ops, parameters, EmbeddingUse::kSource);
-  }
-  if (Has(whole, chunk.layers, LayerKind::kTargetEmbedding)) {
-    target_embedding_.emplace(spec, ops, parameters, EmbeddingUse::kTarget);
-  }
   if (Has(whole, chunk.layers, LayerKind::kOutput)) output_.emplace(spec, ops, parameters);
-  if (EndOf(spec) != StackEnd::kNothing) {
-    if (ends_encoder_) encoder_end_.emplace(spec, parameters, 0);
-    if (ends_decoder_) decoder_end_.emplace(spec, parameters, LabelledStack(spec));
+}
+
+Chunk::Side Chunk::MakeSide(const ModelSpec& spec, const MicrobatchSpec& capacity,
+                            const Inventory& whole, const Parameters& parameters,
+                            bool source) const {
+  const int stack = source ? 0 : LabelledStack(spec);
+  const LayerKind use = source ? LayerKind::kSourceEmbedding : LayerKind::kTargetEmbedding;
+  const Part embedding = PartOf(whole, spec_.layers, use);
+  const Part layers =
+      PartOf(whole, spec_.layers, source ? LayerKind::kEncoder : LayerKind::kDecoder);
+  Side side{.capacity = source ? capacity.max_source_tokens() : capacity.max_target_tokens(),
+            .embedding_at = embedding.layer,
+            .first_layer = layers.layer,
+            .layers = LayerStack(spec, capacity, spec_.recompute, ops_, parameters, stack,
+                                 layers.first, layers.count)};
+  if (embedding.count > 0) {
+    side.embedding.emplace(spec, ops_, parameters, use);
+    if (HasEmbeddingNorm(spec))
+      side.norm.emplace(spec, parameters, StackName(stack) + kEmbeddingNorm);
   }
-  if (!HasEmbeddingNorm(spec)) return;
-  if (source_embedding_) source_norm_.emplace(spec, parameters, StackName(0) + kEmbeddingNorm);
-  if (!target_embedding_) return;
-  target_norm_.emplace(spec, parameters, StackName(LabelledStack(spec)) + kEmbeddingNorm);
+  if (EndOf(spec) != StackEnd::kNothing && (source ? ends_encoder_ : ends_decoder_)) {
+    side.end.emplace(spec, parameters, stack);
+  }
+  return side;
 }
 
-ResidualStream Chunk::SourceStream(const at::Tensor& value_RD, const ChunkWorkspace& work) const {
-  return {value_RD, SameTypes(ops_) ? value_RD : work.source_operand_RD};
+ResidualStream Chunk::Stream(const at::Tensor& value_RD, const ChunkWorkspace::Side& work) const {
+  return {value_RD, SameTypes(ops_) ? value_RD : work.operand_RD};
 }
 
-ResidualStream Chunk::TargetStream(const at::Tensor& value_RD, const ChunkWorkspace& work) const {
-  return {value_RD, SameTypes(ops_) ? value_RD : work.target_operand_RD};
-}
-
-PassContext Chunk::Context(const MicrobatchPass& pass, const PackedRows& rows,
-                           const Workspace& work) const {
-  return {.ops = &ops_,
-          .rows = &rows,
-          .seed = pass.seed,
-          .step = pass.step,
-          .keep = pass.training,
-          .deferred = pass.deferred,
-          .probe = pass.probe,
-          .second_RD = work.second_RD};
+StackPass Chunk::Context(const MicrobatchPass& pass, const PackedRows& rows, const Side& side,
+                         Workspace& work) const {
+  return {.context = {.ops = &ops_,
+                      .rows = &rows,
+                      .seed = pass.seed,
+                      .step = pass.step,
+                      .keep = pass.training,
+                      .deferred = pass.deferred,
+                      .probe = pass.probe,
+                      .second_RD = work.second_RD},
+          .work = &work,
+          .layer_done = pass.layer_done,
+          .first_layer = side.first_layer};
 }
 
 LossSums Chunk::Forward(const MicrobatchPass& pass, const BoundaryActivations& values,
                         ChunkWorkspace& work, Kept& kept, const LossOptions& loss,
                         const at::Tensor& dhidden_RD, float* token_nll) const {
   if (has_source_) Encode(pass, values, work, kept);
-  if (has_target_) ForwardTarget(pass, values, work, kept);
+  if (!has_target_) return {};
+  const EncoderOutput encoder_output{.rows = &pass.source, .value_RD = values.encoder_output_RD};
+  StackPass stack = Context(pass, pass.target, target_, work.target.layers);
+  stack.context.encoder_output = &encoder_output;
+  const ResidualStream stream = Stream(values.target_RD, work.target);
+  ForwardSide(target_, stack, stream, work.target, kept.target);
   if (!output_) return {};
-  return output_->Loss(Context(pass, pass.target, work.target),
-                       TargetStream(values.target_RD, work).operand_RD, pass.labels, loss,
-                       dhidden_RD, token_nll);
+  return output_->Loss(stack.context, stream.operand_RD, pass.labels, loss, dhidden_RD, token_nll);
 }
 
 void Chunk::Encode(const MicrobatchPass& pass, const BoundaryActivations& values,
                    ChunkWorkspace& work, Kept& kept) const {
-  const StackPass stack{.context = Context(pass, pass.source, work.source), .work = &work.source};
-  const ResidualStream stream = SourceStream(values.source_RD, work);
-  if (source_embedding_) {
-    source_embedding_->Forward(stack.context, stream, kept.source_mask);
-    if (source_norm_) source_norm_->ForwardStream(stack.context, stream, kept.source_norm);
-  } else {
-    FillOperand(stack.context, stream);
-  }
-  encoder_.Forward(stack, stream, kept.encoder, work.encoder);
-  if (encoder_end_) encoder_end_->Forward(stack.context, stream, kept.encoder_end);
+  const ResidualStream stream = Stream(values.source_RD, work.source);
+  ForwardSide(source_, Context(pass, pass.source, source_, work.source.layers), stream, work.source,
+              kept.source);
   if (ends_encoder_) ops_.Copy(pass.source.count, stream.operand_RD, values.encoder_output_RD);
 }
 
-void Chunk::ForwardTarget(const MicrobatchPass& pass, const BoundaryActivations& values,
-                          ChunkWorkspace& work, Kept& kept) const {
-  const EncoderOutput encoder_output{
-      .rows = &pass.source, .value_RD = values.encoder_output_RD, .gradient_RD = {}};
-  const StackPass stack{.context = Context(pass, pass.target, work.target),
-                        .work = &work.target,
-                        .encoder_output = &encoder_output,
-                        .source_work = &work.source};
-  const ResidualStream stream = TargetStream(values.target_RD, work);
-  EnterDecoder(stack.context, stream, kept);
-  decoder_.Forward(stack, stream, kept.decoder, work.decoder);
-  LeaveDecoder(stack.context, stream, kept);
+void Chunk::Enter(const Side& side, const PassContext& pass, const ResidualStream& stream,
+                  Kept::Side& kept) const {
+  if (!side.embedding) return FillOperand(pass, stream);
+  side.embedding->Forward(pass, stream, kept.mask);
+  if (side.norm) side.norm->ForwardStream(pass, stream, kept.norm);
 }
 
-void Chunk::EnterDecoder(const PassContext& pass, const ResidualStream& stream, Kept& kept) const {
-  if (target_embedding_) {
-    target_embedding_->Forward(pass, stream, kept.target_mask);
-    if (target_norm_) target_norm_->ForwardStream(pass, stream, kept.target_norm);
-  } else {
-    FillOperand(pass, stream);
-  }
-}
-
-void Chunk::LeaveDecoder(const PassContext& pass, const ResidualStream& stream, Kept& kept) const {
-  if (decoder_end_) decoder_end_->Forward(pass, stream, kept.decoder_end);
+void Chunk::ForwardSide(const Side& side, const StackPass& pass, const ResidualStream& stream,
+                        ChunkWorkspace::Side& work, Kept::Side& kept) const {
+  Enter(side, pass.context, stream, kept);
+  side.layers.Forward(pass, stream, kept.layers, work.segment);
+  if (side.end) side.end->Forward(pass.context, stream, kept.end);
 }
 
 void Chunk::Backward(const MicrobatchPass& pass, BoundaryActivations& gradients,
                      const at::Tensor& encoder_output_RD, ChunkWorkspace& work, Kept& kept) const {
   if (ends_decoder_ && reads_encoder_output_) gradients.encoder_output_RD.zero_();
-  if (has_target_) BackwardTarget(pass, gradients, encoder_output_RD, work, kept);
+  if (has_target_) {
+    const EncoderOutput encoder_output{.rows = &pass.source,
+                                       .value_RD = encoder_output_RD,
+                                       .gradient_RD = gradients.encoder_output_RD,
+                                       .work = &work.source.layers};
+    StackPass stack = Context(pass, pass.target, target_, work.target.layers);
+    stack.context.encoder_output = &encoder_output;
+    BackwardSide(target_, stack, gradients.target_RD, work.target, kept.target);
+  }
   if (ends_encoder_) gradients.source_RD = gradients.encoder_output_RD;
-  if (has_source_) BackwardSource(pass, gradients.source_RD, work, kept);
+  if (!has_source_) return;
+  BackwardSide(source_, Context(pass, pass.source, source_, work.source.layers),
+               gradients.source_RD, work.source, kept.source);
 }
 
-void Chunk::BackwardTarget(const MicrobatchPass& pass, const BoundaryActivations& gradients,
-                           const at::Tensor& encoder_output_RD, ChunkWorkspace& work,
-                           Kept& kept) const {
-  const EncoderOutput encoder_output{.rows = &pass.source,
-                                     .value_RD = encoder_output_RD,
-                                     .gradient_RD = gradients.encoder_output_RD};
-  const StackPass stack{.context = Context(pass, pass.target, work.target),
-                        .work = &work.target,
-                        .encoder_output = &encoder_output,
-                        .source_work = &work.source,
-                        .layer_done = pass.layer_done,
-                        .first_layer = first_decoder_};
-  if (decoder_end_) decoder_end_->Backward(stack.context, gradients.target_RD, kept.decoder_end);
-  decoder_.Backward(stack, gradients.target_RD, kept.decoder, work.decoder);
-  if (target_embedding_) {
-    if (target_norm_) {
-      target_norm_->BackwardInPlace(stack.context, gradients.target_RD, kept.target_norm);
-    }
-    target_embedding_->Backward(stack.context, gradients.target_RD, kept.target_mask);
-    if (pass.layer_done != nullptr) (*pass.layer_done)(target_embedding_at_);
-  }
-}
-
-void Chunk::BackwardSource(const MicrobatchPass& pass, const at::Tensor& dsource_RD,
-                           ChunkWorkspace& work, Kept& kept) const {
-  const StackPass stack{.context = Context(pass, pass.source, work.source),
-                        .work = &work.source,
-                        .layer_done = pass.layer_done,
-                        .first_layer = first_encoder_};
-  if (encoder_end_) encoder_end_->Backward(stack.context, dsource_RD, kept.encoder_end);
-  encoder_.Backward(stack, dsource_RD, kept.encoder, work.encoder);
-  if (source_embedding_) {
-    if (source_norm_) source_norm_->BackwardInPlace(stack.context, dsource_RD, kept.source_norm);
-    source_embedding_->Backward(stack.context, dsource_RD, kept.source_mask);
-    if (pass.layer_done != nullptr) (*pass.layer_done)(source_embedding_at_);
-  }
+void Chunk::BackwardSide(const Side& side, const StackPass& pass, const at::Tensor& dstream_RD,
+                         ChunkWorkspace::Side& work, Kept::Side& kept) const {
+  if (side.end) side.end->Backward(pass.context, dstream_RD, kept.end);
+  side.layers.Backward(pass, dstream_RD, kept.layers, work.segment);
+  if (!side.embedding) return;
+  if (side.norm) side.norm->BackwardInPlace(pass.context, dstream_RD, kept.norm);
+  side.embedding->Backward(pass.context, dstream_RD, kept.mask);
+  if (pass.layer_done != nullptr) (*pass.layer_done)(side.embedding_at);
 }
 
 void Chunk::Refresh() {
-  encoder_.Refresh();
-  decoder_.Refresh();
+  source_.layers.Refresh();
+  target_.layers.Refresh();
   if (output_) output_->Refresh(ops_);
 }
 
-Chunk::Kept Chunk::MakeKept(const ChunkWorkspace& work) const {
-  ChunkPools empty;
-  return MakeKeptFrom(empty, work);
-}
-
-Chunk::Kept Chunk::MakeKeptFrom(ChunkPools& pools, const ChunkWorkspace& work) const {
+Chunk::Kept Chunk::MakeKept(ChunkPools& pools, const ChunkWorkspace& work) const {
   Kept kept;
   TakeLayers(pools, work, kept);
-  if (source_embedding_) kept.source_mask = source_embedding_->MakeMask(ops_, source_capacity_);
-  if (target_embedding_) kept.target_mask = target_embedding_->MakeMask(ops_, target_capacity_);
-  if (source_norm_) kept.source_norm = source_norm_->MakeState(ops_, source_capacity_);
-  if (target_norm_) kept.target_norm = target_norm_->MakeState(ops_, target_capacity_);
-  if (encoder_end_) kept.encoder_end = encoder_end_->MakeState(ops_, source_capacity_);
-  if (decoder_end_) kept.decoder_end = decoder_end_->MakeState(ops_, target_capacity_);
+  const auto add = [&](const Side& side, Kept::Side& of_side) {
+    if (side.embedding) of_side.mask = side.embedding->MakeMask(ops_, side.capacity);
+    if (side.norm) of_side.norm = side.norm->MakeState(ops_, side.capacity);
+    if (side.end) of_side.end = side.end->MakeState(ops_, side.capacity);
+  };
+  add(source_, kept.source);
+  add(target_, kept.target);
   return kept;
 }
 
 void Chunk::GiveLayers(ChunkPools& pools, Kept& kept) const {
-  encoder_.GiveKept(pools.encoder, kept.encoder);
-  decoder_.GiveKept(pools.decoder, kept.decoder);
+  source_.layers.GiveKept(pools.source, kept.source.layers);
+  target_.layers.GiveKept(pools.target, kept.target.layers);
 }
 
 void Chunk::TakeLayers(ChunkPools& pools, const ChunkWorkspace& work, Kept& kept) const {
-  kept.encoder = encoder_.TakeKept(pools.encoder, work.source);
-  kept.decoder = decoder_.TakeKept(pools.decoder, work.target, &work.source);
+  const Workspace& source_work = work.source.layers;
+  kept.source.layers = source_.layers.TakeKept(pools.source, source_work, source_work);
+  kept.target.layers = target_.layers.TakeKept(pools.target, work.target.layers, source_work);
 }
 
 Chunk::Kept Chunk::MakeKeptForInference() const {
-  return {.encoder = encoder_.MakeKeptForInference(), .decoder = decoder_.MakeKeptForInference()};
+  return {.source = {.layers = source_.layers.MakeKeptForInference()},
+          .target = {.layers = target_.layers.MakeKeptForInference()}};
 }
 
 ChunkWorkspace MakeChunkWorkspace(const ModelSpec& spec, const MicrobatchSpec& capacity,
@@ -265,17 +219,18 @@ ChunkWorkspace MakeChunkWorkspace(const ModelSpec& spec, const MicrobatchSpec& c
   const bool decodes = any([](const Chunk& chunk) { return chunk.decoder().size() > 0; });
   const bool encodes = any([](const Chunk& chunk) { return chunk.encoder().size() > 0; });
   // Decoder layers work on the rows of the encoder's output too, which are the source's.
-  ChunkWorkspace work{.source = Workspace(spec, ops, encodes || decodes ? s : 0,
-                                          HighestLevel(chunks, /*decoder_only=*/false)),
-                      .target = Workspace(spec, ops, decodes ? t : 0, HighestLevel(chunks, true))};
+  ChunkWorkspace work{
+      .source = {.layers = Workspace(spec, ops, encodes || decodes ? s : 0,
+                                     HighestLevel(chunks, /*decoder_only=*/false))},
+      .target = {.layers = Workspace(spec, ops, decodes ? t : 0, HighestLevel(chunks, true))}};
   if (!SameTypes(ops)) {
-    work.source_operand_RD = at::zeros({s, spec.d_model()}, ops.OperandOptions());
+    work.source.operand_RD = at::zeros({s, spec.d_model()}, ops.OperandOptions());
     if (any([](const Chunk& chunk) { return chunk.has_target(); }))
-      work.target_operand_RD = at::zeros({t, spec.d_model()}, ops.OperandOptions());
+      work.target.operand_RD = at::zeros({t, spec.d_model()}, ops.OperandOptions());
   }
   for (const Chunk& chunk : chunks) {
-    chunk.encoder().Prepare(work.encoder);
-    chunk.decoder().Prepare(work.decoder);
+    chunk.encoder().Prepare(work.source.segment);
+    chunk.decoder().Prepare(work.target.segment);
   }
   return work;
 }
@@ -284,29 +239,29 @@ ChunkWorkspace MakeChunkWorkspace(const ModelSpec& spec, const MicrobatchSpec& c
 
 void Chunk::FillCrossCaches(const PackedRows& source, const at::Tensor& encoder_output_RD,
                             std::span<const at::Tensor> kv_R2D) const {
-  const PassContext pass{.ops = &ops_, .rows = &source, .keep = false};
-  const EncoderOutput encoder_output{
-      .rows = &source, .value_RD = encoder_output_RD, .gradient_RD = {}};
-  for (int i = 0; i < decoder_.size(); ++i)
-    decoder_.layers()[i].FillCache(pass, encoder_output, kv_R2D[i]);
+  const EncoderOutput encoder_output{.rows = &source, .value_RD = encoder_output_RD};
+  const PassContext pass{
+      .ops = &ops_, .rows = &source, .encoder_output = &encoder_output, .keep = false};
+  for (int i = 0; i < decoder().size(); ++i) decoder().layers()[i].FillCache(pass, kv_R2D[i]);
 }
 
 void Chunk::DecodeStep(const PackedRows& rows, int64_t step, const BoundaryActivations& values,
                        const DecodeCaches& caches, ChunkWorkspace& work, Kept& kept,
                        const at::Tensor& logits_RV) const {
+  Workspace& buffers = work.target.layers;
   const PassContext pass{
-      .ops = &ops_, .rows = &rows, .step = step, .keep = false, .second_RD = work.target.second_RD};
-  const ResidualStream stream = TargetStream(values.target_RD, work);
-  std::vector<DecoderLayer::Saved>& saved = kept.decoder.saved;
-  EnterDecoder(pass, stream, kept);
-  for (int i = 0; i < decoder_.size(); ++i) {
-    decoder_.BeforeLayer(pass, i, stream, kept.decoder);
-    decoder_.layers()[i].Step(pass, stream, work.target, saved[i % saved.size()], caches.self[i],
-                              caches.first_row, caches.self_index, caches.cross[i],
-                              caches.cross_index);
-    decoder_.AfterLayer(pass, i, stream, kept.decoder);
+      .ops = &ops_, .rows = &rows, .step = step, .keep = false, .second_RD = buffers.second_RD};
+  const ResidualStream stream = Stream(values.target_RD, work.target);
+  LayerStack::Kept& layers = kept.target.layers;
+  Enter(target_, pass, stream, kept.target);
+  for (int i = 0; i < decoder().size(); ++i) {
+    decoder().BeforeLayer(pass, i, stream, layers);
+    decoder().layers()[i].Step(pass, stream, buffers, layers.saved[i % layers.saved.size()],
+                               caches.self[i], caches.first_row, caches.self_index, caches.cross[i],
+                               caches.cross_index);
+    decoder().AfterLayer(pass, i, stream, layers);
   }
-  LeaveDecoder(pass, stream, kept);
+  if (target_.end) target_.end->Forward(pass, stream, kept.target.end);
   if (output_) output_->Logits(pass, stream.operand_RD, logits_RV);
 }
 

@@ -58,27 +58,30 @@ struct DecodeCaches {
 
 // Buffers that the chunks of a rank share: they hold nothing that another action needs.
 struct ChunkWorkspace {
-  Workspace source, target;
-  at::Tensor source_operand_RD, target_operand_RD;  // operand; undefined where the types are equal
-  SegmentWorkspace<EncoderLayer> encoder;
-  SegmentWorkspace<DecoderLayer> decoder;
+  struct Side {
+    Workspace layers;
+    at::Tensor operand_RD;  // operand; undefined where the types are equal
+    SegmentWorkspace segment;
+  };
+  Side source, target;
 };
 
 // Buffers for the state of microbatches, which the chunks of a rank use by turns.
 struct ChunkPools {
-  KeptPool<EncoderLayer> encoder;
-  KeptPool<DecoderLayer> decoder;
+  KeptPool source, target;
 };
 
 class Chunk {
  public:
   // State of one microbatch from Forward to Backward.
   struct Kept {
-    EncoderStack::Kept encoder;
-    DecoderStack::Kept decoder;
-    at::Tensor source_mask, target_mask;  // embedding dropout
-    NormState source_norm, target_norm;   // after the embeddings
-    NormState encoder_end, decoder_end;
+    struct Side {
+      LayerStack::Kept layers;
+      at::Tensor mask;  // embedding dropout
+      NormState norm;   // after the embedding
+      NormState end;
+    };
+    Side source, target;
   };
 
   // `whole` describes the model, `parameters` hold at least these layers. `ops` and `parameters`
@@ -95,12 +98,12 @@ class Chunk {
   bool ends_decoder() const { return ends_decoder_; }      // has the last layer before the output
   bool reads_encoder_output() const { return reads_encoder_output_; }  // has decoder layers that do
   bool has_output() const { return output_.has_value(); }
-  const EncoderStack& encoder() const { return encoder_; }
-  const DecoderStack& decoder() const { return decoder_; }
+  const LayerStack& encoder() const { return source_.layers; }
+  const LayerStack& decoder() const { return target_.layers; }  // or the only stack of the model
 
-  // `work`, the same for all chunks of a rank, must outlive the result.
-  Kept MakeKept(const ChunkWorkspace& work) const;
-  Kept MakeKeptFrom(ChunkPools& pools, const ChunkWorkspace& work) const;  // TakeLayers included
+  // Makes the state of a microbatch, TakeLayers included. `work`, the same for all chunks of a
+  // rank, must outlive the result.
+  Kept MakeKept(ChunkPools& pools, const ChunkWorkspace& work) const;
   // The layers' part of `kept` goes to `pools` when a microbatch is done, and comes back for
   // another one, perhaps in another chunk of the rank. The chunk's own masks and norms stay in
   // `kept`.
@@ -144,34 +147,37 @@ class Chunk {
                   const at::Tensor& logits_RV) const;
 
  private:
-  // Streams of boundary activations, with the operand tensors of `work` where the types differ.
-  ResidualStream SourceStream(const at::Tensor& value_RD, const ChunkWorkspace& work) const;
-  ResidualStream TargetStream(const at::Tensor& value_RD, const ChunkWorkspace& work) const;
-  // The steps before and after the decoder layers of the chunk.
-  void EnterDecoder(const PassContext& pass, const ResidualStream& stream, Kept& kept) const;
-  void LeaveDecoder(const PassContext& pass, const ResidualStream& stream, Kept& kept) const;
-  // `work`: of the rows' stack.
-  PassContext Context(const MicrobatchPass& pass, const PackedRows& rows,
-                      const Workspace& work) const;
-  void ForwardTarget(const MicrobatchPass& pass, const BoundaryActivations& values,
-                     ChunkWorkspace& work, Kept& kept) const;
-  void BackwardSource(const MicrobatchPass& pass, const at::Tensor& dsource_RD,
-                      ChunkWorkspace& work, Kept& kept) const;
-  void BackwardTarget(const MicrobatchPass& pass, const BoundaryActivations& gradients,
-                      const at::Tensor& encoder_output_RD, ChunkWorkspace& work, Kept& kept) const;
+  // The layers of the chunk that work on source rows, or those on target rows.
+  struct Side {
+    int64_t capacity;  // rows
+    int embedding_at;  // in the chain, if there is one
+    int first_layer;   // likewise
+    LayerStack layers;
+    std::optional<Embedding> embedding = {};
+    std::optional<NormLayer> norm = {};  // after the embedding
+    std::optional<StackEndStep> end = {};
+  };
+
+  Side MakeSide(const ModelSpec& spec, const MicrobatchSpec& capacity, const Inventory& whole,
+                const Parameters& parameters, bool source) const;
+  // A stream of boundary activations, with the operand tensor of `work` where the types differ.
+  ResidualStream Stream(const at::Tensor& value_RD, const ChunkWorkspace::Side& work) const;
+  // The arguments of a pass over the layers of `side`.
+  StackPass Context(const MicrobatchPass& pass, const PackedRows& rows, const Side& side,
+                    Workspace& work) const;
+  // The step before the layers of `side`: the embedding, or received rows in operand type.
+  void Enter(const Side& side, const PassContext& pass, const ResidualStream& stream,
+             Kept::Side& kept) const;
+  void ForwardSide(const Side& side, const StackPass& pass, const ResidualStream& stream,
+                   ChunkWorkspace::Side& work, Kept::Side& kept) const;
+  void BackwardSide(const Side& side, const StackPass& pass, const at::Tensor& dstream_RD,
+                    ChunkWorkspace::Side& work, Kept::Side& kept) const;
 
   ChunkSpec spec_;
   BoundarySet inputs_, outputs_;
   bool has_source_, has_target_, ends_encoder_, ends_decoder_, reads_encoder_output_;
-  int first_encoder_, first_decoder_;  // in the chain; if there are any
-  int source_embedding_at_, target_embedding_at_;
-  int64_t source_capacity_, target_capacity_;
   Ops& ops_;
-  std::optional<Embedding> source_embedding_, target_embedding_;
-  EncoderStack encoder_;
-  DecoderStack decoder_;
-  std::optional<NormLayer> source_norm_, target_norm_;  // after the embeddings
-  std::optional<StackEndStep> encoder_end_, decoder_end_;
+  Side source_, target_;
   std::optional<OutputLayer> output_;
 };
 

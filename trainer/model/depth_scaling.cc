@@ -47,7 +47,7 @@ class Collector {
 
 DepthScaling MakeDepthScaling(const ModelSpec& model) {
   if (model.residual() != DEEPNORM) return {};
-  if (!HasMemory(model)) return OfOneStack(model);
+  if (!IsEncoderDecoder(model)) return OfOneStack(model);
   const double n = model.encoder_layers();
   const double m = model.decoder_layers();
   DEEPNET_CHECK(n >= 1 && m >= 1) << n << " encoder and " << m << " decoder layers";

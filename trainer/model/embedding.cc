@@ -9,14 +9,6 @@
 
 namespace deepnet {
 
-std::string EmbeddingName(const ModelSpec& model, EmbeddingUse use) {
-  const TiedEmbeddings tied = model.tied_embeddings();
-  if (tied == TIE_ALL && HasMemory(model)) return "shared.weight";
-  if (use == EmbeddingUse::kOutput && tied == TIE_NONE) return "lm_head.weight";
-  const int stack = use == EmbeddingUse::kSource ? 0 : LabelledStack(model);
-  return StackName(stack) + "embed_tokens.weight";
-}
-
 at::Tensor SinusoidalPositions(int64_t count, int64_t width) {
   at::Tensor table = at::zeros({count, width}, at::kDouble);
   const int64_t half = width / 2;
@@ -33,8 +25,8 @@ at::Tensor SinusoidalPositions(int64_t count, int64_t width) {
 }
 
 Embedding::Embedding(const ModelSpec& spec, const Ops& ops, const Parameters& parameters,
-                     EmbeddingUse use)
-    : stack_(use == EmbeddingUse::kSource ? 0 : LabelledStack(spec)),
+                     LayerKind use)
+    : stack_(StackOfKind(spec, use)),
       scale_(spec.unscaled_embedding() ? 1.0 : std::sqrt(static_cast<double>(spec.d_model()))),
       dropout_(spec.dropout()),
       width_(spec.d_model()) {
@@ -86,9 +78,9 @@ void Embedding::Backward(const PassContext& pass, const at::Tensor& dx_RD,
 }
 
 OutputLayer::OutputLayer(const ModelSpec& spec, Ops& ops, const Parameters& parameters) {
-  const std::string name = EmbeddingName(spec, EmbeddingUse::kOutput);
+  const std::string name = EmbeddingName(spec, LayerKind::kOutput);
   weight_VD_ = ops.MakeWeight(parameters.Get(name), parameters.trainable());
-  dweight_VD_ = parameters.EmbeddingGradient(name, EmbeddingUse::kOutput);
+  dweight_VD_ = parameters.EmbeddingGradient(name, LayerKind::kOutput);
 }
 
 LossSums OutputLayer::Loss(const PassContext& pass, const at::Tensor& hidden_RD,

@@ -16,17 +16,14 @@
 
 namespace deepnet {
 
-// Returns the name of the matrix that `use` reads in `model`, as trainer/model/describe.h gives it.
-std::string EmbeddingName(const ModelSpec& model, EmbeddingUse use);
-
 // fairseq's sinusoidal positions [count, width] with offset 2: row p is the one of position p + 2.
 // Computed in double precision.
 at::Tensor SinusoidalPositions(int64_t count, int64_t width);
 
-// Tokens and positions of one stack; `use` is kSource or kTarget.
+// Tokens and positions of one stack; `use` is kSourceEmbedding or kTargetEmbedding.
 class Embedding {
  public:
-  Embedding(const ModelSpec& spec, const Ops& ops, const Parameters& parameters, EmbeddingUse use);
+  Embedding(const ModelSpec& spec, const Ops& ops, const Parameters& parameters, LayerKind use);
 
   // The mask of one microbatch of at most `capacity` rows; undefined without dropout.
   at::Tensor MakeMask(const Ops& ops, int64_t capacity) const;

@@ -17,7 +17,7 @@ PairFlops Forward(const ModelSpec& model, double source, double target) {
   const double d = model.d_model(), f = model.ffn_dim();
   const double square = target * target / (LabelledStack(model) == 1 ? 2 : 1);
   const double output = 2 * target * d * static_cast<double>(model.vocabulary_size());
-  if (!HasMemory(model)) {
+  if (!IsEncoderDecoder(model)) {
     const double layer = 2 * target * (4 * d * d + 2 * d * f) + 4 * d * square;
     return {.decoder = LayersOf(model, LabelledStack(model)) * layer, .output = output};
   }

@@ -1,7 +1,7 @@
-// Encoder and decoder layers, and a run of them with one level of recomputation.
+// Layers of a stack, and a run of them with one level of recomputation.
 //
 // LayerStack is all that a chunk of the model has to know. Only this class decides which layer
-// keeps what, and when it recomputes what was not kept (trainer/model/describe_memory.h says what
+// keeps what, and when it recomputes what was not kept (trainer/model/describe.h says what
 // the levels are, docs/design/recomputation.md why they give equal bits). A chunk calls, for each
 // microbatch,
 //
@@ -11,7 +11,7 @@
 //                                             return
 //
 // with the same rows, seed and step. Kept lives from the one to the other; SegmentWorkspace is
-// shared by all stacks of a kind on a rank and holds nothing that another action needs.
+// shared by all runs of a stack on a rank and holds nothing that another action needs.
 //
 // Letters: R rows, D width.
 #pragma once
@@ -34,66 +34,40 @@
 
 namespace deepnet {
 
-class EncoderLayer {
+// A layer of either stack. The decoder of a model of two stacks (trainer/model/architecture.h) has
+// a cross-attention between self-attention and feed-forward block, which reads pass.encoder_output.
+class TransformerLayer {
  public:
   struct Saved {
-    SelfAttention::Saved attention;
+    AttentionLayer::Saved self_attention, cross_attention;
     FeedForward::Saved feed_forward;
   };
 
-  EncoderLayer(const ModelSpec& spec, Ops& ops, const Parameters& parameters, int layer);
+  TransformerLayer(const ModelSpec& spec, Ops& ops, const Parameters& parameters, int stack,
+                   int layer);
 
   // At SELECTIVE_FFN and SELECTIVE_GEMM the state that is not kept is in buffers of `work`, which
-  // must have them.
-  Saved MakeSaved(const Ops& ops, int64_t capacity, Recompute level = NONE,
-                  const Workspace* work = nullptr) const;
+  // must have them; keys and values of the encoder's output are in `source_work`.
+  Saved MakeSaved(const Ops& ops, int64_t capacity, int64_t source_capacity, Recompute level = NONE,
+                  const Workspace* work = nullptr, const Workspace* source_work = nullptr) const;
   void Forward(const PassContext& pass, const ResidualStream& stream, Workspace& work,
                Saved& saved) const;
   void Backward(const PassContext& pass, const Upstream& upstream, const at::Tensor& dstream_RD,
                 Workspace& work, Saved& saved) const;
+  // Decoding; with cross-attention only.
+  void FillCache(const PassContext& pass, const at::Tensor& kv_R2D) const {
+    cross_attention_->FillCache(pass, kv_R2D);
+  }
+  void Step(const PassContext& pass, const ResidualStream& stream, Workspace& work, Saved& saved,
+            const KeyValueCache& self_cache, int64_t first_row, const CacheIndex& self_index,
+            const KeyValueCache& cross_cache, const CacheIndex& cross_index) const;
   // The origin of the next layer's input.
   Upstream Output(const Saved& saved) const;
   void Refresh(Ops& ops);
 
  private:
-  SelfAttention attention_;
-  FeedForward feed_forward_;
-};
-
-// In a model of one stack (trainer/model/architecture.h) this class is that stack's layer, without
-// cross-attention: `encoder_output` is not read, and Step must not be called.
-class DecoderLayer {
- public:
-  struct Saved {
-    SelfAttention::Saved self_attention;
-    CrossAttention::Saved cross_attention;
-    FeedForward::Saved feed_forward;
-  };
-
-  DecoderLayer(const ModelSpec& spec, Ops& ops, const Parameters& parameters, int layer);
-
-  // As above; keys and values of the encoder's output are in `source_work`.
-  Saved MakeSaved(const Ops& ops, int64_t source_capacity, int64_t target_capacity,
-                  Recompute level = NONE, const Workspace* work = nullptr,
-                  const Workspace* source_work = nullptr) const;
-  void Forward(const PassContext& pass, const EncoderOutput& encoder_output,
-               const ResidualStream& stream, Workspace& work, Saved& saved) const;
-  void Backward(const PassContext& pass, const EncoderOutput& encoder_output,
-                const Upstream& upstream, const at::Tensor& dstream_RD, Workspace& work,
-                Workspace& source_work, Saved& saved) const;
-  void FillCache(const PassContext& pass, const EncoderOutput& encoder_output,
-                 const at::Tensor& kv_R2D) const {
-    cross_attention_->FillCache(pass, encoder_output, kv_R2D);
-  }
-  void Step(const PassContext& pass, const ResidualStream& stream, Workspace& work, Saved& saved,
-            KeyValueCache& self_cache, int64_t first_row, const CacheIndex& self_index,
-            const KeyValueCache& cross_cache, const CacheIndex& cross_index) const;
-  Upstream Output(const Saved& saved) const;
-  void Refresh(Ops& ops);
-
- private:
-  SelfAttention self_attention_;
-  std::optional<CrossAttention> cross_attention_;
+  AttentionLayer self_attention_;
+  std::optional<AttentionLayer> cross_attention_;
   FeedForward feed_forward_;
 };
 
@@ -151,10 +125,8 @@ class LayerHistory {
 
 // The arguments of a pass that all layers of a stack share.
 struct StackPass {
-  PassContext context;                            // rows: of this stack
-  Workspace* work = nullptr;                      // of this stack's rows
-  const EncoderOutput* encoder_output = nullptr;  // decoder
-  Workspace* source_work = nullptr;               // decoder: of the encoder output's rows
+  PassContext context;        // rows: of this stack
+  Workspace* work = nullptr;  // of this stack's rows
   // Called by Backward for the stack's layers, which start at first_layer in the chain; may be
   // null.
   const LayerDone* layer_done = nullptr;
@@ -162,10 +134,9 @@ struct StackPass {
 };
 
 // FULL: the state of the layers of one segment while they are worked on. Other levels: empty.
-template <typename LayerT>
 struct SegmentWorkspace {
-  std::vector<typename LayerT::Saved> saved;  // one for each layer of a segment
-  ResidualStream stream;                      // runs through a segment that is recomputed
+  std::vector<TransformerLayer::Saved> saved;  // one for each layer of a segment
+  ResidualStream stream;                       // runs through a segment that is recomputed
   at::Tensor input_RD;  // operand: the segment's input; undefined where that is the residual type
   // Forward passes so far, and the segment of the last one that `saved` holds (-1: none): where the
   // backward pass comes next, its first segment needs no recomputation.
@@ -174,20 +145,17 @@ struct SegmentWorkspace {
   std::vector<at::Tensor> history_gradients_RD;  // with a history, at every level
 };
 
-// Buffers that stacks of one kind on a rank take for a microbatch and give back after it: each has
+// Buffers that runs of one stack on a rank take for a microbatch and give back after it: each has
 // as many as all of them hold at once.
-template <typename LayerT>
 struct KeptPool {
-  std::map<Recompute, std::vector<typename LayerT::Saved>> saved;  // by the stack's level
+  std::map<Recompute, std::vector<TransformerLayer::Saved>> saved;  // by the run's level
   std::vector<at::Tensor> first_RD, inputs_RD;
   std::vector<LayerHistory::Saved> histories;
 };
 
-// LayerT: EncoderLayer or DecoderLayer.
-template <typename LayerT>
 class LayerStack {
  public:
-  using Saved = typename LayerT::Saved;
+  using Saved = TransformerLayer::Saved;
 
   // State of one microbatch from Forward to Backward.
   struct Kept {
@@ -199,32 +167,31 @@ class LayerStack {
     int64_t pass = 0;                   // SegmentWorkspace::passes of the forward pass
   };
 
-  // Layers [first, first + count) of the stack. `options` as in RecomputeChoice.
+  // Layers [first, first + count) of `stack`: 0 encoder, 1 decoder. `options` as in
+  // RecomputeChoice.
   LayerStack(const ModelSpec& spec, const MicrobatchSpec& capacity, const RecomputeChoice& options,
-             Ops& ops, const Parameters& parameters, int first, int count);
+             Ops& ops, const Parameters& parameters, int stack, int first, int count);
 
-  // `work` (of the stack's rows; for decoder layers also `source_work`) must have been made with
-  // this level or a higher one, and outlive the result.
-  Kept MakeKept(const Workspace& work, const Workspace* source_work = nullptr) const;
+  // `work` (of the stack's rows) and `source_work` (of the encoder output's rows, for
+  // cross-attention) must have been made with this level or a higher one, and outlive the result.
   // Takes the buffers out of `pool`, which makes those that it lacks. All stacks that share a pool
   // are given the same workspaces.
-  Kept TakeKept(KeptPool<LayerT>& pool, const Workspace& work,
-                const Workspace* source_work = nullptr) const;
+  Kept TakeKept(KeptPool& pool, const Workspace& work, const Workspace& source_work) const;
   // Gives all of `kept`, which is empty then, back to `pool`; after Backward.
-  void GiveKept(KeptPool<LayerT>& pool, Kept& kept) const;
+  void GiveKept(KeptPool& pool, Kept& kept) const;
   // One layer's buffers for all layers: for passes without backward, and decoding.
   Kept MakeKeptForInference() const;
   // Makes the buffers that segments of this stack need and `segment` does not have yet. Every stack
   // that will use `segment` calls this once, before its first pass.
-  void Prepare(SegmentWorkspace<LayerT>& segment) const;
+  void Prepare(SegmentWorkspace& segment) const;
 
   // With pass.context.keep, `kept` is filled. `segment` is used only at FULL.
   void Forward(const StackPass& pass, const ResidualStream& stream, Kept& kept,
-               SegmentWorkspace<LayerT>& segment) const;
+               SegmentWorkspace& segment) const;
   // `dstream_RD` (residual), in place. Runs no collective and changes nothing but `kept`, the
   // workspaces, gradients, and the encoder output's gradient.
   void Backward(const StackPass& pass, const at::Tensor& dstream_RD, Kept& kept,
-                SegmentWorkspace<LayerT>& segment) const;
+                SegmentWorkspace& segment) const;
   void Refresh();
 
   // The steps before and after layer `layer` when decoding, where the caller runs the layers.
@@ -234,30 +201,24 @@ class LayerStack {
                   Kept& kept) const;
 
   int size() const { return static_cast<int>(layers_.size()); }
-  const std::vector<LayerT>& layers() const { return layers_; }
+  const std::vector<TransformerLayer>& layers() const { return layers_; }
 
  private:
   bool by_segment() const { return options_.level == FULL; }
   int NumSegments() const { return (size() + segment_ - 1) / segment_; }
   Saved MakeSaved(Recompute level, const Workspace* work, const Workspace* source_work) const;
-  Saved& SavedOf(int layer, Kept& kept, SegmentWorkspace<LayerT>& segment) const;
+  Saved& SavedOf(int layer, Kept& kept, SegmentWorkspace& segment) const;
   void RecomputeSegment(const StackPass& pass, int index, Kept& kept,
-                        SegmentWorkspace<LayerT>& segment) const;
+                        SegmentWorkspace& segment) const;
   Upstream UpstreamOf(const StackPass& pass, int layer, Kept& kept,
-                      SegmentWorkspace<LayerT>& segment) const;
+                      SegmentWorkspace& segment) const;
 
   RecomputeChoice options_;
-  int segment_;  // layers between two kept inputs; without FULL: all
-  int64_t width_, source_capacity_, capacity_;
+  int segment_;                                 // layers between two kept inputs; without FULL: all
+  int64_t width_, source_capacity_, capacity_;  // rows of the source, and of this stack
   Ops& ops_;
-  std::vector<LayerT> layers_;
+  std::vector<TransformerLayer> layers_;
   std::optional<LayerHistory> history_;
 };
-
-using EncoderStack = LayerStack<EncoderLayer>;
-using DecoderStack = LayerStack<DecoderLayer>;
-
-extern template class LayerStack<EncoderLayer>;
-extern template class LayerStack<DecoderLayer>;
 
 }  // namespace deepnet

@@ -6,24 +6,8 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/philox.h"
-#include "trainer/model/roles.h"
 
 namespace deepnet {
-namespace {
-
-// The kind of the layer that uses an embedding matrix so.
-LayerKind KindOf(EmbeddingUse use) {
-  switch (use) {
-    case EmbeddingUse::kSource:
-      return LayerKind::kSourceEmbedding;
-    case EmbeddingUse::kTarget:
-      return LayerKind::kTargetEmbedding;
-    default:
-      return LayerKind::kOutput;
-  }
-}
-
-}  // namespace
 
 Parameters::Parameters(Inventory inventory, const Ops& ops, bool trainable)
     : inventory_(std::move(inventory)), first_use_(inventory_.parameters.size(), -1) {
@@ -116,11 +100,11 @@ at::Tensor Parameters::GradientJoined(const std::vector<std::string>& names) con
   return Joined(gradient_, &Use::gradient_offset, names);
 }
 
-at::Tensor Parameters::EmbeddingGradient(const std::string& name, EmbeddingUse use) const {
+at::Tensor Parameters::EmbeddingGradient(const std::string& name, LayerKind use) const {
   const int parameter = FirstUse(name).parameter;
   for (const Use& here : uses_) {
     if (here.parameter != parameter) continue;
-    if (inventory_.layers[here.layer].kind != KindOf(use)) continue;
+    if (inventory_.layers[here.layer].kind != use) continue;
     return View(gradient_, &Use::gradient_offset, here);
   }
   DEEPNET_CHECK(false) << name << " is not used so here";

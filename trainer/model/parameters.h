@@ -21,9 +21,6 @@
 
 namespace deepnet {
 
-// The uses of an embedding matrix, in the order in which their gradients are summed.
-enum class EmbeddingUse { kSource, kTarget, kOutput };
-
 // The accumulator of one parameter in one layer.
 struct Use {
   int layer = 0;                // index into inventory().layers
@@ -64,9 +61,9 @@ class Parameters {
   // the accumulator of its first use here.
   at::Tensor Gradient(const std::string& name) const;
   at::Tensor GradientJoined(const std::vector<std::string>& names) const;
-  // Returns the accumulator of one use of the embedding matrix `name`. DEEPNET_CHECKs that this
-  // part has that use.
-  at::Tensor EmbeddingGradient(const std::string& name, EmbeddingUse use) const;
+  // Returns the accumulator of the embedding matrix `name` in the layer of kind `use`: source
+  // embedding, target embedding or output. DEEPNET_CHECKs that this part has that layer.
+  at::Tensor EmbeddingGradient(const std::string& name, LayerKind use) const;
 
   // All accumulators, in the order of gradient(), without gaps.
   const std::vector<Use>& uses() const { return uses_; }

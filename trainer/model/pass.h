@@ -19,6 +19,7 @@ namespace deepnet {
 
 class DeferredWeights;
 class SublayerProbe;
+struct Workspace;
 
 // The rows of one stack in residual type and, for products, in operand type. Both are one tensor
 // where the types are equal.
@@ -40,10 +41,20 @@ inline bool SameTypes(const Ops& ops) {
 // The first `rows` rows of x.
 inline at::Tensor FirstRows(int64_t rows, const at::Tensor& x) { return x.narrow(0, 0, rows); }
 
+// The encoder's output as a decoder layer sees it, and the sum of its gradients: a left fold over
+// decoder layers M..1.
+struct EncoderOutput {
+  const PackedRows* rows = nullptr;
+  at::Tensor value_RD;        // operand
+  at::Tensor gradient_RD;     // residual; += in the backward pass
+  Workspace* work = nullptr;  // of these rows; used by the backward pass
+};
+
 // The arguments of a pass that all parts of a layer share.
 struct PassContext {
   Ops* ops = nullptr;
-  const PackedRows* rows = nullptr;  // of this stack
+  const PackedRows* rows = nullptr;               // of this stack
+  const EncoderOutput* encoder_output = nullptr;  // read by cross-attention only
   uint64_t seed = 0;
   int64_t step = 0;  // steps taken before this pass
   bool keep = true;  // training: dropout on, state kept for the backward pass

@@ -46,6 +46,4 @@ std::string_view LayerKindName(LayerKind kind) {
   return "unknown";
 }
 
-bool ReadsMemory(const Layer& layer) { return SideInput(layer) != nullptr; }
-
 }  // namespace deepnet

@@ -31,7 +31,4 @@ enum class LayerKind : int { kSourceEmbedding, kEncoder, kTargetEmbedding, kDeco
 std::string_view RoleName(Role role);
 std::string_view LayerKindName(LayerKind kind);
 
-// Returns whether `layer` takes the encoder's output besides the stream.
-bool ReadsMemory(const Layer& layer);
-
 }  // namespace deepnet

@@ -22,56 +22,17 @@ SublayerScheme PreNorm() { return {.input_norm = true}; }
 
 SublayerScheme PostNorm(double alpha = 1.0) { return {.end_norm = true, .alpha = alpha}; }
 
-// Admin without its profile (admin-torch): what the branches before would have added on average.
-double AdminOmega(const ModelSpec& model, int stack) {
-  const double r = NumSublayers(model, stack);
-  return std::sqrt((r + 1.0) / std::log(r + 1.0) - 1.0);
-}
-
-// With a profile: a number for every sub-layer in chain order (`deepnet lab admin-profile`).
-double ProfiledOmega(const ModelSpec& model, const SublayerPlace& place) {
-  const int index = SublayerIndex(model, place);
-  DEEPNET_CHECK_LT(index, model.scheme().admin_omega_size());
-  return model.scheme().admin_omega(index);
-}
-
-SublayerScheme Admin(const ModelSpec& model, int stack, int layer, SublayerKind kind) {
-  SublayerScheme scheme = PostNorm();
-  scheme.stream_scale = model.scheme().admin_omega_size() > 0
-                            ? ProfiledOmega(model, {stack, layer, kind})
-                            : AdminOmega(model, stack);
-  return scheme;
-}
-
-// fairseq's form reaches into self-attention and the feed-forward block, not into cross-attention.
-SublayerScheme NormFormer(const ModelSpec& model, SublayerKind kind) {
-  SublayerScheme scheme = PreNorm();
-  scheme.output_norm = scheme.head_scale = kind == SublayerKind::kSelfAttention;
-  scheme.inner_norm = kind == SublayerKind::kFeedForward;
-  if (kind == SublayerKind::kFeedForward && model.scheme().normformer_scaled_residual()) {
-    scheme.stream_scale = 1.0;
+// With a profile (`deepnet lab admin-profile`): a number for every sub-layer in chain order.
+// Without one (admin-torch): what the branches before would have added on average.
+double AdminOmega(const ModelSpec& model, const SublayerPlace& place) {
+  const auto& profile = model.scheme().admin_omega();
+  if (!profile.empty()) {
+    const int index = SublayerIndex(model, place);
+    DEEPNET_CHECK_LT(index, profile.size());
+    return profile[index];
   }
-  return scheme;
-}
-
-SublayerScheme BranchNorm(const ModelSpec& model) {
-  constexpr int64_t kSteps = 4000;  // T of the paper's runs
-  SublayerScheme scheme = PostNorm();
-  scheme.ramp_steps = model.scheme().branch_norm_steps();
-  if (scheme.ramp_steps == 0) scheme.ramp_steps = kSteps;
-  return scheme;
-}
-
-SublayerScheme ResidualDual() {
-  SublayerScheme scheme = PostNorm();
-  scheme.second_stream = true;
-  return scheme;
-}
-
-SublayerScheme B2t(SublayerKind kind) {
-  SublayerScheme scheme = PostNorm();
-  scheme.layer_input = kind == SublayerKind::kFeedForward;
-  return scheme;
+  const double r = NumSublayers(model, place.stack);
+  return std::sqrt((r + 1.0) / std::log(r + 1.0) - 1.0);
 }
 
 bool IsPostLayerOfMix(const ModelSpec& model, int stack, int layer) {
@@ -81,7 +42,7 @@ bool IsPostLayerOfMix(const ModelSpec& model, int stack, int layer) {
 
 // The gain of values, outputs and feed-forward matrices.
 double MagnetoGain(const ModelSpec& model, int stack) {
-  if (!HasMemory(model)) return std::sqrt(std::log(NumSublayers(model, stack)));
+  if (!IsEncoderDecoder(model)) return std::sqrt(std::log(NumSublayers(model, stack)));
   const double decoder = std::log(3.0 * model.decoder_layers());
   if (stack == 1) return std::sqrt(decoder);
   return std::sqrt(decoder * std::log(2.0 * model.encoder_layers()) / 3.0);
@@ -123,7 +84,9 @@ int64_t SublayerScheme::KeptFloats(const ModelSpec& model, int64_t rows, int64_t
 }
 
 SublayerScheme MakeSublayerScheme(const ModelSpec& model, int stack, int layer, SublayerKind kind) {
+  constexpr int64_t kBranchNormSteps = 4000;  // T of the paper's runs
   const DepthScaling scaling = MakeDepthScaling(model);
+  const bool block = kind == SublayerKind::kFeedForward;
   switch (model.residual()) {
     case DEEPNORM:
       return PostNorm(stack == 0 ? scaling.encoder_alpha : scaling.decoder_alpha);
@@ -135,7 +98,7 @@ SublayerScheme MakeSublayerScheme(const ModelSpec& model, int stack, int layer, 
     case DLCL:
       return PreNorm();
     case ADMIN:
-      return Admin(model, stack, layer, kind);
+      return {.end_norm = true, .stream_scale = AdminOmega(model, {stack, layer, kind})};
     case REZERO:
       return {.branch_scale = BranchScale::kOfLayer, .initial_branch_scale = 0.0};
     case R_FIXUP:
@@ -143,8 +106,12 @@ SublayerScheme MakeSublayerScheme(const ModelSpec& model, int stack, int layer, 
     case T_FIXUP:
     case RESIDUAL_ONLY:
       return {};
-    case NORMFORMER:
-      return NormFormer(model, kind);
+    case NORMFORMER:  // fairseq's form leaves cross-attention alone
+      return {.input_norm = true,
+              .inner_norm = block,
+              .output_norm = kind == SublayerKind::kSelfAttention,
+              .stream_scale = block && model.scheme().normformer_scaled_residual() ? 1.0 : 0.0,
+              .head_scale = kind == SublayerKind::kSelfAttention};
     case SUB_LN:
       return {.input_norm = true, .inner_norm = kind != SublayerKind::kCrossAttention};
     case NORM_ONLY:
@@ -152,11 +119,13 @@ SublayerScheme MakeSublayerScheme(const ModelSpec& model, int stack, int layer, 
     case NEITHER:
       return {.alpha = 0.0};
     case B2T:
-      return B2t(kind);
+      return {.end_norm = true, .layer_input = block};
     case RESIDUAL_DUAL:
-      return ResidualDual();
-    case BRANCH_NORM:
-      return BranchNorm(model);
+      return {.end_norm = true, .second_stream = true};
+    case BRANCH_NORM: {
+      const int64_t steps = model.scheme().branch_norm_steps();
+      return {.end_norm = true, .ramp_steps = steps != 0 ? steps : kBranchNormSteps};
+    }
     case MIX_LN:
       return IsPostLayerOfMix(model, stack, layer) ? PostNorm() : PreNorm();
     case LAYERNORM_SCALING:
@@ -276,6 +245,13 @@ std::string StackName(int stack) { return stack == 0 ? "encoder." : "decoder."; 
 
 std::string LayerPrefix(int stack, int layer) {
   return absl::StrCat(StackName(stack), "layers.", layer, ".");
+}
+
+std::string EmbeddingName(const ModelSpec& model, LayerKind use) {
+  const TiedEmbeddings tied = model.tied_embeddings();
+  if (tied == TIE_ALL && IsEncoderDecoder(model)) return "shared.weight";
+  if (use == LayerKind::kOutput && tied == TIE_NONE) return "lm_head.weight";
+  return StackName(StackOfKind(model, use)) + "embed_tokens.weight";
 }
 
 std::string BaseName(SublayerKind kind) {

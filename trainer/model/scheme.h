@@ -1,6 +1,6 @@
 // A residual scheme as a value: what each sub-layer does to its stack's stream, and how large its
 // matrices start. Everything that differs between the values of `Residual` is here; parameters,
-// memory and arithmetic follow from it (trainer/model/{describe,describe_memory,residual}.h).
+// memory and arithmetic follow from it (trainer/model/describe.h, residual.h).
 //
 // A sub-layer is a branch f, whose last matrix is W, between parts that a scheme may have or not:
 //
@@ -29,7 +29,7 @@
 
 #include "parallel/plan/inventory.h"
 #include "proto/model.pb.h"
-#include "trainer/model/sublayer_order.h"
+#include "trainer/model/architecture.h"
 
 namespace deepnet {
 
@@ -112,6 +112,8 @@ bool OutputStartsAtZero(const ModelSpec& model);
 // "encoder." or "decoder.", and what a scheme adds to a stack.
 std::string StackName(int stack);
 std::string LayerPrefix(int stack, int layer);  // "encoder.layers.3."
+// The matrix that a layer of kind `use` reads: source embedding, target embedding or output.
+std::string EmbeddingName(const ModelSpec& model, LayerKind use);
 inline constexpr char kFinalNorm[] = "layer_norm";
 inline constexpr char kFinalScale[] = "final_scale";
 inline constexpr char kFinalShift[] = "final_shift";

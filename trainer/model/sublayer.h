@@ -4,7 +4,7 @@
 // backward; a Workspace, which all layers of a stage share, holds everything else. The input of a
 // branch's first product is not kept but computed again from the normalisation before it
 // (ResidualConnection::Input). MakeSaved takes the Workspace whose buffers replace the outputs of
-// products that are not kept (trainer/model/describe_memory.h); null: everything is kept.
+// products that are not kept (trainer/model/describe.h); null: everything is kept.
 //
 // Every Backward is its Forward read upwards: gradient of the branch from the residual connection,
 // through the last product to the first, the weight gradients on the way, and on to the stream.
@@ -72,14 +72,6 @@ struct Workspace {
   at::Tensor inner_RF;       // operand; at SELECTIVE_FFN and SELECTIVE_GEMM
   at::Tensor pre_RF;         // operand; likewise, with GELU
   at::Tensor inner_mask_RF;  // bits of activation dropout; likewise, where there is any
-};
-
-// The encoder's output as a decoder layer sees it, and the sum of its gradients: a left fold over
-// decoder layers M..1.
-struct EncoderOutput {
-  const PackedRows* rows = nullptr;
-  at::Tensor value_RD;     // operand
-  at::Tensor gradient_RD;  // residual; += in the backward pass
 };
 
 // Keys and values of one attention for incremental decoding: rows are appended, lists name them.

@@ -12,7 +12,7 @@ namespace deepnet {
 namespace {
 
 std::vector<ChunkSpec> OneChunk(const ModelSpec& spec) {
-  const int ends = HasMemory(spec) ? 3 : 2;  // embeddings and the output layer
+  const int ends = IsEncoderDecoder(spec) ? 3 : 2;  // embeddings and the output layer
   return {{.layers = {0, ends + spec.encoder_layers() + spec.decoder_layers()}}};
 }
 
@@ -37,8 +37,8 @@ Chunk::Kept KeptForInference(const std::vector<Chunk>& chunks) {
   Chunk::Kept kept;
   for (const Chunk& chunk : chunks) {
     Chunk::Kept own = chunk.MakeKeptForInference();
-    if (kept.encoder.saved.empty()) kept.encoder = std::move(own.encoder);
-    if (kept.decoder.saved.empty()) kept.decoder = std::move(own.decoder);
+    if (kept.source.layers.saved.empty()) kept.source = std::move(own.source);
+    if (kept.target.layers.saved.empty()) kept.target = std::move(own.target);
   }
   return kept;
 }
@@ -76,7 +76,8 @@ std::unique_ptr<Activations> Transformer::MakeActivations(bool shared) const {
   const std::vector<int64_t> source = {capacity_.max_source_tokens(), spec_.d_model()};
   const std::vector<int64_t> target = {capacity_.max_target_tokens(), spec_.d_model()};
   auto kept = std::make_unique<Activations>();
-  kept->kept = shared ? KeptForInference(chunks_) : whole().MakeKept(work_);
+  ChunkPools empty;
+  kept->kept = shared ? KeptForInference(chunks_) : whole().MakeKept(empty, work_);
   kept->values = {at::zeros(source, ops_.ResidualOptions()),
                   at::zeros(source, ops_.OperandOptions()),
                   at::zeros(target, ops_.ResidualOptions())};

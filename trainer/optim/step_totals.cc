@@ -27,9 +27,10 @@ absl::StatusOr<LossSums> TotalLoss(std::span<const LossSums> of_microbatches,
   return total;
 }
 
-GradientNorm::GradientNorm(const Inventory& whole, const ShardLayout& layout) {
+std::vector<BlockRun> BlockRunsOf(const Inventory& whole, const ShardLayout& layout) {
   const std::vector<int64_t> borders = SumBlockBorders(whole);
-  num_blocks_ = borders.size() - 1;
+  std::vector<BlockRun> runs;
+  int64_t packed = 0;
   for (const Extent& extent : layout.extents) {
     if (!extent.first_in_chain) continue;
     const int64_t end = extent.whole + extent.count;
@@ -37,25 +38,37 @@ GradientNorm::GradientNorm(const Inventory& whole, const ShardLayout& layout) {
     bool open = false;  // the last run may go on
     for (; borders[block] < end; ++block) {
       const int64_t count = borders[block + 1] - borders[block];
+      const int64_t inside = borders[block] - extent.whole;
       if (!open) {
-        runs_.push_back(
-            {.gradient = extent.gradient + borders[block] - extent.whole, .block = block});
+        runs.push_back({.gradient = extent.gradient + inside,
+                        .weight = extent.weight + inside,
+                        .packed = packed,
+                        .block = block});
       }
-      runs_.back().count += count;
+      runs.back().count += count;
+      packed += count;
       open = count == kSumBlock;
     }
   }
+  return runs;
 }
+
+void SumBlockSquares(Ops& ops, const at::Tensor& x, std::span<const BlockRun> runs,
+                     int64_t BlockRun::*offset, std::span<double> sums) {
+  for (const BlockRun& run : runs) {
+    const size_t blocks = (run.count + kSumBlock - 1) / kSumBlock;
+    ops.SumSquares(x.narrow(0, run.*offset, run.count), sums.subspan(run.block, blocks));
+  }
+}
+
+GradientNorm::GradientNorm(const Inventory& whole, const ShardLayout& layout)
+    : num_blocks_(SumBlockBorders(whole).size() - 1), runs_(BlockRunsOf(whole, layout)) {}
 
 // Adding the zeros of the ranks that do not hold a block is exact.
 absl::StatusOr<double> GradientNorm::Compute(Ops& ops, const at::Tensor& gradient,
                                              const Groups& groups) const {
   std::vector<double> sums(num_blocks_, 0.0);
-  for (const Run& run : runs_) {
-    const size_t blocks = (run.count + kSumBlock - 1) / kSumBlock;
-    ops.SumSquares(gradient.narrow(0, run.gradient, run.count),
-                   std::span(sums).subspan(run.block, blocks));
-  }
+  SumBlockSquares(ops, gradient, runs_, &BlockRun::gradient, sums);
   if (groups.world != nullptr) {
     RETURN_IF_ERROR(Named(groups.world->AllReduceSum(std::span(sums), groups.limit),
                           "sum of the gradient's squares"));

@@ -21,9 +21,23 @@ namespace deepnet {
 // Collective over groups.world.
 absl::StatusOr<LossSums> TotalLoss(std::span<const LossSums> of_microbatches, const Groups& groups);
 
+// A run of whole blocks (SumBlockBorders) that this rank alone sums: elements of its gradient and
+// weights, and its place among the elements of all such runs.
+struct BlockRun {
+  int64_t gradient = 0, weight = 0, packed = 0, count = 0;
+  size_t block = 0;  // the first block; all blocks but the last are full
+};
+
+// Returns the runs of a rank. All ranks together have every block of `whole` once.
+std::vector<BlockRun> BlockRunsOf(const Inventory& whole, const ShardLayout& layout);
+
+// Writes the sums of squares of the blocks of `runs` to sums[block]. `x` holds the elements of a
+// run from run.*offset on.
+void SumBlockSquares(Ops& ops, const at::Tensor& x, std::span<const BlockRun> runs,
+                     int64_t BlockRun::*offset, std::span<double> sums);
+
 // The norm of a gradient that is spread over ranks. The one rank that holds a block's sum adds up
-// its squares (SumBlockBorders); then every rank adds the blocks in the order of the whole
-// Inventory.
+// its squares; then every rank adds the blocks in the order of the whole Inventory.
 class GradientNorm {
  public:
   GradientNorm(const Inventory& whole, const ShardLayout& layout);
@@ -34,13 +48,8 @@ class GradientNorm {
   absl::StatusOr<double> Compute(Ops& ops, const at::Tensor& gradient, const Groups& groups) const;
 
  private:
-  struct Run {
-    int64_t gradient = 0, count = 0;  // elements
-    size_t block = 0;                 // the first block; all blocks but the last are full
-  };
-
   size_t num_blocks_;  // of the whole model
-  std::vector<Run> runs_;
+  std::vector<BlockRun> runs_;
 };
 
 }  // namespace deepnet

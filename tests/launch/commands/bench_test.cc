@@ -36,7 +36,7 @@ TEST(BenchCommand, RefusesALevelThatIsNone) {
 
 TEST(BenchCommand, MeasuresWhatRecomputationAddsToAStep) {
   const Outcome outcome = RunBench(
-      {"step", "--shape", "A", "--steps", "1", "--recompute", "layer", "--segment", "2", "--json"});
+      {"step", "--shape", "A", "--steps", "1", "--recompute", "FULL", "--segment", "2", "--json"});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   BenchRecord record;
   ASSERT_TRUE(google::protobuf::util::JsonStringToMessage(outcome.out, &record).ok());

@@ -63,7 +63,7 @@ class CheckpointCommand : public ::testing::Test {
 TEST_F(CheckpointCommand, HelpListsTheToolsAndEachHasItsOwn) {
   const Outcome group = RunTool({"--help"});
   EXPECT_EQ(group.code, 0);
-  EXPECT_THAT(group.out, StartsWith("deepnet checkpoint: list, inspect,"));
+  EXPECT_THAT(group.out, StartsWith("deepnet checkpoint: List, inspect,"));
   for (const char* tool : {"list", "inspect", "verify", "diff", "reshard", "average", "prune"}) {
     EXPECT_THAT(group.out, HasSubstr(std::string("\n  ") + tool + " "));
     const Outcome own = RunTool({tool, "--help"});
@@ -102,8 +102,8 @@ TEST_F(CheckpointCommand, ListShowsStepsMarksAndDamage) {
   const Outcome outcome = RunTool({"list", Run()});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("damaged\n"));
-  EXPECT_THAT(outcome.out, HasSubstr("whole       best-bleu\n"));
-  EXPECT_THAT(outcome.out, HasSubstr("whole       latest\n"));
+  EXPECT_THAT(outcome.out, HasSubstr("intact      best-bleu\n"));
+  EXPECT_THAT(outcome.out, HasSubstr("intact      latest\n"));
   EXPECT_THAT(outcome.out, HasSubstr("step-00000010/manifest.pb' is damaged or foreign"));
   EXPECT_EQ(outcome.err, "");
   ExpectIsJson(RunTool({"list", Run(), "--json"}).out);

@@ -9,7 +9,6 @@
 #include <gtest/gtest.h>
 
 #include "launch/commands/commands.h"
-#include "launch/commands/lab.h"
 #include "tests/launch/commands/run_command.h"
 
 namespace deepnet {

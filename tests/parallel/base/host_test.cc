@@ -8,6 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 
+#include "tests/support/resident_memory.h"
+
 namespace deepnet {
 namespace {
 
@@ -95,6 +97,26 @@ TEST(UsableCores, AreAsManyAsTheList) {
   EXPECT_EQ(ThreadsPerRank(std::vector<std::string>{UsableCoreList()}, UsableCoreList()),
             UsableCores());
   EXPECT_GE(UsableCores(), 1);
+}
+
+constexpr int64_t kBlock = 64 << 20;
+// Bytes that the rest of the process may give back or take meanwhile; the kernel's counters lag
+// too.
+constexpr int64_t kSlack = 8 << 20;
+
+TEST(ProcessMemory, CountsMemoryThatIsWritten) {
+  const int64_t before = testing::ResidentBytes();
+  const std::vector<char> block(kBlock, 1);
+  EXPECT_GT(before, 0);
+  EXPECT_GE(testing::ResidentBytes(), before + kBlock - kSlack)
+      << static_cast<int>(block[kBlock / 2]);
+}
+
+TEST(ProcessMemory, ThePeakStaysWhenMemoryIsGivenBack) {
+  const int64_t before = testing::ResidentBytes();
+  { const std::vector<char> block(kBlock, 1); }
+  EXPECT_GE(PeakResidentBytes(), before + kBlock - kSlack);
+  EXPECT_GE(PeakResidentBytes(), testing::ResidentBytes() - kSlack);
 }
 
 }  // namespace

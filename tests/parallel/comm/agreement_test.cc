@@ -55,6 +55,29 @@ TEST(AgreeOnStatus, NamesNoRankWhereAllFailAlike) {
   EXPECT_EQ(status.message(), "a\nb");
 }
 
+// The others wait for a rank that has gone on.
+TEST(EndJobUnlessAgreed, AnErrorThatOneRankKnowsOfEndsTheOthersToo) {
+  std::vector<absl::Status> met(3);
+  RunRanks(3, [&](Communicator& comm) {
+    const absl::Status own = WithExitCode(absl::DataLossError("its own"), ExitCode::kData);
+    EndJobUnlessAgreed(comm, comm.rank() == 1 ? own : absl::OkStatus());
+    if (comm.rank() != 1) met[comm.rank()] = comm.Barrier(absl::Seconds(10));
+    return absl::OkStatus();
+  });
+  for (const int rank : {0, 2}) {
+    EXPECT_TRUE(absl::IsAborted(met[rank])) << met[rank];
+    EXPECT_EQ(GetExitCode(met[rank]), ExitCode::kData);
+  }
+}
+
+TEST(EndJobUnlessAgreed, AnErrorThatAllKnowOfLeavesTheJobAlone) {
+  const auto statuses = RunRanks(3, [](Communicator& comm) {
+    EndJobUnlessAgreed(comm, AgreeOnStatus(comm, absl::NotFoundError("no corpus")));
+    return comm.Barrier();
+  });
+  EXPECT_TRUE(FirstError(statuses).ok()) << FirstError(statuses);
+}
+
 TEST(BroadcastText, BringsTheRootsTextToEverybody) {
   EXPECT_TRUE(OneAnswer(3, [](Communicator& comm) {
                 const auto text = BroadcastText(comm, std::to_string(comm.rank()), 1);

@@ -12,7 +12,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-#include "parallel/comm/collectives.h"
+#include "parallel/comm/agreement.h"
 
 namespace deepnet {
 namespace {

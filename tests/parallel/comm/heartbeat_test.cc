@@ -16,7 +16,6 @@
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
-#include "parallel/comm/collectives.h"
 #include "tests/parallel/comm/communicator_contract.h"
 #include "tests/support/fault_communicator.h"
 #include "tests/support/run_ranks.h"
@@ -33,6 +32,9 @@ using ::testing::StartsWith;
 
 constexpr int kRanks = 3;
 const absl::Duration kLongest = absl::Milliseconds(100);
+// A monitor that says nothing within this time is broken: the test fails and does not wait for
+// ever.
+const absl::Duration kPatience = absl::Seconds(30);
 
 // Waits on the plain communicator until the job ends, without a beat.
 absl::Status StandStill(Communicator& plain) {
@@ -40,7 +42,7 @@ absl::Status StandStill(Communicator& plain) {
   char byte = 0;
   ASSIGN_OR_RETURN(const auto never,
                    plain.Receive({&byte, 1, {}}, (plain.rank() + 1) % plain.size(), kUnusedTag));
-  return never->Wait();
+  return never->Wait(kPatience);
 }
 
 // Keeps what a monitor reported. Standard locks: the thread sanitizer sees through them.
@@ -57,7 +59,8 @@ class Heard {
   // Waits for the message.
   std::string Wait() {
     std::unique_lock lock(mutex_);
-    said_.wait(lock, [this] { return !message_.empty(); });
+    said_.wait_for(lock, absl::ToChronoNanoseconds(kPatience),
+                   [this] { return !message_.empty(); });
     return message_;
   }
   ExitCode code() const { return code_; }
@@ -237,7 +240,7 @@ TEST(Monitor, RanksThatWaitForEachOtherAreAllNamedWithTheirPeers) {
         heartbeat.Begin("step 4");
         char byte = 0;
         const auto got = world.Receive({&byte, 1, {}}, (world.rank() + 1) % kRanks, /*tag=*/0);
-        return got.ok() ? (*got)->Wait() : got.status();
+        return got.ok() ? (*got)->Wait(kPatience) : got.status();
       });
   ExpectAllEnded(outcome);
   EXPECT_THAT(outcome.reported,

@@ -41,7 +41,7 @@ Schedule OneRank(int num_chunks, int num_microbatches) {
 std::vector<uint64_t> GradientsOfOneRank(int num_chunks, int num_microbatches) {
   SelfCommunicator comm;
   ChecksumStage stage(Placement{std::vector<int>(num_chunks, 0)});
-  EXPECT_TRUE(RunSchedule(OneRank(num_chunks, num_microbatches), stage, comm).ok());
+  EXPECT_TRUE(RunSchedule(OneRank(num_chunks, num_microbatches), Placement{}, stage, comm).ok());
   return stage.gradients;
 }
 
@@ -54,7 +54,7 @@ Case MakeCase(std::string_view name, const PipelineShape& shape) {
   Case made;
   made.placement = *MakeNamedPlacement(name, shape);
   made.schedule = *WithTransfers(*MakeNamedSchedule(name, shape), made.placement);
-  EXPECT_TRUE(CheckSchedule(made.schedule, shape, {.placement = made.placement}).ok());
+  EXPECT_TRUE(CheckSchedule(made.schedule, shape, made.placement).ok());
   return made;
 }
 
@@ -224,7 +224,9 @@ TEST(PipelineExecutor, ASendThatIsGoneIsReleasedBeforeTheNextAction) {
 TEST(PipelineExecutor, OneRankTakesTheActionsInOrder) {
   SelfCommunicator comm;
   ChecksumStage stage(Placement{{0}});
-  EXPECT_TRUE(RunSchedule(MakeSingleStage(3), stage, comm).ok());
+  EXPECT_TRUE(RunSchedule(*MakeNamedSchedule("single_stage", {.num_microbatches = 3}), Placement{},
+                          stage, comm)
+                  .ok());
   EXPECT_EQ(stage.log, "F0.0 B0.0 F0.1 B0.1 F0.2 B0.2 ");
 }
 
@@ -233,7 +235,8 @@ TEST(PipelineExecutor, StopsAtTheFirstErrorAndSaysWhere) {
   ChecksumStage stage(Placement{{0}});
   stage.fails_at = 0;
   stage.failure = WithExitCode(absl::InternalError("loss is not finite"), ExitCode::kDiverged);
-  const absl::Status status = RunSchedule(MakeSingleStage(3), stage, comm);
+  const absl::Status status = RunSchedule(
+      *MakeNamedSchedule("single_stage", {.num_microbatches = 3}), Placement{}, stage, comm);
   EXPECT_EQ(status.message(), "rank 0, action 0F0: loss is not finite");
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
   EXPECT_EQ(GetExitCode(status), ExitCode::kDiverged);
@@ -243,14 +246,14 @@ TEST(PipelineExecutor, StopsAtTheFirstErrorAndSaysWhere) {
 TEST(PipelineExecutor, RefusesAScheduleForAnotherNumberOfRanks) {
   SelfCommunicator comm;
   ChecksumStage stage(MakeLooped(2, 1));
-  EXPECT_THAT(RunSchedule(TwoRanks().schedule, stage, comm).message(),
+  EXPECT_THAT(RunSchedule(TwoRanks().schedule, Placement{}, stage, comm).message(),
               HasSubstr("for 2 ranks, run by 1"));
   EXPECT_EQ(stage.log, "");
 }
 
 TEST(PipelineExecutor, RefusesAScheduleWithoutItsTransfers) {
   const Placement placement = MakeLooped(2, 1);
-  const Schedule schedule = MakeOneForwardOneBackward({.num_ranks = 2, .num_microbatches = 1});
+  const Schedule schedule = *MakeNamedSchedule("1f1b", {.num_ranks = 2, .num_microbatches = 1});
   const auto statuses = RunRanks(2, [&](Communicator& comm) {
     ChecksumStage stage(placement);
     return RunSchedule(schedule, placement, stage, comm);

@@ -29,7 +29,7 @@ constexpr int kNobody = -1;
 const absl::Duration kLong = absl::Hours(1);  // of ranks that must be ended, not time out
 
 Schedule ThreeRanks() {
-  return *WithTransfers(MakeOneForwardOneBackward({.num_ranks = kRanks, .num_microbatches = 4}),
+  return *WithTransfers(*MakeNamedSchedule("1f1b", {.num_ranks = kRanks, .num_microbatches = 4}),
                         MakeLooped(3, 1));
 }
 

@@ -34,8 +34,8 @@ RehearsalJob MakeJob(std::string_view name, const PipelineShape& shape, double u
       *WithTransfers(*MakeNamedSchedule(name, shape, job.costs), job.placement));
   for (size_t c = 0; c < chunks; ++c) {
     const bool crosses = job.placement.Crosses(static_cast<int>(c));
-    job.crossings.push_back(crosses ? StageMessages{{Tensor(100), Tensor(7)}, {Tensor(100)}}
-                                    : StageMessages{});
+    job.stage_messages.push_back(crosses ? StageMessages{{Tensor(100), Tensor(7)}, {Tensor(100)}}
+                                         : StageMessages{});
   }
   job.exchange.stages.resize(shape.num_ranks);
   job.exchange.gradient_bytes.assign(chunks, 0);
@@ -58,10 +58,10 @@ RehearsalJob MakeReplicatedJob(double unit) {
 
 TEST(TimedStage, ActionsTakeTheirCostTimesTheScale) {
   RankTrace trace;
-  TimedStage stage({.costs = {{.forward = 1, .backward_input = 2, .backward_weight = 3}},
-                    .crossings = {{}},
-                    .time_scale = 0.01},
-                   trace);
+  const RehearsalJob job{.costs = {{.forward = 1, .backward_input = 2, .backward_weight = 3}},
+                         .stage_messages = {{}}};
+  const RehearsalOptions options{.time_scale = 0.01, .executor = {.trace = &trace}};
+  TimedStage stage(job, options);
   const auto seconds = [](auto&& work) {
     const double start = SecondsNow();
     EXPECT_TRUE(work().ok());
@@ -73,12 +73,11 @@ TEST(TimedStage, ActionsTakeTheirCostTimesTheScale) {
   EXPECT_GE(seconds([&] { return stage.BackwardWeight(0, 1); }), 0.03);
 }
 
-TEST(TimedStage, BuffersHaveTheSizesOfTheCrossingUpToTheLimit) {
-  RankTrace trace;
-  TimedStage stage({.costs = {{}, {}},
-                    .crossings = {{}, {{Tensor(100), Tensor(2)}, {Tensor(50)}}},
-                    .payload_limit_bytes = 64},
-                   trace);
+TEST(TimedStage, BuffersHaveTheSizesOfTheStageMessageUpToTheLimit) {
+  const RehearsalJob job{.costs = {{}, {}},
+                         .stage_messages = {{}, {{Tensor(100), Tensor(2)}, {Tensor(50)}}}};
+  const RehearsalOptions options{.payload_limit_bytes = 64};
+  TimedStage stage(job, options);
   const auto bytes = [&](Boundary boundary, int chunk) {
     std::vector<int64_t> sizes;
     for (const Buffer& buffer : stage.Buffers(boundary, chunk, 0)) sizes.push_back(buffer.bytes);
@@ -98,17 +97,14 @@ TEST(TimedStage, SaysWhenAGradientIsComplete) {
   RankTrace trace;
   std::vector<int> chunks;
   double began = 0.0;
-  TimedStage stage({.costs = {{.backward_weight = 1}, {.backward_weight = 1}},
-                    .crossings = {{}, {}},
-                    .time_scale = 0.002,
-                    .num_microbatches = 2,
-                    .gradient_done =
-                        [&](int chunk, double at) {
-                          chunks.push_back(chunk);
-                          began = at;
-                          return absl::OkStatus();
-                        }},
-                   trace);
+  const RehearsalJob job{.costs = {{.backward_weight = 1}, {.backward_weight = 1}},
+                         .stage_messages = {{}, {}}};
+  const RehearsalOptions options{.time_scale = 0.002, .executor = {.trace = &trace}};
+  TimedStage stage(job, options, /*num_microbatches=*/2, [&](int chunk, double at) {
+    chunks.push_back(chunk);
+    began = at;
+    return absl::OkStatus();
+  });
   EXPECT_TRUE(stage.Backward(1, 0).ok());
   EXPECT_TRUE(stage.BackwardInput(0, 1).ok());
   EXPECT_TRUE(stage.BackwardWeight(1, 1).ok());
@@ -132,7 +128,7 @@ TEST(MakeTimeScale, GivesAStepThreeSecondsOrMoreWhereActionsAreMany) {
 // bytes; a rehearsal at scale 0.004 that sends 100 bytes should show (8 + 1) / 0.004 for it.
 TEST(Rehearsal, IsComparedWithMessagesAsTheyAreSent) {
   RehearsalJob job = MakeJob("1f1b", {.num_ranks = 2, .num_microbatches = 1}, 1.0);
-  job.crossings[1] = {{Tensor(50)}, {Tensor(50)}};
+  job.stage_messages[1] = {{Tensor(50)}, {Tensor(50)}};
   job.costs[1].forward_bytes = job.costs[1].backward_bytes = 200;
   job.network.inside_node = {.latency_seconds = 8, .bytes_per_second = 100};
   const auto statuses = RunRanks(2, [&](Communicator& comm) {
@@ -295,13 +291,15 @@ std::vector<Sent> SendStep(const ExchangeJob& job, int64_t limit, double time_sc
   const auto statuses = RunRanks(4, [&](Communicator& world) {
     CommMeter meter;
     CountingCommunicator counted(world, meter);
-    const RehearsedExchangeOptions options{.time_scale = time_scale, .payload_limit_bytes = limit};
-    ASSIGN_OR_RETURN(const auto exchange, RehearsedExchange::Make(job, options, counted));
+    const RehearsalOptions options{.time_scale = time_scale, .payload_limit_bytes = limit};
+    const int stage = world.rank() % 2, replica = world.rank() / 2;
+    ASSIGN_OR_RETURN(const auto replicas, counted.Split(/*color=*/stage, /*key=*/replica));
+    ASSIGN_OR_RETURN(const auto stages, counted.Split(/*color=*/replica, /*key=*/stage));
+    RehearsedExchange exchange(job, options, counted, *replicas, *stages);
     const int64_t before = meter.counts().sent_bytes;
     const double start = SecondsNow();
-    exchange->BeginStep();
-    RETURN_IF_ERROR(exchange->GradientDone(world.rank() % 2, start));
-    RETURN_IF_ERROR(exchange->Finish());
+    RETURN_IF_ERROR(exchange.GradientDone(stage, start));
+    RETURN_IF_ERROR(exchange.Finish());
     sent[world.rank()] = {meter.counts().sent_bytes - before, SecondsNow() - start};
     return absl::OkStatus();
   });

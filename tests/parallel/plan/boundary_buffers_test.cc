@@ -38,12 +38,12 @@ std::vector<double> Streams(const Inventory& inventory, const Case& it) {
     costs.push_back({.forward = unit, .backward_input = unit, .backward_weight = unit});
   }
   const Schedule schedule = *MakeNamedSchedule(it.schedule, it.shape, costs);
-  const auto crossings = MakeStageMessages(inventory, it.ends, placement,
-                                           it.operand_bytes == 2 ? "bfloat16" : "float32");
+  const auto messages = MakeStageMessages(inventory, it.ends, placement,
+                                          it.operand_bytes == 2 ? "bfloat16" : "float32");
   const auto simulation = Simulate(schedule, placement, costs, it.network);
   EXPECT_TRUE(simulation.ok()) << simulation.status();
   std::vector<double> streams;
-  for (const int64_t bytes : BoundaryBufferBytes(inventory, it.ends, placement, crossings,
+  for (const int64_t bytes : BoundaryBufferBytes(inventory, it.ends, placement, messages,
                                                  it.operand_bytes, *simulation, it.network)) {
     streams.push_back(static_cast<double>(bytes) / kStream);
   }

@@ -72,19 +72,13 @@ TEST(CheckSchedule, WantsForwardsInAscendingOrder) {
               HasSubstr("0F0: forwards must come in ascending"));
 }
 
-TEST(CheckSchedule, HoldsAScheduleToItsClaims) {
+TEST(CheckSchedule, HoldsAScheduleToItsOwners) {
   const Schedule schedule = *ParseSchedule("rank 0: 1F0 1B0\nrank 1: 0F0 0B0");
   const PipelineShape shape{.num_ranks = 2};
-  EXPECT_THAT(
-      std::string(CheckSchedule(schedule, shape, {.placement = MakeLooped(2, 1)}).message()),
-      HasSubstr("rank 0, action 1F0: the chunk belongs to rank 1"));
-  EXPECT_THAT(
-      std::string(CheckSchedule(schedule, shape, {.placement = MakeLooped(2, 2)}).message()),
-      HasSubstr("4 chunks placed, expected 2"));
-  EXPECT_THAT(std::string(CheckSchedule(*ParseSchedule("rank 0: 0F0 0F1 0B0 0B1"),
-                                        {.num_microbatches = 2}, {.peak_alive = {1}})
-                              .message()),
-              HasSubstr("rank 0: 2 microbatches alive, at most 1 claimed"));
+  EXPECT_THAT(std::string(CheckSchedule(schedule, shape, MakeLooped(2, 1)).message()),
+              HasSubstr("rank 0, action 1F0: the chunk belongs to rank 1"));
+  EXPECT_THAT(std::string(CheckSchedule(schedule, shape, MakeLooped(2, 2)).message()),
+              HasSubstr("4 chunks placed, expected 2"));
 }
 
 TEST(CheckSchedule, WantsAllTransfersOrNone) {
@@ -244,7 +238,7 @@ class RendezvousRanks {
 
 TEST(WithTransfers, PutsSendAndReceiveWhereTheDataAreMade) {
   const absl::StatusOr<Schedule> schedule = WithTransfers(
-      MakeOneForwardOneBackward({.num_ranks = 2, .num_microbatches = 2}), MakeLooped(2, 1));
+      *MakeNamedSchedule("1f1b", {.num_ranks = 2, .num_microbatches = 2}), MakeLooped(2, 1));
   ASSERT_TRUE(schedule.ok()) << schedule.status();
   EXPECT_EQ(ToText(*schedule),
             "rank 0: 0F0 0SF0 0F1 0SF1 0RB0 0B0 0RB1 0B1\n"
@@ -275,8 +269,7 @@ TEST(WithTransfers, NoSmallScheduleDeadlocksThoughEverySendBlocks) {
           ASSERT_TRUE(schedule.ok()) << schedule.status();
           const std::string where = absl::StrCat(std::string(kind.name), " ", p, " ", m, " ", v);
           ASSERT_EQ(RendezvousRanks(*schedule, placement).Run(), "") << where;
-          ASSERT_EQ(CheckSchedule(*schedule, shape, {.placement = placement}), absl::OkStatus())
-              << where;
+          ASSERT_EQ(CheckSchedule(*schedule, shape, placement), absl::OkStatus()) << where;
         }
       }
     }
@@ -309,7 +302,7 @@ TEST(WithTransfers, NamesTheActionOfAScheduleThatCannotRun) {
 TEST(WithTransfers, CheckScheduleFindsEveryDeadlockThatASwapMakes) {
   const PipelineShape shape{.num_ranks = 3, .num_microbatches = 3};
   const Placement placement = MakeLooped(3, 1);
-  const Schedule good = *WithTransfers(MakeOneForwardOneBackward(shape), placement);
+  const Schedule good = *WithTransfers(*MakeNamedSchedule("1f1b", shape), placement);
   int num_stuck = 0;
   for (size_t rank = 0; rank < good.actions.size(); ++rank) {
     for (size_t i = 0; i + 1 < good.actions[rank].size(); ++i) {
@@ -317,7 +310,7 @@ TEST(WithTransfers, CheckScheduleFindsEveryDeadlockThatASwapMakes) {
         Schedule swapped = good;
         std::swap(swapped.actions[rank][i], swapped.actions[rank][j]);
         const std::string stuck = RendezvousRanks(swapped, placement).Run();
-        const absl::Status status = CheckSchedule(swapped, shape, {.placement = placement});
+        const absl::Status status = CheckSchedule(swapped, shape, placement);
         const std::string message(status.message());
         if (message.find("ascending") != std::string::npos) continue;
         ASSERT_EQ(status.ok(), stuck.empty()) << ToText(swapped) << message;

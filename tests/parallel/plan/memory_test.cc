@@ -176,9 +176,10 @@ TEST(Memory, RecomputationNeedsOneLayerOrSegmentOnce) {
 TEST(Memory, DeferredWeightGradientsHoldBothOperandsOfEveryProduct) {
   const Inventory inventory = Toy(1);
   const int64_t encoder = 4 * kRows * ((3 + 1 + 1 + 1 + 1 + 1) * kWidth + 2 * kInner);
-  EXPECT_EQ(PendingBytes(inventory, {0, 2}, {}), encoder);
+  EXPECT_EQ(PendingBytes(MakePendingMatrices(inventory, {0, 2}, {})), encoder);
   // q, its input, the output, its input; keys and values; the encoder output itself.
-  EXPECT_EQ(PendingBytes(inventory, {3, 4}, {}), encoder + 4 * kRows * (4 + 2 + 1) * kWidth);
+  EXPECT_EQ(PendingBytes(MakePendingMatrices(inventory, {3, 4}, {})),
+            encoder + 4 * kRows * (4 + 2 + 1) * kWidth);
   std::set<std::pair<int64_t, int64_t>> shapes;
   for (const PendingMatrices& matrices : MakePendingMatrices(inventory, {0, 5}, {})) {
     EXPECT_TRUE(shapes.emplace(matrices.rows, matrices.columns).second);

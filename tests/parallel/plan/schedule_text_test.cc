@@ -87,7 +87,7 @@ TEST(ScheduleDrawing, PicturesOfTheThousandLayersAreWhatTheProgramDraws) {
   std::fill(costs.begin() + 4, costs.end(), cost(0.167));
   costs.back() = cost(0.167, 0.121);
   ExpectPicture("500-500_halves.svg",
-                DrawSvg(*Simulate(MakeOneForwardOneBackward(halves), MakeLooped(8, 1), costs),
+                DrawSvg(*Simulate(*MakeNamedSchedule("1f1b", halves), MakeLooped(8, 1), costs),
                         "500-500, equal numbers of layers, 1f1b"));
   costs.assign(16, cost(0.0756));
   costs.back() = cost(0.0353, 0.121);
@@ -97,11 +97,11 @@ TEST(ScheduleDrawing, PicturesOfTheThousandLayersAreWhatTheProgramDraws) {
 }
 
 TEST(ScheduleText, PrintsAndParsesBack) {
-  const Schedule schedule = MakeOneForwardOneBackward({.num_ranks = 3, .num_microbatches = 11});
+  const Schedule schedule = *MakeNamedSchedule("1f1b", {.num_ranks = 3, .num_microbatches = 11});
   const absl::StatusOr<Schedule> parsed = ParseSchedule(ToText(schedule));
   ASSERT_TRUE(parsed.ok()) << parsed.status();
   EXPECT_EQ(*parsed, schedule);
-  EXPECT_EQ(ToText(MakeOneForwardOneBackward({.num_ranks = 2, .num_microbatches = 3})),
+  EXPECT_EQ(ToText(*MakeNamedSchedule("1f1b", {.num_ranks = 2, .num_microbatches = 3})),
             "rank 0: 0F0 0F1 0B0 0F2 0B1 0B2\n"
             "rank 1: 1F0 1B0 1F1 1B1 1F2 1B2\n");
 }
@@ -120,7 +120,7 @@ TEST(ScheduleText, IgnoresCommentsAndEmptyLines) {
   const absl::StatusOr<Schedule> parsed =
       ParseSchedule("# by hand\n\n  rank 0:  0F0\t0B0  # done\r\n");
   ASSERT_TRUE(parsed.ok()) << parsed.status();
-  EXPECT_EQ(*parsed, MakeSingleStage(1));
+  EXPECT_EQ(*parsed, *MakeNamedSchedule("single_stage", {.num_microbatches = 1}));
 }
 
 TEST(ScheduleText, NamesTheLineAndTheWord) {

@@ -35,14 +35,14 @@ Inventory MakeInventory(int encoders, int decoders) {
 }
 
 // Per chunk "names forward / names backward".
-std::vector<std::string> Names(const std::vector<StageMessages>& crossings) {
+std::vector<std::string> Names(const std::vector<StageMessages>& messages) {
   std::vector<std::string> names;
   const auto join = [](const std::vector<BoundaryTensor>& tensors) {
     return absl::StrJoin(tensors, "+", [](std::string* out, const BoundaryTensor& t) {
       absl::StrAppend(out, t.name);
     });
   };
-  for (const StageMessages& c : crossings) {
+  for (const StageMessages& c : messages) {
     names.push_back(absl::StrCat(join(c.forward), "/", join(c.backward)));
   }
   return names;
@@ -81,9 +81,9 @@ TEST(StageMessages, NothingCrossesWhereBothSidesAreOnOneRank) {
 }
 
 TEST(StageMessages, TheMemoryHasTheTypeOfOperandsAndGradientsAreFloat32) {
-  const std::vector<StageMessages> crossings =
+  const std::vector<StageMessages> messages =
       MakeStageMessages(MakeInventory(2, 2), std::vector<int>{4, 7}, MakeLooped(2, 1), "bfloat16");
-  const StageMessages& cut = crossings[1];
+  const StageMessages& cut = messages[1];
   EXPECT_EQ(cut.forward[0].dtype, "bfloat16");
   EXPECT_EQ(cut.forward[1].dtype, "float32");
   EXPECT_EQ(BytesOf(cut.forward), 2 * kSourceRows * kWidth + 4 * kTargetRows * kWidth);

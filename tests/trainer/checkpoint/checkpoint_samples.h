@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "parallel/base/file_system.h"
+#include "tests/support/save_checkpoint.h"
 #include "trainer/checkpoint/checkpoint.h"
 
 namespace deepnet::testing {

@@ -77,23 +77,6 @@ TEST(MicrobatchBuilder, HasNoRoomBeyondAnyCapacity) {
   }
 }
 
-TEST(PackInOrder, KeepsTheOrderAndOpensAMicrobatchWhenOneIsFull) {
-  const std::vector<EncodedPair> pairs(5, {{kTagDe, kA, kEos}, {kC, kEos}});
-  const auto batches = PackInOrder(pairs, {7, 7, 9});
-  ASSERT_TRUE(batches.ok()) << batches.status();
-  ASSERT_EQ(batches->size(), 3u);
-  EXPECT_THAT((*batches)[1].source_pairs, ElementsAre(2, 2, 2, 3, 3, 3, 0));
-  EXPECT_EQ((*batches)[2].num_sentences, 1);
-  EXPECT_TRUE(PackInOrder({}, {7, 7, 9})->empty());
-}
-
-TEST(PackInOrder, RefusesAPairLargerThanAMicrobatch) {
-  const std::vector<EncodedPair> pairs = {{{kTagDe, kA, kEos}, {kC, kEos}},
-                                          {{kTagDe, kA, kB, kEos}, {kC, kEos}}};
-  EXPECT_THAT(std::string(PackInOrder(pairs, {3, 3, 3}).status().message()),
-              HasSubstr("pair 1 has 4 source"));
-}
-
 TEST(MakeBenchMicrobatches, PacksTheBenchmarkLengthsAlmostFull) {
   const std::vector<std::pair<int, int>> lengths = BenchLengths();
   ASSERT_GT(lengths.size(), 1000u);

@@ -10,6 +10,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/support/verify_corpus.h"
 #include "tests/trainer/data/prepared_corpus.h"
 #include "tests/trainer/data/temp_folder.h"
 #include "trainer/data/corpus_batch_source.h"
@@ -96,18 +97,18 @@ TEST_F(CorpusTest, NamesAFileThatWasChangedCutOrTakenAway) {
   folder_.Write("out/train.de-en.pairs", std::string_view(shard).substr(0, shard.size() - 8));
   EXPECT_THAT(OpenMessage(), HasSubstr("train.de-en.pairs"));
   folder_.Write("out/train.de-en.pairs", shard);
-  EXPECT_TRUE(Open().VerifyChecksums().ok());
+  EXPECT_TRUE(testing::VerifyCorpus(Open()).ok());
 
   std::string damaged = shard;
   damaged[5000] ^= 1;
   folder_.Write("out/train.de-en.pairs", damaged);
-  EXPECT_THAT(std::string(Open().VerifyChecksums().message()), HasSubstr("train.de-en.pairs"));
+  EXPECT_THAT(std::string(testing::VerifyCorpus(Open()).message()), HasSubstr("train.de-en.pairs"));
   folder_.Write("out/train.de-en.pairs", shard);
 
   std::string text = folder_.Read("out/test.de-en.de");
   text[0] ^= 1;
   folder_.Write("out/test.de-en.de", text);
-  EXPECT_THAT(std::string(Open().VerifyChecksums().message()), HasSubstr("test.de-en.de"));
+  EXPECT_THAT(std::string(testing::VerifyCorpus(Open()).message()), HasSubstr("test.de-en.de"));
 
   std::string manifest = folder_.Read("out/manifest.textproto");
   folder_.Write("out/manifest.textproto",

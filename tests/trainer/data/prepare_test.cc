@@ -15,6 +15,7 @@
 #include <sys/syscall.h>
 
 #include "parallel/base/exit_code.h"
+#include "tests/support/verify_corpus.h"
 #include "tests/trainer/data/prepared_corpus.h"
 #include "tests/trainer/data/temp_folder.h"
 #include "trainer/data/corpus.h"
@@ -100,7 +101,7 @@ TEST(Prepare, MakesACorpusOfOpusFolders) {
 
   const auto corpus = Corpus::Open(folder.Path("out"));
   ASSERT_TRUE(corpus.ok()) << corpus.status();
-  EXPECT_TRUE(corpus->VerifyChecksums().ok());
+  EXPECT_TRUE(testing::VerifyCorpus(*corpus).ok());
   std::vector<std::string> names;
   for (const Direction& direction : corpus->directions()) names.push_back(direction.Name());
   EXPECT_EQ(names,

@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/support/verify_corpus.h"
 #include "tests/trainer/data/temp_folder.h"
 
 namespace deepnet {
@@ -46,7 +47,7 @@ TEST(Shard, GivesBackWhatWasWrittenWithNarrowAndWideIds) {
     WriteShard(folder.Path("s"), 1000, vocabulary_size);
     const auto shard = Shard::Open(folder.Path("s"));
     ASSERT_TRUE(shard.ok()) << shard.status();
-    EXPECT_TRUE(shard->VerifyChecksums().ok());
+    EXPECT_TRUE(testing::VerifyShard(folder.Path("s")).ok());
     ASSERT_EQ(shard->num_pairs(), 1000);
     for (int i = 0; i < 1000; ++i) {
       EXPECT_EQ(ToVector(shard->First(i)), Sentence(1 + i % 5, vocabulary_size - 1001));
@@ -93,7 +94,7 @@ TEST(Shard, MayBeEmpty) {
   const auto shard = Shard::Open(folder.Path("s"));
   ASSERT_TRUE(shard.ok()) << shard.status();
   EXPECT_EQ(shard->num_pairs(), 0);
-  EXPECT_TRUE(shard->VerifyChecksums().ok());
+  EXPECT_TRUE(testing::VerifyShard(folder.Path("s")).ok());
 }
 
 TEST(Shard, IsNoneUntilFinished) {
@@ -114,7 +115,8 @@ TEST(Shard, NamesADamagedBlockHeaderSizeOrVersion) {
   folder.Write("block", bad);
   const auto block = Shard::Open(folder.Path("block"));
   ASSERT_TRUE(block.ok());
-  EXPECT_THAT(std::string(block->VerifyChecksums().message()), HasSubstr("1052672"));
+  EXPECT_THAT(std::string(testing::VerifyShard(folder.Path("block")).message()),
+              HasSubstr("1052672"));
 
   bad = good;
   bad[20] ^= 1;

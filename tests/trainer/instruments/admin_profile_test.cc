@@ -12,8 +12,8 @@
 #include "parallel/base/philox.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/kernels/compute.h"
+#include "trainer/model/architecture.h"
 #include "trainer/model/pass.h"
-#include "trainer/model/sublayer_order.h"
 
 namespace deepnet {
 namespace {

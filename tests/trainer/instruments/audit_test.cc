@@ -30,7 +30,6 @@
 #include "trainer/kernels/compute.h"
 #include "trainer/model/describe.h"
 #include "trainer/resolve_run.h"
-#include "trainer/train_session.h"
 
 namespace deepnet {
 namespace {

@@ -11,8 +11,8 @@
 #include "tests/support/tiny_model.h"
 #include "trainer/instruments/meters.h"
 #include "trainer/kernels/compute.h"
+#include "trainer/model/architecture.h"
 #include "trainer/model/depth_scaling.h"
-#include "trainer/model/sublayer_order.h"
 #include "trainer/model/transformer.h"
 
 namespace deepnet {
@@ -50,14 +50,11 @@ struct Pass {
   }
   const ResidualConnection::Saved& SavedOf(const SublayerPlace& place) const {
     const size_t layer = static_cast<size_t>(place.layer);
-    const bool block = place.kind == SublayerKind::kFeedForward;
-    if (place.stack == 0) {
-      const EncoderLayer::Saved& saved = kept->kept.encoder.saved[layer];
-      return block ? saved.feed_forward.residual : saved.attention.residual;
-    }
-    const DecoderLayer::Saved& saved = kept->kept.decoder.saved[layer];
-    if (place.kind == SublayerKind::kCrossAttention) return saved.cross_attention.residual;
-    return block ? saved.feed_forward.residual : saved.self_attention.residual;
+    const auto& side = place.stack == 0 ? kept->kept.source : kept->kept.target;
+    const TransformerLayer::Saved& saved = side.layers.saved[layer];
+    if (place.kind == SublayerKind::kFeedForward) return saved.feed_forward.residual;
+    return place.kind == SublayerKind::kCrossAttention ? saved.cross_attention.residual
+                                                       : saved.self_attention.residual;
   }
 
   Microbatch microbatch;

@@ -1,5 +1,3 @@
-#include "trainer/interop/export.h"
-
 #include <cmath>
 #include <memory>
 #include <string>
@@ -12,8 +10,9 @@
 #include "parallel/base/exit_code.h"
 #include "tests/support/memory_file_system.h"
 #include "tests/trainer/interop/interop_samples.h"
+#include "trainer/checkpoint/format.h"
 #include "trainer/interop/hf_config.h"
-#include "trainer/interop/import.h"
+#include "trainer/interop/interop.h"
 #include "trainer/interop/marian.h"
 #include "trainer/interop/safetensors.h"
 #include "trainer/model/depth_scaling.h"
@@ -53,7 +52,7 @@ std::vector<float> ReadAll(SafetensorsFolder& folder, const std::string& name) {
     ADD_FAILURE() << name << " is missing";
     return {};
   }
-  std::vector<float> values(static_cast<size_t>(found->second.NumElements()));
+  std::vector<float> values(static_cast<size_t>(NumElements(found->second.shape)));
   EXPECT_TRUE(folder.Read(found->second, 0, values).ok());
   return values;
 }

@@ -1,4 +1,3 @@
-#include "trainer/interop/import.h"
 
 #include <string>
 #include <vector>
@@ -12,7 +11,7 @@
 #include "tests/support/memory_file_system.h"
 #include "tests/trainer/interop/interop_samples.h"
 #include "tests/trainer/interop/m2m_folder.h"
-#include "trainer/interop/export.h"
+#include "trainer/interop/interop.h"
 
 namespace deepnet {
 namespace {

@@ -11,7 +11,7 @@
 #include <gtest/gtest.h>
 
 #include "parallel/base/file_system.h"
-#include "trainer/checkpoint/checkpoint.h"
+#include "tests/support/save_checkpoint.h"
 #include "trainer/checkpoint/format.h"
 #include "trainer/data/vocabulary.h"
 #include "trainer/model/describe.h"

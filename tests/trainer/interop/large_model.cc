@@ -8,8 +8,8 @@
 #include "absl/strings/str_cat.h"
 
 #include "parallel/base/status_macros.h"
+#include "tests/support/save_checkpoint.h"
 #include "tests/trainer/interop/interop_samples.h"
-#include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/format.h"
 #include "trainer/model/describe.h"
 

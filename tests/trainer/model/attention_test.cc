@@ -20,14 +20,16 @@ bool FirstRowSeesTheLast(int stack, bool causal) {
   const auto ops = MakeAtenOps(at::kCPU, at::kDouble, at::kDouble);
   Parameters parameters(Describe(spec, capacity), *ops, /*trainable=*/false);
   parameters.Initialize(5);
-  SelfAttention attention(spec, *ops, parameters, stack, /*layer=*/0, causal);
+  AttentionLayer attention(spec, *ops, parameters, stack, /*layer=*/0, SublayerKind::kSelfAttention,
+                           causal);
   attention.Refresh(*ops);
 
   const Microbatch mb = testing::TinyMicrobatch(spec, 3);
   const PackedRows rows = RowsOf(mb.target, mb.target_pairs, mb.num_sentences);
   const PassContext pass{.ops = ops.get(), .rows = &rows, .keep = false};
   Workspace work(spec, *ops, capacity.max_target_tokens());
-  SelfAttention::Saved saved = attention.MakeSaved(*ops, capacity.max_target_tokens());
+  AttentionLayer::Saved saved =
+      attention.MakeSaved(*ops, capacity.max_target_tokens(), capacity.max_source_tokens());
   const auto first_row = [&](double of_last) {
     const ResidualStream stream =
         MakeResidualStream(*ops, capacity.max_target_tokens(), spec.d_model());

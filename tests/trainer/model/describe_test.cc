@@ -241,7 +241,7 @@ TEST(Describe, AModelOfOneStackIsTheTargetHalfOfTheChain) {
       for (size_t l = 1; l < 4; ++l) {
         ASSERT_EQ(inventory.layers[l].inputs.size(), 1u);
         EXPECT_EQ(inventory.layers[l].inputs[0].shape, (std::vector<int64_t>{40, 16}));
-        EXPECT_FALSE(ReadsMemory(inventory.layers[l]));
+        EXPECT_EQ(SideInput(inventory.layers[l]), nullptr);
       }
       EXPECT_EQ(inventory.layers[2].name, stack + "layers.1");
       EXPECT_EQ(inventory.parameters[0].name, stack + "embed_tokens.weight");

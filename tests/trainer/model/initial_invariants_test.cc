@@ -61,7 +61,7 @@ struct Passed {
   }
   // The rows that left the stack.
   at::Tensor Output(int stack) const {
-    const at::Tensor& rows_RD = stack == 0 && HasMemory(model.spec())
+    const at::Tensor& rows_RD = stack == 0 && IsEncoderDecoder(model.spec())
                                     ? kept->values.encoder_output_RD
                                     : kept->values.target_RD;
     return rows_RD.narrow(0, 0, watcher.entered_RD[static_cast<size_t>(stack)].size(0));

@@ -11,6 +11,7 @@
 #include "tests/support/layer_bytes.h"
 #include "tests/trainer/model/stack_rig.h"
 #include "trainer/kernels/compute.h"
+#include "trainer/model/architecture.h"
 #include "trainer/model/describe.h"
 
 namespace deepnet {
@@ -106,13 +107,8 @@ class Allocations {
     for (const NormState& norm : saved.norms) Add(norm);
     AddTensors({saved.stream_RD, saved.branch_RD, saved.mask});
   }
-  void Add(const SelfAttention::Saved& s) {
-    AddTensors({s.qkv_R3D, s.context_RD, s.log_sum_exp_RH});
-    Add(s.inner);
-    Add(s.residual);
-  }
-  void Add(const CrossAttention::Saved& s) {
-    AddTensors({s.q_RD, s.kv_R2D, s.context_RD, s.log_sum_exp_RH});
+  void Add(const AttentionLayer::Saved& s) {
+    AddTensors({s.projected_RC, s.kv_R2D, s.context_RD, s.log_sum_exp_RH});
     Add(s.inner);
     Add(s.residual);
   }
@@ -121,17 +117,12 @@ class Allocations {
     Add(s.inner);
     Add(s.residual);
   }
-  void Add(const EncoderLayer::Saved& s) {
-    Add(s.attention);
-    Add(s.feed_forward);
-  }
-  void Add(const DecoderLayer::Saved& s) {
+  void Add(const TransformerLayer::Saved& s) {
     Add(s.self_attention);
     Add(s.cross_attention);
     Add(s.feed_forward);
   }
-  template <typename LayerT>
-  void Add(const SegmentWorkspace<LayerT>& segment) {
+  void Add(const SegmentWorkspace& segment) {
     for (const auto& saved : segment.saved) Add(saved);
     AddTensors({segment.stream.value_RD, segment.stream.operand_RD, segment.input_RD});
   }
@@ -147,7 +138,6 @@ std::vector<at::Tensor> TensorsOf(const Workspace& w) {
 }
 
 // One stack of 6 layers, so that segments of 1, 2 and 3 come out even.
-template <typename LayerT>
 void ExpectBytesAsAllocated(LayerKind kind, const ModelSpec& spec, Ops& ops,
                             const RecomputeChoice& options) {
   constexpr int kLayers = 6;
@@ -157,7 +147,8 @@ void ExpectBytesAsAllocated(LayerKind kind, const ModelSpec& spec, Ops& ops,
   const MicrobatchSpec capacity = TinyCapacity();
   const int64_t operand_bytes = ops.OperandOptions().dtype().itemsize();
   const Parameters parameters(Describe(deep, capacity), ops, /*trainable=*/true);
-  const LayerStack<LayerT> stack(deep, capacity, options, ops, parameters, 0, kLayers);
+  const LayerStack stack(deep, capacity, options, ops, parameters, StackOfKind(deep, kind), 0,
+                         kLayers);
   const Workspace source(deep, ops, capacity.max_source_tokens(), options.level);
   const Workspace target(deep, ops, capacity.max_target_tokens(), options.level);
   const Workspace& own = kind == LayerKind::kEncoder ? source : target;
@@ -165,7 +156,8 @@ void ExpectBytesAsAllocated(LayerKind kind, const ModelSpec& spec, Ops& ops,
   std::vector<at::Tensor> shared = TensorsOf(source);
   for (const at::Tensor& x : TensorsOf(target)) shared.push_back(x);
   Allocations kept(shared);
-  const auto microbatch = stack.MakeKept(own, &source);
+  KeptPool empty;
+  const auto microbatch = stack.TakeKept(empty, own, source);
   for (const auto& saved : microbatch.saved) kept.Add(saved);
   kept.AddTensors(microbatch.inputs_RD);
   const int64_t per_layer =
@@ -174,7 +166,7 @@ void ExpectBytesAsAllocated(LayerKind kind, const ModelSpec& spec, Ops& ops,
 
   Allocations again({});
   again.AddTensors(TensorsOf(own));
-  SegmentWorkspace<LayerT> segment;
+  SegmentWorkspace segment;
   stack.Prepare(segment);
   stack.Prepare(segment);  // the second time makes nothing
   again.Add(segment);
@@ -194,8 +186,8 @@ TEST(LayerStack, BytesKeptAndComputedAgainAreThoseOfTheFormula) {
                                              {FULL, 2},
                                              {FULL, 3}}) {
         SCOPED_TRACE(NameOf(options) + " " + spec.ShortDebugString());
-        ExpectBytesAsAllocated<EncoderLayer>(LayerKind::kEncoder, spec, *ops, options);
-        ExpectBytesAsAllocated<DecoderLayer>(LayerKind::kDecoder, spec, *ops, options);
+        ExpectBytesAsAllocated(LayerKind::kEncoder, spec, *ops, options);
+        ExpectBytesAsAllocated(LayerKind::kDecoder, spec, *ops, options);
       }
     }
   }

@@ -142,7 +142,7 @@ TEST(ParametersDeathTest, NamesWhatIsNotHere) {
   const auto ops = MakeOps();
   const Parameters parameters(Select(Tiny(TIE_ALL), std::vector<LayerSpan>{{0, 1}}), *ops, true);
   EXPECT_DEATH(parameters.Get("lm_head.weight"), "lm_head.weight");
-  EXPECT_DEATH(parameters.EmbeddingGradient("shared.weight", EmbeddingUse::kOutput),
+  EXPECT_DEATH(parameters.EmbeddingGradient("shared.weight", LayerKind::kOutput),
                "shared.weight is not used so here");
 }
 

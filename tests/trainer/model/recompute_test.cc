@@ -120,8 +120,8 @@ void ForEachCase(const Expect& expect) {
   for (const ModelSpec& spec : Variants()) {
     const Inventory inventory = Describe(spec, testing::TinyCapacityOf(spec));
     for (const LayerKind kind : {LayerKind::kEncoder, LayerKind::kDecoder}) {
-      if (kind == LayerKind::kEncoder && !HasMemory(spec)) continue;
-      const int first = kind == LayerKind::kEncoder || !HasMemory(spec) ? 1 : kLayers + 2;
+      if (kind == LayerKind::kEncoder && !IsEncoderDecoder(spec)) continue;
+      const int first = kind == LayerKind::kEncoder || !IsEncoderDecoder(spec) ? 1 : kLayers + 2;
       for (const RecomputeChoice& choice : Choices()) {
         for (const DataType dtype : {FLOAT32, BFLOAT16}) {
           SCOPED_TRACE(spec.ShortDebugString() + ": " + std::string(LayerKindName(kind)) + ", " +
@@ -189,7 +189,8 @@ TEST(PlannedPendingBytes, AreTheDeferredOperandsToTheByte) {
         kLayers * testing::DeferredOperands(spec, testing::TinyCapacityOf(spec), kind);
     // All decoder layers of a chunk hold the encoder output once, together.
     if (kind == LayerKind::kDecoder) operands += RowsOf(spec, LayerKind::kEncoder) * spec.d_model();
-    EXPECT_EQ(PendingBytes(inventory, layers, rules), operands * rules.operand_bytes);
+    EXPECT_EQ(PendingBytes(MakePendingMatrices(inventory, layers, rules)),
+              operands * rules.operand_bytes);
   });
 }
 

@@ -111,14 +111,14 @@ StackRig::StackRig(const ModelSpec& spec, Ops& ops, const RecomputeChoice& optio
   for (int c = 0; c < num_chunks; ++c) {
     const auto border = [&](int layers, int chunk) { return layers * chunk / num_chunks; };
     const int first = border(spec.encoder_layers(), c), end = border(spec.encoder_layers(), c + 1);
-    encoder_.emplace_back(spec, TinyCapacity(), options, ops, parameters_, first, end - first);
+    encoder_.emplace_back(spec, TinyCapacity(), options, ops, parameters_, 0, first, end - first);
     const int start = border(spec.decoder_layers(), c), stop = border(spec.decoder_layers(), c + 1);
-    decoder_.emplace_back(spec, TinyCapacity(), options, ops, parameters_, start, stop - start);
+    decoder_.emplace_back(spec, TinyCapacity(), options, ops, parameters_, 1, start, stop - start);
     encoder_.back().Refresh();
     decoder_.back().Refresh();
   }
-  for (const EncoderStack& stack : encoder_) stack.Prepare(encoder_segment_);
-  for (const DecoderStack& stack : decoder_) stack.Prepare(decoder_segment_);
+  for (const LayerStack& stack : encoder_) stack.Prepare(encoder_segment_);
+  for (const LayerStack& stack : decoder_) stack.Prepare(decoder_segment_);
 }
 
 PassContext StackRig::Context(const PackedRows& rows) const {
@@ -137,9 +137,12 @@ StackRig::InFlight& StackRig::Of(int m) {
   f->target = MakeResidualStream(ops_, t, spec_.d_model());
   f->encoder_output_RD = at::zeros({s, spec_.d_model()}, ops_.OperandOptions());
   f->dencoder_output_RD = at::zeros({s, spec_.d_model()}, ops_.ResidualOptions());
-  for (const EncoderStack& stack : encoder_) f->encoder.push_back(stack.MakeKept(source_work_));
-  for (const DecoderStack& stack : decoder_) {
-    f->decoder.push_back(stack.MakeKept(target_work_, &source_work_));
+  KeptPool empty;
+  for (const LayerStack& stack : encoder_) {
+    f->encoder.push_back(stack.TakeKept(empty, source_work_, source_work_));
+  }
+  for (const LayerStack& stack : decoder_) {
+    f->decoder.push_back(stack.TakeKept(empty, target_work_, source_work_));
   }
   in_flight_.push_back(std::move(f));
   return *in_flight_.back();
@@ -155,12 +158,9 @@ void StackRig::Forward(int m) {
     f.source.operand_RD.copy_(f.source.value_RD);
   }
   f.encoder_output_RD.copy_(f.source.value_RD);
-  const EncoderOutput encoder_output{
-      .rows = &f.source_rows, .value_RD = f.encoder_output_RD, .gradient_RD = {}};
-  const StackPass target{.context = Context(f.target_rows),
-                         .work = &target_work_,
-                         .encoder_output = &encoder_output,
-                         .source_work = &source_work_};
+  const EncoderOutput encoder_output{.rows = &f.source_rows, .value_RD = f.encoder_output_RD};
+  StackPass target{.context = Context(f.target_rows), .work = &target_work_};
+  target.context.encoder_output = &encoder_output;
   for (size_t c = 0; c < decoder_.size(); ++c) {
     decoder_[c].Forward(target, f.target, f.decoder[c], decoder_segment_);
   }
@@ -170,12 +170,12 @@ void StackRig::Backward(int m, std::vector<DeferredWeights>* deferred) {
   InFlight& f = Of(m);
   f.dtarget_RD = Waves(f.target.value_RD, m + 200);
   f.dencoder_output_RD.zero_();
-  const EncoderOutput encoder_output{
-      .rows = &f.source_rows, .value_RD = f.encoder_output_RD, .gradient_RD = f.dencoder_output_RD};
-  StackPass target{.context = Context(f.target_rows),
-                   .work = &target_work_,
-                   .encoder_output = &encoder_output,
-                   .source_work = &source_work_};
+  const EncoderOutput encoder_output{.rows = &f.source_rows,
+                                     .value_RD = f.encoder_output_RD,
+                                     .gradient_RD = f.dencoder_output_RD,
+                                     .work = &source_work_};
+  StackPass target{.context = Context(f.target_rows), .work = &target_work_};
+  target.context.encoder_output = &encoder_output;
   for (size_t c = decoder_.size(); c-- > 0;) {
     if (deferred != nullptr) target.context.deferred = &(*deferred)[encoder_.size() + c];
     decoder_[c].Backward(target, f.dtarget_RD, f.decoder[c], decoder_segment_);
@@ -206,12 +206,11 @@ StackResult RunPlainLayers(const ModelSpec& spec, Ops& ops, int num_microbatches
   parameters.gradient().zero_();
   const int64_t s = TinyCapacity().max_source_tokens(), t = TinyCapacity().max_target_tokens();
   Workspace source_work(spec, ops, s), target_work(spec, ops, t);
-  std::vector<EncoderLayer> encoder;
-  std::vector<DecoderLayer> decoder;
+  std::vector<TransformerLayer> encoder, decoder;
   for (int i = 0; i < spec.encoder_layers(); ++i)
-    encoder.emplace_back(spec, ops, parameters, i).Refresh(ops);
+    encoder.emplace_back(spec, ops, parameters, 0, i).Refresh(ops);
   for (int i = 0; i < spec.decoder_layers(); ++i)
-    decoder.emplace_back(spec, ops, parameters, i).Refresh(ops);
+    decoder.emplace_back(spec, ops, parameters, 1, i).Refresh(ops);
 
   StackResult result;
   for (int m = 0; m < num_microbatches; ++m) {
@@ -219,34 +218,34 @@ StackResult RunPlainLayers(const ModelSpec& spec, Ops& ops, int num_microbatches
     const PackedRows sources = RowsOfSide(mb.source, mb.source_pairs, mb.num_sentences);
     const PackedRows targets = RowsOfSide(mb.target, mb.target_pairs, mb.num_sentences);
     PassContext pass{.ops = &ops, .rows = &sources, .seed = kSeed, .step = kStep};
-    std::vector<EncoderLayer::Saved> encoder_saved;
-    std::vector<DecoderLayer::Saved> decoder_saved;
+    std::vector<TransformerLayer::Saved> encoder_saved, decoder_saved;
 
     const ResidualStream source = MakeResidualStream(ops, s, spec.d_model());
     FillStream(source, m);
     const at::Tensor source_input_RD = source.operand_RD.clone();
-    for (const EncoderLayer& layer : encoder) {
-      encoder_saved.push_back(layer.MakeSaved(ops, s));
+    for (const TransformerLayer& layer : encoder) {
+      encoder_saved.push_back(layer.MakeSaved(ops, s, s));
       layer.Forward(pass, source, source_work, encoder_saved.back());
     }
     const EncoderOutput encoder_output{.rows = &sources,
                                        .value_RD = source.value_RD.to(ops.OperandOptions()).clone(),
-                                       .gradient_RD = at::zeros_like(source.value_RD)};
+                                       .gradient_RD = at::zeros_like(source.value_RD),
+                                       .work = &source_work};
+    pass.encoder_output = &encoder_output;
     pass.rows = &targets;
     const ResidualStream target = MakeResidualStream(ops, t, spec.d_model());
     FillStream(target, m + 100);
     const at::Tensor target_input_RD = target.operand_RD.clone();
-    for (const DecoderLayer& layer : decoder) {
-      decoder_saved.push_back(layer.MakeSaved(ops, s, t));
-      layer.Forward(pass, encoder_output, target, target_work, decoder_saved.back());
+    for (const TransformerLayer& layer : decoder) {
+      decoder_saved.push_back(layer.MakeSaved(ops, t, s));
+      layer.Forward(pass, target, target_work, decoder_saved.back());
     }
 
     const at::Tensor dtarget_RD = Waves(target.value_RD, m + 200);
     for (size_t i = decoder.size(); i-- > 0;) {
       const Upstream upstream = i == 0 ? Upstream{.embedded_RD = target_input_RD}
                                        : decoder[i - 1].Output(decoder_saved[i - 1]);
-      decoder[i].Backward(pass, encoder_output, upstream, dtarget_RD, target_work, source_work,
-                          decoder_saved[i]);
+      decoder[i].Backward(pass, upstream, dtarget_RD, target_work, decoder_saved[i]);
     }
     pass.rows = &sources;
     for (size_t i = encoder.size(); i-- > 0;) {

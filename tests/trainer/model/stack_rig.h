@@ -46,7 +46,6 @@ class StackRig {
   Ops& ops() { return ops_; }
   StackResult Result() const;
 
-  const std::vector<EncoderStack>& encoder() const { return encoder_; }
   const Workspace& source_work() const { return source_work_; }
   const Workspace& target_work() const { return target_work_; }
 
@@ -56,8 +55,7 @@ class StackRig {
     PackedRows source_rows, target_rows;
     ResidualStream source, target;
     at::Tensor encoder_output_RD, dencoder_output_RD, dsource_RD, dtarget_RD;
-    std::vector<EncoderStack::Kept> encoder;
-    std::vector<DecoderStack::Kept> decoder;
+    std::vector<LayerStack::Kept> encoder, decoder;
   };
 
   InFlight& Of(int m);
@@ -67,10 +65,8 @@ class StackRig {
   Ops& ops_;
   Parameters parameters_;
   Workspace source_work_, target_work_;
-  std::vector<EncoderStack> encoder_;
-  std::vector<DecoderStack> decoder_;
-  SegmentWorkspace<EncoderLayer> encoder_segment_;
-  SegmentWorkspace<DecoderLayer> decoder_segment_;
+  std::vector<LayerStack> encoder_, decoder_;
+  SegmentWorkspace encoder_segment_, decoder_segment_;
   std::vector<std::unique_ptr<InFlight>> in_flight_;
 };
 

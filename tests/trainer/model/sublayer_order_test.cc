@@ -1,10 +1,9 @@
-#include "trainer/model/sublayer_order.h"
-
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "tests/support/tiny_model.h"
+#include "trainer/model/architecture.h"
 
 namespace deepnet {
 namespace {

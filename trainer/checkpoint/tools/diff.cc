@@ -1,20 +1,19 @@
-#include "trainer/checkpoint/tools/diff.h"
-
 #include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <span>
 
 #include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 
 #include "parallel/base/status_macros.h"
 #include "trainer/checkpoint/format.h"
+#include "trainer/checkpoint/tools/inspect.h"
 #include "trainer/checkpoint/tools/tensor_reader.h"
 
 namespace deepnet {
@@ -86,44 +85,30 @@ void Compare(std::span<const float> a, std::span<const float> b, Comparison& so_
   CompareRun(rest_a.data(), rest_b.data(), so_far);
 }
 
-double Relative(const Comparison& comparison) {
-  if (comparison.max_absolute == 0.0) return 0.0;
-  return comparison.max_absolute / comparison.magnitude;  // infinite if nothing is finite
-}
-
-// Compares tensors of two checkpoints piece by piece.
-class Differ {
- public:
-  Differ(TensorReader& a, TensorReader& b, const ToolOptions& options)
-      : a_(a), b_(b), options_(options), total_(TensorBytes(a.manifest())) {}
-
-  absl::StatusOr<TensorDifference> Run(const StoredTensor& a, const StoredTensor& b) {
-    Comparison comparison;
-    for (int64_t at = 0; at < a.num_elements; at += kPieceElements) {
-      const size_t count = static_cast<size_t>(std::min(kPieceElements, a.num_elements - at));
-      piece_a_.resize(count);
-      piece_b_.resize(count);
-      RETURN_IF_ERROR(a_.Read(a, at, piece_a_));
-      RETURN_IF_ERROR(b_.Read(b, at, piece_b_));
-      Compare(piece_a_, piece_b_, comparison);
-      done_ += static_cast<int64_t>(count) * kElementBytes;
-      if (options_.progress) options_.progress(done_, total_);
-    }
-    return TensorDifference{.name = a.name,
-                            .num_elements = a.num_elements,
-                            .num_different = comparison.num_different,
-                            .max_absolute = comparison.max_absolute,
-                            .max_relative = Relative(comparison)};
+// Compares a tensor of two checkpoints piece by piece; `progress` gets the bytes of each piece.
+absl::StatusOr<TensorDifference> CompareTensors(TensorReader& reader_a, const StoredTensor& a,
+                                                TensorReader& reader_b, const StoredTensor& b,
+                                                const std::function<void(int64_t)>& progress) {
+  std::vector<float> piece_a, piece_b;
+  Comparison comparison;
+  for (int64_t at = 0; at < a.num_elements; at += kPieceElements) {
+    const int64_t count = std::min(kPieceElements, a.num_elements - at);
+    piece_a.resize(static_cast<size_t>(count));
+    piece_b.resize(static_cast<size_t>(count));
+    RETURN_IF_ERROR(reader_a.Read(a, at, piece_a));
+    RETURN_IF_ERROR(reader_b.Read(b, at, piece_b));
+    Compare(piece_a, piece_b, comparison);
+    progress(count * kElementBytes);
   }
-
- private:
-  TensorReader& a_;
-  TensorReader& b_;
-  const ToolOptions& options_;
-  const int64_t total_;
-  int64_t done_ = 0;
-  std::vector<float> piece_a_, piece_b_;
-};
+  TensorDifference difference{.name = a.name,
+                              .num_elements = a.num_elements,
+                              .num_different = comparison.num_different,
+                              .max_absolute = comparison.max_absolute};
+  if (comparison.max_absolute != 0.0) {  // infinite if nothing is finite
+    difference.max_relative = comparison.max_absolute / comparison.magnitude;
+  }
+  return difference;
+}
 
 }  // namespace
 
@@ -142,7 +127,9 @@ absl::StatusOr<CheckpointDiff> DiffCheckpoints(FileSystem& fs, const std::string
                       .folder_b = folder_b,
                       .step_a = a->manifest().step(),
                       .step_b = b->manifest().step()};
-  Differ differ(*a, *b, options);
+  const int64_t total = TensorBytes(a->manifest());
+  int64_t done = 0;
+  const auto progress = [&](int64_t bytes) { options.progress(done += bytes, total); };
   for (const StoredTensor& tensor : a->tensors()) {
     if (!absl::StrContains(tensor.name, filter)) continue;
     const StoredTensor* const other = b->Find(tensor.name);
@@ -151,7 +138,8 @@ absl::StatusOr<CheckpointDiff> DiffCheckpoints(FileSystem& fs, const std::string
     } else if (other->shape != tensor.shape) {
       diff.reshaped.push_back({tensor.name, tensor.shape, other->shape});
     } else {
-      ASSIGN_OR_RETURN(TensorDifference difference, differ.Run(tensor, *other));
+      ASSIGN_OR_RETURN(TensorDifference difference,
+                       CompareTensors(*a, tensor, *b, *other, progress));
       if (difference.num_different == 0) {
         ++diff.num_equal;
       } else {

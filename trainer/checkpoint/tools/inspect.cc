@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <optional>
-#include <string_view>
+#include <ranges>
 #include <tuple>
 #include <utility>
 
@@ -16,19 +16,6 @@
 
 namespace deepnet {
 namespace {
-
-// Compares the size of a file. Its blocks are verified all the same, unless the file is missing.
-void VerifySize(FileSystem& fs, const std::string& path, BlockReader& reader, const ShardFile& file,
-                std::vector<Damage>& damage) {
-  const absl::Status status = reader.CheckSize();
-  if (status.ok()) return;
-  const int64_t present = std::min(fs.Size(path).value_or(0), file.bytes());
-  damage.push_back({.file = file.file(),
-                    .begin = present,
-                    .end = file.bytes(),
-                    .text = std::string(status.message()),
-                    .tensors = TensorsIn(file, present, file.bytes())});
-}
 
 // Reads step and state from a name in a run folder; nullopt if it is no checkpoint.
 std::optional<ListedCheckpoint> FromName(const std::string& run_folder, std::string name) {
@@ -50,22 +37,21 @@ int64_t FolderBytes(FileSystem& fs, const std::string& folder) {
   return bytes;
 }
 
-std::vector<std::string> SizeProblems(FileSystem& fs, const std::string& folder,
-                                      const Manifest& manifest) {
+// Returns what is wrong with the files of `manifest`, a sentence each.
+absl::StatusOr<std::vector<std::string>> Problems(FileSystem& fs, const std::string& folder,
+                                                  const Manifest& manifest, ListDepth depth,
+                                                  const ToolOptions& options) {
   std::vector<std::string> problems;
+  if (depth == ListDepth::kContents) {
+    ASSIGN_OR_RETURN(const VerifyReport report, VerifyCheckpoint(fs, folder, options));
+    for (const Damage& damage : report.damage) problems.push_back(damage.text);
+    return problems;
+  }
   for (const ShardFile& file : manifest.files()) {
     BlockReader reader(fs, JoinPath(folder, file.file()), file, manifest.block_bytes());
     const absl::Status status = reader.CheckSize();
     if (!status.ok()) problems.emplace_back(status.message());
   }
-  return problems;
-}
-
-absl::StatusOr<std::vector<std::string>> ContentProblems(FileSystem& fs, const std::string& folder,
-                                                         const ToolOptions& options) {
-  ASSIGN_OR_RETURN(const VerifyReport report, VerifyCheckpoint(fs, folder, options));
-  std::vector<std::string> problems;
-  for (const Damage& damage : report.damage) problems.push_back(damage.text);
   return problems;
 }
 
@@ -79,10 +65,7 @@ absl::Status Examine(FileSystem& fs, ListDepth depth, const ToolOptions& options
   if (!manifest.ok()) {
     listed.problems.emplace_back(manifest.status().message());
   } else {
-    listed.problems = SizeProblems(fs, listed.folder, *manifest);
-    if (depth == ListDepth::kContents) {
-      ASSIGN_OR_RETURN(listed.problems, ContentProblems(fs, listed.folder, options));
-    }
+    ASSIGN_OR_RETURN(listed.problems, Problems(fs, listed.folder, *manifest, depth, options));
     if (manifest->step() != listed.step) {
       listed.problems.push_back(absl::StrCat(
           "'", listed.folder, "' has a wrong name: its manifest says step ", manifest->step()));
@@ -130,20 +113,18 @@ absl::StatusOr<VerifyReport> VerifyCheckpoint(FileSystem& fs, const std::string&
     const std::string path = JoinPath(checkpoint_folder, file.file());
     BlockReader reader(fs, path, file, manifest.block_bytes());
     report.blocks += reader.num_blocks();
-    VerifySize(fs, path, reader, file, report.damage);
-    const bool readable = fs.Size(path).ok();
-    for (int64_t block = 0; readable && block < reader.num_blocks(); ++block) {
-      const int64_t begin = reader.Begin(block), end = reader.End(block);
-      if (const absl::Status status = reader.Verify(block); !status.ok()) {
-        report.damage.push_back({.file = file.file(),
-                                 .block = block,
-                                 .begin = begin,
-                                 .end = end,
-                                 .text = std::string(status.message()),
-                                 .tensors = TensorsIn(file, begin, end)});
-      }
-      done += end - begin;
-      if (options.progress) options.progress(done, report.bytes);
+    const auto note = [&](int64_t block, int64_t begin, int64_t end, const absl::Status& status) {
+      if (status.ok()) return;
+      report.damage.push_back({file.file(), block, begin, end, std::string(status.message()),
+                               TensorsIn(file, begin, end)});
+    };
+    // The blocks of a file of another size are verified all the same, unless it is missing.
+    const absl::StatusOr<int64_t> size = fs.Size(path);
+    note(-1, std::min(size.value_or(0), file.bytes()), file.bytes(), reader.CheckSize());
+    for (int64_t block = 0; size.ok() && block < reader.num_blocks(); ++block) {
+      note(block, reader.Begin(block), reader.End(block), reader.Read(block));
+      done += reader.End(block) - reader.Begin(block);
+      options.progress(done, report.bytes);
     }
   }
   return report;
@@ -160,10 +141,9 @@ absl::StatusOr<RunListing> ListRun(FileSystem& fs, const std::string& run_folder
     RETURN_IF_ERROR(Examine(fs, depth, options, *listed));
     listing.checkpoints.push_back(*std::move(listed));
   }
-  std::sort(listing.checkpoints.begin(), listing.checkpoints.end(),
-            [](const ListedCheckpoint& a, const ListedCheckpoint& b) {
-              return std::tie(a.step, a.folder) < std::tie(b.step, b.folder);
-            });
+  std::ranges::sort(listing.checkpoints, {}, [](const ListedCheckpoint& listed) {
+    return std::tie(listed.step, listed.folder);
+  });
   for (const std::string& name : *names) {
     if (IsPointer(name)) AddMark(fs, run_folder, name, listing);
   }
@@ -175,12 +155,12 @@ absl::StatusOr<std::string> ChooseCheckpoint(FileSystem& fs, const std::string& 
   std::string folder = path;
   while (folder.size() > 1 && folder.back() == '/') folder.pop_back();
   const absl::StatusOr<std::vector<std::string>> names = fs.List(folder);
-  const bool is_checkpoint =
-      names.ok() && std::find(names->begin(), names->end(), kManifestFile) != names->end();
-  if (!names.ok() || is_checkpoint) return ResolveCheckpoint(fs, folder);
+  if (!names.ok() || std::ranges::count(*names, kManifestFile) > 0) {
+    return ResolveCheckpoint(fs, folder);
+  }
   ASSIGN_OR_RETURN(const RunListing listing, ListRun(fs, folder, ListDepth::kSizes, options));
-  for (auto listed = listing.checkpoints.rbegin(); listed != listing.checkpoints.rend(); ++listed) {
-    if (listed->manifest.format_version() != 0) return listed->folder;
+  for (const ListedCheckpoint& listed : std::views::reverse(listing.checkpoints)) {
+    if (listed.manifest.format_version() != 0) return listed.folder;
   }
   return CheckpointError(absl::NotFoundError("the folder holds no checkpoint that can be read"),
                          absl::StrCat("'", folder, "'"));

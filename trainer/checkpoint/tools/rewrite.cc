@@ -33,10 +33,8 @@ bool IsWeight(const StoredTensor& tensor) { return absl::StartsWith(tensor.name,
 absl::Status Differ(const TensorReader& a, const TensorReader& b, const std::string& what,
                     const std::string& value_a, const std::string& value_b) {
   if (value_a == value_b) return absl::OkStatus();
-  return WithExitCode(absl::FailedPreconditionError(
-                          absl::StrCat("'", a.folder(), "' and '", b.folder(), "' have different ",
-                                       what, ": '", value_a, "' and '", value_b, "'")),
-                      ExitCode::kCheckpoint);
+  return CheckpointRefused(absl::StrCat("'", a.folder(), "' and '", b.folder(), "' have different ",
+                                        what, ": '", value_a, "' and '", value_b, "'"));
 }
 
 int64_t NumWeights(const TensorReader& reader) {
@@ -54,11 +52,9 @@ absl::Status CheckAlike(const TensorReader& a, const TensorReader& b) {
     if (!IsWeight(tensor)) continue;
     const StoredTensor* const other = b.Find(tensor.name);
     if (other != nullptr && other->shape == tensor.shape) continue;
-    return WithExitCode(
-        absl::FailedPreconditionError(absl::StrCat(
-            "'", tensor.name, "' of '", a.folder(), "' is ",
-            other == nullptr ? "missing" : "of another shape", " in '", b.folder(), "'")),
-        ExitCode::kCheckpoint);
+    return CheckpointRefused(absl::StrCat("'", tensor.name, "' of '", a.folder(), "' is ",
+                                          other == nullptr ? "missing" : "of another shape",
+                                          " in '", b.folder(), "'"));
   }
   return absl::OkStatus();
 }
@@ -80,9 +76,8 @@ absl::StatusOr<Readers> OpenAll(FileSystem& fs, std::span<const std::string> fol
     ASSIGN_OR_RETURN(std::unique_ptr<TensorReader> reader, TensorReader::Open(fs, folder, options));
     readers.push_back(std::move(reader));
   }
-  std::sort(readers.begin(), readers.end(), [](const auto& a, const auto& b) {
-    return std::make_tuple(a->manifest().step(), a->folder()) <
-           std::make_tuple(b->manifest().step(), b->folder());
+  std::ranges::sort(readers, {}, [](const auto& reader) {
+    return std::make_tuple(reader->manifest().step(), reader->folder());
   });
   for (size_t i = 1; i < readers.size(); ++i) {
     RETURN_IF_ERROR(CheckAlike(*readers[i - 1], *readers[i]));
@@ -105,53 +100,50 @@ Manifest MeanManifest(const Readers& readers) {
   return manifest;
 }
 
-absl::Status WriteMean(const Readers& readers, const StoredTensor& tensor, SpreadWriter& writer) {
-  std::vector<float> piece;
-  std::vector<double> sum;
-  for (int64_t at = 0; at < tensor.num_elements; at += kPieceElements) {
-    const size_t count = static_cast<size_t>(std::min(kPieceElements, tensor.num_elements - at));
-    piece.resize(count);
-    sum.assign(count, 0.0);
-    for (const std::unique_ptr<TensorReader>& reader : readers) {
-      RETURN_IF_ERROR(reader->Read(*reader->Find(tensor.name), at, piece));
-      for (size_t i = 0; i < count; ++i) sum[i] += static_cast<double>(piece[i]);
-    }
-    const double divisor = static_cast<double>(readers.size());
-    for (size_t i = 0; i < count; ++i) piece[i] = static_cast<float>(sum[i] / divisor);
-    RETURN_IF_ERROR(writer.Append(
-        tensor, {reinterpret_cast<const char*>(piece.data()), count * sizeof(float)}));
-  }
-  return absl::OkStatus();
-}
-
 // Writes the means of all weights, in the order of the first checkpoint.
 absl::Status WriteMeans(const Readers& readers, int64_t num_elements, SpreadWriter& writer,
                         const ToolOptions& options) {
+  std::vector<float> piece;
+  std::vector<double> sum;
   int64_t done = 0;
   for (const StoredTensor& tensor : readers.front()->tensors()) {
     if (!IsWeight(tensor)) continue;
-    RETURN_IF_ERROR(WriteMean(readers, tensor, writer));
+    for (int64_t at = 0; at < tensor.num_elements; at += kPieceElements) {
+      const size_t count = static_cast<size_t>(std::min(kPieceElements, tensor.num_elements - at));
+      piece.resize(count);
+      sum.assign(count, 0.0);
+      for (const std::unique_ptr<TensorReader>& reader : readers) {
+        RETURN_IF_ERROR(reader->Read(*reader->Find(tensor.name), at, piece));
+        for (size_t i = 0; i < count; ++i) sum[i] += static_cast<double>(piece[i]);
+      }
+      const double divisor = static_cast<double>(readers.size());
+      for (size_t i = 0; i < count; ++i) piece[i] = static_cast<float>(sum[i] / divisor);
+      RETURN_IF_ERROR(writer.Append(
+          tensor, {reinterpret_cast<const char*>(piece.data()), count * sizeof(float)}));
+    }
     done += tensor.num_elements;
-    if (options.progress) options.progress(done * kElementBytes, num_elements * kElementBytes);
+    options.progress(done * kElementBytes, num_elements * kElementBytes);
   }
   return absl::OkStatus();
 }
 
-int64_t NumElements(const TensorReader& reader) {
+int64_t NumElements(const TensorReader& reader, bool weights_only) {
   int64_t elements = 0;
-  for (const StoredTensor& tensor : reader.tensors()) elements += tensor.num_elements;
+  for (const StoredTensor& tensor : reader.tensors()) {
+    if (!weights_only || IsWeight(tensor)) elements += tensor.num_elements;
+  }
   return elements;
 }
 
 absl::Status CopyTensors(TensorReader& reader, SpreadWriter& writer, const ToolOptions& options) {
-  const int64_t total = NumElements(reader) * kElementBytes;
+  const int64_t total = NumElements(reader, /*weights_only=*/false) * kElementBytes;
   int64_t done = 0;
   for (const StoredTensor& tensor : reader.tensors()) {
     RETURN_IF_ERROR(
         reader.Visit(tensor, 0, tensor.num_elements, [&](std::string_view bytes) -> absl::Status {
           RETURN_IF_ERROR(writer.Append(tensor, bytes));
           done += static_cast<int64_t>(bytes.size());
-          if (options.progress) options.progress(done, total);
+          options.progress(done, total);
           return absl::OkStatus();
         }));
   }
@@ -171,10 +163,7 @@ absl::StatusOr<std::string> AverageCheckpoints(FileSystem& fs,
   for (const std::unique_ptr<TensorReader>& reader : readers) all.push_back(reader.get());
   RETURN_IF_ERROR(ShareMemory(all, kWriteManifestFactor, kPieceMemory, options,
                               absl::StrCat("averaging ", all.size(), " checkpoints")));
-  int64_t elements = 0;
-  for (const StoredTensor& tensor : readers.front()->tensors()) {
-    if (IsWeight(tensor)) elements += tensor.num_elements;
-  }
+  const int64_t elements = NumElements(*readers.front(), /*weights_only=*/true);
   if (elements == 0) {
     return WithExitCode(
         absl::NotFoundError(absl::StrCat("'", readers.front()->folder(), "' holds no weights")),
@@ -183,10 +172,8 @@ absl::StatusOr<std::string> AverageCheckpoints(FileSystem& fs,
   RETURN_IF_ERROR(CopyVocabulary(fs, ParentFolder(readers.back()->folder()), output_run));
   SpreadWriter writer(fs, output_run, {.num_files = 1, .num_elements = elements},
                       MeanManifest(readers));
-  RETURN_IF_ERROR(writer.Begin());
   RETURN_IF_ERROR(WriteMeans(readers, elements, writer, options));
-  RETURN_IF_ERROR(writer.Commit());
-  return JoinPath(output_run, CheckpointName(readers.back()->manifest().step()));
+  return writer.Commit();
 }
 
 absl::StatusOr<std::string> ReshardCheckpoint(FileSystem& fs, const std::string& checkpoint_folder,
@@ -197,7 +184,7 @@ absl::StatusOr<std::string> ReshardCheckpoint(FileSystem& fs, const std::string&
                    TensorReader::Open(fs, checkpoint_folder, options));
   TensorReader* const alone[] = {reader.get()};
   RETURN_IF_ERROR(ShareMemory(alone, kWriteManifestFactor, 0, options, "resharding"));
-  const int64_t elements = NumElements(*reader);
+  const int64_t elements = NumElements(*reader, /*weights_only=*/false);
   if (num_files < 1 || num_files > elements) {
     return WithExitCode(
         absl::InvalidArgumentError(
@@ -209,10 +196,8 @@ absl::StatusOr<std::string> ReshardCheckpoint(FileSystem& fs, const std::string&
   manifest.clear_files();
   SpreadWriter writer(fs, output_run, {.num_files = num_files, .num_elements = elements},
                       std::move(manifest));
-  RETURN_IF_ERROR(writer.Begin());
   RETURN_IF_ERROR(CopyTensors(*reader, writer, options));
-  RETURN_IF_ERROR(writer.Commit());
-  return JoinPath(output_run, CheckpointName(reader->manifest().step()));
+  return writer.Commit();
 }
 
 }  // namespace deepnet

@@ -3,21 +3,23 @@
 //
 // Example:
 //   SpreadWriter writer(fs, "copy", {.num_files = 4, .num_elements = 1000}, manifest);
-//   RETURN_IF_ERROR(writer.Begin());
 //   for (const StoredTensor& tensor : tensors) RETURN_IF_ERROR(writer.Append(tensor, bytes));
-//   RETURN_IF_ERROR(writer.Commit());
+//   ASSIGN_OR_RETURN(const std::string folder, writer.Commit());
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 
 #include "parallel/base/file_system.h"
 #include "proto/checkpoint.pb.h"
 #include "trainer/checkpoint/background_task.h"
+#include "trainer/checkpoint/format.h"
 #include "trainer/checkpoint/tools/tensor_reader.h"
 
 namespace deepnet {
@@ -40,45 +42,38 @@ class SpreadWriter {
   SpreadWriter(const SpreadWriter&) = delete;
   SpreadWriter& operator=(const SpreadWriter&) = delete;
 
-  absl::Status Begin();
-
   // Adds bytes of `tensor` where those before ended. A tensor must be complete before the next one.
   absl::Status Append(const StoredTensor& tensor, std::string_view bytes);
 
-  // Completes the checkpoint, which exists from here on; call it after all of shape.num_elements.
-  absl::Status Commit();
+  // Completes the checkpoint, which exists from here on, and returns its folder; call it after all
+  // of shape.num_elements.
+  absl::StatusOr<std::string> Commit();
 
  private:
-  absl::Status AppendToFile(const StoredTensor& tensor, std::string_view bytes);
   absl::Status OpenFile();
-  absl::Status Flush();
-  absl::Status Write(std::string_view bytes);
   absl::Status FinishFile();
-  absl::Status AwaitSync();
-  void CloseExtent();
+  absl::Status WithContext(const absl::Status& status) const;
   int64_t FileEnd() const;  // bytes of the stream
 
   FileSystem& fs_;
   const std::string run_folder_;
+  const std::string folder_;
   const std::string temporary_folder_;
   const SpreadShape shape_;
   Manifest manifest_;
-  bool begun_ = false;
   bool committed_ = false;
   int64_t position_ = 0;  // bytes of the stream that were appended
 
-  std::unique_ptr<AppendFile> file_;  // the last of manifest_.files, while it is written
-  std::string buffer_;                // its bytes that are not yet written
-  uint32_t block_crc_ = 0;            // of its last block so far
-  int64_t block_filled_ = 0;          // bytes of its last block so far
-  int64_t extent_bytes_ = 0;          // of its last extent so far; 0: none is open
-  int64_t tensor_bytes_ = 0;          // of the current tensor that were appended
-  BackgroundTask syncing_;            // makes the file before durable while the next is written
+  std::unique_ptr<AppendFile> file_;   // the last of manifest_.files, while it is written
+  std::optional<BlockWriter> blocks_;  // of file_
+  int64_t tensor_bytes_ = 0;           // of the current tensor that were appended
+  BackgroundTask syncing_;             // makes the file before durable while the next is written
 };
 
-// Fails with ExitCode::kBadConfig unless a tool may write into `run_folder`: it does not exist, or
-// is empty but for what an earlier attempt left.
-absl::Status CheckOutputFolder(FileSystem& fs, const std::string& run_folder);
+// Fails with ExitCode::kBadConfig unless a tool may write into `folder`: it does not exist, or is
+// empty but for what an earlier attempt to write a run folder left, where `may_be_left_over`.
+absl::Status CheckOutputFolder(FileSystem& fs, const std::string& folder,
+                               bool may_be_left_over = true);
 
 // Copies what a run folder needs beside its checkpoints to translate with them (tokenizer and list
 // of languages), where `from` has it. Makes `to`.

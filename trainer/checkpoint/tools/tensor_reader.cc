@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,15 +13,6 @@
 #include "trainer/checkpoint/format.h"
 
 namespace deepnet {
-namespace {
-
-int64_t LongestBlock(const Manifest& manifest) {
-  int64_t bytes = 0;
-  for (const ShardFile& file : manifest.files()) bytes = std::max(bytes, file.bytes());
-  return std::min(bytes, manifest.block_bytes());
-}
-
-}  // namespace
 
 BlockCache::BlockCache(FileSystem& fs, std::string folder, const Manifest& manifest)
     : fs_(fs), folder_(std::move(folder)), manifest_(manifest) {}
@@ -47,28 +39,24 @@ absl::StatusOr<std::string_view> BlockCache::Get(int file, int64_t block) {
 }
 
 BlockCache::Held* BlockCache::Find(int file, int64_t block) {
-  for (const std::unique_ptr<Held>& held : held_) {
-    if (held->file == file && held->block == block) return held.get();
-  }
-  return nullptr;
+  const auto found = std::ranges::find_if(
+      held_, [&](const auto& held) { return held->file == file && held->block == block; });
+  return found == held_.end() ? nullptr : found->get();
 }
 
 // Files are read from beginning to end: blocks before the one asked for are evicted first, then the
 // least recently used.
 BlockCache::Held& BlockCache::MakeRoom(int file, int64_t block, const Held* in_use) {
   if (held_.size() < most_) return *held_.emplace_back(std::make_unique<Held>());
-  Held* oldest = nullptr;
-  for (const std::unique_ptr<Held>& held : held_) {
-    if (held.get() == in_use || held.get() == coming_) continue;
-    const auto rank = [&](const Held& h) {
-      const bool is_behind = h.file == -1 || (h.file == file && h.block < block);
-      return std::make_pair(!is_behind, h.last_use);
-    };
-    if (oldest == nullptr || rank(*held) < rank(*oldest)) oldest = held.get();
-  }
-  DEEPNET_CHECK(oldest != nullptr);
-  oldest->file = -1;
-  return *oldest;
+  const auto is_used = [&](const Held* held) { return held == in_use || held == coming_; };
+  const auto rank = [&](const std::unique_ptr<Held>& held) {
+    const bool is_behind = held->file == -1 || (held->file == file && held->block < block);
+    return std::make_tuple(is_used(held.get()), !is_behind, held->last_use);
+  };
+  Held& oldest = **std::ranges::min_element(held_, {}, rank);
+  DEEPNET_CHECK(!is_used(&oldest));
+  oldest.file = -1;
+  return oldest;
 }
 
 // Leaves `held` without file and block: while another thread reads it, nobody may use it.
@@ -127,9 +115,7 @@ std::vector<StoredTensor> IndexTensors(const Manifest& manifest) {
     }
   }
   for (StoredTensor& tensor : tensors) {
-    std::sort(
-        tensor.parts.begin(), tensor.parts.end(),
-        [](const StoredPart& a, const StoredPart& b) { return a.first_element < b.first_element; });
+    std::ranges::sort(tensor.parts, {}, &StoredPart::first_element);
   }
   return tensors;
 }
@@ -139,11 +125,13 @@ absl::StatusOr<std::unique_ptr<TensorReader>> TensorReader::Open(
   ASSIGN_OR_RETURN(Manifest manifest, ReadManifestWithin(fs, checkpoint_folder, options));
   ASSIGN_OR_RETURN(const int64_t manifest_bytes,
                    fs.Size(JoinPath(checkpoint_folder, kManifestFile)));
-  std::unique_ptr<TensorReader> reader(
+  for (const ShardFile& file : manifest.files()) {
+    BlockReader reader(fs, JoinPath(checkpoint_folder, file.file()), file, manifest.block_bytes());
+    RETURN_IF_ERROR(CheckpointError(reader.CheckSize(),
+                                    absl::StrCat("reading checkpoint '", checkpoint_folder, "'")));
+  }
+  return std::unique_ptr<TensorReader>(
       new TensorReader(fs, checkpoint_folder, std::move(manifest), manifest_bytes));
-  RETURN_IF_ERROR(CheckpointError(reader->CheckSizes(),
-                                  absl::StrCat("reading checkpoint '", checkpoint_folder, "'")));
-  return reader;
 }
 
 TensorReader::TensorReader(FileSystem& fs, std::string folder, Manifest manifest,
@@ -153,20 +141,14 @@ TensorReader::TensorReader(FileSystem& fs, std::string folder, Manifest manifest
       manifest_(std::move(manifest)),
       manifest_bytes_(manifest_bytes),
       tensors_(IndexTensors(manifest_)),
-      block_bytes_(LongestBlock(manifest_)),
       blocks_(fs, folder_, manifest_) {
+  for (const ShardFile& file : manifest_.files()) {
+    block_bytes_ = std::max(block_bytes_, std::min(file.bytes(), manifest_.block_bytes()));
+  }
   for (const StoredTensor& tensor : tensors_) {
     by_name_.emplace(tensor.name, &tensor);
     most_parts_ = std::max(most_parts_, static_cast<int64_t>(tensor.parts.size()));
   }
-}
-
-absl::Status TensorReader::CheckSizes() {
-  for (const ShardFile& file : manifest_.files()) {
-    BlockReader reader(fs_, JoinPath(folder_, file.file()), file, manifest_.block_bytes());
-    RETURN_IF_ERROR(reader.CheckSize());
-  }
-  return absl::OkStatus();
 }
 
 const StoredTensor* TensorReader::Find(std::string_view name) const {
@@ -180,9 +162,7 @@ absl::Status TensorReader::Visit(const StoredTensor& tensor, int64_t first_eleme
   const int64_t end_element = first_element + num_elements;
   DEEPNET_CHECK(first_element >= 0 && num_elements >= 0 && end_element <= tensor.num_elements)
       << tensor.name;
-  auto part = std::upper_bound(
-      tensor.parts.begin(), tensor.parts.end(), first_element,
-      [](int64_t element, const StoredPart& p) { return element < p.first_element; });
+  auto part = std::ranges::upper_bound(tensor.parts, first_element, {}, &StoredPart::first_element);
   for (--part; part != tensor.parts.end() && part->first_element < end_element; ++part) {
     const int64_t from = std::max(first_element, part->first_element);
     const int64_t to = std::min(end_element, part->first_element + part->num_elements);

@@ -31,11 +31,6 @@ namespace deepnet {
 // Keeps the blocks of a checkpoint that were used last and reads the next one in the background, so
 // that a tool that is busy with the bytes does not wait for files or checksums.
 //
-// Example:
-//   BlockCache blocks(fs, "run/step-00000010", manifest);
-//   blocks.Hold(4, /*ahead=*/true);
-//   ASSIGN_OR_RETURN(const std::string_view bytes, blocks.Get(file, block));
-//
 // Every byte handed out was compared with its block's checksum. One thread at a time; `fs` is also
 // read from a thread of this. Errors carry ExitCode::kCheckpoint; damage names file, block and
 // tensor.
@@ -133,7 +128,6 @@ class TensorReader {
 
  private:
   TensorReader(FileSystem& fs, std::string folder, Manifest manifest, int64_t manifest_bytes);
-  absl::Status CheckSizes();
 
   FileSystem& fs_;
   const std::string folder_;

@@ -21,7 +21,7 @@ struct ToolOptions {
   // checkpoint is. A tool that cannot keep it says so before it begins, with ExitCode::kDoesNotFit
   // and what it would need.
   int64_t memory_bytes = int64_t{256} << 20;
-  ToolProgress progress = {};
+  ToolProgress progress = [](int64_t, int64_t) {};
 };
 
 // Bytes of buffers and all else that does not depend on the checkpoint.

@@ -1,5 +1,3 @@
-#include "trainer/checkpoint/tools/diff.h"
-
 #include <cmath>
 #include <limits>
 #include <string>
@@ -11,6 +9,7 @@
 
 #include "parallel/base/exit_code.h"
 #include "tests/trainer/checkpoint/tools/tool_samples.h"
+#include "trainer/checkpoint/tools/inspect.h"
 
 namespace deepnet {
 namespace {

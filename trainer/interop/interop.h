@@ -1,4 +1,6 @@
-// `deepnet checkpoint import`: makes a run folder with one checkpoint of a Hugging Face folder.
+// `deepnet checkpoint export` and `import`: a checkpoint as a folder that other programs read, and
+// a run folder with one checkpoint made of a Hugging Face folder. docs/design/interop.md says what
+// is in them and how exact they are.
 #pragma once
 
 #include <functional>
@@ -10,8 +12,32 @@
 #include "parallel/base/file_system.h"
 #include "proto/run.pb.h"
 #include "trainer/checkpoint/tools/tool_options.h"
+#include "trainer/interop/safetensors.h"
 
 namespace deepnet {
+
+enum class ExportFormat {
+  kSafetensors,  // our weights under Hugging Face's names
+  kMarian,       // weights changed so that MarianMTModel computes the same
+};
+
+struct ExportOptions {
+  ExportFormat format = ExportFormat::kSafetensors;
+  SafetensorsLayout layout = {};
+  ToolOptions tool = {};
+};
+
+struct ExportReport {
+  std::vector<std::string> statements = {};  // for the user, a sentence or two each
+};
+
+// Writes `output`, which does not exist or is an empty folder, by way of `output` + ".tmp": it
+// exists completely or not at all. The tokenizer is that of the run folder that holds
+// `checkpoint_folder`. Errors carry ExitCode::kCheckpoint; kBadConfig for the output folder,
+// kDoesNotFit for memory.
+absl::StatusOr<ExportReport> ExportCheckpoint(FileSystem& fs, const std::string& checkpoint_folder,
+                                              const std::string& output,
+                                              const ExportOptions& options);
 
 struct ImportOptions {
   // Completes the RunSpec of an M2M-100 folder, which gives only model and tags.
