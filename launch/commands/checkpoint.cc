@@ -55,7 +55,7 @@ std::string WithoutSlash(std::string path) {
 
 // Reads the size that --`flag` gives.
 absl::StatusOr<int64_t> SizeFlag(const CommandLine& line, const std::string& flag) {
-  const absl::StatusOr<int64_t> size = ParseByteSize(line.flags.Text(flag));
+  absl::StatusOr<int64_t> size = ParseByteSize(line.flags.Text(flag));
   if (size.ok()) return size;
   return BadFlag(absl::StrCat("--", flag, ": ", size.status().message()));
 }

@@ -206,7 +206,7 @@ Outcome RunMonitored(const Body& body) {
     };
     HeartbeatMonitor monitor(heartbeat, kLongest, on_stuck);
     RETURN_IF_ERROR(monitor.Join(plain));
-    const absl::Status status = body(plain, world, heartbeat);
+    absl::Status status = body(plain, world, heartbeat);
     if (status.ok()) return monitor.Leave();
     plain.Abort(static_cast<int>(GetExitCode(status)));
     return status;
