@@ -208,7 +208,8 @@ std::string NameOwner(const RunOwner& owner) {
 
 absl::StatusOr<std::unique_ptr<RunLock>> RunLock::Acquire(FileSystem& fs,
                                                           const std::string& run_folder,
-                                                          RunOwner owner, RunLockOptions options) {
+                                                          RunOwner owner,
+                                                          const RunLockOptions& options) {
   const std::string path = JoinPath(run_folder, kLockFile);
   if (options.beat < absl::InfiniteDuration()) {
     owner.set_beat_seconds(absl::ToDoubleSeconds(options.beat));

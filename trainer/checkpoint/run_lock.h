@@ -65,7 +65,8 @@ class RunLock {
   // (ExitCode::kCheckpoint), naming the owner, if the folder is in use.
   static absl::StatusOr<std::unique_ptr<RunLock>> Acquire(FileSystem& fs,
                                                           const std::string& run_folder,
-                                                          RunOwner owner, RunLockOptions options);
+                                                          RunOwner owner,
+                                                          const RunLockOptions& options);
   ~RunLock();  // removes the lock, if it is still this one
 
   RunLock(const RunLock&) = delete;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <ranges>
 #include <tuple>
 #include <utility>
 
@@ -159,9 +158,11 @@ absl::StatusOr<std::string> ChooseCheckpoint(FileSystem& fs, const std::string& 
     return ResolveCheckpoint(fs, folder);
   }
   ASSIGN_OR_RETURN(const RunListing listing, ListRun(fs, folder, ListDepth::kSizes, options));
-  for (const ListedCheckpoint& listed : std::views::reverse(listing.checkpoints)) {
-    if (listed.manifest.format_version() != 0) return listed.folder;
-  }
+  const std::vector<ListedCheckpoint>& all = listing.checkpoints;
+  const auto newest = std::find_if(all.rbegin(), all.rend(), [](const ListedCheckpoint& listed) {
+    return listed.manifest.format_version() != 0;
+  });
+  if (newest != all.rend()) return newest->folder;
   return CheckpointError(absl::NotFoundError("the folder holds no checkpoint that can be read"),
                          absl::StrCat("'", folder, "'"));
 }
