@@ -47,7 +47,7 @@ std::string UnknownFlag(const std::vector<Flag>& table, const std::string& name)
   return absl::StrCat("--", name, ": unknown flag", SuggestName("--" + name, names));
 }
 
-// What a flag that is not given holds. Numbers and switches without a default are 0 and false.
+// Returns the value of a flag that is not given: its default, or 0 or false without one.
 std::vector<std::string> InitialWords(const Flag& flag) {
   if (flag.kind == FlagKind::kList) return {};
   const bool is_number = flag.kind == FlagKind::kInteger || flag.kind == FlagKind::kNumber;

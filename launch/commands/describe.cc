@@ -95,8 +95,8 @@ struct LayerGroup {
   const Layer* last;
   int count = 0;
   int64_t elements = 0;  // of one layer
-  // What a layer keeps, with an embedding's stream and the first branch's input, which the layer
-  // behind it holds.
+  // These bytes are kept by a layer, with an embedding's stream and the first branch's input, which
+  // the layer behind it holds.
   ActivationBytes kept = {};
 };
 

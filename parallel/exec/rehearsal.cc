@@ -94,7 +94,7 @@ int NumMicrobatches(const Schedule& schedule) {
   return count;
 }
 
-// What is known of a rehearsal before it has begun.
+// Returns the part of a rehearsal's result that is known before it begins.
 absl::StatusOr<Rehearsal> Expect(const RehearsalJob& job, const RehearsalOptions& options) {
   Rehearsal result;
   ASSIGN_OR_RETURN(result.planned,

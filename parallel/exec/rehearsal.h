@@ -72,7 +72,7 @@ struct RehearsalJob {
 
 struct RehearsalOptions {
   double time_scale = 0.0;  // seconds waited per second of cost; 0: MakeTimeScale
-  // Of a tensor, or of a message of an exchange; the rest of a larger one is not sent.
+  // At most so many bytes of a tensor, or of a message of an exchange, are sent.
   int64_t payload_limit_bytes = std::numeric_limits<int64_t>::max();
   int steps = 3;  // > 0; the fastest one counts
   // Called on every rank before step `step`, to get its data. May be empty.
