@@ -73,10 +73,11 @@ function(deepnet_pch name torch)
   target_compile_options(${name} PRIVATE ${options} -fPIC)  # as the header was, programs too
 endfunction()
 
-# deepnet_test(NAME SRCS a_test.cc ... DEPS x ... [TORCH] [LABELS long|root|bench] [TIMEOUT s])
-#   One GoogleTest program and one ctest entry.
+# deepnet_test(NAME SRCS a_test.cc ... DEPS x ... [TORCH] [LABELS long|root|bench] [TIMEOUT s] [COST s])
+#   One GoogleTest program and one ctest entry. COST: about how long it runs, where that is long: ctest
+#   starts those first.
 function(deepnet_test name)
-  cmake_parse_arguments(arg "TORCH" "TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(arg "TORCH" "TIMEOUT;COST" "SRCS;DEPS;LABELS" ${ARGN})
   if(arg_TORCH AND DEEPNET_PURE_ONLY)
     return()
   endif()
@@ -95,6 +96,9 @@ function(deepnet_test name)
     math(EXPR arg_TIMEOUT "5 * ${arg_TIMEOUT}")
   endif()
   set_tests_properties(${name} PROPERTIES TIMEOUT ${arg_TIMEOUT})
+  if(arg_COST)
+    set_tests_properties(${name} PROPERTIES COST ${arg_COST})
+  endif()
   if(arg_LABELS)
     set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}")
   endif()

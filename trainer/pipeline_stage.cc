@@ -13,10 +13,15 @@ namespace {
 
 using Way = BoundaryBuffers::Way;
 
-// Returns whether `tensors` has the stream of a stack (`hidden`), or the encoder output.
-bool Names(const std::vector<BoundaryTensor>& tensors, bool hidden) {
+// Returns whether one of `tensors` is the stream of a stack; all others are the encoder output.
+bool HasStream(const std::vector<BoundaryTensor>& tensors) {
   return std::any_of(tensors.begin(), tensors.end(),
-                     [&](const BoundaryTensor& t) { return (t.name == kHidden) == hidden; });
+                     [](const BoundaryTensor& t) { return t.name == kHidden; });
+}
+
+bool HasEncoderOutput(const std::vector<BoundaryTensor>& tensors) {
+  return std::any_of(tensors.begin(), tensors.end(),
+                     [](const BoundaryTensor& t) { return t.name != kHidden; });
 }
 
 bool IsReceived(Boundary boundary) {
@@ -64,15 +69,15 @@ BoundaryBuffers::BoundaryBuffers(Transformer& model, std::vector<StageMessages> 
 }
 
 const std::vector<BoundaryTensor>& BoundaryBuffers::TensorsAt(const Place& place) const {
-  const StageMessages& crossing = messages_[place.boundary];
-  return place.way == Way::kForward ? crossing.forward : crossing.backward;
+  const StageMessages& messages = messages_[place.boundary];
+  return place.way == Way::kForward ? messages.forward : messages.backward;
 }
 
 BoundarySet BoundaryBuffers::Restrict(const Place& place, BoundarySet tensors) const {
-  const std::vector<BoundaryTensor>& crossing = TensorsAt(place);
-  tensors.source &= Names(crossing, /*hidden=*/true);
-  tensors.target &= Names(crossing, /*hidden=*/true);
-  tensors.encoder_output &= Names(crossing, /*hidden=*/false);
+  const std::vector<BoundaryTensor>& sent = TensorsAt(place);
+  tensors.source &= HasStream(sent);
+  tensors.target &= HasStream(sent);
+  tensors.encoder_output &= HasEncoderOutput(sent);
   return tensors;
 }
 

@@ -72,10 +72,10 @@ struct Limits {
 
   absl::Duration rows;                  // for rows that a peer computes
   absl::Duration replicas = 4 * rows;   // of a driver, for the other drivers
-  absl::Duration order = 5 * rows;      // for the driver
+  absl::Duration command = 5 * rows;    // for one of the driver
   absl::Duration everybody = 6 * rows;  // for all ranks to begin or to end
 
-  LinkLimits OfLink() const { return {.rows = rows, .order = order}; }
+  LinkLimits OfLink() const { return {.rows = rows, .command = command}; }
 };
 
 // The validation's own communicators. They do not disturb those of a step, and all have limits.
@@ -102,7 +102,7 @@ absl::Status MakeGroups(RankContext& context, bool drives, const Limits& limits,
   ASSIGN_OR_RETURN(made.pipeline, context.pipeline->Split(0, context.pp_rank));
   ASSIGN_OR_RETURN(auto requests, context.pipeline->Split(0, context.pp_rank));
   made.requests =
-      std::make_unique<MonitoredCommunicator>(std::move(requests), made.heartbeat, limits.order);
+      std::make_unique<MonitoredCommunicator>(std::move(requests), made.heartbeat, limits.command);
   ASSIGN_OR_RETURN(auto drivers,
                    context.world->Split(drives ? 0 : Communicator::kNoGroup, context.dp_rank));
   if (drives) {

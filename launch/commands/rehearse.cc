@@ -178,9 +178,7 @@ absl::Status CheckRehearseFlags(const ParsedFlags& flags) {
   if (flags.Switch("compare") && flags.Given("schedule")) {
     mistakes.push_back("--compare: shows every schedule: not with --schedule");
   }
-  if (mistakes.empty()) return absl::OkStatus();
-  return WithExitCode(absl::InvalidArgumentError(absl::StrJoin(mistakes, "\n")),
-                      ExitCode::kBadConfig);
+  return BadConfig(mistakes);
 }
 
 struct Prepared {

@@ -22,8 +22,8 @@
 #include "launch/validate.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/logging.h"
+#include "tests/parity/train_in_threads.h"
 #include "tests/parity/training_runs.h"
-#include "tests/support/run_ranks.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/data/corpus.h"
 #include "trainer/data/corpus_batch_source.h"
@@ -81,17 +81,11 @@ class Architectures : public ::testing::TestWithParam<Architecture> {
   }
 
   static Outcome Train(const RunSpec& run, std::string* log_text = nullptr) {
-    const int stages = run.parallel().pipeline_parallel_size();
-    std::vector<std::ostringstream> logs(static_cast<size_t>(stages));
-    const auto statuses = RunRanks(stages, [&](Communicator& world) {
-      Logger log({.stream = &logs[static_cast<size_t>(world.rank())]});
-      return deepnet::Train(run, {.root = root_.string(), .world = &world}, log);
-    });
-    EXPECT_TRUE(FirstError(statuses).ok()) << FirstError(statuses) << logs[0].str();
-    if (log_text != nullptr) *log_text = logs[0].str();
+    const std::string log = testing::MustTrainInThreads(run, {.root = root_.string()});
+    if (log_text != nullptr) *log_text = log;
     const auto steps = testing::ReadSteps(root_ / run.folder() / "metrics.jsonl");
     EXPECT_FALSE(steps.empty());
-    return {steps.empty() ? 0 : std::get<2>(steps.back()), testing::WeightsLine(logs[0].str())};
+    return {steps.empty() ? 0 : std::get<2>(steps.back()), testing::WeightsLine(log)};
   }
 
   // Nats a label of a model that knows how often each occurs in the steps of the run.

@@ -3,23 +3,19 @@
 #include <unistd.h>
 
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <google/protobuf/text_format.h>
-#include <google/protobuf/util/json_util.h>
 #include <gtest/gtest.h>
 
 #include "launch/defaults.h"
 #include "parallel/base/exit_code.h"
-#include "parallel/base/logging.h"
-#include "proto/report.pb.h"
+#include "tests/parity/train_in_threads.h"
 #include "tests/parity/training_runs.h"
-#include "tests/support/run_ranks.h"
 #include "trainer/interop/interop.h"
 #include "trainer/model/roles.h"
 #include "trainer/model_loader.h"
@@ -31,6 +27,11 @@ namespace {
 using ::testing::HasSubstr;
 using testing::kAllLanguages;
 using testing::MakeCorpus;
+using testing::MustTrainInThreads;
+using testing::ReadSteps;
+using testing::StepFigures;
+using testing::TrainInThreads;
+using testing::TrainOutcome;
 using testing::WeightsLine;
 
 constexpr double kNoRate = 1e-30;  // an update that no float32 weight can show
@@ -81,37 +82,20 @@ class InitFromTest : public ::testing::Test {
     return run;
   }
 
-  struct Outcome {
-    absl::Status status;
-    std::string log;  // of rank 0
-  };
-
-  static Outcome Try(const std::string& folder, const How& how) {
-    std::vector<std::ostringstream> logs(static_cast<size_t>(how.stages));
-    const auto statuses = RunRanks(how.stages, [&](Communicator& world) {
-      Logger log({.stream = &logs[static_cast<size_t>(world.rank())]});
-      return deepnet::Train(Run(folder, how),
-                            {.root = root_.string(), .init_from = how.init_from, .world = &world},
-                            log);
-    });
-    return {FirstError(statuses), logs[0].str()};
+  static TrainOutcome Try(const std::string& folder, const How& how) {
+    return TrainInThreads(Run(folder, how), {.root = root_.string(), .init_from = how.init_from});
   }
   static std::string Train(const std::string& folder, const How& how) {
-    const Outcome outcome = Try(folder, how);
-    EXPECT_TRUE(outcome.status.ok()) << outcome.status << outcome.log;
-    return outcome.log;
+    return MustTrainInThreads(Run(folder, how),
+                              {.root = root_.string(), .init_from = how.init_from});
   }
 
   static std::string Path(const std::string& folder) { return (root_ / folder).string(); }
 
   static std::vector<double> Losses(const std::string& folder) {
-    std::ifstream file(root_ / folder / "metrics.jsonl");
     std::vector<double> losses;
-    for (std::string line; std::getline(file, line);) {
-      StepRecord record;
-      if (line.find(R"("kind":"train")") == std::string::npos) continue;
-      EXPECT_TRUE(google::protobuf::util::JsonStringToMessage(line, &record).ok()) << line;
-      losses.push_back(record.loss());
+    for (const StepFigures& step : ReadSteps(root_ / folder / "metrics.jsonl")) {
+      losses.push_back(std::get<1>(step));
     }
     return losses;
   }
@@ -195,10 +179,11 @@ TEST_F(InitFromTest, ARunThatGoesOnDoesNotStartAgain) {
 }
 
 TEST_F(InitFromTest, AnotherModelOrNoneIsRefusedByName) {
-  const Outcome wider = Try("wider", {.corpus = "three", .width = 64, .init_from = Path("first")});
+  const TrainOutcome wider =
+      Try("wider", {.corpus = "three", .width = 64, .init_from = Path("first")});
   EXPECT_EQ(GetExitCode(wider.status), ExitCode::kCheckpoint) << wider.status;
   EXPECT_THAT(std::string(wider.status.message()), HasSubstr("weight"));
-  const Outcome missing = Try("missing", {.corpus = "three", .init_from = Path("nowhere")});
+  const TrainOutcome missing = Try("missing", {.corpus = "three", .init_from = Path("nowhere")});
   EXPECT_EQ(GetExitCode(missing.status), ExitCode::kCheckpoint) << missing.status;
   EXPECT_THAT(std::string(missing.status.message()), HasSubstr("nowhere"));
 }

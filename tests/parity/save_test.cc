@@ -2,7 +2,7 @@
 // any moment, and two writers of one folder. "Same" is the hash of the weights that `train` prints
 // at its end.
 //
-// Environment: DEEPNET_FAULT_STRIDE, every how manieth call of a run fails in turn (default 5).
+// Environment: DEEPNET_FAULT_STRIDE, every how manieth call of a run fails in turn (default 7).
 #include <unistd.h>
 
 #include <atomic>
@@ -45,7 +45,7 @@ constexpr int kSteps = 6;
 // Every n-th call is tried: all of them take minutes (long_save_test).
 int FaultStride() {
   const char* const text = std::getenv("DEEPNET_FAULT_STRIDE");
-  return text != nullptr ? std::atoi(text) : 5;
+  return text != nullptr ? std::atoi(text) : 7;
 }
 
 struct Outcome {

@@ -6,7 +6,6 @@
 #include <deque>
 #include <filesystem>
 #include <map>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -15,10 +14,9 @@
 #include <gtest/gtest.h>
 
 #include "launch/defaults.h"
-#include "parallel/base/logging.h"
+#include "tests/parity/train_in_threads.h"
 #include "tests/parity/training_runs.h"
 #include "tests/support/fault_file_system.h"
-#include "tests/support/run_ranks.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/trainer.h"
 
@@ -69,16 +67,10 @@ class SpreadTrainTest : public ::testing::Test {
   // Returns what rank 0 printed. `disks`: each rank's, or null.
   static std::string Train(const std::string& folder, int64_t steps, const Degrees& degrees,
                            std::deque<FaultFileSystem>* disks = nullptr) {
-    const int ranks = degrees.stages * degrees.replicas;
-    std::vector<std::ostringstream> logs(static_cast<size_t>(ranks));
-    const auto statuses = RunRanks(ranks, [&](Communicator& world) {
-      Logger log({.stream = &logs[static_cast<size_t>(world.rank())]});
-      FileSystem* const files = disks != nullptr ? &(*disks)[world.rank()] : nullptr;
-      return deepnet::Train(Run(folder, steps, degrees),
-                            {.root = root_.string(), .files = files, .world = &world}, log);
-    });
-    EXPECT_TRUE(FirstError(statuses).ok()) << FirstError(statuses) << logs[0].str();
-    return logs[0].str();
+    return testing::MustTrainInThreads(Run(folder, steps, degrees), {.root = root_.string()},
+                                       [&](int rank, TrainOptions& options) {
+                                         if (disks != nullptr) options.files = &(*disks)[rank];
+                                       });
   }
 
   static std::vector<testing::StepFigures> Lines(const std::string& folder) {

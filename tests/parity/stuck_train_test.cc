@@ -3,7 +3,7 @@
 // `deepnet train` does.
 //
 // Environment: DEEPNET_FAULT_STRIDE, at every how manieth call a rank stands still in turn (default
-// 15).
+// 21).
 #include <unistd.h>
 
 #include <atomic>
@@ -45,7 +45,7 @@ constexpr int kRunsAtOnce = 6;  // they wait most of the time
 // All calls take minutes (long_stuck_train_test).
 int64_t FaultStride() {
   const char* const text = std::getenv("DEEPNET_FAULT_STRIDE");
-  return text != nullptr ? std::atoll(text) : 15;
+  return text != nullptr ? std::atoll(text) : 21;
 }
 
 struct Layout {

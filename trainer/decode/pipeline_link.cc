@@ -101,7 +101,7 @@ void PipelineLink::SendCommand(std::span<const int32_t> command, std::span<const
 
 std::vector<int32_t> PipelineLink::ReceiveCommand() {
   int64_t count = 0;
-  Receive(&count, sizeof(count), route_.driver, kCommandSize, limits_.order,
+  Receive(&count, sizeof(count), route_.driver, kCommandSize, limits_.command,
           "command of the driver");
   std::vector<int32_t> command(status_.ok() ? static_cast<size_t>(count) : 0);
   Receive(command.data(), count * static_cast<int64_t>(sizeof(int32_t)), route_.driver, kCommand,

@@ -49,8 +49,8 @@ PipelineRoute MakePipelineRoute(const Inventory& inventory, std::span<const int>
 
 // The longest waits for a peer.
 struct LinkLimits {
-  absl::Duration rows = absl::Seconds(1200);   // of a rank that computes
-  absl::Duration order = absl::Seconds(4800);  // of the driver, which may wait for other replicas
+  absl::Duration rows = absl::Seconds(1200);     // of a rank that computes
+  absl::Duration command = absl::Seconds(4800);  // of the driver, which may wait for other replicas
 };
 
 class PipelineLink {

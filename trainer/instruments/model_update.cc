@@ -46,7 +46,7 @@ absl::StatusOr<std::unique_ptr<OutputProbe>> OutputProbe::Make(const Inventory& 
   ASSIGN_OR_RETURN(probe->messages_, part.pipeline->Split(0, part.pp_rank));
   probe->link_ = std::make_unique<PipelineLink>(
       MakePipelineRoute(whole, ChunkEnds(plan), part.placement, part.pp_rank), *probe->messages_,
-      LinkLimits{.rows = limit, .order = limit});
+      LinkLimits{.rows = limit, .command = limit});
   return probe;
 }
 

@@ -269,7 +269,7 @@ TEST(PipelineLink, ASilentPeerIsNamedAndEndsEveryRankOfTheJob) {
     Transformer model(spec, Capacity(), *ops, false, ChunksOf(layout, 0));
     PipelineLink link(
         MakePipelineRoute(Describe(spec, Capacity()), layout.ends, layout.placement, 0), comm,
-        {.rows = absl::Milliseconds(10), .order = absl::Milliseconds(20)});
+        {.rows = absl::Milliseconds(10), .command = absl::Milliseconds(20)});
     return ServePipeline(model, link);
   });
   EXPECT_EQ(GetExitCode(statuses[0]), ExitCode::kHang);

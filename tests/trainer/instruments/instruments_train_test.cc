@@ -5,7 +5,6 @@
 
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -15,10 +14,9 @@
 #include <gtest/gtest.h>
 
 #include "launch/defaults.h"
-#include "parallel/base/logging.h"
 #include "proto/report.pb.h"
+#include "tests/parity/train_in_threads.h"
 #include "tests/parity/training_runs.h"
-#include "tests/support/run_ranks.h"
 #include "trainer/instruments/instruments.h"
 #include "trainer/trainer.h"
 
@@ -74,14 +72,7 @@ class InstrumentsTrainTest : public ::testing::Test {
 
   // Returns what rank 0 printed.
   static std::string Train(const RunSpec& run) {
-    const int ranks = run.parallel().pipeline_parallel_size() * run.parallel().data_parallel_size();
-    std::vector<std::ostringstream> logs(static_cast<size_t>(ranks));
-    const auto statuses = RunRanks(ranks, [&](Communicator& world) {
-      Logger log({.stream = &logs[static_cast<size_t>(world.rank())]});
-      return deepnet::Train(run, {.root = root_.string(), .world = &world}, log);
-    });
-    EXPECT_TRUE(FirstError(statuses).ok()) << FirstError(statuses) << logs[0].str();
-    return logs[0].str();
+    return testing::MustTrainInThreads(run, {.root = root_.string()});
   }
 
   // Returns the records of a run's metrics.jsonl, without the seconds that they took.
