@@ -58,7 +58,8 @@ at::Tensor ResidualBuffers::Claim() {
 }
 
 BoundaryBuffers::BoundaryBuffers(Transformer& model, std::vector<StageMessages> messages)
-    : messages_(std::move(messages)),
+    : ops_(model.ops()),
+      messages_(std::move(messages)),
       source_(model.capacity().max_source_tokens(), model.spec().d_model(),
               model.ops().ResidualOptions()),
       target_(model.capacity().max_target_tokens(), model.spec().d_model(),
@@ -107,7 +108,7 @@ std::vector<Buffer> BoundaryBuffers::Buffers(const Place& place, const BoundaryS
   std::vector<Buffer> buffers;
   for (const BoundaryTensor& tensor : TensorsAt(place)) {
     const at::Tensor& hidden_RD = flow.source_RD.defined() ? flow.source_RD : flow.target_RD;
-    buffers.push_back(BufferOf(tensor.name == kHidden ? hidden_RD : flow.encoder_output_RD));
+    buffers.push_back(BufferOf(ops_, tensor.name == kHidden ? hidden_RD : flow.encoder_output_RD));
   }
   return buffers;
 }
@@ -187,7 +188,10 @@ void PipelineStage::MapBuckets() {
 void PipelineStage::BeginStep(const StepBatch& batch, int64_t step) {
   DEEPNET_CHECK_EQ(batch.microbatches.size() % options_.virtual_replicas, 0u);
   batch_ = &batch;
-  step_ = step;
+  passes_.clear();
+  for (const Microbatch& microbatch : batch.microbatches) {
+    passes_.push_back(MakePass(model_.ops(), microbatch, options_.seed, step, /*training=*/true));
+  }
   losses_.assign(batch.microbatches.size(), {});
   boundaries_.Clear();
   for (ModelChunk& chunk : chunks_) {
@@ -211,10 +215,10 @@ absl::Status PipelineStage::Forward(int chunk, int microbatch) {
   InFlight& slot = Claim(own, microbatch);
   if (own.keeps_encoder_output) slot.encoder_output_RD = values.encoder_output_RD;
   if (layers.has_output()) slot.dhidden_RD = boundaries_.target().Claim();
-  MicrobatchPass pass = Pass(microbatch);
+  MicrobatchPass pass = passes_[microbatch];
   if (microbatch == 0) pass.probe = probe_;
-  losses_[microbatch] =
-      layers.Forward(pass, values, model_.work(), slot.kept, loss, slot.dhidden_RD);
+  layers.Forward(pass, values, model_.work(), slot.kept, loss, slot.dhidden_RD,
+                 {.sums = &losses_[microbatch]});
   if (own.sent != BoundarySet{}) {
     boundaries_.Put({Way::kForward, chunk + 1, microbatch}, Only(own.sent, values));
   }
@@ -255,7 +259,7 @@ absl::Status PipelineStage::RunBackward(ModelChunk& chunk, int microbatch,
   if (layers.ends_decoder() && layers.reads_encoder_output()) {
     gradients.encoder_output_RD = boundaries_.source().Claim();
   }
-  MicrobatchPass pass = Pass(microbatch);
+  MicrobatchPass pass = passes_[microbatch];
   pass.deferred = deferred;
   pass.layer_done = layer_done;
   layers.Backward(pass, gradients, slot.encoder_output_RD, model_.work(), slot.kept);
@@ -377,10 +381,6 @@ void PipelineStage::Free(const ModelChunk& chunk, InFlight& slot) {
   chunk.layers->GiveLayers(pools_, slot.kept);
   slot.encoder_output_RD = slot.dhidden_RD = at::Tensor();
   slot.microbatch = -1;
-}
-
-MicrobatchPass PipelineStage::Pass(int microbatch) const {
-  return MakePass(batch_->microbatches[microbatch], options_.seed, step_, /*training=*/true);
 }
 
 }  // namespace deepnet

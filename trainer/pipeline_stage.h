@@ -83,6 +83,7 @@ class BoundaryBuffers {
  private:
   const std::vector<BoundaryTensor>& TensorsAt(const Place& place) const;
 
+  const Ops& ops_;
   std::vector<StageMessages> messages_;  // with an empty one for the end of the chain
   ResidualBuffers source_, target_, encoder_output_;
   std::map<Place, BoundaryActivations> flows_;
@@ -132,8 +133,8 @@ class PipelineStage : public Stage {
   // After the schedule: GradientSums::Finish.
   absl::Status FinishStep() { return sums_.Finish(); }
 
-  // The loss of each of the rank's microbatches, summed over its target tokens; zeros before its
-  // Forward of the output layer, and on ranks without one.
+  // The loss of each of the rank's microbatches, summed over its target tokens: after its Forward
+  // of the output layer and an Ops::ReadBack. Zeros before it, and on ranks without that layer.
   const std::vector<LossSums>& losses() const { return losses_; }
 
  private:
@@ -164,7 +165,6 @@ class PipelineStage : public Stage {
   InFlight& Find(ModelChunk& chunk, int microbatch);
   void Free(const ModelChunk& chunk, InFlight& slot);
 
-  MicrobatchPass Pass(int microbatch) const;
   int ReplicaOf(int microbatch) const;
   bool EndsReplica(int microbatch) const;
   BoundaryActivations ValuesFor(const ModelChunk& chunk, int microbatch);
@@ -188,8 +188,8 @@ class PipelineStage : public Stage {
   absl::Status handed_over_;            // the first error of that in this step
   SublayerProbe* probe_ = nullptr;
   const StepBatch* batch_ = nullptr;
-  int64_t step_ = 0;
-  std::vector<LossSums> losses_;  // [microbatch]
+  std::vector<MicrobatchPass> passes_;  // [microbatch] of the step
+  std::vector<LossSums> losses_;        // [microbatch]
 };
 
 }  // namespace deepnet

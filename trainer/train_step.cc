@@ -45,14 +45,17 @@ absl::StatusOr<StepResult> RunTrainStep(const StepBatch& batch, int64_t step, in
   if (options.heartbeat != nullptr) options.heartbeat->Act("sums over ranks");
   RETURN_IF_ERROR(context.stage->FinishStep());
 
+  // The norm waits for the device, so the losses are there too.
+  ASSIGN_OR_RETURN(const double norm,
+                   context.optimizer->Norm(*context.ops, context.model->parameters()));
   ASSIGN_OR_RETURN(const LossSums sums, SumLoss(batch, context));
   const double tokens = static_cast<double>(batch.num_target_tokens);
   result.loss = sums.loss / tokens;
   result.nll = sums.nll / tokens;
   before_update();
-  ASSIGN_OR_RETURN(
-      result.update,
-      context.optimizer->Apply(*context.ops, context.model->parameters(), update, result.loss));
+  ASSIGN_OR_RETURN(result.update,
+                   context.optimizer->Apply(*context.ops, context.model->parameters(), update, norm,
+                                            result.loss));
   if (!result.update.skipped) context.model->Refresh();
   return result;
 }

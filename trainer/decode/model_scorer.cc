@@ -51,7 +51,7 @@ int DecoderLayers(const Transformer& model) {
 
 void RunForward(Transformer& model, PipelineLink* link, const MicrobatchPass& pass,
                 Activations& kept, float* token_nll) {
-  const int64_t sources = pass.source.count, targets = pass.target.count;
+  const int64_t sources = pass.rows.source.count, targets = pass.rows.target.count;
   const BoundaryActivations& values = kept.values;
   bool has_encoder_output = link == nullptr;
   for (int i = 0; i < static_cast<int>(model.chunks().size()); ++i) {
@@ -63,7 +63,7 @@ void RunForward(Transformer& model, PipelineLink* link, const MicrobatchPass& pa
     }
     if (link && chunk.inputs().source) link->ReceiveBefore(i, sources, values.source_RD);
     if (link && chunk.inputs().target) link->ReceiveBefore(i, targets, values.target_RD);
-    chunk.Forward(pass, values, model.work(), kept.kept, {}, {}, token_nll);
+    chunk.Forward(pass, values, model.work(), kept.kept, {}, {}, {.token_nll = token_nll});
     if (link && chunk.outputs().source) link->SendBehind(i, sources, values.source_RD);
     if (link && chunk.ends_encoder()) link->SendEncoderOutput(sources, values.encoder_output_RD);
     if (link && chunk.outputs().target) link->SendBehind(i, targets, values.target_RD);
@@ -139,8 +139,10 @@ std::unique_ptr<DecoderState> ModelScorer::Start(std::span<const std::vector<int
   for (size_t begin = 0; begin < sources.size();) {
     const size_t end = EndOfSlice(sources, begin, model_.capacity().max_source_tokens());
     const PackedSources packed = PackSources(sources.subspan(begin, end - begin));
-    const PackedRows rows = RowsOf(packed.side, packed.pairs, static_cast<int>(end - begin));
-    EncodeSlice(rows);
+    const MicrobatchRows sent = model_.ops().Upload(
+        {.source = RowsOf(packed.side, packed.pairs, static_cast<int>(end - begin))});
+    const PackedRows& rows = sent.source;
+    EncodeSlice(sent);
     std::vector<at::Tensor> slices;
     for (const at::Tensor& kv : kv_R2D) slices.push_back(kv.narrow(0, first, rows.count));
     std::span<const at::Tensor> left = slices;
@@ -158,14 +160,15 @@ std::unique_ptr<DecoderState> ModelScorer::Start(std::span<const std::vector<int
 }
 
 // On return values.encoder_output_RD holds the encoder's output where decoder layers read it.
-void ModelScorer::EncodeSlice(const PackedRows& rows) {
+void ModelScorer::EncodeSlice(const MicrobatchRows& sent) {
+  const PackedRows& rows = sent.source;
   const BoundaryActivations& values = kept_->values;
   bool has_encoder_output = link_ == nullptr;
   for (int i = 0; i < static_cast<int>(model_.chunks().size()); ++i) {
     const Chunk& chunk = model_.chunks()[i];
     if (!chunk.has_source()) continue;
     if (link_ && chunk.inputs().source) link_->ReceiveBefore(i, rows.count, values.source_RD);
-    chunk.Encode({.source = rows, .step = model_.step()}, values, model_.work(), kept_->kept);
+    chunk.Encode({.rows = sent, .step = model_.step()}, values, model_.work(), kept_->kept);
     if (link_ && chunk.outputs().source) link_->SendBehind(i, rows.count, values.source_RD);
     if (link_ && chunk.ends_encoder())
       link_->SendEncoderOutput(rows.count, values.encoder_output_RD);
@@ -209,18 +212,24 @@ void ModelScorer::Step(DecoderState& decoder_state, std::span<const int32_t> tok
   const std::vector<int32_t> lengths(rows, static_cast<int32_t>(state.position + 1));
   const std::vector<uint32_t> positions(rows, static_cast<uint32_t>(state.position));
 
+  Ops& ops = model_.ops();
+  const auto self_entries = ops.Upload(state.self.entries), self_lengths = ops.Upload(lengths);
+  const auto cross_entries = ops.Upload(state.cross.entries);
+  const auto cross_lengths = ops.Upload(state.source_lengths);
   const int64_t capacity = model_.capacity().max_target_tokens();
   for (int64_t begin = 0; begin < rows; begin += capacity) {
     const int64_t count = std::min(capacity, rows - begin);
-    const PackedRows slice{.count = count,
-                           .num_sentences = static_cast<int>(count),
-                           .tokens = tokens.data() + begin,
-                           .positions = positions.data() + begin,
-                           .pairs = positions.data() + begin};
-    const CacheIndex self{state.self.entries.data() + begin * state.self.stride, state.self.stride,
-                          lengths.data() + begin};
-    const CacheIndex cross{state.cross.entries.data() + begin * state.cross.stride,
-                           state.cross.stride, state.source_lengths.data() + begin};
+    const MicrobatchRows sent =
+        model_.ops().Upload({.target = {.count = count,
+                                        .num_sentences = static_cast<int>(count),
+                                        .tokens = tokens.data() + begin,
+                                        .positions = positions.data() + begin,
+                                        .pairs = positions.data() + begin}});
+    const PackedRows& slice = sent.target;
+    const CacheIndex self{self_entries.get() + begin * state.self.stride, state.self.stride,
+                          self_lengths.get() + begin};
+    const CacheIndex cross{cross_entries.get() + begin * state.cross.stride, state.cross.stride,
+                           cross_lengths.get() + begin};
     if (log_probs == nullptr) {
       StepSlice(state, slice, self, cross, state.self_rows + begin, at::Tensor());
       continue;
@@ -295,8 +304,10 @@ std::vector<double> ModelPairScorer::LogProbabilities(std::span<const IdPair> pa
 }
 
 void ModelPairScorer::Forward(const Microbatch& microbatch, float* token_nll) {
-  RunForward(model_, link_, MakePass(microbatch, /*seed=*/0, model_.step(), /*training=*/false),
+  RunForward(model_, link_,
+             MakePass(model_.ops(), microbatch, /*seed=*/0, model_.step(), /*training=*/false),
              *kept_, token_nll);
+  model_.ops().ReadBack();
   if (computed_) computed_();
 }
 

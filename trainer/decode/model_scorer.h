@@ -44,7 +44,7 @@ class ModelScorer : public Scorer {
  private:
   struct State;
 
-  void EncodeSlice(const PackedRows& rows);
+  void EncodeSlice(const MicrobatchRows& sent);
   void StepSlice(State& state, const PackedRows& rows, const CacheIndex& self,
                  const CacheIndex& cross, int64_t first_row, const at::Tensor& logits_RV);
 

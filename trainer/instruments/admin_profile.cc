@@ -45,7 +45,7 @@ std::vector<double> ProfileAdmin(Transformer& model, const Microbatch& microbatc
   DEEPNET_CHECK_EQ(model.spec().residual(), ADMIN);
   DEEPNET_CHECK_EQ(model.chunks().size(), 1u);
   Profile profile(model.parameters());
-  MicrobatchPass pass = MakePass(microbatch, seed, /*step=*/0, /*training=*/true);
+  MicrobatchPass pass = MakePass(model.ops(), microbatch, seed, /*step=*/0, /*training=*/true);
   pass.probe = &profile;
   const auto kept = model.MakeActivations(/*shared=*/false);
   model.chunks()[0].Forward(pass, kept->values, model.work(), kept->kept, {.gradient_scale = 0.0},

@@ -17,7 +17,8 @@ constexpr int kFigures = 4;  // of Seen
 
 // Mean square of the rows' lengths.
 double MeanSquare(const PassContext& pass, const at::Tensor& x_RD) {
-  const at::Tensor rows = x_RD.narrow(0, 0, pass.rows->count).to(at::kDouble);
+  const at::Tensor rows =
+      x_RD.narrow(0, 0, pass.rows->count).to(at::Device(at::kCPU)).to(at::kDouble);
   return rows.square().sum().item<double>() / static_cast<double>(pass.rows->count);
 }
 
@@ -112,9 +113,10 @@ void LayerMeter::Remember(const at::Tensor& weights) {
 absl::StatusOr<std::vector<LayerInstruments>> LayerMeter::Measure(Ops& ops,
                                                                   const Parameters& parameters,
                                                                   const Groups& groups) {
+  ops.Scale(copy_.size(0), copy_, -1.0);
   for (const BlockRun& run : runs_) {
-    copy_.narrow(0, run.packed, run.count)
-        .sub_(parameters.weights().narrow(0, run.weight, run.count));
+    ops.Add(copy_.narrow(0, run.packed, run.count),
+            parameters.weights().narrow(0, run.weight, run.count));
   }
   const size_t blocks = layer_of_block_.size();
   std::vector<double> sums(3 * blocks, 0.0);

@@ -51,10 +51,11 @@ absl::StatusOr<std::unique_ptr<OutputProbe>> OutputProbe::Make(const Inventory& 
 }
 
 absl::StatusOr<OutputRows> OutputProbe::Rows(int64_t step) {
-  const MicrobatchPass pass = MakePass(microbatch_, /*seed=*/0, step, /*training=*/false);
+  const MicrobatchPass pass =
+      MakePass(part_.model->ops(), microbatch_, /*seed=*/0, step, /*training=*/false);
   RunForward(*part_.model, link_.get(), pass, *kept_, /*token_nll=*/nullptr);
   if (link_ != nullptr) RETURN_IF_ERROR(link_->Finish());
-  OutputRows rows{.tokens = pass.target.count, .width = part_.model->spec().d_model()};
+  OutputRows rows{.tokens = pass.rows.target.count, .width = part_.model->spec().d_model()};
   if (!has_output_) return rows;
   const at::Tensor hidden_TD = kept_->values.target_RD.narrow(0, 0, rows.tokens)
                                    .to(at::Device(at::kCPU), at::kFloat)

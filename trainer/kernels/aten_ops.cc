@@ -288,7 +288,7 @@ class AtenOps : public Ops {
     }
   }
 
-  LossSums CrossEntropy(const CrossEntropyArgs& a) override {
+  void CrossEntropy(const CrossEntropyArgs& a) override {
     constexpr int64_t kChunk = 512;
     LossSums sums;
     const Tensor& weight = OperandOf(*a.weight_VD);
@@ -319,7 +319,7 @@ class AtenOps : public Ops {
       Slice(a.dhidden_RD, begin, count).copy_(at::matmul(dlogits, weight));
       a.dweight_VD.add_(at::matmul(dlogits.to(residual_).t(), hidden.to(residual_)));
     }
-    return sums;
+    if (a.sums != nullptr) *a.sums = sums;
   }
   void LogSoftmax(int64_t rows, const Tensor& logits) override {
     First(logits, rows).copy_(at::log_softmax(First(logits, rows), -1));
@@ -336,8 +336,26 @@ class AtenOps : public Ops {
       AdamOfBlock(block);
     }
   }
-  // One synchronisation for all blocks; a block's bits depend on nothing but its elements.
-  void SumSquares(const Tensor& x, std::span<double> sums) override {
+  void SumSquares(std::span<const SquareSums> all) override {
+    for (const SquareSums& one : all) SumSquaresOf(one.x, one.sums);
+  }
+  void Scale(int64_t rows, const Tensor& x, double factor) override { First(x, rows).mul_(factor); }
+  void AddScaled(const AddScaledArgs& a) override {
+    First(a.y_RD, a.rows).add_(First(a.x_RD, a.rows), a.factor_1.item());
+  }
+  void AddScaledBackward(const AddScaledGradArgs& a) override {
+    const Tensor dy = First(a.dy_RD, a.rows);
+    First(a.dx_RD, a.rows).add_(dy, a.factor_1.item());
+    a.dfactor_1.add_((dy * First(a.x_RD, a.rows)).sum());
+  }
+  void Add(const Tensor& y, const Tensor& x) override { y.add_(x); }
+  void Copy(int64_t rows, const Tensor& x, const Tensor& y) override {
+    First(y, rows).copy_(First(x, rows));
+  }
+
+ private:
+  // A block's bits depend on nothing but its elements.
+  static void SumSquaresOf(const Tensor& x, std::span<double> sums) {
     const Tensor flat = x.reshape({-1});
     std::vector<Tensor> blocks;
     for (int64_t begin = 0; begin < flat.numel(); begin += native::kSumSquaresBlock) {
@@ -350,12 +368,6 @@ class AtenOps : public Ops {
     const Tensor all = at::stack(blocks).cpu();
     std::copy_n(all.data_ptr<double>(), sums.size(), sums.begin());
   }
-  void Add(const Tensor& y, const Tensor& x) override { y.add_(x); }
-  void Copy(int64_t rows, const Tensor& x, const Tensor& y) override {
-    First(y, rows).copy_(First(x, rows));
-  }
-
- private:
   // [D]: each of G factors over its D / G columns.
   static Tensor Spread(const Tensor& scale_G, int64_t width) {
     return scale_G.repeat_interleave(width / scale_G.size(0));

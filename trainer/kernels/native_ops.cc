@@ -20,6 +20,7 @@
 #include "trainer/kernels/native/linear.h"
 #include "trainer/kernels/native/residual_norm.h"
 #include "trainer/kernels/native/scratch.h"
+#include "trainer/kernels/native_args.h"
 
 namespace deepnet {
 namespace {
@@ -28,39 +29,6 @@ using at::Tensor;
 
 // Rows of logits that exist at a time.
 constexpr int64_t kLogitRows = 512;
-
-native::Element ElementOf(const Tensor& x) {
-  return x.scalar_type() == at::kBFloat16 ? native::Element::kBfloat16 : native::Element::kFloat32;
-}
-
-// The first `rows` rows of x [.., cols], which may be a column slice. An undefined tensor is null.
-native::ConstMatrix In(const Tensor& x, int64_t rows) {
-  if (!x.defined()) return {};
-  return {x.const_data_ptr(), ElementOf(x), rows, x.size(1), x.stride(0)};
-}
-
-native::Matrix Out(const Tensor& x, int64_t rows) {
-  if (!x.defined()) return {};
-  return {x.data_ptr(), ElementOf(x), rows, x.size(1), x.stride(0)};
-}
-
-float* Floats(const Tensor& x) { return x.defined() ? x.data_ptr<float>() : nullptr; }
-
-uint8_t* Bytes(const Tensor& x) { return x.defined() ? x.data_ptr<uint8_t>() : nullptr; }
-
-native::DropoutKey KeyOf(const DropoutSite& site) {
-  return {.seed = site.seed,
-          .step = site.step,
-          .stack = site.stack,
-          .layer = site.layer,
-          .site = site.site,
-          .rate = site.rate};
-}
-
-native::RowIds IdsOf(const PackedRows* rows) {
-  if (rows == nullptr) return {};
-  return {.pair = rows->pairs, .position = rows->positions};
-}
 
 class NativeWeight : public Weight {
  public:
@@ -150,44 +118,12 @@ class NativeOps : public Ops {
   }
 
   void ResidualNorm(const ResidualNormArgs& a) override {
-    const native::ResidualNormForwardArgs args = {
-        .rows = a.rows,
-        .width = (a.x_RD.defined() ? a.x_RD : a.branch_RD).size(1),
-        .alpha = static_cast<float>(a.alpha),
-        .epsilon = static_cast<float>(a.epsilon),
-        .centred = a.centred,
-        .x = Floats(a.x_RD),
-        .branch = In(a.branch_RD, a.rows),
-        .dropout = KeyOf(a.dropout),
-        .ids = IdsOf(a.ids),
-        .gain = Floats(a.gain_D),
-        .bias = Floats(a.bias_D),
-        .y = Floats(a.y_RD),
-        .y_operand = Out(a.y_operand_RD, a.rows),
-        .xhat = a.state != nullptr ? Floats(a.state->xhat_RD) : nullptr,
-        .rstd = a.state != nullptr ? Floats(a.state->rstd) : nullptr,
-        .mask = Bytes(a.mask)};
+    const native::ResidualNormForwardArgs args = ArgsOf(a);
     if (a.over_rows) return native::BatchNormForward(pool_, table_, args, scratch_);
     native::ResidualNormForward(pool_, table_, args);
   }
   void ResidualNormBackward(const ResidualNormGradArgs& a) override {
-    const Tensor dy_RD = AsFloats(a.rows, a.dy_RD);
-    const native::ResidualNormBackwardArgs args = {.rows = a.rows,
-                                                   .width = a.dy_RD.size(1),
-                                                   .alpha = static_cast<float>(a.alpha),
-                                                   .rate = a.dropout_rate,
-                                                   .centred = a.centred,
-                                                   .dy = Floats(dy_RD),
-                                                   .dpast = Floats(a.dpast_RD),
-                                                   .xhat = Floats(a.state->xhat_RD),
-                                                   .rstd = Floats(a.state->rstd),
-                                                   .gain = Floats(a.gain_D),
-                                                   .mask = Bytes(a.mask),
-                                                   .d_residual = Floats(a.dx_RD),
-                                                   .accumulate_residual = a.accumulate_dx,
-                                                   .d_branch = Out(a.dbranch_RD, a.rows),
-                                                   .d_gain = Floats(a.dgain_D),
-                                                   .d_bias = Floats(a.dbias_D)};
+    const native::ResidualNormBackwardArgs args = ArgsOf(a, AsFloats(a.rows, a.dy_RD));
     if (a.over_rows) return native::BatchNormBackward(pool_, table_, args, scratch_);
     native::ResidualNormBackward(pool_, table_, args, scratch_);
   }
@@ -215,68 +151,20 @@ class NativeOps : public Ops {
   }
 
   void ScaleShift(const ScaleShiftArgs& a) override {
-    native::ScaleShiftForward(pool_, table_,
-                              {.x = In(a.x_RD, a.rows),
-                               .scale = Floats(a.scale_G),
-                               .groups = a.scale_G.defined() ? a.scale_G.size(0) : 1,
-                               .shift = Floats(a.shift_1),
-                               .y = Out(a.y_RD, a.rows)},
-                              scratch_);
+    native::ScaleShiftForward(pool_, table_, ArgsOf(a), scratch_);
   }
   void ScaleShiftBackward(const ScaleShiftGradArgs& a) override {
-    native::ScaleShiftBackward(
-        pool_, table_,
-        {.dy = In(a.dy_RD, a.rows),
-         .x = a.scale_G.defined() ? In(a.x_RD, a.rows) : native::ConstMatrix(),
-         .scale = Floats(a.scale_G),
-         .groups = a.scale_G.defined() ? a.scale_G.size(0) : 1,
-         .shift = Floats(a.shift_1),
-         .dx = Out(a.dx_RD, a.rows),
-         .d_scale = Floats(a.dscale_G),
-         .d_shift = Floats(a.dshift_1)},
-        scratch_);
+    native::ScaleShiftBackward(pool_, table_, ArgsOf(a), scratch_);
   }
 
   void Attention(const AttentionArgs& a) override {
-    native::AttentionForward(pool_, table_,
-                             {.shape = ShapeOf(a),
-                              .q = In(a.q_RD, a.queries->count),
-                              .k = In(a.k_RD, a.keys->count),
-                              .v = In(a.v_RD, a.keys->count),
-                              .dropout = KeyOf(a.dropout),
-                              .q_ids = IdsOf(a.queries),
-                              .context = Out(a.context_RD, a.queries->count),
-                              .lse = Floats(a.log_sum_exp_RH)},
-                             scratch_);
+    native::AttentionForward(pool_, table_, ArgsOf(a), scratch_);
   }
   void AttentionBackward(const AttentionGradArgs& g) override {
-    const AttentionArgs& a = g.forward;
-    native::AttentionBackward(pool_, table_,
-                              {.shape = ShapeOf(a),
-                               .q = In(a.q_RD, a.queries->count),
-                               .k = In(a.k_RD, a.keys->count),
-                               .v = In(a.v_RD, a.keys->count),
-                               .lse = Floats(a.log_sum_exp_RH),
-                               .d_context = In(g.dcontext_RD, a.queries->count),
-                               .dropout = KeyOf(a.dropout),
-                               .q_ids = IdsOf(a.queries),
-                               .dq = Out(g.dq_RD, a.queries->count),
-                               .dk = Out(g.dk_RD, a.keys->count),
-                               .dv = Out(g.dv_RD, a.keys->count)},
-                              scratch_);
+    native::AttentionBackward(pool_, table_, ArgsOf(g), scratch_);
   }
   void DecodeAttention(const DecodeAttentionArgs& a) override {
-    native::DecodeAttention(pool_, table_,
-                            {.heads = a.heads,
-                             .head_dim = static_cast<int>(a.q_RD.size(1) / a.heads),
-                             .q = In(a.q_RD, a.rows),
-                             .keys = In(a.keys_ND, a.keys_ND.size(0)),
-                             .values = In(a.values_ND, a.values_ND.size(0)),
-                             .index = a.index,
-                             .index_stride = a.index_stride,
-                             .lengths = a.lengths,
-                             .context = Out(a.context_RD, a.rows)},
-                            scratch_);
+    native::DecodeAttention(pool_, table_, ArgsOf(a), scratch_);
   }
 
   void Relu(int64_t rows, const Tensor& x) override { x.narrow(0, 0, rows).clamp_min_(0); }
@@ -299,42 +187,14 @@ class NativeOps : public Ops {
     native::DropoutBackward(pool_, table_, rate, Bytes(mask), Out(dx, rows));
   }
 
-  void Embed(const EmbedArgs& a) override {
-    native::EmbedForward(pool_, table_,
-                         {.rows = a.rows->count,
-                          .width = a.table_VD.size(1),
-                          .vocabulary = a.table_VD.size(0),
-                          .ids = a.rows->tokens,
-                          .row_ids = IdsOf(a.rows),
-                          .table = In(a.table_VD, a.table_VD.size(0)),
-                          .scale = static_cast<float>(a.scale),
-                          .positions = Floats(a.positions_PD),
-                          .max_positions = a.positions_PD.size(0),
-                          .dropout = KeyOf(a.dropout),
-                          .x = Floats(a.x_RD),
-                          .x_operand = Out(a.x_operand_RD, a.rows->count),
-                          .mask = Bytes(a.mask)});
-  }
+  void Embed(const EmbedArgs& a) override { native::EmbedForward(pool_, table_, ArgsOf(a)); }
   void EmbedBackward(const EmbedGradArgs& a) override {
-    native::EmbedBackwardArgs args{.rows = a.rows->count,
-                                   .width = a.dx_RD.size(1),
-                                   .index = a.rows->tokens,
-                                   .num_indices = a.dtable_VD.size(0),
-                                   .dx = Floats(a.dx_RD),
-                                   .rate = a.dropout_rate,
-                                   .mask = Bytes(a.mask),
-                                   .scale = static_cast<float>(a.scale),
-                                   .grad = Floats(a.dtable_VD)};
-    native::EmbedBackward(pool_, table_, args, scratch_);
+    native::EmbedBackward(pool_, table_, ArgsOf(a), scratch_);
     if (!a.dpositions_PD.defined()) return;
-    args.index = reinterpret_cast<const int32_t*>(a.rows->positions);
-    args.num_indices = a.dpositions_PD.size(0);
-    args.scale = 1.0f;
-    args.grad = Floats(a.dpositions_PD);
-    native::EmbedBackward(pool_, table_, args, scratch_);
+    native::EmbedBackward(pool_, table_, PositionArgsOf(a), scratch_);
   }
 
-  LossSums CrossEntropy(const CrossEntropyArgs& a) override {
+  void CrossEntropy(const CrossEntropyArgs& a) override {
     LossSums sums;
     const native::PackedWeight& weight = PackedOf(*a.weight_VD);
     const int64_t classes = weight.out();
@@ -367,7 +227,7 @@ class NativeOps : public Ops {
       native::LinearBackwardWeight(pool_, table_, In(dlogits_, rows), In(hidden, rows),
                                    Floats(a.dweight_VD), nullptr, scratch_);
     }
-    return sums;
+    if (a.sums != nullptr) *a.sums = sums;
   }
   void LogSoftmax(int64_t rows, const Tensor& logits) override {
     native::LogSoftmaxRows(pool_, table_, rows, logits.size(1), Floats(logits), logits.stride(0),
@@ -375,21 +235,24 @@ class NativeOps : public Ops {
   }
 
   void Adam(const AdamArgs& a) override {
-    native::AdamStep(pool_, table_,
-                     {.learning_rate = a.rate,
-                      .beta1 = a.beta1,
-                      .beta2 = a.beta2,
-                      .epsilon = a.epsilon,
-                      .weight_decay = a.weight_decay,
-                      .step = a.step,
-                      .gradient_scale = static_cast<float>(a.gradient_scale),
-                      .convention = a.fairseq_epsilon ? native::AdamConvention::kFairseq
-                                                      : native::AdamConvention::kTorch},
-                     a.weights.numel(), Floats(a.weights), Floats(a.gradient), Floats(a.moment1),
-                     Floats(a.moment2));
+    native::AdamStep(pool_, table_, ArgsOf(a), a.weights.numel(), Floats(a.weights),
+                     Floats(a.gradient), Floats(a.moment1), Floats(a.moment2));
   }
-  void SumSquares(const Tensor& x, std::span<double> sums) override {
-    native::SumSquares(pool_, table_, Floats(x), x.numel(), sums);
+  void SumSquares(std::span<const SquareSums> all) override {
+    for (const SquareSums& one : all) {
+      native::SumSquares(pool_, table_, Floats(one.x), one.x.numel(), one.sums);
+    }
+  }
+  void Scale(int64_t rows, const Tensor& x, double factor) override {
+    x.narrow(0, 0, rows).mul_(factor);
+  }
+  void AddScaled(const AddScaledArgs& a) override {
+    a.y_RD.narrow(0, 0, a.rows).add_(a.x_RD.narrow(0, 0, a.rows), a.factor_1.item());
+  }
+  void AddScaledBackward(const AddScaledGradArgs& a) override {
+    const Tensor dy = a.dy_RD.narrow(0, 0, a.rows);
+    a.dx_RD.narrow(0, 0, a.rows).add_(dy, a.factor_1.item());
+    a.dfactor_1.add_((dy * a.x_RD.narrow(0, 0, a.rows)).sum());
   }
   void Add(const Tensor& y, const Tensor& x) override {
     native::Add(pool_, table_, Floats(x), Floats(y), y.numel());
@@ -399,14 +262,6 @@ class NativeOps : public Ops {
   }
 
  private:
-  static native::AttentionShape ShapeOf(const AttentionArgs& a) {
-    return {.num_sentences = a.queries->num_sentences,
-            .q_offsets = a.queries->offsets,
-            .k_offsets = a.keys->offsets,
-            .heads = a.heads,
-            .head_dim = static_cast<int>(a.q_RD.size(1) / a.heads),
-            .causal = a.causal};
-  }
   // The first `rows` rows of x in float32: x itself, or a copy that the next call overwrites.
   Tensor AsFloats(int64_t rows, const Tensor& x) {
     if (x.scalar_type() == at::kFloat) return x;

@@ -1,9 +1,9 @@
 // The arithmetic a Transformer layer is written in, forward and backward, on tensors of one device.
 //
-// Two implementations, compared by tests: AtenOps (plain LibTorch on any device and type: the
-// reference, and what CUDA uses) and NativeOps (this project's CPU kernels); both are made in
-// trainer/kernels/compute.h. Neither builds an autograd graph: layers call the backward functions
-// in order, so exactly what they keep is kept.
+// Implementations, compared by tests: AtenOps (plain LibTorch on a CPU: the reference) and
+// NativeOps (this project's CPU kernels); both are made in trainer/kernels/compute.h. Neither
+// builds an autograd graph: layers call the backward functions in order, so exactly what they keep
+// is kept.
 //
 // Letters: R rows = tokens of a packed microbatch, D width, F inner width, V vocabulary, H heads,
 // O x I a weight.
@@ -17,8 +17,8 @@
 //     slices of wider ones.
 //   - Aliasing. An output is none of the inputs, except where "may be" allows it.
 //   - Order. Calls take effect in the order in which they were made. Results of a call may be read
-//     by LibTorch on the same device without further synchronisation; values that a call returns
-//     are ready when it returns.
+//     by copies of LibTorch on the same device without further synchronisation. Only ReadBack and
+//     SumSquares wait for a device; what goes to host memory is there after them.
 //   - Bits. Dropout depends on its DropoutSite and the identity of the rows alone. NativeOps gives
 //     the same bits for any number of threads.
 #pragma once
@@ -31,8 +31,14 @@
 
 namespace deepnet {
 
-// The tokens of one packed side. Host memory that outlives the call; an implementation for a device
-// copies what it needs.
+// Holds what an implementation has made of the rows of a side for itself, with Ops::Upload.
+class RowIndex {
+ public:
+  virtual ~RowIndex() = default;
+};
+
+// The tokens of one packed side. The arrays are in the memory that the Ops reads (Ops::Upload) and
+// outlive the call.
 struct PackedRows {
   int64_t count = 0;                    // real rows
   int num_sentences = 0;                // real sentences
@@ -40,6 +46,14 @@ struct PackedRows {
   const uint32_t* positions = nullptr;  // [count] index within the sentence
   const uint32_t* pairs = nullptr;      // [count] the pair's ordinal in the step
   const int32_t* offsets = nullptr;     // [num_sentences + 1] first row of each sentence
+  const RowIndex* index = nullptr;      // null: none is needed
+};
+
+// The rows of a microbatch. A side without rows has a count of 0.
+struct MicrobatchRows {
+  PackedRows source, target;
+  const int32_t* labels = nullptr;     // [target.count]; -1: no loss; null: there are none
+  std::shared_ptr<const void> memory;  // keeps the arrays; null: somebody else does
 };
 
 // The place where a dropout mask is drawn. Together with a row's pair and position and a feature it
@@ -160,9 +174,10 @@ struct AttentionGradArgs {
 // hypotheses share rows of the cache, so re-ordering them moves lists, not keys.
 struct DecodeAttentionArgs {
   int64_t rows = 0;
-  at::Tensor q_RD;                 // operand
-  at::Tensor keys_ND, values_ND;   // operand; rows of a cache
-  const int32_t* index = nullptr;  // [rows, index_stride] rows of the cache, in order of position
+  at::Tensor q_RD;                // operand
+  at::Tensor keys_ND, values_ND;  // operand; rows of a cache
+  // [rows, index_stride] rows of the cache, in order of position; as Upload returns it
+  const int32_t* index = nullptr;
   int64_t index_stride = 0;
   const int32_t* lengths = nullptr;  // [rows] entries of `index` that count
   int heads = 1;
@@ -185,9 +200,11 @@ struct CrossEntropyArgs {
   const int32_t* labels = nullptr;  // [rows]; -1: no loss
   double smoothing = 0.0;
   double scale = 1.0;
-  at::Tensor dhidden_RD;     // out, residual; undefined: no gradients
-  at::Tensor dweight_VD;     // +=, residual
-  float* row_nll = nullptr;  // [rows], optional
+  at::Tensor dhidden_RD;  // out, residual; undefined: no gradients
+  at::Tensor dweight_VD;  // +=, residual
+  // Host memory that is written by the end of the next Ops::ReadBack; each may be null.
+  LossSums* sums = nullptr;
+  float* row_nll = nullptr;  // [rows]
 };
 
 // x = dropout(scale * table[token] + positions[position])
@@ -212,6 +229,29 @@ struct EmbedGradArgs {
   at::Tensor dpositions_PD;  // +=, residual; undefined where positions are fixed
 };
 
+// y += factor * x, with a trained factor.
+struct AddScaledArgs {
+  int64_t rows = 0;
+  at::Tensor x_RD;      // residual
+  at::Tensor factor_1;  // residual
+  at::Tensor y_RD;      // residual, +=
+};
+
+struct AddScaledGradArgs {
+  int64_t rows = 0;
+  at::Tensor dy_RD;      // residual
+  at::Tensor x_RD;       // as given to AddScaled
+  at::Tensor factor_1;   // likewise
+  at::Tensor dx_RD;      // residual, += factor * dy
+  at::Tensor dfactor_1;  // residual, += the sum of dy * x over the rows
+};
+
+// Where SumSquares writes the sums of the blocks of `x`, residual and contiguous.
+struct SquareSums {
+  at::Tensor x;
+  std::span<double> sums;
+};
+
 // One Adam update of a flat range (docs/design/optimizer.md).
 struct AdamArgs {
   at::Tensor weights, gradient, moment1, moment2;  // residual [n]
@@ -231,6 +271,18 @@ class Ops {
 
   // Bytes held now that are not in tensors: working copies of living weights, scratch.
   virtual int64_t OwnBytes() const { return 0; }
+
+  // Copies the rows of a microbatch from host memory to the memory that this Ops reads, without
+  // waiting. On a CPU the result is `host` itself, which must then outlive it.
+  virtual MicrobatchRows Upload(const MicrobatchRows& host) { return host; }
+  // The same for a list of numbers, such as the indices of DecodeAttention.
+  virtual std::shared_ptr<const int32_t> Upload(std::span<const int32_t> host) {
+    return {std::shared_ptr<const void>(), host.data()};
+  }
+  // Waits until what earlier calls write to host memory is there.
+  virtual void ReadBack() {}
+  // The queue of the device in whose order calls take effect (Device::stream); null on a CPU.
+  virtual void* stream() const { return nullptr; }
 
   // Makes a working copy of `master_OI` (residual, contiguous; shared, not copied). With
   // `backward`, also in the form that LinearBackwardInput reads. Holds no values before Refresh.
@@ -289,14 +341,19 @@ class Ops {
 
   virtual void Embed(const EmbedArgs& args) = 0;
   virtual void EmbedBackward(const EmbedGradArgs& args) = 0;
-  virtual LossSums CrossEntropy(const CrossEntropyArgs& args) = 0;
+  virtual void CrossEntropy(const CrossEntropyArgs& args) = 0;
   // logits_RV (residual) = log_softmax(logits_RV), in place.
   virtual void LogSoftmax(int64_t rows, const at::Tensor& logits_RV) = 0;
 
   virtual void Adam(const AdamArgs& args) = 0;
-  // sums[b] = sum of squares of block b of x (residual, contiguous), in double. Blocks have
-  // native::kSumSquaresBlock elements, the last one the rest. Not finite if an element is not.
-  virtual void SumSquares(const at::Tensor& x, std::span<double> sums) = 0;
+  // sums[b] = sum of squares of block b of x, in double, for each of `all`. Blocks have
+  // native::kSumSquaresBlock elements, the last one of an x the rest. Not finite if an element is
+  // not. Waits as ReadBack does.
+  virtual void SumSquares(std::span<const SquareSums> all) = 0;
+  // x (residual or operand) *= factor.
+  virtual void Scale(int64_t rows, const at::Tensor& x_RD, double factor) = 0;
+  virtual void AddScaled(const AddScaledArgs& args) = 0;
+  virtual void AddScaledBackward(const AddScaledGradArgs& args) = 0;
   // y += x, residual and of equal shape.
   virtual void Add(const at::Tensor& y, const at::Tensor& x) = 0;
   // y = x, converted to y's type.

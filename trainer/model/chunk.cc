@@ -113,26 +113,27 @@ StackPass Chunk::Context(const MicrobatchPass& pass, const PackedRows& rows, con
           .first_layer = side.first_layer};
 }
 
-LossSums Chunk::Forward(const MicrobatchPass& pass, const BoundaryActivations& values,
-                        ChunkWorkspace& work, Kept& kept, const LossOptions& loss,
-                        const at::Tensor& dhidden_RD, float* token_nll) const {
+void Chunk::Forward(const MicrobatchPass& pass, const BoundaryActivations& values,
+                    ChunkWorkspace& work, Kept& kept, const LossOptions& loss,
+                    const at::Tensor& dhidden_RD, const LossResults& results) const {
   if (has_source_) Encode(pass, values, work, kept);
-  if (!has_target_) return {};
-  const EncoderOutput encoder_output{.rows = &pass.source, .value_RD = values.encoder_output_RD};
-  StackPass stack = Context(pass, pass.target, target_, work.target.layers);
+  if (!has_target_) return;
+  const EncoderOutput encoder_output{.rows = &pass.rows.source,
+                                     .value_RD = values.encoder_output_RD};
+  StackPass stack = Context(pass, pass.rows.target, target_, work.target.layers);
   stack.context.encoder_output = &encoder_output;
   const ResidualStream stream = Stream(values.target_RD, work.target);
   ForwardSide(target_, stack, stream, work.target, kept.target);
-  if (!output_) return {};
-  return output_->Loss(stack.context, stream.operand_RD, pass.labels, loss, dhidden_RD, token_nll);
+  if (!output_) return;
+  output_->Loss(stack.context, stream.operand_RD, pass.rows.labels, loss, dhidden_RD, results);
 }
 
 void Chunk::Encode(const MicrobatchPass& pass, const BoundaryActivations& values,
                    ChunkWorkspace& work, Kept& kept) const {
   const ResidualStream stream = Stream(values.source_RD, work.source);
-  ForwardSide(source_, Context(pass, pass.source, source_, work.source.layers), stream, work.source,
-              kept.source);
-  if (ends_encoder_) ops_.Copy(pass.source.count, stream.operand_RD, values.encoder_output_RD);
+  ForwardSide(source_, Context(pass, pass.rows.source, source_, work.source.layers), stream,
+              work.source, kept.source);
+  if (ends_encoder_) ops_.Copy(pass.rows.source.count, stream.operand_RD, values.encoder_output_RD);
 }
 
 void Chunk::Enter(const Side& side, const PassContext& pass, const ResidualStream& stream,
@@ -153,17 +154,17 @@ void Chunk::Backward(const MicrobatchPass& pass, BoundaryActivations& gradients,
                      const at::Tensor& encoder_output_RD, ChunkWorkspace& work, Kept& kept) const {
   if (ends_decoder_ && reads_encoder_output_) gradients.encoder_output_RD.zero_();
   if (has_target_) {
-    const EncoderOutput encoder_output{.rows = &pass.source,
+    const EncoderOutput encoder_output{.rows = &pass.rows.source,
                                        .value_RD = encoder_output_RD,
                                        .gradient_RD = gradients.encoder_output_RD,
                                        .work = &work.source.layers};
-    StackPass stack = Context(pass, pass.target, target_, work.target.layers);
+    StackPass stack = Context(pass, pass.rows.target, target_, work.target.layers);
     stack.context.encoder_output = &encoder_output;
     BackwardSide(target_, stack, gradients.target_RD, work.target, kept.target);
   }
   if (ends_encoder_) gradients.source_RD = gradients.encoder_output_RD;
   if (!has_source_) return;
-  BackwardSide(source_, Context(pass, pass.source, source_, work.source.layers),
+  BackwardSide(source_, Context(pass, pass.rows.source, source_, work.source.layers),
                gradients.source_RD, work.source, kept.source);
 }
 

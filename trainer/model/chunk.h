@@ -114,11 +114,11 @@ class Chunk {
 
   // `values` has every tensor that this chunk reads, makes or works in: those of inputs() hold on
   // entry what the chunk before wrote, those of outputs() hold on return what the next chunk reads.
-  // With the output layer the result is the loss, and with pass.training `dhidden_RD` (residual) is
+  // With the output layer `results` are written, and with pass.training `dhidden_RD` (residual) is
   // the gradient of the last hidden rows; the output layer's own gradient is already added.
-  LossSums Forward(const MicrobatchPass& pass, const BoundaryActivations& values,
-                   ChunkWorkspace& work, Kept& kept, const LossOptions& loss = {},
-                   const at::Tensor& dhidden_RD = {}, float* token_nll = nullptr) const;
+  void Forward(const MicrobatchPass& pass, const BoundaryActivations& values, ChunkWorkspace& work,
+               Kept& kept, const LossOptions& loss = {}, const at::Tensor& dhidden_RD = {},
+               const LossResults& results = {}) const;
 
   // `gradients` has those of outputs() on entry (with the output layer: what Forward wrote to
   // dhidden_RD; with the last decoder layer: a buffer for the encoder output's, which is cleared)

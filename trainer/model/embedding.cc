@@ -83,9 +83,9 @@ OutputLayer::OutputLayer(const ModelSpec& spec, Ops& ops, const Parameters& para
   dweight_VD_ = parameters.EmbeddingGradient(name, LayerKind::kOutput);
 }
 
-LossSums OutputLayer::Loss(const PassContext& pass, const at::Tensor& hidden_RD,
-                           const int32_t* labels, const LossOptions& options,
-                           const at::Tensor& dhidden_RD, float* token_nll) const {
+void OutputLayer::Loss(const PassContext& pass, const at::Tensor& hidden_RD, const int32_t* labels,
+                       const LossOptions& options, const at::Tensor& dhidden_RD,
+                       const LossResults& results) const {
   CrossEntropyArgs args{.rows = pass.rows->count,
                         .hidden_RD = hidden_RD,
                         .weight_VD = weight_VD_.get(),
@@ -93,9 +93,10 @@ LossSums OutputLayer::Loss(const PassContext& pass, const at::Tensor& hidden_RD,
                         .smoothing = options.label_smoothing,
                         .scale = options.gradient_scale,
                         .dhidden_RD = dhidden_RD,
-                        .row_nll = token_nll};
+                        .sums = results.sums,
+                        .row_nll = results.token_nll};
   if (dhidden_RD.defined()) args.dweight_VD = dweight_VD_;
-  return pass.ops->CrossEntropy(args);
+  pass.ops->CrossEntropy(args);
 }
 
 void OutputLayer::Logits(const PassContext& pass, const at::Tensor& hidden_RD,

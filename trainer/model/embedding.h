@@ -44,6 +44,12 @@ struct LossOptions {
   double gradient_scale = 1.0;  // 1 / target tokens of the step
 };
 
+// Host memory for what the loss tells; written by the end of the next Ops::ReadBack.
+struct LossResults {
+  LossSums* sums = nullptr;    // of all rows; null: not wanted
+  float* token_nll = nullptr;  // [rows]; null: not wanted
+};
+
 // The matrix whose product with the last hidden rows gives logits.
 class OutputLayer {
  public:
@@ -51,9 +57,9 @@ class OutputLayer {
 
   // Returns the loss of `labels` [rows], summed. With `dhidden_RD` (residual) defined, writes the
   // gradient of `hidden_RD` (operand) to it and adds that of the matrix to its accumulator.
-  // `token_nll` [rows] may be null.
-  LossSums Loss(const PassContext& pass, const at::Tensor& hidden_RD, const int32_t* labels,
-                const LossOptions& options, const at::Tensor& dhidden_RD, float* token_nll) const;
+  void Loss(const PassContext& pass, const at::Tensor& hidden_RD, const int32_t* labels,
+            const LossOptions& options, const at::Tensor& dhidden_RD,
+            const LossResults& results) const;
   // Writes `logits_RV` (residual).
   void Logits(const PassContext& pass, const at::Tensor& hidden_RD,
               const at::Tensor& logits_RV) const;

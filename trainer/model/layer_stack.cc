@@ -153,10 +153,12 @@ void LayerHistory::Begin(const PassContext& pass, const ResidualStream& stream,
 
 void LayerHistory::Mix(const PassContext& pass, int layer, const ResidualStream& stream,
                        const Saved& saved) const {
-  at::Tensor sum = FirstRows(pass.rows->count, stream.value_RD);
-  sum.zero_();
+  FirstRows(pass.rows->count, stream.value_RD).zero_();
   for (int k = 0; k <= layer; ++k) {
-    sum.add_(FirstRows(pass.rows->count, saved.outputs_RD[k]), weights_[layer][k].item());
+    pass.ops->AddScaled({.rows = pass.rows->count,
+                         .x_RD = saved.outputs_RD[k],
+                         .factor_1 = weights_[layer].narrow(0, k, 1),
+                         .y_RD = stream.value_RD});
   }
 }
 
@@ -167,13 +169,15 @@ void LayerHistory::Keep(const PassContext& pass, int layer, const ResidualStream
 
 void LayerHistory::MixBackward(const PassContext& pass, int layer, const at::Tensor& dstream_RD,
                                const Saved& saved, const std::vector<at::Tensor>& gradients) const {
-  const at::Tensor dsum = FirstRows(pass.rows->count, dstream_RD);
   const bool output = layer == static_cast<int>(norms_.size());
   for (int k = 0; k <= layer; ++k) {
-    at::Tensor dz = FirstRows(pass.rows->count, gradients[k]);
-    if (output) dz.zero_();
-    dz.add_(dsum, weights_[layer][k].item());
-    dweights_[layer][k] += (dsum * FirstRows(pass.rows->count, saved.outputs_RD[k])).sum();
+    if (output) FirstRows(pass.rows->count, gradients[k]).zero_();
+    pass.ops->AddScaledBackward({.rows = pass.rows->count,
+                                 .dy_RD = dstream_RD,
+                                 .x_RD = saved.outputs_RD[k],
+                                 .factor_1 = weights_[layer].narrow(0, k, 1),
+                                 .dx_RD = gradients[k],
+                                 .dfactor_1 = dweights_[layer].narrow(0, k, 1)});
   }
 }
 

@@ -28,13 +28,16 @@ PackedRows RowsOf(const PackedSide& side, const std::vector<uint32_t>& pairs, in
           .offsets = side.offsets.data()};
 }
 
-MicrobatchPass MakePass(const Microbatch& microbatch, uint64_t seed, int64_t step, bool training) {
-  return {.source = RowsOf(microbatch.source, microbatch.source_pairs, microbatch.num_sentences),
-          .target = RowsOf(microbatch.target, microbatch.target_pairs, microbatch.num_sentences),
-          .labels = microbatch.labels.data(),
-          .seed = seed,
-          .step = step,
-          .training = training};
+MicrobatchPass MakePass(Ops& ops, const Microbatch& microbatch, uint64_t seed, int64_t step,
+                        bool training) {
+  const int sentences = microbatch.num_sentences;
+  return {
+      .rows = ops.Upload({.source = RowsOf(microbatch.source, microbatch.source_pairs, sentences),
+                          .target = RowsOf(microbatch.target, microbatch.target_pairs, sentences),
+                          .labels = microbatch.labels.data()}),
+      .seed = seed,
+      .step = step,
+      .training = training};
 }
 
 BoundarySet BoundaryBefore(const Inventory& whole, int position) {

@@ -81,9 +81,8 @@ using LayerDone = std::function<void(int layer)>;
 
 // One microbatch of one step, as every chunk sees it.
 struct MicrobatchPass {
-  PackedRows source, target;
-  const int32_t* labels = nullptr;  // [T]
-  uint64_t seed = 0;                // with step: keys of dropout
+  MicrobatchRows rows;
+  uint64_t seed = 0;  // with step: keys of dropout
   int64_t step = 0;
   bool training = false;  // dropout on, state kept, gradients wanted
   // Backward: weight gradients of layers are recorded here instead of computed; null: computed.
@@ -92,10 +91,11 @@ struct MicrobatchPass {
   SublayerProbe* probe = nullptr;         // forward: told about each sub-layer; may be null
 };
 
-// `microbatch` must outlive the result.
-MicrobatchPass MakePass(const Microbatch& microbatch, uint64_t seed, int64_t step, bool training);
+// Uploads the rows of `microbatch`, which must outlive the result.
+MicrobatchPass MakePass(Ops& ops, const Microbatch& microbatch, uint64_t seed, int64_t step,
+                        bool training);
 
-// Rows of a packed side as the kernels want them; `side` and `pairs` must outlive the result.
+// Rows of a packed side in host memory; `side` and `pairs` must outlive the result.
 PackedRows RowsOf(const PackedSide& side, const std::vector<uint32_t>& pairs, int num_sentences);
 
 // The tensors of one microbatch that pass from chunk to chunk: values forward, gradients backward.

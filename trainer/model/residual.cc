@@ -22,7 +22,7 @@ Site SiteOf(SublayerKind kind) {
 
 // x *= factor, a constant.
 void ScaleRows(const PassContext& pass, const at::Tensor& x, double factor) {
-  if (factor != 1.0) FirstRows(pass.rows->count, x).mul_(factor);
+  if (factor != 1.0) pass.ops->Scale(pass.rows->count, x, factor);
 }
 
 void AddRows(const PassContext& pass, const at::Tensor& y, const at::Tensor& x) {
@@ -142,9 +142,11 @@ void ResidualConnection::ShowLeave(const PassContext& pass, const ResidualStream
   pass.ops->AddBranch(pass.rows->count, view.branch_RD, branch_RD, At(dropout_, pass), pass.rows,
                       pass.keep ? saved.mask : at::Tensor());
   if (scheme_.end_norm) {
-    view.sum_RD = x_RD * scheme_.alpha + view.branch_RD;
-    if (scheme_.layer_input)
-      view.sum_RD.add_(FirstRows(pass.rows->count, pass.layer_input_RD), scheme_.alpha);
+    view.sum_RD = at::empty_like(x_RD);
+    view.sum_RD.copy_(x_RD);
+    if (scheme_.layer_input) AddRows(pass, view.sum_RD, pass.layer_input_RD);
+    ScaleRows(pass, view.sum_RD, scheme_.alpha);
+    AddRows(pass, view.sum_RD, view.branch_RD);
   }
   view.seconds = SecondsNow() - started;
   pass.probe->AtLeave(pass, view);

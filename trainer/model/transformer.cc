@@ -90,14 +90,18 @@ std::unique_ptr<Activations> Transformer::MakeActivations(bool shared) const {
 LossSums Transformer::Forward(const Microbatch& microbatch, uint64_t seed, int64_t step,
                               bool training, const LossOptions& loss, Activations& kept,
                               float* token_nll) {
-  return whole().Forward(MakePass(microbatch, seed, step, training), kept.values, work_, kept.kept,
-                         loss, training ? kept.gradients.target_RD : at::Tensor(), token_nll);
+  LossSums sums;
+  whole().Forward(MakePass(ops_, microbatch, seed, step, training), kept.values, work_, kept.kept,
+                  loss, training ? kept.gradients.target_RD : at::Tensor(),
+                  {.sums = &sums, .token_nll = token_nll});
+  ops_.ReadBack();
+  return sums;
 }
 
 void Transformer::Backward(const Microbatch& microbatch, uint64_t seed, int64_t step,
                            Activations& kept) {
   BoundaryActivations gradients = kept.gradients;
-  whole().Backward(MakePass(microbatch, seed, step, /*training=*/true), gradients,
+  whole().Backward(MakePass(ops_, microbatch, seed, step, /*training=*/true), gradients,
                    kept.values.encoder_output_RD, work_, kept.kept);
 }
 

@@ -114,8 +114,8 @@ absl::Status HierarchicalReduceScatter::Launch(const Piece& piece, size_t level)
     const bool self = r == group.rank();
     flight.parts.push_back(self ? own : flight.received.narrow(0, filled, own.numel()));
     if (!self) filled += own.numel();
-    send.push_back(BufferOf(share(r)));
-    receive.push_back(BufferOf(flight.parts.back()));
+    send.push_back(BufferOf(ops_, share(r)));
+    receive.push_back(BufferOf(ops_, flight.parts.back()));
   }
   ASSIGN_OR_RETURN(flight.transfer, group.AllToAll(send, receive));
   flight.received_elements = filled;
@@ -206,7 +206,7 @@ absl::Status TiedSums::Exchange(const TiedTensor& tensor, std::span<const at::Te
   }
   std::vector<std::unique_ptr<Transfer>> transfers;
   for (int u = 0; u < static_cast<int>(uses.size()); ++u) {
-    const Buffer buffer = BufferOf(uses[u]);
+    const Buffer buffer = BufferOf(ops_, uses[u]);
     if (tensor.uses[u].gradient < 0) {
       ASSIGN_OR_RETURN(auto transfer, stages_->Receive(buffer, tensor.uses[u].stage, u));
       transfers.push_back(std::move(transfer));

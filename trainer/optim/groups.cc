@@ -64,11 +64,12 @@ absl::Status Named(absl::Status status, std::string_view what) {
   return absl::IsDeadlineExceeded(named) ? WithExitCode(named, ExitCode::kHang) : named;
 }
 
-Buffer BufferOf(const at::Tensor& tensor) {
+Buffer BufferOf(const Ops& ops, const at::Tensor& tensor) {
   DEEPNET_CHECK(tensor.is_contiguous());
   Buffer buffer{.data = tensor.data_ptr(), .bytes = static_cast<int64_t>(tensor.nbytes())};
-  if (tensor.is_cuda()) {
-    buffer.device = {.kind = Device::Kind::kCuda, .index = tensor.get_device()};
+  if (!tensor.is_cpu()) {
+    buffer.device = {
+        .kind = Device::Kind::kCuda, .index = tensor.get_device(), .stream = ops.stream()};
   }
   return buffer;
 }

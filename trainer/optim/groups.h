@@ -15,6 +15,7 @@
 
 #include "parallel/comm/communicator.h"
 #include "parallel/plan/shard.h"
+#include "trainer/kernels/ops.h"
 
 namespace deepnet {
 
@@ -57,7 +58,7 @@ absl::StatusOr<OwnedGroups> SplitGroups(Communicator& world, int pp_rank, int dp
 absl::Status Named(absl::Status status, std::string_view what);
 
 // Returns the memory of a contiguous tensor, in the order of the default stream on an accelerator.
-Buffer BufferOf(const at::Tensor& tensor);
+Buffer BufferOf(const Ops& ops, const at::Tensor& tensor);
 
 // Returns the groups that replicas exchange gradients and weights over, from the innermost
 // outwards: {replicas}, or {node_replicas, across_nodes}, so that little leaves a node; empty for

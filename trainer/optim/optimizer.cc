@@ -55,23 +55,22 @@ void OptimizerStep::AddRange(const Range& range) {
 }
 
 absl::StatusOr<UpdateResult> OptimizerStep::Apply(Ops& ops, Parameters& parameters, int64_t update,
-                                                  double loss) const {
+                                                  double gradient_norm, double loss) const {
   // Checked before the update, which overwrites all copies but the owner's.
   if (update % kUpdatesPerReplicaCheck == 0) {
     RETURN_IF_ERROR(replica_check_.Run(parameters.weights(), groups_));
   }
-  UpdateResult result{.rate = LearningRate(optim_, update)};
-  ASSIGN_OR_RETURN(result.gradient_norm, norm_.Compute(ops, parameters.gradient(), groups_));
-  if (!std::isfinite(result.gradient_norm) || !std::isfinite(loss)) {
+  UpdateResult result{.gradient_norm = gradient_norm, .rate = LearningRate(optim_, update)};
+  if (!std::isfinite(gradient_norm) || !std::isfinite(loss)) {
     result.skipped = true;
     return result;
   }
   double scale = 1.0;
-  if (optim_.clip_norm() > 0 && result.gradient_norm > optim_.clip_norm()) {
-    scale = optim_.clip_norm() / result.gradient_norm;
+  if (optim_.clip_norm() > 0 && gradient_norm > optim_.clip_norm()) {
+    scale = optim_.clip_norm() / gradient_norm;
   }
   Update(ops, parameters, update, result.rate, scale);
-  RETURN_IF_ERROR(GatherWeights(parameters.weights()));
+  RETURN_IF_ERROR(GatherWeights(ops, parameters.weights()));
   return result;
 }
 
@@ -96,7 +95,7 @@ void OptimizerStep::Update(Ops& ops, Parameters& parameters, int64_t update, dou
 
 // Sends the shares to the other replicas, straight from weights to weights, from the outermost
 // level, where they are smallest, to the innermost.
-absl::Status OptimizerStep::GatherWeights(const at::Tensor& weights) const {
+absl::Status OptimizerStep::GatherWeights(const Ops& ops, const at::Tensor& weights) const {
   const std::vector<Communicator*> levels = ExchangeLevels(groups_);
   for (size_t level = levels.size(); level-- > 0;) {
     std::vector<std::unique_ptr<Transfer>> transfers;
@@ -107,7 +106,7 @@ absl::Status OptimizerStep::GatherWeights(const at::Tensor& weights) const {
         std::vector<Buffer> all;
         for (size_t r = 0; r + 1 < borders.size(); ++r) {
           all.push_back(BufferOf(
-              weights.narrow(0, piece.of.weight + borders[r], borders[r + 1] - borders[r])));
+              ops, weights.narrow(0, piece.of.weight + borders[r], borders[r + 1] - borders[r])));
         }
         ASSIGN_OR_RETURN(auto transfer, levels[level]->AllGather(all[levels[level]->rank()], all));
         transfers.push_back(std::move(transfer));

@@ -32,13 +32,19 @@ class OptimizerStep {
   // extents, layout.StateElements() each.
   OptimizerStep(const OptimSpec& optim, const Inventory& whole, ShardLayout layout, Groups groups);
 
-  // Applies update number `update` >= 1, from the layout's extents of parameters.gradient() as
-  // GradientSums::Finish left them. `loss`, that of the whole step, is only checked for being
-  // finite. Afterwards all weights of the rank are new and their working copies are stale
+  // Returns the norm of the gradient that GradientSums::Finish left. Collective over the groups;
+  // every rank gets the same. Waits as Ops::ReadBack does.
+  absl::StatusOr<double> Norm(Ops& ops, const Parameters& parameters) const {
+    return norm_.Compute(ops, parameters.gradient(), groups_);
+  }
+
+  // Applies update number `update` >= 1, from the layout's extents of parameters.gradient(), whose
+  // Norm() is `gradient_norm`. `loss`, that of the whole step, is only checked for being finite, as
+  // the norm is. Afterwards all weights of the rank are new and their working copies are stale
   // (Transformer::Refresh). Collective over the groups; every rank gets the same result. Fails with
   // ExitCode::kReplicasDisagree if ranks turn out to differ.
   absl::StatusOr<UpdateResult> Apply(Ops& ops, Parameters& parameters, int64_t update,
-                                     double loss) const;
+                                     double gradient_norm, double loss) const;
 
  private:
   struct Range {
@@ -49,7 +55,7 @@ class OptimizerStep {
 
   void AddRange(const Range& range);
   void Update(Ops& ops, Parameters& parameters, int64_t update, double rate, double scale) const;
-  absl::Status GatherWeights(const at::Tensor& weights) const;
+  absl::Status GatherWeights(const Ops& ops, const at::Tensor& weights) const;
 
   OptimSpec optim_;
   ShardLayout layout_;

@@ -55,10 +55,12 @@ std::vector<BlockRun> BlockRunsOf(const Inventory& whole, const ShardLayout& lay
 
 void SumBlockSquares(Ops& ops, const at::Tensor& x, std::span<const BlockRun> runs,
                      int64_t BlockRun::*offset, std::span<double> sums) {
+  std::vector<SquareSums> all;
   for (const BlockRun& run : runs) {
     const size_t blocks = (run.count + kSumBlock - 1) / kSumBlock;
-    ops.SumSquares(x.narrow(0, run.*offset, run.count), sums.subspan(run.block, blocks));
+    all.push_back({x.narrow(0, run.*offset, run.count), sums.subspan(run.block, blocks)});
   }
+  ops.SumSquares(all);
 }
 
 GradientNorm::GradientNorm(const Inventory& whole, const ShardLayout& layout)

@@ -111,7 +111,7 @@ TEST_F(AdminProfile, SumsTheVariancesOfStreamAndBranchBehindItsDropout) {
   model_->Refresh();
   const std::vector<double> omega = ProfileAdmin(*model_, microbatch_, kSeed);
   Entrance entrance;
-  MicrobatchPass pass = MakePass(microbatch_, kSeed, /*step=*/0, /*training=*/true);
+  MicrobatchPass pass = MakePass(model_->ops(), microbatch_, kSeed, /*step=*/0, /*training=*/true);
   pass.probe = &entrance;
   const auto kept = model_->MakeActivations(/*shared=*/false);
   model_->chunks()[0].Forward(pass, kept->values, model_->work(), kept->kept, {},
@@ -127,7 +127,7 @@ TEST_F(AdminProfile, SumsTheVariancesOfStreamAndBranchBehindItsDropout) {
       x_RD = entrance.entered_RD[static_cast<size_t>(place.stack)];
     }
     EXPECT_NEAR(omega[static_cast<size_t>(i)], r, kRounding * r) << i;
-    const PackedRows& rows = place.stack == 0 ? pass.source : pass.target;
+    const PackedRows& rows = place.stack == 0 ? pass.rows.source : pass.rows.target;
     at::Tensor branch_RD = biases_D[static_cast<size_t>(i)].expand_as(x_RD).clone();
     for (int64_t row = 0; row < x_RD.size(0); ++row) {
       for (int64_t c = 0; c < x_RD.size(1); ++c) {

@@ -100,7 +100,9 @@ TEST(ModelUpdate, TheTraceIsThatOfAModelTrainedByHand) {
     const LossSums sums = model.Forward(mb, run.seed(), step, /*training=*/true, loss, *kept);
     model.Backward(mb, run.seed(), step, *kept);
     testing::FoldTied(model.parameters(), *ops);
-    ASSERT_TRUE(optimizer.Apply(*ops, model.parameters(), step + 1, sums.loss).ok());
+    const absl::StatusOr<double> norm = optimizer.Norm(*ops, model.parameters());
+    ASSERT_TRUE(norm.ok()) << norm.status();
+    ASSERT_TRUE(optimizer.Apply(*ops, model.parameters(), step + 1, *norm, sums.loss).ok());
     model.Refresh();
     twin.push_back((rows() - reference).norm().item<double>() /
                    std::sqrt(static_cast<double>(unseen.num_target_tokens)));

@@ -30,7 +30,7 @@ struct Pass {
     model.Refresh();
   }
   void Forward(int64_t step, SublayerProbe* probe) {
-    MicrobatchPass pass = MakePass(microbatch, kSeed, step, /*training=*/true);
+    MicrobatchPass pass = MakePass(model.ops(), microbatch, kSeed, step, /*training=*/true);
     pass.probe = probe;
     model.chunks()[0].Forward(pass, kept->values, model.work(), kept->kept, {},
                               kept->gradients.target_RD);

@@ -415,15 +415,18 @@ TEST_P(AtenAttentionTest, CrossEntropyWithSmoothingEqualsAutograd) {
   ops_->Refresh(*weight);
   const at::Tensor dhidden = Out(kWidth), dw = at::ones_like(w);
   std::vector<float> row_nll(n_);
-  const LossSums sums = ops_->CrossEntropy({.rows = n_,
-                                            .hidden_RD = Padded(hidden),
-                                            .weight_VD = weight.get(),
-                                            .labels = labels.data(),
-                                            .smoothing = kSmoothing,
-                                            .scale = kScale,
-                                            .dhidden_RD = dhidden,
-                                            .dweight_VD = dw,
-                                            .row_nll = row_nll.data()});
+  LossSums sums;
+  ops_->CrossEntropy({.rows = n_,
+                      .hidden_RD = Padded(hidden),
+                      .weight_VD = weight.get(),
+                      .labels = labels.data(),
+                      .smoothing = kSmoothing,
+                      .scale = kScale,
+                      .dhidden_RD = dhidden,
+                      .dweight_VD = dw,
+                      .sums = &sums,
+                      .row_nll = row_nll.data()});
+  ops_->ReadBack();
   EXPECT_NEAR(sums.loss, loss.item<double>(), testing::kExact * 10);
   EXPECT_NEAR(sums.nll, nll.item<double>(), testing::kExact * 10);
   ExpectRows(dhidden, hidden.grad());

@@ -53,7 +53,7 @@ struct Passed {
       : model(spec, capacity, *ops, /*trainable=*/true) {
     model.parameters().Initialize(5);
     model.Refresh();
-    MicrobatchPass pass = MakePass(microbatch, /*seed=*/3, /*step=*/0, /*training=*/true);
+    MicrobatchPass pass = MakePass(*ops, microbatch, /*seed=*/3, /*step=*/0, /*training=*/true);
     pass.probe = &watcher;
     kept = model.MakeActivations(/*shared=*/false);
     model.chunks()[0].Forward(pass, kept->values, model.work(), kept->kept, {},

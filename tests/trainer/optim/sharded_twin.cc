@@ -51,7 +51,9 @@ double TwinNorm(Ops& ops, const Inventory& model, const at::Tensor& gradient) {
   const auto add = [&](int64_t begin, int64_t end) {
     for (; begin < end; begin += kSumBlock) {
       double sum = 0.0;
-      ops.SumSquares(gradient.narrow(0, begin, std::min(kSumBlock, end - begin)), {&sum, 1});
+      const SquareSums block{gradient.narrow(0, begin, std::min(kSumBlock, end - begin)),
+                             {&sum, 1}};
+      ops.SumSquares({&block, 1});
       total += sum;
     }
   };
