@@ -177,12 +177,18 @@ class EnduranceTest : public ::testing::Test {
     const size_t at = output.rfind("weights ");
     return at == output.npos ? "" : output.substr(at, 24);
   }
-  // The step that `latest` names; 0: there is none.
+  // The step of the newest complete checkpoint, which a run continues at; 0: there is none. The
+  // pointer `latest` may name an older one, if the kill came before it was written.
   static int LatestStep() {
-    std::ifstream file(Folder() / "latest");
-    std::string name;
-    int step = 0;
-    return file >> name && sscanf(name.c_str(), "step-%d", &step) == 1 ? step : 0;
+    int latest = 0;
+    std::error_code missing;
+    for (const auto& entry : fs::directory_iterator(Folder(), missing)) {
+      int step = 0, length = 0;
+      const std::string name = entry.path().filename();
+      if (sscanf(name.c_str(), "step-%d%n", &step, &length) != 1) continue;
+      if (length == static_cast<int>(name.size())) latest = std::max(latest, step);
+    }
+    return latest;
   }
   // Somewhere between two lines of output.
   void WaitAMoment() { usleep(std::uniform_int_distribution<>(0, 20000)(random_)); }
