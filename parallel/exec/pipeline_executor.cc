@@ -1,10 +1,7 @@
 #include "parallel/exec/pipeline_executor.h"
 
 #include <algorithm>
-#include <limits>
-#include <map>
 #include <memory>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -15,6 +12,7 @@
 #include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/plan/message_order.h"
 #include "parallel/plan/schedule_text.h"
 
 namespace deepnet {
@@ -200,50 +198,21 @@ class MessageBox {
   std::vector<Message> sends_;     // under way; in order
 };
 
-bool IsReceive(Op op) { return op == Op::kReceiveForward || op == Op::kReceiveBackward; }
-
 // The receive whose data `compute` needs, if they come from another rank.
 Action ReceiveFor(const Action& compute) {
   const bool forward = compute.op == Op::kForward;
   return {forward ? Op::kReceiveForward : Op::kReceiveBackward, compute.chunk, compute.microbatch};
 }
 
-// A receive of one rank: where it stands, and the number of the first computing action that needs
-// it or one behind it that has the same tags.
-struct ListedReceive {
-  int position = 0;
-  int needed_by = std::numeric_limits<int>::max();
-};
-
-// In the order in which they are needed; those with the same tags in the order of the list, which
-// is that of their messages.
-std::vector<ListedReceive> ListReceives(const std::vector<Action>& actions) {
-  std::vector<ListedReceive> receives;
-  std::map<std::tuple<Op, int, int>, int> users;  // by receive, chunk, microbatch
-  int computing = 0;
-  for (const Action& action : actions) {
-    if (IsTransfer(action.op)) continue;
-    const Action receive = ReceiveFor(action);
-    if (action.op != Op::kBackwardWeight) {
-      users[{receive.op, receive.chunk, receive.microbatch}] = computing;
-    }
-    ++computing;
-  }
-  for (int i = 0; i < static_cast<int>(actions.size()); ++i) {
-    if (!IsReceive(actions[i].op)) continue;
-    ListedReceive& listed = receives.emplace_back(ListedReceive{.position = i});
-    const auto user = users.find({actions[i].op, actions[i].chunk, actions[i].microbatch});
-    if (user != users.end()) listed.needed_by = user->second;
-  }
-  std::map<std::pair<Op, int>, int> needed_by;  // by receive and chunk, so far from behind
-  for (auto listed = receives.rbegin(); listed != receives.rend(); ++listed) {
-    const Action& action = actions[listed->position];
-    int& first = needed_by.try_emplace({action.op, action.chunk}, listed->needed_by).first->second;
-    first = listed->needed_by = std::min(first, listed->needed_by);
-  }
-  std::stable_sort(receives.begin(), receives.end(),
-                   [](const auto& a, const auto& b) { return a.needed_by < b.needed_by; });
-  return receives;
+// What `rank` receives, in the order in which it posts: lanes are independent, so only the order
+// inside of each is given.
+std::vector<LaneMessage> ListReceives(const Schedule& schedule, const Placement& placement,
+                                      int rank, int look_ahead) {
+  std::vector<LaneMessage> messages = MessagesTo(rank, schedule, placement, look_ahead);
+  PostBehindOwnWork(rank, schedule, placement, messages);
+  std::stable_sort(messages.begin(), messages.end(),
+                   [](const auto& a, const auto& b) { return a.posted_behind < b.posted_behind; });
+  return messages;
 }
 
 // One rank's way through its actions.
@@ -256,15 +225,15 @@ class Execution {
         rank_(comm.rank()),
         options_(options),
         box_(schedule, placement, stage, comm, options),
-        receives_(ListReceives(actions_)) {}
+        receives_(ListReceives(schedule, placement, comm.rank(), options.look_ahead)) {}
 
   absl::Status Run() {
-    for (at_ = 0; at_ < static_cast<int>(actions_.size()); ++at_) {
-      const Action& action = actions_[at_];
+    for (const Action& action : actions_) {
       if (options_.heartbeat != nullptr) {
         options_.heartbeat->Act(absl::StrCat("action ", ToText(action)));
       }
-      RETURN_IF_ERROR(At(action, StartReceives()));
+      // What is made goes before memory is offered to what is still to come.
+      if (!IsSend(action.op)) RETURN_IF_ERROR(At(action, StartReceives()));
       RETURN_IF_ERROR(At(action, box_.ReleaseSent(/*wait=*/false)));
       RETURN_IF_ERROR(At(action, Take(action)));
       if (!IsTransfer(action.op)) ++computed_;
@@ -279,24 +248,12 @@ class Execution {
     return WithPrefix(absl::StrCat("rank ", rank_, ", action ", ToText(action)), status);
   }
 
-  // Returns true if this rank still computes the forward pass of the gradient in `receive` before
-  // it gets to `position`.
-  bool ForwardAhead(const Action& receive, int position) const {
-    if (position <= at_) return false;
-    const Action forward{Op::kForward, receive.chunk, receive.microbatch};
-    return std::find(actions_.begin() + at_, actions_.begin() + position, forward) !=
-           actions_.begin() + position;
-  }
-
-  // Starts the receives that are needed soon, in order. A gradient whose forward pass is still to
-  // be computed here waits: it cannot come before, and the stage may not know of it yet.
+  // Posts the receives that are due behind the computing actions that are done.
   absl::Status StartReceives() {
     for (; next_receive_ < receives_.size(); ++next_receive_) {
-      const ListedReceive& listed = receives_[next_receive_];
-      const Action& action = actions_[listed.position];
-      if (listed.needed_by - options_.look_ahead > computed_) break;
-      if (action.op == Op::kReceiveBackward && ForwardAhead(action, listed.position)) break;
-      RETURN_IF_ERROR(box_.Start(action));
+      const LaneMessage& message = receives_[next_receive_];
+      if (message.posted_behind > computed_) break;
+      RETURN_IF_ERROR(box_.Start(OtherEnd(message.send)));
     }
     return absl::OkStatus();
   }
@@ -328,10 +285,9 @@ class Execution {
   const int rank_;
   const ExecutorOptions& options_;
   MessageBox box_;
-  const std::vector<ListedReceive> receives_;
-  int at_ = 0;               // position of the action that is taken
-  int computed_ = 0;         // computing actions before it
-  size_t next_receive_ = 0;  // receives before it have been started
+  const std::vector<LaneMessage> receives_;  // in the order in which they are posted
+  int computed_ = 0;                         // computing actions that are done
+  size_t next_receive_ = 0;                  // receives before it have been started
 };
 
 }  // namespace

@@ -22,8 +22,10 @@
 namespace deepnet {
 
 struct ExecutorOptions {
-  // A receive is started when what needs it is this many computing actions ahead, or nearer (>= 0).
-  // More hides longer messages and needs more memory; the planner counts kLookAhead.
+  // A receive is posted when what needs it, or a later message of its sender, is this many
+  // computing actions ahead, or nearer (>= 0; message_order.h), and this rank has taken all actions
+  // on which the data depend. More hides longer messages and needs more memory; the planner counts
+  // kLookAhead.
   int look_ahead = kLookAhead;
   absl::Duration comm_timeout = absl::Seconds(300);  // longest wait for one message (CommTimeout)
   RankTrace* trace = nullptr;      // what happened is added to it; null: nothing is recorded
@@ -37,6 +39,8 @@ struct ExecutorOptions {
 // A receive offers its memory look_ahead computing actions early and is waited for by the action
 // that needs its data; a send runs in the background and never holds its rank up, however far it is
 // ahead of its peer. Its memory is released as soon as it is seen to be gone, between two actions.
+// Between two ranks, sends are started in the order of the sender's list and receives posted in the
+// same order, so it is enough that the communicator matches them in order: it need not know tags.
 // All messages are finished when this returns OK. So a rank waits for data only, as Simulate
 // assumes, and for ever only if CheckSchedule would have said so. parallel/plan/boundary_buffers.h
 // says how much memory messages take at once.

@@ -8,6 +8,8 @@
 #include <tuple>
 #include <utility>
 
+#include "parallel/plan/message_order.h"
+
 namespace deepnet {
 namespace {
 
@@ -31,24 +33,27 @@ struct Change {
   }
 };
 
-// When a rank took an action, and which one it was of those that compute.
+// When a rank took an action.
 struct Taken {
   double start = 0, end = 0;
-  int index = 0;
 };
 
 bool IsInputPass(Op op) { return op == Op::kBackward || op == Op::kBackwardInput; }
 
 int64_t FloatBytes(const BoundaryTensor& tensor) { return ElementsOf(tensor) * kFloatBytes; }
 
+// When a message between ranks needs memory on its two ends.
+struct Passage {
+  double offered = 0;  // the receiver offers memory from then on
+  double gone = 0;     // until then it is in use on the sender
+};
+
 class Sweep {
  public:
-  Sweep(const Inventory& inventory, const Placement& placement, const Simulation& simulation,
-        const Network& network)
+  Sweep(const Inventory& inventory, const Placement& placement, const Simulation& simulation)
       : inventory_(inventory),
         placement_(placement),
         simulation_(simulation),
-        network_(network),
         changes_(placement.NumRanks(),
                  std::vector<std::vector<Change>>(2 * inventory.stacks.size())) {
     for (const std::vector<TimedAction>& actions : simulation.timeline) {
@@ -58,12 +63,37 @@ class Sweep {
     }
     forward_.resize(static_cast<size_t>(placement.NumChunks()) * num_microbatches_);
     backward_ = forward_;
+    outputs_.resize(forward_.size());
+    input_gradients_.resize(forward_.size());
     for (const std::vector<TimedAction>& actions : simulation.timeline) {
-      for (size_t i = 0; i < actions.size(); ++i) {
-        const auto& [action, start, end] = actions[i];
-        const Taken taken{start, end, static_cast<int>(i)};
+      for (const auto& [action, start, end] : actions) {
+        const Taken taken{start, end};
         if (action.op == Op::kForward) forward_[Cell(action.chunk, action.microbatch)] = taken;
         if (IsInputPass(action.op)) backward_[Cell(action.chunk, action.microbatch)] = taken;
+      }
+    }
+  }
+
+  // Follows the messages of every lane, one after the other, before AddCut. `schedule` has its
+  // sends.
+  void AddPassages(const Schedule& schedule, std::span<const StageMessages> messages,
+                   const Network& network) {
+    for (int to = 0; to < placement_.NumRanks(); ++to) {
+      int from = -1;
+      double lane_free_at = 0;
+      for (const LaneMessage& message : MessagesTo(to, schedule, placement_, kLookAhead)) {
+        if (message.from != from) lane_free_at = 0;
+        from = message.from;
+        const auto& [op, chunk, mb] = message.send;
+        const bool forward = op == Op::kSendForward;
+        const Link& link = network.Between(from, to);
+        const double offered = EndOf(to, message.posted_behind);
+        lane_free_at = std::max({lane_free_at, offered, EndOf(from, message.sent_behind)}) +
+                       static_cast<double>(forward ? BytesOf(messages[chunk + 1].forward)
+                                                   : BytesOf(messages[chunk].backward)) /
+                           link.bytes_per_second;
+        (forward ? outputs_ : input_gradients_)[Cell(chunk, mb)] = {
+            offered, SeenAt(from, lane_free_at + link.latency_seconds)};
       }
     }
   }
@@ -100,16 +130,18 @@ class Sweep {
                        [&](const BoundaryTensor& other) { return other.name == tensor.name; });
       for (int mb = 0; mb < num_microbatches_; ++mb) {
         const Taken &before = Forward(chunk - 1, mb), &here = Forward(chunk, mb);
+        const Passage& output = outputs_[Cell(chunk - 1, mb)];
         if (tensor.name == kHidden) {
-          Carry(tensor, chunk - 1, before, chunk, here, 0);
+          Carry(tensor, chunk - 1, before, chunk, here, output);
         } else if (sent != messages.forward.end()) {
           // Whoever reads it keeps it for the backward pass.
           const Change made{before.start, kClaim}, used{Backward(chunk, mb).end, kHandOver};
-          Send(RankOf(chunk - 1), RankOf(chunk), SidePool(tensor), BytesOf(*sent), before, here, 0,
-               used, keeps_side_inputs ? nullptr : &made);
+          Send(RankOf(chunk - 1), RankOf(chunk), SidePool(tensor), BytesOf(*sent), output, used,
+               keeps_side_inputs ? nullptr : &made);
         }
         if (tensor.needs_gradient) {
-          Carry(tensor, chunk, Backward(chunk, mb), chunk - 1, Backward(chunk - 1, mb), before.end);
+          Carry(tensor, chunk, Backward(chunk, mb), chunk - 1, Backward(chunk - 1, mb),
+                input_gradients_[Cell(chunk, mb)]);
         }
       }
     }
@@ -147,29 +179,27 @@ class Sweep {
     Hold(RankOf(chunk), pool, {first.start, kClaim}, {last.end, kHandOver}, bytes);
   }
 
-  // A stream or gradient that `maker` leaves and `user` takes over, on one rank or sent to another.
+  // A stream or gradient that `maker` leaves and `user` takes over, on one rank or sent to another
+  // by `passage`.
   void Carry(const BoundaryTensor& tensor, int from_chunk, const Taken& maker, int to_chunk,
-             const Taken& user, double earliest) {
+             const Taken& user, const Passage& passage) {
     const int from = RankOf(from_chunk), to = RankOf(to_chunk), pool = ResidualPool(tensor);
     const Change made{maker.end, kHandOver}, used{user.end, kHandOver};
     if (from == to) return Hold(from, pool, made, used, FloatBytes(tensor));
-    Send(from, to, pool, FloatBytes(tensor), maker, user, earliest, used, &made);
+    Send(from, to, pool, FloatBytes(tensor), passage, used, &made);
   }
 
-  // A message of `bytes` on both its ends: made by `maker` on `from`, needed by `user` on `to`,
-  // which can offer memory from `earliest` on. `done`: when nobody on `to` needs the buffer any
-  // more; `sent_from`: from when on it is in use on `from`, null if it is counted elsewhere.
-  void Send(int from, int to, int pool, int64_t bytes, const Taken& maker, const Taken& user,
-            double earliest, const Change& done, const Change* sent_from) {
-    const int before = user.index - kLookAhead - 1;
-    const double offered =
-        before < 0 ? earliest : std::max(earliest, simulation_.timeline[to][before].end);
-    Hold(to, pool, {offered, kOffer}, done, bytes);
-    if (sent_from == nullptr) return;
-    const Link& link = network_.Between(from, to);
-    const double gone = std::max(maker.end, offered) + link.latency_seconds +
-                        static_cast<double>(bytes) / link.bytes_per_second;
-    Hold(from, pool, *sent_from, {SeenAt(from, gone), kRelease}, bytes);
+  // `bytes` of a message on both its ends. `done`: when nobody on `to` needs the buffer any more;
+  // `sent_from`: from when on it is in use on `from`, null if it is counted elsewhere.
+  void Send(int from, int to, int pool, int64_t bytes, const Passage& passage, const Change& done,
+            const Change* sent_from) {
+    Hold(to, pool, {passage.offered, kOffer}, done, bytes);
+    if (sent_from != nullptr) Hold(from, pool, *sent_from, {passage.gone, kRelease}, bytes);
+  }
+
+  // When `rank` has taken `count` computing actions.
+  double EndOf(int rank, int count) const {
+    return count == 0 ? 0.0 : simulation_.timeline[rank][count - 1].end;
   }
 
   // When `rank`, between two actions, sees what happened at `time`.
@@ -184,9 +214,9 @@ class Sweep {
   const Inventory& inventory_;
   const Placement& placement_;
   const Simulation& simulation_;
-  const Network& network_;
   int num_microbatches_ = 0;
   std::vector<Taken> forward_, backward_;                  // [chunk][microbatch]
+  std::vector<Passage> outputs_, input_gradients_;         // [chunk that sends][microbatch]
   std::vector<std::vector<std::vector<Change>>> changes_;  // [rank][pool]
 };
 
@@ -194,7 +224,7 @@ class Sweep {
 
 std::vector<int64_t> BoundaryBufferBytes(const Inventory& inventory,
                                          std::span<const int> chunk_ends,
-                                         const Placement& placement,
+                                         const Placement& placement, const Schedule& schedule,
                                          std::span<const StageMessages> messages,
                                          int64_t operand_bytes, const Simulation& simulation,
                                          const Network& network) {
@@ -206,7 +236,8 @@ std::vector<int64_t> BoundaryBufferBytes(const Inventory& inventory,
   for (int c = 0; c < placement.NumChunks(); ++c) {
     if (chunk_ends[c] > first_reader) behind_side_input[placement.rank_of_chunk[c]] = true;
   }
-  Sweep sweep(inventory, placement, simulation, network);
+  Sweep sweep(inventory, placement, simulation);
+  sweep.AddPassages(WithSends(schedule, placement), messages, network);
   for (int c = 0, first = 0; c < placement.NumChunks(); first = chunk_ends[c++]) {
     sweep.AddInside(c, {first, chunk_ends[c]}, behind_side_input[placement.rank_of_chunk[c]],
                     operand_bytes);

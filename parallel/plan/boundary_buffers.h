@@ -2,10 +2,11 @@
 // streams that run through its chunks, and messages on their way.
 //
 // One buffer goes a long way. It is offered to a message kLookAhead computing actions before the
-// one that needs it; that action works in it and leaves its own result there; the next chunk takes
-// it over, or it is sent and comes free when the peer, which offers memory by the same rule, has
-// it. A rank that runs ahead of its peer is never held up, so it may have many such buffers: as
-// many as are counted here.
+// one that needs it, or sooner if a later message of the same sender is needed sooner
+// (message_order.h); the action that needs it works in it and leaves its own result there; the next
+// chunk takes it over, or it is sent and comes free when the peer, which offers memory by the same
+// rule, has it and whatever was sent to that peer before it. A rank that runs ahead of its peer is
+// never held up, so it may have many such buffers: as many as are counted here.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +15,7 @@
 
 #include "parallel/plan/inventory.h"
 #include "parallel/plan/partition.h"
+#include "parallel/plan/schedule.h"
 #include "parallel/plan/simulator.h"
 #include "parallel/plan/stage_messages.h"
 
@@ -28,10 +30,11 @@ inline constexpr int kLookAhead = 3;
 // with activations.
 //
 // chunk_ends, placement, messages: as for MakeStageMessages, and what it made; operand_bytes: of an
-// element of a side input. `simulation` is of them; `network` tells how long a message takes.
+// element of a side input. `simulation` is of them and of `schedule`, whose transfers may be
+// implied; `network` tells how long a message takes, one after the other from one rank to another.
 std::vector<int64_t> BoundaryBufferBytes(const Inventory& inventory,
                                          std::span<const int> chunk_ends,
-                                         const Placement& placement,
+                                         const Placement& placement, const Schedule& schedule,
                                          std::span<const StageMessages> messages,
                                          int64_t operand_bytes, const Simulation& simulation,
                                          const Network& network);

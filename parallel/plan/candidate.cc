@@ -300,7 +300,7 @@ class Candidate {
     RETURN_IF_ERROR(WithExitCode(simulation.status(), ExitCode::kBadConfig));
     simulation_ = *std::move(simulation);
     const std::vector<int64_t> bytes =
-        BoundaryBufferBytes(inventory(), ends_, placement_, messages_,
+        BoundaryBufferBytes(inventory(), ends_, placement_, schedule_, messages_,
                             request_->rules.operand_bytes, simulation_, network);
     for (size_t r = 0; r < bytes.size(); ++r) ranks_[r].boundary_bytes = bytes[r];
     return absl::OkStatus();

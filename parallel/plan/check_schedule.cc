@@ -1,20 +1,30 @@
-// Two passes. The first looks at each rank's list alone (ranges, owners, doubles, order) and counts
-// what is missing. The second lets every rank run as far as its dependencies allow, in turns, until
-// nobody moves: whoever is not at its end then would wait for ever, because an action that is done
-// stays done and the order of turns cannot matter. A transfer happens when both its ranks are at
-// it, which is the least that a transport may offer.
+// Three passes. The first looks at each rank's list alone (ranges, owners, doubles, order) and
+// counts what is missing. The second compares what each rank sends to another with what that one
+// receives. The third lets every rank run as far as its dependencies allow, in turns, until nobody
+// moves: whoever is not at its end then would wait for ever, because an action that is done stays
+// done and the order of turns cannot matter. A transfer happens when both its ranks are at it,
+// which is the least that a transport may offer.
+//
+// What passes can be run over lanes that match in order, with receives posted as message_order.h
+// says. Take any order in which the third pass ran. A message that an action needs was sent before
+// that action; so was whatever stands before it in its lane, and the passes that those messages
+// were made from were run before they were sent. Hence when the rank gets to the action, none of
+// their receives has anything left to wait for, and all of them are posted.
 
 #include "parallel/plan/check_schedule.h"
 
 #include <algorithm>
+#include <map>
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 
 #include "parallel/base/status_macros.h"
+#include "parallel/plan/message_order.h"
 #include "parallel/plan/schedule.h"
 #include "parallel/plan/schedule_text.h"
 #include "parallel/plan/simulator.h"
@@ -44,6 +54,7 @@ class Checker {
     }
     RETURN_IF_ERROR(CheckLists());
     RETURN_IF_ERROR(CheckComplete());
+    if (has_transfers_) RETURN_IF_ERROR(CheckLanes());
     return CheckProgress();
   }
 
@@ -137,6 +148,34 @@ class Checker {
     return absl::OkStatus();
   }
 
+  // Messages from one rank to another are matched in order: the sends of one list must be the
+  // receives of the other.
+  absl::Status CheckLanes() const {
+    using Lane = std::pair<int, int>;                     // from, to
+    std::map<Lane, std::vector<Action>> sends, receives;  // as the sender names them
+    for (int rank = 0; rank < shape_.num_ranks; ++rank) {
+      for (const Action& action : schedule_.actions[rank]) {
+        if (!IsTransfer(action.op)) continue;
+        const int peer = owners_.rank_of_chunk[OtherEnd(action).chunk];
+        if (IsSend(action.op)) sends[{rank, peer}].push_back(action);
+        if (IsReceive(action.op)) receives[{peer, rank}].push_back(OtherEnd(action));
+      }
+    }
+    for (const auto& [lane, sent] : sends) {
+      const std::vector<Action>& received = receives[lane];
+      const auto [first, other] = std::mismatch(sent.begin(), sent.end(), received.begin());
+      if (first != sent.end()) return Crossing(lane.first, lane.second, *first, *other);
+    }
+    return absl::OkStatus();
+  }
+
+  // Rank `to` receives what `other` sends before what `first` sends, although it is sent later.
+  static absl::Status Crossing(int from, int to, const Action& first, const Action& other) {
+    return Bad(absl::StrCat("messages from rank ", from, " to rank ", to, " cross: rank ", from,
+                            " has ", ToText(first), " before ", ToText(other), ", but rank ", to,
+                            " has ", ToText(OtherEnd(other)), " before ", ToText(OtherEnd(first))));
+  }
+
   const Action* Next(int rank) const {
     const std::vector<Action>& actions = schedule_.actions[rank];
     return position_[rank] < actions.size() ? &actions[position_[rank]] : nullptr;
@@ -220,24 +259,24 @@ struct Event {
   }
 };
 
-// The send that follows `action`, if what it made goes to another rank.
-std::optional<Action> SendBehind(const Action& action, const Placement& placement) {
-  const bool forward = action.op == Op::kForward;
-  const int cut = forward ? action.chunk + 1 : action.chunk;
-  if (action.op == Op::kBackwardWeight || cut == placement.NumChunks()) return std::nullopt;
-  if (!placement.Crosses(cut)) return std::nullopt;
-  return Action{forward ? Op::kSendForward : Op::kSendBackward, action.chunk, action.microbatch};
+// The shape of a schedule that says everything itself.
+PipelineShape ShapeOf(const Schedule& schedule, const Placement& placement) {
+  PipelineShape shape{.num_ranks = std::max(1, placement.NumRanks())};
+  shape.virtual_pipeline_size = placement.NumChunks() / shape.num_ranks;
+  for (const std::vector<Action>& actions : schedule.actions) {
+    for (const Action& action : actions) {
+      shape.num_microbatches = std::max(shape.num_microbatches, action.microbatch + 1);
+    }
+  }
+  return shape;
 }
 
 }  // namespace
 
 absl::StatusOr<Schedule> WithTransfers(const Schedule& compute, const Placement& placement) {
-  for (size_t rank = 0; rank < compute.actions.size(); ++rank) {
-    for (const Action& action : compute.actions[rank]) {
-      if (!IsTransfer(action.op)) continue;
-      return absl::InvalidArgumentError(absl::StrCat("schedule: rank ", rank, ", action ",
-                                                     ToText(action), ": transfers already"));
-    }
+  if (HasTransfers(compute)) {
+    RETURN_IF_ERROR(CheckSchedule(compute, ShapeOf(compute, placement), placement));
+    return compute;
   }
   const std::vector<ChunkCost> costs(placement.NumChunks(),
                                      {.forward = 1, .backward_input = 1, .backward_weight = 1});

@@ -21,6 +21,9 @@ namespace deepnet {
 //     microbatches are adjacent numbers, so this holds inside each replica, for any number of them;
 //   - transfers: either none at all (they are implied), or every cut between ranks has its send and
 //     its receive, once each way and microbatch;
+//   - messages from one rank to another stand in one order in both lists, as transports that match
+//     them in order need it (message_order.h): the first two that cross are named. Transfers that
+//     are implied are in order whatever the schedule is;
 //   - dependencies can be met: F needs F of the chunk before; B and I need their own F and the
 //     B or I of the chunk behind; W needs its own I. With transfers, data of another rank arrive by
 //     a receive, and a send blocks until its receive is reached (the strictest transport). A rank
@@ -35,8 +38,10 @@ absl::Status CheckSchedule(const Schedule& schedule, const PipelineShape& shape,
 // cannot deadlock, even if sends and receives block until both are reached: the earliest transfer
 // of the order that is not done has both its ranks at it.
 //
-// InvalidArgument, as from CheckSchedule, if `compute` has transfers already, has owners other than
-// the placement's, or waits for ever (rank and action named).
+// A schedule that has its transfers comes back as it is if CheckSchedule accepts it.
+//
+// InvalidArgument, as from CheckSchedule, if `compute` has owners other than the placement's, or
+// waits for ever (rank and action named).
 absl::StatusOr<Schedule> WithTransfers(const Schedule& compute, const Placement& placement);
 
 }  // namespace deepnet

@@ -16,6 +16,13 @@ int PeakAlive(const Schedule& schedule, int rank) {
   return peak;
 }
 
+bool HasTransfers(const Schedule& schedule) {
+  const auto transfers = [](const Action& action) { return IsTransfer(action.op); };
+  return std::any_of(schedule.actions.begin(), schedule.actions.end(), [&](const auto& actions) {
+    return std::any_of(actions.begin(), actions.end(), transfers);
+  });
+}
+
 std::optional<Action> ScheduleProgress::WaitsFor(const Action& action,
                                                  const Placement* transfers) const {
   const int chunk = action.chunk, mb = action.microbatch;

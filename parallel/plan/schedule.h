@@ -32,6 +32,8 @@ enum class Op {
 };
 
 inline bool IsTransfer(Op op) { return op >= Op::kSendForward; }
+inline bool IsSend(Op op) { return op == Op::kSendForward || op == Op::kSendBackward; }
+inline bool IsReceive(Op op) { return IsTransfer(op) && !IsSend(op); }
 
 // One step of one rank. Printed as <chunk><op><microbatch>, for example "3B12".
 struct Action {
@@ -62,6 +64,9 @@ struct Schedule {
 // Most microbatches of one chunk, summed over the rank's chunks, whose forward is done and whose
 // backward (weights included) is not, at any moment of rank `rank`.
 int PeakAlive(const Schedule& schedule, int rank);
+
+// Returns true if `schedule` states its transfers; otherwise they are implied.
+bool HasTransfers(const Schedule& schedule);
 
 class ScheduleProgress {
  public:

@@ -24,7 +24,7 @@ void FoldTied(Parameters& parameters, Ops& ops) {
 at::Tensor FlatGradient(const Parameters& parameters) {
   std::vector<at::Tensor> pieces;
   for (const Parameter& p : parameters.inventory().parameters) {
-    pieces.push_back(parameters.Gradient(p.name).reshape({-1}));
+    pieces.push_back(parameters.Gradient(p.name).reshape({-1}).to(at::Device(at::kCPU)));
   }
   return at::cat(pieces);
 }

@@ -13,7 +13,7 @@ namespace deepnet::testing {
 // Parameters::Gradient returns, in the order source, target, output. Clears the rows of padding.
 void FoldTied(Parameters& parameters, Ops& ops);
 
-// A copy [n] of the first uses' accumulators in the order of parameters.weights().
+// A copy [n] on the CPU of the first uses' accumulators in the order of parameters.weights().
 at::Tensor FlatGradient(const Parameters& parameters);
 
 }  // namespace deepnet::testing

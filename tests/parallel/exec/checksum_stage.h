@@ -2,6 +2,7 @@
 // which order, and on every byte that crossed a cut. For tests of the executor.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <map>
@@ -69,6 +70,9 @@ class ChecksumStage final : public Stage {
       for (size_t t = 0; t < tensors.size(); ++t) tensors[t].assign(t + 1, 0);
       int& alive = num_live_[{boundary, chunk}];
       if (++alive > most_live[boundary]) most_live[boundary] = alive;
+      if (boundary == Boundary::kInput || boundary == Boundary::kOutputGradient) {
+        most_received = std::max(most_received, ++num_received_);
+      }
     }
     std::vector<Buffer> buffers;
     for (auto& tensor : tensors) buffers.push_back(Buffer::Of(std::span(tensor)));
@@ -93,6 +97,7 @@ class ChecksumStage final : public Stage {
   absl::Status failure;
   int num_released = 0;               // sends
   std::map<Boundary, int> most_live;  // buffers of one chunk at once
+  int most_received = 0;              // messages of all chunks that have memory at once
 
  private:
   using Key = std::pair<int, int>;  // chunk, microbatch
@@ -137,6 +142,7 @@ class ChecksumStage final : public Stage {
     }
     live_.erase(at);
     --num_live_[{boundary, chunk}];
+    --num_received_;
     return value;
   }
 
@@ -144,6 +150,7 @@ class ChecksumStage final : public Stage {
   std::map<Key, uint64_t> outputs_, input_gradients_;
   std::map<std::tuple<Boundary, int, int>, std::vector<std::vector<uint64_t>>> live_;
   std::map<std::pair<Boundary, int>, int> num_live_;
+  int num_received_ = 0;
 
  public:
   std::vector<uint64_t> gradients;  // [chunk]; depends on the order of microbatches

@@ -28,6 +28,7 @@ struct Case {
   std::vector<double> units;  // [chunk] seconds of F, of I, of W
   Network network = {};
   int64_t operand_bytes = 4;
+  Schedule written = {};  // instead of the named one, on its placement
 };
 
 // In units of kStream.
@@ -37,13 +38,14 @@ std::vector<double> Streams(const Inventory& inventory, const Case& it) {
   for (const double unit : it.units) {
     costs.push_back({.forward = unit, .backward_input = unit, .backward_weight = unit});
   }
-  const Schedule schedule = *MakeNamedSchedule(it.schedule, it.shape, costs);
+  const Schedule schedule =
+      it.written.actions.empty() ? *MakeNamedSchedule(it.schedule, it.shape, costs) : it.written;
   const auto messages = MakeStageMessages(inventory, it.ends, placement,
                                           it.operand_bytes == 2 ? "bfloat16" : "float32");
   const auto simulation = Simulate(schedule, placement, costs, it.network);
   EXPECT_TRUE(simulation.ok()) << simulation.status();
   std::vector<double> streams;
-  for (const int64_t bytes : BoundaryBufferBytes(inventory, it.ends, placement, messages,
+  for (const int64_t bytes : BoundaryBufferBytes(inventory, it.ends, placement, schedule, messages,
                                                  it.operand_bytes, *simulation, it.network)) {
     streams.push_back(static_cast<double>(bytes) / kStream);
   }
@@ -94,6 +96,52 @@ TEST(BoundaryBuffers, AreInUseAsLongAsTheLinkIsBusy) {
   EXPECT_THAT(Streams(Toy(1), slow), ElementsAre(1 + 3, 3 + 1 + 1));
   slow.network.inside_node.bytes_per_second = kStream / 100.0;
   EXPECT_THAT(Streams(Toy(1), slow), ElementsAre(3 + 3, 3 + 3 + 1));
+}
+
+// A message takes 3 s and begins when the one before it is through: rank 0 makes one a second, and
+// the last four are on their way or wait when the last one is claimed. On the way back rank 1 makes
+// one in two seconds.
+TEST(BoundaryBuffers, AreInUseUntilTheMessagesBeforeThemAreThrough) {
+  Case slow{.schedule = "gpipe",
+            .shape = {.num_ranks = 2, .num_microbatches = 6},
+            .ends = {2, 5},
+            .units = {1, 1}};
+  slow.network.inside_node.bytes_per_second = kStream / 3.0;
+  EXPECT_THAT(Streams(Toy(1), slow), ElementsAre(4 + 5, 6 + 4 + 1));
+}
+
+// Layers of one stack; each but the first takes its stream.
+Inventory OneStack(int num) {
+  Inventory inventory{.stacks = {testing::ToyStack()}};
+  for (int i = 0; i < num; ++i) {
+    Layer& layer = inventory.layers.emplace_back();
+    layer.looks_up = i == 0;
+    if (i > 0) layer.inputs = {{.name = "hidden", .shape = {kRows, kWidth}, .dtype = "float32"}};
+  }
+  return inventory;
+}
+
+// Rank 1 takes one microbatch after the other all the way: gradient m for chunk 0 leaves before the
+// stream m + 1 for chunk 3. Rank 0 takes all backward passes of chunk 0 last. So it needs streams
+// first but offers memory to gradients before: to five when the last stream's memory is offered and
+// its own output of 0F5 is not yet gone. That is one more than the gradients that it needs soon.
+TEST(BoundaryBuffers, AreOfferedInTheOrderOfTheSender) {
+  constexpr int kMicrobatches = 6;
+  Case crossing{
+      .schedule = "zb-v",
+      .shape = {.num_ranks = 2, .num_microbatches = kMicrobatches, .virtual_pipeline_size = 2},
+      .ends = {1, 2, 3, 4},
+      .units = {1, 1, 1, 1},
+      .written = {{{}, {}}}};
+  std::vector<Action>&first = crossing.written.actions[0], &second = crossing.written.actions[1];
+  for (int m = 0; m < kMicrobatches; ++m) {
+    first.insert(first.end(), {{Op::kForward, 0, m}, {Op::kForward, 3, m}, {Op::kBackward, 3, m}});
+    second.insert(
+        second.end(),
+        {{Op::kForward, 1, m}, {Op::kForward, 2, m}, {Op::kBackward, 2, m}, {Op::kBackward, 1, m}});
+  }
+  for (int m = 0; m < kMicrobatches; ++m) first.push_back({Op::kBackward, 0, m});
+  EXPECT_THAT(Streams(OneStack(4), crossing), ElementsAre(5 + 1 + 1, 3));
 }
 
 // In V the last chunk of the first lap and the first of the second are on one rank: what lies

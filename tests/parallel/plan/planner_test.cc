@@ -362,6 +362,12 @@ TEST(Planner, RefusesAScheduleThatCannotBe) {
   expect({.microbatches = 4, .stages = 2, .schedule = "rank 0: 0F0 0X0\n"}, "0X0");
   expect({.stages = 2, .schedule = "rank 0: 0F0 0B0\nrank 1: 1F0 1B0 2F0 2B0\n"},
          "3 chunks cannot be dealt to 2 ranks");
+  expect({.microbatches = 2,
+          .stages = 2,
+          .schedule = "rank 0: 0F0 0SF0 0F1 0SF1 0RB0 0B0 0RB1 0B1\n"
+                      "rank 1: 1RF1 1RF0 1F0 1F1 1B0 1SB0 1B1 1SB1\n"},
+         "messages from rank 0 to rank 1 cross: rank 0 has 0SF0 before 0SF1, but rank 1 has 1RF1 "
+         "before 1RF0");
 }
 
 // --- what cannot be ------------------------------------------------------------------------------
