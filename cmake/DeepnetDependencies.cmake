@@ -21,6 +21,14 @@ set_property(TARGET protobuf::libprotobuf APPEND PROPERTY
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(SENTENCEPIECE REQUIRED IMPORTED_TARGET sentencepiece)
 pkg_check_modules(ZSTD REQUIRED IMPORTED_TARGET libzstd)
+
+# Where launch/fetch_libtorch.sh puts what it brings.
+if(DEFINED ENV{XDG_CACHE_HOME})
+  set(deepnet_cache $ENV{XDG_CACHE_HOME}/deepnet)
+else()
+  set(deepnet_cache $ENV{HOME}/.cache/deepnet)
+endif()
+
 if(DEEPNET_PURE_ONLY)
   return()
 endif()
@@ -42,12 +50,7 @@ endif()
 # LibTorch by own imported targets: the wheel's TorchConfig.cmake asks for a CUDA toolkit even for
 # a CPU build. torch/include/google (protobuf 3.13 headers) must not exist: the fetch script leaves it out.
 if(NOT DEEPNET_TORCH_ROOT)
-  if(DEFINED ENV{XDG_CACHE_HOME})
-    set(deepnet_cache $ENV{XDG_CACHE_HOME})
-  else()
-    set(deepnet_cache $ENV{HOME}/.cache)
-  endif()
-  set(DEEPNET_TORCH_ROOT ${deepnet_cache}/deepnet/libtorch-2.11.0/torch)
+  set(DEEPNET_TORCH_ROOT ${deepnet_cache}/libtorch-2.11.0/torch)
 endif()
 if(NOT EXISTS ${DEEPNET_TORCH_ROOT}/lib/libtorch_cpu.so)
   message(FATAL_ERROR "LibTorch not found in '${DEEPNET_TORCH_ROOT}': run launch/fetch_libtorch.sh, "

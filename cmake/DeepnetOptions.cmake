@@ -1,19 +1,19 @@
-# Flags every target gets.
+# Flags every target gets; those of kernels for GPUs stand in DeepnetCuda.cmake.
 #
 # -ffp-contract=off: a*b+c is two roundings unless the code says fma, so that bits do not depend on
 # what the compiler found to fuse (docs/design/determinism.md).
 # A designated initializer may leave fields to their defaults.
-add_compile_options(-Wall -Wextra -Werror -Wno-missing-field-initializers -ffp-contract=off -fno-math-errno -fopenmp-simd)
+add_compile_options("$<$<COMPILE_LANGUAGE:C,CXX>:-Wall;-Wextra;-Werror;-Wno-missing-field-initializers;-ffp-contract=off;-fno-math-errno;-fopenmp-simd>")
 set(CMAKE_CXX_FLAGS_RELEASE "-O2 -g1")
 
 if(DEEPNET_SANITIZER)
-  add_compile_options(-fsanitize=${DEEPNET_SANITIZER} -fno-omit-frame-pointer)
+  add_compile_options("$<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${DEEPNET_SANITIZER};-fno-omit-frame-pointer>")
   add_link_options(-fsanitize=${DEEPNET_SANITIZER})
 endif()
 
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # False alarms on std::string's operator+ and copies (GCC bugs 105651, 105329).
-  add_compile_options(-Wno-restrict -Wno-array-bounds)
+  add_compile_options("$<$<COMPILE_LANGUAGE:C,CXX>:-Wno-restrict;-Wno-array-bounds>")
 endif()
 
 find_program(DEEPNET_CCACHE ccache)

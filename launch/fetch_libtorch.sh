@@ -1,9 +1,13 @@
 #!/usr/bin/env bash
 # Fetches LibTorch 2.11.0 (headers and libraries of the PyPI wheel) into the user's cache folder.
 #
-#   launch/fetch_libtorch.sh [--cuda] [--help]
+#   launch/fetch_libtorch.sh [--cuda | --cuda-headers] [--help]
 #
-#   --cuda   also libtorch_cuda.so and the NVIDIA libraries it needs that a CUDA 13 toolkit lacks
+#   --cuda           also libtorch_cuda.so and the NVIDIA libraries it needs that a CUDA 13 toolkit
+#                    lacks
+#   --cuda-headers   instead of LibTorch the headers of CUDA 13.0, cuBLAS and NCCL, which the emulated
+#                    GPU of the tests needs where there is no toolkit; into deepnet/cuda-headers-13.0
+#                    of the cache folder (0.6 GB are downloaded for 20 MB)
 #
 # Target: ${XDG_CACHE_HOME:-~/.cache}/deepnet/libtorch-2.11.0, holding torch/ and nvidia/ side by
 # side, where the build looks. A folder that is already complete is left as it is. The folder appears
@@ -13,9 +17,11 @@ set -euo pipefail
 
 version=2.11.0
 want_cuda=no
+headers_only=no
 case "${1:-}" in
   "") ;;
   --cuda) want_cuda=yes ;;
+  --cuda-headers) headers_only=yes ;;
   --help) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; exit 0 ;;
   *) echo "fetch_libtorch.sh: unknown argument '$1' (see --help)" >&2; exit 2 ;;
 esac
@@ -26,10 +32,18 @@ wheels=("torch==$version" nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.8
   nvidia-nvshmem-cu13==3.4.5 nvidia-cusparselt-cu13==0.8.0 nvidia-cufile==1.15.1.6)
 
 target=${XDG_CACHE_HOME:-$HOME/.cache}/deepnet/libtorch-$version
+what="LibTorch $version"
+if [[ $headers_only == yes ]]; then
+  wheels=(nvidia-cuda-runtime==13.0.96 nvidia-cuda-crt==13.0.88 nvidia-cuda-cccl==13.0.85
+    nvidia-cublas==13.1.0.3 nvidia-nccl-cu13==2.28.9)
+  target=$(dirname "$target")/cuda-headers-13.0
+  what="CUDA's headers"
+fi
+has_headers() { [[ -f $target/include/cuda_runtime.h && -f $target/include/nccl.h ]]; }
 has_cpu() { [[ -f $target/torch/lib/libtorch_cpu.so && -d $target/torch/include/ATen ]]; }
 has_cuda() { [[ $want_cuda == no || -f $target/torch/lib/libtorch_cuda.so ]]; }
-if has_cpu && has_cuda; then
-  echo "LibTorch $version is already in $target"
+if { [[ $headers_only == yes ]] && has_headers; } || { has_cpu && has_cuda; }; then
+  echo "$what: already in $target"
   exit 0
 fi
 
@@ -54,11 +68,21 @@ done
   --only-binary=:all: --implementation cp --python-version 3.11 --abi cp311 --abi abi3 --abi none \
   "${platforms[@]}" --dest "$work/wheels" "${wheels[@]}"
 
-python3 - "$work/wheels" "$work/unpacked" "$want_cuda" <<'PY'
-"""Unpacks what a C++ build needs: torch/include, torch/lib and nvidia/."""
+python3 - "$work/wheels" "$work/unpacked" "$want_cuda" "$headers_only" <<'PY'
+"""Unpacks what a C++ build needs: torch/include, torch/lib and nvidia/, or include/ alone."""
 import pathlib, re, sys, zipfile
 
 wheels, out, want_cuda = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "yes"
+if sys.argv[4] == "yes":
+    for wheel in sorted(wheels.glob("*.whl")):
+        with zipfile.ZipFile(wheel) as archive:
+            for name in archive.namelist():
+                header = re.match(r"nvidia/\w+/(include/.*[^/])$", name)
+                if header:
+                    path = pathlib.Path(out, header[1])
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(archive.read(name))
+    sys.exit()
 # torch/include/google holds an old protobuf that would be found before the system's.
 unwanted = re.compile(r"torch/include/google/|torch/lib/libtorch_python")
 cuda_only = re.compile(r"torch/lib/lib(torch_cuda|torch_nvshmem|c10_cuda|caffe2_nvrtc)")
@@ -73,4 +97,4 @@ PY
 
 rm -rf "$target"
 mv "$work/unpacked" "$target"
-echo "LibTorch $version: $(du -sh "$target" | cut -f1) in $target"
+echo "$what: $(du -sh "$target" | cut -f1) in $target"

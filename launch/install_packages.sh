@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that building needs, if any is missing.
 #
-#   launch/install_packages.sh [--with-lints] [--with-lab] [--help]
+#   launch/install_packages.sh [--with-lints] [--with-lab] [--with-emulated-gpu] [--help]
 #
 #   --with-lints   also clang-format, clang-tidy, ctags and chromium, which .ci/run uses
 #   --with-lab     also pandas, matplotlib and jinja2 of Debian's Python, which launch/lab/lab.py uses
+#   --with-emulated-gpu   also Boost.Context, on whose fibers the tests' emulated GPU runs kernels
 #
 # Needs root or sudo only where something is missing. On a system without apt it changes nothing,
 # says what is needed and ends with status 1.
@@ -18,6 +19,7 @@ for argument in "$@"; do
   case $argument in
     --with-lints) packages+=(clang-format clang-tidy universal-ctags chromium fonts-dejavu-core) ;;
     --with-lab) packages+=(python3-pandas python3-matplotlib python3-jinja2) ;;
+    --with-emulated-gpu) packages+=(libboost-context-dev) ;;
     --help) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; exit 0 ;;
     *) echo "install_packages.sh: unknown argument '$argument' (see --help)" >&2; exit 2 ;;
   esac

@@ -31,7 +31,7 @@ ALLOWED = {
 OUTSIDE = {  # angle-bracket headers that belong to a few folders only
     r"mpi\.h": ["parallel/comm/mpi_"],
     r"(ATen|c10|torch)/": ["parallel/exec", "trainer", "launch", "tests"],
-    r"(cuda|cublas|nccl)": ["parallel/comm/nccl_", "trainer/kernels"],
+    r"(cuda|cublas|nccl)": ["parallel/comm/nccl_", "trainer/kernels", "tests/gpu"],
 }
 
 

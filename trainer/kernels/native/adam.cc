@@ -20,7 +20,10 @@ double IntegerPower(double base, int64_t n) {
   return result;
 }
 
-AdamConstants MakeConstants(const AdamArgs& args) {
+}  // namespace
+
+AdamConstants MakeAdamConstants(const AdamArgs& args) {
+  DEEPNET_CHECK(args.step >= 1) << "step " << args.step;
   const double c1 = 1.0 - IntegerPower(args.beta1, args.step);
   const double root_c2 = std::sqrt(1.0 - IntegerPower(args.beta2, args.step));
   const bool fairseq = args.convention == AdamConvention::kFairseq;
@@ -36,12 +39,9 @@ AdamConstants MakeConstants(const AdamArgs& args) {
           .gradient_scale = args.gradient_scale};
 }
 
-}  // namespace
-
 void AdamStep(ThreadPool& pool, const KernelTable& table, const AdamArgs& args, int64_t n,
               float* weights, const float* gradient, float* m, float* v) {
-  DEEPNET_CHECK(args.step >= 1) << "step " << args.step;
-  const AdamConstants constants = MakeConstants(args);
+  const AdamConstants constants = MakeAdamConstants(args);
   const ElementwiseTable& kernels = table.elementwise;
   ForBlocks(pool, n, kElementsPerBlock, [&](int64_t begin, int64_t end, int) {
     kernels.adam(constants, end - begin, weights + begin, gradient + begin, m + begin, v + begin);

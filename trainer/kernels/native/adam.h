@@ -27,6 +27,18 @@ struct AdamArgs {
   AdamConvention convention = AdamConvention::kFairseq;
 };
 
+// The numbers of AdamArgs that are the same for every element, computed once.
+struct AdamConstants {
+  float beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon;
+  float decay;  // weights are multiplied by 1 - decay
+  float rate;   // p -= rate * m / (sqrt(v) * root_scale + epsilon)
+  float root_scale;
+  float gradient_scale;
+};
+
+// args.step >= 1.
+AdamConstants MakeAdamConstants(const AdamArgs& args);
+
 // One update of n weights. Every element by itself: any cut of the range gives the same bits.
 void AdamStep(ThreadPool& pool, const KernelTable& table, const AdamArgs& args, int64_t n,
               float* weights, const float* gradient, float* m, float* v);

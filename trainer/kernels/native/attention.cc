@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "parallel/base/check.h"
+#include "trainer/kernels/native/check_elements.h"
 #include "trainer/kernels/native/kernel_table.h"
 #include "trainer/kernels/native/thread_pool.h"
 #include "trainer/kernels/native/scratch.h"
@@ -57,6 +58,7 @@ void AttentionForward(ThreadPool& pool, const KernelTable& table, const Attentio
   const AttentionShape& shape = args.shape;
   const int64_t max_keys =
       CheckShape(shape, args.q.rows, args.k.rows, args.q.cols, stream.active());
+  CheckElements(args.q);
   DEEPNET_CHECK(args.q.element == args.k.element && args.q.element == args.v.element &&
                 args.q.element == args.context.element);
   const ElementwiseTable& kernels = table.elementwise;
@@ -76,6 +78,7 @@ void AttentionBackward(ThreadPool& pool, const KernelTable& table,
   const int64_t max_keys =
       CheckShape(shape, args.q.rows, args.k.rows, args.q.cols, stream.active());
   const Element element = args.q.element;
+  CheckElements(args.q);
   DEEPNET_CHECK(args.k.element == element && args.v.element == element &&
                 args.d_context.element == element && args.dq.element == element &&
                 args.dk.element == element && args.dv.element == element);
@@ -98,6 +101,7 @@ void DecodeAttention(ThreadPool& pool, const KernelTable& table, const DecodeAtt
     DEEPNET_CHECK(args.lengths[row] >= 1) << "row " << row << " has an empty cache";
     longest = std::max<int64_t>(longest, args.lengths[row]);
   }
+  CheckElements(args.q);
   DEEPNET_CHECK(args.q.element == args.context.element);
   const ElementwiseTable& kernels = table.elementwise;
   // For each head the row kernel wants two pieces of whole vectors of at most 16 floats.

@@ -55,6 +55,7 @@ struct AttentionBackwardArgs {
   ConstMatrix k = {};
   ConstMatrix v = {};
   const float* lse = nullptr;
+  ConstMatrix context = {};  // of the forward pass; CPU kernels do not need it
   ConstMatrix d_context = {};
   DropoutKey dropout = {};  // as in the forward pass
   RowIds q_ids = {};

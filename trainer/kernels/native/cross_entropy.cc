@@ -1,6 +1,7 @@
 #include "trainer/kernels/native/cross_entropy.h"
 
 #include "parallel/base/check.h"
+#include "trainer/kernels/native/check_elements.h"
 #include "trainer/kernels/native/kernel_table.h"
 #include "trainer/kernels/native/thread_pool.h"
 
@@ -15,6 +16,7 @@ constexpr int64_t kRowsPerVocabularyBlock = 4;
 void CrossEntropyRows(ThreadPool& pool, const KernelTable& table, const CrossEntropyArgs& args) {
   DEEPNET_CHECK(args.vocabulary >= 2) << "vocabulary of " << args.vocabulary;
   DEEPNET_CHECK_LE(args.vocabulary, args.stride);
+  CheckElements(args.d_logits);
   for (int64_t row = 0; row < args.rows; ++row) {
     DEEPNET_CHECK(args.targets[row] >= -1 && args.targets[row] < args.vocabulary)
         << "row " << row << " has target " << args.targets[row] << " of " << args.vocabulary;

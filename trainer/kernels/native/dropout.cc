@@ -5,6 +5,7 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/philox.h"
+#include "trainer/kernels/native/check_elements.h"
 #include "trainer/kernels/native/kernel_table.h"
 #include "trainer/kernels/native/thread_pool.h"
 
@@ -59,6 +60,7 @@ void DropoutMask(ThreadPool& pool, const KernelTable& table, const DropoutKey& k
 void DropoutForward(ThreadPool& pool, const KernelTable& table, const DropoutKey& key, RowIds ids,
                     Matrix x, uint8_t* mask) {
   DEEPNET_CHECK_LE(x.cols, kMaxDropoutFeatures);
+  CheckElements(x);
   const DropoutStream stream = MakeDropoutStream(key);
   if (!stream.active()) return;
   const ElementwiseTable& kernels = table.elementwise;
@@ -72,6 +74,7 @@ void DropoutForward(ThreadPool& pool, const KernelTable& table, const DropoutKey
 
 void DropoutBackward(ThreadPool& pool, const KernelTable& table, double rate, const uint8_t* mask,
                      Matrix dx) {
+  CheckElements(dx);
   if (rate == 0.0) return;
   const ElementwiseTable& kernels = table.elementwise;
   ForRowBlocks(pool, dx.rows, [&](int64_t begin, int64_t end, int) {

@@ -55,7 +55,7 @@ struct DropoutStream {
   uint32_t threshold = 0;  // keep if lane >= threshold
   float scale = 1.0f;      // of what is kept
 
-  bool active() const { return threshold > 0; }
+  constexpr bool active() const { return threshold > 0; }
 };
 
 DropoutStream MakeDropoutStream(const DropoutKey& key);

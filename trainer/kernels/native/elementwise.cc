@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "parallel/base/check.h"
+#include "trainer/kernels/native/check_elements.h"
 #include "trainer/kernels/native/kernel_table.h"
 #include "trainer/kernels/native/scratch.h"
 #include "trainer/kernels/native/thread_pool.h"
@@ -11,6 +12,7 @@ namespace deepnet::native {
 namespace {
 
 void CheckSameShape(const ConstMatrix& a, const ConstMatrix& b) {
+  CheckElements(a, b);
   DEEPNET_CHECK_EQ(a.rows, b.rows);
   DEEPNET_CHECK_EQ(a.cols, b.cols);
 }
@@ -72,6 +74,7 @@ void Cast(ThreadPool& pool, const KernelTable& table, ConstMatrix from, Matrix t
 
 void ScaleShiftForward(ThreadPool& pool, const KernelTable& table,
                        const ScaleShiftForwardArgs& args, Scratch& scratch) {
+  CheckElements(args.x, args.y);
   float* columns = scratch.Reserve(args.x.cols);
   Spread(args.scale, args.groups, args.x.cols, columns);
   const float shift = args.shift != nullptr ? *args.shift : 0.0f;
@@ -82,6 +85,7 @@ void ScaleShiftForward(ThreadPool& pool, const KernelTable& table,
 
 void ScaleShiftBackward(ThreadPool& pool, const KernelTable& table,
                         const ScaleShiftBackwardArgs& args, Scratch& scratch) {
+  CheckElements(args.dy, args.x, args.dx);
   const int64_t rows = args.dy.rows, cols = args.dy.cols;
   const int64_t num_blocks = (rows + kRowsPerBlock - 1) / kRowsPerBlock;
   const int64_t partial_size = 2 * cols;

@@ -4,39 +4,15 @@
 #include "trainer/kernels/native/embedding.h"
 
 #include "parallel/base/check.h"
+#include "trainer/kernels/native/check_elements.h"
 #include "trainer/kernels/native/kernel_table.h"
 #include "trainer/kernels/native/thread_pool.h"
 #include "trainer/kernels/native/scratch.h"
+#include "trainer/kernels/native/sorted_rows.h"
 
 namespace deepnet::native {
-namespace {
-
-// Rows [0, rows) with index >= 0, sorted by index and within it by row: counting sort, least
-// significant digit first. `other` is scratch of the same size. Returns the sorted array.
-int32_t* SortRows(const int32_t* index, int64_t rows, int64_t num_indices, int32_t* order,
-                  int32_t* other, int64_t* num_sorted) {
-  constexpr int kDigitBits = 11;
-  constexpr int kDigits = 1 << kDigitBits;
-  int64_t n = 0;
-  for (int64_t row = 0; row < rows; ++row) {
-    if (index[row] >= 0) order[n++] = static_cast<int32_t>(row);
-  }
-  for (int shift = 0; shift < 31 && (num_indices - 1) >> shift > 0; shift += kDigitBits) {
-    int32_t starts[kDigits + 1] = {};
-    for (int64_t i = 0; i < n; ++i) ++starts[(index[order[i]] >> shift) % kDigits + 1];
-    for (int digit = 0; digit < kDigits; ++digit) starts[digit + 1] += starts[digit];
-    for (int64_t i = 0; i < n; ++i) {
-      other[starts[(index[order[i]] >> shift) % kDigits]++] = order[i];
-    }
-    std::swap(order, other);
-  }
-  *num_sorted = n;
-  return order;
-}
-
-}  // namespace
-
 void EmbedForward(ThreadPool& pool, const KernelTable& table, const EmbedForwardArgs& args) {
+  CheckElements(args.table, args.x_operand);
   for (int64_t row = 0; row < args.rows; ++row) {
     DEEPNET_CHECK(args.ids[row] >= -1 && args.ids[row] < args.vocabulary)
         << "row " << row << " has id " << args.ids[row] << " of " << args.vocabulary;
@@ -57,15 +33,12 @@ void EmbedForward(ThreadPool& pool, const KernelTable& table, const EmbedForward
 
 void EmbedBackward(ThreadPool& pool, const KernelTable& table, const EmbedBackwardArgs& args,
                    Scratch& scratch) {
-  DEEPNET_CHECK(args.rows < (int64_t{1} << 31)) << args.rows << " rows";
-  for (int64_t row = 0; row < args.rows; ++row) {
-    DEEPNET_CHECK(args.index[row] >= -1 && args.index[row] < args.num_indices)
-        << "row " << row << " has index " << args.index[row] << " of " << args.num_indices;
-  }
   int32_t* order_space = reinterpret_cast<int32_t*>(scratch.Reserve(2 * args.rows));
-  int64_t n = 0;
-  const int32_t* order =
-      SortRows(args.index, args.rows, args.num_indices, order_space, order_space + args.rows, &n);
+  const std::span<const int32_t> sorted =
+      SortRowsByIndex({args.index, static_cast<size_t>(args.rows)}, args.num_indices, order_space,
+                      order_space + args.rows);
+  const int64_t n = static_cast<int64_t>(sorted.size());
+  const int32_t* const order = sorted.data();
   const ElementwiseTable& kernels = table.elementwise;
   const float scale = args.rate > 0.0 ? KeepScale(args.rate) : 0.0f;
   ForRowBlocks(pool, n, [&](int64_t begin, int64_t end, int) {

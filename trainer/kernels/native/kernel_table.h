@@ -98,15 +98,6 @@ struct GemmTable {
   void (*pack_transposed)(const PackArgs& args, int64_t panel);
 };
 
-// The numbers of AdamArgs that are the same for every element, computed once.
-struct AdamConstants {
-  float beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon;
-  float decay;  // weights are multiplied by 1 - decay
-  float rate;   // p -= rate * m / (sqrt(v) * root_scale + epsilon)
-  float root_scale;
-  float gradient_scale;
-};
-
 // `keep_scale` is 1 / (1 - rate), or 0 if nothing is dropped and there is no mask.
 struct ElementwiseTable {
   // dropout.h. Mask bytes first_block..first_block+num_blocks of `rows` rows; `stride` bytes apart.

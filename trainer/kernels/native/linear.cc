@@ -9,6 +9,7 @@
 #include <new>
 
 #include "parallel/base/check.h"
+#include "trainer/kernels/native/check_elements.h"
 
 namespace deepnet::native {
 namespace {
@@ -94,6 +95,7 @@ void RunProduct(ThreadPool& pool, const GemmTable& gemm, const ProductArgs& args
 }
 
 void CheckShape(const ConstMatrix& m, int64_t rows, int64_t cols, const char* name) {
+  CheckElements(m);
   DEEPNET_CHECK(m.rows == rows && m.cols == cols && m.stride >= m.cols)
       << name << " is [" << m.rows << ", " << m.cols << "] with stride " << m.stride << ", not ["
       << rows << ", " << cols << "]";
@@ -112,6 +114,7 @@ PackedWeight::PackedWeight(const KernelTable& table, int64_t out, int64_t in, El
                            PackedFor packed_for)
     : table_(&table), out_(out), in_(in), element_(element), units_(UnitsOf(table, element)) {
   DEEPNET_CHECK(out > 0 && in > 0) << "weight of " << out << " x " << in;
+  DEEPNET_CHECK(element != Element::kFloat16) << "kernels for CPUs have no float16";
   const int64_t width = table.gemm.panel_width;
   forward_panel_stride_ = CeilDiv(in, UnitDepth(units_)) * width;
   backward_panel_stride_ = CeilDiv(out, UnitDepth(units_)) * width;
@@ -184,6 +187,7 @@ void LinearBackwardInput(ThreadPool& pool, const KernelTable& table, ConstMatrix
 
 void LinearBackwardWeight(ThreadPool& pool, const KernelTable& table, ConstMatrix dy, ConstMatrix x,
                           float* dw, float* dbias, Scratch& scratch) {
+  CheckElements(dy, x);
   DEEPNET_CHECK(dy.element == x.element) << "operands differ in element";
   CheckShape(dy, x.rows, dy.cols, "dy");
   CheckShape(x, x.rows, x.cols, "x");

@@ -6,7 +6,7 @@
 
 namespace deepnet::native {
 
-// 16-bit numbers are held as uint16_t. float16 is for GPUs: CPU kernels do not take it.
+// bfloat16 is held as uint16_t. float16 is for GPUs: kernels of this folder refuse it.
 enum class Element { kFloat32, kBfloat16, kFloat16 };
 
 // `stride` elements from one row to the next, >= cols: a slice of a wider matrix's columns is a

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "parallel/base/check.h"
+#include "trainer/kernels/native/check_elements.h"
 #include "trainer/kernels/native/elementwise.h"
 #include "trainer/kernels/native/kernel_table.h"
 #include "trainer/kernels/native/thread_pool.h"
@@ -15,6 +16,7 @@ void ResidualNormForward(ThreadPool& pool, const KernelTable& table,
                          const ResidualNormForwardArgs& args) {
   DEEPNET_CHECK(args.width >= 1 && args.width <= kMaxNormWidth) << "width " << args.width;
   DEEPNET_CHECK(args.x != nullptr || args.branch.data != nullptr);
+  CheckElements(args.branch, args.y_operand);
   const DropoutStream stream =
       args.branch.data == nullptr ? DropoutStream{} : MakeDropoutStream(args.dropout);
   DEEPNET_CHECK(!stream.active() || args.mask != nullptr) << "dropout needs a mask";
@@ -31,6 +33,7 @@ void ResidualNormForward(ThreadPool& pool, const KernelTable& table,
 
 void NormOutput(ThreadPool& pool, const KernelTable& table, ConstMatrix xhat, const float* gain,
                 const float* bias, Matrix y) {
+  CheckElements(xhat, y);
   ForRowBlocks(pool, xhat.rows, [&](int64_t begin, int64_t end, int) {
     table.elementwise.norm_output(xhat, gain, bias, y, begin, end);
   });
@@ -40,6 +43,7 @@ void ResidualNormBackward(ThreadPool& pool, const KernelTable& table,
                           const ResidualNormBackwardArgs& args, Scratch& scratch) {
   DEEPNET_CHECK(args.width >= 1 && args.width <= kMaxNormWidth) << "width " << args.width;
   DEEPNET_CHECK(args.d_bias == nullptr || args.d_gain != nullptr);
+  CheckElements(args.d_branch);
   const ElementwiseTable& kernels = table.elementwise;
   const bool want_gain = args.d_gain != nullptr;
   const int64_t num_blocks = (args.rows + kRowsPerBlock - 1) / kRowsPerBlock;

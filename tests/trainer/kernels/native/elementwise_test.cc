@@ -88,6 +88,14 @@ TEST(Cast, RoundsToNearestEvenAndWidensExactly) {
   });
 }
 
+TEST(CastDeathTest, RefusesFloat16WhichIsForGpus) {
+  Operand from(Element::kBfloat16, 1, 8), to(Element::kBfloat16, 1, 8);
+  Matrix half = to.view();
+  half.element = Element::kFloat16;
+  ThreadPool pool(1);
+  EXPECT_DEATH(Cast(pool, Table(BestIsa()), from.view(), half), "no float16");
+}
+
 // Distance in units of the last place of `exact` as a float.
 double UlpsOff(float got, double exact) {
   const float rounded = static_cast<float>(exact);

@@ -1,0 +1,164 @@
+// A device of the emulated GPU without streams of its own: every call has happened when it returns,
+// and device memory is memory of the heap, so that sanitizers see the bounds of each allocation.
+// Tests of kernels link it; what depends on order is tested with the device of streams instead.
+#include <cuda_runtime_api.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "tests/gpu/emulated/device.h"
+
+namespace emulated_gpu {
+namespace {
+
+struct Failure {
+  int64_t calls_left = 0;
+  int error = 0;
+};
+
+struct State {
+  std::mutex mutex;
+  Counters counters;
+  std::map<std::string, int64_t> launches;
+  std::map<std::string, Failure> failures;
+};
+
+State& state() {
+  static State* const one = new State;
+  return *one;
+}
+
+// The error that FailAt has set for this call, or cudaSuccess.
+cudaError_t Injected(const char* call) {
+  State& s = state();
+  std::lock_guard lock(s.mutex);
+  const auto found = s.failures.find(call);
+  if (found == s.failures.end() || --found->second.calls_left > 0) return cudaSuccess;
+  const auto error = static_cast<cudaError_t>(found->second.error);
+  s.failures.erase(found);
+  return error;
+}
+
+}  // namespace
+
+cudaError_t Enqueue(cudaStream_t, const char* name, std::function<void()> work) {
+  const cudaError_t error = Injected(name);
+  if (error != cudaSuccess) return error;
+  {
+    State& s = state();
+    std::lock_guard lock(s.mutex);
+    ++s.counters.launches;
+    ++s.launches[name];
+  }
+  work();
+  return cudaSuccess;
+}
+
+void* HostView(const void* pointer) { return const_cast<void*>(pointer); }
+
+Counters ReadCounters() {
+  std::lock_guard lock(state().mutex);
+  return state().counters;
+}
+
+std::map<std::string, int64_t> ReadLaunches() {
+  std::lock_guard lock(state().mutex);
+  return state().launches;
+}
+
+void FailAt(const std::string& call, int64_t nth, int error) {
+  std::lock_guard lock(state().mutex);
+  state().failures[call] = {nth, error};
+}
+
+}  // namespace emulated_gpu
+
+using emulated_gpu::Injected;
+using emulated_gpu::state;
+
+extern "C" {
+
+cudaError_t cudaMalloc(void** pointer, size_t bytes) {
+  const cudaError_t error = Injected("cudaMalloc");
+  if (error != cudaSuccess) return error;
+  if (posix_memalign(pointer, 256, bytes == 0 ? 1 : bytes) != 0) return cudaErrorMemoryAllocation;
+  std::memset(*pointer, 0xff, bytes);
+  std::lock_guard lock(state().mutex);
+  ++state().counters.allocations;
+  state().counters.allocated_bytes += static_cast<int64_t>(bytes);
+  return cudaSuccess;
+}
+
+cudaError_t cudaFree(void* pointer) {
+  std::free(pointer);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
+                            cudaStream_t) {
+  if (bytes > 0) std::memmove(to, from, bytes);
+  std::lock_guard lock(state().mutex);
+  ++state().counters.copies;
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+  return cudaMemcpyAsync(to, from, bytes, kind, nullptr);
+}
+
+cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t) {
+  std::memset(to, value, bytes);
+  std::lock_guard lock(state().mutex);
+  ++state().counters.copies;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  *stream = static_cast<cudaStream_t>(std::malloc(1));
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  std::free(stream);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t) {
+  {
+    std::lock_guard lock(state().mutex);
+    ++state().counters.waits;
+  }
+  return Injected("cudaStreamSynchronize");
+}
+
+const char* cudaGetErrorName(cudaError_t error) {
+  switch (error) {
+    case cudaErrorMemoryAllocation:
+      return "cudaErrorMemoryAllocation";
+    case cudaErrorInvalidConfiguration:
+      return "cudaErrorInvalidConfiguration";
+    case cudaErrorIllegalAddress:
+      return "cudaErrorIllegalAddress";
+    default:
+      return "another error";
+  }
+}
+
+const char* cudaGetErrorString(cudaError_t error) {
+  switch (error) {
+    case cudaErrorMemoryAllocation:
+      return "out of memory";
+    case cudaErrorInvalidConfiguration:
+      return "invalid configuration argument";
+    case cudaErrorIllegalAddress:
+      return "an illegal memory access was encountered";
+    default:
+      return "see the runtime's documentation";
+  }
+}
+
+}  // extern "C"

@@ -1,0 +1,254 @@
+#include "trainer/kernels/cuda/cross_entropy.h"
+
+#include <limits>
+
+#include <gtest/gtest.h>
+
+#include "tests/gpu/kernels/device_testing.h"
+#include "tests/trainer/kernels/native/kernel_testing.h"
+
+namespace deepnet::cuda {
+namespace {
+
+using native::testing::RandomFloats;
+using testing::AppendBytes;
+using testing::DeviceArray;
+using testing::DeviceMatrix;
+using testing::Element;
+using testing::ExpectClose;
+using testing::ForThreadOrders;
+using testing::HalfUnit;
+
+constexpr float kScale = 0.25f;
+
+struct Case {
+  int64_t vocabulary;
+  double smoothing;
+  Element element;
+  int64_t margin = 4;  // columns beside the views: rows are aligned or not
+};
+
+struct Twin {
+  std::vector<float> nll, loss, gradient;
+};
+
+// The CPU's kernel, with the gradient in float32.
+Twin TwinOf(const std::vector<float>& logits, int64_t vocabulary,
+            const std::vector<int32_t>& targets, double smoothing) {
+  const auto rows = static_cast<int64_t>(targets.size());
+  Twin twin;
+  twin.nll.resize(rows);
+  twin.loss.resize(rows);
+  twin.gradient.resize(logits.size());
+  native::ThreadPool pool(1);
+  native::CrossEntropyRows(
+      pool, native::Table(native::BestIsa()),
+      {.rows = rows,
+       .vocabulary = vocabulary,
+       .logits = logits.data(),
+       .stride = vocabulary,
+       .targets = targets.data(),
+       .smoothing = smoothing,
+       .scale = kScale,
+       .nll = twin.nll.data(),
+       .loss = twin.loss.data(),
+       .d_logits = {twin.gradient.data(), Element::kFloat32, rows, vocabulary, vocabulary}});
+  return twin;
+}
+
+native::CrossEntropyArgs ArgsOf(const DeviceMatrix& logits, const DeviceArray<int32_t>& targets,
+                                double smoothing, const DeviceArray<float>& nll,
+                                const DeviceArray<float>& loss) {
+  const native::Matrix m = logits.view();
+  return {.rows = m.rows,
+          .vocabulary = m.cols,
+          .logits = static_cast<const float*>(m.data),
+          .stride = m.stride,
+          .targets = targets.data(),
+          .smoothing = smoothing,
+          .scale = kScale,
+          .nll = nll.data(),
+          .loss = loss.data()};
+}
+
+class GpuCrossEntropy : public ::testing::TestWithParam<Case> {};
+
+TEST_P(GpuCrossEntropy, IsThatOfTheCpu) {
+  const auto [vocabulary, smoothing, element, margin] = GetParam();
+  const auto last = static_cast<int32_t>(vocabulary - 1);
+  const std::vector<int32_t> targets = {0, last, -1, last / 2, 1, -1};
+  const auto rows = static_cast<int64_t>(targets.size());
+  const std::vector<float> logits = RandomFloats(rows * vocabulary, 1, 3.0f);
+  const Twin twin = TwinOf(logits, vocabulary, targets, smoothing);
+  const DeviceMatrix device_logits(Element::kFloat32, rows, vocabulary, logits, margin, margin);
+  const DeviceArray<int32_t> device_targets(targets);
+  ForThreadOrders([&, element = element, margin = margin, vocabulary = vocabulary,
+                   smoothing = smoothing](GpuStream& gpu) {
+    const DeviceArray<float> nll(targets.size()), loss(targets.size());
+    const DeviceMatrix gradient(element, rows, vocabulary, margin, 2 * margin);
+    native::CrossEntropyArgs args = ArgsOf(device_logits, device_targets, smoothing, nll, loss);
+    args.d_logits = gradient.view();
+    CrossEntropyRows(gpu, args);
+    EXPECT_EQ(gpu.launches(), 1);
+    const std::vector<float> got = gradient.Read(gpu);
+    ExpectClose(nll.Read(gpu), twin.nll, {0.0, 1e-6}, "nll");
+    ExpectClose(loss.Read(gpu), twin.loss, {0.0, 1e-6}, "loss");
+    ExpectClose(got, twin.gradient, {HalfUnit(element), 2e-6}, "gradient");
+    std::vector<uint8_t> bytes;
+    AppendBytes(bytes, got);
+    AppendBytes(bytes, nll.Read(gpu));
+    AppendBytes(bytes, loss.Read(gpu));
+    // Without a gradient: the same loss.
+    args.d_logits = {};
+    const DeviceArray<float> alone(targets.size());
+    args.loss = alone.data();
+    CrossEntropyRows(gpu, args);
+    EXPECT_EQ(alone.Read(gpu), loss.Read(gpu));
+    return bytes;
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, GpuCrossEntropy,
+    ::testing::Values(Case{2, 0.0, Element::kFloat32}, Case{19, 0.1, Element::kFloat32, 1},
+                      Case{33, 0.1, Element::kBfloat16}, Case{1024, 0.1, Element::kFloat16},
+                      Case{4100, 0.1, Element::kFloat32}, Case{5003, 0.2, Element::kBfloat16, 3},
+                      Case{8191, 0.1, Element::kBfloat16}, Case{8192, 0.1, Element::kFloat32},
+                      Case{32003, 0.1, Element::kBfloat16, 0}));
+
+// The gradient of 16-bit numbers lies in the first half of each row.
+TEST(GpuCrossEntropyRows, GradientMayReplaceTheLogitsInEveryElement) {
+  for (const int64_t vocabulary : {7, 1500, 8204}) {
+    for (const Element element : {Element::kFloat32, Element::kBfloat16, Element::kFloat16}) {
+      SCOPED_TRACE(vocabulary);
+      const std::vector<float> logits = RandomFloats(2 * vocabulary, 4, 2.0f);
+      const std::vector<int32_t> targets = {5, static_cast<int32_t>(vocabulary - 1)};
+      const DeviceArray<int32_t> device_targets(targets);
+      ForThreadOrders([&](GpuStream& gpu) {
+        const DeviceMatrix device_logits(Element::kFloat32, 2, vocabulary, logits);
+        const DeviceMatrix separate(element, 2, vocabulary);
+        const DeviceArray<float> nll(2), loss(2);
+        native::CrossEntropyArgs args = ArgsOf(device_logits, device_targets, 0.1, nll, loss);
+        args.d_logits = separate.view();
+        CrossEntropyRows(gpu, args);
+        const std::vector<float> expected = separate.Read(gpu);
+        const int64_t per_float = 4 / testing::BytesOf(element);
+        args.d_logits = device_logits.view();
+        args.d_logits.element = element;
+        args.d_logits.stride *= per_float;
+        CrossEntropyRows(gpu, args);
+        const std::vector<float> raw = device_logits.Read(gpu);
+        std::vector<float> got;
+        for (int64_t row = 0; row < 2; ++row) {
+          for (int64_t v = 0; v < vocabulary; ++v) {
+            uint32_t bits = 0;
+            std::memcpy(&bits,
+                        reinterpret_cast<const char*>(&raw[row * vocabulary]) + v * 4 / per_float,
+                        4 / per_float);
+            got.push_back(testing::FromBits(element, bits));
+          }
+        }
+        EXPECT_TRUE(got == expected);
+        std::vector<uint8_t> bytes;
+        AppendBytes(bytes, got);
+        return bytes;
+      });
+    }
+  }
+}
+
+TEST(GpuCrossEntropyRows, InfinityAndNanReachTheLossAndMinusInfinityCountsNothing) {
+  GpuStream gpu;
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const DeviceArray<int32_t> target(std::vector<int32_t>{3});
+  const DeviceArray<float> nll(size_t{1}), loss(size_t{1});
+  const auto losses_of = [&](float odd, double smoothing) {
+    std::vector<float> logits(400, 1.0f);
+    logits[17] = odd;
+    const DeviceMatrix device_logits(Element::kFloat32, 1, 400, logits);
+    CrossEntropyRows(gpu, ArgsOf(device_logits, target, smoothing, nll, loss));
+    return std::pair(loss.Read(gpu)[0], nll.Read(gpu)[0]);
+  };
+  for (const float bad : {kInfinity, std::nanf("")}) {
+    EXPECT_FALSE(std::isfinite(losses_of(bad, 0.0).first)) << bad;
+    EXPECT_FALSE(std::isfinite(losses_of(bad, 0.1).second)) << bad;
+  }
+  EXPECT_NEAR(losses_of(-kInfinity, 0.0).second, std::log(399.0), 1e-6);
+}
+
+TEST(GpuCrossEntropyDeathTest, NamesWhatItCannotDo) {
+  GpuStream gpu;
+  float x = 0.0f;
+  EXPECT_DEATH(CrossEntropyRows(gpu, {.rows = 1, .vocabulary = 1, .logits = &x, .stride = 1}),
+               "vocabulary of 1");
+  EXPECT_DEATH(CrossEntropyRows(gpu, {.rows = 1,
+                                      .vocabulary = 4,
+                                      .logits = &x,
+                                      .stride = 4,
+                                      .d_logits = {&x, Element::kBfloat16, 1, 4, 4}}),
+               "d.stride");
+}
+
+TEST(GpuLogSoftmax, IsThatOfTheCpuInPlaceAndEachRowStandsAlone) {
+  for (const int64_t vocabulary : {1, 6, 2500, 9001}) {
+    for (const int64_t margin : {0, 3}) {
+      SCOPED_TRACE(vocabulary);
+      const int64_t rows = 5;
+      const std::vector<float> logits = RandomFloats(rows * vocabulary, 6, 4.0f);
+      std::vector<float> twin(logits.size());
+      native::ThreadPool pool(1);
+      native::LogSoftmaxRows(pool, native::Table(native::BestIsa()), rows, vocabulary,
+                             logits.data(), vocabulary, twin.data(), vocabulary);
+      ForThreadOrders([&](GpuStream& gpu) {
+        const DeviceMatrix x(Element::kFloat32, rows, vocabulary, logits, 0, margin);
+        const DeviceMatrix y(Element::kFloat32, rows, vocabulary, margin, margin);
+        const auto floats = [](const DeviceMatrix& m) {
+          return static_cast<float*>(m.view().data);
+        };
+        const int64_t stride = vocabulary + margin, y_stride = vocabulary + 2 * margin;
+        LogSoftmaxRows(gpu, 1, vocabulary, floats(x) + 3 * stride, stride, floats(y) + 3 * y_stride,
+                       y_stride);
+        const std::vector<float> alone = y.Read(gpu);
+        LogSoftmaxRows(gpu, rows, vocabulary, floats(x), stride, floats(y), y_stride);
+        const std::vector<float> got = y.Read(gpu);
+        LogSoftmaxRows(gpu, rows, vocabulary, floats(x), stride, floats(x), stride);
+        EXPECT_EQ(gpu.launches(), 3);
+        ExpectClose(got, twin, {0.0, 1e-6}, "log probability");
+        EXPECT_TRUE(x.Read(gpu) == got);
+        EXPECT_TRUE(std::equal(got.begin() + 3 * vocabulary, got.begin() + 4 * vocabulary,
+                               alone.begin() + 3 * vocabulary));
+        std::vector<uint8_t> bytes;
+        AppendBytes(bytes, got);
+        return bytes;
+      });
+    }
+  }
+}
+
+TEST(GpuSumLosses, AddsToWhatIsThereInDoublePrecision) {
+  for (const int64_t rows : {0, 1, 31, 255, 256, 257, 5000}) {
+    SCOPED_TRACE(rows);
+    const std::vector<float> loss = RandomFloats(rows, 3), nll = RandomFloats(rows, 4);
+    const DeviceArray<float> device_loss(loss), device_nll(nll);
+    ForThreadOrders([&](GpuStream& gpu) {
+      const DeviceArray<double> sums(std::vector<double>{100.0, -7.0});
+      SumLosses(gpu, rows, device_loss.data(), device_nll.data(), sums.data());
+      SumLosses(gpu, rows, device_loss.data(), device_nll.data(), sums.data());
+      EXPECT_EQ(gpu.launches(), rows == 0 ? 0 : 2);
+      double expected_loss = 100.0, expected_nll = -7.0;
+      for (int64_t r = 0; r < rows; ++r) {
+        expected_loss += 2.0 * loss[r];
+        expected_nll += 2.0 * nll[r];
+      }
+      const std::vector<double> got = sums.Read(gpu);
+      EXPECT_NEAR(got[0], expected_loss, 1e-10);
+      EXPECT_NEAR(got[1], expected_nll, 1e-10);
+      std::vector<uint8_t> bytes;
+      AppendBytes(bytes, got);
+      return bytes;
+    });
+  }
+}
+
+}  // namespace
+}  // namespace deepnet::cuda

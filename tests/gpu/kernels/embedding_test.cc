@@ -1,0 +1,167 @@
+#include "trainer/kernels/cuda/embedding.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/gpu/kernels/device_testing.h"
+#include "tests/trainer/kernels/native/kernel_testing.h"
+#include "trainer/kernels/native/scratch.h"
+#include "trainer/kernels/native/sorted_rows.h"
+
+namespace deepnet::cuda {
+namespace {
+
+using native::testing::Ids;
+using native::testing::RandomFloats;
+using testing::AppendBytes;
+using testing::DeviceArray;
+using testing::DeviceMatrix;
+using testing::Element;
+using testing::ForThreadOrders;
+using testing::Rounded;
+
+struct Case {
+  int64_t rows;
+  int64_t width;
+  int64_t vocabulary;
+  double rate;
+  Element table;
+  Element operand;
+  int64_t margin;
+};
+
+class GpuEmbedding : public ::testing::TestWithParam<Case> {
+ protected:
+  GpuEmbedding() : c_(GetParam()), ids_(c_.rows), tokens_(c_.rows) {
+    std::mt19937 generator(5);
+    for (int32_t& token : tokens_) {
+      token = static_cast<int32_t>(generator() % (c_.vocabulary + 1)) - 1;
+    }
+    key_.rate = c_.rate;
+  }
+  size_t MaskSize() const { return c_.rows * native::MaskBytes(c_.width); }
+
+  // Bits past the last column are unspecified.
+  std::vector<uint8_t> KnownBits(std::vector<uint8_t> mask) const {
+    for (int64_t row = 0; row < c_.rows && c_.width % 8 != 0; ++row) {
+      mask[(row + 1) * native::MaskBytes(c_.width) - 1] &=
+          static_cast<uint8_t>((1 << c_.width % 8) - 1);
+    }
+    return mask;
+  }
+
+  Case c_;
+  Ids ids_;
+  std::vector<int32_t> tokens_;  // some are -1
+  native::DropoutKey key_ = {.seed = 8, .step = 1, .site = 1};
+  native::ThreadPool pool_{1};
+  const native::KernelTable& table_ = native::Table(native::BestIsa());
+};
+
+TEST_P(GpuEmbedding, ForwardHasTheBitsOfTheCpu) {
+  const std::vector<float> values = Rounded(c_.table, RandomFloats(c_.vocabulary * c_.width, 2));
+  const std::vector<float> positions = RandomFloats(5 * c_.width, 3);
+  native::EmbedForwardArgs args = {
+      .rows = c_.rows,
+      .width = c_.width,
+      .vocabulary = c_.vocabulary,
+      .ids = tokens_.data(),
+      .row_ids = {ids_.pair.data(), ids_.position.data()},
+      .table = {values.data(), Element::kFloat32, c_.vocabulary, c_.width, c_.width},
+      .scale = 8.3f,
+      .positions = positions.data(),
+      .max_positions = 5,
+      .dropout = key_};
+  std::vector<float> twin(c_.rows * c_.width), twin_without(c_.rows * c_.width);
+  std::vector<uint8_t> twin_mask(MaskSize());
+  args.x = twin.data();
+  args.mask = twin_mask.data();
+  native::EmbedForward(pool_, table_, args);
+  args.positions = nullptr;
+  args.x = twin_without.data();
+  native::EmbedForward(pool_, table_, args);
+
+  const DeviceMatrix device_table(c_.table, c_.vocabulary, c_.width, values, 0, c_.margin);
+  const DeviceArray<float> device_positions(positions);
+  const DeviceArray<int32_t> device_tokens(tokens_);
+  const DeviceArray<uint32_t> pair(ids_.pair), position(ids_.position);
+  ForThreadOrders([&](GpuStream& gpu) {
+    const DeviceArray<float> x(twin.size());
+    const DeviceArray<uint8_t> mask(MaskSize());
+    const DeviceMatrix operand(c_.operand, c_.rows, c_.width, c_.margin, c_.margin);
+    args.ids = device_tokens.data();
+    args.row_ids = {pair.data(), position.data()};
+    args.table = device_table.view();
+    args.positions = device_positions.data();
+    args.x = x.data();
+    args.x_operand = operand.view();
+    args.mask = mask.data();
+    EmbedForward(gpu, args);
+    EXPECT_EQ(gpu.launches(), c_.rows == 0 ? 0 : 1);
+    EXPECT_TRUE(x.Read(gpu) == twin);
+    EXPECT_TRUE(operand.Read(gpu) == Rounded(c_.operand, twin));
+    if (key_.rate > 0.0) {
+      EXPECT_TRUE(KnownBits(mask.Read(gpu)) == KnownBits(twin_mask));
+    }
+    args.positions = nullptr;
+    args.x = nullptr;
+    EmbedForward(gpu, args);
+    EXPECT_TRUE(operand.Read(gpu) == Rounded(c_.operand, twin_without));
+    std::vector<uint8_t> bytes;
+    AppendBytes(bytes, x.Read(gpu));
+    return bytes;
+  });
+}
+
+TEST_P(GpuEmbedding, BackwardHasTheBitsOfTheCpu) {
+  const std::vector<float> dx = RandomFloats(c_.rows * c_.width, 4);
+  const std::vector<float> before = RandomFloats(c_.vocabulary * c_.width, 7);
+  std::vector<uint8_t> mask(MaskSize());
+  native::DropoutMask(pool_, table_, key_, {ids_.pair.data(), ids_.position.data()}, c_.rows,
+                      c_.width, mask.data());
+  std::vector<float> twin = before;
+  native::EmbedBackwardArgs args = {.rows = c_.rows,
+                                    .width = c_.width,
+                                    .index = tokens_.data(),
+                                    .num_indices = c_.vocabulary,
+                                    .dx = dx.data(),
+                                    .rate = key_.rate,
+                                    .mask = mask.data(),
+                                    .scale = 3.7f,
+                                    .grad = twin.data()};
+  native::Scratch scratch;
+  native::EmbedBackward(pool_, table_, args, scratch);
+
+  native::RowsByIndex rows;
+  native::SortRows(tokens_, c_.vocabulary, rows);
+  const DeviceArray<int32_t> order(rows.order), starts(rows.starts), indices(rows.indices);
+  const SortedRows sorted = {order.data(), starts.data(), indices.data(),
+                             static_cast<int64_t>(rows.indices.size())};
+  const DeviceArray<float> device_dx(dx);
+  const DeviceArray<uint8_t> device_mask(mask);
+  ForThreadOrders([&](GpuStream& gpu) {
+    const DeviceArray<float> grad(before);
+    args.index = nullptr;
+    args.dx = device_dx.data();
+    args.mask = device_mask.data();
+    args.grad = grad.data();
+    EmbedBackward(gpu, args, sorted);
+    EXPECT_EQ(gpu.launches(), rows.indices.empty() ? 0 : 1);
+    const std::vector<float> got = grad.Read(gpu);
+    EXPECT_TRUE(got == twin);
+    std::vector<uint8_t> bytes;
+    AppendBytes(bytes, got);
+    return bytes;
+  });
+}
+
+constexpr Element kF32 = Element::kFloat32, kB16 = Element::kBfloat16, kF16 = Element::kFloat16;
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, GpuEmbedding,
+    ::testing::Values(Case{1, 4, 3, 0.0, kF32, kF32, 0}, Case{0, 4, 3, 0.1, kF32, kF32, 0},
+                      Case{100, 37, 3, 0.2, kF32, kB16, 3}, Case{150, 16, 60, 0.1, kB16, kB16, 8},
+                      Case{90, 64, 50, 0.1, kF32, kF16, 8}, Case{200, 70, 5000, 0.0, kF16, kF32, 1},
+                      Case{20, 1030, 7, 0.1, kF32, kB16, 2},
+                      Case{64, 5, 250000, 0.1, kB16, kF16, 0}));
+
+}  // namespace
+}  // namespace deepnet::cuda

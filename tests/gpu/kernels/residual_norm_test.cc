@@ -1,0 +1,329 @@
+// The residual step with its norm for GPUs against that for CPUs.
+#include "trainer/kernels/cuda/residual_norm.h"
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "tests/gpu/kernels/twin.h"
+
+namespace deepnet::cuda::testing {
+namespace {
+
+using native::DropoutKey;
+using native::MaskBytes;
+using native::ResidualNormBackwardArgs;
+using native::ResidualNormForwardArgs;
+using native::RowIds;
+
+// Float32 sums over a row in another order; then few operations. Sums over rows have `rows` terms.
+constexpr double kRowUlps = 16;
+
+struct NormCase {
+  int64_t rows, width;
+  Element element = Element::kFloat32;
+  double rate = 0.0;
+  Layout layout = {};
+  bool centred = true, has_x = true, has_branch = true, has_bias = true;
+};
+
+// The memory of one case, forward and backward.
+class NormTwin {
+ public:
+  explicit NormTwin(const NormCase& p)
+      : p_(p),
+        twin_(p.layout),
+        n_(p.rows * p.width),
+        ids_(twin_, p.rows),
+        key_{.seed = 9, .step = 4, .stack = 1, .layer = 2, .site = 3, .rate = p.rate},
+        x_(twin_.RandomFloats(n_, 1)),
+        branch_(twin_.RandomMatrix(p.element, p.rows, p.width, 2)),
+        gain_(twin_.RandomFloats(p.width, 3)),
+        bias_(twin_.RandomFloats(p.width, 4)),
+        mask_(twin_.RandomBytes(p.rows * MaskBytes(p.width))) {}
+
+  void ExpectForwardIsTheCpus(bool over_rows) {
+    TwinArray<float>& sum = twin_.NewFloats(over_rows ? 0 : n_);
+    TwinArray<float>& y = twin_.NewFloats(n_);
+    TwinMatrix& y_operand = twin_.NewMatrix(p_.element, p_.rows, p_.width);
+    TwinArray<float>& xhat = twin_.NewFloats(n_);
+    TwinArray<float>& rstd = twin_.NewFloats(over_rows ? p_.width : p_.rows);
+    const auto args = [&](Side side) {
+      ResidualNormForwardArgs a = ArgsOf(side);
+      if (!over_rows) a.sum = sum.at(side);
+      a.y = y.at(side);
+      a.y_operand = y_operand.at(side);
+      a.xhat = xhat.at(side);
+      a.rstd = rstd.at(side);
+      return a;
+    };
+    RunForward(over_rows, args);
+    EXPECT_EQ(twin_.launches(), p_.rows == 0 ? 0 : over_rows ? 4 : 1);
+    if (p_.rows == 0) return;
+    if (!over_rows) ExpectSame(sum);
+    ExpectClose(y, kRowUlps);
+    ExpectClose(y_operand, kRowUlps);
+    ExpectClose(xhat, kRowUlps);
+    ExpectClose(rstd, kRowUlps);
+    if (p_.has_branch && p_.rate > 0) ExpectSame(mask_);
+  }
+
+  // y alone, over x.
+  void ExpectForwardInPlaceIsTheCpus(bool over_rows) {
+    RunForward(over_rows, [&](Side side) {
+      ResidualNormForwardArgs a = ArgsOf(side);
+      a.y = x_.at(side);
+      return a;
+    });
+    if (p_.rows > 0) ExpectClose(x_, kRowUlps);
+  }
+
+  // `in_place`: d_residual is dy; else it is added to. `dy_is_operand`: where it is not in place.
+  void ExpectBackwardIsTheCpus(bool over_rows, bool in_place, bool dy_is_operand = false) {
+    TwinMatrix& dy_operand = twin_.RandomMatrix(p_.element, p_.rows, p_.width, 5);
+    TwinArray<float>& dy = dy_is_operand ? FloatsOf(dy_operand) : twin_.RandomFloats(n_, 5);
+    TwinArray<float>& dpast = twin_.RandomFloats(n_, 6);
+    TwinArray<float>& xhat = twin_.RandomFloats(n_, 7);
+    std::vector<float> deviations(over_rows ? p_.width : p_.rows);
+    for (size_t i = 0; i < deviations.size(); ++i) deviations[i] = 0.5f + 0.1f * (i % 7);
+    TwinArray<float>& rstd = twin_.Floats(deviations);
+    TwinArray<float>& dx = twin_.RandomFloats(n_, 8);
+    TwinMatrix& d_branch = twin_.NewMatrix(p_.element, p_.rows, p_.width);
+    TwinArray<float>& d_gain = twin_.RandomFloats(p_.width, 9);
+    TwinArray<float>& d_bias = twin_.RandomFloats(p_.width, 10);
+    const auto args = [&](Side side) {
+      return ResidualNormBackwardArgs{.rows = p_.rows,
+                                      .width = p_.width,
+                                      .alpha = 1.25f,
+                                      .rate = p_.rate,
+                                      .centred = p_.centred,
+                                      .dy = dy.at(side),
+                                      .dpast = in_place ? nullptr : dpast.at(side),
+                                      .xhat = xhat.at(side),
+                                      .rstd = rstd.at(side),
+                                      .gain = gain_.at(side),
+                                      .mask = mask_.at(side),
+                                      .d_residual = in_place ? dy.at(side) : dx.at(side),
+                                      .accumulate_residual = !in_place,
+                                      .d_branch = d_branch.at(side),
+                                      .d_gain = d_gain.at(side),
+                                      .d_bias = p_.has_bias ? d_bias.at(side) : nullptr};
+    };
+    twin_.Run(
+        [&] {
+          if (over_rows) {
+            native::BatchNormBackward(Pool(), CpuTable(), args(kCpu), CpuScratch());
+          } else {
+            native::ResidualNormBackward(Pool(), CpuTable(), args(kCpu), CpuScratch());
+          }
+        },
+        [&](GpuStream& gpu) {
+          if (over_rows) {
+            BatchNormBackward(gpu, args(kGpu));
+          } else {
+            ResidualNormBackward(gpu, args(kGpu),
+                                 dy_is_operand ? dy_operand.at(kGpu) : native::Matrix{});
+          }
+        });
+    EXPECT_EQ(twin_.launches(), p_.rows == 0 ? 0 : over_rows ? 1 : 2);
+    if (p_.rows == 0) return;
+    ExpectClose(in_place ? dy : dx, kRowUlps);
+    if (over_rows && p_.rate > 0 && p_.element != Element::kFloat32) {
+      ExpectRoundedTwice(d_branch);
+    } else {
+      ExpectClose(d_branch, kRowUlps);
+    }
+    const double row_ulps = kRowUlps + static_cast<double>(p_.rows);
+    ExpectClose(d_gain, row_ulps);
+    ExpectClose(d_bias, row_ulps);
+  }
+
+ private:
+  ResidualNormForwardArgs ArgsOf(Side side) {
+    ResidualNormForwardArgs a = {.rows = p_.rows,
+                                 .width = p_.width,
+                                 .alpha = 3.4157f,
+                                 .centred = p_.centred,
+                                 .x = p_.has_x ? x_.at(side) : nullptr,
+                                 .dropout = key_,
+                                 .ids = ids_.at<RowIds>(side),
+                                 .gain = gain_.at(side),
+                                 .bias = p_.has_bias ? bias_.at(side) : nullptr,
+                                 .mask = mask_.at(side)};
+    if (p_.has_branch) a.branch = branch_.at(side);
+    return a;
+  }
+
+  template <typename Args>
+  void RunForward(bool over_rows, const Args& args) {
+    twin_.Run(
+        [&] {
+          if (over_rows) {
+            native::BatchNormForward(Pool(), CpuTable(), args(kCpu), CpuScratch());
+          } else {
+            native::ResidualNormForward(Pool(), CpuTable(), args(kCpu));
+          }
+        },
+        [&](GpuStream& gpu) {
+          if (over_rows) {
+            BatchNormForward(gpu, args(kGpu));
+          } else {
+            ResidualNormForward(gpu, args(kGpu));
+          }
+        });
+  }
+
+  TwinArray<float>& FloatsOf(TwinMatrix& matrix) {
+    const std::vector<double> values = matrix.Cpu();
+    return twin_.Floats({values.begin(), values.end()});
+  }
+
+  // The CPU's kernel rounds before and after it masks: two units in the last place.
+  static void ExpectRoundedTwice(const TwinMatrix& matrix) {
+    const std::vector<double> gpu = matrix.Gpu(), cpu = matrix.Cpu();
+    for (size_t i = 0; i < cpu.size(); ++i) {
+      ASSERT_NEAR(gpu[i], cpu[i], std::abs(cpu[i]) * 0x1.0p-6) << i;
+    }
+  }
+
+  const NormCase p_;
+  Twin twin_;
+  const int64_t n_;
+  TwinIds ids_;
+  const DropoutKey key_;
+  TwinArray<float>& x_;
+  TwinMatrix& branch_;
+  TwinArray<float>& gain_;
+  TwinArray<float>& bias_;
+  TwinArray<uint8_t>& mask_;
+};
+
+constexpr Element kF32 = Element::kFloat32, kB16 = Element::kBfloat16, kF16 = Element::kFloat16;
+
+class GpuResidualNorm : public ::testing::TestWithParam<NormCase> {};
+
+TEST_P(GpuResidualNorm, ForwardIsTheCpus) { NormTwin(GetParam()).ExpectForwardIsTheCpus(false); }
+
+TEST_P(GpuResidualNorm, ForwardInPlaceIsTheCpus) {
+  if (GetParam().has_x) NormTwin(GetParam()).ExpectForwardInPlaceIsTheCpus(false);
+}
+
+TEST_P(GpuResidualNorm, BackwardIsTheCpus) {
+  NormTwin(GetParam()).ExpectBackwardIsTheCpus(false, /*in_place=*/false);
+  NormTwin(GetParam()).ExpectBackwardIsTheCpus(false, /*in_place=*/true);
+  NormTwin(GetParam()).ExpectBackwardIsTheCpus(false, /*in_place=*/false, /*dy_is_operand=*/true);
+}
+
+// Every number of chunks of a thread, threads of a row and rows of a block; each optional argument.
+INSTANTIATE_TEST_SUITE_P(Shapes, GpuResidualNorm,
+                         ::testing::ValuesIn(Some<NormCase>(
+                             {{0, 64},
+                              {1, 1},
+                              {129, 1, kB16, 0.3},
+                              {3, 7, kF32, 0.3},
+                              {5, 16, kF16, 0.1},
+                              {37, 64, kB16, 0.1},
+                              {20, 130, kF32, 0.1},
+                              {18, 130, kB16, 0.1, {.margin = 6}},
+                              {17, 256, kF16, 0.1, {.offset = 1}},
+                              {33, 512, kB16, 0.1, {.margin = 8}},
+                              {3, 1024, kF32, 0.0, {.offset = 1}},
+                              {17, 1024, kB16, 0.1},
+                              {2, 2048, kF32, 0.5},
+                              {2, 2056, kB16, 0.1},
+                              {1, 4100, kF32, 0.1},
+                              {1, 8200, kF16, 0.1},
+                              {1, 16384, kF32, 0.1},
+                              {4, 96, kB16, 0.1, {}, /*centred=*/false},
+                              {4, 96, kF32, 0.1, {}, true, /*has_x=*/false},
+                              {4, 96, kF32, 0.0, {}, true, true, /*has_branch=*/false},
+                              {4, 96, kF16, 0.1, {}, false, true, true, /*has_bias=*/false}},
+                             5)),
+                         [](const auto& info) { return "Case" + std::to_string(info.index); });
+
+TEST(GpuNormOutput, MakesTheForwardResultAgainBitForBit) {
+  for (const Element element : Some(kElements, 3)) {
+    for (const Layout& layout : {Layout{}, Layout{.margin = 2}}) {
+      const int64_t rows = 7, width = 70;
+      Twin twin(layout);
+      TwinArray<float>& x = twin.RandomFloats(rows * width, 1);
+      TwinArray<float>& gain = twin.RandomFloats(width, 2);
+      TwinArray<float>& bias = twin.RandomFloats(width, 3);
+      TwinArray<float>& xhat = twin.NewFloats(rows * width);
+      TwinMatrix& y = twin.NewMatrix(element, rows, width);
+      TwinMatrix& again = twin.NewMatrix(element, rows, width);
+      twin.Run([] {},
+               [&](GpuStream& gpu) {
+                 ResidualNormForward(gpu, {.rows = rows,
+                                           .width = width,
+                                           .x = x.at(kGpu),
+                                           .gain = gain.at(kGpu),
+                                           .bias = bias.at(kGpu),
+                                           .y_operand = y.at(kGpu),
+                                           .xhat = xhat.at(kGpu)});
+                 NormOutput(gpu, {xhat.at(kGpu), Element::kFloat32, rows, width, width},
+                            gain.at(kGpu), bias.at(kGpu), again.at(kGpu));
+               });
+      EXPECT_EQ(again.Gpu(), y.Gpu());
+      EXPECT_EQ(twin.launches(), 2);
+    }
+  }
+}
+
+TEST(GpuResidualSum, WithoutAGainTheSumAloneIsWrittenAlsoInPlace) {
+  for (const Element element : Some(kElements, 3)) {
+    for (const bool in_place : {false, true}) {
+      const int64_t rows = 9, width = 130;
+      Twin twin;
+      TwinIds ids(twin, rows);
+      TwinArray<float>& x = twin.RandomFloats(rows * width, 1);
+      TwinMatrix& branch = twin.RandomMatrix(element, rows, width, 2);
+      TwinArray<float>& sum = twin.NewFloats(rows * width);
+      TwinArray<uint8_t>& mask = twin.RandomBytes(rows * MaskBytes(width));
+      const auto args = [&](Side side) {
+        return ResidualNormForwardArgs{.rows = rows,
+                                       .width = width,
+                                       .alpha = 0.5f,
+                                       .x = x.at(side),
+                                       .branch = branch.at(side),
+                                       .dropout = {.seed = 3, .rate = 0.2},
+                                       .ids = ids.at<RowIds>(side),
+                                       .sum = in_place ? x.at(side) : sum.at(side),
+                                       .mask = mask.at(side)};
+      };
+      twin.Run([&] { native::ResidualNormForward(Pool(), CpuTable(), args(kCpu)); },
+               [&](GpuStream& gpu) { ResidualNormForward(gpu, args(kGpu)); });
+      ExpectSame(in_place ? x : sum);
+      ExpectSame(mask);
+      EXPECT_EQ(twin.launches(), 1);
+    }
+  }
+}
+
+class GpuBatchNorm : public ::testing::TestWithParam<NormCase> {};
+
+TEST_P(GpuBatchNorm, ForwardIsTheCpus) { NormTwin(GetParam()).ExpectForwardIsTheCpus(true); }
+
+TEST_P(GpuBatchNorm, ForwardInPlaceWithoutStatesIsTheCpus) {
+  NormTwin(GetParam()).ExpectForwardInPlaceIsTheCpus(true);
+}
+
+TEST_P(GpuBatchNorm, BackwardIsTheCpus) {
+  NormTwin(GetParam()).ExpectBackwardIsTheCpus(true, /*in_place=*/false);
+  NormTwin(GetParam()).ExpectBackwardIsTheCpus(true, /*in_place=*/true);
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, GpuBatchNorm,
+                         ::testing::ValuesIn(Some<NormCase>({{0, 8},
+                                                             {2, 3},
+                                                             {7, 5, kF32, 0.3},
+                                                             {9, 70, kB16, 0.1, {.margin = 1}},
+                                                             {40, 6, kB16},
+                                                             {33, 130, kF16, 0.1}},
+                                                            5)),
+                         [](const auto& info) { return "Case" + std::to_string(info.index); });
+
+}  // namespace
+}  // namespace deepnet::cuda::testing

@@ -1,0 +1,109 @@
+// This project's kernels and its stream on the emulated GPU with late streams: kernels run as
+// fibers on a stream's thread, their arguments point to memory that only they can read.
+#include <cuda_runtime_api.h>
+
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+#include "tests/gpu/emulated/device.h"
+#include "trainer/kernels/cuda/elementwise.h"
+#include "trainer/kernels/cuda/gpu_stream.h"
+
+namespace deepnet::cuda {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+void Ok(cudaError_t error) { ASSERT_EQ(error, cudaSuccess) << cudaGetErrorName(error); }
+
+class KernelsOnStreams : public testing::Test {
+ protected:
+  KernelsOnStreams() {
+    emulated_gpu::Settings settings;
+    settings.devices = 2;
+    settings.memory_bytes = 64 << 20;
+    settings.longest_delay_us = 200;
+    settings.eager_loading = true;
+    emulated_gpu::Restart(settings);
+  }
+};
+
+float* OnDevice(int64_t count, float value) {
+  void* pointer = nullptr;
+  Ok(cudaMalloc(&pointer, count * sizeof(float)));
+  const std::vector<float> values(count, value);
+  Ok(cudaMemcpy(pointer, values.data(), count * sizeof(float), cudaMemcpyHostToDevice));
+  Ok(cudaDeviceSynchronize());
+  return static_cast<float*>(pointer);
+}
+
+std::vector<float> ToHost(const float* device, int64_t count) {
+  std::vector<float> values(count);
+  Ok(cudaDeviceSynchronize());
+  Ok(cudaMemcpy(values.data(), device, count * sizeof(float), cudaMemcpyDeviceToHost));
+  return values;
+}
+
+TEST_F(KernelsOnStreams, LaunchesRunInOrder) {
+  GpuStream gpu;
+  float* const x = OnDevice(1000, 1.0F);
+  float* const y = OnDevice(1000, 0.0F);
+  for (int i = 0; i < 10; ++i) Add(gpu, x, y, 1000);
+  EXPECT_EQ(gpu.waits(), 0);
+  EXPECT_THAT(ToHost(y, 1000), Each(10.0F));
+  EXPECT_EQ(emulated_gpu::ReadLaunches()["Add"], 10);
+}
+
+TEST_F(KernelsOnStreams, RanksThatAreThreadsHaveDevicesOfTheirOwn) {
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([rank] {
+      Ok(cudaSetDevice(rank));
+      GpuStream gpu;
+      float* const x = OnDevice(500, 1.0F + static_cast<float>(rank));
+      float* const y = OnDevice(500, 0.0F);
+      for (int i = 0; i < 10; ++i) Add(gpu, x, y, 500);
+      EXPECT_THAT(ToHost(y, 500), Each(10.0F * (1.0F + static_cast<float>(rank))));
+      EXPECT_EQ(emulated_gpu::ReadCounters().launches, 10);
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+}
+
+TEST_F(KernelsOnStreams, AKernelThatFailsIsSeenByTheNextWait) {
+  GpuStream gpu;
+  float* const x = OnDevice(10, 1.0F);
+  float* const y = OnDevice(10, 0.0F);
+  emulated_gpu::FailLater("Add", 2, cudaErrorIllegalAddress);
+  Add(gpu, x, y, 10);
+  Add(gpu, x, y, 10);
+  std::string text;
+  try {
+    gpu.Wait();
+  } catch (const GpuError& error) {
+    text = error.what();
+  }
+  EXPECT_THAT(text, AllOf(HasSubstr("cudaStreamSynchronize"), HasSubstr("illegal memory access"),
+                          HasSubstr("last launched before: Add")));
+}
+
+TEST(KernelsOnStreamsDeathTest, AKernelOnFreedMemoryIsNamed) {
+  testing::GTEST_FLAG(death_test_style) = "threadsafe";
+  EXPECT_DEATH(
+      {
+        GpuStream gpu;
+        float* const x = OnDevice(10, 1.0F);
+        cudaFreeAsync(x, gpu.get());
+        Add(gpu, x, x, 10);
+      },
+      "an address in block 1 .40 B of device 0., which was freed before");
+}
+
+}  // namespace
+}  // namespace deepnet::cuda

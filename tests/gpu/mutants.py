@@ -1,0 +1,218 @@
+#!/usr/bin/env python3
+"""Breaks code for GPUs on purpose, one place at a time, and expects its tests to fail. Prints what caught each.
+
+  tests/gpu/mutants.py BUILD_FOLDER [NAME...]
+
+BUILD_FOLDER is a configured build for the emulated GPU. Files are changed in place and restored, also on an interrupt; a
+file with changes that git does not know is refused. Exit status 1 if a mutant survives or its place is not found.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CUDA = "trainer/kernels/cuda/"
+POINTWISE = "gpu_pointwise_kernels_test"
+EMULATED = "tests/gpu/emulated/"
+RUNTIME, NCCL, CUBLAS = (f"gpu_emulated_{name}_test" for name in ("runtime", "nccl", "cublas_lt"))
+ATTENTION = "gpu_attention_test"
+TRAINING = "gpu_training_kernels_test"
+# name: file, text that stands there once, what replaces it, test program
+MUTANTS = {
+    "sum-without-barrier": (
+        CUDA + "device_math.h",
+        "if (threadIdx.x % 32 == 0) mine[threadIdx.x / 32] = v;\n  __syncthreads();\n  v = mine[0];\n  for (int w = 1; w < warps; ++w) {",
+        "if (threadIdx.x % 32 == 0) mine[threadIdx.x / 32] = v;\n  v = mine[0];\n  for (int w = 1; w < warps; ++w) {",
+        POINTWISE),
+    "sums-in-one-buffer": (
+        CUDA + "residual_norm.cu", "SumInRow(squares, buffers.of[1])", "SumInRow(squares, buffers.of[0])", POINTWISE),
+    "turns-in-one-buffer": (
+        CUDA + "residual_norm.cu", "SumInRow(sums, buffers.of[turn])", "SumInRow(sums, buffers.of[0])", POINTWISE),
+    "groups-without-barrier": (
+        CUDA + "residual_norm.cu", "  }\n  __syncthreads();\n  if (threadIdx.y > 0) return;", "  }\n  if (threadIdx.y > 0) return;",
+        POINTWISE),
+    "columns-without-barrier": (
+        CUDA + "column_sums.cu", "  __syncthreads();\n", "", POINTWISE),
+    "one-row-off": (
+        CUDA + "residual_norm.cu", "mask[row * k.mask_stride + columns.begin / kChunkColumns]",
+        "mask[(row > 0 ? row - 1 : row) * k.mask_stride + columns.begin / kChunkColumns]", POINTWISE),
+    "last-row-left-out": (
+        CUDA + "row_chunks.h", "if (row >= rows ||", "if (row + 1 >= rows ||", POINTWISE),
+    "run-too-short": (
+        CUDA + "column_sums.cu", "const int64_t run = (args.rows + kRuns - 1) / kRuns;", "const int64_t run = args.rows / kRuns;",
+        POINTWISE),
+    "tail-stored-whole": (
+        CUDA + "elements.h", "      if (i < n) p[i] = FromFloat<T>(chunk.v[i]);", "      p[i] = FromFloat<T>(chunk.v[i]);", POINTWISE),
+    "other-random-block": (
+        CUDA + "dropout_bits.h", "stream.counter3 | block", "stream.counter3 | (block + 1)", POINTWISE),
+    "nine-rounds": (
+        CUDA + "dropout_bits.h", "round < 10", "round < 9", POINTWISE),
+    "bias-left-out": (
+        CUDA + "column_sums.cu", "blockIdx.y == 0 ? args.first : args.second", "args.first", POINTWISE),
+    "tile-loaded-while-read": (
+        CUDA + "attention.cu", "      __syncthreads();\n      LoadStreamed<T>(k, p.layout, 0);\n", "      LoadStreamed<T>(k, p.layout, 0);\n", ATTENTION),
+    "tile-read-while-loaded": (
+        CUDA + "attention.cu", "      __syncthreads();\n    }\n    float scores[", "    }\n    float scores[", ATTENTION),
+    "chunk-loaded-while-read": (
+        CUDA + "attention.cu", "      __syncthreads();\n      LoadStreamed<T>(from, layout, chunk);\n      __syncthreads();\n    }\n    AddProducts",
+        "      LoadStreamed<T>(from, layout, chunk);\n      __syncthreads();\n    }\n    AddProducts", ATTENTION),
+    "numbers-loaded-while-read": (
+        CUDA + "attention.cu", "    __syncthreads();\n    LoadStreamedNumbers", "    LoadStreamedNumbers", ATTENTION),
+    "weights-without-warp-barrier": (
+        CUDA + "attention.cu", "float* to) {\n  __syncwarp();\n", "float* to) {\n", ATTENTION),
+    "resident-rows-without-barrier": (
+        CUDA + "attention.cu", "p.layout, 1.0f, 1);\n  __syncthreads();\n", "p.layout, 1.0f, 1);\n", ATTENTION),
+    "one-key-too-few": (
+        CUDA + "attention.cu", "min(query + i + 1, num_keys)", "min(query + i, num_keys)", ATTENTION),
+    "one-key-too-many": (
+        CUDA + "attention.cu", "if (key + member + 8 * j >= seen)", "if (key + member + 8 * j > seen)", ATTENTION),
+    "tile-of-the-next-sentence": (
+        CUDA + "attention.cu", "/ kTileRows + i <= number", "/ kTileRows + i < number", ATTENTION),
+    "sums-not-rescaled": (
+        CUDA + "attention.cu", "context[chunk][i][c] *= rescale;", "", ATTENTION),
+    "diagonal-left-out": (
+        CUDA + "attention.cu", "shape.causal ? tile.begin / kStreamedRows * kStreamedRows : 0",
+        "shape.causal ? (tile.begin / kStreamedRows + 1) * kStreamedRows : 0", ATTENTION),
+    "keys-past-the-list": (
+        CUDA + "attention.cu", "  if (place >= length) score = -INFINITY;\n", "", ATTENTION),
+    "gradient-over-unread-logits": (
+        CUDA + "cross_entropy.cu", "    if (p.in_place) __syncthreads();\n", "", TRAINING),
+    "row-sums-without-barrier": (
+        CUDA + "cross_entropy.cu", "shared.of_warp[thread / 32] = sums;\n  __syncthreads();\n", "shared.of_warp[thread / 32] = sums;\n", TRAINING),
+    "row-result-without-barrier": (
+        CUDA + "cross_entropy.cu", "  __syncthreads();\n  return shared.of_row;", "  return shared.of_row;", TRAINING),
+    "last-row-of-a-token": (
+        CUDA + "embedding.cu", "for (int i = begin; i < end; ++i)", "for (int i = begin; i + 1 < end; ++i)", TRAINING),
+    "sum-in-another-order": (
+        CUDA + "optimizer.cu", "half /= 2) sum += __shfl_down_sync(kAllLanes, sum, half);", "half /= 2) sum += __shfl_down_sync(kAllLanes, sum, 16 / half);",
+        TRAINING),
+    "ties-by-the-last-column": (
+        CUDA + "sampling.cu", "a.index < b.index", "a.index > b.index", TRAINING),
+    "floor-too-high": (
+        CUDA + "sampling.cu", "better == args.k - 1", "better == max(args.k - 2, 0)", TRAINING),
+    "too-many-equals": (
+        CUDA + "sampling.cu", "if (found > kMostCandidates) {", "if (false) {", TRAINING),
+    "result-still-read": (
+        CUDA + "sampling.cu", "  __syncthreads();  // all have read the last result\n", "", TRAINING),
+    "scratch-of-a-running-kernel": (
+        CUDA + "gpu_stream.cc", "    Wait();  // for the kernels that use what is given back\n", "", "gpu_stream_test"),
+    "votes-in-the-wrong-phase": (
+        "tests/gpu/emulated/cuda_on_host.cc", "    MakeReady(number, others);\n", "", "gpu_cuda_on_host_test"),
+    "leaving-is-not-seen": (
+        "tests/gpu/emulated/cuda_on_host.cc", "  bool awaited = in_block_ > 0;\n", "  bool awaited = false;\n",
+        "gpu_cuda_on_host_test"),
+    "event-wait-does-nothing": (
+        EMULATED + "runtime.cc", "if (record == nullptr || record->done) return cudaSuccess;",
+        "if (record == nullptr || record != nullptr) return cudaSuccess;", RUNTIME),
+    "a-queue-for-each-stream": (
+        EMULATED + "machine.cc", "device.queues.resize(std::clamp(settings.connections, 1, 32));",
+        "device.queues.resize(32);", RUNTIME),
+    "idle-device-is-not-waited-for": (
+        EMULATED + "machine.cc", "return work.first->ended >= work.second;", "return work.second > 0;", RUNTIME),
+    "freed-memory-is-reused-at-once": (
+        EMULATED + "machine.cc",
+        "if (progress->ended < pushed) return false;\n    }\n    memory.Recycle",
+        "if (progress->ended < pushed) continue;\n    }\n    memory.Recycle", RUNTIME),
+    "bounds-are-not-looked-at": (
+        EMULATED + "memory.cc", "if (at == end) return;", "if (at != nullptr) return;", RUNTIME),
+    "the-host-reads-device-memory": (
+        EMULATED + "memory.cc", "view ? PROT_READ | PROT_WRITE : PROT_NONE", "PROT_READ | PROT_WRITE", RUNTIME),
+    "memory-without-limit": (
+        EMULATED + "memory.cc", "if (bytes > limit_ || space.used + RoundUp(bytes) > limit_) return nullptr;\n", "",
+        RUNTIME),
+    "pageable-copies-are-not-staged": (
+        EMULATED + "runtime.cc",
+        "const bool staged = from.place == Place::kPageable && to.place == Place::kDevice;",
+        "const bool staged = false;", RUNTIME),
+    "directions-are-not-checked": (
+        EMULATED + "runtime.cc", "if (!DirectionFits(copy.kind, to, from)) {",
+        "if (!DirectionFits(cudaMemcpyDefault, to, from)) {", RUNTIME),
+    "default-stream-does-not-wait": (
+        EMULATED + "machine.cc", "if (other->number > 0 && other->blocking) {", "if (other->number < 0) {", RUNTIME),
+    "mismatches-are-not-seen": (
+        EMULATED + "nccl.cc", "part.other != part.descriptor) Mismatch", "false) Mismatch", NCCL),
+    "lanes-are-used-before-they-connect": (
+        EMULATED + "nccl.cc", "if (state.ready && !state.launching) return ncclSuccess;", "return ncclSuccess;", NCCL),
+    "senders-do-not-wait": (
+        EMULATED + "nccl.cc", "part.done = through && (!part.send || group.AllRead(part.peer));", "part.done = through;",
+        NCCL),
+    "dead-peers-are-not-seen": (
+        EMULATED + "shared_group.cc", "return asked && lock.l_type == F_UNLCK", "return !asked && lock.l_type == F_UNLCK",
+        NCCL),
+    "sums-in-rank-order": (
+        EMULATED + "nccl.cc", "ReadElement(type, parts[(first + 1) % ranks], i);",
+        "ReadElement(type, parts[first % ranks], i);", NCCL),
+    "gelu-in-its-exact-form": (
+        EMULATED + "cublas_lt.cc", "return 0.5 * x * (1.0 + std::tanh(inner));",
+        "return inner == 0 ? 0.0 : 0.5 * x * std::erfc(-x * M_SQRT1_2);", CUBLAS),
+    "mask-of-another-row": (
+        EMULATED + "cublas_lt.cc", "if (Has(epilogue, kDRelu)) return MaskBit(aux, desc.aux_ld, i, j)",
+        "if (Has(epilogue, kDRelu)) return MaskBit(aux, desc.aux_ld, i + 1, j)", CUBLAS),
+    "bias-by-columns": (
+        EMULATED + "cublas_lt.cc", "ReadElement(type, bias, i));", "ReadElement(type, bias, j));", CUBLAS),
+    "beta-is-ignored": (
+        EMULATED + "cublas_lt.cc", "if (beta != 0.0F) {", "if (false) {", CUBLAS),
+    "bias-gradient-of-one-column": (
+        EMULATED + "cublas_lt.cc", "gradient[i] += value;", "gradient[i] = value;", CUBLAS),
+    "batches-of-one-matrix": (
+        EMULATED + "cublas_lt.cc", " + batch * la.batch_stride", "", CUBLAS),
+}
+
+
+def run(command, timeout):
+    try:
+        done = subprocess.run(command, cwd=ROOT, text=True, errors="replace", stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, timeout=timeout)
+        return done.returncode, done.stdout
+    except subprocess.TimeoutExpired as late:
+        return 124, (late.stdout or b"").decode(errors="replace")
+
+
+def program_path(build, name):
+    return next(p for p in Path(build).rglob(name) if p.is_file())
+
+
+def caught_by(text):
+    found = (re.search(r"\[  FAILED  \] (\w+\.[\w/.]+)", text) or re.search(r"SUMMARY: (\w+: [\w-]+)", text)
+             or re.search(r"(emulated GPU: .*)", text) or re.search(r"runtime error: (.*)", text))
+    return found[1] if found else text.strip().split("\n")[-1]
+
+
+def try_mutant(build, name):
+    """Returns what caught the mutant, or None, and what the build said if it did not compile."""
+    path, old, new, program = MUTANTS[name]
+    source = ROOT / path
+    text = source.read_text()
+    if text.count(old) != 1:
+        return None, f"the place is there {text.count(old)} times"
+    try:
+        source.write_text(text.replace(old, new))
+        status, words = run(["ninja", "-C", build, "-j1", program], 1200)
+        if status:
+            return None, "does not compile:\n" + words[-2000:]
+        status, words = run([str(program_path(build, program))], 1200)
+    finally:
+        source.write_text(text)
+    return (f"{program}: {caught_by(words)}" if status else None), "survives"
+
+
+def main():
+    build, names = sys.argv[1], sys.argv[2:] or list(MUTANTS)
+    files = sorted({MUTANTS[name][0] for name in names})
+    changed = run(["git", "status", "--porcelain", *files], 60)[1].strip()
+    if changed:
+        sys.exit(f"commit or stash first:\n{changed}")
+    failed = 0
+    print("| mutant | caught by |\n| --- | --- |")
+    for name in names:
+        caught, why = try_mutant(build, name)
+        failed += caught is None
+        print(f"| {name} | {caught or '**' + why + '**'} |", flush=True)
+    run(["ninja", "-C", build, "-j1", *sorted({MUTANTS[name][3] for name in names})], 1200)
+    return failed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+// Whole training runs on the emulated GPU, ranks being threads: every layout gives the same bits,
+// and the losses of a CPU within rounding.
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <google/protobuf/text_format.h>
+#include <gtest/gtest.h>
+
+#include "launch/defaults.h"
+#include "launch/device_group.h"
+#include "parallel/base/check.h"
+#include "tests/parity/train_in_threads.h"
+#include "tests/parity/training_runs.h"
+
+namespace deepnet {
+namespace {
+
+constexpr int kSteps = 6;
+
+struct Degrees {
+  int stages = 1, replicas = 1;
+  std::string schedule = "";  // empty: the planner's choice
+};
+
+class GpuTrainTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    root_ = std::filesystem::path(::testing::TempDir()) /
+            ("deepnet_gpu_train_" + std::to_string(getpid()));
+    std::filesystem::create_directories(root_);
+    const absl::Status made = testing::MakeCorpus(root_, "corpus", {"de", "fr"}, 300);
+    ASSERT_TRUE(made.ok()) << made;
+  }
+  static void TearDownTestSuite() { std::filesystem::remove_all(root_); }
+
+  static RunSpec Run(const std::string& folder, const Degrees& degrees, const std::string& device,
+                     DataType dtype) {
+    RunSpec run;
+    EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(
+        R"(seed: 3
+           model { encoder_layers: 2 decoder_layers: 3 d_model: 32 ffn_dim: 64 num_heads: 2
+                   residual: DEEPNORM max_positions: 300
+                   dropout: 0.1 attention_dropout: 0.1 activation_dropout: 0.1 }
+           data { folder: 'corpus' max_sentence_tokens: 150 global_microbatches: 4
+                  microbatch { max_source_tokens: 152 max_target_tokens: 152 max_sentences: 8 } }
+           optim { learning_rate: 2e-3 warmup_steps: 4 clip_norm: 1 virtual_replicas: 2 }
+           compute { threads_per_rank: 1 }
+           train { checkpoint_every_steps: 3 log_every_steps: 1 })",
+        &run));
+    run.set_folder(folder);
+    run.mutable_compute()->set_device(device);
+    run.mutable_compute()->set_dtype(dtype);
+    run.mutable_train()->set_steps(kSteps);
+    run.mutable_parallel()->set_pipeline_parallel_size(degrees.stages);
+    run.mutable_parallel()->set_data_parallel_size(degrees.replicas);
+    run.mutable_parallel()->set_schedule(degrees.schedule);
+    run = WithDefaults(run);
+    run.mutable_train()->set_validate_every_steps(0);
+    return run;
+  }
+
+  // Returns the log of rank 0.
+  static std::string Train(const RunSpec& run) {
+    std::vector<std::unique_ptr<Communicator>> joined(static_cast<size_t>(
+        run.parallel().pipeline_parallel_size() * run.parallel().data_parallel_size()));
+    return testing::MustTrainInThreads(run, {.root = root_.string()},
+                                       [&](int rank, TrainOptions& options) {
+                                         auto devices = JoinDevices(run.compute(), *options.world);
+                                         DEEPNET_CHECK(devices.ok()) << devices.status();
+                                         if (*devices == nullptr) return;
+                                         joined[static_cast<size_t>(rank)] = *std::move(devices);
+                                         options.world = joined[static_cast<size_t>(rank)].get();
+                                       });
+  }
+  static std::vector<testing::StepFigures> Steps(const std::string& folder) {
+    return testing::ReadSteps(root_ / folder / "metrics.jsonl");
+  }
+
+  static inline std::filesystem::path root_;
+};
+
+TEST_F(GpuTrainTest, LossesAreTheCpusWithinRounding) {
+  Train(Run("cpu", {}, "cpu", FLOAT32));
+  Train(Run("gpu", {}, "cuda", FLOAT32));
+  const auto cpu = Steps("cpu"), gpu = Steps("gpu");
+  ASSERT_EQ(gpu.size(), static_cast<size_t>(kSteps));
+  for (size_t i = 0; i < gpu.size(); ++i) {
+    EXPECT_NEAR(std::get<1>(gpu[i]), std::get<1>(cpu[i]), 1e-5 * std::get<1>(cpu[i])) << i;
+    EXPECT_NEAR(std::get<3>(gpu[i]), std::get<3>(cpu[i]), 1e-4 * std::get<3>(cpu[i])) << i;
+  }
+}
+
+TEST_F(GpuTrainTest, EveryLayoutGivesTheSameBits) {
+  for (const DataType dtype : {FLOAT32, BFLOAT16}) {
+    const std::string type = DataType_Name(dtype);
+    const std::string alone = testing::WeightsLine(Train(Run(type + "alone", {}, "cuda", dtype)));
+    const std::vector<Degrees> layouts = {{2, 1, "1f1b"}, {1, 2}, {2, 2, "zb-h1"}, {3, 1, "gpipe"}};
+    for (const Degrees& degrees : layouts) {
+      SCOPED_TRACE(type + ": " + std::to_string(degrees.stages) + " stages of " +
+                   std::to_string(degrees.replicas) + ", " + degrees.schedule);
+      const std::string folder = type + std::to_string(degrees.stages) +
+                                 std::to_string(degrees.replicas) + degrees.schedule;
+      EXPECT_EQ(testing::WeightsLine(Train(Run(folder, degrees, "cuda", dtype))), alone);
+      EXPECT_EQ(Steps(folder), Steps(type + "alone"));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace deepnet

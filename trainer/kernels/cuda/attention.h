@@ -1,0 +1,26 @@
+// Attention of trainer/kernels/native/attention.h on a GPU: the same arguments, whose pointers are
+// device memory, and the same dropped weights. head_dim is at most kMaxHeadDim.
+//
+// Offsets lie on the device, so that no call waits: what the CPU's kernels check of them (that they
+// do not decrease, end within the matrices, are equal where `causal`, and that a sentence with
+// queries has keys) is for whoever makes the batch. Results are the same bits whatever the order of
+// threads, and those of a sentence do not depend on its neighbours.
+#pragma once
+
+#include "trainer/kernels/cuda/gpu_stream.h"
+#include "trainer/kernels/native/attention.h"
+
+namespace deepnet::cuda {
+
+inline constexpr int kMaxHeadDim = 256;
+
+// One launch. args.lse may be null where there will be no backward pass.
+void AttentionForward(GpuStream& gpu, const native::AttentionForwardArgs& args);
+
+// Two launches. Reads args.context. Scratch: a float for each query row and head.
+void AttentionBackward(GpuStream& gpu, const native::AttentionBackwardArgs& args);
+
+// One launch.
+void DecodeAttention(GpuStream& gpu, const native::DecodeAttentionArgs& args);
+
+}  // namespace deepnet::cuda

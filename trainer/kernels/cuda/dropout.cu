@@ -1,0 +1,68 @@
+// A thread draws the eight decisions of one block of random bits, stores their byte and applies it
+// to its eight columns.
+#include "parallel/base/check.h"
+#include "trainer/kernels/cuda/dropout.h"
+#include "trainer/kernels/cuda/dropout_bits.h"
+#include "trainer/kernels/cuda/row_chunks.h"
+
+namespace deepnet::cuda {
+namespace {
+
+struct DrawMask {
+  native::DropoutStream stream;
+  native::RowIds ids;
+  uint8_t* mask;
+  int64_t mask_stride;
+  MatrixView x;  // data null: the mask alone
+
+  __device__ void operator()(int64_t row, int64_t c, int n) const {
+    const int64_t block = c / kChunkColumns;
+    const uint32_t keep =
+        KeepByte(stream, ids.pair[row], ids.position[row], static_cast<uint32_t>(block));
+    mask[row * mask_stride + block] = static_cast<uint8_t>(keep);
+    if (x.data == nullptr) return;
+    Chunk values = LoadChunk(x, row, c, n);
+    ApplyKeepByte(keep, stream.scale, values);
+    StoreChunk(x, row, c, n, values);
+  }
+};
+
+struct ApplyMask {
+  const uint8_t* mask;
+  int64_t mask_stride;
+  float scale;
+  MatrixView x;
+
+  __device__ void operator()(int64_t row, int64_t c, int n) const {
+    Chunk values = LoadChunk(x, row, c, n);
+    ApplyKeepByte(mask[row * mask_stride + c / kChunkColumns], scale, values);
+    StoreChunk(x, row, c, n, values);
+  }
+};
+
+}  // namespace
+
+void DropoutMask(GpuStream& gpu, const native::DropoutKey& key, native::RowIds ids, int64_t rows,
+                 int64_t cols, uint8_t* mask) {
+  DEEPNET_CHECK_LE(cols, native::kMaxDropoutFeatures);
+  ForRowChunks(
+      gpu, "DropoutMask", rows, cols,
+      DrawMask{native::MakeDropoutStream(key), ids, mask, native::MaskBytes(cols), MatrixView{}});
+}
+
+void DropoutForward(GpuStream& gpu, const native::DropoutKey& key, native::RowIds ids,
+                    native::Matrix x, uint8_t* mask) {
+  DEEPNET_CHECK_LE(x.cols, native::kMaxDropoutFeatures);
+  const native::DropoutStream stream = native::MakeDropoutStream(key);
+  if (!stream.active()) return;
+  ForRowChunks(gpu, "DropoutForward", x.rows, x.cols,
+               DrawMask{stream, ids, mask, native::MaskBytes(x.cols), ViewOf(x)});
+}
+
+void DropoutBackward(GpuStream& gpu, double rate, const uint8_t* mask, native::Matrix dx) {
+  if (rate == 0.0) return;
+  ForRowChunks(gpu, "DropoutBackward", dx.rows, dx.cols,
+               ApplyMask{mask, native::MaskBytes(dx.cols), native::KeepScale(rate), ViewOf(dx)});
+}
+
+}  // namespace deepnet::cuda

@@ -1,0 +1,318 @@
+// One thread for each chunk of eight columns. The backward pass of ScaleShift alone also sums: a
+// block leaves a row of partial sums of its 256 columns over 64 rows, and a second kernel has a
+// block for each group of columns.
+#include "parallel/base/check.h"
+#include "trainer/kernels/cuda/device_math.h"
+#include "trainer/kernels/cuda/dropout_bits.h"
+#include "trainer/kernels/cuda/elementwise.h"
+#include "trainer/kernels/cuda/row_chunks.h"
+
+namespace deepnet::cuda {
+namespace {
+
+using native::ConstMatrix;
+using native::Matrix;
+
+void CheckSameShape(const ConstMatrix& a, const ConstMatrix& b) {
+  DEEPNET_CHECK_EQ(a.rows, b.rows);
+  DEEPNET_CHECK_EQ(a.cols, b.cols);
+}
+
+// A range of numbers is seen as rows of this many.
+constexpr int64_t kRangeColumns = kChunkThreads * kChunkColumns;
+
+struct AddRange {
+  const float* x;
+  float* y;
+  int64_t n;
+  bool wide;
+
+  __device__ void operator()(int64_t row, int64_t c, int) const {
+    const int64_t i = row * kRangeColumns + c;
+    if (i >= n) return;
+    const int count = n - i < kChunkColumns ? static_cast<int>(n - i) : kChunkColumns;
+    Chunk sum = LoadChunk(y + i, count, wide);
+    const Chunk more = LoadChunk(x + i, count, wide);
+#pragma unroll
+    for (int j = 0; j < kChunkColumns; ++j) sum.v[j] += more.v[j];
+    StoreChunk(y + i, count, wide, sum);
+  }
+};
+
+struct Gelu {
+  MatrixView x, y;
+
+  __device__ void operator()(int64_t row, int64_t c, int n) const {
+    Chunk values = LoadChunk(x, row, c, n);
+#pragma unroll
+    for (float& v : values.v) {
+      float density;
+      v *= NormalCumulative(v, &density);
+    }
+    StoreChunk(y, row, c, n, values);
+  }
+};
+
+struct GeluSlope {
+  MatrixView x, dy, dx;
+
+  __device__ void operator()(int64_t row, int64_t c, int n) const {
+    const Chunk at = LoadChunk(x, row, c, n);
+    Chunk gradient = LoadChunk(dy, row, c, n);
+#pragma unroll
+    for (int j = 0; j < kChunkColumns; ++j) {
+      float density;
+      const float cumulative = NormalCumulative(at.v[j], &density);
+      gradient.v[j] *= fmaf(at.v[j], density, cumulative);
+    }
+    StoreChunk(dx, row, c, n, gradient);
+  }
+};
+
+struct Relu {
+  MatrixView x;
+
+  __device__ void operator()(int64_t row, int64_t c, int n) const {
+    Chunk values = LoadChunk(x, row, c, n);
+#pragma unroll
+    for (float& v : values.v) v = v < 0.0f ? 0.0f : v;
+    StoreChunk(x, row, c, n, values);
+  }
+};
+
+struct ReluSlope {
+  MatrixView y, dx;
+
+  __device__ void operator()(int64_t row, int64_t c, int n) const {
+    const Chunk output = LoadChunk(y, row, c, n);
+    Chunk gradient = LoadChunk(dx, row, c, n);
+#pragma unroll
+    for (int j = 0; j < kChunkColumns; ++j) {
+      if (!(output.v[j] > 0.0f)) gradient.v[j] = 0.0f;
+    }
+    StoreChunk(dx, row, c, n, gradient);
+  }
+};
+
+struct CopyChunk {
+  MatrixView from, to;
+
+  __device__ void operator()(int64_t row, int64_t c, int n) const {
+    StoreChunk(to, row, c, n, LoadChunk(from, row, c, n));
+  }
+};
+
+struct MaskedCopy {
+  MatrixView from, to;
+  const uint8_t* mask;
+  int64_t mask_stride;
+  float scale;
+
+  __device__ void operator()(int64_t row, int64_t c, int n) const {
+    Chunk values = LoadChunk(from, row, c, n);
+    ApplyKeepByte(mask[row * mask_stride + c / kChunkColumns], scale, values);
+    StoreChunk(to, row, c, n, values);
+  }
+};
+
+// --- ScaleShift ---
+
+// The factors of columns c..c+n; 1 past them.
+__device__ inline Chunk FactorsOf(const float* scale, int64_t group_columns, int64_t c, int n) {
+  Chunk factors;
+  int64_t group = c / group_columns, left = (group + 1) * group_columns - c;
+#pragma unroll
+  for (int j = 0; j < kChunkColumns; ++j) {
+    factors.v[j] = scale != nullptr && j < n ? scale[group] : 1.0f;
+    if (--left > 0) continue;
+    ++group;
+    left = group_columns;
+  }
+  return factors;
+}
+
+struct ScaleAndShift {
+  MatrixView x, y;
+  const float* scale;
+  const float* shift;
+  int64_t group_columns;
+
+  __device__ void operator()(int64_t row, int64_t c, int n) const {
+    const float by = shift != nullptr ? *shift : 0.0f;
+    const Chunk factors = FactorsOf(scale, group_columns, c, n);
+    Chunk values = LoadChunk(x, row, c, n);
+#pragma unroll
+    for (int j = 0; j < kChunkColumns; ++j) values.v[j] = (values.v[j] - by) * factors.v[j];
+    StoreChunk(y, row, c, n, values);
+  }
+};
+
+constexpr int kSumThreads = 32;  // of a row
+constexpr int kSumRows = 4;      // at a time
+constexpr int kRunRows = 64;     // of one partial sum
+constexpr int kSumColumns = kSumThreads * kChunkColumns;
+
+struct ScaleShiftSums {
+  native::ScaleShiftBackwardArgs args;
+  MatrixView dy, x, dx;
+  int64_t group_columns;
+  float* partials;  // [runs][scale, shift][cols]
+};
+
+struct SumsOfRows {
+  float scale[kSumRows][kSumColumns];
+  float shift[kSumRows][kSumColumns];
+};
+
+__global__ void __launch_bounds__(kSumThreads* kSumRows)
+    ScaleShiftBackwardKernel(const ScaleShiftSums k) {
+  BLOCK_SHARED(SumsOfRows, sums);
+  const int64_t cols = k.args.dy.cols, rows = k.args.dy.rows;
+  const int64_t c = static_cast<int64_t>(blockIdx.y) * kSumColumns + threadIdx.x * kChunkColumns;
+  const int n = cols - c >= kChunkColumns ? kChunkColumns
+                : cols > c                ? static_cast<int>(cols - c)
+                                          : 0;
+  const float by = k.args.shift != nullptr ? *k.args.shift : 0.0f;
+  Chunk d_scale = {}, d_shift = {};
+  if (n > 0) {
+    const Chunk factors = FactorsOf(k.args.scale, k.group_columns, c, n);
+    const int64_t first = static_cast<int64_t>(blockIdx.x) * kRunRows;
+    const int64_t end = first + kRunRows < rows ? first + kRunRows : rows;
+    for (int64_t row = first + threadIdx.y; row < end; row += kSumRows) {
+      Chunk gradient = LoadChunk(k.dy, row, c, n);
+      if (k.x.data != nullptr) {
+        const Chunk x = LoadChunk(k.x, row, c, n);
+#pragma unroll
+        for (int j = 0; j < kChunkColumns; ++j) {
+          d_scale.v[j] = fmaf(gradient.v[j], x.v[j] - by, d_scale.v[j]);
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < kChunkColumns; ++j) {
+        gradient.v[j] *= factors.v[j];
+        d_shift.v[j] += gradient.v[j];
+      }
+      StoreChunk(k.dx, row, c, n, gradient);
+    }
+  }
+  if (k.partials == nullptr) return;
+  const int own = static_cast<int>(threadIdx.x) * kChunkColumns;
+  StoreChunk(&sums.scale[threadIdx.y][own], kChunkColumns, false, d_scale);
+  StoreChunk(&sums.shift[threadIdx.y][own], kChunkColumns, false, d_shift);
+  __syncthreads();
+  if (threadIdx.y > 0) return;
+  for (int y = 1; y < kSumRows; ++y) {
+#pragma unroll
+    for (int j = 0; j < kChunkColumns; ++j) {
+      d_scale.v[j] += sums.scale[y][own + j];
+      d_shift.v[j] += sums.shift[y][own + j];
+    }
+  }
+  float* const to = k.partials + 2 * blockIdx.x * cols + c;
+  StoreChunk(to, n, false, d_scale);
+  StoreChunk(to + cols, n, false, d_shift);
+}
+
+constexpr int kGroupThreads = 256;
+
+struct WarpSums {
+  float of[kGroupThreads / 32];
+};
+
+// Block g < groups adds the partial sums of its columns to d_scale, the last block all of shift's.
+__global__ void __launch_bounds__(kGroupThreads)
+    ScaleShiftGroupsKernel(const ScaleShiftSums k, int64_t runs) {
+  BLOCK_SHARED(WarpSums, sums);
+  const int64_t cols = k.args.dy.cols, group = blockIdx.x;
+  const bool is_shift = group == k.args.groups;
+  float* const out = is_shift ? k.args.d_shift : k.args.d_scale;
+  if (out == nullptr) return;  // the whole block
+  const int64_t columns = is_shift ? cols : k.group_columns;
+  const float* const from = k.partials + (is_shift ? cols : group * columns);
+  float sum = 0.0f;
+  for (int64_t c = threadIdx.x; c < columns; c += kGroupThreads) {
+#pragma unroll 8
+    for (int64_t run = 0; run < runs; ++run) sum += from[2 * run * cols + c];
+  }
+  sum = SumInRow(sum, sums.of);
+  if (threadIdx.x > 0) return;
+  if (is_shift) {
+    *out -= sum;
+  } else {
+    out[group] += sum;
+  }
+}
+
+}  // namespace
+
+void Add(GpuStream& gpu, const float* x, float* y, int64_t n) {
+  ForRowChunks(gpu, "Add", (n + kRangeColumns - 1) / kRangeColumns, kRangeColumns,
+               AddRange{x, y, n, AllWide(4, x, y)});
+}
+
+void GeluForward(GpuStream& gpu, ConstMatrix x, Matrix y) {
+  CheckSameShape(x, y);
+  ForRowChunks(gpu, "GeluForward", x.rows, x.cols, Gelu{ViewOf(x), ViewOf(y)});
+}
+
+void GeluBackward(GpuStream& gpu, ConstMatrix x, ConstMatrix dy, Matrix dx) {
+  CheckSameShape(x, dy);
+  CheckSameShape(x, dx);
+  ForRowChunks(gpu, "GeluBackward", x.rows, x.cols, GeluSlope{ViewOf(x), ViewOf(dy), ViewOf(dx)});
+}
+
+void ReluForward(GpuStream& gpu, Matrix x) {
+  ForRowChunks(gpu, "ReluForward", x.rows, x.cols, Relu{ViewOf(x)});
+}
+
+void ReluBackward(GpuStream& gpu, ConstMatrix y, Matrix dx) {
+  CheckSameShape(y, dx);
+  ForRowChunks(gpu, "ReluBackward", y.rows, y.cols, ReluSlope{ViewOf(y), ViewOf(dx)});
+}
+
+void Cast(GpuStream& gpu, ConstMatrix from, Matrix to) {
+  CheckSameShape(from, to);
+  ForRowChunks(gpu, "Cast", from.rows, from.cols, CopyChunk{ViewOf(from), ViewOf(to)});
+}
+
+void AddBranchBackward(GpuStream& gpu, ConstMatrix dx, double rate, const uint8_t* mask,
+                       Matrix d_branch) {
+  if (rate == 0.0) return Cast(gpu, dx, d_branch);
+  CheckSameShape(dx, d_branch);
+  ForRowChunks(gpu, "AddBranchBackward", dx.rows, dx.cols,
+               MaskedCopy{ViewOf(dx), ViewOf(d_branch), mask, native::MaskBytes(dx.cols),
+                          native::KeepScale(rate)});
+}
+
+void ScaleShiftForward(GpuStream& gpu, const native::ScaleShiftForwardArgs& args) {
+  CheckSameShape(args.x, args.y);
+  DEEPNET_CHECK(args.groups >= 1 && args.x.cols % args.groups == 0)
+      << args.x.cols << " columns, " << args.groups << " groups";
+  ForRowChunks(gpu, "ScaleShiftForward", args.x.rows, args.x.cols,
+               ScaleAndShift{ViewOf(args.x), ViewOf(args.y), args.scale, args.shift,
+                             args.x.cols / args.groups});
+}
+
+void ScaleShiftBackward(GpuStream& gpu, const native::ScaleShiftBackwardArgs& args) {
+  CheckSameShape(args.dy, args.dx);
+  const int64_t rows = args.dy.rows, cols = args.dy.cols;
+  DEEPNET_CHECK(args.groups >= 1 && cols % args.groups == 0)
+      << cols << " columns, " << args.groups << " groups";
+  if (rows == 0 || cols == 0) return;
+  const int64_t runs = (rows + kRunRows - 1) / kRunRows;
+  ScaleShiftSums k = {args,   ViewOf(args.dy), ViewOf(args.x), ViewOf(args.dx), cols / args.groups,
+                      nullptr};
+  const bool sums_wanted = args.d_scale != nullptr || args.d_shift != nullptr;
+  if (sums_wanted) {
+    k.partials = static_cast<float*>(gpu.Scratch(2 * runs * cols * int64_t{sizeof(float)}));
+  }
+  const dim3 grid(static_cast<unsigned>(runs),
+                  static_cast<unsigned>((cols + kSumColumns - 1) / kSumColumns));
+  Launch(gpu, "ScaleShiftBackward", ScaleShiftBackwardKernel, grid, dim3(kSumThreads, kSumRows),
+         /*shared_bytes=*/0, k);
+  if (!sums_wanted) return;
+  Launch(gpu, "ScaleShiftBackwardSums", ScaleShiftGroupsKernel,
+         static_cast<unsigned>(args.groups + 1), kGroupThreads, /*shared_bytes=*/0, k, runs);
+}
+
+}  // namespace deepnet::cuda

@@ -1,0 +1,130 @@
+// Forward: a thread makes eight columns of a row, of which it draws the byte of the mask. Backward:
+// a block adds the rows of one index in order, each thread in its four columns, so that no two
+// blocks touch the same number and the order of additions is that of the CPU.
+#include "parallel/base/check.h"
+#include "trainer/kernels/cuda/dropout_bits.h"
+#include "trainer/kernels/cuda/embedding.h"
+#include "trainer/kernels/cuda/fours.h"
+#include "trainer/kernels/cuda/row_chunks.h"
+
+namespace deepnet::cuda {
+namespace {
+
+using native::EmbedBackwardArgs;
+using native::EmbedForwardArgs;
+
+struct EmbedRow {
+  EmbedForwardArgs args;
+  native::DropoutStream stream;
+  MatrixView table, positions, x, x_operand;
+  int64_t mask_stride;
+
+  __device__ void operator()(int64_t row, int64_t c, int n) const {
+    const int32_t id = args.ids[row];
+    Chunk values = {};
+    if (id >= 0) {
+      values = LoadChunk(table, id, c, n);
+#pragma unroll
+      for (int i = 0; i < kChunkColumns; ++i) values.v[i] *= args.scale;
+      if (positions.data != nullptr) AddPosition(row, c, n, values);
+    }
+    if (stream.threshold > 0) {
+      const uint32_t block = static_cast<uint32_t>(c / kChunkColumns);
+      const uint32_t keep =
+          KeepByte(stream, args.row_ids.pair[row], args.row_ids.position[row], block);
+      args.mask[row * mask_stride + block] = static_cast<uint8_t>(keep);
+      ApplyKeepByte(keep, stream.scale, values);
+    }
+    if (x.data != nullptr) StoreChunk(x, row, c, n, values);
+    if (x_operand.data != nullptr) StoreChunk(x_operand, row, c, n, values);
+  }
+
+  // Rounds the product before it adds, as the CPU does.
+  __device__ void AddPosition(int64_t row, int64_t c, int n, Chunk& values) const {
+    const Chunk position = LoadChunk(positions, args.row_ids.position[row], c, n);
+#pragma unroll
+    for (int i = 0; i < kChunkColumns; ++i) values.v[i] = __fadd_rn(values.v[i], position.v[i]);
+  }
+};
+
+MatrixView ViewOfRows(const float* data, int64_t width) {
+  return ViewOf(native::ConstMatrix{
+      .data = data, .element = native::Element::kFloat32, .cols = width, .stride = width});
+}
+
+constexpr int kThreads = 128;
+
+struct GradientParameters {
+  EmbedBackwardArgs args;
+  SortedRows sorted;
+  int64_t mask_stride;
+  float scale;  // of dx, that of what is kept included
+  bool aligned;
+};
+
+__device__ __forceinline__ float4 LoadGradient(const GradientParameters& p, int64_t row, int col,
+                                               int left) {
+  float4 d = LoadFour(p.args.dx + row * p.args.width + col, left, p.aligned);
+  d = make_float4(__fmul_rn(d.x, p.scale), __fmul_rn(d.y, p.scale), __fmul_rn(d.z, p.scale),
+                  __fmul_rn(d.w, p.scale));
+  if (p.args.rate == 0.0) return d;
+  const uint32_t keep = p.args.mask[row * p.mask_stride + col / 8] >> (col % 8);
+  return make_float4(keep & 1u ? d.x : 0.0f, keep & 2u ? d.y : 0.0f, keep & 4u ? d.z : 0.0f,
+                     keep & 8u ? d.w : 0.0f);
+}
+
+__global__ void __launch_bounds__(kThreads) EmbedBackwardKernel(const GradientParameters p) {
+  const int col = (static_cast<int>(blockIdx.y) * kThreads + static_cast<int>(threadIdx.x)) * 4;
+  const int left = static_cast<int>(p.args.width) - col;
+  if (left <= 0) return;
+  const int begin = p.sorted.starts[blockIdx.x], end = p.sorted.starts[blockIdx.x + 1];
+  float* const grad = p.args.grad + p.sorted.indices[blockIdx.x] * p.args.width + col;
+  float4 sum = LoadFour(grad, left, p.aligned);
+#pragma unroll 4
+  for (int i = begin; i < end; ++i) {
+    const float4 d = LoadGradient(p, p.sorted.order[i], col, left);
+    sum = make_float4(__fadd_rn(sum.x, d.x), __fadd_rn(sum.y, d.y), __fadd_rn(sum.z, d.z),
+                      __fadd_rn(sum.w, d.w));
+  }
+  StoreFour(grad, sum, left, p.aligned);
+}
+
+}  // namespace
+
+void EmbedForward(GpuStream& gpu, const EmbedForwardArgs& args) {
+  DEEPNET_CHECK(args.width >= 1 && args.width <= native::kMaxDropoutFeatures)
+      << "width " << args.width;
+  DEEPNET_CHECK_EQ(args.table.cols, args.width);
+  DEEPNET_CHECK(args.x_operand.data == nullptr || args.x_operand.cols == args.width);
+  ForRowChunks(gpu, "EmbedForward", args.rows, args.width,
+               EmbedRow{.args = args,
+                        .stream = native::MakeDropoutStream(args.dropout),
+                        .table = ViewOf(args.table),
+                        .positions = ViewOfRows(args.positions, args.width),
+                        .x = ViewOfRows(args.x, args.width),
+                        .x_operand = ViewOf(args.x_operand),
+                        .mask_stride = native::MaskBytes(args.width)});
+}
+
+void EmbedBackward(GpuStream& gpu, const EmbedBackwardArgs& args, const SortedRows& sorted) {
+  DEEPNET_CHECK(args.width >= 1 && args.width <= native::kMaxDropoutFeatures)
+      << "width " << args.width;
+  DEEPNET_CHECK_LE(sorted.num_unique, args.rows);
+  if (sorted.num_unique == 0) return;
+  const auto rows_of = [&](const float* data) {
+    return native::ConstMatrix{
+        .data = data, .element = native::Element::kFloat32, .stride = args.width};
+  };
+  const GradientParameters p = {
+      .args = args,
+      .sorted = sorted,
+      .mask_stride = native::MaskBytes(args.width),
+      .scale = args.rate > 0.0 ? args.scale * native::KeepScale(args.rate) : args.scale,
+      .aligned = HasAlignedFours(rows_of(args.dx)) && HasAlignedFours(rows_of(args.grad))};
+  constexpr int kColumns = 4 * kThreads;
+  const dim3 grid(static_cast<unsigned>(sorted.num_unique),
+                  static_cast<unsigned>((args.width + kColumns - 1) / kColumns));
+  Launch(gpu, "EmbedBackward", EmbedBackwardKernel, grid, kThreads, 0, p);
+}
+
+}  // namespace deepnet::cuda

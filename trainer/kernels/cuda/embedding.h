@@ -1,0 +1,27 @@
+// Embeddings of trainer/kernels/native/embedding.h on a GPU: the same arguments, whose pointers are
+// device memory. Ids and positions lie on the device, so that no call waits: that they are within
+// their tables is checked where the batch is made and its rows are sorted (SortRows).
+#pragma once
+
+#include <cstdint>
+
+#include "trainer/kernels/cuda/gpu_stream.h"
+#include "trainer/kernels/native/embedding.h"
+
+namespace deepnet::cuda {
+
+// One launch.
+void EmbedForward(GpuStream& gpu, const native::EmbedForwardArgs& args);
+
+// The rows of a batch by index (native::SortRows), in device memory.
+struct SortedRows {
+  const int32_t* order = nullptr;    // rows, those of one index together and ascending
+  const int32_t* starts = nullptr;   // [num_unique + 1] first place in `order` of each index
+  const int32_t* indices = nullptr;  // [num_unique]
+  int64_t num_unique = 0;
+};
+
+// One launch. `sorted` stands for args.index, which is not read. The same bits as on a CPU.
+void EmbedBackward(GpuStream& gpu, const native::EmbedBackwardArgs& args, const SortedRows& sorted);
+
+}  // namespace deepnet::cuda

@@ -1,0 +1,75 @@
+// The stream that a rank computes on: kernels are launched on it one after another, and it owns the
+// scratch memory that they share.
+//
+// No launch waits. An error of CUDA is thrown as GpuError, by the call that saw it: kernels run
+// later than they are launched, so it may belong to an earlier launch. With `check_launches`
+// (compute.check_launches) every launch is waited for, and the error is its own.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+namespace deepnet::cuda {
+
+// Its text holds what CUDA says, the call or kernel that it said it to, and the last kernel that
+// was launched before.
+class GpuError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Used by one thread. Must be made and used with its device current (cudaSetDevice).
+class GpuStream {
+ public:
+  explicit GpuStream(bool check_launches = false);  // a stream of its own
+  // Does not own `stream`. `allocate` returns device memory of at least so many bytes, for use in
+  // the order of the stream; the default takes it from CUDA.
+  using Allocate = std::function<std::shared_ptr<void>(int64_t bytes)>;
+  GpuStream(cudaStream_t stream, Allocate allocate, bool check_launches = false);
+  ~GpuStream();  // waits for everything on the stream
+  GpuStream(const GpuStream&) = delete;
+  GpuStream& operator=(const GpuStream&) = delete;
+
+  cudaStream_t get() const { return stream_; }
+
+  // Kernels and copies put on the stream so far.
+  int64_t launches() const { return launches_; }
+  // Times that this thread has waited for the device.
+  int64_t waits() const { return waits_; }
+  // Bytes of scratch memory held.
+  int64_t scratch_bytes() const { return scratch_bytes_; }
+
+  // Returns device memory of at least `bytes`, aligned to 256, with unspecified contents, for use
+  // in the order of this stream until the last handle is dropped.
+  std::shared_ptr<void> Take(int64_t bytes) { return allocate_(bytes); }
+
+  // The same, but it belongs to the kernels of one operation: the next call returns the same
+  // memory. Allocates only where an operation needs more than any before it.
+  void* Scratch(int64_t bytes);
+
+  // Waits for everything on the stream.
+  void Wait();
+
+  // For trainer/kernels/cuda/launch.h and callers of CUDA: throws GpuError unless `error` is
+  // cudaSuccess. `what` names a kernel or a call, a literal.
+  void Launched(const char* what, cudaError_t error);
+  void Check(const char* what, cudaError_t error) const;
+
+ private:
+  const bool check_launches_;
+  const bool owned_;
+  cudaStream_t stream_ = nullptr;
+  const char* last_ = "none";  // launched
+  int64_t launches_ = 0;
+  int64_t waits_ = 0;
+  Allocate allocate_;
+  std::shared_ptr<void> scratch_;
+  int64_t scratch_bytes_ = 0;
+};
+
+}  // namespace deepnet::cuda

@@ -1,0 +1,38 @@
+// Launching kernels; for kernel sources (.cu) only.
+//
+// Example:
+//   Launch(gpu, "Add", AddKernel, blocks, kThreads, /*shared_bytes=*/0, x, y, n);
+#pragma once
+
+#include <cstdint>
+#include <tuple>
+#include <utility>
+
+#include "trainer/kernels/cuda/device_code.h"
+#include "trainer/kernels/cuda/gpu_stream.h"
+
+namespace deepnet::cuda {
+
+// Puts kernel(args...) on the stream; arguments are copied now. `name` is a literal: errors, counts
+// and traces show it. `shared_bytes`, of DYNAMIC_SHARED, at most 48 KiB.
+template <typename... Parameters, typename... Arguments>
+void Launch(GpuStream& gpu, const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+            size_t shared_bytes, Arguments&&... arguments) {
+  static_assert(sizeof...(Parameters) == sizeof...(Arguments));
+#ifdef __CUDACC__
+  std::tuple<Parameters...> values(std::forward<Arguments>(arguments)...);
+  cudaError_t error = std::apply(
+      [&](Parameters&... value) {
+        void* pointers[] = {&value...};
+        return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, block, pointers,
+                                shared_bytes, gpu.get());
+      },
+      values);
+#else
+  cudaError_t error = emulated_gpu::LaunchKernel(name, kernel, grid, block, shared_bytes, gpu.get(),
+                                                 std::forward<Arguments>(arguments)...);
+#endif
+  gpu.Launched(name, error);
+}
+
+}  // namespace deepnet::cuda

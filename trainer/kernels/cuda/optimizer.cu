@@ -1,0 +1,153 @@
+#include <algorithm>
+
+#include "parallel/base/check.h"
+#include "trainer/kernels/cuda/device_math.h"
+#include "trainer/kernels/cuda/fours.h"
+#include "trainer/kernels/cuda/launch.h"
+#include "trainer/kernels/cuda/optimizer.h"
+
+namespace deepnet::cuda {
+namespace {
+
+using native::AdamConstants;
+
+constexpr int kThreads = 256;
+
+struct AdamRange {
+  AdamConstants constants;
+  int64_t n;
+  float* weights;
+  const float* gradient;
+  float* m;
+  float* v;
+  bool aligned;
+};
+
+struct AdamElement {
+  float weight, m, v;
+};
+
+// Rounds as the CPU does: nothing is fused but what is written as fused.
+__device__ __forceinline__ void UpdateElement(const AdamConstants& k, float gradient,
+                                              AdamElement& e) {
+  const float g = __fmul_rn(gradient, k.gradient_scale);
+  e.m = __fmaf_rn(g, k.one_minus_beta1, __fmul_rn(e.m, k.beta1));
+  e.v = __fmaf_rn(__fmul_rn(g, g), k.one_minus_beta2, __fmul_rn(e.v, k.beta2));
+  const float root = __fmaf_rn(__fsqrt_rn(e.v), k.root_scale, k.epsilon);
+  const float change = __fdiv_rn(__fmul_rn(e.m, k.rate), root);
+  e.weight = __fadd_rn(__fmul_rn(e.weight, 1.0f - k.decay), -change);
+}
+
+// Four elements a thread.
+template <typename T>
+__global__ void __launch_bounds__(kThreads) AdamKernel(const AdamRange p, T* operand) {
+  const int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * 4;
+  if (i >= p.n) return;
+  const int left = static_cast<int>(min(p.n - i, int64_t{4}));
+  const bool whole = p.aligned && left == 4;
+  const float4 g = LoadFour(p.gradient + i, left, whole);
+  const float4 w = LoadFour(p.weights + i, left, whole);
+  const float4 m = LoadFour(p.m + i, left, whole), v = LoadFour(p.v + i, left, whole);
+  AdamElement a = {w.x, m.x, v.x}, b = {w.y, m.y, v.y};
+  AdamElement c = {w.z, m.z, v.z}, d = {w.w, m.w, v.w};
+  UpdateElement(p.constants, g.x, a);
+  UpdateElement(p.constants, g.y, b);
+  UpdateElement(p.constants, g.z, c);
+  UpdateElement(p.constants, g.w, d);
+  const float4 weights = make_float4(a.weight, b.weight, c.weight, d.weight);
+  StoreFour(p.weights + i, weights, left, whole);
+  StoreFour(p.m + i, make_float4(a.m, b.m, c.m, d.m), left, whole);
+  StoreFour(p.v + i, make_float4(a.v, b.v, c.v, d.v), left, whole);
+  if (operand != nullptr) StoreFour(operand + i, weights, left, whole);
+}
+
+// A warp takes a block of elements: element i goes to lane i % 32, and the lanes are added by
+// halves, as on the CPU. Products are exact.
+__global__ void __launch_bounds__(kThreads)
+    SumSquaresKernel(const float* x, int64_t n, int64_t num_blocks, double* sums) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int64_t block =
+      static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + static_cast<int>(threadIdx.x) / 32;
+  if (block >= num_blocks) return;
+  const int64_t begin = block * native::kSumSquaresBlock;
+  const int count = static_cast<int>(min(n - begin, native::kSumSquaresBlock));
+  double sum = 0.0;
+#pragma unroll 8
+  for (int i = lane; i < count; i += 32) {
+    const double value = static_cast<double>(x[begin + i]);
+    sum += value * value;
+  }
+#pragma unroll
+  for (int half = 16; half > 0; half /= 2) sum += __shfl_down_sync(kAllLanes, sum, half);
+  if (lane == 0) sums[block] = sum;
+}
+
+__device__ __forceinline__ int IsNotFinite(float x) {
+  return (__float_as_uint(x) & 0x7F800000u) == 0x7F800000u;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    CountNonFiniteKernel(const float* x, int64_t n, bool aligned, unsigned long long* count) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads * 4;
+  int found = 0;
+#pragma unroll 2
+  for (int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * 4; i < n;
+       i += step) {
+    const int left = static_cast<int>(min(n - i, int64_t{4}));
+    const float4 v = LoadFour(x + i, left, aligned && left == 4);  // 0 past the end
+    found += IsNotFinite(v.x) + IsNotFinite(v.y) + IsNotFinite(v.z) + IsNotFinite(v.w);
+  }
+#pragma unroll
+  for (int half = 16; half > 0; half /= 2) found += __shfl_down_sync(kAllLanes, found, half);
+  if (threadIdx.x % 32 == 0 && found > 0) {
+    atomicAdd(count, static_cast<unsigned long long>(found));
+  }
+}
+
+unsigned BlocksOf(int64_t n, int64_t per_block) {
+  const int64_t blocks = (n + per_block - 1) / per_block;
+  DEEPNET_CHECK_LT(blocks, int64_t{1} << 31);
+  return static_cast<unsigned>(blocks);
+}
+
+template <typename T>
+bool AreFoursAligned(const T* p) {
+  return reinterpret_cast<uintptr_t>(p) % (4 * sizeof(T)) == 0;
+}
+
+}  // namespace
+
+void AdamStep(GpuStream& gpu, const native::AdamArgs& args, int64_t n, float* weights,
+              const float* gradient, float* m, float* v, void* operand, native::Element element) {
+  AdamRange range = {.constants = native::MakeAdamConstants(args),
+                     .n = n,
+                     .weights = weights,
+                     .gradient = gradient,
+                     .m = m,
+                     .v = v,
+                     .aligned = AreFoursAligned(weights) && AreFoursAligned(gradient) &&
+                                AreFoursAligned(m) && AreFoursAligned(v)};
+  if (n == 0) return;
+  ForElement(element, [&]<typename T>() {
+    T* const rounded = static_cast<T*>(operand);
+    range.aligned = range.aligned && AreFoursAligned(rounded);
+    Launch(gpu, "Adam", AdamKernel<T>, BlocksOf(n, 4 * kThreads), kThreads, 0, range, rounded);
+  });
+}
+
+void SumSquares(GpuStream& gpu, const float* x, int64_t n, double* sums) {
+  const int64_t num_blocks = (n + native::kSumSquaresBlock - 1) / native::kSumSquaresBlock;
+  if (num_blocks == 0) return;
+  Launch(gpu, "SumSquares", SumSquaresKernel, BlocksOf(num_blocks, kThreads / 32), kThreads, 0, x,
+         n, num_blocks, sums);
+}
+
+void CountNonFinite(GpuStream& gpu, const float* x, int64_t n, unsigned long long* count) {
+  if (n == 0) return;
+  constexpr unsigned kMostBlocks = 2048;  // each then looks at several parts
+  Launch(gpu, "CountNonFinite", CountNonFiniteKernel,
+         std::min(BlocksOf(n, 4 * kThreads), kMostBlocks), kThreads, 0, x, n, AreFoursAligned(x),
+         count);
+}
+
+}  // namespace deepnet::cuda

@@ -1,0 +1,519 @@
+// A row belongs to a group of threads, each of which has one to four chunks of eight columns in
+// registers, so that every number is read from memory once. Groups are powers of two; narrow rows
+// share a block. Backward, a block takes a run of rows and keeps the sums for gain and bias of its
+// columns in registers on the way; they become one row of partial sums.
+#include <algorithm>
+#include <bit>
+
+#include "parallel/base/check.h"
+#include "trainer/kernels/cuda/column_sums.h"
+#include "trainer/kernels/cuda/device_math.h"
+#include "trainer/kernels/cuda/dropout_bits.h"
+#include "trainer/kernels/cuda/residual_norm.h"
+#include "trainer/kernels/cuda/row_chunks.h"
+
+namespace deepnet::cuda {
+namespace {
+
+using native::ResidualNormBackwardArgs;
+using native::ResidualNormForwardArgs;
+
+constexpr int kMaxThreads = 512;
+constexpr int MaxThreadsOf(int chunks) { return chunks == 1 ? 256 : kMaxThreads; }
+// Blocks of a multiprocessor: narrow rows take at most 64 registers. The host knows no such bound.
+[[maybe_unused]] constexpr int MinBlocksOf(int chunks) { return chunks == 1 ? 4 : 1; }
+constexpr int kMaxWarps = kMaxThreads / 32;
+constexpr int kNarrowThreads = 128;  // of a block of several rows
+constexpr int kRunRows = 16;         // rows of one partial sum, at least
+
+// How the rows of a width lie on threads.
+struct RowShape {
+  int threads;  // of a row, a power of two
+  int chunks;   // of a thread: 1, 2 or 4
+  int rows;     // of a block at a time
+};
+
+RowShape ShapeOf(int64_t width) {
+  const auto chunks = static_cast<uint64_t>((width + kChunkColumns - 1) / kChunkColumns);
+  const uint64_t most = chunks > 512 ? kMaxThreads : MaxThreadsOf(1);
+  const int threads = static_cast<int>(std::bit_ceil(std::min(chunks, most)));
+  const int each = static_cast<int>(std::bit_ceil((chunks + threads - 1) / threads));
+  return {threads, each, std::max(1, kNarrowThreads / threads)};
+}
+
+// Calls f.template operator()<chunks of a thread>().
+template <typename F>
+void WithChunks(int chunks, const F& f) {
+  switch (chunks) {
+    case 1:
+      return f.template operator()<1>();
+    case 2:
+      return f.template operator()<2>();
+    default:
+      return f.template operator()<4>();
+  }
+}
+
+unsigned BlocksOf(int64_t rows, int64_t rows_of_block) {
+  return static_cast<unsigned>((rows + rows_of_block - 1) / rows_of_block);
+}
+
+// The columns of the thread's i-th chunk, and how many of them there are.
+struct Columns {
+  int64_t begin;
+  int count;  // 0: none
+};
+__device__ inline Columns ColumnsOf(int i, int64_t width) {
+  const int64_t begin = (static_cast<int64_t>(i) * blockDim.x + threadIdx.x) * kChunkColumns;
+  const int64_t left = width - begin;
+  return {begin, left >= kChunkColumns ? kChunkColumns : left > 0 ? static_cast<int>(left) : 0};
+}
+
+// Two turns of numbers, one for each warp, for SumInRow.
+template <typename T>
+struct SumBuffers {
+  T of[2][kMaxWarps];
+};
+
+// --- Forward ---
+
+struct ForwardKernelArgs {
+  ResidualNormForwardArgs args;
+  MatrixView branch, y_operand;
+  native::DropoutStream stream;
+  int64_t mask_stride;
+  bool wide_rows;     // x, sum, y, xhat
+  bool wide_columns;  // gain, bias
+};
+
+// sum = alpha * x + Dropout(branch) of one chunk; writes the mask.
+__device__ inline Chunk ResidualSum(const ForwardKernelArgs& k, int64_t row, Columns columns) {
+  const ResidualNormForwardArgs& a = k.args;
+  Chunk sum = {};
+  if (a.x != nullptr) {
+    sum = LoadChunk(a.x + row * a.width + columns.begin, columns.count, k.wide_rows);
+#pragma unroll
+    for (float& v : sum.v) v *= a.alpha;
+  }
+  if (k.branch.data == nullptr) return sum;
+  Chunk branch = LoadChunk(k.branch, row, columns.begin, columns.count);
+  if (k.stream.active()) {
+    const int64_t block = columns.begin / kChunkColumns;
+    const uint32_t keep =
+        KeepByte(k.stream, a.ids.pair[row], a.ids.position[row], static_cast<uint32_t>(block));
+    a.mask[row * k.mask_stride + block] = static_cast<uint8_t>(keep);
+    ApplyKeepByte(keep, k.stream.scale, branch);
+  }
+#pragma unroll
+  for (int j = 0; j < kChunkColumns; ++j) sum.v[j] += branch.v[j];
+  return sum;
+}
+
+__device__ inline float TotalOf(const Chunk& chunk) {
+  float total = 0.0f;
+#pragma unroll
+  for (const float v : chunk.v) total += v;
+  return total;
+}
+
+__device__ inline void WriteNormalized(const ForwardKernelArgs& k, int64_t row, Columns columns,
+                                       const Chunk& sum, float mean, float rstd) {
+  const ResidualNormForwardArgs& a = k.args;
+  const int64_t at = row * a.width + columns.begin;
+  const Chunk gain = LoadChunk(a.gain + columns.begin, columns.count, k.wide_columns);
+  Chunk bias = {};
+  if (a.bias != nullptr) bias = LoadChunk(a.bias + columns.begin, columns.count, k.wide_columns);
+  Chunk xhat, y;
+#pragma unroll
+  for (int j = 0; j < kChunkColumns; ++j) {
+    xhat.v[j] = (sum.v[j] - mean) * rstd;
+    y.v[j] = fmaf(xhat.v[j], gain.v[j], bias.v[j]);
+  }
+  if (a.sum != nullptr) StoreChunk(a.sum + at, columns.count, k.wide_rows, sum);
+  if (a.xhat != nullptr) StoreChunk(a.xhat + at, columns.count, k.wide_rows, xhat);
+  if (a.y != nullptr) StoreChunk(a.y + at, columns.count, k.wide_rows, y);
+  if (k.y_operand.data != nullptr) {
+    StoreChunk(k.y_operand, row, columns.begin, columns.count, y);
+  }
+}
+
+template <int kChunks>
+__global__ void __launch_bounds__(MaxThreadsOf(kChunks), MinBlocksOf(kChunks))
+    ResidualNormKernel(const ForwardKernelArgs k) {
+  BLOCK_SHARED(SumBuffers<float>, buffers);
+  const ResidualNormForwardArgs& a = k.args;
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+  const int64_t width = row < a.rows ? a.width : 0;  // a thread without a row still helps to sum
+  Chunk sum[kChunks];
+  float total = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kChunks; ++i) {
+    const Columns columns = ColumnsOf(i, width);
+    sum[i] = {};
+    if (columns.count == 0) continue;
+    sum[i] = ResidualSum(k, row, columns);
+    total += TotalOf(sum[i]);
+  }
+  const float inverse_width = 1.0f / static_cast<float>(a.width);
+  const float mean = a.centred ? SumInRow(total, buffers.of[0]) * inverse_width : 0.0f;
+  float squares = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kChunks; ++i) {
+    const Columns columns = ColumnsOf(i, width);
+#pragma unroll
+    for (int j = 0; j < kChunkColumns; ++j) {
+      const float deviation = j < columns.count ? sum[i].v[j] - mean : 0.0f;
+      squares = fmaf(deviation, deviation, squares);
+    }
+  }
+  const float variance = SumInRow(squares, buffers.of[1]) * inverse_width;
+  const float rstd = 1.0f / sqrtf(variance + a.epsilon);
+  if (threadIdx.x == 0 && row < a.rows && a.rstd != nullptr) a.rstd[row] = rstd;
+#pragma unroll
+  for (int i = 0; i < kChunks; ++i) {
+    const Columns columns = ColumnsOf(i, width);
+    if (columns.count > 0) WriteNormalized(k, row, columns, sum[i], mean, rstd);
+  }
+}
+
+// Where nothing is normalised.
+struct SumAlone {
+  ForwardKernelArgs k;
+  __device__ void operator()(int64_t row, int64_t c, int n) const {
+    StoreChunk(k.args.sum + row * k.args.width + c, n, k.wide_rows, ResidualSum(k, row, {c, n}));
+  }
+};
+
+struct ScaleAndBias {
+  MatrixView xhat, y;
+  const float* gain;
+  const float* bias;
+  bool wide_columns;
+
+  __device__ void operator()(int64_t row, int64_t c, int n) const {
+    Chunk values = LoadChunk(xhat, row, c, n);
+    const Chunk scale = LoadChunk(gain + c, n, wide_columns);
+    Chunk shift = {};
+    if (bias != nullptr) shift = LoadChunk(bias + c, n, wide_columns);
+#pragma unroll
+    for (int j = 0; j < kChunkColumns; ++j) {
+      values.v[j] = fmaf(values.v[j], scale.v[j], shift.v[j]);
+    }
+    StoreChunk(y, row, c, n, values);
+  }
+};
+
+// --- Backward ---
+
+struct BackwardKernelArgs {
+  ResidualNormBackwardArgs args;
+  MatrixView dy, d_branch;
+  float keep_scale;  // 0: no dropout
+  int64_t mask_stride;
+  int64_t run_rows;
+  float* partials;  // [blocks][gain, bias][width]; null: not wanted
+  bool wide_rows;   // dpast, xhat, d_residual
+  bool wide_columns;
+};
+
+// A row's numbers of one chunk.
+struct RowChunk {
+  Chunk dy;
+  Chunk g;  // dy * gain
+  Chunk xhat;
+};
+
+__device__ inline RowChunk ReadGradient(const BackwardKernelArgs& k, int64_t row, Columns columns) {
+  const ResidualNormBackwardArgs& a = k.args;
+  RowChunk chunk;
+  chunk.dy = LoadChunk(k.dy, row, columns.begin, columns.count);
+  chunk.xhat = LoadChunk(a.xhat + row * a.width + columns.begin, columns.count, k.wide_rows);
+  const Chunk gain = LoadChunk(a.gain + columns.begin, columns.count, k.wide_columns);
+#pragma unroll
+  for (int j = 0; j < kChunkColumns; ++j) chunk.g.v[j] = chunk.dy.v[j] * gain.v[j];
+  return chunk;
+}
+
+// Adds to the two sums of the row, and to those for gain and bias.
+__device__ inline void AddToSums(const RowChunk& chunk, float2& sums, Chunk& d_gain,
+                                 Chunk& d_bias) {
+#pragma unroll
+  for (int j = 0; j < kChunkColumns; ++j) {
+    sums.x += chunk.g.v[j];
+    sums.y = fmaf(chunk.g.v[j], chunk.xhat.v[j], sums.y);
+    d_gain.v[j] = fmaf(chunk.dy.v[j], chunk.xhat.v[j], d_gain.v[j]);
+    d_bias.v[j] += chunk.dy.v[j];
+  }
+}
+
+__device__ inline void WriteGradient(const BackwardKernelArgs& k, int64_t row, Columns columns,
+                                     const RowChunk& chunk, float2 means, float rstd) {
+  const ResidualNormBackwardArgs& a = k.args;
+  const int64_t at = row * a.width + columns.begin;
+  Chunk ds;
+#pragma unroll
+  for (int j = 0; j < kChunkColumns; ++j) {
+    ds.v[j] = (chunk.g.v[j] - means.x - chunk.xhat.v[j] * means.y) * rstd;
+  }
+  if (a.d_residual != nullptr) {
+    Chunk dx = {};
+    if (a.accumulate_residual) dx = LoadChunk(a.d_residual + at, columns.count, k.wide_rows);
+#pragma unroll
+    for (int j = 0; j < kChunkColumns; ++j) dx.v[j] += ds.v[j] * a.alpha;
+    StoreChunk(a.d_residual + at, columns.count, k.wide_rows, dx);
+  }
+  if (k.d_branch.data == nullptr) return;
+  if (a.dpast != nullptr) {
+    const Chunk past = LoadChunk(a.dpast + at, columns.count, k.wide_rows);
+#pragma unroll
+    for (int j = 0; j < kChunkColumns; ++j) ds.v[j] += past.v[j];
+  }
+  if (k.keep_scale != 0.0f) {
+    ApplyKeepByte(a.mask[row * k.mask_stride + columns.begin / kChunkColumns], k.keep_scale, ds);
+  }
+  StoreChunk(k.d_branch, row, columns.begin, columns.count, ds);
+}
+
+// The sums of the groups of threads of a narrow block, added in order to those of the first.
+struct GroupSums {
+  float gain[kNarrowThreads * kChunkColumns];
+  float bias[kNarrowThreads * kChunkColumns];
+};
+__device__ inline void AddGroups(GroupSums& groups, Chunk& d_gain, Chunk& d_bias) {
+  const int columns = static_cast<int>(blockDim.x) * kChunkColumns;
+  const int own = static_cast<int>(threadIdx.x) * kChunkColumns;
+  const int mine = static_cast<int>(threadIdx.y) * columns + own;
+#pragma unroll
+  for (int j = 0; j < kChunkColumns; ++j) {
+    groups.gain[mine + j] = d_gain.v[j];
+    groups.bias[mine + j] = d_bias.v[j];
+  }
+  __syncthreads();
+  if (threadIdx.y > 0) return;
+  for (int y = 1; y < static_cast<int>(blockDim.y); ++y) {
+#pragma unroll
+    for (int j = 0; j < kChunkColumns; ++j) {
+      d_gain.v[j] += groups.gain[y * columns + own + j];
+      d_bias.v[j] += groups.bias[y * columns + own + j];
+    }
+  }
+}
+
+template <int kChunks>
+__global__ void __launch_bounds__(MaxThreadsOf(kChunks), MinBlocksOf(kChunks))
+    ResidualNormBackwardKernel(const BackwardKernelArgs k) {
+  // Wide rows are read twice: the sums for gain and bias take the registers.
+  constexpr bool kHeld = kChunks <= 2;
+  BLOCK_SHARED(SumBuffers<float2>, buffers);
+  const ResidualNormBackwardArgs& a = k.args;
+  const float inverse_width = 1.0f / static_cast<float>(a.width);
+  const int64_t first = blockIdx.x * k.run_rows;
+  Chunk d_gain[kChunks] = {}, d_bias[kChunks] = {};
+  int turn = 0;
+  for (int64_t r = 0; r < k.run_rows; r += blockDim.y, turn ^= 1) {
+    const int64_t row = first + r + threadIdx.y;
+    const int64_t width = row < a.rows ? a.width : 0;
+    RowChunk chunk[kHeld ? kChunks : 1] = {};
+    float2 sums = make_float2(0.0f, 0.0f);
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+      const Columns columns = ColumnsOf(i, width);
+      if (columns.count == 0) continue;
+      const RowChunk read = ReadGradient(k, row, columns);
+      AddToSums(read, sums, d_gain[i], d_bias[i]);
+      if (kHeld) chunk[i] = read;
+    }
+    sums = SumInRow(sums, buffers.of[turn]);
+    const float2 means =
+        make_float2(a.centred ? sums.x * inverse_width : 0.0f, sums.y * inverse_width);
+    const float rstd = row < a.rows ? a.rstd[row] : 0.0f;
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+      const Columns columns = ColumnsOf(i, width);
+      if (columns.count == 0) continue;
+      WriteGradient(k, row, columns, kHeld ? chunk[i] : ReadGradient(k, row, columns), means, rstd);
+    }
+  }
+  if (k.partials == nullptr) return;
+  if constexpr (kChunks == 1) {
+    BLOCK_SHARED(GroupSums, groups);
+    if (blockDim.y > 1) AddGroups(groups, d_gain[0], d_bias[0]);
+  }
+  if (threadIdx.y > 0) return;
+  float* const to = k.partials + 2 * blockIdx.x * a.width;
+#pragma unroll
+  for (int i = 0; i < kChunks; ++i) {
+    const Columns columns = ColumnsOf(i, a.width);
+    StoreChunk(to + columns.begin, columns.count, a.width % 4 == 0, d_gain[i]);
+    StoreChunk(to + a.width + columns.begin, columns.count, a.width % 4 == 0, d_bias[i]);
+  }
+}
+
+// --- BatchNorm: a thread for each column, rows in order, in double precision ---
+
+constexpr int kBatchNormThreads = 64;
+
+__global__ void __launch_bounds__(kBatchNormThreads)
+    BatchNormKernel(int64_t rows, int64_t width, double epsilon, float* x, float* rstd) {
+  const int64_t c = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (c >= width) return;
+  const double count = static_cast<double>(rows);
+  double mean = 0.0, variance = 0.0;
+  for (int64_t r = 0; r < rows; ++r) mean += x[r * width + c];
+  mean /= count;
+  for (int64_t r = 0; r < rows; ++r) {
+    const double deviation = x[r * width + c] - mean;
+    variance += deviation * deviation;
+  }
+  const float scale = static_cast<float>(1.0 / sqrt(variance / count + epsilon));
+  rstd[c] = scale;
+  for (int64_t r = 0; r < rows; ++r) {
+    x[r * width + c] = static_cast<float>((x[r * width + c] - mean) * scale);
+  }
+}
+
+__global__ void __launch_bounds__(kBatchNormThreads)
+    BatchNormBackwardKernel(const BackwardKernelArgs k) {
+  const ResidualNormBackwardArgs& a = k.args;
+  const int64_t c = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (c >= a.width) return;
+  const double count = static_cast<double>(a.rows);
+  double gradient = 0.0, product = 0.0;
+  for (int64_t r = 0; r < a.rows; ++r) {
+    const double dy = a.dy[r * a.width + c];
+    gradient += dy;
+    product += dy * a.xhat[r * a.width + c];
+  }
+  a.d_gain[c] += static_cast<float>(product);
+  if (a.d_bias != nullptr) a.d_bias[c] += static_cast<float>(gradient);
+  for (int64_t r = 0; r < a.rows; ++r) {
+    const int64_t at = r * a.width + c;
+    const double centred = a.dy[at] - gradient / count;
+    const double slope = centred - a.xhat[at] * (product / count);
+    float ds = static_cast<float>(slope * a.gain[c] * a.rstd[c]);
+    if (a.d_residual != nullptr) {
+      const float dx = ds * a.alpha;
+      a.d_residual[at] = a.accumulate_residual ? a.d_residual[at] + dx : dx;
+    }
+    if (k.d_branch.data == nullptr) continue;
+    if (a.dpast != nullptr) ds += a.dpast[at];
+    if (k.keep_scale != 0.0f) {
+      const bool keep = a.mask[r * k.mask_stride + c / 8] >> (c % 8) & 1;
+      ds = keep ? ds * k.keep_scale : 0.0f;
+    }
+    WithElement(k.d_branch.element, [&]<typename T>() {
+      static_cast<T*>(k.d_branch.data)[r * k.d_branch.stride + c] = FromFloat<T>(ds);
+    });
+  }
+}
+
+BackwardKernelArgs BackwardArgsOf(const ResidualNormBackwardArgs& args, native::ConstMatrix dy) {
+  if (dy.data == nullptr) {
+    dy = {args.dy, native::Element::kFloat32, args.rows, args.width, args.width};
+  }
+  return {.args = args,
+          .dy = ViewOf(dy),
+          .d_branch = ViewOf(args.d_branch),
+          .keep_scale = args.rate > 0.0 ? native::KeepScale(args.rate) : 0.0f,
+          .mask_stride = native::MaskBytes(args.width),
+          .run_rows = 0,
+          .partials = nullptr,
+          .wide_rows = AllWide(args.width, args.dpast, args.xhat, args.d_residual),
+          .wide_columns = AllWide(4, args.gain)};
+}
+
+}  // namespace
+
+void ResidualNormForward(GpuStream& gpu, const ResidualNormForwardArgs& args) {
+  DEEPNET_CHECK(args.width >= 1 && args.width <= native::kMaxNormWidth) << "width " << args.width;
+  DEEPNET_CHECK(args.x != nullptr || args.branch.data != nullptr);
+  DEEPNET_CHECK(args.gain != nullptr || args.sum != nullptr) << "nothing is wanted";
+  ForwardKernelArgs k = {.args = args,
+                         .branch = ViewOf(args.branch),
+                         .y_operand = ViewOf(args.y_operand),
+                         .stream = {},
+                         .mask_stride = native::MaskBytes(args.width),
+                         .wide_rows = AllWide(args.width, args.x, args.sum, args.y, args.xhat),
+                         .wide_columns = AllWide(4, args.gain, args.bias)};
+  if (args.branch.data != nullptr) k.stream = native::MakeDropoutStream(args.dropout);
+  DEEPNET_CHECK(!k.stream.active() || args.mask != nullptr) << "dropout needs a mask";
+  if (args.rows == 0) return;
+  if (args.gain == nullptr) {
+    ForRowChunks(gpu, "ResidualSum", args.rows, args.width, SumAlone{k});
+    return;
+  }
+  const RowShape shape = ShapeOf(args.width);
+  WithChunks(shape.chunks, [&]<int kChunks>() {
+    Launch(gpu, "ResidualNorm", ResidualNormKernel<kChunks>, BlocksOf(args.rows, shape.rows),
+           dim3(shape.threads, shape.rows), /*shared_bytes=*/0, k);
+  });
+}
+
+void NormOutput(GpuStream& gpu, native::ConstMatrix xhat, const float* gain, const float* bias,
+                native::Matrix y) {
+  DEEPNET_CHECK_EQ(xhat.rows, y.rows);
+  DEEPNET_CHECK_EQ(xhat.cols, y.cols);
+  ForRowChunks(gpu, "NormOutput", xhat.rows, xhat.cols,
+               ScaleAndBias{ViewOf(xhat), ViewOf(y), gain, bias, AllWide(4, gain, bias)});
+}
+
+void ResidualNormBackward(GpuStream& gpu, const ResidualNormBackwardArgs& args,
+                          native::ConstMatrix dy) {
+  DEEPNET_CHECK(args.width >= 1 && args.width <= native::kMaxNormWidth) << "width " << args.width;
+  DEEPNET_CHECK(args.d_bias == nullptr || args.d_gain != nullptr);
+  if (args.rows == 0) return;
+  const RowShape shape = ShapeOf(args.width);
+  BackwardKernelArgs k = BackwardArgsOf(args, dy);
+  k.run_rows = std::max(kRunRows, shape.rows);
+  const unsigned blocks = BlocksOf(args.rows, k.run_rows);
+  if (args.d_gain != nullptr) {
+    const int64_t floats = int64_t{2} * blocks * args.width;
+    k.partials = static_cast<float*>(gpu.Scratch(floats * int64_t{sizeof(float)}));
+  }
+  WithChunks(shape.chunks, [&]<int kChunks>() {
+    Launch(gpu, "ResidualNormBackward", ResidualNormBackwardKernel<kChunks>, blocks,
+           dim3(shape.threads, shape.rows), /*shared_bytes=*/0, k);
+  });
+  if (args.d_gain == nullptr) return;
+  AddColumnSums(gpu, "ResidualNormBackwardSums",
+                {.partials = k.partials,
+                 .rows = blocks,
+                 .stride = 2 * args.width,
+                 .cols = args.width,
+                 .first = args.d_gain,
+                 .second = args.d_bias});
+}
+
+void BatchNormForward(GpuStream& gpu, const ResidualNormForwardArgs& args) {
+  DEEPNET_CHECK(args.centred && args.gain != nullptr && args.sum == nullptr);
+  if (args.rows == 0) return;
+  const int64_t size = args.rows * args.width;
+  auto* own = static_cast<float*>(gpu.Scratch((size + args.width) * int64_t{sizeof(float)}));
+  float* xhat = args.xhat != nullptr ? args.xhat : own;
+  float* rstd = args.rstd != nullptr ? args.rstd : own + size;
+  ResidualNormForwardArgs sum = args;
+  sum.gain = sum.bias = nullptr;
+  sum.sum = xhat;
+  sum.y = sum.xhat = sum.rstd = nullptr;
+  sum.y_operand = {};
+  ResidualNormForward(gpu, sum);
+  Launch(gpu, "BatchNorm", BatchNormKernel, BlocksOf(args.width, kBatchNormThreads),
+         kBatchNormThreads, /*shared_bytes=*/0, args.rows, args.width,
+         static_cast<double>(args.epsilon), xhat, rstd);
+  const auto view = [&](float* x) {
+    return native::Matrix{x, native::Element::kFloat32, args.rows, args.width, args.width};
+  };
+  if (args.y != nullptr) NormOutput(gpu, view(xhat), args.gain, args.bias, view(args.y));
+  if (args.y_operand.data != nullptr) {
+    NormOutput(gpu, view(xhat), args.gain, args.bias, args.y_operand);
+  }
+}
+
+void BatchNormBackward(GpuStream& gpu, const ResidualNormBackwardArgs& args) {
+  DEEPNET_CHECK(args.centred && args.d_gain != nullptr);
+  if (args.rows == 0) return;
+  Launch(gpu, "BatchNormBackward", BatchNormBackwardKernel, BlocksOf(args.width, kBatchNormThreads),
+         kBatchNormThreads, /*shared_bytes=*/0, BackwardArgsOf(args, {}));
+}
+
+}  // namespace deepnet::cuda

@@ -1,0 +1,47 @@
+// Kernels that treat every chunk of eight columns by itself. For kernel sources (.cu) only.
+//
+// Example:
+//   struct Negate {
+//     MatrixView x;
+//     __device__ void operator()(int64_t row, int64_t c, int n) const { ... }
+//   };
+//   ForRowChunks(gpu, "Negate", rows, cols, Negate{ViewOf(x)});
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+
+#include "trainer/kernels/cuda/elements.h"
+#include "trainer/kernels/cuda/launch.h"
+
+namespace deepnet::cuda {
+
+inline constexpr int kChunkThreads = 128;
+
+// Threads in x have neighbouring chunks of a row; narrow matrices have several rows in a block.
+template <typename Body>
+__global__ void __launch_bounds__(kChunkThreads)
+    RowChunksKernel(int64_t rows, int64_t cols, const Body body) {
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+  const int64_t c = (static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * kChunkColumns;
+  if (row >= rows || c >= cols) return;
+  const int64_t left = cols - c;
+  body(row, c, left < kChunkColumns ? static_cast<int>(left) : kChunkColumns);
+}
+
+// body(row, c, n) for columns c..c+n, n <= 8, of every row: c is a multiple of 8, and n is 8 but
+// for the last columns. Nothing is launched where there is nothing to do.
+template <typename Body>
+void ForRowChunks(GpuStream& gpu, const char* name, int64_t rows, int64_t cols, const Body& body) {
+  if (rows == 0 || cols == 0) return;
+  const int64_t chunks = (cols + kChunkColumns - 1) / kChunkColumns;
+  const auto x = static_cast<unsigned>(
+      std::min<uint64_t>(kChunkThreads, std::bit_ceil(static_cast<uint64_t>(chunks))));
+  const unsigned y = kChunkThreads / x;
+  const dim3 grid(static_cast<unsigned>((rows + y - 1) / y),
+                  static_cast<unsigned>((chunks + x - 1) / x));
+  Launch(gpu, name, RowChunksKernel<Body>, grid, dim3(x, y), /*shared_bytes=*/0, rows, cols, body);
+}
+
+}  // namespace deepnet::cuda
