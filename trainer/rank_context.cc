@@ -44,6 +44,10 @@ ShardLayout LayoutOf(const Inventory& whole, const Plan& plan, const Transformer
   return MakeShardLayout(whole, model.parameters().inventory(), MakeBuckets(model), options);
 }
 
+// The planned memory of a rank on a device, with what LibTorch's allocator cannot use of it and
+// what the plan does not know of: products' workspace, uploads.
+int64_t ReservedFor(int64_t planned) { return planned + planned / 8 + (int64_t{64} << 20); }
+
 }  // namespace
 
 Plan LonePlan(const Inventory& whole, int microbatches) {
@@ -83,6 +87,9 @@ absl::StatusOr<std::unique_ptr<RankContext>> MakeRankContext(const RunSpec& run,
 
   const OwnChunks own = ChunksOf(plan, context->pp_rank);
   ASSIGN_OR_RETURN(context->ops, MakeOps(run.compute()));
+  if (world.rank() < plan.stages_size()) {
+    context->ops->Reserve(ReservedFor(plan.stages(world.rank()).memory().total()));
+  }
   context->model =
       std::make_unique<Transformer>(run.model(), run.data().microbatch(), *context->ops,
                                     /*trainable=*/true, own.specs);

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
@@ -44,7 +45,17 @@ double NativeRate(ComputeSpec compute, DataType dtype, int64_t d, double seconds
 
 Isa IsaToProto(native::Isa isa) { return static_cast<Isa>(static_cast<int>(isa)); }
 
+at::ScalarType TypeOf(DataType dtype) { return dtype == BFLOAT16 ? at::kBFloat16 : at::kFloat; }
+
 }  // namespace
+
+std::optional<c10::DeviceType> GpuType() {
+  for (const c10::DeviceType type : {c10::DeviceType::CUDA, c10::DeviceType::PrivateUse1}) {
+    if (!c10::impl::hasDeviceGuardImpl(type)) continue;
+    if (c10::impl::VirtualGuardImpl(type).deviceCount() > 0) return type;
+  }
+  return std::nullopt;
+}
 
 ComputeSpec ResolveCompute(const ComputeSpec& asked) {
   ComputeSpec compute = asked;
@@ -73,7 +84,7 @@ ComputeSpec ResolveCompute(const ComputeSpec& asked) {
 absl::Status CheckCompute(const ComputeSpec& resolved) {
   std::string wrong;
   if (resolved.device() == "cuda") {
-    if (!at::hasCUDA()) wrong = "compute.device: \"cuda\": this build or host has no CUDA device";
+    if (!GpuType()) wrong = "compute.device: \"cuda\": this build or host has no CUDA device";
     if (resolved.matmul() == NATIVE) wrong = "compute.matmul: NATIVE works on \"cpu\" only";
   } else if (resolved.device() != "cpu") {
     wrong =
@@ -93,9 +104,13 @@ absl::Status CheckCompute(const ComputeSpec& resolved) {
 absl::StatusOr<std::unique_ptr<Ops>> MakeOps(const ComputeSpec& resolved) {
   RETURN_IF_ERROR(CheckCompute(resolved));
   if (resolved.matmul() == NATIVE) return MakeNativeOps(resolved);
-  if (resolved.device() == "cpu") at::set_num_threads(resolved.threads_per_rank());
-  const at::Device device(resolved.device() == "cuda" ? at::kCUDA : at::kCPU);
-  return MakeAtenOps(device, resolved.dtype() == BFLOAT16 ? at::kBFloat16 : at::kFloat, at::kFloat);
+  if (resolved.device() == "cuda") {
+    at::set_num_threads(1);
+    const at::Device device = c10::impl::VirtualGuardImpl(*GpuType()).getDevice();
+    return MakeCudaOps(device, TypeOf(resolved.dtype()), resolved.check_launches());
+  }
+  at::set_num_threads(resolved.threads_per_rank());
+  return MakeAtenOps(at::kCPU, TypeOf(resolved.dtype()), at::kFloat);
 }
 
 double MeasureProductCeiling(int64_t d, int threads, double seconds) {

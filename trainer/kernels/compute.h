@@ -3,13 +3,19 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "absl/status/statusor.h"
+#include <c10/core/DeviceType.h>
 
 #include "proto/plan.pb.h"
 #include "trainer/kernels/ops.h"
 
 namespace deepnet {
+
+// Returns the type of LibTorch's devices that compute.device "cuda" stands for: CUDA, or the device
+// that a test has registered in its place. Nullopt where this build or host has none.
+std::optional<c10::DeviceType> GpuType();
 
 // Returns `asked` with every open field decided: device "cpu", isa the best here, threads_per_rank
 // the cores this process may use, matmul NATIVE on the CPU and LIBRARY elsewhere, dtype the faster
@@ -27,6 +33,11 @@ absl::StatusOr<std::unique_ptr<Ops>> MakeOps(const ComputeSpec& resolved);
 // Plain LibTorch on `device`: the reference. Operand and residual types: any floating type each.
 std::unique_ptr<Ops> MakeAtenOps(at::Device device, at::ScalarType operand,
                                  at::ScalarType residual);
+
+// This project's kernels and cuBLASLt on the GPU `device`, which is the current one of the calling
+// thread; from now on the thread's copies by LibTorch are in the order of these operations. Operand
+// type float32, bfloat16 or float16; residual float32. Only where GpuType() has a value.
+std::unique_ptr<Ops> MakeCudaOps(at::Device device, at::ScalarType operand, bool check_launches);
 
 // This project's kernels on the CPU (trainer/kernels/native). `compute` is resolved: dtype, isa and
 // threads_per_rank say what to use; the isa must be supported here (see CheckCompute). Bits depend

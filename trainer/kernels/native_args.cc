@@ -125,6 +125,7 @@ native::AttentionBackwardArgs ArgsOf(const AttentionGradArgs& g) {
           .k = In(a.k_RD, a.keys->count),
           .v = In(a.v_RD, a.keys->count),
           .lse = Floats(a.log_sum_exp_RH),
+          .context = In(a.context_RD, a.queries->count),
           .d_context = In(g.dcontext_RD, a.queries->count),
           .dropout = KeyOf(a.dropout),
           .q_ids = IdsOf(a.queries),

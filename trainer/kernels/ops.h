@@ -1,9 +1,9 @@
 // The arithmetic a Transformer layer is written in, forward and backward, on tensors of one device.
 //
-// Implementations, compared by tests: AtenOps (plain LibTorch on a CPU: the reference) and
-// NativeOps (this project's CPU kernels); both are made in trainer/kernels/compute.h. Neither
-// builds an autograd graph: layers call the backward functions in order, so exactly what they keep
-// is kept.
+// Implementations, compared by tests: AtenOps (plain LibTorch on a CPU: the reference), NativeOps
+// (this project's CPU kernels) and CudaOps (its kernels for GPUs); all are made in
+// trainer/kernels/compute.h. None builds an autograd graph: layers call the backward functions in
+// order, so exactly what they keep is kept.
 //
 // Letters: R rows = tokens of a packed microbatch, D width, F inner width, V vocabulary, H heads,
 // O x I a weight.
@@ -271,6 +271,11 @@ class Ops {
 
   // Bytes held now that are not in tensors: working copies of living weights, scratch.
   virtual int64_t OwnBytes() const { return 0; }
+
+  // Takes `bytes` of the device's memory at once, from which later allocations are served: to
+  // allocate stops a GPU, and peers that wait for it. Throws c10::OutOfMemoryError. Does nothing on
+  // a CPU.
+  virtual void Reserve(int64_t bytes) { static_cast<void>(bytes); }
 
   // Copies the rows of a microbatch from host memory to the memory that this Ops reads, without
   // waiting. On a CPU the result is `host` itself, which must then outlive it.

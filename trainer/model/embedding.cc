@@ -38,8 +38,10 @@ Embedding::Embedding(const ModelSpec& spec, const Ops& ops, const Parameters& pa
     positions_PD_ = parameters.Get(positions);
     dpositions_PD_ = parameters.Gradient(positions);
   } else {
-    positions_PD_ =
-        SinusoidalPositions(spec.max_positions(), spec.d_model()).to(ops.ResidualOptions());
+    const at::TensorOptions options = ops.ResidualOptions();
+    positions_PD_ = SinusoidalPositions(spec.max_positions(), spec.d_model())
+                        .to(options.dtype().toScalarType())
+                        .to(options.device());
   }
 }
 

@@ -1,0 +1,465 @@
+// Ops on a GPU: tensors become pointers with shapes, operations become kernels and products on the
+// rank's own stream. Nothing here waits but ReadBack and SumSquares, and once buffers have grown
+// nothing is allocated.
+#include <algorithm>
+#include <deque>
+#include <limits>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "parallel/base/check.h"
+#include "trainer/kernels/compute.h"
+#include "trainer/kernels/cuda/attention.h"
+#include "trainer/kernels/cuda/cross_entropy.h"
+#include "trainer/kernels/cuda/dropout.h"
+#include "trainer/kernels/cuda/elementwise.h"
+#include "trainer/kernels/cuda/embedding.h"
+#include "trainer/kernels/cuda/gpu_stream.h"
+#include "trainer/kernels/cuda/host_copies.h"
+#include "trainer/kernels/cuda/matmul.h"
+#include "trainer/kernels/cuda/optimizer.h"
+#include "trainer/kernels/cuda/residual_norm.h"
+#include "trainer/kernels/cuda/scaled_sums.h"
+#include "trainer/kernels/native/sorted_rows.h"
+#include "trainer/kernels/native_args.h"
+
+namespace deepnet {
+namespace {
+
+using at::Tensor;
+
+// Rows of logits that exist at a time.
+constexpr int64_t kLogitRows = 512;
+
+// Blocks up to 1 MiB come from segments of 2 MiB, two blocks each.
+constexpr int64_t kSmallBytes = int64_t{1} << 20;
+constexpr int kSmallBlocks = 32;
+
+// The stream of LibTorch's pool that becomes the current one of this thread, so that its copies and
+// ours are in one order.
+c10::Stream TakeStream(at::Device device) {
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  const c10::Stream stream = guard.getStreamFromGlobalPool(device);
+  guard.exchangeStream(stream);
+  return stream;
+}
+
+// LibTorch's memory of `device`, so that there is one owner of all of it.
+cuda::GpuStream::Allocate AllocateOn(at::Device device) {
+  return [device](int64_t bytes) {
+    auto tensor =
+        std::make_shared<Tensor>(at::empty({bytes}, at::TensorOptions(device).dtype(at::kByte)));
+    void* const memory = tensor->data_ptr();
+    return std::shared_ptr<void>(std::move(tensor), memory);
+  };
+}
+
+// The copies in operand type of all weights in one flat tensor: a weight's copy lies as far from
+// the beginning as the weight does.
+struct OperandCopy {
+  Tensor weights, operands;  // flat
+  bool stale = true;         // still to be converted
+};
+
+class GpuWeight : public Weight {
+ public:
+  GpuWeight(Tensor master, OperandCopy* operand_copy)
+      : master_OI(std::move(master)), copy(operand_copy) {
+    if (copy == nullptr) return;
+    operand_OI = copy->operands.narrow(0, master_OI.storage_offset(), master_OI.numel())
+                     .view(master_OI.sizes());
+  }
+
+  Tensor master_OI;
+  OperandCopy* copy;  // null: operands are float32, and products read the master
+  Tensor operand_OI;  // a view of copy->operands
+};
+
+// The rows of each token and of each position, for the gradients of embeddings.
+struct GpuRowIndex : public RowIndex {
+  cuda::SortedRows tokens, positions;
+};
+
+int64_t UploadBytes(int64_t numbers) {
+  return cuda::UploadBlock::Padded(numbers * static_cast<int64_t>(sizeof(int32_t)));
+}
+
+int64_t BytesOf(const PackedRows& rows) {
+  const int64_t numbers = UploadBytes(rows.count);
+  // Tokens, positions, pairs, offsets; and twice the rows in order, their indices and their starts.
+  return 3 * numbers + UploadBytes(rows.num_sentences + 1) +
+         2 * (2 * numbers + UploadBytes(rows.count + 1));
+}
+
+// Puts the rows of `index` in order and adds them to `block`.
+cuda::SortedRows AddSorted(cuda::UploadBlock& block, std::span<const int32_t> index,
+                           native::RowsByIndex& sorted) {
+  native::SortRows(index, std::numeric_limits<int32_t>::max(), sorted);
+  return {.order = block.Add(std::span<const int32_t>(sorted.order)),
+          .starts = block.Add(std::span<const int32_t>(sorted.starts)),
+          .indices = block.Add(std::span<const int32_t>(sorted.indices)),
+          .num_unique = static_cast<int64_t>(sorted.indices.size())};
+}
+
+// Adds a side of a microbatch to `block`. `index` must outlive the result.
+PackedRows AddRows(cuda::UploadBlock& block, const PackedRows& host, native::RowsByIndex& sorted,
+                   GpuRowIndex& index) {
+  const auto count = static_cast<size_t>(host.count);
+  const auto sentences = static_cast<size_t>(host.num_sentences);
+  PackedRows sent = host;
+  if (count == 0) return sent;
+  const std::span tokens(host.tokens, count);
+  const std::span positions(reinterpret_cast<const int32_t*>(host.positions), count);
+  index.tokens = AddSorted(block, tokens, sorted);
+  index.positions = AddSorted(block, positions, sorted);
+  sent.tokens = block.Add(tokens);
+  sent.positions = reinterpret_cast<const uint32_t*>(block.Add(positions));
+  sent.pairs = block.Add(std::span(host.pairs, count));
+  if (host.offsets != nullptr) sent.offsets = block.Add(std::span(host.offsets, sentences + 1));
+  sent.index = &index;
+  return sent;
+}
+
+// What an uploaded microbatch holds: the device's arrays and what is known of them here.
+struct Uploaded {
+  GpuRowIndex source, target;
+  std::shared_ptr<const void> arrays;
+};
+
+class CudaOps : public Ops {
+ public:
+  CudaOps(at::Device device, at::ScalarType operand, bool check_launches)
+      : device_(device),
+        operand_(operand),
+        torch_stream_(TakeStream(device)),
+        gpu_(static_cast<cudaStream_t>(torch_stream_.native_handle()), AllocateOn(device),
+             check_launches),
+        matmul_(gpu_),
+        uploads_(gpu_),
+        results_(gpu_) {}
+
+  at::TensorOptions ResidualOptions() const override {
+    return at::TensorOptions(device_).dtype(at::kFloat);
+  }
+  at::TensorOptions OperandOptions() const override {
+    return at::TensorOptions(device_).dtype(operand_);
+  }
+  int64_t OwnBytes() const override {
+    return gpu_.scratch_bytes() + cuda::Matmul::kWorkspaceBytes + uploads_.device_bytes();
+  }
+  void* stream() const override { return gpu_.get(); }
+  // LibTorch's allocator keeps what is given back, and cuts small blocks from segments of their
+  // own.
+  void Reserve(int64_t bytes) override {
+    const auto take = [&](int64_t size) {
+      return at::empty({size}, OperandOptions().dtype(at::kByte));
+    };
+    std::vector<Tensor> blocks = {take(bytes)};
+    for (int i = 0; i < kSmallBlocks; ++i) blocks.push_back(take(kSmallBytes));
+  }
+
+  MicrobatchRows Upload(const MicrobatchRows& host) override;
+  std::shared_ptr<const int32_t> Upload(std::span<const int32_t> host) override {
+    cuda::UploadBlock block = uploads_.Begin(static_cast<int64_t>(host.size_bytes()));
+    const int32_t* copy = block.Add(host);
+    return {uploads_.Send(std::move(block)), copy};
+  }
+  void ReadBack() override { results_.Wait(); }
+
+  std::unique_ptr<Weight> MakeWeight(Tensor master_OI, bool backward) override;
+  void Refresh(Weight& weight) override;
+
+  void Linear(int64_t rows, const Tensor& x, const Weight& w, const Tensor& bias, bool relu,
+              const Tensor& y) override {
+    const Tensor& weight = OperandOf(w);
+    matmul_.Run({.a = In(x, rows),
+                 .b = In(weight, weight.size(0)),
+                 .transpose_b = true,
+                 .y = Out(y, rows),
+                 .bias = BiasOf(w, bias, y.scalar_type()),
+                 .relu = relu});
+  }
+  void LinearBackwardInput(int64_t rows, const Tensor& dy, const Weight& w,
+                           const Tensor& relu_output, bool accumulate, const Tensor& dx) override {
+    const Tensor& weight = OperandOf(w);
+    matmul_.Run({.a = In(dy, rows),
+                 .b = In(weight, weight.size(0)),
+                 .y = Out(dx, rows),
+                 .accumulate = accumulate});
+    if (relu_output.defined()) ReluBackward(rows, relu_output, dx);
+  }
+  void LinearBackwardWeight(int64_t rows, const Tensor& dy, const Tensor& x, const Tensor& dw,
+                            const Tensor& dbias) override {
+    matmul_.Run({.a = In(dy, rows),
+                 .transpose_a = true,
+                 .b = In(x, rows),
+                 .y = Out(dw, dw.size(0)),
+                 .accumulate = true});
+    if (dbias.defined()) cuda::AddBiasGradient(gpu_, In(dy, rows), Floats(dbias));
+  }
+
+  void ResidualNorm(const ResidualNormArgs& a) override {
+    const native::ResidualNormForwardArgs args = ArgsOf(a);
+    if (a.over_rows) return cuda::BatchNormForward(gpu_, args);
+    cuda::ResidualNormForward(gpu_, args);
+  }
+  void ResidualNormBackward(const ResidualNormGradArgs& a) override {
+    const native::ResidualNormBackwardArgs args = ArgsOf(a, AsFloats(a.rows, a.dy_RD));
+    if (a.over_rows) return cuda::BatchNormBackward(gpu_, args);
+    cuda::ResidualNormBackward(gpu_, args);
+  }
+  void NormOutput(int64_t rows, const NormState& state, const Tensor& gain, const Tensor& bias,
+                  const Tensor& y) override {
+    cuda::NormOutput(gpu_, In(state.xhat_RD, rows), Floats(gain), Floats(bias), Out(y, rows));
+  }
+  void AddBranch(int64_t rows, const Tensor& x, const Tensor& branch, const DropoutSite& dropout,
+                 const PackedRows* ids, const Tensor& mask) override {
+    cuda::ResidualNormForward(gpu_, {.rows = rows,
+                                     .width = x.size(1),
+                                     .x = Floats(x),
+                                     .branch = In(branch, rows),
+                                     .dropout = KeyOf(dropout),
+                                     .ids = IdsOf(ids),
+                                     .sum = Floats(x),
+                                     .mask = Bytes(mask)});
+  }
+  void AddBranchBackward(int64_t rows, const Tensor& dx, double rate, const Tensor& mask,
+                         const Tensor& dbranch) override {
+    cuda::AddBranchBackward(gpu_, In(dx, rows), rate, Bytes(mask), Out(dbranch, rows));
+  }
+
+  void ScaleShift(const ScaleShiftArgs& a) override { cuda::ScaleShiftForward(gpu_, ArgsOf(a)); }
+  void ScaleShiftBackward(const ScaleShiftGradArgs& a) override {
+    cuda::ScaleShiftBackward(gpu_, ArgsOf(a));
+  }
+
+  void Attention(const AttentionArgs& a) override { cuda::AttentionForward(gpu_, ArgsOf(a)); }
+  void AttentionBackward(const AttentionGradArgs& g) override {
+    cuda::AttentionBackward(gpu_, ArgsOf(g));
+  }
+  void DecodeAttention(const DecodeAttentionArgs& a) override {
+    cuda::DecodeAttention(gpu_, ArgsOf(a));
+  }
+
+  void Relu(int64_t rows, const Tensor& x) override { cuda::ReluForward(gpu_, Out(x, rows)); }
+  void ReluBackward(int64_t rows, const Tensor& relu_output, const Tensor& dx) override {
+    cuda::ReluBackward(gpu_, In(relu_output, rows), Out(dx, rows));
+  }
+  void Gelu(int64_t rows, const Tensor& pre, const Tensor& h) override {
+    cuda::GeluForward(gpu_, In(pre, rows), Out(h, rows));
+  }
+  void GeluBackward(int64_t rows, const Tensor& pre, const Tensor& dh,
+                    const Tensor& dpre) override {
+    cuda::GeluBackward(gpu_, In(pre, rows), In(dh, rows), Out(dpre, rows));
+  }
+  void Dropout(int64_t rows, const DropoutSite& dropout, const PackedRows& ids, const Tensor& x,
+               const Tensor& mask) override {
+    cuda::DropoutForward(gpu_, KeyOf(dropout), IdsOf(&ids), Out(x, rows), Bytes(mask));
+  }
+  void DropoutBackward(int64_t rows, double rate, const Tensor& mask, const Tensor& dx) override {
+    cuda::DropoutBackward(gpu_, rate, Bytes(mask), Out(dx, rows));
+  }
+
+  void Embed(const EmbedArgs& a) override { cuda::EmbedForward(gpu_, ArgsOf(a)); }
+  void EmbedBackward(const EmbedGradArgs& a) override {
+    const auto& index = static_cast<const GpuRowIndex&>(*a.rows->index);
+    cuda::EmbedBackward(gpu_, ArgsOf(a), index.tokens);
+    if (a.dpositions_PD.defined()) {
+      cuda::EmbedBackward(gpu_, PositionArgsOf(a), index.positions);
+    }
+  }
+
+  void CrossEntropy(const CrossEntropyArgs& a) override;
+  void LogSoftmax(int64_t rows, const Tensor& logits) override {
+    cuda::LogSoftmaxRows(gpu_, rows, logits.size(1), Floats(logits), logits.stride(0),
+                         Floats(logits), logits.stride(0));
+  }
+
+  void Adam(const AdamArgs& a) override {
+    cuda::AdamStep(gpu_, ArgsOf(a), a.weights.numel(), Floats(a.weights), Floats(a.gradient),
+                   Floats(a.moment1), Floats(a.moment2));
+  }
+  void SumSquares(std::span<const SquareSums> all) override;
+  void Scale(int64_t rows, const Tensor& x, double factor) override {
+    cuda::Scale(gpu_, static_cast<float>(factor), Out(AsMatrix(x), rows));
+  }
+  void AddScaled(const AddScaledArgs& a) override {
+    cuda::AddScaled(gpu_, In(a.x_RD, a.rows), Floats(a.factor_1), Out(a.y_RD, a.rows));
+  }
+  void AddScaledBackward(const AddScaledGradArgs& a) override {
+    cuda::AddScaledBackward(gpu_, In(a.dy_RD, a.rows), In(a.x_RD, a.rows), Floats(a.factor_1),
+                            Out(a.dx_RD, a.rows), Floats(a.dfactor_1));
+  }
+  void Add(const Tensor& y, const Tensor& x) override {
+    cuda::Add(gpu_, Floats(x), Floats(y), y.numel());
+  }
+  void Copy(int64_t rows, const Tensor& x, const Tensor& y) override {
+    cuda::Cast(gpu_, In(x, rows), Out(y, rows));
+  }
+
+ private:
+  // A vector as a matrix of one column.
+  static Tensor AsMatrix(const Tensor& x) { return x.dim() == 1 ? x.unsqueeze(1) : x; }
+
+  const Tensor& OperandOf(const Weight& w);
+  OperandCopy* CopyOf(const Tensor& master);
+  const void* BiasOf(const Weight& w, const Tensor& bias, at::ScalarType type);
+  // The first `rows` rows of x in float32: x itself, or a copy that the next call overwrites.
+  Tensor AsFloats(int64_t rows, const Tensor& x);
+  void ReserveLogits(int64_t classes);
+
+  const at::Device device_;
+  const at::ScalarType operand_;
+  const c10::Stream torch_stream_;
+  cuda::GpuStream gpu_;
+  cuda::Matmul matmul_;
+  cuda::UploadPool uploads_;
+  cuda::ResultQueue results_;
+  std::deque<OperandCopy> copies_;  // one for each flat tensor of weights
+  Tensor floats_;                   // of AsFloats
+  Tensor bias_;                     // of BiasOf
+  Tensor logits_, dlogits_;         // of a chunk of rows
+  Tensor row_losses_;               // [2, kLogitRows]: nll and loss of a chunk
+  native::RowsByIndex sorted_;      // of Upload
+  LossSums unwanted_;
+};
+
+std::unique_ptr<Weight> CudaOps::MakeWeight(Tensor master_OI, bool) {
+  DEEPNET_CHECK(master_OI.is_contiguous());
+  OperandCopy* const copy = operand_ == at::kFloat ? nullptr : CopyOf(master_OI);
+  return std::make_unique<GpuWeight>(std::move(master_OI), copy);
+}
+
+// Returns the copy of the flat tensor that `master` is a part of.
+OperandCopy* CudaOps::CopyOf(const Tensor& master) {
+  for (OperandCopy& copy : copies_) {
+    if (copy.weights.is_alias_of(master)) return &copy;
+  }
+  const int64_t elements = static_cast<int64_t>(master.storage().nbytes() / sizeof(float));
+  const Tensor flat = master.as_strided({elements}, {1}, 0);
+  copies_.push_back({flat, at::empty({elements}, OperandOptions())});
+  return &copies_.back();
+}
+
+// All weights move at once: they are converted by one kernel, when a product first needs one.
+void CudaOps::Refresh(Weight& weight) {
+  const auto& w = static_cast<GpuWeight&>(weight);
+  if (w.copy != nullptr) w.copy->stale = true;
+}
+
+const Tensor& CudaOps::OperandOf(const Weight& w) {
+  auto& weight = static_cast<const GpuWeight&>(w);
+  if (weight.copy == nullptr) return weight.master_OI;
+  OperandCopy& copy = *weight.copy;
+  if (std::exchange(copy.stale, false)) {
+    cuda::Cast(gpu_, In(copy.weights.unsqueeze(0), 1), Out(copy.operands.unsqueeze(0), 1));
+  }
+  return weight.operand_OI;
+}
+
+// Returns `bias`, a vector of master weights, as a product adds it to an output of `type`: biases
+// are converted with the weights of their flat tensor.
+const void* CudaOps::BiasOf(const Weight& w, const Tensor& bias, at::ScalarType type) {
+  if (!bias.defined() || type == at::kFloat) return Floats(bias);
+  const auto& weight = static_cast<const GpuWeight&>(w);
+  if (weight.copy->weights.is_alias_of(bias)) {
+    return weight.copy->operands.narrow(0, bias.storage_offset(), bias.numel()).const_data_ptr();
+  }
+  if (!bias_.defined() || bias_.numel() < bias.numel()) {
+    bias_ = at::empty({bias.numel()}, OperandOptions());
+  }
+  cuda::Cast(gpu_, In(bias.unsqueeze(0), 1), Out(bias_.narrow(0, 0, bias.numel()).unsqueeze(0), 1));
+  return bias_.const_data_ptr();
+}
+
+Tensor CudaOps::AsFloats(int64_t rows, const Tensor& x) {
+  if (x.scalar_type() == at::kFloat) return x;
+  const int64_t size = rows * x.size(1);
+  if (!floats_.defined() || floats_.numel() < size) floats_ = at::empty({size}, ResidualOptions());
+  const Tensor floats = floats_.narrow(0, 0, size).view({rows, x.size(1)});
+  cuda::Cast(gpu_, In(x, rows), Out(floats, rows));
+  return floats;
+}
+
+MicrobatchRows CudaOps::Upload(const MicrobatchRows& host) {
+  const auto uploaded = std::make_shared<Uploaded>();
+  cuda::UploadBlock block =
+      uploads_.Begin(BytesOf(host.source) + BytesOf(host.target) + UploadBytes(host.target.count));
+  MicrobatchRows sent;
+  sent.source = AddRows(block, host.source, sorted_, uploaded->source);
+  sent.target = AddRows(block, host.target, sorted_, uploaded->target);
+  if (host.labels != nullptr) {
+    sent.labels = block.Add(std::span(host.labels, static_cast<size_t>(host.target.count)));
+  }
+  uploaded->arrays = uploads_.Send(std::move(block));
+  sent.memory = uploaded;
+  return sent;
+}
+
+// Logits of a chunk of rows, their loss and gradient in one launch, and two products.
+void CudaOps::CrossEntropy(const CrossEntropyArgs& a) {
+  const Tensor& weight = OperandOf(*a.weight_VD);
+  const int64_t classes = weight.size(0);
+  ReserveLogits(classes);
+  const native::ConstMatrix weights = In(weight, classes);
+  static_assert(sizeof(LossSums) == 2 * sizeof(double));
+  auto* const wanted = reinterpret_cast<double*>(a.sums != nullptr ? a.sums : &unwanted_);
+  results_.Reserve(cuda::UploadBlock::Padded(sizeof(LossSums)) + UploadBytes(a.rows));
+  double* const sums = results_.Take(std::span(wanted, 2));
+  float* const row_nll = a.row_nll == nullptr
+                             ? nullptr
+                             : results_.Take(std::span(a.row_nll, static_cast<size_t>(a.rows)));
+  for (int64_t begin = 0; begin < a.rows; begin += kLogitRows) {
+    const int64_t rows = std::min(kLogitRows, a.rows - begin);
+    const native::ConstMatrix hidden = In(a.hidden_RD.narrow(0, begin, rows), rows);
+    matmul_.Run({.a = hidden, .b = weights, .transpose_b = true, .y = Out(logits_, rows)});
+    float* const nll = row_nll == nullptr ? Floats(row_losses_) : row_nll + begin;
+    native::CrossEntropyArgs args{.rows = rows,
+                                  .vocabulary = classes,
+                                  .logits = Floats(logits_),
+                                  .stride = logits_.stride(0),
+                                  .targets = a.labels + begin,
+                                  .smoothing = a.smoothing,
+                                  .scale = static_cast<float>(a.scale),
+                                  .nll = nll,
+                                  .loss = Floats(row_losses_) + kLogitRows};
+    if (a.dhidden_RD.defined()) args.d_logits = Out(dlogits_, rows);
+    cuda::CrossEntropyRows(gpu_, args);
+    cuda::SumLosses(gpu_, rows, args.loss, args.nll, sums);
+    if (!a.dhidden_RD.defined()) continue;
+    const native::ConstMatrix dlogits = In(dlogits_, rows);
+    matmul_.Run({.a = dlogits, .b = weights, .y = Out(a.dhidden_RD.narrow(0, begin, rows), rows)});
+    matmul_.Run({.a = dlogits,
+                 .transpose_a = true,
+                 .b = hidden,
+                 .y = Out(a.dweight_VD, classes),
+                 .accumulate = true});
+  }
+}
+
+void CudaOps::ReserveLogits(int64_t classes) {
+  if (logits_.defined() && logits_.size(1) == classes) return;
+  logits_ = at::empty({kLogitRows, classes}, ResidualOptions());
+  // In float32 the gradient overwrites the logits.
+  dlogits_ = operand_ == at::kFloat ? logits_ : at::empty({kLogitRows, classes}, OperandOptions());
+  row_losses_ = at::empty({2 * kLogitRows}, ResidualOptions());
+}
+
+void CudaOps::SumSquares(std::span<const SquareSums> all) {
+  for (const SquareSums& one : all) {
+    cuda::SumSquares(gpu_, Floats(one.x), one.x.numel(), results_.Take(one.sums));
+  }
+  results_.Wait();
+}
+
+}  // namespace
+
+std::unique_ptr<Ops> MakeCudaOps(at::Device device, at::ScalarType operand, bool check_launches) {
+  return std::make_unique<CudaOps>(device, operand, check_launches);
+}
+
+}  // namespace deepnet
