@@ -13,6 +13,7 @@ if(DEEPNET_CUDA)
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
     set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100-real 100-virtual)
   endif()
+  set(CMAKE_CUDA_RUNTIME_LIBRARY Shared)  # LibTorch's: a process has one runtime
   enable_language(CUDA)
   # The C++ standard holds for CUDA too; CMake before 3.26 does not know that nvcc has C++20.
   foreach(form STANDARD EXTENSION)
@@ -24,7 +25,7 @@ if(DEEPNET_CUDA)
   # same bits but for functions like expf.
   add_compile_options("$<$<COMPILE_LANGUAGE:CUDA>:--fmad=false;--expt-relaxed-constexpr;-Xcompiler=-Wall;-Werror=all-warnings>")
   add_library(deepnet_cuda_runtime INTERFACE)
-  target_link_libraries(deepnet_cuda_runtime INTERFACE CUDA::cudart)
+  target_link_libraries(deepnet_cuda_runtime INTERFACE CUDA::cudart CUDA::cublasLt)
 endif()
 
 if(DEEPNET_EMULATED_GPU)
