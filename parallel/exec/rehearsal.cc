@@ -20,6 +20,7 @@ namespace {
 
 constexpr double kStep = 3.0;         // seconds
 constexpr double kAction = 0.004;     // seconds; wake-ups are late by tens of microseconds
+constexpr double kMadeUp = 0.0001;    // seconds; longer delays come of busy cores, and stay
 constexpr double kOverhead = 0.0005;  // seconds for each action of any rank, if few cores serve all
 
 void SleepUntil(double deadline) {  // seconds of SecondsNow()
@@ -190,7 +191,9 @@ bool TimedStage::WaitedSinceLastWork() const {
 }
 
 void TimedStage::Work(double seconds) {
-  const double late = WaitedSinceLastWork() ? 0.0 : overslept_;
+  // Only the timer's lateness is made up for: nothing tells how late the inputs came, and behind a
+  // longer one this action may not have been able to begin at the time that is made up.
+  const double late = WaitedSinceLastWork() ? 0.0 : std::min(overslept_, kMadeUp);
   const double deadline = SecondsNow() + seconds * options_.time_scale - late;
   SleepUntil(deadline);
   overslept_ = std::max(0.0, SecondsNow() - deadline);

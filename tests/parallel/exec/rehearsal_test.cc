@@ -150,9 +150,9 @@ TEST(Rehearsal, TakesAtLeastAsLongAsTheSimulatorSaysAndHoldsEveryAction) {
     const auto statuses = RunRanks(3, [&](Communicator& comm) {
       ASSIGN_OR_RETURN(const Rehearsal result,
                        RunRehearsal(job, {.time_scale = 0.004, .steps = 2}, comm));
-      EXPECT_GE(result.makespan, 0.999 * result.planned.makespan);
+      EXPECT_GE(result.makespan, 0.99 * result.planned.makespan);  // 0.1 ms of 4 ms an action
       EXPECT_LE(result.makespan, kMaxLateness * result.planned.makespan);
-      EXPECT_GE(result.bubble, result.simulated.bubble - 0.001);
+      EXPECT_GE(result.bubble, result.simulated.bubble - 0.01);
       EXPECT_GE(result.exposed_communication, 0.0);
       EXPECT_EQ(result.traces.size(), 3u);
       for (int rank = 0; rank < 3; ++rank) {
@@ -180,8 +180,8 @@ TEST(Rehearsal, AStepIsThePipelineAndWhatFollowsIt) {
                      RunRehearsal(job, {.time_scale = 0.01, .steps = 1}, world));
     EXPECT_DOUBLE_EQ(result.simulated.makespan, 9.0);
     EXPECT_DOUBLE_EQ(result.simulated_step, 9.0 + 2.0 + 2.0);
-    EXPECT_GE(result.makespan, 0.999 * result.simulated.makespan);
-    EXPECT_GE(result.step, 0.999 * result.simulated_step);
+    EXPECT_GE(result.makespan, 0.99 * result.simulated.makespan);
+    EXPECT_GE(result.step, 0.99 * result.simulated_step);
     EXPECT_LE(result.step, kMaxLateness * result.simulated_step);
     EXPECT_GE(result.mean_lateness, 0.0);
     EXPECT_TRUE(result.data_waits.empty());
