@@ -2,7 +2,7 @@
 // and the losses of a CPU within rounding.
 #include <unistd.h>
 
-#include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -96,11 +96,47 @@ TEST_F(GpuTrainTest, LossesAreTheCpusWithinRounding) {
   }
 }
 
+TEST_F(GpuTrainTest, ARunThatIsResumedGivesTheSameBits) {
+  RunSpec run = Run("resumed", {2, 1, "zb-h1"}, "cuda", FLOAT32);
+  run.mutable_train()->set_steps(kSteps / 2);
+  Train(run);
+  run.mutable_train()->set_steps(kSteps);
+  const std::string alone = testing::WeightsLine(Train(Run("at-once", {}, "cuda", FLOAT32)));
+  EXPECT_EQ(testing::WeightsLine(Train(run)), alone);
+}
+
+TEST_F(GpuTrainTest, RecomputedLayersGiveTheSameBits) {
+  const std::string kept = testing::WeightsLine(Train(Run("kept", {}, "cuda", FLOAT32)));
+  for (const Recompute level : {SELECTIVE_FFN, SELECTIVE_GEMM, FULL}) {
+    RunSpec run = Run("recomputed" + Recompute_Name(level), {2, 1, "1f1b"}, "cuda", FLOAT32);
+    run.mutable_parallel()->set_recompute(level);
+    EXPECT_EQ(testing::WeightsLine(Train(run)), kept) << Recompute_Name(level);
+  }
+}
+
+// Losses of the validation are the CPU's within rounding; beam search runs on the device.
+TEST_F(GpuTrainTest, ValidatesAsTheCpuDoes) {
+  const auto validated = [](const std::string& device) {
+    RunSpec run = Run("validated-" + device, {}, device, FLOAT32);
+    run.mutable_train()->set_validate_every_steps(kSteps);
+    run.mutable_train()->set_validate_sentences(2);
+    run.mutable_decode()->set_beam_size(2);
+    run.mutable_decode()->set_max_tokens(5);
+    const std::string log = Train(run);
+    const size_t at = log.find("nll ", log.find("validation at step"));
+    return at == log.npos ? -1.0 : std::atof(log.c_str() + at + 4);
+  };
+  const double cpu = validated("cpu");
+  EXPECT_GT(cpu, 0.0);
+  EXPECT_NEAR(validated("cuda"), cpu, 1e-3 + 1e-5 * cpu);  // three digits are printed
+}
+
 TEST_F(GpuTrainTest, EveryLayoutGivesTheSameBits) {
   for (const DataType dtype : {FLOAT32, BFLOAT16}) {
     const std::string type = DataType_Name(dtype);
     const std::string alone = testing::WeightsLine(Train(Run(type + "alone", {}, "cuda", dtype)));
-    const std::vector<Degrees> layouts = {{2, 1, "1f1b"}, {1, 2}, {2, 2, "zb-h1"}, {3, 1, "gpipe"}};
+    const std::vector<Degrees> layouts = {{2, 1, "1f1b"},  {1, 2},         {2, 2, "zb-h1"},
+                                          {3, 1, "gpipe"}, {2, 1, "zb-v"}, {2, 1, "interleaved"}};
     for (const Degrees& degrees : layouts) {
       SCOPED_TRACE(type + ": " + std::to_string(degrees.stages) + " stages of " +
                    std::to_string(degrees.replicas) + ", " + degrees.schedule);
