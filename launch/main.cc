@@ -5,6 +5,7 @@
 
 #include "launch/commands/commands.h"
 #include "launch/device_group.h"
+#include "trainer/kernels/device_errors.h"
 
 int main(int argc, char** argv) {
   const std::vector<deepnet::Command> commands = {
@@ -16,5 +17,7 @@ int main(int argc, char** argv) {
       deepnet::MakeLabCommand(),
   };
   const std::vector<std::string> words(argv + 1, argv + argc);
-  return deepnet::RunProgram(commands, words, {std::cin, std::cout, std::cerr, deepnet::HasCuda});
+  return deepnet::RunProgram(commands, words,
+                             {std::cin, std::cout, std::cerr, deepnet::HasCuda,
+                              [] { return deepnet::StatusOfException(); }});
 }

@@ -11,6 +11,7 @@
 #include "parallel/plan/planner.h"
 #include "parallel/plan/shard.h"
 #include "trainer/kernels/compute.h"
+#include "trainer/kernels/device_errors.h"
 
 namespace deepnet {
 namespace {
@@ -47,6 +48,15 @@ ShardLayout LayoutOf(const Inventory& whole, const Plan& plan, const Transformer
 // The planned memory of a rank on a device, with what LibTorch's allocator cannot use of it and
 // what the plan does not know of: products' workspace, uploads.
 int64_t ReservedFor(int64_t planned) { return planned + planned / 8 + (int64_t{64} << 20); }
+
+absl::Status Reserve(const RankContext& context) {
+  return CatchErrors(
+      [&] {
+        context.ops->Reserve(ReservedFor(context.planned_bytes));
+        return absl::OkStatus();
+      },
+      context.device_use());
+}
 
 }  // namespace
 
@@ -88,7 +98,8 @@ absl::StatusOr<std::unique_ptr<RankContext>> MakeRankContext(const RunSpec& run,
   const OwnChunks own = ChunksOf(plan, context->pp_rank);
   ASSIGN_OR_RETURN(context->ops, MakeOps(run.compute()));
   if (world.rank() < plan.stages_size()) {
-    context->ops->Reserve(ReservedFor(plan.stages(world.rank()).memory().total()));
+    context->planned_bytes = plan.stages(world.rank()).memory().total();
+    RETURN_IF_ERROR(AgreeOnStatus(world, Reserve(*context)));
   }
   context->model =
       std::make_unique<Transformer>(run.model(), run.data().microbatch(), *context->ops,

@@ -16,6 +16,7 @@
 #include "parallel/plan/shard.h"
 #include "proto/plan.pb.h"
 #include "proto/run.pb.h"
+#include "trainer/kernels/device_errors.h"
 #include "trainer/kernels/ops.h"
 #include "trainer/model/transformer.h"
 #include "trainer/optim/gradient_sums.h"
@@ -34,14 +35,17 @@ struct RankContext {
   int pp_rank = 0;                         // pipeline stage
   int dp_rank = 0, dp_size = 1;            // replica, number of replicas
   Placement placement;
-  Schedule schedule;   // of all stages, with transfers
-  ShardLayout layout;  // which elements this rank sums and updates
+  Schedule schedule;          // of all stages, with transfers
+  ShardLayout layout;         // which elements this rank sums and updates
+  int64_t planned_bytes = 0;  // of memory; 0: the plan does not say
 
   std::unique_ptr<Ops> ops;
   std::unique_ptr<Transformer> model;  // weights not yet set
   std::unique_ptr<GradientSums> sums;
   std::unique_ptr<PipelineStage> stage;
   std::unique_ptr<OptimizerStep> optimizer;
+
+  DeviceUse device_use() const { return {ops.get(), planned_bytes}; }
 };
 
 // Returns the plan of a single rank: one chunk, `microbatches` computed one after the other.

@@ -5,6 +5,7 @@
 
 #include "parallel/base/status_macros.h"
 #include "parallel/plan/shard.h"
+#include "trainer/kernels/device_errors.h"
 #include "trainer/optim/step_totals.h"
 
 namespace deepnet {
@@ -40,6 +41,9 @@ absl::StatusOr<StepResult> RunTrainStep(const StepBatch& batch, int64_t step, in
   StepResult result;
   ExecutorOptions traced = options;
   if (context.pipeline->size() > 1 && options.trace == nullptr) traced.trace = &result.trace;
+  traced.guard = [&context](absl::FunctionRef<absl::Status()> work) {
+    return CatchErrors(work, context.device_use());
+  };
   RETURN_IF_ERROR(
       RunSchedule(context.schedule, context.placement, *context.stage, *context.pipeline, traced));
   if (options.heartbeat != nullptr) options.heartbeat->Act("sums over ranks");

@@ -18,6 +18,7 @@
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/heartbeat.h"
 #include "trainer/async_checkpointer.h"
+#include "trainer/kernels/device_errors.h"
 #include "trainer/model/architecture.h"
 #include "trainer/model_loader.h"
 #include "trainer/monitored_run.h"
@@ -56,6 +57,7 @@ class Trainer {
 
   absl::Status Prepare();
   absl::Status Run();
+  DeviceUse device_use() const { return session_.context->device_use(); }
 
  private:
   bool leads() const { return world_.rank() == 0; }  // rank 0 writes and logs for all
@@ -349,9 +351,9 @@ absl::Status Train(RunSpec run, const TrainOptions& options, Logger& log) {
                                                       monitored.world(), monitored.files(), log));
     trainer = std::make_unique<Trainer>(std::move(resolved), options, deadline, monitored, log);
     RETURN_IF_ERROR(trainer->Prepare());
-    return trainer->Run();
+    return CatchErrors([&] { return trainer->Run(); }, trainer->device_use());
   };
-  return monitored.End(work());
+  return monitored.End(CatchErrors(work));
 }
 
 }  // namespace deepnet

@@ -229,7 +229,8 @@ int RunProgram(const std::vector<Command>& commands, const std::vector<std::stri
   try {
     status = Dispatch(commands, words, environment);
   } catch (const std::exception& exception) {  // LibTorch throws; the outermost frame reports it
-    status = absl::InternalError(exception.what());
+    status = environment.status_of_exception != nullptr ? environment.status_of_exception()
+                                                        : absl::InternalError(exception.what());
   }
   environment.out.flush();
   // "error: one thing" or, for several lines, "error:" and the lines below it. No message: somebody

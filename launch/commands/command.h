@@ -88,10 +88,13 @@ struct Environment {
   std::ostream& out;
   std::ostream& err;
   bool (*has_cuda)() = nullptr;  // says if this build sees a CUDA device; null: it sees none
+  // Returns the exception that is being handled (trainer/kernels/device_errors.h); null: its text.
+  absl::Status (*status_of_exception)() = nullptr;
 };
 
 // Runs the subcommand that `words` (the command line without the program's name) asks for. Returns
-// the exit code of the process. Exceptions of libraries end as code 1 with their text.
+// the exit code of the process. Exceptions of libraries end as code 1 with their text, or as
+// status_of_exception says.
 int RunProgram(const std::vector<Command>& commands, const std::vector<std::string>& words,
                const Environment& environment);
 

@@ -13,6 +13,7 @@
 #include "parallel/comm/heartbeat.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/interop/interop.h"
+#include "trainer/kernels/device_errors.h"
 #include "trainer/trainer.h"
 
 namespace deepnet {
@@ -96,7 +97,7 @@ absl::Status TrainOnAllRanks(const CommandLine& line, Communicator& hosts) {
 absl::Status RunTrain(const CommandLine& line) {
   ListenToSignals();
   ASSIGN_OR_RETURN(const std::unique_ptr<Job> job, JoinJob());
-  return LeaveJob(job->world(), TrainOnAllRanks(line, job->world()));
+  return LeaveJob(job->world(), CatchErrors([&] { return TrainOnAllRanks(line, job->world()); }));
 }
 
 }  // namespace

@@ -51,7 +51,8 @@ void EndInBackground(std::function<void()> end) {
 // Returns InternalError with CUDA's text, naming `call`; OK on success.
 absl::Status CudaStatus(const char* call, cudaError_t error) {
   if (error == cudaSuccess) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat(call, ": ", cudaGetErrorString(error)));
+  return absl::InternalError(absl::StrCat("CUDA error in ", call, ": ", cudaGetErrorString(error),
+                                          " (", cudaGetErrorName(error), ")"));
 }
 
 // Something launched on a lane. Fields but `text` and `launch` are the lane's.

@@ -232,11 +232,7 @@ class Execution {
       if (options_.heartbeat != nullptr) {
         options_.heartbeat->Act(absl::StrCat("action ", ToText(action)));
       }
-      // What is made goes before memory is offered to what is still to come.
-      if (!IsSend(action.op)) RETURN_IF_ERROR(At(action, StartReceives()));
-      RETURN_IF_ERROR(At(action, box_.ReleaseSent(/*wait=*/false)));
-      RETURN_IF_ERROR(At(action, Take(action)));
-      if (!IsTransfer(action.op)) ++computed_;
+      RETURN_IF_ERROR(At(action, Guarded([&] { return Take(action); })));
     }
     if (!actions_.empty()) RETURN_IF_ERROR(At(actions_.back(), box_.ReleaseSent(/*wait=*/true)));
     return absl::OkStatus();
@@ -258,7 +254,20 @@ class Execution {
     return absl::OkStatus();
   }
 
+  absl::Status Guarded(absl::FunctionRef<absl::Status()> work) const {
+    return options_.guard ? options_.guard(work) : work();
+  }
+
   absl::Status Take(const Action& action) {
+    // What is made goes before memory is offered to what is still to come.
+    if (!IsSend(action.op)) RETURN_IF_ERROR(StartReceives());
+    RETURN_IF_ERROR(box_.ReleaseSent(/*wait=*/false));
+    RETURN_IF_ERROR(Do(action));
+    if (!IsTransfer(action.op)) ++computed_;
+    return absl::OkStatus();
+  }
+
+  absl::Status Do(const Action& action) {
     if (IsReceive(action.op)) return absl::OkStatus();  // started; who needs the data waits for it
     if (IsTransfer(action.op)) return box_.Start(action);
     if (action.op != Op::kBackwardWeight) {

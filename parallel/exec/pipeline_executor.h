@@ -6,8 +6,10 @@
 //                               {.comm_timeout = CommTimeout(run.parallel(), step == 0)}));
 #pragma once
 
+#include <functional>
 #include <string>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
@@ -30,6 +32,9 @@ struct ExecutorOptions {
   absl::Duration comm_timeout = absl::Seconds(300);  // longest wait for one message (CommTimeout)
   RankTrace* trace = nullptr;      // what happened is added to it; null: nothing is recorded
   Heartbeat* heartbeat = nullptr;  // told of every action; null: nobody is told
+  // Calls what it is given and returns its status, or an exception of the stage as one; empty:
+  // exceptions pass, and drop what is under way.
+  std::function<absl::Status(absl::FunctionRef<absl::Status()>)> guard = {};
 };
 
 // Takes the actions of rank comm.rank() in order. Collective over `comm`, the ranks of one

@@ -19,8 +19,19 @@ EMULATED = "tests/gpu/emulated/"
 RUNTIME, NCCL, CUBLAS = (f"gpu_emulated_{name}_test" for name in ("runtime", "nccl", "cublas_lt"))
 ATTENTION = "gpu_attention_test"
 TRAINING = "gpu_training_kernels_test"
+ERRORS = "gpu_device_errors_test"
 # name: file, text that stands there once, what replaces it, test program
 MUTANTS = {
+    "exceptions-pass-what-is-under-way": (
+        "parallel/exec/pipeline_executor.cc", "return options_.guard ? options_.guard(work) : work();", "return work();", ERRORS),
+    "memory-that-ends-is-internal": (
+        "trainer/kernels/device_errors.cc", "return OutOfMemory(error.what_without_backtrace(), use);",
+        "return absl::InternalError(error.what_without_backtrace());", ERRORS),
+    "last-launch-is-not-told": (
+        CUDA + "gpu_stream.cc", "  last_ = what;\n", "", ERRORS),
+    "one-rank-reserves-alone": (
+        "trainer/rank_context.cc", "RETURN_IF_ERROR(AgreeOnStatus(world, Reserve(*context)));",
+        "RETURN_IF_ERROR(Reserve(*context));", ERRORS),
     "sum-without-barrier": (
         CUDA + "device_math.h",
         "if (threadIdx.x % 32 == 0) mine[threadIdx.x / 32] = v;\n  __syncthreads();\n  v = mine[0];\n  for (int w = 1; w < warps; ++w) {",
@@ -120,7 +131,7 @@ MUTANTS = {
     "the-host-reads-device-memory": (
         EMULATED + "memory.cc", "view ? PROT_READ | PROT_WRITE : PROT_NONE", "PROT_READ | PROT_WRITE", RUNTIME),
     "memory-without-limit": (
-        EMULATED + "memory.cc", "if (bytes > limit_ || space.used + RoundUp(bytes) > limit_) return nullptr;\n", "",
+        EMULATED + "memory.cc", "if (bytes > space.limit || space.used + RoundUp(bytes) > space.limit) return nullptr;\n", "",
         RUNTIME),
     "pageable-copies-are-not-staged": (
         EMULATED + "runtime.cc",

@@ -108,6 +108,13 @@ TEST(Program, AStatusBecomesItsExitCode) {
   EXPECT_EQ(RunWords({"echo", "--fail=plain"}).code, 1);
   EXPECT_EQ(RunWords({"echo", "--fail=throw"}).code, 1);
   EXPECT_EQ(RunWords({"echo", "--fail=throw"}).err, "error: thrown\n");
+  std::istringstream in;
+  std::ostringstream out, err;
+  const auto explain = [] {
+    return WithExitCode(absl::ResourceExhaustedError("full"), ExitCode::kDoesNotFit);
+  };
+  EXPECT_EQ(RunProgram(Commands(), {"echo", "--fail=throw"}, {in, out, err, nullptr, explain}), 6);
+  EXPECT_EQ(err.str(), "error: full\n");
 }
 
 TEST(Program, ARequiredConfigIsAskedFor) {

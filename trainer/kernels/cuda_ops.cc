@@ -152,6 +152,7 @@ class CudaOps : public Ops {
     return gpu_.scratch_bytes() + cuda::Matmul::kWorkspaceBytes + uploads_.device_bytes();
   }
   void* stream() const override { return gpu_.get(); }
+  const char* LastLaunch() const override { return gpu_.last_launch(); }
   // LibTorch's allocator keeps what is given back, and cuts small blocks from segments of their
   // own.
   void Reserve(int64_t bytes) override {

@@ -288,6 +288,8 @@ class Ops {
   virtual void ReadBack() {}
   // The queue of the device in whose order calls take effect (Device::stream); null on a CPU.
   virtual void* stream() const { return nullptr; }
+  // The name of the last kernel or copy put on that queue.
+  virtual const char* LastLaunch() const { return "none"; }
 
   // Makes a working copy of `master_OI` (residual, contiguous; shared, not copied). With
   // `backward`, also in the form that LinearBackwardInput reads. Holds no values before Refresh.

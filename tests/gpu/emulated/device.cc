@@ -81,6 +81,12 @@ void SetDelays(int longest_us, uint64_t seed) {
   }
 }
 
+void SetMemoryLimit(int device, int64_t bytes) {
+  Machine& machine = TheMachine();
+  const Machine::Lock lock(machine.mutex);
+  machine.memory.SetLimit(device, static_cast<size_t>(bytes));
+}
+
 void FailAt(const std::string& call, int64_t nth, int error) {
   Machine& machine = TheMachine();
   const Machine::Lock lock(machine.mutex);

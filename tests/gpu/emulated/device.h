@@ -93,6 +93,9 @@ void Restart(const Settings& settings);
 // Delays from now on. A piece of work in four is late, by at most `longest_us`.
 void SetDelays(int longest_us, uint64_t seed);
 
+// Memory of the device from now on; what is in use beyond it stays.
+void SetMemoryLimit(int device, int64_t bytes);
+
 // The n-th call from now (1: the next) of the function `call`, or launch of the kernel of that
 // name, returns `error` (a cudaError_t, ncclResult_t or cublasStatus_t) and does nothing. For
 // ncclCommGetAsyncError the error is the communicator's from then on.

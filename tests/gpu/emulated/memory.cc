@@ -51,9 +51,7 @@ std::string Block::Text() const {
 }
 
 Memory::Memory(int devices, size_t bytes_per_device)
-    : limit_(bytes_per_device),
-      span_(RoundUp(2 * bytes_per_device + (size_t{64} << 20))),
-      spaces_(devices) {
+    : span_(RoundUp(2 * bytes_per_device + (size_t{64} << 20))), spaces_(devices) {
   if (devices == 0) return;
   // Their distance is a multiple of 2^32, so that only the upper half of a word changes between
   // them: a number of 32 bits whose padding holds half of an old address keeps its value
@@ -72,6 +70,7 @@ Memory::Memory(int devices, size_t bytes_per_device)
     }
     close(file);
     spaces_[device].free[0] = span_;
+    spaces_[device].limit = bytes_per_device;
   }
 }
 
@@ -103,7 +102,7 @@ bool Memory::Grows(int device, size_t bytes) const {
 
 BlockPointer Memory::Allocate(int device, size_t bytes) {
   Space& space = spaces_[device];
-  if (bytes > limit_ || space.used + RoundUp(bytes) > limit_) return nullptr;
+  if (bytes > space.limit || space.used + RoundUp(bytes) > space.limit) return nullptr;
   const size_t reserved = Reserved(bytes);
   const auto piece = Fit(space, reserved);
   if (piece == space.free.end()) return nullptr;

@@ -56,13 +56,15 @@ class Memory {
   // yet reused. Null where there is none.
   BlockPointer Find(const void* pointer) const;
 
-  size_t limit() const { return limit_; }
+  size_t limit(int device) const { return spaces_[device].limit; }
+  void SetLimit(int device, size_t bytes) { spaces_[device].limit = bytes; }
   size_t used(int device) const { return spaces_[device].used; }
 
  private:
   struct Space {
     std::map<size_t, size_t> free;               // offset to length
     std::map<const char*, BlockPointer> blocks;  // by address
+    size_t limit = 0;                            // of `used`
     size_t used = 0;
     size_t top = 0;  // nothing behind it was ever in use
   };
@@ -71,7 +73,6 @@ class Memory {
   std::map<size_t, size_t>::const_iterator Fit(const Space& space, size_t reserved) const;
   void CheckSurroundings(const Block& block) const;
 
-  const size_t limit_;
   const size_t span_;  // of a device's addresses
   char* device_base_ = nullptr;
   char* view_base_ = nullptr;

@@ -441,7 +441,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
     };
     properties->major = attribute(cudaDevAttrComputeCapabilityMajor);
     properties->minor = attribute(cudaDevAttrComputeCapabilityMinor);
-    properties->totalGlobalMem = machine.memory.limit();
+    properties->totalGlobalMem = machine.memory.limit(device);
     properties->multiProcessorCount = attribute(cudaDevAttrMultiProcessorCount);
     properties->warpSize = attribute(cudaDevAttrWarpSize);
     properties->maxThreadsPerBlock = attribute(cudaDevAttrMaxThreadsPerBlock);
@@ -485,8 +485,8 @@ cudaError_t cudaDeviceSynchronize() {
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   return Call("cudaMemGetInfo", [&](Machine& machine) {
     const Machine::Lock lock(machine.mutex);
-    *total = machine.memory.limit();
-    *free = *total - machine.memory.used(CurrentDevice());
+    *total = machine.memory.limit(CurrentDevice());
+    *free = *total - std::min(*total, machine.memory.used(CurrentDevice()));
     return cudaSuccess;
   });
 }

@@ -39,6 +39,7 @@ class GpuStream {
 
   // Kernels and copies put on the stream so far.
   int64_t launches() const { return launches_; }
+  const char* last_launch() const { return last_; }  // its name; "none"
   // Times that this thread has waited for the device.
   int64_t waits() const { return waits_; }
   // Bytes of scratch memory held.
