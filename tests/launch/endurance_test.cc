@@ -12,7 +12,6 @@
 #include <ctime>
 #include <filesystem>
 #include <fstream>
-#include <initializer_list>
 #include <random>
 #include <string>
 #include <vector>
@@ -21,11 +20,14 @@
 #include "absl/strings/str_replace.h"
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
+
+#include "tests/support/running_job.h"
 
 namespace deepnet {
 namespace {
 
+using deepnet::testing::AwaitHandlers;
+using deepnet::testing::RunningJob;
 using ::testing::HasSubstr;
 
 namespace fs = std::filesystem;
@@ -60,66 +62,6 @@ constexpr char kScript[] =
 int Rounds() {
   const char* const text = std::getenv("DEEPNET_ROUNDS");
   return text != nullptr ? std::atoi(text) : 20;
-}
-
-// A running job and what it has said.
-class RunningJob {
- public:
-  explicit RunningJob(const std::string& command)
-      : pipe_(popen(("exec " + command + " 2>&1").c_str(), "r")) {}
-  ~RunningJob() {
-    if (pipe_ != nullptr) End();
-  }
-
-  // Reads on until `count` lines contain `text`; false: the job ended before.
-  bool ReadUntil(const std::string& text, int count) {
-    char line[4096];
-    while (count > 0 && fgets(line, sizeof(line), pipe_) != nullptr) {
-      Take(line);
-      if (std::string(line).find(text) != std::string::npos) --count;
-    }
-    return count == 0;
-  }
-  // The exit code of the job.
-  int End() {
-    ReadUntil("no line says this", 1);
-    const int status = pclose(pipe_);
-    pipe_ = nullptr;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  }
-
-  const std::string& output() const { return output_; }
-  const std::vector<int>& ranks() const { return ranks_; }  // processes, in order of appearance
-  int last_step() const { return last_step_; }              // that was reported; -1: none
-
- private:
-  void Take(const std::string& line) {
-    output_ += line;
-    int number = 0;
-    if (sscanf(line.c_str(), "process %d", &number) == 1) ranks_.push_back(number);
-    const size_t train = line.find("train "), step = line.find("step ");
-    if (train != line.npos && step != line.npos && step > train) {
-      sscanf(line.c_str() + step, "step %d", &last_step_);
-    }
-  }
-
-  FILE* pipe_;
-  std::string output_;
-  std::vector<int> ranks_;
-  int last_step_ = -1;
-};
-
-// Waits until the process has handlers for `signals`: before, it would just die of them.
-void AwaitHandlers(int process, std::initializer_list<int> signals) {
-  uint64_t wanted = 0, caught = 0;
-  for (const int signal : signals) wanted |= uint64_t{1} << (signal - 1);
-  while (kill(process, 0) == 0 && (caught & wanted) != wanted) {
-    std::ifstream status(absl::StrCat("/proc/", process, "/status"));
-    for (std::string line; std::getline(status, line);) {
-      if (line.starts_with("SigCgt:")) caught = std::stoull(line.substr(7), nullptr, 16);
-    }
-    usleep(1000);
-  }
 }
 
 class EnduranceTest : public ::testing::Test {

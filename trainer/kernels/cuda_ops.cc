@@ -165,7 +165,7 @@ class CudaOps : public Ops {
 
   MicrobatchRows Upload(const MicrobatchRows& host) override;
   std::shared_ptr<const int32_t> Upload(std::span<const int32_t> host) override {
-    cuda::UploadBlock block = uploads_.Begin(static_cast<int64_t>(host.size_bytes()));
+    cuda::UploadBlock block = uploads_.Begin(UploadBytes(static_cast<int64_t>(host.size())));
     const int32_t* copy = block.Add(host);
     return {uploads_.Send(std::move(block)), copy};
   }

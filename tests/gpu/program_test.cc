@@ -1,0 +1,212 @@
+// `deepnet train` with compute.device "cuda" on one, two and four ranks, each a process with an
+// emulated GPU: it trains, validates, saves, resumes, and ends as it does on CPUs when it is
+// asked to, when a rank is killed and when one stands still.
+#include <signal.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/parity/training_runs.h"
+#include "tests/support/running_job.h"
+
+namespace deepnet {
+namespace {
+
+using deepnet::testing::AwaitHandlers;
+using deepnet::testing::ReadSteps;
+using deepnet::testing::RunningJob;
+using deepnet::testing::WeightsLine;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+namespace fs = std::filesystem;
+
+constexpr char kProgram[] = DEEPNET_PROGRAM;
+constexpr int kSteps = 6;
+constexpr char kOnCpu[] = " --set compute.device=cpu --set compute.matmul=NATIVE";
+constexpr int kCheckpoint = 5;  // exit codes
+constexpr int kHang = 8;
+constexpr int kSavedRunAgain = 75;
+
+constexpr char kRun[] = R"(# proto-file: proto/run.proto
+# proto-message: deepnet.RunSpec
+seed: 3
+model { encoder_layers: 1 decoder_layers: 1 d_model: 16 ffn_dim: 32 num_heads: 2 residual: DEEPNORM
+        max_positions: 300 dropout: 0.1 }
+data { folder: "corpus" max_sentence_tokens: 80 global_microbatches: 4
+       microbatch { max_source_tokens: 82 max_target_tokens: 82 max_sentences: 2 } }
+optim { learning_rate: 2e-3 warmup_steps: 4 clip_norm: 1 virtual_replicas: 2 }
+compute { device: "cuda" dtype: FLOAT32 threads_per_rank: 1 }
+train { validate_every_steps: -1 validate_sentences: 1 log_every_steps: 1
+        checkpoint_every_steps: 1000 }
+decode { beam_size: 2 max_tokens: 4 }
+)";
+
+struct Layout {
+  int stages = 1, replicas = 1;
+  std::string schedule = "";  // empty: the planner's choice
+};
+
+class GpuProgramTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    root_ = fs::path(::testing::TempDir()) / absl::StrCat("deepnet_gpu_program_", getpid());
+    fs::create_directories(root_);
+    const absl::Status made = testing::MakeCorpus(root_, "corpus", {"de", "fr"}, 300);
+    ASSERT_TRUE(made.ok()) << made;
+    std::ofstream(root_ / "run.textproto") << kRun;
+    std::ofstream(root_ / "rank.sh") << "echo process $$\nexec " << kProgram << " \"$@\"\n";
+    whole_ = Train("whole", kSteps, {});
+    ASSERT_NE(WeightsLine(whole_), "none") << whole_;
+  }
+  static void TearDownTestSuite() { fs::remove_all(root_); }
+
+  static std::string Command(const std::string& folder, int steps, const Layout& layout,
+                             const std::string& more = "") {
+    std::string command = absl::StrCat(
+        "tests/mpi/mpirun.sh ", layout.stages * layout.replicas, " bash ",
+        (root_ / "rank.sh").string(), " train --config ", (root_ / "run.textproto").string(),
+        " --root ", root_.string(), " --log-seconds 0 --set folder=", folder,
+        " --set train.steps=", steps, " --set parallel.pipeline_parallel_size=", layout.stages,
+        " --set parallel.data_parallel_size=", layout.replicas, more);
+    if (!layout.schedule.empty()) {
+      absl::StrAppend(&command, " --set parallel.schedule=", layout.schedule);
+    }
+    return command;
+  }
+  // Everything that the ranks printed.
+  static std::string Train(const std::string& folder, int steps, const Layout& layout,
+                           const std::string& more = "") {
+    RunningJob job("env MPIEXEC_TIMEOUT=60 " + Command(folder, steps, layout, more));
+    EXPECT_EQ(job.End(), 0) << job.output();
+    return job.output();
+  }
+  static auto Steps(const std::string& folder) {
+    return ReadSteps(root_ / folder / "metrics.jsonl");
+  }
+
+  // The line of the validation, without times.
+  static std::string Validation(const std::string& log) {
+    const size_t begin = log.find("validation at step");
+    return begin == log.npos ? "none" : log.substr(begin, log.find(" directions", begin) - begin);
+  }
+
+  // What is left of a run goes on and ends as one that nobody disturbed.
+  static void ExpectGoesOn(const std::string& folder, const Layout& layout) {
+    EXPECT_EQ(WeightsLine(Train(folder, kSteps, layout)), WeightsLine(whole_));
+  }
+
+  static inline fs::path root_;
+  static inline std::string whole_;  // what the run on one rank printed
+};
+
+TEST_F(GpuProgramTest, TwoAndFourRanksTrainAndValidateAsOneDoes) {
+  const Layout layouts[] = {{2, 1, "zb-h1"}, {1, 2}, {2, 2, "1f1b"}};
+  for (const Layout& layout : layouts) {
+    const std::string folder = absl::StrCat("on-", layout.stages, "x", layout.replicas);
+    SCOPED_TRACE(folder);
+    const std::string log = Train(folder, kSteps, layout);
+    EXPECT_EQ(WeightsLine(log), WeightsLine(whole_)) << log;
+    EXPECT_EQ(Validation(log), Validation(whole_));
+    EXPECT_EQ(Steps(folder), Steps("whole"));
+  }
+}
+
+TEST_F(GpuProgramTest, ARunGoesOnBitForBitOnOtherRanksThanItWasSavedBy) {
+  Train("links", 2, {1, 2});
+  EXPECT_THAT(Train("links", 4, {2, 2, "gpipe"}), HasSubstr("continuing at step 2"));
+  ExpectGoesOn("links", {2, 1, "1f1b"});
+  EXPECT_EQ(Steps("links"), Steps("whole"));
+}
+
+// A run keeps its arithmetic; a new one begins with weights of the other device. Losses differ by
+// rounding.
+TEST_F(GpuProgramTest, WeightsGoFromTheCpuToGpusAndBack) {
+  Train("cpu", 2, {}, kOnCpu);
+  RunningJob refused(Command("cpu", 4, {}));
+  EXPECT_EQ(refused.End(), kCheckpoint) << refused.output();
+  EXPECT_THAT(refused.output(), AllOf(HasSubstr("goes on with the arithmetic it started with"),
+                                      HasSubstr("device: \"cuda\"")));
+  for (const std::string from : {"cpu", "whole"}) {
+    const std::string begin = absl::StrCat(" --init-from ", (root_ / from).string());
+    Train(from + "-to-cpu", 2, {}, begin + kOnCpu);
+    Train(from + "-to-gpus", 2, {2, 1, "zb-h1"}, begin);
+    const auto on_cpu = Steps(from + "-to-cpu"), on_gpus = Steps(from + "-to-gpus");
+    ASSERT_EQ(on_gpus.size(), 2u);
+    for (size_t i = 0; i < on_gpus.size(); ++i) {
+      EXPECT_NEAR(std::get<1>(on_gpus[i]), std::get<1>(on_cpu[i]), 1e-5 * std::get<1>(on_cpu[i]));
+    }
+  }
+}
+
+TEST_F(GpuProgramTest, ItsCheckpointsAreTranslatedFromOnTheGpu) {
+  const auto translate = [](const std::string& program, const std::string& more) {
+    return absl::StrCat("bash -c 'echo Jeder hat das Recht. | ", program, " translate --root ",
+                        root_.string(), " --checkpoint whole --from de --to fr --nbest 2 ",
+                        "--set decode.beam_size=2 --set decode.max_tokens=6", more,
+                        " 2>/dev/null'");
+  };
+  RunningJob on_gpu(translate(kProgram, "")), on_cpu(translate(kProgram, kOnCpu));
+  EXPECT_EQ(on_gpu.End(), 0) << on_gpu.output();
+  EXPECT_EQ(on_cpu.End(), 0) << on_cpu.output();
+  EXPECT_NE(on_gpu.output(), "");
+  EXPECT_EQ(on_gpu.output(), on_cpu.output());
+  RunningJob with_error(
+      translate(absl::StrCat("DEEPNET_EMULATED_FAIL=cudaMemcpyAsync:1:700 ", kProgram), ""));
+  EXPECT_NE(with_error.End(), 0);  // so it was on the GPU
+}
+
+TEST_F(GpuProgramTest, SignalsSaveAndEndWithSeventyFive) {
+  for (const int signal : {SIGTERM, SIGUSR1}) {
+    const std::string folder = absl::StrCat("signal-", signal);
+    RunningJob job(Command(folder, 1000000, {2, 1, "1f1b"}));
+    ASSERT_TRUE(job.ReadUntil("loss ", 2)) << job.output();
+    kill(job.ranks()[1], signal);
+    EXPECT_EQ(job.End(), kSavedRunAgain) << job.output();
+    EXPECT_THAT(job.output(), HasSubstr("stopped and saved at step "));
+  }
+}
+
+TEST_F(GpuProgramTest, ASaveRequestSavesAndGoesOn) {
+  RunningJob job(Command("asked", 1000000, {1, 2}));
+  ASSERT_TRUE(job.ReadUntil("loss ", 1)) << job.output();
+  kill(job.ranks()[1], SIGUSR2);
+  ASSERT_TRUE(job.ReadUntil("saved step ", 1)) << job.output();
+  ASSERT_TRUE(job.ReadUntil("loss ", 2)) << job.output();
+  kill(job.ranks()[0], SIGTERM);
+  EXPECT_EQ(job.End(), kSavedRunAgain) << job.output();
+}
+
+TEST_F(GpuProgramTest, ARankThatIsKilledEndsTheJobWhichGoesOnFromItsCheckpoint) {
+  RunningJob job(
+      Command("killed", kSteps, {2, 1, "1f1b"}, " --set train.checkpoint_every_steps=2"));
+  ASSERT_TRUE(job.ReadUntil("saved step 2", 1)) << job.output();
+  kill(job.ranks()[1], SIGKILL);
+  EXPECT_NE(job.End(), 0) << job.output();
+  ExpectGoesOn("killed", {1, 2});
+}
+
+TEST_F(GpuProgramTest, ARankThatStandsStillIsNamedAndEndsTheJob) {
+  RunningJob job(
+      Command("stuck", 1000000, {2, 1, "1f1b"}, " --set parallel.comm_timeout_seconds=1"));
+  ASSERT_TRUE(job.ReadUntil("loss ", 2)) << job.output();
+  // Rank 1 is the one that rank 0 waits for.
+  for (const int process : job.ranks()) {
+    std::ifstream environment(absl::StrCat("/proc/", process, "/environ"));
+    const std::string variables{std::istreambuf_iterator<char>(environment), {}};
+    if (variables.find("OMPI_COMM_WORLD_RANK=1") != variables.npos) kill(process, SIGSTOP);
+  }
+  EXPECT_EQ(job.End(), kHang) << job.output();
+  EXPECT_THAT(job.output(), HasSubstr("rank 1"));
+}
+
+}  // namespace
+}  // namespace deepnet
