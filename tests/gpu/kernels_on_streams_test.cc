@@ -12,6 +12,7 @@
 #include "tests/gpu/emulated/device.h"
 #include "trainer/kernels/cuda/elementwise.h"
 #include "trainer/kernels/cuda/gpu_stream.h"
+#include "trainer/kernels/cuda/matmul.h"
 
 namespace deepnet::cuda {
 namespace {
@@ -91,6 +92,24 @@ TEST_F(KernelsOnStreams, AKernelThatFailsIsSeenByTheNextWait) {
   }
   EXPECT_THAT(text, AllOf(HasSubstr("cudaStreamSynchronize"), HasSubstr("illegal memory access"),
                           HasSubstr("last launched before: Add")));
+}
+
+// cuBLASLt may choose an algorithm for the rounded number of rows that does not take this one.
+TEST_F(KernelsOnStreams, ARefusedAlgorithmIsChosenAgain) {
+  GpuStream gpu;
+  Matmul matmul(gpu);
+  const auto matrix = [](float* data, int64_t rows, int64_t cols) {
+    return native::Matrix{.data = data, .rows = rows, .cols = cols, .stride = cols};
+  };
+  float* const y = OnDevice(6, 0.0F);
+  const MatmulArgs args = {.a = matrix(OnDevice(12, 2.0F), 3, 4),
+                           .b = matrix(OnDevice(8, 3.0F), 4, 2),
+                           .y = matrix(y, 3, 2)};
+  emulated_gpu::FailAt("cublasLtMatmul", 1, CUBLAS_STATUS_NOT_SUPPORTED);
+  matmul.Run(args);
+  EXPECT_THAT(ToHost(y, 6), Each(24.0F));
+  emulated_gpu::FailAt("cublasLtMatmul", 1, CUBLAS_STATUS_EXECUTION_FAILED);
+  EXPECT_THROW(matmul.Run(args), GpuError);
 }
 
 TEST(KernelsOnStreamsDeathTest, AKernelOnFreedMemoryIsNamed) {

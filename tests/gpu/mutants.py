@@ -167,6 +167,12 @@ MUTANTS = {
         EMULATED + "cublas_lt.cc", "if (beta != 0.0F) {", "if (false) {", CUBLAS),
     "bias-gradient-of-one-column": (
         EMULATED + "cublas_lt.cc", "gradient[i] += value;", "gradient[i] = value;", CUBLAS),
+    "grid-too-high": (
+        CUDA + "row_chunks.h", "const dim3 grid(static_cast<unsigned>((rows + y - 1) / y) * across);",
+        "const dim3 grid(static_cast<unsigned>((rows + y - 1) / y), across);", "gpu_stream_test"),
+    "refused-product-given-up": (
+        CUDA + "matmul.cc", "if (status == CUBLAS_STATUS_NOT_SUPPORTED ||", "if (status == CUBLAS_STATUS_ALLOC_FAILED ||",
+        "gpu_kernels_on_streams_test"),
     "batches-of-one-matrix": (
         EMULATED + "cublas_lt.cc", " + batch * la.batch_stride", "", CUBLAS),
 }

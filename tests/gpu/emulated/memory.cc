@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -35,6 +36,20 @@ char* Map(size_t bytes) {
                           /*fd=*/-1, /*offset=*/0);
   if (base == MAP_FAILED) Fail("no addresses for the devices' memory");
   return static_cast<char*>(base);
+}
+
+// Names the device memory that the host, or a kernel by an address that its launch did not know,
+// touches. What it calls is not safe in a signal handler: the process ends either way.
+const Memory* guarded = nullptr;
+
+void NameFault(int signal, siginfo_t* info, void*) {
+  std::signal(signal, SIG_DFL);  // for any other fault: the access is repeated
+  if (guarded == nullptr || !guarded->OnDevice(info->si_addr)) return;
+  const BlockPointer block = guarded->Find(info->si_addr);
+  if (block == nullptr) Fail("device memory is touched outside of any block");
+  Fail("an address in " + block->Text() +
+       (block->freed || block->free_queued ? ", which was freed before, is touched"
+                                           : " is touched by the host"));
 }
 
 }  // namespace
@@ -72,9 +87,15 @@ Memory::Memory(int devices, size_t bytes_per_device)
     spaces_[device].free[0] = span_;
     spaces_[device].limit = bytes_per_device;
   }
+  guarded = this;
+  struct sigaction action = {};
+  action.sa_sigaction = NameFault;
+  action.sa_flags = SA_SIGINFO;
+  sigaction(SIGSEGV, &action, nullptr);
 }
 
 Memory::~Memory() {
+  if (guarded == this) guarded = nullptr;
   for (const auto& [address, block] : pinned_) {
     if (block->owned) std::free(block->address);
   }

@@ -60,6 +60,8 @@ cudaError_t Enqueue(cudaStream_t, const char* name, std::function<void()> work) 
 
 void* HostView(const void* pointer) { return const_cast<void*>(pointer); }
 
+void* ArgumentView(const void* word) { return const_cast<void*>(word); }
+
 Counters ReadCounters() {
   std::lock_guard lock(state().mutex);
   return state().counters;

@@ -809,7 +809,7 @@ __device__ __forceinline__ Part<kFours> DecodeKeys(const DecodeAttentionArgs& ar
 template <int kFours>
 struct DecodeShared {
   float largest[kWarps], sum[kWarps];
-  float context[kWarps][kFours * 32];
+  alignas(16) float context[kWarps][kFours * 32];  // written four at a time
 };
 
 template <typename T, int kFours>

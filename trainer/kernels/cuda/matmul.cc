@@ -2,6 +2,7 @@
 // y^T = b^T a^T, which is a product of cuBLASLt's whose first factor is b.
 #include "trainer/kernels/cuda/matmul.h"
 
+#include <algorithm>
 #include <bit>
 #include <string>
 
@@ -31,6 +32,11 @@ cudaDataType_t TypeOf(native::Element element) {
 // The bytes, at most 256, that a pointer is aligned to.
 uint32_t AlignmentOf(const void* p) {
   return uint32_t{1} << std::countr_zero(reinterpret_cast<uintptr_t>(p) | 256);
+}
+
+// cuBLASLt has no preference of its own for the bias: it is taken to be aligned as the result is.
+uint32_t AlignmentOfResult(const MatmulArgs& args) {
+  return std::min(AlignmentOf(args.y.data), AlignmentOf(args.bias));
 }
 
 // Layout of a row-major matrix in cuBLASLt's terms: rows and columns change places.
@@ -91,7 +97,7 @@ class Preference {
     Set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, AlignmentOf(args.b.data));
     Set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, AlignmentOf(args.a.data));
     Set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, AlignmentOf(args.y.data));
-    Set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, AlignmentOf(args.y.data));
+    Set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, AlignmentOfResult(args));
   }
   ~Preference() { cublasLtMatmulPreferenceDestroy(preference_); }
   Preference(const Preference&) = delete;
@@ -120,13 +126,17 @@ Sizes SizesOf(const MatmulArgs& args) {
 
 int64_t RoundUp(int64_t rows) { return (rows + kRowStep - 1) / kRowStep * kRowStep; }
 
-// Asks for the algorithm of `args`, with the rows of a microbatch rounded up wherever they stand.
-cublasLtMatmulAlgo_t Choose(cublasLtHandle_t handle, const MatmulArgs& args) {
+// Asks for the algorithm of `args`. With `rounded`, the rows of a microbatch are rounded up
+// wherever they stand.
+cublasLtMatmulAlgo_t Choose(cublasLtHandle_t handle, const MatmulArgs& args, bool rounded) {
   const Description description(args);
   const Preference preference(args);
-  const Layout b(args.b, args.transpose_a ? RoundUp(args.b.rows) : args.b.rows);
-  const Layout a(args.a, RoundUp(args.a.rows));
-  const Layout y(args.y, args.transpose_a ? args.y.rows : RoundUp(args.y.rows));
+  const auto rows_of = [&](int64_t rows, bool of_microbatch) {
+    return rounded && of_microbatch ? RoundUp(rows) : rows;
+  };
+  const Layout b(args.b, rows_of(args.b.rows, args.transpose_a));
+  const Layout a(args.a, rows_of(args.a.rows, true));
+  const Layout y(args.y, rows_of(args.y.rows, !args.transpose_a));
   cublasLtMatmulHeuristicResult_t result = {};
   int found = 0;
   Check("cublasLtMatmulAlgoGetHeuristic",
@@ -153,22 +163,31 @@ void Matmul::Run(const MatmulArgs& args) {
                     128 * static_cast<int>(args.y.element);
   const int alignments = std::countr_zero(AlignmentOf(args.a.data)) +
                          16 * std::countr_zero(AlignmentOf(args.b.data)) +
-                         256 * std::countr_zero(AlignmentOf(args.y.data));
+                         256 * std::countr_zero(AlignmentOfResult(args)) +
+                         4096 * std::countr_zero(AlignmentOf(args.y.data));
   const int64_t rows = RoundUp(args.transpose_a ? sizes.inner : sizes.rows);
   const Key key = {rows,          args.transpose_a ? sizes.rows : sizes.inner,
                    sizes.cols,    args.a.stride,
                    args.b.stride, args.y.stride,
                    asked,         alignments};
   auto known = algorithms_.find(key);
-  if (known == algorithms_.end()) known = algorithms_.emplace(key, Choose(handle_, args)).first;
-
+  if (known == algorithms_.end()) {
+    known = algorithms_.emplace(key, Choose(handle_, args, /*rounded=*/true)).first;
+  }
   const Description description(args);
   const Layout b(args.b, args.b.rows), a(args.a, args.a.rows), y(args.y, args.y.rows);
   const float alpha = 1.0f, beta = args.accumulate ? 1.0f : 0.0f;
-  Check("cublasLtMatmul",
-        cublasLtMatmul(handle_, description.get(), &alpha, args.b.data, b.get(), args.a.data,
-                       a.get(), &beta, args.y.data, y.get(), args.y.data, y.get(), &known->second,
-                       workspace_.get(), kWorkspaceBytes, gpu_.get()));
+  const auto multiply = [&](const cublasLtMatmulAlgo_t& algorithm) {
+    return cublasLtMatmul(handle_, description.get(), &alpha, args.b.data, b.get(), args.a.data,
+                          a.get(), &beta, args.y.data, y.get(), args.y.data, y.get(), &algorithm,
+                          workspace_.get(), kWorkspaceBytes, gpu_.get());
+  };
+  cublasStatus_t status = multiply(known->second);
+  if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE) {
+    // The algorithm of the rounded number of rows does not take this one.
+    status = multiply(Choose(handle_, args, /*rounded=*/false));
+  }
+  Check("cublasLtMatmul", status);
   gpu_.Launched("cublasLtMatmul", cudaSuccess);
 }
 

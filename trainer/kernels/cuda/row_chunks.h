@@ -20,11 +20,14 @@ namespace deepnet::cuda {
 inline constexpr int kChunkThreads = 128;
 
 // Threads in x have neighbouring chunks of a row; narrow matrices have several rows in a block.
+// Blocks lie in one dimension, `across` for each group of rows: a grid's y ends at 65,535, and all
+// weights of a rank are one row.
 template <typename Body>
 __global__ void __launch_bounds__(kChunkThreads)
-    RowChunksKernel(int64_t rows, int64_t cols, const Body body) {
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
-  const int64_t c = (static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * kChunkColumns;
+    RowChunksKernel(int64_t rows, int64_t cols, unsigned across, const Body body) {
+  const int64_t row = static_cast<int64_t>(blockIdx.x / across) * blockDim.y + threadIdx.y;
+  const int64_t c =
+      (static_cast<int64_t>(blockIdx.x % across) * blockDim.x + threadIdx.x) * kChunkColumns;
   if (row >= rows || c >= cols) return;
   const int64_t left = cols - c;
   body(row, c, left < kChunkColumns ? static_cast<int>(left) : kChunkColumns);
@@ -39,9 +42,10 @@ void ForRowChunks(GpuStream& gpu, const char* name, int64_t rows, int64_t cols, 
   const auto x = static_cast<unsigned>(
       std::min<uint64_t>(kChunkThreads, std::bit_ceil(static_cast<uint64_t>(chunks))));
   const unsigned y = kChunkThreads / x;
-  const dim3 grid(static_cast<unsigned>((rows + y - 1) / y),
-                  static_cast<unsigned>((chunks + x - 1) / x));
-  Launch(gpu, name, RowChunksKernel<Body>, grid, dim3(x, y), /*shared_bytes=*/0, rows, cols, body);
+  const auto across = static_cast<unsigned>((chunks + x - 1) / x);
+  const dim3 grid(static_cast<unsigned>((rows + y - 1) / y) * across);
+  Launch(gpu, name, RowChunksKernel<Body>, grid, dim3(x, y), /*shared_bytes=*/0, rows, cols, across,
+         body);
 }
 
 }  // namespace deepnet::cuda
