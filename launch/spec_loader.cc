@@ -48,19 +48,13 @@ std::optional<int> OtherSpelling(const FieldDescriptor& field, const std::string
   if (field.enum_type() != DataType_descriptor()) return std::nullopt;
   const std::string lower = absl::AsciiStrToLower(name);
   if (lower == "bf16" || lower == "bfloat16") return BFLOAT16;
+  if (lower == "fp16" || lower == "float16" || lower == "half") return FLOAT16;
   if (lower == "fp32" || lower == "float32") return FLOAT32;
   return std::nullopt;
 }
 
 std::string NoSuchValue(const FieldDescriptor& field, const std::string& name) {
   const EnumDescriptor& type = *field.enum_type();
-  const std::string lower = absl::AsciiStrToLower(name);
-  if (&type == DataType_descriptor() &&
-      (lower == "fp16" || lower == "float16" || lower == "half")) {
-    return absl::StrCat(field.name(), " has no value '", name,
-                        "': not here; bfloat16 has float32's range, so that no loss is scaled: "
-                        "BFLOAT16 or FLOAT32");
-  }
   std::vector<std::string> names;
   for (int i = 0; i < type.value_count(); ++i) names.push_back(type.value(i)->name());
   return absl::StrCat(field.name(), " has no value '", name, "'", SuggestName(name, names));

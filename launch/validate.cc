@@ -476,7 +476,8 @@ void CheckOptim(const RunSpec& run, Purpose purpose, Mistakes* mistakes) {
   }
 }
 
-void CheckCompute(const ComputeSpec& compute, Mistakes* mistakes) {
+void CheckCompute(const RunSpec& run, Mistakes* mistakes) {
+  const ComputeSpec& compute = run.compute();
   const Fields fields(compute, "compute.", mistakes);
   const std::string& device = compute.device();
   const bool cuda = device == "cuda";
@@ -487,6 +488,15 @@ void CheckCompute(const ComputeSpec& compute, Mistakes* mistakes) {
                  "bfloat16 rounds at 0.0039, so it would vanish");
   fields.Require(!cuda || compute.matmul() != NATIVE, "matmul",
                  "only with compute.device: 'cpu'; allowed here: LIBRARY");
+  const bool cpu = device == "cpu";
+  fields.Require(!cpu || compute.dtype() != FLOAT16, "dtype",
+                 "only with compute.device: 'cuda'; allowed here: BFLOAT16, FLOAT32");
+  if (fields.Require(!cpu || compute.attention() == AUTO, "attention",
+                     "only with compute.device: 'cuda'") &&
+      compute.attention() == FLASH) {
+    const std::string obstacle = FlashObstacle(run.model(), compute.dtype());
+    fields.Require(obstacle.empty(), "attention", obstacle);
+  }
   fields.AtLeast(0, "threads_per_rank", "must be at least 1, or 0: left to the program");
 }
 
@@ -575,7 +585,7 @@ absl::Status Validate(const RunSpec& run, Purpose purpose) {
   if (train) data.Given("folder", "required: what `deepnet prepare` wrote");
   CheckData(run, &mistakes);
   CheckOptim(run, purpose, &mistakes);
-  CheckCompute(run.compute(), &mistakes);
+  CheckCompute(run, &mistakes);
   CheckLayout(run, &mistakes);
   if (train) {
     CheckTrain(run.train(), &mistakes);

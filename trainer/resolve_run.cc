@@ -223,7 +223,10 @@ absl::Status RunResolver::ResolveArithmetic() {
     }
     compute.set_threads_per_rank(ThreadsPerRank(here, cores));
   }
-  if (world_.rank() == 0) compute = ResolveCompute(compute);
+  if (world_.rank() == 0) {
+    compute = ResolveCompute(compute);
+    compute.set_attention(ChooseAttention(resolved_.run.model(), compute));
+  }
   ASSIGN_OR_RETURN(const std::string decided,
                    BroadcastText(world_, compute.SerializeAsString(), 0));
   const int threads = compute.threads_per_rank();
@@ -352,10 +355,13 @@ void Describe(const ResolvedRun& resolved, int ranks, double ceiling, Logger& lo
   const RunSpec& run = resolved.run;
   const ComputeSpec& compute = run.compute();
   log.Info(absl::StrFormat(
-      "%s parameters, %s; %s, %s, %s, %d x %d threads; product ceiling %.0f GFLOP/s",
+      "%s parameters, %s; %s, %s, %s, %d x %d threads; product ceiling %.0f GFLOP/s%s",
       WithCommas(resolved.inventory.NumElements()), LayersText(run.model()),
       Residual_Name(run.model().residual()), DataType_Name(compute.dtype()),
-      Isa_Name(compute.isa()), ranks, compute.threads_per_rank(), ceiling));
+      Isa_Name(compute.isa()), ranks, compute.threads_per_rank(), ceiling,
+      compute.attention() == AUTO
+          ? ""
+          : absl::StrCat("; attention ", AttentionKernel_Name(compute.attention()))));
 }
 
 }  // namespace

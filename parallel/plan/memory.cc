@@ -368,7 +368,7 @@ int64_t TotalOf(const MemoryEstimate& m) {
 
 MemoryRules MakeMemoryRules(const ComputeSpec& compute) {
   MemoryRules rules;
-  rules.operand_bytes = compute.dtype() == BFLOAT16 ? 2 : 4;
+  rules.operand_bytes = compute.dtype() == BFLOAT16 || compute.dtype() == FLOAT16 ? 2 : 4;
   const bool library =
       compute.matmul() == LIBRARY || (compute.matmul() == MATMUL_UNSPECIFIED && !IsCpu(compute));
   if (library) rules.num_packed_copies = rules.operand_bytes == 2 ? 1 : 0;

@@ -20,10 +20,10 @@ using testing::Median;
 using testing::ModelPass;
 using testing::OpsVariants;
 
-std::unique_ptr<Ops> MakeGpu(at::ScalarType operand) {
+std::unique_ptr<Ops> MakeGpu(at::ScalarType operand, AttentionKernel attention = OWN) {
   const c10::impl::VirtualGuardImpl guard(GpuType().value());
   guard.setDevice({guard.type(), 0});
-  return MakeCudaOps(guard.getDevice(), operand, /*check_launches=*/false);
+  return MakeCudaOps(guard.getDevice(), operand, /*check_launches=*/false, attention);
 }
 
 std::unique_ptr<Ops> MakeExact() { return MakeAtenOps(at::kCPU, at::kDouble, at::kDouble); }
@@ -76,6 +76,166 @@ TEST(CudaOps, GivesTheSameBitsInEveryRun) {
       EXPECT_TRUE(at::equal(one.gradient, other.gradient));
     }
   }
+}
+
+// Attention of 3 heads over packed sentences, in rows that have room for more: q, k and v are
+// column slices, as a layer has them, or q is of other rows than k and v.
+class AttentionTest : public ::testing::Test {
+ protected:
+  static constexpr int kHeads = 3, kRoom = 24;
+
+  struct Case {
+    std::vector<int> queries, keys;  // lengths of sentences
+    int head_dim = 16;
+    bool causal = false;
+  };
+
+  struct Side {
+    explicit Side(const std::vector<int>& lengths) {
+      for (const int length : lengths) {
+        for (int i = 0; i < length; ++i) positions.push_back(static_cast<uint32_t>(i));
+        offsets.push_back(offsets.back() + length);
+      }
+      tokens.assign(positions.size(), 4);
+      pairs.assign(positions.size(), 1);
+    }
+    PackedRows Rows() const {
+      return {.count = static_cast<int64_t>(tokens.size()),
+              .num_sentences = static_cast<int>(offsets.size()) - 1,
+              .tokens = tokens.data(),
+              .positions = positions.data(),
+              .pairs = pairs.data(),
+              .offsets = offsets.data()};
+    }
+    std::vector<int32_t> tokens, offsets = {0};
+    std::vector<uint32_t> positions, pairs;
+  };
+
+  // Context, and the gradients of q, k and v, on the host. Rows that are not real keep a 7.
+  static std::vector<at::Tensor> Run(Ops& ops, const Case& c) {
+    at::manual_seed(1);
+    const int64_t width = int64_t{kHeads} * c.head_dim;
+    const bool self = c.keys.empty();
+    const auto on_device = [&](const at::Tensor& x) {
+      const at::Tensor y = at::empty(x.sizes(), ops.OperandOptions());
+      y.copy_(x.to(ops.OperandOptions().dtype().toScalarType()));
+      return y;
+    };
+    const at::Tensor qkv = on_device(at::randn({kRoom, 3 * width}));
+    const at::Tensor apart = on_device(at::randn({kRoom, width}));
+    const at::Tensor dcontext = on_device(at::randn({kRoom, width}));
+    const at::Tensor context = on_device(at::full({kRoom, width}, 7.0));
+    const at::Tensor dqkv = on_device(at::full({kRoom, 3 * width}, 7.0));
+    const Side queries(c.queries), keys(self ? c.queries : c.keys);
+    const MicrobatchRows sent = ops.Upload({.source = keys.Rows(), .target = queries.Rows()});
+    AttentionGradArgs args;
+    args.forward = {.q_RD = self ? qkv.narrow(1, 0, width) : apart,
+                    .k_RD = qkv.narrow(1, width, width),
+                    .v_RD = qkv.narrow(1, 2 * width, width),
+                    .queries = &sent.target,
+                    .keys = self ? &sent.target : &sent.source,
+                    .heads = kHeads,
+                    .causal = c.causal,
+                    .context_RD = context,
+                    .log_sum_exp_RH = at::zeros({kRoom, kHeads}, ops.ResidualOptions())};
+    ops.Attention(args.forward);
+    args.dcontext_RD = dcontext;
+    args.dq_RD = dqkv.narrow(1, 0, width);
+    args.dk_RD = dqkv.narrow(1, width, width);
+    args.dv_RD = dqkv.narrow(1, 2 * width, width);
+    ops.AttentionBackward(args);
+    return {context.to(at::Device(at::kCPU)).to(at::kFloat),
+            dqkv.to(at::Device(at::kCPU)).to(at::kFloat)};
+  }
+
+  static std::vector<Case> Cases() {
+    return {{.queries = {5, 1, 9}},
+            {.queries = {5, 1, 9}, .causal = true},
+            {.queries = {1}, .head_dim = 8},
+            {.queries = {4, 6, 3}, .keys = {5, 1, 9}},
+            {.queries = {7, 13}, .keys = {3, 2}, .head_dim = 40}};
+  }
+};
+
+TEST_F(AttentionTest, OfLibTorchEqualsTheOwnOne) {
+  for (const at::ScalarType type : {at::kBFloat16, at::kHalf}) {
+    // Both round results to the operand type once, and the own kernel adds in float32.
+    const double tolerance = type == at::kHalf ? 0x1p-10 : 0x1p-7;
+    for (const Case& c : Cases()) {
+      SCOPED_TRACE(::testing::PrintToString(c.queries) + " of " + ::testing::PrintToString(c.keys));
+      const auto own = Run(*MakeGpu(type, OWN), c), flash = Run(*MakeGpu(type, FLASH), c);
+      for (size_t i = 0; i < own.size(); ++i) {
+        EXPECT_LE(((own[i] - flash[i]).abs() / own[i].abs().clamp_min(1.0)).max().item<float>(),
+                  tolerance)
+            << i;
+      }
+    }
+  }
+}
+
+// Heads of TinySpec have 4 features, which LibTorch's attention does not take.
+TEST(CudaOps, WithLibTorchsAttentionIsAsCloseToTheExactGradient) {
+  for (ModelSpec spec : OpsVariants()) {
+    if (!IsOfTheThree(spec)) continue;
+    spec.set_d_model(16);
+    spec.set_attention_dropout(0.0);
+    SCOPED_TRACE(spec.ShortDebugString());
+    const ModelPass exact = ForwardBackward(spec, *MakeExact());
+    const double own = GradientError(ForwardBackward(spec, *MakeGpu(at::kBFloat16)), exact);
+    const ModelPass flash = ForwardBackward(spec, *MakeGpu(at::kBFloat16, FLASH));
+    EXPECT_LE(GradientError(flash, exact), 2 * own + 1e-2);
+    EXPECT_TRUE(
+        at::equal(flash.gradient, ForwardBackward(spec, *MakeGpu(at::kBFloat16, FLASH)).gradient));
+  }
+}
+
+TEST_F(AttentionTest, BadRowsAreRefusedBeforeAKernelReadsThem) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto ops = MakeGpu(at::kFloat);
+  const auto upload = [&](auto spoil) {
+    Side side({3, 2});
+    spoil(side);
+    ops->Upload({.target = side.Rows()});
+  };
+  EXPECT_DEATH(upload([](Side& side) {
+                 side.offsets = {0, 3, 4};
+               }),
+               "offsets from 0 to 4 of 5 rows");
+  EXPECT_DEATH(upload([](Side& side) { side.offsets[1] = 6; }), "offsets of sentence 1");
+  EXPECT_DEATH(upload([](Side& side) { side.tokens[4] = -2; }), "row 4 has id -2");
+  EXPECT_DEATH(upload([](Side& side) { side.positions[1] = 0xffffff00; }), "row 1 has position");
+  const Side one({2, 0}), two({1, 1});
+  EXPECT_DEATH(ops->Upload({.source = one.Rows(), .target = two.Rows()}), "sentence 1 has no keys");
+}
+
+TEST_F(AttentionTest, RowsOfAnotherVocabularyAreRefusedBeforeAKernelReadsThem) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto ops = MakeGpu(at::kFloat);
+  Side side({3, 2});
+  const std::vector<int32_t> labels = {1, -1, 9, 2, 2};
+  const MicrobatchRows sent = ops->Upload({.target = side.Rows(), .labels = labels.data()});
+  const auto floats = [&](int64_t rows) { return at::zeros({rows, 8}, ops->ResidualOptions()); };
+  const auto embed = [&](int64_t vocabulary, int64_t positions) {
+    ops->Embed({.rows = &sent.target,
+                .table_VD = floats(vocabulary),
+                .positions_PD = floats(positions),
+                .x_RD = floats(5)});
+  };
+  embed(5, 3);
+  EXPECT_DEATH(embed(4, 3), "4 against 4.*id is not in the vocabulary");
+  EXPECT_DEATH(embed(5, 2), "2 against 2.*position is not in the table");
+  const auto loss = [&](int64_t vocabulary) {
+    const auto weight = ops->MakeWeight(floats(vocabulary), /*backward=*/false);
+    ops->Refresh(*weight);
+    ops->CrossEntropy({.rows = 5,
+                       .hidden_RD = floats(5),
+                       .weight_VD = weight.get(),
+                       .labels = sent.labels,
+                       .index = sent.target.index});
+    ops->ReadBack();
+  };
+  loss(10);
+  EXPECT_DEATH(loss(9), "9 against 9.*target is not in the vocabulary");
 }
 
 }  // namespace

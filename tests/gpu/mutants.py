@@ -20,6 +20,7 @@ RUNTIME, NCCL, CUBLAS = (f"gpu_emulated_{name}_test" for name in ("runtime", "nc
 ATTENTION = "gpu_attention_test"
 TRAINING = "gpu_training_kernels_test"
 ERRORS = "gpu_device_errors_test"
+CUDA_OPS = "gpu_cuda_ops_test"
 # name: file, text that stands there once, what replaces it, test program
 MUTANTS = {
     "exceptions-pass-what-is-under-way": (
@@ -107,6 +108,17 @@ MUTANTS = {
         CUDA + "sampling.cu", "if (found > kMostCandidates) {", "if (false) {", TRAINING),
     "result-still-read": (
         CUDA + "sampling.cu", "  __syncthreads();  // all have read the last result\n", "", TRAINING),
+    "attention-of-shorter-sentences": (
+        "trainer/kernels/cuda_ops.cc", "    index.longest = LongestOf(host);", "    index.longest = LongestOf(host) - 1;", CUDA_OPS),
+    "sums-of-the-next-row": (
+        "trainer/kernels/cuda_ops.cc", "a.log_sum_exp_RH.view({-1}).narrow(0, 0, a.heads * rows)",
+        "a.log_sum_exp_RH.view({-1}).narrow(0, 1, a.heads * rows)", CUDA_OPS),
+    "sums-of-queries-in-any-order": (
+        "trainer/kernels/cuda_ops.cc", "setDeterministicAlgorithms(true,", "setDeterministicAlgorithms(false,", CUDA_OPS),
+    "gradient-of-keys-for-values": (
+        "trainer/kernels/cuda_ops.cc", "  CopyHeads(dv, g.dv_RD);", "  CopyHeads(dk, g.dv_RD);", CUDA_OPS),
+    "labels-are-not-looked-at": (
+        "trainer/kernels/cuda_ops.cc", "uploaded->target.last_label = LargestOf(labels, \"target\");", "", CUDA_OPS),
     "scratch-of-a-running-kernel": (
         CUDA + "gpu_stream.cc", "    Wait();  // for the kernels that use what is given back\n", "", "gpu_stream_test"),
     "votes-in-the-wrong-phase": (

@@ -215,6 +215,18 @@ TEST(Validate, EveryComputeAndLayoutRuleNamesItsField) {
        "the stream and bfloat16 rounds at 0.0039, so it would vanish"},
       {{"compute.device=cuda", "compute.matmul=NATIVE"},
        "compute.matmul: NATIVE: only with compute.device: 'cpu'; allowed here: LIBRARY"},
+      {{"compute.device=cpu", "compute.dtype=FLOAT16"},
+       "compute.dtype: FLOAT16: only with compute.device: 'cuda'; allowed here: BFLOAT16, FLOAT32"},
+      {{"compute.device=cpu", "compute.attention=FLASH"},
+       "compute.attention: FLASH: only with compute.device: 'cuda'"},
+      {{"compute.device=cuda", "compute.attention=FLASH", "compute.dtype=FLOAT32"},
+       "compute.attention: FLASH: it needs operands of 16 bits, and compute.dtype is FLOAT32"},
+      {{"compute.device=cuda", "compute.attention=FLASH", "model.attention_dropout=0.1"},
+       "compute.attention: FLASH: it is not used to drop attention weights, and "
+       "model.attention_dropout is 0.1"},
+      {{"compute.device=cuda", "compute.attention=FLASH", "model.d_model=24", "model.num_heads=2"},
+       "compute.attention: FLASH: it needs heads of a multiple of 8 features up to 256, and "
+       "model.d_model / model.num_heads is 12"},
       {{"compute.threads_per_rank=-1"},
        "compute.threads_per_rank: -1: must be at least 1, or 0: left to the program"},
       {{"cluster.nodes=-1"}, "cluster.nodes: -1: must be at least 1, or 0: those of the job"},

@@ -45,7 +45,10 @@ double NativeRate(ComputeSpec compute, DataType dtype, int64_t d, double seconds
 
 Isa IsaToProto(native::Isa isa) { return static_cast<Isa>(static_cast<int>(isa)); }
 
-at::ScalarType TypeOf(DataType dtype) { return dtype == BFLOAT16 ? at::kBFloat16 : at::kFloat; }
+at::ScalarType TypeOf(DataType dtype) {
+  if (dtype == FLOAT16) return at::kHalf;
+  return dtype == BFLOAT16 ? at::kBFloat16 : at::kFloat;
+}
 
 }  // namespace
 
@@ -90,6 +93,12 @@ absl::Status CheckCompute(const ComputeSpec& resolved) {
     wrong =
         absl::StrCat("compute.device: \"", resolved.device(), "\": not one of \"cpu\", \"cuda\"");
   }
+  if (resolved.device() == "cpu" && resolved.dtype() == FLOAT16) {
+    wrong = "compute.dtype: FLOAT16 works on \"cuda\" only; on \"cpu\": BFLOAT16 or FLOAT32";
+  }
+  if (resolved.device() == "cpu" && resolved.attention() == FLASH) {
+    wrong = "compute.attention: FLASH works on \"cuda\" only";
+  }
   const auto isa = static_cast<native::Isa>(resolved.isa());
   if (resolved.device() == "cpu" && resolved.isa() != ISA_UNSPECIFIED && !native::Supports(isa)) {
     wrong = absl::StrCat(
@@ -107,7 +116,8 @@ absl::StatusOr<std::unique_ptr<Ops>> MakeOps(const ComputeSpec& resolved) {
   if (resolved.device() == "cuda") {
     at::set_num_threads(1);
     const at::Device device = c10::impl::VirtualGuardImpl(*GpuType()).getDevice();
-    return MakeCudaOps(device, TypeOf(resolved.dtype()), resolved.check_launches());
+    return MakeCudaOps(device, TypeOf(resolved.dtype()), resolved.check_launches(),
+                       resolved.attention());
   }
   at::set_num_threads(resolved.threads_per_rank());
   return MakeAtenOps(at::kCPU, TypeOf(resolved.dtype()), at::kFloat);

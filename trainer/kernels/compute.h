@@ -36,8 +36,11 @@ std::unique_ptr<Ops> MakeAtenOps(at::Device device, at::ScalarType operand,
 
 // This project's kernels and cuBLASLt on the GPU `device`, which is the current one of the calling
 // thread; from now on the thread's copies by LibTorch are in the order of these operations. Operand
-// type float32, bfloat16 or float16; residual float32. Only where GpuType() has a value.
-std::unique_ptr<Ops> MakeCudaOps(at::Device device, at::ScalarType operand, bool check_launches);
+// type float32, bfloat16 or float16; residual float32. With FLASH the operands have 16 bits, and
+// neither are attention weights dropped nor have heads another width than FlashObstacle
+// (trainer/model/architecture.h) allows. Only where GpuType() has a value.
+std::unique_ptr<Ops> MakeCudaOps(at::Device device, at::ScalarType operand, bool check_launches,
+                                 AttentionKernel attention = OWN);
 
 // This project's kernels on the CPU (trainer/kernels/native). `compute` is resolved: dtype, isa and
 // threads_per_rank say what to use; the isa must be supported here (see CheckCompute). Bits depend

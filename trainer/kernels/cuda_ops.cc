@@ -1,14 +1,16 @@
 // Ops on a GPU: tensors become pointers with shapes, operations become kernels and products on the
-// rank's own stream. Nothing here waits but ReadBack and SumSquares, and once buffers have grown
-// nothing is allocated.
+// rank's own stream. Nothing here waits but ReadBack and SumSquares. Once buffers have grown
+// nothing is taken from the device: the results of LibTorch's attention come from its allocator.
 #include <algorithm>
 #include <deque>
-#include <limits>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <ATen/Context.h>
+#include <ATen/ops/_flash_attention_backward.h>
+#include <ATen/ops/_flash_attention_forward.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "parallel/base/check.h"
@@ -79,10 +81,62 @@ class GpuWeight : public Weight {
   Tensor operand_OI;  // a view of copy->operands
 };
 
-// The rows of each token and of each position, for the gradients of embeddings.
+// Holds what the host knows of uploaded rows, and the rows of each token and of each position, for
+// the gradients of embeddings.
 struct GpuRowIndex : public RowIndex {
   cuda::SortedRows tokens, positions;
+  int32_t last_token = -1, last_position = -1, last_label = -1;  // the largest
+  Tensor offsets;                                                // a view of PackedRows::offsets
+  int64_t longest = 0;                                           // rows of a sentence
 };
+
+const GpuRowIndex& IndexOf(const PackedRows& rows) {
+  return static_cast<const GpuRowIndex&>(*rows.index);
+}
+
+// Checks what kernels rely on and cannot say. Kernels for CPUs check the same.
+void CheckOffsets(const PackedRows& host) {
+  const int32_t* const offsets = host.offsets;
+  DEEPNET_CHECK(offsets[0] == 0 && offsets[host.num_sentences] == host.count)
+      << "offsets from " << offsets[0] << " to " << offsets[host.num_sentences] << " of "
+      << host.count << " rows";
+  for (int s = 0; s < host.num_sentences; ++s) {
+    DEEPNET_CHECK_LE(offsets[s], offsets[s + 1]) << "offsets of sentence " << s;
+  }
+}
+
+int64_t LongestOf(const PackedRows& host) {
+  int64_t longest = 0;
+  for (int s = 0; s < host.num_sentences; ++s) {
+    longest = std::max<int64_t>(longest, host.offsets[s + 1] - host.offsets[s]);
+  }
+  return longest;
+}
+
+void CheckKeys(const PackedRows& queries, const PackedRows& keys) {
+  if (queries.count == 0 || keys.count == 0 || queries.offsets == nullptr) return;
+  if (keys.offsets == nullptr) return;
+  for (int s = 0; s < queries.num_sentences; ++s) {
+    DEEPNET_CHECK(queries.offsets[s] == queries.offsets[s + 1] ||
+                  keys.offsets[s] < keys.offsets[s + 1])
+        << "sentence " << s << " has no keys";
+  }
+}
+
+// Returns the largest of `numbers`, which are at least -1.
+int32_t LargestOf(std::span<const int32_t> numbers, const char* what) {
+  int32_t largest = -1;
+  for (size_t row = 0; row < numbers.size(); ++row) {
+    DEEPNET_CHECK(numbers[row] >= -1) << "row " << row << " has " << what << " " << numbers[row];
+    largest = std::max(largest, numbers[row]);
+  }
+  return largest;
+}
+
+// The first `rows` rows of x [.., heads * head_dim] as LibTorch's attention takes them.
+Tensor ByHeads(const Tensor& x_RD, int64_t rows, int heads) {
+  return x_RD.narrow(0, 0, rows).view({rows, heads, x_RD.size(1) / heads});
+}
 
 int64_t UploadBytes(int64_t numbers) {
   return cuda::UploadBlock::Padded(numbers * static_cast<int64_t>(sizeof(int32_t)));
@@ -97,8 +151,8 @@ int64_t BytesOf(const PackedRows& rows) {
 
 // Puts the rows of `index` in order and adds them to `block`.
 cuda::SortedRows AddSorted(cuda::UploadBlock& block, std::span<const int32_t> index,
-                           native::RowsByIndex& sorted) {
-  native::SortRows(index, std::numeric_limits<int32_t>::max(), sorted);
+                           int64_t num_indices, native::RowsByIndex& sorted) {
+  native::SortRows(index, num_indices, sorted);
   return {.order = block.Add(std::span<const int32_t>(sorted.order)),
           .starts = block.Add(std::span<const int32_t>(sorted.starts)),
           .indices = block.Add(std::span<const int32_t>(sorted.indices)),
@@ -107,19 +161,29 @@ cuda::SortedRows AddSorted(cuda::UploadBlock& block, std::span<const int32_t> in
 
 // Adds a side of a microbatch to `block`. `index` must outlive the result.
 PackedRows AddRows(cuda::UploadBlock& block, const PackedRows& host, native::RowsByIndex& sorted,
-                   GpuRowIndex& index) {
+                   at::Device device, GpuRowIndex& index) {
   const auto count = static_cast<size_t>(host.count);
   const auto sentences = static_cast<size_t>(host.num_sentences);
   PackedRows sent = host;
   if (count == 0) return sent;
   const std::span tokens(host.tokens, count);
   const std::span positions(reinterpret_cast<const int32_t*>(host.positions), count);
-  index.tokens = AddSorted(block, tokens, sorted);
-  index.positions = AddSorted(block, positions, sorted);
+  index.last_token = LargestOf(tokens, "id");
+  index.last_position = LargestOf(positions, "position");
+  index.tokens = AddSorted(block, tokens, int64_t{index.last_token} + 1, sorted);
+  index.positions = AddSorted(block, positions, int64_t{index.last_position} + 1, sorted);
   sent.tokens = block.Add(tokens);
   sent.positions = reinterpret_cast<const uint32_t*>(block.Add(positions));
   sent.pairs = block.Add(std::span(host.pairs, count));
-  if (host.offsets != nullptr) sent.offsets = block.Add(std::span(host.offsets, sentences + 1));
+  if (host.offsets != nullptr) {
+    CheckOffsets(host);
+    sent.offsets = block.Add(std::span(host.offsets, sentences + 1));
+    index.longest = LongestOf(host);
+    index.offsets = at::for_blob(const_cast<int32_t*>(sent.offsets), {host.num_sentences + 1})
+                        .options(at::TensorOptions(device).dtype(at::kInt))
+                        .target_device(device)
+                        .make_tensor();
+  }
   sent.index = &index;
   return sent;
 }
@@ -132,15 +196,22 @@ struct Uploaded {
 
 class CudaOps : public Ops {
  public:
-  CudaOps(at::Device device, at::ScalarType operand, bool check_launches)
+  CudaOps(at::Device device, at::ScalarType operand, bool check_launches, bool flash)
       : device_(device),
         operand_(operand),
+        flash_(flash),
         torch_stream_(TakeStream(device)),
         gpu_(static_cast<cudaStream_t>(torch_stream_.native_handle()), AllocateOn(device),
              check_launches),
         matmul_(gpu_),
         uploads_(gpu_),
-        results_(gpu_) {}
+        results_(gpu_) {
+    if (!flash) return;
+    // LibTorch's attention adds the gradient of queries in a fixed order only where the process
+    // asks for it, which by itself would also fill all new tensors.
+    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+    at::globalContext().setDeterministicFillUninitializedMemory(false);
+  }
 
   at::TensorOptions ResidualOptions() const override {
     return at::TensorOptions(device_).dtype(at::kFloat);
@@ -238,8 +309,12 @@ class CudaOps : public Ops {
     cuda::ScaleShiftBackward(gpu_, ArgsOf(a));
   }
 
-  void Attention(const AttentionArgs& a) override { cuda::AttentionForward(gpu_, ArgsOf(a)); }
+  void Attention(const AttentionArgs& a) override {
+    if (flash_) return FlashAttention(a);
+    cuda::AttentionForward(gpu_, ArgsOf(a));
+  }
   void AttentionBackward(const AttentionGradArgs& g) override {
+    if (flash_) return FlashAttentionBackward(g);
     cuda::AttentionBackward(gpu_, ArgsOf(g));
   }
   void DecodeAttention(const DecodeAttentionArgs& a) override {
@@ -265,9 +340,15 @@ class CudaOps : public Ops {
     cuda::DropoutBackward(gpu_, rate, Bytes(mask), Out(dx, rows));
   }
 
-  void Embed(const EmbedArgs& a) override { cuda::EmbedForward(gpu_, ArgsOf(a)); }
+  void Embed(const EmbedArgs& a) override {
+    const GpuRowIndex& index = IndexOf(*a.rows);
+    DEEPNET_CHECK_LT(index.last_token, a.table_VD.size(0)) << "a row's id is not in the vocabulary";
+    DEEPNET_CHECK_LT(index.last_position, a.positions_PD.size(0))
+        << "a row's position is not in the table";
+    cuda::EmbedForward(gpu_, ArgsOf(a));
+  }
   void EmbedBackward(const EmbedGradArgs& a) override {
-    const auto& index = static_cast<const GpuRowIndex&>(*a.rows->index);
+    const GpuRowIndex& index = IndexOf(*a.rows);
     cuda::EmbedBackward(gpu_, ArgsOf(a), index.tokens);
     if (a.dpositions_PD.defined()) {
       cuda::EmbedBackward(gpu_, PositionArgsOf(a), index.positions);
@@ -312,9 +393,14 @@ class CudaOps : public Ops {
   // The first `rows` rows of x in float32: x itself, or a copy that the next call overwrites.
   Tensor AsFloats(int64_t rows, const Tensor& x);
   void ReserveLogits(int64_t classes);
+  void FlashAttention(const AttentionArgs& a);
+  void FlashAttentionBackward(const AttentionGradArgs& g);
+  // y = x, [rows, heads, head_dim], in the first rows of y [.., heads * head_dim].
+  void CopyHeads(const Tensor& x, const Tensor& y_RD);
 
   const at::Device device_;
   const at::ScalarType operand_;
+  const bool flash_;
   const c10::Stream torch_stream_;
   cuda::GpuStream gpu_;
   cuda::Matmul matmul_;
@@ -391,20 +477,69 @@ MicrobatchRows CudaOps::Upload(const MicrobatchRows& host) {
   cuda::UploadBlock block =
       uploads_.Begin(BytesOf(host.source) + BytesOf(host.target) + UploadBytes(host.target.count));
   MicrobatchRows sent;
-  sent.source = AddRows(block, host.source, sorted_, uploaded->source);
-  sent.target = AddRows(block, host.target, sorted_, uploaded->target);
+  CheckKeys(host.target, host.source);
+  sent.source = AddRows(block, host.source, sorted_, device_, uploaded->source);
+  sent.target = AddRows(block, host.target, sorted_, device_, uploaded->target);
   if (host.labels != nullptr) {
-    sent.labels = block.Add(std::span(host.labels, static_cast<size_t>(host.target.count)));
+    const std::span labels(host.labels, static_cast<size_t>(host.target.count));
+    uploaded->target.last_label = LargestOf(labels, "target");
+    sent.labels = block.Add(labels);
   }
   uploaded->arrays = uploads_.Send(std::move(block));
   sent.memory = uploaded;
   return sent;
 }
 
+void CudaOps::CopyHeads(const Tensor& x, const Tensor& y_RD) {
+  const int64_t rows = x.size(0);
+  cuda::Cast(gpu_, In(x.view({rows, x.size(1) * x.size(2)}), rows), Out(y_RD, rows));
+}
+
+// The logarithms of sums, [heads, rows], lie at the beginning of a.log_sum_exp_RH.
+void CudaOps::FlashAttention(const AttentionArgs& a) {
+  DEEPNET_CHECK(a.dropout.rate == 0.0) << "attention weights are dropped";
+  const GpuRowIndex& queries = IndexOf(*a.queries);
+  const GpuRowIndex& keys = IndexOf(*a.keys);
+  const int64_t rows = a.queries->count, key_rows = a.keys->count;
+  if (rows == 0) return;
+  const auto [context, log_sum_exp, random_state, unused, weights] = at::_flash_attention_forward(
+      ByHeads(a.q_RD, rows, a.heads), ByHeads(a.k_RD, key_rows, a.heads),
+      ByHeads(a.v_RD, key_rows, a.heads), queries.offsets, keys.offsets, queries.longest,
+      keys.longest, /*dropout_p=*/0.0, a.causal, /*return_debug_mask=*/false);
+  gpu_.Launched("FlashAttentionForward", cudaSuccess);
+  CopyHeads(context, a.context_RD);
+  if (!a.log_sum_exp_RH.defined()) return;
+  const Tensor kept = a.log_sum_exp_RH.view({1, -1}).narrow(1, 0, a.heads * rows);
+  cuda::Cast(gpu_, In(log_sum_exp.view({1, a.heads * rows}), 1), Out(kept, 1));
+}
+
+void CudaOps::FlashAttentionBackward(const AttentionGradArgs& g) {
+  const AttentionArgs& a = g.forward;
+  const GpuRowIndex& queries = IndexOf(*a.queries);
+  const GpuRowIndex& keys = IndexOf(*a.keys);
+  const int64_t rows = a.queries->count, key_rows = a.keys->count;
+  if (rows == 0) return;
+  const Tensor log_sum_exp =
+      a.log_sum_exp_RH.view({-1}).narrow(0, 0, a.heads * rows).view({a.heads, rows});
+  const auto [dq, dk, dv] = at::_flash_attention_backward(
+      ByHeads(g.dcontext_RD, rows, a.heads), ByHeads(a.q_RD, rows, a.heads),
+      ByHeads(a.k_RD, key_rows, a.heads), ByHeads(a.v_RD, key_rows, a.heads),
+      ByHeads(a.context_RD, rows, a.heads), log_sum_exp, queries.offsets, keys.offsets,
+      queries.longest, keys.longest, /*dropout_p=*/0.0, a.causal, /*rng_state=*/{}, /*unused=*/{});
+  gpu_.Launched("FlashAttentionBackward", cudaSuccess);
+  CopyHeads(dq, g.dq_RD);
+  CopyHeads(dk, g.dk_RD);
+  CopyHeads(dv, g.dv_RD);
+}
+
 // Logits of a chunk of rows, their loss and gradient in one launch, and two products.
 void CudaOps::CrossEntropy(const CrossEntropyArgs& a) {
   const Tensor& weight = OperandOf(*a.weight_VD);
   const int64_t classes = weight.size(0);
+  if (a.index != nullptr) {
+    DEEPNET_CHECK_LT(static_cast<const GpuRowIndex&>(*a.index).last_label, classes)
+        << "a row's target is not in the vocabulary";
+  }
   ReserveLogits(classes);
   const native::ConstMatrix weights = In(weight, classes);
   static_assert(sizeof(LossSums) == 2 * sizeof(double));
@@ -459,8 +594,10 @@ void CudaOps::SumSquares(std::span<const SquareSums> all) {
 
 }  // namespace
 
-std::unique_ptr<Ops> MakeCudaOps(at::Device device, at::ScalarType operand, bool check_launches) {
-  return std::make_unique<CudaOps>(device, operand, check_launches);
+std::unique_ptr<Ops> MakeCudaOps(at::Device device, at::ScalarType operand, bool check_launches,
+                                 AttentionKernel attention) {
+  DEEPNET_CHECK(attention != FLASH || operand != at::kFloat);
+  return std::make_unique<CudaOps>(device, operand, check_launches, attention == FLASH);
 }
 
 }  // namespace deepnet

@@ -4,7 +4,7 @@
 
 namespace deepnet {
 
-std::unique_ptr<Ops> MakeCudaOps(at::Device, at::ScalarType, bool) {
+std::unique_ptr<Ops> MakeCudaOps(at::Device, at::ScalarType, bool, AttentionKernel) {
   DEEPNET_CHECK(false) << "this build has nothing for GPUs";
   return nullptr;
 }

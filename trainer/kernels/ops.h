@@ -9,7 +9,8 @@
 // O x I a weight.
 //
 // Every implementation keeps these rules:
-//   - Types. "operand" is the type of matrix products (float32, bfloat16; float64 in tests),
+//   - Types. "operand" is the type of matrix products (float32, bfloat16, float16; float64 in
+//   tests),
 //     "residual" the type of the residual stream, statistics, gradients and masters (float32;
 //     float64 in tests). An argument has the type that its comment says.
 //   - Shapes. Tensors are allocated at capacity; `rows` says how many rows are real. The others are
@@ -159,9 +160,11 @@ struct AttentionArgs {
   const PackedRows* keys = nullptr;
   int heads = 1;
   bool causal = false;
-  DropoutSite dropout;        // of the attention weights
-  at::Tensor context_RD;      // out, operand
-  at::Tensor log_sum_exp_RH;  // out, residual; undefined in inference
+  DropoutSite dropout;    // of the attention weights
+  at::Tensor context_RD;  // out, operand
+  // out, residual, contiguous: for the backward pass, in an order that the Ops chooses; undefined
+  // in inference
+  at::Tensor log_sum_exp_RH;
 };
 
 struct AttentionGradArgs {
@@ -198,6 +201,7 @@ struct CrossEntropyArgs {
   at::Tensor hidden_RD;  // operand
   const Weight* weight_VD = nullptr;
   const int32_t* labels = nullptr;  // [rows]; -1: no loss
+  const RowIndex* index = nullptr;  // of the rows
   double smoothing = 0.0;
   double scale = 1.0;
   at::Tensor dhidden_RD;  // out, residual; undefined: no gradients
@@ -257,7 +261,7 @@ struct AdamArgs {
   at::Tensor weights, gradient, moment1, moment2;  // residual [n]
   double rate = 0.0, beta1 = 0.9, beta2 = 0.98, epsilon = 1e-8;
   double weight_decay = 0.0;    // decoupled: weights -= rate * weight_decay * weights, first
-  double gradient_scale = 1.0;  // clipping
+  double gradient_scale = 1.0;  // clipping, and what the loss was scaled by
   int64_t step = 1;             // 1 for the first update
   bool fairseq_epsilon = true;  // beside the uncorrected root; false: beside the corrected one
 };
@@ -278,7 +282,9 @@ class Ops {
   virtual void Reserve(int64_t bytes) { static_cast<void>(bytes); }
 
   // Copies the rows of a microbatch from host memory to the memory that this Ops reads, without
-  // waiting. On a CPU the result is `host` itself, which must then outlive it.
+  // waiting. On a CPU the result is `host` itself, which must then outlive it. Offsets that do not
+  // rise from 0 to the rows, and numbers below their range, end the process; numbers above it do in
+  // the operation that reads them.
   virtual MicrobatchRows Upload(const MicrobatchRows& host) { return host; }
   // The same for a list of numbers, such as the indices of DecodeAttention.
   virtual std::shared_ptr<const int32_t> Upload(std::span<const int32_t> host) {

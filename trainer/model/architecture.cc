@@ -1,5 +1,7 @@
 #include "trainer/model/architecture.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 
 #include "parallel/base/check.h"
@@ -56,6 +58,23 @@ std::string LayersText(const ModelSpec& model) {
       return absl::StrCat(model.encoder_layers(), " encoder and ", model.decoder_layers(),
                           " decoder layers");
   }
+}
+
+std::string FlashObstacle(const ModelSpec& model, DataType dtype) {
+  if (dtype == FLOAT32) return "it needs operands of 16 bits, and compute.dtype is FLOAT32";
+  if (model.attention_dropout() != 0) {
+    return absl::StrCat("it is not used to drop attention weights, and model.attention_dropout is ",
+                        model.attention_dropout());
+  }
+  const int width = model.d_model() / std::max(1, model.num_heads());
+  if (width % 8 == 0 && width <= 256) return "";
+  return absl::StrCat("it needs heads of a multiple of 8 features up to 256, and model.d_model / ",
+                      "model.num_heads is ", width);
+}
+
+AttentionKernel ChooseAttention(const ModelSpec& model, const ComputeSpec& compute) {
+  if (compute.device() != "cuda" || compute.attention() != AUTO) return compute.attention();
+  return FlashObstacle(model, compute.dtype()).empty() ? FLASH : OWN;
 }
 
 absl::Status CheckTranslates(const ModelSpec& model, const std::string& command) {

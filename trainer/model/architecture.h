@@ -21,6 +21,7 @@
 
 #include "parallel/plan/inventory.h"
 #include "proto/model.pb.h"
+#include "proto/plan.pb.h"
 #include "trainer/model/roles.h"
 
 namespace deepnet {
@@ -38,6 +39,13 @@ int SublayersPerLayer(const ModelSpec& model, int stack);
 int StackOfKind(const ModelSpec& model, LayerKind kind);
 // Returns LayerKindName, except that an encoder that stands alone is called an encoder.
 std::string KindNameIn(const ModelSpec& model, LayerKind kind);
+
+// Returns why LibTorch's flash attention cannot compute the attention of `model` with operands of
+// `dtype`, with the field; empty: it can.
+std::string FlashObstacle(const ModelSpec& model, DataType dtype);
+// Returns the kernels that compute.attention becomes in a run of `model`, once all else of
+// `compute` is resolved.
+AttentionKernel ChooseAttention(const ModelSpec& model, const ComputeSpec& compute);
 
 // Returns "12 encoder and 6 decoder layers", "12 decoder layers".
 std::string LayersText(const ModelSpec& model);

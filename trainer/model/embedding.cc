@@ -92,6 +92,7 @@ void OutputLayer::Loss(const PassContext& pass, const at::Tensor& hidden_RD, con
                         .hidden_RD = hidden_RD,
                         .weight_VD = weight_VD_.get(),
                         .labels = labels,
+                        .index = pass.rows->index,
                         .smoothing = options.label_smoothing,
                         .scale = options.gradient_scale,
                         .dhidden_RD = dhidden_RD,
