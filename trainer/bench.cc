@@ -148,7 +148,7 @@ constexpr int kWarmUpSentences = 8;  // searched before the clock starts
 constexpr int32_t kFirstPiece = 4;   // ids below are special
 
 // Stands between the search of `translate` and the model, and decides when a sentence ends. Before
-// the wanted length </s> is impossible, there it is certain. So all hypotheses of a sentence end
+// the wanted length </s> is forbidden, there all else is. So all hypotheses of a sentence end
 // together, after as many steps as the real target has tokens.
 class FixedLengthScorer : public Scorer {
  public:
@@ -175,15 +175,17 @@ class FixedLengthScorer : public Scorer {
   }
 
   void Step(DecoderState& decoder_state, std::span<const int32_t> tokens,
-            float* log_probs) override {
+            const native::TokenChoices& choices) override {
     auto& state = static_cast<State&>(decoder_state);
-    model_.Step(*state.of_model, tokens, log_probs);
     ++state.steps;
-    for (size_t row = 0; row < tokens.size(); ++row) {
-      float* of_row = log_probs + static_cast<int64_t>(row) * vocabulary_size();
-      of_row[SpecialId::kEnd] =
-          state.steps < state.targets[row] ? -std::numeric_limits<float>::infinity() : 0.0f;
+    std::vector<native::TokenChoice> bent(choices.choices, choices.choices + choices.count);
+    for (native::TokenChoice& choice : bent) {
+      const bool ends = state.steps >= state.targets[choice.row];
+      choice.forbidden = TokenKind::kNever | (ends ? TokenKind::kOther : TokenKind::kEnd);
     }
+    native::TokenChoices of_model = choices;
+    of_model.choices = bent.data();
+    model_.Step(*state.of_model, tokens, of_model);
   }
 
  private:

@@ -72,6 +72,20 @@ MUTANTS = {
         "      LoadStreamed<T>(from, layout, chunk);\n      __syncthreads();\n    }\n    AddProducts", ATTENTION),
     "numbers-loaded-while-read": (
         CUDA + "attention.cu", "    __syncthreads();\n    LoadStreamedNumbers", "    LoadStreamedNumbers", ATTENTION),
+    "forbidden-tokens-are-chosen": (
+        CUDA + "sampling.cu", "possible && (row.kinds[col] & row.forbidden) == 0", "possible", TRAINING),
+    "drawn-from-a-wrong-beginning": (
+        CUDA + "sampling.cu", "    before = sum;\n", "", TRAINING),
+    "drawn-without-barrier": (
+        CUDA + "sampling.cu", "shared.weights[warp] = weight;\n  __syncthreads();", "shared.weights[warp] = weight;", TRAINING),
+    "choices-of-another-slice": (
+        "trainer/decode/model_scorer.cc", "choice.row %= static_cast<int32_t>(capacity);", "choice.row += 0 * capacity;",
+        "gpu_decode_test"),
+    "tokens-before-they-are-there": (
+        "trainer/decode/model_scorer.cc", "  if (choices.count > 0) ops.ReadBack();\n", "", "gpu_decode_test"),
+    "lists-in-too-small-a-block": (
+        "trainer/kernels/cuda_ops.cc", "cuda::UploadBlock::Padded(static_cast<int64_t>(host.size_bytes()))",
+        "static_cast<int64_t>(host.size_bytes())", "gpu_decode_test"),
     "weights-without-warp-barrier": (
         CUDA + "attention.cu", "float* to) {\n  __syncwarp();\n", "float* to) {\n", ATTENTION),
     "resident-rows-without-barrier": (

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include <google/protobuf/text_format.h>
@@ -114,7 +115,7 @@ TEST_F(GpuTrainTest, RecomputedLayersGiveTheSameBits) {
   }
 }
 
-// Losses of the validation are the CPU's within rounding; beam search runs on the device.
+// Losses of the validation are the CPU's within rounding; beam search on the device finds the same.
 TEST_F(GpuTrainTest, ValidatesAsTheCpuDoes) {
   const auto validated = [](const std::string& device) {
     RunSpec run = Run("validated-" + device, {}, device, FLOAT32);
@@ -124,11 +125,15 @@ TEST_F(GpuTrainTest, ValidatesAsTheCpuDoes) {
     run.mutable_decode()->set_max_tokens(5);
     const std::string log = Train(run);
     const size_t at = log.find("nll ", log.find("validation at step"));
-    return at == log.npos ? -1.0 : std::atof(log.c_str() + at + 4);
+    const size_t bleu = log.find("BLEU", at), end = log.find(" directions", at);
+    if (end == log.npos) return std::pair(-1.0, log);
+    return std::pair(std::atof(log.c_str() + at + 4), log.substr(bleu, end - bleu));
   };
-  const double cpu = validated("cpu");
+  const auto [cpu, cpu_scores] = validated("cpu");
+  const auto [gpu, gpu_scores] = validated("cuda");
   EXPECT_GT(cpu, 0.0);
-  EXPECT_NEAR(validated("cuda"), cpu, 1e-3 + 1e-5 * cpu);  // three digits are printed
+  EXPECT_NEAR(gpu, cpu, 1e-3 + 1e-5 * cpu);  // three digits are printed
+  EXPECT_EQ(gpu_scores, cpu_scores);
 }
 
 TEST_F(GpuTrainTest, EveryLayoutGivesTheSameBits) {

@@ -22,7 +22,9 @@ ALLOWED = {
     "trainer/data": BASE,
     "trainer/optim": ["trainer/kernels", "trainer/model/parameters.h"] + PARALLEL,
     "trainer/checkpoint": ["parallel/plan"] + BASE,
-    "trainer/decode": ["trainer/model", "trainer/data", "parallel/comm", "parallel/plan"] + BASE,
+    "trainer/decode": ["trainer/model", "trainer/data", "trainer/kernels/native/sampling.h"]
+    + ["parallel/comm", "parallel/plan"]
+    + BASE,
     "trainer/eval": ["trainer/decode", "trainer/data"] + BASE,
     "trainer": ["trainer"] + PARALLEL,
     "launch": ["launch", "trainer"] + PARALLEL,

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "parallel/base/check.h"
+#include "tests/support/host_scorer.h"
 #include "trainer/decode/search.h"
 #include "trainer/model_loader.h"
 
@@ -40,9 +41,8 @@ void WriteLogProbs(Scorer& scorer, const Case& one, std::ostream& out) {
   std::vector<int32_t> fed = {SpecialId::kEnd};
   fed.insert(fed.end(), one.forced.begin(), one.forced.end());
   fed.insert(fed.end(), one.target.begin(), one.target.end());
-  std::vector<float> log_probs(static_cast<size_t>(scorer.vocabulary_size()));
   for (const int32_t token : fed) {
-    scorer.Step(*state, {&token, 1}, log_probs.data());
+    const std::vector<float> log_probs = testing::StepForAll(scorer, *state, {&token, 1});
     out.write(reinterpret_cast<const char*>(log_probs.data()),
               static_cast<std::streamsize>(log_probs.size() * sizeof(float)));
   }

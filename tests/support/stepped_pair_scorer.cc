@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "parallel/base/check.h"
+#include "tests/support/host_scorer.h"
 
 namespace deepnet::testing {
 
@@ -28,10 +29,9 @@ void SteppedPairScorer::ScoreBatch(std::span<const IdPair> pairs, double* log_pr
     live.push_back(i);
   }
   const std::unique_ptr<DecoderState> state = scorer_.Start(sources);
-  std::vector<float> log_probs(pairs.size() * vocabulary_size);
   std::vector<int32_t> tokens(pairs.size(), SpecialId::kEnd);
   for (size_t position = 0; !live.empty(); ++position) {
-    scorer_.Step(*state, tokens, log_probs.data());
+    const std::vector<float> log_probs = StepForAll(scorer_, *state, tokens);
     std::vector<int32_t> parents;
     std::vector<size_t> still_live;
     tokens.clear();

@@ -45,7 +45,7 @@ void TableScorer::Reorder(DecoderState& state, std::span<const int32_t> parents)
   rows = std::move(reordered);
 }
 
-void TableScorer::Step(DecoderState& state, std::span<const int32_t> tokens, float* log_probs) {
+void TableScorer::StepRows(DecoderState& state, std::span<const int32_t> tokens, float* log_probs) {
   std::vector<Row>& rows = static_cast<TableState&>(state).rows;
   DEEPNET_CHECK_EQ(tokens.size(), rows.size());
   rows_per_step_.push_back(static_cast<int>(rows.size()));

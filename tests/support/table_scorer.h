@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "tests/support/host_scorer.h"
 #include "trainer/decode/scorer.h"
 
 namespace deepnet::testing {
@@ -21,16 +22,16 @@ struct TableScorerOptions {
   std::vector<int32_t> likely{};  // ids whose logit is raised by 3: temptations
 };
 
-class TableScorer : public Scorer {
+class TableScorer : public HostScorer {
  public:
   explicit TableScorer(TableScorerOptions options) : options_(std::move(options)) {}
 
   int64_t vocabulary_size() const override { return options_.vocabulary_size; }
   std::unique_ptr<DecoderState> Start(std::span<const std::vector<int32_t>> sources) override;
   void Reorder(DecoderState& state, std::span<const int32_t> parents) override;
-  void Step(DecoderState& state, std::span<const int32_t> tokens, float* log_probs) override;
+  void StepRows(DecoderState& state, std::span<const int32_t> tokens, float* log_probs) override;
 
-  // Returns what Step() writes for a row with this source after these tokens were fed.
+  // Returns what StepRows writes for a row with this source after these tokens were fed.
   std::vector<float> LogProbs(std::span<const int32_t> source,
                               std::span<const int32_t> history) const;
 

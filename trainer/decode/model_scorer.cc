@@ -11,6 +11,8 @@
 namespace deepnet {
 namespace {
 
+constexpr int64_t kFirstSteps = 16;  // that lists and caches have room for at first
+
 // Sources packed one after the other.
 struct PackedSources {
   PackedSide side;
@@ -106,6 +108,8 @@ struct ModelScorer::State : public DecoderState {
   std::vector<int32_t> source_lengths;                   // [rows]
   std::vector<KeyValueCache> self_caches, cross_caches;  // one per layer
   int64_t self_rows = 0;                                 // rows of self_caches in use
+  std::vector<uint8_t> host_kinds;                       // of tokens
+  std::shared_ptr<const std::byte> kinds;                // the same, where the Ops reads them
 };
 
 ModelScorer::ModelScorer(Transformer& model, PipelineLink* link)
@@ -187,76 +191,134 @@ void ModelScorer::Reorder(DecoderState& decoder_state, std::span<const int32_t> 
   state.source_lengths = std::move(lengths);
 }
 
+// What the kernels of a step read, where the Ops reads it.
+struct ModelScorer::StepArrays {
+  std::shared_ptr<const std::byte> memory;
+  PackedRows rows;
+  CacheIndex self, cross;
+  const native::TokenChoice* choices = nullptr;
+};
+
 void ModelScorer::Step(DecoderState& decoder_state, std::span<const int32_t> tokens,
-                       float* log_probs) {
+                       const native::TokenChoices& choices) {
   auto& state = static_cast<State&>(decoder_state);
-  const int64_t rows = state.num_rows(), vocabulary = vocabulary_size();
+  const int64_t rows = state.num_rows();
   DEEPNET_CHECK_EQ(static_cast<int64_t>(tokens.size()), rows);
   DEEPNET_CHECK_LT(state.position, model_.spec().max_positions());
-  DEEPNET_CHECK_EQ(log_probs != nullptr, model_.chunks().back().has_output());
+  DEEPNET_CHECK(choices.count == 0 || model_.chunks().back().has_output());
+  GrowCaches(state);
+  const StepArrays sent = SendStep(state, tokens, choices);
 
+  Ops& ops = model_.ops();
+  const int64_t capacity = model_.capacity().max_target_tokens();
+  int64_t first = 0;  // choice of the slice
+  for (int64_t begin = 0; begin < rows; begin += capacity) {
+    const int64_t count = std::min(capacity, rows - begin);
+    int64_t end = first;
+    while (end < choices.count && choices.choices[end].row < begin + count) ++end;
+    const at::Tensor logits_RV = end > first ? Logits(count) : at::Tensor();
+    StepSlice(state, sent, begin, count, logits_RV);
+    if (end == first) continue;
+    ops.LogSoftmax(count, logits_RV);
+    ops.ChooseTokens(logits_RV, {.count = end - first,
+                                 .choices = sent.choices + first,
+                                 .kinds = reinterpret_cast<const uint8_t*>(state.kinds.get()),
+                                 .k = choices.k,
+                                 .temperature = choices.temperature,
+                                 .chosen = choices.chosen + first * choices.k});
+    first = end;
+  }
+  if (choices.count > 0) ops.ReadBack();
+  state.self_rows += rows;
+  ++state.position;
+}
+
+void ModelScorer::GrowCaches(State& state) const {
+  const int64_t rows = state.num_rows();
   for (KeyValueCache& cache : state.self_caches) {
     if (state.self_rows + rows <= cache.keys_ND.size(0)) continue;
-    const int64_t wider = std::max(state.self_rows + rows, 2 * cache.keys_ND.size(0));
+    const int64_t wider =
+        std::max({state.self_rows + rows, 2 * cache.keys_ND.size(0), kFirstSteps * rows});
     for (at::Tensor* x : {&cache.keys_ND, &cache.values_ND}) {
       const at::Tensor grown = at::empty({wider, x->size(1)}, x->options());
       grown.narrow(0, 0, state.self_rows).copy_(x->narrow(0, 0, state.self_rows));
       *x = grown;
     }
   }
-  state.self.SetStride(rows, state.position + 1);
-  for (int64_t r = 0; r < rows; ++r) {
-    state.self.entries[r * state.self.stride + state.position] =
-        static_cast<int32_t>(state.self_rows + r);
-  }
-  const std::vector<int32_t> lengths(rows, static_cast<int32_t>(state.position + 1));
-  const std::vector<uint32_t> positions(rows, static_cast<uint32_t>(state.position));
-
-  Ops& ops = model_.ops();
-  const auto self_entries = ops.Upload(state.self.entries), self_lengths = ops.Upload(lengths);
-  const auto cross_entries = ops.Upload(state.cross.entries);
-  const auto cross_lengths = ops.Upload(state.source_lengths);
-  const int64_t capacity = model_.capacity().max_target_tokens();
-  for (int64_t begin = 0; begin < rows; begin += capacity) {
-    const int64_t count = std::min(capacity, rows - begin);
-    const MicrobatchRows sent =
-        model_.ops().Upload({.target = {.count = count,
-                                        .num_sentences = static_cast<int>(count),
-                                        .tokens = tokens.data() + begin,
-                                        .positions = positions.data() + begin,
-                                        .pairs = positions.data() + begin}});
-    const PackedRows& slice = sent.target;
-    const CacheIndex self{self_entries.get() + begin * state.self.stride, state.self.stride,
-                          self_lengths.get() + begin};
-    const CacheIndex cross{cross_entries.get() + begin * state.cross.stride, state.cross.stride,
-                           cross_lengths.get() + begin};
-    if (log_probs == nullptr) {
-      StepSlice(state, slice, self, cross, state.self_rows + begin, at::Tensor());
-      continue;
-    }
-    const at::Tensor out =
-        at::from_blob(log_probs + begin * vocabulary, {count, vocabulary}, at::kFloat);
-    const bool in_place = model_.ops().ResidualOptions().device().is_cpu() &&
-                          model_.ops().ResidualOptions().dtype() == at::kFloat;
-    const at::Tensor logits =
-        in_place ? out : at::empty({count, vocabulary}, model_.ops().ResidualOptions());
-    StepSlice(state, slice, self, cross, state.self_rows + begin, logits);
-    model_.ops().LogSoftmax(count, logits);
-    if (!in_place) out.copy_(logits);
-  }
-  state.self_rows += rows;
-  ++state.position;
 }
 
-void ModelScorer::StepSlice(State& state, const PackedRows& rows, const CacheIndex& self,
-                            const CacheIndex& cross, int64_t first_row,
+// Everything goes in one copy; rows of choices count from the beginning of their slice.
+ModelScorer::StepArrays ModelScorer::SendStep(State& state, std::span<const int32_t> tokens,
+                                              const native::TokenChoices& choices) {
+  const int64_t rows = state.num_rows(), capacity = model_.capacity().max_target_tokens();
+  const auto position = static_cast<int32_t>(state.position);
+  state.self.SetStride(rows, std::max<int64_t>(position + 1, kFirstSteps));
+  for (int64_t r = 0; r < rows; ++r) {
+    state.self.entries[r * state.self.stride + position] =
+        static_cast<int32_t>(state.self_rows + r);
+  }
+  std::vector<native::TokenChoice> wanted(choices.choices, choices.choices + choices.count);
+  for (native::TokenChoice& choice : wanted) choice.row %= static_cast<int32_t>(capacity);
+
+  Ops& ops = model_.ops();
+  if (state.kinds == nullptr && choices.count > 0) {
+    state.host_kinds.assign(choices.kinds, choices.kinds + vocabulary_size());
+    state.kinds = ops.Upload(std::as_bytes(std::span(state.host_kinds)));
+  }
+  step_bytes_.clear();
+  const auto add = [&](const auto& list) {
+    const auto bytes = std::as_bytes(std::span(list));
+    const size_t at = step_bytes_.size();
+    step_bytes_.insert(step_bytes_.end(), bytes.begin(), bytes.end());
+    step_bytes_.resize((step_bytes_.size() + 15) / 16 * 16);
+    return at;
+  };
+  const size_t fed = add(tokens), positions = add(std::vector<int32_t>(rows, position));
+  const size_t self = add(state.self.entries);
+  const size_t self_lengths = add(std::vector<int32_t>(rows, position + 1));
+  const size_t cross = add(state.cross.entries), cross_lengths = add(state.source_lengths);
+  const size_t chosen = add(wanted);
+
+  StepArrays sent{.memory = ops.Upload(step_bytes_)};
+  const auto at = [&](size_t offset) {
+    return reinterpret_cast<const int32_t*>(sent.memory.get() + offset);
+  };
+  sent.rows = {.count = rows,
+               .num_sentences = static_cast<int>(rows),
+               .tokens = at(fed),
+               .positions = reinterpret_cast<const uint32_t*>(at(positions)),
+               .pairs = reinterpret_cast<const uint32_t*>(at(positions))};
+  sent.self = {at(self), state.self.stride, at(self_lengths)};
+  sent.cross = {at(cross), state.cross.stride, at(cross_lengths)};
+  sent.choices = reinterpret_cast<const native::TokenChoice*>(at(chosen));
+  return sent;
+}
+
+at::Tensor ModelScorer::Logits(int64_t rows) {
+  if (!logits_RV_.defined() || logits_RV_.size(0) < rows) {
+    logits_RV_ = at::Tensor();
+    logits_RV_ = at::empty({rows, vocabulary_size()}, model_.ops().ResidualOptions());
+  }
+  return logits_RV_.narrow(0, 0, rows);
+}
+
+void ModelScorer::StepSlice(State& state, const StepArrays& sent, int64_t begin, int64_t count,
                             const at::Tensor& logits_RV) {
   const at::Tensor& target_RD = kept_->values.target_RD;
+  PackedRows rows = sent.rows;
+  rows.count = count;
+  rows.num_sentences = static_cast<int>(count);
+  rows.tokens += begin;
+  rows.positions += begin;
+  rows.pairs += begin;
+  const auto from_begin = [&](const CacheIndex& of_all) {
+    return CacheIndex{of_all.index + begin * of_all.stride, of_all.stride, of_all.lengths + begin};
+  };
   DecodeCaches caches{.self = state.self_caches,
-                      .first_row = first_row,
-                      .self_index = self,
+                      .first_row = state.self_rows + begin,
+                      .self_index = from_begin(sent.self),
                       .cross = state.cross_caches,
-                      .cross_index = cross};
+                      .cross_index = from_begin(sent.cross)};
   for (int i = 0; i < static_cast<int>(model_.chunks().size()); ++i) {
     const Chunk& chunk = model_.chunks()[i];
     if (!chunk.has_target()) continue;

@@ -1,9 +1,10 @@
 // The Transformer as a search sees it (scorer.h): incremental decoding with cached keys and values.
 //
 // A row of the cache is written once and never moves: each hypothesis has a list of the rows it
-// attends to, and re-ordering hypotheses copies lists of integers. Batches larger than the model's
-// capacity are computed in slices; rows do not influence each other, so slices change nothing. The
-// scorer keeps the caches of the state that ended last, for the next one.
+// attends to, and re-ordering hypotheses copies lists of integers. Lists, tokens and choices of a
+// step go to the device in one copy; the tokens chosen come back in one. Batches larger than the
+// model's capacity are computed in slices; rows do not influence each other, so slices change
+// nothing. The scorer keeps the caches of the state that ended last, for the next one.
 //
 // A rank of a pipeline is the same scorer over its own chunks, with a PipelineLink to the chunks
 // before and behind them: all ranks get the same calls, and only the one with the output layer has
@@ -38,21 +39,29 @@ class ModelScorer : public Scorer {
   int64_t vocabulary_size() const override { return model_.spec().vocabulary_size(); }
   std::unique_ptr<DecoderState> Start(std::span<const std::vector<int32_t>> sources) override;
   void Reorder(DecoderState& state, std::span<const int32_t> parents) override;
-  // `log_probs` is null on ranks without the output layer.
-  void Step(DecoderState& state, std::span<const int32_t> tokens, float* log_probs) override;
+  // Ranks without the output layer make no choices.
+  void Step(DecoderState& state, std::span<const int32_t> tokens,
+            const native::TokenChoices& choices) override;
 
  private:
   struct State;
+  struct StepArrays;
 
   void EncodeSlice(const MicrobatchRows& sent);
-  void StepSlice(State& state, const PackedRows& rows, const CacheIndex& self,
-                 const CacheIndex& cross, int64_t first_row, const at::Tensor& logits_RV);
+  void GrowCaches(State& state) const;
+  StepArrays SendStep(State& state, std::span<const int32_t> tokens,
+                      const native::TokenChoices& choices);
+  void StepSlice(State& state, const StepArrays& sent, int64_t begin, int64_t count,
+                 const at::Tensor& logits_RV);
+  at::Tensor Logits(int64_t rows);
 
   Transformer& model_;
   PipelineLink* const link_;
   const int num_layers_;  // of the decoder, on this rank
   std::unique_ptr<Activations> kept_;
   std::vector<KeyValueCache> spare_caches_;  // one per layer, of a state that ended; or none
+  std::vector<std::byte> step_bytes_;        // of SendStep
+  at::Tensor logits_RV_;                     // of a slice
 };
 
 // Log-probabilities through the training forward pass: all positions of a target at once.

@@ -1,6 +1,6 @@
 #include "trainer/decode/pipeline_link.h"
 
-#include <cstring>
+#include <algorithm>
 #include <set>
 #include <utility>
 
@@ -21,17 +21,15 @@ constexpr int kCommandSize = Communicator::kNumTags - 1;
 constexpr int kCommand = Communicator::kNumTags - 2;
 constexpr int kEncoderOutput = Communicator::kNumTags - 3;
 
-int64_t BytesOf(int64_t rows, const at::Tensor& x_RD) {
-  DEEPNET_CHECK(x_RD.is_contiguous());
-  return rows * x_RD.size(1) * static_cast<int64_t>(x_RD.element_size());
+// Returns host memory for the first rows of x, which a device copies from and to directly.
+at::Tensor HostRows(int64_t rows, const at::Tensor& x_RD) {
+  const bool pinned = !x_RD.device().is_cpu();
+  return at::empty({rows, x_RD.size(1)}, x_RD.options().device(at::kCPU).pinned_memory(pinned));
 }
 
-std::vector<char> RowBytes(int64_t rows, const at::Tensor& x_RD) {
-  std::vector<char> bytes(static_cast<size_t>(BytesOf(rows, x_RD)));
-  const at::Tensor here =
-      x_RD.device().is_cpu() ? x_RD : x_RD.narrow(0, 0, rows).to(at::Device(at::kCPU));
-  std::memcpy(bytes.data(), here.const_data_ptr(), bytes.size());
-  return bytes;
+// Returns a copy on the host, once it is there.
+at::Tensor ToHost(int64_t rows, const at::Tensor& x_RD) {
+  return HostRows(rows, x_RD).copy_(x_RD.narrow(0, 0, rows));
 }
 
 std::vector<int> Without(std::set<int> ranks, int rank) {
@@ -76,12 +74,15 @@ void PipelineLink::SendBehind(int i, int64_t rows, const at::Tensor& x_RD) {
   const int boundary = route_.chunks[i] + 1;
   const int peer = route_.rank_of_chunk[boundary];
   if (peer == route_.rank) return;
-  Send(RowBytes(rows, x_RD), peer, boundary, absl::StrCat("rows before chunk ", boundary));
+  Send(ToHost(rows, x_RD), peer, boundary, absl::StrCat("rows before chunk ", boundary));
 }
 
 void PipelineLink::SendEncoderOutput(int64_t rows, const at::Tensor& encoder_output_RD) {
-  for (const int peer : route_.encoder_output_to)
-    Send(RowBytes(rows, encoder_output_RD), peer, kEncoderOutput, "encoder output");
+  if (route_.encoder_output_to.empty()) return;
+  const at::Tensor host = ToHost(rows, encoder_output_RD);
+  for (const int peer : route_.encoder_output_to) {
+    Send(host, peer, kEncoderOutput, "encoder output");
+  }
 }
 
 void PipelineLink::ReceiveEncoderOutput(int64_t rows, const at::Tensor& encoder_output_RD) {
@@ -90,12 +91,11 @@ void PipelineLink::ReceiveEncoderOutput(int64_t rows, const at::Tensor& encoder_
 
 void PipelineLink::SendCommand(std::span<const int32_t> command, std::span<const int> ranks) {
   const int64_t count = static_cast<int64_t>(command.size());
-  std::vector<char> size(sizeof(count)), bytes(command.size_bytes());
-  std::memcpy(size.data(), &count, sizeof(count));
-  std::memcpy(bytes.data(), command.data(), bytes.size());
+  const at::Tensor size = at::full({1}, count, at::kLong), numbers = at::empty({count}, at::kInt);
+  std::copy(command.begin(), command.end(), numbers.mutable_data_ptr<int32_t>());
   for (const int peer : ranks) {
     Send(size, peer, kCommandSize, "size of a command");
-    Send(bytes, peer, kCommand, "command");
+    Send(numbers, peer, kCommand, "command");
   }
 }
 
@@ -118,7 +118,7 @@ absl::Status PipelineLink::Finish() {
   return status_;
 }
 
-void PipelineLink::Send(std::vector<char> bytes, int peer, int tag, const std::string& what) {
+void PipelineLink::Send(const at::Tensor& data, int peer, int tag, const std::string& what) {
   while (status_.ok() && !sends_.empty() &&
          (sends_.size() >= kMaxSends || sends_.front().transfer->Done())) {
     Await(*sends_.front().transfer, limits_.rows, sends_.front().what);
@@ -126,9 +126,10 @@ void PipelineLink::Send(std::vector<char> bytes, int peer, int tag, const std::s
   }
   if (!status_.ok()) return;
   Sending& sending = sends_.emplace_back();
-  sending.bytes = std::move(bytes);
+  sending.data = data;
   sending.what = absl::StrCat(what, " to rank ", peer);
-  auto transfer = comm_.Send(Buffer::Of(std::span(sending.bytes)), peer, tag);
+  auto transfer =
+      comm_.Send({data.mutable_data_ptr(), static_cast<int64_t>(data.nbytes()), {}}, peer, tag);
   if (transfer.ok()) {
     sending.transfer = *std::move(transfer);
   } else {
@@ -139,13 +140,12 @@ void PipelineLink::Send(std::vector<char> bytes, int peer, int tag, const std::s
 
 void PipelineLink::ReceiveRows(int64_t rows, const at::Tensor& x_RD, int peer, int tag,
                                const std::string& what) {
-  if (x_RD.device().is_cpu()) {
-    return Receive(x_RD.mutable_data_ptr(), BytesOf(rows, x_RD), peer, tag, limits_.rows, what);
-  }
+  DEEPNET_CHECK(x_RD.is_contiguous());
   const at::Tensor there = x_RD.narrow(0, 0, rows);
-  const at::Tensor here = at::empty_like(there, there.options().device(at::kCPU));
-  Receive(here.mutable_data_ptr(), BytesOf(rows, here), peer, tag, limits_.rows, what);
-  there.copy_(here);
+  const at::Tensor here = x_RD.device().is_cpu() ? there : HostRows(rows, x_RD);
+  Receive(here.mutable_data_ptr(), static_cast<int64_t>(here.nbytes()), peer, tag, limits_.rows,
+          what);
+  if (!here.is_same(there)) there.copy_(here);
 }
 
 void PipelineLink::Receive(void* data, int64_t bytes, int peer, int tag, absl::Duration limit,

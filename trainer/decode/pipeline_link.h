@@ -2,6 +2,7 @@
 // encoder's output, and the driver's commands.
 //
 // Only real rows are sent, no padding. Sends run in the background, a few at once; receives block.
+// Rows of a GPU go through pinned memory of the host, which waits for them.
 //
 // The first error ends the job and stays: it is printed, Communicator::Abort is called with its
 // exit code, and where that returns (ranks are threads, or one rank is alone) every later call does
@@ -82,12 +83,12 @@ class PipelineLink {
 
  private:
   struct Sending {
-    std::vector<char> bytes;
+    at::Tensor data;  // on the host
     std::unique_ptr<Transfer> transfer;
     std::string what;  // "command to rank 2"
   };
 
-  void Send(std::vector<char> bytes, int peer, int tag, const std::string& what);
+  void Send(const at::Tensor& data, int peer, int tag, const std::string& what);
   void ReceiveRows(int64_t rows, const at::Tensor& x_RD, int peer, int tag,
                    const std::string& what);
   void Receive(void* data, int64_t bytes, int peer, int tag, absl::Duration limit,

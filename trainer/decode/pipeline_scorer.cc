@@ -109,15 +109,15 @@ void PipelineScorer::Reorder(DecoderState& decoder_state, std::span<const int32_
 }
 
 void PipelineScorer::Step(DecoderState& decoder_state, std::span<const int32_t> tokens,
-                          float* log_probs) {
+                          const native::TokenChoices& choices) {
   auto& state = static_cast<State&>(decoder_state);
   if (state.own != nullptr && !is_stopping_()) {
     link_.SendCommand(Pack({Call::kStep, state.id, tokens}), link_.route().steppers);
-    scorer_.Step(*state.own, tokens, log_probs);
+    scorer_.Step(*state.own, tokens, choices);
     if (link_.status().ok()) return;
   }
-  std::fill_n(log_probs, static_cast<int64_t>(tokens.size()) * vocabulary_size(),
-              std::numeric_limits<float>::quiet_NaN());
+  std::fill_n(choices.chosen, choices.count * choices.k,
+              native::TokenScore{-std::numeric_limits<float>::infinity(), -1});
 }
 
 std::vector<double> PipelineScorer::LogProbabilities(std::span<const IdPair> pairs) {
@@ -160,7 +160,7 @@ absl::Status ServePipeline(Transformer& model, PipelineLink& link, const ShowPro
         scorer.Reorder(*states.at(command.state), command.arguments);
         break;
       case Call::kStep:
-        scorer.Step(*states.at(command.state), command.arguments, nullptr);
+        scorer.Step(*states.at(command.state), command.arguments, {});
         break;
       case Call::kDrop:
         states.erase(command.state);

@@ -32,8 +32,9 @@
 
 namespace deepnet {
 
-// The driver's side. After an error of the link, and once it is stopping, log-probabilities are
-// NaN: a search cannot be left half-way, but it ends soon when nothing is probable any more.
+// The driver's side. After an error of the link, and once it is stopping, no tokens are chosen and
+// log-probabilities are NaN: a search cannot be left half-way, but it ends soon when nothing is
+// possible any more.
 class PipelineScorer : public Scorer, public PairScorer {
  public:
   // `model`, the chunks of this rank, and `link` outlive this. `is_stopping` stays true once it is;
@@ -50,7 +51,8 @@ class PipelineScorer : public Scorer, public PairScorer {
   int64_t vocabulary_size() const override { return scorer_.vocabulary_size(); }
   std::unique_ptr<DecoderState> Start(std::span<const std::vector<int32_t>> sources) override;
   void Reorder(DecoderState& state, std::span<const int32_t> parents) override;
-  void Step(DecoderState& state, std::span<const int32_t> tokens, float* log_probs) override;
+  void Step(DecoderState& state, std::span<const int32_t> tokens,
+            const native::TokenChoices& choices) override;
   std::vector<double> LogProbabilities(std::span<const IdPair> pairs) override;
 
   // Calls `show` of ServePipeline on the other ranks.

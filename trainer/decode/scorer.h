@@ -5,21 +5,25 @@
 // the result of a row must not depend on the rows beside it (or the model documents by how much it
 // does), so that a translation does not depend on its batch.
 //
+// Distributions stay where the model is: a search asks for the few tokens that it wants of them.
+//
 // Example (greedy decoding of one source):
 //   const std::vector<std::vector<int32_t>> sources = {{tag, 17, 42, SpecialId::kEnd}};
 //   std::unique_ptr<DecoderState> state = scorer.Start(sources);
-//   std::vector<float> log_probs(scorer.vocabulary_size());
-//   int32_t token = SpecialId::kEnd;
+//   const native::TokenChoice best = {.row = 0, .forbidden = TokenKind::kNever};
+//   native::TokenScore chosen{.log_prob = 0.0f, .token = SpecialId::kEnd};
 //   do {
-//     scorer.Step(*state, {&token, 1}, log_probs.data());
-//     token = ArgMax(log_probs);
-//   } while (token != SpecialId::kEnd);
+//     scorer.Step(*state, {&chosen.token, 1},
+//                 {.count = 1, .choices = &best, .kinds = kinds.data(), .chosen = &chosen});
+//   } while (chosen.token != SpecialId::kEnd);
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <vector>
+
+#include "trainer/kernels/native/sampling.h"
 
 namespace deepnet {
 
@@ -29,6 +33,13 @@ struct SpecialId {
   static constexpr int32_t kPadding = 1;  // <pad>: never fed, never emitted
   static constexpr int32_t kEnd = 2;      // </s>: ends a sentence; the first token a decoder is fed
   static constexpr int32_t kUnknown = 3;  // <unk>
+};
+
+// Kinds of tokens, a bit each, as a search tells them apart.
+struct TokenKind {
+  static constexpr uint8_t kNever = 1;  // never emitted
+  static constexpr uint8_t kEnd = 2;    // </s>
+  static constexpr uint8_t kOther = 4;
 };
 
 // The model's side of the rows of a search: encoder output, keys and values so far. Made by
@@ -59,10 +70,12 @@ class Scorer {
   // output.
   virtual void Reorder(DecoderState& state, std::span<const int32_t> parents) = 0;
 
-  // Feeds tokens[i] to row i as its next token (the first is </s>) and writes the natural
-  // logarithm of the distribution of the token after it: log_probs is [num_rows, vocabulary_size]
-  // float32, row-major, owned by the caller; tokens.size() == num_rows().
-  virtual void Step(DecoderState& state, std::span<const int32_t> tokens, float* log_probs) = 0;
+  // Feeds tokens[i] to row i as its next token (the first is </s>) and makes `choices` from the
+  // distributions of the token after it: log-probabilities are natural, in float32. Rows of the
+  // choices ascend, arrays are in host memory, and all steps of a state have the same `kinds`.
+  // tokens.size() == num_rows(). Where a scorer has none to give, nothing is chosen.
+  virtual void Step(DecoderState& state, std::span<const int32_t> tokens,
+                    const native::TokenChoices& choices) = 0;
 };
 
 // One pair as a model is trained on it: tags and </s> included on both sides, neither side empty.

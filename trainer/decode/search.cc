@@ -3,12 +3,13 @@
 // which of its rows continue with which token, and one Reorder puts them together again. A sentence
 // that is done has no rows any more, so the batch shrinks as it proceeds.
 //
-// Each Advance of a sentence collects candidates (live row, token, log-probability so far) and
-// takes some of them. A beam collects its 2 * beam_size best: if all live rows wanted to end,
-// beam_size others could still continue. Ends among the first beam_size of them are finished; the
-// first beam_size that do not end live on. Samples collect one token per live row. At the greatest
-// length </s> is the only candidate of each row. A row's own 2 * beam_size best are enough: no
-// other token of it can be among the best of all rows.
+// Before a Step each sentence says which tokens it wants chosen from its rows; Advance makes
+// candidates of them (live row, token, log-probability so far) and takes some. A beam collects its
+// 2 * beam_size best: if all live rows wanted to end, beam_size others could still continue. Ends
+// among the first beam_size of them are finished; the first beam_size that do not end live on.
+// Samples collect one token per live row. At the greatest length </s> is the only candidate of each
+// row. A row's own 2 * beam_size best are enough: no other token of it can be among the best of all
+// rows.
 #include "trainer/decode/search.h"
 
 #include <algorithm>
@@ -30,7 +31,6 @@
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/philox.h"
-#include "trainer/decode/top_k.h"
 
 namespace deepnet {
 namespace {
@@ -58,8 +58,14 @@ int MaxTokens(const SearchOptions& options, size_t source_size) {
 // Options and tables that all sentences of a search share.
 struct SearchRules {
   SearchOptions options;
-  std::vector<uint8_t> forbidden;         // [vocabulary_size] != 0: never emitted
-  std::vector<uint8_t> forbidden_or_end;  // the same and </s>: while a hypothesis is too short
+  std::vector<uint8_t> kinds;  // [vocabulary_size] of TokenKind
+
+  bool samples() const { return options.sampling_temperature > 0.0; }
+  // Tokens chosen from a row at a time.
+  int k() const {
+    const size_t wanted = 2 * static_cast<size_t>(options.beam_size);
+    return samples() ? 1 : static_cast<int>(std::min(wanted, kinds.size()));
+  }
 };
 
 // The search of one sentence, one token at a time, from the distributions of its live rows. Live
@@ -83,8 +89,12 @@ class SentenceSearch {
   // Best first in a beam, by number when sampling; empty: the sentence is done.
   std::span<const Live> live() const { return live_; }
 
-  // log_probs is [live rows, vocabulary_size], of the token after the one fed to each live row.
-  void Advance(std::span<const float> log_probs);
+  // Appends the choices wanted from the distributions after the tokens fed to the live rows, the
+  // first of which is row `first_row` of the step. None while a prefix is forced.
+  void AddChoices(size_t first_row, std::vector<native::TokenChoice>& choices) const;
+
+  // `chosen` is [choices, rules.k()], what was chosen for AddChoices.
+  void Advance(std::span<const native::TokenScore> chosen);
 
   // Returns the nbest, when done.
   std::vector<Hypothesis> TakeResult();
@@ -106,9 +116,7 @@ class SentenceSearch {
   };
 
   void Force(int32_t token);
-  void CollectEnds(std::span<const float> log_probs);
-  void CollectBest(std::span<const float> log_probs);
-  void CollectSamples(std::span<const float> log_probs);
+  void Collect(std::span<const native::TokenScore> chosen);
   void TakeBeam();
   void TakeSamples();
   Live Extend(const Candidate& candidate);
@@ -116,7 +124,9 @@ class SentenceSearch {
   bool CannotImprove() const;
 
   double Score(double log_prob, int length) const;
-  std::span<const uint8_t> forbidden_now() const;
+  uint32_t forbidden_now() const;
+  // All samples start from the one live row.
+  bool draws_first() const { return rules_.samples() && num_tokens_ == 0; }
 
   const SearchRules& rules_;
   const std::vector<int32_t> prefix_;
@@ -127,23 +137,21 @@ class SentenceSearch {
   std::vector<Node> nodes_;
   std::vector<Live> live_;
   std::vector<Finished> finished_;
-  std::vector<Candidate> candidates_;  // of this Advance; kept for its memory, like the next two
+  std::vector<Candidate> candidates_;  // of this Advance; kept for its memory, like the next one
   std::vector<Live> next_;
-  std::vector<TokenScore> best_;
 };
 
 SearchRules MakeSearchRules(const SearchOptions& options, int64_t vocabulary_size) {
-  SearchRules rules{.options = options, .forbidden = {}, .forbidden_or_end = {}};
-  rules.forbidden.assign(static_cast<size_t>(vocabulary_size), 0);
-  rules.forbidden[SpecialId::kBegin] = 1;
-  rules.forbidden[SpecialId::kPadding] = 1;
+  SearchRules rules{.options = options, .kinds = {}};
+  rules.kinds.assign(static_cast<size_t>(vocabulary_size), TokenKind::kOther);
+  rules.kinds[SpecialId::kBegin] = TokenKind::kNever;
+  rules.kinds[SpecialId::kPadding] = TokenKind::kNever;
+  rules.kinds[SpecialId::kEnd] = TokenKind::kEnd;
   for (const int32_t id : options.forbidden) {
     DEEPNET_CHECK(id >= 0 && id < vocabulary_size && id != SpecialId::kEnd)
         << "forbidden id " << id << " of " << vocabulary_size;
-    rules.forbidden[static_cast<size_t>(id)] = 1;
+    rules.kinds[static_cast<size_t>(id)] = TokenKind::kNever;
   }
-  rules.forbidden_or_end = rules.forbidden;
-  rules.forbidden_or_end[SpecialId::kEnd] = 1;
   return rules;
 }
 
@@ -155,74 +163,42 @@ SentenceSearch::SentenceSearch(const SearchRules& rules, size_t source_size,
       max_tokens_(MaxTokens(rules.options, source_size)),
       live_(1) {}
 
-void SentenceSearch::Advance(std::span<const float> log_probs) {
-  DEEPNET_CHECK_EQ(log_probs.size(), live_.size() * rules_.forbidden.size());
-  if (prefix_used_ < prefix_.size()) return Force(prefix_[prefix_used_++]);
+void SentenceSearch::AddChoices(size_t first_row, std::vector<native::TokenChoice>& choices) const {
+  if (prefix_used_ < prefix_.size()) return;
+  const SearchOptions& options = rules_.options;
+  const size_t count = draws_first() ? static_cast<size_t>(options.nbest) : live_.size();
+  for (size_t i = 0; i < count; ++i) {
+    native::TokenChoice& choice = choices.emplace_back();
+    choice.row = static_cast<int32_t>(first_row + (draws_first() ? 0 : i));
+    choice.forbidden = forbidden_now();
+    if (!rules_.samples()) continue;
+    const int sample = draws_first() ? static_cast<int>(i) : live_[i].sample;
+    choice.uniform = SampleUniform(options.seed, ordinal_, num_tokens_, sample);
+  }
+}
 
-  const bool sampling = rules_.options.sampling_temperature > 0.0;
+void SentenceSearch::Advance(std::span<const native::TokenScore> chosen) {
+  if (prefix_used_ < prefix_.size()) return Force(prefix_[prefix_used_++]);
   candidates_.clear();
   next_.clear();
-  if (num_tokens_ >= max_tokens_) {
-    CollectEnds(log_probs);
-  } else if (sampling) {
-    CollectSamples(log_probs);
-  } else {
-    CollectBest(log_probs);
-  }
+  Collect(chosen);
   ++num_tokens_;
-  sampling ? TakeSamples() : TakeBeam();
+  rules_.samples() ? TakeSamples() : TakeBeam();
   std::swap(live_, next_);
 }
 
 // All hypotheses share the prefix, so it can neither change their order nor their length.
 void SentenceSearch::Force(int32_t token) { live_.front() = {.parent = 0, .token = token}; }
 
-void SentenceSearch::CollectEnds(std::span<const float> log_probs) {
-  const size_t vocabulary = rules_.forbidden.size();
-  for (size_t row = 0; row < live_.size(); ++row) {
-    const float log_prob = log_probs[row * vocabulary + SpecialId::kEnd];
-    if (!(log_prob > -std::numeric_limits<float>::infinity())) continue;
-    candidates_.push_back({.log_prob = live_[row].log_prob + log_prob,
+void SentenceSearch::Collect(std::span<const native::TokenScore> chosen) {
+  const size_t k = static_cast<size_t>(rules_.k());
+  for (size_t i = 0; i < chosen.size(); ++i) {
+    if (chosen[i].token < 0) continue;
+    const size_t row = draws_first() ? 0 : i / k;
+    candidates_.push_back({.log_prob = live_[row].log_prob + chosen[i].log_prob,
                            .parent = static_cast<int>(row),
-                           .token = SpecialId::kEnd,
-                           .sample = live_[row].sample});
-  }
-}
-
-void SentenceSearch::CollectBest(std::span<const float> log_probs) {
-  const size_t vocabulary = rules_.forbidden.size();
-  const size_t wanted = 2 * static_cast<size_t>(rules_.options.beam_size);
-  for (size_t row = 0; row < live_.size(); ++row) {
-    best_.clear();
-    AppendTopK(log_probs.subspan(row * vocabulary, vocabulary), forbidden_now(),
-               static_cast<int>(std::min(wanted, vocabulary)), best_);
-    for (const TokenScore& token : best_) {
-      candidates_.push_back({.log_prob = live_[row].log_prob + token.log_prob,
-                             .parent = static_cast<int>(row),
-                             .token = token.token,
-                             .sample = 0});
-    }
-  }
-}
-
-void SentenceSearch::CollectSamples(std::span<const float> log_probs) {
-  const SearchOptions& options = rules_.options;
-  const size_t vocabulary = rules_.forbidden.size();
-  const auto draw = [&](size_t row, int sample) {
-    const std::span<const float> row_log_probs = log_probs.subspan(row * vocabulary, vocabulary);
-    const int32_t token = DrawToken(row_log_probs, forbidden_now(), options.sampling_temperature,
-                                    SampleUniform(options.seed, ordinal_, num_tokens_, sample));
-    if (token < 0) return;
-    candidates_.push_back(
-        {.log_prob = live_[row].log_prob + row_log_probs[static_cast<size_t>(token)],
-         .parent = static_cast<int>(row),
-         .token = token,
-         .sample = sample});
-  };
-  if (num_tokens_ == 0) {  // all samples start from the one live row
-    for (int sample = 0; sample < options.nbest; ++sample) draw(0, sample);
-  } else {
-    for (size_t row = 0; row < live_.size(); ++row) draw(row, live_[row].sample);
+                           .token = chosen[i].token,
+                           .sample = draws_first() ? static_cast<int>(i) : live_[row].sample});
   }
 }
 
@@ -308,18 +284,24 @@ double SentenceSearch::Score(double log_prob, int length) const {
   return log_prob / std::pow(static_cast<double>(length), rules_.options.length_penalty);
 }
 
-std::span<const uint8_t> SentenceSearch::forbidden_now() const {
-  return num_tokens_ < rules_.options.min_tokens ? rules_.forbidden_or_end : rules_.forbidden;
+uint32_t SentenceSearch::forbidden_now() const {
+  if (num_tokens_ >= max_tokens_) return TokenKind::kNever | TokenKind::kOther;
+  if (num_tokens_ < rules_.options.min_tokens) return TokenKind::kNever | TokenKind::kEnd;
+  return TokenKind::kNever;
 }
 
-// Rows of the next Step: what they continue, and what they are fed.
+// The next Step: what its rows continue, what they are fed, and what is chosen after that.
 struct NextRows {
-  std::vector<int32_t> parents;
-  std::vector<int32_t> tokens;
+  std::vector<int32_t> parents = {};
+  std::vector<int32_t> tokens = {};
+  std::vector<native::TokenChoice> choices = {};
+  std::vector<size_t> num_choices = {};  // of each sentence
 
   void Clear() {
     parents.clear();
     tokens.clear();
+    choices.clear();
+    num_choices.clear();
   }
 
   bool SameRowsAs(size_t num_rows) const {
@@ -345,15 +327,30 @@ std::vector<SentenceSearch> MakeSentences(const SearchBatch& batch, const Search
   return sentences;
 }
 
-// Advances every sentence that has live rows by its part of `log_probs`, and lists the rows after.
-void AdvanceAll(std::vector<SentenceSearch>& sentences, const float* log_probs,
-                size_t vocabulary_size, NextRows& next) {
+// Lists the choices that all sentences want.
+void AddAllChoices(const std::vector<SentenceSearch>& sentences, NextRows& next) {
+  size_t first_row = 0;
+  for (const SentenceSearch& sentence : sentences) {
+    const size_t before = next.choices.size();
+    if (!sentence.live().empty()) sentence.AddChoices(first_row, next.choices);
+    next.num_choices.push_back(next.choices.size() - before);
+    first_row += sentence.live().size();
+  }
+}
+
+// Advances every sentence that has live rows by its part of `chosen`, k a choice, and lists the
+// rows after.
+void AdvanceAll(std::vector<SentenceSearch>& sentences, std::span<const native::TokenScore> chosen,
+                size_t k, NextRows& next) {
+  const std::vector<size_t> num_choices = next.num_choices;
   next.Clear();
   size_t first_row = 0;  // of the sentence, before
-  for (SentenceSearch& sentence : sentences) {
+  for (size_t s = 0; s < sentences.size(); ++s) {
+    SentenceSearch& sentence = sentences[s];
     const size_t num_rows = sentence.live().size();
     if (num_rows == 0) continue;
-    sentence.Advance({log_probs + first_row * vocabulary_size, num_rows * vocabulary_size});
+    sentence.Advance(chosen.first(num_choices[s] * k));
+    chosen = chosen.subspan(num_choices[s] * k);
     for (const SentenceSearch::Live& live : sentence.live()) {
       next.parents.push_back(static_cast<int32_t>(first_row) + live.parent);
       next.tokens.push_back(live.token);
@@ -406,23 +403,25 @@ std::vector<std::vector<Hypothesis>> Search(Scorer& scorer, const SearchBatch& b
                                             const SearchOptions& options) {
   CheckOptions(options);
   if (batch.sources.empty()) return {};
-  const size_t vocabulary_size = static_cast<size_t>(scorer.vocabulary_size());
   const SearchRules rules = MakeSearchRules(options, scorer.vocabulary_size());
   std::vector<SentenceSearch> sentences = MakeSentences(batch, rules);
-
-  // Not a vector: pages that a small search never reaches are never touched.
-  const bool sampling = options.sampling_temperature > 0.0;
-  const size_t rows_per_sentence =
-      static_cast<size_t>(sampling ? options.nbest : options.beam_size);
-  const auto log_probs = std::make_unique_for_overwrite<float[]>(
-      sentences.size() * rows_per_sentence * vocabulary_size);
+  const size_t k = static_cast<size_t>(rules.k());
+  std::vector<native::TokenScore> chosen;
 
   const std::unique_ptr<DecoderState> state = scorer.Start(batch.sources);
-  NextRows rows{.parents = {}, .tokens = std::vector<int32_t>(sentences.size(), SpecialId::kEnd)};
+  NextRows rows{.tokens = std::vector<int32_t>(sentences.size(), SpecialId::kEnd)};
   while (!rows.tokens.empty()) {
     const size_t num_rows = rows.tokens.size();
-    scorer.Step(*state, rows.tokens, log_probs.get());
-    AdvanceAll(sentences, log_probs.get(), vocabulary_size, rows);
+    AddAllChoices(sentences, rows);
+    chosen.resize(rows.choices.size() * k);
+    scorer.Step(*state, rows.tokens,
+                {.count = static_cast<int64_t>(rows.choices.size()),
+                 .choices = rows.choices.data(),
+                 .kinds = rules.kinds.data(),
+                 .k = rules.k(),
+                 .temperature = options.sampling_temperature,
+                 .chosen = chosen.data()});
+    AdvanceAll(sentences, chosen, k, rows);
     if (!rows.tokens.empty() && !rows.SameRowsAs(num_rows)) scorer.Reorder(*state, rows.parents);
   }
 

@@ -58,8 +58,7 @@ struct Hypothesis {
 // best score first, samples in the order of their number. It holds fewer if the beam finished
 // fewer, and none if the model gave every allowed token a log-probability of -infinity or NaN.
 // The result of a sentence depends on it and the options alone, not on the sentences beside it, as
-// far as the rows of `scorer` are independent. Memory: sentences * max(beam_size, nbest) *
-// vocabulary_size floats at most. CHECK-fails on options out of range.
+// far as the rows of `scorer` are independent. CHECK-fails on options out of range.
 std::vector<std::vector<Hypothesis>> Search(Scorer& scorer, const SearchBatch& batch,
                                             const SearchOptions& options);
 

@@ -324,6 +324,12 @@ class AtenOps : public Ops {
   void LogSoftmax(int64_t rows, const Tensor& logits) override {
     First(logits, rows).copy_(at::log_softmax(First(logits, rows), -1));
   }
+  void ChooseTokens(const Tensor& log_probs, const native::TokenChoices& choices) override {
+    const Tensor host = log_probs.to(at::kCPU, at::kFloat).contiguous();
+    for (int64_t i = 0; i < choices.count; ++i) {
+      native::ChooseToken(host.const_data_ptr<float>(), host.size(1), host.size(1), choices, i);
+    }
+  }
 
   // Elements know nothing of each other; in blocks, temporaries stay small beside the model.
   void Adam(const AdamArgs& a) override {

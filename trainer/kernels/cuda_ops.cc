@@ -25,6 +25,7 @@
 #include "trainer/kernels/cuda/matmul.h"
 #include "trainer/kernels/cuda/optimizer.h"
 #include "trainer/kernels/cuda/residual_norm.h"
+#include "trainer/kernels/cuda/sampling.h"
 #include "trainer/kernels/cuda/scaled_sums.h"
 #include "trainer/kernels/native/sorted_rows.h"
 #include "trainer/kernels/native_args.h"
@@ -235,9 +236,10 @@ class CudaOps : public Ops {
   }
 
   MicrobatchRows Upload(const MicrobatchRows& host) override;
-  std::shared_ptr<const int32_t> Upload(std::span<const int32_t> host) override {
-    cuda::UploadBlock block = uploads_.Begin(UploadBytes(static_cast<int64_t>(host.size())));
-    const int32_t* copy = block.Add(host);
+  std::shared_ptr<const std::byte> Upload(std::span<const std::byte> host) override {
+    cuda::UploadBlock block =
+        uploads_.Begin(cuda::UploadBlock::Padded(static_cast<int64_t>(host.size_bytes())));
+    const std::byte* copy = block.Add(host);
     return {uploads_.Send(std::move(block)), copy};
   }
   void ReadBack() override { results_.Wait(); }
@@ -359,6 +361,13 @@ class CudaOps : public Ops {
   void LogSoftmax(int64_t rows, const Tensor& logits) override {
     cuda::LogSoftmaxRows(gpu_, rows, logits.size(1), Floats(logits), logits.stride(0),
                          Floats(logits), logits.stride(0));
+  }
+  void ChooseTokens(const Tensor& log_probs, const native::TokenChoices& choices) override {
+    if (choices.count == 0) return;
+    native::TokenChoices here = choices;
+    here.chosen =
+        results_.Take(std::span(choices.chosen, static_cast<size_t>(choices.count * choices.k)));
+    cuda::ChooseTokens(gpu_, Floats(log_probs), log_probs.size(1), log_probs.stride(0), here);
   }
 
   void Adam(const AdamArgs& a) override {

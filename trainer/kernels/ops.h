@@ -24,11 +24,14 @@
 //     the same bits for any number of threads.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
 
 #include <ATen/core/Tensor.h>
+
+#include "trainer/kernels/native/sampling.h"
 
 namespace deepnet {
 
@@ -286,8 +289,8 @@ class Ops {
   // rise from 0 to the rows, and numbers below their range, end the process; numbers above it do in
   // the operation that reads them.
   virtual MicrobatchRows Upload(const MicrobatchRows& host) { return host; }
-  // The same for a list of numbers, such as the indices of DecodeAttention.
-  virtual std::shared_ptr<const int32_t> Upload(std::span<const int32_t> host) {
+  // The same for other arrays, such as the indices of DecodeAttention. Aligned to 16 bytes.
+  virtual std::shared_ptr<const std::byte> Upload(std::span<const std::byte> host) {
     return {std::shared_ptr<const void>(), host.data()};
   }
   // Waits until what earlier calls write to host memory is there.
@@ -357,6 +360,10 @@ class Ops {
   virtual void CrossEntropy(const CrossEntropyArgs& args) = 0;
   // logits_RV (residual) = log_softmax(logits_RV), in place.
   virtual void LogSoftmax(int64_t rows, const at::Tensor& logits_RV) = 0;
+  // Makes `choices`, whose arrays are as Upload returns them, from rows of log-probabilities
+  // (residual). `chosen` is host memory, written by the end of the next ReadBack.
+  virtual void ChooseTokens(const at::Tensor& log_probs_RV,
+                            const native::TokenChoices& choices) = 0;
 
   virtual void Adam(const AdamArgs& args) = 0;
   // sums[b] = sum of squares of block b of x, in double, for each of `all`. Blocks have

@@ -263,7 +263,7 @@ void Chunk::DecodeStep(const PackedRows& rows, int64_t step, const BoundaryActiv
     decoder().AfterLayer(pass, i, stream, layers);
   }
   if (target_.end) target_.end->Forward(pass, stream, kept.target.end);
-  if (output_) output_->Logits(pass, stream.operand_RD, logits_RV);
+  if (output_ && logits_RV.defined()) output_->Logits(pass, stream.operand_RD, logits_RV);
 }
 
 }  // namespace deepnet

@@ -141,7 +141,8 @@ class Chunk {
   void FillCrossCaches(const PackedRows& source, const at::Tensor& encoder_output_RD,
                        std::span<const at::Tensor> kv_R2D) const;
   // Runs one more token of rows.count hypotheses; values.target_RD in and out as in Forward. With
-  // the output layer, writes `logits_RV` (residual). `step`: as in PassContext. Needs has_target().
+  // the output layer, writes `logits_RV` (residual; undefined: not wanted). `step`: as in
+  // PassContext. Needs has_target().
   void DecodeStep(const PackedRows& rows, int64_t step, const BoundaryActivations& values,
                   const DecodeCaches& caches, ChunkWorkspace& work, Kept& kept,
                   const at::Tensor& logits_RV) const;

@@ -59,7 +59,6 @@ cudaError_t Enqueue(cudaStream_t, const char* name, std::function<void()> work) 
 }
 
 void* HostView(const void* pointer) { return const_cast<void*>(pointer); }
-
 void* ArgumentView(const void* word) { return const_cast<void*>(word); }
 
 Counters ReadCounters() {

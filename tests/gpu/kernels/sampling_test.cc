@@ -1,64 +1,86 @@
 #include "trainer/kernels/cuda/sampling.h"
 
+#include <cmath>
 #include <limits>
 
 #include <gtest/gtest.h>
 
 #include "tests/gpu/kernels/device_testing.h"
 #include "tests/trainer/kernels/native/kernel_testing.h"
-#include "trainer/decode/top_k.h"
+#include "trainer/kernels/native/sampling.h"
 
 namespace deepnet::cuda {
 namespace {
 
+using native::TokenChoice;
+using native::TokenScore;
 using testing::AppendBytes;
 using testing::DeviceArray;
 using testing::ForThreadOrders;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Compares with the choice of a beam search on the host, row by row.
-void ExpectHostsChoice(const std::vector<float>& x, int64_t cols, int64_t stride,
-                       const std::vector<uint8_t>& forbidden, int k) {
-  const int64_t rows = static_cast<int64_t>(x.size()) / stride;
-  std::vector<float> values;
-  std::vector<int32_t> indices;
-  const std::vector<uint8_t> none(cols, 0);
-  for (int64_t row = 0; row < rows; ++row) {
-    std::vector<TokenScore> best;
-    AppendTopK({&x[row * stride], static_cast<size_t>(cols)}, forbidden.empty() ? none : forbidden,
-               k, best);
-    best.resize(k, TokenScore{-kInfinity, -1});
-    for (const TokenScore& token : best) {
-      values.push_back(token.log_prob);
-      indices.push_back(token.token);
-    }
+// Choices from rows of [rows, stride] numbers, `cols` of which are tokens.
+struct Wanted {
+  std::vector<float> x;
+  int64_t cols = 0, stride = 0;
+  std::vector<uint8_t> kinds;
+  std::vector<TokenChoice> choices;
+  int k = 1;
+  double temperature = 0.0;
+};
+
+std::vector<TokenScore> ChosenOnHost(const Wanted& w) {
+  std::vector<TokenScore> chosen(w.choices.size() * w.k);
+  const native::TokenChoices choices{.count = static_cast<int64_t>(w.choices.size()),
+                                     .choices = w.choices.data(),
+                                     .kinds = w.kinds.data(),
+                                     .k = w.k,
+                                     .temperature = w.temperature,
+                                     .chosen = chosen.data()};
+  for (int64_t i = 0; i < choices.count; ++i) {
+    native::ChooseToken(w.x.data(), w.cols, w.stride, choices, i);
   }
-  const DeviceArray<float> device_x(x);
-  const DeviceArray<uint8_t> device_forbidden(forbidden);
+  return chosen;
+}
+
+void ExpectHostsChoices(const Wanted& w) {
+  const std::vector<TokenScore> expected = ChosenOnHost(w);
+  const DeviceArray<float> x(w.x);
+  const DeviceArray<uint8_t> kinds(w.kinds);
+  const DeviceArray<TokenChoice> choices(w.choices);
   ForThreadOrders([&](GpuStream& gpu) {
-    const DeviceArray<float> got_values(values.size());
-    const DeviceArray<int32_t> got_indices(indices.size());
-    TopK(gpu, {.rows = rows,
-               .cols = cols,
-               .x = device_x.data(),
-               .stride = stride,
-               .forbidden = forbidden.empty() ? nullptr : device_forbidden.data(),
-               .k = k,
-               .values = got_values.data(),
-               .indices = got_indices.data()});
-    EXPECT_EQ(gpu.launches(), rows == 0 ? 0 : 1);
-    EXPECT_EQ(got_values.Read(gpu), values);
-    EXPECT_EQ(got_indices.Read(gpu), indices);
+    const DeviceArray<TokenScore> chosen(expected.size());
+    ChooseTokens(gpu, x.data(), w.cols, w.stride,
+                 {.count = static_cast<int64_t>(w.choices.size()),
+                  .choices = choices.data(),
+                  .kinds = kinds.data(),
+                  .k = w.k,
+                  .temperature = w.temperature,
+                  .chosen = chosen.data()});
+    EXPECT_EQ(gpu.launches(), w.choices.empty() ? 0 : 1);
+    const std::vector<TokenScore> got = chosen.Read(gpu);
+    EXPECT_EQ(got, expected);
     std::vector<uint8_t> bytes;
-    AppendBytes(bytes, got_indices.Read(gpu));
+    AppendBytes(bytes, got);
     return bytes;
   });
 }
 
+// The k best of every row.
+void ExpectHostsChoice(const std::vector<float>& x, int64_t cols, int64_t stride,
+                       const std::vector<uint8_t>& forbidden, int k) {
+  Wanted wanted{.x = x, .cols = cols, .stride = stride, .kinds = forbidden, .k = k};
+  wanted.kinds.resize(cols);
+  for (int64_t row = 0; row * stride < static_cast<int64_t>(x.size()); ++row) {
+    wanted.choices.push_back({.row = static_cast<int32_t>(row), .forbidden = 1});
+  }
+  ExpectHostsChoices(wanted);
+}
+
 TEST(GpuTopK, IsTheHostsChoiceForRandomRows) {
   for (const int64_t cols : {1, 2, 9, 255, 256, 257, 3000, 32003}) {
-    for (const int k : {1, 4, 10, 64}) {
+    for (const int k : {1, 4, 10, 64, 256}) {
       SCOPED_TRACE(std::to_string(cols) + " columns, k = " + std::to_string(k));
       ExpectHostsChoice(native::testing::RandomFloats(3 * (cols + 3), 1, 4.0f), cols, cols + 3, {},
                         k);
@@ -111,9 +133,68 @@ TEST(GpuTopK, TakesTheBestOneAfterTheOtherWhereTooManyAreEqual) {
 
 TEST(GpuTopK, NoRowsAreNoLaunch) { ExpectHostsChoice({}, 5, 5, {}, 2); }
 
-TEST(GpuTopKDeathTest, NamesAWrongK) {
+// A beam of 200: the threads' maxima are fewer than k.
+TEST(GpuTopK, MoreThanThreads) {
+  for (const int64_t cols : {300, 2000}) {
+    ExpectHostsChoice(native::testing::RandomFloats(2 * cols, 1), cols, cols, {}, 290);
+  }
+}
+
+TEST(GpuTopK, EachChoiceHasItsRowAndItsKinds) {
+  Wanted wanted{.x = native::testing::RandomFloats(3 * 70, 2), .cols = 70, .stride = 70, .k = 3};
+  for (int i = 0; i < 70; ++i) wanted.kinds.push_back(1 << (i % 3));
+  for (const uint32_t forbidden : {0, 1, 2, 4, 3, 5, 6, 7}) {
+    wanted.choices.push_back({.row = static_cast<int32_t>(forbidden % 3), .forbidden = forbidden});
+  }
+  ExpectHostsChoices(wanted);
+}
+
+// --- drawing ---
+
+// Random rows, drawn from many times; some tokens impossible, some of a forbidden kind.
+Wanted Draws(int64_t cols, double temperature) {
+  Wanted wanted{.x = native::testing::RandomFloats(2 * (cols + 3), 7, 3.0f),
+                .cols = cols,
+                .stride = cols + 3,
+                .temperature = temperature};
+  for (int64_t c = 0; c < cols; ++c) {
+    wanted.kinds.push_back(1 << (c % 5 == 4));
+    if (c % 7 == 2) wanted.x[c] = c % 2 == 0 ? -kInfinity : std::nanf("");
+  }
+  for (int i = 0; i < 12; ++i) {
+    wanted.choices.push_back({.row = i % 2,
+                              .forbidden = static_cast<uint32_t>(2 * (i % 3 > 0)),
+                              .uniform = (i + 0.37) / 12});
+  }
+  wanted.choices[0].uniform = 0.0;
+  wanted.choices[11].uniform = 1.0 - 0x1p-53;
+  return wanted;
+}
+
+TEST(GpuDraw, IsTheHostsDrawForRandomRows) {
+  for (const int64_t cols : {1, 2, 31, 32, 33, 255, 256, 257, 600, 3000}) {
+    for (const double temperature : {0.2, 1.0, 3.0}) {
+      SCOPED_TRACE(std::to_string(cols) + " columns, T = " + std::to_string(temperature));
+      ExpectHostsChoices(Draws(cols, temperature));
+    }
+  }
+}
+
+TEST(GpuDraw, ATinyTemperatureTakesTheBest) { ExpectHostsChoices(Draws(500, 1e-6)); }
+
+TEST(GpuDraw, NothingWhereNothingIsPossible) {
+  Wanted wanted = Draws(300, 1.0);
+  wanted.kinds.assign(300, 2);
+  wanted.x.assign(wanted.x.size(), -1.0f);
+  wanted.kinds[299] = 1;  // the only one that half of the choices may take
+  ExpectHostsChoices(wanted);
+  wanted.x.assign(wanted.x.size(), -kInfinity);
+  ExpectHostsChoices(wanted);
+}
+
+TEST(GpuSamplingDeathTest, NamesAWrongK) {
   GpuStream gpu;
-  EXPECT_DEATH(TopK(gpu, {.rows = 1, .cols = 9, .stride = 9, .k = 65}), "k = 65");
+  EXPECT_DEATH(ChooseTokens(gpu, nullptr, 9, 9, {.count = 1, .k = 2, .temperature = 1}), "k = 2");
 }
 
 }  // namespace

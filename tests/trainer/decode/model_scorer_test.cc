@@ -12,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/devices.h"
+#include "tests/support/host_scorer.h"
 #include "tests/support/stepped_pair_scorer.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/kernels/compute.h"
@@ -20,6 +21,7 @@ namespace deepnet {
 namespace {
 
 using testing::OnDevice;
+using testing::StepForAll;
 using testing::SteppedPairScorer;
 using testing::TinySpec;
 
@@ -96,11 +98,11 @@ std::vector<IdPair> SomePairs() {
 std::vector<float> Decode(ModelScorer& scorer, const std::vector<Ids>& sources,
                           const std::vector<Ids>& histories) {
   const auto state = scorer.Start(sources);
-  std::vector<float> log_probs(sources.size() * scorer.vocabulary_size());
+  std::vector<float> log_probs;
   for (size_t t = 0; t < histories[0].size(); ++t) {
     Ids tokens;
     for (const Ids& history : histories) tokens.push_back(history[t]);
-    scorer.Step(*state, tokens, log_probs.data());
+    log_probs = StepForAll(scorer, *state, tokens);
   }
   return log_probs;
 }
@@ -164,10 +166,9 @@ void ExpectReorderedRowsEqualRowsAlone(Ops& ops, double tolerance) {
     std::vector<Ids> histories = {{2, 10}, {2, 20}, {2, 30}};
     std::vector<size_t> source_of = {0, 1, 2};
     const auto state = scorer.Start(sources);
-    std::vector<float> log_probs(6 * spec.vocabulary_size());
     for (size_t t = 0; t < 2; ++t) {
       const Ids tokens = {histories[0][t], histories[1][t], histories[2][t]};
-      scorer.Step(*state, tokens, log_probs.data());
+      StepForAll(scorer, *state, tokens);
     }
     for (const std::vector<int32_t>& parents :
          {std::vector<int32_t>{2, 0, 2, 0, 2}, {4, 1}, {0, 1, 1, 0, 1, 0}}) {
@@ -184,7 +185,7 @@ void ExpectReorderedRowsEqualRowsAlone(Ops& ops, double tolerance) {
       }
       histories = moved;
       source_of = moved_sources;
-      scorer.Step(*state, tokens, log_probs.data());
+      const std::vector<float> log_probs = StepForAll(scorer, *state, tokens);
       for (size_t row = 0; row < parents.size(); ++row) {
         const std::vector<float> got = Row(log_probs, row, spec.vocabulary_size());
         const std::vector<float> alone =

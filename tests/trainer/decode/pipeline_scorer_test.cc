@@ -14,6 +14,7 @@
 #include <gtest/gtest.h>
 
 #include "parallel/base/exit_code.h"
+#include "tests/support/host_scorer.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/decode/search.h"
@@ -194,8 +195,7 @@ std::vector<float> TwoStatesAtOnce(Scorer& scorer) {
   for (const int32_t token : {2, 17, 30}) {
     scorer.Start(sources);
     for (DecoderState* state : {first.get(), second.get()}) {
-      std::vector<float> log_probs(scorer.vocabulary_size());
-      scorer.Step(*state, {&token, 1}, log_probs.data());
+      const std::vector<float> log_probs = testing::StepForAll(scorer, *state, {&token, 1});
       all.insert(all.end(), log_probs.begin(), log_probs.end());
     }
   }

@@ -260,7 +260,7 @@ TEST(BeamSearch, StopsAsSoonAsNothingAliveCanEnterTheNBest) {
 }
 
 // Log-probabilities that depend on the number of tokens fed alone: of </s>, and of a piece.
-class ScriptedScorer : public Scorer {
+class ScriptedScorer : public testing::HostScorer {
  public:
   static constexpr int32_t kPiece = 4;
   struct Line {
@@ -276,7 +276,7 @@ class ScriptedScorer : public Scorer {
   void Reorder(DecoderState& state, std::span<const int32_t> parents) override {
     static_cast<State&>(state).rows = static_cast<int>(parents.size());
   }
-  void Step(DecoderState& state, std::span<const int32_t>, float* log_probs) override {
+  void StepRows(DecoderState& state, std::span<const int32_t>, float* log_probs) override {
     std::fill_n(log_probs, state.num_rows() * 7, -std::numeric_limits<float>::infinity());
     for (int row = 0; row < state.num_rows(); ++row) {
       log_probs[row * 7 + SpecialId::kEnd] = script_.at(num_steps_).end;
@@ -335,8 +335,8 @@ TEST(BeamSearch, GoesOnWhileEndingAtOnceCouldStillWin) {
 class NanScorer : public TableScorer {
  public:
   NanScorer() : TableScorer({.vocabulary_size = 7}) {}
-  void Step(DecoderState& state, std::span<const int32_t> tokens, float* log_probs) override {
-    TableScorer::Step(state, tokens, log_probs);
+  void StepRows(DecoderState& state, std::span<const int32_t> tokens, float* log_probs) override {
+    TableScorer::StepRows(state, tokens, log_probs);
     std::fill_n(log_probs, tokens.size() * 7, std::numeric_limits<float>::quiet_NaN());
   }
 };

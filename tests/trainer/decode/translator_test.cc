@@ -148,8 +148,8 @@ TEST(Translator, KeepsEachTranslationOnOneLine) {
 class SilentScorer : public TableScorer {
  public:
   SilentScorer() : TableScorer({.vocabulary_size = 32}) {}
-  void Step(DecoderState& state, std::span<const int32_t> tokens, float* log_probs) override {
-    TableScorer::Step(state, tokens, log_probs);
+  void StepRows(DecoderState& state, std::span<const int32_t> tokens, float* log_probs) override {
+    TableScorer::StepRows(state, tokens, log_probs);
     std::fill_n(log_probs, tokens.size() * 32, -std::numeric_limits<float>::infinity());
   }
 };

@@ -1,4 +1,4 @@
-#include "trainer/decode/top_k.h"
+#include "trainer/kernels/native/sampling.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,7 +8,7 @@
 
 #include "parallel/base/philox.h"
 
-namespace deepnet {
+namespace deepnet::native {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -17,7 +17,7 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 std::vector<TokenScore> TopK(const std::vector<float>& row, const std::vector<uint8_t>& forbidden,
                              int k) {
   std::vector<TokenScore> best;
-  AppendTopK(row, forbidden, k, best);
+  AppendTopK(row, {forbidden, 1}, k, best);
   return best;
 }
 
@@ -76,7 +76,7 @@ TEST(TopK, EqualsSortingTheWholeRowInAscendingAndDescendingOrder) {
 
 TEST(TopK, AppendsBehindWhatIsThere) {
   std::vector<TokenScore> best = {{-9.0f, 7}};
-  AppendTopK(std::vector<float>{-2.0f, -1.0f, -3.0f}, std::vector<uint8_t>(3, 0), 2, best);
+  AppendTopK(std::vector<float>{-2.0f, -1.0f, -3.0f}, {std::vector<uint8_t>(3, 0), 1}, 2, best);
   EXPECT_EQ(best, (std::vector<TokenScore>{{-9.0f, 7}, {-1.0f, 1}, {-2.0f, 0}}));
 }
 
@@ -100,26 +100,56 @@ TEST(TopK, FindsNothingWhereNothingIsPossible) {
 TEST(DrawToken, CutsTheUnitIntervalInOrderOfIds) {
   const std::vector<float> row = {std::log(0.25f), 0.0f, std::log(0.5f), std::log(0.25f)};
   const std::vector<uint8_t> forbidden = {0, 1, 0, 0};
-  EXPECT_EQ(DrawToken(row, forbidden, 1.0, 0.0), 0);
-  EXPECT_EQ(DrawToken(row, forbidden, 1.0, 0.24), 0);
-  EXPECT_EQ(DrawToken(row, forbidden, 1.0, 0.26), 2);
-  EXPECT_EQ(DrawToken(row, forbidden, 1.0, 0.74), 2);
-  EXPECT_EQ(DrawToken(row, forbidden, 1.0, 0.76), 3);
-  EXPECT_EQ(DrawToken(row, forbidden, 1.0, 1.0 - 0x1p-53), 3);
+  EXPECT_EQ(DrawToken(row, {forbidden, 1}, 1.0, 0.0), 0);
+  EXPECT_EQ(DrawToken(row, {forbidden, 1}, 1.0, 0.24), 0);
+  EXPECT_EQ(DrawToken(row, {forbidden, 1}, 1.0, 0.26), 2);
+  EXPECT_EQ(DrawToken(row, {forbidden, 1}, 1.0, 0.74), 2);
+  EXPECT_EQ(DrawToken(row, {forbidden, 1}, 1.0, 0.76), 3);
+  EXPECT_EQ(DrawToken(row, {forbidden, 1}, 1.0, 1.0 - 0x1p-53), 3);
 }
 
 TEST(DrawToken, AtATinyTemperatureTakesTheBest) {
   const std::vector<float> row = {-3.0f, -1.0f, -2.0f};
-  EXPECT_EQ(DrawToken(row, std::vector<uint8_t>(3, 0), 1e-9, 0.999), 1);
+  EXPECT_EQ(DrawToken(row, {std::vector<uint8_t>(3, 0), 1}, 1e-9, 0.999), 1);
 }
 
 TEST(DrawToken, NeverTakesWhatIsImpossible) {
   const std::vector<float> row = {kNan, -kInfinity, -5.0f, kNan};
   for (const double uniform : {0.0, 0.5, 0.999}) {
-    EXPECT_EQ(DrawToken(row, std::vector<uint8_t>(4, 0), 1.0, uniform), 2);
-    EXPECT_EQ(DrawToken(row, std::vector<uint8_t>(4, 1), 1.0, uniform), -1);
+    EXPECT_EQ(DrawToken(row, {std::vector<uint8_t>(4, 0), 1}, 1.0, uniform), 2);
+    EXPECT_EQ(DrawToken(row, {std::vector<uint8_t>(4, 1), 1}, 1.0, uniform), -1);
   }
 }
 
+TEST(ChooseToken, TakesItsRowAndItsKinds) {
+  const std::vector<float> rows = {-1.0f, -2.0f, -3.0f, 99.0f,  // a column more than tokens
+                                   -3.0f, -1.0f, -2.0f, 99.0f};
+  const std::vector<uint8_t> kinds = {1, 2, 4};
+  const std::vector<TokenChoice> wanted = {{1, 0}, {0, 1}, {1, 2 | 4}, {1, 7}};
+  std::vector<TokenScore> chosen(8);
+  TokenChoices choices{
+      .count = 4, .choices = wanted.data(), .kinds = kinds.data(), .k = 2, .chosen = chosen.data()};
+  for (int64_t i = 0; i < 4; ++i) ChooseToken(rows.data(), 3, 4, choices, i);
+  const TokenScore none{-kInfinity, -1};
+  EXPECT_EQ(chosen,
+            (std::vector<TokenScore>{
+                {-1.0f, 1}, {-2.0f, 2}, {-2.0f, 1}, {-3.0f, 2}, {-3.0f, 0}, none, none, none}));
+}
+
+TEST(ChooseToken, DrawsByItsOwnNumber) {
+  const std::vector<float> row = {std::log(0.5f), std::log(0.5f)};
+  const std::vector<uint8_t> kinds = {1, 2};
+  const std::vector<TokenChoice> wanted = {{0, 0, 0.4}, {0, 0, 0.6}, {0, 2, 0.9}, {0, 3, 0.9}};
+  std::vector<TokenScore> chosen(4);
+  TokenChoices choices{.count = 4,
+                       .choices = wanted.data(),
+                       .kinds = kinds.data(),
+                       .temperature = 1.0,
+                       .chosen = chosen.data()};
+  for (int64_t i = 0; i < 4; ++i) ChooseToken(row.data(), 2, 2, choices, i);
+  EXPECT_EQ(chosen,
+            (std::vector<TokenScore>{{row[0], 0}, {row[1], 1}, {row[0], 0}, {-kInfinity, -1}}));
+}
+
 }  // namespace
-}  // namespace deepnet
+}  // namespace deepnet::native

@@ -5,7 +5,7 @@
 // Strict comparison with it gives the tie rule for free, because ids are visited in ascending
 // order, and keeps -infinity and NaN out. If forbidden tokens put the floor too high, fewer than k
 // are found, and the second pass is repeated without a floor.
-#include "trainer/decode/top_k.h"
+#include "trainer/kernels/native/sampling.h"
 
 #include <algorithm>
 #include <cmath>
@@ -14,7 +14,7 @@
 
 #include "parallel/base/check.h"
 
-namespace deepnet {
+namespace deepnet::native {
 namespace {
 
 constexpr size_t kBlock = 64;
@@ -98,14 +98,14 @@ float FloorOf(std::vector<float> maxima, int k) {
 }
 
 // Offers every allowed token of the blocks that reach `floor`.
-void Scan(std::span<const float> log_probs, std::span<const uint8_t> forbidden,
+void Scan(std::span<const float> log_probs, const AllowedTokens& allowed,
           std::span<const float> maxima, float floor, BestSoFar& best) {
   for (size_t block = 0; block < maxima.size(); ++block) {
     if (maxima[block] < floor || !(maxima[block] > best.threshold())) continue;
     const size_t end = std::min((block + 1) * kBlock, log_probs.size());
     for (size_t token = block * kBlock; token < end; ++token) {
       const float log_prob = log_probs[token];
-      if (log_prob >= floor && log_prob > best.threshold() && forbidden[token] == 0) {
+      if (log_prob >= floor && log_prob > best.threshold() && allowed[token]) {
         best.Add({log_prob, static_cast<int32_t>(token)});
       }
     }
@@ -114,32 +114,32 @@ void Scan(std::span<const float> log_probs, std::span<const uint8_t> forbidden,
 
 }  // namespace
 
-void AppendTopK(std::span<const float> log_probs, std::span<const uint8_t> forbidden, int k,
+void AppendTopK(std::span<const float> log_probs, const AllowedTokens& allowed, int k,
                 std::vector<TokenScore>& best) {
   DEEPNET_CHECK(k >= 1) << "k = " << k;
-  DEEPNET_CHECK_EQ(log_probs.size(), forbidden.size());
+  DEEPNET_CHECK_EQ(log_probs.size(), allowed.kinds.size());
   BestSoFar best_so_far(k, best);
   const std::vector<float> maxima = BlockMaxima(log_probs);
   const float floor = FloorOf(maxima, k);
-  Scan(log_probs, forbidden, maxima, floor, best_so_far);
+  Scan(log_probs, allowed, maxima, floor, best_so_far);
   if (!best_so_far.IsFull() && floor > kImpossible) {
     best_so_far.Clear();
-    Scan(log_probs, forbidden, maxima, kImpossible, best_so_far);
+    Scan(log_probs, allowed, maxima, kImpossible, best_so_far);
   }
   best_so_far.Sort();
 }
 
-int32_t DrawToken(std::span<const float> log_probs, std::span<const uint8_t> forbidden,
+int32_t DrawToken(std::span<const float> log_probs, const AllowedTokens& allowed,
                   double temperature, double uniform) {
-  DEEPNET_CHECK_EQ(log_probs.size(), forbidden.size());
+  DEEPNET_CHECK_EQ(log_probs.size(), allowed.kinds.size());
   float highest = kImpossible;
   for (size_t token = 0; token < log_probs.size(); ++token) {
-    if (forbidden[token] == 0 && log_probs[token] > highest) highest = log_probs[token];
+    if (allowed[token] && log_probs[token] > highest) highest = log_probs[token];
   }
   if (highest == kImpossible) return -1;
 
   const auto weight = [&](size_t token) {  // relative to the highest, so that nothing overflows
-    if (forbidden[token] != 0 || !(log_probs[token] > kImpossible)) return 0.0;
+    if (!allowed[token] || !(log_probs[token] > kImpossible)) return 0.0;
     return std::exp((static_cast<double>(log_probs[token]) - highest) / temperature);
   };
   double total = 0.0;
@@ -157,4 +157,21 @@ int32_t DrawToken(std::span<const float> log_probs, std::span<const uint8_t> for
   return last_possible;
 }
 
-}  // namespace deepnet
+void ChooseToken(const float* log_probs, int64_t vocabulary, int64_t stride,
+                 const TokenChoices& choices, int64_t index) {
+  const TokenChoice& choice = choices.choices[index];
+  const std::span row(log_probs + choice.row * stride, static_cast<size_t>(vocabulary));
+  const AllowedTokens allowed{{choices.kinds, row.size()}, choice.forbidden};
+  const size_t k = static_cast<size_t>(choices.k);
+  std::vector<TokenScore> best;
+  if (choices.temperature > 0.0) {
+    const int32_t token = DrawToken(row, allowed, choices.temperature, choice.uniform);
+    if (token >= 0) best.push_back({row[static_cast<size_t>(token)], token});
+  } else {
+    AppendTopK(row, allowed, choices.k, best);
+  }
+  best.resize(k, {kImpossible, -1});
+  std::copy(best.begin(), best.end(), choices.chosen + static_cast<size_t>(index) * k);
+}
+
+}  // namespace deepnet::native
