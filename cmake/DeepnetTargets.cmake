@@ -1,9 +1,10 @@
-# deepnet_library(NAME SRCS a.cc ... HDRS a.h ... DEPS x ... [TORCH] [NO_PCH])
+# deepnet_library(NAME SRCS a.cc ... HDRS a.h ... DEPS x ... [OWN_DEPS y ...] [TORCH] [NO_PCH])
 #   One folder's code as a static library. Headers are listed so that each is compiled alone
 #   (target all_verify_interface_header_sets). TORCH: may include LibTorch; left out of torch-free builds.
+#   OWN_DEPS: libraries that its headers do not include, so that its users are compiled without them.
 #   NO_PCH: its units have flags of their own, or headers that do not bear abseil before them.
 function(deepnet_library name)
-  cmake_parse_arguments(arg "TORCH;NO_PCH" "" "SRCS;HDRS;DEPS" ${ARGN})
+  cmake_parse_arguments(arg "TORCH;NO_PCH" "" "SRCS;HDRS;DEPS;OWN_DEPS" ${ARGN})
   if(arg_TORCH AND DEEPNET_PURE_ONLY)
     return()
   endif()
@@ -17,6 +18,9 @@ function(deepnet_library name)
   target_sources(${name} ${scope} FILE_SET HEADERS BASE_DIRS ${CMAKE_SOURCE_DIR} FILES ${arg_HDRS})
   target_include_directories(${name} ${scope} ${CMAKE_SOURCE_DIR})
   target_link_libraries(${name} ${scope} ${arg_DEPS})
+  if(arg_OWN_DEPS)
+    target_link_libraries(${name} PRIVATE ${arg_OWN_DEPS})
+  endif()
   if(arg_TORCH)
     target_link_libraries(${name} ${scope} deepnet_torch)
   endif()

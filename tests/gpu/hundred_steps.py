@@ -5,9 +5,9 @@
 
 PROGRAM is deepnet_on_emulated_gpu of a build for the emulated GPU, CORPUS a folder as launch/quickstart.sh
 builds it (corpus/small; `launch/corpora/debian_corpus.py build small --langs es,fr,it --out CORPUS`). The
-recipe is the quick start's with 6 + 6 layers of width 64 and dropout. Float32 and bfloat16 are each compared with the
+recipe is the quick start's with 6 + 6 layers of width 64, dropout, and microbatches of 122 tokens. Float32 and bfloat16 are each compared with the
 CPU's float32 run; the emulated GPU's layouts must give one weights' hash. Prints a table; exit status 1
-where a loss is beyond its bound or a hash differs. Takes about half an hour on two cores.
+where a loss is beyond its bound or a hash differs. Takes about ten minutes on two cores.
 """
 
 import argparse
@@ -20,14 +20,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "launch/recipes/quickstart.textproto"
 SETTINGS = ["model.encoder_layers=6", "model.decoder_layers=6", "model.d_model=64", "model.ffn_dim=256", "model.num_heads=2",
-            "model.dropout=0.1", "data.folder=data", "optim.virtual_replicas=2", "compute.threads_per_rank=1",
+            "model.dropout=0.1", "data.folder=data", "data.microbatch.max_source_tokens=122",
+            "data.microbatch.max_target_tokens=122", "data.microbatch.max_sentences=16", "optim.virtual_replicas=2", "compute.threads_per_rank=1",
             "train.log_every_steps=1", "train.validate_every_steps=-1", "train.validate_sentences=1", "decode.beam_size=1",
             "decode.max_tokens=2", "train.max_train_minutes=0",
             "train.checkpoint_every_minutes=0"]
 # Stages, replicas, schedule.
-LAYOUTS = [(1, 1, ""), (2, 1, "zb-h1"), (2, 2, "1f1b")]
+LAYOUTS = [(1, 1, ""), (2, 2, "zb-h1")]
 # The greatest relative difference from the CPU's float32 loss at any step.
-BOUNDS = {"FLOAT32": 1e-5, "BFLOAT16": 5e-3}
+BOUNDS = {"FLOAT32": 1e-5, "BFLOAT16": 1e-3}
 
 
 def run(words):

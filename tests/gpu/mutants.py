@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Breaks code for GPUs on purpose, one place at a time, and expects its tests to fail. Prints what caught each.
+"""Breaks code for GPUs on purpose, one place at a time, and expects its tests to fail. Prints what caught each,
+and after how many seconds of testing.
 
   tests/gpu/mutants.py BUILD_FOLDER [NAME...]
 
@@ -10,6 +11,7 @@ file with changes that git does not know is refused. Exit status 1 if a mutant s
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,7 +23,8 @@ ATTENTION = "gpu_attention_test"
 TRAINING = "gpu_training_kernels_test"
 ERRORS = "gpu_device_errors_test"
 CUDA_OPS = "gpu_cuda_ops_test"
-# name: file, text that stands there once, what replaces it, test program
+LAYOUTS = "gpu_train_test --gtest_filter=*EveryLayout*"
+# name: file, text that stands there once, what replaces it, test program with arguments
 MUTANTS = {
     "exceptions-pass-what-is-under-way": (
         "parallel/exec/pipeline_executor.cc", "return options_.guard ? options_.guard(work) : work();", "return work();", ERRORS),
@@ -135,6 +138,14 @@ MUTANTS = {
         "trainer/kernels/cuda_ops.cc", "uploaded->target.last_label = LargestOf(labels, \"target\");", "", CUDA_OPS),
     "scratch-of-a-running-kernel": (
         CUDA + "gpu_stream.cc", "    Wait();  // for the kernels that use what is given back\n", "", "gpu_stream_test"),
+    "ids-overwritten-while-they-are-copied": (
+        CUDA + "host_copies.cc", " || cudaEventQuery((*block)->copied) != cudaSuccess", "", LAYOUTS),
+    "weights-read-by-the-host": (
+        "trainer/model_loader.cc", "host = parameters.weights().to(at::kCPU);", "host = parameters.weights();",
+        "gpu_train_test --gtest_filter=*Resumed*"),
+    "messages-swapped": (
+        "parallel/exec/pipeline_executor.cc", "return a.posted_behind < b.posted_behind;", "return a.needed_by < b.needed_by;",
+        LAYOUTS),
     "votes-in-the-wrong-phase": (
         "tests/gpu/emulated/cuda_on_host.cc", "    MakeReady(number, others);\n", "", "gpu_cuda_on_host_test"),
     "leaving-is-not-seen": (
@@ -225,7 +236,8 @@ def caught_by(text):
 
 def try_mutant(build, name):
     """Returns what caught the mutant, or None, and what the build said if it did not compile."""
-    path, old, new, program = MUTANTS[name]
+    path, old, new, command = MUTANTS[name]
+    program, *arguments = command.split()
     source = ROOT / path
     text = source.read_text()
     if text.count(old) != 1:
@@ -235,10 +247,12 @@ def try_mutant(build, name):
         status, words = run(["ninja", "-C", build, "-j1", program], 1200)
         if status:
             return None, "does not compile:\n" + words[-2000:]
-        status, words = run([str(program_path(build, program))], 1200)
+        begin = time.monotonic()
+        status, words = run([str(program_path(build, program)), *arguments], 1200)
+        seconds = time.monotonic() - begin
     finally:
         source.write_text(text)
-    return (f"{program}: {caught_by(words)}" if status else None), "survives"
+    return (f"{program}: {caught_by(words)} | {seconds:.1f}" if status else None), "survives"
 
 
 def main():
@@ -248,12 +262,12 @@ def main():
     if changed:
         sys.exit(f"commit or stash first:\n{changed}")
     failed = 0
-    print("| mutant | caught by |\n| --- | --- |")
+    print("| mutant | caught by | seconds |\n| --- | --- | --- |")
     for name in names:
         caught, why = try_mutant(build, name)
         failed += caught is None
-        print(f"| {name} | {caught or '**' + why + '**'} |", flush=True)
-    run(["ninja", "-C", build, "-j1", *sorted({MUTANTS[name][3] for name in names})], 1200)
+        print(f"| {name} | {caught or '**' + why + '** |'} |", flush=True)
+    run(["ninja", "-C", build, "-j1", *sorted({MUTANTS[name][3].split()[0] for name in names})], 1200)
     return failed > 0
 
 

@@ -1,10 +1,10 @@
 // Tests of code that runs on any device: a suite derived from OnDevice runs once on the CPU and,
-// where this build and this machine have one, once on a CUDA device. A missing device is not a
-// skipped test: the suite just has one device less.
+// where this build and this machine have one, once on a GPU, be it emulated. A missing device is
+// not a skipped test: the suite just has one device less.
 //
 // Example:
 //   using testing::OnDevice;
-//   TEST_P(OnDevice, AddsTwoNumbers) { ... MakeReference() ... }
+//   TEST_P(OnDevice, AddsTwoNumbers) { ... MakeFloat32Ops() ... }
 //   INSTANTIATE_TEST_SUITE_P(Adding, OnDevice, ::testing::ValuesIn(testing::Devices()),
 //                            testing::DeviceName);
 #pragma once
@@ -14,6 +14,7 @@
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <gtest/gtest.h>
 
 #include "trainer/kernels/compute.h"
@@ -22,22 +23,23 @@ namespace deepnet::testing {
 
 inline std::vector<at::DeviceType> Devices() {
   std::vector<at::DeviceType> devices = {at::kCPU};
-  if (at::hasCUDA()) devices.push_back(at::kCUDA);
+  if (GpuType()) devices.push_back(*GpuType());
   return devices;
 }
 
-// "CPU" or "CUDA", the end of the test's name.
+// "CPU" or "GPU", the end of the test's name.
 inline std::string DeviceName(const ::testing::TestParamInfo<at::DeviceType>& info) {
-  return at::DeviceTypeName(info.param);
+  return info.param == at::kCPU ? "CPU" : "GPU";
 }
 
 class OnDevice : public ::testing::TestWithParam<at::DeviceType> {
  protected:
-  at::Device device() const { return at::Device(GetParam()); }
-
-  // Returns the reference operations on that device; operands and stream have one type.
-  std::unique_ptr<Ops> MakeReference(at::ScalarType type = at::kDouble) const {
-    return MakeAtenOps(device(), type, type);
+  // Returns the device's operations in float32: the reference on the CPU, CudaOps on a GPU.
+  std::unique_ptr<Ops> MakeFloat32Ops() const {
+    if (GetParam() == at::kCPU) return MakeAtenOps(at::kCPU, at::kFloat, at::kFloat);
+    const c10::impl::VirtualGuardImpl guard(GetParam());
+    guard.setDevice({GetParam(), 0});
+    return MakeCudaOps(guard.getDevice(), at::kFloat, /*check_launches=*/false);
   }
 };
 

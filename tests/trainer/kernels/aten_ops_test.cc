@@ -1,4 +1,4 @@
-// The reference operations on every device, in float64: forward against the formula, backward
+// The reference operations, in float64: forward against the formula, backward
 // against autograd, dropout against the definition of one decision. Rows that are not real stay as
 // they were. Attention and the loss against one dense matrix over all rows.
 #include <cmath>
@@ -10,7 +10,6 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "tests/support/devices.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/kernels/native/attention.h"
 #include "trainer/kernels/native/dropout.h"
@@ -38,14 +37,14 @@ struct TwoSentences {
   }
 };
 
-class AtenOpsTest : public OnDevice {
+class AtenOpsTest : public ::testing::Test {
  protected:
-  AtenOpsTest() : ops_(MakeReference()) {}
+  AtenOpsTest() : ops_(MakeAtenOps(at::kCPU, at::kDouble, at::kDouble)) {}
 
   // Numbers between -1 and 1 without a pattern; another `phase` gives others.
   at::Tensor Numbers(at::IntArrayRef shape, double phase) const {
     const int64_t count = c10::multiply_integers(shape);
-    return at::sin(at::arange(count, at::kDouble) * 1.3 + phase).reshape(shape).to(device());
+    return at::sin(at::arange(count, at::kDouble) * 1.3 + phase).reshape(shape);
   }
   at::Tensor Leaf(at::IntArrayRef shape, double phase) const {
     return Numbers(shape, phase).set_requires_grad(true);
@@ -60,8 +59,7 @@ class AtenOpsTest : public OnDevice {
     return whole;
   }
   at::Tensor Mask(int64_t features) const {
-    return at::zeros({TwoSentences::kCapacity, native::MaskBytes(features)},
-                     at::TensorOptions(device()).dtype(at::kByte));
+    return at::zeros({TwoSentences::kCapacity, native::MaskBytes(features)}, at::kByte);
   }
 
   static DropoutSite Site() {
@@ -78,7 +76,7 @@ class AtenOpsTest : public OnDevice {
         factors[r][f].fill_(keep ? 1.0 / (1.0 - site.rate) : 0.0);
       }
     }
-    return factors.to(device());
+    return factors;
   }
 
   static void ExpectNear(const at::Tensor& got, const at::Tensor& expected) {
@@ -105,7 +103,7 @@ namespace {
 
 using testing::AtenOpsTest;
 
-TEST_P(AtenOpsTest, LinearAndItsBackwardEqualAutograd) {
+TEST_F(AtenOpsTest, LinearAndItsBackwardEqualAutograd) {
   const at::Tensor pre = Leaf({n_, 3}, 1), w = Leaf({4, 3}, 2), bias = Leaf({4}, 3);
   const at::Tensor x = at::relu(pre);
   const at::Tensor y = at::matmul(x, w.t()) + bias;
@@ -131,9 +129,9 @@ TEST_P(AtenOpsTest, LinearAndItsBackwardEqualAutograd) {
   ExpectNear(dbias, bias.grad() + 1);
 }
 
-TEST_P(AtenOpsTest, AWeightIsReadAnewWhenRefreshed) {
+TEST_F(AtenOpsTest, AWeightIsReadAnewWhenRefreshed) {
   const at::Tensor master = Numbers({4, 3}, 2).to(at::kFloat);
-  const auto ops = MakeAtenOps(device(), at::kBFloat16, at::kFloat);  // a copy in another type
+  const auto ops = MakeAtenOps(at::kCPU, at::kBFloat16, at::kFloat);  // a copy in another type
   const auto weight = ops->MakeWeight(master, /*backward=*/true);
   ops->Refresh(*weight);
   master.zero_();
@@ -144,7 +142,7 @@ TEST_P(AtenOpsTest, AWeightIsReadAnewWhenRefreshed) {
   EXPECT_EQ(y.abs().max().item<float>(), 0.0f);
 }
 
-TEST_P(AtenOpsTest, ResidualNormAndItsBackwardEqualAutograd) {
+TEST_F(AtenOpsTest, ResidualNormAndItsBackwardEqualAutograd) {
   constexpr int64_t kWidth = 11;  // no multiple of 8: the mask's last byte is not full
   const at::Tensor x = Leaf({n_, kWidth}, 1), branch = Leaf({n_, kWidth}, 2);
   const at::Tensor gain = Leaf({kWidth}, 3), bias = Leaf({kWidth}, 4);
@@ -192,7 +190,7 @@ TEST_P(AtenOpsTest, ResidualNormAndItsBackwardEqualAutograd) {
   ExpectNear(dbias, bias.grad() + 1);
 }
 
-TEST_P(AtenOpsTest, BranchesAndActivationsAreDroppedByTheDefinition) {
+TEST_F(AtenOpsTest, BranchesAndActivationsAreDroppedByTheDefinition) {
   const at::Tensor x = Numbers({n_, 13}, 1), branch = Numbers({n_, 13}, 2);
   const at::Tensor factors = Factors(Site(), 13), mask = Mask(13);
   const at::Tensor sum = Padded(x);
@@ -209,7 +207,7 @@ TEST_P(AtenOpsTest, BranchesAndActivationsAreDroppedByTheDefinition) {
   ExpectRows(gradient, branch * factors);
 }
 
-TEST_P(AtenOpsTest, GeluAndItsBackwardEqualAutograd) {
+TEST_F(AtenOpsTest, GeluAndItsBackwardEqualAutograd) {
   const at::Tensor pre = Leaf({n_, 4}, 1);
   const at::Tensor h = 0.5 * pre * (1 + at::erf(pre / std::sqrt(2.0)));
   const at::Tensor dh = Numbers({n_, 4}, 2);
@@ -221,7 +219,7 @@ TEST_P(AtenOpsTest, GeluAndItsBackwardEqualAutograd) {
   ExpectRows(dpre, pre.grad());
 }
 
-TEST_P(AtenOpsTest, EmbedAndItsBackwardEqualAutograd) {
+TEST_F(AtenOpsTest, EmbedAndItsBackwardEqualAutograd) {
   const at::Tensor table = Leaf({9, 6}, 1), positions = Leaf({4, 6}, 2);
   const at::Tensor factors = Factors(Site(), 6), mask = Mask(6);
   std::vector<at::Tensor> rows;
@@ -256,7 +254,7 @@ TEST_P(AtenOpsTest, EmbedAndItsBackwardEqualAutograd) {
 }
 
 // Both places of epsilon, weight decay and clipping, two steps, element by element.
-TEST_P(AtenOpsTest, AdamFollowsItsFormula) {
+TEST_F(AtenOpsTest, AdamFollowsItsFormula) {
   for (const bool fairseq : {true, false}) {
     const at::Tensor w = Numbers({5}, 1), g = Numbers({5}, 2);
     const at::Tensor m = at::zeros_like(w), v = at::zeros_like(w);
@@ -293,9 +291,6 @@ TEST_P(AtenOpsTest, AdamFollowsItsFormula) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Reference, AtenOpsTest, ::testing::ValuesIn(testing::Devices()),
-                         testing::DeviceName);
-
 constexpr int kHeads = 2;
 constexpr int64_t kWidth = 6;
 
@@ -318,8 +313,7 @@ class AtenAttentionTest : public AtenOpsTest {
         if (!seen) hidden[i][j].fill_(-std::numeric_limits<double>::infinity());
       }
     }
-    return at::matmul(Split(q), Split(k).transpose(1, 2)) / std::sqrt(kWidth / kHeads) +
-           hidden.to(device());
+    return at::matmul(Split(q), Split(k).transpose(1, 2)) / std::sqrt(kWidth / kHeads) + hidden;
   }
   // [H, rows, rows]: the decision of a weight is that of its query row and key position.
   at::Tensor WeightFactors() const {
@@ -335,7 +329,7 @@ class AtenAttentionTest : public AtenOpsTest {
   }
 };
 
-TEST_P(AtenAttentionTest, ForwardAndBackwardEqualADenseMatrix) {
+TEST_F(AtenAttentionTest, ForwardAndBackwardEqualADenseMatrix) {
   for (const bool causal : {false, true}) {
     const at::Tensor q = Leaf({n_, kWidth}, 1), k = Leaf({n_, kWidth}, 2),
                      v = Leaf({n_, kWidth}, 3);
@@ -368,7 +362,7 @@ TEST_P(AtenAttentionTest, ForwardAndBackwardEqualADenseMatrix) {
   }
 }
 
-TEST_P(AtenAttentionTest, OneQueryOverACacheEqualsTheLastRowOfEachSentence) {
+TEST_F(AtenAttentionTest, OneQueryOverACacheEqualsTheLastRowOfEachSentence) {
   const at::Tensor q = Numbers({n_, kWidth}, 1), k = Numbers({n_, kWidth}, 2),
                    v = Numbers({n_, kWidth}, 3);
   const at::Tensor whole = Out(kWidth);
@@ -397,7 +391,7 @@ TEST_P(AtenAttentionTest, OneQueryOverACacheEqualsTheLastRowOfEachSentence) {
   ExpectRows(got, at::stack({whole[2], whole[4]}));
 }
 
-TEST_P(AtenAttentionTest, CrossEntropyWithSmoothingEqualsAutograd) {
+TEST_F(AtenAttentionTest, CrossEntropyWithSmoothingEqualsAutograd) {
   constexpr double kSmoothing = 0.1, kScale = 0.25;
   const std::vector<int32_t> labels = {3, -1, 0, 6, 3};
   const at::Tensor hidden = Leaf({n_, kWidth}, 1), w = Leaf({7, kWidth}, 2);
@@ -437,15 +431,12 @@ TEST_P(AtenAttentionTest, CrossEntropyWithSmoothingEqualsAutograd) {
   }
 }
 
-TEST_P(AtenAttentionTest, LogSoftmaxIsTheLogarithmOfSharesThatAddUpToOne) {
+TEST_F(AtenAttentionTest, LogSoftmaxIsTheLogarithmOfSharesThatAddUpToOne) {
   const at::Tensor logits = Numbers({n_, 7}, 1), got = Padded(logits);
   ops_->LogSoftmax(n_, got);
   const at::Tensor shares = logits.exp();
   ExpectRows(got, (shares / shares.sum(1, /*keepdim=*/true)).log());
 }
-
-INSTANTIATE_TEST_SUITE_P(Reference, AtenAttentionTest, ::testing::ValuesIn(testing::Devices()),
-                         testing::DeviceName);
 
 }  // namespace
 }  // namespace deepnet

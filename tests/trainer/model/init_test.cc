@@ -32,13 +32,27 @@ ModelSpec Model(int layers, TiedEmbeddings tied) {
   return model;
 }
 
+struct Weights {
+  Inventory inventory;
+  at::Tensor flat;
+
+  at::Tensor Get(const std::string& name) const {
+    for (const Parameter& p : inventory.parameters) {
+      if (p.name == name) return flat.narrow(0, p.offset, p.NumElements()).view(p.shape);
+    }
+    ADD_FAILURE() << "unknown parameter " << name;
+    return {};
+  }
+};
+
 class Initialize : public testing::OnDevice {
  protected:
-  Parameters Initialized(const ModelSpec& model, uint64_t seed) const {
-    const auto ops = MakeReference(at::kFloat);
+  // The weights of a model, on the host.
+  Weights Initialized(const ModelSpec& model, uint64_t seed) const {
+    const auto ops = MakeFloat32Ops();
     Parameters parameters(Describe(model, {}), *ops, /*trainable=*/false);
     parameters.Initialize(seed);
-    return parameters;
+    return {parameters.inventory(), parameters.weights().to(at::kCPU)};
   }
 };
 
@@ -58,7 +72,7 @@ struct Spread {
 // that 2 % is more than three deviations; a role has at least 38,000 numbers and is held to 1 %.
 TEST_P(Initialize, GivesEveryTensorItsDeviation) {
   const ModelSpec model = Model(6, TIE_ALL);
-  const Parameters parameters = Initialized(model, 1);
+  const Weights weights = Initialized(model, 1);
   const DepthScaling scaling = MakeDepthScaling(model);
   const double square = std::sqrt(2.0 / 256), wide = std::sqrt(2.0 / 640);
   const auto expected = [&](const Parameter& p) {
@@ -78,8 +92,8 @@ TEST_P(Initialize, GivesEveryTensorItsDeviation) {
     }
   };
   std::map<Role, Spread> roles;
-  for (const Parameter& p : parameters.inventory().parameters) {
-    at::Tensor values = parameters.Get(p.name);
+  for (const Parameter& p : weights.inventory.parameters) {
+    at::Tensor values = weights.Get(p.name);
     if (p.shape.size() == 1) {  // gains and biases
       EXPECT_TRUE(at::equal(values, at::full_like(values, p.role == Role::kNormGain ? 1.0 : 0.0)))
           << p.name;
@@ -101,9 +115,9 @@ TEST_P(Initialize, GivesEveryTensorItsDeviation) {
 }
 
 TEST_P(Initialize, ValuesAreFrozenNormalsTimesTheDeviation) {
-  const Parameters parameters = Initialized(Model(1, TIE_ALL), 9);
-  const Parameter& p = parameters.inventory().parameters[2];
-  const at::Tensor values = parameters.Get(p.name).view({-1});
+  const Weights weights = Initialized(Model(1, TIE_ALL), 9);
+  const Parameter& p = weights.inventory.parameters[2];
+  const at::Tensor values = weights.Get(p.name).view({-1});
   for (const int64_t i : {0, 1, 77, 5000}) {
     EXPECT_EQ(values[i].item<float>(),
               InitialNormal(9, p.name, i) * static_cast<float>(p.initial_std))
@@ -112,10 +126,10 @@ TEST_P(Initialize, ValuesAreFrozenNormalsTimesTheDeviation) {
 }
 
 TEST_P(Initialize, ATensorDoesNotDependOnWhichOthersThereAre) {
-  const Parameters deep = Initialized(Model(6, TIE_ALL), 4);
-  const Parameters shallow = Initialized(Model(2, TIE_NONE), 4);
+  const Weights deep = Initialized(Model(6, TIE_ALL), 4);
+  const Weights shallow = Initialized(Model(2, TIE_NONE), 4);
   int compared = 0;
-  for (const Parameter& p : shallow.inventory().parameters) {
+  for (const Parameter& p : shallow.inventory.parameters) {
     if (p.role != Role::kQuery && p.role != Role::kKey && p.role != Role::kPosition) continue;
     EXPECT_TRUE(at::equal(deep.Get(p.name), shallow.Get(p.name))) << p.name;  // beta is not in them
     ++compared;
@@ -124,7 +138,7 @@ TEST_P(Initialize, ATensorDoesNotDependOnWhichOthersThereAre) {
 }
 
 TEST_P(Initialize, AnotherSeedOrNameGivesOtherValues) {
-  const Parameters a = Initialized(Model(1, TIE_ALL), 1), b = Initialized(Model(1, TIE_ALL), 2);
+  const Weights a = Initialized(Model(1, TIE_ALL), 1), b = Initialized(Model(1, TIE_ALL), 2);
   const std::string q = "encoder.layers.0.self_attn.q_proj.weight";
   const std::string k = "encoder.layers.0.self_attn.k_proj.weight";
   EXPECT_FALSE(at::equal(a.Get(q), b.Get(q)));

@@ -1,6 +1,5 @@
 // The hand-written backward passes against LibTorch's autograd on a plain model, and against finite
-// differences with every dropout on. Everything in float64 through the reference Ops, on the CPU
-// and, where there is one, on a CUDA device.
+// differences with every dropout on. Everything in float64 through the reference Ops.
 #include "trainer/model/transformer.h"
 
 #include <algorithm>
@@ -12,15 +11,14 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "tests/support/devices.h"
 #include "tests/support/plain_transformer.h"
 #include "tests/support/tied_gradient.h"
 #include "tests/support/tiny_model.h"
+#include "trainer/kernels/compute.h"
 
 namespace deepnet {
 namespace {
 
-using testing::OnDevice;
 using testing::PlainLoss;
 using testing::TinyCapacityOf;
 using testing::TinyMicrobatch;
@@ -29,6 +27,8 @@ using testing::TinySpec;
 constexpr double kSmoothing = 0.1;
 constexpr int64_t kStep = 2;  // of BRANCH_NORM's 5
 constexpr size_t kMovedTensors = 6;
+
+std::unique_ptr<Ops> MakeReference() { return MakeAtenOps(at::kCPU, at::kDouble, at::kDouble); }
 
 // Random weights with gains and biases away from 1 and 0, so that nothing cancels.
 void Perturb(Parameters& parameters) {
@@ -83,7 +83,7 @@ std::vector<ModelSpec> FewVariants() {
   return specs;
 }
 
-TEST_P(OnDevice, BackwardEqualsAutogradOfThePlainModel) {
+TEST(Transformer, BackwardEqualsAutogradOfThePlainModel) {
   std::vector<ModelSpec> specs = Variants();
   for (const ModelSpec& spec : OneStackVariants()) specs.push_back(spec);
   for (const ModelSpec& spec : specs) {
@@ -131,7 +131,7 @@ TEST_P(OnDevice, BackwardEqualsAutogradOfThePlainModel) {
   }
 }
 
-TEST_P(OnDevice, BackwardEqualsFiniteDifferencesWithEveryDropoutOn) {
+TEST(Transformer, BackwardEqualsFiniteDifferencesWithEveryDropoutOn) {
   std::vector<ModelSpec> specs = FewVariants();
   for (ModelSpec& spec : specs) {
     spec.set_encoder_layers(1);
@@ -184,7 +184,7 @@ TEST_P(OnDevice, BackwardEqualsFiniteDifferencesWithEveryDropoutOn) {
   }
 }
 
-TEST_P(OnDevice, LossDoesNotDependOnHowPairsAreCutIntoMicrobatches) {
+TEST(Transformer, LossDoesNotDependOnHowPairsAreCutIntoMicrobatches) {
   ModelSpec spec = TinySpec();
   spec.set_dropout(0.3);
   const auto ops = MakeReference();
@@ -216,9 +216,6 @@ TEST_P(OnDevice, LossDoesNotDependOnHowPairsAreCutIntoMicrobatches) {
   }
   EXPECT_NEAR(together, apart, 1e-12 * together);
 }
-
-INSTANTIATE_TEST_SUITE_P(Transformer, OnDevice, ::testing::ValuesIn(testing::Devices()),
-                         testing::DeviceName);
 
 }  // namespace
 }  // namespace deepnet
