@@ -450,6 +450,15 @@ void CheckSchedule(const OptimSpec& optim, const Fields& fields) {
   }
 }
 
+void CheckLossScale(const RunSpec& run, const Fields& fields) {
+  const DataType dtype = run.compute().dtype();
+  for (const char* name : {"fp16_init_scale", "fp16_scale_window", "fp16_scale_tolerance",
+                           "min_loss_scale", "threshold_loss_scale"}) {
+    if (!fields.AtLeast(0, name, "must be above 0, or 0: the default")) continue;
+    if (dtype == FLOAT32 || dtype == BFLOAT16) fields.Is0(name, "only with compute.dtype: FLOAT16");
+  }
+}
+
 void CheckOptim(const RunSpec& run, Purpose purpose, Mistakes* mistakes) {
   const OptimSpec& optim = run.optim();
   const Fields fields(optim, "optim.", mistakes);
@@ -466,6 +475,7 @@ void CheckOptim(const RunSpec& run, Purpose purpose, Mistakes* mistakes) {
   fields.AtLeast(0, "weight_decay");
   fields.AtLeast(0, "clip_norm", "must be above 0, or 0: off");
   fields.Probability("label_smoothing");
+  CheckLossScale(run, fields);
   const int replicas = optim.virtual_replicas();
   if (replicas == 0) return;  // the planner's
   const int microbatches = run.data().global_microbatches();

@@ -185,9 +185,11 @@ void PipelineStage::MapBuckets() {
   }
 }
 
-void PipelineStage::BeginStep(const StepBatch& batch, int64_t step) {
+void PipelineStage::BeginStep(const StepBatch& batch, int64_t step, double loss_scale) {
   DEEPNET_CHECK_EQ(batch.microbatches.size() % options_.virtual_replicas, 0u);
   batch_ = &batch;
+  gradient_scale_ =
+      loss_scale > 0 ? loss_scale : 1.0 / static_cast<double>(batch.num_target_tokens);
   passes_.clear();
   for (const Microbatch& microbatch : batch.microbatches) {
     passes_.push_back(MakePass(model_.ops(), microbatch, options_.seed, step, /*training=*/true));
@@ -210,7 +212,7 @@ absl::Status PipelineStage::Forward(int chunk, int microbatch) {
   ModelChunk& own = Find(chunk);
   const Chunk& layers = *own.layers;
   const LossOptions loss{.label_smoothing = options_.label_smoothing,
-                         .gradient_scale = 1.0 / static_cast<double>(batch_->num_target_tokens)};
+                         .gradient_scale = gradient_scale_};
   const BoundaryActivations values = ValuesFor(own, microbatch);
   InFlight& slot = Claim(own, microbatch);
   if (own.keeps_encoder_output) slot.encoder_output_RD = values.encoder_output_RD;

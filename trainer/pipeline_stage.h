@@ -116,7 +116,9 @@ class PipelineStage : public Stage {
 
   // Clears the gradient and whatever a step left that ended with an error. `batch`, the rank's
   // microbatches, must outlive the step; its num_target_tokens counts the step on all ranks.
-  void BeginStep(const StepBatch& batch, int64_t step);
+  // Gradients are those of the loss summed over the step's tokens times `loss_scale`; 0: of its
+  // mean.
+  void BeginStep(const StepBatch& batch, int64_t step, double loss_scale = 0.0);
   // From the next BeginStep on, `probe` is told of the sub-layers of the step's first microbatch;
   // null: nobody is.
   void Watch(SublayerProbe* probe) { probe_ = probe; }
@@ -187,6 +189,7 @@ class PipelineStage : public Stage {
   LayerDone hand_over_;                 // hands a bucket over with its first layer
   absl::Status handed_over_;            // the first error of that in this step
   SublayerProbe* probe_ = nullptr;
+  double gradient_scale_ = 1.0;  // of the loss of a token
   const StepBatch* batch_ = nullptr;
   std::vector<MicrobatchPass> passes_;  // [microbatch] of the step
   std::vector<LossSums> losses_;        // [microbatch]

@@ -120,6 +120,10 @@ absl::StatusOr<std::unique_ptr<RankContext>> MakeRankContext(const RunSpec& run,
       *context->sums);
   context->optimizer =
       std::make_unique<OptimizerStep>(run.optim(), whole, context->layout, context->groups.all);
+  if (run.compute().dtype() == FLOAT16) {
+    context->loss_scale = std::make_unique<DynamicLossScale>(
+        run.optim(), run.data().global_microbatches(), LossScale());
+  }
   return context;
 }
 

@@ -21,6 +21,7 @@
 #include "trainer/model/transformer.h"
 #include "trainer/optim/gradient_sums.h"
 #include "trainer/optim/groups.h"
+#include "trainer/optim/loss_scale.h"
 #include "trainer/optim/optimizer.h"
 #include "trainer/pipeline_stage.h"
 
@@ -44,6 +45,7 @@ struct RankContext {
   std::unique_ptr<GradientSums> sums;
   std::unique_ptr<PipelineStage> stage;
   std::unique_ptr<OptimizerStep> optimizer;
+  std::unique_ptr<DynamicLossScale> loss_scale;  // with FLOAT16; else null
 
   DeviceUse device_use() const { return {ops.get(), planned_bytes}; }
 };

@@ -49,6 +49,7 @@ StepRecord StepReport::Take(const Manifest& state, const StepResult& last,
   if (ceiling_gflops_ > 0) record.set_gemm_efficiency(flops_ / seconds_ * 1e-9 / ceiling_gflops_);
   record.set_resident_bytes(PeakResidentBytes());
   record.set_skipped_steps(state.skipped_steps());
+  record.set_loss_scale(last.loss_scale);
   record.set_seconds(state.train_seconds());
   record.set_packing_efficiency(real_positions_ / positions_);
   record.set_bubble(pipeline.bubble);
@@ -112,6 +113,9 @@ Progress ProgressOf(const StepRecord& record, const TrainSpec& train) {
       record.gradient_norm(), record.learning_rate());
   if (record.bubble() > 0) {
     absl::StrAppendFormat(&progress.figures, "  bubble %.0f %%", 100 * record.bubble());
+  }
+  if (record.loss_scale() > 0) {
+    absl::StrAppendFormat(&progress.figures, "  loss scale %g", record.loss_scale());
   }
   if (record.skipped_steps() > 0) {
     absl::StrAppend(&progress.figures, "  skipped ", record.skipped_steps());

@@ -319,6 +319,11 @@ absl::StatusOr<std::unique_ptr<RankContext>> MakeContext(const ResolvedRun& reso
   if (resolved.earlier.has_value()) {
     RETURN_IF_ERROR(AgreeOnStatus(
         world, LoadRankState(fs, resolved.earlier->folder, resolved.earlier->manifest, *context)));
+    if (context->loss_scale != nullptr) {
+      *context->loss_scale =
+          DynamicLossScale(resolved.run.optim(), resolved.run.data().global_microbatches(),
+                           resolved.state.loss_scale());
+    }
     log.Info(absl::StrCat("continuing at step ", WithCommas(resolved.state.step())));
   } else {
     context->model->parameters().Initialize(resolved.run.seed());

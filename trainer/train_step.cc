@@ -37,8 +37,13 @@ absl::StatusOr<StepResult> RunTrainStep(const StepBatch& batch, int64_t step, in
                                         RankContext& context, const ExecutorOptions& options,
                                         const std::function<void()>& before_update) {
   const StepBatch own = context.dp_size == 1 ? StepBatch() : ReplicaBatch(batch, context);
-  context.stage->BeginStep(context.dp_size == 1 ? batch : own, step);
+  const double tokens = static_cast<double>(batch.num_target_tokens);
   StepResult result;
+  if (context.loss_scale != nullptr) {
+    result.loss_scale = context.loss_scale->scale();
+    result.gradient_unit = 1.0 / (result.loss_scale * tokens);
+  }
+  context.stage->BeginStep(context.dp_size == 1 ? batch : own, step, result.loss_scale);
   ExecutorOptions traced = options;
   if (context.pipeline->size() > 1 && options.trace == nullptr) traced.trace = &result.trace;
   traced.guard = [&context](absl::FunctionRef<absl::Status()> work) {
@@ -50,16 +55,16 @@ absl::StatusOr<StepResult> RunTrainStep(const StepBatch& batch, int64_t step, in
   RETURN_IF_ERROR(context.stage->FinishStep());
 
   // The norm waits for the device, so the losses are there too.
-  ASSIGN_OR_RETURN(const double norm,
+  ASSIGN_OR_RETURN(const double sum_norm,
                    context.optimizer->Norm(*context.ops, context.model->parameters()));
   ASSIGN_OR_RETURN(const LossSums sums, SumLoss(batch, context));
-  const double tokens = static_cast<double>(batch.num_target_tokens);
   result.loss = sums.loss / tokens;
   result.nll = sums.nll / tokens;
   before_update();
-  ASSIGN_OR_RETURN(result.update,
-                   context.optimizer->Apply(*context.ops, context.model->parameters(), update, norm,
-                                            result.loss));
+  ASSIGN_OR_RETURN(
+      result.update,
+      context.optimizer->Apply(*context.ops, context.model->parameters(), update,
+                               sum_norm * result.gradient_unit, result.loss, result.gradient_unit));
   if (!result.update.skipped) context.model->Refresh();
   return result;
 }

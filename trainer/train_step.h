@@ -18,7 +18,9 @@ struct StepResult {
   double loss = 0.0;  // label-smoothed cross-entropy, nats per target token of the whole step
   double nll = 0.0;   // nats per target token
   UpdateResult update;
-  RankTrace trace;  // of this rank's actions; empty with one stage
+  double loss_scale = 0.0;     // 0: none
+  double gradient_unit = 1.0;  // what the summed gradient was multiplied by to be the loss's
+  RankTrace trace;             // of this rank's actions; empty with one stage
 };
 
 // Returns the bubble and the exposed communication of a step, from the traces of its ranks; zeros

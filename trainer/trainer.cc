@@ -64,9 +64,10 @@ class Trainer {
   bool Done() const;
   bool ValidationDue() const;
   absl::Status Step();
-  absl::Status RecordInstruments();
+  absl::Status RecordInstruments(const StepResult& result);
   absl::Status Agree(double seconds);
   void Count(const StepBatch& batch, const StepResult& result);
+  void CountLossScale(bool overflow);
   absl::Status Report(const StepResult& result);
   void WriteMetrics(const google::protobuf::Message& record);
   absl::Status CheckDivergence();
@@ -97,6 +98,7 @@ class Trainer {
   double validated_at_ = 0.0;         // training seconds
   double agreed_seconds_ = 0.0;       // of the last step, by the clock of rank 0
   double longest_step_ = 0.0;         // seconds, of this process, without its first step
+  absl::Status least_scale_;          // of the last step, with a loss scale
   bool stop_ = false, save_ = false;  // requested of some rank, as all ranks know
 };
 
@@ -156,7 +158,7 @@ absl::Status Trainer::Step() {
                      checkpoints_->AwaitCopy();
                      if (looks) session_.instruments->BeforeUpdate();
                    }));
-  if (looks) RETURN_IF_ERROR(RecordInstruments());
+  if (looks) RETURN_IF_ERROR(RecordInstruments(result));
   RETURN_IF_ERROR(Agree(SecondsNow() - started));
   Count(*batch, result);
   if (first) RETURN_IF_ERROR(CompareMemory());
@@ -166,10 +168,13 @@ absl::Status Trainer::Step() {
 }
 
 // Records the instruments of the step that was just taken; it is not counted yet.
-absl::Status Trainer::RecordInstruments() {
+absl::Status Trainer::RecordInstruments(const StepResult& result) {
   const int64_t step = state_.step() + 1;
   Enter("instruments");
-  ASSIGN_OR_RETURN(const InstrumentRecord record, session_.instruments->Record(step));
+  ASSIGN_OR_RETURN(InstrumentRecord record, session_.instruments->Record(step));
+  for (LayerInstruments& layer : *record.mutable_layers()) {
+    layer.set_gradient_norm(layer.gradient_norm() * result.gradient_unit);
+  }
   WriteMetrics(record);
   return absl::OkStatus();
 }
@@ -203,17 +208,34 @@ void Trainer::Count(const StepBatch& batch, const StepResult& result) {
   session_.report->Add(batch, result, agreed_seconds_);
   if (state_.step() > first_step_ + 1) longest_step_ = std::max(longest_step_, agreed_seconds_);
   requests_.Expect(longest_step_, checkpoints_->ExpectedSeconds());
+  if (session_.context->loss_scale != nullptr) return CountLossScale(skipped);
   if (skipped) {
     log_.Warning(absl::StrCat("step ", state_.step(), ": loss or gradient is not finite; skipped"));
   }
 }
 
+void Trainer::CountLossScale(bool overflow) {
+  DynamicLossScale& scale = *session_.context->loss_scale;
+  least_scale_ = scale.Update(overflow);
+  *state_.mutable_loss_scale() = scale.state();
+  if (overflow) {
+    log_.Info(absl::StrCat("step ", state_.step(), ": gradient overflow; skipped, loss scale ",
+                           scale.scale()));
+  }
+}
+
 absl::Status Trainer::CheckDivergence() {
-  if (state_.consecutive_skips() < kMaxConsecutiveSkips) return absl::OkStatus();
+  absl::Status status = least_scale_;
+  if (session_.context->loss_scale == nullptr &&
+      state_.consecutive_skips() >= kMaxConsecutiveSkips) {
+    status = WithExitCode(
+        absl::AbortedError(absl::StrCat("diverged: ", kMaxConsecutiveSkips,
+                                        " non-finite steps in a row at step ", state_.step())),
+        ExitCode::kDiverged);
+  }
+  if (status.ok()) return absl::OkStatus();
   RETURN_IF_ERROR(checkpoints_->Finish());  // keeps the last good checkpoint
-  const std::string text = absl::StrCat("diverged: ", kMaxConsecutiveSkips,
-                                        " non-finite steps in a row at step ", state_.step());
-  return AgreeOnStatus(world_, WithExitCode(absl::AbortedError(text), ExitCode::kDiverged));
+  return AgreeOnStatus(world_, status);
 }
 
 absl::Status Trainer::Report(const StepResult& result) {

@@ -134,6 +134,13 @@ MUTANTS = {
         "trainer/kernels/cuda_ops.cc", "setDeterministicAlgorithms(true,", "setDeterministicAlgorithms(false,", CUDA_OPS),
     "gradient-of-keys-for-values": (
         "trainer/kernels/cuda_ops.cc", "  CopyHeads(dv, g.dv_RD);", "  CopyHeads(dk, g.dv_RD);", CUDA_OPS),
+    "gradient-keeps-its-scale": (
+        "trainer/train_step.cc", "result.gradient_unit = 1.0 / (result.loss_scale * tokens);", "result.gradient_unit = 1.0 / tokens;",
+        "gpu_train_test"),
+    "scale-is-not-resumed": (
+        "trainer/resolve_run.cc", "resolved.state.loss_scale());", "LossScale());", "gpu_train_test"),
+    "overflow-is-not-counted": (
+        "trainer/optim/loss_scale.cc", "if (overflow) return Overflow();", "", "trainer_optim_loss_scale_test"),
     "labels-are-not-looked-at": (
         "trainer/kernels/cuda_ops.cc", "uploaded->target.last_label = LargestOf(labels, \"target\");", "", CUDA_OPS),
     "scratch-of-a-running-kernel": (

@@ -2,8 +2,10 @@
 // and the losses of a CPU within rounding.
 #include <unistd.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <span>
 #include <string>
@@ -13,11 +15,14 @@
 
 #include "absl/strings/str_cat.h"
 #include <google/protobuf/text_format.h>
+#include <google/protobuf/util/json_util.h>
 #include <gtest/gtest.h>
 
 #include "launch/defaults.h"
 #include "launch/device_group.h"
 #include "parallel/base/check.h"
+#include "parallel/base/exit_code.h"
+#include "proto/report.pb.h"
 #include "tests/parity/train_in_threads.h"
 #include "tests/parity/training_runs.h"
 
@@ -68,18 +73,32 @@ class GpuTrainTest : public ::testing::Test {
     return run;
   }
 
-  // Returns the log of rank 0.
-  static std::string Train(const RunSpec& run) {
+  static testing::TrainOutcome Outcome(const RunSpec& run) {
     std::vector<std::unique_ptr<Communicator>> joined(static_cast<size_t>(
         run.parallel().pipeline_parallel_size() * run.parallel().data_parallel_size()));
-    return testing::MustTrainInThreads(run, {.root = root_.string()},
-                                       [&](int rank, TrainOptions& options) {
-                                         auto devices = JoinDevices(run.compute(), *options.world);
-                                         DEEPNET_CHECK(devices.ok()) << devices.status();
-                                         if (*devices == nullptr) return;
-                                         joined[static_cast<size_t>(rank)] = *std::move(devices);
-                                         options.world = joined[static_cast<size_t>(rank)].get();
-                                       });
+    return testing::TrainInThreads(run, {.root = root_.string()},
+                                   [&](int rank, TrainOptions& options) {
+                                     auto devices = JoinDevices(run.compute(), *options.world);
+                                     DEEPNET_CHECK(devices.ok()) << devices.status();
+                                     if (*devices == nullptr) return;
+                                     joined[static_cast<size_t>(rank)] = *std::move(devices);
+                                     options.world = joined[static_cast<size_t>(rank)].get();
+                                   });
+  }
+  // Returns the log of rank 0.
+  static std::string Train(const RunSpec& run) {
+    const testing::TrainOutcome outcome = Outcome(run);
+    EXPECT_TRUE(outcome.status.ok()) << outcome.status;
+    return outcome.log;
+  }
+  static std::vector<StepRecord> Records(const std::string& folder) {
+    std::ifstream file(root_ / folder / "metrics.jsonl");
+    std::vector<StepRecord> records;
+    for (std::string line; std::getline(file, line);) {
+      if (line.find(R"("kind":"train")") == std::string::npos) continue;
+      EXPECT_TRUE(google::protobuf::util::JsonStringToMessage(line, &records.emplace_back()).ok());
+    }
+    return records;
   }
   static std::vector<testing::StepFigures> Steps(const std::string& folder) {
     return testing::ReadSteps(root_ / folder / "metrics.jsonl");
@@ -136,6 +155,66 @@ TEST_F(GpuTrainTest, ValidatesAsTheCpuDoes) {
   EXPECT_GT(cpu, 0.0);
   EXPECT_NEAR(gpu, cpu, 1e-3 + 1e-5 * cpu);  // three digits are printed
   EXPECT_EQ(gpu_scores, cpu_scores);
+}
+
+// The scale that begins too large overflows until it fits; what is skipped, resumed or cut into
+// stages does not change the bits.
+TEST_F(GpuTrainTest, Float16ScalesItsLossAndGivesTheSameBitsInEveryLayout) {
+  constexpr double kTooLarge = 0x1p18;  // float16 ends at 2^16
+  const auto run = [](const std::string& folder, const Degrees& degrees, int steps) {
+    RunSpec spec = Run(folder, degrees, "cuda", FLOAT16);
+    spec.mutable_optim()->set_fp16_init_scale(kTooLarge);
+    spec.mutable_train()->set_steps(steps);
+    spec.mutable_train()->set_checkpoint_every_steps(2);
+    return Train(spec);
+  };
+  const std::string alone = run("half-alone", {}, 2 * kSteps);
+  run("half-resumed", {2, 1, "zb-h1"}, 2);
+  EXPECT_EQ(testing::WeightsLine(run("half-resumed", {1, 2}, 2 * kSteps)),
+            testing::WeightsLine(alone));
+  const std::vector<StepRecord> records = Records("half-alone"), other = Records("half-resumed");
+  ASSERT_EQ(records.size(), static_cast<size_t>(2 * kSteps));
+  ASSERT_EQ(other.size(), records.size());
+  for (size_t i = 0; i < records.size(); ++i) {
+    EXPECT_EQ(other[i].loss_scale(), records[i].loss_scale()) << i;
+  }
+  const int skipped = static_cast<int>(records.back().skipped_steps());
+  EXPECT_EQ(records.front().loss_scale(), kTooLarge);
+  EXPECT_GE(skipped, 2);
+  EXPECT_LE(skipped, kSteps);
+  EXPECT_EQ(records.back().loss_scale(), std::ldexp(kTooLarge, -skipped));
+}
+
+TEST_F(GpuTrainTest, Float16LossesAreTheCpusWithinItsRounding) {
+  Train(Run("whole-cpu", {}, "cpu", FLOAT32));
+  Train(Run("half", {}, "cuda", FLOAT16));
+  const auto cpu = Steps("whole-cpu"), gpu = Steps("half");
+  ASSERT_EQ(gpu.size(), cpu.size());
+  for (size_t i = 0; i < gpu.size(); ++i) {
+    EXPECT_NEAR(std::get<1>(gpu[i]), std::get<1>(cpu[i]), 1e-3 * std::get<1>(cpu[i])) << i;
+    EXPECT_NEAR(std::get<3>(gpu[i]), std::get<3>(cpu[i]), 1e-2 * std::get<3>(cpu[i])) << i;
+  }
+}
+
+TEST_F(GpuTrainTest, ARunThatNeedsTheLeastLossScaleEndsAsDiverged) {
+  RunSpec run = Run("exploded", {}, "cuda", FLOAT16);
+  run.mutable_optim()->set_fp16_init_scale(0x1p40);
+  run.mutable_optim()->set_min_loss_scale(0x1p38);
+  const absl::Status status = Outcome(run).status;
+  EXPECT_EQ(GetExitCode(status), ExitCode::kDiverged) << status;
+  EXPECT_NE(status.message().find("minimum loss scale reached"), status.message().npos) << status;
+}
+
+TEST_F(GpuTrainTest, LibTorchsAttentionIsChosenWhereItCanAndGivesTheSameBitsInEveryLayout) {
+  const auto log = [](const std::string& folder, const Degrees& degrees) {
+    RunSpec run = Run(folder, degrees, "cuda", BFLOAT16);
+    run.mutable_model()->set_attention_dropout(0.0);
+    run.mutable_train()->set_steps(kSteps / 2);
+    return Train(run);
+  };
+  const std::string alone = log("flash-alone", {});
+  EXPECT_NE(alone.find("attention FLASH"), alone.npos) << alone;
+  EXPECT_EQ(testing::WeightsLine(log("flash-cut", {2, 1, "zb-h1"})), testing::WeightsLine(alone));
 }
 
 // Every schedule; one to four stages, one or two replicas. Six layers, so that a rank of three has

@@ -369,6 +369,7 @@ TEST_F(SpecLoader, DataTypesHaveTheirShortNames) {
     }
   }
   EXPECT_EQ(Set("compute.dtype=fp32").compute().dtype(), FLOAT32);
+  EXPECT_EQ(Set("compute.dtype=fp16").compute().dtype(), FLOAT16);
   EXPECT_EQ(Set("compute.residual_dtype=float32").compute().residual_dtype(), FLOAT32);
 }
 

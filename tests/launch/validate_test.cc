@@ -200,6 +200,10 @@ TEST(Validate, EveryOptimRuleNamesItsField) {
       {{"optim.weight_decay=-1"}, "optim.weight_decay: -1: must be at least 0"},
       {{"optim.clip_norm=-1"}, "optim.clip_norm: -1: must be above 0, or 0: off"},
       {{"optim.label_smoothing=1"}, "optim.label_smoothing: 1: must be at least 0 and below 1"},
+      {{"optim.fp16_scale_window=-1"},
+       "optim.fp16_scale_window: -1: must be above 0, or 0: the default"},
+      {{"optim.min_loss_scale=1", "compute.dtype=BFLOAT16"},
+       "optim.min_loss_scale: 1: only with compute.dtype: FLOAT16"},
       {{"optim.virtual_replicas=3"}, "optim.virtual_replicas: 3: must be a power of two"},
       {{"optim.virtual_replicas=8"},
        "optim.virtual_replicas: 8: must divide data.global_microbatches (4)"}};

@@ -55,7 +55,8 @@ void OptimizerStep::AddRange(const Range& range) {
 }
 
 absl::StatusOr<UpdateResult> OptimizerStep::Apply(Ops& ops, Parameters& parameters, int64_t update,
-                                                  double gradient_norm, double loss) const {
+                                                  double gradient_norm, double loss,
+                                                  double unit) const {
   // Checked before the update, which overwrites all copies but the owner's.
   if (update % kUpdatesPerReplicaCheck == 0) {
     RETURN_IF_ERROR(replica_check_.Run(parameters.weights(), groups_));
@@ -65,9 +66,9 @@ absl::StatusOr<UpdateResult> OptimizerStep::Apply(Ops& ops, Parameters& paramete
     result.skipped = true;
     return result;
   }
-  double scale = 1.0;
+  double scale = unit;
   if (optim_.clip_norm() > 0 && gradient_norm > optim_.clip_norm()) {
-    scale = optim_.clip_norm() / gradient_norm;
+    scale = optim_.clip_norm() / gradient_norm * unit;
   }
   Update(ops, parameters, update, result.rate, scale);
   RETURN_IF_ERROR(GatherWeights(ops, parameters.weights()));

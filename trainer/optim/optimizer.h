@@ -39,12 +39,13 @@ class OptimizerStep {
   }
 
   // Applies update number `update` >= 1, from the layout's extents of parameters.gradient(), whose
-  // Norm() is `gradient_norm`. `loss`, that of the whole step, is only checked for being finite, as
-  // the norm is. Afterwards all weights of the rank are new and their working copies are stale
-  // (Transformer::Refresh). Collective over the groups; every rank gets the same result. Fails with
-  // ExitCode::kReplicasDisagree if ranks turn out to differ.
+  // Norm() times `unit` is `gradient_norm`; `unit` undoes what the loss was scaled by. `loss`, that
+  // of the whole step, is only checked for being finite, as the norm is. Afterwards all weights of
+  // the rank are new and their working copies are stale (Transformer::Refresh). Collective over the
+  // groups; every rank gets the same result. Fails with ExitCode::kReplicasDisagree if ranks turn
+  // out to differ.
   absl::StatusOr<UpdateResult> Apply(Ops& ops, Parameters& parameters, int64_t update,
-                                     double gradient_norm, double loss) const;
+                                     double gradient_norm, double loss, double unit = 1.0) const;
 
  private:
   struct Range {

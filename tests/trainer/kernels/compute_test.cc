@@ -75,6 +75,14 @@ TEST(CheckCompute, RefusesInstructionsThatItDoesNotKnowAndNamesTheBestHere) {
               HasSubstr(Isa_Name(static_cast<Isa>(static_cast<int>(native::BestIsa())))));
 }
 
+TEST(CheckCompute, RefusesOnACpuWhatOnlyGpusHave) {
+  EXPECT_THAT(std::string(CheckCompute(OnCpu(FLOAT16, BASELINE)).message()),
+              HasSubstr("compute.dtype: FLOAT16"));
+  ComputeSpec compute = OnCpu(FLOAT32, BASELINE);
+  compute.set_attention(FLASH);
+  EXPECT_THAT(std::string(CheckCompute(compute).message()), HasSubstr("compute.attention: FLASH"));
+}
+
 TEST(CheckCompute, RefusesDevicesByName) {
   ComputeSpec compute = OnCpu(FLOAT32, BASELINE);
   compute.set_device("abacus");
