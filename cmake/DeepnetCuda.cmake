@@ -4,15 +4,18 @@ if(DEEPNET_CUDA AND DEEPNET_EMULATED_GPU)
   message(FATAL_ERROR "DEEPNET_CUDA and DEEPNET_EMULATED_GPU exclude each other: a build is for one of them")
 endif()
 
+# Ampere, Hopper, Blackwell; what comes later translates Blackwell's PTX when it loads it.
+set(deepnet_cuda_architectures 80-real 90-real 100-real 100-virtual)
+
 if(DEEPNET_CUDA)
   find_package(CUDAToolkit REQUIRED)
   if(NOT DEFINED CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
     set(CMAKE_CUDA_COMPILER ${CUDAToolkit_NVCC_EXECUTABLE})
   endif()
-  # Ampere, Hopper, Blackwell; what comes later translates Blackwell's PTX when it loads it.
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-    set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100-real 100-virtual)
+    set(CMAKE_CUDA_ARCHITECTURES ${deepnet_cuda_architectures})
   endif()
+  set(deepnet_cuda_architectures ${CMAKE_CUDA_ARCHITECTURES})
   set(CMAKE_CUDA_RUNTIME_LIBRARY Shared)  # LibTorch's: a process has one runtime
   enable_language(CUDA)
   # The C++ standard holds for CUDA too; CMake before 3.26 does not know that nvcc has C++20.

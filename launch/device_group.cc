@@ -31,25 +31,51 @@ void SetCudaDefaults() {
   static_cast<void>(set);
 }
 
-// Makes the device current. Its index.
-absl::StatusOr<int> TakeDevice(int rank_on_host) {
-  const auto preflight = [](const std::string& message) {
-    return WithExitCode(absl::FailedPreconditionError(message), ExitCode::kPreflight);
-  };
+absl::Status Preflight(const std::string& message) {
+  return WithExitCode(
+      absl::FailedPreconditionError(absl::StrCat("compute.device: \"cuda\": ", message)),
+      ExitCode::kPreflight);
+}
+
+struct OwnGpu {
+  int index = 0;
+  std::string name;  // in this host, whatever other ranks call it
+};
+
+// Makes the GPU of the `rank_on_host`-th of `ranks_on_host` ranks current.
+absl::StatusOr<OwnGpu> TakeGpu(int rank_on_host, int ranks_on_host) {
   SetCudaDefaults();
+  const absl::StatusOr<int> count = CountGpus();
+  RETURN_IF_ERROR(WithPrefix("compute.device: \"cuda\"", count.status()));
   const std::optional<c10::DeviceType> type = GpuType();
-  if (!type) {
-    return preflight("compute.device: \"cuda\": this build or host has no CUDA device");
+  if (!type) return Preflight("LibTorch of this build sees no GPU");
+  if (*count != 1 && rank_on_host >= *count) {
+    const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
+    return Preflight(absl::StrCat(
+        HostName(), " has ", *count, " GPUs for ", ranks_on_host, " ranks",
+        visible == nullptr ? "" : absl::StrCat(" (CUDA_VISIBLE_DEVICES is \"", visible, "\")")));
   }
+  OwnGpu own{.index = *count == 1 ? 0 : rank_on_host};
+  absl::StatusOr<std::string> name = CheckGpu(own.index);
+  RETURN_IF_ERROR(WithPrefix("compute.device: \"cuda\"", name.status()));
+  own.name = *std::move(name);
   const c10::impl::VirtualGuardImpl guard(*type);
-  const int count = guard.deviceCount();
-  if (count != 1 && rank_on_host >= count) {
-    return preflight(absl::StrCat("compute.device: \"cuda\": ", HostName(), " has ", count,
-                                  " GPUs, and more ranks"));
+  guard.setDevice({*type, static_cast<c10::DeviceIndex>(own.index)});
+  return own;
+}
+
+// Two ranks do not share a GPU: each would plan with all of its memory, and NCCL refuses them.
+absl::Status CheckNotShared(const std::vector<std::string>& hosts,
+                            const std::vector<std::string>& names) {
+  for (size_t rank = 0; rank < names.size(); ++rank) {
+    for (size_t other = rank + 1; other < names.size(); ++other) {
+      if (hosts[rank] != hosts[other] || names[rank] != names[other]) continue;
+      return Preflight(absl::StrCat("ranks ", rank, " and ", other, " of ", hosts[rank],
+                                    " would share GPU ", names[rank],
+                                    ": start as many ranks as a host has GPUs"));
+    }
   }
-  const int index = count == 1 ? 0 : rank_on_host;
-  guard.setDevice({*type, static_cast<c10::DeviceIndex>(index)});
-  return index;
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -65,10 +91,13 @@ absl::StatusOr<std::unique_ptr<Communicator>> JoinDevices(const ComputeSpec& com
   ASSIGN_OR_RETURN(const std::vector<std::string> hosts, AllGatherText(world, HostName()));
   const auto mine = hosts.begin() + world.rank();
   const auto rank_on_host = static_cast<int>(std::count(hosts.begin(), mine, *mine));
-  const absl::StatusOr<int> device = TakeDevice(rank_on_host);
-  RETURN_IF_ERROR(AgreeOnStatus(world, device.status()));
+  const auto ranks_on_host = static_cast<int>(std::count(hosts.begin(), hosts.end(), *mine));
+  const absl::StatusOr<OwnGpu> gpu = TakeGpu(rank_on_host, ranks_on_host);
+  RETURN_IF_ERROR(AgreeOnStatus(world, gpu.status()));
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, AllGatherText(world, gpu->name));
+  RETURN_IF_ERROR(AgreeOnStatus(world, CheckNotShared(hosts, names)));
   if (world.size() == 1) return nullptr;
-  return MakeNcclCommunicator(world, *device);
+  return MakeNcclCommunicator(world, gpu->index);
 }
 
 }  // namespace deepnet

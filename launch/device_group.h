@@ -17,7 +17,8 @@ bool HasCuda();
 // sees for the k-th rank of its host, or the only one where launchers show each rank its own; the
 // result, with more than one rank, moves device memory by NCCL and everything else over `world`,
 // which outlives it. Null where `world` will do. Collective over `world`; every rank gets the same
-// answer: FailedPrecondition (ExitCode::kPreflight) where a rank has no GPU, or NCCL is missing.
+// answer: FailedPrecondition (ExitCode::kPreflight) where a rank has no GPU of its own, or none
+// that this build has kernels for, or NCCL is missing.
 absl::StatusOr<std::unique_ptr<Communicator>> JoinDevices(const ComputeSpec& compute,
                                                           Communicator& world);
 

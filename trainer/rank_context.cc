@@ -7,6 +7,7 @@
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/heartbeat.h"
 #include "parallel/plan/check_schedule.h"
+#include "parallel/plan/memory.h"
 #include "parallel/plan/plan_accessors.h"
 #include "parallel/plan/planner.h"
 #include "parallel/plan/shard.h"
@@ -45,14 +46,15 @@ ShardLayout LayoutOf(const Inventory& whole, const Plan& plan, const Transformer
   return MakeShardLayout(whole, model.parameters().inventory(), MakeBuckets(model), options);
 }
 
-// The planned memory of a rank on a device, with what LibTorch's allocator cannot use of it and
-// what the plan does not know of: products' workspace, uploads.
-int64_t ReservedFor(int64_t planned) { return planned + planned / 8 + (int64_t{64} << 20); }
-
-absl::Status Reserve(const RankContext& context) {
+// Makes the rank's operations, and takes the memory that the plan has for it.
+absl::Status MakeOpsWithMemory(const ComputeSpec& compute, RankContext& context) {
+  RETURN_IF_ERROR(CatchErrors([&]() -> absl::Status {
+    ASSIGN_OR_RETURN(context.ops, MakeOps(compute));
+    return absl::OkStatus();
+  }));
   return CatchErrors(
       [&] {
-        context.ops->Reserve(ReservedFor(context.planned_bytes));
+        context.ops->Reserve(ArenaBytes(context.planned));
         return absl::OkStatus();
       },
       context.device_use());
@@ -96,11 +98,8 @@ absl::StatusOr<std::unique_ptr<RankContext>> MakeRankContext(const RunSpec& run,
                    WithTransfers(MakeSchedule(plan, context->dp_rank), context->placement));
 
   const OwnChunks own = ChunksOf(plan, context->pp_rank);
-  ASSIGN_OR_RETURN(context->ops, MakeOps(run.compute()));
-  if (world.rank() < plan.stages_size()) {
-    context->planned_bytes = plan.stages(world.rank()).memory().total();
-    RETURN_IF_ERROR(AgreeOnStatus(world, Reserve(*context)));
-  }
+  if (world.rank() < plan.stages_size()) context->planned = plan.stages(world.rank()).memory();
+  RETURN_IF_ERROR(AgreeOnStatus(world, MakeOpsWithMemory(run.compute(), *context)));
   context->model =
       std::make_unique<Transformer>(run.model(), run.data().microbatch(), *context->ops,
                                     /*trainable=*/true, own.specs);

@@ -36,9 +36,9 @@ struct RankContext {
   int pp_rank = 0;                         // pipeline stage
   int dp_rank = 0, dp_size = 1;            // replica, number of replicas
   Placement placement;
-  Schedule schedule;          // of all stages, with transfers
-  ShardLayout layout;         // which elements this rank sums and updates
-  int64_t planned_bytes = 0;  // of memory; 0: the plan does not say
+  Schedule schedule;       // of all stages, with transfers
+  ShardLayout layout;      // which elements this rank sums and updates
+  MemoryEstimate planned;  // 0 in all: the plan does not say
 
   std::unique_ptr<Ops> ops;
   std::unique_ptr<Transformer> model;  // weights not yet set
@@ -47,7 +47,7 @@ struct RankContext {
   std::unique_ptr<OptimizerStep> optimizer;
   std::unique_ptr<DynamicLossScale> loss_scale;  // with FLOAT16; else null
 
-  DeviceUse device_use() const { return {ops.get(), planned_bytes}; }
+  DeviceUse device_use() const { return {ops.get(), planned.total()}; }
 };
 
 // Returns the plan of a single rank: one chunk, `microbatches` computed one after the other.

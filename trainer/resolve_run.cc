@@ -14,7 +14,9 @@
 #include "parallel/base/exit_code.h"
 #include "parallel/base/host.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/base/units.h"
 #include "parallel/comm/agreement.h"
+#include "parallel/plan/memory.h"
 #include "parallel/plan/planner.h"
 #include "trainer/async_checkpointer.h"
 #include "trainer/checkpoint/compatibility.h"
@@ -22,11 +24,13 @@
 #include "trainer/data/data_order.h"
 #include "trainer/instruments/audit.h"
 #include "trainer/kernels/compute.h"
+#include "trainer/kernels/device_errors.h"
 #include "trainer/messages.h"
 #include "trainer/model/architecture.h"
 #include "trainer/model/describe.h"
 #include "trainer/model_loader.h"
 #include "trainer/schedule_file.h"
+#include "trainer/tensor_memory.h"
 
 namespace deepnet {
 namespace {
@@ -35,6 +39,15 @@ namespace {
 absl::Status AsCheckpointError(const absl::Status& status) {
   const bool plain = !status.ok() && GetExitCode(status) == ExitCode::kInternal;
   return plain ? WithExitCode(status, ExitCode::kCheckpoint) : status;
+}
+
+// Sets what a rank of this GPU may use: what is free, and what the context, which the plan counts,
+// has taken already.
+absl::Status MeasureGpu(ClusterSpec& cluster) {
+  return CatchErrors([&] {
+    cluster.set_device_memory_gib(static_cast<double>(FreeGpuBytes() + kContextBytes) / kGib);
+    return absl::OkStatus();
+  });
 }
 
 // Builds a ResolvedRun in the order of Resolve; each step uses the results of those before it.
@@ -236,7 +249,7 @@ absl::Status RunResolver::ResolveArithmetic() {
 }
 
 // Returns the cluster that the job really has. Fields that are given must be true. The memory of a
-// rank is that of the smallest host.
+// rank is that of the smallest host, or of the GPU that has least.
 absl::StatusOr<ClusterSpec> RunResolver::ActualCluster() const {
   ClusterSpec cluster = resolved_.run.cluster();
   if (cluster.nodes() == 0 && cluster.devices_per_node() == 0) {
@@ -255,10 +268,13 @@ absl::StatusOr<ClusterSpec> RunResolver::ActualCluster() const {
             world_.size(), asked)),
         ExitCode::kBadConfig);
   }
-  if (resolved_.run.compute().device() != "cpu") return cluster;
-  ASSIGN_OR_RETURN(
-      const std::vector<std::string> memories,
-      AllGatherText(world_, WithMemoryShare(cluster, UsableMemoryBytes()).SerializeAsString()));
+  ClusterSpec own = WithMemoryShare(cluster, UsableMemoryBytes());
+  if (resolved_.run.compute().device() != "cpu") {
+    if (cluster.device_memory_gib() > 0) return cluster;
+    RETURN_IF_ERROR(AgreeOnStatus(world_, MeasureGpu(own)));
+  }
+  ASSIGN_OR_RETURN(const std::vector<std::string> memories,
+                   AllGatherText(world_, own.SerializeAsString()));
   for (const std::string& text : memories) {
     ClusterSpec theirs;
     RETURN_IF_ERROR(ParseSent(text, theirs));
@@ -273,6 +289,12 @@ absl::StatusOr<ClusterSpec> RunResolver::ActualCluster() const {
 absl::Status RunResolver::ChoosePlan() {
   RunSpec& run = resolved_.run;
   ASSIGN_OR_RETURN(const ClusterSpec cluster, ActualCluster());
+  if (run.compute().device() != "cpu" && run.cluster().device_memory_gib() == 0) {
+    log_.Info(
+        absl::StrFormat("cluster.device_memory_gib is not set: taking %.2f, the least of all "
+                        "GPUs' free memory and %.2f for CUDA's context",
+                        cluster.device_memory_gib(), kContextBytes / kGib));
+  }
   ASSIGN_OR_RETURN(resolved_.plan,
                    MakePlan(resolved_.inventory, run.data(), run.optim(), run.compute(), cluster,
                             run.parallel(), run.instruments()));

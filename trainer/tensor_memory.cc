@@ -122,4 +122,8 @@ void TensorMemory::ForgetPeak() {
   }
 }
 
+int64_t FreeGpuBytes() {
+  return static_cast<int64_t>(at::accelerator::getMemoryInfo(CurrentIndex()).first);
+}
+
 }  // namespace deepnet

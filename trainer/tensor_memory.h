@@ -43,4 +43,8 @@ class TensorMemory {
   std::shared_ptr<Counts> counts_;  // null: the device counts
 };
 
+// Returns the bytes of the calling thread's current GPU that nobody has, once this process has its
+// context there. Throws what LibTorch throws.
+int64_t FreeGpuBytes();
+
 }  // namespace deepnet

@@ -17,6 +17,7 @@
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/heartbeat.h"
+#include "parallel/plan/memory.h"
 #include "trainer/async_checkpointer.h"
 #include "trainer/kernels/device_errors.h"
 #include "trainer/model/architecture.h"
@@ -257,7 +258,7 @@ void Trainer::WriteMetrics(const google::protobuf::Message& record) {
 
 // Compares the plan's bytes with those of the first step, which allocates everything.
 absl::Status Trainer::CompareMemory() {
-  return ReportMemory({.planned = resolved_.plan.stages(world_.rank()).memory().total(),
+  return ReportMemory({.planned = TensorBytes(resolved_.plan.stages(world_.rank()).memory()),
                        .measured = memory_.peak_bytes() + session_.context->ops->OwnBytes() +
                                    checkpoints_->snapshot_bytes()},
                       world_, log_);

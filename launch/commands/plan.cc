@@ -25,9 +25,14 @@ namespace {
 constexpr int kGridColumns = 110;
 constexpr int kMaxGridRanks = 32;
 
-// `cluster`, whose ranks share this host's memory where it says nothing else.
-ClusterSpec WithMemory(ClusterSpec cluster, std::ostream& err) {
+// `cluster`, whose ranks share this host's memory where it says nothing else. GPUs may be anywhere,
+// and have no limit then.
+ClusterSpec WithMemory(ClusterSpec cluster, const ComputeSpec& compute, std::ostream& err) {
   if (cluster.device_memory_gib() > 0) return cluster;
+  if (compute.device() != "cpu") {
+    err << "cluster.device_memory_gib is not set: planning for GPUs without a limit\n";
+    return cluster;
+  }
   const int ranks = std::max(1, cluster.devices_per_node());
   cluster = WithMemoryShare(cluster, UsableMemoryBytes());
   err << absl::StrFormat(
@@ -112,7 +117,7 @@ absl::Status RunPlan(const CommandLine& line) {
     line.out << text;
     return absl::OkStatus();
   }
-  *run.mutable_cluster() = WithMemory(run.cluster(), line.err);
+  *run.mutable_cluster() = WithMemory(run.cluster(), run.compute(), line.err);
   const absl::StatusOr<Plan> plan = MakePlan(inventory, run.data(), run.optim(), run.compute(),
                                              run.cluster(), run.parallel(), run.instruments());
   if (const auto closest = ClosestPlan(plan.status())) Print(*closest, run, inventory, line);

@@ -456,11 +456,25 @@ absl::Status CheckDevice(int device) {
                       ExitCode::kPreflight);
 }
 
+// A library that is older than the header does not know what communicators are made with.
+absl::Status CheckVersion() {
+  int loaded = 0;
+  ncclGetVersion(&loaded);
+  constexpr int kMinor = 100;  // 2.27.5 is 22705
+  if (loaded / kMinor >= NCCL_VERSION_CODE / kMinor) return absl::OkStatus();
+  return WithExitCode(
+      absl::FailedPreconditionError(absl::StrCat(
+          "NCCL ", loaded / 10000, ".", loaded / kMinor % 100, " is loaded, this build needs ",
+          NCCL_MAJOR, ".", NCCL_MINOR, " or newer (LD_LIBRARY_PATH)")),
+      ExitCode::kPreflight);
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(Communicator& bootstrap,
                                                                    int device) {
   RETURN_IF_ERROR(AgreeOnStatus(bootstrap, CheckDevice(device)));
+  RETURN_IF_ERROR(AgreeOnStatus(bootstrap, CheckVersion()));
   ASSIGN_OR_RETURN(auto control, bootstrap.Split(0, bootstrap.rank()));
   return std::make_unique<NcclCommunicator>(bootstrap, nullptr, std::move(control), device);
 }

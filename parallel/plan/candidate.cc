@@ -46,6 +46,9 @@ double RecomputeSeconds(const Layer& layer, const RankUse& rank, const Speeds& s
   return layer.recompute_flops[rank.recompute.level] / speeds.flops_per_second;
 }
 
+// To and from the ranks before and behind it.
+constexpr int kLanesOfAStage = 4;
+
 // A config on its way to a Plan.
 class Candidate {
  public:
@@ -70,6 +73,8 @@ class Candidate {
       // A tree over virtual replicas needs as many buffers as it has levels.
       if (!request.one_sum_per_rank) rank.partial_sums = std::bit_width(NumSums()) - 1;
       rank.num_replicas = config.replicas;
+      rank.microbatches = PipelineShapeOf(request, config).num_microbatches;
+      rank.lanes = config.stages > 1 ? kLanesOfAStage : 0;
     }
     SetInFlight(ClaimedInFlight());
     for (RankUse& rank : ranks_) rank.recompute = CheapestThatFits(rank);

@@ -108,8 +108,8 @@ struct Layer {
   std::vector<PendingOperand> pending;       // both operands of every product
   int64_t constant_bytes = 0;                // tables that are looked up and never learned
   // Buffers of the loss: of each list the largest is there, of `native_loss` with NATIVE products,
-  // of `library_loss` with LIBRARY's.
-  std::vector<ActivationBytes> native_loss, library_loss;
+  // of `library_loss` with LIBRARY's, of `gpu_loss` on a GPU.
+  std::vector<ActivationBytes> native_loss, library_loss, gpu_loss;
 
   friend bool operator==(const Layer&, const Layer&) = default;
 };
@@ -123,6 +123,7 @@ struct Stack {
   ActivationBytes workspace;
   // Beside it with NATIVE products: a rank has those of one stack, the largest.
   ActivationBytes kernel_buffers;
+  ActivationBytes gpu_scratch;  // likewise on a GPU
   // Buffers that an operation of LIBRARY allocates and gives back at once, one entry an operation;
   // the largest counts. In layers of this stack, and in others that take its rows.
   std::vector<ActivationBytes> temporaries, reader_temporaries;
@@ -141,6 +142,7 @@ struct Inventory {
   // Why no pipeline can cut the chain, naming the field that says so; empty: it can be cut.
   std::string one_piece = {};
   std::vector<Stack> stacks = {};
+  int64_t batch_bytes = 0;  // of the numbers that a GPU reads of one microbatch
 
   int64_t NumElements() const;  // of all parameters, each tied tensor once
   std::string Hash() const;     // hexadecimal FNV-1a of names and shapes in order

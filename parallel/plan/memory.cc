@@ -62,6 +62,10 @@ void AddParameters(const Inventory& inventory, const RankUse& rank, const Memory
   });
   memory.set_weights(elements * kFloatBytes);
   memory.set_working_copies(packed * rules.operand_bytes * rules.num_packed_copies);
+  if (rules.gpu) {
+    memory.set_working_copies(rules.operand_bytes < kFloatBytes ? elements * rules.operand_bytes
+                                                                : 0);
+  }
   memory.set_gradients(uses * kFloatBytes);
   memory.set_partial_sums(uses * kFloatBytes * rank.partial_sums);
   const int64_t updated = (elements + rank.num_replicas - 1) / rank.num_replicas;
@@ -195,17 +199,19 @@ int64_t RefreshBytes(const Inventory& inventory, const RankUse& rank, const Memo
 int64_t WorkspaceBytes(const Inventory& inventory, const RankUse& rank, const MemoryRules& rules,
                        const MemoryEstimate& memory) {
   const std::vector<StackUse> uses = StacksOf(inventory, rank);
-  int64_t bytes = 0, kernels = 0, temporaries = 0;
+  int64_t bytes = 0, kernels = 0, scratch = 0, temporaries = 0;
   ForEachLayer(inventory, rank, [&](const Layer& layer) { bytes += layer.constant_bytes; });
   for (size_t s = 0; s < uses.size(); ++s) {
     const Stack& stack = inventory.stacks[s];
     if (!uses[s].rows) continue;
     bytes += stack.workspace.Total(rules.operand_bytes);
     kernels = std::max(kernels, stack.kernel_buffers.Total(rules.operand_bytes));
+    scratch = std::max(scratch, stack.gpu_scratch.Total(rules.operand_bytes));
     const bool own = uses[s].first != nullptr;
     temporaries =
         std::max(temporaries, Largest(own ? stack.temporaries : stack.reader_temporaries, rules));
   }
+  if (rules.gpu) return bytes + scratch;
   if (rules.native) return bytes + kernels;
   // The update has the scaled gradient and its square, then root and quotient.
   const int64_t updated = std::min(kUpdateElements, memory.moments() / kMomentBytes);
@@ -218,7 +224,8 @@ int64_t LogitBytes(const Inventory& inventory, const RankUse& rank, const Memory
   for (const ChunkUse& chunk : rank.chunks) {
     const Layer& layer = inventory.layers[chunk.layers.end - 1];
     if (!layer.computes_loss) continue;
-    return Largest(rules.native ? layer.native_loss : layer.library_loss, rules);
+    const auto& library = rules.gpu ? layer.gpu_loss : layer.library_loss;
+    return Largest(rules.native ? layer.native_loss : library, rules);
   }
   return 0;
 }
@@ -364,6 +371,32 @@ int64_t TotalOf(const MemoryEstimate& m) {
          m.communication() + m.snapshot() + m.instruments();
 }
 
+// Figures that come back to the host: of losses, and a sum of squares of each kSumElements weights.
+// The room for them doubles as it grows.
+int64_t ResultBytes(const MemoryEstimate& memory) {
+  constexpr int64_t kFirst = int64_t{1} << 20, kSumElements = 4096, kSumBytes = 16;
+  return 3 * (kFirst + memory.weights() / kFloatBytes / kSumElements * kSumBytes);
+}
+
+void AddGpu(const Inventory& inventory, const RankUse& rank, MemoryEstimate& memory) {
+  GpuMemory& gpu = *memory.mutable_gpu();
+  gpu.set_context(kContextBytes);
+  gpu.set_messages(rank.lanes * kLaneBytes + (rank.num_replicas > 1 ? kReplicasBytes : 0));
+  gpu.set_products(kProductsBytes);
+  gpu.set_uploads(rank.microbatches * inventory.batch_bytes + ResultBytes(memory));
+}
+
+void SetTotal(MemoryEstimate& memory) {
+  int64_t total = TotalOf(memory);
+  if (memory.has_gpu()) {
+    GpuMemory& gpu = *memory.mutable_gpu();
+    total += gpu.uploads();
+    gpu.set_fragmentation(kSmallBlockBytes + total / kFragmentedShare);
+    total += gpu.fragmentation() + gpu.context() + gpu.messages() + gpu.products();
+  }
+  memory.set_total(total);
+}
+
 }  // namespace
 
 MemoryRules MakeMemoryRules(const ComputeSpec& compute) {
@@ -373,6 +406,7 @@ MemoryRules MakeMemoryRules(const ComputeSpec& compute) {
       compute.matmul() == LIBRARY || (compute.matmul() == MATMUL_UNSPECIFIED && !IsCpu(compute));
   if (library) rules.num_packed_copies = rules.operand_bytes == 2 ? 1 : 0;
   rules.native = !library;
+  rules.gpu = !IsCpu(compute);
   return rules;
 }
 
@@ -448,11 +482,22 @@ InFlight CountInFlight(const Schedule& schedule,
   return most;
 }
 
+int64_t ArenaBytes(const MemoryEstimate& memory) {
+  if (!memory.has_gpu()) return 0;
+  const GpuMemory& gpu = memory.gpu();
+  return memory.total() - gpu.context() - gpu.messages() - gpu.products();
+}
+
+int64_t TensorBytes(const MemoryEstimate& memory) {
+  if (!memory.has_gpu()) return memory.total();
+  return ArenaBytes(memory) + memory.gpu().products() - memory.gpu().fragmentation();
+}
+
 void UpdateRecompute(const Inventory& inventory, const RankUse& rank, const MemoryRules& rules,
                      MemoryEstimate& memory) {
   memory.set_activations(KeptInFlight(inventory, rank, rules));
   memory.set_recompute(RecomputedBytes(inventory, rank, rules));
-  memory.set_total(TotalOf(memory));
+  SetTotal(memory);
 }
 
 MemoryEstimate EstimateMemory(const Inventory& inventory, const RankUse& rank,
@@ -462,6 +507,7 @@ MemoryEstimate EstimateMemory(const Inventory& inventory, const RankUse& rank,
   memory.set_boundary(BoundaryBytes(inventory, rank, rules));
   memory.set_logits(LogitBytes(inventory, rank, rules));
   memory.set_workspace(WorkspaceBytes(inventory, rank, rules, memory));
+  if (rules.gpu) AddGpu(inventory, rank, memory);
   UpdateRecompute(inventory, rank, rules, memory);
   return memory;
 }

@@ -22,6 +22,7 @@ struct MemoryRules {
   int64_t operand_bytes = 4;  // of one element of a product's operand: 4 or 2
   int num_packed_copies = 2;  // of every multiplied matrix: forward and backward layout
   bool native = true;         // products are NATIVE's, else LIBRARY's
+  bool gpu = false;           // operations are CudaOps'
   bool snapshot = false;      // a copy of what the rank saves is in the memory that is planned
   bool instruments = false;   // and another of the weights it updates (docs/design/instruments.md)
 
@@ -88,6 +89,8 @@ struct RankUse {
   int64_t deferred_bytes = 0;   // buffers for deferred weight gradients of all chunks
   int partial_sums = 0;         // gradients of virtual replicas that wait for their sum
   int num_replicas = 1;         // that share moments (ZeRO-1)
+  int microbatches = 1;         // of a step, which a GPU holds all
+  int lanes = 0;                // of NCCL, each for the messages from one rank to another
   int64_t boundary_bytes = -1;  // BoundaryBufferBytes; < 0: no schedule is known yet
 };
 
@@ -115,12 +118,30 @@ int64_t ForeignBytes(const Inventory& inventory, const RankUse& rank);
 //   snapshot        12 bytes for each element that the rank saves, with rules.snapshot: those that
 //                   it updates, but for tied ones that an earlier stage has too
 //   instruments     4 bytes for each of these, with rules.instruments
+//   gpu             with rules.gpu: what is on the device beside tensors of the model. Then
+//                   working_copies are those of all weights, in operands of 16 bits, workspace has
+//                   scratch of kernels and no temporaries, logits are whole blocks
 MemoryEstimate EstimateMemory(const Inventory& inventory, const RankUse& rank,
                               const MemoryRules& rules);
 
 // Brings `memory`, which is EstimateMemory of `rank` under another rank.recompute, up to date.
 void UpdateRecompute(const Inventory& inventory, const RankUse& rank, const MemoryRules& rules,
                      MemoryEstimate& memory);
+
+// Returns the bytes that Ops::Reserve takes of a GPU for a rank of that plan: all but what CUDA,
+// NCCL and products hold; 0 on a CPU.
+int64_t ArenaBytes(const MemoryEstimate& memory);
+// Returns the bytes that tensors hold at once by that plan, and what Ops counts as its own.
+int64_t TensorBytes(const MemoryEstimate& memory);
+
+// CUDA and NCCL do not say what they take; it can only be measured. These are upper ends of what is usual
+// with all kernels loaded at the start; the context is measured where the limit is.
+inline constexpr int64_t kContextBytes = int64_t{3} << 29;    // 1.5 GiB
+inline constexpr int64_t kLaneBytes = int64_t{32} << 20;      // two thread blocks, two directions
+inline constexpr int64_t kReplicasBytes = int64_t{1} << 29;   // the group of replicas, all channels
+inline constexpr int64_t kProductsBytes = int64_t{32} << 20;  // cuda::Matmul::kWorkspaceBytes
+inline constexpr int64_t kSmallBlockBytes = int64_t{32} << 20;  // of blocks up to 1 MiB
+inline constexpr int64_t kFragmentedShare = 32;  // one part in so many is lost between blocks
 
 // Messages counted before there is a schedule: one that is filled or read, one on its way.
 inline constexpr int64_t kMessageSlots = 2;

@@ -184,11 +184,13 @@ std::string Advice(const Request& request, const Plan& closest) {
 absl::Status DoesNotFit(const Request& request, const Plan& closest) {
   const StagePlan& stage = Fullest(closest);
   const auto need = static_cast<double>(stage.memory().total());
+  const std::string beside =
+      stage.memory().has_gpu() ? absl::StrCat(" (", GpuMemoryText(stage.memory()), ")") : "";
   const std::string message =
       absl::StrCat("does not fit: with ", Describe(closest), " rank ", stage.rank(), " (",
                    LayersText(closest, *request.inventory, stage.rank()), ") needs ", Gib(need),
-                   " and has ", Gib(request.memory_bytes), ", ", Gib(need - request.memory_bytes),
-                   " too little", Advice(request, closest));
+                   beside, " and has ", Gib(request.memory_bytes), ", ",
+                   Gib(need - request.memory_bytes), " too little", Advice(request, closest));
   return WithExitCode(absl::ResourceExhaustedError(message), ExitCode::kDoesNotFit);
 }
 

@@ -152,7 +152,25 @@ std::string MemoryText(const Plan& plan) {
         m.recompute() / kGib, m.workspace() / kGib, m.logits() / kGib, m.communication() / kGib,
         m.snapshot() / kGib, m.instruments() / kGib, m.total() / kGib);
   }
+  if (!Fullest(plan).memory().has_gpu()) return text;
+  absl::StrAppendFormat(&text, "\nof a GPU, beside tensors of the model\n%5s %8s %8s %8s %8s %8s\n",
+                        "rank", "context", "NCCL", "products", "uploads", "fragm.");
+  for (int r = 0; r < plan.pipeline_parallel_size(); ++r) {
+    const GpuMemory& gpu = plan.stages(r).memory().gpu();
+    absl::StrAppendFormat(&text, "%5d %8.3f %8.3f %8.3f %8.3f %8.3f\n", r, gpu.context() / kGib,
+                          gpu.messages() / kGib, gpu.products() / kGib, gpu.uploads() / kGib,
+                          gpu.fragmentation() / kGib);
+  }
   return text;
+}
+
+std::string GpuMemoryText(const MemoryEstimate& memory) {
+  const GpuMemory& gpu = memory.gpu();
+  return absl::StrFormat(
+      "%.2f GiB for CUDA's context, %.2f for NCCL, %.2f for products, %.2f for uploads, %.2f lost "
+      "between blocks",
+      gpu.context() / kGib, gpu.messages() / kGib, gpu.products() / kGib, gpu.uploads() / kGib,
+      gpu.fragmentation() / kGib);
 }
 
 namespace {

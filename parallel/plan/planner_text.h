@@ -20,8 +20,10 @@ std::string MicrobatchesText(int microbatches, int replicas);
 std::string PlanText(const Plan& plan, const Inventory& inventory);
 // One row a chunk in the order of the model: layers, seconds, bytes.
 std::string ChunksText(const Plan& plan, const Inventory& inventory);
-// One row a rank of the first replica: GiB by category.
+// One row a rank of the first replica: GiB by category; for GPUs a second table of what is beside.
 std::string MemoryText(const Plan& plan);
+// The second table's row of one rank, in words.
+std::string GpuMemoryText(const MemoryEstimate& memory);
 
 // "layers.3 .. layers.7", several chunks with commas, many with "...".
 std::string LayersText(const Plan& plan, const Inventory& inventory, int rank);

@@ -20,13 +20,20 @@
 #include "launch/defaults.h"
 #include "launch/device_group.h"
 #include "parallel/base/exit_code.h"
+#include "parallel/base/file_system.h"
 #include "parallel/base/logging.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/plan/memory.h"
 #include "tests/gpu/emulated/device.h"
 #include "tests/gpu/emulated/torch_device.h"
 #include "tests/parity/training_runs.h"
 #include "tests/support/run_ranks.h"
 #include "trainer/kernels/compute.h"
+#include "trainer/kernels/cuda/devices.h"
+#include "trainer/kernels/cuda/matmul.h"
+#include "trainer/resolve_run.h"
+#include "trainer/tensor_memory.h"
+#include "trainer/train_step.h"
 #include "trainer/trainer.h"
 
 namespace deepnet {
@@ -35,6 +42,8 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
+
+static_assert(kProductsBytes == cuda::Matmul::kWorkspaceBytes);
 
 constexpr char kBeforeTheFirstStep[] = "product ceiling";  // of the last line before it
 
@@ -93,12 +102,79 @@ class DeviceErrorsTest : public ::testing::Test {
 };
 
 TEST_F(DeviceErrorsTest, MemoryThatOneDeviceLacksEndsAllRanksBeforeTheFirstStep) {
-  emulated_gpu::SetMemoryLimit(1, 60 << 20);
-  for (const absl::Status& status : Train(Run())) {
+  RunSpec run = Run();
+  run.mutable_cluster()->set_device_memory_gib(64);  // which is not true
+  emulated_gpu::SetMemoryLimit(1, 50 << 20);
+  for (const absl::Status& status : Train(run)) {
     EXPECT_EQ(GetExitCode(status), ExitCode::kDoesNotFit) << status;
     EXPECT_THAT(std::string(status.message()),
                 AllOf(HasSubstr("rank 1: GPU 1 of "), HasSubstr("out of memory: "),
                       HasSubstr("Tried to allocate"), HasSubstr("the plan of this rank has ")));
+  }
+}
+
+TEST_F(DeviceErrorsTest, APlanIsHeldToTheMemoryThatTheFullestGpuHasLeft) {
+  emulated_gpu::SetMemoryLimit(1, 60 << 20);
+  for (const absl::Status& status : Train(Run())) {
+    EXPECT_EQ(GetExitCode(status), ExitCode::kDoesNotFit) << status;
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("does not fit"), HasSubstr("1.50 GiB for CUDA's context, "),
+                      HasSubstr(" and has 1.56 GiB, ")));
+  }
+  for (const int device : {0, 1}) {
+    ASSERT_EQ(cudaSetDevice(device), cudaSuccess);
+    EXPECT_EQ(emulated_gpu::ReadCounters().allocations, 0);
+  }
+}
+
+// What a rank has when its model is made is enough for all that steps allocate.
+TEST_F(DeviceErrorsTest, StepsAllocateNoMoreThanThePlanHas) {
+  struct Layout {
+    int stages, replicas;
+    const char* schedule;
+    DataType dtype;
+    Recompute recompute = NONE;
+  };
+  for (const Layout& layout :
+       {Layout{1, 1, "", FLOAT32}, Layout{2, 1, "1f1b", BFLOAT16}, Layout{2, 1, "zb-v", FLOAT32},
+        Layout{1, 2, "", BFLOAT16}, Layout{2, 1, "gpipe", BFLOAT16, FULL}}) {
+    SCOPED_TRACE(std::string(layout.schedule) + DataType_Name(layout.dtype));
+    SetUp();
+    emulated_gpu::SetDelays(0, /*seed=*/1);
+    RunSpec run = Run();
+    run.mutable_model()->set_encoder_layers(2);
+    run.mutable_model()->set_decoder_layers(2);
+    run.mutable_parallel()->set_pipeline_parallel_size(layout.stages);
+    run.mutable_parallel()->set_data_parallel_size(layout.replicas);
+    run.mutable_parallel()->set_schedule(layout.schedule);
+    run.mutable_parallel()->set_recompute(layout.recompute);
+    run.mutable_parallel()->set_comm_timeout_seconds(10);
+    run.mutable_optim()->set_virtual_replicas(2);
+    run.mutable_compute()->set_dtype(layout.dtype);
+    const auto statuses =
+        RunRanks(layout.stages * layout.replicas, [&](Communicator& hosts) -> absl::Status {
+          ASSIGN_OR_RETURN(const auto devices, JoinDevices(run.compute(), hosts));
+          Communicator& world = devices != nullptr ? *devices : hosts;
+          std::ostringstream text;
+          Logger log({.stream = &text});
+          const auto files = MakePosixFileSystem();
+          ASSIGN_OR_RETURN(const ResolvedRun resolved,
+                           ResolveRun(run, {.root = root_.string()}, world, *files, log));
+          ASSIGN_OR_RETURN(const TrainSession session,
+                           MakeTrainSession(resolved, "", world, *files, log));
+          TensorMemory memory("cuda");
+          memory.ForgetPeak();
+          const int64_t reserved = emulated_gpu::ReadCounters().allocations;
+          for (int step = 0; step < 2; ++step) {
+            ASSIGN_OR_RETURN(const StepBatch batch, session.batches->ForStep(step));
+            RETURN_IF_ERROR(RunTrainStep(batch, step, step + 1, *session.context).status());
+          }
+          const MemoryEstimate& planned = session.context->planned;
+          EXPECT_LE(memory.peak_bytes(), TensorBytes(planned)) << planned.DebugString();
+          EXPECT_EQ(emulated_gpu::ReadCounters().allocations, reserved);
+          return world.Barrier();
+        });
+    EXPECT_TRUE(FirstError(statuses).ok()) << FirstError(statuses);
   }
 }
 
@@ -130,7 +206,8 @@ TEST_F(DeviceErrorsTest, AnErrorOfCudaEndsAllRanksAndNamesTheLastLaunch) {
   EXPECT_EQ(GetExitCode(statuses[1]), ExitCode::kInternal) << statuses[1];
   EXPECT_THAT(std::string(statuses[1].message()),
               AllOf(HasSubstr("rank 1, action "), HasSubstr("GPU 1 of "), HasSubstr("CUDA error"),
-                    HasSubstr("an illegal memory access"), HasSubstr("last launched")));
+                    HasSubstr("an illegal memory access"), HasSubstr("last launched"),
+                    Not(HasSubstr(": none"))));
   EXPECT_FALSE(statuses[0].ok());
 }
 
@@ -143,6 +220,77 @@ TEST_F(DeviceErrorsTest, CheckedLaunchesNameTheKernelThatFailed) {
   EXPECT_THAT(std::string(statuses[1].message()),
               HasSubstr("CUDA error in CrossEntropy: an illegal memory access was encountered "
                         "(cudaErrorIllegalAddress)"));
+}
+
+// Returns what JoinDevices says to all of `ranks` ranks of this host, which is the same.
+std::string TextOfJoining(int ranks) {
+  ComputeSpec compute;
+  compute.set_device("cuda");
+  std::vector<absl::Status> statuses(static_cast<size_t>(ranks));
+  const auto ended = RunRanks(ranks, [&](Communicator& hosts) {
+    statuses[static_cast<size_t>(hosts.rank())] = JoinDevices(compute, hosts).status();
+    return absl::OkStatus();  // an error would end ranks that are still being told
+  });
+  EXPECT_TRUE(FirstError(ended).ok()) << FirstError(ended);
+  for (const absl::Status& status : statuses) {
+    EXPECT_EQ(GetExitCode(status), ExitCode::kPreflight) << status;
+    EXPECT_EQ(status.message(), statuses[0].message());
+  }
+  return std::string(statuses[0].message());
+}
+
+// The same on a host as the settings say, with CUDA_VISIBLE_DEVICES where that is given.
+std::string TextOnHost(int ranks, const emulated_gpu::Settings& settings,
+                       const char* visible = nullptr) {
+  if (visible != nullptr) setenv("CUDA_VISIBLE_DEVICES", visible, /*overwrite=*/1);
+  emulated_gpu::Restart(settings);
+  std::string text = TextOfJoining(ranks);
+  unsetenv("CUDA_VISIBLE_DEVICES");
+  return text;
+}
+
+TEST_F(DeviceErrorsTest, HostsThatCannotCarryARunAreRefusedByName) {
+  constexpr char kField[] = "compute.device: \"cuda\": ";
+  const auto devices = [](int count) {
+    emulated_gpu::Settings settings;
+    settings.devices = count;
+    return settings;
+  };
+  EXPECT_EQ(TextOnHost(2, devices(0)), std::string(kField) + "this host has no CUDA device");
+  EXPECT_THAT(TextOnHost(3, devices(2)),
+              AllOf(HasSubstr(kField), HasSubstr(" has 2 GPUs for 3 ranks")));
+  EXPECT_THAT(TextOnHost(2, devices(1)),
+              AllOf(HasSubstr("ranks 0 and 1 of "), HasSubstr(" would share GPU 0000:00:00.0")));
+  for (const char* none : {"-1", ""}) {
+    EXPECT_EQ(TextOnHost(1, devices(4), none), std::string(kField) + "CUDA_VISIBLE_DEVICES is \"" +
+                                                   none + "\": no CUDA device is visible");
+  }
+  EXPECT_THAT(TextOnHost(3, devices(4), "1,3"),
+              AllOf(HasSubstr(" has 2 GPUs for 3 ranks (CUDA_VISIBLE_DEVICES is \"1,3\")")));
+  emulated_gpu::Settings old = devices(2);
+  old.driver_version = 12040;
+  EXPECT_THAT(TextOnHost(2, old),
+              AllOf(HasSubstr("the driver of this host is for CUDA 12.4, this build needs 13.")));
+  emulated_gpu::Settings old_nccl = devices(2);
+  old_nccl.nccl_version = 21403;
+  EXPECT_THAT(TextOnHost(2, old_nccl),
+              AllOf(HasSubstr("NCCL 2.14 is loaded, this build needs 2.")));
+  emulated_gpu::Settings small = devices(2);
+  small.capability = 75;
+  EXPECT_THAT(TextOnHost(2, small),
+              AllOf(HasSubstr("GPU 0000:00:00.0 (Emulated GPU) has compute capability 7.5, this "
+                              "build has kernels for 80-real, 90-real, 100-real, 100-virtual")));
+}
+
+TEST(HasKernelsFor, ComparesGenerationsAndVirtualCode) {
+  constexpr char kBuilt[] = "80-real,90-real,100-real,100-virtual";
+  for (const int fine : {80, 86, 89, 90, 100, 103, 120}) {
+    EXPECT_TRUE(cuda::HasKernelsFor(fine, kBuilt)) << fine;
+  }
+  EXPECT_FALSE(cuda::HasKernelsFor(75, kBuilt));
+  EXPECT_FALSE(cuda::HasKernelsFor(100, "90-real"));
+  EXPECT_FALSE(cuda::HasKernelsFor(80, "86-real"));
+  EXPECT_TRUE(cuda::HasKernelsFor(120, "90"));
 }
 
 TEST_F(DeviceErrorsTest, AreStatusesWithAPlaceWhereThereIsOne) {

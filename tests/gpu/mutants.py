@@ -34,8 +34,22 @@ MUTANTS = {
     "last-launch-is-not-told": (
         CUDA + "gpu_stream.cc", "  last_ = what;\n", "", ERRORS),
     "one-rank-reserves-alone": (
-        "trainer/rank_context.cc", "RETURN_IF_ERROR(AgreeOnStatus(world, Reserve(*context)));",
-        "RETURN_IF_ERROR(Reserve(*context));", ERRORS),
+        "trainer/rank_context.cc", "RETURN_IF_ERROR(AgreeOnStatus(world, MakeOpsWithMemory(run.compute(), *context)));",
+        "RETURN_IF_ERROR(MakeOpsWithMemory(run.compute(), *context));", ERRORS),
+    "old-nccl-is-taken": (
+        "parallel/comm/nccl_communicator.cc", "if (loaded / kMinor >= NCCL_VERSION_CODE / kMinor)", "if (loaded > 0)", ERRORS),
+    "gpus-are-shared": (
+        "launch/device_group.cc", "if (hosts[rank] != hosts[other] || names[rank] != names[other]) continue;", "continue;", ERRORS),
+    "architectures-are-not-compared": (
+        CUDA + "devices.cc", "built / 10 == capability / 10", "built <= capability", ERRORS),
+    "memory-is-not-measured": (
+        "trainer/resolve_run.cc", "RETURN_IF_ERROR(AgreeOnStatus(world_, MeasureGpu(own)));", "return cluster;", ERRORS),
+    "batches-are-not-planned": (
+        "parallel/plan/memory.cc", "gpu.set_uploads(rank.microbatches * inventory.batch_bytes + ResultBytes(memory));",
+        "gpu.set_uploads(0);", "memory_test"),
+    "copies-of-tables-are-not-planned": (
+        "parallel/plan/memory.cc", "memory.set_working_copies(rules.operand_bytes < kFloatBytes ? elements * rules.operand_bytes",
+        "memory.set_working_copies(rules.operand_bytes < kFloatBytes ? packed * rules.operand_bytes", ERRORS),
     "sum-without-barrier": (
         CUDA + "device_math.h",
         "if (threadIdx.x % 32 == 0) mine[threadIdx.x / 32] = v;\n  __syncthreads();\n  v = mine[0];\n  for (int w = 1; w < warps; ++w) {",

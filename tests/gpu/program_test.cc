@@ -8,6 +8,7 @@
 #include <fstream>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -32,7 +33,10 @@ namespace fs = std::filesystem;
 constexpr char kProgram[] = DEEPNET_PROGRAM;
 constexpr int kSteps = 6;
 constexpr char kOnCpu[] = " --set compute.device=cpu --set compute.matmul=NATIVE";
-constexpr int kCheckpoint = 5;  // exit codes
+constexpr int kInternal = 1;  // exit codes
+constexpr int kPreflight = 3;
+constexpr int kCheckpoint = 5;
+constexpr int kDoesNotFit = 6;
 constexpr int kHang = 8;
 constexpr int kSavedRunAgain = 75;
 
@@ -63,7 +67,8 @@ class GpuProgramTest : public ::testing::Test {
     const absl::Status made = testing::MakeCorpus(root_, "corpus", {"de", "fr"}, 300);
     ASSERT_TRUE(made.ok()) << made;
     std::ofstream(root_ / "run.textproto") << kRun;
-    std::ofstream(root_ / "rank.sh") << "echo process $$\nexec " << kProgram << " \"$@\"\n";
+    std::ofstream(root_ / "rank.sh") << "echo process $$\n[ \"$OMPI_COMM_WORLD_RANK\" = 1 ] && "
+                                     << "export $ON_RANK_1\nexec " << kProgram << " \"$@\"\n";
     whole_ = Train("whole", kSteps, {});
     ASSERT_NE(WeightsLine(whole_), "none") << whole_;
   }
@@ -206,6 +211,33 @@ TEST_F(GpuProgramTest, ARankThatStandsStillIsNamedAndEndsTheJob) {
   }
   EXPECT_EQ(job.End(), kHang) << job.output();
   EXPECT_THAT(job.output(), HasSubstr("rank 1"));
+}
+
+// A run whose rank 1 alone has `variable` in its environment: its code and what it printed.
+std::pair<int, std::string> TrainWith(const std::string& command, const std::string& variable) {
+  RunningJob job(absl::StrCat("env MPIEXEC_TIMEOUT=60 ON_RANK_1=", variable, " ", command));
+  const int code = job.End();
+  return {code, job.output()};
+}
+
+TEST_F(GpuProgramTest, WhatFailsOnTheGpuOfOneRankEndsAllWithItsCodeAndText) {
+  const auto command = [](const std::string& folder) {
+    return Command(folder, kSteps, {2, 1, "1f1b"}, " --set cluster.device_memory_gib=64");
+  };
+  const auto [full, memory] = TrainWith(command("full"), "DEEPNET_EMULATED_MEMORY_MIB=50");
+  EXPECT_EQ(full, kDoesNotFit) << memory;
+  EXPECT_THAT(memory, AllOf(HasSubstr("error: rank 1: GPU 1 of "), HasSubstr("out of memory: "),
+                            HasSubstr("; the plan of this rank has ")));
+  // 700 is cudaErrorIllegalAddress.
+  const auto [broken, cuda] =
+      TrainWith(command("broken"), "DEEPNET_EMULATED_FAIL=later:CrossEntropy:2:700");
+  EXPECT_EQ(broken, kInternal) << cuda;
+  EXPECT_THAT(cuda, AllOf(HasSubstr("[1/2] error: rank 1, action "), HasSubstr("GPU 1 of "),
+                          HasSubstr("an illegal memory access"), HasSubstr("last launched")));
+  const auto [hidden, devices] = TrainWith(command("hidden"), "CUDA_VISIBLE_DEVICES=-1");
+  EXPECT_EQ(hidden, kPreflight) << devices;
+  EXPECT_THAT(devices, HasSubstr("error: rank 1: compute.device: \"cuda\": CUDA_VISIBLE_DEVICES "
+                                 "is \"-1\": no CUDA device is visible"));
 }
 
 }  // namespace

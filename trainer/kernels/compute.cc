@@ -87,8 +87,12 @@ ComputeSpec ResolveCompute(const ComputeSpec& asked) {
 absl::Status CheckCompute(const ComputeSpec& resolved) {
   std::string wrong;
   if (resolved.device() == "cuda") {
-    if (!GpuType()) wrong = "compute.device: \"cuda\": this build or host has no CUDA device";
-    if (resolved.matmul() == NATIVE) wrong = "compute.matmul: NATIVE works on \"cpu\" only";
+    if (resolved.matmul() == NATIVE) {
+      wrong = "compute.matmul: NATIVE works on \"cpu\" only";
+    } else {
+      RETURN_IF_ERROR(WithPrefix("compute.device: \"cuda\"", CountGpus().status()));
+      if (!GpuType()) wrong = "compute.device: \"cuda\": LibTorch of this build sees no GPU";
+    }
   } else if (resolved.device() != "cpu") {
     wrong =
         absl::StrCat("compute.device: \"", resolved.device(), "\": not one of \"cpu\", \"cuda\"");

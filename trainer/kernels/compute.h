@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include <c10/core/DeviceType.h>
@@ -17,6 +18,11 @@ namespace deepnet {
 // that a test has registered in its place. Nullopt where this build or host has none.
 std::optional<c10::DeviceType> GpuType();
 
+// As cuda::CountGpus and cuda::CheckGpu, with ExitCode::kPreflight; a build that has nothing for
+// GPUs says so.
+absl::StatusOr<int> CountGpus();
+absl::StatusOr<std::string> CheckGpu(int index);
+
 // Returns `asked` with every open field decided: device "cpu", isa the best here, threads_per_rank
 // the cores this process may use, matmul NATIVE on the CPU and LIBRARY elsewhere, dtype the faster
 // one of a short measurement (bfloat16 only if at least 1.25 times as fast as float32),
@@ -24,7 +30,7 @@ std::optional<c10::DeviceType> GpuType();
 ComputeSpec ResolveCompute(const ComputeSpec& asked);
 
 // Returns OK, or InvalidArgument (ExitCode::kBadConfig) naming the field that this host or build
-// cannot do.
+// cannot do, or CountGpus' error.
 absl::Status CheckCompute(const ComputeSpec& resolved);
 
 // Makes the Ops of a resolved spec. Fails as CheckCompute does.

@@ -14,9 +14,11 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "parallel/base/check.h"
+#include "parallel/base/exit_code.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/kernels/cuda/attention.h"
 #include "trainer/kernels/cuda/cross_entropy.h"
+#include "trainer/kernels/cuda/devices.h"
 #include "trainer/kernels/cuda/dropout.h"
 #include "trainer/kernels/cuda/elementwise.h"
 #include "trainer/kernels/cuda/embedding.h"
@@ -220,9 +222,6 @@ class CudaOps : public Ops {
   at::TensorOptions OperandOptions() const override {
     return at::TensorOptions(device_).dtype(operand_);
   }
-  int64_t OwnBytes() const override {
-    return gpu_.scratch_bytes() + cuda::Matmul::kWorkspaceBytes + uploads_.device_bytes();
-  }
   void* stream() const override { return gpu_.get(); }
   const char* LastLaunch() const override { return gpu_.last_launch(); }
   // LibTorch's allocator keeps what is given back, and cuts small blocks from segments of their
@@ -231,7 +230,8 @@ class CudaOps : public Ops {
     const auto take = [&](int64_t size) {
       return at::empty({size}, OperandOptions().dtype(at::kByte));
     };
-    std::vector<Tensor> blocks = {take(bytes)};
+    constexpr int64_t kSmall = kSmallBlocks * kSmallBytes;
+    std::vector<Tensor> blocks = {take(std::max<int64_t>(0, bytes - kSmall))};
     for (int i = 0; i < kSmallBlocks; ++i) blocks.push_back(take(kSmallBytes));
   }
 
@@ -607,6 +607,18 @@ std::unique_ptr<Ops> MakeCudaOps(at::Device device, at::ScalarType operand, bool
                                  AttentionKernel attention) {
   DEEPNET_CHECK(attention != FLASH || operand != at::kFloat);
   return std::make_unique<CudaOps>(device, operand, check_launches, attention == FLASH);
+}
+
+absl::StatusOr<int> CountGpus() {
+  absl::StatusOr<int> count = cuda::CountGpus();
+  if (!count.ok()) return WithExitCode(count.status(), ExitCode::kPreflight);
+  return count;
+}
+
+absl::StatusOr<std::string> CheckGpu(int index) {
+  absl::StatusOr<std::string> name = cuda::CheckGpu(index);
+  if (!name.ok()) return WithExitCode(name.status(), ExitCode::kPreflight);
+  return name;
 }
 
 }  // namespace deepnet

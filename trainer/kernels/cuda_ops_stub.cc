@@ -1,5 +1,6 @@
 // In place of cuda_ops.cc where a build has nothing for GPUs.
 #include "parallel/base/check.h"
+#include "parallel/base/exit_code.h"
 #include "trainer/kernels/compute.h"
 
 namespace deepnet {
@@ -8,5 +9,18 @@ std::unique_ptr<Ops> MakeCudaOps(at::Device, at::ScalarType, bool, AttentionKern
   DEEPNET_CHECK(false) << "this build has nothing for GPUs";
   return nullptr;
 }
+
+namespace {
+
+absl::Status Nothing() {
+  return WithExitCode(
+      absl::FailedPreconditionError("this build has nothing for GPUs: build the preset `cuda`"),
+      ExitCode::kPreflight);
+}
+
+}  // namespace
+
+absl::StatusOr<int> CountGpus() { return Nothing(); }
+absl::StatusOr<std::string> CheckGpu(int) { return Nothing(); }
 
 }  // namespace deepnet

@@ -276,12 +276,12 @@ class Ops {
   virtual at::TensorOptions ResidualOptions() const = 0;  // residual type and device
   virtual at::TensorOptions OperandOptions() const = 0;   // operand type and device
 
-  // Bytes held now that are not in tensors: working copies of living weights, scratch.
+  // Bytes held now that are not LibTorch's: working copies of living weights, scratch.
   virtual int64_t OwnBytes() const { return 0; }
 
-  // Takes `bytes` of the device's memory at once, from which later allocations are served: to
-  // allocate stops a GPU, and peers that wait for it. Throws c10::OutOfMemoryError. Does nothing on
-  // a CPU.
+  // Takes `bytes` of the device's memory at once, 32 MiB of them for small blocks, from which later
+  // allocations are served: to allocate stops a GPU, and peers that wait for it. Throws
+  // c10::OutOfMemoryError. Does nothing on a CPU.
   virtual void Reserve(int64_t bytes) { static_cast<void>(bytes); }
 
   // Copies the rows of a microbatch from host memory to the memory that this Ops reads, without

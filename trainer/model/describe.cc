@@ -28,6 +28,7 @@ constexpr int64_t kFloatBytes = 4;    // residual stream, statistics
 constexpr int64_t kDoubleBytes = 8;   // decisions of LibTorch's dropout
 constexpr int64_t kPackedRows = 256;  // that native kernels pack together for a weight gradient
 constexpr int64_t kLogitRows = 512;   // rows of logits that exist at once
+constexpr int64_t kRunRows = 16;      // that kernels for GPUs sum together, at least
 constexpr int kNever = Recompute_ARRAYSIZE;
 
 // Bytes of a dropout mask, one bit a feature; none where nothing is dropped.
@@ -149,7 +150,10 @@ void AddOutputMemory(const ModelSpec& model, int64_t rows, Layer& layer) {
   Keep({.bytes = kFloatBytes * rows * model.d_model()}, kNever, layer);
   const int64_t vocabulary = model.vocabulary_size();
   const int64_t logits = std::min(kLogitRows, rows) * vocabulary;
-  // float32 logits become their gradient in place.
+  // float32 logits become their gradient in place. A GPU's blocks are always whole, with two
+  // figures a row.
+  layer.gpu_loss = {
+      {.bytes = kFloatBytes * kLogitRows * (vocabulary + 2), .copies = kLogitRows * vocabulary}};
   layer.native_loss = {{.bytes = logits * kFloatBytes, .copies = logits}};
   // LibTorch: log-probabilities, targets, and four steps from the one to the other. Then the
   // table's gradient, with log-probabilities, targets and the gradient of logits alive.
@@ -179,6 +183,11 @@ Stack DescribeStack(const ModelSpec& model, int64_t rows) {
   stack.kernel_buffers = {.bytes = kFloatBytes * rows * over_rows,
                           .operands = packed_rows * std::max(f, d),
                           .widened = rows * converted};
+  // Sums over runs of kRunRows rows, two of each column; attention's figure of each row and head.
+  const int64_t sums = 2 * ((rows + kRunRows - 1) / kRunRows) * std::max(f, d);
+  stack.gpu_scratch = {
+      .bytes = kFloatBytes * (std::max(sums, rows * model.num_heads()) + rows * over_rows),
+      .widened = rows * converted};
   stack.reader_temporaries = {
       // Backward pass of a norm: the gradient's copy and six steps to that of the sum.
       {.bytes = 7 * kFloatBytes * rows * d},
@@ -224,6 +233,7 @@ class Builder {
   void AddEmbedding(bool source);
   void AddStackLayer(bool source, int index);
   double LayerFlops(bool source) const;
+  int64_t BatchBytes(int64_t rows) const;
   void AddOutput();
 
   // Parameters of the layer that was added last, in flat order.
@@ -468,11 +478,19 @@ std::string WhyInOnePiece(const ModelSpec& model) {
   return KeepsHistory(model) ? "model.residual: DLCL: a layer reads all before it" : "";
 }
 
+// A row has a token, a position, a pair and a label, and stands twice in an order of rows, each
+// with an index and a start. Arrays are padded.
+int64_t Builder::BatchBytes(int64_t rows) const {
+  constexpr int64_t kNumberBytes = 4, kPadding = 256;
+  return kNumberBytes * (10 * rows + batch_.max_sentences()) + kPadding;
+}
+
 Inventory Builder::Build() && {
   inventory_.one_piece = WhyInOnePiece(model_);
   for (const bool source : {true, false}) {
     if (source && !IsEncoderDecoder(model_)) continue;
     inventory_.stacks.push_back(DescribeStack(model_, Rows(source)));
+    inventory_.batch_bytes += BatchBytes(Rows(source));
     AddEmbedding(source);
     const int layers = LayersOf(model_, source ? 0 : LabelledStack(model_));
     for (int i = 0; i < layers; ++i) AddStackLayer(source, i);

@@ -23,6 +23,7 @@
 //   DEEPNET_EMULATED_MEMORY_MIB  memory of a device; default 2048, which is also the most
 //   DEEPNET_EMULATED_CAPABILITY  compute capability; default 90
 //   DEEPNET_EMULATED_DRIVER      CUDA version of the driver; default that of the headers
+//   DEEPNET_EMULATED_NCCL        version of NCCL; default that of the headers
 //   DEEPNET_EMULATED_SEED        of the delays; default 1
 //   DEEPNET_EMULATED_DELAY_US    longest delay of one piece of work; default 100, 0: none
 //   DEEPNET_EMULATED_WATCHDOG_S  seconds without movement until all that waits is printed; default
@@ -77,6 +78,7 @@ struct Settings {
   bool eager_loading = false;
   int capability = 90;
   int driver_version = CUDART_VERSION;
+  int nccl_version = 0;  // as ncclGetVersion gives it; 0: that of the headers
   uint64_t seed = 1;
   int longest_delay_us = 100;
   double watchdog_seconds = 60;

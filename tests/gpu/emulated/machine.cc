@@ -150,6 +150,7 @@ Settings SettingsOfEnvironment() {
   settings.capability = static_cast<int>(FromEnvironment("DEEPNET_EMULATED_CAPABILITY", 90));
   settings.driver_version =
       static_cast<int>(FromEnvironment("DEEPNET_EMULATED_DRIVER", CUDART_VERSION));
+  settings.nccl_version = static_cast<int>(FromEnvironment("DEEPNET_EMULATED_NCCL", 0));
   settings.seed = FromEnvironment("DEEPNET_EMULATED_SEED", 1);
   settings.longest_delay_us = static_cast<int>(FromEnvironment("DEEPNET_EMULATED_DELAY_US", 100));
   settings.watchdog_seconds =

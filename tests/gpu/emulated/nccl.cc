@@ -678,7 +678,8 @@ using emulated_gpu::ThisGroup;
 extern "C" {
 
 ncclResult_t ncclGetVersion(int* version) {
-  *version = NCCL_VERSION_CODE;
+  const int set = TheMachine().settings.nccl_version;
+  *version = set != 0 ? set : NCCL_VERSION_CODE;
   return ncclSuccess;
 }
 

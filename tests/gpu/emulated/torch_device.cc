@@ -220,6 +220,12 @@ class CachingAllocator final : public c10::DeviceAllocator {
     std::tie(bytes.current, bytes.peak) = PoolOf(device).ReadPeak();
     return stats;
   }
+  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override {
+    const c10::DeviceGuard guard(TorchDevice(device));
+    size_t free = 0, total = 0;
+    Must("cudaMemGetInfo", cudaMemGetInfo(&free, &total));
+    return {free, total};
+  }
   void resetAccumulatedStats(c10::DeviceIndex) override {}
   void resetPeakStats(c10::DeviceIndex device) override { PoolOf(device).ResetPeak(); }
 

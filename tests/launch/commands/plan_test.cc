@@ -107,7 +107,8 @@ TEST(PlanCommand, ADeviceThatIsOpenIsTheGpuWhereThereIsOneElseTheCpuAndThatIsSai
     std::istringstream in;
     std::ostringstream out, err;
     const int code = RunProgram({MakePlanCommand()},
-                                {"plan", "--config", kTiny, "--set", "compute.device=" + device},
+                                {"plan", "--config", kTiny, "--set", "compute.device=" + device,
+                                 "--set", "cluster.device_memory_gib=4"},
                                 {in, out, err, has_cuda});
     EXPECT_EQ(code, 0) << err.str();
     return std::pair(out.str(), err.str());
@@ -127,6 +128,11 @@ TEST(PlanCommand, SaysWhoseMemoryItTakesWhereNoneIsGiven) {
   const Outcome outcome = RunPlan({"--config", kTiny, "--set", "cluster.device_memory_gib="});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.err, HasSubstr("this host's memory over 2 ranks"));
+  const Outcome gpus = RunPlan({"--config", kTiny, "--set", "cluster.device_memory_gib=", "--set",
+                                "compute.device=cuda", "--print=memory"});
+  EXPECT_EQ(gpus.code, 0) << gpus.err;
+  EXPECT_THAT(gpus.err, HasSubstr("planning for GPUs without a limit"));
+  EXPECT_THAT(gpus.out, HasSubstr("of a GPU, beside tensors of the model\n rank  context"));
 }
 
 TEST(PlanCommand, AThousandLayersThatDoNotFitExitWithSixAndAreShownAllTheSame) {

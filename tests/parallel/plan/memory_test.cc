@@ -121,7 +121,7 @@ TEST(Memory, TheTotalIsTheSumOfAllOtherFields) {
   int64_t sum = 0;
   for (int i = 0; i < MemoryEstimate::descriptor()->field_count(); ++i) {
     const auto* field = MemoryEstimate::descriptor()->field(i);
-    if (field->name() == "total") continue;
+    if (field->name() == "total" || field->name() == "gpu") continue;
     const int64_t bytes = memory.GetReflection()->GetInt64(memory, field);
     EXPECT_GT(bytes, 0) << field->name();
     sum += bytes;
@@ -242,6 +242,34 @@ TEST(Memory, FollowsTheArithmetic) {
   EXPECT_EQ(MakeMemoryRules(compute).num_packed_copies, 1);
   compute.set_dtype(FLOAT32);
   EXPECT_EQ(MakeMemoryRules(compute).num_packed_copies, 0);
+}
+
+TEST(Memory, OfAGpuHasWhatLiesBesideTensors) {
+  ComputeSpec compute;
+  compute.set_device("cuda");
+  compute.set_dtype(BFLOAT16);
+  Inventory inventory = Toy(1);
+  inventory.batch_bytes = 1000;
+  inventory.layers.back().gpu_loss = {{.bytes = 70, .copies = 5}};
+  inventory.stacks[1].gpu_scratch = {.bytes = 300};
+  RankUse rank = Whole(inventory);
+  const auto estimate = [&] { return EstimateMemory(inventory, rank, MakeMemoryRules(compute)); };
+  const MemoryEstimate memory = estimate();
+  EXPECT_EQ(memory.working_copies(), memory.weights() / 2);  // of tables that are looked up too
+  EXPECT_EQ(memory.logits(), 70 + 2 * 5);
+  EXPECT_EQ(memory.gpu().messages(), 0);
+  inventory.stacks[1].gpu_scratch = {};
+  EXPECT_EQ(memory.workspace(), estimate().workspace() + 300);
+  rank.microbatches = 3;
+  rank.lanes = 2;
+  rank.num_replicas = 2;
+  EXPECT_EQ(estimate().gpu().uploads(), memory.gpu().uploads() + 2000);
+  EXPECT_EQ(estimate().gpu().messages(), 2 * kLaneBytes + kReplicasBytes);
+  const MemoryEstimate more = estimate();
+  EXPECT_EQ(more.total(), TensorBytes(more) + more.gpu().fragmentation() + more.gpu().context() +
+                              more.gpu().messages());
+  EXPECT_EQ(ArenaBytes(more), TensorBytes(more) + more.gpu().fragmentation() - kProductsBytes);
+  EXPECT_FALSE(EstimateMemory(inventory, rank, MakeMemoryRules(ComputeSpec())).has_gpu());
 }
 
 constexpr Op F = Op::kForward, I = Op::kBackwardInput, W = Op::kBackwardWeight, B = Op::kBackward;

@@ -1,0 +1,26 @@
+// The GPUs that this process sees, and whether this build can use them.
+#pragma once
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace deepnet::cuda {
+
+// Returns how many there are, at least one. FailedPrecondition says why there is none: the driver
+// is older than this build's runtime (both versions), a list that hides all
+// (CUDA_VISIBLE_DEVICES), or none in this host.
+absl::StatusOr<int> CountGpus();
+
+// Returns what names GPU `index` in this host, whatever other processes call it:
+// "0000:3B:00.0 (NVIDIA H100)". FailedPrecondition where this build has no kernels for its
+// architecture.
+absl::StatusOr<std::string> CheckGpu(int index);
+
+// Returns whether a build for `architectures`, those of CMAKE_CUDA_ARCHITECTURES with commas
+// ("80-real,90-real,100-virtual"), has kernels for compute capability `capability` (86 is 8.6):
+// machine code runs on later GPUs of its generation, virtual code on all later ones.
+bool HasKernelsFor(int capability, const std::string& architectures);
+
+}  // namespace deepnet::cuda
