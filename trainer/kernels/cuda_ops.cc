@@ -343,10 +343,13 @@ class CudaOps : public Ops {
   }
 
   void Embed(const EmbedArgs& a) override {
-    const GpuRowIndex& index = IndexOf(*a.rows);
-    DEEPNET_CHECK_LT(index.last_token, a.table_VD.size(0)) << "a row's id is not in the vocabulary";
-    DEEPNET_CHECK_LT(index.last_position, a.positions_PD.size(0))
-        << "a row's position is not in the table";
+    if (a.rows->index != nullptr) {  // null: a decoding step's, whose ids were chosen here
+      const GpuRowIndex& index = IndexOf(*a.rows);
+      DEEPNET_CHECK_LT(index.last_token, a.table_VD.size(0))
+          << "a row's id is not in the vocabulary";
+      DEEPNET_CHECK_LT(index.last_position, a.positions_PD.size(0))
+          << "a row's position is not in the table";
+    }
     cuda::EmbedForward(gpu_, ArgsOf(a));
   }
   void EmbedBackward(const EmbedGradArgs& a) override {
