@@ -69,8 +69,8 @@ struct HostBuffers {
   at::Tensor weights, moment1, moment2;
 };
 
-template <typename Tensor>
-void AddMoments(const ParameterRun& run, const HostBuffers& buffers, std::vector<Tensor>& tensors) {
+void AddMoments(const ParameterRun& run, const HostBuffers& buffers,
+                std::vector<MutableNamedTensor>& tensors) {
   const auto add = [&](const char* prefix, const at::Tensor& moment) {
     tensors.push_back(
         {.name = prefix + run.parameter->name,
@@ -80,21 +80,6 @@ void AddMoments(const ParameterRun& run, const HostBuffers& buffers, std::vector
   };
   add(kMoment1Prefix, buffers.moment1);
   add(kMoment2Prefix, buffers.moment2);
-}
-
-std::vector<NamedTensor> TensorsToSave(const RankContext& context, const HostBuffers& buffers) {
-  std::vector<NamedTensor> tensors;
-  for (const ParameterRun& run :
-       RunsOf(context.layout.extents, context.model->parameters().inventory(),
-              /*only_first_in_chain=*/true)) {
-    tensors.push_back(
-        {.name = kWeightPrefix + run.parameter->name,
-         .shape = run.parameter->shape,
-         .data = {buffers.weights.data_ptr<float>() + run.weight, static_cast<size_t>(run.count)},
-         .first_element = run.first_element});
-    AddMoments(run, buffers, tensors);
-  }
-  return tensors;
 }
 
 // Adds its lifetime to `seconds`.
@@ -123,9 +108,10 @@ std::string SizeText(int64_t bytes) {
 
 }  // namespace
 
-RankSnapshot::RankSnapshot(const RankContext& context, bool copies) : context_(context) {
+RankSnapshot::RankSnapshot(const RankContext& context, bool copies)
+    : context_(context), on_device_(!context.model->parameters().weights().is_cpu()) {
   const size_t elements = static_cast<size_t>(bytes()) / sizeof(float);
-  if (copies) memory_ = std::make_unique_for_overwrite<float[]>(elements);
+  if (copies || on_device_) memory_ = std::make_unique_for_overwrite<float[]>(elements);
 }
 
 void RankSnapshot::TakeMemory() {
@@ -141,13 +127,31 @@ int64_t RankSnapshot::bytes() const {
 }
 
 void RankSnapshot::Look() {
-  const HostBuffers buffers(context_.model->parameters());
-  tensors_ = TensorsToSave(context_, buffers);
-  held_ = {buffers.weights, buffers.moment1, buffers.moment2};
+  const Parameters& parameters = context_.model->parameters();
+  held_ = {parameters.weights(), parameters.moment1(), parameters.moment2()};
+  tensors_.clear();
+  float* next = memory_.get();
+  const auto add = [&](const char* prefix, const ParameterRun& run, const at::Tensor& tensor,
+                       int64_t first) {
+    const at::Tensor part = tensor.narrow(0, first, run.count);
+    const auto count = static_cast<size_t>(run.count);
+    if (on_device_) at::from_blob(next, {run.count}, at::kFloat).copy_(part);
+    tensors_.push_back({.name = prefix + run.parameter->name,
+                        .shape = run.parameter->shape,
+                        .data = {on_device_ ? next : part.const_data_ptr<float>(), count},
+                        .first_element = run.first_element});
+    next += on_device_ ? run.count : 0;
+  };
+  for (const ParameterRun& run : RunsOf(context_.layout.extents, parameters.inventory(),
+                                        /*only_first_in_chain=*/true)) {
+    add(kWeightPrefix, run, held_[0], run.weight);
+    add(kMoment1Prefix, run, held_[1], run.state);
+    add(kMoment2Prefix, run, held_[2], run.state);
+  }
 }
 
 void RankSnapshot::Copy() {
-  if (memory_ == nullptr) return;
+  if (memory_ == nullptr || on_device_) return;
   float* next = memory_.get();
   for (NamedTensor& tensor : tensors_) {
     std::copy(tensor.data.begin(), tensor.data.end(), next);

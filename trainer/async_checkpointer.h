@@ -31,18 +31,18 @@ namespace deepnet {
 // it updates, 12 bytes each. The ranks of a job together make a whole checkpoint.
 class RankSnapshot {
  public:
-  // `context` outlives this. With `copies`, memory for copies is reserved now, once.
+  // `context` outlives this. With `copies`, or on a device, memory is reserved now, once.
   RankSnapshot(const RankContext& context, bool copies);
 
   // Touches the pages of that memory, which takes a second a GB or longer. May run in any thread
   // beside whatever comes before the first Look; without it, the first Copy does the same.
   void TakeMemory();
 
-  // Takes views of weights and moments as they are now; views of the tensors themselves if those
-  // are on the host.
+  // Takes views of weights and moments as they are now. From a device it copies what the rank
+  // writes, and no more, to that memory.
   void Look();
-  // Copies what Look saw, if this has copies. Nobody may change weights and moments until then. May
-  // run in any thread.
+  // Copies what Look saw on the host, if this has copies. Nobody may change weights and moments
+  // until then. May run in any thread.
   void Copy();
 
   // The tensors of the last Look or Copy.
@@ -52,6 +52,7 @@ class RankSnapshot {
 
  private:
   const RankContext& context_;
+  const bool on_device_;
   std::unique_ptr<float[]> memory_;  // of all copies; null without copies
   std::vector<at::Tensor> held_;     // keeps alive what views look at
   std::vector<NamedTensor> tensors_;

@@ -1,11 +1,16 @@
 #include "trainer/rank_context.h"
 
+#include <algorithm>
+#include <set>
 #include <utility>
+
+#include <ATen/ATen.h>
 
 #include "parallel/base/check.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/heartbeat.h"
+#include "parallel/exec/pipeline_executor.h"
 #include "parallel/plan/check_schedule.h"
 #include "parallel/plan/memory.h"
 #include "parallel/plan/plan_accessors.h"
@@ -58,6 +63,58 @@ absl::Status MakeOpsWithMemory(const ComputeSpec& compute, RankContext& context)
         return absl::OkStatus();
       },
       context.device_use());
+}
+
+// Connects every pair of ranks between which the schedule has messages.
+absl::Status ConnectPipeline(const RankContext& context, const Buffer& scratch) {
+  std::set<int> to, from;
+  const int me = context.pp_rank;
+  for (int rank = 0; rank < static_cast<int>(context.schedule.actions.size()); ++rank) {
+    for (const Action& action : context.schedule.actions[rank]) {
+      if (!IsSend(action.op)) continue;
+      ASSIGN_OR_RETURN(const Route route, RouteOf(action, context.placement));
+      if (rank == me) to.insert(route.peer);
+      if (route.peer == me) from.insert(rank);
+    }
+  }
+  return context.pipeline->Connect(
+      {.to = {to.begin(), to.end()}, .from = {from.begin(), from.end()}, .scratch = scratch},
+      context.groups.all.limit);
+}
+
+// Connects the stages that sum a tied tensor.
+absl::Status ConnectTied(const RankContext& context, const Buffer& scratch) {
+  std::set<int> peers;
+  for (const TiedTensor& tensor : context.layout.tied) {
+    for (const TiedTensor::Use& use : tensor.uses) peers.insert(use.stage);
+  }
+  peers.erase(context.pp_rank);
+  const std::vector<int> list(peers.begin(), peers.end());
+  return context.groups.stages->Connect({.to = list, .from = list, .scratch = scratch},
+                                        context.groups.all.limit);
+}
+
+// Connects the GPUs of all ranks that exchange anything in a step: to connect takes memory and
+// waits for the device, which a receive that is under way would prevent.
+absl::Status ConnectDevices(GradientSum order, const RankContext& context) {
+  const at::Tensor& gradient = context.model->parameters().gradient();
+  const Buffer scratch = BufferOf(*context.ops, gradient);
+  RETURN_IF_ERROR(ConnectPipeline(context, scratch));
+  RETURN_IF_ERROR(ConnectTied(context, scratch));
+  int64_t most = 0;  // elements of a piece
+  for (const std::vector<Piece>& bucket : context.layout.pieces) {
+    for (const Piece& piece : bucket) most = std::max(most, piece.of.count);
+  }
+  Communicator::Links links{
+      .all_gather = true,
+      .scratch = BufferOf(*context.ops, gradient.narrow(0, 0, most)),
+  };
+  links.reduce_scatter = SumsOnTheWay(order, gradient);
+  links.all_to_all = !links.reduce_scatter;
+  for (Communicator* level : ExchangeLevels(context.groups.all)) {
+    RETURN_IF_ERROR(level->Connect(links, context.groups.all.limit));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -122,6 +179,9 @@ absl::StatusOr<std::unique_ptr<RankContext>> MakeRankContext(const RunSpec& run,
   if (run.compute().dtype() == FLOAT16) {
     context->loss_scale = std::make_unique<DynamicLossScale>(
         run.optim(), run.data().global_microbatches(), LossScale());
+  }
+  if (!context->model->parameters().gradient().is_cpu()) {
+    RETURN_IF_ERROR(AgreeOnStatus(world, ConnectDevices(run.parallel().gradient_sum(), *context)));
   }
   return context;
 }

@@ -126,6 +126,31 @@ absl::Status CheckCount(const char* call, size_t count, int size) {
 
 }  // namespace
 
+Communicator::TransferOr Communicator::SendAll(std::span<const Buffer> buffers, int peer, int tag) {
+  if (buffers.size() == 1) return Send(buffers[0], peer, tag);
+  std::vector<std::unique_ptr<Transfer>> parts;
+  for (const Buffer& buffer : buffers) {
+    ASSIGN_OR_RETURN(parts.emplace_back(), Send(buffer, peer, tag++));
+  }
+  return std::make_unique<JoinedTransfer>("SendAll", std::move(parts));
+}
+
+Communicator::TransferOr Communicator::ReceiveAll(std::span<const Buffer> buffers, int peer,
+                                                  int tag) {
+  if (buffers.size() == 1) return Receive(buffers[0], peer, tag);
+  std::vector<std::unique_ptr<Transfer>> parts;
+  for (const Buffer& buffer : buffers) {
+    ASSIGN_OR_RETURN(parts.emplace_back(), Receive(buffer, peer, tag++));
+  }
+  return std::make_unique<JoinedTransfer>("ReceiveAll", std::move(parts));
+}
+
+absl::Status Communicator::Connect(const Links&, absl::Duration) { return absl::OkStatus(); }
+
+Communicator::TransferOr Communicator::ReduceScatter(Buffer) {
+  return absl::UnimplementedError("ReduceScatter: this communicator moves host memory only");
+}
+
 absl::Status Communicator::Barrier(absl::Duration limit) {
   std::vector<char> here(size());
   char mine = 1;

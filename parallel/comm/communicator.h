@@ -13,7 +13,8 @@
 //   - Collectives: every rank of the group starts the same ones in the same order, with matching
 //     sizes. Several may be under way at once, beside messages; none disturbs another.
 //   - Sums are taken in rank order with the element type's own addition, ((r0 + r1) + r2) + ..., so
-//     every rank ends with the same bits, on every backend.
+//     every rank ends with the same bits, on every backend. Only ReduceScatter leaves the order to
+//     the backend.
 //   - Errors are a Status that names the call and the peer: InvalidArgument for misuse, Unavailable
 //     for a lost peer, DeadlineExceeded for one that did not come in time, Aborted after Abort,
 //     with the exit code that the job ends with (parallel/base/exit_code.h).
@@ -35,6 +36,7 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -87,6 +89,13 @@ class Communicator {
   static constexpr int kNumTags = 32767;  // tags of messages are 0 <= tag < kNumTags
   static constexpr int kNoGroup = -1;     // a colour for Split
 
+  // What a rank will do with device memory.
+  struct Links {
+    std::vector<int> to, from;  // peers of messages
+    bool all_to_all = false, all_gather = false, reduce_scatter = false;
+    Buffer scratch;  // overwritten; as large as the largest collective will be
+  };
+
   virtual ~Communicator() = default;
 
   virtual int rank() const = 0;  // 0 <= rank < size
@@ -96,6 +105,16 @@ class Communicator {
   virtual TransferOr Send(Buffer buffer, int peer, int tag) = 0;
   virtual TransferOr Receive(Buffer buffer, int peer, int tag) = 0;
 
+  // Messages that start at once: the same as one Send or Receive for each buffer, with the tags
+  // tag, tag + 1, ..., but one transfer. The sender's buffers are as many as the receiver's.
+  virtual TransferOr SendAll(std::span<const Buffer> buffers, int peer, int tag);
+  virtual TransferOr ReceiveAll(std::span<const Buffer> buffers, int peer, int tag);
+
+  // Collective, blocking. Connects device memory, before the first message or collective of any:
+  // what `links` of some call did not name fails with FailedPrecondition. Every rank states the
+  // same collectives, and is named as a peer by those that it names. Nothing to do for host memory.
+  virtual absl::Status Connect(const Links& links, absl::Duration limit);
+
   // Collective. send[r] goes to rank r, receive[r] comes from it; size() buffers each. Sizes may
   // differ from pair to pair, 0 included. The own part is copied; it may be one and the same
   // memory. Other buffers do not overlap.
@@ -104,6 +123,11 @@ class Communicator {
   // Collective. Rank r's `mine` arrives in every rank's all[r]; sizes may differ from rank to rank,
   // 0 included. all[rank()] may be `mine` itself. Other buffers do not overlap.
   virtual TransferOr AllGather(Buffer mine, std::span<const Buffer> all) = 0;
+
+  // Collective, of device memory only. `blocks` are size() equal blocks of float32: rank r's block
+  // r becomes the sum over the ranks of their blocks r, and the others hold no meaningful values.
+  // The order of the sum is the backend's; it is the same in every call of equal size.
+  virtual TransferOr ReduceScatter(Buffer blocks);
 
   // Collective, blocking. The ranks that gave the same colour (>= 0) form a group, ordered by (key,
   // rank here). kNoGroup: a member of none, and the result is null. A process splits one
@@ -132,8 +156,8 @@ class Communicator {
 // them ends the job with another code. Any thread may call it.
 void EndJob(Communicator& comm, const absl::Status& status);
 
-// A communicator in front of another one: every call goes on to it. Classes that watch, count or
-// disturb calls override those that they care about.
+// A communicator in front of another one: every call goes on to it, SendAll and ReceiveAll message
+// by message. Classes that watch, count or disturb calls override those that they care about.
 class ForwardingCommunicator : public Communicator {
  public:
   int rank() const override { return inner_.rank(); }
@@ -150,6 +174,10 @@ class ForwardingCommunicator : public Communicator {
   }
   TransferOr AllGather(Buffer mine, std::span<const Buffer> all) override {
     return inner_.AllGather(mine, all);
+  }
+  TransferOr ReduceScatter(Buffer blocks) override { return inner_.ReduceScatter(blocks); }
+  absl::Status Connect(const Links& links, absl::Duration limit) override {
+    return inner_.Connect(links, limit);
   }
   // The part is a plain one of the inner communicator's.
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override {

@@ -174,6 +174,24 @@ Communicator::TransferOr MonitoredCommunicator::Receive(Buffer buffer, int peer,
   return Follow(WithPeer("Receive from", peer), [&] { return inner().Receive(buffer, peer, tag); });
 }
 
+Communicator::TransferOr MonitoredCommunicator::SendAll(std::span<const Buffer> buffers, int peer,
+                                                        int tag) {
+  return Follow(WithPeer("Send to", peer), [&] { return inner().SendAll(buffers, peer, tag); });
+}
+
+Communicator::TransferOr MonitoredCommunicator::ReceiveAll(std::span<const Buffer> buffers,
+                                                           int peer, int tag) {
+  return Follow(WithPeer("Receive from", peer),
+                [&] { return inner().ReceiveAll(buffers, peer, tag); });
+}
+
+absl::Status MonitoredCommunicator::Connect(const Links& links, absl::Duration limit) {
+  heartbeat_.Wait(WithAll("Connect"));
+  const absl::Status status = inner().Connect(links, std::min(limit, comm_timeout_));
+  if (status.ok()) heartbeat_.GoOn();
+  return EndIfStuck(status, heartbeat_.PhaseAndAction());
+}
+
 Communicator::TransferOr MonitoredCommunicator::AllToAll(std::span<const Buffer> send,
                                                          std::span<const Buffer> receive) {
   return Follow(WithAll("AllToAll"), [&] { return inner().AllToAll(send, receive); });
@@ -182,6 +200,10 @@ Communicator::TransferOr MonitoredCommunicator::AllToAll(std::span<const Buffer>
 Communicator::TransferOr MonitoredCommunicator::AllGather(Buffer mine,
                                                           std::span<const Buffer> all) {
   return Follow(WithAll("AllGather"), [&] { return inner().AllGather(mine, all); });
+}
+
+Communicator::TransferOr MonitoredCommunicator::ReduceScatter(Buffer blocks) {
+  return Follow(WithAll("ReduceScatter"), [&] { return inner().ReduceScatter(blocks); });
 }
 
 // The call itself blocks for others, and cannot say for whom; that all have come is known before.

@@ -108,8 +108,12 @@ class MonitoredCommunicator final : public ForwardingCommunicator {
 
   TransferOr Send(Buffer buffer, int peer, int tag) override;
   TransferOr Receive(Buffer buffer, int peer, int tag) override;
+  TransferOr SendAll(std::span<const Buffer> buffers, int peer, int tag) override;
+  TransferOr ReceiveAll(std::span<const Buffer> buffers, int peer, int tag) override;
+  absl::Status Connect(const Links& links, absl::Duration limit) override;
   TransferOr AllToAll(std::span<const Buffer> send, std::span<const Buffer> receive) override;
   TransferOr AllGather(Buffer mine, std::span<const Buffer> all) override;
+  TransferOr ReduceScatter(Buffer blocks) override;
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
 
  private:

@@ -1,19 +1,20 @@
-// A lane is one NCCL communicator with a stream and a queue of its own: a state machine that
-// exchanges the id, connects, launches the next operation and sees that it has ended. Any call of
-// this rank's communicator advances all lanes; no step blocks.
+// A lane is one NCCL communicator with a stream of its own. Connect makes it and moves one message
+// over it; later work is launched when it is started, and events say when it has ended. Calls of
+// NCCL that wait for peers run in threads of their own, so that a limit holds for them.
 #include "parallel/comm/nccl_communicator.h"
 
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
 #include <algorithm>
-#include <chrono>
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <future>
 #include <map>
 #include <numeric>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -28,24 +29,16 @@ namespace deepnet {
 namespace {
 
 // Limit for NCCL to end a communicator; then it is left behind.
-constexpr std::chrono::seconds kEndLimit(5);
+constexpr absl::Duration kEndLimit = absl::Seconds(5);
 
-// Few thread blocks: messages leave the GPU to the computation.
-constexpr int kMaxThreadBlocks = 2;
+// Thread blocks of a message between two ranks: few, because it moves beside the computation.
+constexpr int kMessageThreadBlocks = 2;
 
 absl::Status NcclStatus(const char* call, ncclResult_t result) {
-  if (result == ncclSuccess || result == ncclInProgress) return absl::OkStatus();
+  if (result == ncclSuccess) return absl::OkStatus();
   const std::string text = absl::StrCat(call, ": ", ncclGetErrorString(result));
   return result == ncclRemoteError || result == ncclSystemError ? absl::UnavailableError(text)
                                                                 : absl::InternalError(text);
-}
-
-// NCCL's documentation lets ncclCommAbort and ncclCommDestroy wait for peers.
-void EndInBackground(std::function<void()> end) {
-  std::packaged_task<void()> task(std::move(end));
-  std::future<void> ended = task.get_future();
-  std::thread(std::move(task)).detach();
-  ended.wait_for(kEndLimit);
 }
 
 // Returns InternalError with CUDA's text, naming `call`; OK on success.
@@ -55,167 +48,135 @@ absl::Status CudaStatus(const char* call, cudaError_t error) {
                                           " (", cudaGetErrorName(error), ")"));
 }
 
-// Something launched on a lane. Fields but `text` and `launch` are the lane's.
-struct NcclOperation {
-  using Launch = std::function<ncclResult_t(ncclComm_t comm, cudaStream_t stream)>;
+// Returns what `call` returns, or DeadlineExceeded after `limit`; then `call` goes on alone.
+absl::Status CallWithin(absl::Duration limit, std::function<absl::Status()> call) {
+  std::packaged_task<absl::Status()> task(std::move(call));
+  std::future<absl::Status> result = task.get_future();
+  std::thread(std::move(task)).detach();
+  if (limit == absl::InfiniteDuration()) return result.get();
+  if (result.wait_for(absl::ToChronoNanoseconds(limit)) == std::future_status::ready) {
+    return result.get();
+  }
+  return absl::DeadlineExceededError(
+      absl::StrCat("not finished after ", absl::FormatDuration(limit)));
+}
 
-  NcclOperation(std::string text, Launch launch)
-      : text(std::move(text)), launch(std::move(launch)) {}
+// Launches something on a lane.
+using NcclLaunch = std::function<ncclResult_t(ncclComm_t comm, cudaStream_t stream)>;
+
+// Several calls of NCCL that begin at once.
+class NcclGroup {
+ public:
+  NcclGroup() : result_(ncclGroupStart()) {}
+  void Add(ncclResult_t call) {
+    if (result_ == ncclSuccess) result_ = call;
+  }
+  ncclResult_t End() {
+    Add(ncclGroupEnd());
+    return result_;
+  }
+
+ private:
+  ncclResult_t result_;
+};
+
+// Stands for what has been launched on a lane.
+struct NcclOperation {
+  explicit NcclOperation(std::string text) : text(std::move(text)) {}
   ~NcclOperation() {
     if (inputs_ready != nullptr) cudaEventDestroy(inputs_ready);
     if (ended != nullptr) cudaEventDestroy(ended);
   }
 
-  const std::string text;  // "Send to rank 1, 8 B"
-  const Launch launch;
+  const std::string text;              // "Send to rank 1, 8 B"
   cudaEvent_t inputs_ready = nullptr;  // recorded in the buffers' stream
-  cudaEvent_t ended = nullptr;         // recorded in the lane's stream once launched
+  cudaEvent_t ended = nullptr;         // recorded in the lane's stream
   bool finished = false;
   absl::Status result;
 };
 
+// A lane as NCCL knows it. The thread that connects it may outlive the lane.
+struct NcclEnd {
+  int index = 0, size = 0;  // this rank among the members
+  int thread_blocks = 0;    // at most; 0: as many as NCCL likes
+  ncclUniqueId id = {};
+  ncclComm_t comm = nullptr;
+  cudaStream_t stream = nullptr;
+
+  // Returns the first error of the communicator.
+  absl::Status State() const {
+    ncclResult_t state = ncclSuccess;
+    const ncclResult_t asked = ncclCommGetAsyncError(comm, &state);
+    return NcclStatus("NCCL", asked == ncclSuccess ? state : asked);
+  }
+};
+
 class NcclLane {
  public:
-  // `members` are ranks of `control`, in the lane's order, this rank at `index`; the first one
-  // sends the id to the others with `tag`. Members make their lanes at any time.
-  NcclLane(Communicator& control, std::vector<int> members, int index, int tag, int device)
-      : index_(index), size_(static_cast<int>(members.size())) {
-    absl::Status status = CudaStatus("cudaSetDevice", cudaSetDevice(device));
-    if (status.ok()) {
-      status = CudaStatus("cudaStreamCreateWithFlags",
-                          cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-    }
-    if (status.ok()) status = StartExchange(control, members, tag);
-    if (!status.ok()) Abort(status);
+  // `members` are ranks of the group, in the lane's order, this rank at `index`.
+  NcclLane(std::vector<int> members, int index, int thread_blocks) : members_(std::move(members)) {
+    end_->index = index;
+    end_->size = static_cast<int>(members_.size());
+    end_->thread_blocks = thread_blocks;
   }
 
   ~NcclLane() {
-    if (!queued_.empty() || !launched_.empty() || phase_ == Phase::kConnecting) {
-      Abort(absl::AbortedError("the communicator is gone"));
-    }
-    if (comm_ != nullptr) {
-      EndInBackground([comm = comm_] {
+    if (!launched_.empty()) Abort(absl::AbortedError("the communicator is gone"));
+    if (made_) {
+      CallWithin(kEndLimit, [comm = end_->comm] {
         ncclCommFinalize(comm);
-        ncclResult_t state = ncclInProgress;
-        while (ncclCommGetAsyncError(comm, &state) == ncclSuccess && state == ncclInProgress) {
-          std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        }
-        ncclCommDestroy(comm);
-      });
+        return NcclStatus("ncclCommDestroy", ncclCommDestroy(comm));
+      }).IgnoreError();
     }
-    if (stream_ != nullptr) cudaStreamDestroy(stream_);
+    if (end_->stream != nullptr) cudaStreamDestroy(end_->stream);
   }
   NcclLane(const NcclLane&) = delete;
   NcclLane& operator=(const NcclLane&) = delete;
 
-  // Queues the operation, ordered after what `inputs` (a CUDA stream) holds now.
-  void Push(const std::shared_ptr<NcclOperation>& operation, void* inputs) {
-    if (phase_ == Phase::kFailed) {
-      operation->finished = true;
-      operation->result = error_;
-      return;
+  // Makes the stream and begins to exchange the id, which the first member sends with `tag`.
+  absl::Status StartExchange(Communicator& control, int tag) {
+    RETURN_IF_ERROR(CudaStatus("cudaStreamCreateWithFlags",
+                               cudaStreamCreateWithFlags(&end_->stream, cudaStreamNonBlocking)));
+    const Buffer buffer = Buffer::Of(std::span<char>(end_->id.internal));
+    if (end_->index != 0) {
+      ASSIGN_OR_RETURN(id_transfers_.emplace_back(), control.Receive(buffer, members_[0], tag));
+      return absl::OkStatus();
     }
-    absl::Status status;
+    RETURN_IF_ERROR(NcclStatus("ncclGetUniqueId", ncclGetUniqueId(&end_->id)));
+    for (size_t member = 1; member < members_.size(); ++member) {
+      ASSIGN_OR_RETURN(id_transfers_.emplace_back(), control.Send(buffer, members_[member], tag));
+    }
+    return absl::OkStatus();
+  }
+  absl::Status EndExchange(absl::Time deadline) {
+    for (const auto& transfer : id_transfers_) {
+      RETURN_IF_ERROR(transfer->Wait(deadline - absl::Now()));
+    }
+    id_transfers_.clear();
+    return absl::OkStatus();
+  }
+
+  const std::shared_ptr<NcclEnd>& end() const { return end_; }
+  const absl::Status& error() const { return error_; }  // why it has been aborted
+  void SetMade() { made_ = true; }                      // NCCL has a communicator
+
+  // Launches the operation, ordered after what `inputs` (a CUDA stream) holds now.
+  void Start(const std::shared_ptr<NcclOperation>& operation, void* inputs,
+             const NcclLaunch& launch) {
+    launched_.push_back(operation);
+    absl::Status status = error_;
     for (cudaEvent_t* event : {&operation->inputs_ready, &operation->ended}) {
       if (!status.ok()) break;
       status = CudaStatus("cudaEventCreateWithFlags",
                           cudaEventCreateWithFlags(event, cudaEventDisableTiming));
     }
-    if (status.ok()) {
-      status = CudaStatus("cudaEventRecord", cudaEventRecord(operation->inputs_ready,
-                                                             static_cast<cudaStream_t>(inputs)));
-    }
-    queued_.push_back(operation);
+    if (status.ok()) status = Launch(*operation, static_cast<cudaStream_t>(inputs), launch);
     if (!status.ok()) Abort(status);
-    Advance();
   }
 
-  // Does what can be done now.
+  // Sees what has ended.
   void Advance() {
-    if (phase_ == Phase::kExchanging) Connect();
-    if (phase_ == Phase::kConnecting || (phase_ == Phase::kReady && launching_)) {
-      const ncclResult_t state = State();
-      if (state == ncclInProgress) return;
-      const absl::Status status = NcclStatus("NCCL", state);
-      if (!status.ok()) return Abort(status);
-      phase_ = Phase::kReady;
-      if (launching_) RecordEnd();
-    }
-    while (phase_ == Phase::kReady && !launching_ && !queued_.empty()) LaunchNext();
-    if (phase_ == Phase::kReady) SeeEnds();
-  }
-
-  // Ends the GPU's work on this lane, so that memory may be freed; operations fail with `why`.
-  void Abort(const absl::Status& why) {
-    if (comm_ != nullptr) EndInBackground([comm = comm_] { ncclCommAbort(comm); });
-    comm_ = nullptr;
-    phase_ = Phase::kFailed;
-    error_ = why;
-    launching_ = false;
-    for (auto* operations : {&queued_, &launched_}) {
-      for (const auto& operation : *operations) {
-        operation->finished = true;
-        operation->result =
-            absl::Status(why.code(), absl::StrCat(operation->text, ": ", why.message()));
-      }
-      operations->clear();
-    }
-  }
-
- private:
-  enum class Phase { kExchanging, kConnecting, kReady, kFailed };
-
-  absl::Status StartExchange(Communicator& control, const std::vector<int>& members, int tag) {
-    const Buffer buffer = Buffer::Of(std::span<char>(id_.internal));
-    if (index_ != 0) {
-      ASSIGN_OR_RETURN(id_transfers_.emplace_back(), control.Receive(buffer, members[0], tag));
-      return absl::OkStatus();
-    }
-    RETURN_IF_ERROR(NcclStatus("ncclGetUniqueId", ncclGetUniqueId(&id_)));
-    for (int member = 1; member < size_; ++member) {
-      ASSIGN_OR_RETURN(id_transfers_.emplace_back(), control.Send(buffer, members[member], tag));
-    }
-    return absl::OkStatus();
-  }
-
-  void Connect() {
-    for (const auto& transfer : id_transfers_) {
-      if (!transfer->Done()) return;
-      const absl::Status status = transfer->Wait();
-      if (!status.ok()) return Abort(status);
-    }
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
-    config.minCTAs = 1;
-    config.maxCTAs = kMaxThreadBlocks;
-    const absl::Status status = NcclStatus(
-        "ncclCommInitRankConfig", ncclCommInitRankConfig(&comm_, size_, id_, index_, &config));
-    if (!status.ok()) return Abort(status);
-    phase_ = Phase::kConnecting;
-  }
-
-  void LaunchNext() {
-    const NcclOperation& operation = *queued_.front();
-    absl::Status status =
-        CudaStatus("cudaStreamWaitEvent", cudaStreamWaitEvent(stream_, operation.inputs_ready, 0));
-    if (status.ok()) status = NcclStatus("NCCL", operation.launch(comm_, stream_));
-    if (!status.ok()) return Abort(status);
-    launching_ = true;
-    if (State() == ncclSuccess) RecordEnd();
-  }
-
-  // The first launch between two ranks waits for the peer inside of NCCL; only after it does the
-  // stream hold the operation, and an event behind it means something.
-  void RecordEnd() {
-    launching_ = false;
-    const absl::Status status =
-        CudaStatus("cudaEventRecord", cudaEventRecord(queued_.front()->ended, stream_));
-    if (!status.ok()) return Abort(status);
-    launched_.push_back(std::move(queued_.front()));
-    queued_.pop_front();
-  }
-
-  void SeeEnds() {
+    if (!made_) return;
     while (!launched_.empty()) {
       const cudaError_t state = cudaEventQuery(launched_.front()->ended);
       if (state == cudaErrorNotReady) break;
@@ -223,29 +184,209 @@ class NcclLane {
       launched_.front()->finished = true;
       launched_.pop_front();
     }
-    const absl::Status status = NcclStatus("NCCL", State());
+    const absl::Status status = end_->State();
     if (!status.ok()) Abort(status);
   }
 
-  // Returns the state of the communicator; ncclInProgress while it works.
-  ncclResult_t State() {
-    ncclResult_t state = ncclSuccess;
-    const ncclResult_t asked = ncclCommGetAsyncError(comm_, &state);
-    return asked == ncclSuccess ? state : asked;
+  // Ends the GPU's work on this lane, so that memory may be freed; operations fail with `why`.
+  void Abort(const absl::Status& why) {
+    if (made_) {
+      CallWithin(kEndLimit, [comm = end_->comm] {
+        return NcclStatus("ncclCommAbort", ncclCommAbort(comm));
+      }).IgnoreError();
+    }
+    made_ = false;
+    if (error_.ok()) error_ = why;
+    for (const auto& operation : launched_) {
+      operation->finished = true;
+      operation->result =
+          absl::Status(why.code(), absl::StrCat(operation->text, ": ", why.message()));
+    }
+    launched_.clear();
   }
 
-  const int index_;
-  const int size_;
-  Phase phase_ = Phase::kExchanging;
-  absl::Status error_;
-  ncclUniqueId id_ = {};
+ private:
+  absl::Status Launch(const NcclOperation& operation, cudaStream_t inputs,
+                      const NcclLaunch& launch) {
+    RETURN_IF_ERROR(CudaStatus("cudaEventRecord", cudaEventRecord(operation.inputs_ready, inputs)));
+    RETURN_IF_ERROR(CudaStatus("cudaStreamWaitEvent",
+                               cudaStreamWaitEvent(end_->stream, operation.inputs_ready, 0)));
+    RETURN_IF_ERROR(NcclStatus("NCCL", launch(end_->comm, end_->stream)));
+    return CudaStatus("cudaEventRecord", cudaEventRecord(operation.ended, end_->stream));
+  }
+
+  const std::vector<int> members_;
+  const std::shared_ptr<NcclEnd> end_ = std::make_shared<NcclEnd>();
+  bool made_ = false;
+  absl::Status error_;  // the lane has been aborted
   std::vector<std::unique_ptr<Transfer>> id_transfers_;
-  ncclComm_t comm_ = nullptr;
-  cudaStream_t stream_ = nullptr;
-  bool launching_ = false;                               // the first of queued_ is in NCCL's hands
-  std::deque<std::shared_ptr<NcclOperation>> queued_;    // not launched
   std::deque<std::shared_ptr<NcclOperation>> launched_;  // not ended
 };
+
+bool OnDevice(const Buffer& buffer) { return buffer.device.kind == Device::Kind::kCuda; }
+
+// ---- What is launched
+
+// Messages to or from a peer of the lane.
+NcclLaunch SendsOf(std::vector<Buffer> buffers, int peer) {
+  return [buffers = std::move(buffers), peer](ncclComm_t comm, cudaStream_t stream) {
+    NcclGroup group;
+    for (const Buffer& b : buffers) {
+      group.Add(ncclSend(b.data, static_cast<size_t>(b.bytes), ncclUint8, peer, comm, stream));
+    }
+    return group.End();
+  };
+}
+NcclLaunch ReceivesOf(std::vector<Buffer> buffers, int peer) {
+  return [buffers = std::move(buffers), peer](ncclComm_t comm, cudaStream_t stream) {
+    NcclGroup group;
+    for (const Buffer& b : buffers) {
+      group.Add(ncclRecv(b.data, static_cast<size_t>(b.bytes), ncclUint8, peer, comm, stream));
+    }
+    return group.End();
+  };
+}
+
+NcclLaunch AllToAllOf(std::vector<Buffer> send, std::vector<Buffer> receive, size_t rank) {
+  return [send = std::move(send), receive = std::move(receive), rank](ncclComm_t comm,
+                                                                      cudaStream_t stream) {
+    const Buffer& own = send[rank];
+    if (own.bytes > 0 && own.data != receive[rank].data) {
+      const cudaError_t copied =
+          cudaMemcpyAsync(receive[rank].data, own.data, static_cast<size_t>(own.bytes),
+                          cudaMemcpyDeviceToDevice, stream);
+      if (copied != cudaSuccess) return ncclUnhandledCudaError;
+    }
+    NcclGroup group;
+    for (size_t r = 0; r < send.size(); ++r) {
+      const int peer = static_cast<int>(r);
+      const auto out = static_cast<size_t>(send[r].bytes),
+                 in = static_cast<size_t>(receive[r].bytes);
+      if (r == rank) continue;
+      if (out > 0) group.Add(ncclSend(send[r].data, out, ncclUint8, peer, comm, stream));
+      if (in > 0) group.Add(ncclRecv(receive[r].data, in, ncclUint8, peer, comm, stream));
+    }
+    return group.End();
+  };
+}
+
+// Equal parts that lie one behind the other.
+bool IsRegular(std::span<const Buffer> parts) {
+  const auto* next = static_cast<const char*>(parts[0].data);
+  for (const Buffer& part : parts) {
+    if (part.data != next || part.bytes != parts[0].bytes) return false;
+    next += part.bytes;
+  }
+  return true;
+}
+
+// Parts that are not regular are a group of broadcasts, which move over the same links.
+NcclLaunch AllGatherOf(Buffer mine, std::vector<Buffer> all) {
+  return [mine, all = std::move(all)](ncclComm_t comm, cudaStream_t stream) {
+    if (IsRegular(all)) {
+      return ncclAllGather(mine.data, all[0].data, static_cast<size_t>(mine.bytes), ncclUint8, comm,
+                           stream);
+    }
+    NcclGroup group;
+    for (size_t r = 0; r < all.size(); ++r) {
+      if (all[r].bytes == 0) continue;
+      group.Add(ncclBroadcast(mine.data, all[r].data, static_cast<size_t>(all[r].bytes), ncclUint8,
+                              static_cast<int>(r), comm, stream));
+    }
+    return group.End();
+  };
+}
+
+// In place: a block is a rank's, and it ends with the sum of the block in all ranks' memory.
+NcclLaunch ReduceScatterOf(Buffer blocks, int rank, int size) {
+  const size_t count =
+      static_cast<size_t>(blocks.bytes) / sizeof(float) / static_cast<size_t>(size);
+  float* const data = static_cast<float*>(blocks.data);
+  return [=](ncclComm_t comm, cudaStream_t stream) {
+    return ncclReduceScatter(data, data + static_cast<size_t>(rank) * count, count, ncclFloat32,
+                             ncclSum, comm, stream);
+  };
+}
+
+Buffer Part(const Buffer& buffer, int64_t offset, int64_t bytes) {
+  return {static_cast<char*>(buffer.data) + offset, bytes, buffer.device};
+}
+
+// ---- Connecting
+
+// Something to be launched on a lane before the first step.
+struct Trial {
+  std::shared_ptr<NcclEnd> end;
+  NcclLaunch launch;
+};
+
+// Makes NCCL's communicators of all lanes at once; waits for the other members.
+absl::Status MakeCommunicators(const std::vector<std::shared_ptr<NcclEnd>>& ends, int device) {
+  RETURN_IF_ERROR(CudaStatus("cudaSetDevice", cudaSetDevice(device)));
+  NcclGroup group;
+  for (const auto& end : ends) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 1;
+    if (end->thread_blocks > 0) {
+      config.minCTAs = 1;
+      config.maxCTAs = end->thread_blocks;
+    }
+    group.Add(ncclCommInitRankConfig(&end->comm, end->size, end->id, end->index, &config));
+  }
+  return NcclStatus("ncclCommInitRankConfig", group.End());
+}
+
+// The first message between two ranks connects them: it takes memory of the device and waits for
+// it, so one trial has ended before the next one begins.
+absl::Status RunTrials(const std::vector<Trial>& trials, int device,
+                       const std::atomic<bool>& given_up) {
+  RETURN_IF_ERROR(CudaStatus("cudaSetDevice", cudaSetDevice(device)));
+  for (const auto& [end, launch] : trials) {
+    RETURN_IF_ERROR(NcclStatus("NCCL", launch(end->comm, end->stream)));
+    cudaError_t state = cudaErrorNotReady;
+    while (state == cudaErrorNotReady) {
+      if (given_up) return absl::AbortedError("given up");
+      RETURN_IF_ERROR(end->State());
+      absl::SleepFor(absl::Microseconds(50));
+      state = cudaStreamQuery(end->stream);
+    }
+    RETURN_IF_ERROR(CudaStatus("cudaStreamQuery", state));
+  }
+  return absl::OkStatus();
+}
+
+constexpr int64_t kTrialBytes = 16;
+
+// The time in which RunTrials sees that it has been given up.
+constexpr absl::Duration kLeaveTime = absl::Milliseconds(10);
+
+// Every collective of `links`, in the forms and the extreme sizes that NCCL connects apart.
+std::vector<Trial> TrialsOfAll(const Communicator::Links& links,
+                               const std::shared_ptr<NcclEnd>& end) {
+  const int size = end->size, rank = end->index;
+  std::vector<Trial> trials;
+  const auto add = [&](NcclLaunch launch) { trials.push_back({end, std::move(launch)}); };
+  const auto parts = [&](int64_t bytes) {
+    std::vector<Buffer> all;
+    for (int r = 0; r < size; ++r) all.push_back(Part(links.scratch, r * bytes, bytes));
+    return all;
+  };
+  const int64_t most = links.scratch.bytes / size / kTrialBytes * kTrialBytes;
+  if (links.all_to_all) {
+    add(AllToAllOf(parts(kTrialBytes / 2), parts(kTrialBytes / 2), static_cast<size_t>(rank)));
+  }
+  for (const int64_t bytes : {kTrialBytes, most}) {
+    if (links.reduce_scatter) {
+      add(ReduceScatterOf(Part(links.scratch, 0, bytes * size), rank, size));
+    }
+    if (!links.all_gather) continue;
+    std::vector<Buffer> all = parts(bytes);
+    add(AllGatherOf(all[static_cast<size_t>(rank)], all));
+    all.back().bytes -= 4;
+    add(AllGatherOf(all[static_cast<size_t>(rank)], all));
+  }
+  return trials;
+}
 
 // Tags of the group that exchanges ids.
 constexpr int kMessageTag = 0;
@@ -254,56 +395,168 @@ constexpr int kLaneOfAllTag = 1;
 constexpr absl::Duration kShortestPause = absl::Microseconds(20);
 constexpr absl::Duration kLongestPause = absl::Microseconds(500);
 
-bool OnDevice(const Buffer& buffer) { return buffer.device.kind == Device::Kind::kCuda; }
-
 // The lanes of one rank in one group.
 class Lanes {
  public:
   Lanes(std::unique_ptr<Communicator> control, int device)
       : control_(std::move(control)), device_(device) {}
 
-  NcclLane& Message(int from, int to) {
-    auto& lane = lanes_[{from, to}];
-    if (lane == nullptr) {
-      lane = std::make_unique<NcclLane>(*control_, std::vector<int>{from, to},
-                                        control_->rank() == from ? 0 : 1, kMessageTag, device_);
-    }
-    return *lane;
+  // Each returns null where Connect has not been told.
+  NcclLane* Message(int from, int to) const { return Find({from, to}); }
+  NcclLane* OfAll(bool Communicator::Links::*use) const {
+    return links_.*use ? Find(kAll) : nullptr;
   }
 
-  NcclLane& OfAll() {
-    auto& lane = lanes_[{-1, -1}];
-    if (lane == nullptr) {
-      std::vector<int> members(control_->size());
-      std::iota(members.begin(), members.end(), 0);
-      lane =
-          std::make_unique<NcclLane>(*control_, members, control_->rank(), kLaneOfAllTag, device_);
-    }
-    return *lane;
-  }
+  absl::Status Connect(const Communicator::Links& links, absl::Duration limit);
 
+  // An error of one lane ends all: whatever waits for the same peer may never see it.
   void Advance() {
     cudaSetDevice(device_);
-    for (auto& [ends, lane] : lanes_) lane->Advance();
+    for (const auto& [ends, lane] : lanes_) {
+      lane->Advance();
+      if (!lane->error().ok()) return Abort(lane->error());
+    }
+  }
+  void Abort(const absl::Status& why) {
+    for (const auto& [ends, lane] : lanes_) {
+      if (lane->error().ok()) lane->Abort(why);
+    }
   }
 
   int device() const { return device_; }
 
  private:
+  using Ends = std::pair<int, int>;  // sender, receiver
+  static constexpr Ends kAll = {-1, -1};
+
+  // The order in which lanes are tried, the same for all ranks, so that none waits for ever. Along
+  // a pipeline most lanes of a kind (from even or odd ranks, up or down) are tried at once.
+  struct ByTurn {
+    bool operator()(const Ends& a, const Ends& b) const { return Key(a) < Key(b); }
+    static std::tuple<bool, int, bool, Ends> Key(const Ends& ends) {
+      return {ends == kAll, ends.first % 2, ends.second < ends.first, ends};
+    }
+  };
+
+  NcclLane* Find(const Ends& ends) const {
+    const auto found = lanes_.find(ends);
+    return found == lanes_.end() ? nullptr : found->second.get();
+  }
+  std::vector<Ends> AddLanes(const Communicator::Links& links);
+  absl::Status ConnectLanes(const Communicator::Links& links, const std::vector<Ends>& added,
+                            absl::Time deadline);
+  absl::Status ExchangeIds(const std::vector<Ends>& added, absl::Time deadline);
+  std::vector<Trial> TrialsOf(const Communicator::Links& links, const std::vector<Ends>& added);
+
   const std::unique_ptr<Communicator> control_;
   const int device_;
-  std::map<std::pair<int, int>, std::unique_ptr<NcclLane>> lanes_;  // by (sender, receiver)
+  std::map<Ends, std::unique_ptr<NcclLane>, ByTurn> lanes_;
+  Communicator::Links links_;  // the collectives that have been connected
 };
+
+// Makes the lanes that `links` needs and that are not there; returns them in their order.
+std::vector<Lanes::Ends> Lanes::AddLanes(const Communicator::Links& links) {
+  const int rank = control_->rank();
+  std::vector<Ends> wanted;
+  for (const int peer : links.to) wanted.emplace_back(rank, peer);
+  for (const int peer : links.from) wanted.emplace_back(peer, rank);
+  if (links.all_to_all || links.all_gather || links.reduce_scatter) wanted.push_back(kAll);
+  std::sort(wanted.begin(), wanted.end(), ByTurn());
+  std::vector<Ends> added;
+  for (const Ends& ends : wanted) {
+    auto& lane = lanes_[ends];
+    if (lane != nullptr) continue;
+    std::vector<int> members = {ends.first, ends.second};
+    if (ends == kAll) {
+      members.resize(static_cast<size_t>(control_->size()));
+      std::iota(members.begin(), members.end(), 0);
+    }
+    const auto me = std::find(members.begin(), members.end(), rank);
+    const int index = static_cast<int>(me - members.begin());
+    lane = std::make_unique<NcclLane>(std::move(members), index,
+                                      ends == kAll ? 0 : kMessageThreadBlocks);
+    added.push_back(ends);
+  }
+  return added;
+}
+
+absl::Status Lanes::ExchangeIds(const std::vector<Ends>& added, absl::Time deadline) {
+  for (const Ends& ends : added) {
+    RETURN_IF_ERROR(
+        lanes_[ends]->StartExchange(*control_, ends == kAll ? kLaneOfAllTag : kMessageTag));
+  }
+  for (const Ends& ends : added) RETURN_IF_ERROR(lanes_[ends]->EndExchange(deadline));
+  return control_->Barrier(deadline - absl::Now());
+}
+
+std::vector<Trial> Lanes::TrialsOf(const Communicator::Links& links,
+                                   const std::vector<Ends>& added) {
+  std::vector<Trial> trials;
+  for (const Ends& ends : added) {
+    const auto& end = lanes_[ends]->end();
+    if (ends == kAll) continue;
+    const bool sends = ends.first == control_->rank();
+    const std::vector<Buffer> message = {Part(links.scratch, sends ? 0 : kTrialBytes, kTrialBytes)};
+    trials.push_back({end, sends ? SendsOf(message, 1) : ReceivesOf(message, 0)});
+  }
+  const auto all = lanes_.find(kAll);
+  if (all == lanes_.end()) return trials;
+  const std::vector<Trial> of_all = TrialsOfAll(links, all->second->end());
+  trials.insert(trials.end(), of_all.begin(), of_all.end());
+  return trials;
+}
+
+absl::Status Lanes::Connect(const Communicator::Links& links, absl::Duration limit) {
+  if (control_->size() == 1) return absl::OkStatus();
+  if (links.scratch.bytes < 2 * kTrialBytes * control_->size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Connect: ", links.scratch.bytes, " B of scratch memory"));
+  }
+  absl::Status status = CudaStatus("cudaSetDevice", cudaSetDevice(device_));
+  if (status.ok()) status = ConnectLanes(links, AddLanes(links), absl::Now() + limit);
+  if (!status.ok()) {
+    Abort(status);
+    return status;
+  }
+  for (bool Communicator::Links::*use :
+       {&Communicator::Links::all_to_all, &Communicator::Links::all_gather,
+        &Communicator::Links::reduce_scatter}) {
+    links_.*use |= links.*use;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Lanes::ConnectLanes(const Communicator::Links& links, const std::vector<Ends>& added,
+                                 absl::Time deadline) {
+  RETURN_IF_ERROR(ExchangeIds(added, deadline));
+  std::vector<std::shared_ptr<NcclEnd>> ends;
+  for (const Ends& lane : added) ends.push_back(lanes_[lane]->end());
+  const int device = device_;
+  RETURN_IF_ERROR(CallWithin(deadline - absl::Now(),
+                             [ends, device] { return MakeCommunicators(ends, device); }));
+  for (const Ends& lane : added) lanes_[lane]->SetMade();
+  RETURN_IF_ERROR(control_->Barrier(deadline - absl::Now()));
+  const auto given_up = std::make_shared<std::atomic<bool>>(false);
+  const absl::Status tried =
+      CallWithin(deadline - absl::Now(), [trials = TrialsOf(links, added), device, given_up] {
+        return RunTrials(trials, device, *given_up);
+      });
+  if (!tried.ok()) {  // the thread leaves NCCL's communicators alone before they are aborted
+    *given_up = true;
+    absl::SleepFor(kLeaveTime);
+    return tried;
+  }
+  return control_->Barrier(deadline - absl::Now());
+}
 
 class NcclTransfer final : public Transfer {
  public:
-  NcclTransfer(std::shared_ptr<Lanes> lanes, NcclLane& lane,
-               std::shared_ptr<NcclOperation> operation)
-      : lanes_(std::move(lanes)), lane_(lane), operation_(std::move(operation)) {}
+  NcclTransfer(std::shared_ptr<Lanes> lanes, std::shared_ptr<NcclOperation> operation)
+      : lanes_(std::move(lanes)), operation_(std::move(operation)) {}
 
   ~NcclTransfer() override {
     if (Done()) return;
-    lane_.Abort(absl::AbortedError(absl::StrCat("this rank gave up ", operation_->text)));
+    lanes_->Abort(absl::AbortedError(absl::StrCat("this rank gave up ", operation_->text)));
   }
 
   // Sleeps between two looks for an eighth of the time waited, as the thread of MPI does.
@@ -328,7 +581,6 @@ class NcclTransfer final : public Transfer {
 
  private:
   const std::shared_ptr<Lanes> lanes_;
-  NcclLane& lane_;
   const std::shared_ptr<NcclOperation> operation_;
 };
 
@@ -343,97 +595,105 @@ class NcclCommunicator final : public Communicator {
   int rank() const override { return host_.rank(); }
   int size() const override { return host_.size(); }
 
+  absl::Status Connect(const Links& links, absl::Duration limit) override {
+    return WithPrefix("connecting GPUs by NCCL", lanes_->Connect(links, limit));
+  }
+
   TransferOr Send(Buffer buffer, int peer, int tag) override {
-    RETURN_IF_ERROR(CheckMessage("Send to", *this, peer, tag));
-    if (!OnDevice(buffer)) return host_.Send(buffer, peer, tag);
-    return Start(lanes_->Message(rank(), peer), absl::StrCat("Send to rank ", peer), buffer,
-                 [buffer](ncclComm_t comm, cudaStream_t stream) {
-                   return ncclSend(buffer.data, buffer.bytes, ncclUint8, 1, comm, stream);
-                 });
+    return SendAll(std::span(&buffer, 1), peer, tag);
   }
-
   TransferOr Receive(Buffer buffer, int peer, int tag) override {
-    RETURN_IF_ERROR(CheckMessage("Receive from", *this, peer, tag));
-    if (!OnDevice(buffer)) return host_.Receive(buffer, peer, tag);
-    return Start(lanes_->Message(peer, rank()), absl::StrCat("Receive from rank ", peer), buffer,
-                 [buffer](ncclComm_t comm, cudaStream_t stream) {
-                   return ncclRecv(buffer.data, buffer.bytes, ncclUint8, 0, comm, stream);
-                 });
+    return ReceiveAll(std::span(&buffer, 1), peer, tag);
   }
-
+  TransferOr SendAll(std::span<const Buffer> buffers, int peer, int tag) override;
+  TransferOr ReceiveAll(std::span<const Buffer> buffers, int peer, int tag) override;
   TransferOr AllToAll(std::span<const Buffer> send, std::span<const Buffer> receive) override;
   TransferOr AllGather(Buffer mine, std::span<const Buffer> all) override;
+  TransferOr ReduceScatter(Buffer blocks) override;
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
 
   void Abort(int exit_code) override { host_.Abort(exit_code); }
 
  private:
-  TransferOr Start(NcclLane& lane, const std::string& call, const Buffer& buffer,
-                   NcclOperation::Launch launch);
+  TransferOr Start(NcclLane* lane, const std::string& call, std::span<const Buffer> buffers,
+                   const NcclLaunch& launch);
 
   const std::unique_ptr<Communicator> owned_host_;  // of a group that Split made
   Communicator& host_;
   const std::shared_ptr<Lanes> lanes_;
 };
 
-Communicator::TransferOr NcclCommunicator::Start(NcclLane& lane, const std::string& call,
-                                                 const Buffer& buffer,
-                                                 NcclOperation::Launch launch) {
-  if (buffer.device.index != lanes_->device()) {
-    return absl::InvalidArgumentError(absl::StrCat(call, ": memory of GPU ", buffer.device.index,
+Communicator::TransferOr NcclCommunicator::Start(NcclLane* lane, const std::string& call,
+                                                 std::span<const Buffer> buffers,
+                                                 const NcclLaunch& launch) {
+  int64_t bytes = 0;
+  for (const Buffer& buffer : buffers) {
+    bytes += buffer.bytes;
+    if (buffer.bytes == 0 || (OnDevice(buffer) && buffer.device.index == lanes_->device())) {
+      continue;
+    }
+    return absl::InvalidArgumentError(absl::StrCat(call, ": memory of GPU ",
+                                                   OnDevice(buffer) ? buffer.device.index : -1,
                                                    ", but this rank's is ", lanes_->device()));
   }
-  auto operation = std::make_shared<NcclOperation>(absl::StrCat(call, ", ", buffer.bytes, " B"),
-                                                   std::move(launch));
-  lane.Push(operation, buffer.device.stream);
-  return std::make_unique<NcclTransfer>(lanes_, lane, std::move(operation));
+  if (lane == nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(call, ", ", bytes, " B of a GPU: these ranks were not connected for it"));
+  }
+  auto operation = std::make_shared<NcclOperation>(absl::StrCat(call, ", ", bytes, " B"));
+  cudaSetDevice(lanes_->device());
+  lane->Start(operation, buffers[0].device.stream, launch);
+  return std::make_unique<NcclTransfer>(lanes_, std::move(operation));
+}
+
+Communicator::TransferOr NcclCommunicator::SendAll(std::span<const Buffer> buffers, int peer,
+                                                   int tag) {
+  RETURN_IF_ERROR(CheckMessage("Send to", *this, peer, tag));
+  if (buffers.empty() || !OnDevice(buffers[0])) return host_.SendAll(buffers, peer, tag);
+  return Start(lanes_->Message(rank(), peer), absl::StrCat("Send to rank ", peer), buffers,
+               SendsOf({buffers.begin(), buffers.end()}, 1));
+}
+
+Communicator::TransferOr NcclCommunicator::ReceiveAll(std::span<const Buffer> buffers, int peer,
+                                                      int tag) {
+  RETURN_IF_ERROR(CheckMessage("Receive from", *this, peer, tag));
+  if (buffers.empty() || !OnDevice(buffers[0])) return host_.ReceiveAll(buffers, peer, tag);
+  return Start(lanes_->Message(peer, rank()), absl::StrCat("Receive from rank ", peer), buffers,
+               ReceivesOf({buffers.begin(), buffers.end()}, 0));
 }
 
 Communicator::TransferOr NcclCommunicator::AllToAll(std::span<const Buffer> send,
                                                     std::span<const Buffer> receive) {
-  const auto on_device = [](std::span<const Buffer> buffers) {
-    return std::find_if(buffers.begin(), buffers.end(), OnDevice);
-  };
+  std::vector<Buffer> buffers(send.begin(), send.end());
+  buffers.insert(buffers.end(), receive.begin(), receive.end());
   const bool all_given = std::ssize(send) == size() && std::ssize(receive) == size();
-  if (!all_given || (on_device(send) == send.end() && on_device(receive) == receive.end())) {
+  if (!all_given || std::none_of(buffers.begin(), buffers.end(), OnDevice)) {
     return host_.AllToAll(send, receive);
   }
-  if (send[rank()].bytes != receive[rank()].bytes) {
+  const auto own = static_cast<size_t>(rank());
+  if (send[own].bytes != receive[own].bytes) {
     return absl::InvalidArgumentError("AllToAll: the own part differs in size");
   }
-  const Buffer& any = on_device(send) != send.end() ? *on_device(send) : *on_device(receive);
-  const auto launch = [rank = rank(), send = std::vector(send.begin(), send.end()),
-                       receive = std::vector(receive.begin(), receive.end())](ncclComm_t comm,
-                                                                              cudaStream_t stream) {
-    const Buffer& own = send[rank];
-    if (own.bytes > 0 && own.data != receive[rank].data) {
-      const cudaError_t copied = cudaMemcpyAsync(receive[rank].data, own.data, own.bytes,
-                                                 cudaMemcpyDeviceToDevice, stream);
-      if (copied != cudaSuccess) return ncclUnhandledCudaError;
-    }
-    ncclResult_t result = ncclGroupStart();
-    const auto keep_error = [&result](ncclResult_t next) {
-      if (result == ncclSuccess || result == ncclInProgress) result = next;
-    };
-    for (int peer = 0; peer < static_cast<int>(send.size()); ++peer) {
-      if (peer == rank) continue;
-      if (send[peer].bytes > 0) {
-        keep_error(ncclSend(send[peer].data, send[peer].bytes, ncclUint8, peer, comm, stream));
-      }
-      if (receive[peer].bytes > 0) {
-        keep_error(
-            ncclRecv(receive[peer].data, receive[peer].bytes, ncclUint8, peer, comm, stream));
-      }
-    }
-    keep_error(ncclGroupEnd());
-    return result;
-  };
-  return Start(lanes_->OfAll(), "AllToAll", any, launch);
+  return Start(lanes_->OfAll(&Links::all_to_all), "AllToAll", buffers,
+               AllToAllOf({send.begin(), send.end()}, {receive.begin(), receive.end()}, own));
 }
 
 Communicator::TransferOr NcclCommunicator::AllGather(Buffer mine, std::span<const Buffer> all) {
   if (std::ssize(all) != size() || !OnDevice(mine)) return host_.AllGather(mine, all);
-  return AllToAll(std::vector<Buffer>(size(), mine), all);
+  std::vector<Buffer> buffers = {mine};
+  buffers.insert(buffers.end(), all.begin(), all.end());
+  return Start(lanes_->OfAll(&Links::all_gather), "AllGather", buffers,
+               AllGatherOf(mine, {all.begin(), all.end()}));
+}
+
+Communicator::TransferOr NcclCommunicator::ReduceScatter(Buffer blocks) {
+  if (!OnDevice(blocks)) return host_.ReduceScatter(blocks);
+  if (blocks.bytes % (static_cast<int64_t>(sizeof(float)) * size()) != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("ReduceScatter: ", blocks.bytes, " B are no ", size(), " blocks of floats"));
+  }
+  return Start(lanes_->OfAll(&Links::reduce_scatter), "ReduceScatter", std::span(&blocks, 1),
+               ReduceScatterOf(blocks, rank(), size()));
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> NcclCommunicator::Split(int color, int key) {

@@ -10,10 +10,14 @@
 //   - Messages and collectives move on inside of any call of this rank's communicator, Wait() first
 //     of all; nothing runs in the background but the GPU and NCCL's own threads.
 //
-// Each pair and direction has an NCCL communicator and a stream of its own, made when first used,
-// so that a receive that was posted early holds nothing up; collectives have one more. No call of
-// NCCL or CUDA blocks: a peer that hangs shows as DeadlineExceeded, one that NCCL reports lost as
-// Unavailable. With more than a few peers set CUDA_DEVICE_MAX_CONNECTIONS to 32.
+// Each pair and direction has an NCCL communicator and a stream of its own (a lane), so that a
+// receive that was posted early holds nothing up; collectives have one more. Connect makes them and
+// moves a few bytes over each, because the first message between two ranks takes memory and waits
+// for the device and for the peer. After it a call launches its work at once and blocks for nobody,
+// and the tensors of a message are one launch. An error of one lane, or a transfer that is dropped,
+// ends all lanes of the group on this rank (ncclCommAbort): a peer that hangs shows as
+// DeadlineExceeded, one that NCCL reports lost as Unavailable. With more than a few peers set
+// CUDA_DEVICE_MAX_CONNECTIONS to 32.
 #pragma once
 
 #include <memory>

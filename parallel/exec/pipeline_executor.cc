@@ -88,16 +88,15 @@ class MessageBox {
     Message message{.action = transfer, .start = SecondsNow()};
     ASSIGN_OR_RETURN(const Route route, RouteOf(transfer, placement_));
     message.route = route;
-    int tensor = 0;
-    for (const Buffer& buffer :
-         stage_.Buffers(route.boundary, transfer.chunk, transfer.microbatch)) {
-      const int tag = MessageTag(route.cut, route.backward, tensor++);
-      Communicator::TransferOr part =
-          route.send ? comm_.Send(buffer, route.peer, tag) : comm_.Receive(buffer, route.peer, tag);
-      if (!part.ok()) return Explain(part.status(), message, transfer);
-      message.parts.push_back(*std::move(part));
-      message.bytes += buffer.bytes;
-    }
+    const std::vector<Buffer> buffers =
+        stage_.Buffers(route.boundary, transfer.chunk, transfer.microbatch);
+    DEEPNET_CHECK_LE(buffers.size(), static_cast<size_t>(kMaxTensors));
+    const int tag = MessageTag(route.cut, route.backward, /*tensor=*/0);
+    Communicator::TransferOr started = route.send ? comm_.SendAll(buffers, route.peer, tag)
+                                                  : comm_.ReceiveAll(buffers, route.peer, tag);
+    if (!started.ok()) return Explain(started.status(), message, transfer);
+    message.transfer = *std::move(started);
+    for (const Buffer& buffer : buffers) message.bytes += buffer.bytes;
     (route.send ? sends_ : receives_).push_back(std::move(message));
     return absl::OkStatus();
   }
@@ -121,7 +120,7 @@ class MessageBox {
   // be sent.
   absl::Status ReleaseSent(bool wait) {
     for (auto sent = sends_.begin(); sent != sends_.end();) {
-      if (!wait && !sent->Done()) {
+      if (!wait && !sent->transfer->Done()) {
         ++sent;
         continue;
       }
@@ -138,22 +137,15 @@ class MessageBox {
     Action action;
     Route route;
     int64_t bytes = 0;
-    double start = 0.0;                            // seconds of SecondsNow()
-    std::vector<std::unique_ptr<Transfer>> parts;  // one per tensor
-
-    bool Done() const {
-      return std::all_of(parts.begin(), parts.end(), [](const auto& part) { return part->Done(); });
-    }
+    double start = 0.0;                  // seconds of SecondsNow()
+    std::unique_ptr<Transfer> transfer;  // of all tensors
   };
 
   absl::Status Await(const Message& message, const Action& reason) {
-    const bool waits = !message.Done();
+    const bool waits = !message.transfer->Done();
     const double start = SecondsNow();
-    for (const auto& part : message.parts) {
-      const absl::Duration left = options_.comm_timeout - absl::Seconds(SecondsNow() - start);
-      const absl::Status status = part->Wait(std::max(left, absl::ZeroDuration()));
-      if (!status.ok()) return Explain(status, message, reason);
-    }
+    const absl::Status status = message.transfer->Wait(options_.comm_timeout);
+    if (!status.ok()) return Explain(status, message, reason);
     if (options_.trace == nullptr) return absl::OkStatus();
     TraceEvent event{.kind = TraceKind::kWait,
                      .action = reason,

@@ -77,6 +77,9 @@ void AddMpiTests(Communicator& world) {
   auto made = MakeNcclCommunicator(world, world.rank());
   ASSERT_TRUE(made.ok()) << made.status();
   const std::shared_ptr<Communicator> comm = *std::move(made);
+  const Buffer scratch = OnDevice(std::vector<uint8_t>(1 << 16), world.rank());
+  const absl::Status connected = comm->Connect(AllLinks(*comm, scratch), kSoon);
+  ASSERT_TRUE(connected.ok()) << connected;
   for (const ContractCase& contract_case : ContractCases()) {
     AddMpiTest("NcclContract", contract_case.name,
                [comm, &contract_case] { contract_case.run(*comm); });

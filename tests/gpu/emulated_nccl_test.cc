@@ -546,20 +546,32 @@ using deepnet::Device;
 
 constexpr absl::Duration kSoon = absl::Minutes(1);
 
-// Runs body(communicator, device) for each rank on a thread.
-void OnNcclRanks(int size, const std::function<void(Communicator&, int)>& body) {
+absl::Status ConnectAll(Communicator& comm, int device) {
+  constexpr int64_t kBytes = 1 << 16;
+  const Device on{.kind = Device::Kind::kCuda, .index = device};
+  const Buffer scratch{OnDevice(std::vector<uint8_t>(kBytes)), kBytes, on};
+  return comm.Connect(AllLinks(comm, scratch), kSoon);
+}
+
+// Runs body(communicator, device) for each rank on a thread. Nothing of NCCL is left.
+void OnNcclRanks(int size, const std::function<void(Communicator&, int)>& body,
+                 bool connected = true) {
   Restart(Quick());
+  const int open = OpenCommunicators();
   const auto world = deepnet::MakeThreadCommunicators(size);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
       const auto comm = deepnet::MakeNcclCommunicator(*world[rank], rank);
       ASSERT_TRUE(comm.ok()) << comm.status();
+      const absl::Status status = connected ? ConnectAll(**comm, rank) : absl::OkStatus();
+      ASSERT_TRUE(status.ok()) << status;
       body(**comm, rank);
       EXPECT_TRUE((*comm)->Barrier(kSoon).ok());
     });
   }
   for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(OpenCommunicators(), open);
 }
 
 // Bytes that tell one message from another.
@@ -660,6 +672,161 @@ TEST(NcclCommunicatorOnEmulatedGpus, AllGatherInPlace) {
       EXPECT_TRUE(parts[rank]->Bytes() == Pattern(1000 * rank, rank));
     }
   });
+}
+
+// Sums have NCCL's order, not that of ranks: for block 0 it is (r1 + r2) + r0.
+TEST(NcclCommunicatorOnEmulatedGpus, ReduceScatterSumsInTheOrderOfNccl) {
+  OnNcclRanks(3, [](Communicator& comm, int device) {
+    const std::vector<float> values = {1e8F, -1e8F, 1.0F};
+    float* const blocks = OnDevice(std::vector<float>(3000, values[comm.rank()]));
+    const Device on{.kind = Device::Kind::kCuda, .index = device};
+    ExpectDone(comm.ReduceScatter({blocks, 12'000, on}));
+    const float sums[] = {0.0F, 0.0F, 1.0F};  // (-1e8 + 1) + 1e8, (1 + 1e8) - 1e8, ...
+    const std::vector<float> got = ToHost(blocks, 3000);
+    const int rank = comm.rank();
+    const std::vector<float> own(got.begin() + 1000 * rank, got.begin() + 1000 * (rank + 1));
+    EXPECT_TRUE(own == std::vector<float>(1000, sums[rank])) << rank << ": " << own[0];
+    EXPECT_EQ(comm.ReduceScatter({blocks, 11'999, on}).status().code(),
+              absl::StatusCode::kInvalidArgument);
+  });
+}
+
+TEST(NcclCommunicatorOnEmulatedGpus, TheTensorsOfAMessageAreOneLaunch) {
+  OnNcclRanks(2, [](Communicator& comm, int device) {
+    const bool sends = comm.rank() == 0;
+    std::vector<std::unique_ptr<Room>> rooms;
+    std::vector<Buffer> buffers;
+    for (int i = 0; i < 3; ++i) {
+      rooms.push_back(std::make_unique<Room>(1000 * i + 8, device, sends ? i : -1));
+      buffers.push_back(rooms.back()->buffer);
+    }
+    const int64_t before = ReadCounters().launches;
+    ExpectDone(sends ? comm.SendAll(buffers, 1, 0) : comm.ReceiveAll(buffers, 0, 0));
+    EXPECT_EQ(ReadCounters().launches - before, 1);
+    for (int i = 0; i < 3; ++i) EXPECT_TRUE(rooms[i]->Bytes() == Pattern(1000 * i + 8, i));
+  });
+}
+
+// Whatever is started has been launched when the call returns, without a call of the peer.
+TEST(NcclCommunicatorOnEmulatedGpus, AConnectedLaneLaunchesAtOnce) {
+  std::atomic<int> started = 0;
+  OnNcclRanks(2, [&](Communicator& comm, int device) {
+    const Room first(1000, device, 1), second(1000, device, 2), in(1000, device);
+    if (comm.rank() == 0) {
+      const int64_t before = ReadCounters().launches;
+      const auto one = comm.Send(first.buffer, 1, 0), two = comm.Send(second.buffer, 1, 0);
+      EXPECT_EQ(ReadCounters().launches - before, 2);
+      started = 1;
+      started.notify_one();
+      ExpectDone(one);
+      ExpectDone(two);
+    } else {
+      started.wait(0);
+      for (const int salt : {1, 2}) {
+        ExpectDone(comm.Receive(in.buffer, 0, 0));
+        EXPECT_TRUE(in.Bytes() == Pattern(1000, salt));
+      }
+    }
+  });
+}
+
+TEST(NcclCommunicatorOnEmulatedGpus, WhatIsNotConnectedIsRefused) {
+  OnNcclRanks(
+      2,
+      [](Communicator& comm, int device) {
+        const Room room(1024, device);
+        const int peer = comm.rank() ^ 1;
+        Communicator::Links links{.all_gather = true, .scratch = room.buffer};
+        if (comm.rank() == 0) links.to = {1};
+        if (comm.rank() == 1) links.from = {0};
+        const absl::Status connected = comm.Connect(links, kSoon);
+        ASSERT_TRUE(connected.ok()) << connected;
+        const auto refused = [&](const Communicator::TransferOr& transfer, const char* text) {
+          EXPECT_EQ(transfer.status().code(), absl::StatusCode::kFailedPrecondition);
+          EXPECT_THAT(std::string(transfer.status().message()), HasSubstr(text));
+        };
+        if (comm.rank() == 0) {
+          refused(comm.Receive(room.buffer, peer, 0),
+                  "Receive from rank 1, 1024 B of a GPU: these ranks were not connected for it");
+        } else {
+          refused(comm.Send(room.buffer, peer, 0), "Send to rank 0, 1024 B");
+        }
+        refused(comm.ReduceScatter(room.buffer), "ReduceScatter");
+        const std::vector<Buffer> same(2, room.buffer);
+        refused(comm.AllToAll(same, same), "AllToAll");
+      },
+      /*connected=*/false);
+}
+
+// A lane whose peer NCCL reports lost ends with Unavailable, and what waits on it is gone.
+TEST(NcclCommunicatorOnEmulatedGpus, ALostPeerIsUnavailable) {
+  std::atomic<bool> seen = false;
+  OnNcclRanks(2, [&](Communicator& comm, int device) {
+    if (comm.rank() == 1) return seen.wait(false);
+    const Room room(1000, device);
+    const auto never = comm.Receive(room.buffer, 1, 0);
+    ASSERT_TRUE(never.ok());
+    EXPECT_TRUE(absl::IsDeadlineExceeded((*never)->Wait(absl::Milliseconds(20))));
+    FailAt("ncclCommGetAsyncError", 1, ncclRemoteError);
+    const absl::Status status = (*never)->Wait(kSoon);
+    EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("Receive from rank 1, 1000 B: NCCL: "
+                                                         "remote process exited"));
+    Ok(cudaDeviceSynchronize());  // the receive does not spin any more
+    seen = true;
+    seen.notify_one();
+  });
+}
+
+TEST(NcclCommunicatorOnEmulatedGpus, ATransferThatIsGivenUpEndsItsWork) {
+  std::atomic<bool> given_up = false;
+  OnNcclRanks(2, [&](Communicator& comm, int device) {
+    if (comm.rank() == 1) return given_up.wait(false);
+    const Room room(1000, device);
+    comm.Receive(room.buffer, 1, 0).status().IgnoreError();
+    Ok(cudaDeviceSynchronize());
+    const absl::Status later = comm.Receive(room.buffer, 1, 0).value()->Wait(kSoon);
+    EXPECT_TRUE(absl::IsAborted(later)) << later;
+    given_up = true;
+    given_up.notify_one();
+  });
+}
+
+TEST(NcclCommunicatorOnEmulatedGpus, ARankThatDoesNotConnectIsNamed) {
+  OnNcclRanks(
+      3,
+      [](Communicator& comm, int device) {
+        if (comm.rank() == 2) return;
+        const Room room(1024, device);
+        const absl::Status status =
+            comm.Connect(AllLinks(comm, room.buffer), absl::Milliseconds(200));
+        EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+        EXPECT_THAT(std::string(status.message()), HasSubstr("connecting GPUs by NCCL: "));
+        EXPECT_THAT(std::string(status.message()), HasSubstr("rank 2"));
+      },
+      /*connected=*/false);
+}
+
+// What rank 1 cannot launch, rank 0 does not wait for until its limit.
+TEST(NcclCommunicatorOnEmulatedGpus, AConnectionThatFailsIsSeenByBothEnds) {
+  std::atomic<int> failed = 0;
+  OnNcclRanks(
+      2,
+      [&](Communicator& comm, int device) {
+        if (comm.rank() == 1) FailAt("ncclRecv", 1, ncclInternalError);
+        EXPECT_TRUE(comm.Barrier(kSoon).ok());
+        const Room room(1024, device);
+        Communicator::Links links{.scratch = room.buffer};
+        (comm.rank() == 0 ? links.to : links.from) = {comm.rank() ^ 1};
+        const absl::Status status = comm.Connect(links, kSoon);
+        EXPECT_EQ(status.code(),
+                  comm.rank() == 0 ? absl::StatusCode::kUnavailable : absl::StatusCode::kInternal)
+            << status;
+        Ok(cudaDeviceSynchronize());
+        failed += 1;
+        while (failed < 2) std::this_thread::yield();
+      },
+      /*connected=*/false);
 }
 
 // The data of a message are made late on the stream that the buffer names.

@@ -22,6 +22,7 @@ RUNTIME, NCCL, CUBLAS = (f"gpu_emulated_{name}_test" for name in ("runtime", "nc
 ATTENTION = "gpu_attention_test"
 TRAINING = "gpu_training_kernels_test"
 ERRORS = "gpu_device_errors_test"
+LANES, TRAIN = "parallel/comm/nccl_communicator.cc", "gpu_train_test --gtest_filter=*Fast*"
 CUDA_OPS = "gpu_cuda_ops_test"
 LAYOUTS = "gpu_train_test --gtest_filter=*EveryLayout*"
 # name: file, text that stands there once, what replaces it, test program with arguments
@@ -213,6 +214,24 @@ MUTANTS = {
     "sums-in-rank-order": (
         EMULATED + "nccl.cc", "ReadElement(type, parts[(first + 1) % ranks], i);",
         "ReadElement(type, parts[first % ranks], i);", NCCL),
+    "lane-does-not-wait-for-its-inputs": (
+        LANES, "cudaStreamWaitEvent(end_->stream, operation.inputs_ready, 0)", "cudaSuccess", NCCL),
+    "connected-without-a-trial": (
+        LANES, "for (const auto& [end, launch] : trials) {", "for (const auto& [end, launch] : trials) {\n    if (device >= 0) continue;",
+        NCCL),
+    "collective-that-was-not-connected": (
+        LANES, "return links_.*use ? Find(kAll) : nullptr;", "return use == nullptr ? nullptr : Find(kAll);", NCCL),
+    "other-lanes-are-not-aborted": (
+        LANES, "if (!lane->error().ok()) return Abort(lane->error());", "", NCCL),
+    "tensors-launched-one-by-one": (
+        LANES, "NcclGroup() : result_(ncclGroupStart()) {}", "NcclGroup() : result_(ncclSuccess) {}", NCCL),
+    "ranks-are-not-connected": (
+        "trainer/rank_context.cc", "if (!context->model->parameters().gradient().is_cpu()) {", "if (world.size() == 0) {", TRAIN),
+    "fast-sums-by-exchange": (
+        "trainer/optim/gradient_sums.cc", "return order == FAST && !gradient.is_cpu();",
+        "return order == FAST && !gradient.defined();", TRAIN),
+    "sum-stays-in-its-block": (
+        "trainer/optim/gradient_sums.cc", "flight.own.copy_(flight.sum);", "", TRAIN),
     "gelu-in-its-exact-form": (
         EMULATED + "cublas_lt.cc", "return 0.5 * x * (1.0 + std::tanh(inner));",
         "return inner == 0 ? 0.0 : 0.5 * x * std::erfc(-x * M_SQRT1_2);", CUBLAS),

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -22,7 +23,10 @@
 #include "launch/device_group.h"
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
+#include "parallel/base/status_macros.h"
+#include "parallel/comm/communicator.h"
 #include "proto/report.pb.h"
+#include "tests/gpu/emulated/device.h"
 #include "tests/parity/train_in_threads.h"
 #include "tests/parity/training_runs.h"
 
@@ -34,6 +38,26 @@ constexpr int kSteps = 4;
 struct Degrees {
   int stages = 1, replicas = 1;
   std::string schedule = "";  // empty: the planner's choice
+};
+
+// Notes how many launches of this rank's GPU stand before each sum of gradients.
+class WatchedCommunicator final : public ForwardingCommunicator {
+ public:
+  WatchedCommunicator(std::unique_ptr<Communicator> inner, std::vector<int64_t>* sums)
+      : ForwardingCommunicator(std::move(inner)), sums_(sums) {}
+
+  TransferOr ReduceScatter(Buffer blocks) override {
+    if (sums_ != nullptr) sums_->push_back(emulated_gpu::ReadCounters().launches);
+    return inner().ReduceScatter(blocks);
+  }
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override {
+    ASSIGN_OR_RETURN(auto part, inner().Split(color, key));
+    if (part == nullptr) return nullptr;
+    return std::make_unique<WatchedCommunicator>(std::move(part), sums_);
+  }
+
+ private:
+  std::vector<int64_t>* const sums_;
 };
 
 class GpuTrainTest : public ::testing::Test {
@@ -73,21 +97,23 @@ class GpuTrainTest : public ::testing::Test {
     return run;
   }
 
-  static testing::TrainOutcome Outcome(const RunSpec& run) {
+  // `sums`: the launches of rank 0's GPU before each sum of gradients.
+  static testing::TrainOutcome Outcome(const RunSpec& run, std::vector<int64_t>* sums = nullptr) {
     std::vector<std::unique_ptr<Communicator>> joined(static_cast<size_t>(
         run.parallel().pipeline_parallel_size() * run.parallel().data_parallel_size()));
-    return testing::TrainInThreads(run, {.root = root_.string()},
-                                   [&](int rank, TrainOptions& options) {
-                                     auto devices = JoinDevices(run.compute(), *options.world);
-                                     DEEPNET_CHECK(devices.ok()) << devices.status();
-                                     if (*devices == nullptr) return;
-                                     joined[static_cast<size_t>(rank)] = *std::move(devices);
-                                     options.world = joined[static_cast<size_t>(rank)].get();
-                                   });
+    return testing::TrainInThreads(
+        run, {.root = root_.string()}, [&](int rank, TrainOptions& options) {
+          auto devices = JoinDevices(run.compute(), *options.world);
+          DEEPNET_CHECK(devices.ok()) << devices.status();
+          if (*devices == nullptr) return;
+          joined[static_cast<size_t>(rank)] = std::make_unique<WatchedCommunicator>(
+              *std::move(devices), rank == 0 ? sums : nullptr);
+          options.world = joined[static_cast<size_t>(rank)].get();
+        });
   }
   // Returns the log of rank 0.
-  static std::string Train(const RunSpec& run) {
-    const testing::TrainOutcome outcome = Outcome(run);
+  static std::string Train(const RunSpec& run, std::vector<int64_t>* sums = nullptr) {
+    const testing::TrainOutcome outcome = Outcome(run, sums);
     EXPECT_TRUE(outcome.status.ok()) << outcome.status;
     return outcome.log;
   }
@@ -155,6 +181,36 @@ TEST_F(GpuTrainTest, ValidatesAsTheCpuDoes) {
   EXPECT_GT(cpu, 0.0);
   EXPECT_NEAR(gpu, cpu, 1e-3 + 1e-5 * cpu);  // three digits are printed
   EXPECT_EQ(gpu_scores, cpu_scores);
+}
+
+// FAST sums are NCCL's own: in its order, on the way, and beside the backward pass.
+TEST_F(GpuTrainTest, FastSumsAreDeterministicAndBesideTheBackwardPass) {
+  const auto run = [](const std::string& folder, const Degrees& degrees, GradientSum sum) {
+    RunSpec made = Run(folder, degrees, "cuda", FLOAT32);
+    made.mutable_parallel()->set_gradient_sum(sum);
+    made.mutable_optim()->set_virtual_replicas(4);
+    made.mutable_train()->set_steps(2);
+    return made;
+  };
+  for (const Degrees& degrees : {Degrees{1, 4}, Degrees{2, 2, "1f1b"}}) {
+    const std::string name = std::to_string(degrees.replicas);
+    const std::string strict = testing::WeightsLine(Train(run("strict" + name, degrees, STRICT)));
+    std::vector<int64_t> sums;
+    const std::string fast = testing::WeightsLine(Train(run("fast" + name, degrees, FAST), &sums));
+    EXPECT_EQ(testing::WeightsLine(Train(run("again" + name, degrees, FAST))), fast);
+    EXPECT_NE(fast, strict);  // the emulated NCCL adds in another order
+    const auto by_strict = Steps("strict" + name), by_fast = Steps("fast" + name);
+    ASSERT_EQ(by_fast.size(), 2u);
+    for (size_t i = 0; i < 2; ++i) {
+      EXPECT_NEAR(std::get<1>(by_fast[i]), std::get<1>(by_strict[i]),
+                  1e-5 * std::get<1>(by_strict[i]));
+    }
+    ASSERT_GE(sums.size(), 8u);
+    const int64_t beside = sums[sums.size() / 2 - 1] - sums[0];  // of the first step
+    std::printf("%zu sums in two steps; %d launches between the first and the last of one\n",
+                sums.size(), static_cast<int>(beside));
+    EXPECT_GT(beside, 60 / degrees.stages);  // a layer's backward pass has about 20
+  }
 }
 
 // The scale that begins too large overflows until it fits; what is skipped, resumed or cut into

@@ -103,6 +103,15 @@ void AllGatherInPlace(Communicator& comm) {
   }
 }
 
+void ReduceScatterSums(Communicator& comm) {
+  for (const int64_t count : {1, 1000, 300'000}) {
+    const at::Tensor blocks = at::full({comm.size() * count}, comm.rank() + 1.0, at::kCUDA);
+    ExpectDone(comm.ReduceScatter(View(blocks)));
+    const double sum = comm.size() * (comm.size() + 1) / 2.0;
+    EXPECT_TRUE(blocks.narrow(0, comm.rank() * count, count).eq(sum).all().item<bool>());
+  }
+}
+
 void SaysThatThereIsNoGpu(Communicator& world) {
   const absl::Status status = MakeNcclCommunicator(world, 0).status();
   EXPECT_EQ(GetExitCode(status), ExitCode::kPreflight) << status;
@@ -134,6 +143,8 @@ void AddMpiTests(Communicator& world) {
     return;
   }
   const std::shared_ptr<Communicator> comm = *std::move(made);
+  const absl::Status connected = comm->Connect(AllLinks(*comm, View(Room(1 << 20))), kSoon);
+  ASSERT_TRUE(connected.ok()) << connected;
   for (const ContractCase& contract_case : ContractCases()) {
     AddMpiTest("NcclContract", contract_case.name,
                [comm, &contract_case] { contract_case.run(*comm); });
@@ -143,6 +154,7 @@ void AddMpiTests(Communicator& world) {
       {"EarlyReceivesHoldNothingUp", EarlyReceivesHoldNothingUp},
       {"AllToAllTakesUnevenSizes", AllToAllTakesUnevenSizes},
       {"AllGatherInPlace", AllGatherInPlace},
+      {"ReduceScatterSums", ReduceScatterSums},
   };
   for (const auto& [name, run] : on_device) {
     AddMpiTest("NcclOnDevice", name, [comm, run = run] { run(*comm); });

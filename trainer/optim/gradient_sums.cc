@@ -1,5 +1,6 @@
 #include "trainer/optim/gradient_sums.h"
 
+#include <algorithm>
 #include <set>
 #include <utility>
 
@@ -74,11 +75,16 @@ void AddParts(Ops& ops, const std::vector<at::Tensor>& parts, int home, Gradient
   }
 }
 
+bool SumsOnTheWay(GradientSum order, const at::Tensor& gradient) {
+  return order == FAST && !gradient.is_cpu();
+}
+
 HierarchicalReduceScatter::HierarchicalReduceScatter(Ops& ops, at::Tensor gradient,
                                                      GradientSum order, const Groups& groups)
     : ops_(ops),
       gradient_(std::move(gradient)),
       order_(order),
+      summed_on_the_way_(SumsOnTheWay(order, gradient_)),
       levels_(ExchangeLevels(groups)),
       limit_(groups.limit) {}
 
@@ -101,27 +107,64 @@ absl::Status HierarchicalReduceScatter::LaunchNextLevels() {
 absl::Status HierarchicalReduceScatter::Launch(const Piece& piece, size_t level) {
   Communicator& group = *levels_[level];
   const std::vector<int64_t> borders = LevelBorders(piece, levels_, level);
-  const auto share = [&](int rank) {
-    return gradient_.narrow(0, piece.of.gradient + borders[rank],
-                            borders[rank + 1] - borders[rank]);
-  };
-  const at::Tensor own = share(group.rank());
-  InFlight flight{
-      .piece = &piece, .level = level, .received = TakeBuffer((group.size() - 1) * own.numel())};
+  std::vector<at::Tensor> shares;
+  for (size_t r = 0; r + 1 < borders.size(); ++r) {
+    shares.push_back(
+        gradient_.narrow(0, piece.of.gradient + borders[r], borders[r + 1] - borders[r]));
+  }
+  InFlight flight{.piece = &piece, .level = level};
+  return summed_on_the_way_ ? LaunchSum(group, shares, std::move(flight))
+                            : LaunchExchange(group, shares, std::move(flight));
+}
+
+absl::Status HierarchicalReduceScatter::LaunchExchange(Communicator& group,
+                                                       std::span<const at::Tensor> shares,
+                                                       InFlight flight) {
+  const at::Tensor& own = shares[group.rank()];
+  flight.received = TakeBuffer((group.size() - 1) * own.numel());
   std::vector<Buffer> send, receive;
-  int64_t filled = 0;
   for (int r = 0; r < group.size(); ++r) {
     const bool self = r == group.rank();
-    flight.parts.push_back(self ? own : flight.received.narrow(0, filled, own.numel()));
-    if (!self) filled += own.numel();
-    send.push_back(BufferOf(ops_, share(r)));
+    flight.parts.push_back(self ? own
+                                : flight.received.narrow(0, flight.received_elements, own.numel()));
+    if (!self) flight.received_elements += own.numel();
+    send.push_back(BufferOf(ops_, shares[r]));
     receive.push_back(BufferOf(ops_, flight.parts.back()));
   }
   ASSIGN_OR_RETURN(flight.transfer, group.AllToAll(send, receive));
-  flight.received_elements = filled;
-  waiting_ += filled;
-  in_flight_.push_back(std::move(flight));
+  Keep(std::move(flight));
   return absl::OkStatus();
+}
+
+absl::Status HierarchicalReduceScatter::LaunchSum(Communicator& group,
+                                                  std::span<const at::Tensor> shares,
+                                                  InFlight flight) {
+  flight.own = shares[group.rank()];
+  int64_t most = 0;
+  for (const at::Tensor& share : shares) most = std::max(most, share.numel());
+  const auto fills = [&](const at::Tensor& share) { return share.numel() == most; };
+  at::Tensor blocks;
+  if (std::all_of(shares.begin(), shares.end(), fills)) {
+    blocks = gradient_.narrow(0, shares[0].storage_offset() - gradient_.storage_offset(),
+                              most * group.size());
+    flight.sum = flight.own;
+  } else {
+    flight.received_elements = most * group.size();
+    flight.received = TakeBuffer(flight.received_elements);
+    blocks = flight.received.narrow(0, 0, flight.received_elements);
+    for (int r = 0; r < group.size(); ++r) {
+      blocks.narrow(0, r * most, shares[r].numel()).copy_(shares[r]);
+    }
+    flight.sum = blocks.narrow(0, group.rank() * most, flight.own.numel());
+  }
+  ASSIGN_OR_RETURN(flight.transfer, group.ReduceScatter(BufferOf(ops_, blocks)));
+  Keep(std::move(flight));
+  return absl::OkStatus();
+}
+
+void HierarchicalReduceScatter::Keep(InFlight flight) {
+  waiting_ += flight.received_elements;
+  in_flight_.push_back(std::move(flight));
 }
 
 absl::Status HierarchicalReduceScatter::FinishOldest() {
@@ -129,8 +172,12 @@ absl::Status HierarchicalReduceScatter::FinishOldest() {
   in_flight_.pop_front();
   waiting_ -= flight.received_elements;
   RETURN_IF_ERROR(Named(flight.transfer->Wait(limit_), "sum of gradients over replicas"));
-  AddParts(ops_, flight.parts, levels_[flight.level]->rank(), order_);
-  free_.push_back(flight.received);
+  if (!summed_on_the_way_) {
+    AddParts(ops_, flight.parts, levels_[flight.level]->rank(), order_);
+  } else if (!flight.sum.is_same(flight.own)) {
+    flight.own.copy_(flight.sum);
+  }
+  if (flight.received.defined()) free_.push_back(flight.received);
   if (flight.level + 1 == levels_.size()) return absl::OkStatus();
   return Launch(*flight.piece, flight.level + 1);
 }

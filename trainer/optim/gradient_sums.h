@@ -57,6 +57,10 @@ class ReplicaTree {
 // next level. FAST adds from the first to the last.
 void AddParts(Ops& ops, const std::vector<at::Tensor>& parts, int home, GradientSum order);
 
+// Returns whether the communicator adds `gradient` over the replicas: FAST on a GPU. Otherwise the
+// replicas exchange parts and add them in a fixed order.
+bool SumsOnTheWay(GradientSum order, const at::Tensor& gradient);
+
 // Reduce-scatter of pieces of a gradient over the replicas: each replica ends with the sum of its
 // own share.
 //
@@ -64,6 +68,9 @@ void AddParts(Ops& ops, const std::vector<at::Tensor>& parts, int home, Gradient
 // receives in a fixed order. It moves as many bytes as a ring reduce-scatter, (d_p - 1) / d_p of
 // the piece, but no network decides the order of the sum. With two levels of groups, the replicas
 // of a node do so first, and then each replica with those of other nodes that have the same share.
+//
+// FAST on a GPU leaves the sum to the communicator (ReduceScatter): it adds on the way, and its
+// order depends on the network. Shares of unequal size are first copied into equal blocks.
 class HierarchicalReduceScatter {
  public:
   // The most elements that may be received and not yet added before Start waits; 256 MiB of
@@ -86,13 +93,18 @@ class HierarchicalReduceScatter {
   struct InFlight {
     const Piece* piece = nullptr;
     size_t level = 0;
-    at::Tensor received;  // the other replicas' parts of this one's share
+    at::Tensor received;  // the other replicas' parts of this one's share, or blocks to be summed
     int64_t received_elements = 0;
     std::vector<at::Tensor> parts;  // in the order of ranks; the own one lies in the gradient
+    at::Tensor own, sum;  // where parts are not added here: the sum, and the place where it belongs
     std::unique_ptr<Transfer> transfer;
   };
 
   absl::Status Launch(const Piece& piece, size_t level);
+  absl::Status LaunchExchange(Communicator& group, std::span<const at::Tensor> shares,
+                              InFlight flight);
+  absl::Status LaunchSum(Communicator& group, std::span<const at::Tensor> shares, InFlight flight);
+  void Keep(InFlight flight);
   absl::Status FinishOldest();
   absl::Status LaunchNextLevels();
   at::Tensor TakeBuffer(int64_t elements);
@@ -100,6 +112,7 @@ class HierarchicalReduceScatter {
   Ops& ops_;
   at::Tensor gradient_;
   GradientSum order_;
+  bool summed_on_the_way_;
   std::vector<Communicator*> levels_;
   absl::Duration limit_;
   std::vector<at::Tensor> free_;  // buffers to use again

@@ -70,6 +70,9 @@ Counters ReadCounters();
 // The number of launches of the current device by name.
 std::map<std::string, int64_t> ReadLaunches();
 
+// The handles of NCCL that have been made in this process, and neither destroyed nor aborted.
+int OpenCommunicators();
+
 // What the environment says otherwise (see above).
 struct Settings {
   int devices = 8;

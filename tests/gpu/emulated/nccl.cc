@@ -109,10 +109,19 @@ struct CommState {
 }  // namespace emulated_gpu
 
 struct ncclComm {
+  explicit ncclComm(std::shared_ptr<emulated_gpu::CommState> given) : state(std::move(given)) {
+    ++open;
+  }
+  ~ncclComm() { --open; }
+
   std::shared_ptr<emulated_gpu::CommState> state;
+  static inline std::atomic<int> open = 0;
 };
 
 namespace emulated_gpu {
+
+int OpenCommunicators() { return ncclComm::open; }
+
 namespace {
 
 [[noreturn]] void Mismatch(const CommState& comm, const Part& part) {
@@ -222,13 +231,15 @@ void PushOperation(const std::shared_ptr<CommState>& comm, cudaStream_t stream,
   machine.Push(lock, *on, Kind::kLaunch, std::move(work));
 }
 
-// Waits on a host thread until `done`; false if the communicator is gone first.
-bool WaitForPeers(const CommState& comm, const std::function<bool()>& done) {
+bool PeerIsGone(CommState& comm);
+
+// Waits on a host thread until `done`; false if the communicator or a peer is gone first.
+bool WaitForPeers(CommState& comm, const std::function<bool()>& done) {
   const HostWait wait("NCCL for peers of " + comm.Who() + " to connect");
   for (;;) {
     const uint32_t seen = comm.group->Moves();
     if (done()) return true;
-    if (comm.aborted || comm.left || TheMachine().stopping) return false;
+    if (comm.aborted || comm.left || TheMachine().stopping || PeerIsGone(comm)) return false;
     comm.group->WaitForMove(seen);
   }
 }
@@ -246,7 +257,7 @@ ncclResult_t Launch(const std::shared_ptr<CommState>& comm, cudaStream_t stream,
   }
   const auto connected = [comm, operation] { return Connected(*comm, *operation); };
   if (comm->blocking) {
-    if (!WaitForPeers(*comm, connected)) return ncclInternalError;
+    if (!WaitForPeers(*comm, connected)) return ncclRemoteError;
     PushOperation(comm, stream, operation);
     return ncclSuccess;
   }
@@ -305,6 +316,8 @@ ncclResult_t Submit(ncclComm_t comm, cudaStream_t stream, Operation operation) {
   return Launch(comm->state, stream, std::make_shared<Operation>(std::move(operation)));
 }
 
+ncclResult_t Connecting(CommState& comm);
+
 ncclResult_t EndGroup() {
   GroupCalls group = std::exchange(ThisGroup(), {});
   std::vector<std::pair<GroupCall, std::shared_ptr<Operation>>> merged;
@@ -323,7 +336,7 @@ ncclResult_t EndGroup() {
   }
   for (const auto& comm : group.joining) {
     if (!WaitForPeers(*comm, [&] { return comm->group->AllJoined(); })) return ncclInternalError;
-    comm->ready = true;
+    if (const ncclResult_t joined = Connecting(*comm); joined != ncclSuccess) return joined;
   }
   ncclResult_t result = ncclSuccess;
   for (auto& [call, operation] : merged) {
@@ -650,7 +663,7 @@ ncclResult_t Initialise(ncclComm_t* comm, int size, const ncclUniqueId& id, int 
   auto state = std::make_shared<CommState>(std::move(group), rank, CurrentDevice(), blocking);
   state->id = id;
   state->polls_left = blocking ? 0 : machine.settings.polls_in_progress;
-  *comm = new ncclComm{state};
+  *comm = new ncclComm(state);
   if (!blocking) return ncclInProgress;
   if (ThisGroup().depth > 0) {
     ThisGroup().joining.push_back(state);
