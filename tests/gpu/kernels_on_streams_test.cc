@@ -2,8 +2,11 @@
 // fibers on a stream's thread, their arguments point to memory that only they can read.
 #include <cuda_runtime_api.h>
 
+#include <memory>
+#include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -12,6 +15,7 @@
 #include "tests/gpu/emulated/device.h"
 #include "trainer/kernels/cuda/elementwise.h"
 #include "trainer/kernels/cuda/gpu_stream.h"
+#include "trainer/kernels/cuda/host_copies.h"
 #include "trainer/kernels/cuda/matmul.h"
 
 namespace deepnet::cuda {
@@ -59,6 +63,22 @@ TEST_F(KernelsOnStreams, LaunchesRunInOrder) {
   EXPECT_EQ(gpu.waits(), 0);
   EXPECT_THAT(ToHost(y, 1000), Each(10.0F));
   EXPECT_EQ(emulated_gpu::ReadLaunches()["Add"], 10);
+}
+
+// A block that came back is used again only when the copy from its pinned half has run.
+TEST_F(KernelsOnStreams, WhatIsUploadedIsNotOverwrittenBeforeItIsCopied) {
+  constexpr int kBlocks = 20, kCount = 1000;
+  GpuStream gpu;
+  UploadPool pool(gpu);
+  float* const sum = OnDevice(kCount, 0.0F);
+  for (int i = 0; i < kBlocks; ++i) {
+    const std::vector<float> values(kCount, static_cast<float>(i));
+    UploadBlock block = pool.Begin(UploadBlock::Padded(kCount * sizeof(float)));
+    const float* const x = block.Add(std::span(values));
+    const std::shared_ptr<const void> sent = pool.Send(std::move(block));
+    Add(gpu, x, sum, kCount);
+  }
+  EXPECT_THAT(ToHost(sum, kCount), Each(kBlocks * (kBlocks - 1) / 2));
 }
 
 TEST_F(KernelsOnStreams, RanksThatAreThreadsHaveDevicesOfTheirOwn) {

@@ -158,13 +158,17 @@ MUTANTS = {
         "trainer/optim/loss_scale.cc", "if (overflow) return Overflow();", "", "trainer_optim_loss_scale_test"),
     "labels-are-not-looked-at": (
         "trainer/kernels/cuda_ops.cc", "uploaded->target.last_label = LargestOf(labels, \"target\");", "", CUDA_OPS),
-    "scratch-of-a-running-kernel": (
-        CUDA + "gpu_stream.cc", "    Wait();  // for the kernels that use what is given back\n", "", "gpu_stream_test"),
+    "buffers-freed-while-they-are-sent": (
+        "parallel/exec/pipeline_executor.cc", "sent != sends_.end();) {\n",
+        "sent != sends_.end();) {\n      if (!wait) {\n"
+        "        stage_.Release(sent->route.boundary, sent->action.chunk, sent->action.microbatch);\n"
+        "        sent = sends_.erase(sent);\n        continue;\n      }\n", LAYOUTS),
     "ids-overwritten-while-they-are-copied": (
-        CUDA + "host_copies.cc", " || cudaEventQuery((*block)->copied) != cudaSuccess", "", LAYOUTS),
+        CUDA + "host_copies.cc", " || cudaEventQuery((*block)->copied) != cudaSuccess", "",
+        "gpu_kernels_on_streams_test"),
     "weights-read-by-the-host": (
-        "trainer/model_loader.cc", "host = parameters.weights().to(at::kCPU);", "host = parameters.weights();",
-        "gpu_train_test --gtest_filter=*Resumed*"),
+        "trainer/model_loader.cc", "host = parameters.weights().to(at::kCPU);\n  std::vector<uint64_t>",
+        "host = parameters.weights();\n  std::vector<uint64_t>", "gpu_train_test --gtest_filter=*Resumed*"),
     "messages-swapped": (
         "parallel/exec/pipeline_executor.cc", "return a.posted_behind < b.posted_behind;", "return a.needed_by < b.needed_by;",
         LAYOUTS),
