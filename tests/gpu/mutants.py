@@ -135,7 +135,7 @@ MUTANTS = {
     "ties-by-the-last-column": (
         CUDA + "sampling.cu", "a.index < b.index", "a.index > b.index", TRAINING),
     "floor-too-high": (
-        CUDA + "sampling.cu", "better == args.k - 1", "better == max(args.k - 2, 0)", TRAINING),
+        CUDA + "sampling.cu", "better == k - 1", "better == max(k - 2, 0)", TRAINING),
     "too-many-equals": (
         CUDA + "sampling.cu", "if (found > kMostCandidates) {", "if (false) {", TRAINING),
     "result-still-read": (
@@ -158,17 +158,14 @@ MUTANTS = {
         "trainer/optim/loss_scale.cc", "if (overflow) return Overflow();", "", "trainer_optim_loss_scale_test"),
     "labels-are-not-looked-at": (
         "trainer/kernels/cuda_ops.cc", "uploaded->target.last_label = LargestOf(labels, \"target\");", "", CUDA_OPS),
-    "buffers-freed-while-they-are-sent": (
-        "parallel/exec/pipeline_executor.cc", "sent != sends_.end();) {\n",
-        "sent != sends_.end();) {\n      if (!wait) {\n"
-        "        stage_.Release(sent->route.boundary, sent->action.chunk, sent->action.microbatch);\n"
-        "        sent = sends_.erase(sent);\n        continue;\n      }\n", LAYOUTS),
-    "ids-overwritten-while-they-are-copied": (
+    "buffer-given-back-while-a-stream-reads-it": (
         CUDA + "host_copies.cc", " || cudaEventQuery((*block)->copied) != cudaSuccess", "",
         "gpu_kernels_on_streams_test"),
     "weights-read-by-the-host": (
         "trainer/model_loader.cc", "host = parameters.weights().to(at::kCPU);\n  std::vector<uint64_t>",
         "host = parameters.weights();\n  std::vector<uint64_t>", "gpu_train_test --gtest_filter=*Resumed*"),
+    "messages-before-their-data": (
+        "parallel/comm/nccl_communicator.cc", "operation.inputs_ready, 0)", "operation.ended, 0)", LAYOUTS),
     "messages-swapped": (
         "parallel/exec/pipeline_executor.cc", "return a.posted_behind < b.posted_behind;", "return a.needed_by < b.needed_by;",
         LAYOUTS),
@@ -273,7 +270,7 @@ def program_path(build, name):
 
 
 def caught_by(text):
-    found = (re.search(r"\[  FAILED  \] (\w+\.[\w/.]+)", text) or re.search(r"SUMMARY: (\w+: [\w-]+)", text)
+    found = (re.search(r"\[  FAILED  \] ([\w/]+\.[\w/.]+)", text) or re.search(r"SUMMARY: (\w+: [\w-]+)", text)
              or re.search(r"(emulated GPU: .*)", text) or re.search(r"runtime error: (.*)", text))
     return found[1] if found else text.strip().split("\n")[-1]
 
