@@ -156,6 +156,8 @@ MUTANTS = {
         "trainer/resolve_run.cc", "resolved.state.loss_scale());", "LossScale());", "gpu_train_test"),
     "overflow-is-not-counted": (
         "trainer/optim/loss_scale.cc", "if (overflow) return Overflow();", "", "trainer_optim_loss_scale_test"),
+    "bias-of-what-is-not-masked": (
+        CUDA + "scaled_sums.cu", "          value = 0.0f;\n", "", CUDA_OPS),
     "labels-are-not-looked-at": (
         "trainer/kernels/cuda_ops.cc", "uploaded->target.last_label = LargestOf(labels, \"target\");", "", CUDA_OPS),
     "buffer-given-back-while-a-stream-reads-it": (

@@ -327,6 +327,11 @@ class CudaOps : public Ops {
   void ReluBackward(int64_t rows, const Tensor& relu_output, const Tensor& dx) override {
     cuda::ReluBackward(gpu_, In(relu_output, rows), Out(dx, rows));
   }
+  bool HasReluBackwardWithBias() const override { return true; }
+  void ReluBackwardWithBias(int64_t rows, const Tensor& relu_output, const Tensor& dx,
+                            const Tensor& dbias) override {
+    cuda::ReluBackwardWithBias(gpu_, In(relu_output, rows), Out(dx, rows), Floats(dbias));
+  }
   void Gelu(int64_t rows, const Tensor& pre, const Tensor& h) override {
     cuda::GeluForward(gpu_, In(pre, rows), Out(h, rows));
   }

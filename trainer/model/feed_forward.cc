@@ -72,10 +72,16 @@ void FeedForward::Backward(const PassContext& pass, const Upstream& upstream,
                       inner_norm_.Recompute(pass, saved.inner_RF, work.dinner_RF, saved.inner));
   // With RELU, the positive outputs are those that both the activation and its dropout kept.
   const bool fused = !gelu_ && !inner_norm_.any();
-  fc2_.BackwardInput(pass, work.dbranch_RD, fused ? saved.inner_RF : at::Tensor(),
+  const bool with_bias = fused && dropout_.rate == 0 && !middle_shift_ && fc1_.CanSplit(pass);
+  fc2_.BackwardInput(pass, work.dbranch_RD, fused && !with_bias ? saved.inner_RF : at::Tensor(),
                      /*accumulate=*/false, work.dinner_RF);
-  BackwardInner(pass, work.dinner_RF, saved);
-  fc1_.BackwardWeight(pass, work.dinner_RF, input_RD);
+  if (with_bias) {
+    fc1_.BackwardReluAndBias(pass, saved.inner_RF, work.dinner_RF);
+    fc1_.BackwardMatrix(pass, work.dinner_RF, input_RD);
+  } else {
+    BackwardInner(pass, work.dinner_RF, saved);
+    fc1_.BackwardWeight(pass, work.dinner_RF, input_RD);
+  }
   fc1_.BackwardInput(pass, work.dinner_RF, {}, residual_.InputGradientAddsToStream(),
                      InputGradient(residual_, dstream_RD, work));
   residual_.EnterBackward(pass, saved.residual, work.dinput_RD, dstream_RD);

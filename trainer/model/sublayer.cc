@@ -25,11 +25,16 @@ LinearLayer::LinearLayer(const ModelSpec& spec, Ops& ops, const Parameters& para
 
 void LinearLayer::BackwardWeight(const PassContext& pass, const at::Tensor& dy, const at::Tensor& x,
                                  bool one_input) const {
+  AddGradients(pass, dy, x, dbias_, one_input);
+}
+
+void LinearLayer::AddGradients(const PassContext& pass, const at::Tensor& dy, const at::Tensor& x,
+                               const at::Tensor& dbias, bool one_input) const {
   const int64_t rows = pass.rows->count;
   if (pass.deferred != nullptr) {
-    pass.deferred->Add(*pass.ops, rows, dy, x, dweight_, dbias_, one_input);
+    pass.deferred->Add(*pass.ops, rows, dy, x, dweight_, dbias, one_input);
   } else {
-    pass.ops->LinearBackwardWeight(rows, dy, x, dweight_, dbias_);
+    pass.ops->LinearBackwardWeight(rows, dy, x, dweight_, dbias);
   }
 }
 

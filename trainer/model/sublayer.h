@@ -46,7 +46,23 @@ class LinearLayer {
   void BackwardWeight(const PassContext& pass, const at::Tensor& dy, const at::Tensor& x,
                       bool one_input = false) const;
 
+  // Splits BackwardWeight: the first part masks `dy` by the output of a ReLU that stands behind
+  // this layer and adds to the bias, the second one is the rest. Only where CanSplit.
+  bool CanSplit(const PassContext& pass) const {
+    return dbias_.defined() && pass.ops->HasReluBackwardWithBias();
+  }
+  void BackwardReluAndBias(const PassContext& pass, const at::Tensor& relu_output,
+                           const at::Tensor& dy) const {
+    pass.ops->ReluBackwardWithBias(pass.rows->count, relu_output, dy, dbias_);
+  }
+  void BackwardMatrix(const PassContext& pass, const at::Tensor& dy, const at::Tensor& x) const {
+    AddGradients(pass, dy, x, at::Tensor(), /*one_input=*/false);
+  }
+
  private:
+  void AddGradients(const PassContext& pass, const at::Tensor& dy, const at::Tensor& x,
+                    const at::Tensor& dbias, bool one_input) const;
+
   std::unique_ptr<Weight> weight_;
   at::Tensor bias_, dweight_, dbias_;  // biases undefined where the model has none
 };

@@ -1,3 +1,4 @@
+#include "parallel/base/check.h"
 #include "trainer/kernels/cuda/column_sums.h"
 #include "trainer/kernels/cuda/device_math.h"
 #include "trainer/kernels/cuda/row_chunks.h"
@@ -17,8 +18,11 @@ struct RunSums {
   float of[kRuns][kColumns];
 };
 
+// With kRelu, dy is set to 0 first where `y`, the output, is not positive.
+template <bool kRelu>
 __global__ void __launch_bounds__(kColumns* kRuns)
-    BiasGradientKernel(const MatrixView dy, int64_t rows, int64_t cols, float* dbias) {
+    BiasGradientKernel(const MatrixView dy, const MatrixView y, int64_t rows, int64_t cols,
+                       float* dbias) {
   BLOCK_SHARED(RunSums, sums);
   const int64_t c = static_cast<int64_t>(blockIdx.x) * kColumns + threadIdx.x;
   const int64_t run = (rows + kRuns - 1) / kRuns;
@@ -27,9 +31,17 @@ __global__ void __launch_bounds__(kColumns* kRuns)
   float sum = 0.0f;
   if (c < cols) {
     WithElement(dy.element, [&]<typename T>() {
-      const T* const column = static_cast<const T*>(dy.data) + c;
+      T* const column = static_cast<T*>(dy.data) + c;
+      const T* const output = static_cast<const T*>(y.data) + c;
 #pragma unroll 8
-      for (int64_t r = begin; r < end; ++r) sum += ToFloat(column[r * dy.stride]);
+      for (int64_t r = begin; r < end; ++r) {
+        float value = ToFloat(column[r * dy.stride]);
+        if (kRelu && !(ToFloat(output[r * y.stride]) > 0.0f)) {
+          value = 0.0f;
+          column[r * dy.stride] = FromFloat<T>(0.0f);
+        }
+        sum += value;
+      }
     });
   }
   sums.of[threadIdx.y][threadIdx.x] = sum;
@@ -96,8 +108,16 @@ __global__ void __launch_bounds__(kDotThreads)
 void AddBiasGradient(GpuStream& gpu, ConstMatrix dy, float* dbias) {
   if (dy.rows == 0 || dy.cols == 0) return;
   const dim3 grid(static_cast<unsigned>((dy.cols + kColumns - 1) / kColumns));
-  Launch(gpu, "BiasGradient", BiasGradientKernel, grid, dim3(kColumns, kRuns), /*shared_bytes=*/0,
-         ViewOf(dy), dy.rows, dy.cols, dbias);
+  Launch(gpu, "BiasGradient", BiasGradientKernel<false>, grid, dim3(kColumns, kRuns),
+         /*shared_bytes=*/0, ViewOf(dy), MatrixView(), dy.rows, dy.cols, dbias);
+}
+
+void ReluBackwardWithBias(GpuStream& gpu, ConstMatrix y, Matrix dx, float* dbias) {
+  DEEPNET_CHECK(y.rows == dx.rows && y.cols == dx.cols && y.element == dx.element);
+  if (dx.rows == 0 || dx.cols == 0) return;
+  const dim3 grid(static_cast<unsigned>((dx.cols + kColumns - 1) / kColumns));
+  Launch(gpu, "ReluBackwardWithBias", BiasGradientKernel<true>, grid, dim3(kColumns, kRuns),
+         /*shared_bytes=*/0, ViewOf(dx), ViewOf(y), dx.rows, dx.cols, dbias);
 }
 
 void Scale(GpuStream& gpu, float factor, Matrix x) {

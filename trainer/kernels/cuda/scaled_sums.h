@@ -10,6 +10,9 @@ namespace deepnet::cuda {
 // dbias [dy.cols] += the sum of each column of dy. One launch.
 void AddBiasGradient(GpuStream& gpu, native::ConstMatrix dy, float* dbias);
 
+// ReluBackward (elementwise.h), then AddBiasGradient of its result, with the same bits. One launch.
+void ReluBackwardWithBias(GpuStream& gpu, native::ConstMatrix y, native::Matrix dx, float* dbias);
+
 // x *= factor. One launch.
 void Scale(GpuStream& gpu, float factor, native::Matrix x);
 
