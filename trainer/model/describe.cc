@@ -28,6 +28,7 @@ constexpr int64_t kFloatBytes = 4;    // residual stream, statistics
 constexpr int64_t kDoubleBytes = 8;   // decisions of LibTorch's dropout
 constexpr int64_t kPackedRows = 256;  // that native kernels pack together for a weight gradient
 constexpr int64_t kLogitRows = 512;   // rows of logits that exist at once
+constexpr int64_t kFlashRows = 128;   // that flash attention pads a sentence to
 constexpr int64_t kRunRows = 16;      // that kernels for GPUs sum together, at least
 constexpr int kNever = Recompute_ARRAYSIZE;
 
@@ -166,7 +167,7 @@ void AddOutputMemory(const ModelSpec& model, int64_t rows, Layer& layer) {
 // LibTorch's kernels: an expression's temporaries live until its end. Attention works sentence by
 // sentence and is left out; dropout's decisions are made on the host in float64, which a GPU does
 // not see, so that its figures are upper bounds.
-Stack DescribeStack(const ModelSpec& model, int64_t rows) {
+Stack DescribeStack(const ModelSpec& model, int64_t rows, int64_t sentences) {
   const int64_t d = model.d_model(), f = model.ffn_dim();
   Stack stack{.stream_elements = rows * d};
   // Three operands of the width and three more for dq, dk, dv, one of the inner width, two streams;
@@ -184,10 +185,13 @@ Stack DescribeStack(const ModelSpec& model, int64_t rows) {
                           .operands = packed_rows * std::max(f, d),
                           .widened = rows * converted};
   // Sums over runs of kRunRows rows, two of each column; attention's figure of each row and head.
+  // LibTorch's flash attention, of 16 bits, makes context and gradients anew and sums the queries'
+  // in float32, each sentence's rows padded.
   const int64_t sums = 2 * ((rows + kRunRows - 1) / kRunRows) * std::max(f, d);
   stack.gpu_scratch = {
       .bytes = kFloatBytes * (std::max(sums, rows * model.num_heads()) + rows * over_rows),
-      .widened = rows * converted};
+      .copies = 4 * rows * d,
+      .widened = rows * (converted + model.num_heads()) + (rows + kFlashRows * sentences) * d};
   stack.reader_temporaries = {
       // Backward pass of a norm: the gradient's copy and six steps to that of the sum.
       {.bytes = 7 * kFloatBytes * rows * d},
@@ -489,7 +493,7 @@ Inventory Builder::Build() && {
   inventory_.one_piece = WhyInOnePiece(model_);
   for (const bool source : {true, false}) {
     if (source && !IsEncoderDecoder(model_)) continue;
-    inventory_.stacks.push_back(DescribeStack(model_, Rows(source)));
+    inventory_.stacks.push_back(DescribeStack(model_, Rows(source), batch_.max_sentences()));
     inventory_.batch_bytes += BatchBytes(Rows(source));
     AddEmbedding(source);
     const int layers = LayersOf(model_, source ? 0 : LabelledStack(model_));
