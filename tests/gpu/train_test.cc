@@ -86,6 +86,7 @@ class GpuTrainTest : public ::testing::Test {
            train { checkpoint_every_steps: 1000 log_every_steps: 1 })",
         &run));
     run.set_folder(folder);
+    run.mutable_cluster()->set_device_memory_gib(8);  // LibTorch keeps the memory of earlier runs
     run.mutable_compute()->set_device(device);
     run.mutable_compute()->set_dtype(dtype);
     run.mutable_train()->set_steps(kSteps);
@@ -198,7 +199,8 @@ TEST_F(GpuTrainTest, FastSumsAreDeterministicAndBesideTheBackwardPass) {
     std::vector<int64_t> sums;
     const std::string fast = testing::WeightsLine(Train(run("fast" + name, degrees, FAST), &sums));
     EXPECT_EQ(testing::WeightsLine(Train(run("again" + name, degrees, FAST))), fast);
-    EXPECT_NE(fast, strict);  // the emulated NCCL adds in another order
+    // The emulated NCCL adds in another order; two numbers have only one.
+    EXPECT_EQ(fast == strict, degrees.replicas == 2);
     const auto by_strict = Steps("strict" + name), by_fast = Steps("fast" + name);
     ASSERT_EQ(by_fast.size(), 2u);
     for (size_t i = 0; i < 2; ++i) {
