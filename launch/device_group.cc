@@ -19,18 +19,6 @@
 namespace deepnet {
 namespace {
 
-// Settings of CUDA that a run needs, unless the user has others; before CUDA's first call. Streams
-// get a hardware queue each, and kernels are loaded at the start: a receive that has been launched
-// holds up what shares its queue, and what waits for the device to be idle.
-void SetCudaDefaults() {
-  static const bool set = [] {
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
-    setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
-    return true;
-  }();
-  static_cast<void>(set);
-}
-
 absl::Status Preflight(const std::string& message) {
   return WithExitCode(
       absl::FailedPreconditionError(absl::StrCat("compute.device: \"cuda\": ", message)),
@@ -80,10 +68,18 @@ absl::Status CheckNotShared(const std::vector<std::string>& hosts,
 
 }  // namespace
 
-bool HasCuda() {
-  SetCudaDefaults();
-  return GpuType().has_value();
+// Streams get a hardware queue each, and kernels are loaded at the start: a receive that has been
+// launched holds up what shares its queue, and what waits for the device to be idle.
+void SetCudaDefaults() {
+  static const bool set = [] {
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
+    setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
+    return true;
+  }();
+  static_cast<void>(set);
 }
+
+bool HasCuda() { return GpuType().has_value(); }
 
 absl::StatusOr<std::unique_ptr<Communicator>> JoinDevices(const ComputeSpec& compute,
                                                           Communicator& world) {

@@ -10,6 +10,10 @@
 
 namespace deepnet {
 
+// Sets the environment of CUDA that a run needs, where the user has not. Must be called before
+// CUDA's first call, so before MPI begins: an MPI that knows CUDA makes it.
+void SetCudaDefaults();
+
 // Returns true where this build sees a CUDA device.
 bool HasCuda();
 

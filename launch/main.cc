@@ -8,6 +8,7 @@
 #include "trainer/kernels/device_errors.h"
 
 int main(int argc, char** argv) {
+  deepnet::SetCudaDefaults();
   const std::vector<deepnet::Command> commands = {
       deepnet::MakePrepareCommand(), deepnet::MakeDescribeCommand(),
       deepnet::MakePlanCommand(),    deepnet::MakeRehearseCommand(),

@@ -134,8 +134,8 @@ int64_t ArenaBytes(const MemoryEstimate& memory);
 // Returns the bytes that tensors hold at once by that plan, and what Ops counts as its own.
 int64_t TensorBytes(const MemoryEstimate& memory);
 
-// CUDA and NCCL do not say what they take; it can only be measured. These are upper ends of what is usual
-// with all kernels loaded at the start; the context is measured where the limit is.
+// CUDA and NCCL do not say what they take; it can only be measured. These are upper ends of what is
+// usual with all kernels loaded at the start; the context is measured where the limit is.
 inline constexpr int64_t kContextBytes = int64_t{3} << 29;    // 1.5 GiB
 inline constexpr int64_t kLaneBytes = int64_t{32} << 20;      // two thread blocks, two directions
 inline constexpr int64_t kReplicasBytes = int64_t{1} << 29;   // the group of replicas, all channels

@@ -40,6 +40,9 @@ using at::Tensor;
 // Rows of logits that exist at a time.
 constexpr int64_t kLogitRows = 512;
 
+// Rows of logits begin at multiples of so many elements, as products with tensor cores want them.
+constexpr int64_t kLogitAlignment = 64;
+
 // Blocks up to 1 MiB come from segments of 2 MiB, two blocks each.
 constexpr int64_t kSmallBytes = int64_t{1} << 20;
 constexpr int kSmallBlocks = 32;
@@ -596,9 +599,13 @@ void CudaOps::CrossEntropy(const CrossEntropyArgs& a) {
 
 void CudaOps::ReserveLogits(int64_t classes) {
   if (logits_.defined() && logits_.size(1) == classes) return;
-  logits_ = at::empty({kLogitRows, classes}, ResidualOptions());
+  const int64_t stride = (classes + kLogitAlignment - 1) / kLogitAlignment * kLogitAlignment;
+  const auto make = [&](const at::TensorOptions& options) {
+    return at::empty({kLogitRows, stride}, options).narrow(1, 0, classes);
+  };
+  logits_ = make(ResidualOptions());
   // In float32 the gradient overwrites the logits.
-  dlogits_ = operand_ == at::kFloat ? logits_ : at::empty({kLogitRows, classes}, OperandOptions());
+  dlogits_ = operand_ == at::kFloat ? logits_ : make(OperandOptions());
   row_losses_ = at::empty({2 * kLogitRows}, ResidualOptions());
 }
 
