@@ -35,7 +35,10 @@ std::string Inventory::Hash() const {
 }
 
 Inventory Select(const Inventory& inventory, std::span<const LayerSpan> spans) {
-  Inventory part{.parameters = {}, .layers = {}, .stacks = inventory.stacks};
+  Inventory part{.parameters = {},
+                 .layers = {},
+                 .stacks = inventory.stacks,
+                 .batch_bytes = inventory.batch_bytes};
   std::vector<int> index(inventory.parameters.size(), -1);  // in `part`
   int64_t offset = 0;
   int reached = 0;
