@@ -67,8 +67,9 @@ class GpuProgramTest : public ::testing::Test {
     const absl::Status made = testing::MakeCorpus(root_, "corpus", {"de", "fr"}, 300);
     ASSERT_TRUE(made.ok()) << made;
     std::ofstream(root_ / "run.textproto") << kRun;
-    std::ofstream(root_ / "rank.sh") << "echo process $$\n[ \"$OMPI_COMM_WORLD_RANK\" = 1 ] && "
-                                     << "export $ON_RANK_1\nexec " << kProgram << " \"$@\"\n";
+    std::ofstream(root_ / "rank.sh")
+        << "echo process $$\n[ \"$OMPI_COMM_WORLD_RANK\" = 1 ] && "
+        << "[ \"$ON_RANK_1\" ] && export $ON_RANK_1\nexec " << kProgram << " \"$@\"\n";
     whole_ = Train("whole", kSteps, {});
     ASSERT_NE(WeightsLine(whole_), "none") << whole_;
   }
@@ -174,6 +175,7 @@ TEST_F(GpuProgramTest, SignalsSaveAndEndWithSeventyFive) {
     const std::string folder = absl::StrCat("signal-", signal);
     RunningJob job(Command(folder, 1000000, {2, 1, "1f1b"}));
     ASSERT_TRUE(job.ReadUntil("loss ", 2)) << job.output();
+    ASSERT_EQ(job.ranks().size(), 2u) << job.output();
     kill(job.ranks()[1], signal);
     EXPECT_EQ(job.End(), kSavedRunAgain) << job.output();
     EXPECT_THAT(job.output(), HasSubstr("stopped and saved at step "));

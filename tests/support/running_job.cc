@@ -36,8 +36,11 @@ int RunningJob::End() {
 
 void RunningJob::Take(const std::string& line) {
   output_ += line;
-  int number = 0;
-  if (sscanf(line.c_str(), "process %d", &number) == 1) ranks_.push_back(number);
+  // Lines of two ranks may have become one.
+  for (size_t at = line.find("process "); at != line.npos; at = line.find("process ", at + 1)) {
+    int number = 0;
+    if (sscanf(line.c_str() + at, "process %d", &number) == 1) ranks_.push_back(number);
+  }
   const size_t train = line.find("train "), step = line.find("step ");
   if (train != line.npos && step != line.npos && step > train) {
     sscanf(line.c_str() + step, "step %d", &last_step_);
