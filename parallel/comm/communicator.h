@@ -89,7 +89,7 @@ class Communicator {
   static constexpr int kNumTags = 32767;  // tags of messages are 0 <= tag < kNumTags
   static constexpr int kNoGroup = -1;     // a colour for Split
 
-  // What a rank will do with device memory.
+  // The transfers that a rank will ask for with device memory.
   struct Links {
     std::vector<int> to, from;  // peers of messages
     bool all_to_all = false, all_gather = false, reduce_scatter = false;

@@ -196,8 +196,8 @@ Action ReceiveFor(const Action& compute) {
   return {forward ? Op::kReceiveForward : Op::kReceiveBackward, compute.chunk, compute.microbatch};
 }
 
-// What `rank` receives, in the order in which it posts: lanes are independent, so only the order
-// inside of each is given.
+// Returns what `rank` receives, in the order in which it posts: lanes are independent, so only the
+// order inside of each is given.
 std::vector<LaneMessage> ListReceives(const Schedule& schedule, const Placement& placement,
                                       int rank, int look_ahead) {
   std::vector<LaneMessage> messages = MessagesTo(rank, schedule, placement, look_ahead);
@@ -251,7 +251,7 @@ class Execution {
   }
 
   absl::Status Take(const Action& action) {
-    // What is made goes before memory is offered to what is still to come.
+    // Sends start before memory is offered to what is still to come.
     if (!IsSend(action.op)) RETURN_IF_ERROR(StartReceives());
     RETURN_IF_ERROR(box_.ReleaseSent(/*wait=*/false));
     RETURN_IF_ERROR(Do(action));

@@ -5,11 +5,11 @@
 // done and the order of turns cannot matter. A transfer happens when both its ranks are at it,
 // which is the least that a transport may offer.
 //
-// What passes can be run over lanes that match in order, with receives posted as message_order.h
-// says. Take any order in which the third pass ran. A message that an action needs was sent before
-// that action; so was whatever stands before it in its lane, and the passes that those messages
-// were made from were run before they were sent. Hence when the rank gets to the action, none of
-// their receives has anything left to wait for, and all of them are posted.
+// A schedule that passes can be run over lanes that match in order, with receives posted as
+// message_order.h says. Take any order in which the third pass ran. A message that an action needs
+// was sent before that action; so was whatever stands before it in its lane, and the passes that
+// those messages were made from were run before they were sent. Hence when the rank gets to the
+// action, none of their receives has anything left to wait for, and all of them are posted.
 
 #include "parallel/plan/check_schedule.h"
 

@@ -191,7 +191,7 @@ void ModelScorer::Reorder(DecoderState& decoder_state, std::span<const int32_t> 
   state.source_lengths = std::move(lengths);
 }
 
-// What the kernels of a step read, where the Ops reads it.
+// The arrays that kernels read in one step, in the memory that the Ops reads.
 struct ModelScorer::StepArrays {
   std::shared_ptr<const std::byte> memory;
   PackedRows rows;

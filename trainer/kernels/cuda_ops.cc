@@ -194,7 +194,7 @@ PackedRows AddRows(cuda::UploadBlock& block, const PackedRows& host, native::Row
   return sent;
 }
 
-// What an uploaded microbatch holds: the device's arrays and what is known of them here.
+// An uploaded microbatch: it keeps the device's arrays and what is known of them here.
 struct Uploaded {
   GpuRowIndex source, target;
   std::shared_ptr<const void> arrays;

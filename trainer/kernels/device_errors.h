@@ -13,7 +13,7 @@
 
 namespace deepnet {
 
-// What is known of a rank's device when something fails there.
+// The facts that an error of a rank's device is told with.
 struct DeviceUse {
   const Ops* ops = nullptr;   // null: there is none yet
   int64_t planned_bytes = 0;  // of the rank; 0: there is no plan

@@ -3,7 +3,7 @@
 // divides by it. A step whose gradient overflows is left out and the scale halved; a number of
 // steps without overflow doubles it.
 //
-// Whether a step overflows is the same on all ranks, because norm and loss are the whole model's.
+// All ranks find the same steps overflowing, because norm and loss are the whole model's.
 #pragma once
 
 #include <cstdint>
