@@ -44,10 +44,11 @@ MUTANTS = {
     "architectures-are-not-compared": (
         CUDA + "devices.cc", "built / 10 == capability / 10", "built <= capability", ERRORS),
     "memory-is-not-measured": (
-        "trainer/resolve_run.cc", "RETURN_IF_ERROR(AgreeOnStatus(world_, MeasureGpu(own)));", "return cluster;", ERRORS),
+        "trainer/resolve_run.cc", "static_cast<double>(FreeGpuBytes() + kContextBytes) / kGib",
+        "static_cast<double>(FreeGpuBytes() + kContextBytes)", ERRORS),
     "batches-are-not-planned": (
         "parallel/plan/memory.cc", "gpu.set_uploads(rank.microbatches * inventory.batch_bytes + ResultBytes(memory));",
-        "gpu.set_uploads(0);", "memory_test"),
+        "gpu.set_uploads(0 * (rank.microbatches * inventory.batch_bytes + ResultBytes(memory)));", "memory_test"),
     "copies-of-tables-are-not-planned": (
         "parallel/plan/memory.cc", "memory.set_working_copies(rules.operand_bytes < kFloatBytes ? elements * rules.operand_bytes",
         "memory.set_working_copies(rules.operand_bytes < kFloatBytes ? packed * rules.operand_bytes", ERRORS),
