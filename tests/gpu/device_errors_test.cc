@@ -2,8 +2,6 @@
 // says where and why.
 #include "trainer/kernels/device_errors.h"
 
-#include <unistd.h>
-
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -47,17 +45,8 @@ static_assert(kProductsBytes == cuda::Matmul::kWorkspaceBytes);
 
 constexpr char kBeforeTheFirstStep[] = "product ceiling";  // of the last line before it
 
-class DeviceErrorsTest : public ::testing::Test {
+class DeviceErrorsTest : public testing::CorpusTest {
  protected:
-  static void SetUpTestSuite() {
-    root_ = std::filesystem::path(::testing::TempDir()) /
-            ("deepnet_device_errors_" + std::to_string(getpid()));
-    std::filesystem::create_directories(root_);
-    const absl::Status made = testing::MakeCorpus(root_, "corpus", {"de", "fr"}, 300);
-    ASSERT_TRUE(made.ok()) << made;
-  }
-  static void TearDownTestSuite() { std::filesystem::remove_all(root_); }
-
   void SetUp() override {
     emulated_gpu::Restart(emulated_gpu::SettingsOfEnvironment());
     std::filesystem::remove_all(root_ / "run");
@@ -97,8 +86,6 @@ class DeviceErrorsTest : public ::testing::Test {
       return deepnet::Train(run, {.root = root_.string(), .world = world.get()}, logger);
     });
   }
-
-  static inline std::filesystem::path root_;
 };
 
 TEST_F(DeviceErrorsTest, MemoryThatOneDeviceLacksEndsAllRanksBeforeTheFirstStep) {

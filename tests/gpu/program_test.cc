@@ -2,7 +2,6 @@
 // emulated GPU: it trains, validates, saves, resumes, and ends as it does on CPUs when it is
 // asked to, when a rank is killed and when one stands still.
 #include <signal.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -59,13 +58,10 @@ struct Layout {
   std::string schedule = "";  // empty: the planner's choice
 };
 
-class GpuProgramTest : public ::testing::Test {
+class GpuProgramTest : public testing::CorpusTest {
  protected:
   static void SetUpTestSuite() {
-    root_ = fs::path(::testing::TempDir()) / absl::StrCat("deepnet_gpu_program_", getpid());
-    fs::create_directories(root_);
-    const absl::Status made = testing::MakeCorpus(root_, "corpus", {"de", "fr"}, 300);
-    ASSERT_TRUE(made.ok()) << made;
+    CorpusTest::SetUpTestSuite();
     std::ofstream(root_ / "run.textproto") << kRun;
     std::ofstream(root_ / "rank.sh")
         << "echo process $$\n[ \"$OMPI_COMM_WORLD_RANK\" = 1 ] && "
@@ -73,7 +69,6 @@ class GpuProgramTest : public ::testing::Test {
     whole_ = Train("whole", kSteps, {});
     ASSERT_NE(WeightsLine(whole_), "none") << whole_;
   }
-  static void TearDownTestSuite() { fs::remove_all(root_); }
 
   static std::string Command(const std::string& folder, int steps, const Layout& layout,
                              const std::string& more = "") {
@@ -110,7 +105,6 @@ class GpuProgramTest : public ::testing::Test {
     EXPECT_EQ(WeightsLine(Train(folder, kSteps, layout)), WeightsLine(whole_));
   }
 
-  static inline fs::path root_;
   static inline std::string whole_;  // what the run on one rank printed
 };
 

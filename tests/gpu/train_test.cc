@@ -1,7 +1,5 @@
 // Whole training runs on the emulated GPU, ranks being threads: every layout gives the same bits,
 // and the losses of a CPU within rounding.
-#include <unistd.h>
-
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -60,17 +58,8 @@ class WatchedCommunicator final : public ForwardingCommunicator {
   std::vector<int64_t>* const sums_;
 };
 
-class GpuTrainTest : public ::testing::Test {
+class GpuTrainTest : public testing::CorpusTest {
  protected:
-  static void SetUpTestSuite() {
-    root_ = std::filesystem::path(::testing::TempDir()) /
-            ("deepnet_gpu_train_" + std::to_string(getpid()));
-    std::filesystem::create_directories(root_);
-    const absl::Status made = testing::MakeCorpus(root_, "corpus", {"de", "fr"}, 300);
-    ASSERT_TRUE(made.ok()) << made;
-  }
-  static void TearDownTestSuite() { std::filesystem::remove_all(root_); }
-
   static RunSpec Run(const std::string& folder, const Degrees& degrees, const std::string& device,
                      DataType dtype) {
     RunSpec run;
@@ -130,8 +119,6 @@ class GpuTrainTest : public ::testing::Test {
   static std::vector<testing::StepFigures> Steps(const std::string& folder) {
     return testing::ReadSteps(root_ / folder / "metrics.jsonl");
   }
-
-  static inline std::filesystem::path root_;
 };
 
 TEST_F(GpuTrainTest, LossesAreTheCpusWithinRounding) {

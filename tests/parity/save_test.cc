@@ -55,18 +55,13 @@ struct Outcome {
   std::string Weights() const { return WeightsLine(log); }
 };
 
-class SaveTest : public ::testing::Test {
+class SaveTest : public testing::CorpusTest {
  protected:
   static void SetUpTestSuite() {
-    root_ =
-        std::filesystem::path(::testing::TempDir()) / ("deepnet_save_" + std::to_string(getpid()));
-    std::filesystem::create_directories(root_);
-    const absl::Status made = MakeCorpus(root_, "corpus", {"de", "fr"}, 300);
-    ASSERT_TRUE(made.ok()) << made;
+    CorpusTest::SetUpTestSuite();
     undisturbed_ = Start(Run("undisturbed")).Weights();
     ASSERT_NE(undisturbed_, "none");
   }
-  static void TearDownTestSuite() { std::filesystem::remove_all(root_); }
 
   static RunSpec Run(const std::string& folder) {
     RunSpec run;
@@ -117,7 +112,6 @@ class SaveTest : public ::testing::Test {
     EXPECT_EQ(next.Weights(), undisturbed_);
   }
 
-  static inline std::filesystem::path root_;
   static inline std::string undisturbed_;
 };
 

@@ -1,8 +1,6 @@
 // Whole training runs that change their layout on the way: ranks are threads, everything else is
 // what `deepnet train` does. "Same" is every bit of the losses and norms in metrics.jsonl and of
 // the weights that `train` prints the hash of.
-#include <unistd.h>
-
 #include <deque>
 #include <filesystem>
 #include <map>
@@ -30,17 +28,8 @@ struct Degrees {
   std::string schedule = "";  // empty: the planner's choice
 };
 
-class SpreadTrainTest : public ::testing::Test {
+class SpreadTrainTest : public testing::CorpusTest {
  protected:
-  static void SetUpTestSuite() {
-    root_ = std::filesystem::path(::testing::TempDir()) /
-            ("deepnet_spread_train_" + std::to_string(getpid()));
-    std::filesystem::create_directories(root_);
-    const absl::Status made = testing::MakeCorpus(root_, "corpus", {"de", "fr"}, 300);
-    ASSERT_TRUE(made.ok()) << made;
-  }
-  static void TearDownTestSuite() { std::filesystem::remove_all(root_); }
-
   static RunSpec Run(const std::string& folder, int64_t steps, const Degrees& degrees) {
     RunSpec run;
     EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(
@@ -99,8 +88,6 @@ class SpreadTrainTest : public ::testing::Test {
     EXPECT_TRUE(ReadTensors(*fs, (*found)->folder, (*found)->manifest, views).ok());
     return tensors;
   }
-
-  static inline std::filesystem::path root_;
 };
 
 TEST_F(SpreadTrainTest, ACheckpointOfAnyLayoutIsContinuedByAnyOtherBitForBit) {

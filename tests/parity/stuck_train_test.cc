@@ -4,8 +4,6 @@
 //
 // Environment: DEEPNET_FAULT_STRIDE, at every how manieth call a rank stands still in turn (default
 // 21).
-#include <unistd.h>
-
 #include <atomic>
 #include <cstdlib>
 #include <filesystem>
@@ -77,17 +75,8 @@ void WaitForTheEnd(Communicator& world) {
   if (never.ok()) (*never)->Wait().IgnoreError();
 }
 
-class StuckTrainTest : public ::testing::Test {
+class StuckTrainTest : public testing::CorpusTest {
  protected:
-  static void SetUpTestSuite() {
-    root_ = std::filesystem::path(::testing::TempDir()) /
-            ("deepnet_stuck_train_" + std::to_string(getpid()));
-    std::filesystem::create_directories(root_);
-    const absl::Status made = testing::MakeCorpus(root_, "corpus", {"de", "fr"}, 300);
-    ASSERT_TRUE(made.ok()) << made;
-  }
-  static void TearDownTestSuite() { std::filesystem::remove_all(root_); }
-
   // Saves after the second step and at the end, validates in between.
   static RunSpec Run(const std::string& folder, const Layout& layout, double limit_seconds) {
     RunSpec run;
@@ -208,7 +197,6 @@ class StuckTrainTest : public ::testing::Test {
         << "call " << call << ": " << outcome.TextWithout(stuck);
   }
 
-  static inline std::filesystem::path root_;
   static inline std::atomic<int> num_runs_{0};
 };
 

@@ -1,9 +1,12 @@
 #include "tests/parity/training_runs.h"
 
+#include <unistd.h>
+
 #include <fstream>
 #include <string_view>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include <google/protobuf/util/json_util.h>
 
 #include "launch/defaults.h"
@@ -23,6 +26,13 @@ absl::Status MakeCorpus(const std::filesystem::path& root, const std::string& fo
   run.mutable_prepare()->mutable_tokenizer()->set_vocab_size(pieces);
   return Prepare(WithDefaults(run).prepare(), folder, root.string(), [](std::string_view) {})
       .status();
+}
+
+void CorpusTest::SetUpTestSuite() {
+  root_ = std::filesystem::path(::testing::TempDir()) / absl::StrCat("deepnet_test_", getpid());
+  std::filesystem::create_directories(root_);
+  const absl::Status made = MakeCorpus(root_, "corpus", {"de", "fr"}, 300);
+  ASSERT_TRUE(made.ok()) << made;
 }
 
 ActingBuffer::ActingBuffer(std::string text, std::function<void()> action)

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include <gtest/gtest.h>
 
 namespace deepnet::testing {
 
@@ -22,6 +23,16 @@ inline constexpr char kAllLanguages[] = "launch/corpora/udhr.tsv";
 absl::Status MakeCorpus(const std::filesystem::path& root, const std::string& folder,
                         const std::vector<std::string>& languages, int pieces,
                         const std::string& table = kFewSentences);
+
+// A suite whose tests train on one corpus of two languages, which is made once, as "corpus" in a
+// folder of this process.
+class CorpusTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite();
+  static void TearDownTestSuite() { std::filesystem::remove_all(root_); }
+
+  static inline std::filesystem::path root_;
+};
 
 // Calls `action` once, as soon as `text` has been written, in the writer's thread.
 class ActingBuffer : public std::stringbuf {

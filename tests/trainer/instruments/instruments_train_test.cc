@@ -1,8 +1,6 @@
 // Instruments in whole training runs, ranks being threads: a run with them has the weights of a run
 // without, to the bit, on any layout; and their records are the same on any layout, also when the
 // run goes on with another one.
-#include <unistd.h>
-
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -33,17 +31,8 @@ struct Degrees {
   std::string schedule = "";  // empty: the planner's choice
 };
 
-class InstrumentsTrainTest : public ::testing::Test {
+class InstrumentsTrainTest : public testing::CorpusTest {
  protected:
-  static void SetUpTestSuite() {
-    root_ = std::filesystem::path(::testing::TempDir()) /
-            ("deepnet_instruments_" + std::to_string(getpid()));
-    std::filesystem::create_directories(root_);
-    const absl::Status made = testing::MakeCorpus(root_, "corpus", {"de", "fr"}, 300);
-    ASSERT_TRUE(made.ok()) << made;
-  }
-  static void TearDownTestSuite() { std::filesystem::remove_all(root_); }
-
   static RunSpec Run(const std::string& folder, const Degrees& degrees,
                      const std::string& instruments) {
     RunSpec run;
@@ -89,8 +78,6 @@ class InstrumentsTrainTest : public ::testing::Test {
     }
     return records;
   }
-
-  static inline std::filesystem::path root_;
 };
 
 TEST_F(InstrumentsTrainTest, TheyDoNotChangeABitAndSayTheSameOnAnyLayout) {
