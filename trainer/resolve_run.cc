@@ -29,7 +29,7 @@
 #include "trainer/model/architecture.h"
 #include "trainer/model/describe.h"
 #include "trainer/model_loader.h"
-#include "trainer/schedule_file.h"
+#include "trainer/named_files.h"
 #include "trainer/tensor_memory.h"
 
 namespace deepnet {
@@ -61,8 +61,7 @@ class RunResolver {
   }
 
   absl::StatusOr<ResolvedRun> Resolve() && {
-    RETURN_IF_ERROR(
-        AgreeOnStatus(world_, ReadScheduleFile(options_.root, resolved_.run.mutable_parallel())));
+    RETURN_IF_ERROR(AgreeOnStatus(world_, ReadNamedFiles(options_.root, &resolved_.run)));
     RETURN_IF_ERROR(CheckSameProgram());
     RETURN_IF_ERROR(AgreeOnStatus(world_, OpenCorpus()));
     const std::vector<Fact> facts = {{"corpus", resolved_.corpus->content_hash()},

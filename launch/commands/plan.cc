@@ -12,12 +12,13 @@
 #include "launch/validate.h"
 #include "parallel/base/host.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/plan/device_model.h"
 #include "parallel/plan/plan_accessors.h"
 #include "parallel/plan/planner.h"
 #include "parallel/plan/planner_text.h"
 #include "parallel/plan/schedule_text.h"
 #include "trainer/model/describe.h"
-#include "trainer/schedule_file.h"
+#include "trainer/named_files.h"
 
 namespace deepnet {
 namespace {
@@ -25,11 +26,17 @@ namespace {
 constexpr int kGridColumns = 110;
 constexpr int kMaxGridRanks = 32;
 
-// `cluster`, whose ranks share this host's memory where it says nothing else. GPUs may be anywhere,
-// and have no limit then.
+// `cluster`, whose ranks share this host's memory where it says nothing else. GPUs may be anywhere:
+// they have what their model has, or no limit where none is named.
 ClusterSpec WithMemory(ClusterSpec cluster, const ComputeSpec& compute, std::ostream& err) {
   if (cluster.device_memory_gib() > 0) return cluster;
   if (compute.device() != "cpu") {
+    if (const auto device = FindDeviceModel(cluster.device_model()); device.ok()) {
+      cluster.set_device_memory_gib(device->memory_gib());
+      err << absl::StrFormat("cluster.device_memory_gib is not set: taking %.1f, of %s\n",
+                             device->memory_gib(), device->name());
+      return cluster;
+    }
     err << "cluster.device_memory_gib is not set: planning for GPUs without a limit\n";
     return cluster;
   }
@@ -104,11 +111,17 @@ absl::Status CheckFlags(const ParsedFlags& flags) {
   return absl::OkStatus();
 }
 
+// Names the device that seconds and limits of memory are taken from where the user names none.
+void SayAssumedDevice(const RunSpec& run, std::ostream& err) {
+  if (run.compute().device() == "cpu" || !run.cluster().device_model().empty()) return;
+  err << "cluster.device_model is not set: taking the speeds of " << kDefaultDeviceModel << "\n";
+}
+
 // A plan that does not fit is an error, but what it would look like is printed all the same.
 absl::Status RunPlan(const CommandLine& line) {
   RETURN_IF_ERROR(CheckFlags(line.flags));
   ASSIGN_OR_RETURN(RunSpec run, LoadRunSpec(line));
-  RETURN_IF_ERROR(ReadScheduleFile(RootFolder(line), run.mutable_parallel()));
+  RETURN_IF_ERROR(ReadNamedFiles(RootFolder(line), &run));
   const Inventory inventory = Describe(run.model(), run.data().microbatch());
   if (line.flags.Switch("compare")) {
     ASSIGN_OR_RETURN(const std::string text,
@@ -117,6 +130,7 @@ absl::Status RunPlan(const CommandLine& line) {
     line.out << text;
     return absl::OkStatus();
   }
+  SayAssumedDevice(run, line.err);
   *run.mutable_cluster() = WithMemory(run.cluster(), run.compute(), line.err);
   const absl::StatusOr<Plan> plan = MakePlan(inventory, run.data(), run.optim(), run.compute(),
                                              run.cluster(), run.parallel(), run.instruments());

@@ -26,7 +26,7 @@
 #include "parallel/plan/planner_text.h"
 #include "trainer/data/corpus_batch_source.h"
 #include "trainer/model/describe.h"
-#include "trainer/schedule_file.h"
+#include "trainer/named_files.h"
 
 namespace deepnet {
 namespace {
@@ -324,7 +324,7 @@ absl::StatusOr<Prepared> Prepare(const CommandLine& line) {
   if (line.flags.Given("schedule")) {
     made.run.mutable_parallel()->set_schedule(line.flags.Text("schedule"));
   }
-  RETURN_IF_ERROR(ReadScheduleFile(RootFolder(line), made.run.mutable_parallel()));
+  RETURN_IF_ERROR(ReadNamedFiles(RootFolder(line), &made.run));
   const Inventory inventory = Describe(made.run.model(), made.run.data().microbatch());
   if (line.flags.Switch("compare")) {
     ASSIGN_OR_RETURN(made.cases, ComparedCases(made.run, inventory));

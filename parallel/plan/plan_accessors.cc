@@ -1,8 +1,11 @@
 #include "parallel/plan/plan_accessors.h"
 
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "parallel/base/check.h"
+#include "parallel/plan/device_model.h"
 #include "parallel/plan/memory.h"
 #include "parallel/plan/planner.h"
 #include "parallel/plan/shard.h"
@@ -11,26 +14,52 @@ namespace deepnet {
 namespace {
 
 constexpr double kLatencySeconds = 2e-5;
+// The update of a weight on a GPU moves so many bytes: Adam reads four and writes three float32
+// numbers, the norm reads the gradient, which is then filled with zeros, and the operand's copy is
+// made.
+constexpr double kUpdateBytes = 7 * 4 + 4 + 4 + 6;
+constexpr double kPeakShare = 0.4;  // that products reach where nobody has said more of a model
 
 // Fields of a spec that are not above 0 are left to the program.
 double Or(double stated, double otherwise) { return stated > 0 ? stated : otherwise; }
 
-Link MakeLink(const LinkSpec& spec, double bytes_per_second) {
-  return {.latency_seconds = Or(spec.latency_seconds(), kLatencySeconds),
+Link MakeLink(const LinkSpec& spec, double latency_seconds, double bytes_per_second) {
+  return {.latency_seconds = Or(spec.latency_seconds(), latency_seconds),
           .bytes_per_second = Or(spec.bytes_per_second(), bytes_per_second)};
+}
+
+Speeds CpuSpeeds(const ClusterSpec& cluster) {
+  return {.device = std::nullopt,
+          .flops_per_second = Or(cluster.flops_per_second(), 1e11),
+          .optimizer_params_per_second = Or(cluster.optimizer_params_per_second(), 2.5e8),
+          .network = {.inside_node = MakeLink(cluster.inside_node(), kLatencySeconds, 4e9),
+                      .between_nodes = MakeLink(cluster.between_nodes(), kLatencySeconds, 1.25e9)}};
+}
+
+Link MakeLink(const LinkSpec& spec, const LinkSpec& of_device) {
+  return MakeLink(spec, of_device.latency_seconds(), of_device.bytes_per_second());
+}
+
+Speeds GpuSpeeds(const ClusterSpec& cluster, DataType dtype) {
+  const std::string& name = cluster.device_model();
+  absl::StatusOr<DeviceModel> device = FindDeviceModel(name.empty() ? kDefaultDeviceModel : name);
+  if (!device.ok()) device = FindDeviceModel(kDefaultDeviceModel);
+  const double bytes_per_second = device->memory_bytes_per_second() * device->memory_share();
+  Speeds speeds{
+      .flops_per_second = Or(cluster.flops_per_second(), kPeakShare * PeakFlops(*device, dtype)),
+      .optimizer_params_per_second =
+          Or(cluster.optimizer_params_per_second(), bytes_per_second / kUpdateBytes),
+      .network = {.inside_node = MakeLink(cluster.inside_node(), device->inside_node()),
+                  .between_nodes = MakeLink(cluster.between_nodes(), device->between_nodes())}};
+  speeds.device = *std::move(device);
+  return speeds;
 }
 
 }  // namespace
 
 Speeds MakeSpeeds(const ClusterSpec& cluster, const ComputeSpec& compute) {
   const bool on_cpu = compute.device().empty() || compute.device() == "cpu";
-  const double gpu_flops = compute.dtype() == FLOAT32 ? 3e13 : 3e14;
-  Speeds speeds{
-      .flops_per_second = Or(cluster.flops_per_second(), on_cpu ? 1e11 : gpu_flops),
-      .optimizer_params_per_second =
-          Or(cluster.optimizer_params_per_second(), on_cpu ? 2.5e8 : 2e10),
-      .network = {.inside_node = MakeLink(cluster.inside_node(), on_cpu ? 4e9 : 3e11),
-                  .between_nodes = MakeLink(cluster.between_nodes(), on_cpu ? 1.25e9 : 2.5e10)}};
+  Speeds speeds = on_cpu ? CpuSpeeds(cluster) : GpuSpeeds(cluster, compute.dtype());
   if (cluster.devices_per_node() > 0) speeds.network.ranks_per_node = cluster.devices_per_node();
   return speeds;
 }

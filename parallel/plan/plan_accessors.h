@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "parallel/plan/inventory.h"
@@ -15,12 +16,14 @@
 namespace deepnet {
 
 struct Speeds {
+  std::optional<DeviceModel> device;           // a GPU; absent on a CPU
   double flops_per_second = 1e11;              // in matrix products
   double optimizer_params_per_second = 2.5e8;  // weights that the optimizer updates
   Network network;
 };
 
-// `cluster` with the defaults that ClusterSpec states filled in for `compute`.
+// `cluster` with the defaults that ClusterSpec states filled in for `compute`. A device_model that
+// FindDeviceModel refuses counts as the default one: planners have refused it before.
 Speeds MakeSpeeds(const ClusterSpec& cluster, const ComputeSpec& compute);
 
 // The seconds that a step needs on one rank besides its pipeline and its update.

@@ -10,6 +10,7 @@
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/base/units.h"
+#include "parallel/plan/device_model.h"
 #include "parallel/plan/schedule_generators.h"
 #include "parallel/plan/schedule_text.h"
 #include "parallel/plan/shard.h"
@@ -83,6 +84,9 @@ absl::StatusOr<Request> MakeRequest(const Inventory& inventory, const DataSpec& 
                                     const ClusterSpec& cluster, const ParallelSpec& parallel,
                                     const InstrumentsSpec& instruments) {
   RETURN_IF_ERROR(CheckNumbers(parallel, cluster));
+  if (const std::string& device = cluster.device_model(); !device.empty()) {
+    RETURN_IF_ERROR(FindDeviceModel(device).status());
+  }
   Request request{.inventory = &inventory,
                   .rules = MakeMemoryRules(compute, parallel, instruments),
                   .speeds = MakeSpeeds(cluster, compute),

@@ -1,0 +1,148 @@
+#include "parallel/plan/device_model.h"
+
+#include <initializer_list>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "google/protobuf/text_format.h"
+
+#include "parallel/base/check.h"
+#include "parallel/base/exit_code.h"
+#include "parallel/base/status_macros.h"
+
+namespace deepnet {
+namespace {
+
+// Links as their makers state them, of one direction; kLinkShare of that is what messages reach.
+// GiB are those that drivers report. docs/design/roofline.md has the sources.
+constexpr char kModels[] = R"(
+  name: "A100" memory_gib: 79.3
+  flops_16bit: 312e12 flops_32bit: 19.5e12 product_share: 0.87
+  memory_bytes_per_second: 2.039e12 multiprocessors: 108
+  inside_node { bytes_per_second: 300e9 } between_nodes { bytes_per_second: 25e9 }
+|
+  name: "A100-40GB" memory_gib: 39.6
+  flops_16bit: 312e12 flops_32bit: 19.5e12 product_share: 0.87
+  memory_bytes_per_second: 1.555e12 multiprocessors: 108
+  inside_node { bytes_per_second: 300e9 } between_nodes { bytes_per_second: 25e9 }
+|
+  name: "H100" memory_gib: 79.6
+  flops_16bit: 989.4e12 flops_32bit: 66.9e12 product_share: 0.80
+  memory_bytes_per_second: 3.35e12 multiprocessors: 132
+  inside_node { bytes_per_second: 450e9 } between_nodes { bytes_per_second: 50e9 }
+|
+  name: "H100-PCIe" memory_gib: 79.6
+  flops_16bit: 756e12 flops_32bit: 51.2e12 product_share: 0.70
+  memory_bytes_per_second: 2.0e12 multiprocessors: 114
+  inside_node { bytes_per_second: 64e9 } between_nodes { bytes_per_second: 25e9 }
+|
+  name: "H200" memory_gib: 140.4
+  flops_16bit: 989.4e12 flops_32bit: 66.9e12 product_share: 0.80
+  memory_bytes_per_second: 4.8e12 multiprocessors: 132
+  inside_node { bytes_per_second: 450e9 } between_nodes { bytes_per_second: 50e9 }
+|
+  name: "B200" memory_gib: 179.0
+  flops_16bit: 2250e12 flops_32bit: 75e12 product_share: 0.78
+  memory_bytes_per_second: 8.0e12 multiprocessors: 148
+  inside_node { bytes_per_second: 900e9 } between_nodes { bytes_per_second: 50e9 }
+)";
+
+// These do not differ enough between models to be stated for each.
+constexpr double kMemoryShare = 0.9;
+constexpr double kLinkShare = 0.8;
+constexpr double kLaunchSeconds = 5e-6;
+constexpr double kKernelSeconds = 2e-6;
+constexpr double kInsideLatency = 1e-5;
+constexpr double kBetweenLatency = 2e-5;
+
+void Complete(DeviceModel& device) {
+  device.set_memory_share(kMemoryShare);
+  device.set_launch_seconds(kLaunchSeconds);
+  device.set_kernel_seconds(kKernelSeconds);
+  LinkSpec& inside = *device.mutable_inside_node();
+  inside.set_bytes_per_second(inside.bytes_per_second() * kLinkShare);
+  inside.set_latency_seconds(kInsideLatency);
+  LinkSpec& between = *device.mutable_between_nodes();
+  between.set_bytes_per_second(between.bytes_per_second() * kLinkShare);
+  between.set_latency_seconds(kBetweenLatency);
+}
+
+std::vector<DeviceModel> MakeModels() {
+  std::vector<DeviceModel> models;
+  for (const absl::string_view text : absl::StrSplit(kModels, '|')) {
+    DeviceModel device;
+    DEEPNET_CHECK(google::protobuf::TextFormat::ParseFromString(std::string(text), &device));
+    Complete(device);
+    models.push_back(std::move(device));
+  }
+  return models;
+}
+
+const std::vector<DeviceModel>& Models() {
+  static const auto* const models = new std::vector<DeviceModel>(MakeModels());
+  return *models;
+}
+
+absl::Status BadModel(const std::string& what) {
+  return WithExitCode(absl::InvalidArgumentError(absl::StrCat("cluster.device_model: ", what)),
+                      ExitCode::kBadConfig);
+}
+
+// Everything of a device that a user writes must be there: a speed of 0 would be a silent mistake.
+absl::StatusOr<DeviceModel> ParseModel(const std::string& text) {
+  DeviceModel device;
+  if (!google::protobuf::TextFormat::ParseFromString(text, &device)) {
+    return BadModel("the file is no text of a DeviceModel (proto/plan.proto)");
+  }
+  for (const auto& [value, field] : std::initializer_list<std::pair<double, const char*>>{
+           {device.memory_gib(), "memory_gib"},
+           {device.flops_16bit(), "flops_16bit"},
+           {device.flops_32bit(), "flops_32bit"},
+           {device.product_share(), "product_share"},
+           {device.memory_bytes_per_second(), "memory_bytes_per_second"},
+           {device.memory_share(), "memory_share"},
+           {device.multiprocessors(), "multiprocessors"},
+           {device.launch_seconds(), "launch_seconds"},
+           {device.kernel_seconds(), "kernel_seconds"},
+           {device.inside_node().bytes_per_second(), "inside_node.bytes_per_second"},
+           {device.between_nodes().bytes_per_second(), "between_nodes.bytes_per_second"}}) {
+    if (!(value > 0)) return BadModel(absl::StrCat("the file's ", field, " must be above 0"));
+  }
+  if (device.product_share() > 1 || device.memory_share() > 1) {
+    return BadModel("the file's product_share and memory_share must be at most 1");
+  }
+  return device;
+}
+
+}  // namespace
+
+std::string UnknownDeviceModel(const std::string& name) {
+  const auto add = [](std::string* out, const DeviceModel& model) { out->append(model.name()); };
+  return absl::StrCat("'", name, "' is none of ", absl::StrJoin(Models(), ", ", add));
+}
+
+absl::StatusOr<DeviceModel> FindDeviceModel(const std::string& name) {
+  if (name.find(':') != std::string::npos) return ParseModel(name);
+  for (const DeviceModel& model : Models()) {
+    if (absl::EqualsIgnoreCase(model.name(), name)) return model;
+  }
+  return BadModel(UnknownDeviceModel(name));
+}
+
+std::string DeviceModelOfGpu(const std::string& device) {
+  const auto has = [&](const char* part) { return absl::StrContains(device, part); };
+  if (has("A100")) return has("40GB") ? "A100-40GB" : "A100";
+  if (has("H100")) return has("PCIe") ? "H100-PCIe" : "H100";
+  if (has("H200")) return "H200";
+  return has("B200") && !has("GB200") ? "B200" : "";
+}
+
+double PeakFlops(const DeviceModel& device, DataType operands) {
+  return operands == FLOAT32 ? device.flops_32bit() : device.flops_16bit();
+}
+
+}  // namespace deepnet

@@ -1,0 +1,32 @@
+// Devices by name, for plans and utilisation: peaks, bandwidths, what a launch costs. Every figure
+// has its source in docs/design/roofline.md. Results never depend on any of it.
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+
+#include "proto/plan.pb.h"
+
+namespace deepnet {
+
+// The model that a GPU is taken for where cluster.device_model says nothing.
+inline constexpr char kDefaultDeviceModel[] = "H100";
+
+// Returns the model called `name` (capitals do not matter), or the one that `name` holds as text,
+// which is recognised by its ':'. InvalidArgument (ExitCode::kBadConfig) naming the field and, of a
+// text, what is missing in it.
+absl::StatusOr<DeviceModel> FindDeviceModel(const std::string& name);
+
+// Returns the name of the model of a GPU that CUDA calls `device`, "NVIDIA H100 80GB HBM3"; "" if
+// the table does not have it.
+std::string DeviceModelOfGpu(const std::string& device);
+
+// "'X' is none of A100, ...".
+std::string UnknownDeviceModel(const std::string& name);
+
+// Operations a second, at most, in products of operands of that type: what utilisation (MFU) is
+// over. FLOAT32 means float32 products; everything else 16 bits.
+double PeakFlops(const DeviceModel& device, DataType operands);
+
+}  // namespace deepnet

@@ -1,0 +1,90 @@
+#include "parallel/plan/device_model.h"
+
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "parallel/base/exit_code.h"
+#include "parallel/plan/plan_accessors.h"
+
+namespace deepnet {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr char kOwn[] = R"(
+  name: "own" memory_gib: 16 flops_16bit: 100e12 flops_32bit: 10e12 product_share: 0.5
+  memory_bytes_per_second: 1e12 memory_share: 0.8 multiprocessors: 64
+  launch_seconds: 4e-6 kernel_seconds: 1e-6
+  inside_node { bytes_per_second: 5e10 latency_seconds: 1e-6 }
+  between_nodes { bytes_per_second: 1e10 latency_seconds: 2e-6 })";
+
+ComputeSpec OnGpu(DataType dtype) {
+  ComputeSpec compute;
+  compute.set_device("cuda");
+  compute.set_dtype(dtype);
+  return compute;
+}
+
+TEST(DeviceModel, AreFoundByNameWhateverTheCapitals) {
+  for (const char* name : {"A100", "A100-40GB", "H100", "H100-PCIe", "H200", "B200", "h100"}) {
+    const auto device = FindDeviceModel(name);
+    ASSERT_TRUE(device.ok()) << device.status();
+    EXPECT_GT(device->flops_16bit(), 3 * device->flops_32bit()) << name;
+    EXPECT_GT(device->inside_node().bytes_per_second(), device->between_nodes().bytes_per_second());
+    EXPECT_GT(device->memory_bytes_per_second(), 1e12) << name;
+  }
+  const DeviceModel h100 = *FindDeviceModel(kDefaultDeviceModel);
+  EXPECT_EQ(PeakFlops(h100, BFLOAT16), 989.4e12);
+  EXPECT_EQ(PeakFlops(h100, FLOAT16), 989.4e12);
+  EXPECT_EQ(PeakFlops(h100, FLOAT32), 66.9e12);
+}
+
+TEST(DeviceModel, OfAUserMustBeWhole) {
+  const auto own = FindDeviceModel(kOwn);
+  ASSERT_TRUE(own.ok()) << own.status();
+  EXPECT_EQ(own->multiprocessors(), 64);
+  std::string text = kOwn;
+  text.replace(text.find("multiprocessors: 64"), 19, "");
+  const absl::Status lacking = FindDeviceModel(text).status();
+  EXPECT_EQ(GetExitCode(lacking), ExitCode::kBadConfig);
+  EXPECT_THAT(std::string(lacking.message()), HasSubstr("multiprocessors must be above 0"));
+  EXPECT_THAT(std::string(FindDeviceModel("name: ").status().message()),
+              HasSubstr("no text of a DeviceModel"));
+  EXPECT_THAT(std::string(FindDeviceModel("V99").status().message()),
+              HasSubstr("cluster.device_model: 'V99' is none of A100, A100-40GB, H100"));
+}
+
+TEST(DeviceModel, IsKnownByWhatCudaCallsTheGpu) {
+  EXPECT_EQ(DeviceModelOfGpu("NVIDIA H100 80GB HBM3"), "H100");
+  EXPECT_EQ(DeviceModelOfGpu("NVIDIA H100 PCIe"), "H100-PCIe");
+  EXPECT_EQ(DeviceModelOfGpu("NVIDIA H200"), "H200");
+  EXPECT_EQ(DeviceModelOfGpu("NVIDIA B200"), "B200");
+  EXPECT_EQ(DeviceModelOfGpu("NVIDIA A100-SXM4-40GB"), "A100-40GB");
+  EXPECT_EQ(DeviceModelOfGpu("NVIDIA A100-SXM4-80GB"), "A100");
+  EXPECT_EQ(DeviceModelOfGpu("Tesla V100-SXM2-16GB"), "");
+}
+
+TEST(DeviceModel, GivesSpeedsWhereTheClusterDoesNot) {
+  ClusterSpec cluster;
+  cluster.set_device_model(kOwn);
+  Speeds speeds = MakeSpeeds(cluster, OnGpu(BFLOAT16));
+  ASSERT_TRUE(speeds.device.has_value());
+  EXPECT_EQ(speeds.device->name(), "own");
+  EXPECT_EQ(speeds.network.inside_node.bytes_per_second, 5e10);
+  EXPECT_EQ(speeds.network.between_nodes.latency_seconds, 2e-6);
+  EXPECT_LT(speeds.flops_per_second, 100e12);
+  EXPECT_GT(speeds.flops_per_second, MakeSpeeds(cluster, OnGpu(FLOAT32)).flops_per_second);
+  cluster.mutable_inside_node()->set_bytes_per_second(7e9);
+  cluster.set_optimizer_params_per_second(3e9);
+  speeds = MakeSpeeds(cluster, OnGpu(BFLOAT16));
+  EXPECT_EQ(speeds.network.inside_node.bytes_per_second, 7e9);
+  EXPECT_EQ(speeds.optimizer_params_per_second, 3e9);
+  const Speeds of_cpu = MakeSpeeds(cluster, ComputeSpec());
+  EXPECT_FALSE(of_cpu.device.has_value());
+  EXPECT_EQ(of_cpu.network.between_nodes.bytes_per_second, 1.25e9);
+}
+
+}  // namespace
+}  // namespace deepnet

@@ -1,0 +1,52 @@
+#include "trainer/named_files.h"
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "absl/strings/str_cat.h"
+
+#include "parallel/base/exit_code.h"
+#include "parallel/base/status_macros.h"
+#include "parallel/plan/device_model.h"
+#include "parallel/plan/schedule_generators.h"
+
+namespace deepnet {
+namespace {
+
+bool IsText(const std::string& value) { return value.find(':') != std::string::npos; }
+
+// The text of the file; `unknown` says why `name` is nothing else.
+absl::StatusOr<std::string> ReadFile(const std::string& root, const std::string& name,
+                                     const std::string& unknown) {
+  const std::filesystem::path path = std::filesystem::path(root) / name;
+  std::ostringstream text;
+  if (std::filesystem::is_regular_file(path)) {
+    std::ifstream file(path);
+    text << file.rdbuf();
+    if (file && !text.str().empty()) return text.str();
+  }
+  return WithExitCode(
+      absl::InvalidArgumentError(absl::StrCat(unknown, ", or a file, but ", path.string(),
+                                              " is not one that can be read")),
+      ExitCode::kBadConfig);
+}
+
+}  // namespace
+
+absl::Status ReadNamedFiles(const std::string& root, RunSpec* run) {
+  const std::string& schedule = run->parallel().schedule();
+  if (!schedule.empty() && !IsText(schedule) && FindScheduleKind(schedule) == nullptr) {
+    ASSIGN_OR_RETURN(*run->mutable_parallel()->mutable_schedule(),
+                     ReadFile(root, schedule, UnknownSchedule(schedule)));
+  }
+  const std::string& device = run->cluster().device_model();
+  if (!device.empty() && !IsText(device) && !FindDeviceModel(device).ok()) {
+    ASSIGN_OR_RETURN(
+        *run->mutable_cluster()->mutable_device_model(),
+        ReadFile(root, device, absl::StrCat("cluster.device_model: ", UnknownDeviceModel(device))));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace deepnet
