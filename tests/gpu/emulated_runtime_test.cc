@@ -88,6 +88,26 @@ void Store(cudaStream_t stream, int* to, int value, int milliseconds = 0,
   }));
 }
 
+// A kernel that adds what `by` is when it runs to what `to` is then.
+void AddTo(cudaStream_t stream, int* to, const int* by) {
+  int* const sum = static_cast<int*>(HostView(to));
+  const int* const addend = static_cast<const int*>(HostView(by));
+  Ok(Enqueue(stream, "AddTo", [=] { *sum += *addend; }));
+}
+
+// Returns what `work` asks of the stream as a graph that can be launched.
+template <typename Work>
+cudaGraphExec_t Captured(cudaStream_t stream, const Work& work) {
+  Ok(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  work();
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t exec = nullptr;
+  EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  EXPECT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+  EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+  return exec;
+}
+
 // ---- Streams and events
 
 TEST_F(EmulatedRuntime, WorkOfAStreamRunsInOrder) {
@@ -562,6 +582,106 @@ TEST_F(EmulatedRuntime, LaunchesCopiesAndAllocationsAreCounted) {
   EXPECT_EQ(ReadLaunches()["Other"], 1);
   Ok(cudaSetDevice(1));
   EXPECT_EQ(ReadCounters().launches, 0);
+}
+
+// ---- Graphs
+
+TEST_F(EmulatedRuntime, AGraphRunsWhatWasRecordedWithItsArgumentsAndReadsMemoryAsItIs) {
+  const cudaStream_t stream = NewStream();
+  int* const sum = OnDevice<int>(2);
+  int* const addend = sum + 1;
+  Ok(cudaMemsetAsync(sum, 0, 2 * sizeof(int), stream));
+  int argument = 5;
+  const cudaGraphExec_t graph = Captured(stream, [&] {
+    Store(stream, sum, argument);
+    AddTo(stream, sum, addend);
+  });
+  argument = 6;                          // too late: it was copied
+  EXPECT_THAT(ToHost(sum, 1), Each(0));  // nothing has run
+  for (const int now : {10, 20}) {
+    Store(stream, addend, now);
+    Ok(cudaGraphLaunch(graph, stream));
+    EXPECT_THAT(ToHost(sum, 1), Each(5 + now));
+  }
+  Ok(cudaGraphExecDestroy(graph));
+}
+
+TEST_F(EmulatedRuntime, AGraphIsOneLaunchInTheOrderOfItsStream) {
+  const cudaStream_t stream = NewStream();
+  int* const number = OnDevice<int>(1);
+  SetDelays(200, 3);
+  const cudaGraphExec_t graph = Captured(stream, [&] {
+    for (int i = 0; i < 3; ++i) AddTo(stream, number, number);
+    Ok(cudaMemsetAsync(number + 1, 0, 0, stream));
+  });
+  const Counters before = ReadCounters();
+  Store(stream, number, 1);
+  for (int i = 0; i < 2; ++i) Ok(cudaGraphLaunch(graph, stream));
+  Ok(cudaGraphExecDestroy(graph));  // what was launched goes on
+  EXPECT_THAT(ToHost(number, 1), Each(64));
+  const Counters after = ReadCounters();
+  EXPECT_EQ(after.launches - before.launches, 3);
+  EXPECT_EQ(after.replayed - before.replayed, 6);
+  EXPECT_EQ(ReadLaunches()["cudaGraphLaunch"], 2);
+}
+
+TEST_F(EmulatedRuntime, CallsThatACaptureDoesNotAllowAreRefusedAndEndIt) {
+  const cudaStream_t stream = NewStream(), other = NewStream();
+  int* const value = OnDevice<int>(1);
+  const auto refused = [&](auto call) {
+    Ok(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    EXPECT_EQ(call(), cudaErrorStreamCaptureUnsupported);
+    Store(stream, value, 1);
+    cudaGraph_t graph = nullptr;
+    EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaErrorStreamCaptureInvalidated);
+    EXPECT_EQ(graph, nullptr);
+    cudaGetLastError();
+  };
+  void* memory = nullptr;
+  const cudaEvent_t event = NewEvent();
+  refused([&] { return cudaMalloc(&memory, 8); });
+  refused([&] { return cudaMallocHost(&memory, 8); });
+  refused([&] { return cudaFree(value); });
+  refused([&] { return cudaStreamSynchronize(other); });
+  refused([&] { return cudaDeviceSynchronize(); });
+  refused([&] { return cudaEventRecord(event, stream); });
+  refused([&] { return cudaEventQuery(event); });
+  refused([&] { return cudaStreamWaitEvent(stream, event, 0); });
+  int host = 0;
+  refused([&] { return cudaMemcpy(&host, value, sizeof(int), cudaMemcpyDeviceToHost); });
+  Store(stream, value, 3);  // the stream is as before
+  EXPECT_THAT(ToHost(value, 1), Each(3));
+}
+
+TEST(EmulatedRuntimeDeathTest, WhatAGraphCannotHoldIsNamed) {
+  testing::GTEST_FLAG(death_test_style) = "threadsafe";
+  const auto capture = [](bool eager, auto work) {
+    Settings settings = Quick();
+    settings.eager_loading = eager;
+    Restart(settings);
+    const cudaStream_t stream = NewStream();
+    int* const value = OnDevice<int>(1);
+    Ok(cudaGraphLaunch(Captured(stream, [&] { work(stream, value); }), stream));
+  };
+  EXPECT_DEATH(capture(false, [](auto stream, int* value) { Store(stream, value, 1); }),
+               "Store would be loaded in the capture of device 0 stream 1");
+  EXPECT_DEATH(
+      capture(true,
+              [](auto stream, int* value) {
+                int host = 0;
+                Ok(cudaMemcpyAsync(value, &host, sizeof(int), cudaMemcpyHostToDevice, stream));
+              }),
+      "cudaMemcpyAsync of pageable memory in the capture");
+  EXPECT_DEATH(
+      {
+        Restart(Quick());
+        const cudaStream_t stream = NewStream();
+        int* const value = OnDevice<int>(1);
+        const cudaGraphExec_t graph = Captured(stream, [&] { Store(stream, value, 1); });
+        Ok(cudaFree(value));
+        cudaGraphLaunch(graph, stream);
+      },
+      "cudaGraphLaunch: Store uses block .*, which was freed since it was captured");
 }
 
 TEST_F(EmulatedRuntime, WorkIsLate) {

@@ -16,6 +16,10 @@
 //   - cudaMemcpy and cudaMemcpyAsync from pageable memory return once the bytes are staged, before
 //     they are on the device; cudaMemset does not wait either.
 //   - Memory is NaN (bytes 0xff) when it is allocated and after it is freed.
+//   - What a captured stream is asked for is recorded with its arguments and not run; a graph runs
+//     its records in order, as one launch. A call that waits, allocates, or has to do with events
+//     fails in a thread that captures, and ends its capture. Messages, copies of pageable memory, a
+//     kernel that is not loaded yet, a new tensor, and memory that was freed since end the process.
 //
 // Environment, read at the first call: CUDA_VISIBLE_DEVICES, CUDA_DEVICE_MAX_CONNECTIONS,
 // CUDA_MODULE_LOADING as CUDA has them, and
@@ -59,7 +63,8 @@ void* ArgumentView(const void* word);
 
 // Sums over the life of a device; those of the calling thread's current device are returned.
 struct Counters {
-  int64_t launches = 0;         // kernels, products and messages
+  int64_t launches = 0;         // kernels, products, messages and graphs
+  int64_t replayed = 0;         // kernels, products, copies and fills of the graphs launched
   int64_t copies = 0;           // copies and fills
   int64_t waits = 0;            // times that the host has waited for the device
   int64_t allocations = 0;      // of device memory

@@ -88,6 +88,35 @@ Error TakeFailure(std::map<std::string, std::map<int64_t, Error>>& failures,
   return error;
 }
 
+// Calls that a thread may not make while it captures a stream: they wait, allocate, or belong to
+// other streams and to events, whose places in a graph are not emulated.
+const std::set<std::string>& RefusedInCaptures() {
+  static const auto* const calls = new std::set<std::string>({"cudaMalloc",
+                                                              "cudaMallocAsync",
+                                                              "cudaFree",
+                                                              "cudaFreeAsync",
+                                                              "cudaMallocHost",
+                                                              "cudaHostAlloc",
+                                                              "cudaFreeHost",
+                                                              "cudaHostRegister",
+                                                              "cudaHostUnregister",
+                                                              "cudaMemcpy",
+                                                              "cudaMemcpy2D",
+                                                              "cudaMemset",
+                                                              "cudaDeviceSynchronize",
+                                                              "cudaStreamSynchronize",
+                                                              "cudaStreamQuery",
+                                                              "cudaStreamWaitEvent",
+                                                              "cudaStreamDestroy",
+                                                              "cudaEventRecord",
+                                                              "cudaEventQuery",
+                                                              "cudaEventSynchronize",
+                                                              "cudaLaunchHostFunc",
+                                                              "cudaStreamBeginCapture",
+                                                              "cudaGraphLaunch"});
+  return *calls;
+}
+
 // The stream whose thread this is.
 CUstream_st*& ThisStream() {
   thread_local CUstream_st* stream = nullptr;
@@ -129,6 +158,11 @@ bool& InHostFunction() {
   return in_host_function;
 }
 
+CUstream_st*& CapturedStream() {
+  thread_local CUstream_st* stream = nullptr;
+  return stream;
+}
+
 Machine& TheMachine() {
   Machine* const machine = Slot().load(std::memory_order_acquire);
   if (machine != nullptr) return *machine;
@@ -167,6 +201,7 @@ void Restart(const Settings& settings) {
   EndAtExitOnce();
   CurrentDevice() = 0;
   LastError() = cudaSuccess;
+  CapturedStream() = nullptr;
 }
 
 Machine::Machine(const Settings& settings)
@@ -220,6 +255,13 @@ cudaError_t Machine::Begin(const char* call) {
   const int injected = Injected(call);
   if (injected != 0) return static_cast<cudaError_t>(injected);
   const Lock lock(mutex);
+  CUstream_st* const captured = CapturedStream();
+  if (captured != nullptr && RefusedInCaptures().contains(call)) {
+    std::fprintf(stderr, "emulated GPU: %s while this thread captures %s\n", call,
+                 captured->Name().c_str());
+    if (captured->capture->refused.empty()) captured->capture->refused = call;
+    return cudaErrorStreamCaptureUnsupported;
+  }
   return Current().error;
 }
 
@@ -274,6 +316,7 @@ void Machine::Push(Lock& lock, CUstream_st& stream, Kind kind, Work work) {
     if (!block->freed && !block->free_queued) continue;
     Fail(work.name + " uses " + block->Text() + ", which was freed before");
   }
+  if (stream.capture != nullptr) return Record(stream, kind, std::move(work));
   if (kind == Kind::kLaunch && device.loaded.insert(work.name).second && !settings.eager_loading) {
     WaitUntilIdle(lock, stream.device, "the first launch of " + work.name);
   }
@@ -297,6 +340,20 @@ void Machine::Push(Lock& lock, CUstream_st& stream, Kind kind, Work work) {
   ++stream.progress->pushed;
   device.queues[stream.queue].push_back(&stream);
   Moved();
+}
+
+void Machine::Record(CUstream_st& stream, Kind kind, Work work) {
+  if (CapturedStream() != &stream) {
+    Fail(work.name + " on " + stream.Name() + ", which another thread captures");
+  }
+  if (work.ready != nullptr || work.ended != nullptr || work.record != nullptr) {
+    Fail(work.name + " in the capture of " + stream.Name());
+  }
+  if (kind == Kind::kLaunch && !settings.eager_loading &&
+      !devices[stream.device].loaded.contains(work.name)) {
+    Fail(work.name + " would be loaded in the capture of " + stream.Name());
+  }
+  stream.capture->nodes.push_back(std::move(work));
 }
 
 bool Machine::CanStart(const CUstream_st& stream) const {

@@ -61,6 +61,13 @@ struct Work {
 // The counter that work belongs to.
 enum class Kind { kLaunch, kCopy, kOther };
 
+// What a stream is asked for between cudaStreamBeginCapture and cudaStreamEndCapture: recorded,
+// with its arguments as they are, and not run.
+struct Capture {
+  std::vector<Work> nodes;
+  std::string refused;  // the first call that may not be made meanwhile; empty: none
+};
+
 class Machine;
 
 }  // namespace emulated_gpu
@@ -68,6 +75,14 @@ class Machine;
 struct CUevent_st {
   bool timed = true;
   std::shared_ptr<emulated_gpu::Record> latest;  // null: never recorded
+};
+
+// A graph, or one that can be launched: a chain of recorded work.
+struct CUgraph_st {
+  std::vector<emulated_gpu::Work> nodes;
+};
+struct CUgraphExec_st {
+  std::shared_ptr<const std::vector<emulated_gpu::Work>> nodes;
 };
 
 struct CUstream_st {
@@ -82,9 +97,10 @@ struct CUstream_st {
   const int number;     // of the device; 0: the legacy default stream
   const bool blocking;  // ordered with the legacy default stream
   int priority = 0;
-  int queue = 0;         // hardware queue of the device
-  bool leaving = false;  // cudaStreamDestroy: ends when its work has
-  bool gone = false;     // and has ended
+  int queue = 0;                                   // hardware queue of the device
+  std::unique_ptr<emulated_gpu::Capture> capture;  // null: none
+  bool leaving = false;                            // cudaStreamDestroy: ends when its work has
+  bool gone = false;                               // and has ended
   bool running = false;
   std::string running_name;  // what runs
   std::vector<emulated_gpu::BlockPointer> running_blocks;
@@ -135,7 +151,8 @@ class Machine {
   CUstream_st* Find(cudaStream_t stream);
 
   CUstream_st* MakeStream(int device, bool blocking, int priority);
-  // Counts, and puts it on the stream. Blocks are checked now and when it starts.
+  // Counts, and puts it on the stream, or into its capture. Blocks are checked now and when it
+  // starts.
   void Push(Lock& lock, CUstream_st& stream, Kind kind, Work work);
   void WaitFor(Lock& lock, int device, const std::string& call, const std::function<bool()>& done);
   // Waits for all work that the device has now.
@@ -169,6 +186,7 @@ class Machine {
   std::list<std::string> host_waits;  // what host threads wait for
 
  private:
+  void Record(CUstream_st& stream, Kind kind, Work work);
   void Watch();
   bool HasWork() const;
 
@@ -184,7 +202,8 @@ Machine& TheMachine();
 // State of the calling thread.
 int& CurrentDevice();
 cudaError_t& LastError();
-bool& InHostFunction();  // of cudaLaunchHostFunc, which may not call CUDA
+bool& InHostFunction();          // of cudaLaunchHostFunc, which may not call CUDA
+CUstream_st*& CapturedStream();  // null: the thread captures none
 
 // Tells the watchdog what a host thread waits for.
 class HostWait {

@@ -137,6 +137,10 @@ cudaError_t StartCopy(const char* call, const Copy& copy, cudaStream_t stream, b
     for (const Side* side : {&to, &from}) {
       if (side->block != nullptr) work.blocks.push_back(side->block);
     }
+    const bool pageable = to.place == Place::kPageable || from.place == Place::kPageable;
+    if (pageable && on.capture != nullptr) {
+      Fail(std::string(call) + " of pageable memory in the capture of " + on.Name());
+    }
     const bool staged = from.place == Place::kPageable && to.place == Place::kDevice;
     if (staged) {
       auto bytes = std::make_shared<std::vector<char>>(copy.width * copy.height);
@@ -151,7 +155,6 @@ cudaError_t StartCopy(const char* call, const Copy& copy, cudaStream_t stream, b
       };
     }
     on.machine.Push(lock, on, Kind::kCopy, std::move(work));
-    const bool pageable = to.place == Place::kPageable || from.place == Place::kPageable;
     const bool both_on_device = to.place == Place::kDevice && from.place == Place::kDevice;
     if (staged || both_on_device || (!wait && !pageable)) return cudaSuccess;
     return Drain(lock, on, call);
@@ -254,6 +257,46 @@ cudaError_t UnpinHost(const char* call, void* pointer, bool owned) {
   });
 }
 
+// ---- Graphs
+
+// Runs the nodes one after another.
+void RunNodes(const std::vector<Work>& nodes) {
+  for (const Work& node : nodes) {
+    if (node.run != nullptr) node.run();
+  }
+}
+
+cudaError_t EndCapture(CUstream_st& stream, cudaGraph_t* graph) {
+  const auto capture = std::move(stream.capture);
+  CapturedStream() = nullptr;
+  *graph = nullptr;
+  if (!capture->refused.empty()) {
+    return Refuse(cudaErrorStreamCaptureInvalidated,
+                  "the capture of " + stream.Name() + " was ended by " + capture->refused);
+  }
+  *graph = new CUgraph_st{std::move(capture->nodes)};
+  return cudaSuccess;
+}
+
+cudaError_t LaunchGraph(Machine::Lock& lock, CUstream_st& stream, const CUgraphExec_st& graph) {
+  Work work = {.name = "cudaGraphLaunch", .run = [nodes = graph.nodes] { RunNodes(*nodes); }};
+  for (const Work& node : *graph.nodes) {
+    for (const BlockPointer& block : node.blocks) {
+      if (block->freed || block->free_queued) {
+        Fail("cudaGraphLaunch: " + node.name + " uses " + block->Text() +
+             ", which was freed since it was captured");
+      }
+      if (std::find(work.blocks.begin(), work.blocks.end(), block) == work.blocks.end()) {
+        work.blocks.push_back(block);
+      }
+    }
+  }
+  Machine& machine = stream.machine;
+  machine.devices[stream.device].counters.replayed += static_cast<int64_t>(graph.nodes->size());
+  machine.Push(lock, stream, Kind::kLaunch, std::move(work));
+  return cudaSuccess;
+}
+
 // ---- Devices
 
 // The attributes of a data-centre GPU of the machine's compute capability.
@@ -348,6 +391,10 @@ constexpr ErrorText kErrors[] = {
     {cudaErrorLaunchFailure, "cudaErrorLaunchFailure", "unspecified launch failure"},
     {cudaErrorNotPermitted, "cudaErrorNotPermitted", "operation not permitted"},
     {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
+    {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
+     "operation not permitted when stream is capturing"},
+    {cudaErrorStreamCaptureInvalidated, "cudaErrorStreamCaptureInvalidated",
+     "operation failed due to a previous error during capture"},
     {cudaErrorUnknown, "cudaErrorUnknown", "unknown error"},
 };
 
@@ -572,6 +619,80 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
                                                   {.name = "cudaLaunchHostFunc", .run = run});
                                   return cudaSuccess;
                                 });
+}
+
+// ---- Graphs
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
+  return emulated_gpu::OnStream(
+      "cudaStreamBeginCapture", stream, [&](Machine::Lock&, CUstream_st& on) {
+        if (on.number == 0) return cudaErrorStreamCaptureUnsupported;
+        if (mode != cudaStreamCaptureModeThreadLocal || on.capture != nullptr) {
+          return emulated_gpu::Refuse(cudaErrorInvalidValue,
+                                      "cudaStreamBeginCapture: only of this thread, and once");
+        }
+        on.capture = std::make_unique<emulated_gpu::Capture>();
+        emulated_gpu::CapturedStream() = &on;
+        return cudaSuccess;
+      });
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  return emulated_gpu::OnStream(
+      "cudaStreamEndCapture", stream, [&](Machine::Lock&, CUstream_st& on) {
+        if (on.capture == nullptr || emulated_gpu::CapturedStream() != &on) {
+          return emulated_gpu::Refuse(cudaErrorInvalidValue,
+                                      "cudaStreamEndCapture: this thread does not capture it");
+        }
+        return emulated_gpu::EndCapture(on, graph);
+      });
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  return emulated_gpu::OnStream(
+      "cudaStreamIsCapturing", stream, [&](Machine::Lock&, CUstream_st& on) {
+        *status =
+            on.capture == nullptr ? cudaStreamCaptureStatusNone : cudaStreamCaptureStatusActive;
+        return cudaSuccess;
+      });
+}
+
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t* count) {
+  return Call("cudaGraphGetNodes", [&](Machine&) {
+    if (nodes != nullptr) return cudaErrorNotSupported;
+    *count = graph->nodes.size();
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
+  return Call("cudaGraphInstantiate", [&](Machine&) {
+    *exec =
+        new CUgraphExec_st{std::make_shared<const std::vector<emulated_gpu::Work>>(graph->nodes)};
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
+  return emulated_gpu::OnStream("cudaGraphLaunch", stream,
+                                [&](Machine::Lock& lock, CUstream_st& on) {
+                                  return emulated_gpu::LaunchGraph(lock, on, *exec);
+                                });
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  return Call("cudaGraphDestroy", [&](Machine&) {
+    delete graph;
+    return cudaSuccess;
+  });
+}
+
+// A launch that has not ended goes on.
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+  return Call("cudaGraphExecDestroy", [&](Machine&) {
+    delete exec;
+    return cudaSuccess;
+  });
 }
 
 // ---- Events

@@ -250,6 +250,8 @@ class CachingAllocator final : public c10::DeviceAllocator {
     Machine::Lock lock(machine.mutex);
     CUstream_st* const on = machine.Find(ThreadsStream());
     TORCH_CHECK(on != nullptr, "emulated GPU: the current stream is gone");
+    // LibTorch would give its memory to another tensor while the graph still writes there.
+    if (on->capture != nullptr) Fail("a new tensor in the capture of " + on->Name());
     Work work = {.name = "new tensor"};
     std::string why;
     char* const view = machine.Resolve(pointer, bytes, work, why);
