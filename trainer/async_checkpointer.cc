@@ -17,11 +17,13 @@
 #include "parallel/base/check.h"
 #include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
+#include "parallel/base/host.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/retention.h"
 #include "trainer/checkpoint/tools/tool_options.h"
+#include "trainer/kernels/device_errors.h"
 #include "trainer/messages.h"
 #include "trainer/model_loader.h"
 
@@ -108,14 +110,39 @@ std::string SizeText(int64_t bytes) {
 
 }  // namespace
 
-RankSnapshot::RankSnapshot(const RankContext& context, bool copies)
-    : context_(context), on_device_(!context.model->parameters().weights().is_cpu()) {
-  const size_t elements = static_cast<size_t>(bytes()) / sizeof(float);
-  if (copies || on_device_) memory_ = std::make_unique_for_overwrite<float[]>(elements);
+RankSnapshot::RankSnapshot(const RankContext& context, bool copies) : context_(context) {
+  if (!copies) return;
+  if (on_device()) {
+    side_ = MakeSideCopies(context.ops->stream());
+  } else {
+    const size_t elements = static_cast<size_t>(bytes()) / sizeof(float);
+    memory_ = std::make_shared_for_overwrite<float[]>(elements);
+  }
 }
 
-void RankSnapshot::TakeMemory() {
-  if (memory_ != nullptr) std::memset(memory_.get(), 0, static_cast<size_t>(bytes()));
+bool RankSnapshot::on_device() const { return !context_.model->parameters().weights().is_cpu(); }
+
+// Not LibTorch's pinned memory: its allocator takes the next power of two, and keeps it.
+absl::Status RankSnapshot::Pin() {
+  if (side_ == nullptr) return absl::OkStatus();
+  return CatchErrors(
+      [&]() -> absl::Status {
+        memory_ = side_->Pin(bytes());
+        if (memory_ != nullptr) return absl::OkStatus();
+        return WithExitCode(
+            absl::ResourceExhaustedError(absl::StrCat(
+                "host ", HostName(), " has no ", SizeText(bytes()),
+                " of pinned memory for the copy of a save (parallel.blocking_saves: true does ",
+                "without)")),
+            ExitCode::kDoesNotFit);
+      },
+      context_.device_use());
+}
+
+void RankSnapshot::TouchMemory() {
+  if (memory_ != nullptr && side_ == nullptr) {
+    std::memset(memory_.get(), 0, static_cast<size_t>(bytes()));
+  }
 }
 
 int64_t RankSnapshot::bytes() const {
@@ -129,18 +156,18 @@ int64_t RankSnapshot::bytes() const {
 void RankSnapshot::Look() {
   const Parameters& parameters = context_.model->parameters();
   held_ = {parameters.weights(), parameters.moment1(), parameters.moment2()};
+  if (on_device() && side_ == nullptr) {
+    const HostBuffers host(parameters);
+    held_ = {host.weights, host.moment1, host.moment2};
+  }
   tensors_.clear();
-  float* next = memory_.get();
   const auto add = [&](const char* prefix, const ParameterRun& run, const at::Tensor& tensor,
                        int64_t first) {
-    const at::Tensor part = tensor.narrow(0, first, run.count);
-    const auto count = static_cast<size_t>(run.count);
-    if (on_device_) at::from_blob(next, {run.count}, at::kFloat).copy_(part);
-    tensors_.push_back({.name = prefix + run.parameter->name,
-                        .shape = run.parameter->shape,
-                        .data = {on_device_ ? next : part.const_data_ptr<float>(), count},
-                        .first_element = run.first_element});
-    next += on_device_ ? run.count : 0;
+    tensors_.push_back(
+        {.name = prefix + run.parameter->name,
+         .shape = run.parameter->shape,
+         .data = {tensor.const_data_ptr<float>() + first, static_cast<size_t>(run.count)},
+         .first_element = run.first_element});
   };
   for (const ParameterRun& run : RunsOf(context_.layout.extents, parameters.inventory(),
                                         /*only_first_in_chain=*/true)) {
@@ -148,10 +175,41 @@ void RankSnapshot::Look() {
     add(kMoment1Prefix, run, held_[1], run.state);
     add(kMoment2Prefix, run, held_[2], run.state);
   }
+  if (side_ != nullptr) BeginCopy();
 }
 
-void RankSnapshot::Copy() {
-  if (memory_ == nullptr || on_device_) return;
+// Copies all weights, then each moment: what lies side by side on the device is one part, so that
+// there are few parts however many parameters there are.
+void RankSnapshot::BeginCopy() {
+  std::vector<SideCopy> parts;
+  float* next = memory_.get();
+  for (size_t kind = 0; kind < held_.size(); ++kind) {
+    const float* end = nullptr;  // of the last part
+    for (size_t i = kind; i < tensors_.size(); i += held_.size()) {
+      std::span<const float>& data = tensors_[i].data;
+      const auto count = static_cast<int64_t>(data.size());
+      if (data.data() != end) parts.push_back({.from = data.data(), .to = next});
+      parts.back().count += count;
+      end = data.data() + count;
+      data = {next, data.size()};
+      next += count;
+    }
+  }
+  side_->Begin(parts);
+}
+
+void RankSnapshot::HoldUpdate() {
+  if (side_ != nullptr) side_->HoldStream();
+}
+
+absl::Status RankSnapshot::Copy() {
+  if (memory_ == nullptr) return absl::OkStatus();
+  if (side_ != nullptr) {
+    return CatchErrors([&] {
+      side_->Wait();
+      return absl::OkStatus();
+    });
+  }
   float* next = memory_.get();
   for (NamedTensor& tensor : tensors_) {
     std::copy(tensor.data.begin(), tensor.data.end(), next);
@@ -159,6 +217,7 @@ void RankSnapshot::Copy() {
     next += tensor.data.size();
   }
   held_.clear();
+  return absl::OkStatus();
 }
 
 absl::Status LoadRankState(FileSystem& fs, const std::string& checkpoint_folder,
@@ -214,13 +273,16 @@ AsyncCheckpointer::AsyncCheckpointer(FileSystem& fs, AsyncCheckpointerOptions op
       snapshot_(context, options_.copies) {}
 
 absl::Status AsyncCheckpointer::Open() {
+  absl::Status opened = snapshot_.Pin();
   task_.Start([this] {
-    snapshot_.TakeMemory();
+    snapshot_.TouchMemory();
     return absl::OkStatus();
   });
-  const absl::Status removed = leads() ? RemoveUnfinished(fs_, options_.folder) : absl::OkStatus();
-  return AgreeOnStatus(*context_.world,
-                       removed.ok() ? removed : WithExitCode(removed, ExitCode::kCheckpoint));
+  if (opened.ok() && leads()) {
+    opened = RemoveUnfinished(fs_, options_.folder);
+    if (!opened.ok()) opened = WithExitCode(opened, ExitCode::kCheckpoint);
+  }
+  return AgreeOnStatus(*context_.world, opened);
 }
 
 void AsyncCheckpointer::Begin(const Manifest& state) {
@@ -232,11 +294,12 @@ void AsyncCheckpointer::Begin(const Manifest& state) {
   manifest_.clear_files();
   snapshot_.Look();
   phase_ = Phase::kWriting;
-  copied_ = !options_.copies;
+  copied_ = !options_.copies || snapshot_.on_device();
   task_.Start([this]() -> absl::Status {
-    snapshot_.Copy();
+    device_error_ = snapshot_.Copy();
     copied_ = true;
     copied_.notify_all();
+    RETURN_IF_ERROR(device_error_);
     ASSIGN_OR_RETURN(
         file_, WriteShard(fs_, options_.folder, manifest_.step(), context_.world->rank(),
                           context_.world->size(), manifest_.block_bytes(), snapshot_.tensors()));
@@ -246,6 +309,7 @@ void AsyncCheckpointer::Begin(const Manifest& state) {
 }
 
 void AsyncCheckpointer::AwaitCopy() {
+  snapshot_.HoldUpdate();
   if (copied_) return;
   const Stopwatch stall(stall_seconds_);
   copied_.wait(false);
@@ -274,7 +338,10 @@ absl::Status AsyncCheckpointer::Advance() {
 
 absl::Status AsyncCheckpointer::EndWriting() {
   Communicator& world = *context_.world;
-  outcome_ = AgreeOnStatus(world, task_.Wait());
+  const absl::Status written = task_.Wait();
+  // A device that fails ends the job: there is nothing to go on with.
+  RETURN_IF_ERROR(CatchErrors([&] { return device_error_; }, context_.device_use()));
+  outcome_ = AgreeOnStatus(world, written);
   if (!outcome_.ok()) return EndSave();
   ASSIGN_OR_RETURN(const std::vector<std::string> files,
                    AllGatherText(world, file_.SerializeAsString()));

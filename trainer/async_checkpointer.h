@@ -23,6 +23,7 @@
 #include "trainer/checkpoint/background_task.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/run_lock.h"
+#include "trainer/kernels/side_copies.h"
 #include "trainer/rank_context.h"
 
 namespace deepnet {
@@ -31,30 +32,42 @@ namespace deepnet {
 // it updates, 12 bytes each. The ranks of a job together make a whole checkpoint.
 class RankSnapshot {
  public:
-  // `context` outlives this. With `copies`, or on a device, memory is reserved now, once.
+  // `context` outlives this. With `copies`, memory of the host is reserved once: here, or on a
+  // device by Pin.
   RankSnapshot(const RankContext& context, bool copies);
 
-  // Touches the pages of that memory, which takes a second a GB or longer. May run in any thread
-  // beside whatever comes before the first Look; without it, the first Copy does the same.
-  void TakeMemory();
+  // Takes the memory of copies from a device, which is pinned. Call it before the first step: it
+  // may wait for the device. Fails (kDoesNotFit) where it cannot be had.
+  absl::Status Pin();
 
-  // Takes views of weights and moments as they are now. From a device it copies what the rank
-  // writes, and no more, to that memory.
+  // Touches the pages of other memory, which takes a second a GB or longer. May run in any thread
+  // beside whatever comes before the first Look; without it, the first Copy does the same.
+  void TouchMemory();
+
+  // Takes views of weights and moments as they are now. With copies, a device begins to copy what
+  // the rank writes, and no more, beside its work; without, all that the rank holds is on the host
+  // when this returns.
   void Look();
-  // Copies what Look saw on the host, if this has copies. Nobody may change weights and moments
-  // until then. May run in any thread.
-  void Copy();
+  // Lets updates that are put on the device's stream from now on wait there for what Look began.
+  void HoldUpdate();
+  // Copies what Look saw on the host, if this has copies; waits for a device's copy. Nobody may
+  // change weights and moments on a host until then. May run in any thread. Fails if the device
+  // does.
+  absl::Status Copy();
 
   // The tensors of the last Look or Copy.
   std::span<const NamedTensor> tensors() const { return tensors_; }
   // The bytes of those tensors.
   int64_t bytes() const;
+  bool on_device() const;
 
  private:
+  void BeginCopy();
+
   const RankContext& context_;
-  const bool on_device_;
-  std::unique_ptr<float[]> memory_;  // of all copies; null without copies
-  std::vector<at::Tensor> held_;     // keeps alive what views look at
+  std::shared_ptr<float[]> memory_;   // of all copies; null without copies
+  std::vector<at::Tensor> held_;      // keeps alive what views look at
+  std::unique_ptr<SideCopies> side_;  // to memory_; null without copies or without a device
   std::vector<NamedTensor> tensors_;
 };
 
@@ -78,9 +91,9 @@ struct AsyncCheckpointerOptions {
   std::function<void(const std::string& sentence)> warn = [](const std::string&) {};
 };
 
-// Saves a run while it goes on. After a step, a thread of each rank copies what the rank owns,
-// beside the passes of the next step and before its update, and writes the copy. At the ends of
-// later steps the ranks agree how far all of them are (docs/design/saving.md).
+// Saves a run while it goes on. After a step, a thread of each rank, or its GPU, copies what the
+// rank owns, beside the passes of the next step and before its update; the thread writes the copy.
+// At the ends of later steps the ranks agree how far all of them are (docs/design/saving.md).
 //
 //   Begin        each rank copies its state          in the background, up to the next update
 //   written      every rank has written its file     in the background
@@ -88,7 +101,8 @@ struct AsyncCheckpointerOptions {
 //   tidied       read back, old ones deleted: rank 0 in the background
 //
 // One save is under way at a time. A save that fails costs the run nothing but the checkpoint: what
-// it left is removed, and outcome() and the SaveRecord have the error.
+// it left is removed, and outcome() and the SaveRecord have the error. A GPU that fails ends the
+// run.
 //
 // Example, at the end of every step:
 //   double waiting = saver.Ready() ? 0.0 : 1.0;
@@ -100,8 +114,8 @@ class AsyncCheckpointer {
   // `fs`, `context` and what `options` point to outlive this.
   AsyncCheckpointer(FileSystem& fs, AsyncCheckpointerOptions options, const RankContext& context);
 
-  // Removes what an interrupted save left, and begins to take the memory of the copy, which goes on
-  // in the background. Call it before the first Begin. Collective, blocking.
+  // Removes what an interrupted save left, and takes the memory of the copy, on a CPU in the
+  // background. Call it before the first Begin. Collective, blocking.
   absl::Status Open();
 
   // Returns whether a save is under way; the same on all ranks.
@@ -112,11 +126,12 @@ class AsyncCheckpointer {
   // Starts to save the step that `state` describes. Must not be busy.
   void Begin(const Manifest& state);
 
-  // Waits until weights and moments may change. Call it before every update.
+  // Waits until weights and moments may change; a GPU's stream waits, and not this thread. Call it
+  // before every update.
   void AwaitCopy();
 
   // Goes on to the next phase. Collective; call it while busy, once every rank is Ready. Fails if a
-  // peer or the lock (kAborted) was lost; a save that failed is not an error.
+  // peer, the device or the lock (kAborted) was lost; a save that failed is not an error.
   absl::Status Advance();
 
   // Waits until no save is under way. Without `tidy`, old checkpoints stay for the next save to
@@ -129,6 +144,8 @@ class AsyncCheckpointer {
   double longest_seconds() const { return longest_seconds_; }
   // The bytes that this rank writes.
   int64_t bytes() const { return snapshot_.bytes(); }
+  // Those of the copy that a CPU's memory holds: a GPU's is the host's.
+  int64_t planned_bytes() const { return options_.copies && !snapshot_.on_device() ? bytes() : 0; }
 
  private:
   enum class Phase { kNone, kWriting, kCommitting, kTidying };
@@ -145,8 +162,9 @@ class AsyncCheckpointer {
   const RankContext& context_;
   RankSnapshot snapshot_;
   Phase phase_ = Phase::kNone;
-  Manifest manifest_;  // of the save under way
-  ShardFile file_;     // that this rank has written
+  Manifest manifest_;          // of the save under way
+  ShardFile file_;             // that this rank has written
+  absl::Status device_error_;  // of its copy
   absl::Status outcome_;
   double began_ = 0.0, committed_ = 0.0;  // SecondsNow()
   double stall_seconds_ = 0.0, longest_seconds_ = 0.0;
@@ -208,8 +226,8 @@ class CheckpointPolicy {
   // Tells that `state` has changed since this step was saved, if it was.
   void Changed() { saved_step_ = -1; }
 
-  // The bytes of the copy that is held.
-  int64_t snapshot_bytes() const { return options_.copies ? saver_.bytes() : 0; }
+  // The bytes of the copy, where the plan counts it.
+  int64_t snapshot_bytes() const { return saver_.planned_bytes(); }
 
   // How long the next save will take.
   double ExpectedSeconds() const;

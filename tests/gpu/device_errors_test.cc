@@ -209,6 +209,37 @@ TEST_F(DeviceErrorsTest, CheckedLaunchesNameTheKernelThatFailed) {
                         "(cudaErrorIllegalAddress)"));
 }
 
+TEST_F(DeviceErrorsTest, PinnedMemoryThatAHostLacksEndsAllRanksBeforeTheFirstStep) {
+  emulated_gpu::FailAt("cudaHostAlloc", 1, cudaErrorMemoryAllocation);
+  for (const absl::Status& status : Train(Run())) {
+    EXPECT_EQ(GetExitCode(status), ExitCode::kDoesNotFit) << status;
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("rank "), HasSubstr(": host "),
+                      HasSubstr(" of pinned memory for the copy of a save "
+                                "(parallel.blocking_saves: true does without)")));
+  }
+  RunSpec run = Run();
+  run.mutable_parallel()->set_blocking_saves(true);
+  emulated_gpu::FailAt("cudaHostAlloc", 1, cudaErrorMemoryAllocation);
+  const auto statuses = Train(run);
+  EXPECT_TRUE(FirstError(statuses).ok()) << FirstError(statuses);
+}
+
+TEST_F(DeviceErrorsTest, ACopyOfASaveThatFailsEndsAllRanks) {
+  RunSpec run = Run();
+  run.mutable_train()->set_checkpoint_every_steps(1);
+  emulated_gpu::FailAt("cudaEventSynchronize", 1, cudaErrorLaunchFailure);
+  const auto statuses = Train(run);
+  const absl::Status status = FirstError(statuses);
+  EXPECT_EQ(GetExitCode(status), ExitCode::kInternal) << status;
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("GPU "),
+                    HasSubstr("CUDA error in cudaEventSynchronize of a save: unspecified launch "
+                              "failure (cudaErrorLaunchFailure)"),
+                    HasSubstr("last launched: ")));
+  for (const absl::Status& rank : statuses) EXPECT_FALSE(rank.ok());
+}
+
 // Returns what JoinDevices says to all of `ranks` ranks of this host, which is the same.
 std::string TextOfJoining(int ranks) {
   ComputeSpec compute;

@@ -25,6 +25,7 @@ ERRORS = "gpu_device_errors_test"
 LANES, TRAIN = "parallel/comm/nccl_communicator.cc", "gpu_train_test --gtest_filter=*Fast*"
 CUDA_OPS = "gpu_cuda_ops_test"
 LAYOUTS = "gpu_train_test --gtest_filter=*EveryLayout*"
+SAVES = "gpu_train_test --gtest_filter=*Save*"
 # name: file, text that stands there once, what replaces it, test program with arguments
 MUTANTS = {
     "exceptions-pass-what-is-under-way": (
@@ -227,6 +228,12 @@ MUTANTS = {
         LANES, "return links_.*use ? Find(kAll) : nullptr;", "return use == nullptr ? nullptr : Find(kAll);", NCCL),
     "other-lanes-are-not-aborted": (
         LANES, "if (!lane->error().ok()) return Abort(lane->error());", "", NCCL),
+    "next-update-does-not-wait-for-a-save": (
+        "trainer/async_checkpointer.cc", "  snapshot_.HoldUpdate();\n", "", SAVES),
+    "save-is-written-before-it-is-copied": (
+        "trainer/async_checkpointer.cc", "      side_->Wait();\n", "", SAVES),
+    "save-is-copied-before-its-update": (
+        CUDA + "side_copies.cc", "cudaStreamWaitEvent(stream_, ready_, 0)", "cudaSuccess", SAVES),
     "tensors-launched-one-by-one": (
         LANES, "NcclGroup() : result_(ncclGroupStart()) {}", "NcclGroup() : result_(ncclSuccess) {}", NCCL),
     "ranks-are-not-connected": (

@@ -1,18 +1,23 @@
 // Whole training runs on the emulated GPU, ranks being threads: every layout gives the same bits,
 // and the losses of a CPU within rounding.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
+#include <map>
 #include <memory>
 #include <span>
+#include <sstream>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include <ATen/ATen.h>
 #include <google/protobuf/text_format.h>
 #include <google/protobuf/util/json_util.h>
 #include <gtest/gtest.h>
@@ -27,11 +32,19 @@
 #include "tests/gpu/emulated/device.h"
 #include "tests/parity/train_in_threads.h"
 #include "tests/parity/training_runs.h"
+#include "tests/support/run_ranks.h"
+#include "trainer/async_checkpointer.h"
+#include "trainer/resolve_run.h"
+#include "trainer/train_step.h"
 
 namespace deepnet {
 namespace {
 
 constexpr int kSteps = 4;
+
+// Bytes a second: a rank's share of the model takes longer than the passes of a step, or ten times
+// as long.
+constexpr double kSlowCopies = 2e5, kSlowestCopies = 1e4;
 
 struct Degrees {
   int stages = 1, replicas = 1;
@@ -116,6 +129,18 @@ class GpuTrainTest : public testing::CorpusTest {
     }
     return records;
   }
+  // The bytes of the tensors' files in a checkpoint, by name.
+  static std::map<std::string, std::string> Shards(const std::string& folder, int step) {
+    std::map<std::string, std::string> shards;
+    for (const auto& file :
+         std::filesystem::directory_iterator(root_ / folder / CheckpointName(step))) {
+      const std::string name = file.path().filename().string();
+      if (name.find("manifest") != name.npos) continue;  // which has times
+      std::ifstream stream(file.path(), std::ios::binary);
+      shards[name].assign(std::istreambuf_iterator<char>(stream), {});
+    }
+    return shards;
+  }
   static std::vector<testing::StepFigures> Steps(const std::string& folder) {
     return testing::ReadSteps(root_ / folder / "metrics.jsonl");
   }
@@ -169,6 +194,110 @@ TEST_F(GpuTrainTest, ValidatesAsTheCpuDoes) {
   EXPECT_GT(cpu, 0.0);
   EXPECT_NEAR(gpu, cpu, 1e-3 + 1e-5 * cpu);  // three digits are printed
   EXPECT_EQ(gpu_scores, cpu_scores);
+}
+
+// The copy is slower than the next step's passes, whose update it must hold up.
+TEST_F(GpuTrainTest, SavesBesideTheStepsAreThoseThatStopThem) {
+  const auto train = [](const std::string& folder, bool blocking) {
+    RunSpec run = Run(folder, {1, 2}, "cuda", BFLOAT16);
+    run.mutable_parallel()->set_blocking_saves(blocking);
+    run.mutable_train()->set_checkpoint_every_steps(1);
+    run.mutable_train()->set_keep_checkpoints(kSteps);
+    return testing::WeightsLine(Train(run));
+  };
+  const std::string stopped = train("stopped", /*blocking=*/true);
+  emulated_gpu::SetHostCopySpeed(kSlowCopies);
+  emulated_gpu::SetDelays(1000, /*seed=*/7);
+  EXPECT_EQ(train("beside", /*blocking=*/false), stopped);
+  emulated_gpu::SetHostCopySpeed(0);
+  emulated_gpu::SetDelays(100, /*seed=*/1);
+  for (int step = 1; step <= kSteps; ++step) {
+    const auto shards = Shards("stopped", step);
+    EXPECT_EQ(shards.size(), 2u);
+    EXPECT_TRUE(Shards("beside", step) == shards) << step;
+  }
+}
+
+// A rank's weights and moments, on the host.
+std::vector<at::Tensor> StateOf(const RankContext& context) {
+  const Parameters& parameters = context.model->parameters();
+  return {parameters.weights().cpu(), parameters.moment1().cpu(), parameters.moment2().cpu()};
+}
+
+bool Equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const at::Tensor& x, const at::Tensor& y) { return x.equal(y); });
+}
+
+// Saves twice. Where `slow`, the first copy has not ended when the next step has run up to its
+// update, which waits on the device.
+absl::Status SaveBesideAStep(bool slow, const ResolvedRun& resolved, const TrainSession& session) {
+  RankContext& context = *session.context;
+  const auto files = MakePosixFileSystem();
+  AsyncCheckpointer saver(*files, {.folder = resolved.folder}, context);
+  RETURN_IF_ERROR(saver.Open());
+  const auto step = [&](int64_t number) -> absl::Status {
+    ASSIGN_OR_RETURN(const StepBatch batch, session.batches->ForStep(number));
+    const auto before_update = [&] {
+      EXPECT_FALSE(slow && saver.busy() && saver.Ready());
+      saver.AwaitCopy();
+    };
+    return RunTrainStep(batch, number, number + 1, context, {}, before_update).status();
+  };
+  RETURN_IF_ERROR(step(0));
+  const std::vector<at::Tensor> saved = StateOf(context);
+  Manifest state = resolved.state;
+  state.set_step(1);
+  if (slow) emulated_gpu::SetHostCopySpeed(kSlowestCopies);
+  saver.Begin(state);
+  RETURN_IF_ERROR(step(1));
+  EXPECT_FALSE(slow && saver.Ready());
+  RETURN_IF_ERROR(context.world->Barrier());
+  emulated_gpu::SetHostCopySpeed(0);
+  RETURN_IF_ERROR(saver.Finish());
+
+  const emulated_gpu::Counters before = emulated_gpu::ReadCounters();
+  state.set_step(2);
+  saver.Begin(state);
+  RETURN_IF_ERROR(saver.Finish());
+  const emulated_gpu::Counters after = emulated_gpu::ReadCounters();
+  EXPECT_EQ(after.to_host_bytes - before.to_host_bytes, saver.bytes());
+  EXPECT_EQ(after.pinned - before.pinned, 0);
+
+  EXPECT_FALSE(Equal(StateOf(context), saved));
+  const std::string folder = absl::StrCat(resolved.folder, "/", CheckpointName(1));
+  ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(*files, folder));
+  RETURN_IF_ERROR(LoadRankState(*files, folder, manifest, context));
+  EXPECT_TRUE(Equal(StateOf(context), saved));
+  return absl::OkStatus();
+}
+
+TEST_F(GpuTrainTest, ASaveCopiesTheRanksOwnShareBesideTheNextStep) {
+  const auto save = [](Communicator& hosts, const Degrees& degrees) -> absl::Status {
+    const std::string folder = "shares" + degrees.schedule;
+    const RunSpec run = Run(folder, degrees, "cuda", FLOAT32);
+    ASSIGN_OR_RETURN(const auto world, JoinDevices(run.compute(), hosts));
+    std::ostringstream text;
+    Logger log({.stream = &text});
+    const auto files = MakePosixFileSystem();
+    ASSIGN_OR_RETURN(const ResolvedRun resolved,
+                     ResolveRun(run, {.root = root_.string()}, *world, *files, log));
+    ASSIGN_OR_RETURN(const TrainSession session,
+                     MakeTrainSession(resolved, "", *world, *files, log));
+    double elements = 0;  // of the model
+    for (const Parameter& p : resolved.inventory.parameters) {
+      elements += static_cast<double>(p.NumElements());
+    }
+    double bytes = static_cast<double>(RankSnapshot(*session.context, /*copies=*/false).bytes());
+    RETURN_IF_ERROR(hosts.AllReduceSum(std::span(&bytes, 1)));
+    EXPECT_EQ(bytes, 12 * elements);  // the weight and both moments, once
+    // Replicas tell each other new weights, and with them wait for the copy.
+    return SaveBesideAStep(/*slow=*/degrees.replicas == 1, resolved, session);
+  };
+  for (const Degrees& degrees : {Degrees{2, 1, "1f1b"}, Degrees{1, 2}}) {
+    const auto statuses = RunRanks(2, [&](Communicator& hosts) { return save(hosts, degrees); });
+    EXPECT_TRUE(FirstError(statuses).ok()) << FirstError(statuses);
+  }
 }
 
 // FAST sums are NCCL's own: in its order, on the way, and beside the backward pass.

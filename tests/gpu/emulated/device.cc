@@ -81,6 +81,8 @@ void SetDelays(int longest_us, uint64_t seed) {
   }
 }
 
+void SetHostCopySpeed(double bytes_per_second) { TheMachine().host_copy_speed = bytes_per_second; }
+
 void SetMemoryLimit(int device, int64_t bytes) {
   Machine& machine = TheMachine();
   const Machine::Lock lock(machine.mutex);

@@ -66,9 +66,11 @@ struct Counters {
   int64_t launches = 0;         // kernels, products, messages and graphs
   int64_t replayed = 0;         // kernels, products, copies and fills of the graphs launched
   int64_t copies = 0;           // copies and fills
+  int64_t to_host_bytes = 0;    // of copies from the device to the host
   int64_t waits = 0;            // times that the host has waited for the device
   int64_t allocations = 0;      // of device memory
   int64_t allocated_bytes = 0;  // by all allocations together, freed ones too
+  int64_t pinned = 0;           // allocations of pinned memory, by threads whose device it is
 };
 Counters ReadCounters();
 
@@ -102,6 +104,10 @@ void Restart(const Settings& settings);
 
 // Delays from now on. A piece of work in four is late, by at most `longest_us`.
 void SetDelays(int longest_us, uint64_t seed);
+
+// The speed of copies from a device to the host, also of those that run; they read half of their
+// bytes at their beginning and half at their end. 0: they take no time.
+void SetHostCopySpeed(double bytes_per_second);
 
 // Memory of the device from now on; what is in use beyond it stays.
 void SetMemoryLimit(int device, int64_t bytes);

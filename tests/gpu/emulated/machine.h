@@ -179,6 +179,7 @@ class Machine {
   std::set<cudaEvent_t> events;
   std::map<std::string, std::map<int64_t, int>> failures;  // by call and number of calls to come
   std::map<std::string, std::map<int64_t, cudaError_t>> later_failures;
+  std::atomic<double> host_copy_speed = 0;  // as SetHostCopySpeed
   int num_threads = 0;
   std::atomic<bool> stopping = false;  // queued work is dropped
   uint64_t moves = 0;                  // pieces of work that have started or ended

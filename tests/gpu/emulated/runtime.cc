@@ -2,9 +2,11 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "tests/gpu/emulated/machine.h"
@@ -112,6 +114,17 @@ void CopyRows(char* to, size_t to_pitch, const char* from, size_t from_pitch, si
   }
 }
 
+// Waits as long as a copy of so many bytes to the host takes.
+void TakeTime(const Machine& machine, int64_t bytes) {
+  const auto start = std::chrono::steady_clock::now();
+  while (!machine.stopping) {
+    const double speed = machine.host_copy_speed;
+    const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
+    if (speed <= 0 || passed.count() * speed >= static_cast<double>(bytes)) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
 // `wait`: the call returns when the copy has ended, except as CUDA documents for pageable memory.
 cudaError_t StartCopy(const char* call, const Copy& copy, cudaStream_t stream, bool wait) {
   return OnStream(call, stream, [&](Machine::Lock& lock, CUstream_st& on) {
@@ -150,8 +163,15 @@ cudaError_t StartCopy(const char* call, const Copy& copy, cudaStream_t stream, b
         CopyRows(view, copy.to_pitch, bytes->data(), copy.width, copy.width, copy.height);
       };
     } else {
-      work.run = [copy, to = to.view, from = from.view] {
-        CopyRows(to, copy.to_pitch, from, copy.from_pitch, copy.width, copy.height);
+      const bool to_host = from.place == Place::kDevice && to.place != Place::kDevice;
+      const auto bytes = to_host ? static_cast<int64_t>(copy.width * copy.height) : 0;
+      on.machine.devices[on.device].counters.to_host_bytes += bytes;
+      work.run = [copy, bytes, to = to.view, from = from.view, &machine = on.machine] {
+        const size_t half = bytes > 0 ? copy.width / 2 : 0;
+        CopyRows(to, copy.to_pitch, from, copy.from_pitch, half, copy.height);
+        TakeTime(machine, bytes);
+        CopyRows(to + half, copy.to_pitch, from + half, copy.from_pitch, copy.width - half,
+                 copy.height);
       };
     }
     on.machine.Push(lock, on, Kind::kCopy, std::move(work));
@@ -237,6 +257,7 @@ cudaError_t PinHost(const char* call, void** pointer, size_t bytes) {
     *pointer = std::aligned_alloc(kPage, (std::max<size_t>(bytes, 1) + kPage - 1) / kPage * kPage);
     if (*pointer == nullptr) return cudaErrorMemoryAllocation;
     machine.memory.Pin(*pointer, bytes, /*owned=*/true);
+    ++machine.Current().counters.pinned;
     return cudaSuccess;
   });
 }
