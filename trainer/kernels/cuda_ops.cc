@@ -285,9 +285,8 @@ class CudaOps : public Ops {
     cuda::ResidualNormForward(gpu_, args);
   }
   void ResidualNormBackward(const ResidualNormGradArgs& a) override {
-    const native::ResidualNormBackwardArgs args = ArgsOf(a, AsFloats(a.rows, a.dy_RD));
-    if (a.over_rows) return cuda::BatchNormBackward(gpu_, args);
-    cuda::ResidualNormBackward(gpu_, args);
+    if (a.over_rows) return cuda::BatchNormBackward(gpu_, ArgsOf(a, AsFloats(a.rows, a.dy_RD)));
+    cuda::ResidualNormBackward(gpu_, ArgsOf(a, /*dy_RD=*/{}), In(a.dy_RD, a.rows));
   }
   void NormOutput(int64_t rows, const NormState& state, const Tensor& gain, const Tensor& bias,
                   const Tensor& y) override {
@@ -295,14 +294,7 @@ class CudaOps : public Ops {
   }
   void AddBranch(int64_t rows, const Tensor& x, const Tensor& branch, const DropoutSite& dropout,
                  const PackedRows* ids, const Tensor& mask) override {
-    cuda::ResidualNormForward(gpu_, {.rows = rows,
-                                     .width = x.size(1),
-                                     .x = Floats(x),
-                                     .branch = In(branch, rows),
-                                     .dropout = KeyOf(dropout),
-                                     .ids = IdsOf(ids),
-                                     .sum = Floats(x),
-                                     .mask = Bytes(mask)});
+    cuda::ResidualNormForward(gpu_, AddBranchArgsOf(rows, x, branch, dropout, ids, mask));
   }
   void AddBranchBackward(int64_t rows, const Tensor& dx, double rate, const Tensor& mask,
                          const Tensor& dbranch) override {

@@ -75,6 +75,20 @@ native::ResidualNormBackwardArgs ArgsOf(const ResidualNormGradArgs& a, const at:
           .d_bias = Floats(a.dbias_D)};
 }
 
+native::ResidualNormForwardArgs AddBranchArgsOf(int64_t rows, const at::Tensor& x_RD,
+                                                const at::Tensor& branch_RD,
+                                                const DropoutSite& dropout, const PackedRows* ids,
+                                                const at::Tensor& mask) {
+  return {.rows = rows,
+          .width = x_RD.size(1),
+          .x = Floats(x_RD),
+          .branch = In(branch_RD, rows),
+          .dropout = KeyOf(dropout),
+          .ids = IdsOf(ids),
+          .sum = Floats(x_RD),
+          .mask = Bytes(mask)};
+}
+
 native::ScaleShiftForwardArgs ArgsOf(const ScaleShiftArgs& a) {
   return {.x = In(a.x_RD, a.rows),
           .scale = Floats(a.scale_G),

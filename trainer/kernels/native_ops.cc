@@ -135,14 +135,7 @@ class NativeOps : public Ops {
   void AddBranch(int64_t rows, const Tensor& x, const Tensor& branch, const DropoutSite& dropout,
                  const PackedRows* ids, const Tensor& mask) override {
     native::ResidualNormForward(pool_, table_,
-                                {.rows = rows,
-                                 .width = x.size(1),
-                                 .x = Floats(x),
-                                 .branch = In(branch, rows),
-                                 .dropout = KeyOf(dropout),
-                                 .ids = IdsOf(ids),
-                                 .sum = Floats(x),
-                                 .mask = Bytes(mask)});
+                                AddBranchArgsOf(rows, x, branch, dropout, ids, mask));
   }
   void AddBranchBackward(int64_t rows, const Tensor& dx, double rate, const Tensor& mask,
                          const Tensor& dbranch) override {

@@ -182,18 +182,20 @@ Stack DescribeStack(const ModelSpec& model, int64_t rows, int64_t sentences) {
   // The input of the widest weight gradient, packed; rows that norms convert, and sums over rows.
   const int64_t packed_rows = (rows + kPackedRows - 1) / kPackedRows * kPackedRows;
   const int64_t converted = ConvertedFeatures(model);
-  const int64_t over_rows = model.norm() == BATCH_NORM ? std::max(converted, d) : 0;
+  const bool is_over_rows = model.norm() == BATCH_NORM;
+  const int64_t over_rows = is_over_rows ? std::max(converted, d) : 0;
+  const int64_t gpu_converted = is_over_rows ? converted : 0;
   stack.kernel_buffers = {.bytes = kFloatBytes * rows * over_rows,
                           .operands = packed_rows * std::max(f, d),
                           .widened = rows * converted};
   // Sums over runs of kRunRows rows, two of each column; attention's figure of each row and head.
   // LibTorch's flash attention, of 16 bits, makes context and gradients anew and sums the queries'
-  // in float32, each sentence's rows padded.
+  // in float32, each sentence's rows padded. On a GPU only BATCH_NORM has its rows converted.
   const int64_t sums = 2 * ((rows + kRunRows - 1) / kRunRows) * std::max(f, d);
   stack.gpu_scratch = {
       .bytes = kFloatBytes * (std::max(sums, rows * model.num_heads()) + rows * over_rows),
       .copies = 4 * rows * d,
-      .widened = rows * (converted + model.num_heads()) + (rows + kFlashRows * sentences) * d};
+      .widened = rows * (gpu_converted + model.num_heads()) + (rows + kFlashRows * sentences) * d};
   stack.reader_temporaries = {
       // Backward pass of a norm: the gradient's copy and six steps to that of the sum.
       {.bytes = 7 * kFloatBytes * rows * d},

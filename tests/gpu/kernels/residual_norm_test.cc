@@ -80,7 +80,8 @@ class NormTwin {
     if (p_.rows > 0) ExpectClose(x_, kRowUlps);
   }
 
-  // `in_place`: d_residual is dy; else it is added to. `dy_is_operand`: where it is not in place.
+  // `in_place`: d_residual is dy; else it is added to. `dy_is_operand`: then what is in place is
+  // d_branch.
   void ExpectBackwardIsTheCpus(bool over_rows, bool in_place, bool dy_is_operand = false) {
     TwinMatrix& dy_operand = twin_.RandomMatrix(p_.element, p_.rows, p_.width, 5);
     TwinArray<float>& dy = dy_is_operand ? FloatsOf(dy_operand) : twin_.RandomFloats(n_, 5);
@@ -90,7 +91,10 @@ class NormTwin {
     for (size_t i = 0; i < deviations.size(); ++i) deviations[i] = 0.5f + 0.1f * (i % 7);
     TwinArray<float>& rstd = twin_.Floats(deviations);
     TwinArray<float>& dx = twin_.RandomFloats(n_, 8);
-    TwinMatrix& d_branch = twin_.NewMatrix(p_.element, p_.rows, p_.width);
+    const bool branch_in_place = in_place && dy_is_operand;
+    const bool residual_in_place = in_place && !dy_is_operand;
+    TwinMatrix& d_branch =
+        branch_in_place ? dy_operand : twin_.NewMatrix(p_.element, p_.rows, p_.width);
     TwinArray<float>& d_gain = twin_.RandomFloats(p_.width, 9);
     TwinArray<float>& d_bias = twin_.RandomFloats(p_.width, 10);
     const auto args = [&](Side side) {
@@ -105,8 +109,8 @@ class NormTwin {
                                       .rstd = rstd.at(side),
                                       .gain = gain_.at(side),
                                       .mask = mask_.at(side),
-                                      .d_residual = in_place ? dy.at(side) : dx.at(side),
-                                      .accumulate_residual = !in_place,
+                                      .d_residual = residual_in_place ? dy.at(side) : dx.at(side),
+                                      .accumulate_residual = !residual_in_place,
                                       .d_branch = d_branch.at(side),
                                       .d_gain = d_gain.at(side),
                                       .d_bias = p_.has_bias ? d_bias.at(side) : nullptr};
@@ -129,7 +133,7 @@ class NormTwin {
         });
     EXPECT_EQ(twin_.launches(), p_.rows == 0 ? 0 : over_rows ? 1 : 2);
     if (p_.rows == 0) return;
-    ExpectClose(in_place ? dy : dx, kRowUlps);
+    ExpectClose(residual_in_place ? dy : dx, kRowUlps);
     if (over_rows && p_.rate > 0 && p_.element != Element::kFloat32) {
       ExpectRoundedTwice(d_branch);
     } else {
@@ -214,6 +218,7 @@ TEST_P(GpuResidualNorm, BackwardIsTheCpus) {
   NormTwin(GetParam()).ExpectBackwardIsTheCpus(false, /*in_place=*/false);
   NormTwin(GetParam()).ExpectBackwardIsTheCpus(false, /*in_place=*/true);
   NormTwin(GetParam()).ExpectBackwardIsTheCpus(false, /*in_place=*/false, /*dy_is_operand=*/true);
+  NormTwin(GetParam()).ExpectBackwardIsTheCpus(false, /*in_place=*/true, /*dy_is_operand=*/true);
 }
 
 // Every number of chunks of a thread, threads of a row and rows of a block; each optional argument.
