@@ -506,6 +506,13 @@ void CheckCompute(const RunSpec& run, Mistakes* mistakes) {
       compute.attention() == FLASH) {
     const std::string obstacle = FlashObstacle(run.model(), compute.dtype());
     fields.Require(obstacle.empty(), "attention", obstacle);
+  } else if (cuda && run.model().num_heads() > 0) {
+    const int width = run.model().d_model() / run.model().num_heads();
+    Fields(run.model(), "model.", mistakes)
+        .Require(width <= native::kMaxGpuHeadDim, "num_heads",
+                 absl::StrCat("heads of ", width, " features: with compute.device: 'cuda' ",
+                              "model.d_model / model.num_heads must be at most ",
+                              native::kMaxGpuHeadDim));
   }
   fields.AtLeast(0, "threads_per_rank", "must be at least 1, or 0: left to the program");
 }

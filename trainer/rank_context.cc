@@ -65,17 +65,13 @@ absl::Status MakeOpsWithMemory(const ComputeSpec& compute, RankContext& context)
       context.device_use());
 }
 
-// Connects every pair of ranks between which the schedule has messages.
+// Connects this rank with those between which and itself the schedule has messages.
 absl::Status ConnectPipeline(const RankContext& context, const Buffer& scratch) {
   std::set<int> to, from;
-  const int me = context.pp_rank;
-  for (int rank = 0; rank < static_cast<int>(context.schedule.actions.size()); ++rank) {
-    for (const Action& action : context.schedule.actions[rank]) {
-      if (!IsSend(action.op)) continue;
-      ASSIGN_OR_RETURN(const Route route, RouteOf(action, context.placement));
-      if (rank == me) to.insert(route.peer);
-      if (route.peer == me) from.insert(rank);
-    }
+  for (const Action& action : context.schedule.actions[context.pp_rank]) {
+    if (!IsTransfer(action.op)) continue;
+    ASSIGN_OR_RETURN(const Route route, RouteOf(action, context.placement));
+    (route.send ? to : from).insert(route.peer);
   }
   return context.pipeline->Connect(
       {.to = {to.begin(), to.end()}, .from = {from.begin(), from.end()}, .scratch = scratch},

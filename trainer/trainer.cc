@@ -258,7 +258,7 @@ void Trainer::WriteMetrics(const google::protobuf::Message& record) {
 
 // Compares the plan's bytes with those of the first step, which allocates everything.
 absl::Status Trainer::CompareMemory() {
-  return ReportMemory({.planned = TensorBytes(resolved_.plan.stages(world_.rank()).memory()),
+  return ReportMemory({.planned = TensorBytes(session_.context->planned),
                        .measured = memory_.peak_bytes() + session_.context->ops->OwnBytes() +
                                    checkpoints_->snapshot_bytes()},
                       world_, log_);

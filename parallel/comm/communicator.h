@@ -93,7 +93,8 @@ class Communicator {
   struct Links {
     std::vector<int> to, from;  // peers of messages
     bool all_to_all = false, all_gather = false, reduce_scatter = false;
-    Buffer scratch;  // overwritten; as large as the largest collective will be
+    Buffer
+        scratch;  // overwritten; as large as the largest collective will be, 32 B a rank at least
   };
 
   virtual ~Communicator() = default;
@@ -112,7 +113,9 @@ class Communicator {
 
   // Collective, blocking. Connects device memory, before the first message or collective of any:
   // what `links` of some call did not name fails with FailedPrecondition. Every rank states the
-  // same collectives, and is named as a peer by those that it names. Nothing to do for host memory.
+  // same collectives, and is named as a peer by those that it names. InvalidArgument where the
+  // scratch memory is too small; DeadlineExceeded after `limit`; the backend's error otherwise. The
+  // group is then given up. Nothing to do for host memory.
   virtual absl::Status Connect(const Links& links, absl::Duration limit);
 
   // Collective. send[r] goes to rank r, receive[r] comes from it; size() buffers each. Sizes may

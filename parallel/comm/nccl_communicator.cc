@@ -227,21 +227,13 @@ bool OnDevice(const Buffer& buffer) { return buffer.device.kind == Device::Kind:
 
 // ---- What is launched
 
-// Messages to or from a peer of the lane.
-NcclLaunch SendsOf(std::vector<Buffer> buffers, int peer) {
+// Messages to a peer of the lane (ncclSend), or from it (ncclRecv).
+template <auto kCall>
+NcclLaunch MessagesOf(std::vector<Buffer> buffers, int peer) {
   return [buffers = std::move(buffers), peer](ncclComm_t comm, cudaStream_t stream) {
     NcclGroup group;
     for (const Buffer& b : buffers) {
-      group.Add(ncclSend(b.data, static_cast<size_t>(b.bytes), ncclUint8, peer, comm, stream));
-    }
-    return group.End();
-  };
-}
-NcclLaunch ReceivesOf(std::vector<Buffer> buffers, int peer) {
-  return [buffers = std::move(buffers), peer](ncclComm_t comm, cudaStream_t stream) {
-    NcclGroup group;
-    for (const Buffer& b : buffers) {
-      group.Add(ncclRecv(b.data, static_cast<size_t>(b.bytes), ncclUint8, peer, comm, stream));
+      group.Add(kCall(b.data, static_cast<size_t>(b.bytes), ncclUint8, peer, comm, stream));
     }
     return group.End();
   };
@@ -497,7 +489,8 @@ std::vector<Trial> Lanes::TrialsOf(const Communicator::Links& links,
     if (ends == kAll) continue;
     const bool sends = ends.first == control_->rank();
     const std::vector<Buffer> message = {Part(links.scratch, sends ? 0 : kTrialBytes, kTrialBytes)};
-    trials.push_back({end, sends ? SendsOf(message, 1) : ReceivesOf(message, 0)});
+    trials.push_back(
+        {end, sends ? MessagesOf<ncclSend>(message, 1) : MessagesOf<ncclRecv>(message, 0)});
   }
   const auto all = lanes_.find(kAll);
   if (all == lanes_.end()) return trials;
@@ -651,7 +644,7 @@ Communicator::TransferOr NcclCommunicator::SendAll(std::span<const Buffer> buffe
   RETURN_IF_ERROR(CheckMessage("Send to", *this, peer, tag));
   if (buffers.empty() || !OnDevice(buffers[0])) return host_.SendAll(buffers, peer, tag);
   return Start(lanes_->Message(rank(), peer), absl::StrCat("Send to rank ", peer), buffers,
-               SendsOf({buffers.begin(), buffers.end()}, 1));
+               MessagesOf<ncclSend>({buffers.begin(), buffers.end()}, 1));
 }
 
 Communicator::TransferOr NcclCommunicator::ReceiveAll(std::span<const Buffer> buffers, int peer,
@@ -659,7 +652,7 @@ Communicator::TransferOr NcclCommunicator::ReceiveAll(std::span<const Buffer> bu
   RETURN_IF_ERROR(CheckMessage("Receive from", *this, peer, tag));
   if (buffers.empty() || !OnDevice(buffers[0])) return host_.ReceiveAll(buffers, peer, tag);
   return Start(lanes_->Message(peer, rank()), absl::StrCat("Receive from rank ", peer), buffers,
-               ReceivesOf({buffers.begin(), buffers.end()}, 0));
+               MessagesOf<ncclRecv>({buffers.begin(), buffers.end()}, 0));
 }
 
 Communicator::TransferOr NcclCommunicator::AllToAll(std::span<const Buffer> send,

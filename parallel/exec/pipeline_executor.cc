@@ -50,7 +50,7 @@ int MessageTag(int cut, bool backward, int tensor) {
 
 absl::StatusOr<Route> RouteOf(const Action& transfer, const Placement& placement) {
   const bool backward = transfer.op == Op::kSendBackward || transfer.op == Op::kReceiveBackward;
-  const bool send = transfer.op == Op::kSendForward || transfer.op == Op::kSendBackward;
+  const bool send = IsSend(transfer.op);
   const bool towards_end = send != backward;  // the neighbour is chunk + 1, else chunk - 1
   const int cut = transfer.chunk + (towards_end ? 1 : 0);
   if (cut >= placement.NumChunks() || !placement.Crosses(cut)) {

@@ -61,11 +61,8 @@ void AddParameters(const Inventory& inventory, const RankUse& rank, const Memory
     }
   });
   memory.set_weights(elements * kFloatBytes);
-  memory.set_working_copies(packed * rules.operand_bytes * rules.num_packed_copies);
-  if (rules.gpu) {
-    memory.set_working_copies(rules.operand_bytes < kFloatBytes ? elements * rules.operand_bytes
-                                                                : 0);
-  }
+  memory.set_working_copies((rules.gpu ? elements : packed) * rules.operand_bytes *
+                            rules.num_packed_copies);
   memory.set_gradients(uses * kFloatBytes);
   memory.set_partial_sums(uses * kFloatBytes * rank.partial_sums);
   const int64_t updated = (elements + rank.num_replicas - 1) / rank.num_replicas;

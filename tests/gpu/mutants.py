@@ -51,8 +51,7 @@ MUTANTS = {
         "parallel/plan/memory.cc", "gpu.set_uploads(rank.microbatches * inventory.batch_bytes + ResultBytes(memory));",
         "gpu.set_uploads(0 * (rank.microbatches * inventory.batch_bytes + ResultBytes(memory)));", "memory_test"),
     "copies-of-tables-are-not-planned": (
-        "parallel/plan/memory.cc", "memory.set_working_copies(rules.operand_bytes < kFloatBytes ? elements * rules.operand_bytes",
-        "memory.set_working_copies(rules.operand_bytes < kFloatBytes ? packed * rules.operand_bytes", ERRORS),
+        "parallel/plan/memory.cc", "(rules.gpu ? elements : packed) * rules.operand_bytes", "packed * rules.operand_bytes", ERRORS),
     "sum-without-barrier": (
         CUDA + "device_math.h",
         "if (threadIdx.x % 32 == 0) mine[threadIdx.x / 32] = v;\n  __syncthreads();\n  v = mine[0];\n  for (int w = 1; w < warps; ++w) {",
@@ -132,8 +131,7 @@ MUTANTS = {
     "last-row-of-a-token": (
         CUDA + "embedding.cu", "for (int i = begin; i < end; ++i)", "for (int i = begin; i + 1 < end; ++i)", TRAINING),
     "sum-in-another-order": (
-        CUDA + "optimizer.cu", "half /= 2) sum += __shfl_down_sync(kAllLanes, sum, half);", "half /= 2) sum += __shfl_down_sync(kAllLanes, sum, 16 / half);",
-        TRAINING),
+        CUDA + "optimizer.cu", "sum = SumInWarp(sum);", "sum = SumInWarp(SumInWarp(sum, 4)) * 0.25;", TRAINING),
     "ties-by-the-last-column": (
         CUDA + "sampling.cu", "a.index < b.index", "a.index > b.index", TRAINING),
     "floor-too-high": (

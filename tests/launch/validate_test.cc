@@ -231,6 +231,9 @@ TEST(Validate, EveryComputeAndLayoutRuleNamesItsField) {
       {{"compute.device=cuda", "compute.attention=FLASH", "model.d_model=24", "model.num_heads=2"},
        "compute.attention: FLASH: it needs heads of a multiple of 8 features up to 256, and "
        "model.d_model / model.num_heads is 12"},
+      {{"compute.device=cuda", "model.d_model=1028"},
+       "model.num_heads: 4: heads of 257 features: with compute.device: 'cuda' model.d_model / "
+       "model.num_heads must be at most 256"},
       {{"compute.threads_per_rank=-1"},
        "compute.threads_per_rank: -1: must be at least 1, or 0: left to the program"},
       {{"cluster.nodes=-1"}, "cluster.nodes: -1: must be at least 1, or 0: those of the job"},

@@ -33,7 +33,7 @@ ComputeSpec ResolveCompute(const ComputeSpec& asked);
 // cannot do, or CountGpus' error.
 absl::Status CheckCompute(const ComputeSpec& resolved);
 
-// Makes the Ops of a resolved spec. Fails as CheckCompute does.
+// Makes the Ops of a resolved spec. Fails as CheckCompute does; throws as MakeCudaOps does.
 absl::StatusOr<std::unique_ptr<Ops>> MakeOps(const ComputeSpec& resolved);
 
 // Plain LibTorch on `device`: the reference. Operand and residual types: any floating type each.
@@ -44,7 +44,8 @@ std::unique_ptr<Ops> MakeAtenOps(at::Device device, at::ScalarType operand,
 // thread; from now on the thread's copies by LibTorch are in the order of these operations. Operand
 // type float32, bfloat16 or float16; residual float32. With FLASH the operands have 16 bits, and
 // neither are attention weights dropped nor have heads another width than FlashObstacle
-// (trainer/model/architecture.h) allows. Only where GpuType() has a value.
+// (trainer/model/architecture.h) allows. Only where GpuType() has a value. Throws cuda::GpuError or
+// c10::Error where CUDA, cuBLASLt or LibTorch refuses (StatusOfException).
 std::unique_ptr<Ops> MakeCudaOps(at::Device device, at::ScalarType operand, bool check_launches,
                                  AttentionKernel attention = OWN);
 

@@ -87,8 +87,6 @@ absl::Status StatusOfException(const DeviceUse& use) {
   }
 }
 
-absl::Status StatusOfException() { return StatusOfException(DeviceUse()); }
-
 absl::Status CatchErrors(absl::FunctionRef<absl::Status()> work, const DeviceUse& use) {
   absl::Status status;
   try {

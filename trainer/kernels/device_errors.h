@@ -24,8 +24,7 @@ struct DeviceUse {
 //     ExitCode::kDoesNotFit; the text has what was asked for, what is in use and what was planned;
 //   - anything else: Internal without an exit code; an error of CUDA names the last launch.
 // Both name the GPU, where `use` has one, and this host.
-absl::Status StatusOfException(const DeviceUse& use);
-absl::Status StatusOfException();  // without a device
+absl::Status StatusOfException(const DeviceUse& use = {});
 
 // Returns what `work` returns, or the exception that it throws. An error of CUDA that comes as a
 // status, as those of messages do, is completed in the same way.

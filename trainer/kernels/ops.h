@@ -10,9 +10,8 @@
 //
 // Every implementation keeps these rules:
 //   - Types. "operand" is the type of matrix products (float32, bfloat16, float16; float64 in
-//   tests),
-//     "residual" the type of the residual stream, statistics, gradients and masters (float32;
-//     float64 in tests). An argument has the type that its comment says.
+//     tests), "residual" the type of the residual stream, statistics, gradients and masters
+//     (float32; float64 in tests). An argument has the type that its comment says.
 //   - Shapes. Tensors are allocated at capacity; `rows` says how many rows are real. The others are
 //     neither read nor written. Matrices are row-major with contiguous rows; they may be column
 //     slices of wider ones.

@@ -138,9 +138,8 @@ TEST_F(LaunchShapes, OfFlatRangesAreOnesThatCudaTakes) {
   Cast(gpu_, MatrixOf(1, kWeights, native::Element::kFloat32), MatrixOf(1, kWeights));
   AdamStep(gpu_, {}, kWeights, x, x, x, x);
   SumSquares(gpu_, x, kWeights, Memory<double>());
-  CountNonFinite(gpu_, x, kWeights, Memory<unsigned long long>());
   Add(gpu_, x, x, kWeights);
-  EXPECT_GE(gpu_.launches(), 5);
+  EXPECT_GE(gpu_.launches(), 4);
 }
 
 TEST_F(LaunchShapes, OfRowsAreOnesThatCudaTakes) {

@@ -13,16 +13,14 @@ namespace {
 using native::testing::RandomFloats;
 using testing::AppendBytes;
 using testing::DeviceArray;
-using testing::Element;
 using testing::ForThreadOrders;
-using testing::Rounded;
 
 constexpr int64_t kLengths[] = {0, 1, 3, 4, 255, 1024, 1025, 4095, 4096, 4097, 9001};
 
 // The bits of the CPU need its fused multiply-add.
 bool CpuFuses() { return native::BestIsa() != native::kAllIsas[0]; }
 
-TEST(GpuAdam, HasTheBitsOfTheCpuAndWritesTheOperand) {
+TEST(GpuAdam, HasTheBitsOfTheCpu) {
   ASSERT_TRUE(CpuFuses());
   native::ThreadPool pool(1);
   for (const int64_t n : kLengths) {
@@ -43,40 +41,21 @@ TEST(GpuAdam, HasTheBitsOfTheCpuAndWritesTheOperand) {
       std::vector<float> twin = weights, twin_m = m, twin_v = v;
       native::AdamStep(pool, native::Table(native::BestIsa()), args, n, twin.data() + shift,
                        gradient.data() + shift, twin_m.data() + shift, twin_v.data() + shift);
-      for (const Element element : {Element::kFloat32, Element::kBfloat16, Element::kFloat16}) {
-        ForThreadOrders([&](GpuStream& gpu) {
-          const DeviceArray<float> w(weights), g(gradient), dm(m), dv(v);
-          const int64_t bytes = testing::BytesOf(element);
-          const DeviceArray<uint8_t> operand(std::vector<uint8_t>(size * bytes));
-          AdamStep(gpu, args, n, w.data() + shift, g.data() + shift, dm.data() + shift,
-                   dv.data() + shift, operand.data() + shift * bytes, element);
-          EXPECT_EQ(gpu.launches(), n == 0 ? 0 : 1);
-          const std::vector<float> got = w.Read(gpu);
-          EXPECT_TRUE(got == twin);
-          EXPECT_TRUE(dm.Read(gpu) == twin_m);
-          EXPECT_TRUE(dv.Read(gpu) == twin_v);
-          const std::vector<uint8_t> raw = operand.Read(gpu);
-          const std::vector<float> rounded = Rounded(element, twin);
-          for (int64_t i = 0; i < size; ++i) {
-            uint32_t bits = 0;
-            std::memcpy(&bits, raw.data() + i * bytes, bytes);
-            EXPECT_EQ(testing::FromBits(element, bits), i < shift ? 0.0f : rounded[i]) << i;
-          }
-          std::vector<uint8_t> result;
-          AppendBytes(result, got);
-          return result;
-        });
-      }
+      ForThreadOrders([&](GpuStream& gpu) {
+        const DeviceArray<float> w(weights), g(gradient), dm(m), dv(v);
+        AdamStep(gpu, args, n, w.data() + shift, g.data() + shift, dm.data() + shift,
+                 dv.data() + shift);
+        EXPECT_EQ(gpu.launches(), n == 0 ? 0 : 1);
+        const std::vector<float> got = w.Read(gpu);
+        EXPECT_TRUE(got == twin);
+        EXPECT_TRUE(dm.Read(gpu) == twin_m);
+        EXPECT_TRUE(dv.Read(gpu) == twin_v);
+        std::vector<uint8_t> result;
+        AppendBytes(result, got);
+        return result;
+      });
     }
   }
-}
-
-TEST(GpuAdam, WritesNoOperandWhereThereIsNone) {
-  GpuStream gpu;
-  const DeviceArray<float> w(std::vector<float>(5, 1.0f)), g(std::vector<float>(5, 1.0f));
-  const DeviceArray<float> m(std::vector<float>(5, 0.0f)), v(std::vector<float>(5, 0.0f));
-  AdamStep(gpu, {.learning_rate = 0.5, .step = 1}, 5, w.data(), g.data(), m.data(), v.data());
-  for (const float x : w.Read(gpu)) EXPECT_NEAR(x, 0.5f, 1e-4f);
 }
 
 TEST(GpuSumSquares, HasTheBitsOfTheCpu) {
@@ -111,31 +90,6 @@ TEST(GpuSumSquares, IsNotFiniteWhereAnElementIsNot) {
     SumSquares(gpu, device_x.data(), 5000, sums.data());
     EXPECT_EQ(sums.Read(gpu)[0], 4096.0);
     EXPECT_FALSE(std::isfinite(sums.Read(gpu)[1]));
-  }
-}
-
-TEST(GpuCountNonFinite, CountsEveryOne) {
-  for (const int64_t n : kLengths) {
-    for (const int shift : {0, 1}) {
-      SCOPED_TRACE(std::to_string(n) + " shifted by " + std::to_string(shift));
-      std::vector<float> x(n + shift, std::numeric_limits<float>::max());
-      unsigned long long expected = 5;
-      for (int64_t i = shift; i < n + shift; ++i) {
-        if (i % 7 != 3 && i != n + shift - 1) continue;
-        x[i] = i % 2 == 0 ? std::nanf("") : -std::numeric_limits<float>::infinity();
-        ++expected;
-      }
-      const DeviceArray<float> device_x(x);
-      ForThreadOrders([&](GpuStream& gpu) {
-        const DeviceArray<unsigned long long> count(std::vector<unsigned long long>{5});
-        CountNonFinite(gpu, device_x.data() + shift, n, count.data());
-        const std::vector<unsigned long long> got = count.Read(gpu);
-        EXPECT_EQ(got[0], expected);
-        std::vector<uint8_t> bytes;
-        AppendBytes(bytes, got);
-        return bytes;
-      });
-    }
   }
 }
 

@@ -44,7 +44,6 @@ constexpr int kStreamedPerLane = kStreamedRows / 8;
 constexpr int kChunk = 64;                        // columns
 constexpr int kStride = kChunk + 4;               // floats from a row of a chunk to the next
 constexpr int kWeightStride = kStreamedRows + 4;  // floats from a row of weights to the next
-constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 
 // Blocks that a processor has registers for: short rows, the usual ones, use few.
@@ -78,11 +77,7 @@ __device__ Tile FindTile(const int32_t* offsets, int num_sentences, int rows) {
   for (int i = static_cast<int>(threadIdx.x) % 32; i < num_sentences + 2; i += 32) {
     segments += segment_begin(i) / kTileRows + i <= number;
   }
-#pragma unroll
-  for (int other = 16; other > 0; other /= 2) {
-    segments += __shfl_xor_sync(kAllLanes, segments, other);
-  }
-  const int segment = segments - 1;
+  const int segment = SumInWarp(segments) - 1;
   const int first = segment_begin(segment), length = segment_begin(segment + 1) - first;
   const int begin = (number - first / kTileRows - segment) * kTileRows;
   return {.sentence = segment <= num_sentences ? segment - 1 : -1,
@@ -729,8 +724,6 @@ __global__ void __launch_bounds__(kThreads, kChunks == 1 ? 3 : 1)
 // the groups are put together in a fixed order.
 
 constexpr int kDecodeGroups = kThreads / 8;
-// Below every score that is not -infinity; finite, so that a difference of two is a number.
-constexpr float kLowest = -3.4028235e38f;
 
 // The softmax of some keys and the values that it weighs.
 template <int kFours>
@@ -774,7 +767,7 @@ __device__ __forceinline__ Part<kFours> DecodeKeys(const DecodeAttentionArgs& ar
                     : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   };
   float4 q[kFours];
-  Part<kFours> part = {.largest = kLowest, .sum = 0.0f, .context = {}};
+  Part<kFours> part = {.largest = kLowestFloat, .sum = 0.0f, .context = {}};
 #pragma unroll
   for (int v = 0; v < kFours; ++v) q[v] = load(args.q, row, v);
   // All lanes of a warp stay until its first group is done: they exchange sums.
@@ -858,7 +851,8 @@ int64_t CheckedRows(const ConstMatrix& m, const AttentionShape& shape) {
 
 void CheckHeads(int heads, int head_dim, const DropoutStream& stream) {
   DEEPNET_CHECK(heads >= 1 && heads < 65536) << heads << " heads";
-  DEEPNET_CHECK(head_dim >= 1 && head_dim <= kMaxHeadDim) << "heads of " << head_dim << " columns";
+  DEEPNET_CHECK(head_dim >= 1 && head_dim <= native::kMaxGpuHeadDim)
+      << "heads of " << head_dim << " columns";
   DEEPNET_CHECK(!stream.active() ||
                 heads * native::kMaxAttentionKeys <= native::kMaxDropoutFeatures)
       << heads << " heads with dropout";

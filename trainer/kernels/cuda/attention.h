@@ -1,5 +1,5 @@
 // Attention of trainer/kernels/native/attention.h on a GPU: the same arguments, whose pointers are
-// device memory, and the same dropped weights. head_dim is at most kMaxHeadDim.
+// device memory, and the same dropped weights. head_dim is at most native::kMaxGpuHeadDim.
 //
 // Offsets lie on the device, so that no call waits: what the CPU's kernels check of them (that they
 // do not decrease, end within the matrices, are equal where `causal`, and that a sentence with
@@ -11,8 +11,6 @@
 #include "trainer/kernels/native/attention.h"
 
 namespace deepnet::cuda {
-
-inline constexpr int kMaxHeadDim = 256;
 
 // One launch. args.lse may be null where there will be no backward pass.
 void AttentionForward(GpuStream& gpu, const native::AttentionForwardArgs& args);

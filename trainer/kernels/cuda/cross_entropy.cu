@@ -18,9 +18,6 @@ using native::CrossEntropyArgs;
 constexpr int kMaxThreads = 1024;
 constexpr int kMaxWarps = kMaxThreads / 32;
 constexpr int64_t kLongRow = 8192;
-constexpr float kLog2E = 1.4426950408889634f;
-// Below every logit that is not -infinity; finite, so that a difference of two is a number.
-constexpr float kLowest = -3.4028235e38f;
 
 unsigned ThreadsOfRow(int64_t vocabulary) { return vocabulary >= kLongRow ? kMaxThreads : 256; }
 
@@ -87,7 +84,7 @@ __device__ __forceinline__ RowSums<double> SumOfWarp(RowSums<double> sums) {
 // The sums of a row, in every thread. Threads take four neighbours at a time; the first warp puts
 // the sums of all warps together.
 __device__ RowResult SumRow(const float* x, int n, bool aligned, SharedSums& shared) {
-  RowSums<float> mine = {kLowest, 0.0f, 0.0f};
+  RowSums<float> mine = {kLowestFloat, 0.0f, 0.0f};
   const int threads = static_cast<int>(blockDim.x), thread = static_cast<int>(threadIdx.x);
 #pragma unroll 2
   for (int i = 4 * thread; i < n; i += 4 * threads) {
@@ -100,7 +97,7 @@ __device__ RowResult SumRow(const float* x, int n, bool aligned, SharedSums& sha
   if (thread % 32 == 0) shared.of_warp[thread / 32] = sums;
   __syncthreads();
   if (thread < 32) {
-    sums = {kLowest, 0.0, 0.0};
+    sums = {kLowestFloat, 0.0, 0.0};
     if (thread < threads / 32) sums = shared.of_warp[thread];
     sums = SumOfWarp(sums);
     if (thread == 0) {
@@ -210,11 +207,8 @@ __global__ void __launch_bounds__(kSumThreads)
     my_loss += static_cast<double>(loss[row]);
     my_nll += static_cast<double>(nll[row]);
   }
-#pragma unroll
-  for (int other = 16; other > 0; other /= 2) {
-    my_loss += __shfl_down_sync(kAllLanes, my_loss, other);
-    my_nll += __shfl_down_sync(kAllLanes, my_nll, other);
-  }
+  my_loss = SumInWarp(my_loss);
+  my_nll = SumInWarp(my_nll);
   if (thread % 32 == 0) {
     shared.loss[thread / 32] = my_loss;
     shared.nll[thread / 32] = my_nll;

@@ -11,6 +11,10 @@ namespace deepnet::cuda {
 
 inline constexpr unsigned kAllLanes = 0xFFFFFFFFu;
 
+inline constexpr float kLog2E = 1.4426950408889634f;
+// Below every number but -infinity; finite, so that a difference of two is a number.
+inline constexpr float kLowestFloat = -3.4028235e38f;
+
 // e^x within 2 units in the last place for -87.33 <= x <= 88.37; 0 below, 2.4e38 above, NaN for
 // NaN. x = n ln 2 + r with |r| <= ln 2 / 2; e^r = 1 + r + r^2 P(r).
 __device__ inline float Exp(float x) {
@@ -18,7 +22,7 @@ __device__ inline float Exp(float x) {
   constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
   const float at_least = kLowest > x ? kLowest : x;
   const float clamped = kHighest < at_least ? kHighest : at_least;
-  const float shifted = fmaf(clamped, 1.44269504f, kMagic);
+  const float shifted = fmaf(clamped, kLog2E, kMagic);
   const float n = shifted - kMagic;
   float r = fmaf(n, -0.693359375f, clamped);
   r = fmaf(n, 2.12194440e-4f, r);
@@ -56,7 +60,8 @@ __device__ inline float NormalCumulative(float x, float* density) {
 
 // Sum over groups of `lanes` neighbours of a warp, a power of two; the same bits in all of them.
 // All 32 lanes call it.
-__device__ inline float SumInWarp(float v, int lanes = 32) {
+template <typename T>
+__device__ inline T SumInWarp(T v, int lanes = 32) {
   for (int offset = lanes / 2; offset > 0; offset /= 2) {
     v += __shfl_xor_sync(kAllLanes, v, offset);
   }

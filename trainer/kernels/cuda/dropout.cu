@@ -27,19 +27,6 @@ struct DrawMask {
   }
 };
 
-struct ApplyMask {
-  const uint8_t* mask;
-  int64_t mask_stride;
-  float scale;
-  MatrixView x;
-
-  __device__ void operator()(int64_t row, int64_t c, int n) const {
-    Chunk values = LoadChunk(x, row, c, n);
-    ApplyKeepByte(mask[row * mask_stride + c / kChunkColumns], scale, values);
-    StoreChunk(x, row, c, n, values);
-  }
-};
-
 }  // namespace
 
 void DropoutMask(GpuStream& gpu, const native::DropoutKey& key, native::RowIds ids, int64_t rows,
@@ -61,8 +48,9 @@ void DropoutForward(GpuStream& gpu, const native::DropoutKey& key, native::RowId
 
 void DropoutBackward(GpuStream& gpu, double rate, const uint8_t* mask, native::Matrix dx) {
   if (rate == 0.0) return;
-  ForRowChunks(gpu, "DropoutBackward", dx.rows, dx.cols,
-               ApplyMask{mask, native::MaskBytes(dx.cols), native::KeepScale(rate), ViewOf(dx)});
+  ForRowChunks(
+      gpu, "DropoutBackward", dx.rows, dx.cols,
+      ApplyMask{ViewOf(dx), ViewOf(dx), mask, native::MaskBytes(dx.cols), native::KeepScale(rate)});
 }
 
 }  // namespace deepnet::cuda

@@ -46,4 +46,18 @@ __device__ inline void ApplyKeepByte(uint32_t keep, float scale, Chunk& x) {
   for (int j = 0; j < kChunkColumns; ++j) x.v[j] = keep >> j & 1 ? x.v[j] * scale : 0.0f;
 }
 
+// to = from under a mask that was drawn before. `to` may be `from`.
+struct ApplyMask {
+  MatrixView from, to;
+  const uint8_t* mask;
+  int64_t mask_stride;
+  float scale;
+
+  __device__ void operator()(int64_t row, int64_t c, int n) const {
+    Chunk values = LoadChunk(from, row, c, n);
+    ApplyKeepByte(mask[row * mask_stride + c / kChunkColumns], scale, values);
+    StoreChunk(to, row, c, n, values);
+  }
+};
+
 }  // namespace deepnet::cuda

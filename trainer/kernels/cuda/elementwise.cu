@@ -102,19 +102,6 @@ struct CopyChunk {
   }
 };
 
-struct MaskedCopy {
-  MatrixView from, to;
-  const uint8_t* mask;
-  int64_t mask_stride;
-  float scale;
-
-  __device__ void operator()(int64_t row, int64_t c, int n) const {
-    Chunk values = LoadChunk(from, row, c, n);
-    ApplyKeepByte(mask[row * mask_stride + c / kChunkColumns], scale, values);
-    StoreChunk(to, row, c, n, values);
-  }
-};
-
 // --- ScaleShift ---
 
 // The factors of columns c..c+n; 1 past them.
@@ -280,8 +267,8 @@ void AddBranchBackward(GpuStream& gpu, ConstMatrix dx, double rate, const uint8_
   if (rate == 0.0) return Cast(gpu, dx, d_branch);
   CheckSameShape(dx, d_branch);
   ForRowChunks(gpu, "AddBranchBackward", dx.rows, dx.cols,
-               MaskedCopy{ViewOf(dx), ViewOf(d_branch), mask, native::MaskBytes(dx.cols),
-                          native::KeepScale(rate)});
+               ApplyMask{ViewOf(dx), ViewOf(d_branch), mask, native::MaskBytes(dx.cols),
+                         native::KeepScale(rate)});
 }
 
 void ScaleShiftForward(GpuStream& gpu, const native::ScaleShiftForwardArgs& args) {

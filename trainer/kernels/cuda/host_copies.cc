@@ -39,14 +39,11 @@ const void* UploadBlock::AddBytes(const void* host, int64_t bytes) {
 
 struct UploadPool::State {
   std::vector<std::shared_ptr<UploadBlock::Memory>> free;
-  int64_t device_bytes = 0;
 };
 
 UploadPool::UploadPool(GpuStream& gpu) : gpu_(gpu), state_(std::make_shared<State>()) {}
 
 UploadPool::~UploadPool() = default;
-
-int64_t UploadPool::device_bytes() const { return state_->device_bytes; }
 
 // The pinned half of a free block may still be read by its last copy; the device's half is used in
 // the stream's order in any case.
@@ -58,7 +55,6 @@ UploadBlock UploadPool::Begin(int64_t bytes) {
     free.erase(block);
     return found;
   }
-  state_->device_bytes += bytes;
   return UploadBlock(std::make_shared<UploadBlock::Memory>(gpu_, std::max<int64_t>(bytes, 16)));
 }
 

@@ -48,8 +48,6 @@ class UploadPool {
   // Puts the copy on the stream. The device's arrays live as long as the result.
   std::shared_ptr<const void> Send(UploadBlock block);
 
-  int64_t device_bytes() const;
-
  private:
   struct State;
   GpuStream& gpu_;

@@ -8,6 +8,7 @@
 #include <tuple>
 #include <utility>
 
+#include "parallel/base/check.h"
 #include "trainer/kernels/cuda/device_code.h"
 #include "trainer/kernels/cuda/gpu_stream.h"
 
@@ -33,6 +34,13 @@ void Launch(GpuStream& gpu, const char* name, void (*kernel)(Parameters...), dim
                                                  std::forward<Arguments>(arguments)...);
 #endif
   gpu.Launched(name, error);
+}
+
+// The blocks that n things need, `per_block` in each.
+inline unsigned BlocksOf(int64_t n, int64_t per_block) {
+  const int64_t blocks = (n + per_block - 1) / per_block;
+  DEEPNET_CHECK_LT(blocks, int64_t{1} << 31);
+  return static_cast<unsigned>(blocks);
 }
 
 }  // namespace deepnet::cuda

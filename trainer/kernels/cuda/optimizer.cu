@@ -1,6 +1,3 @@
-#include <algorithm>
-
-#include "parallel/base/check.h"
 #include "trainer/kernels/cuda/device_math.h"
 #include "trainer/kernels/cuda/fours.h"
 #include "trainer/kernels/cuda/launch.h"
@@ -39,8 +36,7 @@ __device__ __forceinline__ void UpdateElement(const AdamConstants& k, float grad
 }
 
 // Four elements a thread.
-template <typename T>
-__global__ void __launch_bounds__(kThreads) AdamKernel(const AdamRange p, T* operand) {
+__global__ void __launch_bounds__(kThreads) AdamKernel(const AdamRange p) {
   const int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * 4;
   if (i >= p.n) return;
   const int left = static_cast<int>(min(p.n - i, int64_t{4}));
@@ -54,11 +50,9 @@ __global__ void __launch_bounds__(kThreads) AdamKernel(const AdamRange p, T* ope
   UpdateElement(p.constants, g.y, b);
   UpdateElement(p.constants, g.z, c);
   UpdateElement(p.constants, g.w, d);
-  const float4 weights = make_float4(a.weight, b.weight, c.weight, d.weight);
-  StoreFour(p.weights + i, weights, left, whole);
+  StoreFour(p.weights + i, make_float4(a.weight, b.weight, c.weight, d.weight), left, whole);
   StoreFour(p.m + i, make_float4(a.m, b.m, c.m, d.m), left, whole);
   StoreFour(p.v + i, make_float4(a.v, b.v, c.v, d.v), left, whole);
-  if (operand != nullptr) StoreFour(operand + i, weights, left, whole);
 }
 
 // A warp takes a block of elements: element i goes to lane i % 32, and the lanes are added by
@@ -77,62 +71,23 @@ __global__ void __launch_bounds__(kThreads)
     const double value = static_cast<double>(x[begin + i]);
     sum += value * value;
   }
-#pragma unroll
-  for (int half = 16; half > 0; half /= 2) sum += __shfl_down_sync(kAllLanes, sum, half);
+  sum = SumInWarp(sum);
   if (lane == 0) sums[block] = sum;
-}
-
-__device__ __forceinline__ int IsNotFinite(float x) {
-  return (__float_as_uint(x) & 0x7F800000u) == 0x7F800000u;
-}
-
-__global__ void __launch_bounds__(kThreads)
-    CountNonFiniteKernel(const float* x, int64_t n, bool aligned, unsigned long long* count) {
-  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads * 4;
-  int found = 0;
-#pragma unroll 2
-  for (int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * 4; i < n;
-       i += step) {
-    const int left = static_cast<int>(min(n - i, int64_t{4}));
-    const float4 v = LoadFour(x + i, left, aligned && left == 4);  // 0 past the end
-    found += IsNotFinite(v.x) + IsNotFinite(v.y) + IsNotFinite(v.z) + IsNotFinite(v.w);
-  }
-#pragma unroll
-  for (int half = 16; half > 0; half /= 2) found += __shfl_down_sync(kAllLanes, found, half);
-  if (threadIdx.x % 32 == 0 && found > 0) {
-    atomicAdd(count, static_cast<unsigned long long>(found));
-  }
-}
-
-unsigned BlocksOf(int64_t n, int64_t per_block) {
-  const int64_t blocks = (n + per_block - 1) / per_block;
-  DEEPNET_CHECK_LT(blocks, int64_t{1} << 31);
-  return static_cast<unsigned>(blocks);
-}
-
-template <typename T>
-bool AreFoursAligned(const T* p) {
-  return reinterpret_cast<uintptr_t>(p) % (4 * sizeof(T)) == 0;
 }
 
 }  // namespace
 
 void AdamStep(GpuStream& gpu, const native::AdamArgs& args, int64_t n, float* weights,
-              const float* gradient, float* m, float* v, void* operand, native::Element element) {
-  AdamRange range = {.constants = native::MakeAdamConstants(args),
-                     .n = n,
-                     .weights = weights,
-                     .gradient = gradient,
-                     .m = m,
-                     .v = v,
-                     .aligned = AreFoursAligned(weights) && AreFoursAligned(gradient) &&
-                                AreFoursAligned(m) && AreFoursAligned(v)};
+              const float* gradient, float* m, float* v) {
+  const AdamRange range = {.constants = native::MakeAdamConstants(args),
+                           .n = n,
+                           .weights = weights,
+                           .gradient = gradient,
+                           .m = m,
+                           .v = v,
+                           .aligned = AllWide(4, weights, gradient, m, v)};
   if (n == 0) return;
-  ForElement(element, [&]<typename T>() {
-    T* const rounded = static_cast<T*>(operand);
-    range.aligned = range.aligned && AreFoursAligned(rounded);
-    Launch(gpu, "Adam", AdamKernel<T>, BlocksOf(n, 4 * kThreads), kThreads, 0, range, rounded);
-  });
+  Launch(gpu, "Adam", AdamKernel, BlocksOf(n, 4 * kThreads), kThreads, 0, range);
 }
 
 void SumSquares(GpuStream& gpu, const float* x, int64_t n, double* sums) {
@@ -140,14 +95,6 @@ void SumSquares(GpuStream& gpu, const float* x, int64_t n, double* sums) {
   if (num_blocks == 0) return;
   Launch(gpu, "SumSquares", SumSquaresKernel, BlocksOf(num_blocks, kThreads / 32), kThreads, 0, x,
          n, num_blocks, sums);
-}
-
-void CountNonFinite(GpuStream& gpu, const float* x, int64_t n, unsigned long long* count) {
-  if (n == 0) return;
-  constexpr unsigned kMostBlocks = 2048;  // each then looks at several parts
-  Launch(gpu, "CountNonFinite", CountNonFiniteKernel,
-         std::min(BlocksOf(n, 4 * kThreads), kMostBlocks), kThreads, 0, x, n, AreFoursAligned(x),
-         count);
 }
 
 }  // namespace deepnet::cuda

@@ -54,10 +54,6 @@ void WithChunks(int chunks, const F& f) {
   }
 }
 
-unsigned BlocksOf(int64_t rows, int64_t rows_of_block) {
-  return static_cast<unsigned>((rows + rows_of_block - 1) / rows_of_block);
-}
-
 // The columns of the thread's i-th chunk, and how many of them there are.
 struct Columns {
   int64_t begin;

@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(kThreads) DrawKernel(const Args args) {
   for (int col = begin + lane; col < end; col += 32) {
     weight += WeightAt(row, col, end, highest, temperature);
   }
-  for (int lanes = 16; lanes > 0; lanes /= 2) weight += __shfl_xor_sync(kAllLanes, weight, lanes);
+  weight = SumInWarp(weight);
   if (lane == 0) shared.weights[warp] = weight;
   __syncthreads();
   double total = 0.0;

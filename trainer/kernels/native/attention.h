@@ -24,6 +24,9 @@ class Scratch;
 // kMaxDropoutFeatures.
 inline constexpr int64_t kMaxAttentionKeys = 4096;
 
+// The widest heads that this project's kernels for GPUs take.
+inline constexpr int kMaxGpuHeadDim = 256;
+
 struct AttentionShape {
   int num_sentences = 0;
   const int32_t* q_offsets = nullptr;  // [num_sentences + 1]

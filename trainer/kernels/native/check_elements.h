@@ -6,11 +6,15 @@
 
 namespace deepnet::native {
 
-// All but float16, which is for GPUs. A matrix without data counts as well.
+// All but float16, which is for GPUs.
+inline void CheckElement(Element element) {
+  DEEPNET_CHECK(element != Element::kFloat16) << "kernels for CPUs have no float16";
+}
+
+// A matrix without data counts as well.
 template <typename... Matrices>
 void CheckElements(const Matrices&... matrices) {
-  DEEPNET_CHECK(((matrices.element != Element::kFloat16) && ...))
-      << "kernels for CPUs have no float16";
+  (CheckElement(matrices.element), ...);
 }
 
 }  // namespace deepnet::native

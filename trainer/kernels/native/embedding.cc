@@ -11,6 +11,7 @@
 #include "trainer/kernels/native/sorted_rows.h"
 
 namespace deepnet::native {
+
 void EmbedForward(ThreadPool& pool, const KernelTable& table, const EmbedForwardArgs& args) {
   CheckElements(args.table, args.x_operand);
   for (int64_t row = 0; row < args.rows; ++row) {

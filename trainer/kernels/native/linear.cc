@@ -114,7 +114,7 @@ PackedWeight::PackedWeight(const KernelTable& table, int64_t out, int64_t in, El
                            PackedFor packed_for)
     : table_(&table), out_(out), in_(in), element_(element), units_(UnitsOf(table, element)) {
   DEEPNET_CHECK(out > 0 && in > 0) << "weight of " << out << " x " << in;
-  DEEPNET_CHECK(element != Element::kFloat16) << "kernels for CPUs have no float16";
+  CheckElement(element);
   const int64_t width = table.gemm.panel_width;
   forward_panel_stride_ = CeilDiv(in, UnitDepth(units_)) * width;
   backward_panel_stride_ = CeilDiv(out, UnitDepth(units_)) * width;
