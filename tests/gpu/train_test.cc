@@ -248,6 +248,7 @@ absl::Status SaveBesideAStep(bool slow, const ResolvedRun& resolved, const Train
   const std::vector<at::Tensor> saved = StateOf(context);
   Manifest state = resolved.state;
   state.set_step(1);
+  RETURN_IF_ERROR(context.world->Barrier());  // all have taken their state
   if (slow) emulated_gpu::SetHostCopySpeed(kSlowestCopies);
   saver.Begin(state);
   RETURN_IF_ERROR(step(1));
@@ -294,6 +295,10 @@ TEST_F(GpuTrainTest, ASaveCopiesTheRanksOwnShareBesideTheNextStep) {
     // Replicas tell each other new weights, and with them wait for the copy.
     return SaveBesideAStep(/*slow=*/degrees.replicas == 1, resolved, session);
   };
+  // Streams that share a hardware queue wait for each other; as many as the program asks for.
+  emulated_gpu::Settings settings = emulated_gpu::SettingsOfEnvironment();
+  settings.connections = 32;
+  emulated_gpu::Restart(settings);
   for (const Degrees& degrees : {Degrees{2, 1, "1f1b"}, Degrees{1, 2}}) {
     const auto statuses = RunRanks(2, [&](Communicator& hosts) { return save(hosts, degrees); });
     EXPECT_TRUE(FirstError(statuses).ok()) << FirstError(statuses);
