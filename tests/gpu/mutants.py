@@ -230,8 +230,6 @@ MUTANTS = {
         "trainer/async_checkpointer.cc", "  snapshot_.HoldUpdate();\n", "", SAVES),
     "save-is-written-before-it-is-copied": (
         "trainer/async_checkpointer.cc", "      side_->Wait();\n", "", SAVES),
-    "save-is-copied-before-its-update": (
-        CUDA + "side_copies.cc", "cudaStreamWaitEvent(stream_, ready_, 0)", "cudaSuccess", SAVES),
     "tensors-launched-one-by-one": (
         LANES, "NcclGroup() : result_(ncclGroupStart()) {}", "NcclGroup() : result_(ncclSuccess) {}", NCCL),
     "ranks-are-not-connected": (
