@@ -93,7 +93,7 @@ TEST(GpuBudgets, OfADeepNormLayerAndOfWhatIsAroundLayers) {
             10);
 }
 
-// What each scheme may cost.
+// What each scheme may cost. Biases behind a scheme's single factors are copied for products.
 const std::map<Residual, LayerCosts> kMost = {
     {DEEPNORM, {7, 20, 12, 34}},
     {POST_LN, {7, 20, 12, 34}},
@@ -101,10 +101,10 @@ const std::map<Residual, LayerCosts> kMost = {
     {POST_LN_INIT, {7, 20, 12, 34}},
     {DS_INIT, {7, 20, 12, 34}},
     {ADMIN, {11, 24, 18, 40}},
-    {REZERO, {15, 22, 24, 37}},
+    {REZERO, {19, 22, 31, 37}},
     {R_FIXUP, {20, 30, 30, 45}},
     {T_FIXUP, {11, 18, 18, 31}},
-    {NORMFORMER, {12, 31, 18, 46}},
+    {NORMFORMER, {14, 31, 23, 46}},
     {SUB_LN, {11, 29, 17, 44}},
     {RESIDUAL_ONLY, {11, 18, 18, 31}},
     {NORM_ONLY, {7, 20, 12, 34}},
@@ -114,7 +114,7 @@ const std::map<Residual, LayerCosts> kMost = {
     {LAYERNORM_SCALING, {11, 26, 18, 43}},
     {PERI_LN, {11, 26, 18, 43}},
     {KEEL, {9, 24, 15, 40}},
-    {DLCL, {14, 37, 21, 55}},
+    {DLCL, {18, 37, 25, 55}},
     {RESIDUAL_DUAL, {9, 20, 15, 34}},
     {BRANCH_NORM, {9, 22, 15, 37}},
 };
@@ -160,7 +160,6 @@ TEST(GpuBudgets, AStepUpdatesInFewLaunchesWaitsOnceAndAllocatesNothing) {
   batch.microbatches = {testing::TinyMicrobatch(run.model(), 3)};
   batch.num_source_tokens = batch.microbatches[0].num_source_tokens;
   batch.num_target_tokens = batch.microbatches[0].num_target_tokens;
-  const auto buckets = static_cast<int64_t>(MakeBuckets(*rank.model).size());
   for (int64_t step = 0; step < 3; ++step) {
     const emulated_gpu::Counters start = emulated_gpu::ReadCounters();
     const auto result = RunTrainStep(batch, step, step + 1, rank);
@@ -169,8 +168,8 @@ TEST(GpuBudgets, AStepUpdatesInFewLaunchesWaitsOnceAndAllocatesNothing) {
     if (step == 0) continue;  // which makes buffers
     EXPECT_EQ(end.waits - start.waits, 1);
     EXPECT_EQ(end.allocated_bytes - start.allocated_bytes, 0);
-    const int64_t update = end.launches - start.launches - passes.forward - passes.backward;
-    EXPECT_LE(update, 8 * buckets) << buckets << " buckets";
+    // The squares and room for them, Adam, and the weights as operands.
+    EXPECT_LE(end.launches - start.launches - passes.forward - passes.backward, 4);
   }
 }
 

@@ -78,6 +78,27 @@ TEST(CudaOps, GivesTheSameBitsInEveryRun) {
   }
 }
 
+// A bias may lie anywhere in the flat weights, also behind a scheme's single factor.
+TEST(CudaOps, ABiasThatIsNotAlignedIsAdded) {
+  for (const at::ScalarType operand : {at::kFloat, at::kBFloat16}) {
+    const auto ops = MakeGpu(operand);
+    for (const at::ScalarType type : {at::kFloat, operand}) {
+      const at::Tensor values = at::arange(20, at::kFloat) / 8;
+      const at::Tensor flat = values.to(ops->ResidualOptions());
+      const auto weight = ops->MakeWeight(flat.narrow(0, 0, 12).view({3, 4}), /*backward=*/false);
+      ops->Refresh(*weight);
+      const at::Tensor x = at::ones({2, 4}, operand).to(ops->OperandOptions());
+      for (const int64_t begin : {12, 13, 16}) {
+        const at::Tensor y = at::zeros({2, 3}, ops->ResidualOptions().dtype(type));
+        ops->Linear(2, x, *weight, flat.narrow(0, begin, 3), /*relu=*/false, y);
+        const at::Tensor sums = values.narrow(0, 0, 12).view({3, 4}).sum(1);
+        const at::Tensor expected = (sums + values.narrow(0, begin, 3)).expand({2, 3});
+        EXPECT_TRUE(at::equal(y.to(at::kCPU).to(at::kFloat), expected)) << begin;
+      }
+    }
+  }
+}
+
 // Attention of 3 heads over packed sentences, in rows that have room for more: q, k and v are
 // column slices, as a layer has them, or q is of other rows than k and v.
 class AttentionTest : public ::testing::Test {
@@ -236,6 +257,22 @@ TEST_F(AttentionTest, RowsOfAnotherVocabularyAreRefusedBeforeAKernelReadsThem) {
   };
   loss(10);
   EXPECT_DEATH(loss(9), "9 against 9.*target is not in the vocabulary");
+}
+
+// LibTorch allocates and copies on the stream of the operations that were made last, while they
+// live.
+TEST(CudaOps, TheThreadsStreamIsThatOfTheOperations) {
+  const c10::impl::VirtualGuardImpl guard(GpuType().value());
+  const auto current = [&] { return guard.getStream(guard.getDevice()).native_handle(); };
+  auto first = MakeGpu(at::kFloat);
+  EXPECT_EQ(current(), first->stream());
+  auto second = MakeGpu(at::kFloat);
+  EXPECT_EQ(current(), second->stream());
+  EXPECT_NE(first->stream(), second->stream());
+  first = nullptr;
+  EXPECT_EQ(current(), second->stream());
+  second = nullptr;
+  EXPECT_EQ(guard.getStream(guard.getDevice()), guard.getDefaultStream(guard.getDevice()));
 }
 
 }  // namespace

@@ -366,6 +366,9 @@ TEST_F(EmulatedCublasLt, WhatTheDocumentationDoesNotListIsRefused) {
   MatmulRun bias({.in = CUDA_R_16BF, .out = CUDA_R_16BF, .epilogue = CUBLASLT_EPILOGUE_BIAS});
   bias.bias = Array(CUDA_R_32F, 7, 5);
   EXPECT_EQ(bias.Start(), CUBLAS_STATUS_NOT_SUPPORTED);
+  MatmulRun shifted({.epilogue = CUBLASLT_EPILOGUE_BIAS});
+  shifted.bias.device = static_cast<char*>(shifted.bias.device) + 8;
+  EXPECT_EQ(shifted.Start(), CUBLAS_STATUS_NOT_SUPPORTED);
 }
 
 TEST_F(EmulatedCublasLt, MemoryThatIsTooSmallIsRefused) {

@@ -257,6 +257,17 @@ MUTANTS = {
     "refused-product-given-up": (
         CUDA + "matmul.cc", "if (status == CUBLAS_STATUS_NOT_SUPPORTED ||", "if (status == CUBLAS_STATUS_ALLOC_FAILED ||",
         "gpu_kernels_on_streams_test"),
+    "bias-where-it-lies": (
+        CUDA + "matmul.h", "return reinterpret_cast<uintptr_t>(bias) % 16 == 0;", "return bias != nullptr;",
+        CUDA_OPS + " --gtest_filter=*ABias*"),
+    "stream-outlives-its-operations": (
+        "trainer/kernels/cuda_ops.cc", "if (guard_.getStream(stream_.device()) == stream_) guard_.exchangeStream(standard);",
+        "static_cast<void>(standard);", CUDA_OPS + " --gtest_filter=*TheThreadsStream*"),
+    "squares-of-another-range": (
+        CUDA + "optimizer.cu", "(p.first_block[middle] <= block ? range : end) = middle;",
+        "(p.first_block[middle] < block ? range : end) = middle;", TRAINING),
+    "pieces-in-one-slot": (
+        CUDA + "embedding.cu", "return 2 * (begin / kEmbedPieceRows);", "return begin / kEmbedPieceRows;", TRAINING),
     "batches-of-one-matrix": (
         EMULATED + "cublas_lt.cc", " + batch * la.batch_stride", "", CUBLAS),
 }

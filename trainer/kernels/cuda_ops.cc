@@ -47,14 +47,29 @@ constexpr int64_t kLogitAlignment = 64;
 constexpr int64_t kSmallBytes = int64_t{1} << 20;
 constexpr int kSmallBlocks = 32;
 
-// The stream of LibTorch's pool that becomes the current one of this thread, so that its copies and
-// ours are in one order.
-c10::Stream TakeStream(at::Device device) {
-  const c10::impl::VirtualGuardImpl guard(device.type());
-  const c10::Stream stream = guard.getStreamFromGlobalPool(device);
-  guard.exchangeStream(stream);
-  return stream;
-}
+// Makes `stream` LibTorch's current one of this thread while it lives, so that its copies and ours
+// are in one order and its memory is kept for that order. A stream of LibTorch's pool would bring
+// all others of the pool with it, which take hardware queues from the lanes between GPUs.
+class CurrentStream {
+ public:
+  // LibTorch knows a stream that it has not made by its handle.
+  CurrentStream(at::Device device, cudaStream_t stream)
+      : guard_(device.type()),
+        stream_(c10::Stream::UNSAFE, device, reinterpret_cast<c10::StreamId>(stream)) {
+    DEEPNET_CHECK(stream_.native_handle() == stream) << "LibTorch takes no streams of others";
+    guard_.exchangeStream(stream_);
+  }
+  ~CurrentStream() {
+    const c10::Stream standard = guard_.getDefaultStream(stream_.device());
+    if (guard_.getStream(stream_.device()) == stream_) guard_.exchangeStream(standard);
+  }
+  CurrentStream(const CurrentStream&) = delete;
+  CurrentStream& operator=(const CurrentStream&) = delete;
+
+ private:
+  const c10::impl::VirtualGuardImpl guard_;
+  const c10::Stream stream_;
+};
 
 // LibTorch's memory of `device`, so that there is one owner of all of it.
 cuda::GpuStream::Allocate AllocateOn(at::Device device) {
@@ -159,10 +174,15 @@ int64_t BytesOf(const PackedRows& rows) {
 cuda::SortedRows AddSorted(cuda::UploadBlock& block, std::span<const int32_t> index,
                            int64_t num_indices, native::RowsByIndex& sorted) {
   native::SortRows(index, num_indices, sorted);
+  int64_t longest = 0;
+  for (size_t i = 0; i < sorted.indices.size(); ++i) {
+    longest = std::max<int64_t>(longest, sorted.starts[i + 1] - sorted.starts[i]);
+  }
   return {.order = block.Add(std::span<const int32_t>(sorted.order)),
           .starts = block.Add(std::span<const int32_t>(sorted.starts)),
           .indices = block.Add(std::span<const int32_t>(sorted.indices)),
-          .num_unique = static_cast<int64_t>(sorted.indices.size())};
+          .num_unique = static_cast<int64_t>(sorted.indices.size()),
+          .longest = longest};
 }
 
 // Adds a side of a microbatch to `block`. `index` must outlive the result.
@@ -206,9 +226,8 @@ class CudaOps : public Ops {
       : device_(device),
         operand_(operand),
         flash_(flash),
-        torch_stream_(TakeStream(device)),
-        gpu_(static_cast<cudaStream_t>(torch_stream_.native_handle()), AllocateOn(device),
-             check_launches),
+        gpu_(check_launches, AllocateOn(device)),
+        current_(device, gpu_.get()),
         matmul_(gpu_),
         uploads_(gpu_),
         results_(gpu_) {
@@ -413,14 +432,13 @@ class CudaOps : public Ops {
   const at::Device device_;
   const at::ScalarType operand_;
   const bool flash_;
-  const c10::Stream torch_stream_;
   cuda::GpuStream gpu_;
+  const CurrentStream current_;
   cuda::Matmul matmul_;
   cuda::UploadPool uploads_;
   cuda::ResultQueue results_;
   std::deque<OperandCopy> copies_;  // one for each flat tensor of weights
   Tensor floats_;                   // of AsFloats
-  Tensor bias_;                     // of BiasOf
   Tensor logits_, dlogits_;         // of a chunk of rows
   Tensor row_losses_;               // [2, kLogitRows]: nll and loss of a chunk
   native::RowsByIndex sorted_;      // of Upload
@@ -461,18 +479,22 @@ const Tensor& CudaOps::OperandOf(const Weight& w) {
 }
 
 // Returns `bias`, a vector of master weights, as a product adds it to an output of `type`: biases
-// are converted with the weights of their flat tensor.
+// are converted with the weights of their flat tensor. What does not lie there, or not as products
+// want it (behind the single factors of some schemes), is copied.
 const void* CudaOps::BiasOf(const Weight& w, const Tensor& bias, at::ScalarType type) {
-  if (!bias.defined() || type == at::kFloat) return Floats(bias);
-  const auto& weight = static_cast<const GpuWeight&>(w);
-  if (weight.copy->weights.is_alias_of(bias)) {
-    return weight.copy->operands.narrow(0, bias.storage_offset(), bias.numel()).const_data_ptr();
+  if (!bias.defined()) return nullptr;
+  const OperandCopy* const copy = static_cast<const GpuWeight&>(w).copy;
+  const void* there = nullptr;
+  if (type == at::kFloat) {
+    there = bias.const_data_ptr();
+  } else if (copy->weights.is_alias_of(bias)) {
+    there = copy->operands.narrow(0, bias.storage_offset(), bias.numel()).const_data_ptr();
   }
-  if (!bias_.defined() || bias_.numel() < bias.numel()) {
-    bias_ = at::empty({bias.numel()}, OperandOptions());
-  }
-  cuda::Cast(gpu_, In(bias.unsqueeze(0), 1), Out(bias_.narrow(0, 0, bias.numel()).unsqueeze(0), 1));
-  return bias_.const_data_ptr();
+  if (there != nullptr && cuda::HasAlignedBias(there)) return there;
+  const native::ConstMatrix from = In(bias.unsqueeze(0), 1);
+  void* const aligned = gpu_.Scratch(from.cols * int64_t{sizeof(float)});
+  cuda::Cast(gpu_, from, {aligned, ElementOf(type), 1, from.cols, from.cols});
+  return aligned;
 }
 
 Tensor CudaOps::AsFloats(int64_t rows, const Tensor& x) {
@@ -602,10 +624,20 @@ void CudaOps::ReserveLogits(int64_t classes) {
 }
 
 void CudaOps::SumSquares(std::span<const SquareSums> all) {
+  std::vector<cuda::FloatRange> ranges;
+  size_t blocks = 0;
   for (const SquareSums& one : all) {
-    cuda::SumSquares(gpu_, Floats(one.x), one.x.numel(), results_.Take(one.sums));
+    ranges.push_back({Floats(one.x), one.x.numel()});
+    blocks += one.sums.size();
   }
+  std::vector<double> sums(blocks);
+  if (blocks > 0) cuda::SumSquares(gpu_, ranges, results_.Take(std::span(sums)));
   results_.Wait();
+  auto next = sums.begin();
+  for (const SquareSums& one : all) {
+    std::copy_n(next, one.sums.size(), one.sums.begin());
+    next += static_cast<ptrdiff_t>(one.sums.size());
+  }
 }
 
 }  // namespace

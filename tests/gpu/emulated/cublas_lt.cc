@@ -189,6 +189,9 @@ cublasStatus_t CheckEpilogue(const Problem& problem) {
     return NotSupported("a bias of type " + std::to_string(desc.bias_type) + " where D has type " +
                         std::to_string(d.type));
   }
+  if (vector && reinterpret_cast<uintptr_t>(desc.bias) % 16 != 0) {
+    return NotSupported("a bias that is not aligned to 16 bytes");
+  }
   if (!Has(desc.epilogue, kAux)) return CUBLAS_STATUS_SUCCESS;
   const bool mask = (desc.epilogue & (CUBLASLT_EPILOGUE_RELU | kDRelu)) != 0;
   const int64_t multiple = mask ? 128 : 8;

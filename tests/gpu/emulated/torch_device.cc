@@ -407,22 +407,6 @@ void RefuseOperation(const c10::OperatorHandle& operation, c10::DispatchKeySet,
               " is no operation of this device: arithmetic goes through Ops");
 }
 
-// One of as many streams of a device as LibTorch's pool for CUDA has, by turns.
-cudaStream_t PooledStream(int device) {
-  constexpr size_t kPoolSize = 32;
-  static std::mutex mutex;
-  static std::map<int, std::vector<cudaStream_t>> pools;
-  static std::map<int, size_t> taken;
-  const std::lock_guard lock(mutex);
-  std::vector<cudaStream_t>& pool = pools[device];
-  const size_t next = taken[device]++ % kPoolSize;
-  if (next == pool.size()) {
-    Must("cudaStreamCreateWithFlags",
-         cudaStreamCreateWithFlags(&pool.emplace_back(), cudaStreamNonBlocking));
-  }
-  return pool[next];
-}
-
 class Guard final : public c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::PrivateUse1> {
  public:
   c10::DeviceIndex deviceCount() const noexcept override {
@@ -447,8 +431,8 @@ class Guard final : public c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::Priva
   c10::Stream getDefaultStream(c10::Device device) const override {
     return StreamOf(device, nullptr);
   }
-  c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override {
-    return StreamOf(device, PooledStream(device.index()));
+  c10::Stream getStreamFromGlobalPool(c10::Device, bool) const override {
+    TORCH_CHECK(false, "emulated GPU: LibTorch's pool would make streams beside those of lanes");
   }
   c10::Stream exchangeStream(c10::Stream stream) const noexcept override {
     return StreamOf(stream.device(),

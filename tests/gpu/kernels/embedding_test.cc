@@ -112,6 +112,34 @@ TEST_P(GpuEmbedding, ForwardHasTheBitsOfTheCpu) {
   });
 }
 
+// Adds to `args.grad` as the GPU does, by the CPU's kernel: the rows of an index that has more than
+// a piece of them are added piece by piece, each from 0, and then the sums of the pieces in order.
+void AddInPieces(const native::EmbedBackwardArgs& args, const native::RowsByIndex& rows,
+                 native::ThreadPool& pool, const native::KernelTable& table) {
+  std::vector<std::vector<int32_t>> index_of_piece;
+  std::vector<int32_t> at_once(args.rows, -1);
+  for (size_t i = 0; i < rows.indices.size(); ++i) {
+    const int count = rows.starts[i + 1] - rows.starts[i];
+    for (int place = 0; place < count; ++place) {
+      const size_t piece = place / kEmbedPieceRows;
+      if (piece >= index_of_piece.size()) index_of_piece.push_back(std::vector(args.rows, -1));
+      auto& index = count > kEmbedPieceRows ? index_of_piece[piece] : at_once;
+      index[rows.order[rows.starts[i] + place]] = rows.indices[i];
+    }
+  }
+  native::Scratch scratch;
+  native::EmbedBackwardArgs some = args;
+  some.index = at_once.data();
+  native::EmbedBackward(pool, table, some, scratch);
+  for (const std::vector<int32_t>& index : index_of_piece) {
+    std::vector<float> sums(args.num_indices * args.width, 0.0f);
+    some.index = index.data();
+    some.grad = sums.data();
+    native::EmbedBackward(pool, table, some, scratch);
+    for (size_t i = 0; i < sums.size(); ++i) args.grad[i] += sums[i];
+  }
+}
+
 TEST_P(GpuEmbedding, BackwardHasTheBitsOfTheCpu) {
   const std::vector<float> dx = RandomFloats(c_.rows * c_.width, 4);
   const std::vector<float> before = RandomFloats(c_.vocabulary * c_.width, 7);
@@ -128,14 +156,17 @@ TEST_P(GpuEmbedding, BackwardHasTheBitsOfTheCpu) {
                                     .mask = mask.data(),
                                     .scale = 3.7f,
                                     .grad = twin.data()};
-  native::Scratch scratch;
-  native::EmbedBackward(pool_, table_, args, scratch);
-
   native::RowsByIndex rows;
   native::SortRows(tokens_, c_.vocabulary, rows);
+  AddInPieces(args, rows, pool_, table_);
+
   const DeviceArray<int32_t> order(rows.order), starts(rows.starts), indices(rows.indices);
+  int64_t longest = 0;
+  for (size_t i = 0; i < rows.indices.size(); ++i) {
+    longest = std::max<int64_t>(longest, rows.starts[i + 1] - rows.starts[i]);
+  }
   const SortedRows sorted = {order.data(), starts.data(), indices.data(),
-                             static_cast<int64_t>(rows.indices.size())};
+                             static_cast<int64_t>(rows.indices.size()), longest};
   const DeviceArray<float> device_dx(dx);
   const DeviceArray<uint8_t> device_mask(mask);
   ForThreadOrders([&](GpuStream& gpu) {
@@ -145,7 +176,7 @@ TEST_P(GpuEmbedding, BackwardHasTheBitsOfTheCpu) {
     args.mask = device_mask.data();
     args.grad = grad.data();
     EmbedBackward(gpu, args, sorted);
-    EXPECT_EQ(gpu.launches(), rows.indices.empty() ? 0 : 1);
+    EXPECT_EQ(gpu.launches(), rows.indices.empty() ? 0 : longest > kEmbedPieceRows ? 2 : 1);
     const std::vector<float> got = grad.Read(gpu);
     EXPECT_TRUE(got == twin);
     std::vector<uint8_t> bytes;
@@ -160,7 +191,8 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(Case{1, 4, 3, 0.0, kF32, kF32, 0}, Case{0, 4, 3, 0.1, kF32, kF32, 0},
                       Case{100, 37, 3, 0.2, kF32, kB16, 3}, Case{150, 16, 60, 0.1, kB16, kB16, 8},
                       Case{90, 64, 50, 0.1, kF32, kF16, 8}, Case{200, 70, 5000, 0.0, kF16, kF32, 1},
-                      Case{20, 1030, 7, 0.1, kF32, kB16, 2},
+                      Case{20, 1030, 7, 0.1, kF32, kB16, 2}, Case{500, 6, 2, 0.1, kF32, kB16, 2},
+                      Case{300, 520, 1, 0.0, kF32, kB16, 0}, Case{263, 12, 3, 0.2, kF32, kF32, 0},
                       Case{64, 5, 250000, 0.1, kB16, kF16, 0}));
 
 }  // namespace

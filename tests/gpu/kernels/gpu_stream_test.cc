@@ -137,7 +137,8 @@ TEST_F(LaunchShapes, OfFlatRangesAreOnesThatCudaTakes) {
   auto* const x = Memory<float>();
   Cast(gpu_, MatrixOf(1, kWeights, native::Element::kFloat32), MatrixOf(1, kWeights));
   AdamStep(gpu_, {}, kWeights, x, x, x, x);
-  SumSquares(gpu_, x, kWeights, Memory<double>());
+  const FloatRange range = {x, kWeights};
+  SumSquares(gpu_, std::span(&range, 1), Memory<double>());
   Add(gpu_, x, x, kWeights);
   EXPECT_GE(gpu_.launches(), 4);
 }
@@ -212,7 +213,7 @@ TEST_F(LaunchShapes, OfAttentionEmbeddingsAndLossAreOnesThatCudaTakes) {
                       .table = MatrixOf(kVocabulary, kWidth, native::Element::kFloat32),
                       .x = x});
   EmbedBackward(gpu_, {.rows = kRows, .width = kWidth, .num_indices = kVocabulary, .grad = x},
-                {.num_unique = kRows});
+                {.num_unique = kRows, .longest = kRows});
   CrossEntropyRows(gpu_, {.rows = kRows,
                           .vocabulary = kVocabulary,
                           .logits = x,

@@ -58,26 +58,40 @@ TEST(GpuAdam, HasTheBitsOfTheCpu) {
   }
 }
 
+// All lengths at once, often enough for three launches.
 TEST(GpuSumSquares, HasTheBitsOfTheCpu) {
+  constexpr int kTimes = 30;
   native::ThreadPool pool(1);
-  for (const int64_t n : kLengths) {
-    SCOPED_TRACE(n);
-    const std::vector<float> x = RandomFloats(n, 5, 30.0f);
-    const int64_t num_blocks = (n + native::kSumSquaresBlock - 1) / native::kSumSquaresBlock;
-    std::vector<double> twin(num_blocks);
-    native::SumSquares(pool, native::Table(native::BestIsa()), x.data(), n, twin);
-    const DeviceArray<float> device_x(x);
-    ForThreadOrders([&](GpuStream& gpu) {
-      const DeviceArray<double> sums(static_cast<size_t>(num_blocks));
-      SumSquares(gpu, device_x.data(), n, sums.data());
-      EXPECT_EQ(gpu.launches(), n == 0 ? 0 : 1);
-      const std::vector<double> got = sums.Read(gpu);
-      EXPECT_TRUE(got == twin);
-      std::vector<uint8_t> bytes;
-      AppendBytes(bytes, got);
-      return bytes;
-    });
+  const std::vector<float> x = RandomFloats(9001 + kTimes, 5, 30.0f);
+  const DeviceArray<float> device_x(x);
+  std::vector<FloatRange> ranges;
+  std::vector<double> twin;
+  for (int shift = 0; shift < kTimes; ++shift) {
+    for (const int64_t n : kLengths) {
+      ranges.push_back({device_x.data() + shift, n});
+      std::vector<double> sums((n + native::kSumSquaresBlock - 1) / native::kSumSquaresBlock);
+      native::SumSquares(pool, native::Table(native::BestIsa()), x.data() + shift, n, sums);
+      twin.insert(twin.end(), sums.begin(), sums.end());
+    }
   }
+  ForThreadOrders([&](GpuStream& gpu) {
+    const DeviceArray<double> sums(twin.size());
+    SumSquares(gpu, ranges, sums.data());
+    EXPECT_EQ(gpu.launches(), (ranges.size() + kMostRanges - 1) / kMostRanges);
+    const std::vector<double> got = sums.Read(gpu);
+    EXPECT_TRUE(got == twin);
+    std::vector<uint8_t> bytes;
+    AppendBytes(bytes, got);
+    return bytes;
+  });
+}
+
+TEST(GpuSumSquares, OfNothingIsNotLaunched) {
+  GpuStream gpu;
+  const FloatRange empty = {nullptr, 0};
+  SumSquares(gpu, {}, nullptr);
+  SumSquares(gpu, std::span(&empty, 1), nullptr);
+  EXPECT_EQ(gpu.launches(), 0);
 }
 
 TEST(GpuSumSquares, IsNotFiniteWhereAnElementIsNot) {
@@ -87,7 +101,8 @@ TEST(GpuSumSquares, IsNotFiniteWhereAnElementIsNot) {
     GpuStream gpu;
     const DeviceArray<float> device_x(x);
     const DeviceArray<double> sums(size_t{2});
-    SumSquares(gpu, device_x.data(), 5000, sums.data());
+    const FloatRange range = {device_x.data(), 5000};
+    SumSquares(gpu, std::span(&range, 1), sums.data());
     EXPECT_EQ(sums.Read(gpu)[0], 4096.0);
     EXPECT_FALSE(std::isfinite(sums.Read(gpu)[1]));
   }

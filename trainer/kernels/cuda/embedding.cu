@@ -1,6 +1,7 @@
 // Forward: a thread makes eight columns of a row, of which it draws the byte of the mask. Backward:
 // a block adds the rows of one index in order, each thread in its four columns, so that no two
-// blocks touch the same number and the order of additions is that of the CPU.
+// blocks touch the same number and the order of additions is that of the CPU. Many rows of an index
+// are cut into pieces with a block each, whose sums a second kernel adds in order.
 #include "parallel/base/check.h"
 #include "trainer/kernels/cuda/dropout_bits.h"
 #include "trainer/kernels/cuda/embedding.h"
@@ -58,9 +59,28 @@ struct GradientParameters {
   EmbedBackwardArgs args;
   SortedRows sorted;
   int64_t mask_stride;
-  float scale;  // of dx, that of what is kept included
+  float scale;    // of dx, that of what is kept included
+  float* pieces;  // [slots, width] sums of pieces; null: no index has more than one
   bool aligned;
 };
+
+// The rows of an index in `order`.
+struct RowsOfIndex {
+  int begin, end;
+
+  __device__ bool InPieces() const { return end - begin > kEmbedPieceRows; }
+  // The slots of its pieces begin here: no two indices with several pieces share one.
+  __device__ int64_t FirstSlot() const { return 2 * (begin / kEmbedPieceRows); }
+};
+
+__device__ __forceinline__ RowsOfIndex RowsOf(const SortedRows& sorted) {
+  return {sorted.starts[blockIdx.x], sorted.starts[blockIdx.x + 1]};
+}
+
+__device__ __forceinline__ float4 Plus(const float4& a, const float4& b) {
+  return make_float4(__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z),
+                     __fadd_rn(a.w, b.w));
+}
 
 __device__ __forceinline__ float4 LoadGradient(const GradientParameters& p, int64_t row, int col,
                                                int left) {
@@ -77,14 +97,37 @@ __global__ void __launch_bounds__(kThreads) EmbedBackwardKernel(const GradientPa
   const int col = (static_cast<int>(blockIdx.y) * kThreads + static_cast<int>(threadIdx.x)) * 4;
   const int left = static_cast<int>(p.args.width) - col;
   if (left <= 0) return;
-  const int begin = p.sorted.starts[blockIdx.x], end = p.sorted.starts[blockIdx.x + 1];
+  const RowsOfIndex rows = RowsOf(p.sorted);
+  const int piece = static_cast<int>(blockIdx.z);
+  const int begin = rows.begin + piece * kEmbedPieceRows;
+  if (begin >= rows.end) return;
+  const int end = min(begin + kEmbedPieceRows, rows.end);
+  float* to = p.args.grad + p.sorted.indices[blockIdx.x] * p.args.width + col;
+  float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  if (rows.InPieces()) {
+    to = p.pieces + (rows.FirstSlot() + piece) * p.args.width + col;
+  } else {
+    sum = LoadFour(to, left, p.aligned);
+  }
+#pragma unroll 4
+  for (int i = begin; i < end; ++i) {
+    sum = Plus(sum, LoadGradient(p, p.sorted.order[i], col, left));
+  }
+  StoreFour(to, sum, left, p.aligned);
+}
+
+__global__ void __launch_bounds__(kThreads) AddPiecesKernel(const GradientParameters p) {
+  const int col = (static_cast<int>(blockIdx.y) * kThreads + static_cast<int>(threadIdx.x)) * 4;
+  const int left = static_cast<int>(p.args.width) - col;
+  const RowsOfIndex rows = RowsOf(p.sorted);
+  if (left <= 0 || !rows.InPieces()) return;
+  const int num_pieces = (rows.end - rows.begin + kEmbedPieceRows - 1) / kEmbedPieceRows;
+  const float* const pieces = p.pieces + rows.FirstSlot() * p.args.width + col;
   float* const grad = p.args.grad + p.sorted.indices[blockIdx.x] * p.args.width + col;
   float4 sum = LoadFour(grad, left, p.aligned);
 #pragma unroll 4
-  for (int i = begin; i < end; ++i) {
-    const float4 d = LoadGradient(p, p.sorted.order[i], col, left);
-    sum = make_float4(__fadd_rn(sum.x, d.x), __fadd_rn(sum.y, d.y), __fadd_rn(sum.z, d.z),
-                      __fadd_rn(sum.w, d.w));
+  for (int piece = 0; piece < num_pieces; ++piece) {
+    sum = Plus(sum, LoadFour(pieces + piece * p.args.width, left, p.aligned));
   }
   StoreFour(grad, sum, left, p.aligned);
 }
@@ -115,16 +158,21 @@ void EmbedBackward(GpuStream& gpu, const EmbedBackwardArgs& args, const SortedRo
     return native::ConstMatrix{
         .data = data, .element = native::Element::kFloat32, .stride = args.width};
   };
-  const GradientParameters p = {
+  GradientParameters p = {
       .args = args,
       .sorted = sorted,
       .mask_stride = native::MaskBytes(args.width),
       .scale = args.rate > 0.0 ? args.scale * native::KeepScale(args.rate) : args.scale,
+      .pieces = nullptr,
       .aligned = HasAlignedFours(rows_of(args.dx)) && HasAlignedFours(rows_of(args.grad))};
-  constexpr int kColumns = 4 * kThreads;
-  const dim3 grid(static_cast<unsigned>(sorted.num_unique),
-                  static_cast<unsigned>((args.width + kColumns - 1) / kColumns));
-  Launch(gpu, "EmbedBackward", EmbedBackwardKernel, grid, kThreads, 0, p);
+  const unsigned pieces = BlocksOf(sorted.longest, kEmbedPieceRows);
+  if (pieces > 1) {
+    const int64_t slots = 2 * int64_t{BlocksOf(args.rows, kEmbedPieceRows)};
+    p.pieces = static_cast<float*>(gpu.Scratch(slots * args.width * int64_t{sizeof(float)}));
+  }
+  const dim3 grid(BlocksOf(sorted.num_unique, 1), BlocksOf(args.width, 4 * kThreads));
+  Launch(gpu, "EmbedBackward", EmbedBackwardKernel, dim3(grid.x, grid.y, pieces), kThreads, 0, p);
+  if (pieces > 1) Launch(gpu, "EmbedBackwardPieces", AddPiecesKernel, grid, kThreads, 0, p);
 }
 
 }  // namespace deepnet::cuda

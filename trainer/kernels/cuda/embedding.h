@@ -19,9 +19,15 @@ struct SortedRows {
   const int32_t* starts = nullptr;   // [num_unique + 1] first place in `order` of each index
   const int32_t* indices = nullptr;  // [num_unique]
   int64_t num_unique = 0;
+  int64_t longest = 0;  // rows of one index, at most
 };
 
-// One launch. `sorted` stands for args.index, which is not read. The same bits as on a CPU.
+// More rows of an index than this are added in pieces of so many rows, from the first on, and then
+// the pieces in order: a frequent token would keep a block at work when all others have ended.
+inline constexpr int kEmbedPieceRows = 64;
+
+// One launch, and one more where an index has more than a piece. `sorted` stands for args.index,
+// which is not read. The gradient of an index with one piece has the bits of the CPU.
 void EmbedBackward(GpuStream& gpu, const native::EmbedBackwardArgs& args, const SortedRows& sorted);
 
 }  // namespace deepnet::cuda

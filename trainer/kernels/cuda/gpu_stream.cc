@@ -4,19 +4,16 @@
 
 namespace deepnet::cuda {
 
-GpuStream::GpuStream(cudaStream_t stream, Allocate allocate, bool check_launches)
-    : check_launches_(check_launches),
-      owned_(false),
-      stream_(stream),
-      allocate_(std::move(allocate)) {}
-
 // cudaFree waits for the kernels that use what is given back.
-GpuStream::GpuStream(bool check_launches) : check_launches_(check_launches), owned_(true) {
-  allocate_ = [this](int64_t bytes) {
-    void* memory = nullptr;
-    Check("cudaMalloc", cudaMalloc(&memory, static_cast<size_t>(bytes)));
-    return std::shared_ptr<void>(memory, [](void* p) { cudaFree(p); });
-  };
+GpuStream::GpuStream(bool check_launches, Allocate allocate)
+    : check_launches_(check_launches), allocate_(std::move(allocate)) {
+  if (!allocate_) {
+    allocate_ = [this](int64_t bytes) {
+      void* memory = nullptr;
+      Check("cudaMalloc", cudaMalloc(&memory, static_cast<size_t>(bytes)));
+      return std::shared_ptr<void>(memory, [](void* p) { cudaFree(p); });
+    };
+  }
   Check("cudaStreamCreateWithFlags", cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
 }
 
@@ -24,7 +21,7 @@ GpuStream::GpuStream(bool check_launches) : check_launches_(check_launches), own
 GpuStream::~GpuStream() {
   cudaStreamSynchronize(stream_);
   scratch_ = nullptr;
-  if (owned_) cudaStreamDestroy(stream_);
+  cudaStreamDestroy(stream_);
 }
 
 void* GpuStream::Scratch(int64_t bytes) {

@@ -26,11 +26,10 @@ class GpuError : public std::runtime_error {
 // Used by one thread. Must be made and used with its device current (cudaSetDevice).
 class GpuStream {
  public:
-  explicit GpuStream(bool check_launches = false);  // a stream of its own
-  // Does not own `stream`. `allocate` returns device memory of at least so many bytes, for use in
-  // the order of the stream; the default takes it from CUDA.
+  // Returns device memory of at least so many bytes, for use in the order of the stream.
   using Allocate = std::function<std::shared_ptr<void>(int64_t bytes)>;
-  GpuStream(cudaStream_t stream, Allocate allocate, bool check_launches = false);
+  // Makes a stream. Without `allocate`, memory is CUDA's.
+  explicit GpuStream(bool check_launches = false, Allocate allocate = {});
   ~GpuStream();  // waits for everything on the stream
   GpuStream(const GpuStream&) = delete;
   GpuStream& operator=(const GpuStream&) = delete;
@@ -63,7 +62,6 @@ class GpuStream {
 
  private:
   const bool check_launches_;
-  const bool owned_;
   cudaStream_t stream_ = nullptr;
   const char* last_ = "none";  // launched
   int64_t launches_ = 0;

@@ -23,11 +23,15 @@ struct MatmulArgs {
   bool transpose_a = false;  // a^T counts
   native::ConstMatrix b;     // of the element of a
   bool transpose_b = false;
-  native::Matrix y;            // y = a b, float32 or of the element of a
-  const void* bias = nullptr;  // [columns of y] of y's element, added to each row; null: none
-  bool relu = false;           // then max(0, .)
-  bool accumulate = false;     // y += a b instead; without bias and relu
+  native::Matrix y;  // y = a b, float32 or of the element of a
+  // [columns of y] of y's element, added to each row; HasAlignedBias; null: none.
+  const void* bias = nullptr;
+  bool relu = false;        // then max(0, .)
+  bool accumulate = false;  // y += a b instead; without bias and relu
 };
+
+// True if `bias` is aligned to 16 bytes, as cuBLASLt reads biases.
+inline bool HasAlignedBias(const void* bias) { return reinterpret_cast<uintptr_t>(bias) % 16 == 0; }
 
 class Matmul {
  public:

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "trainer/kernels/cuda/device_math.h"
 #include "trainer/kernels/cuda/fours.h"
 #include "trainer/kernels/cuda/launch.h"
@@ -55,16 +57,32 @@ __global__ void __launch_bounds__(kThreads) AdamKernel(const AdamRange p) {
   StoreFour(p.v + i, make_float4(a.v, b.v, c.v, d.v), left, whole);
 }
 
+int64_t NumBlocks(int64_t n) {
+  return (n + native::kSumSquaresBlock - 1) / native::kSumSquaresBlock;
+}
+
+// The ranges of a launch lie in its arguments, so that nothing is copied to the device for them.
+struct RangesOfLaunch {
+  int count = 0;                         // ranges
+  int64_t first_block[kMostRanges + 1];  // of each range; then the number of blocks
+  FloatRange ranges[kMostRanges];
+};
+
 // A warp takes a block of elements: element i goes to lane i % 32, and the lanes are added by
 // halves, as on the CPU. Products are exact.
-__global__ void __launch_bounds__(kThreads)
-    SumSquaresKernel(const float* x, int64_t n, int64_t num_blocks, double* sums) {
+__global__ void __launch_bounds__(kThreads) SumSquaresKernel(const RangesOfLaunch p, double* sums) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t block =
       static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + static_cast<int>(threadIdx.x) / 32;
-  if (block >= num_blocks) return;
-  const int64_t begin = block * native::kSumSquaresBlock;
-  const int count = static_cast<int>(min(n - begin, native::kSumSquaresBlock));
+  if (block >= p.first_block[p.count]) return;
+  int range = 0, end = p.count;  // the block is in one of the ranges from `range` to `end`
+  while (end - range > 1) {
+    const int middle = (range + end) / 2;
+    (p.first_block[middle] <= block ? range : end) = middle;
+  }
+  const int64_t begin = (block - p.first_block[range]) * native::kSumSquaresBlock;
+  const float* const x = p.ranges[range].x;
+  const int count = static_cast<int>(min(p.ranges[range].n - begin, native::kSumSquaresBlock));
   double sum = 0.0;
 #pragma unroll 8
   for (int i = lane; i < count; i += 32) {
@@ -90,11 +108,22 @@ void AdamStep(GpuStream& gpu, const native::AdamArgs& args, int64_t n, float* we
   Launch(gpu, "Adam", AdamKernel, BlocksOf(n, 4 * kThreads), kThreads, 0, range);
 }
 
-void SumSquares(GpuStream& gpu, const float* x, int64_t n, double* sums) {
-  const int64_t num_blocks = (n + native::kSumSquaresBlock - 1) / native::kSumSquaresBlock;
-  if (num_blocks == 0) return;
-  Launch(gpu, "SumSquares", SumSquaresKernel, BlocksOf(num_blocks, kThreads / 32), kThreads, 0, x,
-         n, num_blocks, sums);
+void SumSquares(GpuStream& gpu, std::span<const FloatRange> ranges, double* sums) {
+  for (size_t begin = 0; begin < ranges.size(); begin += kMostRanges) {
+    RangesOfLaunch p = {};
+    int64_t num_blocks = 0;
+    for (const FloatRange& range :
+         ranges.subspan(begin, std::min<size_t>(kMostRanges, ranges.size() - begin))) {
+      p.first_block[p.count] = num_blocks;
+      p.ranges[p.count++] = range;
+      num_blocks += NumBlocks(range.n);
+    }
+    p.first_block[p.count] = num_blocks;
+    if (num_blocks == 0) continue;
+    Launch(gpu, "SumSquares", SumSquaresKernel, BlocksOf(num_blocks, kThreads / 32), kThreads, 0, p,
+           sums);
+    sums += num_blocks;
+  }
 }
 
 }  // namespace deepnet::cuda

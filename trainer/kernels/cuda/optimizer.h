@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "trainer/kernels/cuda/gpu_stream.h"
 #include "trainer/kernels/native/adam.h"
@@ -12,8 +13,16 @@ namespace deepnet::cuda {
 void AdamStep(GpuStream& gpu, const native::AdamArgs& args, int64_t n, float* weights,
               const float* gradient, float* m, float* v);
 
-// sums[b] = sum of x[i]^2 over block b of native::kSumSquaresBlock elements, in double precision:
-// the bits of the CPU. `sums` is device memory. One launch.
-void SumSquares(GpuStream& gpu, const float* x, int64_t n, double* sums);
+// Numbers whose squares are summed.
+struct FloatRange {
+  const float* x;
+  int64_t n;
+};
+
+// The sums of x[i]^2 over blocks of native::kSumSquaresBlock elements, the last one of a range the
+// rest, in double precision: the bits of the CPU. Those of a range stand behind those of the range
+// before. `sums` is device memory. One launch for kMostRanges ranges.
+inline constexpr int kMostRanges = 128;
+void SumSquares(GpuStream& gpu, std::span<const FloatRange> ranges, double* sums);
 
 }  // namespace deepnet::cuda
