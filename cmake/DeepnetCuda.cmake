@@ -57,6 +57,18 @@ if(DEEPNET_EMULATED_GPU)
   target_link_libraries(deepnet_nccl INTERFACE deepnet_emulated_gpu)
 endif()
 
+# Ranges for profilers: header-only, and without one that listens they cost nothing.
+if(DEEPNET_CUDA OR DEEPNET_EMULATED_GPU)
+  find_path(deepnet_nvtx_include nvtx3/nvToolsExt.h NO_CACHE
+            HINTS ${CUDAToolkit_INCLUDE_DIRS} ${deepnet_cuda_include} NO_DEFAULT_PATH)
+endif()
+if(deepnet_nvtx_include)
+  add_library(deepnet_nvtx INTERFACE)
+  target_include_directories(deepnet_nvtx SYSTEM INTERFACE ${deepnet_nvtx_include})
+  target_compile_definitions(deepnet_nvtx INTERFACE DEEPNET_NVTX)
+  target_link_libraries(deepnet_nvtx INTERFACE ${CMAKE_DL_LIBS})
+endif()
+
 # deepnet_cuda_library(NAME SRCS a.cu b.cc c.h ... HDRS a.h ... DEPS x ...)
 #   A library for GPUs, as deepnet_library(); does not exist in a build without. Headers that only .cu
 #   files may include stand among SRCS. Programs of a build for the emulated GPU that link it also

@@ -252,4 +252,19 @@ absl::StatusOr<int64_t> ParseByteSize(const std::string& text) {
       absl::StrCat("unknown unit '", name, "'; there are B, KiB, MiB, GiB, TiB, kB, MB, GB, TB"));
 }
 
+absl::StatusOr<std::pair<int64_t, int64_t>> ParseStepRange(const std::string& text) {
+  const std::vector<std::string> ends = absl::StrSplit(text, absl::MaxSplits("..", 1));
+  std::pair<int64_t, int64_t> range;
+  if (ends.size() != 2 || !absl::SimpleAtoi(ends[0], &range.first) ||
+      !absl::SimpleAtoi(ends[1], &range.second)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", text, "': two steps are needed, such as 10..12"));
+  }
+  if (range.first < 1 || range.second < range.first) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", text, "': steps count from 1, and the last may not be below the first"));
+  }
+  return range;
+}
+
 }  // namespace deepnet

@@ -13,6 +13,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -100,5 +101,9 @@ std::string WrapText(std::string_view text, int indent, int columns);
 // or kB, MB, GB or TB (of 1,000), in any case, blanks between them allowed. Returns bytes, rounded
 // down. INVALID_ARGUMENT says what is wrong: no number, no or an unknown unit, nothing or too much.
 absl::StatusOr<int64_t> ParseByteSize(const std::string& text);
+
+// Reads "10..12": two whole numbers from 1 on, the second not below the first. INVALID_ARGUMENT
+// says what is wrong.
+absl::StatusOr<std::pair<int64_t, int64_t>> ParseStepRange(const std::string& text);
 
 }  // namespace deepnet

@@ -52,9 +52,13 @@ ShardLayout LayoutOf(const Inventory& whole, const Plan& plan, const Transformer
 }
 
 // Makes the rank's operations, and takes the memory that the plan has for it.
-absl::Status MakeOpsWithMemory(const ComputeSpec& compute, RankContext& context) {
+absl::Status MakeOpsWithMemory(const ComputeSpec& compute, bool traced, RankContext& context) {
   RETURN_IF_ERROR(CatchErrors([&]() -> absl::Status {
     ASSIGN_OR_RETURN(context.ops, MakeOps(compute));
+    if (!traced) return absl::OkStatus();
+    std::unique_ptr<TracedOps> ops = Traced(std::move(context.ops));
+    context.traced = ops.get();
+    context.ops = std::move(ops);
     return absl::OkStatus();
   }));
   return CatchErrors(
@@ -132,7 +136,7 @@ Plan LonePlan(const Inventory& whole, int microbatches) {
 absl::StatusOr<std::unique_ptr<RankContext>> MakeRankContext(const RunSpec& run,
                                                              const Inventory& whole,
                                                              const Plan& plan, Communicator& world,
-                                                             const std::string& node) {
+                                                             const std::string& node, bool traced) {
   auto context = std::make_unique<RankContext>();
   const int stages = plan.pipeline_parallel_size();
   DEEPNET_CHECK_EQ(world.size(), stages * plan.data_parallel_size());
@@ -152,7 +156,7 @@ absl::StatusOr<std::unique_ptr<RankContext>> MakeRankContext(const RunSpec& run,
 
   const OwnChunks own = ChunksOf(plan, context->pp_rank);
   if (world.rank() < plan.stages_size()) context->planned = plan.stages(world.rank()).memory();
-  RETURN_IF_ERROR(AgreeOnStatus(world, MakeOpsWithMemory(run.compute(), *context)));
+  RETURN_IF_ERROR(AgreeOnStatus(world, MakeOpsWithMemory(run.compute(), traced, *context)));
   context->model =
       std::make_unique<Transformer>(run.model(), run.data().microbatch(), *context->ops,
                                     /*trainable=*/true, own.specs);

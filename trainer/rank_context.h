@@ -18,6 +18,7 @@
 #include "proto/run.pb.h"
 #include "trainer/kernels/device_errors.h"
 #include "trainer/kernels/ops.h"
+#include "trainer/kernels/traced_ops.h"
 #include "trainer/model/transformer.h"
 #include "trainer/optim/gradient_sums.h"
 #include "trainer/optim/groups.h"
@@ -41,6 +42,7 @@ struct RankContext {
   MemoryEstimate planned;  // 0 in all: the plan does not say
 
   std::unique_ptr<Ops> ops;
+  TracedOps* traced = nullptr;         // `ops`, if it is traced; else null
   std::unique_ptr<Transformer> model;  // weights not yet set
   std::unique_ptr<GradientSums> sums;
   std::unique_ptr<PipelineStage> stage;
@@ -56,10 +58,11 @@ Plan LonePlan(const Inventory& whole, int microbatches);
 // Builds this rank's part of a run. `run` and `plan` come from ResolveRun, `whole` describes the
 // model. Collective over `world`, which must outlive the result. Every rank passes the same
 // arguments except `node`: ranks that pass the same name share a node, and gradients are summed
-// inside nodes first where ReplicasPerNode allows it.
+// inside nodes first where ReplicasPerNode allows it. With `traced`, kernels can be traced.
 absl::StatusOr<std::unique_ptr<RankContext>> MakeRankContext(const RunSpec& run,
                                                              const Inventory& whole,
                                                              const Plan& plan, Communicator& world,
-                                                             const std::string& node = HostName());
+                                                             const std::string& node = HostName(),
+                                                             bool traced = false);
 
 }  // namespace deepnet

@@ -334,9 +334,9 @@ absl::Status TakeInitialWeights(const ResolvedRun& resolved, const std::string& 
 absl::StatusOr<std::unique_ptr<RankContext>> MakeContext(const ResolvedRun& resolved,
                                                          const std::string& init_from,
                                                          Communicator& world, FileSystem& fs,
-                                                         Logger& log) {
-  ASSIGN_OR_RETURN(auto context,
-                   MakeRankContext(resolved.run, resolved.inventory, resolved.plan, world));
+                                                         bool traced, Logger& log) {
+  ASSIGN_OR_RETURN(auto context, MakeRankContext(resolved.run, resolved.inventory, resolved.plan,
+                                                 world, HostName(), traced));
   if (resolved.earlier.has_value()) {
     RETURN_IF_ERROR(AgreeOnStatus(
         world, LoadRankState(fs, resolved.earlier->folder, resolved.earlier->manifest, *context)));
@@ -399,9 +399,9 @@ absl::StatusOr<ResolvedRun> ResolveRun(RunSpec run, const ResolveOptions& option
 
 absl::StatusOr<TrainSession> MakeTrainSession(const ResolvedRun& resolved,
                                               const std::string& init_from, Communicator& world,
-                                              FileSystem& fs, Logger& log) {
+                                              FileSystem& fs, Logger& log, bool traced) {
   TrainSession session;
-  ASSIGN_OR_RETURN(session.context, MakeContext(resolved, init_from, world, fs, log));
+  ASSIGN_OR_RETURN(session.context, MakeContext(resolved, init_from, world, fs, traced, log));
   absl::StatusOr<std::unique_ptr<MetricsWriter>> metrics = nullptr;
   if (world.rank() == 0) metrics = OpenFolder(resolved, fs);
   RETURN_IF_ERROR(AgreeOnStatus(world, metrics.status()));

@@ -68,10 +68,10 @@ struct TrainSession {
 // (trainer/instruments/audit.h; if not, ExitCode::kPreflight), opens the run folder (rank 0 writes
 // tokenizer and languages into it), measures the product ceiling of this host, and logs what the
 // run is. A new run takes its weights from the checkpoint `init_from`, if that is not empty
-// (TakeWeights); a resumed one ignores it. Collective over `world`. `resolved` and `world` outlive
-// the result.
+// (TakeWeights); a resumed one ignores it. With `traced`, kernels can be traced. Collective over
+// `world`. `resolved` and `world` outlive the result.
 absl::StatusOr<TrainSession> MakeTrainSession(const ResolvedRun& resolved,
                                               const std::string& init_from, Communicator& world,
-                                              FileSystem& fs, Logger& log);
+                                              FileSystem& fs, Logger& log, bool traced = false);
 
 }  // namespace deepnet

@@ -43,28 +43,36 @@ absl::StatusOr<StepResult> RunTrainStep(const StepBatch& batch, int64_t step, in
     result.loss_scale = context.loss_scale->scale();
     result.gradient_unit = 1.0 / (result.loss_scale * tokens);
   }
+  context.sums->Record(options.trace);
   context.stage->BeginStep(context.dp_size == 1 ? batch : own, step, result.loss_scale);
   ExecutorOptions traced = options;
-  if (context.pipeline->size() > 1 && options.trace == nullptr) traced.trace = &result.trace;
+  if (context.pipeline->size() > 1) traced.trace = &result.trace;
   traced.guard = [&context](absl::FunctionRef<absl::Status()> work) {
     return CatchErrors(work, context.device_use());
   };
   RETURN_IF_ERROR(
       RunSchedule(context.schedule, context.placement, *context.stage, *context.pipeline, traced));
+  if (options.trace != nullptr) {
+    options.trace->events.insert(options.trace->events.end(), result.trace.events.begin(),
+                                 result.trace.events.end());
+  }
   if (options.heartbeat != nullptr) options.heartbeat->Act("sums over ranks");
   RETURN_IF_ERROR(context.stage->FinishStep());
 
   // The norm waits for the device, so the losses are there too.
+  TraceSpan norm(options.trace, {.kind = TraceKind::kNorm});
   ASSIGN_OR_RETURN(const double sum_norm,
                    context.optimizer->Norm(*context.ops, context.model->parameters()));
   ASSIGN_OR_RETURN(const LossSums sums, SumLoss(batch, context));
   result.loss = sums.loss / tokens;
   result.nll = sums.nll / tokens;
+  norm.End();
   before_update();
-  ASSIGN_OR_RETURN(
-      result.update,
-      context.optimizer->Apply(*context.ops, context.model->parameters(), update,
-                               sum_norm * result.gradient_unit, result.loss, result.gradient_unit));
+  const TraceSpan span(options.trace, {.kind = TraceKind::kUpdate});
+  ASSIGN_OR_RETURN(result.update,
+                   context.optimizer->Apply(*context.ops, context.model->parameters(), update,
+                                            sum_norm * result.gradient_unit, result.loss,
+                                            result.gradient_unit, options.trace));
   if (!result.update.skipped) context.model->Refresh();
   return result;
 }

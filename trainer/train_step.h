@@ -30,7 +30,8 @@ absl::StatusOr<TraceFigures> MeasurePipeline(const StepResult& result, RankConte
 // Trains one step. `batch` has all microbatches of the step; a replica computes those that
 // MicrobatchesOf (parallel/plan/shard.h) gives it, and context.schedule is for as many. `step`
 // counts batches and keys dropout; `update` >= 1 counts updates, without skipped steps.
-// `before_update` is called when weights and moments are about to change. Collective over
+// `before_update` is called when weights and moments are about to change. options.trace, if there
+// is one, also gets what follows the schedule, and outlives `context`. Collective over
 // context.world; every rank gets the same result.
 absl::StatusOr<StepResult> RunTrainStep(
     const StepBatch& batch, int64_t step, int64_t update, RankContext& context,

@@ -25,6 +25,7 @@
 #include "trainer/monitored_run.h"
 #include "trainer/report.h"
 #include "trainer/resolve_run.h"
+#include "trainer/run_trace.h"
 #include "trainer/tensor_memory.h"
 #include "trainer/train_step.h"
 #include "trainer/validation.h"
@@ -54,6 +55,7 @@ class Trainer {
         log_(log),
         world_(monitored.world()),
         heartbeat_(monitored.heartbeat()),
+        trace_(options.trace),
         memory_(run_.compute().device()) {}
 
   absl::Status Prepare();
@@ -71,10 +73,13 @@ class Trainer {
   void CountLossScale(bool overflow);
   absl::Status Report(const StepResult& result);
   void WriteMetrics(const google::protobuf::Message& record);
+  void RecordSave(const SaveRecord& record);
   absl::Status CheckDivergence();
   absl::Status CompareMemory();
   absl::Status ValidateNow();
   absl::Status SaveIfAskedOrDue();
+  absl::Status WriteTraceIfDue(bool last);
+  TraceSpan Phase(const char* name);
   void Enter(const char* what) {
     heartbeat_.Begin(absl::StrCat("step ", state_.step(), ": ", what));
   }
@@ -90,6 +95,7 @@ class Trainer {
   Logger& log_;
   Communicator& world_;
   Heartbeat& heartbeat_;
+  RunTrace trace_;
   TensorMemory memory_;
   TrainSession session_;
   std::unique_ptr<CheckpointPolicy> checkpoints_;
@@ -105,19 +111,23 @@ class Trainer {
 
 absl::Status Trainer::Prepare() {
   heartbeat_.Begin("preparation");
-  ASSIGN_OR_RETURN(session_, MakeTrainSession(resolved_, options_.init_from, world_, fs_, log_));
+  ASSIGN_OR_RETURN(session_, MakeTrainSession(resolved_, options_.init_from, world_, fs_, log_,
+                                              options_.trace.from > 0));
   first_step_ = state_.step();
+  if (options_.trace.to <= first_step_ && options_.trace.from > 0) {
+    log_.Warning(absl::StrCat("--trace: the run is at step ", WithCommas(first_step_),
+                              " already; nothing is traced"));
+  }
   const bool resumed = resolved_.earlier.has_value();
   validated_step_ = resumed && !state_.validation_due() ? state_.step() : -1;
   validated_at_ = state_.train_seconds();
   checkpoints_ = std::make_unique<CheckpointPolicy>(
       fs_, run_.train(), state_, *session_.context, log_,
-      CheckpointPolicyOptions{
-          .folder = resolved_.folder,
-          .lock = resolved_.lock.get(),
-          .resumed = resumed,
-          .copies = !run_.parallel().blocking_saves(),
-          .record = [this](const SaveRecord& record) { WriteMetrics(record); }});
+      CheckpointPolicyOptions{.folder = resolved_.folder,
+                              .lock = resolved_.lock.get(),
+                              .resumed = resumed,
+                              .copies = !run_.parallel().blocking_saves(),
+                              .record = [this](const SaveRecord& record) { RecordSave(record); }});
   requests_.Expect(0.0, checkpoints_->ExpectedSeconds());
   return checkpoints_->Open();
 }
@@ -139,6 +149,7 @@ absl::Status Trainer::Run() {
     RETURN_IF_ERROR(CheckDivergence());
     if (!stop_ && ValidationDue()) RETURN_IF_ERROR(ValidateNow());
     RETURN_IF_ERROR(SaveIfAskedOrDue());
+    RETURN_IF_ERROR(WriteTraceIfDue(/*last=*/stop_ || Done()));
   }
   return stop_ ? Stop() : Finish();
 }
@@ -148,17 +159,24 @@ absl::Status Trainer::Step() {
   const bool first = state_.step() == first_step_;
   const absl::Duration comm_timeout = CommTimeout(run_.parallel(), first);
   heartbeat_.Begin(absl::StrCat("step ", state_.step()), comm_timeout + kSilenceGrace);
+  trace_.Begin(state_.step() + 1, session_.context->traced);
+  const TraceSpan whole(trace_.current(), {.kind = TraceKind::kStep, .step = state_.step() + 1});
+  TraceSpan data(trace_.current(), {.kind = TraceKind::kData});
   auto batch = session_.batches->ForStep(state_.step());
+  data.End();
   if (!batch.ok()) return WithExitCode(batch.status(), ExitCode::kData);
   const bool looks = session_.instruments->Due(state_.step() + 1);
   if (looks) session_.instruments->BeforeStep();
   ASSIGN_OR_RETURN(
       const StepResult result,
-      RunTrainStep(*batch, state_.step(), state_.optimizer_steps() + 1, *session_.context,
-                   {.comm_timeout = comm_timeout, .heartbeat = &heartbeat_}, [this, looks] {
-                     checkpoints_->AwaitCopy();
-                     if (looks) session_.instruments->BeforeUpdate();
-                   }));
+      RunTrainStep(
+          *batch, state_.step(), state_.optimizer_steps() + 1, *session_.context,
+          {.comm_timeout = comm_timeout, .trace = trace_.current(), .heartbeat = &heartbeat_},
+          [this, looks] {
+            const TraceSpan wait(trace_.current(), {.kind = TraceKind::kSave});
+            checkpoints_->AwaitCopy();
+            if (looks) session_.instruments->BeforeUpdate();
+          }));
   if (looks) RETURN_IF_ERROR(RecordInstruments(result));
   RETURN_IF_ERROR(Agree(SecondsNow() - started));
   Count(*batch, result);
@@ -172,6 +190,7 @@ absl::Status Trainer::Step() {
 absl::Status Trainer::RecordInstruments(const StepResult& result) {
   const int64_t step = state_.step() + 1;
   Enter("instruments");
+  const TraceSpan span = Phase("instruments");
   ASSIGN_OR_RETURN(InstrumentRecord record, session_.instruments->Record(step));
   for (LayerInstruments& layer : *record.mutable_layers()) {
     layer.set_gradient_norm(layer.gradient_norm() * result.gradient_unit);
@@ -184,6 +203,7 @@ absl::Status Trainer::RecordInstruments(const StepResult& result) {
 // any rank, and whether all ranks have done their part of a save.
 absl::Status Trainer::Agree(double seconds) {
   Enter("agreement of all ranks");
+  const TraceSpan span = Phase("agreement");
   const int asked = requests_.Take();
   std::array<double, 4> values = {leads() ? seconds : 0.0, (asked & kStopRequest) != 0 ? 1.0 : 0.0,
                                   (asked & kSaveRequest) != 0 ? 1.0 : 0.0,
@@ -240,6 +260,7 @@ absl::Status Trainer::CheckDivergence() {
 }
 
 absl::Status Trainer::Report(const StepResult& result) {
+  const TraceSpan span = Phase("report");
   ASSIGN_OR_RETURN(const TraceFigures pipeline, MeasurePipeline(result, *session_.context));
   const StepRecord record = session_.report->Take(state_, result, pipeline);
   WriteMetrics(record);
@@ -254,6 +275,18 @@ void Trainer::WriteMetrics(const google::protobuf::Message& record) {
   if (!leads()) return;
   const absl::Status written = session_.metrics->Write(record);
   if (!written.ok()) log_.Warning(std::string(written.message()));
+}
+
+void Trainer::RecordSave(const SaveRecord& record) {
+  WriteMetrics(record);
+  RankTrace* const trace = trace_.current();
+  if (trace == nullptr || !leads()) return;
+  const double now = SecondsNow();
+  const double first = trace->events.empty() ? now : trace->events.front().start;
+  trace->events.push_back({.kind = TraceKind::kWrite,
+                           .bytes = record.bytes(),
+                           .start = std::max(first, now - record.seconds()),
+                           .end = now});
 }
 
 // Compares the plan's bytes with those of the first step, which allocates everything.
@@ -274,6 +307,7 @@ bool Trainer::ValidationDue() const {
 // A validation that a stop cuts short is the first thing that the resumed run does.
 absl::Status Trainer::ValidateNow() {
   Enter("validation");
+  const TraceSpan span = Phase("validation");
   const absl::StatusOr<EvalRecord> record =
       Validate(run_, resolved_.inventory, resolved_.plan, *resolved_.corpus, *session_.context,
                state_.step(), log_, [this] {
@@ -301,7 +335,31 @@ absl::Status Trainer::ValidateNow() {
 
 absl::Status Trainer::SaveIfAskedOrDue() {
   Enter("save");
+  const TraceSpan span(trace_.current(), {.kind = TraceKind::kSave});
   return save_ ? checkpoints_->Save() : checkpoints_->SaveIfDue();
+}
+
+// Only warns if writing fails.
+absl::Status Trainer::WriteTraceIfDue(bool last) {
+  if (!trace_.Due(state_.step(), last)) return absl::OkStatus();
+  Enter("trace");
+  ASSIGN_OR_RETURN(const std::string json, trace_.Take(world_, *session_.context->traced));
+  if (!leads()) return absl::OkStatus();
+  const std::string path = JoinPath(resolved_.folder, trace_.FileName());
+  const absl::Status written = ReplaceFile(fs_, path, json);
+  if (!written.ok()) {
+    log_.Warning(std::string(written.message()));
+  } else {
+    log_.Info(absl::StrCat("trace in ", path, ", for ui.perfetto.dev or chrome://tracing"));
+  }
+  return absl::OkStatus();
+}
+
+// Returns the event `name` of the current step, which ends with the result's scope.
+TraceSpan Trainer::Phase(const char* name) {
+  RankTrace* const trace = trace_.current();
+  return {trace,
+          {.kind = TraceKind::kPhase, .name = trace != nullptr ? trace->NameIndex(name) : -1}};
 }
 
 absl::Status Trainer::Stop() {

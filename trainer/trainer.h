@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <limits>
 #include <string>
@@ -49,6 +50,11 @@ class StopRequests {
 
 inline constexpr double kNoDeadline = std::numeric_limits<double>::infinity();
 
+// Steps of a run, the first of which is 1. From 0: none.
+struct StepRange {
+  int64_t from = 0, to = 0;
+};
+
 struct TrainOptions {
   std::string root;            // the folder that paths of the RunSpec are relative to
   bool require_empty = false;  // refuse a run folder that is not empty instead of resuming
@@ -59,6 +65,7 @@ struct TrainOptions {
   RunLockOptions lock;                  // how the run folder is locked
   FileSystem* files = nullptr;          // for checkpoints; null: the system's
   Communicator* world = nullptr;        // all ranks of the job; null: this process is alone
+  StepRange trace;                      // steps that are traced (trainer/run_trace.h)
   // Called when a rank has stopped (trainer/monitored_run.h); empty: an error, then world->Abort.
   std::function<void(const absl::Status&)> on_stuck;
 };

@@ -1,6 +1,8 @@
 #include <memory>
 #include <string>
 
+#include "absl/strings/str_cat.h"
+
 #include "launch/commands/commands.h"
 #include "launch/defaults.h"
 #include "launch/device_group.h"
@@ -72,11 +74,27 @@ absl::Status DecideDevice(const CommandLine& line, Communicator& hosts, RunSpec*
   return absl::OkStatus();
 }
 
+// Returns the steps that --trace names.
+absl::StatusOr<StepRange> TracedSteps(const CommandLine& line, const RunSpec& run) {
+  const std::string& text = line.flags.Text("trace");
+  if (text.empty()) return StepRange();
+  const auto range = ParseStepRange(text);
+  if (!range.ok()) return BadFlag(absl::StrCat("--trace: ", range.status().message()));
+  const StepRange steps{range->first, range->second};
+  if (run.train().steps() > 0 && steps.to > run.train().steps()) {
+    return BadFlag(absl::StrCat("--trace: ", text, ": the run ends with step ", run.train().steps(),
+                                " (train.steps)"));
+  }
+  return steps;
+}
+
 // `hosts` are all ranks as MPI joins them; the run trains over `world`, the same ranks with a way
 // between their GPUs where they have some.
 absl::Status TrainOnAllRanks(const CommandLine& line, Communicator& hosts) {
   absl::StatusOr<RunSpec> run = LoadConfig(line);
   RETURN_IF_ERROR(AgreeOnStatus(hosts, run.status()));
+  const absl::StatusOr<StepRange> traced = TracedSteps(line, *run);
+  RETURN_IF_ERROR(AgreeOnStatus(hosts, traced.status()));
   RETURN_IF_ERROR(DecideDevice(line, hosts, &*run));
   ASSIGN_OR_RETURN(const auto devices, JoinDevices(run->compute(), hosts));
   Communicator& world = devices != nullptr ? *devices : hosts;
@@ -90,6 +108,7 @@ absl::Status TrainOnAllRanks(const CommandLine& line, Communicator& hosts) {
                 .deadline = JobDeadline(),
                 .job_id = JobId(),
                 .world = &world,
+                .trace = *traced,
                 .on_stuck = EndProcess},
                log);
 }
@@ -121,6 +140,10 @@ Command MakeTrainCommand() {
                     "Begin a new run with these weights: a checkpoint, a run folder, what "
                     "`checkpoint import` made, or a Hugging Face folder that it can read; step, "
                     "optimizer, corpus and vocabulary are new."),
+                TextFlag("trace", "FROM..TO",
+                         "Write what all ranks do in these steps, and when, into the run's folder "
+                         "as trace-FROM-TO.json, which ui.perfetto.dev and chrome://tracing open: "
+                         "actions, kernels, messages, sums, saves, data. They take longer."),
                 NumberFlag("log-seconds", "SECONDS",
                            "Write a line of progress to a file or pipe at most this often.", "5"),
                 ChoiceFlag("progress", "auto|bar|lines", {"auto", "bar", "lines"},

@@ -9,7 +9,6 @@
 #include "absl/strings/str_format.h"
 
 #include "parallel/base/check.h"
-#include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/plan/message_order.h"
@@ -85,18 +84,24 @@ class MessageBox {
 
   // Starts a send or a receive. Does not wait.
   absl::Status Start(const Action& transfer) {
-    Message message{.action = transfer, .start = SecondsNow()};
+    Message message{.action = transfer};
     ASSIGN_OR_RETURN(const Route route, RouteOf(transfer, placement_));
     message.route = route;
     const std::vector<Buffer> buffers =
         stage_.Buffers(route.boundary, transfer.chunk, transfer.microbatch);
     DEEPNET_CHECK_LE(buffers.size(), static_cast<size_t>(kMaxTensors));
+    int64_t bytes = 0;
+    for (const Buffer& buffer : buffers) bytes += buffer.bytes;
+    message.span = {options_.trace,
+                    {.kind = route.send ? TraceKind::kSend : TraceKind::kReceive,
+                     .action = transfer,
+                     .peer = route.peer,
+                     .bytes = bytes}};
     const int tag = MessageTag(route.cut, route.backward, /*tensor=*/0);
     Communicator::TransferOr started = route.send ? comm_.SendAll(buffers, route.peer, tag)
                                                   : comm_.ReceiveAll(buffers, route.peer, tag);
     if (!started.ok()) return Explain(started.status(), message, transfer);
     message.transfer = *std::move(started);
-    for (const Buffer& buffer : buffers) message.bytes += buffer.bytes;
     (route.send ? sends_ : receives_).push_back(std::move(message));
     return absl::OkStatus();
   }
@@ -136,28 +141,20 @@ class MessageBox {
   struct Message {
     Action action;
     Route route;
-    int64_t bytes = 0;
-    double start = 0.0;                  // seconds of SecondsNow()
     std::unique_ptr<Transfer> transfer;  // of all tensors
+    TraceSpan span;
   };
 
-  absl::Status Await(const Message& message, const Action& reason) {
-    const bool waits = !message.transfer->Done();
-    const double start = SecondsNow();
+  absl::Status Await(Message& message, const Action& reason) {
+    TraceSpan wait;
+    if (!message.transfer->Done()) {
+      wait = {options_.trace,
+              {.kind = TraceKind::kWait, .action = reason, .peer = message.route.peer}};
+    }
     const absl::Status status = message.transfer->Wait(options_.comm_timeout);
     if (!status.ok()) return Explain(status, message, reason);
-    if (options_.trace == nullptr) return absl::OkStatus();
-    TraceEvent event{.kind = TraceKind::kWait,
-                     .action = reason,
-                     .peer = message.route.peer,
-                     .start = start,
-                     .end = SecondsNow()};
-    if (waits) options_.trace->events.push_back(event);
-    event.kind = message.route.send ? TraceKind::kSend : TraceKind::kReceive;
-    event.action = message.action;
-    event.bytes = message.bytes;
-    event.start = message.start;
-    options_.trace->events.push_back(event);
+    wait.End();
+    message.span.End();
     return absl::OkStatus();
   }
 
@@ -265,13 +262,8 @@ class Execution {
     if (action.op != Op::kBackwardWeight) {
       RETURN_IF_ERROR(box_.AwaitReceived(ReceiveFor(action), action));
     }
-    const double start = SecondsNow();
-    absl::Status status = Compute(action);
-    if (options_.trace != nullptr) {
-      options_.trace->events.push_back(
-          {.kind = TraceKind::kCompute, .action = action, .start = start, .end = SecondsNow()});
-    }
-    return status;
+    const TraceSpan span(options_.trace, {.kind = TraceKind::kCompute, .action = action});
+    return Compute(action);
   }
 
   absl::Status Compute(const Action& action) {

@@ -1,6 +1,7 @@
 #include "parallel/exec/trace.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <map>
@@ -10,6 +11,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#ifdef DEEPNET_NVTX
+#include <nvtx3/nvToolsExt.h>
+#endif
 
 #include "parallel/base/clock.h"
 #include "parallel/base/json.h"
@@ -23,13 +29,31 @@ namespace {
 constexpr int kClockTag = 0;
 constexpr int kRoundTrips = 8;
 
+// The lines of a rank. On a line, events lie inside of each other or apart; what may overlap is a
+// bar of its own.
+enum Line { kWork, kWaiting, kGpu, kCheckpoint, kNumLines, kBar = kNumLines };
+
+constexpr const char* kLineNames[kNumLines] = {"work", "waiting", "GPU", "checkpoint"};
+
+struct KindOf {
+  const char* name;
+  Line line;
+};
+
 // [TraceKind]
-constexpr const char* kKindNames[] = {"compute", "wait", "send",   "receive", "reduce",
-                                      "tied",    "norm", "update", "gather"};
+constexpr KindOf kKinds[] = {
+    {"compute", kWork}, {"wait", kWaiting},     {"send", kBar},   {"receive", kBar},
+    {"reduce", kWork},  {"tied", kWork},        {"norm", kWork},  {"update", kWork},
+    {"gather", kWork},  {"step", kWork},        {"data", kWork},  {"sum", kBar},
+    {"save", kWork},    {"write", kCheckpoint}, {"phase", kWork}, {"kernel", kWork},
+    {"device", kGpu},
+};
 
-const char* NameOf(TraceKind kind) { return kKindNames[static_cast<size_t>(kind)]; }
+const KindOf& KindOfEvent(const TraceEvent& event) {
+  return kKinds[static_cast<size_t>(event.kind)];
+}
 
-// Returns true for the kinds that follow the schedule.
+// Returns true for the kinds that are not of the schedule.
 bool IsExchange(TraceKind kind) { return kind >= TraceKind::kReduce; }
 
 // When each forward and each gradient of inputs was made: by (forward?, chunk, microbatch).
@@ -66,35 +90,62 @@ double FirstStart(std::span<const RankTrace> traces) {
   return first;
 }
 
-// Computing and waiting never overlap on a rank: complete events. Messages do: a pair of begin and
-// end with an identity of their own.
-void AppendEvent(const TraceEvent& event, int rank, int64_t id, double origin, std::string& json) {
-  const double start = 1e6 * (event.start - origin), end = 1e6 * (event.end - origin);
-  if (IsExchange(event.kind)) {
-    absl::StrAppendFormat(&json,
-                          ",\n{\"name\":\"%s\",\"cat\":\"exchange\",\"pid\":%d,\"tid\":1,"
-                          "\"args\":{\"bytes\":%d},\"ph\":\"X\",\"ts\":%.3f,\"dur\":%.3f}",
-                          NameOf(event.kind), rank, event.bytes, start, end - start);
-    return;
+// Returns what a viewer shows of an event that is clicked on.
+std::string ArgumentsOf(const TraceEvent& event) {
+  std::vector<std::string> arguments;
+  if (event.step >= 0) arguments.push_back(absl::StrCat("\"step\":", event.step));
+  if (!IsExchange(event.kind)) {
+    arguments.push_back(absl::StrCat("\"action\":", JsonQuoted(ToText(event.action)),
+                                     ",\"chunk\":", event.action.chunk,
+                                     ",\"microbatch\":", event.action.microbatch));
   }
-  const bool message = event.kind == TraceKind::kSend || event.kind == TraceKind::kReceive;
-  const std::string name =
-      JsonQuoted(event.kind == TraceKind::kWait
-                     ? absl::StrCat(ToText(event.action), " waits for rank ", event.peer)
-                     : ToText(event.action));
+  if (event.peer >= 0) arguments.push_back(absl::StrCat("\"peer\":", event.peer));
+  if (event.bytes > 0) arguments.push_back(absl::StrCat("\"bytes\":", event.bytes));
+  return absl::StrCat("{", absl::StrJoin(arguments, ","), "}");
+}
+
+// Appends `event`: a complete event on its line, or a pair of begin and end with an identity of
+// its own. Both ends are rounded to nanoseconds, so that what lies inside stays inside.
+void AppendEvent(const TraceEvent& event, const RankTrace& trace, int rank, bool has_gpu,
+                 int64_t id, double origin, std::string& json) {
+  const auto nanoseconds = [&](double seconds) { return std::llround(1e9 * (seconds - origin)); };
+  const int64_t start = nanoseconds(event.start), end = nanoseconds(event.end);
+  const Line line = has_gpu && event.kind == TraceKind::kKernel ? kGpu : KindOfEvent(event).line;
   const std::string head = absl::StrFormat(
-      "{\"name\":%s,\"cat\":\"%s\",\"pid\":%d,\"tid\":%d,\"args\":{\"chunk\":%d,\"microbatch\":%d",
-      name, NameOf(event.kind), rank, event.kind == TraceKind::kWait ? 1 : 0, event.action.chunk,
-      event.action.microbatch);
-  if (!message) {
-    absl::StrAppendFormat(&json, ",\n%s},\"ph\":\"X\",\"ts\":%.3f,\"dur\":%.3f}", head, start,
-                          end - start);
+      ",\n{\"name\":%s,\"cat\":\"%s\",\"pid\":%d,\"tid\":%d", JsonQuoted(EventName(event, trace)),
+      KindOfEvent(event).name, rank, line == kBar ? kWork : line);
+  const auto text = [](int64_t time) {
+    return absl::StrFormat("%d.%03d", time / 1000, time % 1000);
+  };
+  if (line != kBar) {
+    absl::StrAppend(&json, head, ",\"args\":", ArgumentsOf(event),
+                    ",\"ph\":\"X\",\"ts\":", text(start), ",\"dur\":", text(end - start), "}");
     return;
   }
+  const std::string identity = absl::StrCat(",\"id2\":{\"local\":\"", id, "\"}");
+  absl::StrAppend(&json, head, ",\"args\":", ArgumentsOf(event), identity,
+                  ",\"ph\":\"b\",\"ts\":", text(start), "}");
+  absl::StrAppend(&json, head, identity, ",\"ph\":\"e\",\"ts\":", text(end), "}");
+}
+
+// Names a process for the rank, and those of its lines that have events.
+void AppendNames(const RankTrace& trace, int rank, bool has_gpu, std::string& json) {
   absl::StrAppendFormat(&json,
-                        ",\n%s,\"peer\":%d,\"bytes\":%d},\"id\":%d,\"ph\":\"b\",\"ts\":%.3f}", head,
-                        event.peer, event.bytes, id, start);
-  absl::StrAppendFormat(&json, ",\n%s},\"id\":%d,\"ph\":\"e\",\"ts\":%.3f}", head, id, end);
+                        "%s\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,"
+                        "\"args\":{\"name\":\"rank %d\"}},\n"
+                        "{\"name\":\"process_sort_index\",\"ph\":\"M\",\"pid\":%d,"
+                        "\"args\":{\"sort_index\":%d}}",
+                        rank == 0 ? "" : ",", rank, rank, rank, rank);
+  for (int line = 0; line < kNumLines; ++line) {
+    const bool used =
+        std::any_of(trace.events.begin(), trace.events.end(),
+                    [&](const TraceEvent& event) { return KindOfEvent(event).line == line; });
+    if (!used && !(line == kGpu && has_gpu)) continue;
+    absl::StrAppendFormat(&json,
+                          ",\n{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,"
+                          "\"args\":{\"name\":\"%s\"}}",
+                          rank, line, kLineNames[line]);
+  }
 }
 
 // One side of a clock comparison: rank 0 asks, the peer answers with its time.
@@ -141,7 +192,71 @@ absl::StatusOr<std::vector<double>> ClockOffsets(Communicator& comm) {
   return offsets;
 }
 
+// Shows a range to profilers from now on; returns its number, 0 where the build has no NVTX.
+uint64_t StartRange(const RankTrace* trace, const TraceEvent& event) {
+#ifdef DEEPNET_NVTX
+  const RankTrace none;
+  return nvtxRangeStartA(EventName(event, trace != nullptr ? *trace : none).c_str());
+#else
+  static_cast<void>(trace);
+  static_cast<void>(event);
+  return 0;
+#endif
+}
+
+void EndRange(uint64_t range) {
+#ifdef DEEPNET_NVTX
+  if (range != 0) nvtxRangeEnd(range);
+#else
+  static_cast<void>(range);
+#endif
+}
+
 }  // namespace
+
+// Messages of one way share their name, so that viewers draw them together.
+std::string EventName(const TraceEvent& event, const RankTrace& trace) {
+  if (event.name >= 0) return trace.names[event.name];
+  switch (event.kind) {
+    case TraceKind::kWait:
+      return absl::StrCat(ToText(event.action), " waits for rank ", event.peer);
+    case TraceKind::kSend:
+      return event.action.op == Op::kSendForward ? "send forward" : "send backward";
+    case TraceKind::kReceive:
+      return event.action.op == Op::kReceiveForward ? "receive forward" : "receive backward";
+    case TraceKind::kStep:
+      return absl::StrCat("step ", event.step);
+    default:
+      return IsExchange(event.kind) ? KindOfEvent(event).name : ToText(event.action);
+  }
+}
+
+int RankTrace::NameIndex(std::string_view name) {
+  const auto found = std::find(names.begin(), names.end(), name);
+  const auto index = static_cast<int>(found - names.begin());
+  if (found == names.end()) names.emplace_back(name);
+  return index;
+}
+
+TraceSpan::TraceSpan(RankTrace* trace, const TraceEvent& event)
+    : trace_(trace), event_(event), range_(StartRange(trace, event)) {
+  if (trace_ != nullptr) event_.start = SecondsNow();
+}
+
+TraceSpan& TraceSpan::operator=(TraceSpan&& other) noexcept {
+  End();
+  trace_ = std::exchange(other.trace_, nullptr);
+  event_ = other.event_;
+  range_ = std::exchange(other.range_, 0);
+  return *this;
+}
+
+void TraceSpan::End() {
+  EndRange(std::exchange(range_, 0));
+  if (trace_ == nullptr) return;
+  event_.end = SecondsNow();
+  std::exchange(trace_, nullptr)->events.push_back(event_);
+}
 
 TraceFigures Measure(std::span<const RankTrace> traces, int stages) {
   const size_t ranks = stages > 0 ? static_cast<size_t>(stages) : traces.size();
@@ -175,21 +290,26 @@ TraceFigures Measure(std::span<const RankTrace> traces, int stages) {
 std::string ChromeTrace(std::span<const RankTrace> traces) {
   const double origin = FirstStart(traces);
   std::string json = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[";
-  for (int rank = 0; rank < static_cast<int>(traces.size()); ++rank) {
-    absl::StrAppendFormat(&json,
-                          "%s\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,"
-                          "\"args\":{\"name\":\"rank %d\"}},\n"
-                          "{\"name\":\"process_sort_index\",\"ph\":\"M\",\"pid\":%d,"
-                          "\"args\":{\"sort_index\":%d}}",
-                          rank == 0 ? "" : ",", rank, rank, rank, rank);
-  }
+  std::string events;
   int64_t id = 0;
   for (int rank = 0; rank < static_cast<int>(traces.size()); ++rank) {
-    for (const TraceEvent& event : traces[rank].events) {
-      AppendEvent(event, rank, id++, origin, json);
+    const RankTrace& trace = traces[rank];
+    const bool has_gpu =
+        std::any_of(trace.events.begin(), trace.events.end(),
+                    [](const TraceEvent& event) { return event.kind == TraceKind::kDevice; });
+    AppendNames(trace, rank, has_gpu, json);
+    // What lies inside of an event follows it.
+    std::vector<TraceEvent> sorted = trace.events;
+    std::stable_sort(sorted.begin(), sorted.end(), [](const TraceEvent& a, const TraceEvent& b) {
+      if (a.start != b.start) return a.start < b.start;
+      if (a.end != b.end) return a.end > b.end;
+      return a.kind != TraceKind::kKernel && b.kind == TraceKind::kKernel;
+    });
+    for (const TraceEvent& event : sorted) {
+      AppendEvent(event, trace, rank, has_gpu, id++, origin, events);
     }
   }
-  return json + "\n]}\n";
+  return absl::StrCat(json, events, "\n]}\n");
 }
 
 absl::StatusOr<std::vector<RankTrace>> GatherTraces(Communicator& comm, const RankTrace& mine) {
@@ -199,12 +319,15 @@ absl::StatusOr<std::vector<RankTrace>> GatherTraces(Communicator& comm, const Ra
   const std::string_view bytes(reinterpret_cast<const char*>(mine.events.data()),
                                mine.events.size() * sizeof(TraceEvent));
   ASSIGN_OR_RETURN(const std::vector<std::string> all, AllGatherText(comm, bytes));
+  ASSIGN_OR_RETURN(const std::vector<std::string> names,
+                   AllGatherText(comm, absl::StrJoin(mine.names, "\n")));
   std::vector<RankTrace> traces(all.size());
   for (size_t rank = 0; rank < all.size(); ++rank) {
     traces[rank].events.resize(all[rank].size() / sizeof(TraceEvent));
     if (!all[rank].empty()) {
       std::memcpy(traces[rank].events.data(), all[rank].data(), all[rank].size());
     }
+    traces[rank].names = absl::StrSplit(names[rank], '\n', absl::SkipEmpty());
     for (TraceEvent& event : traces[rank].events) {
       event.start -= offsets[rank];
       event.end -= offsets[rank];

@@ -1,5 +1,5 @@
-// Traces of what the ranks of a pipeline did and when: recorded by the executor, drawn by a browser
-// (chrome://tracing, ui.perfetto.dev), summed up in three figures.
+// Traces of what the ranks of a job did and when: recorded by the executor and what is around it,
+// drawn by a browser (chrome://tracing, ui.perfetto.dev), summed up in three figures.
 //
 // Example:
 //   RankTrace mine;
@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -31,6 +33,16 @@ enum class TraceKind {
   kNorm,    // everybody is waited for
   kUpdate,  // of the rank's share of the weights
   kGather,  // weights between replicas
+  // The others are of a training run, without action and peer.
+  kStep,   // one step of the run
+  kData,   // the step's batch is waited for
+  kSum,    // a piece of the gradient between replicas, from its start until it was seen to be there
+  kSave,   // training stands still for a save
+  kWrite,  // a checkpoint is written beside the steps
+  kPhase,  // what `name` says
+  kKernel,  // the kernel `name` of a GPU, or the function `name` of Ops on a CPU
+  kDevice,  // from the first kernel to the last that the GPU ran for a host's event, which `name`
+            // or `action` names
 };
 
 struct TraceEvent {
@@ -40,6 +52,8 @@ struct TraceEvent {
   int64_t bytes = 0;   // of a message; of an exchange, before any payload limit
   double start = 0.0;  // seconds of SecondsNow(); in gathered traces, of rank 0's clock
   double end = 0.0;
+  int64_t step = -1;  // of the run; -1: none
+  int name = -1;      // in RankTrace::names; -1: that of the action, or of the kind
 
   friend bool operator==(const TraceEvent&, const TraceEvent&) = default;
 };
@@ -47,6 +61,33 @@ struct TraceEvent {
 // Events in the order in which they ended.
 struct RankTrace {
   std::vector<TraceEvent> events;
+  std::vector<std::string> names;  // without line ends
+
+  // Returns the index of `name`, which is added where it is new.
+  int NameIndex(std::string_view name);
+};
+
+// An event that is under way: it is added to a trace when it ends. Builds for CUDA show it to
+// profilers as an NVTX range too, also without a trace.
+//
+// Example:
+//   const TraceSpan span(trace, {.kind = TraceKind::kUpdate});
+class TraceSpan {
+ public:
+  TraceSpan() = default;  // nothing
+  // Begins `event` now. `trace`, which may be null, outlives this.
+  TraceSpan(RankTrace* trace, const TraceEvent& event);
+  TraceSpan(TraceSpan&& other) noexcept { *this = std::move(other); }
+  TraceSpan& operator=(TraceSpan&& other) noexcept;
+  ~TraceSpan() { End(); }
+
+  // Ends it now; later calls do nothing.
+  void End();
+
+ private:
+  RankTrace* trace_ = nullptr;
+  TraceEvent event_;
+  uint64_t range_ = 0;  // of NVTX; 0: none
 };
 
 struct TraceFigures {
@@ -63,8 +104,12 @@ struct TraceFigures {
 // ranks (0: of one), rank = replica * stages + stage, on one clock.
 TraceFigures Measure(std::span<const RankTrace> traces, int stages = 0);
 
-// Returns JSON in the Trace Event Format: one process a rank, with one line for computing, one for
-// waiting, and one bar a message. Times are microseconds from the first start of any rank.
+// Returns the name of an event of `trace`.
+std::string EventName(const TraceEvent& event, const RankTrace& trace);
+
+// Returns JSON in the Trace Event Format: one process a rank, with one line for what it does, one
+// for waiting, one for its GPU and one for the writing of checkpoints; and one bar for each message
+// and each sum. Times are microseconds from the first start of any rank.
 std::string ChromeTrace(std::span<const RankTrace> traces);
 
 // Collective, blocking. Returns everybody's trace on every rank, in rank order, with times moved to

@@ -26,8 +26,15 @@ LANES, TRAIN = "parallel/comm/nccl_communicator.cc", "gpu_train_test --gtest_fil
 CUDA_OPS = "gpu_cuda_ops_test"
 LAYOUTS = "gpu_train_test --gtest_filter=*EveryLayout*"
 SAVES = "gpu_train_test --gtest_filter=*Save*"
+TRACE = "gpu_train_test --gtest_filter=*ATrace*"
 # name: file, text that stands there once, what replaces it, test program with arguments
 MUTANTS = {
+    "kernels-are-put-where-they-ran": (
+        "trainer/run_trace.cc", "host.At(kernel.asked)", "host.At(kernel.start)", TRACE),
+    "launches-without-an-end": (
+        CUDA + "gpu_stream.cc", "  timed_.back().end = RecordEvent();\n", "", TRACE),
+    "products-are-not-timed": (
+        CUDA + "matmul.cc", "  gpu_.Launching();\n", "", TRACE),
     "exceptions-pass-what-is-under-way": (
         "parallel/exec/pipeline_executor.cc", "return options_.guard ? options_.guard(work) : work();", "return work();", ERRORS),
     "memory-that-ends-is-internal": (
@@ -36,8 +43,8 @@ MUTANTS = {
     "last-launch-is-not-told": (
         CUDA + "gpu_stream.cc", "  last_ = what;\n", "", ERRORS),
     "one-rank-reserves-alone": (
-        "trainer/rank_context.cc", "RETURN_IF_ERROR(AgreeOnStatus(world, MakeOpsWithMemory(run.compute(), *context)));",
-        "RETURN_IF_ERROR(MakeOpsWithMemory(run.compute(), *context));", ERRORS),
+        "trainer/rank_context.cc", "RETURN_IF_ERROR(AgreeOnStatus(world, MakeOpsWithMemory(run.compute(), traced, *context)));",
+        "RETURN_IF_ERROR(MakeOpsWithMemory(run.compute(), traced, *context));", ERRORS),
     "old-nccl-is-taken": (
         "parallel/comm/nccl_communicator.cc", "if (loaded / kMinor >= NCCL_VERSION_CODE / kMinor)", "if (loaded > 0)", ERRORS),
     "gpus-are-shared": (

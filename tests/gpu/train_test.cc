@@ -33,6 +33,7 @@
 #include "tests/parity/train_in_threads.h"
 #include "tests/parity/training_runs.h"
 #include "tests/support/run_ranks.h"
+#include "tests/support/trace_file.h"
 #include "trainer/async_checkpointer.h"
 #include "trainer/resolve_run.h"
 #include "trainer/train_step.h"
@@ -101,11 +102,12 @@ class GpuTrainTest : public testing::CorpusTest {
   }
 
   // `sums`: the launches of rank 0's GPU before each sum of gradients.
-  static testing::TrainOutcome Outcome(const RunSpec& run, std::vector<int64_t>* sums = nullptr) {
+  static testing::TrainOutcome Outcome(const RunSpec& run, std::vector<int64_t>* sums = nullptr,
+                                       StepRange trace = {}) {
     std::vector<std::unique_ptr<Communicator>> joined(static_cast<size_t>(
         run.parallel().pipeline_parallel_size() * run.parallel().data_parallel_size()));
     return testing::TrainInThreads(
-        run, {.root = root_.string()}, [&](int rank, TrainOptions& options) {
+        run, {.root = root_.string(), .trace = trace}, [&](int rank, TrainOptions& options) {
           auto devices = JoinDevices(run.compute(), *options.world);
           DEEPNET_CHECK(devices.ok()) << devices.status();
           if (*devices == nullptr) return;
@@ -394,6 +396,26 @@ TEST_F(GpuTrainTest, LibTorchsAttentionIsChosenWhereItCanAndGivesTheSameBitsInEv
   const std::string alone = log("flash-alone", {});
   EXPECT_NE(alone.find("attention FLASH"), alone.npos) << alone;
   EXPECT_EQ(testing::WeightsLine(log("flash-cut", {2, 1, "zb-h1"})), testing::WeightsLine(alone));
+}
+
+TEST_F(GpuTrainTest, ATraceHasEveryKernelInsideItsActionAndChangesNoBits) {
+  const auto run = [](const std::string& folder) {
+    return Run(folder, {2, 2, "1f1b"}, "cuda", FLOAT32);
+  };
+  const testing::TrainOutcome traced = Outcome(run("traced"), nullptr, {2, 3});
+  ASSERT_TRUE(traced.status.ok()) << traced.status;
+  const auto events = testing::ReadTrace(root_ / "traced" / "trace-2-3.json");
+  testing::ExpectWholeTrace(
+      events, {.stages = 2, .replicas = 2, .microbatches = 2, .from = 2, .to = 3, .on_gpu = true});
+  std::map<std::string, int> kernels;
+  for (const testing::FileEvent& event : events) {
+    if (event.category == "kernel") ++kernels[event.name];
+  }
+  for (const char* kernel :
+       {"cublasLtMatmul", "AttentionKeyGradient", "Adam", "Upload", "ReadBack"}) {
+    EXPECT_GT(kernels[kernel], 0) << kernel;
+  }
+  EXPECT_EQ(testing::WeightsLine(traced.log), testing::WeightsLine(Train(run("not-traced"))));
 }
 
 // Every schedule; one to four stages, one or two replicas. Six layers, so that a rank of three has

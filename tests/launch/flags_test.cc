@@ -103,6 +103,21 @@ TEST(NearestName, FindsSwapsAndIgnoresCase) {
   EXPECT_EQ(NearestName("xyzzy", {"width", "heads"}), std::nullopt);
 }
 
+TEST(StepRange, HasTwoStepsInOrder) {
+  EXPECT_EQ(*ParseStepRange("10..12"), std::pair(int64_t{10}, int64_t{12}));
+  EXPECT_EQ(*ParseStepRange("1..1"), std::pair(int64_t{1}, int64_t{1}));
+  for (const char* text : {"", "5", "..", "1..", "..2", "a..b", "1..2..3", "1-2", "1.5..2"}) {
+    EXPECT_THAT(std::string(ParseStepRange(text).status().message()),
+                HasSubstr("two steps are needed, such as 10..12"))
+        << text;
+  }
+  for (const char* text : {"0..3", "3..2", "-1..2"}) {
+    EXPECT_THAT(std::string(ParseStepRange(text).status().message()),
+                HasSubstr("steps count from 1"))
+        << text;
+  }
+}
+
 TEST(ByteSize, HasUnitsOfBothKinds) {
   EXPECT_EQ(*ParseByteSize("256MiB"), 256 << 20);
   EXPECT_EQ(*ParseByteSize("1.5 GiB"), int64_t{3} << 29);

@@ -68,6 +68,20 @@ TEST(Main, NumbersOutOfRangeExitWithTwoAndAreAllNamed) {
   EXPECT_THAT(evaluate.output, HasSubstr("--sentences: -5: must be at least 1, or 0: all"));
 }
 
+TEST(Main, StepsThatCannotBeTracedExitWithTwo) {
+  const std::string train =
+      "train --config launch/recipes/quickstart.textproto --set train.steps=50 --trace ";
+  for (const char* steps : {"some", "7..5", "0..2"}) {
+    const Outcome outcome = RunProgram(train + steps);
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_THAT(outcome.output, HasSubstr(std::string("error: --trace: '") + steps));
+  }
+  const Outcome outcome = RunProgram(train + "50..51");
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_THAT(outcome.output,
+              HasSubstr("error: --trace: 50..51: the run ends with step 50 (train.steps)"));
+}
+
 TEST(Main, ABadRunSpecExitsWithTwoBeforeAnythingIsWritten) {
   const Outcome outcome =
       RunProgram("prepare --config launch/recipes/quickstart.textproto --set prepare.threads=-1");

@@ -1,6 +1,7 @@
 // Whole training runs that change their layout on the way: ranks are threads, everything else is
 // what `deepnet train` does. "Same" is every bit of the losses and norms in metrics.jsonl and of
 // the weights that `train` prints the hash of.
+#include <algorithm>
 #include <deque>
 #include <filesystem>
 #include <map>
@@ -15,6 +16,7 @@
 #include "tests/parity/train_in_threads.h"
 #include "tests/parity/training_runs.h"
 #include "tests/support/fault_file_system.h"
+#include "tests/support/trace_file.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/trainer.h"
 
@@ -151,6 +153,46 @@ TEST_F(SpreadTrainTest, ARankReadsTheBlocksOfWhatItHoldsOnceAndNoOthers) {
     EXPECT_GE(read, files[rank].bytes());
     EXPECT_LE(read, files[rank].bytes() + files[0].bytes() + kSmallFiles);
   }
+}
+
+TEST_F(SpreadTrainTest, ATraceHasEverythingThatFourRanksDidAndChangesNoBits) {
+  const RunSpec run = Run("traced", 5, {2, 2, "1f1b"});
+  const std::string log =
+      testing::MustTrainInThreads(run, {.root = root_.string(), .trace = {3, 4}});
+  EXPECT_THAT(log, ::testing::HasSubstr("traced/trace-3-4.json, for ui.perfetto.dev"));
+  const auto events = testing::ReadTrace(root_ / "traced" / "trace-3-4.json");
+  testing::ExpectWholeTrace(events,
+                            {.stages = 2, .replicas = 2, .microbatches = 2, .from = 3, .to = 4});
+  const auto has = [&](const std::string& category, const std::string& name) {
+    return std::any_of(events.begin(), events.end(), [&](const testing::FileEvent& event) {
+      return event.category == category && event.name == name;
+    });
+  };
+  for (const char* kernel : {"Linear", "LinearBackwardWeight", "AttentionBackward", "CrossEntropy",
+                             "SumSquares", "Adam", "Refresh"}) {
+    EXPECT_TRUE(has("kernel", kernel)) << kernel;
+  }
+  EXPECT_TRUE(has("save", "save"));
+  EXPECT_TRUE(has("phase", "agreement"));
+  const std::string plain = Train("plain", 5, {2, 2, "1f1b"});
+  EXPECT_EQ(testing::WeightsLine(log), testing::WeightsLine(plain));
+  EXPECT_EQ(Lines("traced"), Lines("plain"));
+  EXPECT_FALSE(std::filesystem::exists(root_ / "plain" / "trace-3-4.json"));
+}
+
+// A stop ends the trace early; a run that is past the steps says so.
+TEST_F(SpreadTrainTest, ATraceHoldsTheStepsThatWereLeft) {
+  const auto train = [](int64_t steps, StepRange trace) {
+    return testing::MustTrainInThreads(Run("few", steps, {}),
+                                       {.root = root_.string(), .trace = trace});
+  };
+  train(2, {2, 9});
+  testing::ExpectWholeTrace(testing::ReadTrace(root_ / "few" / "trace-2-2.json"),
+                            {.microbatches = 4, .from = 2, .to = 2});
+  EXPECT_THAT(train(3, {1, 2}), ::testing::HasSubstr("at step 2 already; nothing is traced"));
+  train(5, {1, 4});
+  testing::ExpectWholeTrace(testing::ReadTrace(root_ / "few" / "trace-4-4.json"),
+                            {.microbatches = 4, .from = 4, .to = 4});
 }
 
 }  // namespace

@@ -31,6 +31,7 @@
 #include "trainer/kernels/cuda/scaled_sums.h"
 #include "trainer/kernels/native/sorted_rows.h"
 #include "trainer/kernels/native_args.h"
+#include "trainer/kernels/traced_ops.h"
 
 namespace deepnet {
 namespace {
@@ -220,7 +221,7 @@ struct Uploaded {
   std::shared_ptr<const void> arrays;
 };
 
-class CudaOps : public Ops {
+class CudaOps : public TracedOps {
  public:
   CudaOps(at::Device device, at::ScalarType operand, bool check_launches, bool flash)
       : device_(device),
@@ -246,6 +247,8 @@ class CudaOps : public Ops {
   }
   void* stream() const override { return gpu_.get(); }
   const char* LastLaunch() const override { return gpu_.last_launch(); }
+  void StartTrace() override { gpu_.StartTiming(); }
+  std::vector<TimedKernel> TakeTrace() override;
   // LibTorch's allocator keeps what is given back, and cuts small blocks from segments of their
   // own.
   void Reserve(int64_t bytes) override {
@@ -445,6 +448,14 @@ class CudaOps : public Ops {
   LossSums unwanted_;
 };
 
+std::vector<TimedKernel> CudaOps::TakeTrace() {
+  std::vector<TimedKernel> kernels;
+  for (const cuda::GpuStream::Timed& launch : gpu_.TakeTimes()) {
+    kernels.push_back({launch.name, launch.asked, launch.start, launch.end});
+  }
+  return kernels;
+}
+
 std::unique_ptr<Weight> CudaOps::MakeWeight(Tensor master_OI, bool) {
   DEEPNET_CHECK(master_OI.is_contiguous());
   OperandCopy* const copy = operand_ == at::kFloat ? nullptr : CopyOf(master_OI);
@@ -536,6 +547,7 @@ void CudaOps::FlashAttention(const AttentionArgs& a) {
   const GpuRowIndex& keys = IndexOf(*a.keys);
   const int64_t rows = a.queries->count, key_rows = a.keys->count;
   if (rows == 0) return;
+  gpu_.Launching();
   const auto [context, log_sum_exp, random_state, unused, weights] = at::_flash_attention_forward(
       ByHeads(a.q_RD, rows, a.heads), ByHeads(a.k_RD, key_rows, a.heads),
       ByHeads(a.v_RD, key_rows, a.heads), queries.offsets, keys.offsets, queries.longest,
@@ -555,6 +567,7 @@ void CudaOps::FlashAttentionBackward(const AttentionGradArgs& g) {
   if (rows == 0) return;
   const Tensor log_sum_exp =
       a.log_sum_exp_RH.view({-1}).narrow(0, 0, a.heads * rows).view({a.heads, rows});
+  gpu_.Launching();
   const auto [dq, dk, dv] = at::_flash_attention_backward(
       ByHeads(g.dcontext_RD, rows, a.heads), ByHeads(a.q_RD, rows, a.heads),
       ByHeads(a.k_RD, key_rows, a.heads), ByHeads(a.v_RD, key_rows, a.heads),

@@ -112,7 +112,9 @@ absl::Status HierarchicalReduceScatter::Launch(const Piece& piece, size_t level)
     shares.push_back(
         gradient_.narrow(0, piece.of.gradient + borders[r], borders[r + 1] - borders[r]));
   }
+  const int64_t bytes = (borders.back() - borders.front()) * int64_t{sizeof(float)};
   InFlight flight{.piece = &piece, .level = level};
+  flight.span = {trace_, {.kind = TraceKind::kSum, .bytes = bytes}};
   return summed_on_the_way_ ? LaunchSum(group, shares, std::move(flight))
                             : LaunchExchange(group, shares, std::move(flight));
 }
@@ -177,6 +179,7 @@ absl::Status HierarchicalReduceScatter::FinishOldest() {
   } else if (!flight.sum.is_same(flight.own)) {
     flight.own.copy_(flight.sum);
   }
+  flight.span.End();
   if (flight.received.defined()) free_.push_back(flight.received);
   if (flight.level + 1 == levels_.size()) return absl::OkStatus();
   return Launch(*flight.piece, flight.level + 1);
@@ -187,8 +190,9 @@ absl::Status HierarchicalReduceScatter::Finish() {
   return absl::OkStatus();
 }
 
-void HierarchicalReduceScatter::Reset() {
+void HierarchicalReduceScatter::Reset(RankTrace* trace) {
   in_flight_.clear();
+  trace_ = trace;
   waiting_ = 0;
 }
 
@@ -289,7 +293,7 @@ GradientSums::GradientSums(Ops& ops, Parameters& parameters, ShardLayout layout,
 }
 
 void GradientSums::BeginStep() {
-  if (exchange_ != nullptr) exchange_->Reset();
+  if (exchange_ != nullptr) exchange_->Reset(trace_);
   for (ReplicaTree& tree : trees_) tree.Reset();
   done_.assign(done_.size(), 0);
   started_ = static_cast<int>(done_.size());
@@ -329,7 +333,11 @@ absl::Status GradientSums::Finish() {
   for (size_t b = 0; b < done_.size(); ++b) {
     DEEPNET_CHECK_EQ(done_[b], options_.local_replicas) << "bucket " << b;
   }
-  if (exchange_ != nullptr) RETURN_IF_ERROR(exchange_->Finish());
+  if (exchange_ != nullptr) {
+    const TraceSpan span(trace_, {.kind = TraceKind::kReduce});
+    RETURN_IF_ERROR(exchange_->Finish());
+  }
+  const TraceSpan span(trace_, {.kind = TraceKind::kTied});
   RETURN_IF_ERROR(tied_.Fold());
   ClearZeroRows();
   return absl::OkStatus();

@@ -20,6 +20,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "parallel/comm/communicator.h"
+#include "parallel/exec/trace.h"
 #include "parallel/plan/shard.h"
 #include "proto/plan.pb.h"
 #include "trainer/kernels/ops.h"
@@ -86,8 +87,9 @@ class HierarchicalReduceScatter {
   absl::Status Start(const Piece& piece);
   // Waits for all pieces and adds them. Other replicas' shares then hold no meaningful values.
   absl::Status Finish();
-  // Drops the pieces that are under way, after an error.
-  void Reset();
+  // Drops the pieces that are under way, after an error. From now on the sum of each piece is an
+  // event of `trace`, which outlives this; null: of none.
+  void Reset(RankTrace* trace);
 
  private:
   struct InFlight {
@@ -98,6 +100,7 @@ class HierarchicalReduceScatter {
     std::vector<at::Tensor> parts;  // in the order of ranks; the own one lies in the gradient
     at::Tensor own, sum;  // where parts are not added here: the sum, and the place where it belongs
     std::unique_ptr<Transfer> transfer;
+    TraceSpan span;
   };
 
   absl::Status Launch(const Piece& piece, size_t level);
@@ -118,6 +121,7 @@ class HierarchicalReduceScatter {
   std::vector<at::Tensor> free_;  // buffers to use again
   std::deque<InFlight> in_flight_;
   int64_t waiting_ = 0;  // elements of in_flight_
+  RankTrace* trace_ = nullptr;
 };
 
 // Sums the gradient of a tensor that several layers use, over its uses in the order of the chain:
@@ -158,6 +162,9 @@ class GradientSums {
   GradientSums(Ops& ops, Parameters& parameters, ShardLayout layout, Groups groups,
                GradientSumsOptions options);
 
+  // From the next BeginStep on, sums are events of `trace`, which outlives this; null: of none.
+  void Record(RankTrace* trace) { trace_ = trace; }
+
   // Clears the accumulators, and whatever a step left that ended with an error.
   void BeginStep();
 
@@ -187,6 +194,7 @@ class GradientSums {
   int started_ = 0;                 // the exchanges of buckets from here on have been started
   std::unique_ptr<HierarchicalReduceScatter> exchange_;  // null: one replica
   TiedSums tied_;
+  RankTrace* trace_ = nullptr;
 };
 
 }  // namespace deepnet

@@ -55,8 +55,8 @@ void OptimizerStep::AddRange(const Range& range) {
 }
 
 absl::StatusOr<UpdateResult> OptimizerStep::Apply(Ops& ops, Parameters& parameters, int64_t update,
-                                                  double gradient_norm, double loss,
-                                                  double unit) const {
+                                                  double gradient_norm, double loss, double unit,
+                                                  RankTrace* trace) const {
   // Checked before the update, which overwrites all copies but the owner's.
   if (update % kUpdatesPerReplicaCheck == 0) {
     RETURN_IF_ERROR(replica_check_.Run(parameters.weights(), groups_));
@@ -71,6 +71,7 @@ absl::StatusOr<UpdateResult> OptimizerStep::Apply(Ops& ops, Parameters& paramete
     scale = optim_.clip_norm() / gradient_norm * unit;
   }
   Update(ops, parameters, update, result.rate, scale);
+  const TraceSpan span(trace, {.kind = TraceKind::kGather});
   RETURN_IF_ERROR(GatherWeights(ops, parameters.weights()));
   return result;
 }

@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 
+#include "parallel/exec/trace.h"
 #include "parallel/plan/shard.h"
 #include "proto/optim.pb.h"
 #include "trainer/kernels/ops.h"
@@ -43,9 +44,10 @@ class OptimizerStep {
   // of the whole step, is only checked for being finite, as the norm is. Afterwards all weights of
   // the rank are new and their working copies are stale (Transformer::Refresh). Collective over the
   // groups; every rank gets the same result. Fails with ExitCode::kReplicasDisagree if ranks turn
-  // out to differ.
+  // out to differ. `trace`, which may be null, is told how long the new weights are gathered.
   absl::StatusOr<UpdateResult> Apply(Ops& ops, Parameters& parameters, int64_t update,
-                                     double gradient_norm, double loss, double unit = 1.0) const;
+                                     double gradient_norm, double loss, double unit = 1.0,
+                                     RankTrace* trace = nullptr) const;
 
  private:
   struct Range {

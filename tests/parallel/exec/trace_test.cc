@@ -1,7 +1,10 @@
 #include "parallel/exec/trace.h"
 
+#include <cmath>
 #include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "google/protobuf/struct.pb.h"
 #include "google/protobuf/util/json_util.h"
@@ -86,14 +89,68 @@ TEST(ChromeTrace, IsJsonWithAProcessForEachRankAndAPairForEachMessage) {
   for (const auto& event : events) {
     phases.insert(event.struct_value().fields().at("ph").string_value());
   }
-  EXPECT_EQ(phases.count("M"), 4);  // name and place of each rank
+  EXPECT_EQ(phases.count("M"), 8);  // name and place of each rank, names of its two lines
   EXPECT_EQ(phases.count("X"), 6);
   EXPECT_EQ(phases.count("b"), 1);
   EXPECT_EQ(phases.count("e"), 1);
-  const auto& first = events[4].struct_value().fields();
+  const auto& first = events[8].struct_value().fields();
   EXPECT_EQ(first.at("name").string_value(), "0F0");
   EXPECT_EQ(first.at("ts").number_value(), 0);
   EXPECT_EQ(first.at("dur").number_value(), 2e6);
+}
+
+// Both ends are rounded alike, so a kernel that ends with its action does so in the file; one that
+// also begins with it still stands behind it.
+TEST(ChromeTrace, NamesKernelsAndPutsThemBehindWhatTheyLieIn) {
+  RankTrace trace;
+  for (int i = 0; i < 100; ++i) {
+    const double start = 100 + i, end = start + 1e-7 * (i + 1);
+    trace.events.push_back({.kind = TraceKind::kKernel,
+                            .start = i < 50 ? start + 1e-8 : start,
+                            .end = end,
+                            .step = 7,
+                            .name = trace.NameIndex(i % 2 == 0 ? "Linear" : "Embed")});
+    trace.events.push_back(Compute(kF0, start, end));
+  }
+  EXPECT_EQ(trace.names, (std::vector<std::string>{"Linear", "Embed"}));
+  google::protobuf::Struct json;
+  ASSERT_TRUE(
+      google::protobuf::util::JsonStringToMessage(ChromeTrace(std::vector{trace}), &json).ok());
+  const auto& events = json.fields().at("traceEvents").list_value().values();
+  ASSERT_EQ(events.size(), 3 + 200);
+  for (int i = 0; i < 100; ++i) {
+    const auto& action = events[3 + 2 * i].struct_value().fields();
+    const auto& kernel = events[4 + 2 * i].struct_value().fields();
+    EXPECT_EQ(action.at("name").string_value(), "0F0");
+    EXPECT_EQ(kernel.at("name").string_value(), i % 2 == 0 ? "Linear" : "Embed");
+    EXPECT_EQ(kernel.at("args").struct_value().fields().at("step").number_value(), 7);
+    const auto end = [](const auto& event) {
+      return std::llround(1e3 * (event.at("ts").number_value() + event.at("dur").number_value()));
+    };
+    EXPECT_LE(end(kernel), end(action));
+  }
+}
+
+TEST(TraceSpan, IsAddedOnceWhenItEndsWhereverItWasMovedTo) {
+  RankTrace trace;
+  TraceSpan kept;
+  {
+    TraceSpan outer(&trace, {.kind = TraceKind::kStep, .step = 3});
+    TraceSpan inner(&trace, {.kind = TraceKind::kUpdate});
+    TraceSpan moved(&trace, {.kind = TraceKind::kSum});
+    kept = std::move(moved);
+    inner.End();
+    inner.End();
+  }
+  ASSERT_EQ(trace.events.size(), 2u);
+  EXPECT_EQ(trace.events[0].kind, TraceKind::kUpdate);
+  EXPECT_EQ(trace.events[1].kind, TraceKind::kStep);
+  EXPECT_LE(trace.events[1].start, trace.events[0].start);
+  EXPECT_LE(trace.events[0].end, trace.events[1].end);
+  kept.End();
+  ASSERT_EQ(trace.events.size(), 3u);
+  EXPECT_EQ(trace.events[2].kind, TraceKind::kSum);
+  const TraceSpan nowhere(nullptr, {});
 }
 
 TEST(GatherTraces, BringsEverybodysEventsToEveryRankOnOneClock) {
@@ -103,12 +160,15 @@ TEST(GatherTraces, BringsEverybodysEventsToEveryRankOnOneClock) {
     for (int i = 0; i <= comm.rank(); ++i) {
       mine.events.push_back(Compute({Op::kForward, comm.rank(), i}, now, now + 1));
     }
+    if (comm.rank() > 0) mine.NameIndex("of rank 1 and 2");
+    if (comm.rank() > 1) mine.NameIndex("of rank 2");
     ASSIGN_OR_RETURN(const auto all, GatherTraces(comm, mine));
     EXPECT_EQ(all.size(), 3u);
     for (int rank = 0; rank < 3; ++rank) {
       EXPECT_EQ(all[rank].events.size(), static_cast<size_t>(rank + 1));
       EXPECT_EQ(all[rank].events.back().action, (Action{Op::kForward, rank, rank}));
       EXPECT_NEAR(all[rank].events.back().start, now, kClockSeconds);
+      EXPECT_EQ(all[rank].names.size(), static_cast<size_t>(rank));
     }
     return absl::OkStatus();
   });

@@ -2,7 +2,16 @@
 
 #include <utility>
 
+#include "parallel/base/clock.h"
+
 namespace deepnet::cuda {
+namespace {
+
+// The difference of two events comes in float32: it is taken from an event that is not farther
+// away than this.
+constexpr double kLongestMilliseconds = 500.0;
+
+}  // namespace
 
 // cudaFree waits for the kernels that use what is given back.
 GpuStream::GpuStream(bool check_launches, Allocate allocate)
@@ -24,6 +33,58 @@ GpuStream::~GpuStream() {
   cudaStreamDestroy(stream_);
 }
 
+GpuStream::Event GpuStream::RecordEvent() const {
+  cudaEvent_t made = nullptr;
+  Check("cudaEventCreateWithFlags", cudaEventCreateWithFlags(&made, cudaEventDefault));
+  Event event(made);
+  Check("cudaEventRecord", cudaEventRecord(made, stream_));
+  return event;
+}
+
+void GpuStream::StartTiming() {
+  Wait();
+  timed_.clear();
+  first_ = RecordEvent();
+  Wait();
+  first_at_ = SecondsNow();
+  timing_ = true;
+}
+
+void GpuStream::BeginTime() {
+  timed_.push_back({.launch = {.name = last_, .asked = SecondsNow()}, .begin = RecordEvent()});
+}
+
+void GpuStream::EndTime(const char* name) {
+  timed_.back().launch.name = name;
+  timed_.back().end = RecordEvent();
+}
+
+std::vector<GpuStream::Timed> GpuStream::TakeTimes() {
+  timing_ = false;
+  Wait();
+  std::vector<Timed> times;
+  cudaEvent_t from = first_.get();
+  double from_at = first_at_;
+  const auto at = [&](cudaEvent_t event) {
+    float milliseconds = 0.0f;
+    Check("cudaEventElapsedTime", cudaEventElapsedTime(&milliseconds, from, event));
+    const double time = from_at + 1e-3 * static_cast<double>(milliseconds);
+    if (milliseconds > kLongestMilliseconds) {
+      from = event;
+      from_at = time;
+    }
+    return time;
+  };
+  for (Pair& pair : timed_) {
+    if (pair.end == nullptr) continue;  // its launch failed
+    pair.launch.start = at(pair.begin.get());
+    pair.launch.end = at(pair.end.get());
+    times.push_back(pair.launch);
+  }
+  timed_.clear();
+  return times;
+}
+
 void* GpuStream::Scratch(int64_t bytes) {
   if (bytes > scratch_bytes_) {
     scratch_ = nullptr;
@@ -43,6 +104,7 @@ void GpuStream::Launched(const char* what, cudaError_t error) {
   Check(what, error);
   ++launches_;
   last_ = what;
+  if (timing_) EndTime(what);
   if (!check_launches_) return;
   ++waits_;
   Check(what, cudaStreamSynchronize(stream_));

@@ -13,6 +13,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace deepnet::cuda {
 
@@ -55,12 +56,40 @@ class GpuStream {
   // Waits for everything on the stream.
   void Wait();
 
-  // For trainer/kernels/cuda/launch.h and callers of CUDA: throws GpuError unless `error` is
-  // cudaSuccess. `what` names a kernel or a call, a literal.
+  // A launch, in seconds of SecondsNow(): when the host asked for it, and when the device began and
+  // ended it.
+  struct Timed {
+    const char* name;  // a literal
+    double asked = 0.0, start = 0.0, end = 0.0;
+  };
+  // Begins to time launches, by a pair of events each. Waits once, to compare the clocks.
+  void StartTiming();
+  // Ends it, waits, and returns the launches since StartTiming in order.
+  std::vector<Timed> TakeTimes();
+
+  // For trainer/kernels/cuda/launch.h and callers of CUDA, before and after what they launch. The
+  // second throws GpuError unless `error` is cudaSuccess, and so does Check. `what` names a kernel
+  // or a call, a literal.
+  void Launching() {
+    if (timing_) BeginTime();
+  }
   void Launched(const char* what, cudaError_t error);
   void Check(const char* what, cudaError_t error) const;
 
  private:
+  struct DestroyEvent {
+    void operator()(cudaEvent_t event) const { cudaEventDestroy(event); }
+  };
+  using Event = std::unique_ptr<CUevent_st, DestroyEvent>;
+  struct Pair {
+    Timed launch;
+    Event begin, end;
+  };
+
+  Event RecordEvent() const;
+  void BeginTime();
+  void EndTime(const char* name);
+
   const bool check_launches_;
   cudaStream_t stream_ = nullptr;
   const char* last_ = "none";  // launched
@@ -69,6 +98,10 @@ class GpuStream {
   Allocate allocate_;
   std::shared_ptr<void> scratch_;
   int64_t scratch_bytes_ = 0;
+  bool timing_ = false;
+  Event first_;  // of StartTiming
+  double first_at_ = 0.0;
+  std::vector<Pair> timed_;  // of the last one the end may be missing
 };
 
 }  // namespace deepnet::cuda

@@ -60,6 +60,7 @@ UploadBlock UploadPool::Begin(int64_t bytes) {
 
 std::shared_ptr<const void> UploadPool::Send(UploadBlock block) {
   const UploadBlock::Memory& memory = *block.memory_;
+  gpu_.Launching();
   gpu_.Launched("Upload", cudaMemcpyAsync(memory.device.get(), memory.pinned,
                                           static_cast<size_t>(block.used_), cudaMemcpyHostToDevice,
                                           gpu_.get()));
@@ -84,6 +85,7 @@ void* ResultQueue::TakeBytes(void* host, int64_t bytes) {
   const int64_t padded = UploadBlock::Padded(bytes);
   Reserve(padded);
   char* const result = static_cast<char*>(device_.get()) + used_;
+  gpu_.Launching();
   gpu_.Launched("Zero", cudaMemsetAsync(result, 0, static_cast<size_t>(bytes), gpu_.get()));
   pending_.push_back({host, used_, bytes});
   used_ += padded;
@@ -102,6 +104,7 @@ void ResultQueue::Grow(int64_t bytes) {
 
 void ResultQueue::Wait() {
   if (used_ > 0) {
+    gpu_.Launching();
     gpu_.Launched("ReadBack", cudaMemcpyAsync(pinned_, device_.get(), static_cast<size_t>(used_),
                                               cudaMemcpyDeviceToHost, gpu_.get()));
   }

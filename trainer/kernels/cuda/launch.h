@@ -20,6 +20,7 @@ template <typename... Parameters, typename... Arguments>
 void Launch(GpuStream& gpu, const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block,
             size_t shared_bytes, Arguments&&... arguments) {
   static_assert(sizeof...(Parameters) == sizeof...(Arguments));
+  gpu.Launching();
 #ifdef __CUDACC__
   std::tuple<Parameters...> values(std::forward<Arguments>(arguments)...);
   cudaError_t error = std::apply(

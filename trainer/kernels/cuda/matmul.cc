@@ -182,6 +182,7 @@ void Matmul::Run(const MatmulArgs& args) {
                           a.get(), &beta, args.y.data, y.get(), args.y.data, y.get(), &algorithm,
                           workspace_.get(), kWorkspaceBytes, gpu_.get());
   };
+  gpu_.Launching();
   cublasStatus_t status = multiply(known->second);
   if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE) {
     // The algorithm of the rounded number of rows does not take this one.

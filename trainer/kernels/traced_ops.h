@@ -1,0 +1,36 @@
+// Operations that tell when they ran: what a trace shows of kernels, and what benchmarks time.
+//
+// Example:
+//   const std::unique_ptr<TracedOps> ops = Traced(*std::move(made));
+//   ops->StartTrace();
+//   model.Forward(...);
+//   for (const TimedKernel& kernel : ops->TakeTrace()) Print(kernel.name, kernel.end -
+//   kernel.start);
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "trainer/kernels/ops.h"
+
+namespace deepnet {
+
+// On a GPU a kernel or a copy; on a CPU a function of Ops. Seconds of SecondsNow().
+struct TimedKernel {
+  const char* name;
+  double asked = 0.0;  // when the host launched it; on a CPU `start`
+  double start = 0.0, end = 0.0;
+};
+
+class TracedOps : public Ops {
+ public:
+  // Begins to note kernels. Waits for a device.
+  virtual void StartTrace() = 0;
+  // Ends that, waits for a device, and returns the kernels since StartTrace in order.
+  virtual std::vector<TimedKernel> TakeTrace() = 0;
+};
+
+// Returns `ops` with a trace. Results have the same bits.
+std::unique_ptr<TracedOps> Traced(std::unique_ptr<Ops> ops);
+
+}  // namespace deepnet

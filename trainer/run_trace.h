@@ -1,0 +1,59 @@
+// The trace of some steps of a run (`deepnet train --trace`): what every rank did and when.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+#include "parallel/comm/communicator.h"
+#include "parallel/exec/trace.h"
+#include "trainer/kernels/traced_ops.h"
+#include "trainer/trainer.h"
+
+namespace deepnet {
+
+// Example:
+//   RunTrace trace({10, 12});
+//   trace.Begin(step, ops);
+//   {
+//     const TraceSpan span(trace.current(), {.kind = TraceKind::kUpdate});
+//     ...
+//   }
+//   if (trace.Due(step)) ASSIGN_OR_RETURN(const std::string json, trace.Take(world, ops));
+class RunTrace {
+ public:
+  explicit RunTrace(StepRange steps) : steps_(steps) {}
+
+  // Tells that `step` begins. `ops` is of a run that has a trace; else null.
+  void Begin(int64_t step, TracedOps* ops);
+
+  // Returns what the current step's events are added to, until the next Begin; null where it is not
+  // traced.
+  RankTrace* current() { return step_ >= 0 ? &trace_ : nullptr; }
+
+  // Returns true if nothing is left to be traced but something to be written, now that `step` has
+  // ended; with `last`, no step follows it.
+  bool Due(int64_t step, bool last = false) const {
+    return step_ >= 0 && (last || step >= steps_.to);
+  }
+
+  // Waits for the device, brings the events of all ranks together and forgets them. Returns them as
+  // a Chrome trace on rank 0, nothing elsewhere. Collective.
+  absl::StatusOr<std::string> Take(Communicator& world, TracedOps& ops);
+
+  // Returns "trace-10-12.json".
+  std::string FileName() const;
+
+ private:
+  void NumberEvents();
+  void AddKernels(TracedOps& ops);
+
+  const StepRange steps_;
+  int64_t step_ = -1;  // the current one; -1: not traced
+  int64_t first_step_ = -1, last_step_ = -1;
+  size_t numbered_ = 0;  // events that have their step
+  RankTrace trace_;
+};
+
+}  // namespace deepnet
