@@ -58,7 +58,7 @@ MUTANTS = {
         "parallel/plan/memory.cc", "gpu.set_uploads(rank.microbatches * inventory.batch_bytes + ResultBytes(memory));",
         "gpu.set_uploads(0 * (rank.microbatches * inventory.batch_bytes + ResultBytes(memory)));", "memory_test"),
     "copies-of-tables-are-not-planned": (
-        "parallel/plan/memory.cc", "(rules.gpu ? elements : packed) * rules.operand_bytes", "packed * rules.operand_bytes", ERRORS),
+        "parallel/plan/memory.cc", "(rules.gpu ? elements : packed) * rules.operand_bytes", "packed * rules.operand_bytes", "memory_test"),
     "sum-without-barrier": (
         CUDA + "device_math.h",
         "if (threadIdx.x % 32 == 0) mine[threadIdx.x / 32] = v;\n  __syncthreads();\n  v = mine[0];\n  for (int w = 1; w < warps; ++w) {",
@@ -162,7 +162,7 @@ MUTANTS = {
     "scale-is-not-resumed": (
         "trainer/resolve_run.cc", "resolved.state.loss_scale());", "LossScale());", "gpu_train_test"),
     "overflow-is-not-counted": (
-        "trainer/optim/loss_scale.cc", "if (overflow) return Overflow();", "", "trainer_optim_loss_scale_test"),
+        "trainer/optim/loss_scale.cc", "if (overflow) return Overflow();", "if (overflow && window_ < 0) return Overflow();", "trainer_optim_loss_scale_test"),
     "bias-of-what-is-not-masked": (
         CUDA + "scaled_sums.cu", "          value = 0.0f;\n", "", CUDA_OPS),
     "labels-are-not-looked-at": (
@@ -239,6 +239,9 @@ MUTANTS = {
         "trainer/async_checkpointer.cc", "      side_->Wait();\n", "", SAVES),
     "tensors-launched-one-by-one": (
         LANES, "NcclGroup() : result_(ncclGroupStart()) {}", "NcclGroup() : result_(ncclSuccess) {}", NCCL),
+    "who-has-not-come-is-not-said": (
+        "parallel/comm/heartbeat.cc", "heartbeat_.SetSuspect(LongestBusy());", "",
+        "gpu_stuck_train_test --gtest_filter=*Replica*/GPU"),
     "ranks-are-not-connected": (
         "trainer/rank_context.cc", "if (!context->model->parameters().gradient().is_cpu()) {", "if (world.size() == 0) {", TRAIN),
     "fast-sums-by-exchange": (

@@ -255,7 +255,10 @@ TEST(Memory, OfAGpuHasWhatLiesBesideTensors) {
   RankUse rank = Whole(inventory);
   const auto estimate = [&] { return EstimateMemory(inventory, rank, MakeMemoryRules(compute)); };
   const MemoryEstimate memory = estimate();
-  EXPECT_EQ(memory.working_copies(), memory.weights() / 2);  // of tables that are looked up too
+  EXPECT_EQ(memory.working_copies(), memory.weights() / 2);
+  const RankUse looks_up{.chunks = {{.layers = {0, 2}}}};  // and multiplies by no table
+  const MemoryEstimate encoder = EstimateMemory(inventory, looks_up, MakeMemoryRules(compute));
+  EXPECT_EQ(encoder.working_copies(), encoder.weights() / 2);
   EXPECT_EQ(memory.logits(), 70 + 2 * 5);
   EXPECT_EQ(memory.gpu().messages(), 0);
   inventory.stacks[1].gpu_scratch = {};
