@@ -50,6 +50,13 @@ absl::Status Hang(const std::string& text, absl::Duration silence) {
                       ExitCode::kHang);
 }
 
+// Adds for whom the late one seems to wait.
+absl::Status WithSuspect(const absl::Status& status, const Heartbeat& heartbeat) {
+  const std::string suspect = heartbeat.suspect();
+  if (!absl::IsDeadlineExceeded(status) || suspect.empty()) return status;
+  return WithPrefix(absl::StrCat("seems to wait for ", suspect), status);
+}
+
 std::string TextOf(int rank, const Letter& letter) {
   return absl::StrCat("rank ", rank, ", ", letter.what, letter.waits ? " (waits)" : "");
 }
@@ -99,6 +106,16 @@ void Heartbeat::GoOn() {
   Beat();
 }
 
+void Heartbeat::SetSuspect(std::string rank) {
+  const std::lock_guard lock(mutex_);
+  suspect_ = std::move(rank);
+}
+
+std::string Heartbeat::suspect() const {
+  const std::lock_guard lock(mutex_);
+  return suspect_;
+}
+
 std::string Heartbeat::PhaseAndAction() const {
   const std::lock_guard lock(mutex_);
   return absl::StrCat(phase_, phase_.empty() || action_.empty() ? "" : ", ", action_);
@@ -123,17 +140,19 @@ class MonitoredCommunicator::MonitoredTransfer final : public Transfer {
 
   ~MonitoredTransfer() override {
     if (!late_) return;
-    EndJob(comm_, WithExitCode(
-                      absl::DeadlineExceededError(absl::StrCat(
-                          "rank ", comm_.heartbeat_.rank(), ", ", comm_.heartbeat_.PhaseAndAction(),
-                          ": ", call_, ": not finished in time")),
-                      ExitCode::kHang));
+    const absl::Status late =
+        absl::DeadlineExceededError(absl::StrCat(call_, ": not finished in time"));
+    EndJob(comm_, WithExitCode(WithPrefix(absl::StrCat("rank ", comm_.heartbeat_.rank(), ", ",
+                                                       comm_.heartbeat_.PhaseAndAction()),
+                                          WithSuspect(late, comm_.heartbeat_)),
+                               ExitCode::kHang));
   }
 
   absl::Status Wait(absl::Duration limit) override {
     const bool unlimited = limit == absl::InfiniteDuration();
     if (!inner_->Done()) comm_.heartbeat_.Wait(call_);
-    absl::Status status = inner_->Wait(unlimited ? comm_.comm_timeout_ : limit);
+    const absl::Status status =
+        WithSuspect(inner_->Wait(unlimited ? comm_.comm_timeout_ : limit), comm_.heartbeat_);
     if (status.ok()) comm_.heartbeat_.GoOn();
     late_ = absl::IsDeadlineExceeded(status) && !unlimited;
     return late_ ? status : comm_.EndIfStuck(status, place_);
@@ -187,7 +206,8 @@ Communicator::TransferOr MonitoredCommunicator::ReceiveAll(std::span<const Buffe
 
 absl::Status MonitoredCommunicator::Connect(const Links& links, absl::Duration limit) {
   heartbeat_.Wait(WithAll("Connect"));
-  const absl::Status status = inner().Connect(links, std::min(limit, comm_timeout_));
+  const absl::Status status =
+      WithSuspect(inner().Connect(links, std::min(limit, comm_timeout_)), heartbeat_);
   if (status.ok()) heartbeat_.GoOn();
   return EndIfStuck(status, heartbeat_.PhaseAndAction());
 }
@@ -292,6 +312,7 @@ class HeartbeatMonitor::Impl {
       if (std::all_of(letters_.begin(), letters_.end(), leaving)) return;
       const absl::Status judged = Judge();
       if (!judged.ok()) return Report(judged);
+      heartbeat_.SetSuspect(LongestBusy());
     }
   }
 
@@ -326,6 +347,7 @@ class HeartbeatMonitor::Impl {
             .leaves = leaves};
     state.what.copy(mine.what, kMaxText);
     if (group_ == nullptr) return absl::OkStatus();
+    heartbeat_.SetSuspect("");  // what is known grows old if no letters come
     std::vector<Buffer> all;
     for (Letter& letter : letters_) all.push_back(Buffer::Of(std::span(&letter, 1)));
     ASSIGN_OR_RETURN(transfer_, group_->AllGather(all[group_->rank()], all));
@@ -373,6 +395,17 @@ class HeartbeatMonitor::Impl {
     if (silent.size() < letters_.size()) return absl::OkStatus();
     return Hang(absl::StrCat("all ranks wait: ", absl::StrJoin(silent, "; ")),
                 absl::Seconds(silent_seconds));
+  }
+
+  // The other rank that has not beaten for longest, among those that wait for nobody.
+  std::string LongestBusy() const {
+    const int own = group_ != nullptr ? group_->rank() : 0;
+    int busy = own;
+    for (int rank = 0; rank < static_cast<int>(seen_.size()); ++rank) {
+      if (rank == own || seen_[rank].last.waits) continue;
+      if (busy == own || seen_[rank].beat_at < seen_[busy].beat_at) busy = rank;
+    }
+    return busy == own ? "" : absl::StrCat("rank ", busy, " (", seen_[busy].last.what, ")");
   }
 
   Heartbeat& heartbeat_;

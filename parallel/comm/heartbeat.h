@@ -80,11 +80,16 @@ class Heartbeat {
   State Read() const;
   std::string PhaseAndAction() const;  // without the call
 
+  // The rank for which the others seem to wait and what it is at, as its monitor has heard; empty
+  // where nobody knows.
+  void SetSuspect(std::string rank);
+  std::string suspect() const;
+
  private:
   const int rank_;
   std::atomic<int64_t> beats_{0};
   mutable std::mutex mutex_;  // guards what follows; a standard one, which sanitizers understand
-  std::string phase_, action_, call_;
+  std::string phase_, action_, call_, suspect_;
   bool waits_ = false;
   absl::Duration longest_silence_ = absl::InfiniteDuration();
 };
@@ -97,7 +102,9 @@ class Heartbeat {
 // comm_timeout with DeadlineExceeded and ExitCode::kHang, and waits whose peer is gone with
 // Unavailable and ExitCode::kPeerLost. Both end the job with an error that names the rank, its
 // phase and its action. Waits that state a limit keep it: DeadlineExceeded comes back, and the
-// transfer can be waited for again. Dropping it instead ends the job with ExitCode::kHang.
+// transfer can be waited for again. Dropping it instead ends the job with ExitCode::kHang. What is
+// late is said together with the Heartbeat's suspect: a collective of a backend need not know which
+// rank has not come.
 class MonitoredCommunicator final : public ForwardingCommunicator {
  public:
   // `inner` and `heartbeat` outlive this and the groups that Split makes.

@@ -79,6 +79,24 @@ Communicator::TransferOr FaultCommunicator::Receive(Buffer buffer, int peer, int
   return inner().Receive(buffer, peer, tag);
 }
 
+Communicator::TransferOr FaultCommunicator::SendAll(std::span<const Buffer> buffers, int peer,
+                                                    int tag) {
+  RETURN_IF_ERROR(state_->Enter(rank()));
+  if (state_->TakeDrop()) return std::make_unique<LostSend>();
+  return inner().SendAll(buffers, peer, tag);
+}
+
+Communicator::TransferOr FaultCommunicator::ReceiveAll(std::span<const Buffer> buffers, int peer,
+                                                       int tag) {
+  RETURN_IF_ERROR(state_->Enter(rank()));
+  return inner().ReceiveAll(buffers, peer, tag);
+}
+
+absl::Status FaultCommunicator::Connect(const Links& links, absl::Duration limit) {
+  RETURN_IF_ERROR(state_->Enter(rank()));
+  return inner().Connect(links, limit);
+}
+
 Communicator::TransferOr FaultCommunicator::AllToAll(std::span<const Buffer> send,
                                                      std::span<const Buffer> receive) {
   RETURN_IF_ERROR(state_->Enter(rank()));
@@ -88,6 +106,11 @@ Communicator::TransferOr FaultCommunicator::AllToAll(std::span<const Buffer> sen
 Communicator::TransferOr FaultCommunicator::AllGather(Buffer mine, std::span<const Buffer> all) {
   RETURN_IF_ERROR(state_->Enter(rank()));
   return inner().AllGather(mine, all);
+}
+
+Communicator::TransferOr FaultCommunicator::ReduceScatter(Buffer blocks) {
+  RETURN_IF_ERROR(state_->Enter(rank()));
+  return inner().ReduceScatter(blocks);
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> FaultCommunicator::Split(int color, int key) {

@@ -19,13 +19,14 @@ namespace deepnet {
 struct Fault {
   enum class Kind {
     kDelay,  // the rank stands still for `delay` before the call
-    kDrop,   // the first Send from this call on is lost: it ends well here, and never arrives
+    kDrop,   // the first Send or SendAll from this call on is lost: it ends well here, and never
+             // arrives
     kDie,    // `die` is called; if it returns, this call and all that follow fail with Unavailable
              // and nothing more is sent
   };
 
   Kind kind = Kind::kDie;
-  int64_t at_call = 0;  // Send, Receive, AllToAll, AllGather and Split count, from 0, together
+  int64_t at_call = 0;  // calls of the communicator count from 0, all but Abort together
   absl::Duration delay;
 };
 
@@ -39,8 +40,12 @@ class FaultCommunicator final : public ForwardingCommunicator {
 
   TransferOr Send(Buffer buffer, int peer, int tag) override;
   TransferOr Receive(Buffer buffer, int peer, int tag) override;
+  TransferOr SendAll(std::span<const Buffer> buffers, int peer, int tag) override;
+  TransferOr ReceiveAll(std::span<const Buffer> buffers, int peer, int tag) override;
+  absl::Status Connect(const Links& links, absl::Duration limit) override;
   TransferOr AllToAll(std::span<const Buffer> send, std::span<const Buffer> receive) override;
   TransferOr AllGather(Buffer mine, std::span<const Buffer> all) override;
+  TransferOr ReduceScatter(Buffer blocks) override;
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
 
   int64_t num_calls() const;  // so far

@@ -234,6 +234,21 @@ TEST(Monitor, ARankThatHasStoppedIsNamedWithWhatItIsAt) {
                          Not(HasSubstr("rank 0")), Not(HasSubstr("rank 2")))));
 }
 
+// NCCL's collectives cannot say which rank has not come.
+TEST(Monitor, WhatIsLateIsSaidWithTheRankThatWaitsForNobody) {
+  const Outcome outcome =
+      RunMonitored([](Communicator& plain, Communicator& world, Heartbeat& heartbeat) {
+        heartbeat.Begin("step 4");
+        if (world.rank() == 1) return StandStill(plain);
+        char byte = 0;  // of the other rank that waits
+        ASSIGN_OR_RETURN(const auto got, world.Receive({&byte, 1, {}}, 2 - world.rank(), 0));
+        const absl::Status late = got->Wait(kLongest / 2);
+        EXPECT_THAT(std::string(late.message()), StartsWith("seems to wait for rank 1 (step 4): "));
+        return StandStill(plain);
+      });
+  ExpectAllEnded(outcome);
+}
+
 TEST(Monitor, RanksThatWaitForEachOtherAreAllNamedWithTheirPeers) {
   const Outcome outcome =
       RunMonitored([](Communicator&, Communicator& world, Heartbeat& heartbeat) {
