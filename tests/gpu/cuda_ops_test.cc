@@ -1,6 +1,9 @@
 // The operations of a GPU against the reference on the CPU, through whole models: losses and every
 // gradient. Runs on the emulated GPU, and on a real one where a build links CUDA.
 #include <memory>
+#include <span>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -94,6 +97,61 @@ TEST(CudaOps, ABiasThatIsNotAlignedIsAdded) {
         const at::Tensor sums = values.narrow(0, 0, 12).view({3, 4}).sum(1);
         const at::Tensor expected = (sums + values.narrow(0, begin, 3)).expand({2, 3});
         EXPECT_TRUE(at::equal(y.to(at::kCPU).to(at::kFloat), expected)) << begin;
+      }
+    }
+  }
+}
+
+// The loss of hidden rows of 24 features with all that it writes, on the host.
+std::vector<at::Tensor> LossOf(Ops& ops, const at::Tensor& hidden, const at::Tensor& weight,
+                               const std::vector<int32_t>& labels) {
+  const auto on_device = [](const at::Tensor& x, const at::TensorOptions& options) {
+    at::Tensor y = at::empty(x.sizes(), options);
+    y.copy_(x.to(options.dtype().toScalarType()));
+    return y;
+  };
+  const auto of_ops = ops.MakeWeight(on_device(weight, ops.ResidualOptions()), /*backward=*/true);
+  ops.Refresh(*of_ops);
+  const at::Tensor dhidden = on_device(at::full_like(hidden, 7.0), ops.ResidualOptions());
+  const at::Tensor dweight = on_device(at::ones_like(weight), ops.ResidualOptions());
+  const auto sent = ops.Upload(std::as_bytes(std::span(labels)));
+  LossSums sums;
+  at::Tensor row_nll = at::full({hidden.size(0)}, 7.0, at::kFloat);
+  ops.CrossEntropy({.rows = hidden.size(0),
+                    .hidden_RD = on_device(hidden, ops.OperandOptions()),
+                    .weight_VD = of_ops.get(),
+                    .labels = reinterpret_cast<const int32_t*>(sent.get()),
+                    .smoothing = 0.1,
+                    .scale = 0.25,
+                    .dhidden_RD = dhidden,
+                    .dweight_VD = dweight,
+                    .sums = &sums,
+                    .row_nll = row_nll.data_ptr<float>()});
+  ops.ReadBack();
+  std::vector<at::Tensor> all = {dhidden, dweight, row_nll, at::tensor({sums.loss, sums.nll})};
+  for (at::Tensor& one : all) one = one.to(at::Device(at::kCPU)).to(at::kDouble);
+  return all;
+}
+
+// Logits exist for 512 rows at a time.
+TEST(CudaOps, LossOfMoreRowsThanLogitsAreKeptOfEqualsTheReference) {
+  constexpr int64_t kClasses = 61, kWidth = 24;
+  for (const int64_t rows : {513, 1100}) {
+    for (const auto& [operand, tolerance] : {std::pair(at::kFloat, 1e-5), {at::kBFloat16, 1e-2}}) {
+      SCOPED_TRACE(std::to_string(rows) + " rows in " + c10::toString(operand));
+      at::manual_seed(2);
+      const auto rounded = [type = operand](const at::Tensor& x) {
+        return x.to(type).to(at::kFloat);
+      };
+      const at::Tensor hidden = rounded(at::randn({rows, kWidth}));
+      const at::Tensor weight = rounded(at::randn({kClasses, kWidth}) * 0.5);
+      std::vector<int32_t> labels(rows);
+      for (int64_t r = 0; r < rows; ++r) labels[r] = static_cast<int32_t>(r * 7 % 62) - 1;
+      const auto got = LossOf(*MakeGpu(operand), hidden, weight, labels);
+      const auto expected = LossOf(*MakeExact(), hidden, weight, labels);
+      for (size_t i = 0; i < got.size(); ++i) {
+        const double off = (got[i] - expected[i]).abs().max().item<double>();
+        EXPECT_LE(off, tolerance * expected[i].abs().max().item<double>()) << "result " << i;
       }
     }
   }

@@ -13,6 +13,7 @@
 #include "gtest/gtest.h"
 
 #include "tests/gpu/emulated/device.h"
+#include "tests/gpu/kernels/device_testing.h"
 #include "trainer/kernels/cuda/elementwise.h"
 #include "trainer/kernels/cuda/gpu_stream.h"
 #include "trainer/kernels/cuda/host_copies.h"
@@ -22,12 +23,13 @@ namespace deepnet::cuda {
 namespace {
 
 using ::testing::AllOf;
+using testing::DeviceArray;
 using ::testing::Each;
 using ::testing::HasSubstr;
 
 void Ok(cudaError_t error) { ASSERT_EQ(error, cudaSuccess) << cudaGetErrorName(error); }
 
-class KernelsOnStreams : public testing::Test {
+class KernelsOnStreams : public ::testing::Test {
  protected:
   KernelsOnStreams() {
     emulated_gpu::Settings settings;
@@ -39,29 +41,17 @@ class KernelsOnStreams : public testing::Test {
   }
 };
 
-float* OnDevice(int64_t count, float value) {
-  void* pointer = nullptr;
-  Ok(cudaMalloc(&pointer, count * sizeof(float)));
-  const std::vector<float> values(count, value);
-  Ok(cudaMemcpy(pointer, values.data(), count * sizeof(float), cudaMemcpyHostToDevice));
-  Ok(cudaDeviceSynchronize());
-  return static_cast<float*>(pointer);
-}
-
-std::vector<float> ToHost(const float* device, int64_t count) {
-  std::vector<float> values(count);
-  Ok(cudaDeviceSynchronize());
-  Ok(cudaMemcpy(values.data(), device, count * sizeof(float), cudaMemcpyDeviceToHost));
-  return values;
+DeviceArray<float> OnDevice(int64_t count, float value) {
+  return DeviceArray(std::vector<float>(count, value));
 }
 
 TEST_F(KernelsOnStreams, LaunchesRunInOrder) {
   GpuStream gpu;
-  float* const x = OnDevice(1000, 1.0F);
-  float* const y = OnDevice(1000, 0.0F);
-  for (int i = 0; i < 10; ++i) Add(gpu, x, y, 1000);
+  const auto x = OnDevice(1000, 1.0F);
+  const auto y = OnDevice(1000, 0.0F);
+  for (int i = 0; i < 10; ++i) Add(gpu, x.data(), y.data(), 1000);
   EXPECT_EQ(gpu.waits(), 0);
-  EXPECT_THAT(ToHost(y, 1000), Each(10.0F));
+  EXPECT_THAT(y.Read(gpu), Each(10.0F));
   EXPECT_EQ(emulated_gpu::ReadLaunches()["Add"], 10);
 }
 
@@ -70,15 +60,15 @@ TEST_F(KernelsOnStreams, WhatIsUploadedIsNotOverwrittenBeforeItIsCopied) {
   constexpr int kBlocks = 20, kCount = 1000;
   GpuStream gpu;
   UploadPool pool(gpu);
-  float* const sum = OnDevice(kCount, 0.0F);
+  const auto sum = OnDevice(kCount, 0.0F);
   for (int i = 0; i < kBlocks; ++i) {
     const std::vector<float> values(kCount, static_cast<float>(i));
     UploadBlock block = pool.Begin(UploadBlock::Padded(kCount * sizeof(float)));
     const float* const x = block.Add(std::span(values));
     const std::shared_ptr<const void> sent = pool.Send(std::move(block));
-    Add(gpu, x, sum, kCount);
+    Add(gpu, x, sum.data(), kCount);
   }
-  EXPECT_THAT(ToHost(sum, kCount), Each(kBlocks * (kBlocks - 1) / 2));
+  EXPECT_THAT(sum.Read(gpu), Each(kBlocks * (kBlocks - 1) / 2));
 }
 
 TEST_F(KernelsOnStreams, RanksThatAreThreadsHaveDevicesOfTheirOwn) {
@@ -87,10 +77,10 @@ TEST_F(KernelsOnStreams, RanksThatAreThreadsHaveDevicesOfTheirOwn) {
     ranks.emplace_back([rank] {
       Ok(cudaSetDevice(rank));
       GpuStream gpu;
-      float* const x = OnDevice(500, 1.0F + static_cast<float>(rank));
-      float* const y = OnDevice(500, 0.0F);
-      for (int i = 0; i < 10; ++i) Add(gpu, x, y, 500);
-      EXPECT_THAT(ToHost(y, 500), Each(10.0F * (1.0F + static_cast<float>(rank))));
+      const auto x = OnDevice(500, 1.0F + static_cast<float>(rank));
+      const auto y = OnDevice(500, 0.0F);
+      for (int i = 0; i < 10; ++i) Add(gpu, x.data(), y.data(), 500);
+      EXPECT_THAT(y.Read(gpu), Each(10.0F * (1.0F + static_cast<float>(rank))));
       EXPECT_EQ(emulated_gpu::ReadCounters().launches, 10);
     });
   }
@@ -99,11 +89,11 @@ TEST_F(KernelsOnStreams, RanksThatAreThreadsHaveDevicesOfTheirOwn) {
 
 TEST_F(KernelsOnStreams, AKernelThatFailsIsSeenByTheNextWait) {
   GpuStream gpu;
-  float* const x = OnDevice(10, 1.0F);
-  float* const y = OnDevice(10, 0.0F);
+  const auto x = OnDevice(10, 1.0F);
+  const auto y = OnDevice(10, 0.0F);
   emulated_gpu::FailLater("Add", 2, cudaErrorIllegalAddress);
-  Add(gpu, x, y, 10);
-  Add(gpu, x, y, 10);
+  Add(gpu, x.data(), y.data(), 10);
+  Add(gpu, x.data(), y.data(), 10);
   std::string text;
   try {
     gpu.Wait();
@@ -118,28 +108,28 @@ TEST_F(KernelsOnStreams, AKernelThatFailsIsSeenByTheNextWait) {
 TEST_F(KernelsOnStreams, ARefusedAlgorithmIsChosenAgain) {
   GpuStream gpu;
   Matmul matmul(gpu);
-  const auto matrix = [](float* data, int64_t rows, int64_t cols) {
-    return native::Matrix{.data = data, .rows = rows, .cols = cols, .stride = cols};
+  const auto matrix = [](const DeviceArray<float>& data, int64_t rows, int64_t cols) {
+    return native::Matrix{.data = data.data(), .rows = rows, .cols = cols, .stride = cols};
   };
-  float* const y = OnDevice(6, 0.0F);
-  const MatmulArgs args = {.a = matrix(OnDevice(12, 2.0F), 3, 4),
-                           .b = matrix(OnDevice(8, 3.0F), 4, 2),
-                           .y = matrix(y, 3, 2)};
+  const auto a = OnDevice(12, 2.0F), b = OnDevice(8, 3.0F);
+  const auto y = OnDevice(6, 0.0F);
+  const MatmulArgs args = {.a = matrix(a, 3, 4), .b = matrix(b, 4, 2), .y = matrix(y, 3, 2)};
   emulated_gpu::FailAt("cublasLtMatmul", 1, CUBLAS_STATUS_NOT_SUPPORTED);
   matmul.Run(args);
-  EXPECT_THAT(ToHost(y, 6), Each(24.0F));
+  EXPECT_THAT(y.Read(gpu), Each(24.0F));
   emulated_gpu::FailAt("cublasLtMatmul", 1, CUBLAS_STATUS_EXECUTION_FAILED);
   EXPECT_THROW(matmul.Run(args), GpuError);
 }
 
 TEST(KernelsOnStreamsDeathTest, AKernelOnFreedMemoryIsNamed) {
-  testing::GTEST_FLAG(death_test_style) = "threadsafe";
+  ::testing::GTEST_FLAG(death_test_style) = "threadsafe";
   EXPECT_DEATH(
       {
         GpuStream gpu;
-        float* const x = OnDevice(10, 1.0F);
-        cudaFreeAsync(x, gpu.get());
-        Add(gpu, x, x, 10);
+        const auto x = OnDevice(10, 1.0F);
+        cudaFreeAsync(x.data(), gpu.get());
+        Add(gpu, x.data(), x.data(), 10);
+        gpu.Wait();
       },
       "an address in block 1 .40 B of device 0., which was freed before");
 }

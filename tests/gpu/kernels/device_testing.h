@@ -26,6 +26,13 @@ namespace deepnet::cuda::testing {
 
 using native::Element;
 
+// A copy from pageable memory may return before the device has the data, and the streams of kernels
+// do not wait for it.
+inline void CopyToDevice(void* device, const void* host, size_t bytes) {
+  EXPECT_EQ(cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice), cudaSuccess);
+  EXPECT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
+}
+
 // Memory of the device that begins with known bytes: those of NaN where nothing is given.
 template <typename T>
 class DeviceArray {
@@ -34,11 +41,10 @@ class DeviceArray {
     EXPECT_EQ(cudaMalloc(reinterpret_cast<void**>(&data_), std::max<size_t>(n, 1) * sizeof(T)),
               cudaSuccess);
     const std::vector<uint8_t> bytes(n * sizeof(T), 0xff);
-    EXPECT_EQ(cudaMemcpy(data_, bytes.data(), bytes.size(), cudaMemcpyHostToDevice), cudaSuccess);
+    CopyToDevice(data_, bytes.data(), bytes.size());
   }
   explicit DeviceArray(const std::vector<T>& values) : DeviceArray(values.size()) {
-    EXPECT_EQ(cudaMemcpy(data_, values.data(), size_ * sizeof(T), cudaMemcpyHostToDevice),
-              cudaSuccess);
+    CopyToDevice(data_, values.data(), size_ * sizeof(T));
   }
   DeviceArray(DeviceArray&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), size_(other.size_) {}
@@ -170,7 +176,9 @@ void ExpectClose(const std::vector<T>& got, const std::vector<U>& expected, Boun
     const double difference = std::abs(static_cast<double>(got[i]) - e);
     const double allowed = bound.relative * std::abs(e) + bound.of_largest * largest;
     const double share = difference == 0.0 ? 0.0 : difference / allowed;
-    if (!(share <= worst)) {
+    ASSERT_FALSE(std::isnan(share))
+        << what << "[" << i << "] is " << got[i] << ", expected " << expected[i];
+    if (share > worst) {
       worst = share;
       place = i;
     }

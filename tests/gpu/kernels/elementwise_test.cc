@@ -8,6 +8,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/gpu/kernels/device_testing.h"
 #include "tests/gpu/kernels/twin.h"
 #include "trainer/kernels/native/residual_norm.h"
 
@@ -176,7 +177,7 @@ TEST(GpuAddBranchBackward, MasksAsDropoutDoes) {
           native::Cast(Pool(), CpuTable(), dx.at(kCpu), plain.at(kCpu));
         },
         [&](GpuStream& gpu) {
-          cudaMemcpy(mask.at(kGpu), mask.at(kCpu), mask.Cpu().size(), cudaMemcpyHostToDevice);
+          CopyToDevice(mask.at(kGpu), mask.at(kCpu), mask.Cpu().size());
           AddBranchBackward(gpu, dx.at(kGpu), key.rate, mask.at(kGpu), masked.at(kGpu));
           AddBranchBackward(gpu, dx.at(kGpu), 0.0, nullptr, plain.at(kGpu));
         });

@@ -1,7 +1,6 @@
 #include "tests/gpu/kernels/twin.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -9,60 +8,29 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/gpu/kernels/device_testing.h"
 #include "tests/gpu/kernels/thread_orders.h"
 
 namespace deepnet::cuda::testing {
 namespace {
 
-int64_t BytesOf(Element element) { return element == Element::kFloat32 ? 4 : 2; }
-
-uint16_t RoundToBfloat16(float x) {
-  const uint32_t bits = std::bit_cast<uint32_t>(x);
-  if (std::isnan(x)) return 0x7FFF;
-  return static_cast<uint16_t>((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
-}
-
-float FromBfloat16(uint16_t x) { return std::bit_cast<float>(static_cast<uint32_t>(x) << 16); }
-
-// IEEE binary16 through the compiler's own type.
-uint16_t RoundToFloat16(float x) { return std::bit_cast<uint16_t>(static_cast<_Float16>(x)); }
-float FromFloat16(uint16_t x) { return static_cast<float>(std::bit_cast<_Float16>(x)); }
-
-float Rounded(Element element, float x) {
-  switch (element) {
-    case Element::kFloat32:
-      return x;
-    case Element::kBfloat16:
-      return FromBfloat16(RoundToBfloat16(x));
-    case Element::kFloat16:
-      return FromFloat16(RoundToFloat16(x));
-  }
-  return x;
-}
+float Rounded(Element element, float x) { return FromBits(element, BitsOf(element, x)); }
 
 std::vector<unsigned char> BytesFor(Element element, const std::vector<float>& values) {
-  std::vector<unsigned char> bytes(values.size() * BytesOf(element));
+  const auto size = static_cast<size_t>(BytesOf(element));
+  std::vector<unsigned char> bytes(values.size() * size);
   for (size_t i = 0; i < values.size(); ++i) {
-    if (element == Element::kFloat32) {
-      std::memcpy(&bytes[4 * i], &values[i], 4);
-      continue;
-    }
-    const uint16_t half =
-        element == Element::kBfloat16 ? RoundToBfloat16(values[i]) : RoundToFloat16(values[i]);
-    std::memcpy(&bytes[2 * i], &half, 2);
+    const uint32_t bits = BitsOf(element, values[i]);
+    std::memcpy(&bytes[i * size], &bits, size);
   }
   return bytes;
 }
 
 double NumberAt(const std::vector<unsigned char>& bytes, Element element, int64_t i) {
-  if (element == Element::kFloat32) {
-    float value;
-    std::memcpy(&value, &bytes[4 * i], 4);
-    return value;
-  }
-  uint16_t half;
-  std::memcpy(&half, &bytes[2 * i], 2);
-  return element == Element::kBfloat16 ? FromBfloat16(half) : FromFloat16(half);
+  const auto size = static_cast<size_t>(BytesOf(element));
+  uint32_t bits = 0;
+  std::memcpy(&bits, &bytes[i * size], size);
+  return FromBits(element, bits);
 }
 
 std::vector<float> Normal(int64_t n, uint32_t seed, float scale) {
@@ -117,9 +85,7 @@ TwinMemory::TwinMemory(std::vector<unsigned char> initial, int64_t offset)
 
 TwinMemory::~TwinMemory() { cudaFree(device_); }
 
-void TwinMemory::ResetDevice() {
-  Check(cudaMemcpy(data(kGpu), initial_.data(), initial_.size(), cudaMemcpyHostToDevice));
-}
+void TwinMemory::ResetDevice() { CopyToDevice(data(kGpu), initial_.data(), initial_.size()); }
 
 void TwinMemory::ReadDevice() {
   Check(cudaMemcpy(read_.data(), data(kGpu), read_.size(), cudaMemcpyDeviceToHost));
