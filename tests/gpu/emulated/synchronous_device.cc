@@ -3,6 +3,7 @@
 // Tests of kernels link it; what depends on order is tested with the device of streams instead.
 #include <cuda_runtime_api.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -11,6 +12,11 @@
 #include <utility>
 
 #include "tests/gpu/emulated/device.h"
+
+// When it was recorded.
+struct CUevent_st {
+  std::chrono::steady_clock::time_point at;
+};
 
 namespace emulated_gpu {
 namespace {
@@ -134,6 +140,26 @@ cudaError_t cudaStreamSynchronize(cudaStream_t) {
     ++state().counters.waits;
   }
   return Injected("cudaStreamSynchronize");
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  *event = new CUevent_st;
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event;
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
+  event->at = std::chrono::steady_clock::now();
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
+  *milliseconds = std::chrono::duration<float, std::milli>(to->at - from->at).count();
+  return cudaSuccess;
 }
 
 const char* cudaGetErrorName(cudaError_t error) {
