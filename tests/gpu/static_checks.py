@@ -4,8 +4,9 @@
   tests/gpu/static_checks.py [--nvcc PATH] [--arch N]... [--out PAGE.md] [FILE.cu...]
 
 Compiles each .cu of trainer/kernels/cuda, or those that are named, for compute capabilities 8.0, 9.0 and 10.0 and prints
-a table. --out also writes it as a page. Exit status 1 if a kernel spills registers, or takes more than 48 KiB of shared
-memory, or does not compile; 0, with a word, where there is no nvcc.
+a table. --out also writes it as a page. The PTX of 10.0, which programs carry for GPUs that are newer, is assembled for
+12.0 too. Exit status 1 if a kernel spills registers, or takes more than 48 KiB of shared memory, or does not compile; 0,
+with a word, where there is no nvcc.
 
 Occupancy is what registers, static shared memory and the greatest block (__launch_bounds__) leave room for on a
 multiprocessor, with all of its shared memory free for kernels, as cuda_occupancy.h has it.
@@ -24,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # As cmake/DeepnetCuda.cmake compiles.
 FLAGS = ["-std=c++20", "-O3", "--fmad=false", "--expt-relaxed-constexpr", "-Xcompiler=-Wall", "-I", str(ROOT)]
 SHARED_BYTES = {80: 164 << 10, 90: 228 << 10, 100: 228 << 10}  # of a multiprocessor
+PTX, NEWER = 100, 120  # the virtual architecture that programs carry, and one that is compiled from it
 RESERVED_BYTES = 1 << 10  # of shared memory, for each block
 MAX_SHARED_BYTES = 48 << 10
 REGISTERS, MAX_WARPS, MAX_BLOCKS, PARTITIONS = 1 << 16, 64, 32, 4
@@ -57,13 +59,18 @@ def demangled(names):
     return dict(zip(names, text.split("\n")))
 
 
-def kernels_of(nvcc, source, arch, folder):
-    """[(name, {registers, shared, threads, stores, loads, stack})], or the compiler's words as an error."""
+def compiled(nvcc, source, arch, folder):
+    """The file of the PTX, or the compiler's words as an error."""
     ptx = Path(folder) / f"{source.stem}_{arch}.ptx"
     made = subprocess.run([nvcc, *FLAGS, "-ptx", "-arch", f"compute_{arch}", str(source), "-o", str(ptx)],
                           text=True, capture_output=True)
     if made.returncode:
         sys.exit(f"{source}: nvcc says\n{made.stderr}")
+    return ptx
+
+
+def assembled(nvcc, ptx, arch):
+    """[(name, {registers, shared, threads, stores, loads, stack})], or the assembler's words as an error."""
     threads = {}
     for entry in re.finditer(r"\.entry (\w+)\(.*?^\{", ptx.read_text(), re.S | re.M):
         bound = re.search(r"\.maxntid (\d+)(?:, (\d+))?(?:, (\d+))?", entry[0])
@@ -72,7 +79,7 @@ def kernels_of(nvcc, source, arch, folder):
     made = subprocess.run([ptxas, "-v", "-arch", f"sm_{arch}", str(ptx), "-o", str(ptx.with_suffix(".cubin"))],
                           text=True, capture_output=True)
     if made.returncode:
-        sys.exit(f"{source}: ptxas says\n{made.stderr}")
+        sys.exit(f"{ptx.stem}: ptxas says\n{made.stderr}")
     found = []
     for part in re.split(r"Compiling entry function '", made.stderr)[1:]:
         number = lambda pattern: int((re.search(pattern, part) or [0, 0])[1])
@@ -91,8 +98,10 @@ def rows_of(nvcc, sources, archs):
         for source in sources:
             table = {}
             for arch in archs:
-                for name, found in kernels_of(nvcc, source, arch, folder):
-                    table.setdefault(name, {})[arch] = found
+                ptx = compiled(nvcc, source, arch, folder)
+                for real in [arch, NEWER] if arch == PTX else [arch]:
+                    for name, found in assembled(nvcc, ptx, real):
+                        table.setdefault(name, {})[real] = found
             names = demangled(list(table))
             for name, by_arch in sorted(table.items(), key=lambda item: short(names[item[0]])):
                 what = short(names[name])
@@ -103,12 +112,13 @@ def rows_of(nvcc, sources, archs):
                     blocks = occupancy(arch, k["registers"], k["shared"], k["threads"])
                     warps = blocks * ((k["threads"] + 31) // 32)
                     cells.append(f"{k['registers']}, {blocks}, {100 * warps // MAX_WARPS} %")
-                    if k["stores"] or k["loads"]:
-                        mistakes.append(f"{source.name}: {what}: sm_{arch} spills {k['stores']} bytes out and {k['loads']} in")
                     if k["shared"] > MAX_SHARED_BYTES:
                         mistakes.append(f"{source.name}: {what}: {k['shared']} bytes of shared memory")
                     if blocks == 0:
                         mistakes.append(f"{source.name}: {what}: sm_{arch} has no room for a block")
+                for arch, k in by_arch.items():
+                    if k["stores"] or k["loads"]:
+                        mistakes.append(f"{source.name}: {what}: sm_{arch} spills {k['stores']} bytes out and {k['loads']} in")
                 rows.append(cells)
     return rows, mistakes
 
@@ -136,7 +146,7 @@ def main():
             "# What the compiler says of the kernels for GPUs\n\n"
             f"Made by `tests/gpu/static_checks.py` with nvcc {release[1] if release else '?'}; no GPU was used. Columns of an architecture:\n"
             "registers of a thread, blocks of a multiprocessor at a time, share of its warps. Dynamic shared memory is not\n"
-            "counted. No kernel spills.\n\n" + "\n".join(lines) + "\n", encoding="utf-8")
+            f"counted. No kernel spills, nor does the PTX of compute_{PTX} when it is assembled for sm_{NEWER}.\n\n" + "\n".join(lines) + "\n", encoding="utf-8")
     for mistake in mistakes:
         print(mistake, file=sys.stderr)
     print(f"{len(rows)} kernels of {len(sources)} files, {len(mistakes)} mistakes")
