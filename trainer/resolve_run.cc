@@ -28,6 +28,7 @@
 #include "trainer/messages.h"
 #include "trainer/model/architecture.h"
 #include "trainer/model/describe.h"
+#include "trainer/model/work.h"
 #include "trainer/model_loader.h"
 #include "trainer/named_files.h"
 #include "trainer/tensor_memory.h"
@@ -294,6 +295,7 @@ absl::Status RunResolver::ChoosePlan() {
                         "GPUs' free memory and %.2f for CUDA's context",
                         cluster.device_memory_gib(), kContextBytes / kGib));
   }
+  DescribeWork(run.model(), run.data().microbatch(), run.compute(), resolved_.inventory);
   ASSIGN_OR_RETURN(resolved_.plan,
                    MakePlan(resolved_.inventory, run.data(), run.optim(), run.compute(), cluster,
                             run.parallel(), run.instruments()));

@@ -16,8 +16,10 @@
 #include "parallel/plan/plan_accessors.h"
 #include "parallel/plan/planner.h"
 #include "parallel/plan/planner_text.h"
+#include "parallel/plan/roofline.h"
 #include "parallel/plan/schedule_text.h"
 #include "trainer/model/describe.h"
+#include "trainer/model/work.h"
 #include "trainer/named_files.h"
 
 namespace deepnet {
@@ -73,6 +75,7 @@ std::string Section(const std::string& name, const Plan& plan, const RunSpec& ru
   if (name == "schedule") return ScheduleText(plan, run);
   if (name == "layout") return ChunksText(plan, inventory);
   if (name == "memory") return MemoryText(plan);
+  if (name == "kernels") return KernelsText(plan);
   return PlanText(plan, inventory);
 }
 
@@ -122,7 +125,8 @@ absl::Status RunPlan(const CommandLine& line) {
   RETURN_IF_ERROR(CheckFlags(line.flags));
   ASSIGN_OR_RETURN(RunSpec run, LoadRunSpec(line));
   RETURN_IF_ERROR(ReadNamedFiles(RootFolder(line), &run));
-  const Inventory inventory = Describe(run.model(), run.data().microbatch());
+  Inventory inventory = Describe(run.model(), run.data().microbatch());
+  DescribeWork(run.model(), run.data().microbatch(), run.compute(), inventory);
   if (line.flags.Switch("compare")) {
     ASSIGN_OR_RETURN(const std::string text,
                      CompareText(inventory, run.data(), run.optim(), run.compute(), run.cluster(),
@@ -151,7 +155,8 @@ Command MakePlanCommand() {
           "Decides what the RunSpec leaves open (stages, replicas, schedule, chunks, what each "
           "rank recomputes) so that a simulated step takes least under every device's memory, "
           "and adds up the bytes of every rank by what they hold. Seconds follow from the "
-          "speeds in cluster. Reads no corpus, allocates nothing, needs none of the machines. "
+          "speeds in cluster, on GPUs kernel by kernel from cluster.device_model. Reads no corpus, "
+          "allocates nothing, needs none of the machines. "
           "Exit code 6 if it does not fit, saying by how much and what would.",
       .spec = SpecUse::kRequired,
       .plans = true,
@@ -162,8 +167,9 @@ Command MakePlanCommand() {
                  .help = "plan: degrees and a row a rank (the default); layout: a row a chunk "
                          "of the model; memory: bytes of each rank by what they hold; "
                          "schedule: a drawing of the simulated step and each rank's actions "
-                         "in order. Several add up.",
-                 .allowed = {"plan", "layout", "memory", "schedule"}},
+                         "in order; kernels: those that take most of a GPU's step. Several add "
+                         "up.",
+                 .allowed = {"plan", "layout", "memory", "schedule", "kernels"}},
                 TextFlag("svg", "FILE", "Also draw the simulated step of one replica into FILE."),
                 SwitchFlag("compare",
                            "Instead: every schedule on parallel.pipeline_parallel_size stages, "

@@ -34,16 +34,9 @@ constexpr int kMaxCorrections = 4;
 constexpr int kMaxRecuts = 3;
 constexpr double kTrainingPerForward = 3.0;  // operations: forward, gradients of inputs, of weights
 
-// Seconds of one full microbatch, without recomputation. Only matrix products take time: F, I and W
-// of a layer are alike, but the output layer computes its gradients together with its loss, in F.
-ChunkCost CostOf(const Layer& layer, const Speeds& speeds) {
-  const double seconds = layer.forward_flops / speeds.flops_per_second;
-  if (layer.computes_loss) return {.forward = 3 * seconds};
-  return {.forward = seconds, .backward_input = seconds, .backward_weight = seconds};
-}
-
-double RecomputeSeconds(const Layer& layer, const RankUse& rank, const Speeds& speeds) {
-  return layer.recompute_flops[rank.recompute.level] / speeds.flops_per_second;
+// Seconds of one full microbatch, without recomputation.
+double TotalOf(const LayerSeconds& layer) {
+  return layer.forward + layer.backward_input + layer.backward_weight;
 }
 
 // To and from the ranks before and behind it.
@@ -244,12 +237,10 @@ class Candidate {
       const LayerSpan layers{first, ends_[c]};
       ChunkCost& cost = costs_[c];
       for (int l = layers.first; l < layers.end; ++l) {
-        const Layer& layer = inventory().layers[l];
-        const ChunkCost of_layer = CostOf(layer, request_->speeds);
-        cost.forward += of_layer.forward;
-        cost.backward_input +=
-            of_layer.backward_input + RecomputeSeconds(layer, RankOf(c), request_->speeds);
-        cost.backward_weight += of_layer.backward_weight;
+        const LayerSeconds& layer = request_->seconds[l];
+        cost.forward += layer.forward;
+        cost.backward_input += layer.backward_input + layer.recompute[RankOf(c).recompute.level];
+        cost.backward_weight += layer.backward_weight;
       }
       cost.kept_bytes =
           static_cast<double>(KeptBytes(inventory(), layers, RankOf(c).recompute, request_->rules));
@@ -364,13 +355,12 @@ class Candidate {
 // Returns the ends of chunks cut by the seconds of layers, which recompute as they do on `ranks`.
 std::vector<int> CutByCost(const Request& request, const Placement& placement,
                            const std::vector<RankUse>& ranks, bool refine) {
-  const std::vector<Layer>& layers = request.inventory->layers;
   std::vector<double> totals;
-  for (const Layer& layer : layers) totals.push_back(CostOf(layer, request.speeds).Total());
+  for (const LayerSeconds& layer : request.seconds) totals.push_back(TotalOf(layer));
   for (const RankUse& rank : ranks) {
     for (const ChunkUse& chunk : rank.chunks) {
       for (int l = chunk.layers.first; l < chunk.layers.end; ++l) {
-        totals[l] += RecomputeSeconds(layers[l], rank, request.speeds);
+        totals[l] += request.seconds[l].recompute[rank.recompute.level];
       }
     }
   }

@@ -1,5 +1,6 @@
 #include "parallel/plan/device_model.h"
 
+#include <algorithm>
 #include <initializer_list>
 #include <utility>
 #include <vector>
@@ -21,32 +22,32 @@ namespace {
 // GiB are those that drivers report. docs/design/roofline.md has the sources.
 constexpr char kModels[] = R"(
   name: "A100" memory_gib: 79.3
-  flops_16bit: 312e12 flops_32bit: 19.5e12 product_share: 0.87
+  flops_16bit: 312e12 flops_32bit: 19.5e12 product_share: 0.87 fused_share: 0.50
   memory_bytes_per_second: 2.039e12 multiprocessors: 108
   inside_node { bytes_per_second: 300e9 } between_nodes { bytes_per_second: 25e9 }
 |
   name: "A100-40GB" memory_gib: 39.6
-  flops_16bit: 312e12 flops_32bit: 19.5e12 product_share: 0.87
+  flops_16bit: 312e12 flops_32bit: 19.5e12 product_share: 0.87 fused_share: 0.50
   memory_bytes_per_second: 1.555e12 multiprocessors: 108
   inside_node { bytes_per_second: 300e9 } between_nodes { bytes_per_second: 25e9 }
 |
   name: "H100" memory_gib: 79.6
-  flops_16bit: 989.4e12 flops_32bit: 66.9e12 product_share: 0.80
+  flops_16bit: 989.4e12 flops_32bit: 66.9e12 product_share: 0.80 fused_share: 0.35
   memory_bytes_per_second: 3.35e12 multiprocessors: 132
   inside_node { bytes_per_second: 450e9 } between_nodes { bytes_per_second: 50e9 }
 |
   name: "H100-PCIe" memory_gib: 79.6
-  flops_16bit: 756e12 flops_32bit: 51.2e12 product_share: 0.70
+  flops_16bit: 756e12 flops_32bit: 51.2e12 product_share: 0.70 fused_share: 0.35
   memory_bytes_per_second: 2.0e12 multiprocessors: 114
   inside_node { bytes_per_second: 64e9 } between_nodes { bytes_per_second: 25e9 }
 |
   name: "H200" memory_gib: 140.4
-  flops_16bit: 989.4e12 flops_32bit: 66.9e12 product_share: 0.80
+  flops_16bit: 989.4e12 flops_32bit: 66.9e12 product_share: 0.80 fused_share: 0.35
   memory_bytes_per_second: 4.8e12 multiprocessors: 132
   inside_node { bytes_per_second: 450e9 } between_nodes { bytes_per_second: 50e9 }
 |
   name: "B200" memory_gib: 179.0
-  flops_16bit: 2250e12 flops_32bit: 75e12 product_share: 0.78
+  flops_16bit: 2250e12 flops_32bit: 75e12 product_share: 0.78 fused_share: 0.20
   memory_bytes_per_second: 8.0e12 multiprocessors: 148
   inside_node { bytes_per_second: 900e9 } between_nodes { bytes_per_second: 50e9 }
 )";
@@ -103,6 +104,7 @@ absl::StatusOr<DeviceModel> ParseModel(const std::string& text) {
            {device.flops_16bit(), "flops_16bit"},
            {device.flops_32bit(), "flops_32bit"},
            {device.product_share(), "product_share"},
+           {device.fused_share(), "fused_share"},
            {device.memory_bytes_per_second(), "memory_bytes_per_second"},
            {device.memory_share(), "memory_share"},
            {device.multiprocessors(), "multiprocessors"},
@@ -112,8 +114,8 @@ absl::StatusOr<DeviceModel> ParseModel(const std::string& text) {
            {device.between_nodes().bytes_per_second(), "between_nodes.bytes_per_second"}}) {
     if (!(value > 0)) return BadModel(absl::StrCat("the file's ", field, " must be above 0"));
   }
-  if (device.product_share() > 1 || device.memory_share() > 1) {
-    return BadModel("the file's product_share and memory_share must be at most 1");
+  if (std::max({device.product_share(), device.fused_share(), device.memory_share()}) > 1) {
+    return BadModel("the file's shares must be at most 1");
   }
   return device;
 }

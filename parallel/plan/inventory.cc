@@ -38,7 +38,8 @@ Inventory Select(const Inventory& inventory, std::span<const LayerSpan> spans) {
   Inventory part{.parameters = {},
                  .layers = {},
                  .stacks = inventory.stacks,
-                 .batch_bytes = inventory.batch_bytes};
+                 .batch_bytes = inventory.batch_bytes,
+                 .work = inventory.work};
   std::vector<int> index(inventory.parameters.size(), -1);  // in `part`
   int64_t offset = 0;
   int reached = 0;

@@ -86,6 +86,36 @@ struct PendingOperand {
   friend bool operator==(const PendingOperand&, const PendingOperand&) = default;
 };
 
+// The units of a device that a kernel's operations run on.
+enum class ComputeUnit { kTensor, kFloat32 };
+
+// Fills are listed by this name: the host starts them as it does kernels, which they are not.
+inline constexpr char kZeroFill[] = "Zero";
+
+// What launches of one kernel cost that are alike, all of them together.
+struct KernelWork {
+  std::string name;        // of the launch
+  std::string label = {};  // which of the launches of that name, for people
+  int launches = 1;
+  double flops = 0;  // operations
+  double bytes = 0;  // read and written
+  ComputeUnit unit = ComputeUnit::kTensor;
+  double reaches = 1;  // share that it reaches of what the unit allows; products: see roofline.h
+  // Of one launch: a product's result, and how many numbers each of its elements sums; 0: no
+  // product.
+  int64_t rows = 0, columns = 0, depth = 0;
+
+  friend bool operator==(const KernelWork&, const KernelWork&) = default;
+};
+
+// The kernels that a layer launches for a full microbatch.
+struct LayerWork {
+  std::vector<KernelWork> forward, backward_input, backward_weight;
+  ByRecompute<std::vector<KernelWork>> recompute;  // of `forward`, again
+
+  friend bool operator==(const LayerWork&, const LayerWork&) = default;
+};
+
 // One indivisible piece of the chain. Its figures are those of a full microbatch.
 struct Layer {
   std::string name;  // "layers.3"
@@ -107,6 +137,7 @@ struct Layer {
   ByRecompute<double> recompute_flops = {};  // operations of F that the backward pass repeats
   std::vector<PendingOperand> pending;       // both operands of every product
   int64_t constant_bytes = 0;                // tables that are looked up and never learned
+  int work = -1;                             // place in Inventory::work; -1: not known
   // Buffers of the loss: of each list the largest is there, of `native_loss` with NATIVE products,
   // of `library_loss` with LIBRARY's, of `gpu_loss` on a GPU.
   std::vector<ActivationBytes> native_loss, library_loss, gpu_loss;
@@ -143,6 +174,9 @@ struct Inventory {
   std::string one_piece = {};
   std::vector<Stack> stacks = {};
   int64_t batch_bytes = 0;  // of the numbers that a GPU reads of one microbatch
+  // What kernels on a GPU cost, of layers of each kind; empty: not known, costs follow from
+  // operations alone.
+  std::vector<LayerWork> work = {};
 
   int64_t NumElements() const;  // of all parameters, each tied tensor once
   std::string Hash() const;     // hexadecimal FNV-1a of names and shapes in order

@@ -31,6 +31,7 @@ Link MakeLink(const LinkSpec& spec, double latency_seconds, double bytes_per_sec
 Speeds CpuSpeeds(const ClusterSpec& cluster) {
   return {.device = std::nullopt,
           .flops_per_second = Or(cluster.flops_per_second(), 1e11),
+          .states_flops = cluster.flops_per_second() > 0,
           .optimizer_params_per_second = Or(cluster.optimizer_params_per_second(), 2.5e8),
           .network = {.inside_node = MakeLink(cluster.inside_node(), kLatencySeconds, 4e9),
                       .between_nodes = MakeLink(cluster.between_nodes(), kLatencySeconds, 1.25e9)}};
@@ -47,6 +48,7 @@ Speeds GpuSpeeds(const ClusterSpec& cluster, DataType dtype) {
   const double bytes_per_second = device->memory_bytes_per_second() * device->memory_share();
   Speeds speeds{
       .flops_per_second = Or(cluster.flops_per_second(), kPeakShare * PeakFlops(*device, dtype)),
+      .states_flops = cluster.flops_per_second() > 0,
       .optimizer_params_per_second =
           Or(cluster.optimizer_params_per_second(), bytes_per_second / kUpdateBytes),
       .network = {.inside_node = MakeLink(cluster.inside_node(), device->inside_node()),

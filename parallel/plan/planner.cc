@@ -194,14 +194,17 @@ absl::Status DoesNotFit(const Request& request, const Plan& closest) {
   return WithExitCode(absl::ResourceExhaustedError(message), ExitCode::kDoesNotFit);
 }
 
-// Repeats the stages of the first replica for the others.
-void AddReplicas(Plan& plan) {
+// Repeats the stages of the first replica for the others, and says what is expected of all.
+void Finish(const Request& request, const DataSpec& data, Plan& plan) {
   const int stages = plan.pipeline_parallel_size();
   for (int rank = stages; rank < stages * plan.data_parallel_size(); ++rank) {
     StagePlan copy = plan.stages(rank % stages);
     copy.set_rank(rank);
     *plan.add_stages() = std::move(copy);
   }
+  if (!request.speeds.device.has_value()) return;
+  *plan.mutable_prediction() =
+      Predict(plan, *request.inventory, data, request.speeds, request.operands);
 }
 
 }  // namespace
@@ -215,11 +218,11 @@ absl::StatusOr<Plan> MakePlan(const Inventory& inventory, const DataSpec& data,
   ASSIGN_OR_RETURN(const std::vector<ParallelConfig> configs, ListConfigs(request));
   ASSIGN_OR_RETURN(Found found, FindBest(request, configs));
   if (found.best.has_value()) {
-    AddReplicas(*found.best);
+    Finish(request, data, *found.best);
     return *std::move(found.best);
   }
   absl::Status status = DoesNotFit(request, *found.closest);
-  AddReplicas(*found.closest);
+  Finish(request, data, *found.closest);
   status.SetPayload(kClosestPlanPayload, absl::Cord(found.closest->SerializeAsString()));
   return status;
 }

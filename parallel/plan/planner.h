@@ -26,8 +26,8 @@ namespace deepnet {
 // microbatches evenly; asked for, any number up to that of the microbatches will do), schedule,
 // chunks, and for each rank the cheapest recomputation with which it fits.
 //
-// Read: data.global_microbatches; optim.virtual_replicas; compute.device, dtype, matmul;
-// instruments.every_steps; all of cluster and parallel. cluster.device_memory_gib 0 means
+// Read: data.global_microbatches, microbatch; optim.virtual_replicas; compute.device, dtype,
+// matmul; instruments.every_steps; all of cluster and parallel. cluster.device_memory_gib 0 means
 // unlimited; without nodes and devices_per_node the job has exactly the ranks that `parallel` asks
 // for (1 if nothing). parallel.schedule is a name or a schedule's text, which is then checked.
 //

@@ -90,6 +90,8 @@ absl::StatusOr<Request> MakeRequest(const Inventory& inventory, const DataSpec& 
   Request request{.inventory = &inventory,
                   .rules = MakeMemoryRules(compute, parallel, instruments),
                   .speeds = MakeSpeeds(cluster, compute),
+                  .operands = compute.dtype(),
+                  .seconds = {},
                   .global_microbatches = std::max(1, data.global_microbatches()),
                   .virtual_replicas = optim.virtual_replicas(),
                   .one_sum_per_rank = parallel.gradient_sum() == FAST,
@@ -97,6 +99,7 @@ absl::StatusOr<Request> MakeRequest(const Inventory& inventory, const DataSpec& 
                   .replicas = parallel.data_parallel_size(),
                   .virtual_pipeline_size = parallel.virtual_pipeline_size(),
                   .placement = parallel.placement()};
+  request.seconds = MakeLayerSeconds(inventory, request.speeds, request.operands);
   RETURN_IF_ERROR(ReadSchedule(parallel.schedule(), request));
   RETURN_IF_ERROR(KeepInOnePiece(inventory, request));
   if (parallel.recompute() != RECOMPUTE_UNSPECIFIED) {

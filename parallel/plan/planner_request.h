@@ -14,6 +14,7 @@
 #include "parallel/plan/memory.h"
 #include "parallel/plan/partition.h"
 #include "parallel/plan/plan_accessors.h"
+#include "parallel/plan/roofline.h"
 #include "parallel/plan/schedule.h"
 #include "proto/data.pb.h"
 #include "proto/instruments.pb.h"
@@ -27,6 +28,8 @@ struct Request {
   const Inventory* inventory = nullptr;
   MemoryRules rules;
   Speeds speeds;
+  DataType operands = DATA_TYPE_UNSPECIFIED;  // compute.dtype
+  std::vector<LayerSeconds> seconds;          // [layer of the inventory]
   int global_microbatches = 1;
   int virtual_replicas = 0;                                       // 0: follows the layout
   bool one_sum_per_rank = false;                                  // parallel.gradient_sum is FAST

@@ -12,6 +12,7 @@
 #include "parallel/base/status_macros.h"
 #include "parallel/base/units.h"
 #include "parallel/plan/planner_request.h"
+#include "parallel/plan/roofline.h"
 #include "parallel/plan/shard.h"
 
 namespace deepnet {
@@ -64,10 +65,13 @@ std::string Head(const Plan& plan) {
                    " microbatches a step", ShareText(plan), "\n");
   absl::StrAppendFormat(
       &text,
-      "step of %.4g s by the cluster's stated speeds: bubble %.1f %%, exposed communication "
+      "step of %.4g s by %s: bubble %.1f %%, exposed communication "
       "%.1f %%, then %.3g s of exchange and %.3g s of update\n",
-      plan.step_seconds(), 100 * plan.bubble(), 100 * plan.exposed_communication(),
-      plan.gradient_exchange_seconds(), plan.update_seconds());
+      plan.step_seconds(),
+      plan.has_prediction() ? "its device's model" : "the cluster's stated speeds",
+      100 * plan.bubble(), 100 * plan.exposed_communication(), plan.gradient_exchange_seconds(),
+      plan.update_seconds());
+  if (plan.has_prediction()) absl::StrAppend(&text, PredictionText(plan.prediction()));
   const StagePlan& fullest = Fullest(plan);
   absl::StrAppendFormat(&text, "recomputing %s; at most %.2f GiB, on rank %d\n",
                         RecomputeText(plan), fullest.memory().total() / kGib, fullest.rank());

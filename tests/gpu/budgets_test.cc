@@ -6,6 +6,8 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <gtest/gtest.h>
@@ -16,6 +18,7 @@
 #include "trainer/kernels/compute.h"
 #include "trainer/model/describe.h"
 #include "trainer/model/transformer.h"
+#include "trainer/model/work.h"
 #include "trainer/rank_context.h"
 #include "trainer/train_step.h"
 
@@ -118,6 +121,151 @@ const std::map<Residual, LayerCosts> kMost = {
     {RESIDUAL_DUAL, {9, 20, 15, 34}},
     {BRANCH_NORM, {9, 22, 15, 37}},
 };
+
+// The table of kernels that plans take their seconds from, held to what a pass really launches.
+
+using Launches = std::map<std::string, int64_t>;
+
+struct PassWork {
+  Launches forward, backward;
+  emulated_gpu::Counters products;  // of both
+};
+
+Launches Since(const Launches& before, const Launches& now) {
+  Launches since;
+  for (const auto& [name, count] : now) {
+    const auto old = before.find(name);
+    const int64_t more = count - (old == before.end() ? 0 : old->second);
+    if (more != 0) since[name] = more;
+  }
+  return since;
+}
+
+// LibTorch's flash attention has another name here.
+Launches Renamed(Launches launches) {
+  for (const auto& [here, there] :
+       {std::pair{"flash_attention_forward", "FlashAttentionForward"},
+        std::pair{"flash_attention_backward", "FlashAttentionBackward"}}) {
+    auto node = launches.extract(here);
+    if (node.empty()) continue;
+    node.key() = there;
+    launches.insert(std::move(node));
+  }
+  return launches;
+}
+
+PassWork WorkOf(const ModelSpec& spec, at::ScalarType operand, AttentionKernel attention) {
+  const c10::impl::VirtualGuardImpl guard(GpuType().value());
+  guard.setDevice({guard.type(), 0});
+  const auto ops = MakeCudaOps(guard.getDevice(), operand, /*check_launches=*/false, attention);
+  Transformer model(spec, testing::TinyCapacityOf(spec), *ops, /*trainable=*/true);
+  model.parameters().Initialize(5);
+  const auto kept = model.MakeActivations(/*shared=*/false);
+  const Microbatch mb = testing::TinyMicrobatch(spec, 3);
+  model.Refresh();
+  constexpr int64_t kStep = 10;  // behind BRANCH_NORM's ramp
+  model.Forward(mb, 1, kStep, /*training=*/true, {.label_smoothing = 0.1}, *kept);
+  const emulated_gpu::Counters start = emulated_gpu::ReadCounters();
+  const Launches before = emulated_gpu::ReadLaunches();
+  model.Forward(mb, 1, kStep, /*training=*/true, {.label_smoothing = 0.1}, *kept);
+  const Launches middle = emulated_gpu::ReadLaunches();
+  model.Backward(mb, 1, kStep, *kept);
+  emulated_gpu::Counters products = emulated_gpu::ReadCounters();
+  products.product_operations -= start.product_operations;
+  products.product_bytes -= start.product_bytes;
+  return {.forward = Renamed(Since(before, middle)),
+          .backward = Renamed(Since(middle, emulated_gpu::ReadLaunches())),
+          .products = products};
+}
+
+void AddTo(Launches& launches, const std::vector<KernelWork>& kernels) {
+  for (const KernelWork& kernel : kernels) {
+    if (kernel.name != kZeroFill) launches[kernel.name] += kernel.launches;
+  }
+}
+
+// The same by the table, for the rows that the microbatch really has.
+PassWork PlannedWork(const ModelSpec& spec, DataType dtype) {
+  const Microbatch mb = testing::TinyMicrobatch(spec, 3);
+  MicrobatchSpec rows;
+  rows.set_max_source_tokens(mb.source.NumTokens());
+  rows.set_max_target_tokens(mb.target.NumTokens());
+  rows.set_max_sentences(mb.num_sentences);
+  ComputeSpec compute;
+  compute.set_device("cuda");
+  compute.set_dtype(dtype);
+  Inventory inventory = Describe(spec, rows);
+  DescribeWork(spec, rows, compute, inventory);
+  PassWork planned;
+  double operations = 0, bytes = 0;
+  for (const Layer& layer : inventory.layers) {
+    const LayerWork& work = inventory.work[layer.work];
+    AddTo(planned.forward, work.forward);
+    AddTo(planned.backward, work.backward_input);
+    AddTo(planned.backward, work.backward_weight);
+    for (const auto* kernels : {&work.forward, &work.backward_input, &work.backward_weight}) {
+      for (const KernelWork& kernel : *kernels) {
+        if (kernel.depth == 0) continue;
+        operations += kernel.flops;
+        bytes += kernel.bytes;
+      }
+    }
+  }
+  planned.products.product_operations = static_cast<int64_t>(operations);
+  planned.products.product_bytes = static_cast<int64_t>(bytes);
+  return planned;
+}
+
+void ExpectAsPlanned(const ModelSpec& spec, at::ScalarType operand, DataType dtype,
+                     AttentionKernel attention) {
+  const PassWork counted = WorkOf(spec, operand, attention);
+  const PassWork planned = PlannedWork(spec, dtype);
+  EXPECT_EQ(counted.forward, planned.forward);
+  EXPECT_EQ(counted.backward, planned.backward);
+  EXPECT_EQ(counted.products.product_operations, planned.products.product_operations);
+  EXPECT_EQ(counted.products.product_bytes, planned.products.product_bytes);
+}
+
+TEST(GpuBudgets, ThePlannersTableOfKernelsIsWhatEverySchemeLaunches) {
+  for (const Residual residual : testing::AllResiduals()) {
+    SCOPED_TRACE(Residual_Name(residual));
+    ExpectAsPlanned(Spec(residual), at::kBFloat16, BFLOAT16, OWN);
+  }
+}
+
+TEST(GpuBudgets, ThePlannersTableOfKernelsHoldsForOtherModels) {
+  const auto with = [](Residual residual, const auto& change) {
+    ModelSpec spec = Spec(residual);
+    change(spec);
+    return spec;
+  };
+  const auto gelu = [](ModelSpec& spec) {
+    spec.set_activation(GELU);
+    spec.set_activation_dropout(0.1);
+    spec.set_positions(LEARNED);
+  };
+  const auto plain = [](ModelSpec& spec) {
+    spec.set_dropout(0);
+    spec.set_attention_dropout(0);
+    spec.set_activation_dropout(0.1);
+    spec.set_norm(RMS_NORM);
+  };
+  const auto over_rows = [](ModelSpec& spec) { spec.set_norm(BATCH_NORM); };
+  for (const Residual residual : {DEEPNORM, PRE_LN, NORMFORMER, R_FIXUP}) {
+    SCOPED_TRACE(Residual_Name(residual));
+    ExpectAsPlanned(with(residual, gelu), at::kBFloat16, BFLOAT16, OWN);
+    ExpectAsPlanned(with(residual, plain), at::kFloat, FLOAT32, OWN);
+    ExpectAsPlanned(with(residual, over_rows), at::kBFloat16, BFLOAT16, OWN);
+  }
+  for (const Architecture architecture : {DECODER_ONLY, ENCODER_ONLY}) {
+    ExpectAsPlanned(testing::WithArchitecture(Spec(PRE_LN), architecture), at::kBFloat16, BFLOAT16,
+                    OWN);
+  }
+  ModelSpec flash = Spec(DEEPNORM);  // heads of 8 features
+  flash.set_d_model(16);
+  flash.set_attention_dropout(0);
+  ExpectAsPlanned(flash, at::kBFloat16, BFLOAT16, FLASH);
+}
 
 TEST(GpuBudgets, APassWaitsOnceForItsLossAllocatesNothingAndKeepsToItsScheme) {
   for (const Residual residual : testing::AllResiduals()) {

@@ -24,6 +24,7 @@ TRAINING = "gpu_training_kernels_test"
 ERRORS = "gpu_device_errors_test"
 LANES, TRAIN = "parallel/comm/nccl_communicator.cc", "gpu_train_test --gtest_filter=*Fast*"
 CUDA_OPS = "gpu_cuda_ops_test"
+BUDGETS = "gpu_budgets_test --gtest_filter=*Table*"
 LAYOUTS = "gpu_train_test --gtest_filter=*EveryLayout*"
 SAVES = "gpu_train_test --gtest_filter=*Save*"
 TRACE = "gpu_train_test --gtest_filter=*ATrace*"
@@ -59,6 +60,11 @@ MUTANTS = {
         "gpu.set_uploads(0 * (rank.microbatches * inventory.batch_bytes + ResultBytes(memory)));", "memory_test"),
     "copies-of-tables-are-not-planned": (
         "parallel/plan/memory.cc", "(rules.gpu ? elements : packed) * rules.operand_bytes", "packed * rules.operand_bytes", "memory_test"),
+    "the-table-forgets-a-bias": (
+        "trainer/model/work.cc", "if (bias) Sweep(\"BiasGradient\"", "if (false && bias) Sweep(\"BiasGradient\"", BUDGETS),
+    "the-table-takes-a-product-for-float32": (
+        "trainer/model/work.cc", "keys.Linear(\"kv projection\", d_, 2 * d_, e());",
+        "keys.Linear(\"kv projection\", d_, 2 * d_, kFloat);", BUDGETS),
     "sum-without-barrier": (
         CUDA + "device_math.h",
         "if (threadIdx.x % 32 == 0) mine[threadIdx.x / 32] = v;\n  __syncthreads();\n  v = mine[0];\n  for (int w = 1; w < warps; ++w) {",

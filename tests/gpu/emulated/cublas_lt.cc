@@ -414,6 +414,17 @@ cublasStatus_t FindMemory(const Machine& machine, Product& product, const void* 
   return CUBLAS_STATUS_SUCCESS;
 }
 
+void CountProduct(const Product& product, Counters& counters) {
+  const Problem& problem = product.problem;
+  const auto m = static_cast<int64_t>(problem.m), n = static_cast<int64_t>(problem.n);
+  const auto k = static_cast<int64_t>(problem.k);
+  const auto size = [](const auto& matrix) { return static_cast<int64_t>(SizeOf(matrix)); };
+  counters.product_operations += 2 * m * n * k * problem.d.batch;
+  counters.product_bytes += (m * k * size(problem.a) + k * n * size(problem.b) +
+                             m * n * size(problem.d) * (product.beta == 0 ? 1 : 2)) *
+                            problem.d.batch;
+}
+
 cublasStatus_t CheckAlgorithm(const Problem& problem, const cublasLtMatmulAlgo_t* given,
                               size_t workspace_bytes, size_t& wanted_bytes) {
   wanted_bytes = 0;
@@ -694,6 +705,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   if (on == nullptr || machine.devices[on->device].error != cudaSuccess) {
     return CUBLAS_STATUS_EXECUTION_FAILED;
   }
+  emulated_gpu::CountProduct(*product, machine.devices[on->device].counters);
   work.run = [product] { product->Run(); };
   machine.Push(lock, *on, emulated_gpu::Kind::kLaunch, std::move(work));
   return CUBLAS_STATUS_SUCCESS;

@@ -71,6 +71,10 @@ struct Counters {
   int64_t allocations = 0;      // of device memory
   int64_t allocated_bytes = 0;  // by all allocations together, freed ones too
   int64_t pinned = 0;           // allocations of pinned memory, by threads whose device it is
+  // Of products: two operations a multiply-add, bytes of operands and results, results that are
+  // added to twice.
+  int64_t product_operations = 0;
+  int64_t product_bytes = 0;
 };
 Counters ReadCounters();
 

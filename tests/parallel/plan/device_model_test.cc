@@ -14,7 +14,7 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr char kOwn[] = R"(
-  name: "own" memory_gib: 16 flops_16bit: 100e12 flops_32bit: 10e12 product_share: 0.5
+  name: "own" memory_gib: 16 flops_16bit: 100e12 flops_32bit: 10e12 product_share: 0.5 fused_share: 0.4
   memory_bytes_per_second: 1e12 memory_share: 0.8 multiprocessors: 64
   launch_seconds: 4e-6 kernel_seconds: 1e-6
   inside_node { bytes_per_second: 5e10 latency_seconds: 1e-6 }

@@ -1,0 +1,136 @@
+#include "parallel/plan/roofline.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "parallel/plan/device_model.h"
+
+namespace deepnet {
+namespace {
+
+using ::testing::HasSubstr;
+
+// A device of round figures: 100 multiprocessors of 1e10 operations a second.
+DeviceModel Round() {
+  DeviceModel device;
+  device.set_name("round");
+  device.set_flops_16bit(1e12);
+  device.set_flops_32bit(1e11);
+  device.set_product_share(1);
+  device.set_fused_share(0.5);
+  device.set_memory_bytes_per_second(1e9);
+  device.set_memory_share(0.5);
+  device.set_multiprocessors(100);
+  device.set_launch_seconds(1e-3);
+  return device;
+}
+
+KernelWork Product(int64_t rows, int64_t columns, int64_t depth) {
+  return {.name = "product",
+          .flops = 2.0 * static_cast<double>(rows * columns * depth),
+          .rows = rows,
+          .columns = columns,
+          .depth = depth};
+}
+
+TEST(Roofline, AProductIsAsLongAsItsWavesOfTiles) {
+  const DeviceModel device = Round();
+  const auto seconds = [&](const KernelWork& kernel) {
+    return TimeOf(kernel, device, BFLOAT16).seconds;
+  };
+  // 100 tiles of 256 x 128 are one wave, in which no multiprocessor waits.
+  const KernelWork full = Product(256 * 10, 128 * 10, 1024);
+  EXPECT_NEAR(seconds(full), full.flops / 1e12, 1e-9);
+  EXPECT_EQ(TimeOf(full, device, BFLOAT16).bound, Bound::kArithmetic);
+  // A row of tiles more would begin a second wave; smaller tiles do better, and worse than one.
+  const KernelWork more = Product(256 * 10 + 1, 128 * 10, 1024);
+  EXPECT_GT(seconds(more), 1.1 * seconds(full));
+  EXPECT_LE(seconds(more), 2 * seconds(full));
+  // Few tiles leave multiprocessors without work, however many numbers each element sums.
+  const KernelWork narrow = Product(512, 512, 1 << 16);
+  EXPECT_GT(seconds(narrow), 2 * narrow.flops / 1e12);
+  KernelWork twice = full;
+  twice.launches = 2;
+  EXPECT_NEAR(seconds(twice), 2 * seconds(full), 1e-9);
+  // float32 products have another peak.
+  EXPECT_GT(TimeOf(full, device, FLOAT32).seconds, 10 * seconds(full));
+}
+
+TEST(Roofline, OtherKernelsAreAsLongAsTheirBytesOrTheirOperations) {
+  DeviceModel device = Round();
+  const KernelTime copy = TimeOf({.name = "copy", .bytes = 1e6}, device, BFLOAT16);
+  EXPECT_NEAR(copy.seconds, 2e-3, 1e-9);
+  EXPECT_EQ(copy.bound, Bound::kMemory);
+  const KernelWork fused = {.name = "fused", .flops = 1e10, .bytes = 1e6, .reaches = 0.5};
+  EXPECT_NEAR(TimeOf(fused, device, BFLOAT16).seconds, 1e10 / 2.5e11, 1e-6);
+  const KernelWork scalar = {.name = "scalar", .flops = 1e10, .unit = ComputeUnit::kFloat32};
+  EXPECT_NEAR(TimeOf(scalar, device, BFLOAT16).seconds, 0.1, 1e-6);
+  device.set_kernel_seconds(1);
+  EXPECT_EQ(TimeOf(scalar, device, BFLOAT16).bound, Bound::kStart);
+  EXPECT_NEAR(TimeOf(scalar, device, BFLOAT16).seconds, 1.1, 1e-6);
+}
+
+Inventory OneLayer(const LayerWork& work) {
+  Inventory inventory;
+  inventory.layers.push_back({.name = "a", .forward_flops = 1e9, .work = 0});
+  inventory.work = {work};
+  return inventory;
+}
+
+TEST(Roofline, ALayerIsAsLongAsTheDeviceOrTheHostNeeds) {
+  LayerWork work;
+  work.forward = {{.name = "copy", .bytes = 1e6}};                        // 2 ms, 1 launch
+  work.backward_input = {{.name = "copy", .launches = 5, .bytes = 1e6}};  // 5 launches
+  work.recompute[SELECTIVE_FFN] = {{.name = "copy", .bytes = 2e6}};
+  Speeds speeds{.device = Round(), .flops_per_second = 1e9};
+  const LayerSeconds seconds = MakeLayerSeconds(OneLayer(work), speeds, BFLOAT16)[0];
+  EXPECT_NEAR(seconds.forward, 2e-3, 1e-9);
+  EXPECT_NEAR(seconds.backward_input, 5e-3, 1e-9);
+  EXPECT_EQ(seconds.backward_weight, 0);
+  EXPECT_NEAR(seconds.recompute[SELECTIVE_FFN], 4e-3, 1e-9);
+  EXPECT_EQ(seconds.recompute[NONE], 0);
+  // A stated rate, or a device without a model, goes by operations.
+  speeds.states_flops = true;
+  EXPECT_EQ(MakeLayerSeconds(OneLayer(work), speeds, BFLOAT16)[0].backward_weight, 1.0);
+  speeds = {.flops_per_second = 1e9};
+  EXPECT_EQ(MakeLayerSeconds(OneLayer(work), speeds, BFLOAT16)[0].forward, 1.0);
+  Inventory loss = OneLayer(work);
+  loss.layers[0].computes_loss = true;
+  EXPECT_EQ(MakeLayerSeconds(loss, speeds, BFLOAT16)[0].forward, 3.0);
+  EXPECT_EQ(MakeLayerSeconds(loss, speeds, BFLOAT16)[0].backward_input, 0.0);
+}
+
+TEST(Roofline, APredictionNamesWhatTheSlowestRankSpendsMostOn) {
+  LayerWork work;
+  work.forward = {{.name = "copy", .bytes = 1e6}, {.name = "short", .launches = 9}};
+  work.backward_weight = {Product(2560, 1280, 1024)};
+  work.backward_weight[0].label = "fc1";
+  const Inventory inventory = OneLayer(work);
+  Plan plan;
+  plan.set_pipeline_parallel_size(1);
+  plan.set_data_parallel_size(1);
+  plan.set_global_microbatches(4);
+  plan.set_step_seconds(0.1);
+  plan.add_stages()->set_flops_per_step(1e10);
+  ChunkPlan& chunk = *plan.add_chunks();
+  chunk.set_end_layer(1);
+  chunk.set_recompute(NONE);
+  DataSpec data;
+  data.mutable_microbatch()->set_max_target_tokens(50);
+  const Speeds speeds{.device = Round()};
+  const Prediction prediction = Predict(plan, inventory, data, speeds, BFLOAT16);
+  EXPECT_NEAR(prediction.mfu(), 0.1, 1e-9);
+  EXPECT_NEAR(prediction.tokens_per_second(), 2000, 1e-6);
+  EXPECT_EQ(prediction.launches(), 4 * 11);
+  ASSERT_EQ(prediction.kernels_size(), 4);
+  // 10 launches of a millisecond, while the device works 2 of them.
+  EXPECT_EQ(prediction.kernels(0).name(), "launches by the host");
+  EXPECT_NEAR(prediction.kernels(0).seconds(), 4 * 8e-3, 1e-9);
+  EXPECT_EQ(prediction.kernels(1).name(), "fc1 (weight gradients)");
+  EXPECT_EQ(prediction.kernels(2).name(), "copy");
+  EXPECT_EQ(prediction.kernels(2).bound(), "memory");
+  EXPECT_THAT(PredictionText(prediction), HasSubstr("launches by the host: 0.032 s (host), fc1"));
+}
+
+}  // namespace
+}  // namespace deepnet

@@ -1,0 +1,621 @@
+// Everything is appended in the order in which it is launched: read it beside attention.cc,
+// feed_forward.cc and residual.cc, and beside cuda_ops.cc for what an operation launches.
+//
+// Bytes are those of the tensors that a kernel reads and writes once each: rows of activations, and
+// matrices of products. Vectors of features, offsets and statistics of rows count nothing.
+#include "trainer/model/work.h"
+
+#include <algorithm>
+#include <cmath>
+#include <initializer_list>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+
+#include "trainer/model/architecture.h"
+#include "trainer/model/scheme.h"
+
+namespace deepnet {
+namespace {
+
+constexpr double kFloat = 4;              // bytes
+constexpr double kMask = 1.0 / 8;         // bytes of a decision of dropout
+constexpr int64_t kLogitRows = 512;       // rows of logits that exist at once
+constexpr int64_t kEmbedPieceRows = 256;  // of one token, that are added by themselves
+constexpr int64_t kFlashTile = 128;       // rows and keys that flash attention works on at a time
+// A microbatch is taken to be full of sentences of so many positions: max_sentences is what may be
+// in it. Where it holds fewer, they are longer.
+constexpr int64_t kSentenceRows = 25;
+constexpr double kFlashBackward = 2.5;  // operations of its backward pass, of those of its forward
+// The shares of peaks that kernels of attention reach: flash attention's backward pass of what its
+// forward pass does; this project's own, without tensor cores, of float32 peak. The last is a
+// guess.
+constexpr double kFlashBackwardShare = 0.8;
+constexpr double kOwnShare = 0.25;
+constexpr double kOwnBackward = 3.5;
+
+using Kernels = std::vector<KernelWork>;
+
+// The properties that do not change within a model.
+struct Rules {
+  const ModelSpec& model;
+  double operand = 2;  // bytes of an element
+  bool flash = false;
+  int64_t source_rows = 0, target_rows = 0, sentences = 1;
+
+  double width() const { return model.d_model(); }
+  bool narrow() const { return operand < kFloat; }
+  bool drops() const { return model.dropout() > 0; }
+  int64_t Rows(bool source) const { return source ? source_rows : target_rows; }
+};
+
+// A list of kernels that grows by the calls of Ops, on so many rows.
+class Work {
+ public:
+  Work(const Rules& rules, int64_t rows, Kernels& kernels)
+      : rules_(rules), rows_(static_cast<double>(rows)), kernels_(kernels) {}
+
+  void Kernel(const char* name, double bytes) {
+    kernels_.push_back({.name = name, .bytes = bytes});
+  }
+  // `bytes` of each element of `columns` columns.
+  void Sweep(const char* name, double columns, double bytes) {
+    Kernel(name, rows_ * columns * bytes);
+  }
+  void Copy(double columns, double from, double to) { Sweep("Cast", columns, from + to); }
+  void Zero(double columns) { Sweep(kZeroFill, columns, kFloat); }
+
+  // y [rows, columns] of sums over `depth`. `bytes`: of an element of y, read and written.
+  void Product(const char* label, double rows, double columns, double depth, double bytes) {
+    kernels_.push_back({.name = "cublasLtMatmul",
+                        .label = label,
+                        .flops = 2 * rows * columns * depth,
+                        .bytes = rules_.operand * (rows + columns) * depth + bytes * rows * columns,
+                        .rows = static_cast<int64_t>(rows),
+                        .columns = static_cast<int64_t>(columns),
+                        .depth = static_cast<int64_t>(depth)});
+  }
+  void Linear(const char* label, double in, double out, double bytes) {
+    Product(label, rows_, out, in, bytes);
+  }
+  void LinearBackwardInput(const char* label, double in, double out, double bytes) {
+    Product(label, rows_, in, out, bytes);
+  }
+  void LinearBackwardWeight(const char* label, double in, double out, bool bias) {
+    Product(label, out, in, rows_, 2 * kFloat);
+    if (bias) Sweep("BiasGradient", out, rules_.operand);
+  }
+
+  // Bytes of an element that is read, those of one that is written, x-hat left out. `outputs`:
+  // kinds of results.
+  void Norm(double columns, double read, double written, int outputs) {
+    if (rules_.model.norm() != BATCH_NORM) {
+      return Sweep("ResidualNorm", columns, read + written + kFloat);
+    }
+    Sweep("ResidualSum", columns, read + kFloat);
+    Sweep("BatchNorm", columns, 4 * kFloat);  // two passes, the second writes
+    for (int i = 0; i < outputs; ++i) {
+      Sweep("NormOutput", columns, kFloat + written / outputs);
+    }
+  }
+  // `read`: of an element of the gradient; `written`: of all that comes of it.
+  void NormBackward(double columns, double read, double written) {
+    if (rules_.model.norm() == BATCH_NORM) {
+      if (read < kFloat) Copy(columns, read, kFloat);
+      return Sweep("BatchNormBackward", columns, 3 * kFloat + kFloat + written);
+    }
+    Sweep("ResidualNormBackward", columns, read + kFloat + written);
+    Sweep("ResidualNormBackwardSums", columns, 2 * kFloat / 16);  // runs of 16 rows
+  }
+  void NormOutput(double columns) { Sweep("NormOutput", columns, kFloat + rules_.operand); }
+  void ScaleShiftBackward(double columns, double bytes) {
+    Sweep("ScaleShiftBackward", columns, bytes);
+    Sweep("ScaleShiftBackwardSums", columns, 2 * kFloat / 16);
+  }
+  void AddBranch(double columns, bool drops) {
+    Sweep("ResidualSum", columns, 3 * kFloat + (drops ? kMask : 0));
+  }
+
+  void Attention(int64_t key_rows, bool causal);
+  void AttentionBackward(int64_t key_rows, bool causal);
+
+ private:
+  // Operations of one product of all queries and keys of all sentences, 2 a multiply-add.
+  double PairFlops(int64_t key_rows, bool causal) const;
+
+  const Rules& rules_;
+  const double rows_;
+  Kernels& kernels_;
+};
+
+double Work::PairFlops(int64_t key_rows, bool causal) const {
+  const auto sentences = static_cast<double>(rules_.sentences);
+  double queries = rows_ / sentences, keys = static_cast<double>(key_rows) / sentences;
+  double seen = causal ? 0.5 : 1.0;
+  if (rules_.flash) {
+    const double tiles = std::ceil(queries / kFlashTile);
+    queries = tiles * kFlashTile;
+    keys = std::ceil(keys / kFlashTile) * kFlashTile;
+    if (causal) seen = (tiles + 1) / (2 * tiles);
+  }
+  return 2 * seen * sentences * queries * keys * rules_.width();
+}
+
+void Work::Attention(int64_t key_rows, bool causal) {
+  const double d = rules_.width(), keys = static_cast<double>(key_rows);
+  const double sums = kFloat * rows_ * rules_.model.num_heads();
+  KernelWork work = {.name = rules_.flash ? "FlashAttentionForward" : "AttentionForward",
+                     .flops = 2 * PairFlops(key_rows, causal),
+                     .bytes = rules_.operand * d * 2 * (rows_ + keys) + sums,
+                     .unit = rules_.flash ? ComputeUnit::kTensor : ComputeUnit::kFloat32,
+                     .reaches = rules_.flash ? 1.0 : kOwnShare};
+  kernels_.push_back(std::move(work));
+  if (!rules_.flash) return;
+  Copy(d, rules_.operand, rules_.operand);
+  Kernel("Cast", 2 * sums);
+}
+
+void Work::AttentionBackward(int64_t key_rows, bool causal) {
+  const double d = rules_.width(), keys = static_cast<double>(key_rows);
+  const double flops = 2 * PairFlops(key_rows, causal);
+  const double bytes = rules_.operand * d * (4 * rows_ + 4 * keys);
+  if (rules_.flash) {
+    kernels_.push_back({.name = "FlashAttentionBackward",
+                        .flops = kFlashBackward * flops,
+                        .bytes = bytes,
+                        .unit = ComputeUnit::kTensor,
+                        .reaches = kFlashBackwardShare});
+    Copy(d, rules_.operand, rules_.operand);
+    for (int i = 0; i < 2; ++i) Kernel("Cast", 2 * keys * d * rules_.operand);
+    return;
+  }
+  for (const char* name : {"AttentionQueryGradient", "AttentionKeyGradient"}) {
+    kernels_.push_back({.name = name,
+                        .flops = kOwnBackward / 2 * flops,
+                        .bytes = bytes,
+                        .unit = ComputeUnit::kFloat32,
+                        .reaches = kOwnShare});
+  }
+}
+
+// --- sub-layers ----------------------------------------------------------------------------------
+
+// One sub-layer's place, with the lists that it adds to.
+class SublayerWork {
+ public:
+  SublayerWork(const Rules& rules, int stack, int layer, SublayerKind kind, int64_t rows,
+               int64_t key_rows, LayerWork& layer_work)
+      : rules_(rules),
+        scheme_(MakeSublayerScheme(rules.model, stack, layer, kind)),
+        block_(kind == SublayerKind::kFeedForward),
+        cross_(kind == SublayerKind::kCrossAttention),
+        causal_(kind == SublayerKind::kSelfAttention && stack == 1),
+        bias_(HasBiases(rules.model)),
+        key_rows_(key_rows),
+        d_(rules.width()),
+        inside_(block_ ? rules.model.ffn_dim() : rules.model.d_model()),
+        forward_(rules, rows, layer_work.forward),
+        backward_(rules, rows, layer_work.backward_input),
+        weights_(rules, rows, layer_work.backward_weight),
+        sources_(rules, key_rows, layer_work.forward),
+        source_gradients_(rules, key_rows, layer_work.backward_input),
+        source_weights_(rules, key_rows, layer_work.backward_weight) {}
+
+  void Forward() {
+    Enter(forward_);
+    Inner(forward_, sources_);
+    if (!block_) forward_.Attention(key_rows_, causal_);
+    InnerNorm();
+    forward_.Linear(block_ ? "fc2" : "output projection", inside_, d_, kFloat);
+    Leave();
+  }
+
+  // `kept_input`: nothing has to be done to have the input of its first product again.
+  void Backward(bool kept_input) {
+    LeaveBackward();
+    if (!kept_input) Input();
+    InnerAgain();
+    weights_.LinearBackwardWeight(block_ ? "fc2" : "output projection", inside_, d_, bias_);
+    backward_.LinearBackwardInput(block_ ? "fc2" : "output projection", inside_, d_, e());
+    if (block_) {
+      BlockBackward();
+    } else {
+      AttentionBackward();
+    }
+    EnterBackward();
+  }
+
+  // Products and what follows them before attention or the last matrix.
+  void Inner(Work& rows, Work& keys) const {
+    if (!block_) {
+      rows.Linear(cross_ ? "query projection" : "qkv projection", d_, cross_ ? d_ : 3 * d_, e());
+      if (cross_) keys.Linear("kv projection", d_, 2 * d_, e());
+      return;
+    }
+    rows.Linear("fc1", d_, inside_, e());
+    if (scheme_.shifts) rows.Sweep("ScaleShiftForward", inside_, 2 * e());
+    if (scheme_.shifts && !gelu()) rows.Sweep("ReluForward", inside_, 2 * e());
+    if (gelu()) rows.Sweep("GeluForward", inside_, 2 * e());
+    if (drops_inside()) rows.Sweep("DropoutForward", inside_, 2 * e() + kMask);
+  }
+
+ private:
+  double e() const { return rules_.operand; }
+  bool gelu() const { return rules_.model.activation() == GELU; }
+  bool drops_inside() const { return rules_.model.activation_dropout() > 0; }
+  bool scales_inside() const { return scheme_.head_scale || (scheme_.shifts && block_); }
+  double mask() const { return rules_.drops() ? kMask : 0; }
+
+  void Enter(Work& work) const {
+    if (scheme_.KeepsStream()) work.Copy(d_, kFloat, kFloat);
+    if (scheme_.input_norm) {
+      work.Norm(d_, kFloat, e(), 1);
+      if (scheme_.input_scale != 1.0) work.Sweep("Scale", d_, 2 * e());
+    } else if (scheme_.shifts) {
+      work.Sweep("ScaleShiftForward", d_, kFloat + e());
+    }
+  }
+
+  void InnerNorm() {
+    if (scheme_.inner_norm) forward_.Norm(inside_, e(), e(), 1);
+    if (scales_inside()) forward_.Sweep("ScaleShiftForward", inside_, 2 * e());
+  }
+  void InnerAgain() {
+    if (scheme_.inner_norm) backward_.NormOutput(inside_);
+    if (scales_inside()) backward_.Sweep("ScaleShiftForward", inside_, 2 * e());
+  }
+
+  void Leave() {
+    if (scheme_.output_norm) forward_.Norm(d_, kFloat, kFloat, 1);
+    if (scheme_.branch_scale != BranchScale::kNone) {
+      forward_.Copy(d_, kFloat, kFloat);
+      forward_.Sweep("ScaleShiftForward", d_, 2 * kFloat);
+    }
+    if (scheme_.stream_scale != 0) forward_.Sweep("ScaleShiftForward", d_, 2 * kFloat);
+    if (scheme_.layer_input) forward_.Sweep("Add", d_, 3 * kFloat);
+    if (scheme_.second_stream) forward_.AddBranch(d_, rules_.drops());
+    if (scheme_.end_norm) {
+      const bool two = rules_.narrow();
+      return forward_.Norm(d_, 2 * kFloat + mask(), kFloat + (two ? e() : 0), two ? 2 : 1);
+    }
+    if (scheme_.alpha == 0) forward_.Zero(d_);
+    forward_.AddBranch(d_, rules_.drops());
+    if (!scheme_.input_norm && rules_.narrow()) forward_.Copy(d_, kFloat, e());
+  }
+
+  void LeaveBackward() {
+    if (scheme_.end_norm) {
+      backward_.NormBackward(d_, kFloat,
+                             kFloat + e() + mask() + (scheme_.second_stream ? kFloat : 0));
+    } else {
+      backward_.Sweep(rules_.drops() ? "AddBranchBackward" : "Cast", d_, kFloat + e() + mask());
+      if (scheme_.alpha == 0) backward_.Zero(d_);
+    }
+    if (scheme_.layer_input) backward_.Copy(d_, kFloat, kFloat);
+    if (scheme_.stream_scale != 0) backward_.ScaleShiftBackward(d_, 3 * kFloat);
+    if (scheme_.branch_scale != BranchScale::kNone) {
+      backward_.ScaleShiftBackward(d_, 2 * e() + kFloat);
+    }
+    if (scheme_.output_norm) backward_.NormBackward(d_, e(), e());
+  }
+
+  // The input of the branch's first product, made again.
+  void Input() {
+    if (scheme_.input_norm) {
+      backward_.NormOutput(d_);
+      if (scheme_.input_scale != 1.0) backward_.Sweep("Scale", d_, 2 * e());
+    } else if (scheme_.shifts) {
+      backward_.Sweep("ScaleShiftForward", d_, kFloat + e());
+    } else if (scheme_.KeepsStream()) {
+      if (rules_.narrow()) backward_.Copy(d_, kFloat, e());
+    } else {
+      backward_.NormOutput(d_);
+    }
+  }
+
+  void InnerBackward() {
+    if (scales_inside()) backward_.ScaleShiftBackward(inside_, 3 * e());
+    if (scheme_.inner_norm) backward_.NormBackward(inside_, e(), e());
+  }
+
+  void BlockBackward() {
+    const bool inner = scheme_.inner_norm || scales_inside();
+    const bool fused = !gelu() && !inner;
+    const bool with_bias = fused && !drops_inside() && !scheme_.shifts && bias_;
+    if (with_bias) {
+      backward_.Sweep("ReluBackwardWithBias", inside_, 3 * e());
+    } else {
+      if (fused) backward_.Sweep("ReluBackward", inside_, 3 * e());
+      InnerBackward();
+      if (inner && !gelu()) backward_.Sweep("ReluBackward", inside_, 3 * e());
+      if (drops_inside()) backward_.Sweep("DropoutBackward", inside_, 2 * e() + kMask);
+      if (gelu()) backward_.Sweep("GeluBackward", inside_, 3 * e());
+      if (scheme_.shifts) backward_.ScaleShiftBackward(inside_, 2 * e());
+    }
+    weights_.LinearBackwardWeight("fc1", d_, inside_, bias_ && !with_bias);
+    InputGradient("fc1", inside_);
+  }
+
+  void AttentionBackward() {
+    InnerBackward();
+    backward_.AttentionBackward(key_rows_, causal_);
+    if (cross_) {
+      source_weights_.LinearBackwardWeight("kv projection", d_, 2 * d_, bias_);
+      source_gradients_.LinearBackwardInput("kv projection", d_, 2 * d_, 2 * kFloat);
+    }
+    const char* label = cross_ ? "query projection" : "qkv projection";
+    const double out = cross_ ? d_ : 3 * d_;
+    weights_.LinearBackwardWeight(label, d_, out, bias_);
+    InputGradient(label, out);
+  }
+
+  // Without a step before the branch the gradient is added to the stream's at once.
+  void InputGradient(const char* label, double out) {
+    const bool adds = !scheme_.input_norm && !scheme_.shifts;
+    backward_.LinearBackwardInput(label, d_, out, adds ? 2 * kFloat : kFloat);
+  }
+
+  void EnterBackward() {
+    if (scheme_.input_norm) {
+      if (scheme_.input_scale != 1.0) backward_.Sweep("Scale", d_, 2 * kFloat);
+      backward_.NormBackward(d_, kFloat, 2 * kFloat);
+    } else if (scheme_.shifts) {
+      backward_.ScaleShiftBackward(d_, 2 * kFloat);
+      backward_.Sweep("Add", d_, 3 * kFloat);
+    }
+  }
+
+  const Rules& rules_;
+  const SublayerScheme scheme_;
+  const bool block_, cross_, causal_, bias_;
+  const int64_t key_rows_;
+  const double d_, inside_;
+  Work forward_, backward_, weights_;
+  Work sources_, source_gradients_, source_weights_;
+};
+
+// --- layers --------------------------------------------------------------------------------------
+
+// DLCL: a layer reads a weighted sum of the outputs of all before it.
+void AddHistory(const Rules& rules, int layer, int layers, int64_t rows, LayerWork& work) {
+  const double d = rules.width();
+  Work forward(rules, rows, work.forward), backward(rules, rows, work.backward_input);
+  const auto mix = [&](int outputs) {
+    forward.Zero(d);
+    for (int k = 0; k < outputs; ++k) forward.Sweep("AddScaled", d, 3 * kFloat);
+  };
+  const auto mix_backward = [&](int outputs, bool first) {
+    for (int k = 0; k < outputs; ++k) {
+      if (first) backward.Zero(d);
+      backward.Sweep("AddScaled", d, 3 * kFloat);
+      backward.Sweep("Dot", d, 2 * kFloat);
+      backward.Kernel("DotSum", 0);
+    }
+  };
+  if (layer == 0) forward.Copy(d, kFloat, kFloat);
+  mix(layer + 1);
+  forward.Norm(d, kFloat, kFloat, 1);
+  const bool last = layer + 1 == layers;
+  if (last) mix(layers + 1);
+  if (last) mix_backward(layers + 1, true);
+  backward.Copy(d, kFloat, kFloat);
+  backward.NormBackward(d, kFloat, kFloat);
+  mix_backward(layer + 1, false);
+  if (layer == 0) backward.Copy(d, kFloat, kFloat);
+}
+
+void AddStackEnd(const Rules& rules, int64_t rows, LayerWork& work) {
+  const double d = rules.width(), e = rules.operand;
+  Work forward(rules, rows, work.forward), backward(rules, rows, work.backward_input);
+  const bool two = rules.narrow();
+  switch (EndOf(rules.model)) {
+    case StackEnd::kNothing:
+      return;
+    case StackEnd::kNorm:
+      forward.Norm(d, kFloat, kFloat + (two ? e : 0), two ? 2 : 1);
+      backward.NormBackward(d, kFloat, kFloat);
+      return;
+    case StackEnd::kSecondNorm:
+      forward.Norm(d, kFloat, kFloat, 1);
+      forward.Sweep("Add", d, 3 * kFloat);
+      if (two) forward.Copy(d, kFloat, e);
+      backward.Copy(d, kFloat, kFloat);
+      backward.NormBackward(d, kFloat, kFloat);
+      return;
+    case StackEnd::kScaledShift:
+      forward.Copy(d, kFloat, kFloat);
+      forward.Sweep("ScaleShiftForward", d, 2 * kFloat);
+      if (two) forward.Copy(d, kFloat, e);
+      backward.ScaleShiftBackward(d, 3 * kFloat);
+      return;
+  }
+}
+
+// Adds the steps before, around and behind the sub-layers of a layer.
+void AddAround(const Rules& rules, int stack, int layer, int64_t rows, LayerWork& work) {
+  const double d = rules.width();
+  Work forward(rules, rows, work.forward), backward(rules, rows, work.backward_input);
+  const int layers = LayersOf(rules.model, stack);
+  const bool ends_source = stack == 0 && IsEncoderDecoder(rules.model) && layer + 1 == layers;
+  if (layer == 0) forward.Copy(d, rules.operand, rules.operand);
+  if (layer == 0 && HasSecondStream(rules.model)) {
+    forward.Copy(d, kFloat, kFloat);
+    backward.Sweep("Add", d, 3 * kFloat);
+  }
+  if (ReadsLayerInput(rules.model)) {
+    forward.Copy(d, kFloat, kFloat);
+    backward.Sweep("Add", d, 3 * kFloat);
+  }
+  if (KeepsHistory(rules.model)) AddHistory(rules, layer, layers, rows, work);
+  if (layer + 1 == layers) AddStackEnd(rules, rows, work);
+  if (ends_source) forward.Copy(d, rules.operand, rules.operand);
+  if (stack == 1 && IsEncoderDecoder(rules.model) && layer + 1 == layers) {
+    Work(rules, rules.source_rows, work.backward_input).Zero(d);
+  }
+}
+
+// Adds a copy for each bias of a product that lies where cuBLASLt does not read biases, which
+// happens behind the single factors of some schemes. `offset`s are those of a rank that has the
+// whole model. A block's last matrix adds to float32 rows, with the bias of the master.
+void AddBiasCopies(const Rules& rules, const Inventory& inventory, const Layer& layer,
+                   LayerWork& work) {
+  constexpr double kAlignment = 16;  // bytes
+  const auto add = [&](const Parameter& bias, double element, std::initializer_list<Kernels*> to) {
+    if (std::fmod(static_cast<double>(bias.offset) * element, kAlignment) == 0) return;
+    const double bytes = static_cast<double>(bias.NumElements()) * (kFloat + element);
+    for (Kernels* kernels : to) kernels->push_back({.name = "Cast", .bytes = bytes});
+  };
+  for (const int index : layer.parameters) {
+    const Parameter& bias = inventory.parameters[index];
+    const auto is = [&](const char* name) { return absl::EndsWith(bias.name, name); };
+    Kernels& ffn = work.recompute[SELECTIVE_FFN];
+    Kernels& gemm = work.recompute[SELECTIVE_GEMM];
+    if (is("q_proj.bias") || is("encoder_attn.k_proj.bias")) {
+      add(bias, rules.operand, {&work.forward, &gemm});
+    } else if (is("fc1.bias")) {
+      add(bias, rules.operand, {&work.forward, &ffn, &gemm});
+    } else if (is("out_proj.bias") || is("fc2.bias")) {
+      add(bias, kFloat, {&work.forward});
+    }
+  }
+}
+
+LayerWork MakeStackLayer(const Rules& rules, bool source, int layer) {
+  const int stack = source ? 0 : LabelledStack(rules.model);
+  const int64_t rows = rules.Rows(source);
+  LayerWork work;
+  AddAround(rules, stack, layer, rows, work);
+  std::vector<SublayerKind> kinds = {SublayerKind::kSelfAttention, SublayerKind::kFeedForward};
+  if (SublayersPerLayer(rules.model, stack) == 3) {
+    kinds.insert(kinds.begin() + 1, SublayerKind::kCrossAttention);
+  }
+  for (const SublayerKind kind : kinds) {
+    const bool cross = kind == SublayerKind::kCrossAttention;
+    const int64_t key_rows = cross ? rules.source_rows : rows;
+    SublayerWork sublayer(rules, stack, layer, kind, rows, key_rows, work);
+    sublayer.Forward();
+    // What entered the stack was kept as products want it.
+    const SublayerScheme scheme = MakeSublayerScheme(rules.model, stack, layer, kind);
+    const bool first = layer == 0 && kind == SublayerKind::kSelfAttention;
+    sublayer.Backward(first && !scheme.input_norm && !scheme.shifts && !scheme.KeepsStream());
+    for (const Recompute level : {SELECTIVE_FFN, SELECTIVE_GEMM}) {
+      if (level == SELECTIVE_FFN && kind != SublayerKind::kFeedForward) continue;
+      Work again(rules, rows, work.recompute[level]), keys(rules, key_rows, work.recompute[level]);
+      sublayer.Inner(again, keys);
+    }
+  }
+  return work;
+}
+
+LayerWork MakeEmbedding(const Rules& rules, bool source) {
+  const double d = rules.width(), e = rules.operand;
+  LayerWork work;
+  Work forward(rules, rules.Rows(source), work.forward);
+  Work backward(rules, rules.Rows(source), work.backward_input);
+  const double mask = rules.drops() ? kMask : 0;
+  const double stream = kFloat + (rules.narrow() ? e : 0);
+  forward.Sweep("EmbedForward", d, 2 * kFloat + stream + mask);
+  if (HasEmbeddingNorm(rules.model)) {
+    forward.Norm(d, kFloat, stream, rules.narrow() ? 2 : 1);
+    backward.NormBackward(d, kFloat, kFloat);
+  }
+  const int tables = rules.model.positions() == LEARNED ? 2 : 1;
+  for (int i = 0; i < tables; ++i) {
+    backward.Sweep("EmbedBackward", d, 3 * kFloat + mask);
+    // Some token is frequent, some position common, in a microbatch of many rows.
+    if (rules.Rows(source) > kEmbedPieceRows) backward.Sweep("EmbedBackwardPieces", d, kFloat);
+  }
+  return work;
+}
+
+// The loss of each block of rows, and its gradients.
+LayerWork MakeOutput(const Rules& rules) {
+  const double d = rules.width(), e = rules.operand;
+  const auto classes = static_cast<double>(rules.model.vocabulary_size());
+  LayerWork work;
+  for (int64_t begin = 0; begin < rules.target_rows; begin += kLogitRows) {
+    Work block(rules, std::min(kLogitRows, rules.target_rows - begin), work.forward);
+    block.Linear("logits", d, classes, kFloat);
+    block.Sweep("CrossEntropy", classes, kFloat + kFloat + e);
+    block.Kernel("SumLosses", 0);
+    block.LinearBackwardInput("logits", d, classes, kFloat);
+    block.LinearBackwardWeight("logits", d, classes, /*bias=*/false);
+  }
+  return work;
+}
+
+// Adds up launches of one kernel, label and shape, so that lists stay short.
+void Merge(Kernels& kernels) {
+  Kernels merged;
+  for (KernelWork& kernel : kernels) {
+    const auto same = std::find_if(merged.begin(), merged.end(), [&](const KernelWork& other) {
+      return other.name == kernel.name && other.label == kernel.label &&
+             other.rows == kernel.rows && other.columns == kernel.columns &&
+             other.depth == kernel.depth;
+    });
+    if (same == merged.end()) {
+      merged.push_back(std::move(kernel));
+      continue;
+    }
+    same->launches += kernel.launches;
+    same->flops += kernel.flops;
+    same->bytes += kernel.bytes;
+  }
+  kernels = std::move(merged);
+}
+
+LayerWork MakeLayer(const Rules& rules, const Inventory& inventory, const Layer& layer) {
+  LayerWork work;
+  switch (layer.kind) {
+    case LayerKind::kSourceEmbedding:
+    case LayerKind::kTargetEmbedding:
+      work = MakeEmbedding(rules, layer.kind == LayerKind::kSourceEmbedding);
+      break;
+    case LayerKind::kEncoder:
+    case LayerKind::kDecoder:
+      work = MakeStackLayer(rules, layer.kind == LayerKind::kEncoder, layer.index);
+      AddBiasCopies(rules, inventory, layer, work);
+      work.recompute[FULL] = work.forward;
+      break;
+    case LayerKind::kOutput:
+      work = MakeOutput(rules);
+      break;
+  }
+  Merge(work.forward);
+  Merge(work.backward_input);
+  Merge(work.backward_weight);
+  for (Kernels& kernels : work.recompute) Merge(kernels);
+  return work;
+}
+
+}  // namespace
+
+void DescribeWork(const ModelSpec& model, const MicrobatchSpec& microbatch,
+                  const ComputeSpec& compute, Inventory& inventory) {
+  if (compute.device().empty() || compute.device() == "cpu") return;
+  ComputeSpec resolved = compute;
+  resolved.set_device("cuda");
+  if (resolved.dtype() == DATA_TYPE_UNSPECIFIED) resolved.set_dtype(BFLOAT16);
+  const int64_t rows = std::max(microbatch.max_source_tokens(), microbatch.max_target_tokens());
+  const int64_t sentences =
+      std::clamp<int64_t>(rows / kSentenceRows, 1, std::max(1, microbatch.max_sentences()));
+  const Rules rules = {.model = model,
+                       .operand = resolved.dtype() == FLOAT32 ? kFloat : 2,
+                       .flash = ChooseAttention(model, resolved) == FLASH,
+                       .source_rows = microbatch.max_source_tokens(),
+                       .target_rows = microbatch.max_target_tokens(),
+                       .sentences = sentences};
+  inventory.work.clear();
+  for (Layer& layer : inventory.layers) {
+    LayerWork work = MakeLayer(rules, inventory, layer);
+    const auto same = std::find(inventory.work.rbegin(), inventory.work.rend(), work);
+    layer.work = static_cast<int>(inventory.work.rend() - same) - 1;
+    if (same != inventory.work.rend()) continue;
+    layer.work = static_cast<int>(inventory.work.size());
+    inventory.work.push_back(std::move(work));
+  }
+}
+
+}  // namespace deepnet
