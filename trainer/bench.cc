@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <fstream>
 #include <limits>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -25,9 +26,11 @@
 #include "trainer/decode/search.h"
 #include "trainer/decode/translator.h"
 #include "trainer/kernels/compute.h"
+#include "trainer/model/architecture.h"
 #include "trainer/model/describe.h"
 #include "trainer/model/flops.h"
 #include "trainer/model/transformer.h"
+#include "trainer/tensor_memory.h"
 #include "trainer/train_step.h"
 
 namespace deepnet {
@@ -43,11 +46,21 @@ constexpr Shape kShapes[] = {{"A", 6, 256, 1024, 4, 2000},
                              {"C", 100, 64, 128, 2, 2000},
                              {"D", 500, 64, 128, 2, 500}};
 constexpr int64_t kVocabulary = 8000;
+constexpr int kWarmUpSteps = 3;  // of a GPU
 
 // Returns microbatches as full as the capacity allows; repeats the lengths if there are few.
 absl::StatusOr<std::vector<Microbatch>> MakeBatches(const StepBenchOptions& options,
                                                     const MicrobatchSpec& capacity) {
   ASSIGN_OR_RETURN(auto lengths, ReadBenchLengths(options.lengths_file));
+  std::erase_if(lengths, [&](const std::pair<int, int>& pair) {
+    return pair.first > capacity.max_source_tokens() || pair.second > capacity.max_target_tokens();
+  });
+  if (lengths.empty()) {
+    return WithExitCode(
+        absl::InvalidArgumentError(absl::StrCat(options.lengths_file, ": no pair of at most ",
+                                                capacity.max_target_tokens(), " tokens")),
+        ExitCode::kData);
+  }
   const size_t distinct = lengths.size();
   while (lengths.size() < distinct * (capacity.max_target_tokens() / 250)) {
     lengths.push_back(lengths[lengths.size() - distinct]);
@@ -62,25 +75,36 @@ absl::StatusOr<std::vector<Microbatch>> MakeBatches(const StepBenchOptions& opti
 class Trainee {
  public:
   static absl::StatusOr<Trainee> Make(const RunSpec& run, const RecomputeChoice& recompute,
-                                      Communicator& alone) {
+                                      Communicator& alone, bool traced = false) {
     const Inventory whole = Describe(run.model(), run.data().microbatch());
     Plan plan = LonePlan(whole, 1);
     plan.mutable_chunks(0)->set_recompute(recompute.level);
     plan.mutable_chunks(0)->set_recompute_segment(recompute.segment);
     Trainee trainee;
-    ASSIGN_OR_RETURN(trainee.context_, MakeRankContext(run, whole, plan, alone));
+    ASSIGN_OR_RETURN(trainee.context_,
+                     MakeRankContext(run, whole, plan, alone, HostName(), traced));
     trainee.context_->model->parameters().Initialize(run.seed());
     trainee.context_->model->Refresh();
     return trainee;
   }
 
-  // Seconds of the next step.
+  // Seconds of the next step, until a device has done it.
   absl::StatusOr<double> Step(const StepBatch& batch) {
     const double start = SecondsNow();
     RETURN_IF_ERROR(RunTrainStep(batch, step_, step_ + 1, *context_).status());
+    context_->ops->ReadBack();
     ++step_;
     return SecondsNow() - start;
   }
+
+  // Takes the steps before the first that counts: a GPU chooses the algorithms of its products.
+  absl::Status WarmUp(const StepBatch& batch) {
+    const int steps = context_->model->parameters().gradient().is_cpu() ? 1 : kWarmUpSteps;
+    for (int i = 0; i < steps; ++i) RETURN_IF_ERROR(Step(batch).status());
+    return absl::OkStatus();
+  }
+
+  TracedOps& traced() { return *context_->traced; }
 
  private:
   std::unique_ptr<RankContext> context_;
@@ -96,27 +120,33 @@ double Median(std::vector<double> v) {
 struct Measured {
   std::vector<double> seconds, rates, speeds;
   std::vector<double> growth;  // of each step over the twin's, if there is one
-  int64_t peak_bytes = 0;
+  int64_t peak_bytes = 0, peak_device_bytes = 0;
 };
+
+bool IsOnDevice(const RunSpec& run) { return run.compute().device() != "cpu"; }
+
+StepBatch BatchOf(const std::vector<Microbatch>& batches, int i) {
+  const Microbatch& batch = batches[static_cast<size_t>(i) % batches.size()];
+  return {{batch}, batch.num_source_tokens, batch.num_target_tokens};
+}
 
 absl::StatusOr<Measured> MeasureSteps(const StepBenchOptions& options, const RunSpec& run) {
   ASSIGN_OR_RETURN(const auto batches, MakeBatches(options, run.data().microbatch()));
-  const auto batch_of = [&](int i) {
-    const Microbatch& mb = batches[i % batches.size()];
-    return StepBatch{{mb}, mb.num_source_tokens, mb.num_target_tokens};
-  };
   SelfCommunicator alone;
   Measured measured;
   ASSIGN_OR_RETURN(Trainee trainee, Trainee::Make(run, options.recompute, alone));
-  RETURN_IF_ERROR(trainee.Step(batch_of(0)).status());
+  RETURN_IF_ERROR(trainee.WarmUp(BatchOf(batches, 0)));
   measured.peak_bytes = PeakResidentBytes();
+  if (IsOnDevice(run)) {
+    measured.peak_device_bytes = TensorMemory(run.compute().device()).peak_bytes();
+  }
   std::optional<Trainee> twin;
   if (options.recompute.level != NONE) {
     ASSIGN_OR_RETURN(twin, Trainee::Make(run, {}, alone));
-    RETURN_IF_ERROR(twin->Step(batch_of(0)).status());
+    RETURN_IF_ERROR(twin->WarmUp(BatchOf(batches, 0)));
   }
   for (int i = 1; i <= options.steps; ++i) {
-    const StepBatch batch = batch_of(i);
+    const StepBatch batch = BatchOf(batches, i);
     ASSIGN_OR_RETURN(const double took, trainee.Step(batch));
     measured.seconds.push_back(took);
     measured.rates.push_back((batch.num_source_tokens + batch.num_target_tokens) / took);
@@ -128,15 +158,41 @@ absl::StatusOr<Measured> MeasureSteps(const StepBenchOptions& options, const Run
   return measured;
 }
 
-// The record of a benchmark whose products made `gflops` a second, beside what this host can do.
-BenchRecord MakeRecord(const std::string& name, double gflops, const RunSpec& run,
-                       const ComputeSpec& compute) {
+// Returns "A", or "A layers=2 width=512".
+std::string NameOf(const std::string& shape, const BenchSize& size) {
+  std::string name = shape;
+  if (size.layers > 0) absl::StrAppend(&name, " layers=", size.layers);
+  if (size.width > 0) absl::StrAppend(&name, " width=", size.width);
+  if (size.tokens > 0) absl::StrAppend(&name, " tokens=", size.tokens);
+  return name;
+}
+
+// Returns the run of a benchmark with its arithmetic decided, as a run of `train` would have it.
+absl::StatusOr<RunSpec> ResolvedRunOf(const std::string& shape, const BenchSize& size,
+                                      const ComputeSpec& compute) {
+  ASSIGN_OR_RETURN(RunSpec run, BenchRun(shape, size));
+  *run.mutable_compute() = ResolveCompute(compute);
+  run.mutable_compute()->set_attention(ChooseAttention(run.model(), run.compute()));
+  RETURN_IF_ERROR(CheckCompute(run.compute()));
+  return run;
+}
+
+// Returns what CUDA calls the GPU that computes; "cpu" without one.
+absl::StatusOr<std::string> DeviceName(const RunSpec& run) {
+  return IsOnDevice(run) ? CheckCurrentGpu() : std::string("cpu");
+}
+
+// The record of a benchmark whose products made `gflops` a second, beside what its device can do.
+absl::StatusOr<BenchRecord> MakeRecord(const std::string& name, double gflops, const RunSpec& run) {
+  const ComputeSpec& compute = run.compute();
   BenchRecord record;
   record.set_name(name);
   record.set_gflops(gflops);
-  record.set_ceiling_gflops(
-      MeasureProductCeiling(run.model().d_model(), compute.threads_per_rank(), 1.0));
+  record.set_ceiling_gflops(MeasureProductCeiling(compute, run.model().d_model(), 1.0));
   record.set_gemm_efficiency(record.gflops() / record.ceiling_gflops());
+  ASSIGN_OR_RETURN(*record.mutable_device(), DeviceName(run));
+  const double peak = StatedPeakFlops(record.device(), run.cluster(), compute.dtype());
+  if (IsOnDevice(run) && peak > 0) record.set_mfu(1e9 * gflops / peak);
   record.set_dtype(DataType_Name(compute.dtype()));
   record.set_isa(Isa_Name(compute.isa()));
   record.set_threads(compute.threads_per_rank());
@@ -276,9 +332,21 @@ absl::StatusOr<std::vector<std::pair<int, int>>> ReadBenchLengths(const std::str
   return lengths;
 }
 
-absl::StatusOr<RunSpec> BenchRun(const std::string& shape) {
-  for (const Shape& s : kShapes) {
+absl::StatusOr<RunSpec> BenchRun(const std::string& shape, const BenchSize& size) {
+  for (Shape s : kShapes) {
     if (shape != s.name) continue;
+    if (size.layers > 0) s.layers = size.layers;
+    if (size.tokens > 0) s.target_tokens = size.tokens;
+    if (size.width > 0) {
+      s.ffn = s.ffn / s.width * size.width;
+      s.heads = std::max(1, s.heads * size.width / s.width);
+      s.width = size.width;
+    }
+    if (s.width % s.heads != 0) {
+      return WithExitCode(absl::InvalidArgumentError(absl::StrCat("width: ", s.width, ": ", s.heads,
+                                                                  " heads do not divide it")),
+                          ExitCode::kBadConfig);
+    }
     RunSpec run;
     run.set_seed(1);
     ModelSpec& model = *run.mutable_model();
@@ -310,17 +378,17 @@ absl::StatusOr<RunSpec> BenchRun(const std::string& shape) {
 }
 
 absl::StatusOr<BenchRecord> BenchStep(const StepBenchOptions& options) {
-  ASSIGN_OR_RETURN(RunSpec run, BenchRun(options.shape));
-  const ComputeSpec compute = ResolveCompute(options.compute);
-  *run.mutable_compute() = compute;
+  ASSIGN_OR_RETURN(const RunSpec run, ResolvedRunOf(options.shape, options.size, options.compute));
   ASSIGN_OR_RETURN(const Measured measured, MeasureSteps(options, run));
   const std::vector<double>& rates = measured.rates;
-  BenchRecord record =
-      MakeRecord(absl::StrCat("step/", options.shape), Median(measured.speeds), run, compute);
+  ASSIGN_OR_RETURN(BenchRecord record,
+                   MakeRecord(absl::StrCat("step/", NameOf(options.shape, options.size)),
+                              Median(measured.speeds), run));
   record.set_tokens_per_second(Median(rates));
   record.set_tokens_per_second_best(rates.empty() ? 0.0
                                                   : *std::max_element(rates.begin(), rates.end()));
   record.set_peak_resident_bytes(measured.peak_bytes);
+  record.set_peak_device_bytes(measured.peak_device_bytes);
   record.set_seconds_per_step(Median(measured.seconds));
   record.set_recompute(Recompute_Name(options.recompute.level));
   if (options.recompute.level == FULL) {
@@ -330,10 +398,50 @@ absl::StatusOr<BenchRecord> BenchStep(const StepBenchOptions& options) {
   return record;
 }
 
+absl::StatusOr<KernelsRecord> BenchKernels(const StepBenchOptions& options) {
+  ASSIGN_OR_RETURN(const RunSpec run, ResolvedRunOf(options.shape, options.size, options.compute));
+  ASSIGN_OR_RETURN(const auto batches, MakeBatches(options, run.data().microbatch()));
+  SelfCommunicator alone;
+  ASSIGN_OR_RETURN(Trainee trainee, Trainee::Make(run, options.recompute, alone, /*traced=*/true));
+  RETURN_IF_ERROR(trainee.WarmUp(BatchOf(batches, 0)));
+  trainee.traced().StartTrace();
+  double seconds = 0.0;
+  for (int i = 1; i <= options.steps; ++i) {
+    ASSIGN_OR_RETURN(const double took, trainee.Step(BatchOf(batches, i)));
+    seconds += took;
+  }
+  struct Times {
+    int64_t calls = 0;
+    double seconds = 0.0;
+  };
+  std::map<std::string, Times> of_name;
+  for (const TimedKernel& kernel : trainee.traced().TakeTrace()) {
+    Times& times = of_name[kernel.name];
+    ++times.calls;
+    times.seconds += kernel.end - kernel.start;
+  }
+  KernelsRecord record;
+  record.set_name(absl::StrCat("kernels/", NameOf(options.shape, options.size)));
+  ASSIGN_OR_RETURN(*record.mutable_device(), DeviceName(run));
+  record.set_dtype(DataType_Name(run.compute().dtype()));
+  record.set_threads(run.compute().threads_per_rank());
+  record.set_seconds_per_step(seconds / options.steps);
+  for (const auto& [name, times] : of_name) {
+    KernelRecord& kernel = *record.add_kernels();
+    kernel.set_name(name);
+    kernel.set_calls_per_step(static_cast<double>(times.calls) / options.steps);
+    kernel.set_seconds_per_call(times.seconds / static_cast<double>(times.calls));
+    kernel.set_share(times.seconds / seconds);
+  }
+  std::sort(record.mutable_kernels()->begin(), record.mutable_kernels()->end(),
+            [](const KernelRecord& a, const KernelRecord& b) { return a.share() > b.share(); });
+  return record;
+}
+
 absl::StatusOr<BenchRecord> BenchDecode(const DecodeBenchOptions& options) {
   RETURN_IF_ERROR(CheckOptions(options));
   ASSIGN_OR_RETURN(auto lengths, ReadBenchLengths(options.lengths_file));
-  ASSIGN_OR_RETURN(const RunSpec run, BenchRun("A"));
+  ASSIGN_OR_RETURN(const RunSpec run, ResolvedRunOf("A", options.size, options.compute));
   const int count = std::min(options.sentences, static_cast<int>(lengths.size()));
   lengths.resize(count);
   for (const auto& [source, target] : lengths) {
@@ -344,8 +452,7 @@ absl::StatusOr<BenchRecord> BenchDecode(const DecodeBenchOptions& options) {
                           ExitCode::kData);
     }
   }
-  const ComputeSpec compute = ResolveCompute(options.compute);
-  ASSIGN_OR_RETURN(const std::unique_ptr<Ops> ops, MakeOps(compute));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Ops> ops, MakeOps(run.compute()));
   MicrobatchSpec capacity;
   capacity.set_max_source_tokens(
       std::max(static_cast<int>(run.model().max_positions()), options.batch_tokens));
@@ -364,12 +471,16 @@ absl::StatusOr<BenchRecord> BenchDecode(const DecodeBenchOptions& options) {
     tokens += source + target;
     flops += SearchFlops(run.model(), source, target, options.beam_size);
   }
-  BenchRecord record = MakeRecord(
-      absl::StrCat("decode/", run.model().encoder_layers(), "-", run.model().decoder_layers()),
-      flops / seconds * 1e-9, run, compute);
+  ASSIGN_OR_RETURN(BenchRecord record,
+                   MakeRecord(absl::StrCat("decode/", run.model().encoder_layers(), "-",
+                                           run.model().decoder_layers()),
+                              flops / seconds * 1e-9, run));
   record.set_sentences_per_second(count / seconds);
   record.set_tokens_per_second(tokens / seconds);
   record.set_peak_resident_bytes(PeakResidentBytes());
+  if (IsOnDevice(run)) {
+    record.set_peak_device_bytes(TensorMemory(run.compute().device()).peak_bytes());
+  }
   return record;
 }
 

@@ -19,8 +19,16 @@ namespace deepnet {
 // ...]. Fails with ExitCode::kData naming the file and the entry.
 absl::StatusOr<std::vector<std::pair<int, int>>> ReadBenchLengths(const std::string& file);
 
+// Changes of a shape; 0: as it is.
+struct BenchSize {
+  int layers = 0;  // of each stack
+  int width = 0;   // the inner width and the number of heads change with it
+  int tokens = 0;  // of each side of a microbatch
+};
+
 struct StepBenchOptions {
-  std::string shape;         // "A" 6-6 d=256, "B" 18-18 d=256, "C" 100-100 d=64, "D" 500-500 d=64
+  std::string shape;  // "A" 6-6 d=256, "B" 18-18 d=256, "C" 100-100 d=64, "D" 500-500 d=64
+  BenchSize size;
   std::string lengths_file;  // JSON: [[source, target], ...] tokens of real sentences
   int steps = 8;             // timed, after one that is not
   ComputeSpec compute;       // open fields are decided as for a run
@@ -30,14 +38,21 @@ struct StepBenchOptions {
 };
 
 // Returns the run of a shape: model, microbatch, Adam with smoothing 0.1 and dropout 0.1.
-absl::StatusOr<RunSpec> BenchRun(const std::string& shape);
+absl::StatusOr<RunSpec> BenchRun(const std::string& shape, const BenchSize& size = {});
 
 // Trains `steps` steps on random tokens of real lengths and reports tokens per second, GFLOP/s,
-// the product ceiling measured in the same process and the peak memory of a first step (without the
-// twin); with recomputation, how much longer its steps take than the twin's.
+// the product ceiling measured in the same process on the same device and the peak memory of a
+// first step (without the twin); with recomputation, how much longer its steps take than the
+// twin's. A step on a GPU ends when the device has done all of it. Sentences that are longer than a
+// microbatch are left out.
 absl::StatusOr<BenchRecord> BenchStep(const StepBenchOptions& options);
 
+// Takes the steps of BenchStep and reports the time of each kernel; on a CPU, of each function of
+// Ops.
+absl::StatusOr<KernelsRecord> BenchKernels(const StepBenchOptions& options);
+
 struct DecodeBenchOptions {
+  BenchSize size;            // of shape "A"; tokens count nothing
   std::string lengths_file;  // as StepBenchOptions::lengths_file
   int sentences = 200;       // the first of that file; >= 1
   int beam_size = 5;         // >= 1

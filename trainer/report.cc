@@ -12,8 +12,8 @@
 #include "trainer/model/flops.h"
 
 namespace deepnet {
-StepReport::StepReport(const RunSpec& run, double ceiling_gflops)
-    : run_(run), ceiling_gflops_(ceiling_gflops) {}
+StepReport::StepReport(const RunSpec& run, double ceiling_gflops, double peak_flops)
+    : run_(run), ceiling_gflops_(ceiling_gflops), peak_flops_(peak_flops) {}
 
 void StepReport::Add(const StepBatch& batch, const StepResult& result, double seconds) {
   const double tokens = static_cast<double>(batch.num_target_tokens);
@@ -47,6 +47,7 @@ StepRecord StepReport::Take(const Manifest& state, const StepResult& last,
   record.set_gradient_norm(last.update.gradient_norm);
   record.set_learning_rate(last.update.rate);
   if (ceiling_gflops_ > 0) record.set_gemm_efficiency(flops_ / seconds_ * 1e-9 / ceiling_gflops_);
+  if (peak_flops_ > 0) record.set_mfu(flops_ / seconds_ / peak_flops_);
   record.set_resident_bytes(PeakResidentBytes());
   record.set_skipped_steps(state.skipped_steps());
   record.set_loss_scale(last.loss_scale);
@@ -113,6 +114,9 @@ Progress ProgressOf(const StepRecord& record, const TrainSpec& train) {
       record.gradient_norm(), record.learning_rate());
   if (record.bubble() > 0) {
     absl::StrAppendFormat(&progress.figures, "  bubble %.0f %%", 100 * record.bubble());
+  }
+  if (record.mfu() > 0) {
+    absl::StrAppendFormat(&progress.figures, "  MFU %.1f %%", 100 * record.mfu());
   }
   if (record.loss_scale() > 0) {
     absl::StrAppendFormat(&progress.figures, "  loss scale %g", record.loss_scale());

@@ -21,8 +21,9 @@ namespace deepnet {
 class StepReport {
  public:
   // `ceiling_gflops` is what all ranks together reach in matrix products; 0: unknown, no
-  // gemm_efficiency.
-  StepReport(const RunSpec& run, double ceiling_gflops);
+  // gemm_efficiency. `peak_flops` is the stated peak of all GPUs together (StatedPeakFlops); 0: not
+  // known, no mfu.
+  StepReport(const RunSpec& run, double ceiling_gflops, double peak_flops);
 
   // Adds a step, which took `seconds`. A skipped step counts time and tokens, not loss.
   void Add(const StepBatch& batch, const StepResult& result, double seconds);
@@ -33,7 +34,7 @@ class StepReport {
 
  private:
   const RunSpec& run_;
-  const double ceiling_gflops_;
+  const double ceiling_gflops_, peak_flops_;
   double loss_ = 0.0, nll_ = 0.0, finite_target_tokens_ = 0.0;
   double target_tokens_ = 0.0, real_positions_ = 0.0, positions_ = 0.0;
   double flops_ = 0.0, seconds_ = 0.0;

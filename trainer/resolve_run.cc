@@ -1,6 +1,7 @@
 #include "trainer/resolve_run.h"
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <set>
 #include <span>
@@ -28,6 +29,7 @@
 #include "trainer/messages.h"
 #include "trainer/model/architecture.h"
 #include "trainer/model/describe.h"
+#include "trainer/model/flops.h"
 #include "trainer/model/work.h"
 #include "trainer/model_loader.h"
 #include "trainer/named_files.h"
@@ -373,10 +375,22 @@ absl::StatusOr<std::unique_ptr<MetricsWriter>> OpenFolder(const ResolvedRun& res
 
 // Returns the GFLOP/s that all ranks together reach in matrix products; 0: not measured.
 absl::StatusOr<double> MeasureCeiling(const ComputeSpec& compute, Communicator& world) {
-  double ceiling =
-      compute.device() == "cpu" ? MeasureProductCeiling(256, compute.threads_per_rank(), 0.5) : 0.0;
+  double ceiling = compute.device() == "cpu" ? MeasureProductCeiling(compute, 256, 0.5) : 0.0;
   RETURN_IF_ERROR(world.AllReduceSum(std::span(&ceiling, 1)));
   return ceiling;
+}
+
+// Returns the stated peak of all ranks' GPUs together, in operations a second; 0: of one of them it
+// is not known, or they are CPUs.
+absl::StatusOr<double> StatedPeak(const RunSpec& run, Communicator& world) {
+  std::array<double, 2> sums = {0.0, 0.0};  // peaks, ranks whose peak is known
+  if (run.compute().device() == "cuda") {
+    ASSIGN_OR_RETURN(const std::string gpu, CheckCurrentGpu());
+    sums[0] = StatedPeakFlops(gpu, run.cluster(), run.compute().dtype());
+    sums[1] = sums[0] > 0 ? 1.0 : 0.0;
+  }
+  RETURN_IF_ERROR(world.AllReduceSum(std::span(sums)));
+  return sums[1] == world.size() ? sums[0] : 0.0;
 }
 
 void Describe(const ResolvedRun& resolved, int ranks, double ceiling, Logger& log) {
@@ -422,7 +436,8 @@ absl::StatusOr<TrainSession> MakeTrainSession(const ResolvedRun& resolved,
            .message_limit = CommTimeout(resolved.run.parallel(), /*first_step=*/true)},
           log));
   ASSIGN_OR_RETURN(const double ceiling, MeasureCeiling(resolved.run.compute(), world));
-  session.report = std::make_unique<StepReport>(resolved.run, ceiling);
+  ASSIGN_OR_RETURN(const double peak, StatedPeak(resolved.run, world));
+  session.report = std::make_unique<StepReport>(resolved.run, ceiling, peak);
   Describe(resolved, world.size(), ceiling, log);
   return session;
 }

@@ -3,8 +3,10 @@
 // asked to, when a rank is killed and when one stands still.
 #include <signal.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -12,8 +14,10 @@
 
 #include "absl/strings/str_cat.h"
 #include <gmock/gmock.h>
+#include <google/protobuf/util/json_util.h>
 #include <gtest/gtest.h>
 
+#include "proto/report.pb.h"
 #include "tests/parity/training_runs.h"
 #include "tests/support/running_job.h"
 
@@ -162,6 +166,37 @@ TEST_F(GpuProgramTest, ItsCheckpointsAreTranslatedFromOnTheGpu) {
   RunningJob with_error(
       translate(absl::StrCat("DEEPNET_EMULATED_FAIL=cudaMemcpyAsync:1:700 ", kProgram), ""));
   EXPECT_NE(with_error.End(), 0);  // so it was on the GPU
+}
+
+TEST_F(GpuProgramTest, BenchmarksMeasureTheGpu) {
+  std::ofstream(root_ / "lengths.json") << "[[9, 8], [7, 11], [12, 5], [6, 6]]";
+  const auto bench = [](const std::string& what, auto record) {
+    RunningJob job(absl::StrCat("bash -c '", kProgram, " bench ", what,
+                                " --device cuda --layers 1 --width 16 --json --lengths ",
+                                (root_ / "lengths.json").string(), "'"));
+    EXPECT_EQ(job.End(), 0) << job.output();
+    const std::string json =
+        job.output().substr(std::min(job.output().find('{'), job.output().size()));
+    EXPECT_TRUE(google::protobuf::util::JsonStringToMessage(json, &record).ok()) << job.output();
+    EXPECT_THAT(record.device(), HasSubstr("Emulated GPU"));
+    return record;
+  };
+  for (const char* what : {"step --steps 2 --tokens 30", "decode --sentences 2 --beam 2"}) {
+    const BenchRecord record = bench(what, BenchRecord());
+    EXPECT_GT(record.tokens_per_second(), 0) << what;
+    EXPECT_GT(record.ceiling_gflops(), 0) << what;
+    EXPECT_GT(record.peak_device_bytes(), 1 << 20) << what;
+    EXPECT_EQ(record.dtype(), "BFLOAT16") << what;
+  }
+  std::map<std::string, double> calls;
+  const KernelsRecord record = bench("kernels --steps 2 --tokens 30", KernelsRecord());
+  for (const KernelRecord& kernel : record.kernels()) {
+    calls[kernel.name()] = kernel.calls_per_step();
+    EXPECT_GT(kernel.seconds_per_call(), 0) << kernel.name();
+  }
+  EXPECT_EQ(calls["CrossEntropy"], 1);
+  EXPECT_EQ(calls["FlashAttentionForward"] + calls["AttentionForward"], 3);
+  EXPECT_GT(calls["cublasLtMatmul"], 20);
 }
 
 TEST_F(GpuProgramTest, SignalsSaveAndEndWithSeventyFive) {

@@ -150,7 +150,11 @@ class GpuTrainTest : public testing::CorpusTest {
 
 TEST_F(GpuTrainTest, LossesAreTheCpusWithinRounding) {
   Train(Run("cpu", {}, "cpu", FLOAT32));
-  Train(Run("gpu", {}, "cuda", FLOAT32));
+  RunSpec on_gpu = Run("gpu", {}, "cuda", FLOAT32);
+  on_gpu.mutable_cluster()->set_device_model("A100");
+  EXPECT_NE(Train(on_gpu).find("  MFU 0.0 %"), std::string::npos);
+  EXPECT_EQ(Records("cpu").back().mfu(), 0.0);
+  EXPECT_GT(Records("gpu").back().mfu(), 0.0);
   const auto cpu = Steps("cpu"), gpu = Steps("gpu");
   ASSERT_EQ(gpu.size(), static_cast<size_t>(kSteps));
   for (size_t i = 0; i < gpu.size(); ++i) {

@@ -43,6 +43,26 @@ double NativeRate(ComputeSpec compute, DataType dtype, int64_t d, double seconds
                   [&] { ops->Linear(kRows, x, *weight, {}, /*relu=*/false, y); });
 }
 
+// Best rate of products on the current GPU: many are launched before one wait.
+double GpuRate(const ComputeSpec& compute, int64_t d, double seconds) {
+  constexpr int64_t kRows = 16384;
+  constexpr int kProducts = 8;
+  const auto ops = MakeOps(compute);
+  if (!ops.ok()) return 0.0;
+  const at::TensorOptions operands = (*ops)->OperandOptions();
+  const auto random = [&](int64_t rows, int64_t cols, const at::TensorOptions& options) {
+    return at::randn({rows, cols}).to(options.dtype()).to(options.device());
+  };
+  const at::Tensor x = random(kRows, d, operands), y = at::empty({kRows, 4 * d}, operands);
+  const auto weight =
+      (*ops)->MakeWeight(random(4 * d, d, (*ops)->ResidualOptions()), /*backward=*/false);
+  (*ops)->Refresh(*weight);
+  return BestRate(kProducts * 2.0 * kRows * d * 4 * d * 1e-9, seconds, [&] {
+    for (int i = 0; i < kProducts; ++i) (*ops)->Linear(kRows, x, *weight, {}, /*relu=*/false, y);
+    (*ops)->ReadBack();
+  });
+}
+
 Isa IsaToProto(native::Isa isa) { return static_cast<Isa>(static_cast<int>(isa)); }
 
 at::ScalarType TypeOf(DataType dtype) {
@@ -58,6 +78,10 @@ std::optional<c10::DeviceType> GpuType() {
     if (c10::impl::VirtualGuardImpl(type).deviceCount() > 0) return type;
   }
   return std::nullopt;
+}
+
+absl::StatusOr<std::string> CheckCurrentGpu() {
+  return CheckGpu(c10::impl::VirtualGuardImpl(GpuType().value()).getDevice().index());
 }
 
 ComputeSpec ResolveCompute(const ComputeSpec& asked) {
@@ -127,7 +151,9 @@ absl::StatusOr<std::unique_ptr<Ops>> MakeOps(const ComputeSpec& resolved) {
   return MakeAtenOps(at::kCPU, TypeOf(resolved.dtype()), at::kFloat);
 }
 
-double MeasureProductCeiling(int64_t d, int threads, double seconds) {
+double MeasureProductCeiling(const ComputeSpec& resolved, int64_t d, double seconds) {
+  if (resolved.device() == "cuda") return GpuRate(resolved, d, seconds);
+  const int threads = resolved.threads_per_rank();
   ComputeSpec compute;
   compute.set_isa(IsaToProto(native::BestIsa()));
   compute.set_threads_per_rank(threads);

@@ -23,6 +23,9 @@ std::optional<c10::DeviceType> GpuType();
 absl::StatusOr<int> CountGpus();
 absl::StatusOr<std::string> CheckGpu(int index);
 
+// Returns CheckGpu of the calling thread's current GPU. Only where GpuType() has a value.
+absl::StatusOr<std::string> CheckCurrentGpu();
+
 // Returns `asked` with every open field decided: device "cpu", isa the best here, threads_per_rank
 // the cores this process may use, matmul NATIVE on the CPU and LIBRARY elsewhere, dtype the faster
 // one of a short measurement (bfloat16 only if at least 1.25 times as fast as float32),
@@ -54,9 +57,10 @@ std::unique_ptr<Ops> MakeCudaOps(at::Device device, at::ScalarType operand, bool
 // on dtype and isa, never on the number of threads.
 std::unique_ptr<Ops> MakeNativeOps(const ComputeSpec& compute);
 
-// Returns the best of several [2048 x d] x [d x 4d] products on this host in GFLOP/s, over this
-// project's kernels and LibTorch's in float32 and bfloat16, with `threads` threads: the ceiling
-// that utilisation is measured against. Takes about `seconds`.
-double MeasureProductCeiling(int64_t d, int threads, double seconds);
+// Returns the best of several [rows x d] x [d x 4d] products in GFLOP/s: the ceiling that
+// utilisation is measured against. On a CPU 2,048 rows, over this project's kernels and LibTorch's
+// in float32 and bfloat16, with compute.threads_per_rank threads; on a GPU 16,384 rows, of
+// compute.dtype. `compute` is resolved, and this device has it. Takes about `seconds`.
+double MeasureProductCeiling(const ComputeSpec& compute, int64_t d, double seconds);
 
 }  // namespace deepnet

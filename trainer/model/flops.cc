@@ -1,5 +1,6 @@
 #include "trainer/model/flops.h"
 
+#include "parallel/plan/device_model.h"
 #include "trainer/model/architecture.h"
 
 namespace deepnet {
@@ -47,6 +48,14 @@ double StepFlops(const ModelSpec& model, const StepBatch& batch) {
 double SearchFlops(const ModelSpec& model, double source, double target, double beam) {
   const PairFlops pair = Forward(model, source, target);
   return pair.encoder + pair.memory + beam * (pair.decoder + pair.output);
+}
+
+double StatedPeakFlops(const std::string& gpu, const ClusterSpec& cluster, DataType operands) {
+  const std::string known = DeviceModelOfGpu(gpu);
+  const std::string& model = known.empty() ? cluster.device_model() : known;
+  if (model.empty()) return 0.0;
+  const auto device = FindDeviceModel(model);
+  return device.ok() ? PeakFlops(*device, operands) : 0.0;
 }
 
 }  // namespace deepnet

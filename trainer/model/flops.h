@@ -7,7 +7,10 @@
 // holds for training and for search, so that their utilisations can be compared.
 #pragma once
 
+#include <string>
+
 #include "proto/model.pb.h"
+#include "proto/plan.pb.h"
 #include "trainer/data/microbatch.h"
 
 namespace deepnet {
@@ -19,5 +22,10 @@ double StepFlops(const ModelSpec& model, const StepBatch& batch);
 // way: the encoder and the decoder's keys and values of `source` tokens once, the decoder and the
 // output layer once a hypothesis. beam 1: the forward pass of the pair.
 double SearchFlops(const ModelSpec& model, double source, double target, double beam);
+
+// Returns the operations a second that a GPU is stated to do at most in products of `operands`:
+// that of the model that CUDA's name of it, `gpu`, tells, or else cluster.device_model. 0: neither
+// says.
+double StatedPeakFlops(const std::string& gpu, const ClusterSpec& cluster, DataType operands);
 
 }  // namespace deepnet
