@@ -52,7 +52,8 @@ ShardLayout LayoutOf(const Inventory& whole, const Plan& plan, const Transformer
 }
 
 // Makes the rank's operations, and takes the memory that the plan has for it.
-absl::Status MakeOpsWithMemory(const ComputeSpec& compute, bool traced, RankContext& context) {
+absl::Status MakeOpsWithMemory(const ComputeSpec& compute, bool traced, const Inventory& whole,
+                               const Plan& plan, RankContext& context) {
   RETURN_IF_ERROR(CatchErrors([&]() -> absl::Status {
     ASSIGN_OR_RETURN(context.ops, MakeOps(compute));
     if (!traced) return absl::OkStatus();
@@ -63,7 +64,9 @@ absl::Status MakeOpsWithMemory(const ComputeSpec& compute, bool traced, RankCont
   }));
   return CatchErrors(
       [&] {
-        context.ops->Reserve(ArenaBytes(context.planned));
+        const MicrobatchRange own =
+            MicrobatchesOf(plan.global_microbatches(), context.dp_size, context.dp_rank);
+        context.ops->Reserve(ArenaBytes(context.planned), own.Count(), whole.batch_bytes);
         return absl::OkStatus();
       },
       context.device_use());
@@ -156,7 +159,8 @@ absl::StatusOr<std::unique_ptr<RankContext>> MakeRankContext(const RunSpec& run,
 
   const OwnChunks own = ChunksOf(plan, context->pp_rank);
   if (world.rank() < plan.stages_size()) context->planned = plan.stages(world.rank()).memory();
-  RETURN_IF_ERROR(AgreeOnStatus(world, MakeOpsWithMemory(run.compute(), traced, *context)));
+  RETURN_IF_ERROR(
+      AgreeOnStatus(world, MakeOpsWithMemory(run.compute(), traced, whole, plan, *context)));
   context->model =
       std::make_unique<Transformer>(run.model(), run.data().microbatch(), *context->ops,
                                     /*trainable=*/true, own.specs);

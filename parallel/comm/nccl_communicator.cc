@@ -48,9 +48,13 @@ absl::Status CudaStatus(const char* call, cudaError_t error) {
                                           " (", cudaGetErrorName(error), ")"));
 }
 
-// Returns what `call` returns, or DeadlineExceeded after `limit`; then `call` goes on alone.
-absl::Status CallWithin(absl::Duration limit, std::function<absl::Status()> call) {
-  std::packaged_task<absl::Status()> task(std::move(call));
+// Returns what `call` returns in a thread of its own for `device`, or DeadlineExceeded after
+// `limit`; then `call` goes on alone.
+absl::Status CallWithin(absl::Duration limit, int device, std::function<absl::Status()> call) {
+  std::packaged_task<absl::Status()> task([device, call = std::move(call)] {
+    cudaSetDevice(device);  // an error of the device must not keep `call` from ending anything
+    return call();
+  });
   std::future<absl::Status> result = task.get_future();
   std::thread(std::move(task)).detach();
   if (limit == absl::InfiniteDuration()) return result.get();
@@ -97,6 +101,7 @@ struct NcclOperation {
 
 // A lane as NCCL knows it. The thread that connects it may outlive the lane.
 struct NcclEnd {
+  int device = 0;
   int index = 0, size = 0;  // this rank among the members
   int thread_blocks = 0;    // at most; 0: as many as NCCL likes
   ncclUniqueId id = {};
@@ -114,7 +119,9 @@ struct NcclEnd {
 class NcclLane {
  public:
   // `members` are ranks of the group, in the lane's order, this rank at `index`.
-  NcclLane(std::vector<int> members, int index, int thread_blocks) : members_(std::move(members)) {
+  NcclLane(std::vector<int> members, int index, int device, int thread_blocks)
+      : members_(std::move(members)) {
+    end_->device = device;
     end_->index = index;
     end_->size = static_cast<int>(members_.size());
     end_->thread_blocks = thread_blocks;
@@ -123,7 +130,7 @@ class NcclLane {
   ~NcclLane() {
     if (!launched_.empty()) Abort(absl::AbortedError("the communicator is gone"));
     if (made_) {
-      CallWithin(kEndLimit, [comm = end_->comm] {
+      CallWithin(kEndLimit, end_->device, [comm = end_->comm] {
         ncclCommFinalize(comm);
         return NcclStatus("ncclCommDestroy", ncclCommDestroy(comm));
       }).IgnoreError();
@@ -191,7 +198,7 @@ class NcclLane {
   // Ends the GPU's work on this lane, so that memory may be freed; operations fail with `why`.
   void Abort(const absl::Status& why) {
     if (made_) {
-      CallWithin(kEndLimit, [comm = end_->comm] {
+      CallWithin(kEndLimit, end_->device, [comm = end_->comm] {
         return NcclStatus("ncclCommAbort", ncclCommAbort(comm));
       }).IgnoreError();
     }
@@ -313,8 +320,7 @@ struct Trial {
 };
 
 // Makes NCCL's communicators of all lanes at once; waits for the other members.
-absl::Status MakeCommunicators(const std::vector<std::shared_ptr<NcclEnd>>& ends, int device) {
-  RETURN_IF_ERROR(CudaStatus("cudaSetDevice", cudaSetDevice(device)));
+absl::Status MakeCommunicators(const std::vector<std::shared_ptr<NcclEnd>>& ends) {
   NcclGroup group;
   for (const auto& end : ends) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -330,9 +336,7 @@ absl::Status MakeCommunicators(const std::vector<std::shared_ptr<NcclEnd>>& ends
 
 // The first message between two ranks connects them: it takes memory of the device and waits for
 // it, so one trial has ended before the next one begins.
-absl::Status RunTrials(const std::vector<Trial>& trials, int device,
-                       const std::atomic<bool>& given_up) {
-  RETURN_IF_ERROR(CudaStatus("cudaSetDevice", cudaSetDevice(device)));
+absl::Status RunTrials(const std::vector<Trial>& trials, const std::atomic<bool>& given_up) {
   for (const auto& [end, launch] : trials) {
     RETURN_IF_ERROR(NcclStatus("NCCL", launch(end->comm, end->stream)));
     cudaError_t state = cudaErrorNotReady;
@@ -465,7 +469,7 @@ std::vector<Lanes::Ends> Lanes::AddLanes(const Communicator::Links& links) {
     }
     const auto me = std::find(members.begin(), members.end(), rank);
     const int index = static_cast<int>(me - members.begin());
-    lane = std::make_unique<NcclLane>(std::move(members), index,
+    lane = std::make_unique<NcclLane>(std::move(members), index, device_,
                                       ends == kAll ? 0 : kMessageThreadBlocks);
     added.push_back(ends);
   }
@@ -524,16 +528,14 @@ absl::Status Lanes::ConnectLanes(const Communicator::Links& links, const std::ve
   RETURN_IF_ERROR(ExchangeIds(added, deadline));
   std::vector<std::shared_ptr<NcclEnd>> ends;
   for (const Ends& lane : added) ends.push_back(lanes_[lane]->end());
-  const int device = device_;
-  RETURN_IF_ERROR(CallWithin(deadline - absl::Now(),
-                             [ends, device] { return MakeCommunicators(ends, device); }));
+  RETURN_IF_ERROR(
+      CallWithin(deadline - absl::Now(), device_, [ends] { return MakeCommunicators(ends); }));
   for (const Ends& lane : added) lanes_[lane]->SetMade();
   RETURN_IF_ERROR(control_->Barrier(deadline - absl::Now()));
   const auto given_up = std::make_shared<std::atomic<bool>>(false);
-  const absl::Status tried =
-      CallWithin(deadline - absl::Now(), [trials = TrialsOf(links, added), device, given_up] {
-        return RunTrials(trials, device, *given_up);
-      });
+  const absl::Status tried = CallWithin(
+      deadline - absl::Now(), device_,
+      [trials = TrialsOf(links, added), given_up] { return RunTrials(trials, *given_up); });
   if (!tried.ok()) {  // the thread leaves NCCL's communicators alone before they are aborted
     *given_up = true;
     absl::SleepFor(kLeaveTime);

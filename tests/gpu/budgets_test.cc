@@ -3,6 +3,7 @@
 //
 // What a layer costs is the difference between two models of which one has a layer more. Counted is
 // the second pass: the first one makes buffers.
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <string>
@@ -284,8 +285,8 @@ TEST(GpuBudgets, APassWaitsOnceForItsLossAllocatesNothingAndKeepsToItsScheme) {
   }
 }
 
-// A whole step of a rank that is alone: what it costs beyond its passes is the update.
-TEST(GpuBudgets, AStepUpdatesInFewLaunchesWaitsOnceAndAllocatesNothing) {
+// A run of a rank that is alone.
+RunSpec LoneRun() {
   RunSpec run;
   *run.mutable_model() = Spec(DEEPNORM);
   *run.mutable_data()->mutable_microbatch() = testing::TinyCapacity();
@@ -296,6 +297,22 @@ TEST(GpuBudgets, AStepUpdatesInFewLaunchesWaitsOnceAndAllocatesNothing) {
   run.mutable_compute()->set_device("cuda");
   run.mutable_compute()->set_dtype(BFLOAT16);
   run.mutable_compute()->set_matmul(LIBRARY);
+  return run;
+}
+
+StepBatch BatchOf(std::vector<Microbatch> microbatches) {
+  StepBatch batch;
+  for (const Microbatch& microbatch : microbatches) {
+    batch.num_source_tokens += microbatch.num_source_tokens;
+    batch.num_target_tokens += microbatch.num_target_tokens;
+  }
+  batch.microbatches = std::move(microbatches);
+  return batch;
+}
+
+// What a whole step costs beyond its passes is the update.
+TEST(GpuBudgets, AStepUpdatesInFewLaunchesWaitsOnceAndAllocatesNothing) {
+  const RunSpec run = LoneRun();
   const Costs passes = CostsOf(run.model());
   const Inventory whole = Describe(run.model(), run.data().microbatch());
   SelfCommunicator world;
@@ -304,10 +321,7 @@ TEST(GpuBudgets, AStepUpdatesInFewLaunchesWaitsOnceAndAllocatesNothing) {
   RankContext& rank = **context;
   rank.model->parameters().Initialize(5);
   rank.model->Refresh();
-  StepBatch batch;
-  batch.microbatches = {testing::TinyMicrobatch(run.model(), 3)};
-  batch.num_source_tokens = batch.microbatches[0].num_source_tokens;
-  batch.num_target_tokens = batch.microbatches[0].num_target_tokens;
+  const StepBatch batch = BatchOf({testing::TinyMicrobatch(run.model(), 3)});
   for (int64_t step = 0; step < 3; ++step) {
     const emulated_gpu::Counters start = emulated_gpu::ReadCounters();
     const auto result = RunTrainStep(batch, step, step + 1, rank);
@@ -318,6 +332,37 @@ TEST(GpuBudgets, AStepUpdatesInFewLaunchesWaitsOnceAndAllocatesNothing) {
     EXPECT_EQ(end.allocated_bytes - start.allocated_bytes, 0);
     // The squares and room for them, Adam, and the weights as operands.
     EXPECT_LE(end.launches - start.launches - passes.forward - passes.backward, 4);
+  }
+}
+
+// The first `count` sentences; the others have no tokens.
+Microbatch FirstSentences(Microbatch mb, int count) {
+  for (std::vector<int32_t>* offsets : {&mb.source.offsets, &mb.target.offsets}) {
+    std::fill(offsets->begin() + count, offsets->end(), (*offsets)[count]);
+  }
+  mb.num_source_tokens = mb.source.offsets.back();
+  mb.num_target_tokens = mb.target.offsets.back();
+  std::fill(mb.labels.begin() + mb.num_target_tokens, mb.labels.end(), -1);
+  return mb;
+}
+
+TEST(GpuBudgets, StepsOfEverySizePinNoMemory) {
+  const RunSpec run = LoneRun();
+  const Inventory whole = Describe(run.model(), run.data().microbatch());
+  SelfCommunicator world;
+  const auto context = MakeRankContext(run, whole, LonePlan(whole, 2), world);
+  ASSERT_TRUE(context.ok()) << context.status();
+  (*context)->model->parameters().Initialize(5);
+  (*context)->model->Refresh();
+  const emulated_gpu::Counters start = emulated_gpu::ReadCounters();
+  EXPECT_GT(start.pinned, 0);
+  const Microbatch mb = testing::TinyMicrobatch(run.model(), 3);
+  for (int step = 0; step < 20; ++step) {
+    const StepBatch batch =
+        BatchOf({FirstSentences(mb, 1 + step / 7), FirstSentences(mb, 1 + step * 5 % 3)});
+    const auto result = RunTrainStep(batch, step, step + 1, **context);
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_EQ(emulated_gpu::ReadCounters().pinned, start.pinned) << "step " << step;
   }
 }
 

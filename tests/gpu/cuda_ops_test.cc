@@ -252,6 +252,16 @@ TEST_F(AttentionTest, OfLibTorchEqualsTheOwnOne) {
   }
 }
 
+TEST_F(AttentionTest, KeysThatNoQueryReadsHaveNoGradient) {
+  for (const AttentionKernel kernel : {OWN, FLASH}) {
+    const Case none = {.queries = {0, 0}, .keys = {3, 2}};
+    const at::Tensor gradient = Run(*MakeGpu(at::kBFloat16, kernel), none)[1];
+    const int64_t width = int64_t{kHeads} * none.head_dim;
+    EXPECT_TRUE(gradient.narrow(0, 0, 5).narrow(1, width, 2 * width).eq(0.0).all().item<bool>());
+    EXPECT_TRUE(gradient.narrow(0, 5, kRoom - 5).eq(7.0).all().item<bool>());
+  }
+}
+
 // Heads of TinySpec have 4 features, which LibTorch's attention does not take.
 TEST(CudaOps, WithLibTorchsAttentionIsAsCloseToTheExactGradient) {
   for (ModelSpec spec : OpsVariants()) {

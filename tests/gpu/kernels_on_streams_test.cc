@@ -71,6 +71,17 @@ TEST_F(KernelsOnStreams, WhatIsUploadedIsNotOverwrittenBeforeItIsCopied) {
   EXPECT_THAT(sum.Read(gpu), Each(kBlocks * (kBlocks - 1) / 2));
 }
 
+TEST_F(KernelsOnStreams, ABlockServesEveryLaterUploadBecauseItIsAsLargeAsTheLargerOnes) {
+  GpuStream gpu;
+  UploadPool pool(gpu);
+  const auto send = [&](int64_t bytes) { return pool.Send(pool.Begin(bytes)); };
+  { const auto first = send(4096), second = send(16); }
+  gpu.Wait();
+  const int64_t pinned = emulated_gpu::ReadCounters().pinned;
+  const auto first = send(4096), second = send(4096);
+  EXPECT_EQ(emulated_gpu::ReadCounters().pinned, pinned);
+}
+
 TEST_F(KernelsOnStreams, RanksThatAreThreadsHaveDevicesOfTheirOwn) {
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < 2; ++rank) {
@@ -117,8 +128,22 @@ TEST_F(KernelsOnStreams, ARefusedAlgorithmIsChosenAgain) {
   emulated_gpu::FailAt("cublasLtMatmul", 1, CUBLAS_STATUS_NOT_SUPPORTED);
   matmul.Run(args);
   EXPECT_THAT(y.Read(gpu), Each(24.0F));
+  // What was chosen is kept: no other one is left to try.
+  emulated_gpu::FailAt("cublasLtMatmul", 1, CUBLAS_STATUS_NOT_SUPPORTED);
+  EXPECT_THROW(matmul.Run(args), GpuError);
   emulated_gpu::FailAt("cublasLtMatmul", 1, CUBLAS_STATUS_EXECUTION_FAILED);
   EXPECT_THROW(matmul.Run(args), GpuError);
+}
+
+TEST(KernelsOnStreamsDeathTest, WhatHasNoRoomInAnUploadIsNotWritten) {
+  ::testing::GTEST_FLAG(death_test_style) = "threadsafe";
+  GpuStream gpu;
+  UploadPool pool(gpu);
+  pool.Send(pool.Begin(4096));
+  gpu.Wait();
+  UploadBlock block = pool.Begin(16);
+  const std::vector<float> five(5);
+  EXPECT_DEATH(block.Add(std::span(five)), "bytes of arrays in an upload");
 }
 
 TEST(KernelsOnStreamsDeathTest, AKernelOnFreedMemoryIsNamed) {

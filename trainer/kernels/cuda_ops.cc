@@ -1,5 +1,6 @@
 // Ops on a GPU: tensors become pointers with shapes, operations become kernels and products on the
-// rank's own stream. Nothing here waits but ReadBack and SumSquares. Once buffers have grown
+// rank's own stream. Nothing here waits but ReadBack and SumSquares, and what writes to the host
+// where no room for results is left. Once buffers have grown
 // nothing is taken from the device: the results of LibTorch's attention come from its allocator.
 #include <algorithm>
 #include <deque>
@@ -165,6 +166,7 @@ int64_t UploadBytes(int64_t numbers) {
 }
 
 int64_t BytesOf(const PackedRows& rows) {
+  if (rows.count == 0) return 0;
   const int64_t numbers = UploadBytes(rows.count);
   // Tokens, positions, pairs, offsets; and twice the rows in order, their indices and their starts.
   return 3 * numbers + UploadBytes(rows.num_sentences + 1) +
@@ -251,13 +253,15 @@ class CudaOps : public TracedOps {
   std::vector<TimedKernel> TakeTrace() override;
   // LibTorch's allocator keeps what is given back, and cuts small blocks from segments of their
   // own.
-  void Reserve(int64_t bytes) override {
+  void Reserve(int64_t bytes, int num_batches, int64_t batch_bytes) override {
     const auto take = [&](int64_t size) {
       return at::empty({size}, OperandOptions().dtype(at::kByte));
     };
     constexpr int64_t kSmall = kSmallBlocks * kSmallBytes;
     std::vector<Tensor> blocks = {take(std::max<int64_t>(0, bytes - kSmall))};
     for (int i = 0; i < kSmallBlocks; ++i) blocks.push_back(take(kSmallBytes));
+    blocks.clear();
+    uploads_.Reserve(num_batches, batch_bytes);
   }
 
   MicrobatchRows Upload(const MicrobatchRows& host) override;
@@ -333,6 +337,7 @@ class CudaOps : public TracedOps {
     cuda::AttentionForward(gpu_, ArgsOf(a));
   }
   void AttentionBackward(const AttentionGradArgs& g) override {
+    if (g.forward.queries->count == 0) return ZeroKeyGradients(g);
     if (flash_) return FlashAttentionBackward(g);
     cuda::AttentionBackward(gpu_, ArgsOf(g));
   }
@@ -431,6 +436,7 @@ class CudaOps : public TracedOps {
   void FlashAttentionBackward(const AttentionGradArgs& g);
   // y = x, [rows, heads, head_dim], in the first rows of y [.., heads * head_dim].
   void CopyHeads(const Tensor& x, const Tensor& y_RD);
+  void ZeroKeyGradients(const AttentionGradArgs& g);
 
   const at::Device device_;
   const at::ScalarType operand_;
@@ -540,13 +546,18 @@ void CudaOps::CopyHeads(const Tensor& x, const Tensor& y_RD) {
   cuda::Cast(gpu_, In(x.view({rows, x.size(1) * x.size(2)}), rows), Out(y_RD, rows));
 }
 
+// Writes the gradients of keys that no query reads.
+void CudaOps::ZeroKeyGradients(const AttentionGradArgs& g) {
+  for (const Tensor& x_RD : {g.dk_RD, g.dv_RD}) x_RD.narrow(0, 0, g.forward.keys->count).zero_();
+}
+
 // The logarithms of sums, [heads, rows], lie at the beginning of a.log_sum_exp_RH.
 void CudaOps::FlashAttention(const AttentionArgs& a) {
   DEEPNET_CHECK(a.dropout.rate == 0.0) << "attention weights are dropped";
-  const GpuRowIndex& queries = IndexOf(*a.queries);
-  const GpuRowIndex& keys = IndexOf(*a.keys);
   const int64_t rows = a.queries->count, key_rows = a.keys->count;
   if (rows == 0) return;
+  const GpuRowIndex& queries = IndexOf(*a.queries);
+  const GpuRowIndex& keys = IndexOf(*a.keys);
   gpu_.Launching();
   const auto [context, log_sum_exp, random_state, unused, weights] = at::_flash_attention_forward(
       ByHeads(a.q_RD, rows, a.heads), ByHeads(a.k_RD, key_rows, a.heads),
@@ -564,7 +575,6 @@ void CudaOps::FlashAttentionBackward(const AttentionGradArgs& g) {
   const GpuRowIndex& queries = IndexOf(*a.queries);
   const GpuRowIndex& keys = IndexOf(*a.keys);
   const int64_t rows = a.queries->count, key_rows = a.keys->count;
-  if (rows == 0) return;
   const Tensor log_sum_exp =
       a.log_sum_exp_RH.view({-1}).narrow(0, 0, a.heads * rows).view({a.heads, rows});
   gpu_.Launching();

@@ -279,9 +279,10 @@ class Ops {
   virtual int64_t OwnBytes() const { return 0; }
 
   // Takes `bytes` of the device's memory at once, 32 MiB of them for small blocks, from which later
-  // allocations are served: to allocate stops a GPU, and peers that wait for it. Throws
+  // allocations are served, and pinned memory for the Upload of `num_batches` microbatches of at
+  // most `batch_bytes`: to allocate stops a GPU, and peers that wait for it. Throws
   // c10::OutOfMemoryError. Does nothing on a CPU.
-  virtual void Reserve(int64_t bytes) { static_cast<void>(bytes); }
+  virtual void Reserve(int64_t /*bytes*/, int /*num_batches*/, int64_t /*batch_bytes*/) {}
 
   // Copies the rows of a microbatch from host memory to the memory that this Ops reads, without
   // waiting. On a CPU the result is `host` itself, which must then outlive it. Offsets that do not

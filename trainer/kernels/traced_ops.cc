@@ -26,7 +26,9 @@ class TimedOps : public TracedOps {
   at::TensorOptions ResidualOptions() const override { return inner_->ResidualOptions(); }
   at::TensorOptions OperandOptions() const override { return inner_->OperandOptions(); }
   int64_t OwnBytes() const override { return inner_->OwnBytes(); }
-  void Reserve(int64_t bytes) override { inner_->Reserve(bytes); }
+  void Reserve(int64_t bytes, int num_batches, int64_t batch_bytes) override {
+    inner_->Reserve(bytes, num_batches, batch_bytes);
+  }
   MicrobatchRows Upload(const MicrobatchRows& host) override { return inner_->Upload(host); }
   std::shared_ptr<const std::byte> Upload(std::span<const std::byte> host) override {
     return inner_->Upload(host);

@@ -673,6 +673,13 @@ ncclResult_t Initialise(ncclComm_t* comm, int size, const ncclUniqueId& id, int 
   return Connecting(*state);
 }
 
+// A thread that has not set the device would get a context on another one.
+void ExpectDevice(const CommState& comm, const char* call) {
+  if (CurrentDevice() == comm.device) return;
+  Fail(std::string(call) + " of " + comm.Who() + ", which is on device " +
+       std::to_string(comm.device) + ", in a thread on device " + std::to_string(CurrentDevice()));
+}
+
 // Waits, as a host thread, until the communicator's operations have ended.
 void Flush(CommState& comm) {
   Machine& machine = TheMachine();
@@ -750,6 +757,7 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+  emulated_gpu::ExpectDevice(*comm->state, "ncclCommDestroy");
   emulated_gpu::Flush(*comm->state);
   comm->state->left = true;
   comm->state->group->SetOwnState(emulated_gpu::SharedGroup::State::kLeft);
@@ -759,6 +767,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
 
 // Work that spins ends; peers are told.
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
+  emulated_gpu::ExpectDevice(*comm->state, "ncclCommAbort");
   comm->state->aborted = true;
   comm->state->group->SetOwnState(emulated_gpu::SharedGroup::State::kAborted);
   {

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "parallel/base/check.h"
+
 namespace deepnet::cuda {
 namespace {
 
@@ -31,6 +33,7 @@ struct UploadBlock::Memory {
 const void* UploadBlock::AddBytes(const void* host, int64_t bytes) {
   const int64_t offset = used_;
   used_ += Padded(bytes);
+  DEEPNET_CHECK_LE(used_, room_) << "bytes of arrays in an upload";
   if (bytes > 0) {
     std::memcpy(static_cast<char*>(memory_->pinned) + offset, host, static_cast<size_t>(bytes));
   }
@@ -45,17 +48,25 @@ UploadPool::UploadPool(GpuStream& gpu) : gpu_(gpu), state_(std::make_shared<Stat
 
 UploadPool::~UploadPool() = default;
 
+void UploadPool::Reserve(int count, int64_t bytes) {
+  block_bytes_ = std::max(block_bytes_, bytes);
+  for (int i = 0; i < count; ++i) {
+    state_->free.push_back(std::make_shared<UploadBlock::Memory>(gpu_, block_bytes_));
+  }
+}
+
 // The pinned half of a free block may still be read by its last copy; the device's half is used in
 // the stream's order in any case.
 UploadBlock UploadPool::Begin(int64_t bytes) {
   auto& free = state_->free;
   for (auto block = free.begin(); block != free.end(); ++block) {
     if ((*block)->capacity < bytes || cudaEventQuery((*block)->copied) != cudaSuccess) continue;
-    UploadBlock found(std::move(*block));
+    UploadBlock found(std::move(*block), bytes);
     free.erase(block);
     return found;
   }
-  return UploadBlock(std::make_shared<UploadBlock::Memory>(gpu_, std::max<int64_t>(bytes, 16)));
+  block_bytes_ = std::max(block_bytes_, bytes);
+  return {std::make_shared<UploadBlock::Memory>(gpu_, block_bytes_), bytes};
 }
 
 std::shared_ptr<const void> UploadPool::Send(UploadBlock block) {
@@ -71,7 +82,7 @@ std::shared_ptr<const void> UploadPool::Send(UploadBlock block) {
           }};
 }
 
-ResultQueue::ResultQueue(GpuStream& gpu) : gpu_(gpu) {}
+ResultQueue::ResultQueue(GpuStream& gpu) : gpu_(gpu) { Grow(kFirstResultBytes); }
 
 ResultQueue::~ResultQueue() { cudaFreeHost(pinned_); }
 
@@ -96,7 +107,7 @@ void* ResultQueue::TakeBytes(void* host, int64_t bytes) {
 void ResultQueue::Grow(int64_t bytes) {
   cudaFreeHost(pinned_);
   pinned_ = nullptr;
-  capacity_ = std::max({bytes, 2 * capacity_, kFirstResultBytes});
+  capacity_ = std::max(bytes, 2 * capacity_);
   device_ = gpu_.Take(capacity_);
   gpu_.Check("cudaMallocHost",
              cudaMallocHost(reinterpret_cast<void**>(&pinned_), static_cast<size_t>(capacity_)));

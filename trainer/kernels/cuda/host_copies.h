@@ -27,15 +27,17 @@ class UploadBlock {
   friend class UploadPool;
   struct Memory;
 
-  explicit UploadBlock(std::shared_ptr<Memory> memory) : memory_(std::move(memory)) {}
+  UploadBlock(std::shared_ptr<Memory> memory, int64_t room)
+      : memory_(std::move(memory)), room_(room) {}
   const void* AddBytes(const void* host, int64_t bytes);
 
   std::shared_ptr<Memory> memory_;
+  int64_t room_;
   int64_t used_ = 0;
 };
 
-// Blocks come back to the pool when the last handle of what was sent is dropped, so a run that has
-// taken a step allocates no more.
+// Blocks come back to the pool when the last handle of what was sent is dropped. A new one is as
+// large as the largest that was asked for or reserved, so that it serves every later one.
 class UploadPool {
  public:
   explicit UploadPool(GpuStream& gpu);  // which must outlive the pool and all handles
@@ -43,6 +45,8 @@ class UploadPool {
   UploadPool(const UploadPool&) = delete;
   UploadPool& operator=(const UploadPool&) = delete;
 
+  // Makes blocks for `count` uploads at a time of at most `bytes` each.
+  void Reserve(int count, int64_t bytes);
   // Returns an empty block with room for `bytes`, padded sizes of arrays summed.
   UploadBlock Begin(int64_t bytes);
   // Puts the copy on the stream. The device's arrays live as long as the result.
@@ -52,13 +56,14 @@ class UploadPool {
   struct State;
   GpuStream& gpu_;
   const std::shared_ptr<State> state_;
+  int64_t block_bytes_ = 16;  // of a new block
 };
 
 // Results on their way to the host: kernels write them to device memory, and one copy and one wait
 // fetch all that were asked for.
 class ResultQueue {
  public:
-  explicit ResultQueue(GpuStream& gpu);  // which must outlive it
+  explicit ResultQueue(GpuStream& gpu);  // which must outlive it; there is room for 1 MiB
   ~ResultQueue();
   ResultQueue(const ResultQueue&) = delete;
   ResultQueue& operator=(const ResultQueue&) = delete;

@@ -165,14 +165,20 @@ void Matmul::Run(const MatmulArgs& args) {
                          16 * std::countr_zero(AlignmentOf(args.b.data)) +
                          256 * std::countr_zero(AlignmentOfResult(args)) +
                          4096 * std::countr_zero(AlignmentOf(args.y.data));
-  const int64_t rows = RoundUp(args.transpose_a ? sizes.inner : sizes.rows);
+  const int64_t rows = args.transpose_a ? sizes.inner : sizes.rows;
   const Key key = {rows,          args.transpose_a ? sizes.rows : sizes.inner,
                    sizes.cols,    args.a.stride,
                    args.b.stride, args.y.stride,
                    asked,         alignments};
-  auto known = algorithms_.find(key);
-  if (known == algorithms_.end()) {
-    known = algorithms_.emplace(key, Choose(handle_, args, /*rounded=*/true)).first;
+  auto known = algorithms_of_rows_.find(key);
+  const bool is_of_rows = known != algorithms_of_rows_.end();
+  if (!is_of_rows) {
+    Key rounded = key;
+    std::get<0>(rounded) = RoundUp(rows);
+    known = algorithms_.find(rounded);
+    if (known == algorithms_.end()) {
+      known = algorithms_.emplace(rounded, Choose(handle_, args, /*rounded=*/true)).first;
+    }
   }
   const Description description(args);
   const Layout b(args.b, args.b.rows), a(args.a, args.a.rows), y(args.y, args.y.rows);
@@ -184,9 +190,12 @@ void Matmul::Run(const MatmulArgs& args) {
   };
   gpu_.Launching();
   cublasStatus_t status = multiply(known->second);
-  if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE) {
+  if (!is_of_rows &&
+      (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE)) {
     // The algorithm of the rounded number of rows does not take this one.
-    status = multiply(Choose(handle_, args, /*rounded=*/false));
+    const cublasLtMatmulAlgo_t other = Choose(handle_, args, /*rounded=*/false);
+    algorithms_of_rows_.emplace(key, other);
+    status = multiply(other);
   }
   Check("cublasLtMatmul", status);
   gpu_.Launched("cublasLtMatmul", cudaSuccess);

@@ -54,7 +54,9 @@ class Matmul {
   GpuStream& gpu_;
   cublasLtHandle_t handle_ = nullptr;
   std::shared_ptr<void> workspace_;
-  std::map<Key, cublasLtMatmulAlgo_t> algorithms_;
+  std::map<Key, cublasLtMatmulAlgo_t> algorithms_;  // by the rounded number of rows
+  // By the number itself, where cuBLASLt refuses the algorithm of the rounded one.
+  std::map<Key, cublasLtMatmulAlgo_t> algorithms_of_rows_;
 };
 
 }  // namespace deepnet::cuda
