@@ -4,8 +4,9 @@ and after how many seconds of testing.
 
   tests/gpu/mutants.py BUILD_FOLDER [NAME...]
 
-BUILD_FOLDER is a configured build for the emulated GPU. Files are changed in place and restored, also on an interrupt; a
-file with changes that git does not know is refused. Exit status 1 if a mutant survives or its place is not found.
+BUILD_FOLDER is a configured build for the emulated GPU. All tests must pass first. Files are changed in place and
+restored, also on an interrupt; a file with changes that git does not know is refused. Exit status 1 if a mutant survives,
+its place is not found, or its test does not end.
 """
 
 import re
@@ -28,6 +29,7 @@ BUDGETS = "gpu_budgets_test --gtest_filter=*Table*"
 LAYOUTS = "gpu_train_test --gtest_filter=*EveryLayout*"
 SAVES = "gpu_train_test --gtest_filter=*Save*"
 TRACE = "gpu_train_test --gtest_filter=*ATrace*"
+TIMED_OUT = 124  # as timeout(1)
 # name: file, text that stands there once, what replaces it, test program with arguments
 MUTANTS = {
     "kernels-are-put-where-they-ran": (
@@ -44,8 +46,8 @@ MUTANTS = {
     "last-launch-is-not-told": (
         CUDA + "gpu_stream.cc", "  last_ = what;\n", "", ERRORS),
     "one-rank-reserves-alone": (
-        "trainer/rank_context.cc", "RETURN_IF_ERROR(AgreeOnStatus(world, MakeOpsWithMemory(run.compute(), traced, *context)));",
-        "RETURN_IF_ERROR(MakeOpsWithMemory(run.compute(), traced, *context));", ERRORS),
+        "trainer/rank_context.cc", "AgreeOnStatus(world, MakeOpsWithMemory(run.compute(), traced, whole, plan, *context)));",
+        "MakeOpsWithMemory(run.compute(), traced, whole, plan, *context));", ERRORS),
     "old-nccl-is-taken": (
         "parallel/comm/nccl_communicator.cc", "if (loaded / kMinor >= NCCL_VERSION_CODE / kMinor)", "if (loaded > 0)", ERRORS),
     "gpus-are-shared": (
@@ -176,6 +178,35 @@ MUTANTS = {
     "buffer-given-back-while-a-stream-reads-it": (
         CUDA + "host_copies.cc", " || cudaEventQuery((*block)->copied) != cudaSuccess", "",
         "gpu_kernels_on_streams_test"),
+    "upload-is-not-waited-for": (
+        "tests/gpu/kernels/device_testing.h", "  EXPECT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);\n", "",
+        "gpu_kernels_on_streams_test --gtest_filter=KernelsOnStreams.*"),
+    "uploads-as-large-as-they-must-be": (
+        CUDA + "host_copies.cc", "(gpu_, block_bytes_), bytes};", "(gpu_, bytes), bytes};",
+        "gpu_kernels_on_streams_test --gtest_filter=*Larger*"),
+    "more-than-an-upload-has-room-for": (
+        CUDA + "host_copies.cc", "  DEEPNET_CHECK_LE(used_, room_) << \"bytes of arrays in an upload\";\n", "",
+        "gpu_kernels_on_streams_test --gtest_filter=*NoRoom*"),
+    "no-upload-is-reserved": (
+        "trainer/kernels/cuda_ops.cc", "uploads_.Reserve(num_batches, batch_bytes);", "uploads_.Reserve(0 * num_batches, batch_bytes);",
+        "gpu_budgets_test --gtest_filter=*EverySize*"),
+    "refused-algorithm-is-tried-again": (
+        CUDA + "matmul.cc", "    algorithms_of_rows_.emplace(key, other);\n", "", "gpu_kernels_on_streams_test"),
+    "gradient-that-no-query-adds-to": (
+        "trainer/kernels/cuda_ops.cc", "count == 0) return ZeroKeyGradients(g);", "count == 0) return;",
+        "gpu_cuda_ops_test --gtest_filter=*NoQuery*"),
+    "labels-of-the-first-chunk": (
+        "trainer/kernels/cuda_ops.cc", ".targets = a.labels + begin,", ".targets = a.labels,", "gpu_cuda_ops_test --gtest_filter=*LossOf*"),
+    "last-run-of-rows": (
+        CUDA + "scaled_sums.cu", "i < kRuns; ++i) sum", "i + 1 < kRuns; ++i) sum", POINTWISE + " --gtest_filter=*Bias*"),
+    "scaled-twice": (
+        CUDA + "scaled_sums.cu", "sum.v[j] += by * values.v[j]", "sum.v[j] += by * by * values.v[j]",
+        POINTWISE + " --gtest_filter=*AddScaled*"),
+    "shares-off-by-a-thousandth": (
+        CUDA + "cross_entropy.cu", "const float d = (Exponential(logit - log_sum_exp) - smooth) * scale;",
+        "const float d = (Exponential(logit - log_sum_exp) * 0.999f - smooth) * scale;", TRAINING + " --gtest_filter=*GpuCrossEntropy.*"),
+    "lanes-end-on-another-device": (
+        LANES, "    cudaSetDevice(device);  // an error", "    // an error", NCCL),
     "weights-read-by-the-host": (
         "trainer/model_loader.cc", "host = parameters.weights().to(at::kCPU);\n  std::vector<uint64_t>",
         "host = parameters.weights();\n  std::vector<uint64_t>", "gpu_train_test --gtest_filter=*Resumed*"),
@@ -271,7 +302,7 @@ MUTANTS = {
         CUDA + "row_chunks.h", "const dim3 grid(static_cast<unsigned>((rows + y - 1) / y) * across);",
         "const dim3 grid(static_cast<unsigned>((rows + y - 1) / y), across);", "gpu_stream_test"),
     "refused-product-given-up": (
-        CUDA + "matmul.cc", "if (status == CUBLAS_STATUS_NOT_SUPPORTED ||", "if (status == CUBLAS_STATUS_ALLOC_FAILED ||",
+        CUDA + "matmul.cc", "(status == CUBLAS_STATUS_NOT_SUPPORTED ||", "(status == CUBLAS_STATUS_ALLOC_FAILED ||",
         "gpu_kernels_on_streams_test"),
     "bias-where-it-lies": (
         CUDA + "matmul.h", "return reinterpret_cast<uintptr_t>(bias) % 16 == 0;", "return bias != nullptr;",
@@ -295,7 +326,7 @@ def run(command, timeout):
                               stderr=subprocess.STDOUT, timeout=timeout)
         return done.returncode, done.stdout
     except subprocess.TimeoutExpired as late:
-        return 124, (late.stdout or b"").decode(errors="replace")
+        return TIMED_OUT, (late.stdout or b"").decode(errors="replace")
 
 
 def program_path(build, name):
@@ -308,25 +339,34 @@ def caught_by(text):
     return found[1] if found else text.strip().split("\n")[-1]
 
 
-def try_mutant(build, name):
-    """Returns what caught the mutant, or None, and what the build said if it did not compile."""
-    path, old, new, command = MUTANTS[name]
+def run_test(build, command):
+    """Returns the status of a test program, or None if it does not compile, what was printed, and its seconds."""
     program, *arguments = command.split()
+    status, words = run(["ninja", "-C", build, "-j1", program], 1200)
+    if status:
+        return None, words, 0
+    begin = time.monotonic()
+    status, words = run([str(program_path(build, program)), *arguments], 1200)
+    return status, words, time.monotonic() - begin
+
+
+def try_mutant(build, name):
+    """Returns what caught the mutant, or None, and why it was not caught."""
+    path, old, new, command = MUTANTS[name]
     source = ROOT / path
     text = source.read_text()
     if text.count(old) != 1:
         return None, f"the place is there {text.count(old)} times"
     try:
         source.write_text(text.replace(old, new))
-        status, words = run(["ninja", "-C", build, "-j1", program], 1200)
-        if status:
-            return None, "does not compile:\n" + words[-2000:]
-        begin = time.monotonic()
-        status, words = run([str(program_path(build, program)), *arguments], 1200)
-        seconds = time.monotonic() - begin
+        status, words, seconds = run_test(build, command)
     finally:
         source.write_text(text)
-    return (f"{program}: {caught_by(words)} | {seconds:.1f}" if status else None), "survives"
+    if status is None:
+        return None, "does not compile:\n" + words[-2000:]
+    if status == TIMED_OUT:
+        return None, "its test does not end"
+    return (f"{command.split()[0]}: {caught_by(words)} | {seconds:.1f}" if status else None), "survives"
 
 
 def main():
@@ -335,6 +375,10 @@ def main():
     changed = run(["git", "status", "--porcelain", *files], 60)[1].strip()
     if changed:
         sys.exit(f"commit or stash first:\n{changed}")
+    for command in sorted({MUTANTS[name][3] for name in names}):
+        status, words, _ = run_test(build, command)
+        if status != 0:
+            sys.exit(f"{command} fails without a mutant:\n{words[-2000:]}")
     failed = 0
     print("| mutant | caught by | seconds |\n| --- | --- | --- |")
     for name in names:
