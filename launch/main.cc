@@ -10,12 +10,12 @@
 int main(int argc, char** argv) {
   deepnet::SetCudaDefaults();
   const std::vector<deepnet::Command> commands = {
-      deepnet::MakePrepareCommand(), deepnet::MakeDescribeCommand(),
-      deepnet::MakePlanCommand(),    deepnet::MakeRehearseCommand(),
-      deepnet::MakeTrainCommand(),   deepnet::MakeTranslateCommand(),
-      deepnet::MakeScoreCommand(),   deepnet::MakeEvaluateCommand(),
-      deepnet::MakeBenchCommand(),   deepnet::MakeCheckpointCommand(),
-      deepnet::MakeLabCommand(),
+      deepnet::MakePrepareCommand(),    deepnet::MakeDescribeCommand(),
+      deepnet::MakePlanCommand(),       deepnet::MakeRehearseCommand(),
+      deepnet::MakeTrainCommand(),      deepnet::MakeTranslateCommand(),
+      deepnet::MakeScoreCommand(),      deepnet::MakeEvaluateCommand(),
+      deepnet::MakeDoctorCommand(),     deepnet::MakeBenchCommand(),
+      deepnet::MakeCheckpointCommand(), deepnet::MakeLabCommand(),
   };
   const std::vector<std::string> words(argv + 1, argv + argc);
   return deepnet::RunProgram(commands, words,

@@ -14,6 +14,7 @@ Command MakeTrainCommand();       // train, or continue a run
 Command MakeTranslateCommand();   // translate standard input
 Command MakeScoreCommand();       // log-probabilities of given translations
 Command MakeEvaluateCommand();    // BLEU, chrF and log-likelihood of a test set
+Command MakeDoctorCommand();      // examine hosts, devices and links
 Command MakeBenchCommand();       // the standing measurements
 Command MakeCheckpointCommand();  // tools on checkpoints that need neither GPU nor MPI
 Command MakeLabCommand();         // experiments on models

@@ -2,18 +2,22 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 
 #include "launch/commands/commands.h"
+#include "launch/commands/doctor.h"
 #include "launch/defaults.h"
 #include "launch/device_group.h"
 #include "launch/job.h"
 #include "launch/validate.h"
+#include "parallel/base/exit_code.h"
 #include "parallel/base/file_system.h"
 #include "parallel/base/logging.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/heartbeat.h"
 #include "trainer/checkpoint/checkpoint.h"
+#include "trainer/doctor/diagnosis.h"
 #include "trainer/interop/interop.h"
 #include "trainer/kernels/device_errors.h"
 #include "trainer/trainer.h"
@@ -88,6 +92,25 @@ absl::StatusOr<StepRange> TracedSteps(const CommandLine& line, const RunSpec& ru
   return steps;
 }
 
+// What `doctor` does, before anything else is done. Failures end the run; outliers, which are slow
+// but right, are warnings. Collective.
+absl::Status CheckBeforeTraining(const CommandLine& line, const RunSpec& run, Communicator& world,
+                                 Logger& log) {
+  ASSIGN_OR_RETURN(const DoctorReport report, Examine(line, run, /*has_run=*/true, world));
+  std::string failures;
+  for (const DoctorFinding& finding : report.findings()) {
+    if (finding.failure()) absl::StrAppend(&failures, failures.empty() ? "" : "\n", finding.text());
+    if (!finding.failure() && world.rank() == 0) log.Warning("--check: " + finding.text());
+  }
+  if (failures.empty()) {
+    log.Info(absl::StrFormat("--check: %d checks passed in %.1f s", report.checks_size(),
+                             report.seconds()));
+    return absl::OkStatus();
+  }
+  return AgreeOnStatus(world, WithExitCode(absl::FailedPreconditionError("--check: " + failures),
+                                           ExitCode::kPreflight));
+}
+
 // `hosts` are all ranks as MPI joins them; the run trains over `world`, the same ranks with a way
 // between their GPUs where they have some.
 absl::Status TrainOnAllRanks(const CommandLine& line, Communicator& hosts) {
@@ -99,6 +122,7 @@ absl::Status TrainOnAllRanks(const CommandLine& line, Communicator& hosts) {
   ASSIGN_OR_RETURN(const auto devices, JoinDevices(run->compute(), hosts));
   Communicator& world = devices != nullptr ? *devices : hosts;
   Logger log(LogOptions(line, world));
+  if (line.flags.Switch("check")) RETURN_IF_ERROR(CheckBeforeTraining(line, *run, world, log));
   ASSIGN_OR_RETURN(const std::string init_from, InitialWeights(line, *run, world, log));
   return Train(*run,
                {.root = RootFolder(line),
@@ -135,6 +159,9 @@ Command MakeTrainCommand() {
       .spec = SpecUse::kRequired,
       .validate = ValidateForTrain,
       .flags = {SwitchFlag("require-empty", "Refuse a run folder that is not empty."),
+                SwitchFlag("check",
+                           "Do what `deepnet doctor` does first: failures end the run with code 3, "
+                           "slow ranks and links are warnings."),
                 TextFlag(
                     "init-from", "CHECKPOINT|HF-FOLDER",
                     "Begin a new run with these weights: a checkpoint, a run folder, what "

@@ -401,4 +401,13 @@ absl::StatusOr<std::unique_ptr<MpiJob>> MpiJob::Start() {
   return std::make_unique<StartedMpiJob>(std::move(progress));
 }
 
+// "Open MPI v4.1.4, package: ..." or "MPICH Version:  4.0.2\nMPICH Release date: ...".
+std::string MpiVersion() {
+  char text[MPI_MAX_LIBRARY_VERSION_STRING] = {};
+  int length = 0;
+  MPI_Get_library_version(text, &length);
+  const std::string all(text);
+  return all.substr(0, all.find_first_of(",\n"));
+}
+
 }  // namespace deepnet

@@ -16,6 +16,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
 
@@ -41,5 +42,9 @@ class MpiJob {
   // library reports it; one that hangs is for limits and Abort.
   virtual Communicator& world() = 0;
 };
+
+// Returns the name and version of the library, "Open MPI v4.1.4"; empty where the program was built
+// without MPI. Any thread may call it, before, during and after a job.
+std::string MpiVersion();
 
 }  // namespace deepnet

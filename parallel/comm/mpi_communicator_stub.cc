@@ -13,4 +13,6 @@ absl::StatusOr<std::unique_ptr<MpiJob>> MpiJob::Start() {
       ExitCode::kPreflight);
 }
 
+std::string MpiVersion() { return ""; }
+
 }  // namespace deepnet

@@ -734,4 +734,10 @@ absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(Communicator&
   return std::make_unique<NcclCommunicator>(bootstrap, nullptr, std::move(control), device);
 }
 
+std::string NcclVersion() {
+  int loaded = 0;
+  ncclGetVersion(&loaded);
+  return absl::StrCat(loaded / 10000, ".", loaded / 100 % 100, ".", loaded % 100);
+}
+
 }  // namespace deepnet

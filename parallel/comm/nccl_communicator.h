@@ -22,6 +22,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
 
@@ -36,5 +37,8 @@ namespace deepnet {
 // bootstrap's.
 absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(Communicator& bootstrap,
                                                                    int device);
+
+// Returns the version of the library, "2.27.3"; empty where the program was built without NCCL.
+std::string NcclVersion();
 
 }  // namespace deepnet

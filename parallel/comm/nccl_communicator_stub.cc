@@ -10,4 +10,6 @@ absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(Communicator&
       ExitCode::kPreflight);
 }
 
+std::string NcclVersion() { return ""; }
+
 }  // namespace deepnet

@@ -21,13 +21,11 @@
 #include "parallel/base/json.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
+#include "parallel/comm/links.h"
 #include "parallel/plan/schedule_text.h"
 
 namespace deepnet {
 namespace {
-
-constexpr int kClockTag = 0;
-constexpr int kRoundTrips = 8;
 
 // The lines of a rank. On a line, events lie inside of each other or apart; what may overlap is a
 // bar of its own.
@@ -146,50 +144,6 @@ void AppendNames(const RankTrace& trace, int rank, bool has_gpu, std::string& js
                           "\"args\":{\"name\":\"%s\"}}",
                           rank, line, kLineNames[line]);
   }
-}
-
-// One side of a clock comparison: rank 0 asks, the peer answers with its time.
-absl::StatusOr<double> AskOffset(Communicator& comm, int peer) {
-  double shortest = std::numeric_limits<double>::infinity(), offset = 0.0;
-  for (int trip = 0; trip < kRoundTrips; ++trip) {
-    double theirs = 0.0, asked = SecondsNow();
-    ASSIGN_OR_RETURN(const auto question,
-                     comm.Send(Buffer::Of(std::span(&asked, 1)), peer, kClockTag));
-    ASSIGN_OR_RETURN(const auto answer,
-                     comm.Receive(Buffer::Of(std::span(&theirs, 1)), peer, kClockTag));
-    RETURN_IF_ERROR(answer->Wait());
-    const double now = SecondsNow();
-    RETURN_IF_ERROR(question->Wait());
-    if (now - asked >= shortest) continue;
-    shortest = now - asked;
-    offset = theirs - (asked + now) / 2;
-  }
-  return offset;
-}
-
-absl::Status Answer(Communicator& comm) {
-  for (int trip = 0; trip < kRoundTrips; ++trip) {
-    double question = 0.0;
-    ASSIGN_OR_RETURN(const auto asked,
-                     comm.Receive(Buffer::Of(std::span(&question, 1)), 0, kClockTag));
-    RETURN_IF_ERROR(asked->Wait());
-    double now = SecondsNow();
-    ASSIGN_OR_RETURN(const auto answer, comm.Send(Buffer::Of(std::span(&now, 1)), 0, kClockTag));
-    RETURN_IF_ERROR(answer->Wait());
-  }
-  return absl::OkStatus();
-}
-
-// Returns how far each rank's clock is ahead of rank 0's; only rank 0's answer is complete, the
-// others get it by broadcast.
-absl::StatusOr<std::vector<double>> ClockOffsets(Communicator& comm) {
-  std::vector<double> offsets(comm.size());
-  if (comm.rank() > 0) RETURN_IF_ERROR(Answer(comm));
-  for (int peer = 1; comm.rank() == 0 && peer < comm.size(); ++peer) {
-    ASSIGN_OR_RETURN(offsets[peer], AskOffset(comm, peer));
-  }
-  RETURN_IF_ERROR(comm.Broadcast(Buffer::Of(std::span(offsets)), 0));
-  return offsets;
 }
 
 // Shows a range to profilers from now on; returns its number, 0 where the build has no NVTX.

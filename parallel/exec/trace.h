@@ -113,8 +113,7 @@ std::string EventName(const TraceEvent& event, const RankTrace& trace);
 std::string ChromeTrace(std::span<const RankTrace> traces);
 
 // Collective, blocking. Returns everybody's trace on every rank, in rank order, with times moved to
-// rank 0's clock: the offset of each other clock is taken at the shortest of some round trips, so
-// it is wrong by at most half of that one.
+// rank 0's clock (ClockOffsets in parallel/comm/links.h).
 absl::StatusOr<std::vector<RankTrace>> GatherTraces(Communicator& comm, const RankTrace& mine);
 
 }  // namespace deepnet

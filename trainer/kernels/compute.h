@@ -25,6 +25,9 @@ absl::StatusOr<std::string> CheckGpu(int index);
 
 // Returns CheckGpu of the calling thread's current GPU. Only where GpuType() has a value.
 absl::StatusOr<std::string> CheckCurrentGpu();
+// Returns the versions of CUDA, "driver 13.0, runtime 13.0"; empty: a build that has nothing for
+// GPUs.
+std::string CudaVersions();
 
 // Returns `asked` with every open field decided: device "cpu", isa the best here, threads_per_rank
 // the cores this process may use, matmul NATIVE on the CPU and LIBRARY elsewhere, dtype the faster

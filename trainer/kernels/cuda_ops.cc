@@ -683,4 +683,6 @@ absl::StatusOr<std::string> CheckGpu(int index) {
   return name;
 }
 
+std::string CudaVersions() { return cuda::Versions(); }
+
 }  // namespace deepnet

@@ -28,5 +28,6 @@ std::unique_ptr<SideCopies> MakeSideCopies(void*) {
 
 absl::StatusOr<int> CountGpus() { return Nothing(); }
 absl::StatusOr<std::string> CheckGpu(int) { return Nothing(); }
+std::string CudaVersions() { return ""; }
 
 }  // namespace deepnet

@@ -68,6 +68,14 @@ absl::StatusOr<std::string> CheckGpu(int index) {
       " (CMAKE_CUDA_ARCHITECTURES)"));
 }
 
+std::string Versions() {
+  int driver = 0, runtime = 0;
+  cudaDriverGetVersion(&driver);
+  cudaRuntimeGetVersion(&runtime);
+  return absl::StrCat("driver ", driver == 0 ? "none" : VersionText(driver), ", runtime ",
+                      VersionText(runtime));
+}
+
 bool HasKernelsFor(int capability, const std::string& architectures) {
   for (const auto& word : absl::StrSplit(architectures, ',')) {
     const std::string architecture(word);

@@ -18,6 +18,10 @@ absl::StatusOr<int> CountGpus();
 // architecture.
 absl::StatusOr<std::string> CheckGpu(int index);
 
+// Returns the versions that the driver is for and that the runtime has: "driver 13.0, runtime
+// 13.0".
+std::string Versions();
+
 // Returns whether a build for `architectures`, those of CMAKE_CUDA_ARCHITECTURES with commas
 // ("80-real,90-real,100-virtual"), has kernels for compute capability `capability` (86 is 8.6):
 // machine code runs on later GPUs of its generation, virtual code on all later ones.

@@ -1,0 +1,121 @@
+#include "launch/commands/doctor.h"
+
+#include <algorithm>
+#include <memory>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "google/protobuf/util/json_util.h"
+
+#include "launch/commands/commands.h"
+#include "launch/device_group.h"
+#include "launch/job.h"
+#include "launch/validate.h"
+#include "launch/version.h"
+#include "parallel/base/exit_code.h"
+#include "parallel/base/file_system.h"
+#include "parallel/base/status_macros.h"
+#include "parallel/comm/agreement.h"
+#include "parallel/comm/links.h"
+#include "parallel/comm/mpi_communicator.h"
+#include "parallel/comm/nccl_communicator.h"
+#include "trainer/doctor/diagnosis.h"
+#include "trainer/doctor/doctor.h"
+#include "trainer/kernels/device_errors.h"
+#include "trainer/monitored_run.h"
+
+namespace deepnet {
+namespace {
+
+constexpr absl::Duration kReachLimit = absl::Seconds(10);
+constexpr double kCommTimeoutSeconds =
+    10;  // outside of steps ranks may be silent for four times it
+
+std::string Json(const DoctorReport& report) {
+  google::protobuf::util::JsonPrintOptions options;
+  options.add_whitespace = true;
+  options.always_print_primitive_fields = true;
+  options.preserve_proto_field_names = true;
+  std::string json;
+  (void)google::protobuf::util::MessageToJsonString(report, &json, options);  // cannot fail: no Any
+  return json;
+}
+
+// The same on all ranks: they have the same report.
+absl::Status StatusOf(const DoctorReport& report) {
+  if (report.findings().empty()) return absl::OkStatus();
+  const auto failures = std::count_if(report.findings().begin(), report.findings().end(),
+                                      [](const DoctorFinding& f) { return f.failure(); });
+  return WithExitCode(
+      absl::FailedPreconditionError(absl::StrCat("doctor: ", failures, " failures, ",
+                                                 report.findings_size() - failures, " outliers")),
+      ExitCode::kPreflight);
+}
+
+absl::Status DoctorOnAllRanks(const CommandLine& line, Communicator& hosts) {
+  RETURN_IF_ERROR(CheckReachable(hosts, kReachLimit));
+  const bool has_run = line.flags.Given("config");
+  absl::StatusOr<RunSpec> run = LoadConfig(line);
+  RETURN_IF_ERROR(AgreeOnStatus(hosts, run.status()));
+  if (has_run) RETURN_IF_ERROR(AgreeOnStatus(hosts, ValidateForTrain(*run)));
+  ResolveDevice(line, run->mutable_compute());
+  ASSIGN_OR_RETURN(const std::string device, BroadcastText(hosts, run->compute().device(), 0));
+  run->mutable_compute()->set_device(device);
+  ASSIGN_OR_RETURN(const auto devices, JoinDevices(run->compute(), hosts));
+  Communicator& world = devices != nullptr ? *devices : hosts;
+  ASSIGN_OR_RETURN(const DoctorReport report, Examine(line, *run, has_run, world));
+  if (world.rank() == 0) {
+    line.out << (line.flags.Switch("json") ? Json(report) : DoctorTable(report)) << std::flush;
+  }
+  return AgreeOnStatus(world, StatusOf(report));
+}
+
+absl::Status RunDoctorCommand(const CommandLine& line) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<Job> job, JoinJob());
+  return LeaveJob(job->world(), CatchErrors([&] { return DoctorOnAllRanks(line, job->world()); }));
+}
+
+}  // namespace
+
+absl::StatusOr<DoctorReport> Examine(const CommandLine& line, const RunSpec& run, bool has_run,
+                                     Communicator& world) {
+  const auto files = MakePosixFileSystem();
+  ParallelSpec limits;
+  limits.set_comm_timeout_seconds(kCommTimeoutSeconds);
+  MonitoredRun monitored(limits, world, *files, EndProcess);
+  RETURN_IF_ERROR(monitored.Join());
+  absl::StatusOr<DoctorReport> report;
+  const absl::Status status = CatchErrors([&] {
+    report = RunDoctor({.world = &monitored.world(),
+                        .run = run,
+                        .has_run = has_run,
+                        .root = RootFolder(line),
+                        .version = kVersion,
+                        .mpi = MpiVersion(),
+                        .nccl = NcclVersion(),
+                        .folder = {.files = &monitored.files()}});
+    return report.status();
+  });
+  RETURN_IF_ERROR(monitored.End(status));
+  return report;
+}
+
+Command MakeDoctorCommand() {
+  return {
+      .name = "doctor",
+      .summary = "Examine the hosts, devices and links of a job before it trains.",
+      .description =
+          "Prints a row a rank: cores and memory that it may use, its device, the rate of its "
+          "matrix products and of its memory, its clock and what the run folder is like; the "
+          "latency and rate of links between ranks that exchange messages in a step; and the "
+          "largest error of every operation beside a slow twin, of messages and sums beside the "
+          "host's, and of a tiny model on the run's layout beside one rank, which must be equal "
+          "to the bit. Names whatever failed, and ranks and links that are far off the others. "
+          "Takes less than a minute, alone or as `mpirun -n R deepnet doctor ...`. Exit code 3 if "
+          "anything is named.",
+      .spec = SpecUse::kOptional,
+      .flags = {JsonFlag()},
+      .run = RunDoctorCommand};
+}
+
+}  // namespace deepnet

@@ -1,0 +1,19 @@
+// The examination of a job's ranks, for `doctor` and for `train --check`.
+#pragma once
+
+#include "absl/status/statusor.h"
+
+#include "launch/commands/command.h"
+#include "parallel/comm/communicator.h"
+#include "proto/doctor.pb.h"
+#include "proto/run.pb.h"
+
+namespace deepnet {
+
+// Examines the ranks of `world` for `run`, whose compute.device is decided; without `has_run`, for
+// its compute only. Collective; every rank gets the same report. A rank that stands still ends the
+// job with ExitCode::kHang and its name.
+absl::StatusOr<DoctorReport> Examine(const CommandLine& line, const RunSpec& run, bool has_run,
+                                     Communicator& world);
+
+}  // namespace deepnet

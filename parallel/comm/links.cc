@@ -1,0 +1,397 @@
+#include "parallel/comm/links.h"
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+#include "parallel/base/exit_code.h"
+#include "parallel/base/host.h"
+#include "parallel/base/status_macros.h"
+#include "parallel/base/units.h"
+
+namespace deepnet {
+namespace {
+
+constexpr int kClockTag = 0, kReachTag = 1, kPingTag = 2, kPongTag = 3, kRingTag = 4;
+constexpr int kRoundTrips = 8;
+constexpr int kPings = 20;
+constexpr int kLongMessages = 3;
+constexpr int64_t kCheckedBytes[] = {int64_t{4} << 10, int64_t{256} << 10, int64_t{4} << 20};
+
+// Ends the job, since the transfers that are under way are going to be dropped.
+absl::Status NoWay(Communicator& comm, const std::string& peers, absl::Duration limit) {
+  const absl::Status status = WithExitCode(
+      absl::FailedPreconditionError(absl::StrCat(
+          "rank ", comm.rank(), " (host ", HostName(), ") heard nothing from ", peers, " within ",
+          absl::FormatDuration(limit), ": the way between them is cut, blocked or very slow")),
+      ExitCode::kPreflight);
+  EndJob(comm, status);
+  return status;
+}
+
+// Waits for a message of `peer`; the end of `limit` becomes an error that names it.
+absl::Status WaitFor(Communicator& comm, Communicator::TransferOr& transfer, int peer,
+                     absl::Duration limit) {
+  RETURN_IF_ERROR(transfer.status());
+  const absl::Status status = (*transfer)->Wait(limit);
+  if (!absl::IsDeadlineExceeded(status)) return status;
+  return NoWay(comm, absl::StrCat("rank ", peer), limit);
+}
+
+absl::Status SendOne(Communicator& comm, const Buffer& buffer, int peer, int tag,
+                     absl::Duration limit) {
+  auto sent = comm.Send(buffer, peer, tag);
+  return WaitFor(comm, sent, peer, limit);
+}
+
+absl::Status ReceiveOne(Communicator& comm, const Buffer& buffer, int peer, int tag,
+                        absl::Duration limit) {
+  auto received = comm.Receive(buffer, peer, tag);
+  return WaitFor(comm, received, peer, limit);
+}
+
+// One side of a clock comparison: rank 0 asks, the peer answers with its time.
+absl::StatusOr<double> AskOffset(Communicator& comm, int peer, const std::function<double()>& clock,
+                                 absl::Duration limit) {
+  double shortest = std::numeric_limits<double>::infinity(), offset = 0.0;
+  for (int trip = 0; trip < kRoundTrips; ++trip) {
+    double theirs = 0.0, asked = clock();
+    const double start = SecondsNow();
+    ASSIGN_OR_RETURN(const auto question,
+                     comm.Send(Buffer::Of(std::span(&asked, 1)), peer, kClockTag));
+    RETURN_IF_ERROR(ReceiveOne(comm, Buffer::Of(std::span(&theirs, 1)), peer, kClockTag, limit));
+    const double trip_seconds = SecondsNow() - start;
+    RETURN_IF_ERROR(question->Wait(limit));
+    if (trip_seconds >= shortest) continue;
+    shortest = trip_seconds;
+    offset = theirs - (asked + trip_seconds / 2);
+  }
+  return offset;
+}
+
+absl::Status AnswerOffset(Communicator& comm, const std::function<double()>& clock,
+                          absl::Duration limit) {
+  for (int trip = 0; trip < kRoundTrips; ++trip) {
+    double question = 0.0;
+    // The first question comes after rank 0 has asked all ranks before this one.
+    const absl::Duration patience = limit * (trip == 0 ? comm.size() : 1);
+    RETURN_IF_ERROR(ReceiveOne(comm, Buffer::Of(std::span(&question, 1)), 0, kClockTag, patience));
+    double now = clock();
+    RETURN_IF_ERROR(SendOne(comm, Buffer::Of(std::span(&now, 1)), 0, kClockTag, limit));
+  }
+  return absl::OkStatus();
+}
+
+class HostLinkMemory final : public LinkMemory {
+ public:
+  explicit HostLinkMemory(int64_t floats) : values_(floats) {}
+  Buffer buffer() override { return Buffer::Of(std::span(values_)); }
+  void Write(std::span<const float> values) override {
+    std::copy(values.begin(), values.end(), values_.begin());
+  }
+  void Read(std::span<float> values) override {
+    std::copy_n(values_.begin(), values.size(), values.begin());
+  }
+
+ private:
+  std::vector<float> values_;
+};
+
+Buffer Part(const Buffer& whole, int64_t begin, int64_t bytes) {
+  return {static_cast<char*>(whole.data) + begin, bytes, whole.device};
+}
+
+// Deals `pairs` to rounds in which no rank stands twice: each goes into the first one with room.
+std::vector<std::vector<std::pair<int, int>>> Rounds(std::span<const std::pair<int, int>> pairs) {
+  std::vector<std::vector<std::pair<int, int>>> rounds;
+  std::vector<std::set<int>> busy;
+  for (const auto& pair : pairs) {
+    size_t round = 0;
+    while (round < busy.size() &&
+           (busy[round].contains(pair.first) || busy[round].contains(pair.second))) {
+      ++round;
+    }
+    if (round == busy.size()) {
+      rounds.emplace_back();
+      busy.emplace_back();
+    }
+    rounds[round].push_back(pair);
+    busy[round].insert({pair.first, pair.second});
+  }
+  return rounds;
+}
+
+// The memory of one rank's measurements.
+struct PingMemory {
+  std::unique_ptr<LinkMemory> small, large;
+  Buffer few() const { return Part(small->buffer(), 0, 8); }
+};
+
+// Seconds from the start of a message of `buffer` until the peer's answer of a few bytes is here.
+absl::StatusOr<double> Ask(Communicator& comm, int peer, const Buffer& buffer,
+                           const PingMemory& memory, absl::Duration limit) {
+  const double start = SecondsNow();
+  ASSIGN_OR_RETURN(const auto ping, comm.Send(buffer, peer, kPingTag));
+  RETURN_IF_ERROR(ReceiveOne(comm, memory.few(), peer, kPongTag, limit));
+  const double seconds = SecondsNow() - start;
+  RETURN_IF_ERROR(ping->Wait(limit));
+  return seconds;
+}
+
+absl::StatusOr<LinkRate> MeasureOne(Communicator& comm, int peer, const PingMemory& memory,
+                                    absl::Duration limit) {
+  constexpr double kForever = std::numeric_limits<double>::infinity();
+  LinkRate rate{.from = comm.rank(), .to = peer, .latency_seconds = kForever};
+  for (int i = 0; i < kPings; ++i) {
+    ASSIGN_OR_RETURN(const double seconds, Ask(comm, peer, memory.few(), memory, limit));
+    rate.latency_seconds = std::min(rate.latency_seconds, seconds / 2);
+  }
+  double best = kForever;
+  const Buffer large = memory.large->buffer();
+  for (int i = 0; i < kLongMessages; ++i) {
+    ASSIGN_OR_RETURN(const double seconds, Ask(comm, peer, large, memory, limit));
+    best = std::min(best, seconds);
+  }
+  rate.bytes_per_second =
+      static_cast<double>(large.bytes) / std::max(best - rate.latency_seconds, 1e-9);
+  return rate;
+}
+
+absl::Status AnswerPings(Communicator& comm, int peer, const PingMemory& memory,
+                         absl::Duration limit) {
+  for (int i = 0; i < kPings + kLongMessages; ++i) {
+    const Buffer into = i < kPings ? memory.few() : memory.large->buffer();
+    RETURN_IF_ERROR(ReceiveOne(comm, into, peer, kPingTag, limit));
+    RETURN_IF_ERROR(SendOne(comm, memory.few(), peer, kPongTag, limit));
+  }
+  return absl::OkStatus();
+}
+
+// The number that rank `rank` sends in place `i`. Sums of them over 2,000 ranks are exact in
+// float32, in any order.
+float NumberOf(int rank, int64_t i) { return static_cast<float>((rank * 7919 + i * 31) % 8191); }
+
+std::vector<float> NumbersOf(int rank, int64_t count, int64_t first = 0) {
+  std::vector<float> numbers(count);
+  for (int64_t i = 0; i < count; ++i) numbers[i] = NumberOf(rank, first + i);
+  return numbers;
+}
+
+// The checks of one size.
+class MessageCheck {
+ public:
+  MessageCheck(Communicator& comm, const LinkOptions& options, int64_t bytes)
+      : comm_(comm),
+        limit_(options.limit),
+        block_(bytes / static_cast<int64_t>(sizeof(float)) / comm.size()),
+        bytes_(bytes),
+        mine_(options.memory(block_ * comm.size())),
+        got_(options.memory(block_ * comm.size())) {}
+
+  absl::Status Run(std::vector<LinkCheck>& checks) {
+    RETURN_IF_ERROR(Ring(checks));
+    RETURN_IF_ERROR(AllGather(checks));
+    RETURN_IF_ERROR(AllToAll(checks));
+    return Sums(checks);
+  }
+
+ private:
+  int64_t count() const { return block_ * comm_.size(); }
+  int64_t block_bytes() const { return block_ * static_cast<int64_t>(sizeof(float)); }
+
+  std::vector<Buffer> Blocks(LinkMemory& memory) const {
+    std::vector<Buffer> blocks;
+    for (int r = 0; r < comm_.size(); ++r) {
+      blocks.push_back(Part(memory.buffer(), r * block_bytes(), block_bytes()));
+    }
+    return blocks;
+  }
+  // Counts the numbers of `memory` that are not those expected.
+  void Compare(const char* what, LinkMemory& memory, const std::vector<float>& expected,
+               int64_t first, std::vector<LinkCheck>& checks) const {
+    std::vector<float> got(count());
+    memory.Read(got);
+    int64_t wrong = 0;
+    for (size_t i = 0; i < expected.size(); ++i) wrong += got[first + i] != expected[i];
+    checks.push_back({absl::StrCat(what, " of ", bytes_ >> 10, " KiB"), wrong});
+  }
+  absl::Status Finish(Communicator::TransferOr transfer) {
+    return WaitFor(comm_, transfer, (comm_.rank() + 1) % comm_.size(), limit_);
+  }
+
+  absl::Status Ring(std::vector<LinkCheck>& checks) {
+    const int next = (comm_.rank() + 1) % comm_.size();
+    const int previous = (comm_.rank() + comm_.size() - 1) % comm_.size();
+    mine_->Write(NumbersOf(comm_.rank(), count()));
+    got_->Write(std::vector<float>(count()));
+    auto received = comm_.Receive(got_->buffer(), previous, kRingTag);
+    auto sent = comm_.Send(mine_->buffer(), next, kRingTag);
+    RETURN_IF_ERROR(WaitFor(comm_, received, previous, limit_));
+    RETURN_IF_ERROR(WaitFor(comm_, sent, next, limit_));
+    Compare("ring", *got_, NumbersOf(previous, count()), 0, checks);
+    return absl::OkStatus();
+  }
+  absl::Status AllGather(std::vector<LinkCheck>& checks) {
+    mine_->Write(NumbersOf(comm_.rank(), count()));
+    got_->Write(std::vector<float>(count()));
+    const Buffer own = Part(mine_->buffer(), 0, block_bytes());
+    RETURN_IF_ERROR(Finish(comm_.AllGather(own, Blocks(*got_))));
+    std::vector<float> expected;
+    for (int r = 0; r < comm_.size(); ++r) {
+      const std::vector<float> theirs = NumbersOf(r, block_);
+      expected.insert(expected.end(), theirs.begin(), theirs.end());
+    }
+    Compare("all-gather", *got_, expected, 0, checks);
+    return absl::OkStatus();
+  }
+  absl::Status AllToAll(std::vector<LinkCheck>& checks) {
+    mine_->Write(NumbersOf(comm_.rank(), count()));
+    got_->Write(std::vector<float>(count()));
+    RETURN_IF_ERROR(Finish(comm_.AllToAll(Blocks(*mine_), Blocks(*got_))));
+    std::vector<float> expected;
+    for (int r = 0; r < comm_.size(); ++r) {
+      const std::vector<float> theirs = NumbersOf(r, block_, comm_.rank() * block_);
+      expected.insert(expected.end(), theirs.begin(), theirs.end());
+    }
+    Compare("all-to-all", *got_, expected, 0, checks);
+    return absl::OkStatus();
+  }
+  // ReduceScatter is of device memory only; hosts add up by AllReduceSum.
+  absl::Status Sums(std::vector<LinkCheck>& checks) {
+    const bool device = mine_->buffer().device.kind != Device::Kind::kHost;
+    const int64_t first = device ? comm_.rank() * block_ : 0;
+    std::vector<float> expected(device ? block_ : count());
+    for (int r = 0; r < comm_.size(); ++r) {
+      for (size_t i = 0; i < expected.size(); ++i) expected[i] += NumberOf(r, first + i);
+    }
+    std::vector<float> numbers = NumbersOf(comm_.rank(), count());
+    if (!device) RETURN_IF_ERROR(comm_.AllReduceSum(std::span(numbers), limit_));
+    mine_->Write(numbers);
+    if (device) RETURN_IF_ERROR(Finish(comm_.ReduceScatter(mine_->buffer())));
+    Compare(device ? "reduce-scatter" : "all-reduce", *mine_, expected, first, checks);
+    return absl::OkStatus();
+  }
+
+  Communicator& comm_;
+  const absl::Duration limit_;
+  const int64_t block_, bytes_;
+  const std::unique_ptr<LinkMemory> mine_, got_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::vector<double>> ClockOffsets(Communicator& comm,
+                                                 const std::function<double()>& clock,
+                                                 absl::Duration limit) {
+  std::vector<double> offsets(comm.size());
+  if (comm.rank() > 0) RETURN_IF_ERROR(AnswerOffset(comm, clock, limit));
+  for (int peer = 1; comm.rank() == 0 && peer < comm.size(); ++peer) {
+    ASSIGN_OR_RETURN(offsets[peer], AskOffset(comm, peer, clock, limit));
+  }
+  RETURN_IF_ERROR(comm.Broadcast(Buffer::Of(std::span(offsets)), 0, limit * comm.size()));
+  return offsets;
+}
+
+absl::Status CheckReachable(Communicator& comm, absl::Duration limit) {
+  std::vector<int64_t> theirs(comm.size());
+  int64_t mine = comm.rank();
+  std::vector<std::unique_ptr<Transfer>> sends(comm.size()), receives(comm.size());
+  for (int peer = 0; peer < comm.size(); ++peer) {
+    if (peer == comm.rank()) continue;
+    ASSIGN_OR_RETURN(receives[peer],
+                     comm.Receive(Buffer::Of(std::span(&theirs[peer], 1)), peer, kReachTag));
+    ASSIGN_OR_RETURN(sends[peer], comm.Send(Buffer::Of(std::span(&mine, 1)), peer, kReachTag));
+  }
+  const double deadline = SecondsNow() + absl::ToDoubleSeconds(limit);
+  std::vector<int> silent;
+  for (int peer = 0; peer < comm.size(); ++peer) {
+    for (const auto& transfer : {std::cref(receives[peer]), std::cref(sends[peer])}) {
+      if (transfer.get() == nullptr) continue;
+      const double left = std::max(deadline - SecondsNow(), 0.001);
+      const absl::Status status = transfer.get()->Wait(absl::Seconds(left));
+      if (absl::IsDeadlineExceeded(status)) {
+        silent.push_back(peer);
+        break;
+      }
+      RETURN_IF_ERROR(status);
+    }
+  }
+  if (silent.empty()) return absl::OkStatus();
+  return NoWay(comm,
+               absl::StrCat(silent.size() == 1 ? "rank " : "ranks ", absl::StrJoin(silent, ", ")),
+               limit);
+}
+
+std::unique_ptr<LinkMemory> MakeHostLinkMemory(int64_t floats) {
+  return std::make_unique<HostLinkMemory>(floats);
+}
+
+absl::Status ConnectLinks(Communicator& comm, std::span<const std::pair<int, int>> pairs,
+                          const LinkOptions& options) {
+  std::set<int> peers = {(comm.rank() + 1) % comm.size(),
+                         (comm.rank() + comm.size() - 1) % comm.size()};
+  for (const auto& [a, b] : pairs) {
+    if (a == comm.rank()) peers.insert(b);
+    if (b == comm.rank()) peers.insert(a);
+  }
+  peers.erase(comm.rank());
+  const std::vector<int> list(peers.begin(), peers.end());
+  const int64_t most = *std::max_element(std::begin(kCheckedBytes), std::end(kCheckedBytes));
+  const auto scratch = options.memory(most / static_cast<int64_t>(sizeof(float)));
+  return comm.Connect({.to = list,
+                       .from = list,
+                       .all_to_all = true,
+                       .all_gather = true,
+                       .reduce_scatter = true,
+                       .scratch = scratch->buffer()},
+                      options.limit * 6);
+}
+
+absl::StatusOr<std::vector<LinkRate>> MeasureLinks(Communicator& comm,
+                                                   std::span<const std::pair<int, int>> pairs,
+                                                   const LinkOptions& options) {
+  const PingMemory memory{options.memory(2),
+                          options.memory(options.rate_bytes / static_cast<int64_t>(sizeof(float)))};
+  std::vector<double> figures(4 * pairs.size());  // latency and rate, both directions
+  for (const auto& round : Rounds(pairs)) {
+    RETURN_IF_ERROR(comm.Barrier(options.limit * 6));
+    for (const auto& [a, b] : round) {
+      if (comm.rank() != a && comm.rank() != b) continue;
+      const size_t number = std::find(pairs.begin(), pairs.end(), std::pair(a, b)) - pairs.begin();
+      for (const bool back : {false, true}) {
+        if ((comm.rank() == a) == back) {
+          RETURN_IF_ERROR(AnswerPings(comm, back ? b : a, memory, options.limit));
+          continue;
+        }
+        ASSIGN_OR_RETURN(const LinkRate rate,
+                         MeasureOne(comm, back ? a : b, memory, options.limit));
+        figures[4 * number + 2 * back] = rate.latency_seconds;
+        figures[4 * number + 2 * back + 1] = rate.bytes_per_second;
+      }
+    }
+  }
+  RETURN_IF_ERROR(comm.AllReduceSum(std::span(figures), options.limit * 6));
+  std::vector<LinkRate> rates;
+  for (size_t i = 0; i < pairs.size(); ++i) {
+    const auto [a, b] = pairs[i];
+    rates.push_back({a, b, figures[4 * i], figures[4 * i + 1]});
+    rates.push_back({b, a, figures[4 * i + 2], figures[4 * i + 3]});
+  }
+  return rates;
+}
+
+absl::StatusOr<std::vector<LinkCheck>> CheckMessages(Communicator& comm,
+                                                     const LinkOptions& options) {
+  std::vector<LinkCheck> checks;
+  if (comm.size() == 1) return checks;
+  for (const int64_t bytes : kCheckedBytes) {
+    RETURN_IF_ERROR(MessageCheck(comm, options, bytes).Run(checks));
+  }
+  return checks;
+}
+
+}  // namespace deepnet

@@ -1,0 +1,122 @@
+// `deepnet doctor` and `train --check` as a user starts them, on hosts that are crippled for real.
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include <gmock/gmock.h>
+#include <google/protobuf/util/json_util.h>
+#include <gtest/gtest.h>
+
+#include "parallel/base/host.h"
+#include "proto/doctor.pb.h"
+#include "tests/parity/training_runs.h"
+#include "tests/support/running_job.h"
+
+namespace deepnet {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using testing::RunningJob;
+
+constexpr char kProgram[] = DEEPNET_PROGRAM;
+constexpr char kRun[] = R"(# proto-file: proto/run.proto
+# proto-message: deepnet.RunSpec
+folder: "run"
+model { encoder_layers: 1 decoder_layers: 1 d_model: 16 ffn_dim: 32 num_heads: 2 residual: DEEPNORM
+        max_positions: 300 }
+data { folder: "corpus" max_sentence_tokens: 80 global_microbatches: 2
+       microbatch { max_source_tokens: 82 max_target_tokens: 82 max_sentences: 2 } }
+optim { learning_rate: 1e-3 warmup_steps: 4 }
+compute { dtype: FLOAT32 }
+train { steps: 1 validate_every_steps: -1 validate_sentences: 1 }
+)";
+
+class DoctorProgramTest : public testing::CorpusTest {
+ protected:
+  struct Outcome {
+    int code;
+    std::string output;
+  };
+  static Outcome Run(const std::string& command) {
+    RunningJob job(command);
+    const int code = job.End();
+    return {code, job.output()};
+  }
+  // Ranks that run `first`, and one behind them that runs `last`.
+  static Outcome RunRanks(int ranks, const std::string& first, const std::string& last) {
+    return Run(absl::StrCat("env MPIEXEC_TIMEOUT=60 tests/mpi/mpirun.sh ", ranks, " ", first,
+                            " : -n 1 ", last));
+  }
+  static std::string Doctor(const std::string& program = kProgram) {
+    return absl::StrCat(program, " doctor --root ", root_.string());
+  }
+  static std::string Train(const std::string& more) {
+    std::ofstream(root_ / "run.textproto") << kRun;
+    return absl::StrCat(kProgram, " train --check --config ", (root_ / "run.textproto").string(),
+                        " --root ", root_.string(), more);
+  }
+};
+
+TEST_F(DoctorProgramTest, AloneItFindsNothingAndItsJsonHoldsTheWholeReport) {
+  const Outcome json = Run(Doctor() + " --json");
+  EXPECT_EQ(json.code, 0) << json.output;
+  DoctorReport report;
+  ASSERT_TRUE(google::protobuf::util::JsonStringToMessage(json.output, &report).ok())
+      << json.output;
+  EXPECT_EQ(report.kind(), "doctor");
+  ASSERT_EQ(report.ranks_size(), 1);
+  EXPECT_EQ(report.ranks(0).host(), HostName());
+  EXPECT_GE(report.checks_size(), 40);
+  EXPECT_EQ(report.findings_size(), 0);
+}
+
+TEST_F(DoctorProgramTest, AnotherBuildOnOneRankIsNamed) {
+  std::filesystem::copy_file(kProgram, root_ / "other");
+  std::ofstream(root_ / "other", std::ios::app) << '\n';  // changes nothing but the file
+  const Outcome outcome = RunRanks(2, Doctor(), Doctor((root_ / "other").string()));
+  EXPECT_EQ(outcome.code, 3) << outcome.output;
+  EXPECT_THAT(outcome.output,
+              ContainsRegex("FAILED   rank 2 \\(host .*\\): program build .*, that of most is "));
+}
+
+TEST_F(DoctorProgramTest, LessMemoryOnOneRankIsNamed) {
+  const int64_t half_kib = UsableMemoryBytes() / 2048;
+  const Outcome outcome = RunRanks(
+      2, Doctor(), absl::StrCat("bash -c 'ulimit -v ", half_kib, "; exec ", Doctor(), "'"));
+  EXPECT_EQ(outcome.code, 3) << outcome.output;
+  EXPECT_THAT(
+      outcome.output,
+      ContainsRegex("OUTLIER  rank 2 \\(host .*\\): memory .*, the median of cpu ranks is"));
+}
+
+// Rank 1 is stopped for four fifths of the time, whatever else the machine does.
+TEST_F(DoctorProgramTest, ASlowCoreIsNamed) {
+  std::ofstream(root_ / "slow.sh")
+      << Doctor() << " &\np=$!\n"
+      << "while read -r _ < /proc/$p/maps; do\n"  // as long as it has memory
+         "  kill -STOP $p; sleep 0.04; kill -CONT $p; sleep 0.01\ndone 2>/dev/null\nwait $p\n";
+  const Outcome outcome =
+      RunRanks(1, Doctor(), absl::StrCat("bash ", (root_ / "slow.sh").string()));
+  EXPECT_EQ(outcome.code, 3) << outcome.output;
+  EXPECT_THAT(outcome.output, ContainsRegex("OUTLIER  rank 1 \\(host .*\\): matrix products .*, "
+                                            "the median of cpu ranks is"));
+}
+
+TEST_F(DoctorProgramTest, CheckGoesBeforeTrainingOrEndsIt) {
+  const Outcome good = Run(Train(""));
+  EXPECT_EQ(good.code, 0) << good.output;
+  EXPECT_THAT(good.output,
+              AllOf(HasSubstr("--check: "), HasSubstr(" checks passed"), HasSubstr("weights ")));
+  const Outcome bad = Run(Train(" --set folder=/proc/run"));
+  EXPECT_EQ(bad.code, 3) << bad.output;
+  EXPECT_THAT(bad.output,
+              AllOf(HasSubstr("--check: rank 0 (host "),
+                    HasSubstr("folder /proc: write and fsync: "), Not(HasSubstr("weights "))));
+}
+
+}  // namespace
+}  // namespace deepnet

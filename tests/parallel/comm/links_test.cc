@@ -1,0 +1,124 @@
+#include "parallel/comm/links.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "parallel/base/exit_code.h"
+#include "parallel/base/status_macros.h"
+#include "tests/support/fault_communicator.h"
+#include "tests/support/run_ranks.h"
+
+namespace deepnet {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+const std::vector<std::pair<int, int>> kRing = {{0, 1}, {1, 2}, {2, 3}, {0, 3}};
+
+TEST(Links, EveryDirectionOfEveryPairHasARateThatAllRanksKnow) {
+  std::vector<std::vector<LinkRate>> rates(4);
+  const auto statuses = RunRanks(4, [&](Communicator& comm) -> absl::Status {
+    RETURN_IF_ERROR(CheckReachable(comm, absl::Seconds(20)));
+    RETURN_IF_ERROR(ConnectLinks(comm, kRing, {}));
+    ASSIGN_OR_RETURN(rates[comm.rank()], MeasureLinks(comm, kRing, {.rate_bytes = 1 << 16}));
+    return absl::OkStatus();
+  });
+  ASSERT_TRUE(FirstError(statuses).ok()) << FirstError(statuses);
+  ASSERT_EQ(rates[0].size(), 2 * kRing.size());
+  for (size_t i = 0; i < rates[0].size(); ++i) {
+    const auto [a, b] = kRing[i / 2];
+    EXPECT_EQ(rates[0][i].from, i % 2 == 0 ? a : b);
+    EXPECT_EQ(rates[0][i].to, i % 2 == 0 ? b : a);
+    EXPECT_GT(rates[0][i].latency_seconds, 0.0);
+    EXPECT_GT(rates[0][i].bytes_per_second, 0.0);
+    EXPECT_EQ(rates[0][i].bytes_per_second, rates[3][i].bytes_per_second);
+  }
+}
+
+TEST(Links, AClockThatIsAheadIsFound) {
+  const auto statuses = RunRanks(3, [&](Communicator& comm) -> absl::Status {
+    const double ahead = comm.rank() == 2 ? 100.0 : 0.0;
+    ASSIGN_OR_RETURN(const std::vector<double> offsets,
+                     ClockOffsets(comm, [&] { return SecondsNow() + ahead; }));
+    EXPECT_EQ(offsets.size(), 3u);
+    EXPECT_NEAR(offsets[1], 0.0, 1.0);
+    EXPECT_NEAR(offsets[2], 100.0, 1.0);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(FirstError(statuses).ok()) << FirstError(statuses);
+}
+
+TEST(Links, MessagesAndSumsThatAreRightHaveNoWrongNumber) {
+  for (const int ranks : {1, 2, 3}) {
+    const auto statuses = RunRanks(ranks, [&](Communicator& comm) -> absl::Status {
+      ASSIGN_OR_RETURN(const auto checks, CheckMessages(comm, {}));
+      EXPECT_EQ(checks.size(), ranks == 1 ? 0u : 12u);
+      for (const LinkCheck& check : checks) EXPECT_EQ(check.wrong, 0) << check.name;
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(FirstError(statuses).ok()) << FirstError(statuses);
+  }
+}
+
+// Gives the receiver of messages over 1 MiB a number that nobody sent.
+class SpoilingCommunicator final : public ForwardingCommunicator {
+ public:
+  explicit SpoilingCommunicator(Communicator& inner) : ForwardingCommunicator(inner) {}
+  TransferOr Send(Buffer buffer, int peer, int tag) override {
+    if (buffer.bytes > 1 << 20) static_cast<float*>(buffer.data)[7] += 1.0f;
+    return inner().Send(buffer, peer, tag);
+  }
+};
+
+TEST(Links, AMessageThatArrivesSpoiledIsCounted) {
+  const auto statuses = RunRanks(2, [&](Communicator& inner) -> absl::Status {
+    SpoilingCommunicator comm(inner);
+    ASSIGN_OR_RETURN(const auto checks, CheckMessages(comm, {}));
+    for (const LinkCheck& check : checks) {
+      EXPECT_EQ(check.wrong, check.name == "ring of 4096 KiB" ? 1 : 0) << check.name;
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(FirstError(statuses).ok()) << FirstError(statuses);
+}
+
+TEST(Links, AWayThatIsCutEndsTheJobAndNamesBothRanks) {
+  const absl::Duration limit = absl::Milliseconds(300);
+  const auto statuses = RunRanks(3, [&](Communicator& inner) -> absl::Status {
+    // Rank 2's second call is its first Send, to rank 0.
+    FaultCommunicator comm(inner, inner.rank() == 2 ? std::vector<Fault>{{Fault::Kind::kDrop, 1}}
+                                                    : std::vector<Fault>{});
+    return CheckReachable(comm, limit);
+  });
+  EXPECT_EQ(GetExitCode(statuses[0]), ExitCode::kPreflight) << statuses[0];
+  EXPECT_THAT(
+      std::string(statuses[0].message()),
+      AllOf(HasSubstr("rank 0 (host "), HasSubstr("heard nothing from rank 2 within 300ms")));
+}
+
+// The rate is of bytes a second: whoever delays them is slow.
+TEST(Links, AWayThatIsSlowHasALowRate) {
+  std::vector<LinkRate> rates;
+  const std::vector<std::pair<int, int>> pairs = {{0, 1}, {1, 2}};
+  const auto statuses = RunRanks(3, [&](Communicator& inner) -> absl::Status {
+    std::vector<Fault> faults;
+    for (int call = 0; inner.rank() == 2 && call < 200; ++call) {
+      faults.push_back({Fault::Kind::kDelay, call, absl::Milliseconds(2)});
+    }
+    FaultCommunicator comm(inner, faults);
+    ASSIGN_OR_RETURN(const auto mine, MeasureLinks(comm, pairs, {.rate_bytes = 1 << 16}));
+    if (comm.rank() == 0) rates = mine;
+    return absl::OkStatus();
+  });
+  ASSERT_TRUE(FirstError(statuses).ok()) << FirstError(statuses);
+  EXPECT_LT(rates[0].latency_seconds, rates[2].latency_seconds / 2);
+  EXPECT_GE(rates[3].latency_seconds, 1e-3);
+}
+
+}  // namespace
+}  // namespace deepnet

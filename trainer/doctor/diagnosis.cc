@@ -1,0 +1,292 @@
+#include "trainer/doctor/diagnosis.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+
+#include "parallel/base/units.h"
+
+namespace deepnet {
+namespace {
+
+// Shares of the median at which a rank or link is an outlier: rates differ by load, sizes do not.
+constexpr double kSlow = 0.7, kLess = 0.9, kSlowLink = 0.5;
+constexpr double kLate = 3.0;            // times the median latency
+constexpr double kLateAtLeast = 200e-6;  // seconds
+constexpr double kClockSeconds = 1.0;    // that a clock may differ from rank 0's
+constexpr double kSlowSync = 5.0;        // seconds
+constexpr double kGiga = 1e9;
+
+std::string NameOf(const DoctorRank& rank) {
+  return absl::StrCat("rank ", rank.rank(), " (host ", rank.host(), ")");
+}
+
+// Returns the middle value, the larger of two: of two ranks the slower one is the outlier.
+double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values.empty() ? 0.0 : values[values.size() / 2];
+}
+
+std::string Bytes(double bytes) {
+  if (bytes < kGib) return absl::StrFormat("%.0f MiB", bytes / kMib);
+  return absl::StrFormat("%.1f GiB", bytes / kGib);
+}
+
+std::string Flops(double flops) {
+  if (flops >= 1e13) return absl::StrFormat("%.0f TFLOP/s", flops / 1e12);
+  return absl::StrFormat("%.1f GFLOP/s", flops / kGiga);
+}
+
+std::string Rate(double bytes_per_second) {
+  return absl::StrFormat("%.2f GB/s", bytes_per_second / kGiga);
+}
+
+std::string Seconds(double seconds) {
+  const double size = std::abs(seconds);
+  if (size < 1e-3) return absl::StrFormat("%.0f us", 1e6 * seconds);
+  if (size < 1.0) return absl::StrFormat("%.1f ms", 1e3 * seconds);
+  return absl::StrFormat("%.2f s", seconds);
+}
+
+class Diagnosis {
+ public:
+  Diagnosis(const DoctorNeeds& needs, DoctorReport& report) : needs_(needs), report_(report) {}
+
+  void Run() {
+    Same("program", "build", true,
+         [](const DoctorRank& r) { return absl::StrCat(r.program(), " ", r.build()); });
+    Same("MPI", "version", true, [](const DoctorRank& r) { return r.mpi(); });
+    Same("CUDA", "version", true, [](const DoctorRank& r) { return r.cuda(); });
+    Same("NCCL", "version", true, [](const DoctorRank& r) { return r.nccl(); });
+    Same("device", "kind", false, [](const DoctorRank& r) { return r.device(); });
+    Same("CPU", "instructions", false, [](const DoctorRank& r) { return r.instructions(); });
+    Least(
+        "cores", kLess, [](const DoctorRank& r) { return double(r.cores()); },
+        [](double n) { return absl::StrCat(n); });
+    Least(
+        "memory", kLess, [](const DoctorRank& r) { return double(r.memory_bytes()); }, Bytes);
+    Least(
+        "GPU memory", kLess, [](const DoctorRank& r) { return double(r.device_memory_bytes()); },
+        Bytes);
+    Least(
+        "matrix products", kSlow, [](const DoctorRank& r) { return r.product_flops(); }, Flops);
+    Least(
+        "memory bandwidth", kSlow, [](const DoctorRank& r) { return r.memory_bytes_per_second(); },
+        Rate);
+    for (const DoctorRank& rank : report_.ranks()) {
+      Clock(rank);
+      Folder(rank);
+    }
+    for (const bool between : {false, true}) Links(between);
+    for (const DoctorCheck& check : report_.checks()) Check(check);
+  }
+
+ private:
+  void Add(bool failure, const std::string& text) {
+    DoctorFinding& finding = *report_.add_findings();
+    finding.set_failure(failure);
+    finding.set_text(text);
+  }
+
+  // Names the ranks whose text is not that of most ranks, or of rank 0 where there is a draw.
+  void Same(const char* what, const char* part, bool failure,
+            const std::function<std::string(const DoctorRank&)>& text) {
+    std::map<std::string, int> counts;
+    for (const DoctorRank& rank : report_.ranks()) ++counts[text(rank)];
+    if (counts.size() < 2) return;
+    std::string most = text(report_.ranks(0));
+    for (const auto& [value, count] : counts) {
+      if (count > counts[most]) most = value;
+    }
+    for (const DoctorRank& rank : report_.ranks()) {
+      const std::string own = text(rank);
+      if (own == most) continue;
+      Add(failure,
+          absl::StrCat(NameOf(rank), ": ", what, " ", part, " ", own.empty() ? "none" : own,
+                       ", that of most is ", most.empty() ? "none" : most));
+    }
+  }
+
+  // Names the ranks that have less than `share` of the median of those with their device.
+  void Least(const char* what, double share, const std::function<double(const DoctorRank&)>& value,
+             const std::function<std::string(double)>& text) {
+    std::map<std::string, std::vector<double>> of_device;
+    for (const DoctorRank& rank : report_.ranks()) of_device[rank.device()].push_back(value(rank));
+    for (const DoctorRank& rank : report_.ranks()) {
+      const double median = Median(of_device[rank.device()]);
+      if (value(rank) >= share * median) continue;
+      Add(false, absl::StrCat(NameOf(rank), ": ", what, " ", text(value(rank)), ", the median of ",
+                              rank.device(), " ranks is ", text(median)));
+    }
+  }
+
+  void Clock(const DoctorRank& rank) {
+    const double offset = rank.clock_offset_seconds();
+    if (std::abs(offset) <= kClockSeconds) return;
+    Add(false, absl::StrCat(NameOf(rank), ": clock ", Seconds(std::abs(offset)),
+                            offset > 0 ? " ahead of" : " behind", " that of rank 0"));
+  }
+
+  void Folder(const DoctorRank& rank) {
+    for (const std::string& failure : rank.folder_failures()) {
+      Add(true, absl::StrCat(NameOf(rank), ": folder ", rank.folder(), ": ", failure));
+    }
+    if (!rank.folder().empty() && rank.free_bytes() < needs_.folder_bytes) {
+      Add(true, absl::StrCat(NameOf(rank), ": folder ", rank.folder(), ": ",
+                             Bytes(double(rank.free_bytes())), " free, two checkpoints need ",
+                             Bytes(double(needs_.folder_bytes))));
+    }
+    if (rank.sync_seconds() <= kSlowSync) return;
+    Add(false, absl::StrCat(NameOf(rank), ": folder ", rank.folder(), ": a small file was durable ",
+                            "after ", Seconds(rank.sync_seconds())));
+  }
+
+  void Links(bool between_hosts) {
+    std::vector<double> rates, latencies;
+    for (const DoctorLink& link : report_.links()) {
+      if (link.between_hosts() != between_hosts) continue;
+      rates.push_back(link.bytes_per_second());
+      latencies.push_back(link.latency_seconds());
+    }
+    std::sort(latencies.begin(), latencies.end());
+    const double rate = Median(rates);
+    const double latency = latencies.empty() ? 0.0 : latencies[(latencies.size() - 1) / 2];
+    for (const DoctorLink& link : report_.links()) {
+      if (link.between_hosts() != between_hosts) continue;
+      const std::string name = absl::StrCat("link from ", NameOf(report_.ranks(link.from())),
+                                            " to ", NameOf(report_.ranks(link.to())), ": ");
+      if (link.bytes_per_second() < kSlowLink * rate) {
+        Add(false,
+            absl::StrCat(name, Rate(link.bytes_per_second()), ", the median of links ",
+                         between_hosts ? "between hosts" : "inside of hosts", " is ", Rate(rate)));
+      }
+      if (link.latency_seconds() > std::max(kLate * latency, latency + kLateAtLeast)) {
+        Add(false, absl::StrCat(name, "latency ", Seconds(link.latency_seconds()),
+                                ", the median of links ",
+                                between_hosts ? "between hosts" : "inside of hosts", " is ",
+                                Seconds(latency)));
+      }
+    }
+  }
+
+  void Check(const DoctorCheck& check) {
+    const std::string head =
+        absl::StrCat(NameOf(report_.ranks(check.rank())), ": ", check.name(), ": ");
+    if (!check.failure().empty()) {
+      Add(true, head + check.failure());
+    } else if (!(check.error() <= check.limit())) {
+      Add(true, absl::StrFormat("%serror %.2g, at most %.2g is right", head, check.error(),
+                                check.limit()));
+    }
+  }
+
+  const DoctorNeeds& needs_;
+  DoctorReport& report_;
+};
+
+// Lines whose columns are as wide as their widest word.
+class Columns {
+ public:
+  void Row(std::vector<std::string> words) { rows_.push_back(std::move(words)); }
+  std::string Text() const {
+    std::vector<size_t> widths;
+    for (const auto& row : rows_) {
+      widths.resize(std::max(widths.size(), row.size()));
+      for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+    }
+    std::string text;
+    for (const auto& row : rows_) {
+      std::string line;
+      for (size_t i = 0; i < row.size(); ++i) {
+        line += row[i] + std::string(widths[i] - row[i].size() + 2, ' ');
+      }
+      line.resize(line.find_last_not_of(' ') + 1);
+      absl::StrAppend(&text, line, "\n");
+    }
+    return text;
+  }
+
+ private:
+  std::vector<std::vector<std::string>> rows_;
+};
+
+std::string RankTable(const DoctorReport& report) {
+  Columns table;
+  table.Row({"rank", "host", "cores", "memory", "device", "products", "bandwidth", "clock", "free",
+             "fsync"});
+  for (const DoctorRank& r : report.ranks()) {
+    const bool gpu = r.device_memory_bytes() > 0;
+    const std::string device =
+        gpu ? absl::StrCat(r.device(), ", ", Bytes(double(r.device_memory_bytes())))
+            : absl::StrCat(r.device(), " ", r.instructions());
+    table.Row({absl::StrCat(r.rank()), r.host(), absl::StrCat(r.cores()),
+               Bytes(double(r.memory_bytes())), device, Flops(r.product_flops()),
+               Rate(r.memory_bytes_per_second()), Seconds(r.clock_offset_seconds()),
+               Bytes(double(r.free_bytes())), Seconds(r.sync_seconds())});
+  }
+  return table.Text();
+}
+
+std::string Versions(const DoctorRank& first) {
+  std::string text = absl::StrCat("deepnet ", first.program(), ", build ", first.build());
+  if (!first.mpi().empty()) absl::StrAppend(&text, "; ", first.mpi());
+  if (!first.cuda().empty()) absl::StrAppend(&text, "; CUDA ", first.cuda());
+  if (!first.nccl().empty()) absl::StrAppend(&text, "; NCCL ", first.nccl());
+  return absl::StrCat(text, " (of rank 0)\nfolder ", first.folder(), "\n");
+}
+
+std::string LinkTable(const DoctorReport& report) {
+  if (report.links().empty()) return "";
+  Columns table;
+  table.Row({"link", "", "latency", "rate"});
+  for (const DoctorLink& link : report.links()) {
+    table.Row({absl::StrCat(link.from(), " -> ", link.to()),
+               link.between_hosts() ? "between hosts" : "inside a host",
+               Seconds(link.latency_seconds()), Rate(link.bytes_per_second())});
+  }
+  return "\n" + table.Text();
+}
+
+std::string CheckTable(const DoctorReport& report) {
+  if (report.checks().empty()) return "";
+  Columns table;
+  table.Row({"check", "error", "limit", "rank"});
+  for (const DoctorCheck& check : report.checks()) {
+    table.Row({check.name(), check.failure().empty() ? absl::StrFormat("%.2g", check.error()) : "-",
+               absl::StrFormat("%.2g", check.limit()), absl::StrCat(check.rank())});
+  }
+  return "\n" + table.Text();
+}
+
+}  // namespace
+
+void Diagnose(const DoctorNeeds& needs, DoctorReport& report) { Diagnosis(needs, report).Run(); }
+
+bool HasFailures(const DoctorReport& report) {
+  return std::any_of(report.findings().begin(), report.findings().end(),
+                     [](const DoctorFinding& finding) { return finding.failure(); });
+}
+
+std::string DoctorTable(const DoctorReport& report) {
+  std::string text;
+  if (!report.ranks().empty()) {
+    text = absl::StrCat(RankTable(report), Versions(report.ranks(0)), LinkTable(report),
+                        CheckTable(report));
+  }
+  if (!report.layout().empty()) absl::StrAppend(&text, "layout: ", report.layout(), "\n");
+  absl::StrAppend(&text, "\n");
+  for (const DoctorFinding& finding : report.findings()) {
+    absl::StrAppend(&text, finding.failure() ? "FAILED   " : "OUTLIER  ", finding.text(), "\n");
+  }
+  if (report.findings().empty()) absl::StrAppend(&text, "all is well\n");
+  return absl::StrCat(text, absl::StrFormat("%.1f s\n", report.seconds()));
+}
+
+}  // namespace deepnet

@@ -1,0 +1,29 @@
+// From measurements to findings and to a table. Pure: the same numbers give the same text.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "proto/doctor.pb.h"
+
+namespace deepnet {
+
+// What a run needs of its hosts; 0: nothing is known.
+struct DoctorNeeds {
+  int64_t folder_bytes = 0;  // free, for two checkpoints
+};
+
+// Adds to report.findings what is wrong with its ranks, links and checks.
+//
+// Failures: checks beyond their limit, a folder that cannot do what runs need, other builds or
+// libraries. Outliers: a rank beside the median of those with its device (fewer than three: beside
+// the best of them), a link beside the median of those like it, a clock.
+void Diagnose(const DoctorNeeds& needs, DoctorReport& report);
+
+// Returns true if one of the findings is a failure.
+bool HasFailures(const DoctorReport& report);
+
+// Returns the report for people: a row a rank, a row a link, the checks and the findings.
+std::string DoctorTable(const DoctorReport& report);
+
+}  // namespace deepnet

@@ -1,0 +1,25 @@
+// Two steps of a tiny model, on the layout of a run and on one rank.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+#include "parallel/comm/communicator.h"
+#include "proto/doctor.pb.h"
+#include "proto/run.pb.h"
+
+namespace deepnet {
+
+// Trains a model of a few features, with as many layers as the layout has chunks, on all ranks of
+// `world` with the stages, replicas, schedule and recomputation of `run`.parallel, every one of
+// which is decided, and with the arithmetic of `run`.compute; then each rank trains all of it
+// alone. Losses, gradient norms and the rank's weights must be equal to the bit: gradients are
+// summed in STRICT order. The error of the check is the number of values that differ. Collective.
+absl::StatusOr<DoctorCheck> CheckLayout(const RunSpec& run, Communicator& world);
+
+// "2 stages x 2 replicas, 1f1b".
+std::string LayoutText(const ParallelSpec& parallel);
+
+}  // namespace deepnet
