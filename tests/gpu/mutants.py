@@ -131,7 +131,7 @@ MUTANTS = {
     "tile-of-the-next-sentence": (
         CUDA + "attention.cu", "/ kTileRows + i <= number", "/ kTileRows + i < number", ATTENTION),
     "sums-not-rescaled": (
-        CUDA + "attention.cu", "context[chunk][i][c] *= rescale;", "", ATTENTION),
+        CUDA + "attention.cu", "context[chunk][i][c] *= rescale;", "context[chunk][i][c] *= min(rescale + 1.0f, 1.0f);", ATTENTION),
     "diagonal-left-out": (
         CUDA + "attention.cu", "shape.causal ? tile.begin / kStreamedRows * kStreamedRows : 0",
         "shape.causal ? (tile.begin / kStreamedRows + 1) * kStreamedRows : 0", ATTENTION),
@@ -336,7 +336,7 @@ def program_path(build, name):
 def caught_by(text):
     found = (re.search(r"\[  FAILED  \] ([\w/]+\.[\w/.]+)", text) or re.search(r"SUMMARY: (\w+: [\w-]+)", text)
              or re.search(r"(emulated GPU: .*)", text) or re.search(r"runtime error: (.*)", text))
-    return found[1] if found else text.strip().split("\n")[-1]
+    return found[1] if found else text.strip().split("\n")[-1].removeprefix("[ RUN      ] ")
 
 
 def run_test(build, command):
