@@ -29,7 +29,7 @@ std::unique_ptr<Ops> MakeGpu(at::ScalarType operand, AttentionKernel attention =
   return MakeCudaOps(guard.getDevice(), operand, /*check_launches=*/false, attention);
 }
 
-std::unique_ptr<Ops> MakeExact() { return MakeAtenOps(at::kCPU, at::kDouble, at::kDouble); }
+std::unique_ptr<Ops> MakeExact() { return MakeAtenOps(at::kDouble, at::kDouble); }
 
 constexpr double kFloat32 = 1e-5;
 // A shift of all rows is gone behind a BatchNorm: the gradients of many biases are 0 by theory.
@@ -55,7 +55,7 @@ void ExpectAsCloseAsTheReference(const ModelSpec& spec, at::ScalarType operand, 
   for (const uint64_t seed : {5, 6, 7, 8, 9}) {
     const ModelPass exact = ForwardBackward(spec, *MakeExact(), seed);
     gpu.push_back(GradientError(ForwardBackward(spec, *MakeGpu(operand), seed), exact));
-    const auto ops = MakeAtenOps(at::kCPU, operand, at::kFloat);
+    const auto ops = MakeAtenOps(operand, at::kFloat);
     reference.push_back(GradientError(ForwardBackward(spec, *ops, seed), exact));
   }
   EXPECT_LE(Median(gpu), factor * Median(reference) + floor);

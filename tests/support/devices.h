@@ -36,7 +36,7 @@ class OnDevice : public ::testing::TestWithParam<at::DeviceType> {
  protected:
   // Returns the device's operations in float32: the reference on the CPU, CudaOps on a GPU.
   std::unique_ptr<Ops> MakeFloat32Ops() const {
-    if (GetParam() == at::kCPU) return MakeAtenOps(at::kCPU, at::kFloat, at::kFloat);
+    if (GetParam() == at::kCPU) return MakeAtenOps(at::kFloat, at::kFloat);
     const c10::impl::VirtualGuardImpl guard(GetParam());
     guard.setDevice({GetParam(), 0});
     return MakeCudaOps(guard.getDevice(), at::kFloat, /*check_launches=*/false);

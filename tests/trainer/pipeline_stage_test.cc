@@ -67,7 +67,7 @@ enum class Arithmetic { kNativeFloat32, kNativeBfloat16, kReferenceFloat64 };
 
 std::unique_ptr<Ops> MakeOpsFor(Arithmetic arithmetic) {
   if (arithmetic == Arithmetic::kReferenceFloat64) {
-    return MakeAtenOps(at::kCPU, at::kDouble, at::kDouble);
+    return MakeAtenOps(at::kDouble, at::kDouble);
   }
   ComputeSpec compute;
   compute.set_dtype(arithmetic == Arithmetic::kNativeBfloat16 ? BFLOAT16 : FLOAT32);

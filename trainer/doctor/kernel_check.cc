@@ -555,7 +555,7 @@ double SecondsOf(Ops& ops, const std::function<void()>& call) {
 }  // namespace
 
 std::vector<DoctorCheck> CheckKernels(Ops& ops, at::ScalarType operand) {
-  const auto reference = MakeAtenOps(at::kCPU, at::kDouble, at::kDouble);
+  const auto reference = MakeAtenOps(at::kDouble, at::kDouble);
   std::vector<DoctorCheck> checks;
   for (const Operation& operation : kOperations) {
     checks.push_back(Compare(operation.name, operation.run, ops, *reference, operand));

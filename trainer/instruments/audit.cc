@@ -313,7 +313,7 @@ void WithValues(const at::Tensor& weights, const Parameter& p, LookAt look) {
 
 AuditReport AuditInitialWeights(const ModelSpec& model, const Inventory& whole, uint64_t seed,
                                 int64_t most_elements) {
-  const auto ops = MakeAtenOps(at::Device(at::kCPU), at::kFloat, at::kFloat);
+  const auto ops = MakeAtenOps(at::kFloat, at::kFloat);
   Auditor auditor(model, whole);
   for (int i = 0; i < static_cast<int>(whole.parameters.size()); ++i) {
     Parameters one(FirstRows(whole.parameters[i], most_elements), *ops, /*trainable=*/false);

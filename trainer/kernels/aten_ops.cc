@@ -71,7 +71,7 @@ void StoreMask(const Tensor& factors, const Tensor& mask) {
 
 Tensor LoadMask(const Tensor& mask, int64_t rows, int64_t features, double rate,
                 at::TensorOptions to) {
-  const Tensor host = mask.narrow(0, 0, rows).to(at::kCPU).contiguous();
+  const Tensor host = mask.narrow(0, 0, rows).contiguous();
   Tensor factors = at::empty({rows, features}, at::kDouble);
   const int64_t bytes = host.size(1);
   for (int64_t r = 0; r < rows; ++r) {
@@ -85,9 +85,9 @@ Tensor LoadMask(const Tensor& mask, int64_t rows, int64_t features, double rate,
 
 class AtenOps : public Ops {
  public:
-  AtenOps(at::Device device, at::ScalarType operand, at::ScalarType residual)
-      : operand_(at::TensorOptions(device).dtype(operand)),
-        residual_(at::TensorOptions(device).dtype(residual)) {}
+  AtenOps(at::ScalarType operand, at::ScalarType residual)
+      : operand_(at::TensorOptions(at::kCPU).dtype(operand)),
+        residual_(at::TensorOptions(at::kCPU).dtype(residual)) {}
 
   at::TensorOptions ResidualOptions() const override { return residual_; }
   at::TensorOptions OperandOptions() const override { return operand_; }
@@ -264,10 +264,7 @@ class AtenOps : public Ops {
 
   void Embed(const EmbedArgs& a) override {
     const Tensor tokens = Ids(a.rows->tokens, a.rows->count);
-    const Tensor positions =
-        at::from_blob(const_cast<uint32_t*>(a.rows->positions), {a.rows->count}, at::kInt)
-            .to(residual_.device())
-            .to(at::kLong);
+    const Tensor positions = Ids(a.rows->positions, a.rows->count);
     const Tensor sum =
         a.table_VD.index_select(0, tokens) * a.scale + a.positions_PD.index_select(0, positions);
     const Tensor x = Dropped(sum, a.dropout, a.rows, a.mask);
@@ -280,11 +277,7 @@ class AtenOps : public Ops {
     const Tensor tokens = Ids(a.rows->tokens, rows);
     a.dtable_VD.index_add_(0, tokens, First(a.dx_RD, rows) * a.scale);
     if (a.dpositions_PD.defined()) {
-      const Tensor positions =
-          at::from_blob(const_cast<uint32_t*>(a.rows->positions), {rows}, at::kInt)
-              .to(residual_.device())
-              .to(at::kLong);
-      a.dpositions_PD.index_add_(0, positions, First(a.dx_RD, rows));
+      a.dpositions_PD.index_add_(0, Ids(a.rows->positions, rows), First(a.dx_RD, rows));
     }
   }
 
@@ -404,10 +397,9 @@ class AtenOps : public Ops {
   static Tensor Slice(const Tensor& x, int64_t begin, int64_t count) {
     return x.narrow(0, begin, count);
   }
-  Tensor Ids(const int32_t* ids, int64_t count) const {
-    return at::from_blob(const_cast<int32_t*>(ids), {count}, at::kInt)
-        .to(residual_.device())
-        .to(at::kLong);
+  // Numbers of 32 bits, none of which is negative.
+  static Tensor Ids(const void* ids, int64_t count) {
+    return at::from_blob(const_cast<void*>(ids), {count}, at::kInt).to(at::kLong);
   }
 
   Tensor Dropped(const Tensor& x, const DropoutSite& site, const PackedRows* ids,
@@ -470,9 +462,8 @@ class AtenOps : public Ops {
 
 }  // namespace
 
-std::unique_ptr<Ops> MakeAtenOps(at::Device device, at::ScalarType operand,
-                                 at::ScalarType residual) {
-  return std::make_unique<AtenOps>(device, operand, residual);
+std::unique_ptr<Ops> MakeAtenOps(at::ScalarType operand, at::ScalarType residual) {
+  return std::make_unique<AtenOps>(operand, residual);
 }
 
 }  // namespace deepnet

@@ -148,7 +148,7 @@ absl::StatusOr<std::unique_ptr<Ops>> MakeOps(const ComputeSpec& resolved) {
                        resolved.attention());
   }
   at::set_num_threads(resolved.threads_per_rank());
-  return MakeAtenOps(at::kCPU, TypeOf(resolved.dtype()), at::kFloat);
+  return MakeAtenOps(TypeOf(resolved.dtype()), at::kFloat);
 }
 
 double MeasureProductCeiling(const ComputeSpec& resolved, int64_t d, double seconds) {

@@ -42,9 +42,8 @@ absl::Status CheckCompute(const ComputeSpec& resolved);
 // Makes the Ops of a resolved spec. Fails as CheckCompute does; throws as MakeCudaOps does.
 absl::StatusOr<std::unique_ptr<Ops>> MakeOps(const ComputeSpec& resolved);
 
-// Plain LibTorch on `device`: the reference. Operand and residual types: any floating type each.
-std::unique_ptr<Ops> MakeAtenOps(at::Device device, at::ScalarType operand,
-                                 at::ScalarType residual);
+// Plain LibTorch on the CPU: the reference. Operand and residual types: any floating type each.
+std::unique_ptr<Ops> MakeAtenOps(at::ScalarType operand, at::ScalarType residual);
 
 // This project's kernels and cuBLASLt on the GPU `device`, which is the current one of the calling
 // thread; from now on the thread's copies by LibTorch are in the order of these operations. Operand

@@ -48,7 +48,7 @@ TEST(KernelCheck, NativeKernelsAreWithinTheLimits) {
 
 // Operands of fewer bits than are claimed: every operation that has operands is too far off.
 TEST(KernelCheck, OperationsThatRoundMoreThanTheyMayAreFound) {
-  const auto ops = MakeAtenOps(at::kCPU, at::kBFloat16, at::kFloat);
+  const auto ops = MakeAtenOps(at::kBFloat16, at::kFloat);
   int wrong = 0;
   for (const DoctorCheck& check : CheckKernels(*ops, at::kFloat)) {
     EXPECT_EQ(check.failure(), "") << check.name();
@@ -61,7 +61,7 @@ TEST(KernelCheck, OperationsThatRoundMoreThanTheyMayAreFound) {
 }
 
 TEST(KernelCheck, AttentionIsComparedWithItsTwin) {
-  const auto one = MakeNativeOps(Native()), other = MakeAtenOps(at::kCPU, at::kFloat, at::kFloat);
+  const auto one = MakeNativeOps(Native()), other = MakeAtenOps(at::kFloat, at::kFloat);
   AttentionResults results = RunAttention(*one, at::kFloat);
   const AttentionResults twin = RunAttention(*other, at::kFloat);
   for (const DoctorCheck& check : CompareAttention(results, twin, at::kFloat)) {

@@ -67,7 +67,7 @@ double DropoutFactor(const PackedRows& rows, int64_t row, int64_t feature,
 
 class AdminProfile : public ::testing::Test {
  protected:
-  AdminProfile() : ops_(MakeAtenOps(at::kCPU, at::kDouble, at::kDouble)) {
+  AdminProfile() : ops_(MakeAtenOps(at::kDouble, at::kDouble)) {
     ModelSpec spec = testing::WithResidual(testing::TinySpec(), ADMIN);
     spec.set_dropout(kDropout);
     model_ = std::make_unique<Transformer>(spec, testing::TinyCapacity(), *ops_, true);

@@ -77,7 +77,7 @@ struct Held {
   }
   AuditReport Audit() const { return AuditHeldWeights(model, whole, parameters); }
 
-  const std::unique_ptr<Ops> ops = MakeAtenOps(at::Device(at::kCPU), at::kFloat, at::kFloat);
+  const std::unique_ptr<Ops> ops = MakeAtenOps(at::kFloat, at::kFloat);
   ModelSpec model;
   Inventory whole;
   Parameters parameters;

@@ -77,7 +77,7 @@ TEST(ModelUpdate, TheTraceIsThatOfAModelTrainedByHand) {
   const auto trace = TraceModelUpdate(run, updates, Moving::kAll, *batches);
   ASSERT_TRUE(trace.ok()) << trace.status();
 
-  const auto ops = MakeAtenOps(at::Device(at::kCPU), at::kFloat, at::kFloat);
+  const auto ops = MakeAtenOps(at::kFloat, at::kFloat);
   Transformer model(run.model(), run.data().microbatch(), *ops, /*trainable=*/true);
   model.parameters().Initialize(run.seed());
   model.Refresh();

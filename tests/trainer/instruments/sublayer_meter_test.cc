@@ -63,7 +63,7 @@ struct Pass {
 };
 
 std::vector<SublayerInstruments> Look(const ModelSpec& spec, int64_t step = 0) {
-  const auto ops = MakeAtenOps(at::kCPU, at::kDouble, at::kDouble);
+  const auto ops = MakeAtenOps(at::kDouble, at::kDouble);
   return Pass(spec, *ops).Look(step);
 }
 
@@ -129,7 +129,7 @@ TEST(SublayerMeter, SeesWhatTheNormBehindTheSumReallyReads) {
     ModelSpec spec = testing::WithResidual(testing::TinySpec(), residual);
     spec.set_norm(RMS_NORM);
     spec.set_dropout(0.4);
-    const auto ops = MakeAtenOps(at::kCPU, at::kDouble, at::kDouble);
+    const auto ops = MakeAtenOps(at::kDouble, at::kDouble);
     Pass pass(spec, *ops);
     const std::vector<SublayerInstruments> seen = pass.Look(/*step=*/3);
     ASSERT_EQ(seen.size(), static_cast<size_t>(NumSublayers(spec)));
@@ -148,7 +148,7 @@ TEST(SublayerMeter, SeesWhatTheNormBehindTheSumReallyReads) {
 TEST(SublayerMeter, SeesABranchBehindItsDropout) {
   ModelSpec spec = testing::TinySpec();
   spec.set_dropout(0.4);
-  const auto ops = MakeAtenOps(at::kCPU, at::kDouble, at::kDouble);
+  const auto ops = MakeAtenOps(at::kDouble, at::kDouble);
   Pass pass(spec, *ops);
   const std::string last = "encoder.layers.0.self_attn.out_proj";
   pass.model.parameters().Get(last + ".weight").zero_();

@@ -39,7 +39,7 @@ struct TwoSentences {
 
 class AtenOpsTest : public ::testing::Test {
  protected:
-  AtenOpsTest() : ops_(MakeAtenOps(at::kCPU, at::kDouble, at::kDouble)) {}
+  AtenOpsTest() : ops_(MakeAtenOps(at::kDouble, at::kDouble)) {}
 
   // Numbers between -1 and 1 without a pattern; another `phase` gives others.
   at::Tensor Numbers(at::IntArrayRef shape, double phase) const {
@@ -131,7 +131,7 @@ TEST_F(AtenOpsTest, LinearAndItsBackwardEqualAutograd) {
 
 TEST_F(AtenOpsTest, AWeightIsReadAnewWhenRefreshed) {
   const at::Tensor master = Numbers({4, 3}, 2).to(at::kFloat);
-  const auto ops = MakeAtenOps(at::kCPU, at::kBFloat16, at::kFloat);  // a copy in another type
+  const auto ops = MakeAtenOps(at::kBFloat16, at::kFloat);  // a copy in another type
   const auto weight = ops->MakeWeight(master, /*backward=*/true);
   ops->Refresh(*weight);
   master.zero_();

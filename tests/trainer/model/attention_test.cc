@@ -17,7 +17,7 @@ namespace {
 bool FirstRowSeesTheLast(int stack, bool causal) {
   const ModelSpec spec = testing::TinySpec();
   const MicrobatchSpec capacity = testing::TinyCapacity();
-  const auto ops = MakeAtenOps(at::kCPU, at::kDouble, at::kDouble);
+  const auto ops = MakeAtenOps(at::kDouble, at::kDouble);
   Parameters parameters(Describe(spec, capacity), *ops, /*trainable=*/false);
   parameters.Initialize(5);
   AttentionLayer attention(spec, *ops, parameters, stack, /*layer=*/0, SublayerKind::kSelfAttention,

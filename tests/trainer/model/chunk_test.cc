@@ -36,7 +36,7 @@ TEST(BoundaryBefore, CarriesWhatTheLayerBehindReads) {
 TEST(Chunk, KnowsItsPlaceInTheChain) {
   const ModelSpec spec = TinySpec();
   const Inventory whole = Describe(spec, TinyCapacity());
-  const auto ops = MakeAtenOps(at::kCPU, at::kFloat, at::kFloat);
+  const auto ops = MakeAtenOps(at::kFloat, at::kFloat);
   const int layers = static_cast<int>(whole.layers.size());
   for (int first = 0; first < layers; ++first) {
     for (int end = first + 1; end <= layers; ++end) {
@@ -72,7 +72,7 @@ TEST(Chunk, KnowsItsPlaceInTheChain) {
 // A part holds its own layers' weights, gradients and moments, and no others'.
 TEST(Chunk, TakesTheMemoryOfItsLayersOnly) {
   const ModelSpec spec = TinySpec();
-  const auto ops = MakeAtenOps(at::kCPU, at::kFloat, at::kFloat);
+  const auto ops = MakeAtenOps(at::kFloat, at::kFloat);
   const Inventory whole = Describe(spec, TinyCapacity());
   for (int l = 0; l < static_cast<int>(whole.layers.size()); ++l) {
     const Transformer part(spec, TinyCapacity(), *ops, /*trainable=*/true,

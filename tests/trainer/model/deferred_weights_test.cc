@@ -58,7 +58,7 @@ TEST(DeferredWeights, GiveTheSameBitsAsGradientsThatAreNotPutOff) {
 }
 
 TEST(DeferredWeights, AddNothingToMatricesBeforeTheyRun) {
-  const auto ops = MakeAtenOps(at::kCPU, at::kDouble, at::kDouble);
+  const auto ops = MakeAtenOps(at::kDouble, at::kDouble);
   StackRig rig(StackVariants()[0], *ops, {}, /*num_chunks=*/1);
   TensorPool pool;
   Deferred deferred = MakeDeferred(rig, pool);
@@ -74,7 +74,7 @@ TEST(DeferredWeights, AddNothingToMatricesBeforeTheyRun) {
 
 TEST(DeferredWeights, HoldTheBytesOfTheFormulaAndGiveThemBackToThePool) {
   for (const at::ScalarType operand : {at::kFloat, at::kBFloat16}) {
-    const auto ops = MakeAtenOps(at::kCPU, operand, at::kFloat);
+    const auto ops = MakeAtenOps(operand, at::kFloat);
     const ModelSpec spec = StackVariants()[3];
     StackRig rig(spec, *ops, {.level = SELECTIVE_FFN}, /*num_chunks=*/1);
     TensorPool pool;

@@ -67,7 +67,7 @@ struct Passed {
     return rows_RD.narrow(0, 0, watcher.entered_RD[static_cast<size_t>(stack)].size(0));
   }
 
-  const std::unique_ptr<Ops> ops = MakeAtenOps(at::kCPU, at::kFloat, at::kFloat);
+  const std::unique_ptr<Ops> ops = MakeAtenOps(at::kFloat, at::kFloat);
   Transformer model;
   Watcher watcher;
   std::unique_ptr<Activations> kept;

@@ -74,7 +74,7 @@ TEST(LayerStack, MicrobatchesInFlightShareWorkspacesWithoutMeeting) {
 
 TEST(LayerStack, AStackWithoutLayersPassesTheStreamOn) {
   for (const RecomputeChoice& options : Levels()) {
-    const auto ops = MakeAtenOps(at::kCPU, at::kDouble, at::kDouble);
+    const auto ops = MakeAtenOps(at::kDouble, at::kDouble);
     ModelSpec spec = StackVariants()[0];
     StackRig whole(spec, *ops, options, /*num_chunks=*/1);
     StackRig shredded(spec, *ops, options, /*num_chunks=*/7);  // some of them empty
@@ -177,7 +177,7 @@ void ExpectBytesAsAllocated(LayerKind kind, const ModelSpec& spec, Ops& ops,
 
 TEST(LayerStack, BytesKeptAndComputedAgainAreThoseOfTheFormula) {
   for (const at::ScalarType operand : {at::kFloat, at::kBFloat16}) {
-    const auto ops = MakeAtenOps(at::kCPU, operand, at::kFloat);
+    const auto ops = MakeAtenOps(operand, at::kFloat);
     for (const ModelSpec& spec : StackVariants()) {
       for (const RecomputeChoice& options : {RecomputeChoice{NONE, 1},
                                              {SELECTIVE_FFN, 1},

@@ -33,7 +33,7 @@ TEST(NativeOps, EqualsTheReferenceInFloat32) {
   for (const ModelSpec& spec : OpsVariants()) {
     if (!IsOfTheThree(spec)) continue;
     SCOPED_TRACE(spec.ShortDebugString());
-    const auto exact = MakeAtenOps(at::kCPU, at::kDouble, at::kDouble);
+    const auto exact = MakeAtenOps(at::kDouble, at::kDouble);
     const auto native = MakeNativeOps(Compute(FLOAT32, 2));
     const double tolerance = spec.norm() == BATCH_NORM ? kFloat32OverRows : kFloat32;
     ExpectClose(ForwardBackward(spec, *native), ForwardBackward(spec, *exact), tolerance);
@@ -51,15 +51,14 @@ constexpr double kLossRounding = 3e-2;  // bfloat16, without norms
 Errors MedianErrors(const ModelSpec& spec, DataType dtype, at::ScalarType operand) {
   std::vector<double> native, reference;
   for (const uint64_t seed : {5, 6, 7, 8, 9}) {
-    const ModelPass exact =
-        ForwardBackward(spec, *MakeAtenOps(at::kCPU, at::kDouble, at::kDouble), seed);
+    const ModelPass exact = ForwardBackward(spec, *MakeAtenOps(at::kDouble, at::kDouble), seed);
     const auto error = [&](Ops& ops) {
       const ModelPass pass = ForwardBackward(spec, ops, seed);
       EXPECT_NEAR(pass.loss.loss, exact.loss.loss, kLossRounding * exact.loss.loss);
       return testing::GradientError(pass, exact);
     };
     native.push_back(error(*MakeNativeOps(Compute(dtype, 2))));
-    reference.push_back(error(*MakeAtenOps(at::kCPU, operand, at::kFloat)));
+    reference.push_back(error(*MakeAtenOps(operand, at::kFloat)));
   }
   return {testing::Median(native), testing::Median(reference)};
 }

@@ -29,7 +29,7 @@ Inventory Tiny(TiedEmbeddings tied, Residual residual = PRE_LN) {
 
 int NumLayers(const Inventory& inventory) { return static_cast<int>(inventory.layers.size()); }
 
-std::unique_ptr<Ops> MakeOps() { return MakeAtenOps(at::kCPU, at::kDouble, at::kDouble); }
+std::unique_ptr<Ops> MakeOps() { return MakeAtenOps(at::kDouble, at::kDouble); }
 
 std::map<std::string, const Parameter*> ByName(const Inventory& inventory) {
   std::map<std::string, const Parameter*> all;
@@ -125,7 +125,7 @@ TEST(Parameters, GradientsStandInTheOrderOfLayersOneRangeEach) {
 }
 
 TEST(Parameters, APartStartsAsTheWholeDoes) {
-  const auto ops = MakeAtenOps(at::kCPU, at::kFloat, at::kFloat);
+  const auto ops = MakeAtenOps(at::kFloat, at::kFloat);
   const Inventory whole = Tiny(TIE_ALL, DEEPNORM);
   Parameters all(whole, *ops, /*trainable=*/false);
   all.Initialize(3);

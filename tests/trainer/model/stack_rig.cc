@@ -80,8 +80,8 @@ std::vector<NamedOps> AllOps() {
   all.push_back({"native float32", MakeNativeOps(compute)});
   compute.set_dtype(BFLOAT16);
   all.push_back({"native bfloat16", MakeNativeOps(compute)});
-  all.push_back({"reference bfloat16", MakeAtenOps(at::kCPU, at::kBFloat16, at::kFloat)});
-  all.push_back({"reference float64", MakeAtenOps(at::kCPU, at::kDouble, at::kDouble)});
+  all.push_back({"reference bfloat16", MakeAtenOps(at::kBFloat16, at::kFloat)});
+  all.push_back({"reference float64", MakeAtenOps(at::kDouble, at::kDouble)});
   return all;
 }
 

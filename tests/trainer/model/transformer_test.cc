@@ -28,7 +28,7 @@ constexpr double kSmoothing = 0.1;
 constexpr int64_t kStep = 2;  // of BRANCH_NORM's 5
 constexpr size_t kMovedTensors = 6;
 
-std::unique_ptr<Ops> MakeReference() { return MakeAtenOps(at::kCPU, at::kDouble, at::kDouble); }
+std::unique_ptr<Ops> MakeReference() { return MakeAtenOps(at::kDouble, at::kDouble); }
 
 // Random weights with gains and biases away from 1 and 0, so that nothing cancels.
 void Perturb(Parameters& parameters) {

@@ -34,7 +34,7 @@ std::vector<std::unique_ptr<Ops>> AllOps() {
   compute.set_dtype(FLOAT32);
   compute.set_threads_per_rank(2);
   std::vector<std::unique_ptr<Ops>> all;
-  all.push_back(MakeAtenOps(at::kCPU, at::kFloat, at::kFloat));
+  all.push_back(MakeAtenOps(at::kFloat, at::kFloat));
   all.push_back(MakeNativeOps(compute));
   return all;
 }
@@ -52,7 +52,7 @@ TEST(ReplicaTree, AddsAsABalancedTreeBitForBitInThePlaceOfTheLastReplica) {
 }
 
 TEST(ReplicaTree, ForgetsAStepThatDidNotEnd) {
-  const auto ops = MakeAtenOps(at::kCPU, at::kFloat, at::kFloat);
+  const auto ops = MakeAtenOps(at::kFloat, at::kFloat);
   ReplicaTree tree;
   for (const int r : {5, 6, 7}) tree.Push(*ops, Gradient(r));
   tree.Reset();
@@ -69,7 +69,7 @@ TEST(ReplicaTree, TheTestNumbersTellATreeFromAFold) {
 }
 
 TEST(ReplicaTree, IsUsedAgainStepAfterStepAndLeavesWhatWasPushedAlone) {
-  const auto ops = MakeAtenOps(at::kCPU, at::kFloat, at::kFloat);
+  const auto ops = MakeAtenOps(at::kFloat, at::kFloat);
   ReplicaTree tree;
   const at::Tensor gradient = at::empty({kElements});
   for (int step = 0; step < 3; ++step) {

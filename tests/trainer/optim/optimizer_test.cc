@@ -57,8 +57,8 @@ struct OpsCase {
 
 std::vector<OpsCase> AllOps() {
   std::vector<OpsCase> cases;
-  cases.push_back({MakeAtenOps(at::kCPU, at::kDouble, at::kDouble), 1e-13});
-  cases.push_back({MakeAtenOps(at::kCPU, at::kFloat, at::kFloat), 1e-6});
+  cases.push_back({MakeAtenOps(at::kDouble, at::kDouble), 1e-13});
+  cases.push_back({MakeAtenOps(at::kFloat, at::kFloat), 1e-6});
   ComputeSpec compute;
   compute.set_dtype(FLOAT32);
   compute.set_threads_per_rank(2);

@@ -195,7 +195,7 @@ OptimSpec SixLayersOptim() {
 }
 
 std::unique_ptr<Ops> MakeJobOps(bool native) {
-  if (!native) return MakeAtenOps(at::kCPU, at::kFloat, at::kFloat);
+  if (!native) return MakeAtenOps(at::kFloat, at::kFloat);
   ComputeSpec compute;
   compute.set_dtype(FLOAT32);
   compute.set_threads_per_rank(1);
