@@ -20,11 +20,11 @@
 namespace deepnet {
 namespace {
 
-constexpr double kFloat = 4;              // bytes
-constexpr double kMask = 1.0 / 8;         // bytes of a decision of dropout
-constexpr int64_t kLogitRows = 512;       // rows of logits that exist at once
-constexpr int64_t kEmbedPieceRows = 256;  // of one token, that are added by themselves
-constexpr int64_t kFlashTile = 128;       // rows and keys that flash attention works on at a time
+constexpr double kFloat = 4;         // bytes
+constexpr double kMask = 1.0 / 8;    // bytes of a decision of dropout
+constexpr int64_t kLogitRows = 512;  // rows of logits that exist at once
+constexpr int64_t kManyRows = 1024;  // among which a token or a position is frequent
+constexpr int64_t kFlashTile = 128;  // rows and keys that flash attention works on at a time
 // A microbatch is taken to be full of sentences of so many positions: max_sentences is what may be
 // in it. Where it holds fewer, they are longer.
 constexpr int64_t kSentenceRows = 25;
@@ -524,8 +524,8 @@ LayerWork MakeEmbedding(const Rules& rules, bool source) {
   const int tables = rules.model.positions() == LEARNED ? 2 : 1;
   for (int i = 0; i < tables; ++i) {
     backward.Sweep("EmbedBackward", d, 3 * kFloat + mask);
-    // Some token is frequent, some position common, in a microbatch of many rows.
-    if (rules.Rows(source) > kEmbedPieceRows) backward.Sweep("EmbedBackwardPieces", d, kFloat);
+    // Gradients of a frequent token are added in pieces.
+    if (rules.Rows(source) > kManyRows) backward.Sweep("EmbedBackwardPieces", d, kFloat);
   }
   return work;
 }
