@@ -21,6 +21,8 @@
 #include "parallel/base/philox.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/communicator.h"
+#include "parallel/plan/device_model.h"
+#include "parallel/plan/roofline.h"
 #include "trainer/data/batcher.h"
 #include "trainer/decode/model_scorer.h"
 #include "trainer/decode/search.h"
@@ -30,6 +32,7 @@
 #include "trainer/model/describe.h"
 #include "trainer/model/flops.h"
 #include "trainer/model/transformer.h"
+#include "trainer/model/work.h"
 #include "trainer/tensor_memory.h"
 #include "trainer/train_step.h"
 
@@ -169,8 +172,10 @@ std::string NameOf(const std::string& shape, const BenchSize& size) {
 
 // Returns the run of a benchmark with its arithmetic decided, as a run of `train` would have it.
 absl::StatusOr<RunSpec> ResolvedRunOf(const std::string& shape, const BenchSize& size,
-                                      const ComputeSpec& compute) {
+                                      const ComputeSpec& compute, const std::string& device_model) {
   ASSIGN_OR_RETURN(RunSpec run, BenchRun(shape, size));
+  run.mutable_cluster()->set_device_model(device_model);
+  if (!device_model.empty()) RETURN_IF_ERROR(FindDeviceModel(device_model).status());
   *run.mutable_compute() = ResolveCompute(compute);
   run.mutable_compute()->set_attention(ChooseAttention(run.model(), run.compute()));
   RETURN_IF_ERROR(CheckCompute(run.compute()));
@@ -197,6 +202,33 @@ absl::StatusOr<BenchRecord> MakeRecord(const std::string& name, double gflops, c
   record.set_isa(Isa_Name(compute.isa()));
   record.set_threads(compute.threads_per_rank());
   return record;
+}
+
+// Adds what the roofline predicts for the kernels of a full microbatch, if the GPU is in the table.
+void AddPredictions(const RunSpec& run, KernelsRecord& record) {
+  const std::string known = DeviceModelOfGpu(record.device());
+  const std::string model = known.empty() ? run.cluster().device_model() : known;
+  const auto device = FindDeviceModel(model);
+  if (!IsOnDevice(run) || model.empty() || !device.ok()) return;
+  record.set_device_model(device->name());
+  Inventory inventory = Describe(run.model(), run.data().microbatch());
+  DescribeWork(run.model(), run.data().microbatch(), run.compute(), inventory);
+  std::map<std::string, double> seconds;
+  double all = 0.0;
+  for (const Layer& layer : inventory.layers) {
+    const LayerWork& work = inventory.work[layer.work];
+    for (const auto* kernels : {&work.forward, &work.backward_input, &work.backward_weight}) {
+      for (const KernelWork& kernel : *kernels) {
+        const double took = TimeOf(kernel, *device, run.compute().dtype()).seconds;
+        seconds[kernel.name] += took;
+        all += took;
+      }
+    }
+  }
+  record.set_predicted_seconds_per_step(all);
+  for (KernelRecord& kernel : *record.mutable_kernels()) {
+    kernel.set_predicted_seconds_per_step(seconds[kernel.name()]);
+  }
 }
 
 constexpr int kRowsPerPass = 512;    // hypotheses computed together
@@ -378,7 +410,8 @@ absl::StatusOr<RunSpec> BenchRun(const std::string& shape, const BenchSize& size
 }
 
 absl::StatusOr<BenchRecord> BenchStep(const StepBenchOptions& options) {
-  ASSIGN_OR_RETURN(const RunSpec run, ResolvedRunOf(options.shape, options.size, options.compute));
+  ASSIGN_OR_RETURN(const RunSpec run, ResolvedRunOf(options.shape, options.size, options.compute,
+                                                    options.device_model));
   ASSIGN_OR_RETURN(const Measured measured, MeasureSteps(options, run));
   const std::vector<double>& rates = measured.rates;
   ASSIGN_OR_RETURN(BenchRecord record,
@@ -399,7 +432,8 @@ absl::StatusOr<BenchRecord> BenchStep(const StepBenchOptions& options) {
 }
 
 absl::StatusOr<KernelsRecord> BenchKernels(const StepBenchOptions& options) {
-  ASSIGN_OR_RETURN(const RunSpec run, ResolvedRunOf(options.shape, options.size, options.compute));
+  ASSIGN_OR_RETURN(const RunSpec run, ResolvedRunOf(options.shape, options.size, options.compute,
+                                                    options.device_model));
   ASSIGN_OR_RETURN(const auto batches, MakeBatches(options, run.data().microbatch()));
   SelfCommunicator alone;
   ASSIGN_OR_RETURN(Trainee trainee, Trainee::Make(run, options.recompute, alone, /*traced=*/true));
@@ -435,13 +469,15 @@ absl::StatusOr<KernelsRecord> BenchKernels(const StepBenchOptions& options) {
   }
   std::sort(record.mutable_kernels()->begin(), record.mutable_kernels()->end(),
             [](const KernelRecord& a, const KernelRecord& b) { return a.share() > b.share(); });
+  AddPredictions(run, record);
   return record;
 }
 
 absl::StatusOr<BenchRecord> BenchDecode(const DecodeBenchOptions& options) {
   RETURN_IF_ERROR(CheckOptions(options));
   ASSIGN_OR_RETURN(auto lengths, ReadBenchLengths(options.lengths_file));
-  ASSIGN_OR_RETURN(const RunSpec run, ResolvedRunOf("A", options.size, options.compute));
+  ASSIGN_OR_RETURN(const RunSpec run,
+                   ResolvedRunOf("A", options.size, options.compute, options.device_model));
   const int count = std::min(options.sentences, static_cast<int>(lengths.size()));
   lengths.resize(count);
   for (const auto& [source, target] : lengths) {

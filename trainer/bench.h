@@ -32,6 +32,7 @@ struct StepBenchOptions {
   std::string lengths_file;  // JSON: [[source, target], ...] tokens of real sentences
   int steps = 8;             // timed, after one that is not
   ComputeSpec compute;       // open fields are decided as for a run
+  std::string device_model;  // as cluster.device_model, for MFU and rooflines; empty: the GPU's own
   // The recompute level of all layers. Unless it is NONE, a twin that recomputes nothing takes each
   // step too, in turns, so that other load of the machine slows both alike.
   RecomputeChoice recompute;
@@ -48,7 +49,8 @@ absl::StatusOr<RunSpec> BenchRun(const std::string& shape, const BenchSize& size
 absl::StatusOr<BenchRecord> BenchStep(const StepBenchOptions& options);
 
 // Takes the steps of BenchStep and reports the time of each kernel; on a CPU, of each function of
-// Ops.
+// Ops. On a GPU also what the roofline (parallel/plan/roofline.h) predicts for a full microbatch,
+// without what is around the passes.
 absl::StatusOr<KernelsRecord> BenchKernels(const StepBenchOptions& options);
 
 struct DecodeBenchOptions {
@@ -58,6 +60,7 @@ struct DecodeBenchOptions {
   int beam_size = 5;         // >= 1
   int batch_tokens = 2000;   // source tokens decoded together, as `translate` does
   ComputeSpec compute;       // open fields are decided as for a run
+  std::string device_model;  // as StepBenchOptions::device_model
 };
 
 // Beam search with a 6+6 model of width 256. Searches each sentence once, after a short search that

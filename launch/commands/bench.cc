@@ -93,19 +93,25 @@ std::string Table(const BenchRecord& r, bool is_step) {
 }
 
 std::string KernelsText(const KernelsRecord& record) {
-  std::string text =
-      absl::StrFormat("%s %s %s\n%-26s %10s %12s %12s %8s\n", record.name(), record.dtype(),
-                      record.device(), "kernel", "calls/step", "us/call", "ms/step", "share");
+  const bool predicts = !record.device_model().empty();
+  std::string text = absl::StrFormat(
+      "%s %s %s\n%-26s %10s %12s %12s %8s%s\n", record.name(), record.dtype(), record.device(),
+      "kernel", "calls/step", "us/call", "ms/step", "share",
+      predicts ? absl::StrCat("  ms/step of ", record.device_model(), "'s roofline") : "");
+  const auto predicted = [&](double seconds) {
+    return predicts && seconds > 0 ? absl::StrFormat("  %12.3f", 1e3 * seconds) : "";
+  };
   double share = 0.0;
   for (const KernelRecord& kernel : record.kernels()) {
     share += kernel.share();
-    absl::StrAppendFormat(&text, "%-26s %10.1f %12.2f %12.3f %6.1f %%\n", kernel.name(),
+    absl::StrAppendFormat(&text, "%-26s %10.1f %12.2f %12.3f %6.1f %%%s\n", kernel.name(),
                           kernel.calls_per_step(), 1e6 * kernel.seconds_per_call(),
                           1e3 * kernel.calls_per_step() * kernel.seconds_per_call(),
-                          100 * kernel.share());
+                          100 * kernel.share(), predicted(kernel.predicted_seconds_per_step()));
   }
-  absl::StrAppendFormat(&text, "%-26s %36.3f %6.1f %%\n", "the whole step",
-                        1e3 * record.seconds_per_step(), 100 * share);
+  absl::StrAppendFormat(&text, "%-26s %36.3f %6.1f %%%s\n", "the whole step",
+                        1e3 * record.seconds_per_step(), 100 * share,
+                        predicted(record.predicted_seconds_per_step()));
   return text;
 }
 
@@ -123,6 +129,7 @@ absl::Status RunBench(const CommandLine& line) {
                                  .lengths_file = lengths_file,
                                  .steps = integer("steps"),
                                  .compute = ComputeOf(line),
+                                 .device_model = line.flags.Text("device-model"),
                                  .recompute = RecomputeOf(line)};
   const bool json = line.flags.Switch("json");
   if (what == "kernels") {
@@ -130,13 +137,14 @@ absl::Status RunBench(const CommandLine& line) {
     line.out << (json ? ToJson(record) + "\n" : KernelsText(record));
     return absl::OkStatus();
   }
-  ASSIGN_OR_RETURN(const BenchRecord record, what == "step"
-                                                 ? BenchStep(step)
-                                                 : BenchDecode({.size = SizeOf(line),
-                                                                .lengths_file = lengths_file,
-                                                                .sentences = integer("sentences"),
-                                                                .beam_size = integer("beam"),
-                                                                .compute = ComputeOf(line)}));
+  ASSIGN_OR_RETURN(const BenchRecord record,
+                   what == "step" ? BenchStep(step)
+                                  : BenchDecode({.size = SizeOf(line),
+                                                 .lengths_file = lengths_file,
+                                                 .sentences = integer("sentences"),
+                                                 .beam_size = integer("beam"),
+                                                 .compute = ComputeOf(line),
+                                                 .device_model = line.flags.Text("device-model")}));
   line.out << (json ? ToJson(record) + "\n" : Table(record, what == "step"));
   return absl::OkStatus();
 }
@@ -177,6 +185,9 @@ Command MakeBenchCommand() {
                        "0"),
            ChoiceFlag("device", "DEVICE", {"cpu", "cuda", "auto"},
                       "auto: a GPU where this build sees one.", "auto"),
+           TextFlag("device-model", "NAME",
+                    "GPU that MFU and predictions are of, as cluster.device_model; default: the "
+                    "one that CUDA names, if plans know it."),
            IntegerFlag("steps", "Steps that `step` and `kernels` time.", "8"),
            ChoiceFlag("recompute", "LEVEL", {"NONE", "SELECTIVE_FFN", "SELECTIVE_GEMM", "FULL"},
                       "What the layers of `step` recompute, as parallel.recompute.", "NONE"),

@@ -17,7 +17,7 @@ cd "$(dirname "$0")/../.."
 build=${1:-build/cuda}
 page=${2:-$build/gpu_$(date +%F).md}
 program=$build/deepnet
-tests='^gpu_(pointwise_kernels|attention|training_kernels)_test|^nccl_communicator_test'
+tests='^gpu_|^nccl_communicator_test'
 if [[ -x $build/tests/gpu/deepnet_on_emulated_gpu ]]; then program=$build/tests/gpu/deepnet_on_emulated_gpu; fi
 [[ -x $program ]] || { echo "$program: not there; build it first" >&2; exit 2; }
 

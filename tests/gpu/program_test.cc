@@ -189,14 +189,21 @@ TEST_F(GpuProgramTest, BenchmarksMeasureTheGpu) {
     EXPECT_EQ(record.dtype(), "BFLOAT16") << what;
   }
   std::map<std::string, double> calls;
-  const KernelsRecord record = bench("kernels --steps 2 --tokens 30", KernelsRecord());
+  const KernelsRecord record =
+      bench("kernels --steps 2 --tokens 30 --device-model A100", KernelsRecord());
+  EXPECT_EQ(record.device_model(), "A100");
+  double predicted = 0.0;
   for (const KernelRecord& kernel : record.kernels()) {
+    predicted += kernel.predicted_seconds_per_step();
     calls[kernel.name()] = kernel.calls_per_step();
     EXPECT_GT(kernel.seconds_per_call(), 0) << kernel.name();
   }
   EXPECT_EQ(calls["CrossEntropy"], 1);
   EXPECT_EQ(calls["FlashAttentionForward"] + calls["AttentionForward"], 3);
   EXPECT_GT(calls["cublasLtMatmul"], 20);
+  // The table knows every kernel of the passes, and no other.
+  EXPECT_GT(predicted, 0.9 * record.predicted_seconds_per_step());
+  EXPECT_LE(predicted, 1.001 * record.predicted_seconds_per_step());
 }
 
 TEST_F(GpuProgramTest, SignalsSaveAndEndWithSeventyFive) {
