@@ -30,6 +30,7 @@ using deepnet::testing::RunningJob;
 using deepnet::testing::WeightsLine;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 namespace fs = std::filesystem;
 
@@ -249,6 +250,19 @@ TEST_F(GpuProgramTest, ARankThatStandsStillIsNamedAndEndsTheJob) {
   }
   EXPECT_EQ(job.End(), kHang) << job.output();
   EXPECT_THAT(job.output(), HasSubstr("rank 1"));
+}
+
+// Rates of an emulated device say nothing, so outliers are left alone.
+TEST_F(GpuProgramTest, DoctorFindsEveryKernelEveryMessageAndTheLayoutRight) {
+  RunningJob job(absl::StrCat("env MPIEXEC_TIMEOUT=60 tests/mpi/mpirun.sh 2 ", kProgram,
+                              " doctor --root ", root_.string()));
+  job.End();
+  EXPECT_THAT(job.output(), AllOf(HasSubstr("Emulated GPU"), HasSubstr("; NCCL "),
+                                  HasSubstr("\nResidualNormBackward, float16 "),
+                                  HasSubstr("\nflash beside own attention, cross, bfloat16 "),
+                                  HasSubstr("\nreduce-scatter of 4096 KiB "),
+                                  HasSubstr("\ntiny model on 2 stages x 1 replicas, 1f1b "),
+                                  Not(HasSubstr("FAILED")), Not(HasSubstr("error: rank"))));
 }
 
 // A run whose rank 1 alone has `variable` in its environment: its code and what it printed.
