@@ -145,6 +145,11 @@ absl::StatusOr<Measured> MeasureSteps(const StepBenchOptions& options, const Run
   }
   std::optional<Trainee> twin;
   if (options.recompute.level != NONE) {
+    // Two Ops of one GPU would each take its copies into an order of their own.
+    if (IsOnDevice(run)) {
+      return absl::InvalidArgumentError(
+          "--recompute compares with a twin, which is there on CPUs only");
+    }
     ASSIGN_OR_RETURN(twin, Trainee::Make(run, {}, alone));
     RETURN_IF_ERROR(twin->WarmUp(BatchOf(batches, 0)));
   }

@@ -347,13 +347,14 @@ class HeartbeatMonitor::Impl {
             .leaves = leaves};
     state.what.copy(mine.what, kMaxText);
     if (group_ == nullptr) return absl::OkStatus();
-    heartbeat_.SetSuspect("");  // what is known grows old if no letters come
     std::vector<Buffer> all;
     for (Letter& letter : letters_) all.push_back(Buffer::Of(std::span(&letter, 1)));
     ASSIGN_OR_RETURN(transfer_, group_->AllGather(all[group_->rank()], all));
     absl::Status status;
     do {
       status = transfer_->Wait(std::min(kSlice, longest_));
+      // What is known grows old where no letters come.
+      if (absl::IsDeadlineExceeded(status)) heartbeat_.SetSuspect("");
     } while (absl::IsDeadlineExceeded(status) && !given_up_ &&
              SecondsNow() - asked_at_ < absl::ToDoubleSeconds(longest_));
     return status;

@@ -21,6 +21,7 @@ tests='^gpu_|^nccl_communicator_test'
 if [[ -x $build/tests/gpu/deepnet_on_emulated_gpu ]]; then program=$build/tests/gpu/deepnet_on_emulated_gpu; fi
 [[ -x $program ]] || { echo "$program: not there; build it first" >&2; exit 2; }
 
+export MPIEXEC_TIMEOUT=${MPIEXEC_TIMEOUT:-3600}
 rm -rf "$build/first_hour"
 mkdir -p "$build/first_hour"
 logs=$(cd "$build/first_hour" && pwd)
@@ -84,7 +85,7 @@ gpus=1
 if [[ $program == *emulated* ]]; then
   gpus=4
 elif command -v nvidia-smi >/dev/null; then
-  gpus=$(nvidia-smi -L | wc -l)
+  gpus=$(nvidia-smi -L | grep -c '^GPU ') || gpus=1
 fi
 
 part "doctor" doctor "$program" doctor --set compute.device=cuda

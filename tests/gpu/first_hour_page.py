@@ -57,10 +57,11 @@ def losses(folder):
 def verdicts():
     for dtype, bound in LOSS_BOUND.items():
         logs = [log for log in LOGS.glob(f"parity_*_{dtype}.err")]
-        hashes = {h for log in logs for h in re.findall(r"weights ([0-9a-f]{16})", log.read_text())}
+        found = [re.findall(r"weights ([0-9a-f]{16})", log.read_text()) for log in logs]
+        hashes = {h for of_log in found for h in of_log}
         cpu, gpu = losses("cpu"), losses(f"one-{dtype}")
         apart = max((abs(a - b) / b for a, b in zip(gpu, cpu)), default=1.0)
-        good = len(hashes) == 1 and len(gpu) == len(cpu) and apart <= bound
+        good = all(found) and len(hashes) == 1 and len(gpu) == len(cpu) and apart <= bound
         if not good:
             mistakes.append(dtype)
         yield (

@@ -254,7 +254,7 @@ TEST_F(GpuProgramTest, ARankThatStandsStillIsNamedAndEndsTheJob) {
 
 // Rates of an emulated device say nothing, so outliers are left alone.
 TEST_F(GpuProgramTest, DoctorFindsEveryKernelEveryMessageAndTheLayoutRight) {
-  RunningJob job(absl::StrCat("env MPIEXEC_TIMEOUT=60 tests/mpi/mpirun.sh 2 ", kProgram,
+  RunningJob job(absl::StrCat("env MPIEXEC_TIMEOUT=180 tests/mpi/mpirun.sh 2 ", kProgram,
                               " doctor --root ", root_.string()));
   job.End();
   EXPECT_THAT(job.output(), AllOf(HasSubstr("Emulated GPU"), HasSubstr("; NCCL "),

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -136,7 +137,9 @@ class Diagnosis {
 
   void Folder(const DoctorRank& rank) {
     for (const std::string& failure : rank.folder_failures()) {
-      Add(true, absl::StrCat(NameOf(rank), ": folder ", rank.folder(), ": ", failure));
+      // Runs do without flock, which some shared file systems lack.
+      Add(!absl::StartsWith(failure, "flock: "),
+          absl::StrCat(NameOf(rank), ": folder ", rank.folder(), ": ", failure));
     }
     if (!rank.folder().empty() && rank.free_bytes() < needs_.folder_bytes) {
       Add(true, absl::StrCat(NameOf(rank), ": folder ", rank.folder(), ": ",

@@ -22,6 +22,7 @@
 #include "parallel/base/units.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/links.h"
+#include "parallel/plan/memory.h"
 #include "parallel/plan/planner.h"
 #include "trainer/doctor/diagnosis.h"
 #include "trainer/doctor/kernel_check.h"
@@ -31,6 +32,7 @@
 #include "trainer/messages.h"
 #include "trainer/model/architecture.h"
 #include "trainer/model/describe.h"
+#include "trainer/model/work.h"
 #include "trainer/named_files.h"
 #include "trainer/optim/groups.h"
 #include "trainer/tensor_memory.h"
@@ -286,7 +288,7 @@ absl::StatusOr<Plan> Doctor::PlanRun() {
   if (run_.model().vocabulary_size() == 0) {
     run_.mutable_model()->set_vocabulary_size(kUsualVocabulary);
   }
-  const Inventory inventory = Describe(run_.model(), run_.data().microbatch());
+  Inventory inventory = Describe(run_.model(), run_.data().microbatch());
   for (const Parameter& parameter : inventory.parameters) {
     needs_.folder_bytes += 2 * kStateBytes * parameter.NumElements();
   }
@@ -310,8 +312,9 @@ absl::StatusOr<Plan> Doctor::PlanRun() {
       least = std::min(least, on_gpu() ? rank.device_memory_bytes() : rank.memory_bytes());
     }
     if (!on_gpu()) cluster = WithMemoryShare(cluster, least);
-    if (on_gpu()) cluster.set_device_memory_gib(static_cast<double>(least) / kGib);
+    if (on_gpu()) cluster.set_device_memory_gib(double(least + kContextBytes) / kGib);
   }
+  DescribeWork(run_.model(), run_.data().microbatch(), run_.compute(), inventory);
   return MakePlan(inventory, run_.data(), run_.optim(), run_.compute(), cluster, run_.parallel(),
                   run_.instruments());
 }
@@ -365,6 +368,7 @@ absl::Status Doctor::ExamineLinks() {
     };
   }
   const std::vector<std::pair<int, int>> pairs = Neighbours();
+  RETURN_IF_ERROR(world_.Barrier(options_.limit * 6));  // whose kernels are slow is no cut link
   RETURN_IF_ERROR(ConnectLinks(world_, pairs, options));
   ASSIGN_OR_RETURN(const std::vector<LinkCheck> checks, CheckMessages(world_, options));
   for (const LinkCheck& seen : checks) {

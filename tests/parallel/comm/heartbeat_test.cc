@@ -191,7 +191,7 @@ using Body =
     std::function<absl::Status(Communicator& plain, Communicator& world, Heartbeat& heartbeat)>;
 
 // Runs every rank's `body` under a monitor, which is left where that is OK.
-Outcome RunMonitored(const Body& body) {
+Outcome RunMonitored(const Body& body, absl::Duration longest = kLongest) {
   Outcome outcome;
   std::mutex mutex;
   outcome.statuses = RunRanks(kRanks, [&](Communicator& plain) -> absl::Status {
@@ -204,7 +204,7 @@ Outcome RunMonitored(const Body& body) {
       }
       plain.Abort(static_cast<int>(GetExitCode(status)));
     };
-    HeartbeatMonitor monitor(heartbeat, kLongest, on_stuck);
+    HeartbeatMonitor monitor(heartbeat, longest, on_stuck);
     RETURN_IF_ERROR(monitor.Join(plain));
     absl::Status status = body(plain, world, heartbeat);
     if (status.ok()) return monitor.Leave();
@@ -236,16 +236,17 @@ TEST(Monitor, ARankThatHasStoppedIsNamedWithWhatItIsAt) {
 
 // NCCL's collectives cannot say which rank has not come.
 TEST(Monitor, WhatIsLateIsSaidWithTheRankThatWaitsForNobody) {
-  const Outcome outcome =
-      RunMonitored([](Communicator& plain, Communicator& world, Heartbeat& heartbeat) {
-        heartbeat.Begin("step 4");
-        if (world.rank() == 1) return StandStill(plain);
-        char byte = 0;  // of the other rank that waits
-        ASSIGN_OR_RETURN(const auto got, world.Receive({&byte, 1, {}}, 2 - world.rank(), 0));
-        const absl::Status late = got->Wait(kLongest / 2);
-        EXPECT_THAT(std::string(late.message()), StartsWith("seems to wait for rank 1 (step 4): "));
-        return StandStill(plain);
-      });
+  const absl::Duration longest = absl::Seconds(2);
+  const auto body = [&](Communicator& plain, Communicator& world, Heartbeat& heartbeat) {
+    heartbeat.Begin("step 4");
+    if (world.rank() == 1) return StandStill(plain);
+    char byte = 0;  // of the other rank that waits
+    ASSIGN_OR_RETURN(const auto got, world.Receive({&byte, 1, {}}, 2 - world.rank(), 0));
+    const absl::Status late = got->Wait(longest / 2);
+    EXPECT_THAT(std::string(late.message()), StartsWith("seems to wait for rank 1 (step 4): "));
+    return StandStill(plain);
+  };
+  const Outcome outcome = RunMonitored(body, longest);
   ExpectAllEnded(outcome);
 }
 

@@ -88,7 +88,7 @@ TEST(Links, AMessageThatArrivesSpoiledIsCounted) {
 }
 
 TEST(Links, AWayThatIsCutEndsTheJobAndNamesBothRanks) {
-  const absl::Duration limit = absl::Milliseconds(300);
+  const absl::Duration limit = absl::Seconds(2);
   const auto statuses = RunRanks(3, [&](Communicator& inner) -> absl::Status {
     // Rank 2's second call is its first Send, to rank 0.
     FaultCommunicator comm(inner, inner.rank() == 2 ? std::vector<Fault>{{Fault::Kind::kDrop, 1}}
@@ -96,13 +96,11 @@ TEST(Links, AWayThatIsCutEndsTheJobAndNamesBothRanks) {
     return CheckReachable(comm, limit);
   });
   EXPECT_EQ(GetExitCode(statuses[0]), ExitCode::kPreflight) << statuses[0];
-  EXPECT_THAT(
-      std::string(statuses[0].message()),
-      AllOf(HasSubstr("rank 0 (host "), HasSubstr("heard nothing from rank 2 within 300ms")));
+  EXPECT_THAT(std::string(statuses[0].message()),
+              AllOf(HasSubstr("rank 0 (host "), HasSubstr("heard nothing from rank 2 within 2s")));
 }
 
-// The rate is of bytes a second: whoever delays them is slow.
-TEST(Links, AWayThatIsSlowHasALowRate) {
+TEST(Links, AWayThatIsSlowHasALongLatency) {
   std::vector<LinkRate> rates;
   const std::vector<std::pair<int, int>> pairs = {{0, 1}, {1, 2}};
   const auto statuses = RunRanks(3, [&](Communicator& inner) -> absl::Status {
