@@ -24,7 +24,7 @@ constexpr int64_t kCheckedBytes[] = {int64_t{4} << 10, int64_t{256} << 10, int64
 
 // Ends the job, since the transfers that are under way are going to be dropped.
 absl::Status NoWay(Communicator& comm, const std::string& peers, absl::Duration limit) {
-  const absl::Status status = WithExitCode(
+  absl::Status status = WithExitCode(
       absl::FailedPreconditionError(absl::StrCat(
           "rank ", comm.rank(), " (host ", HostName(), ") heard nothing from ", peers, " within ",
           absl::FormatDuration(limit), ": the way between them is cut, blocked or very slow")),
@@ -37,7 +37,7 @@ absl::Status NoWay(Communicator& comm, const std::string& peers, absl::Duration 
 absl::Status WaitFor(Communicator& comm, Communicator::TransferOr& transfer, int peer,
                      absl::Duration limit) {
   RETURN_IF_ERROR(transfer.status());
-  const absl::Status status = (*transfer)->Wait(limit);
+  absl::Status status = (*transfer)->Wait(limit);
   if (!absl::IsDeadlineExceeded(status)) return status;
   return NoWay(comm, absl::StrCat("rank ", peer), limit);
 }
