@@ -533,7 +533,7 @@ absl::Status Lanes::ConnectLanes(const Communicator::Links& links, const std::ve
   for (const Ends& lane : added) lanes_[lane]->SetMade();
   RETURN_IF_ERROR(control_->Barrier(deadline - absl::Now()));
   const auto given_up = std::make_shared<std::atomic<bool>>(false);
-  const absl::Status tried = CallWithin(
+  absl::Status tried = CallWithin(
       deadline - absl::Now(), device_,
       [trials = TrialsOf(links, added), given_up] { return RunTrials(trials, *given_up); });
   if (!tried.ok()) {  // the thread leaves NCCL's communicators alone before they are aborted
