@@ -172,7 +172,8 @@ Command MakeBenchCommand() {
       .arguments = "step|decode|kernels",
       .max_arguments = 1,
       .flags =
-          {ChoiceFlag("shape", "SHAPE", {"A", "B", "C", "D"}, "Model that `step` trains.", "A"),
+          {ChoiceFlag("shape", "SHAPE", {"A", "B", "C", "D"},
+                      "Model that `step` and `kernels` train.", "A"),
            IntegerFlag("layers", "Layers of each stack in place of the shape's; 0: the shape's.",
                        "0"),
            IntegerFlag("width",
@@ -186,8 +187,8 @@ Command MakeBenchCommand() {
            ChoiceFlag("device", "DEVICE", {"cpu", "cuda", "auto"},
                       "auto: a GPU where this build sees one.", "auto"),
            TextFlag("device-model", "NAME",
-                    "GPU that MFU and predictions are of, as cluster.device_model; default: the "
-                    "one that CUDA names, if plans know it."),
+                    "GPU that MFU and predictions are of where plans do not know the one that CUDA "
+                    "names; as cluster.device_model, but no file."),
            IntegerFlag("steps", "Steps that `step` and `kernels` time.", "8"),
            ChoiceFlag("recompute", "LEVEL", {"NONE", "SELECTIVE_FFN", "SELECTIVE_GEMM", "FULL"},
                       "What the layers of `step` recompute, as parallel.recompute.", "NONE"),

@@ -92,8 +92,8 @@ absl::StatusOr<StepRange> TracedSteps(const CommandLine& line, const RunSpec& ru
   return steps;
 }
 
-// What `doctor` does, before anything else is done. Failures end the run; outliers, which are slow
-// but right, are warnings. Collective.
+// Examines the job as `doctor` does, before anything else is done. Failures end the run; outliers,
+// which are slow but right, are warnings. Collective.
 absl::Status CheckBeforeTraining(const CommandLine& line, const RunSpec& run, Communicator& world,
                                  Logger& log) {
   ASSIGN_OR_RETURN(const DoctorReport report, Examine(line, run, /*has_run=*/true, world));

@@ -353,7 +353,7 @@ class HeartbeatMonitor::Impl {
     absl::Status status;
     do {
       status = transfer_->Wait(std::min(kSlice, longest_));
-      // What is known grows old where no letters come.
+      // The suspect is of the last letters, which grow old where no others come.
       if (absl::IsDeadlineExceeded(status)) heartbeat_.SetSuspect("");
     } while (absl::IsDeadlineExceeded(status) && !given_up_ &&
              SecondsNow() - asked_at_ < absl::ToDoubleSeconds(longest_));

@@ -252,7 +252,7 @@ std::string ChromeTrace(std::span<const RankTrace> traces) {
         std::any_of(trace.events.begin(), trace.events.end(),
                     [](const TraceEvent& event) { return event.kind == TraceKind::kDevice; });
     AppendNames(trace, rank, has_gpu, json);
-    // What lies inside of an event follows it.
+    // An event stands before those that lie inside of it.
     std::vector<TraceEvent> sorted = trace.events;
     std::stable_sort(sorted.begin(), sorted.end(), [](const TraceEvent& a, const TraceEvent& b) {
       if (a.start != b.start) return a.start < b.start;

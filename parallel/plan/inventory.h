@@ -92,7 +92,7 @@ enum class ComputeUnit { kTensor, kFloat32 };
 // Fills are listed by this name: the host starts them as it does kernels, which they are not.
 inline constexpr char kZeroFill[] = "Zero";
 
-// What launches of one kernel cost that are alike, all of them together.
+// The cost of launches of one kernel that are alike, all of them together.
 struct KernelWork {
   std::string name;        // of the launch
   std::string label = {};  // which of the launches of that name, for people
@@ -101,7 +101,7 @@ struct KernelWork {
   double bytes = 0;  // read and written
   ComputeUnit unit = ComputeUnit::kTensor;
   double reaches = 1;  // share that it reaches of what the unit allows; products: see roofline.h
-  // Of one launch: a product's result, and how many numbers each of its elements sums; 0: no
+  // A launch that is a product has a result of rows x columns, each a sum of `depth` numbers; 0: no
   // product.
   int64_t rows = 0, columns = 0, depth = 0;
 
@@ -174,8 +174,8 @@ struct Inventory {
   std::string one_piece = {};
   std::vector<Stack> stacks = {};
   int64_t batch_bytes = 0;  // of the numbers that a GPU reads of one microbatch
-  // What kernels on a GPU cost, of layers of each kind; empty: not known, costs follow from
-  // operations alone.
+  // The kernels of layers of each kind on a GPU; empty: not known, costs follow from operations
+  // alone.
   std::vector<LayerWork> work = {};
 
   int64_t NumElements() const;  // of all parameters, each tied tensor once

@@ -97,7 +97,8 @@ TEST(GpuBudgets, OfADeepNormLayerAndOfWhatIsAroundLayers) {
             10);
 }
 
-// What each scheme may cost. Biases behind a scheme's single factors are copied for products.
+// The most launches of each scheme. Biases behind a scheme's single factors are copied for
+// products.
 const std::map<Residual, LayerCosts> kMost = {
     {DEEPNORM, {7, 20, 12, 34}},
     {POST_LN, {7, 20, 12, 34}},
@@ -310,7 +311,7 @@ StepBatch BatchOf(std::vector<Microbatch> microbatches) {
   return batch;
 }
 
-// What a whole step costs beyond its passes is the update.
+// A whole step costs no more than the update beyond its passes.
 TEST(GpuBudgets, AStepUpdatesInFewLaunchesWaitsOnceAndAllocatesNothing) {
   const RunSpec run = LoneRun();
   const Costs passes = CostsOf(run.model());

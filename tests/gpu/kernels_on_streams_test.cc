@@ -128,7 +128,7 @@ TEST_F(KernelsOnStreams, ARefusedAlgorithmIsChosenAgain) {
   emulated_gpu::FailAt("cublasLtMatmul", 1, CUBLAS_STATUS_NOT_SUPPORTED);
   matmul.Run(args);
   EXPECT_THAT(y.Read(gpu), Each(24.0F));
-  // What was chosen is kept: no other one is left to try.
+  // The algorithm that was chosen is kept: no other one is left to try.
   emulated_gpu::FailAt("cublasLtMatmul", 1, CUBLAS_STATUS_NOT_SUPPORTED);
   EXPECT_THROW(matmul.Run(args), GpuError);
   emulated_gpu::FailAt("cublasLtMatmul", 1, CUBLAS_STATUS_EXECUTION_FAILED);

@@ -20,8 +20,8 @@ struct FileEvent {
 // they are no JSON in the Trace Event Format.
 std::vector<FileEvent> ReadTrace(const std::filesystem::path& file);
 
-// What a run of `stages` x `replicas` ranks did in its steps from..to, with `microbatches` for each
-// replica in a schedule whose backward passes are whole.
+// A trace of the steps from..to of a run of `stages` x `replicas` ranks, with `microbatches` for
+// each replica in a schedule whose backward passes are whole.
 struct TracedRun {
   int stages = 1, replicas = 1, microbatches = 1;
   int64_t from = 1, to = 1;

@@ -8,7 +8,7 @@
 
 namespace deepnet {
 
-// What a run needs of its hosts; 0: nothing is known.
+// The needs of a run; 0: nothing is known.
 struct DoctorNeeds {
   int64_t folder_bytes = 0;  // free, for two checkpoints
 };

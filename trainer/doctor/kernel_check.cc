@@ -486,7 +486,8 @@ constexpr Operation kOperations[] = {
     {"AddScaled and backward", RunAddScaled},
 };
 
-// What rounding explains: of results and of what stands between, over sums of some hundred.
+// Returns the largest error that rounding explains, of results and of what stands between, over
+// sums of some hundred numbers.
 double LimitOf(at::ScalarType operand) {
   if (operand == at::kBFloat16) return 0x1p-6;
   return operand == at::kHalf ? 0x1p-9 : 2e-5;

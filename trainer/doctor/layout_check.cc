@@ -107,7 +107,7 @@ StepBatch BatchOf(const RunSpec& run, int step) {
   return batch;
 }
 
-// What is left of a training: nothing that a second one on the same device could disturb.
+// The results of a training, on the host: a second one on the same device cannot disturb them.
 struct Trained {
   std::vector<double> figures;                // loss and gradient norm of each step
   std::map<std::string, at::Tensor> weights;  // of this rank, on the host

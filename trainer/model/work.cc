@@ -496,7 +496,7 @@ LayerWork MakeStackLayer(const Rules& rules, bool source, int layer) {
     const int64_t key_rows = cross ? rules.source_rows : rows;
     SublayerWork sublayer(rules, stack, layer, kind, rows, key_rows, work);
     sublayer.Forward();
-    // What entered the stack was kept as products want it.
+    // The rows that entered the stack were kept as products want them.
     const SublayerScheme scheme = MakeSublayerScheme(rules.model, stack, layer, kind);
     const bool first = layer == 0 && kind == SublayerKind::kSelfAttention;
     sublayer.Backward(first && !scheme.input_norm && !scheme.shifts && !scheme.KeepsStream());

@@ -61,8 +61,8 @@ struct Work {
 // The counter that work belongs to.
 enum class Kind { kLaunch, kCopy, kOther };
 
-// What a stream is asked for between cudaStreamBeginCapture and cudaStreamEndCapture: recorded,
-// with its arguments as they are, and not run.
+// The calls of a stream between cudaStreamBeginCapture and cudaStreamEndCapture: recorded, with
+// their arguments as they are, and not run.
 struct Capture {
   std::vector<Work> nodes;
   std::string refused;  // the first call that may not be made meanwhile; empty: none

@@ -63,7 +63,10 @@ TEST(DeviceModel, IsKnownByWhatCudaCallsTheGpu) {
   EXPECT_EQ(DeviceModelOfGpu("NVIDIA B200"), "B200");
   EXPECT_EQ(DeviceModelOfGpu("NVIDIA A100-SXM4-40GB"), "A100-40GB");
   EXPECT_EQ(DeviceModelOfGpu("NVIDIA A100-SXM4-80GB"), "A100");
-  EXPECT_EQ(DeviceModelOfGpu("Tesla V100-SXM2-16GB"), "");
+  for (const char* other : {"Tesla V100-SXM2-16GB", "NVIDIA H100 NVL", "NVIDIA GH200 480GB",
+                            "NVIDIA GB200", "NVIDIA A100-SXM4-80GB MIG 3g.40gb"}) {
+    EXPECT_EQ(DeviceModelOfGpu(other), "");
+  }
 }
 
 TEST(DeviceModel, GivesSpeedsWhereTheClusterDoesNot) {

@@ -43,7 +43,7 @@ TEST(HostCheck, TheNearestFolderIsTheOneThatExists) {
   EXPECT_EQ(NearestFolder(*files, JoinPath(folder.path(), "runs/a")), folder.path());
 }
 
-// What each of these cannot do is named, and nothing else.
+// Each of these folders lacks something, which is named, and nothing else.
 class CrippledFolder : public ::testing::Test {
  protected:
   auto Failures(const FolderAccess& access) {
