@@ -79,7 +79,7 @@ absl::StatusOr<StepResult> RunTrainStep(const StepBatch& batch, int64_t step, in
 
 absl::StatusOr<TraceFigures> MeasurePipeline(const StepResult& result, RankContext& context) {
   if (context.pipeline->size() == 1) return TraceFigures();
-  ASSIGN_OR_RETURN(const auto traces, GatherTraces(*context.pipeline, result.trace));
+  ASSIGN_OR_RETURN(const auto traces, AllGatherTraces(*context.pipeline, result.trace));
   return Measure(traces);
 }
 

@@ -350,17 +350,14 @@ absl::Status Trainer::WriteTraceIfDue(bool last) {
   if (!written.ok()) {
     log_.Warning(std::string(written.message()));
   } else {
-    log_.Info(absl::StrCat("trace in ", path, ", for ui.perfetto.dev or chrome://tracing"));
+    log_.Info(absl::StrCat("trace in ", path, ", for ui.perfetto.dev or chrome://tracing: ",
+                           WithCommas(static_cast<int64_t>(json.size())), " bytes"));
   }
   return absl::OkStatus();
 }
 
 // Returns the event `name` of the current step, which ends with the result's scope.
-TraceSpan Trainer::Phase(const char* name) {
-  RankTrace* const trace = trace_.current();
-  return {trace,
-          {.kind = TraceKind::kPhase, .name = trace != nullptr ? trace->NameIndex(name) : -1}};
-}
+TraceSpan Trainer::Phase(const char* name) { return {trace_.current(), TraceKind::kPhase, name}; }
 
 absl::Status Trainer::Stop() {
   Enter("save before the stop");

@@ -94,6 +94,17 @@ absl::Status Disagreement(const std::string& name, const std::vector<std::string
       absl::StrCat(name, " is not the same on all ranks: ", absl::StrJoin(parts, "; ")));
 }
 
+// Returns the length of every rank's text.
+absl::StatusOr<std::vector<int64_t>> AllGatherLength(Communicator& comm, std::string_view mine) {
+  std::vector<int64_t> lengths(comm.size());
+  std::vector<Buffer> parts;
+  for (int64_t& length : lengths) parts.push_back(Buffer::Of(std::span(&length, 1)));
+  int64_t own = static_cast<int64_t>(mine.size());
+  ASSIGN_OR_RETURN(auto sizes, comm.AllGather(Buffer::Of(std::span(&own, 1)), parts));
+  RETURN_IF_ERROR(sizes->Wait());
+  return lengths;
+}
+
 }  // namespace
 
 absl::Status AgreeOnStatus(Communicator& comm, const absl::Status& mine) {
@@ -110,20 +121,31 @@ void EndJobUnlessAgreed(Communicator& world, const absl::Status& status) {
 }
 
 absl::StatusOr<std::vector<std::string>> AllGatherText(Communicator& comm, std::string_view mine) {
-  std::vector<int64_t> lengths(comm.size());
-  std::vector<Buffer> parts;
-  for (int64_t& length : lengths) parts.push_back(Buffer::Of(std::span(&length, 1)));
-  int64_t length = static_cast<int64_t>(mine.size());
-  ASSIGN_OR_RETURN(auto sizes, comm.AllGather(Buffer::Of(std::span(&length, 1)), parts));
-  RETURN_IF_ERROR(sizes->Wait());
-
+  ASSIGN_OR_RETURN(const std::vector<int64_t> lengths, AllGatherLength(comm, mine));
   std::string own(mine);
   std::vector<std::string> texts(comm.size());
+  std::vector<Buffer> parts(comm.size());
   for (int rank = 0; rank < comm.size(); ++rank) {
     texts[rank].resize(lengths[rank]);
     parts[rank] = Buffer::Of(std::span(texts[rank]));
   }
   ASSIGN_OR_RETURN(auto bytes, comm.AllGather(Buffer::Of(std::span(own)), parts));
+  RETURN_IF_ERROR(bytes->Wait());
+  return texts;
+}
+
+absl::StatusOr<std::vector<std::string>> GatherText(Communicator& comm, std::string_view mine) {
+  ASSIGN_OR_RETURN(const std::vector<int64_t> lengths, AllGatherLength(comm, mine));
+  std::string own(mine);
+  std::vector<std::string> texts(comm.size());
+  std::vector<Buffer> send(comm.size(), Buffer::Of(std::span(own).first(0)));
+  std::vector<Buffer> receive(comm.size());
+  send[0] = Buffer::Of(std::span(own));
+  for (int rank = 0; rank < comm.size(); ++rank) {
+    if (comm.rank() == 0) texts[rank].resize(lengths[rank]);
+    receive[rank] = Buffer::Of(std::span(texts[rank]));
+  }
+  ASSIGN_OR_RETURN(auto bytes, comm.AllToAll(send, receive));
   RETURN_IF_ERROR(bytes->Wait());
   return texts;
 }

@@ -35,6 +35,10 @@ void EndJobUnlessAgreed(Communicator& world, const absl::Status& status);
 // Returns every rank's text (any bytes, any length) on every rank, in rank order.
 absl::StatusOr<std::vector<std::string>> AllGatherText(Communicator& comm, std::string_view mine);
 
+// Returns every rank's text (any bytes, any length) on rank 0, in rank order; empty texts
+// elsewhere.
+absl::StatusOr<std::vector<std::string>> GatherText(Communicator& comm, std::string_view mine);
+
 // Returns `text` of rank `root` (any bytes) on every rank.
 absl::StatusOr<std::string> BroadcastText(Communicator& comm, std::string_view text, int root);
 

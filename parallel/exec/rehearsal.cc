@@ -378,7 +378,7 @@ absl::StatusOr<Rehearsal> RunRehearsal(const RehearsalJob& job, const RehearsalO
     RETURN_IF_ERROR(world.Barrier(own.executor.comm_timeout));
     RETURN_IF_ERROR(RunSchedule(schedule, job.placement, stage, *pipeline, own.executor));
     RETURN_IF_ERROR(exchange.Finish());
-    ASSIGN_OR_RETURN(std::vector<RankTrace> traces, GatherTraces(world, trace));
+    ASSIGN_OR_RETURN(std::vector<RankTrace> traces, AllGatherTraces(world, trace));
     const TraceFigures figures = Measure(traces, stages);
     if (figures.step >= fastest) continue;
     fastest = figures.step;

@@ -147,13 +147,20 @@ void AppendNames(const RankTrace& trace, int rank, bool has_gpu, std::string& js
 }
 
 // Shows a range to profilers from now on; returns its number, 0 where the build has no NVTX.
-uint64_t StartRange(const RankTrace* trace, const TraceEvent& event) {
+uint64_t StartRange([[maybe_unused]] const char* name) {
+#ifdef DEEPNET_NVTX
+  return nvtxRangeStartA(name);
+#else
+  return 0;
+#endif
+}
+
+uint64_t StartRange([[maybe_unused]] const RankTrace* trace,
+                    [[maybe_unused]] const TraceEvent& event) {
 #ifdef DEEPNET_NVTX
   const RankTrace none;
-  return nvtxRangeStartA(EventName(event, trace != nullptr ? *trace : none).c_str());
+  return StartRange(EventName(event, trace != nullptr ? *trace : none).c_str());
 #else
-  static_cast<void>(trace);
-  static_cast<void>(event);
   return 0;
 #endif
 }
@@ -164,6 +171,32 @@ void EndRange(uint64_t range) {
 #else
   static_cast<void>(range);
 #endif
+}
+
+// Returns the traces that `gather` brings here, with times moved to rank 0's clock.
+absl::StatusOr<std::vector<RankTrace>> GatherBy(decltype(GatherText)& gather, Communicator& comm,
+                                                const RankTrace& mine) {
+  ASSIGN_OR_RETURN(const std::vector<double> offsets, ClockOffsets(comm));
+  // All ranks run the same binary, so an event's bytes are its own wire form.
+  static_assert(std::is_trivially_copyable_v<TraceEvent>);
+  const std::string_view bytes(reinterpret_cast<const char*>(mine.events.data()),
+                               mine.events.size() * sizeof(TraceEvent));
+  ASSIGN_OR_RETURN(const std::vector<std::string> all, gather(comm, bytes));
+  ASSIGN_OR_RETURN(const std::vector<std::string> names,
+                   gather(comm, absl::StrJoin(mine.names, "\n")));
+  std::vector<RankTrace> traces(all.size());
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    traces[rank].events.resize(all[rank].size() / sizeof(TraceEvent));
+    if (!all[rank].empty()) {
+      std::memcpy(traces[rank].events.data(), all[rank].data(), all[rank].size());
+    }
+    traces[rank].names = absl::StrSplit(names[rank], '\n', absl::SkipEmpty());
+    for (TraceEvent& event : traces[rank].events) {
+      event.start -= offsets[rank];
+      event.end -= offsets[rank];
+    }
+  }
+  return traces;
 }
 
 }  // namespace
@@ -195,6 +228,13 @@ int RankTrace::NameIndex(std::string_view name) {
 TraceSpan::TraceSpan(RankTrace* trace, const TraceEvent& event)
     : trace_(trace), event_(event), range_(StartRange(trace, event)) {
   if (trace_ != nullptr) event_.start = SecondsNow();
+}
+
+TraceSpan::TraceSpan(RankTrace* trace, TraceKind kind, const char* name)
+    : trace_(trace), event_({.kind = kind}), range_(StartRange(name)) {
+  if (trace_ == nullptr) return;
+  event_.name = trace_->NameIndex(name);
+  event_.start = SecondsNow();
 }
 
 TraceSpan& TraceSpan::operator=(TraceSpan&& other) noexcept {
@@ -267,27 +307,11 @@ std::string ChromeTrace(std::span<const RankTrace> traces) {
 }
 
 absl::StatusOr<std::vector<RankTrace>> GatherTraces(Communicator& comm, const RankTrace& mine) {
-  ASSIGN_OR_RETURN(const std::vector<double> offsets, ClockOffsets(comm));
-  // All ranks run the same binary, so an event's bytes are its own wire form.
-  static_assert(std::is_trivially_copyable_v<TraceEvent>);
-  const std::string_view bytes(reinterpret_cast<const char*>(mine.events.data()),
-                               mine.events.size() * sizeof(TraceEvent));
-  ASSIGN_OR_RETURN(const std::vector<std::string> all, AllGatherText(comm, bytes));
-  ASSIGN_OR_RETURN(const std::vector<std::string> names,
-                   AllGatherText(comm, absl::StrJoin(mine.names, "\n")));
-  std::vector<RankTrace> traces(all.size());
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    traces[rank].events.resize(all[rank].size() / sizeof(TraceEvent));
-    if (!all[rank].empty()) {
-      std::memcpy(traces[rank].events.data(), all[rank].data(), all[rank].size());
-    }
-    traces[rank].names = absl::StrSplit(names[rank], '\n', absl::SkipEmpty());
-    for (TraceEvent& event : traces[rank].events) {
-      event.start -= offsets[rank];
-      event.end -= offsets[rank];
-    }
-  }
-  return traces;
+  return GatherBy(GatherText, comm, mine);
+}
+
+absl::StatusOr<std::vector<RankTrace>> AllGatherTraces(Communicator& comm, const RankTrace& mine) {
+  return GatherBy(AllGatherText, comm, mine);
 }
 
 }  // namespace deepnet

@@ -77,6 +77,8 @@ class TraceSpan {
   TraceSpan() = default;  // nothing
   // Begins `event` now. `trace`, which may be null, outlives this.
   TraceSpan(RankTrace* trace, const TraceEvent& event);
+  // Begins an event of this kind and name now.
+  TraceSpan(RankTrace* trace, TraceKind kind, const char* name);
   TraceSpan(TraceSpan&& other) noexcept { *this = std::move(other); }
   TraceSpan& operator=(TraceSpan&& other) noexcept;
   ~TraceSpan() { End(); }
@@ -112,8 +114,11 @@ std::string EventName(const TraceEvent& event, const RankTrace& trace);
 // and each sum. Times are microseconds from the first start of any rank.
 std::string ChromeTrace(std::span<const RankTrace> traces);
 
-// Collective, blocking. Returns everybody's trace on every rank, in rank order, with times moved to
-// rank 0's clock (ClockOffsets in parallel/comm/links.h).
+// Collective, blocking. Returns everybody's trace on rank 0, in rank order, with times moved to its
+// clock (ClockOffsets in parallel/comm/links.h), and empty traces on other ranks.
 absl::StatusOr<std::vector<RankTrace>> GatherTraces(Communicator& comm, const RankTrace& mine);
+
+// Collective, blocking. Returns everybody's trace on every rank, otherwise as GatherTraces.
+absl::StatusOr<std::vector<RankTrace>> AllGatherTraces(Communicator& comm, const RankTrace& mine);
 
 }  // namespace deepnet

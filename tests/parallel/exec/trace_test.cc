@@ -153,7 +153,18 @@ TEST(TraceSpan, IsAddedOnceWhenItEndsWhereverItWasMovedTo) {
   const TraceSpan nowhere(nullptr, {});
 }
 
-TEST(GatherTraces, BringsEverybodysEventsToEveryRankOnOneClock) {
+// Rank r has r + 1 events and r names.
+void ExpectAll(const std::vector<RankTrace>& all, double now) {
+  ASSERT_EQ(all.size(), 3u);
+  for (int rank = 0; rank < 3; ++rank) {
+    ASSERT_EQ(all[rank].events.size(), static_cast<size_t>(rank + 1));
+    EXPECT_EQ(all[rank].events.back().action, (Action{Op::kForward, rank, rank}));
+    EXPECT_NEAR(all[rank].events.back().start, now, kClockSeconds);
+    EXPECT_EQ(all[rank].names.size(), static_cast<size_t>(rank));
+  }
+}
+
+TEST(GatherTraces, BringsEverybodysEventsToRank0OrToEveryRankOnOneClock) {
   const auto statuses = RunRanks(3, [](Communicator& comm) {
     const double now = SecondsNow();
     RankTrace mine;
@@ -162,13 +173,13 @@ TEST(GatherTraces, BringsEverybodysEventsToEveryRankOnOneClock) {
     }
     if (comm.rank() > 0) mine.NameIndex("of rank 1 and 2");
     if (comm.rank() > 1) mine.NameIndex("of rank 2");
-    ASSIGN_OR_RETURN(const auto all, GatherTraces(comm, mine));
-    EXPECT_EQ(all.size(), 3u);
-    for (int rank = 0; rank < 3; ++rank) {
-      EXPECT_EQ(all[rank].events.size(), static_cast<size_t>(rank + 1));
-      EXPECT_EQ(all[rank].events.back().action, (Action{Op::kForward, rank, rank}));
-      EXPECT_NEAR(all[rank].events.back().start, now, kClockSeconds);
-      EXPECT_EQ(all[rank].names.size(), static_cast<size_t>(rank));
+    ASSIGN_OR_RETURN(const auto everywhere, AllGatherTraces(comm, mine));
+    ExpectAll(everywhere, now);
+    ASSIGN_OR_RETURN(const auto gathered, GatherTraces(comm, mine));
+    if (comm.rank() == 0) {
+      ExpectAll(gathered, now);
+    } else {
+      for (const RankTrace& trace : gathered) EXPECT_TRUE(trace.events.empty());
     }
     return absl::OkStatus();
   });
