@@ -11,18 +11,8 @@ set -euo pipefail
 [[ ${1:-} != --help && $# -ge 2 ]] || { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; exit 2; }
 ranks=$1
 shift
+# shellcheck source=launch/signals.sh
+source "$(dirname "$0")/signals.sh"
 
 read -ra launcher <<< "${MPIEXEC:-mpirun}"
-"${launcher[@]}" -n "$ranks" "$@" &
-job=$!
-trap 'kill -USR1 "$job" 2> /dev/null || true' TERM USR1
-trap 'kill -USR2 "$job" 2> /dev/null || true' USR2
-
-# A signal ends the waiting, not the job.
-code=0
-wait "$job" || code=$?
-while [[ $code -gt 128 ]] && kill -0 "$job" 2> /dev/null; do
-  code=0
-  wait "$job" || code=$?
-done
-exit "$code"
+pass_signals "${launcher[@]}" -n "$ranks" "$@"

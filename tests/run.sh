@@ -9,7 +9,7 @@
 # Everything else goes to ctest: `tests/run.sh -R Bleu`. Tests that need root (label `root`) are left
 # out for other users; those that need a browser (label `browser`), where there is neither chromium nor
 # what DEEPNET_BROWSER names; those of launch/lab (label `lab`), where Debian's Python lacks
-# packages; those that need transformers and CTranslate2 (label `peers`) always:
+# packages; those of launch/slurm (label `slurm`), where Slurm is not installed; those that need transformers and CTranslate2 (label `peers`) always:
 # tests/peers/run.sh.
 set -euo pipefail
 
@@ -37,6 +37,10 @@ excluded=(peers)
 if ! /usr/bin/python3 -c 'import jinja2, matplotlib, pandas' 2>/dev/null; then
   excluded+=(lab)
   left_out+=("the tests of launch/lab: their packages are not installed")
+fi
+if [[ $(type -P slurmctld slurmd munged sbatch shellcheck | wc -l) -ne 5 ]]; then
+  excluded+=(slurm)
+  left_out+=("the tests of launch/slurm: no Slurm here (launch/install_packages.sh --with-slurm)")
 fi
 if ! command -v "${DEEPNET_BROWSER:-chromium}" >/dev/null; then
   excluded+=(browser)

@@ -1,0 +1,21 @@
+# shellcheck shell=bash
+# What is this site's and no job's: sourced by every job of launch/slurm before it does anything. Change it
+# here, or keep a copy elsewhere and name it in DEEPNET_SITE. Account, partition and the like are sbatch's
+# (`sbatch --account=... --partition=...`, or SBATCH_ACCOUNT and SBATCH_PARTITION in your profile).
+
+# The program, as all nodes see it.
+# shellcheck disable=SC2034  # for run.sh
+deepnet=${DEEPNET_PROGRAM:-$DEEPNET_HOME/build/release/deepnet}
+
+# Environment modules that it needs.
+# module purge
+# module load gcc openmpi cuda nccl
+
+# The container that it runs in, with the folders that it sees; each rank is started in one of its own.
+# container=(apptainer exec --nv --bind "$DEEPNET_HOME,/scratch" "$HOME/deepnet.sif")
+# shellcheck disable=SC2034
+container=()
+
+# The network: which interfaces MPI and NCCL take. Left alone, they choose.
+# export OMPI_MCA_btl_tcp_if_include=ib0 OMPI_MCA_oob_tcp_if_include=ib0
+# export NCCL_SOCKET_IFNAME=ib0
