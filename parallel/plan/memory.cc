@@ -61,7 +61,7 @@ void AddParameters(const Inventory& inventory, const RankUse& rank, const Memory
     }
   });
   memory.set_weights(elements * kFloatBytes);
-  memory.set_working_copies((rules.gpu ? elements : packed) * rules.operand_bytes *
+  memory.set_working_copies((rules.gpu ? elements : packed) * rules.packed_bytes *
                             rules.num_packed_copies);
   memory.set_gradients(uses * kFloatBytes);
   memory.set_partial_sums(uses * kFloatBytes * rank.partial_sums);
@@ -403,6 +403,9 @@ MemoryRules MakeMemoryRules(const ComputeSpec& compute) {
       compute.matmul() == LIBRARY || (compute.matmul() == MATMUL_UNSPECIFIED && !IsCpu(compute));
   if (library) rules.num_packed_copies = rules.operand_bytes == 2 ? 1 : 0;
   rules.native = !library;
+  // Native kernels widen bfloat16 weights to float32 where the CPU has no bfloat16 products.
+  const bool widened = rules.native && compute.isa() != AVX512_BF16;
+  rules.packed_bytes = widened ? kFloatBytes : rules.operand_bytes;
   rules.gpu = !IsCpu(compute);
   return rules;
 }

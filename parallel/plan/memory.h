@@ -21,6 +21,7 @@ namespace deepnet {
 struct MemoryRules {
   int64_t operand_bytes = 4;  // of one element of a product's operand: 4 or 2
   int num_packed_copies = 2;  // of every multiplied matrix: forward and backward layout
+  int64_t packed_bytes = 4;   // of one element of those copies: 4 or 2
   bool native = true;         // products are NATIVE's, else LIBRARY's
   bool gpu = false;           // operations are CudaOps'
   bool snapshot = false;      // a copy of what the rank saves is in the memory that is planned
@@ -98,7 +99,10 @@ struct RankUse {
 int64_t ForeignBytes(const Inventory& inventory, const RankUse& rank);
 
 //   weights         4 bytes per parameter; a tied one once per rank
-//   working_copies  packed copies of every matrix that is multiplied
+//   working_copies  packed copies of every matrix that is multiplied; native kernels keep bfloat16
+//   as
+//                   float32 where the CPU has no bfloat16 products, which is assumed unless isa
+//                   says
 //   gradients       4 bytes per parameter and use: each use of a tied one has its own
 //   partial_sums    as many again for each sum that waits
 //   moments         8 bytes per parameter, divided by the replicas

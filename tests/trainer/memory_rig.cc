@@ -12,6 +12,7 @@
 #include "tests/support/run_ranks.h"
 #include "trainer/async_checkpointer.h"
 #include "trainer/instruments/meters.h"
+#include "trainer/kernels/compute.h"
 #include "trainer/model/describe.h"
 #include "trainer/rank_context.h"
 #include "trainer/tensor_memory.h"
@@ -122,6 +123,7 @@ PlannedRun PlanRun(RunSpec run) {
   compute.set_threads_per_rank(1);
   if (compute.dtype() == DATA_TYPE_UNSPECIFIED) compute.set_dtype(FLOAT32);
   if (compute.matmul() == MATMUL_UNSPECIFIED) compute.set_matmul(NATIVE);
+  compute = ResolveCompute(compute);
   const Inventory whole = Describe(run.model(), run.data().microbatch());
   const auto plan =
       MakePlan(whole, run.data(), run.optim(), compute, run.cluster(), run.parallel());

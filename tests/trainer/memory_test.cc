@@ -140,11 +140,14 @@ TEST(PlannedMemory, OfWhatSchemesHaveBesideAStackIsWhatARankHolds) {
 }
 
 TEST(PlannedMemory, OfBfloat16IsWhatARankHoldsAtEveryLevelOfRecomputation) {
-  for (const Recompute level : {NONE, SELECTIVE_FFN, SELECTIVE_GEMM, FULL}) {
-    RunSpec run = SmallRun(8, 3);
-    run.mutable_compute()->set_dtype(BFLOAT16);
-    run.mutable_parallel()->set_recompute(level);
-    ExpectAsPlanned(MeasureRanks(run), "bfloat16, " + Recompute_Name(level));
+  for (const Isa isa : {BASELINE, ISA_UNSPECIFIED}) {
+    for (const Recompute level : {NONE, SELECTIVE_FFN, SELECTIVE_GEMM, FULL}) {
+      RunSpec run = SmallRun(8, 3);
+      run.mutable_compute()->set_dtype(BFLOAT16);
+      run.mutable_compute()->set_isa(isa);
+      run.mutable_parallel()->set_recompute(level);
+      ExpectAsPlanned(MeasureRanks(run), Isa_Name(isa) + " bfloat16, " + Recompute_Name(level));
+    }
   }
 }
 

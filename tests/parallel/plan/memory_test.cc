@@ -238,6 +238,9 @@ TEST(Memory, FollowsTheArithmetic) {
   EXPECT_EQ(MakeMemoryRules(compute).num_packed_copies, 2);
   compute.set_dtype(BFLOAT16);
   EXPECT_EQ(MakeMemoryRules(compute).operand_bytes, 2);
+  EXPECT_EQ(MakeMemoryRules(compute).packed_bytes, 4);
+  compute.set_isa(AVX512_BF16);
+  EXPECT_EQ(MakeMemoryRules(compute).packed_bytes, 2);
   compute.set_device("cuda");
   EXPECT_EQ(MakeMemoryRules(compute).num_packed_copies, 1);
   compute.set_dtype(FLOAT32);
