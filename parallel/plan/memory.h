@@ -99,10 +99,8 @@ struct RankUse {
 int64_t ForeignBytes(const Inventory& inventory, const RankUse& rank);
 
 //   weights         4 bytes per parameter; a tied one once per rank
-//   working_copies  packed copies of every matrix that is multiplied; native kernels keep bfloat16
-//   as
-//                   float32 where the CPU has no bfloat16 products, which is assumed unless isa
-//                   says
+//   working_copies  packed copies of every matrix that is multiplied; those of bfloat16 are float32
+//                   where native kernels run without bfloat16 products, or may do so
 //   gradients       4 bytes per parameter and use: each use of a tied one has its own
 //   partial_sums    as many again for each sum that waits
 //   moments         8 bytes per parameter, divided by the replicas
