@@ -198,7 +198,7 @@ absl::Status AddOpusFolder(const PrepareSpec& spec, const std::string& root, Tex
   const std::set<std::string> wanted(spec.languages().begin(), spec.languages().end());
   std::vector<fs::path> folders;
   // The corpus as published has its pairs one level further down.
-  for (const std::string& folder : {top, top + "/supervised", top + "/zeroshot"}) {
+  for (const std::string& folder : {top, top + "/supervised", top + "/zero-shot"}) {
     std::error_code error;
     for (const auto& entry : fs::directory_iterator(folder, error)) {
       if (entry.is_directory()) folders.push_back(entry.path());
