@@ -50,13 +50,45 @@ requeue() {
   scontrol requeue "$SLURM_JOB_ID"
 }
 
+# Sets the name of this start's files in DEEPNET_LOG_DIR, a folder beside this job's log.
+name_rank_files() {
+  DEEPNET_LOG_DIR=${DEEPNET_LOG_DIR:-$(dirname "$(job_field StdOut)")/${SLURM_JOB_NAME}_$SLURM_JOB_ID}
+  DEEPNET_START=$(date +%F_%H-%M-%S)
+  export DEEPNET_LOG_DIR DEEPNET_START
+  mkdir -p "$DEEPNET_LOG_DIR"
+}
+
+# rank_code RANK: the exit code of that rank in this start; nothing where it has not ended, or never began.
+rank_code() {
+  sed -n '$s/.* ended with code \([0-9]*\)$/\1/p' "$DEEPNET_LOG_DIR/${DEEPNET_START}_rank-$1.log" 2> /dev/null || true
+}
+
+# Starts the program on all tasks and sets `code` to its exit code. The launcher's is not always that: it is 0 where
+# Slurm could not start the ranks, on a node where an earlier step of this job has not been cleaned up for example,
+# and that of a killed rank where the others had left with 75 already.
+run_once() {
+  code=0
+  name_rank_files
+  say "$SLURM_NTASKS ranks on $SLURM_JOB_NODELIST: ${launcher[*]} $deepnet $*"
+  pass_signals "${launcher[@]}" "$DEEPNET_HOME/launch/slurm/rank.sh" "${container[@]}" "$deepnet" "$@" || code=$?
+  case $(rank_code 0) in
+    75) code=75 ;;
+    '') [[ $code -ne 0 ]] || code=$not_started ;;
+  esac
+}
+
 # run_ranks SUBCOMMAND ARGUMENT...: runs the program on all tasks, and ends this job.
 run_ranks() {
-  local launcher code=0
+  local launcher code tries not_started=9
   choose_launcher
   set_end_time
-  say "$SLURM_NTASKS ranks on $SLURM_JOB_NODELIST: ${launcher[*]} $deepnet $*"
-  pass_signals "${launcher[@]}" "${container[@]}" "$deepnet" "$@" || code=$?
+  for tries in 1 2 3; do
+    run_once "$@"
+    [[ $code -eq $not_started && -z $(rank_code 0) && $tries -lt 3 ]] || break
+    say "the ranks were not started; trying again"
+    trap '' USR1 USR2  # nobody is there to save
+    sleep 5
+  done
   say "ended with code $code"
   [[ $code -ne 75 ]] || requeue || say "cannot be put back into the queue: submit it again"
   exit "$code"

@@ -100,13 +100,26 @@ down() {
   rm -rf "$dir"
 }
 
+# A job is pending while nodes still clean up after its former start, and a new one would fail there: Slurm
+# waits for two minutes. Within a second after it was requeued its credential counts as revoked, too.
+release() {  # JOB
+  local tries pid
+  for ((tries = 0; tries < 300; ++tries)); do
+    sleep 0.2
+    pid=$(for host in "$dir"/spool-*; do "$hosts" pids "${host##*-}" slurmstepd; done |
+      while read -r pid; do grep -qs "\[$1\." "/proc/$pid/cmdline" && echo "$pid"; done) || true
+    [[ -n $pid ]] || break
+  done
+  sleep 1
+  "$0" run scontrol update "JobId=$1" StartTime=now
+}
+
 command=${1:-help}
 shift || true
 case $command in
   up) up "$1" ;;
   run) exec "$hosts" exec "$first" "$@" ;;
-  # Within the second in which it was requeued its credential counts as revoked, and it would fail for good.
-  release) sleep 2; "$0" run scontrol update "JobId=$1" StartTime=now ;;
+  release) release "$1" ;;
   fail)
     "$hosts" cut "$1"
     for pid in $("$hosts" pids "$1"); do kill -KILL "$pid" 2> /dev/null || true; done ;;

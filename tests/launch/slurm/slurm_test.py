@@ -1,9 +1,11 @@
 """The jobs of launch/slurm on a real Slurm of four pretend nodes: whatever happens to a job on its way, the weights at
 its end are those of a run that nobody disturbed. DEEPNET_PROGRAM names the program. Needs root."""
 
+import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -49,7 +51,20 @@ def call(*words):
 
 def weights(text):
     """The hash of the run's weights; `text` is all that it said."""
-    return re.findall(r"weights ([0-9a-f]{16})", text)[-1]
+    return (re.findall(r"weights ([0-9a-f]{16})", text) or ["none"])[-1]
+
+
+def pids(*arguments):
+    """The ranks that were started with `arguments`, on all pretend nodes."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:  # it has ended
+            continue
+        if words[0] == PROGRAM.encode() and {str(argument).encode() for argument in arguments} <= set(words):
+            found.append(int(path.parent.name))
+    return found
 
 
 class SlurmTest(unittest.TestCase):
@@ -75,10 +90,23 @@ class SlurmTest(unittest.TestCase):
     def box(*words):
         return call(ROOT / "tests/launch/slurm/slurm_box.sh", *words)
 
+    @contextlib.contextmanager
+    def stopped_at(self, pattern):
+        """The ranks stand still from when the log has `pattern`: however fast the machine, the run does not end."""
+        self.await_line(pattern)
+        ranks = pids(*self.config, f"folder={self.run_folder}")
+        for sign in signal.SIGSTOP, signal.SIGCONT:
+            for pid in ranks:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, sign)
+            if sign == signal.SIGSTOP:
+                yield
+
     def submit(self, *sbatch, arguments=()):
-        """Sets `job` to the number of a job that trains in a folder of the test, and `log` to its log."""
+        """Sets `job` to the number of a job that trains in `run_folder`, a folder of the test, and `log` to its log."""
         options = ["--parsable", "--nodes", NODES, "--ntasks-per-node", 1, "--output", self.folder / "%x_%j.log", *sbatch]
-        run = [*self.config, "--set", f"folder={self.id().split('.')[-1]}", "--log-seconds", 0, *arguments]
+        self.run_folder = self.id().split(".")[-1]
+        run = [*self.config, "--set", f"folder={self.run_folder}", "--log-seconds", 0, *arguments]
         self.job = self.box("run", "sbatch", *options, "launch/slurm/train.sbatch", *run).strip()
         self.log = self.folder / f"train_{self.job}.log"
 
@@ -90,7 +118,7 @@ class SlurmTest(unittest.TestCase):
         end = time.monotonic() + LIMIT
         while len(re.findall(pattern, self.said())) < times:
             self.assertLess(time.monotonic(), end, f"'{pattern}' did not come\n{self.said()}")
-            time.sleep(0.05)
+            time.sleep(0.01)
 
     def state(self, field="JobState"):
         return re.search(rf"\b{field}=(\S+)", self.box("run", "scontrol", "--oneliner", "show", "job", self.job))[1]
@@ -108,8 +136,8 @@ class SlurmTest(unittest.TestCase):
 
     def test_a_job_that_is_told_to_stop_saves_and_goes_on_as_the_same_job(self):
         self.submit()
-        self.await_line(r"step 2\d ")
-        self.box("run", "scancel", "--signal=USR1", "--batch", self.job)
+        with self.stopped_at(r"step 2\d "):
+            self.box("run", "scancel", "--signal=USR1", "--batch", self.job)
         self.await_state({"PENDING"})
         self.assertIn("ended with code 75", self.said())
         self.box("release", self.job)
@@ -118,8 +146,8 @@ class SlurmTest(unittest.TestCase):
 
     def test_a_job_that_somebody_cancels_saves_and_does_not_rise_again(self):
         self.submit()
-        self.await_line(r"step 2\d ")
-        self.box("run", "scancel", self.job)
+        with self.stopped_at(r"step 2\d "):
+            self.box("run", "scancel", self.job)
         self.await_line("not put back into the queue")
         self.await_state({"CANCELLED"})
         self.assertIn("stopped and saved at step", self.said())

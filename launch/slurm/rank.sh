@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Runs one rank of a job and ends with its exit code; started on every task by run.sh.
+#
+#   launch/slurm/rank.sh PROGRAM [ARGUMENT...]
+#
+# What the rank writes to stderr also goes into DEEPNET_LOG_DIR/DATE_rank-NUMBER.log, DATE being that of this
+# start (DEEPNET_START); the first line names the host, the last one the exit code.
+set -uo pipefail
+file=$DEEPNET_LOG_DIR/${DEEPNET_START}_rank-${PMIX_RANK:-$SLURM_PROCID}.log
+note() { printf '%(%F %T)T %s: %s\n' -1 "$(uname -n)" "$*" >> "$file"; }
+
+note "$*"
+# Signals are the program's business. This shell outlives them, and so does what copies its lines.
+trap : TERM USR1 USR2
+{ "$@" 2>&1 >&3 3>&- | (trap '' INT TERM USR1 USR2; exec tee -a "$file" >&2); } 3>&1
+code=${PIPESTATUS[0]}
+note "ended with code $code"
+exit "$code"
