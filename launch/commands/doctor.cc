@@ -46,10 +46,11 @@ absl::Status StatusOf(const DoctorReport& report) {
   if (report.findings().empty()) return absl::OkStatus();
   const auto failures = std::count_if(report.findings().begin(), report.findings().end(),
                                       [](const DoctorFinding& f) { return f.failure(); });
-  return WithExitCode(
-      absl::FailedPreconditionError(absl::StrCat("doctor: ", failures, " failures, ",
-                                                 report.findings_size() - failures, " outliers")),
-      ExitCode::kPreflight);
+  const auto outliers = report.findings_size() - failures;
+  return WithExitCode(absl::FailedPreconditionError(absl::StrCat(
+                          "doctor: ", failures, failures == 1 ? " failure, " : " failures, ",
+                          outliers, outliers == 1 ? " outlier" : " outliers")),
+                      ExitCode::kPreflight);
 }
 
 absl::Status DoctorOnAllRanks(const CommandLine& line, Communicator& hosts) {
@@ -105,6 +106,7 @@ Command MakeDoctorCommand() {
       .name = "doctor",
       .summary = "Examine the hosts, devices and links of a job before it trains.",
       .description =
+          "With --config it takes the run's device, layout and folder. "
           "Prints a row a rank: cores and memory that it may use, its device, the rate of its "
           "matrix products and of its memory, its clock and what the run folder is like; the "
           "latency and rate of links between ranks that exchange messages in a step; and the "

@@ -81,6 +81,7 @@ class Diagnosis {
     Least(
         "memory bandwidth", kSlow, [](const DoctorRank& r) { return r.memory_bytes_per_second(); },
         Rate);
+    Hosts();
     for (const DoctorRank& rank : report_.ranks()) {
       Clock(rank);
       Folder(rank);
@@ -125,6 +126,18 @@ class Diagnosis {
       if (value(rank) >= share * median) continue;
       Add(false, absl::StrCat(NameOf(rank), ": ", what, " ", text(value(rank)), ", the median of ",
                               rank.device(), " ranks is ", text(median)));
+    }
+  }
+
+  // Names the hosts whose ranks are not consecutive: plans take the ranks of a host to be.
+  void Hosts() {
+    std::map<std::string, std::vector<int>> of_host;
+    for (const DoctorRank& rank : report_.ranks()) of_host[rank.host()].push_back(rank.rank());
+    for (const auto& [host, ranks] : of_host) {
+      if (ranks.back() - ranks.front() + 1 == static_cast<int>(ranks.size())) continue;
+      Add(false, absl::StrCat("host ", host, ": its ranks ", absl::StrJoin(ranks, ", "),
+                              " are not consecutive, so that more messages go between hosts than "
+                              "the plan counts"));
     }
   }
 
@@ -229,10 +242,13 @@ std::string RankTable(const DoctorReport& report) {
     const std::string device =
         gpu ? absl::StrCat(r.device(), ", ", Bytes(double(r.device_memory_bytes())))
             : absl::StrCat(r.device(), " ", r.instructions());
-    table.Row({absl::StrCat(r.rank()), r.host(), absl::StrCat(r.cores()),
-               Bytes(double(r.memory_bytes())), device, Flops(r.product_flops()),
-               Rate(r.memory_bytes_per_second()), Seconds(r.clock_offset_seconds()),
-               Bytes(double(r.free_bytes())), Seconds(r.sync_seconds())});
+    const bool all_cores = r.cores() >= r.host_cores();
+    const std::string cores =
+        all_cores ? absl::StrCat(r.cores()) : absl::StrCat(r.cores(), " of ", r.host_cores());
+    table.Row({absl::StrCat(r.rank()), r.host(), cores, Bytes(double(r.memory_bytes())), device,
+               Flops(r.product_flops()), Rate(r.memory_bytes_per_second()),
+               Seconds(r.clock_offset_seconds()), Bytes(double(r.free_bytes())),
+               Seconds(r.sync_seconds())});
   }
   return table.Text();
 }

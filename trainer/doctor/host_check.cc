@@ -63,6 +63,7 @@ DoctorRank DescribeHost() {
   rank.set_host(HostName());
   rank.set_cores(UsableCores());
   rank.set_cores_list(UsableCoreList());
+  rank.set_host_cores(static_cast<int32_t>(sysconf(_SC_NPROCESSORS_ONLN)));
   rlimit limit{};
   int64_t bytes = UsableMemoryBytes();
   if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {

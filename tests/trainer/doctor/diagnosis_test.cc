@@ -75,6 +75,26 @@ TEST(Diagnosis, OfHealthyRanksNamesNothing) {
   EXPECT_THAT(DoctorTable(report), HasSubstr("2 -> 1  between hosts"));
 }
 
+TEST(Diagnosis, TheTableTellsCoresOfTheHostThatARankMayNotUse) {
+  DoctorReport report = Healthy();
+  report.mutable_ranks(0)->set_host_cores(64);
+  report.mutable_ranks(1)->set_host_cores(8);
+  const std::string table = DoctorTable(report);
+  EXPECT_THAT(table, HasSubstr("\n0     a     8 of 64  64.0 GiB"));
+  EXPECT_THAT(table, HasSubstr("\n1     a     8        64.0 GiB"));
+}
+
+TEST(Diagnosis, NamesTheHostWhoseRanksAreNotConsecutive) {
+  DoctorReport report = Healthy();
+  report.mutable_ranks(1)->set_host("b");
+  report.mutable_ranks(2)->set_host("a");
+  report.mutable_ranks(3)->set_host("c");
+  EXPECT_THAT(
+      Findings(report),
+      ElementsAre("OUTLIER host a: its ranks 0, 2 are not consecutive, so that more messages "
+                  "go between hosts than the plan counts"));
+}
+
 TEST(Diagnosis, NamesTheRankThatHasLess) {
   DoctorReport report = Healthy();
   report.mutable_ranks(2)->set_memory_bytes(16 * kGiB);

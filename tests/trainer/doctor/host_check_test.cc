@@ -21,6 +21,7 @@ TEST(HostCheck, DescribesThisProcess) {
   const DoctorRank rank = DescribeHost();
   EXPECT_FALSE(rank.host().empty());
   EXPECT_GE(rank.cores(), 1);
+  EXPECT_GE(rank.host_cores(), rank.cores());
   EXPECT_GT(rank.memory_bytes(), 0);
   EXPECT_EQ(rank.build().size(), 8u);
 }
