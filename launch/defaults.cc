@@ -34,6 +34,8 @@ constexpr char kDefaults[] = R"(
   })";
 constexpr char kTextDefaults[] = R"(split: "train")";
 constexpr char kTableDefaults[] = R"(pivot_language: "en" dev_percent: 5 test_percent: 5)";
+constexpr char kSpikeDefaults[] = R"(
+  window_steps: 128 steps_before: 10 steps_after: 10 max_roll_backs: 10)";
 constexpr int64_t kInstrumentSteps = 100;  // at these a record costs 0.5 % of small steps
 
 // Gives the fields of `message` that are not set the values in `defaults`, a textproto.
@@ -51,6 +53,8 @@ RunSpec WithDefaults(RunSpec run) {
   Fill(kDefaults, &run);
   for (TextFiles& text : *run.mutable_prepare()->mutable_text()) Fill(kTextDefaults, &text);
   for (LanguageTable& table : *run.mutable_prepare()->mutable_table()) Fill(kTableDefaults, &table);
+  if (run.train().spike().deviations() > 0)
+    Fill(kSpikeDefaults, run.mutable_train()->mutable_spike());
   DataSpec& data = *run.mutable_data();
   if (run.model().architecture() == ENCODER_ONLY && data.mlm_probability() == 0) {
     data.set_mlm_probability(0.15);

@@ -548,6 +548,21 @@ void CheckLayout(const RunSpec& run, Mistakes* mistakes) {
                               "): each replica computes at least one"));
 }
 
+void CheckSpike(const SpikeSpec& spike, Mistakes* mistakes) {
+  const Fields fields(spike, "train.spike.", mistakes);
+  if (spike.deviations() == 0) {
+    fields.Require(
+        spike.action() == SpikeSpec::WARN, "deviations",
+        absl::StrCat("required with train.spike.action: ", SpikeSpec::Action_Name(spike.action())));
+    return;
+  }
+  if (!fields.AtLeast(0, "deviations", "must be above 0, or 0: off")) return;
+  fields.AtLeast(4, "window_steps", "must be at least 4");
+  fields.AtLeast(0, "steps_before");
+  fields.AtLeast(0, "steps_after");
+  fields.AtLeast(0, "max_roll_backs");
+}
+
 void CheckTrain(const TrainSpec& train, Mistakes* mistakes) {
   const Fields fields(train, "train.", mistakes);
   fields.AtLeast(0, "steps", "must be at least 1, or 0: no limit");
@@ -563,6 +578,7 @@ void CheckTrain(const TrainSpec& train, Mistakes* mistakes) {
   fields.AtLeast(1, "log_every_steps");
   fields.AtLeast(0, "checkpoint_every_minutes", "must be above 0, or 0: off");
   fields.AtLeast(0, "validate_every_minutes", "must be above 0, or 0: off");
+  CheckSpike(train.spike(), mistakes);
 }
 
 void CheckInstruments(const InstrumentsSpec& instruments, Mistakes* mistakes) {

@@ -397,7 +397,7 @@ absl::Status AsyncCheckpointer::Tidy(bool saved) {
   if (!saved) return RemoveUnfinished(fs_, options_.folder);
   if (hurry_) return absl::OkStatus();
   return DeleteOldCheckpoints(fs_, options_.folder, options_.keep_latest, options_.keep_every_steps,
-                              &hurry_);
+                              &hurry_, options_.go_back_steps);
 }
 
 absl::Status AsyncCheckpointer::Finish(bool tidy) {
@@ -412,6 +412,14 @@ absl::Status AsyncCheckpointer::Finish(bool tidy) {
   hurry_ = false;
   return absl::OkStatus();
 }
+
+namespace {
+
+int64_t GoBackSteps(const SpikeSpec& spike) {
+  return spike.action() == SpikeSpec::ROLL_BACK ? spike.steps_before() : -1;
+}
+
+}  // namespace
 
 std::string SaveLine(const SaveRecord& record) {
   if (!record.error().empty()) {
@@ -437,6 +445,7 @@ CheckpointPolicy::CheckpointPolicy(FileSystem& fs, const TrainSpec& train, Manif
              {.folder = options_.folder,
               .keep_latest = train.keep_checkpoints(),
               .keep_every_steps = train.keep_every_steps(),
+              .go_back_steps = GoBackSteps(train.spike()),
               .copies = options_.copies,
               .lock = options_.lock,
               .on_end = [this](const SaveRecord& record) { AfterSave(record); },
@@ -516,6 +525,13 @@ absl::Status CheckpointPolicy::SaveAndWait(bool tidy) {
     RETURN_IF_ERROR(saver_.Finish(tidy));
   }
   return saved_step_ == state_.step() ? absl::OkStatus() : saver_.outcome();
+}
+
+absl::Status CheckpointPolicy::SaveAfterGoingBack() {
+  saved_step_ = -1;
+  recorded_skips_ = state_.skipped_steps();
+  RETURN_IF_ERROR(Save());
+  return saver_.Finish();
 }
 
 double CheckpointPolicy::ExpectedSeconds() const {

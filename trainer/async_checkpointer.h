@@ -83,6 +83,7 @@ struct AsyncCheckpointerOptions {
   std::string folder;            // of the run
   int keep_latest = 3;           // checkpoints
   int64_t keep_every_steps = 0;  // 0: none for that reason
+  int64_t go_back_steps = -1;    // CheckpointsToDelete
   bool copies = true;            // false: no copy; Begin returns when this rank's file is written
   RunLock* lock = nullptr;       // checked before a commit; null on ranks other than 0
   // Called on every rank when a save has ended, well or not; only rank 0's record has figures.
@@ -225,6 +226,10 @@ class CheckpointPolicy {
 
   // Tells that `state` has changed since this step was saved, if it was.
   void Changed() { saved_step_ = -1; }
+
+  // Tells that `state` has become that of an earlier step, which the run went back to, and saves
+  // it: returns when that is on disk or has failed.
+  absl::Status SaveAfterGoingBack();
 
   // The bytes of the copy, where the plan counts it.
   int64_t snapshot_bytes() const { return saver_.planned_bytes(); }

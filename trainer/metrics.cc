@@ -146,4 +146,13 @@ absl::Status MetricsWriter::Write(const Message& record) {
   return absl::DataLossError(absl::StrCat(path_, ": cannot be written"));
 }
 
+absl::Status MetricsWriter::GoBack(int64_t last_step) {
+  stream_.close();
+  const absl::Status dropped = DropLines(path_, last_step);
+  stream_.clear();
+  stream_.open(path_, std::ios::app);
+  torn_ = false;
+  return dropped;
+}
+
 }  // namespace deepnet

@@ -38,6 +38,9 @@ class MetricsWriter {
   // the line that was written is left as a line of its own, and the next Write may succeed.
   absl::Status Write(const google::protobuf::Message& record);
 
+  // Drops the lines that Open would drop, for a run that goes back to `last_step`.
+  absl::Status GoBack(int64_t last_step);
+
  private:
   explicit MetricsWriter(const std::string& path);
 

@@ -55,9 +55,13 @@ StepRecord StepReport::Take(const Manifest& state, const StepResult& last,
   record.set_packing_efficiency(real_positions_ / positions_);
   record.set_bubble(pipeline.bubble);
   record.set_exposed_communication(pipeline.exposed_communication);
+  Forget();
+  return record;
+}
+
+void StepReport::Forget() {
   loss_ = nll_ = finite_target_tokens_ = 0.0;
   target_tokens_ = real_positions_ = positions_ = flops_ = seconds_ = 0.0;
-  return record;
 }
 
 double RankMemory::Difference() const {

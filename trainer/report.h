@@ -32,6 +32,9 @@ class StepReport {
   // `last` is the latest of them, `pipeline` the figures of its pipeline.
   StepRecord Take(const Manifest& state, const StepResult& last, const TraceFigures& pipeline);
 
+  // Forgets the steps since the last Take.
+  void Forget();
+
  private:
   const RunSpec& run_;
   const double ceiling_gflops_, peak_flops_;

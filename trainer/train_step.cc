@@ -35,7 +35,8 @@ absl::StatusOr<LossSums> SumLoss(const StepBatch& batch, const RankContext& cont
 
 absl::StatusOr<StepResult> RunTrainStep(const StepBatch& batch, int64_t step, int64_t update,
                                         RankContext& context, const ExecutorOptions& options,
-                                        const std::function<void()>& before_update) {
+                                        const std::function<void()>& before_update,
+                                        const UpdateWanted& wanted) {
   const StepBatch own = context.dp_size == 1 ? StepBatch() : ReplicaBatch(batch, context);
   const double tokens = static_cast<double>(batch.num_target_tokens);
   StepResult result;
@@ -67,12 +68,18 @@ absl::StatusOr<StepResult> RunTrainStep(const StepBatch& batch, int64_t step, in
   result.loss = sums.loss / tokens;
   result.nll = sums.nll / tokens;
   norm.End();
+  const double gradient_norm = sum_norm * result.gradient_unit;
+  result.withheld = wanted && !wanted(result.loss, gradient_norm);
   before_update();
+  if (result.withheld) {
+    result.update = context.optimizer->Withhold(update, gradient_norm);
+    return result;
+  }
   const TraceSpan span(options.trace, {.kind = TraceKind::kUpdate});
-  ASSIGN_OR_RETURN(result.update,
-                   context.optimizer->Apply(*context.ops, context.model->parameters(), update,
-                                            sum_norm * result.gradient_unit, result.loss,
-                                            result.gradient_unit, options.trace));
+  ASSIGN_OR_RETURN(
+      result.update,
+      context.optimizer->Apply(*context.ops, context.model->parameters(), update, gradient_norm,
+                               result.loss, result.gradient_unit, options.trace));
   if (!result.update.skipped) context.model->Refresh();
   return result;
 }

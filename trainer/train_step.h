@@ -18,6 +18,7 @@ struct StepResult {
   double loss = 0.0;  // label-smoothed cross-entropy, nats per target token of the whole step
   double nll = 0.0;   // nats per target token
   UpdateResult update;
+  bool withheld = false;       // `wanted` said no; update.skipped is true then
   double loss_scale = 0.0;     // 0: none
   double gradient_unit = 1.0;  // what the summed gradient was multiplied by to be the loss's
   RankTrace trace;             // of this rank's actions; empty with one stage
@@ -27,14 +28,19 @@ struct StepResult {
 // with one stage. Collective over context.pipeline; every rank of it gets the same.
 absl::StatusOr<TraceFigures> MeasurePipeline(const StepResult& result, RankContext& context);
 
+// Returns whether the update of a step with this loss and gradient norm is to be made.
+using UpdateWanted = std::function<bool(double loss, double gradient_norm)>;
+
 // Trains one step. `batch` has all microbatches of the step; a replica computes those that
 // MicrobatchesOf (parallel/plan/shard.h) gives it, and context.schedule is for as many. `step`
 // counts batches and keys dropout; `update` >= 1 counts updates, without skipped steps.
-// `before_update` is called when weights and moments are about to change. options.trace, if there
-// is one, also gets what follows the schedule, and outlives `context`. Collective over
-// context.world; every rank gets the same result.
+// `before_update` is called when weights and moments are about to change, after `wanted`, which has
+// to answer the same on every rank; empty: yes. options.trace, if there is one, also gets what
+// follows the schedule, and outlives `context`. Collective over context.world; every rank gets the
+// same result.
 absl::StatusOr<StepResult> RunTrainStep(
     const StepBatch& batch, int64_t step, int64_t update, RankContext& context,
-    const ExecutorOptions& options = {}, const std::function<void()>& before_update = [] {});
+    const ExecutorOptions& options = {}, const std::function<void()>& before_update = [] {},
+    const UpdateWanted& wanted = {});
 
 }  // namespace deepnet

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -25,7 +26,9 @@
 #include "trainer/monitored_run.h"
 #include "trainer/report.h"
 #include "trainer/resolve_run.h"
+#include "trainer/roll_back.h"
 #include "trainer/run_trace.h"
+#include "trainer/spikes.h"
 #include "trainer/tensor_memory.h"
 #include "trainer/train_step.h"
 #include "trainer/validation.h"
@@ -67,6 +70,11 @@ class Trainer {
   bool Done() const;
   bool ValidationDue() const;
   absl::Status Step();
+  absl::Status LeaveOut();
+  bool UpdateWanted(double loss, double gradient_norm);
+  absl::StatusOr<bool> AfterSpike();
+  absl::StatusOr<bool> RollBack(SpikeRecord& spike);
+  void GoOnFrom(Manifest earlier);
   absl::Status RecordInstruments(const StepResult& result);
   absl::Status Agree(double seconds);
   void Count(const StepBatch& batch, const StepResult& result);
@@ -106,6 +114,7 @@ class Trainer {
   double agreed_seconds_ = 0.0;       // of the last step, by the clock of rank 0
   double longest_step_ = 0.0;         // seconds, of this process, without its first step
   absl::Status least_scale_;          // of the last step, with a loss scale
+  std::optional<SpikeRecord> spike_;  // of the last step
   bool stop_ = false, save_ = false;  // requested of some rank, as all ranks know
 };
 
@@ -118,6 +127,7 @@ absl::Status Trainer::Prepare() {
     log_.Warning(absl::StrCat("--trace: the run is at step ", WithCommas(first_step_),
                               " already; nothing is traced"));
   }
+  if (run_.train().spike().deviations() == 0) state_.clear_spike_window();
   const bool resumed = resolved_.earlier.has_value();
   validated_step_ = resumed && !state_.validation_due() ? state_.step() : -1;
   validated_at_ = state_.train_seconds();
@@ -143,10 +153,15 @@ absl::Status Trainer::Run() {
   memory_.ForgetPeak();         // the peak of loading does not count
   RETURN_IF_ERROR(Agree(0.0));  // signals may have come since the process began
   if (!stop_ && state_.validation_due()) RETURN_IF_ERROR(ValidateNow());
-  if (save_) RETURN_IF_ERROR(checkpoints_->Save());
+  const bool may_go_back = run_.train().spike().action() == SpikeSpec::ROLL_BACK;
+  if (save_ || (may_go_back && state_.step() == 0)) RETURN_IF_ERROR(checkpoints_->Save());
   while (!stop_ && !Done()) {
-    RETURN_IF_ERROR(Step());
+    RETURN_IF_ERROR(IsLeftOut(state_, state_.step() + 1) ? LeaveOut() : Step());
     RETURN_IF_ERROR(CheckDivergence());
+    if (spike_) {
+      ASSIGN_OR_RETURN(const bool went_back, AfterSpike());
+      if (went_back) continue;
+    }
     if (!stop_ && ValidationDue()) RETURN_IF_ERROR(ValidateNow());
     RETURN_IF_ERROR(SaveIfAskedOrDue());
     RETURN_IF_ERROR(WriteTraceIfDue(/*last=*/stop_ || Done()));
@@ -176,7 +191,8 @@ absl::Status Trainer::Step() {
             const TraceSpan wait(trace_.current(), {.kind = TraceKind::kSave});
             checkpoints_->AwaitCopy();
             if (looks) session_.instruments->BeforeUpdate();
-          }));
+          },
+          [this](double loss, double norm) { return UpdateWanted(loss, norm); }));
   if (looks) RETURN_IF_ERROR(RecordInstruments(result));
   RETURN_IF_ERROR(Agree(SecondsNow() - started));
   Count(*batch, result);
@@ -184,6 +200,89 @@ absl::Status Trainer::Step() {
   const int64_t every = std::max<int64_t>(1, run_.train().log_every_steps());
   const bool tells = result.update.skipped || state_.step() % every == 0;
   return tells || stop_ || Done() ? Report(result) : absl::OkStatus();
+}
+
+// Counts a step that is not trained on.
+absl::Status Trainer::LeaveOut() {
+  RETURN_IF_ERROR(Agree(0.0));
+  state_.set_step(state_.step() + 1);
+  state_.mutable_data()->set_step(state_.step());
+  state_.set_skipped_steps(state_.skipped_steps() + 1);
+  return absl::OkStatus();
+}
+
+// Looks for a spike in the step under way, whose figures are the same on all ranks.
+bool Trainer::UpdateWanted(double loss, double gradient_norm) {
+  const SpikeSpec& spec = run_.train().spike();
+  if (spec.deviations() == 0) return true;
+  spike_ = FindSpike(spec, state_.spike_window(), state_.step() + 1, loss, gradient_norm);
+  RememberStep(spec, loss, gradient_norm, *state_.mutable_spike_window());
+  return !spike_ || spec.action() == SpikeSpec::WARN;
+}
+
+// Enters the spike of the step that was just counted into the ledger. Returns whether the run went
+// back.
+absl::StatusOr<bool> Trainer::AfterSpike() {
+  SpikeRecord spike = *std::exchange(spike_, std::nullopt);
+  bool went_back = false;
+  if (run_.train().spike().action() == SpikeSpec::ROLL_BACK) {
+    ASSIGN_OR_RETURN(went_back, RollBack(spike));
+  }
+  log_.Warning(SpikeLine(spike));
+  WriteMetrics(spike);
+  *state_.add_spikes() = std::move(spike);
+  if (went_back) RETURN_IF_ERROR(checkpoints_->SaveAfterGoingBack());
+  return went_back;
+}
+
+// Goes back to before the steps that `spike` then says are left out. Returns false if there is no
+// checkpoint.
+absl::StatusOr<bool> Trainer::RollBack(SpikeRecord& spike) {
+  Enter("roll-back");
+  const TraceSpan span = Phase("roll-back");
+  const SpikeSpec& spec = run_.train().spike();
+  RETURN_IF_ERROR(checkpoints_->Finish());
+  if (NumRollBacks(state_) >= spec.max_roll_backs()) {
+    const std::string text =
+        absl::StrCat("diverged: ", SpikeFigures(spike), ", after ", NumRollBacks(state_),
+                     " roll-backs, as many as ", "train.spike.max_roll_backs allows");
+    return AgreeOnStatus(world_, WithExitCode(absl::AbortedError(text), ExitCode::kDiverged));
+  }
+  SpikeRecord left_out = spike;
+  LeaveOutAround(spec, left_out);
+  ASSIGN_OR_RETURN(std::optional<Manifest> earlier,
+                   GoBack(fs_, resolved_.folder, left_out.first_left_out() - 1,
+                          resolved_.lock.get(), *session_.context, log_));
+  if (!earlier) return false;
+  spike = std::move(left_out);
+  spike.set_step(earlier->step());
+  spike.set_first_left_out(std::max(spike.first_left_out(), earlier->step() + 1));
+  GoOnFrom(*std::move(earlier));
+  return true;
+}
+
+// Makes the state that of an earlier step, but for what has really passed, and the ledger of the
+// steps that are left out.
+void Trainer::GoOnFrom(Manifest earlier) {
+  const Manifest before = std::exchange(state_, std::move(earlier));
+  *state_.mutable_run() = before.run();
+  state_.set_train_seconds(before.train_seconds());
+  state_.set_failed_saves(before.failed_saves());
+  state_.set_validation_due(false);
+  state_.clear_spikes();
+  for (const SpikeRecord& spike : before.spikes()) {
+    const bool stays = spike.last_left_out() > 0 || spike.step() <= state_.step();
+    if (stays) *state_.add_spikes() = spike;
+  }
+  if (validated_step_ > state_.step()) validated_step_ = -1;
+  if (session_.context->loss_scale != nullptr) {
+    *session_.context->loss_scale =
+        DynamicLossScale(run_.optim(), run_.data().global_microbatches(), state_.loss_scale());
+  }
+  session_.report->Forget();
+  if (!leads()) return;
+  const absl::Status dropped = session_.metrics->GoBack(state_.step());
+  if (!dropped.ok()) log_.Warning(std::string(dropped.message()));
 }
 
 // Records the instruments of the step that was just taken; it is not counted yet.
@@ -229,8 +328,9 @@ void Trainer::Count(const StepBatch& batch, const StepResult& result) {
   session_.report->Add(batch, result, agreed_seconds_);
   if (state_.step() > first_step_ + 1) longest_step_ = std::max(longest_step_, agreed_seconds_);
   requests_.Expect(longest_step_, checkpoints_->ExpectedSeconds());
-  if (session_.context->loss_scale != nullptr) return CountLossScale(skipped);
-  if (skipped) {
+  const bool not_finite = skipped && !result.withheld;
+  if (session_.context->loss_scale != nullptr) return CountLossScale(not_finite);
+  if (not_finite) {
     log_.Warning(absl::StrCat("step ", state_.step(), ": loss or gradient is not finite; skipped"));
   }
 }
@@ -249,9 +349,11 @@ absl::Status Trainer::CheckDivergence() {
   absl::Status status = least_scale_;
   if (session_.context->loss_scale == nullptr &&
       state_.consecutive_skips() >= kMaxConsecutiveSkips) {
+    const bool skips = run_.train().spike().action() == SpikeSpec::SKIP;
     status = WithExitCode(
         absl::AbortedError(absl::StrCat("diverged: ", kMaxConsecutiveSkips,
-                                        " non-finite steps in a row at step ", state_.step())),
+                                        skips ? " non-finite steps or spikes" : " non-finite steps",
+                                        " in a row at step ", state_.step())),
         ExitCode::kDiverged);
   }
   if (status.ok()) return absl::OkStatus();

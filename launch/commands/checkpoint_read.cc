@@ -23,6 +23,7 @@
 #include "trainer/checkpoint/tools/inspect.h"
 #include "trainer/checkpoint/tools/tensor_reader.h"
 #include "trainer/metrics.h"
+#include "trainer/spikes.h"
 
 namespace deepnet {
 namespace {
@@ -188,6 +189,13 @@ std::string SkipsText(const Manifest& manifest) {
   });
 }
 
+// A line for each entry of the ledger of spikes.
+std::string SpikesText(const Manifest& manifest) {
+  return absl::StrJoin(
+      manifest.spikes(), "\n                  ",
+      [](std::string* out, const SpikeRecord& spike) { absl::StrAppend(out, SpikeLine(spike)); });
+}
+
 std::string AveragedText(const Manifest& manifest) {
   return absl::StrJoin(manifest.averaged(), ", ",
                        [](std::string* out, const AveragedCheckpoint& averaged) {
@@ -207,6 +215,7 @@ std::string Summary(const Inspection& it) {
             absl::StrCat(WithCommas(m.optimizer_steps()), ", ", WithCommas(m.skipped_steps()),
                          " steps skipped"));
   AppendRow(text, "skipped", SkipsText(m));
+  AppendRow(text, "spikes", SpikesText(m));
   AppendRow(text, "tokens",
             absl::StrCat(WithCommas(m.source_tokens()), " source, ", WithCommas(m.target_tokens()),
                          " target"));

@@ -434,6 +434,17 @@ TEST(Defaults, InstrumentsAreOffUntilNamed) {
   EXPECT_EQ(WithDefaults(run).instruments().every_steps(), 0);
 }
 
+TEST(Defaults, SpikesAreNotLookedForWithoutABand) {
+  RunSpec run;
+  SpikeSpec& spike = *run.mutable_train()->mutable_spike();
+  EXPECT_EQ(WithDefaults(run).train().spike().window_steps(), 0);
+  spike.set_deviations(6);
+  spike.set_steps_before(0);
+  EXPECT_EQ(WithDefaults(run).train().spike().window_steps(), 128);
+  EXPECT_EQ(WithDefaults(run).train().spike().steps_before(), 0);
+  EXPECT_EQ(WithDefaults(run).train().spike().steps_after(), 10);
+}
+
 TEST(Defaults, FillingTwiceChangesNothing) {
   const RunSpec once = WithDefaults(RunSpec());
   EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(once, WithDefaults(once)));

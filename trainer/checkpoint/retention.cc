@@ -31,7 +31,7 @@ struct Retention {
 };
 
 absl::StatusOr<Retention> FindOld(FileSystem& fs, const std::string& run_folder, int keep_latest,
-                                  int64_t keep_every_steps) {
+                                  int64_t keep_every_steps, int64_t go_back_steps = -1) {
   ASSIGN_OR_RETURN(const std::vector<std::string> names, fs.List(run_folder));
   Retention retention;
   std::vector<int64_t> best;
@@ -45,13 +45,16 @@ absl::StatusOr<Retention> FindOld(FileSystem& fs, const std::string& run_folder,
     ASSIGN_OR_RETURN(const int64_t step, GetPointer(fs, run_folder, name));
     best.push_back(step);
   }
-  retention.old = CheckpointsToDelete(retention.all, keep_latest, best, keep_every_steps);
+  retention.old =
+      CheckpointsToDelete(retention.all, keep_latest, best, keep_every_steps, go_back_steps);
   return retention;
 }
 
 absl::Status DeleteOld(FileSystem& fs, const std::string& run_folder, int keep_latest,
-                       int64_t keep_every_steps, const std::atomic<bool>* cancel) {
-  ASSIGN_OR_RETURN(const Retention found, FindOld(fs, run_folder, keep_latest, keep_every_steps));
+                       int64_t keep_every_steps, const std::atomic<bool>* cancel,
+                       int64_t go_back_steps) {
+  ASSIGN_OR_RETURN(const Retention found,
+                   FindOld(fs, run_folder, keep_latest, keep_every_steps, go_back_steps));
   if (found.old.empty()) return absl::OkStatus();
   const int64_t newest = *std::max_element(found.all.begin(), found.all.end());
   const std::string folder = JoinPath(run_folder, CheckpointName(newest));
@@ -64,25 +67,77 @@ absl::Status DeleteOld(FileSystem& fs, const std::string& run_folder, int keep_l
   return absl::OkStatus();
 }
 
+// Removes the best scores of `manifest` whose checkpoints are gone, and sets the pointers by what
+// is left.
+absl::Status SetBestPointers(FileSystem& fs, const std::string& run_folder,
+                             const std::vector<std::string>& names, Manifest& manifest) {
+  const auto is_there = [&](int64_t step) {
+    return std::count(names.begin(), names.end(), CheckpointName(step)) > 0;
+  };
+  std::vector<BestScore> kept;
+  for (const BestScore& best : manifest.best()) {
+    if (best.step() <= manifest.step() && is_there(best.step())) kept.push_back(best);
+  }
+  manifest.mutable_best()->Assign(kept.begin(), kept.end());
+  for (const std::string& name : names) {
+    if (!absl::StartsWith(name, kBestPointerPrefix) || absl::EndsWith(name, kTemporarySuffix)) {
+      continue;
+    }
+    const auto best = std::find_if(kept.begin(), kept.end(), [&](const BestScore& score) {
+      return absl::StrCat(kBestPointerPrefix, score.metric()) == name;
+    });
+    RETURN_IF_ERROR(best != kept.end() ? SetPointer(fs, run_folder, name, best->step())
+                                       : fs.Delete(JoinPath(run_folder, name)));
+  }
+  return fs.SyncFolder(run_folder);
+}
+
+absl::Status DeleteNewer(FileSystem& fs, const std::string& run_folder, Manifest& manifest) {
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, fs.List(run_folder));
+  std::vector<int64_t> newer;
+  for (const std::string& name : names) {
+    const std::optional<int64_t> step = StepOfCheckpointName(name);
+    if (step.has_value() && *step > manifest.step()) newer.push_back(*step);
+  }
+  std::sort(newer.rbegin(), newer.rend());
+  for (const int64_t step : newer) RETURN_IF_ERROR(DeleteCheckpoint(fs, run_folder, step));
+  RETURN_IF_ERROR(SetBestPointers(fs, run_folder, names, manifest));
+  return SetPointer(fs, run_folder, kLatestPointer, manifest.step());
+}
+
 }  // namespace
 
+absl::Status DeleteNewerCheckpoints(FileSystem& fs, const std::string& run_folder,
+                                    Manifest& manifest) {
+  return CheckpointError(DeleteNewer(fs, run_folder, manifest),
+                         absl::StrCat("deleting newer checkpoints of '", run_folder, "'"));
+}
+
 std::vector<int64_t> CheckpointsToDelete(std::span<const int64_t> steps, int keep_latest,
-                                         std::span<const int64_t> best, int64_t keep_every_steps) {
+                                         std::span<const int64_t> best, int64_t keep_every_steps,
+                                         int64_t go_back_steps) {
   std::vector<int64_t> sorted(steps.begin(), steps.end());
   std::sort(sorted.begin(), sorted.end());
+  int64_t back = -1;  // step of the one to go back to
+  for (const int64_t step : sorted) {
+    const bool is_far = step <= std::max<int64_t>(0, sorted.back() - go_back_steps);
+    if (go_back_steps >= 0 && is_far) back = step;
+  }
   const size_t kept = std::min(sorted.size(), static_cast<size_t>(std::max(keep_latest, 1)));
   sorted.resize(sorted.size() - kept);
   std::erase_if(sorted, [&](int64_t step) {
     const bool is_multiple = keep_every_steps > 0 && step > 0 && step % keep_every_steps == 0;
-    return is_multiple || std::find(best.begin(), best.end(), step) != best.end();
+    return is_multiple || step == back || std::find(best.begin(), best.end(), step) != best.end();
   });
   return sorted;
 }
 
 absl::Status DeleteOldCheckpoints(FileSystem& fs, const std::string& run_folder, int keep_latest,
-                                  int64_t keep_every_steps, const std::atomic<bool>* cancel) {
-  return CheckpointError(DeleteOld(fs, run_folder, keep_latest, keep_every_steps, cancel),
-                         absl::StrCat("deleting old checkpoints of '", run_folder, "'"));
+                                  int64_t keep_every_steps, const std::atomic<bool>* cancel,
+                                  int64_t go_back_steps) {
+  return CheckpointError(
+      DeleteOld(fs, run_folder, keep_latest, keep_every_steps, cancel, go_back_steps),
+      absl::StrCat("deleting old checkpoints of '", run_folder, "'"));
 }
 
 absl::StatusOr<PrunePlan> PlanPrune(FileSystem& fs, const std::string& run_folder,

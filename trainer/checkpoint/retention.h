@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 
 #include "parallel/base/file_system.h"
+#include "proto/checkpoint.pb.h"
 #include "trainer/checkpoint/run_lock.h"
 #include "trainer/checkpoint/tools/tool_options.h"
 
@@ -18,10 +19,11 @@ namespace deepnet {
 
 // Returns those of `steps`, given in any order, whose checkpoints are to be deleted, ascending: all
 // but the `keep_latest` greatest (the greatest is kept even for 0), those in `best`, and multiples
-// of `keep_every_steps` (> 0; 0 itself is none).
+// of `keep_every_steps` (> 0; 0 itself is none); and, with `go_back_steps` >= 0, the newest that is
+// so many steps behind the greatest, or 0, for a run that may have to go back.
 std::vector<int64_t> CheckpointsToDelete(std::span<const int64_t> steps, int keep_latest,
                                          std::span<const int64_t> best,
-                                         int64_t keep_every_steps = 0);
+                                         int64_t keep_every_steps = 0, int64_t go_back_steps = -1);
 
 // Deletes those checkpoints of a run, where `best` is what its best-<metric> pointers name. First
 // reads and verifies the newest checkpoint: if that is damaged, this fails and nothing is deleted.
@@ -29,7 +31,15 @@ std::vector<int64_t> CheckpointsToDelete(std::span<const int64_t> steps, int kee
 // `*cancel` becomes true. The caller holds the folder's lock.
 absl::Status DeleteOldCheckpoints(FileSystem& fs, const std::string& run_folder, int keep_latest,
                                   int64_t keep_every_steps = 0,
-                                  const std::atomic<bool>* cancel = nullptr);
+                                  const std::atomic<bool>* cancel = nullptr,
+                                  int64_t go_back_steps = -1);
+
+// Deletes the checkpoints with more steps than `manifest` has, the newest first, so that a run
+// which is resumed goes on from there at the latest. Pointers to them are set back: `latest` to
+// that checkpoint, best-<metric> to what `manifest` calls the best; where that is gone too, pointer
+// and entry are removed. The caller holds the folder's lock.
+absl::Status DeleteNewerCheckpoints(FileSystem& fs, const std::string& run_folder,
+                                    Manifest& manifest);
 
 // Which checkpoints stay, besides those that best-* pointers name.
 struct PruneRule {

@@ -61,11 +61,10 @@ absl::StatusOr<UpdateResult> OptimizerStep::Apply(Ops& ops, Parameters& paramete
   if (update % kUpdatesPerReplicaCheck == 0) {
     RETURN_IF_ERROR(replica_check_.Run(parameters.weights(), groups_));
   }
-  UpdateResult result{.gradient_norm = gradient_norm, .rate = LearningRate(optim_, update)};
   if (!std::isfinite(gradient_norm) || !std::isfinite(loss)) {
-    result.skipped = true;
-    return result;
+    return Withhold(update, gradient_norm);
   }
+  UpdateResult result{.gradient_norm = gradient_norm, .rate = LearningRate(optim_, update)};
   double scale = unit;
   if (optim_.clip_norm() > 0 && gradient_norm > optim_.clip_norm()) {
     scale = optim_.clip_norm() / gradient_norm * unit;
@@ -74,6 +73,10 @@ absl::StatusOr<UpdateResult> OptimizerStep::Apply(Ops& ops, Parameters& paramete
   const TraceSpan span(trace, {.kind = TraceKind::kGather});
   RETURN_IF_ERROR(GatherWeights(ops, parameters.weights()));
   return result;
+}
+
+UpdateResult OptimizerStep::Withhold(int64_t update, double gradient_norm) const {
+  return {.gradient_norm = gradient_norm, .rate = LearningRate(optim_, update), .skipped = true};
 }
 
 void OptimizerStep::Update(Ops& ops, Parameters& parameters, int64_t update, double rate,

@@ -24,7 +24,8 @@ inline constexpr int64_t kUpdatesPerReplicaCheck = 100;
 struct UpdateResult {
   double gradient_norm = 0.0;  // before clipping, of the whole model (step_totals.h)
   double rate = 0.0;           // learning rate used
-  bool skipped = false;        // loss or gradient was not finite; weights and moments are untouched
+  bool skipped = false;        // loss or gradient was not finite, or the update was withheld;
+                               // weights and moments are untouched
 };
 
 class OptimizerStep {
@@ -48,6 +49,9 @@ class OptimizerStep {
   absl::StatusOr<UpdateResult> Apply(Ops& ops, Parameters& parameters, int64_t update,
                                      double gradient_norm, double loss, double unit = 1.0,
                                      RankTrace* trace = nullptr) const;
+
+  // Returns the result of update number `update` >= 1 where it is not made.
+  UpdateResult Withhold(int64_t update, double gradient_norm) const;
 
  private:
   struct Range {

@@ -46,6 +46,35 @@ TEST(CheckpointsToDelete, KeepsMultiplesOfANumberOfSteps) {
   EXPECT_THAT(CheckpointsToDelete(from_zero, 1, {}, 2), ElementsAre(0, 1, 3));
 }
 
+TEST(CheckpointsToDelete, KeepsTheOneToGoBackTo) {
+  EXPECT_THAT(CheckpointsToDelete(kSteps, 1, {}, 0, 15), ElementsAre(10, 20, 40));
+  EXPECT_THAT(CheckpointsToDelete(kSteps, 1, {}, 0, 0), ElementsAre(10, 20, 30, 40));
+  EXPECT_THAT(CheckpointsToDelete(kSteps, 1, {}, 0, 60), ElementsAre(10, 20, 30, 40));
+  const std::vector<int64_t> from_zero = {0, 10, 20};
+  EXPECT_THAT(CheckpointsToDelete(from_zero, 1, {}, 0, 60), ElementsAre(10));
+}
+
+TEST(DeleteNewerCheckpoints, SetsPointersBackToWhatIsThere) {
+  MemoryFileSystem fs;
+  for (const int64_t step : {10, 20, 30, 40}) ASSERT_TRUE(SaveSample(fs, "run", step).ok());
+  ASSERT_TRUE(SetPointer(fs, "run", "best-bleu", 40).ok());
+  ASSERT_TRUE(SetPointer(fs, "run", "best-nll", 30).ok());
+  Manifest manifest;
+  manifest.set_step(20);
+  for (const auto& [metric, step] : {std::pair("bleu", 10), std::pair("nll", 5)}) {
+    BestScore& best = *manifest.add_best();
+    best.set_metric(metric);
+    best.set_step(step);
+  }
+  ASSERT_TRUE(DeleteNewerCheckpoints(fs, "run", manifest).ok());
+  EXPECT_THAT(*fs.List("run"),
+              ElementsAre("best-bleu", "latest", "step-00000010", "step-00000020"));
+  EXPECT_EQ(*GetPointer(fs, "run", "latest"), 20);
+  EXPECT_EQ(*GetPointer(fs, "run", "best-bleu"), 10);
+  ASSERT_EQ(manifest.best_size(), 1);
+  EXPECT_EQ(manifest.best(0).metric(), "bleu");
+}
+
 TEST(DeleteOldCheckpoints, DeletesNothingMoreOnceItIsCancelled) {
   MemoryFileSystem fs;
   for (const int64_t step : {10, 20, 30}) ASSERT_TRUE(SaveSample(fs, "run", step).ok());

@@ -1,0 +1,57 @@
+// Spikes of a run (SpikeSpec): finite steps whose loss or gradient norm is far above those of the
+// steps before. How they are told apart, and the ledger of them that every checkpoint carries.
+//
+// Pure functions of figures that are the same on every rank and for every layout, so that all ranks
+// find the same spikes, and a resumed run finds them again. Steps are counted like Manifest.step:
+// step 1 is a run's first.
+//
+// Example, in step `step`, before its update:
+//   const auto spike = FindSpike(spec, state.spike_window(), step, loss, gradient_norm);
+//   if (!spike) Update();
+//   RememberStep(spec, loss, gradient_norm, *state.mutable_spike_window());
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "proto/checkpoint.pb.h"
+#include "proto/report.pb.h"
+#include "proto/run.pb.h"
+
+namespace deepnet {
+
+// Returns the upper end of the band around `values`, which are not empty: their median and
+// `deviations` times a robust standard deviation. That is 1.4826 times the median absolute
+// deviation (the standard deviation of normal values), but at least 1 % of the median, so that
+// equal values leave room.
+double BandLimit(std::span<const double> values, double deviations);
+
+// Returns a record without what follows from `spec.action`, if loss or norm is above the band of
+// `window`; none if neither is, if either is not finite, or if the window has fewer than half of
+// spec.window_steps.
+std::optional<SpikeRecord> FindSpike(const SpikeSpec& spec, const SpikeWindow& window, int64_t step,
+                                     double loss, double gradient_norm);
+
+// Adds a step to the window, unless loss or norm is not finite, and drops those that are too old.
+void RememberStep(const SpikeSpec& spec, double loss, double gradient_norm, SpikeWindow& window);
+
+// Sets which steps around `spike` are left out (ROLL_BACK).
+void LeaveOutAround(const SpikeSpec& spec, SpikeRecord& spike);
+
+// Returns whether the ledger says that `step` is not trained on.
+bool IsLeftOut(const Manifest& state, int64_t step);
+
+// Returns how often the run has gone back.
+int64_t NumRollBacks(const Manifest& state);
+
+// Returns "spike in step 951: loss 9.120 (at most 6.300 expected), gradient norm 45.1 (at most 12.2
+// expected)".
+std::string SpikeFigures(const SpikeRecord& spike);
+
+// Returns the figures, and what was done: "...; went back to step 900, steps 941 to 961 are left
+// out".
+std::string SpikeLine(const SpikeRecord& spike);
+
+}  // namespace deepnet
