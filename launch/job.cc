@@ -75,6 +75,8 @@ std::string JobId() {
   return id != nullptr ? id : "";
 }
 
+int JobRestarts() { return NumberIn("SLURM_RESTART_COUNT"); }
+
 double JobDeadline() {
   const int end = NumberIn("SLURM_JOB_END_TIME");  // seconds since 1970
   if (end == 0) return std::numeric_limits<double>::infinity();

@@ -34,6 +34,7 @@ absl::StatusOr<std::unique_ptr<Job>> JoinJob();
 
 // Read Slurm's variables about this job, where it has set them.
 std::string JobId();   // empty: there is none
+int JobRestarts();     // how often it has put the job back into the queue
 double JobDeadline();  // SecondsNow() at which it ends the job; infinity: unknown
 
 // Returns what a rank's command ends with for `status`. A status that all ranks know of (IsAgreed)

@@ -364,7 +364,8 @@ absl::Status Trainer::CheckDivergence() {
 absl::Status Trainer::Report(const StepResult& result) {
   const TraceSpan span = Phase("report");
   ASSIGN_OR_RETURN(const TraceFigures pipeline, MeasurePipeline(result, *session_.context));
-  const StepRecord record = session_.report->Take(state_, result, pipeline);
+  StepRecord record = session_.report->Take(state_, result, pipeline);
+  record.set_restarts(options_.restarts);
   WriteMetrics(record);
   Progress progress = ProgressOf(record, run_.train());
   progress.figures += InstrumentsCost(session_.instruments->seconds(), stepping_seconds_);

@@ -62,6 +62,7 @@ struct TrainOptions {
   std::atomic<int>* request = nullptr;  // bits as above, set by signal handlers
   double deadline = kNoDeadline;        // the SecondsNow() at which this process must have ended
   std::string job_id;                   // of the batch system, for the run folder's lock
+  int restarts = 0;                     // of the batch system's job, for metrics
   RunLockOptions lock;                  // how the run folder is locked
   FileSystem* files = nullptr;          // for checkpoints; null: the system's
   Communicator* world = nullptr;        // all ranks of the job; null: this process is alone

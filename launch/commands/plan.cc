@@ -9,6 +9,7 @@
 #include "google/protobuf/util/json_util.h"
 
 #include "launch/commands/commands.h"
+#include "launch/commands/sbatch.h"
 #include "launch/validate.h"
 #include "parallel/base/host.h"
 #include "parallel/base/status_macros.h"
@@ -92,15 +93,32 @@ void Print(const Plan& plan, const RunSpec& run, const Inventory& inventory,
   }
 }
 
-absl::Status WriteSvg(const Plan& plan, const RunSpec& run, const std::string& path) {
+// Writes `text` to the file that `flag` names.
+absl::Status WriteText(const CommandLine& line, const std::string& flag, const std::string& text) {
+  const std::string path = ResolvePath(line, line.flags.Text(flag));
   std::ofstream file(path);
+  file << text;
+  file.close();
+  if (file) return absl::OkStatus();
+  return BadFlag(absl::StrCat("--", flag, ": cannot write ", path));
+}
+
+std::string Svg(const Plan& plan, const RunSpec& run) {
   const std::string title =
       absl::StrCat(plan.schedule(), ", ", plan.pipeline_parallel_size(), " ranks, ",
                    PipelineShapeOf(plan).num_microbatches, " microbatches");
-  file << DrawSvg(SimulatePlan(plan, run.cluster(), run.compute()), title);
-  file.close();
-  if (file) return absl::OkStatus();
-  return BadFlag(absl::StrCat("--svg: cannot write ", path));
+  return DrawSvg(SimulatePlan(plan, run.cluster(), run.compute()), title);
+}
+
+// Returns the job script for this plan; its `train` gets the words that this command got.
+std::string Script(const Plan& plan, const RunSpec& run, const CommandLine& line) {
+  std::vector<std::string> words;
+  if (line.flags.Given("root")) words = {"--root", line.flags.Text("root")};
+  for (const std::string& file : line.flags.List("config")) {
+    words.insert(words.end(), {"--config", file});
+  }
+  for (const std::string& set : line.flags.List("set")) words.insert(words.end(), {"--set", set});
+  return SbatchScript(RequestFor(plan, run, UsableCores()), plan, run, words);
 }
 
 absl::Status CheckFlags(const ParsedFlags& flags) {
@@ -108,8 +126,8 @@ absl::Status CheckFlags(const ParsedFlags& flags) {
   if ((json || compare) && flags.Given("print")) {
     return BadFlag("--print is for tables of a plan: not with --json, --compare");
   }
-  if (compare && (json || flags.Given("svg"))) {
-    return BadFlag("--compare is a table of its own: not with --json, --svg");
+  if (compare && (json || flags.Given("svg") || flags.Given("sbatch"))) {
+    return BadFlag("--compare is a table of its own: not with --json, --svg, --sbatch");
   }
   return absl::OkStatus();
 }
@@ -141,8 +159,9 @@ absl::Status RunPlan(const CommandLine& line) {
   if (const auto closest = ClosestPlan(plan.status())) Print(*closest, run, inventory, line);
   RETURN_IF_ERROR(plan.status());
   Print(*plan, run, inventory, line);
-  if (!line.flags.Given("svg")) return absl::OkStatus();
-  return WriteSvg(*plan, run, ResolvePath(line, line.flags.Text("svg")));
+  if (line.flags.Given("svg")) RETURN_IF_ERROR(WriteText(line, "svg", Svg(*plan, run)));
+  if (!line.flags.Given("sbatch")) return absl::OkStatus();
+  return WriteText(line, "sbatch", Script(*plan, run, line));
 }
 
 }  // namespace
@@ -171,6 +190,9 @@ Command MakePlanCommand() {
                          "up.",
                  .allowed = {"plan", "layout", "memory", "schedule", "kernels"}},
                 TextFlag("svg", "FILE", "Also draw the simulated step of one replica into FILE."),
+                TextFlag("sbatch", "FILE",
+                         "Also write a job script for Slurm that trains this plan into FILE, with "
+                         "its nodes, ranks, cores, memory, GPUs and time (launch/slurm)."),
                 SwitchFlag("compare",
                            "Instead: every schedule on parallel.pipeline_parallel_size stages, "
                            "with bubble and memory, beside equal halves of encoder and decoder."),

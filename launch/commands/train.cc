@@ -122,6 +122,7 @@ absl::Status TrainOnAllRanks(const CommandLine& line, Communicator& hosts) {
   ASSIGN_OR_RETURN(const auto devices, JoinDevices(run->compute(), hosts));
   Communicator& world = devices != nullptr ? *devices : hosts;
   Logger log(LogOptions(line, world));
+  if (JobRestarts() > 0) log.Info(absl::StrCat("job ", JobId(), ", restart ", JobRestarts()));
   if (line.flags.Switch("check")) RETURN_IF_ERROR(CheckBeforeTraining(line, *run, world, log));
   ASSIGN_OR_RETURN(const std::string init_from, InitialWeights(line, *run, world, log));
   return Train(*run,
@@ -131,6 +132,7 @@ absl::Status TrainOnAllRanks(const CommandLine& line, Communicator& hosts) {
                 .request = &SignalRequests(),
                 .deadline = JobDeadline(),
                 .job_id = JobId(),
+                .restarts = JobRestarts(),
                 .world = &world,
                 .trace = *traced,
                 .on_stuck = EndProcess},

@@ -48,7 +48,19 @@ def make_setup(options, experiment):
         imported=options.m2m100,
         launcher=shlex.split(options.launcher),
         sets=options.set,
+        share=share(options.share),
     )
+
+
+def share(text):
+    """(I, N) of "I/N"."""
+    try:
+        index, count = map(int, text.split("/"))
+    except ValueError:
+        index, count = 0, 0
+    if not 0 <= index < count:
+        raise UserError(f"--share: {text}: write I/N with I from 0 to N - 1")
+    return index, count
 
 
 def given_words(options):
@@ -188,11 +200,18 @@ def parser():
         add("--m2m100", default="", metavar="FOLDER", help="M2M-100's weights for table3; default: runs/m2m100_12b")
         if name == "run":
             add("--jobs", type=int, default=0, metavar="N", help="runs side by side; 0: what cores and memory allow")
+            add(
+                "--share",
+                default="0/1",
+                metavar="I/N",
+                help="only every N-th run, from number I on, the first being 0: for N tasks of a batch system's array, "
+                "which may write into one folder at once",
+            )
             add("--keep-models", action="store_true", help="keep the checkpoints of runs that are done")
             add("--plan", action="store_true", help="print a line a run and do nothing else")
             add("--commands", action="store_true", help="print the commands of all runs and do nothing else")
         else:
-            added.set_defaults(jobs=0, keep_models=False)
+            added.set_defaults(jobs=0, keep_models=False, share="0/1")
     page = command("report", make_page, "make the page of one or several experiments again, and print what they show")
     page.add_argument("folder", nargs="+", metavar="FOLDER")
     page.add_argument("--html", default="", metavar="FILE", help="where it goes; default: report.html in the first folder")

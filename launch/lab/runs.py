@@ -47,6 +47,7 @@ class Setup:
     imported: str = ""  # instead of Cell.checkpoint
     launcher: list = field(default_factory=list)  # starts `program` as many ranks
     sets: list = field(default_factory=list)  # FIELD=VALUE of the user, last
+    share: tuple = (0, 1)  # (I, N): only every N-th run from number I on
 
     @property
     def folder(self):
@@ -263,9 +264,9 @@ def print_commands(experiment, setup, jobs):
 
 
 def write_file(path, text):
-    """Whole or not at all."""
+    """Whole or not at all, whoever else writes it."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    new = Path(f"{path}.new")
+    new = Path(f"{path}.{os.uname().nodename}-{os.getpid()}.new")
     new.write_text(text)
     new.replace(path)
 
@@ -375,7 +376,9 @@ class Work:
                     f"--out: {setup.out}/cells/{name} is of other settings than {name} has now; name another folder"
                 )
             self.ended[name] = earlier[name]
-        self.pending = [job for job in self.jobs if job.cell.name not in self.ended]
+        index, count = setup.share
+        mine = [job for i, job in enumerate(self.jobs) if i % count == index]
+        self.pending = [job for job in mine if job.cell.name not in self.ended]
         check_launcher(setup, self.pending)
         check_imported(setup, self.pending)
         plan(setup, self.pending, self.data["vocabulary_size"])
@@ -663,6 +666,8 @@ def run_experiment(asked, setup, given, jobs_wanted, keep_models, write):
     cells = dict(work.ended)
 
     def keep(cell=None):
+        if setup.share[1] > 1:  # others work in the folder
+            cells.update(earlier_cells(setup.folder))
         if cell:
             cells[cell["name"]] = cell
         result["cells"] = [cells[c.name] for c in experiment.cells if c.name in cells]

@@ -3,11 +3,12 @@
 #
 #   launch/slurm/rank.sh PROGRAM [ARGUMENT...]
 #
-# What the rank writes to stderr also goes into DEEPNET_LOG_DIR/DATE_rank-NUMBER.log, DATE being that of this
-# start (DEEPNET_START); the first line names the host, the last one the exit code.
+# What the rank writes to stderr also goes into a file of its own, whose name begins with DEEPNET_RANK_LOG; its first
+# line names the host, its last one the exit code.
 set -uo pipefail
-file=$DEEPNET_LOG_DIR/${DEEPNET_START}_rank-${PMIX_RANK:-$SLURM_PROCID}.log
-note() { printf '%(%F %T)T %s: %s\n' -1 "$(uname -n)" "$*" >> "$file"; }
+file=$DEEPNET_RANK_LOG${PMIX_RANK:-$SLURM_PROCID}.log
+host=${SLURMD_NODENAME:-$(uname -n)}
+note() { printf '%(%F %T)T %s: %s\n' -1 "$host" "$*" >> "$file"; }
 
 note "$*"
 # Signals are the program's business. This shell outlives them, and so does what copies its lines.

@@ -17,16 +17,16 @@ job_field() {
   scontrol --oneliner show job "$SLURM_JOB_ID" | grep -oE "(^| )$1=[^ ]+" | head -n 1 | cut -d= -f2-
 }
 
-# Sets `launcher`: srun where Slurm has PMIx, else mpirun, which starts its daemons by srun.
+# Sets `launcher`, which takes `-n RANKS`: srun where Slurm has PMIx, else mpirun, which starts its daemons by srun.
 choose_launcher() {
   if [[ " $(srun --mpi=list 2>&1 | tr '\n\t' '  ') " == *" pmix "* ]]; then
-    launcher=(srun --mpi=pmix --kill-on-bad-exit=1)
+    launcher=(srun --mpi=pmix --kill-on-bad-exit=1 --export=ALL)
     # Of srun's own: sbatch's --cpus-per-task is not inherited since Slurm 22.05.
     [[ -z ${SLURM_CPUS_PER_TASK:-} ]] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
     # With the default, Slurm 22.05 lets a rank leave MPI_Init too early, and a peer crashes now and then.
     export SLURM_PMIX_FENCE=${SLURM_PMIX_FENCE:-tree}
   else
-    launcher=(mpirun -n "$SLURM_NTASKS")
+    launcher=(mpirun)
   fi
 }
 
@@ -37,59 +37,141 @@ set_end_time() {
   export SLURM_JOB_END_TIME=${SLURM_JOB_END_TIME:-$end}
 }
 
-# Puts this job back into the queue, under the same number; Slurm counts how often. Not one that somebody
-# cancelled: it would rise again.
+# Names this start's files, one a rank, in a folder beside this job's log.
+name_rank_files() {
+  rank_logs=${DEEPNET_LOG_DIR:-$(dirname "$(job_field StdOut)")}/${SLURM_JOB_NAME}_${SLURM_JOB_ID}_ranks
+  DEEPNET_RANK_LOG=$rank_logs/$(date +%F_%H-%M-%S)_rank-
+  export DEEPNET_RANK_LOG
+  mkdir -p "$rank_logs"
+}
+
+rank_files() { find "$rank_logs" -path "$DEEPNET_RANK_LOG*.log"; }
+
+# rank_code RANK: what its file ends with; nothing where the rank has not ended, or never began.
+rank_code() { sed -n '$s/.* ended with code \([0-9]*\)$/\1/p' "$DEEPNET_RANK_LOG$1.log" 2> /dev/null || true; }
+
+# Starts the program on all tasks and sets `code` to what its ranks say. The launcher's code is not always that: it
+# is 0 where Slurm could not start the ranks, on a node that has not cleaned up after an earlier step of this job
+# for example, and that of a killed rank where the others had left with 75 already.
+run_once() {
+  local said
+  code=0
+  name_rank_files
+  say "$SLURM_NTASKS ranks on $SLURM_JOB_NODELIST: ${launcher[*]} $deepnet $*"
+  pass_signals "${launcher[@]}" -n "$SLURM_NTASKS" "$DEEPNET_HOME/launch/slurm/rank.sh" \
+    "${container[@]}" "$deepnet" "$@" || code=$?
+  said=$(rank_code 0)
+  if [[ $said == 75 || -z $said && $code -eq 0 ]]; then
+    code=${said:-$lost}
+  elif [[ $code -ge 128 ]]; then  # by a signal, which says less than what other ranks ended with
+    code=$(rank_files | xargs -r tail -qn 1 | sed -n 's/.* ended with code \([89]\)$/\1/p' | head -n 1)
+    code=${code:-$lost}
+  fi
+}
+
+# Says which nodes seem to have ended this start, a line each: of its ranks' files suspects.awk makes some, others
+# are those that Slurm cannot reach and those where no rank began. Nothing where that is most of the nodes.
+suspects() {
+  local found
+  found=$({
+    rank_files | xargs -r awk -v "nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")" \
+      -f "$DEEPNET_HOME/launch/slurm/suspects.awk"
+    sinfo --noheader --Node --nodes "$SLURM_JOB_NODELIST" --states down,fail,no_respond --format %N
+  } | sort -u)
+  [[ -z $found || $((2 * $(wc -l <<< "$found"))) -gt $SLURM_JOB_NUM_NODES ]] || echo "$found"
+}
+
+# Counts a failure and says if there may be another try. Failures count in a row: a start that lasted until it was
+# told to stop begins anew.
+may_retry() {  # CODE
+  local file=$rank_logs/failures
+  say "ended with code $1" >> "$file"
+  [[ $(wc -l < "$file") -le ${DEEPNET_RETRIES:-3} ]]
+}
+
+# Puts this job back into the queue, under the same number, without the nodes named; Slurm counts how often. Not
+# one that somebody cancelled: it would rise again.
 requeue() {
-  local state
+  local state excluded
   state=$(job_field JobState)
   if [[ $state != RUNNING ]]; then
     say "not put back into the queue: it is $state"
     return 0
   fi
+  excluded=$(job_field ExcNodeList)
+  [[ $excluded != "(null)" ]] || excluded=
   trap '' TERM  # to which it puts an end
-  scontrol requeue "$SLURM_JOB_ID"
+  scontrol requeue "$SLURM_JOB_ID" || { say "cannot be put back into the queue: submit it again"; return; }
+  [[ $# -eq 0 ]] || scontrol update "JobId=$SLURM_JOB_ID" "ExcNodeList=$(IFS=, && echo "$*${excluded:+,$excluded}")"
 }
 
-# Sets the name of this start's files in DEEPNET_LOG_DIR, a folder beside this job's log.
-name_rank_files() {
-  DEEPNET_LOG_DIR=${DEEPNET_LOG_DIR:-$(dirname "$(job_field StdOut)")/${SLURM_JOB_NAME}_$SLURM_JOB_ID}
-  DEEPNET_START=$(date +%F_%H-%M-%S)
-  export DEEPNET_LOG_DIR DEEPNET_START
-  mkdir -p "$DEEPNET_LOG_DIR"
-}
-
-# rank_code RANK: the exit code of that rank in this start; nothing where it has not ended, or never began.
-rank_code() {
-  sed -n '$s/.* ended with code \([0-9]*\)$/\1/p' "$DEEPNET_LOG_DIR/${DEEPNET_START}_rank-$1.log" 2> /dev/null || true
-}
-
-# Starts the program on all tasks and sets `code` to its exit code. The launcher's is not always that: it is 0 where
-# Slurm could not start the ranks, on a node where an earlier step of this job has not been cleaned up for example,
-# and that of a killed rank where the others had left with 75 already.
-run_once() {
-  code=0
-  name_rank_files
-  say "$SLURM_NTASKS ranks on $SLURM_JOB_NODELIST: ${launcher[*]} $deepnet $*"
-  pass_signals "${launcher[@]}" "$DEEPNET_HOME/launch/slurm/rank.sh" "${container[@]}" "$deepnet" "$@" || code=$?
-  case $(rank_code 0) in
-    75) code=75 ;;
-    '') [[ $code -ne 0 ]] || code=$not_started ;;
+# end_job CODE: puts the job back into the queue or not, and ends it.
+end_job() {
+  local nodes=()
+  say "ended with code $1"
+  case $1 in
+    75)
+      rm -f "$rank_logs/failures"
+      requeue ;;
+    8 | 9)
+      readarray -t nodes < <(suspects)
+      if may_retry "$1"; then
+        say "another try without: ${nodes[*]:-no node is suspected}"
+        requeue "${nodes[@]}"
+      else
+        say "failed too often in a row (DEEPNET_RETRIES); suspected: ${nodes[*]:-no node}"
+      fi ;;
   esac
+  exit "$1"
+}
+
+# Sets `words` to the arguments. In an array {item} stands for the word of DEEPNET_ITEMS whose number, from 0 on, the
+# task has.
+fill_in_item() {
+  local items
+  read -ra items <<< "${DEEPNET_ITEMS:-}"
+  words=("$@")
+  [[ -n ${SLURM_ARRAY_TASK_ID:-} && $* == *"{item}"* ]] || return 0
+  if [[ $SLURM_ARRAY_TASK_ID -ge ${#items[@]} ]]; then
+    say "DEEPNET_ITEMS has no word $SLURM_ARRAY_TASK_ID, counted from 0: '${DEEPNET_ITEMS:-}'"
+    exit 2
+  fi
+  words=("${@//'{item}'/"${items[SLURM_ARRAY_TASK_ID]}"}")
 }
 
 # run_ranks SUBCOMMAND ARGUMENT...: runs the program on all tasks, and ends this job.
 run_ranks() {
-  local launcher code tries not_started=9
+  local launcher rank_logs code tries words lost=9
+  fill_in_item "$@"
   choose_launcher
   set_end_time
   for tries in 1 2 3; do
-    run_once "$@"
-    [[ $code -eq $not_started && -z $(rank_code 0) && $tries -lt 3 ]] || break
-    say "the ranks were not started; trying again"
+    run_once "${words[@]}"
+    [[ $code -eq $lost && -z $(rank_files) && $tries -lt 3 ]] || break
+    say "no rank was started; trying again"
     trap '' USR1 USR2  # nobody is there to save
     sleep 5
   done
-  say "ended with code $code"
-  [[ $code -ne 75 ]] || requeue || say "cannot be put back into the queue: submit it again"
-  exit "$code"
+  end_job "$code"
+}
+
+# run_lab EXPERIMENT ARGUMENT...: runs this array task's share of the experiment, and ends this job.
+run_lab() {
+  local launcher share=0/1 rank_logs=. code=0
+  if [[ -n ${SLURM_ARRAY_TASK_ID:-} ]]; then
+    share=$SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT
+    # shellcheck disable=SC2153  # Slurm sets them
+    if [[ $SLURM_ARRAY_TASK_MIN -ne 0 || $SLURM_ARRAY_TASK_MAX -ge $SLURM_ARRAY_TASK_COUNT ]]; then
+      say "--array has to be 0-N without gaps: N + 1 tasks share the runs; those that are done are not done again"
+      exit 2
+    fi
+  fi
+  set -- launch/lab/lab.py run "$@" --share "$share" --program "$deepnet"
+  choose_launcher
+  [[ $SLURM_NTASKS -eq 1 ]] || set -- "$@" --launcher "${launcher[*]} -n {ranks}"
+  set_end_time
+  say "$*"
+  pass_signals "$@" || code=$?
+  [[ $code -eq 75 ]] || { say "ended with code $code"; exit "$code"; }
+  end_job 75
 }

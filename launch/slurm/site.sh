@@ -19,3 +19,9 @@ container=()
 # The network: which interfaces MPI and NCCL take. Left alone, they choose.
 # export OMPI_MCA_btl_tcp_if_include=ib0 OMPI_MCA_oob_tcp_if_include=ib0
 # export NCCL_SOCKET_IFNAME=ib0
+
+# How often in a row a job goes back into the queue after it lost a rank or one was stuck (codes 8 and 9).
+DEEPNET_RETRIES=${DEEPNET_RETRIES:-3}
+
+# The folder of the ranks' own logs; default: beside the job's log.
+# DEEPNET_LOG_DIR=/scratch/$USER/logs

@@ -17,6 +17,7 @@
 namespace deepnet {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using testing::Outcome;
@@ -144,6 +145,42 @@ TEST(PlanCommand, DrawsAndReadsSchedulesOfTheUser) {
                                   "--set", "parallel.schedule=" + folder + "/broken.schedule"});
   EXPECT_EQ(broken.code, 2);
   EXPECT_THAT(broken.err, HasSubstr("parallel.schedule"));
+}
+
+// Runs `plan --sbatch` with these words and returns the script.
+std::string Script(std::vector<std::string> words) {
+  const std::string path = ::testing::TempDir() + "/planned.sbatch";
+  words.insert(words.end(), {"--config", kTiny, "--sbatch", path});
+  const Outcome outcome = RunPlan(std::move(words));
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  std::stringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
+// Slurm itself takes such a script in tests/launch/slurm.
+TEST(PlanCommand, WritesAJobForItsPlan) {
+  const std::vector<std::string> words = {
+      "--set", "cluster.nodes=2", "--set", "cluster.devices_per_node=2",
+      "--set", "train.steps=900", "--set", "compute.threads_per_rank=3",
+      "--set", "name=it's"};
+  const std::string cpu = Script(words);
+  EXPECT_THAT(cpu, StartsWith("#!/usr/bin/env bash\n# Trains it_s as `deepnet plan` found it: "));
+  EXPECT_THAT(cpu, HasSubstr("\n#SBATCH --nodes=2\n#SBATCH --ntasks=4\n"
+                             "#SBATCH --ntasks-per-node=2\n#SBATCH --cpus-per-task=3\n"
+                             "#SBATCH --mem=3G\n"));
+  EXPECT_THAT(cpu, Not(HasSubstr("gpu")));
+  EXPECT_THAT(cpu, HasSubstr("\nrun_ranks train --config tests/golden/describe/tiny.textproto "));
+  EXPECT_THAT(cpu, HasSubstr(" --set 'name=it'\\''s' --set parallel.pipeline_parallel_size="));
+  EXPECT_THAT(cpu, HasSubstr(" \"$@\"\n"));
+
+  std::vector<std::string> slow = words;
+  slow.insert(slow.end(), {"--set", "cluster.flops_per_second=10"});
+  EXPECT_THAT(Script(slow), ContainsRegex("--time=[0-9]+-"));
+  std::vector<std::string> cuda = words;
+  cuda.insert(cuda.end(),
+              {"--set", "compute.device=cuda", "--set", "cluster.device_memory_gib=80"});
+  EXPECT_THAT(Script(cuda), HasSubstr("\n#SBATCH --gres=gpu:2\n"));
 }
 
 TEST(PlanCommand, JsonIsThePlanMessage) {

@@ -148,6 +148,13 @@ class Run(Folder):
         self.assertIn("is of other settings", err)
         self.assertEqual(self.calls("train"), 4)
 
+    def test_shares_of_a_request_make_one_result(self):
+        for share, trained in ("0/3", 2), ("2/3", 3), ("1/3", 4):
+            self.assertEqual(self.ablation("--share", share)[0], 0)
+            self.assertEqual((self.calls("train"), len(self.result()["cells"])), (trained, trained))
+        self.assertEqual(self.result()["cells_planned"], 4)
+        self.assertIn("--share: 3/3: write I/N", self.ablation("--share", "3/3")[2])
+
     def test_models_stay_where_they_are_asked_for(self):
         self.assertEqual(self.run_six("--keep-models")[0], 0)
         self.assertTrue(Path("out/cells/deepnet-6-s1/run/step-300").exists())

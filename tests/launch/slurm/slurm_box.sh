@@ -50,7 +50,7 @@ JobRequeue=1
 SchedulerParameters=bf_interval=1,sched_min_interval=100000,batch_sched_delay=0
 AccountingStorageType=accounting_storage/none
 ${SB_CONF:-}
-NodeName=${TH_PREFIX}[1-$1] CPUs=2 RealMemory=2000 State=UNKNOWN
+NodeName=${TH_PREFIX}[1-$1] CPUs=2 RealMemory=4000 State=UNKNOWN
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=9
 TEXT

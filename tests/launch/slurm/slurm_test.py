@@ -2,6 +2,7 @@
 its end are those of a run that nobody disturbed. DEEPNET_PROGRAM names the program. Needs root."""
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -68,6 +69,8 @@ def pids(*arguments):
 
 
 class SlurmTest(unittest.TestCase):
+    """Four nodes, a corpus, and the weights of the run that one process makes of it."""
+
     @classmethod
     def setUpClass(cls):
         cls.folder = Path(tempfile.mkdtemp(prefix="deepnet_slurm_"))
@@ -83,6 +86,7 @@ class SlurmTest(unittest.TestCase):
         cls.undisturbed = weights(alone.stderr)
         os.environ["SB_DIR"] = str(cls.folder / "box")
         os.environ["DEEPNET_SITE"] = str(cls.folder / "site.sh")
+        os.environ["SB_CONF"] = "PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE"
         cls.addClassCleanup(cls.box, "down")
         cls.box("up", NODES)
 
@@ -90,25 +94,58 @@ class SlurmTest(unittest.TestCase):
     def box(*words):
         return call(ROOT / "tests/launch/slurm/slurm_box.sh", *words)
 
-    @contextlib.contextmanager
-    def stopped_at(self, pattern):
-        """The ranks stand still from when the log has `pattern`: however fast the machine, the run does not end."""
-        self.await_line(pattern)
+    def stop(self):
+        """The ranks stand still: however fast the machine, nothing happens. Returns what lets them go on."""
         ranks = pids(*self.config, f"folder={self.run_folder}")
-        for sign in signal.SIGSTOP, signal.SIGCONT:
+
+        def tell(sign):
             for pid in ranks:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, sign)
-            if sign == signal.SIGSTOP:
-                yield
 
-    def submit(self, *sbatch, arguments=()):
+        tell(signal.SIGSTOP)
+        return lambda: tell(signal.SIGCONT)
+
+    @contextlib.contextmanager
+    def stopped_at(self, pattern):
+        """The ranks stand still from when the log has `pattern` until the end of the block."""
+        self.await_line(pattern)
+        go_on = self.stop()
+        yield
+        go_on()
+
+    def submit(self, *sbatch, script="launch/slurm/train.sbatch", arguments=()):
         """Sets `job` to the number of a job that trains in `run_folder`, a folder of the test, and `log` to its log."""
-        options = ["--parsable", "--nodes", NODES, "--ntasks-per-node", 1, "--output", self.folder / "%x_%j.log", *sbatch]
         self.run_folder = self.id().split(".")[-1]
         run = [*self.config, "--set", f"folder={self.run_folder}", "--log-seconds", 0, *arguments]
-        self.job = self.box("run", "sbatch", *options, "launch/slurm/train.sbatch", *run).strip()
-        self.log = self.folder / f"train_{self.job}.log"
+        self.start("train", script, *sbatch, arguments=run)
+
+    def start(self, name, script, *sbatch, arguments=()):
+        options = ["--parsable", "--job-name", name, "--output", self.folder / "%x_%j.log"]
+        if script.endswith("train.sbatch"):
+            options += ["--nodes", NODES, "--ntasks-per-node", 1]
+        self.job = self.box("run", "sbatch", *options, *sbatch, script, *arguments).strip()
+        self.log = self.folder / f"{name}_{self.job}.log"
+        self.addCleanup(self.box, "run", "scancel", "--quiet", self.job)  # after a failure it may still run
+
+    def plan(self):
+        """A job script for two nodes, by the planner."""
+        script = self.folder / "planned.sbatch"
+        sets = ["cluster.nodes=2", "parallel.data_parallel_size=1", f"folder={self.id().split('.')[-1]}"]
+        call(PROGRAM, "plan", *self.config, *[w for s in sets for w in ("--set", s)], "--sbatch", script)
+        return script
+
+    def rank_on(self, node):
+        """The process of the rank on that node in the job's latest start."""
+        ranks = pids(*self.config, f"folder={self.run_folder}")
+        return next(p for p in ranks if f"SLURMD_NODENAME={node}\0" in Path(f"/proc/{p}/environ").read_text())
+
+    def steps_lost(self):
+        """Of every restart, how many of the steps that the log has before it were taken again."""
+        starts = re.split(r"restart \d+: \d+ ranks on", self.said())[1:]
+        last = [max(map(int, re.findall(r" step (\d+)  loss", start)), default=0) for start in starts]
+        begin = [int((re.findall(r"continuing at step (\d+)", start) or [0])[0]) for start in starts]
+        return [end - again for end, again in zip(last, begin[1:])]
 
     def said(self):
         return self.log.read_text() if self.log.exists() else ""
@@ -129,20 +166,34 @@ class SlurmTest(unittest.TestCase):
             self.assertLess(time.monotonic(), end, f"{self.state()}\n{self.said()}")
             time.sleep(0.2)
 
-    def await_end(self):
+    def await_end(self, state="COMPLETED"):
         self.await_state({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"})
-        self.assertEqual(self.state(), "COMPLETED", self.said())
-        self.assertEqual(weights(self.said()), self.undisturbed, self.said())
+        self.assertEqual(self.state(), state, self.said())
 
+    def goes_on_undisturbed(self, restarts=1, lost=INTERVAL):
+        """The job has gone back into the queue: it ends there with the right weights."""
+        self.await_state({"PENDING"})
+        self.box("release", self.job)
+        self.ends_undisturbed(restarts, lost)
+
+    def ends_undisturbed(self, restarts=1, lost=INTERVAL):
+        self.await_end()
+        self.assertEqual(weights(self.said()), self.undisturbed, self.said())
+        self.assertEqual(self.state("Restarts"), str(restarts), self.said())
+        self.assertLessEqual(max(self.steps_lost(), default=0), lost, self.said())
+
+
+class JobsTest(SlurmTest):
     def test_a_job_that_is_told_to_stop_saves_and_goes_on_as_the_same_job(self):
         self.submit()
         with self.stopped_at(r"step 2\d "):
             self.box("run", "scancel", "--signal=USR1", "--batch", self.job)
-        self.await_state({"PENDING"})
+        self.goes_on_undisturbed(lost=0)
         self.assertIn("ended with code 75", self.said())
-        self.box("release", self.job)
-        self.await_end()
-        self.assertEqual(self.state("Restarts"), "1")
+        metrics = [json.loads(line) for line in (self.folder / self.run_folder / "metrics.jsonl").open()]
+        restarts = [record["restarts"] for record in metrics if record["kind"] == "train"]
+        self.assertEqual((restarts[0], restarts[-1]), (0, 1))
+        self.assertIn(f"job {self.job}, restart 1", self.said())
 
     def test_a_job_that_somebody_cancels_saves_and_does_not_rise_again(self):
         self.submit()
@@ -152,10 +203,147 @@ class SlurmTest(unittest.TestCase):
         self.await_state({"CANCELLED"})
         self.assertIn("stopped and saved at step", self.said())
 
+    def test_after_a_rank_is_killed_the_job_goes_on_without_its_node(self):
+        self.submit("--nodes", 3)
+        with self.stopped_at(r"step 2\d "):
+            os.kill(self.rank_on("n2"), signal.SIGKILL)
+        self.goes_on_undisturbed(lost=2 * INTERVAL)
+        self.assertEqual((self.state("NodeList"), self.state("ExcNodeList")), ("n[1,3-4]", "n2"), self.said())
+        logs = sorted((self.folder / f"train_{self.job}_ranks").glob("*_rank-1.log"))
+        self.assertRegex(logs[0].read_text(), r"^.* n2: .*\n(.*\n)*.* n2: ended with code 137\n$")
+        self.assertRegex(logs[1].read_text(), r" n3: ended with code 0\n$")
+
+    def test_a_start_that_slurm_could_not_make_is_no_success(self):
+        # srun ends with 0 where a node cannot launch its task.
+        (self.folder / "no_start.sh").write_text(SITE + f"""
+srun() {{
+  [[ $* != *rank.sh* || -e {self.folder}/started ]] || {{ touch {self.folder}/started; return 0; }}
+  command srun "$@"
+}}
+""")
+        self.submit("--export", f"ALL,DEEPNET_SITE={self.folder}/no_start.sh")
+        self.ends_undisturbed(restarts=0)
+        self.assertIn("no rank was started; trying again", self.said())
+
     def test_shellcheck_and_sbatch_accept_every_script(self):
-        call("shellcheck", "-x", *sorted((ROOT / "launch/slurm").glob("*.sh")), *SCRIPTS, "launch/job.sh")
-        for script in SCRIPTS:
-            self.box("run", "sbatch", "--test-only", "--nodes", NODES, script, "--config", "run.textproto")
+        planned = self.plan()
+        call("shellcheck", "-x", *sorted((ROOT / "launch/slurm").glob("*.sh")), *SCRIPTS, planned, "launch/job.sh")
+        for script in [*SCRIPTS, planned]:
+            self.box("run", "sbatch", "--test-only", script, "--config", "run.textproto")
+
+    def test_tasks_of_an_array_take_an_item_or_a_share_each(self):
+        shutil.copytree(self.folder / "alone", self.folder / "scored")
+        os.environ["DEEPNET_ITEMS"] = "de-fr fr-de"
+        arguments = ["--root", self.folder, "--checkpoint", "scored", "--direction", "{item}", "--split", "dev"]
+        self.start("evaluate", "launch/slurm/evaluate.sbatch", "--array", "0-1", "--output", self.folder / "evaluate_%a", arguments=arguments)
+        for task, direction in enumerate(os.environ["DEEPNET_ITEMS"].split()):
+            self.log = self.folder / f"evaluate_{task}"
+            self.await_line("ended with code 0")
+            self.assertRegex(self.said(), rf"(?m)^{direction} .*\d")
+        self.start("prepare", "launch/slurm/prepare.sbatch", arguments=self.config)
+        self.await_end()
+        self.assertIn("already prepared from the same files", self.said())
+        # Without a corpus it ends at once.
+        lab = ["--array", "0-1", "--output", self.folder / "lab_%a"]
+        self.start("lab", "launch/slurm/lab.sbatch", *lab, arguments=["fig6", "--root", self.folder / "none"])
+        for task in range(2):
+            self.log = self.folder / f"lab_{task}"
+            self.await_line(rf"lab.py run fig6 .*--share {task}/2 ")
+
+
+class FaultsTest(SlurmTest):
+    """What takes longer: Slurm looks after its nodes and limits at leisure."""
+
+    def fail_node(self, node, go_on):
+        self.box("fail", node)
+        self.addCleanup(self.box, "back", node)
+        began = time.monotonic()
+        go_on()
+        self.await_state({"COMPLETING", "PENDING"})
+        self.report("node lost", time.monotonic() - began)
+        self.goes_on_undisturbed(lost=2 * INTERVAL)
+        self.assertNotIn(node, self.box("run", "scontrol", "show", "hostnames", self.state("NodeList")).split())
+        print(f"{self.id()}: steps lost {self.steps_lost()}", flush=True)
+
+    def report(self, what, seconds):
+        print(f"{self.id()}: {what} after {seconds:.1f} s", flush=True)
+
+    def test_a_node_that_dies_in_a_step_is_replaced(self):
+        self.submit("--nodes", 3)
+        self.await_line("saved step 20:")
+        self.await_line(r"step 2[5-9] ")
+        self.fail_node("n2", self.stop())
+
+    def test_a_node_that_dies_in_a_save_is_replaced(self):
+        self.submit("--nodes", 3)
+        run = self.folder / self.run_folder
+
+        def saving():
+            return list(run.glob("step-*.tmp"))
+
+        end = time.monotonic() + LIMIT
+        while True:
+            self.assertLess(time.monotonic(), end, self.said())
+            if not saving():
+                continue
+            go_on = self.stop()
+            if saving():
+                break
+            go_on()  # it was committed meanwhile
+        self.fail_node("n2", go_on)
+
+    def test_a_node_that_dies_in_a_validation_is_replaced(self):
+        # Translations of all 150 pieces: it takes long.
+        slow = ["--set", "decode.max_tokens=150", "--set", "decode.beam_size=5"]
+        self.submit("--nodes", 3, arguments=slow)
+        end = time.monotonic() + LIMIT
+        self.await_line("validate  25%")
+        while True:
+            self.assertLess(time.monotonic(), end, self.said())
+            go_on = self.stop()
+            if re.search(r"validate +\d+%.*\s*$", self.said()):
+                break
+            go_on()
+            self.await_line("validate  25%", times=len(re.findall("validate  25%", self.said())) + 1)
+        self.fail_node("n2", go_on)
+
+    def test_a_job_that_is_preempted_comes_back(self):
+        self.submit()
+        with self.stopped_at(r"step 2\d "):
+            urgent = ["--partition", "urgent", "--exclusive", "--nodes", NODES, "--output", "/dev/null", "--wrap", "sleep 3"]
+            self.box("run", "sbatch", *urgent)
+            began = time.monotonic()
+            self.await_state({"COMPLETING", "PENDING"})
+        self.report("preempted", time.monotonic() - began)
+        self.goes_on_undisturbed(lost=INTERVAL)
+        print(f"{self.id()}: steps lost {self.steps_lost()}", flush=True)
+
+    def test_other_codes_and_too_many_failures_end_the_job(self):
+        self.submit(arguments=["--set", "model.width=3"])
+        self.await_end("FAILED")
+        self.assertEqual((self.state("ExitCode"), self.state("Restarts")), ("2:0", "0"), self.said())
+        self.submit("--export", "ALL,DEEPNET_RETRIES=0")
+        with self.stopped_at(r"step 2\d "):
+            os.kill(self.rank_on("n2"), signal.SIGKILL)
+        self.await_end("FAILED")
+        self.assertIn("failed too often in a row (DEEPNET_RETRIES); suspected: n2", self.said())
+        self.assertEqual((self.state("ExitCode"), self.state("Restarts")), ("9:0", "0"), self.said())
+
+    def test_a_planned_script_trains_as_it_is(self):
+        self.start("planned", str(self.plan()))
+        self.ends_undisturbed(restarts=0)
+        self.assertRegex(self.said(), r"2 ranks on n.*--set cluster.nodes=2.*pipeline_parallel_size=2")
+
+    def test_mpirun_starts_the_ranks_where_slurm_has_no_pmix(self):
+        (self.folder / "no_pmix.sh").write_text(SITE + 'srun() { [[ $1 == --mpi=list ]] || command srun "$@"; }\n')
+        self.submit("--export", f"ALL,DEEPNET_SITE={self.folder}/no_pmix.sh", "--nodes", 3)
+        with self.stopped_at(r"step 2\d "):
+            os.kill(self.rank_on("n2"), signal.SIGKILL)
+        self.goes_on_undisturbed(lost=2 * INTERVAL)
+        self.assertIn("ranks on n[1,3-4]: mpirun", self.said())
+
+
+del SlurmTest  # it has no tests of its own
 
 
 if __name__ == "__main__":
