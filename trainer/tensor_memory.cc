@@ -126,4 +126,6 @@ int64_t FreeGpuBytes() {
   return static_cast<int64_t>(at::accelerator::getMemoryInfo(CurrentIndex()).first);
 }
 
+void FreeCachedGpuBytes() { at::accelerator::emptyCache(); }
+
 }  // namespace deepnet

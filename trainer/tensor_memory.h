@@ -47,4 +47,8 @@ class TensorMemory {
 // context there. Throws what LibTorch throws.
 int64_t FreeGpuBytes();
 
+// Gives the calling thread's GPU back what LibTorch's allocator keeps and no tensor has; waits for
+// the GPU. Throws what LibTorch throws.
+void FreeCachedGpuBytes();
+
 }  // namespace deepnet

@@ -27,10 +27,6 @@
 namespace deepnet {
 namespace {
 
-constexpr absl::Duration kReachLimit = absl::Seconds(10);
-constexpr double kCommTimeoutSeconds =
-    10;  // outside of steps ranks may be silent for four times it
-
 std::string Json(const DoctorReport& report) {
   google::protobuf::util::JsonPrintOptions options;
   options.add_whitespace = true;
@@ -54,11 +50,11 @@ absl::Status StatusOf(const DoctorReport& report) {
 }
 
 absl::Status DoctorOnAllRanks(const CommandLine& line, Communicator& hosts) {
-  RETURN_IF_ERROR(CheckReachable(hosts, kReachLimit));
+  RETURN_IF_ERROR(CheckReachable(hosts, DoctorLimit(hosts.size())));
   const bool has_run = line.flags.Given("config");
   absl::StatusOr<RunSpec> run = LoadConfig(line);
   RETURN_IF_ERROR(AgreeOnStatus(hosts, run.status()));
-  if (has_run) RETURN_IF_ERROR(AgreeOnStatus(hosts, ValidateForTrain(*run)));
+  RETURN_IF_ERROR(AgreeOnStatus(hosts, has_run ? ValidateForTrain(*run) : absl::OkStatus()));
   ResolveDevice(line, run->mutable_compute());
   ASSIGN_OR_RETURN(const std::string device, BroadcastText(hosts, run->compute().device(), 0));
   run->mutable_compute()->set_device(device);
@@ -81,8 +77,9 @@ absl::Status RunDoctorCommand(const CommandLine& line) {
 absl::StatusOr<DoctorReport> Examine(const CommandLine& line, const RunSpec& run, bool has_run,
                                      Communicator& world) {
   const auto files = MakePosixFileSystem();
-  ParallelSpec limits;
-  limits.set_comm_timeout_seconds(kCommTimeoutSeconds);
+  const absl::Duration limit = DoctorLimit(world.size());
+  ParallelSpec limits;  // outside of steps ranks may be silent for four times it
+  limits.set_comm_timeout_seconds(absl::ToDoubleSeconds(limit));
   MonitoredRun monitored(limits, world, *files, EndProcess);
   RETURN_IF_ERROR(monitored.Join());
   absl::StatusOr<DoctorReport> report;
@@ -94,7 +91,9 @@ absl::StatusOr<DoctorReport> Examine(const CommandLine& line, const RunSpec& run
                         .version = kVersion,
                         .mpi = MpiVersion(),
                         .nccl = NcclVersion(),
-                        .folder = {.files = &monitored.files()}});
+                        .folder = {.files = &monitored.files()},
+                        .limit = limit,
+                        .beat = [&] { monitored.heartbeat().Beat(); }});
     return report.status();
   });
   RETURN_IF_ERROR(monitored.End(status));

@@ -20,7 +20,7 @@ constexpr int kClockTag = 0, kReachTag = 1, kPingTag = 2, kPongTag = 3, kRingTag
 constexpr int kRoundTrips = 8;
 constexpr int kPings = 20;
 constexpr int kLongMessages = 3;
-constexpr int64_t kCheckedBytes[] = {int64_t{4} << 10, int64_t{256} << 10, int64_t{4} << 20};
+constexpr int64_t kScratchFloats = 8;  // of each rank, at least, for Connect
 
 // Ends the job, since the transfers that are under way are going to be dropped.
 absl::Status NoWay(Communicator& comm, const std::string& peers, absl::Duration limit) {
@@ -187,7 +187,7 @@ class MessageCheck {
   MessageCheck(Communicator& comm, const LinkOptions& options, int64_t bytes)
       : comm_(comm),
         limit_(options.limit),
-        block_(bytes / static_cast<int64_t>(sizeof(float)) / comm.size()),
+        block_(std::max<int64_t>(1, bytes / static_cast<int64_t>(sizeof(float)) / comm.size())),
         bytes_(bytes),
         mine_(options.memory(block_ * comm.size())),
         got_(options.memory(block_ * comm.size())) {}
@@ -340,8 +340,11 @@ absl::Status ConnectLinks(Communicator& comm, std::span<const std::pair<int, int
   }
   peers.erase(comm.rank());
   const std::vector<int> list(peers.begin(), peers.end());
-  const int64_t most = *std::max_element(std::begin(kCheckedBytes), std::end(kCheckedBytes));
-  const auto scratch = options.memory(most / static_cast<int64_t>(sizeof(float)));
+  int64_t floats = kScratchFloats * comm.size();
+  for (const int64_t bytes : options.checked_bytes) {
+    floats = std::max(floats, bytes / static_cast<int64_t>(sizeof(float)));
+  }
+  const auto scratch = options.memory(floats);
   return comm.Connect({.to = list,
                        .from = list,
                        .all_to_all = true,
@@ -388,7 +391,7 @@ absl::StatusOr<std::vector<LinkCheck>> CheckMessages(Communicator& comm,
                                                      const LinkOptions& options) {
   std::vector<LinkCheck> checks;
   if (comm.size() == 1) return checks;
-  for (const int64_t bytes : kCheckedBytes) {
+  for (const int64_t bytes : options.checked_bytes) {
     RETURN_IF_ERROR(MessageCheck(comm, options, bytes).Run(checks));
   }
   return checks;

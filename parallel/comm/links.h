@@ -46,7 +46,9 @@ std::unique_ptr<LinkMemory> MakeHostLinkMemory(int64_t floats);
 
 struct LinkOptions {
   MakeLinkMemory memory = MakeHostLinkMemory;
-  int64_t rate_bytes = int64_t{8} << 20;     // of the messages that rates are measured with
+  int64_t rate_bytes = int64_t{8} << 20;  // of the messages that rates are measured with
+  // The messages whose numbers are checked; at least one number of each rank.
+  std::vector<int64_t> checked_bytes = {int64_t{4} << 10, int64_t{256} << 10, int64_t{4} << 20};
   absl::Duration limit = absl::Seconds(10);  // of one message
 };
 

@@ -8,6 +8,7 @@
 #include <google/protobuf/util/json_util.h>
 #include <gtest/gtest.h>
 
+#include "parallel/base/clock.h"
 #include "parallel/base/host.h"
 #include "proto/doctor.pb.h"
 #include "tests/parity/training_runs.h"
@@ -104,6 +105,27 @@ TEST_F(DoctorProgramTest, ASlowCoreIsNamed) {
   EXPECT_EQ(outcome.code, 3) << outcome.output;
   EXPECT_THAT(outcome.output, ContainsRegex("OUTLIER  rank 1 \\(host .*\\): matrix products .*, "
                                             "the median of cpu ranks is"));
+}
+
+// All packets between hosts 2 and 3 are lost, as behind a firewall; both reach host 1.
+TEST_F(DoctorProgramTest, AWayBetweenTwoHostsThatIsCutIsNamed) {
+  const std::string hosts =
+      "env TH_PREFIX=d TH_NET=10.78.0 MPIEXEC_TIMEOUT=120 "
+      "tests/mpi/testhosts.sh ";
+  Run(hosts + "down");
+  ASSERT_EQ(Run(hosts + "up 3").code, 0);
+  const Outcome whole = Run(absl::StrCat(hosts, "mpirun -np 3 ", Doctor()));
+  EXPECT_THAT(whole.output, AllOf(HasSubstr("1 -> 2  between hosts"), Not(HasSubstr("FAILED"))));
+  ASSERT_EQ(Run(hosts + "part d2 d3").code, 0);
+  const double start = SecondsNow();
+  const Outcome parted = Run(absl::StrCat(hosts, "mpirun -np 3 ", Doctor()));
+  const double seconds = SecondsNow() - start;
+  Run(hosts + "down");
+  EXPECT_EQ(parted.code, 3) << parted.output;
+  EXPECT_THAT(parted.output,
+              ContainsRegex("rank [12] \\(host d[23]\\) heard nothing from rank [12] within 10"));
+  RecordProperty("seconds", absl::StrCat(seconds));
+  EXPECT_LT(seconds, 60);  // less than TCP's own patience
 }
 
 TEST_F(DoctorProgramTest, CheckGoesBeforeTrainingOrEndsIt) {

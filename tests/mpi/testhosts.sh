@@ -8,6 +8,7 @@
 #   tests/mpi/testhosts.sh with N ARGS...   up N, mpirun ARGS..., down; the exit code is mpirun's
 #   tests/mpi/testhosts.sh rate HOST RATE   limit both directions, for example to 1gbit; norate HOST
 #   tests/mpi/testhosts.sh cut HOST         unplug the cable; mend HOST
+#   tests/mpi/testhosts.sh part HOST HOST   lose all packets between the two, silently, until down
 #   tests/mpi/testhosts.sh freeze HOST      SIGSTOP for all its processes; thaw HOST
 #   tests/mpi/testhosts.sh pids HOST [NAME]
 #
@@ -131,6 +132,18 @@ unlimit() {  # HOST
   tc -n "$switch" qdisc del dev "$(port "$1")" root
 }
 
+# Neither asks for the other's address any more, so that none is told that there is no way.
+part() {  # HOST HOST
+  local host other
+  for host in "$1" "$2"; do
+    other=$1
+    [[ $host != "$1" ]] || other=$2
+    bridge -n "$switch" link set dev "$(port "$host")" isolated on
+    ip -n "$host" neigh replace "$net.${other#"$prefix"}" dev eth0 nud permanent \
+      lladdr "$(ip -n "$other" -brief link show eth0 | awk '{print $3}')"
+  done
+}
+
 signal_all() {  # HOST SIGNAL
   local pid
   for pid in $(pids "$1"); do kill "-$2" "$pid" 2>/dev/null || true; done
@@ -152,6 +165,7 @@ case $command in
   rate) need "$1"; limit "$@" ;;
   norate) need "$1"; unlimit "$1" ;;
   cut) need "$1"; ip -n "$switch" link set "$(port "$1")" down ;;
+  part) need "$1"; need "$2"; part "$@" ;;
   mend) need "$1"; ip -n "$switch" link set "$(port "$1")" up ;;
   freeze) need "$1"; signal_all "$1" STOP ;;
   thaw) need "$1"; signal_all "$1" CONT ;;

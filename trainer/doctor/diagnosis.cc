@@ -83,6 +83,9 @@ class Diagnosis {
         Rate);
     Hosts();
     for (const DoctorRank& rank : report_.ranks()) {
+      if (!rank.run_difference().empty()) {
+        Add(true, absl::StrCat(NameOf(rank), ": its run is not rank 0's: ", rank.run_difference()));
+      }
       Clock(rank);
       Folder(rank);
     }

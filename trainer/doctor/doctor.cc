@@ -9,11 +9,13 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include <ATen/ATen.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <google/protobuf/util/message_differencer.h>
 
 #include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
@@ -73,7 +75,16 @@ class Doctor {
     const double start = SecondsNow();
     DescribeRank();
     RETURN_IF_ERROR(Gather());
-    if (SameBuilds()) RETURN_IF_ERROR(Examine());
+    if (SameBuilds()) {
+      RETURN_IF_ERROR(CompareRuns());
+      if (SameRuns()) RETURN_IF_ERROR(Examine());
+    }
+    if (mine_.device_memory_bytes() > 0) {
+      RETURN_IF_ERROR(CatchErrors([] {
+        FreeCachedGpuBytes();
+        return absl::OkStatus();
+      }));
+    }
     report_.set_kind("doctor");
     report_.set_seconds(SecondsNow() - start);
     Diagnose(needs_, report_);
@@ -86,6 +97,8 @@ class Doctor {
   void DescribeRank();
   absl::Status Gather();
   bool SameBuilds() const;
+  absl::Status CompareRuns();
+  bool SameRuns() const;
   absl::Status Examine();
   absl::Status ExamineFolder();
   absl::Status DecideArithmetic();
@@ -154,6 +167,29 @@ bool Doctor::SameBuilds() const {
   return std::all_of(report_.ranks().begin(), report_.ranks().end(), [&](const DoctorRank& rank) {
     return rank.build() == mine_.build() && rank.program() == mine_.program();
   });
+}
+
+// Every rank compares its run with rank 0's. Collective.
+absl::Status Doctor::CompareRuns() {
+  RunSpec first = run_;
+  ASSIGN_OR_RETURN(const std::string text, BroadcastText(world_, run_.SerializeAsString(), 0));
+  RETURN_IF_ERROR(ParseSent(text, first));
+  google::protobuf::util::MessageDifferencer differencer;
+  differencer.set_message_field_comparison(google::protobuf::util::MessageDifferencer::EQUIVALENT);
+  // Hosts may differ in their cores.
+  differencer.IgnoreField(ComputeSpec::descriptor()->FindFieldByName("threads_per_rank"));
+  std::string difference;
+  differencer.ReportDifferencesToString(&difference);
+  if (!differencer.Compare(first, run_)) {
+    mine_.set_run_difference(
+        absl::StrReplaceAll(absl::StripSuffix(difference, "\n"), {{"\n", "; "}}));
+  }
+  return Gather();
+}
+
+bool Doctor::SameRuns() const {
+  return std::all_of(report_.ranks().begin(), report_.ranks().end(),
+                     [](const DoctorRank& rank) { return rank.run_difference().empty(); });
 }
 
 absl::Status Doctor::Examine() {
@@ -272,7 +308,7 @@ void Doctor::CheckOperations() {
     const bool has_flash = on_gpu() && dtype != FLOAT32;
     AttentionResults own;
     with("operations", [&](Ops& ops) {
-      add(CheckKernels(ops, operand));
+      add(CheckKernels(ops, operand, options_.beat));
       if (has_flash) own = RunAttention(ops, operand);
     });
     if (own.empty()) continue;
@@ -408,6 +444,10 @@ void Doctor::MergeChecks() {
 }
 
 }  // namespace
+
+absl::Duration DoctorLimit(int ranks) {
+  return std::max(absl::Seconds(10), absl::Milliseconds(10) * ranks);
+}
 
 double WallClockSeconds() { return absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()); }
 

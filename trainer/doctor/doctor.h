@@ -34,11 +34,17 @@ struct DoctorOptions {
   std::string version, mpi, nccl;  // of the program and its libraries
   FolderAccess folder;
   std::function<double()> clock = WallClockSeconds;
-  absl::Duration limit = absl::Seconds(10);  // of one message
+  absl::Duration limit = absl::Seconds(10);  // of one message, DoctorLimit of the job
+  std::function<void()> beat = [] {};        // called while a rank computes alone
 };
 
-// Collective; every rank gets the same report. Ranks of different builds are not examined further:
-// they might wait for each other for ever. A message that does not come ends the job with an error
+// Returns how long doctor waits for one message in a job of so many ranks: 10 s, and longer where
+// each has more than a thousand others to connect to.
+absl::Duration DoctorLimit(int ranks);
+
+// Collective; every rank gets the same report. Ranks of different builds, or with different runs,
+// are not examined further: they might wait for each other for ever. Nothing of a GPU's memory is
+// kept afterwards. A message that does not come ends the job with an error
 // that names both ranks (parallel/comm/links.h).
 absl::StatusOr<DoctorReport> RunDoctor(const DoctorOptions& options);
 

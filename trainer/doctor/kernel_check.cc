@@ -555,11 +555,13 @@ double SecondsOf(Ops& ops, const std::function<void()>& call) {
 
 }  // namespace
 
-std::vector<DoctorCheck> CheckKernels(Ops& ops, at::ScalarType operand) {
+std::vector<DoctorCheck> CheckKernels(Ops& ops, at::ScalarType operand,
+                                      const std::function<void()>& beat) {
   const auto reference = MakeAtenOps(at::kDouble, at::kDouble);
   std::vector<DoctorCheck> checks;
   for (const Operation& operation : kOperations) {
     checks.push_back(Compare(operation.name, operation.run, ops, *reference, operand));
+    beat();
   }
   return checks;
 }

@@ -16,7 +16,9 @@ namespace deepnet {
 // of packed sentences, beside the plain LibTorch of MakeAtenOps in float64, whose arguments are
 // rounded alike. An error is the largest difference of any result over the largest number expected
 // in it; masks and chosen tokens must be equal. Exceptions become failures of their operation.
-std::vector<DoctorCheck> CheckKernels(Ops& ops, at::ScalarType operand);
+// `beat` is called after each.
+std::vector<DoctorCheck> CheckKernels(
+    Ops& ops, at::ScalarType operand, const std::function<void()>& beat = [] {});
 
 // The results of attention forward and backward without dropout, for CompareAttention. Two Ops of
 // one GPU must not live at the same time: copies are in the order of the one that was made last.

@@ -65,22 +65,39 @@ TEST(Links, MessagesAndSumsThatAreRightHaveNoWrongNumber) {
   }
 }
 
-// Gives the receiver of messages over 1 MiB a number that nobody sent.
+// Gives the receiver of messages of `least` bytes or more a number that nobody sent.
 class SpoilingCommunicator final : public ForwardingCommunicator {
  public:
-  explicit SpoilingCommunicator(Communicator& inner) : ForwardingCommunicator(inner) {}
+  SpoilingCommunicator(Communicator& inner, int64_t least)
+      : ForwardingCommunicator(inner), least_(least) {}
   TransferOr Send(Buffer buffer, int peer, int tag) override {
-    if (buffer.bytes > 1 << 20) static_cast<float*>(buffer.data)[7] += 1.0f;
+    if (buffer.bytes >= least_) static_cast<float*>(buffer.data)[0] += 1.0f;
     return inner().Send(buffer, peer, tag);
   }
+
+ private:
+  const int64_t least_;
 };
 
 TEST(Links, AMessageThatArrivesSpoiledIsCounted) {
   const auto statuses = RunRanks(2, [&](Communicator& inner) -> absl::Status {
-    SpoilingCommunicator comm(inner);
+    SpoilingCommunicator comm(inner, 1 << 21);
     ASSIGN_OR_RETURN(const auto checks, CheckMessages(comm, {}));
     for (const LinkCheck& check : checks) {
       EXPECT_EQ(check.wrong, check.name == "ring of 4096 KiB" ? 1 : 0) << check.name;
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(FirstError(statuses).ok()) << FirstError(statuses);
+}
+
+// As messages of 4 KiB are among more than a thousand ranks.
+TEST(Links, MessagesWithoutANumberForEachRankAreCheckedAllTheSame) {
+  const auto statuses = RunRanks(3, [&](Communicator& inner) -> absl::Status {
+    SpoilingCommunicator comm(inner, 1);
+    ASSIGN_OR_RETURN(const auto checks, CheckMessages(comm, {.checked_bytes = {8}}));
+    for (const LinkCheck& check : checks) {
+      EXPECT_EQ(check.wrong, check.name == "ring of 0 KiB" ? 1 : 0) << check.name;
     }
     return absl::OkStatus();
   });

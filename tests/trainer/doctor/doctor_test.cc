@@ -1,5 +1,6 @@
 #include "trainer/doctor/doctor.h"
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -20,6 +21,7 @@
 namespace deepnet {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::ContainsRegex;
 using ::testing::Each;
@@ -232,6 +234,30 @@ TEST_F(DoctorTest, AnotherVersionOnOneRankIsNamedAndNotExamined) {
                        }),
               ::testing::ElementsAre(HasSubstr("rank 2 (host ")));
   EXPECT_EQ(report_.checks_size(), 0);
+}
+
+TEST_F(DoctorTest, ARunThatIsNotThatOfRank0IsNamedAndNotExamined) {
+  EXPECT_THAT(Findings(3, OnCpu(), false,
+                       [](int rank, DoctorOptions& options) {
+                         options.run.mutable_compute()->set_threads_per_rank(1 + rank);
+                         if (rank == 1) options.run.mutable_parallel()->set_schedule("zb-h1");
+                       }),
+              ::testing::ElementsAre(
+                  AllOf(HasSubstr("rank 1 (host "), HasSubstr("its run is not rank 0's: "),
+                        HasSubstr("parallel.schedule: "), HasSubstr("\"zb-h1\""))));
+  EXPECT_EQ(report_.checks_size(), 0);
+}
+
+TEST_F(DoctorTest, ARankThatChecksKernelsBeats) {
+  std::atomic<int> beats = 0;
+  Findings(1, OnCpu(), false,
+           [&](int, DoctorOptions& options) { options.beat = [&] { ++beats; }; });
+  EXPECT_GE(beats, 40);  // once an operation and type
+}
+
+TEST(DoctorLimit, GrowsWithTheRanksThatEachHasToReach) {
+  EXPECT_EQ(DoctorLimit(8), absl::Seconds(10));
+  EXPECT_GE(DoctorLimit(8192), absl::Seconds(60));
 }
 
 RunSpec WithModel(RunSpec run) {
