@@ -22,6 +22,7 @@
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/plan/device_model.h"
+#include "parallel/plan/planner.h"
 #include "parallel/plan/roofline.h"
 #include "trainer/data/batcher.h"
 #include "trainer/decode/model_scorer.h"
@@ -209,28 +210,32 @@ absl::StatusOr<BenchRecord> MakeRecord(const std::string& name, double gflops, c
   return record;
 }
 
-// Adds what the roofline predicts for the kernels of a full microbatch, if the GPU is in the table.
+// Adds what the roofline predicts for the kernels of a full microbatch, and `plan` for the step, if
+// the GPU is in the table.
 void AddPredictions(const RunSpec& run, KernelsRecord& record) {
-  const std::string known = DeviceModelOfGpu(record.device());
-  const std::string model = known.empty() ? run.cluster().device_model() : known;
+  const std::string model = DeviceModelOf(run.cluster().device_model(), record.device());
   const auto device = FindDeviceModel(model);
   if (!IsOnDevice(run) || model.empty() || !device.ok()) return;
   record.set_device_model(device->name());
   Inventory inventory = Describe(run.model(), run.data().microbatch());
   DescribeWork(run.model(), run.data().microbatch(), run.compute(), inventory);
   std::map<std::string, double> seconds;
-  double all = 0.0;
   for (const Layer& layer : inventory.layers) {
     const LayerWork& work = inventory.work[layer.work];
     for (const auto* kernels : {&work.forward, &work.backward_input, &work.backward_weight}) {
       for (const KernelWork& kernel : *kernels) {
-        const double took = TimeOf(kernel, *device, run.compute().dtype()).seconds;
-        seconds[kernel.name] += took;
-        all += took;
+        seconds[kernel.name] += TimeOf(kernel, *device, run.compute().dtype()).seconds;
       }
     }
   }
-  record.set_predicted_seconds_per_step(all);
+  ClusterSpec cluster = run.cluster();
+  cluster.set_device_model(model);
+  DataSpec data = run.data();
+  data.set_global_microbatches(1);
+  ParallelSpec parallel;
+  parallel.set_recompute(NONE);
+  const auto plan = MakePlan(inventory, data, run.optim(), run.compute(), cluster, parallel);
+  record.set_predicted_seconds_per_step(plan.ok() ? plan->step_seconds() : 0.0);
   for (KernelRecord& kernel : *record.mutable_kernels()) {
     kernel.set_predicted_seconds_per_step(seconds[kernel.name()]);
   }

@@ -187,8 +187,8 @@ Command MakeBenchCommand() {
            ChoiceFlag("device", "DEVICE", {"cpu", "cuda", "auto"},
                       "auto: a GPU where this build sees one.", "auto"),
            TextFlag("device-model", "NAME",
-                    "GPU that MFU and predictions are of where plans do not know the one that CUDA "
-                    "names; as cluster.device_model, but no file."),
+                    "GPU that MFU and predictions are of, as cluster.device_model, but no file; "
+                    "default: the one that CUDA names, where plans know it."),
            IntegerFlag("steps", "Steps that `step` and `kernels` time.", "8"),
            ChoiceFlag("recompute", "LEVEL", {"NONE", "SELECTIVE_FFN", "SELECTIVE_GEMM", "FULL"},
                       "What the layers of `step` recompute, as parallel.recompute.", "NONE"),

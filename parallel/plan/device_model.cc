@@ -144,6 +144,10 @@ std::string DeviceModelOfGpu(const std::string& device) {
   return has("B200") ? "B200" : "";
 }
 
+std::string DeviceModelOf(const std::string& stated, const std::string& device) {
+  return stated.empty() ? DeviceModelOfGpu(device) : stated;
+}
+
 double PeakFlops(const DeviceModel& device, DataType operands) {
   return operands == FLOAT32 ? device.flops_32bit() : device.flops_16bit();
 }

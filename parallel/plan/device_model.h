@@ -22,6 +22,10 @@ absl::StatusOr<DeviceModel> FindDeviceModel(const std::string& name);
 // the table does not have it.
 std::string DeviceModelOfGpu(const std::string& device);
 
+// Returns cluster.device_model, `stated`, or where that is empty the model of the GPU that CUDA
+// calls `device`; "" if neither says one.
+std::string DeviceModelOf(const std::string& stated, const std::string& device);
+
 // "'X' is none of A100, ...".
 std::string UnknownDeviceModel(const std::string& name);
 

@@ -14,10 +14,11 @@ namespace deepnet {
 namespace {
 
 constexpr double kLatencySeconds = 2e-5;
-// The update of a weight on a GPU moves so many bytes: Adam reads four and writes three float32
-// numbers, the norm reads the gradient, which is then filled with zeros, and the operand's copy is
-// made.
-constexpr double kUpdateBytes = 7 * 4 + 4 + 4 + 6;
+// Bytes that the update of a weight moves on a GPU. In a rank's share Adam reads four and writes
+// three float32 numbers, and the norm reads the gradient. For all of its weights the gradient is
+// filled with zeros, and an operand of 16 bits is made anew.
+constexpr double kShareBytes = 7 * 4 + 4;
+constexpr double kZeroBytes = 4, kOperandBytes = 4 + 2;
 constexpr double kPeakShare = 0.4;  // that products reach where nobody has said more of a model
 
 // Fields of a spec that are not above 0 are left to the program.
@@ -50,7 +51,8 @@ Speeds GpuSpeeds(const ClusterSpec& cluster, DataType dtype) {
       .flops_per_second = Or(cluster.flops_per_second(), kPeakShare * PeakFlops(*device, dtype)),
       .states_flops = cluster.flops_per_second() > 0,
       .optimizer_params_per_second =
-          Or(cluster.optimizer_params_per_second(), bytes_per_second / kUpdateBytes),
+          Or(cluster.optimizer_params_per_second(), bytes_per_second / kShareBytes),
+      .refresh_seconds = (kZeroBytes + (dtype == FLOAT32 ? 0 : kOperandBytes)) / bytes_per_second,
       .network = {.inside_node = MakeLink(cluster.inside_node(), device->inside_node()),
                   .between_nodes = MakeLink(cluster.between_nodes(), device->between_nodes())}};
   speeds.device = *std::move(device);
@@ -87,7 +89,9 @@ StageExchange MakeStageExchange(const MemoryEstimate& memory, int64_t foreign_by
   if (foreign_bytes > 0) {
     exchange.seconds.tied = seconds(stages, 1, static_cast<double>(foreign_bytes) / replicas);
   }
-  exchange.update_seconds = weights / sizeof(float) / replicas / speeds.optimizer_params_per_second;
+  const double count = weights / sizeof(float);
+  exchange.update_seconds =
+      count / replicas / speeds.optimizer_params_per_second + count * speeds.refresh_seconds;
   return exchange;
 }
 

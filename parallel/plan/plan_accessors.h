@@ -19,7 +19,8 @@ struct Speeds {
   std::optional<DeviceModel> device;           // a GPU; absent on a CPU
   double flops_per_second = 1e11;              // in matrix products
   bool states_flops = false;                   // the cluster states that rate
-  double optimizer_params_per_second = 2.5e8;  // weights that the optimizer updates
+  double optimizer_params_per_second = 2.5e8;  // weights of its share that a rank updates
+  double refresh_seconds = 0;                  // for each weight of a rank, after an update
   Network network;
 };
 

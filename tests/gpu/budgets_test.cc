@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <numeric>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +18,7 @@
 #include "parallel/comm/communicator.h"
 #include "tests/gpu/emulated/device.h"
 #include "tests/support/tiny_model.h"
+#include "trainer/data/batcher.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/model/describe.h"
 #include "trainer/model/transformer.h"
@@ -128,10 +131,23 @@ const std::map<Residual, LayerCosts> kMost = {
 
 using Launches = std::map<std::string, int64_t>;
 
+using Bytes = std::map<std::string, double>;
+
 struct PassWork {
   Launches forward, backward;
   emulated_gpu::Counters products;  // of both
+  Bytes bytes;                      // of both, by kernel
 };
+
+// Sentences for a model, with the capacity of the buffers that they lie in.
+struct Rows {
+  Microbatch microbatch;
+  MicrobatchSpec capacity;
+};
+
+Rows TinyRows(const ModelSpec& spec) {
+  return {testing::TinyMicrobatch(spec, 3), testing::TinyCapacityOf(spec)};
+}
 
 Launches Since(const Launches& before, const Launches& now) {
   Launches since;
@@ -144,7 +160,8 @@ Launches Since(const Launches& before, const Launches& now) {
 }
 
 // LibTorch's flash attention has another name here.
-Launches Renamed(Launches launches) {
+template <typename ByName>
+ByName Renamed(ByName launches) {
   for (const auto& [here, there] :
        {std::pair{"flash_attention_forward", "FlashAttentionForward"},
         std::pair{"flash_attention_backward", "FlashAttentionBackward"}}) {
@@ -156,28 +173,42 @@ Launches Renamed(Launches launches) {
   return launches;
 }
 
-PassWork WorkOf(const ModelSpec& spec, at::ScalarType operand, AttentionKernel attention) {
+PassWork WorkOf(const ModelSpec& spec, const Rows& rows, at::ScalarType operand,
+                AttentionKernel attention, bool watches = false) {
   const c10::impl::VirtualGuardImpl guard(GpuType().value());
   guard.setDevice({guard.type(), 0});
   const auto ops = MakeCudaOps(guard.getDevice(), operand, /*check_launches=*/false, attention);
-  Transformer model(spec, testing::TinyCapacityOf(spec), *ops, /*trainable=*/true);
+  Transformer model(spec, rows.capacity, *ops, /*trainable=*/true);
   model.parameters().Initialize(5);
   const auto kept = model.MakeActivations(/*shared=*/false);
-  const Microbatch mb = testing::TinyMicrobatch(spec, 3);
+  const Microbatch& mb = rows.microbatch;
   model.Refresh();
   constexpr int64_t kStep = 10;  // behind BRANCH_NORM's ramp
   model.Forward(mb, 1, kStep, /*training=*/true, {.label_smoothing = 0.1}, *kept);
+  ops->ReadBack();
   const emulated_gpu::Counters start = emulated_gpu::ReadCounters();
   const Launches before = emulated_gpu::ReadLaunches();
+  const auto touched_before = emulated_gpu::ReadTouched();
+  emulated_gpu::WatchMemory(watches);
   model.Forward(mb, 1, kStep, /*training=*/true, {.label_smoothing = 0.1}, *kept);
   const Launches middle = emulated_gpu::ReadLaunches();
   model.Backward(mb, 1, kStep, *kept);
   emulated_gpu::Counters products = emulated_gpu::ReadCounters();
   products.product_operations -= start.product_operations;
   products.product_bytes -= start.product_bytes;
+  ops->ReadBack();
+  emulated_gpu::WatchMemory(false);
+  Bytes bytes;
+  for (const auto& [name, touched] : emulated_gpu::ReadTouched()) {
+    bytes[name] = static_cast<double>(touched.read + touched.written);
+  }
+  for (const auto& [name, touched] : touched_before) {
+    bytes[name] -= static_cast<double>(touched.read + touched.written);
+  }
   return {.forward = Renamed(Since(before, middle)),
           .backward = Renamed(Since(middle, emulated_gpu::ReadLaunches())),
-          .products = products};
+          .products = products,
+          .bytes = Renamed(std::move(bytes))};
 }
 
 void AddTo(Launches& launches, const std::vector<KernelWork>& kernels) {
@@ -187,8 +218,8 @@ void AddTo(Launches& launches, const std::vector<KernelWork>& kernels) {
 }
 
 // The same by the table, for the rows that the microbatch really has.
-PassWork PlannedWork(const ModelSpec& spec, DataType dtype) {
-  const Microbatch mb = testing::TinyMicrobatch(spec, 3);
+PassWork PlannedWork(const ModelSpec& spec, const Microbatch& mb, DataType dtype,
+                     AttentionKernel attention) {
   MicrobatchSpec rows;
   rows.set_max_source_tokens(mb.source.NumTokens());
   rows.set_max_target_tokens(mb.target.NumTokens());
@@ -196,6 +227,7 @@ PassWork PlannedWork(const ModelSpec& spec, DataType dtype) {
   ComputeSpec compute;
   compute.set_device("cuda");
   compute.set_dtype(dtype);
+  compute.set_attention(attention);
   Inventory inventory = Describe(spec, rows);
   DescribeWork(spec, rows, compute, inventory);
   PassWork planned;
@@ -207,6 +239,7 @@ PassWork PlannedWork(const ModelSpec& spec, DataType dtype) {
     AddTo(planned.backward, work.backward_weight);
     for (const auto* kernels : {&work.forward, &work.backward_input, &work.backward_weight}) {
       for (const KernelWork& kernel : *kernels) {
+        planned.bytes[kernel.name] += kernel.bytes;
         if (kernel.depth == 0) continue;
         operations += kernel.flops;
         bytes += kernel.bytes;
@@ -220,8 +253,9 @@ PassWork PlannedWork(const ModelSpec& spec, DataType dtype) {
 
 void ExpectAsPlanned(const ModelSpec& spec, at::ScalarType operand, DataType dtype,
                      AttentionKernel attention) {
-  const PassWork counted = WorkOf(spec, operand, attention);
-  const PassWork planned = PlannedWork(spec, dtype);
+  const Rows rows = TinyRows(spec);
+  const PassWork counted = WorkOf(spec, rows, operand, attention);
+  const PassWork planned = PlannedWork(spec, rows.microbatch, dtype, attention);
   EXPECT_EQ(counted.forward, planned.forward);
   EXPECT_EQ(counted.backward, planned.backward);
   EXPECT_EQ(counted.products.product_operations, planned.products.product_operations);
@@ -267,6 +301,76 @@ TEST(GpuBudgets, ThePlannersTableOfKernelsHoldsForOtherModels) {
   flash.set_d_model(16);
   flash.set_attention_dropout(0);
   ExpectAsPlanned(flash, at::kBFloat16, BFLOAT16, FLASH);
+}
+
+// Wide enough that tensors of rows have many pages.
+ModelSpec WideSpec(Residual residual) {
+  ModelSpec spec = Spec(residual);
+  spec.set_encoder_layers(1);
+  spec.set_decoder_layers(1);
+  spec.set_d_model(256);
+  spec.set_ffn_dim(512);
+  spec.set_num_heads(4);
+  spec.set_vocabulary_size(512);
+  spec.set_max_positions(64);
+  return spec;
+}
+
+Rows WideRows() {
+  constexpr int kSentences = 4, kLength = 40;
+  MicrobatchSpec capacity;
+  capacity.set_max_source_tokens(kSentences * kLength);
+  capacity.set_max_target_tokens(kSentences * kLength);
+  capacity.set_max_sentences(kSentences);
+  MicrobatchBuilder builder({kSentences * kLength, kSentences * kLength, kSentences});
+  for (uint32_t s = 0; s < kSentences; ++s) {
+    std::vector<int32_t> ids(kLength);
+    std::iota(ids.begin(), ids.end(), static_cast<int32_t>(4 + s * kLength));
+    builder.Add(s, {ids, ids});
+  }
+  return {std::move(builder).Build(), capacity};
+}
+
+// Kernels that read a tensor again, or rows of a table that others read too: the table has more.
+const std::set<std::string> kReadAgain = {"BatchNorm", "BatchNormBackward", "CrossEntropy",
+                                          "EmbedForward"};
+// Kernels that read or write a part of rows, those of q, k and v beside each other: pages hold
+// parts of all three.
+const std::set<std::string> kPartsOfRows = {"AttentionForward", "AttentionQueryGradient",
+                                            "AttentionKeyGradient", "BiasGradient"};
+
+// The bytes of the table beside those of the pages that kernels touch. They may differ by the ends
+// of tensors and by what counts nothing: vectors of features, statistics of rows.
+void ExpectBytesAsPlanned(const ModelSpec& spec, at::ScalarType operand, DataType dtype) {
+  constexpr double kPage = 4096, kPagesApart = 5, kShareApart = 0.08;
+  const Rows rows = WideRows();
+  const PassWork counted = WorkOf(spec, rows, operand, OWN, /*watches=*/true);
+  const PassWork planned = PlannedWork(spec, rows.microbatch, dtype, OWN);
+  const auto launches = [](const Launches& of, const std::string& name) {
+    return of.contains(name) ? of.at(name) : 0;
+  };
+  for (const auto& [name, bytes] : planned.bytes) {
+    if (name == kZeroFill) continue;
+    const auto count =
+        static_cast<double>(launches(planned.forward, name) + launches(planned.backward, name));
+    const double touched = counted.bytes.contains(name) ? counted.bytes.at(name) : 0.0;
+    const double apart = kShareApart * bytes + kPagesApart * kPage * count;
+    EXPECT_LE(touched, (kPartsOfRows.contains(name) ? 1.4 : 1.0) * bytes + apart) << name;
+    EXPECT_GE(touched, (kReadAgain.contains(name) ? 0.5 : 1.0) * bytes - apart) << name;
+  }
+}
+
+TEST(GpuBudgets, TheBytesOfThePlannersTableAreThoseThatKernelsTouch) {
+  for (const Residual residual : {DEEPNORM, NORMFORMER, R_FIXUP, DLCL, B2T}) {
+    SCOPED_TRACE(Residual_Name(residual));
+    ExpectBytesAsPlanned(WideSpec(residual), at::kBFloat16, BFLOAT16);
+  }
+  ModelSpec other = WideSpec(NORMFORMER);
+  other.set_activation(GELU);
+  other.set_activation_dropout(0.1);
+  other.set_norm(BATCH_NORM);
+  ExpectBytesAsPlanned(other, at::kBFloat16, BFLOAT16);
+  ExpectBytesAsPlanned(WideSpec(PRE_LN), at::kFloat, FLOAT32);
 }
 
 TEST(GpuBudgets, APassWaitsOnceForItsLossAllocatesNothingAndKeepsToItsScheme) {

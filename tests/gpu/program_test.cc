@@ -29,6 +29,7 @@ using deepnet::testing::ReadSteps;
 using deepnet::testing::RunningJob;
 using deepnet::testing::WeightsLine;
 using ::testing::AllOf;
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -193,18 +194,25 @@ TEST_F(GpuProgramTest, BenchmarksMeasureTheGpu) {
   const KernelsRecord record =
       bench("kernels --steps 2 --tokens 30 --device-model A100", KernelsRecord());
   EXPECT_EQ(record.device_model(), "A100");
-  double predicted = 0.0;
+  double predicted = 0.0, launches = 0.0;
   for (const KernelRecord& kernel : record.kernels()) {
     predicted += kernel.predicted_seconds_per_step();
+    // The table knows every kernel of the passes; others belong to the step.
+    if (kernel.predicted_seconds_per_step() > 0) {
+      launches += kernel.calls_per_step();
+    } else {
+      EXPECT_THAT(kernel.name(), AnyOf("Adam", "SumSquares", "Add", "Upload", "ReadBack"));
+    }
     calls[kernel.name()] = kernel.calls_per_step();
     EXPECT_GT(kernel.seconds_per_call(), 0) << kernel.name();
   }
   EXPECT_EQ(calls["CrossEntropy"], 1);
   EXPECT_EQ(calls["FlashAttentionForward"] + calls["AttentionForward"], 3);
   EXPECT_GT(calls["cublasLtMatmul"], 20);
-  // The table knows every kernel of the passes, and no other.
-  EXPECT_GT(predicted, 0.9 * record.predicted_seconds_per_step());
-  EXPECT_LE(predicted, 1.001 * record.predicted_seconds_per_step());
+  // So small a step is bound by its launches.
+  constexpr double kLaunchSeconds = 5e-6;
+  EXPECT_GE(record.predicted_seconds_per_step(), kLaunchSeconds * launches);
+  EXPECT_LE(predicted, record.predicted_seconds_per_step());
 }
 
 TEST_F(GpuProgramTest, SignalsSaveAndEndWithSeventyFive) {

@@ -51,8 +51,7 @@ double SearchFlops(const ModelSpec& model, double source, double target, double 
 }
 
 double StatedPeakFlops(const std::string& gpu, const ClusterSpec& cluster, DataType operands) {
-  const std::string known = DeviceModelOfGpu(gpu);
-  const std::string& model = known.empty() ? cluster.device_model() : known;
+  const std::string model = DeviceModelOf(cluster.device_model(), gpu);
   if (model.empty()) return 0.0;
   const auto device = FindDeviceModel(model);
   return device.ok() ? PeakFlops(*device, operands) : 0.0;

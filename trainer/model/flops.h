@@ -24,8 +24,8 @@ double StepFlops(const ModelSpec& model, const StepBatch& batch);
 double SearchFlops(const ModelSpec& model, double source, double target, double beam);
 
 // Returns the operations a second that a GPU is stated to do at most in products of `operands`:
-// that of the model that CUDA's name of it, `gpu`, tells, or else cluster.device_model. 0: neither
-// says.
+// that of cluster.device_model, or else of the model that CUDA's name of it, `gpu`, tells. 0:
+// neither says.
 double StatedPeakFlops(const std::string& gpu, const ClusterSpec& cluster, DataType operands);
 
 }  // namespace deepnet

@@ -1,13 +1,15 @@
 // Everything is appended in the order in which it is launched: read it beside attention.cc,
 // feed_forward.cc and residual.cc, and beside cuda_ops.cc for what an operation launches.
 //
-// Bytes are those of the tensors that a kernel reads and writes once each: rows of activations, and
-// matrices of products. Vectors of features, offsets and statistics of rows count nothing.
+// Bytes are those of the tensors that a kernel reads and writes: rows of activations, and matrices
+// of products; once each, but where it is said that they are read again. Vectors of features,
+// offsets and statistics of rows count nothing.
 #include "trainer/model/work.h"
 
 #include <algorithm>
 #include <cmath>
 #include <initializer_list>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,6 +23,7 @@ namespace deepnet {
 namespace {
 
 constexpr double kFloat = 4;         // bytes
+constexpr double kXhat = kFloat;     // bytes of a normalised element, kept for the backward pass
 constexpr double kMask = 1.0 / 8;    // bytes of a decision of dropout
 constexpr int64_t kLogitRows = 512;  // rows of logits that exist at once
 constexpr int64_t kManyRows = 1024;  // among which a token or a position is frequent
@@ -28,6 +31,7 @@ constexpr int64_t kFlashTile = 128;  // rows and keys that flash attention works
 // A microbatch is taken to be full of sentences of so many positions: max_sentences is what may be
 // in it. Where it holds fewer, they are longer.
 constexpr int64_t kSentenceRows = 25;
+constexpr double kRunSums = 2 * kFloat / 16;  // bytes: two sums of a column for runs of 16 rows
 constexpr double kFlashBackward = 2.5;  // operations of its backward pass, of those of its forward
 // The shares of peaks that kernels of attention reach: flash attention's backward pass of what its
 // forward pass does; this project's own, without tensor cores, of float32 peak. The last is a
@@ -37,6 +41,12 @@ constexpr double kOwnShare = 0.25;
 constexpr double kOwnBackward = 3.5;
 
 using Kernels = std::vector<KernelWork>;
+
+// The bytes that a kernel moves for each element that it works on.
+struct Traffic {
+  double read = 0, written = 0;
+};
+constexpr Traffic kSum = {2 * kFloat, kFloat};  // y += x
 
 // The properties that do not change within a model.
 struct Rules {
@@ -49,6 +59,10 @@ struct Rules {
   bool narrow() const { return operand < kFloat; }
   bool drops() const { return model.dropout() > 0; }
   int64_t Rows(bool source) const { return source ? source_rows : target_rows; }
+  // The stream, and its copy as products want it: bytes of an element of each.
+  std::vector<double> Stream() const {
+    return narrow() ? std::vector{kFloat, operand} : std::vector{kFloat};
+  }
 };
 
 // A list of kernels that grows by the calls of Ops, on so many rows.
@@ -60,12 +74,12 @@ class Work {
   void Kernel(const char* name, double bytes) {
     kernels_.push_back({.name = name, .bytes = bytes});
   }
-  // `bytes` of each element of `columns` columns.
-  void Sweep(const char* name, double columns, double bytes) {
-    Kernel(name, rows_ * columns * bytes);
+  // Works on the elements of `columns` columns.
+  void Sweep(const char* name, double columns, const Traffic& element) {
+    Kernel(name, rows_ * columns * (element.read + element.written));
   }
-  void Copy(double columns, double from, double to) { Sweep("Cast", columns, from + to); }
-  void Zero(double columns) { Sweep(kZeroFill, columns, kFloat); }
+  void Copy(double columns, double from, double to) { Sweep("Cast", columns, {from, to}); }
+  void Zero(double columns) { Sweep(kZeroFill, columns, {.written = kFloat}); }
 
   // y [rows, columns] of sums over `depth`. `bytes`: of an element of y, read and written.
   void Product(const char* label, double rows, double columns, double depth, double bytes) {
@@ -85,43 +99,42 @@ class Work {
   }
   void LinearBackwardWeight(const char* label, double in, double out, bool bias) {
     Product(label, out, in, rows_, 2 * kFloat);
-    if (bias) Sweep("BiasGradient", out, rules_.operand);
+    if (bias) Sweep("BiasGradient", out, {.read = rules_.operand});
   }
 
-  // Bytes of an element that is read, those of one that is written, x-hat left out. `outputs`:
-  // kinds of results.
-  void Norm(double columns, double read, double written, int outputs) {
+  // `sum`: what is added up, with the mask; `outputs`: bytes of an element of each result.
+  void Norm(double columns, const Traffic& sum, const std::vector<double>& outputs) {
     if (rules_.model.norm() != BATCH_NORM) {
-      return Sweep("ResidualNorm", columns, read + written + kFloat);
+      const double results = std::accumulate(outputs.begin(), outputs.end(), 0.0);
+      return Sweep("ResidualNorm", columns, {sum.read, sum.written + kXhat + results});
     }
-    Sweep("ResidualSum", columns, read + kFloat);
-    Sweep("BatchNorm", columns, 4 * kFloat);  // two passes, the second writes
-    for (int i = 0; i < outputs; ++i) {
-      Sweep("NormOutput", columns, kFloat + written / outputs);
-    }
+    Sweep("ResidualSum", columns, {sum.read, sum.written + kFloat});
+    Sweep("BatchNorm", columns, {.read = 3 * kFloat, .written = kXhat});  // read three times
+    for (const double output : outputs) Sweep("NormOutput", columns, {kXhat, output});
   }
-  // `read`: of an element of the gradient; `written`: of all that comes of it.
-  void NormBackward(double columns, double read, double written) {
+  // `gradient`: bytes of an element of it; `written`: of all that comes of it.
+  void NormBackward(double columns, double gradient, double written) {
     if (rules_.model.norm() == BATCH_NORM) {
-      if (read < kFloat) Copy(columns, read, kFloat);
-      return Sweep("BatchNormBackward", columns, 3 * kFloat + kFloat + written);
+      if (gradient < kFloat) Copy(columns, gradient, kFloat);
+      return Sweep("BatchNormBackward", columns, {2 * (kFloat + kXhat), written});  // read twice
     }
-    Sweep("ResidualNormBackward", columns, read + kFloat + written);
-    Sweep("ResidualNormBackwardSums", columns, 2 * kFloat / 16);  // runs of 16 rows
+    Sweep("ResidualNormBackward", columns, {gradient + kXhat, written + kRunSums});
+    Sweep("ResidualNormBackwardSums", columns, {.read = kRunSums});
   }
-  void NormOutput(double columns) { Sweep("NormOutput", columns, kFloat + rules_.operand); }
-  void ScaleShiftBackward(double columns, double bytes) {
-    Sweep("ScaleShiftBackward", columns, bytes);
-    Sweep("ScaleShiftBackwardSums", columns, 2 * kFloat / 16);
+  void NormOutput(double columns) { Sweep("NormOutput", columns, {kXhat, rules_.operand}); }
+  void ScaleShiftBackward(double columns, const Traffic& element) {
+    Sweep("ScaleShiftBackward", columns, {element.read, element.written + kRunSums});
+    Sweep("ScaleShiftBackwardSums", columns, {.read = kRunSums});
   }
   void AddBranch(double columns, bool drops) {
-    Sweep("ResidualSum", columns, 3 * kFloat + (drops ? kMask : 0));
+    Sweep("ResidualSum", columns, {2 * kFloat, kFloat + (drops ? kMask : 0)});
   }
 
   void Attention(int64_t key_rows, bool causal);
   void AttentionBackward(int64_t key_rows, bool causal);
 
  private:
+  void FlashBackward(double flops, double keys);
   // Operations of one product of all queries and keys of all sentences, 2 a multiply-add.
   double PairFlops(int64_t key_rows, bool causal) const;
 
@@ -160,24 +173,41 @@ void Work::Attention(int64_t key_rows, bool causal) {
 void Work::AttentionBackward(int64_t key_rows, bool causal) {
   const double d = rules_.width(), keys = static_cast<double>(key_rows);
   const double flops = 2 * PairFlops(key_rows, causal);
-  const double bytes = rules_.operand * d * (4 * rows_ + 4 * keys);
   if (rules_.flash) {
-    kernels_.push_back({.name = "FlashAttentionBackward",
-                        .flops = kFlashBackward * flops,
-                        .bytes = bytes,
-                        .unit = ComputeUnit::kTensor,
-                        .reaches = kFlashBackwardShare});
+    FlashBackward(kFlashBackward * flops, keys);
     Copy(d, rules_.operand, rules_.operand);
     for (int i = 0; i < 2; ++i) Kernel("Cast", 2 * keys * d * rules_.operand);
     return;
   }
-  for (const char* name : {"AttentionQueryGradient", "AttentionKeyGradient"}) {
-    kernels_.push_back({.name = name,
+  // The first reads q, k, v, the context and its gradient, the second all but the context.
+  for (const bool of_keys : {false, true}) {
+    const double rows = of_keys ? 2 * rows_ + 4 * keys : 4 * rows_ + 2 * keys;
+    kernels_.push_back({.name = of_keys ? "AttentionKeyGradient" : "AttentionQueryGradient",
                         .flops = kOwnBackward / 2 * flops,
-                        .bytes = bytes,
+                        .bytes = rules_.operand * d * rows,
                         .unit = ComputeUnit::kFloat32,
                         .reaches = kOwnShare});
   }
+}
+
+// LibTorch's is three kernels. The gradients of queries are added up in float32, in a tensor that
+// leaves a tile of rows free behind each sentence and is filled with zeros first; kernels work on
+// whole tiles of it. It has one part where sentences times heads are at least the multiprocessors.
+void Work::FlashBackward(double flops, double keys) {
+  const double d = rules_.width(), e = rules_.operand;
+  const auto sentences = static_cast<double>(rules_.sentences);
+  const double tiled = std::ceil(rows_ / sentences / kFlashTile) * kFlashTile * sentences;
+  const double sum = tiled * d * kFloat;
+  const double means = tiled * rules_.model.num_heads() * kFloat;
+  const auto part = [&](const char* label, double bytes) {
+    kernels_.push_back({.name = "FlashAttentionBackward", .label = label, .bytes = bytes});
+  };
+  Kernel(kZeroFill, (rows_ + kFlashTile * sentences) * d * kFloat);
+  part("flash attention: dO . O", 2 * e * rows_ * d + means + sum);
+  part("flash attention", 2 * e * d * (rows_ + 2 * keys) + means + 2 * sum);
+  kernels_.back().flops = flops;
+  kernels_.back().reaches = kFlashBackwardShare;
+  part("flash attention: dQ converted", sum + e * rows_ * d);
 }
 
 // --- sub-layers ----------------------------------------------------------------------------------
@@ -235,10 +265,10 @@ class SublayerWork {
       return;
     }
     rows.Linear("fc1", d_, inside_, e());
-    if (scheme_.shifts) rows.Sweep("ScaleShiftForward", inside_, 2 * e());
-    if (scheme_.shifts && !gelu()) rows.Sweep("ReluForward", inside_, 2 * e());
-    if (gelu()) rows.Sweep("GeluForward", inside_, 2 * e());
-    if (drops_inside()) rows.Sweep("DropoutForward", inside_, 2 * e() + kMask);
+    if (scheme_.shifts) rows.Sweep("ScaleShiftForward", inside_, {e(), e()});
+    if (scheme_.shifts && !gelu()) rows.Sweep("ReluForward", inside_, {e(), e()});
+    if (gelu()) rows.Sweep("GeluForward", inside_, {e(), e()});
+    if (drops_inside()) rows.Sweep("DropoutForward", inside_, {e(), e() + kMask});
   }
 
  private:
@@ -251,34 +281,33 @@ class SublayerWork {
   void Enter(Work& work) const {
     if (scheme_.KeepsStream()) work.Copy(d_, kFloat, kFloat);
     if (scheme_.input_norm) {
-      work.Norm(d_, kFloat, e(), 1);
-      if (scheme_.input_scale != 1.0) work.Sweep("Scale", d_, 2 * e());
+      work.Norm(d_, {.read = kFloat}, {e()});
+      if (scheme_.input_scale != 1.0) work.Sweep("Scale", d_, {e(), e()});
     } else if (scheme_.shifts) {
-      work.Sweep("ScaleShiftForward", d_, kFloat + e());
+      work.Sweep("ScaleShiftForward", d_, {kFloat, e()});
     }
   }
 
   void InnerNorm() {
-    if (scheme_.inner_norm) forward_.Norm(inside_, e(), e(), 1);
-    if (scales_inside()) forward_.Sweep("ScaleShiftForward", inside_, 2 * e());
+    if (scheme_.inner_norm) forward_.Norm(inside_, {.read = e()}, {e()});
+    if (scales_inside()) forward_.Sweep("ScaleShiftForward", inside_, {e(), e()});
   }
   void InnerAgain() {
     if (scheme_.inner_norm) backward_.NormOutput(inside_);
-    if (scales_inside()) backward_.Sweep("ScaleShiftForward", inside_, 2 * e());
+    if (scales_inside()) backward_.Sweep("ScaleShiftForward", inside_, {e(), e()});
   }
 
   void Leave() {
-    if (scheme_.output_norm) forward_.Norm(d_, kFloat, kFloat, 1);
+    if (scheme_.output_norm) forward_.Norm(d_, {.read = kFloat}, {kFloat});
     if (scheme_.branch_scale != BranchScale::kNone) {
       forward_.Copy(d_, kFloat, kFloat);
-      forward_.Sweep("ScaleShiftForward", d_, 2 * kFloat);
+      forward_.Sweep("ScaleShiftForward", d_, {kFloat, kFloat});
     }
-    if (scheme_.stream_scale != 0) forward_.Sweep("ScaleShiftForward", d_, 2 * kFloat);
-    if (scheme_.layer_input) forward_.Sweep("Add", d_, 3 * kFloat);
+    if (scheme_.stream_scale != 0) forward_.Sweep("ScaleShiftForward", d_, {kFloat, kFloat});
+    if (scheme_.layer_input) forward_.Sweep("Add", d_, kSum);
     if (scheme_.second_stream) forward_.AddBranch(d_, rules_.drops());
     if (scheme_.end_norm) {
-      const bool two = rules_.narrow();
-      return forward_.Norm(d_, 2 * kFloat + mask(), kFloat + (two ? e() : 0), two ? 2 : 1);
+      return forward_.Norm(d_, {2 * kFloat, mask()}, rules_.Stream());
     }
     if (scheme_.alpha == 0) forward_.Zero(d_);
     forward_.AddBranch(d_, rules_.drops());
@@ -290,13 +319,13 @@ class SublayerWork {
       backward_.NormBackward(d_, kFloat,
                              kFloat + e() + mask() + (scheme_.second_stream ? kFloat : 0));
     } else {
-      backward_.Sweep(rules_.drops() ? "AddBranchBackward" : "Cast", d_, kFloat + e() + mask());
+      backward_.Sweep(rules_.drops() ? "AddBranchBackward" : "Cast", d_, {kFloat + mask(), e()});
       if (scheme_.alpha == 0) backward_.Zero(d_);
     }
     if (scheme_.layer_input) backward_.Copy(d_, kFloat, kFloat);
-    if (scheme_.stream_scale != 0) backward_.ScaleShiftBackward(d_, 3 * kFloat);
+    if (scheme_.stream_scale != 0) backward_.ScaleShiftBackward(d_, {2 * kFloat, kFloat});
     if (scheme_.branch_scale != BranchScale::kNone) {
-      backward_.ScaleShiftBackward(d_, 2 * e() + kFloat);
+      backward_.ScaleShiftBackward(d_, {e() + kFloat, e()});
     }
     if (scheme_.output_norm) backward_.NormBackward(d_, e(), e());
   }
@@ -305,9 +334,9 @@ class SublayerWork {
   void Input() {
     if (scheme_.input_norm) {
       backward_.NormOutput(d_);
-      if (scheme_.input_scale != 1.0) backward_.Sweep("Scale", d_, 2 * e());
+      if (scheme_.input_scale != 1.0) backward_.Sweep("Scale", d_, {e(), e()});
     } else if (scheme_.shifts) {
-      backward_.Sweep("ScaleShiftForward", d_, kFloat + e());
+      backward_.Sweep("ScaleShiftForward", d_, {kFloat, e()});
     } else if (scheme_.KeepsStream()) {
       if (rules_.narrow()) backward_.Copy(d_, kFloat, e());
     } else {
@@ -316,7 +345,7 @@ class SublayerWork {
   }
 
   void InnerBackward() {
-    if (scales_inside()) backward_.ScaleShiftBackward(inside_, 3 * e());
+    if (scales_inside()) backward_.ScaleShiftBackward(inside_, {2 * e(), e()});
     if (scheme_.inner_norm) backward_.NormBackward(inside_, e(), e());
   }
 
@@ -325,14 +354,14 @@ class SublayerWork {
     const bool fused = !gelu() && !inner;
     const bool with_bias = fused && !drops_inside() && !scheme_.shifts && bias_;
     if (with_bias) {
-      backward_.Sweep("ReluBackwardWithBias", inside_, 3 * e());
+      backward_.Sweep("ReluBackwardWithBias", inside_, {2 * e(), e()});
     } else {
-      if (fused) backward_.Sweep("ReluBackward", inside_, 3 * e());
+      if (fused) backward_.Sweep("ReluBackward", inside_, {2 * e(), e()});
       InnerBackward();
-      if (inner && !gelu()) backward_.Sweep("ReluBackward", inside_, 3 * e());
-      if (drops_inside()) backward_.Sweep("DropoutBackward", inside_, 2 * e() + kMask);
-      if (gelu()) backward_.Sweep("GeluBackward", inside_, 3 * e());
-      if (scheme_.shifts) backward_.ScaleShiftBackward(inside_, 2 * e());
+      if (inner && !gelu()) backward_.Sweep("ReluBackward", inside_, {2 * e(), e()});
+      if (drops_inside()) backward_.Sweep("DropoutBackward", inside_, {e() + kMask, e()});
+      if (gelu()) backward_.Sweep("GeluBackward", inside_, {2 * e(), e()});
+      if (scheme_.shifts) backward_.ScaleShiftBackward(inside_, {e(), e()});
     }
     weights_.LinearBackwardWeight("fc1", d_, inside_, bias_ && !with_bias);
     InputGradient("fc1", inside_);
@@ -359,11 +388,11 @@ class SublayerWork {
 
   void EnterBackward() {
     if (scheme_.input_norm) {
-      if (scheme_.input_scale != 1.0) backward_.Sweep("Scale", d_, 2 * kFloat);
+      if (scheme_.input_scale != 1.0) backward_.Sweep("Scale", d_, {kFloat, kFloat});
       backward_.NormBackward(d_, kFloat, 2 * kFloat);
     } else if (scheme_.shifts) {
-      backward_.ScaleShiftBackward(d_, 2 * kFloat);
-      backward_.Sweep("Add", d_, 3 * kFloat);
+      backward_.ScaleShiftBackward(d_, {kFloat, kFloat});
+      backward_.Sweep("Add", d_, kSum);
     }
   }
 
@@ -384,19 +413,19 @@ void AddHistory(const Rules& rules, int layer, int layers, int64_t rows, LayerWo
   Work forward(rules, rows, work.forward), backward(rules, rows, work.backward_input);
   const auto mix = [&](int outputs) {
     forward.Zero(d);
-    for (int k = 0; k < outputs; ++k) forward.Sweep("AddScaled", d, 3 * kFloat);
+    for (int k = 0; k < outputs; ++k) forward.Sweep("AddScaled", d, kSum);
   };
   const auto mix_backward = [&](int outputs, bool first) {
     for (int k = 0; k < outputs; ++k) {
       if (first) backward.Zero(d);
-      backward.Sweep("AddScaled", d, 3 * kFloat);
-      backward.Sweep("Dot", d, 2 * kFloat);
+      backward.Sweep("AddScaled", d, kSum);
+      backward.Sweep("Dot", d, {.read = 2 * kFloat});
       backward.Kernel("DotSum", 0);
     }
   };
   if (layer == 0) forward.Copy(d, kFloat, kFloat);
   mix(layer + 1);
-  forward.Norm(d, kFloat, kFloat, 1);
+  forward.Norm(d, {.read = kFloat}, {kFloat});
   const bool last = layer + 1 == layers;
   if (last) mix(layers + 1);
   if (last) mix_backward(layers + 1, true);
@@ -414,21 +443,21 @@ void AddStackEnd(const Rules& rules, int64_t rows, LayerWork& work) {
     case StackEnd::kNothing:
       return;
     case StackEnd::kNorm:
-      forward.Norm(d, kFloat, kFloat + (two ? e : 0), two ? 2 : 1);
+      forward.Norm(d, {.read = kFloat}, rules.Stream());
       backward.NormBackward(d, kFloat, kFloat);
       return;
     case StackEnd::kSecondNorm:
-      forward.Norm(d, kFloat, kFloat, 1);
-      forward.Sweep("Add", d, 3 * kFloat);
+      forward.Norm(d, {.read = kFloat}, {kFloat});
+      forward.Sweep("Add", d, kSum);
       if (two) forward.Copy(d, kFloat, e);
       backward.Copy(d, kFloat, kFloat);
       backward.NormBackward(d, kFloat, kFloat);
       return;
     case StackEnd::kScaledShift:
       forward.Copy(d, kFloat, kFloat);
-      forward.Sweep("ScaleShiftForward", d, 2 * kFloat);
+      forward.Sweep("ScaleShiftForward", d, {kFloat, kFloat});
       if (two) forward.Copy(d, kFloat, e);
-      backward.ScaleShiftBackward(d, 3 * kFloat);
+      backward.ScaleShiftBackward(d, {2 * kFloat, kFloat});
       return;
   }
 }
@@ -442,11 +471,11 @@ void AddAround(const Rules& rules, int stack, int layer, int64_t rows, LayerWork
   if (layer == 0) forward.Copy(d, rules.operand, rules.operand);
   if (layer == 0 && HasSecondStream(rules.model)) {
     forward.Copy(d, kFloat, kFloat);
-    backward.Sweep("Add", d, 3 * kFloat);
+    backward.Sweep("Add", d, kSum);
   }
   if (ReadsLayerInput(rules.model)) {
     forward.Copy(d, kFloat, kFloat);
-    backward.Sweep("Add", d, 3 * kFloat);
+    backward.Sweep("Add", d, kSum);
   }
   if (KeepsHistory(rules.model)) AddHistory(rules, layer, layers, rows, work);
   if (layer + 1 == layers) AddStackEnd(rules, rows, work);
@@ -516,16 +545,16 @@ LayerWork MakeEmbedding(const Rules& rules, bool source) {
   Work backward(rules, rules.Rows(source), work.backward_input);
   const double mask = rules.drops() ? kMask : 0;
   const double stream = kFloat + (rules.narrow() ? e : 0);
-  forward.Sweep("EmbedForward", d, 2 * kFloat + stream + mask);
+  forward.Sweep("EmbedForward", d, {2 * kFloat, stream + mask});  // rows of two tables
   if (HasEmbeddingNorm(rules.model)) {
-    forward.Norm(d, kFloat, stream, rules.narrow() ? 2 : 1);
+    forward.Norm(d, {.read = kFloat}, rules.Stream());
     backward.NormBackward(d, kFloat, kFloat);
   }
   const int tables = rules.model.positions() == LEARNED ? 2 : 1;
   for (int i = 0; i < tables; ++i) {
-    backward.Sweep("EmbedBackward", d, 3 * kFloat + mask);
+    backward.Sweep("EmbedBackward", d, {2 * kFloat + mask, kFloat});
     // Gradients of a frequent token are added in pieces.
-    if (rules.Rows(source) > kManyRows) backward.Sweep("EmbedBackwardPieces", d, kFloat);
+    if (rules.Rows(source) > kManyRows) backward.Sweep("EmbedBackwardPieces", d, {.read = kFloat});
   }
   return work;
 }
@@ -538,7 +567,7 @@ LayerWork MakeOutput(const Rules& rules) {
   for (int64_t begin = 0; begin < rules.target_rows; begin += kLogitRows) {
     Work block(rules, std::min(kLogitRows, rules.target_rows - begin), work.forward);
     block.Linear("logits", d, classes, kFloat);
-    block.Sweep("CrossEntropy", classes, kFloat + kFloat + e);
+    block.Sweep("CrossEntropy", classes, {2 * kFloat, e});  // read twice
     block.Kernel("SumLosses", 0);
     block.LinearBackwardInput("logits", d, classes, kFloat);
     block.LinearBackwardWeight("logits", d, classes, /*bias=*/false);

@@ -71,6 +71,18 @@ std::map<std::string, int64_t> ReadLaunches() {
   return machine.Current().launches;
 }
 
+std::map<std::string, Touched> ReadTouched() {
+  Machine& machine = TheMachine();
+  const Machine::Lock lock(machine.mutex);
+  return machine.devices.empty() ? std::map<std::string, Touched>() : machine.Current().touched;
+}
+
+void WatchMemory(bool watches) {
+  Machine& machine = TheMachine();
+  const Machine::Lock lock(machine.mutex);
+  machine.watches = watches;
+}
+
 void SetDelays(int longest_us, uint64_t seed) {
   Machine& machine = TheMachine();
   const Machine::Lock lock(machine.mutex);

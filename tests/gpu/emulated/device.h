@@ -81,6 +81,15 @@ Counters ReadCounters();
 // The number of launches of the current device by name.
 std::map<std::string, int64_t> ReadLaunches();
 
+// Bytes of the current device's memory that launches touch while WatchMemory says so, by name:
+// whole pages, each once a launch. What a launch wrote before it read it counts as written only.
+struct Touched {
+  int64_t read = 0, written = 0;
+};
+std::map<std::string, Touched> ReadTouched();
+// For a device with one stream that works.
+void WatchMemory(bool watches);
+
 // The handles of NCCL that have been made in this process, and neither destroyed nor aborted.
 int OpenCommunicators();
 

@@ -323,6 +323,7 @@ void Machine::Push(Lock& lock, CUstream_st& stream, Kind kind, Work work) {
   if (kind == Kind::kLaunch) {
     ++device.counters.launches;
     ++device.launches[work.name];
+    work.launch = true;
     work.fails_with = TakeFailure(later_failures, work.name);
   } else if (kind == Kind::kCopy) {
     ++device.counters.copies;
@@ -340,6 +341,16 @@ void Machine::Push(Lock& lock, CUstream_st& stream, Kind kind, Work work) {
   ++stream.progress->pushed;
   device.queues[stream.queue].push_back(&stream);
   Moved();
+}
+
+void Machine::RunWatched(const Work& work, int device) {
+  memory.Watch(work.blocks);
+  work.run();
+  const Touched touched = memory.Unwatch();
+  const Lock lock(mutex);
+  Touched& sum = devices[device].touched[work.name];
+  sum.read += touched.read;
+  sum.written += touched.written;
 }
 
 void Machine::Record(CUstream_st& stream, Kind kind, Work work) {
@@ -565,10 +576,12 @@ void CUstream_st::Run() {
     cudaError_t& error = machine.devices[device].error;
     if (error == cudaSuccess) error = work.fails_with;
     const bool runs = error == cudaSuccess && work.run != nullptr;
+    const bool watched = machine.watches && work.launch;
     if (runs || late) {
       lock.unlock();
       if (late) std::this_thread::sleep_for(delay);
-      if (runs) work.run();
+      if (runs && watched) machine.RunWatched(work, device);
+      if (runs && !watched) work.run();
       work.run = nullptr;
       lock.lock();
     }

@@ -55,6 +55,7 @@ struct Work {
   std::shared_ptr<Record> record;        // done when it has run
   cudaError_t fails_with = cudaSuccess;  // instead of running
   bool hurries = false;                  // never late: bookkeeping, no work of a device
+  bool launch = false;                   // Kind::kLaunch
   std::vector<Point> after;              // of other streams
 };
 
@@ -121,8 +122,9 @@ struct GpuDevice {
   int next_queue = 0;
   Counters counters;
   std::map<std::string, int64_t> launches;
-  std::set<std::string> loaded;     // kernels
-  cudaError_t error = cudaSuccess;  // of work on the device; stays
+  std::map<std::string, Touched> touched;  // by launches while Machine::watches
+  std::set<std::string> loaded;            // kernels
+  cudaError_t error = cudaSuccess;         // of work on the device; stays
   struct Retired {
     BlockPointer block;
     std::vector<Point> after;
@@ -163,6 +165,9 @@ class Machine {
   // Gives quarantined memory back whose work has ended.
   void Recycle(int device);
 
+  // Runs a launch, without the lock, and notes the memory that it touches.
+  void RunWatched(const Work& work, int device);
+
   bool CanStart(const CUstream_st& stream) const;
   // After any change that may let work start or a host thread go on.
   void Moved();
@@ -180,6 +185,7 @@ class Machine {
   std::map<std::string, std::map<int64_t, int>> failures;  // by call and number of calls to come
   std::map<std::string, std::map<int64_t, cudaError_t>> later_failures;
   std::atomic<double> host_copy_speed = 0;  // as SetHostCopySpeed
+  bool watches = false;                     // WatchMemory
   int num_threads = 0;
   std::atomic<bool> stopping = false;  // queued work is dropped
   uint64_t moves = 0;                  // pieces of work that have started or ended

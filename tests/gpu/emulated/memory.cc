@@ -1,5 +1,6 @@
 #include "tests/gpu/emulated/memory.h"
 
+#include <ucontext.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -25,11 +26,17 @@ constexpr size_t kAlignment = 512;  // of blocks; CUDA promises 256
 constexpr size_t kZone = 512;       // on either side of a block
 constexpr unsigned char kZoneByte = 0xcb;
 constexpr int kNanByte = 0xff;
+constexpr size_t kPage = 4096;
+constexpr unsigned char kRead = 1, kWritten = 2;  // of a page
 
 size_t RoundUp(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 // Returns memory of the block's zones and of itself.
 size_t Reserved(size_t bytes) { return RoundUp(bytes) + 2 * kZone; }
+
+char* PageOf(char* address) {
+  return reinterpret_cast<char*>(reinterpret_cast<uintptr_t>(address) / kPage * kPage);
+}
 
 char* Map(size_t bytes) {
   void* const base = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
@@ -42,7 +49,10 @@ char* Map(size_t bytes) {
 // touches. What it calls is not safe in a signal handler: the process ends either way.
 const Memory* guarded = nullptr;
 
-void NameFault(int signal, siginfo_t* info, void*) {
+void NameFault(int signal, siginfo_t* info, void* context) {
+  constexpr greg_t kWrites = 2;  // of the error code of a page fault
+  const greg_t error = static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_ERR];
+  if (guarded != nullptr && guarded->NoteTouch(info->si_addr, (error & kWrites) != 0)) return;
   std::signal(signal, SIG_DFL);  // for any other fault: the access is repeated
   if (guarded == nullptr || !guarded->OnDevice(info->si_addr)) return;
   const BlockPointer block = guarded->Find(info->si_addr);
@@ -189,6 +199,44 @@ void Memory::Recycle(const BlockPointer& block) {
     }
   }
   space.free[offset] = length;
+}
+
+void Memory::ProtectWatched(int protection) const {
+  for (const BlockPointer& block : watched_) {
+    char* const begin = PageOf(View(block->address));
+    char* const end = PageOf(View(block->address) + block->bytes + kPage - 1);
+    mprotect(begin, end - begin, protection);
+  }
+}
+
+void Memory::Watch(std::vector<BlockPointer> blocks) {
+  std::erase_if(blocks, [](const BlockPointer& block) { return block->device < 0; });
+  watched_ = std::move(blocks);
+  touches_.clear();
+  ProtectWatched(PROT_NONE);
+}
+
+Touched Memory::Unwatch() {
+  ProtectWatched(PROT_READ | PROT_WRITE);
+  watched_.clear();
+  Touched bytes;
+  for (const auto& [page, touch] : touches_) {
+    if (touch & kRead) bytes.read += kPage;
+    if (touch & kWritten) bytes.written += kPage;
+  }
+  return bytes;
+}
+
+bool Memory::NoteTouch(void* address, bool writes) const {
+  char* const page = PageOf(static_cast<char*>(address));
+  const auto watched = [&](const BlockPointer& block) {
+    char* const begin = View(block->address);
+    return page + kPage > begin && page < begin + block->bytes;
+  };
+  if (std::none_of(watched_.begin(), watched_.end(), watched)) return false;
+  touches_[page] |= writes ? kWritten : kRead;
+  mprotect(page, kPage, writes ? PROT_READ | PROT_WRITE : PROT_READ);
+  return true;
 }
 
 BlockPointer Memory::Pin(void* address, size_t bytes, bool owned) {

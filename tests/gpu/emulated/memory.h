@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/gpu/emulated/device.h"
+
 namespace emulated_gpu {
 
 // One allocation. Fields that change are the machine's, under its lock.
@@ -56,6 +58,13 @@ class Memory {
   // yet reused. Null where there is none.
   BlockPointer Find(const void* pointer) const;
 
+  // Between the two, the host's view of these blocks notes which of their pages are touched.
+  // Nothing else may work on them.
+  void Watch(std::vector<BlockPointer> blocks);
+  Touched Unwatch();
+  // Notes the touch of a watched page, which may go on; false: it is none.
+  bool NoteTouch(void* address, bool writes) const;
+
   size_t limit(int device) const { return spaces_[device].limit; }
   void SetLimit(int device, size_t bytes) { spaces_[device].limit = bytes; }
   size_t used(int device) const { return spaces_[device].used; }
@@ -79,6 +88,11 @@ class Memory {
   std::vector<Space> spaces_;
   std::map<const char*, BlockPointer> pinned_;  // by address
   int64_t num_blocks_ = 0;
+
+  void ProtectWatched(int protection) const;
+
+  std::vector<BlockPointer> watched_;
+  mutable std::map<char*, unsigned char> touches_;  // by page of the view: kRead, kWritten
 };
 
 // Prints "emulated GPU: <why>" and aborts.

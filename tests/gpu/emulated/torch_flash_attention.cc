@@ -118,25 +118,47 @@ void ComputeForward(const Call& call, const Rows& out, float* log_sum_exp) {
   });
 }
 
+// The tensors that the three kernels of a backward pass share.
 struct Gradients {
   Rows d_out, out;
   const float* log_sum_exp;
   Rows dq, dk, dv;
+  float* means;   // [heads, rows]: of the gradient of a row's scores
+  float* dq_sum;  // [rows, heads, features], of zeros
+  int64_t k_rows;
 };
 
-// The gradients of keys and values are collected in double; rows of no sentence are not written.
-void ComputeBackward(const Call& call, const Gradients& g, int64_t k_rows) {
-  const auto place = [&](int64_t row, int64_t head, int64_t c) {
-    return static_cast<size_t>((row * call.heads + head) * call.features + c);
-  };
-  std::vector<double> dk(static_cast<size_t>(k_rows * call.heads * call.features)), dv(dk.size());
+// The first: each row's gradient times its context.
+void ComputeMeans(const Call& call, const Gradients& g) {
   call.ForEach([&](const Call::Place& at) {
-    const std::vector<double> scores = call.Scores(at);
-    const double log_sum = g.log_sum_exp[at.head * call.q_rows + at.row];
     double mean = 0.0;
     for (int64_t c = 0; c < call.features; ++c) {
       mean += g.d_out.Get(at.row, at.head, c) * g.out.Get(at.row, at.head, c);
     }
+    g.means[at.head * call.q_rows + at.row] = static_cast<float>(mean);
+  });
+}
+
+// The third: the gradients of queries in their type.
+void ConvertQueryGradients(const Call& call, const Gradients& g) {
+  call.ForEach([&](const Call::Place& at) {
+    for (int64_t c = 0; c < call.features; ++c) {
+      g.dq.Set(at.row, at.head, c, g.dq_sum[(at.row * call.heads + at.head) * call.features + c]);
+    }
+  });
+}
+
+// The second. The gradients of keys and values are collected in double; rows of no sentence are not
+// written.
+void ComputeBackward(const Call& call, const Gradients& g) {
+  const auto place = [&](int64_t row, int64_t head, int64_t c) {
+    return static_cast<size_t>((row * call.heads + head) * call.features + c);
+  };
+  std::vector<double> dk(static_cast<size_t>(g.k_rows * call.heads * call.features)), dv(dk.size());
+  call.ForEach([&](const Call::Place& at) {
+    const std::vector<double> scores = call.Scores(at);
+    const double log_sum = g.log_sum_exp[at.head * call.q_rows + at.row];
+    const double mean = g.means[at.head * call.q_rows + at.row];
     std::vector<double> dq(static_cast<size_t>(call.features));
     for (int64_t j = 0; j < at.keys; ++j) {
       const int64_t key = at.first_key + j;
@@ -153,7 +175,8 @@ void ComputeBackward(const Call& call, const Gradients& g, int64_t k_rows) {
       }
     }
     for (int64_t c = 0; c < call.features; ++c) {
-      g.dq.Set(at.row, at.head, c, dq[static_cast<size_t>(c)]);
+      g.dq_sum[(at.row * call.heads + at.head) * call.features + c] +=
+          static_cast<float>(dq[static_cast<size_t>(c)]);
     }
   });
   for (int64_t key = call.k_offsets[0]; key < call.k_offsets[call.sentences]; ++key) {
@@ -229,14 +252,21 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> Backward(
               "it allocates");
   const at::Tensor dq = at::empty(q.sizes(), q.options()), dk = at::empty(k.sizes(), k.options()),
                    dv = at::empty(v.sizes(), v.options());
-  const Call call(q, k, v, cum_q, cum_k, max_q.expect_int(), max_k.expect_int(), causal);
-  const Gradients gradients = {
-      Rows(d_out), Rows(out), static_cast<const float*>(HostView(log_sum_exp.data_ptr())),
-      Rows(dq),    Rows(dk),  Rows(dv)};
-  const int64_t k_rows = k.size(0);
-  TORCH_CHECK(Enqueue(CurrentStream(), "flash_attention_backward",
-                      [=] { ComputeBackward(call, gradients, k_rows); }) == cudaSuccess,
-              "emulated GPU: flash attention");
+  // LibTorch leaves 128 rows free behind each sentence.
+  constexpr int64_t kApart = 128;
+  const auto floats = q.options().dtype(at::kFloat);
+  const at::Tensor means = at::empty({q.size(1), q.size(0)}, floats);
+  const at::Tensor dq_sum =
+      at::zeros({q.size(0) + kApart * (cum_q.numel() - 1), q.size(1), q.size(2)}, floats);
+  const auto view = [](const at::Tensor& x) { return static_cast<float*>(HostView(x.data_ptr())); };
+  for (const auto kernel : {ComputeMeans, ComputeBackward, ConvertQueryGradients}) {
+    const Call call(q, k, v, cum_q, cum_k, max_q.expect_int(), max_k.expect_int(), causal);
+    const Gradients gradients = {Rows(d_out), Rows(out),   view(log_sum_exp), Rows(dq), Rows(dk),
+                                 Rows(dv),    view(means), view(dq_sum),      k.size(0)};
+    TORCH_CHECK(Enqueue(CurrentStream(), "flash_attention_backward",
+                        [=] { kernel(call, gradients); }) == cudaSuccess,
+                "emulated GPU: flash attention");
+  }
   return {dq, dk, dv};
 }
 

@@ -1,3 +1,4 @@
+#include <cmath>
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -5,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include <gmock/gmock.h>
 #include <google/protobuf/util/json_util.h>
@@ -96,8 +98,17 @@ TEST(PlanCommand, PredictsGpusByTheirModelAndSaysWhichItTook) {
   EXPECT_THAT(RunPlan(kernels).out, HasSubstr("bound by"));
 }
 
+// 18065.4 as "18,065".
+std::string WithComma(double number) {
+  const int64_t whole = std::llround(number);
+  return whole < 1000 ? absl::StrCat(whole)
+                      : absl::StrFormat("%d,%03d", whole / 1000, whole % 1000);
+}
+
 // Every run of docs/design/roofline.md is planned anew. The page says why they differ.
 TEST(PlanCommand, PublishedRunsArePredictedAsTheirTableSays) {
+  std::stringstream page;
+  page << std::ifstream("docs/design/roofline.md").rdbuf();
   std::ifstream table("tests/golden/roofline/published_runs.tsv");
   std::string line;
   int runs = 0;
@@ -119,6 +130,10 @@ TEST(PlanCommand, PublishedRunsArePredictedAsTheirTableSays) {
     const double labelled = two_stacks ? tokens / 2 : tokens;
     const double published = std::stod(columns[4]), predicted = std::stod(columns[5]);
     EXPECT_NEAR(labelled / predicted, 1.0, 0.01) << "the table says " << predicted;
+    EXPECT_THAT(page.str(),
+                HasSubstr(absl::StrFormat("| %s | %s | %s | %s | %.2f |", columns[0], columns[1],
+                                          WithComma(published), WithComma(predicted),
+                                          published / predicted)));
     EXPECT_GT(published, 0.5 * labelled);
     EXPECT_LT(published, 1.5 * labelled);
     ++runs;

@@ -69,6 +69,30 @@ TEST(DeviceModel, IsKnownByWhatCudaCallsTheGpu) {
   }
 }
 
+TEST(DeviceModel, IsWhatTheUserSaysOrElseWhatCudaSays) {
+  EXPECT_EQ(DeviceModelOf("", "NVIDIA H200"), "H200");
+  EXPECT_EQ(DeviceModelOf("A100", "NVIDIA H200"), "A100");
+  EXPECT_EQ(DeviceModelOf("A100", "Another GPU"), "A100");
+  EXPECT_EQ(DeviceModelOf("", "Another GPU"), "");
+}
+
+// 32 bytes a weight of a rank's share, and of all its weights 4 for the gradient and 6 for operands
+// of 16 bits, at 0.8 of 1e12 bytes a second.
+TEST(DeviceModel, SharesAnUpdateBetweenReplicasButForWhatEachHasWhole) {
+  ClusterSpec cluster;
+  cluster.set_device_model(kOwn);
+  MemoryEstimate memory;
+  memory.set_weights(4'000'000'000);
+  const auto update = [&](DataType dtype, int replicas) {
+    return MakeStageExchange(memory, /*foreign_bytes=*/0, /*stages=*/1, replicas,
+                             MakeSpeeds(cluster, OnGpu(dtype)))
+        .update_seconds;
+  };
+  EXPECT_DOUBLE_EQ(update(BFLOAT16, 1), 0.04 + 0.0125);
+  EXPECT_DOUBLE_EQ(update(BFLOAT16, 4), 0.01 + 0.0125);
+  EXPECT_DOUBLE_EQ(update(FLOAT32, 4), 0.01 + 0.005);
+}
+
 TEST(DeviceModel, GivesSpeedsWhereTheClusterDoesNot) {
   ClusterSpec cluster;
   cluster.set_device_model(kOwn);
