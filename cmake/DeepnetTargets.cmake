@@ -108,13 +108,14 @@ function(deepnet_test name)
   endif()
 endfunction()
 
-# deepnet_mpi_test(NAME RANKS n... [HOSTS n] SRCS a_test.cc ... DEPS x ... [TORCH] [TIMEOUT s])
+# deepnet_mpi_test(NAME RANKS n... [HOSTS n] [TCP] SRCS a_test.cc ... DEPS x ... [TORCH] [TIMEOUT s])
 #   One GoogleTest program, which links tests_mpi_main for its main(), and a ctest entry NAME_n for
 #   each number of ranks: mpirun -n n NAME. HOSTS: also NAME_hosts, one rank on each of n pretend
-#   hosts, over TCP (label root). Nothing where CMake found no MPI.
+#   hosts, over TCP (label root). TCP: also NAME_tcp_n and NAME_tcp_hosts, by torchrun's variables
+#   instead of MPI. Nothing of MPI where CMake found none.
 function(deepnet_mpi_test name)
-  cmake_parse_arguments(arg "TORCH" "TIMEOUT;HOSTS" "RANKS;SRCS;DEPS" ${ARGN})
-  if(NOT MPI_C_FOUND)
+  cmake_parse_arguments(arg "TORCH;TCP" "TIMEOUT;HOSTS" "RANKS;SRCS;DEPS" ${ARGN})
+  if(NOT MPI_C_FOUND AND (DEEPNET_PURE_ONLY OR NOT arg_TCP))
     return()
   endif()
   add_executable(${name} ${arg_SRCS})
@@ -127,16 +128,30 @@ function(deepnet_mpi_test name)
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)
   endif()
-  foreach(ranks ${arg_RANKS})
-    add_test(NAME ${name}_${ranks} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR}
-             COMMAND tests/mpi/mpirun.sh ${ranks} $<TARGET_FILE:${name}>)
-    set_tests_properties(${name}_${ranks} PROPERTIES TIMEOUT ${arg_TIMEOUT} PROCESSORS 2
-                         ENVIRONMENT MPIEXEC=${MPIEXEC_EXECUTABLE})
+  foreach(kind mpi tcp)
+    if((kind STREQUAL mpi AND NOT MPI_C_FOUND) OR (kind STREQUAL tcp AND NOT arg_TCP))
+      continue()
+    endif()
+    if(kind STREQUAL mpi)
+      set(entry ${name})
+      set(run tests/mpi/mpirun.sh)
+      set(run_on_hosts tests/mpi/testhosts.sh with ${arg_HOSTS} -n ${arg_HOSTS})
+    else()
+      set(entry ${name}_tcp)
+      set(run tests/mpi/torchrun.sh)
+      set(run_on_hosts tests/mpi/torchrun.sh --hosts ${arg_HOSTS})
+    endif()
+    foreach(ranks ${arg_RANKS})
+      add_test(NAME ${entry}_${ranks} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR}
+               COMMAND ${run} ${ranks} $<TARGET_FILE:${name}>)
+      set_tests_properties(${entry}_${ranks} PROPERTIES TIMEOUT ${arg_TIMEOUT} PROCESSORS 2
+                           ENVIRONMENT MPIEXEC=${MPIEXEC_EXECUTABLE})
+    endforeach()
+    if(arg_HOSTS)
+      add_test(NAME ${entry}_hosts WORKING_DIRECTORY ${CMAKE_SOURCE_DIR}
+               COMMAND ${run_on_hosts} $<TARGET_FILE:${name}>)
+      set_tests_properties(${entry}_hosts PROPERTIES TIMEOUT ${arg_TIMEOUT} PROCESSORS 2 LABELS root
+                           RESOURCE_LOCK testhosts ENVIRONMENT MPIEXEC=${MPIEXEC_EXECUTABLE})
+    endif()
   endforeach()
-  if(arg_HOSTS)
-    add_test(NAME ${name}_hosts WORKING_DIRECTORY ${CMAKE_SOURCE_DIR}
-             COMMAND tests/mpi/testhosts.sh with ${arg_HOSTS} -n ${arg_HOSTS} $<TARGET_FILE:${name}>)
-    set_tests_properties(${name}_hosts PROPERTIES TIMEOUT ${arg_TIMEOUT} PROCESSORS 2 LABELS root
-                         RESOURCE_LOCK testhosts ENVIRONMENT MPIEXEC=${MPIEXEC_EXECUTABLE})
-  endif()
 endfunction()

@@ -11,8 +11,11 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 
+#include "launch/launcher.h"
+#include "launch/rendezvous_store.h"
 #include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
+#include "parallel/base/logging.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 #include "trainer/trainer.h"
@@ -31,22 +34,6 @@ absl::Status Preflight(const std::string& message) {
   return WithExitCode(absl::FailedPreconditionError(message), ExitCode::kPreflight);
 }
 
-// Launchers that start processes without MPI, by the variable in which they say how many.
-absl::Status CheckNoOtherLauncher() {
-  if (const int ranks = NumberIn("WORLD_SIZE"); ranks > 1) {
-    return Preflight(absl::StrCat("WORLD_SIZE is ", ranks,
-                                  ": deepnet's ranks find each other by MPI; start them with "
-                                  "mpirun -n ",
-                                  ranks, " deepnet ..."));
-  }
-  const int tasks = NumberIn("SLURM_STEP_NUM_TASKS");
-  if (std::getenv("SLURM_STEP_ID") != nullptr && tasks > 1) {
-    return Preflight(
-        absl::StrCat("srun started ", tasks, " tasks without MPI; use srun --mpi=pmix, or mpirun"));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status CheckSize(int ranks) {
   for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
     const int said = NumberIn(variable);
@@ -58,16 +45,51 @@ absl::Status CheckSize(int ranks) {
   return absl::OkStatus();
 }
 
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<Job>> JoinJob() {
-  if (!MpiJob::StartedByLauncher()) {
-    RETURN_IF_ERROR(CheckNoOtherLauncher());
-    return std::make_unique<Job>(nullptr);
-  }
+absl::StatusOr<std::unique_ptr<MpiJob>> JoinByMpi() {
   ASSIGN_OR_RETURN(std::unique_ptr<MpiJob> mpi, MpiJob::Start());
   RETURN_IF_ERROR(CheckSize(mpi->world().size()));
-  return std::make_unique<Job>(std::move(mpi));
+  return mpi;
+}
+
+absl::StatusOr<std::unique_ptr<TcpJob>> JoinByTcp(const Launch& launch, absl::Duration limit) {
+  ASSIGN_OR_RETURN(std::shared_ptr<RendezvousStore> store, OpenRendezvousStore(launch, limit));
+  return TcpJob::Start({.rank = launch.rank,
+                        .size = launch.size,
+                        .store = std::move(store),
+                        .limit = limit,
+                        .interface = launch.interface,
+                        .toward = launch.host});
+}
+
+void SayHow(Communicator& world, const std::string& how) {
+  if (world.rank() != 0 || world.size() == 1) return;
+  Logger(StderrOptions()).Info(absl::StrCat(world.size(), " ranks by ", how));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Job>> JoinJob(absl::Duration limit) {
+  const bool has_mpi = !MpiVersion().empty();
+  ASSIGN_OR_RETURN(const Launch launch,
+                   FindLaunch(std::getenv, MpiJob::StartedByLauncher(), has_mpi));
+  std::unique_ptr<Job> job;
+  switch (launch.by) {
+    case Launch::By::kNobody:
+      return std::make_unique<Job>();
+    case Launch::By::kMpi: {
+      ASSIGN_OR_RETURN(std::unique_ptr<MpiJob> mpi, JoinByMpi());
+      job = std::make_unique<Job>(std::move(mpi));
+      SayHow(job->world(), absl::StrCat("MPI (", MpiVersion(), ")"));
+      return job;
+    }
+    case Launch::By::kVariables: {
+      ASSIGN_OR_RETURN(std::unique_ptr<TcpJob> tcp, JoinByTcp(launch, limit));
+      job = std::make_unique<Job>(std::move(tcp));
+      SayHow(job->world(), absl::StrCat("TCP (", launch.said_by, "), met at ", launch.Place()));
+      return job;
+    }
+  }
+  return job;
 }
 
 std::string JobId() {

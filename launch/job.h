@@ -1,4 +1,4 @@
-// The ranks of this job: one process alone, or those that mpirun (or srun) started.
+// The ranks of this job: one process alone, or those that a launcher started.
 #pragma once
 
 #include <atomic>
@@ -8,29 +8,38 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/mpi_communicator.h"
+#include "parallel/comm/tcp_communicator.h"
 
 namespace deepnet {
 
 class Job {
  public:
-  // Null: this process is alone, without MPI.
+  Job() = default;  // this process is alone
   explicit Job(std::unique_ptr<MpiJob> mpi) : mpi_(std::move(mpi)) {}
+  explicit Job(std::unique_ptr<TcpJob> tcp) : tcp_(std::move(tcp)) {}
 
   // All ranks.
-  Communicator& world() { return mpi_ != nullptr ? mpi_->world() : alone_; }
+  Communicator& world() {
+    if (mpi_ != nullptr) return mpi_->world();
+    return tcp_ != nullptr ? tcp_->world() : alone_;
+  }
 
  private:
   const std::unique_ptr<MpiJob> mpi_;
+  const std::unique_ptr<TcpJob> tcp_;
   SelfCommunicator alone_;
 };
 
-// Starts MPI where a launcher of MPI started this process, and only there. FailedPrecondition
-// (ExitCode::kPreflight) where MPI does not start, has another number of ranks than the launcher
-// said, or where another kind of launcher started several processes that MPI knows nothing of.
-absl::StatusOr<std::unique_ptr<Job>> JoinJob();
+// Joins the job that this process was started for, as FindLaunch (launcher.h) says: by MPI, by TCP,
+// or alone. With several ranks, rank 0 says on stderr which it was. FailedPrecondition
+// (ExitCode::kPreflight) where MPI does not start or has another number of ranks than its launcher
+// said; where variables are missing or wrong; and, naming the rank or the port, where the ranks do
+// not find each other by TCP within `limit`.
+absl::StatusOr<std::unique_ptr<Job>> JoinJob(absl::Duration limit = absl::Minutes(10));
 
 // Read Slurm's variables about this job, where it has set them.
 std::string JobId();   // empty: there is none

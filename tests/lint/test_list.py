@@ -38,8 +38,8 @@ if len(sys.argv) > 1:
         declared.discard("nccl_communicator_test")
     else:
         declared = {name for name in declared if not name.startswith("gpu_")}
-    # Programs for mpirun stand there once for each number of ranks.
-    known = names | {re.sub(r"_(\d+|hosts)$", "", name) for name in names}
+    # Programs of several ranks stand there once for each number of ranks and launcher.
+    known = names | {re.sub(r"(_tcp)?_(\d+|hosts)$", "", name) for name in names}
     mistakes += [f"{name}: declared, but unknown to ctest" for name in sorted(declared - known)]
 print("\n".join(mistakes) or f"test list: {len(sources)} files, {len(declared)} programs, all run")
 sys.exit(bool(mistakes))

@@ -1,6 +1,8 @@
-// Messages between two ranks, by MPI under mpirun, else by threads of one process.
+// Messages between two ranks: by MPI, by TCP, or by threads of one process.
 //
 //   tests/mpi/mpirun.sh 2 build/release/tests/mpi/comm_bench
+//   tests/mpi/torchrun.sh 2 build/release/tests/mpi/comm_bench
+//   build/release/tests/mpi/comm_bench
 //
 // Prints half a round trip, bytes per second (messages of one direction, four under way), how much
 // of a concurrent computation is left beside a transfer, and the CPU time of waiting.
@@ -12,8 +14,8 @@
 #include <thread>
 #include <vector>
 
+#include "launch/job.h"
 #include "parallel/base/check.h"
-#include "parallel/comm/mpi_communicator.h"
 #include "parallel/comm/thread_communicator.h"
 
 namespace deepnet {
@@ -133,9 +135,9 @@ int RunAsThreads() {
 }
 
 int Run() {
-  if (!MpiJob::StartedByLauncher()) return RunAsThreads();
-  const auto job = MpiJob::Start();
+  const auto job = JoinJob();
   DEEPNET_CHECK(job.ok()) << job.status();
+  if ((*job)->world().size() == 1) return RunAsThreads();
   Measure((*job)->world());
   return 0;
 }

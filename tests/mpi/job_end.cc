@@ -1,17 +1,18 @@
-// A job of two ranks that ends badly, for tests of what mpirun's caller sees.
+// A job of two ranks that ends badly, for tests of what its launcher sees.
 //
 //   job_end abort     rank 1 ends the job with code 42 while rank 0 waits for it
 //   job_end hang      rank 0 waits for rank 1 in vain, for a limited time, and ends the job (8)
 //   job_end give_up   rank 0 leaves a send that nobody takes, and its main() as if all were well
-//   (1) job_end killed    rank 1 is killed while rank 0 waits for it
+//   job_end killed    rank 1 is killed while rank 0 waits for it
+//   job_end join      ranks only join the job, within 3 seconds
 #include <csignal>
 #include <cstdio>
 #include <string>
 #include <vector>
 
+#include "launch/job.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
-#include "parallel/comm/mpi_communicator.h"
 
 namespace deepnet {
 namespace {
@@ -41,8 +42,12 @@ absl::Status EndBadly(Communicator& world, const std::string& how) {
 }
 
 int Run(const std::string& how) {
-  const auto job = MpiJob::Start();
-  if (!job.ok()) return static_cast<int>(GetExitCode(job.status()));
+  const auto job = JoinJob(how == "join" ? absl::Seconds(3) : absl::Minutes(1));
+  if (!job.ok()) {
+    std::fprintf(stderr, "%s\n", std::string(job.status().message()).c_str());
+    return static_cast<int>(GetExitCode(job.status()));
+  }
+  if (how == "join") return 0;
   const absl::Status status = EndBadly((*job)->world(), how);
   std::fprintf(stderr, "rank %d: %s\n", (*job)->world().rank(), status.ToString().c_str());
   return 0;  // a mistake that the end of the job must show

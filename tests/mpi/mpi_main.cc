@@ -6,8 +6,8 @@
 
 #include "gtest/gtest.h"
 
+#include "launch/job.h"
 #include "parallel/base/exit_code.h"
-#include "parallel/comm/mpi_communicator.h"
 
 namespace deepnet {
 namespace {
@@ -68,7 +68,7 @@ void AddMpiTest(const std::string& suite, const std::string& name, std::function
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
-  const auto job = deepnet::MpiJob::Start();
+  const auto job = deepnet::JoinJob();
   if (!job.ok()) {
     std::fprintf(stderr, "%s\n", job.status().ToString().c_str());
     return static_cast<int>(deepnet::GetExitCode(job.status()));

@@ -1,4 +1,5 @@
-// main() of the test programs that run as several ranks under mpirun (deepnet_mpi_test in CMake).
+// main() of the test programs that run as several ranks, under mpirun or by torchrun's variables
+// (deepnet_mpi_test in CMake).
 //
 // Every rank runs the same tests in the same order. Rank 0 prints as GoogleTest does, the others
 // print their failures, each with its rank. A test that failed on one rank fails the program on

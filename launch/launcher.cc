@@ -1,0 +1,158 @@
+#include "launch/launcher.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+
+#include "parallel/base/exit_code.h"
+#include "parallel/base/status_macros.h"
+
+namespace deepnet {
+namespace {
+
+constexpr int kDefaultPort = 29500;
+
+absl::Status Preflight(const std::string& message) {
+  return WithExitCode(absl::FailedPreconditionError(message), ExitCode::kPreflight);
+}
+
+class Variables {
+ public:
+  explicit Variables(const Environment& environment) : environment_(environment) {}
+
+  // Empty: not set.
+  std::string Text(const char* name) const {
+    const char* const text = environment_(name);
+    return text != nullptr ? text : "";
+  }
+
+  // A whole number from `least` to `most`; `otherwise` where the variable is not set.
+  absl::StatusOr<int> Number(const char* name, int least, int most, int otherwise) const {
+    const std::string text = Text(name);
+    if (text.empty()) return otherwise;
+    int number = 0;
+    if (absl::SimpleAtoi(text, &number) && number >= least && number <= most) return number;
+    return Preflight(
+        absl::StrCat(name, " is \"", text, "\": must be a number from ", least, " to ", most));
+  }
+
+ private:
+  const Environment& environment_;
+};
+
+// "tcp://h1:29500" or "file:///shared/run.rendezvous".
+absl::Status TakeInitMethod(const std::string& text, Launch* launch) {
+  absl::string_view rest = text;
+  if (absl::ConsumePrefix(&rest, "file://") && !rest.empty()) {
+    launch->file = std::string(rest);
+    return absl::OkStatus();
+  }
+  const bool tcp = absl::ConsumePrefix(&rest, "tcp://");
+  const size_t colon = std::min(rest.rfind(':'), rest.size());
+  launch->host = std::string(rest.substr(0, colon));
+  if (tcp && !launch->host.empty() && colon < rest.size() &&
+      absl::SimpleAtoi(rest.substr(colon + 1), &launch->port) && launch->port > 0 &&
+      launch->port <= 65535) {
+    return absl::OkStatus();
+  }
+  return Preflight(absl::StrCat("INIT_METHOD is \"", text,
+                                "\": must be tcp://HOST:PORT, file:///PATH or env://"));
+}
+
+// Where the ranks meet: what the user says, or `host` and `port`.
+absl::Status TakePlace(const Variables& variables, const std::string& host, int port,
+                       Launch* launch) {
+  const std::string method = variables.Text("INIT_METHOD");
+  if (!method.empty() && method != "env://") return TakeInitMethod(method, launch);
+  launch->host = variables.Text("MASTER_ADDR");
+  if (launch->host.empty()) launch->host = host;
+  if (launch->host.empty()) {
+    return Preflight(
+        "RANK and WORLD_SIZE are set, but not MASTER_ADDR, the host of rank 0 (nor INIT_METHOD)");
+  }
+  ASSIGN_OR_RETURN(launch->port, variables.Number("MASTER_PORT", 1, 65535, port));
+  return absl::OkStatus();
+}
+
+absl::Status TakeTorchrun(const Variables& variables, int size, Launch* launch) {
+  launch->by = Launch::By::kVariables;
+  launch->said_by = "torchrun's variables";
+  launch->size = size;
+  ASSIGN_OR_RETURN(launch->rank, variables.Number("RANK", 0, size - 1, -1));
+  if (launch->rank < 0) {
+    return Preflight(absl::StrCat("WORLD_SIZE is ", size, ", but RANK is not set"));
+  }
+  launch->agent_store = variables.Text("TORCHELASTIC_USE_AGENT_STORE") == "True";
+  launch->prefix = variables.Text("TORCHELASTIC_RESTART_COUNT");
+  return TakePlace(variables, "", kDefaultPort, launch);
+}
+
+absl::Status TakeSlurm(const Variables& variables, int size, Launch* launch) {
+  launch->by = Launch::By::kVariables;
+  launch->said_by = "Slurm's variables";
+  launch->size = size;
+  ASSIGN_OR_RETURN(launch->rank, variables.Number("SLURM_PROCID", 0, size - 1, 0));
+  // Steps and jobs that run beside each other on a host meet at different ports.
+  uint64_t job = 0, step = 0;
+  static_cast<void>(absl::SimpleAtoi(variables.Text("SLURM_JOB_ID"), &job));
+  static_cast<void>(absl::SimpleAtoi(variables.Text("SLURM_STEP_ID"), &step));
+  const int port = static_cast<int>(15000 + (job + 97 * step) % 15000);
+  const std::string hosts = variables.Text("SLURM_STEP_NODELIST");
+  return TakePlace(variables, FirstHost(hosts), port, launch);
+}
+
+}  // namespace
+
+std::string Launch::Place() const {
+  if (!file.empty()) return absl::StrCat("file ", file, " (INIT_METHOD)");
+  return absl::StrCat(host, ":", port, " (MASTER_ADDR, MASTER_PORT)");
+}
+
+absl::StatusOr<Launch> FindLaunch(const Environment& environment, bool mpi_started, bool has_mpi) {
+  const Variables variables(environment);
+  constexpr int kMany = 1 << 20;
+  Launch launch{.interface = variables.Text("GLOO_SOCKET_IFNAME")};
+  if (mpi_started && has_mpi) {
+    launch.by = Launch::By::kMpi;
+    launch.said_by = "MPI's launcher";
+    return launch;
+  }
+  ASSIGN_OR_RETURN(const int world_size, variables.Number("WORLD_SIZE", 1, kMany, 1));
+  ASSIGN_OR_RETURN(const int tasks, variables.Number("SLURM_STEP_NUM_TASKS", 1, kMany, 1));
+  ASSIGN_OR_RETURN(int mpi_ranks, variables.Number("OMPI_COMM_WORLD_SIZE", 1, kMany, 1));
+  ASSIGN_OR_RETURN(mpi_ranks, variables.Number("PMI_SIZE", 1, kMany, mpi_ranks));
+  if (world_size > 1) {
+    RETURN_IF_ERROR(TakeTorchrun(variables, world_size, &launch));
+  } else if (!variables.Text("SLURM_STEP_ID").empty() && tasks > 1) {
+    RETURN_IF_ERROR(TakeSlurm(variables, tasks, &launch));
+  } else if (mpi_ranks > 1) {
+    return Preflight(absl::StrCat("mpirun started ", mpi_ranks,
+                                  " ranks of a program that was built without MPI: build it with "
+                                  "MPI, or set RANK, WORLD_SIZE and MASTER_ADDR"));
+  }
+  return launch;
+}
+
+std::string FirstHost(const std::string& list) {
+  std::string host;
+  bool inside = false, skip = false;  // of brackets; after their first number
+  for (const char c : list) {
+    if (c == '[') {
+      inside = true;
+    } else if (c == ']') {
+      inside = skip = false;
+    } else if (inside && (c == '-' || c == ',')) {
+      skip = true;
+    } else if (c == ',') {
+      break;
+    } else if (!skip) {
+      host += c;
+    }
+  }
+  return host;
+}
+
+}  // namespace deepnet

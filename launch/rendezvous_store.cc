@@ -1,0 +1,130 @@
+#include "launch/rendezvous_store.h"
+
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "parallel/base/exit_code.h"
+#include "parallel/base/status_macros.h"
+
+namespace deepnet {
+namespace {
+
+std::chrono::milliseconds Milliseconds(absl::Duration duration) {
+  return std::chrono::milliseconds(absl::ToInt64Milliseconds(duration));
+}
+
+// The first line of what was thrown: c10d's errors go on with a backtrace.
+std::string TextOf(const std::exception& error) {
+  const auto* const with_backtrace = dynamic_cast<const c10::Error*>(&error);
+  const std::string text =
+      with_backtrace != nullptr ? with_backtrace->what_without_backtrace() : error.what();
+  return text.substr(0, text.find('\n'));
+}
+
+// LibTorch throws where the store is gone; what `call` throws is Unavailable.
+template <typename Call>
+auto Catch(const Call& call) -> absl::StatusOr<decltype(call())> {
+  try {
+    return call();
+  } catch (const std::exception& error) {
+    return absl::UnavailableError(TextOf(error));
+  }
+}
+
+class C10dStore final : public RendezvousStore {
+ public:
+  C10dStore(std::string place, c10::intrusive_ptr<c10d::Store> store)
+      : place_(std::move(place)), store_(std::move(store)) {}
+
+  std::string Place() const override { return place_; }
+
+  absl::Status Set(const std::string& key, const std::string& value) override {
+    return Catch([&] {
+             store_->set(key, std::vector<uint8_t>(value.begin(), value.end()));
+             return true;
+           })
+        .status();
+  }
+
+  absl::StatusOr<std::string> Get(const std::string& key, absl::Duration limit) override {
+    try {
+      store_->wait({key}, Milliseconds(limit));
+    } catch (const c10::DistStoreError&) {  // not yet
+      return absl::DeadlineExceededError(key);
+    } catch (const std::exception& error) {
+      return absl::UnavailableError(TextOf(error));
+    }
+    return Catch([&] {
+      const std::vector<uint8_t> bytes = store_->get(key);
+      return std::string(bytes.begin(), bytes.end());
+    });
+  }
+
+  absl::StatusOr<int64_t> Add(const std::string& key, int64_t amount) override {
+    return Catch([&] { return store_->add(key, amount); });
+  }
+
+  absl::Status Delete(const std::string& key) override {
+    return Catch([&] { return store_->deleteKey(key); }).status();
+  }
+
+ private:
+  const std::string place_;
+  const c10::intrusive_ptr<c10d::Store> store_;
+};
+
+absl::Status Preflight(const std::string& message) {
+  return WithExitCode(absl::FailedPreconditionError(message), ExitCode::kPreflight);
+}
+
+absl::Status OpenError(const Launch& launch, bool serves, absl::Duration limit,
+                       const std::string& text) {
+  if (!launch.file.empty()) return Preflight(absl::StrCat(launch.Place(), ": ", text));
+  if (serves && (absl::StrContains(text, "EADDRINUSE") ||
+                 absl::StrContains(text, "address already in use"))) {
+    return Preflight(absl::StrCat("rank 0 cannot listen at ", launch.Place(),
+                                  ": the port is in use, by another program, an earlier job, or a "
+                                  "second rank 0"));
+  }
+  if (serves)
+    return Preflight(absl::StrCat("rank 0 cannot listen at ", launch.Place(), ": ", text));
+  return Preflight(absl::StrCat("rank 0 did not come: nobody answers at ", launch.Place(),
+                                " within ", absl::FormatDuration(limit), ": ", text));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<RendezvousStore>> OpenRendezvousStore(const Launch& launch,
+                                                                     absl::Duration limit) {
+  const bool serves = launch.rank == 0 && !launch.agent_store;
+  try {
+    c10::intrusive_ptr<c10d::Store> store;
+    if (launch.file.empty()) {
+      c10d::TCPStoreOptions options;
+      options.port = static_cast<uint16_t>(launch.port);
+      options.isServer = serves;
+      options.waitWorkers = false;
+      options.timeout = Milliseconds(limit);
+      store = c10::make_intrusive<c10d::TCPStore>(launch.host, options);
+    } else {
+      store = c10::make_intrusive<c10d::FileStore>(launch.file, launch.size);
+    }
+    const std::string prefix = absl::StrCat("deepnet/", launch.prefix);
+    return std::make_unique<C10dStore>(
+        launch.Place(), c10::make_intrusive<c10d::PrefixStore>(prefix, std::move(store)));
+  } catch (const std::exception& error) {
+    return OpenError(launch, serves, limit, TextOf(error));
+  }
+}
+
+}  // namespace deepnet

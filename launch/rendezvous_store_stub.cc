@@ -1,0 +1,17 @@
+// Replaces rendezvous_store.cc in builds without LibTorch.
+#include "absl/strings/str_cat.h"
+
+#include "launch/rendezvous_store.h"
+#include "parallel/base/exit_code.h"
+
+namespace deepnet {
+
+absl::StatusOr<std::unique_ptr<RendezvousStore>> OpenRendezvousStore(const Launch& launch,
+                                                                     absl::Duration) {
+  return WithExitCode(
+      absl::FailedPreconditionError(absl::StrCat(
+          launch.said_by, ": several ranks need LibTorch, which this build is without")),
+      ExitCode::kPreflight);
+}
+
+}  // namespace deepnet

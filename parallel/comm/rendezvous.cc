@@ -1,0 +1,180 @@
+// Rank 0 collects: a key per rank, and one for the list of all, so that n ranks ask the store for
+// n + n keys. Whoever sees a mistake writes it under kFailed, which everybody who waits looks at.
+#include "parallel/comm/rendezvous.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+
+#include "parallel/base/exit_code.h"
+#include "parallel/base/status_macros.h"
+
+namespace deepnet {
+namespace {
+
+constexpr char kFailed[] = "failed";    // the error's text
+constexpr char kCame[] = "came";        // counts processes
+constexpr char kHeard[] = "heard";      // counts those that know of the error
+constexpr char kMembers[] = "members";  // the list of all ranks' texts
+
+// A wait is cut into slices, between which a rank looks whether another one has failed.
+constexpr absl::Duration kSlice = absl::Milliseconds(500);
+// Rank 0 stays for others to hear of an error.
+constexpr absl::Duration kStay = absl::Seconds(3);
+// The others wait longer than rank 0, which knows who is missing.
+constexpr absl::Duration kGrace = absl::Seconds(2);
+
+std::string ClaimKey(int rank) { return absl::StrCat("claim/", rank); }
+std::string RankKey(int rank) { return absl::StrCat("rank/", rank); }
+
+absl::Status Preflight(const std::string& message) {
+  return WithExitCode(absl::FailedPreconditionError(message), ExitCode::kPreflight);
+}
+
+// A rank's own words: its number of ranks, then its text.
+struct Record {
+  int size = 0;
+  std::string text;
+};
+
+std::string ToText(const Record& record) { return absl::StrCat(record.size, "\t", record.text); }
+
+Record ParseRecord(const std::string& text) {
+  std::pair<std::string, std::string> parts = absl::StrSplit(text, absl::MaxSplits('\t', 1));
+  Record record{.text = std::move(parts.second)};
+  if (!absl::SimpleAtoi(parts.first, &record.size)) record.size = 0;
+  return record;
+}
+
+// "h3 process 77".
+std::string Who(const std::string& text) { return text.substr(0, text.find('\t')); }
+
+absl::Status WrongSize(int rank, const std::string& text, int size, int other) {
+  return Preflight(absl::StrCat("rank ", rank, " (", Who(text), ") was started as one of ", size,
+                                " ranks, rank 0 as one of ", other,
+                                ": WORLD_SIZE must be the same everywhere"));
+}
+
+// Returns the value of `key`, or nothing after `deadline`; the error of another rank if there is
+// one.
+absl::StatusOr<std::optional<std::string>> Await(RendezvousStore& store, const std::string& key,
+                                                 absl::Time deadline) {
+  while (true) {
+    const absl::Duration left = std::max(deadline - absl::Now(), absl::Milliseconds(1));
+    absl::StatusOr<std::string> value = store.Get(key, std::min(left, kSlice));
+    if (value.ok()) return *std::move(value);
+    if (!absl::IsDeadlineExceeded(value.status())) return value.status();
+    RETURN_IF_ERROR(CheckRendezvous(store));
+    if (absl::Now() >= deadline) return std::nullopt;
+  }
+}
+
+absl::Status Missing(const std::vector<int>& missing, int size, const std::string& place,
+                     absl::Duration limit) {
+  return Preflight(absl::StrCat(missing.size() == 1 ? "rank " : "ranks ",
+                                absl::StrJoin(missing, ", "), " of ", size, " did not come to ",
+                                place, " within ", absl::FormatDuration(limit)));
+}
+
+// Rank 0: everybody's text, by rank.
+absl::StatusOr<std::vector<std::string>> Collect(RendezvousStore& store, int size,
+                                                 absl::Duration limit) {
+  const absl::Time deadline = absl::Now() + limit;
+  std::vector<std::string> texts;
+  std::vector<int> missing;
+  for (int rank = 0; rank < size; ++rank) {
+    ASSIGN_OR_RETURN(std::optional<std::string> value, Await(store, RankKey(rank), deadline));
+    if (!value) {
+      missing.push_back(rank);
+      continue;
+    }
+    Record record = ParseRecord(*value);
+    if (record.size != size) return WrongSize(rank, record.text, record.size, size);
+    texts.push_back(std::move(record.text));
+  }
+  if (!missing.empty()) return Missing(missing, size, store.Place(), limit);
+  RETURN_IF_ERROR(store.Set(kMembers, absl::StrJoin(texts, "\n")));
+  return texts;
+}
+
+// Other ranks: the same, from rank 0.
+absl::StatusOr<std::vector<std::string>> Learn(RendezvousStore& store, int rank, int size,
+                                               const std::string& mine, absl::Duration limit) {
+  ASSIGN_OR_RETURN(const std::optional<std::string> members,
+                   Await(store, kMembers, absl::Now() + limit + kGrace));
+  if (!members) {
+    return Preflight(absl::StrCat("rank 0 did not come to ", store.Place(), " within ",
+                                  absl::FormatDuration(limit), ", or still waits for others"));
+  }
+  std::vector<std::string> texts = absl::StrSplit(*members, '\n');
+  const int others = static_cast<int>(texts.size());
+  if (others != size) return WrongSize(rank, mine, size, others);
+  return texts;
+}
+
+absl::StatusOr<std::vector<std::string>> MeetOnce(RendezvousStore& store, int rank, int size,
+                                                  const std::string& mine, absl::Duration limit) {
+  RETURN_IF_ERROR(store.Add(kCame, 1).status());
+  ASSIGN_OR_RETURN(const int64_t claims, store.Add(ClaimKey(rank), 1));
+  if (claims > 1) {
+    const absl::StatusOr<std::string> first = store.Get(RankKey(rank), kSlice);
+    return Preflight(absl::StrCat("two processes are rank ", rank, ": ",
+                                  first.ok() ? Who(ParseRecord(*first).text) : "one before",
+                                  " and ", Who(mine), " (at ", store.Place(), ")"));
+  }
+  RETURN_IF_ERROR(store.Set(RankKey(rank), ToText({.size = size, .text = mine})));
+  return rank == 0 ? Collect(store, size, limit) : Learn(store, rank, size, mine, limit);
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<std::string>> Meet(RendezvousStore& store, int rank, int size,
+                                              const std::string& mine, absl::Duration limit) {
+  absl::StatusOr<std::vector<std::string>> all = MeetOnce(store, rank, size, mine, limit);
+  if (!all.ok()) return FailRendezvous(store, rank, all.status());
+  return all;
+}
+
+absl::Status FailRendezvous(RendezvousStore& store, int rank, const absl::Status& error) {
+  if (absl::IsUnavailable(error)) {
+    return Preflight(absl::StrCat("the rendezvous at ", store.Place(),
+                                  " is gone, and rank 0 with it: ", std::string(error.message())));
+  }
+  absl::Status first = CheckRendezvous(store);
+  if (first.ok()) {
+    first = error;
+    store.Set(kFailed, std::string(error.message())).IgnoreError();
+  }
+  store.Add(kHeard, 1).IgnoreError();
+  const absl::Time deadline = absl::Now() + (rank == 0 ? kStay : absl::ZeroDuration());
+  while (absl::Now() < deadline) {
+    const absl::StatusOr<int64_t> came = store.Add(kCame, 0);
+    const absl::StatusOr<int64_t> heard = store.Add(kHeard, 0);
+    if (!came.ok() || !heard.ok() || *heard >= *came) break;
+    absl::SleepFor(absl::Milliseconds(50));
+  }
+  return first;
+}
+
+absl::Status CheckRendezvous(RendezvousStore& store) {
+  const absl::StatusOr<std::string> failed = store.Get(kFailed, absl::Milliseconds(1));
+  if (absl::IsDeadlineExceeded(failed.status())) return absl::OkStatus();
+  RETURN_IF_ERROR(failed.status());
+  return Preflight(*failed);
+}
+
+void EndRendezvous(RendezvousStore& store, int size) {
+  for (int rank = 0; rank < size; ++rank) {
+    store.Delete(ClaimKey(rank)).IgnoreError();
+    store.Delete(RankKey(rank)).IgnoreError();
+  }
+  for (const char* key : {kCame, kMembers}) store.Delete(key).IgnoreError();
+}
+
+}  // namespace deepnet

@@ -1,0 +1,53 @@
+// How processes that know only their rank and their number find each other: each leaves a text
+// about itself in a store that all can reach, and gets everybody's.
+//
+// Example:
+//   ASSIGN_OR_RETURN(const std::vector<std::string> all, Meet(store, 2, 4, "h3:41233", limit));
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace deepnet {
+
+// Keys and values that all processes of a job see: a server on one host, or a file that all share.
+// Errors are Unavailable where the store is gone.
+class RendezvousStore {
+ public:
+  virtual ~RendezvousStore() = default;
+
+  // "h1:29500 (MASTER_ADDR, MASTER_PORT)", for errors.
+  virtual std::string Place() const = 0;
+
+  virtual absl::Status Set(const std::string& key, const std::string& value) = 0;
+  // Waits for the key to be set; DeadlineExceeded after `limit`.
+  virtual absl::StatusOr<std::string> Get(const std::string& key, absl::Duration limit) = 0;
+  // Adds to a counter that begins with 0 and returns the sum.
+  virtual absl::StatusOr<int64_t> Add(const std::string& key, int64_t amount) = 0;
+  virtual absl::Status Delete(const std::string& key) = 0;
+};
+
+// Collective over `size` processes with different ranks. Returns every rank's `mine`, which begins
+// with what errors call the process ("h3 process 77"). FailedPrecondition (ExitCode::kPreflight)
+// within `limit` and, while the store is there, on every rank: where a rank does not come, two
+// processes are one rank, ranks do not agree on `size`, or the store is gone.
+absl::StatusOr<std::vector<std::string>> Meet(RendezvousStore& store, int rank, int size,
+                                              const std::string& mine, absl::Duration limit);
+
+// Ends a rendezvous for all: those in Meet, CheckRendezvous or AwaitRendezvous fail with `error`.
+// Returns `error`, or the one that was there before. Rank 0, in whose process the store may lie,
+// stays for a moment until the others have heard it.
+absl::Status FailRendezvous(RendezvousStore& store, int rank, const absl::Status& error);
+
+// Returns the error of FailRendezvous, where some rank has called it.
+absl::Status CheckRendezvous(RendezvousStore& store);
+
+// Removes what Meet left, when nobody reads it any more: the next job may use the same store.
+void EndRendezvous(RendezvousStore& store, int size);
+
+}  // namespace deepnet

@@ -1,0 +1,41 @@
+// Connects the processes of a job with each other by TCP.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+#include "parallel/comm/tcp_communicator.h"
+
+namespace deepnet {
+
+// A file descriptor that is closed with its owner; -1: none.
+class Socket {
+ public:
+  explicit Socket(int fd = -1) : fd_(fd) {}
+  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Socket& operator=(Socket&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~Socket();
+
+  int fd() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+// A connection to every other rank, not blocking, at the index of its rank.
+struct Mesh {
+  std::vector<Socket> sockets;
+  std::vector<std::string> hosts;  // by rank, for errors
+};
+
+// Collective over the processes of `options`. FailedPrecondition (ExitCode::kPreflight) as
+// TcpJob::Start.
+absl::StatusOr<Mesh> ConnectAll(const TcpOptions& options);
+
+}  // namespace deepnet

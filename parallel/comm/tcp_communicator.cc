@@ -1,0 +1,740 @@
+// One mutex guards the state of all connections. It is held while bytes are copied into and out of
+// the kernel, at most a piece at a time, and never while anybody waits. Callers write what they
+// send as far as the kernel takes it; the thread reads, and writes the rest.
+#include "parallel/comm/tcp_communicator.h"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <condition_variable>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <numeric>
+#include <set>
+#include <thread>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include "parallel/base/check.h"
+#include "parallel/base/exit_code.h"
+#include "parallel/base/status_macros.h"
+#include "parallel/comm/sockets.h"
+
+namespace deepnet {
+namespace {
+
+using Message = MessageCommunicator::Message;
+
+// Longer messages wait for the peer to ask for them.
+constexpr int64_t kEagerBytes = 64 << 10;
+constexpr int64_t kPieceBytes = 1 << 20;
+
+// For an Abort to reach the peers.
+constexpr absl::Duration kAbortLimit = absl::Seconds(2);
+// Waits without a limit get this one: a clock's time plus an infinite duration would overflow.
+constexpr absl::Duration kLongestWait = absl::Hours(24 * 365);
+
+enum Kind : uint32_t {
+  kEager = 1,  // a message and its bytes
+  kOffer,      // a long message; `bytes` of it can be had as `id`
+  kAsk,        // the receiver of the offer `id` is ready
+  kRefuse,     // it expects another number of bytes: `bytes`
+  kPiece,      // the next `bytes` of the message `id`
+  kAbort,      // the job ends with exit code `tag`
+  kGoodbye,    // nothing more comes from this rank
+};
+
+// Numbers as the sender's memory has them: all ranks run the same program file.
+struct Header {
+  uint32_t kind = 0;
+  int32_t tag = 0;
+  uint64_t group = 0;
+  uint64_t id = 0;  // drawn by the sender of the message
+  int64_t bytes = 0;
+};
+static_assert(sizeof(Header) == 32);
+
+bool HasPayload(const Header& header) { return header.kind == kEager || header.kind == kPiece; }
+
+// The two ends of a message seen from here: group, peer (of the whole job), tag.
+using Lane = std::tuple<uint64_t, int, int>;
+
+// A message under way. All but the constants is guarded by the job's mutex.
+struct TcpMessage : Message {
+  TcpMessage(const Message& message, uint64_t group, int world_peer)
+      : Message(message), group(group), world_peer(world_peer) {}
+
+  const uint64_t group;
+  const int world_peer;
+  uint64_t id = 0;          // of a send
+  int64_t moved_bytes = 0;  // of a long message
+  bool finished = false;
+  absl::Status result = absl::OkStatus();
+  std::condition_variable changed;
+
+  char* data() const { return static_cast<char*>(buffer.data); }
+};
+using MessagePtr = std::shared_ptr<TcpMessage>;
+
+// Bytes to send: a header and what belongs to it.
+struct Frame {
+  Header header;
+  MessagePtr message;  // null where nothing belongs to it, or the message was given up
+  const char* data = nullptr;
+  std::vector<char> copy;  // of the bytes of a message that was given up
+  size_t sent = 0;         // of header and data
+
+  size_t size() const { return sizeof(Header) + (HasPayload(header) ? header.bytes : 0); }
+};
+
+// A message that came before its receive.
+struct Arrival {
+  uint64_t id = 0;
+  int64_t bytes = 0;
+  std::vector<char> data;  // all of them, if it was sent at once
+  bool offered = false;
+};
+
+struct Connection {
+  Socket socket;
+  int peer = -1;
+  absl::Status lost = absl::OkStatus();  // not OK: no connection any more
+  bool writable_wanted = false;          // the kernel's buffer was full
+  bool broken = false;                   // nothing can be sent; what came before can be read
+
+  std::deque<Frame> frames;  // in this order; the front may be half sent
+  std::deque<MessagePtr>
+      long_sends;  // that the peer has asked for; pieces go when `frames` is empty
+  std::map<uint64_t, MessagePtr> offers;  // that the peer has not asked for yet
+  std::map<uint64_t, MessagePtr> coming;  // receives of long messages, by the sender's id
+
+  Header header;             // of the frame that is being read
+  size_t header_bytes = 0;   // read so far
+  size_t payload_bytes = 0;  // likewise
+  MessagePtr target;         // of a piece; null: `payload` is
+  std::vector<char> payload;
+};
+
+class TcpWorld {
+ public:
+  TcpWorld(Mesh mesh, int rank) : rank_(rank), hosts_(std::move(mesh.hosts)) {
+    epoll_ = Socket(epoll_create1(EPOLL_CLOEXEC));
+    stop_ = Socket(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    DEEPNET_CHECK(epoll_.fd() >= 0 && stop_.fd() >= 0) << std::strerror(errno);
+    Watch(EPOLL_CTL_ADD, stop_.fd(), EPOLLIN, -1);
+    connections_.resize(mesh.sockets.size());
+    for (size_t peer = 0; peer < connections_.size(); ++peer) {
+      Connection& connection = connections_[peer];
+      connection.peer = static_cast<int>(peer);
+      connection.socket = std::move(mesh.sockets[peer]);
+      if (connection.socket.fd() < 0) continue;
+      Watch(EPOLL_CTL_ADD, connection.socket.fd(), EPOLLIN, connection.peer);
+    }
+    thread_ = std::thread([this] { Loop(); });
+  }
+
+  ~TcpWorld() {
+    const uint64_t one = 1;
+    DEEPNET_CHECK(write(stop_.fd(), &one, sizeof(one)) == sizeof(one));
+    thread_.join();
+  }
+
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(connections_.size()); }
+
+  // The message's memory belongs to the job until it is finished.
+  absl::StatusOr<MessagePtr> Start(const Message& message, uint64_t group, int world_peer);
+
+  bool Wait(TcpMessage& message, absl::Duration limit) {
+    std::unique_lock lock(mutex_);
+    return message.changed.wait_for(lock, absl::ToChronoNanoseconds(std::min(limit, kLongestWait)),
+                                    [&] { return message.finished; });
+  }
+
+  // Takes the message's memory back.
+  void GiveUp(const MessagePtr& message);
+
+  // OK, or Aborted with what was given up.
+  absl::Status Alive() {
+    const std::lock_guard lock(mutex_);
+    return AliveLocked();
+  }
+
+  // Does not return. The mutex stays held: nobody else moves any more.
+  [[noreturn]] void Abort(int exit_code) {
+    mutex_.lock();
+    End(exit_code, rank_);
+  }
+
+  // Says goodbye and sleeps until every peer has, or is lost.
+  void Leave();
+
+  // A group's number that no two ranks have used for another group: the largest of all that the
+  // members name.
+  uint64_t next_group() {
+    const std::lock_guard lock(mutex_);
+    return next_group_;
+  }
+  void TakeGroup(uint64_t group) {
+    const std::lock_guard lock(mutex_);
+    next_group_ = group + 1;
+  }
+
+ private:
+  // What follows is called with the mutex held.
+  absl::Status AliveLocked() const {
+    if (given_up_.empty()) return absl::OkStatus();
+    return absl::AbortedError(absl::StrCat("this rank gave up ", given_up_));
+  }
+  void Finish(const MessagePtr& message, const absl::Status& result = absl::OkStatus());
+  void FailMessages(Connection& connection, const std::string& why);
+  void Close(Connection& connection, const std::string& why);
+  [[noreturn]] void End(int exit_code, int rank);
+
+  void Push(Connection& connection, Frame frame);
+  void Write(Connection& connection);
+  bool NextPiece(Connection& connection);
+  bool SendFront(Connection& connection);
+  void FrameIsSent(Connection& connection);
+
+  bool ReadFrame(Connection& connection);
+  bool ReadInto(Connection& connection, char* data, size_t bytes, size_t* done);
+  bool BeginPayload(Connection& connection);
+  void Handle(Connection& connection);
+  void HandleMessage(Connection& connection, Arrival arrival);
+  bool TakeArrived(const MessagePtr& message);
+  void Accept(Connection& connection, const MessagePtr& message, const Arrival& arrival);
+
+  void Loop();
+  void Watch(int operation, int fd, uint32_t events, int peer) {
+    epoll_event event = {.events = events, .data = {.fd = peer}};
+    epoll_ctl(epoll_.fd(), operation, fd, &event);
+  }
+  void WantWritable(Connection& connection, bool wanted) {
+    if (connection.writable_wanted == wanted) return;
+    connection.writable_wanted = wanted;
+    Watch(EPOLL_CTL_MOD, connection.socket.fd(), wanted ? EPOLLIN | EPOLLOUT : EPOLLIN,
+          connection.peer);
+  }
+
+  const int rank_;
+  const std::vector<std::string> hosts_;
+  Socket epoll_, stop_;
+
+  std::mutex mutex_;
+  std::vector<Connection> connections_;            // by rank; the own one is unused
+  std::set<MessagePtr> pending_;                   // not finished
+  std::map<Lane, std::deque<MessagePtr>> posted_;  // receives that nothing came for; none empty
+  std::map<Lane, std::deque<Arrival>> arrived_;    // what no receive was posted for; none empty
+  uint64_t next_id_ = 1, next_group_ = 1;          // group 0: all ranks
+  std::string given_up_;
+  std::condition_variable left_;  // a peer said goodbye, or is lost
+
+  std::thread thread_;
+};
+
+absl::StatusOr<MessagePtr> TcpWorld::Start(const Message& message, uint64_t group, int world_peer) {
+  const std::lock_guard lock(mutex_);
+  RETURN_IF_ERROR(AliveLocked());
+  Connection& connection = connections_[world_peer];
+  auto started = std::make_shared<TcpMessage>(message, group, world_peer);
+  const bool sends = message.kind == Message::Kind::kSend;
+  if (!sends && TakeArrived(started)) return started;  // also what a lost peer had sent before
+  if (!connection.lost.ok()) return WithPrefix(message.Text(), connection.lost);
+  pending_.insert(started);
+  if (!sends) {
+    posted_[{group, world_peer, message.tag}].push_back(started);
+    return started;
+  }
+  started->id = next_id_++;
+  Header header{
+      .tag = message.tag, .group = group, .id = started->id, .bytes = message.buffer.bytes};
+  header.kind = header.bytes <= kEagerBytes ? kEager : kOffer;
+  if (header.kind == kOffer) connection.offers[started->id] = started;
+  Push(connection, {.header = header,
+                    .message = header.kind == kEager ? started : nullptr,
+                    .data = started->data()});
+  return started;
+}
+
+void TcpWorld::GiveUp(const MessagePtr& message) {
+  const std::lock_guard lock(mutex_);
+  if (message->finished) return;
+  if (given_up_.empty()) given_up_ = message->Text();
+  Connection& connection = connections_[message->world_peer];
+  const auto is_it = [&](const MessagePtr& other) { return other == message; };
+  std::erase(connection.long_sends, message);
+  std::erase_if(connection.offers, [&](const auto& offer) { return is_it(offer.second); });
+  std::erase_if(connection.coming, [&](const auto& coming) { return is_it(coming.second); });
+  for (Frame& frame : connection.frames) {  // what the peer was told of must be sent
+    if (frame.message != message) continue;
+    frame.copy.assign(frame.data, frame.data + frame.header.bytes);
+    frame.data = frame.copy.data();
+    frame.message = nullptr;
+  }
+  if (connection.target == message) {
+    connection.target = nullptr;
+    connection.payload.resize(connection.header.bytes);
+  }
+  const auto lane = posted_.find({message->group, message->world_peer, message->tag});
+  if (lane != posted_.end()) {
+    std::erase(lane->second, message);
+    if (lane->second.empty()) posted_.erase(lane);
+  }
+  Finish(message, AliveLocked());
+}
+
+void TcpWorld::Leave() {
+  std::unique_lock lock(mutex_);
+  for (Connection& connection : connections_) {
+    if (connection.socket.fd() >= 0) Push(connection, {.header = {.kind = kGoodbye}});
+  }
+  left_.wait(lock, [&] {
+    return std::all_of(connections_.begin(), connections_.end(), [](const Connection& connection) {
+      return connection.socket.fd() < 0 || (!connection.lost.ok() && connection.frames.empty());
+    });
+  });
+}
+
+void TcpWorld::Finish(const MessagePtr& message, const absl::Status& result) {
+  message->result = WithPrefix(message->Text(), result);
+  message->finished = true;
+  message->changed.notify_all();
+  pending_.erase(MessagePtr(message));
+}
+
+// The peer is gone: messages that are not finished fail; what has arrived whole can still be taken.
+void TcpWorld::FailMessages(Connection& connection, const std::string& why) {
+  if (connection.lost.ok()) {
+    connection.lost = WithExitCode(
+        absl::UnavailableError(absl::StrCat("rank ", connection.peer, " (host ",
+                                            hosts_[connection.peer], ") is lost: ", why)),
+        ExitCode::kPeerLost);
+  }
+  connection.long_sends.clear();
+  connection.offers.clear();
+  connection.coming.clear();
+  connection.target = nullptr;
+  std::erase_if(posted_,
+                [&](const auto& lane) { return std::get<1>(lane.first) == connection.peer; });
+  for (auto& [lane, arrivals] : arrived_) {
+    if (std::get<1>(lane) != connection.peer) continue;
+    std::erase_if(arrivals, [](const Arrival& arrival) { return arrival.offered; });
+  }
+  std::erase_if(arrived_, [](const auto& lane) { return lane.second.empty(); });
+  for (const MessagePtr& message : std::set<MessagePtr>(pending_)) {
+    if (message->world_peer == connection.peer) Finish(message, connection.lost);
+  }
+  left_.notify_all();
+}
+
+void TcpWorld::Close(Connection& connection, const std::string& why) {
+  Watch(EPOLL_CTL_DEL, connection.socket.fd(), 0, connection.peer);
+  connection.socket = Socket();
+  connection.frames.clear();
+  FailMessages(connection, why);
+}
+
+// Tells every peer, and waits until they have closed their ends: a process that ends with unread
+// bytes resets its connections, and takes back what the peers have not read.
+void TcpWorld::End(int exit_code, int rank) {
+  std::fflush(nullptr);
+  for (Connection& connection : connections_) {
+    if (connection.socket.fd() < 0) continue;
+    const bool half_sent = !connection.frames.empty() && connection.frames.front().sent > 0;
+    connection.frames.resize(half_sent ? 1 : 0);
+    connection.frames.push_back(
+        {.header = {.kind = kAbort, .tag = exit_code, .id = static_cast<uint64_t>(rank)}});
+    connection.long_sends.clear();
+  }
+  const absl::Time deadline = absl::Now() + kAbortLimit;
+  std::vector<char> ignored(1 << 16);
+  while (absl::Now() < deadline) {
+    std::vector<pollfd> open;
+    for (Connection& connection : connections_) {
+      const int fd = connection.socket.fd();
+      if (fd < 0) continue;
+      while (!connection.frames.empty() && SendFront(connection)) {
+        if (connection.frames.empty()) shutdown(fd, SHUT_WR);
+      }
+      const short events = connection.frames.empty() ? POLLIN : POLLIN | POLLOUT;
+      open.push_back({.fd = fd, .events = events, .revents = 0});
+      const ssize_t got = recv(fd, ignored.data(), ignored.size(), 0);
+      if (got == 0 || (got < 0 && errno != EAGAIN)) connection.socket = Socket();
+    }
+    if (open.empty()) break;
+    poll(open.data(), open.size(), 50);
+  }
+  _exit(exit_code);
+}
+
+void TcpWorld::Push(Connection& connection, Frame frame) {
+  connection.frames.push_back(std::move(frame));
+  if (!connection.writable_wanted) Write(connection);
+}
+
+// Sends until all is sent or the kernel takes no more; the thread goes on then.
+void TcpWorld::Write(Connection& connection) {
+  while (!connection.broken && (!connection.frames.empty() || NextPiece(connection))) {
+    if (!SendFront(connection)) break;
+    // A long message leaves the mutex to others after each piece.
+    if (connection.frames.empty() && !connection.long_sends.empty()) break;
+  }
+  const bool more = !connection.frames.empty() || !connection.long_sends.empty();
+  WantWritable(connection, more && !connection.broken);
+}
+
+// Makes a frame of the next piece of the oldest long message.
+bool TcpWorld::NextPiece(Connection& connection) {
+  if (connection.long_sends.empty()) return false;
+  MessagePtr message = std::move(connection.long_sends.front());
+  connection.long_sends.pop_front();
+  const int64_t at = message->moved_bytes;
+  const int64_t bytes = std::min(kPieceBytes, message->buffer.bytes - at);
+  message->moved_bytes += bytes;
+  if (message->moved_bytes < message->buffer.bytes) connection.long_sends.push_back(message);
+  connection.frames.push_back({.header = {.kind = kPiece, .id = message->id, .bytes = bytes},
+                               .message = message,
+                               .data = message->data() + at});
+  return true;
+}
+
+// Returns true if the front is sent, and gone. After false the kernel takes no more, or the
+// connection is broken: reading will find out, after what the peer has sent before, which may be an
+// Abort.
+bool TcpWorld::SendFront(Connection& connection) {
+  Frame& frame = connection.frames.front();
+  while (frame.sent < frame.size()) {
+    iovec parts[2];
+    size_t count = 0;
+    if (frame.sent < sizeof(Header)) {
+      parts[count++] = {reinterpret_cast<char*>(&frame.header) + frame.sent,
+                        sizeof(Header) - frame.sent};
+    }
+    const size_t data_sent = std::max(frame.sent, sizeof(Header)) - sizeof(Header);
+    const size_t left = frame.size() - sizeof(Header) - data_sent;
+    if (left > 0) parts[count++] = {const_cast<char*>(frame.data) + data_sent, left};
+    msghdr message = {};
+    message.msg_iov = parts;
+    message.msg_iovlen = count;
+    const ssize_t sent = sendmsg(connection.socket.fd(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent < 0) {
+      if (errno == EINTR) continue;
+      connection.broken = errno != EAGAIN && errno != EWOULDBLOCK;
+      return false;
+    }
+    frame.sent += static_cast<size_t>(sent);
+  }
+  FrameIsSent(connection);
+  return true;
+}
+
+void TcpWorld::FrameIsSent(Connection& connection) {
+  const Frame frame = std::move(connection.frames.front());
+  connection.frames.pop_front();
+  if (frame.header.kind == kGoodbye) left_.notify_all();
+  if (frame.message == nullptr) return;
+  const TcpMessage& message = *frame.message;
+  if (frame.data + frame.header.bytes == message.data() + message.buffer.bytes) {
+    Finish(frame.message);
+  }
+}
+
+// Returns true if a frame was read to its end.
+bool TcpWorld::ReadFrame(Connection& connection) {
+  if (connection.header_bytes < sizeof(Header)) {
+    auto* const header = reinterpret_cast<char*>(&connection.header);
+    if (!ReadInto(connection, header, sizeof(Header), &connection.header_bytes)) return false;
+    if (!BeginPayload(connection)) return false;
+  }
+  if (HasPayload(connection.header)) {
+    TcpMessage* const target = connection.target.get();
+    char* const data =
+        target != nullptr ? target->data() + target->moved_bytes : connection.payload.data();
+    const auto bytes = static_cast<size_t>(connection.header.bytes);
+    if (!ReadInto(connection, data, bytes, &connection.payload_bytes)) return false;
+  }
+  connection.header_bytes = connection.payload_bytes = 0;
+  Handle(connection);
+  return true;
+}
+
+// Returns true if all bytes are there. Otherwise there are no more at present, or no peer.
+bool TcpWorld::ReadInto(Connection& connection, char* data, size_t bytes, size_t* done) {
+  while (*done < bytes) {
+    const ssize_t got = recv(connection.socket.fd(), data + *done, bytes - *done, 0);
+    if (got > 0) {
+      *done += static_cast<size_t>(got);
+    } else if (got == 0) {
+      Close(connection, "its process has ended");
+      return false;
+    } else if (errno != EINTR) {
+      if (errno != EAGAIN && errno != EWOULDBLOCK) Close(connection, std::strerror(errno));
+      return false;
+    }
+  }
+  return true;
+}
+
+// Finds the place of the bytes that follow a header.
+bool TcpWorld::BeginPayload(Connection& connection) {
+  const Header& header = connection.header;
+  connection.target = nullptr;
+  if (!HasPayload(header)) return true;
+  bool fits = header.bytes >= 0 && header.bytes <= kPieceBytes;
+  if (header.kind == kPiece) {
+    const auto coming = connection.coming.find(header.id);  // none: given up here
+    if (coming != connection.coming.end()) {
+      connection.target = coming->second;
+      const int64_t left = connection.target->buffer.bytes - connection.target->moved_bytes;
+      fits = fits && header.bytes <= left;
+    }
+  }
+  if (!fits) {
+    Close(connection, "it sent what is no message");
+    return false;
+  }
+  if (connection.target == nullptr) connection.payload.resize(header.bytes);
+  return true;
+}
+
+void TcpWorld::Handle(Connection& connection) {
+  const Header header = connection.header;
+  const auto offer = connection.offers.find(header.id);
+  switch (header.kind) {
+    case kEager:
+      return HandleMessage(
+          connection,
+          {.id = header.id, .bytes = header.bytes, .data = std::exchange(connection.payload, {})});
+    case kOffer:
+      return HandleMessage(connection, {.id = header.id, .bytes = header.bytes, .offered = true});
+    case kAsk:
+      if (offer == connection.offers.end()) return;  // given up here
+      connection.long_sends.push_back(std::move(offer->second));
+      connection.offers.erase(offer);
+      if (!connection.writable_wanted) Write(connection);
+      return;
+    case kRefuse:
+      if (offer == connection.offers.end()) return;
+      Finish(std::exchange(offer->second, nullptr),
+             absl::InvalidArgumentError(absl::StrCat("the peer expects ", header.bytes, " B")));
+      connection.offers.erase(offer);
+      return;
+    case kPiece: {
+      const MessagePtr message = std::exchange(connection.target, nullptr);
+      if (message == nullptr) return;
+      message->moved_bytes += header.bytes;
+      if (message->moved_bytes < message->buffer.bytes) return;
+      connection.coming.erase(header.id);
+      return Finish(message);
+    }
+    case kAbort:
+      std::fprintf(stderr, "[%d/%d] rank %d (host %s) ended the job with exit code %d\n", rank_,
+                   size(), static_cast<int>(header.id), hosts_[header.id % hosts_.size()].c_str(),
+                   header.tag);
+      End(header.tag, static_cast<int>(header.id));
+    case kGoodbye:
+      return FailMessages(connection, "it has left the job");
+    default:
+      return Close(connection, "it sent what is no message");
+  }
+}
+
+void TcpWorld::HandleMessage(Connection& connection, Arrival arrival) {
+  const Lane lane(connection.header.group, connection.peer, connection.header.tag);
+  const auto posted = posted_.find(lane);
+  if (posted == posted_.end()) {
+    arrived_[lane].push_back(std::move(arrival));
+    return;
+  }
+  const MessagePtr message = std::move(posted->second.front());
+  posted->second.pop_front();
+  if (posted->second.empty()) posted_.erase(posted);
+  Accept(connection, message, arrival);
+}
+
+// Returns true if something had arrived for the receive.
+bool TcpWorld::TakeArrived(const MessagePtr& message) {
+  const auto arrived = arrived_.find({message->group, message->world_peer, message->tag});
+  if (arrived == arrived_.end()) return false;
+  const Arrival arrival = std::move(arrived->second.front());
+  arrived->second.pop_front();
+  if (arrived->second.empty()) arrived_.erase(arrived);
+  pending_.insert(message);
+  Accept(connections_[message->world_peer], message, arrival);
+  return true;
+}
+
+void TcpWorld::Accept(Connection& connection, const MessagePtr& message, const Arrival& arrival) {
+  if (arrival.bytes != message->buffer.bytes) {
+    if (arrival.offered) {
+      Push(connection,
+           {.header = {.kind = kRefuse, .id = arrival.id, .bytes = message->buffer.bytes}});
+    }
+    return Finish(
+        message, absl::InvalidArgumentError(absl::StrCat("the peer states ", arrival.bytes, " B")));
+  }
+  if (!arrival.offered) {
+    if (arrival.bytes > 0) std::memcpy(message->data(), arrival.data.data(), arrival.bytes);
+    return Finish(message);
+  }
+  connection.coming[arrival.id] = message;
+  Push(connection, {.header = {.kind = kAsk, .id = arrival.id}});
+}
+
+void TcpWorld::Loop() {
+  prctl(PR_SET_NAME, "tcp");
+  constexpr int kFramesInARow = 16;
+  std::vector<epoll_event> events(64);
+  while (true) {
+    const int count =
+        epoll_wait(epoll_.fd(), events.data(), static_cast<int>(events.size()), /*timeout=*/-1);
+    for (int i = 0; i < count; ++i) {
+      const int peer = events[i].data.fd;
+      if (peer < 0) return;
+      const std::lock_guard lock(mutex_);
+      Connection& connection = connections_[peer];
+      if (connection.socket.fd() < 0) continue;
+      if ((events[i].events & EPOLLOUT) != 0) Write(connection);
+      for (int frame = 0; frame < kFramesInARow && connection.socket.fd() >= 0; ++frame) {
+        if (!ReadFrame(connection)) break;
+      }
+    }
+  }
+}
+
+class TcpTransfer final : public Transfer {
+ public:
+  TcpTransfer(std::shared_ptr<TcpWorld> world, MessagePtr message)
+      : world_(std::move(world)), message_(std::move(message)) {}
+
+  ~TcpTransfer() override { world_->GiveUp(message_); }
+
+  absl::Status Wait(absl::Duration limit) override {
+    if (world_->Wait(*message_, limit)) return message_->result;
+    return absl::DeadlineExceededError(
+        absl::StrCat(message_->Text(), ": not finished after ", absl::FormatDuration(limit)));
+  }
+
+  bool Done() override { return world_->Wait(*message_, absl::ZeroDuration()); }
+
+ private:
+  const std::shared_ptr<TcpWorld> world_;
+  const MessagePtr message_;
+};
+
+class TcpCommunicator final : public MessageCommunicator {
+ public:
+  TcpCommunicator(std::shared_ptr<TcpWorld> world, uint64_t group, std::vector<int> world_ranks,
+                  int rank)
+      : world_(std::move(world)),
+        group_(group),
+        world_ranks_(std::move(world_ranks)),
+        rank_(rank) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(world_ranks_.size()); }
+
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
+
+  void Abort(int exit_code) override { world_->Abort(exit_code); }
+
+ private:
+  TransferOr Start(const Message& message) override {
+    ASSIGN_OR_RETURN(MessagePtr started,
+                     world_->Start(message, group_, world_ranks_[message.peer]));
+    return std::make_unique<TcpTransfer>(world_, std::move(started));
+  }
+  absl::Status CheckAlive(const char*) override { return world_->Alive(); }
+
+  const std::shared_ptr<TcpWorld> world_;
+  const uint64_t group_;
+  const std::vector<int> world_ranks_;  // of the members, in this group's order
+  const int rank_;
+};
+
+absl::StatusOr<std::unique_ptr<Communicator>> TcpCommunicator::Split(int color, int key) {
+  struct Wish {
+    int color;
+    int key;
+    uint64_t group;
+  };
+  std::vector<Wish> wishes(size());
+  std::vector<Buffer> all;
+  for (Wish& wish : wishes) all.push_back(Buffer::Of(std::span(&wish, 1)));
+  Wish mine = {color, key, world_->next_group()};
+  ASSIGN_OR_RETURN(const auto gathered, AllGather(Buffer::Of(std::span(&mine, 1)), all));
+  RETURN_IF_ERROR(gathered->Wait());
+  uint64_t group = 0;
+  for (const Wish& wish : wishes) group = std::max(group, wish.group);
+  world_->TakeGroup(group);
+  if (color == kNoGroup) return nullptr;
+
+  std::vector<int> members;
+  for (int rank = 0; rank < size(); ++rank) {
+    if (wishes[rank].color == color) members.push_back(rank);
+  }
+  std::stable_sort(members.begin(), members.end(),
+                   [&](int a, int b) { return wishes[a].key < wishes[b].key; });
+  const auto self = std::find(members.begin(), members.end(), rank_) - members.begin();
+  for (int& member : members) member = world_ranks_[member];
+  return std::make_unique<TcpCommunicator>(world_, group, std::move(members),
+                                           static_cast<int>(self));
+}
+
+TcpCommunicator WorldCommunicator(const std::shared_ptr<TcpWorld>& world) {
+  std::vector<int> ranks(world->size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return {world, /*group=*/0, std::move(ranks), world->rank()};
+}
+
+class StartedTcpJob final : public TcpJob {
+ public:
+  explicit StartedTcpJob(std::shared_ptr<TcpWorld> world)
+      : world_(std::move(world)), communicator_(WorldCommunicator(world_)) {}
+
+  ~StartedTcpJob() override {
+    if (!world_->Alive().ok()) world_->Abort(static_cast<int>(ExitCode::kInternal));
+    world_->Leave();
+  }
+
+  Communicator& world() override { return communicator_; }
+
+ private:
+  const std::shared_ptr<TcpWorld> world_;
+  TcpCommunicator communicator_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<TcpJob>> TcpJob::Start(TcpOptions options) {
+  ASSIGN_OR_RETURN(Mesh mesh, ConnectAll(options));
+  const auto world = std::make_shared<TcpWorld>(std::move(mesh), options.rank);
+  // Nobody lets the store go before all are connected.
+  const absl::Status met = WorldCommunicator(world).Barrier(options.limit);
+  if (!met.ok()) {
+    const std::string message(met.message());
+    return FailRendezvous(
+        *options.store, options.rank,
+        WithExitCode(absl::FailedPreconditionError(message), ExitCode::kPreflight));
+  }
+  if (options.rank == 0) EndRendezvous(*options.store, options.size);
+  return std::make_unique<StartedTcpJob>(world);
+}
+
+}  // namespace deepnet

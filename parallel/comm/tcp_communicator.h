@@ -1,0 +1,53 @@
+// Ranks that are processes, on one host or many, joined by TCP connections: for launchers that know
+// nothing of MPI.
+//
+// Example:
+//   ASSIGN_OR_RETURN(const auto job, TcpJob::Start({.rank = 2, .size = 4, .store = store}));
+//   const absl::Status status = Train(job->world());
+//   if (!status.ok()) job->world().Abort(static_cast<int>(GetExitCode(status)));
+//
+// Every two ranks have one connection. A thread of the process reads them all, and sleeps while
+// nothing comes. A message of up to 64 KiB is sent at once; a longer one when the peer has asked
+// for it, into the memory where it belongs, in pieces between which others pass. So there is no
+// limit to its size, and a rank that lags behind keeps few bytes for later. Host memory only.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+#include "parallel/comm/communicator.h"
+#include "parallel/comm/rendezvous.h"
+
+namespace deepnet {
+
+struct TcpOptions {
+  int rank = 0;  // 0 <= rank < size
+  int size = 1;
+  std::shared_ptr<RendezvousStore> store;    // let go when all ranks are connected
+  absl::Duration limit = absl::Minutes(10);  // for all ranks to come and to connect
+  std::string interface = {};  // of the network, "eth0"; empty: the one that leads to `toward`,
+                               // then every other that is up
+  std::string toward = {};  // a host's name or address; may be empty
+};
+
+// The connections of this process.
+class TcpJob {
+ public:
+  // Collective over `size` processes. FailedPrecondition (ExitCode::kPreflight), naming the rank
+  // and its host: as Meet (rendezvous.h), or where two ranks cannot connect.
+  static absl::StatusOr<std::unique_ptr<TcpJob>> Start(TcpOptions options);
+
+  // Collective: returns when every rank has come here, or is lost. Its communicators are gone by
+  // then. If a transfer was given up, this ends the job as Abort(kInternal) does.
+  virtual ~TcpJob() = default;
+
+  // All ranks of the job. A peer whose process ends without having come to ~TcpJob is lost:
+  // Unavailable, at once (ExitCode::kPeerLost). After Abort by any rank every process ends with its
+  // exit code.
+  virtual Communicator& world() = 0;
+};
+
+}  // namespace deepnet

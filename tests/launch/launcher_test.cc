@@ -1,0 +1,144 @@
+#include "launch/launcher.h"
+
+#include <map>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "parallel/base/exit_code.h"
+
+namespace deepnet {
+namespace {
+
+using ::testing::HasSubstr;
+
+using Set = std::map<std::string, std::string>;
+
+absl::StatusOr<Launch> Find(const Set& variables, bool mpi_started = false, bool has_mpi = true) {
+  return FindLaunch(
+      [&](const char* name) {
+        const auto found = variables.find(name);
+        return found != variables.end() ? found->second.c_str() : nullptr;
+      },
+      mpi_started, has_mpi);
+}
+
+// As torchrun 2.11 --no-python sets them.
+const Set& Torchrun() {
+  static const Set variables = {{"RANK", "3"},
+                                {"WORLD_SIZE", "4"},
+                                {"LOCAL_RANK", "1"},
+                                {"MASTER_ADDR", "h1"},
+                                {"MASTER_PORT", "29511"},
+                                {"TORCHELASTIC_RESTART_COUNT", "2"},
+                                {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
+  return variables;
+}
+
+const Set& Slurm() {
+  static const Set variables = {
+      {"SLURM_JOB_ID", "4242"},      {"SLURM_STEP_ID", "1"},
+      {"SLURM_PROCID", "2"},         {"SLURM_NTASKS", "8"},
+      {"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_STEP_NODELIST", "n[07-09,12]"}};
+  return variables;
+}
+
+Set With(Set variables, const Set& more) {
+  for (const auto& [name, value] : more) variables[name] = value;
+  return variables;
+}
+
+void ExpectRefused(const absl::StatusOr<Launch>& launch, const std::string& text) {
+  EXPECT_EQ(GetExitCode(launch.status()), ExitCode::kPreflight) << launch.status();
+  EXPECT_THAT(std::string(launch.status().message()), HasSubstr(text));
+}
+
+TEST(Launcher, AProcessThatNobodyStartedIsAlone) {
+  EXPECT_EQ(Find({})->by, Launch::By::kNobody);
+  EXPECT_EQ(Find({{"WORLD_SIZE", "1"}, {"RANK", "0"}})->by, Launch::By::kNobody);
+}
+
+TEST(Launcher, TorchrunsVariablesAreTaken) {
+  const auto launch = Find(Torchrun());
+  ASSERT_TRUE(launch.ok()) << launch.status();
+  EXPECT_EQ(launch->by, Launch::By::kVariables);
+  EXPECT_EQ(launch->rank, 3);
+  EXPECT_EQ(launch->size, 4);
+  EXPECT_EQ(launch->Place(), "h1:29511 (MASTER_ADDR, MASTER_PORT)");
+  EXPECT_TRUE(launch->agent_store);
+  EXPECT_EQ(launch->prefix, "2");
+}
+
+TEST(Launcher, ThePortHasTorchsDefault) {
+  EXPECT_EQ(Find({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}})->port, 29500);
+}
+
+TEST(Launcher, AnInitMethodSaysWhereTheRanksMeet) {
+  const auto tcp = Find(With(Torchrun(), {{"INIT_METHOD", "tcp://h7:1234"}}));
+  ASSERT_TRUE(tcp.ok()) << tcp.status();
+  EXPECT_EQ(tcp->host, "h7");
+  EXPECT_EQ(tcp->port, 1234);
+  const auto file = Find(With(Slurm(), {{"INIT_METHOD", "file:///shared/meet"}}));
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(file->Place(), "file /shared/meet (INIT_METHOD)");
+  EXPECT_EQ(Find(With(Torchrun(), {{"INIT_METHOD", "env://"}}))->host, "h1");
+}
+
+TEST(Launcher, AStepOfSlurmMeetsOnItsFirstHost) {
+  const auto launch = Find(Slurm());
+  ASSERT_TRUE(launch.ok()) << launch.status();
+  EXPECT_EQ(launch->rank, 2);
+  EXPECT_EQ(launch->size, 4) << "of the step, not of the job";
+  EXPECT_EQ(launch->host, "n07");
+  EXPECT_EQ(launch->port, 15000 + 4242 + 97);
+  EXPECT_EQ(Find(With(Slurm(), {{"MASTER_ADDR", "n08"}, {"MASTER_PORT", "17"}}))->Place(),
+            "n08:17 (MASTER_ADDR, MASTER_PORT)");
+}
+
+TEST(Launcher, AJobScriptOfSlurmIsNotAStep) {
+  Set variables = Slurm();
+  variables.erase("SLURM_STEP_ID");
+  EXPECT_EQ(Find(variables)->by, Launch::By::kNobody);
+}
+
+TEST(Launcher, MpiComesFirstThenTorchrunThenSlurm) {
+  const Set all = With(Slurm(), Torchrun());
+  EXPECT_EQ(Find(all, /*mpi_started=*/true)->by, Launch::By::kMpi);
+  EXPECT_EQ(Find(all)->said_by, "torchrun's variables");
+  EXPECT_EQ(Find(Slurm())->said_by, "Slurm's variables");
+}
+
+TEST(Launcher, WithoutMpiSrunWithPmixIsSlurm) {
+  const auto launch = Find(With(Slurm(), {{"PMIX_RANK", "2"}}), /*mpi_started=*/true,
+                           /*has_mpi=*/false);
+  EXPECT_EQ(launch->said_by, "Slurm's variables");
+}
+
+TEST(Launcher, WithoutMpiSeveralRanksOfMpirunAreRefused) {
+  ExpectRefused(Find({{"OMPI_COMM_WORLD_SIZE", "2"}}, true, false),
+                "mpirun started 2 ranks of a program that was built without MPI");
+}
+
+TEST(Launcher, WrongOrMissingVariablesAreNamed) {
+  const Set two = {{"WORLD_SIZE", "2"}};
+  ExpectRefused(Find(two), "WORLD_SIZE is 2, but RANK is not set");
+  ExpectRefused(Find(With(two, {{"RANK", "2"}})), "RANK is \"2\": must be a number from 0 to 1");
+  ExpectRefused(Find(With(two, {{"RANK", "0"}})), "not MASTER_ADDR, the host of rank 0");
+  ExpectRefused(Find({{"WORLD_SIZE", "two"}}), "WORLD_SIZE is \"two\"");
+  ExpectRefused(Find(With(Torchrun(), {{"MASTER_PORT", "70000"}})), "MASTER_PORT is \"70000\"");
+  for (const char* method : {"h1:29500", "tcp://h1", "tcp://:17", "tcp://h1:x", "file://"}) {
+    ExpectRefused(Find(With(Torchrun(), {{"INIT_METHOD", method}})), "INIT_METHOD is \"");
+  }
+}
+
+TEST(Launcher, TheFirstHostOfSlurmsListsIsFound) {
+  EXPECT_EQ(FirstHost("n1"), "n1");
+  EXPECT_EQ(FirstHost("n1,n2"), "n1");
+  EXPECT_EQ(FirstHost("n[07-09,12],m3"), "n07");
+  EXPECT_EQ(FirstHost("rack[2,4]-n[1-3].site"), "rack2-n1.site");
+  EXPECT_EQ(FirstHost(""), "");
+}
+
+}  // namespace
+}  // namespace deepnet
