@@ -19,7 +19,7 @@ ALLOWED = {
     "parallel/exec": PARALLEL,
     "trainer/kernels": BASE,
     "trainer/model": ["trainer/kernels", "trainer/data/microbatch.h"] + PARALLEL,
-    "trainer/data": BASE,
+    "trainer/data": ["parallel/comm"] + BASE,
     "trainer/optim": ["trainer/kernels", "trainer/model/parameters.h"] + PARALLEL,
     "trainer/checkpoint": ["parallel/plan"] + BASE,
     "trainer/decode": ["trainer/model", "trainer/data", "trainer/kernels/native/sampling.h"]

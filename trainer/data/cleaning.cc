@@ -67,6 +67,11 @@ bool HeldOutSentences::Contains(uint64_t language_hash, std::string_view sentenc
   return std::binary_search(hashes_.begin(), hashes_.end(), HashBytes(sentence, language_hash));
 }
 
+uint64_t HeldOutSentences::Digest() const {
+  return HashBytes(
+      {reinterpret_cast<const char*>(hashes_.data()), hashes_.size() * sizeof(uint64_t)});
+}
+
 TextFilter::TextFilter(const CleaningSpec& spec, std::vector<std::string> languages,
                        const HeldOutSentences* held_out)
     : spec_(WithDefaults(spec)), languages_(std::move(languages)), held_out_(held_out) {

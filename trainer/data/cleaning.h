@@ -44,6 +44,7 @@ class HeldOutSentences {
   void Add(std::string_view language, std::string_view sentence);
   void Seal();  // once, after the last Add and before the first Contains
   bool Contains(uint64_t language_hash, std::string_view sentence) const;
+  uint64_t Digest() const;  // of all of them, once sealed
   static uint64_t LanguageHash(std::string_view language);
 
  private:

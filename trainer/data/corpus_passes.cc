@@ -3,9 +3,6 @@
 // threads.
 #include "trainer/data/corpus_passes.h"
 
-#include <stdio.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <memory>
@@ -19,6 +16,7 @@
 #include "parallel/base/status_macros.h"
 #include "trainer/data/content_hash.h"
 #include "trainer/data/corpus.h"
+#include "trainer/data/file_writer.h"
 
 namespace deepnet {
 namespace {
@@ -26,46 +24,8 @@ namespace {
 // 64 MiB while duplicates are looked for.
 constexpr int64_t kDuplicateRecords = int64_t{1} << 22;
 
-// A text file being written, with its hash.
-class TextWriter {
- public:
-  static absl::StatusOr<std::unique_ptr<TextWriter>> Create(const std::string& folder,
-                                                            const std::string& name) {
-    FILE* file = fopen(absl::StrCat(folder, "/", name).c_str(), "wb");
-    if (file == nullptr) {
-      return absl::ResourceExhaustedError(absl::StrCat("cannot write ", folder, "/", name));
-    }
-    return std::unique_ptr<TextWriter>(new TextWriter(name, file));
-  }
-
-  void AddLine(std::string_view line) {
-    for (const std::string_view part : {line, std::string_view("\n")}) {
-      hasher_.Update(part);
-      num_bytes_ += static_cast<int64_t>(fwrite(part.data(), 1, part.size(), file_.get()));
-      num_wanted_ += static_cast<int64_t>(part.size());
-    }
-  }
-
-  absl::StatusOr<CorpusFile> Finish() {
-    if (fflush(file_.get()) != 0 || fsync(fileno(file_.get())) != 0 || num_bytes_ != num_wanted_) {
-      return absl::ResourceExhaustedError(absl::StrCat("cannot write ", name_));
-    }
-    CorpusFile file;
-    file.set_name(name_);
-    file.set_bytes(num_bytes_);
-    file.set_hash(hasher_.Digest());
-    return file;
-  }
-
- private:
-  TextWriter(std::string name, FILE* file) : name_(std::move(name)), file_(file, fclose) {}
-
-  const std::string name_;
-  const std::unique_ptr<FILE, int (*)(FILE*)> file_;
-  int64_t num_bytes_ = 0;
-  int64_t num_wanted_ = 0;
-  ContentHasher hasher_;
-};
+// A compressed text is read once for each of its blocks, so it has at most so many.
+constexpr int64_t kMaxCompressedBlocks = 16;
 
 void Count(DropReason reason, const PairReader& reader, int64_t line, DropCounts* counts) {
   const auto place = static_cast<size_t>(reason);
@@ -83,10 +43,10 @@ TextFilter::LanguagePair FilterPair(const LanguagePairTexts& texts, const Parall
 
 absl::StatusOr<DropCounts> CopyHeldOut(const LanguagePairTexts& texts, std::string_view split,
                                        const TextFilter& filter, const std::string& folder,
-                                       const FileSeenFn& seen, HeldOutSentences* held_out,
+                                       const FileSeenFn& seen,
                                        google::protobuf::RepeatedPtrField<CorpusFile>* files) {
   const auto create = [&](const std::string& language) {
-    return TextWriter::Create(folder, TextFileName(split, texts.first, texts.second, language));
+    return FileWriter::Create(folder, TextFileName(split, texts.first, texts.second, language));
   };
   ASSIGN_OR_RETURN(auto first, create(texts.first));
   ASSIGN_OR_RETURN(auto second, create(texts.second));
@@ -107,10 +67,10 @@ absl::StatusOr<DropCounts> CopyHeldOut(const LanguagePairTexts& texts, std::stri
       }
       Count(reason, *reader, pair.line, &counts);
       if (reason != DropReason::kNone) continue;
-      first->AddLine(pair.first);
-      second->AddLine(pair.second);
-      held_out->Add(texts.first, pair.first);
-      held_out->Add(texts.second, pair.second);
+      for (const auto& [file, side] : {std::pair(&first, pair.first), {&second, pair.second}}) {
+        (*file)->Append(side);
+        (*file)->Append("\n");
+      }
     }
     reader->ForEachFile(seen);
   }
@@ -121,31 +81,129 @@ absl::StatusOr<DropCounts> CopyHeldOut(const LanguagePairTexts& texts, std::stri
   return counts;
 }
 
+namespace {
+
+// Cuts a text that is being read into blocks.
+class BlockCutter {
+ public:
+  BlockCutter(int text, int64_t block_lines) : text_(text), block_lines_(block_lines) {}
+
+  // Says where the next line is, before it is read.
+  void Before(const PairReader& reader, int64_t line, int64_t bit) {
+    if (line % block_lines_ != 0) return;
+    Finish();
+    next_.set_text(text_);
+    next_.set_line(line);
+    next_.set_bit(bit);
+    for (const int64_t offset : reader.offsets()) next_.add_offset(offset);
+  }
+
+  // Says what became of the line.
+  void After(DropReason reason, uint64_t hash) {
+    next_.set_lines(next_.lines() + 1);
+    const char byte = static_cast<char>(reason);
+    judged_.Update({&byte, 1});
+    if (reason == DropReason::kNone) {
+      judged_.Update({reinterpret_cast<const char*>(&hash), sizeof(hash)});
+    }
+  }
+
+  // Returns the blocks, `num_blocks` at most.
+  std::vector<TextBlock> Take(int64_t num_blocks) {
+    Finish();
+    const auto group = (std::ssize(blocks_) + num_blocks - 1) / num_blocks;
+    std::vector<TextBlock> taken;
+    for (int64_t i = 0; i < std::ssize(blocks_); ++i) {
+      if (i % group == 0) {
+        taken.push_back(blocks_[i]);
+        continue;
+      }
+      TextBlock& last = taken.back();
+      last.set_lines(last.lines() + blocks_[i].lines());
+      last.set_judged(HashBytes(absl::StrCat(blocks_[i].judged()), last.judged()));
+    }
+    return taken;
+  }
+
+ private:
+  void Finish() {
+    next_.set_judged(judged_.Digest());
+    if (next_.lines() > 0) blocks_.push_back(next_);
+    next_.Clear();
+    judged_ = ContentHasher();
+  }
+
+  const int text_;
+  const int64_t block_lines_;
+  std::vector<TextBlock> blocks_;
+  TextBlock next_;
+  ContentHasher judged_;
+};
+
+uint64_t HashPair(const RawPair& pair) { return HashBytes(pair.second, HashBytes(pair.first)); }
+
+// The words of the bits of a block.
+std::string_view BitsOf(const TextBlock& block, const std::vector<uint64_t>& bits) {
+  const auto first = static_cast<size_t>(block.bit() / 64);
+  const auto count = static_cast<size_t>((block.lines() + 63) / 64);
+  return {reinterpret_cast<const char*>(&bits[first]), count * sizeof(uint64_t)};
+}
+
+}  // namespace
+
+// The bits of each text begin with a word, so that blocks have words of their own.
 absl::StatusOr<ScanResult> ScanTraining(const LanguagePairTexts& texts, const TextFilter& filter,
                                         const ScanSpec& spec, const FileSeenFn& seen) {
   ScanResult result;
   DuplicateFinder finder(spec.folder, kDuplicateRecords);
+  int64_t bit = 0;
+  for (size_t i = 0; i < texts.train.size(); ++i) {
+    ASSIGN_OR_RETURN(auto reader, PairReader::Open(texts.train[i]));
+    const TextFilter::LanguagePair languages = FilterPair(texts, texts.train[i]);
+    BlockCutter blocks(static_cast<int>(i), spec.block_lines);
+    RawPair pair;
+    for (int64_t line = 0;; ++line, ++bit, ++result.num_lines) {
+      blocks.Before(*reader, line, bit);
+      ASSIGN_OR_RETURN(const bool more, reader->Next(&pair));
+      if (!more) break;
+      const DropReason reason = filter.Judge(languages, &pair);
+      const uint64_t hash = reason == DropReason::kNone ? HashPair(pair) : 0;
+      blocks.After(reason, hash);
+      if (reason != DropReason::kNone) continue;
+      if (spec.find_duplicates) RETURN_IF_ERROR(finder.Add(bit, hash));
+      if (spec.sample != nullptr) {
+        spec.sample->Add(0, pair.first);
+        spec.sample->Add(1, pair.second);
+      }
+    }
+    reader->ForEachFile(seen);
+    const int64_t most = reader->compressed() ? kMaxCompressedBlocks : result.num_lines + 1;
+    for (TextBlock& block : blocks.Take(most)) result.blocks.push_back(std::move(block));
+    bit = (bit + 63) / 64 * 64;
+  }
+  ASSIGN_OR_RETURN(result.duplicate_bits, finder.Finish());
+  result.duplicate_bits.resize(static_cast<size_t>(bit / 64));
+  for (TextBlock& block : result.blocks) {
+    block.set_judged(HashBytes(BitsOf(block, result.duplicate_bits), block.judged()));
+  }
+  return result;
+}
+
+absl::Status SampleTraining(const LanguagePairTexts& texts, const TextFilter& filter,
+                            int64_t num_added, SentenceSample* sample) {
   for (const ParallelFiles& text : texts.train) {
     ASSIGN_OR_RETURN(auto reader, PairReader::Open(text));
     const TextFilter::LanguagePair languages = FilterPair(texts, text);
     RawPair pair;
-    for (;; ++result.num_lines) {
+    for (;;) {
       ASSIGN_OR_RETURN(const bool more, reader->Next(&pair));
       if (!more) break;
       if (filter.Judge(languages, &pair) != DropReason::kNone) continue;
-      if (spec.find_duplicates) {
-        const uint64_t hash = HashBytes(pair.second, HashBytes(pair.first));
-        RETURN_IF_ERROR(finder.Add(result.num_lines, hash));
-      }
-      if (spec.sample != nullptr) {
-        spec.sample->Add(texts.first, pair.first);
-        spec.sample->Add(texts.second, pair.second);
-      }
+      if (--num_added < 0) sample->Add(texts.first, pair.first);
+      if (--num_added < 0) sample->Add(texts.second, pair.second);
     }
-    reader->ForEachFile(seen);
   }
-  ASSIGN_OR_RETURN(result.duplicate_bits, finder.Finish());
-  return result;
+  return absl::OkStatus();
 }
 
 namespace {
@@ -212,19 +270,26 @@ EncodedChunk Encode(const Chunk& chunk, const TextFilter::LanguagePair& language
   return result;
 }
 
-// Fills chunks up from `reader`; false at the end of the text.
-absl::StatusOr<bool> Fill(const std::vector<uint64_t>& duplicate_bits, PairReader* reader,
-                          size_t* line, Chunk* chunk) {
+// Lines of a block that are yet to be read.
+struct RestOfBlock {
+  int64_t bit = 0;  // of the next line
+  int64_t lines = 0;
+};
+
+// Fills a chunk up from `reader`, to the end of the block at most.
+absl::Status Fill(const std::vector<uint64_t>& duplicate_bits, PairReader* reader,
+                  RestOfBlock* rest, Chunk* chunk) {
   RawPair pair;
-  while (!chunk->IsFull()) {
+  for (; rest->lines > 0 && !chunk->IsFull(); --rest->lines, ++rest->bit) {
     ASSIGN_OR_RETURN(const bool more, reader->Next(&pair));
-    if (!more) return false;
-    const bool duplicate =
-        *line / 64 < duplicate_bits.size() && (duplicate_bits[*line / 64] >> (*line % 64) & 1) != 0;
-    chunk->Add(pair, duplicate);
-    ++*line;
+    if (!more) {
+      return absl::DataLossError(
+          absl::StrCat(reader->Location(pair.line), ": fewer lines than when it was read first"));
+    }
+    const uint64_t word = duplicate_bits[static_cast<size_t>(rest->bit / 64)];
+    chunk->Add(pair, (word >> (rest->bit % 64) & 1) != 0);
   }
-  return true;
+  return absl::OkStatus();
 }
 
 absl::Status Write(const EncodedChunk& chunk, const PairReader& reader, ShardWriter* shard,
@@ -261,23 +326,23 @@ std::vector<EncodedChunk> EncodeSideBySide(const std::vector<Chunk>& chunks,
 
 }  // namespace
 
-absl::StatusOr<EncodedTotals> EncodeTraining(const LanguagePairTexts& texts, const EncodeSpec& spec,
-                                             const std::vector<uint64_t>& duplicate_bits,
-                                             ShardWriter* shard) {
+absl::StatusOr<EncodedTotals> EncodeBlock(const LanguagePairTexts& texts, const TextBlock& block,
+                                          const EncodeSpec& spec,
+                                          const std::vector<uint64_t>& duplicate_bits,
+                                          ShardWriter* shard) {
+  const ParallelFiles& text = texts.train[static_cast<size_t>(block.text())];
+  const TextFilter::LanguagePair languages = FilterPair(texts, text);
+  ASSIGN_OR_RETURN(auto reader, PairReader::Open(text));
+  const std::vector<int64_t> offsets(block.offset().begin(), block.offset().end());
+  if (block.line() > 0) RETURN_IF_ERROR(reader->SkipTo(block.line(), offsets));
   EncodedTotals totals;
-  size_t line = 0;
-  for (const ParallelFiles& text : texts.train) {
-    ASSIGN_OR_RETURN(auto reader, PairReader::Open(text));
-    const TextFilter::LanguagePair languages = FilterPair(texts, text);
-    for (bool more = true; more;) {
-      std::vector<Chunk> chunks(static_cast<size_t>(spec.num_threads));
-      for (Chunk& chunk : chunks) {
-        if (!more) break;
-        ASSIGN_OR_RETURN(more, Fill(duplicate_bits, reader.get(), &line, &chunk));
-      }
-      for (const EncodedChunk& chunk : EncodeSideBySide(chunks, languages, spec)) {
-        RETURN_IF_ERROR(Write(chunk, *reader, shard, &totals));
-      }
+  for (RestOfBlock rest = {block.bit(), block.lines()}; rest.lines > 0;) {
+    std::vector<Chunk> chunks(static_cast<size_t>(spec.num_threads));
+    for (Chunk& chunk : chunks) {
+      RETURN_IF_ERROR(Fill(duplicate_bits, reader.get(), &rest, &chunk));
+    }
+    for (const EncodedChunk& chunk : EncodeSideBySide(chunks, languages, spec)) {
+      RETURN_IF_ERROR(Write(chunk, *reader, shard, &totals));
     }
   }
   return totals;

@@ -12,37 +12,47 @@
 #include "absl/status/statusor.h"
 
 #include "proto/data.pb.h"
+#include "proto/prepare.pb.h"
 #include "trainer/data/cleaning.h"
 #include "trainer/data/parallel_text.h"
+#include "trainer/data/sample_log.h"
 #include "trainer/data/sentence_pieces.h"
 #include "trainer/data/shard.h"
 #include "trainer/data/vocabulary.h"
 
 namespace deepnet {
 
-// Writes the dev or test text of one language pair to <folder>/<split>.<pair>.<language>, adds its
-// sentences to `held_out` and the two files to `files`. Fails naming file and line at bad UTF-8 or
-// a malformed row; pairs with an empty side or a tag in the text are dropped and counted.
+// Writes the dev or test text of one language pair to <folder>/<split>.<pair>.<language> and adds
+// the two files to `files`. Fails naming file and line at bad UTF-8 or a malformed row; pairs with
+// an empty side or a tag in the text are dropped and counted.
 absl::StatusOr<DropCounts> CopyHeldOut(const LanguagePairTexts& texts, std::string_view split,
                                        const TextFilter& filter, const std::string& folder,
-                                       const FileSeenFn& seen, HeldOutSentences* held_out,
+                                       const FileSeenFn& seen,
                                        google::protobuf::RepeatedPtrField<CorpusFile>* files);
 
 struct ScanSpec {
-  std::string folder;  // for temporary files
+  std::string folder;  // for temporary files; of this process alone
   bool find_duplicates = true;
-  SentenceSample* sample = nullptr;  // null: no sample is wanted
+  SampleLog* sample = nullptr;             // null: no sample is wanted
+  int64_t block_lines = int64_t{1} << 18;  // of a block, a multiple of 64
 };
 
 struct ScanResult {
-  int64_t num_lines = 0;                 // of all training texts of the pair
-  std::vector<uint64_t> duplicate_bits;  // bit (line % 64) of word line / 64, over all texts; may
-                                         // be empty: no duplicates
+  int64_t num_lines = 0;  // of all training texts of the pair
+  // Cover the texts, in their order. A compressed text has few and large ones, because each is read
+  // from the text's beginning.
+  std::vector<TextBlock> blocks;
+  std::vector<uint64_t> duplicate_bits;  // bit TextBlock.bit + i for line i of a block
 };
 
 // First reading of the training texts of one language pair.
 absl::StatusOr<ScanResult> ScanTraining(const LanguagePairTexts& texts, const TextFilter& filter,
                                         const ScanSpec& spec, const FileSeenFn& seen);
+
+// Reads the training texts of one language pair again, as ScanTraining does, and adds their
+// sentences to `sample`, but for the first `num_added`.
+absl::Status SampleTraining(const LanguagePairTexts& texts, const TextFilter& filter,
+                            int64_t num_added, SentenceSample* sample);
 
 struct EncodeSpec {
   const TextFilter* filter = nullptr;
@@ -59,10 +69,11 @@ struct EncodedTotals {
   int32_t longest = 0;  // pieces of the longest side
 };
 
-// Second reading: appends the kept pairs of one language pair to `shard` in the order of its texts.
-// `duplicate_bits` as ScanTraining gives it. Memory: some 10 MiB a thread.
-absl::StatusOr<EncodedTotals> EncodeTraining(const LanguagePairTexts& texts, const EncodeSpec& spec,
-                                             const std::vector<uint64_t>& duplicate_bits,
-                                             ShardWriter* shard);
+// Second reading: appends the kept pairs of one block to `shard` in the order of the text.
+// `duplicate_bits` as ScanTraining gives them. Memory: some 10 MiB a thread.
+absl::StatusOr<EncodedTotals> EncodeBlock(const LanguagePairTexts& texts, const TextBlock& block,
+                                          const EncodeSpec& spec,
+                                          const std::vector<uint64_t>& duplicate_bits,
+                                          ShardWriter* shard);
 
 }  // namespace deepnet

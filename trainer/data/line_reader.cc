@@ -124,10 +124,11 @@ class Zstandard : public Compressed {
   ZSTD_DStream* const stream_;
 };
 
+// Returns null for plain text.
 std::unique_ptr<Decompressor> MakeDecompressor(std::string_view first_bytes) {
   if (first_bytes.substr(0, 2) == "\x1f\x8b") return std::make_unique<Gzip>();
   if (first_bytes.substr(0, 4) == "\x28\xb5\x2f\xfd") return std::make_unique<Zstandard>();
-  return std::make_unique<PlainText>();
+  return nullptr;
 }
 
 }  // namespace
@@ -152,6 +153,8 @@ absl::StatusOr<std::unique_ptr<LineReader>> LineReader::Open(const std::string& 
   }
   RETURN_IF_ERROR(reader->ReadRaw());
   reader->decompressor_ = MakeDecompressor(reader->raw_);
+  reader->compressed_ = reader->decompressor_ != nullptr;
+  if (!reader->compressed_) reader->decompressor_ = std::make_unique<PlainText>();
   return reader;
 }
 
@@ -170,8 +173,30 @@ absl::Status LineReader::ReadRaw() {
   return absl::OkStatus();
 }
 
+absl::Status LineReader::SkipTo(int64_t line_number, int64_t text_offset) {
+  if (!compressed_) {
+    if (lseek(file_, text_offset, SEEK_SET) < 0) return Failure(strerror(errno));
+    raw_ = {};
+    text_.clear();
+    text_begin_ = 0;
+    text_offset_ = text_offset;
+    started_ = started_ || text_offset > 0;
+    ended_ = raw_ended_ = false;
+  }
+  const auto end = [this] { return text_offset_ + static_cast<int64_t>(text_.size()); };
+  while (end() < text_offset && !ended_) {
+    text_begin_ = text_.size();
+    RETURN_IF_ERROR(Fill());
+  }
+  if (end() < text_offset) return Failure("the text ends before it did when it was read first");
+  text_begin_ = static_cast<size_t>(text_offset - text_offset_);
+  line_number_ = line_number;
+  return absl::OkStatus();
+}
+
 absl::Status LineReader::Fill() {
   text_.erase(0, text_begin_);
+  text_offset_ += static_cast<int64_t>(text_begin_);
   text_begin_ = 0;
   const size_t old_size = text_.size();
   while (text_.size() == old_size && !ended_) {

@@ -40,9 +40,17 @@ class LineReader {
   // or cut.
   absl::StatusOr<bool> Next(std::string_view* line);
 
+  // Goes on reading behind line `line_number`, where `text_offset` is what text_offset() was. A
+  // compressed file is decompressed up to there. file_hash() then says nothing.
+  absl::Status SkipTo(int64_t line_number, int64_t text_offset);
+
   int64_t line_number() const { return line_number_; }  // of the last line, from 1
   bool line_was_cut() const { return line_was_cut_; }   // the last line was longer than the limit
   const std::string& path() const { return path_; }
+  bool compressed() const { return compressed_; }
+
+  // Returns the byte of the text, decompressed, at which the next line begins.
+  int64_t text_offset() const { return text_offset_ + static_cast<int64_t>(text_begin_); }
 
   // Returns the hash of the bytes on disk, once Next() returned false.
   uint64_t file_hash() const { return hasher_.Digest(); }
@@ -56,15 +64,17 @@ class LineReader {
   const std::string path_;
   const int file_;
   std::unique_ptr<Decompressor> decompressor_;
+  bool compressed_ = false;
   std::string raw_buffer_;
   std::string_view raw_;  // bytes of raw_buffer_ not yet decompressed
   bool raw_ended_ = false;
   bool held_back_ = false;  // the decompressor has more to say about what it consumed
   bool started_ = false;    // the first text was looked at for UTF-16
   std::string text_;
-  size_t text_begin_ = 0;  // first byte of text_ not yet given out
-  bool ended_ = false;     // text_ holds all that is left
-  std::string line_;       // a line that was cut
+  int64_t text_offset_ = 0;  // of text_ in the whole text
+  size_t text_begin_ = 0;    // first byte of text_ not yet given out
+  bool ended_ = false;       // text_ holds all that is left
+  std::string line_;         // a line that was cut
   int64_t line_number_ = 0;
   bool line_was_cut_ = false;
   ContentHasher hasher_;

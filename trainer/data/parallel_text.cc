@@ -12,9 +12,12 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include <sys/stat.h>
 
+#include "parallel/base/check.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/data/content_hash.h"
 #include "trainer/data/utf8.h"
@@ -121,10 +124,29 @@ std::string PairReader::Location(int64_t line) const {
   return absl::StrCat(files_.origin.empty() ? first_->path() : files_.origin, ":", line);
 }
 
+std::vector<LineReader*> PairReader::Readers() const {
+  std::vector<LineReader*> readers = {first_.get(), second_.get(), scores_.get()};
+  std::erase(readers, nullptr);
+  return readers;
+}
+
 void PairReader::ForEachFile(const FileSeenFn& visit) const {
-  for (const LineReader* reader : {first_.get(), second_.get(), scores_.get()}) {
-    if (reader != nullptr) visit(*reader);
+  for (const LineReader* reader : Readers()) visit(*reader);
+}
+
+std::vector<int64_t> PairReader::offsets() const {
+  std::vector<int64_t> offsets;
+  for (const LineReader* reader : Readers()) offsets.push_back(reader->text_offset());
+  return offsets;
+}
+
+absl::Status PairReader::SkipTo(int64_t line, std::span<const int64_t> offsets) {
+  const std::vector<LineReader*> readers = Readers();
+  DEEPNET_CHECK_EQ(readers.size(), offsets.size());
+  for (size_t i = 0; i < readers.size(); ++i) {
+    RETURN_IF_ERROR(readers[i]->SkipTo(line, offsets[i]));
   }
+  return absl::OkStatus();
 }
 
 namespace {
@@ -300,6 +322,13 @@ std::string SplitOfPivot(const LanguageTable& table, std::string_view pivot) {
   return "train";
 }
 
+std::string PivotOf(const LanguageTable& table) {
+  return table.pivot_language().empty() ? "en" : table.pivot_language();
+}
+
+// Returns what the names of the files of a table begin with; split, language and ".tsv" follow.
+std::string TableStem(int index) { return absl::StrCat("table", index, "."); }
+
 // Rows of one table, by (language, split).
 class TableSplitter {
  public:
@@ -307,10 +336,10 @@ class TableSplitter {
       : table_(table),
         path_(std::move(path)),
         stem_(std::move(stem)),
-        pivot_(table.pivot_language().empty() ? "en" : table.pivot_language()),
+        pivot_(PivotOf(table)),
         wanted_(table.languages().begin(), table.languages().end()) {}
 
-  absl::Status Run(const FileSeenFn& seen, TextMap* map) {
+  absl::Status Run(const FileSeenFn& seen) {
     ASSIGN_OR_RETURN(auto reader, LineReader::Open(path_));
     std::string_view line;
     for (;;) {
@@ -318,7 +347,7 @@ class TableSplitter {
       if (!more) break;
       ASSIGN_OR_RETURN(const TableRow row, ParseRow(line, *reader));
       if (wanted_.empty() || wanted_.count(std::string(row.language)) > 0) {
-        RETURN_IF_ERROR(AddRow(row, reader->line_number(), map));
+        RETURN_IF_ERROR(AddRow(row, reader->line_number()));
       }
     }
     for (auto& [key, file] : files_) RETURN_IF_ERROR(file.Flush());
@@ -334,7 +363,7 @@ class TableSplitter {
   }
 
  private:
-  absl::Status AddRow(const TableRow& row, int64_t line, TextMap* map) {
+  absl::Status AddRow(const TableRow& row, int64_t line) {
     const std::string language(row.language);
     if (language == pivot_) {
       return absl::InvalidArgumentError(
@@ -343,12 +372,8 @@ class TableSplitter {
     const std::string split = SplitOfPivot(table_, row.pivot);
     auto found = files_.find({language, split});
     if (found == files_.end()) {
-      const std::string path = absl::StrCat(stem_, ".", split, ".", language, ".tsv");
+      const std::string path = absl::StrCat(stem_, split, ".", language, ".tsv");
       found = files_.emplace(std::pair(language, split), RowFile(path)).first;
-      ParallelFiles files;
-      files.tsv_file = path;
-      files.origin = path_;
-      SplitOf(split, &PairOf(language, pivot_, map)).push_back(files);
     }
     const bool pivot_first = pivot_ < language;
     return found->second.Add(pivot_first ? row.pivot : row.text, pivot_first ? row.text : row.pivot,
@@ -375,15 +400,34 @@ absl::StatusOr<std::vector<LanguagePairTexts>> FindTexts(const PrepareSpec& spec
   return texts;
 }
 
-absl::Status SplitTables(const PrepareSpec& spec, const std::string& root,
-                         const std::string& folder, const FileSeenFn& seen,
-                         std::vector<LanguagePairTexts>* texts) {
+absl::Status SplitTable(const PrepareSpec& spec, int index, const std::string& root,
+                        const std::string& folder, const FileSeenFn& seen) {
+  const LanguageTable& table = spec.table(index);
+  return TableSplitter(table, Rooted(root, table.file()),
+                       absl::StrCat(folder, "/", TableStem(index)))
+      .Run(seen);
+}
+
+absl::Status AddTables(const PrepareSpec& spec, const std::string& root, const std::string& folder,
+                       std::vector<LanguagePairTexts>* texts) {
   TextMap map;
   for (LanguagePairTexts& pair : *texts) map[{pair.first, pair.second}] = std::move(pair);
+  std::vector<std::string> names;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    names.push_back(entry.path().filename().string());
+  }
+  if (error) return absl::UnavailableError(absl::StrCat(folder, ": ", error.message()));
+  std::sort(names.begin(), names.end());
   for (int i = 0; i < spec.table_size(); ++i) {
-    const LanguageTable& table = spec.table(i);
-    TableSplitter splitter(table, Rooted(root, table.file()), absl::StrCat(folder, "/table", i));
-    RETURN_IF_ERROR(splitter.Run(seen, &map));
+    for (const std::string& name : names) {
+      if (!absl::StartsWith(name, TableStem(i))) continue;
+      const std::vector<std::string> parts = absl::StrSplit(name, '.');  // table0 train de tsv
+      ParallelFiles files;
+      files.tsv_file = absl::StrCat(folder, "/", name);
+      files.origin = Rooted(root, spec.table(i).file());
+      SplitOf(parts[1], &PairOf(parts[2], PivotOf(spec.table(i)), &map)).push_back(files);
+    }
   }
   texts->clear();
   for (auto& [tags, pair] : map) texts->push_back(std::move(pair));

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -52,6 +53,14 @@ class PairReader {
   // before the other.
   absl::StatusOr<bool> Next(RawPair* pair);
 
+  // Goes on reading behind line `line`, where `offsets` are what offsets() was.
+  absl::Status SkipTo(int64_t line, std::span<const int64_t> offsets);
+
+  // Returns the bytes of the text's files, decompressed, at which the next line begins.
+  std::vector<int64_t> offsets() const;
+
+  bool compressed() const { return first_->compressed(); }
+
   // Returns the place of `line` for a person: "train.de:12".
   std::string Location(int64_t line) const;
 
@@ -64,6 +73,7 @@ class PairReader {
   absl::StatusOr<bool> NextMoses(RawPair* pair);
   absl::Status NextScore(RawPair* pair, bool expect_line);
   absl::Status Uneven(const LineReader& shorter, LineReader* longer) const;
+  std::vector<LineReader*> Readers() const;
 
   const ParallelFiles files_;
   std::unique_ptr<LineReader> first_;  // or the TSV
@@ -87,12 +97,15 @@ struct LanguagePairTexts {
 absl::StatusOr<std::vector<LanguagePairTexts>> FindTexts(const PrepareSpec& spec,
                                                          const std::string& root);
 
-// Reads every table of `spec` once and writes its rows to TSV files under `folder`, one for each
-// language pair and split, which are added to `texts`. Fails naming file and line of a row that has
-// not three columns or no language tag in the first.
-absl::Status SplitTables(const PrepareSpec& spec, const std::string& root,
-                         const std::string& folder, const FileSeenFn& seen,
-                         std::vector<LanguagePairTexts>* texts);
+// Reads table number `index` of `spec` once and writes its rows to TSV files under `folder`, one
+// for each language and split. Fails naming file and line of a row that has not three columns or no
+// language tag in the first.
+absl::Status SplitTable(const PrepareSpec& spec, int index, const std::string& root,
+                        const std::string& folder, const FileSeenFn& seen);
+
+// Adds to `texts` the files that SplitTable made of every table of `spec`.
+absl::Status AddTables(const PrepareSpec& spec, const std::string& root, const std::string& folder,
+                       std::vector<LanguagePairTexts>* texts);
 
 // Returns all tags of `texts`, sorted.
 std::vector<std::string> LanguagesOf(const std::vector<LanguagePairTexts>& texts);

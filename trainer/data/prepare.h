@@ -1,16 +1,19 @@
 // Turns raw parallel text into clean pairs, a tokenizer, shards and a corpus report.
 //
 // Each training file is read twice (once to find duplicates and sample sentences, once to write
-// shards), dev and test once. Memory stays below 1 GiB whatever the corpus, tokenizer training
+// shards), dev and test once. Ranks share the work: language pairs in the first reading, blocks of
+// lines in the second. Memory stays below 1 GiB whatever the corpus, tokenizer training
 // apart; docs/design/data.md has the account.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <string_view>
 
 #include "absl/status/statusor.h"
 
+#include "parallel/comm/communicator.h"
 #include "proto/data.pb.h"
 
 namespace deepnet {
@@ -18,14 +21,28 @@ namespace deepnet {
 // Called with complete lines for a person about the progress.
 using ProgressFn = std::function<void(std::string_view)>;
 
+struct PrepareOptions {
+  // The ranks that share the work; every one calls Prepare. Null: this process alone.
+  Communicator* world = nullptr;
+  // A corpus of another spec is replaced by one with its tokenizer.
+  bool extend = false;
+  int64_t block_lines = int64_t{1} << 18;  // encoded together; a multiple of 64
+};
+
 // Does what `spec` says (its values are checked: launch/validate.h) and makes the corpus `folder`;
 // relative paths are under `root`. Everything is written to <folder>.tmp and renamed at the end: a
 // folder of that name is complete or does not exist. A corpus of the same spec and the same input
 // files that is there already is kept, and its report returned with `reused`; a different one
-// is an error unless spec.replace.
+// is an error unless spec.replace or options.extend. What was finished of an interrupted
+// preparation, or is the same in a corpus that is replaced, is taken over.
 //
-// Errors carry ExitCode::kData and name files and lines.
+// The corpus is the same for any number of ranks, which must see one file system. Rank 0 returns
+// the report and has the progress, the others an empty one.
+//
+// Errors carry ExitCode::kData and name files and lines. One that not all ranks know of (IsAgreed)
+// must end the job.
 absl::StatusOr<CorpusReport> Prepare(const PrepareSpec& spec, const std::string& folder,
-                                     const std::string& root, const ProgressFn& progress);
+                                     const std::string& root, const ProgressFn& progress,
+                                     const PrepareOptions& options = {});
 
 }  // namespace deepnet

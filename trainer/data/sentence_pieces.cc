@@ -63,16 +63,20 @@ std::string Number(double value) {
 
 SentenceSample::SentenceSample(const SentenceSampleSpec& spec) : spec_(spec) {}
 
-void SentenceSample::Add(std::string_view language, std::string_view sentence) {
+SentenceSample::Language& SentenceSample::Entry(std::string_view language) {
   auto found = languages_.find(language);
   if (found == languages_.end()) {
     found = languages_.emplace(std::string(language), Language()).first;
     found->second.hash = HashBytes(language, spec_.seed);
   }
-  Language& entry = found->second;
+  return found->second;
+}
+
+bool SentenceSample::Add(std::string_view language, std::string_view sentence) {
+  Language& entry = Entry(language);
   ++entry.num_lines;
   const uint64_t priority = HashBytes(sentence, entry.hash);
-  if (priority >= entry.threshold) return;
+  if (priority >= entry.threshold) return false;
   entry.items.push_back({priority, std::string(sentence)});
   ++num_items_;
   num_bytes_ += static_cast<int64_t>(sentence.size()) + kItemBytes;
@@ -80,6 +84,20 @@ void SentenceSample::Add(std::string_view language, std::string_view sentence) {
   if (num_items_ > spec_.max_sentences + spec_.max_sentences / 4 || num_bytes_ > spec_.max_bytes) {
     Shrink(spec_.max_sentences, spec_.max_bytes / 4 * 3);
   }
+  return true;
+}
+
+void SentenceSample::Skip(std::string_view language, int64_t num_sentences) {
+  if (num_sentences > 0) Entry(language).num_lines += num_sentences;
+}
+
+uint64_t SentenceSample::Priority(std::string_view language, std::string_view sentence) const {
+  return HashBytes(sentence, HashBytes(language, spec_.seed));
+}
+
+uint64_t SentenceSample::Threshold(std::string_view language) const {
+  const auto found = languages_.find(language);
+  return found == languages_.end() ? UINT64_MAX : found->second.threshold;
 }
 
 void SentenceSample::CutTo(int64_t max_sentences) {

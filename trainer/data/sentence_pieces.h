@@ -30,7 +30,14 @@ class SentenceSample {
  public:
   explicit SentenceSample(const SentenceSampleSpec& spec);
 
-  void Add(std::string_view language, std::string_view sentence);
+  // Returns true if the sentence was taken.
+  bool Add(std::string_view language, std::string_view sentence);
+
+  // Counts sentences of a language whose priorities are not below its threshold.
+  void Skip(std::string_view language, int64_t num_sentences);
+
+  uint64_t Priority(std::string_view language, std::string_view sentence) const;
+  uint64_t Threshold(std::string_view language) const;  // falls with time
 
   // Returns the sample, languages one after the other, in order of priority. The object is empty
   // afterwards.
@@ -54,6 +61,7 @@ class SentenceSample {
   void Shrink(int64_t max_sentences, int64_t max_bytes);
   void CutTo(int64_t max_sentences);
   void Count();  // sets num_items_ and num_bytes_
+  Language& Entry(std::string_view language);
 
   const SentenceSampleSpec spec_;
   std::map<std::string, Language, std::less<>> languages_;

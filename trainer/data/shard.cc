@@ -172,6 +172,14 @@ absl::Status ShardWriter::Finish() {
   return absl::OkStatus();
 }
 
+absl::Status Shard::CheckContent() const {
+  ContentHasher hasher;
+  hasher.Update(file_.bytes().substr(
+      kShardDataOffset, static_cast<size_t>(header_.checksums_offset - kShardDataOffset)));
+  if (hasher.Digest() == header_.content_hash) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat(file_.path(), ": the content hash does not match"));
+}
+
 Shard::Shard(MappedFile file, const ShardHeader& header)
     : file_(std::move(file)),
       header_(header),

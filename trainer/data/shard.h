@@ -149,6 +149,9 @@ class Shard {
   // Checks header, version and size; fails naming the file and what is wrong.
   static absl::StatusOr<Shard> Open(const std::string& path);
 
+  // Reads all of it and compares the content hash. Fails naming the file.
+  absl::Status CheckContent() const;
+
   int64_t num_pairs() const { return header_.num_pairs; }
   int64_t num_tokens() const { return header_.num_tokens; }
   uint64_t content_hash() const { return header_.content_hash; }

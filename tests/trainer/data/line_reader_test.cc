@@ -81,6 +81,30 @@ TEST(LineReader, GivesAllOfTextThatIsMuchLongerThanItsCompressedForm) {
   EXPECT_EQ(ReadAll(folder.Write("a", text)).size(), 200000u);
 }
 
+TEST(LineReader, GoesOnAtTheLineItIsToldTo) {
+  const TempFolder folder;
+  std::string text;
+  for (int i = 0; i < 100000; ++i) absl::StrAppend(&text, "line number ", i + 1, "\r\n");
+  for (const std::string& bytes : {text, Gzip(text), Zstd(text)}) {
+    const std::string path = folder.Write("a", bytes);
+    for (const int lines : {0, 1, 77777, 99999, 100000}) {
+      auto reader = LineReader::Open(path);
+      ASSERT_TRUE(reader.ok());
+      std::string_view line;
+      for (int i = 0; i < lines; ++i) ASSERT_TRUE((*reader)->Next(&line).value());
+      const int64_t offset = (*reader)->text_offset();
+      auto other = LineReader::Open(path);
+      ASSERT_TRUE((*other)->SkipTo(lines, offset).ok());
+      EXPECT_EQ((*other)->text_offset(), offset);
+      ASSERT_EQ((*other)->Next(&line).value(), lines < 100000);
+      if (lines == 100000) continue;
+      EXPECT_EQ(line, absl::StrCat("line number ", lines + 1));
+      EXPECT_EQ((*other)->line_number(), lines + 1);
+    }
+    EXPECT_FALSE((*LineReader::Open(path))->SkipTo(1, 10 * std::ssize(text)).ok() && bytes != text);
+  }
+}
+
 TEST(LineReader, RefusesCutAndDamagedStreams) {
   const TempFolder folder;
   const std::string text = "one\ntwo\nthree\n";

@@ -1,0 +1,356 @@
+// Prepare() on ranks, which are threads here, and its finished parts: in blocks of 64 lines, so
+// that small texts have several.
+#include <array>
+#include <filesystem>
+#include <fstream>
+#include <mutex>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "parallel/base/exit_code.h"
+#include "parallel/comm/agreement.h"
+#include "tests/support/run_ranks.h"
+#include "tests/support/verify_corpus.h"
+#include "tests/trainer/data/prepared_corpus.h"
+#include "tests/trainer/data/temp_folder.h"
+#include "trainer/data/corpus.h"
+#include "trainer/data/prepared_parts.h"
+#include "trainer/data/sample_log.h"
+
+namespace deepnet {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using testing::PrepareSpecOf;
+using testing::TempFolder;
+using testing::TextPairs;
+using testing::UdhrPairs;
+using testing::WriteOpus;
+using testing::WritePairs;
+
+constexpr char kSpec[] = "opus100_folder: 'opus' tokenizer { vocab_size: 300 } threads: 1 ";
+
+struct Outcome {
+  absl::Status status;
+  CorpusReport report;  // of rank 0
+  std::string progress;
+};
+
+Outcome PrepareOn(int ranks, const TempFolder& folder, const std::string& text,
+                  const std::string& output, bool extend = false, int64_t block_lines = 64) {
+  Outcome outcome;
+  const PrepareSpec spec = PrepareSpecOf(text);
+  outcome.status = FirstError(RunRanks(ranks, [&](Communicator& world) -> absl::Status {
+    const auto say = [&](std::string_view line) { outcome.progress.append(line).append("\n"); };
+    const auto report = Prepare(spec, output, folder.path(), say,
+                                {.world = &world, .extend = extend, .block_lines = block_lines});
+    if (world.rank() == 0 && report.ok()) outcome.report = *report;
+    return report.status();
+  }));
+  return outcome;
+}
+
+// Every file that decides the content hash, and the list of blocks.
+void ExpectSameFiles(const TempFolder& folder, const std::string& one, const std::string& other) {
+  const auto manifest = ReadManifest(folder.Path(one));
+  ASSERT_TRUE(manifest.ok()) << manifest.status();
+  for (const CorpusFile& file : manifest->files()) {
+    EXPECT_EQ(folder.Read(one + "/" + file.name()), folder.Read(other + "/" + file.name()))
+        << file.name();
+  }
+  const auto corpus = Corpus::Open(folder.Path(other));
+  ASSERT_TRUE(corpus.ok()) << corpus.status();
+  EXPECT_TRUE(testing::VerifyCorpus(*corpus).ok());
+  EXPECT_EQ(corpus->content_hash(), manifest->report().content_hash());
+}
+
+// `rounds` times the fixture's pairs, each time with another word in front, and some of them twice.
+void WriteLongOpus(const TempFolder& folder, int rounds) {
+  WriteOpus(folder);
+  for (const auto& [language, pairs] : UdhrPairs()) {
+    TextPairs many;
+    for (int i = 0; i < rounds; ++i) {
+      for (const auto& [english, other] : pairs) {
+        many.emplace_back(absl::StrCat("part ", i / 2 * 2, " ", english),
+                          absl::StrCat("teil ", i / 2 * 2, " ", other));
+      }
+    }
+    if (language < "en") {
+      for (auto& [a, b] : many) std::swap(a, b);
+    }
+    const std::string first = std::min<std::string>(language, "en");
+    const std::string second = std::max<std::string>(language, "en");
+    const std::string name = first + "-" + second;
+    WritePairs(folder, "opus/" + name + "/opus." + name + "-train", first, second, many);
+  }
+}
+
+TEST(PrepareOnRanks, GivesTheBytesOfOneProcess) {
+  const TempFolder folder;
+  WriteLongOpus(folder, 7);
+  const Outcome one = PrepareOn(1, folder, kSpec, "one", false, 1 << 18);
+  ASSERT_TRUE(one.status.ok()) << one.status;
+  EXPECT_GT(one.report.pairs(0).dropped_size(), 0);
+  for (const int ranks : {1, 2, 5}) {
+    const Outcome many = PrepareOn(ranks, folder, kSpec, absl::StrCat("on", ranks));
+    ASSERT_TRUE(many.status.ok()) << many.status;
+    ExpectSameFiles(folder, "one", absl::StrCat("on", ranks));
+    ASSERT_EQ(many.report.pairs_size(), one.report.pairs_size());
+    for (int i = 0; i < one.report.pairs_size(); ++i) {
+      EXPECT_EQ(many.report.pairs(i).ShortDebugString(), one.report.pairs(i).ShortDebugString());
+    }
+    EXPECT_FALSE(fs::exists(folder.Path(absl::StrCat("on", ranks, ".tmp"))));
+    EXPECT_FALSE(fs::exists(folder.Path(absl::StrCat("on", ranks, "/scratch"))));
+  }
+}
+
+TEST(PrepareOnRanks, TablesAreDealtToo) {
+  const TempFolder folder;
+  const std::string spec =
+      absl::StrCat("tokenizer { vocab_size: 300 } table { file: '",
+                   fs::absolute(testing::kUdhr).string(), "' languages: 'de' }", " table { file: '",
+                   fs::absolute(testing::kUdhr).string(), "' languages: 'fr' }");
+  ASSERT_TRUE(PrepareOn(1, folder, spec, "one").status.ok());
+  const Outcome three = PrepareOn(3, folder, spec, "three");
+  ASSERT_TRUE(three.status.ok()) << three.status;
+  ExpectSameFiles(folder, "one", "three");
+}
+
+TEST(PrepareOnRanks, AnErrorOfOneRankNamesFileAndLine) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  std::ofstream(folder.Path("opus/en-ru/opus.en-ru-train.ru"), std::ios::app) << "one more\n";
+  const Outcome outcome = PrepareOn(3, folder, kSpec, "out");
+  EXPECT_THAT(std::string(outcome.status.message()),
+              HasSubstr("opus.en-ru-train.en ends after line 40"));
+  EXPECT_EQ(GetExitCode(outcome.status), ExitCode::kData);
+  EXPECT_FALSE(fs::exists(folder.Path("out")));
+}
+
+TEST(PrepareOnRanks, AnErrorThatAllRanksSeeIsAgreed) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  folder.Write("out/thesis.txt", "years of work");
+  for (const char* spec : {"opus100_folder: 'nothing'", kSpec}) {
+    std::vector<absl::Status> statuses = RunRanks(2, [&](Communicator& world) {
+      return Prepare(PrepareSpecOf(spec), "out", folder.path(), {}, {.world = &world}).status();
+    });
+    for (const absl::Status& status : statuses) {
+      EXPECT_TRUE(IsAgreed(status)) << status;
+      EXPECT_EQ(GetExitCode(status), ExitCode::kData);
+    }
+  }
+}
+
+TEST(PreparedParts, WhatWasFinishedBeforeAnErrorIsNotDoneAgain) {
+  const TempFolder folder;
+  WriteLongOpus(folder, 4);
+  const std::string file = "opus/en-ru/opus.en-ru-train.ru";
+  const std::string right = folder.Read(file);
+  folder.Write(file, right + "one more\n");
+  EXPECT_FALSE(PrepareOn(1, folder, kSpec, "out").status.ok());
+  folder.Write(file, right);
+  const Outcome again = PrepareOn(1, folder, kSpec, "out");
+  ASSERT_TRUE(again.status.ok()) << again.status;
+  EXPECT_THAT(again.progress,
+              AllOf(HasSubstr("scanned before: de-en"), Not(HasSubstr("scanned before: en-ru"))));
+  ASSERT_TRUE(PrepareOn(1, folder, kSpec, "fresh").status.ok());
+  ExpectSameFiles(folder, "fresh", "out");
+}
+
+// A preparation that is over but for the last renaming, as far as its parts go.
+void KeepScratch(const TempFolder& folder, const std::string& spec) {
+  const fs::path saved = folder.Path("saved");
+  std::error_code ignored;
+  const auto say = [&](std::string_view line) {
+    if (line.find("encoded ") == line.npos) return;
+    fs::remove_all(saved, ignored);
+    fs::copy(folder.Path("out.tmp"), saved, fs::copy_options::recursive);
+  };
+  ASSERT_TRUE(Prepare(PrepareSpecOf(spec), "out", folder.path(), say, {.block_lines = 64}).ok());
+  fs::remove_all(folder.Path("out"));
+  fs::rename(saved, folder.Path("out.tmp"));
+}
+
+TEST(PreparedParts, AnInterruptedPreparationFindsScansTokenizerAndBlocks) {
+  const TempFolder folder;
+  WriteLongOpus(folder, 4);
+  ASSERT_TRUE(PrepareOn(1, folder, kSpec, "fresh").status.ok());
+  KeepScratch(folder, kSpec);
+  const Outcome again = PrepareOn(3, folder, kSpec, "out");
+  ASSERT_TRUE(again.status.ok()) << again.status;
+  EXPECT_THAT(again.progress, AllOf(HasSubstr("learned the tokenizer before"),
+                                    HasSubstr("12 of 12 blocks are encoded already"),
+                                    Not(HasSubstr("encoded de"))));
+  ExpectSameFiles(folder, "fresh", "out");
+}
+
+TEST(PreparedParts, ADamagedPartIsMadeAgain) {
+  const TempFolder folder;
+  WriteLongOpus(folder, 4);
+  ASSERT_TRUE(PrepareOn(1, folder, kSpec, "fresh").status.ok());
+  KeepScratch(folder, kSpec);
+  int damaged = 0;
+  for (const auto& entry : fs::directory_iterator(folder.Path("out.tmp/scratch"))) {
+    const std::string name = "out.tmp/scratch/" + entry.path().filename().string();
+    if (entry.path().extension() != ".pairs" && entry.path().extension() != ".bits") continue;
+    std::string bytes = folder.Read(name);
+    bytes[bytes.size() / 2] ^= 1;
+    folder.Write(name, bytes);
+    ++damaged;
+  }
+  EXPECT_EQ(damaged, 15);
+  const Outcome again = PrepareOn(2, folder, kSpec, "out");
+  ASSERT_TRUE(again.status.ok()) << again.status;
+  EXPECT_THAT(again.progress, Not(HasSubstr("encoded already")));
+  ExpectSameFiles(folder, "fresh", "out");
+}
+
+TEST(PreparedParts, APartOfOtherCleaningIsMadeAgain) {
+  const TempFolder folder;
+  WriteLongOpus(folder, 4);
+  const std::string other = absl::StrCat(kSpec, "cleaning { max_sentence_tokens: 60 }");
+  ASSERT_TRUE(PrepareOn(1, folder, other, "fresh").status.ok());
+  KeepScratch(folder, kSpec);
+  const Outcome again = PrepareOn(2, folder, other, "out");
+  ASSERT_TRUE(again.status.ok()) << again.status;
+  ExpectSameFiles(folder, "fresh", "out");
+}
+
+// The new language's test set has a sentence of one block of de-en, and its dev set none.
+TEST(PreparedParts, ALanguageAddedLaterReusesTokenizerAndBlocks) {
+  const TempFolder folder;
+  WriteLongOpus(folder, 4);
+  const std::string two = absl::StrCat(kSpec, "languages: ['de', 'en', 'fr']");
+  ASSERT_TRUE(PrepareOn(1, folder, two, "out").status.ok());
+  WritePairs(folder, "opus/en-ru/opus.en-ru-test", "en", "ru",
+             {{"part 0 " + UdhrPairs()["de"][3].first, "\u0434\u0430"}});
+  fs::copy_file(folder.Path("out/tokenizer.model"), folder.Path("kept.model"));
+  ASSERT_TRUE(PrepareOn(1, folder,
+                        absl::StrCat("opus100_folder: 'opus' threads: 1 ",
+                                     "tokenizer { model_file: 'kept.model' }"),
+                        "fresh")
+                  .status.ok());
+  EXPECT_THAT(std::string(PrepareOn(1, folder, kSpec, "out").status.message()),
+              HasSubstr("--extend"));
+  const Outcome extended = PrepareOn(2, folder, kSpec, "out", /*extend=*/true);
+  ASSERT_TRUE(extended.status.ok()) << extended.status;
+  // Four blocks a pair; of de-en and of en-fr the first ones have the sentence.
+  EXPECT_THAT(extended.progress, AllOf(HasSubstr("6 of 12 blocks are encoded already"),
+                                       HasSubstr("encoded de-en from line 1:"),
+                                       Not(HasSubstr("encoded de-en from line 129:"))));
+  ExpectSameFiles(folder, "fresh", "out");
+  EXPECT_TRUE(PrepareOn(2, folder, kSpec, "out").report.reused());
+}
+
+TEST(PreparedParts, ACorpusBetweenItsTwoRenamingsIsFound) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  ASSERT_TRUE(PrepareOn(1, folder, kSpec, "out").status.ok());
+  fs::rename(folder.Path("out"), folder.Path("out.old"));
+  const Outcome again = PrepareOn(1, folder, kSpec, "out");
+  EXPECT_TRUE(again.report.reused()) << again.status;
+}
+
+TEST(PreparedParts, AreDealtLargestFirstToWhoHasLeast) {
+  EXPECT_THAT(Deal(std::vector<int64_t>{1, 5, 3, 3, 2}, 2), ElementsAre(1, 0, 1, 1, 0));
+  EXPECT_THAT(Deal(std::vector<int64_t>{4, 4}, 3), ElementsAre(0, 1));
+  EXPECT_THAT(Deal({}, 3), ElementsAre());
+}
+
+// Sentences of three pairs, in an order and of lengths that make samples shrink often.
+struct Stream {
+  std::array<std::string, 2> languages;
+  std::vector<std::string> sentences;  // of either side in turn
+};
+
+std::vector<Stream> RandomStreams(std::mt19937& random, const std::vector<int>& sizes) {
+  std::vector<Stream> streams;
+  for (const int size : sizes) {
+    streams.push_back({{"en", absl::StrCat("x", streams.size())}, {}});
+    for (int i = 0; i < 2 * size; ++i) {
+      streams.back().sentences.push_back(
+          absl::StrCat("sentence ", random() % 5000, std::string(random() % 40, 'a')));
+    }
+  }
+  return streams;
+}
+
+// Returns the sample that logs give, and how many of them left too much out.
+std::vector<std::string> ByLogs(const TempFolder& folder, const std::vector<Stream>& streams,
+                                const SentenceSampleSpec& spec, int* num_incomplete) {
+  SentenceSample sample(spec);
+  for (const Stream& stream : streams) {
+    auto log = SampleLog::Create(folder.path(), "log", spec, stream.languages);
+    EXPECT_TRUE(log.ok()) << log.status();
+    const auto add = [&](size_t i, auto&& to) { to(static_cast<int>(i % 2), stream.sentences[i]); };
+    for (size_t i = 0; i < stream.sentences.size(); ++i) {
+      add(i, [&](int side, const std::string& text) { (*log)->Add(side, text); });
+    }
+    EXPECT_TRUE((*log)->Finish().ok());
+    const auto replay = ReplaySample(folder.Path("log"), stream.languages, &sample);
+    EXPECT_TRUE(replay.ok()) << replay.status();
+    if (replay->complete) continue;
+    ++*num_incomplete;
+    for (auto i = static_cast<size_t>(replay->num_added); i < stream.sentences.size(); ++i) {
+      sample.Add(stream.languages[i % 2], stream.sentences[i]);
+    }
+  }
+  return sample.Take();
+}
+
+TEST(SampleLog, GivesTheSampleOfOneReaderWhateverTheOrderAndSizes) {
+  const TempFolder folder;
+  std::mt19937 random(7);
+  for (int round = 0; round < 60; ++round) {
+    SentenceSampleSpec spec;
+    spec.max_sentences = 20 + static_cast<int64_t>(random() % 200);
+    spec.max_bytes = 2000 + static_cast<int64_t>(random() % 20000);
+    std::vector<int> sizes;
+    for (int i = 0; i < 4; ++i) sizes.push_back(static_cast<int>(random() % 1500));
+    const std::vector<Stream> streams = RandomStreams(random, sizes);
+    SentenceSample direct(spec);
+    for (const Stream& stream : streams) {
+      for (size_t i = 0; i < stream.sentences.size(); ++i) {
+        direct.Add(stream.languages[i % 2], stream.sentences[i]);
+      }
+    }
+    int num_incomplete = 0;
+    EXPECT_EQ(ByLogs(folder, streams, spec, &num_incomplete), direct.Take()) << round;
+  }
+}
+
+TEST(SampleLog, ReplayNoticesThatTooMuchWasLeftOut) {
+  const TempFolder folder;
+  std::mt19937 random(7);
+  const std::vector<Stream> streams = RandomStreams(random, {3000});
+  SentenceSampleSpec small;
+  small.max_sentences = 10;
+  auto log = SampleLog::Create(folder.path(), "log", small, streams[0].languages);
+  ASSERT_TRUE(log.ok());
+  for (size_t i = 0; i < streams[0].sentences.size(); ++i) {
+    (*log)->Add(static_cast<int>(i % 2), streams[0].sentences[i]);
+  }
+  ASSERT_TRUE((*log)->Finish().ok());
+  SentenceSample large{SentenceSampleSpec()};
+  const auto replay = ReplaySample(folder.Path("log"), streams[0].languages, &large);
+  ASSERT_TRUE(replay.ok()) << replay.status();
+  EXPECT_FALSE(replay->complete);
+  EXPECT_LT(replay->num_added, 100);
+  std::string bytes = folder.Read("log");
+  folder.Write("log", bytes.substr(0, bytes.size() - 1));
+  SentenceSample again(small);
+  EXPECT_FALSE(ReplaySample(folder.Path("log"), streams[0].languages, &again).ok());
+}
+
+}  // namespace
+}  // namespace deepnet

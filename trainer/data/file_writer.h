@@ -1,0 +1,41 @@
+// A file being written front to back, with its hash.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "proto/data.pb.h"
+#include "trainer/data/content_hash.h"
+
+namespace deepnet {
+
+class FileWriter {
+ public:
+  // Creates or replaces <folder>/<name>.
+  static absl::StatusOr<std::unique_ptr<FileWriter>> Create(const std::string& folder,
+                                                            const std::string& name);
+
+  // Finish() fails if something could not be written.
+  void Append(std::string_view bytes);
+
+  // Syncs the file to disk and returns its name, size and hash. Fails naming the file.
+  absl::StatusOr<CorpusFile> Finish();
+
+ private:
+  FileWriter(std::string path, std::string name, FILE* file);
+
+  const std::string path_;
+  const std::string name_;
+  const std::unique_ptr<FILE, int (*)(FILE*)> file_;
+  int64_t num_bytes_ = 0;
+  int64_t num_wanted_ = 0;
+  ContentHasher hasher_;
+};
+
+}  // namespace deepnet

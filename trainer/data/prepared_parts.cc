@@ -1,0 +1,82 @@
+#include "trainer/data/prepared_parts.h"
+
+#include <algorithm>
+#include <fstream>
+#include <numeric>
+#include <sstream>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include <google/protobuf/text_format.h>
+
+#include "parallel/base/file_system.h"
+#include "trainer/data/content_hash.h"
+#include "trainer/data/shard.h"
+
+namespace deepnet {
+namespace {
+
+constexpr int64_t kMaxNoteBytes = int64_t{1} << 30;
+
+}  // namespace
+
+uint64_t KeyOf(std::span<const std::string> facts) {
+  uint64_t key = 0;
+  for (const std::string& fact : facts) key = HashBytes(fact, key);
+  return key;
+}
+
+std::string PartStore::Path(std::string_view name) const { return JoinPath(folder_, name); }
+
+std::optional<PreparedPart> PartStore::Find(std::string_view name, uint64_t key) const {
+  const auto fs = MakePosixFileSystem();
+  const auto note = ReadWholeFile(*fs, absl::StrCat(Path(name), ".part"), kMaxNoteBytes);
+  PreparedPart part;
+  if (!note.ok() || !part.ParseFromString(*note) || part.key() != key) return std::nullopt;
+  for (const CorpusFile& file : part.files()) {
+    const auto bytes = fs->Size(Path(file.name()));
+    if (!bytes.ok() || *bytes != file.bytes()) return std::nullopt;
+    const auto hash = HashFile(Path(file.name()));
+    if (!hash.ok() || *hash != file.hash()) return std::nullopt;
+  }
+  return part;
+}
+
+absl::Status PartStore::Keep(std::string_view name, const PreparedPart& part) const {
+  const auto fs = MakePosixFileSystem();
+  return ReplaceFile(*fs, absl::StrCat(Path(name), ".part"), part.SerializeAsString());
+}
+
+std::map<uint64_t, EarlierPart> ReadEarlierParts(const std::string& folder) {
+  std::ifstream file(JoinPath(folder, kPartsFile), std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  CorpusParts parts;
+  if (!google::protobuf::TextFormat::ParseFromString(text.str(), &parts)) return {};
+  std::map<uint64_t, EarlierPart> by_key;
+  std::map<std::string, int64_t> num_pairs;  // of each shard so far
+  for (PreparedPart& part : *parts.mutable_parts()) {
+    const int64_t first_pair = num_pairs[part.files(0).name()];
+    num_pairs[part.files(0).name()] += part.counts().kept();
+    const uint64_t key = part.key();
+    by_key[key] = {std::move(part), first_pair};
+  }
+  return by_key;
+}
+
+std::vector<int> Deal(std::span<const int64_t> costs, int num_ranks) {
+  std::vector<size_t> order(costs.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return costs[a] > costs[b]; });
+  std::vector<int64_t> loads(static_cast<size_t>(num_ranks), 0);
+  std::vector<int> ranks(costs.size());
+  for (const size_t i : order) {
+    const auto least = std::min_element(loads.begin(), loads.end());
+    *least += costs[i];
+    ranks[i] = static_cast<int>(least - loads.begin());
+  }
+  return ranks;
+}
+
+}  // namespace deepnet

@@ -1,0 +1,56 @@
+// The finished pieces of a preparation: kept in its scratch folder until the corpus is there, and
+// after that in the corpus itself, whose blocks another preparation may take over.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "proto/prepare.pb.h"
+
+namespace deepnet {
+
+inline constexpr char kPartsFile[] = "parts.textproto";
+
+// Returns the hash of a list of texts, which are what decides a part.
+uint64_t KeyOf(std::span<const std::string> facts);
+
+// Parts in a folder that all ranks see: files, and beside them a note that says they are complete.
+class PartStore {
+ public:
+  explicit PartStore(std::string folder) : folder_(std::move(folder)) {}
+
+  // Returns the part `name`, if it was kept with this key and its files are as they were.
+  std::optional<PreparedPart> Find(std::string_view name, uint64_t key) const;
+
+  // Keeps a part whose files are in the folder and durable. Atomic.
+  absl::Status Keep(std::string_view name, const PreparedPart& part) const;
+
+  std::string Path(std::string_view name) const;
+
+ private:
+  const std::string folder_;
+};
+
+// A block among the pairs of a finished corpus.
+struct EarlierPart {
+  PreparedPart part;
+  int64_t first_pair = 0;  // in its shard
+};
+
+// Returns the encoded blocks of the corpus in `folder` by key; none of a corpus that has no list.
+std::map<uint64_t, EarlierPart> ReadEarlierParts(const std::string& folder);
+
+// Deals pieces of work of these costs to ranks: the largest first, each to the rank that has least.
+// Returns the rank of each.
+std::vector<int> Deal(std::span<const int64_t> costs, int num_ranks);
+
+}  // namespace deepnet
