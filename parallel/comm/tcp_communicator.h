@@ -30,7 +30,7 @@ struct TcpOptions {
   absl::Duration limit = absl::Minutes(10);  // for all ranks to come and to connect
   std::string interface = {};  // of the network, "eth0"; empty: the one that leads to `toward`,
                                // then every other that is up
-  std::string toward = {};  // a host's name or address; may be empty
+  std::string toward = {};     // a host's name or address; may be empty
 };
 
 // The connections of this process.
