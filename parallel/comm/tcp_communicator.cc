@@ -722,7 +722,7 @@ class StartedTcpJob final : public TcpJob {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<TcpJob>> TcpJob::Start(TcpOptions options) {
+absl::StatusOr<std::unique_ptr<TcpJob>> TcpJob::Start(const TcpOptions& options) {
   ASSIGN_OR_RETURN(Mesh mesh, ConnectAll(options));
   const auto world = std::make_shared<TcpWorld>(std::move(mesh), options.rank);
   // Nobody lets the store go before all are connected.

@@ -38,7 +38,7 @@ class TcpJob {
  public:
   // Collective over `size` processes. FailedPrecondition (ExitCode::kPreflight), naming the rank
   // and its host: as Meet (rendezvous.h), or where two ranks cannot connect.
-  static absl::StatusOr<std::unique_ptr<TcpJob>> Start(TcpOptions options);
+  static absl::StatusOr<std::unique_ptr<TcpJob>> Start(const TcpOptions& options);
 
   // Collective: returns when every rank has come here, or is lost. Its communicators are gone by
   // then. If a transfer was given up, this ends the job as Abort(kInternal) does.
