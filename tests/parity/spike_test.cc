@@ -223,10 +223,18 @@ TEST_F(SpikeTest, InterruptedAnywhereItEndsAsIfUndisturbed) {
     const RunSpec run = RunWith("killed", SpikeSpec::ROLL_BACK);
     std::filesystem::remove_all(root_ / "killed");
     std::filesystem::remove_all(root_ / "kept");
-    const Outcome whole = Start(RunWith("whole", SpikeSpec::ROLL_BACK), at, [] {
-      std::filesystem::copy(root_ / "whole", root_ / "killed",
-                            std::filesystem::copy_options::recursive);
-      std::filesystem::remove(root_ / "killed/lock");
+    RunSpec whole_run = RunWith("whole", SpikeSpec::ROLL_BACK);
+    // Nothing writes while the folder is copied: what is copied is what one moment left.
+    whole_run.mutable_parallel()->set_blocking_saves(true);
+    const Outcome whole = Start(whole_run, at, [] {
+      std::filesystem::create_directory(root_ / "killed");
+      for (const auto& entry : std::filesystem::directory_iterator(root_ / "whole")) {
+        // The lock is renewed while it is held, beside everything else.
+        const std::string name = entry.path().filename().string();
+        if (name.starts_with("lock")) continue;
+        std::filesystem::copy(entry.path(), root_ / "killed" / name,
+                              std::filesystem::copy_options::recursive);
+      }
     });
     std::filesystem::remove_all(root_ / "whole");
     ASSERT_TRUE(whole.status.ok()) << whole.status;
