@@ -177,6 +177,9 @@ absl::Status Trainer::Step() {
             checkpoints_->AwaitCopy();
             if (looks) session_.instruments->BeforeUpdate();
           }));
+  for (const std::string& sentence : session_.context->stage->TakeWarnings()) {
+    log_.Warning(sentence);
+  }
   if (looks) RETURN_IF_ERROR(RecordInstruments(result));
   RETURN_IF_ERROR(Agree(SecondsNow() - started));
   Count(*batch, result);

@@ -150,7 +150,8 @@ void Work::Attention(int64_t key_rows, bool causal) {
                      .flops = 2 * PairFlops(key_rows, causal),
                      .bytes = rules_.operand * d * 2 * (rows_ + keys) + sums,
                      .unit = rules_.flash ? ComputeUnit::kTensor : ComputeUnit::kFloat32,
-                     .reaches = rules_.flash ? 1.0 : kOwnShare};
+                     .reaches = rules_.flash ? 1.0 : kOwnShare,
+                     .alone = rules_.flash};
   kernels_.push_back(std::move(work));
   if (!rules_.flash) return;
   Copy(d, rules_.operand, rules_.operand);
@@ -166,7 +167,8 @@ void Work::AttentionBackward(int64_t key_rows, bool causal) {
                         .flops = kFlashBackward * flops,
                         .bytes = bytes,
                         .unit = ComputeUnit::kTensor,
-                        .reaches = kFlashBackwardShare});
+                        .reaches = kFlashBackwardShare,
+                        .alone = true});
     Copy(d, rules_.operand, rules_.operand);
     for (int i = 0; i < 2; ++i) Kernel("Cast", 2 * keys * d * rules_.operand);
     return;
@@ -582,6 +584,11 @@ LayerWork MakeLayer(const Rules& rules, const Inventory& inventory, const Layer&
     case LayerKind::kOutput:
       work = MakeOutput(rules);
       break;
+  }
+  if (layer.kind != LayerKind::kEncoder && layer.kind != LayerKind::kDecoder) {
+    for (Kernels* kernels : {&work.forward, &work.backward_input}) {
+      for (KernelWork& kernel : *kernels) kernel.alone = true;
+    }
   }
   Merge(work.forward);
   Merge(work.backward_input);
