@@ -5,6 +5,7 @@
   launch/lab/lab.py run fig6                          # runs/lab/fig6-small/report.html
   launch/lab/lab.py run fig6 --only keel --at 50      # joins what the folder has
   launch/lab/lab.py report runs/lab/*-small --html all.html
+  launch/lab/lab.py report runs/quickstart runs/other  # any runs of `deepnet train`, side by side
 
 An experiment is a file of launch/lab/experiments; a run of it is `deepnet train` and `deepnet evaluate`.
 """
@@ -22,6 +23,7 @@ DEBIAN_PYTHON = "/usr/bin/python3"
 try:
     import report
     import results
+    import run_page
     import runs
     from experiments import METHODS, UserError, experiment_names, make_experiment
 except ImportError as missing:  # pandas, matplotlib or jinja2: Debian's Python may have them
@@ -120,9 +122,19 @@ def plan(options):
     return run(options)
 
 
+def is_experiment(options, folder):
+    return (Path(options.root) / folder / "result.json").is_file()
+
+
 def make_page(options):
-    read = [runs.read_result(Path(options.root) / folder) for folder in options.folder]
     page = options.html or f"{options.folder[0]}/report.html"
+    if not any(is_experiment(options, folder) for folder in options.folder):
+        program = options.program or default_program()
+        read = [run_page.read_run(folder, program, options.root) for folder in options.folder]
+        runs.write_file(Path(options.root) / page, run_page.make_page(read))
+        print(page)
+        return 0
+    read = [runs.read_result(Path(options.root) / folder) for folder in options.folder]
     runs.write_file(Path(options.root) / page, report.make_report(read))
     for result in read:
         print(results.findings_text(result), end="")
@@ -212,9 +224,10 @@ def parser():
             add("--commands", action="store_true", help="print the commands of all runs and do nothing else")
         else:
             added.set_defaults(jobs=0, keep_models=False, share="0/1")
-    page = command("report", make_page, "make the page of one or several experiments again, and print what they show")
-    page.add_argument("folder", nargs="+", metavar="FOLDER")
+    page = command("report", make_page, "make the page of experiments again, and print what they show; or the page of runs of `deepnet train`")
+    page.add_argument("folder", nargs="+", metavar="FOLDER", help="of an experiment, or of a run, which has metrics.jsonl")
     page.add_argument("--html", default="", metavar="FILE", help="where it goes; default: report.html in the first folder")
+    page.add_argument("--program", default="", metavar="FILE", help="the deepnet that reads checkpoints; default: build/release/deepnet")
     seen = command("instruments", show_instruments, "what the instruments of a run saw, a line a record")
     seen.add_argument("folder", metavar="FOLDER", help="a run's folder, or one of an experiment's cells")
     return top

@@ -514,10 +514,15 @@ def make_report(results):
                 "commands": "\n".join(c for cell in result["cells"] for c in cell.get("commands", [])),
             }
         )
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    return render("report.html.j2", sections=sections, first=results[0], commas=R.commas)
+
+
+def render(template, **values):
+    """A page of a template beside this file, which has the colours too."""
+    loader = jinja2.FileSystemLoader(HERE)
+    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     light, dark = style_colours()
-    template = environment.from_string((HERE / "report.html.j2").read_text())
-    return template.render(sections=sections, first=results[0], light=light, dark=dark, commas=R.commas)
+    return environment.get_template(template).render(light=light, dark=dark, **values)
 
 
 # --- CSV ---------------------------------------------------------------------------------------------

@@ -1,0 +1,121 @@
+"""The page of training runs: what is read from their folders, what of it is drawn, how mistakes are named."""
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+from sample_results import R
+
+import lab  # found by sample_results
+import run_page
+
+ROOT = Path(__file__).resolve().parents[3]
+PROGRAM = os.environ.get("DEEPNET_PROGRAM", str(ROOT / "build" / "release" / "deepnet"))
+RECIPE = ["--config", "launch/recipes/lab/deep_gradients.textproto", "--root", str(ROOT)]
+MIB = 2**20
+
+
+def train_record(step, nll, **more):
+    return {
+        "kind": "train", "step": step, "nll": nll, "loss": float(nll) + 1, "target_tokens": 1000 * step, "seconds": 36.0 * step,
+        "resident_bytes": 64 * MIB, "gradient_norm": 1.5, **more,
+    }  # fmt: skip
+
+
+def run_of(name, records, settings=None):
+    kinds = {}
+    for record in records:
+        kinds.setdefault(record["kind"], []).append(record)
+    return {"name": name, "kinds": kinds, "settings": settings or {}, "planned": 0, "trace": None}
+
+
+def page_of(words):
+    """(exit code, what was printed, what was printed as an error)."""
+    out, error = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+        code = lab.main(["report", "--program", PROGRAM, *map(str, words)])
+    return code, out.getvalue(), error.getvalue()
+
+
+class RunPage(unittest.TestCase):
+    def test_tables_name_what_differs_and_what_was_reached(self):
+        spike = {"kind": "spike", "spike_step": 7, "action": "ROLL_BACK", "loss": 9.5, "loss_limit": 6.0}
+        checks = [
+            {"kind": "validation", "step": step, "nll": nll, "bleu": bleu, "directions": [{"direction": "de-en", "bleu": bleu}]}
+            for step, nll, bleu in ((5, 5.0, 3.0), (10, 5.5, 2.0))
+        ]
+        first = run_of("runs/one", [train_record(5, 6.0), train_record(10, 5.25), spike, *checks], {"seed": "1", "a.b": "2"})
+        second = run_of("runs/two", [train_record(10, 4.0)], {"seed": "1", "a.b": "3", "c": "x"})
+        row = dict(zip(run_page.HEADER, run_page.summary_row(first)))
+        self.assertEqual(row["steps"], "10")
+        self.assertEqual(row["target tokens"], "10,000")
+        self.assertEqual(row["hours"], "0.10")
+        self.assertEqual((row["nll"], row["dev nll"], row["dev BLEU"], row["spikes"]), ("5.250", "5.000", "3.00", 1))
+        self.assertEqual(dict(zip(run_page.HEADER, run_page.summary_row(second)))["dev BLEU"], "-")
+        self.assertEqual(run_page.settings_that_differ([first, second])[1], [["a.b", "2", "3"], ["c", "-", "x"]])
+        self.assertEqual(run_page.scores_by_direction([first, second])[1], [["de-en", "2.00", "-"]])
+        self.assertEqual(run_page.events([first, second]), ["runs/one: spike at step 7, loss 9.5 (limit 6): roll back"])
+
+    def test_lines_have_the_records_values_and_plots_without_any_are_left_out(self):
+        runs = [run_of("runs/one", [train_record(1, 6.0), train_record(2, 5.0)]), run_of("two", [train_record(1, "NaN")])]
+        lines = run_page.curves(runs, "train", lambda r: r["step"], lambda r: r["nll"])
+        self.assertEqual([line.points for line in lines], [[(1, 6.0), (2, 5.0)], []])
+        self.assertEqual([line.label for line in lines], ["one", "two"])
+        self.assertNotEqual(lines[0].method.light, lines[1].method.light)
+        kickers = [kicker for kicker, _, _ in run_page.plots(runs)]
+        self.assertEqual(kickers, ["loss", "loss", "loss", "smoothed", "norm"])
+
+    def test_a_timeline_has_a_bar_for_each_action_of_the_first_step(self):
+        def action(rank, step, name, start):
+            return {"cat": "compute", "pid": rank, "name": name, "ts": start, "dur": 900.0, "args": {"step": step}}
+
+        events = [action(0, 4, "0F0", 0), action(1, 4, "1F0", 1000), action(1, 4, "1B0", 2000), action(0, 5, "0F0", 9000)]
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "trace-4-5.json"
+            path.write_text(json.dumps({"traceEvents": events}))
+            caption, drawn = run_page.draw_timeline("t", path)
+        self.assertEqual(caption, "What each rank computed in step 4")
+        for colour, bars in ((run_page.FORWARD, 2), (run_page.BACKWARD, 1)):
+            variable = f"fill: var(--plot-{colour[1:]})"
+            self.assertEqual(str(drawn).count(variable), bars + 1)  # and the square of its name
+        self.assertIn("rank 1", drawn)
+
+    def test_folders_that_are_no_runs_are_named(self):
+        with tempfile.TemporaryDirectory() as folder:
+            code, _, error = page_of([folder])
+            self.assertEqual(code, 4)
+            self.assertIn(f"error: '{folder}': neither result.json of an experiment nor metrics.jsonl of a run", error)
+
+    def test_real_runs_give_a_page_with_their_settings_and_planned_memory(self):
+        with tempfile.TemporaryDirectory() as folder:
+            sets = [f"data.folder={folder}/data", "prepare.tokenizer.vocab_size=300", "train.steps=4", "train.log_every_steps=1"]
+            sets += [f"model.{name}=2" for name in ("encoder_layers", "decoder_layers")] + ["instruments.every_steps=2"]
+            words = [*RECIPE, *(w for s in sets for w in ("--set", s))]
+            subprocess.run([PROGRAM, "prepare", *words], check=True, capture_output=True)
+            for name, rate in (("slow", "1e-4"), ("fast", "1e-2")):
+                more = ["--set", f"folder={folder}/{name}", "--set", f"optim.learning_rate={rate}", "--trace", "2..3"]
+                subprocess.run([PROGRAM, "train", *words, *more], check=True, capture_output=True)
+            pages = []
+            for _ in range(2):
+                code, out, error = page_of([f"{folder}/slow", f"{folder}/fast"])
+                self.assertEqual((code, error), (0, ""))
+                self.assertEqual(out, f"{folder}/slow/report.html\n")
+                pages.append(Path(f"{folder}/slow/report.html").read_text())
+            read = [run_page.read_run(f"{folder}/{name}", PROGRAM, ".") for name in ("slow", "fast")]
+        self.assertEqual(pages[0], pages[1])
+        self.assertEqual(
+            run_page.settings_that_differ(read)[1], [["optim.learning_rate", "0.0001", "0.01"]]
+        )
+        self.assertGreater(read[0]["planned"], MIB)
+        self.assertGreater(R.num(read[0]["kinds"]["train"][-1]["resident_bytes"]), read[0]["planned"])
+        for text in ("What each rank computed in step 2", "Gradient norm of each layer", "optim.warmup_steps"):
+            self.assertIn(text, pages[0])
+
+
+if __name__ == "__main__":
+    unittest.main()
