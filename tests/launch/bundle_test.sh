@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# The bundle in a root that has nothing but Debian's essential packages: it trains, saves, goes on,
+# trains on two ranks without MPI, and translates, with the weights of the build's own program.
+#
+#   tests/launch/bundle_test.sh [FILE.tar.gz]     without one, launch/bundle.sh makes it
+#
+# Needs root, debootstrap, patchelf and Debian's packages.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+[[ $(id -u) -eq 0 ]] || { echo "bundle_test.sh: needs root" >&2; exit 1; }
+
+work=$(mktemp -d)
+trap 'umount "$work/root/proc" 2>/dev/null; rm -rf "$work"' EXIT
+bundle=${1:-$work/bundle.tar.gz}
+[[ -n ${1:-} ]] || launch/bundle.sh --out "$bundle"
+root=$work/root
+site=$(apt-get indextargets --format '$(SITE)' | head -n 1)
+debootstrap --variant=minbase bookworm "$root" "$site" >"$work/log" 2>&1 || { tail "$work/log"; exit 1; }
+
+mount --bind /proc "$root/proc"  # where a program finds out what folder it lies in
+
+fail() { echo "FAILED: $*" >&2; exit 1; }
+bare() { chroot --userspec=nobody "$root" env -i PATH=/usr/bin:/bin HOME=/home/user "$@"; }
+! bare sh -c 'command -v gcc || command -v mpirun || command -v python3' || fail "the root is not bare"
+
+install -d -o nobody "$root/home/user"
+tar -xf "$bundle" -C "$root/home/user"
+program=$(bare sh -c 'echo /home/user/deepnet-*/bin/deepnet')
+shared=${program%/bin/deepnet}/share/deepnet
+echo "$(bare "$program" --version): $(du -sm "$root/${program%/bin/deepnet}" | cut -f 1) MiB"
+
+# settings FOLDER STEPS: a small model of the laboratory's recipe.
+settings() {
+  echo --config launch/recipes/lab/deep_gradients.textproto --set data.folder="$1/data" \
+    --set prepare.tokenizer.vocab_size=300 --set model.encoder_layers=2 --set model.decoder_layers=2 \
+    --set compute.isa=AVX2 --set train.steps="$2"
+}
+hash_of() { sed -n 's/.* weights \([0-9a-f]*\)$/\1/p' | tail -n 1; }
+
+here=build/release/deepnet
+$here prepare $(settings "$work" 8) >/dev/null 2>&1
+wanted=$($here train $(settings "$work" 8) --set folder="$work/run" 2>&1 | hash_of)
+[[ -n $wanted ]] || fail "the build's program printed no hash"
+
+bare "$program" prepare --root "$shared" $(settings /home/user 8) >/dev/null 2>&1
+train() { bare "$@" train --root "$shared" $(settings /home/user "$steps") --set folder="/home/user/$run" 2>&1; }
+run=run steps=4
+train "$program" >/dev/null
+steps=8
+seen=$(train "$program" | hash_of)
+[[ $seen == "$wanted" ]] || fail "resumed: $seen, not $wanted"
+
+run=two
+ranks=()
+for rank in 0 1; do
+  train env RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 \
+    MASTER_PORT=29731 "$program" >"$work/rank$rank" &
+  ranks+=($!)
+done
+for rank in "${ranks[@]}"; do wait "$rank" || { cat "$work"/rank?; fail "two ranks"; }; done
+seen=$(cat "$work"/rank? | hash_of)
+[[ $seen == "$wanted" ]] || fail "two ranks: $seen, not $wanted"
+
+seen=$(echo "Everyone has the right to life." |
+  bare "$program" translate --checkpoint /home/user/run --from en --to de --beam-size 1 2>/dev/null)
+[[ -n $seen ]] || fail "no translation"
+echo "trained, resumed and two ranks: $wanted; translated"
