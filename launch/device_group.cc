@@ -81,9 +81,7 @@ void SetCudaDefaults() {
 
 bool HasCuda() { return GpuType().has_value(); }
 
-absl::StatusOr<std::unique_ptr<Communicator>> JoinDevices(const ComputeSpec& compute,
-                                                          Communicator& world) {
-  if (compute.device() != "cuda") return nullptr;
+absl::StatusOr<int> TakeDevice(Communicator& world) {
   ASSIGN_OR_RETURN(const std::vector<std::string> hosts, AllGatherText(world, HostName()));
   const auto mine = hosts.begin() + world.rank();
   const auto rank_on_host = static_cast<int>(std::count(hosts.begin(), mine, *mine));
@@ -92,8 +90,15 @@ absl::StatusOr<std::unique_ptr<Communicator>> JoinDevices(const ComputeSpec& com
   RETURN_IF_ERROR(AgreeOnStatus(world, gpu.status()));
   ASSIGN_OR_RETURN(const std::vector<std::string> names, AllGatherText(world, gpu->name));
   RETURN_IF_ERROR(AgreeOnStatus(world, CheckNotShared(hosts, names)));
+  return gpu->index;
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> JoinDevices(const ComputeSpec& compute,
+                                                          Communicator& world) {
+  if (compute.device() != "cuda") return nullptr;
+  ASSIGN_OR_RETURN(const int index, TakeDevice(world));
   if (world.size() == 1) return nullptr;
-  return MakeNcclCommunicator(world, gpu->index);
+  return MakeNcclCommunicator(world, index);
 }
 
 }  // namespace deepnet

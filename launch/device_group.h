@@ -17,12 +17,15 @@ void SetCudaDefaults();
 // Returns true where this build sees a CUDA device.
 bool HasCuda();
 
-// With compute.device "cuda": the calling thread's device becomes the k-th GPU that this process
-// sees for the k-th rank of its host, or the only one where launchers show each rank its own; the
-// result, with more than one rank, moves device memory by NCCL and everything else over `world`,
-// which outlives it. Null where `world` will do. Collective over `world`; every rank gets the same
-// answer: FailedPrecondition (ExitCode::kPreflight) where a rank has no GPU of its own, or none
-// that this build has kernels for, or NCCL is missing.
+// Makes the calling thread's device the k-th GPU that this process sees for the k-th rank of its
+// host, or the only one where launchers show each rank its own, and returns its index. Collective
+// over `world`; every rank gets the same error: FailedPrecondition (ExitCode::kPreflight) where a
+// rank has no GPU of its own, or none that this build has kernels for.
+absl::StatusOr<int> TakeDevice(Communicator& world);
+
+// With compute.device "cuda": TakeDevice; the result, with more than one rank, moves device memory
+// by NCCL and everything else over `world`, which outlives it. Null where `world` will do.
+// Collective over `world`; fails as TakeDevice does, and where NCCL is missing.
 absl::StatusOr<std::unique_ptr<Communicator>> JoinDevices(const ComputeSpec& compute,
                                                           Communicator& world);
 

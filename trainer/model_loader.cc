@@ -193,13 +193,23 @@ absl::StatusOr<InitialRows> TakeWeights(FileSystem& fs, const std::string& path,
   return rows;
 }
 
-absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& run_or_checkpoint,
-                                                       const ComputeSpec& overrides) {
+absl::StatusOr<FoundModel> FindModel(const std::string& run_or_checkpoint,
+                                     const ComputeSpec& overrides) {
   const std::unique_ptr<FileSystem> fs = MakePosixFileSystem();
+  FoundModel found;
+  ASSIGN_OR_RETURN(found.folder, ResolveCheckpoint(*fs, run_or_checkpoint));
+  ASSIGN_OR_RETURN(found.manifest, ReadManifest(*fs, found.folder));
+  RETURN_IF_ERROR(CheckRowsAreIndependent(found.manifest.run().model()));
+  ComputeSpec* const compute = found.manifest.mutable_run()->mutable_compute();
+  *compute = ChooseCompute(*compute, overrides);
+  return found;
+}
+
+absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const FoundModel& found) {
+  const Manifest& manifest = found.manifest;
   auto loaded = std::make_unique<LoadedModel>();
-  ASSIGN_OR_RETURN(loaded->folder, ResolveCheckpoint(*fs, run_or_checkpoint));
-  ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(*fs, loaded->folder));
   loaded->run = manifest.run();
+  loaded->folder = found.folder;
   loaded->step = manifest.step();
   const std::filesystem::path folder = std::filesystem::absolute(loaded->folder).lexically_normal();
   ASSIGN_OR_RETURN(loaded->vocabulary, LoadVocabulary(folder.parent_path().string()));
@@ -211,8 +221,6 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& run_or
         ExitCode::kCheckpoint);
   }
 
-  RETURN_IF_ERROR(CheckRowsAreIndependent(manifest.run().model()));
-  *loaded->run.mutable_compute() = ChooseCompute(manifest.run().compute(), overrides);
   ASSIGN_OR_RETURN(loaded->ops, MakeOps(loaded->run.compute()));
   const ModelSpec& spec = loaded->run.model();
   MicrobatchSpec capacity;
@@ -223,12 +231,19 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& run_or
   capacity.set_max_target_tokens(std::max(spec.max_positions(), kDecodeRows));
   capacity.set_max_sentences(capacity.max_target_tokens());
   loaded->model = std::make_unique<Transformer>(spec, capacity, *loaded->ops, /*trainable=*/false);
+  const std::unique_ptr<FileSystem> fs = MakePosixFileSystem();
   RETURN_IF_ERROR(LoadWeights(*fs, loaded->folder, manifest, loaded->model->parameters()));
   loaded->model->Refresh();
   loaded->model->set_step(manifest.step());
   loaded->scorer = std::make_unique<ModelScorer>(*loaded->model);
   loaded->pair_scorer = std::make_unique<ModelPairScorer>(*loaded->model);
   return loaded;
+}
+
+absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& run_or_checkpoint,
+                                                       const ComputeSpec& overrides) {
+  ASSIGN_OR_RETURN(const FoundModel found, FindModel(run_or_checkpoint, overrides));
+  return LoadModel(found);
 }
 
 }  // namespace deepnet

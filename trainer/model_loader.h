@@ -74,10 +74,23 @@ struct LoadedModel {
   std::unique_ptr<PairScorer> pair_scorer;
 };
 
-// Loads a model from a run folder (its newest checkpoint), a checkpoint folder or a pointer file
+// A checkpoint that is not loaded yet. manifest.run().compute() is what is used here.
+struct FoundModel {
+  std::string folder;
+  Manifest manifest;
+};
+
+// Finds a model by a run folder (its newest checkpoint), a checkpoint folder or a pointer file
 // such as runs/a/best-bleu. The run's arithmetic is used with `overrides` on top; if this host does
 // not have it, or the checkpoint names none (an import), float32 on a CPU with the best
 // instructions that it has. Errors carry ExitCode::kCheckpoint.
+absl::StatusOr<FoundModel> FindModel(const std::string& run_or_checkpoint,
+                                     const ComputeSpec& overrides);
+
+// Loads a model onto the calling thread's device. Errors carry ExitCode::kCheckpoint.
+absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const FoundModel& found);
+
+// FindModel, then LoadModel.
 absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& run_or_checkpoint,
                                                        const ComputeSpec& overrides);
 

@@ -17,6 +17,7 @@
 #include "parallel/base/exit_code.h"
 #include "parallel/base/logging.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/comm/agreement.h"
 #include "trainer/decode/search.h"
 #include "trainer/decode/text_codec.h"
 #include "trainer/decode/text_stream.h"
@@ -32,6 +33,35 @@ absl::Status OpenText(const std::string& path, std::ifstream& file) {
   if (file) return absl::OkStatus();
   return WithExitCode(absl::NotFoundError(absl::StrCat(path, ": cannot be read")), ExitCode::kData);
 }
+
+// What `score` reads: the two files that are named, or standard input.
+class PairInput {
+ public:
+  explicit PairInput(const CommandLine& line) : line_(line), names_(line.flags.positional()) {}
+
+  absl::Status Open() {
+    if (names_.empty()) return absl::OkStatus();
+    if (names_.size() != 2)
+      return BadFlag("one file given: name a source and a target file, or none");
+    RETURN_IF_ERROR(OpenText(ResolvePath(line_, names_[0]), source_file_));
+    RETURN_IF_ERROR(OpenText(ResolvePath(line_, names_[1]), target_file_));
+    sources_.emplace(source_file_, names_[0]);
+    targets_.emplace(target_file_, names_[1]);
+    pairs_.emplace(*sources_, &*targets_);
+    return absl::OkStatus();
+  }
+
+  TextPairReader& pairs() { return pairs_.has_value() ? *pairs_ : from_stdin_; }
+
+ private:
+  const CommandLine& line_;
+  const std::vector<std::string>& names_;
+  std::ifstream source_file_, target_file_;
+  std::optional<LineChunkReader> sources_, targets_;
+  std::optional<TextPairReader> pairs_;
+  LineChunkReader stdin_lines_{line_.in, "standard input"};
+  TextPairReader from_stdin_{stdin_lines_};
+};
 
 std::string ScoreSummary(const ScoreStreamReport& report) {
   std::string text =
@@ -62,6 +92,19 @@ absl::StatusOr<TagFrame> TagFrameOf(const ParsedFlags& flags, TagStyle style,
   const int32_t target_tag = tag("to");
   RETURN_IF_ERROR(BadConfig(mistakes));
   return MakeTagFrame(style, source_tag, target_tag);
+}
+
+absl::StatusOr<TranslatorOptions> OptionsOf(const RunSpec& run, const Vocabulary& vocabulary,
+                                            const Communicator& world) {
+  TranslatorOptions options{.batch_tokens = run.decode().batch_tokens(),
+                            .max_positions = run.model().max_positions(),
+                            .share = {.part = world.rank(), .num_parts = world.size()}};
+  ASSIGN_OR_RETURN(options.search, MakeSearchOptions(run.decode(), vocabulary.TagIds()));
+  if (options.batch_tokens < 1) {
+    return BadFlag(
+        absl::StrCat("decode.batch_tokens: ", options.batch_tokens, ": must be at least 1"));
+  }
+  return options;
 }
 
 }  // namespace
@@ -164,26 +207,22 @@ absl::StatusOr<RunSpec> DecodingRunSpec(const CommandLine& line, const RunSpec& 
 }
 
 absl::Status TranslateLines(const CommandLine& line, const RunSpec& run,
-                            const Vocabulary& vocabulary, Scorer& scorer) {
-  ASSIGN_OR_RETURN(const TagFrame tags, TagFrameOf(line.flags, run.data().tags(), vocabulary));
-  ASSIGN_OR_RETURN(const SearchOptions search,
-                   MakeSearchOptions(run.decode(), vocabulary.TagIds()));
-  const int batch_tokens = run.decode().batch_tokens();
-  if (batch_tokens < 1) {
-    return BadFlag(absl::StrCat("decode.batch_tokens: ", batch_tokens, ": must be at least 1"));
-  }
-  Translator translator(scorer, MakeTextCodec(vocabulary), tags,
-                        {.search = search,
-                         .batch_tokens = batch_tokens,
-                         .max_positions = run.model().max_positions()});
+                            const Vocabulary& vocabulary, Scorer& scorer, Communicator& world) {
+  const absl::StatusOr<TagFrame> tags = TagFrameOf(line.flags, run.data().tags(), vocabulary);
+  RETURN_IF_ERROR(AgreeOnStatus(world, tags.status()));
+  const absl::StatusOr<TranslatorOptions> options = OptionsOf(run, vocabulary, world);
+  RETURN_IF_ERROR(AgreeOnStatus(world, options.status()));
+  Translator translator(scorer, MakeTextCodec(vocabulary), *tags, *options);
   LineChunkReader in(line.in, "standard input");
   const double start = SecondsNow();
   ASSIGN_OR_RETURN(
       const TranslateStreamReport report,
       TranslateStream(in, translator,
                       {.chunk_lines = static_cast<int>(line.flags.Integer("chunk-lines")),
-                       .scores = line.flags.Switch("scores")},
+                       .scores = line.flags.Switch("scores"),
+                       .world = &world},
                       line.out));
+  if (world.rank() != 0) return absl::OkStatus();
 
   Logger log({.stream = &line.err});
   if (report.num_cut_sources > 0) {
@@ -198,26 +237,17 @@ absl::Status TranslateLines(const CommandLine& line, const RunSpec& run,
 }
 
 absl::Status ScoreLines(const CommandLine& line, const RunSpec& run, const Vocabulary& vocabulary,
-                        PairScorer& scorer) {
-  ASSIGN_OR_RETURN(const TagFrame tags, TagFrameOf(line.flags, run.data().tags(), vocabulary));
-  const std::vector<std::string>& names = line.flags.positional();
-  std::ifstream source_file, target_file;
-  std::optional<LineChunkReader> sources, targets;
-  if (names.empty()) {
-    sources.emplace(line.in, "standard input");
-  } else if (names.size() == 2) {
-    RETURN_IF_ERROR(OpenText(ResolvePath(line, names[0]), source_file));
-    RETURN_IF_ERROR(OpenText(ResolvePath(line, names[1]), target_file));
-    sources.emplace(source_file, names[0]);
-    targets.emplace(target_file, names[1]);
-  } else {
-    return BadFlag("one file given: name a source and a target file, or none");
-  }
+                        PairScorer& scorer, Communicator& world) {
+  const absl::StatusOr<TagFrame> tags = TagFrameOf(line.flags, run.data().tags(), vocabulary);
+  RETURN_IF_ERROR(AgreeOnStatus(world, tags.status()));
+  PairInput input(line);
+  RETURN_IF_ERROR(AgreeOnStatus(world, world.rank() == 0 ? input.Open() : absl::OkStatus()));
+  ASSIGN_OR_RETURN(
+      const ScoreStreamReport report,
+      ScoreStream(input.pairs(), scorer, MakeTextCodec(vocabulary), *tags,
+                  {.max_positions = run.model().max_positions(), .world = &world}, line.out));
+  if (world.rank() != 0) return absl::OkStatus();
 
-  TextPairReader in(*sources, targets.has_value() ? &*targets : nullptr);
-  ASSIGN_OR_RETURN(const ScoreStreamReport report,
-                   ScoreStream(in, scorer, MakeTextCodec(vocabulary), tags,
-                               {.max_positions = run.model().max_positions()}, line.out));
   Logger log({.stream = &line.err});
   if (report.num_scored < report.num_pairs) {
     log.Warning(absl::StrCat(report.num_pairs - report.num_scored,

@@ -11,6 +11,7 @@
 
 #include "launch/commands/command.h"
 #include "launch/flags.h"
+#include "parallel/comm/communicator.h"
 #include "proto/run.pb.h"
 #include "trainer/data/vocabulary.h"
 #include "trainer/decode/scorer.h"
@@ -43,13 +44,14 @@ absl::StatusOr<ComputeSpec> ComputeOverrides(const CommandLine& line);
 // them). Refuses changes of `model` and `data`: weights and vocabulary are what they are.
 absl::StatusOr<RunSpec> DecodingRunSpec(const CommandLine& line, const RunSpec& of_checkpoint);
 
-// Runs `translate` with everything loaded: line.in to line.out, a summary to line.err.
+// Runs `translate` with everything loaded: line.in to line.out, a summary to line.err. Collective
+// over `world`, whose rank 0 uses the streams; so is ScoreLines. Every rank gets the same error.
 absl::Status TranslateLines(const CommandLine& line, const RunSpec& run,
-                            const Vocabulary& vocabulary, Scorer& scorer);
+                            const Vocabulary& vocabulary, Scorer& scorer, Communicator& world);
 
 // Runs `score` with everything loaded: the two files among the positional words, or TSV on line.in;
 // to line.out, a summary to line.err.
 absl::Status ScoreLines(const CommandLine& line, const RunSpec& run, const Vocabulary& vocabulary,
-                        PairScorer& scorer);
+                        PairScorer& scorer, Communicator& world);
 
 }  // namespace deepnet

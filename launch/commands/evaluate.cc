@@ -3,15 +3,18 @@
 
 #include "launch/commands/commands.h"
 #include "launch/commands/decoding.h"
+#include "launch/commands/load_model.h"
+#include "launch/job.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/logging.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/comm/agreement.h"
 #include "trainer/data/corpus.h"
 #include "trainer/eval/evaluator.h"
 #include "trainer/eval/score_table.h"
+#include "trainer/kernels/device_errors.h"
 #include "trainer/metrics.h"
 #include "trainer/model/architecture.h"
-#include "trainer/model_loader.h"
 
 namespace deepnet {
 namespace {
@@ -24,58 +27,100 @@ absl::StatusOr<std::string> CorpusFolder(const CommandLine& line, const RunSpec&
   return BadFlag("--data: required; the checkpoint names no corpus");
 }
 
-absl::Status RunEvaluate(const CommandLine& line) {
-  if (line.flags.Text("checkpoint").empty()) return BadFlag("--checkpoint: required");
-  const int64_t sentences = line.flags.Integer("sentences");
+absl::Status CheckFlags(const ParsedFlags& flags) {
+  if (flags.Text("checkpoint").empty()) return BadFlag("--checkpoint: required");
+  const int64_t sentences = flags.Integer("sentences");
   if (sentences < 0 || sentences > std::numeric_limits<int>::max()) {
     return BadFlag(absl::StrCat("--sentences: ", sentences, ": must be at least 1, or 0: all"));
   }
-  RETURN_IF_ERROR(CheckSearchFlags(line.flags));
-  ASSIGN_OR_RETURN(const ComputeSpec compute, ComputeOverrides(line));
-  ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> model,
-                   LoadModel(ResolvePath(line, line.flags.Text("checkpoint")), compute));
-  ASSIGN_OR_RETURN(const RunSpec run, DecodingRunSpec(line, model->run));
-  ASSIGN_OR_RETURN(const std::string data, CorpusFolder(line, run));
+  return CheckSearchFlags(flags);
+}
+
+absl::Status CheckModel(const ParsedFlags& flags, const ModelSpec& model) {
   for (const char* flag : {"spm", "output", "any-to-any"}) {  // for translations
-    if (line.flags.Given(flag)) {
-      RETURN_IF_ERROR(CheckTranslates(run.model(), absl::StrCat("evaluate --", flag)));
+    if (flags.Given(flag)) {
+      RETURN_IF_ERROR(CheckTranslates(model, absl::StrCat("evaluate --", flag)));
     }
   }
-  auto corpus = Corpus::Open(data);
-  if (!corpus.ok()) return WithExitCode(corpus.status(), ExitCode::kData);
+  return absl::OkStatus();
+}
 
+absl::StatusOr<Corpus> OpenCorpus(const CommandLine& line, const RunSpec& run) {
+  ASSIGN_OR_RETURN(const std::string folder, CorpusFolder(line, run));
+  absl::StatusOr<Corpus> corpus = Corpus::Open(folder);
+  if (!corpus.ok()) return WithExitCode(corpus.status(), ExitCode::kData);
+  return corpus;
+}
+
+// Each rank takes a share of every direction's sentences.
+EvaluateShare ShareOf(Communicator& world) {
+  const auto gather =
+      [&world](
+          const absl::StatusOr<std::string>& mine) -> absl::StatusOr<std::vector<std::string>> {
+    RETURN_IF_ERROR(AgreeOnStatus(world, mine.status()));
+    return AllGatherText(world, *mine);
+  };
+  return {.part = world.rank(), .num_parts = world.size(), .gather = gather};
+}
+
+EvaluateOptions OptionsOf(const CommandLine& line, const RunSpec& run, Communicator& world) {
   const auto path = [&](const char* flag) {
     const std::string& given = line.flags.Text(flag);
     return given.empty() ? given : ResolvePath(line, given);
   };
-  const EvaluateOptions options{.split = line.flags.Text("split"),
-                                .directions = line.flags.List("direction"),
-                                .any_to_any = line.flags.Switch("any-to-any"),
-                                .sentences = static_cast<int>(sentences),
-                                .max_positions = run.model().max_positions(),
-                                .spm_file = path("spm"),
-                                .output_folder = path("output"),
-                                .translates = IsEncoderDecoder(run.model()),
-                                .tags = run.data().tags(),
-                                .architecture = run.model().architecture(),
-                                .mlm_probability = run.data().mlm_probability(),
-                                .decode = run.decode()};
+  return {.split = line.flags.Text("split"),
+          .directions = line.flags.List("direction"),
+          .any_to_any = line.flags.Switch("any-to-any"),
+          .sentences = static_cast<int>(line.flags.Integer("sentences")),
+          .max_positions = run.model().max_positions(),
+          .spm_file = path("spm"),
+          .output_folder = path("output"),
+          .translates = IsEncoderDecoder(run.model()),
+          .tags = run.data().tags(),
+          .architecture = run.model().architecture(),
+          .mlm_probability = run.data().mlm_probability(),
+          .decode = run.decode(),
+          .share = ShareOf(world)};
+}
+
+absl::Status EvaluateOnAllRanks(const CommandLine& line, Communicator& world) {
+  RETURN_IF_ERROR(AgreeOnStatus(world, CheckFlags(line.flags)));
+  ASSIGN_OR_RETURN(const DecodingModel model,
+                   LoadDecodingModel(line, world, [&line](const RunSpec& run) {
+                     return CheckModel(line.flags, run.model());
+                   }));
+  const LoadedModel& loaded = *model.loaded;
+  const absl::StatusOr<Corpus> corpus = OpenCorpus(line, model.run);
+  RETURN_IF_ERROR(AgreeOnStatus(world, corpus.status()));
+  const Fact facts[] = {{"the corpus", corpus->content_hash()}};
+  RETURN_IF_ERROR(CheckSameEverywhere(world, facts));
+
   LoggerOptions log_options = StderrOptions();
   log_options.stream = &line.err;
+  log_options.warnings_only = world.rank() != 0;
   log_options.plain_seconds = 5;
   Logger log(log_options);
-  ASSIGN_OR_RETURN(
-      EvalRecord record,
-      Evaluate(*model->scorer, *model->pair_scorer, *corpus, *model->vocabulary, options,
-               [&log](const std::string& direction, double fraction) {
-                 log.Show({.label = "evaluate", .fraction = fraction, .figures = direction});
-               }));
+  absl::StatusOr<EvalRecord> record = Evaluate(
+      *loaded.scorer, *loaded.pair_scorer, *corpus, *loaded.vocabulary,
+      OptionsOf(line, model.run, world), [&log](const std::string& direction, double fraction) {
+        log.Show({.label = "evaluate", .fraction = fraction, .figures = direction});
+      });
+  // An error of one rank alone meets the others in the gathering of the next scores.
+  RETURN_IF_ERROR(IsAgreed(record.status()) ? record.status()
+                                            : AgreeOnStatus(world, record.status()));
   log.EndProgress();
-  record.set_kind("evaluate");
-  record.set_step(model->step);
-  record.set_checkpoint(model->folder);
-  line.out << (line.flags.Switch("json") ? ToJson(record) + "\n" : ScoreTable(record));
+  if (world.rank() != 0) return absl::OkStatus();
+  record->set_kind("evaluate");
+  record->set_step(loaded.step);
+  record->set_checkpoint(loaded.folder);
+  line.out << (line.flags.Switch("json") ? ToJson(*record) + "\n" : ScoreTable(*record));
   return absl::OkStatus();
+}
+
+absl::Status RunEvaluate(const CommandLine& line) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<Job> job, JoinJob());
+  return LeaveJob(job->world(),
+                  CatchErrors([&] { return EvaluateOnAllRanks(line, job->world()); }));
 }
 
 std::vector<Flag> EvaluateFlags() {
@@ -105,7 +150,9 @@ Command MakeEvaluateCommand() {
       .description =
           "Translates with the same search as `translate` and scores as sacreBLEU 2 does: 13a "
           "tokens, zh for Chinese, characters for Japanese, Korean, Thai, Khmer, Lao and Burmese. "
-          "Of a language model: nats a token and perplexity, of a masked one over hidden tokens.",
+          "Of a language model: nats a token and perplexity, of a masked one over hidden tokens.\n"
+          "`mpirun -n R deepnet evaluate ...` shares the sentences between R ranks, each with the "
+          "whole model: the scores are the same.",
       .spec = SpecUse::kOptional,
       .flags = EvaluateFlags(),
       .run = RunEvaluate};

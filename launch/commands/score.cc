@@ -2,21 +2,28 @@
 
 #include "launch/commands/commands.h"
 #include "launch/commands/decoding.h"
+#include "launch/commands/load_model.h"
+#include "launch/job.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/comm/agreement.h"
+#include "trainer/kernels/device_errors.h"
 #include "trainer/model/architecture.h"
-#include "trainer/model_loader.h"
 
 namespace deepnet {
 namespace {
 
+absl::Status ScoreOnAllRanks(const CommandLine& line, Communicator& world) {
+  RETURN_IF_ERROR(AgreeOnStatus(world, CheckModelFlags(line.flags)));
+  ASSIGN_OR_RETURN(const DecodingModel model,
+                   LoadDecodingModel(line, world, [](const RunSpec& run) {
+                     return CheckTranslates(run.model(), "score");
+                   }));
+  return ScoreLines(line, model.run, *model.loaded->vocabulary, *model.loaded->pair_scorer, world);
+}
+
 absl::Status RunScore(const CommandLine& line) {
-  RETURN_IF_ERROR(CheckModelFlags(line.flags));
-  ASSIGN_OR_RETURN(const ComputeSpec compute, ComputeOverrides(line));
-  ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> model,
-                   LoadModel(ResolvePath(line, line.flags.Text("checkpoint")), compute));
-  RETURN_IF_ERROR(CheckTranslates(model->run.model(), "score"));
-  ASSIGN_OR_RETURN(const RunSpec run, DecodingRunSpec(line, model->run));
-  return ScoreLines(line, run, *model->vocabulary, *model->pair_scorer);
+  ASSIGN_OR_RETURN(const std::unique_ptr<Job> job, JoinJob());
+  return LeaveJob(job->world(), CatchErrors([&] { return ScoreOnAllRanks(line, job->world()); }));
 }
 
 }  // namespace
@@ -29,7 +36,9 @@ Command MakeScoreCommand() {
               "writes a line for each: the natural logarithm of p(target | source), a tab, and "
               "the number of target tokens it is a sum over, </s> (and an M2M target tag) "
               "included. A pair that is too long for the model has the log-probability nan. "
-              "Standard error gets the totals.",
+              "Standard error gets the totals.\n"
+              "`mpirun -n R deepnet score ...` shares the pairs between R ranks, each with the "
+              "whole model; rank 0 reads and writes, and the output is the same to the byte.",
           .arguments = "[SOURCE_FILE TARGET_FILE]",
           .max_arguments = 2,
           .spec = SpecUse::kOptional,

@@ -3,25 +3,38 @@
 
 #include "launch/commands/commands.h"
 #include "launch/commands/decoding.h"
+#include "launch/commands/load_model.h"
+#include "launch/job.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/comm/agreement.h"
+#include "trainer/kernels/device_errors.h"
 #include "trainer/model/architecture.h"
-#include "trainer/model_loader.h"
 
 namespace deepnet {
 namespace {
 
-absl::Status RunTranslate(const CommandLine& line) {
-  RETURN_IF_ERROR(CheckModelFlags(line.flags));
-  RETURN_IF_ERROR(CheckSearchFlags(line.flags));
-  if (line.flags.Integer("chunk-lines") < 1 || line.flags.Integer("chunk-lines") > 1000000) {
+absl::Status CheckFlags(const ParsedFlags& flags) {
+  RETURN_IF_ERROR(CheckModelFlags(flags));
+  RETURN_IF_ERROR(CheckSearchFlags(flags));
+  if (flags.Integer("chunk-lines") < 1 || flags.Integer("chunk-lines") > 1000000) {
     return BadFlag("--chunk-lines: must be 1 to 1000000");
   }
-  ASSIGN_OR_RETURN(const ComputeSpec compute, ComputeOverrides(line));
-  ASSIGN_OR_RETURN(const std::unique_ptr<LoadedModel> model,
-                   LoadModel(ResolvePath(line, line.flags.Text("checkpoint")), compute));
-  RETURN_IF_ERROR(CheckTranslates(model->run.model(), "translate"));
-  ASSIGN_OR_RETURN(const RunSpec run, DecodingRunSpec(line, model->run));
-  return TranslateLines(line, run, *model->vocabulary, *model->scorer);
+  return absl::OkStatus();
+}
+
+absl::Status TranslateOnAllRanks(const CommandLine& line, Communicator& world) {
+  RETURN_IF_ERROR(AgreeOnStatus(world, CheckFlags(line.flags)));
+  ASSIGN_OR_RETURN(const DecodingModel model,
+                   LoadDecodingModel(line, world, [](const RunSpec& run) {
+                     return CheckTranslates(run.model(), "translate");
+                   }));
+  return TranslateLines(line, model.run, *model.loaded->vocabulary, *model.loaded->scorer, world);
+}
+
+absl::Status RunTranslate(const CommandLine& line) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<Job> job, JoinJob());
+  return LeaveJob(job->world(),
+                  CatchErrors([&] { return TranslateOnAllRanks(line, job->world()); }));
 }
 
 std::vector<Flag> TranslateFlags() {
@@ -29,8 +42,8 @@ std::vector<Flag> TranslateFlags() {
   for (Flag& flag : SearchFlags()) flags.push_back(std::move(flag));
   flags.push_back(SwitchFlag("scores", "Print the score and a tab before each translation."));
   flags.push_back(IntegerFlag("chunk-lines",
-                              "Lines read before any is translated: more are faster, 1 answers "
-                              "line by line.",
+                              "Lines read before any is translated, on R ranks R times as many: "
+                              "more are faster, 1 answers line by line.",
                               "1000"));
   return flags;
 }
@@ -46,7 +59,9 @@ Command MakeTranslateCommand() {
               "the number of the line (only with --nbest above 1), the score (only with "
               "--scores), the text.\n"
               "A translation does not depend on the lines beside it. How sentences are searched: "
-              "docs/design/decoding.md; --set decode.max_tokens=100 and the like change the rest.",
+              "docs/design/decoding.md; --set decode.max_tokens=100 and the like change the rest.\n"
+              "`mpirun -n R deepnet translate ...` shares the lines between R ranks, each with the "
+              "whole model; rank 0 reads and writes, and the output is the same to the byte.",
           .spec = SpecUse::kOptional,
           .flags = TranslateFlags(),
           .run = RunTranslate};

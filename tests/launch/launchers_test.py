@@ -86,6 +86,18 @@ class OneHash(Golden):
         self.expect_golden(run_all(self.command(*settings), [environment(RANK=r, **base) for r in range(2)]))
 
 
+    def test_they_evaluate_as_one_process_does(self):
+        command = [os.environ["DEEPNET_PROGRAM"], "evaluate", "--root", self.root, "--checkpoint", "run", "--json"]
+        base = dict(WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port())
+        alone = run_all(command, [environment()])
+        outcomes = run_all(command, [environment(RANK=r, **base) for r in range(2)])
+        for code, output in alone + outcomes:
+            self.assertEqual(code, 0, output)
+        scores = [re.search(r'"directions".*"nll":[^,}]*', output)[0] for _, output in (alone[0], outcomes[0])]
+        self.assertEqual(scores[0], scores[1])
+        self.assertNotIn("directions", outcomes[1][1])
+
+
 class Rendezvous(unittest.TestCase):
     def join(self, environments):
         return run_all([os.environ["DEEPNET_JOB_END"], "join"], environments)

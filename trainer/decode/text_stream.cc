@@ -1,10 +1,12 @@
 #include "trainer/decode/text_stream.h"
 
 #include <algorithm>
+#include <cstring>
+#include <functional>
 #include <limits>
-#include <memory>
 #include <streambuf>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -15,6 +17,7 @@
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/comm/agreement.h"
 #include "trainer/data/utf8.h"
 
 namespace deepnet {
@@ -24,26 +27,125 @@ absl::Status DataError(const std::string& message) {
   return WithExitCode(absl::InvalidArgumentError(message), ExitCode::kData);
 }
 
-// One chunk of ScoreStream: what can be scored, and where its results go.
-struct EncodedChunk {
-  std::vector<IdPair> pairs;       // those that fit
-  std::vector<size_t> num_tokens;  // of every pair's target
-  std::vector<int> index;          // in `pairs`; -1: too long
+absl::Status Closed(const char* what) {
+  return absl::UnavailableError(absl::StrCat("cannot write ", what, ": output is closed or full"));
+}
+
+// A number of texts without line breaks.
+using Chunk = std::vector<std::string>;
+
+std::string Pack(std::span<const Chunk> chunks) {
+  std::string packed;
+  for (const Chunk& chunk : chunks) {
+    absl::StrAppend(&packed, chunk.size(), "\n");
+    for (const std::string& text : chunk) absl::StrAppend(&packed, text, "\n");
+  }
+  return packed;
+}
+
+std::vector<Chunk> Unpack(std::string_view packed) {
+  const auto next = [&packed] {
+    std::string line(packed.substr(0, packed.find('\n')));
+    packed.remove_prefix(line.size() + 1);
+    return line;
+  };
+  std::vector<Chunk> chunks;
+  while (!packed.empty()) {
+    chunks.emplace_back(std::stoul(next()));
+    for (std::string& text : chunks.back()) text = next();
+  }
+  return chunks;
+}
+
+// Adds the bytes of a value; ranks of a job run the same binary.
+template <typename T>
+void AddBytes(const T& value, std::string& bytes) {
+  bytes.append(reinterpret_cast<const char*>(&value), sizeof(value));
+}
+
+template <typename T>
+T TakeBytes(std::string_view& bytes) {
+  T value;
+  std::memcpy(&value, bytes.data(), sizeof(value));
+  bytes.remove_prefix(sizeof(value));
+  return value;
+}
+
+// The parts of a stream's work. Only rank 0 reads and writes.
+struct Rounds {
+  std::function<absl::StatusOr<Chunk>()> read;  // an empty chunk at the end
+  // Returns this rank's share of the results for the chunks, one a rank or fewer.
+  std::function<absl::StatusOr<std::string>(const std::vector<Chunk>& chunks)> work;
+  std::function<absl::Status(const std::vector<std::string>& parts)> write;  // by rank
 };
 
-EncodedChunk Encode(std::span<const TextPair> texts, const TextCodec& codec, const TagFrame& tags,
-                    int max_positions) {
-  EncodedChunk chunk;
-  for (const TextPair& text : texts) {
-    IdPair pair{.source = FrameIds(tags.source, codec.encode(text.source), 0),
-                .target = FrameIds(tags.target, codec.encode(text.target), 0)};
+absl::Status RunRounds(Communicator& world, const Rounds& rounds) {
+  while (true) {
+    std::vector<Chunk> chunks;
+    absl::Status read, written;
+    while (world.rank() == 0 && std::ssize(chunks) < world.size()) {
+      absl::StatusOr<Chunk> chunk = rounds.read();
+      read = chunk.status();
+      if (!read.ok() || chunk->empty()) break;
+      chunks.push_back(*std::move(chunk));
+    }
+    ASSIGN_OR_RETURN(const std::string sent, BroadcastText(world, Pack(chunks), 0));
+    if (!sent.empty()) {
+      const absl::StatusOr<std::string> mine = rounds.work(Unpack(sent));
+      RETURN_IF_ERROR(AgreeOnStatus(world, mine.status()));
+      ASSIGN_OR_RETURN(const std::vector<std::string> parts, GatherText(world, *mine));
+      if (world.rank() == 0) written = rounds.write(parts);
+    }
+    written.Update(read);  // what was read before an error is still written
+    RETURN_IF_ERROR(AgreeOnStatus(world, written));
+    if (sent.empty()) return absl::OkStatus();
+  }
+}
+
+// Translations of one input line as a rank sends them.
+struct LineHead {
+  int64_t index = 0;  // of the line in this round
+  int64_t num_tokens = 0;
+  int64_t source_cut = 0;
+  int64_t num_bytes = 0;  // of the lines that follow
+};
+
+// Appends the output lines for one input line, `number` from 1.
+void AddOutput(const Translation& translation, int64_t number, bool numbered, bool scores,
+               std::string& lines) {
+  for (const TranslatedText& text : translation.best) {
+    if (numbered) absl::StrAppend(&lines, number, "\t");
+    if (scores) absl::StrAppendFormat(&lines, "%.6f\t", text.score);
+    absl::StrAppend(&lines, text.text, "\n");
+  }
+}
+
+struct ScoredPair {
+  double log_prob = std::numeric_limits<double>::quiet_NaN();
+  int64_t num_tokens = 0;
+  int64_t fits = 0;  // 0: too long for the model, and not scored
+};
+
+// `texts` are sources and targets in turns.
+std::vector<ScoredPair> ScoreChunk(const Chunk& texts, PairScorer& scorer, const TextCodec& codec,
+                                   const TagFrame& tags, int max_positions) {
+  std::vector<ScoredPair> scored;
+  std::vector<IdPair> pairs;  // those that fit
+  for (size_t i = 0; i + 1 < texts.size(); i += 2) {
+    IdPair pair{.source = FrameIds(tags.source, codec.encode(texts[i]), 0),
+                .target = FrameIds(tags.target, codec.encode(texts[i + 1]), 0)};
     const size_t longer = std::max(pair.source.size(), pair.target.size());
     const bool fits = max_positions <= 0 || longer <= static_cast<size_t>(max_positions);
-    chunk.num_tokens.push_back(pair.target.size());
-    chunk.index.push_back(fits ? static_cast<int>(chunk.pairs.size()) : -1);
-    if (fits) chunk.pairs.push_back(std::move(pair));
+    scored.push_back({.num_tokens = static_cast<int64_t>(pair.target.size()), .fits = fits});
+    if (fits) pairs.push_back(std::move(pair));
   }
-  return chunk;
+  const std::vector<double> log_probs = scorer.LogProbabilities(pairs);
+  DEEPNET_CHECK_EQ(log_probs.size(), pairs.size());
+  auto next = log_probs.begin();
+  for (ScoredPair& pair : scored) {
+    if (pair.fits != 0) pair.log_prob = *next++;
+  }
+  return scored;
 }
 
 }  // namespace
@@ -92,26 +194,53 @@ absl::StatusOr<bool> LineChunkReader::ReadLine(std::string& line) {
 absl::StatusOr<TranslateStreamReport> TranslateStream(LineChunkReader& in, Translator& translator,
                                                       const TranslateStreamOptions& options,
                                                       std::ostream& out) {
+  SelfCommunicator alone;
+  Communicator& world = options.world != nullptr ? *options.world : alone;
+  DEEPNET_CHECK_EQ(translator.options().share.num_parts, world.size());
   const bool numbered = translator.options().search.nbest > 1;
   TranslateStreamReport report;
-  while (true) {
-    ASSIGN_OR_RETURN(const std::vector<std::string> lines, in.ReadChunk(options.chunk_lines));
-    if (lines.empty()) return report;
-    ASSIGN_OR_RETURN(const std::vector<Translation> translations,
-                     translator.Translate(lines, report.num_lines));
-    for (const Translation& translation : translations) {
-      ++report.num_lines;
-      report.num_tokens += translation.best.front().num_tokens;
-      report.num_cut_sources += translation.source_cut ? 1 : 0;
-      for (const TranslatedText& text : translation.best) {
-        if (numbered) out << report.num_lines << '\t';
-        if (options.scores) out << absl::StrFormat("%.6f\t", text.score);
-        out << text.text << '\n';
+  int64_t num_lines = 0, num_written = 0;
+  const auto read = [&] { return in.ReadChunk(options.chunk_lines); };
+  const auto work = [&](const std::vector<Chunk>& chunks) -> absl::StatusOr<std::string> {
+    std::string mine, lines;
+    const int64_t first = num_lines;
+    for (const Chunk& chunk : chunks) {
+      ASSIGN_OR_RETURN(const std::vector<Translation> translations,
+                       translator.Translate(chunk, num_lines));
+      for (const Translation& translation : translations) {
+        const int64_t index = num_lines++ - first;
+        if (translation.best.empty()) continue;
+        lines.clear();
+        AddOutput(translation, num_lines, numbered, options.scores, lines);
+        AddBytes(LineHead{.index = index,
+                          .num_tokens = translation.best.front().num_tokens,
+                          .source_cut = translation.source_cut ? 1 : 0,
+                          .num_bytes = std::ssize(lines)},
+                 mine);
+        mine += lines;
       }
     }
+    return mine;
+  };
+  const auto write = [&](const std::vector<std::string>& parts) {
+    std::vector<std::string_view> lines(static_cast<size_t>(num_lines - num_written));
+    for (std::string_view part : parts) {
+      while (!part.empty()) {
+        const LineHead head = TakeBytes<LineHead>(part);
+        lines[static_cast<size_t>(head.index)] =
+            part.substr(0, static_cast<size_t>(head.num_bytes));
+        part.remove_prefix(static_cast<size_t>(head.num_bytes));
+        report.num_tokens += head.num_tokens;
+        report.num_cut_sources += head.source_cut;
+      }
+    }
+    for (const std::string_view line : lines) out << line;
+    num_written = report.num_lines = num_lines;
     out.flush();
-    if (!out) return absl::UnavailableError("cannot write translations: output is closed or full");
-  }
+    return out ? absl::OkStatus() : Closed("translations");
+  };
+  RETURN_IF_ERROR(RunRounds(world, {.read = read, .work = work, .write = write}));
+  return report;
 }
 
 absl::StatusOr<std::vector<TextPair>> TextPairReader::ReadChunk(int max_pairs) {
@@ -163,27 +292,45 @@ absl::StatusOr<ScoreStreamReport> ScoreStream(TextPairReader& in, PairScorer& sc
                                               const TextCodec& codec, const TagFrame& tags,
                                               const ScoreStreamOptions& options,
                                               std::ostream& out) {
+  SelfCommunicator alone;
+  Communicator& world = options.world != nullptr ? *options.world : alone;
   ScoreStreamReport report;
-  while (true) {
-    ASSIGN_OR_RETURN(const std::vector<TextPair> texts, in.ReadChunk(options.chunk_pairs));
-    if (texts.empty()) return report;
-    const EncodedChunk chunk = Encode(texts, codec, tags, options.max_positions);
-    const std::vector<double> log_probs = scorer.LogProbabilities(chunk.pairs);
-    DEEPNET_CHECK_EQ(log_probs.size(), chunk.pairs.size());
-    for (size_t i = 0; i < texts.size(); ++i) {
-      ++report.num_pairs;
-      double log_prob = std::numeric_limits<double>::quiet_NaN();
-      if (chunk.index[i] >= 0) {
-        log_prob = log_probs[static_cast<size_t>(chunk.index[i])];
-        ++report.num_scored;
-        report.num_tokens += static_cast<int64_t>(chunk.num_tokens[i]);
-        report.log_prob += log_prob;
+  const auto read = [&]() -> absl::StatusOr<Chunk> {
+    ASSIGN_OR_RETURN(std::vector<TextPair> pairs, in.ReadChunk(options.chunk_pairs));
+    Chunk texts;
+    for (TextPair& pair : pairs) {
+      texts.push_back(std::move(pair.source));
+      texts.push_back(std::move(pair.target));
+    }
+    return texts;
+  };
+  const auto work = [&](const std::vector<Chunk>& chunks) -> absl::StatusOr<std::string> {
+    std::string mine;
+    if (world.rank() >= std::ssize(chunks)) return mine;
+    const Chunk& own = chunks[static_cast<size_t>(world.rank())];
+    for (const ScoredPair& pair : ScoreChunk(own, scorer, codec, tags, options.max_positions)) {
+      AddBytes(pair, mine);
+    }
+    return mine;
+  };
+  const auto write = [&](const std::vector<std::string>& parts) {
+    for (std::string_view part : parts) {
+      while (!part.empty()) {
+        const ScoredPair pair = TakeBytes<ScoredPair>(part);
+        ++report.num_pairs;
+        if (pair.fits != 0) {
+          ++report.num_scored;
+          report.num_tokens += pair.num_tokens;
+          report.log_prob += pair.log_prob;
+        }
+        out << absl::StrFormat("%.6f\t%d\n", pair.log_prob, pair.num_tokens);
       }
-      out << absl::StrFormat("%.6f\t%d\n", log_prob, chunk.num_tokens[i]);
     }
     out.flush();
-    if (!out) return absl::UnavailableError("cannot write scores: output is closed or full");
-  }
+    return out ? absl::OkStatus() : Closed("scores");
+  };
+  RETURN_IF_ERROR(RunRounds(world, {.read = read, .work = work, .write = write}));
+  return report;
 }
 
 }  // namespace deepnet

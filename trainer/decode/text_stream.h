@@ -1,4 +1,8 @@
 // Translation and scoring from stream to stream: order kept, memory bounded by a chunk of lines.
+//
+// Ranks that each hold the model share the work: rank 0 reads a chunk for each rank, all of them
+// translate or score, and rank 0 writes the results. What it writes is what one process would
+// write, to the byte, because the batches are the same. Only rank 0's streams are used.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +14,7 @@
 
 #include "absl/status/statusor.h"
 
+#include "parallel/comm/communicator.h"
 #include "trainer/decode/scorer.h"
 #include "trainer/decode/text_codec.h"
 #include "trainer/decode/translator.h"
@@ -45,6 +50,7 @@ class LineChunkReader {
 struct TranslateStreamOptions {
   int chunk_lines = 1000;  // lines read, sorted by length, translated and written together; >= 1
   bool scores = false;     // a column with Hypothesis::score, 6 decimals
+  Communicator* world = nullptr;  // the ranks, each with its BatchShare; null: this process alone
 };
 
 struct TranslateStreamReport {
@@ -57,6 +63,8 @@ struct TranslateStreamReport {
 //   [number of the line, from 1 <TAB>] [score <TAB>] text
 // The number is there if options().search.nbest > 1, when a line has several translations. Errors:
 // those of LineChunkReader and Translator, and UNAVAILABLE if `out` cannot be written.
+// Collective over options.world, one thread a rank. Every rank gets the same error (IsAgreed); rank
+// 0 gets the report, the others an empty one.
 absl::StatusOr<TranslateStreamReport> TranslateStream(LineChunkReader& in, Translator& translator,
                                                       const TranslateStreamOptions& options,
                                                       std::ostream& out);
@@ -86,8 +94,9 @@ class TextPairReader {
 };
 
 struct ScoreStreamOptions {
-  int chunk_pairs = 1000;  // pairs read, scored and written together; >= 1
-  int max_positions = 0;   // ids of a side that the model takes, tags and </s> included; 0: any
+  int chunk_pairs = 250;  // pairs read, scored and written together; >= 1
+  int max_positions = 0;  // ids of a side that the model takes, tags and </s> included; 0: any
+  Communicator* world = nullptr;  // the ranks; null: this process alone
 };
 
 struct ScoreStreamReport {
@@ -99,7 +108,8 @@ struct ScoreStreamReport {
 
 // Writes a line per pair, in order, and flushes after each chunk:
 //   log-probability, 6 decimals <TAB> number of target ids it is a sum over
-// "nan" stands for the log-probability of a pair that is too long for the model.
+// "nan" stands for the log-probability of a pair that is too long for the model. Collective over
+// options.world, as TranslateStream is.
 absl::StatusOr<ScoreStreamReport> ScoreStream(TextPairReader& in, PairScorer& scorer,
                                               const TextCodec& codec, const TagFrame& tags,
                                               const ScoreStreamOptions& options, std::ostream& out);

@@ -73,7 +73,7 @@ absl::StatusOr<std::vector<Translation>> Translator::Translate(std::span<const s
     const std::vector<int32_t> pieces =
         IsBlank(texts[i]) ? std::vector<int32_t>() : codec_.encode(texts[i]);
     if (pieces.empty()) {
-      translations[i].best.emplace_back();
+      if (options_.share.part == 0) translations[i].best.emplace_back();
       continue;
     }
     searched.push_back(i);
@@ -88,6 +88,7 @@ absl::StatusOr<std::vector<Translation>> Translator::Translate(std::span<const s
       1, options_.max_log_probs / (rows_per_sentence * scorer_.vocabulary_size()));
   for (const std::vector<int>& indices :
        PlanBatches(lengths, options_.batch_tokens, max_sentences)) {
+    if (num_batches_++ % options_.share.num_parts != options_.share.part) continue;
     SearchBatch batch;
     for (const int index : indices) {
       const size_t i = static_cast<size_t>(index);

@@ -21,11 +21,18 @@
 
 namespace deepnet {
 
+// Several translators, each with a model of its own, share the batches of every call in turn.
+struct BatchShare {
+  int part = 0;  // of num_parts
+  int num_parts = 1;
+};
+
 struct TranslatorOptions {
   SearchOptions search;
   int batch_tokens = 2000;  // source ids decoded together, tags and </s> included; >= 1
   int max_positions = 0;    // ids of a side that the model takes, tags and </s> included; 0: any
   int64_t max_log_probs = int64_t{1} << 26;  // rows * vocabulary of a batch; bounds memory
+  BatchShare share;                          // default: this translator alone
 };
 
 struct TranslatedText {
@@ -52,7 +59,9 @@ class Translator {
   // no output is longer.
   Translator(Scorer& scorer, TextCodec codec, TagFrame tags, TranslatorOptions options);
 
-  // result[i] is the translation of texts[i]. An empty or blank text becomes one empty text.
+  // result[i] is the translation of texts[i]. An empty or blank text becomes one empty text. With
+  // several parts, all of them make the same calls; a text of another part has no `best`, and blank
+  // texts are the first part's. Batches, and so translations, are those of one translator alone.
   // Samples depend on first_ordinal + i. Fails with ExitCode::kCheckpoint if the model gives a
   // sentence no finite log-probability.
   absl::StatusOr<std::vector<Translation>> Translate(std::span<const std::string> texts,
@@ -67,6 +76,7 @@ class Translator {
   const TextCodec codec_;
   const TagFrame tags_;
   TranslatorOptions options_;
+  int64_t num_batches_ = 0;  // of all parts, so far
 };
 
 }  // namespace deepnet

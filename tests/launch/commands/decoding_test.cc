@@ -152,8 +152,8 @@ class Decoding : public ::testing::Test {
         {.name = "chunk-lines", .kind = FlagKind::kInteger, .default_value = "2"});
     auto flags = ParseFlags(AllFlags(command), words, 2);
     EXPECT_TRUE(flags.ok()) << flags.status();
-    return TranslateLines({command, *std::move(flags), in, out_, err_}, Run(), *vocabulary_,
-                          scorer);
+    return TranslateLines({command, *std::move(flags), in, out_, err_}, Run(), *vocabulary_, scorer,
+                          world_);
   }
 
   absl::Status Score(const std::string& input, const std::vector<std::string>& words) {
@@ -161,12 +161,14 @@ class Decoding : public ::testing::Test {
     SteppedPairScorer pair_scorer(scorer);
     std::istringstream in(input);
     const Command command = TestCommand();
-    return ScoreLines({command, Parse(words), in, out_, err_}, Run(), *vocabulary_, pair_scorer);
+    return ScoreLines({command, Parse(words), in, out_, err_}, Run(), *vocabulary_, pair_scorer,
+                      world_);
   }
 
  private:
   std::unique_ptr<Vocabulary> vocabulary_;
   std::ostringstream out_, err_;
+  SelfCommunicator world_;
 };
 
 TEST_F(Decoding, TranslatesEachLineOnALineAndSaysHowFast) {

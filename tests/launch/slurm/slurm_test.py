@@ -235,12 +235,13 @@ srun() {{
         shutil.copytree(self.folder / "alone", self.folder / "scored")
         os.environ["DEEPNET_ITEMS"] = "de-fr fr-de"
         arguments = ["--root", self.folder, "--checkpoint", "scored", "--direction", "{item}", "--split", "dev"]
-        self.start("evaluate", "launch/slurm/evaluate.sbatch", "--array", "0-1", "--output", self.folder / "evaluate_%a", arguments=arguments)
+        self.start("evaluate", "launch/slurm/evaluate.sbatch", "--array", "0-1", "--ntasks", 2, "--output", self.folder / "evaluate_%a", arguments=arguments)
         for task, direction in enumerate(os.environ["DEEPNET_ITEMS"].split()):
             self.log = self.folder / f"evaluate_{task}"
             self.await_line("ended with code 0")
+            self.assertIn("2 ranks by MPI", self.said())
             self.assertRegex(self.said(), rf"(?m)^{direction} .*\d")
-        self.start("prepare", "launch/slurm/prepare.sbatch", arguments=self.config)
+        self.start("prepare", "launch/slurm/prepare.sbatch", "--ntasks", 2, arguments=self.config)
         self.await_end()
         self.assertIn("already prepared from the same files", self.said())
         # Without a corpus it ends at once.

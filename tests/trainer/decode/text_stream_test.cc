@@ -1,5 +1,6 @@
 #include "trainer/decode/text_stream.h"
 
+#include <functional>
 #include <sstream>
 
 #include "absl/strings/str_format.h"
@@ -7,6 +8,8 @@
 #include <gtest/gtest.h>
 
 #include "parallel/base/exit_code.h"
+#include "parallel/comm/agreement.h"
+#include "tests/support/run_ranks.h"
 #include "tests/support/stepped_pair_scorer.h"
 #include "tests/support/table_scorer.h"
 #include "trainer/decode/search.h"
@@ -194,6 +197,130 @@ TEST(ScoreStream, PrintsNanForAPairThatIsTooLongForTheModel) {
   EXPECT_THAT(out.str(), HasSubstr("nan\t8\nnan\t2\n-"));
   EXPECT_EQ(report->num_pairs, 3);
   EXPECT_EQ(report->num_scored, 1);
+}
+
+// The results of a stream on several ranks.
+struct RanksOutcome {
+  std::string output;                  // of rank 0
+  std::vector<absl::Status> statuses;  // by rank
+};
+
+// Lines of many lengths, blank ones among them.
+std::string ManyLines(int count) {
+  std::string text;
+  for (int i = 0; i < count; ++i) text += std::string(static_cast<size_t>(i * 7 % 12), 'x') + "\n";
+  return text;
+}
+
+// Every rank calls `stream` with its communicator; only rank 0 is given the input.
+RanksOutcome OnRanks(int ranks, const std::string& input,
+                     const std::function<absl::Status(Communicator& world, LineChunkReader& lines,
+                                                      std::ostream& out)>& stream) {
+  RanksOutcome outcome{.output = "", .statuses = std::vector<absl::Status>(ranks)};
+  const auto ended = RunRanks(ranks, [&](Communicator& world) {
+    std::istringstream in(world.rank() == 0 ? input : "of another rank\xFC\n");
+    LineChunkReader lines(in, "standard input");
+    std::ostringstream out;
+    outcome.statuses[world.rank()] = stream(world, lines, out);
+    if (world.rank() == 0) outcome.output = out.str();
+    EXPECT_TRUE(world.rank() == 0 || out.str().empty()) << out.str();
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(FirstError(ended).ok());
+  return outcome;
+}
+
+RanksOutcome TranslateOnRanks(int ranks, const std::string& input, const SearchOptions& search) {
+  return OnRanks(ranks, input, [&](Communicator& world, LineChunkReader& lines, std::ostream& out) {
+    TableScorer scorer = MakeScorer();
+    Translator translator(scorer, ByteCodec(), {.source = {kTag}, .target = {}},
+                          {.search = search,
+                           .batch_tokens = 20,
+                           .share = {.part = world.rank(), .num_parts = world.size()}});
+    return TranslateStream(lines, translator, {.chunk_lines = 5, .scores = true, .world = &world},
+                           out)
+        .status();
+  });
+}
+
+RanksOutcome ScoreOnRanks(int ranks, const std::string& input) {
+  return OnRanks(ranks, input, [&](Communicator& world, LineChunkReader& lines, std::ostream& out) {
+    TableScorer scorer = MakeScorer();
+    SteppedPairScorer pair_scorer(scorer);
+    TextPairReader pairs(lines);
+    return ScoreStream(pairs, pair_scorer, ByteCodec(), {.source = {kTag}, .target = {}},
+                       {.chunk_pairs = 3, .max_positions = 9, .world = &world}, out)
+        .status();
+  });
+}
+
+TEST(StreamsOnRanks, WriteTheTranslationsOfOneProcess) {
+  const SearchOptions beam{.beam_size = 3, .max_tokens = 6, .nbest = 2, .forbidden = {kTag}};
+  SearchOptions sampling = beam;
+  sampling.sampling_temperature = 1.0;
+  for (const SearchOptions& search : {beam, sampling}) {
+    for (const int lines : {0, 1, 4, 23, 40}) {
+      const std::string one = TranslateOnRanks(1, ManyLines(lines), search).output;
+      for (const int ranks : {2, 3, 4}) {
+        const RanksOutcome several = TranslateOnRanks(ranks, ManyLines(lines), search);
+        EXPECT_TRUE(FirstError(several.statuses).ok()) << FirstError(several.statuses);
+        EXPECT_EQ(several.output, one) << ranks << " ranks, " << lines << " lines";
+      }
+    }
+  }
+}
+
+TEST(StreamsOnRanks, WriteTheScoresOfOneProcess) {
+  std::string pairs;
+  for (int i = 0; i < 25; ++i) {  // some too long
+    pairs += std::string(static_cast<size_t>(i * 5 % 11), 'a') + "\t" +
+             std::string(static_cast<size_t>(i * 3 % 7), 'b') + "\n";
+  }
+  const std::string one = ScoreOnRanks(1, pairs).output;
+  EXPECT_THAT(one, HasSubstr("nan"));
+  for (const int ranks : {2, 4}) {
+    const RanksOutcome several = ScoreOnRanks(ranks, pairs);
+    EXPECT_TRUE(FirstError(several.statuses).ok()) << FirstError(several.statuses);
+    EXPECT_EQ(several.output, one) << ranks;
+  }
+}
+
+TEST(StreamsOnRanks, WriteWhatWasReadBeforeABadLineAndAgreeOnIt) {
+  const SearchOptions search{.beam_size = 2, .max_tokens = 6, .forbidden = {kTag}};
+  const std::string input = ManyLines(16) + "schlecht \xFC\n";
+  const std::string good = TranslateOnRanks(1, ManyLines(15), search).output;
+  for (const int ranks : {1, 2, 4}) {
+    const RanksOutcome outcome = TranslateOnRanks(ranks, input, search);
+    EXPECT_EQ(outcome.output, good) << ranks;
+    for (const absl::Status& status : outcome.statuses) {
+      EXPECT_TRUE(IsAgreed(status)) << status;
+      EXPECT_EQ(GetExitCode(status), ExitCode::kData);
+      EXPECT_THAT(std::string(status.message()), HasSubstr("standard input, line 17: not UTF-8"));
+    }
+  }
+}
+
+TEST(StreamsOnRanks, AgreeOnTheErrorOfARankThatCannotTranslate) {
+  const SearchOptions search{.beam_size = 2, .max_tokens = 6, .forbidden = {kTag}};
+  const auto stream = [&](Communicator& world, LineChunkReader& lines, std::ostream& out) {
+    TableScorer scorer = MakeScorer();
+    SearchOptions own = search;
+    if (world.rank() == 1) {  // nothing can be emitted
+      for (int32_t id = 0; id < kTag; ++id) {
+        if (id != SpecialId::kEnd) own.forbidden.push_back(id);
+      }
+    }
+    Translator translator(scorer, ByteCodec(), {.source = {kTag}, .target = {}},
+                          {.search = own,
+                           .batch_tokens = 20,
+                           .share = {.part = world.rank(), .num_parts = world.size()}});
+    return TranslateStream(lines, translator, {.chunk_lines = 5, .world = &world}, out).status();
+  };
+  for (const absl::Status& status : OnRanks(3, ManyLines(30), stream).statuses) {
+    EXPECT_TRUE(IsAgreed(status)) << status;
+    EXPECT_EQ(GetExitCode(status), ExitCode::kCheckpoint);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1: sentence "));
+  }
 }
 
 }  // namespace

@@ -1,0 +1,30 @@
+// The model of `translate`, `score` and `evaluate` on all ranks of a job: each has a copy, on a
+// device or a share of the cores of its own.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "launch/commands/command.h"
+#include "parallel/comm/communicator.h"
+#include "proto/run.pb.h"
+#include "trainer/model_loader.h"
+
+namespace deepnet {
+
+struct DecodingModel {
+  RunSpec run;  // DecodingRunSpec of this command line
+  std::unique_ptr<LoadedModel> loaded;
+};
+
+// Loads the model of --checkpoint after `check` has accepted its RunSpec. Collective over `world`;
+// every rank gets the same error (IsAgreed), also FailedPrecondition (ExitCode::kPreflight) where
+// ranks differ in program, checkpoint or arithmetic.
+absl::StatusOr<DecodingModel> LoadDecodingModel(
+    const CommandLine& line, Communicator& world,
+    const std::function<absl::Status(const RunSpec& run)>& check);
+
+}  // namespace deepnet

@@ -1,0 +1,127 @@
+// `translate`, `score` and `evaluate` as ranks under mpirun, with the stored model of tests/golden:
+// the output of one process, to the byte.
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <initializer_list>
+#include <regex>
+#include <sstream>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/support/child_process.h"
+
+namespace deepnet {
+namespace {
+
+using deepnet::testing::ChildOutcome;
+using deepnet::testing::RunChild;
+using ::testing::HasSubstr;
+
+namespace fs = std::filesystem;
+
+constexpr char kModel[] = " --root tests/golden/run-v1 --checkpoint run ";
+
+class DecodeRanksTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    root_ = fs::path(::testing::TempDir()) / absl::StrCat("deepnet_decode_ranks_", getpid());
+    fs::create_directories(root_);
+    std::ifstream table("tests/trainer/data/testdata/udhr.tsv");
+    std::ofstream text(root_ / "text"), pairs(root_ / "pairs");
+    std::string line;
+    for (int i = 0; i < 60 && std::getline(table, line); ++i) {  // language, English, German
+      const size_t english = line.find('\t') + 1, german = line.find('\t', english) + 1;
+      text << line.substr(english, german - english - 1) << "\n";
+      pairs << line.substr(english) << "\n";
+    }
+  }
+  void TearDown() override { fs::remove_all(root_); }
+
+  std::string Read(const char* file) const {
+    std::ostringstream text;
+    text << std::ifstream(root_ / file).rdbuf();
+    return text.str();
+  }
+
+  // The program's exit code, as one process or as ranks; its outputs are in files.
+  int Start(int ranks, const std::string& arguments) const {
+    const std::string launcher =
+        absl::StrCat("MPIEXEC_TIMEOUT=120 tests/mpi/mpirun.sh ", ranks, " ");
+    return RunChild({"bash", "-c",
+                     absl::StrCat(ranks > 1 ? launcher : "", DEEPNET_PROGRAM, " ", arguments, " > ",
+                                  (root_ / "out").string(), " 2> ", (root_ / "err").string())})
+        .code;
+  }
+
+  // Returns what rank 0 printed.
+  std::string Run(int ranks, const std::string& arguments) const {
+    EXPECT_EQ(Start(ranks, arguments), 0) << arguments << "\n" << Read("err");
+    return Read("out");
+  }
+
+  void ExpectSameOnRanks(const std::string& arguments, std::initializer_list<int> numbers) const {
+    const std::string one = Run(1, arguments);
+    EXPECT_NE(one, "");
+    for (const int ranks : numbers) EXPECT_EQ(Run(ranks, arguments), one) << ranks;
+  }
+
+  fs::path root_;
+};
+
+TEST_F(DecodeRanksTest, TranslationsAreThoseOfOneProcess) {
+  const std::string translate =
+      absl::StrCat("translate", kModel, "--from en --to de --chunk-lines 7 --batch-tokens 100 ",
+                   "--scores --nbest 2 < ", (root_ / "text").string());
+  ExpectSameOnRanks(translate + " --beam-size 3", {2, 4});
+  ExpectSameOnRanks(translate + " --sample 1 --seed 3", {4});
+}
+
+TEST_F(DecodeRanksTest, ScoresAreThoseOfOneProcess) {
+  ExpectSameOnRanks(
+      absl::StrCat("score", kModel, "--from en --to de < ", (root_ / "pairs").string()), {4});
+}
+
+TEST_F(DecodeRanksTest, AnEvaluationIsThatOfOneProcess) {
+  const auto evaluate = [&](int ranks) {
+    // Beside the scores there is only how long it took.
+    return std::regex_replace(
+        Run(ranks, absl::StrCat("evaluate", kModel, "--json --beam-size 2 --output ",
+                                (root_ / absl::StrCat(ranks)).string())),
+        std::regex("\"seconds\":[^,}]*"), "");
+  };
+  const std::string one = evaluate(1);
+  EXPECT_THAT(one, HasSubstr("\"bleu\""));
+  for (const int ranks : {2, 4}) {
+    EXPECT_EQ(evaluate(ranks), one);
+    for (const auto& entry : fs::directory_iterator(root_ / "1")) {
+      const std::string name = entry.path().filename();
+      EXPECT_EQ(Read(absl::StrCat(ranks, "/", name).c_str()), Read(("1/" + name).c_str()));
+    }
+  }
+}
+
+TEST_F(DecodeRanksTest, AnErrorEndsAllWithItsCodeAndIsSaidOnce) {
+  std::ofstream(root_ / "text", std::ios::app) << "schlecht \xFC\n";
+  const std::string text = absl::StrCat(" < ", (root_ / "text").string());
+  const auto expect = [&](int code, const std::string& arguments, const std::string& error) {
+    EXPECT_EQ(Start(2, arguments + text), code) << Read("err");
+    const std::string said = Read("err");
+    const size_t at = said.find(error);
+    EXPECT_NE(at, said.npos) << said;
+    EXPECT_EQ(said.find("error: ", said.find("error: ") + 1), said.npos) << said;
+  };
+  const std::string languages = " --from en --to de";
+  expect(4, absl::StrCat("translate", kModel, languages), "standard input, line 61: not UTF-8");
+  expect(4, absl::StrCat("score", kModel, languages, " none.en none.de"),
+         "none.en: cannot be read");
+  expect(2, absl::StrCat("translate", kModel, " --from en --to xx"), "--to: xx: the model knows");
+  expect(4, absl::StrCat("evaluate", kModel, "--direction xx-yy"), "xx-yy");
+}
+
+}  // namespace
+}  // namespace deepnet
