@@ -85,6 +85,7 @@ constexpr ForeignField kForeignFields[] = {
      "train.checkpoint_every_steps"},
     {"--validate-interval-updates", "--valid-freq", "eval_steps", "eval-interval",
      "train.validate_every_steps"},
+    {"--patience", "--early-stopping", "early_stopping_patience", "", "train.patience"},
     {"--keep-interval-updates", "", "save_total_limit", "", "train.keep_checkpoints"},
     {"--log-interval", "--disp-freq", "logging_steps", "log-interval", "train.log_every_steps"},
     {"--save-dir", "--model", "output_dir", "save", "folder"},
@@ -115,8 +116,6 @@ constexpr ForeignField kForeignFields[] = {
      "an architecture has no name: model says layers, widths and residual"},
     {"--max-epoch", "--after-epochs", "num_train_epochs", "", "",
      "sentences are drawn by temperature, not in epochs: train.steps or train.max_train_minutes"},
-    {"--patience", "--early-stopping", "", "", "",
-     "a run is not ended by a score: best-* points at the best checkpoint"},
 };
 
 // New paths of fields that had another one.

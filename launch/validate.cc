@@ -578,6 +578,11 @@ void CheckTrain(const TrainSpec& train, Mistakes* mistakes) {
   fields.AtLeast(1, "log_every_steps");
   fields.AtLeast(0, "checkpoint_every_minutes", "must be above 0, or 0: off");
   fields.AtLeast(0, "validate_every_minutes", "must be above 0, or 0: off");
+  fields.AtLeast(0, "patience", "must be at least 1, or 0: off");
+  fields.AtLeast(0, "checkpoint_every_tokens", "must be at least 1, or 0: off");
+  fields.AtLeast(0, "validate_every_tokens", "must be at least 1, or 0: off");
+  fields.AtLeast(0, "checkpoint_every_epochs", "must be above 0, or 0: off");
+  fields.AtLeast(0, "validate_every_epochs", "must be above 0, or 0: off");
   CheckSpike(train.spike(), mistakes);
 }
 

@@ -23,6 +23,7 @@
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/retention.h"
 #include "trainer/checkpoint/tools/tool_options.h"
+#include "trainer/intervals.h"
 #include "trainer/kernels/device_errors.h"
 #include "trainer/messages.h"
 #include "trainer/model_loader.h"
@@ -469,12 +470,13 @@ bool UpdateBest(Manifest& state, const std::string& metric, double value, Better
   return true;
 }
 
-bool CheckpointPolicy::IsDue() const {
-  const int64_t every = train_.checkpoint_every_steps();
-  const double seconds = state_.train_seconds() - saved_at_;
-  return (every > 0 && state_.step() % every == 0) ||
-         (train_.checkpoint_every_minutes() > 0 &&
-          seconds >= 60 * train_.checkpoint_every_minutes());
+bool CheckpointPolicy::IsDue(int64_t step_tokens) const {
+  return deepnet::IsDue(CheckpointInterval(train_),
+                        {.step = state_.step(),
+                         .target_tokens = state_.target_tokens(),
+                         .step_tokens = step_tokens,
+                         .steps_per_epoch = options_.steps_per_epoch,
+                         .seconds = state_.train_seconds() - saved_at_});
 }
 
 // Records in the ledger whether the step that was just counted was skipped.
@@ -490,9 +492,9 @@ void CheckpointPolicy::RecordSkip() {
   run->set_count(run->count() + 1);
 }
 
-absl::Status CheckpointPolicy::SaveIfDue() {
+absl::Status CheckpointPolicy::SaveIfDue(int64_t step_tokens) {
   RecordSkip();
-  return IsDue() ? Save() : absl::OkStatus();
+  return IsDue(step_tokens) ? Save() : absl::OkStatus();
 }
 
 absl::Status CheckpointPolicy::Save() {

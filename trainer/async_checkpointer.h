@@ -187,6 +187,7 @@ struct CheckpointPolicyOptions {
   RunLock* lock = nullptr;                        // rank 0's
   bool resumed = false;                           // the step that `state` begins with is on disk
   bool copies = true;                             // see AsyncCheckpointerOptions
+  double steps_per_epoch = 0.0;                   // DataOrder
   std::function<void(const SaveRecord&)> record;  // told of every save that ended, on every rank
 };
 
@@ -208,8 +209,9 @@ class CheckpointPolicy {
   absl::Status Advance() { return saver_.busy() ? saver_.Advance() : absl::OkStatus(); }
 
   // Starts a save if one is due; first waits until the one before is on disk, so that no run is
-  // ever more than one checkpoint behind. Call this or Save after every step.
-  absl::Status SaveIfDue();
+  // ever more than one checkpoint behind. `step_tokens` are the target tokens of the last step.
+  // Call this or Save after every step.
+  absl::Status SaveIfDue(int64_t step_tokens);
 
   // Waits until weights and moments may change.
   void AwaitCopy() { saver_.AwaitCopy(); }
@@ -238,7 +240,7 @@ class CheckpointPolicy {
   double ExpectedSeconds() const;
 
  private:
-  bool IsDue() const;
+  bool IsDue(int64_t step_tokens) const;
   void RecordSkip();
   void AfterSave(SaveRecord record);
 

@@ -425,6 +425,7 @@ absl::StatusOr<TrainSession> MakeTrainSession(const ResolvedRun& resolved,
   ASSIGN_OR_RETURN(auto source, CorpusBatchSource::Make(resolved.run.data(), resolved.run.seed(),
                                                         resolved.corpus.get(),
                                                         resolved.run.model().architecture()));
+  session.steps_per_epoch = source->order().steps_per_epoch();
   session.batches = std::make_unique<Prefetcher>(std::move(source));
   ASSIGN_OR_RETURN(
       session.instruments,

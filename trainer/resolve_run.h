@@ -59,6 +59,7 @@ absl::StatusOr<ResolvedRun> ResolveRun(RunSpec run, const ResolveOptions& option
 struct TrainSession {
   std::unique_ptr<RankContext> context;    // with weights
   std::unique_ptr<BatchSource> batches;    // reads `resolved.corpus`
+  double steps_per_epoch = 0.0;            // of `batches`
   std::unique_ptr<MetricsWriter> metrics;  // rank 0 only
   std::unique_ptr<StepReport> report;
   std::unique_ptr<Instruments> instruments;

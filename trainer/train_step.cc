@@ -31,6 +31,14 @@ absl::StatusOr<LossSums> SumLoss(const StepBatch& batch, const RankContext& cont
   return TotalLoss(losses, context.groups.all);
 }
 
+double ComputeSeconds(const RankTrace& trace) {
+  double seconds = 0.0;
+  for (const TraceEvent& event : trace.events) {
+    if (event.kind == TraceKind::kCompute) seconds += event.end - event.start;
+  }
+  return seconds;
+}
+
 }  // namespace
 
 absl::StatusOr<StepResult> RunTrainStep(const StepBatch& batch, int64_t step, int64_t update,
@@ -47,12 +55,15 @@ absl::StatusOr<StepResult> RunTrainStep(const StepBatch& batch, int64_t step, in
   context.sums->Record(options.trace);
   context.stage->BeginStep(context.dp_size == 1 ? batch : own, step, result.loss_scale);
   ExecutorOptions traced = options;
-  if (context.pipeline->size() > 1) traced.trace = &result.trace;
+  traced.trace = &result.trace;
   traced.guard = [&context](absl::FunctionRef<absl::Status()> work) {
     return CatchErrors(work, context.device_use());
   };
   RETURN_IF_ERROR(
       RunSchedule(context.schedule, context.placement, *context.stage, *context.pipeline, traced));
+  if (!context.ops->ResidualOptions().device().is_cuda()) {
+    result.compute_seconds = ComputeSeconds(result.trace);
+  }
   if (options.trace != nullptr) {
     options.trace->events.insert(options.trace->events.end(), result.trace.events.begin(),
                                  result.trace.events.end());

@@ -21,7 +21,9 @@ struct StepResult {
   bool withheld = false;       // `wanted` said no; update.skipped is true then
   double loss_scale = 0.0;     // 0: none
   double gradient_unit = 1.0;  // what the summed gradient was multiplied by to be the loss's
-  RankTrace trace;             // of this rank's actions; empty with one stage
+  double compute_seconds =
+      0.0;          // that this rank computed by its clock, without waiting; 0 on a GPU
+  RankTrace trace;  // of this rank's actions
 };
 
 // Returns the bubble and the exposed communication of a step, from the traces of its ranks; zeros

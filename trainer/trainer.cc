@@ -3,10 +3,12 @@
 #include "trainer/trainer.h"
 
 #include <algorithm>
-#include <array>
 #include <memory>
 #include <optional>
+#include <span>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -14,12 +16,14 @@
 
 #include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
+#include "parallel/base/host.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/heartbeat.h"
 #include "parallel/plan/memory.h"
 #include "trainer/async_checkpointer.h"
+#include "trainer/intervals.h"
 #include "trainer/kernels/device_errors.h"
 #include "trainer/model/architecture.h"
 #include "trainer/model_loader.h"
@@ -29,6 +33,7 @@
 #include "trainer/roll_back.h"
 #include "trainer/run_trace.h"
 #include "trainer/spikes.h"
+#include "trainer/stragglers.h"
 #include "trainer/tensor_memory.h"
 #include "trainer/train_step.h"
 #include "trainer/validation.h"
@@ -68,6 +73,7 @@ class Trainer {
  private:
   bool leads() const { return world_.rank() == 0; }  // rank 0 writes and logs for all
   bool Done() const;
+  bool IsOutOfPatience() const;
   bool ValidationDue() const;
   absl::Status Step();
   absl::Status LeaveOut();
@@ -77,6 +83,7 @@ class Trainer {
   void GoOnFrom(Manifest earlier);
   absl::Status RecordInstruments(const StepResult& result);
   absl::Status Agree(double seconds);
+  absl::Status NameStragglers(std::span<const double> compute_seconds);
   void Count(const StepBatch& batch, const StepResult& result);
   void CountLossScale(bool overflow);
   absl::Status Report(const StepResult& result);
@@ -85,6 +92,7 @@ class Trainer {
   absl::Status CheckDivergence();
   absl::Status CompareMemory();
   absl::Status ValidateNow();
+  void CountPatience(bool is_best);
   absl::Status SaveIfAskedOrDue();
   absl::Status WriteTraceIfDue(bool last);
   TraceSpan Phase(const char* name);
@@ -109,12 +117,16 @@ class Trainer {
   std::unique_ptr<CheckpointPolicy> checkpoints_;
   int64_t first_step_ = 0;            // of this process
   double stepping_seconds_ = 0.0;     // of this process, by the clock of rank 0
+  int64_t step_tokens_ = 0;           // target tokens of the last step
   int64_t validated_step_ = -1;       // the last one; -1: none
   double validated_at_ = 0.0;         // training seconds
   double agreed_seconds_ = 0.0;       // of the last step, by the clock of rank 0
   double longest_step_ = 0.0;         // seconds, of this process, without its first step
   absl::Status least_scale_;          // of the last step, with a loss scale
   std::optional<SpikeRecord> spike_;  // of the last step
+  double compute_seconds_ = 0.0;      // of this rank, in the steps since stragglers were looked for
+  int64_t computed_steps_ = 0;        // those steps
+  std::vector<bool> straggles_;       // by rank, the last time; empty: none
   bool stop_ = false, save_ = false;  // requested of some rank, as all ranks know
 };
 
@@ -137,6 +149,7 @@ absl::Status Trainer::Prepare() {
                               .lock = resolved_.lock.get(),
                               .resumed = resumed,
                               .copies = !run_.parallel().blocking_saves(),
+                              .steps_per_epoch = session_.steps_per_epoch,
                               .record = [this](const SaveRecord& record) { RecordSave(record); }});
   requests_.Expect(0.0, checkpoints_->ExpectedSeconds());
   return checkpoints_->Open();
@@ -146,7 +159,13 @@ bool Trainer::Done() const {
   const TrainSpec& train = run_.train();
   return (train.steps() > 0 && state_.step() >= train.steps()) ||
          (train.max_train_minutes() > 0 &&
-          state_.train_seconds() >= 60 * train.max_train_minutes());
+          state_.train_seconds() >= 60 * train.max_train_minutes()) ||
+         IsOutOfPatience();
+}
+
+bool Trainer::IsOutOfPatience() const {
+  const int patience = run_.train().patience();
+  return patience > 0 && state_.validations_without_best() >= patience;
 }
 
 absl::Status Trainer::Run() {
@@ -194,6 +213,8 @@ absl::Status Trainer::Step() {
           },
           [this](double loss, double norm) { return UpdateWanted(loss, norm); }));
   if (looks) RETURN_IF_ERROR(RecordInstruments(result));
+  compute_seconds_ += result.compute_seconds;
+  ++computed_steps_;
   RETURN_IF_ERROR(Agree(SecondsNow() - started));
   Count(*batch, result);
   if (first) RETURN_IF_ERROR(CompareMemory());
@@ -205,6 +226,7 @@ absl::Status Trainer::Step() {
 // Counts a step that is not trained on.
 absl::Status Trainer::LeaveOut() {
   RETURN_IF_ERROR(Agree(0.0));
+  step_tokens_ = 0;
   state_.set_step(state_.step() + 1);
   state_.mutable_data()->set_step(state_.step());
   state_.set_skipped_steps(state_.skipped_steps() + 1);
@@ -299,19 +321,52 @@ absl::Status Trainer::RecordInstruments(const StepResult& result) {
 }
 
 // Makes known to all ranks after a step: how long it took by the clock of rank 0, the requests to
-// any rank, and whether all ranks have done their part of a save.
+// any rank, whether all ranks have done their part of a save and, every kStragglerSteps, how long
+// each of them computes.
 absl::Status Trainer::Agree(double seconds) {
   Enter("agreement of all ranks");
   const TraceSpan span = Phase("agreement");
   const int asked = requests_.Take();
-  std::array<double, 4> values = {leads() ? seconds : 0.0, (asked & kStopRequest) != 0 ? 1.0 : 0.0,
-                                  (asked & kSaveRequest) != 0 ? 1.0 : 0.0,
-                                  checkpoints_->Ready() ? 0.0 : 1.0};
+  std::vector<double> values = {leads() ? seconds : 0.0, (asked & kStopRequest) != 0 ? 1.0 : 0.0,
+                                (asked & kSaveRequest) != 0 ? 1.0 : 0.0,
+                                checkpoints_->Ready() ? 0.0 : 1.0};
+  const size_t first = values.size();
+  const bool compares = computed_steps_ == kStragglerSteps;
+  if (compares) {
+    values.resize(first + static_cast<size_t>(world_.size()));
+    values[first + static_cast<size_t>(world_.rank())] = compute_seconds_ / kStragglerSteps;
+    compute_seconds_ = 0.0;
+    computed_steps_ = 0;
+  }
   RETURN_IF_ERROR(world_.AllReduceSum(std::span(values)));
+  if (compares) RETURN_IF_ERROR(NameStragglers(std::span(values).subspan(first)));
   agreed_seconds_ = values[0];
   stop_ = stop_ || values[1] > 0;
   save_ = values[2] > 0;
   return values[3] == 0 ? checkpoints_->Advance() : absl::OkStatus();
+}
+
+// Records ranks that compute too long, and warns of those that did not the last time. The step that
+// just ended is not counted yet.
+absl::Status Trainer::NameStragglers(std::span<const double> compute_seconds) {
+  std::vector<double> work(compute_seconds.size());
+  for (const StagePlan& stage : resolved_.plan.stages()) {
+    work[static_cast<size_t>(stage.rank())] = stage.busy_seconds();
+  }
+  std::vector<StragglerRecord> stragglers = FindStragglers(compute_seconds, work);
+  const std::vector<bool> before =
+      std::exchange(straggles_, std::vector<bool>(compute_seconds.size()));
+  if (stragglers.empty()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const std::vector<std::string> hosts, AllGatherText(world_, HostName()));
+  for (StragglerRecord& record : stragglers) {
+    const auto rank = static_cast<size_t>(record.rank());
+    record.set_step(state_.step() + 1);
+    record.set_host(hosts[rank]);
+    straggles_[rank] = true;
+    WriteMetrics(record);
+    if (leads() && (before.empty() || !before[rank])) log_.Warning(StragglerLine(record));
+  }
+  return absl::OkStatus();
 }
 
 void Trainer::Count(const StepBatch& batch, const StepResult& result) {
@@ -321,7 +376,8 @@ void Trainer::Count(const StepBatch& batch, const StepResult& result) {
   state_.set_train_seconds(state_.train_seconds() + agreed_seconds_);
   stepping_seconds_ += agreed_seconds_;
   state_.set_source_tokens(state_.source_tokens() + batch.num_source_tokens);
-  state_.set_target_tokens(state_.target_tokens() + batch.num_target_tokens);
+  step_tokens_ = batch.num_target_tokens;
+  state_.set_target_tokens(state_.target_tokens() + step_tokens_);
   state_.set_optimizer_steps(state_.optimizer_steps() + (skipped ? 0 : 1));
   state_.set_skipped_steps(state_.skipped_steps() + (skipped ? 1 : 0));
   state_.set_consecutive_skips(skipped ? state_.consecutive_skips() + 1 : 0);
@@ -401,10 +457,12 @@ absl::Status Trainer::CompareMemory() {
 }
 
 bool Trainer::ValidationDue() const {
-  const TrainSpec& train = run_.train();
-  const double seconds = state_.train_seconds() - validated_at_;
-  return (train.validate_every_steps() > 0 && state_.step() % train.validate_every_steps() == 0) ||
-         (train.validate_every_minutes() > 0 && seconds >= 60 * train.validate_every_minutes());
+  return IsDue(ValidationInterval(run_.train()),
+               {.step = state_.step(),
+                .target_tokens = state_.target_tokens(),
+                .step_tokens = step_tokens_,
+                .steps_per_epoch = session_.steps_per_epoch,
+                .seconds = state_.train_seconds() - validated_at_});
 }
 
 // A validation that a stop cuts short is the first thing that the resumed run does.
@@ -431,15 +489,29 @@ absl::Status Trainer::ValidateNow() {
   const bool better_bleu = !record->bleu_signature().empty() &&
                            UpdateBest(state_, "bleu", record->bleu(), Better::kGreater);
   const bool better_nll = UpdateBest(state_, "nll", record->nll(), Better::kSmaller);
-  if (!better_bleu && !better_nll) return absl::OkStatus();
+  const bool is_best = better_bleu || better_nll;
+  CountPatience(is_best);
+  if (!is_best) return absl::OkStatus();
   checkpoints_->Changed();  // this step is saved again if it was
   return checkpoints_->Save();
+}
+
+// Counts a validation that was `best`, or none, for train.patience.
+void Trainer::CountPatience(bool is_best) {
+  const int patience = run_.train().patience();
+  if (patience == 0) return state_.clear_validations_without_best();
+  state_.set_validations_without_best(is_best ? 0 : state_.validations_without_best() + 1);
+  checkpoints_->Changed();
+  if (!IsOutOfPatience()) return;
+  log_.Info(absl::StrCat("train.patience: no better BLEU or nll in ",
+                         state_.validations_without_best(),
+                         " validations in a row; training ends"));
 }
 
 absl::Status Trainer::SaveIfAskedOrDue() {
   Enter("save");
   const TraceSpan span(trace_.current(), {.kind = TraceKind::kSave});
-  return save_ ? checkpoints_->Save() : checkpoints_->SaveIfDue();
+  return save_ ? checkpoints_->Save() : checkpoints_->SaveIfDue(step_tokens_);
 }
 
 // Only warns if writing fails.

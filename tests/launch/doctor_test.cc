@@ -55,6 +55,13 @@ class DoctorProgramTest : public testing::CorpusTest {
   static std::string Doctor(const std::string& program = kProgram) {
     return absl::StrCat(program, " doctor --root ", root_.string());
   }
+  // A script that runs `command` and stops it for four fifths of the time.
+  static std::string Slowed(const std::string& command) {
+    return absl::StrCat(command, " &\np=$!\n",
+                        "while read -r _ < /proc/$p/maps; do\n",  // as long as it has memory
+                        "  kill -STOP $p; sleep 0.04; kill -CONT $p; sleep 0.01\n",
+                        "done 2>/dev/null\nwait $p\n");
+  }
   static std::string Train(const std::string& more) {
     std::ofstream(root_ / "run.textproto") << kRun;
     return absl::StrCat(kProgram, " train --check --config ", (root_ / "run.textproto").string(),
@@ -96,15 +103,28 @@ TEST_F(DoctorProgramTest, LessMemoryOnOneRankIsNamed) {
 
 // Rank 1 is stopped for four fifths of the time, whatever else the machine does.
 TEST_F(DoctorProgramTest, ASlowCoreIsNamed) {
-  std::ofstream(root_ / "slow.sh")
-      << Doctor() << " &\np=$!\n"
-      << "while read -r _ < /proc/$p/maps; do\n"  // as long as it has memory
-         "  kill -STOP $p; sleep 0.04; kill -CONT $p; sleep 0.01\ndone 2>/dev/null\nwait $p\n";
+  std::ofstream(root_ / "slow.sh") << Slowed(Doctor());
   const Outcome outcome =
       RunRanks(1, Doctor(), absl::StrCat("bash ", (root_ / "slow.sh").string()));
   EXPECT_EQ(outcome.code, 3) << outcome.output;
   EXPECT_THAT(outcome.output, ContainsRegex("OUTLIER  rank 1 \\(host .*\\): matrix products .*, "
                                             "the median of cpu ranks is"));
+}
+
+// The same in training: fifty steps, and the rank is in log and metrics.
+TEST_F(DoctorProgramTest, AStragglerIsNamed) {
+  const std::string train = Train(
+      " --set folder=straggler --set train.steps=50 --set parallel.data_parallel_size=2"
+      " --set compute.threads_per_rank=1");
+  std::ofstream(root_ / "slow_train.sh") << Slowed(train);
+  const Outcome outcome =
+      RunRanks(1, train, absl::StrCat("bash ", (root_ / "slow_train.sh").string()));
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
+  EXPECT_THAT(outcome.output,
+              HasSubstr(absl::StrCat("straggler: rank 1 on ", HostName(), " computes ")));
+  std::ifstream file(root_ / "straggler/metrics.jsonl");
+  const std::string metrics{std::istreambuf_iterator<char>(file), {}};
+  EXPECT_THAT(metrics, ContainsRegex("\"kind\":\"straggler\",\"step\":\"?50\"?,\"rank\":1,"));
 }
 
 // All packets between hosts 2 and 3 are lost, as behind a firewall; both reach host 1.

@@ -274,6 +274,14 @@ DataOrder::DataOrder(const DataSpec& spec, uint64_t seed, const PairIndex* index
       selected_(SelectedDirections(*index, spec)),
       sampling_(Counts(*index, selected_), PhasesOf(spec, steps_per_window), pairs_per_window) {}
 
+double DataOrder::steps_per_epoch() const {
+  double pairs = 0.0;
+  for (const int direction : selected_) {
+    pairs += static_cast<double>(index_->directions()[static_cast<size_t>(direction)].num_pairs);
+  }
+  return pairs / static_cast<double>(pairs_per_window_) * static_cast<double>(steps_per_window_);
+}
+
 int64_t DataOrder::NumDrawn(int direction, int64_t window) const {
   const auto found = std::find(selected_.begin(), selected_.end(), direction);
   if (found == selected_.end()) return 0;

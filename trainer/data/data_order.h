@@ -72,6 +72,8 @@ class DataOrder {
 
   int64_t steps_per_window() const { return steps_per_window_; }
   int64_t pairs_per_window() const { return pairs_per_window_; }  // drawn, up to rounding
+  // The steps that draw as many pairs as the directions in use have together.
+  double steps_per_epoch() const;
   int64_t global_microbatches() const { return global_microbatches_; }
   const Capacity& capacity() const { return capacity_; }
 

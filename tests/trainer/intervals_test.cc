@@ -1,0 +1,55 @@
+#include "trainer/intervals.h"
+
+#include <cstdint>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace deepnet {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+// Returns the steps, of those with `tokens` target tokens each, after which `interval` is due.
+std::vector<int64_t> DueSteps(const Interval& interval, const std::vector<int64_t>& tokens,
+                              double steps_per_epoch = 4.0) {
+  std::vector<int64_t> due;
+  RunPosition position{.steps_per_epoch = steps_per_epoch};
+  for (const int64_t step_tokens : tokens) {
+    ++position.step;
+    position.step_tokens = step_tokens;
+    position.target_tokens += step_tokens;
+    if (IsDue(interval, position)) due.push_back(position.step);
+  }
+  return due;
+}
+
+TEST(IsDue, IsNeverTrueByDefault) {
+  EXPECT_THAT(DueSteps({}, {10, 10, 10}), IsEmpty());
+  EXPECT_THAT(DueSteps({.steps = -1}, {10, 10, 10}), IsEmpty());
+}
+
+TEST(IsDue, OnceForEachMultipleOfTokensThatAStepReachesOrPasses) {
+  EXPECT_THAT(DueSteps({.tokens = 100}, {60, 40, 60, 60, 250, 1}), ElementsAre(2, 4, 5));
+  EXPECT_THAT(DueSteps({.tokens = 100}, {100, 0, 0, 99}), ElementsAre(1))
+      << "a step that is left out has no tokens";
+}
+
+TEST(IsDue, AtTheEndsOfWholeAndPartialEpochs) {
+  EXPECT_THAT(DueSteps({.epochs = 1}, std::vector<int64_t>(12, 1)), ElementsAre(4, 8, 12));
+  EXPECT_THAT(DueSteps({.epochs = 0.5}, std::vector<int64_t>(6, 1)), ElementsAre(2, 4, 6));
+  EXPECT_THAT(DueSteps({.epochs = 1}, std::vector<int64_t>(8, 1), 2.5), ElementsAre(3, 5, 8));
+  EXPECT_THAT(DueSteps({.epochs = 1}, std::vector<int64_t>(3, 1), 0.3), ElementsAre(1, 2, 3));
+}
+
+TEST(IsDue, WhicheverComesFirst) {
+  EXPECT_THAT(DueSteps({.steps = 5, .tokens = 30, .epochs = 1.5}, std::vector<int64_t>(9, 10)),
+              ElementsAre(3, 5, 6, 9));
+  EXPECT_FALSE(IsDue({.minutes = 2}, {.step = 1, .seconds = 119}));
+  EXPECT_TRUE(IsDue({.minutes = 2}, {.step = 1, .seconds = 120}));
+}
+
+}  // namespace
+}  // namespace deepnet

@@ -1,0 +1,36 @@
+// When a run saves and validates: every so many steps, target tokens, epochs or minutes, whichever
+// comes first.
+#pragma once
+
+#include <cstdint>
+
+#include "proto/run.pb.h"
+
+namespace deepnet {
+
+// 0, or a negative number: not by this.
+struct Interval {
+  int64_t steps = 0;
+  int64_t tokens = 0;    // target tokens with a label
+  double epochs = 0.0;   // an epoch draws as many pairs as the run's directions have
+  double minutes = 0.0;  // of training
+};
+
+Interval CheckpointInterval(const TrainSpec& train);
+Interval ValidationInterval(const TrainSpec& train);
+
+// Where a run is after a step.
+struct RunPosition {
+  int64_t step = 0;           // steps done
+  int64_t target_tokens = 0;  // of the whole run
+  int64_t step_tokens = 0;    // of the last step; 0: it was not trained on, or none was taken
+  double steps_per_epoch = 0.0;
+  double seconds = 0.0;  // of training since the last time
+};
+
+// Returns whether the last step reached a multiple of the interval's steps, reached or passed one
+// of its tokens or epochs, or its minutes have passed. But for the minutes this is a function of
+// the step, so it is the same on every layout and after every resume.
+bool IsDue(const Interval& interval, const RunPosition& position);
+
+}  // namespace deepnet
