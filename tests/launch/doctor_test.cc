@@ -91,6 +91,23 @@ TEST_F(DoctorProgramTest, AnotherBuildOnOneRankIsNamed) {
               ContainsRegex("FAILED   rank 2 \\(host .*\\): program build .*, that of most is "));
 }
 
+TEST_F(DoctorProgramTest, UnderTorchrunItJoinsByTcpAndNamesTheRankAndItsHost) {
+  const std::string ranks = "tests/mpi/torchrun.sh ";
+  // Not its code: on a busy machine it may find a rank slow.
+  const Outcome sound = Run(absl::StrCat(ranks, "4 ", Doctor()));
+  EXPECT_THAT(sound.output, AllOf(HasSubstr("4 ranks by TCP (torchrun's variables)"),
+                                  ContainsRegex(absl::StrCat("\n3 +", HostName(), " +")),
+                                  HasSubstr("2 stages x 2 replicas"), Not(HasSubstr("FAILED"))));
+  std::filesystem::copy_file(kProgram, root_ / "program_0");
+  std::filesystem::copy_file(kProgram, root_ / "program_1");
+  std::ofstream(root_ / "program_1", std::ios::app) << '\n';  // changes nothing but the file
+  const Outcome outcome =
+      Run(absl::StrCat(ranks, "2 ", Doctor((root_ / "program_@RANK@").string())));
+  EXPECT_EQ(outcome.code, 3) << outcome.output;
+  EXPECT_THAT(outcome.output, ContainsRegex(absl::StrCat("FAILED   rank [01] \\(host ", HostName(),
+                                                         ".*program build")));
+}
+
 TEST_F(DoctorProgramTest, LessMemoryOnOneRankIsNamed) {
   const int64_t half_kib = UsableMemoryBytes() / 2048;
   const Outcome outcome = RunRanks(
