@@ -4,6 +4,7 @@
 //   job_end hang      rank 0 waits for rank 1 in vain, for a limited time, and ends the job (8)
 //   job_end give_up   rank 0 leaves a send that nobody takes, and its main() as if all were well
 //   job_end killed    rank 1 is killed while rank 0 waits for it
+//   job_end left      rank 1 ends the job with code 42 after rank 0 has left it
 //   job_end join      ranks only join the job, within 3 seconds
 #include <csignal>
 #include <cstdio>
@@ -31,6 +32,10 @@ absl::Status LeaveASend(Communicator& world, int peer) {
 absl::Status EndBadly(Communicator& world, const std::string& how) {
   const bool first = world.rank() == 0;
   if (!first && how == "abort") world.Abort(42);
+  if (how == "left") {
+    if (!first && !ReceiveFrom(world, 0, absl::InfiniteDuration()).ok()) world.Abort(42);
+    return absl::OkStatus();
+  }
   if (!first && how == "killed") std::raise(SIGKILL);
   if (first && how == "hang") {
     const absl::Status late = ReceiveFrom(world, 1, absl::Milliseconds(200));
