@@ -5,6 +5,7 @@ set -euo pipefail
 export DEEPNET_HOME=${DEEPNET_HOME:-$SLURM_SUBMIT_DIR}
 # shellcheck source=launch/signals.sh
 source "$DEEPNET_HOME/launch/signals.sh"
+launcher=()
 # shellcheck source=launch/slurm/site.sh
 source "${DEEPNET_SITE:-$DEEPNET_HOME/launch/slurm/site.sh}"
 
@@ -17,17 +18,17 @@ job_field() {
   scontrol --oneliner show job "$SLURM_JOB_ID" | grep -oE "(^| )$1=[^ ]+" | head -n 1 | cut -d= -f2-
 }
 
-# Sets `launcher`, which takes `-n RANKS`: srun where Slurm has PMIx, else mpirun, which starts its daemons by srun.
+# Sets `launcher`, which takes `-n RANKS`, where the site does not: srun, with PMIx where Slurm has it. Without, ranks
+# find each other by Slurm's own variables and talk by TCP.
 choose_launcher() {
-  if [[ " $(srun --mpi=list 2>&1 | tr '\n\t' '  ') " == *" pmix "* ]]; then
-    launcher=(srun --mpi=pmix --kill-on-bad-exit=1 --export=ALL)
-    # Of srun's own: sbatch's --cpus-per-task is not inherited since Slurm 22.05.
-    [[ -z ${SLURM_CPUS_PER_TASK:-} ]] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
-    # With the default, Slurm 22.05 lets a rank leave MPI_Init too early, and a peer crashes now and then.
-    export SLURM_PMIX_FENCE=${SLURM_PMIX_FENCE:-tree}
-  else
-    launcher=(mpirun)
-  fi
+  local kind=none
+  [[ ${#launcher[@]} -eq 0 ]] || return 0
+  [[ " $(srun --mpi=list 2>&1 | tr '\n\t' '  ') " != *" pmix "* ]] || kind=pmix
+  launcher=(srun "--mpi=$kind" --kill-on-bad-exit=1 --export=ALL)
+  # Of srun's own: sbatch's --cpus-per-task is not inherited since Slurm 22.05.
+  [[ -z ${SLURM_CPUS_PER_TASK:-} ]] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
+  # With the default, Slurm 22.05 lets a rank leave MPI_Init too early, and a peer crashes now and then.
+  export SLURM_PMIX_FENCE=${SLURM_PMIX_FENCE:-tree}
 }
 
 # The program looks at this to save before the time limit; older Slurms do not set it.
@@ -141,7 +142,7 @@ fill_in_item() {
 
 # run_ranks SUBCOMMAND ARGUMENT...: runs the program on all tasks, and ends this job.
 run_ranks() {
-  local launcher rank_logs code tries words lost=9
+  local rank_logs code tries words lost=9
   fill_in_item "$@"
   choose_launcher
   set_end_time
@@ -157,7 +158,7 @@ run_ranks() {
 
 # run_lab EXPERIMENT ARGUMENT...: runs this array task's share of the experiment, and ends this job.
 run_lab() {
-  local launcher share=0/1 rank_logs=. code=0
+  local share=0/1 rank_logs=. code=0
   if [[ -n ${SLURM_ARRAY_TASK_ID:-} ]]; then
     share=$SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT
     # shellcheck disable=SC2153  # Slurm sets them

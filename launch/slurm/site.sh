@@ -16,9 +16,13 @@ deepnet=${DEEPNET_PROGRAM:-$DEEPNET_HOME/build/release/deepnet}
 # shellcheck disable=SC2034
 container=()
 
-# The network: which interfaces MPI and NCCL take. Left alone, they choose.
+# What starts the ranks; default: srun, by PMIx where Slurm has it, else by TCP. mpirun is for MPI's own way over a fast
+# network where Slurm has no PMIx.
+# launcher=(mpirun)
+
+# The network: which interfaces MPI, NCCL and TCP take. Left alone, they choose.
 # export OMPI_MCA_btl_tcp_if_include=ib0 OMPI_MCA_oob_tcp_if_include=ib0
-# export NCCL_SOCKET_IFNAME=ib0
+# export NCCL_SOCKET_IFNAME=ib0 GLOO_SOCKET_IFNAME=ib0
 
 # How often in a row a job goes back into the queue after it lost a rank or one was stuck (codes 8 and 9).
 DEEPNET_RETRIES=${DEEPNET_RETRIES:-3}

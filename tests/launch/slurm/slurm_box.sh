@@ -4,7 +4,7 @@
 #
 #   tests/launch/slurm/slurm_box.sh up N          starts munged, slurmctld and N slurmd, until all are idle
 #   tests/launch/slurm/slurm_box.sh run CMD...    runs CMD (sbatch, scontrol ...) on the first node
-#   tests/launch/slurm/slurm_box.sh release JOB   starts a requeued job now; Slurm would wait for 2 minutes
+#   tests/launch/slurm/slurm_box.sh release JOB   starts a requeued job now; Slurm would hold it
 #   tests/launch/slurm/slurm_box.sh fail NODE     cuts a node off and kills what runs there; back NODE
 #   tests/launch/slurm/slurm_box.sh down          ends all of it (safe to repeat)
 #
@@ -19,14 +19,15 @@ first=${TH_PREFIX}1
 
 write_conf() {  # N
   # Nodes share the machine: no cgroups, no binding, and a temporary folder each, where Slurm's PMIx plugin
-  # makes folders of one name. A dead node is noticed after 10 s, SIGKILL follows SIGTERM after 5 s.
+  # makes folders of one name. A dead node is noticed after 10 s, SIGKILL follows SIGTERM after 5 s, and a requeued job
+  # is held for as long as a credential lasts: 15 s instead of 2 minutes.
   cat <<TEXT
 ClusterName=box
 SlurmctldHost=$first
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket=$dir/munge/socket
+AuthInfo=socket=$dir/munge/socket,cred_expire=15
 StateSaveLocation=$dir/ctld
 SlurmdSpoolDir=$dir/spool-%n
 TmpFS=$dir/tmp-%n
@@ -101,7 +102,7 @@ down() {
 }
 
 # A job is pending while nodes still clean up after its former start, and a new one would fail there: Slurm
-# waits for two minutes. Within a second after it was requeued its credential counts as revoked, too.
+# holds it. Within a second after it was requeued its credential counts as revoked, too.
 release() {  # JOB
   local tries pid
   for ((tries = 0; tries < 300; ++tries)); do

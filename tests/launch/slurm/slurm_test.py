@@ -28,7 +28,7 @@ data {{ folder: "corpus" max_sentence_tokens: 150 microbatch {{ max_target_token
        global_microbatches: 4 }}
 optim {{ learning_rate: 1e-3 warmup_steps: 4 virtual_replicas: 2 }}
 compute {{ device: "cpu" dtype: FLOAT32 threads_per_rank: 1 }}
-train {{ steps: 200 validate_every_steps: 20 validate_sentences: 2 log_every_steps: 1
+train {{ validate_every_steps: 20 validate_sentences: 2 log_every_steps: 1
         checkpoint_every_steps: {INTERVAL} }}
 decode {{ beam_size: 2 max_tokens: 8 }}
 prepare {{ table {{ file: "udhr.tsv" languages: "de" languages: "fr" }} tokenizer {{ vocab_size: 300 }} }}
@@ -71,6 +71,8 @@ def pids(*arguments):
 class SlurmTest(unittest.TestCase):
     """Four nodes, a corpus, and the weights of the run that one process makes of it."""
 
+    steps = 200
+
     @classmethod
     def setUpClass(cls):
         cls.folder = Path(tempfile.mkdtemp(prefix="deepnet_slurm_"))
@@ -78,7 +80,7 @@ class SlurmTest(unittest.TestCase):
         (cls.folder / "run.textproto").write_text(RUN)
         (cls.folder / "site.sh").write_text(SITE)
         shutil.copy(ROOT / "tests/trainer/data/testdata/udhr.tsv", cls.folder)
-        cls.config = ["--config", cls.folder / "run.textproto", "--root", cls.folder]
+        cls.config = ["--config", cls.folder / "run.textproto", "--root", cls.folder, "--set", f"train.steps={cls.steps}"]
         call(PROGRAM, "prepare", *cls.config)
         alone = subprocess.run(
             [PROGRAM, "train", *map(str, cls.config), "--set", "folder=alone"], text=True, capture_output=True, check=True
@@ -106,6 +108,12 @@ class SlurmTest(unittest.TestCase):
         tell(signal.SIGSTOP)
         return lambda: tell(signal.SIGCONT)
 
+    def asked_to_stop(self):
+        """If SIGUSR1 waits for a rank that stands still."""
+        statuses = [Path(f"/proc/{p}/status").read_text() for p in pids(*self.config, f"folder={self.run_folder}")]
+        waiting = [int(re.search(r"ShdPnd:\s*(\w+)", status)[1], 16) for status in statuses]
+        return any(mask >> (signal.SIGUSR1 - 1) & 1 for mask in waiting)
+
     @contextlib.contextmanager
     def stopped_at(self, pattern):
         """The ranks stand still from when the log has `pattern` until the end of the block."""
@@ -127,6 +135,12 @@ class SlurmTest(unittest.TestCase):
         self.job = self.box("run", "sbatch", *options, *sbatch, script, *arguments).strip()
         self.log = self.folder / f"{name}_{self.job}.log"
         self.addCleanup(self.box, "run", "scancel", "--quiet", self.job)  # after a failure it may still run
+
+    def no_pmix(self):
+        """A site's settings that hide PMIx from the job."""
+        site = self.folder / "no_pmix.sh"
+        site.write_text(SITE + 'srun() { [[ $1 == --mpi=list ]] || exec srun "$@"; }\n')
+        return site
 
     def plan(self):
         """A job script for two nodes, by the planner."""
@@ -160,14 +174,14 @@ class SlurmTest(unittest.TestCase):
     def state(self, field="JobState"):
         return re.search(rf"\b{field}=(\S+)", self.box("run", "scontrol", "--oneliner", "show", "job", self.job))[1]
 
-    def await_state(self, states):
-        end = time.monotonic() + LIMIT
+    def await_state(self, states, limit=LIMIT):
+        end = time.monotonic() + limit
         while self.state() not in states:
             self.assertLess(time.monotonic(), end, f"{self.state()}\n{self.said()}")
             time.sleep(0.2)
 
-    def await_end(self, state="COMPLETED"):
-        self.await_state({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"})
+    def await_end(self, state="COMPLETED", limit=LIMIT):
+        self.await_state({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}, limit)
         self.assertEqual(self.state(), state, self.said())
 
     def goes_on_undisturbed(self, restarts=1, lost=INTERVAL):
@@ -184,6 +198,8 @@ class SlurmTest(unittest.TestCase):
 
 
 class JobsTest(SlurmTest):
+    steps = 60  # each is stopped in its twenties
+
     def test_a_job_that_is_told_to_stop_saves_and_goes_on_as_the_same_job(self):
         self.submit()
         with self.stopped_at(r"step 2\d "):
@@ -224,6 +240,12 @@ srun() {{
         self.submit("--export", f"ALL,DEEPNET_SITE={self.folder}/no_start.sh")
         self.ends_undisturbed(restarts=0)
         self.assertIn("no rank was started; trying again", self.said())
+
+    def test_where_slurm_has_no_pmix_ranks_meet_by_tcp_with_the_same_weights(self):
+        self.submit("--export", f"ALL,DEEPNET_SITE={self.no_pmix()}", "--nodes", 2, "--ntasks-per-node", 2)
+        self.ends_undisturbed(restarts=0)
+        self.assertRegex(self.said(), r"4 ranks on n\S+: srun --mpi=none ")
+        self.assertRegex(self.said(), r"4 ranks by TCP \(Slurm's variables\), met at n\d:")
 
     def test_shellcheck_and_sbatch_accept_every_script(self):
         planned = self.plan()
@@ -335,13 +357,54 @@ class FaultsTest(SlurmTest):
         self.ends_undisturbed(restarts=0)
         self.assertRegex(self.said(), r"2 ranks on n.*--set cluster.nodes=2.*pipeline_parallel_size=2")
 
-    def test_mpirun_starts_the_ranks_where_slurm_has_no_pmix(self):
-        (self.folder / "no_pmix.sh").write_text(SITE + 'srun() { [[ $1 == --mpi=list ]] || command srun "$@"; }\n')
-        self.submit("--export", f"ALL,DEEPNET_SITE={self.folder}/no_pmix.sh", "--nodes", 3)
+    def loses_a_rank(self, site, launcher):
+        self.submit("--export", f"ALL,DEEPNET_SITE={site}", "--nodes", 3)
         with self.stopped_at(r"step 2\d "):
             os.kill(self.rank_on("n2"), signal.SIGKILL)
         self.goes_on_undisturbed(lost=2 * INTERVAL)
-        self.assertIn("ranks on n[1,3-4]: mpirun", self.said())
+        self.assertIn(f"ranks on n[1,3-4]: {launcher}", self.said())
+
+    def test_mpirun_starts_the_ranks_where_the_site_says_so(self):
+        (self.folder / "mpirun.sh").write_text(SITE + "launcher=(mpirun)\n")
+        self.loses_a_rank(self.folder / "mpirun.sh", "mpirun")
+
+    def test_after_a_rank_is_killed_ranks_by_tcp_go_on_without_its_node(self):
+        self.loses_a_rank(self.no_pmix(), "srun --mpi=none")
+
+    def test_a_rank_that_stands_still_is_noticed_and_its_node_left_out(self):
+        self.submit("--nodes", 3, arguments=["--set", "parallel.comm_timeout_seconds=10"])
+        self.await_line(r"step 2\d ")
+        os.kill(self.rank_on("n2"), signal.SIGSTOP)
+        began = time.monotonic()
+        self.await_line("ended with code [89]")
+        self.report("stopped rank noticed", time.monotonic() - began)
+        self.await_line("another try without: n2\n")
+        self.goes_on_undisturbed(lost=2 * INTERVAL)
+        self.assertEqual((self.state("NodeList"), self.state("ExcNodeList")), ("n[1,3-4]", "n2"), self.said())
+        print(f"{self.id()}: steps lost {self.steps_lost()}", flush=True)
+
+    def test_a_run_longer_than_its_time_limit_is_a_chain_of_starts(self):
+        self.submit("--time", 1)
+        taken = r" step \d+  loss"
+        for start in (1, 2):
+            # Slurm looks at limits every 30 s; until it asks for the end, steps are not to be taken.
+            self.await_line(taken, times=len(re.findall(taken, self.said())) + 1)
+            began = time.monotonic()
+            go_on = self.stop()
+            end = began + 40
+            while not self.asked_to_stop() and time.monotonic() < end:
+                time.sleep(0.1)
+            go_on()
+            self.report(f"start {start} asked to stop", time.monotonic() - began)
+            self.await_line("ended with code 75", times=start)
+            began = time.monotonic()
+            self.await_line("restart .* ranks on", times=start + 1)
+            self.report("put back, started again", time.monotonic() - began)
+        self.await_end(limit=8 * LIMIT)  # Slurm goes on asking; a slow machine takes more starts
+        restarts = int(self.state("Restarts"))
+        self.assertEqual(len(re.findall("ended with code 75", self.said())), restarts, self.said())
+        self.assertGreaterEqual(restarts, 2)
+        self.ends_undisturbed(restarts, lost=0)
 
 
 del SlurmTest  # it has no tests of its own
