@@ -514,6 +514,15 @@ void CheckCompute(const RunSpec& run, Mistakes* mistakes) {
                               "model.d_model / model.num_heads must be at most ",
                               native::kMaxGpuHeadDim));
   }
+  if (compute.cuda_graphs()) {
+    const auto require = [&](bool good, const std::string& text) {
+      fields.Require(good, "cuda_graphs", "true", text);
+    };
+    require(!cpu, "only with compute.device: 'cuda'");
+    require(run.model().norm() != BATCH_NORM,
+            "not with model.norm: BATCH_NORM, whose statistics would count padding");
+    require(!run.has_instruments(), "not with instruments, which look into passes");
+  }
   fields.AtLeast(0, "threads_per_rank", "must be at least 1, or 0: left to the program");
 }
 

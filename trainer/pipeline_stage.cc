@@ -1,6 +1,9 @@
 #include "trainer/pipeline_stage.h"
 
 #include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_format.h"
 
 #include "parallel/base/check.h"
 #include "parallel/base/status_macros.h"
@@ -46,6 +49,42 @@ BoundaryActivations Only(const BoundarySet& tensors, const BoundaryActivations& 
   if (tensors.encoder_output) only.encoder_output_RD = flow.encoder_output_RD;
   if (tensors.target) only.target_RD = flow.target_RD;
   return only;
+}
+
+std::vector<at::Tensor> Defined(const BoundaryActivations& flow, const at::Tensor& dhidden_RD) {
+  std::vector<at::Tensor> defined;
+  for (const at::Tensor& x : {flow.source_RD, flow.encoder_output_RD, flow.target_RD, dhidden_RD}) {
+    if (x.defined()) defined.push_back(x);
+  }
+  return defined;
+}
+
+// Comparisons of the graphs of one operation in one chunk. Passes of a chunk use as many sets of
+// buffers as microbatches are in flight; those that use ever new ones stay eager.
+constexpr int kMostTrials = 32;
+
+std::vector<at::Tensor> OnHost(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> here;
+  for (const at::Tensor& x : tensors) here.push_back(x.to(at::kCPU));
+  return here;
+}
+
+void CopyTo(const std::vector<at::Tensor>& to, const std::vector<at::Tensor>& from) {
+  for (size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i]);
+}
+
+bool HaveBits(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  if (a.size() != b.size()) return false;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (std::memcmp(a[i].const_data_ptr(), b[i].const_data_ptr(), a[i].nbytes()) != 0) return false;
+  }
+  return true;
+}
+
+const char* TextOf(Op op) {
+  if (op == Op::kForward) return "the forward pass";
+  if (op == Op::kBackwardWeight) return "weight gradients";
+  return "the backward pass";
 }
 
 }  // namespace
@@ -146,7 +185,10 @@ PipelineStage::PipelineStage(Transformer& model, PipelineStageOptions options, G
   MapBuckets();
   hand_over_ = [this](int layer) {
     const auto found = bucket_of_layer_.find(layer);
-    if (found != bucket_of_layer_.end()) handed_over_.Update(sums_.ReplicaDone(found->second));
+    if (found == bucket_of_layer_.end()) return;
+    model_.ops().Flush();
+    if (held_ != nullptr) return held_->push_back(layer);
+    handed_over_.Update(sums_.ReplicaDone(found->second));
   };
 }
 
@@ -172,6 +214,13 @@ void PipelineStage::MakeChunks(const Transformer& model) {
         (read_behind && (layers.inputs().encoder_output || layers.ends_encoder()));
     read_behind |= layers.inputs().encoder_output;
   }
+  int before = 0;  // layers of the rank in earlier chunks
+  for (ModelChunk& chunk : chunks_) {
+    const int end = before + chunk.layers->spec().layers.NumLayers();
+    const GradientSpan range = model.parameters().GradientRange(before, end);
+    chunk.gradient = model.parameters().gradient().narrow(0, range.begin, range.count);
+    before = end;
+  }
 }
 
 void PipelineStage::MapBuckets() {
@@ -188,6 +237,7 @@ void PipelineStage::MapBuckets() {
 void PipelineStage::BeginStep(const StepBatch& batch, int64_t step, double loss_scale) {
   DEEPNET_CHECK_EQ(batch.microbatches.size() % options_.virtual_replicas, 0u);
   batch_ = &batch;
+  model_.ops().PrepareGraphs();
   gradient_scale_ =
       loss_scale > 0 ? loss_scale : 1.0 / static_cast<double>(batch.num_target_tokens);
   passes_.clear();
@@ -204,6 +254,8 @@ void PipelineStage::BeginStep(const StepBatch& batch, int64_t step, double loss_
       if (slot.microbatch >= 0) Free(chunk, slot);
     }
   }
+  pools_.source.Sort();
+  pools_.target.Sort();
   handed_over_ = absl::OkStatus();
   sums_.BeginStep();
 }
@@ -217,10 +269,16 @@ absl::Status PipelineStage::Forward(int chunk, int microbatch) {
   InFlight& slot = Claim(own, microbatch);
   if (own.keeps_encoder_output) slot.encoder_output_RD = values.encoder_output_RD;
   if (layers.has_output()) slot.dhidden_RD = boundaries_.target().Claim();
-  MicrobatchPass pass = passes_[microbatch];
-  if (microbatch == 0) pass.probe = probe_;
-  layers.Forward(pass, values, model_.work(), slot.kept, loss, slot.dhidden_RD,
-                 {.sums = &losses_[microbatch]});
+  const auto run = [&](MicrobatchPass pass) {
+    if (microbatch == 0) pass.probe = probe_;
+    layers.Forward(pass, values, model_.work(), slot.kept, loss, slot.dhidden_RD,
+                   {.sums = &losses_[microbatch]});
+  };
+  Run({.op = Op::kForward,
+       .chunk = own,
+       .microbatch = microbatch,
+       .inputs = Defined(values, slot.dhidden_RD),
+       .run = run});
   if (own.sent != BoundarySet{}) {
     boundaries_.Put({Way::kForward, chunk + 1, microbatch}, Only(own.sent, values));
   }
@@ -261,10 +319,20 @@ absl::Status PipelineStage::RunBackward(ModelChunk& chunk, int microbatch,
   if (layers.ends_decoder() && layers.reads_encoder_output()) {
     gradients.encoder_output_RD = boundaries_.source().Claim();
   }
-  MicrobatchPass pass = passes_[microbatch];
-  pass.deferred = deferred;
-  pass.layer_done = layer_done;
-  layers.Backward(pass, gradients, slot.encoder_output_RD, model_.work(), slot.kept);
+  const BoundaryActivations given = gradients;
+  const auto run = [&](MicrobatchPass pass) {
+    if (deferred != nullptr) deferred->Clear();
+    pass.deferred = deferred;
+    pass.layer_done = layer_done;
+    gradients = given;
+    layers.Backward(pass, gradients, slot.encoder_output_RD, model_.work(), slot.kept);
+  };
+  Run({.op = deferred == nullptr ? Op::kBackward : Op::kBackwardInput,
+       .chunk = chunk,
+       .microbatch = microbatch,
+       .inputs = Defined(given, {}),
+       .run = run,
+       .deferred = deferred});
   if (chunk.number > 0) {
     boundaries_.Put({Way::kBackward, chunk.number, microbatch}, Only(layers.inputs(), gradients));
   }
@@ -276,9 +344,76 @@ absl::Status PipelineStage::RunDeferred(ModelChunk& chunk, int microbatch) {
   const auto found = chunk.deferred.find(microbatch);
   DEEPNET_CHECK(found != chunk.deferred.end())
       << "chunk " << chunk.number << ", microbatch " << microbatch << ": no weight gradients wait";
-  found->second.Run(model_.ops(), HandOverOf(microbatch));
+  Run({.op = Op::kBackwardWeight,
+       .chunk = chunk,
+       .microbatch = microbatch,
+       .inputs = {},
+       .run = [&](const MicrobatchPass&) {
+         found->second.Compute(model_.ops(), HandOverOf(microbatch));
+       }});
+  found->second.Clear();
   chunk.deferred.erase(found);
   return handed_over_;
+}
+
+// Runs a pass. Its graphs are used as soon as one such pass has had the bits of eager launches.
+void PipelineStage::Run(const Work& work) {
+  const MicrobatchPass& pass = passes_[work.microbatch];
+  if (!model_.ops().HasGraphs()) return work.run(pass);
+  GraphTrial& trial = trials_[{work.op, work.chunk.number}];
+  if (trial.microbatch == work.microbatch) {
+    Compare(work, pass);
+    trial.microbatch = -1;
+    return;
+  }
+  const bool records = trial.microbatch < 0 && trial.tries < kMostTrials;
+  const bool missed = RunOnce(work, pass, records ? PassGraphs::kRecord : PassGraphs::kProved);
+  if (missed && records) trial = {work.microbatch, trial.tries + 1};
+}
+
+bool PipelineStage::RunOnce(const Work& work, MicrobatchPass pass, PassGraphs graphs) {
+  pass.rows = model_.ops().BeginPass(pass.rows, graphs);
+  work.run(pass);
+  return model_.ops().EndPass();
+}
+
+// Runs a pass eagerly, and once more by graphs from the same state: what it changes at the chunk's
+// boundaries, the chunk's gradients and what waits for BackwardWeight. Gradients are handed over
+// when that is decided.
+void PipelineStage::Compare(const Work& work, const MicrobatchPass& pass) {
+  const auto changed = [&] {
+    std::vector<at::Tensor> all = work.inputs;
+    all.push_back(work.chunk.gradient);
+    if (work.deferred == nullptr) return all;
+    const std::vector<at::Tensor>& copies = work.deferred->copies();
+    all.insert(all.end(), copies.begin(), copies.end());
+    return all;
+  };
+  std::vector<at::Tensor> before = work.inputs;
+  before.push_back(work.chunk.gradient);
+  const std::vector<at::Tensor> state = OnHost(before);
+  std::vector<int> layers;
+  held_ = &layers;
+  RunOnce(work, pass, PassGraphs::kNone);
+  const std::vector<at::Tensor> eager = OnHost(changed());
+  CopyTo(before, state);
+  layers.clear();
+  RunOnce(work, pass, PassGraphs::kTry);
+  const bool equal = HaveBits(OnHost(changed()), eager);
+  model_.ops().JudgeGraphs(equal);
+  if (!equal) {
+    const int slot = trials_.at({work.op, work.chunk.number}).tries - 1;
+    warnings_.push_back(
+        absl::StrFormat("CUDA graphs of chunk %d, %s, slot %d do not give the bits of the same "
+                        "kernels launched one "
+                        "by one (microbatch %d): they are not used",
+                        work.chunk.number, TextOf(work.op), slot, work.microbatch));
+    CopyTo(before, state);
+    layers.clear();
+    RunOnce(work, pass, PassGraphs::kNone);
+  }
+  held_ = nullptr;
+  for (const int layer : layers) hand_over_(layer);
 }
 
 // BackwardInput adds to the gradients of norms and embeddings at once. So the replica before must

@@ -14,14 +14,17 @@
 #include <cstdint>
 #include <map>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include <ATen/ATen.h>
 
 #include "parallel/comm/communicator.h"
 #include "parallel/exec/stage.h"
+#include "parallel/plan/schedule.h"
 #include "parallel/plan/shard.h"
 #include "parallel/plan/stage_messages.h"
 #include "trainer/data/microbatch.h"
@@ -135,6 +138,10 @@ class PipelineStage : public Stage {
   // After the schedule: GradientSums::Finish.
   absl::Status FinishStep() { return sums_.Finish(); }
 
+  // Returns what a user should know, said since the last call: sentences that name a chunk and an
+  // operation.
+  std::vector<std::string> TakeWarnings() { return std::exchange(warnings_, {}); }
+
   // The loss of each of the rank's microbatches, summed over its target tokens: after its Forward
   // of the output layer and an Ops::ReadBack. Zeros before it, and on ranks without that layer.
   const std::vector<LossSums>& losses() const { return losses_; }
@@ -154,14 +161,33 @@ class PipelineStage : public Stage {
     int number = 0;    // along the chain
     BoundarySet sent;  // forward, to the chunk behind
     bool keeps_encoder_output = false;
+    at::Tensor gradient;                      // of its layers, a part of Parameters::gradient
     int last_backward = -1;                   // microbatch
     std::vector<InFlight> in_flight;          // grows to the most that a schedule keeps alive
     std::map<int, DeferredWeights> deferred;  // by microbatch, from BackwardInput on
     std::set<int> early;  // microbatches whose weight gradients ran before their BackwardWeight
   };
 
+  // A pass of a microbatch through a chunk. It can be run again on the same `inputs`.
+  struct Work {
+    Op op;
+    ModelChunk& chunk;
+    int microbatch;
+    std::vector<at::Tensor> inputs;  // boundary activations, which it changes
+    absl::FunctionRef<void(MicrobatchPass pass)> run;
+    const DeferredWeights* deferred = nullptr;  // that it fills; null: none
+  };
+  // Graphs of the passes of one operation in one chunk.
+  struct GraphTrial {
+    int microbatch = -1;  // whose next pass is compared with eager launches; -1: none
+    int tries = 0;        // comparisons so far
+  };
+
   void MakeChunks(const Transformer& model);
   void MapBuckets();
+  void Run(const Work& work);
+  void Compare(const Work& work, const MicrobatchPass& pass);
+  bool RunOnce(const Work& work, MicrobatchPass pass, PassGraphs graphs);  // as Ops::EndPass
   ModelChunk& Find(int chunk);
   InFlight& Claim(ModelChunk& chunk, int microbatch);
   InFlight& Find(ModelChunk& chunk, int microbatch);
@@ -187,7 +213,10 @@ class PipelineStage : public Stage {
   std::map<int, int> bucket_of_layer_;  // by a bucket's first layer; without the output layer's
   int output_bucket_ = -1;              // -1: no output layer
   LayerDone hand_over_;                 // hands a bucket over with its first layer
-  absl::Status handed_over_;            // the first error of that in this step
+  std::vector<int>* held_ = nullptr;    // layers that wait to be handed over; null: none has to
+  std::map<std::pair<Op, int>, GraphTrial> trials_;  // by chunk
+  std::vector<std::string> warnings_;
+  absl::Status handed_over_;  // the first error of that in this step
   SublayerProbe* probe_ = nullptr;
   double gradient_scale_ = 1.0;  // of the loss of a token
   const StepBatch* batch_ = nullptr;

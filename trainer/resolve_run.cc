@@ -397,13 +397,14 @@ void Describe(const ResolvedRun& resolved, int ranks, double ceiling, Logger& lo
   const RunSpec& run = resolved.run;
   const ComputeSpec& compute = run.compute();
   log.Info(absl::StrFormat(
-      "%s parameters, %s; %s, %s, %s, %d x %d threads; product ceiling %.0f GFLOP/s%s",
+      "%s parameters, %s; %s, %s, %s, %d x %d threads; product ceiling %.0f GFLOP/s%s%s",
       WithCommas(resolved.inventory.NumElements()), LayersText(run.model()),
       Residual_Name(run.model().residual()), DataType_Name(compute.dtype()),
       Isa_Name(compute.isa()), ranks, compute.threads_per_rank(), ceiling,
       compute.attention() == AUTO
           ? ""
-          : absl::StrCat("; attention ", AttentionKernel_Name(compute.attention()))));
+          : absl::StrCat("; attention ", AttentionKernel_Name(compute.attention())),
+      compute.cuda_graphs() ? "; CUDA graphs" : ""));
 }
 
 }  // namespace

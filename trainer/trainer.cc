@@ -212,6 +212,9 @@ absl::Status Trainer::Step() {
             if (looks) session_.instruments->BeforeUpdate();
           },
           [this](double loss, double norm) { return UpdateWanted(loss, norm); }));
+  for (const std::string& sentence : session_.context->stage->TakeWarnings()) {
+    log_.Warning(sentence);
+  }
   if (looks) RETURN_IF_ERROR(RecordInstruments(result));
   compute_seconds_ += result.compute_seconds;
   ++computed_steps_;

@@ -104,6 +104,7 @@ struct KernelWork {
   // A launch that is a product has a result of rows x columns, each a sum of `depth` numbers; 0: no
   // product.
   int64_t rows = 0, columns = 0, depth = 0;
+  bool alone = false;  // the launches are never part of a CUDA graph
 
   friend bool operator==(const KernelWork&, const KernelWork&) = default;
 };

@@ -375,12 +375,30 @@ int64_t ResultBytes(const MemoryEstimate& memory) {
   return 3 * (kFirst + memory.weights() / kFloatBytes / kSumElements * kSumBytes);
 }
 
-void AddGpu(const Inventory& inventory, const RankUse& rank, MemoryEstimate& memory) {
+// Graphs of the passes of a chunk: one set for each microbatch that may be in flight.
+int64_t GraphBytes(const Inventory& inventory, const RankUse& rank) {
+  int64_t launches = 0;
+  for (const ChunkUse& chunk : rank.chunks) {
+    for (int l = chunk.layers.first; l < chunk.layers.end; ++l) {
+      const int index = inventory.layers[l].work;
+      if (index < 0) continue;
+      const LayerWork& work = inventory.work[index];
+      for (const auto* kernels : {&work.forward, &work.backward_input, &work.backward_weight,
+                                  &work.recompute[rank.recompute.level]}) {
+        for (const KernelWork& kernel : *kernels) launches += chunk.slots * kernel.launches;
+      }
+    }
+  }
+  return launches * kGraphNodeBytes;
+}
+
+void AddGpu(const Inventory& inventory, const RankUse& rank, bool graphs, MemoryEstimate& memory) {
   GpuMemory& gpu = *memory.mutable_gpu();
   gpu.set_context(kContextBytes);
   gpu.set_messages(rank.lanes * kLaneBytes + (rank.num_replicas > 1 ? kReplicasBytes : 0));
   gpu.set_products(kProductsBytes);
   gpu.set_uploads(rank.microbatches * inventory.batch_bytes + ResultBytes(memory));
+  if (graphs) gpu.set_graphs(GraphBytes(inventory, rank));
 }
 
 void SetTotal(MemoryEstimate& memory) {
@@ -389,7 +407,7 @@ void SetTotal(MemoryEstimate& memory) {
     GpuMemory& gpu = *memory.mutable_gpu();
     total += gpu.uploads();
     gpu.set_fragmentation(kSmallBlockBytes + total / kFragmentedShare);
-    total += gpu.fragmentation() + gpu.context() + gpu.messages() + gpu.products();
+    total += gpu.fragmentation() + gpu.context() + gpu.messages() + gpu.products() + gpu.graphs();
   }
   memory.set_total(total);
 }
@@ -407,6 +425,7 @@ MemoryRules MakeMemoryRules(const ComputeSpec& compute) {
   const bool widened = rules.native && compute.isa() != AVX512_BF16;
   rules.packed_bytes = widened ? kFloatBytes : rules.operand_bytes;
   rules.gpu = !IsCpu(compute);
+  rules.graphs = rules.gpu && compute.cuda_graphs();
   return rules;
 }
 
@@ -485,7 +504,7 @@ InFlight CountInFlight(const Schedule& schedule,
 int64_t ArenaBytes(const MemoryEstimate& memory) {
   if (!memory.has_gpu()) return 0;
   const GpuMemory& gpu = memory.gpu();
-  return memory.total() - gpu.context() - gpu.messages() - gpu.products();
+  return memory.total() - gpu.context() - gpu.messages() - gpu.products() - gpu.graphs();
 }
 
 int64_t TensorBytes(const MemoryEstimate& memory) {
@@ -507,7 +526,7 @@ MemoryEstimate EstimateMemory(const Inventory& inventory, const RankUse& rank,
   memory.set_boundary(BoundaryBytes(inventory, rank, rules));
   memory.set_logits(LogitBytes(inventory, rank, rules));
   memory.set_workspace(WorkspaceBytes(inventory, rank, rules, memory));
-  if (rules.gpu) AddGpu(inventory, rank, memory);
+  if (rules.gpu) AddGpu(inventory, rank, rules.graphs, memory);
   UpdateRecompute(inventory, rank, rules, memory);
   return memory;
 }

@@ -24,6 +24,7 @@ struct MemoryRules {
   int64_t packed_bytes = 4;   // of one element of those copies: 4 or 2
   bool native = true;         // products are NATIVE's, else LIBRARY's
   bool gpu = false;           // operations are CudaOps'
+  bool graphs = false;        // compute.cuda_graphs
   bool snapshot = false;      // a copy of what the rank saves is in the memory that is planned
   bool instruments = false;   // and another of the weights it updates (docs/design/instruments.md)
 
@@ -143,7 +144,8 @@ inline constexpr int64_t kLaneBytes = int64_t{32} << 20;      // two thread bloc
 inline constexpr int64_t kReplicasBytes = int64_t{1} << 29;   // the group of replicas, all channels
 inline constexpr int64_t kProductsBytes = int64_t{32} << 20;  // cuda::Matmul::kWorkspaceBytes
 inline constexpr int64_t kSmallBlockBytes = int64_t{32} << 20;  // of blocks up to 1 MiB
-inline constexpr int64_t kFragmentedShare = 32;  // one part in so many is lost between blocks
+inline constexpr int64_t kGraphNodeBytes = 1 << 10;  // of a launch in a CUDA graph; a guess
+inline constexpr int64_t kFragmentedShare = 32;      // one part in so many is lost between blocks
 
 // Messages counted before there is a schedule: one that is filled or read, one on its way.
 inline constexpr int64_t kMessageSlots = 2;

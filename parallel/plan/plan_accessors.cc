@@ -64,6 +64,7 @@ Speeds GpuSpeeds(const ClusterSpec& cluster, DataType dtype) {
 Speeds MakeSpeeds(const ClusterSpec& cluster, const ComputeSpec& compute) {
   const bool on_cpu = compute.device().empty() || compute.device() == "cpu";
   Speeds speeds = on_cpu ? CpuSpeeds(cluster) : GpuSpeeds(cluster, compute.dtype());
+  speeds.graphs = !on_cpu && compute.cuda_graphs();
   if (cluster.devices_per_node() > 0) speeds.network.ranks_per_node = cluster.devices_per_node();
   return speeds;
 }

@@ -19,6 +19,7 @@ struct Speeds {
   std::optional<DeviceModel> device;           // a GPU; absent on a CPU
   double flops_per_second = 1e11;              // in matrix products
   bool states_flops = false;                   // the cluster states that rate
+  bool graphs = false;                         // compute.cuda_graphs
   double optimizer_params_per_second = 2.5e8;  // weights of its share that a rank updates
   double refresh_seconds = 0;                  // for each weight of a rank, after an update
   Network network;

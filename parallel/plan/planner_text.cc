@@ -157,13 +157,14 @@ std::string MemoryText(const Plan& plan) {
         m.snapshot() / kGib, m.instruments() / kGib, m.total() / kGib);
   }
   if (!Fullest(plan).memory().has_gpu()) return text;
-  absl::StrAppendFormat(&text, "\nof a GPU, beside tensors of the model\n%5s %8s %8s %8s %8s %8s\n",
-                        "rank", "context", "NCCL", "products", "uploads", "fragm.");
+  absl::StrAppendFormat(&text,
+                        "\nof a GPU, beside tensors of the model\n%5s %8s %8s %8s %8s %8s %8s\n",
+                        "rank", "context", "NCCL", "products", "uploads", "graphs", "fragm.");
   for (int r = 0; r < plan.pipeline_parallel_size(); ++r) {
     const GpuMemory& gpu = plan.stages(r).memory().gpu();
-    absl::StrAppendFormat(&text, "%5d %8.3f %8.3f %8.3f %8.3f %8.3f\n", r, gpu.context() / kGib,
-                          gpu.messages() / kGib, gpu.products() / kGib, gpu.uploads() / kGib,
-                          gpu.fragmentation() / kGib);
+    absl::StrAppendFormat(&text, "%5d %8.3f %8.3f %8.3f %8.3f %8.3f %8.3f\n", r,
+                          gpu.context() / kGib, gpu.messages() / kGib, gpu.products() / kGib,
+                          gpu.uploads() / kGib, gpu.graphs() / kGib, gpu.fragmentation() / kGib);
   }
   return text;
 }

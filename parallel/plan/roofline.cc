@@ -27,6 +27,10 @@ constexpr double kFloat32Share = 0.85;  // of the peak, that float32 products re
 constexpr size_t kMostNamed = 12;       // kernels in a Prediction
 constexpr char kHostName[] = "launches by the host";
 
+// CUDA graphs (docs/design/gpu.md): launches that one takes at most, and what noting a launch for
+// one costs the host.
+constexpr double kGraphLaunches = 256, kNoteSeconds = 0.5e-6;
+
 double Ceil(double a, double b) { return std::ceil(a / b); }
 
 // Tiles are dealt to multiprocessors in waves; the last wave takes as long as a full one.
@@ -58,6 +62,14 @@ double ArithmeticSeconds(const KernelWork& kernel, const DeviceModel& device, Da
 struct ListTime {
   double device = 0;
   double launches = 0;
+  double alone = 0;  // of them, those that no graph takes
+
+  // At most: a graph ends before each launch that it cannot take.
+  double graph_launches() const { return 2 * alone + (launches - alone) / kGraphLaunches; }
+  double host(const DeviceModel& device_model, bool graphs) const {
+    if (!graphs) return launches * device_model.launch_seconds();
+    return graph_launches() * device_model.launch_seconds() + (launches - alone) * kNoteSeconds;
+  }
 };
 
 ListTime TimeOfList(const std::vector<KernelWork>& kernels, const DeviceModel& device,
@@ -66,22 +78,21 @@ ListTime TimeOfList(const std::vector<KernelWork>& kernels, const DeviceModel& d
   for (const KernelWork& kernel : kernels) {
     time.device += TimeOf(kernel, device, operands).seconds;
     time.launches += kernel.launches;
+    if (kernel.alone) time.alone += kernel.launches;
   }
   return time;
 }
 
-double SecondsOf(const std::vector<KernelWork>& kernels, const DeviceModel& device,
-                 DataType operands) {
-  const ListTime time = TimeOfList(kernels, device, operands);
-  return std::max(time.device, time.launches * device.launch_seconds());
-}
-
-LayerSeconds SecondsOf(const LayerWork& work, const DeviceModel& device, DataType operands) {
-  LayerSeconds seconds = {.forward = SecondsOf(work.forward, device, operands),
-                          .backward_input = SecondsOf(work.backward_input, device, operands),
-                          .backward_weight = SecondsOf(work.backward_weight, device, operands)};
+LayerSeconds SecondsOf(const LayerWork& work, const Speeds& speeds, DataType operands) {
+  const auto of = [&](const std::vector<KernelWork>& kernels) {
+    const ListTime time = TimeOfList(kernels, *speeds.device, operands);
+    return std::max(time.device, time.host(*speeds.device, speeds.graphs));
+  };
+  LayerSeconds seconds = {.forward = of(work.forward),
+                          .backward_input = of(work.backward_input),
+                          .backward_weight = of(work.backward_weight)};
   for (size_t level = 0; level < work.recompute.size(); ++level) {
-    seconds.recompute[level] = SecondsOf(work.recompute[level], device, operands);
+    seconds.recompute[level] = of(work.recompute[level]);
   }
   return seconds;
 }
@@ -115,25 +126,26 @@ const char* NameOf(Bound bound) {
 // Kernels by the names that people read, with what they take in a step of one rank.
 class Ledger {
  public:
-  Ledger(const DeviceModel& device, DataType operands) : device_(device), operands_(operands) {}
+  Ledger(const Speeds& speeds, DataType operands)
+      : device_(*speeds.device), graphs_(speeds.graphs), operands_(operands) {}
 
   // `pass`: what the kernels are part of; `times`: of the list, in a step.
   void Add(const std::vector<KernelWork>& kernels, const char* pass, double times) {
-    ListTime list;
+    const ListTime list = TimeOfList(kernels, device_, operands_);
     for (const KernelWork& kernel : kernels) {
       const KernelTime time = TimeOf(kernel, device_, operands_);
-      list.device += time.seconds;
-      list.launches += kernel.launches;
       AddTo(kernel.label.empty() ? kernel.name : absl::StrCat(kernel.label, " (", pass, ")"),
             time.seconds * times, NameOf(time.bound), kernel.launches * times);
     }
     launches_ += list.launches * times;
+    graph_launches_ += list.graph_launches() * times;
     // The device waits for what the host has not launched yet.
-    const double host = list.launches * device_.launch_seconds() - list.device;
+    const double host = list.host(device_, graphs_) - list.device;
     if (host > 0) AddTo(kHostName, host * times, "host", 0);
   }
 
   double launches() const { return launches_; }
+  double graph_launches() const { return graph_launches_; }
 
   // Those that take most, the most first.
   std::vector<KernelPrediction> Most() const {
@@ -159,10 +171,11 @@ class Ledger {
   }
 
   const DeviceModel& device_;
+  const bool graphs_;
   const DataType operands_;
   std::map<std::string, KernelPrediction> kernels_;
   std::map<std::string, double> longest_;
-  double launches_ = 0;
+  double launches_ = 0, graph_launches_ = 0;
 };
 
 void AddChunk(const ChunkPlan& chunk, const Inventory& inventory, double microbatches,
@@ -198,7 +211,7 @@ std::vector<LayerSeconds> MakeLayerSeconds(const Inventory& inventory, const Spe
   std::vector<LayerSeconds> of_work, seconds;
   const bool known = KnowsWork(inventory, speeds);
   for (const LayerWork& work : inventory.work) {
-    if (known) of_work.push_back(SecondsOf(work, *speeds.device, operands));
+    if (known) of_work.push_back(SecondsOf(work, speeds, operands));
   }
   for (const Layer& layer : inventory.layers) {
     seconds.push_back(known ? of_work[layer.work]
@@ -225,12 +238,13 @@ Prediction Predict(const Plan& plan, const Inventory& inventory, const DataSpec&
       [](const StagePlan& a, const StagePlan& b) { return a.busy_seconds() < b.busy_seconds(); });
   const int microbatches =
       MicrobatchesOf(plan.global_microbatches(), plan.data_parallel_size(), 0).Count();
-  Ledger ledger(*speeds.device, operands);
+  Ledger ledger(speeds, operands);
   for (const ChunkPlan& chunk : plan.chunks()) {
     if (chunk.rank() == slowest->rank()) AddChunk(chunk, inventory, microbatches, ledger);
   }
   prediction.set_rank(slowest->rank());
   prediction.set_launches(static_cast<int64_t>(std::llround(ledger.launches())));
+  prediction.set_graph_launches(static_cast<int64_t>(std::llround(ledger.graph_launches())));
   for (KernelPrediction& kernel : ledger.Most()) *prediction.add_kernels() = std::move(kernel);
   return prediction;
 }
@@ -240,8 +254,9 @@ std::string PredictionText(const Prediction& prediction) {
       absl::StrFormat("predicted for %s: MFU %.1f %%, %.4g tokens/s\n", prediction.device_model(),
                       100 * prediction.mfu(), prediction.tokens_per_second());
   if (prediction.kernels().empty()) return text;
-  absl::StrAppendFormat(&text, "%d launches on rank %d, most of whose step is",
-                        prediction.launches(), prediction.rank());
+  absl::StrAppendFormat(
+      &text, "%d launches on rank %d (%d with compute.cuda_graphs), most of whose step is",
+      prediction.launches(), prediction.rank(), prediction.graph_launches());
   constexpr int kNamed = 3;
   for (int i = 0; i < std::min(kNamed, prediction.kernels_size()); ++i) {
     const KernelPrediction& kernel = prediction.kernels(i);

@@ -17,6 +17,7 @@
 #include "trainer/kernels/cuda/elementwise.h"
 #include "trainer/kernels/cuda/gpu_stream.h"
 #include "trainer/kernels/cuda/host_copies.h"
+#include "trainer/kernels/cuda/launch_graphs.h"
 #include "trainer/kernels/cuda/matmul.h"
 
 namespace deepnet::cuda {
@@ -133,6 +134,58 @@ TEST_F(KernelsOnStreams, ARefusedAlgorithmIsChosenAgain) {
   EXPECT_THROW(matmul.Run(args), GpuError);
   emulated_gpu::FailAt("cublasLtMatmul", 1, CUBLAS_STATUS_EXECUTION_FAILED);
   EXPECT_THROW(matmul.Run(args), GpuError);
+}
+
+TEST_F(KernelsOnStreams, EqualLaunchesBecomeAGraphOnceItIsProvedAndOthersDoNot) {
+  using Use = LaunchGraphs::Use;
+  GpuStream gpu;
+  LaunchGraphs graphs(gpu);
+  const auto x = OnDevice(1000, 1.0F);
+  const auto y = OnDevice(1000, 0.0F);
+  const auto pass = [&](Use use, int64_t n) {
+    graphs.Begin(use);
+    for (int i = 0; i < 3; ++i) Add(gpu, x.data(), y.data(), n);
+    EXPECT_EQ(use == Use::kNone, gpu.graphs() == nullptr);
+    return graphs.End();
+  };
+  EXPECT_FALSE(pass(Use::kNone, 1000));
+  EXPECT_TRUE(pass(Use::kProved, 1000));  // there is no graph
+  EXPECT_TRUE(pass(Use::kRecord, 1000));
+  EXPECT_TRUE(pass(Use::kTry, 1000));  // it is not prepared
+  graphs.Prepare();
+  EXPECT_TRUE(pass(Use::kProved, 1000));  // nobody has judged it
+  EXPECT_EQ(emulated_gpu::ReadLaunches()["Add"], 15);
+  EXPECT_FALSE(pass(Use::kTry, 1000));
+  graphs.Judge(/*equal=*/true);
+  EXPECT_FALSE(pass(Use::kProved, 1000));
+  EXPECT_TRUE(pass(Use::kRecord, 999));  // another number is another launch
+  graphs.Prepare();
+  EXPECT_FALSE(pass(Use::kTry, 999));
+  graphs.Judge(/*equal=*/false);
+  EXPECT_FALSE(pass(Use::kProved, 999));  // nothing to wait for
+  EXPECT_EQ(emulated_gpu::ReadLaunches()["Add"], 21);
+  EXPECT_EQ(emulated_gpu::ReadLaunches()["cudaGraphLaunch"], 3);
+  EXPECT_EQ(emulated_gpu::ReadCounters().replayed, 9);
+  std::vector<float> sums = y.Read(gpu);
+  EXPECT_EQ(sums.back(), 21.0F);
+  sums.pop_back();
+  EXPECT_THAT(sums, Each(30.0F));
+}
+
+TEST_F(KernelsOnStreams, WhatIsLaunchedWithoutGraphsKeepsItsPlace) {
+  GpuStream gpu;
+  LaunchGraphs graphs(gpu);
+  const auto x = OnDevice(1000, 1.0F);
+  graphs.Begin(LaunchGraphs::Use::kProved);
+  Add(gpu, x.data(), x.data(), 1000);
+  {
+    const WithoutGraphs now(gpu);
+    EXPECT_EQ(emulated_gpu::ReadLaunches()["Add"], 1);
+    Ok(cudaMemsetAsync(x.data(), 0, 4000, gpu.get()));
+  }
+  Add(gpu, x.data(), x.data(), 1000);
+  graphs.End();
+  EXPECT_THAT(x.Read(gpu), Each(0.0F));
 }
 
 TEST(KernelsOnStreamsDeathTest, WhatHasNoRoomInAnUploadIsNotWritten) {

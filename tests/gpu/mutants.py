@@ -29,9 +29,34 @@ BUDGETS = "gpu_budgets_test --gtest_filter=*Table*"
 LAYOUTS = "gpu_train_test --gtest_filter=*EveryLayout*"
 SAVES = "gpu_train_test --gtest_filter=*Save*"
 TRACE = "gpu_train_test --gtest_filter=*ATrace*"
+GRAPHS = "gpu_graphs_test --gtest_filter=*Fraction*"
+WRONG_GRAPHS = "gpu_graphs_test --gtest_filter=*OtherBits*"
+GRAPHS_OF_SCHEDULES = "gpu_graphs_test --gtest_filter=*EverySchedule*"
 TIMED_OUT = 124  # as timeout(1)
 # name: file, text that stands there once, what replaces it, test program with arguments
 MUTANTS = {
+    "steps-are-arguments-of-kernels": (
+        CUDA + "dropout_bits.h", "  if (gpu.step() != nullptr) key.step = 0;\n", "", GRAPHS),
+    "steps-are-not-read-from-memory": (
+        CUDA + "dropout_bits.h", "  if (stream.step != nullptr) {", "  if (false) {", GRAPHS),
+    "row-counts-are-arguments-of-kernels": (
+        "trainer/model/pass.cc", "    rows.count = static_cast<int64_t>(side.tokens.size());\n", "", GRAPHS),
+    "offsets-lie-where-they-were-uploaded": (
+        "trainer/kernels/cuda_ops.cc", "    side->offsets = moved(side->offsets);\n", "", GRAPHS),
+    "passes-read-the-microbatch-before": (
+        "trainer/kernels/cuda_ops.cc", "if (std::exchange(in_pass_, uploaded.number) != uploaded.number) {",
+        "if (std::exchange(in_pass_, uploaded.number) == 0) {", GRAPHS),
+    "graphs-are-told-apart-by-kernels-alone": (
+        CUDA + "launch.h", "(graphs->AddToKey(value), ...);", "(static_cast<void>(value), ...);", GRAPHS),
+    "padding-has-a-gradient": (
+        "trainer/kernels/cuda_ops.cc", "if (a.dhidden_RD.defined()) ZeroPadding(all_rows, a.rows, a.dhidden_RD);", "", GRAPHS),
+    "graphs-are-not-compared": (
+        "trainer/pipeline_stage.cc", "const bool equal = HaveBits(OnHost(changed()), eager);", "const bool equal = true;",
+        WRONG_GRAPHS),
+    "wrong-graphs-are-used": (
+        CUDA + "launch_graphs.cc", "equal ? State::kProved : State::kWrong", "State::kProved", "gpu_kernels_on_streams_test"),
+    "gradients-are-handed-over-before-they-are-launched": (
+        "trainer/pipeline_stage.cc", "    model_.ops().Flush();\n", "", GRAPHS_OF_SCHEDULES),
     "kernels-are-put-where-they-ran": (
         "trainer/run_trace.cc", "host.At(kernel.asked)", "host.At(kernel.start)", TRACE),
     "launches-without-an-end": (

@@ -231,6 +231,13 @@ TEST(Validate, EveryComputeAndLayoutRuleNamesItsField) {
       {{"compute.device=cuda", "compute.attention=FLASH", "model.d_model=24", "model.num_heads=2"},
        "compute.attention: FLASH: it needs heads of a multiple of 8 features up to 256, and "
        "model.d_model / model.num_heads is 12"},
+      {{"compute.device=cpu", "compute.cuda_graphs=true"},
+       "compute.cuda_graphs: true: only with compute.device: 'cuda'"},
+      {{"compute.device=cuda", "compute.cuda_graphs=true", "model.norm=BATCH_NORM"},
+       "compute.cuda_graphs: true: not with model.norm: BATCH_NORM, whose statistics would count "
+       "padding"},
+      {{"compute.device=cuda", "compute.cuda_graphs=true", "instruments.every_steps=10"},
+       "compute.cuda_graphs: true: not with instruments, which look into passes"},
       {{"compute.device=cuda", "model.d_model=1028"},
        "model.num_heads: 4: heads of 257 features: with compute.device: 'cuda' model.d_model / "
        "model.num_heads must be at most 256"},

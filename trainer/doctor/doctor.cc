@@ -208,6 +208,12 @@ absl::Status Doctor::Examine() {
   if (laid_out && all_compute_) {
     ASSIGN_OR_RETURN(*mine_.add_checks(), CheckLayout(run_, world_));
   }
+  if (on_gpu() && all_compute_) {
+    AddFailure("CUDA graphs", CatchErrors([&]() -> absl::Status {
+                 ASSIGN_OR_RETURN(*mine_.add_checks(), CheckGraphs(run_));
+                 return absl::OkStatus();
+               }));
+  }
   RETURN_IF_ERROR(Gather());
   MergeChecks();
   return absl::OkStatus();

@@ -22,6 +22,7 @@ namespace deepnet {
 namespace {
 
 constexpr int kSteps = 2;
+constexpr int kGraphSteps = 6;  // graphs of both microbatches are made in some, and used in others
 constexpr int kMicrobatchesPerStage = 2;
 constexpr int kVocabulary = 61;
 
@@ -111,20 +112,24 @@ StepBatch BatchOf(const RunSpec& run, int step) {
 struct Trained {
   std::vector<double> figures;                // loss and gradient norm of each step
   std::map<std::string, at::Tensor> weights;  // of this rank, on the host
+  std::vector<std::string> warnings;          // of graphs
 };
 
 absl::StatusOr<Trained> TrainTiny(const RunSpec& run, const Inventory& whole, const Plan& plan,
-                                  Communicator& world) {
+                                  Communicator& world, int steps = kSteps) {
   Trained trained;
   ASSIGN_OR_RETURN(const auto context, MakeRankContext(run, whole, plan, world));
   Parameters& parameters = context->model->parameters();
   parameters.Initialize(run.seed());
   context->model->Refresh();
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < steps; ++step) {
     const StepBatch batch = BatchOf(run, step);
     ASSIGN_OR_RETURN(const StepResult result, RunTrainStep(batch, step, step + 1, *context));
     trained.figures.push_back(result.loss);
     trained.figures.push_back(result.update.gradient_norm);
+    for (std::string& warning : context->stage->TakeWarnings()) {
+      trained.warnings.push_back(std::move(warning));
+    }
   }
   for (const Parameter& p : parameters.inventory().parameters) {
     const at::Tensor weight = parameters.Get(p.name);
@@ -132,6 +137,24 @@ absl::StatusOr<Trained> TrainTiny(const RunSpec& run, const Inventory& whole, co
                                         /*non_blocking=*/false, /*copy=*/true);
   }
   return trained;
+}
+
+// Completes `check`: values of both must be equal to the bit.
+DoctorCheck Compared(DoctorCheck check, const Trained& seen, const Trained& expected,
+                     const char* whose) {
+  std::vector<std::string> names;  // of weights that differ
+  for (const auto& [name, weight] : seen.weights) {
+    if (!at::equal(weight, expected.weights.at(name))) names.push_back(name);
+  }
+  size_t differ = names.size();
+  for (size_t i = 0; i < expected.figures.size(); ++i) {
+    differ += seen.figures[i] != expected.figures[i];
+  }
+  check.set_error(static_cast<double>(differ));
+  if (differ == 0) return check;
+  check.set_failure(absl::StrCat(differ, " values differ from ", whose, "; ",
+                                 names.empty() ? "no weights" : "first " + names[0]));
+  return check;
 }
 
 }  // namespace
@@ -161,19 +184,33 @@ absl::StatusOr<DoctorCheck> CheckLayout(const RunSpec& run, Communicator& world)
   ASSIGN_OR_RETURN(
       const Trained alone,
       TrainTiny(tiny, whole, LonePlan(whole, tiny.data().global_microbatches()), self));
-  std::vector<std::string> names;  // of weights that differ
-  for (const auto& [name, weight] : shared.weights) {
-    if (!at::equal(weight, alone.weights.at(name))) names.push_back(name);
+  return Compared(std::move(check), shared, alone, "those of one rank");
+}
+
+absl::StatusOr<DoctorCheck> CheckGraphs(const RunSpec& run) {
+  RunSpec alone = run;
+  alone.clear_parallel();
+  alone.mutable_parallel()->set_pipeline_parallel_size(1);
+  alone.mutable_parallel()->set_data_parallel_size(1);
+  alone.mutable_parallel()->set_schedule("single_stage");
+  RunSpec tiny = TinyRun(alone);
+  tiny.mutable_compute()->set_cuda_graphs(true);
+  const Inventory whole = Describe(tiny.model(), tiny.data().microbatch());
+  const Plan plan = LonePlan(whole, tiny.data().global_microbatches());
+  SelfCommunicator self;
+  const auto train = [&](bool one_by_one) {
+    tiny.mutable_compute()->set_check_launches(one_by_one);
+    return TrainTiny(tiny, whole, plan, self, kGraphSteps);
+  };
+  ASSIGN_OR_RETURN(const Trained eager, train(/*one_by_one=*/true));
+  ASSIGN_OR_RETURN(const Trained graphs, train(/*one_by_one=*/false));
+  DoctorCheck check;
+  check.set_name("CUDA graphs beside single launches");
+  if (!graphs.warnings.empty()) {
+    check.set_failure(graphs.warnings.front());
+    return check;
   }
-  size_t differ = names.size();
-  for (size_t i = 0; i < alone.figures.size(); ++i) {
-    differ += shared.figures[i] != alone.figures[i];
-  }
-  check.set_error(static_cast<double>(differ));
-  if (differ == 0) return check;
-  check.set_failure(absl::StrCat(differ, " values differ from those of one rank; ",
-                                 names.empty() ? "no weights" : "first " + names[0]));
-  return check;
+  return Compared(std::move(check), graphs, eager, "those of single launches");
 }
 
 }  // namespace deepnet

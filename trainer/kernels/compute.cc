@@ -127,6 +127,9 @@ absl::Status CheckCompute(const ComputeSpec& resolved) {
   if (resolved.device() == "cpu" && resolved.attention() == FLASH) {
     wrong = "compute.attention: FLASH works on \"cuda\" only";
   }
+  if (resolved.device() == "cpu" && resolved.cuda_graphs()) {
+    wrong = "compute.cuda_graphs works on \"cuda\" only";
+  }
   const auto isa = static_cast<native::Isa>(resolved.isa());
   if (resolved.device() == "cpu" && resolved.isa() != ISA_UNSPECIFIED && !native::Supports(isa)) {
     wrong = absl::StrCat(
@@ -145,7 +148,7 @@ absl::StatusOr<std::unique_ptr<Ops>> MakeOps(const ComputeSpec& resolved) {
     at::set_num_threads(1);
     const at::Device device = c10::impl::VirtualGuardImpl(*GpuType()).getDevice();
     return MakeCudaOps(device, TypeOf(resolved.dtype()), resolved.check_launches(),
-                       resolved.attention());
+                       resolved.attention(), resolved.cuda_graphs());
   }
   at::set_num_threads(resolved.threads_per_rank());
   return MakeAtenOps(TypeOf(resolved.dtype()), at::kFloat);

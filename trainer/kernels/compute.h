@@ -50,9 +50,10 @@ std::unique_ptr<Ops> MakeAtenOps(at::ScalarType operand, at::ScalarType residual
 // type float32, bfloat16 or float16; residual float32. With FLASH the operands have 16 bits, and
 // neither are attention weights dropped nor have heads another width than FlashObstacle
 // (trainer/model/architecture.h) allows. Only where GpuType() has a value. Throws cuda::GpuError or
-// c10::Error where CUDA, cuBLASLt or LibTorch refuses (StatusOfException).
+// c10::Error where CUDA, cuBLASLt or LibTorch refuses (StatusOfException). With
+// `graphs` it is one of Ops::HasGraphs.
 std::unique_ptr<Ops> MakeCudaOps(at::Device device, at::ScalarType operand, bool check_launches,
-                                 AttentionKernel attention = OWN);
+                                 AttentionKernel attention = OWN, bool graphs = false);
 
 // This project's kernels on the CPU (trainer/kernels/native). `compute` is resolved: dtype, isa and
 // threads_per_rank say what to use; the isa must be supported here (see CheckCompute). Bits depend

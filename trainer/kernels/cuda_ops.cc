@@ -3,6 +3,7 @@
 // where no room for results is left. Once buffers have grown
 // nothing is taken from the device: the results of LibTorch's attention come from its allocator.
 #include <algorithm>
+#include <array>
 #include <deque>
 #include <memory>
 #include <utility>
@@ -25,6 +26,7 @@
 #include "trainer/kernels/cuda/embedding.h"
 #include "trainer/kernels/cuda/gpu_stream.h"
 #include "trainer/kernels/cuda/host_copies.h"
+#include "trainer/kernels/cuda/launch_graphs.h"
 #include "trainer/kernels/cuda/matmul.h"
 #include "trainer/kernels/cuda/optimizer.h"
 #include "trainer/kernels/cuda/residual_norm.h"
@@ -107,22 +109,25 @@ class GpuWeight : public Weight {
 // Holds what the host knows of uploaded rows, and the rows of each token and of each position, for
 // the gradients of embeddings.
 struct GpuRowIndex : public RowIndex {
+  int64_t rows = 0;  // of sentences; further ones are padding
   cuda::SortedRows tokens, positions;
   int32_t last_token = -1, last_position = -1, last_label = -1;  // the largest
   Tensor offsets;                                                // a view of PackedRows::offsets
   int64_t longest = 0;                                           // rows of a sentence
+  int num_sentences = 0;                                         // up to the last with rows
 };
 
 const GpuRowIndex& IndexOf(const PackedRows& rows) {
   return static_cast<const GpuRowIndex&>(*rows.index);
 }
 
-// Checks what kernels rely on and cannot say. Kernels for CPUs check the same.
-void CheckOffsets(const PackedRows& host) {
+// Checks what kernels rely on and cannot say. Kernels for CPUs check the same. `padded`: there may
+// be rows behind the last sentence.
+void CheckOffsets(const PackedRows& host, bool padded) {
   const int32_t* const offsets = host.offsets;
-  DEEPNET_CHECK(offsets[0] == 0 && offsets[host.num_sentences] == host.count)
-      << "offsets from " << offsets[0] << " to " << offsets[host.num_sentences] << " of "
-      << host.count << " rows";
+  const int32_t end = offsets[host.num_sentences];
+  DEEPNET_CHECK(offsets[0] == 0 && (end == host.count || (padded && end < host.count)))
+      << "offsets from " << offsets[0] << " to " << end << " of " << host.count << " rows";
   for (int s = 0; s < host.num_sentences; ++s) {
     DEEPNET_CHECK_LE(offsets[s], offsets[s + 1]) << "offsets of sentence " << s;
   }
@@ -161,6 +166,11 @@ Tensor ByHeads(const Tensor& x_RD, int64_t rows, int heads) {
   return x_RD.narrow(0, 0, rows).view({rows, heads, x_RD.size(1) / heads});
 }
 
+// Returns the offsets of `side` without the empty sentences at the end of both sides.
+Tensor FirstOffsets(const GpuRowIndex& side, const GpuRowIndex& other) {
+  return side.offsets.narrow(0, 0, std::max(side.num_sentences, other.num_sentences) + 1);
+}
+
 int64_t UploadBytes(int64_t numbers) {
   return cuda::UploadBlock::Padded(numbers * static_cast<int64_t>(sizeof(int32_t)));
 }
@@ -188,50 +198,69 @@ cuda::SortedRows AddSorted(cuda::UploadBlock& block, std::span<const int32_t> in
           .longest = longest};
 }
 
-// Adds a side of a microbatch to `block`. `index` must outlive the result.
-PackedRows AddRows(cuda::UploadBlock& block, const PackedRows& host, native::RowsByIndex& sorted,
-                   at::Device device, GpuRowIndex& index) {
+// Adds what kernels read of a side of a microbatch to `block`.
+PackedRows AddRows(cuda::UploadBlock& block, const PackedRows& host) {
   const auto count = static_cast<size_t>(host.count);
-  const auto sentences = static_cast<size_t>(host.num_sentences);
   PackedRows sent = host;
   if (count == 0) return sent;
-  const std::span tokens(host.tokens, count);
+  sent.tokens = block.Add(std::span(host.tokens, count));
   const std::span positions(reinterpret_cast<const int32_t*>(host.positions), count);
-  index.last_token = LargestOf(tokens, "id");
-  index.last_position = LargestOf(positions, "position");
-  index.tokens = AddSorted(block, tokens, int64_t{index.last_token} + 1, sorted);
-  index.positions = AddSorted(block, positions, int64_t{index.last_position} + 1, sorted);
-  sent.tokens = block.Add(tokens);
   sent.positions = reinterpret_cast<const uint32_t*>(block.Add(positions));
   sent.pairs = block.Add(std::span(host.pairs, count));
+  if (host.offsets == nullptr) return sent;
+  sent.offsets = block.Add(std::span(host.offsets, static_cast<size_t>(host.num_sentences) + 1));
+  return sent;
+}
+
+// Adds the orders of the side's rows that are in sentences to `block`, and writes `index`, which
+// must outlive `sent`.
+void AddIndex(cuda::UploadBlock& block, const PackedRows& host, bool padded, at::Device device,
+              native::RowsByIndex& sorted, GpuRowIndex& index, PackedRows& sent) {
+  if (host.count == 0) return;
+  index.rows = host.count;
   if (host.offsets != nullptr) {
-    CheckOffsets(host);
-    sent.offsets = block.Add(std::span(host.offsets, sentences + 1));
+    CheckOffsets(host, padded);
+    index.rows = host.offsets[host.num_sentences];
     index.longest = LongestOf(host);
+    index.num_sentences = host.num_sentences;
+    while (index.num_sentences > 0 && host.offsets[index.num_sentences - 1] == index.rows) {
+      --index.num_sentences;
+    }
     index.offsets = at::for_blob(const_cast<int32_t*>(sent.offsets), {host.num_sentences + 1})
                         .options(at::TensorOptions(device).dtype(at::kInt))
                         .target_device(device)
                         .make_tensor();
   }
+  const std::span tokens(host.tokens, static_cast<size_t>(index.rows));
+  const std::span positions(reinterpret_cast<const int32_t*>(host.positions), tokens.size());
+  index.last_token = LargestOf(tokens, "id");
+  index.last_position = LargestOf(positions, "position");
+  index.tokens = AddSorted(block, tokens, int64_t{index.last_token} + 1, sorted);
+  index.positions = AddSorted(block, positions, int64_t{index.last_position} + 1, sorted);
   sent.index = &index;
-  return sent;
 }
 
 // An uploaded microbatch: it keeps the device's arrays and what is known of them here.
 struct Uploaded {
   GpuRowIndex source, target;
   std::shared_ptr<const void> arrays;
+  int64_t number = 0;                // of the upload
+  const std::byte* begin = nullptr;  // of what passes read: `bytes`, the step last
+  int64_t bytes = 0;
 };
 
 class CudaOps : public TracedOps {
  public:
-  CudaOps(at::Device device, at::ScalarType operand, bool check_launches, bool flash)
+  CudaOps(at::Device device, at::ScalarType operand, bool check_launches, bool flash, bool graphs)
       : device_(device),
         operand_(operand),
         flash_(flash),
+        has_graphs_(graphs),
+        check_launches_(check_launches),
         gpu_(check_launches, AllocateOn(device)),
         current_(device, gpu_.get()),
         matmul_(gpu_),
+        graphs_(gpu_),
         uploads_(gpu_),
         results_(gpu_) {
     if (!flash) return;
@@ -272,6 +301,17 @@ class CudaOps : public TracedOps {
     return {uploads_.Send(std::move(block)), copy};
   }
   void ReadBack() override { results_.Wait(); }
+
+  bool HasGraphs() const override { return has_graphs_; }
+  MicrobatchRows BeginPass(const MicrobatchRows& uploaded, PassGraphs use) override;
+  void Flush() override { graphs_.Flush(); }
+  bool EndPass() override {
+    const bool missed = graphs_.End();
+    gpu_.SetStep(nullptr);
+    return missed;
+  }
+  void PrepareGraphs() override { graphs_.Prepare(); }
+  void JudgeGraphs(bool equal) override { graphs_.Judge(equal); }
 
   std::unique_ptr<Weight> MakeWeight(Tensor master_OI, bool backward) override;
   void Refresh(Weight& weight) override;
@@ -370,6 +410,7 @@ class CudaOps : public TracedOps {
   }
 
   void Embed(const EmbedArgs& a) override {
+    const cuda::WithoutGraphs checked(gpu_);
     if (a.rows->index != nullptr) {  // null: a decoding step's, whose ids were chosen here
       const GpuRowIndex& index = IndexOf(*a.rows);
       DEEPNET_CHECK_LT(index.last_token, a.table_VD.size(0))
@@ -380,6 +421,7 @@ class CudaOps : public TracedOps {
     cuda::EmbedForward(gpu_, ArgsOf(a));
   }
   void EmbedBackward(const EmbedGradArgs& a) override {
+    const cuda::WithoutGraphs sized(gpu_);
     const GpuRowIndex& index = IndexOf(*a.rows);
     cuda::EmbedBackward(gpu_, ArgsOf(a), index.tokens);
     if (a.dpositions_PD.defined()) {
@@ -418,15 +460,21 @@ class CudaOps : public TracedOps {
   void Add(const Tensor& y, const Tensor& x) override {
     cuda::Add(gpu_, Floats(x), Floats(y), y.numel());
   }
+  void Zero(const Tensor& x) override;
   void Copy(int64_t rows, const Tensor& x, const Tensor& y) override {
     cuda::Cast(gpu_, In(x, rows), Out(y, rows));
   }
 
  private:
+  // x [capacity, ..] = 0 in the rows behind the first `rows`.
+  static void ZeroPadding(int64_t rows, int64_t capacity, const Tensor& x) {
+    if (rows < capacity) x.narrow(0, rows, capacity - rows).zero_();
+  }
   // A vector as a matrix of one column.
   static Tensor AsMatrix(const Tensor& x) { return x.dim() == 1 ? x.unsqueeze(1) : x; }
 
   const Tensor& OperandOf(const Weight& w);
+  void Convert(OperandCopy& copy);
   OperandCopy* CopyOf(const Tensor& master);
   const void* BiasOf(const Weight& w, const Tensor& bias, at::ScalarType type);
   // The first `rows` rows of x in float32: x itself, or a copy that the next call overwrites.
@@ -441,16 +489,23 @@ class CudaOps : public TracedOps {
   const at::Device device_;
   const at::ScalarType operand_;
   const bool flash_;
+  const bool has_graphs_;
+  const bool check_launches_;
   cuda::GpuStream gpu_;
   const CurrentStream current_;
   cuda::Matmul matmul_;
+  cuda::LaunchGraphs graphs_;
   cuda::UploadPool uploads_;
   cuda::ResultQueue results_;
   std::deque<OperandCopy> copies_;  // one for each flat tensor of weights
-  Tensor floats_;                   // of AsFloats
-  Tensor logits_, dlogits_;         // of a chunk of rows
-  Tensor row_losses_;               // [2, kLogitRows]: nll and loss of a chunk
-  native::RowsByIndex sorted_;      // of Upload
+  std::shared_ptr<void> pass_;      // what a pass reads of its microbatch
+  int64_t pass_bytes_ = 0;
+  int64_t in_pass_ = 0;  // the upload that lies there
+  int64_t num_uploads_ = 0;
+  Tensor floats_;               // of AsFloats
+  Tensor logits_, dlogits_;     // of a chunk of rows
+  Tensor row_losses_;           // [2, kLogitRows]: nll and loss of a chunk
+  native::RowsByIndex sorted_;  // of Upload
   LossSums unwanted_;
 };
 
@@ -488,11 +543,13 @@ void CudaOps::Refresh(Weight& weight) {
 const Tensor& CudaOps::OperandOf(const Weight& w) {
   auto& weight = static_cast<const GpuWeight&>(w);
   if (weight.copy == nullptr) return weight.master_OI;
-  OperandCopy& copy = *weight.copy;
-  if (std::exchange(copy.stale, false)) {
-    cuda::Cast(gpu_, In(copy.weights.unsqueeze(0), 1), Out(copy.operands.unsqueeze(0), 1));
-  }
+  Convert(*weight.copy);
   return weight.operand_OI;
+}
+
+void CudaOps::Convert(OperandCopy& copy) {
+  if (!std::exchange(copy.stale, false)) return;
+  cuda::Cast(gpu_, In(copy.weights.unsqueeze(0), 1), Out(copy.operands.unsqueeze(0), 1));
 }
 
 // Returns `bias`, a vector of master weights, as a product adds it to an output of `type`: biases
@@ -525,20 +582,92 @@ Tensor CudaOps::AsFloats(int64_t rows, const Tensor& x) {
 
 MicrobatchRows CudaOps::Upload(const MicrobatchRows& host) {
   const auto uploaded = std::make_shared<Uploaded>();
+  const auto high_step = static_cast<uint32_t>(static_cast<uint64_t>(host.step) >> 32);
+  const std::array<uint32_t, 2> step = {static_cast<uint32_t>(host.step), high_step << 28};
   cuda::UploadBlock block =
-      uploads_.Begin(BytesOf(host.source) + BytesOf(host.target) + UploadBytes(host.target.count));
+      uploads_.Begin(BytesOf(host.source) + BytesOf(host.target) + UploadBytes(host.target.count) +
+                     cuda::UploadBlock::Padded(sizeof(step)));
   MicrobatchRows sent;
   CheckKeys(host.target, host.source);
-  sent.source = AddRows(block, host.source, sorted_, device_, uploaded->source);
-  sent.target = AddRows(block, host.target, sorted_, device_, uploaded->target);
+  sent.source = AddRows(block, host.source);
+  sent.target = AddRows(block, host.target);
+  const void* const end = block.Add(std::span<const uint32_t>(step));
+  AddIndex(block, host.source, has_graphs_, device_, sorted_, uploaded->source, sent.source);
+  AddIndex(block, host.target, has_graphs_, device_, sorted_, uploaded->target, sent.target);
   if (host.labels != nullptr) {
     const std::span labels(host.labels, static_cast<size_t>(host.target.count));
     uploaded->target.last_label = LargestOf(labels, "target");
     sent.labels = block.Add(labels);
   }
   uploaded->arrays = uploads_.Send(std::move(block));
+  uploaded->begin = static_cast<const std::byte*>(uploaded->arrays.get());
+  uploaded->bytes = static_cast<const std::byte*>(end) - uploaded->begin + int64_t{sizeof(step)};
+  uploaded->number = ++num_uploads_;
   sent.memory = uploaded;
   return sent;
+}
+
+cuda::LaunchGraphs::Use UseOf(PassGraphs graphs) {
+  switch (graphs) {
+    case PassGraphs::kNone:
+      return cuda::LaunchGraphs::Use::kNone;
+    case PassGraphs::kProved:
+      return cuda::LaunchGraphs::Use::kProved;
+    case PassGraphs::kRecord:
+      return cuda::LaunchGraphs::Use::kRecord;
+    case PassGraphs::kTry:
+      return cuda::LaunchGraphs::Use::kTry;
+  }
+  return cuda::LaunchGraphs::Use::kNone;
+}
+
+// The numbers of all microbatches are read from one place, so that launches on any of them are the
+// same. With check_launches they are made one by one, to be waited for.
+MicrobatchRows CudaOps::BeginPass(const MicrobatchRows& rows, PassGraphs graphs) {
+  const auto& uploaded = *static_cast<const Uploaded*>(rows.memory.get());
+  if (pass_ == nullptr) {
+    pass_bytes_ = uploaded.bytes;
+    pass_ = gpu_.Take(pass_bytes_);
+  }
+  DEEPNET_CHECK_EQ(uploaded.bytes, pass_bytes_) << "microbatches of several capacities";
+  for (OperandCopy& copy : copies_) Convert(copy);
+  auto* const here = static_cast<std::byte*>(pass_.get());
+  if (std::exchange(in_pass_, uploaded.number) != uploaded.number) {
+    gpu_.Launching();
+    gpu_.Launched("Pass", cudaMemcpyAsync(here, uploaded.begin, static_cast<size_t>(pass_bytes_),
+                                          cudaMemcpyDeviceToDevice, gpu_.get()));
+  }
+  const auto moved = [&]<typename T>(const T* array) {
+    return reinterpret_cast<const T*>(here +
+                                      (reinterpret_cast<const std::byte*>(array) - uploaded.begin));
+  };
+  MicrobatchRows pass = rows;
+  for (PackedRows* side : {&pass.source, &pass.target}) {
+    if (side->count == 0) continue;
+    side->tokens = moved(side->tokens);
+    side->positions = moved(side->positions);
+    side->pairs = moved(side->pairs);
+    side->offsets = moved(side->offsets);
+  }
+  gpu_.SetStep(reinterpret_cast<const uint32_t*>(here + pass_bytes_ - 2 * sizeof(uint32_t)));
+  graphs_.Begin(check_launches_ ? cuda::LaunchGraphs::Use::kNone : UseOf(graphs));
+  return pass;
+}
+
+void CudaOps::Zero(const Tensor& x) {
+  if (gpu_.graphs() == nullptr) {
+    x.zero_();
+    return;
+  }
+  DEEPNET_CHECK(x.is_contiguous());
+  void* const memory = x.data_ptr();
+  const size_t bytes = x.nbytes();
+  graphs_.AddToKey(memory);
+  graphs_.AddToKey(bytes);
+  graphs_.Add([=, this] {
+    gpu_.Launching();
+    gpu_.Launched("Zero", cudaMemsetAsync(memory, 0, bytes, gpu_.get()));
+  });
 }
 
 void CudaOps::CopyHeads(const Tensor& x, const Tensor& y_RD) {
@@ -554,17 +683,19 @@ void CudaOps::ZeroKeyGradients(const AttentionGradArgs& g) {
 // The logarithms of sums, [heads, rows], lie at the beginning of a.log_sum_exp_RH.
 void CudaOps::FlashAttention(const AttentionArgs& a) {
   DEEPNET_CHECK(a.dropout.rate == 0.0) << "attention weights are dropped";
-  const int64_t rows = a.queries->count, key_rows = a.keys->count;
-  if (rows == 0) return;
+  if (a.queries->count == 0) return;
+  const cuda::WithoutGraphs by_libtorch(gpu_);
   const GpuRowIndex& queries = IndexOf(*a.queries);
   const GpuRowIndex& keys = IndexOf(*a.keys);
+  const int64_t rows = queries.rows, key_rows = keys.rows;
   gpu_.Launching();
   const auto [context, log_sum_exp, random_state, unused, weights] = at::_flash_attention_forward(
       ByHeads(a.q_RD, rows, a.heads), ByHeads(a.k_RD, key_rows, a.heads),
-      ByHeads(a.v_RD, key_rows, a.heads), queries.offsets, keys.offsets, queries.longest,
-      keys.longest, /*dropout_p=*/0.0, a.causal, /*return_debug_mask=*/false);
+      ByHeads(a.v_RD, key_rows, a.heads), FirstOffsets(queries, keys), FirstOffsets(keys, queries),
+      queries.longest, keys.longest, /*dropout_p=*/0.0, a.causal, /*return_debug_mask=*/false);
   gpu_.Launched("FlashAttentionForward", cudaSuccess);
   CopyHeads(context, a.context_RD);
+  ZeroPadding(rows, a.queries->count, a.context_RD);
   if (!a.log_sum_exp_RH.defined()) return;
   const Tensor kept = a.log_sum_exp_RH.view({1, -1}).narrow(1, 0, a.heads * rows);
   cuda::Cast(gpu_, In(log_sum_exp.view({1, a.heads * rows}), 1), Out(kept, 1));
@@ -572,30 +703,39 @@ void CudaOps::FlashAttention(const AttentionArgs& a) {
 
 void CudaOps::FlashAttentionBackward(const AttentionGradArgs& g) {
   const AttentionArgs& a = g.forward;
+  const cuda::WithoutGraphs by_libtorch(gpu_);
   const GpuRowIndex& queries = IndexOf(*a.queries);
   const GpuRowIndex& keys = IndexOf(*a.keys);
-  const int64_t rows = a.queries->count, key_rows = a.keys->count;
+  const int64_t rows = queries.rows, key_rows = keys.rows;
   const Tensor log_sum_exp =
       a.log_sum_exp_RH.view({-1}).narrow(0, 0, a.heads * rows).view({a.heads, rows});
   gpu_.Launching();
   const auto [dq, dk, dv] = at::_flash_attention_backward(
       ByHeads(g.dcontext_RD, rows, a.heads), ByHeads(a.q_RD, rows, a.heads),
       ByHeads(a.k_RD, key_rows, a.heads), ByHeads(a.v_RD, key_rows, a.heads),
-      ByHeads(a.context_RD, rows, a.heads), log_sum_exp, queries.offsets, keys.offsets,
-      queries.longest, keys.longest, /*dropout_p=*/0.0, a.causal, /*rng_state=*/{}, /*unused=*/{});
+      ByHeads(a.context_RD, rows, a.heads), log_sum_exp, FirstOffsets(queries, keys),
+      FirstOffsets(keys, queries), queries.longest, keys.longest, /*dropout_p=*/0.0, a.causal,
+      /*rng_state=*/{}, /*unused=*/{});
   gpu_.Launched("FlashAttentionBackward", cudaSuccess);
   CopyHeads(dq, g.dq_RD);
   CopyHeads(dk, g.dk_RD);
   CopyHeads(dv, g.dv_RD);
+  ZeroPadding(rows, a.queries->count, g.dq_RD);
+  ZeroPadding(key_rows, a.keys->count, g.dk_RD);
+  ZeroPadding(key_rows, a.keys->count, g.dv_RD);
 }
 
 // Logits of a chunk of rows, their loss and gradient in one launch, and two products.
 void CudaOps::CrossEntropy(const CrossEntropyArgs& a) {
+  const cuda::WithoutGraphs sized(gpu_);
   const Tensor& weight = OperandOf(*a.weight_VD);
   const int64_t classes = weight.size(0);
+  int64_t all_rows = a.rows;
   if (a.index != nullptr) {
-    DEEPNET_CHECK_LT(static_cast<const GpuRowIndex&>(*a.index).last_label, classes)
-        << "a row's target is not in the vocabulary";
+    const auto& index = static_cast<const GpuRowIndex&>(*a.index);
+    DEEPNET_CHECK_LT(index.last_label, classes) << "a row's target is not in the vocabulary";
+    all_rows = std::min(all_rows, index.rows);
+    if (a.dhidden_RD.defined()) ZeroPadding(all_rows, a.rows, a.dhidden_RD);
   }
   ReserveLogits(classes);
   const native::ConstMatrix weights = In(weight, classes);
@@ -606,8 +746,8 @@ void CudaOps::CrossEntropy(const CrossEntropyArgs& a) {
   float* const row_nll = a.row_nll == nullptr
                              ? nullptr
                              : results_.Take(std::span(a.row_nll, static_cast<size_t>(a.rows)));
-  for (int64_t begin = 0; begin < a.rows; begin += kLogitRows) {
-    const int64_t rows = std::min(kLogitRows, a.rows - begin);
+  for (int64_t begin = 0; begin < all_rows; begin += kLogitRows) {
+    const int64_t rows = std::min(kLogitRows, all_rows - begin);
     const native::ConstMatrix hidden = In(a.hidden_RD.narrow(0, begin, rows), rows);
     matmul_.Run({.a = hidden, .b = weights, .transpose_b = true, .y = Out(logits_, rows)});
     float* const nll = row_nll == nullptr ? Floats(row_losses_) : row_nll + begin;
@@ -666,9 +806,9 @@ void CudaOps::SumSquares(std::span<const SquareSums> all) {
 }  // namespace
 
 std::unique_ptr<Ops> MakeCudaOps(at::Device device, at::ScalarType operand, bool check_launches,
-                                 AttentionKernel attention) {
+                                 AttentionKernel attention, bool graphs) {
   DEEPNET_CHECK(attention != FLASH || operand != at::kFloat);
-  return std::make_unique<CudaOps>(device, operand, check_launches, attention == FLASH);
+  return std::make_unique<CudaOps>(device, operand, check_launches, attention == FLASH, graphs);
 }
 
 absl::StatusOr<int> CountGpus() {

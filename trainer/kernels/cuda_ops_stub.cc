@@ -6,7 +6,7 @@
 
 namespace deepnet {
 
-std::unique_ptr<Ops> MakeCudaOps(at::Device, at::ScalarType, bool, AttentionKernel) {
+std::unique_ptr<Ops> MakeCudaOps(at::Device, at::ScalarType, bool, AttentionKernel, bool) {
   DEEPNET_CHECK(false) << "this build has nothing for GPUs";
   return nullptr;
 }

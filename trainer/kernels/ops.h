@@ -55,6 +55,7 @@ struct PackedRows {
 // The rows of a microbatch. A side without rows has a count of 0.
 struct MicrobatchRows {
   PackedRows source, target;
+  int64_t step = 0;                    // DropoutSite::step of passes on these rows
   const int32_t* labels = nullptr;     // [target.count]; -1: no loss; null: there are none
   std::shared_ptr<const void> memory;  // keeps the arrays; null: somebody else does
 };
@@ -268,6 +269,15 @@ struct AdamArgs {
   bool fairseq_epsilon = true;  // beside the uncorrected root; false: beside the corrected one
 };
 
+// Says what becomes of the launches of a pass (Ops::BeginPass).
+enum class PassGraphs {
+  kNone,    // they are made one by one
+  kProved,  // they go to the device as the graphs that JudgeGraphs has found right, as far as there
+            // are any
+  kRecord,  // and are recorded where there are none
+  kTry,     // and as graphs that were recorded before the last PrepareGraphs
+};
+
 class Ops {
  public:
   virtual ~Ops() = default;
@@ -293,6 +303,25 @@ class Ops {
   virtual std::shared_ptr<const std::byte> Upload(std::span<const std::byte> host) {
     return {std::shared_ptr<const void>(), host.data()};
   }
+
+  // True if passes go to the device as CUDA graphs (docs/design/gpu.md). Rows are then uploaded at
+  // their capacity, which is the `count` of both sides; those behind the last sentence have token 0
+  // or any other, no label, and belong to no sentence. A pass of them is between BeginPass and
+  // EndPass and works on what BeginPass returns, which lies in the same memory in every pass. Calls
+  // take effect in their order, but perhaps not before Flush or EndPass: whoever puts work on
+  // stream() otherwise than by this object calls Flush first.
+  virtual bool HasGraphs() const { return false; }
+  virtual MicrobatchRows BeginPass(const MicrobatchRows& uploaded, PassGraphs) { return uploaded; }
+  virtual void Flush() {}
+  // Returns whether the pass had launches for which there was no graph yet.
+  virtual bool EndPass() { return false; }
+  // Makes graphs of what was recorded. CUDA may wait until the device is idle: no message is under
+  // way.
+  virtual void PrepareGraphs() {}
+  // After a pass with kTry: `equal` says whether it had the bits of the same pass with kNone. If
+  // not, its graphs are never used.
+  virtual void JudgeGraphs(bool /*equal*/) {}
+
   // Waits until what earlier calls write to host memory is there.
   virtual void ReadBack() {}
   // The queue of the device in whose order calls take effect (Device::stream); null on a CPU.
@@ -386,6 +415,8 @@ class Ops {
   virtual void AddScaledBackward(const AddScaledGradArgs& args) = 0;
   // y += x, residual and of equal shape.
   virtual void Add(const at::Tensor& y, const at::Tensor& x) = 0;
+  // x = 0; contiguous.
+  virtual void Zero(const at::Tensor& x) { x.zero_(); }
   // y = x, converted to y's type.
   virtual void Copy(int64_t rows, const at::Tensor& x, const at::Tensor& y) = 0;
 };

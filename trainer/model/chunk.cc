@@ -152,7 +152,7 @@ void Chunk::ForwardSide(const Side& side, const StackPass& pass, const ResidualS
 
 void Chunk::Backward(const MicrobatchPass& pass, BoundaryActivations& gradients,
                      const at::Tensor& encoder_output_RD, ChunkWorkspace& work, Kept& kept) const {
-  if (ends_decoder_ && reads_encoder_output_) gradients.encoder_output_RD.zero_();
+  if (ends_decoder_ && reads_encoder_output_) ops_.Zero(gradients.encoder_output_RD);
   if (has_target_) {
     const EncoderOutput encoder_output{.rows = &pass.rows.source,
                                        .value_RD = encoder_output_RD,

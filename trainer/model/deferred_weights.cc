@@ -7,13 +7,19 @@
 namespace deepnet {
 
 at::Tensor TensorPool::Take(int64_t rows, int64_t columns, const at::TensorOptions& options) {
-  for (at::Tensor& candidate : free_) {
-    if (candidate.size(0) != rows || candidate.size(1) != columns) continue;
-    if (candidate.dtype() != options.dtype() || candidate.device() != options.device()) continue;
-    std::swap(candidate, free_.back());
-    at::Tensor found = std::move(free_.back());
+  auto found = free_.end();
+  for (auto candidate = free_.begin(); candidate != free_.end(); ++candidate) {
+    if (candidate->size(0) != rows || candidate->size(1) != columns) continue;
+    if (candidate->dtype() != options.dtype() || candidate->device() != options.device()) continue;
+    if (found == free_.end() || candidate->const_data_ptr() < found->const_data_ptr()) {
+      found = candidate;
+    }
+  }
+  if (found != free_.end()) {
+    std::swap(*found, free_.back());
+    at::Tensor taken = std::move(free_.back());
     free_.pop_back();
-    return found;
+    return taken;
   }
   at::Tensor made = at::zeros({rows, columns}, options);
   bytes_ += static_cast<int64_t>(made.nbytes());
@@ -47,7 +53,7 @@ void DeferredWeights::Add(Ops& ops, int64_t rows, const at::Tensor& dy_RO, const
                       .dbias_O = dbias_O});
 }
 
-void DeferredWeights::Run(Ops& ops, const LayerDone* layer_done) {
+void DeferredWeights::Compute(Ops& ops, const LayerDone* layer_done) const {
   auto end = ends_.begin();
   const auto tell = [&](size_t computed) {
     if (layer_done == nullptr) return;
@@ -59,6 +65,9 @@ void DeferredWeights::Run(Ops& ops, const LayerDone* layer_done) {
     ops.LinearBackwardWeight(r.rows, r.dy_RO, r.x_RI, r.dw_OI, r.dbias_O);
     tell(i + 1);
   }
+}
+
+void DeferredWeights::Clear() {
   records_.clear();
   ends_.clear();
   inputs_.clear();

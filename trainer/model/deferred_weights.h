@@ -33,7 +33,8 @@ namespace deepnet {
 // Matrices for reuse; one pool serves all chunks of a rank. Not thread-safe.
 class TensorPool {
  public:
-  // Contents are those of an earlier use.
+  // Contents are those of an earlier use. The free matrix at the lowest address is taken, so that
+  // equal steps use equal memory.
   at::Tensor Take(int64_t rows, int64_t columns, const at::TensorOptions& options);
   void Give(at::Tensor tensor) { free_.push_back(std::move(tensor)); }
   int64_t bytes() const { return bytes_; }  // of all matrices made so far, the peak of use
@@ -59,11 +60,19 @@ class DeferredWeights {
   // Ends the records of `layer`: those added since the last call of EndLayer.
   void EndLayer(int layer) { ends_.push_back({records_.size(), layer}); }
 
-  // Computes all records in the order they were added, then is empty and its buffers are the
-  // pool's. Calls `layer_done`, if not null, as soon as a layer of EndLayer has all its gradients.
-  void Run(Ops& ops, const LayerDone* layer_done = nullptr);
+  // Computes all records in the order they were added. Calls `layer_done`, if not null, as soon as
+  // a layer of EndLayer has all its gradients.
+  void Compute(Ops& ops, const LayerDone* layer_done = nullptr) const;
+  // Forgets all records; their buffers are the pool's again.
+  void Clear();
+  // Compute, then Clear.
+  void Run(Ops& ops, const LayerDone* layer_done = nullptr) {
+    Compute(ops, layer_done);
+    Clear();
+  }
 
   bool empty() const { return records_.empty(); }
+  const std::vector<at::Tensor>& copies() const { return copies_; }
   int64_t bytes() const;  // of the copies held now
 
  private:

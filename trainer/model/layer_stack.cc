@@ -39,6 +39,21 @@ T TakeOrMake(std::vector<T>& free, const Make& make) {
 
 }  // namespace
 
+void KeptPool::Sort() {
+  const auto sort = [](auto& all, const auto& tensor_of) {
+    std::sort(all.begin(), all.end(), [&](const auto& a, const auto& b) {
+      return tensor_of(a).const_data_ptr() > tensor_of(b).const_data_ptr();
+    });
+  };
+  const auto itself = [](const at::Tensor& x) -> const at::Tensor& { return x; };
+  for (auto& [level, all] : saved) {
+    sort(all, [](const TransformerLayer::Saved& s) { return s.self_attention.log_sum_exp_RH; });
+  }
+  sort(first_RD, itself);
+  sort(inputs_RD, itself);
+  sort(histories, [](const LayerHistory::Saved& s) { return s.outputs_RD[0]; });
+}
+
 // Only the decoder is causal.
 TransformerLayer::TransformerLayer(const ModelSpec& spec, Ops& ops, const Parameters& parameters,
                                    int stack, int layer)
@@ -153,7 +168,7 @@ void LayerHistory::Begin(const PassContext& pass, const ResidualStream& stream,
 
 void LayerHistory::Mix(const PassContext& pass, int layer, const ResidualStream& stream,
                        const Saved& saved) const {
-  FirstRows(pass.rows->count, stream.value_RD).zero_();
+  pass.ops->Zero(FirstRows(pass.rows->count, stream.value_RD));
   for (int k = 0; k <= layer; ++k) {
     pass.ops->AddScaled({.rows = pass.rows->count,
                          .x_RD = saved.outputs_RD[k],
@@ -171,7 +186,7 @@ void LayerHistory::MixBackward(const PassContext& pass, int layer, const at::Ten
                                const Saved& saved, const std::vector<at::Tensor>& gradients) const {
   const bool output = layer == static_cast<int>(norms_.size());
   for (int k = 0; k <= layer; ++k) {
-    if (output) FirstRows(pass.rows->count, gradients[k]).zero_();
+    if (output) pass.ops->Zero(FirstRows(pass.rows->count, gradients[k]));
     pass.ops->AddScaledBackward({.rows = pass.rows->count,
                                  .dy_RD = dstream_RD,
                                  .x_RD = saved.outputs_RD[k],
@@ -241,11 +256,12 @@ LayerStack::Kept LayerStack::TakeKept(KeptPool& pool, const Workspace& work,
 }
 
 void LayerStack::GiveKept(KeptPool& pool, Kept& kept) const {
+  // Backwards: the next run takes them in the same order.
   std::vector<Saved>& saved = pool.saved[options_.level];
-  std::move(kept.saved.begin(), kept.saved.end(), std::back_inserter(saved));
+  std::move(kept.saved.rbegin(), kept.saved.rend(), std::back_inserter(saved));
   if (history_) pool.histories.push_back(std::move(kept.history));
   if (kept.first_RD.defined()) pool.first_RD.push_back(std::move(kept.first_RD));
-  std::move(kept.inputs_RD.begin(), kept.inputs_RD.end(), std::back_inserter(pool.inputs_RD));
+  std::move(kept.inputs_RD.rbegin(), kept.inputs_RD.rend(), std::back_inserter(pool.inputs_RD));
   kept = {};
 }
 
@@ -308,7 +324,8 @@ void LayerStack::Forward(const StackPass& pass, const ResidualStream& stream, Ke
     AfterLayer(pass.context, i, stream, kept);
   }
   kept.pass = ++segment.passes;
-  segment.held = keep ? NumSegments() - 1 : -1;
+  // With graphs a backward pass launches the same whatever ran before it.
+  segment.held = keep && !ops_.HasGraphs() ? NumSegments() - 1 : -1;
 }
 
 // Runs the segment's layers once more on the stream that entered it, in buffers of its own.

@@ -148,6 +148,9 @@ struct SegmentWorkspace {
 // Buffers that runs of one stack on a rank take for a microbatch and give back after it: each has
 // as many as all of them hold at once.
 struct KeptPool {
+  // Puts what is there in order: equal steps then use equal memory.
+  void Sort();
+
   std::map<Recompute, std::vector<TransformerLayer::Saved>> saved;  // by the run's level
   std::vector<at::Tensor> first_RD, inputs_RD;
   std::vector<LayerHistory::Saved> histories;

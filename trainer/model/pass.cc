@@ -1,5 +1,7 @@
 #include "trainer/model/pass.h"
 
+#include <algorithm>
+
 #include <ATen/ATen.h>
 
 #include "trainer/model/roles.h"
@@ -30,14 +32,20 @@ PackedRows RowsOf(const PackedSide& side, const std::vector<uint32_t>& pairs, in
 
 MicrobatchPass MakePass(Ops& ops, const Microbatch& microbatch, uint64_t seed, int64_t step,
                         bool training) {
-  const int sentences = microbatch.num_sentences;
-  return {
-      .rows = ops.Upload({.source = RowsOf(microbatch.source, microbatch.source_pairs, sentences),
-                          .target = RowsOf(microbatch.target, microbatch.target_pairs, sentences),
-                          .labels = microbatch.labels.data()}),
-      .seed = seed,
-      .step = step,
-      .training = training};
+  const auto rows_of = [&](const PackedSide& side, const std::vector<uint32_t>& pairs) {
+    PackedRows rows = RowsOf(side, pairs, microbatch.num_sentences);
+    if (!training || !ops.HasGraphs()) return rows;
+    rows.count = static_cast<int64_t>(side.tokens.size());
+    rows.num_sentences = std::max(0, static_cast<int>(side.offsets.size()) - 1);
+    return rows;
+  };
+  return {.rows = ops.Upload({.source = rows_of(microbatch.source, microbatch.source_pairs),
+                              .target = rows_of(microbatch.target, microbatch.target_pairs),
+                              .step = step,
+                              .labels = microbatch.labels.data()}),
+          .seed = seed,
+          .step = step,
+          .training = training};
 }
 
 BoundarySet BoundaryBefore(const Inventory& whole, int position) {

@@ -91,7 +91,8 @@ struct MicrobatchPass {
   SublayerProbe* probe = nullptr;         // forward: told about each sub-layer; may be null
 };
 
-// Uploads the rows of `microbatch`, which must outlive the result.
+// Uploads the rows of `microbatch`, which must outlive the result; for training with Ops::HasGraphs
+// at their capacity.
 MicrobatchPass MakePass(Ops& ops, const Microbatch& microbatch, uint64_t seed, int64_t step,
                         bool training);
 

@@ -172,7 +172,7 @@ void ResidualConnection::AddBranchAndNorm(const PassContext& pass, const Residua
 // stream <- stream + dropout(branch), or dropout(branch) alone.
 void ResidualConnection::AddBranch(const PassContext& pass, const ResidualStream& stream,
                                    const at::Tensor& branch_RD, Saved& saved) const {
-  if (scheme_.alpha == 0) FirstRows(pass.rows->count, stream.value_RD).zero_();
+  if (scheme_.alpha == 0) pass.ops->Zero(FirstRows(pass.rows->count, stream.value_RD));
   pass.ops->AddBranch(pass.rows->count, stream.value_RD, branch_RD, At(dropout_, pass), pass.rows,
                       pass.keep ? saved.mask : at::Tensor());
   if (!scheme_.input_norm) FillOperand(pass, stream);
@@ -218,7 +218,7 @@ void ResidualConnection::LeaveBackward(const PassContext& pass, Saved& saved,
   } else {
     pass.ops->AddBranchBackward(pass.rows->count, dstream_RD, dropout_.rate, saved.mask,
                                 dbranch_RD);
-    if (scheme_.alpha == 0) FirstRows(pass.rows->count, dstream_RD).zero_();
+    if (scheme_.alpha == 0) pass.ops->Zero(FirstRows(pass.rows->count, dstream_RD));
   }
   if (scheme_.layer_input) {
     pass.ops->Copy(pass.rows->count, dstream_RD, pass.layer_input_RD);

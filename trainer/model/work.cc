@@ -163,7 +163,8 @@ void Work::Attention(int64_t key_rows, bool causal) {
                      .flops = 2 * PairFlops(key_rows, causal),
                      .bytes = rules_.operand * d * 2 * (rows_ + keys) + sums,
                      .unit = rules_.flash ? ComputeUnit::kTensor : ComputeUnit::kFloat32,
-                     .reaches = rules_.flash ? 1.0 : kOwnShare};
+                     .reaches = rules_.flash ? 1.0 : kOwnShare,
+                     .alone = rules_.flash};
   kernels_.push_back(std::move(work));
   if (!rules_.flash) return;
   Copy(d, rules_.operand, rules_.operand);
@@ -200,9 +201,11 @@ void Work::FlashBackward(double flops, double keys) {
   const double sum = tiled * d * kFloat;
   const double means = tiled * rules_.model.num_heads() * kFloat;
   const auto part = [&](const char* label, double bytes) {
-    kernels_.push_back({.name = "FlashAttentionBackward", .label = label, .bytes = bytes});
+    kernels_.push_back(
+        {.name = "FlashAttentionBackward", .label = label, .bytes = bytes, .alone = true});
   };
   Kernel(kZeroFill, (rows_ + kFlashTile * sentences) * d * kFloat);
+  kernels_.back().alone = true;
   part("flash attention: dO . O", 2 * e * rows_ * d + means + sum);
   part("flash attention", 2 * e * d * (rows_ + 2 * keys) + means + 2 * sum);
   kernels_.back().flops = flops;
@@ -582,7 +585,7 @@ void Merge(Kernels& kernels) {
     const auto same = std::find_if(merged.begin(), merged.end(), [&](const KernelWork& other) {
       return other.name == kernel.name && other.label == kernel.label &&
              other.rows == kernel.rows && other.columns == kernel.columns &&
-             other.depth == kernel.depth;
+             other.depth == kernel.depth && other.alone == kernel.alone;
     });
     if (same == merged.end()) {
       merged.push_back(std::move(kernel));
@@ -611,6 +614,11 @@ LayerWork MakeLayer(const Rules& rules, const Inventory& inventory, const Layer&
     case LayerKind::kOutput:
       work = MakeOutput(rules);
       break;
+  }
+  if (layer.kind != LayerKind::kEncoder && layer.kind != LayerKind::kDecoder) {
+    for (Kernels* kernels : {&work.forward, &work.backward_input}) {
+      for (KernelWork& kernel : *kernels) kernel.alone = true;
+    }
   }
   Merge(work.forward);
   Merge(work.backward_input);

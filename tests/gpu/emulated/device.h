@@ -11,8 +11,9 @@
 //   - Streams share Settings::connections queues of a device. Work leaves a queue when it starts,
 //     so that work which waits (for an event, for what precedes it in its stream) holds up
 //     everything behind it, of other streams too. A receive of NCCL starts and then spins.
-//   - cudaFree, cudaFreeHost, a cudaMalloc beyond all memory used before, and the first launch of a
-//     kernel (unless CUDA_MODULE_LOADING=EAGER) wait until the device is idle.
+//   - cudaFree, cudaFreeHost, a cudaMalloc beyond all memory used before, cudaGraphInstantiate, and
+//     the first launch of a kernel (unless CUDA_MODULE_LOADING=EAGER) wait until the device is
+//     idle.
 //   - cudaMemcpy and cudaMemcpyAsync from pageable memory return once the bytes are staged, before
 //     they are on the device; cudaMemset does not wait either.
 //   - Memory is NaN (bytes 0xff) when it is allocated and after it is freed.
@@ -127,7 +128,8 @@ void SetMemoryLimit(int device, int64_t bytes);
 
 // The n-th call from now (1: the next) of the function `call`, or launch of the kernel of that
 // name, returns `error` (a cudaError_t, ncclResult_t or cublasStatus_t) and does nothing. For
-// ncclCommGetAsyncError the error is the communicator's from then on.
+// ncclCommGetAsyncError the error is the communicator's from then on. With the name "last node of a
+// graph", the n-th launch of a graph succeeds and leaves out its last node.
 void FailAt(const std::string& call, int64_t nth, int error);
 
 // The n-th launch from now of the kernel `name` succeeds; when its turn comes on the device it

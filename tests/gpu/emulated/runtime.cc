@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <span>
 #include <thread>
 #include <utility>
 
@@ -281,7 +282,7 @@ cudaError_t UnpinHost(const char* call, void* pointer, bool owned) {
 // ---- Graphs
 
 // Runs the nodes one after another.
-void RunNodes(const std::vector<Work>& nodes) {
+void RunNodes(std::span<const Work> nodes) {
   for (const Work& node : nodes) {
     if (node.run != nullptr) node.run();
   }
@@ -299,8 +300,11 @@ cudaError_t EndCapture(CUstream_st& stream, cudaGraph_t* graph) {
   return cudaSuccess;
 }
 
-cudaError_t LaunchGraph(Machine::Lock& lock, CUstream_st& stream, const CUgraphExec_st& graph) {
-  Work work = {.name = "cudaGraphLaunch", .run = [nodes = graph.nodes] { RunNodes(*nodes); }};
+cudaError_t LaunchGraph(Machine::Lock& lock, CUstream_st& stream, const CUgraphExec_st& graph,
+                        bool forgets_last) {
+  const size_t count = graph.nodes->size() - (forgets_last && !graph.nodes->empty());
+  Work work = {.name = "cudaGraphLaunch",
+               .run = [nodes = graph.nodes, count] { RunNodes(std::span(*nodes).first(count)); }};
   for (const Work& node : *graph.nodes) {
     for (const BlockPointer& block : node.blocks) {
       if (block->freed || block->free_queued) {
@@ -687,17 +691,24 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t*
 }
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
-  return Call("cudaGraphInstantiate", [&](Machine&) {
+  return Call("cudaGraphInstantiate", [&](Machine& machine) {
+    Machine::Lock lock(machine.mutex);
+    machine.WaitUntilIdle(lock, emulated_gpu::CurrentDevice(), "cudaGraphInstantiate");
     *exec =
         new CUgraphExec_st{std::make_shared<const std::vector<emulated_gpu::Work>>(graph->nodes)};
     return cudaSuccess;
   });
 }
 
+cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) {
+  return Call("cudaGraphUpload", [](Machine&) { return cudaSuccess; });
+}
+
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
+  const bool forgets_last = emulated_gpu::TheMachine().Injected("last node of a graph") != 0;
   return emulated_gpu::OnStream("cudaGraphLaunch", stream,
                                 [&](Machine::Lock& lock, CUstream_st& on) {
-                                  return emulated_gpu::LaunchGraph(lock, on, *exec);
+                                  return emulated_gpu::LaunchGraph(lock, on, *exec, forgets_last);
                                 });
 }
 

@@ -275,6 +275,14 @@ TEST(Memory, OfAGpuHasWhatLiesBesideTensors) {
   EXPECT_EQ(more.total(), TensorBytes(more) + more.gpu().fragmentation() + more.gpu().context() +
                               more.gpu().messages());
   EXPECT_EQ(ArenaBytes(more), TensorBytes(more) + more.gpu().fragmentation() - kProductsBytes);
+  inventory.work = {{.forward = {{.name = "kernel", .launches = 5}}}};
+  for (Layer& layer : inventory.layers) layer.work = 0;
+  EXPECT_EQ(estimate().gpu().graphs(), 0);
+  compute.set_cuda_graphs(true);
+  const auto layers = static_cast<int64_t>(inventory.layers.size());
+  EXPECT_EQ(estimate().gpu().graphs(), rank.chunks[0].slots * layers * 5 * kGraphNodeBytes);
+  EXPECT_EQ(estimate().total(), more.total() + estimate().gpu().graphs());
+  EXPECT_EQ(ArenaBytes(estimate()), ArenaBytes(more));
   EXPECT_FALSE(EstimateMemory(inventory, rank, MakeMemoryRules(ComputeSpec())).has_gpu());
 }
 

@@ -130,6 +130,20 @@ TEST(Roofline, APredictionNamesWhatTheSlowestRankSpendsMostOn) {
   EXPECT_EQ(prediction.kernels(2).name(), "copy");
   EXPECT_EQ(prediction.kernels(2).bound(), "memory");
   EXPECT_THAT(PredictionText(prediction), HasSubstr("launches by the host: 0.032 s (host), fc1"));
+  EXPECT_THAT(PredictionText(prediction), HasSubstr("44 launches on rank 0 (0 with"));
+}
+
+TEST(Roofline, GraphsTakeAllLaunchesButThoseThatTheyCannot) {
+  LayerWork work;
+  work.forward = {{.name = "short", .launches = 512}, {.name = "sized", .launches = 3}};
+  work.forward[1].alone = true;
+  Speeds speeds{.device = Round()};
+  EXPECT_NEAR(MakeLayerSeconds(OneLayer(work), speeds, BFLOAT16)[0].forward, 515e-3, 1e-9);
+  speeds.graphs = true;
+  // Two graphs of 256, a launch for each of the three and for what is between them; the host notes
+  // what the graphs take.
+  EXPECT_NEAR(MakeLayerSeconds(OneLayer(work), speeds, BFLOAT16)[0].forward, 8e-3 + 512 * 0.5e-6,
+              1e-9);
 }
 
 }  // namespace

@@ -33,7 +33,6 @@ using native::AttentionForwardArgs;
 using native::AttentionShape;
 using native::ConstMatrix;
 using native::DecodeAttentionArgs;
-using native::DropoutStream;
 using native::Matrix;
 using native::RowIds;
 
@@ -893,11 +892,12 @@ dim3 Grid(const AttentionShape& shape, int64_t rows) {
 
 void AttentionForward(GpuStream& gpu, const AttentionForwardArgs& args) {
   const AttentionShape& shape = args.shape;
-  const Parameters<AttentionForwardArgs> p = {
+  Parameters<AttentionForwardArgs> p = {
       .args = args,
-      .stream = native::MakeDropoutStream(args.dropout),
+      .stream = {},
       .layout = MakeLayout(shape.head_dim, {args.q, args.k, args.v, args.context}),
       .delta = nullptr};
+  p.stream = TakeDropoutStream(gpu, p.args.dropout);
   CheckHeads(shape.heads, shape.head_dim, p.stream);
   CheckedRows(args.k, shape);
   DEEPNET_CHECK_EQ(args.q.rows, args.context.rows);
@@ -916,10 +916,11 @@ void AttentionBackward(GpuStream& gpu, const AttentionBackwardArgs& args) {
   const AttentionShape& shape = args.shape;
   Parameters<AttentionBackwardArgs> p = {
       .args = args,
-      .stream = native::MakeDropoutStream(args.dropout),
+      .stream = {},
       .layout = MakeLayout(shape.head_dim, {args.q, args.k, args.v, args.context, args.d_context,
                                             args.dq, args.dk, args.dv}),
       .delta = nullptr};
+  p.stream = TakeDropoutStream(gpu, p.args.dropout);
   CheckHeads(shape.heads, shape.head_dim, p.stream);
   const int64_t q_rows = CheckedRows(args.dq, shape), k_rows = CheckedRows(args.dk, shape);
   DEEPNET_CHECK(args.context.data != nullptr) << "the backward pass needs the context";

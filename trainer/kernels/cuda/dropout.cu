@@ -9,7 +9,7 @@ namespace deepnet::cuda {
 namespace {
 
 struct DrawMask {
-  native::DropoutStream stream;
+  DropoutStream stream;
   native::RowIds ids;
   uint8_t* mask;
   int64_t mask_stride;
@@ -29,18 +29,18 @@ struct DrawMask {
 
 }  // namespace
 
-void DropoutMask(GpuStream& gpu, const native::DropoutKey& key, native::RowIds ids, int64_t rows,
+void DropoutMask(GpuStream& gpu, native::DropoutKey key, native::RowIds ids, int64_t rows,
                  int64_t cols, uint8_t* mask) {
   DEEPNET_CHECK_LE(cols, native::kMaxDropoutFeatures);
   ForRowChunks(
       gpu, "DropoutMask", rows, cols,
-      DrawMask{native::MakeDropoutStream(key), ids, mask, native::MaskBytes(cols), MatrixView{}});
+      DrawMask{TakeDropoutStream(gpu, key), ids, mask, native::MaskBytes(cols), MatrixView{}});
 }
 
-void DropoutForward(GpuStream& gpu, const native::DropoutKey& key, native::RowIds ids,
-                    native::Matrix x, uint8_t* mask) {
+void DropoutForward(GpuStream& gpu, native::DropoutKey key, native::RowIds ids, native::Matrix x,
+                    uint8_t* mask) {
   DEEPNET_CHECK_LE(x.cols, native::kMaxDropoutFeatures);
-  const native::DropoutStream stream = native::MakeDropoutStream(key);
+  const DropoutStream stream = TakeDropoutStream(gpu, key);
   if (!stream.active()) return;
   ForRowChunks(gpu, "DropoutForward", x.rows, x.cols,
                DrawMask{stream, ids, mask, native::MaskBytes(x.cols), ViewOf(x)});

@@ -4,11 +4,25 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 #include "trainer/kernels/cuda/elements.h"
+#include "trainer/kernels/cuda/gpu_stream.h"
 #include "trainer/kernels/native/dropout.h"
 
 namespace deepnet::cuda {
+
+// The random bits of a site in a step.
+struct DropoutStream : native::DropoutStream {
+  const uint32_t* step = nullptr;  // GpuStream::step
+};
+
+// Returns the stream of `key`, which is then empty: no argument of a kernel tells the step where it
+// lies on the device.
+inline DropoutStream TakeDropoutStream(const GpuStream& gpu, native::DropoutKey& key) {
+  if (gpu.step() != nullptr) key.step = 0;
+  return {native::MakeDropoutStream(std::exchange(key, {})), gpu.step()};
+}
 
 // 128 random bits of (key, counter).
 __device__ inline uint4 Philox(uint32_t key0, uint32_t key1, uint4 c) {
@@ -25,11 +39,15 @@ __device__ inline uint4 Philox(uint32_t key0, uint32_t key1, uint4 c) {
 
 // Decisions on features 8 * block .. 8 * block + 7 of a row, as the byte of a mask: bit j is 1
 // where feature 8 * block + j is kept.
-__device__ inline uint32_t KeepByte(const native::DropoutStream& stream, uint32_t pair,
-                                    uint32_t position, uint32_t block) {
-  const uint4 words = Philox(
-      stream.key0, stream.key1,
-      make_uint4(stream.counter0, pair, stream.counter2 | position, stream.counter3 | block));
+__device__ inline uint32_t KeepByte(const DropoutStream& stream, uint32_t pair, uint32_t position,
+                                    uint32_t block) {
+  uint32_t counter0 = stream.counter0, counter2 = stream.counter2 | position;
+  if (stream.step != nullptr) {
+    counter0 = stream.step[0];
+    counter2 |= stream.step[1];
+  }
+  const uint4 words = Philox(stream.key0, stream.key1,
+                             make_uint4(counter0, pair, counter2, stream.counter3 | block));
   const uint32_t word[4] = {words.x, words.y, words.z, words.w};
   uint32_t keep = 0;
 #pragma unroll

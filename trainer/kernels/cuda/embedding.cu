@@ -16,7 +16,7 @@ using native::EmbedForwardArgs;
 
 struct EmbedRow {
   EmbedForwardArgs args;
-  native::DropoutStream stream;
+  DropoutStream stream;
   MatrixView table, positions, x, x_operand;
   int64_t mask_stride;
 
@@ -139,9 +139,11 @@ void EmbedForward(GpuStream& gpu, const EmbedForwardArgs& args) {
       << "width " << args.width;
   DEEPNET_CHECK_EQ(args.table.cols, args.width);
   DEEPNET_CHECK(args.x_operand.data == nullptr || args.x_operand.cols == args.width);
+  EmbedForwardArgs rest = args;
+  const DropoutStream stream = TakeDropoutStream(gpu, rest.dropout);
   ForRowChunks(gpu, "EmbedForward", args.rows, args.width,
-               EmbedRow{.args = args,
-                        .stream = native::MakeDropoutStream(args.dropout),
+               EmbedRow{.args = rest,
+                        .stream = stream,
                         .table = ViewOf(args.table),
                         .positions = ViewOfRows(args.positions, args.width),
                         .x = ViewOfRows(args.x, args.width),

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "parallel/base/clock.h"
+#include "trainer/kernels/cuda/launch_graphs.h"
 
 namespace deepnet::cuda {
 namespace {
@@ -87,12 +88,26 @@ std::vector<GpuStream::Timed> GpuStream::TakeTimes() {
 
 void* GpuStream::Scratch(int64_t bytes) {
   if (bytes > scratch_bytes_) {
+    if (graphs_ != nullptr) graphs_->Flush();  // what waits uses the memory
     scratch_ = nullptr;
     scratch_bytes_ = 0;
     scratch_ = Take(bytes);
     scratch_bytes_ = bytes;
   }
   return scratch_.get();
+}
+
+void GpuStream::BeginCapture() {
+  Check("cudaStreamBeginCapture",
+        cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+  capturing_ = true;
+}
+
+cudaGraph_t GpuStream::EndCapture() {
+  capturing_ = false;
+  cudaGraph_t graph = nullptr;
+  Check("cudaStreamEndCapture", cudaStreamEndCapture(stream_, &graph));
+  return graph;
 }
 
 void GpuStream::Wait() {
@@ -102,6 +117,7 @@ void GpuStream::Wait() {
 
 void GpuStream::Launched(const char* what, cudaError_t error) {
   Check(what, error);
+  if (capturing_) return;
   ++launches_;
   last_ = what;
   if (timing_) EndTime(what);

@@ -17,6 +17,8 @@
 
 namespace deepnet::cuda {
 
+class LaunchGraphs;
+
 // Its text holds what CUDA says, the call or kernel that it said it to, and the last kernel that
 // was launched before.
 class GpuError : public std::runtime_error {
@@ -56,6 +58,19 @@ class GpuStream {
   // Waits for everything on the stream.
   void Wait();
 
+  // Launches are noted by `graphs` (trainer/kernels/cuda/launch_graphs.h) instead of made; null:
+  // made.
+  void Gather(LaunchGraphs* graphs) { graphs_ = graphs; }
+  LaunchGraphs* graphs() const { return graphs_; }
+  // What is launched becomes a graph, without being run, counted or timed.
+  void BeginCapture();
+  cudaGraph_t EndCapture();
+
+  // Where dropout reads the step of a pass: two words on the device, DropoutStream::counter0 and
+  // the step's bits of counter2. Null: it is told.
+  void SetStep(const uint32_t* step) { step_ = step; }
+  const uint32_t* step() const { return step_; }
+
   // A launch, in seconds of SecondsNow(): when the host asked for it, and when the device began and
   // ended it.
   struct Timed {
@@ -71,7 +86,7 @@ class GpuStream {
   // second throws GpuError unless `error` is cudaSuccess, and so does Check. `what` names a kernel
   // or a call, a literal.
   void Launching() {
-    if (timing_) BeginTime();
+    if (timing_ && !capturing_) BeginTime();
   }
   void Launched(const char* what, cudaError_t error);
   void Check(const char* what, cudaError_t error) const;
@@ -98,6 +113,9 @@ class GpuStream {
   Allocate allocate_;
   std::shared_ptr<void> scratch_;
   int64_t scratch_bytes_ = 0;
+  LaunchGraphs* graphs_ = nullptr;
+  bool capturing_ = false;
+  const uint32_t* step_ = nullptr;
   bool timing_ = false;
   Event first_;  // of StartTiming
   double first_at_ = 0.0;

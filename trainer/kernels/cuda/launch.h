@@ -11,30 +11,46 @@
 #include "parallel/base/check.h"
 #include "trainer/kernels/cuda/device_code.h"
 #include "trainer/kernels/cuda/gpu_stream.h"
+#include "trainer/kernels/cuda/launch_graphs.h"
 
 namespace deepnet::cuda {
 
-// Puts kernel(args...) on the stream; arguments are copied now. `name` is a literal: errors, counts
-// and traces show it. `shared_bytes`, of DYNAMIC_SHARED, at most 48 KiB.
+// Puts kernel(values...) on the stream.
+template <typename... Parameters>
+void LaunchNow(GpuStream& gpu, const char* name, void (*kernel)(Parameters...), dim3 grid,
+               dim3 block, size_t shared_bytes, std::tuple<Parameters...>& values) {
+  gpu.Launching();
+  const cudaError_t error = std::apply(
+      [&](Parameters&... value) {
+#ifdef __CUDACC__
+        void* pointers[] = {&value...};
+        return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, block, pointers,
+                                shared_bytes, gpu.get());
+#else
+        return emulated_gpu::LaunchKernel(name, kernel, grid, block, shared_bytes, gpu.get(),
+                                          value...);
+#endif
+      },
+      values);
+  gpu.Launched(name, error);
+}
+
+// Puts kernel(args...) on the stream, or among what it gathers; arguments are copied now. `name` is
+// a literal: errors, counts and traces show it. `shared_bytes`, of DYNAMIC_SHARED, at most 48 KiB.
 template <typename... Parameters, typename... Arguments>
 void Launch(GpuStream& gpu, const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block,
             size_t shared_bytes, Arguments&&... arguments) {
   static_assert(sizeof...(Parameters) == sizeof...(Arguments));
-  gpu.Launching();
-#ifdef __CUDACC__
   std::tuple<Parameters...> values(std::forward<Arguments>(arguments)...);
-  cudaError_t error = std::apply(
-      [&](Parameters&... value) {
-        void* pointers[] = {&value...};
-        return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, block, pointers,
-                                shared_bytes, gpu.get());
-      },
-      values);
-#else
-  cudaError_t error = emulated_gpu::LaunchKernel(name, kernel, grid, block, shared_bytes, gpu.get(),
-                                                 std::forward<Arguments>(arguments)...);
-#endif
-  gpu.Launched(name, error);
+  LaunchGraphs* const graphs = gpu.graphs();
+  if (graphs == nullptr) return LaunchNow(gpu, name, kernel, grid, block, shared_bytes, values);
+  graphs->AddToKey(kernel);
+  graphs->AddToKey(grid);
+  graphs->AddToKey(block);
+  graphs->AddToKey(shared_bytes);
+  std::apply([&](const Parameters&... value) { (graphs->AddToKey(value), ...); }, values);
+  graphs->Add(
+      [=, &gpu]() mutable { LaunchNow(gpu, name, kernel, grid, block, shared_bytes, values); });
 }
 
 // The blocks that n things need, `per_block` in each.

@@ -6,6 +6,8 @@
 #include <bit>
 #include <string>
 
+#include "trainer/kernels/cuda/launch_graphs.h"
+
 namespace deepnet::cuda {
 namespace {
 
@@ -158,6 +160,14 @@ Matmul::~Matmul() { cublasLtDestroy(handle_); }
 void Matmul::Run(const MatmulArgs& args) {
   const Sizes sizes = SizesOf(args);
   if (sizes.rows == 0 || sizes.cols == 0 || sizes.inner == 0) return;
+  LaunchGraphs* const graphs = gpu_.graphs();
+  if (graphs == nullptr) return RunNow(args);
+  graphs->AddToKey(args);
+  graphs->Add([=, this] { RunNow(args); });
+}
+
+void Matmul::RunNow(const MatmulArgs& args) {
+  const Sizes sizes = SizesOf(args);
   const int asked = args.transpose_a + 2 * args.transpose_b + 4 * (args.bias != nullptr) +
                     8 * args.relu + 16 * args.accumulate + 32 * static_cast<int>(args.a.element) +
                     128 * static_cast<int>(args.y.element);

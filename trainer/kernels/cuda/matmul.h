@@ -44,10 +44,12 @@ class Matmul {
   static constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
 
   // One launch; none where a size is 0, so y keeps its values. Throws GpuError where cuBLASLt has
-  // no algorithm.
+  // no algorithm; where the stream gathers launches, when it makes them.
   void Run(const MatmulArgs& args);
 
  private:
+  void RunNow(const MatmulArgs& args);
+
   // An algorithm is chosen by sizes, strides, elements, alignments, and what is asked for.
   using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int, int>;
 

@@ -76,7 +76,7 @@ struct SumBuffers {
 struct ForwardKernelArgs {
   ResidualNormForwardArgs args;
   MatrixView branch, y_operand;
-  native::DropoutStream stream;
+  DropoutStream stream;
   int64_t mask_stride;
   bool wide_rows;     // x, sum, y, xhat
   bool wide_columns;  // gain, bias
@@ -431,7 +431,8 @@ void ResidualNormForward(GpuStream& gpu, const ResidualNormForwardArgs& args) {
                          .mask_stride = native::MaskBytes(args.width),
                          .wide_rows = AllWide(args.width, args.x, args.sum, args.y, args.xhat),
                          .wide_columns = AllWide(4, args.gain, args.bias)};
-  if (args.branch.data != nullptr) k.stream = native::MakeDropoutStream(args.dropout);
+  const DropoutStream stream = TakeDropoutStream(gpu, k.args.dropout);
+  if (args.branch.data != nullptr) k.stream = stream;
   DEEPNET_CHECK(!k.stream.active() || args.mask != nullptr) << "dropout needs a mask";
   if (args.rows == 0) return;
   if (args.gain == nullptr) {

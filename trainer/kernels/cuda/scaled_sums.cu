@@ -10,31 +10,29 @@ namespace {
 using native::ConstMatrix;
 using native::Matrix;
 
-// A block sums 32 neighbouring columns: each of 16 groups of threads takes a run of rows.
+// A block sums 32 neighbouring columns: each of 16 groups of threads takes every sixteenth row, so
+// that rows of zeros behind the others change nothing.
 constexpr int kColumns = 32;
-constexpr int kRuns = 16;
+constexpr int kGroups = 16;
 
-struct RunSums {
-  float of[kRuns][kColumns];
+struct GroupSums {
+  float of[kGroups][kColumns];
 };
 
 // With kRelu, dy is set to 0 first where `y`, the output, is not positive.
 template <bool kRelu>
-__global__ void __launch_bounds__(kColumns* kRuns)
+__global__ void __launch_bounds__(kColumns* kGroups)
     BiasGradientKernel(const MatrixView dy, const MatrixView y, int64_t rows, int64_t cols,
                        float* dbias) {
-  BLOCK_SHARED(RunSums, sums);
+  BLOCK_SHARED(GroupSums, sums);
   const int64_t c = static_cast<int64_t>(blockIdx.x) * kColumns + threadIdx.x;
-  const int64_t run = (rows + kRuns - 1) / kRuns;
-  const int64_t begin = threadIdx.y * run;
-  const int64_t end = begin + run < rows ? begin + run : rows;
   float sum = 0.0f;
   if (c < cols) {
     WithElement(dy.element, [&]<typename T>() {
       T* const column = static_cast<T*>(dy.data) + c;
       const T* const output = static_cast<const T*>(y.data) + c;
 #pragma unroll 8
-      for (int64_t r = begin; r < end; ++r) {
+      for (int64_t r = threadIdx.y; r < rows; r += kGroups) {
         float value = ToFloat(column[r * dy.stride]);
         if (kRelu && !(ToFloat(output[r * y.stride]) > 0.0f)) {
           value = 0.0f;
@@ -47,7 +45,7 @@ __global__ void __launch_bounds__(kColumns* kRuns)
   sums.of[threadIdx.y][threadIdx.x] = sum;
   __syncthreads();
   if (threadIdx.y > 0 || c >= cols) return;
-  for (int i = 1; i < kRuns; ++i) sum += sums.of[i][threadIdx.x];
+  for (int i = 1; i < kGroups; ++i) sum += sums.of[i][threadIdx.x];
   dbias[c] += sum;
 }
 
@@ -108,7 +106,7 @@ __global__ void __launch_bounds__(kDotThreads)
 void AddBiasGradient(GpuStream& gpu, ConstMatrix dy, float* dbias) {
   if (dy.rows == 0 || dy.cols == 0) return;
   const dim3 grid(static_cast<unsigned>((dy.cols + kColumns - 1) / kColumns));
-  Launch(gpu, "BiasGradient", BiasGradientKernel<false>, grid, dim3(kColumns, kRuns),
+  Launch(gpu, "BiasGradient", BiasGradientKernel<false>, grid, dim3(kColumns, kGroups),
          /*shared_bytes=*/0, ViewOf(dy), MatrixView(), dy.rows, dy.cols, dbias);
 }
 
@@ -116,7 +114,7 @@ void ReluBackwardWithBias(GpuStream& gpu, ConstMatrix y, Matrix dx, float* dbias
   DEEPNET_CHECK(y.rows == dx.rows && y.cols == dx.cols && y.element == dx.element);
   if (dx.rows == 0 || dx.cols == 0) return;
   const dim3 grid(static_cast<unsigned>((dx.cols + kColumns - 1) / kColumns));
-  Launch(gpu, "ReluBackwardWithBias", BiasGradientKernel<true>, grid, dim3(kColumns, kRuns),
+  Launch(gpu, "ReluBackwardWithBias", BiasGradientKernel<true>, grid, dim3(kColumns, kGroups),
          /*shared_bytes=*/0, ViewOf(dx), ViewOf(y), dx.rows, dx.cols, dbias);
 }
 
