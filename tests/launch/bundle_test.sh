@@ -20,12 +20,12 @@ debootstrap --variant=minbase bookworm "$root" "$site" >"$work/log" 2>&1 || { ta
 mount --bind /proc "$root/proc"  # where a program finds out what folder it lies in
 
 fail() { echo "FAILED: $*" >&2; exit 1; }
-bare() { chroot --userspec=nobody "$root" env -i PATH=/usr/bin:/bin HOME=/home/user "$@"; }
+bare() { chroot --userspec=nobody "$root" env -i PATH=/usr/bin:/bin HOME=/srv/user "$@"; }
 ! bare sh -c 'command -v gcc || command -v mpirun || command -v python3' || fail "the root is not bare"
 
-install -d -o nobody "$root/home/user"
-tar -xf "$bundle" -C "$root/home/user"
-program=$(bare sh -c 'echo /home/user/deepnet-*/bin/deepnet')
+install -d -o nobody "$root/srv/user"
+tar -xf "$bundle" -C "$root/srv/user"
+program=$(bare sh -c 'echo /srv/user/deepnet-*/bin/deepnet')
 shared=${program%/bin/deepnet}/share/deepnet
 echo "$(bare "$program" --version): $(du -sm "$root/${program%/bin/deepnet}" | cut -f 1) MiB"
 
@@ -42,8 +42,8 @@ $here prepare $(settings "$work" 8) >/dev/null 2>&1
 wanted=$($here train $(settings "$work" 8) --set folder="$work/run" 2>&1 | hash_of)
 [[ -n $wanted ]] || fail "the build's program printed no hash"
 
-bare "$program" prepare --root "$shared" $(settings /home/user 8) >/dev/null 2>&1
-train() { bare "$@" train --root "$shared" $(settings /home/user "$steps") --set folder="/home/user/$run" 2>&1; }
+bare "$program" prepare --root "$shared" $(settings /srv/user 8) >/dev/null 2>&1
+train() { bare "$@" train --root "$shared" $(settings /srv/user "$steps") --set folder="/srv/user/$run" 2>&1; }
 run=run steps=4
 train "$program" >/dev/null
 steps=8
@@ -62,6 +62,6 @@ seen=$(cat "$work"/rank? | hash_of)
 [[ $seen == "$wanted" ]] || fail "two ranks: $seen, not $wanted"
 
 seen=$(echo "Everyone has the right to life." |
-  bare "$program" translate --checkpoint /home/user/run --from en --to de --beam-size 1 2>/dev/null)
+  bare "$program" translate --checkpoint /srv/user/run --from en --to de --beam-size 1 2>/dev/null)
 [[ -n $seen ]] || fail "no translation"
 echo "trained, resumed and two ranks: $wanted; translated"
