@@ -49,6 +49,13 @@ struct RankContext {
   std::unique_ptr<OptimizerStep> optimizer;
   std::unique_ptr<DynamicLossScale> loss_scale;  // with FLOAT16; else null
 
+  // Ends messages that have not arrived, and with them all further use.
+  void GiveUpMessages() {
+    sums.reset();
+    pipeline.reset();
+    groups = OwnedGroups();
+  }
+
   DeviceUse device_use() const { return {ops.get(), planned.total()}; }
 };
 

@@ -66,6 +66,14 @@ class Trainer {
         trace_(options.trace),
         memory_(run_.compute().device()) {}
 
+  // After an error devices may wait for messages of ranks that are gone. They are given up before
+  // the snapshots' pinned memory is freed, which waits for the device.
+  ~Trainer() {
+    if (session_.context != nullptr) session_.context->GiveUpMessages();
+  }
+  Trainer(const Trainer&) = delete;
+  Trainer& operator=(const Trainer&) = delete;
+
   absl::Status Prepare();
   absl::Status Run();
   DeviceUse device_use() const { return session_.context->device_use(); }
