@@ -10,9 +10,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include <gmock/gmock.h>
 #include <google/protobuf/struct.pb.h>
 #include <google/protobuf/util/json_util.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 namespace deepnet::testing {
@@ -124,8 +124,8 @@ void ExpectActions(const std::vector<FileEvent>& events, const TracedRun& run) {
   for (const auto& [action, count] : computed) EXPECT_EQ(on_device.count(action), 1u);
 }
 
-// Every action has kernels, and every kernel lies inside of an action of its line. On a GPU those of
-// the step as a whole lie outside: what goes to the device and back, the norm and the update.
+// Every action has kernels, and every kernel lies inside of an action of its line. On a GPU those
+// of the step as a whole lie outside: what goes to the device and back, the norm and the update.
 void ExpectKernels(const std::vector<FileEvent>& events, const TracedRun& run) {
   const int line = run.on_gpu ? kGpuLine : 0;
   std::map<int, std::vector<FileEvent>> around;  // by rank: actions, with kernels counted
