@@ -11,6 +11,8 @@ if(DEEPNET_PURE_ONLY)
   return()
 endif()
 
+set(CMAKE_SKIP_INSTALL_ALL_DEPENDENCY ON)  # cpack would build the tests too
+
 # Libraries are copied by a script, because the ones of Debian have no run paths of their own.
 install(PROGRAMS $<TARGET_FILE:deepnet> DESTINATION bin)
 install(CODE "execute_process(COMMAND ${CMAKE_SOURCE_DIR}/launch/bundle_libraries.sh
