@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -13,7 +14,8 @@ namespace deepnet {
 namespace {
 
 constexpr double kDeviationsOfMad = 1.4826;
-constexpr double kLeastDeviation = 0.01;  // of the median
+constexpr double kLeastLossDeviation = 0.01;  // of the median
+constexpr double kLeastNormDeviation = 0.05;  // of a logarithm: 5 % of a norm
 
 // Returns the middle of `values`, of an even number the upper one.
 double Median(std::vector<double> values) {
@@ -22,8 +24,10 @@ double Median(std::vector<double> values) {
   return *middle;
 }
 
-std::span<const double> SpanOf(const google::protobuf::RepeatedField<double>& values) {
-  return {values.data(), static_cast<size_t>(values.size())};
+// Returns the logarithm to nine decimals: in the last bits, hosts with other instructions differ.
+double LogOf(double norm) {
+  constexpr double kDecimals = 1e9;
+  return std::nearbyint(kDecimals * std::log(std::max(norm, 1e-30))) / kDecimals;
 }
 
 void DropOldest(int64_t most, google::protobuf::RepeatedField<double>& values) {
@@ -33,25 +37,39 @@ void DropOldest(int64_t most, google::protobuf::RepeatedField<double>& values) {
 
 }  // namespace
 
-double BandLimit(std::span<const double> values, double deviations) {
-  const double median = Median({values.begin(), values.end()});
-  std::vector<double> distances;
-  for (const double value : values) distances.push_back(std::abs(value - median));
-  const double deviation =
-      std::max(kDeviationsOfMad * Median(std::move(distances)), kLeastDeviation * std::abs(median));
-  return median + deviations * deviation;
+double BandLimit(std::span<const double> values, double deviations, double least_deviation) {
+  std::vector<double> slopes = {0.0};  // of a single value
+  for (size_t i = 0; i < values.size(); ++i) {
+    for (size_t j = i + 1; j < values.size(); ++j) {
+      slopes.push_back((values[j] - values[i]) / static_cast<double>(j - i));
+    }
+  }
+  const double slope = Median(std::move(slopes));
+  std::vector<double> levels;  // of each value, taken back to the first
+  for (size_t i = 0; i < values.size(); ++i) {
+    levels.push_back(values[i] - slope * static_cast<double>(i));
+  }
+  const double level = Median(levels);
+  for (double& distance : levels) distance = std::abs(distance - level);
+  const double deviation = std::max(kDeviationsOfMad * Median(std::move(levels)), least_deviation);
+  const double expected = level + slope * static_cast<double>(values.size());
+  return std::max(expected, Median({values.begin(), values.end()})) + deviations * deviation;
 }
 
 std::optional<SpikeRecord> FindSpike(const SpikeSpec& spec, const SpikeWindow& window, int64_t step,
                                      double loss, double gradient_norm) {
   if (!std::isfinite(loss) || !std::isfinite(gradient_norm)) return std::nullopt;
   if (2 * window.losses_size() < spec.window_steps()) return std::nullopt;
+  const std::vector<double> losses(window.losses().begin(), window.losses().end());
+  std::vector<double> logs;
+  for (const double norm : window.gradient_norms()) logs.push_back(LogOf(norm));
+  const double loss_limit =
+      BandLimit(losses, spec.deviations(), kLeastLossDeviation * std::abs(Median(losses)));
+  const double log_limit = BandLimit(logs, spec.deviations(), kLeastNormDeviation);
+  if (loss <= loss_limit && LogOf(gradient_norm) <= log_limit) return std::nullopt;
   SpikeRecord spike;
-  spike.set_loss_limit(BandLimit(SpanOf(window.losses()), spec.deviations()));
-  spike.set_gradient_norm_limit(BandLimit(SpanOf(window.gradient_norms()), spec.deviations()));
-  if (loss <= spike.loss_limit() && gradient_norm <= spike.gradient_norm_limit()) {
-    return std::nullopt;
-  }
+  spike.set_loss_limit(loss_limit);
+  spike.set_gradient_norm_limit(std::exp(log_limit));
   spike.set_kind("spike");
   spike.set_step(step);
   spike.set_spike_step(step);

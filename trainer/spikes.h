@@ -22,15 +22,17 @@
 
 namespace deepnet {
 
-// Returns the upper end of the band around `values`, which are not empty: their median and
-// `deviations` times a robust standard deviation. That is 1.4826 times the median absolute
-// deviation (the standard deviation of normal values), but at least 1 % of the median, so that
-// equal values leave room.
-double BandLimit(std::span<const double> values, double deviations);
+// Returns the upper end of the band in which the value after `values`, which are not empty, is
+// expected: `deviations` robust standard deviations above where their trend leads, or above their
+// median if that is higher. The trend is the median slope of all pairs of values (Theil and Sen);
+// the deviation is 1.4826 times the median distance from it (the standard deviation of normal
+// values), at least `least_deviation`. Takes time in the square of the number of values.
+double BandLimit(std::span<const double> values, double deviations, double least_deviation);
 
 // Returns a record without what follows from `spec.action`, if loss or norm is above the band of
-// `window`; none if neither is, if either is not finite, or if the window has fewer than half of
-// spec.window_steps.
+// `window`, of which a deviation is at least 1 % of the median loss and 5 % of a norm; norms are
+// compared by their logarithms. None if neither is, if either is not finite, or if the window has
+// fewer than half of spec.window_steps.
 std::optional<SpikeRecord> FindSpike(const SpikeSpec& spec, const SpikeWindow& window, int64_t step,
                                      double loss, double gradient_norm);
 

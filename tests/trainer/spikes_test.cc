@@ -35,19 +35,45 @@ SpikeWindow Window(int steps) {
   return window;
 }
 
-TEST(Band, IsThatOfTheNormalDistributionWhateverAFewOutliersSay) {
+std::vector<double> Normal(size_t count, double mean, double deviation, double slope = 0.0) {
   std::mt19937 random(7);
-  std::normal_distribution<double> normal(5.0, 0.5);
-  std::vector<double> values(2001);
-  std::generate(values.begin(), values.end(), [&] { return normal(random); });
-  // The deviation of 2,001 normal values is known to about 2.6 %.
-  EXPECT_NEAR(BandLimit(values, 6), 5.0 + 6 * 0.5, 0.25);
-  std::fill(values.begin(), values.begin() + 40, 1e6);
-  EXPECT_NEAR(BandLimit(values, 6), 5.0 + 6 * 0.5, 0.35);
+  std::normal_distribution<double> normal(mean, deviation);
+  std::vector<double> values(count);
+  for (size_t i = 0; i < count; ++i) values[i] = normal(random) + slope * static_cast<double>(i);
+  return values;
 }
 
-TEST(Band, OfEqualValuesLeavesOnePercentADeviation) {
-  EXPECT_DOUBLE_EQ(BandLimit(std::vector<double>(9, 2.0), 6), 2.0 + 6 * 0.02);
+TEST(Band, IsThatOfTheNormalDistributionWhateverAFewOutliersSay) {
+  std::vector<double> values = Normal(1001, 5.0, 0.5);
+  // The deviation of 1,001 normal values is known to about 3.7 %.
+  EXPECT_NEAR(BandLimit(values, 6, 0.01), 5.0 + 6 * 0.5, 0.3);
+  std::fill(values.begin(), values.begin() + 20, 1e6);
+  EXPECT_NEAR(BandLimit(values, 6, 0.01), 5.0 + 6 * 0.5, 0.4);
+}
+
+TEST(Band, GoesAlongWithATrendUpwardAndStaysAtTheMedianOfOneDownward) {
+  // Without the trend the deviation would be 1.4826 times a quarter of the 10 that values grow by.
+  EXPECT_NEAR(BandLimit(Normal(1001, 5.0, 0.5, 0.01), 6, 0.01), 15.0 + 6 * 0.5, 0.4);
+  EXPECT_NEAR(BandLimit(Normal(1001, 15.0, 0.5, -0.01), 6, 0.01), 10.0 + 6 * 0.5, 0.4);
+}
+
+TEST(Band, OfEqualValuesLeavesTheLeastDeviation) {
+  EXPECT_DOUBLE_EQ(BandLimit(std::vector<double>(9, 2.0), 6, 0.02), 2.0 + 6 * 0.02);
+  EXPECT_DOUBLE_EQ(BandLimit(std::vector<double>(1, 2.0), 6, 0.02), 2.0 + 6 * 0.02);
+}
+
+TEST(FindSpike, ComparesNormsByTheirRatios) {
+  SpikeWindow window;
+  SpikeSpec spec = Spec();
+  spec.set_window_steps(512);
+  const std::vector<double> logs = Normal(512, 0.0, 0.2, 0.0025);  // grow to 3.6 times
+  for (const double log : logs) RememberStep(spec, 3.0, std::exp(log), window);
+  const double expected = std::exp(1.28);
+  EXPECT_FALSE(FindSpike(spec, window, 513, 3.0, expected * std::exp(4 * 0.2)));
+  const auto spike = FindSpike(spec, window, 513, 3.0, expected * std::exp(8 * 0.2));
+  ASSERT_TRUE(spike);
+  EXPECT_NEAR(std::log(spike->gradient_norm_limit()), 1.28 + 6 * 0.2, 0.3);
+  EXPECT_FALSE(FindSpike(spec, window, 513, 3.0, 0.0));
 }
 
 TEST(FindSpike, FindsALossOrANormAboveItsBand) {
