@@ -14,7 +14,6 @@ namespace {
 
 using Pending = std::vector<std::vector<PendingMatrices>>;
 using testing::kDecoderOperands;
-using testing::kEncoderFlops;
 using testing::kEncoderOperands;
 using testing::kInner;
 using testing::kPackedRows;
