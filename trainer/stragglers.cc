@@ -15,7 +15,7 @@ std::vector<StragglerRecord> FindStragglers(std::span<const double> seconds,
   }
   std::vector<double> paces;  // seconds for a unit of work
   for (size_t rank = 0; rank < seconds.size(); ++rank) paces.push_back(seconds[rank] / work[rank]);
-  // Of an even number the lower middle, so that of two ranks the slower can be found.
+  // An even number has the lower middle here, so that the slower of two ranks can be found.
   const auto middle = paces.begin() + static_cast<std::ptrdiff_t>((paces.size() - 1) / 2);
   std::nth_element(paces.begin(), middle, paces.end());
   std::vector<StragglerRecord> stragglers;

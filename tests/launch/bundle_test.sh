@@ -10,10 +10,10 @@ cd "$(dirname "$0")/../.."
 [[ $(id -u) -eq 0 ]] || { echo "bundle_test.sh: needs root" >&2; exit 1; }
 
 work=$(mktemp -d)
-trap 'umount "$work/root/proc" 2>/dev/null; rm -rf "$work"' EXIT
+trap 'umount "$work/bare/proc" 2>/dev/null; rm -rf "$work"' EXIT
 bundle=${1:-$work/bundle.tar.gz}
 [[ -n ${1:-} ]] || launch/bundle.sh --out "$bundle"
-root=$work/root
+root=$work/bare
 site=$(apt-get indextargets --format '$(SITE)' | head -n 1)
 debootstrap --variant=minbase bookworm "$root" "$site" >"$work/log" 2>&1 || { tail "$work/log"; exit 1; }
 
