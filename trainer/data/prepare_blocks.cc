@@ -1,0 +1,235 @@
+#include "trainer/data/prepare_blocks.h"
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include <google/protobuf/text_format.h>
+
+#include "parallel/base/status_macros.h"
+#include "trainer/data/cleaning.h"
+#include "trainer/data/corpus.h"
+#include "trainer/data/pair_report.h"
+#include "trainer/data/shard.h"
+
+namespace deepnet {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string NameOf(const PreparedPart& part) {
+  return absl::StrFormat("%016x", part.key());
+}
+
+void Widen(const TokenSpan& tokens, std::vector<int32_t>* ids) {
+  ids->resize(tokens.size());
+  for (size_t i = 0; i < tokens.size(); ++i) (*ids)[i] = tokens[i];
+}
+
+}  // namespace
+
+EncodedBlocks::EncodedBlocks(PrepareContext& context, const std::string& tokenizer,
+                             const Vocabulary& vocabulary)
+    : context_(context), vocabulary_(vocabulary) {
+  for (size_t pair = 0; pair < context_.scans.size(); ++pair) {
+    for (const TextBlock& block : context_.scans[pair].blocks()) {
+      blocks_.push_back({pair, &block});
+      blocks_.back().part.set_key(EncodeKey(blocks_.back(), tokenizer));
+    }
+  }
+}
+
+// The place is part of the key because the counts name it.
+uint64_t EncodedBlocks::EncodeKey(const Block& it, const std::string& tokenizer) const {
+  const CleaningSpec cleaning = WithDefaults(context_.spec.cleaning());
+  const ParallelFiles& text = TextsOf(it).train[static_cast<size_t>(it.block->text())];
+  const std::string facts[] = {
+      "encode 1",
+      TextsOf(it).Name(),
+      tokenizer,
+      absl::StrCat(cleaning.max_sentence_tokens(), " ", cleaning.max_length_ratio()),
+      absl::StrCat(text.first_file, " ", text.second_file, " ",
+                   text.origin.empty() ? text.tsv_file : text.origin),
+      absl::StrCat(it.block->line(), " ", it.block->lines(), " ", it.block->judged())};
+  return KeyOf(facts);
+}
+
+absl::Status EncodedBlocks::Find() {
+  earlier_ = ReadEarlierParts(context_.output);
+  CorpusParts mine;
+  std::vector<int> owners;
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    owners.push_back(static_cast<int>(i % static_cast<size_t>(context_.world.size())));
+    if (!context_.IsMine(i)) continue;
+    const PreparedPart& wanted = blocks_[i].part;
+    const auto earlier = earlier_.find(wanted.key());
+    auto found = context_.parts.Find(NameOf(wanted), wanted.key());
+    if (!found.has_value() && earlier != earlier_.end()) found = earlier->second.part;
+    *mine.add_parts() = found.value_or(wanted);
+  }
+  ASSIGN_OR_RETURN(std::vector<PreparedPart> found, context_.AllGatherParts(mine, owners));
+  int64_t num_found = 0;
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    blocks_[i].part = std::move(found[i]);
+    num_found += blocks_[i].part.files().empty() ? 0 : 1;
+  }
+  if (num_found > 0) {
+    context_.Say(absl::StrCat(num_found, " of ", blocks_.size(), " blocks are encoded already"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status EncodedBlocks::Encode() {
+  RETURN_IF_ERROR(Find());
+  std::vector<size_t> open;  // of blocks_
+  std::vector<int64_t> costs;
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    if (!blocks_[i].part.files().empty()) continue;
+    open.push_back(i);
+    costs.push_back(blocks_[i].block->lines());
+  }
+  const std::vector<int> owners = Deal(costs, context_.world.size());
+  const TextFilter filter(context_.spec.cleaning(), context_.languages, &context_.held_out);
+  EncodeSpec encode;
+  encode.filter = &filter;
+  encode.vocabulary = &vocabulary_;
+  encode.cleaning = WithDefaults(context_.spec.cleaning());
+  encode.num_threads = context_.num_threads;
+  CorpusParts mine;
+  std::vector<uint64_t> bits;
+  const LanguagePairTexts* bits_of = nullptr;
+  for (size_t i = 0; i < open.size(); ++i) {
+    if (owners[i] != context_.world.rank()) continue;
+    Block& it = blocks_[open[i]];
+    if (bits_of != &TextsOf(it)) {
+      bits_of = &TextsOf(it);
+      ASSIGN_OR_RETURN(bits, ReadBits(context_.scans[it.pair]));
+    }
+    RETURN_IF_ERROR(EncodeOne(encode, bits, &it));
+    *mine.add_parts() = it.part;
+  }
+  ASSIGN_OR_RETURN(std::vector<PreparedPart> parts, context_.AllGatherParts(mine, owners));
+  for (size_t i = 0; i < open.size(); ++i) blocks_[open[i]].part = std::move(parts[i]);
+  return absl::OkStatus();
+}
+
+absl::Status EncodedBlocks::EncodeOne(const EncodeSpec& encode, const std::vector<uint64_t>& bits, Block* it) {
+  const LanguagePairTexts& texts = TextsOf(*it);
+  PreparedPart& part = it->part;
+  const std::string name = NameOf(part) + ".pairs";
+  ASSIGN_OR_RETURN(auto shard, ShardWriter::Create(context_.parts.Path(name), vocabulary_.size()));
+  ASSIGN_OR_RETURN(const EncodedTotals totals,
+                   EncodeBlock(texts, *it->block, encode, bits, shard.get()));
+  RETURN_IF_ERROR(shard->Finish());
+  ASSIGN_OR_RETURN(const uint64_t hash, HashFile(context_.parts.Path(name)));
+  CorpusFile& file = *part.add_files();
+  file.set_name(name);
+  file.set_bytes(static_cast<int64_t>(fs::file_size(context_.parts.Path(name))));
+  file.set_hash(hash);
+  *part.add_blocks() = *it->block;
+  *part.mutable_counts() = MakePairReport(texts, "train", totals);
+  RETURN_IF_ERROR(context_.Keep(NameOf(part), part));
+  context_.Say(absl::StrCat("encoded ", texts.Name(), " from line ", it->block->line() + 1, ": ",
+                   part.counts().kept(), " pairs of ", part.counts().lines(), " lines"));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<uint64_t>> EncodedBlocks::ReadBits(const PreparedPart& scan) const {
+  ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(context_.parts.Path(scan.files(0).name())));
+  std::vector<uint64_t> bits(file.bytes().size() / sizeof(uint64_t));
+  if (!bits.empty()) std::memcpy(bits.data(), file.bytes().data(), file.bytes().size());
+  return bits;
+}
+
+// The pairs of a block are in a file of its own, or in the shard of an earlier corpus.
+EncodedBlocks::Pairs EncodedBlocks::PairsOf(const PreparedPart& part) const {
+  const std::string& name = part.files(0).name();
+  const int64_t count = part.counts().kept();
+  if (name == NameOf(part) + ".pairs") return {context_.parts.Path(name), 0, count};
+  return {absl::StrCat(context_.output, "/", name), earlier_.at(part.key()).first_pair, count};
+}
+
+absl::StatusOr<CorpusFile> EncodedBlocks::WriteShard(const LanguagePairTexts& texts,
+                                      const std::vector<Pairs>& sources) const {
+  CorpusFile file;
+  file.set_name(ShardFileName(texts.first, texts.second));
+  const std::string path = absl::StrCat(context_.temporary, "/", file.name());
+  RETURN_IF_ERROR(LinkOrCopy(sources, path));
+  ASSIGN_OR_RETURN(const Shard shard, Shard::Open(path));
+  file.set_bytes(static_cast<int64_t>(fs::file_size(path)));
+  file.set_hash(shard.content_hash());
+  return file;
+}
+
+absl::Status EncodedBlocks::LinkOrCopy(const std::vector<Pairs>& sources, const std::string& path) const {
+  if (sources.size() == 1) {
+    ASSIGN_OR_RETURN(const Shard only, Shard::Open(sources[0].path));
+    std::error_code no_links;
+    if (only.num_pairs() == sources[0].count) {
+      RETURN_IF_ERROR(only.CheckContent());
+      fs::create_hard_link(sources[0].path, path, no_links);
+      if (!no_links) return absl::OkStatus();
+    }
+  }
+  ASSIGN_OR_RETURN(auto writer, ShardWriter::Create(path, vocabulary_.size()));
+  std::optional<Shard> shard;
+  std::string open;  // its path
+  std::vector<int32_t> first, second;
+  for (const Pairs& source : sources) {
+    if (open != source.path) {
+      ASSIGN_OR_RETURN(shard, Shard::Open(source.path));
+      RETURN_IF_ERROR(shard->CheckContent());
+      open = source.path;
+    }
+    for (int64_t pair = source.first; pair < source.first + source.count; ++pair) {
+      Widen(shard->First(pair), &first);
+      Widen(shard->Second(pair), &second);
+      RETURN_IF_ERROR(writer->Add(first, second));
+    }
+  }
+  return writer->Finish();
+}
+
+absl::StatusOr<std::vector<PreparedPart>> EncodedBlocks::WriteShards() {
+  std::vector<PreparedPart> all(context_.trained.size());
+  std::vector<std::vector<Pairs>> sources(all.size());
+  std::vector<int64_t> costs(all.size(), 0);
+  for (const Block& it : blocks_) {
+    sources[it.pair].push_back(PairsOf(it.part));
+    AddCounts(it.part.counts(), all[it.pair].mutable_counts());
+    costs[it.pair] += it.part.counts().kept();
+  }
+  const std::vector<int> owners = Deal(costs, context_.world.size());
+  CorpusParts mine;
+  for (size_t i = 0; i < all.size(); ++i) {
+    const LanguagePairTexts& texts = *context_.trained[i];
+    LanguagePairReport& counts = *all[i].mutable_counts();
+    counts.set_first_language(texts.first);
+    counts.set_second_language(texts.second);
+    counts.set_split("train");
+    SetLengths(counts.first_tokens(), counts.second_tokens(), counts.longest(), &counts);
+    if (owners[i] != context_.world.rank()) continue;
+    ASSIGN_OR_RETURN(*mine.add_parts()->add_files(), WriteShard(texts, sources[i]));
+  }
+  ASSIGN_OR_RETURN(const std::vector<PreparedPart> shards, context_.AllGatherParts(mine, owners));
+  for (size_t i = 0; i < all.size(); ++i) *all[i].mutable_files() = shards[i].files();
+  return all;
+}
+
+std::string EncodedBlocks::PartsText() const {
+  CorpusParts parts;
+  for (const Block& it : blocks_) {
+    PreparedPart& part = *parts.add_parts();
+    part.set_key(it.part.key());
+    part.add_files()->set_name(ShardFileName(TextsOf(it).first, TextsOf(it).second));
+    *part.mutable_counts() = it.part.counts();
+  }
+  std::string text;
+  google::protobuf::TextFormat::PrintToString(parts, &text);
+  return text;
+}
+}  // namespace deepnet

@@ -1,0 +1,86 @@
+// PrepareContext is shared by the stages of Prepare(): it holds what was asked for, the ranks, and
+// what earlier stages have found.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "parallel/base/check.h"
+#include "parallel/base/status_macros.h"
+#include "parallel/comm/agreement.h"
+#include "proto/data.pb.h"
+#include "proto/prepare.pb.h"
+#include "trainer/data/cleaning.h"
+#include "trainer/data/parallel_text.h"
+#include "trainer/data/prepare.h"
+#include "trainer/data/prepared_parts.h"
+
+namespace deepnet {
+
+struct PrepareContext {
+  // The arguments of Prepare(), borrowed.
+  PrepareContext(const PrepareSpec& spec, const std::string& folder, const std::string& root,
+                 const ProgressFn& progress, const PrepareOptions& options);
+
+  bool IsFirst() const { return world.rank() == 0; }
+  // Returns true if this rank does piece number `piece` of those that are dealt in turn.
+  bool IsMine(size_t piece) const;
+  std::string Scratch() const;    // for finished parts
+  std::string OutputScratch() const;  // its name once the corpus is published
+  std::string OwnFolder() const;  // for temporary files of this rank
+  double Seconds() const;         // since the start
+  void Say(const std::string& line) const;
+
+  // AgreeOnStatus with the exit code of data. Collective.
+  absl::Status Agree(const absl::Status& mine);
+
+  // Returns what every rank has, in rank order. Collective.
+  template <typename Message>
+  absl::StatusOr<std::vector<Message>> AllGather(const Message& mine) {
+    ASSIGN_OR_RETURN(const std::vector<std::string> texts,
+                     AllGatherText(world, mine.SerializeAsString()));
+    std::vector<Message> all(texts.size());
+    for (size_t i = 0; i < texts.size(); ++i) {
+      DEEPNET_CHECK(all[i].ParseFromString(texts[i])) << "a message of rank " << i;
+    }
+    return all;
+  }
+
+  // Returns the parts of all ranks, where part i is the next one of rank owners[i]. Collective.
+  absl::StatusOr<std::vector<PreparedPart>> AllGatherParts(const CorpusParts& mine,
+                                                           const std::vector<int>& owners);
+
+  // Keeps a part that this rank has finished.
+  absl::Status Keep(const std::string& name, const PreparedPart& part);
+
+  // Notes the hash of an input once it was read to its end.
+  FileSeenFn NoteInput();
+
+  const PrepareSpec& spec;
+  const std::string& root;
+  const ProgressFn& progress;
+  const PrepareOptions options;
+  SelfCommunicator alone;
+  Communicator& world;
+  const std::string output;     // absolute
+  const std::string temporary;  // becomes `output`
+  const double start;           // of SecondsNow()
+  const PartStore parts;        // in Scratch()
+  bool has_parts = false;       // there is something to continue with
+
+  // Found by the first stages.
+  int num_threads = 2;                            // of this rank
+  std::vector<std::string> host_cores = {};       // UsableCoreList of the ranks of this host
+  std::vector<LanguagePairTexts> texts = {};      // in the order of their names
+  std::vector<const LanguagePairTexts*> trained = {};  // those of `texts` with training text
+  std::map<std::string, InputFile> inputs = {};   // by path
+  std::vector<std::string> languages = {};        // sorted
+  HeldOutSentences held_out;
+  std::vector<PreparedPart> scans = {};  // of `trained`
+};
+
+}  // namespace deepnet

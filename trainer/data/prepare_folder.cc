@@ -1,0 +1,176 @@
+#include "trainer/data/prepare_folder.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include <google/protobuf/util/message_differencer.h>
+#include <sys/file.h>
+
+#include "parallel/base/status_macros.h"
+#include "parallel/base/file_system.h"
+#include "trainer/data/corpus.h"
+#include "trainer/data/corpus_manifest.h"
+#include "trainer/data/shard.h"
+
+namespace deepnet {
+namespace {
+
+namespace fs = std::filesystem;
+
+}  // namespace
+
+// An advisory lock on a file, held as long as the object lives.
+class CorpusFolder::Lock {
+ public:
+  // Fails if another process has the lock. On a file system without locks there is none to take:
+  // `warn` is told.
+  static absl::StatusOr<std::unique_ptr<Lock>> Take(
+      const std::string& path, const std::function<void(const std::string&)>& warn) {
+    const int file = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    if (file < 0) return absl::UnavailableError(absl::StrCat(path, ": ", strerror(errno)));
+    auto lock = std::unique_ptr<Lock>(new Lock(file));
+    if (flock(file, LOCK_EX | LOCK_NB) == 0) return lock;
+    switch (const int error = errno) {
+      case EWOULDBLOCK:
+        return absl::FailedPreconditionError(
+            absl::StrCat("another prepare is writing this corpus (it holds ", path, ")"));
+      case EINVAL:
+      case ENOLCK:
+      case ENOSYS:
+      case EOPNOTSUPP:
+        warn(absl::StrCat("warning: no locks on this file system (", path, ": ", strerror(error),
+                          "): run no other prepare of this corpus at the same time"));
+        return lock;
+      default:
+        return absl::UnavailableError(absl::StrCat("cannot lock ", path, ": ", strerror(error)));
+    }
+  }
+  ~Lock() { close(file_); }
+
+ private:
+  explicit Lock(int file) : file_(file) {}
+  const int file_;
+};
+
+CorpusFolder::CorpusFolder(PrepareContext& context) : context_(context) {}
+
+CorpusFolder::~CorpusFolder() {
+  std::error_code ignored;
+  if (owns_temporary_ && !context_.has_parts) fs::remove_all(context_.temporary, ignored);
+}
+
+PrepareSpec CanonicalSpec(PrepareSpec spec) {
+  spec.clear_replace();
+  spec.clear_threads();
+  return spec;
+}
+
+absl::StatusOr<std::optional<CorpusReport>> CorpusFolder::Claim() {
+  const fs::path output = context_.output;
+  std::error_code error;
+  fs::create_directories(output.parent_path(), error);
+  if (error) {
+    return absl::FailedPreconditionError(absl::StrCat("data.folder: cannot make the folder ",
+                                                      output.parent_path().string(), ": ",
+                                                      error.message()));
+  }
+  const std::string lock_file =
+      (output.parent_path() / absl::StrCat(".", output.filename().string(), ".lock")).string();
+  ASSIGN_OR_RETURN(lock_,
+                   Lock::Take(lock_file, [this](const std::string& line) { context_.Say(line); }));
+  // A process that was killed between the two renamings of Publish().
+  if (!fs::exists(context_.output) && fs::exists(OldPath())) fs::rename(OldPath(), context_.output);
+  ASSIGN_OR_RETURN(std::optional<CorpusReport> existing, FindExisting());
+  if (existing.has_value()) return existing;
+  fs::create_directories(context_.Scratch());
+  owns_temporary_ = true;
+  for (const auto& entry : fs::directory_iterator(context_.temporary)) {
+    if (entry.path() != context_.Scratch()) fs::remove_all(entry);
+  }
+  for (const auto& entry : fs::directory_iterator(context_.Scratch())) {
+    const std::string name = entry.path().filename().string();
+    context_.has_parts = context_.has_parts || absl::EndsWith(name, ".part");
+    if (absl::StartsWith(name, "table") || entry.is_directory()) fs::remove_all(entry);
+  }
+  return std::nullopt;
+}
+
+// Returns the report of a corpus that is there already, if it is the one asked for; nothing if
+// the place is free or may be replaced.
+absl::StatusOr<std::optional<CorpusReport>> CorpusFolder::FindExisting() {
+  if (fs::is_regular_file(context_.output)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("data.folder: ", context_.output, " is a file, not a folder"));
+  }
+  if (!fs::exists(context_.output) || fs::is_empty(context_.output)) return std::nullopt;
+  const absl::StatusOr<Corpus> corpus = Corpus::Open(context_.output);
+  if (absl::IsNotFound(corpus.status()) &&
+      !fs::exists(absl::StrCat(context_.output, "/", kCorpusManifest))) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("data.folder: ", context_.output, " exists and is no prepared corpus"));
+  }
+  std::string difference = std::string(corpus.status().message());
+  if (corpus.ok()) {
+    ASSIGN_OR_RETURN(difference, DifferenceFrom(corpus->manifest()));
+    if (difference.empty()) {
+      context_.Say(absl::StrCat("reusing ", context_.output, ": same spec, same input files"));
+      CorpusReport report = corpus->manifest().report();
+      report.set_folder(context_.output);
+      report.set_reused(true);
+      fs::remove_all(context_.OutputScratch());  // what a killed Publish left
+      return report;
+    }
+  }
+  if (context_.spec.replace() || context_.options.extend) return std::nullopt;
+  return absl::FailedPreconditionError(absl::StrCat(
+      "data.folder: ", context_.output, " holds another corpus (", difference,
+      "); choose another folder, replace it with --set prepare.replace=true, or keep its "
+      "tokenizer and what is the same in it with --extend"));
+}
+
+// Returns how this preparation differs from the one behind `manifest`; empty: not at all.
+absl::StatusOr<std::string> CorpusFolder::DifferenceFrom(const CorpusManifest& manifest) const {
+  std::string text;
+  google::protobuf::util::MessageDifferencer differencer;
+  differencer.ReportDifferencesToString(&text);
+  if (!differencer.Compare(manifest.spec(), CanonicalSpec(context_.spec))) {
+    std::replace(text.begin(), text.end(), '\n', ' ');
+    return absl::StrCat("spec: ", text);
+  }
+  std::map<std::string, InputFile> before;
+  for (const InputFile& input : manifest.inputs()) before[input.name()] = input;
+  if (before.size() != context_.inputs.size()) return std::string("other input files");
+  for (const auto& [path, input] : context_.inputs) {
+    const auto found = before.find(input.name());
+    if (found == before.end()) return absl::StrCat("new input ", input.name());
+    if (found->second.bytes() != input.bytes()) return absl::StrCat(input.name(), " has changed");
+    if (found->second.modified_ns() == input.modified_ns()) continue;
+    ASSIGN_OR_RETURN(const uint64_t hash, HashFile(path));
+    if (hash != found->second.hash()) return absl::StrCat(input.name(), " has changed");
+  }
+  return std::string();
+}
+
+absl::Status CorpusFolder::Publish() {
+  const auto file_system = MakePosixFileSystem();
+  RETURN_IF_ERROR(file_system->SyncFolder(context_.temporary));
+  fs::remove_all(OldPath());
+  if (fs::exists(context_.output)) fs::rename(context_.output, OldPath());  // empty, or replaced
+  fs::rename(context_.temporary, context_.output);
+  owns_temporary_ = false;
+  fs::remove_all(context_.OutputScratch());
+  fs::remove_all(OldPath());
+  return file_system->SyncFolder(fs::path(context_.output).parent_path().string());
+}
+
+}  // namespace deepnet

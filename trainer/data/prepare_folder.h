@@ -1,0 +1,53 @@
+// The place of a corpus: claimed by one process, filled under another name, published by renaming.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "proto/data.pb.h"
+#include "trainer/data/prepare_context.h"
+
+namespace deepnet {
+
+// Returns the spec without the fields that do not change the result.
+PrepareSpec CanonicalSpec(PrepareSpec spec);
+
+// Used by rank 0 alone.
+class CorpusFolder {
+ public:
+  explicit CorpusFolder(PrepareContext& context);
+
+  // Deletes the temporary folder if there is nothing in it to continue with.
+  ~CorpusFolder();
+  CorpusFolder(const CorpusFolder&) = delete;
+  CorpusFolder& operator=(const CorpusFolder&) = delete;
+
+  // Takes the lock and makes the temporary folder, with what an earlier preparation has finished;
+  // or returns the report of a corpus that is there already and is the one asked for. Fails if the
+  // place is taken or another process has the lock.
+  absl::StatusOr<std::optional<CorpusReport>> Claim();
+
+  // Renames the temporary folder, whose files are complete and durable, to the output folder.
+  absl::Status Publish();
+
+ private:
+  class Lock;
+
+  // Returns the report of a corpus that is there already, if it is the one asked for; nothing if
+  // the place is free or may be replaced.
+  absl::StatusOr<std::optional<CorpusReport>> FindExisting();
+
+  // Returns how this preparation differs from the one behind `manifest`; empty: not at all.
+  absl::StatusOr<std::string> DifferenceFrom(const CorpusManifest& manifest) const;
+  std::string OldPath() const { return context_.output + ".old"; }
+
+  PrepareContext& context_;
+  std::unique_ptr<Lock> lock_;
+  bool owns_temporary_ = false;
+};
+
+}  // namespace deepnet

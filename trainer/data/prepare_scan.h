@@ -1,0 +1,15 @@
+// The first reading of the training text, shared between ranks.
+#pragma once
+
+#include "absl/status/status.h"
+
+#include "trainer/data/prepare_context.h"
+
+namespace deepnet {
+
+// Fills context.scans: ranks scan the language pairs that are dealt to them, or find them scanned.
+// Each has its blocks, a file of duplicate bits and, where a tokenizer is to be learned, a log of
+// the sample. Collective.
+absl::Status ScanTexts(PrepareContext& context);
+
+}  // namespace deepnet

@@ -1,0 +1,121 @@
+#include "trainer/data/prepare_tokenizer.h"
+
+#include <filesystem>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+#include "parallel/base/status_macros.h"
+#include "trainer/data/corpus.h"
+#include "trainer/data/corpus_passes.h"
+#include "trainer/data/file_writer.h"
+#include "trainer/data/sample_log.h"
+#include "trainer/data/shard.h"
+
+namespace deepnet {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Part of what decides the tokenizer's bytes, so not a setting.
+constexpr int kTokenizerThreads = 2;
+
+// Returns the path of the tokenizer of the corpus that is extended; empty: there is none.
+std::string KeptTokenizer(const PrepareContext& context) {
+  const std::string path = absl::StrCat(context.output, "/", kTokenizerFile);
+  return context.options.extend && context.spec.tokenizer().model_file().empty() && fs::exists(path) ? path
+                                                                                       : "";
+}
+
+// Returns what one process would have sampled that reads all pairs in their order.
+absl::StatusOr<std::vector<std::string>> Sample(PrepareContext& context) {
+  SentenceSample sample(SampleSpecOf(context.spec));
+  for (size_t i = 0; i < context.trained.size(); ++i) {
+    const LanguagePairTexts& texts = *context.trained[i];
+    ASSIGN_OR_RETURN(const SampleReplay replay,
+                     ReplaySample(context.parts.Path(context.scans[i].files(1).name()),
+                                  {texts.first, texts.second}, &sample));
+    if (replay.complete) continue;
+    context.Say(absl::StrCat("reading ", texts.Name(), " again for the tokenizer"));
+    const TextFilter filter(context.spec.cleaning(), context.languages, &context.held_out);
+    RETURN_IF_ERROR(SampleTraining(texts, filter, replay.num_added, &sample));
+  }
+  return sample.Take();
+}
+
+absl::StatusOr<std::string> LearnTokenizer(PrepareContext& context) {
+  const TokenizerSpec& tokenizer = context.spec.tokenizer();
+  std::vector<std::string> facts = {"tokenizer 1", tokenizer.SerializeAsString(),
+                                    absl::StrCat(context.spec.seed())};
+  for (const PreparedPart& scan : context.scans) facts.push_back(absl::StrCat(scan.key()));
+  PreparedPart part;
+  part.set_key(KeyOf(facts));
+  if (const auto found = context.parts.Find("tokenizer", part.key())) {
+    context.Say("learned the tokenizer before");
+    ASSIGN_OR_RETURN(const MappedFile file,
+                     MappedFile::Open(context.parts.Path(found->files(0).name())));
+    return std::string(file.bytes());
+  }
+  ASSIGN_OR_RETURN(const std::vector<std::string> sentences, Sample(context));
+  PieceTraining training;
+  if (tokenizer.vocab_size() > 0) training.pieces = tokenizer.vocab_size();
+  if (tokenizer.character_coverage() > 0) {
+    training.character_coverage = tokenizer.character_coverage();
+  }
+  if (!tokenizer.type().empty()) training.type = tokenizer.type();
+  training.threads = kTokenizerThreads;
+  context.Say(absl::StrCat("learning ", training.pieces, " pieces from ", sentences.size(),
+                   " sentences"));
+  std::string bytes;
+  const std::string error = TrainSentencePieces(training, sentences, &bytes);
+  if (!error.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("prepare.tokenizer: SentencePiece: ", error));
+  }
+  ASSIGN_OR_RETURN(auto file, FileWriter::Create(context.Scratch(), kTokenizerFile));
+  file->Append(bytes);
+  ASSIGN_OR_RETURN(*part.add_files(), file->Finish());
+  RETURN_IF_ERROR(context.Keep("tokenizer", part));
+  return bytes;
+}
+
+absl::StatusOr<std::string> ReadTokenizer(PrepareContext& context) {
+  const std::string kept = KeptTokenizer(context);
+  const std::string path = kept.empty() ? Rooted(context.root, context.spec.tokenizer().model_file()) : kept;
+  const absl::StatusOr<MappedFile> file = MappedFile::Open(path);
+  if (!file.ok()) {
+    return absl::NotFoundError(absl::StrCat("prepare.tokenizer.model_file: cannot read ", path));
+  }
+  ASSIGN_OR_RETURN(const uint64_t hash, HashFile(path));
+  if (kept.empty()) context.inputs[path].set_hash(hash);
+  return std::string(file->bytes());
+}
+
+}  // namespace
+
+bool LearnsTokenizer(const PrepareContext& context) {
+  return context.spec.tokenizer().model_file().empty() && KeptTokenizer(context).empty();
+}
+
+SentenceSampleSpec SampleSpecOf(const PrepareSpec& spec) {
+  const TokenizerSpec& tokenizer = spec.tokenizer();
+  SentenceSampleSpec sample;
+  if (tokenizer.input_sentence_size() > 0) {
+    sample.max_sentences = tokenizer.input_sentence_size();
+  }
+  if (tokenizer.sample_temperature() > 0) sample.temperature = tokenizer.sample_temperature();
+  sample.seed = spec.seed();
+  return sample;
+}
+
+absl::StatusOr<std::string> MakeTokenizer(PrepareContext& context) {
+  absl::StatusOr<std::string> bytes = "";
+  if (context.IsFirst()) {
+    bytes = LearnsTokenizer(context) ? LearnTokenizer(context) : ReadTokenizer(context);
+  }
+  RETURN_IF_ERROR(context.Agree(bytes.status()));
+  return BroadcastText(context.world, *bytes, 0);
+}
+
+}  // namespace deepnet
