@@ -22,7 +22,10 @@ absl::Status PrepareOnAllRanks(const CommandLine& line, Communicator& world) {
   ASSIGN_OR_RETURN(const CorpusReport report,
                    Prepare(run->prepare(), run->data().folder(), RootFolder(line),
                            [&log](std::string_view message) { log.Info(message); },
-                           {.world = &world, .extend = line.flags.Switch("extend")}));
+                           {.world = &world,
+                            .extend = line.flags.Switch("extend"),
+                            .dry_run = line.flags.Switch("dry-run")}));
+  if (line.flags.Switch("dry-run")) return absl::OkStatus();
   if (world.rank() != 0) return absl::OkStatus();
   if (report.reused()) log.Info("already prepared from the same files: nothing to do");
   line.out << (line.flags.Switch("json") ? ReportJson(report) : ReportTable(report));
@@ -51,6 +54,9 @@ Command MakePrepareCommand() {
           .spec = SpecUse::kRequired,
           .validate = ValidateForPrepare,
           .flags = {JsonFlag(),
+                    SwitchFlag("dry-run",
+                               "Only print the size and time of what is ahead, on these ranks and "
+                               "on 1, 16 and 64."),
                     SwitchFlag("extend",
                                "Replace another corpus in data.folder, for example one with fewer "
                                "languages: its tokenizer is kept, and only what is new or changed "

@@ -30,6 +30,17 @@ std::vector<std::string> CoresOf(const std::string& list) {
   return absl::StrSplit(list, ',', absl::SkipEmpty());
 }
 
+// Binds the calling thread to `cores`; to what it may use of them, where it may not use all.
+void UseCores(std::span<const std::string> cores) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const std::string& core : cores) {
+    int number = 0;
+    if (absl::SimpleAtoi(core, &number) && number < CPU_SETSIZE) CPU_SET(number, &set);
+  }
+  sched_setaffinity(0, sizeof(set), &set);  // where it fails, all stays as it is
+}
+
 std::vector<std::string> Lines(const std::string& path) {
   std::vector<std::string> lines;
   std::ifstream file(path);
@@ -104,6 +115,12 @@ int ThreadsPerRank(std::span<const std::string> lists, const std::string& own) {
   for (const std::string& core : CoresOf(own)) share += 1.0 / std::max(1, users[core]);
   return std::max(1, static_cast<int>(share + kRounding));
 }
+
+BorrowedCores::BorrowedCores(std::span<const std::string> lists) : own_(UsableCoreList()) {
+  UseCores(CoresOf(absl::StrCat(own_, ",", absl::StrJoin(lists, ","))));
+}
+
+BorrowedCores::~BorrowedCores() { UseCores(CoresOf(own_)); }
 
 int64_t UsableMemoryBytes(const std::string& root) {
   int64_t bytes = PhysicalBytes(root);

@@ -25,6 +25,19 @@ std::string UsableCoreList();
 // shared evenly, so ranks that a launcher has bound apart get all of theirs.
 int ThreadsPerRank(std::span<const std::string> lists, const std::string& own);
 
+// Lets the calling thread, and threads that it starts, use also the cores of `lists`, those of
+// ranks of its host that wait for it, as far as the system allows; until the object is gone.
+class BorrowedCores {
+ public:
+  explicit BorrowedCores(std::span<const std::string> lists);
+  ~BorrowedCores();
+  BorrowedCores(const BorrowedCores&) = delete;
+  BorrowedCores& operator=(const BorrowedCores&) = delete;
+
+ private:
+  const std::string own_;
+};
+
 // Returns the bytes of memory that this process and those beside it may use: all of the host, or
 // less where a control group (version 1 or 2, as containers and Slurm make them), its own or one
 // above it, has a limit. `root`: the folder that stands for the root of the file system.

@@ -24,8 +24,14 @@ namespace {
 // 64 MiB while duplicates are looked for.
 constexpr int64_t kDuplicateRecords = int64_t{1} << 22;
 
-// A compressed text is read once for each of its blocks, so it has at most so many.
+// A text has about so many blocks, for ranks to share; a larger one has larger blocks, up to
+// kMaxBlockFactor smallest ones. A compressed text is read from its beginning for each block, so
+// its blocks are at least as large, and no more than kMaxCompressedBlocks.
+constexpr int64_t kBlocksOfText = 32;
+constexpr int64_t kMaxBlockFactor = 8;
 constexpr int64_t kMaxCompressedBlocks = 16;
+
+int64_t DivideUp(int64_t count, int64_t by) { return (count + by - 1) / by; }
 
 void Count(DropReason reason, const PairReader& reader, int64_t line, DropCounts* counts) {
   const auto place = static_cast<size_t>(reason);
@@ -108,12 +114,15 @@ class BlockCutter {
     }
   }
 
-  // Returns the blocks, `num_blocks` at most.
-  std::vector<TextBlock> Take(int64_t num_blocks) {
+  // Returns the blocks of the text.
+  std::vector<TextBlock> Take(bool compressed) {
     Finish();
-    const auto group = (std::ssize(blocks_) + num_blocks - 1) / num_blocks;
+    const int64_t count = std::ssize(blocks_);
+    const int64_t group =
+        compressed ? std::max(kMaxBlockFactor, DivideUp(count, kMaxCompressedBlocks))
+                   : std::clamp<int64_t>(DivideUp(count, kBlocksOfText), 1, kMaxBlockFactor);
     std::vector<TextBlock> taken;
-    for (int64_t i = 0; i < std::ssize(blocks_); ++i) {
+    for (int64_t i = 0; i < count; ++i) {
       if (i % group == 0) {
         taken.push_back(blocks_[i]);
         continue;
@@ -177,8 +186,8 @@ absl::StatusOr<ScanResult> ScanTraining(const LanguagePairTexts& texts, const Te
       }
     }
     reader->ForEachFile(seen);
-    const int64_t most = reader->compressed() ? kMaxCompressedBlocks : result.num_lines + 1;
-    for (TextBlock& block : blocks.Take(most)) result.blocks.push_back(std::move(block));
+    for (TextBlock& block : blocks.Take(reader->compressed()))
+      result.blocks.push_back(std::move(block));
     bit = (bit + 63) / 64 * 64;
   }
   ASSIGN_OR_RETURN(result.duplicate_bits, finder.Finish());

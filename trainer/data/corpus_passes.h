@@ -34,13 +34,13 @@ struct ScanSpec {
   std::string folder;  // for temporary files; of this process alone
   bool find_duplicates = true;
   SampleLog* sample = nullptr;             // null: no sample is wanted
-  int64_t block_lines = int64_t{1} << 18;  // of a block, a multiple of 64
+  int64_t block_lines = int64_t{1} << 15;  // of the smallest block, a multiple of 64
 };
 
 struct ScanResult {
   int64_t num_lines = 0;  // of all training texts of the pair
-  // Cover the texts, in their order. A compressed text has few and large ones, because each is read
-  // from the text's beginning.
+  // Cover the texts, in their order: about 32 a text, of 1 to 8 times ScanSpec.block_lines. A
+  // compressed text has 16 at most, because each is read from the text's beginning.
   std::vector<TextBlock> blocks;
   std::vector<uint64_t> duplicate_bits;  // bit TextBlock.bit + i for line i of a block
 };

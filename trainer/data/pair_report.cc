@@ -53,5 +53,4 @@ void AddCounts(const LanguagePairReport& block, LanguagePairReport* report) {
   }
 }
 
-
 }  // namespace deepnet

@@ -17,12 +17,14 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include <google/protobuf/text_format.h>
 
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/file_system.h"
 #include "parallel/base/host.h"
+#include "parallel/base/logging.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 #include "trainer/data/corpus.h"
@@ -33,6 +35,7 @@
 #include "trainer/data/prepare_context.h"
 #include "trainer/data/prepare_folder.h"
 #include "trainer/data/prepare_held_out.h"
+#include "trainer/data/prepare_plan.h"
 #include "trainer/data/prepare_scan.h"
 #include "trainer/data/prepare_tokenizer.h"
 #include "trainer/data/vocabulary.h"
@@ -91,12 +94,12 @@ absl::Status Join(PrepareContext& context) {
   ASSIGN_OR_RETURN(const std::vector<std::string> hosts, AllGatherText(context.world, HostName()));
   ASSIGN_OR_RETURN(const std::vector<std::string> cores,
                    AllGatherText(context.world, UsableCoreList()));
-  std::vector<std::string> beside;  // the cores of the ranks of this host
   for (size_t i = 0; i < hosts.size(); ++i) {
-    if (hosts[i] == HostName()) beside.push_back(cores[i]);
+    if (hosts[i] == HostName()) context.host_cores.push_back(cores[i]);
   }
   if (context.world.size() > 1) {
-    context.num_threads = std::min(context.num_threads, ThreadsPerRank(beside, UsableCoreList()));
+    context.num_threads =
+        std::min(context.num_threads, ThreadsPerRank(context.host_cores, UsableCoreList()));
   }
   return absl::OkStatus();
 }
@@ -115,6 +118,26 @@ absl::Status ReadTables(PrepareContext& context) {
     if (!texts.train.empty()) context.trained.push_back(&texts);
   }
   return absl::OkStatus();
+}
+
+// Says what is ahead: for these ranks, or, `dry`, also for others with a thread each.
+void SayPlan(const PrepareContext& context, bool dry) {
+  const std::vector<int64_t> bytes = TrainingBytes(context.texts);
+  const int ranks = context.world.size(), threads = context.num_threads;
+  const PreparePlan plan = PlanPreparation(bytes, ranks, threads);
+  context.Say(absl::StrFormat(
+      "planned: %.3g GB of training text of %d language pairs; shards of about %.3g GB in about "
+      "%s on %d x %d threads%s",
+      plan.text_bytes / 1e9, bytes.size(), plan.shard_bytes / 1e9, ClockText(plan.Seconds()), ranks,
+      threads, LearnsTokenizer(context) ? ", and a tokenizer" : ""));
+  for (const int other : {1, 16, 64}) {
+    if (!dry) break;
+    const PreparePlan it = PlanPreparation(bytes, other, 1);
+    context.Say(absl::StrFormat("on %d %s of a thread: %s (first reading %s, second %s, shards %s)",
+                                other, other == 1 ? "rank" : "ranks", ClockText(it.Seconds()),
+                                ClockText(it.scan_seconds), ClockText(it.encode_seconds),
+                                ClockText(it.assemble_seconds)));
+  }
 }
 
 // Writes a file of the corpus, which is durable then.
@@ -201,6 +224,7 @@ absl::StatusOr<CorpusReport> MakeCorpus(PrepareContext& context, CorpusFolder& f
   RETURN_IF_ERROR(Join(context));
   RETURN_IF_ERROR(ReadTables(context));
   RETURN_IF_ERROR(held_out.Copy());
+  SayPlan(context, /*dry=*/false);
   RETURN_IF_ERROR(ScanTexts(context));
   const double scanned = context.Seconds();
   ASSIGN_OR_RETURN(const std::string tokenizer, MakeTokenizer(context));
@@ -223,6 +247,10 @@ absl::StatusOr<CorpusReport> MakeCorpus(PrepareContext& context, CorpusFolder& f
 absl::StatusOr<CorpusReport> RunStages(PrepareContext& context) {
   RETURN_IF_ERROR(context.Agree(FindInputs(context)));
   RETURN_IF_ERROR(CheckSameInputs(context));
+  if (context.options.dry_run) {
+    SayPlan(context, /*dry=*/true);
+    return CorpusReport();
+  }
   CorpusFolder folder(context);
   absl::StatusOr<std::optional<CorpusReport>> existing{std::optional<CorpusReport>()};
   if (context.IsFirst()) existing = folder.Claim();

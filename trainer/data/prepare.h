@@ -26,7 +26,9 @@ struct PrepareOptions {
   Communicator* world = nullptr;
   // A corpus of another spec is replaced by one with its tokenizer.
   bool extend = false;
-  int64_t block_lines = int64_t{1} << 18;  // encoded together; a multiple of 64
+  // Only `progress` is told what is ahead, in size and time; tables are not counted.
+  bool dry_run = false;
+  int64_t block_lines = int64_t{1} << 15;  // ScanSpec.block_lines
 };
 
 // Does what `spec` says (its values are checked: launch/validate.h) and makes the corpus `folder`;
@@ -37,7 +39,7 @@ struct PrepareOptions {
 // preparation, or is the same in a corpus that is replaced, is taken over.
 //
 // The corpus is the same for any number of ranks, which must see one file system. Rank 0 returns
-// the report and has the progress, the others an empty one.
+// the report and has the progress, the others an empty one; so does rank 0 of a dry run.
 //
 // Errors carry ExitCode::kData and name files and lines. One that not all ranks know of (IsAgreed)
 // must end the job.

@@ -21,9 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string NameOf(const PreparedPart& part) {
-  return absl::StrFormat("%016x", part.key());
-}
+std::string NameOf(const PreparedPart& part) { return absl::StrFormat("%016x", part.key()); }
 
 void Widen(const TokenSpan& tokens, std::vector<int32_t>* ids) {
   ids->resize(tokens.size());
@@ -92,7 +90,6 @@ absl::Status EncodedBlocks::Encode() {
     open.push_back(i);
     costs.push_back(blocks_[i].block->lines());
   }
-  const std::vector<int> owners = Deal(costs, context_.world.size());
   const TextFilter filter(context_.spec.cleaning(), context_.languages, &context_.held_out);
   EncodeSpec encode;
   encode.filter = &filter;
@@ -102,9 +99,10 @@ absl::Status EncodedBlocks::Encode() {
   CorpusParts mine;
   std::vector<uint64_t> bits;
   const LanguagePairTexts* bits_of = nullptr;
-  for (size_t i = 0; i < open.size(); ++i) {
-    if (owners[i] != context_.world.rank()) continue;
+  for (const size_t i : ClaimOrder(Deal(costs, context_.world.size()), context_.world.rank())) {
     Block& it = blocks_[open[i]];
+    ASSIGN_OR_RETURN(const bool is_mine, context_.parts.Claim(NameOf(it.part)));
+    if (!is_mine) continue;
     if (bits_of != &TextsOf(it)) {
       bits_of = &TextsOf(it);
       ASSIGN_OR_RETURN(bits, ReadBits(context_.scans[it.pair]));
@@ -112,12 +110,29 @@ absl::Status EncodedBlocks::Encode() {
     RETURN_IF_ERROR(EncodeOne(encode, bits, &it));
     *mine.add_parts() = it.part;
   }
-  ASSIGN_OR_RETURN(std::vector<PreparedPart> parts, context_.AllGatherParts(mine, owners));
-  for (size_t i = 0; i < open.size(); ++i) blocks_[open[i]].part = std::move(parts[i]);
+  return TakeEncoded(mine);
+}
+
+absl::Status EncodedBlocks::TakeEncoded(const CorpusParts& mine) {
+  ASSIGN_OR_RETURN(const std::vector<CorpusParts> all, context_.AllGather(mine));
+  std::map<uint64_t, const PreparedPart*> encoded;
+  for (const CorpusParts& parts : all) {
+    for (const PreparedPart& part : parts.parts()) encoded[part.key()] = &part;
+  }
+  for (Block& it : blocks_) {
+    if (!it.part.files().empty()) continue;
+    const auto found = encoded.find(it.part.key());
+    if (found == encoded.end()) {
+      return absl::DataLossError(absl::StrCat(context_.parts.Path(NameOf(it.part)),
+                                              ": a rank has claimed it, and none has encoded it"));
+    }
+    it.part = *found->second;
+  }
   return absl::OkStatus();
 }
 
-absl::Status EncodedBlocks::EncodeOne(const EncodeSpec& encode, const std::vector<uint64_t>& bits, Block* it) {
+absl::Status EncodedBlocks::EncodeOne(const EncodeSpec& encode, const std::vector<uint64_t>& bits,
+                                      Block* it) {
   const LanguagePairTexts& texts = TextsOf(*it);
   PreparedPart& part = it->part;
   const std::string name = NameOf(part) + ".pairs";
@@ -134,12 +149,13 @@ absl::Status EncodedBlocks::EncodeOne(const EncodeSpec& encode, const std::vecto
   *part.mutable_counts() = MakePairReport(texts, "train", totals);
   RETURN_IF_ERROR(context_.Keep(NameOf(part), part));
   context_.Say(absl::StrCat("encoded ", texts.Name(), " from line ", it->block->line() + 1, ": ",
-                   part.counts().kept(), " pairs of ", part.counts().lines(), " lines"));
+                            part.counts().kept(), " pairs of ", part.counts().lines(), " lines"));
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<uint64_t>> EncodedBlocks::ReadBits(const PreparedPart& scan) const {
-  ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(context_.parts.Path(scan.files(0).name())));
+  ASSIGN_OR_RETURN(const MappedFile file,
+                   MappedFile::Open(context_.parts.Path(scan.files(0).name())));
   std::vector<uint64_t> bits(file.bytes().size() / sizeof(uint64_t));
   if (!bits.empty()) std::memcpy(bits.data(), file.bytes().data(), file.bytes().size());
   return bits;
@@ -154,7 +170,7 @@ EncodedBlocks::Pairs EncodedBlocks::PairsOf(const PreparedPart& part) const {
 }
 
 absl::StatusOr<CorpusFile> EncodedBlocks::WriteShard(const LanguagePairTexts& texts,
-                                      const std::vector<Pairs>& sources) const {
+                                                     const std::vector<Pairs>& sources) const {
   CorpusFile file;
   file.set_name(ShardFileName(texts.first, texts.second));
   const std::string path = absl::StrCat(context_.temporary, "/", file.name());
@@ -165,7 +181,8 @@ absl::StatusOr<CorpusFile> EncodedBlocks::WriteShard(const LanguagePairTexts& te
   return file;
 }
 
-absl::Status EncodedBlocks::LinkOrCopy(const std::vector<Pairs>& sources, const std::string& path) const {
+absl::Status EncodedBlocks::LinkOrCopy(const std::vector<Pairs>& sources,
+                                       const std::string& path) const {
   if (sources.size() == 1) {
     ASSIGN_OR_RETURN(const Shard only, Shard::Open(sources[0].path));
     std::error_code no_links;

@@ -25,7 +25,8 @@ class EncodedBlocks {
                 const Vocabulary& vocabulary);
 
   // Finds what is encoded already, in the scratch folder or in the corpus that is replaced, and
-  // encodes the rest. Collective.
+  // encodes the rest: each rank the blocks dealt to it, then those that others have not begun.
+  // Collective.
   absl::Status Encode();
 
   // Writes the shard of every language pair of context.trained, in the temporary folder. Returns
@@ -52,6 +53,7 @@ class EncodedBlocks {
   const LanguagePairTexts& TextsOf(const Block& it) const { return *context_.trained[it.pair]; }
   uint64_t EncodeKey(const Block& it, const std::string& tokenizer) const;
   absl::Status Find();
+  absl::Status TakeEncoded(const CorpusParts& mine);  // of all ranks
   absl::Status EncodeOne(const EncodeSpec& encode, const std::vector<uint64_t>& bits, Block* it);
   absl::StatusOr<std::vector<uint64_t>> ReadBits(const PreparedPart& scan) const;
   Pairs PairsOf(const PreparedPart& part) const;

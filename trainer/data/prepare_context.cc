@@ -58,8 +58,8 @@ absl::Status PrepareContext::Agree(const absl::Status& mine) {
   return AgreeOnStatus(world, WithExitCode(mine, ExitCode::kData));
 }
 
-absl::StatusOr<std::vector<PreparedPart>> PrepareContext::AllGatherParts(const CorpusParts& mine,
-                                                         const std::vector<int>& owners) {
+absl::StatusOr<std::vector<PreparedPart>> PrepareContext::AllGatherParts(
+    const CorpusParts& mine, const std::vector<int>& owners) {
   ASSIGN_OR_RETURN(std::vector<CorpusParts> all, AllGather(mine));
   std::vector<int> next(all.size(), 0);
   std::vector<PreparedPart> parts;

@@ -29,10 +29,10 @@ struct PrepareContext {
   bool IsFirst() const { return world.rank() == 0; }
   // Returns true if this rank does piece number `piece` of those that are dealt in turn.
   bool IsMine(size_t piece) const;
-  std::string Scratch() const;    // for finished parts
+  std::string Scratch() const;        // for finished parts
   std::string OutputScratch() const;  // its name once the corpus is published
-  std::string OwnFolder() const;  // for temporary files of this rank
-  double Seconds() const;         // since the start
+  std::string OwnFolder() const;      // for temporary files of this rank
+  double Seconds() const;             // since the start
   void Say(const std::string& line) const;
 
   // AgreeOnStatus with the exit code of data. Collective.
@@ -73,12 +73,12 @@ struct PrepareContext {
   bool has_parts = false;       // there is something to continue with
 
   // Found by the first stages.
-  int num_threads = 2;                            // of this rank
-  std::vector<std::string> host_cores = {};       // UsableCoreList of the ranks of this host
-  std::vector<LanguagePairTexts> texts = {};      // in the order of their names
+  int num_threads = 2;                                 // of this rank
+  std::vector<std::string> host_cores = {};            // UsableCoreList of the ranks of this host
+  std::vector<LanguagePairTexts> texts = {};           // in the order of their names
   std::vector<const LanguagePairTexts*> trained = {};  // those of `texts` with training text
-  std::map<std::string, InputFile> inputs = {};   // by path
-  std::vector<std::string> languages = {};        // sorted
+  std::map<std::string, InputFile> inputs = {};        // by path
+  std::vector<std::string> languages = {};             // sorted
   HeldOutSentences held_out;
   std::vector<PreparedPart> scans = {};  // of `trained`
 };

@@ -16,8 +16,8 @@
 #include <google/protobuf/util/message_differencer.h>
 #include <sys/file.h>
 
-#include "parallel/base/status_macros.h"
 #include "parallel/base/file_system.h"
+#include "parallel/base/status_macros.h"
 #include "trainer/data/corpus.h"
 #include "trainer/data/corpus_manifest.h"
 #include "trainer/data/shard.h"
@@ -100,7 +100,8 @@ absl::StatusOr<std::optional<CorpusReport>> CorpusFolder::Claim() {
   for (const auto& entry : fs::directory_iterator(context_.Scratch())) {
     const std::string name = entry.path().filename().string();
     context_.has_parts = context_.has_parts || absl::EndsWith(name, ".part");
-    if (absl::StartsWith(name, "table") || entry.is_directory()) fs::remove_all(entry);
+    if (absl::StartsWith(name, "table") || absl::EndsWith(name, kClaimEnd) || entry.is_directory())
+      fs::remove_all(entry);
   }
   return std::nullopt;
 }

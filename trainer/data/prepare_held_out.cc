@@ -16,8 +16,8 @@
 namespace deepnet {
 namespace {
 
-absl::Status ReadHeldOut(PrepareContext& context, const std::string& split, const LanguagePairTexts& texts,
-                         const std::string& language) {
+absl::Status ReadHeldOut(PrepareContext& context, const std::string& split,
+                         const LanguagePairTexts& texts, const std::string& language) {
   const std::string name = TextFileName(split, texts.first, texts.second, language);
   ASSIGN_OR_RETURN(auto reader, LineReader::Open(absl::StrCat(context.temporary, "/", name)));
   std::string_view line;
@@ -72,8 +72,8 @@ absl::Status HeldOutTexts::Copy() {
     const auto& [split, texts] = texts_[i];
     PreparedPart part;
     EncodedTotals totals;
-    ASSIGN_OR_RETURN(totals.counts, CopyHeldOut(*texts, split, filter, context_.temporary, context_.NoteInput(),
-                                                part.mutable_files()));
+    ASSIGN_OR_RETURN(totals.counts, CopyHeldOut(*texts, split, filter, context_.temporary,
+                                                context_.NoteInput(), part.mutable_files()));
     *part.mutable_counts() = MakePairReport(*texts, split, totals);
     own_.push_back(std::move(part));
   }

@@ -27,10 +27,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Plans count with these figures of one core; the first two were measured (in seconds of CPU time)
-// on 78 MB of English with Spanish, French and Dutch.
-constexpr double kTextBytesPerSecond = 4.3e6;    // of both sides, both readings, one thread
-constexpr double kShardBytesPerTextByte = 0.58;  // vocabularies up to 65,536
 constexpr double kTextBytesPerCompressedByte = 3.0;
 
 // Returns the identity of the file of a text: the table behind it, if it is of one.
@@ -57,7 +53,8 @@ uint64_t ScanKey(const PrepareContext& context, const LanguagePairTexts& texts) 
       absl::StrCat(context.held_out.Digest(), " ", context.options.block_lines),
       LearnsTokenizer(context) ? context.spec.tokenizer().SerializeAsString() : "",
       absl::StrCat(context.spec.seed())};
-  for (const LanguageTable& table : context.spec.table()) facts.push_back(table.SerializeAsString());
+  for (const LanguageTable& table : context.spec.table())
+    facts.push_back(table.SerializeAsString());
   for (const ParallelFiles& text : texts.train) facts.push_back(Identity(context, text));
   return KeyOf(facts);
 }
@@ -77,11 +74,12 @@ absl::StatusOr<PreparedPart> ScanPair(PrepareContext& context, const LanguagePai
   const TextFilter filter(context.spec.cleaning(), context.languages, &context.held_out);
   std::unique_ptr<SampleLog> sample;
   if (LearnsTokenizer(context)) {
-    ASSIGN_OR_RETURN(sample, SampleLog::Create(context.Scratch(), name + ".sample", SampleSpecOf(context.spec),
-                                               {texts.first, texts.second}));
+    ASSIGN_OR_RETURN(
+        sample, SampleLog::Create(context.Scratch(), name + ".sample", SampleSpecOf(context.spec),
+                                  {texts.first, texts.second}));
   }
-  const ScanSpec scan = {context.OwnFolder(), !context.spec.cleaning().keep_duplicates(), sample.get(),
-                         context.options.block_lines};
+  const ScanSpec scan = {context.OwnFolder(), !context.spec.cleaning().keep_duplicates(),
+                         sample.get(), context.options.block_lines};
   ASSIGN_OR_RETURN(const ScanResult result,
                    ScanTraining(texts, filter, scan, [&](const LineReader& reader) {
                      context.NoteInput()(reader);
@@ -102,37 +100,28 @@ absl::StatusOr<PreparedPart> ScanPair(PrepareContext& context, const LanguagePai
   return part;
 }
 
-// Says what is ahead, with `text_bytes` on disk of training text.
-void SayPlan(const PrepareContext& context, double text_bytes) {
-  const double seconds =
-      text_bytes / (kTextBytesPerSecond * context.num_threads * static_cast<double>(context.world.size()));
-  context.Say(absl::StrFormat(
-      "planned: %.3g GB of training text of %d language pairs; shards of about %.3g GB in about "
-      "%s on %d x %d threads%s",
-      text_bytes / 1e9, context.trained.size(), text_bytes * kShardBytesPerTextByte / 1e9,
-      ClockText(seconds), context.world.size(), context.num_threads,
-      LearnsTokenizer(context) ? ", and a tokenizer" : ""));
-}
-
 }  // namespace
 
-absl::Status ScanTexts(PrepareContext& context) {
-  std::vector<int64_t> costs;
-  double text_bytes = 0.0;
-  for (const LanguagePairTexts* texts : context.trained) {
-    costs.push_back(0);
-    for (const ParallelFiles& text : texts->train) {
+std::vector<int64_t> TrainingBytes(const std::vector<LanguagePairTexts>& texts) {
+  std::vector<int64_t> pair_bytes;
+  for (const LanguagePairTexts& pair : texts) {
+    double bytes = 0.0;
+    for (const ParallelFiles& text : pair.train) {
       for (const std::string& path : {text.first_file, text.second_file, text.tsv_file}) {
         std::error_code ignored;
         if (path.empty()) continue;
-        const auto bytes = static_cast<double>(fs::file_size(path, ignored));
         const bool compressed = absl::EndsWith(path, ".gz") || absl::EndsWith(path, ".zst");
-        text_bytes += bytes * (compressed ? kTextBytesPerCompressedByte : 1.0);
-        costs.back() += static_cast<int64_t>(bytes);
+        bytes += static_cast<double>(fs::file_size(path, ignored)) *
+                 (compressed ? kTextBytesPerCompressedByte : 1.0);
       }
     }
+    if (!pair.train.empty()) pair_bytes.push_back(static_cast<int64_t>(bytes));
   }
-  SayPlan(context, text_bytes);
+  return pair_bytes;
+}
+
+absl::Status ScanTexts(PrepareContext& context) {
+  const std::vector<int64_t> costs = TrainingBytes(context.texts);
   const std::vector<int> owners = Deal(costs, context.world.size());
   CorpusParts mine;
   for (size_t i = 0; i < context.trained.size(); ++i) {
@@ -143,6 +132,6 @@ absl::Status ScanTexts(PrepareContext& context) {
   const bool none = std::all_of(context.scans.begin(), context.scans.end(),
                                 [](const PreparedPart& scan) { return scan.blocks().empty(); });
   return context.Agree(none ? absl::InvalidArgumentError("prepare: there is no training text")
-                    : absl::OkStatus());
+                            : absl::OkStatus());
 }
 }  // namespace deepnet

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "parallel/base/host.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/data/corpus.h"
 #include "trainer/data/corpus_passes.h"
@@ -25,8 +26,9 @@ constexpr int kTokenizerThreads = 2;
 // Returns the path of the tokenizer of the corpus that is extended; empty: there is none.
 std::string KeptTokenizer(const PrepareContext& context) {
   const std::string path = absl::StrCat(context.output, "/", kTokenizerFile);
-  return context.options.extend && context.spec.tokenizer().model_file().empty() && fs::exists(path) ? path
-                                                                                       : "";
+  return context.options.extend && context.spec.tokenizer().model_file().empty() && fs::exists(path)
+             ? path
+             : "";
 }
 
 // Returns what one process would have sampled that reads all pairs in their order.
@@ -66,9 +68,10 @@ absl::StatusOr<std::string> LearnTokenizer(PrepareContext& context) {
   }
   if (!tokenizer.type().empty()) training.type = tokenizer.type();
   training.threads = kTokenizerThreads;
-  context.Say(absl::StrCat("learning ", training.pieces, " pieces from ", sentences.size(),
-                   " sentences"));
+  context.Say(
+      absl::StrCat("learning ", training.pieces, " pieces from ", sentences.size(), " sentences"));
   std::string bytes;
+  const BorrowedCores cores(context.host_cores);  // their ranks wait
   const std::string error = TrainSentencePieces(training, sentences, &bytes);
   if (!error.empty()) {
     return absl::InvalidArgumentError(absl::StrCat("prepare.tokenizer: SentencePiece: ", error));
@@ -82,7 +85,8 @@ absl::StatusOr<std::string> LearnTokenizer(PrepareContext& context) {
 
 absl::StatusOr<std::string> ReadTokenizer(PrepareContext& context) {
   const std::string kept = KeptTokenizer(context);
-  const std::string path = kept.empty() ? Rooted(context.root, context.spec.tokenizer().model_file()) : kept;
+  const std::string path =
+      kept.empty() ? Rooted(context.root, context.spec.tokenizer().model_file()) : kept;
   const absl::StatusOr<MappedFile> file = MappedFile::Open(path);
   if (!file.ok()) {
     return absl::NotFoundError(absl::StrCat("prepare.tokenizer.model_file: cannot read ", path));

@@ -1,6 +1,11 @@
 #include "trainer/data/prepared_parts.h"
 
+#include <errno.h>
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cstring>
 #include <fstream>
 #include <numeric>
 #include <sstream>
@@ -47,6 +52,17 @@ absl::Status PartStore::Keep(std::string_view name, const PreparedPart& part) co
   return ReplaceFile(*fs, absl::StrCat(Path(name), ".part"), part.SerializeAsString());
 }
 
+absl::StatusOr<bool> PartStore::Claim(std::string_view name) const {
+  const std::string path = absl::StrCat(Path(name), kClaimEnd);
+  const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+  if (file >= 0) {
+    close(file);
+    return true;
+  }
+  if (errno == EEXIST) return false;
+  return absl::ResourceExhaustedError(absl::StrCat("cannot write ", path, ": ", strerror(errno)));
+}
+
 std::map<uint64_t, EarlierPart> ReadEarlierParts(const std::string& folder) {
   std::ifstream file(JoinPath(folder, kPartsFile), std::ios::binary);
   std::ostringstream text;
@@ -77,6 +93,17 @@ std::vector<int> Deal(std::span<const int64_t> costs, int num_ranks) {
     ranks[i] = static_cast<int>(least - loads.begin());
   }
   return ranks;
+}
+
+std::vector<size_t> ClaimOrder(const std::vector<int>& owners, int rank) {
+  std::vector<size_t> order;
+  for (size_t i = 0; i < owners.size(); ++i) {
+    if (owners[i] == rank) order.push_back(i);
+  }
+  for (size_t i = owners.size(); i-- > 0;) {
+    if (owners[i] != rank) order.push_back(i);
+  }
+  return order;
 }
 
 }  // namespace deepnet

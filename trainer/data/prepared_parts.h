@@ -18,6 +18,7 @@
 
 namespace deepnet {
 
+inline constexpr char kClaimEnd[] = ".claim";  // of a file's name
 inline constexpr char kPartsFile[] = "parts.textproto";
 
 // Returns the hash of a list of texts, which are what decides a part.
@@ -33,6 +34,10 @@ class PartStore {
 
   // Keeps a part whose files are in the folder and durable. Atomic.
   absl::Status Keep(std::string_view name, const PreparedPart& part) const;
+
+  // Returns true to one of all callers on all ranks, the first: the part is its to make. A claim
+  // lasts until its file is removed (kClaimEnd).
+  absl::StatusOr<bool> Claim(std::string_view name) const;
 
   std::string Path(std::string_view name) const;
 
@@ -52,5 +57,9 @@ std::map<uint64_t, EarlierPart> ReadEarlierParts(const std::string& folder);
 // Deals pieces of work of these costs to ranks: the largest first, each to the rank that has least.
 // Returns the rank of each.
 std::vector<int> Deal(std::span<const int64_t> costs, int num_ranks);
+
+// Returns in which order `rank` tries to claim pieces that were dealt to `owners`: its own, then
+// those of others from the last one on, which they come to last.
+std::vector<size_t> ClaimOrder(const std::vector<int>& owners, int rank);
 
 }  // namespace deepnet

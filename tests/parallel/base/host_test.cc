@@ -1,8 +1,11 @@
 #include "parallel/base/host.h"
 
+#include <sched.h>
+
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -103,6 +106,24 @@ constexpr int64_t kBlock = 64 << 20;
 // Bytes that the rest of the process may give back or take meanwhile; the kernel's counters lag
 // too.
 constexpr int64_t kSlack = 8 << 20;
+
+TEST(BorrowedCores, AreGivenBack) {
+  const std::string all = UsableCoreList();
+  const std::string one = all.substr(0, all.find(','));
+  std::thread([&] {
+    const BorrowedCores bound_to_none(std::vector<std::string>{});
+    EXPECT_EQ(UsableCoreList(), all);
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(std::stoi(one), &set);
+    ASSERT_EQ(sched_setaffinity(0, sizeof(set), &set), 0);
+    {
+      const BorrowedCores borrowed(std::vector<std::string>{one, all, "no core"});
+      EXPECT_EQ(UsableCoreList(), all);
+    }
+    EXPECT_EQ(UsableCoreList(), one);
+  }).join();
+}
 
 TEST(ProcessMemory, CountsMemoryThatIsWritten) {
   const int64_t before = testing::ResidentBytes();

@@ -1,24 +1,29 @@
 // Prepare() on ranks, which are threads here, and its finished parts: in blocks of 64 lines, so
 // that small texts have several.
 #include <array>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <mutex>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
+#include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/verify_corpus.h"
 #include "tests/trainer/data/prepared_corpus.h"
 #include "tests/trainer/data/temp_folder.h"
 #include "trainer/data/corpus.h"
+#include "trainer/data/prepare_plan.h"
 #include "trainer/data/prepared_parts.h"
 #include "trainer/data/sample_log.h"
 
@@ -27,6 +32,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::AllOf;
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -123,6 +129,28 @@ TEST(PrepareOnRanks, TablesAreDealtToo) {
   const Outcome three = PrepareOn(3, folder, spec, "three");
   ASSERT_TRUE(three.status.ok()) << three.status;
   ExpectSameFiles(folder, "one", "three");
+}
+
+TEST(PreparePlan, IsBoundByTheLargestPairAndSharesTheRest) {
+  const std::vector<int64_t> bytes = {6'000'000'000, 1'000'000'000, 1'000'000'000};
+  const PreparePlan one = PlanPreparation(bytes, 1, 1);
+  const PreparePlan four = PlanPreparation(bytes, 4, 1);
+  EXPECT_DOUBLE_EQ(one.text_bytes, 8e9);
+  EXPECT_DOUBLE_EQ(four.encode_seconds, one.encode_seconds / 4);
+  EXPECT_DOUBLE_EQ(four.scan_seconds, one.scan_seconds * 6 / 8);
+  EXPECT_DOUBLE_EQ(four.assemble_seconds, one.assemble_seconds * 6 / 8);
+  EXPECT_DOUBLE_EQ(PlanPreparation(bytes, 2, 2).encode_seconds, four.encode_seconds);
+}
+
+TEST(PrepareOnRanks, ADryRunSaysThePlanAndWritesNothing) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  std::string progress;
+  const auto say = [&](std::string_view line) { progress.append(line).append("\n"); };
+  ASSERT_TRUE(Prepare(PrepareSpecOf(kSpec), "out", folder.path(), say, {.dry_run = true}).ok());
+  EXPECT_THAT(progress, AllOf(HasSubstr("planned: "), HasSubstr("3 language pairs"),
+                              HasSubstr("on 64 ranks of a thread: ")));
+  EXPECT_FALSE(fs::exists(folder.Path("out.tmp")) || fs::exists(folder.Path("out")));
 }
 
 TEST(PrepareOnRanks, AnErrorOfOneRankNamesFileAndLine) {
@@ -259,6 +287,59 @@ TEST(PreparedParts, ACorpusBetweenItsTwoRenamingsIsFound) {
   fs::rename(folder.Path("out"), folder.Path("out.old"));
   const Outcome again = PrepareOn(1, folder, kSpec, "out");
   EXPECT_TRUE(again.report.reused()) << again.status;
+}
+
+TEST(PreparedParts, AreClaimedByOneRankEach) {
+  const TempFolder folder;
+  const PartStore parts(folder.path());
+  std::array<int, 40> claims = {};  // of each part
+  std::mutex mutex;
+  const auto claim = [&](Communicator&) -> absl::Status {
+    for (size_t i = 0; i < claims.size(); ++i) {
+      ASSIGN_OR_RETURN(const bool is_mine, parts.Claim(absl::StrCat(i)));
+      const std::lock_guard lock(mutex);
+      claims[i] += is_mine ? 1 : 0;
+    }
+    return absl::OkStatus();
+  };
+  EXPECT_TRUE(FirstError(RunRanks(4, claim)).ok());
+  EXPECT_THAT(claims, Each(1));
+  EXPECT_FALSE(PartStore(folder.Path("none")).Claim("0").ok());
+}
+
+TEST(PreparedParts, AreTakenFromARankThatIsSlow) {
+  const TempFolder folder;
+  WriteLongOpus(folder, 4);
+  ASSERT_TRUE(PrepareOn(1, folder, kSpec, "one").status.ok());
+  const auto num_claimed = [&] {
+    int claimed = 0;
+    for (const auto& entry : fs::directory_iterator(folder.Path("out.tmp/scratch"))) {
+      claimed += entry.path().extension() == kClaimEnd ? 1 : 0;
+    }
+    return claimed;
+  };
+  // Rank 0 does nothing more after its first block until rank 1 has begun all others.
+  int claimed = 0;
+  const auto say = [&](std::string_view line) {
+    if (line.find("encoded ") == line.npos || claimed > 0) return;
+    for (const double end = SecondsNow() + 60.0; claimed < 12 && SecondsNow() < end;) {
+      claimed = num_claimed();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));  // leaves rank 1 the core
+    }
+  };
+  const absl::Status status = FirstError(RunRanks(2, [&](Communicator& world) {
+    return Prepare(PrepareSpecOf(kSpec), "out", folder.path(), say,
+                   {.world = &world, .block_lines = 64})
+        .status();
+  }));
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_EQ(claimed, 12);
+  ExpectSameFiles(folder, "one", "out");
+}
+
+TEST(PreparedParts, AreTriedInTheOrderOfTheirRankThenFromTheEnd) {
+  EXPECT_THAT(ClaimOrder({0, 1, 0, 2, 1}, 1), ElementsAre(1, 4, 3, 2, 0));
+  EXPECT_THAT(ClaimOrder({}, 1), ElementsAre());
 }
 
 TEST(PreparedParts, AreDealtLargestFirstToWhoHasLeast) {

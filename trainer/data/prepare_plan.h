@@ -1,0 +1,24 @@
+// How long a preparation will take, by rates that were measured, for ranks of one kind.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+namespace deepnet {
+
+struct PreparePlan {
+  double text_bytes = 0.0;   // of training text, both sides
+  double shard_bytes = 0.0;  // on disk
+  // What the slowest rank is busy with; learning a tokenizer is not in it.
+  double scan_seconds = 0.0;      // first reading: a language pair is read by one rank
+  double encode_seconds = 0.0;    // second reading, shared evenly
+  double assemble_seconds = 0.0;  // a shard is written by one rank
+
+  double Seconds() const { return scan_seconds + encode_seconds + assemble_seconds; }
+};
+
+// `pair_bytes` has the bytes of training text of each language pair.
+PreparePlan PlanPreparation(std::span<const int64_t> pair_bytes, int num_ranks,
+                            int threads_per_rank);
+
+}  // namespace deepnet
