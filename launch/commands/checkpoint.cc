@@ -10,14 +10,18 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 
 #include "launch/commands/checkpoint_tools.h"
 #include "launch/commands/commands.h"
 #include "launch/defaults.h"
 #include "launch/flags.h"
+#include "launch/job.h"
 #include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/comm/agreement.h"
 #include "trainer/checkpoint/retention.h"
 #include "trainer/checkpoint/tools/inspect.h"
 #include "trainer/checkpoint/tools/rewrite.h"
@@ -98,16 +102,32 @@ std::unique_ptr<FileSystem> OutputFileSystem(const CommandLine& line) {
 
 constexpr int64_t kMaxFiles = 99999;  // five digits in a file's name
 
-absl::Status RunReshard(const CommandLine& line) {
-  ASSIGN_OR_RETURN(const std::unique_ptr<Tool> tool, StartTool(line, "CHECKPOINT"));
-  ASSIGN_OR_RETURN(const int64_t files, IntegerFrom(line, "files", 1, kMaxFiles));
+// Returns the checkpoint that the first positional word means.
+absl::StatusOr<std::vector<std::string>> ChooseOne(const Tool& tool) {
+  ASSIGN_OR_RETURN(std::string folder, ChooseCheckpoint(*tool.fs, tool.paths[0], tool.options));
+  return std::vector<std::string>{std::move(folder)};
+}
+
+absl::StatusOr<std::vector<std::string>> ChooseForReshard(const CommandLine& line,
+                                                          const Tool& tool) {
+  RETURN_IF_ERROR(IntegerFrom(line, "files", 1, kMaxFiles).status());
+  RETURN_IF_ERROR(OutputFolder(line).status());
+  return ChooseOne(tool);
+}
+
+absl::Status Reshard(const CommandLine& line, const Tool& tool,
+                     const std::vector<std::string>& folders) {
   ASSIGN_OR_RETURN(const std::string output, OutputFolder(line));
   const std::unique_ptr<FileSystem> fs = OutputFileSystem(line);
-  ASSIGN_OR_RETURN(const std::string folder, ChooseCheckpoint(*fs, tool->paths[0], tool->options));
   ASSIGN_OR_RETURN(const std::string written,
-                   ReshardCheckpoint(*fs, folder, static_cast<int>(files), output, tool->options));
+                   ReshardCheckpoint(*fs, folders[0], static_cast<int>(line.flags.Integer("files")),
+                                     output, tool.options));
   line.out << written << "\n";
   return absl::OkStatus();
+}
+
+absl::Status RunReshard(const CommandLine& line) {
+  return RunOnRanks(line, {"CHECKPOINT", ChooseForReshard, Reshard});
 }
 
 Command ReshardCommand() {
@@ -168,16 +188,24 @@ absl::StatusOr<std::vector<std::string>> FoldersOf(const CommandLine& line, cons
   return folders;
 }
 
-absl::Status RunAverage(const CommandLine& line) {
-  ASSIGN_OR_RETURN(const std::unique_ptr<Tool> tool,
-                   StartTool(line, "RUN, or several CHECKPOINTs"));
+absl::StatusOr<std::vector<std::string>> ChooseForAverage(const CommandLine& line,
+                                                          const Tool& tool) {
+  RETURN_IF_ERROR(OutputFolder(line).status());
+  return FoldersOf(line, tool);
+}
+
+absl::Status Average(const CommandLine& line, const Tool& tool,
+                     const std::vector<std::string>& folders) {
   ASSIGN_OR_RETURN(const std::string output, OutputFolder(line));
-  ASSIGN_OR_RETURN(const std::vector<std::string> folders, FoldersOf(line, *tool));
   const std::unique_ptr<FileSystem> fs = OutputFileSystem(line);
   ASSIGN_OR_RETURN(const std::string written,
-                   AverageCheckpoints(*fs, folders, output, tool->options));
+                   AverageCheckpoints(*fs, folders, output, tool.options));
   line.out << written << "\n";
   return absl::OkStatus();
+}
+
+absl::Status RunAverage(const CommandLine& line) {
+  return RunOnRanks(line, {"RUN, or several CHECKPOINTs", ChooseForAverage, Average});
 }
 
 Command AverageCommand() {
@@ -201,19 +229,29 @@ Command AverageCommand() {
       .run = RunAverage};
 }
 
-absl::Status RunExport(const CommandLine& line) {
-  ASSIGN_OR_RETURN(const std::unique_ptr<Tool> tool, StartTool(line, "CHECKPOINT"));
-  ExportOptions options{.tool = tool->options};
+absl::StatusOr<std::vector<std::string>> ChooseForExport(const CommandLine& line,
+                                                         const Tool& tool) {
+  RETURN_IF_ERROR(SizeFlag(line, "max-shard-size").status());
+  RETURN_IF_ERROR(OutputFolder(line).status());
+  return ChooseOne(tool);
+}
+
+absl::Status Export(const CommandLine& line, const Tool& tool,
+                    const std::vector<std::string>& folders) {
+  ExportOptions options{.tool = tool.options};
   if (line.flags.Text("format") == "marian") options.format = ExportFormat::kMarian;
   if (line.flags.Text("dtype") == "bfloat16") options.layout.type = FloatType::kBfloat16;
   ASSIGN_OR_RETURN(options.layout.max_shard_bytes, SizeFlag(line, "max-shard-size"));
   ASSIGN_OR_RETURN(const std::string output, OutputFolder(line));
-  ASSIGN_OR_RETURN(const std::string folder,
-                   ChooseCheckpoint(*tool->fs, tool->paths[0], tool->options));
-  ASSIGN_OR_RETURN(const ExportReport report, ExportCheckpoint(*tool->fs, folder, output, options));
+  ASSIGN_OR_RETURN(const ExportReport report,
+                   ExportCheckpoint(*tool.fs, folders[0], output, options));
   for (const std::string& statement : report.statements) line.err << statement << "\n";
   line.out << output << "\n";
   return absl::OkStatus();
+}
+
+absl::Status RunExport(const CommandLine& line) {
+  return RunOnRanks(line, {"CHECKPOINT", ChooseForExport, Export});
 }
 
 Command ExportCommand() {
@@ -363,6 +401,31 @@ absl::StatusOr<std::unique_ptr<Tool>> StartTool(const CommandLine& line, const s
                               " --help` says more"));
 }
 
+absl::Status RunOnRanks(const CommandLine& line, const SharedTool& shared) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<Job> job, JoinJob());
+  Communicator& world = job->world();
+  const bool is_first = world.rank() == 0;
+  std::ostream nothing(nullptr);
+  const CommandLine own = {line.command,
+                           line.flags,
+                           line.in,
+                           is_first ? line.out : nothing,
+                           is_first ? line.err : nothing,
+                           line.has_cuda};
+  const auto run = [&]() -> absl::Status {
+    const absl::StatusOr<std::unique_ptr<Tool>> tool = StartTool(own, shared.what);
+    RETURN_IF_ERROR(AgreeOnStatus(world, tool.status()));
+    const absl::StatusOr<std::vector<std::string>> chosen = shared.choose(own, **tool);
+    RETURN_IF_ERROR(AgreeOnStatus(world, chosen.status()));
+    const std::string separator(1, '\0');  // in no path
+    ASSIGN_OR_RETURN(const std::string folders,
+                     BroadcastText(world, absl::StrJoin(*chosen, separator), 0));
+    (*tool)->options.world = &world;
+    return shared.run(own, **tool, absl::StrSplit(folders, separator));
+  };
+  return LeaveJob(world, run());
+}
+
 Command MakeCheckpointCommand() {
   std::vector<Command> subcommands = CheckpointReaders();
   for (const auto make :
@@ -374,7 +437,9 @@ Command MakeCheckpointCommand() {
           .description =
               "Where a CHECKPOINT is asked for, a checkpoint folder, a pointer file such as "
               "runs/a/best-bleu, or a run folder will do; of a run folder, its newest checkpoint. "
-              "Memory is bounded by --memory, however large the checkpoint is.",
+              "Memory is bounded by --memory, however large the checkpoint is.\n"
+              "`mpirun -n R deepnet checkpoint verify|reshard|average|export ...` shares the work "
+              "between R ranks that see one file system; the output is the same to the byte.",
           .subcommands = std::move(subcommands)};
 }
 

@@ -19,6 +19,7 @@
 #include "parallel/base/exit_code.h"
 #include "parallel/base/json.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/comm/agreement.h"
 #include "trainer/checkpoint/format.h"
 #include "trainer/checkpoint/tools/inspect.h"
 #include "trainer/checkpoint/tools/tensor_reader.h"
@@ -367,7 +368,7 @@ std::string Json(const Verdict& verdict) {
 }
 
 // The checkpoint that the path means, or all of a run folder but unfinished ones.
-absl::StatusOr<std::vector<std::string>> FoldersOf(const Tool& tool) {
+absl::StatusOr<std::vector<std::string>> ChooseForVerify(const CommandLine&, const Tool& tool) {
   FileSystem& fs = *tool.fs;
   const std::string& path = tool.paths[0];
   ASSIGN_OR_RETURN(const bool is_checkpoint, fs.Exists(JoinPath(path, kManifestFile)));
@@ -383,20 +384,24 @@ absl::StatusOr<std::vector<std::string>> FoldersOf(const Tool& tool) {
   return std::vector<std::string>{std::move(folder)};
 }
 
-absl::Status RunVerify(const CommandLine& line) {
-  ASSIGN_OR_RETURN(const std::unique_ptr<Tool> tool, StartTool(line, "CHECKPOINT"));
-  ASSIGN_OR_RETURN(const std::vector<std::string> folders, FoldersOf(*tool));
+absl::Status Verify(const CommandLine& line, const Tool& tool,
+                    const std::vector<std::string>& folders) {
   const bool json = line.flags.Switch("json");
   bool all_intact = true;
   line.out << (json ? "{\"checkpoints\": [" : "");
   for (size_t i = 0; i < folders.size(); ++i) {
-    const Verdict verdict{folders[i], VerifyCheckpoint(*tool->fs, folders[i], tool->options)};
+    const Verdict verdict{folders[i], VerifyCheckpoint(*tool.fs, folders[i], tool.options)};
     if (absl::IsResourceExhausted(verdict.report.status())) return verdict.report.status();
     all_intact = all_intact && verdict.intact();
     line.out << (json ? absl::StrCat(i == 0 ? "\n  " : ",\n  ", Json(verdict)) : Text(verdict));
   }
   line.out << (json ? absl::StrCat("],\n \"intact\": ", all_intact ? "true" : "false", "}\n") : "");
-  return all_intact ? absl::OkStatus() : EndWith(ExitCode::kCheckpoint);
+  return AgreeOnStatus(*tool.options.world,
+                       all_intact ? absl::OkStatus() : EndWith(ExitCode::kCheckpoint));
+}
+
+absl::Status RunVerify(const CommandLine& line) {
+  return RunOnRanks(line, {"CHECKPOINT", ChooseForVerify, Verify});
 }
 
 Command VerifyCommand() {

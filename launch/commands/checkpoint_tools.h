@@ -2,6 +2,7 @@
 // checkpoint_read.cc, the others in checkpoint.cc.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -27,6 +28,21 @@ struct Tool {
 // `least` positional words; `what` names them.
 absl::StatusOr<std::unique_ptr<Tool>> StartTool(const CommandLine& line, const std::string& what,
                                                 size_t least = 1);
+
+// A tool that ranks share. `choose` checks all flags and returns the checkpoints that are meant;
+// then `run` is called with those of rank 0, and with the ranks in the Tool's options. Only rank 0
+// prints anything. `run` returns the same on every rank.
+struct SharedTool {
+  std::string what;  // the positional words
+  std::function<absl::StatusOr<std::vector<std::string>>(const CommandLine& line, const Tool& tool)>
+      choose;
+  std::function<absl::Status(const CommandLine& line, const Tool& tool,
+                             const std::vector<std::string>& folders)>
+      run;
+};
+
+// Joins the job that this process was started for and runs the tool on its ranks.
+absl::Status RunOnRanks(const CommandLine& line, const SharedTool& shared);
 
 // --memory.
 Flag MemoryFlag();

@@ -21,7 +21,7 @@ ALLOWED = {
     "trainer/model": ["trainer/kernels", "trainer/data/microbatch.h"] + PARALLEL,
     "trainer/data": ["parallel/comm"] + BASE,
     "trainer/optim": ["trainer/kernels", "trainer/model/parameters.h"] + PARALLEL,
-    "trainer/checkpoint": ["parallel/plan"] + BASE,
+    "trainer/checkpoint": ["parallel/comm", "parallel/plan"] + BASE,
     "trainer/decode": ["trainer/model", "trainer/data", "trainer/kernels/native/sampling.h"]
     + ["parallel/comm", "parallel/plan"]
     + BASE,

@@ -8,6 +8,8 @@
 #include "absl/strings/str_split.h"
 
 #include "parallel/base/status_macros.h"
+#include "parallel/comm/agreement.h"
+#include "parallel/comm/communicator.h"
 #include "trainer/checkpoint/format.h"
 #include "trainer/checkpoint/tools/spread_writer.h"
 #include "trainer/checkpoint/tools/tensor_reader.h"
@@ -107,18 +109,23 @@ std::vector<std::string> Statements(const Manifest& manifest, const ExportOption
   return statements;
 }
 
-}  // namespace
+// What is read of a checkpoint to export it.
+struct Export {
+  std::unique_ptr<TensorReader> reader;
+  std::string model_bytes = {};  // of the tokenizer
+  std::unique_ptr<Vocabulary> vocabulary = nullptr;
+  Package package = {};
+};
 
-absl::StatusOr<ExportReport> ExportCheckpoint(FileSystem& fs, const std::string& checkpoint_folder,
-                                              const std::string& output,
-                                              const ExportOptions& options) {
+absl::StatusOr<Export> OpenExport(FileSystem& fs, const std::string& checkpoint_folder,
+                                  const std::string& output, const ExportOptions& options) {
   RETURN_IF_ERROR(CheckOutputFolder(fs, output, /*may_be_left_over=*/false));
-  ASSIGN_OR_RETURN(const std::unique_ptr<TensorReader> reader,
-                   TensorReader::Open(fs, checkpoint_folder, options.tool));
-  TensorReader* const alone[] = {reader.get()};
+  Export opened;
+  ASSIGN_OR_RETURN(opened.reader, TensorReader::Open(fs, checkpoint_folder, options.tool));
+  TensorReader* const alone[] = {opened.reader.get()};
   RETURN_IF_ERROR(
       ShareMemory(alone, kWriteManifestFactor, kSafetensorsWriteBytes, options.tool, "exporting"));
-  const Manifest& manifest = reader->manifest();
+  const Manifest& manifest = opened.reader->manifest();
   if (manifest.run().model().residual() == RESIDUAL_UNSPECIFIED) {
     return CheckpointRefused(
         absl::StrCat("'", checkpoint_folder, "' does not say what its model is"));
@@ -126,35 +133,60 @@ absl::StatusOr<ExportReport> ExportCheckpoint(FileSystem& fs, const std::string&
   RETURN_IF_ERROR(CheckRowsAreIndependent(manifest.run().model()));
   RETURN_IF_ERROR(CheckTranslates(manifest.run().model(), "checkpoint export"));
   if (options.format == ExportFormat::kMarian) RETURN_IF_ERROR(CheckMarian(manifest.run().model()));
-  std::string model_bytes;
-  ASSIGN_OR_RETURN(const Vocabulary vocabulary,
-                   ReadVocabulary(fs, ParentFolder(checkpoint_folder), manifest, &model_bytes));
-  ASSIGN_OR_RETURN(const Package package, MakePackage(options, vocabulary, *reader));
+  ASSIGN_OR_RETURN(Vocabulary vocabulary, ReadVocabulary(fs, ParentFolder(checkpoint_folder),
+                                                         manifest, &opened.model_bytes));
+  opened.vocabulary = std::make_unique<Vocabulary>(std::move(vocabulary));
+  ASSIGN_OR_RETURN(opened.package, MakePackage(options, *opened.vocabulary, *opened.reader));
+  return opened;
+}
 
+// Makes `folder` anew, with everything but the weights.
+absl::Status BeginFolder(FileSystem& fs, const std::string& folder, const Export& it) {
+  ASSIGN_OR_RETURN(const bool left, fs.Exists(folder));
+  if (left) RETURN_IF_ERROR(DeleteTree(fs, folder));
+  RETURN_IF_ERROR(fs.MakeFolder(folder));
+  const HfConfig& config = it.package.config;
+  RETURN_IF_ERROR(ReplaceFile(fs, JoinPath(folder, kConfigFile), HfConfigJson(config)));
+  RETURN_IF_ERROR(ReplaceFile(fs, JoinPath(folder, "generation_config.json"),
+                              GenerationJson(config, it.reader->manifest().run().decode(),
+                                             *it.vocabulary, it.package.ids)));
+  return WriteHfTokenizer(fs, folder, it.model_bytes, *it.vocabulary, it.package.ids,
+                          config.max_position_embeddings());
+}
+
+absl::Status PublishFolder(FileSystem& fs, const std::string& temporary,
+                           const std::string& output) {
+  RETURN_IF_ERROR(fs.SyncFolder(temporary));
+  RETURN_IF_ERROR(fs.Rename(temporary, output));
+  return fs.SyncFolder(ParentFolder(output));
+}
+
+}  // namespace
+
+absl::StatusOr<ExportReport> ExportCheckpoint(FileSystem& fs, const std::string& checkpoint_folder,
+                                              const std::string& output,
+                                              const ExportOptions& options) {
+  SelfCommunicator alone;
+  Communicator& world = options.tool.world != nullptr ? *options.tool.world : alone;
+  const bool is_first = world.rank() == 0;
+  const absl::StatusOr<Export> opened = OpenExport(fs, checkpoint_folder, output, options);
+  RETURN_IF_ERROR(AgreeOnStatus(world, opened.status()));
   const std::string temporary = absl::StrCat(output, kTemporarySuffix);
+  const auto agree = [&](const absl::Status& mine) {
+    return AgreeOnStatus(world, CheckpointError(mine, absl::StrCat("writing '", output, "'")));
+  };
   const auto write = [&]() -> absl::Status {
-    ASSIGN_OR_RETURN(const bool left, fs.Exists(temporary));
-    if (left) RETURN_IF_ERROR(DeleteTree(fs, temporary));
-    RETURN_IF_ERROR(fs.MakeFolder(temporary));
-    RETURN_IF_ERROR(
-        ReplaceFile(fs, JoinPath(temporary, kConfigFile), HfConfigJson(package.config)));
-    RETURN_IF_ERROR(ReplaceFile(
-        fs, JoinPath(temporary, "generation_config.json"),
-        GenerationJson(package.config, manifest.run().decode(), vocabulary, package.ids)));
-    RETURN_IF_ERROR(WriteHfTokenizer(fs, temporary, model_bytes, vocabulary, package.ids,
-                                     package.config.max_position_embeddings()));
-    RETURN_IF_ERROR(
-        WriteSafetensors(fs, temporary, package.tensors, options.layout, options.tool.progress));
-    RETURN_IF_ERROR(fs.SyncFolder(temporary));
-    RETURN_IF_ERROR(fs.Rename(temporary, output));
-    return fs.SyncFolder(ParentFolder(output));
+    RETURN_IF_ERROR(agree(is_first ? BeginFolder(fs, temporary, *opened) : absl::OkStatus()));
+    RETURN_IF_ERROR(agree(
+        WriteSafetensors(fs, temporary, opened->package.tensors, options.layout, options.tool)));
+    return agree(is_first ? PublishFolder(fs, temporary, output) : absl::OkStatus());
   };
   const absl::Status written = write();
   if (!written.ok()) {
-    DeleteTree(fs, temporary).IgnoreError();
-    return CheckpointError(written, absl::StrCat("writing '", output, "'"));
+    if (is_first) DeleteTree(fs, temporary).IgnoreError();
+    return written;
   }
-  return ExportReport{.statements = Statements(manifest, options)};
+  return ExportReport{.statements = Statements(opened->reader->manifest(), options)};
 }
 
 }  // namespace deepnet

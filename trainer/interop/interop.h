@@ -32,9 +32,9 @@ struct ExportReport {
 };
 
 // Writes `output`, which does not exist or is an empty folder, by way of `output` + ".tmp": it
-// exists completely or not at all. The tokenizer is that of the run folder that holds
-// `checkpoint_folder`. Errors carry ExitCode::kCheckpoint; kBadConfig for the output folder,
-// kDoesNotFit for memory.
+// exists completely or not at all. The ranks of options.tool.world write a file of weights each.
+// The tokenizer is that of the run folder that holds `checkpoint_folder`. Errors carry
+// ExitCode::kCheckpoint; kBadConfig for the output folder, kDoesNotFit for memory.
 absl::StatusOr<ExportReport> ExportCheckpoint(FileSystem& fs, const std::string& checkpoint_folder,
                                               const std::string& output,
                                               const ExportOptions& options);

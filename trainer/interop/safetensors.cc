@@ -285,16 +285,20 @@ void ReadFloats(FloatType type, std::string_view bytes, std::span<float> values)
 
 absl::Status WriteSafetensors(FileSystem& fs, const std::string& folder,
                               std::span<const OutgoingTensor> tensors,
-                              const SafetensorsLayout& layout, const ToolProgress& progress) {
+                              const SafetensorsLayout& layout, const ToolOptions& options) {
   const std::vector<Shard> shards = CutIntoShards(tensors, layout);
-  const int64_t total = ElementBytes(tensors, layout.type);
-  int64_t done = 0;
-  const auto written = [&](int64_t bytes) { progress(done += bytes, total); };
-  for (size_t i = 0; i < shards.size(); ++i) {
+  const size_t rank = options.world == nullptr ? 0 : static_cast<size_t>(options.world->rank());
+  const size_t ranks = options.world == nullptr ? 1 : static_cast<size_t>(options.world->size());
+  int64_t done = 0, total = 0;
+  const auto written = [&](int64_t bytes) { options.progress(done += bytes, total); };
+  for (size_t i = rank; i < shards.size(); i += ranks) {
+    total += ElementBytes(shards[i], layout.type);
+  }
+  for (size_t i = rank; i < shards.size(); i += ranks) {
     RETURN_IF_ERROR(WriteShardFile(fs, JoinPath(folder, FileName(i, shards.size())), shards[i],
                                    layout.type, written));
   }
-  if (shards.size() == 1) return absl::OkStatus();
+  if (shards.size() == 1 || rank > 0) return absl::OkStatus();
   return ReplaceFile(fs, JoinPath(folder, kIndexFile), Index(shards, layout.type));
 }
 

@@ -68,9 +68,10 @@ inline constexpr int64_t kSafetensorsWriteBytes = int64_t{4} << 20;
 
 // Writes model.safetensors into `folder`, which exists, or model-00001-of-00003.safetensors and so
 // on with model.safetensors.index.json. Files are durable when this returns, their names are not.
+// Rank 0 of options.world writes the index; files are dealt to all ranks in turn.
 absl::Status WriteSafetensors(FileSystem& fs, const std::string& folder,
                               std::span<const OutgoingTensor> tensors,
-                              const SafetensorsLayout& layout, const ToolProgress& progress);
+                              const SafetensorsLayout& layout, const ToolOptions& options);
 
 // A tensor of a safetensors file.
 struct IncomingTensor {

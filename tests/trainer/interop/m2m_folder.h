@@ -83,7 +83,7 @@ class M2mFolder {
     if (*files_.Exists(file)) {
       ASSERT_TRUE(files_.Delete(file).ok());
     }
-    ASSERT_TRUE(WriteSafetensors(files_, folder_, tensors, {}, ToolOptions().progress).ok());
+    ASSERT_TRUE(WriteSafetensors(files_, folder_, tensors, {}, {}).ok());
   }
 
   // Values of the embedding.

@@ -96,7 +96,7 @@ TEST(Safetensors, OneFileHasTheBytesOfTheFormat) {
   MemoryFileSystem fs;
   ASSERT_TRUE(fs.MakeFolder("f").ok());
   const std::vector<OutgoingTensor> tensors = {Counting("a", {2, 1}, 1.0f)};
-  ASSERT_TRUE(WriteSafetensors(fs, "f", tensors, {}, ToolOptions().progress).ok());
+  ASSERT_TRUE(WriteSafetensors(fs, "f", tensors, {}, {}).ok());
   std::string header =
       R"({"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]}})";
   header.resize((header.size() + 7) / 8 * 8, ' ');
@@ -111,8 +111,7 @@ TEST(Safetensors, AShardEndsWhereTheNextTensorWouldBeTooMuch) {
   const std::vector<OutgoingTensor> tensors = {Counting("a", {4}, 0.0f), Counting("b", {6}, 10.0f),
                                                Counting("c", {11}, 20.0f),
                                                Counting("d", {1}, 40.f)};
-  ASSERT_TRUE(
-      WriteSafetensors(fs, "f", tensors, {.max_shard_bytes = 40}, ToolOptions().progress).ok());
+  ASSERT_TRUE(WriteSafetensors(fs, "f", tensors, {.max_shard_bytes = 40}, {}).ok());
   EXPECT_THAT(*fs.List("f"),
               ElementsAre("model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors",
                           "model-00003-of-00003.safetensors", "model.safetensors.index.json"));

@@ -8,7 +8,10 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
+#include "parallel/base/check.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/comm/agreement.h"
+#include "parallel/comm/communicator.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/format.h"
 #include "trainer/checkpoint/tools/tensor_reader.h"
@@ -97,33 +100,96 @@ void AddMark(FileSystem& fs, const std::string& run_folder, const std::string& p
       absl::StrCat("'", pointer, "' names ", CheckpointName(*step), ", which is not there"));
 }
 
+// Blocks [begin, end) of a file.
+struct FileBlocks {
+  int file = 0;  // index in Manifest.files
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+// Returns the blocks that this rank reads: of all blocks in a row, ranks have about equally many.
+std::vector<FileBlocks> ShareOf(const Communicator& world, const Manifest& manifest,
+                                int64_t num_blocks) {
+  const int64_t begin = num_blocks * world.rank() / world.size();
+  const int64_t end = num_blocks * (world.rank() + 1) / world.size();
+  std::vector<FileBlocks> share;
+  int64_t first = 0;  // of the file, in the row
+  for (int i = 0; i < manifest.files_size(); ++i) {
+    const int64_t count = manifest.files(i).block_crc32c_size();
+    const FileBlocks mine = {i, std::max<int64_t>(begin - first, 0), std::min(end - first, count)};
+    if (mine.begin < mine.end) share.push_back(mine);
+    first += count;
+  }
+  return share;
+}
+
+// Compares blocks with their checksums. Those of a file of another size are read all the same,
+// unless it is missing.
+DamagedBlocks ReadBlocks(FileSystem& fs, const std::string& folder, const Manifest& manifest,
+                         const std::vector<FileBlocks>& share, const ToolOptions& options) {
+  DamagedBlocks damaged;
+  int64_t done = 0, total = 0;  // bytes
+  const auto reader_of = [&](int file) {
+    const ShardFile& it = manifest.files(file);
+    return BlockReader(fs, JoinPath(folder, it.file()), it, manifest.block_bytes());
+  };
+  for (const FileBlocks& part : share) {
+    const BlockReader reader = reader_of(part.file);
+    total += reader.End(part.end - 1) - reader.Begin(part.begin);
+  }
+  for (const FileBlocks& part : share) {
+    BlockReader reader = reader_of(part.file);
+    if (!fs.Size(JoinPath(folder, manifest.files(part.file).file())).ok()) continue;
+    for (int64_t block = part.begin; block < part.end; ++block) {
+      const absl::Status status = reader.Read(block);
+      options.progress(done += reader.End(block) - reader.Begin(block), total);
+      if (status.ok()) continue;
+      DamagedBlock& found = *damaged.add_blocks();
+      found.set_file(part.file);
+      found.set_block(block);
+      found.set_text(std::string(status.message()));
+    }
+  }
+  return damaged;
+}
+
 }  // namespace
 
 absl::StatusOr<VerifyReport> VerifyCheckpoint(FileSystem& fs, const std::string& checkpoint_folder,
                                               const ToolOptions& options) {
-  ASSIGN_OR_RETURN(const Manifest manifest, ReadManifestWithin(fs, checkpoint_folder, options));
+  SelfCommunicator alone;
+  Communicator& world = options.world != nullptr ? *options.world : alone;
+  const absl::StatusOr<Manifest> read = ReadManifestWithin(fs, checkpoint_folder, options);
+  RETURN_IF_ERROR(AgreeOnStatus(world, read.status()));
+  const Manifest& manifest = *read;
   VerifyReport report{.folder = checkpoint_folder,
                       .step = manifest.step(),
                       .files = manifest.files_size(),
                       .bytes = TensorBytes(manifest),
                       .tensors = static_cast<int64_t>(IndexTensors(manifest).size())};
-  int64_t done = 0;
-  for (const ShardFile& file : manifest.files()) {
+  for (const ShardFile& file : manifest.files()) report.blocks += file.block_crc32c_size();
+  const DamagedBlocks mine =
+      ReadBlocks(fs, checkpoint_folder, manifest, ShareOf(world, manifest, report.blocks), options);
+  ASSIGN_OR_RETURN(const std::vector<std::string> all,
+                   AllGatherText(world, mine.SerializeAsString()));
+  DamagedBlocks damaged;
+  for (const std::string& text : all) {
+    DEEPNET_CHECK(damaged.MergeFromString(text)) << "damaged blocks of a rank";
+  }
+  auto next = damaged.blocks().begin();
+  for (int i = 0; i < manifest.files_size(); ++i) {
+    const ShardFile& file = manifest.files(i);
     const std::string path = JoinPath(checkpoint_folder, file.file());
     BlockReader reader(fs, path, file, manifest.block_bytes());
-    report.blocks += reader.num_blocks();
-    const auto note = [&](int64_t block, int64_t begin, int64_t end, const absl::Status& status) {
-      if (status.ok()) return;
-      report.damage.push_back({file.file(), block, begin, end, std::string(status.message()),
-                               TensorsIn(file, begin, end)});
+    const auto note = [&](int64_t block, int64_t begin, int64_t end, absl::string_view text) {
+      report.damage.push_back(
+          {file.file(), block, begin, end, std::string(text), TensorsIn(file, begin, end)});
     };
-    // The blocks of a file of another size are verified all the same, unless it is missing.
-    const absl::StatusOr<int64_t> size = fs.Size(path);
-    note(-1, std::min(size.value_or(0), file.bytes()), file.bytes(), reader.CheckSize());
-    for (int64_t block = 0; size.ok() && block < reader.num_blocks(); ++block) {
-      note(block, reader.Begin(block), reader.End(block), reader.Read(block));
-      done += reader.End(block) - reader.Begin(block);
-      options.progress(done, report.bytes);
+    const absl::Status status = reader.CheckSize();
+    const int64_t size = std::min(fs.Size(path).value_or(0), file.bytes());
+    if (!status.ok()) note(-1, size, file.bytes(), status.message());
+    for (; next != damaged.blocks().end() && next->file() == i; ++next) {
+      note(next->block(), reader.Begin(next->block()), reader.End(next->block()), next->text());
     }
   }
   return report;

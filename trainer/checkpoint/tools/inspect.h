@@ -31,6 +31,7 @@ struct VerifyReport {
 };
 
 // Compares every byte of a checkpoint with its checksums, and finds all damage, not just the first.
+// The ranks of options.world have about equally many blocks each.
 // Fails only if the manifest itself cannot be used or `options.memory_bytes` is too little; damage
 // to tensors is in the report. Holds the manifest and 1 MiB.
 absl::StatusOr<VerifyReport> VerifyCheckpoint(FileSystem& fs, const std::string& checkpoint_folder,

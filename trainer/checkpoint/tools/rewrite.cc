@@ -1,6 +1,7 @@
 #include "trainer/checkpoint/tools/rewrite.h"
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <string_view>
 #include <tuple>
@@ -13,6 +14,8 @@
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/comm/agreement.h"
+#include "parallel/comm/communicator.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/format.h"
 #include "trainer/checkpoint/tools/spread_writer.h"
@@ -25,6 +28,13 @@ constexpr int64_t kPieceElements = int64_t{1} << 18;
 
 // Bytes of a piece: floats as read, their sums in double, their means.
 constexpr int64_t kPieceMemory = kPieceElements * (2 * sizeof(float) + sizeof(double));
+
+// Bytes of means that a rank makes in a turn: several blocks, because it reads those at both ends
+// that other ranks read, too.
+constexpr int64_t kMinTurnBytes = kPieceElements * kElementBytes;
+constexpr int64_t kMaxTurnBytes = int64_t{32} << 20;
+
+constexpr int kMeansTag = 0;
 
 using Readers = std::vector<std::unique_ptr<TensorReader>>;
 
@@ -100,16 +110,52 @@ Manifest MeanManifest(const Readers& readers) {
   return manifest;
 }
 
-// Writes the means of all weights, in the order of the first checkpoint.
-absl::Status WriteMeans(const Readers& readers, int64_t num_elements, SpreadWriter& writer,
-                        const ToolOptions& options) {
+using Tensors = std::vector<const StoredTensor*>;
+
+Tensors TensorsOf(const TensorReader& reader, bool weights_only) {
+  Tensors tensors;
+  for (const StoredTensor& tensor : reader.tensors()) {
+    if (!weights_only || IsWeight(tensor)) tensors.push_back(&tensor);
+  }
+  return tensors;
+}
+
+int64_t NumElements(const Tensors& tensors) {
+  int64_t elements = 0;
+  for (const StoredTensor* tensor : tensors) elements += tensor->num_elements;
+  return elements;
+}
+
+// Elements [begin, end) of tensors in a row.
+struct ElementRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+// Calls visit(tensor, first_element, num_elements) for the run of each tensor that is in the range.
+template <typename Visit>
+absl::Status ForEachRun(const Tensors& tensors, ElementRange range, const Visit& visit) {
+  int64_t at = 0;  // of the tensor, in the row
+  for (const StoredTensor* tensor : tensors) {
+    const int64_t first = std::max<int64_t>(range.begin - at, 0);
+    const int64_t end = std::min(range.end - at, tensor->num_elements);
+    if (first < end) RETURN_IF_ERROR(visit(*tensor, first, end - first));
+    at += tensor->num_elements;
+  }
+  return absl::OkStatus();
+}
+
+// Called with the bytes of tensors, in order.
+using Sink = std::function<absl::Status(const StoredTensor& tensor, std::string_view bytes)>;
+
+// Hands on the means of the weights in a range.
+absl::Status MakeMeans(const Readers& readers, const Tensors& tensors, ElementRange range,
+                       const Sink& sink) {
   std::vector<float> piece;
   std::vector<double> sum;
-  int64_t done = 0;
-  for (const StoredTensor& tensor : readers.front()->tensors()) {
-    if (!IsWeight(tensor)) continue;
-    for (int64_t at = 0; at < tensor.num_elements; at += kPieceElements) {
-      const size_t count = static_cast<size_t>(std::min(kPieceElements, tensor.num_elements - at));
+  const auto mean = [&](const StoredTensor& tensor, int64_t first, int64_t num) -> absl::Status {
+    for (int64_t at = first; at < first + num; at += kPieceElements) {
+      const size_t count = static_cast<size_t>(std::min(kPieceElements, first + num - at));
       piece.resize(count);
       sum.assign(count, 0.0);
       for (const std::unique_ptr<TensorReader>& reader : readers) {
@@ -118,36 +164,175 @@ absl::Status WriteMeans(const Readers& readers, int64_t num_elements, SpreadWrit
       }
       const double divisor = static_cast<double>(readers.size());
       for (size_t i = 0; i < count; ++i) piece[i] = static_cast<float>(sum[i] / divisor);
-      RETURN_IF_ERROR(writer.Append(
-          tensor, {reinterpret_cast<const char*>(piece.data()), count * sizeof(float)}));
+      RETURN_IF_ERROR(
+          sink(tensor, {reinterpret_cast<const char*>(piece.data()), count * sizeof(float)}));
     }
-    done += tensor.num_elements;
-    options.progress(done * kElementBytes, num_elements * kElementBytes);
-  }
-  return absl::OkStatus();
+    return absl::OkStatus();
+  };
+  return ForEachRun(tensors, range, mean);
 }
 
-int64_t NumElements(const TensorReader& reader, bool weights_only) {
-  int64_t elements = 0;
-  for (const StoredTensor& tensor : reader.tensors()) {
-    if (!weights_only || IsWeight(tensor)) elements += tensor.num_elements;
-  }
-  return elements;
+// Returns how many bytes of means a rank makes before rank 0 takes them.
+int64_t TurnBytes(const ToolOptions& options) {
+  const int64_t bytes = std::clamp(options.memory_bytes / 8, kMinTurnBytes, kMaxTurnBytes);
+  return bytes / kElementBytes * kElementBytes;
 }
 
-absl::Status CopyTensors(TensorReader& reader, SpreadWriter& writer, const ToolOptions& options) {
-  const int64_t total = NumElements(reader, /*weights_only=*/false) * kElementBytes;
+// Receives what other ranks have made of a range; `own` is what this rank has made.
+absl::StatusOr<std::string> Receive(Communicator& world, int rank, ElementRange range,
+                                    std::string own) {
+  if (rank == 0) return own;
+  own.resize(static_cast<size_t>((range.end - range.begin) * kElementBytes));
+  ASSIGN_OR_RETURN(const auto received, world.Receive(Buffer::Of(std::span(own)), rank, kMeansTag));
+  RETURN_IF_ERROR(received->Wait());
+  return own;
+}
+
+// Writes the bytes of the elements of a range.
+absl::Status AppendRange(const Tensors& tensors, ElementRange range, std::string_view bytes,
+                         SpreadWriter& writer) {
+  return ForEachRun(tensors, range, [&](const StoredTensor& tensor, int64_t, int64_t num) {
+    const std::string_view run = bytes.substr(0, static_cast<size_t>(num * kElementBytes));
+    bytes.remove_prefix(run.size());
+    return writer.Append(tensor, run);
+  });
+}
+
+// WriteMeans() where ranks take turns in making the means of TurnBytes(), and rank 0 writes them.
+// Returns the same on every rank.
+absl::Status WriteMeansInTurns(const Readers& readers, const Tensors& tensors, SpreadWriter& writer,
+                               Communicator& world, const ToolOptions& options) {
+  const int64_t all = NumElements(tensors), turn = TurnBytes(options) / kElementBytes;
+  absl::Status written;  // of rank 0
+  for (int64_t begin = 0; begin < all; begin += turn * world.size()) {
+    const auto range_of = [&](int rank) -> ElementRange {
+      return {std::min(all, begin + turn * rank), std::min(all, begin + turn * (rank + 1))};
+    };
+    std::string bytes;
+    const auto collect = [&](const StoredTensor&, std::string_view piece) {
+      bytes.append(piece);
+      return absl::OkStatus();
+    };
+    const absl::Status made = MakeMeans(readers, tensors, range_of(world.rank()), collect);
+    RETURN_IF_ERROR(AgreeOnStatus(world, written.ok() ? made : written));
+    if (world.rank() > 0 && !bytes.empty()) {
+      ASSIGN_OR_RETURN(const auto sent, world.Send(Buffer::Of(std::span(bytes)), 0, kMeansTag));
+      RETURN_IF_ERROR(sent->Wait());
+    }
+    for (int rank = 0; world.rank() == 0 && rank < world.size(); ++rank) {
+      const ElementRange range = range_of(rank);
+      if (range.begin == range.end) break;
+      ASSIGN_OR_RETURN(bytes, Receive(world, rank, range, std::move(bytes)));
+      if (written.ok()) written = AppendRange(tensors, range, bytes, writer);
+      options.progress(range.end * kElementBytes, all * kElementBytes);
+    }
+  }
+  return AgreeOnStatus(world, written);
+}
+
+// Writes the means of all weights, in the order of the first checkpoint.
+absl::Status WriteMeans(const Readers& readers, const Tensors& tensors, SpreadWriter& writer,
+                        const ToolOptions& options) {
+  const int64_t all = NumElements(tensors) * kElementBytes;
   int64_t done = 0;
-  for (const StoredTensor& tensor : reader.tensors()) {
-    RETURN_IF_ERROR(
-        reader.Visit(tensor, 0, tensor.num_elements, [&](std::string_view bytes) -> absl::Status {
+  return MakeMeans(readers, tensors, {0, NumElements(tensors)},
+                   [&](const StoredTensor& tensor, std::string_view bytes) {
+                     options.progress(done += static_cast<int64_t>(bytes.size()), all);
+                     return writer.Append(tensor, bytes);
+                   });
+}
+
+// Copies the elements of a range.
+absl::Status CopyTensors(TensorReader& reader, const Tensors& tensors, ElementRange range,
+                         SpreadWriter& writer, const ToolOptions& options) {
+  const int64_t total = (range.end - range.begin) * kElementBytes;
+  int64_t done = 0;
+  return ForEachRun(
+      tensors, range, [&](const StoredTensor& tensor, int64_t first, int64_t num) -> absl::Status {
+        return reader.Visit(tensor, first, num, [&](std::string_view bytes) -> absl::Status {
           RETURN_IF_ERROR(writer.Append(tensor, bytes));
           done += static_cast<int64_t>(bytes.size());
           options.progress(done, total);
           return absl::OkStatus();
-        }));
+        });
+      });
+}
+
+absl::StatusOr<Readers> OpenForMeans(FileSystem& fs, std::span<const std::string> folders,
+                                     const std::string& output_run, bool in_turns,
+                                     const ToolOptions& options) {
+  RETURN_IF_ERROR(CheckOutputFolder(fs, output_run));
+  ASSIGN_OR_RETURN(Readers readers, OpenAll(fs, folders, options));
+  std::vector<TensorReader*> all;
+  for (const std::unique_ptr<TensorReader>& reader : readers) all.push_back(reader.get());
+  const int64_t memory = kPieceMemory + (in_turns ? TurnBytes(options) : 0);
+  RETURN_IF_ERROR(ShareMemory(all, kWriteManifestFactor, memory, options,
+                              absl::StrCat("averaging ", all.size(), " checkpoints")));
+  if (NumWeights(*readers.front()) > 0) return readers;
+  return WithExitCode(
+      absl::NotFoundError(absl::StrCat("'", readers.front()->folder(), "' holds no weights")),
+      ExitCode::kCheckpoint);
+}
+
+absl::StatusOr<std::unique_ptr<TensorReader>> OpenForReshard(FileSystem& fs,
+                                                             const std::string& folder,
+                                                             int num_files,
+                                                             const std::string& output_run,
+                                                             const ToolOptions& options) {
+  RETURN_IF_ERROR(CheckOutputFolder(fs, output_run));
+  ASSIGN_OR_RETURN(std::unique_ptr<TensorReader> reader, TensorReader::Open(fs, folder, options));
+  TensorReader* const alone[] = {reader.get()};
+  RETURN_IF_ERROR(ShareMemory(alone, kWriteManifestFactor, 0, options, "resharding"));
+  const int64_t elements = NumElements(TensorsOf(*reader, /*weights_only=*/false));
+  if (num_files >= 1 && num_files <= elements) return reader;
+  return WithExitCode(absl::InvalidArgumentError(absl::StrCat(
+                          num_files, " files: must be from 1 to ", elements, ", an element each")),
+                      ExitCode::kBadConfig);
+}
+
+// Returns the elements that lie before `at` in the tensor that has element `at` of all in a row.
+int64_t ElementInTensor(const Tensors& tensors, int64_t at) {
+  for (const StoredTensor* tensor : tensors) {
+    if (at < tensor->num_elements) return at;
+    at -= tensor->num_elements;
   }
-  return absl::OkStatus();
+  return 0;
+}
+
+// Returns a manifest with nothing but the files of a writer that has finished.
+absl::StatusOr<Manifest> FilesOf(SpreadWriter& writer) {
+  Manifest files;
+  ASSIGN_OR_RETURN(*files.mutable_files(), writer.Finish());
+  return files;
+}
+
+// Writes this rank's share of the files and returns what the manifest says of it.
+absl::StatusOr<Manifest> WriteShare(TensorReader& reader, const Tensors& tensors,
+                                    const SpreadShape& shape, SpreadWriter& writer,
+                                    const Communicator& world, const ToolOptions& options) {
+  const auto first_of = [&](int64_t rank) {
+    return static_cast<int>(shape.num_files * rank / world.size());
+  };
+  const int first = first_of(world.rank()), end = first_of(world.rank() + 1);
+  const ElementRange range = {FirstElementOf(shape, first), FirstElementOf(shape, end)};
+  writer.Share(first, end, ElementInTensor(tensors, range.begin));
+  RETURN_IF_ERROR(CopyTensors(reader, tensors, range, writer, options));
+  return FilesOf(writer);
+}
+
+// Makes one checkpoint of the shares of all ranks; rank 0 does. Returns its folder.
+absl::StatusOr<std::string> CommitShares(const Manifest& mine, SpreadWriter& writer,
+                                         Communicator& world) {
+  ASSIGN_OR_RETURN(const std::vector<std::string> all,
+                   AllGatherText(world, mine.SerializePartialAsString()));
+  Manifest merged;
+  for (const std::string& text : all) {
+    DEEPNET_CHECK(merged.MergeFromString(text)) << "files of a rank";
+  }
+  absl::StatusOr<std::string> folder = "";
+  if (world.rank() == 0) folder = writer.Commit(merged.files());
+  RETURN_IF_ERROR(AgreeOnStatus(world, folder.status()));
+  return BroadcastText(world, *folder, 0);
 }
 
 }  // namespace
@@ -157,47 +342,52 @@ absl::StatusOr<std::string> AverageCheckpoints(FileSystem& fs,
                                                const std::string& output_run,
                                                const ToolOptions& options) {
   DEEPNET_CHECK(!checkpoint_folders.empty());
-  RETURN_IF_ERROR(CheckOutputFolder(fs, output_run));
-  ASSIGN_OR_RETURN(const Readers readers, OpenAll(fs, checkpoint_folders, options));
-  std::vector<TensorReader*> all;
-  for (const std::unique_ptr<TensorReader>& reader : readers) all.push_back(reader.get());
-  RETURN_IF_ERROR(ShareMemory(all, kWriteManifestFactor, kPieceMemory, options,
-                              absl::StrCat("averaging ", all.size(), " checkpoints")));
-  const int64_t elements = NumElements(*readers.front(), /*weights_only=*/true);
-  if (elements == 0) {
-    return WithExitCode(
-        absl::NotFoundError(absl::StrCat("'", readers.front()->folder(), "' holds no weights")),
-        ExitCode::kCheckpoint);
-  }
-  RETURN_IF_ERROR(CopyVocabulary(fs, ParentFolder(readers.back()->folder()), output_run));
-  SpreadWriter writer(fs, output_run, {.num_files = 1, .num_elements = elements},
+  SelfCommunicator alone;
+  Communicator& world = options.world != nullptr ? *options.world : alone;
+  const bool in_turns = world.size() > 1;
+  const absl::StatusOr<Readers> opened =
+      OpenForMeans(fs, checkpoint_folders, output_run, in_turns, options);
+  RETURN_IF_ERROR(AgreeOnStatus(world, opened.status()));
+  const Readers& readers = *opened;
+  const Tensors tensors = TensorsOf(*readers.front(), /*weights_only=*/true);
+  SpreadWriter writer(fs, output_run, {.num_files = 1, .num_elements = NumElements(tensors)},
                       MeanManifest(readers));
-  RETURN_IF_ERROR(WriteMeans(readers, elements, writer, options));
-  return writer.Commit();
+  absl::Status begun;
+  if (world.rank() == 0) {
+    begun = CopyVocabulary(fs, ParentFolder(readers.back()->folder()), output_run);
+  }
+  RETURN_IF_ERROR(AgreeOnStatus(world, begun));
+  RETURN_IF_ERROR(in_turns ? WriteMeansInTurns(readers, tensors, writer, world, options)
+                           : WriteMeans(readers, tensors, writer, options));
+  absl::StatusOr<Manifest> files = Manifest();
+  if (world.rank() == 0) files = FilesOf(writer);
+  RETURN_IF_ERROR(AgreeOnStatus(world, files.status()));
+  return CommitShares(*files, writer, world);
 }
 
 absl::StatusOr<std::string> ReshardCheckpoint(FileSystem& fs, const std::string& checkpoint_folder,
                                               int num_files, const std::string& output_run,
                                               const ToolOptions& options) {
-  RETURN_IF_ERROR(CheckOutputFolder(fs, output_run));
-  ASSIGN_OR_RETURN(const std::unique_ptr<TensorReader> reader,
-                   TensorReader::Open(fs, checkpoint_folder, options));
-  TensorReader* const alone[] = {reader.get()};
-  RETURN_IF_ERROR(ShareMemory(alone, kWriteManifestFactor, 0, options, "resharding"));
-  const int64_t elements = NumElements(*reader, /*weights_only=*/false);
-  if (num_files < 1 || num_files > elements) {
-    return WithExitCode(
-        absl::InvalidArgumentError(
-            absl::StrCat(num_files, " files: must be from 1 to ", elements, ", an element each")),
-        ExitCode::kBadConfig);
-  }
-  RETURN_IF_ERROR(CopyVocabulary(fs, ParentFolder(checkpoint_folder), output_run));
-  Manifest manifest = reader->manifest();
+  SelfCommunicator alone;
+  Communicator& world = options.world != nullptr ? *options.world : alone;
+  const absl::StatusOr<std::unique_ptr<TensorReader>> opened =
+      OpenForReshard(fs, checkpoint_folder, num_files, output_run, options);
+  RETURN_IF_ERROR(AgreeOnStatus(world, opened.status()));
+  TensorReader& reader = **opened;
+  const Tensors tensors = TensorsOf(reader, /*weights_only=*/false);
+  const SpreadShape shape = {.num_files = num_files, .num_elements = NumElements(tensors)};
+  Manifest manifest = reader.manifest();
   manifest.clear_files();
-  SpreadWriter writer(fs, output_run, {.num_files = num_files, .num_elements = elements},
-                      std::move(manifest));
-  RETURN_IF_ERROR(CopyTensors(*reader, writer, options));
-  return writer.Commit();
+  SpreadWriter writer(fs, output_run, shape, std::move(manifest));
+  absl::Status begun;
+  if (world.rank() == 0) {
+    begun = CopyVocabulary(fs, ParentFolder(checkpoint_folder), output_run);
+    if (begun.ok()) begun = writer.Begin();
+  }
+  RETURN_IF_ERROR(AgreeOnStatus(world, begun));
+  const absl::StatusOr<Manifest> share = WriteShare(reader, tensors, shape, writer, world, options);
+  RETURN_IF_ERROR(AgreeOnStatus(world, share.status()));
+  return CommitShares(*share, writer, world);
 }
 
 }  // namespace deepnet

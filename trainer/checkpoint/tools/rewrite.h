@@ -21,7 +21,8 @@ namespace deepnet {
 // Returns the checkpoint's folder.
 //
 // Refuses, with ExitCode::kCheckpoint and both values, checkpoints of different models or
-// vocabularies, and one given twice. Holds at least a block of each checkpoint.
+// vocabularies, and one given twice. Holds at least a block of each checkpoint. The ranks of
+// options.world add up runs of elements in turn, and rank 0 writes them.
 absl::StatusOr<std::string> AverageCheckpoints(FileSystem& fs,
                                                std::span<const std::string> checkpoint_folders,
                                                const std::string& output_run,
@@ -32,7 +33,7 @@ absl::StatusOr<std::string> AverageCheckpoints(FileSystem& fs,
 // translate. The tensors and all that the manifest says of the run stay as they are, bit by bit.
 // Every byte is compared with its checksum on the way: damage is an error, and nothing is left that
 // looks like a checkpoint. `output_run` is new or empty (ExitCode::kBadConfig otherwise). Returns
-// the copy's folder.
+// the copy's folder. The ranks of options.world write about equally many files each.
 absl::StatusOr<std::string> ReshardCheckpoint(FileSystem& fs, const std::string& checkpoint_folder,
                                               int num_files, const std::string& output_run,
                                               const ToolOptions& options);

@@ -33,7 +33,8 @@ SpreadWriter::SpreadWriter(FileSystem& fs, std::string run_folder, const SpreadS
       folder_(JoinPath(run_folder_, CheckpointName(manifest.step()))),
       temporary_folder_(absl::StrCat(folder_, kTemporarySuffix)),
       shape_(shape),
-      manifest_(std::move(manifest)) {
+      manifest_(std::move(manifest)),
+      end_file_(shape.num_files) {
   DEEPNET_CHECK(shape_.num_files > 0 && shape_.num_elements >= shape_.num_files);
   DEEPNET_CHECK(manifest_.files().empty() && manifest_.block_bytes() > 0);
 }
@@ -41,14 +42,31 @@ SpreadWriter::SpreadWriter(FileSystem& fs, std::string run_folder, const SpreadS
 SpreadWriter::~SpreadWriter() {
   syncing_.Wait().IgnoreError();
   file_.reset();
-  if (!committed_) DeleteTree(fs_, temporary_folder_).IgnoreError();
+  if (owns_folder_) DeleteTree(fs_, temporary_folder_).IgnoreError();
+}
+
+int64_t FirstElementOf(const SpreadShape& shape, int file) {
+  // In two parts, so that the product stays small.
+  const int64_t n = shape.num_files;
+  return shape.num_elements / n * file + shape.num_elements % n * file / n;
 }
 
 int64_t SpreadWriter::FileEnd() const {
-  // In two parts, so that the product stays small.
-  const int64_t n = shape_.num_files, files = manifest_.files_size();
-  const int64_t elements = shape_.num_elements / n * files + shape_.num_elements % n * files / n;
-  return elements * kElementBytes;
+  return FirstElementOf(shape_, first_file_ + manifest_.files_size()) * kElementBytes;
+}
+
+absl::Status SpreadWriter::Begin() {
+  owns_folder_ = true;
+  return BeginCheckpoint(fs_, run_folder_, manifest_.step());
+}
+
+void SpreadWriter::Share(int first, int end, int64_t first_element) {
+  DEEPNET_CHECK(manifest_.files().empty());
+  shares_ = true;
+  first_file_ = first;
+  end_file_ = end;
+  position_ = FirstElementOf(shape_, first) * kElementBytes;
+  tensor_bytes_ = first_element * kElementBytes;
 }
 
 absl::Status SpreadWriter::Append(const StoredTensor& tensor, std::string_view bytes) {
@@ -76,12 +94,11 @@ absl::Status SpreadWriter::Append(const StoredTensor& tensor, std::string_view b
 }
 
 absl::Status SpreadWriter::OpenFile() {
-  DEEPNET_CHECK(manifest_.files_size() < shape_.num_files) << "more elements than announced";
-  if (manifest_.files().empty()) {
-    RETURN_IF_ERROR(BeginCheckpoint(fs_, run_folder_, manifest_.step()));
-  }
+  const int index = first_file_ + manifest_.files_size();
+  DEEPNET_CHECK(index < end_file_) << "more elements than announced";
+  if (!shares_ && index == 0) RETURN_IF_ERROR(Begin());
   ShardFile& description = *manifest_.add_files();
-  description.set_file(TensorFileName(manifest_.files_size() - 1, shape_.num_files));
+  description.set_file(TensorFileName(index, shape_.num_files));
   ASSIGN_OR_RETURN(
       file_, CheckpointError(fs_.OpenForAppend(JoinPath(temporary_folder_, description.file())),
                              "writing a checkpoint"));
@@ -105,13 +122,24 @@ absl::Status SpreadWriter::WithContext(const absl::Status& status) const {
   return CheckpointError(status, absl::StrCat("writing '", temporary_folder_, "'"));
 }
 
-absl::StatusOr<std::string> SpreadWriter::Commit() {
-  DEEPNET_CHECK(position_ == shape_.num_elements * kElementBytes)
+absl::StatusOr<google::protobuf::RepeatedPtrField<ShardFile>> SpreadWriter::Finish() {
+  DEEPNET_CHECK(position_ == FirstElementOf(shape_, end_file_) * kElementBytes)
       << "fewer elements than announced";
   RETURN_IF_ERROR(WithContext(syncing_.Wait()));
+  return manifest_.files();
+}
+
+absl::StatusOr<std::string> SpreadWriter::Commit(
+    google::protobuf::RepeatedPtrField<ShardFile> files) {
+  *manifest_.mutable_files() = std::move(files);
   RETURN_IF_ERROR(CommitCheckpoint(fs_, run_folder_, std::move(manifest_)));
-  committed_ = true;
+  owns_folder_ = false;
   return folder_;
+}
+
+absl::StatusOr<std::string> SpreadWriter::Commit() {
+  ASSIGN_OR_RETURN(google::protobuf::RepeatedPtrField<ShardFile> files, Finish());
+  return Commit(std::move(files));
 }
 
 absl::Status CheckOutputFolder(FileSystem& fs, const std::string& folder, bool may_be_left_over) {

@@ -15,6 +15,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include <google/protobuf/repeated_field.h>
 
 #include "parallel/base/file_system.h"
 #include "proto/checkpoint.pb.h"
@@ -29,31 +30,49 @@ struct SpreadShape {
   int64_t num_elements = 0;  // of all tensors together; at least num_files
 };
 
-// File i of n gets elements [i * all / n, (i + 1) * all / n) of the stream: sizes differ by one
-// element at most, and at most n - 1 tensors lie in two files. Errors carry ExitCode::kCheckpoint.
+// Returns the element of the stream with which file `file` begins: file i of n gets elements
+// [i * all / n, (i + 1) * all / n), so sizes differ by one element at most, and at most n - 1
+// tensors lie in two files.
+int64_t FirstElementOf(const SpreadShape& shape, int file);
+
+// Errors carry ExitCode::kCheckpoint.
 class SpreadWriter {
  public:
   // `manifest` describes the checkpoint, its files left out; its block_bytes are the files' own.
   SpreadWriter(FileSystem& fs, std::string run_folder, const SpreadShape& shape, Manifest manifest);
 
-  // Unless Commit() succeeded, deletes what was written; a failure to do so is not reported.
+  // Unless Commit() succeeded, deletes what was written, where this writer has called Begin(); a
+  // failure to do so is not reported.
   ~SpreadWriter();
 
   SpreadWriter(const SpreadWriter&) = delete;
   SpreadWriter& operator=(const SpreadWriter&) = delete;
 
+  // Makes the temporary folder. Append() does, unless Share() was called.
+  absl::Status Begin();
+
+  // This writer, one of several, writes files [first, end) alone; its first bytes are those of
+  // element `first_element` of a tensor. One of the writers calls Begin() before the others write,
+  // and Commit(files) when they have finished.
+  void Share(int first, int end, int64_t first_element);
+
   // Adds bytes of `tensor` where those before ended. A tensor must be complete before the next one.
   absl::Status Append(const StoredTensor& tensor, std::string_view bytes);
 
-  // Completes the checkpoint, which exists from here on, and returns its folder; call it after all
-  // of shape.num_elements.
+  // Returns what the manifest says of the files of this writer, which are durable then.
+  absl::StatusOr<google::protobuf::RepeatedPtrField<ShardFile>> Finish();
+
+  // Completes the checkpoint of all `files`, which exists from here on, and returns its folder.
+  absl::StatusOr<std::string> Commit(google::protobuf::RepeatedPtrField<ShardFile> files);
+
+  // Finish() and Commit() of a writer alone, after all of shape.num_elements.
   absl::StatusOr<std::string> Commit();
 
  private:
   absl::Status OpenFile();
   absl::Status FinishFile();
   absl::Status WithContext(const absl::Status& status) const;
-  int64_t FileEnd() const;  // bytes of the stream
+  int64_t FileEnd() const;  // bytes of the stream, for the last of manifest_.files
 
   FileSystem& fs_;
   const std::string run_folder_;
@@ -61,8 +80,11 @@ class SpreadWriter {
   const std::string temporary_folder_;
   const SpreadShape shape_;
   Manifest manifest_;
-  bool committed_ = false;
-  int64_t position_ = 0;  // bytes of the stream that were appended
+  int first_file_ = 0;
+  int end_file_;
+  bool shares_ = false;
+  bool owns_folder_ = false;
+  int64_t position_ = 0;  // bytes of the stream up to what was appended
 
   std::unique_ptr<AppendFile> file_;   // the last of manifest_.files, while it is written
   std::optional<BlockWriter> blocks_;  // of file_

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 
 #include "parallel/base/file_system.h"
+#include "parallel/comm/communicator.h"
 #include "proto/checkpoint.pb.h"
 
 namespace deepnet {
@@ -21,7 +22,10 @@ struct ToolOptions {
   // checkpoint is. A tool that cannot keep it says so before it begins, with ExitCode::kDoesNotFit
   // and what it would need.
   int64_t memory_bytes = int64_t{256} << 20;
-  ToolProgress progress = [](int64_t, int64_t) {};
+  ToolProgress progress = [](int64_t, int64_t) {};  // of this rank's share
+  // The ranks that share the work of a tool that says so; every one calls it, sees the same files
+  // and gets the same result. Null: this process alone.
+  Communicator* world = nullptr;
 };
 
 // Bytes of buffers and all else that does not depend on the checkpoint.
