@@ -207,8 +207,8 @@ std::optional<Hello> ReceiveHello(const Socket& socket, absl::Time deadline) {
 }
 
 // Returns an error's text; empty: `socket` is a connection to that rank.
-std::string TryAddress(const std::string& address, int port, const Hello& hello, Socket* socket) {
-  const absl::Time deadline = absl::Now() + kAnswerLimit;
+std::string TryAddress(const std::string& address, int port, const Hello& hello,
+                       absl::Time deadline, Socket* socket) {
   const AddressList target = Resolve(address, port, AI_NUMERICHOST);
   if (target == nullptr) return "not an address";
   Socket made(::socket(target->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -277,7 +277,9 @@ class Meeting {
     do {
       tried.clear();
       for (const std::string& address : place.addresses) {
-        const std::string error = TryAddress(address, place.port, hello, &mesh_.sockets[rank]);
+        const absl::Time deadline = std::min(deadline_, absl::Now() + kAnswerLimit);
+        const std::string error =
+            TryAddress(address, place.port, hello, deadline, &mesh_.sockets[rank]);
         if (error.empty()) return absl::OkStatus();
         tried.push_back(absl::StrCat(address, " port ", place.port, ": ", error));
       }

@@ -46,6 +46,8 @@ constexpr int64_t kPieceBytes = 1 << 20;
 
 // For an Abort to reach the peers.
 constexpr absl::Duration kAbortLimit = absl::Seconds(2);
+// For ranks that cannot connect to be heard.
+constexpr absl::Duration kGrace = absl::Seconds(5);
 // Waits without a limit get this one: a clock's time plus an infinite duration would overflow.
 constexpr absl::Duration kLongestWait = absl::Hours(24 * 365);
 
@@ -725,8 +727,9 @@ class StartedTcpJob final : public TcpJob {
 absl::StatusOr<std::unique_ptr<TcpJob>> TcpJob::Start(const TcpOptions& options) {
   ASSIGN_OR_RETURN(Mesh mesh, ConnectAll(options));
   const auto world = std::make_shared<TcpWorld>(std::move(mesh), options.rank);
-  // Nobody lets the store go before all are connected.
-  const absl::Status met = WorldCommunicator(world).Barrier(options.limit);
+  // Rank 0 does not let the store go before all are connected with each other, and nobody goes on.
+  // Two that cannot connect say so within the limit: the others stay to hear it.
+  const absl::Status met = WorldCommunicator(world).Barrier(options.limit + kGrace);
   if (!met.ok()) {
     const std::string message(met.message());
     return FailRendezvous(

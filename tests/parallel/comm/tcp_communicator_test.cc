@@ -13,6 +13,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -77,8 +79,33 @@ class MemoryStore final : public RendezvousStore {
   bool gone_ = false;
 };
 
+// Another store whose reader takes rank 0's place for that of rank 1.
+class MisleadingStore final : public RendezvousStore {
+ public:
+  explicit MisleadingStore(std::shared_ptr<RendezvousStore> store) : store_(std::move(store)) {}
+
+  std::string Place() const override { return store_->Place(); }
+  absl::Status Set(const std::string& key, const std::string& value) override {
+    return store_->Set(key, value);
+  }
+  absl::StatusOr<std::string> Get(const std::string& key, absl::Duration limit) override {
+    ASSIGN_OR_RETURN(const std::string value, store_->Get(key, limit));
+    std::vector<std::string> places = absl::StrSplit(value, '\n');
+    if (places.size() > 1) places[1] = places[0];
+    return absl::StrJoin(places, "\n");
+  }
+  absl::StatusOr<int64_t> Add(const std::string& key, int64_t amount) override {
+    return store_->Add(key, amount);
+  }
+  absl::Status Delete(const std::string& key) override { return store_->Delete(key); }
+
+ private:
+  const std::shared_ptr<RendezvousStore> store_;
+};
+
 struct Process {
   int rank, size;
+  bool misled = false;  // it looks for rank 1 where rank 0 is
 };
 
 // Returns what TcpJob::Start does in each of `processes`; `body` runs in those that are started.
@@ -91,9 +118,11 @@ std::vector<absl::Status> StartAll(const std::shared_ptr<MemoryStore>& store,
   std::vector<std::thread> threads;
   for (size_t i = 0; i < processes.size(); ++i) {
     threads.emplace_back([&, i] {
+      std::shared_ptr<RendezvousStore> seen = store;
+      if (processes[i].misled) seen = std::make_shared<MisleadingStore>(store);
       const auto job = TcpJob::Start({.rank = processes[i].rank,
                                       .size = processes[i].size,
-                                      .store = store,
+                                      .store = seen,
                                       .limit = limit,
                                       .interface = interface});
       statuses[i] = job.ok() ? body((*job)->world()) : job.status();
@@ -231,6 +260,13 @@ TEST(TcpJob, ARankThatDoesNotComeIsNamedByAll) {
   EXPECT_THAT(std::string(statuses[0].message()),
               HasSubstr("rank 2 of 4 did not come to here within 700ms"));
   ExpectAllSay(statuses, AllOf(HasSubstr(" did not come to here"), HasSubstr("within 700ms")));
+}
+
+// Rank 0 has connections to both by then, and must neither go on nor take the store away.
+TEST(TcpJob, TwoRanksThatCannotConnectAreNamedByAllOthersToo) {
+  ExpectAllSay(StartAll(std::make_shared<MemoryStore>(), {{0, 3}, {1, 3}, {2, 3, true}}, Nothing,
+                        absl::Milliseconds(700)),
+               AllOf(HasSubstr("rank 2 ("), HasSubstr("connect to rank 1 (")));
 }
 
 TEST(TcpJob, WithoutRankZeroTheOthersSayThatItDidNotCome) {
