@@ -85,7 +85,6 @@ class OneHash(Golden):
         settings += ("parallel.placement=", "parallel.virtual_pipeline_size=")
         self.expect_golden(run_all(self.command(*settings), [environment(RANK=r, **base) for r in range(2)]))
 
-
     def test_they_evaluate_as_one_process_does(self):
         command = [os.environ["DEEPNET_PROGRAM"], "evaluate", "--root", self.root, "--checkpoint", "run", "--json"]
         base = dict(WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port())
@@ -96,6 +95,28 @@ class OneHash(Golden):
         scores = [re.search(r'"directions".*"nll":[^,}]*', output)[0] for _, output in (alone[0], outcomes[0])]
         self.assertEqual(scores[0], scores[1])
         self.assertNotIn("directions", outcomes[1][1])
+
+
+class Torchrun(Golden):
+    """PyTorch's own torchrun, DEEPNET_TORCHRUN: the label `peers`."""
+
+    def start(self, agents, *words):
+        command = [os.environ["DEEPNET_TORCHRUN"], "--no-python", "--nproc-per-node", "2", *words]
+        return run_all(command, [environment()] * agents)
+
+    def expect_hash(self, outcomes, ranks):
+        for code, output in outcomes:
+            self.assertEqual(code, 0, output)
+        output = "".join(output for _, output in outcomes)  # rank 0's agent is any of them
+        self.assertIn(f"{ranks} ranks by TCP (torchrun's variables)", output)
+        self.assertIn(GOLDEN_WEIGHTS, output)
+
+    def test_one_agent_gives_the_weights_of_one_process(self):
+        self.expect_hash(self.start(1, *self.command()), 2)
+
+    def test_two_agents_that_meet_by_c10d_give_them_on_another_layout(self):
+        meet = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "1")
+        self.expect_hash(self.start(2, *meet, *self.command("parallel.data_parallel_size=2")), 4)
 
 
 class Rendezvous(unittest.TestCase):

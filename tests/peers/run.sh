@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Compares exports and imports with Hugging Face transformers and CTranslate2: the ctest label `peers`.
+# Compares exports and imports with Hugging Face transformers and CTranslate2, and has PyTorch's torchrun
+# start ranks: the ctest label `peers`.
 #
 #   tests/peers/run.sh [--venv FOLDER] [--help] [CTEST_ARGUMENT...]
 #
