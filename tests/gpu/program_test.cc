@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include <gmock/gmock.h>
 #include <google/protobuf/util/json_util.h>
 #include <gtest/gtest.h>
@@ -122,6 +123,22 @@ TEST_F(GpuProgramTest, TwoAndFourRanksTrainAndValidateAsOneDoes) {
     const std::string log = Train(folder, kSteps, layout);
     EXPECT_EQ(WeightsLine(log), WeightsLine(whole_)) << log;
     EXPECT_EQ(Validation(log), Validation(whole_));
+    EXPECT_EQ(Steps(folder), Steps("whole"));
+  }
+}
+
+// NCCL's number goes over the connections of the ranks, whoever made them.
+TEST_F(GpuProgramTest, RanksThatTorchrunStartsTrainAsThoseOfMpirunDo) {
+  const Layout layouts[] = {{2, 1, "zb-h1"}, {1, 2}};
+  for (const Layout& layout : layouts) {
+    const std::string folder = absl::StrCat("torchrun-", layout.stages, "x", layout.replicas);
+    SCOPED_TRACE(folder);
+    RunningJob job(absl::StrReplaceAll(Command(folder, kSteps, layout),
+                                       {{"tests/mpi/mpirun.sh", "tests/mpi/torchrun.sh"}}));
+    EXPECT_EQ(job.End(), 0) << job.output();
+    EXPECT_THAT(job.output(), HasSubstr("2 ranks by TCP (torchrun's variables)"));
+    EXPECT_EQ(WeightsLine(job.output()), WeightsLine(whole_));
+    EXPECT_EQ(Validation(job.output()), Validation(whole_));
     EXPECT_EQ(Steps(folder), Steps("whole"));
   }
 }
