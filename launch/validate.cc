@@ -311,19 +311,31 @@ void CheckTemperature(const DataSpec& data, Mistakes* mistakes) {
 
 void CheckDirections(const DataSpec& data, const Fields& fields) {
   std::set<std::string> seen;
-  for (int i = 0; i < data.directions_size(); ++i) {
-    const std::string& direction = data.directions(i);
+  const auto check = [&](const std::string& direction, const std::string& name) {
     const auto require = [&](bool good, const char* text) {
-      return fields.Require(good, absl::StrCat("directions[", i, "]"), Fields::Quoted(direction),
-                            text);
+      return fields.Require(good, name, Fields::Quoted(direction), text);
     };
-    const std::vector<std::string> sides = absl::StrSplit(direction, '-');
-    const bool two = sides.size() == 2;
-    if (require(two && Fields::IsLanguage(sides[0]) && Fields::IsLanguage(sides[1]),
-                "must be two language tags, as in 'de-en'")) {
-      require(sides[0] != sides[1], "must be two different languages");
+    const std::vector<std::string> parts = absl::StrSplit(direction, absl::MaxSplits('.', 1));
+    const std::vector<std::string> sides = absl::StrSplit(parts[0], '-');
+    const bool languages =
+        sides.size() == 2 && std::ranges::all_of(sides, [](const std::string& side) {
+          return side == "*" || Fields::IsLanguage(side);
+        });
+    const bool tag = parts.size() < 2 || Fields::IsLanguage(parts[1]);
+    if (require(languages && tag, "must be two language tags, as in 'de-en', '*-en', 'de-en.bt'")) {
+      require(sides[0] != sides[1] || sides[0] == "*", "must be two different languages");
     }
     require(seen.insert(direction).second, "is listed twice");
+  };
+  for (int i = 0; i < data.directions_size(); ++i) {
+    check(data.directions(i), absl::StrCat("directions[", i, "]"));
+  }
+  seen.clear();
+  for (int i = 0; i < data.weights_size(); ++i) {
+    const std::string name = absl::StrCat("weights[", i, "].");
+    check(data.weights(i).direction(), name + "direction");
+    const double weight = data.weights(i).weight();
+    fields.Require(weight > 0, name + "weight", absl::StrCat(weight), "must be above 0");
   }
 }
 
@@ -375,6 +387,9 @@ void CheckText(const TextFiles& text, const Fields& fields) {
   }
   fields.Require(text.split() == "train" || text.split() == "dev" || text.split() == "test",
                  "split", "must be 'train', 'dev' or 'test'");
+  if (text.tag().empty()) return;
+  fields.Language("tag", text.tag());
+  fields.Require(text.split() == "train", "tag", "only with split: 'train'");
 }
 
 // Checks the list of tags `languages` of a message.

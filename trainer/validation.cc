@@ -13,6 +13,7 @@
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/heartbeat.h"
 #include "parallel/plan/plan_accessors.h"
+#include "trainer/data/data_order.h"
 #include "trainer/decode/pipeline_link.h"
 #include "trainer/decode/pipeline_scorer.h"
 #include "trainer/eval/evaluator.h"
@@ -40,12 +41,8 @@ EvaluateOptions OptionsOf(const RunSpec& run, const Corpus& corpus) {
   if (IsEncoderDecoder(run.model())) {
     options.max_positions = std::min(options.max_positions, capacity.max_source_tokens());
   }
-  const auto& wanted = run.data().directions();
   for (const Direction& direction : corpus.TextDirections("dev")) {
-    if (wanted.empty() ||
-        std::find(wanted.begin(), wanted.end(), direction.Name()) != wanted.end()) {
-      options.directions.push_back(direction.Name());
-    }
+    if (IsSelected(direction, run.data())) options.directions.push_back(direction.Name());
   }
   return options;
 }

@@ -35,6 +35,7 @@ std::string FillVocabulary(RunSpec* run) {
   std::set<std::string> languages(prepare.languages().begin(), prepare.languages().end());
   for (const TextFiles& text : prepare.text()) {
     languages.insert({text.source_language(), text.target_language()});
+    if (!text.tag().empty()) languages.insert(text.tag());
   }
   bool exact = !all_of_opus100;  // every language is known
   for (const LanguageTable& table : prepare.table()) {

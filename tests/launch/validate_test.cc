@@ -173,7 +173,13 @@ TEST(Validate, EveryDataRuleNamesItsField) {
       {{"data.temperature={temperature: 0.5}"},
        "data.temperature[0].temperature: 0.5: must be at least 1"},
       {{"data.directions=deen"},
-       "data.directions[0]: 'deen': must be two language tags, as in 'de-en'"},
+       "data.directions[0]: 'deen': must be two language tags, as in 'de-en', '*-en', 'de-en.bt'"},
+      {{"data.directions=d*-en"},
+       "data.directions[0]: 'd*-en': must be two language tags, as in 'de-en', '*-en', 'de-en.bt'"},
+      {{"data.weights={direction: 'de-en.' weight: 1}"},
+       "data.weights[0].direction: 'de-en.': must be two language tags, as in 'de-en', '*-en', "
+       "'de-en.bt'"},
+      {{"data.weights={direction: '*-*.bt'}"}, "data.weights[0].weight: 0: must be above 0"},
       {{"data.directions=de-de"}, "data.directions[0]: 'de-de': must be two different languages"},
       {{"data.directions=de-en,de-en"}, "data.directions[1]: 'de-en': is listed twice"}};
   for (const Case& c : cases) EXPECT_EQ(TrainError(c.sets), c.line);
@@ -341,6 +347,10 @@ TEST(Validate, EveryPrepareRuleNamesItsField) {
        "prepare.text[0].score_file: 'd': not with tsv_file, which has a column for it"},
       {{text + "tsv_file: 'c' split: 'valid'}"},
        "prepare.text[0].split: 'valid': must be 'train', 'dev' or 'test'"},
+      {{text + "tsv_file: 'c' split: 'dev' tag: 'bt'}"},
+       "prepare.text[0].tag: 'bt': only with split: 'train'"},
+      {{text + "tsv_file: 'c' tag: 'b-t'}"},
+       "prepare.text[0].tag: 'b-t': must be a tag of letters, digits and '_'"},
       {{"prepare.table={dev_percent: -1}"}, "prepare.table[0].file: '': required"},
       {{"prepare.table={file: 'a' pivot_language: 'e-n'}"},
        "prepare.table[0].pivot_language: 'e-n': must be a tag of letters, digits and '_'"},

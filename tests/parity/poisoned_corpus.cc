@@ -69,7 +69,8 @@ absl::Status PoisonSteps(const std::string& folder, DataSpec data, uint64_t seed
   ASSIGN_OR_RETURN(const DataOrder order, DataOrder::Make(data, seed, &corpus));
   std::vector<std::string> sides = absl::StrSplit(data.directions(0), '-');
   std::sort(sides.begin(), sides.end());
-  const std::string path = absl::StrCat(folder, "/", ShardFileName(sides[0], sides[1]));
+  const std::string path =
+      absl::StrCat(folder, "/", ShardFileName(absl::StrCat(sides[0], "-", sides[1])));
   ASSIGN_OR_RETURN(const Shard shard, Shard::Open(path));
   std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
   ShardHeader header = {};

@@ -69,9 +69,8 @@ absl::Status Corpus::OpenShards() {
   std::map<std::string, std::pair<Direction, DirectionPlace>> by_name;
   for (const LanguagePairReport& pair : manifest_.report().pairs()) {
     if (pair.split() != "train" || pair.kept() == 0) continue;
-    const std::string& first = pair.first_language();
-    const std::string& second = pair.second_language();
-    const std::string name = ShardFileName(first, second);
+    const std::vector<Direction> served = DirectionsOf(pair);
+    const std::string name = ShardFileName(served.front().Name());
     ASSIGN_OR_RETURN(Shard shard, Shard::Open(absl::StrCat(folder_, "/", name)));
     const auto file = std::ranges::find(manifest_.files(), name, &CorpusFile::name);
     if (file == manifest_.files().end() || shard.content_hash() != file->hash() ||
@@ -80,10 +79,8 @@ absl::Status Corpus::OpenShards() {
           absl::StrCat(folder_, "/", name, ": not the file that the manifest lists"));
     }
     const int place = static_cast<int>(shards_.size());
-    for (const bool swapped : {false, true}) {
-      const Direction direction = {swapped ? second : first, swapped ? first : second,
-                                   shard.num_pairs()};
-      by_name[direction.Name()] = {direction, {place, swapped}};
+    for (const Direction& direction : served) {
+      by_name[direction.Name()] = {direction, {place, direction.source != pair.first_language()}};
     }
     shards_.push_back(std::move(shard));
   }
@@ -141,8 +138,8 @@ std::vector<Direction> Corpus::TextDirections(std::string_view split) const {
   std::vector<Direction> directions;
   for (const LanguagePairReport& pair : manifest_.report().pairs()) {
     if (pair.split() != split || pair.kept() == 0) continue;
-    directions.push_back({pair.first_language(), pair.second_language(), pair.kept()});
-    directions.push_back({pair.second_language(), pair.first_language(), pair.kept()});
+    const std::vector<Direction> both = DirectionsOf(pair);
+    directions.insert(directions.end(), both.begin(), both.end());
   }
   std::ranges::sort(directions, {}, &Direction::Name);
   return directions;

@@ -29,12 +29,14 @@ class SilentCollector final : public google::protobuf::io::ErrorCollector {
 std::string PairJson(const LanguagePairReport& pair) {
   const std::string& first = pair.first_language();
   const std::string& second = pair.second_language();
+  std::vector<std::string> directions;
+  for (const Direction& direction : DirectionsOf(pair)) {
+    directions.push_back(JsonQuoted(direction.Name()));
+  }
   std::string json = absl::StrCat(
       "    {\"split\": ", JsonQuoted(pair.split()), ", \"first_language\": ", JsonQuoted(first),
       ", \"second_language\": ", JsonQuoted(second), ", \"directions\": [",
-      JsonQuoted(absl::StrCat(first, "-", second)), ", ",
-      JsonQuoted(absl::StrCat(second, "-", first)), "], \"lines\": ", pair.lines(),
-      ", \"kept\": ", pair.kept());
+      absl::StrJoin(directions, ", "), "], \"lines\": ", pair.lines(), ", \"kept\": ", pair.kept());
   absl::StrAppendFormat(
       &json,
       ", \"first_tokens\": %d, \"second_tokens\": %d, \"first_mean_length\": %.4f, "
@@ -49,18 +51,25 @@ std::string PairJson(const LanguagePairReport& pair) {
 }
 
 void AppendRow(const LanguagePairReport& pair, std::string* table) {
-  absl::StrAppendFormat(table, "%-6s %-14s %14s %14s %7.2f %15s %15s %8.1f %6.1f\n", pair.split(),
-                        absl::StrCat(pair.first_language(), "-", pair.second_language()),
-                        WithCommas(pair.lines()), WithCommas(pair.kept()),
-                        pair.lines() == 0 ? 0.0 : 100.0 * pair.kept() / pair.lines(),
-                        WithCommas(pair.first_tokens()), WithCommas(pair.second_tokens()),
-                        pair.first_mean_length(), pair.second_mean_length());
+  absl::StrAppendFormat(
+      table, "%-6s %-14s %14s %14s %7.2f %15s %15s %8.1f %6.1f\n", pair.split(),
+      DirectionsOf(pair).front().Name(), WithCommas(pair.lines()), WithCommas(pair.kept()),
+      pair.lines() == 0 ? 0.0 : 100.0 * pair.kept() / pair.lines(), WithCommas(pair.first_tokens()),
+      WithCommas(pair.second_tokens()), pair.first_mean_length(), pair.second_mean_length());
 }
 
 }  // namespace
 
-std::string ShardFileName(std::string_view first, std::string_view second) {
-  return absl::StrCat("train.", std::string(first), "-", std::string(second), ".pairs");
+std::string ShardFileName(const std::string& pair) {
+  return absl::StrCat("train.", pair, ".pairs");
+}
+
+std::vector<Direction> DirectionsOf(const LanguagePairReport& pair) {
+  const std::string& first = pair.first_language();
+  const std::string& second = pair.second_language();
+  std::vector<Direction> directions = {{first, second, pair.kept(), pair.tag()}};
+  if (pair.tag().empty()) directions.push_back({second, first, pair.kept()});
+  return directions;
 }
 
 std::string TextFileName(std::string_view split, std::string_view first, std::string_view second,

@@ -4,10 +4,12 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
 
 #include "proto/data.pb.h"
+#include "trainer/data/pair_index.h"
 
 namespace deepnet {
 
@@ -17,9 +19,12 @@ inline constexpr int32_t kCorpusFormatVersion = 1;
 inline constexpr char kCorpusManifest[] = "manifest.textproto";
 inline constexpr char kReportFile[] = "report.json";
 inline constexpr char kTokenizerFile[] = "tokenizer.model";
-std::string ShardFileName(std::string_view first, std::string_view second);  // "train.de-en.pairs"
+std::string ShardFileName(const std::string& pair);  // "de-en" or "de-en.bt": "train.de-en.pairs"
 std::string TextFileName(std::string_view split, std::string_view first, std::string_view second,
                          std::string_view language);  // "dev.de-en.de"
+
+// Returns the directions that a language pair serves: both, synthetic text its own.
+std::vector<Direction> DirectionsOf(const LanguagePairReport& pair);
 
 // Reads the manifest of a folder, whatever names its fields had when it was written. NotFound if
 // there is none; DataLoss if it is damaged or of another format version.

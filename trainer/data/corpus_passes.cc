@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -256,18 +257,20 @@ class Chunk {
   std::vector<Line> lines_;
 };
 
+// `tag`: what the first sides begin with, if anything.
 EncodedChunk Encode(const Chunk& chunk, const TextFilter::LanguagePair& languages,
-                    const EncodeSpec& spec) {
+                    const EncodeSpec& spec, std::optional<int32_t> tag) {
   EncodedChunk result;
   for (auto [pair, duplicate] : chunk.lines()) {
     DropReason reason = spec.filter->Judge(languages, &pair);
     if (reason == DropReason::kNone && duplicate) reason = DropReason::kDuplicate;
     if (reason == DropReason::kNone) {
-      const std::vector<int32_t> first = spec.vocabulary->Encode(pair.first);
+      std::vector<int32_t> first = spec.vocabulary->Encode(pair.first);
       const std::vector<int32_t> second = spec.vocabulary->Encode(pair.second);
       reason = JudgeLengths(spec.cleaning, static_cast<int64_t>(first.size()),
                             static_cast<int64_t>(second.size()));
       if (reason == DropReason::kNone) {
+        if (tag.has_value()) first.insert(first.begin(), *tag);
         result.tokens.insert(result.tokens.end(), first.begin(), first.end());
         result.tokens.insert(result.tokens.end(), second.begin(), second.end());
         result.lengths.emplace_back(first.size(), second.size());
@@ -322,13 +325,13 @@ absl::Status Write(const EncodedChunk& chunk, const PairReader& reader, ShardWri
 
 std::vector<EncodedChunk> EncodeSideBySide(const std::vector<Chunk>& chunks,
                                            const TextFilter::LanguagePair& languages,
-                                           const EncodeSpec& spec) {
+                                           const EncodeSpec& spec, std::optional<int32_t> tag) {
   std::vector<EncodedChunk> results(chunks.size());
   std::vector<std::thread> threads;
   for (size_t i = 1; i < chunks.size(); ++i) {
-    threads.emplace_back([&, i] { results[i] = Encode(chunks[i], languages, spec); });
+    threads.emplace_back([&, i] { results[i] = Encode(chunks[i], languages, spec, tag); });
   }
-  results[0] = Encode(chunks[0], languages, spec);
+  results[0] = Encode(chunks[0], languages, spec, tag);
   for (std::thread& thread : threads) thread.join();
   return results;
 }
@@ -341,6 +344,7 @@ absl::StatusOr<EncodedTotals> EncodeBlock(const LanguagePairTexts& texts, const 
                                           ShardWriter* shard) {
   const ParallelFiles& text = texts.train[static_cast<size_t>(block.text())];
   const TextFilter::LanguagePair languages = FilterPair(texts, text);
+  const std::optional<int32_t> tag = spec.vocabulary->TagId(texts.tag);
   ASSIGN_OR_RETURN(auto reader, PairReader::Open(text));
   const std::vector<int64_t> offsets(block.offset().begin(), block.offset().end());
   if (block.line() > 0) RETURN_IF_ERROR(reader->SkipTo(block.line(), offsets));
@@ -350,7 +354,7 @@ absl::StatusOr<EncodedTotals> EncodeBlock(const LanguagePairTexts& texts, const 
     for (Chunk& chunk : chunks) {
       RETURN_IF_ERROR(Fill(duplicate_bits, reader.get(), &rest, &chunk));
     }
-    for (const EncodedChunk& chunk : EncodeSideBySide(chunks, languages, spec)) {
+    for (const EncodedChunk& chunk : EncodeSideBySide(chunks, languages, spec, tag)) {
       RETURN_IF_ERROR(Write(chunk, *reader, shard, &totals));
     }
   }

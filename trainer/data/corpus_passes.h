@@ -69,7 +69,8 @@ struct EncodedTotals {
   int32_t longest = 0;  // pieces of the longest side
 };
 
-// Second reading: appends the kept pairs of one block to `shard` in the order of the text.
+// Second reading: appends the kept pairs of one block to `shard` in the order of the text; the
+// first sides of synthetic text begin with its tag.
 // `duplicate_bits` as ScanTraining gives them. Memory: some 10 MiB a thread.
 absl::StatusOr<EncodedTotals> EncodeBlock(const LanguagePairTexts& texts, const TextBlock& block,
                                           const EncodeSpec& spec,

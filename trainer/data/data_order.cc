@@ -64,10 +64,7 @@ std::vector<int> SelectedDirections(const PairIndex& index, const DataSpec& spec
   std::vector<int> selected;
   const std::vector<Direction>& directions = index.directions();
   for (int i = 0; i < static_cast<int>(directions.size()); ++i) {
-    const bool wanted =
-        spec.directions().empty() ||
-        std::count(spec.directions().begin(), spec.directions().end(), directions[i].Name()) > 0;
-    if (wanted && directions[i].num_pairs > 0) selected.push_back(i);
+    if (IsSelected(directions[i], spec) && directions[i].num_pairs > 0) selected.push_back(i);
   }
   return selected;
 }
@@ -76,6 +73,18 @@ std::vector<int64_t> Counts(const PairIndex& index, std::span<const int> selecte
   std::vector<int64_t> counts;
   for (const int i : selected) counts.push_back(index.directions()[i].num_pairs);
   return counts;
+}
+
+// Returns the factor of each selected direction's share.
+std::vector<double> Factors(const PairIndex& index, const DataSpec& spec,
+                            std::span<const int> selected) {
+  std::vector<double> factors(selected.size(), 1.0);
+  for (size_t i = 0; i < selected.size(); ++i) {
+    for (const DirectionWeight& weight : spec.weights()) {
+      if (index.directions()[selected[i]].Matches(weight.direction())) factors[i] = weight.weight();
+    }
+  }
+  return factors;
 }
 
 // Returns the moments of a draw at each temperature of the run.
@@ -88,7 +97,7 @@ std::vector<WindowMoments> MomentsByPhase(const PairIndex& index, const DataSpec
     phases.push_back({static_cast<int64_t>(phases.size()), point.temperature()});
   }
   if (phases.empty()) phases.push_back({0, 1.0});
-  const SamplingPlan plan(Counts(index, selected), phases, 1);
+  const SamplingPlan plan(Counts(index, selected), phases, 1, Factors(index, spec, selected));
   std::vector<WindowMoments> moments(phases.size());
   for (int k = 0; k < static_cast<int>(phases.size()); ++k) {
     for (int i = 0; i < static_cast<int>(selected.size()); ++i) {
@@ -148,16 +157,24 @@ int32_t EvenSourceCapacity(std::span<const WindowMoments> phases, const Capacity
   return static_cast<int32_t>(std::ceil(needed / kUsable / microbatches / 8.0)) * 8;
 }
 
+absl::Status CheckKnown(const PairIndex& index, const std::string& field,
+                        const std::string& pattern) {
+  const bool known =
+      std::any_of(index.directions().begin(), index.directions().end(),
+                  [&](const Direction& d) { return d.Matches(pattern) && d.num_pairs > 0; });
+  if (known) return absl::OkStatus();
+  std::string all;
+  for (const Direction& d : index.directions()) absl::StrAppend(&all, " ", d.Name());
+  return absl::InvalidArgumentError(
+      absl::StrCat(field, ": no training pairs of \"", pattern, "\"; the corpus has", all));
+}
+
 absl::Status CheckDirections(const PairIndex& index, const DataSpec& spec) {
-  for (const std::string& name : spec.directions()) {
-    const bool known =
-        std::any_of(index.directions().begin(), index.directions().end(),
-                    [&](const Direction& d) { return d.Name() == name && d.num_pairs > 0; });
-    if (known) continue;
-    std::string all;
-    for (const Direction& d : index.directions()) absl::StrAppend(&all, " ", d.Name());
-    return absl::InvalidArgumentError(
-        absl::StrCat("data.directions: no training pairs of \"", name, "\"; the corpus has", all));
+  for (const std::string& pattern : spec.directions()) {
+    RETURN_IF_ERROR(CheckKnown(index, "data.directions", pattern));
+  }
+  for (const DirectionWeight& weight : spec.weights()) {
+    RETURN_IF_ERROR(CheckKnown(index, "data.weights", weight.direction()));
   }
   if (SelectedDirections(index, spec).empty()) {
     return absl::InvalidArgumentError("data.folder: the corpus has no training pairs");
@@ -191,6 +208,13 @@ absl::Status CheckCapacity(const char* field, int32_t capacity, int32_t needed) 
 }
 
 }  // namespace
+
+bool IsSelected(const Direction& direction, const DataSpec& spec) {
+  return spec.directions().empty() ||
+         std::ranges::any_of(spec.directions(), [&](const std::string& pattern) {
+           return direction.Matches(pattern);
+         });
+}
 
 PairSize SizeOf(const PairLengths& pieces, TagStyle tags, Architecture architecture) {
   const PairSize both = {pieces.source + 2, pieces.target + (tags == M2M ? 2 : 1)};
@@ -272,7 +296,8 @@ DataOrder::DataOrder(const DataSpec& spec, uint64_t seed, const PairIndex* index
       steps_per_window_(steps_per_window),
       pairs_per_window_(pairs_per_window),
       selected_(SelectedDirections(*index, spec)),
-      sampling_(Counts(*index, selected_), PhasesOf(spec, steps_per_window), pairs_per_window) {}
+      sampling_(Counts(*index, selected_), PhasesOf(spec, steps_per_window), pairs_per_window,
+                Factors(*index, spec, selected_)) {}
 
 double DataOrder::steps_per_epoch() const {
   double pairs = 0.0;

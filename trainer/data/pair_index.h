@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace deepnet {
@@ -12,8 +13,12 @@ struct Direction {
   std::string source;     // language tag
   std::string target;     // language tag
   int64_t num_pairs = 0;  // training pairs
+  std::string tag = {};   // of synthetic text, else empty
 
-  std::string Name() const { return source + "-" + target; }  // "de-en"
+  // Returns "de-en", of synthetic text "de-en.bt".
+  std::string Name() const { return source + "-" + target + (tag.empty() ? "" : "." + tag); }
+  // True if `pattern` is the name, or the name with "*" for languages: "*-en", "*-*.bt".
+  bool Matches(std::string_view pattern) const;
   friend bool operator==(const Direction&, const Direction&) = default;
 };
 

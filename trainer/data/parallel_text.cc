@@ -9,6 +9,7 @@
 #include <fstream>
 #include <map>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -154,7 +155,8 @@ namespace {
 namespace fs = std::filesystem;
 
 // Texts by (first, second) tag.
-using TextMap = std::map<std::pair<std::string, std::string>, LanguagePairTexts>;
+// By first language, second language and tag.
+using TextMap = std::map<std::tuple<std::string, std::string, std::string>, LanguagePairTexts>;
 
 constexpr const char* kSplits[] = {"train", "dev", "test"};
 
@@ -165,9 +167,17 @@ std::vector<ParallelFiles>& SplitOf(std::string_view split, LanguagePairTexts* t
 }
 
 LanguagePairTexts& PairOf(const std::string& a, const std::string& b, TextMap* map) {
-  LanguagePairTexts& texts = (*map)[{std::min(a, b), std::max(a, b)}];
+  LanguagePairTexts& texts = (*map)[{std::min(a, b), std::max(a, b), ""}];
   texts.first = std::min(a, b);
   texts.second = std::max(a, b);
+  return texts;
+}
+
+LanguagePairTexts& SyntheticOf(const TextFiles& text, TextMap* map) {
+  LanguagePairTexts& texts = (*map)[{text.source_language(), text.target_language(), text.tag()}];
+  texts.first = text.source_language();
+  texts.second = text.target_language();
+  texts.tag = text.tag();
   return texts;
 }
 
@@ -242,7 +252,7 @@ absl::Status AddOpusFolder(const PrepareSpec& spec, const std::string& root, Tex
   }
   for (const std::string& language : wanted) {
     const bool found = std::any_of(map->begin(), map->end(), [&](const auto& entry) {
-      return entry.first.first == language || entry.first.second == language;
+      return entry.second.first == language || entry.second.second == language;
     });
     if (!found) {
       return absl::NotFoundError(absl::StrCat("prepare.languages: ", top, " has no pair of \"",
@@ -253,7 +263,10 @@ absl::Status AddOpusFolder(const PrepareSpec& spec, const std::string& root, Tex
 }
 
 void AddText(const TextFiles& text, const std::string& root, TextMap* map) {
-  const bool swapped = text.source_language() > text.target_language();
+  LanguagePairTexts& pair = text.tag().empty()
+                                ? PairOf(text.source_language(), text.target_language(), map)
+                                : SyntheticOf(text, map);
+  const bool swapped = pair.first != text.source_language();
   ParallelFiles files;
   if (text.tsv_file().empty()) {
     files.first_file = Rooted(root, swapped ? text.target_file() : text.source_file());
@@ -264,8 +277,7 @@ void AddText(const TextFiles& text, const std::string& root, TextMap* map) {
   }
   if (!text.score_file().empty()) files.score_file = Rooted(root, text.score_file());
   if (text.has_score_threshold()) files.score_threshold = text.score_threshold();
-  SplitOf(text.split(), &PairOf(text.source_language(), text.target_language(), map))
-      .push_back(files);
+  SplitOf(text.split(), &pair).push_back(files);
 }
 
 // Rows of a table on their way to a file; written by the 64 kB so that many can be open at once.
@@ -408,10 +420,28 @@ absl::Status SplitTable(const PrepareSpec& spec, int index, const std::string& r
       .Run(seen);
 }
 
+namespace {
+
+absl::Status CheckTags(const std::vector<LanguagePairTexts>& texts) {
+  for (const LanguagePairTexts& synthetic : texts) {
+    for (const LanguagePairTexts& pair : texts) {
+      if (synthetic.tag != pair.first && synthetic.tag != pair.second) continue;
+      return absl::InvalidArgumentError(absl::StrCat("prepare.text: the tag \"", synthetic.tag,
+                                                     "\" of ", synthetic.Name(),
+                                                     " is a language of ", pair.Name()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::Status AddTables(const PrepareSpec& spec, const std::string& root, const std::string& folder,
                        std::vector<LanguagePairTexts>* texts) {
   TextMap map;
-  for (LanguagePairTexts& pair : *texts) map[{pair.first, pair.second}] = std::move(pair);
+  for (LanguagePairTexts& pair : *texts) {
+    map[{pair.first, pair.second, pair.tag}] = std::move(pair);
+  }
   std::vector<std::string> names;
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(folder, error)) {
@@ -431,12 +461,15 @@ absl::Status AddTables(const PrepareSpec& spec, const std::string& root, const s
   }
   texts->clear();
   for (auto& [tags, pair] : map) texts->push_back(std::move(pair));
-  return absl::OkStatus();
+  return CheckTags(*texts);
 }
 
 std::vector<std::string> LanguagesOf(const std::vector<LanguagePairTexts>& texts) {
   std::set<std::string> languages;
-  for (const LanguagePairTexts& pair : texts) languages.insert({pair.first, pair.second});
+  for (const LanguagePairTexts& pair : texts) {
+    languages.insert({pair.first, pair.second});
+    if (!pair.tag.empty()) languages.insert(pair.tag);
+  }
   return {languages.begin(), languages.end()};
 }
 

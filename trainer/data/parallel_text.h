@@ -1,7 +1,8 @@
 // The parallel texts that a PrepareSpec names, by language pair and split, and each as a stream of
 // pairs, whatever its form: two Moses files or one TSV file, with or without scores.
 //
-// The two languages of a pair are in alphabetical order ("de" before "en"): first and second.
+// The two languages of a pair are in alphabetical order ("de" before "en"): first and second. Of
+// synthetic text, which serves one direction, first is the source.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +19,7 @@
 
 #include "proto/data.pb.h"
 #include "trainer/data/line_reader.h"
+#include "trainer/data/pair_index.h"
 
 namespace deepnet {
 
@@ -83,13 +85,15 @@ class PairReader {
 
 // Every text of one language pair; several of one split are read one after the other.
 struct LanguagePairTexts {
-  std::string first;  // tags, first < second
+  std::string first;  // tags, first < second but for synthetic text
   std::string second;
+  std::string tag;  // of synthetic text, else empty
   std::vector<ParallelFiles> train;
   std::vector<ParallelFiles> dev;
   std::vector<ParallelFiles> test;
 
-  std::string Name() const { return first + "-" + second; }
+  // Returns "de-en", of synthetic text "de-en.bt".
+  std::string Name() const { return Direction{first, second, 0, tag}.Name(); }
 };
 
 // Finds the files of opus100_folder and of text, paths under `root` where relative, pairs in order
@@ -103,11 +107,12 @@ absl::StatusOr<std::vector<LanguagePairTexts>> FindTexts(const PrepareSpec& spec
 absl::Status SplitTable(const PrepareSpec& spec, int index, const std::string& root,
                         const std::string& folder, const FileSeenFn& seen);
 
-// Adds to `texts` the files that SplitTable made of every table of `spec`.
+// Adds to `texts` the files that SplitTable made of every table of `spec`. Fails if the tag of a
+// synthetic text is a language.
 absl::Status AddTables(const PrepareSpec& spec, const std::string& root, const std::string& folder,
                        std::vector<LanguagePairTexts>* texts);
 
-// Returns all tags of `texts`, sorted.
+// Returns all tags of `texts`, of languages and of synthetic texts, sorted.
 std::vector<std::string> LanguagesOf(const std::vector<LanguagePairTexts>& texts);
 
 // Returns `path` itself if absolute, else under `root`.

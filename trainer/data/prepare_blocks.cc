@@ -41,13 +41,15 @@ EncodedBlocks::EncodedBlocks(PrepareContext& context, const std::string& tokeniz
   }
 }
 
-// The place is part of the key because the counts name it.
+// The place is part of the key because the counts name it; so is the number of a tag, which a
+// language that is added changes.
 uint64_t EncodedBlocks::EncodeKey(const Block& it, const std::string& tokenizer) const {
   const CleaningSpec cleaning = WithDefaults(context_.spec.cleaning());
   const ParallelFiles& text = TextsOf(it).train[static_cast<size_t>(it.block->text())];
+  const std::optional<int32_t> tag = vocabulary_.TagId(TextsOf(it).tag);
   const std::string facts[] = {
       "encode 1",
-      TextsOf(it).Name(),
+      absl::StrCat(TextsOf(it).Name(), tag.has_value() ? absl::StrCat(" ", *tag) : ""),
       tokenizer,
       absl::StrCat(cleaning.max_sentence_tokens(), " ", cleaning.max_length_ratio()),
       absl::StrCat(text.first_file, " ", text.second_file, " ",
@@ -172,7 +174,7 @@ EncodedBlocks::Pairs EncodedBlocks::PairsOf(const PreparedPart& part) const {
 absl::StatusOr<CorpusFile> EncodedBlocks::WriteShard(const LanguagePairTexts& texts,
                                                      const std::vector<Pairs>& sources) const {
   CorpusFile file;
-  file.set_name(ShardFileName(texts.first, texts.second));
+  file.set_name(ShardFileName(texts.Name()));
   const std::string path = absl::StrCat(context_.temporary, "/", file.name());
   RETURN_IF_ERROR(LinkOrCopy(sources, path));
   ASSIGN_OR_RETURN(const Shard shard, Shard::Open(path));
@@ -227,6 +229,7 @@ absl::StatusOr<std::vector<PreparedPart>> EncodedBlocks::WriteShards() {
     LanguagePairReport& counts = *all[i].mutable_counts();
     counts.set_first_language(texts.first);
     counts.set_second_language(texts.second);
+    counts.set_tag(texts.tag);
     counts.set_split("train");
     SetLengths(counts.first_tokens(), counts.second_tokens(), counts.longest(), &counts);
     if (owners[i] != context_.world.rank()) continue;
@@ -242,7 +245,7 @@ std::string EncodedBlocks::PartsText() const {
   for (const Block& it : blocks_) {
     PreparedPart& part = *parts.add_parts();
     part.set_key(it.part.key());
-    part.add_files()->set_name(ShardFileName(TextsOf(it).first, TextsOf(it).second));
+    part.add_files()->set_name(ShardFileName(TextsOf(it).Name()));
     *part.mutable_counts() = it.part.counts();
   }
   std::string text;

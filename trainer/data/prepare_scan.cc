@@ -73,7 +73,7 @@ absl::StatusOr<PreparedPart> ScanPair(PrepareContext& context, const LanguagePai
   }
   const TextFilter filter(context.spec.cleaning(), context.languages, &context.held_out);
   std::unique_ptr<SampleLog> sample;
-  if (LearnsTokenizer(context)) {
+  if (LearnsTokenizer(context) && texts.tag.empty()) {
     ASSIGN_OR_RETURN(
         sample, SampleLog::Create(context.Scratch(), name + ".sample", SampleSpecOf(context.spec),
                                   {texts.first, texts.second}));

@@ -36,6 +36,7 @@ absl::StatusOr<std::vector<std::string>> Sample(PrepareContext& context) {
   SentenceSample sample(SampleSpecOf(context.spec));
   for (size_t i = 0; i < context.trained.size(); ++i) {
     const LanguagePairTexts& texts = *context.trained[i];
+    if (!texts.tag.empty()) continue;
     ASSIGN_OR_RETURN(const SampleReplay replay,
                      ReplaySample(context.parts.Path(context.scans[i].files(1).name()),
                                   {texts.first, texts.second}, &sample));

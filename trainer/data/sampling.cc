@@ -67,18 +67,23 @@ uint64_t Feistel(const PermutationKey& key, int half_bits, uint64_t value) {
 
 }  // namespace
 
-std::vector<int64_t> SamplingWeights(std::span<const int64_t> counts, double temperature) {
+std::vector<int64_t> SamplingWeights(std::span<const int64_t> counts, double temperature,
+                                     std::span<const double> factors) {
   DEEPNET_CHECK(temperature >= 1.0) << "temperature " << temperature;
-  if (temperature == 1.0) return {counts.begin(), counts.end()};
+  const double most = factors.empty() ? 1.0 : *std::max_element(factors.begin(), factors.end());
+  const bool even =
+      std::all_of(factors.begin(), factors.end(), [&](double f) { return f == most; });
+  if (temperature == 1.0 && even) return {counts.begin(), counts.end()};
   const double largest = static_cast<double>(*std::max_element(counts.begin(), counts.end()));
   std::vector<int64_t> weights;
-  for (const int64_t count : counts) {
-    if (count == 0) {
+  for (size_t i = 0; i < counts.size(); ++i) {
+    if (counts[i] == 0) {
       weights.push_back(0);
       continue;
     }
-    const double log_ratio = PortableLog(static_cast<double>(count)) - PortableLog(largest);
-    const double weight = PortableExp(std::min(log_ratio / temperature, 0.0));
+    const double log_ratio = PortableLog(static_cast<double>(counts[i])) - PortableLog(largest);
+    const double weight =
+        PortableExp(std::min(log_ratio / temperature, 0.0)) * (even ? 1.0 : factors[i] / most);
     // floor(2 x) + 1 halved is x rounded, in integers.
     const int64_t rounded = (static_cast<int64_t>(weight * 0x1p41) + 1) / 2;
     weights.push_back(std::max<int64_t>(1, rounded));
@@ -87,12 +92,12 @@ std::vector<int64_t> SamplingWeights(std::span<const int64_t> counts, double tem
 }
 
 SamplingPlan::SamplingPlan(std::span<const int64_t> counts, std::vector<SamplingPhase> phases,
-                           int64_t pairs_per_window)
+                           int64_t pairs_per_window, std::span<const double> factors)
     : phases_(std::move(phases)), pairs_per_window_(pairs_per_window) {
   DEEPNET_CHECK(!phases_.empty() && phases_[0].first_window == 0) << "the first phase starts at 0";
   DEEPNET_CHECK(pairs_per_window > 0) << "pairs_per_window";
   for (const SamplingPhase& phase : phases_) {
-    weights_.push_back(SamplingWeights(counts, phase.temperature));
+    weights_.push_back(SamplingWeights(counts, phase.temperature, factors));
     weight_sums_.push_back(
         std::accumulate(weights_.back().begin(), weights_.back().end(), int64_t{0}));
     DEEPNET_CHECK(weight_sums_.back() > 0) << "no pairs";

@@ -15,9 +15,11 @@
 
 namespace deepnet {
 
-// Returns integers proportional to counts^(1/temperature): at temperature 1 the counts themselves,
-// else rounded at 2^40. The same bits on every host (no libm). counts >= 0, temperature >= 1.
-std::vector<int64_t> SamplingWeights(std::span<const int64_t> counts, double temperature);
+// Returns integers proportional to factors times counts^(1/temperature): at temperature 1 and equal
+// factors the counts themselves, else rounded at 2^40. The same bits on every host (no libm).
+// counts >= 0, temperature >= 1; factors > 0, none: all 1.
+std::vector<int64_t> SamplingWeights(std::span<const int64_t> counts, double temperature,
+                                     std::span<const double> factors = {});
 
 // The temperature from a window on.
 struct SamplingPhase {
@@ -27,9 +29,9 @@ struct SamplingPhase {
 
 class SamplingPlan {
  public:
-  // `pairs_per_window` > 0; at least one count > 0.
+  // `pairs_per_window` > 0; at least one count > 0; `factors` as for SamplingWeights.
   SamplingPlan(std::span<const int64_t> counts, std::vector<SamplingPhase> phases,
-               int64_t pairs_per_window);
+               int64_t pairs_per_window, std::span<const double> factors = {});
 
   // Returns the pairs that `direction` has given in the windows before `window`. Ascending in
   // `window`; windows up to 2^62 / pairs_per_window.

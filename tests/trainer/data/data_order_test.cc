@@ -210,6 +210,43 @@ TEST(DataOrder, FollowsTheTemperature) {
   EXPECT_NEAR(share_of_small(rising, 50), 0.5, 0.002);
 }
 
+TEST(DataOrder, FollowsTheWeightsOfDirections) {
+  const SyntheticIndex index({30'000, 10'000});  // aa-en, ab-en, en-aa, en-ab
+  const auto shares = [&](const std::string& weights) {
+    const DataOrder order = MakeOrder("microbatch { max_target_tokens: 600 } " + weights, index);
+    std::vector<double> of_direction(4, 0.0);
+    double all = 0;
+    for (const auto& microbatch : order.MakeWindow(3).microbatches) {
+      for (const PairRef& pair : microbatch) ++of_direction[pair.direction], ++all;
+    }
+    for (double& share : of_direction) share /= all;
+    return of_direction;
+  };
+  const auto near = [](const std::vector<double>& expected) {
+    return ::testing::Pointwise(::testing::DoubleNear(0.002), expected);
+  };
+  EXPECT_THAT(shares(""), near({0.375, 0.125, 0.375, 0.125}));
+  EXPECT_THAT(shares("weights { direction: 'en-*' weight: 3 }"),
+              near({3.0 / 16, 1.0 / 16, 9.0 / 16, 3.0 / 16}));
+  EXPECT_THAT(shares("weights { direction: '*-*' weight: 3 } "
+                     "weights { direction: 'ab-en' weight: 6 }"),
+              near({0.375 / 1.125, 0.25 / 1.125, 0.375 / 1.125, 0.125 / 1.125}));
+  EXPECT_THAT(shares("directions: '*-en' weights { direction: 'aa-en' weight: 0.5 }"),
+              near({0.6, 0.4, 0, 0}));
+}
+
+TEST(Direction, MatchesItsNameAndStarsForLanguages) {
+  const Direction real = {"de", "en"}, synthetic = {"de", "en", 0, "bt"};
+  for (const char* pattern : {"de-en", "*-en", "de-*", "*-*"}) {
+    EXPECT_TRUE(real.Matches(pattern)) << pattern;
+    EXPECT_FALSE(synthetic.Matches(pattern)) << pattern;
+    EXPECT_TRUE(synthetic.Matches(std::string(pattern) + ".bt")) << pattern;
+  }
+  for (const char* pattern : {"en-de", "*-de", "d*-en", "*", "", "de-en.bt"}) {
+    EXPECT_FALSE(real.Matches(pattern)) << pattern;
+  }
+}
+
 TEST(ResolveDataSpec, FillsInWhatWasLeftOpen) {
   const SyntheticIndex index({90'000});
   DataSpec spec = SpecOf("microbatch { max_target_tokens: 1000 }");
@@ -236,6 +273,9 @@ TEST(ResolveDataSpec, NamesTheFieldOfAMistake) {
               HasSubstr("data.directions: no training pairs of \"de-en\"; the corpus has aa-en"));
   EXPECT_THAT(message("microbatch { max_target_tokens: 300 } directions: 'ab-en'"),
               HasSubstr("data.directions"));
+  EXPECT_THAT(message("microbatch { max_target_tokens: 300 } "
+                      "weights { direction: '*-en.bt' weight: 2 }"),
+              HasSubstr("data.weights: no training pairs of \"*-en.bt\""));
   EXPECT_THAT(message("microbatch { max_target_tokens: 300 } temperature { from_step: 5 "
                       "temperature: 2 }"),
               HasSubstr("data.temperature[0].from_step"));

@@ -136,6 +136,72 @@ TEST(Prepare, WritesThePairsItReadInTheirOrder) {
   }
 }
 
+TEST(Prepare, SyntheticTextServesOneDirectionAndItsSourcesHaveTheTag) {
+  const TempFolder folder;
+  WritePairs(folder, "t", "de", "en", {{"eins", "one"}, {"zwei", "two"}, {"drei", "three"}});
+  WritePairs(folder, "bt", "en", "de", {{"two one", "zwei eins"}, {"three two", "drei zwei"}});
+  const std::string real =
+      "text { source_language: 'en' target_language: 'de' "
+      "source_file: 't.en' target_file: 't.de' } ";
+  const std::string synthetic =
+      "text { source_language: 'en' target_language: 'de' "
+      "source_file: 'bt.en' target_file: 'bt.de' tag: 'bt' } ";
+  const auto report = PrepareIn(folder, real + synthetic);
+  ASSERT_TRUE(report.ok()) << report.status();
+  const auto corpus = Corpus::Open(folder.Path("out"));
+  ASSERT_TRUE(corpus.ok()) << corpus.status();
+  EXPECT_EQ(corpus->vocabulary().languages(), (std::vector<std::string>{"bt", "de", "en"}));
+  ASSERT_EQ(corpus->directions().size(), 3u);
+  EXPECT_EQ(corpus->directions()[2], (Direction{"en", "de", 2, "bt"}));
+  const PairTokens pair = corpus->Tokens(2, 1);
+  std::vector<int32_t> source, target;
+  for (size_t i = 0; i < pair.source.size(); ++i) source.push_back(pair.source[i]);
+  for (size_t i = 0; i < pair.target.size(); ++i) target.push_back(pair.target[i]);
+  EXPECT_EQ(source.front(), corpus->vocabulary().TagId("bt"));
+  EXPECT_EQ(corpus->vocabulary().Decode(source), "three two");
+  EXPECT_EQ(corpus->vocabulary().Decode(target), "drei zwei");
+  EXPECT_LT(corpus->Tokens(1, 1).source[0], corpus->vocabulary().first_tag());
+  EXPECT_THAT(folder.Read("out/report.json"), HasSubstr("\"directions\": [\"en-de.bt\"]"));
+  EXPECT_THAT(ReportTable(*report), HasSubstr("en-de.bt"));
+
+  // The tokenizer is that of the real text alone.
+  ASSERT_TRUE(PrepareIn(folder, real, nullptr, "alone").ok());
+  EXPECT_EQ(folder.Read("alone/tokenizer.model"), folder.Read("out/tokenizer.model"));
+
+  const auto refused =
+      PrepareIn(folder,
+                real +
+                    "text { source_language: 'en' target_language: 'fr' source_file: 'bt.en' "
+                    "target_file: 'bt.de' tag: 'de' }",
+                nullptr, "refused");
+  EXPECT_THAT(Message(refused), HasSubstr("the tag \"de\" of en-fr.de is a language of de-en"));
+}
+
+// Blocks that are kept by --extend hold the tag's number, which a language that is added changes.
+TEST(Prepare, ALanguageThatIsAddedChangesTheTagsOfSyntheticText) {
+  const TempFolder folder;
+  WritePairs(folder, "t", "de", "en", {{"eins", "one"}, {"zwei", "two"}, {"drei", "three"}});
+  WritePairs(folder, "a", "af", "en", {{"een", "one"}, {"twee", "two"}});
+  const auto text = [](const std::string& other, const std::string& stem, const std::string& tag) {
+    return "text { source_language: 'en' target_language: '" + other + "' source_file: '" + stem +
+           ".en' target_file: '" + stem + "." + other + "' tag: '" + tag + "' } ";
+  };
+  const std::string first = text("de", "t", "") + text("de", "t", "bt");
+  ASSERT_TRUE(PrepareIn(folder, first).ok());
+  PrepareSpec spec = testing::PrepareSpecOf(first + text("af", "a", ""));
+  spec.mutable_tokenizer()->set_vocab_size(300);
+  const auto report =
+      Prepare(spec, "out", folder.path(), [](std::string_view) {}, {.extend = true});
+  ASSERT_TRUE(report.ok()) << report.status();
+  const auto corpus = Corpus::Open(folder.Path("out"));
+  ASSERT_TRUE(corpus.ok()) << corpus.status();
+  const auto& directions = corpus->directions();
+  const auto synthetic = std::ranges::find(directions, "en-de.bt", &Direction::Name);
+  ASSERT_NE(synthetic, directions.end());
+  EXPECT_EQ(corpus->Tokens(static_cast<int>(synthetic - directions.begin()), 0).source[0],
+            corpus->vocabulary().TagId("bt"));
+}
+
 TEST(Prepare, CountsEveryLineForOneReason) {
   const TempFolder folder;
   std::string longest = "viel";

@@ -35,6 +35,22 @@ TEST(SamplingWeights, AreFrozen) {
             (std::vector<int64_t>{174260849389, 0, 456560195401, 1099511627776}));
 }
 
+TEST(SamplingWeights, AreMultipliedByTheFactors) {
+  const std::vector<int64_t> counts = {100, 0, 12345, 1'000'000};
+  const std::vector<double> factors = {0.5, 3.0, 2.0, 1.0};
+  for (const double temperature : {1.0, 5.0}) {
+    const std::vector<int64_t> plain = SamplingWeights(counts, temperature);
+    const std::vector<int64_t> weights = SamplingWeights(counts, temperature, factors);
+    for (size_t i = 0; i < counts.size(); ++i) {
+      const double expected = static_cast<double>(plain[i]) / static_cast<double>(plain[3]);
+      EXPECT_NEAR(static_cast<double>(weights[i]) / static_cast<double>(weights[3]),
+                  factors[i] * expected, 1e-11)
+          << temperature;
+    }
+    EXPECT_EQ(SamplingWeights(counts, temperature, std::vector<double>(4, 3.0)), plain);
+  }
+}
+
 TEST(SamplingPlan, GivesEachPairOnceByTheEndOfAnEpochAtTemperatureOne) {
   const std::vector<int64_t> counts = {17, 1000, 333, 50};
   const SamplingPlan plan(counts, {{0, 1.0}}, 70);  // 1400 = 20 windows

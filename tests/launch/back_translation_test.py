@@ -1,0 +1,108 @@
+"""Back-translation from end to end on a small corpus: a reverse model makes text, which is scored, filtered, tagged
+and mixed in with its own weight (launch/corpora/back_translate.sh).
+
+Programs: DEEPNET_PROGRAM, MPIEXEC.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+RUN = """
+seed: 1
+model { encoder_layers: 1 decoder_layers: 1 d_model: 32 ffn_dim: 64 num_heads: 2 max_positions: 300
+        residual: DEEPNORM }
+data { max_sentence_tokens: 200 microbatch { max_source_tokens: 300 max_target_tokens: 300 } }
+optim { learning_rate: 1e-2 warmup_steps: 4 }
+compute { device: "cpu" dtype: FLOAT32 threads_per_rank: 1 }
+train { steps: 30 checkpoint_every_steps: 1000 validate_every_steps: 1000 }
+decode { beam_size: 2 max_tokens: 30 }
+"""
+
+
+class BackTranslation(unittest.TestCase):
+    def setUp(self):
+        self.root = tempfile.mkdtemp()
+        with open(os.path.join(ROOT, "tests/trainer/data/testdata/udhr.tsv"), encoding="utf-8") as table:
+            rows = [line.rstrip("\n").split("\t") for line in table]
+        pairs = [(german, english) for language, english, german in rows if language == "de"]
+        self.write("train.de", [pair[0] for pair in pairs[:30]])
+        self.write("train.en", [pair[1] for pair in pairs[:30]])
+        self.write("news.en", [pair[1] for pair in pairs[30:]])  # nobody has translated it
+
+    def tearDown(self):
+        shutil.rmtree(self.root)
+
+    def write(self, name, lines):
+        with open(os.path.join(self.root, name), "w", encoding="utf-8") as file:
+            file.writelines(line + "\n" for line in lines)
+
+    def read(self, name):
+        with open(os.path.join(self.root, name), encoding="utf-8") as file:
+            return file.read().splitlines()
+
+    def call(self, *words, code=0, **variables):
+        done = subprocess.run(words, cwd=ROOT, env=os.environ | variables, text=True, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT)
+        self.assertEqual(done.returncode, code, done.stdout)
+        return done.stdout
+
+    def deepnet(self, command, *settings, texts="", code=0):
+        recipe = ["# proto-file: proto/run.proto", "# proto-message: deepnet.RunSpec", RUN]
+        self.write("run.textproto", recipe + [f"prepare {{ tokenizer {{ vocab_size: 200 }} {texts} }}"])
+        words = [os.environ["DEEPNET_PROGRAM"], command, "--root", self.root, "--config", "run.textproto"]
+        for setting in settings:
+            words += ["--set", setting]
+        return self.call(*words, code=code)
+
+    def back_translate(self, out, **variables):
+        return self.call("launch/corpora/back_translate.sh", "--checkpoint", os.path.join(self.root, "runs/reverse"),
+                         "--from", "en", "--to", "de", "--out", os.path.join(self.root, out),
+                         os.path.join(self.root, "news.en"), "--sample", "1",
+                         DEEPNET=os.environ["DEEPNET_PROGRAM"], **variables)
+
+    def test_the_chain_from_a_reverse_model_to_a_model_with_weight_and_tag(self):
+        real = 'text { source_language: "de" target_language: "en" source_file: "train.de" target_file: "train.en" }'
+        self.deepnet("prepare", "data.folder=real", texts=real)
+        self.deepnet("train", "data.folder=real", "data.directions=*-de", "folder=runs/reverse")
+
+        output = self.back_translate("bt")
+        scores = [float(score) for score in self.read("bt/scores")]
+        self.assertEqual(self.read("bt/text.en"), self.read("news.en"))
+        self.assertEqual([score == -1000 for score in scores], [not line for line in self.read("bt/text.de")])
+        self.back_translate("ranks", RUN="tests/mpi/mpirun.sh 2")
+        for name in ("text.de", "scores"):
+            self.assertEqual(self.read("ranks/" + name), self.read("bt/" + name))
+
+        # The recipe's block as the script shows it, with the better half of the lines.
+        threshold = re.search(r"50 %: (\S+)", output)[1]
+        synthetic = re.search(r"text \{.*?\}", output, re.DOTALL)[0].replace("...", threshold)
+        self.deepnet("prepare", "data.folder=mixed", "prepare.tokenizer.model_file=real/tokenizer.model",
+                     texts=real + synthetic)
+        with open(os.path.join(self.root, "mixed/report.json"), encoding="utf-8") as file:
+            pairs = {name: pair for pair in json.load(file)["pairs"] for name in pair["directions"]}
+        self.assertEqual(set(pairs), {"de-en", "en-de", "de-en.bt"})
+        dropped = {drop["reason"]: drop["lines"] for drop in pairs["de-en.bt"]["dropped"]}
+        worse = sum(-1000 < score < float(threshold) for score in scores)
+        self.assertGreater(worse, 0)
+        self.assertEqual(dropped["below score"], worse)
+        self.assertGreater(pairs["de-en.bt"]["kept"], 0)
+
+        weights = {}
+        for weight in ("1", "0.1"):
+            weighted = 'data.weights={direction: "*-*.bt" weight: ' + weight + "}"
+            log = self.deepnet("train", "data.folder=mixed", "data.directions=de-en,*-*.bt", weighted,
+                               "folder=runs/with-" + weight)
+            weights[weight] = re.search(r"weights \w+", log)[0]
+        self.assertNotEqual(weights["1"], weights["0.1"])
+        refused = self.deepnet("train", "data.folder=real", "data.directions=*-*.bt", "folder=runs/no", code=2)
+        self.assertIn('data.directions: no training pairs of "*-*.bt"; the corpus has de-en en-de', refused)
+
+
+if __name__ == "__main__":
+    unittest.main()
