@@ -44,7 +44,7 @@ TEST(Recipes, EachIsCalledAsItsFile) {
 }
 
 TEST(Recipes, WhatNeedsACorpusOfItsOwnPreparesIt) {
-  for (const char* name : {"quickstart", "deepnet_1000l", "deepnet_100l"}) {
+  for (const char* name : {"quickstart", "deepnet_1000l", "deepnet_100l", "paper/languages102"}) {
     EXPECT_EQ(ValidateForPrepare(Recipe(name)), absl::OkStatus()) << name;
   }
 }

@@ -163,10 +163,17 @@ absl::Status CheckKnown(const PairIndex& index, const std::string& field,
       std::any_of(index.directions().begin(), index.directions().end(),
                   [&](const Direction& d) { return d.Matches(pattern) && d.num_pairs > 0; });
   if (known) return absl::OkStatus();
-  std::string all;
-  for (const Direction& d : index.directions()) absl::StrAppend(&all, " ", d.Name());
+  constexpr size_t kMostNames = 40;
+  const std::vector<Direction>& all = index.directions();
+  std::string names;
+  for (size_t i = 0; i < std::min(all.size(), kMostNames); ++i) {
+    absl::StrAppend(&names, " ", all[i].Name());
+  }
+  if (all.size() > kMostNames) {
+    absl::StrAppend(&names, " and ", all.size() - kMostNames, " more directions");
+  }
   return absl::InvalidArgumentError(
-      absl::StrCat(field, ": no training pairs of \"", pattern, "\"; the corpus has", all));
+      absl::StrCat(field, ": no training pairs of \"", pattern, "\"; the corpus has", names));
 }
 
 absl::Status CheckDirections(const PairIndex& index, const DataSpec& spec) {

@@ -424,6 +424,7 @@ namespace {
 
 absl::Status CheckTags(const std::vector<LanguagePairTexts>& texts) {
   for (const LanguagePairTexts& synthetic : texts) {
+    if (synthetic.tag.empty()) continue;
     for (const LanguagePairTexts& pair : texts) {
       if (synthetic.tag != pair.first && synthetic.tag != pair.second) continue;
       return absl::InvalidArgumentError(absl::StrCat("prepare.text: the tag \"", synthetic.tag,

@@ -13,6 +13,8 @@
 #include <algorithm>
 #include <filesystem>
 #include <optional>
+#include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -120,8 +122,25 @@ absl::Status ReadTables(PrepareContext& context) {
   return absl::OkStatus();
 }
 
+// Says how large the corpus is going to be.
+void SaySize(const PrepareContext& context) {
+  int pairs = 0, directions = 0;
+  std::set<std::string> languages;
+  for (const LanguagePairTexts& texts : context.texts) {
+    if (texts.train.empty()) continue;
+    ++pairs;
+    directions += texts.tag.empty() ? 2 : 1;
+    languages.insert({texts.first, texts.second});
+  }
+  context.Say(absl::StrFormat(
+      "planned: %d languages, %d language pairs and as many shards, %d directions, about %.4g "
+      "pairs; memory below 1 GiB a rank, learning the tokenizer apart",
+      languages.size(), pairs, directions, TrainingPairs(context.texts)));
+}
+
 // Says what is ahead: for these ranks, or, `dry`, also for others with a thread each.
 void SayPlan(const PrepareContext& context, bool dry) {
+  if (context.IsFirst()) SaySize(context);
   const std::vector<int64_t> bytes = TrainingBytes(context.texts);
   const int ranks = context.world.size(), threads = context.num_threads;
   const PreparePlan plan = PlanPreparation(bytes, ranks, threads);

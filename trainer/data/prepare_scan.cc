@@ -100,7 +100,35 @@ absl::StatusOr<PreparedPart> ScanPair(PrepareContext& context, const LanguagePai
   return part;
 }
 
+// Returns about how many pairs a text has: counted where they are few, else by the first ones.
+double EstimatePairs(const ParallelFiles& text) {
+  constexpr int kSampledPairs = 1000;
+  const bool tsv = !text.tsv_file.empty();
+  const absl::StatusOr<std::unique_ptr<PairReader>> reader = PairReader::Open(text);
+  if (!reader.ok()) return 0.0;  // whoever scans it says why
+  double bytes = 0.0;            // of the first file
+  for (int pairs = 0; pairs < kSampledPairs; ++pairs) {
+    RawPair pair;
+    const absl::StatusOr<bool> more = (*reader)->Next(&pair);
+    if (!more.ok() || !*more) return pairs;
+    bytes += static_cast<double>(pair.first.size() + (tsv ? pair.second.size() + 1 : 0) + 1);
+  }
+  std::error_code ignored;
+  const auto size =
+      static_cast<double>(fs::file_size(tsv ? text.tsv_file : text.first_file, ignored));
+  const double unpacked = (*reader)->compressed() ? kTextBytesPerCompressedByte : 1.0;
+  return size * unpacked / bytes * kSampledPairs;
+}
+
 }  // namespace
+
+double TrainingPairs(const std::vector<LanguagePairTexts>& texts) {
+  double pairs = 0.0;
+  for (const LanguagePairTexts& pair : texts) {
+    for (const ParallelFiles& text : pair.train) pairs += EstimatePairs(text);
+  }
+  return pairs;
+}
 
 std::vector<int64_t> TrainingBytes(const std::vector<LanguagePairTexts>& texts) {
   std::vector<int64_t> pair_bytes;

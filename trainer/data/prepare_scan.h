@@ -14,6 +14,9 @@ namespace deepnet {
 // Returns about how many bytes of training text each language pair has that has some.
 std::vector<int64_t> TrainingBytes(const std::vector<LanguagePairTexts>& texts);
 
+// Returns about how many training pairs `texts` have, by the first 1,000 lines of each file.
+double TrainingPairs(const std::vector<LanguagePairTexts>& texts);
+
 // Fills context.scans: ranks scan the language pairs that are dealt to them, or find them scanned.
 // Each has its blocks, a file of duplicate bits and, where a tokenizer is to be learned, a log of
 // the sample. Collective.

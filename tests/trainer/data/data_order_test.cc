@@ -273,6 +273,9 @@ TEST(ResolveDataSpec, NamesTheFieldOfAMistake) {
               HasSubstr("data.directions: no training pairs of \"de-en\"; the corpus has aa-en"));
   EXPECT_THAT(message("microbatch { max_target_tokens: 300 } directions: 'ab-en'"),
               HasSubstr("data.directions"));
+  const SyntheticIndex many(std::vector<int64_t>(30, 5));
+  EXPECT_THAT(std::string(Mistake("directions: 'zz-en'", many).message()),
+              HasSubstr(" and 20 more directions"));
   EXPECT_THAT(message("microbatch { max_target_tokens: 300 } "
                       "weights { direction: '*-en.bt' weight: 2 }"),
               HasSubstr("data.weights: no training pairs of \"*-en.bt\""));

@@ -111,6 +111,25 @@ TEST(Prepare, MakesACorpusOfOpusFolders) {
   EXPECT_FALSE(fs::exists(folder.Path("out.tmp")));
 }
 
+TEST(Prepare, SaysFirstHowLargeTheCorpusIsGoingToBe) {
+  const TempFolder folder;
+  WritePairs(folder, "few", "de", "en", {{"eins", "one"}, {"zwei", "two"}, {"drei", "three"}});
+  WritePairs(folder, "many", "en", "fr", TextPairs(3000, {"four", "quatre"}));
+  std::string progress;
+  const auto text = [](const std::string& other, const std::string& stem, const std::string& tag) {
+    return "text { source_language: 'en' target_language: '" + other + "' source_file: '" + stem +
+           ".en' target_file: '" + stem + "." + other + "' tag: '" + tag + "' } ";
+  };
+  ASSERT_TRUE(PrepareIn(folder,
+                        text("de", "few", "") + text("de", "few", "bt") + text("fr", "many", ""),
+                        &progress)
+                  .ok());
+  const size_t planned = progress.find(
+      "planned: 3 languages, 3 language pairs and as many shards, 5 directions, about 3006 pairs;");
+  ASSERT_NE(planned, progress.npos) << progress;
+  EXPECT_LT(planned, progress.find("scanned "));
+}
+
 TEST(Prepare, WritesThePairsItReadInTheirOrder) {
   const TempFolder folder;
   const TextPairs pairs = {{"eins", "one"}, {"zwei", "two"}, {"drei", "three"}};
