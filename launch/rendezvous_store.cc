@@ -1,14 +1,17 @@
 #include "launch/rendezvous_store.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include <c10/util/Exception.h>
+#include <c10/util/Logging.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -41,10 +44,25 @@ auto Catch(const Call& call) -> absl::StatusOr<decltype(call())> {
   }
 }
 
+// Keeps LibTorch's log quiet while it lives. c10d writes two warnings for every wait that ends
+// without its key, several a second while a rank is awaited, and a backtrace with what it throws;
+// our errors say all of that.
+class QuietLog {
+ public:
+  QuietLog() { FLAGS_caffe2_log_level = std::max(before_, c10::GLOG_FATAL); }
+  ~QuietLog() { FLAGS_caffe2_log_level = before_; }
+  QuietLog(const QuietLog&) = delete;
+  QuietLog& operator=(const QuietLog&) = delete;
+
+ private:
+  const int before_ = FLAGS_caffe2_log_level;
+};
+
 class C10dStore final : public RendezvousStore {
  public:
-  C10dStore(std::string place, c10::intrusive_ptr<c10d::Store> store)
-      : place_(std::move(place)), store_(std::move(store)) {}
+  C10dStore(std::unique_ptr<QuietLog> quiet, std::string place,
+            c10::intrusive_ptr<c10d::Store> store)
+      : quiet_(std::move(quiet)), place_(std::move(place)), store_(std::move(store)) {}
 
   std::string Place() const override { return place_; }
 
@@ -79,6 +97,7 @@ class C10dStore final : public RendezvousStore {
   }
 
  private:
+  const std::unique_ptr<QuietLog> quiet_;
   const std::string place_;
   const c10::intrusive_ptr<c10d::Store> store_;
 };
@@ -107,6 +126,7 @@ absl::Status OpenError(const Launch& launch, bool serves, absl::Duration limit,
 absl::StatusOr<std::unique_ptr<RendezvousStore>> OpenRendezvousStore(const Launch& launch,
                                                                      absl::Duration limit) {
   const bool serves = launch.rank == 0 && !launch.agent_store;
+  auto quiet = std::make_unique<QuietLog>();
   try {
     c10::intrusive_ptr<c10d::Store> store;
     if (launch.file.empty()) {
@@ -121,7 +141,8 @@ absl::StatusOr<std::unique_ptr<RendezvousStore>> OpenRendezvousStore(const Launc
     }
     const std::string prefix = absl::StrCat("deepnet/", launch.prefix);
     return std::make_unique<C10dStore>(
-        launch.Place(), c10::make_intrusive<c10d::PrefixStore>(prefix, std::move(store)));
+        std::move(quiet), launch.Place(),
+        c10::make_intrusive<c10d::PrefixStore>(prefix, std::move(store)));
   } catch (const std::exception& error) {
     return OpenError(launch, serves, limit, TextOf(error));
   }
