@@ -247,6 +247,20 @@ srun() {{
         self.assertRegex(self.said(), r"4 ranks on n\S+: srun --mpi=none ")
         self.assertRegex(self.said(), r"4 ranks by TCP \(Slurm's variables\), met at n\d:")
 
+    def test_ranks_by_srun_translate_what_rank_zero_reads(self):
+        with open(self.folder / "udhr.tsv", encoding="utf-8") as table:
+            text = "".join(line.split("\t")[1] + "\n" for line in table)
+        words = [PROGRAM, "translate", "--root", self.folder, "--checkpoint", "alone", "--from", "en", "--to", "de"]
+        words += ["--sample", "1", "--scores"]
+        alone = subprocess.run(words, input=text, text=True, capture_output=True, check=True).stdout
+        self.assertEqual(len(alone.splitlines()), len(text.splitlines()))
+        srun = f"source {self.folder}/site.sh; export SLURM_PMIX_FENCE=tree; exec srun -N 3 -n 3 --input=0 "
+        for kind in ("pmix", "none"):
+            box = [ROOT / "tests/launch/slurm/slurm_box.sh", "run", "bash", "-c", f'{srun} --mpi={kind} "$@"', "srun"]
+            ranks = subprocess.run([*map(str, box + words)], input=text, text=True, capture_output=True, cwd=ROOT)
+            self.assertEqual((ranks.returncode, ranks.stdout), (0, alone), ranks.stderr)
+            self.assertIn("3 ranks by " + ("MPI" if kind == "pmix" else "TCP"), ranks.stderr)
+
     def test_shellcheck_and_sbatch_accept_every_script(self):
         planned = self.plan()
         call("shellcheck", "-x", *sorted((ROOT / "launch/slurm").glob("*.sh")), *SCRIPTS, planned, "launch/job.sh")
