@@ -271,6 +271,7 @@ absl::Status PipelineStage::Forward(int chunk, int microbatch) {
   if (layers.has_output()) slot.dhidden_RD = boundaries_.target().Claim();
   const auto run = [&](MicrobatchPass pass) {
     if (microbatch == 0) pass.probe = probe_;
+    if (inspector_ != nullptr) pass.probe = inspector_;
     layers.Forward(pass, values, model_.work(), slot.kept, loss, slot.dhidden_RD,
                    {.sums = &losses_[microbatch]});
   };
@@ -279,6 +280,7 @@ absl::Status PipelineStage::Forward(int chunk, int microbatch) {
        .microbatch = microbatch,
        .inputs = Defined(values, slot.dhidden_RD),
        .run = run});
+  if (inspector_ != nullptr) inspector_->AfterForward(layers, passes_[microbatch].rows, values);
   if (own.sent != BoundarySet{}) {
     boundaries_.Put({Way::kForward, chunk + 1, microbatch}, Only(own.sent, values));
   }
@@ -358,6 +360,7 @@ absl::Status PipelineStage::RunDeferred(ModelChunk& chunk, int microbatch) {
 
 // Runs a pass. Its graphs are used as soon as one such pass has had the bits of eager launches.
 void PipelineStage::Run(const Work& work) {
+  if (inspector_ != nullptr) return RunInspected(work);
   const MicrobatchPass& pass = passes_[work.microbatch];
   if (!model_.ops().HasGraphs()) return work.run(pass);
   GraphTrial& trial = trials_[{work.op, work.chunk.number}];
@@ -369,6 +372,16 @@ void PipelineStage::Run(const Work& work) {
   const bool records = trial.microbatch < 0 && trial.tries < kMostTrials;
   const bool missed = RunOnce(work, pass, records ? PassGraphs::kRecord : PassGraphs::kProved);
   if (missed && records) trial = {work.microbatch, trial.tries + 1};
+}
+
+// Runs a pass, and hands gradients over when the inspector has seen them.
+void PipelineStage::RunInspected(const Work& work) {
+  std::vector<int> layers;
+  held_ = &layers;
+  RunOnce(work, passes_[work.microbatch], PassGraphs::kNone);
+  held_ = nullptr;
+  if (work.op != Op::kForward) inspector_->AfterBackward(*work.chunk.layers);
+  for (const int layer : layers) hand_over_(layer);
 }
 
 bool PipelineStage::RunOnce(const Work& work, MicrobatchPass pass, PassGraphs graphs) {

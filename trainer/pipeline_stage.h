@@ -99,6 +99,18 @@ class BoundaryBuffers {
 // (or, if weight gradients are deferred, the last of those) is through with its first layer.
 std::vector<GradientBucket> MakeBuckets(const Transformer& model);
 
+// Sees all passes of a step, its sub-layers included, and changes nothing.
+class StageProbe : public SublayerProbe {
+ public:
+  // `values` as the forward pass of `chunk` left them, on `rows`. With the output layer, that
+  // layer's gradient is what it and earlier passes of the virtual replica have added.
+  virtual void AfterForward(const Chunk& chunk, const MicrobatchRows& rows,
+                            const BoundaryActivations& values) = 0;
+  // After each pass that adds to the gradients of the other layers of `chunk`, before they are
+  // handed over.
+  virtual void AfterBackward(const Chunk& chunk) = 0;
+};
+
 struct PipelineStageOptions {
   uint64_t seed = 0;
   double label_smoothing = 0.0;
@@ -125,6 +137,9 @@ class PipelineStage : public Stage {
   // From the next BeginStep on, `probe` is told of the sub-layers of the step's first microbatch;
   // null: nobody is.
   void Watch(SublayerProbe* probe) { probe_ = probe; }
+  // From the next BeginStep on, `inspector` sees all passes, and nobody else any; null: nobody
+  // does. Nothing is launched as a CUDA graph then.
+  void Inspect(StageProbe* inspector) { inspector_ = inspector; }
 
   // As in stage.h. Backward, or BackwardInput, of a chunk come in ascending microbatch order too,
   // since both add to the gradients of norms and embeddings.
@@ -186,6 +201,7 @@ class PipelineStage : public Stage {
   void MakeChunks(const Transformer& model);
   void MapBuckets();
   void Run(const Work& work);
+  void RunInspected(const Work& work);
   void Compare(const Work& work, const MicrobatchPass& pass);
   bool RunOnce(const Work& work, MicrobatchPass pass, PassGraphs graphs);  // as Ops::EndPass
   ModelChunk& Find(int chunk);
@@ -218,6 +234,7 @@ class PipelineStage : public Stage {
   std::vector<std::string> warnings_;
   absl::Status handed_over_;  // the first error of that in this step
   SublayerProbe* probe_ = nullptr;
+  StageProbe* inspector_ = nullptr;
   double gradient_scale_ = 1.0;  // of the loss of a token
   const StepBatch* batch_ = nullptr;
   std::vector<MicrobatchPass> passes_;  // [microbatch] of the step

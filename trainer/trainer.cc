@@ -3,6 +3,7 @@
 #include "trainer/trainer.h"
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <optional>
 #include <span>
@@ -23,6 +24,7 @@
 #include "parallel/comm/heartbeat.h"
 #include "parallel/plan/memory.h"
 #include "trainer/async_checkpointer.h"
+#include "trainer/instruments/non_finite.h"
 #include "trainer/intervals.h"
 #include "trainer/kernels/device_errors.h"
 #include "trainer/model/architecture.h"
@@ -90,6 +92,8 @@ class Trainer {
   absl::StatusOr<bool> RollBack(SpikeRecord& spike);
   void GoOnFrom(Manifest earlier);
   absl::Status RecordInstruments(const StepResult& result);
+  bool LocatesNonFinite(const StepResult& result);
+  absl::Status RecordNonFinite(const StepBatch& batch, absl::Duration comm_timeout);
   absl::Status Agree(double seconds);
   absl::Status NameStragglers(std::span<const double> compute_seconds);
   void Count(const StepBatch& batch, const StepResult& result);
@@ -131,6 +135,7 @@ class Trainer {
   double agreed_seconds_ = 0.0;       // of the last step, by the clock of rank 0
   double longest_step_ = 0.0;         // seconds, of this process, without its first step
   absl::Status least_scale_;          // of the last step, with a loss scale
+  bool was_finite_ = true;            // the last step
   std::optional<SpikeRecord> spike_;  // of the last step
   double compute_seconds_ = 0.0;      // of this rank, in the steps since stragglers were looked for
   int64_t computed_steps_ = 0;        // those steps
@@ -228,6 +233,7 @@ absl::Status Trainer::Step() {
   ++computed_steps_;
   RETURN_IF_ERROR(Agree(SecondsNow() - started));
   Count(*batch, result);
+  if (LocatesNonFinite(result)) RETURN_IF_ERROR(RecordNonFinite(*batch, comm_timeout));
   if (first) RETURN_IF_ERROR(CompareMemory());
   const int64_t every = std::max<int64_t>(1, run_.train().log_every_steps());
   const bool tells = result.update.skipped || state_.step() % every == 0;
@@ -327,6 +333,29 @@ absl::Status Trainer::RecordInstruments(const StepResult& result) {
   for (LayerInstruments& layer : *record.mutable_layers()) {
     layer.set_gradient_norm(layer.gradient_norm() * result.gradient_unit);
   }
+  WriteMetrics(record);
+  return absl::OkStatus();
+}
+
+// Returns whether the step that was just counted is to be computed once more, to find where it was
+// not finite: the first of several in a row. With a loss scale a gradient that overflows is nothing
+// unusual, unless it ends the run.
+bool Trainer::LocatesNonFinite(const StepResult& result) {
+  const bool finite = !result.update.skipped || result.withheld;
+  const bool is_first = std::exchange(was_finite_, finite);
+  if (finite) return false;
+  if (session_.context->loss_scale == nullptr) return is_first;
+  return !least_scale_.ok() || (is_first && !std::isfinite(result.loss));
+}
+
+absl::Status Trainer::RecordNonFinite(const StepBatch& batch, absl::Duration comm_timeout) {
+  heartbeat_.Begin(absl::StrCat("step ", state_.step(), ": search for a non-finite value"),
+                   comm_timeout + kSilenceGrace);
+  ASSIGN_OR_RETURN(NonFiniteRecord record,
+                   LocateNonFinite(batch, state_.step() - 1, *session_.context,
+                                   {.comm_timeout = comm_timeout, .heartbeat = &heartbeat_}));
+  record.set_step(state_.step());
+  log_.Warning(absl::StrCat("step ", state_.step(), ": ", NonFiniteLine(record)));
   WriteMetrics(record);
   return absl::OkStatus();
 }

@@ -12,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "launch/defaults.h"
+#include "parallel/base/exit_code.h"
 #include "proto/report.pb.h"
 #include "tests/parity/train_in_threads.h"
 #include "tests/parity/training_runs.h"
@@ -128,6 +129,35 @@ TEST_F(InstrumentsTrainTest, WithoutTheFirstOutputOrWithADamagedOneTheModelsUpda
   ASSERT_EQ(Records("lost").size(), 2u);
   EXPECT_THAT(Records("lost")[1], Not(HasSubstr("model_update")));
   EXPECT_THAT(Records("lost")[1], HasSubstr("update_norm"));
+}
+
+// A learning rate that makes the weights infinite: steps from the second on are not finite.
+TEST_F(InstrumentsTrainTest, AStepThatIsNotFiniteIsLookedIntoOnceInARowAndSaysTheSameOnAnyLayout) {
+  const std::vector<Degrees> layouts = {{1, 1, ""}, {2, 1, ""}, {1, 2, ""}, {2, 2, "1f1b"}};
+  std::vector<NonFiniteRecord> found;
+  for (size_t i = 0; i < layouts.size(); ++i) {
+    SCOPED_TRACE(i);
+    const std::string folder = "diverges-" + std::to_string(i);
+    RunSpec run = Run(folder, layouts[i], "");
+    run.mutable_optim()->set_learning_rate(1e38);
+    run.mutable_train()->set_steps(20);
+    const testing::TrainOutcome outcome = testing::TrainInThreads(run, {.root = root_.string()});
+    EXPECT_EQ(GetExitCode(outcome.status), ExitCode::kDiverged) << outcome.status << outcome.log;
+    std::ifstream file(root_ / folder / "metrics.jsonl");
+    int records = 0;
+    for (std::string line; std::getline(file, line);) {
+      if (line.find(R"("kind":"non_finite")") == std::string::npos) continue;
+      ++records;
+      EXPECT_TRUE(google::protobuf::util::JsonStringToMessage(line, &found.emplace_back()).ok());
+    }
+    ASSERT_EQ(records, 1) << outcome.log;
+    EXPECT_THAT(outcome.log, HasSubstr("first in the forward pass of " + found[i].sublayer()));
+    EXPECT_NE(found[i].sublayer(), "");
+    EXPECT_EQ(found[i].sublayer(), found[0].sublayer());
+    EXPECT_EQ(found[i].value(), found[0].value());
+    EXPECT_EQ(found[i].step(), found[0].step());
+    EXPECT_EQ(found[i].rank(), 0) << "the first layers";
+  }
 }
 
 }  // namespace

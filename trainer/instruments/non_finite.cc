@@ -1,0 +1,246 @@
+// Every rank keeps the earliest place that it sees; the earliest of all ranks is the answer. A
+// place is a number that grows in the order in which one rank alone would come to the places.
+#include "trainer/instruments/non_finite.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include <ATen/ATen.h>
+
+#include "parallel/base/check.h"
+#include "parallel/base/host.h"
+#include "parallel/base/status_macros.h"
+#include "parallel/comm/agreement.h"
+#include "trainer/messages.h"
+#include "trainer/model/architecture.h"
+#include "trainer/model/describe.h"
+#include "trainer/train_step.h"
+
+namespace deepnet {
+namespace {
+
+// Values of a sub-layer in the order of their computation. Only kOutput exists of a layer that is
+// not in a stack; only kLoss and kLossGradient of the output layer.
+enum Value { kInput, kBranch, kSum, kOutput, kLoss = kInput, kLossGradient = kBranch };
+constexpr int kValues = 4;
+constexpr int kParts = 4;  // of a layer: three kinds of sub-layers, and the norm that ends a stack
+constexpr int kStackEnd = 3;
+constexpr int kMostUses = 1000;  // of parameters in a layer
+constexpr double kBackward = 1e12, kNowhere = std::numeric_limits<double>::max();
+constexpr double kSeenByReceiver = 0.5;  // the rank that made a value knows better
+
+bool IsFinite(const at::Tensor& x) { return at::isfinite(x).all().item<bool>(); }
+
+class FiniteProbe : public StageProbe {
+ public:
+  explicit FiniteProbe(RankContext& context)
+      : model_(*context.model), whole_(Describe(model_.spec(), model_.capacity())) {}
+
+  double place() const { return place_; }
+  const NonFiniteRecord& record() const { return record_; }
+
+  void AtEnter(const PassContext& pass, const SublayerView& view) override {
+    const SublayerPlace place{view.stack, view.layer, view.kind};
+    if (!IsFinite(pass, view.stream_RD)) return TellBefore(place);
+    if (!IsFinite(pass, view.input_RD)) Tell(place, kInput, "input");
+  }
+
+  void AtLeave(const PassContext& pass, const SublayerView& view) override {
+    const SublayerPlace place{view.stack, view.layer, view.kind};
+    if (!IsFinite(pass, view.branch_RD)) return Tell(place, kBranch, "branch");
+    if (view.sum_RD.defined() && !IsFinite(pass, view.sum_RD)) Tell(place, kSum, "sum");
+  }
+
+  void AfterForward(const Chunk& chunk, const MicrobatchRows& rows,
+                    const BoundaryActivations& values) override {
+    const LayerSpan span = chunk.spec().layers;
+    const bool source = chunk.has_source() && values.source_RD.defined();
+    if (source && !IsFiniteIn(rows.source.count, values.source_RD)) {
+      TellEnd(LastOf(span, /*labelled=*/false));
+    }
+    if (chunk.ends_encoder() && !IsFiniteIn(rows.source.count, values.encoder_output_RD)) {
+      TellEnd(LastOf(span, /*labelled=*/false));
+    }
+    if (chunk.has_target() && !IsFiniteIn(rows.target.count, values.target_RD)) {
+      TellEnd(LastOf(span, /*labelled=*/true));
+    }
+    if (chunk.has_output()) LookAtGradients(span.end - 1, span.end);
+  }
+
+  void AfterBackward(const Chunk& chunk) override {
+    const LayerSpan span = chunk.spec().layers;
+    LookAtGradients(span.first, chunk.has_output() ? span.end - 1 : span.end);
+  }
+
+  void TellLoss() {
+    const Layer& output = whole_.layers.back();
+    Tell(PlaceOf(output.position, 0, kLoss), "forward", output.name, "loss");
+  }
+
+ private:
+  static double PlaceOf(int position, int part, int value) {
+    return static_cast<double>((position * kParts + part) * kValues + value);
+  }
+  static bool IsFiniteIn(int64_t rows, const at::Tensor& x_RD) {
+    return deepnet::IsFinite(FirstRows(rows, x_RD));
+  }
+  static bool IsFinite(const PassContext& pass, const at::Tensor& x_RD) {
+    return IsFiniteIn(pass.rows->count, x_RD);
+  }
+
+  void Tell(double place, const char* pass, const std::string& sublayer, const std::string& value) {
+    if (place >= place_) return;
+    place_ = place;
+    record_.set_pass(pass);
+    record_.set_sublayer(sublayer);
+    record_.set_value(value);
+  }
+
+  void Tell(const SublayerPlace& place, Value value, const char* name, double later = 0.0) {
+    Tell(PlaceOf(LayerOf(place).position, static_cast<int>(place.kind), value) + later, "forward",
+         LayerPrefix(place.stack, place.layer) + BaseName(place.kind), name);
+  }
+
+  // Tells of the output of what comes before a sub-layer.
+  void TellBefore(const SublayerPlace& place) {
+    const int index = SublayerIndex(model_.spec(), place);
+    if (index > 0) {
+      const SublayerPlace before = SublayerAt(model_.spec(), index - 1);
+      if (before.stack == place.stack) return Tell(before, kOutput, "output", kSeenByReceiver);
+    }
+    TellEnd(LayerOf(place).position - 1, kSeenByReceiver);
+  }
+
+  // Tells of the output of a layer.
+  void TellEnd(int position, double later = 0.0) {
+    const Layer& layer = whole_.layers[static_cast<size_t>(position)];
+    if (layer.stack < 0) {
+      return Tell(PlaceOf(position, 0, kOutput) + later, "forward", layer.name, "output");
+    }
+    const int stack = StackOfKind(model_.spec(), layer.kind);
+    const bool ends = layer.index + 1 == LayersOf(model_.spec(), stack);
+    if (!ends || EndOf(model_.spec()) == StackEnd::kNothing) {
+      return Tell({stack, layer.index, SublayerKind::kFeedForward}, kOutput, "output", later);
+    }
+    Tell(PlaceOf(position, kStackEnd, kOutput) + later, "forward", StackName(stack) + kFinalNorm,
+         "output");
+  }
+
+  const Layer& LayerOf(const SublayerPlace& place) const {
+    for (const Layer& layer : whole_.layers) {
+      const bool found = layer.stack >= 0 && layer.index == place.layer &&
+                         StackOfKind(model_.spec(), layer.kind) == place.stack;
+      if (found) return layer;
+    }
+    DEEPNET_CHECK(false) << "no layer " << place.layer << " in stack " << place.stack;
+    return whole_.layers.front();
+  }
+
+  // Returns the position of the last layer of `span` whose rows are the target's, or the source's;
+  // the output layer does not count.
+  int LastOf(const LayerSpan& span, bool labelled) const {
+    int last = span.first;
+    for (int i = span.first; i < span.end; ++i) {
+      const auto kind = static_cast<LayerKind>(whole_.layers[static_cast<size_t>(i)].kind);
+      if (kind == LayerKind::kOutput) break;
+      if ((kind >= LayerKind::kTargetEmbedding) == labelled) last = i;
+    }
+    return last;
+  }
+
+  // Looks at the gradients of the layers [first, end) of the chain.
+  void LookAtGradients(int first, int end) {
+    const Parameters& parameters = model_.parameters();
+    const Inventory& held = parameters.inventory();
+    int in_layer = 0, before = -1;
+    for (const Use& use : parameters.uses()) {
+      in_layer = use.layer == before ? in_layer + 1 : 0;
+      before = use.layer;
+      const Layer& layer = held.layers[static_cast<size_t>(use.layer)];
+      if (layer.position < first || layer.position >= end) continue;
+      if (deepnet::IsFinite(parameters.gradient().narrow(0, use.gradient_offset, use.count))) {
+        continue;
+      }
+      TellGradient(layer, held.parameters[static_cast<size_t>(use.parameter)].name, in_layer);
+    }
+  }
+
+  // The forward pass of the output layer makes its gradients too.
+  void TellGradient(const Layer& layer, const std::string& parameter, int in_layer) {
+    const std::string value = absl::StrCat("gradient of ", parameter);
+    if (layer.computes_loss) {
+      return Tell(PlaceOf(layer.position, 0, kLossGradient), "forward", layer.name, value);
+    }
+    const int later = static_cast<int>(whole_.layers.size()) - layer.position;
+    Tell(kBackward + static_cast<double>(later * kMostUses - in_layer), "backward",
+         SublayerOf(layer, parameter), value);
+  }
+
+  static std::string SublayerOf(const Layer& layer, const std::string& parameter) {
+    if (layer.stack < 0) return layer.name;
+    for (const SublayerKind kind : {SublayerKind::kSelfAttention, SublayerKind::kCrossAttention}) {
+      const std::string name = absl::StrCat(layer.name, ".", BaseName(kind));
+      if (absl::StartsWith(parameter, name)) return name;
+    }
+    return absl::StrCat(layer.name, ".", BaseName(SublayerKind::kFeedForward));
+  }
+
+  const Transformer& model_;
+  const Inventory whole_;
+  double place_ = kNowhere;
+  NonFiniteRecord record_;
+};
+
+}  // namespace
+
+absl::StatusOr<NonFiniteRecord> LocateNonFinite(const StepBatch& batch, int64_t step,
+                                                RankContext& context,
+                                                const ExecutorOptions& options) {
+  Communicator& world = *context.world;
+  FiniteProbe probe(context);
+  context.stage->Inspect(&probe);
+  const absl::StatusOr<StepResult> result = RunTrainStep(
+      batch, step, /*update=*/1, context, options, [] {}, [](double, double) { return false; });
+  context.stage->Inspect(nullptr);
+  RETURN_IF_ERROR(result.status());
+  const std::vector<LossSums>& losses = context.stage->losses();
+  const bool finite_losses = std::all_of(
+      losses.begin(), losses.end(), [](const LossSums& sums) { return std::isfinite(sums.loss); });
+  if (!finite_losses) probe.TellLoss();
+
+  std::vector<double> places(static_cast<size_t>(world.size()));
+  places[static_cast<size_t>(world.rank())] = probe.place();
+  RETURN_IF_ERROR(Named(world.AllReduceSum(std::span(places), context.groups.all.limit),
+                        "the place of a non-finite value"));
+  const auto first = std::min_element(places.begin(), places.end());
+  NonFiniteRecord record = probe.record();
+  record.set_kind("non_finite");
+  record.set_rank(world.rank());
+  record.set_host(HostName());
+  ASSIGN_OR_RETURN(const std::string text, BroadcastText(world, record.SerializeAsString(),
+                                                         static_cast<int>(first - places.begin())));
+  RETURN_IF_ERROR(ParseSent(text, record));
+  const bool finite = std::isfinite(result->loss) && std::isfinite(result->update.gradient_norm);
+  if (*first == kNowhere && !finite) {  // each part is finite, and their sum is not
+    record.set_pass("backward");
+    record.set_value("sum of gradients");
+  }
+  return record;
+}
+
+std::string NonFiniteLine(const NonFiniteRecord& record) {
+  if (record.pass().empty()) {
+    return "computed once more, all values were finite: a processor or its memory may be faulty";
+  }
+  if (record.sublayer().empty()) return absl::StrCat("first in the ", record.value());
+  return absl::StrCat("first in the ", record.pass(), " pass of ", record.sublayer(), ": ",
+                      record.value(), " (rank ", record.rank(), " on ", record.host(), ")");
+}
+
+}  // namespace deepnet
