@@ -79,6 +79,7 @@ constexpr ForeignField kForeignFields[] = {
     {"--clip-norm", "--clip-norm", "max_grad_norm", "clip-grad", "optim.clip_norm"},
     {"--label-smoothing", "--label-smoothing", "label_smoothing_factor", "label-smoothing",
      "optim.label_smoothing"},
+    {"--ema-decay", "--exponential-smoothing", "", "", "optim.ema_decay", "Marian's is 1 minus it"},
     {"--max-update", "--after", "max_steps", "train-iters", "train.steps"},
     {"--stop-time-hours", "", "", "exit-duration-in-mins", "train.exit_after_minutes"},
     {"--save-interval-updates", "--save-freq", "save_steps", "save-interval",

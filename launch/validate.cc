@@ -490,6 +490,7 @@ void CheckOptim(const RunSpec& run, Purpose purpose, Mistakes* mistakes) {
   fields.AtLeast(0, "weight_decay");
   fields.AtLeast(0, "clip_norm", "must be above 0, or 0: off");
   fields.Probability("label_smoothing");
+  fields.Probability("ema_decay");
   CheckLossScale(run, fields);
   const int replicas = optim.virtual_replicas();
   if (replicas == 0) return;  // the planner's

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -63,26 +64,31 @@ std::vector<ParameterRun> RunsOf(const std::vector<Extent>& extents, const Inven
   return runs;
 }
 
-// Weights and moments on the host; the tensors themselves if they are there already.
-struct HostBuffers {
-  explicit HostBuffers(const Parameters& parameters)
-      : weights(parameters.weights().to(at::kCPU)),
-        moment1(parameters.moment1().to(at::kCPU)),
-        moment2(parameters.moment2().to(at::kCPU)) {}
-  at::Tensor weights, moment1, moment2;
+// A rank's tensors of one kind: weights, moments or, where it is kept, the weights' average.
+struct Kind {
+  const char* prefix;
+  int64_t ParameterRun::*first;  // where a run begins in `tensor`
+  at::Tensor tensor;
 };
 
-void AddMoments(const ParameterRun& run, const HostBuffers& buffers,
-                std::vector<MutableNamedTensor>& tensors) {
-  const auto add = [&](const char* prefix, const at::Tensor& moment) {
-    tensors.push_back(
-        {.name = prefix + run.parameter->name,
-         .shape = run.parameter->shape,
-         .data = {moment.data_ptr<float>() + run.state, static_cast<size_t>(run.count)},
-         .first_element = run.first_element});
-  };
-  add(kMoment1Prefix, buffers.moment1);
-  add(kMoment2Prefix, buffers.moment2);
+// Weights come first.
+std::vector<Kind> KindsOf(const Parameters& parameters) {
+  std::vector<Kind> kinds = {{kWeightPrefix, &ParameterRun::weight, parameters.weights()},
+                             {kMoment1Prefix, &ParameterRun::state, parameters.moment1()},
+                             {kMoment2Prefix, &ParameterRun::state, parameters.moment2()}};
+  if (parameters.average().defined()) {
+    kinds.push_back({kEmaPrefix, &ParameterRun::state, parameters.average()});
+  }
+  return kinds;
+}
+
+bool HoldsAverage(const Manifest& manifest) {
+  for (const ShardFile& file : manifest.files()) {
+    for (const TensorExtent& extent : file.extents()) {
+      if (absl::StartsWith(extent.name(), kEmaPrefix)) return true;
+    }
+  }
+  return false;
 }
 
 // Adds its lifetime to `seconds`.
@@ -151,36 +157,34 @@ int64_t RankSnapshot::bytes() const {
   for (const Extent& extent : context_.layout.extents) {
     if (extent.first_in_chain) elements += extent.count;
   }
-  return 3 * elements * static_cast<int64_t>(sizeof(float));
+  const int64_t kinds = context_.model->parameters().average().defined() ? 4 : 3;
+  return kinds * elements * static_cast<int64_t>(sizeof(float));
 }
 
 void RankSnapshot::Look() {
   const Parameters& parameters = context_.model->parameters();
-  held_ = {parameters.weights(), parameters.moment1(), parameters.moment2()};
-  if (on_device() && side_ == nullptr) {
-    const HostBuffers host(parameters);
-    held_ = {host.weights, host.moment1, host.moment2};
+  std::vector<Kind> kinds = KindsOf(parameters);
+  held_.clear();
+  for (Kind& kind : kinds) {
+    if (on_device() && side_ == nullptr) kind.tensor = kind.tensor.to(at::kCPU);
+    held_.push_back(kind.tensor);
   }
   tensors_.clear();
-  const auto add = [&](const char* prefix, const ParameterRun& run, const at::Tensor& tensor,
-                       int64_t first) {
-    tensors_.push_back(
-        {.name = prefix + run.parameter->name,
-         .shape = run.parameter->shape,
-         .data = {tensor.const_data_ptr<float>() + first, static_cast<size_t>(run.count)},
-         .first_element = run.first_element});
-  };
   for (const ParameterRun& run : RunsOf(context_.layout.extents, parameters.inventory(),
                                         /*only_first_in_chain=*/true)) {
-    add(kWeightPrefix, run, held_[0], run.weight);
-    add(kMoment1Prefix, run, held_[1], run.state);
-    add(kMoment2Prefix, run, held_[2], run.state);
+    for (const Kind& kind : kinds) {
+      tensors_.push_back({.name = kind.prefix + run.parameter->name,
+                          .shape = run.parameter->shape,
+                          .data = {kind.tensor.const_data_ptr<float>() + run.*kind.first,
+                                   static_cast<size_t>(run.count)},
+                          .first_element = run.first_element});
+    }
   }
   if (side_ != nullptr) BeginCopy();
 }
 
-// Copies all weights, then each moment: what lies side by side on the device is one part, so that
-// there are few parts however many parameters there are.
+// Copies all weights, then each other kind: what lies side by side on the device is one part, so
+// that there are few parts however many parameters there are.
 void RankSnapshot::BeginCopy() {
   std::vector<SideCopy> parts;
   float* next = memory_.get();
@@ -224,24 +228,33 @@ absl::Status RankSnapshot::Copy() {
 absl::Status LoadRankState(FileSystem& fs, const std::string& checkpoint_folder,
                            const Manifest& manifest, RankContext& context) {
   Parameters& parameters = context.model->parameters();
-  HostBuffers buffers(parameters);
+  const std::vector<Kind> kinds = KindsOf(parameters);
+  std::vector<Kind> read = kinds;  // on the host; the tensors themselves if they are there already
+  const bool begins_average = parameters.average().defined() && !HoldsAverage(manifest);
+  if (begins_average) read.pop_back();
+  for (Kind& kind : read) kind.tensor = kind.tensor.to(at::kCPU);
   std::vector<MutableNamedTensor> tensors;  // together, so that a block is read once
   for (const Parameter& p : parameters.inventory().parameters) {
     tensors.push_back({.name = kWeightPrefix + p.name,
                        .shape = p.shape,
-                       .data = {buffers.weights.data_ptr<float>() + p.offset,
+                       .data = {read[0].tensor.data_ptr<float>() + p.offset,
                                 static_cast<size_t>(p.NumElements())}});
   }
   for (const ParameterRun& run :
        RunsOf(context.layout.extents, parameters.inventory(), /*only_first_in_chain=*/false)) {
-    AddMoments(run, buffers, tensors);
+    for (size_t i = 1; i < read.size(); ++i) {
+      tensors.push_back({.name = read[i].prefix + run.parameter->name,
+                         .shape = run.parameter->shape,
+                         .data = {read[i].tensor.data_ptr<float>() + run.*read[i].first,
+                                  static_cast<size_t>(run.count)},
+                         .first_element = run.first_element});
+    }
   }
   RETURN_IF_ERROR(ReadTensors(fs, checkpoint_folder, manifest, tensors));
-  if (!buffers.weights.is_same(parameters.weights())) {
-    parameters.weights().copy_(buffers.weights);
-    parameters.moment1().copy_(buffers.moment1);
-    parameters.moment2().copy_(buffers.moment2);
+  for (size_t i = 0; i < read.size(); ++i) {
+    if (!read[i].tensor.is_same(kinds[i].tensor)) kinds[i].tensor.copy_(read[i].tensor);
   }
+  if (begins_average) context.optimizer->BeginAverage(parameters);
   return absl::OkStatus();
 }
 

@@ -29,7 +29,8 @@
 namespace deepnet {
 
 // The tensors that one rank writes into a checkpoint: weights and both moments of the elements that
-// it updates, 12 bytes each. The ranks of a job together make a whole checkpoint.
+// it updates, 12 bytes each, and with optim.ema_decay the weights' average, 4 more. The ranks of a
+// job together make a whole checkpoint.
 class RankSnapshot {
  public:
   // `context` outlives this. With `copies`, memory of the host is reserved once: here, or on a

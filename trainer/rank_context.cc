@@ -180,6 +180,7 @@ absl::StatusOr<std::unique_ptr<RankContext>> MakeRankContext(const RunSpec& run,
       *context->sums);
   context->optimizer =
       std::make_unique<OptimizerStep>(run.optim(), whole, context->layout, context->groups.all);
+  if (run.optim().ema_decay() > 0) context->model->parameters().KeepAverage();
   if (run.compute().dtype() == FLOAT16) {
     context->loss_scale = std::make_unique<DynamicLossScale>(
         run.optim(), run.data().global_microbatches(), LossScale());

@@ -359,6 +359,7 @@ absl::StatusOr<std::unique_ptr<RankContext>> MakeContext(const ResolvedRun& reso
       RETURN_IF_ERROR(
           TakeInitialWeights(resolved, init_from, world, fs, context->model->parameters(), log));
     }
+    context->optimizer->BeginAverage(context->model->parameters());
   }
   context->model->Refresh();
   return context;

@@ -177,7 +177,7 @@ absl::StatusOr<std::vector<std::string>> FoldersOf(const CommandLine& line, cons
     if (paths.size() == 1) return LastOf(*tool.fs, paths[0], last, tool.options);
     return BadFlag("--last: takes one run folder");
   }
-  if (paths.size() == 1) {
+  if (paths.size() == 1 && !line.flags.Switch("ema")) {
     return BadFlag("--last: required with one run folder; or name the checkpoints");
   }
   std::vector<std::string> folders;
@@ -199,7 +199,8 @@ absl::Status Average(const CommandLine& line, const Tool& tool,
   ASSIGN_OR_RETURN(const std::string output, OutputFolder(line));
   const std::unique_ptr<FileSystem> fs = OutputFileSystem(line);
   ASSIGN_OR_RETURN(const std::string written,
-                   AverageCheckpoints(*fs, folders, output, tool.options));
+                   AverageCheckpoints(*fs, folders, output, tool.options,
+                                      line.flags.Switch("ema") ? kEmaPrefix : kWeightPrefix));
   line.out << written << "\n";
   return absl::OkStatus();
 }
@@ -211,7 +212,7 @@ absl::Status RunAverage(const CommandLine& line) {
 Command AverageCommand() {
   return {
       .name = "average",
-      .summary = "Write the mean of several checkpoints' weights.",
+      .summary = "Write the mean of several checkpoints' weights, or the average of training.",
       .description =
           "Adds the weights up in double, by ascending step, and rounds once. The result "
           "translates, scores and evaluates like any checkpoint (--checkpoint FOLDER); it has no "
@@ -223,6 +224,10 @@ Command AverageCommand() {
                  .kind = FlagKind::kInteger,
                  .value = "K",
                  .help = "The latest K checkpoints of a run folder."},
+                {.name = "ema",
+                 .kind = FlagKind::kSwitch,
+                 .help = "Take the averages that training kept (optim.ema_decay) instead of the "
+                         "weights; one checkpoint is enough then."},
                 OutputFlag(),
                 NoSyncFlag(),
                 MemoryFlag()},

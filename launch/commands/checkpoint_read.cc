@@ -198,11 +198,11 @@ std::string SpikesText(const Manifest& manifest) {
 }
 
 std::string AveragedText(const Manifest& manifest) {
-  return absl::StrJoin(manifest.averaged(), ", ",
-                       [](std::string* out, const AveragedCheckpoint& averaged) {
-                         absl::StrAppendFormat(out, "%s (manifest %08x)", averaged.folder(),
-                                               averaged.manifest_crc32c());
-                       });
+  return absl::StrJoin(
+      manifest.averaged(), ", ", [](std::string* out, const AveragedCheckpoint& averaged) {
+        absl::StrAppendFormat(out, "%s (%smanifest %08x)", averaged.folder(),
+                              averaged.ema() ? "ema; " : "", averaged.manifest_crc32c());
+      });
 }
 
 std::string Summary(const Inspection& it) {
@@ -305,7 +305,7 @@ Command InspectCommand() {
               "Prints the manifest (step, where the data goes on, counters, best scores, hashes, "
               "files) and the name, shape and place of each tensor. Reads the manifest only, and "
               "compares its checksum. Tensors are float32: weight/NAME, and moment1/NAME and "
-              "moment2/NAME of Adam.",
+              "moment2/NAME of Adam, ema/NAME with optim.ema_decay.",
           .arguments = "CHECKPOINT",
           .max_arguments = 1,
           .flags = {{.name = "filter",

@@ -34,13 +34,13 @@ double RankGib(const StagePlan& stage, const RunSpec& run) {
   return static_cast<double>(memory.weights() + memory.moments()) / kGiB + kGpuProgramGib;
 }
 
-// A checkpoint's bytes: weights and both moments of one replica, tied tensors as often as held.
-double CheckpointBytes(const Plan& plan) {
+// A checkpoint's bytes: weights, moments and average of one replica, tied tensors as often as held.
+double CheckpointBytes(const Plan& plan, const RunSpec& run) {
   double weights = 0;
   for (int stage = 0; stage < plan.pipeline_parallel_size(); ++stage) {
     weights += static_cast<double>(plan.stages(stage).memory().weights());
   }
-  return 3 * weights;
+  return (run.optim().ema_decay() > 0 ? 4 : 3) * weights;
 }
 
 double RunSeconds(const Plan& plan, const RunSpec& run) {
@@ -49,7 +49,7 @@ double RunSeconds(const Plan& plan, const RunSpec& run) {
   double seconds = limit;
   if (train.steps() > 0) {
     const auto steps = static_cast<double>(train.steps());
-    const double save = CheckpointBytes(plan) / kSaveBytesPerSecond;
+    const double save = CheckpointBytes(plan, run) / kSaveBytesPerSecond;
     const double interval =
         static_cast<double>(std::max<int64_t>(1, train.checkpoint_every_steps()));
     // In the background a save holds training up only where the next one is due before its end.

@@ -41,6 +41,11 @@ bool Holds(const RankUse& rank, int layer) {
   });
 }
 
+// Returns the bytes of moments and average that belong to an updated weight.
+int64_t StateBytes(const MemoryRules& rules) {
+  return kMomentBytes + (rules.average ? kFloatBytes : 0);
+}
+
 // Counts each parameter once for weights and moments, each use for gradients.
 void AddParameters(const Inventory& inventory, const RankUse& rank, const MemoryRules& rules,
                    MemoryEstimate& memory) {
@@ -66,9 +71,10 @@ void AddParameters(const Inventory& inventory, const RankUse& rank, const Memory
   memory.set_gradients(uses * kFloatBytes);
   memory.set_partial_sums(uses * kFloatBytes * rank.partial_sums);
   const int64_t updated = (elements + rank.num_replicas - 1) / rank.num_replicas;
-  memory.set_moments(updated * kMomentBytes);
+  const int64_t state_bytes = StateBytes(rules);
+  memory.set_moments(updated * state_bytes);
   const int64_t saved = updated - saved_elsewhere / rank.num_replicas;
-  if (rules.snapshot) memory.set_snapshot(saved * (kFloatBytes + kMomentBytes));
+  if (rules.snapshot) memory.set_snapshot(saved * (kFloatBytes + state_bytes));
   if (rules.instruments) memory.set_instruments(saved * kFloatBytes);
   const int64_t received = std::min(kPiecesInFlight * kPieceBytes, uses * kFloatBytes);
   memory.set_communication(received / rank.num_replicas * (rank.num_replicas - 1) +
@@ -208,10 +214,12 @@ int64_t WorkspaceBytes(const Inventory& inventory, const RankUse& rank, const Me
     temporaries =
         std::max(temporaries, Largest(own ? stack.temporaries : stack.reader_temporaries, rules));
   }
+  const int64_t held = memory.moments() / StateBytes(rules);
+  if (rules.average) bytes += kFloatBytes * std::min(kAverageElements, held);
   if (rules.gpu) return bytes + scratch;
   if (rules.native) return bytes + kernels;
   // The update has the scaled gradient and its square, then root and quotient.
-  const int64_t updated = std::min(kUpdateElements, memory.moments() / kMomentBytes);
+  const int64_t updated = std::min(kUpdateElements, held);
   temporaries =
       std::max({temporaries, 2 * kFloatBytes * updated, RefreshBytes(inventory, rank, rules)});
   return bytes + std::max<int64_t>(0, temporaries - memory.logits());

@@ -26,6 +26,7 @@ struct MemoryRules {
   bool gpu = false;           // operations are CudaOps'
   bool graphs = false;        // compute.cuda_graphs
   bool snapshot = false;      // a copy of what the rank saves is in the memory that is planned
+  bool average = false;       // of the weights is kept (optim.ema_decay)
   bool instruments = false;   // and another of the weights it updates (docs/design/instruments.md)
 
   // The type of operands, as BoundaryTensor names it.
@@ -104,7 +105,7 @@ int64_t ForeignBytes(const Inventory& inventory, const RankUse& rank);
 //                   where native kernels run without bfloat16 products, or may do so
 //   gradients       4 bytes per parameter and use: each use of a tied one has its own
 //   partial_sums    as many again for each sum that waits
-//   moments         8 bytes per parameter, divided by the replicas
+//   moments         8 bytes per parameter, with rules.average 12, divided by the replicas
 //   activations     what each layer keeps, for as many microbatches as are in flight at once, and
 //                   what deferred weight gradients hold; layers of one stack share buffers
 //   boundary        the streams and gradients that run through chunks and cross cuts, and the side
@@ -112,14 +113,16 @@ int64_t ForeignBytes(const Inventory& inventory, const RankUse& rank);
 //                   Without a schedule: a stream for each stack, the side inputs, kMessageSlots of
 //                   what crosses the cuts of a chunk
 //   recompute       what one layer or segment computes again
-//   workspace       buffers that layers use in turn, a set for each stack's rows; constants;
+//   workspace       buffers that layers use in turn, a set for each stack's rows; constants; with
+//                   rules.average a piece of the weights;
 //                   temporaries of LIBRARY's operations, as far as they are more than those of the
 //                   logits
 //   logits          buffers of the loss
 //   communication   other replicas' parts of this rank's share, of kPiecesInFlight pieces; other
 //                   stages' uses of a piece of a tied tensor (docs/design/sharding.md)
-//   snapshot        12 bytes for each element that the rank saves, with rules.snapshot: those that
-//                   it updates, but for tied ones that an earlier stage has too
+//   snapshot        12 bytes, with rules.average 16, for each element that the rank saves, with
+//                   rules.snapshot: those that it updates, but for tied ones that an earlier stage
+//                   has too
 //   instruments     4 bytes for each of these, with rules.instruments
 //   gpu             with rules.gpu: what is on the device beside tensors of the model. Then
 //                   working_copies are those of all weights, in operands of 16 bits, workspace has
@@ -151,5 +154,7 @@ inline constexpr int64_t kFragmentedShare = 32;      // one part in so many is l
 inline constexpr int64_t kMessageSlots = 2;
 inline constexpr int64_t kPieceBytes = int64_t{64} << 20;
 inline constexpr int64_t kPiecesInFlight = 4;
+// Elements of the weights' average that are updated together.
+inline constexpr int64_t kAverageElements = int64_t{1} << 20;
 
 }  // namespace deepnet

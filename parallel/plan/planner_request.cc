@@ -99,6 +99,7 @@ absl::StatusOr<Request> MakeRequest(const Inventory& inventory, const DataSpec& 
                   .replicas = parallel.data_parallel_size(),
                   .virtual_pipeline_size = parallel.virtual_pipeline_size(),
                   .placement = parallel.placement()};
+  request.rules.average = optim.ema_decay() > 0;
   request.seconds = MakeLayerSeconds(inventory, request.speeds, request.operands);
   RETURN_IF_ERROR(ReadSchedule(parallel.schedule(), request));
   RETURN_IF_ERROR(KeepInOnePiece(inventory, request));

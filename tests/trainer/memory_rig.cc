@@ -150,7 +150,8 @@ absl::StatusOr<RankBytes> MeasureRank(const PlannedRun& planned, Communicator& w
   }
   RankBytes bytes{.planned = plan.stages(world.rank()).memory()};
   bytes.measured = memory.peak_bytes() + part->ops->OwnBytes();
-  const int64_t moments = Bytes(parameters.moment1()) + Bytes(parameters.moment2());
+  int64_t moments = Bytes(parameters.moment1()) + Bytes(parameters.moment2());
+  if (parameters.average().defined()) moments += Bytes(parameters.average());
   bytes.state = Bytes(parameters.weights()) + Bytes(parameters.gradient()) + moments;
   bytes.copied = RankSnapshot(*part, /*copies=*/false).bytes();
   bytes.compared = LayerMeter(whole, part->layout, parameters.weights().options()).bytes();

@@ -97,6 +97,15 @@ TEST(PlannedMemory, OfALoneRankIsWhatItHoldsAtEveryLevelOfRecomputation) {
   }
 }
 
+TEST(PlannedMemory, OfTheWeightsAverageIsWhatRanksHold) {
+  for (const int replicas : {1, 2}) {
+    RunSpec run = SmallRun(4, 2);
+    run.mutable_optim()->set_ema_decay(0.999);
+    run.mutable_parallel()->set_data_parallel_size(replicas);
+    ExpectAsPlanned(MeasureRanks(run), std::to_string(replicas), replicas == 1 ? 0 : 12 * 4096);
+  }
+}
+
 TEST(PlannedMemory, OfAModelOfOneStackIsWhatItHoldsAtEveryLevelOfRecomputation) {
   for (const Recompute level : {NONE, SELECTIVE_FFN, SELECTIVE_GEMM, FULL}) {
     for (const int ranks : {1, 2}) {

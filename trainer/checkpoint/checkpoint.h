@@ -39,6 +39,7 @@ namespace deepnet {
 inline constexpr char kWeightPrefix[] = "weight/";
 inline constexpr char kMoment1Prefix[] = "moment1/";
 inline constexpr char kMoment2Prefix[] = "moment2/";
+inline constexpr char kEmaPrefix[] = "ema/";  // with optim.ema_decay
 
 // All of a tensor's row-major elements, or a run of them.
 template <typename Element>

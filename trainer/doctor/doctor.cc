@@ -44,6 +44,7 @@ namespace {
 
 constexpr int64_t kUsualVocabulary = 32000;  // where neither run nor corpus says it
 constexpr int64_t kStateBytes = 12;          // of a weight in a checkpoint, with both moments
+constexpr int64_t kAverageBytes = 4;         // of its average, with optim.ema_decay
 
 // Memory of the rank's GPU, in the order of its operations.
 class DeviceLinkMemory final : public LinkMemory {
@@ -331,8 +332,9 @@ absl::StatusOr<Plan> Doctor::PlanRun() {
     run_.mutable_model()->set_vocabulary_size(kUsualVocabulary);
   }
   Inventory inventory = Describe(run_.model(), run_.data().microbatch());
+  const int64_t bytes = kStateBytes + (run_.optim().ema_decay() > 0 ? kAverageBytes : 0);
   for (const Parameter& parameter : inventory.parameters) {
-    needs_.folder_bytes += 2 * kStateBytes * parameter.NumElements();
+    needs_.folder_bytes += 2 * bytes * parameter.NumElements();
   }
   ClusterSpec cluster = run_.cluster();
   std::set<std::string> hosts;

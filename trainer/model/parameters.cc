@@ -40,6 +40,8 @@ void Parameters::ShardMoments(int64_t elements) {
   moment_elements_ = elements;
 }
 
+void Parameters::KeepAverage() { average_ = at::zeros({moment_elements_}, weights_.options()); }
+
 void Parameters::AddUse(int layer, int parameter) {
   const Parameter& p = inventory_.parameters[parameter];
   const int64_t end = uses_.empty() ? 0 : uses_.back().gradient_offset + uses_.back().count;

@@ -80,6 +80,11 @@ class Parameters {
   // it again with the same number changes nothing.
   void ShardMoments(int64_t elements);
 
+  // The exponential moving average of the weights (optim.ema_decay), in the moments' order;
+  // undefined until KeepAverage, which allocates it and which ShardMoments comes before.
+  const at::Tensor& average() const { return average_; }
+  void KeepAverage();
+
  private:
   const Use& FirstUse(const std::string& name) const;
   at::Tensor View(const at::Tensor& flat, int64_t Use::*offset, const Use& use) const;
@@ -93,7 +98,7 @@ class Parameters {
   std::vector<int> first_use_;                   // [parameter], index into uses_
   absl::flat_hash_map<std::string, int> index_;  // of inventory_.parameters by name
   int64_t moment_elements_ = 0;
-  at::Tensor weights_, gradient_;
+  at::Tensor weights_, gradient_, average_;
   mutable at::Tensor moment1_, moment2_;  // undefined before the first call
 };
 

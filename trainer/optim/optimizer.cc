@@ -9,6 +9,7 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/plan/memory.h"
 #include "trainer/optim/groups.h"
 #include "trainer/optim/learning_rate.h"
 
@@ -95,6 +96,32 @@ void OptimizerStep::Update(Ops& ops, Parameters& parameters, int64_t update, dou
               .gradient_scale = scale,
               .step = update,
               .fairseq_epsilon = optim_.optimizer() == ADAM});
+    if (parameters.average().defined()) Average(ops, parameters, range);
+  }
+}
+
+void OptimizerStep::BeginAverage(Parameters& parameters) const {
+  if (!parameters.average().defined()) return;
+  for (const Range& range : ranges_) {
+    parameters.average()
+        .narrow(0, range.state, range.count)
+        .copy_(parameters.weights().narrow(0, range.weight, range.count));
+  }
+}
+
+// average = decay * average + (1 - decay) * weights: two products and a sum, each rounded, so that
+// an element has the same bits wherever its piece begins.
+void OptimizerStep::Average(Ops& ops, Parameters& parameters, const Range& range) const {
+  const int64_t most = std::min(range.count, kAverageElements);
+  const at::Tensor scaled = at::empty({most}, parameters.weights().options());
+  for (int64_t done = 0; done < range.count; done += most) {
+    const int64_t count = std::min(most, range.count - done);
+    const at::Tensor part = scaled.narrow(0, 0, count);
+    const at::Tensor average = parameters.average().narrow(0, range.state + done, count);
+    part.copy_(parameters.weights().narrow(0, range.weight + done, count));
+    ops.Scale(count, part, 1.0 - optim_.ema_decay());
+    ops.Scale(count, average, optim_.ema_decay());
+    ops.Add(average, part);
   }
 }
 

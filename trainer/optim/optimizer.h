@@ -1,5 +1,6 @@
-// Turns a step's gradient into new weights: norm, clipping, the decision to skip, Adam. With
-// several replicas each one updates its share and sends it to the others (ZeRO-1).
+// Turns a step's gradient into new weights: norm, clipping, the decision to skip, Adam, and the
+// weights' exponential moving average. With several replicas each one updates its share and sends
+// it to the others (ZeRO-1).
 #pragma once
 
 #include <cstdint>
@@ -50,6 +51,10 @@ class OptimizerStep {
                                      double gradient_norm, double loss, double unit = 1.0,
                                      RankTrace* trace = nullptr) const;
 
+  // Makes the average of parameters.average() that of the weights as they are, before the first
+  // update and where a checkpoint has none; does nothing if none is kept.
+  void BeginAverage(Parameters& parameters) const;
+
   // Returns the result of update number `update` >= 1 where it is not made.
   UpdateResult Withhold(int64_t update, double gradient_norm) const;
 
@@ -62,6 +67,7 @@ class OptimizerStep {
 
   void AddRange(const Range& range);
   void Update(Ops& ops, Parameters& parameters, int64_t update, double rate, double scale) const;
+  void Average(Ops& ops, Parameters& parameters, const Range& range) const;
   absl::Status GatherWeights(const Ops& ops, const at::Tensor& weights) const;
 
   OptimSpec optim_;

@@ -181,6 +181,9 @@ TEST_F(CheckpointCommand, AverageOfTheLastIsThatOfTheNamedOnes) {
   EXPECT_EQ(RunTool({"diff", Output(), JoinPath(folder_, "other")}).code, 0);
   EXPECT_THAT(RunTool({"inspect", Output()}).out, HasSubstr("mean of           "));
   EXPECT_EQ(RunTool({"average", Run(), "--last=4", "--output", Output() + "2"}).code, 5);
+  const Outcome ema = RunTool({"average", Run(), "--ema", "--output", Output() + "3"});
+  EXPECT_EQ(ema.code, 5);
+  EXPECT_THAT(ema.err, HasSubstr("optim.ema_decay was off in that run"));
 }
 
 TEST_F(CheckpointCommand, PruneSaysWhatItDoes) {

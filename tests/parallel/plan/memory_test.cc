@@ -199,6 +199,19 @@ TEST(Memory, ReplicasShareMomentsAndExchangeParts) {
   EXPECT_EQ(memory.communication(), memory.gradients() / 4 * 3);
 }
 
+TEST(Memory, TheWeightsAverageIsSharedLikeMoments) {
+  const Inventory inventory = Toy(1);
+  RankUse rank = Whole(inventory);
+  rank.num_replicas = 4;
+  const MemoryRules with{.snapshot = true, .average = true}, without{.snapshot = true};
+  const MemoryEstimate memory = EstimateMemory(inventory, rank, with);
+  const MemoryEstimate before = EstimateMemory(inventory, rank, without);
+  const int64_t share = (80 + 2 * kInner * kWidth) / 4;
+  EXPECT_EQ(memory.moments(), 12 * share);
+  EXPECT_EQ(memory.snapshot() - before.snapshot(), 4 * share);
+  EXPECT_EQ(memory.workspace() - before.workspace(), 4 * share);
+}
+
 TEST(Memory, WaitingSumsAreWholeGradients) {
   const Inventory inventory = Toy(1);
   RankUse rank = Whole(inventory);

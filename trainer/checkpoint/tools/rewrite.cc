@@ -40,6 +40,11 @@ using Readers = std::vector<std::unique_ptr<TensorReader>>;
 
 bool IsWeight(const StoredTensor& tensor) { return absl::StartsWith(tensor.name, kWeightPrefix); }
 
+// Returns the name of the tensor of `kind` that belongs to a weight.
+std::string NameAs(const std::string& kind, const StoredTensor& weight) {
+  return kind + weight.name.substr(std::string_view(kWeightPrefix).size());
+}
+
 absl::Status Differ(const TensorReader& a, const TensorReader& b, const std::string& what,
                     const std::string& value_a, const std::string& value_b) {
   if (value_a == value_b) return absl::OkStatus();
@@ -65,6 +70,16 @@ absl::Status CheckAlike(const TensorReader& a, const TensorReader& b) {
     return CheckpointRefused(absl::StrCat("'", tensor.name, "' of '", a.folder(), "' is ",
                                           other == nullptr ? "missing" : "of another shape",
                                           " in '", b.folder(), "'"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckHolds(const std::string& kind, const TensorReader& reader) {
+  for (const StoredTensor& tensor : reader.tensors()) {
+    if (!IsWeight(tensor) || reader.Find(NameAs(kind, tensor)) != nullptr) continue;
+    return CheckpointRefused(absl::StrCat("'", reader.folder(), "' holds no '",
+                                          NameAs(kind, tensor),
+                                          "': optim.ema_decay was off in that run"));
   }
   return absl::OkStatus();
 }
@@ -96,7 +111,7 @@ absl::StatusOr<Readers> OpenAll(FileSystem& fs, std::span<const std::string> fol
   return readers;
 }
 
-Manifest MeanManifest(const Readers& readers) {
+Manifest MeanManifest(const Readers& readers, const std::string& kind) {
   Manifest manifest = readers.back()->manifest();
   manifest.clear_files();
   manifest.clear_best();
@@ -106,6 +121,7 @@ Manifest MeanManifest(const Readers& readers) {
     averaged.set_folder(reader->folder());
     averaged.set_step(reader->manifest().step());
     averaged.set_manifest_crc32c(reader->manifest().manifest_crc32c());
+    averaged.set_ema(kind == kEmaPrefix);
   }
   return manifest;
 }
@@ -148,9 +164,15 @@ absl::Status ForEachRun(const Tensors& tensors, ElementRange range, const Visit&
 // Called with the bytes of tensors, in order.
 using Sink = std::function<absl::Status(const StoredTensor& tensor, std::string_view bytes)>;
 
-// Hands on the means of the weights in a range.
-absl::Status MakeMeans(const Readers& readers, const Tensors& tensors, ElementRange range,
-                       const Sink& sink) {
+// What is averaged.
+struct Means {
+  const Readers& readers;
+  const std::string& kind;  // of the tensors that are read
+  const Tensors tensors;    // the weights of the first checkpoint, whose names the means have
+};
+
+// Hands on the means in a range.
+absl::Status MakeMeans(const Means& means, ElementRange range, const Sink& sink) {
   std::vector<float> piece;
   std::vector<double> sum;
   const auto mean = [&](const StoredTensor& tensor, int64_t first, int64_t num) -> absl::Status {
@@ -158,18 +180,18 @@ absl::Status MakeMeans(const Readers& readers, const Tensors& tensors, ElementRa
       const size_t count = static_cast<size_t>(std::min(kPieceElements, first + num - at));
       piece.resize(count);
       sum.assign(count, 0.0);
-      for (const std::unique_ptr<TensorReader>& reader : readers) {
-        RETURN_IF_ERROR(reader->Read(*reader->Find(tensor.name), at, piece));
+      for (const std::unique_ptr<TensorReader>& reader : means.readers) {
+        RETURN_IF_ERROR(reader->Read(*reader->Find(NameAs(means.kind, tensor)), at, piece));
         for (size_t i = 0; i < count; ++i) sum[i] += static_cast<double>(piece[i]);
       }
-      const double divisor = static_cast<double>(readers.size());
+      const double divisor = static_cast<double>(means.readers.size());
       for (size_t i = 0; i < count; ++i) piece[i] = static_cast<float>(sum[i] / divisor);
       RETURN_IF_ERROR(
           sink(tensor, {reinterpret_cast<const char*>(piece.data()), count * sizeof(float)}));
     }
     return absl::OkStatus();
   };
-  return ForEachRun(tensors, range, mean);
+  return ForEachRun(means.tensors, range, mean);
 }
 
 // Returns how many bytes of means a rank makes before rank 0 takes them.
@@ -200,8 +222,9 @@ absl::Status AppendRange(const Tensors& tensors, ElementRange range, std::string
 
 // WriteMeans() where ranks take turns in making the means of TurnBytes(), and rank 0 writes them.
 // Returns the same on every rank.
-absl::Status WriteMeansInTurns(const Readers& readers, const Tensors& tensors, SpreadWriter& writer,
-                               Communicator& world, const ToolOptions& options) {
+absl::Status WriteMeansInTurns(const Means& means, SpreadWriter& writer, Communicator& world,
+                               const ToolOptions& options) {
+  const Tensors& tensors = means.tensors;
   const int64_t all = NumElements(tensors), turn = TurnBytes(options) / kElementBytes;
   absl::Status written;  // of rank 0
   for (int64_t begin = 0; begin < all; begin += turn * world.size()) {
@@ -213,7 +236,7 @@ absl::Status WriteMeansInTurns(const Readers& readers, const Tensors& tensors, S
       bytes.append(piece);
       return absl::OkStatus();
     };
-    const absl::Status made = MakeMeans(readers, tensors, range_of(world.rank()), collect);
+    const absl::Status made = MakeMeans(means, range_of(world.rank()), collect);
     RETURN_IF_ERROR(AgreeOnStatus(world, written.ok() ? made : written));
     if (world.rank() > 0 && !bytes.empty()) {
       ASSIGN_OR_RETURN(const auto sent, world.Send(Buffer::Of(std::span(bytes)), 0, kMeansTag));
@@ -230,12 +253,11 @@ absl::Status WriteMeansInTurns(const Readers& readers, const Tensors& tensors, S
   return AgreeOnStatus(world, written);
 }
 
-// Writes the means of all weights, in the order of the first checkpoint.
-absl::Status WriteMeans(const Readers& readers, const Tensors& tensors, SpreadWriter& writer,
-                        const ToolOptions& options) {
-  const int64_t all = NumElements(tensors) * kElementBytes;
+// Writes the means, in the order of the first checkpoint.
+absl::Status WriteMeans(const Means& means, SpreadWriter& writer, const ToolOptions& options) {
+  const int64_t elements = NumElements(means.tensors), all = elements * kElementBytes;
   int64_t done = 0;
-  return MakeMeans(readers, tensors, {0, NumElements(tensors)},
+  return MakeMeans(means, {0, elements},
                    [&](const StoredTensor& tensor, std::string_view bytes) {
                      options.progress(done += static_cast<int64_t>(bytes.size()), all);
                      return writer.Append(tensor, bytes);
@@ -259,10 +281,11 @@ absl::Status CopyTensors(TensorReader& reader, const Tensors& tensors, ElementRa
 }
 
 absl::StatusOr<Readers> OpenForMeans(FileSystem& fs, std::span<const std::string> folders,
-                                     const std::string& output_run, bool in_turns,
-                                     const ToolOptions& options) {
+                                     const std::string& kind, const std::string& output_run,
+                                     bool in_turns, const ToolOptions& options) {
   RETURN_IF_ERROR(CheckOutputFolder(fs, output_run));
   ASSIGN_OR_RETURN(Readers readers, OpenAll(fs, folders, options));
+  for (const auto& reader : readers) RETURN_IF_ERROR(CheckHolds(kind, *reader));
   std::vector<TensorReader*> all;
   for (const std::unique_ptr<TensorReader>& reader : readers) all.push_back(reader.get());
   const int64_t memory = kPieceMemory + (in_turns ? TurnBytes(options) : 0);
@@ -340,25 +363,26 @@ absl::StatusOr<std::string> CommitShares(const Manifest& mine, SpreadWriter& wri
 absl::StatusOr<std::string> AverageCheckpoints(FileSystem& fs,
                                                std::span<const std::string> checkpoint_folders,
                                                const std::string& output_run,
-                                               const ToolOptions& options) {
+                                               const ToolOptions& options,
+                                               const std::string& kind) {
   DEEPNET_CHECK(!checkpoint_folders.empty());
   SelfCommunicator alone;
   Communicator& world = options.world != nullptr ? *options.world : alone;
   const bool in_turns = world.size() > 1;
   const absl::StatusOr<Readers> opened =
-      OpenForMeans(fs, checkpoint_folders, output_run, in_turns, options);
+      OpenForMeans(fs, checkpoint_folders, kind, output_run, in_turns, options);
   RETURN_IF_ERROR(AgreeOnStatus(world, opened.status()));
   const Readers& readers = *opened;
-  const Tensors tensors = TensorsOf(*readers.front(), /*weights_only=*/true);
-  SpreadWriter writer(fs, output_run, {.num_files = 1, .num_elements = NumElements(tensors)},
-                      MeanManifest(readers));
+  const Means means = {readers, kind, TensorsOf(*readers.front(), /*weights_only=*/true)};
+  SpreadWriter writer(fs, output_run, {.num_files = 1, .num_elements = NumElements(means.tensors)},
+                      MeanManifest(readers, kind));
   absl::Status begun;
   if (world.rank() == 0) {
     begun = CopyVocabulary(fs, ParentFolder(readers.back()->folder()), output_run);
   }
   RETURN_IF_ERROR(AgreeOnStatus(world, begun));
-  RETURN_IF_ERROR(in_turns ? WriteMeansInTurns(readers, tensors, writer, world, options)
-                           : WriteMeans(readers, tensors, writer, options));
+  RETURN_IF_ERROR(in_turns ? WriteMeansInTurns(means, writer, world, options)
+                           : WriteMeans(means, writer, options));
   absl::StatusOr<Manifest> files = Manifest();
   if (world.rank() == 0) files = FilesOf(writer);
   RETURN_IF_ERROR(AgreeOnStatus(world, files.status()));

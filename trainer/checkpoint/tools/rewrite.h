@@ -7,6 +7,7 @@
 #include "absl/status/statusor.h"
 
 #include "parallel/base/file_system.h"
+#include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/tools/tool_options.h"
 
 namespace deepnet {
@@ -18,15 +19,17 @@ namespace deepnet {
 // initialises, but no run resumes from it. Its manifest is that of the latest, with the inputs in
 // `averaged` and without best scores, which belong to other weights. What else of the run folder
 // translating needs is copied; `output_run` is new or empty (ExitCode::kBadConfig otherwise).
-// Returns the checkpoint's folder.
+// Returns the checkpoint's folder. With `kind` kEmaPrefix it is the mean of the averages that
+// training kept (optim.ema_decay); of one checkpoint, that average itself.
 //
 // Refuses, with ExitCode::kCheckpoint and both values, checkpoints of different models or
-// vocabularies, and one given twice. Holds at least a block of each checkpoint. The ranks of
-// options.world add up runs of elements in turn, and rank 0 writes them.
+// vocabularies, one given twice, and one without tensors of `kind`. Holds at least a block of each
+// checkpoint. The ranks of options.world add up runs of elements in turn, and rank 0 writes them.
 absl::StatusOr<std::string> AverageCheckpoints(FileSystem& fs,
                                                std::span<const std::string> checkpoint_folders,
                                                const std::string& output_run,
-                                               const ToolOptions& options);
+                                               const ToolOptions& options,
+                                               const std::string& kind = kWeightPrefix);
 
 // Writes the checkpoint in `checkpoint_folder` as `output_run`/step-N, over `num_files` files whose
 // sizes differ by one element at most, and copies what else of the run folder is needed to
