@@ -1,32 +1,64 @@
 #include "trainer/stragglers.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <utility>
 
 #include "absl/strings/str_format.h"
 
 namespace deepnet {
+namespace {
 
-std::vector<StragglerRecord> FindStragglers(std::span<const double> seconds,
-                                            std::span<const double> work) {
-  const auto is_known = [](double figure) { return figure > 0; };
-  if (seconds.size() < 2 || !std::all_of(seconds.begin(), seconds.end(), is_known) ||
-      !std::all_of(work.begin(), work.end(), is_known)) {
-    return {};
+// An even number has the lower middle here, so that the slower of two ranks can be found.
+double Median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>((values.size() - 1) / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+}  // namespace
+
+std::vector<double> StragglerWatch::Expected(std::span<const double> seconds) const {
+  const auto stages = static_cast<size_t>(stages_);
+  std::vector<double> expected;
+  if (seconds.size() > stages) {
+    for (size_t rank = 0; rank < seconds.size(); ++rank) {
+      std::vector<double> same_work;
+      for (size_t i = rank % stages; i < seconds.size(); i += stages) {
+        same_work.push_back(seconds[i]);
+      }
+      expected.push_back(Median(std::move(same_work)));
+    }
+    return expected;
   }
-  std::vector<double> paces;  // seconds for a unit of work
-  for (size_t rank = 0; rank < seconds.size(); ++rank) paces.push_back(seconds[rank] / work[rank]);
-  // An even number has the lower middle here, so that the slower of two ranks can be found.
-  const auto middle = paces.begin() + static_cast<std::ptrdiff_t>((paces.size() - 1) / 2);
-  std::nth_element(paces.begin(), middle, paces.end());
-  std::vector<StragglerRecord> stragglers;
+  if (shortest_.empty()) return expected;
+  std::vector<double> paces;
   for (size_t rank = 0; rank < seconds.size(); ++rank) {
-    const double expected = *middle * work[rank];
-    if (seconds[rank] <= kStragglerRatio * expected) continue;
+    paces.push_back(seconds[rank] / shortest_[rank]);
+  }
+  const double pace = std::max(1.0, Median(std::move(paces)));
+  for (const double shortest : shortest_) expected.push_back(pace * shortest);
+  return expected;
+}
+
+std::vector<StragglerRecord> StragglerWatch::Look(std::span<const double> seconds) {
+  std::vector<StragglerRecord> stragglers;
+  const auto is_known = [](double figure) { return figure > 0; };
+  if (seconds.size() < 2 || !std::all_of(seconds.begin(), seconds.end(), is_known)) {
+    return stragglers;
+  }
+  const std::vector<double> expected = Expected(seconds);
+  for (size_t rank = 0; rank < expected.size(); ++rank) {
+    if (seconds[rank] <= kStragglerRatio * expected[rank]) continue;
     StragglerRecord& record = stragglers.emplace_back();
     record.set_kind("straggler");
     record.set_rank(static_cast<int>(rank));
     record.set_compute_seconds(seconds[rank]);
-    record.set_median_seconds(expected);
+    record.set_median_seconds(expected[rank]);
+  }
+  if (shortest_.empty()) shortest_.assign(seconds.begin(), seconds.end());
+  for (size_t rank = 0; rank < seconds.size(); ++rank) {
+    shortest_[rank] = std::min(shortest_[rank], seconds[rank]);
   }
   return stragglers;
 }

@@ -66,7 +66,8 @@ class Trainer {
         world_(monitored.world()),
         heartbeat_(monitored.heartbeat()),
         trace_(options.trace),
-        memory_(run_.compute().device()) {}
+        memory_(run_.compute().device()),
+        stragglers_(resolved_.plan.pipeline_parallel_size()) {}
 
   // After an error devices may wait for messages of ranks that are gone. They are given up before
   // the snapshots' pinned memory is freed, which waits for the device.
@@ -139,6 +140,7 @@ class Trainer {
   std::optional<SpikeRecord> spike_;  // of the last step
   double compute_seconds_ = 0.0;      // of this rank, in the steps since stragglers were looked for
   int64_t computed_steps_ = 0;        // those steps
+  StragglerWatch stragglers_;
   std::vector<bool> straggles_;       // by rank, the last time; empty: none
   bool stop_ = false, save_ = false;  // requested of some rank, as all ranks know
 };
@@ -389,11 +391,7 @@ absl::Status Trainer::Agree(double seconds) {
 // Records ranks that compute too long, and warns of those that did not the last time. The step that
 // just ended is not counted yet.
 absl::Status Trainer::NameStragglers(std::span<const double> compute_seconds) {
-  std::vector<double> work(compute_seconds.size());
-  for (const StagePlan& stage : resolved_.plan.stages()) {
-    work[static_cast<size_t>(stage.rank())] = stage.busy_seconds();
-  }
-  std::vector<StragglerRecord> stragglers = FindStragglers(compute_seconds, work);
+  std::vector<StragglerRecord> stragglers = stragglers_.Look(compute_seconds);
   const std::vector<bool> before =
       std::exchange(straggles_, std::vector<bool>(compute_seconds.size()));
   if (stragglers.empty()) return absl::OkStatus();

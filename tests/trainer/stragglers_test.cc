@@ -14,33 +14,55 @@ using ::testing::SizeIs;
 
 using Figures = std::vector<double>;
 
-TEST(FindStragglers, NamesTheRankWhoseTimeIsBeyondTheRatio) {
-  const Figures work(4, 1.0);
-  auto found = FindStragglers(Figures{0.40, 0.41, 0.40, 0.52}, work);
+TEST(StragglerWatch, NamesTheReplicaWhoseTimeIsBeyondTheRatio) {
+  StragglerWatch watch(/*stages=*/1);
+  auto found = watch.Look(Figures{0.40, 0.41, 0.40, 0.52});
   ASSERT_THAT(found, SizeIs(1));
   EXPECT_EQ(found[0].rank(), 3);
   EXPECT_DOUBLE_EQ(found[0].median_seconds(), 0.40);
   found[0].set_host("b");
   EXPECT_THAT(StragglerLine(found[0]),
               HasSubstr("rank 3 on b computes 0.520 s a step, 1.30 times as long"));
-  EXPECT_THAT(FindStragglers(Figures{0.40, 0.41, 0.40, 0.455}, work), IsEmpty());
+  EXPECT_THAT(watch.Look(Figures{0.40, 0.41, 0.40, 0.455}), IsEmpty());
 }
 
-TEST(FindStragglers, AnUnequalPartOfTheWorkIsNoFault) {
-  const Figures work = {1.0, 2.0, 2.0, 1.0};
-  EXPECT_THAT(FindStragglers(Figures{0.2, 0.4, 0.4, 0.2}, work), IsEmpty());
-  const auto found = FindStragglers(Figures{0.2, 0.4, 0.4, 0.3}, work);
-  ASSERT_THAT(found, SizeIs(1));
-  EXPECT_EQ(found[0].rank(), 3);
-}
-
-TEST(FindStragglers, OfTwoRanksTheSlowerOneOfOneRankNone) {
-  const Figures work(2, 1.0);
-  const auto found = FindStragglers(Figures{0.4, 0.5}, work);
+TEST(StragglerWatch, OfTwoReplicasNamesTheSlowerOneOfOneRankNone) {
+  const auto found = StragglerWatch(1).Look(Figures{0.4, 0.5});
   ASSERT_THAT(found, SizeIs(1));
   EXPECT_EQ(found[0].rank(), 1);
-  EXPECT_THAT(FindStragglers(Figures{0.4}, Figures{1.0}), IsEmpty());
-  EXPECT_THAT(FindStragglers(Figures{0.4, 0.0}, work), IsEmpty()) << "not measured";
+  StragglerWatch alone(1);
+  EXPECT_THAT(alone.Look(Figures{0.4}), IsEmpty());
+  EXPECT_THAT(alone.Look(Figures{0.9}), IsEmpty());
+  EXPECT_THAT(StragglerWatch(1).Look(Figures{0.4, 0.0}), IsEmpty()) << "not measured";
+}
+
+TEST(StragglerWatch, ComparesARankOnlyWithThoseOfItsStage) {
+  StragglerWatch watch(/*stages=*/3);
+  // Stages that take 1, 4 and 2 parts, in two replicas.
+  EXPECT_THAT(watch.Look(Figures{0.1, 0.4, 0.2, 0.1, 0.4, 0.2}), IsEmpty());
+  const auto found = watch.Look(Figures{0.1, 0.4, 0.2, 0.13, 0.4, 0.2});
+  ASSERT_THAT(found, SizeIs(1)) << "the stage that has least to do";
+  EXPECT_EQ(found[0].rank(), 3);
+  EXPECT_DOUBLE_EQ(found[0].median_seconds(), 0.1);
+}
+
+TEST(StragglerWatch, UnequalStagesOfOneReplicaAreNobodysFault) {
+  StragglerWatch watch(/*stages=*/3);
+  for (int i = 0; i < 3; ++i) EXPECT_THAT(watch.Look(Figures{0.1, 0.4, 0.2}), IsEmpty());
+  EXPECT_THAT(watch.Look(Figures{0.15, 0.6, 0.3}), IsEmpty()) << "longer sentences";
+}
+
+TEST(StragglerWatch, NamesAStageOfOneReplicaThatBecomesSlow) {
+  StragglerWatch watch(/*stages=*/3);
+  EXPECT_THAT(watch.Look(Figures{0.2, 0.5, 0.3}), IsEmpty()) << "the first steps allocate";
+  EXPECT_THAT(watch.Look(Figures{0.1, 0.4, 0.2}), IsEmpty());
+  for (int i = 0; i < 2; ++i) {  // it stays one however long it is slow
+    const auto found = watch.Look(Figures{0.1, 0.4, 0.26});
+    ASSERT_THAT(found, SizeIs(1));
+    EXPECT_EQ(found[0].rank(), 2);
+    EXPECT_DOUBLE_EQ(found[0].median_seconds(), 0.2);
+  }
+  EXPECT_THAT(watch.Look(Figures{0.1, 0.4, 0.2}), IsEmpty());
 }
 
 }  // namespace
