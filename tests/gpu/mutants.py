@@ -32,6 +32,7 @@ TRACE = "gpu_train_test --gtest_filter=*ATrace*"
 GRAPHS = "gpu_graphs_test --gtest_filter=*Fraction*"
 WRONG_GRAPHS = "gpu_graphs_test --gtest_filter=*OtherBits*"
 GRAPHS_OF_SCHEDULES = "gpu_graphs_test --gtest_filter=*EverySchedule*"
+STREAMS = "gpu_kernels_on_streams_test"
 TIMED_OUT = 124  # as timeout(1)
 # name: file, text that stands there once, what replaces it, test program with arguments
 MUTANTS = {
@@ -47,14 +48,16 @@ MUTANTS = {
         "trainer/kernels/cuda_ops.cc", "if (std::exchange(in_pass_, uploaded.number) != uploaded.number) {",
         "if (std::exchange(in_pass_, uploaded.number) == 0) {", GRAPHS),
     "graphs-are-told-apart-by-kernels-alone": (
-        CUDA + "launch.h", "(graphs->AddToKey(value), ...);", "(static_cast<void>(value), ...);", GRAPHS),
+        CUDA + "launch.h", "(graphs->AddToKey(value), ...);", "(static_cast<void>(value), ...);",
+        STREAMS),
     "padding-has-a-gradient": (
         "trainer/kernels/cuda_ops.cc", "if (a.dhidden_RD.defined()) ZeroPadding(all_rows, a.rows, a.dhidden_RD);", "", GRAPHS),
     "graphs-are-not-compared": (
-        "trainer/pipeline_stage.cc", "const bool equal = HaveBits(OnHost(changed()), eager);", "const bool equal = true;",
+        "trainer/pipeline_stage.cc", "const bool equal = HaveBits(OnHost(changed()), eager);", "const bool equal = HaveBits(eager, eager);",
         WRONG_GRAPHS),
     "wrong-graphs-are-used": (
-        CUDA + "launch_graphs.cc", "equal ? State::kProved : State::kWrong", "State::kProved", "gpu_kernels_on_streams_test"),
+        CUDA + "launch_graphs.cc", "equal ? State::kProved : State::kWrong", "equal ? State::kProved : State::kProved",
+        STREAMS),
     "gradients-are-handed-over-before-they-are-launched": (
         "trainer/pipeline_stage.cc", "    model_.ops().Flush();\n", "", GRAPHS_OF_SCHEDULES),
     "kernels-are-put-where-they-ran": (
@@ -202,7 +205,7 @@ MUTANTS = {
         "trainer/kernels/cuda_ops.cc", "uploaded->target.last_label = LargestOf(labels, \"target\");", "", CUDA_OPS),
     "buffer-given-back-while-a-stream-reads-it": (
         CUDA + "host_copies.cc", " || cudaEventQuery((*block)->copied) != cudaSuccess", "",
-        "gpu_kernels_on_streams_test"),
+        STREAMS),
     "upload-is-not-waited-for": (
         "tests/gpu/kernels/device_testing.h", "  EXPECT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);\n", "",
         "gpu_kernels_on_streams_test --gtest_filter=KernelsOnStreams.*"),
@@ -216,7 +219,7 @@ MUTANTS = {
         "trainer/kernels/cuda_ops.cc", "uploads_.Reserve(num_batches, batch_bytes);", "uploads_.Reserve(0 * num_batches, batch_bytes);",
         "gpu_budgets_test --gtest_filter=*EverySize*"),
     "refused-algorithm-is-tried-again": (
-        CUDA + "matmul.cc", "    algorithms_of_rows_.emplace(key, other);\n", "", "gpu_kernels_on_streams_test"),
+        CUDA + "matmul.cc", "    algorithms_of_rows_.emplace(key, other);\n", "", STREAMS),
     "gradient-that-no-query-adds-to": (
         "trainer/kernels/cuda_ops.cc", "count == 0) return ZeroKeyGradients(g);", "count == 0) return;",
         "gpu_cuda_ops_test --gtest_filter=*NoQuery*"),
@@ -328,7 +331,7 @@ MUTANTS = {
         "const dim3 grid(static_cast<unsigned>((rows + y - 1) / y), across);", "gpu_stream_test"),
     "refused-product-given-up": (
         CUDA + "matmul.cc", "(status == CUBLAS_STATUS_NOT_SUPPORTED ||", "(status == CUBLAS_STATUS_ALLOC_FAILED ||",
-        "gpu_kernels_on_streams_test"),
+        STREAMS),
     "bias-where-it-lies": (
         CUDA + "matmul.h", "return reinterpret_cast<uintptr_t>(bias) % 16 == 0;", "return bias != nullptr;",
         CUDA_OPS + " --gtest_filter=*ABias*"),
