@@ -269,9 +269,9 @@ void CheckModel(const ModelSpec& model, Purpose purpose, Mistakes* mistakes) {
 // ---- data ----
 
 // Tokens that a packed sentence has besides its pieces.
-int SourceExtra() { return 2; }  // tag and </s>
+int SourceExtra(const DataSpec& data) { return data.tags() == NO_TAGS ? 1 : 2; }  // tag, </s>
 int TargetExtra(const DataSpec& data, Architecture architecture) {
-  if (architecture == ENCODER_ONLY) return SourceExtra();  // whose source is what has labels
+  if (architecture == ENCODER_ONLY) return SourceExtra(data);  // whose source is what has labels
   return data.tags() == M2M ? 2 : 1;
 }
 
@@ -291,7 +291,7 @@ void CheckMicrobatch(const DataSpec& data, Architecture architecture, Mistakes* 
                absl::StrCat("must be 0 with model.architecture: ", Architecture_Name(architecture),
                             ", whose one stack has max_target_tokens"));
   } else if (microbatch.max_source_tokens() != 0) {  // 0: chosen from the corpus, large enough
-    holds("max_source_tokens", SourceExtra());
+    holds("max_source_tokens", SourceExtra(data));
   }
   holds("max_target_tokens", TargetExtra(data, architecture));
 }
@@ -356,7 +356,7 @@ void CheckData(const RunSpec& run, Mistakes* mistakes) {
     Fields(model, "model.", mistakes)
         .Require(model.max_positions() < 1 || model.max_positions() >= longest, "max_positions",
                  absl::StrCat("must be at least data.max_sentence_tokens + 2 (", longest, ")"));
-    const int64_t most = native::kMaxAttentionKeys - SourceExtra();
+    const int64_t most = native::kMaxAttentionKeys - SourceExtra(data);
     fields.Require(
         model.attention_dropout() <= 0 || data.max_sentence_tokens() <= most, "max_sentence_tokens",
         absl::StrCat("must be at most ", most, " with model.attention_dropout: its random numbers ",

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Compares exports and imports with Hugging Face transformers and CTranslate2, and has PyTorch's torchrun
-# start ranks: the ctest label `peers`.
+# Compares exports and imports with Hugging Face transformers, CTranslate2 and torchscale, and has PyTorch's
+# torchrun start ranks: the ctest label `peers`.
 #
 #   tests/peers/run.sh [--venv FOLDER] [--help] [CTEST_ARGUMENT...]
 #
@@ -21,6 +21,7 @@ venv=${venv:-$PWD/build/peers}
 if [[ ! -f $venv/installed ]]; then
   python3 -m venv "$venv"
   "$venv/bin/python" -m pip install -q -r tests/peers/requirements.txt
+  "$venv/bin/python" -m pip install -q --no-deps torchscale==0.3.0  # what it asks for is not used
   touch "$venv/installed"
 fi
 launch/build.sh deepnet peer_model

@@ -183,8 +183,17 @@ absl::Status CheckDirections(const PairIndex& index, const DataSpec& spec) {
   for (const DirectionWeight& weight : spec.weights()) {
     RETURN_IF_ERROR(CheckKnown(index, "data.weights", weight.direction()));
   }
-  if (SelectedDirections(index, spec).empty()) {
+  const std::vector<int> selected = SelectedDirections(index, spec);
+  if (selected.empty()) {
     return absl::InvalidArgumentError("data.folder: the corpus has no training pairs");
+  }
+  const std::string& target = index.directions()[selected[0]].target;
+  for (const int direction : selected) {
+    const std::string& other = index.directions()[direction].target;
+    if (spec.tags() != NO_TAGS || other == target) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("data.tags: NO_TAGS, but the directions are into ", target, " and ", other,
+                     ": nothing would tell the model which"));
   }
   return absl::OkStatus();
 }
@@ -224,7 +233,8 @@ bool IsSelected(const Direction& direction, const DataSpec& spec) {
 }
 
 PairSize SizeOf(const PairLengths& pieces, TagStyle tags, Architecture architecture) {
-  const PairSize both = {pieces.source + 2, pieces.target + (tags == M2M ? 2 : 1)};
+  const PairSize both = {pieces.source + (tags == NO_TAGS ? 1 : 2),
+                         pieces.target + (tags == M2M ? 2 : 1)};
   if (architecture == ENCODER_DECODER) return both;
   return {0, architecture == ENCODER_ONLY ? both.source : both.target};
 }

@@ -26,7 +26,7 @@ EncodedPair EncodePair(const DirectionTags& tags, std::span<const int32_t> sourc
                        std::span<const int32_t> target_pieces) {
   EncodedPair pair;
   pair.source.reserve(source_pieces.size() + 2);
-  pair.source.push_back(tags.style == M2M ? tags.source : tags.target);
+  if (tags.style != NO_TAGS) pair.source.push_back(tags.style == M2M ? tags.source : tags.target);
   pair.source.insert(pair.source.end(), source_pieces.begin(), source_pieces.end());
   pair.source.push_back(kEos);
   pair.labels.reserve(target_pieces.size() + 2);
@@ -39,7 +39,7 @@ EncodedPair EncodePair(const DirectionTags& tags, std::span<const int32_t> sourc
 EncodedPair EncodeTargetSide(const DirectionTags& tags, std::span<const int32_t> target_pieces) {
   EncodedPair pair = EncodePair(tags, {}, target_pieces);
   pair.source.clear();
-  pair.input.push_back(tags.style == M2M ? kEos : tags.target);
+  pair.input.push_back(tags.style == TARGET_TAG_ON_SOURCE ? tags.target : kEos);
   pair.input.insert(pair.input.end(), pair.labels.begin(), pair.labels.end() - 1);
   return pair;
 }
@@ -60,14 +60,15 @@ EncodedPair EncodeSourceSide(const DirectionTags& tags, std::span<const int32_t>
   };
   const auto count = static_cast<uint32_t>(source_pieces.size());
   EncodedPair pair;
-  pair.input.push_back(tags.source);
+  if (tags.style != NO_TAGS) pair.input.push_back(tags.source);
+  const size_t first = pair.input.size();
   pair.input.insert(pair.input.end(), source_pieces.begin(), source_pieces.end());
   pair.input.push_back(kEos);
   pair.labels.assign(pair.input.size(), kNoLabel);
   bool any = false;
   const auto mask = [&](uint32_t i, const PhiloxBlock& words) {
-    pair.labels[i + 1] = source_pieces[i];
-    pair.input[i + 1] = Replacement(source_pieces[i], rule, words);
+    pair.labels[first + i] = source_pieces[i];
+    pair.input[first + i] = Replacement(source_pieces[i], rule, words);
     any = true;
   };
   for (uint32_t i = 0; i < count; ++i) {

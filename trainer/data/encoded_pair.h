@@ -4,6 +4,8 @@
 //     source              __tgt__ x_1 .. x_m </s>       __src__ x_1 .. x_m </s>
 //     labels              y_1 .. y_n </s>               __tgt__ y_1 .. y_n </s>
 //
+// With NO_TAGS the tags of the first column are left out; an input begins with </s> then.
+//
 // A model of one stack gets one side, as the target of a microbatch whose source is empty:
 //
 //   DECODER_ONLY, the target side, each token predicted from those before it:

@@ -32,7 +32,7 @@ struct PackedSide {
 };
 
 struct Microbatch {
-  PackedSide source;  // TARGET_TAG_ON_SOURCE: __tgt__ x_1 .. x_m </s>; M2M: __src__ x_1 .. x_m </s>
+  PackedSide source;  // TARGET_TAG_ON_SOURCE: __tgt__ x_1 .. x_m </s>; M2M: __src__; NO_TAGS: none
   PackedSide target;  // decoder input: </s> y_1 .. y_n (M2M: </s> __tgt__ y_1 .. y_n)
   // [target capacity]; y_1 .. y_n </s> (M2M: __tgt__ y_1 .. y_n </s>), -1 on padding
   std::vector<int32_t> labels;

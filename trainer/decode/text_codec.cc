@@ -8,6 +8,7 @@
 namespace deepnet {
 
 TagFrame MakeTagFrame(TagStyle style, int32_t source_tag, int32_t target_tag) {
+  if (style == NO_TAGS) return {};
   if (style == M2M) return {.source = {source_tag}, .target = {target_tag}};
   DEEPNET_CHECK_EQ(style, TARGET_TAG_ON_SOURCE);
   return {.source = {target_tag}, .target = {}};

@@ -172,7 +172,9 @@ absl::StatusOr<ImportedVocabulary> ReadExportedVocabulary(FileSystem& fs, const 
   ASSIGN_OR_RETURN(imported.model_bytes, ReadTokenizer(fs, path));
   imported.languages = {exported.languages().begin(), exported.languages().end()};
   RETURN_IF_ERROR(ParseVocabulary(path, &imported).status());
-  if (imported.hash == exported.tokenizer_hash()) return imported;
+  if (exported.tokenizer_hash().empty() || imported.hash == exported.tokenizer_hash()) {
+    return imported;
+  }
   return CheckpointRefused(absl::StrCat("'", path, "' has the hash ", imported.hash,
                                         "; the export was made with ", exported.tokenizer_hash()));
 }

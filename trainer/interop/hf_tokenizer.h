@@ -37,7 +37,7 @@ struct ImportedVocabulary {
   std::vector<std::string> notes;      // a sentence for each kind of piece that does not fit
 };
 
-// Reads what WriteHfTokenizer() wrote. Fails unless it has the hash that `exported` says.
+// Reads what WriteHfTokenizer() wrote. Fails unless it has the hash that `exported` says, if any.
 absl::StatusOr<ImportedVocabulary> ReadExportedVocabulary(FileSystem& fs, const std::string& folder,
                                                           const ExportedCheckpoint& exported);
 

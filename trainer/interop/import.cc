@@ -29,11 +29,14 @@ struct Incoming {
 };
 
 absl::StatusOr<Incoming> ReadOurs(FileSystem& fs, const std::string& folder,
-                                  const ExportedCheckpoint& exported) {
+                                  const ExportedCheckpoint& exported,
+                                  const ImportOptions& options) {
   Incoming incoming;
   incoming.from_us = true;
   Manifest& manifest = incoming.manifest;
-  *manifest.mutable_run() = exported.run();
+  // A converter writes model and tags alone, and no hash of the tokenizer.
+  const bool converted = exported.tokenizer_hash().empty();
+  *manifest.mutable_run() = converted ? options.complete(exported.run()) : exported.run();
   manifest.set_step(exported.step());
   manifest.mutable_data()->set_step(exported.step());
   manifest.set_corpus_hash(exported.corpus_hash());
@@ -65,7 +68,7 @@ absl::StatusOr<Incoming> ReadM2m(FileSystem& fs, const std::string& folder, cons
 absl::StatusOr<Incoming> ReadFolder(FileSystem& fs, const std::string& folder,
                                     const ImportOptions& options) {
   ASSIGN_OR_RETURN(const HfConfig config, ReadHfConfig(fs, folder, options.tool));
-  if (config.has_deepnet()) return ReadOurs(fs, folder, config.deepnet());
+  if (config.has_deepnet()) return ReadOurs(fs, folder, config.deepnet(), options);
   if (config.model_type() == kM2mType) return ReadM2m(fs, folder, config, options);
   return CheckpointRefused(absl::StrCat("'", folder, "': model_type is '", config.model_type(),
                                         "'; imported are m2m_100 and what "

@@ -40,7 +40,7 @@ absl::StatusOr<ExportReport> ExportCheckpoint(FileSystem& fs, const std::string&
                                               const ExportOptions& options);
 
 struct ImportOptions {
-  // Completes the RunSpec of an M2M-100 folder, which gives only model and tags.
+  // Completes the RunSpec of a folder of another program, which gives only model and tags.
   std::function<RunSpec(RunSpec run)> complete = [](RunSpec run) { return run; };
   ToolOptions tool = {};
 };

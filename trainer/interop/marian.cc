@@ -218,7 +218,7 @@ std::vector<std::string> MarianStatements(const ModelSpec& model, TagStyle tags,
     statements.push_back(
         "The source begins with >>source<<, and the target's tag has to be forced "
         "(forced_bos_token_id; in CTranslate2 target_prefix).");
-  } else {
+  } else if (tags == TARGET_TAG_ON_SOURCE) {
     statements.push_back("The source begins with the target's language: \">>de<< text\".");
   }
   return statements;

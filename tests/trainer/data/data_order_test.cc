@@ -121,6 +121,18 @@ TEST(DataOrder, FillsAtLeast95PercentOfThePositionsOnBothSides) {
   }
 }
 
+TEST(DataOrder, WithoutTagsAllDirectionsHaveOneTarget) {
+  const SyntheticIndex index({1000, 1000});
+  DataSpec spec;
+  spec.mutable_microbatch()->set_max_target_tokens(500);
+  spec.set_tags(NO_TAGS);
+  EXPECT_THAT(ResolveDataSpec(index, &spec).message(), HasSubstr("data.tags: NO_TAGS"));
+  spec.add_directions(index.directions()[0].Name());
+  EXPECT_TRUE(ResolveDataSpec(index, &spec).ok());
+  EXPECT_EQ(SizeOf({5, 7}, NO_TAGS).source, 6);
+  EXPECT_EQ(SizeOf({5, 7}, NO_TAGS).target, 8);
+}
+
 TEST(DataOrder, CarriesLeftoversToTheNextWindowAndLosesNone) {
   const SyntheticIndex index({1'000'000});
   for (const char* spec :

@@ -48,6 +48,20 @@ TEST(OneSided, ACausalModelInM2mStyleLearnsTheTag) {
   EXPECT_THAT(pair.labels, ElementsAre(kTagEn, 10, 11, kEos));
 }
 
+TEST(NoTags, AreOnNoSideOfAnyModel) {
+  const std::vector<int32_t> pieces = {10, 11};
+  const EncodedPair both = EncodePair(Tags(NO_TAGS), pieces, pieces);
+  EXPECT_THAT(both.source, ElementsAre(10, 11, kEos));
+  EXPECT_THAT(both.labels, ElementsAre(10, 11, kEos));
+  const EncodedPair causal = EncodeTargetSide(Tags(NO_TAGS), pieces);
+  EXPECT_THAT(causal.input, ElementsAre(kEos, 10, 11));
+  const EncodedPair masked = EncodeSourceSide(
+      Tags(NO_TAGS), pieces, kRule, {.seed = 7, .direction = "de-en", .pair = 3, .step = 9});
+  EXPECT_EQ(masked.input.size(), 3);
+  EXPECT_EQ(masked.input.back(), kEos);
+  EXPECT_EQ(masked.labels.back(), -1);
+}
+
 TEST(OneSided, AMaskedModelHasLabelsWhereItsInputMayDifferAndNowhereElse) {
   const std::vector<int32_t> pieces = Pieces(200);
   const EncodedPair pair = Hidden(pieces, {.seed = 7, .direction = "de-en", .pair = 3, .step = 9});

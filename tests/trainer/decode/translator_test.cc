@@ -237,6 +237,7 @@ TEST(TranslateStream, ReportsAnOutputThatCannotBeWritten) {
 TEST(MakeTagFrame, PutsTagsWhereTheStyleSays) {
   EXPECT_EQ(MakeTagFrame(TARGET_TAG_ON_SOURCE, 30, 31), (TagFrame{.source = {31}, .target = {}}));
   EXPECT_EQ(MakeTagFrame(M2M, 30, 31), (TagFrame{.source = {30}, .target = {31}}));
+  EXPECT_EQ(MakeTagFrame(NO_TAGS, 30, 31), TagFrame());
 }
 
 }  // namespace
