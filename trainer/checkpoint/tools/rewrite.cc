@@ -164,7 +164,7 @@ absl::Status ForEachRun(const Tensors& tensors, ElementRange range, const Visit&
 // Called with the bytes of tensors, in order.
 using Sink = std::function<absl::Status(const StoredTensor& tensor, std::string_view bytes)>;
 
-// What is averaged.
+// Says what is averaged.
 struct Means {
   const Readers& readers;
   const std::string& kind;  // of the tensors that are read
@@ -257,11 +257,10 @@ absl::Status WriteMeansInTurns(const Means& means, SpreadWriter& writer, Communi
 absl::Status WriteMeans(const Means& means, SpreadWriter& writer, const ToolOptions& options) {
   const int64_t elements = NumElements(means.tensors), all = elements * kElementBytes;
   int64_t done = 0;
-  return MakeMeans(means, {0, elements},
-                   [&](const StoredTensor& tensor, std::string_view bytes) {
-                     options.progress(done += static_cast<int64_t>(bytes.size()), all);
-                     return writer.Append(tensor, bytes);
-                   });
+  return MakeMeans(means, {0, elements}, [&](const StoredTensor& tensor, std::string_view bytes) {
+    options.progress(done += static_cast<int64_t>(bytes.size()), all);
+    return writer.Append(tensor, bytes);
+  });
 }
 
 // Copies the elements of a range.
