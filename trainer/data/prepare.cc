@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <optional>
+#include <random>
 #include <set>
 #include <string>
 #include <utility>
@@ -274,9 +275,11 @@ absl::StatusOr<CorpusReport> RunStages(PrepareContext& context) {
   absl::StatusOr<std::optional<CorpusReport>> existing{std::optional<CorpusReport>()};
   if (context.IsFirst()) existing = folder.Claim();
   RETURN_IF_ERROR(context.Agree(existing.status()));
-  ASSIGN_OR_RETURN(const std::string reused,
-                   BroadcastText(context.world, existing->has_value() ? "reused" : "", 0));
-  if (!reused.empty()) return existing->value_or(CorpusReport());
+  std::random_device random;
+  const std::string token =
+      existing->has_value() ? "" : absl::StrFormat("%08x%08x", random(), random());
+  ASSIGN_OR_RETURN(context.token, BroadcastText(context.world, token, 0));
+  if (context.token.empty()) return existing->value_or(CorpusReport());
   return MakeCorpus(context, folder);
 }
 

@@ -103,7 +103,8 @@ absl::Status EncodedBlocks::Encode() {
   const LanguagePairTexts* bits_of = nullptr;
   for (const size_t i : ClaimOrder(Deal(costs, context_.world.size()), context_.world.rank())) {
     Block& it = blocks_[open[i]];
-    ASSIGN_OR_RETURN(const bool is_mine, context_.parts.Claim(NameOf(it.part)));
+    ASSIGN_OR_RETURN(const bool is_mine,
+                     context_.parts.Claim(absl::StrCat(NameOf(it.part), ".", context_.token)));
     if (!is_mine) continue;
     if (bits_of != &TextsOf(it)) {
       bits_of = &TextsOf(it);
