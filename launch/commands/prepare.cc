@@ -55,8 +55,8 @@ Command MakePrepareCommand() {
           .validate = ValidateForPrepare,
           .flags = {JsonFlag(),
                     SwitchFlag("dry-run",
-                               "Only print the size and time of what is ahead, on these ranks and "
-                               "on 1, 16 and 64."),
+                               "Only print the size and time of what is ahead, tables apart, on "
+                               "these ranks and on 1, 16 and 64."),
                     SwitchFlag("extend",
                                "Replace another corpus in data.folder, for example one with fewer "
                                "languages: its tokenizer is kept, and only what is new or changed "

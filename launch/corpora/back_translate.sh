@@ -6,7 +6,7 @@
 #
 # For a model that is to translate from en to de: a trained model of the other direction (or of many)
 # translates TEXT, a sentence of --from a line, and scores what it made. OUT (default:
-# corpus/back_translation) gets the text in `text.de`, its translations in `text.en`, and in `scores` the
+# corpus/back_translation) gets the text in `text.de` (blanks for its tabs), its translations in `text.en`, and in `scores` the
 # mean log-probability of a target token, a line each; -1000 where there is no translation. Shown at the
 # end: which threshold so many lines pass, and what to add to a recipe. Other arguments go to `deepnet translate`.
 #
@@ -40,7 +40,8 @@ model() {
 }
 
 mkdir -p "$out"
-cp "$text" "$out/text.$from"
+tr '\t' ' ' < "$text" > "$out/text.$from.new"  # a tab ends the source of what `score` reads
+mv "$out/text.$from.new" "$out/text.$from"      # TEXT may be this file
 model translate "${arguments[@]}" < "$out/text.$from" > "$out/text.$to"
 paste "$out/text.$from" "$out/text.$to" | model score | paste - "$out/text.$to" |
   awk -F '\t' '{ print ($1 == "nan" || $3 == "") ? -1000 : $1 / $2 }' > "$out/scores"

@@ -39,8 +39,8 @@ absl::Status ResolveDataSpec(const PairIndex& index, DataSpec* spec,
 bool IsSelected(const Direction& direction, const DataSpec& spec);
 
 // Returns the positions that a pair of so many pieces takes: with </s> on both sides and the tags
-// that `tags` puts there. A model of one stack takes one side, as the
-// target (trainer/data/encoded_pair.h).
+// that `tags` puts there. A model of one stack takes one side, as the target
+// (trainer/data/encoded_pair.h).
 PairSize SizeOf(const PairLengths& pieces, TagStyle tags,
                 Architecture architecture = ENCODER_DECODER);
 

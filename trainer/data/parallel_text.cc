@@ -154,8 +154,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Texts by (first, second) tag.
-// By first language, second language and tag.
+// Texts by first language, second language and tag.
 using TextMap = std::map<std::tuple<std::string, std::string, std::string>, LanguagePairTexts>;
 
 constexpr const char* kSplits[] = {"train", "dev", "test"};

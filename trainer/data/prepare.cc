@@ -135,13 +135,16 @@ void SaySize(const PrepareContext& context) {
   }
   context.Say(absl::StrFormat(
       "planned: %d languages, %d language pairs and as many shards, %d directions, about %.4g "
-      "pairs; memory below 1 GiB a rank, learning the tokenizer apart",
+      "pairs (memory: docs/benchmarks/prepare_2026-11-24.md)",
       languages.size(), pairs, directions, TrainingPairs(context.texts)));
 }
 
 // Says what is ahead: for these ranks, or, `dry`, also for others with a thread each.
 void SayPlan(const PrepareContext& context, bool dry) {
   if (context.IsFirst()) SaySize(context);
+  if (dry && context.spec.table_size() > 0) {
+    context.Say("prepare.table: not counted, here and below: a dry run does not read tables");
+  }
   const std::vector<int64_t> bytes = TrainingBytes(context.texts);
   const int ranks = context.world.size(), threads = context.num_threads;
   const PreparePlan plan = PlanPreparation(bytes, ranks, threads);

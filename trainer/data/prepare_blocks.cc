@@ -139,14 +139,15 @@ absl::Status EncodedBlocks::EncodeOne(const EncodeSpec& encode, const std::vecto
   const LanguagePairTexts& texts = TextsOf(*it);
   PreparedPart& part = it->part;
   const std::string name = NameOf(part) + ".pairs";
-  ASSIGN_OR_RETURN(auto shard, ShardWriter::Create(context_.parts.Path(name), vocabulary_.size()));
+  const std::string path = absl::StrCat(context_.OwnFolder(), "/", name);
+  ASSIGN_OR_RETURN(auto shard, ShardWriter::Create(path, vocabulary_.size()));
   ASSIGN_OR_RETURN(const EncodedTotals totals,
                    EncodeBlock(texts, *it->block, encode, bits, shard.get()));
   RETURN_IF_ERROR(shard->Finish());
-  ASSIGN_OR_RETURN(const uint64_t hash, HashFile(context_.parts.Path(name)));
+  ASSIGN_OR_RETURN(const uint64_t hash, HashFile(path));
   CorpusFile& file = *part.add_files();
   file.set_name(name);
-  file.set_bytes(static_cast<int64_t>(fs::file_size(context_.parts.Path(name))));
+  file.set_bytes(static_cast<int64_t>(fs::file_size(path)));
   file.set_hash(hash);
   *part.add_blocks() = *it->block;
   *part.mutable_counts() = MakePairReport(texts, "train", totals);

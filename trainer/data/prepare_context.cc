@@ -45,7 +45,7 @@ std::string PrepareContext::Scratch() const { return temporary + kScratch; }
 std::string PrepareContext::OutputScratch() const { return output + kScratch; }
 
 std::string PrepareContext::OwnFolder() const {
-  return absl::StrCat(Scratch(), "/rank", world.rank());
+  return absl::StrCat(Scratch(), "/rank", world.rank(), ".", token);
 }
 
 double PrepareContext::Seconds() const { return SecondsNow() - start; }
@@ -71,6 +71,15 @@ absl::StatusOr<std::vector<PreparedPart>> PrepareContext::AllGatherParts(
 
 absl::Status PrepareContext::Keep(const std::string& name, const PreparedPart& part) {
   has_parts = true;
+  for (const CorpusFile& file : part.files()) {
+    std::error_code error;
+    fs::rename(absl::StrCat(OwnFolder(), "/", file.name()), parts.Path(file.name()), error);
+    if (error) {
+      return absl::DataLossError(absl::StrCat("cannot rename ", OwnFolder(), "/", file.name(),
+                                              " to ", parts.Path(file.name()), ": ",
+                                              error.message()));
+    }
+  }
   return parts.Keep(name, part);
 }
 

@@ -31,8 +31,10 @@ struct PrepareContext {
   bool IsMine(size_t piece) const;
   std::string Scratch() const;        // for finished parts
   std::string OutputScratch() const;  // its name once the corpus is published
-  std::string OwnFolder() const;      // for temporary files of this rank
-  double Seconds() const;             // since the start
+  // For unfinished files: of this rank in this preparation alone, so that a rank that a killed job
+  // left overwrites nothing that others read.
+  std::string OwnFolder() const;
+  double Seconds() const;  // since the start
   void Say(const std::string& line) const;
 
   // AgreeOnStatus with the exit code of data. Collective.
@@ -54,7 +56,8 @@ struct PrepareContext {
   absl::StatusOr<std::vector<PreparedPart>> AllGatherParts(const CorpusParts& mine,
                                                            const std::vector<int>& owners);
 
-  // Keeps a part that this rank has finished.
+  // Keeps a part that this rank has finished: moves its files from OwnFolder() to `parts`. A file
+  // of that name there has the same contents and is replaced; whoever has it open goes on with it.
   absl::Status Keep(const std::string& name, const PreparedPart& part);
 
   // Notes the hash of an input once it was read to its end.

@@ -106,8 +106,6 @@ absl::StatusOr<std::optional<CorpusReport>> CorpusFolder::Claim() {
   return std::nullopt;
 }
 
-// Returns the report of a corpus that is there already, if it is the one asked for; nothing if
-// the place is free or may be replaced.
 absl::StatusOr<std::optional<CorpusReport>> CorpusFolder::FindExisting() {
   if (fs::is_regular_file(context_.output)) {
     return absl::FailedPreconditionError(

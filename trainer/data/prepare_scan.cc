@@ -75,7 +75,7 @@ absl::StatusOr<PreparedPart> ScanPair(PrepareContext& context, const LanguagePai
   std::unique_ptr<SampleLog> sample;
   if (LearnsTokenizer(context) && texts.tag.empty()) {
     ASSIGN_OR_RETURN(
-        sample, SampleLog::Create(context.Scratch(), name + ".sample", SampleSpecOf(context.spec),
+        sample, SampleLog::Create(context.OwnFolder(), name + ".sample", SampleSpecOf(context.spec),
                                   {texts.first, texts.second}));
   }
   const ScanSpec scan = {context.OwnFolder(), !context.spec.cleaning().keep_duplicates(),
@@ -88,7 +88,7 @@ absl::StatusOr<PreparedPart> ScanPair(PrepareContext& context, const LanguagePai
                      input.set_hash(reader.file_hash());
                    }));
   *part.mutable_blocks() = {result.blocks.begin(), result.blocks.end()};
-  ASSIGN_OR_RETURN(auto bits, FileWriter::Create(context.Scratch(), name + ".bits"));
+  ASSIGN_OR_RETURN(auto bits, FileWriter::Create(context.OwnFolder(), name + ".bits"));
   bits->Append({reinterpret_cast<const char*>(result.duplicate_bits.data()),
                 result.duplicate_bits.size() * sizeof(uint64_t)});
   ASSIGN_OR_RETURN(*part.add_files(), bits->Finish());

@@ -14,7 +14,8 @@ namespace deepnet {
 // Returns about how many bytes of training text each language pair has that has some.
 std::vector<int64_t> TrainingBytes(const std::vector<LanguagePairTexts>& texts);
 
-// Returns about how many training pairs `texts` have, by the first 1,000 lines of each file.
+// Returns about how many training pairs `texts` have: counted where a text is short, else by its
+// first 1,000 pairs.
 double TrainingPairs(const std::vector<LanguagePairTexts>& texts);
 
 // Fills context.scans: ranks scan the language pairs that are dealt to them, or find them scanned.

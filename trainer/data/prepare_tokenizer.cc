@@ -77,7 +77,7 @@ absl::StatusOr<std::string> LearnTokenizer(PrepareContext& context) {
   if (!error.empty()) {
     return absl::InvalidArgumentError(absl::StrCat("prepare.tokenizer: SentencePiece: ", error));
   }
-  ASSIGN_OR_RETURN(auto file, FileWriter::Create(context.Scratch(), kTokenizerFile));
+  ASSIGN_OR_RETURN(auto file, FileWriter::Create(context.OwnFolder(), kTokenizerFile));
   file->Append(bytes);
   ASSIGN_OR_RETURN(*part.add_files(), file->Finish());
   RETURN_IF_ERROR(context.Keep("tokenizer", part));

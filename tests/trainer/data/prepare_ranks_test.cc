@@ -1,23 +1,25 @@
 // Prepare() on ranks, which are threads here, and its finished parts: in blocks of 64 lines, so
 // that small texts have several.
 #include <array>
-#include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <mutex>
 #include <random>
+#include <span>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
+#include "parallel/comm/communicator.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/verify_corpus.h"
 #include "tests/trainer/data/prepared_corpus.h"
@@ -150,7 +152,13 @@ TEST(PrepareOnRanks, ADryRunSaysThePlanAndWritesNothing) {
   ASSERT_TRUE(Prepare(PrepareSpecOf(kSpec), "out", folder.path(), say, {.dry_run = true}).ok());
   EXPECT_THAT(progress, AllOf(HasSubstr("planned: "), HasSubstr("3 language pairs"),
                               HasSubstr("on 64 ranks of a thread: ")));
+  EXPECT_THAT(progress, Not(HasSubstr("prepare.table")));
   EXPECT_FALSE(fs::exists(folder.Path("out.tmp")) || fs::exists(folder.Path("out")));
+
+  const std::string table =
+      absl::StrCat("table { file: '", fs::absolute(testing::kUdhr).string(), "' languages: 'de' }");
+  ASSERT_TRUE(Prepare(PrepareSpecOf(table), "out", folder.path(), say, {.dry_run = true}).ok());
+  EXPECT_THAT(progress, HasSubstr("prepare.table: not counted"));
 }
 
 TEST(PrepareOnRanks, AnErrorOfOneRankNamesFileAndLine) {
@@ -307,33 +315,82 @@ TEST(PreparedParts, AreClaimedByOneRankEach) {
   EXPECT_FALSE(PartStore(folder.Path("none")).Claim("0").ok());
 }
 
+// A rank that another job left goes on writing the file that it has open.
+TEST(PreparedParts, AreNotWrittenIntoAFileOfThatName) {
+  const TempFolder folder;
+  WriteLongOpus(folder, 4);
+  ASSERT_TRUE(PrepareOn(1, folder, kSpec, "fresh").status.ok());
+  KeepScratch(folder, kSpec);
+  fs::create_directory(folder.Path("opened"));
+  std::vector<fs::path> opened;
+  const fs::path scratch = folder.Path("out.tmp/scratch");
+  for (const auto& entry : fs::directory_iterator(scratch)) {
+    const fs::path& path = entry.path();
+    if (path.extension() == ".part") fs::remove(path);
+    if (path.extension() != ".pairs" && path.extension() != ".bits") continue;
+    opened.push_back(fs::path(folder.Path("opened")) / path.filename());
+    fs::create_hard_link(path, opened.back());
+  }
+  EXPECT_EQ(opened.size(), 15);
+  int compared = 0;
+  const auto say = [&](std::string_view line) {
+    if (line.find("encoded ") == line.npos || compared > 0) return;
+    for (const fs::path& path : opened) {
+      std::ofstream(path, std::ios::app) << "more";
+      ++compared;
+    }
+  };
+  ASSERT_TRUE(Prepare(PrepareSpecOf(kSpec), "out", folder.path(), say, {.block_lines = 64}).ok());
+  EXPECT_EQ(compared, 15);
+  ExpectSameFiles(folder, "fresh", "out");
+}
+
+int NumClaims(const TempFolder& folder) {
+  int claims = 0;
+  std::error_code none;  // iterates over nothing
+  for (const auto& entry : fs::directory_iterator(folder.Path("out.tmp/scratch"), none)) {
+    claims += entry.path().extension() == kClaimEnd ? 1 : 0;
+  }
+  return claims;
+}
+
+// Calls `before` before each collective.
+class Watched final : public ForwardingCommunicator {
+ public:
+  Watched(Communicator& inner, std::function<void()> before)
+      : ForwardingCommunicator(inner), before_(std::move(before)) {}
+  TransferOr AllGather(Buffer mine, std::span<const Buffer> all) override {
+    before_();
+    return inner().AllGather(mine, all);
+  }
+
+ private:
+  const std::function<void()> before_;
+};
+
 TEST(PreparedParts, AreTakenFromARankThatIsSlow) {
   const TempFolder folder;
   WriteLongOpus(folder, 4);
   ASSERT_TRUE(PrepareOn(1, folder, kSpec, "one").status.ok());
-  const auto num_claimed = [&] {
-    int claimed = 0;
-    for (const auto& entry : fs::directory_iterator(folder.Path("out.tmp/scratch"))) {
-      claimed += entry.path().extension() == kClaimEnd ? 1 : 0;
-    }
-    return claimed;
-  };
-  // Rank 0 does nothing more after its first block until rank 1 has begun all others.
-  int claimed = 0;
+  // Rank 0 does nothing more after its first block until rank 1 is through with its own and others.
+  absl::Notification rank1_is_through;
+  int claims = 0;
   const auto say = [&](std::string_view line) {
-    if (line.find("encoded ") == line.npos || claimed > 0) return;
-    for (const double end = SecondsNow() + 60.0; claimed < 12 && SecondsNow() < end;) {
-      claimed = num_claimed();
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));  // leaves rank 1 the core
-    }
+    if (line.find("encoded ") == line.npos || claims > 0) return;
+    rank1_is_through.WaitForNotificationWithTimeout(absl::Minutes(1));
+    claims = NumClaims(folder);
+  };
+  const auto notify = [&] {
+    if (NumClaims(folder) > 0 && !rank1_is_through.HasBeenNotified()) rank1_is_through.Notify();
   };
   const absl::Status status = FirstError(RunRanks(2, [&](Communicator& world) {
+    Watched watched(world, notify);
     return Prepare(PrepareSpecOf(kSpec), "out", folder.path(), say,
-                   {.world = &world, .block_lines = 64})
+                   {.world = world.rank() == 1 ? &watched : &world, .block_lines = 64})
         .status();
   }));
   ASSERT_TRUE(status.ok()) << status;
-  EXPECT_EQ(claimed, 12);
+  EXPECT_EQ(claims, 12);
   ExpectSameFiles(folder, "one", "out");
 }
 

@@ -125,7 +125,7 @@ TEST(Prepare, SaysFirstHowLargeTheCorpusIsGoingToBe) {
                         &progress)
                   .ok());
   const size_t planned = progress.find(
-      "planned: 3 languages, 3 language pairs and as many shards, 5 directions, about 3006 pairs;");
+      "planned: 3 languages, 3 language pairs and as many shards, 5 directions, about 3006 pairs");
   ASSERT_NE(planned, progress.npos) << progress;
   EXPECT_LT(planned, progress.find("scanned "));
 }
