@@ -96,8 +96,8 @@ void OptimizerStep::Update(Ops& ops, Parameters& parameters, int64_t update, dou
               .gradient_scale = scale,
               .step = update,
               .fairseq_epsilon = optim_.optimizer() == ADAM});
-    if (parameters.average().defined()) Average(ops, parameters, range);
   }
+  if (parameters.average().defined()) Average(ops, parameters);
 }
 
 void OptimizerStep::BeginAverage(Parameters& parameters) const {
@@ -111,17 +111,19 @@ void OptimizerStep::BeginAverage(Parameters& parameters) const {
 
 // average = decay * average + (1 - decay) * weights: two products and a sum, each rounded, so that
 // an element has the same bits wherever its piece begins.
-void OptimizerStep::Average(Ops& ops, Parameters& parameters, const Range& range) const {
-  const int64_t most = std::min(range.count, kAverageElements);
+void OptimizerStep::Average(Ops& ops, Parameters& parameters) const {
+  const int64_t most = std::min(layout_.StateElements(), kAverageElements);
   const at::Tensor scaled = at::empty({most}, parameters.weights().options());
-  for (int64_t done = 0; done < range.count; done += most) {
-    const int64_t count = std::min(most, range.count - done);
-    const at::Tensor part = scaled.narrow(0, 0, count);
-    const at::Tensor average = parameters.average().narrow(0, range.state + done, count);
-    part.copy_(parameters.weights().narrow(0, range.weight + done, count));
-    ops.Scale(count, part, 1.0 - optim_.ema_decay());
-    ops.Scale(count, average, optim_.ema_decay());
-    ops.Add(average, part);
+  for (const Extent& extent : layout_.extents) {
+    for (int64_t done = 0; done < extent.count; done += most) {
+      const int64_t count = std::min(most, extent.count - done);
+      const at::Tensor part = scaled.narrow(0, 0, count);
+      const at::Tensor average = parameters.average().narrow(0, extent.state + done, count);
+      part.copy_(parameters.weights().narrow(0, extent.weight + done, count));
+      ops.Scale(count, part, 1.0 - optim_.ema_decay());
+      ops.Scale(count, average, optim_.ema_decay());
+      ops.Add(average, part);
+    }
   }
 }
 

@@ -67,7 +67,7 @@ class OptimizerStep {
 
   void AddRange(const Range& range);
   void Update(Ops& ops, Parameters& parameters, int64_t update, double rate, double scale) const;
-  void Average(Ops& ops, Parameters& parameters, const Range& range) const;
+  void Average(Ops& ops, Parameters& parameters) const;
   absl::Status GatherWeights(const Ops& ops, const at::Tensor& weights) const;
 
   OptimSpec optim_;

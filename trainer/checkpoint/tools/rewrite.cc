@@ -231,12 +231,14 @@ absl::Status WriteMeansInTurns(const Means& means, SpreadWriter& writer, Communi
     const auto range_of = [&](int rank) -> ElementRange {
       return {std::min(all, begin + turn * rank), std::min(all, begin + turn * (rank + 1))};
     };
+    const ElementRange own = range_of(world.rank());
     std::string bytes;
+    bytes.reserve(static_cast<size_t>((own.end - own.begin) * kElementBytes));
     const auto collect = [&](const StoredTensor&, std::string_view piece) {
       bytes.append(piece);
       return absl::OkStatus();
     };
-    const absl::Status made = MakeMeans(means, range_of(world.rank()), collect);
+    const absl::Status made = MakeMeans(means, own, collect);
     RETURN_IF_ERROR(AgreeOnStatus(world, written.ok() ? made : written));
     if (world.rank() > 0 && !bytes.empty()) {
       ASSIGN_OR_RETURN(const auto sent, world.Send(Buffer::Of(std::span(bytes)), 0, kMeansTag));
