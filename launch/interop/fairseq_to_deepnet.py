@@ -37,7 +37,7 @@ REFUSED = {
     "xpos_rel_pos": False, "cross_self_attention": False, "no_cross_attention": False, "adaptive_input": False,
     "adaptive_softmax_cutoff": None, "no_token_positional_embeddings": False, "tie_adaptive_weights": False,
     "scale_fc": False, "scale_attn": False, "scale_heads": False, "scale_resids": False, "base_layers": 0,
-    "no_decoder_final_norm": False, "adaptive_input_factor": None,
+    "no_decoder_final_norm": False, "lang_tok_replacing_bos_eos": False, "adaptive_input_factor": None,
 }  # fmt: skip
 NOT_STORED = re.compile(r"(^|\.)(version|_float_tensor)$")  # buffers of fairseq
 
@@ -212,15 +212,16 @@ def tag_style(arguments):
     return styles[encoder, decoder]
 
 
-def languages_of(options, arguments, dictionary):
+def languages_of(options, arguments, dictionary, style):
     """Returns the languages, in the order in which fairseq adds their tokens behind the dictionary."""
     listed = options.languages or arguments.get("langs") or ""
     listed = [l for l in listed.split(",") if l] if isinstance(listed, str) else listed
-    listed = listed or [arguments.get("source_lang"), arguments.get("target_lang")]
     found = [piece[2:-2] for piece in dictionary if re.fullmatch(r"__\w+__", piece)]
-    languages = list(dict.fromkeys(l for l in [*listed, *found] if l))
+    if style == "NO_TAGS" and not listed:  # their order does not matter
+        listed = [l for l in (arguments.get("source_lang"), arguments.get("target_lang")) if l]
+    languages = list(dict.fromkeys([*listed, *found]))
     if not languages:
-        raise Refusal("no languages in dictionary and arguments: give --languages")
+        raise Refusal("no languages in dictionary and arguments: give --languages in the order of fairseq's --langs")
     return languages
 
 
@@ -265,7 +266,7 @@ def convert(options):
         raise Refusal("; ".join(model.mistakes))
     style = tag_style(arguments)
     dictionary = read_dictionary(options.dict)
-    languages = languages_of(options, arguments, dictionary)
+    languages = languages_of(options, arguments, dictionary, style)
     sizes = {model.tensors[name].shape[0] for name in model.matrices()}
     if len(sizes) != 1:
         raise Refusal(f"source and target have vocabularies of {sorted(sizes)} rows: they must be one")

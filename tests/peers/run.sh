@@ -17,12 +17,13 @@ case "${1:-}" in
 esac
 cd "$(dirname "$0")/../.."
 venv=${venv:-$PWD/build/peers}
-# Complete once pip has ended well: then the file is there.
-if [[ ! -f $venv/installed ]]; then
+# Complete once pip has ended well: then the file says of what.
+wanted=$(cat tests/peers/requirements.txt tests/peers/run.sh | sha256sum)
+if [[ $(cat "$venv/installed" 2>/dev/null) != "$wanted" ]]; then
   python3 -m venv "$venv"
   "$venv/bin/python" -m pip install -q -r tests/peers/requirements.txt
   "$venv/bin/python" -m pip install -q --no-deps torchscale==0.3.0  # what it asks for is not used
-  touch "$venv/installed"
+  echo "$wanted" >"$venv/installed"
 fi
 launch/build.sh deepnet peer_model
 cmake -S . -B build/release -DDEEPNET_PEERS_VENV="$venv" >/dev/null  # registers the tests

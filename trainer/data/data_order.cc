@@ -176,7 +176,8 @@ absl::Status CheckKnown(const PairIndex& index, const std::string& field,
       absl::StrCat(field, ": no training pairs of \"", pattern, "\"; the corpus has", names));
 }
 
-absl::Status CheckDirections(const PairIndex& index, const DataSpec& spec) {
+absl::Status CheckDirections(const PairIndex& index, const DataSpec& spec,
+                             Architecture architecture) {
   for (const std::string& pattern : spec.directions()) {
     RETURN_IF_ERROR(CheckKnown(index, "data.directions", pattern));
   }
@@ -187,10 +188,11 @@ absl::Status CheckDirections(const PairIndex& index, const DataSpec& spec) {
   if (selected.empty()) {
     return absl::InvalidArgumentError("data.folder: the corpus has no training pairs");
   }
+  if (spec.tags() != NO_TAGS || architecture == ENCODER_ONLY) return absl::OkStatus();
   const std::string& target = index.directions()[selected[0]].target;
   for (const int direction : selected) {
     const std::string& other = index.directions()[direction].target;
-    if (spec.tags() != NO_TAGS || other == target) continue;
+    if (other == target) continue;
     return absl::InvalidArgumentError(
         absl::StrCat("data.tags: NO_TAGS, but the directions are into ", target, " and ", other,
                      ": nothing would tell the model which"));
@@ -240,7 +242,7 @@ PairSize SizeOf(const PairLengths& pieces, TagStyle tags, Architecture architect
 }
 
 absl::Status ResolveDataSpec(const PairIndex& index, DataSpec* spec, Architecture architecture) {
-  RETURN_IF_ERROR(CheckDirections(index, *spec));
+  RETURN_IF_ERROR(CheckDirections(index, *spec, architecture));
   RETURN_IF_ERROR(CheckTemperature(*spec));
   if (spec->max_sentence_tokens() == 0) spec->set_max_sentence_tokens(kDefaultMaxTokens);
   if (spec->global_microbatches() == 0) spec->set_global_microbatches(1);

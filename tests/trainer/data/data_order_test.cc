@@ -127,6 +127,8 @@ TEST(DataOrder, WithoutTagsAllDirectionsHaveOneTarget) {
   spec.mutable_microbatch()->set_max_target_tokens(500);
   spec.set_tags(NO_TAGS);
   EXPECT_THAT(ResolveDataSpec(index, &spec).message(), HasSubstr("data.tags: NO_TAGS"));
+  DataSpec of_encoder = spec;
+  EXPECT_TRUE(ResolveDataSpec(index, &of_encoder, ENCODER_ONLY).ok());
   spec.add_directions(index.directions()[0].Name());
   EXPECT_TRUE(ResolveDataSpec(index, &spec).ok());
   EXPECT_EQ(SizeOf({5, 7}, NO_TAGS).source, 6);
