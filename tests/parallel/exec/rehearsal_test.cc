@@ -285,9 +285,11 @@ struct Sent {
   double seconds = 0.0;
 };
 
-// Returns what each of four ranks, 2 stages x 2 replicas, sends in a step.
+// Returns what each of four ranks, 2 stages x 2 replicas, sends in a step, and when it has done so:
+// seconds since before the first rank began.
 std::vector<Sent> SendStep(const ExchangeJob& job, int64_t limit, double time_scale) {
   std::vector<Sent> sent(4);
+  const double begin = SecondsNow();
   const auto statuses = RunRanks(4, [&](Communicator& world) {
     CommMeter meter;
     CountingCommunicator counted(world, meter);
@@ -297,10 +299,9 @@ std::vector<Sent> SendStep(const ExchangeJob& job, int64_t limit, double time_sc
     ASSIGN_OR_RETURN(const auto stages, counted.Split(/*color=*/replica, /*key=*/stage));
     RehearsedExchange exchange(job, options, counted, *replicas, *stages);
     const int64_t before = meter.counts().sent_bytes;
-    const double start = SecondsNow();
-    RETURN_IF_ERROR(exchange.GradientDone(stage, start));
+    RETURN_IF_ERROR(exchange.GradientDone(stage, SecondsNow()));
     RETURN_IF_ERROR(exchange.Finish());
-    sent[world.rank()] = {meter.counts().sent_bytes - before, SecondsNow() - start};
+    sent[world.rank()] = {meter.counts().sent_bytes - before, SecondsNow() - begin};
     return absl::OkStatus();
   });
   EXPECT_EQ(FirstError(statuses), absl::OkStatus());
