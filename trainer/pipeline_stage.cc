@@ -358,8 +358,14 @@ absl::Status PipelineStage::RunDeferred(ModelChunk& chunk, int microbatch) {
   return handed_over_;
 }
 
-// Runs a pass. Its graphs are used as soon as one such pass has had the bits of eager launches.
 void PipelineStage::Run(const Work& work) {
+  model_.ops().StartClock();
+  RunPass(work);
+  model_.ops().StopClock();
+}
+
+// Runs a pass. Its graphs are used as soon as one such pass has had the bits of eager launches.
+void PipelineStage::RunPass(const Work& work) {
   if (inspector_ != nullptr) return RunInspected(work);
   const MicrobatchPass& pass = passes_[work.microbatch];
   if (!model_.ops().HasGraphs()) return work.run(pass);
@@ -378,7 +384,12 @@ void PipelineStage::Run(const Work& work) {
 void PipelineStage::RunInspected(const Work& work) {
   std::vector<int> layers;
   held_ = &layers;
-  RunOnce(work, passes_[work.microbatch], PassGraphs::kNone);
+  const MicrobatchPass& pass = passes_[work.microbatch];
+  if (model_.ops().HasGraphs()) {
+    RunOnce(work, pass, PassGraphs::kNone);
+  } else {
+    work.run(pass);
+  }
   held_ = nullptr;
   if (work.op != Op::kForward) inspector_->AfterBackward(*work.chunk.layers);
   for (const int layer : layers) hand_over_(layer);

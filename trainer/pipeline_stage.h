@@ -201,6 +201,7 @@ class PipelineStage : public Stage {
   void MakeChunks(const Transformer& model);
   void MapBuckets();
   void Run(const Work& work);
+  void RunPass(const Work& work);
   void RunInspected(const Work& work);
   void Compare(const Work& work, const MicrobatchPass& pass);
   bool RunOnce(const Work& work, MicrobatchPass pass, PassGraphs graphs);  // as Ops::EndPass

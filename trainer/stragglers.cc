@@ -65,8 +65,7 @@ std::vector<StragglerRecord> StragglerWatch::Look(std::span<const double> second
 
 std::string StragglerLine(const StragglerRecord& record) {
   return absl::StrFormat(
-      "straggler: rank %d on %s computes %.3f s a step, %.2f times as long as the median rank "
-      "would",
+      "straggler: rank %d on %s computes %.3f s a step, %.2f times as long as expected",
       record.rank(), record.host(), record.compute_seconds(),
       record.compute_seconds() / record.median_seconds());
 }

@@ -41,8 +41,7 @@ class StragglerWatch {
   std::vector<double> shortest_;  // by rank; empty before the first call
 };
 
-// Returns "straggler: rank 3 on host-b computes 0.421 s a step, 1.31 times as long as the median
-// rank would".
+// Returns "straggler: rank 3 on host-b computes 0.421 s a step, 1.31 times as long as expected".
 std::string StragglerLine(const StragglerRecord& record);
 
 }  // namespace deepnet

@@ -61,9 +61,6 @@ absl::StatusOr<StepResult> RunTrainStep(const StepBatch& batch, int64_t step, in
   };
   RETURN_IF_ERROR(
       RunSchedule(context.schedule, context.placement, *context.stage, *context.pipeline, traced));
-  if (!context.ops->ResidualOptions().device().is_cuda()) {
-    result.compute_seconds = ComputeSeconds(result.trace);
-  }
   if (options.trace != nullptr) {
     options.trace->events.insert(options.trace->events.end(), result.trace.events.begin(),
                                  result.trace.events.end());
@@ -79,6 +76,8 @@ absl::StatusOr<StepResult> RunTrainStep(const StepBatch& batch, int64_t step, in
   result.loss = sums.loss / tokens;
   result.nll = sums.nll / tokens;
   norm.End();
+  const double device_seconds = context.ops->TakeClock();
+  result.compute_seconds = device_seconds > 0 ? device_seconds : ComputeSeconds(result.trace);
   const double gradient_norm = sum_norm * result.gradient_unit;
   result.withheld = wanted && !wanted(result.loss, gradient_norm);
   before_update();

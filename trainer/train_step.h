@@ -18,12 +18,11 @@ struct StepResult {
   double loss = 0.0;  // label-smoothed cross-entropy, nats per target token of the whole step
   double nll = 0.0;   // nats per target token
   UpdateResult update;
-  bool withheld = false;       // `wanted` said no; update.skipped is true then
-  double loss_scale = 0.0;     // 0: none
-  double gradient_unit = 1.0;  // what the summed gradient was multiplied by to be the loss's
-  double compute_seconds =
-      0.0;          // that this rank computed by its clock, without waiting; 0 on a GPU
-  RankTrace trace;  // of this rank's actions
+  bool withheld = false;         // `wanted` said no; update.skipped is true then
+  double loss_scale = 0.0;       // 0: none
+  double gradient_unit = 1.0;    // what the summed gradient was multiplied by to be the loss's
+  double compute_seconds = 0.0;  // of this rank's passes, without waiting; on a GPU by its clock
+  RankTrace trace;               // of this rank's actions
 };
 
 // Returns the bubble and the exposed communication of a step, from the traces of its ranks; zeros

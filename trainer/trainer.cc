@@ -235,8 +235,8 @@ absl::Status Trainer::Step() {
   ++computed_steps_;
   RETURN_IF_ERROR(Agree(SecondsNow() - started));
   Count(*batch, result);
-  if (LocatesNonFinite(result)) RETURN_IF_ERROR(RecordNonFinite(*batch, comm_timeout));
   if (first) RETURN_IF_ERROR(CompareMemory());
+  if (LocatesNonFinite(result)) RETURN_IF_ERROR(RecordNonFinite(*batch, comm_timeout));
   const int64_t every = std::max<int64_t>(1, run_.train().log_every_steps());
   const bool tells = result.update.skipped || state_.step() % every == 0;
   return tells || stop_ || Done() ? Report(result) : absl::OkStatus();
@@ -343,11 +343,11 @@ absl::Status Trainer::RecordInstruments(const StepResult& result) {
 // not finite: the first of several in a row. With a loss scale a gradient that overflows is nothing
 // unusual, unless it ends the run.
 bool Trainer::LocatesNonFinite(const StepResult& result) {
-  const bool finite = !result.update.skipped || result.withheld;
+  const bool scales = session_.context->loss_scale != nullptr;
+  const bool skipped = result.update.skipped && !result.withheld;
+  const bool finite = !skipped || (scales && std::isfinite(result.loss));
   const bool is_first = std::exchange(was_finite_, finite);
-  if (finite) return false;
-  if (session_.context->loss_scale == nullptr) return is_first;
-  return !least_scale_.ok() || (is_first && !std::isfinite(result.loss));
+  return (!finite && is_first) || (skipped && scales && !least_scale_.ok());
 }
 
 absl::Status Trainer::RecordNonFinite(const StepBatch& batch, absl::Duration comm_timeout) {

@@ -12,6 +12,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
+#include "parallel/base/clock.h"
 #include "tests/gpu/emulated/device.h"
 #include "tests/gpu/kernels/device_testing.h"
 #include "trainer/kernels/cuda/elementwise.h"
@@ -97,6 +98,34 @@ TEST_F(KernelsOnStreams, RanksThatAreThreadsHaveDevicesOfTheirOwn) {
     });
   }
   for (std::thread& rank : ranks) rank.join();
+}
+
+TEST_F(KernelsOnStreams, AClockAddsUpTheTimesBetweenItsStartsAndStops) {
+  GpuStream gpu;
+  const auto x = OnDevice(100'000, 1.0F);
+  const auto add = [&] { Add(gpu, x.data(), x.data(), 100'000); };
+  const auto timed = [&](bool all) {
+    const double start = SecondsNow();
+    if (all) gpu.StartClock();
+    for (int i = 0; i < 10; ++i) {
+      if (!all && i == 3) gpu.StartClock();
+      add();
+      if (!all && i == 3) gpu.StopClock();
+    }
+    if (all) gpu.StopClock();
+    gpu.Wait();
+    const double seconds = gpu.TakeClock();
+    EXPECT_GT(seconds, 0.0);
+    EXPECT_LE(seconds, SecondsNow() - start);
+    EXPECT_EQ(gpu.TakeClock(), 0.0);
+    return seconds;
+  };
+  double whole = 0.0, tenth = 0.0;
+  for (int i = 0; i < 5; ++i) {
+    whole += timed(true);
+    tenth += timed(false);
+  }
+  EXPECT_LT(tenth, whole / 2);
 }
 
 TEST_F(KernelsOnStreams, AKernelThatFailsIsSeenByTheNextWait) {

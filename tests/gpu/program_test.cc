@@ -43,6 +43,7 @@ constexpr int kInternal = 1;  // exit codes
 constexpr int kPreflight = 3;
 constexpr int kCheckpoint = 5;
 constexpr int kDoesNotFit = 6;
+constexpr int kDiverged = 7;
 constexpr int kHang = 8;
 constexpr int kSavedRunAgain = 75;
 
@@ -295,6 +296,57 @@ std::pair<int, std::string> TrainWith(const std::string& command, const std::str
   RunningJob job(absl::StrCat("env MPIEXEC_TIMEOUT=60 ON_RANK_1=", variable, " ", command));
   const int code = job.End();
   return {code, job.output()};
+}
+
+// Returns what the log says of the first value that was not finite, without its rank's host.
+std::string NonFinite(const std::string& log) {
+  const size_t begin = log.find("first in the ");
+  return begin == log.npos ? log : log.substr(begin, log.find(" on ", begin) - begin);
+}
+
+TEST_F(GpuProgramTest, AValueThatIsNotFiniteIsFoundWhereTheCpuFindsIt) {
+  const std::string diverges = " --set optim.learning_rate=1e30 --set optim.clip_norm=0";
+  const auto end = [&](const std::string& folder, const Layout& layout, const std::string& more) {
+    RunningJob job(Command(folder, 20, layout, diverges + more));
+    EXPECT_EQ(job.End(), kDiverged) << job.output();
+    return NonFinite(job.output());
+  };
+  const std::string on_cpu = end("diverged-on-cpu", {}, kOnCpu);
+  EXPECT_THAT(on_cpu, AllOf(HasSubstr(" pass of "), HasSubstr("(rank 0")));
+  EXPECT_EQ(end("diverged", {}, ""), on_cpu);
+  EXPECT_EQ(end("diverged-graphs", {}, " --set compute.cuda_graphs=true"), on_cpu);
+}
+
+// Returns whether the averages that two runs kept are equal, bit for bit.
+bool HaveOneAverage(const fs::path& root, const std::string& a, const std::string& b) {
+  const std::string folder = absl::StrCat(a, "-", b), tool = absl::StrCat(kProgram, " checkpoint ");
+  std::string command = absl::StrCat("mkdir ", (root / folder).string(), " && cd ", root.string());
+  for (const std::string& run : {a, b}) {
+    absl::StrAppend(&command, " && ", tool, "average ", run, " --ema --output ", folder, "/", run);
+  }
+  RunningJob job(absl::StrCat("bash -c '", command, " && ", tool, "diff ", folder, "/", a, " ",
+                              folder, "/", b, "'"));
+  const int code = job.End();
+  EXPECT_TRUE(code == 0 || code == kCheckpoint) << job.output();
+  return code == 0;
+}
+
+TEST_F(GpuProgramTest, TheAverageOfWeightsIsOneOnAllLayouts) {
+  const std::string ema = " --set optim.ema_decay=0.5";
+  EXPECT_EQ(WeightsLine(Train("ema", kSteps, {}, ema)), WeightsLine(whole_));
+  Train("ema-spread", 3, {2, 2, "1f1b"}, ema);
+  Train("ema-spread", kSteps, {1, 2}, ema);
+  EXPECT_TRUE(HaveOneAverage(root_, "ema", "ema-spread"));
+  Train("ema-of-others", kSteps, {}, " --set optim.ema_decay=0.6");
+  EXPECT_FALSE(HaveOneAverage(root_, "ema", "ema-of-others"));
+}
+
+// The host of rank 1 is as fast as the other: only its GPU's own clock tells.
+TEST_F(GpuProgramTest, ASlowGpuIsNamed) {
+  const auto [code, log] =
+      TrainWith(Command("straggler", 50, {1, 2}), "DEEPNET_EMULATED_DELAY_US=3000");
+  EXPECT_EQ(code, 0) << log;
+  EXPECT_THAT(log, AllOf(HasSubstr("straggler: rank 1 on "), Not(HasSubstr("straggler: rank 0"))));
 }
 
 TEST_F(GpuProgramTest, WhatFailsOnTheGpuOfOneRankEndsAllWithItsCodeAndText) {

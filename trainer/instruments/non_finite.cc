@@ -17,6 +17,7 @@
 #include "parallel/base/host.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
+#include "trainer/kernels/native/adam.h"
 #include "trainer/messages.h"
 #include "trainer/model/architecture.h"
 #include "trainer/model/describe.h"
@@ -35,12 +36,12 @@ constexpr int kMostUses = 1000;  // of parameters in a layer
 constexpr double kBackward = 1e12, kNowhere = std::numeric_limits<double>::max();
 constexpr double kSeenByReceiver = 0.5;  // the rank that made a value knows better
 
-bool IsFinite(const at::Tensor& x) { return at::isfinite(x).all().item<bool>(); }
-
 class FiniteProbe : public StageProbe {
  public:
   explicit FiniteProbe(RankContext& context)
-      : model_(*context.model), whole_(Describe(model_.spec(), model_.capacity())) {}
+      : ops_(*context.ops),
+        model_(*context.model),
+        whole_(Describe(model_.spec(), model_.capacity())) {}
 
   double place() const { return place_; }
   const NonFiniteRecord& record() const { return record_; }
@@ -87,10 +88,17 @@ class FiniteProbe : public StageProbe {
   static double PlaceOf(int position, int part, int value) {
     return static_cast<double>((position * kParts + part) * kValues + value);
   }
-  static bool IsFiniteIn(int64_t rows, const at::Tensor& x_RD) {
-    return deepnet::IsFinite(FirstRows(rows, x_RD));
+  // Takes no memory of a device for residual values, as large as they may be.
+  bool IsFinite(const at::Tensor& x) {
+    if (x.scalar_type() != at::kFloat) return at::isfinite(x.to(at::kCPU)).all().item<bool>();
+    sums_.resize(
+        static_cast<size_t>((x.numel() + native::kSumSquaresBlock - 1) / native::kSumSquaresBlock));
+    const SquareSums sums = {.x = x, .sums = sums_};
+    ops_.SumSquares({&sums, 1});
+    return std::all_of(sums_.begin(), sums_.end(), [](double sum) { return std::isfinite(sum); });
   }
-  static bool IsFinite(const PassContext& pass, const at::Tensor& x_RD) {
+  bool IsFiniteIn(int64_t rows, const at::Tensor& x_RD) { return IsFinite(FirstRows(rows, x_RD)); }
+  bool IsFinite(const PassContext& pass, const at::Tensor& x_RD) {
     return IsFiniteIn(pass.rows->count, x_RD);
   }
 
@@ -164,9 +172,7 @@ class FiniteProbe : public StageProbe {
       before = use.layer;
       const Layer& layer = held.layers[static_cast<size_t>(use.layer)];
       if (layer.position < first || layer.position >= end) continue;
-      if (deepnet::IsFinite(parameters.gradient().narrow(0, use.gradient_offset, use.count))) {
-        continue;
-      }
+      if (IsFinite(parameters.gradient().narrow(0, use.gradient_offset, use.count))) continue;
       TellGradient(layer, held.parameters[static_cast<size_t>(use.parameter)].name, in_layer);
     }
   }
@@ -191,8 +197,10 @@ class FiniteProbe : public StageProbe {
     return absl::StrCat(layer.name, ".", BaseName(SublayerKind::kFeedForward));
   }
 
+  Ops& ops_;
   const Transformer& model_;
   const Inventory whole_;
+  std::vector<double> sums_;  // of blocks, used again
   double place_ = kNowhere;
   NonFiniteRecord record_;
 };
@@ -228,8 +236,9 @@ absl::StatusOr<NonFiniteRecord> LocateNonFinite(const StepBatch& batch, int64_t 
   RETURN_IF_ERROR(ParseSent(text, record));
   const bool finite = std::isfinite(result->loss) && std::isfinite(result->update.gradient_norm);
   if (*first == kNowhere && !finite) {  // each part is finite, and their sum is not
-    record.set_pass("backward");
-    record.set_value("sum of gradients");
+    const bool of_losses = !std::isfinite(result->loss);
+    record.set_pass(of_losses ? "forward" : "backward");
+    record.set_value(of_losses ? "sum of losses" : "sum of gradients");
   }
   return record;
 }

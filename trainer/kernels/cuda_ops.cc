@@ -311,6 +311,9 @@ class CudaOps : public TracedOps {
     return missed;
   }
   void PrepareGraphs() override { graphs_.Prepare(); }
+  void StartClock() override { gpu_.StartClock(); }
+  void StopClock() override { gpu_.StopClock(); }
+  double TakeClock() override { return gpu_.TakeClock(); }
   void JudgeGraphs(bool equal) override { graphs_.Judge(equal); }
 
   std::unique_ptr<Weight> MakeWeight(Tensor master_OI, bool backward) override;

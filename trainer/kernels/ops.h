@@ -315,6 +315,12 @@ class Ops {
   virtual void Flush() {}
   // Returns whether the pass had launches for which there was no graph yet.
   virtual bool EndPass() { return false; }
+  // The device's time from StartClock to StopClock is added up, without waiting; calls come in
+  // pairs. On a CPU the time of the calls is that of the work, and nothing is added up.
+  virtual void StartClock() {}
+  virtual void StopClock() {}
+  // Returns the seconds since the last call. A device has to be through with what was timed.
+  virtual double TakeClock() { return 0.0; }
   // Makes graphs of what was recorded. CUDA may wait until the device is idle: no message is under
   // way.
   virtual void PrepareGraphs() {}

@@ -34,12 +34,38 @@ GpuStream::~GpuStream() {
   cudaStreamDestroy(stream_);
 }
 
-GpuStream::Event GpuStream::RecordEvent() const {
+GpuStream::Event GpuStream::MakeEvent() const {
   cudaEvent_t made = nullptr;
   Check("cudaEventCreateWithFlags", cudaEventCreateWithFlags(&made, cudaEventDefault));
-  Event event(made);
-  Check("cudaEventRecord", cudaEventRecord(made, stream_));
+  return Event(made);
+}
+
+GpuStream::Event GpuStream::RecordEvent() const {
+  Event event = MakeEvent();
+  Check("cudaEventRecord", cudaEventRecord(event.get(), stream_));
   return event;
+}
+
+void GpuStream::StartClock() {
+  if (clocked_ == clock_.size()) clock_.push_back({MakeEvent(), MakeEvent()});
+  Check("cudaEventRecord", cudaEventRecord(clock_[clocked_].begin.get(), stream_));
+}
+
+void GpuStream::StopClock() {
+  Check("cudaEventRecord", cudaEventRecord(clock_[clocked_].end.get(), stream_));
+  ++clocked_;
+}
+
+double GpuStream::TakeClock() {
+  double seconds = 0.0;
+  for (size_t i = 0; i < clocked_; ++i) {
+    float milliseconds = 0.0f;
+    Check("cudaEventElapsedTime",
+          cudaEventElapsedTime(&milliseconds, clock_[i].begin.get(), clock_[i].end.get()));
+    seconds += 1e-3 * static_cast<double>(milliseconds);
+  }
+  clocked_ = 0;
+  return seconds;
 }
 
 void GpuStream::StartTiming() {

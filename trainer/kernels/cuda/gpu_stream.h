@@ -82,6 +82,12 @@ class GpuStream {
   // Ends it, waits, and returns the launches since StartTiming in order.
   std::vector<Timed> TakeTimes();
 
+  // The time from StartClock to StopClock, as the stream comes to them, is added up.
+  void StartClock();
+  void StopClock();
+  // Returns the seconds since the last call. The stream must be behind the last StopClock.
+  double TakeClock();
+
   // For trainer/kernels/cuda/launch.h and callers of CUDA, before and after what they launch. The
   // second throws GpuError unless `error` is cudaSuccess, and so does Check. `what` names a kernel
   // or a call, a literal.
@@ -101,6 +107,7 @@ class GpuStream {
     Event begin, end;
   };
 
+  Event MakeEvent() const;
   Event RecordEvent() const;
   void BeginTime();
   void EndTime(const char* name);
@@ -120,6 +127,11 @@ class GpuStream {
   Event first_;  // of StartTiming
   double first_at_ = 0.0;
   std::vector<Pair> timed_;  // of the last one the end may be missing
+  struct Interval {
+    Event begin, end;
+  };
+  std::vector<Interval> clock_;  // events are used again
+  size_t clocked_ = 0;           // intervals since TakeClock
 };
 
 }  // namespace deepnet::cuda
