@@ -290,7 +290,7 @@ def convert(options):
               "share, which training makes nothing")  # fmt: skip
 
 
-# What fairseq needs beside weights to make the model again; ours by its names.
+# fairseq makes the model again from these arguments: its names, and the fields of ModelSpec that they are.
 ARGUMENTS = {
     "encoder_layers": "encoder_layers", "decoder_layers": "decoder_layers", "encoder_embed_dim": "d_model",
     "decoder_embed_dim": "d_model", "encoder_ffn_embed_dim": "ffn_dim", "decoder_ffn_embed_dim": "ffn_dim",

@@ -1,7 +1,7 @@
-// What a spoiled shard costs a model, and what is left of that with train.spike: for three seeds
-// the same run on a clean corpus, on one whose pairs of forty steps are spoiled, and there with
-// ROLL_BACK. Prints a table (docs/design/faults.md). The corpus is larger than all steps draw: no
-// spoiled pair was seen in an earlier epoch, where a model would get to know it.
+// Measures what a spoiled shard costs a model, and what is left of that with train.spike: the same
+// run, for three seeds, on a clean corpus, on one whose pairs of forty steps are spoiled, and there
+// with ROLL_BACK. Prints a table (docs/design/faults.md). The corpus is larger than all steps draw:
+// no spoiled pair was seen in an earlier epoch, where a model would get to know it.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>

@@ -9,7 +9,7 @@ namespace deepnet {
 struct PreparePlan {
   double text_bytes = 0.0;   // of training text, both sides
   double shard_bytes = 0.0;  // on disk
-  // What the slowest rank is busy with; learning a tokenizer is not in it.
+  // The slowest rank is busy so long; learning a tokenizer is not in it.
   double scan_seconds = 0.0;      // first reading: a language pair is read by one rank
   double encode_seconds = 0.0;    // second reading, shared evenly
   double assemble_seconds = 0.0;  // a shard is written by one rank

@@ -109,7 +109,7 @@ std::vector<std::string> Statements(const Manifest& manifest, const ExportOption
   return statements;
 }
 
-// What is read of a checkpoint to export it.
+// Holds what an export reads of a checkpoint.
 struct Export {
   std::unique_ptr<TensorReader> reader;
   std::string model_bytes = {};  // of the tokenizer
