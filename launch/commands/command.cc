@@ -175,7 +175,10 @@ absl::Status RunCommand(const Command& command, const std::string& name,
     return absl::OkStatus();
   }
   ASSIGN_OR_RETURN(ParsedFlags flags, ParseFlags(AllFlags(command), words, command.max_arguments));
-  if (command.spec == SpecUse::kRequired && !flags.Given("config")) {
+  const bool needs_config =
+      command.spec == SpecUse::kRequired &&
+      (command.instead_of_config.empty() || !flags.Given(command.instead_of_config));
+  if (needs_config && !flags.Given("config")) {
     return BadFlag("--config: required; complete ones are in launch/recipes");
   }
   const CommandLine line{command,         std::move(flags), environment.in,

@@ -1,24 +1,102 @@
 #include "trainer/data/prepare.h"
 
+#include <filesystem>
+#include <istream>
 #include <memory>
 #include <ostream>
+#include <string>
 #include <string_view>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
 
 #include "launch/commands/commands.h"
+#include "launch/defaults.h"
 #include "launch/job.h"
+#include "launch/spec_loader.h"
 #include "launch/validate.h"
+#include "parallel/base/exit_code.h"
 #include "parallel/base/logging.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 #include "trainer/data/corpus_manifest.h"
+#include "trainer/data/file_writer.h"
+#include "trainer/data/parallel_text.h"
+#include "trainer/data/shard.h"
 
 namespace deepnet {
 namespace {
 
+namespace fs = std::filesystem;
+
+// Returns the RunSpec with --tsv as the last of its texts.
+absl::StatusOr<RunSpec> LoadRunSpecWithTsv(const CommandLine& line) {
+  if (!line.flags.Given("tsv")) {
+    for (const char* flag : {"from", "to", "score-threshold"}) {
+      if (line.flags.Given(flag)) return BadFlag(absl::StrCat("--", flag, ": only with --tsv"));
+    }
+    return LoadRunSpec(line);
+  }
+  if (!line.flags.Given("from") || !line.flags.Given("to")) {
+    return BadFlag("--tsv: needs --from and --to, the languages of its columns");
+  }
+  ASSIGN_OR_RETURN(RunSpec run, ReadRunSpec(SourcesOf(line), RunSpec()));
+  TextFiles* const text = run.mutable_prepare()->add_text();
+  text->set_tsv_file(line.flags.Text("tsv"));
+  text->set_source_language(line.flags.Text("from"));
+  text->set_target_language(line.flags.Text("to"));
+  if (line.flags.Given("score-threshold")) {
+    text->set_score_threshold(line.flags.Number("score-threshold"));
+  }
+  run = WithDefaults(std::move(run));
+  RETURN_IF_ERROR(ValidateForPrepare(run));
+  return run;
+}
+
+// Writes standard input to `path`, because `prepare` reads its texts twice and knows them again by
+// name, size and time. A file there with the same contents stays as it is.
+absl::Status KeepStandardInput(std::istream& in, const std::string& path) {
+  const fs::path folder = fs::path(path).parent_path();
+  std::error_code error;
+  fs::create_directories(folder, error);  // Create() says what is wrong
+  const std::string unfinished = fs::path(path).filename().string() + ".tmp";
+  ASSIGN_OR_RETURN(const auto file, FileWriter::Create(folder, unfinished));
+  std::string bytes(1 << 20, '\0');
+  while (in.read(bytes.data(), static_cast<std::streamsize>(bytes.size())) || in.gcount() > 0) {
+    file->Append(std::string_view(bytes.data(), static_cast<size_t>(in.gcount())));
+  }
+  ASSIGN_OR_RETURN(const CorpusFile written, file->Finish());
+  const std::string temporary = folder / unfinished;
+  if (in.bad() || written.bytes() == 0) {
+    fs::remove(temporary, error);
+    return WithExitCode(absl::InvalidArgumentError("--tsv -: nothing comes from standard input"),
+                        ExitCode::kData);
+  }
+  if (fs::exists(path, error)) {
+    ASSIGN_OR_RETURN(const uint64_t known, HashFile(path));
+    if (known == written.hash()) {
+      fs::remove(temporary, error);
+      return absl::OkStatus();
+    }
+  }
+  fs::rename(temporary, path, error);
+  if (!error) return absl::OkStatus();
+  return WithExitCode(absl::UnavailableError(absl::StrCat(path, ": ", error.message())),
+                      ExitCode::kData);
+}
+
 absl::Status PrepareOnAllRanks(const CommandLine& line, Communicator& world) {
-  const absl::StatusOr<RunSpec> run = LoadRunSpec(line);
+  absl::StatusOr<RunSpec> run = LoadRunSpecWithTsv(line);
   RETURN_IF_ERROR(AgreeOnStatus(world, run.status()));
   Logger log({.stream = &line.err});
+  if (line.flags.Text("tsv") == "-") {
+    const std::string name = run->data().folder() + ".tsv";
+    run->mutable_prepare()->mutable_text()->rbegin()->set_tsv_file(name);
+    if (world.rank() == 0) log.Info(absl::StrCat("standard input is kept as ", name));
+    RETURN_IF_ERROR(AgreeOnStatus(
+        world, world.rank() == 0 ? KeepStandardInput(line.in, Rooted(RootFolder(line), name))
+                                 : absl::OkStatus()));
+  }
   ASSIGN_OR_RETURN(const CorpusReport report,
                    Prepare(run->prepare(), run->data().folder(), RootFolder(line),
                            [&log](std::string_view message) { log.Info(message); },
@@ -52,8 +130,18 @@ Command MakePrepareCommand() {
               "`mpirun -n R deepnet prepare ...` shares the work between R ranks, on one host or "
               "on many that see one file system: the corpus is the same to the byte.",
           .spec = SpecUse::kRequired,
+          .instead_of_config = "tsv",
           .validate = ValidateForPrepare,
           .flags = {JsonFlag(),
+                    TextFlag("tsv", "FILE",
+                             "A further training text, or the only one: lines of source, target "
+                             "and perhaps a score, separated by tabs. - is standard input, of "
+                             "which a copy is kept beside data.folder. From Parquet, JSON lines "
+                             "and Hugging Face's datasets: launch/corpora/to_tsv.py."),
+                    TextFlag("from", "LANGUAGE", "Language of the first column of --tsv."),
+                    TextFlag("to", "LANGUAGE", "Language of its second column."),
+                    NumberFlag("score-threshold", "S",
+                               "Pairs of --tsv with a score below S are dropped."),
                     SwitchFlag("dry-run",
                                "Only print the size and time of what is ahead, tables apart, on "
                                "these ranks and on 1, 16 and 64."),
