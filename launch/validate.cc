@@ -369,9 +369,9 @@ void CheckData(const RunSpec& run, Mistakes* mistakes) {
 // ---- prepare ----
 
 void CheckText(const TextFiles& text, const Fields& fields) {
-  const bool languages = fields.Language("source_language", text.source_language()) &
-                         fields.Language("target_language", text.target_language());
-  if (languages) {
+  const bool has_source = fields.Language("source_language", text.source_language());
+  const bool has_target = fields.Language("target_language", text.target_language());
+  if (has_source && has_target) {
     fields.Require(text.source_language() != text.target_language(), "target_language",
                    "must differ from source_language");
   }
@@ -546,8 +546,9 @@ void CheckLayout(const RunSpec& run, Mistakes* mistakes) {
   const ClusterSpec& cluster = run.cluster();
   const Fields machines(cluster, "cluster.", mistakes);
   const char* of_job = "must be at least 1, or 0: those of the job";
-  const bool has_ranks =
-      machines.AtLeast(0, "nodes", of_job) & machines.AtLeast(0, "devices_per_node", of_job);
+  const bool has_nodes = machines.AtLeast(0, "nodes", of_job);
+  const bool has_devices = machines.AtLeast(0, "devices_per_node", of_job);
+  const bool has_ranks = has_nodes && has_devices;
   const bool is_given = cluster.nodes() > 0 || cluster.devices_per_node() > 0;
   machines.AtLeast(0, "device_memory_gib", "must be above 0, or 0: what the host has");
 

@@ -14,6 +14,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include "parallel/base/check.h"
 #include "parallel/base/crc32c.h"
 #include "parallel/base/status_macros.h"
 
@@ -30,6 +31,26 @@ std::string_view AsBytes(std::span<const T> values) {
 
 uint32_t HeaderCrc(const ShardHeader& header) {
   return Crc32c({reinterpret_cast<const char*>(&header), offsetof(ShardHeader, header_crc)});
+}
+
+// Returns true if the parts that a header names lie one after the other, aligned and inside of the
+// file, whose size has been compared with checksums_offset.
+bool IsConsistent(const ShardHeader& header) {
+  struct Part {
+    int64_t offset, count, bytes;
+  };
+  const Part parts[] = {{header.tokens_offset, header.num_tokens, header.token_bytes},
+                        {header.index_offset, header.num_pairs, sizeof(ShardEntry)},
+                        {header.lengths_offset, header.num_length_rows, sizeof(LengthRow)}};
+  if (header.token_bytes != 2 && header.token_bytes != 4) return false;
+  int64_t end = kShardDataOffset;
+  for (const Part& part : parts) {
+    if (part.offset < end || part.offset > header.checksums_offset) return false;
+    if (part.offset % alignof(ShardEntry) != 0 || part.count < 0) return false;
+    if (part.count > (header.checksums_offset - part.offset) / part.bytes) return false;
+    end = part.offset + part.count * part.bytes;
+  }
+  return true;
 }
 
 template <typename T>
@@ -176,8 +197,15 @@ absl::Status Shard::CheckContent() const {
   ContentHasher hasher;
   hasher.Update(file_.bytes().substr(
       kShardDataOffset, static_cast<size_t>(header_.checksums_offset - kShardDataOffset)));
-  if (hasher.Digest() == header_.content_hash) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat(file_.path(), ": the content hash does not match"));
+  if (hasher.Digest() != header_.content_hash) {
+    return absl::DataLossError(absl::StrCat(file_.path(), ": the content hash does not match"));
+  }
+  for (int64_t pair = 0; pair < header_.num_pairs; ++pair) {
+    if (HasTokens(index_[pair])) continue;
+    return absl::DataLossError(
+        absl::StrCat(file_.path(), ": pair ", pair, " lies outside of the tokens"));
+  }
+  return absl::OkStatus();
 }
 
 Shard::Shard(MappedFile file, const ShardHeader& header)
@@ -199,12 +227,17 @@ absl::StatusOr<Shard> Shard::Open(const std::string& path) {
     return bad(absl::StrCat("version ", header.version, ", this program reads ", kShardVersion));
   }
   if (header.header_crc != HeaderCrc(header)) return bad("the header is damaged");
+  if (header.checksums_offset < kShardDataOffset ||
+      header.checksums_offset > static_cast<int64_t>(bytes.size())) {
+    return bad(absl::StrCat("cut: ", bytes.size(), " bytes"));
+  }
   const int64_t num_blocks =
       (header.checksums_offset - kShardDataOffset + kShardBlockBytes - 1) / kShardBlockBytes;
   const int64_t size = header.checksums_offset + num_blocks * 4;
   if (static_cast<int64_t>(bytes.size()) != size) {
     return bad(absl::StrCat(bytes.size(), " bytes, should be ", size));
   }
+  if (!IsConsistent(header)) return bad("its header names parts outside of the file");
   return Shard(std::move(file), header);
 }
 
@@ -219,11 +252,19 @@ TokenSpan Shard::Tokens(int64_t begin, size_t count) const {
   return {reinterpret_cast<const uint32_t*>(tokens) + begin, count};
 }
 
+bool Shard::HasTokens(const ShardEntry& entry) const {
+  const int64_t count = int64_t{entry.num_first} + entry.num_second;
+  return entry.first_token >= 0 && entry.first_token <= header_.num_tokens &&
+         count <= header_.num_tokens - entry.first_token;
+}
+
 TokenSpan Shard::First(int64_t pair) const {
+  DEEPNET_CHECK(HasTokens(index_[pair])) << file_.path() << ": pair " << pair;
   return Tokens(index_[pair].first_token, index_[pair].num_first);
 }
 
 TokenSpan Shard::Second(int64_t pair) const {
+  DEEPNET_CHECK(HasTokens(index_[pair])) << file_.path() << ": pair " << pair;
   return Tokens(index_[pair].first_token + index_[pair].num_first, index_[pair].num_second);
 }
 

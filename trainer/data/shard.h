@@ -146,10 +146,12 @@ class ShardWriter {
 // A shard on disk. Immutable, safe from several threads.
 class Shard {
  public:
-  // Checks header, version and size; fails naming the file and what is wrong.
+  // Checks header, version, size, and that the parts lie inside; fails naming the file and what is
+  // wrong.
   static absl::StatusOr<Shard> Open(const std::string& path);
 
-  // Reads all of it and compares the content hash. Fails naming the file.
+  // Reads all of it, compares the content hash, and checks that every pair has its tokens. Fails
+  // naming the file. Without it First() and Second() end the program at a pair that has not.
   absl::Status CheckContent() const;
 
   int64_t num_pairs() const { return header_.num_pairs; }
@@ -163,6 +165,7 @@ class Shard {
 
  private:
   Shard(MappedFile file, const ShardHeader& header);
+  bool HasTokens(const ShardEntry& entry) const;
   TokenSpan Tokens(int64_t begin, size_t count) const;
 
   MappedFile file_;

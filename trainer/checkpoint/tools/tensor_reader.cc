@@ -136,8 +136,7 @@ absl::StatusOr<std::unique_ptr<TensorReader>> TensorReader::Open(
 
 TensorReader::TensorReader(FileSystem& fs, std::string folder, Manifest manifest,
                            int64_t manifest_bytes)
-    : fs_(fs),
-      folder_(std::move(folder)),
+    : folder_(std::move(folder)),
       manifest_(std::move(manifest)),
       manifest_bytes_(manifest_bytes),
       tensors_(IndexTensors(manifest_)),

@@ -129,7 +129,6 @@ class TensorReader {
  private:
   TensorReader(FileSystem& fs, std::string folder, Manifest manifest, int64_t manifest_bytes);
 
-  FileSystem& fs_;
   const std::string folder_;
   const Manifest manifest_;
   const int64_t manifest_bytes_;

@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""Runs libFuzzer on what the program reads from outside (tests/fuzz/inputs.h), two targets at a time.
+
+  tests/fuzz/run.py [--seconds S | --runs N] [--build FOLDER] [TARGET...]
+
+  --seconds   of each target; default 60
+  --runs      executions of each target instead, for instance 1000000
+  --build     tree of the preset `fuzz`; default build/fuzz, configured and built first
+
+Needs clang with libFuzzer. Inputs that reach new code stay in FOLDER/corpus/TARGET, from where the next run goes on. A
+target fails if it crashes, if AddressSanitizer or UndefinedBehaviorSanitizer finds a mistake, if one input takes longer
+than 10 s, one allocation more than 64 MiB, or the process more than 1 GiB. Put the input that it names, made smaller
+by `fuzzer --target=TARGET -minimize_crash=1 FILE`, into tests/fuzz/corpus/TARGET.
+"""
+
+import argparse
+import concurrent.futures
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "tests/fuzz/corpus"
+MAX_BYTES = {"sentencepiece": 8192, "shard": 16384, "safetensors": 8192, "safetensors_index": 8192}  # else 4096
+PRESENT = {  # files of the project that are examples, too
+    "config_textproto": ["launch/recipes/quickstart.textproto", "launch/recipes/deepnet_1000l.textproto"],
+    "corpus_manifest": ["tests/golden/run-v1/corpus/manifest.textproto"],
+    "hf_config": ["tests/golden/export-v1/config.json"],
+    "sentencepiece": ["tests/golden/run-v1/corpus/tokenizer.model"],
+    "vocab_json": ["tests/golden/export-v1/vocab.json"],
+}  # fmt: skip
+
+
+def run_target(name, limit, build):
+    """Returns a line of the table, and True if the target failed."""
+    grown = build / "corpus" / name
+    grown.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as scratch:
+        present = Path(scratch) / "present"
+        present.mkdir()
+        for path in PRESENT.get(name, []):
+            (present / Path(path).name).write_bytes((ROOT / path).read_bytes())
+        command = [
+            build / "tests/fuzz/fuzzer", f"--target={name}", limit, "-timeout=10", "-malloc_limit_mb=64",
+            "-rss_limit_mb=1024", f"-max_len={MAX_BYTES.get(name, 4096)}", "-print_final_stats=1", "-verbosity=1",
+            f"-artifact_prefix={build}/{name}-", grown, EXAMPLES / name, present,
+        ]  # fmt: skip
+        environment = dict(os.environ, TMPDIR=scratch, UBSAN_OPTIONS="halt_on_error=1:print_stacktrace=1")
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, errors="replace")
+    failed = done.returncode != 0
+    stats = dict(re.findall(r"^stat::(\w+):\s+(\d+)$", done.stderr, re.MULTILINE))
+    coverage = re.findall(r" cov: (\d+) ", done.stderr)
+    figures = [stats.get(key, "") for key in ("number_of_executed_units", "average_exec_per_sec", "peak_rss_mb")]
+    line = "{:22}{:>12}{:>10}{:>10}{:>10}".format(name, *figures, coverage[-1] if coverage else "")
+    if failed:
+        line += "  FAILED\n" + done.stderr[-4000:]
+    return line, failed
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("targets", nargs="*", metavar="TARGET")
+    parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--runs", type=int)
+    parser.add_argument("--build", type=Path, default=ROOT / "build/fuzz")
+    arguments = parser.parse_args()
+    known = sorted(folder.name for folder in EXAMPLES.iterdir())
+    for name in arguments.targets:
+        if name not in known:
+            parser.error(f"no target '{name}'; there are: {', '.join(known)}")
+    build = arguments.build.resolve()
+    subprocess.run(["cmake", "--preset", "fuzz", "-B", build], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(["cmake", "--build", build, "--target", "fuzzer"], check=True, stdout=subprocess.DEVNULL)
+    limit = f"-runs={arguments.runs}" if arguments.runs else f"-max_total_time={arguments.seconds}"
+    print("{:22}{:>12}{:>10}{:>10}{:>10}".format("target", "executions", "a second", "MiB", "coverage"), flush=True)
+    failures = 0
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        for done in pool.map(lambda name: run_target(name, limit, build), arguments.targets or known):
+            print(done[0], flush=True)
+            failures += done[1]
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
