@@ -70,7 +70,6 @@ def make_deepnorm(deepnet, work):
             weight += 0.2 * torch.randn_like(weight)
         else:
             weight[:] = 2 * torch.randn_like(weight) / weight.shape[1] ** 0.5
-    weights["model.shared.weight"][1] = 0  # <pad>
     safetensors.torch.save_file(weights, file, metadata={"format": "pt"})
     run([deepnet, "checkpoint", "import", work / "random", "--output", work / "deepnorm"])
     return work / "deepnorm"
@@ -156,9 +155,7 @@ def check_marian(arguments, deepnet, peer_model, work):
     print(done.stderr, end="")
     model = transformers.MarianMTModel.from_pretrained(folder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    size = model.config.vocab_size
-    swapped = list(range(size))
-    swapped[1], swapped[-1] = size - 1, 1
+    size = model.config.vocab_size - 1  # its <pad> is behind our ids
     run_folder = checkpoint if (checkpoint / "languages.txt").exists() else checkpoint.parent
     languages = sorted((run_folder / "languages.txt").read_text().split())
     first_tag = size - len(languages)
@@ -166,29 +163,29 @@ def check_marian(arguments, deepnet, peer_model, work):
     generator = random.Random(2)
     cases = random_cases(arguments.sentences, 4, first_tag, tags, "", generator)
     log_probs, hypotheses = ours(peer_model, checkpoint, cases, size, work)
-    compare("marian", model, cases, log_probs, hypotheses, swapped)
+    compare("marian", model, cases, log_probs, hypotheses, list(range(size)))
 
     pieces = sentencepiece.SentencePieceProcessor(str(folder / "source.spm"))
     texts = [sentence(generator) for _ in range(20)]
     target = languages[-1]
     good = all(
         tokenizer(f">>{target}<< {text}").input_ids
-        == [swapped[size - 1], *(swapped[i] for i in pieces.encode(text)), EOS]
+        == [size - 1, *pieces.encode(text), EOS]
         for text in texts
     )
     report("marian, MarianTokenizer", good, f"{len(texts)} sentences")
-    check_ctranslate2(folder, cases, hypotheses, swapped, work)
+    check_ctranslate2(folder, cases, hypotheses, work)
 
 
-def check_ctranslate2(folder, cases, hypotheses, swapped, work):
+def check_ctranslate2(folder, cases, hypotheses, work):
     import ctranslate2
 
     converter = ctranslate2.converters.TransformersConverter(str(folder))
     converter.convert(str(work / "ct2"), force=True)
     names = {i: piece for piece, i in json.loads((folder / "vocab.json").read_text()).items()}
-    name = lambda i: names[int(swapped[i])]
+    name = lambda i: names[i]
     translator = ctranslate2.Translator(str(work / "ct2"), device="cpu", compute_type="float32")
-    never = [["<s>"]] + [[piece] for piece in names.values() if piece.startswith(">>")]
+    never = [["<s>"], ["<pad:trained>"]] + [[piece] for piece in names.values() if piece.startswith(">>")]
     results = translator.translate_batch(
         [[name(i) for i in source] for source, _, _ in cases],
         beam_size=5,
@@ -198,7 +195,7 @@ def check_ctranslate2(folder, cases, hypotheses, swapped, work):
     equal = sum(
         result.hypotheses[0] == [name(i) for i in best] for result, best in zip(results, hypotheses)
     )
-    # Its softmax is without <pad>, and it ends a search by a rule of its own.
+    # It ends a search by a rule of its own.
     report("CTranslate2, beam of 5", equal >= 0.9 * len(cases), f"{equal} of {len(cases)} equal")
 
 

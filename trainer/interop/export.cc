@@ -27,7 +27,7 @@ namespace {
 // Everything that goes into the folder.
 struct Package {
   HfConfig config = {};
-  std::vector<int64_t> ids = {};  // [exported row]: our id
+  std::vector<int64_t> ids = {};  // [exported row]: our id, or kRowOfZeros
   std::vector<OutgoingTensor> tensors = {};
 };
 
@@ -58,7 +58,8 @@ std::string GenerationJson(const HfConfig& config, const DecodeSpec& decode,
                            const Vocabulary& vocabulary, const std::vector<int64_t>& ids) {
   std::vector<std::string> bad_words;
   for (size_t row = 0; row < ids.size(); ++row) {
-    const bool bad = ids[row] == kBos || ids[row] == kPad || ids[row] >= vocabulary.first_tag();
+    const bool bad = ids[row] == kBos || ids[row] == kPad || ids[row] == kRowOfZeros ||
+                     ids[row] >= vocabulary.first_tag();
     if (bad) bad_words.push_back(absl::StrCat("[", row, "]"));
   }
   return absl::StrCat(

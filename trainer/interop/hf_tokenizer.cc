@@ -23,8 +23,10 @@ namespace {
 
 constexpr char kSourceModelFile[] = "source.spm";
 
-// Returns the name that MarianTokenizer has for a piece.
-std::string HfPiece(const Vocabulary& vocabulary, int32_t id) {
+// Returns the name that MarianTokenizer has for a row; `zeros`: there is a kRowOfZeros.
+std::string HfPiece(const Vocabulary& vocabulary, int32_t id, bool zeros) {
+  if (id == kRowOfZeros) return vocabulary.Piece(kPad);
+  if (id == kPad && zeros) return kTrainedPad;
   if (id < vocabulary.first_tag()) return vocabulary.Piece(id);
   return absl::StrCat(
       ">>", vocabulary.languages()[static_cast<size_t>(id - vocabulary.first_tag())], "<<");
@@ -185,7 +187,8 @@ absl::Status WriteHfTokenizer(FileSystem& fs, const std::string& folder,
   std::set<std::string> seen;
   std::vector<std::string> rows;
   for (size_t row = 0; row < ids.size(); ++row) {
-    std::string piece = HfPiece(vocabulary, static_cast<int32_t>(ids[row]));
+    std::string piece =
+        HfPiece(vocabulary, static_cast<int32_t>(ids[row]), ids.back() == kRowOfZeros);
     rows.push_back(absl::StrCat("  ", JsonQuoted(piece), ": ", row));
     if (seen.insert(piece).second) continue;
     return CheckpointRefused(absl::StrCat(

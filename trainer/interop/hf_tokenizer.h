@@ -21,9 +21,12 @@ namespace deepnet {
 
 inline constexpr int64_t kMaxTokenizerBytes = int64_t{64} << 20;
 
+inline constexpr int64_t kRowOfZeros = -1;  // the "id" of a row that only other programs have
+inline constexpr char kTrainedPad[] = "<pad:trained>";  // name of kPad where that row is <pad>
+
 // Writes source.spm, target.spm, vocab.json and tokenizer_config.json into `folder`. `ids[row]` is
-// our id of the exported row; every id stands there once. Fails with FAILED_PRECONDITION, naming
-// the piece, if a piece occurs twice.
+// our id of the exported row; every id stands there once, kRowOfZeros may stand last. Fails with
+// FAILED_PRECONDITION, naming the piece, if a piece occurs twice.
 absl::Status WriteHfTokenizer(FileSystem& fs, const std::string& folder,
                               const std::string& model_bytes, const Vocabulary& vocabulary,
                               const std::vector<int64_t>& ids, int max_positions);

@@ -14,6 +14,7 @@
 #include "trainer/checkpoint/format.h"
 #include "trainer/data/vocabulary.h"
 #include "trainer/interop/hf_config.h"
+#include "trainer/interop/hf_tokenizer.h"
 #include "trainer/model/depth_scaling.h"
 #include "trainer/model/scheme.h"
 
@@ -21,6 +22,7 @@ namespace deepnet {
 namespace {
 
 constexpr double kMarianEpsilon = 1e-5;  // torch.nn.LayerNorm's and CTranslate2's
+constexpr float kNever = -1e9f;          // a logit that no softmax notices; finite in float32
 constexpr char kEmbedding[] = "shared.weight";
 
 // Returns BRANCH_NORM's a at the checkpoint's step; 1 for other schemes.
@@ -74,6 +76,16 @@ ElementReader Sinusoids(int64_t width) {
       first += static_cast<int64_t>(taken);
     }
     return absl::OkStatus();
+  };
+}
+
+// Returns a reader of the `size` elements of `read`, and of zeros behind them.
+ElementReader ThenZeros(ElementReader read, int64_t size) {
+  return [read = std::move(read), size](int64_t first, std::span<float> into) -> absl::Status {
+    const int64_t left = std::clamp<int64_t>(size - first, 0, static_cast<int64_t>(into.size()));
+    const std::span<float> taken = into.first(static_cast<size_t>(left));
+    std::fill(into.begin() + left, into.end(), 0.0f);
+    return taken.empty() ? absl::OkStatus() : read(first, taken);
   };
 }
 
@@ -141,22 +153,22 @@ absl::Status CheckMarian(const ModelSpec& model) {
 }
 
 std::vector<int64_t> MarianIds(int64_t vocabulary_size) {
-  std::vector<int64_t> ids(static_cast<size_t>(vocabulary_size));
-  std::iota(ids.begin(), ids.end(), 0);
-  std::swap(ids[kPad], ids.back());
+  std::vector<int64_t> ids(static_cast<size_t>(vocabulary_size) + 1, kRowOfZeros);
+  std::iota(ids.begin(), ids.end() - 1, 0);
   return ids;
 }
 
 HfConfig MakeMarianConfig(const HfConfig& ours) {
   HfConfig config = ours;
-  const int32_t last = ours.vocab_size() - 1;
+  const int32_t zeros = ours.vocab_size();  // the row
   config.set_model_type(kMarianType);
   config.clear_architectures();
   config.add_architectures("MarianMTModel");
-  config.set_decoder_vocab_size(ours.vocab_size());
+  config.set_vocab_size(zeros + 1);
+  config.set_decoder_vocab_size(zeros + 1);
   config.set_share_encoder_decoder_embeddings(true);
-  config.set_pad_token_id(last);
-  config.set_decoder_start_token_id(last);
+  config.set_pad_token_id(zeros);
+  config.set_decoder_start_token_id(zeros);
   config.set_forced_eos_token_id(kEos);
   config.clear_residual();
   config.clear_encoder_alpha();
@@ -171,6 +183,7 @@ HfConfig MakeMarianConfig(const HfConfig& ours) {
 absl::StatusOr<std::vector<OutgoingTensor>> MarianTensors(const ModelSpec& model,
                                                           TensorReader& reader) {
   const double ramp = RampOf(model, reader.manifest().step());
+  const int64_t rows = model.vocabulary_size();
   ASSIGN_OR_RETURN(std::vector<OutgoingTensor> tensors, StoredWeights(model, reader));
   std::erase_if(tensors, [](const OutgoingTensor& tensor) {
     return absl::StrContains(tensor.name, ".embed_positions.");
@@ -178,8 +191,8 @@ absl::StatusOr<std::vector<OutgoingTensor>> MarianTensors(const ModelSpec& model
   for (OutgoingTensor& tensor : tensors) {
     tensor.read = Scaled(std::move(tensor.read), tensor.name, ramp, MakeDepthScaling(model));
     if (tensor.name == kEmbedding) {
-      tensor.read =
-          ReadRows(std::move(tensor.read), MarianIds(model.vocabulary_size()), model.d_model());
+      tensor.read = ThenZeros(std::move(tensor.read), rows * model.d_model());
+      tensor.shape[0] = rows + 1;
     }
     tensor.name = HfName(tensor.name);
   }
@@ -188,9 +201,11 @@ absl::StatusOr<std::vector<OutgoingTensor>> MarianTensors(const ModelSpec& model
     tensors.push_back(std::move(table));
   }
   tensors.push_back({.name = "final_logits_bias",
-                     .shape = {1, model.vocabulary_size()},
-                     .read = [](int64_t, std::span<float> into) {
+                     .shape = {1, rows + 1},
+                     .read = [rows](int64_t first, std::span<float> into) {
                        std::fill(into.begin(), into.end(), 0.0f);
+                       const int64_t zeros = rows - first;
+                       if (zeros < static_cast<int64_t>(into.size())) into[zeros] = kNever;
                        return absl::OkStatus();
                      }});
   return tensors;

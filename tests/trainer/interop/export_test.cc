@@ -130,7 +130,7 @@ TEST(Export, AsBfloat16IsHalfTheSizeAndSaysSo) {
 }
 
 // The elements that the Marian export must have, each computed from the checkpoint in memory.
-TEST(Export, OfMarianDividesBranchesByAlphaAndMovesPad) {
+TEST(Export, OfMarianDividesBranchesByAlphaAndAddsARowOfZeros) {
   for (const Positions positions : {SINUSOIDAL, LEARNED}) {
     ModelSpec model = SampleModel(DEEPNORM);
     model.set_positions(positions);
@@ -149,7 +149,7 @@ TEST(Export, OfMarianDividesBranchesByAlphaAndMovesPad) {
       std::vector<float> expected = ModelWeights(inventory, i);
       if (name == "shared.weight") {
         embedding = expected;
-        std::swap_ranges(expected.begin() + d, expected.begin() + 2 * d, expected.end() - d);
+        expected.resize(expected.size() + d);
       }
       if (absl::StrContains(name, "out_proj") || absl::StrContains(name, "fc2")) {
         const double alpha =
@@ -163,8 +163,9 @@ TEST(Export, OfMarianDividesBranchesByAlphaAndMovesPad) {
       }
       EXPECT_EQ(ReadAll(**folder, HfName(name)), expected) << name;
     }
-    EXPECT_EQ(ReadAll(**folder, "final_logits_bias"),
-              std::vector<float>(static_cast<size_t>(model.vocabulary_size())));
+    std::vector<float> bias(static_cast<size_t>(model.vocabulary_size()));
+    bias.push_back(-1e9f);
+    EXPECT_EQ(ReadAll(**folder, "final_logits_bias"), bias);
   }
 }
 
@@ -197,16 +198,19 @@ TEST(Export, OfMarianNamesIdsAsMarianTokenizerDoes) {
   SaveModel(fs, SampleModel(DEEPNORM));
   ASSERT_TRUE(ExportCheckpoint(fs, kSource, "marian", {.format = ExportFormat::kMarian}).ok());
   const std::string vocabulary = *ReadWholeFile(fs, "marian/vocab.json", 1 << 20);
-  const int last = SampleVocabulary().size() - 1;
-  EXPECT_THAT(vocabulary, HasSubstr("\"<s>\": 0,\n  \">>en<<\": 1,\n  \"</s>\": 2"));
-  EXPECT_THAT(vocabulary, HasSubstr(absl::StrCat("\">>de<<\": ", last - 1)));
+  const int last = SampleVocabulary().size();
+  EXPECT_THAT(vocabulary, HasSubstr("\"<s>\": 0,\n  \"<pad:trained>\": 1,\n  \"</s>\": 2"));
+  EXPECT_THAT(vocabulary, HasSubstr(absl::StrCat("\">>de<<\": ", last - 2)));
+  EXPECT_THAT(vocabulary, HasSubstr(absl::StrCat("\">>en<<\": ", last - 1)));
   EXPECT_THAT(vocabulary, HasSubstr(absl::StrCat("\"<pad>\": ", last)));
   EXPECT_EQ(*ReadWholeFile(fs, "marian/target.spm", 1 << 20), SampleTokenizer());
   const auto config = ReadHfConfig(fs, "marian", {});
   ASSERT_TRUE(config.ok());
+  EXPECT_EQ(config->vocab_size(), last + 1);
   EXPECT_EQ(config->decoder_start_token_id(), last);
-  EXPECT_THAT(*ReadWholeFile(fs, "marian/generation_config.json", 1 << 20),
-              HasSubstr(absl::StrCat("[[0], [1], [", last - 1, "], [", last, "]]")));
+  EXPECT_THAT(
+      *ReadWholeFile(fs, "marian/generation_config.json", 1 << 20),
+      HasSubstr(absl::StrCat("[[0], [1], [", last - 2, "], [", last - 1, "], [", last, "]]")));
 }
 
 TEST(Export, ToMarianMultipliesByWhatBranchNormLetsInAtTheCheckpointsStep) {
