@@ -15,7 +15,7 @@ import unittest
 import yaml
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-GOLDEN_WEIGHTS = "weights ec3ac0305fe80ebe"  # of golden_run_test.cc, on one rank
+GOLDEN_WEIGHTS = "weights dc014a51db33def8"  # of golden_run_test.cc, on one rank
 LAUNCHERS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "INIT_METHOD", "SLURM_", "OMPI_", "PMI")
 
 

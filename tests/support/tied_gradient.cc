@@ -16,9 +16,6 @@ void FoldTied(Parameters& parameters, Ops& ops) {
     ops.Add(gradient.narrow(0, first->second.gradient_offset, use.count),
             gradient.narrow(0, use.gradient_offset, use.count));
   }
-  for (const Parameter& p : parameters.inventory().parameters) {
-    if (p.zero_row >= 0) parameters.Gradient(p.name)[p.zero_row].zero_();
-  }
 }
 
 at::Tensor FlatGradient(const Parameters& parameters) {

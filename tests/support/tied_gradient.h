@@ -10,7 +10,7 @@
 namespace deepnet::testing {
 
 // Adds the accumulators of a tied tensor's later uses to that of its first one, which
-// Parameters::Gradient returns, in the order source, target, output. Clears the rows of padding.
+// Parameters::Gradient returns, in the order source, target, output.
 void FoldTied(Parameters& parameters, Ops& ops);
 
 // A copy [n] on the CPU of the first uses' accumulators in the order of parameters.weights().

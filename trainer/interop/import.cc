@@ -58,7 +58,7 @@ absl::StatusOr<Incoming> ReadM2m(FileSystem& fs, const std::string& folder, cons
   run.mutable_data()->set_tags(M2M);
   run.set_name("m2m_100");
   if (config.encoder_layerdrop() > 0.0 || config.decoder_layerdrop() > 0.0) {
-    incoming.vocabulary.notes.push_back(
+    incoming.vocabulary.notes.emplace_back(
         "layerdrop is not applied in training here: all layers are always computed");
   }
   *incoming.manifest.mutable_run() = options.complete(std::move(run));
@@ -122,26 +122,11 @@ absl::StatusOr<std::vector<ElementReader>> FindSources(const Inventory& inventor
   return sources;
 }
 
-// Clears the elements of `piece`, which begins at element `first`, that lie in the row that must be
-// zero; returns true if that changed something.
-bool ClearZeroRow(const Parameter& parameter, int64_t first, std::span<float> piece) {
-  if (parameter.zero_row < 0) return false;
-  bool changed = false;
-  const int64_t begin = parameter.zero_row * parameter.shape[1], end = begin + parameter.shape[1];
-  for (int64_t at = std::max(begin, first);
-       at < std::min(end, first + static_cast<int64_t>(piece.size())); ++at) {
-    changed = changed || piece[static_cast<size_t>(at - first)] != 0.0f;
-    piece[static_cast<size_t>(at - first)] = 0.0f;
-  }
-  return changed;
-}
-
 absl::Status CopyTensors(const Inventory& inventory, const std::vector<ElementReader>& sources,
-                         const ImportOptions& options, Incoming& incoming, SpreadWriter& writer) {
+                         const ImportOptions& options, SpreadWriter& writer) {
   const int64_t total = inventory.NumElements();
   std::vector<float> piece;
   int64_t done = 0;
-  bool cleared = false;
   for (size_t p = 0; p < sources.size(); ++p) {
     const Parameter& parameter = inventory.parameters[p];
     const StoredTensor stored{.name = absl::StrCat(kWeightPrefix, parameter.name),
@@ -150,14 +135,12 @@ absl::Status CopyTensors(const Inventory& inventory, const std::vector<ElementRe
     for (int64_t at = 0; at < stored.num_elements; at += kPieceElements) {
       piece.resize(static_cast<size_t>(std::min(kPieceElements, stored.num_elements - at)));
       RETURN_IF_ERROR(sources[p](at, piece));
-      if (!incoming.from_us) cleared |= ClearZeroRow(parameter, at, piece);
       RETURN_IF_ERROR(writer.Append(
           stored, {reinterpret_cast<const char*>(piece.data()), piece.size() * sizeof(float)}));
       done += static_cast<int64_t>(piece.size());
       options.tool.progress(done * kElementBytes, total * kElementBytes);
     }
   }
-  if (cleared) incoming.vocabulary.notes.push_back("the row of <pad> was not zero; it is now");
   return absl::OkStatus();
 }
 
@@ -201,8 +184,7 @@ absl::StatusOr<ImportReport> ImportFolder(FileSystem& fs, const std::string& fol
                                   "writing the tokenizer"));
   SpreadWriter writer(fs, output_run, {.num_files = 1, .num_elements = inventory.NumElements()},
                       manifest);
-  RETURN_IF_ERROR(
-      CheckpointError(CopyTensors(inventory, sources, options, incoming, writer), "importing"));
+  RETURN_IF_ERROR(CheckpointError(CopyTensors(inventory, sources, options, writer), "importing"));
   ASSIGN_OR_RETURN(std::string written, writer.Commit());
   return ImportReport{.folder = std::move(written), .notes = std::move(incoming.vocabulary.notes)};
 }

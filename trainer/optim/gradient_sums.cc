@@ -338,15 +338,7 @@ absl::Status GradientSums::Finish() {
     RETURN_IF_ERROR(exchange_->Finish());
   }
   const TraceSpan span(trace_, {.kind = TraceKind::kTied});
-  RETURN_IF_ERROR(tied_.Fold());
-  ClearZeroRows();
-  return absl::OkStatus();
-}
-
-void GradientSums::ClearZeroRows() {
-  for (const Parameter& p : parameters_.inventory().parameters) {
-    if (p.zero_row >= 0) parameters_.Gradient(p.name)[p.zero_row].zero_();
-  }
+  return tied_.Fold();
 }
 
 }  // namespace deepnet

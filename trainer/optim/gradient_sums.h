@@ -183,7 +183,6 @@ class GradientSums {
  private:
   at::Tensor BucketGradient(int bucket) const;
   absl::Status StartComplete();
-  void ClearZeroRows();
 
   Ops& ops_;
   Parameters& parameters_;

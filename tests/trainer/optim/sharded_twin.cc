@@ -33,10 +33,6 @@ at::Tensor TwinGradient(const Job& job, const Inventory& model, int64_t update) 
       seen[p] = true;
     }
   }
-  for (const Parameter& p : model.parameters) {
-    if (p.zero_row < 0) continue;
-    gradient.narrow(0, p.offset + p.zero_row * p.shape[1], p.shape[1]).zero_();
-  }
   return gradient;
 }
 
