@@ -26,7 +26,7 @@ struct Parameter {
   double initial_std = 0.0;    // deviation of a matrix whose mean is 0; 0: see initial_value
   float initial_value = 0.0f;  // start of gains and biases
   int64_t offset = 0;          // first element in the flat order of the Inventory
-  int zero_row = -1;           // this row starts at 0 and stays there (padding); -1: none
+  int zero_row = -1;           // this row, which nothing looks up, starts at 0; -1: none
 
   int64_t NumElements() const;
   friend bool operator==(const Parameter&, const Parameter&) = default;
