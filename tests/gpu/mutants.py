@@ -139,7 +139,17 @@ MUTANTS = {
     "drawn-from-a-wrong-beginning": (
         CUDA + "sampling.cu", "    before = sum;\n", "", TRAINING),
     "drawn-without-barrier": (
-        CUDA + "sampling.cu", "shared.weights[warp] = weight;\n  __syncthreads();", "shared.weights[warp] = weight;", TRAINING),
+        CUDA + "sampling.cu", "shared.weights[thread / 32] = value;\n  __syncthreads();", "shared.weights[thread / 32] = value;", TRAINING),
+    "sum-still-read": (
+        CUDA + "sampling.cu", "  __syncthreads();  // all have read the last sum\n", "", TRAINING),
+    "one-token-too-few-is-left": (
+        CUDA + "sampling.cu", "(of, trial, shared) >= goal", "(of, trial, shared) > goal", TRAINING),
+    "equals-are-cut-by-the-last-column": (
+        CUDA + "sampling.cu", "static_cast<uint32_t>(cols - 1 - col)", "static_cast<uint32_t>(col)", TRAINING),
+    "the-best-is-cut": (
+        CUDA + "sampling.cu", "least < 1.0 ? least : 1.0", "2.0 * least", TRAINING),
+    "averages-of-equals-drift": (
+        CUDA + "cross_entropy.cu", "y[i] = highest + logf(((n - 1.0f) *", "y[i] = highest + logf((n *", TRAINING),
     "choices-of-another-slice": (
         "trainer/decode/model_scorer.cc", "choice.row %= static_cast<int32_t>(capacity);", "choice.row += 0 * capacity;",
         "gpu_decode_test"),

@@ -380,11 +380,15 @@ void RunCrossEntropy(Bench& b) {
   b.Give(dweight);
 }
 
-// Log-probabilities, and the best tokens of each row; ids are compared bit by bit.
+// Log-probabilities, of two models on average, and the best tokens of each row; ids are compared
+// bit by bit.
 void RunChoice(Bench& b) {
   constexpr int kBest = 4, kRows = 6;
   const Tensor logits = b.Residual({kRows, kVocabulary}, 1);
+  const Tensor others = b.Residual({kRows, kVocabulary}, 2);
   b.ops().LogSoftmax(kRows, logits);
+  b.ops().LogSoftmax(kRows, others);
+  b.ops().AverageLogProbs(3, others, logits);
   std::vector<native::TokenChoice> choices;
   for (int r = 0; r < kRows; ++r) choices.push_back({.row = r, .forbidden = r % 2 ? 2u : 0u});
   std::vector<uint8_t> kinds(kVocabulary, 1);
@@ -479,7 +483,7 @@ constexpr Operation kOperations[] = {
     {"Dropout and backward", RunDropout},
     {"Embed and backward", RunEmbed},
     {"CrossEntropy", RunCrossEntropy},
-    {"LogSoftmax and ChooseTokens", RunChoice},
+    {"LogSoftmax, averages and ChooseTokens", RunChoice},
     {"Adam", RunAdam},
     {"SumSquares", RunSumSquares},
     {"Scale, Add and Copy", RunElements},

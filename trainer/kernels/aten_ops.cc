@@ -317,6 +317,9 @@ class AtenOps : public Ops {
   void LogSoftmax(int64_t rows, const Tensor& logits) override {
     First(logits, rows).copy_(at::log_softmax(First(logits, rows), -1));
   }
+  void AverageLogProbs(int n, const Tensor& x, const Tensor& y) override {
+    y.copy_(((y.to(at::kDouble).exp() * (n - 1) + x.to(at::kDouble).exp()) / n).log());
+  }
   void ChooseTokens(const Tensor& log_probs, const native::TokenChoices& choices) override {
     const Tensor host = log_probs.to(at::kCPU, at::kFloat).contiguous();
     for (int64_t i = 0; i < choices.count; ++i) {

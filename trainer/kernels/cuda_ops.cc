@@ -437,6 +437,9 @@ class CudaOps : public TracedOps {
     cuda::LogSoftmaxRows(gpu_, rows, logits.size(1), Floats(logits), logits.stride(0),
                          Floats(logits), logits.stride(0));
   }
+  void AverageLogProbs(int n, const Tensor& x, const Tensor& y) override {
+    cuda::AverageLogProbs(gpu_, y.numel(), n, Floats(x), Floats(y));
+  }
   void ChooseTokens(const Tensor& log_probs, const native::TokenChoices& choices) override {
     if (choices.count == 0) return;
     native::TokenChoices here = choices;

@@ -226,6 +226,9 @@ class NativeOps : public Ops {
     native::LogSoftmaxRows(pool_, table_, rows, logits.size(1), Floats(logits), logits.stride(0),
                            Floats(logits), logits.stride(0));
   }
+  void AverageLogProbs(int n, const Tensor& x, const Tensor& y) override {
+    native::AverageLogProbs(pool_, y.numel(), n, Floats(x), Floats(y));
+  }
   void ChooseTokens(const Tensor& log_probs, const native::TokenChoices& choices) override {
     pool_.ParallelFor(choices.count, [&](int64_t i, int) {
       native::ChooseToken(Floats(log_probs), log_probs.size(1), log_probs.stride(0), choices, i);

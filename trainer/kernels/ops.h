@@ -405,6 +405,9 @@ class Ops {
   virtual void CrossEntropy(const CrossEntropyArgs& args) = 0;
   // logits_RV (residual) = log_softmax(logits_RV), in place.
   virtual void LogSoftmax(int64_t rows, const at::Tensor& logits_RV) = 0;
+  // y = log(((n - 1) exp(y) + exp(x)) / n), residual and of equal shape, without gaps: y, averaged
+  // over n - 1 models as probabilities, becomes the average over n >= 2.
+  virtual void AverageLogProbs(int n, const at::Tensor& x, const at::Tensor& y) = 0;
   // Makes `choices`, whose arrays are as Upload returns them, from rows of log-probabilities
   // (residual). `chosen` is host memory, written by the end of the next ReadBack.
   virtual void ChooseTokens(const at::Tensor& log_probs_RV,

@@ -115,6 +115,9 @@ class TimedOps : public TracedOps {
   void LogSoftmax(int64_t rows, const Tensor& logits) override {
     Time<&Ops::LogSoftmax>("LogSoftmax", rows, logits);
   }
+  void AverageLogProbs(int n, const Tensor& x, const Tensor& y) override {
+    Time<&Ops::AverageLogProbs>("AverageLogProbs", n, x, y);
+  }
   void ChooseTokens(const Tensor& log_probs, const native::TokenChoices& choices) override {
     Time<&Ops::ChooseTokens>("ChooseTokens", log_probs, choices);
   }

@@ -22,6 +22,7 @@ using testing::ForThreadOrders;
 using testing::HalfUnit;
 
 constexpr float kScale = 0.25f;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 struct Case {
   int64_t vocabulary;
@@ -188,7 +189,6 @@ TEST(GpuCrossEntropyRows, GradientMayReplaceTheLogitsInEveryElement) {
 
 TEST(GpuCrossEntropyRows, InfinityAndNanReachTheLossAndMinusInfinityCountsNothing) {
   GpuStream gpu;
-  constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const DeviceArray<int32_t> target(std::vector<int32_t>{3});
   const DeviceArray<float> nll(size_t{1}), loss(size_t{1});
   const auto losses_of = [&](float odd, double smoothing) {
@@ -251,6 +251,33 @@ TEST(GpuLogSoftmax, IsThatOfTheCpuInPlaceAndEachRowStandsAlone) {
         return bytes;
       });
     }
+  }
+}
+
+TEST(GpuAverageLogProbs, IsThatOfTheCpuAndOfEqualNumbersHasTheirBits) {
+  native::ThreadPool pool(1);
+  for (const int64_t count : {0, 1, 255, 256, 257, 3000}) {
+    SCOPED_TRACE(count);
+    std::vector<float> x = RandomFloats(count, 1, 9.0f), y = RandomFloats(count, 2, 9.0f);
+    for (int64_t i = 5; i < count; i += 7) x[i] = i % 2 == 0 ? y[i] : -kInfinity;
+    for (int64_t i = 5; i < count; i += 21) y[i] = x[i];
+    std::vector<float> twin = y;
+    native::AverageLogProbs(pool, count, 3, x.data(), twin.data());
+    ForThreadOrders([&](GpuStream& gpu) {
+      const DeviceArray<float> device_x(x), device_y(y);
+      AverageLogProbs(gpu, count, 3, device_x.data(), device_y.data());
+      const std::vector<float> got = device_y.Read(gpu);
+      for (int64_t i = 0; i < count; ++i) {
+        if (x[i] == y[i]) {
+          EXPECT_EQ(got[i], x[i]) << i;
+        } else {
+          EXPECT_NEAR(got[i], twin[i], 1e-5) << i;
+        }
+      }
+      std::vector<uint8_t> bytes;
+      AppendBytes(bytes, got);
+      return bytes;
+    });
   }
 }
 

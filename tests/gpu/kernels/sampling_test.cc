@@ -28,6 +28,7 @@ struct Wanted {
   std::vector<TokenChoice> choices;
   int k = 1;
   double temperature = 0.0;
+  native::TokenCuts cuts = {};
 };
 
 std::vector<TokenScore> ChosenOnHost(const Wanted& w) {
@@ -37,6 +38,7 @@ std::vector<TokenScore> ChosenOnHost(const Wanted& w) {
                                      .kinds = w.kinds.data(),
                                      .k = w.k,
                                      .temperature = w.temperature,
+                                     .cuts = w.cuts,
                                      .chosen = chosen.data()};
   for (int64_t i = 0; i < choices.count; ++i) {
     native::ChooseToken(w.x.data(), w.cols, w.stride, choices, i);
@@ -57,6 +59,7 @@ void ExpectHostsChoices(const Wanted& w) {
                   .kinds = kinds.data(),
                   .k = w.k,
                   .temperature = w.temperature,
+                  .cuts = w.cuts,
                   .chosen = chosen.data()});
     EXPECT_EQ(gpu.launches(), w.choices.empty() ? 0 : 1);
     const std::vector<TokenScore> got = chosen.Read(gpu);
@@ -177,6 +180,39 @@ TEST(GpuDraw, IsTheHostsDrawForRandomRows) {
       SCOPED_TRACE(std::to_string(cols) + " columns, T = " + std::to_string(temperature));
       ExpectHostsChoices(Draws(cols, temperature));
     }
+  }
+}
+
+// Numbers of a row are equal in pairs; the cuts fall nowhere near a sum of equal shares.
+TEST(GpuDraw, CutsAsTheHostDoes) {
+  for (const int64_t cols : {1, 33, 300}) {
+    Wanted wanted = Draws(cols, 0.9);
+    for (int64_t c = 1; c < 2 * wanted.stride; c += 2) wanted.x[c] = wanted.x[c - 1];
+    for (const native::TokenCuts& cuts :
+         std::vector<native::TokenCuts>{{.top_k = 1},
+                                        {.top_k = 6},
+                                        {.top_k = 1000},
+                                        {.top_p = 0.6173},
+                                        {.top_p = 0.9871},
+                                        {.epsilon = 0.00213},
+                                        {.epsilon = 1.0},
+                                        {.top_k = 40, .top_p = 0.7331, .epsilon = 0.0117}}) {
+      SCOPED_TRACE(std::to_string(cols) + " columns, top_k = " + std::to_string(cuts.top_k) +
+                   ", top_p = " + std::to_string(cuts.top_p));
+      wanted.cuts = cuts;
+      ExpectHostsChoices(wanted);
+    }
+  }
+}
+
+TEST(GpuSampling, AGivenTokenIsTakenUnlessItIsImpossible) {
+  for (const double temperature : {0.0, 1.0}) {
+    Wanted wanted = Draws(300, temperature);
+    wanted.k = temperature > 0.0 ? 1 : 5;
+    wanted.x[7] = -kInfinity;
+    wanted.x[8] = std::nanf("");
+    for (int i = 0; i < 12; i += 2) wanted.choices[i].given = i / 2 + 4;
+    ExpectHostsChoices(wanted);
   }
 }
 

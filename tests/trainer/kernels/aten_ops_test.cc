@@ -438,5 +438,12 @@ TEST_F(AtenAttentionTest, LogSoftmaxIsTheLogarithmOfSharesThatAddUpToOne) {
   ExpectRows(got, (shares / shares.sum(1, /*keepdim=*/true)).log());
 }
 
+TEST_F(AtenAttentionTest, AverageLogProbsIsTheLogarithmOfTheMeanProbability) {
+  const at::Tensor x = Numbers({n_, 7}, 1), y = Numbers({n_, 7}, 2);
+  const at::Tensor expected = ((2 * y.exp() + x.exp()) / 3).log();
+  ops_->AverageLogProbs(3, x, y);
+  ExpectNear(y, expected);
+}
+
 }  // namespace
 }  // namespace deepnet

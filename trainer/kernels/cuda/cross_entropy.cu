@@ -193,6 +193,15 @@ __global__ void __launch_bounds__(kMaxThreads)
 
 constexpr int kSumThreads = 256;
 
+__global__ void __launch_bounds__(kSumThreads)
+    AverageLogProbsKernel(int64_t num_elements, float n, const float* x, float* y) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kSumThreads + threadIdx.x;
+  if (i >= num_elements) return;
+  const float highest = x[i] > y[i] ? x[i] : y[i];
+  if (highest == -INFINITY) return;
+  y[i] = highest + logf(((n - 1.0f) * Exp(y[i] - highest) + Exp(x[i] - highest)) / n);
+}
+
 struct SharedTotals {
   double loss[kSumThreads / 32], nll[kSumThreads / 32];
 };
@@ -271,6 +280,15 @@ void LogSoftmaxRows(GpuStream& gpu, int64_t rows, int64_t vocabulary, const floa
   Launch(gpu, "LogSoftmax", LogSoftmaxKernel, static_cast<unsigned>(rows), ThreadsOfRow(vocabulary),
          0, static_cast<int>(vocabulary), logits, stride, y, y_stride,
          RowsAreAligned(logits, stride) && RowsAreAligned(y, y_stride));
+}
+
+void AverageLogProbs(GpuStream& gpu, int64_t num_elements, int n, const float* x, float* y) {
+  DEEPNET_CHECK(n >= 2) << "n = " << n;
+  const int64_t blocks = (num_elements + kSumThreads - 1) / kSumThreads;
+  DEEPNET_CHECK_LT(blocks, int64_t{1} << 31);
+  if (blocks == 0) return;
+  Launch(gpu, "AverageLogProbs", AverageLogProbsKernel, static_cast<unsigned>(blocks), kSumThreads,
+         0, num_elements, static_cast<float>(n), x, y);
 }
 
 void SumLosses(GpuStream& gpu, int64_t rows, const float* loss, const float* nll, double* sums) {

@@ -19,6 +19,9 @@ void CrossEntropyRows(GpuStream& gpu, const native::CrossEntropyArgs& args);
 void LogSoftmaxRows(GpuStream& gpu, int64_t rows, int64_t vocabulary, const float* logits,
                     int64_t stride, float* y, int64_t y_stride);
 
+// One launch.
+void AverageLogProbs(GpuStream& gpu, int64_t num_elements, int n, const float* x, float* y);
+
 // sums[0] += the sum of loss [rows], sums[1] += the sum of nll [rows], in double precision and an
 // order that depends on `rows` alone. One launch. `sums` is device memory: a step reads it once.
 void SumLosses(GpuStream& gpu, int64_t rows, const float* loss, const float* nll, double* sums);

@@ -7,7 +7,9 @@
 // after the other instead, each by a pass over the row.
 //
 // One drawn: each warp sums the weights of its run of columns. The sums, in the order of the runs,
-// say in which one the bound is exceeded, and its warp looks there, 32 columns at a time.
+// say in which one the bound is exceeded, and its warp looks there, 32 columns at a time. Cuts
+// leave the columns from a key on, which orders them by value, then column: it is found bit by bit,
+// by a pass over the row each.
 #include <cmath>
 
 #include "parallel/base/check.h"
@@ -58,6 +60,17 @@ __device__ __forceinline__ bool IsBetter(const Candidate& a, const Candidate& b)
 __device__ __forceinline__ Row RowOf(const Args& args, const native::TokenChoice& choice) {
   return {args.log_probs + choice.row * args.stride, args.choices.kinds, choice.forbidden,
           args.cols};
+}
+
+// Chooses the token that a choice names, whatever its kind.
+__device__ void TakeGiven(const Args& args, const native::TokenChoice& choice) {
+  const float value = args.log_probs[choice.row * args.stride + choice.given];
+  native::TokenScore* const chosen =
+      args.choices.chosen + static_cast<int64_t>(blockIdx.x) * args.choices.k;
+  for (int rank = static_cast<int>(threadIdx.x); rank < args.choices.k; rank += kThreads) {
+    const bool taken = rank == 0 && value > -INFINITY;  // false for NaN
+    chosen[rank] = {taken ? value : -INFINITY, taken ? choice.given : -1};
+  }
 }
 
 // -infinity where the column must not be chosen.
@@ -129,7 +142,9 @@ __device__ Candidate BestAfter(const Row& row, const Candidate& last, Shared& sh
 
 __global__ void __launch_bounds__(kThreads) TopKKernel(const Args args) {
   BLOCK_SHARED(Shared, shared);
-  const Row row = RowOf(args, args.choices.choices[blockIdx.x]);
+  const native::TokenChoice choice = args.choices.choices[blockIdx.x];
+  if (choice.given >= 0) return TakeGiven(args, choice);
+  const Row row = RowOf(args, choice);
   const int k = args.choices.k, thread = static_cast<int>(threadIdx.x);
   native::TokenScore* const chosen = args.choices.chosen + static_cast<int64_t>(blockIdx.x) * k;
   FindFloor(row, k, shared);
@@ -158,21 +173,88 @@ struct DrawShared {
   double weights[kWarps];
 };
 
-// The weight of a column relative to the highest, so that nothing overflows.
-__device__ __forceinline__ double WeightAt(const Row& row, int col, int end, float highest,
-                                           double temperature) {
-  const float value = col < end ? ValueAt(row, col) : -INFINITY;
-  return value == -INFINITY ? 0.0 : exp((static_cast<double>(value) - highest) / temperature);
+// A row that is drawn from, and what cuts leave of it.
+struct DrawRow {
+  Row row;
+  double temperature;
+  float highest = -INFINITY;
+  uint64_t least_key = 0;     // of the columns that are left
+  double least_weight = 0.0;  // likewise
+};
+
+// The better the column, the larger its key.
+__device__ __forceinline__ uint64_t KeyOf(float value, int col, int cols) {
+  const uint32_t bits = __float_as_uint(value + 0.0f);  // -0 equals 0
+  const uint32_t ordered = (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+  return (static_cast<uint64_t>(ordered) << 32) | static_cast<uint32_t>(cols - 1 - col);
+}
+
+// The weight of a column relative to the highest, so that nothing overflows; 0 where it is
+// impossible or cut.
+__device__ __forceinline__ double WeightAt(const DrawRow& of, int col, int end) {
+  const float value = col < end ? ValueAt(of.row, col) : -INFINITY;
+  if (value == -INFINITY || KeyOf(value, col, of.row.cols) < of.least_key) return 0.0;
+  const double weight = exp((static_cast<double>(value) - of.highest) / of.temperature);
+  return weight < of.least_weight ? 0.0 : weight;
+}
+
+// The sum over the block, in every thread.
+__device__ double SumInBlock(double value, DrawShared& shared) {
+  const int thread = static_cast<int>(threadIdx.x);
+  value = SumInWarp(value);
+  __syncthreads();  // all have read the last sum
+  if (thread % 32 == 0) shared.weights[thread / 32] = value;
+  __syncthreads();
+  double sum = 0.0;
+  for (int warp = 0; warp < kWarps; ++warp) sum += shared.weights[warp];
+  return sum;
+}
+
+// Returns the number of columns whose key is at least `key`, or the sum of their weights.
+template <bool kCounts>
+__device__ double MeasureFrom(const DrawRow& of, uint64_t key, DrawShared& shared) {
+  DrawRow from = of;
+  from.least_key = key > of.least_key ? key : of.least_key;
+  double measure = 0.0;
+  for (int col = static_cast<int>(threadIdx.x); col < of.row.cols; col += kThreads) {
+    const double weight = WeightAt(from, col, of.row.cols);
+    measure += kCounts ? static_cast<double>(weight > 0.0) : weight;
+  }
+  return SumInBlock(measure, shared);
+}
+
+// The largest key from which on the columns measure at least `goal`, found bit by bit; 0: none.
+template <bool kCounts>
+__device__ uint64_t FindKey(const DrawRow& of, double goal, DrawShared& shared) {
+  uint64_t key = 0;
+  for (int bit = 63; bit >= 0; --bit) {
+    if (bit < 32 && ((of.row.cols - 1) >> bit) == 0) continue;  // no key has it
+    const uint64_t trial = key | (static_cast<uint64_t>(1) << bit);
+    if (MeasureFrom<kCounts>(of, trial, shared) >= goal) key = trial;
+  }
+  return key;
+}
+
+__device__ void Cut(const native::TokenCuts& cuts, DrawRow& of, DrawShared& shared) {
+  if (cuts.top_k > 0) of.least_key = FindKey<true>(of, cuts.top_k, shared);
+  if (cuts.top_p > 0.0 && cuts.top_p < 1.0) {
+    const double goal = cuts.top_p * MeasureFrom<false>(of, 0, shared);
+    const uint64_t key = FindKey<false>(of, goal, shared);
+    of.least_key = key > of.least_key ? key : of.least_key;
+  }
+  if (cuts.epsilon > 0.0) {
+    const double least = cuts.epsilon * MeasureFrom<false>(of, 0, shared);
+    of.least_weight = least < 1.0 ? least : 1.0;  // the best has 1
+  }
 }
 
 // The first column of [begin, end) where the running sum, `sum` before it, exceeds the bound, else
 // the last one that has a weight; -1: none. Called by one warp.
-__device__ int FindInRun(const Row& row, int begin, int end, float highest, double temperature,
-                         double sum, double bound) {
+__device__ int FindInRun(const DrawRow& of, int begin, int end, double sum, double bound) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   int last = -1;
   for (int first = begin; first < end; first += 32) {
-    const double weight = WeightAt(row, first + lane, end, highest, temperature);
+    const double weight = WeightAt(of, first + lane, end);
     double running = weight;
     for (int lanes = 1; lanes < 32; lanes *= 2) {
       const double before = __shfl_up_sync(kAllLanes, running, lanes);
@@ -190,8 +272,9 @@ __device__ int FindInRun(const Row& row, int begin, int end, float highest, doub
 __global__ void __launch_bounds__(kThreads) DrawKernel(const Args args) {
   BLOCK_SHARED(DrawShared, shared);
   const native::TokenChoice choice = args.choices.choices[blockIdx.x];
-  const Row row = RowOf(args, choice);
-  const double temperature = args.choices.temperature;
+  if (choice.given >= 0) return TakeGiven(args, choice);
+  DrawRow of = {.row = RowOf(args, choice), .temperature = args.choices.temperature};
+  const Row& row = of.row;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int run = (row.cols + kThreads - 1) / kThreads * 32;  // columns of a warp
   const int begin = min(warp * run, row.cols), end = min(begin + run, row.cols);
@@ -202,16 +285,12 @@ __global__ void __launch_bounds__(kThreads) DrawKernel(const Args args) {
   if (lane == 0) shared.highest[warp] = highest;
   __syncthreads();
   for (int w = 0; w < kWarps; ++w) highest = fmaxf(highest, shared.highest[w]);
+  of.highest = highest;
+  Cut(args.choices.cuts, of, shared);
 
   double weight = 0.0;
-  for (int col = begin + lane; col < end; col += 32) {
-    weight += WeightAt(row, col, end, highest, temperature);
-  }
-  weight = SumInWarp(weight);
-  if (lane == 0) shared.weights[warp] = weight;
-  __syncthreads();
-  double total = 0.0;
-  for (int w = 0; w < kWarps; ++w) total += shared.weights[w];
+  for (int col = begin + lane; col < end; col += 32) weight += WeightAt(of, col, end);
+  const double total = SumInBlock(weight, shared);  // leaves the sums of the runs
 
   const double bound = choice.uniform * total;
   double sum = 0.0, before = 0.0;  // before the run that is looked into
@@ -223,7 +302,7 @@ __global__ void __launch_bounds__(kThreads) DrawKernel(const Args args) {
     sum += shared.weights[w];
   }
   if (warp != looks) return;
-  const int token = FindInRun(row, begin, end, highest, temperature, before, bound);
+  const int token = FindInRun(of, begin, end, before, bound);
   if (lane != 0) return;
   args.choices.chosen[blockIdx.x] = {token < 0 ? -INFINITY : row.x[token], token};
 }

@@ -9,8 +9,8 @@
 namespace deepnet::cuda {
 
 // native::ChooseToken for every choice, from rows of log-probabilities [., vocabulary]. The best
-// tokens are the same; a token that is drawn may differ where the running sum, in double, equals
-// its bound within rounding. All pointers are device memory. One launch.
+// tokens are the same; a token that is drawn may differ where a sum of shares, in double, equals
+// its bound (of the draw, of a cut) within rounding. All pointers are device memory. One launch.
 void ChooseTokens(GpuStream& gpu, const float* log_probs, int64_t vocabulary, int64_t stride,
                   const native::TokenChoices& choices);
 

@@ -1,5 +1,8 @@
 #include "trainer/kernels/native/cross_entropy.h"
 
+#include <cmath>
+#include <limits>
+
 #include "parallel/base/check.h"
 #include "trainer/kernels/native/check_elements.h"
 #include "trainer/kernels/native/kernel_table.h"
@@ -33,6 +36,19 @@ void LogSoftmaxRows(ThreadPool& pool, const KernelTable& table, int64_t rows, in
   ForBlocks(pool, rows, kRowsPerVocabularyBlock, [&](int64_t begin, int64_t end, int) {
     for (int64_t row = begin; row < end; ++row) {
       kernels.log_softmax(logits + row * stride, vocabulary, y + row * y_stride);
+    }
+  });
+}
+
+void AverageLogProbs(ThreadPool& pool, int64_t num_elements, int n, const float* x, float* y) {
+  DEEPNET_CHECK(n >= 2) << "n = " << n;
+  const float before = static_cast<float>(n - 1), count = static_cast<float>(n);
+  ForBlocks(pool, num_elements, kElementsPerBlock, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin; i < end; ++i) {
+      const float highest = x[i] > y[i] ? x[i] : y[i];
+      if (highest == -std::numeric_limits<float>::infinity()) continue;
+      const float sum = before * std::exp(y[i] - highest) + std::exp(x[i] - highest);
+      y[i] = highest + std::log(sum / count);
     }
   });
 }

@@ -34,4 +34,8 @@ void CrossEntropyRows(ThreadPool& pool, const KernelTable& table, const CrossEnt
 void LogSoftmaxRows(ThreadPool& pool, const KernelTable& table, int64_t rows, int64_t vocabulary,
                     const float* logits, int64_t stride, float* y, int64_t y_stride);
 
+// y = log(((n - 1) exp(y) + exp(x)) / n), element by element: log-probabilities averaged over n - 1
+// models become those over n >= 2, as probabilities. Where x equals y, y keeps its bits.
+void AverageLogProbs(ThreadPool& pool, int64_t num_elements, int n, const float* x, float* y);
+
 }  // namespace deepnet::native

@@ -5,6 +5,9 @@
 // Strict comparison with it gives the tie rule for free, because ids are visited in ascending
 // order, and keeps -infinity and NaN out. If forbidden tokens put the floor too high, fewer than k
 // are found, and the second pass is repeated without a floor.
+//
+// What cuts leave of a row to draw from is all that is no worse than one token, of at least some
+// weight.
 #include "trainer/kernels/native/sampling.h"
 
 #include <algorithm>
@@ -129,26 +132,87 @@ void AppendTopK(std::span<const float> log_probs, const AllowedTokens& allowed, 
   best_so_far.Sort();
 }
 
-int32_t DrawToken(std::span<const float> log_probs, const AllowedTokens& allowed,
-                  double temperature, double uniform) {
-  DEEPNET_CHECK_EQ(log_probs.size(), allowed.kinds.size());
-  float highest = kImpossible;
-  for (size_t token = 0; token < log_probs.size(); ++token) {
-    if (allowed[token] && log_probs[token] > highest) highest = log_probs[token];
+namespace {
+
+// The weights of a row's tokens in a draw, relative to the best one's, so that nothing overflows; 0
+// where a token is impossible or cut.
+class DrawWeights {
+ public:
+  DrawWeights(std::span<const float> log_probs, const AllowedTokens& allowed, double temperature)
+      : log_probs_(log_probs), allowed_(allowed), temperature_(temperature) {
+    for (size_t token = 0; token < log_probs.size(); ++token) {
+      if (allowed[token] && log_probs[token] > highest_) highest_ = log_probs[token];
+    }
   }
-  if (highest == kImpossible) return -1;
 
-  const auto weight = [&](size_t token) {  // relative to the highest, so that nothing overflows
-    if (!allowed[token] || !(log_probs[token] > kImpossible)) return 0.0;
-    return std::exp((static_cast<double>(log_probs[token]) - highest) / temperature);
-  };
-  double total = 0.0;
-  for (size_t token = 0; token < log_probs.size(); ++token) total += weight(token);
+  bool AreNone() const { return highest_ == kImpossible; }
 
+  double operator[](size_t token) const {
+    const TokenScore score{log_probs_[token], static_cast<int32_t>(token)};
+    if (!allowed_[token] || !(score.log_prob > kImpossible) || IsBetter(last_, score)) return 0.0;
+    const double weight = WeightOf(score);
+    return weight < least_ ? 0.0 : weight;
+  }
+
+  double Total() const {
+    double total = 0.0;
+    for (size_t token = 0; token < log_probs_.size(); ++token) total += (*this)[token];
+    return total;
+  }
+
+  void Cut(const TokenCuts& cuts) {
+    if (cuts.top_k > 0) last_ = Best(cuts.top_k).back();
+    if (cuts.top_p > 0.0 && cuts.top_p < 1.0) last_ = EndOfNucleus(cuts.top_p * Total());
+    if (cuts.epsilon > 0.0) least_ = std::min(1.0, cuts.epsilon * Total());
+  }
+
+ private:
+  double WeightOf(const TokenScore& score) const {
+    return std::exp((static_cast<double>(score.log_prob) - highest_) / temperature_);
+  }
+
+  std::vector<TokenScore> Best(int k) const {
+    std::vector<TokenScore> best;
+    AppendTopK(log_probs_, allowed_, k, best);
+    return best;
+  }
+
+  // Returns the token at which the weights, best first, add up to `goal`, or the last one.
+  TokenScore EndOfNucleus(double goal) const {
+    constexpr int kFirst = 64, kGrowth = 8;
+    for (int64_t k = kFirst;; k *= kGrowth) {
+      const int wanted = static_cast<int>(std::min(k, std::ssize(log_probs_)));
+      const std::vector<TokenScore> best = Best(wanted);
+      double sum = 0.0;
+      for (const TokenScore& score : best) {
+        sum += WeightOf(score);
+        if (sum >= goal || score == last_) return score;
+      }
+      if (std::ssize(best) < wanted || wanted < k) return best.back();
+    }
+  }
+
+  const std::span<const float> log_probs_;
+  const AllowedTokens& allowed_;
+  const double temperature_;
+  float highest_ = kImpossible;
+  TokenScore last_{kImpossible, std::numeric_limits<int32_t>::max()};  // the worst that is left
+  double least_ = 0.0;  // the least weight that is left
+};
+
+}  // namespace
+
+int32_t DrawToken(std::span<const float> log_probs, const AllowedTokens& allowed,
+                  double temperature, const TokenCuts& cuts, double uniform) {
+  DEEPNET_CHECK_EQ(log_probs.size(), allowed.kinds.size());
+  DrawWeights weights(log_probs, allowed, temperature);
+  if (weights.AreNone()) return -1;
+  weights.Cut(cuts);
+  const double total = weights.Total();
   double sum = 0.0;
   int32_t last_possible = -1;
   for (size_t token = 0; token < log_probs.size(); ++token) {
-    const double w = weight(token);
+    const double w = weights[token];
     if (w == 0.0) continue;
     sum += w;
     last_possible = static_cast<int32_t>(token);
@@ -164,8 +228,12 @@ void ChooseToken(const float* log_probs, int64_t vocabulary, int64_t stride,
   const AllowedTokens allowed{{choices.kinds, row.size()}, choice.forbidden};
   const size_t k = static_cast<size_t>(choices.k);
   std::vector<TokenScore> best;
-  if (choices.temperature > 0.0) {
-    const int32_t token = DrawToken(row, allowed, choices.temperature, choice.uniform);
+  if (choice.given >= 0) {
+    const float log_prob = row[static_cast<size_t>(choice.given)];
+    if (log_prob > kImpossible) best.push_back({log_prob, choice.given});
+  } else if (choices.temperature > 0.0) {
+    const int32_t token =
+        DrawToken(row, allowed, choices.temperature, choices.cuts, choice.uniform);
     if (token >= 0) best.push_back({row[static_cast<size_t>(token)], token});
   } else {
     AppendTopK(row, allowed, choices.k, best);

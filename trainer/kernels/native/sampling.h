@@ -1,4 +1,5 @@
-// Chooses the tokens of distributions that continue hypotheses: the k best, or one drawn.
+// Chooses the tokens of distributions that continue hypotheses: the k best, one drawn, or a given
+// one.
 //
 // A choice never takes a token of a kind that is forbidden to it, nor one whose log-probability is
 // -infinity or not a number.
@@ -22,6 +23,18 @@ struct TokenChoice {
   int32_t row = 0;
   uint32_t forbidden = 0;  // kinds of tokens, a bit each
   double uniform = 0.0;    // in [0, 1), where a token is drawn
+  int32_t given = -1;      // >= 0: this token, of whatever kind; then neither drawn nor the k best
+};
+
+// Which tokens may be drawn: the most probable ones. The cuts apply in this order, each to the
+// shares of p^(1 / temperature) among the tokens that are left; among equal ones the smaller ids
+// count as better. The best token always stays.
+struct TokenCuts {
+  int top_k = 0;         // > 0: at most the k best
+  double top_p = 0.0;    // in (0, 1): the fewest of the best whose shares add up to at least this
+  double epsilon = 0.0;  // > 0: those whose share is at least this
+
+  friend bool operator==(const TokenCuts&, const TokenCuts&) = default;
 };
 
 // The choices of a step. The arrays but `chosen` are in the memory that their reader reads.
@@ -31,6 +44,7 @@ struct TokenChoices {
   const uint8_t* kinds = nullptr;        // [vocabulary] the kind of each token, a bit
   int k = 1;                             // >= 1; tokens chosen from a row, best first
   double temperature = 0.0;              // > 0: one is drawn instead, and k is 1
+  TokenCuts cuts = {};                   // of what is drawn from
   // Out [count, k]: behind the last token that is possible {-infinity, -1}.
   TokenScore* chosen = nullptr;
 };
@@ -50,10 +64,11 @@ void AppendTopK(std::span<const float> log_probs, const AllowedTokens& allowed, 
                 std::vector<TokenScore>& best);
 
 // Returns the token at which the running sum of exp(log_prob / temperature) over the allowed
-// tokens, in order of id, first exceeds `uniform` times the complete sum; -1 if no token is
-// possible. temperature > 0, 0 <= uniform < 1.
+// tokens that `cuts` leave, in order of id, first exceeds `uniform` times the complete sum; -1 if
+// no token is possible. temperature > 0, 0 <= uniform < 1. Cost of top_k and top_p: AppendTopK of
+// about as many tokens as they leave.
 int32_t DrawToken(std::span<const float> log_probs, const AllowedTokens& allowed,
-                  double temperature, double uniform);
+                  double temperature, const TokenCuts& cuts, double uniform);
 
 // Makes choice number `index` from rows of log-probabilities, [., vocabulary].
 void ChooseToken(const float* log_probs, int64_t vocabulary, int64_t stride,

@@ -168,5 +168,41 @@ TEST(LogSoftmax, IsTheDefinitionAndEachRowStandsAlone) {
   });
 }
 
+TEST(AverageLogProbs, IsTheLogarithmOfTheMeanProbability) {
+  const int64_t count = 20001;
+  for (const int n : {2, 3, 7}) {
+    const std::vector<float> x = RandomFloats(count, 1, 20.0f), y = RandomFloats(count, 2, 20.0f);
+    std::vector<double> expected;
+    for (int64_t i = 0; i < count; ++i) {
+      const double sum = (n - 1) * std::exp(static_cast<double>(y[i])) + std::exp(double{x[i]});
+      expected.push_back(std::log(sum / n));
+    }
+    ForEachIsaAndThreads([&](ThreadPool& pool, const KernelTable&) {
+      std::vector<float> average = y;
+      AverageLogProbs(pool, count, n, x.data(), average.data());
+      EXPECT_LT(RelativeError(Doubles(average), expected), 1e-6);
+      return Doubles(average);
+    });
+  }
+}
+
+TEST(AverageLogProbs, OfEqualNumbersHasTheirBitsAndOfOddOnesIsOdd) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  ThreadPool pool(1);
+  std::vector<float> x = RandomFloats(5000, 1, 20.0f);
+  x.push_back(-kInfinity);
+  for (int n = 2; n < 20; ++n) {
+    std::vector<float> average = x;
+    AverageLogProbs(pool, std::ssize(x), n, x.data(), average.data());
+    EXPECT_EQ(average, x) << n;
+  }
+  const std::vector<float> odd = {-kInfinity, -1.0f, std::nanf(""), -1.0f};
+  std::vector<float> average = {-1.0f, -kInfinity, -1.0f, std::nanf("")};
+  AverageLogProbs(pool, 4, 2, odd.data(), average.data());
+  EXPECT_NEAR(average[0], -1.0 - std::log(2.0), 1e-6);
+  EXPECT_EQ(average[0], average[1]);
+  EXPECT_TRUE(std::isnan(average[2]) && std::isnan(average[3]));
+}
+
 }  // namespace
 }  // namespace deepnet::native

@@ -100,24 +100,139 @@ TEST(TopK, FindsNothingWhereNothingIsPossible) {
 TEST(DrawToken, CutsTheUnitIntervalInOrderOfIds) {
   const std::vector<float> row = {std::log(0.25f), 0.0f, std::log(0.5f), std::log(0.25f)};
   const std::vector<uint8_t> forbidden = {0, 1, 0, 0};
-  EXPECT_EQ(DrawToken(row, {forbidden, 1}, 1.0, 0.0), 0);
-  EXPECT_EQ(DrawToken(row, {forbidden, 1}, 1.0, 0.24), 0);
-  EXPECT_EQ(DrawToken(row, {forbidden, 1}, 1.0, 0.26), 2);
-  EXPECT_EQ(DrawToken(row, {forbidden, 1}, 1.0, 0.74), 2);
-  EXPECT_EQ(DrawToken(row, {forbidden, 1}, 1.0, 0.76), 3);
-  EXPECT_EQ(DrawToken(row, {forbidden, 1}, 1.0, 1.0 - 0x1p-53), 3);
+  EXPECT_EQ(DrawToken(row, {forbidden, 1}, 1.0, {}, 0.0), 0);
+  EXPECT_EQ(DrawToken(row, {forbidden, 1}, 1.0, {}, 0.24), 0);
+  EXPECT_EQ(DrawToken(row, {forbidden, 1}, 1.0, {}, 0.26), 2);
+  EXPECT_EQ(DrawToken(row, {forbidden, 1}, 1.0, {}, 0.74), 2);
+  EXPECT_EQ(DrawToken(row, {forbidden, 1}, 1.0, {}, 0.76), 3);
+  EXPECT_EQ(DrawToken(row, {forbidden, 1}, 1.0, {}, 1.0 - 0x1p-53), 3);
 }
 
 TEST(DrawToken, AtATinyTemperatureTakesTheBest) {
   const std::vector<float> row = {-3.0f, -1.0f, -2.0f};
-  EXPECT_EQ(DrawToken(row, {std::vector<uint8_t>(3, 0), 1}, 1e-9, 0.999), 1);
+  EXPECT_EQ(DrawToken(row, {std::vector<uint8_t>(3, 0), 1}, 1e-9, {}, 0.999), 1);
 }
 
 TEST(DrawToken, NeverTakesWhatIsImpossible) {
   const std::vector<float> row = {kNan, -kInfinity, -5.0f, kNan};
   for (const double uniform : {0.0, 0.5, 0.999}) {
-    EXPECT_EQ(DrawToken(row, {std::vector<uint8_t>(4, 0), 1}, 1.0, uniform), 2);
-    EXPECT_EQ(DrawToken(row, {std::vector<uint8_t>(4, 1), 1}, 1.0, uniform), -1);
+    EXPECT_EQ(DrawToken(row, {std::vector<uint8_t>(4, 0), 1}, 1.0, {}, uniform), 2);
+    EXPECT_EQ(DrawToken(row, {std::vector<uint8_t>(4, 1), 1}, 1.0, {}, uniform), -1);
+  }
+}
+
+// The share of each token by the definition: all are sorted, and each cut renormalises.
+std::vector<double> SharesLeft(const std::vector<float>& row, const std::vector<uint8_t>& forbidden,
+                               double temperature, const TokenCuts& cuts) {
+  std::vector<TokenScore> left = SortedTopK(row, forbidden, static_cast<int>(row.size()));
+  const auto shares_of = [&] {
+    std::vector<double> shares;
+    double sum = 0.0;
+    for (const TokenScore& score : left) {
+      shares.push_back(std::exp(static_cast<double>(score.log_prob) / temperature));
+      sum += shares.back();
+    }
+    for (double& share : shares) share /= sum;
+    return shares;
+  };
+  if (cuts.top_k > 0) left.resize(std::min(left.size(), static_cast<size_t>(cuts.top_k)));
+  if (cuts.top_p > 0.0) {
+    const std::vector<double> shares = shares_of();
+    size_t count = 0;
+    for (double sum = 0.0; count < left.size() && sum < cuts.top_p;) sum += shares[count++];
+    left.resize(count);
+  }
+  if (cuts.epsilon > 0.0) {
+    const std::vector<double> shares = shares_of();
+    size_t count = 1;
+    while (count < left.size() && shares[count] >= cuts.epsilon) ++count;
+    left.resize(count);
+  }
+  const std::vector<double> shares = shares_of();
+  std::vector<double> of_tokens(row.size(), 0.0);
+  for (size_t i = 0; i < left.size(); ++i) {
+    of_tokens[static_cast<size_t>(left[i].token)] = shares[i];
+  }
+  return of_tokens;
+}
+
+// Returns the token at which the running sum of shares exceeds `uniform`.
+int32_t DrawByShares(const std::vector<double>& shares, double uniform) {
+  double sum = 0.0;
+  int32_t last = -1;
+  for (size_t token = 0; token < shares.size() && sum <= uniform; ++token) {
+    if (shares[token] > 0.0) last = static_cast<int32_t>(token);
+    sum += shares[token];
+  }
+  return last;
+}
+
+// Random rows with some equal numbers. The cuts fall nowhere near a sum of equal shares.
+TEST(DrawToken, CutsAsTheDefinitionDoes) {
+  for (const size_t size : {1, 5, 70, 3000}) {
+    std::vector<float> row;
+    for (size_t i = 0; i < size; ++i) {
+      row.push_back(i % 9 == 4 ? row[i - 2] : static_cast<float>(InitialNormal(3, "row", i)));
+      if (i % 13 == 6) row[i] = i % 2 == 0 ? kNan : -kInfinity;
+    }
+    const std::vector<uint8_t> forbidden =
+        size == 1 ? std::vector<uint8_t>(1, 0) : EveryFifthForbidden(size);
+    for (const double temperature : {0.3, 1.0, 2.5}) {
+      for (const TokenCuts& cuts :
+           std::vector<TokenCuts>{{},
+                                  {.top_k = 1},
+                                  {.top_k = 7},
+                                  {.top_k = 100000},
+                                  {.top_p = 0.0123},
+                                  {.top_p = 0.617},
+                                  {.top_p = 0.9871},
+                                  {.top_p = 1.0},
+                                  {.epsilon = 0.00213},
+                                  {.epsilon = 0.0917},
+                                  {.epsilon = 0.999},
+                                  {.top_k = 40, .top_p = 0.7331, .epsilon = 0.0317}}) {
+        const std::vector<double> shares = SharesLeft(row, forbidden, temperature, cuts);
+        for (int i = 0; i < 40; ++i) {
+          const double uniform = (i + 0.4142) / 40;
+          ASSERT_EQ(DrawToken(row, {forbidden, 1}, temperature, cuts, uniform),
+                    DrawByShares(shares, uniform))
+              << size << " tokens, T = " << temperature << ", top_k = " << cuts.top_k
+              << ", top_p = " << cuts.top_p << ", epsilon = " << cuts.epsilon << ", " << uniform;
+        }
+      }
+    }
+  }
+}
+
+TEST(DrawToken, KeepsTheBestTokenWhateverIsCut) {
+  const std::vector<float> row = {-3.0f, -1.0f, -1.0f};
+  for (const TokenCuts& cuts :
+       std::vector<TokenCuts>{{.top_k = 1}, {.top_p = 1e-300}, {.top_k = 1, .epsilon = 1.0}}) {
+    EXPECT_EQ(DrawToken(row, {std::vector<uint8_t>(3, 0), 1}, 1.0, cuts, 0.999), 1);
+  }
+}
+
+TEST(ChooseToken, TakesTheGivenTokenOfWhateverKindUnlessItIsImpossible) {
+  const std::vector<float> row = {-1.0f, -2.0f, kNan, -kInfinity};
+  const std::vector<uint8_t> kinds = {1, 2, 4, 8};
+  std::vector<TokenChoice> wanted;
+  for (const int32_t token : {1, 0, 2, 3}) {
+    wanted.push_back({.forbidden = 3, .uniform = 0.5, .given = token});
+  }
+  const TokenScore none{-kInfinity, -1};
+  for (const double temperature : {0.0, 1.0}) {
+    const size_t k = temperature > 0.0 ? 1 : 2;
+    std::vector<TokenScore> chosen(4 * k), expected(4 * k, none);
+    expected[0] = {-2.0f, 1};
+    expected[k] = {-1.0f, 0};
+    TokenChoices choices{.count = 4,
+                         .choices = wanted.data(),
+                         .kinds = kinds.data(),
+                         .k = static_cast<int>(k),
+                         .temperature = temperature,
+                         .chosen = chosen.data()};
+    for (int64_t i = 0; i < 4; ++i) ChooseToken(row.data(), 4, 4, choices, i);
+    EXPECT_EQ(chosen, expected);
   }
 }
 
