@@ -629,6 +629,9 @@ void CheckDecode(const RunSpec& run, Mistakes* mistakes) {
   fields.AtLeast(1, "batch_tokens");
   const bool has_nbest = fields.AtLeast(1, "nbest");
   fields.AtLeast(0, "sampling_temperature", "must be above 0, or 0: search");
+  fields.AtLeast(0, "sampling_top_k", "must be at least 1, or 0: all");
+  fields.Within(0, 1, "sampling_top_p", "must be above 0 and at most 1, or 0: all");
+  fields.Probability("sampling_epsilon");
   if (has_beam && has_nbest && decode.sampling_temperature() == 0) {
     fields.Require(decode.nbest() <= decode.beam_size(), "nbest",
                    absl::StrCat("must be at most decode.beam_size (", decode.beam_size(), ")"));

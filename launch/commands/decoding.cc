@@ -128,6 +128,12 @@ std::vector<Flag> SearchFlags() {
                   "starts with the number of its line. With --sample: samples drawn."),
       SwitchFlag("greedy", "The most probable token at each step: a beam of 1."),
       NumberFlag("sample", "T", "Draw each token from p^(1/T) instead of searching."),
+      IntegerFlag("top-k", "With --sample: draw from so many of the most probable tokens only."),
+      NumberFlag("top-p", "P",
+                 "With --sample: draw from the nucleus only, the fewest most probable tokens that "
+                 "have at least this probability together."),
+      NumberFlag("epsilon", "P",
+                 "With --sample: draw only tokens of at least this probability, or the best."),
       IntegerFlag("seed",
                   "Seed of --sample. The same seed and line give the same samples, whatever the "
                   "batch. Default 0."),
@@ -156,8 +162,20 @@ absl::Status CheckSearchFlags(const ParsedFlags& flags) {
   if (sampling && !(flags.Number("sample") > 0.0)) {
     mistakes.push_back(absl::StrCat("--sample: ", flags.Number("sample"), ": must be above 0"));
   }
-  if (flags.Given("seed") && !sampling) mistakes.push_back("--seed: only with --sample");
-  for (const char* name : {"beam-size", "nbest", "batch-tokens"}) {
+  for (const char* name : {"top-k", "top-p", "epsilon", "seed"}) {
+    if (flags.Given(name) && !sampling) {
+      mistakes.push_back(absl::StrCat("--", name, ": only with --sample"));
+    }
+  }
+  if (flags.Given("top-p") && !(flags.Number("top-p") > 0.0 && flags.Number("top-p") <= 1.0)) {
+    mistakes.push_back(
+        absl::StrCat("--top-p: ", flags.Number("top-p"), ": must be above 0 and at most 1"));
+  }
+  if (flags.Given("epsilon") && !(flags.Number("epsilon") > 0.0 && flags.Number("epsilon") < 1.0)) {
+    mistakes.push_back(
+        absl::StrCat("--epsilon: ", flags.Number("epsilon"), ": must be above 0 and below 1"));
+  }
+  for (const char* name : {"beam-size", "nbest", "top-k", "batch-tokens"}) {
     constexpr int64_t kMax = 1000000;
     if (!flags.Given(name)) continue;
     const int64_t value = flags.Integer(name);
@@ -175,6 +193,9 @@ DecodeSpec WithSearchFlags(DecodeSpec decode, const ParsedFlags& flags) {
   if (flags.Given("nbest")) decode.set_nbest(integer("nbest"));
   if (flags.Given("batch-tokens")) decode.set_batch_tokens(integer("batch-tokens"));
   if (flags.Given("sample")) decode.set_sampling_temperature(flags.Number("sample"));
+  if (flags.Given("top-k")) decode.set_sampling_top_k(integer("top-k"));
+  if (flags.Given("top-p")) decode.set_sampling_top_p(flags.Number("top-p"));
+  if (flags.Given("epsilon")) decode.set_sampling_epsilon(flags.Number("epsilon"));
   if (flags.Given("seed")) decode.set_sampling_seed(static_cast<uint64_t>(flags.Integer("seed")));
   if (flags.Switch("greedy")) decode.set_beam_size(1);
   // A search that is asked for is one, even from a run that samples.

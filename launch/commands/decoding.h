@@ -22,8 +22,7 @@ namespace deepnet {
 std::vector<Flag> ModelFlags();
 
 // The flags that change RunSpec.decode: --beam-size, --length-penalty, --nbest, --greedy, --sample,
-// --seed,
-// --batch-tokens.
+// --top-k, --top-p, --epsilon, --seed, --batch-tokens.
 std::vector<Flag> SearchFlags();
 
 // Checks of ModelFlags all that can be checked before a model is loaded. INVALID_ARGUMENT with

@@ -82,7 +82,7 @@ std::vector<Ids> Sentences(int count, uint32_t longest, uint32_t seed) {
 }
 
 struct Results {
-  std::vector<std::vector<Hypothesis>> beam, greedy, samples;
+  std::vector<std::vector<Hypothesis>> beam, greedy, samples, nucleus;
   std::vector<double> log_probabilities;
 
   friend bool operator==(const Results&, const Results&) = default;
@@ -99,6 +99,11 @@ Results Use(Scorer& scorer, PairScorer& pair_scorer) {
   results.samples = Search(
       scorer, batch,
       {.min_tokens = 2, .max_tokens = 7, .nbest = 3, .sampling_temperature = 1.2, .seed = 5});
+  results.nucleus = Search(scorer, batch,
+                           {.max_tokens = 7,
+                            .nbest = 3,
+                            .sampling_temperature = 1.2,
+                            .sampling_cuts = {.top_k = 30, .top_p = 0.87, .epsilon = 0.021}});
   std::vector<IdPair> pairs;
   const std::vector<Ids> targets = Sentences(6, 11, 9);
   for (int i = 0; i < 6; ++i) pairs.push_back({sources[i], targets[i]});
@@ -134,6 +139,7 @@ TEST(GpuDecode, GivesTheCpusTokensAndScores) {
     ExpectSame(gpu.beam, cpu.beam);
     ExpectSame(gpu.greedy, cpu.greedy);
     ExpectSame(gpu.samples, cpu.samples);
+    ExpectSame(gpu.nucleus, cpu.nucleus);
     for (size_t i = 0; i < cpu.log_probabilities.size(); ++i) {
       EXPECT_NEAR(gpu.log_probabilities[i], cpu.log_probabilities[i], 1e-4) << i;  // of 11 tokens
     }

@@ -78,7 +78,7 @@ TEST_F(DecodeRanksTest, TranslationsAreThoseOfOneProcess) {
       absl::StrCat("translate", kModel, "--from en --to de --chunk-lines 7 --batch-tokens 100 ",
                    "--scores --nbest 2 < ", (root_ / "text").string());
   ExpectSameOnRanks(translate + " --beam-size 3", {2, 4});
-  ExpectSameOnRanks(translate + " --sample 1 --seed 3", {4});
+  ExpectSameOnRanks(translate + " --sample 1 --seed 3 --top-k 20 --top-p 0.9", {4});
 }
 
 TEST_F(DecodeRanksTest, ScoresAreThoseOfOneProcess) {

@@ -225,6 +225,7 @@ void ModelScorer::Step(DecoderState& decoder_state, std::span<const int32_t> tok
                                  .kinds = reinterpret_cast<const uint8_t*>(state.kinds.get()),
                                  .k = choices.k,
                                  .temperature = choices.temperature,
+                                 .cuts = choices.cuts,
                                  .chosen = choices.chosen + first * choices.k});
     first = end;
   }

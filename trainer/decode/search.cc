@@ -384,6 +384,12 @@ absl::StatusOr<SearchOptions> MakeSearchOptions(const DecodeSpec& spec,
           "must not exceed decode.beam_size");
   require(std::isfinite(spec.sampling_temperature()) && spec.sampling_temperature() >= 0.0,
           "sampling_temperature", spec.sampling_temperature(), "must be 0 or above");
+  require(spec.sampling_top_k() >= 0, "sampling_top_k", spec.sampling_top_k(),
+          "must be at least 1, or 0: all");
+  require(spec.sampling_top_p() >= 0.0 && spec.sampling_top_p() <= 1.0, "sampling_top_p",
+          spec.sampling_top_p(), "must be above 0 and at most 1, or 0: all");
+  require(spec.sampling_epsilon() >= 0.0 && spec.sampling_epsilon() < 1.0, "sampling_epsilon",
+          spec.sampling_epsilon(), "must be above 0 and below 1, or 0: all");
   if (!mistakes.empty()) {
     return WithExitCode(absl::InvalidArgumentError(absl::StrJoin(mistakes, "\n")),
                         ExitCode::kBadConfig);
@@ -394,6 +400,9 @@ absl::StatusOr<SearchOptions> MakeSearchOptions(const DecodeSpec& spec,
                        .max_ratio = spec.max_ratio(),
                        .nbest = spec.nbest(),
                        .sampling_temperature = spec.sampling_temperature(),
+                       .sampling_cuts = {.top_k = spec.sampling_top_k(),
+                                         .top_p = spec.sampling_top_p(),
+                                         .epsilon = spec.sampling_epsilon()},
                        .seed = spec.sampling_seed(),
                        .forbidden = {forbidden.begin(), forbidden.end()}};
 }
@@ -419,6 +428,7 @@ std::vector<std::vector<Hypothesis>> Search(Scorer& scorer, const SearchBatch& b
                  .kinds = rules.kinds.data(),
                  .k = rules.k(),
                  .temperature = options.sampling_temperature,
+                 .cuts = options.sampling_cuts,
                  .chosen = chosen.data()});
     AdvanceAll(sentences, chosen, k, rows);
     if (!rows.tokens.empty() && !rows.SameRowsAs(num_rows)) scorer.Reorder(*state, rows.parents);

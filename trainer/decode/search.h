@@ -27,9 +27,10 @@ struct SearchOptions {
   int max_tokens = 200;         // output tokens at most, </s> not counted; >= 1 and min_tokens
   double max_ratio = 0.0;       // > 0: also at most max_ratio * source ids + 10
   int nbest = 1;                // hypotheses returned, <= beam_size; sampling: samples drawn
-  double sampling_temperature = 0.0;  // > 0: draw from p^(1 / temperature) instead of searching
-  uint64_t seed = 0;                  // of the samples
-  std::vector<int32_t> forbidden;     // ids never emitted besides <s> and <pad>: language tags
+  double sampling_temperature = 0.0;     // > 0: draw from p^(1 / temperature) instead of searching
+  native::TokenCuts sampling_cuts = {};  // of what is drawn from
+  uint64_t seed = 0;                     // of the samples
+  std::vector<int32_t> forbidden;        // ids never emitted besides <s> and <pad>: language tags
 
   friend bool operator==(const SearchOptions&, const SearchOptions&) = default;
 };

@@ -58,6 +58,15 @@ TEST(CheckSearchFlags, RefusesWhatContradicts) {
   EXPECT_THAT(Message(CheckSearchFlags(Parse({"--sample=0"}))), HasSubstr("must be above 0"));
   EXPECT_THAT(Message(CheckSearchFlags(Parse({"--seed=1"}))), HasSubstr("only with --sample"));
   EXPECT_THAT(Message(CheckSearchFlags(Parse({"--nbest=0"}))), HasSubstr("--nbest: 0"));
+  EXPECT_TRUE(
+      CheckSearchFlags(Parse({"--sample=1", "--top-k=9", "--top-p=1", "--epsilon=0.1"})).ok());
+  EXPECT_EQ(Message(CheckSearchFlags(Parse({"--top-k=9", "--top-p=0.9", "--epsilon=0.1"}))),
+            "--top-k: only with --sample\n--top-p: only with --sample\n"
+            "--epsilon: only with --sample");
+  EXPECT_EQ(
+      Message(CheckSearchFlags(Parse({"--sample=1", "--top-k=0", "--top-p=1.1", "--epsilon=1"}))),
+      "--top-p: 1.1: must be above 0 and at most 1\n"
+      "--epsilon: 1: must be above 0 and below 1\n--top-k: 0: must be 1 to 1000000");
 }
 
 TEST(WithSearchFlags, ChangesOnlyWhatWasTyped) {
@@ -71,6 +80,11 @@ TEST(WithSearchFlags, ChangesOnlyWhatWasTyped) {
   EXPECT_EQ(changed.beam_size(), 1);
   EXPECT_EQ(changed.batch_tokens(), 9);
   EXPECT_EQ(changed.max_tokens(), 77);
+  const DecodeSpec sampling =
+      WithSearchFlags(decode, Parse({"--sample=0.8", "--top-k=9", "--top-p=0.7", "--epsilon=0.1"}));
+  EXPECT_EQ(sampling.sampling_top_k(), 9);
+  EXPECT_EQ(sampling.sampling_top_p(), 0.7);
+  EXPECT_EQ(sampling.sampling_epsilon(), 0.1);
 }
 
 TEST(WithSearchFlags, AskingForABeamEndsTheSamplingOfTheRun) {

@@ -1,6 +1,7 @@
-#include <array>
+#include <algorithm>
 #include <cmath>
 #include <map>
+#include <utility>
 
 #include <gtest/gtest.h>
 
@@ -24,14 +25,46 @@ SearchOptions SamplingOptions(double temperature, int nbest) {
           .forbidden = {kTag}};
 }
 
-// First tokens (or </s>) of many samples against p^(1/T) over what is allowed: chi-square with 3
-// degrees of freedom stays below 16.27 with probability 0.999; the seed is fixed.
-void ExpectFrequenciesOf(double temperature) {
+// Returns the share of each token by the definition: p^(1/T) of the allowed ones, of which each cut
+// in turn leaves the most probable, renormalised.
+std::map<int32_t, double> SharesOf(const std::vector<float>& log_probs,
+                                   const SearchOptions& options) {
+  std::vector<std::pair<double, int32_t>> left;
+  for (int32_t token = 2; token < std::ssize(log_probs); ++token) {  // neither <s> nor <pad>
+    if (token == kTag) continue;
+    left.emplace_back(
+        std::exp(log_probs[static_cast<size_t>(token)] / options.sampling_temperature), token);
+  }
+  std::sort(left.rbegin(), left.rend());
+  const auto renormalise = [&left] {
+    double sum = 0.0;
+    for (const auto& [share, token] : left) sum += share;
+    for (auto& [share, token] : left) share /= sum;
+  };
+  const native::TokenCuts& cuts = options.sampling_cuts;
+  if (cuts.top_k > 0) left.resize(static_cast<size_t>(cuts.top_k));
+  renormalise();
+  if (cuts.top_p > 0.0) {
+    size_t count = 0;
+    for (double sum = 0.0; sum < cuts.top_p; ++count) sum += left[count].first;
+    left.resize(count);
+    renormalise();
+  }
+  std::erase_if(left, [&](const auto& token) { return token.first < cuts.epsilon; });
+  renormalise();
+  std::map<int32_t, double> shares;
+  for (const auto& [share, token] : left) shares[token] = share;
+  return shares;
+}
+
+// Compares the first tokens (or </s>) of many samples with their shares: chi-square stays below its
+// 0.999 quantile (Wilson and Hilferty's approximation) with probability 0.999; the seed is fixed.
+void ExpectFrequenciesOf(double temperature, const native::TokenCuts& cuts, size_t num_left) {
   constexpr int kNumSamples = 20000;
-  constexpr std::array<int32_t, 4> kAllowed = {SpecialId::kEnd, SpecialId::kUnknown, 4, 5};
-  TableScorer scorer({.vocabulary_size = 7, .seed = 8});
-  const auto samples =
-      Search(scorer, {.sources = {kSource}}, SamplingOptions(temperature, kNumSamples)).front();
+  TableScorer scorer({.vocabulary_size = 40, .seed = 8});
+  SearchOptions options = SamplingOptions(temperature, kNumSamples);
+  options.sampling_cuts = cuts;
+  const auto samples = Search(scorer, {.sources = {kSource}}, options).front();
   ASSERT_EQ(samples.size(), static_cast<size_t>(kNumSamples));
   std::map<int32_t, int> counts;
   for (const Hypothesis& sample : samples) {
@@ -39,25 +72,33 @@ void ExpectFrequenciesOf(double temperature) {
   }
 
   const std::vector<int32_t> start = {SpecialId::kEnd};
-  const std::vector<float> log_probs = scorer.LogProbs(kSource, start);
-  double total = 0.0;
-  for (const int32_t token : kAllowed) {
-    total += std::exp(log_probs[static_cast<size_t>(token)] / temperature);
-  }
+  const auto shares = SharesOf(scorer.LogProbs(kSource, start), options);
+  EXPECT_EQ(shares.size(), num_left);
+  for (const auto& [token, count] : counts) EXPECT_TRUE(shares.contains(token)) << token;
   double chi_square = 0.0;
-  for (const int32_t token : kAllowed) {
-    const double expected =
-        kNumSamples * std::exp(log_probs[static_cast<size_t>(token)] / temperature) / total;
+  for (const auto& [token, share] : shares) {
+    const double expected = kNumSamples * share;
     chi_square += (counts[token] - expected) * (counts[token] - expected) / expected;
   }
-  EXPECT_LT(chi_square, 16.27) << "temperature " << temperature;
+  const double degrees = static_cast<double>(shares.size()) - 1;
+  const double spread = 2.0 / (9.0 * degrees);
+  EXPECT_LT(chi_square, degrees * std::pow(1.0 - spread + 3.09 * std::sqrt(spread), 3));
 }
 
-TEST(Sampling, FrequenciesFollowTheModel) { ExpectFrequenciesOf(1.0); }
+TEST(Sampling, FrequenciesFollowTheModel) { ExpectFrequenciesOf(1.0, {}, 37); }
 
 TEST(Sampling, TemperatureSharpensAndFlattens) {
-  ExpectFrequenciesOf(0.5);
-  ExpectFrequenciesOf(2.0);
+  ExpectFrequenciesOf(0.5, {}, 37);
+  ExpectFrequenciesOf(2.0, {}, 37);
+}
+
+TEST(Sampling, EachCutLeavesTheMostProbableTokensByTheSharesAtTheTemperature) {
+  ExpectFrequenciesOf(1.0, {.top_k = 5}, 5);
+  ExpectFrequenciesOf(1.0, {.top_p = 0.6}, 9);
+  ExpectFrequenciesOf(2.0, {.top_p = 0.6}, 14);
+  ExpectFrequenciesOf(1.0, {.epsilon = 0.04}, 8);
+  ExpectFrequenciesOf(0.5, {.epsilon = 0.04}, 5);
+  ExpectFrequenciesOf(0.7, {.top_k = 12, .top_p = 0.9, .epsilon = 0.05}, 7);
 }
 
 TEST(Sampling, DependsOnSeedAndOrdinalButNotOnTheBatch) {
@@ -72,6 +113,10 @@ TEST(Sampling, DependsOnSeedAndOrdinalButNotOnTheBatch) {
     EXPECT_EQ(together[i], alone.front()) << i;
   }
   EXPECT_NE(together[0], together[1]);
+  options.sampling_cuts = {.top_k = 1};
+  EXPECT_EQ(Search(scorer, {.sources = {kSource}}, options).front(),
+            Search(scorer, {.sources = {kSource}, .ordinals = {7}}, options).front());
+  options.sampling_cuts = {};
   options.seed = 18;
   EXPECT_NE(Search(scorer, {.sources = sources}, options), together);
 }

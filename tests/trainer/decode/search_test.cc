@@ -361,12 +361,18 @@ TEST(MakeSearchOptions, ListsEveryFieldOutOfRange) {
   spec.set_nbest(3);
   spec.set_max_tokens(200);
   spec.set_max_ratio(-1.0);
+  spec.set_sampling_top_k(-1);
+  spec.set_sampling_top_p(1.5);
+  spec.set_sampling_epsilon(1.0);
   const absl::Status status = MakeSearchOptions(spec, {}).status();
   EXPECT_EQ(GetExitCode(status), ExitCode::kBadConfig);
   const std::string message(status.message());
   EXPECT_THAT(message, HasSubstr("decode.beam_size: 0"));
   EXPECT_THAT(message, HasSubstr("decode.nbest: 3"));
   EXPECT_THAT(message, HasSubstr("decode.max_ratio: -1"));
+  EXPECT_THAT(message, HasSubstr("decode.sampling_top_k: -1"));
+  EXPECT_THAT(message, HasSubstr("decode.sampling_top_p: 1.5"));
+  EXPECT_THAT(message, HasSubstr("decode.sampling_epsilon: 1"));
 }
 
 TEST(MakeSearchOptions, TakesFieldsAsTheyAre) {
@@ -376,6 +382,9 @@ TEST(MakeSearchOptions, TakesFieldsAsTheyAre) {
   spec.set_max_tokens(50);
   spec.set_length_penalty(0.6);
   spec.set_sampling_seed(9);
+  spec.set_sampling_top_k(40);
+  spec.set_sampling_top_p(0.9);
+  spec.set_sampling_epsilon(0.01);
   const std::vector<int32_t> tags = {kTag};
   const auto options = MakeSearchOptions(spec, tags);
   ASSERT_TRUE(options.ok()) << options.status();
@@ -383,6 +392,7 @@ TEST(MakeSearchOptions, TakesFieldsAsTheyAre) {
                                      .length_penalty = 0.6,
                                      .max_tokens = 50,
                                      .nbest = 2,
+                                     .sampling_cuts = {40, 0.9, 0.01},
                                      .seed = 9,
                                      .forbidden = tags}));
 }
