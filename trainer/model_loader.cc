@@ -11,6 +11,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include <ATen/ATen.h>
 
 #include "parallel/base/exit_code.h"
@@ -18,6 +19,7 @@
 #include "parallel/base/philox.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/checkpoint/checkpoint.h"
+#include "trainer/decode/ensemble_scorer.h"
 #include "trainer/decode/model_scorer.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/model/architecture.h"
@@ -205,38 +207,85 @@ absl::StatusOr<FoundModel> FindModel(const std::string& run_or_checkpoint,
   return found;
 }
 
-absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const FoundModel& found) {
-  const Manifest& manifest = found.manifest;
-  auto loaded = std::make_unique<LoadedModel>();
-  loaded->run = manifest.run();
-  loaded->folder = found.folder;
-  loaded->step = manifest.step();
-  const std::filesystem::path folder = std::filesystem::absolute(loaded->folder).lexically_normal();
-  ASSIGN_OR_RETURN(loaded->vocabulary, LoadVocabulary(folder.parent_path().string()));
-  if (loaded->vocabulary->hash() != manifest.tokenizer_hash()) {
-    return WithExitCode(
-        absl::FailedPreconditionError(
-            absl::StrCat(folder.string(), ": made with the tokenizer ", manifest.tokenizer_hash(),
-                         ", but the run folder holds ", loaded->vocabulary->hash())),
-        ExitCode::kCheckpoint);
-  }
+namespace {
 
-  ASSIGN_OR_RETURN(loaded->ops, MakeOps(loaded->run.compute()));
-  const ModelSpec& spec = loaded->run.model();
+// Returns the vocabulary beside a checkpoint, which must be the one that it was made with.
+absl::StatusOr<std::unique_ptr<Vocabulary>> VocabularyOf(const FoundModel& found) {
+  const std::filesystem::path folder = std::filesystem::absolute(found.folder).lexically_normal();
+  ASSIGN_OR_RETURN(std::unique_ptr<Vocabulary> vocabulary,
+                   LoadVocabulary(folder.parent_path().string()));
+  if (vocabulary->hash() == found.manifest.tokenizer_hash()) return vocabulary;
+  return WithExitCode(
+      absl::FailedPreconditionError(absl::StrCat(
+          folder.string(), ": made with the tokenizer ", found.manifest.tokenizer_hash(),
+          ", but the run folder holds ", vocabulary->hash())),
+      ExitCode::kCheckpoint);
+}
+
+absl::StatusOr<std::unique_ptr<Transformer>> LoadTransformer(const FoundModel& found, Ops& ops) {
+  const RunSpec& run = found.manifest.run();
+  const ModelSpec& spec = run.model();
   MicrobatchSpec capacity;
   if (IsEncoderDecoder(spec)) {
-    capacity.set_max_source_tokens(
-        std::max(spec.max_positions(), loaded->run.decode().batch_tokens()));
+    capacity.set_max_source_tokens(std::max(spec.max_positions(), run.decode().batch_tokens()));
   }
   capacity.set_max_target_tokens(std::max(spec.max_positions(), kDecodeRows));
   capacity.set_max_sentences(capacity.max_target_tokens());
-  loaded->model = std::make_unique<Transformer>(spec, capacity, *loaded->ops, /*trainable=*/false);
+  auto model = std::make_unique<Transformer>(spec, capacity, ops, /*trainable=*/false);
   const std::unique_ptr<FileSystem> fs = MakePosixFileSystem();
-  RETURN_IF_ERROR(LoadWeights(*fs, loaded->folder, manifest, loaded->model->parameters()));
-  loaded->model->Refresh();
-  loaded->model->set_step(manifest.step());
-  loaded->scorer = std::make_unique<ModelScorer>(*loaded->model);
-  loaded->pair_scorer = std::make_unique<ModelPairScorer>(*loaded->model);
+  RETURN_IF_ERROR(LoadWeights(*fs, found.folder, found.manifest, model->parameters()));
+  model->Refresh();
+  model->set_step(found.manifest.step());
+  return model;
+}
+
+// Models of an ensemble read the same ids.
+absl::Status CheckTogether(const FoundModel& first, const FoundModel& other) {
+  const RunSpec &a = first.manifest.run(), &b = other.manifest.run();
+  const char* what = nullptr;
+  if (first.manifest.tokenizer_hash() != other.manifest.tokenizer_hash()) what = "vocabularies";
+  if (a.data().tags() != b.data().tags()) what = "data.tags";
+  if (a.model().architecture() != b.model().architecture()) what = "architectures";
+  if (what == nullptr) return absl::OkStatus();
+  return WithExitCode(absl::FailedPreconditionError(
+                          absl::StrCat(first.folder, " and ", other.folder, " have different ",
+                                       what, " and cannot be an ensemble")),
+                      ExitCode::kCheckpoint);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const FoundModel& found) {
+  return LoadEnsemble({&found, 1});
+}
+
+absl::StatusOr<std::unique_ptr<LoadedModel>> LoadEnsemble(std::span<const FoundModel> found) {
+  const FoundModel& first = found.front();
+  std::vector<std::string> folders;
+  for (const FoundModel& one : found) {
+    RETURN_IF_ERROR(CheckTogether(first, one));
+    folders.push_back(one.folder);
+  }
+  auto loaded = std::make_unique<LoadedModel>();
+  loaded->run = first.manifest.run();
+  loaded->folder = absl::StrJoin(folders, ",");
+  loaded->step = first.manifest.step();
+  ASSIGN_OR_RETURN(loaded->vocabulary, VocabularyOf(first));
+  ASSIGN_OR_RETURN(loaded->ops, MakeOps(loaded->run.compute()));
+  ASSIGN_OR_RETURN(loaded->model, LoadTransformer(first, *loaded->ops));
+  if (found.size() == 1) {
+    loaded->scorer = std::make_unique<ModelScorer>(*loaded->model);
+    loaded->pair_scorer = std::make_unique<ModelPairScorer>(*loaded->model);
+    return loaded;
+  }
+  std::vector<Transformer*> models = {loaded->model.get()};
+  for (const FoundModel& other : found.subspan(1)) {
+    ASSIGN_OR_RETURN(std::unique_ptr<Transformer> model, LoadTransformer(other, *loaded->ops));
+    models.push_back(model.get());
+    loaded->other_models.push_back(std::move(model));
+  }
+  loaded->scorer = std::make_unique<EnsembleScorer>(models);
+  loaded->pair_scorer = std::make_unique<EnsemblePairScorer>(models);
   return loaded;
 }
 

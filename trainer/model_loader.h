@@ -65,11 +65,12 @@ absl::StatusOr<InitialRows> TakeWeights(FileSystem& fs, const std::string& path,
 
 struct LoadedModel {
   RunSpec run;         // as stored with the checkpoint, but run.compute is what is used here
-  std::string folder;  // of the checkpoint
+  std::string folder;  // of the checkpoint; of an ensemble all, separated by commas
   int64_t step = 0;    // of the checkpoint
   std::unique_ptr<Vocabulary> vocabulary;
   std::unique_ptr<Ops> ops;
   std::unique_ptr<Transformer> model;
+  std::vector<std::unique_ptr<Transformer>> other_models;  // of an ensemble
   std::unique_ptr<Scorer> scorer;
   std::unique_ptr<PairScorer> pair_scorer;
 };
@@ -89,6 +90,12 @@ absl::StatusOr<FoundModel> FindModel(const std::string& run_or_checkpoint,
 
 // Loads a model onto the calling thread's device. Errors carry ExitCode::kCheckpoint.
 absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const FoundModel& found);
+
+// Loads several models as an ensemble (trainer/decode/ensemble_scorer.h); run, step and arithmetic
+// are the first one's. Fails with ExitCode::kCheckpoint naming the two checkpoints whose
+// vocabularies, data.tags or architectures differ. One model alone is no ensemble, but loaded as
+// LoadModel does.
+absl::StatusOr<std::unique_ptr<LoadedModel>> LoadEnsemble(std::span<const FoundModel> found);
 
 // FindModel, then LoadModel.
 absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& run_or_checkpoint,

@@ -109,13 +109,22 @@ absl::StatusOr<TranslatorOptions> OptionsOf(const RunSpec& run, const Vocabulary
 
 }  // namespace
 
+Flag CheckpointFlag() {
+  return ListFlag("checkpoint", "FOLDER",
+                  "A run folder (its newest checkpoint), one checkpoint of it, or a pointer such "
+                  "as runs/a/best-bleu; required. Given several times, the models are an ensemble: "
+                  "the average of their probabilities counts. They must have one vocabulary.");
+}
+
+bool HasCheckpoint(const ParsedFlags& flags) {
+  const std::vector<std::string>& given = flags.List("checkpoint");
+  return !given.empty() && std::find(given.begin(), given.end(), "") == given.end();
+}
+
 std::vector<Flag> ModelFlags() {
-  return {
-      TextFlag("checkpoint", "FOLDER",
-               "A run folder (its newest checkpoint), one checkpoint of it, or a pointer such as "
-               "runs/a/best-bleu. Required."),
-      TextFlag("from", "LANGUAGE", "Language of the source, for example de; required."),
-      TextFlag("to", "LANGUAGE", "Language of the translation; required.")};
+  return {CheckpointFlag(),
+          TextFlag("from", "LANGUAGE", "Language of the source, for example de; required."),
+          TextFlag("to", "LANGUAGE", "Language of the translation; required.")};
 }
 
 std::vector<Flag> SearchFlags() {
@@ -144,7 +153,8 @@ std::vector<Flag> SearchFlags() {
 
 absl::Status CheckModelFlags(const ParsedFlags& flags) {
   std::vector<std::string> mistakes;
-  for (const char* name : {"checkpoint", "from", "to"}) {
+  if (!HasCheckpoint(flags)) mistakes.push_back("--checkpoint: required");
+  for (const char* name : {"from", "to"}) {
     if (flags.Text(name).empty()) mistakes.push_back(absl::StrCat("--", name, ": required"));
   }
   return BadConfig(mistakes);

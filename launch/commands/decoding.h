@@ -18,6 +18,12 @@
 
 namespace deepnet {
 
+// --checkpoint, once or, of an ensemble, several times.
+Flag CheckpointFlag();
+
+// Returns false where --checkpoint is missing or empty.
+bool HasCheckpoint(const ParsedFlags& flags);
+
 // --checkpoint, --from, --to: all required.
 std::vector<Flag> ModelFlags();
 

@@ -28,7 +28,7 @@ absl::StatusOr<std::string> CorpusFolder(const CommandLine& line, const RunSpec&
 }
 
 absl::Status CheckFlags(const ParsedFlags& flags) {
-  if (flags.Text("checkpoint").empty()) return BadFlag("--checkpoint: required");
+  if (!HasCheckpoint(flags)) return BadFlag("--checkpoint: required");
   const int64_t sentences = flags.Integer("sentences");
   if (sentences < 0 || sentences > std::numeric_limits<int>::max()) {
     return BadFlag(absl::StrCat("--sentences: ", sentences, ": must be at least 1, or 0: all"));
@@ -125,8 +125,7 @@ absl::Status RunEvaluate(const CommandLine& line) {
 
 std::vector<Flag> EvaluateFlags() {
   std::vector<Flag> flags = {
-      TextFlag("checkpoint", "PATH",
-               "Run folder, checkpoint folder or pointer file such as runs/a/best-bleu; required."),
+      CheckpointFlag(),
       TextFlag("data", "DIR", "Prepared corpus; default: the one the model was trained on."),
       ChoiceFlag("split", "SPLIT", {"dev", "test"}, "Sentences that are scored.", "test"),
       ListFlag("direction", "XX-YY", "Only this direction; default: every one that has sentences."),

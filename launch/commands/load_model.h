@@ -16,11 +16,12 @@
 namespace deepnet {
 
 struct DecodingModel {
-  RunSpec run;  // DecodingRunSpec of this command line
+  RunSpec run;  // DecodingRunSpec of this command line; max_positions is the least of an ensemble
   std::unique_ptr<LoadedModel> loaded;
 };
 
-// Loads the model of --checkpoint after `check` has accepted its RunSpec. Collective over `world`;
+// Loads the model of --checkpoint, or the ensemble of all of them, after `check` has accepted the
+// RunSpec of the first. Collective over `world`;
 // every rank gets the same error (IsAgreed), also FailedPrecondition (ExitCode::kPreflight) where
 // ranks differ in program, checkpoint or arithmetic.
 absl::StatusOr<DecodingModel> LoadDecodingModel(

@@ -86,6 +86,19 @@ TEST_F(DecodeRanksTest, ScoresAreThoseOfOneProcess) {
       absl::StrCat("score", kModel, "--from en --to de < ", (root_ / "pairs").string()), {4});
 }
 
+TEST_F(DecodeRanksTest, AnEnsembleOfOneModelTwiceIsThatModel) {
+  const std::string text = absl::StrCat("--from en --to de < ", (root_ / "text").string());
+  const std::string pairs = absl::StrCat("--from en --to de < ", (root_ / "pairs").string());
+  const std::string translate = absl::StrCat("translate", kModel),
+                    score = "score" + translate.substr(9);
+  const std::string twice = "--checkpoint run/best-nll ",
+                    search = "--scores --beam-size 3 --nbest 3 ";
+  const std::string one = Run(1, translate + search + text);
+  EXPECT_EQ(Run(1, translate + twice + search + text), one);
+  EXPECT_EQ(Run(2, translate + twice + search + text), one);
+  EXPECT_EQ(Run(1, score + twice + pairs), Run(1, score + pairs));
+}
+
 TEST_F(DecodeRanksTest, AnEvaluationIsThatOfOneProcess) {
   const auto evaluate = [&](int ranks) {
     // Beside the scores there is only how long it took.

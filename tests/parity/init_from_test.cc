@@ -2,7 +2,9 @@
 // another vocabulary.
 #include <unistd.h>
 
+#include <cmath>
 #include <filesystem>
+#include <span>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -24,6 +26,7 @@
 namespace deepnet {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using testing::kAllLanguages;
 using testing::MakeCorpus;
@@ -176,6 +179,34 @@ TEST_F(InitFromTest, ARunThatGoesOnDoesNotStartAgain) {
   const std::string whole = Train("at-once", longer);
   Train("in-two", how);
   EXPECT_EQ(WeightsLine(Train("in-two", longer)), WeightsLine(whole));
+}
+
+// An ensemble gives a target of one token the mean of the probabilities, whatever the widths.
+TEST_F(InitFromTest, RunsOfOneVocabularyScoreTogetherAsAnEnsemble) {
+  Train("wide", {.corpus = "two", .steps = 3, .rate = 5e-3, .width = 64});
+  Train("other", {.corpus = "three"});
+  std::vector<FoundModel> found;
+  for (const char* folder : {"first", "wide", "other"}) {
+    auto one = FindModel(Path(folder), {});
+    ASSERT_TRUE(one.ok()) << one.status();
+    found.push_back(*std::move(one));
+  }
+  const std::vector<IdPair> pairs = {{{5, 2}, {2}}, {{7, 9, 8, 2}, {11}}, {{6, 2}, {4}}};
+  const auto scores = [&](std::span<const FoundModel> models) {
+    const auto loaded = LoadEnsemble(models);
+    EXPECT_TRUE(loaded.ok()) << loaded.status();
+    return (*loaded)->pair_scorer->LogProbabilities(pairs);
+  };
+  const std::span all(found);
+  const auto first = scores(all.first(1)), wide = scores(all.subspan(1, 1)),
+             both = scores(all.first(2));
+  for (size_t i = 0; i < pairs.size(); ++i) {
+    EXPECT_NEAR(both[i], std::log((std::exp(first[i]) + std::exp(wide[i])) / 2), 1e-5) << i;
+    EXPECT_GT(std::abs(first[i] - wide[i]), 1e-3) << i;
+  }
+  EXPECT_THAT(std::string(LoadEnsemble(found).status().message()),
+              AllOf(HasSubstr(Path("first")), HasSubstr(Path("other")),
+                    HasSubstr("have different vocabularies")));
 }
 
 TEST_F(InitFromTest, AnotherModelOrNoneIsRefusedByName) {

@@ -77,5 +77,29 @@ TEST_F(SaveVocabularyTest, AMissingTokenizerIsNamedAndNothingIsReplaced) {
   EXPECT_EQ(Read(fs, "runs/a/languages.txt"), "de\nen\n");
 }
 
+FoundModel Found(const std::string& folder, const std::string& tokenizer, TagStyle tags,
+                 Architecture architecture) {
+  FoundModel found{.folder = folder};
+  found.manifest.set_tokenizer_hash(tokenizer);
+  found.manifest.mutable_run()->mutable_data()->set_tags(tags);
+  found.manifest.mutable_run()->mutable_model()->set_architecture(architecture);
+  return found;
+}
+
+TEST(LoadEnsemble, NamesTheTwoCheckpointsThatDoNotGoTogether) {
+  const FoundModel first = Found("a/step-1", "1234", M2M, ENCODER_DECODER);
+  const auto message = [&](const FoundModel& other) {
+    const absl::Status status = LoadEnsemble(std::vector{first, first, other}).status();
+    EXPECT_EQ(GetExitCode(status), ExitCode::kCheckpoint);
+    return std::string(status.message());
+  };
+  EXPECT_EQ(message(Found("b", "1235", M2M, ENCODER_DECODER)),
+            "a/step-1 and b have different vocabularies and cannot be an ensemble");
+  EXPECT_EQ(message(Found("b", "1234", NO_TAGS, ENCODER_DECODER)),
+            "a/step-1 and b have different data.tags and cannot be an ensemble");
+  EXPECT_EQ(message(Found("b", "1234", M2M, DECODER_ONLY)),
+            "a/step-1 and b have different architectures and cannot be an ensemble");
+}
+
 }  // namespace
 }  // namespace deepnet

@@ -234,6 +234,25 @@ void ModelScorer::Step(DecoderState& decoder_state, std::span<const int32_t> tok
   ++state.position;
 }
 
+void ModelScorer::StepLogProbs(DecoderState& decoder_state, std::span<const int32_t> tokens,
+                               const at::Tensor& log_probs_RV) {
+  auto& state = static_cast<State&>(decoder_state);
+  const int64_t rows = state.num_rows(), capacity = model_.capacity().max_target_tokens();
+  DEEPNET_CHECK_EQ(static_cast<int64_t>(tokens.size()), rows);
+  DEEPNET_CHECK_LT(state.position, model_.spec().max_positions());
+  GrowCaches(state);
+  const StepArrays sent = SendStep(state, tokens, {});
+  for (int64_t begin = 0; begin < rows; begin += capacity) {
+    const int64_t count = std::min(capacity, rows - begin);
+    const at::Tensor slice_RV =
+        log_probs_RV.defined() ? log_probs_RV.narrow(0, begin, count) : at::Tensor();
+    StepSlice(state, sent, begin, count, slice_RV);
+    if (slice_RV.defined()) model_.ops().LogSoftmax(count, slice_RV);
+  }
+  state.self_rows += rows;
+  ++state.position;
+}
+
 void ModelScorer::GrowCaches(State& state) const {
   const int64_t rows = state.num_rows();
   for (KeyValueCache& cache : state.self_caches) {
@@ -340,9 +359,19 @@ ModelPairScorer::ModelPairScorer(Transformer& model, PipelineLink* link,
       kept_(model.MakeActivations(/*shared=*/true)) {}
 
 std::vector<double> ModelPairScorer::LogProbabilities(std::span<const IdPair> pairs) {
+  std::vector<double> result;
+  for (const std::vector<float>& tokens : TokenNll(pairs)) {
+    double sum = 0.0;
+    for (const float nll : tokens) sum -= nll;
+    result.push_back(sum);
+  }
+  return result;
+}
+
+std::vector<std::vector<float>> ModelPairScorer::TokenNll(std::span<const IdPair> pairs) {
   const MicrobatchSpec& spec = model_.capacity();
   const Capacity capacity{spec.max_source_tokens(), spec.max_target_tokens(), spec.max_sentences()};
-  std::vector<double> result;
+  std::vector<std::vector<float>> result;
   std::vector<float> token_nll(spec.max_target_tokens());
   for (size_t begin = 0; begin < pairs.size();) {
     MicrobatchBuilder builder(capacity);
@@ -357,9 +386,8 @@ std::vector<double> ModelPairScorer::LogProbabilities(std::span<const IdPair> pa
     const Microbatch mb = std::move(builder).Build();
     Forward(mb, token_nll.data());
     for (int s = 0; s < mb.num_sentences; ++s) {
-      double sum = 0.0;
-      for (int r = mb.target.offsets[s]; r < mb.target.offsets[s + 1]; ++r) sum -= token_nll[r];
-      result.push_back(sum);
+      result.emplace_back(token_nll.begin() + mb.target.offsets[s],
+                          token_nll.begin() + mb.target.offsets[s + 1]);
     }
     begin = end;
   }

@@ -42,6 +42,11 @@ class ModelScorer : public Scorer {
   // Ranks without the output layer make no choices.
   void Step(DecoderState& state, std::span<const int32_t> tokens,
             const native::TokenChoices& choices) override;
+  // Step, but all log-probabilities are the result, and nothing waits for them: they are written to
+  // log_probs_RV (residual, on the device, without gaps), a row for each of `tokens`; undefined:
+  // none are computed.
+  void StepLogProbs(DecoderState& state, std::span<const int32_t> tokens,
+                    const at::Tensor& log_probs_RV);
 
  private:
   struct State;
@@ -73,6 +78,9 @@ class ModelPairScorer : public PairScorer {
 
   // Zeros on ranks without the output layer.
   std::vector<double> LogProbabilities(std::span<const IdPair> pairs) override;
+
+  // The terms of these sums, negated: result[i][t] belongs to pairs[i].target[t].
+  std::vector<std::vector<float>> TokenNll(std::span<const IdPair> pairs);
 
  private:
   void Forward(const Microbatch& microbatch, float* token_nll);
