@@ -244,13 +244,19 @@ absl::Status TranslateLines(const CommandLine& line, const RunSpec& run,
   const absl::StatusOr<TranslatorOptions> options = OptionsOf(run, vocabulary, world);
   RETURN_IF_ERROR(AgreeOnStatus(world, options.status()));
   Translator translator(scorer, MakeTextCodec(vocabulary), *tags, *options);
-  LineChunkReader in(line.in, "standard input");
+  const std::string& prefix_name = line.flags.Text("prefixes");
+  std::ifstream prefix_file;
+  const bool opens = !prefix_name.empty() && world.rank() == 0;
+  RETURN_IF_ERROR(AgreeOnStatus(
+      world, opens ? OpenText(ResolvePath(line, prefix_name), prefix_file) : absl::OkStatus()));
+  LineChunkReader in(line.in, "standard input"), prefixes(prefix_file, prefix_name);
   const double start = SecondsNow();
   ASSIGN_OR_RETURN(
       const TranslateStreamReport report,
       TranslateStream(in, translator,
                       {.chunk_lines = static_cast<int>(line.flags.Integer("chunk-lines")),
                        .scores = line.flags.Switch("scores"),
+                       .prefixes = prefix_name.empty() ? nullptr : &prefixes,
                        .world = &world},
                       line.out));
   if (world.rank() != 0) return absl::OkStatus();

@@ -40,6 +40,11 @@ absl::Status RunTranslate(const CommandLine& line) {
 std::vector<Flag> TranslateFlags() {
   std::vector<Flag> flags = ModelFlags();
   for (Flag& flag : SearchFlags()) flags.push_back(std::move(flag));
+  flags.push_back(
+      TextFlag("prefixes", "FILE",
+               "Beginnings of the translations, line by line: a translation begins with its "
+               "prefix and is searched from there; an empty line forces nothing. Scores include "
+               "the prefix."));
   flags.push_back(SwitchFlag("scores", "Print the score and a tab before each translation."));
   flags.push_back(IntegerFlag("chunk-lines",
                               "Lines read before any is translated, on R ranks R times as many: "

@@ -91,7 +91,9 @@ struct Results {
 // More rows than a microbatch has room for, forced tags of some, and a forbidden token.
 Results Use(Scorer& scorer, PairScorer& pair_scorer) {
   const std::vector<Ids> sources = Sentences(6, 14, 4);
-  const SearchBatch batch{.sources = sources, .prefixes = {{}, {7}, {}, {9, 8}, {}, {}}};
+  const SearchBatch batch{.sources = sources,
+                          .tags = {{}, {7}, {}, {9, 8}, {}, {}},
+                          .prefixes = {{}, {11}, {12, 13, 5}, {}, {}, {}}};
   Results results;
   results.beam =
       Search(scorer, batch, {.beam_size = 4, .max_tokens = 7, .nbest = 4, .forbidden = {5, 60}});

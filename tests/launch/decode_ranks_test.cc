@@ -32,12 +32,13 @@ class DecodeRanksTest : public ::testing::Test {
     root_ = fs::path(::testing::TempDir()) / absl::StrCat("deepnet_decode_ranks_", getpid());
     fs::create_directories(root_);
     std::ifstream table("tests/trainer/data/testdata/udhr.tsv");
-    std::ofstream text(root_ / "text"), pairs(root_ / "pairs");
+    std::ofstream text(root_ / "text"), pairs(root_ / "pairs"), prefixes(root_ / "prefixes");
     std::string line;
     for (int i = 0; i < 60 && std::getline(table, line); ++i) {  // language, English, German
       const size_t english = line.find('\t') + 1, german = line.find('\t', english) + 1;
       text << line.substr(english, german - english - 1) << "\n";
       pairs << line.substr(english) << "\n";
+      prefixes << (i % 3 == 0 ? "" : "Jeder hat") << "\n";
     }
   }
   void TearDown() override { fs::remove_all(root_); }
@@ -79,6 +80,8 @@ TEST_F(DecodeRanksTest, TranslationsAreThoseOfOneProcess) {
                    "--scores --nbest 2 < ", (root_ / "text").string());
   ExpectSameOnRanks(translate + " --beam-size 3", {2, 4});
   ExpectSameOnRanks(translate + " --sample 1 --seed 3 --top-k 20 --top-p 0.9", {4});
+  ExpectSameOnRanks(
+      absl::StrCat(translate, " --beam-size 2 --prefixes ", (root_ / "prefixes").string()), {2});
 }
 
 TEST_F(DecodeRanksTest, ScoresAreThoseOfOneProcess) {

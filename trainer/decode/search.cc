@@ -7,8 +7,9 @@
 // candidates of them (live row, token, log-probability so far) and takes some. A beam collects its
 // 2 * beam_size best: if all live rows wanted to end, beam_size others could still continue. Ends
 // among the first beam_size of them are finished; the first beam_size that do not end live on.
-// Samples collect one token per live row. At the greatest length </s> is the only candidate of each
-// row. A row's own 2 * beam_size best are enough: no other token of it can be among the best of all
+// Samples collect one token per live row. While a prefix is forced there is one live row, whose
+// next token is the only candidate. At the greatest length </s> is the only candidate of each row.
+// A row's own 2 * beam_size best are enough: no other token of it can be among the best of all
 // rows.
 #include "trainer/decode/search.h"
 
@@ -72,9 +73,10 @@ struct SearchRules {
 // is fed.
 class SentenceSearch {
  public:
-  // `rules` must outlive this; `prefix` is forced; `source_size` bounds the length (max_ratio).
-  SentenceSearch(const SearchRules& rules, size_t source_size, std::vector<int32_t> prefix,
-                 int64_t ordinal);
+  // `rules` must outlive this; `source_size` bounds the length (max_ratio), but not that of
+  // `prefix`.
+  SentenceSearch(const SearchRules& rules, size_t source_size, std::vector<int32_t> tags,
+                 std::vector<int32_t> prefix, int64_t ordinal);
 
   // A hypothesis that continues: the token to feed, and the row that it extends.
   struct Live {
@@ -89,7 +91,7 @@ class SentenceSearch {
   std::span<const Live> live() const { return live_; }
 
   // Appends the choices wanted from the distributions after the tokens fed to the live rows, the
-  // first of which is row `first_row` of the step. None while a prefix is forced.
+  // first of which is row `first_row` of the step. None while tags are fed.
   void AddChoices(size_t first_row, std::vector<native::TokenChoice>& choices) const;
 
   // `chosen` is [choices, rules.k()], what was chosen for AddChoices.
@@ -114,7 +116,7 @@ class SentenceSearch {
     int sample;
   };
 
-  void Force(int32_t token);
+  void FeedTag(int32_t token);
   void Collect(std::span<const native::TokenScore> chosen);
   void TakeBeam();
   void TakeSamples();
@@ -124,15 +126,18 @@ class SentenceSearch {
 
   double Score(double log_prob, int length) const;
   uint32_t forbidden_now() const;
+  bool is_forced() const { return static_cast<size_t>(num_tokens_) < prefix_.size(); }
   // All samples start from the one live row.
-  bool draws_first() const { return rules_.samples() && num_tokens_ == 0; }
+  bool draws_first() const {
+    return rules_.samples() && static_cast<size_t>(num_tokens_) == prefix_.size();
+  }
 
   const SearchRules& rules_;
-  const std::vector<int32_t> prefix_;
+  const std::vector<int32_t> tags_, prefix_;
   const int64_t ordinal_;
   int max_tokens_;
-  size_t prefix_used_ = 0;
-  int num_tokens_ = 0;  // of each live hypothesis, prefix not counted
+  size_t tags_used_ = 0;
+  int num_tokens_ = 0;  // of each live hypothesis, tags not counted
   std::vector<Node> nodes_;
   std::vector<Live> live_;
   std::vector<Finished> finished_;
@@ -155,21 +160,24 @@ SearchRules MakeSearchRules(const SearchOptions& options, int64_t vocabulary_siz
 }
 
 SentenceSearch::SentenceSearch(const SearchRules& rules, size_t source_size,
-                               std::vector<int32_t> prefix, int64_t ordinal)
+                               std::vector<int32_t> tags, std::vector<int32_t> prefix,
+                               int64_t ordinal)
     : rules_(rules),
+      tags_(std::move(tags)),
       prefix_(std::move(prefix)),
       ordinal_(ordinal),
       max_tokens_(MaxTokens(rules.options, source_size)),
       live_(1) {}
 
 void SentenceSearch::AddChoices(size_t first_row, std::vector<native::TokenChoice>& choices) const {
-  if (prefix_used_ < prefix_.size()) return;
+  if (tags_used_ < tags_.size()) return;
   const SearchOptions& options = rules_.options;
   const size_t count = draws_first() ? static_cast<size_t>(options.nbest) : live_.size();
   for (size_t i = 0; i < count; ++i) {
     native::TokenChoice& choice = choices.emplace_back();
     choice.row = static_cast<int32_t>(first_row + (draws_first() ? 0 : i));
     choice.forbidden = forbidden_now();
+    if (is_forced()) choice.given = prefix_[static_cast<size_t>(num_tokens_)];
     if (!rules_.samples()) continue;
     const int sample = draws_first() ? static_cast<int>(i) : live_[i].sample;
     choice.uniform = SampleUniform(options.seed, ordinal_, num_tokens_, sample);
@@ -177,7 +185,7 @@ void SentenceSearch::AddChoices(size_t first_row, std::vector<native::TokenChoic
 }
 
 void SentenceSearch::Advance(std::span<const native::TokenScore> chosen) {
-  if (prefix_used_ < prefix_.size()) return Force(prefix_[prefix_used_++]);
+  if (tags_used_ < tags_.size()) return FeedTag(tags_[tags_used_++]);
   candidates_.clear();
   next_.clear();
   Collect(chosen);
@@ -186,8 +194,8 @@ void SentenceSearch::Advance(std::span<const native::TokenScore> chosen) {
   std::swap(live_, next_);
 }
 
-// All hypotheses share the prefix, so it can neither change their order nor their length.
-void SentenceSearch::Force(int32_t token) { live_.front() = {.parent = 0, .token = token}; }
+// All hypotheses share the tags, so they can neither change their order nor their length.
+void SentenceSearch::FeedTag(int32_t token) { live_.front() = {.parent = 0, .token = token}; }
 
 void SentenceSearch::Collect(std::span<const native::TokenScore> chosen) {
   const size_t k = static_cast<size_t>(rules_.k());
@@ -314,12 +322,14 @@ struct NextRows {
 
 std::vector<SentenceSearch> MakeSentences(const SearchBatch& batch, const SearchRules& rules) {
   const size_t count = batch.sources.size();
+  DEEPNET_CHECK(batch.tags.empty() || batch.tags.size() == count);
   DEEPNET_CHECK(batch.prefixes.empty() || batch.prefixes.size() == count);
   DEEPNET_CHECK(batch.ordinals.empty() || batch.ordinals.size() == count);
   std::vector<SentenceSearch> sentences;
   sentences.reserve(count);
   for (size_t i = 0; i < count; ++i) {
     sentences.emplace_back(rules, batch.sources[i].size(),
+                           batch.tags.empty() ? std::vector<int32_t>() : batch.tags[i],
                            batch.prefixes.empty() ? std::vector<int32_t>() : batch.prefixes[i],
                            batch.ordinals.empty() ? static_cast<int64_t>(i) : batch.ordinals[i]);
   }

@@ -42,11 +42,12 @@ absl::StatusOr<SearchOptions> MakeSearchOptions(const DecodeSpec& spec,
 
 struct SearchBatch {
   std::vector<std::vector<int32_t>> sources;   // as for Scorer::Start
+  std::vector<std::vector<int32_t>> tags;      // fed before the tokens of each; empty: none at all
   std::vector<std::vector<int32_t>> prefixes;  // forced first tokens of each; empty: none at all
   std::vector<int64_t> ordinals;  // identity of each sentence, for sampling; empty: 0, 1, 2, ...
 };
 
-// One translation. A forced prefix is not part of its tokens, length or probability.
+// One translation. Its prefix is part of tokens, length and probability; its tags are not.
 struct Hypothesis {
   std::vector<int32_t> tokens;  // without </s>
   double log_prob = 0.0;        // sum over tokens and </s>, natural logarithm

@@ -120,6 +120,29 @@ void AddOutput(const Translation& translation, int64_t number, bool numbered, bo
   }
 }
 
+// Sources and targets in turns.
+Chunk ToChunk(std::vector<TextPair> pairs) {
+  Chunk texts;
+  for (TextPair& pair : pairs) {
+    texts.push_back(std::move(pair.source));
+    texts.push_back(std::move(pair.target));
+  }
+  return texts;
+}
+
+struct Sides {
+  Chunk sources, targets;
+};
+
+Sides FromChunk(const Chunk& texts) {
+  Sides sides;
+  for (size_t i = 0; i + 1 < texts.size(); i += 2) {
+    sides.sources.push_back(texts[i]);
+    sides.targets.push_back(texts[i + 1]);
+  }
+  return sides;
+}
+
 struct ScoredPair {
   double log_prob = std::numeric_limits<double>::quiet_NaN();
   int64_t num_tokens = 0;
@@ -200,13 +223,20 @@ absl::StatusOr<TranslateStreamReport> TranslateStream(LineChunkReader& in, Trans
   const bool numbered = translator.options().search.nbest > 1;
   TranslateStreamReport report;
   int64_t num_lines = 0, num_written = 0;
-  const auto read = [&] { return in.ReadChunk(options.chunk_lines); };
+  const bool forces = options.prefixes != nullptr;
+  TextPairReader pairs(in, options.prefixes);
+  const auto read = [&]() -> absl::StatusOr<Chunk> {
+    if (!forces) return in.ReadChunk(options.chunk_lines);
+    ASSIGN_OR_RETURN(std::vector<TextPair> read_pairs, pairs.ReadChunk(options.chunk_lines));
+    return ToChunk(std::move(read_pairs));
+  };
   const auto work = [&](const std::vector<Chunk>& chunks) -> absl::StatusOr<std::string> {
     std::string mine, lines;
     const int64_t first = num_lines;
     for (const Chunk& chunk : chunks) {
+      const Sides sides = forces ? FromChunk(chunk) : Sides{.sources = chunk, .targets = {}};
       ASSIGN_OR_RETURN(const std::vector<Translation> translations,
-                       translator.Translate(chunk, num_lines));
+                       translator.Translate(sides.sources, num_lines, sides.targets));
       for (const Translation& translation : translations) {
         const int64_t index = num_lines++ - first;
         if (translation.best.empty()) continue;
@@ -297,12 +327,7 @@ absl::StatusOr<ScoreStreamReport> ScoreStream(TextPairReader& in, PairScorer& sc
   ScoreStreamReport report;
   const auto read = [&]() -> absl::StatusOr<Chunk> {
     ASSIGN_OR_RETURN(std::vector<TextPair> pairs, in.ReadChunk(options.chunk_pairs));
-    Chunk texts;
-    for (TextPair& pair : pairs) {
-      texts.push_back(std::move(pair.source));
-      texts.push_back(std::move(pair.target));
-    }
-    return texts;
+    return ToChunk(std::move(pairs));
   };
   const auto work = [&](const std::vector<Chunk>& chunks) -> absl::StatusOr<std::string> {
     std::string mine;

@@ -50,6 +50,7 @@ class LineChunkReader {
 struct TranslateStreamOptions {
   int chunk_lines = 1000;  // lines read, sorted by length, translated and written together; >= 1
   bool scores = false;     // a column with Hypothesis::score, 6 decimals
+  LineChunkReader* prefixes = nullptr;  // of the translations, a line for each of `in`; null: none
   Communicator* world = nullptr;  // the ranks, each with its BatchShare; null: this process alone
 };
 

@@ -9,6 +9,7 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
+#include "parallel/base/status_macros.h"
 
 namespace deepnet {
 namespace {
@@ -63,42 +64,30 @@ Translator::Translator(Scorer& scorer, TextCodec codec, TagFrame tags, Translato
   }
 }
 
-absl::StatusOr<std::vector<Translation>> Translator::Translate(std::span<const std::string> texts,
-                                                               int64_t first_ordinal) {
+absl::StatusOr<std::vector<Translation>> Translator::Translate(
+    std::span<const std::string> texts, int64_t first_ordinal,
+    std::span<const std::string> prefixes) {
   std::vector<Translation> translations(texts.size());
-  std::vector<size_t> searched;  // indices of texts that are not blank
-  std::vector<std::vector<int32_t>> sources;
+  ASSIGN_OR_RETURN(std::vector<Sentence> sentences,
+                   Encode(texts, first_ordinal, prefixes, translations));
   std::vector<int> lengths;
-  for (size_t i = 0; i < texts.size(); ++i) {
-    const std::vector<int32_t> pieces =
-        IsBlank(texts[i]) ? std::vector<int32_t>() : codec_.encode(texts[i]);
-    if (pieces.empty()) {
-      if (options_.share.part == 0) translations[i].best.emplace_back();
-      continue;
-    }
-    searched.push_back(i);
-    sources.push_back(FrameIds(tags_.source, pieces, options_.max_positions));
-    lengths.push_back(static_cast<int>(sources.back().size()));
-    translations[i].source_cut = sources.back().size() < tags_.source.size() + pieces.size() + 1;
+  for (const Sentence& sentence : sentences) {
+    lengths.push_back(static_cast<int>(sentence.source.size()));
   }
-
-  const SearchOptions& search = options_.search;
-  const int rows_per_sentence = search.sampling_temperature > 0.0 ? search.nbest : search.beam_size;
-  const int64_t max_sentences = std::max<int64_t>(
-      1, options_.max_log_probs / (rows_per_sentence * scorer_.vocabulary_size()));
   for (const std::vector<int>& indices :
-       PlanBatches(lengths, options_.batch_tokens, max_sentences)) {
+       PlanBatches(lengths, options_.batch_tokens, MaxSentences())) {
     if (num_batches_++ % options_.share.num_parts != options_.share.part) continue;
     SearchBatch batch;
     for (const int index : indices) {
-      const size_t i = static_cast<size_t>(index);
-      batch.sources.push_back(std::move(sources[i]));
-      batch.prefixes.push_back(tags_.target);
-      batch.ordinals.push_back(first_ordinal + static_cast<int64_t>(searched[i]));
+      Sentence& sentence = sentences[static_cast<size_t>(index)];
+      batch.sources.push_back(std::move(sentence.source));
+      batch.tags.push_back(tags_.target);
+      batch.prefixes.push_back(std::move(sentence.prefix));
+      batch.ordinals.push_back(first_ordinal + static_cast<int64_t>(sentence.index));
     }
-    const std::vector<std::vector<Hypothesis>> results = Search(scorer_, batch, search);
+    const std::vector<std::vector<Hypothesis>> results = Search(scorer_, batch, options_.search);
     for (size_t b = 0; b < results.size(); ++b) {
-      const size_t text = searched[static_cast<size_t>(indices[b])];
+      const size_t text = sentences[static_cast<size_t>(indices[b])].index;
       if (results[b].empty()) {
         return WithExitCode(
             absl::InternalError(absl::StrCat("sentence ", first_ordinal + text + 1,
@@ -109,6 +98,46 @@ absl::StatusOr<std::vector<Translation>> Translator::Translate(std::span<const s
     }
   }
   return translations;
+}
+
+// Fills in what is known of `translations` before the search.
+absl::StatusOr<std::vector<Translator::Sentence>> Translator::Encode(
+    std::span<const std::string> texts, int64_t first_ordinal,
+    std::span<const std::string> prefixes, std::vector<Translation>& translations) const {
+  DEEPNET_CHECK(prefixes.empty() || prefixes.size() == texts.size());
+  const auto pieces_of = [this](const std::string& text) {
+    return IsBlank(text) ? std::vector<int32_t>() : codec_.encode(text);
+  };
+  std::vector<Sentence> sentences;
+  for (size_t i = 0; i < texts.size(); ++i) {
+    const std::vector<int32_t> pieces = pieces_of(texts[i]);
+    if (pieces.empty()) {
+      if (options_.share.part == 0) translations[i].best.emplace_back();
+      continue;
+    }
+    Sentence& sentence = sentences.emplace_back();
+    sentence.index = i;
+    sentence.source = FrameIds(tags_.source, pieces, options_.max_positions);
+    translations[i].source_cut = sentence.source.size() < tags_.source.size() + pieces.size() + 1;
+    if (prefixes.empty()) continue;
+    sentence.prefix = pieces_of(prefixes[i]);
+    if (std::ssize(sentence.prefix) > options_.search.max_tokens) {
+      return WithExitCode(
+          absl::InvalidArgumentError(
+              absl::StrCat("line ", first_ordinal + static_cast<int64_t>(i) + 1,
+                           " of the prefixes: ", sentence.prefix.size(),
+                           " tokens, but a translation has at most ", options_.search.max_tokens)),
+          ExitCode::kData);
+    }
+  }
+  return sentences;
+}
+
+int64_t Translator::MaxSentences() const {
+  const SearchOptions& search = options_.search;
+  const int rows_per_sentence = search.sampling_temperature > 0.0 ? search.nbest : search.beam_size;
+  return std::max<int64_t>(
+      1, options_.max_log_probs / (rows_per_sentence * scorer_.vocabulary_size()));
 }
 
 std::vector<TranslatedText> Translator::Decode(std::span<const Hypothesis> hypotheses) const {

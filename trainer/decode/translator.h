@@ -37,7 +37,7 @@ struct TranslatorOptions {
 
 struct TranslatedText {
   std::string text;       // one line: tabs and line breaks are blanks
-  int num_tokens = 0;     // </s> counted, forced tags not; 0: not searched
+  int num_tokens = 0;     // </s> and prefix counted, tags not; 0: not searched
   double log_prob = 0.0;  // natural logarithm
   double score = 0.0;     // as Hypothesis::score
 };
@@ -62,14 +62,29 @@ class Translator {
   // result[i] is the translation of texts[i]. An empty or blank text becomes one empty text. With
   // several parts, all of them make the same calls; a text of another part has no `best`, and blank
   // texts are the first part's. Batches, and so translations, are those of one translator alone.
-  // Samples depend on first_ordinal + i. Fails with ExitCode::kCheckpoint if the model gives a
+  // Samples depend on first_ordinal + i. The translation of texts[i] begins with the pieces of
+  // prefixes[i] (one a text, or none at all); that of a blank text does not. Fails with
+  // ExitCode::kData naming the line, first_ordinal + i + 1, of a prefix that is longer than a
+  // translation may be. Fails with ExitCode::kCheckpoint if the model gives a
   // sentence no finite log-probability.
   absl::StatusOr<std::vector<Translation>> Translate(std::span<const std::string> texts,
-                                                     int64_t first_ordinal = 0);
+                                                     int64_t first_ordinal = 0,
+                                                     std::span<const std::string> prefixes = {});
 
   const TranslatorOptions& options() const { return options_; }
 
  private:
+  // A text that is searched.
+  struct Sentence {
+    size_t index = 0;  // of the text
+    std::vector<int32_t> source, prefix;
+  };
+
+  absl::StatusOr<std::vector<Sentence>> Encode(std::span<const std::string> texts,
+                                               int64_t first_ordinal,
+                                               std::span<const std::string> prefixes,
+                                               std::vector<Translation>& translations) const;
+  int64_t MaxSentences() const;
   std::vector<TranslatedText> Decode(std::span<const Hypothesis> hypotheses) const;
 
   Scorer& scorer_;

@@ -162,6 +162,7 @@ class Decoding : public ::testing::Test {
     std::istringstream in(input);
     Command command = TestCommand();
     command.flags.push_back({.name = "scores", .kind = FlagKind::kSwitch});
+    command.flags.push_back({.name = "prefixes"});
     command.flags.push_back(
         {.name = "chunk-lines", .kind = FlagKind::kInteger, .default_value = "2"});
     auto flags = ParseFlags(AllFlags(command), words, 2);
@@ -190,6 +191,19 @@ TEST_F(Decoding, TranslatesEachLineOnALineAndSaysHowFast) {
   EXPECT_EQ(NumLines(out()), 3);
   EXPECT_THAT(out(), Not(HasSubstr("__")));
   EXPECT_THAT(err(), HasSubstr("3 lines, "));
+}
+
+TEST_F(Decoding, BeginsTranslationsWithTheLinesOfAFile) {
+  const std::string folder = ::testing::TempDir();
+  std::ofstream(folder + "/decoding.prefixes") << "a dog\n\n";
+  const std::vector<std::string> words = {"--from=de",        "--to=en",    "--scores",
+                                          "--root=" + folder, "--prefixes", "decoding.prefixes"};
+  ASSERT_TRUE(Translate("the cat\nthe cat\n", words).ok());
+  EXPECT_THAT(out(), HasSubstr("\ta dog"));
+  const absl::Status missing =
+      Translate("the cat\n", {"--from=de", "--to=en", "--prefixes=none.prefixes"});
+  EXPECT_EQ(GetExitCode(missing), ExitCode::kData);
+  EXPECT_THAT(std::string(missing.message()), HasSubstr("none.prefixes: cannot be read"));
 }
 
 TEST_F(Decoding, TheTargetLanguageDecides) {

@@ -113,8 +113,11 @@ class SlowEnsemble : public HostScorer {
 const SearchOptions kBeam{.beam_size = 5, .max_tokens = 7, .nbest = 5, .forbidden = {60}};
 
 SearchBatch Batch() {
-  SearchBatch batch{.sources = Sentences(6, 3), .prefixes = {}};
-  for (int i = 0; i < 6; ++i) batch.prefixes.push_back(Ids(static_cast<size_t>(i % 3), 7));
+  SearchBatch batch{.sources = Sentences(6, 3), .tags = {}};
+  for (size_t i = 0; i < 6; ++i) {
+    batch.tags.emplace_back(i % 3, 7);
+    batch.prefixes.emplace_back(i % 2, 9);
+  }
   return batch;
 }
 

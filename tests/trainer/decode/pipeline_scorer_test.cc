@@ -157,7 +157,9 @@ Results Use(Scorer& scorer, PairScorer& pair_scorer) {
   std::vector<IdPair> pairs;
   for (int i = 0; i < 7; ++i) pairs.push_back({Sentence(random, 17), Sentence(random, 15)});
   const SearchOptions options{.beam_size = 3, .max_tokens = 9, .nbest = 3};
-  return {Search(scorer, {.sources = Sources(9)}, options), pair_scorer.LogProbabilities(pairs)};
+  SearchBatch batch{.sources = Sources(9)};
+  for (size_t i = 0; i < batch.sources.size(); ++i) batch.prefixes.emplace_back(i % 3, 7);
+  return {Search(scorer, batch, options), pair_scorer.LogProbabilities(pairs)};
 }
 
 Results UseWhole(const ModelSpec& spec, DataType dtype) {

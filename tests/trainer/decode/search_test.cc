@@ -12,6 +12,7 @@
 
 #include "parallel/base/exit_code.h"
 #include "tests/support/exhaustive_search.h"
+#include "tests/support/stepped_pair_scorer.h"
 #include "tests/support/table_scorer.h"
 
 namespace deepnet {
@@ -190,13 +191,13 @@ TEST(BeamSearch, ScoresAreLogProbabilitiesOverLengthWithTheEnd) {
   }
 }
 
-TEST(BeamSearch, ForcedPrefixIsFedButNeitherReturnedNorScored) {
+TEST(BeamSearch, TagsAreFedButNeitherReturnedNorScored) {
   TableScorer scorer = MakeScorer(5);
   SearchOptions options = SmallOptions();
   const std::vector<int32_t> source = Sources(1).front();
-  const std::vector<int32_t> prefix = {kTag, 5};
+  const std::vector<int32_t> tags = {kTag, 5};
   const Hypothesis found =
-      Search(scorer, {.sources = {source}, .prefixes = {prefix}}, options).front().front();
+      Search(scorer, {.sources = {source}, .tags = {tags}}, options).front().front();
 
   std::vector<int32_t> history = {SpecialId::kEnd, kTag, 5};
   double log_prob = 0.0;
@@ -209,14 +210,78 @@ TEST(BeamSearch, ForcedPrefixIsFedButNeitherReturnedNorScored) {
   EXPECT_DOUBLE_EQ(found.log_prob, log_prob);
 }
 
-TEST(BeamSearch, SentencesOfOneBatchMayHavePrefixesOfDifferentLengths) {
+TEST(BeamSearch, WideEnoughReturnsEveryOutputThatBeginsWithThePrefix) {
+  for (uint64_t seed = 0; seed < 10; ++seed) {
+    for (const std::vector<int32_t>& prefix :
+         std::vector<std::vector<int32_t>>{{}, {5}, {SpecialId::kUnknown, 4}, {4, 4, 4, 4}}) {
+      TableScorer scorer = MakeScorer(seed);
+      SearchOptions options = SmallOptions();
+      options.beam_size = options.nbest = kNumOutputs;
+      const std::vector<int32_t> source = Sources(1).front();
+      std::vector<Hypothesis> expected = EnumerateOutputs(scorer, source, options);
+      std::erase_if(expected, [&](const Hypothesis& hypothesis) {
+        const auto& tokens = hypothesis.tokens;
+        return tokens.size() < prefix.size() ||
+               !std::equal(prefix.begin(), prefix.end(), tokens.begin());
+      });
+      const SearchBatch batch{.sources = {source}, .prefixes = {prefix}};
+      ASSERT_EQ(Search(scorer, batch, options).front(), expected) << seed << " " << prefix.size();
+    }
+  }
+}
+
+TEST(BeamSearch, ScoresAnOutputWithItsPrefixAsAPairScorerDoes) {
+  TableScorer scorer = MakeScorer(5);
+  SearchOptions options = SmallOptions();
+  options.nbest = 5;
+  options.max_ratio = 0.001;  // at most 10 tokens
+  options.max_tokens = 20;
+  const std::vector<int32_t> source = Sources(1).front(), prefix(12, 4);
+  for (const double temperature : {0.0, 1.0}) {
+    options.sampling_temperature = temperature;
+    const SearchBatch batch{.sources = {source}, .tags = {{kTag}}, .prefixes = {prefix}};
+    const std::vector<Hypothesis> outputs = Search(scorer, batch, options).front();
+    ASSERT_EQ(outputs.size(), temperature > 0.0 ? 5u : 1u);
+    for (const Hypothesis& found : outputs) {
+      EXPECT_EQ(found.tokens, prefix);  // it is the longest that is allowed
+      IdPair pair{.source = source, .target = {kTag}};
+      pair.target.insert(pair.target.end(), found.tokens.begin(), found.tokens.end());
+      pair.target.push_back(SpecialId::kEnd);
+      testing::SteppedPairScorer pairs(scorer);
+      const std::vector<int32_t> start = {SpecialId::kEnd};
+      const double of_tag = scorer.LogProbs(source, start)[kTag];
+      EXPECT_NEAR(found.log_prob, pairs.LogProbabilities({&pair, 1}).front() - of_tag, 1e-12);
+    }
+  }
+}
+
+// What may follow a prefix does not depend on who wrote it.
+TEST(Sampling, GoesOnBehindAPrefixOfItsOwnAsBefore) {
+  TableScorer scorer = MakeScorer(5);
+  SearchOptions options{.max_tokens = 30, .nbest = 4, .sampling_temperature = 1.0, .seed = 3};
+  const std::vector<int32_t> source = Sources(1).front();
+  const std::vector<Hypothesis> samples = SearchOne(scorer, source, options);
+  for (size_t i = 0; i < samples.size(); ++i) {
+    for (size_t size = 0; size <= samples[i].tokens.size(); ++size) {
+      const std::vector<int32_t> prefix(samples[i].tokens.begin(),
+                                        samples[i].tokens.begin() + static_cast<int>(size));
+      const SearchBatch batch{.sources = {source}, .prefixes = {prefix}};
+      EXPECT_EQ(Search(scorer, batch, options).front()[i], samples[i]) << i << " " << size;
+    }
+  }
+}
+
+TEST(BeamSearch, SentencesOfOneBatchMayHaveTagsAndPrefixesOfDifferentLengths) {
   TableScorer scorer = MakeScorer(5);
   const std::vector<std::vector<int32_t>> sources = Sources(3);
-  const std::vector<std::vector<int32_t>> prefixes = {{kTag}, {}, {kTag, 4, 4}};
-  const auto together = Search(scorer, {.sources = sources, .prefixes = prefixes}, SmallOptions());
+  const std::vector<std::vector<int32_t>> tags = {{kTag}, {}, {kTag, 4, 4}},
+                                          prefixes = {{4, 5}, {5}, {}};
+  const auto together =
+      Search(scorer, {.sources = sources, .tags = tags, .prefixes = prefixes}, SmallOptions());
   for (size_t i = 0; i < sources.size(); ++i) {
     const auto alone =
-        Search(scorer, {.sources = {sources[i]}, .prefixes = {prefixes[i]}}, SmallOptions());
+        Search(scorer, {.sources = {sources[i]}, .tags = {tags[i]}, .prefixes = {prefixes[i]}},
+               SmallOptions());
     EXPECT_EQ(together[i], alone.front()) << i;
   }
 }

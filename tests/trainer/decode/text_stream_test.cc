@@ -1,6 +1,7 @@
 #include "trainer/decode/text_stream.h"
 
 #include <functional>
+#include <optional>
 #include <sstream>
 
 #include "absl/strings/str_format.h"
@@ -230,14 +231,21 @@ RanksOutcome OnRanks(int ranks, const std::string& input,
   return outcome;
 }
 
-RanksOutcome TranslateOnRanks(int ranks, const std::string& input, const SearchOptions& search) {
+RanksOutcome TranslateOnRanks(int ranks, const std::string& input, const SearchOptions& search,
+                              const std::optional<std::string>& prefixes = std::nullopt) {
   return OnRanks(ranks, input, [&](Communicator& world, LineChunkReader& lines, std::ostream& out) {
     TableScorer scorer = MakeScorer();
     Translator translator(scorer, ByteCodec(), {.source = {kTag}, .target = {}},
                           {.search = search,
                            .batch_tokens = 20,
                            .share = {.part = world.rank(), .num_parts = world.size()}});
-    return TranslateStream(lines, translator, {.chunk_lines = 5, .scores = true, .world = &world},
+    std::istringstream prefix_text(world.rank() == 0 ? prefixes.value_or("") : "");
+    LineChunkReader prefix_lines(prefix_text, "the prefixes");
+    return TranslateStream(lines, translator,
+                           {.chunk_lines = 5,
+                            .scores = true,
+                            .prefixes = prefixes.has_value() ? &prefix_lines : nullptr,
+                            .world = &world},
                            out)
         .status();
   });
@@ -267,6 +275,25 @@ TEST(StreamsOnRanks, WriteTheTranslationsOfOneProcess) {
         EXPECT_EQ(several.output, one) << ranks << " ranks, " << lines << " lines";
       }
     }
+  }
+}
+
+TEST(StreamsOnRanks, ForceThePrefixesOfOneProcess) {
+  const SearchOptions search{.beam_size = 3, .max_tokens = 6, .nbest = 2, .forbidden = {kTag}};
+  std::string prefixes;
+  for (int i = 0; i < 23; ++i) prefixes += std::string(static_cast<size_t>(i % 4), 'b') + "\n";
+  const std::string one = TranslateOnRanks(1, ManyLines(23), search, prefixes).output;
+  EXPECT_NE(one, TranslateOnRanks(1, ManyLines(23), search).output);
+  EXPECT_EQ(TranslateOnRanks(1, ManyLines(23), search, std::string(23, '\n')).output,
+            TranslateOnRanks(1, ManyLines(23), search).output);
+  for (const int ranks : {2, 4}) {
+    EXPECT_EQ(TranslateOnRanks(ranks, ManyLines(23), search, prefixes).output, one) << ranks;
+  }
+  const RanksOutcome short_of_one = TranslateOnRanks(2, ManyLines(24), search, prefixes);
+  for (const absl::Status& status : short_of_one.statuses) {
+    EXPECT_EQ(GetExitCode(status), ExitCode::kData);
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("the prefixes: ends after line 23, before standard input"));
   }
 }
 

@@ -110,8 +110,36 @@ TEST(Translator, ForcesTheTargetTagWhereTheStyleAsksForIt) {
   const TagFrame tags = MakeTagFrame(M2M, kTag, kOtherTag);
   const auto translations =
       *Translator(scorer, LetterCodec(), tags, Options()).Translate(std::vector{std::string("ab")});
-  const SearchBatch batch{.sources = {{kTag, 4, 5, SpecialId::kEnd}}, .prefixes = {{kOtherTag}}};
+  const SearchBatch batch{.sources = {{kTag, 4, 5, SpecialId::kEnd}}, .tags = {{kOtherTag}}};
   EXPECT_EQ(translations[0].best[0].score, Search(scorer, batch, Options().search)[0][0].score);
+}
+
+TEST(Translator, BeginsEachTranslationWithItsPrefixWhateverTheBatch) {
+  TableScorer scorer = MakeScorer();
+  const std::vector<std::string> texts = {"ab", "", "cde", "f"}, prefixes = {"xyz", "q", " ", "x"};
+  const TagFrame tags = MakeTagFrame(M2M, kTag, kOtherTag);
+  TranslatorOptions options = Options();
+  const auto batched =
+      *Translator(scorer, LetterCodec(), tags, options).Translate(texts, 0, prefixes);
+  EXPECT_EQ(batched[0].best[0].text.substr(0, 3), "xyz");
+  EXPECT_EQ(batched[1].best[0].text, "");  // blank lines stay blank
+  EXPECT_EQ(batched[3].best[0].text.substr(0, 1), "x");
+  const auto free = *Translator(scorer, LetterCodec(), tags, options).Translate(texts);
+  EXPECT_EQ(batched[2].best[0].text, free[2].best[0].text);
+  options.batch_tokens = 1;
+  const auto single =
+      *Translator(scorer, LetterCodec(), tags, options).Translate(texts, 0, prefixes);
+  EXPECT_EQ(BestTexts(batched), BestTexts(single));
+}
+
+TEST(Translator, NamesTheLineOfAPrefixThatIsLongerThanATranslation) {
+  TableScorer scorer = MakeScorer();
+  const std::vector<std::string> texts = {"a", "b"}, prefixes = {"abcdefgh", "abcdefghi"};
+  const auto result =
+      Translator(scorer, LetterCodec(), Tags(), Options()).Translate(texts, 10, prefixes);
+  EXPECT_EQ(GetExitCode(result.status()), ExitCode::kData);
+  EXPECT_EQ(result.status().message(),
+            "line 12 of the prefixes: 9 tokens, but a translation has at most 8");
 }
 
 TEST(Translator, BlankTextsAndTextsWithoutPiecesStayEmptyAndAreNotSearched) {
