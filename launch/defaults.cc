@@ -55,6 +55,10 @@ RunSpec WithDefaults(RunSpec run) {
   for (LanguageTable& table : *run.mutable_prepare()->mutable_table()) Fill(kTableDefaults, &table);
   if (run.train().spike().deviations() > 0)
     Fill(kSpikeDefaults, run.mutable_train()->mutable_spike());
+  OptimSpec& optim = *run.mutable_optim();
+  if (optim.schedule() == WSD && optim.wsd_decay_steps() == 0) {
+    optim.set_wsd_decay_steps(std::max<int64_t>(1, optim.decay_steps() / 10));
+  }
   DataSpec& data = *run.mutable_data();
   if (run.model().architecture() == ENCODER_ONLY && data.mlm_probability() == 0) {
     data.set_mlm_probability(0.15);

@@ -453,15 +453,24 @@ void CheckSchedule(const OptimSpec& optim, const Fields& fields) {
     fields.AtLeast(1, "warmup_steps",
                    "INVERSE_SQRT decays from the warm-up on: must be at least 1");
   }
-  if (optim.schedule() == COSINE) {
-    fields.Require(
-        optim.decay_steps() > optim.warmup_steps(), "decay_steps",
-        absl::StrCat("COSINE needs it, above optim.warmup_steps (", optim.warmup_steps(), ")"));
-    fields.Within(0, optim.learning_rate(), "final_learning_rate",
-                  "must be from 0 to optim.learning_rate");
-  } else {
-    fields.Is0("decay_steps", "only with schedule: COSINE");
-    fields.Is0("final_learning_rate", "only with schedule: COSINE");
+  const bool is_wsd = optim.schedule() == WSD;
+  if (!is_wsd) fields.Is0("wsd_decay_steps", "only with schedule: WSD");
+  if (optim.schedule() != COSINE && !is_wsd) {
+    fields.Is0("decay_steps", "only with schedule: COSINE or WSD");
+    fields.Is0("final_learning_rate", "only with schedule: COSINE or WSD");
+    return;
+  }
+  fields.Within(0, optim.learning_rate(), "final_learning_rate",
+                "must be from 0 to optim.learning_rate");
+  const int64_t stable = optim.decay_steps() - optim.warmup_steps();
+  if (fields.Require(stable > 0, "decay_steps",
+                     absl::StrCat(LearningRateSchedule_Name(optim.schedule()),
+                                  " needs it, above optim.warmup_steps (", optim.warmup_steps(),
+                                  ")")) &&
+      is_wsd) {
+    fields.Within(1, static_cast<double>(stable), "wsd_decay_steps",
+                  absl::StrCat("must be from 1 to optim.decay_steps less optim.warmup_steps (",
+                               stable, "): the decay begins behind the warm-up"));
   }
 }
 

@@ -193,9 +193,18 @@ TEST(Validate, EveryOptimRuleNamesItsField) {
       {{"optim.warmup_steps=-1"}, "optim.warmup_steps: -1: must be at least 0"},
       {{"optim.warmup_steps=0"},
        "optim.warmup_steps: 0: INVERSE_SQRT decays from the warm-up on: must be at least 1"},
-      {{"optim.decay_steps=9"}, "optim.decay_steps: 9: only with schedule: COSINE"},
+      {{"optim.decay_steps=9"}, "optim.decay_steps: 9: only with schedule: COSINE or WSD"},
       {{"optim.final_learning_rate=1e-4"},
-       "optim.final_learning_rate: 0.0001: only with schedule: COSINE"},
+       "optim.final_learning_rate: 0.0001: only with schedule: COSINE or WSD"},
+      {{"optim.schedule=COSINE", "optim.decay_steps=9000", "optim.wsd_decay_steps=9"},
+       "optim.wsd_decay_steps: 9: only with schedule: WSD"},
+      {{"optim.schedule=WSD"},
+       "optim.decay_steps: 0: WSD needs it, above optim.warmup_steps (4000)"},
+      {{"optim.schedule=WSD", "optim.decay_steps=9000", "optim.wsd_decay_steps=5001"},
+       "optim.wsd_decay_steps: 5001: must be from 1 to optim.decay_steps less optim.warmup_steps "
+       "(5000): the decay begins behind the warm-up"},
+      {{"optim.schedule=WSD", "optim.decay_steps=9000", "optim.final_learning_rate=2"},
+       "optim.final_learning_rate: 2: must be from 0 to optim.learning_rate"},
       {{"optim.schedule=COSINE"},
        "optim.decay_steps: 0: COSINE needs it, above optim.warmup_steps (4000)"},
       {{"optim.schedule=COSINE", "optim.decay_steps=9000", "optim.final_learning_rate=2"},
@@ -215,6 +224,8 @@ TEST(Validate, EveryOptimRuleNamesItsField) {
        "optim.virtual_replicas: 8: must divide data.global_microbatches (4)"}};
   for (const Case& c : cases) EXPECT_EQ(TrainError(c.sets), c.line);
   EXPECT_EQ(TrainError({"optim.schedule=CONSTANT", "optim.warmup_steps=0"}), "");
+  EXPECT_EQ(TrainError({"optim.schedule=WSD", "optim.decay_steps=9000"}), "");
+  EXPECT_EQ(Spec({"optim.schedule=WSD", "optim.decay_steps=9000"}).optim().wsd_decay_steps(), 900);
 }
 
 TEST(Validate, EveryComputeAndLayoutRuleNamesItsField) {

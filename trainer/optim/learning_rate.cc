@@ -27,6 +27,14 @@ double LearningRate(const OptimSpec& optim, int64_t update) {
       return optim.final_learning_rate() +
              (optim.learning_rate() - optim.final_learning_rate()) * share;
     }
+    case WSD: {
+      const double span = static_cast<double>(optim.wsd_decay_steps());
+      const double left = std::max(0.0, static_cast<double>(optim.decay_steps()) - u);
+      if (left >= span) return optim.learning_rate();
+      const double share = left / span;
+      return optim.final_learning_rate() +
+             (optim.learning_rate() - optim.final_learning_rate()) * share;
+    }
     default:
       return optim.learning_rate();
   }

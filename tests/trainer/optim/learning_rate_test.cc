@@ -25,7 +25,7 @@ TEST(LearningRate, ShiftedInverseSqrtStartsAtItsRate) {
 }
 
 TEST(LearningRate, WarmsUpInALineFromTheInitialRateWhateverFollows) {
-  for (const LearningRateSchedule schedule : {INVERSE_SQRT, COSINE, CONSTANT}) {
+  for (const LearningRateSchedule schedule : {INVERSE_SQRT, COSINE, CONSTANT, WSD}) {
     const OptimSpec optim = Spec(schedule);
     const double slope = (5e-4 - 1e-7) / 4000;
     for (const int64_t update : {1, 2, 1000, 3999}) {
@@ -56,8 +56,34 @@ TEST(LearningRate, ConstantIsTheRateAfterTheWarmUp) {
   EXPECT_EQ(LearningRate(optim, 1'000'000'000), 5e-4);
 }
 
+// The slow twin goes from step to step: up, level, down by equal amounts.
+TEST(LearningRate, WsdRisesStaysAndFallsInALineToTheFinalRate) {
+  OptimSpec optim = Spec(WSD);
+  optim.set_wsd_decay_steps(3000);
+  double rate = 1e-7;
+  for (int64_t update = 1; update <= 13000; ++update) {
+    if (update <= 4000) rate += (5e-4 - 1e-7) / 4000;
+    if (update > 9000 && update <= 12000) rate -= (5e-4 - 1e-5) / 3000;
+    ASSERT_NEAR(LearningRate(optim, update), rate, 1e-12) << update;  // 12000 rounded sums
+  }
+  EXPECT_EQ(LearningRate(optim, 9000), 5e-4);
+  EXPECT_EQ(LearningRate(optim, 12000), 1e-5);
+}
+
+// So that a run can be taken further from a checkpoint of before its decay.
+TEST(LearningRate, WsdDoesNotKnowItsEndBeforeTheDecay) {
+  OptimSpec optim = Spec(WSD), longer = Spec(WSD);
+  optim.set_wsd_decay_steps(3000);
+  longer.set_wsd_decay_steps(3000);
+  longer.set_decay_steps(50000);
+  for (int64_t update = 1; update <= 9000; ++update) {
+    ASSERT_EQ(LearningRate(optim, update), LearningRate(longer, update)) << update;
+  }
+  EXPECT_LT(LearningRate(optim, 9001), LearningRate(longer, 9001));
+}
+
 TEST(LearningRate, WithoutWarmUpStartsAtTheRate) {
-  for (const LearningRateSchedule schedule : {INVERSE_SQRT, COSINE, CONSTANT}) {
+  for (const LearningRateSchedule schedule : {INVERSE_SQRT, COSINE, CONSTANT, WSD}) {
     OptimSpec optim = Spec(schedule);
     optim.set_warmup_steps(0);
     EXPECT_NEAR(LearningRate(optim, 1), 5e-4, 1e-10) << LearningRateSchedule_Name(schedule);
