@@ -63,6 +63,7 @@ RunSpec WithDefaults(RunSpec run) {
   if (run.model().architecture() == ENCODER_ONLY && data.mlm_probability() == 0) {
     data.set_mlm_probability(0.15);
   }
+  if (data.subword_alpha() > 0 && data.subword_nbest() == 0) data.set_subword_nbest(64);
   if (data.temperature().empty()) data.add_temperature()->set_temperature(1.0);
   MicrobatchSpec& microbatch = *data.mutable_microbatch();
   const int target_tokens = microbatch.max_target_tokens();

@@ -363,6 +363,12 @@ void CheckData(const RunSpec& run, Mistakes* mistakes) {
                      "know ", native::kMaxAttentionKeys, " keys"));
   }
   fields.AtLeast(1, "global_microbatches");
+  fields.AtLeast(0, "subword_alpha", "must be above 0, or 0: off");
+  if (data.subword_alpha() > 0) {
+    fields.Within(2, 1024, "subword_nbest", "must be from 2 to 1024");
+  } else {
+    fields.Is0("subword_nbest", "only with data.subword_alpha");
+  }
   CheckDirections(data, fields);
 }
 
@@ -463,10 +469,10 @@ void CheckSchedule(const OptimSpec& optim, const Fields& fields) {
   fields.Within(0, optim.learning_rate(), "final_learning_rate",
                 "must be from 0 to optim.learning_rate");
   const int64_t stable = optim.decay_steps() - optim.warmup_steps();
-  if (fields.Require(stable > 0, "decay_steps",
-                     absl::StrCat(LearningRateSchedule_Name(optim.schedule()),
-                                  " needs it, above optim.warmup_steps (", optim.warmup_steps(),
-                                  ")")) &&
+  if (fields.Require(
+          stable > 0, "decay_steps",
+          absl::StrCat(LearningRateSchedule_Name(optim.schedule()),
+                       " needs it, above optim.warmup_steps (", optim.warmup_steps(), ")")) &&
       is_wsd) {
     fields.Within(1, static_cast<double>(stable), "wsd_decay_steps",
                   absl::StrCat("must be from 1 to optim.decay_steps less optim.warmup_steps (",

@@ -23,6 +23,7 @@
 #include "trainer/checkpoint/compatibility.h"
 #include "trainer/data/corpus_batch_source.h"
 #include "trainer/data/data_order.h"
+#include "trainer/data/subword_sampler.h"
 #include "trainer/instruments/audit.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/kernels/device_errors.h"
@@ -132,6 +133,11 @@ absl::Status RunResolver::OpenCorpus() {
   RETURN_IF_ERROR(WithExitCode(
       ResolveDataSpec(*resolved_.corpus, run.mutable_data(), run.model().architecture()),
       ExitCode::kBadConfig));
+  if (run.data().subword_alpha() > 0) {
+    RETURN_IF_ERROR(WithExitCode(
+        SubwordSampler::Make(run.data(), run.seed(), &resolved_.corpus->vocabulary()).status(),
+        ExitCode::kBadConfig));
+  }
   const int64_t size = resolved_.corpus->vocabulary().size();
   if (run.model().vocabulary_size() != 0 && run.model().vocabulary_size() != size) {
     return WithExitCode(absl::InvalidArgumentError(absl::StrCat(

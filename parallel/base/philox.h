@@ -18,6 +18,7 @@ enum class RandomPurpose : uint32_t {
   kDataOrder = 3,
   kSampling = 4,
   kHiddenPieces = 5,
+  kSubwords = 6,
 };
 
 struct PhiloxKey {

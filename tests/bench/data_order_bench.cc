@@ -8,6 +8,11 @@
 // DataOrder that has seen nothing before. The pieces are made up, as many as the index says.
 // Printed: the slowest, its parts, and the share of real positions. Exits with 1 where it takes
 // longer than allowed.
+//
+//   data_order_bench corpus FOLDER ALPHA
+//
+// Pairs a second, and share of real positions, of 300 steps of the loader on a prepared corpus,
+// with data.subword_alpha.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -21,6 +26,7 @@
 #include "tests/trainer/data/synthetic_index.h"
 #include "trainer/checkpoint/format.h"
 #include "trainer/data/batcher.h"
+#include "trainer/data/corpus_batch_source.h"
 #include "trainer/data/data_order.h"
 
 namespace deepnet {
@@ -114,10 +120,41 @@ int Run(int64_t num_pairs, double allowed) {
   return slowest.first_batch <= allowed ? 0 : 1;
 }
 
+int RunCorpus(const std::string& folder, double alpha) {
+  const absl::StatusOr<Corpus> corpus = Corpus::Open(folder);
+  DEEPNET_CHECK(corpus.ok()) << corpus.status();
+  DataSpec spec;
+  spec.set_max_sentence_tokens(120);
+  spec.mutable_microbatch()->set_max_target_tokens(1000);
+  spec.set_subword_alpha(alpha);
+  if (alpha > 0) spec.set_subword_nbest(64);
+  DEEPNET_CHECK(ResolveDataSpec(*corpus, &spec).ok());
+  const auto source = CorpusBatchSource::Make(spec, 1, &*corpus);
+  DEEPNET_CHECK(source.ok()) << source.status();
+  int64_t pairs = 0, tokens = 0, capacity = 0;
+  double seconds = 0.0;
+  for (int64_t step = 0; step < 301; ++step) {
+    const double begin = SecondsNow();
+    const absl::StatusOr<StepBatch> batch = (*source)->ForStep(step);
+    DEEPNET_CHECK(batch.ok()) << batch.status();
+    if (step == 0) continue;  // which makes the window
+    seconds += SecondsNow() - begin;
+    pairs += batch->microbatches[0].num_sentences;
+    tokens += batch->num_source_tokens + batch->num_target_tokens;
+    capacity += (*source)->order().capacity().source + (*source)->order().capacity().target;
+  }
+  std::printf("alpha %.2f  %.0f pairs/s  fill %.4f\n", alpha, static_cast<double>(pairs) / seconds,
+              static_cast<double>(tokens) / static_cast<double>(capacity));
+  return 0;
+}
+
 }  // namespace
 }  // namespace deepnet
 
 int main(int argc, char** argv) {
+  if (argc == 4 && std::string(argv[1]) == "corpus") {
+    return deepnet::RunCorpus(argv[2], std::atof(argv[3]));
+  }
   const int64_t num_pairs = argc > 1 ? std::atoll(argv[1]) : 100'000'000;
   const double allowed = argc > 2 ? std::atof(argv[2]) : 1.0;
   return deepnet::Run(num_pairs, allowed);

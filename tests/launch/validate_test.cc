@@ -180,6 +180,10 @@ TEST(Validate, EveryDataRuleNamesItsField) {
        "data.weights[0].direction: 'de-en.': must be two language tags, as in 'de-en', '*-en', "
        "'de-en.bt'"},
       {{"data.weights={direction: '*-*.bt'}"}, "data.weights[0].weight: 0: must be above 0"},
+      {{"data.subword_alpha=-1"}, "data.subword_alpha: -1: must be above 0, or 0: off"},
+      {{"data.subword_nbest=8"}, "data.subword_nbest: 8: only with data.subword_alpha"},
+      {{"data.subword_alpha=0.1", "data.subword_nbest=1"},
+       "data.subword_nbest: 1: must be from 2 to 1024"},
       {{"data.directions=de-de"}, "data.directions[0]: 'de-de': must be two different languages"},
       {{"data.directions=de-en,de-en"}, "data.directions[1]: 'de-en': is listed twice"}};
   for (const Case& c : cases) EXPECT_EQ(TrainError(c.sets), c.line);

@@ -28,6 +28,7 @@ using deepnet::testing::FaultFileSystem;
 struct Degrees {
   int stages = 1, replicas = 1;
   std::string schedule = "";  // empty: the planner's choice
+  double subword_alpha = 0.0;
 };
 
 class SpreadTrainTest : public testing::CorpusTest {
@@ -50,6 +51,7 @@ class SpreadTrainTest : public testing::CorpusTest {
     run.mutable_parallel()->set_pipeline_parallel_size(degrees.stages);
     run.mutable_parallel()->set_data_parallel_size(degrees.replicas);
     run.mutable_parallel()->set_schedule(degrees.schedule);
+    run.mutable_data()->set_subword_alpha(degrees.subword_alpha);
     run = WithDefaults(run);
     run.mutable_train()->set_validate_every_steps(0);
     return run;
@@ -106,6 +108,16 @@ TEST_F(SpreadTrainTest, ACheckpointOfAnyLayoutIsContinuedByAnyOtherBitForBit) {
     EXPECT_EQ(Lines(folder), Lines("whole"));
     EXPECT_EQ(testing::WeightsLine(log), testing::WeightsLine(whole));
   }
+}
+
+TEST_F(SpreadTrainTest, DrawnSegmentationsAreThoseOfOneRankOnAnyLayoutAndAfterAStop) {
+  const std::string best = Train("best", 6, {});
+  const std::string whole = Train("drawn", 6, {.subword_alpha = 0.1});
+  EXPECT_NE(testing::WeightsLine(whole), testing::WeightsLine(best));
+  Train("drawn-cut", 3, {.stages = 2, .replicas = 2, .subword_alpha = 0.1});
+  const std::string log = Train("drawn-cut", 6, {.stages = 1, .replicas = 2, .subword_alpha = 0.1});
+  EXPECT_EQ(Lines("drawn-cut"), Lines("drawn"));
+  EXPECT_EQ(testing::WeightsLine(log), testing::WeightsLine(whole));
 }
 
 // One layout of every kind of schedule, up to 8 ranks. What each saves is the same to the bit,

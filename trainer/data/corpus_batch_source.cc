@@ -1,5 +1,6 @@
 #include "trainer/data/corpus_batch_source.h"
 
+#include <algorithm>
 #include <string>
 
 #include "absl/status/status.h"
@@ -30,24 +31,60 @@ absl::StatusOr<std::unique_ptr<CorpusBatchSource>> CorpusBatchSource::Make(
     tags.push_back({spec.tags(), *source, *target});
   }
   const MaskingRule masking = {spec.mlm_probability(), corpus->vocabulary().first_tag()};
-  return std::unique_ptr<CorpusBatchSource>(new CorpusBatchSource(
-      std::move(order), std::move(tags), corpus, architecture, seed, masking));
+  std::optional<SubwordSampler> subwords;
+  if (spec.subword_alpha() > 0) {
+    ASSIGN_OR_RETURN(subwords, SubwordSampler::Make(spec, seed, &corpus->vocabulary()));
+  }
+  return std::unique_ptr<CorpusBatchSource>(
+      new CorpusBatchSource(std::move(order), std::move(tags), corpus, architecture, seed, masking,
+                            spec.max_sentence_tokens(), std::move(subwords)));
 }
 
-EncodedPair CorpusBatchSource::Encode(const PairRef& pair, int64_t step) const {
+// Returns the pieces of one side, which has `positions` of the microbatch and may take from
+// `*spare`, those that no pair needs; what it leaves is added there.
+std::vector<int32_t> CorpusBatchSource::Pieces(const PairRef& pair, int side, int32_t positions,
+                                               int32_t* spare) const {
   const PairTokens tokens = corpus_->Tokens(pair.direction, pair.pair);
+  std::vector<int32_t> pieces = ToIds(side == 0 ? tokens.source : tokens.target);
+  if (!subwords_.has_value()) return pieces;
+  const PairSize extra = SizeOf(PairLengths(), tags_[pair.direction].style, architecture_);
+  const bool is_source = side == 0 && architecture_ == ENCODER_DECODER;
+  const int32_t room = positions - (is_source ? extra.source : extra.target);
+  const std::string direction = corpus_->directions()[pair.direction].Name();
+  pieces = subwords_->Cut(pieces, static_cast<size_t>(std::min(room + *spare, max_tokens_)),
+                          {direction, pair.draw, side});
+  *spare += room - static_cast<int32_t>(pieces.size());
+  return pieces;
+}
+
+EncodedPair CorpusBatchSource::Encode(const PairRef& pair, int64_t step, PairSize* spare) const {
   const DirectionTags& tags = tags_[pair.direction];
   switch (architecture_) {
     case DECODER_ONLY:
-      return EncodeTargetSide(tags, ToIds(tokens.target));
+      return EncodeTargetSide(tags, Pieces(pair, 1, pair.size.target, &spare->target));
     case ENCODER_ONLY: {
       const std::string direction = corpus_->directions()[pair.direction].Name();
-      return EncodeSourceSide(tags, ToIds(tokens.source), masking_,
+      return EncodeSourceSide(tags, Pieces(pair, 0, pair.size.target, &spare->target), masking_,
                               {seed_, direction, pair.pair, step});
     }
-    default:
-      return EncodePair(tags, ToIds(tokens.source), ToIds(tokens.target));
+    default: {
+      const std::vector<int32_t> source = Pieces(pair, 0, pair.size.source, &spare->source);
+      return EncodePair(tags, source, Pieces(pair, 1, pair.size.target, &spare->target));
+    }
   }
+}
+
+// A pair takes the spare positions that those before it left.
+Microbatch CorpusBatchSource::Pack(std::span<const PairRef> pairs, uint32_t ordinal,
+                                   int64_t step) const {
+  MicrobatchBuilder builder(order_.capacity());
+  PairSize spare = {order_.capacity().source, order_.capacity().target};
+  for (const PairRef& pair : pairs) {
+    spare.source -= pair.size.source;
+    spare.target -= pair.size.target;
+  }
+  for (const PairRef& pair : pairs) builder.Add(ordinal++, Encode(pair, step, &spare));
+  return std::move(builder).Build();
 }
 
 absl::StatusOr<StepBatch> CorpusBatchSource::ForStep(int64_t step) {
@@ -61,11 +98,9 @@ absl::StatusOr<StepBatch> CorpusBatchSource::ForStep(int64_t step) {
   uint32_t ordinal = 0;
   const int64_t begin = step % order_.steps_per_window() * order_.global_microbatches();
   for (int64_t m = begin; m < begin + order_.global_microbatches(); ++m) {
-    MicrobatchBuilder builder(order_.capacity());
-    for (const PairRef& pair : window_.microbatches[m]) {
-      builder.Add(ordinal++, Encode(pair, step));
-    }
-    const Microbatch& made = batch.microbatches.emplace_back(std::move(builder).Build());
+    const Microbatch& made =
+        batch.microbatches.emplace_back(Pack(window_.microbatches[m], ordinal, step));
+    ordinal += static_cast<uint32_t>(window_.microbatches[m].size());
     batch.num_source_tokens += made.num_source_tokens;
     batch.num_target_tokens += made.num_target_tokens;
   }

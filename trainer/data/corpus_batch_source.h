@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <future>
 #include <memory>
+#include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -16,6 +18,7 @@
 #include "trainer/data/data_order.h"
 #include "trainer/data/encoded_pair.h"
 #include "trainer/data/microbatch.h"
+#include "trainer/data/subword_sampler.h"
 
 namespace deepnet {
 
@@ -34,22 +37,30 @@ class CorpusBatchSource : public BatchSource {
 
  private:
   CorpusBatchSource(DataOrder order, std::vector<DirectionTags> tags, const Corpus* corpus,
-                    Architecture architecture, uint64_t seed, const MaskingRule& masking)
+                    Architecture architecture, uint64_t seed, const MaskingRule& masking,
+                    int32_t max_tokens, std::optional<SubwordSampler> subwords)
       : order_(std::move(order)),
         tags_(std::move(tags)),
         corpus_(corpus),
         architecture_(architecture),
         seed_(seed),
-        masking_(masking) {}
-  EncodedPair Encode(const PairRef& pair, int64_t step) const;
+        masking_(masking),
+        max_tokens_(max_tokens),
+        subwords_(std::move(subwords)) {}
+  Microbatch Pack(std::span<const PairRef> pairs, uint32_t ordinal, int64_t step) const;
+  EncodedPair Encode(const PairRef& pair, int64_t step, PairSize* spare) const;
+  std::vector<int32_t> Pieces(const PairRef& pair, int side, int32_t positions,
+                              int32_t* spare) const;
 
   const DataOrder order_;
   const std::vector<DirectionTags> tags_;  // by direction
   const Corpus* const corpus_;
   const Architecture architecture_;
   const uint64_t seed_;
-  const MaskingRule masking_;   // ENCODER_ONLY
-  int64_t window_number_ = -1;  // of window_
+  const MaskingRule masking_;                     // ENCODER_ONLY
+  const int32_t max_tokens_;                      // pieces a side
+  const std::optional<SubwordSampler> subwords_;  // data.subword_alpha above 0
+  int64_t window_number_ = -1;                    // of window_
   DataOrder::Window window_;
 };
 

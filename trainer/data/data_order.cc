@@ -15,6 +15,7 @@
 #include "parallel/base/check.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/data/sampling.h"
+#include "trainer/data/subword_sampler.h"
 
 namespace deepnet {
 namespace {
@@ -91,7 +92,8 @@ std::vector<double> Factors(const PairIndex& index, const DataSpec& spec,
 std::vector<WindowMoments> MomentsByPhase(const PairIndex& index, const DataSpec& spec,
                                           Architecture architecture) {
   const std::vector<int> selected = SelectedDirections(index, spec);
-  const PairSize extra = SizeOf(PairLengths(), spec.tags(), architecture);
+  const int32_t room = SubwordRoom(spec);
+  const PairSize extra = SizeOf({room, room}, spec.tags(), architecture);
   std::vector<SamplingPhase> phases;
   for (const TemperaturePoint& point : spec.temperature()) {
     phases.push_back({static_cast<int64_t>(phases.size()), point.temperature()});
@@ -309,6 +311,7 @@ DataOrder::DataOrder(const DataSpec& spec, uint64_t seed, const PairIndex* index
       tags_(spec.tags()),
       architecture_(architecture),
       max_tokens_(spec.max_sentence_tokens()),
+      subword_room_(SubwordRoom(spec)),
       capacity_{spec.microbatch().max_source_tokens(), spec.microbatch().max_target_tokens(),
                 spec.microbatch().max_sentences()},
       global_microbatches_(spec.global_microbatches()),
@@ -349,7 +352,9 @@ std::vector<PairRef> DataOrder::Draw(int64_t window, Window* counts) const {
         ++counts->num_skipped;
         continue;
       }
-      pairs.push_back({direction, pair, SizeOf(lengths, tags_, architecture_)});
+      const PairLengths reserved = {std::min(lengths.source + subword_room_, max_tokens_),
+                                    std::min(lengths.target + subword_room_, max_tokens_)};
+      pairs.push_back({direction, pair, SizeOf(reserved, tags_, architecture_), n});
     }
   }
   return pairs;

@@ -48,7 +48,8 @@ PairSize SizeOf(const PairLengths& pieces, TagStyle tags,
 struct PairRef {
   int32_t direction = 0;  // index into PairIndex::directions()
   int64_t pair = 0;       // index into the direction
-  PairSize size;          // positions
+  PairSize size;          // positions, with room for another segmentation (subword_sampler.h)
+  int64_t draw = 0;       // number in the direction's sequence of epochs
 
   friend bool operator==(const PairRef&, const PairRef&) = default;
 };
@@ -96,6 +97,7 @@ class DataOrder {
   TagStyle tags_;
   Architecture architecture_;
   int32_t max_tokens_;
+  int32_t subword_room_;  // pieces a side
   Capacity capacity_;
   int64_t global_microbatches_;
   int64_t steps_per_window_;

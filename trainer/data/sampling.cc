@@ -26,16 +26,6 @@ double PortableLog(double x) {
   return 2.0 * s * sum + exponent * kLn2;
 }
 
-// exp(x) for x <= 0 by + - * / alone; 0 below -700.
-double PortableExp(double x) {
-  if (x < -700.0) return 0.0;
-  const auto halvings = static_cast<int>(-x / kLn2);
-  const double rest = x + halvings * kLn2;
-  double sum = 1.0;
-  for (int k = 20; k >= 1; --k) sum = 1.0 + sum * rest / k;
-  return sum * std::bit_cast<double>(static_cast<uint64_t>(1023 - halvings) << 52);
-}
-
 // floor((factor_a * factor_b + sum * 2^-32 * phase) / sum) without overflow.
 int64_t Quotient(int64_t factor_a, unsigned __int128 factor_b, int64_t sum, uint32_t phase) {
   const unsigned __int128 product = static_cast<unsigned __int128>(factor_a) * factor_b;
@@ -66,6 +56,15 @@ uint64_t Feistel(const PermutationKey& key, int half_bits, uint64_t value) {
 }
 
 }  // namespace
+
+double PortableExp(double x) {
+  if (x < -700.0) return 0.0;
+  const auto halvings = static_cast<int>(-x / kLn2);
+  const double rest = x + halvings * kLn2;
+  double sum = 1.0;
+  for (int k = 20; k >= 1; --k) sum = 1.0 + sum * rest / k;
+  return sum * std::bit_cast<double>(static_cast<uint64_t>(1023 - halvings) << 52);
+}
 
 std::vector<int64_t> SamplingWeights(std::span<const int64_t> counts, double temperature,
                                      std::span<const double> factors) {

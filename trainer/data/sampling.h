@@ -15,6 +15,9 @@
 
 namespace deepnet {
 
+// Returns exp(x) for x <= 0, by + - * / alone, so the same bits on every host; 0 below -700.
+double PortableExp(double x);
+
 // Returns integers proportional to factors times counts^(1/temperature): at temperature 1 and equal
 // factors the counts themselves, else rounded at 2^40. The same bits on every host (no libm).
 // counts >= 0, temperature >= 1; factors > 0, none: all 1.

@@ -28,6 +28,20 @@ class LoadedPieces : public SentencePieces {
   std::vector<int> Encode(std::string_view text) const override {
     return processor_.EncodeAsIds(text);
   }
+  std::vector<Segmentation> NBest(std::string_view text, int count) const override {
+    const auto all = processor_.NBestEncodeAsImmutableProto(text, count);
+    std::vector<Segmentation> segmentations;
+    segmentations.reserve(all.nbests_size());
+    for (const auto& one : all.nbests()) {
+      Segmentation& segmentation = segmentations.emplace_back();
+      segmentation.score = one.score();
+      segmentation.ids.reserve(one.pieces_size());
+      for (const auto& piece : one.pieces()) {
+        segmentation.ids.push_back(static_cast<int>(piece.id()));
+      }
+    }
+    return segmentations;
+  }
   std::vector<std::string> EncodeAsPieces(std::string_view text) const override {
     return processor_.EncodeAsPieces(text);
   }

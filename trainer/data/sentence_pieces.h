@@ -69,6 +69,12 @@ class SentenceSample {
   int64_t num_bytes_ = 0;
 };
 
+// One way to cut a text into pieces.
+struct Segmentation {
+  std::vector<int> ids;
+  float score = 0.0f;  // logarithm of its probability
+};
+
 // A loaded model, with the ids of its file. Immutable, safe from several threads.
 class SentencePieces {
  public:
@@ -82,6 +88,10 @@ class SentencePieces {
   virtual bool IsUnknown(int id) const = 0;  // the piece for characters the model does not know
   virtual bool IsControl(int id) const = 0;  // never produced by text
   virtual std::vector<int> Encode(std::string_view text) const = 0;
+
+  // Returns the up to `count` most probable ways to cut `text`, the best one first; none where the
+  // model is not a unigram model. A function of model, text and count.
+  virtual std::vector<Segmentation> NBest(std::string_view text, int count) const = 0;
 
   // Pieces of `text` as the text has them, "▁" for a space; unknown characters as they are.
   virtual std::vector<std::string> EncodeAsPieces(std::string_view text) const = 0;

@@ -94,6 +94,14 @@ std::vector<int32_t> Vocabulary::Encode(std::string_view text) const {
   return ids;
 }
 
+std::vector<Segmentation> Vocabulary::NBest(std::string_view text, int count) const {
+  std::vector<Segmentation> segmentations = pieces_->NBest(text, count);
+  for (Segmentation& segmentation : segmentations) {
+    for (int& id : segmentation.ids) id = from_model_[id];
+  }
+  return segmentations;
+}
+
 std::string Vocabulary::Decode(std::span<const int32_t> ids) const {
   std::vector<int> model_ids;
   model_ids.reserve(ids.size());

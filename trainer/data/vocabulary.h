@@ -46,6 +46,10 @@ class Vocabulary {
   // into pieces.
   std::vector<int32_t> Encode(std::string_view text) const;
 
+  // Returns the up to `count` most probable ways to cut `text`, the best one first; none where the
+  // tokenizer is not a unigram model.
+  std::vector<Segmentation> NBest(std::string_view text, int count) const;
+
   // Returns the text of `ids`; specials and tags are skipped, <unk> becomes the model's surface for
   // it.
   std::string Decode(std::span<const int32_t> ids) const;

@@ -1,6 +1,8 @@
 #include "trainer/data/corpus.h"
 
+#include <algorithm>
 #include <cmath>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -133,6 +135,85 @@ TEST_F(CorpusTest, AnyStepIsTheOneOfTheUninterruptedSequence) {
   Prefetcher prefetcher(Source(corpus));
   for (const int64_t step : {0, 1, 2, 9, 10, 3, 4}) {
     EXPECT_EQ(*prefetcher.ForStep(step), steps[step]) << step;
+  }
+}
+
+// Sentences of a batch as text, tags in front apart: "direction's tag, source, target".
+std::multiset<std::string> TextOf(const StepBatch& step, const Vocabulary& vocabulary) {
+  std::multiset<std::string> text;
+  for (const Microbatch& batch : step.microbatches) {
+    for (int s = 0; s < batch.num_sentences; ++s) {
+      const auto side = [&](const PackedSide& from) {
+        const auto first = from.tokens.begin();
+        return vocabulary.Decode(
+            std::vector<int32_t>(first + from.offsets[s], first + from.offsets[s + 1]));
+      };
+      text.insert(side(batch.source) + " | " + side(batch.target));
+    }
+  }
+  return text;
+}
+
+// Random segmentations: the same step whenever it is asked for, real sentences, within capacity
+// (MicrobatchBuilder checks it), other pieces in each epoch.
+TEST_F(CorpusTest, SegmentationsAreDrawnAnewForEveryDrawAndTheSameForEveryStart) {
+  const Corpus corpus = Open();
+  const auto make = [&](int nbest, Architecture architecture = ENCODER_DECODER) {
+    DataSpec spec;
+    spec.set_max_sentence_tokens(190);  // some sentences are reserved no room
+    spec.mutable_microbatch()->set_max_target_tokens(200);
+    spec.set_subword_alpha(0.1);
+    spec.set_subword_nbest(nbest);
+    if (architecture == ENCODER_ONLY) spec.set_mlm_probability(0.15);
+    EXPECT_TRUE(ResolveDataSpec(corpus, &spec, architecture).ok());
+    auto source = CorpusBatchSource::Make(spec, 7, &corpus, architecture);
+    EXPECT_TRUE(source.ok()) << source.status();
+    return *std::move(source);
+  };
+  const auto whole = make(64), best = make(2);
+  std::set<std::string> known;
+  for (const Direction& direction : corpus.directions()) {
+    const int index = static_cast<int>(&direction - corpus.directions().data());
+    for (int64_t pair = 0; pair < direction.num_pairs; ++pair) {
+      const PairTokens tokens = corpus.Tokens(index, pair);
+      const auto text = [&](const TokenSpan& side) {
+        std::vector<int32_t> ids;
+        for (size_t i = 0; i < side.size(); ++i) ids.push_back(side[i]);
+        return corpus.vocabulary().Decode(ids);
+      };
+      known.insert(text(tokens.source) + " | " + text(tokens.target));
+    }
+  }
+  std::map<std::string, std::vector<std::vector<int32_t>>> cuts;
+  std::vector<StepBatch> steps;
+  for (int64_t step = 0; step < 60; ++step) {
+    steps.push_back(*whole->ForStep(step));
+    for (const std::string& text : TextOf(steps.back(), corpus.vocabulary())) {
+      EXPECT_TRUE(known.contains(text)) << text;
+    }
+    const PackedSide& target = steps.back().microbatches[0].target;
+    for (int s = 0; s < steps.back().microbatches[0].num_sentences; ++s) {
+      const auto first = target.tokens.begin();
+      const std::vector<int32_t> ids(first + target.offsets[s], first + target.offsets[s + 1]);
+      cuts[corpus.vocabulary().Decode(ids)].push_back(ids);
+    }
+  }
+  int again = 0, anew = 0;
+  for (const auto& [text, all] : cuts) {
+    if (all.size() < 3) continue;
+    ++again;
+    anew += std::set(all.begin(), all.end()).size() > 1 ? 1 : 0;
+  }
+  EXPECT_GT(again, 10);
+  EXPECT_GT(anew, again * 3 / 4);
+  for (const int64_t start : {59, 0, 30}) {
+    EXPECT_EQ(*make(64)->ForStep(start), steps[static_cast<size_t>(start)]) << start;
+  }
+  EXPECT_NE(*best->ForStep(0), steps[0]);
+  for (const Architecture architecture : {DECODER_ONLY, ENCODER_ONLY}) {
+    const auto stack = make(64, architecture);
+    const StepBatch step = *stack->ForStep(5);
+    EXPECT_EQ(*make(64, architecture)->ForStep(5), step);
   }
 }
 
