@@ -160,8 +160,9 @@ std::string GroupHelp(const Command& command, const std::string& name) {
 
 std::string CommandHelp(const Command& command, const std::string& name) {
   const bool needs_config = command.spec == SpecUse::kRequired;
-  const std::string usage = absl::StrCat(needs_config ? " --config FILE" : "", " [FLAGS]",
-                                         command.arguments.empty() ? "" : " ", command.arguments);
+  std::string usage = absl::StrCat(needs_config ? " --config FILE" : "", " [FLAGS]",
+                                   command.arguments.empty() ? "" : " ", command.arguments);
+  if (command.load != nullptr) usage = absl::StrCat(" ", command.arguments, " [FLAGS]");
   return absl::StrCat(HelpHead(command, name, usage), "Flags:\n", FlagHelp(AllFlags(command)));
 }
 
@@ -175,16 +176,14 @@ absl::Status RunCommand(const Command& command, const std::string& name,
     return absl::OkStatus();
   }
   ASSIGN_OR_RETURN(ParsedFlags flags, ParseFlags(AllFlags(command), words, command.max_arguments));
-  const bool needs_config =
-      command.spec == SpecUse::kRequired &&
-      (command.instead_of_config.empty() || !flags.Given(command.instead_of_config));
-  if (needs_config && !flags.Given("config")) {
+  if (command.spec == SpecUse::kRequired && command.load == nullptr && !flags.Given("config")) {
     return BadFlag("--config: required; complete ones are in launch/recipes");
   }
   const CommandLine line{command,         std::move(flags), environment.in,
                          environment.out, environment.err,  environment.has_cuda};
   if (command.spec == SpecUse::kRequired && line.flags.Switch("dump-config")) {
-    ASSIGN_OR_RETURN(const RunSpec run, LoadConfig(line));
+    ASSIGN_OR_RETURN(const RunSpec run,
+                     command.load != nullptr ? command.load(line) : LoadConfig(line));
     environment.out << ToCompleteTextproto(run);
     return absl::OkStatus();
   }

@@ -34,8 +34,10 @@ struct Command {
   std::string arguments = {};     // what --help calls the positional words, for example "[FILE]"
   int max_arguments = 0;          // positional words at most
   SpecUse spec = SpecUse::kNone;  // see there
-  std::string instead_of_config = {};  // a flag that makes --config optional (kRequired)
-  bool plans = false;  // LoadRunSpec fills in model.vocabulary_size, and says for what
+  bool plans = false;             // LoadRunSpec fills in model.vocabulary_size, and says for what
+  // kRequired: reads the RunSpec in place of LoadConfig, perhaps without --config; `arguments` then
+  // stands first in the usage and says what it takes.
+  absl::StatusOr<RunSpec> (*load)(const CommandLine& line) = nullptr;
   absl::Status (*validate)(const RunSpec& run) = nullptr;  // what LoadRunSpec applies at the end
   std::vector<Flag> flags = {};  // besides --root, --help and those of `spec`
   absl::Status (*run)(const CommandLine& line) = nullptr;  // required, unless:

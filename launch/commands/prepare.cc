@@ -29,13 +29,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Returns the RunSpec with --tsv as the last of its texts.
+// Returns the RunSpec of --config and --set, with --tsv as the last of its texts.
 absl::StatusOr<RunSpec> LoadRunSpecWithTsv(const CommandLine& line) {
   if (!line.flags.Given("tsv")) {
     for (const char* flag : {"from", "to", "score-threshold"}) {
       if (line.flags.Given(flag)) return BadFlag(absl::StrCat("--", flag, ": only with --tsv"));
     }
-    return LoadRunSpec(line);
+    if (line.flags.Given("config")) return LoadConfig(line);
+    return BadFlag("--config: required, or --tsv; complete ones are in launch/recipes");
   }
   if (!line.flags.Given("from") || !line.flags.Given("to")) {
     return BadFlag("--tsv: needs --from and --to, the languages of its columns");
@@ -129,8 +130,9 @@ Command MakePrepareCommand() {
               "nothing that looks complete, and the same command goes on with what was finished.\n"
               "`mpirun -n R deepnet prepare ...` shares the work between R ranks, on one host or "
               "on many that see one file system: the corpus is the same to the byte.",
+          .arguments = "--config FILE | --tsv FILE",
           .spec = SpecUse::kRequired,
-          .instead_of_config = "tsv",
+          .load = LoadRunSpecWithTsv,
           .validate = ValidateForPrepare,
           .flags = {JsonFlag(),
                     TextFlag("tsv", "FILE",

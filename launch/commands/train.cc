@@ -1,11 +1,13 @@
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
 #include "launch/commands/commands.h"
 #include "launch/commands/doctor.h"
+#include "launch/commands/train_text.h"
 #include "launch/defaults.h"
 #include "launch/device_group.h"
 #include "launch/job.h"
@@ -114,10 +116,14 @@ absl::Status CheckBeforeTraining(const CommandLine& line, const RunSpec& run, Co
 // `hosts` are all ranks as MPI joins them; the run trains over `world`, the same ranks with a way
 // between their GPUs where they have some.
 absl::Status TrainOnAllRanks(const CommandLine& line, Communicator& hosts) {
-  absl::StatusOr<RunSpec> run = LoadConfig(line);
+  absl::StatusOr<RunSpec> run = LoadTrainConfig(line);
   RETURN_IF_ERROR(AgreeOnStatus(hosts, run.status()));
   const absl::StatusOr<StepRange> traced = TracedSteps(line, *run);
   RETURN_IF_ERROR(AgreeOnStatus(hosts, traced.status()));
+  if (line.flags.Given("text")) {
+    Logger log(LogOptions(line, hosts));
+    RETURN_IF_ERROR(PrepareText(line, *run, hosts, log));
+  }
   RETURN_IF_ERROR(DecideDevice(line, hosts, &*run));
   ASSIGN_OR_RETURN(const auto devices, JoinDevices(run->compute(), hosts));
   Communicator& world = devices != nullptr ? *devices : hosts;
@@ -148,7 +154,7 @@ absl::Status RunTrain(const CommandLine& line) {
 }  // namespace
 
 Command MakeTrainCommand() {
-  return {
+  Command command = {
       .name = "train",
       .summary = "Train a model, or resume a run.",
       .description =
@@ -158,7 +164,10 @@ Command MakeTrainCommand() {
           "`mpirun -n R deepnet train ...` shares the work between R ranks, on one host or many.\n"
           "SIGTERM, SIGUSR1 or one SIGINT: save and exit with code 75. SIGUSR2: save and go on. "
           "A second SIGINT: end at once.",
+      .arguments = "--config FILE | --text SOURCE TARGET",
+      .max_arguments = 1,
       .spec = SpecUse::kRequired,
+      .load = LoadTrainConfig,
       .validate = ValidateForTrain,
       .flags = {SwitchFlag("require-empty", "Refuse a run folder that is not empty."),
                 SwitchFlag("check",
@@ -179,6 +188,9 @@ Command MakeTrainCommand() {
                            "Show a bar that is redrawn, or lines; auto: a bar on a terminal.",
                            "auto")},
       .run = RunTrain};
+  const std::vector<Flag> text = TextFlags();
+  command.flags.insert(command.flags.begin(), text.begin(), text.end());
+  return command;
 }
 
 }  // namespace deepnet

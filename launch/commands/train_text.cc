@@ -1,0 +1,258 @@
+#include "launch/commands/train_text.h"
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "google/protobuf/text_format.h"
+
+#include "launch/defaults.h"
+#include "launch/validate.h"
+#include "parallel/base/check.h"
+#include "parallel/base/exit_code.h"
+#include "parallel/base/status_macros.h"
+#include "parallel/comm/agreement.h"
+#include "trainer/data/line_reader.h"
+#include "trainer/data/prepare.h"
+
+namespace deepnet {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The model and the batch of launch/recipes/quickstart.textproto, with dropout, since a small text
+// is read many times, and a schedule that may end anywhere.
+constexpr char kTry[] = R"(
+  seed: 1
+  model {
+    encoder_layers: 12 decoder_layers: 12 d_model: 128 ffn_dim: 512 num_heads: 4
+    residual: DEEPNORM dropout: 0.1
+  }
+  data {
+    folder: "corpus" max_sentence_tokens: 120 global_microbatches: 2
+    microbatch { max_target_tokens: 300 max_sentences: 60 }
+  }
+  optim { learning_rate: 1.5e-3 warmup_steps: 600 }
+  train { steps: 10000 validate_every_steps: 2000 validate_sentences: 100 log_every_steps: 20 }
+  decode { max_tokens: 110 }
+  prepare {
+    cleaning { max_sentence_tokens: 120 }
+    tokenizer { character_coverage: 0.9995 }
+  })";
+
+constexpr int64_t kBytesPerPiece = 1000;  // of text, for each piece of the vocabulary
+constexpr int64_t kMinPieces = 2000, kMaxPieces = 8000;
+constexpr int64_t kDevEvery = 20, kMaxDevLines = 1000;
+
+struct Side {
+  std::string file;      // as typed
+  std::string language;  // its tag
+};
+
+// SOURCE and TARGET.
+using Sides = std::array<Side, 2>;
+
+bool IsCompressed(const fs::path& file) {
+  return file.extension() == ".gz" || file.extension() == ".zst";
+}
+
+// Returns the ending of a file's name, that of its compression apart: "de" of "train.de.gz".
+std::string EndingOf(fs::path file) {
+  if (IsCompressed(file)) file.replace_extension();
+  const std::string ending = file.extension().string();
+  return ending.empty() ? "" : ending.substr(1);
+}
+
+absl::StatusOr<Sides> SidesOf(const CommandLine& line) {
+  const ParsedFlags& flags = line.flags;
+  if (flags.positional().empty()) return BadFlag("--text: two files are needed: SOURCE TARGET");
+  if (flags.Switch("require-empty")) return BadFlag("--require-empty: not with --text");
+  Sides sides = {Side{flags.Text("text"), flags.Text("from")},
+                 Side{flags.positional()[0], flags.Text("to")}};
+  for (Side& side : sides) {
+    if (side.language.empty()) side.language = EndingOf(side.file);
+  }
+  if (sides[0].language.empty() || sides[1].language.empty() ||
+      sides[0].language == sides[1].language) {
+    return BadFlag(absl::StrCat("--text: ", sides[0].file, " and ", sides[1].file,
+                                " do not end in two languages, as a.en and a.de do: say them by "
+                                "--from and --to"));
+  }
+  return sides;
+}
+
+// Returns the pieces of a vocabulary for the two files.
+absl::StatusOr<int32_t> PiecesFor(const CommandLine& line, const Sides& sides) {
+  int64_t bytes = 0;
+  for (const Side& side : sides) {
+    std::error_code error;
+    const auto size = fs::file_size(ResolvePath(line, side.file), error);
+    if (error) {
+      return WithExitCode(
+          absl::NotFoundError(absl::StrCat("--text: ", side.file, ": ", error.message())),
+          ExitCode::kData);
+    }
+    bytes += static_cast<int64_t>(size) * (IsCompressed(side.file) ? 3 : 1);
+  }
+  return static_cast<int32_t>(std::clamp(bytes / kBytesPerPiece, kMinPieces, kMaxPieces));
+}
+
+absl::StatusOr<RunSpec> LoadTextRun(const CommandLine& line) {
+  ASSIGN_OR_RETURN(const Sides sides, SidesOf(line));
+  const std::string direction = absl::StrCat(sides[0].language, "-", sides[1].language);
+  RunSpec base;
+  DEEPNET_CHECK(google::protobuf::TextFormat::ParseFromString(kTry, &base));
+  base.set_folder("runs/" + direction);
+  ASSIGN_OR_RETURN(const int32_t pieces, PiecesFor(line, sides));
+  base.mutable_prepare()->mutable_tokenizer()->set_vocab_size(pieces);
+  ASSIGN_OR_RETURN(RunSpec run, LoadConfig(line, std::move(base)));
+  // What is read and where the corpus goes, whatever a --config says.
+  run.mutable_data()->set_folder(run.folder() + "/corpus");
+  if (run.data().directions().empty()) run.mutable_data()->add_directions(direction);
+  PrepareSpec& prepare = *run.mutable_prepare();
+  prepare.clear_opus100_folder();
+  prepare.clear_languages();
+  prepare.clear_table();
+  prepare.clear_text();
+  for (const char* split : {"train", "dev"}) {
+    TextFiles& text = *prepare.add_text();
+    const std::string stem = absl::StrCat(run.folder(), "/text/", split, ".");
+    text.set_source_language(sides[0].language);
+    text.set_target_language(sides[1].language);
+    text.set_source_file(stem + sides[0].language);
+    text.set_target_file(stem + sides[1].language);
+    text.set_split(split);
+  }
+  RETURN_IF_ERROR(ValidateForPrepare(run));
+  return run;
+}
+
+absl::Status DataError(const std::string& text) {
+  return WithExitCode(absl::InvalidArgumentError(text), ExitCode::kData);
+}
+
+// Returns the lines of a file.
+absl::StatusOr<int64_t> CountLines(const std::string& path) {
+  ASSIGN_OR_RETURN(const auto reader, LineReader::Open(path));
+  std::string_view text;
+  for (;;) {
+    ASSIGN_OR_RETURN(const bool more, reader->Next(&text));
+    if (!more) return reader->line_number();
+  }
+}
+
+// Writes the lines of `path` to `train` and `dev`.
+absl::Status CutFile(const std::string& path, int64_t dev_every, const std::string& train,
+                     const std::string& dev) {
+  ASSIGN_OR_RETURN(const auto reader, LineReader::Open(path));
+  std::ofstream into_train(train, std::ios::binary), into_dev(dev, std::ios::binary);
+  std::string_view text;
+  for (int64_t i = 0;; ++i) {
+    ASSIGN_OR_RETURN(const bool more, reader->Next(&text));
+    if (!more) break;
+    (i % dev_every == dev_every / 2 ? into_dev : into_train) << text << '\n';
+  }
+  into_train.close();
+  into_dev.close();
+  return into_train && into_dev ? absl::OkStatus()
+                                : DataError(absl::StrCat("cannot write ", train, " and ", dev));
+}
+
+// True if all files of `texts` are there and none of `sources` is newer.
+bool IsCut(const std::vector<std::string>& texts, const std::vector<std::string>& sources) {
+  std::error_code error;
+  return std::ranges::all_of(texts, [&](const std::string& text) {
+    const auto made = fs::last_write_time(text, error);
+    return !error && std::ranges::all_of(sources, [&](const std::string& source) {
+      return fs::last_write_time(source, error) <= made && !error;
+    });
+  });
+}
+
+// Writes the files that `run.prepare` names, unless they are there; they appear together.
+absl::Status CutText(const CommandLine& line, const RunSpec& run) {
+  const std::vector<std::string> sources = {ResolvePath(line, line.flags.Text("text")),
+                                            ResolvePath(line, line.flags.positional()[0])};
+  const TextFiles& train = run.prepare().text(0);
+  const TextFiles& dev = run.prepare().text(1);
+  const std::vector<std::string> texts = {
+      ResolvePath(line, train.source_file()), ResolvePath(line, train.target_file()),
+      ResolvePath(line, dev.source_file()), ResolvePath(line, dev.target_file())};
+  if (IsCut(texts, sources)) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const int64_t lines, CountLines(sources[0]));
+  ASSIGN_OR_RETURN(const int64_t others, CountLines(sources[1]));
+  if (lines != others) {
+    return DataError(absl::StrCat("--text: uneven line counts: ", sources[0], " has ", lines, ", ",
+                                  sources[1], " ", others));
+  }
+  const int64_t dev_every = std::max(kDevEvery, (lines + kMaxDevLines - 1) / kMaxDevLines);
+  const fs::path folder = fs::path(texts[0]).parent_path();
+  const fs::path unfinished = folder.string() + ".tmp";
+  std::error_code error;
+  fs::remove_all(unfinished, error);
+  fs::create_directories(unfinished, error);
+  for (size_t side = 0; side < 2; ++side) {
+    RETURN_IF_ERROR(CutFile(sources[side], dev_every, unfinished / fs::path(texts[side]).filename(),
+                            unfinished / fs::path(texts[side + 2]).filename()));
+  }
+  fs::remove_all(folder, error);
+  fs::rename(unfinished, folder, error);
+  return error ? DataError(absl::StrCat(folder.string(), ": ", error.message())) : absl::OkStatus();
+}
+
+absl::Status WithDataCode(const absl::Status& status) {
+  const bool plain = !status.ok() && GetExitCode(status) == ExitCode::kInternal;
+  return plain ? WithExitCode(status, ExitCode::kData) : status;
+}
+
+}  // namespace
+
+std::vector<Flag> TextFlags() {
+  return {
+      TextFlag("text", "SOURCE TARGET",
+               "Train on two files, line by line translations, without --config and `prepare`: "
+               "of them the run's folder (runs/en-de of a.en and a.de) gets a corpus with a "
+               "small vocabulary, every 20th pair, at most 1,000, held out as dev. The model is "
+               "small (--dump-config prints it); --config and --set change it."),
+      TextFlag("from", "LANGUAGE",
+               "With --text: language of SOURCE; default: the ending of its name."),
+      TextFlag("to", "LANGUAGE",
+               "With --text: language of TARGET; default: the ending of its name.")};
+}
+
+absl::StatusOr<RunSpec> LoadTrainConfig(const CommandLine& line) {
+  if (line.flags.Given("text")) return LoadTextRun(line);
+  for (const char* name : {"from", "to"}) {
+    if (line.flags.Given(name)) return BadFlag(absl::StrCat("--", name, ": only with --text"));
+  }
+  if (!line.flags.positional().empty()) {
+    return BadFlag(absl::StrCat(line.flags.positional()[0], ": a word only follows --text SOURCE"));
+  }
+  if (!line.flags.Given("config")) {
+    return BadFlag(
+        "--config: required, or --text SOURCE TARGET; complete ones are in launch/recipes");
+  }
+  return LoadConfig(line);
+}
+
+absl::Status PrepareText(const CommandLine& line, const RunSpec& run, Communicator& world,
+                         Logger& log) {
+  RETURN_IF_ERROR(AgreeOnStatus(
+      world, world.rank() == 0 ? WithDataCode(CutText(line, run)) : absl::OkStatus()));
+  const auto progress = [&log](std::string_view text) { log.Info(std::string(text)); };
+  ASSIGN_OR_RETURN(
+      const CorpusReport report,
+      Prepare(run.prepare(), run.data().folder(), RootFolder(line), progress, {.world = &world}));
+  if (world.rank() != 0) return absl::OkStatus();
+  log.Info(absl::StrCat(report.reused() ? "already prepared: " : "prepared: ", report.kept(),
+                        " training pairs in ", report.folder()));
+  return absl::OkStatus();
+}
+
+}  // namespace deepnet

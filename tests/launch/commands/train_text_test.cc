@@ -1,0 +1,136 @@
+#include "launch/commands/train_text.h"
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <google/protobuf/text_format.h>
+#include <gtest/gtest.h>
+
+#include "launch/validate.h"
+#include "parallel/base/exit_code.h"
+#include "parallel/comm/communicator.h"
+#include "tests/launch/commands/run_command.h"
+#include "tests/trainer/data/prepared_corpus.h"
+#include "tests/trainer/data/temp_folder.h"
+#include "trainer/data/corpus.h"
+
+namespace deepnet {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using testing::Outcome;
+using testing::TempFolder;
+
+absl::Status RunTry(const CommandLine& line) {
+  ASSIGN_OR_RETURN(const RunSpec run, LoadTrainConfig(line));
+  SelfCommunicator alone;
+  Logger log({.stream = &line.err});
+  return PrepareText(line, run, alone, log);
+}
+
+// `train` without the training.
+Command Try() {
+  Command command = {.name = "train",
+                     .summary = "Train.",
+                     .arguments = "--config FILE | --text SOURCE TARGET",
+                     .max_arguments = 1,
+                     .spec = SpecUse::kRequired,
+                     .load = LoadTrainConfig,
+                     .validate = ValidateForTrain,
+                     .flags = TextFlags(),
+                     .run = RunTry};
+  command.flags.push_back(SwitchFlag("require-empty", "As train's."));
+  return command;
+}
+
+class TrainTextTest : public ::testing::Test {
+ protected:
+  TrainTextTest() { testing::WritePairs(folder_, "a", "en", "de", testing::UdhrPairs()["de"]); }
+
+  Outcome Run(std::vector<std::string> words) {
+    words.insert(words.end(), {"--root", folder_.path()});
+    return testing::RunCommand(Try(), words);
+  }
+  RunSpec Dumped(std::vector<std::string> words) {
+    words.push_back("--dump-config");
+    RunSpec run;
+    const Outcome outcome = Run(std::move(words));
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(outcome.out, &run)) << outcome.out;
+    return run;
+  }
+
+  TempFolder folder_;
+};
+
+TEST_F(TrainTextTest, TwoFilesAreARunWithACorpusInItsFolder) {
+  const RunSpec run = Dumped({"--text", "a.en", "a.de"});
+  EXPECT_EQ(run.folder(), "runs/en-de");
+  EXPECT_EQ(run.data().folder(), "runs/en-de/corpus");
+  EXPECT_THAT(run.data().directions(), ElementsAre("en-de"));
+  EXPECT_EQ(run.prepare().tokenizer().vocab_size(), 2000);
+  const Outcome outcome = Run({"--text", "a.en", "a.de"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const auto corpus = Corpus::Open(folder_.Path("runs/en-de/corpus"));
+  ASSERT_TRUE(corpus.ok()) << corpus.status();
+  const auto dev = corpus->Sentences("dev", "en", "de");
+  ASSERT_TRUE(dev.ok()) << dev.status();
+  EXPECT_EQ(dev->source.size(), 3u);  // of 60 pairs
+  EXPECT_EQ(dev->source[1], testing::UdhrPairs()["de"][30].first);
+}
+
+TEST_F(TrainTextTest, ASecondStartFindsItsWorkDoneAndOtherTextIsRefused) {
+  ASSERT_EQ(Run({"--text", "a.en", "a.de"}).code, 0);
+  const auto cut = std::filesystem::last_write_time(folder_.Path("runs/en-de/text/dev.en"));
+  const Outcome again = Run({"--text", "a.en", "a.de"});
+  EXPECT_EQ(again.code, 0) << again.err;
+  EXPECT_THAT(again.err, HasSubstr("already prepared: "));
+  EXPECT_EQ(std::filesystem::last_write_time(folder_.Path("runs/en-de/text/dev.en")), cut);
+  testing::WritePairs(folder_, "a", "en", "de", {{"one", "eins"}, {"two", "zwei"}});
+  const Outcome other = Run({"--text", "a.en", "a.de"});
+  EXPECT_EQ(other.code, 4) << other.err;
+  EXPECT_THAT(other.err, HasSubstr("runs/en-de/corpus"));
+}
+
+TEST_F(TrainTextTest, ConfigAndSetChangeAllButTheText) {
+  folder_.Write("run.textproto",
+                "# proto-file: proto/run.proto\n# proto-message: deepnet.RunSpec\n"
+                "model { encoder_layers: 3 } data { folder: 'elsewhere' } "
+                "prepare { opus100_folder: 'opus' tokenizer { type: 'bpe' } }");
+  const RunSpec run = Dumped({"--text", "a.en", "a.de", "--config", folder_.Path("run.textproto"),
+                              "--set", "folder=r", "--from", "x", "--set", "data.directions=*-*"});
+  EXPECT_EQ(run.model().encoder_layers(), 3);
+  EXPECT_EQ(run.model().decoder_layers(), 12);
+  EXPECT_EQ(run.data().folder(), "r/corpus");
+  EXPECT_THAT(run.data().directions(), ElementsAre("*-*"));
+  EXPECT_EQ(run.prepare().opus100_folder(), "");
+  EXPECT_EQ(run.prepare().tokenizer().type(), "bpe");
+  EXPECT_EQ(run.prepare().text(0).source_language(), "x");
+  EXPECT_EQ(run.prepare().text(0).source_file(), "r/text/train.x");
+}
+
+TEST_F(TrainTextTest, AMistakeNamesItsFlag) {
+  const auto error = [&](const std::vector<std::string>& words, int code) {
+    const Outcome outcome = Run(words);
+    EXPECT_EQ(outcome.code, code) << outcome.err;
+    return outcome.err;
+  };
+  folder_.Write("b.en", "one\n");
+  EXPECT_THAT(error({}, 2), HasSubstr("--config: required, or --text SOURCE TARGET"));
+  EXPECT_THAT(error({"--text", "a.en"}, 2), HasSubstr("--text: two files are needed"));
+  EXPECT_THAT(error({"--text", "a.en", "b.en"}, 2), HasSubstr("say them by --from and --to"));
+  EXPECT_THAT(error({"a.de"}, 2), HasSubstr("a.de: a word only follows --text"));
+  EXPECT_THAT(error({"--to", "de"}, 2), HasSubstr("--to: only with --text"));
+  EXPECT_THAT(error({"--text", "a.en", "no.de"}, 4), HasSubstr("--text: no.de: "));
+  EXPECT_THAT(error({"--text", "a.en", "a.de", "--require-empty"}, 2),
+              HasSubstr("not with --text"));
+  EXPECT_THAT(error({"--text", "b.en", "a.de"}, 4), HasSubstr("uneven line counts"));
+}
+
+}  // namespace
+}  // namespace deepnet
