@@ -70,6 +70,7 @@ constexpr ForeignField kForeignFields[] = {
     {"--lr-scheduler", "--lr-decay-inv-sqrt", "lr_scheduler_type", "lr-decay-style",
      "optim.schedule"},
     {"--total-num-update", "", "", "lr-decay-iters", "optim.decay_steps"},
+    {"", "--mini-batch-words-ref", "", "", "optim.reference_batch_tokens"},
     {"", "", "", "lr-wsd-decay-iters", "optim.wsd_decay_steps"},
     {"--min-lr", "", "", "min-lr", "optim.final_learning_rate"},
     {"--adam-betas", "--optimizer-params", "adam_beta1", "adam-beta1", "optim.beta1",

@@ -21,6 +21,7 @@
 #include "trainer/kernels/native/attention.h"
 #include "trainer/kernels/native/dropout.h"
 #include "trainer/model/architecture.h"
+#include "trainer/optim/learning_rate.h"
 
 namespace deepnet {
 namespace {
@@ -454,7 +455,8 @@ void CheckPrepare(const RunSpec& run, Mistakes* mistakes) {
 
 // ---- optim, compute, layout, train, decode ----
 
-void CheckSchedule(const OptimSpec& optim, const Fields& fields) {
+void CheckSchedule(const RunSpec& run, const Fields& fields) {
+  const OptimSpec& optim = run.optim();
   if (fields.AtLeast(0, "warmup_steps") && optim.schedule() == INVERSE_SQRT) {
     fields.AtLeast(1, "warmup_steps",
                    "INVERSE_SQRT decays from the warm-up on: must be at least 1");
@@ -468,7 +470,8 @@ void CheckSchedule(const OptimSpec& optim, const Fields& fields) {
   }
   fields.Within(0, optim.learning_rate(), "final_learning_rate",
                 "must be from 0 to optim.learning_rate");
-  const int64_t stable = optim.decay_steps() - optim.warmup_steps();
+  const int64_t warmup = ScaledToBatch(optim, run.data()).warmup_steps();
+  const int64_t stable = optim.decay_steps() - warmup;
   if (fields.Require(
           stable > 0, "decay_steps",
           absl::StrCat(LearningRateSchedule_Name(optim.schedule()),
@@ -497,7 +500,7 @@ void CheckOptim(const RunSpec& run, Purpose purpose, Mistakes* mistakes) {
   if (!absent && fields.Above0("learning_rate", "required, above 0")) {
     fields.Within(0, rate, "initial_learning_rate",
                   absl::StrCat("must be from 0 to optim.learning_rate (", rate, ")"));
-    CheckSchedule(optim, fields);
+    CheckSchedule(run, fields);
   }
   fields.Probability("beta1");
   fields.Probability("beta2");
@@ -506,6 +509,9 @@ void CheckOptim(const RunSpec& run, Purpose purpose, Mistakes* mistakes) {
   fields.AtLeast(0, "clip_norm", "must be above 0, or 0: off");
   fields.Probability("label_smoothing");
   fields.Probability("ema_decay");
+  fields.AtLeast(0, "reference_batch_tokens", "must be above 0, or 0: rates are as they are given");
+  fields.Require(optim.rate_scaling() == LINEAR || optim.reference_batch_tokens() != 0,
+                 "rate_scaling", "only with optim.reference_batch_tokens");
   CheckLossScale(run, fields);
   const int replicas = optim.virtual_replicas();
   if (replicas == 0) return;  // the planner's

@@ -18,6 +18,7 @@
 #include "parallel/plan/shard.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/kernels/device_errors.h"
+#include "trainer/optim/learning_rate.h"
 
 namespace deepnet {
 namespace {
@@ -178,8 +179,8 @@ absl::StatusOr<std::unique_ptr<RankContext>> MakeRankContext(const RunSpec& run,
                            .chunks = own.numbers,
                            .messages = StageMessagesOf(plan, whole, run.compute())},
       *context->sums);
-  context->optimizer =
-      std::make_unique<OptimizerStep>(run.optim(), whole, context->layout, context->groups.all);
+  context->optimizer = std::make_unique<OptimizerStep>(ScaledToBatch(run.optim(), run.data()),
+                                                       whole, context->layout, context->groups.all);
   if (run.optim().ema_decay() > 0) context->model->parameters().KeepAverage();
   if (run.compute().dtype() == FLOAT16) {
     context->loss_scale = std::make_unique<DynamicLossScale>(

@@ -34,6 +34,7 @@
 #include "trainer/model/work.h"
 #include "trainer/model_loader.h"
 #include "trainer/named_files.h"
+#include "trainer/optim/learning_rate.h"
 #include "trainer/tensor_memory.h"
 
 namespace deepnet {
@@ -412,6 +413,8 @@ void Describe(const ResolvedRun& resolved, int ranks, double ceiling, Logger& lo
           ? ""
           : absl::StrCat("; attention ", AttentionKernel_Name(compute.attention())),
       compute.cuda_graphs() ? "; CUDA graphs" : ""));
+  const std::string scale = BatchScaleText(run.optim(), run.data());
+  if (!scale.empty()) log.Info(scale);
 }
 
 }  // namespace

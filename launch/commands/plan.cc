@@ -22,6 +22,7 @@
 #include "trainer/model/describe.h"
 #include "trainer/model/work.h"
 #include "trainer/named_files.h"
+#include "trainer/optim/learning_rate.h"
 
 namespace deepnet {
 namespace {
@@ -153,6 +154,8 @@ absl::Status RunPlan(const CommandLine& line) {
     return absl::OkStatus();
   }
   SayAssumedDevice(run, line.err);
+  const std::string scale = BatchScaleText(run.optim(), run.data());
+  if (!scale.empty()) line.err << scale << "\n";
   *run.mutable_cluster() = WithMemory(run.cluster(), run.compute(), line.err);
   const absl::StatusOr<Plan> plan = MakePlan(inventory, run.data(), run.optim(), run.compute(),
                                              run.cluster(), run.parallel(), run.instruments());

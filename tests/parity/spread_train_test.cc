@@ -120,6 +120,18 @@ TEST_F(SpreadTrainTest, DrawnSegmentationsAreThoseOfOneRankOnAnyLayoutAndAfterAS
   EXPECT_EQ(testing::WeightsLine(log), testing::WeightsLine(whole));
 }
 
+TEST_F(SpreadTrainTest, RatesFollowTheBatchWhereTheyAreMeantForAnother) {
+  RunSpec scaled = Run("scaled", 3, {}), given = Run("given", 3, {});
+  scaled.mutable_optim()->set_reference_batch_tokens(300);  // a quarter of this batch
+  given.mutable_optim()->set_learning_rate(8e-3);
+  given.mutable_optim()->set_initial_learning_rate(4e-7);
+  given.mutable_optim()->set_warmup_steps(1);
+  const std::string log = testing::MustTrainInThreads(scaled, {.root = root_.string()});
+  EXPECT_THAT(log, ::testing::HasSubstr("k = 4 times optim.reference_batch_tokens"));
+  EXPECT_EQ(testing::WeightsLine(log),
+            testing::WeightsLine(testing::MustTrainInThreads(given, {.root = root_.string()})));
+}
+
 // One layout of every kind of schedule, up to 8 ranks. What each saves is the same to the bit,
 // tensor by tensor; so every pair of layouts is covered when each of them goes on from one that is
 // not its own.

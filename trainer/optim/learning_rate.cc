@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numbers>
 
+#include "absl/strings/str_format.h"
+
 namespace deepnet {
 
 double LearningRate(const OptimSpec& optim, int64_t update) {
@@ -38,6 +40,51 @@ double LearningRate(const OptimSpec& optim, int64_t update) {
     default:
       return optim.learning_rate();
   }
+}
+
+namespace {
+
+int64_t StepTokens(const DataSpec& data) {
+  return int64_t{data.global_microbatches()} * data.microbatch().max_target_tokens();
+}
+
+// Returns the factor of the rates.
+double RateFactor(const OptimSpec& optim, double k) {
+  return optim.rate_scaling() == SQUARE_ROOT ? std::sqrt(k) : k;
+}
+
+}  // namespace
+
+double BatchScale(const OptimSpec& optim, const DataSpec& data) {
+  if (optim.reference_batch_tokens() == 0) return 1.0;
+  return static_cast<double>(StepTokens(data)) /
+         static_cast<double>(optim.reference_batch_tokens());
+}
+
+OptimSpec ScaledToBatch(OptimSpec optim, const DataSpec& data) {
+  if (optim.reference_batch_tokens() == 0) return optim;
+  const double k = BatchScale(optim, data);
+  const double factor = RateFactor(optim, k);
+  optim.set_learning_rate(optim.learning_rate() * factor);
+  optim.set_initial_learning_rate(optim.initial_learning_rate() * factor);
+  optim.set_final_learning_rate(optim.final_learning_rate() * factor);
+  if (optim.warmup_steps() > 0) {
+    const double steps = static_cast<double>(optim.warmup_steps()) / k;
+    optim.set_warmup_steps(std::max<int64_t>(1, std::llround(steps)));
+  }
+  optim.clear_reference_batch_tokens();
+  optim.clear_rate_scaling();
+  return optim;
+}
+
+std::string BatchScaleText(const OptimSpec& optim, const DataSpec& data) {
+  if (optim.reference_batch_tokens() == 0) return "";
+  const double k = BatchScale(optim, data);
+  return absl::StrFormat(
+      "a step has up to %d target tokens, k = %.4g times optim.reference_batch_tokens: rates times "
+      "%.4g (%s), warm-up of %d steps",
+      StepTokens(data), k, RateFactor(optim, k), RateScaling_Name(optim.rate_scaling()),
+      ScaledToBatch(optim, data).warmup_steps());
 }
 
 }  // namespace deepnet

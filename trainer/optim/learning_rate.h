@@ -1,8 +1,10 @@
-// The learning rate as a pure function of the update.
+// The learning rate as a pure function of the update, and of the batch where that is asked for.
 #pragma once
 
 #include <cstdint>
+#include <string>
 
+#include "proto/data.pb.h"
 #include "proto/optim.pb.h"
 
 namespace deepnet {
@@ -15,5 +17,19 @@ namespace deepnet {
 // warmup_steps 0 there is no warm-up, and INVERSE_SQRT falls from update 1. SHIFTED_INVERSE_SQRT
 // gives learning_rate * sqrt(warmup_steps / (warmup_steps + update)) from update 1 on.
 double LearningRate(const OptimSpec& optim, int64_t update);
+
+// Returns k, the target tokens of a step over optim.reference_batch_tokens; 1 without that. A step
+// counts as its capacity, data.global_microbatches times data.microbatch.max_target_tokens, which
+// every step of a run has; text fills some 96 % of it.
+double BatchScale(const OptimSpec& optim, const DataSpec& data);
+
+// Returns what LearningRate takes for this batch: the three rates times k or its root
+// (optim.rate_scaling), warmup_steps over k, rounded and at least 1; 0 stays 0. The same without
+// optim.reference_batch_tokens.
+OptimSpec ScaledToBatch(OptimSpec optim, const DataSpec& data);
+
+// Returns a sentence for people about k and what it does; empty without
+// optim.reference_batch_tokens.
+std::string BatchScaleText(const OptimSpec& optim, const DataSpec& data);
 
 }  // namespace deepnet

@@ -1,5 +1,7 @@
 #include "trainer/optim/learning_rate.h"
 
+#include <utility>
+
 #include <gtest/gtest.h>
 
 namespace deepnet {
@@ -80,6 +82,56 @@ TEST(LearningRate, WsdDoesNotKnowItsEndBeforeTheDecay) {
     ASSERT_EQ(LearningRate(optim, update), LearningRate(longer, update)) << update;
   }
   EXPECT_LT(LearningRate(optim, 9001), LearningRate(longer, 9001));
+}
+
+DataSpec Batch(int microbatches, int tokens) {
+  DataSpec data;
+  data.set_global_microbatches(microbatches);
+  data.mutable_microbatch()->set_max_target_tokens(tokens);
+  return data;
+}
+
+// The curve over tokens is that of the reference, times the factor: update u of a batch k times as
+// large has seen what the reference has in k u updates.
+TEST(ScaledToBatch, GivesTheRatesOfTheReferenceBatchAtEqualTokensTimesTheFactor) {
+  OptimSpec optim = Spec(INVERSE_SQRT);
+  optim.set_reference_batch_tokens(4000);
+  const DataSpec data = Batch(8, 2000);  // k = 4
+  EXPECT_EQ(BatchScale(optim, data), 4.0);
+  for (const auto& [scaling, factor] : {std::pair(LINEAR, 4.0), std::pair(SQUARE_ROOT, 2.0)}) {
+    optim.set_rate_scaling(scaling);
+    const OptimSpec scaled = ScaledToBatch(optim, data);
+    EXPECT_EQ(scaled.warmup_steps(), 1000);
+    for (int64_t update = 1; update <= 5000; ++update) {
+      const double reference = factor * LearningRate(optim, 4 * update);
+      ASSERT_NEAR(LearningRate(scaled, update), reference, 1e-14 * reference + 1e-18) << update;
+    }
+  }
+}
+
+TEST(ScaledToBatch, ScalesEveryRateAndKeepsAWarmUpOfAtLeastOneStep) {
+  OptimSpec optim = Spec(COSINE);
+  optim.set_reference_batch_tokens(1000);
+  const OptimSpec small = ScaledToBatch(optim, Batch(1, 500));
+  EXPECT_DOUBLE_EQ(small.learning_rate(), 2.5e-4);
+  EXPECT_DOUBLE_EQ(small.initial_learning_rate(), 0.5e-7);
+  EXPECT_DOUBLE_EQ(small.final_learning_rate(), 0.5e-5);
+  EXPECT_EQ(small.warmup_steps(), 8000);
+  EXPECT_EQ(small.decay_steps(), 12000);
+  EXPECT_EQ(ScaledToBatch(optim, Batch(10'000, 1000)).warmup_steps(), 1);
+  optim.set_warmup_steps(0);
+  EXPECT_EQ(ScaledToBatch(optim, Batch(1, 500)).warmup_steps(), 0);
+}
+
+TEST(ScaledToBatch, WithoutAReferenceNothingChangesAndNothingIsSaid) {
+  const OptimSpec optim = Spec(COSINE);
+  EXPECT_EQ(ScaledToBatch(optim, Batch(8, 500)).SerializeAsString(), optim.SerializeAsString());
+  EXPECT_EQ(BatchScaleText(optim, Batch(8, 500)), "");
+  OptimSpec scaled = optim;
+  scaled.set_reference_batch_tokens(1000);
+  EXPECT_EQ(BatchScaleText(scaled, Batch(8, 500)),
+            "a step has up to 4000 target tokens, k = 4 times optim.reference_batch_tokens: rates "
+            "times 4 (LINEAR), warm-up of 1000 steps");
 }
 
 TEST(LearningRate, WithoutWarmUpStartsAtTheRate) {
