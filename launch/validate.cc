@@ -630,6 +630,7 @@ void CheckTrain(const TrainSpec& train, Mistakes* mistakes) {
   fields.AtLeast(0, "validate_every_tokens", "must be at least 1, or 0: off");
   fields.AtLeast(0, "checkpoint_every_epochs", "must be above 0, or 0: off");
   fields.AtLeast(0, "validate_every_epochs", "must be above 0, or 0: off");
+  fields.AtLeast(0, "sample_translations");
   CheckSpike(train.spike(), mistakes);
 }
 

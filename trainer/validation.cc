@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
 #include "parallel/base/status_macros.h"
@@ -31,6 +32,7 @@ bool Translates(const ModelSpec& model) {
 EvaluateOptions OptionsOf(const RunSpec& run, const Corpus& corpus) {
   EvaluateOptions options{.split = "dev",
                           .sentences = run.train().validate_sentences(),
+                          .samples = run.train().sample_translations(),
                           .translates = Translates(run.model()),
                           .tags = run.data().tags(),
                           .architecture = run.model().architecture(),
@@ -52,6 +54,14 @@ std::string FiguresOf(const EvalRecord& record, bool translates) {
   if (!translates) return absl::StrFormat("perplexity %.2f", std::exp(record.nll()));
   return absl::StrFormat("BLEU %.2f (to English %.2f, from %.2f), chrF %.2f", record.bleu(),
                          record.bleu_to_english(), record.bleu_from_english(), record.chrf());
+}
+
+void LogSamples(const EvalRecord& record, Logger& log) {
+  for (const SampleTranslation& sample : record.samples()) {
+    log.Info(absl::StrCat(
+        sample.direction(), ", line ", sample.line(), "\n  source:      ", sample.source(),
+        "\n  reference:   ", sample.reference(), "\n  translation: ", sample.translation()));
+  }
 }
 
 constexpr int kStopTag = 0;
@@ -269,6 +279,7 @@ absl::StatusOr<EvalRecord> Validate(const RunSpec& run, const Inventory& whole, 
     log.Info(absl::StrFormat("validation at step %s: nll %.3f, %s, %d directions, %s",
                              WithCommas(step), record.nll(), FiguresOf(record, options.translates),
                              record.directions_size(), ClockText(record.seconds())));
+    LogSamples(record, log);
   }
   record.set_kind("validation");
   record.set_step(step);

@@ -108,6 +108,17 @@ def scores_by_direction(read):
     return ["direction", *(run["name"] for run in read)], rows
 
 
+def samples(read):
+    """(header, rows): dev sentences and what the runs' last validations made of them; those of a run follow those before."""
+    texts = {}
+    for column, run in enumerate(read):
+        for s in (run["kinds"].get("validation") or [{}])[-1].get("samples", []):
+            key = (s["direction"], f"{s['line']:,}", s["source"], s["reference"])
+            texts.setdefault(key, ["-"] * len(read))[column] = s["translation"]
+    names = [run["name"] for run in read] if len(read) > 1 else ["translation"]
+    return ["direction", "line", "source", "reference", *names], [[*key, *row] for key, row in texts.items()]
+
+
 def events(read):
     """Sentences: spikes, failed saves, steps that changed nothing."""
     texts = []
@@ -239,5 +250,6 @@ def make_page(read):
         figures=figures,
         differ=differ if len(read) > 1 and differ[1] else None,
         scores=scores_by_direction(read),
+        samples=samples(read),
         settings=[(run["name"], sorted(run["settings"].items())) for run in read],
     )

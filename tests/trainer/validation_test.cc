@@ -3,7 +3,9 @@
 #include "trainer/validation.h"
 
 #include <cmath>
+#include <fstream>
 #include <memory>
+#include <set>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -129,13 +131,21 @@ class ValidationTest : public ::testing::Test {
   std::unique_ptr<Corpus> corpus_;
 };
 
+std::string LineOf(const std::string& path, int64_t number) {
+  std::ifstream file(path);
+  std::string line;
+  for (int64_t i = 0; i < number; ++i) EXPECT_TRUE(std::getline(file, line)) << path;
+  return line;
+}
+
 std::string WithoutTime(EvalRecord record) {
   record.clear_seconds();
   return record.DebugString();
 }
 
 // The obvious twin: the whole model and nobody else.
-absl::StatusOr<EvalRecord> EvaluateWhole(const RunSpec& run, const Corpus& corpus) {
+absl::StatusOr<EvalRecord> EvaluateWhole(const RunSpec& run, const Corpus& corpus,
+                                         const std::string& output_folder = "") {
   ASSIGN_OR_RETURN(const auto ops, MakeOps(run.compute()));
   Transformer model(run.model(), run.data().microbatch(), *ops, /*trainable=*/false);
   model.parameters().Initialize(run.seed());
@@ -146,6 +156,8 @@ absl::StatusOr<EvalRecord> EvaluateWhole(const RunSpec& run, const Corpus& corpu
                   {.split = "dev",
                    .sentences = run.train().validate_sentences(),
                    .max_positions = static_cast<int>(run.data().microbatch().max_target_tokens()),
+                   .samples = run.train().sample_translations(),
+                   .output_folder = output_folder,
                    .tags = run.data().tags(),
                    .decode = run.decode()},
                   [](const std::string&, double) {});
@@ -172,6 +184,26 @@ TEST_F(ValidationTest, EveryRankOfEveryLayoutGetsTheScoresOfOneModelBitForBit) {
       }
     }
   }
+}
+
+TEST_F(ValidationTest, SamplesAreLinesOfWhatTheScoresAreOf) {
+  RunSpec run = Run();
+  run.mutable_train()->set_sample_translations(6);
+  const std::string output = folder_.Path("translations");
+  ASSERT_TRUE(EvaluateWhole(run, *corpus_, output).ok());
+  const auto records = ValidateOnRanks(run, {1, 2});
+  ASSERT_TRUE(records[0].ok()) << records[0].status();
+  ASSERT_EQ(records[0]->samples_size(), 6);
+  std::set<std::string> directions;
+  for (const SampleTranslation& sample : records[0]->samples()) {
+    directions.insert(sample.direction());
+    const std::string name = output + "/" + sample.direction();
+    EXPECT_EQ(sample.translation(), LineOf(name + ".hyp", sample.line()));
+    EXPECT_EQ(sample.reference(), LineOf(name + ".ref", sample.line()));
+    EXPECT_FALSE(sample.source().empty());
+    EXPECT_NE(sample.source(), sample.reference());
+  }
+  EXPECT_EQ(directions.size(), 4u);
 }
 
 TEST_F(ValidationTest, ADirectionWithFewerSentencesThanReplicasCountsEachOnce) {

@@ -104,6 +104,16 @@ std::string EncodeUtf8(std::u32string_view text) {
   return bytes;
 }
 
+std::string ShownText(std::string_view text) {
+  std::u32string code_points = DecodeUtf8(text);
+  for (char32_t& c : code_points) {
+    const bool is_control = c < 0x20 || (c >= 0x7F && c < 0xA0);
+    const bool is_escaped = c >= kEscapedByte && c <= kEscapedByte + 0xFF;
+    if (is_control || is_escaped) c = 0xFFFD;
+  }
+  return EncodeUtf8(code_points);
+}
+
 bool IsUnicodeSpace(char32_t c) {
   return c == 0x20 || (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x1F) || c == 0x85 ||
          c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 ||

@@ -27,6 +27,9 @@ std::u32string DecodeUtf8(std::string_view text);
 // The inverse of DecodeUtf8.
 std::string EncodeUtf8(std::u32string_view text);
 
+// Returns `text` as anybody may see it: what is no UTF-8 and control characters are U+FFFD.
+std::string ShownText(std::string_view text);
+
 // Returns str.isspace(): true for what str.split() and str.strip() cut at.
 bool IsUnicodeSpace(char32_t c);
 

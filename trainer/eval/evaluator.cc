@@ -16,6 +16,7 @@
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/data/encoded_pair.h"
+#include "trainer/data/utf8.h"
 #include "trainer/decode/search.h"
 #include "trainer/decode/text_codec.h"
 #include "trainer/decode/translator.h"
@@ -135,7 +136,10 @@ class Evaluator {
         options_(options),
         codec_(MakeTextCodec(vocabulary)) {}
 
-  absl::StatusOr<DirectionScore> Score(const Direction& route) const {
+  // Adds the score of directions[index] and its samples to `record`.
+  absl::Status Score(const std::vector<Direction>& directions, size_t index,
+                     EvalRecord& record) const {
+    const Direction& route = directions[index];
     auto found = corpus_.Sentences(options_.split, route.source, route.target);
     if (!found.ok()) return WithExitCode(found.status(), ExitCode::kData);
     ParallelSentences text = *std::move(found);
@@ -157,13 +161,13 @@ class Evaluator {
                      Gather(options_.share, ScoreSentences(text, tags, encode)));
     const std::vector<std::string>& hypotheses = scores.hypotheses;
 
-    DirectionScore score;
+    DirectionScore& score = *record.add_directions();
     score.set_direction(route.Name());
     score.set_sentences(static_cast<int64_t>(text.source.size()));
     ASSIGN_OR_RETURN(const BleuTokenizer tokenizer,
                      MakeTokenizer(TokenizerNameForLanguage(route.target)));
     score.set_nll(MeanNll(scores));
-    if (!options_.translates) return score;
+    if (!options_.translates) return absl::OkStatus();
     score.set_tokenizer(tokenizer.name);
     score.set_bleu(CorpusBleu(hypotheses, text.target, tokenizer).score);
     score.set_chrf(CorpusChrf(hypotheses, text.target));
@@ -176,7 +180,16 @@ class Evaluator {
       WriteLines(absl::StrCat(options_.output_folder, "/", route.Name(), ".hyp"), hypotheses);
       WriteLines(absl::StrCat(options_.output_folder, "/", route.Name(), ".ref"), text.target);
     }
-    return score;
+    for (const size_t i :
+         SampleSentences(options_.samples, index, directions.size(), text.source.size())) {
+      SampleTranslation& sample = *record.add_samples();
+      sample.set_direction(route.Name());
+      sample.set_line(static_cast<int64_t>(i) + 1);
+      sample.set_source(ShownText(text.source[i]));
+      sample.set_reference(ShownText(text.target[i]));
+      sample.set_translation(ShownText(hypotheses[i]));
+    }
+    return absl::OkStatus();
   }
 
  private:
@@ -283,6 +296,18 @@ double Mean(const EvalRecord& record, Wanted wanted, Value value) {
 
 }  // namespace
 
+std::vector<size_t> SampleSentences(int samples, size_t index, size_t num_directions,
+                                    size_t num_sentences) {
+  // Sample k belongs to direction k * num_directions / samples.
+  const auto first_of = [&](size_t direction) {
+    return (direction * static_cast<size_t>(samples) + num_directions - 1) / num_directions;
+  };
+  const size_t count = std::min(first_of(index + 1) - first_of(index), num_sentences);
+  std::vector<size_t> sentences;
+  for (size_t k = 0; k < count; ++k) sentences.push_back(k * num_sentences / count);
+  return sentences;
+}
+
 absl::StatusOr<EvalRecord> Evaluate(Scorer& scorer, PairScorer& pair_scorer, const Corpus& corpus,
                                     const Vocabulary& vocabulary, const EvaluateOptions& options,
                                     const EvaluateProgress& progress) {
@@ -292,7 +317,7 @@ absl::StatusOr<EvalRecord> Evaluate(Scorer& scorer, PairScorer& pair_scorer, con
   EvalRecord record;
   for (size_t i = 0; i < routes.size(); ++i) {
     progress(routes[i].Name(), static_cast<double>(i) / static_cast<double>(routes.size()));
-    ASSIGN_OR_RETURN(*record.add_directions(), evaluator.Score(routes[i]));
+    RETURN_IF_ERROR(evaluator.Score(routes, i, record));
   }
   const auto all = [](const std::string&) { return true; };
   const auto to_english = [](const std::string& d) { return absl::EndsWith(d, "-en"); };

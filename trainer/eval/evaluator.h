@@ -60,6 +60,7 @@ struct EvaluateOptions {
   int sentences = 0;                    // first ones of each direction; 0: all
   int max_positions = 0;                // tokens of a side that the model takes
   std::string spm_file;                 // SentencePiece model of spBLEU; empty: no spBLEU
+  int samples = 0;                      // sentences whose translations the record has
   std::string output_folder;            // where <direction>.hyp and .ref go; empty: nowhere
   bool translates = true;               // false: nll alone, scores of translations stay 0
   TagStyle tags = TARGET_TAG_ON_SOURCE;
@@ -71,6 +72,12 @@ struct EvaluateOptions {
 
 // Called with what is being done and the fraction of directions that are done.
 using EvaluateProgress = std::function<void(const std::string& direction, double fraction)>;
+
+// Returns which of `num_sentences` sentences are the samples of direction `index` of
+// `num_directions`, ascending: `samples` are spread evenly over the directions, and those of one
+// over its sentences.
+std::vector<size_t> SampleSentences(int samples, size_t index, size_t num_directions,
+                                    size_t num_sentences);
 
 // Evaluates every direction of `options`, in order of name. Pairs longer than max_positions are cut
 // for translation and skipped for nll. Errors (no such direction or split) carry ExitCode::kData.

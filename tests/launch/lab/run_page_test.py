@@ -61,6 +61,27 @@ class RunPage(unittest.TestCase):
         self.assertEqual(run_page.scores_by_direction([first, second])[1], [["de-en", "2.00", "-"]])
         self.assertEqual(run_page.events([first, second]), ["runs/one: spike at step 7, loss 9.5 (limit 6): roll back"])
 
+    def test_sample_translations_stand_side_by_side_as_text(self):
+        def check(step, *texts):
+            samples = [
+                {"direction": "de-en", "line": line, "source": f"s{line}", "reference": f"r{line}", "translation": text}
+                for line, text in texts
+            ]
+            return {"kind": "validation", "step": step, "nll": 1.0, "bleu": 1.0, "directions": [], "samples": samples}
+
+        first = run_of("one", [train_record(9, 1.0), check(4, (1, "old")), check(8, (1, "<script>"), (1500, "b"))])
+        second = run_of("two", [train_record(9, 1.0), check(8, (1, "c"))])
+        older = run_of("old", [train_record(9, 1.0), {"kind": "validation", "step": 1, "nll": 1, "bleu": 1, "directions": []}])
+        header, rows = run_page.samples([first, second, older])
+        self.assertEqual(header, ["direction", "line", "source", "reference", "one", "two", "old"])
+        self.assertEqual(rows[0], ["de-en", "1", "s1", "r1", "<script>", "c", "-"])
+        self.assertEqual(rows[1], ["de-en", "1,500", "s1500", "r1500", "b", "-", "-"])
+        self.assertEqual(run_page.samples([first])[0][-1], "translation")
+        self.assertEqual(run_page.samples([older])[1], [])
+        page = run_page.make_page([first])
+        self.assertIn("&lt;script&gt;", page)
+        self.assertNotIn("<script>", page)
+
     def test_lines_have_the_records_values_and_plots_without_any_are_left_out(self):
         runs = [run_of("runs/one", [train_record(1, 6.0), train_record(2, 5.0)]), run_of("two", [train_record(1, "NaN")])]
         lines = run_page.curves(runs, "train", lambda r: r["step"], lambda r: r["nll"])

@@ -62,6 +62,11 @@ TEST(Unicode, SplitsAtSpacesOfAnyWidth) {
   EXPECT_TRUE(SplitOnSpace(" \u3000 ").empty());
 }
 
+TEST(Unicode, WhatNobodyMaySeeIsShownAsAReplacement) {
+  EXPECT_EQ(ShownText("é\xa0 <b>\x1b[0m\t\x7f\u0085\U0001F600\xF0\x9F"),
+            "é\uFFFD <b>\uFFFD[0m\uFFFD\uFFFD\uFFFD\U0001F600\uFFFD\uFFFD");
+}
+
 TEST(Unicode, StripsAtTheEnds) {
   EXPECT_EQ(StripTrailingSpace(" a b\u00a0\n"), " a b");
   EXPECT_EQ(StripSpace("\u3000 a b\u00a0\n"), "a b");

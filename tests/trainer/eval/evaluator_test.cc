@@ -48,6 +48,24 @@ TEST(EvaluateShare, PartsComeTogetherInOrderEmptyOnesAndEmptyLinesIncluded) {
                                                      .num_tokens = 7}));
 }
 
+TEST(SampleSentences, AreSpreadOverDirectionsAndOverTheSentencesOfEach) {
+  for (const int samples : {0, 1, 2, 3, 5, 12}) {
+    for (const size_t directions : {1u, 2u, 4u, 5u, 100u}) {
+      size_t total = 0;
+      for (size_t i = 0; i < directions; ++i) {
+        const std::vector<size_t> lines = SampleSentences(samples, i, directions, 50);
+        EXPECT_LE(lines.size(), samples / directions + 1);
+        EXPECT_GE(lines.size(), samples / directions);
+        total += lines.size();
+      }
+      EXPECT_EQ(total, static_cast<size_t>(samples));
+    }
+  }
+  EXPECT_EQ(SampleSentences(4, 0, 1, 200), (std::vector<size_t>{0, 50, 100, 150}));
+  EXPECT_EQ(SampleSentences(4, 0, 1, 2), (std::vector<size_t>{0, 1}));  // no more than there are
+  EXPECT_EQ(SampleSentences(3, 34, 100, 0), std::vector<size_t>{});
+}
+
 TEST(EvaluateShare, AloneNothingIsGathered) {
   const SentenceScores mine{.hypotheses = {"x"}, .log_probabilities = {-2}, .num_tokens = 1};
   EXPECT_EQ(*Gather({}, mine), mine);
