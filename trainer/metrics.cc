@@ -125,7 +125,11 @@ std::string ToJson(const Message& message) {
   return absl::StrCat("{", absl::StrJoin(members, ","), "}");
 }
 
-MetricsWriter::MetricsWriter(const std::string& path) : path_(path), stream_(path, std::ios::app) {}
+MetricsWriter::MetricsWriter(const std::string& path) : path_(path) {
+  // A buffer would keep what did not fit on the disk, and write it again with the next line.
+  stream_.rdbuf()->pubsetbuf(nullptr, 0);
+  stream_.open(path, std::ios::app);
+}
 
 absl::StatusOr<std::unique_ptr<MetricsWriter>> MetricsWriter::Open(const std::string& path,
                                                                    int64_t last_step) {
@@ -138,8 +142,7 @@ absl::StatusOr<std::unique_ptr<MetricsWriter>> MetricsWriter::Open(const std::st
 }
 
 absl::Status MetricsWriter::Write(const Message& record) {
-  if (torn_) stream_ << '\n';
-  stream_ << ToJson(record) << std::endl;
+  stream_ << absl::StrCat(torn_ ? "\n" : "", ToJson(record), "\n") << std::flush;
   torn_ = !stream_.good();
   if (!torn_) return absl::OkStatus();
   stream_.clear();

@@ -1,5 +1,6 @@
 #include "trainer/metrics.h"
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -9,6 +10,7 @@
 #include <google/protobuf/util/json_util.h>
 #include <google/protobuf/util/message_differencer.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include "proto/report.pb.h"
 #include "proto/run.pb.h"
@@ -98,6 +100,26 @@ TEST(MetricsWriter, ResumingDropsLaterStepsAndATornLine) {
   EXPECT_EQ(Content(path),
             "{\"kind\":\"train\",\"step\":10}\n{\"step\":20,\"loss\":1}\n{\"kind\":\"other\"}\n");
   EXPECT_FALSE(std::filesystem::exists(path + ".new"));
+}
+
+TEST(MetricsWriter, ALineThatDidNotFitOnTheDiskIsTornAndTheNextIsIntact) {
+  const std::string path = FreshPath("full.jsonl");
+  auto writer = MetricsWriter::Open(path, 0);
+  ASSERT_TRUE(writer.ok()) << writer.status();
+  DirectionScore score;
+  const std::string line = ToJson(score);
+  ASSERT_TRUE((*writer)->Write(score).ok());
+  std::signal(SIGXFSZ, SIG_IGN);
+  rlimit limit{};
+  getrlimit(RLIMIT_FSIZE, &limit);
+  const rlimit full{.rlim_cur = line.size() + 1 + 20, .rlim_max = limit.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &full), 0);
+  const absl::Status second = (*writer)->Write(score), third = (*writer)->Write(score);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+  EXPECT_NE(second.message().find(path), std::string::npos);
+  EXPECT_FALSE(third.ok());
+  ASSERT_TRUE((*writer)->Write(score).ok());
+  EXPECT_EQ(Content(path), line + "\n" + line.substr(0, 20) + "\n" + line + "\n");
 }
 
 TEST(MetricsWriter, AMissingFolderIsNamed) {
