@@ -433,6 +433,10 @@ absl::StatusOr<TrainSession> MakeTrainSession(const ResolvedRun& resolved,
   if (world.rank() == 0) metrics = OpenFolder(resolved, fs);
   RETURN_IF_ERROR(AgreeOnStatus(world, metrics.status()));
   session.metrics = *std::move(metrics);
+  if (world.rank() == 0 && resolved.run.train().tensorboard()) {
+    session.events = std::make_unique<EventWriter>(JoinPath(resolved.folder, "tensorboard"),
+                                                   resolved.state.step());
+  }
   ASSIGN_OR_RETURN(auto source, CorpusBatchSource::Make(resolved.run.data(), resolved.run.seed(),
                                                         resolved.corpus.get(),
                                                         resolved.run.model().architecture()));

@@ -19,6 +19,7 @@
 #include "trainer/checkpoint/run_lock.h"
 #include "trainer/data/corpus.h"
 #include "trainer/data/microbatch.h"
+#include "trainer/event_file.h"
 #include "trainer/instruments/instruments.h"
 #include "trainer/metrics.h"
 #include "trainer/rank_context.h"
@@ -61,6 +62,7 @@ struct TrainSession {
   std::unique_ptr<BatchSource> batches;    // reads `resolved.corpus`
   double steps_per_epoch = 0.0;            // of `batches`
   std::unique_ptr<MetricsWriter> metrics;  // rank 0 only
+  std::unique_ptr<EventWriter> events;     // rank 0 only, with train.tensorboard
   std::unique_ptr<StepReport> report;
   std::unique_ptr<Instruments> instruments;
 };

@@ -322,6 +322,7 @@ void Trainer::GoOnFrom(Manifest earlier) {
   }
   session_.report->Forget();
   if (!leads()) return;
+  if (session_.events != nullptr) session_.events->GoBack(state_.step());
   const absl::Status dropped = session_.metrics->GoBack(state_.step());
   if (!dropped.ok()) log_.Warning(std::string(dropped.message()));
 }
@@ -472,6 +473,9 @@ void Trainer::WriteMetrics(const google::protobuf::Message& record) {
   if (!leads()) return;
   const absl::Status written = session_.metrics->Write(record);
   if (!written.ok()) log_.Warning(std::string(written.message()));
+  if (session_.events == nullptr) return;
+  const absl::Status shown = session_.events->Write(record);
+  if (!shown.ok()) log_.Warning(std::string(shown.message()));
 }
 
 void Trainer::RecordSave(const SaveRecord& record) {

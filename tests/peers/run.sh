@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Compares exports and imports with Hugging Face transformers, CTranslate2 and torchscale, and has PyTorch's
-# torchrun start ranks: the ctest label `peers`.
+# Compares exports and imports with Hugging Face transformers, CTranslate2 and torchscale, has PyTorch's
+# torchrun start ranks, and TensorBoard read a run: the ctest label `peers`.
 #
 #   tests/peers/run.sh [--venv FOLDER] [--help] [CTEST_ARGUMENT...]
 #

@@ -1,0 +1,194 @@
+#include "trainer/event_file.h"
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+
+#include "parallel/base/crc32c.h"
+#include "parallel/base/status_macros.h"
+#include "proto/report.pb.h"
+
+namespace deepnet {
+namespace {
+
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
+using tensorboard::Event;
+using tensorboard::Summary;
+
+constexpr char kFilePrefix[] = "events.out.tfevents.";  // TensorBoard looks for "tfevents"
+constexpr int kText = 7;                                // DT_STRING
+constexpr int kStart = 1;                               // SessionLog::START
+
+template <typename Integer>
+std::string LittleEndian(Integer value) {
+  std::string bytes;
+  for (size_t i = 0; i < sizeof(value); ++i) bytes += static_cast<char>(value >> (8 * i));
+  return bytes;
+}
+
+// A checksum of bytes that hold checksums is a weak one; TFRecord's mask makes it another number.
+std::string MaskedCrc(std::string_view bytes) {
+  const uint32_t crc = Crc32c(bytes);
+  return LittleEndian(((crc >> 15) | (crc << 17)) + 0xa282ead8u);
+}
+
+std::string RecordOf(Event event, int64_t step) {
+  event.set_wall_time(absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()));
+  event.set_step(step);
+  return ToTfRecord(event.SerializeAsString());
+}
+
+// Returns the value of a field that is a figure; nothing for others.
+std::optional<double> Figure(const Message& message, const FieldDescriptor& field) {
+  if (field.is_repeated()) return std::nullopt;
+  const auto& reflection = *message.GetReflection();
+  switch (field.cpp_type()) {
+    case FieldDescriptor::CPPTYPE_DOUBLE:
+      return reflection.GetDouble(message, &field);
+    case FieldDescriptor::CPPTYPE_INT64:
+      return static_cast<double>(reflection.GetInt64(message, &field));
+    case FieldDescriptor::CPPTYPE_INT32:
+      return reflection.GetInt32(message, &field);
+    default:
+      return std::nullopt;
+  }
+}
+
+// Shown as a table of three rows. No sentence stands at the beginning of a line, where Markdown
+// would see lists and headings in it.
+void AddSample(const SampleTranslation& sample, Summary& summary) {
+  Summary::Value& value = *summary.add_value();
+  value.set_tag(absl::StrCat("sample/", sample.direction(), ".", sample.line()));
+  value.mutable_metadata()->mutable_plugin_data()->set_plugin_name("text");
+  tensorboard::Tensor& texts = *value.mutable_tensor();
+  texts.set_dtype(kText);
+  const std::array<std::pair<std::string, std::string>, 3> rows = {
+      {{"source", sample.source()},
+       {"reference", sample.reference()},
+       {"translation", sample.translation()}}};
+  texts.mutable_tensor_shape()->add_dim()->set_size(rows.size());
+  for (const auto& [name, text] : rows) {
+    texts.add_string_val(absl::StrCat("**", name, "** ", MarkdownEscaped(text)));
+  }
+}
+
+// Returns the number after that of the last file in `folder`.
+int64_t NextNumber(const std::string& folder, std::error_code& error) {
+  int64_t next = 1, number = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    const std::string name = entry.path().filename();
+    if (name.rfind(kFilePrefix, 0) != 0) continue;
+    const size_t at = sizeof(kFilePrefix) - 1;
+    const std::string digits = name.substr(at, name.find('.', at) - at);
+    if (absl::SimpleAtoi(digits, &number)) next = std::max(next, number + 1);
+  }
+  return next;
+}
+
+}  // namespace
+
+std::string ToTfRecord(std::string_view bytes) {
+  const std::string length = LittleEndian(static_cast<uint64_t>(bytes.size()));
+  return absl::StrCat(length, MaskedCrc(length), absl::string_view(bytes.data(), bytes.size()),
+                      MaskedCrc(bytes));
+}
+
+std::string MarkdownEscaped(std::string_view text) {
+  std::string escaped;
+  for (const char c : text) {
+    if (c == '<') {
+      escaped += "&lt;";
+    } else if (c == '&') {
+      escaped += "&amp;";
+    } else {
+      if (std::string_view("\\`*_[]").find(c) != std::string_view::npos) escaped += '\\';
+      escaped += c;
+    }
+  }
+  return escaped;
+}
+
+EventWriter::EventWriter(std::string folder, int64_t last_step) : folder_(std::move(folder)) {
+  GoBack(last_step);
+}
+
+// Opens the file for what follows its whole records.
+absl::Status EventWriter::Open() {
+  std::error_code error;
+  if (path_.empty()) {
+    std::filesystem::create_directories(folder_, error);
+    const int64_t number = error ? 0 : NextNumber(folder_, error);
+    if (error) return absl::DataLossError(absl::StrCat(folder_, ": ", error.message()));
+    path_ = absl::StrFormat("%s/%s%010d.deepnet", folder_, kFilePrefix, number);
+  }
+  stream_.clear();
+  stream_.open(path_, std::ios::app | std::ios::binary);
+  if (stream_.good()) std::filesystem::resize_file(path_, good_bytes_, error);
+  if (stream_.good() && !error) return absl::OkStatus();
+  stream_.close();
+  return absl::DataLossError(absl::StrCat(path_, ": cannot be opened for writing"));
+}
+
+absl::Status EventWriter::Write(const Message& record) {
+  if (!stream_.is_open()) RETURN_IF_ERROR(Open());
+  const FieldDescriptor* const step_field = record.GetDescriptor()->FindFieldByName("step");
+  const int64_t step = record.GetReflection()->GetInt64(record, step_field);
+  std::string bytes;
+  Event event;
+  if (good_bytes_ == 0) {
+    event.set_file_version("brain.Event:2");
+    bytes += RecordOf(event, 0);
+  }
+  if (forget_from_) {
+    event.mutable_session_log()->set_status(kStart);
+    bytes += RecordOf(event, *forget_from_);
+  }
+  *event.mutable_summary() = SummaryOf(record);
+  bytes += RecordOf(event, step);
+  stream_ << bytes << std::flush;
+  if (!stream_.good()) {
+    stream_.close();
+    return absl::DataLossError(absl::StrCat(path_, ": cannot be written"));
+  }
+  good_bytes_ += static_cast<int64_t>(bytes.size());
+  forget_from_.reset();
+  return absl::OkStatus();
+}
+
+Summary EventWriter::SummaryOf(const Message& record) {
+  Summary summary;
+  const FieldDescriptor* const kind = record.GetDescriptor()->FindFieldByName("kind");
+  AddFigures(record, record.GetReflection()->GetString(record, kind) + "/", "", summary);
+  if (const auto* const scores = google::protobuf::DynamicCastToGenerated<EvalRecord>(&record)) {
+    for (const DirectionScore& score : scores->directions()) {
+      AddFigures(score, "", "/" + score.direction(), summary);
+    }
+    for (const SampleTranslation& sample : scores->samples()) AddSample(sample, summary);
+  }
+  return summary;
+}
+
+void EventWriter::AddFigures(const Message& record, std::string_view prefix,
+                             std::string_view suffix, Summary& summary) {
+  for (int i = 0; i < record.GetDescriptor()->field_count(); ++i) {
+    const FieldDescriptor& field = *record.GetDescriptor()->field(i);
+    const std::optional<double> figure = Figure(record, field);
+    if (!figure || field.name() == "step" || field.name() == "sentences") continue;
+    const std::string tag = std::string(prefix) + field.name() + std::string(suffix);
+    if (*figure == 0.0 && shown_.count(tag) == 0) continue;
+    shown_.insert(tag);
+    Summary::Value& value = *summary.add_value();
+    value.set_tag(tag);
+    value.set_simple_value(static_cast<float>(*figure));
+  }
+}
+
+}  // namespace deepnet
