@@ -1,4 +1,5 @@
-// libFuzzer's entry: `fuzzer --target=NAME [libFuzzer's flags] [FOLDER...]`. tests/fuzz/run.py calls it.
+// libFuzzer's entry: `fuzzer --target=NAME [libFuzzer's flags] [FOLDER...]`. tests/fuzz/run.py
+// calls it.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>

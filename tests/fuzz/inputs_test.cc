@@ -1,4 +1,5 @@
-// Every example of corpus/: those that once crashed a reader, and a few from which libFuzzer starts.
+// Every example of corpus/: those that once crashed a reader, and a few from which libFuzzer
+// starts.
 #include "tests/fuzz/inputs.h"
 
 #include <filesystem>

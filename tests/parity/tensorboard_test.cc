@@ -60,8 +60,7 @@ class TensorBoardTest : public testing::CorpusTest {
     std::vector<Record> records;
     for (std::string line; std::getline(file, line);) {
       if (line.find("\"kind\":\"" + kind + "\"") == line.npos) continue;
-      EXPECT_TRUE(
-          google::protobuf::util::JsonStringToMessage(line, &records.emplace_back()).ok());
+      EXPECT_TRUE(google::protobuf::util::JsonStringToMessage(line, &records.emplace_back()).ok());
     }
     return records;
   }
@@ -102,8 +101,7 @@ TEST_F(TensorBoardTest, AResumedRunShowsEachStepOnce) {
   ActingBuffer log("step 5 ", [&] { request = kStopRequest; });
   std::ostream stream(&log);
   Logger logger({.stream = &stream});
-  const absl::Status status =
-      Train(stopped, {.root = root_.string(), .request = &request}, logger);
+  const absl::Status status = Train(stopped, {.root = root_.string(), .request = &request}, logger);
   ASSERT_EQ(GetExitCode(status), ExitCode::kSavedRunAgain) << status << log.str();
   // A run that is killed has shown steps that its last checkpoint does not have.
   std::filesystem::rename(root_ / "stopped" / "tensorboard", root_ / "kept");

@@ -102,9 +102,8 @@ TEST(EventWriter, SamplesAreTextThatMarkdownLeavesAlone) {
   EXPECT_EQ(value.tag(), "sample/de-en.12");
   EXPECT_EQ(value.metadata().plugin_data().plugin_name(), "text");
   EXPECT_EQ(value.tensor().tensor_shape().dim(0).size(), 3);
-  EXPECT_THAT(value.tensor().string_val(),
-              ElementsAre("**source** 1. \\*a\\* &lt;b> &amp; \\`c\\`", "**reference** ",
-                          "**translation** "));
+  EXPECT_THAT(value.tensor().string_val(), ElementsAre("**source** 1. \\*a\\* &lt;b> &amp; \\`c\\`",
+                                                       "**reference** ", "**translation** "));
 }
 
 TEST(EventWriter, StepsAfterTheResumedOneAreNoLongerShown) {
@@ -133,8 +132,7 @@ TEST(EventWriter, ACrashLosesTheRecordItTearsAndNoOther) {
   const std::string torn = FilesOf(folder)[2];  // that of the first record of step 2
   for (auto size = static_cast<int64_t>(fs::file_size(torn)); size > 0; --size) {
     fs::resize_file(torn, size - 1);
-    EXPECT_THAT(ReadShownFigures(folder)["train/loss"],
-                ElementsAre(Pair(1, 1.0f), Pair(2, 2.0f)));
+    EXPECT_THAT(ReadShownFigures(folder)["train/loss"], ElementsAre(Pair(1, 1.0f), Pair(2, 2.0f)));
   }
 }
 
