@@ -483,13 +483,16 @@ bool UpdateBest(Manifest& state, const std::string& metric, double value, Better
   return true;
 }
 
-bool CheckpointPolicy::IsDue(int64_t step_tokens) const {
-  return deepnet::IsDue(CheckpointInterval(train_),
-                        {.step = state_.step(),
-                         .target_tokens = state_.target_tokens(),
-                         .step_tokens = step_tokens,
-                         .steps_per_epoch = options_.steps_per_epoch,
-                         .seconds = state_.train_seconds() - saved_at_});
+RunPosition CheckpointPolicy::Position(int64_t step_tokens) const {
+  return {.step = state_.step(),
+          .target_tokens = state_.target_tokens(),
+          .step_tokens = step_tokens,
+          .steps_per_epoch = options_.steps_per_epoch,
+          .seconds = state_.train_seconds() - saved_at_};
+}
+
+double CheckpointPolicy::SecondsUntilDue(const Pace& pace) const {
+  return deepnet::SecondsUntilDue(CheckpointInterval(train_), Position(/*step_tokens=*/0), pace);
 }
 
 // Records in the ledger whether the step that was just counted was skipped.
@@ -507,7 +510,7 @@ void CheckpointPolicy::RecordSkip() {
 
 absl::Status CheckpointPolicy::SaveIfDue(int64_t step_tokens) {
   RecordSkip();
-  return IsDue(step_tokens) ? Save() : absl::OkStatus();
+  return IsDue(CheckpointInterval(train_), Position(step_tokens)) ? Save() : absl::OkStatus();
 }
 
 absl::Status CheckpointPolicy::Save() {

@@ -23,6 +23,7 @@
 #include "trainer/checkpoint/background_task.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/run_lock.h"
+#include "trainer/intervals.h"
 #include "trainer/kernels/side_copies.h"
 #include "trainer/rank_context.h"
 
@@ -217,6 +218,9 @@ class CheckpointPolicy {
   // Waits until weights and moments may change.
   void AwaitCopy() { saver_.AwaitCopy(); }
 
+  // See intervals.h.
+  double SecondsUntilDue(const Pace& pace) const;
+
   // Starts to save this step unless that has been done; waits for the save before.
   absl::Status Save();
 
@@ -241,7 +245,7 @@ class CheckpointPolicy {
   double ExpectedSeconds() const;
 
  private:
-  bool IsDue(int64_t step_tokens) const;
+  RunPosition Position(int64_t step_tokens) const;
   void RecordSkip();
   void AfterSave(SaveRecord record);
 

@@ -1,6 +1,8 @@
 #include "trainer/intervals.h"
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace deepnet {
 
@@ -30,6 +32,30 @@ bool IsDue(const Interval& interval, const RunPosition& position) {
     if (std::floor(now / steps) > std::floor((now - 1) / steps)) return true;
   }
   return interval.minutes > 0 && position.seconds >= 60 * interval.minutes;
+}
+
+double SecondsUntilDue(const Interval& interval, const RunPosition& position, const Pace& pace) {
+  if (pace.seconds_per_step <= 0) return -1.0;
+  double steps = std::numeric_limits<double>::infinity();
+  const auto wait = [&steps](double more) {
+    steps = std::min(steps, std::max(1.0, std::ceil(more)));
+  };
+  if (interval.steps > 0) {
+    wait(static_cast<double>(interval.steps - position.step % interval.steps));
+  }
+  if (interval.tokens > 0 && pace.tokens_per_step > 0) {
+    const int64_t missing = interval.tokens - position.target_tokens % interval.tokens;
+    wait(static_cast<double>(missing) / pace.tokens_per_step);
+  }
+  if (interval.epochs > 0) {
+    const double length = interval.epochs * position.steps_per_epoch;
+    const auto now = static_cast<double>(position.step);
+    wait((std::floor(now / length) + 1) * length - now);
+  }
+  if (interval.minutes > 0) {
+    wait((60 * interval.minutes - position.seconds) / pace.seconds_per_step);
+  }
+  return std::isinf(steps) ? -1.0 : steps * pace.seconds_per_step;
 }
 
 }  // namespace deepnet

@@ -33,4 +33,20 @@ struct RunPosition {
 // the step, so it is the same on every layout and after every resume.
 bool IsDue(const Interval& interval, const RunPosition& position);
 
+// How fast a run trains. 0: not known.
+struct Pace {
+  double seconds_per_step = 0.0;
+  double tokens_per_step = 0.0;  // target tokens
+};
+
+// Returns the seconds of training after which IsDue will next be true, if the run keeps its pace;
+// negative: never, or not known. `position` is after a step whose own due is past.
+double SecondsUntilDue(const Interval& interval, const RunPosition& position, const Pace& pace);
+
+// Seconds of training until the next save and validation, as far as expected; negative: none before
+// the run's end, or not known.
+struct NextTimes {
+  double save = -1.0, validation = -1.0;
+};
+
 }  // namespace deepnet

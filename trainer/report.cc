@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -17,6 +19,7 @@ StepReport::StepReport(const RunSpec& run, double ceiling_gflops, double peak_fl
 
 void StepReport::Add(const StepBatch& batch, const StepResult& result, double seconds) {
   const double tokens = static_cast<double>(batch.num_target_tokens);
+  ++steps_;
   seconds_ += seconds;
   target_tokens_ += tokens;
   flops_ += StepFlops(run_.model(), batch);
@@ -35,6 +38,10 @@ void StepReport::Add(const StepBatch& batch, const StepResult& result, double se
 
 StepRecord StepReport::Take(const Manifest& state, const StepResult& last,
                             const TraceFigures& pipeline) {
+  if (steps_ > 0) {
+    pace_ = {.seconds_per_step = seconds_ / static_cast<double>(steps_),
+             .tokens_per_step = target_tokens_ / static_cast<double>(steps_)};
+  }
   StepRecord record;
   record.set_kind("train");
   record.set_step(state.step());
@@ -55,6 +62,7 @@ StepRecord StepReport::Take(const Manifest& state, const StepResult& last,
   record.set_packing_efficiency(real_positions_ / positions_);
   record.set_bubble(pipeline.bubble);
   record.set_exposed_communication(pipeline.exposed_communication);
+  record.set_seconds_to_end(SecondsToEnd(run_.train(), state.step(), state.train_seconds(), pace_));
   Forget();
   return record;
 }
@@ -62,6 +70,18 @@ StepRecord StepReport::Take(const Manifest& state, const StepResult& last,
 void StepReport::Forget() {
   loss_ = nll_ = finite_target_tokens_ = 0.0;
   target_tokens_ = real_positions_ = positions_ = flops_ = seconds_ = 0.0;
+  steps_ = 0;
+}
+
+double SecondsToEnd(const TrainSpec& train, int64_t step, double seconds, const Pace& pace) {
+  double left = std::numeric_limits<double>::infinity();
+  if (train.steps() > 0 && pace.seconds_per_step > 0) {
+    left = static_cast<double>(train.steps() - step) * pace.seconds_per_step;
+  }
+  if (train.max_train_minutes() > 0) {
+    left = std::min(left, 60 * train.max_train_minutes() - seconds);
+  }
+  return std::isinf(left) ? 0.0 : std::max(0.0, left);
 }
 
 double RankMemory::Difference() const {
@@ -101,7 +121,7 @@ absl::Status ReportMemory(const RankMemory& mine, Communicator& world, Logger& l
   return absl::OkStatus();
 }
 
-Progress ProgressOf(const StepRecord& record, const TrainSpec& train) {
+Progress ProgressOf(const StepRecord& record, const TrainSpec& train, const NextTimes& next) {
   Progress progress{.label = "train"};
   if (train.steps() > 0) {
     progress.fraction = static_cast<double>(record.step()) / static_cast<double>(train.steps());
@@ -111,11 +131,16 @@ Progress ProgressOf(const StepRecord& record, const TrainSpec& train) {
         std::max(progress.fraction, record.seconds() / (60 * train.max_train_minutes()));
   }
   progress.fraction = std::min(progress.fraction, 1.0);
-  if (progress.fraction > 0) progress.seconds_left = record.seconds() * (1 / progress.fraction - 1);
-  progress.figures = absl::StrFormat(
-      "step %s  loss %.3f  nll %.3f  %s tokens/s  norm %.2f  rate %.2e", WithCommas(record.step()),
-      record.loss(), record.nll(), WithCommas(std::llround(record.tokens_per_second())),
-      record.gradient_norm(), record.learning_rate());
+  if (progress.fraction > 0) progress.seconds_left = record.seconds_to_end();
+  progress.figures = absl::StrFormat("step %s  loss %.3f  nll %.3f  %s tokens/s",
+                                     WithCommas(record.step()), record.loss(), record.nll(),
+                                     WithCommas(std::llround(record.tokens_per_second())));
+  for (const auto& [what, seconds] :
+       {std::pair("save", next.save), {"validation", next.validation}}) {
+    if (seconds >= 0) absl::StrAppend(&progress.figures, "  ", what, " in ", ClockText(seconds));
+  }
+  absl::StrAppendFormat(&progress.figures, "  norm %.2f  rate %.2e", record.gradient_norm(),
+                        record.learning_rate());
   if (record.bubble() > 0) {
     absl::StrAppendFormat(&progress.figures, "  bubble %.0f %%", 100 * record.bubble());
   }

@@ -14,6 +14,7 @@
 #include "proto/report.pb.h"
 #include "proto/run.pb.h"
 #include "trainer/data/microbatch.h"
+#include "trainer/intervals.h"
 #include "trainer/train_step.h"
 
 namespace deepnet {
@@ -32,6 +33,9 @@ class StepReport {
   // `last` is the latest of them, `pipeline` the figures of its pipeline.
   StepRecord Take(const Manifest& state, const StepResult& last, const TraceFigures& pipeline);
 
+  // Returns how fast the steps of the last record were that had any.
+  const Pace& pace() const { return pace_; }
+
   // Forgets the steps since the last Take.
   void Forget();
 
@@ -41,6 +45,8 @@ class StepReport {
   double loss_ = 0.0, nll_ = 0.0, finite_target_tokens_ = 0.0;
   double target_tokens_ = 0.0, real_positions_ = 0.0, positions_ = 0.0;
   double flops_ = 0.0, seconds_ = 0.0;
+  int64_t steps_ = 0;
+  Pace pace_;
 };
 
 // Bytes of one rank, as planned and as measured.
@@ -60,6 +66,10 @@ absl::Status ReportMemory(const RankMemory& mine, Communicator& world, Logger& l
 std::string MemoryLine(std::span<const RankMemory> ranks);
 
 // Returns a record as a progress line, with the fraction of the run that is done.
-Progress ProgressOf(const StepRecord& record, const TrainSpec& train);
+Progress ProgressOf(const StepRecord& record, const TrainSpec& train, const NextTimes& next);
+
+// Returns the seconds of training until a run ends that has done `step` steps in `seconds`; 0: it
+// is at its end, or that is not known.
+double SecondsToEnd(const TrainSpec& train, int64_t step, double seconds, const Pace& pace);
 
 }  // namespace deepnet

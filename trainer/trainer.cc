@@ -85,7 +85,9 @@ class Trainer {
   bool leads() const { return world_.rank() == 0; }  // rank 0 writes and logs for all
   bool Done() const;
   bool IsOutOfPatience() const;
+  RunPosition PositionSince(double train_seconds) const;
   bool ValidationDue() const;
+  NextTimes NextTimesOf(const StepRecord& record) const;
   absl::Status Step();
   absl::Status LeaveOut();
   bool UpdateWanted(double loss, double gradient_norm);
@@ -462,10 +464,22 @@ absl::Status Trainer::Report(const StepResult& result) {
   StepRecord record = session_.report->Take(state_, result, pipeline);
   record.set_restarts(options_.restarts);
   WriteMetrics(record);
-  Progress progress = ProgressOf(record, run_.train());
+  Progress progress = ProgressOf(record, run_.train(), NextTimesOf(record));
   progress.figures += InstrumentsCost(session_.instruments->seconds(), stepping_seconds_);
   log_.Show(progress);
   return absl::OkStatus();
+}
+
+NextTimes Trainer::NextTimesOf(const StepRecord& record) const {
+  const Pace& pace = session_.report->pace();
+  NextTimes next = {.save = checkpoints_->SecondsUntilDue(pace),
+                    .validation = SecondsUntilDue(ValidationInterval(run_.train()),
+                                                  PositionSince(validated_at_), pace)};
+  const double left = record.seconds_to_end();
+  for (double* const seconds : {&next.save, &next.validation}) {
+    if (left > 0 && *seconds >= left) *seconds = -1.0;
+  }
+  return Done() ? NextTimes() : next;
 }
 
 // Only warns if writing fails: a disk that is full now may have room later.
@@ -498,13 +512,16 @@ absl::Status Trainer::CompareMemory() {
                       world_, log_);
 }
 
+RunPosition Trainer::PositionSince(double train_seconds) const {
+  return {.step = state_.step(),
+          .target_tokens = state_.target_tokens(),
+          .step_tokens = step_tokens_,
+          .steps_per_epoch = session_.steps_per_epoch,
+          .seconds = state_.train_seconds() - train_seconds};
+}
+
 bool Trainer::ValidationDue() const {
-  return IsDue(ValidationInterval(run_.train()),
-               {.step = state_.step(),
-                .target_tokens = state_.target_tokens(),
-                .step_tokens = step_tokens_,
-                .steps_per_epoch = session_.steps_per_epoch,
-                .seconds = state_.train_seconds() - validated_at_});
+  return IsDue(ValidationInterval(run_.train()), PositionSince(validated_at_));
 }
 
 // A validation that a stop cuts short is the first thing that the resumed run does.

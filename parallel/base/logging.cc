@@ -32,6 +32,20 @@ LoggerOptions Completed(LoggerOptions options) {
   return options;
 }
 
+// Returns the live line in at most `columns` characters: the bar goes first, then the last figures,
+// so that the time left stays.
+std::string LiveLine(Progress progress, size_t columns) {
+  std::string text = ProgressText(progress, /*bar=*/true);
+  if (text.size() > columns) text = ProgressText(progress, /*bar=*/false);
+  if (text.size() > columns) {
+    const size_t kept =
+        progress.figures.size() - std::min(progress.figures.size(), text.size() - columns);
+    progress.figures.resize(kept);
+    text = ProgressText(progress, /*bar=*/false).substr(0, columns);
+  }
+  return text;
+}
+
 }  // namespace
 
 Logger::Logger(LoggerOptions options)
@@ -72,7 +86,7 @@ void Logger::Show(const Progress& progress) {
   shown_label_ = progress.label;
   if (options_.terminal) {
     EraseLiveLine();
-    live_line_ = ProgressText(progress, /*bar=*/true).substr(0, options_.columns - 1);
+    live_line_ = LiveLine(progress, static_cast<size_t>(options_.columns - 1));
     stream_ << live_line_;
   } else {
     WriteLines("", ProgressText(progress, /*bar=*/false));

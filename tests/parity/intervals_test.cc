@@ -28,6 +28,7 @@ namespace {
 using testing::ActingBuffer;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class IntervalsTest : public testing::CorpusTest {
  protected:
@@ -90,6 +91,32 @@ class IntervalsTest : public testing::CorpusTest {
     return steps;
   }
 };
+
+TEST_F(IntervalsTest, TheLogSaysWhenTheNextValidationAndTheEndAreExpected) {
+  const RunSpec run = Run("next", "validate_every_steps: 4");
+  const std::string log = MustTrain(run);
+  std::vector<StepRecord> records;
+  std::ifstream file(root_ / run.folder() / "metrics.jsonl");
+  for (std::string line; std::getline(file, line);) {
+    if (line.find(R"("kind":"train")") == line.npos) continue;
+    ASSERT_TRUE(google::protobuf::util::JsonStringToMessage(line, &records.emplace_back()).ok());
+  }
+  ASSERT_EQ(records.size(), 16u);
+  const double pace = records[7].seconds() - records[6].seconds();
+  EXPECT_NEAR(records[7].seconds_to_end(), 8 * pace, 1e-9);
+  EXPECT_EQ(records[15].seconds_to_end(), 0.0);
+  // After step 12 the next validation is the one at the end.
+  const auto line_of = [&log](int step) {
+    const size_t at = log.find("step " + std::to_string(step) + "  loss");
+    return log.substr(at, log.find('\n', at) - at);
+  };
+  EXPECT_THAT(line_of(11), HasSubstr("validation in 0:0"));
+  EXPECT_THAT(line_of(11), HasSubstr(" left"));
+  for (const int step : {1, 12, 15, 16}) EXPECT_THAT(line_of(step), Not(HasSubstr("save in")));
+  for (const int step : {12, 15, 16}) {
+    EXPECT_THAT(line_of(step), Not(HasSubstr("validation in")));
+  }
+}
 
 TEST_F(IntervalsTest, PatienceEndsARunAtTheSameStepOnEveryLayoutAndAfterAStop) {
   const RunSpec run = Run("patience", "validate_every_steps: 2 patience: 3");

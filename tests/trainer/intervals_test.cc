@@ -51,5 +51,41 @@ TEST(IsDue, WhicheverComesFirst) {
   EXPECT_TRUE(IsDue({.minutes = 2}, {.step = 1, .seconds = 120}));
 }
 
+// The obvious twin: takes steps until one is due.
+double SimulatedSeconds(const Interval& interval, RunPosition position, const Pace& pace) {
+  for (int steps = 1; steps <= 1000; ++steps) {
+    ++position.step;
+    position.step_tokens = static_cast<int64_t>(pace.tokens_per_step);
+    position.target_tokens += position.step_tokens;
+    position.seconds += pace.seconds_per_step;
+    if (IsDue(interval, position)) return steps * pace.seconds_per_step;
+  }
+  return -1.0;
+}
+
+TEST(SecondsUntilDue, IsThatOfTakingTheSteps) {
+  const Pace pace{.seconds_per_step = 0.5, .tokens_per_step = 30};
+  for (const Interval& interval :
+       {Interval{}, Interval{.steps = -1}, Interval{.steps = 7}, Interval{.tokens = 100},
+        Interval{.tokens = 10}, Interval{.epochs = 1.5}, Interval{.epochs = 0.1},
+        Interval{.minutes = 0.125},
+        Interval{.steps = 9, .tokens = 200, .epochs = 2, .minutes = 1}}) {
+    RunPosition position{.steps_per_epoch = 4.5};
+    for (int step = 0; step < 40; ++step) {
+      EXPECT_EQ(SecondsUntilDue(interval, position, pace),
+                SimulatedSeconds(interval, position, pace))
+          << "after step " << step;
+      ++position.step;
+      position.target_tokens += 30;
+      position.seconds = position.seconds > 10 ? 0.0 : position.seconds + 0.5;
+    }
+  }
+}
+
+TEST(SecondsUntilDue, IsNotKnownBeforeAPaceIs) {
+  EXPECT_LT(SecondsUntilDue({.steps = 7}, {.step = 1}, {}), 0.0);
+  EXPECT_LT(SecondsUntilDue({.tokens = 7}, {.step = 1}, {.seconds_per_step = 1}), 0.0);
+}
+
 }  // namespace
 }  // namespace deepnet

@@ -75,13 +75,21 @@ TEST(Logger, AMessageStandsAboveTheLiveLine) {
   EXPECT_EQ(f.out.str(), "a\r\x1b[K12:00:00 saved\na");
 }
 
-TEST(Logger, ALiveLineIsCutOffAtTheEdgeOfTheTerminal) {
-  Fixture f;
-  LoggerOptions options = f.Options(true);
-  options.columns = 10;
-  Logger log(options);
-  log.Show({.label = "train", .fraction = 0.5});
-  EXPECT_EQ(f.out.str(), "train [##");
+TEST(Logger, ANarrowTerminalLosesTheBarThenFiguresAndTheTimeLeftLast) {
+  const auto shown_on = [](int columns) {
+    Fixture f;
+    LoggerOptions options = f.Options(true);
+    options.columns = columns;
+    Logger(options).Show(
+        {.label = "train", .fraction = 0.5, .figures = "loss 4", .seconds_left = 5});
+    std::string line = f.out.str();
+    line.pop_back();  // the end of the progress
+    return line;
+  };
+  EXPECT_EQ(shown_on(67), "train [################----------------]  50%  loss 4  0:05 left");
+  EXPECT_EQ(shown_on(60), "train  50%  loss 4  0:05 left");
+  EXPECT_EQ(shown_on(28), "train  50%  loss  0:05 left");
+  EXPECT_EQ(shown_on(10), "train  50");
 }
 
 TEST(LogText, NumbersAndTimesReadEasily) {
