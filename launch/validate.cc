@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
@@ -631,6 +632,9 @@ void CheckTrain(const TrainSpec& train, Mistakes* mistakes) {
   fields.AtLeast(0, "checkpoint_every_epochs", "must be above 0, or 0: off");
   fields.AtLeast(0, "validate_every_epochs", "must be above 0, or 0: off");
   fields.AtLeast(0, "sample_translations");
+  const std::string& prometheus = train.prometheus_file();
+  fields.Require(prometheus.empty() || absl::EndsWith(prometheus, ".prom"), "prometheus_file",
+                 "must end in .prom, as node_exporter wants it");
   CheckSpike(train.spike(), mistakes);
 }
 

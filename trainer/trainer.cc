@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <span>
@@ -30,6 +31,7 @@
 #include "trainer/model/architecture.h"
 #include "trainer/model_loader.h"
 #include "trainer/monitored_run.h"
+#include "trainer/prometheus_file.h"
 #include "trainer/report.h"
 #include "trainer/resolve_run.h"
 #include "trainer/roll_back.h"
@@ -103,6 +105,7 @@ class Trainer {
   void CountLossScale(bool overflow);
   absl::Status Report(const StepResult& result);
   void WriteMetrics(const google::protobuf::Message& record);
+  void WritePrometheus(const NextTimes& next);
   void RecordSave(const SaveRecord& record);
   absl::Status CheckDivergence();
   absl::Status CompareMemory();
@@ -129,6 +132,8 @@ class Trainer {
   RunTrace trace_;
   TensorMemory memory_;
   TrainSession session_;
+  std::unique_ptr<PrometheusFile> prometheus_;  // rank 0 only, with train.prometheus_file
+  bool prometheus_failed_ = false;              // the warning was given
   std::unique_ptr<CheckpointPolicy> checkpoints_;
   int64_t first_step_ = 0;            // of this process
   double stepping_seconds_ = 0.0;     // of this process, by the clock of rank 0
@@ -169,6 +174,10 @@ absl::Status Trainer::Prepare() {
                               .steps_per_epoch = session_.steps_per_epoch,
                               .record = [this](const SaveRecord& record) { RecordSave(record); }});
   requests_.Expect(0.0, checkpoints_->ExpectedSeconds());
+  if (leads() && !run_.train().prometheus_file().empty()) {
+    const auto path = std::filesystem::path(options_.root) / run_.train().prometheus_file();
+    prometheus_ = std::make_unique<PrometheusFile>(path.string(), run_.name());
+  }
   return checkpoints_->Open();
 }
 
@@ -464,7 +473,9 @@ absl::Status Trainer::Report(const StepResult& result) {
   StepRecord record = session_.report->Take(state_, result, pipeline);
   record.set_restarts(options_.restarts);
   WriteMetrics(record);
-  Progress progress = ProgressOf(record, run_.train(), NextTimesOf(record));
+  const NextTimes next = NextTimesOf(record);
+  WritePrometheus(next);
+  Progress progress = ProgressOf(record, run_.train(), next);
   progress.figures += InstrumentsCost(session_.instruments->seconds(), stepping_seconds_);
   log_.Show(progress);
   return absl::OkStatus();
@@ -485,11 +496,20 @@ NextTimes Trainer::NextTimesOf(const StepRecord& record) const {
 // Only warns if writing fails: a disk that is full now may have room later.
 void Trainer::WriteMetrics(const google::protobuf::Message& record) {
   if (!leads()) return;
+  if (prometheus_ != nullptr) prometheus_->Remember(record);
   const absl::Status written = session_.metrics->Write(record);
   if (!written.ok()) log_.Warning(std::string(written.message()));
   if (session_.events == nullptr) return;
   const absl::Status shown = session_.events->Write(record);
   if (!shown.ok()) log_.Warning(std::string(shown.message()));
+}
+
+// Warns once if writing fails.
+void Trainer::WritePrometheus(const NextTimes& next) {
+  if (prometheus_ == nullptr) return;
+  const absl::Status written = prometheus_->Write(next);
+  if (written.ok() || std::exchange(prometheus_failed_, true)) return;
+  log_.Warning(absl::StrCat("train.prometheus_file: ", written.message()));
 }
 
 void Trainer::RecordSave(const SaveRecord& record) {
@@ -615,6 +635,7 @@ absl::Status Trainer::Finish() {
   }
   RETURN_IF_ERROR(checkpoints_->SaveAndWait(/*tidy=*/true));
   Enter("end of the run");
+  WritePrometheus({});
   log_.EndProgress();
   log_.Info(absl::StrFormat("done: step %s, %s source and %s target tokens in %s of training",
                             WithCommas(state_.step()), WithCommas(state_.source_tokens()),

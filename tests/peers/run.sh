@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Compares exports and imports with Hugging Face transformers, CTranslate2 and torchscale, has PyTorch's
-# torchrun start ranks, and TensorBoard read a run: the ctest label `peers`.
+# torchrun start ranks, and TensorBoard and promtool read a run: the ctest label `peers`.
 #
 #   tests/peers/run.sh [--venv FOLDER] [--help] [CTEST_ARGUMENT...]
 #
@@ -23,6 +23,9 @@ if [[ $(cat "$venv/installed" 2>/dev/null) != "$wanted" ]]; then
   python3 -m venv "$venv"
   "$venv/bin/python" -m pip install -q -r tests/peers/requirements.txt
   "$venv/bin/python" -m pip install -q --no-deps torchscale==0.3.0  # what it asks for is not used
+  # promtool, of Debian's package without installing it
+  (cd "$venv" && apt-get download -q prometheus && dpkg-deb -x prometheus_*.deb prometheus \
+    && mv prometheus/usr/bin/promtool bin && rm -r prometheus prometheus_*.deb)
   echo "$wanted" >"$venv/installed"
 fi
 launch/build.sh deepnet peer_model

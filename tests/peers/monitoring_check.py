@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""TensorBoard's own readers against metrics.jsonl.
+"""TensorBoard's own readers against metrics.jsonl, and Prometheus's own check.
 
-  tensorboard_check.py [--build build/release]
+  monitoring_check.py [--build build/release]
 
 A run is trained, stopped by force and resumed; what the tensorboard package then shows of its folder must be the figures and
-sample translations of metrics.jsonl, each step once, and its file must parse with nothing left over. Exit status 1 where not.
+sample translations of metrics.jsonl, each step once, and its file must parse with nothing left over. promtool, beside the Python that runs this, must find nothing
+to say about train.prometheus_file. Exit status 1 where not.
 """
 
 import argparse
@@ -28,7 +29,8 @@ RUN = """name: "peer" folder: "run" seed: 1
   model { encoder_layers: 2 decoder_layers: 2 d_model: 32 ffn_dim: 64 num_heads: 2 residual: DEEPNORM }
   data { folder: "data" microbatch { max_target_tokens: 300 max_sentences: 40 } }
   optim { learning_rate: 3e-3 warmup_steps: 20 }
-  train { steps: 40 log_every_steps: 1 checkpoint_every_steps: 15 validate_every_steps: 10 validate_sentences: 8 }
+  train { steps: 40 log_every_steps: 1 checkpoint_every_steps: 15 validate_every_steps: 10 validate_sentences: 8
+          prometheus_file: "run.prom" }
   decode { beam_size: 1 max_tokens: 20 }
   prepare { text { tsv_file: "train.tsv" source_language: "en" target_language: "xx" }
             text { tsv_file: "dev.tsv" source_language: "en" target_language: "xx" split: "dev" }
@@ -136,6 +138,10 @@ def check(root):
             again = event_pb2.Event.FromString(bytes_)
             again.DiscardUnknownFields()
             leftover += [] if again == event else [file.name]
+    said = subprocess.run([Path(sys.executable).parent / "promtool", "check", "metrics"], text=True, capture_output=True,
+                          stdin=open(root / "run.prom"))  # fmt: skip
+    figures = sum(not line.startswith("#") for line in (root / "run.prom").read_text().splitlines())
+    report("promtool", said.returncode == 0 and not said.stderr and figures > 20, said.stderr or f"{figures} figures")
     report("proto fields", not leftover, f"{len(list(folder.iterdir()))} files, unknown fields in {leftover or 'none'}")
 
 

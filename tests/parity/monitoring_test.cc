@@ -1,5 +1,5 @@
-// Runs with and without event files are the same run, and TensorBoard shows the figures of
-// metrics.jsonl, those of a resumed run once.
+// What others watch a run by: with and without event files it is the same run, TensorBoard shows
+// the figures of metrics.jsonl, those of a resumed run once, and Prometheus the newest.
 #include <atomic>
 #include <cmath>
 #include <filesystem>
@@ -27,8 +27,9 @@ namespace {
 
 using testing::ActingBuffer;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
-class TensorBoardTest : public testing::CorpusTest {
+class MonitoringTest : public testing::CorpusTest {
  protected:
   static RunSpec Run(const std::string& folder) {
     RunSpec run;
@@ -66,7 +67,7 @@ class TensorBoardTest : public testing::CorpusTest {
   }
 };
 
-TEST_F(TensorBoardTest, ShowsTheFiguresOfTheRecordsAndChangesNoWeight) {
+TEST_F(MonitoringTest, TensorBoardShowsTheFiguresOfTheRecordsAndChangesNoWeight) {
   const RunSpec with = Run("with");
   RunSpec without = Run("without");
   without.mutable_train()->set_tensorboard(false);
@@ -94,7 +95,7 @@ TEST_F(TensorBoardTest, ShowsTheFiguresOfTheRecordsAndChangesNoWeight) {
   EXPECT_EQ(shown.at("save/bytes").size(), Written<SaveRecord>(with, "save").size());
 }
 
-TEST_F(TensorBoardTest, AResumedRunShowsEachStepOnce) {
+TEST_F(MonitoringTest, AResumedRunShowsEachStepOnce) {
   const RunSpec whole = Run("whole"), stopped = Run("stopped");
   MustTrain(whole);
   std::atomic<int> request{0};
@@ -112,13 +113,34 @@ TEST_F(TensorBoardTest, AResumedRunShowsEachStepOnce) {
   }
 }
 
-TEST_F(TensorBoardTest, AFolderThatCannotBeMadeIsAWarning) {
+TEST_F(MonitoringTest, AFolderThatCannotBeMadeIsAWarning) {
   const RunSpec run = Run("blocked");
   std::filesystem::create_directories(root_ / "blocked");
   std::ofstream(root_ / "blocked" / "tensorboard") << "a file";
   const std::string log = MustTrain(run);
   EXPECT_THAT(log, HasSubstr("warning: "));
   EXPECT_THAT(log, HasSubstr("blocked/tensorboard"));
+  EXPECT_THAT(log, HasSubstr("done: step 8,"));
+}
+
+TEST_F(MonitoringTest, APrometheusFileHasTheLastFiguresAndIsMissedOnlyOnce) {
+  RunSpec run = Run("prometheus");
+  run.set_name("a run");
+  run.mutable_train()->set_prometheus_file("figures.prom");
+  EXPECT_THAT(MustTrain(run), Not(HasSubstr("prometheus_file")));
+  std::stringstream text;
+  text << std::ifstream(root_ / "figures.prom").rdbuf();
+  for (const char* const line :
+       {"deepnet_steps_total{run=\"a run\"} 8\n", "deepnet_saved_steps{run=\"a run\"} 8\n",
+        "deepnet_validated_steps{run=\"a run\"} 8\n"}) {
+    EXPECT_THAT(text.str(), HasSubstr(line));
+  }
+  run.mutable_train()->set_prometheus_file("no/such/folder.prom");
+  run.set_folder("unseen");
+  const std::string log = MustTrain(run);
+  const size_t first = log.find("train.prometheus_file: ");
+  EXPECT_NE(first, log.npos) << log;
+  EXPECT_EQ(log.find("train.prometheus_file: ", first + 1), log.npos) << log;
   EXPECT_THAT(log, HasSubstr("done: step 8,"));
 }
 

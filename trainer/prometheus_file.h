@@ -1,0 +1,47 @@
+// A run's newest figures in Prometheus's text format, for the textfile collector of node_exporter:
+// a file NAME.prom in a folder that the collector watches. Names follow Prometheus's rules: base
+// units, `_total` of counters, `_ratio` of shares. Every figure has the label run="NAME"; scores
+// have direction="de-en" too.
+//
+// Example:
+//   PrometheusFile file("/var/lib/node_exporter/run.prom", "deepnet_100l");
+//   file.Remember(step_record);
+//   RETURN_IF_ERROR(file.Write({.save = 70, .validation = 180}));
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include <google/protobuf/message.h>
+
+#include "parallel/base/file_system.h"
+#include "proto/report.pb.h"
+#include "trainer/intervals.h"
+
+namespace deepnet {
+
+class PrometheusFile {
+ public:
+  // Nothing is written yet. `run` is the value of the label.
+  PrometheusFile(std::string path, std::string run);
+
+  // Keeps `record` if it is the newest of a kind whose figures the file has.
+  void Remember(const google::protobuf::Message& record);
+
+  // Replaces the file atomically; its folder must exist. Does not wait for the disk. Fails naming
+  // the file.
+  absl::Status Write(const NextTimes& next);
+
+  // Returns what Write writes.
+  std::string Text(const NextTimes& next) const;
+
+ private:
+  const std::string path_, run_;
+  const std::unique_ptr<FileSystem> fs_;
+  StepRecord step_;
+  SaveRecord save_;  // of the last save that ended well, but for failed_saves
+  EvalRecord validation_;
+};
+
+}  // namespace deepnet
