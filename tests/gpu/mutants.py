@@ -145,7 +145,7 @@ MUTANTS = {
     "one-token-too-few-is-left": (
         CUDA + "sampling.cu", "(of, trial, shared) >= goal", "(of, trial, shared) > goal", TRAINING),
     "equals-are-cut-by-the-last-column": (
-        CUDA + "sampling.cu", "static_cast<uint32_t>(cols - 1 - col)", "static_cast<uint32_t>(col)", TRAINING),
+        CUDA + "sampling.cu", "static_cast<uint32_t>(cols - 1 - col)", "static_cast<uint32_t>(col + 0 * cols)", TRAINING),
     "the-best-is-cut": (
         CUDA + "sampling.cu", "least < 1.0 ? least : 1.0", "2.0 * least", TRAINING),
     "averages-of-equals-drift": (

@@ -144,7 +144,7 @@ TEST_P(OnDevice, SearchesAndSamplesAsTheDefinitionDoes) {
   const auto ops = MakeFloat32Ops();
   const auto owned = MakeModels(*ops);
   std::vector<Transformer*> models = Pointers(owned);
-  for (; !models.empty(); models.pop_back()) {
+  for (; models.size() > 1; models.pop_back()) {
     SCOPED_TRACE(models.size());
     EnsembleScorer ensemble(models);
     SlowEnsemble slow(models);
