@@ -53,8 +53,8 @@ class Families {
     Begin("deepnet_" + name, "gauge", help);
     for (const DirectionScore& direction : record.directions()) {
       absl::StrAppend(&text_, "deepnet_", name, "{", run_label_, ",",
-                      Label("direction", direction.direction()), "} ",
-                      Number((direction.*score)()), "\n");
+                      Label("direction", direction.direction()), "} ", Number((direction.*score)()),
+                      "\n");
     }
   }
   std::string Take() { return std::move(text_); }
@@ -72,8 +72,7 @@ void AddSteps(const StepRecord& step, Families& families) {
   families.Counter("steps", "Optimizer steps done.", step.step());
   families.Counter("skipped_steps", "Steps that changed nothing.", step.skipped_steps());
   families.Counter("source_tokens", "Source tokens trained on.", step.source_tokens());
-  families.Counter("target_tokens", "Target tokens with a label trained on.",
-                   step.target_tokens());
+  families.Counter("target_tokens", "Target tokens with a label trained on.", step.target_tokens());
   families.Counter("restarts", "Times that Slurm put the job back into the queue.",
                    step.restarts());
   families.Add("deepnet_train_seconds_total", "counter", "Wall-clock time of training.",

@@ -1,4 +1,4 @@
-// What others watch a run by: with and without event files it is the same run, TensorBoard shows
+// Runs as others watch them: with and without event files it is the same run, TensorBoard shows
 // the figures of metrics.jsonl, those of a resumed run once, and Prometheus the newest.
 #include <atomic>
 #include <cmath>

@@ -22,8 +22,9 @@ using ::testing::HasSubstr;
 // figures follow. Returns the figures by name and labels.
 std::map<std::string, std::string> Parse(const std::string& text) {
   const std::regex help("# HELP ([a-z_]+) (.*\\.)"), type("# TYPE ([a-z_]+) (counter|gauge)"),
-      figure("([a-z_]+)(\\{(?:[a-z]+=\"(?:[^\"\\\\\\n]|\\\\[\\\\\"n])*\",?)+\\}) "
-             "(NaN|[+-]Inf|[-+0-9.e]+)");
+      figure(
+          "([a-z_]+)(\\{(?:[a-z]+=\"(?:[^\"\\\\\\n]|\\\\[\\\\\"n])*\",?)+\\}) "
+          "(NaN|[+-]Inf|[-+0-9.e]+)");
   std::map<std::string, std::string> figures;
   std::set<std::string> families;
   std::string family;
