@@ -61,6 +61,7 @@ constexpr ForeignField kForeignFields[] = {
      "data.max_sentence_tokens"},
     {"--sampling-temperature", "", "", "", "data.temperature"},
     {"--lang-pairs", "", "", "", "data.directions"},
+    {"--sentencepiece-alpha", "--sentencepiece-alphas", "", "", "data.subword_alpha"},
     {"--mask-prob", "", "mlm_probability", "mask-prob", "data.mlm_probability"},
     {"--optimizer", "", "optim", "", "optim.optimizer"},
     {"--lr", "--learn-rate", "learning_rate", "lr", "optim.learning_rate"},

@@ -61,7 +61,7 @@ def parse_help(words, text):
 def parse_flags(lines):
     flags = []
     for line in lines:
-        start = re.match(r"  (--[a-z0-9-]+)(?: (\S+))?(?:  +(.*))?$", line)
+        start = re.match(r"  (--[a-z0-9-]+)(?: (\S+(?: \S+)*))?(?:  +(.*))?$", line)
         if start:
             flags.append(Flag(start[1], start[2] or "", start[3] or ""))
         else:

@@ -473,10 +473,9 @@ void CheckSchedule(const RunSpec& run, const Fields& fields) {
                 "must be from 0 to optim.learning_rate");
   const int64_t warmup = ScaledToBatch(optim, run.data()).warmup_steps();
   const int64_t stable = optim.decay_steps() - warmup;
-  if (fields.Require(
-          stable > 0, "decay_steps",
-          absl::StrCat(LearningRateSchedule_Name(optim.schedule()),
-                       " needs it, above optim.warmup_steps (", optim.warmup_steps(), ")")) &&
+  if (fields.Require(stable > 0, "decay_steps",
+                     absl::StrCat(LearningRateSchedule_Name(optim.schedule()),
+                                  " needs it, above optim.warmup_steps (", warmup, ")")) &&
       is_wsd) {
     fields.Within(1, static_cast<double>(stable), "wsd_decay_steps",
                   absl::StrCat("must be from 1 to optim.decay_steps less optim.warmup_steps (",

@@ -38,7 +38,7 @@ constexpr char kTry[] = R"(
     folder: "corpus" max_sentence_tokens: 120 global_microbatches: 2
     microbatch { max_target_tokens: 300 max_sentences: 60 }
   }
-  optim { learning_rate: 1.5e-3 warmup_steps: 600 }
+  optim { learning_rate: 1.5e-3 warmup_steps: 600 virtual_replicas: 2 }
   train { steps: 10000 validate_every_steps: 2000 validate_sentences: 100 log_every_steps: 20 }
   decode { max_tokens: 110 }
   prepare {

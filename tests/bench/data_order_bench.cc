@@ -9,10 +9,10 @@
 // Printed: the slowest, its parts, and the share of real positions. Exits with 1 where it takes
 // longer than allowed.
 //
-//   data_order_bench corpus FOLDER ALPHA
+//   data_order_bench corpus FOLDER ALPHA NBEST
 //
 // Pairs a second, and share of real positions, of 300 steps of the loader on a prepared corpus,
-// with data.subword_alpha.
+// with data.subword_alpha and data.subword_nbest.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -120,14 +120,14 @@ int Run(int64_t num_pairs, double allowed) {
   return slowest.first_batch <= allowed ? 0 : 1;
 }
 
-int RunCorpus(const std::string& folder, double alpha) {
+int RunCorpus(const std::string& folder, double alpha, int nbest) {
   const absl::StatusOr<Corpus> corpus = Corpus::Open(folder);
   DEEPNET_CHECK(corpus.ok()) << corpus.status();
   DataSpec spec;
   spec.set_max_sentence_tokens(120);
   spec.mutable_microbatch()->set_max_target_tokens(1000);
   spec.set_subword_alpha(alpha);
-  if (alpha > 0) spec.set_subword_nbest(64);
+  spec.set_subword_nbest(nbest);
   DEEPNET_CHECK(ResolveDataSpec(*corpus, &spec).ok());
   const auto source = CorpusBatchSource::Make(spec, 1, &*corpus);
   DEEPNET_CHECK(source.ok()) << source.status();
@@ -143,7 +143,8 @@ int RunCorpus(const std::string& folder, double alpha) {
     tokens += batch->num_source_tokens + batch->num_target_tokens;
     capacity += (*source)->order().capacity().source + (*source)->order().capacity().target;
   }
-  std::printf("alpha %.2f  %.0f pairs/s  fill %.4f\n", alpha, static_cast<double>(pairs) / seconds,
+  std::printf("alpha %.2f nbest %d  %.0f pairs/s  fill %.4f\n", alpha, nbest,
+              static_cast<double>(pairs) / seconds,
               static_cast<double>(tokens) / static_cast<double>(capacity));
   return 0;
 }
@@ -152,8 +153,8 @@ int RunCorpus(const std::string& folder, double alpha) {
 }  // namespace deepnet
 
 int main(int argc, char** argv) {
-  if (argc == 4 && std::string(argv[1]) == "corpus") {
-    return deepnet::RunCorpus(argv[2], std::atof(argv[3]));
+  if (argc == 5 && std::string(argv[1]) == "corpus") {
+    return deepnet::RunCorpus(argv[2], std::atof(argv[3]), std::atoi(argv[4]));
   }
   const int64_t num_pairs = argc > 1 ? std::atoll(argv[1]) : 100'000'000;
   const double allowed = argc > 2 ? std::atof(argv[2]) : 1.0;

@@ -97,6 +97,29 @@ TEST(PrepareProgram, RanksWriteTheCorpusOfOneProcess) {
   }
 }
 
+// `train --text`: two files become a run on two ranks, which one process continues.
+TEST(PrepareProgram, TrainOnTextPreparesOnRanksTrainsAndResumes) {
+  const TempFolder folder;
+  testing::WritePairs(folder, "a", "en", "de", testing::UdhrPairs()["de"]);
+  const auto train = [&](const std::string& run, int steps) {
+    return absl::StrCat(DEEPNET_PROGRAM, " train --root ", folder.path(), " --text a.en a.de",
+                        " --set folder=", run, " --set train.steps=", steps,
+                        " --set train.validate_every_steps=-1 --set train.validate_sentences=2"
+                        " --set decode.max_tokens=5 --set model.encoder_layers=1"
+                        " --set model.decoder_layers=1 --set model.d_model=32"
+                        " --set model.ffn_dim=64 --set compute.dtype=FLOAT32");
+  };
+  const auto weights = [](const std::string& command) {
+    RunningJob job(command);
+    EXPECT_EQ(job.End(), 0) << job.output();
+    const size_t at = job.output().rfind("weights ");
+    return at == std::string::npos ? "none" : job.output().substr(at, 24);
+  };
+  const std::string whole = weights(train("alone", 4));
+  weights(OnRanks(2, train("ranks", 2)));
+  EXPECT_EQ(weights(train("ranks", 4)), whole);
+}
+
 TEST(PrepareProgram, AnErrorOfOneRankEndsAllWithItsCodeAndText) {
   const TempFolder folder;
   WriteTexts(folder, 3);

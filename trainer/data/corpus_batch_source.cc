@@ -37,7 +37,7 @@ absl::StatusOr<std::unique_ptr<CorpusBatchSource>> CorpusBatchSource::Make(
   }
   return std::unique_ptr<CorpusBatchSource>(
       new CorpusBatchSource(std::move(order), std::move(tags), corpus, architecture, seed, masking,
-                            spec.max_sentence_tokens(), std::move(subwords)));
+                            spec.max_sentence_tokens(), subwords));
 }
 
 // Returns the pieces of one side, which has `positions` of the microbatch and may take from

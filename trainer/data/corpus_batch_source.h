@@ -38,7 +38,7 @@ class CorpusBatchSource : public BatchSource {
  private:
   CorpusBatchSource(DataOrder order, std::vector<DirectionTags> tags, const Corpus* corpus,
                     Architecture architecture, uint64_t seed, const MaskingRule& masking,
-                    int32_t max_tokens, std::optional<SubwordSampler> subwords)
+                    int32_t max_tokens, const std::optional<SubwordSampler>& subwords)
       : order_(std::move(order)),
         tags_(std::move(tags)),
         corpus_(corpus),
@@ -46,7 +46,7 @@ class CorpusBatchSource : public BatchSource {
         seed_(seed),
         masking_(masking),
         max_tokens_(max_tokens),
-        subwords_(std::move(subwords)) {}
+        subwords_(subwords) {}
   Microbatch Pack(std::span<const PairRef> pairs, uint32_t ordinal, int64_t step) const;
   EncodedPair Encode(const PairRef& pair, int64_t step, PairSize* spare) const;
   std::vector<int32_t> Pieces(const PairRef& pair, int side, int32_t positions,

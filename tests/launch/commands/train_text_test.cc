@@ -1,8 +1,6 @@
 #include "launch/commands/train_text.h"
 
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -11,7 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "launch/validate.h"
-#include "parallel/base/exit_code.h"
+#include "parallel/base/status_macros.h"
 #include "parallel/comm/communicator.h"
 #include "tests/launch/commands/run_command.h"
 #include "tests/trainer/data/prepared_corpus.h"
