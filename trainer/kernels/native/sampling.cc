@@ -161,7 +161,11 @@ class DrawWeights {
   }
 
   void Cut(const TokenCuts& cuts) {
-    if (cuts.top_k > 0) last_ = Best(cuts.top_k).back();
+    if (cuts.top_k > 0) {
+      std::vector<TokenScore> best;
+      AppendTopK(log_probs_, allowed_, cuts.top_k, best);
+      last_ = best.back();
+    }
     if (cuts.top_p > 0.0 && cuts.top_p < 1.0) last_ = EndOfNucleus(cuts.top_p * Total());
     if (cuts.epsilon > 0.0) least_ = std::min(1.0, cuts.epsilon * Total());
   }
@@ -171,25 +175,28 @@ class DrawWeights {
     return std::exp((static_cast<double>(score.log_prob) - highest_) / temperature_);
   }
 
-  std::vector<TokenScore> Best(int k) const {
-    std::vector<TokenScore> best;
-    AppendTopK(log_probs_, allowed_, k, best);
-    return best;
-  }
-
-  // Returns the token at which the weights, best first, add up to `goal`, or the last one.
+  // Returns the token at which the weights, best first, add up to `goal`, or the last one. Halves
+  // the tokens among which it is: those before `begin` are better than the rest and weigh `sum`.
   TokenScore EndOfNucleus(double goal) const {
-    constexpr int kFirst = 64, kGrowth = 8;
-    for (int64_t k = kFirst;; k *= kGrowth) {
-      const int wanted = static_cast<int>(std::min(k, std::ssize(log_probs_)));
-      const std::vector<TokenScore> best = Best(wanted);
-      double sum = 0.0;
-      for (const TokenScore& score : best) {
-        sum += WeightOf(score);
-        if (sum >= goal || score == last_) return score;
-      }
-      if (std::ssize(best) < wanted || wanted < k) return best.back();
+    std::vector<TokenScore> left;
+    for (size_t token = 0; token < log_probs_.size(); ++token) {
+      if ((*this)[token] > 0.0) left.push_back({log_probs_[token], static_cast<int32_t>(token)});
     }
+    auto begin = left.begin(), end = left.end();
+    double sum = 0.0;
+    while (end - begin > 1) {
+      const auto middle = begin + (end - begin) / 2;
+      std::nth_element(begin, middle, end, IsBetter);
+      double with_better = sum;
+      for (auto score = begin; score != middle; ++score) with_better += WeightOf(*score);
+      if (with_better >= goal) {
+        end = middle;
+      } else {
+        sum = with_better;
+        begin = middle;
+      }
+    }
+    return *begin;
   }
 
   const std::span<const float> log_probs_;

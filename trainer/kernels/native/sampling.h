@@ -65,8 +65,8 @@ void AppendTopK(std::span<const float> log_probs, const AllowedTokens& allowed, 
 
 // Returns the token at which the running sum of exp(log_prob / temperature) over the allowed
 // tokens that `cuts` leave, in order of id, first exceeds `uniform` times the complete sum; -1 if
-// no token is possible. temperature > 0, 0 <= uniform < 1. Cost of top_k and top_p: AppendTopK of
-// about as many tokens as they leave.
+// no token is possible. temperature > 0, 0 <= uniform < 1. Cost of top_k: AppendTopK; of top_p:
+// some passes over the tokens that top_k left.
 int32_t DrawToken(std::span<const float> log_probs, const AllowedTokens& allowed,
                   double temperature, const TokenCuts& cuts, double uniform);
 
