@@ -472,11 +472,12 @@ void CheckSchedule(const RunSpec& run, const Fields& fields) {
   fields.Within(0, optim.learning_rate(), "final_learning_rate",
                 "must be from 0 to optim.learning_rate");
   const int64_t warmup = ScaledToBatch(optim, run.data()).warmup_steps();
-  const int64_t stable = optim.decay_steps() - warmup;
-  if (fields.Require(stable > 0, "decay_steps",
+  if (fields.Require(optim.decay_steps() > warmup, "decay_steps",
                      absl::StrCat(LearningRateSchedule_Name(optim.schedule()),
-                                  " needs it, above optim.warmup_steps (", warmup, ")")) &&
+                                  " needs it, above optim.warmup_steps (", warmup,
+                                  warmup == optim.warmup_steps() ? ")" : " for this batch)")) &&
       is_wsd) {
+    const int64_t stable = optim.decay_steps() - warmup;
     fields.Within(1, static_cast<double>(stable), "wsd_decay_steps",
                   absl::StrCat("must be from 1 to optim.decay_steps less optim.warmup_steps (",
                                stable, "): the decay begins behind the warm-up"));

@@ -29,6 +29,9 @@ class PrometheusFile {
   // Keeps `record` if it is the newest of a kind whose figures the file has.
   void Remember(const google::protobuf::Message& record);
 
+  // Returns true once there is a step to show: a run that is done already keeps the file as it is.
+  bool has_steps() const { return step_.step() > 0; }
+
   // Replaces the file atomically; its folder must exist. Does not wait for the disk. Fails naming
   // the file.
   absl::Status Write(const NextTimes& next);

@@ -176,7 +176,8 @@ absl::Status Trainer::Prepare() {
   requests_.Expect(0.0, checkpoints_->ExpectedSeconds());
   if (leads() && !run_.train().prometheus_file().empty()) {
     const auto path = std::filesystem::path(options_.root) / run_.train().prometheus_file();
-    prometheus_ = std::make_unique<PrometheusFile>(path.string(), run_.name());
+    prometheus_ = std::make_unique<PrometheusFile>(
+        path.string(), run_.name().empty() ? run_.folder() : run_.name());
   }
   return checkpoints_->Open();
 }
@@ -506,7 +507,7 @@ void Trainer::WriteMetrics(const google::protobuf::Message& record) {
 
 // Warns once if writing fails.
 void Trainer::WritePrometheus(const NextTimes& next) {
-  if (prometheus_ == nullptr) return;
+  if (prometheus_ == nullptr || !prometheus_->has_steps()) return;
   const absl::Status written = prometheus_->Write(next);
   if (written.ok() || std::exchange(prometheus_failed_, true)) return;
   log_.Warning(absl::StrCat("train.prometheus_file: ", written.message()));

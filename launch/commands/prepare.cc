@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 
 #include "launch/commands/commands.h"
@@ -55,35 +56,57 @@ absl::StatusOr<RunSpec> LoadRunSpecWithTsv(const CommandLine& line) {
 }
 
 // Writes standard input to `path`, because `prepare` reads its texts twice and knows them again by
-// name, size and time. A file there with the same contents stays as it is.
-absl::Status KeepStandardInput(std::istream& in, const std::string& path) {
+// name, size and time. A file there with the same contents stays as it is; one with others is
+// replaced only where `may_replace`. Errors leave it and nothing else.
+absl::Status KeepStandardInput(std::istream& in, const std::string& path, bool may_replace) {
   const fs::path folder = fs::path(path).parent_path();
+  const std::string unfinished = fs::path(path).filename().string() + ".tmp";
   std::error_code error;
   fs::create_directories(folder, error);  // Create() says what is wrong
-  const std::string unfinished = fs::path(path).filename().string() + ".tmp";
   ASSIGN_OR_RETURN(const auto file, FileWriter::Create(folder, unfinished));
+  const absl::Cleanup remove = [&] { fs::remove(folder / unfinished, error); };
   std::string bytes(1 << 20, '\0');
   while (in.read(bytes.data(), static_cast<std::streamsize>(bytes.size())) || in.gcount() > 0) {
     file->Append(std::string_view(bytes.data(), static_cast<size_t>(in.gcount())));
   }
   ASSIGN_OR_RETURN(const CorpusFile written, file->Finish());
-  const std::string temporary = folder / unfinished;
   if (in.bad() || written.bytes() == 0) {
-    fs::remove(temporary, error);
-    return WithExitCode(absl::InvalidArgumentError("--tsv -: nothing comes from standard input"),
-                        ExitCode::kData);
+    return absl::InvalidArgumentError("--tsv -: nothing comes from standard input");
   }
   if (fs::exists(path, error)) {
     ASSIGN_OR_RETURN(const uint64_t known, HashFile(path));
-    if (known == written.hash()) {
-      fs::remove(temporary, error);
-      return absl::OkStatus();
+    if (known == written.hash()) return absl::OkStatus();
+    if (!may_replace) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("--tsv -: ", path,
+                       " has another text, of the corpus that is there: choose another "
+                       "data.folder, or replace it: --extend, --set prepare.replace=true"));
     }
   }
-  fs::rename(temporary, path, error);
+  fs::rename(folder / unfinished, path, error);
   if (!error) return absl::OkStatus();
-  return WithExitCode(absl::UnavailableError(absl::StrCat(path, ": ", error.message())),
-                      ExitCode::kData);
+  return absl::UnavailableError(absl::StrCat(path, ": ", error.message()));
+}
+
+// Reads the text that --tsv - stands for, and names the file that keeps it in `run`. Collective.
+absl::Status TakeStandardInput(const CommandLine& line, Communicator& world, Logger& log,
+                               RunSpec* run) {
+  std::string folder = run->data().folder();
+  while (folder.size() > 1 && folder.back() == '/') folder.pop_back();
+  const std::string name = folder + ".tsv";
+  run->mutable_prepare()->mutable_text()->rbegin()->set_tsv_file(name);
+  absl::Status kept;
+  if (world.rank() == 0) {
+    log.Info(absl::StrCat("standard input is kept as ", name));
+    const std::string root = RootFolder(line);
+    std::error_code error;
+    const bool may_replace =
+        !line.flags.Switch("dry-run") && (line.flags.Switch("extend") || run->prepare().replace() ||
+                                          !fs::exists(Rooted(root, folder), error));
+    kept =
+        WithExitCode(KeepStandardInput(line.in, Rooted(root, name), may_replace), ExitCode::kData);
+  }
+  return AgreeOnStatus(world, kept);
 }
 
 absl::Status PrepareOnAllRanks(const CommandLine& line, Communicator& world) {
@@ -91,12 +114,7 @@ absl::Status PrepareOnAllRanks(const CommandLine& line, Communicator& world) {
   RETURN_IF_ERROR(AgreeOnStatus(world, run.status()));
   Logger log({.stream = &line.err});
   if (line.flags.Text("tsv") == "-") {
-    const std::string name = run->data().folder() + ".tsv";
-    run->mutable_prepare()->mutable_text()->rbegin()->set_tsv_file(name);
-    if (world.rank() == 0) log.Info(absl::StrCat("standard input is kept as ", name));
-    RETURN_IF_ERROR(AgreeOnStatus(
-        world, world.rank() == 0 ? KeepStandardInput(line.in, Rooted(RootFolder(line), name))
-                                 : absl::OkStatus()));
+    RETURN_IF_ERROR(TakeStandardInput(line, world, log, &*run));
   }
   ASSIGN_OR_RETURN(const CorpusReport report,
                    Prepare(run->prepare(), run->data().folder(), RootFolder(line),

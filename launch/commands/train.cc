@@ -123,6 +123,7 @@ absl::Status TrainOnAllRanks(const CommandLine& line, Communicator& hosts) {
   if (line.flags.Given("text")) {
     Logger log(LogOptions(line, hosts));
     RETURN_IF_ERROR(PrepareText(line, *run, hosts, log));
+    ListenToSignals();  // until here a signal ends the process, as it does `prepare`
   }
   RETURN_IF_ERROR(DecideDevice(line, hosts, &*run));
   ASSIGN_OR_RETURN(const auto devices, JoinDevices(run->compute(), hosts));
@@ -146,7 +147,7 @@ absl::Status TrainOnAllRanks(const CommandLine& line, Communicator& hosts) {
 }
 
 absl::Status RunTrain(const CommandLine& line) {
-  ListenToSignals();
+  if (!line.flags.Given("text")) ListenToSignals();
   ASSIGN_OR_RETURN(const std::unique_ptr<Job> job, JoinJob());
   return LeaveJob(job->world(), CatchErrors([&] { return TrainOnAllRanks(line, job->world()); }));
 }

@@ -20,6 +20,7 @@
 #include "parallel/comm/agreement.h"
 #include "trainer/data/line_reader.h"
 #include "trainer/data/prepare.h"
+#include "trainer/data/shard.h"
 
 namespace deepnet {
 namespace {
@@ -49,6 +50,7 @@ constexpr char kTry[] = R"(
 constexpr int64_t kBytesPerPiece = 1000;  // of text, for each piece of the vocabulary
 constexpr int64_t kMinPieces = 2000, kMaxPieces = 8000;
 constexpr int64_t kDevEvery = 20, kMaxDevLines = 1000;
+constexpr char kSources[] = "sources";  // in text/: what was cut
 
 struct Side {
   std::string file;      // as typed
@@ -164,15 +166,19 @@ absl::Status CutFile(const std::string& path, int64_t dev_every, const std::stri
                                 : DataError(absl::StrCat("cannot write ", train, " and ", dev));
 }
 
-// True if all files of `texts` are there and none of `sources` is newer.
-bool IsCut(const std::vector<std::string>& texts, const std::vector<std::string>& sources) {
-  std::error_code error;
-  return std::ranges::all_of(texts, [&](const std::string& text) {
-    const auto made = fs::last_write_time(text, error);
-    return !error && std::ranges::all_of(sources, [&](const std::string& source) {
-      return fs::last_write_time(source, error) <= made && !error;
-    });
-  });
+// Returns what the two files say: a line each with their hash.
+absl::StatusOr<std::string> ContentsOf(const std::vector<std::string>& sources) {
+  std::string contents;
+  for (const std::string& source : sources) {
+    ASSIGN_OR_RETURN(const uint64_t hash, HashFile(source));
+    absl::StrAppend(&contents, absl::Hex(hash, absl::kZeroPad16), "\n");
+  }
+  return contents;
+}
+
+std::string ReadIfThere(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
 }
 
 // Writes the files that `run.prepare` names, unless they are there; they appear together.
@@ -184,7 +190,16 @@ absl::Status CutText(const CommandLine& line, const RunSpec& run) {
   const std::vector<std::string> texts = {
       ResolvePath(line, train.source_file()), ResolvePath(line, train.target_file()),
       ResolvePath(line, dev.source_file()), ResolvePath(line, dev.target_file())};
-  if (IsCut(texts, sources)) return absl::OkStatus();
+  const fs::path folder = fs::path(texts[0]).parent_path();
+  ASSIGN_OR_RETURN(const std::string contents, ContentsOf(sources));
+  std::error_code error;
+  const bool is_cut =
+      std::ranges::all_of(texts, [&](const auto& text) { return fs::exists(text); });
+  if (is_cut && ReadIfThere(folder / kSources) == contents) return absl::OkStatus();
+  if (fs::exists(ResolvePath(line, run.data().folder()), error) && !run.prepare().replace()) {
+    return DataError(absl::StrCat("--text: ", run.folder(),
+                                  " is the run of another text: name another by --set folder=..."));
+  }
   ASSIGN_OR_RETURN(const int64_t lines, CountLines(sources[0]));
   ASSIGN_OR_RETURN(const int64_t others, CountLines(sources[1]));
   if (lines != others) {
@@ -192,23 +207,19 @@ absl::Status CutText(const CommandLine& line, const RunSpec& run) {
                                   sources[1], " ", others));
   }
   const int64_t dev_every = std::max(kDevEvery, (lines + kMaxDevLines - 1) / kMaxDevLines);
-  const fs::path folder = fs::path(texts[0]).parent_path();
   const fs::path unfinished = folder.string() + ".tmp";
-  std::error_code error;
   fs::remove_all(unfinished, error);
   fs::create_directories(unfinished, error);
   for (size_t side = 0; side < 2; ++side) {
     RETURN_IF_ERROR(CutFile(sources[side], dev_every, unfinished / fs::path(texts[side]).filename(),
                             unfinished / fs::path(texts[side + 2]).filename()));
   }
+  if (!(std::ofstream(unfinished / kSources, std::ios::binary) << contents).flush()) {
+    return DataError(absl::StrCat("cannot write ", (unfinished / kSources).string()));
+  }
   fs::remove_all(folder, error);
   fs::rename(unfinished, folder, error);
   return error ? DataError(absl::StrCat(folder.string(), ": ", error.message())) : absl::OkStatus();
-}
-
-absl::Status WithDataCode(const absl::Status& status) {
-  const bool plain = !status.ok() && GetExitCode(status) == ExitCode::kInternal;
-  return plain ? WithExitCode(status, ExitCode::kData) : status;
 }
 
 }  // namespace
@@ -243,8 +254,9 @@ absl::StatusOr<RunSpec> LoadTrainConfig(const CommandLine& line) {
 
 absl::Status PrepareText(const CommandLine& line, const RunSpec& run, Communicator& world,
                          Logger& log) {
-  RETURN_IF_ERROR(AgreeOnStatus(
-      world, world.rank() == 0 ? WithDataCode(CutText(line, run)) : absl::OkStatus()));
+  RETURN_IF_ERROR(AgreeOnStatus(world, world.rank() == 0
+                                           ? WithExitCode(CutText(line, run), ExitCode::kData)
+                                           : absl::OkStatus()));
   const auto progress = [&log](std::string_view text) { log.Info(std::string(text)); };
   ASSIGN_OR_RETURN(
       const CorpusReport report,

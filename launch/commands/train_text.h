@@ -2,7 +2,8 @@
 // `prepare` before it.
 //
 // The run's folder gets text/ (the two files, cut into train and dev) and corpus/ (what `prepare`
-// makes of them), each of them once: a second start finds them.
+// makes of them), each of them once: a second start with the same text finds them, one with another
+// text is refused.
 #pragma once
 
 #include <string>
@@ -23,7 +24,8 @@ namespace deepnet {
 std::vector<Flag> TextFlags();
 
 // Returns the RunSpec of `train`: with --text a small model and what fits the files, changed by
-// --config and --set, else that of --config. Errors carry ExitCode::kBadConfig.
+// --config and --set, else that of --config. Errors carry ExitCode::kBadConfig, or kData where a
+// text cannot be found.
 absl::StatusOr<RunSpec> LoadTrainConfig(const CommandLine& line);
 
 // Writes what `run` (LoadTrainConfig, --text) names in its `prepare`: of line i (from 0) of n every

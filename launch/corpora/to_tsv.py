@@ -77,8 +77,10 @@ def batches_of(path, columns):
     """Returns the record batches of a Parquet or Arrow file."""
     if path.suffix == ".parquet":
         file = arrow("pyarrow.parquet").ParquetFile(path)
-        names = {column.split(".")[0] for column in columns}
-        yield from file.iter_batches(columns=[name for name in file.schema_arrow.names if name in names])
+        names, there = {column.split(".")[0] for column in columns}, file.schema_arrow.names
+        for name in sorted(names.difference(there)):
+            raise BadData(f"{path}: no column '{name}'; there are: {', '.join(there)}")
+        yield from file.iter_batches(columns=[name for name in there if name in names])
         return
     ipc = arrow("pyarrow.ipc")
     with arrow().memory_map(str(path)) as source:
@@ -97,7 +99,7 @@ def rows_of(path, columns):
         try:
             for batch in batches_of(path, columns):
                 yield from batch.to_pylist()
-        except arrow().ArrowInvalid as error:
+        except arrow().ArrowException as error:
             raise BadData(f"{path}: {error}") from None
     else:
         raise BadData(f"{path}: not .parquet, .arrow, .jsonl or .json")

@@ -258,14 +258,17 @@ bool Shard::HasTokens(const ShardEntry& entry) const {
          count <= header_.num_tokens - entry.first_token;
 }
 
-TokenSpan Shard::First(int64_t pair) const {
+const ShardEntry& Shard::entry(int64_t pair) const {
   DEEPNET_CHECK(HasTokens(index_[pair])) << file_.path() << ": pair " << pair;
-  return Tokens(index_[pair].first_token, index_[pair].num_first);
+  return index_[pair];
+}
+
+TokenSpan Shard::First(int64_t pair) const {
+  return Tokens(entry(pair).first_token, entry(pair).num_first);
 }
 
 TokenSpan Shard::Second(int64_t pair) const {
-  DEEPNET_CHECK(HasTokens(index_[pair])) << file_.path() << ": pair " << pair;
-  return Tokens(index_[pair].first_token + index_[pair].num_first, index_[pair].num_second);
+  return Tokens(entry(pair).first_token + entry(pair).num_first, entry(pair).num_second);
 }
 
 }  // namespace deepnet

@@ -151,7 +151,7 @@ class Shard {
   static absl::StatusOr<Shard> Open(const std::string& path);
 
   // Reads all of it, compares the content hash, and checks that every pair has its tokens. Fails
-  // naming the file. Without it First() and Second() end the program at a pair that has not.
+  // naming the file.
   absl::Status CheckContent() const;
 
   int64_t num_pairs() const { return header_.num_pairs; }
@@ -159,7 +159,9 @@ class Shard {
   uint64_t content_hash() const { return header_.content_hash; }
   std::span<const LengthRow> lengths() const;
 
-  const ShardEntry& entry(int64_t pair) const { return index_[pair]; }
+  // These three end the program, naming file and pair, at a pair that lies outside of the tokens:
+  // Open() does not read the index.
+  const ShardEntry& entry(int64_t pair) const;
   TokenSpan First(int64_t pair) const;
   TokenSpan Second(int64_t pair) const;
 

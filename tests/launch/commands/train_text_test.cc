@@ -89,10 +89,16 @@ TEST_F(TrainTextTest, ASecondStartFindsItsWorkDoneAndOtherTextIsRefused) {
   EXPECT_EQ(again.code, 0) << again.err;
   EXPECT_THAT(again.err, HasSubstr("already prepared: "));
   EXPECT_EQ(std::filesystem::last_write_time(folder_.Path("runs/en-de/text/dev.en")), cut);
-  testing::WritePairs(folder_, "a", "en", "de", {{"one", "eins"}, {"two", "zwei"}});
-  const Outcome other = Run({"--text", "a.en", "a.de"});
+  // Other files, as old as the ones before.
+  const auto old = std::filesystem::last_write_time(folder_.Path("a.en"));
+  testing::WritePairs(folder_, "b", "en", "de", {{"one", "eins"}, {"two", "zwei"}});
+  for (const char* name : {"b.en", "b.de"}) {
+    std::filesystem::last_write_time(folder_.Path(name), old);
+  }
+  const Outcome other = Run({"--text", "b.en", "b.de"});
   EXPECT_EQ(other.code, 4) << other.err;
-  EXPECT_THAT(other.err, HasSubstr("runs/en-de/corpus"));
+  EXPECT_THAT(other.err, HasSubstr("runs/en-de is the run of another text"));
+  EXPECT_EQ(std::filesystem::last_write_time(folder_.Path("runs/en-de/text/dev.en")), cut);
 }
 
 TEST_F(TrainTextTest, ConfigAndSetChangeAllButTheText) {

@@ -89,6 +89,14 @@ class Prepare(InFolder):
         self.assertIn("already prepared", again)
         self.assertEqual((self.folder / "new/piped.tsv").stat().st_mtime_ns, kept)
 
+    def test_the_only_copy_of_a_corpus_text_is_not_replaced_by_another(self):
+        self.prepare("--tsv", "-", "--set", "data.folder=a/", text=TSV)
+        for words, code in ((), 4), (("--dry-run",), 4), (("--extend",), 0):
+            self.assertEqual((self.folder / "a.tsv").read_text(), TSV)
+            said = self.prepare("--tsv", "-", "--set", "data.folder=a", *words, text=TSV[:-20] + "\n", code=code)
+            self.assertEqual("a.tsv has another text" in said, code == 4, said)
+            self.assertFalse((self.folder / "a.tsv.tmp").exists())
+
     def test_pairs_below_the_threshold_are_dropped(self):
         self.prepare("--tsv", "-", "--score-threshold", "1.05", "--set", "data.folder=a", text=TSV)
         better = "".join(line for line in TSV.splitlines(True) if float(line.split("\t")[2]) >= 1.05)
@@ -127,6 +135,8 @@ class Arrow(InFolder):
         for name in ("a.parquet", "a.arrow", "a.jsonl.zst", "saved"):
             self.assertEqual(self.to_tsv(name, *COLUMNS, "--score", "score"), TSV, name)
         (self.folder / "cut.parquet").write_bytes((self.folder / "a.parquet").read_bytes()[:300])
+        text = self.to_tsv("a.parquet", "--source", "translation.de", "--target", "target", code=4)
+        self.assertIn("a.parquet: no column 'target'; there are: translation, score", text)
         self.assertIn("cut.parquet: ", self.to_tsv("cut.parquet", *COLUMNS, code=4))
 
 
