@@ -14,6 +14,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <numeric>
 
 #include "parallel/base/check.h"
 
@@ -139,48 +140,51 @@ namespace {
 class DrawWeights {
  public:
   DrawWeights(std::span<const float> log_probs, const AllowedTokens& allowed, double temperature)
-      : log_probs_(log_probs), allowed_(allowed), temperature_(temperature) {
+      : log_probs_(log_probs), allowed_(allowed), weights_(log_probs.size(), 0.0) {
+    float highest = kImpossible;
     for (size_t token = 0; token < log_probs.size(); ++token) {
-      if (allowed[token] && log_probs[token] > highest_) highest_ = log_probs[token];
+      if (allowed[token] && log_probs[token] > highest) highest = log_probs[token];
+    }
+    for (size_t token = 0; token < log_probs.size(); ++token) {
+      if (!allowed[token] || !(log_probs[token] > kImpossible)) continue;
+      weights_[token] = std::exp((static_cast<double>(log_probs[token]) - highest) / temperature);
     }
   }
 
-  bool AreNone() const { return highest_ == kImpossible; }
+  double operator[](size_t token) const { return weights_[token]; }
+  double Total() const { return std::accumulate(weights_.begin(), weights_.end(), 0.0); }
 
-  double operator[](size_t token) const {
-    const TokenScore score{log_probs_[token], static_cast<int32_t>(token)};
-    if (!allowed_[token] || !(score.log_prob > kImpossible) || IsBetter(last_, score)) return 0.0;
-    const double weight = WeightOf(score);
-    return weight < least_ ? 0.0 : weight;
-  }
-
-  double Total() const {
-    double total = 0.0;
-    for (size_t token = 0; token < log_probs_.size(); ++token) total += (*this)[token];
-    return total;
-  }
-
+  // Some token is possible.
   void Cut(const TokenCuts& cuts) {
     if (cuts.top_k > 0) {
       std::vector<TokenScore> best;
       AppendTopK(log_probs_, allowed_, cuts.top_k, best);
-      last_ = best.back();
+      CutBehind(best.back());
     }
-    if (cuts.top_p > 0.0 && cuts.top_p < 1.0) last_ = EndOfNucleus(cuts.top_p * Total());
-    if (cuts.epsilon > 0.0) least_ = std::min(1.0, cuts.epsilon * Total());
+    if (cuts.top_p > 0.0 && cuts.top_p < 1.0) CutBehind(EndOfNucleus(cuts.top_p * Total()));
+    if (cuts.epsilon > 0.0) {
+      const double least = std::min(1.0, cuts.epsilon * Total());  // the best has 1
+      for (double& weight : weights_) weight = weight < least ? 0.0 : weight;
+    }
   }
 
  private:
-  double WeightOf(const TokenScore& score) const {
-    return std::exp((static_cast<double>(score.log_prob) - highest_) / temperature_);
+  TokenScore ScoreOf(size_t token) const {
+    return {log_probs_[token], static_cast<int32_t>(token)};
+  }
+
+  void CutBehind(const TokenScore& last) {
+    for (size_t token = 0; token < weights_.size(); ++token) {
+      if (weights_[token] > 0.0 && IsBetter(last, ScoreOf(token))) weights_[token] = 0.0;
+    }
   }
 
   // Returns the token at which the weights, best first, add up to `goal`, or the last one. Halves
   // the tokens among which it is: those before `begin` are better than the rest and weigh `sum`.
   TokenScore EndOfNucleus(double goal) const {
     std::vector<TokenScore> left;
-    for (size_t token = 0; token < log_probs_.size(); ++token) {
-      if ((*this)[token] > 0.0) left.push_back({log_probs_[token], static_cast<int32_t>(token)});
+    for (size_t token = 0; token < weights_.size(); ++token) {
+      if (weights_[token] > 0.0) left.push_back(ScoreOf(token));
     }
     auto begin = left.begin(), end = left.end();
     double sum = 0.0;
@@ -188,7 +192,9 @@ class DrawWeights {
       const auto middle = begin + (end - begin) / 2;
       std::nth_element(begin, middle, end, IsBetter);
       double with_better = sum;
-      for (auto score = begin; score != middle; ++score) with_better += WeightOf(*score);
+      for (auto score = begin; score != middle; ++score) {
+        with_better += weights_[static_cast<size_t>(score->token)];
+      }
       if (with_better >= goal) {
         end = middle;
       } else {
@@ -201,10 +207,7 @@ class DrawWeights {
 
   const std::span<const float> log_probs_;
   const AllowedTokens& allowed_;
-  const double temperature_;
-  float highest_ = kImpossible;
-  TokenScore last_{kImpossible, std::numeric_limits<int32_t>::max()};  // the worst that is left
-  double least_ = 0.0;  // the least weight that is left
+  std::vector<double> weights_;
 };
 
 }  // namespace
@@ -213,7 +216,7 @@ int32_t DrawToken(std::span<const float> log_probs, const AllowedTokens& allowed
                   double temperature, const TokenCuts& cuts, double uniform) {
   DEEPNET_CHECK_EQ(log_probs.size(), allowed.kinds.size());
   DrawWeights weights(log_probs, allowed, temperature);
-  if (weights.AreNone()) return -1;
+  if (weights.Total() == 0.0) return -1;
   weights.Cut(cuts);
   const double total = weights.Total();
   double sum = 0.0;
