@@ -151,7 +151,7 @@ absl::Status MetricsWriter::Write(const Message& record) {
 
 absl::Status MetricsWriter::GoBack(int64_t last_step) {
   stream_.close();
-  const absl::Status dropped = DropLines(path_, last_step);
+  absl::Status dropped = DropLines(path_, last_step);
   stream_.clear();
   stream_.open(path_, std::ios::app);
   torn_ = false;
