@@ -1,6 +1,8 @@
 // Whole runs with spikes, which a spoiled shard makes: what is done about them is the same on every
 // layout and after any interruption, and a run that leaves the spoiled steps out is to the bit the
 // run that never saw them. "Same" is the hash of the weights that `train` prints at its end.
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <filesystem>
@@ -13,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include <gmock/gmock.h>
 #include <google/protobuf/text_format.h>
 #include <gtest/gtest.h>
@@ -46,7 +49,8 @@ struct Outcome {
 class SpikeTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
-    root_ = std::filesystem::path(::testing::TempDir()) / "deepnet_parity_spike";
+    root_ = std::filesystem::path(::testing::TempDir()) /
+            absl::StrCat("deepnet_parity_spike_", getpid());
     std::filesystem::remove_all(root_);
     ASSERT_TRUE(testing::MakeMadeUpCorpus(root_, "clean", 12000).ok());
     std::filesystem::copy(root_ / "clean", root_ / "poisoned",
