@@ -1,6 +1,7 @@
 #include "launch/field_names.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
@@ -222,6 +223,10 @@ std::optional<std::string> NearestName(std::string_view name,
   std::optional<std::string> best;
   int best_distance = 0;
   for (const std::string& candidate : candidates) {
+    // The distance is no less than the difference in length, and above half of the name nothing is
+    // near; so a name of thousands of letters costs nothing.
+    const auto longer = static_cast<int>(candidate.size()) - static_cast<int>(name.size());
+    if (2 * std::abs(longer) > static_cast<int>(name.size())) continue;
     const int distance =
         EditDistance(absl::AsciiStrToLower(std::string(name)), absl::AsciiStrToLower(candidate));
     if (!best.has_value() || distance < best_distance) {
