@@ -218,7 +218,8 @@ TEST(Validate, EveryOptimRuleNamesItsField) {
       {{"optim.rate_scaling=SQUARE_ROOT"},
        "optim.rate_scaling: SQUARE_ROOT: only with optim.reference_batch_tokens"},
       {{"optim.schedule=COSINE", "optim.decay_steps=9000", "optim.reference_batch_tokens=8000"},
-       "optim.decay_steps: 9000: COSINE needs it, above optim.warmup_steps (16000)"},
+       "optim.decay_steps: 9000: COSINE needs it, above optim.warmup_steps (16000 for "
+       "this batch)"},
       {{"optim.beta1=1"}, "optim.beta1: 1: must be at least 0 and below 1"},
       {{"optim.beta2=-1"}, "optim.beta2: -1: must be at least 0 and below 1"},
       {{"optim.epsilon=-1"}, "optim.epsilon: -1: must be above 0"},
