@@ -114,7 +114,7 @@ absl::StatusOr<RunSpec> LoadTextRun(const CommandLine& line) {
   ASSIGN_OR_RETURN(const int32_t pieces, PiecesFor(line, sides));
   base.mutable_prepare()->mutable_tokenizer()->set_vocab_size(pieces);
   ASSIGN_OR_RETURN(RunSpec run, LoadConfig(line, std::move(base)));
-  // What is read and where the corpus goes, whatever a --config says.
+  // The two files are read, and the corpus goes into the run, whatever a --config says.
   run.mutable_data()->set_folder(run.folder() + "/corpus");
   if (run.data().directions().empty()) run.mutable_data()->add_directions(direction);
   PrepareSpec& prepare = *run.mutable_prepare();

@@ -1,4 +1,4 @@
-// What the program reads from outside, as functions of bytes that may be anything. libFuzzer calls
+// Readers of files and flags as functions of bytes that may be anything. libFuzzer calls
 // them with bytes that it makes up (fuzzer.cc), a test with the examples of corpus/
 // (inputs_test.cc). Each must return: not crash, hang, or take more memory than tests/fuzz/run.py
 // allows.

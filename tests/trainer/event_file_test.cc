@@ -49,8 +49,8 @@ StepRecord Train(int64_t step, double loss) {
 }
 
 TEST(TfRecord, IsLengthBytesAndTheirMaskedChecksums) {
-  // Of "123456789" the CRC-32C is 0xE3069283, so the mask makes ((x >> 15) | (x << 17)) +
-  // 0xA282EAD8 = 0xC78AB0E5 of it.
+  // The CRC-32C of "123456789" is 0xE3069283; the mask makes ((x >> 15) | (x << 17)) + 0xA282EAD8
+  // = 0xC78AB0E5 of it.
   const std::string record = ToTfRecord("123456789");
   ASSERT_EQ(record.size(), 8u + 4 + 9 + 4);
   EXPECT_EQ(record.substr(0, 8), std::string("\x09\0\0\0\0\0\0\0", 8));
