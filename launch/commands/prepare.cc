@@ -70,7 +70,8 @@ absl::Status KeepStandardInput(std::istream& in, const std::string& path, bool m
     file->Append(std::string_view(bytes.data(), static_cast<size_t>(in.gcount())));
   }
   ASSIGN_OR_RETURN(const CorpusFile written, file->Finish());
-  if (in.bad() || written.bytes() == 0) {
+  if (in.bad()) return absl::DataLossError("--tsv -: standard input cannot be read to its end");
+  if (written.bytes() == 0) {
     return absl::InvalidArgumentError("--tsv -: nothing comes from standard input");
   }
   if (fs::exists(path, error)) {

@@ -18,7 +18,8 @@
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
-#include "trainer/data/line_reader.h"
+#include "trainer/data/file_writer.h"
+#include "trainer/data/parallel_text.h"
 #include "trainer/data/prepare.h"
 #include "trainer/data/shard.h"
 
@@ -139,37 +140,41 @@ absl::Status DataError(const std::string& text) {
   return WithExitCode(absl::InvalidArgumentError(text), ExitCode::kData);
 }
 
-// Returns the lines of a file.
-absl::StatusOr<int64_t> CountLines(const std::string& path) {
-  ASSIGN_OR_RETURN(const auto reader, LineReader::Open(path));
-  std::string_view text;
-  for (;;) {
-    ASSIGN_OR_RETURN(const bool more, reader->Next(&text));
-    if (!more) return reader->line_number();
+absl::StatusOr<int64_t> CountPairs(const ParallelFiles& sources) {
+  ASSIGN_OR_RETURN(const auto reader, PairReader::Open(sources));
+  RawPair pair;
+  for (int64_t pairs = 0;; ++pairs) {
+    ASSIGN_OR_RETURN(const bool more, reader->Next(&pair));
+    if (!more) return pairs;
   }
 }
 
-// Writes the lines of `path` to `train` and `dev`.
-absl::Status CutFile(const std::string& path, int64_t dev_every, const std::string& train,
-                     const std::string& dev) {
-  ASSIGN_OR_RETURN(const auto reader, LineReader::Open(path));
-  std::ofstream into_train(train, std::ios::binary), into_dev(dev, std::ios::binary);
-  std::string_view text;
-  for (int64_t i = 0;; ++i) {
-    ASSIGN_OR_RETURN(const bool more, reader->Next(&text));
-    if (!more) break;
-    (i % dev_every == dev_every / 2 ? into_dev : into_train) << text << '\n';
+// Writes `names` into `folder`: source and target of train, then those of dev.
+absl::Status CutPairs(const ParallelFiles& sources, int64_t dev_every, const fs::path& folder,
+                      const std::vector<std::string>& names) {
+  ASSIGN_OR_RETURN(const auto reader, PairReader::Open(sources));
+  std::vector<std::unique_ptr<FileWriter>> files;
+  for (const std::string& name : names) {
+    ASSIGN_OR_RETURN(files.emplace_back(), FileWriter::Create(folder, name));
   }
-  into_train.close();
-  into_dev.close();
-  return into_train && into_dev ? absl::OkStatus()
-                                : DataError(absl::StrCat("cannot write ", train, " and ", dev));
+  RawPair pair;
+  for (int64_t i = 0;; ++i) {
+    ASSIGN_OR_RETURN(const bool more, reader->Next(&pair));
+    if (!more) break;
+    const size_t first = i % dev_every == dev_every / 2 ? 2 : 0;
+    files[first]->Append(pair.first);
+    files[first]->Append("\n");
+    files[first + 1]->Append(pair.second);
+    files[first + 1]->Append("\n");
+  }
+  for (const auto& file : files) RETURN_IF_ERROR(file->Finish().status());
+  return absl::OkStatus();
 }
 
 // Returns what the two files say: a line each with their hash.
-absl::StatusOr<std::string> ContentsOf(const std::vector<std::string>& sources) {
+absl::StatusOr<std::string> ContentsOf(const ParallelFiles& sources) {
   std::string contents;
-  for (const std::string& source : sources) {
+  for (const std::string& source : {sources.first_file, sources.second_file}) {
     ASSIGN_OR_RETURN(const uint64_t hash, HashFile(source));
     absl::StrAppend(&contents, absl::Hex(hash, absl::kZeroPad16), "\n");
   }
@@ -183,40 +188,33 @@ std::string ReadIfThere(const fs::path& path) {
 
 // Writes the files that `run.prepare` names, unless they are there; they appear together.
 absl::Status CutText(const CommandLine& line, const RunSpec& run) {
-  const std::vector<std::string> sources = {ResolvePath(line, line.flags.Text("text")),
-                                            ResolvePath(line, line.flags.positional()[0])};
+  const ParallelFiles sources = {.first_file = ResolvePath(line, line.flags.Text("text")),
+                                 .second_file = ResolvePath(line, line.flags.positional()[0])};
   const TextFiles& train = run.prepare().text(0);
   const TextFiles& dev = run.prepare().text(1);
-  const std::vector<std::string> texts = {
-      ResolvePath(line, train.source_file()), ResolvePath(line, train.target_file()),
-      ResolvePath(line, dev.source_file()), ResolvePath(line, dev.target_file())};
-  const fs::path folder = fs::path(texts[0]).parent_path();
+  const fs::path folder = fs::path(ResolvePath(line, train.source_file())).parent_path();
   ASSIGN_OR_RETURN(const std::string contents, ContentsOf(sources));
+  if (ReadIfThere(folder / kSources) == contents) return absl::OkStatus();
   std::error_code error;
-  const bool is_cut =
-      std::ranges::all_of(texts, [&](const auto& text) { return fs::exists(text); });
-  if (is_cut && ReadIfThere(folder / kSources) == contents) return absl::OkStatus();
   if (fs::exists(ResolvePath(line, run.data().folder()), error) && !run.prepare().replace()) {
     return DataError(absl::StrCat("--text: ", run.folder(),
                                   " is the run of another text: name another by --set folder=..."));
   }
-  ASSIGN_OR_RETURN(const int64_t lines, CountLines(sources[0]));
-  ASSIGN_OR_RETURN(const int64_t others, CountLines(sources[1]));
-  if (lines != others) {
-    return DataError(absl::StrCat("--text: uneven line counts: ", sources[0], " has ", lines, ", ",
-                                  sources[1], " ", others));
-  }
-  const int64_t dev_every = std::max(kDevEvery, (lines + kMaxDevLines - 1) / kMaxDevLines);
+  ASSIGN_OR_RETURN(const int64_t pairs, CountPairs(sources));
+  const int64_t dev_every = std::max(kDevEvery, (pairs + kMaxDevLines - 1) / kMaxDevLines);
   const fs::path unfinished = folder.string() + ".tmp";
   fs::remove_all(unfinished, error);
-  fs::create_directories(unfinished, error);
-  for (size_t side = 0; side < 2; ++side) {
-    RETURN_IF_ERROR(CutFile(sources[side], dev_every, unfinished / fs::path(texts[side]).filename(),
-                            unfinished / fs::path(texts[side + 2]).filename()));
+  fs::create_directories(unfinished, error);  // CutPairs() says what is wrong
+  std::vector<std::string> names;
+  for (const TextFiles* text : {&train, &dev}) {
+    for (const std::string& file : {text->source_file(), text->target_file()}) {
+      names.push_back(fs::path(file).filename());
+    }
   }
-  if (!(std::ofstream(unfinished / kSources, std::ios::binary) << contents).flush()) {
-    return DataError(absl::StrCat("cannot write ", (unfinished / kSources).string()));
-  }
+  RETURN_IF_ERROR(CutPairs(sources, dev_every, unfinished, names));
+  ASSIGN_OR_RETURN(const auto noted, FileWriter::Create(unfinished, kSources));
+  noted->Append(contents);
+  RETURN_IF_ERROR(noted->Finish().status());
   fs::remove_all(folder, error);
   fs::rename(unfinished, folder, error);
   return error ? DataError(absl::StrCat(folder.string(), ": ", error.message())) : absl::OkStatus();
