@@ -172,10 +172,11 @@ std::string PlainName(const std::string& name) {
 
 // The end of the sentence about a field of other programs; empty: no program has it.
 std::string ForeignText(const std::string& name) {
+  const std::string plain = PlainName(name);
   for (const ForeignField& foreign : kForeignFields) {
     for (const ProgramColumn& column : kPrograms) {
       for (const std::string& theirs : NamesIn(foreign, column)) {
-        if (PlainName(theirs) != PlainName(name)) continue;
+        if (PlainName(theirs) != plain) continue;
         const std::string whose = absl::StrCat(column.program, "'s ", theirs);
         const std::string field = foreign.field, note = foreign.note;
         if (field.empty()) return absl::StrCat("; ", whose, " is not here: ", note);

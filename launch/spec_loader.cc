@@ -203,7 +203,7 @@ std::map<Position, std::string> ParseText(std::string* text, Message* message) {
     message->Clear();
     const bool parsed = parser.ParseFromString(*text, message);
     for (const auto& [position, warning] : complaints.warnings) {
-      found[position] = ReadableWarning(warning);
+      if (!found.contains(position)) found[position] = ReadableWarning(warning);
     }
     if (parsed || complaints.errors.empty()) break;
     const auto& [position, error] = *complaints.errors.begin();
