@@ -201,6 +201,11 @@ absl::Status CutText(const CommandLine& line, const RunSpec& run) {
                                   " is the run of another text: name another by --set folder=..."));
   }
   ASSIGN_OR_RETURN(const int64_t pairs, CountPairs(sources));
+  if (pairs <= kDevEvery / 2) {
+    return DataError(absl::StrCat("--text: ", line.flags.Text("text"), ": ", pairs,
+                                  " lines, too few to hold any out as dev: at least ",
+                                  kDevEvery / 2 + 1, " are needed"));
+  }
   const int64_t dev_every = std::max(kDevEvery, (pairs + kMaxDevLines - 1) / kMaxDevLines);
   const fs::path unfinished = folder.string() + ".tmp";
   fs::remove_all(unfinished, error);
