@@ -1,6 +1,7 @@
 #include "trainer/checkpoint/retention.h"
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <optional>
 
@@ -118,16 +119,16 @@ std::vector<int64_t> CheckpointsToDelete(std::span<const int64_t> steps, int kee
                                          int64_t go_back_steps) {
   std::vector<int64_t> sorted(steps.begin(), steps.end());
   std::sort(sorted.begin(), sorted.end());
-  int64_t back = -1;  // step of the one to go back to
+  // Where the newest step would go back to. Later steps go back to those behind it.
+  int64_t back = go_back_steps >= 0 ? 0 : std::numeric_limits<int64_t>::max();
   for (const int64_t step : sorted) {
-    const bool is_far = step <= std::max<int64_t>(0, sorted.back() - go_back_steps);
-    if (go_back_steps >= 0 && is_far) back = step;
+    if (go_back_steps >= 0 && step <= sorted.back() - go_back_steps) back = step;
   }
   const size_t kept = std::min(sorted.size(), static_cast<size_t>(std::max(keep_latest, 1)));
   sorted.resize(sorted.size() - kept);
   std::erase_if(sorted, [&](int64_t step) {
     const bool is_multiple = keep_every_steps > 0 && step > 0 && step % keep_every_steps == 0;
-    return is_multiple || step == back || std::find(best.begin(), best.end(), step) != best.end();
+    return is_multiple || step >= back || std::find(best.begin(), best.end(), step) != best.end();
   });
   return sorted;
 }

@@ -19,8 +19,9 @@ namespace deepnet {
 
 // Returns those of `steps`, given in any order, whose checkpoints are to be deleted, ascending: all
 // but the `keep_latest` greatest (the greatest is kept even for 0), those in `best`, and multiples
-// of `keep_every_steps` (> 0; 0 itself is none); and, with `go_back_steps` >= 0, the newest that is
-// so many steps behind the greatest, or 0, for a run that may have to go back.
+// of `keep_every_steps` (> 0; 0 itself is none). With `go_back_steps` >= 0, for a run that may have
+// to go back, the newest that is so many steps behind the greatest is kept too, and all that are
+// newer; all, if none is.
 std::vector<int64_t> CheckpointsToDelete(std::span<const int64_t> steps, int keep_latest,
                                          std::span<const int64_t> best,
                                          int64_t keep_every_steps = 0, int64_t go_back_steps = -1);

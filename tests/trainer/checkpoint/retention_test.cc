@@ -1,5 +1,6 @@
 #include "trainer/checkpoint/retention.h"
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -46,12 +47,22 @@ TEST(CheckpointsToDelete, KeepsMultiplesOfANumberOfSteps) {
   EXPECT_THAT(CheckpointsToDelete(from_zero, 1, {}, 2), ElementsAre(0, 1, 3));
 }
 
-TEST(CheckpointsToDelete, KeepsTheOneToGoBackTo) {
-  EXPECT_THAT(CheckpointsToDelete(kSteps, 1, {}, 0, 15), ElementsAre(10, 20, 40));
+TEST(CheckpointsToDelete, KeepsTheOneToGoBackToAndAllBehindIt) {
+  EXPECT_THAT(CheckpointsToDelete(kSteps, 1, {}, 0, 15), ElementsAre(10, 20));
   EXPECT_THAT(CheckpointsToDelete(kSteps, 1, {}, 0, 0), ElementsAre(10, 20, 30, 40));
-  EXPECT_THAT(CheckpointsToDelete(kSteps, 1, {}, 0, 60), ElementsAre(10, 20, 30, 40));
-  const std::vector<int64_t> from_zero = {0, 10, 20};
-  EXPECT_THAT(CheckpointsToDelete(from_zero, 1, {}, 0, 60), ElementsAre(10));
+  EXPECT_THAT(CheckpointsToDelete(kSteps, 1, {}, 0, 60), IsEmpty());
+}
+
+TEST(CheckpointsToDelete, NoStepOfARunGoesFurtherBackThanItMust) {
+  constexpr int64_t kEvery = 4, kBack = 6;
+  std::vector<int64_t> kept;
+  for (int64_t step = 0; step <= 40; step += kEvery) {
+    kept.push_back(step);
+    for (const int64_t old : CheckpointsToDelete(kept, 1, {}, 0, kBack)) std::erase(kept, old);
+    const int64_t first = std::max<int64_t>(0, (step - kBack) / kEvery * kEvery);
+    EXPECT_EQ(kept.front(), first) << step;
+    EXPECT_EQ(kept.size(), static_cast<size_t>((step - first) / kEvery + 1)) << step;
+  }
 }
 
 TEST(DeleteNewerCheckpoints, SetsPointersBackToWhatIsThere) {
