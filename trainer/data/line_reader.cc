@@ -8,6 +8,7 @@
 #include <unistd.h>
 #include <zlib.h>
 #include <zstd.h>
+#include <zstd_errors.h>
 
 #include <cstring>
 #include <string>
@@ -63,7 +64,7 @@ class Compressed : public Decompressor {
     output->resize(old_size + kOutputBytes);
     const size_t made = Step(input, output->data() + old_size);
     output->resize(old_size + made);
-    if (damaged_) return absl::DataLossError(absl::StrCat("the ", name_, " stream is damaged"));
+    if (damaged_) return absl::DataLossError(absl::StrCat("the ", name_, " stream ", Damage()));
     output_full_ = open_ && made == kOutputBytes;
     return output_full_;
   }
@@ -72,6 +73,8 @@ class Compressed : public Decompressor {
   // Consumes from the front of *input and returns the bytes of text that it put to `output`, which
   // has room for kOutputBytes.
   virtual size_t Step(std::string_view* input, char* output) = 0;
+  // Returns why no more can be read, after "the gzip stream".
+  virtual std::string Damage() const { return "is damaged"; }
 
   bool open_ = true;      // a member or frame has begun and not ended
   bool damaged_ = false;  // no more can be read
@@ -107,6 +110,7 @@ class Zstandard : public Compressed {
  public:
   Zstandard() : Compressed("zstd"), stream_(ZSTD_createDStream()) {
     DEEPNET_CHECK(stream_ != nullptr) << "zstd";
+    ZSTD_DCtx_setParameter(stream_, ZSTD_d_windowLogMax, LineReader::kMaxZstdWindowLog);
   }
   ~Zstandard() override { ZSTD_freeDStream(stream_); }
 
@@ -117,11 +121,19 @@ class Zstandard : public Compressed {
     const size_t result = ZSTD_decompressStream(stream_, &out, &in);
     input->remove_prefix(in.pos);
     damaged_ = ZSTD_isError(result) != 0;
+    wants_window_ = ZSTD_getErrorCode(result) == ZSTD_error_frameParameter_windowTooLarge;
     open_ = result != 0;
     return out.pos;
   }
 
+  std::string Damage() const override {
+    if (!wants_window_) return Compressed::Damage();
+    return absl::StrCat("needs more memory than a window of 128 MiB: compress it with --long=",
+                        LineReader::kMaxZstdWindowLog, " at most");
+  }
+
   ZSTD_DStream* const stream_;
+  bool wants_window_ = false;  // larger than the limit
 };
 
 // Returns null for plain text.

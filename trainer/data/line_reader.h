@@ -23,9 +23,11 @@ namespace deepnet {
 
 class Decompressor;
 
-// Memory: two buffers of 1 MiB and one line of at most kMaxLineBytes.
+// Memory: two buffers of 1 MiB and one line of at most kMaxLineBytes; of a zstandard file also the
+// window that its writer chose, at most 128 MiB, as the program zstd allows.
 class LineReader {
  public:
+  static constexpr int kMaxZstdWindowLog = 27;
   static constexpr size_t kMaxLineBytes = 1 << 16;  // the rest of a longer line is skipped
 
   // Fails if the file cannot be read or is a folder.

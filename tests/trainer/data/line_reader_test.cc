@@ -122,6 +122,19 @@ TEST(LineReader, RefusesCutAndDamagedStreams) {
   EXPECT_FALSE(status.ok());
 }
 
+TEST(LineReader, RefusesAZstandardWindowOfMoreMemoryThanItSays) {
+  const TempFolder folder;
+  // A frame's header: no options, a window of 128 MiB (0x88) or 144 MiB, a last block of no bytes.
+  for (const auto& [window, error] :
+       {std::pair('\x88', ""), std::pair('\x89', "--long=27 at most")}) {
+    const std::string frame = {'\x28', '\xb5', '\x2f', '\xfd', '\0', window, '\1', '\0', '\0'};
+    absl::Status status;
+    ReadAll(folder.Write("a.zst", frame), &status);
+    EXPECT_EQ(status.ok(), std::string(error).empty()) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(error));
+  }
+}
+
 TEST(LineReader, CutsALineBeyondTheLimitAndFindsTheNext) {
   const TempFolder folder;
   const std::string path = folder.Write("a", absl::StrCat(std::string(300000, 'x'), "\nnext\n"));
