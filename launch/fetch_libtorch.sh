@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Fetches LibTorch 2.11.0 (headers and libraries of the PyPI wheel) into the user's cache folder.
 #
-#   launch/fetch_libtorch.sh [--cuda | --cuda-headers] [--help]
+#   launch/fetch_libtorch.sh [--cuda | --cuda-toolkit | --cuda-headers] [--help]
 #
 #   --cuda           also libtorch_cuda.so and the NVIDIA libraries it needs that a CUDA 13 toolkit
 #                    lacks
+#   --cuda-toolkit   as --cuda, and a CUDA 13.0 toolkit too: compiler, headers and libraries, in
+#                    nvidia/cu13 of the target, where builds with CUDA look first
 #   --cuda-headers   instead of LibTorch the headers of CUDA 13.0, cuBLAS and NCCL, which the emulated
 #                    GPU of the tests needs where there is no toolkit; into deepnet/cuda-headers-13.0
 #                    of the cache folder (0.6 GB are downloaded for 20 MB)
@@ -17,10 +19,12 @@ set -euo pipefail
 
 version=2.11.0
 want_cuda=no
+want_toolkit=no
 headers_only=no
 case "${1:-}" in
   "") ;;
   --cuda) want_cuda=yes ;;
+  --cuda-toolkit) want_cuda=yes want_toolkit=yes ;;
   --cuda-headers) headers_only=yes ;;
   --help) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; exit 0 ;;
   *) echo "fetch_libtorch.sh: unknown argument '$1' (see --help)" >&2; exit 2 ;;
@@ -30,6 +34,10 @@ esac
 wheels=("torch==$version" nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)
 [[ $want_cuda == no ]] || wheels+=(nvidia-cudnn-cu13==9.19.0.56 nvidia-nccl-cu13==2.28.9
   nvidia-nvshmem-cu13==3.4.5 nvidia-cusparselt-cu13==0.8.0 nvidia-cufile==1.15.1.6)
+[[ $want_toolkit == no ]] || wheels+=(nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88
+  nvidia-cuda-crt==13.0.88 nvidia-cuda-cccl==13.0.85 nvidia-cuda-nvrtc==13.0.88
+  nvidia-nvjitlink==13.0.88 nvidia-cublas==13.1.0.3 nvidia-cufft==12.0.0.61
+  nvidia-curand==10.4.0.35 nvidia-cusparse==12.6.3.3 nvidia-nvtx==13.0.85)
 
 target=${XDG_CACHE_HOME:-$HOME/.cache}/deepnet/libtorch-$version
 what="LibTorch $version"
@@ -42,7 +50,8 @@ fi
 has_headers() { [[ -f $target/include/cuda_runtime.h && -f $target/include/nccl.h ]]; }
 has_cpu() { [[ -f $target/torch/lib/libtorch_cpu.so && -d $target/torch/include/ATen ]]; }
 has_cuda() { [[ $want_cuda == no || -f $target/torch/lib/libtorch_cuda.so ]]; }
-if { [[ $headers_only == yes ]] && has_headers; } || { has_cpu && has_cuda; }; then
+has_toolkit() { [[ $want_toolkit == no || -x $target/nvidia/cu13/bin/nvcc ]]; }
+if { [[ $headers_only == yes ]] && has_headers; } || { has_cpu && has_cuda && has_toolkit; }; then
   echo "$what: already in $target"
   exit 0
 fi
@@ -95,6 +104,14 @@ for wheel in sorted(wheels.glob("*.whl")):
                 archive.extract(name, out)
 PY
 
+if [[ $want_toolkit == yes ]]; then
+  # Wheels have neither the links that a linker looks for nor modes.
+  cd "$work/unpacked/nvidia/cu13"
+  chmod -R +x bin nvvm/bin
+  for library in lib/*.so.*; do ln -sf "$(basename "$library")" "${library%.so.*}.so"; done
+  ln -s lib lib64  # where nvcc looks
+  cd - >/dev/null
+fi
 rm -rf "$target"
 mv "$work/unpacked" "$target"
 echo "$what: $(du -sh "$target" | cut -f1) in $target"
