@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The bundle in a root that has nothing but Debian's essential packages: it trains, saves, goes on,
-# trains on two ranks without MPI, and translates, with the weights of the build's own program.
+# trains on two ranks without MPI, and translates, with the weights of the build's own program. Then
+# the root gets an Open MPI of its own, which the bundle takes.
 #
 #   tests/launch/bundle_test.sh [FILE.tar.gz]     without one, launch/bundle.sh makes it
 #
@@ -65,3 +66,21 @@ seen=$(echo "Everyone has the right to life." |
   bare "$program" translate --checkpoint /srv/user/run --from en --to de --beam-size 1 2>/dev/null)
 [[ -n $seen ]] || fail "no translation"
 echo "trained, resumed and two ranks: $wanted; translated"
+
+# libmpi [NAME=VALUE...]: the file that the program would load.
+libmpi() { bare "$@" LD_TRACE_LOADED_OBJECTS=1 "$program" | awk '$1 == "libmpi.so.40" {print $3}'; }
+seen=$(libmpi)
+[[ $seen == */lib/deepnet/*/mpi/* || $seen == */lib/deepnet/mpi/* ]] || fail "without MPI: $seen"
+chroot "$root" apt-get install -q -y --no-install-recommends openmpi-bin >"$work/log" 2>&1 ||
+  { tail "$work/log"; fail "apt-get"; }
+seen=$(libmpi)
+[[ $seen == /lib/*-linux-gnu/* || $seen == /usr/lib/*-linux-gnu/* ]] || fail "Debian's MPI: $seen"
+cp "$root$seen" "$root/srv/user"
+seen=$(libmpi LD_LIBRARY_PATH=/srv/user)
+[[ $seen == /srv/user/libmpi.so.40 ]] || fail "an environment module's MPI: $seen"
+
+run=mpi
+seen=$(train mpirun -n 2 --oversubscribe "$program" | tee "$work/log" | hash_of)
+[[ $seen == "$wanted" ]] || { tail "$work/log"; fail "two ranks of the site's MPI: $seen, not $wanted"; }
+grep -q "2 ranks by MPI" "$work/log" || { tail "$work/log"; fail "the ranks of mpirun do not use MPI"; }
+echo "two ranks of the site's MPI: $wanted"
