@@ -60,10 +60,8 @@ class Compressed : public Decompressor {
       if (open_) return absl::DataLossError(absl::StrCat("the ", name_, " stream is cut short"));
       return false;
     }
-    const size_t old_size = output->size();
-    output->resize(old_size + kOutputBytes);
-    const size_t made = Step(input, output->data() + old_size);
-    output->resize(old_size + made);
+    const size_t made = Step(input, text_.get());
+    output->append(text_.get(), made);
     if (damaged_) return absl::DataLossError(absl::StrCat("the ", name_, " stream ", Damage()));
     output_full_ = open_ && made == kOutputBytes;
     return output_full_;
@@ -81,6 +79,8 @@ class Compressed : public Decompressor {
 
  private:
   const char* const name_;
+  // It is not cleared: a file of many small members would clear it for each.
+  const std::unique_ptr<char[]> text_ = std::make_unique_for_overwrite<char[]>(kOutputBytes);
   bool output_full_ = false;
 };
 
@@ -128,12 +128,13 @@ class Zstandard : public Compressed {
 
   std::string Damage() const override {
     if (!wants_window_) return Compressed::Damage();
-    return absl::StrCat("needs more memory than a window of 128 MiB: compress it with --long=",
-                        LineReader::kMaxZstdWindowLog, " at most");
+    constexpr int kLog = LineReader::kMaxZstdWindowLog;
+    return absl::StrCat("needs more memory than a window of ", 1 << (kLog - 20),
+                        " MiB: compress it with --long=", kLog, " at most");
   }
 
   ZSTD_DStream* const stream_;
-  bool wants_window_ = false;  // larger than the limit
+  bool wants_window_ = false;  // The window that the stream asks for is above the limit.
 };
 
 // Returns null for plain text.
@@ -146,7 +147,9 @@ std::unique_ptr<Decompressor> MakeDecompressor(std::string_view first_bytes) {
 }  // namespace
 
 LineReader::LineReader(std::string path, int file)
-    : path_(std::move(path)), file_(file), raw_buffer_(kRawBytes, '\0') {}
+    : path_(std::move(path)),
+      file_(file),
+      raw_buffer_(std::make_unique_for_overwrite<char[]>(kRawBytes)) {}
 
 LineReader::~LineReader() { close(file_); }
 
@@ -173,13 +176,13 @@ absl::StatusOr<std::unique_ptr<LineReader>> LineReader::Open(const std::string& 
 absl::Status LineReader::ReadRaw() {
   size_t size = 0;
   while (size < kRawBytes) {
-    const ssize_t count = read(file_, raw_buffer_.data() + size, kRawBytes - size);
+    const ssize_t count = read(file_, raw_buffer_.get() + size, kRawBytes - size);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) return Failure(strerror(errno));
     if (count == 0) break;
     size += static_cast<size_t>(count);
   }
-  raw_ = std::string_view(raw_buffer_).substr(0, size);
+  raw_ = std::string_view(raw_buffer_.get(), size);
   raw_ended_ = size == 0;
   hasher_.Update(raw_);
   return absl::OkStatus();

@@ -67,7 +67,7 @@ class LineReader {
   const int file_;
   std::unique_ptr<Decompressor> decompressor_;
   bool compressed_ = false;
-  std::string raw_buffer_;
+  std::unique_ptr<char[]> raw_buffer_;
   std::string_view raw_;  // bytes of raw_buffer_ not yet decompressed
   bool raw_ended_ = false;
   bool held_back_ = false;  // the decompressor has more to say about what it consumed
