@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that building needs, if any is missing.
 #
-#   launch/install_packages.sh [--with-lints] [--with-lab] [--with-emulated-gpu]
-#     [--with-slurm] [--with-bundle] [--help]
+#   launch/install_packages.sh [--with-lints] [--with-fuzzer] [--with-lab]
+#     [--with-emulated-gpu] [--with-slurm] [--with-bundle] [--with-container] [--help]
 #
 #   --with-lints   also clang-format, clang-tidy, ctags and chromium, which .ci/run uses
+#   --with-fuzzer  also Clang with libFuzzer, with which tests/fuzz/run.py builds
 #   --with-lab     also pandas, matplotlib and jinja2 of Debian's Python, which launch/lab/lab.py uses
 #   --with-emulated-gpu   also Boost.Context, on whose fibers the tests' emulated GPU runs kernels
 #   --with-bundle  also patchelf, with which cmake --install makes run paths relative, and debootstrap,
 #                  in whose bare root a test runs the bundle
+#   --with-container  also buildah, with which a test builds launch/container
 #   --with-slurm   also Slurm, munge and shellcheck, with which the tests prove the jobs of launch/slurm
 #
 # Needs root or sudo only where something is missing. On a system without apt it changes nothing,
@@ -22,9 +24,11 @@ packages=(g++ cmake ninja-build ccache mold git ca-certificates pkg-config
 for argument in "$@"; do
   case $argument in
     --with-lints) packages+=(clang-format clang-tidy universal-ctags chromium fonts-dejavu-core) ;;
+    --with-fuzzer) packages+=(clang libclang-rt-dev) ;;
     --with-lab) packages+=(python3-pandas python3-matplotlib python3-jinja2) ;;
     --with-emulated-gpu) packages+=(libboost-context-dev) ;;
     --with-bundle) packages+=(patchelf debootstrap) ;;
+    --with-container) packages+=(buildah debootstrap) ;;
     --with-slurm) packages+=(slurmctld slurmd slurm-client munge shellcheck) ;;
     --help) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; exit 0 ;;
     *) echo "install_packages.sh: unknown argument '$argument' (see --help)" >&2; exit 2 ;;

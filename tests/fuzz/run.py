@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
 """Runs libFuzzer on what the program reads from outside (tests/fuzz/inputs.h), two targets at a time.
 
-  tests/fuzz/run.py [--seconds S | --runs N] [--build FOLDER] [TARGET...]
+  tests/fuzz/run.py [--seconds S | --runs N] [--seed N] [--build FOLDER] [TARGET...]
 
   --seconds   of each target; default 60
   --runs      executions of each target instead, for instance 1000000
+  --seed      of what libFuzzer draws; default one of its own, and inputs that are read quickly are drawn more often
   --build     tree of the preset `fuzz`; default build/fuzz, configured and built first
 
 Needs clang with libFuzzer. Inputs that reach new code stay in FOLDER/corpus/TARGET, from where the next run goes on. A
 target fails if it crashes, if AddressSanitizer or UndefinedBehaviorSanitizer finds a mistake, if one input takes longer
-than 10 s, one allocation more than 64 MiB, or the process more than 1 GiB. Put the input that it names, made smaller
-by `fuzzer --target=TARGET -minimize_crash=1 FILE`, into tests/fuzz/corpus/TARGET.
+than 10 s, one allocation more than 64 MiB (129 where a zstandard window of 128 is read), or the process more than 1
+GiB. Put the input that it names, made smaller by `fuzzer --target=TARGET -minimize_crash=1 FILE`, into
+tests/fuzz/corpus/TARGET.
 """
 
 import argparse
@@ -25,6 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "tests/fuzz/corpus"
 MAX_BYTES = {"sentencepiece": 8192, "shard": 16384, "safetensors": 8192, "safetensors_index": 8192}  # else 4096
+MALLOC_MIB = {"lines": 129, "tsv": 129}  # else 64
 PRESENT = {  # files of the project that are examples, too
     "config_textproto": ["launch/recipes/quickstart.textproto", "launch/recipes/deepnet_1000l.textproto"],
     "corpus_manifest": ["tests/golden/run-v1/corpus/manifest.textproto"],
@@ -34,7 +37,7 @@ PRESENT = {  # files of the project that are examples, too
 }  # fmt: skip
 
 
-def run_target(name, limit, build):
+def run_target(name, limits, build):
     """Returns a line of the table, and True if the target failed."""
     grown = build / "corpus" / name
     grown.mkdir(parents=True, exist_ok=True)
@@ -44,8 +47,9 @@ def run_target(name, limit, build):
         for path in PRESENT.get(name, []):
             (present / Path(path).name).write_bytes((ROOT / path).read_bytes())
         command = [
-            build / "tests/fuzz/fuzzer", f"--target={name}", limit, "-timeout=10", "-malloc_limit_mb=64",
-            "-rss_limit_mb=1024", f"-max_len={MAX_BYTES.get(name, 4096)}", "-print_final_stats=1", "-verbosity=1",
+            build / "tests/fuzz/fuzzer", f"--target={name}", *limits, "-timeout=10",
+            f"-malloc_limit_mb={MALLOC_MIB.get(name, 64)}", "-rss_limit_mb=1024",
+            f"-max_len={MAX_BYTES.get(name, 4096)}", "-print_final_stats=1", "-verbosity=1",
             f"-artifact_prefix={build}/{name}-", grown, EXAMPLES / name, present,
         ]  # fmt: skip
         environment = dict(os.environ, TMPDIR=scratch, UBSAN_OPTIONS="halt_on_error=1:print_stacktrace=1")
@@ -65,6 +69,7 @@ def main():
     parser.add_argument("targets", nargs="*", metavar="TARGET")
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--runs", type=int)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--build", type=Path, default=ROOT / "build/fuzz")
     arguments = parser.parse_args()
     known = sorted(folder.name for folder in EXAMPLES.iterdir())
@@ -74,11 +79,12 @@ def main():
     build = arguments.build.resolve()
     subprocess.run(["cmake", "--preset", "fuzz", "-B", build], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     subprocess.run(["cmake", "--build", build, "--target", "fuzzer"], check=True, stdout=subprocess.DEVNULL)
-    limit = f"-runs={arguments.runs}" if arguments.runs else f"-max_total_time={arguments.seconds}"
+    limits = [f"-runs={arguments.runs}" if arguments.runs else f"-max_total_time={arguments.seconds}"]
+    limits += [f"-seed={arguments.seed}"] if arguments.seed else ["-entropic_scale_per_exec_time=1"]
     print("{:22}{:>12}{:>10}{:>10}{:>10}".format("target", "executions", "a second", "MiB", "coverage"), flush=True)
     failures = 0
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        for done in pool.map(lambda name: run_target(name, limit, build), arguments.targets or known):
+        for done in pool.map(lambda name: run_target(name, limits, build), arguments.targets or known):
             print(done[0], flush=True)
             failures += done[1]
     return 1 if failures else 0
