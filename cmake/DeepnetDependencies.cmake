@@ -71,7 +71,8 @@ target_link_options(deepnet_torch INTERFACE
 target_link_libraries(deepnet_torch INTERFACE torch_cpu c10)
 if(DEEPNET_CUDA)
   # Where launch/fetch_libtorch.sh --cuda-toolkit brought one, it is of LibTorch's own release.
-  if(NOT DEFINED CUDAToolkit_ROOT AND NOT DEFINED ENV{CUDACXX}
+  if(NOT DEFINED CUDAToolkit_ROOT AND NOT DEFINED ENV{CUDAToolkit_ROOT}
+     AND NOT DEFINED CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX}
      AND EXISTS ${DEEPNET_TORCH_ROOT}/../nvidia/cu13/bin/nvcc)
     set(CUDAToolkit_ROOT ${DEEPNET_TORCH_ROOT}/../nvidia/cu13)
   endif()

@@ -18,17 +18,23 @@ is_of_glibc() { [[ $1 =~ ^(ld-linux|libc|libm|libdl|librt|libpthread|libutil|lib
 is_of_mpi() { [[ $1 =~ ^lib(mpi|open-rte|open-pal|hwloc|event_core|event_pthreads|udev)[-.] ]]; }
 
 mkdir -p "$libraries/mpi"
-missing=$(ldd "$program" | awk '/not found/ {print $1}')
+# With CUDA, LibTorch opens one library itself, through which it asks for the driver. The driver's
+# libcuda.so.1 is the other machine's own.
+cuda=$(ldd "$program" | awk '$1 == "libtorch_cuda.so" {print $3}')
+roots=("$program")
+[[ -z $cuda ]] || roots+=("${cuda%/*}/libcaffe2_nvrtc.so")
+needed=$(ldd "${roots[@]}" | grep -v 'libcuda\.so')
+missing=$(awk '/not found/ {print $1}' <<<"$needed")
 [[ -z $missing ]] || { echo "error: $program: not found: $missing" >&2; exit 1; }
-# With CUDA: LibTorch opens this one itself when it asks for the driver, whose libcuda.so.1 stays the host's.
-opened=$(ldd "$program" | awk '$1 == "libtorch_cuda.so" {sub("torch_cuda", "caffe2_nvrtc", $3); print $3}')
-paths() { ldd "$program" $opened | awk '$2 == "=>" && $3 ~ /^\// {print $1, $3}'; }
 while read -r name path; do
   is_of_glibc "$name" && continue
   folder=$libraries
   is_of_mpi "$name" && folder=$libraries/mpi
   install -m 644 "$path" "$folder/$name"
   patchelf --set-rpath '$ORIGIN' "$folder/$name"
-done < <({ paths; for file in $opened; do echo "$(basename "$file") $file"; done; } | sort -u)
+done < <({
+  awk '$2 == "=>" {print $1, $3}' <<<"$needed"
+  for path in "${roots[@]:1}"; do echo "${path##*/} $path"; done
+} | sort -u)
 site=/usr/lib/$(uname -m)-linux-gnu:/usr/lib64/openmpi/lib:/usr/lib64
 patchelf --set-rpath '$ORIGIN/../lib/deepnet:'"$site"':$ORIGIN/../lib/deepnet/mpi' "$program"

@@ -105,7 +105,7 @@ for wheel in sorted(wheels.glob("*.whl")):
 PY
 
 if [[ $want_toolkit == yes ]]; then
-  # Wheels have neither the links that a linker looks for nor modes.
+  # Wheels lack the links that a linker looks for, and Python extracts no modes.
   cd "$work/unpacked/nvidia/cu13"
   chmod -R +x bin nvvm/bin
   for library in lib/*.so.*; do ln -sf "$(basename "$library")" "${library%.so.*}.so"; done

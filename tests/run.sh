@@ -9,8 +9,9 @@
 # Everything else goes to ctest: `tests/run.sh -R Bleu`. Tests that need root (label `root`) are left
 # out for other users; those that need a browser (label `browser`), where there is neither chromium nor
 # what DEEPNET_BROWSER names; those of launch/lab (label `lab`), where Debian's Python lacks
-# packages; those of launch/slurm (label `slurm`), where Slurm is not installed; those that need transformers and CTranslate2 (label `peers`) always:
-# tests/peers/run.sh.
+# packages; those of launch/slurm (label `slurm`), where Slurm is not installed; those of
+# bundle and container (label `bundle`), where patchelf, debootstrap or buildah is not; those that
+# need transformers and CTranslate2 (label `peers`) always: tests/peers/run.sh.
 set -euo pipefail
 
 long=no
@@ -41,6 +42,11 @@ fi
 if [[ $(type -P slurmctld slurmd munged sbatch shellcheck | wc -l) -ne 5 ]]; then
   excluded+=(slurm)
   left_out+=("the tests of launch/slurm: no Slurm here (launch/install_packages.sh --with-slurm)")
+fi
+if [[ $(type -P patchelf debootstrap buildah | wc -l) -ne 3 ]]; then
+  excluded+=(bundle)
+  [[ $long == no ]] ||
+    left_out+=("the tests of bundle and container: install_packages.sh --with-bundle --with-container")
 fi
 if ! command -v "${DEEPNET_BROWSER:-chromium}" >/dev/null; then
   excluded+=(browser)

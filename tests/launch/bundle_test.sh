@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The bundle in a root that has nothing but Debian's essential packages: it trains, saves, goes on,
 # trains on two ranks without MPI, and translates, with the weights of the build's own program. Then
-# the root gets an Open MPI of its own, which the bundle takes.
+# the root gets an Open MPI of its own, which the bundle takes, and the program once more as a .deb.
 #
 #   tests/launch/bundle_test.sh [FILE.tar.gz]     without one, launch/bundle.sh makes it
 #
@@ -70,7 +70,7 @@ echo "trained, resumed and two ranks: $wanted; translated"
 # libmpi [NAME=VALUE...]: the file that the program would load.
 libmpi() { bare "$@" LD_TRACE_LOADED_OBJECTS=1 "$program" | awk '$1 == "libmpi.so.40" {print $3}'; }
 seen=$(libmpi)
-[[ $seen == */lib/deepnet/*/mpi/* || $seen == */lib/deepnet/mpi/* ]] || fail "without MPI: $seen"
+[[ $seen == */lib/deepnet/* && $seen == */mpi/* ]] || fail "without MPI: $seen"
 chroot "$root" apt-get install -q -y --no-install-recommends openmpi-bin >"$work/log" 2>&1 ||
   { tail "$work/log"; fail "apt-get"; }
 seen=$(libmpi)
@@ -84,3 +84,11 @@ seen=$(train mpirun -n 2 --oversubscribe "$program" | tee "$work/log" | hash_of)
 [[ $seen == "$wanted" ]] || { tail "$work/log"; fail "two ranks of the site's MPI: $seen, not $wanted"; }
 grep -q "2 ranks by MPI" "$work/log" || { tail "$work/log"; fail "the ranks of mpirun do not use MPI"; }
 echo "two ranks of the site's MPI: $wanted"
+
+(cd build/release && cpack -G DEB -B "$work/deb") >"$work/log" 2>&1 || { tail "$work/log"; fail "cpack"; }
+cp "$work"/deb/*.deb "$root/srv/deepnet.deb"
+chroot "$root" apt-get install -q -y /srv/deepnet.deb >"$work/log" 2>&1 || { tail "$work/log"; fail "the .deb"; }
+run=deb
+seen=$(train /opt/deepnet/bin/deepnet | hash_of)
+[[ $seen == "$wanted" ]] || fail "the .deb: $seen, not $wanted"
+echo "the .deb, $(du -sm "$root/srv/deepnet.deb" | cut -f 1) MiB: $wanted"

@@ -134,9 +134,9 @@ TEST_F(TrainTextTest, AMistakeNamesItsFlag) {
   EXPECT_THAT(error({"--text", "a.en", "a.de", "--require-empty"}, 2),
               HasSubstr("not with --text"));
   EXPECT_THAT(error({"--text", "b.en", "a.de"}, 4), HasSubstr("uneven line counts"));
-  folder_.Write("b.de", "eins\n");
+  testing::WritePairs(folder_, "b", "en", "de", testing::TextPairs(10, {"one", "eins"}));
   EXPECT_THAT(error({"--text", "b.en", "b.de"}, 4),
-              HasSubstr("--text: b.en: 1 lines, too few to hold any out as dev: at least 11"));
+              HasSubstr("--text: b.en: 10 lines, too few to hold any out as dev: at least 11"));
 }
 
 }  // namespace
