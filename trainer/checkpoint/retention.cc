@@ -119,7 +119,8 @@ std::vector<int64_t> CheckpointsToDelete(std::span<const int64_t> steps, int kee
                                          int64_t go_back_steps) {
   std::vector<int64_t> sorted(steps.begin(), steps.end());
   std::sort(sorted.begin(), sorted.end());
-  // Where the newest step would go back to. Later steps go back to those behind it.
+  // `back` is the checkpoint that the newest step would go back to. Later steps may go back to
+  // newer ones, so those are kept too.
   int64_t back = go_back_steps >= 0 ? 0 : std::numeric_limits<int64_t>::max();
   for (const int64_t step : sorted) {
     if (go_back_steps >= 0 && step <= sorted.back() - go_back_steps) back = step;
