@@ -30,18 +30,7 @@ program=$(bare sh -c 'echo /srv/user/deepnet-*/bin/deepnet')
 shared=${program%/bin/deepnet}/share/deepnet
 echo "$(bare "$program" --version): $(du -sm "$root/${program%/bin/deepnet}" | cut -f 1) MiB"
 
-# settings FOLDER STEPS: a small model of the laboratory's recipe.
-settings() {
-  echo --config launch/recipes/lab/deep_gradients.textproto --set data.folder="$1/data" \
-    --set prepare.tokenizer.vocab_size=300 --set model.encoder_layers=2 --set model.decoder_layers=2 \
-    --set compute.isa=AVX2 --set train.steps="$2"
-}
-hash_of() { sed -n 's/.* weights \([0-9a-f]*\)$/\1/p' | tail -n 1; }
-
-here=build/release/deepnet
-$here prepare $(settings "$work" 8) >/dev/null 2>&1
-wanted=$($here train $(settings "$work" 8) --set folder="$work/run" 2>&1 | hash_of)
-[[ -n $wanted ]] || fail "the build's program printed no hash"
+source tests/launch/bundled_run.sh
 
 bare "$program" prepare --root "$shared" $(settings /srv/user 8) >/dev/null 2>&1
 train() { bare "$@" train --root "$shared" $(settings /srv/user "$steps") --set folder="/srv/user/$run" 2>&1; }
