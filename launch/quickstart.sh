@@ -87,7 +87,7 @@ use_other_corpus() {
     --set "prepare.opus100_folder=$corpus" --set "prepare.languages=")
 }
 
-# What the ten sentences are translated into: languages paired with English, at most four.
+# The languages that the ten sentences are translated into are paired with English, at most four.
 targets() {
   if [[ -z $corpus ]]; then
     languages

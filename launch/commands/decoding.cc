@@ -34,7 +34,7 @@ absl::Status OpenText(const std::string& path, std::ifstream& file) {
   return WithExitCode(absl::NotFoundError(absl::StrCat(path, ": cannot be read")), ExitCode::kData);
 }
 
-// What `score` reads: the two files that are named, or standard input.
+// The pairs that `score` reads come from the two files that are named, or from standard input.
 class PairInput {
  public:
   explicit PairInput(const CommandLine& line) : line_(line), names_(line.flags.positional()) {}

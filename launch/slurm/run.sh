@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# What the jobs of launch/slurm share; sourced by them. They are submitted in the project's folder, or
+# The jobs of launch/slurm source this: it holds all that they share. They are submitted in the project's folder, or
 # DEEPNET_HOME names it: sbatch copies a script away from where it lies.
 set -euo pipefail
 export DEEPNET_HOME=${DEEPNET_HOME:-$SLURM_SUBMIT_DIR}
@@ -25,7 +25,7 @@ choose_launcher() {
   [[ ${#launcher[@]} -eq 0 ]] || return 0
   [[ " $(srun --mpi=list 2>&1 | tr '\n\t' '  ') " != *" pmix "* ]] || kind=pmix
   launcher=(srun "--mpi=$kind" --kill-on-bad-exit=1 --export=ALL)
-  # Of srun's own: sbatch's --cpus-per-task is not inherited since Slurm 22.05.
+  # srun has a variable of its own: it inherits no --cpus-per-task of sbatch since Slurm 22.05.
   [[ -z ${SLURM_CPUS_PER_TASK:-} ]] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
   # With the default, Slurm 22.05 lets a rank leave MPI_Init too early, and a peer crashes now and then.
   export SLURM_PMIX_FENCE=${SLURM_PMIX_FENCE:-tree}

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# What is this site's and no job's: sourced by every job of launch/slurm before it does anything. Change it
-# here, or keep a copy elsewhere and name it in DEEPNET_SITE. Account, partition and the like are sbatch's
-# (`sbatch --account=... --partition=...`, or SBATCH_ACCOUNT and SBATCH_PARTITION in your profile).
+# Every job of launch/slurm sources this before it does anything: it holds all that is this site's and no
+# job's. Change it here, or keep a copy elsewhere and name it in DEEPNET_SITE. Account, partition and the
+# like are sbatch's (`sbatch --account=... --partition=...`, or SBATCH_ACCOUNT and SBATCH_PARTITION in your profile).
 
 # The program, as all nodes see it.
 # shellcheck disable=SC2034  # for run.sh
@@ -16,7 +16,7 @@ deepnet=${DEEPNET_PROGRAM:-$DEEPNET_HOME/build/release/deepnet}
 # shellcheck disable=SC2034
 container=()
 
-# What starts the ranks; default: srun, by PMIx where Slurm has it, else by TCP. mpirun is for MPI's own way over a fast
+# The command that starts the ranks; default: srun, by PMIx where Slurm has it, else by TCP. mpirun is for MPI's own way over a fast
 # network where Slurm has no PMIx.
 # launcher=(mpirun)
 

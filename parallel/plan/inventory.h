@@ -1,6 +1,6 @@
-// What a planner, a sharder, an initialiser and a checkpoint may know of a model: its layers in
-// order with their costs, its parameters with name and shape, and what crosses each cut. It holds
-// no tensors and names no kind of model: the model's own code reports every figure.
+// An inventory is all that a planner, a sharder, an initialiser and a checkpoint know of a model:
+// its layers in order with their costs, its parameters with name and shape, and what crosses each
+// cut. It holds no tensors and names no kind of model: the model's own code reports every figure.
 #pragma once
 
 #include <array>
