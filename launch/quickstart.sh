@@ -158,7 +158,7 @@ steps_per_minute() {
 # Sets `speed`, steps per minute on this machine, which decides when the learning rate reaches its
 # end: measured once by a run of 15 seconds that is thrown away, then kept in speed.txt.
 get_speed() {
-  local kept=runs/$name/speed.txt trial=runs/$name/trial
+  local kept=runs/$name/speed.txt trial=runs/$name/.deepnet-trial
   speed=$(cat "$kept" 2>/dev/null || true)
   if [[ $speed =~ ^[1-9][0-9]*$ ]]; then
     note "$speed steps per minute, measured before (delete $kept to measure again)"

@@ -116,7 +116,8 @@ std::string MarkdownEscaped(std::string_view text) {
   return escaped;
 }
 
-EventWriter::EventWriter(std::string folder, int64_t last_step) : folder_(std::move(folder)) {
+EventWriter::EventWriter(std::string folder, int64_t last_step)
+    : files_(MakePosixFileSystem()), folder_(std::move(folder)) {
   GoBack(last_step);
 }
 
@@ -124,21 +125,20 @@ EventWriter::EventWriter(std::string folder, int64_t last_step) : folder_(std::m
 absl::Status EventWriter::Open() {
   std::error_code error;
   if (path_.empty()) {
-    std::filesystem::create_directories(folder_, error);
-    const int64_t number = error ? 0 : NextNumber(folder_, error);
+    RETURN_IF_ERROR(MakeOwnFolder(*files_, folder_));
+    const int64_t number = NextNumber(folder_, error);
     if (error) return absl::DataLossError(absl::StrCat(folder_, ": ", error.message()));
     path_ = absl::StrFormat("%s/%s%010d.deepnet", folder_, kFilePrefix, number);
   }
-  stream_.clear();
-  stream_.open(path_, std::ios::app | std::ios::binary);
-  if (stream_.good()) std::filesystem::resize_file(path_, good_bytes_, error);
-  if (stream_.good() && !error) return absl::OkStatus();
-  stream_.close();
-  return absl::DataLossError(absl::StrCat(path_, ": cannot be opened for writing"));
+  ASSIGN_OR_RETURN(auto file, files_->OpenForAppend(path_));
+  std::filesystem::resize_file(path_, good_bytes_, error);
+  if (error) return absl::DataLossError(absl::StrCat(path_, ": ", error.message()));
+  file_ = std::move(file);
+  return absl::OkStatus();
 }
 
 absl::Status EventWriter::Write(const Message& record) {
-  if (!stream_.is_open()) RETURN_IF_ERROR(Open());
+  if (file_ == nullptr) RETURN_IF_ERROR(Open());
   const FieldDescriptor* const step_field = record.GetDescriptor()->FindFieldByName("step");
   const int64_t step = record.GetReflection()->GetInt64(record, step_field);
   std::string bytes;
@@ -153,10 +153,9 @@ absl::Status EventWriter::Write(const Message& record) {
   }
   *event.mutable_summary() = SummaryOf(record);
   bytes += RecordOf(event, step);
-  stream_ << bytes << std::flush;
-  if (!stream_.good()) {
-    stream_.close();
-    return absl::DataLossError(absl::StrCat(path_, ": cannot be written"));
+  if (const absl::Status written = file_->Append(bytes); !written.ok()) {
+    file_ = nullptr;
+    return written;
   }
   good_bytes_ += static_cast<int64_t>(bytes.size());
   forget_from_.reset();

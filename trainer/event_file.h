@@ -18,7 +18,7 @@
 #pragma once
 
 #include <cstdint>
-#include <fstream>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -27,6 +27,7 @@
 #include "absl/status/status.h"
 #include <google/protobuf/message.h>
 
+#include "parallel/base/file_system.h"
 #include "proto/tensorboard.pb.h"
 
 namespace deepnet {
@@ -59,9 +60,10 @@ class EventWriter {
   void AddFigures(const google::protobuf::Message& record, std::string_view prefix,
                   std::string_view suffix, tensorboard::Summary& summary);
 
+  const std::unique_ptr<FileSystem> files_;
   const std::string folder_;
-  std::string path_;  // empty: not chosen
-  std::ofstream stream_;
+  std::string path_;                    // empty: not chosen
+  std::unique_ptr<AppendFile> file_;    // null: to be opened
   int64_t good_bytes_ = 0;              // of the file: whole records
   std::optional<int64_t> forget_from_;  // a step; set: to be said before the next record
   std::set<std::string> shown_;         // tags of figures that were something else than zero

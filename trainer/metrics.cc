@@ -2,7 +2,6 @@
 
 #include <charconv>
 #include <cmath>
-#include <filesystem>
 #include <vector>
 
 #include "absl/strings/numbers.h"
@@ -64,6 +63,8 @@ std::string Element(const Message& message, const FieldDescriptor& field, int in
   return "";
 }
 
+constexpr size_t kMaxLineBytes = size_t{16} << 20;  // a longer one is no record
+
 // Returns whether a line of metrics.jsonl is intact and of a step that will not be written again.
 bool Keep(const std::string& line, int64_t last_step) {
   if (line.empty() || line.back() != '}') return false;
@@ -77,27 +78,30 @@ bool Keep(const std::string& line, int64_t last_step) {
 }
 
 // Rewrites `path` without the lines that are not kept; the file is replaced in one move.
-absl::Status DropLines(const std::string& path, int64_t last_step) {
-  std::ifstream old(path);
-  const std::string fresh_path = path + ".new";
-  std::ofstream fresh(fresh_path, std::ios::trunc);
+absl::Status DropLines(FileSystem& fs, const std::string& path, int64_t last_step) {
+  ASSIGN_OR_RETURN(const bool exists, Exists(fs, path));
+  if (!exists) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const auto fresh, FileReplacement::Begin(fs, path));
+  std::string chunk(size_t{1} << 20, '\0'), line, kept;
   bool dropped = false;
-  for (std::string line; std::getline(old, line);) {
-    // getline leaves eofbit set only by a last line without its newline: a torn one.
-    const bool keep = !old.eof() && Keep(line, last_step);
-    if (keep) fresh << line << '\n';
-    dropped = dropped || !keep;
+  for (int64_t offset = 0;;) {
+    ASSIGN_OR_RETURN(const int64_t bytes, fs.ReadAt(path, offset, chunk));
+    if (bytes == 0) break;
+    offset += bytes;
+    for (const char c : std::string_view(chunk.data(), static_cast<size_t>(bytes))) {
+      if (c != '\n') {
+        if (line.size() < kMaxLineBytes) line += c;
+        continue;
+      }
+      const bool keep = line.size() < kMaxLineBytes && Keep(line, last_step);
+      if (keep) absl::StrAppend(&kept, line, "\n");
+      dropped = dropped || !keep;
+      line.clear();
+    }
+    RETURN_IF_ERROR(fresh->Append(kept));
+    kept.clear();
   }
-  fresh.close();
-  std::error_code error;
-  if (!fresh.good()) return absl::DataLossError(absl::StrCat(fresh_path, ": cannot be written"));
-  if (dropped) {
-    std::filesystem::rename(fresh_path, path, error);
-  } else {
-    std::filesystem::remove(fresh_path, error);
-  }
-  if (error) return absl::DataLossError(absl::StrCat(path, ": ", error.message()));
-  return absl::OkStatus();
+  return dropped || !line.empty() ? fresh->Commit() : absl::OkStatus();
 }
 
 }  // namespace
@@ -125,35 +129,25 @@ std::string ToJson(const Message& message) {
   return absl::StrCat("{", absl::StrJoin(members, ","), "}");
 }
 
-MetricsWriter::MetricsWriter(const std::string& path) : path_(path) {
-  // A buffer would keep what did not fit on the disk, and write it again with the next line.
-  stream_.rdbuf()->pubsetbuf(nullptr, 0);
-  stream_.open(path, std::ios::app);
-}
-
-absl::StatusOr<std::unique_ptr<MetricsWriter>> MetricsWriter::Open(const std::string& path,
+absl::StatusOr<std::unique_ptr<MetricsWriter>> MetricsWriter::Open(FileSystem& fs,
+                                                                   const std::string& path,
                                                                    int64_t last_step) {
-  if (std::filesystem::exists(path)) RETURN_IF_ERROR(DropLines(path, last_step));
-  auto writer = std::unique_ptr<MetricsWriter>(new MetricsWriter(path));
-  if (!writer->stream_.good()) {
-    return absl::NotFoundError(absl::StrCat(path, ": cannot be opened for writing"));
-  }
+  auto writer = std::unique_ptr<MetricsWriter>(new MetricsWriter(fs, path));
+  RETURN_IF_ERROR(writer->GoBack(last_step));
   return writer;
 }
 
 absl::Status MetricsWriter::Write(const Message& record) {
-  stream_ << absl::StrCat(torn_ ? "\n" : "", ToJson(record), "\n") << std::flush;
-  torn_ = !stream_.good();
-  if (!torn_) return absl::OkStatus();
-  stream_.clear();
-  return absl::DataLossError(absl::StrCat(path_, ": cannot be written"));
+  if (file_ == nullptr) return absl::DataLossError(absl::StrCat(path_, ": cannot be opened"));
+  const absl::Status written = file_->Append(absl::StrCat(torn_ ? "\n" : "", ToJson(record), "\n"));
+  torn_ = !written.ok();
+  return written;
 }
 
 absl::Status MetricsWriter::GoBack(int64_t last_step) {
-  stream_.close();
-  absl::Status dropped = DropLines(path_, last_step);
-  stream_.clear();
-  stream_.open(path_, std::ios::app);
+  file_ = nullptr;
+  const absl::Status dropped = DropLines(fs_, path_, last_step);
+  ASSIGN_OR_RETURN(file_, fs_.OpenForAppend(path_));
   torn_ = false;
   return dropped;
 }

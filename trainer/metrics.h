@@ -5,17 +5,18 @@
 // infinities are "NaN", "Infinity" and "-Infinity". Protobuf reads these lines back.
 //
 // Example:
-//   ASSIGN_OR_RETURN(auto metrics, MetricsWriter::Open("runs/a/metrics.jsonl", 1200));
+//   ASSIGN_OR_RETURN(auto metrics, MetricsWriter::Open(fs, "runs/a/metrics.jsonl", 1200));
 //   RETURN_IF_ERROR(metrics->Write(record));  // {"kind":"train","step":1210,"loss":4.31,...}
 #pragma once
 
 #include <cstdint>
-#include <fstream>
 #include <memory>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+
+#include "parallel/base/file_system.h"
 
 namespace google::protobuf {
 class Message;
@@ -31,10 +32,12 @@ class MetricsWriter {
  public:
   // Creates the file if there is none (its folder must exist). Existing lines stay, except those
   // that a run resumed at `last_step` will write again (a greater "step") and a torn last line.
-  static absl::StatusOr<std::unique_ptr<MetricsWriter>> Open(const std::string& path,
+  // Fails at a link. `fs` is borrowed.
+  static absl::StatusOr<std::unique_ptr<MetricsWriter>> Open(FileSystem& fs,
+                                                             const std::string& path,
                                                              int64_t last_step);
 
-  // Appends one line and flushes it. Fails naming the file, for example on a full disk; the part of
+  // Appends one line. Fails naming the file, for example on a full disk; the part of
   // the line that was written is left as a line of its own, and the next Write may succeed.
   absl::Status Write(const google::protobuf::Message& record);
 
@@ -42,11 +45,12 @@ class MetricsWriter {
   absl::Status GoBack(int64_t last_step);
 
  private:
-  explicit MetricsWriter(const std::string& path);
+  MetricsWriter(FileSystem& fs, const std::string& path) : fs_(fs), path_(path) {}
 
+  FileSystem& fs_;
   const std::string path_;
-  std::ofstream stream_;
-  bool torn_ = false;  // the last line may have no end
+  std::unique_ptr<AppendFile> file_;  // null after a failure to open it
+  bool torn_ = false;                 // the last line may have no end
 };
 
 }  // namespace deepnet

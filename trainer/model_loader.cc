@@ -19,6 +19,7 @@
 #include "parallel/base/philox.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/checkpoint/checkpoint.h"
+#include "trainer/checkpoint/format.h"
 #include "trainer/decode/ensemble_scorer.h"
 #include "trainer/decode/model_scorer.h"
 #include "trainer/kernels/compute.h"
@@ -29,8 +30,6 @@
 namespace deepnet {
 namespace {
 
-constexpr char kTokenizer[] = "tokenizer.model";
-constexpr char kLanguages[] = "languages.txt";
 constexpr int64_t kMaxTokenizerBytes = int64_t{1} << 30;
 
 absl::Status FileError(const std::string& file, const char* what) {
@@ -124,20 +123,19 @@ absl::Status SaveVocabulary(FileSystem& fs, const std::string& tokenizer_file,
                      ReadWholeFile(fs, tokenizer_file, kMaxTokenizerBytes));
     std::string list;
     for (const std::string& language : languages) absl::StrAppend(&list, language, "\n");
-    RETURN_IF_ERROR(fs.MakeFolder(run_folder));
-    RETURN_IF_ERROR(ReplaceFile(fs, JoinPath(run_folder, kTokenizer), tokenizer));
-    return ReplaceFile(fs, JoinPath(run_folder, kLanguages), list);
+    RETURN_IF_ERROR(WriteVocabularyFile(fs, run_folder, kRunTokenizerFile, tokenizer));
+    return WriteVocabularyFile(fs, run_folder, kRunLanguagesFile, list);
   };
   return WithExitCode(save(), ExitCode::kCheckpoint);
 }
 
 absl::StatusOr<std::unique_ptr<Vocabulary>> LoadVocabulary(const std::string& run_folder) {
-  const std::string list = absl::StrCat(run_folder, "/", kLanguages);
+  const std::string list = absl::StrCat(run_folder, "/", kRunLanguagesFile);
   std::ifstream in(list);
   if (!in) return FileError(list, "not found; is this a run folder?");
   std::vector<std::string> languages;
   for (std::string line; std::getline(in, line);) languages.push_back(line);
-  auto vocabulary = Vocabulary::Open(absl::StrCat(run_folder, "/", kTokenizer), languages);
+  auto vocabulary = Vocabulary::Open(absl::StrCat(run_folder, "/", kRunTokenizerFile), languages);
   if (!vocabulary.ok()) return WithExitCode(vocabulary.status(), ExitCode::kCheckpoint);
   return std::make_unique<Vocabulary>(std::move(*vocabulary));
 }

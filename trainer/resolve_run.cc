@@ -21,6 +21,7 @@
 #include "parallel/plan/planner.h"
 #include "trainer/async_checkpointer.h"
 #include "trainer/checkpoint/compatibility.h"
+#include "trainer/checkpoint/format.h"
 #include "trainer/data/corpus_batch_source.h"
 #include "trainer/data/data_order.h"
 #include "trainer/data/subword_sampler.h"
@@ -376,7 +377,8 @@ absl::StatusOr<std::unique_ptr<MetricsWriter>> OpenFolder(const ResolvedRun& res
                                                           FileSystem& fs) {
   RETURN_IF_ERROR(SaveVocabulary(fs, resolved.corpus->folder() + "/" + kTokenizerFile,
                                  resolved.corpus->vocabulary().languages(), resolved.folder));
-  auto metrics = MetricsWriter::Open(resolved.folder + "/metrics.jsonl", resolved.state.step());
+  auto metrics =
+      MetricsWriter::Open(fs, JoinPath(resolved.folder, kMetricsFile), resolved.state.step());
   if (!metrics.ok()) return WithExitCode(metrics.status(), ExitCode::kCheckpoint);
   return metrics;
 }

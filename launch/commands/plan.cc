@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <fstream>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -11,6 +10,7 @@
 #include "launch/commands/commands.h"
 #include "launch/commands/sbatch.h"
 #include "launch/validate.h"
+#include "parallel/base/file_system.h"
 #include "parallel/base/host.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/plan/device_model.h"
@@ -97,11 +97,10 @@ void Print(const Plan& plan, const RunSpec& run, const Inventory& inventory,
 // Writes `text` to the file that `flag` names.
 absl::Status WriteText(const CommandLine& line, const std::string& flag, const std::string& text) {
   const std::string path = ResolvePath(line, line.flags.Text(flag));
-  std::ofstream file(path);
-  file << text;
-  file.close();
-  if (file) return absl::OkStatus();
-  return BadFlag(absl::StrCat("--", flag, ": cannot write ", path));
+  const absl::Status written =
+      ReplaceFile(*MakePosixFileSystem(Durability::kProcessEnd), path, text);
+  if (written.ok()) return written;
+  return BadFlag(absl::StrCat("--", flag, ": ", written.message()));
 }
 
 std::string Svg(const Plan& plan, const RunSpec& run) {

@@ -17,6 +17,7 @@
 #include "launch/spec_loader.h"
 #include "launch/validate.h"
 #include "parallel/base/exit_code.h"
+#include "parallel/base/file_system.h"
 #include "parallel/base/logging.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
@@ -60,11 +61,13 @@ absl::StatusOr<RunSpec> LoadRunSpecWithTsv(const CommandLine& line) {
 // replaced only where `may_replace`. Errors leave it and nothing else.
 absl::Status KeepStandardInput(std::istream& in, const std::string& path, bool may_replace) {
   const fs::path folder = fs::path(path).parent_path();
-  const std::string unfinished = fs::path(path).filename().string() + ".tmp";
+  const std::string unfinished = UnusedName();
   std::error_code error;
   fs::create_directories(folder, error);  // Create() says what is wrong
   ASSIGN_OR_RETURN(const auto file, FileWriter::Create(folder, unfinished));
-  const absl::Cleanup remove = [&] { fs::remove(folder / unfinished, error); };
+  const absl::Cleanup remove = [&] {
+    MakePosixFileSystem()->Delete(folder / unfinished).IgnoreError();
+  };
   std::string bytes(1 << 20, '\0');
   while (in.read(bytes.data(), static_cast<std::streamsize>(bytes.size())) || in.gcount() > 0) {
     file->Append(std::string_view(bytes.data(), static_cast<size_t>(in.gcount())));

@@ -46,10 +46,10 @@ absl::StatusOr<std::string> InitialWeights(const CommandLine& line, const RunSpe
                                            Communicator& world, Logger& log) {
   const std::string path = line.flags.Text("init-from");
   const auto fs = MakePosixFileSystem();
-  if (path.empty() || !fs->Exists(JoinPath(path, "config.json")).value_or(false)) return path;
+  if (path.empty() || !Exists(*fs, JoinPath(path, "config.json")).value_or(false)) return path;
   const std::string imported = JoinPath(RootFolder(line), run.folder() + ".imported");
   absl::Status status;
-  if (world.rank() == 0 && !fs->Exists(imported).value_or(false)) {
+  if (world.rank() == 0 && !Exists(*fs, imported).value_or(false)) {
     const auto report = ImportFolder(*fs, path, imported, {.complete = WithDefaults});
     status = report.status();
     if (report.ok()) {

@@ -16,6 +16,7 @@
 #include "launch/validate.h"
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
+#include "parallel/base/file_system.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 #include "trainer/data/file_writer.h"
@@ -51,7 +52,7 @@ constexpr char kTry[] = R"(
 constexpr int64_t kBytesPerPiece = 1000;  // of text, for each piece of the vocabulary
 constexpr int64_t kMinPieces = 2000, kMaxPieces = 8000;
 constexpr int64_t kDevEvery = 20, kMaxDevLines = 1000;
-constexpr char kSources[] = "sources";  // in text/: what was cut
+constexpr char kSources[] = ".deepnet-sources";  // in text/: what was cut, and that it was cut here
 
 struct Side {
   std::string file;      // as typed
@@ -186,6 +187,26 @@ std::string ReadIfThere(const fs::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
+// Fails unless `folder` is free, or was made by CutText and holds none of the sources.
+absl::Status CheckTextFolder(const ParallelFiles& sources, const fs::path& folder) {
+  const auto refuse = [&](const std::string& why) {
+    return WithExitCode(
+        absl::FailedPreconditionError(absl::StrCat(
+            "--text: ", folder.string(), why, "; name another run folder by --set folder=...")),
+        ExitCode::kBadConfig);
+  };
+  for (const std::string& source : {sources.first_file, sources.second_file}) {
+    if (LiesIn(source, folder))
+      return refuse(absl::StrCat(" would be replaced and holds ", source));
+  }
+  const auto files = MakePosixFileSystem();
+  ASSIGN_OR_RETURN(const FileType type, files->TypeOf(folder));
+  if (type == FileType::kNone) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const bool ours, Exists(*files, folder / kSources));
+  if (type == FileType::kFolder && ours) return absl::OkStatus();
+  return refuse(" is there and was not made by --text");
+}
+
 // Writes the files that `run.prepare` names, unless they are there; they appear together.
 absl::Status CutText(const CommandLine& line, const RunSpec& run) {
   const ParallelFiles sources = {.first_file = ResolvePath(line, line.flags.Text("text")),
@@ -193,6 +214,7 @@ absl::Status CutText(const CommandLine& line, const RunSpec& run) {
   const TextFiles& train = run.prepare().text(0);
   const TextFiles& dev = run.prepare().text(1);
   const fs::path folder = fs::path(ResolvePath(line, train.source_file())).parent_path();
+  RETURN_IF_ERROR(CheckTextFolder(sources, folder));
   ASSIGN_OR_RETURN(const std::string contents, ContentsOf(sources));
   if (ReadIfThere(folder / kSources) == contents) return absl::OkStatus();
   std::error_code error;
@@ -207,9 +229,10 @@ absl::Status CutText(const CommandLine& line, const RunSpec& run) {
                                   kDevEvery / 2 + 1, " are needed"));
   }
   const int64_t dev_every = std::max(kDevEvery, (pairs + kMaxDevLines - 1) / kMaxDevLines);
-  const fs::path unfinished = folder.string() + ".tmp";
-  fs::remove_all(unfinished, error);
-  fs::create_directories(unfinished, error);  // CutPairs() says what is wrong
+  const auto files = MakePosixFileSystem();
+  const std::string unfinished = folder.string() + kUnfinishedEnd;
+  RETURN_IF_ERROR(DeleteIfThere(*files, unfinished));
+  RETURN_IF_ERROR(files->MakeFolder(unfinished));
   std::vector<std::string> names;
   for (const TextFiles* text : {&train, &dev}) {
     for (const std::string& file : {text->source_file(), text->target_file()}) {
@@ -220,9 +243,8 @@ absl::Status CutText(const CommandLine& line, const RunSpec& run) {
   ASSIGN_OR_RETURN(const auto noted, FileWriter::Create(unfinished, kSources));
   noted->Append(contents);
   RETURN_IF_ERROR(noted->Finish().status());
-  fs::remove_all(folder, error);
-  fs::rename(unfinished, folder, error);
-  return error ? DataError(absl::StrCat(folder.string(), ": ", error.message())) : absl::OkStatus();
+  RETURN_IF_ERROR(DeleteIfThere(*files, folder));
+  return files->Rename(unfinished, folder);
 }
 
 }  // namespace

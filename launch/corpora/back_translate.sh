@@ -40,8 +40,10 @@ model() {
 }
 
 mkdir -p "$out"
-tr '\t' ' ' < "$text" > "$out/text.$from.new"  # a tab ends the source of what `score` reads
-mv "$out/text.$from.new" "$out/text.$from"      # TEXT may be this file
+new=$(mktemp "$out/.deepnet-XXXXXXXX")
+chmod "$(printf '%o' $((0666 & ~$(umask))))" "$new"
+tr '\t' ' ' < "$text" > "$new"  # a tab ends the source of what `score` reads
+mv "$new" "$out/text.$from"     # TEXT may be this file
 model translate "${arguments[@]}" < "$out/text.$from" > "$out/text.$to"
 paste "$out/text.$from" "$out/text.$to" | model score | paste - "$out/text.$to" |
   awk -F '\t' '{ print ($1 == "nan" || $3 == "") ? -1000 : $1 / $2 }' > "$out/scores"

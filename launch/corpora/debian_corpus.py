@@ -951,6 +951,7 @@ def packages(args):
 # ------------------------------------------------------------------------------------------------
 # build: from a recipe's name to an OPUS-100-like folder
 
+WORK = ".deepnet-work"  # in OUT while it is being built
 UDHR = Path(__file__).with_name("udhr.tsv")
 SENTENCE = re.compile(r"^(?!.*[%{}<>|\\\\])\S+(?: \S+){5,49}[.!?]$")
 
@@ -1011,10 +1012,23 @@ def split_multiway(pairs, langs, wanted):
     return {k for _, k in good[n : 2 * n]}, {k for _, k in good[:n]}
 
 
+def check_output(out):
+    """A corpus is built in a new folder, or in the place of one: files of others keep theirs."""
+    try:
+        ours = "packages" in json.loads((out / "manifest.json").read_text())
+    except (OSError, ValueError, TypeError):
+        ours = (out / WORK).is_dir()  # it was not finished
+    if (out / WORK).is_symlink():
+        sys.exit(f"debian_corpus.py: {out / WORK} is a symbolic link; remove it")
+    if not ours and out.is_dir() and any(out.iterdir()):
+        sys.exit(f"debian_corpus.py: {out} holds something else; choose another folder")
+
+
 def build(args):
     out = Path(args.out)
+    check_output(out)
     (out / "manifest.json").unlink(missing_ok=True)  # written last: marks a complete corpus
-    work = out / ".work"
+    work = out / WORK
     chosen = set(args.langs.split(",")) if args.langs else None
     shutil.rmtree(work / "tsv", ignore_errors=True)
     if args.recipe == "udhr":
@@ -1102,7 +1116,7 @@ def main():
         default=1000,
         help="at most this many dev and test sentences, shared by the languages",
     )
-    p.add_argument("--keep-work", action="store_true", help="leave the downloads in OUT/.work")
+    p.add_argument("--keep-work", action="store_true", help="leave the downloads in OUT/.deepnet-work")
     p = sub.add_parser("packages")
     p.add_argument("recipe", choices=list(RECIPES))
     p = sub.add_parser("stats")

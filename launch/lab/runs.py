@@ -11,6 +11,7 @@ import concurrent.futures
 import ctypes
 import json
 import os
+import secrets
 import shlex
 import shutil
 import signal
@@ -266,8 +267,9 @@ def print_commands(experiment, setup, jobs):
 def write_file(path, text):
     """Whole or not at all, whoever else writes it."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    new = Path(f"{path}.{os.uname().nodename}-{os.getpid()}.new")
-    new.write_text(text)
+    new = Path(path).parent / f".deepnet-{secrets.token_hex(8)}"
+    with open(new, "x", encoding="utf-8") as file:
+        file.write(text)
     new.replace(path)
 
 

@@ -7,9 +7,13 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
+#include <random>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include <sys/stat.h>
 
 #include "parallel/base/status_macros.h"
@@ -25,6 +29,11 @@ absl::Status ErrnoStatus(const std::string& what, const std::string& path) {
 // OK, or ErrnoStatus where a call returned something else than 0.
 absl::Status StatusOf(int result, const char* what, const std::string& path) {
   return result == 0 ? absl::OkStatus() : ErrnoStatus(what, path);
+}
+
+absl::Status LinkStatus(const std::string& path) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("'", path, "' is a symbolic link; nothing is written through it"));
 }
 
 // Calls again as long as a signal interrupts. `call` returns -1 on failure.
@@ -53,6 +62,53 @@ class Descriptor {
  private:
   int fd_;
 };
+
+// Returns the names in an open folder, without "." and "..".
+absl::StatusOr<std::vector<std::string>> NamesIn(DIR* folder, const std::string& path) {
+  std::vector<std::string> names;
+  errno = 0;
+  while (const dirent* entry = readdir(folder)) {
+    const std::string_view name = entry->d_name;
+    if (name != "." && name != "..") names.emplace_back(name);
+  }
+  if (errno != 0) return ErrnoStatus("list", path);
+  return names;
+}
+
+constexpr std::string_view kUnusedStart = ".deepnet-";
+
+using OpenFolder = std::unique_ptr<DIR, int (*)(DIR*)>;
+
+// Visits the entry `name` of the open folder `parent`, and what is in it first. It goes by open
+// folders and not by paths, so that a folder that becomes a link meanwhile leads nowhere.
+enum class Visit { kLookForMounts, kDelete };
+absl::Status VisitTree(int parent, const char* name, const std::string& path, Visit visit) {
+  struct statx info;
+  if (statx(parent, name, AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT, STATX_TYPE, &info) != 0) {
+    return ErrnoStatus("look at", path);
+  }
+  const bool is_folder = S_ISDIR(info.stx_mode);
+  if (is_folder) {
+    if ((info.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("'", path, "' is a mount point; it is not deleted"));
+    }
+    const int flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
+    const int fd = Retry([&] { return openat(parent, name, flags); });
+    if (fd < 0) return ErrnoStatus("open the folder", path);
+    const OpenFolder folder(fdopendir(fd), closedir);
+    if (folder == nullptr) {
+      close(fd);
+      return absl::ResourceExhaustedError(absl::StrCat("cannot list '", path, "'"));
+    }
+    ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(folder.get(), path));
+    for (const std::string& inner : names) {
+      RETURN_IF_ERROR(VisitTree(fd, inner.c_str(), JoinPath(path, inner), visit));
+    }
+  }
+  if (visit == Visit::kLookForMounts) return absl::OkStatus();
+  return StatusOf(unlinkat(parent, name, is_folder ? AT_REMOVEDIR : 0), "delete", path);
+}
 
 // The disk is set to work after so many bytes, or it would idle until Sync() and then be waited
 // for.
@@ -134,23 +190,21 @@ class PosixFileSystem final : public FileSystem {
     return static_cast<int64_t>(info.st_size);
   }
 
-  absl::StatusOr<bool> Exists(const std::string& path) override {
+  absl::StatusOr<FileType> TypeOf(const std::string& path) override {
     struct stat info;
-    if (stat(path.c_str(), &info) == 0) return true;
-    if (errno == ENOENT || errno == ENOTDIR) return false;
-    return ErrnoStatus("look at", path);
+    if (lstat(path.c_str(), &info) != 0) {
+      if (errno == ENOENT || errno == ENOTDIR) return FileType::kNone;
+      return ErrnoStatus("look at", path);
+    }
+    if (S_ISREG(info.st_mode)) return FileType::kFile;
+    if (S_ISDIR(info.st_mode)) return FileType::kFolder;
+    return S_ISLNK(info.st_mode) ? FileType::kLink : FileType::kOther;
   }
 
   absl::StatusOr<std::vector<std::string>> List(const std::string& folder) override {
-    const std::unique_ptr<DIR, int (*)(DIR*)> open_folder(opendir(folder.c_str()), closedir);
+    const OpenFolder open_folder(opendir(folder.c_str()), closedir);
     if (open_folder == nullptr) return ErrnoStatus("list", folder);
-    std::vector<std::string> names;
-    errno = 0;
-    while (const dirent* entry = readdir(open_folder.get())) {
-      const std::string_view name = entry->d_name;
-      if (name != "." && name != "..") names.emplace_back(name);
-    }
-    if (errno != 0) return ErrnoStatus("list", folder);
+    ASSIGN_OR_RETURN(std::vector<std::string> names, NamesIn(open_folder.get(), folder));
     std::sort(names.begin(), names.end());
     return names;
   }
@@ -162,6 +216,11 @@ class PosixFileSystem final : public FileSystem {
 
   absl::Status Delete(const std::string& path) override {
     return StatusOf(remove(path.c_str()), "delete", path);
+  }
+
+  absl::Status DeleteTree(const std::string& path) override {
+    RETURN_IF_ERROR(VisitTree(AT_FDCWD, path.c_str(), path, Visit::kLookForMounts));
+    return VisitTree(AT_FDCWD, path.c_str(), path, Visit::kDelete);
   }
 
   absl::Status MakeFolder(const std::string& path) override {
@@ -191,8 +250,11 @@ class PosixFileSystem final : public FileSystem {
  private:
   absl::StatusOr<std::unique_ptr<AppendFile>> Open(const std::string& path, int more_flags,
                                                    const std::string& what) const {
-    const int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | more_flags;
+    // O_NONBLOCK: a pipe that nobody reads is an error, and not for ever.
+    const int flags =
+        O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | more_flags;
     const int fd = Retry([&] { return open(path.c_str(), flags, 0666); });
+    if (fd < 0 && errno == ELOOP) return LinkStatus(path);
     if (fd < 0) return ErrnoStatus(what, path);
     return std::make_unique<PosixAppendFile>(path, fd, durability_);
   }
@@ -240,8 +302,8 @@ class ObservedFileSystem final : public FileSystem {
   absl::StatusOr<int64_t> Size(const std::string& path) override {
     return After(path, inner_.Size(path));
   }
-  absl::StatusOr<bool> Exists(const std::string& path) override {
-    return After(path, inner_.Exists(path));
+  absl::StatusOr<FileType> TypeOf(const std::string& path) override {
+    return After(path, inner_.TypeOf(path));
   }
   absl::StatusOr<std::vector<std::string>> List(const std::string& folder) override {
     return After(folder, inner_.List(folder));
@@ -250,6 +312,9 @@ class ObservedFileSystem final : public FileSystem {
     return After(from, inner_.Rename(from, to));
   }
   absl::Status Delete(const std::string& path) override { return After(path, inner_.Delete(path)); }
+  absl::Status DeleteTree(const std::string& path) override {
+    return After(path, inner_.DeleteTree(path));
+  }
   absl::Status MakeFolder(const std::string& path) override {
     return After(path, inner_.MakeFolder(path));
   }
@@ -297,6 +362,13 @@ std::string ParentFolder(std::string_view path) {
   return std::string(slash == 0 ? "/" : path.substr(0, slash));
 }
 
+bool LiesIn(const std::string& path, const std::string& folder) {
+  std::error_code error;
+  const auto inner = std::filesystem::weakly_canonical(path, error);
+  const auto outer = std::filesystem::weakly_canonical(folder, error);
+  return std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
+}
+
 absl::StatusOr<std::string> ReadWholeFile(FileSystem& fs, const std::string& path,
                                           int64_t limit_bytes) {
   ASSIGN_OR_RETURN(const int64_t bytes, fs.Size(path));
@@ -310,24 +382,64 @@ absl::StatusOr<std::string> ReadWholeFile(FileSystem& fs, const std::string& pat
   return contents;
 }
 
-absl::Status ReplaceFile(FileSystem& fs, const std::string& path, std::string_view contents) {
-  const std::string temporary = absl::StrCat(path, ".tmp");
-  ASSIGN_OR_RETURN(const bool left_over, fs.Exists(temporary));
-  if (left_over) RETURN_IF_ERROR(fs.Delete(temporary));
-  ASSIGN_OR_RETURN(const std::unique_ptr<AppendFile> file, fs.OpenForAppend(temporary));
-  RETURN_IF_ERROR(file->Append(contents));
-  RETURN_IF_ERROR(file->Sync());
-  RETURN_IF_ERROR(file->Close());
-  RETURN_IF_ERROR(fs.Rename(temporary, path));
-  return fs.SyncFolder(ParentFolder(path));
+std::string UnusedName() {
+  std::random_device random;
+  return absl::StrFormat("%s%08x%08x", kUnusedStart, random(), random());
 }
 
-absl::Status DeleteTree(FileSystem& fs, const std::string& path) {
-  const absl::StatusOr<std::vector<std::string>> names = fs.List(path);
-  if (names.ok()) {
-    for (const std::string& name : *names) RETURN_IF_ERROR(DeleteTree(fs, JoinPath(path, name)));
+bool IsUnusedName(std::string_view name) {
+  return name.starts_with(kUnusedStart) && name.size() == kUnusedStart.size() + 16 &&
+         std::all_of(name.begin() + kUnusedStart.size(), name.end(), absl::ascii_isxdigit);
+}
+
+absl::StatusOr<bool> Exists(FileSystem& fs, const std::string& path) {
+  ASSIGN_OR_RETURN(const FileType type, fs.TypeOf(path));
+  return type != FileType::kNone;
+}
+
+absl::Status DeleteIfThere(FileSystem& fs, const std::string& path) {
+  ASSIGN_OR_RETURN(const bool exists, Exists(fs, path));
+  return exists ? fs.DeleteTree(path) : absl::OkStatus();
+}
+
+absl::Status MakeOwnFolder(FileSystem& fs, const std::string& path) {
+  ASSIGN_OR_RETURN(const FileType type, fs.TypeOf(path));
+  return type == FileType::kLink ? LinkStatus(path) : fs.MakeFolder(path);
+}
+
+FileReplacement::FileReplacement(FileSystem& fs, std::string path)
+    : fs_(fs), path_(std::move(path)), unfinished_(JoinPath(ParentFolder(path_), UnusedName())) {}
+
+absl::StatusOr<std::unique_ptr<FileReplacement>> FileReplacement::Begin(FileSystem& fs,
+                                                                        const std::string& path) {
+  ASSIGN_OR_RETURN(const FileType type, fs.TypeOf(path));
+  if (type == FileType::kLink) return LinkStatus(path);
+  if (type == FileType::kOther) {
+    return absl::FailedPreconditionError(absl::StrCat("'", path, "' is no regular file"));
   }
-  return fs.Delete(path);
+  auto replacement = std::unique_ptr<FileReplacement>(new FileReplacement(fs, path));
+  ASSIGN_OR_RETURN(replacement->file_, fs.CreateNew(replacement->unfinished_));
+  return replacement;
+}
+
+FileReplacement::~FileReplacement() {
+  if (file_ == nullptr || committed_) return;
+  file_.reset();
+  fs_.Delete(unfinished_).IgnoreError();
+}
+
+absl::Status FileReplacement::Commit() {
+  RETURN_IF_ERROR(file_->Sync());
+  RETURN_IF_ERROR(file_->Close());
+  RETURN_IF_ERROR(fs_.Rename(unfinished_, path_));
+  committed_ = true;
+  return fs_.SyncFolder(ParentFolder(path_));
+}
+
+absl::Status ReplaceFile(FileSystem& fs, const std::string& path, std::string_view contents) {
+  ASSIGN_OR_RETURN(const auto file, FileReplacement::Begin(fs, path));
+  RETURN_IF_ERROR(file->Append(contents));
+  return file->Commit();
 }
 
 }  // namespace deepnet

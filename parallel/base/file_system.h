@@ -14,13 +14,14 @@
 // Errors name the path. kNotFound: it does not exist. kResourceExhausted: no space. Others as errno
 // has it. An object may be used by one thread at a time per path, and by any number that read it.
 //
-// Example (replace a small file, never leaving half of one):
-//   ASSIGN_OR_RETURN(const auto file, fs.OpenForAppend("run/latest.tmp"));
-//   RETURN_IF_ERROR(file->Append("step-00000010\n"));
-//   RETURN_IF_ERROR(file->Sync());
-//   RETURN_IF_ERROR(file->Close());
-//   RETURN_IF_ERROR(fs.Rename("run/latest.tmp", "run/latest"));
-//   RETURN_IF_ERROR(fs.SyncFolder("run"));
+// Folders are shared with people and with other users. So nothing is written or deleted through a
+// symbolic link that stands at the end of a path (one further up is followed: users keep folders
+// where there is room), and nothing is deleted that this program has not made. What it makes for a
+// time has a name that nobody else gives: one with kUnfinishedEnd, or UnusedName().
+//
+// Example (add to a file for as long as a process lives):
+//   ASSIGN_OR_RETURN(const auto file, fs.OpenForAppend("run/metrics.jsonl"));
+//   RETURN_IF_ERROR(file->Append(line));
 #pragma once
 
 #include <cstdint>
@@ -51,15 +52,18 @@ class AppendFile {
   virtual absl::Status Close() = 0;
 };
 
+// What stands under a name itself; a link is one whatever it leads to.
+enum class FileType { kNone, kFile, kFolder, kLink, kOther };
+
 class FileSystem {
  public:
   virtual ~FileSystem() = default;
 
-  // Creates the file if it does not exist; its folder must exist.
+  // Creates the file if it does not exist; its folder must exist. Fails at a link.
   virtual absl::StatusOr<std::unique_ptr<AppendFile>> OpenForAppend(const std::string& path) = 0;
 
-  // Creates the file. kAlreadyExists where there is one: if several processes try, on whatever
-  // hosts, exactly one succeeds.
+  // Creates the file. kAlreadyExists where there is one, or a link: if several processes try, on
+  // whatever hosts, exactly one succeeds.
   virtual absl::StatusOr<std::unique_ptr<AppendFile>> CreateNew(const std::string& path) = 0;
 
   // Fills `buffer` with the bytes from `offset` on. Returns how many there were: fewer than asked
@@ -70,8 +74,8 @@ class FileSystem {
   // Returns the bytes of a file.
   virtual absl::StatusOr<int64_t> Size(const std::string& path) = 0;
 
-  // Returns true if there is a file or a folder of this name.
-  virtual absl::StatusOr<bool> Exists(const std::string& path) = 0;
+  // Returns what there is of this name.
+  virtual absl::StatusOr<FileType> TypeOf(const std::string& path) = 0;
 
   // Returns the names in a folder, sorted, without "." and "..".
   virtual absl::StatusOr<std::vector<std::string>> List(const std::string& folder) = 0;
@@ -80,8 +84,14 @@ class FileSystem {
   // empty one.
   virtual absl::Status Rename(const std::string& from, const std::string& to) = 0;
 
-  // Deletes a file, or an empty folder.
+  // Deletes a file, a link or an empty folder.
   virtual absl::Status Delete(const std::string& path) = 0;
+
+  // Deletes `path` and, if it is a folder, everything in it, also while others change it. Links are
+  // deleted and never followed. FailedPrecondition, with nothing deleted, where the folder or one
+  // in it is a mount point. The caller is sure that this program has made it:
+  // tests/lint/deletions.py lists all callers with their reasons.
+  virtual absl::Status DeleteTree(const std::string& path) = 0;
 
   // Makes the folder and those above it. OK if it exists.
   virtual absl::Status MakeFolder(const std::string& path) = 0;
@@ -110,16 +120,66 @@ std::string JoinPath(std::string_view folder, std::string_view name);
 // Returns the folder that holds `path`: "." for a bare name, "/" for a name at the root.
 std::string ParentFolder(std::string_view path);
 
+// Returns true if `path` is `folder` or in it, once the links of both are followed.
+bool LiesIn(const std::string& path, const std::string& folder);
+
 // Reads a whole file. FailedPrecondition beyond `limit_bytes`, so that a wrong path cannot fill the
 // memory.
 absl::StatusOr<std::string> ReadWholeFile(FileSystem& fs, const std::string& path,
                                           int64_t limit_bytes);
 
-// Creates the file or replaces it, atomically and durably, by way of `path` + ".tmp".
-absl::Status ReplaceFile(FileSystem& fs, const std::string& path, std::string_view contents);
+// The ending of the names of folders that are being written or deleted. What has such a name may be
+// deleted: only this program gives it.
+inline constexpr char kUnfinishedEnd[] = ".deepnet-unfinished";
 
-// Deletes `path` and, if it is a folder, everything in it. Durable after SyncFolder() of its
-// folder.
-absl::Status DeleteTree(FileSystem& fs, const std::string& path);
+// Returns ".deepnet-" and sixteen random hexadecimal digits: the name of a file that takes another
+// one when it is complete. IsUnusedName knows such names again.
+std::string UnusedName();
+bool IsUnusedName(std::string_view name);
+
+// Returns true if there is something of this name, be it a link that leads nowhere.
+absl::StatusOr<bool> Exists(FileSystem& fs, const std::string& path);
+
+// Deletes the tree `path`, if there is one.
+absl::Status DeleteIfThere(FileSystem& fs, const std::string& path);
+
+// Makes a folder for files of this program alone, or takes one that is there. FailedPrecondition
+// where there is a link.
+absl::Status MakeOwnFolder(FileSystem& fs, const std::string& path);
+
+// A file that appears whole, in the place of an earlier one, or not at all.
+//
+// Example:
+//   ASSIGN_OR_RETURN(const auto file, FileReplacement::Begin(fs, "run/latest"));
+//   RETURN_IF_ERROR(file->Append("step-00000010\n"));
+//   RETURN_IF_ERROR(file->Commit());
+class FileReplacement {
+ public:
+  // Fails at a link or a device: it would be replaced by a file. `fs` is borrowed.
+  static absl::StatusOr<std::unique_ptr<FileReplacement>> Begin(FileSystem& fs,
+                                                                const std::string& path);
+
+  // Deletes what was written, unless it was committed.
+  ~FileReplacement();
+  FileReplacement(const FileReplacement&) = delete;
+  FileReplacement& operator=(const FileReplacement&) = delete;
+
+  absl::Status Append(std::string_view bytes) { return file_->Append(bytes); }
+
+  // Gives the file its name. Then it is durable, and no other call may follow.
+  absl::Status Commit();
+
+ private:
+  FileReplacement(FileSystem& fs, std::string path);
+
+  FileSystem& fs_;
+  const std::string path_;
+  const std::string unfinished_;  // the name until then
+  std::unique_ptr<AppendFile> file_;
+  bool committed_ = false;
+};
+
+// Creates the file or replaces it, atomically and durably (FileReplacement).
+absl::Status ReplaceFile(FileSystem& fs, const std::string& path, std::string_view contents);
 
 }  // namespace deepnet

@@ -137,7 +137,7 @@ class Bench {
     }
   }
 
-  void Delete(const std::string& path) { DeleteTree(*fs_, path).IgnoreError(); }
+  void Delete(const std::string& path) { fs_->DeleteTree(path).IgnoreError(); }
 
  private:
   std::string Path(const std::string& name) const { return JoinPath(folder_, name); }

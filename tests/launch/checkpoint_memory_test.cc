@@ -31,7 +31,7 @@ constexpr double kTolerance = 1.2;
 class CheckpointMemory : public ::testing::Test {
  protected:
   void SetUp() override {
-    DeleteTree(*fs_, folder_).IgnoreError();
+    fs_->DeleteTree(folder_).IgnoreError();
     for (const int64_t step : {1, 2}) {
       ASSERT_TRUE(
           SaveLargeCheckpoint(*fs_, Run(),
@@ -40,7 +40,7 @@ class CheckpointMemory : public ::testing::Test {
     }
     idle_bytes_ = RunChild({DEEPNET_PROGRAM, "checkpoint", "--help"}).peak_bytes;
   }
-  void TearDown() override { ASSERT_TRUE(DeleteTree(*fs_, folder_).ok()); }
+  void TearDown() override { ASSERT_TRUE(fs_->DeleteTree(folder_).ok()); }
 
   std::string Run() const { return JoinPath(folder_, "run"); }
 

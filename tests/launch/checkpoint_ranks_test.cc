@@ -137,7 +137,7 @@ TEST_F(CheckpointRanksTest, AnErrorEndsAllWithItsCodeAndIsSaidOnce) {
     EXPECT_THAT(said, HasSubstr(error));
     EXPECT_EQ(said.find("error: ", said.find("error: ") + 1), said.npos) << said;
     EXPECT_FALSE(fs::exists(Path("new/step-00000002"))) << arguments;
-    EXPECT_FALSE(fs::exists(Path("new/step-00000002.tmp"))) << arguments;
+    EXPECT_FALSE(fs::exists(Path("new/step-00000002.deepnet-unfinished"))) << arguments;
     fs::remove_all(Path("new"));
   };
   expect(2, "reshard " + Path("run"), "--files: required");

@@ -94,7 +94,7 @@ TEST_F(FullDiskTest, CostsCheckpointsNotStepsAndEndsWithTheCodeOfCheckpoints) {
     EXPECT_THAT(older.output, HasSubstr(step));
   }
   for (const auto& entry : fs::directory_iterator(Disk() + "/run")) {
-    EXPECT_THAT(entry.path().string(), Not(HasSubstr(".tmp")));
+    EXPECT_THAT(entry.path().string(), Not(HasSubstr("deepnet-")));
   }
 
   // There is room again: the same command goes on and gets to the same weights.

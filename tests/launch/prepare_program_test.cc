@@ -157,7 +157,7 @@ TEST(PrepareProgram, KilledAtRandomMomentsItGoesOnToTheSameCorpus) {
                 !fs::exists(folder.Path("out")));
     ExpectRuns(OnRanks(2, Program(folder, "out")));
     ASSERT_EQ(Hash(folder, "out"), Hash(folder, "undisturbed")) << round;
-    EXPECT_FALSE(fs::exists(folder.Path("out.tmp")));
+    EXPECT_FALSE(fs::exists(folder.Path("out.deepnet-unfinished")));
   }
 }
 

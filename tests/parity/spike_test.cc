@@ -175,8 +175,9 @@ TEST_F(SpikeTest, ARunThatWentBackIsTheRunThatNeverSawTheStepsOnEveryLayout) {
   ASSERT_EQ(manifest.step(), 0);
   *manifest.mutable_spikes() = Latest("back").spikes();
   ASSERT_TRUE(BeginCheckpoint(*fs, (root_ / "clean-run").string(), 0).ok());
-  std::filesystem::copy(root_ / "clean-run/step-00000000" / manifest.files(0).file(),
-                        root_ / "clean-run/step-00000000.tmp" / manifest.files(0).file());
+  std::filesystem::copy(
+      root_ / "clean-run/step-00000000" / manifest.files(0).file(),
+      root_ / "clean-run/step-00000000.deepnet-unfinished" / manifest.files(0).file());
   ASSERT_TRUE(CommitCheckpoint(*fs, (root_ / "clean-run").string(), manifest).ok());
   EXPECT_EQ(MustTrain(clean), went_back);
 

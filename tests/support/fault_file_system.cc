@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "parallel/base/status_macros.h"
+#include "tests/support/memory_file_system.h"
 
 namespace deepnet::testing {
 
@@ -88,6 +89,10 @@ absl::Status FaultFileSystem::Delete(const std::string& path) {
   const bool limited = room_ < std::numeric_limits<int64_t>::max();
   if (bytes.ok() && !is_folder && limited) room_ += *bytes;
   return absl::OkStatus();
+}
+
+absl::Status FaultFileSystem::DeleteTree(const std::string& path) {
+  return DeleteTreeByCalls(*this, path);
 }
 
 absl::Status FaultFileSystem::MakeFolder(const std::string& path) {

@@ -27,12 +27,13 @@ class FaultFileSystem final : public FileSystem {
   absl::StatusOr<int64_t> ReadAt(const std::string& path, int64_t offset,
                                  std::span<char> buffer) override;
   absl::StatusOr<int64_t> Size(const std::string& path) override { return inner_.Size(path); }
-  absl::StatusOr<bool> Exists(const std::string& path) override { return inner_.Exists(path); }
+  absl::StatusOr<FileType> TypeOf(const std::string& path) override { return inner_.TypeOf(path); }
   absl::StatusOr<std::vector<std::string>> List(const std::string& folder) override {
     return inner_.List(folder);
   }
   absl::Status Rename(const std::string& from, const std::string& to) override;
   absl::Status Delete(const std::string& path) override;
+  absl::Status DeleteTree(const std::string& path) override;
   absl::Status MakeFolder(const std::string& path) override;
   absl::Status SyncFolder(const std::string& folder) override;
 

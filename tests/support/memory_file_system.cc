@@ -27,6 +27,7 @@ struct MemoryFileSystem::Change {
 
 struct MemoryFileSystem::Node {
   bool is_folder = false;
+  std::string link_target;                             // empty: no link
   std::string bytes;                                   // of a file
   size_t durable_bytes = 0;                            // of them
   std::map<std::string, std::shared_ptr<Node>> names;  // of a folder
@@ -82,15 +83,28 @@ MemoryFileSystem::MemoryFileSystem() : root_(std::make_shared<Node>()) { root_->
 
 MemoryFileSystem::~MemoryFileSystem() = default;
 
-std::shared_ptr<MemoryFileSystem::Node> MemoryFileSystem::Find(const std::string& path) const {
+std::shared_ptr<MemoryFileSystem::Node> MemoryFileSystem::Find(const std::string& path,
+                                                               bool follow) const {
   std::shared_ptr<Node> node = root_;
-  for (const std::string& part : Parts(path)) {
-    if (part == ".") continue;
-    const auto next = node->names.find(part);
+  const std::vector<std::string> parts = Parts(path);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (parts[i] == ".") continue;
+    const auto next = node->names.find(parts[i]);
     if (next == node->names.end()) return nullptr;
     node = next->second;
+    const bool is_last = i + 1 == parts.size();
+    if (!node->link_target.empty() && (follow || !is_last)) node = Find(node->link_target);
+    if (node == nullptr) return nullptr;
   }
   return node;
+}
+
+void MemoryFileSystem::MakeLink(const std::string& target, const std::string& path) {
+  const std::lock_guard lock(mutex_);
+  const auto link = std::make_shared<Node>();
+  link->link_target = target;
+  const std::shared_ptr<Node> folder = Find(ParentFolder(path));
+  folder->names[BaseName(path)] = folder->durable_names[BaseName(path)] = link;
 }
 
 absl::StatusOr<std::shared_ptr<MemoryFileSystem::Node>> MemoryFileSystem::FindFolder(
@@ -121,15 +135,16 @@ absl::StatusOr<std::unique_ptr<AppendFile>> MemoryFileSystem::OpenForAppend(
   if (node == nullptr) {
     node = std::make_shared<Node>();
     folder->changes.push_back({"", BaseName(path), node});
-  } else if (node->is_folder) {
-    return absl::FailedPreconditionError(absl::StrCat("'", path, "' is a folder"));
+  } else if (node->is_folder || !node->link_target.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("'", path, "' is a ", node->is_folder ? "folder" : "symbolic link"));
   }
   return std::make_unique<MemoryAppendFile>(*this, node);
 }
 
 absl::StatusOr<std::unique_ptr<AppendFile>> MemoryFileSystem::CreateNew(const std::string& path) {
   const std::lock_guard lock(mutex_);
-  if (Find(path) != nullptr) {
+  if (Find(path, /*follow=*/false) != nullptr) {
     return absl::AlreadyExistsError(absl::StrCat("'", path, "' exists already"));
   }
   return OpenForAppend(path);
@@ -156,9 +171,12 @@ absl::StatusOr<int64_t> MemoryFileSystem::Size(const std::string& path) {
   return static_cast<int64_t>(node->bytes.size());
 }
 
-absl::StatusOr<bool> MemoryFileSystem::Exists(const std::string& path) {
+absl::StatusOr<FileType> MemoryFileSystem::TypeOf(const std::string& path) {
   const std::lock_guard lock(mutex_);
-  return Find(path) != nullptr;
+  const std::shared_ptr<Node> node = Find(path, /*follow=*/false);
+  if (node == nullptr) return FileType::kNone;
+  if (!node->link_target.empty()) return FileType::kLink;
+  return node->is_folder ? FileType::kFolder : FileType::kFile;
 }
 
 absl::StatusOr<std::vector<std::string>> MemoryFileSystem::List(const std::string& folder) {
@@ -222,12 +240,17 @@ absl::Status MemoryFileSystem::MakeFolder(const std::string& path) {
       child = std::make_shared<Node>();
       child->is_folder = true;
       node->durable_names[part] = child;
-    } else if (!child->is_folder) {
+    } else if (!child->is_folder && child->link_target.empty()) {
       return absl::AlreadyExistsError(absl::StrCat("a file is in the way of '", path, "'"));
     }
-    node = child;
+    node = child->is_folder ? child : Find(child->link_target);
+    if (node == nullptr) return NotFound(path);
   }
   return absl::OkStatus();
+}
+
+absl::Status MemoryFileSystem::DeleteTree(const std::string& path) {
+  return DeleteTreeByCalls(*this, path);
 }
 
 absl::Status MemoryFileSystem::SyncFolder(const std::string& folder) {
@@ -283,6 +306,17 @@ void MemoryFileSystem::FlipBit(const std::string& path, int64_t offset, int bit)
   const std::shared_ptr<Node> node = Find(path);
   DEEPNET_CHECK(node != nullptr && static_cast<size_t>(offset) < node->bytes.size()) << path;
   node->bytes[offset] = static_cast<char>(node->bytes[offset] ^ (1 << bit));
+}
+
+absl::Status DeleteTreeByCalls(FileSystem& fs, const std::string& path) {
+  ASSIGN_OR_RETURN(const FileType type, fs.TypeOf(path));
+  if (type == FileType::kFolder) {
+    ASSIGN_OR_RETURN(const std::vector<std::string> names, fs.List(path));
+    for (const std::string& name : names) {
+      RETURN_IF_ERROR(DeleteTreeByCalls(fs, JoinPath(path, name)));
+    }
+  }
+  return fs.Delete(path);
 }
 
 }  // namespace deepnet::testing

@@ -39,12 +39,16 @@ class MemoryFileSystem final : public FileSystem {
   absl::StatusOr<int64_t> ReadAt(const std::string& path, int64_t offset,
                                  std::span<char> buffer) override;
   absl::StatusOr<int64_t> Size(const std::string& path) override;
-  absl::StatusOr<bool> Exists(const std::string& path) override;
+  absl::StatusOr<FileType> TypeOf(const std::string& path) override;
   absl::StatusOr<std::vector<std::string>> List(const std::string& folder) override;
   absl::Status Rename(const std::string& from, const std::string& to) override;
   absl::Status Delete(const std::string& path) override;
+  absl::Status DeleteTree(const std::string& path) override;
   absl::Status MakeFolder(const std::string& path) override;
   absl::Status SyncFolder(const std::string& folder) override;
+
+  // Makes `path` a symbolic link. `target` is taken from the root, not from the link's folder.
+  void MakeLink(const std::string& target, const std::string& path);
 
   // Lets `calls` changing calls (Append, Sync, Close, Rename, ...; not reading) succeed; the next
   // one fails, an Append having added half of its bytes; then all fail until Crash().
@@ -64,7 +68,8 @@ class MemoryFileSystem final : public FileSystem {
   struct Node;
   struct Change;
 
-  std::shared_ptr<Node> Find(const std::string& path) const;
+  // Returns what `path` leads to; `follow`: also where the last part is a link.
+  std::shared_ptr<Node> Find(const std::string& path, bool follow = true) const;
   absl::StatusOr<std::shared_ptr<Node>> FindFolder(const std::string& path) const;
   absl::Status CountCall();
   void ForgetUnsynced(Node& node, CrashKind kind, std::mt19937_64& random);
@@ -74,5 +79,9 @@ class MemoryFileSystem final : public FileSystem {
   int64_t num_changing_calls_ = 0;
   std::optional<int64_t> calls_left_;  // until the stop
 };
+
+// Deletes `path` and what is in it by calls of `fs` for each, so that each can be the one that
+// fails.
+absl::Status DeleteTreeByCalls(FileSystem& fs, const std::string& path);
 
 }  // namespace deepnet::testing

@@ -77,9 +77,10 @@ TEST(ToJson, WhatIsNoNumberIsAString) {
 }
 
 TEST(MetricsWriter, AppendsOneLineARecord) {
+  const auto files = MakePosixFileSystem();
   const std::string path = FreshPath("append.jsonl");
   for (const int64_t step : {1, 2}) {
-    auto writer = MetricsWriter::Open(path, step - 1);
+    auto writer = MetricsWriter::Open(*files, path, step - 1);
     ASSERT_TRUE(writer.ok()) << writer.status();
     DirectionScore score;
     score.set_sentences(step);
@@ -92,19 +93,36 @@ TEST(MetricsWriter, AppendsOneLineARecord) {
             "\n");
 }
 
+// The lines are a stranger's, and would be a program for whoever owns the link's target.
+TEST(MetricsWriter, NeitherTheFileNorAnyOtherIsWrittenThroughALink) {
+  const auto files = MakePosixFileSystem();
+  const std::string path = FreshPath("linked.jsonl"), theirs = FreshPath("bashrc");
+  for (const std::string& link : {path, path + ".new", path + ".tmp"}) {
+    std::filesystem::remove(path);
+    std::ofstream(theirs) << "theirs\n";
+    std::ofstream(path) << "{ echo OWNED; }\n{\"step\":30}\n";
+    std::filesystem::remove(link);
+    std::filesystem::create_symlink(theirs, link);
+    EXPECT_EQ(MetricsWriter::Open(*files, path, 20).ok(), link != path);
+    EXPECT_EQ(Content(theirs), "theirs\n");
+    std::filesystem::remove(link);
+  }
+}
+
 TEST(MetricsWriter, ResumingDropsLaterStepsAndATornLine) {
+  const auto files = MakePosixFileSystem();
   const std::string path = FreshPath("resume.jsonl");
   std::ofstream(path) << "{\"kind\":\"train\",\"step\":10}\n{\"step\":20,\"loss\":1}\n"
                       << "{\"kind\":\"other\"}\n{\"step\":30}\n{\"step\":1";
-  ASSERT_TRUE(MetricsWriter::Open(path, 20).ok());
+  ASSERT_TRUE(MetricsWriter::Open(*files, path, 20).ok());
   EXPECT_EQ(Content(path),
             "{\"kind\":\"train\",\"step\":10}\n{\"step\":20,\"loss\":1}\n{\"kind\":\"other\"}\n");
-  EXPECT_FALSE(std::filesystem::exists(path + ".new"));
 }
 
 TEST(MetricsWriter, ALineThatDidNotFitOnTheDiskIsTornAndTheNextIsIntact) {
+  const auto files = MakePosixFileSystem();
   const std::string path = FreshPath("full.jsonl");
-  auto writer = MetricsWriter::Open(path, 0);
+  auto writer = MetricsWriter::Open(*files, path, 0);
   ASSERT_TRUE(writer.ok()) << writer.status();
   DirectionScore score;
   const std::string line = ToJson(score);
@@ -123,7 +141,8 @@ TEST(MetricsWriter, ALineThatDidNotFitOnTheDiskIsTornAndTheNextIsIntact) {
 }
 
 TEST(MetricsWriter, AMissingFolderIsNamed) {
-  const auto writer = MetricsWriter::Open("/nonexistent/metrics.jsonl", 0);
+  const auto files = MakePosixFileSystem();
+  const auto writer = MetricsWriter::Open(*files, "/nonexistent/metrics.jsonl", 0);
   ASSERT_FALSE(writer.ok());
   EXPECT_NE(writer.status().message().find("/nonexistent/metrics.jsonl"), std::string::npos);
 }

@@ -3,15 +3,18 @@
 #include <string>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "parallel/base/exit_code.h"
 #include "tests/support/memory_file_system.h"
+#include "trainer/checkpoint/format.h"
 
 namespace deepnet {
 namespace {
 
 using testing::CrashKind;
+using ::testing::HasSubstr;
 using testing::MemoryFileSystem;
 
 constexpr int64_t kLimit = 1 << 20;
@@ -32,6 +35,7 @@ class SaveVocabularyTest : public ::testing::Test {
     ASSERT_TRUE(fs.MakeFolder("corpus").ok());
     Write(fs, "corpus/a.model", old_);
     ASSERT_TRUE(SaveVocabulary(fs, "corpus/a.model", {"de", "en"}, "runs/a").ok());
+    Write(fs, "runs/a/metrics.jsonl", "");
     Write(fs, "corpus/a.model", new_);
   }
 
@@ -66,6 +70,23 @@ TEST_F(SaveVocabularyTest, ACrashAtAnyCallLeavesWholeFiles) {
           << calls << languages;
     }
   }
+}
+
+TEST_F(SaveVocabularyTest, ReplacesThatOfARunAndNoOther) {
+  MemoryFileSystem fs;
+  ASSERT_TRUE(fs.MakeFolder("run").ok());
+  ASSERT_TRUE(ReplaceFile(fs, "run/tokenizer.model", "somebody's").ok());
+  const auto write = [&](const std::string& contents) {
+    return WriteVocabularyFile(fs, "run", kRunTokenizerFile, contents);
+  };
+  EXPECT_TRUE(write("somebody's").ok());
+  const absl::Status refused = write("ours");
+  EXPECT_EQ(GetExitCode(refused), ExitCode::kBadConfig);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("'run/tokenizer.model' is there"));
+  EXPECT_EQ(*ReadWholeFile(fs, "run/tokenizer.model", 100), "somebody's");
+  ASSERT_TRUE(ReplaceFile(fs, "run/metrics.jsonl", "").ok());
+  EXPECT_TRUE(write("ours").ok());
+  EXPECT_EQ(*ReadWholeFile(fs, "run/tokenizer.model", 100), "ours");
 }
 
 TEST_F(SaveVocabularyTest, AMissingTokenizerIsNamedAndNothingIsReplaced) {

@@ -102,7 +102,7 @@ TEST(MonitoredRun, TheBeatOfTheRunFoldersLockIsNotTheRuns) {
     const double end = 4 * absl::ToDoubleSeconds(kLongest);
     for (double waited = 0.0; run.world().rank() == 1 && waited < end; waited += 0.01) {
       absl::SleepFor(absl::Milliseconds(10));
-      run.files().Exists("run/lock").status().IgnoreError();
+      Exists(run.files(), "run/lock").status().IgnoreError();
     }
     return run.world().Barrier();
   });

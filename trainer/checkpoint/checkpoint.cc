@@ -74,7 +74,7 @@ absl::StatusOr<ShardFile> WriteTensors(FileSystem& fs, const std::string& folder
                                        std::span<const NamedTensor> tensors) {
   ShardFile description;
   description.set_file(name);
-  RETURN_IF_ERROR(fs.MakeFolder(folder));  // each writer: none has to wait for another
+  RETURN_IF_ERROR(MakeOwnFolder(fs, folder));  // each writer: none has to wait for another
   ASSIGN_OR_RETURN(const std::unique_ptr<AppendFile> file, fs.CreateNew(JoinPath(folder, name)));
   BlockWriter writer(*file, block_bytes, description);
   for (const NamedTensor& tensor : tensors) {
@@ -93,9 +93,8 @@ absl::Status RemoveTemporaries(FileSystem& fs, const std::string& run_folder) {
   RETURN_IF_ERROR(fs.MakeFolder(run_folder));
   ASSIGN_OR_RETURN(const std::vector<std::string> names, fs.List(run_folder));
   for (const std::string& name : names) {
-    if (absl::StartsWith(name, "step-") && absl::EndsWith(name, kTemporarySuffix)) {
-      RETURN_IF_ERROR(DeleteTree(fs, JoinPath(run_folder, name)));
-    }
+    const bool unfinished = StateEnd(name) == kUnfinishedEnd && StepOfCheckpointFolder(name);
+    if (unfinished) RETURN_IF_ERROR(fs.DeleteTree(JoinPath(run_folder, name)));
   }
   return absl::OkStatus();
 }
@@ -105,11 +104,11 @@ absl::Status RemoveTemporaries(FileSystem& fs, const std::string& run_folder) {
 // well.
 absl::Status Publish(FileSystem& fs, const std::string& run_folder, const std::string& temporary,
                      const std::string& folder) {
-  const std::string replaced = absl::StrCat(folder, kReplacedSuffix);
-  ASSIGN_OR_RETURN(const bool exists, fs.Exists(folder));
-  ASSIGN_OR_RETURN(bool aside, fs.Exists(replaced));
+  const std::string replaced = absl::StrCat(folder, kReplacedEnd);
+  ASSIGN_OR_RETURN(const bool exists, Exists(fs, folder));
+  ASSIGN_OR_RETURN(bool aside, Exists(fs, replaced));
   if (exists) {
-    if (aside) RETURN_IF_ERROR(DeleteTree(fs, replaced));
+    if (aside) RETURN_IF_ERROR(fs.DeleteTree(replaced));
     RETURN_IF_ERROR(fs.SyncFolder(run_folder));
     RETURN_IF_ERROR(fs.Rename(folder, replaced));
     RETURN_IF_ERROR(fs.SyncFolder(run_folder));
@@ -117,11 +116,11 @@ absl::Status Publish(FileSystem& fs, const std::string& run_folder, const std::s
   }
   RETURN_IF_ERROR(fs.Rename(temporary, folder));
   RETURN_IF_ERROR(fs.SyncFolder(run_folder));
-  return aside ? DeleteTree(fs, replaced) : absl::OkStatus();
+  return aside ? fs.DeleteTree(replaced) : absl::OkStatus();
 }
 
 std::string TemporaryFolder(const std::string& run_folder, int64_t step) {
-  return absl::StrCat(JoinPath(run_folder, CheckpointName(step)), kTemporarySuffix);
+  return absl::StrCat(JoinPath(run_folder, CheckpointName(step)), kUnfinishedEnd);
 }
 
 absl::Status Commit(FileSystem& fs, const std::string& run_folder, const Manifest& manifest) {
@@ -129,7 +128,7 @@ absl::Status Commit(FileSystem& fs, const std::string& run_folder, const Manifes
   const std::string bytes = SerializeManifest(manifest);
   RETURN_IF_ERROR(ParseManifest(bytes).status());
   ASSIGN_OR_RETURN(const std::unique_ptr<AppendFile> file,
-                   fs.OpenForAppend(JoinPath(temporary, kManifestFile)));
+                   fs.CreateNew(JoinPath(temporary, kManifestFile)));
   RETURN_IF_ERROR(file->Append(bytes));
   RETURN_IF_ERROR(file->Sync());
   RETURN_IF_ERROR(file->Close());
@@ -256,16 +255,12 @@ std::vector<Candidate> FindCandidates(const std::string& run_folder,
                                       std::vector<std::string>& notes) {
   std::vector<Candidate> candidates;
   for (const std::string& name : names) {
-    std::string base = name;
-    const bool unfinished = absl::EndsWith(base, kTemporarySuffix);
-    const bool replaced = absl::EndsWith(base, kReplacedSuffix);
-    if (unfinished || replaced) base.resize(base.size() - 4);
-    const std::optional<int64_t> step = StepOfCheckpointName(base);
+    const std::optional<int64_t> step = StepOfCheckpointFolder(name);
     if (!step.has_value()) continue;
-    if (unfinished) {
+    if (StateEnd(name) == kUnfinishedEnd) {
       notes.push_back(absl::StrCat("'", JoinPath(run_folder, name), "' was never finished"));
     } else {
-      candidates.push_back({*step, !replaced, name});
+      candidates.push_back({*step, StateEnd(name).empty(), name});
     }
   }
   std::sort(candidates.begin(), candidates.end(), std::greater<>());
@@ -300,7 +295,7 @@ absl::Status RemoveUnfinished(FileSystem& fs, const std::string& run_folder) {
 absl::Status BeginCheckpoint(FileSystem& fs, const std::string& run_folder, int64_t step) {
   DEEPNET_CHECK(step >= 0);
   RETURN_IF_ERROR(RemoveUnfinished(fs, run_folder));
-  return CheckpointError(fs.MakeFolder(TemporaryFolder(run_folder, step)),
+  return CheckpointError(MakeOwnFolder(fs, TemporaryFolder(run_folder, step)),
                          Context(run_folder, step));
 }
 
@@ -369,6 +364,17 @@ std::optional<int64_t> StepOfCheckpointName(std::string_view name) {
   return is_step ? std::optional(step) : std::nullopt;
 }
 
+std::string_view StateEnd(std::string_view name) {
+  for (const std::string_view end : {kUnfinishedEnd, kReplacedEnd}) {
+    if (name.ends_with(end)) return end;
+  }
+  return "";
+}
+
+std::optional<int64_t> StepOfCheckpointFolder(std::string_view name) {
+  return StepOfCheckpointName(name.substr(0, name.size() - StateEnd(name).size()));
+}
+
 absl::Status SetPointer(FileSystem& fs, const std::string& run_folder, const std::string& pointer,
                         int64_t step) {
   const std::string path = JoinPath(run_folder, pointer);
@@ -406,7 +412,7 @@ absl::StatusOr<std::optional<FoundCheckpoint>> FindLatest(FileSystem& fs,
 absl::StatusOr<std::string> ResolveCheckpoint(FileSystem& fs, const std::string& path) {
   const std::string context = absl::StrCat("checkpoint '", path, "'");
   ASSIGN_OR_RETURN(const bool is_checkpoint,
-                   CheckpointError(fs.Exists(JoinPath(path, kManifestFile)), context));
+                   CheckpointError(Exists(fs, JoinPath(path, kManifestFile)), context));
   if (is_checkpoint) return path;
   if (!fs.List(path).ok()) {
     ASSIGN_OR_RETURN(const int64_t step, CheckpointError(ReadPointerFile(fs, path), context));

@@ -114,6 +114,11 @@ std::string CheckpointName(int64_t step);
 // Returns the step of "step-00000010"; nullopt for any other name.
 std::optional<int64_t> StepOfCheckpointName(std::string_view name);
 
+// Returns the ending that says in which state a checkpoint's folder is: kUnfinishedEnd,
+// kReplacedEnd or "". StepOfCheckpointFolder returns the step of a name with any of them.
+std::string_view StateEnd(std::string_view name);
+std::optional<int64_t> StepOfCheckpointFolder(std::string_view name);
+
 // Makes the pointer file `pointer` ("latest", "best-bleu", "best-nll") of a run name a step. Atomic
 // and durable.
 absl::Status SetPointer(FileSystem& fs, const std::string& run_folder, const std::string& pointer,

@@ -164,9 +164,23 @@ absl::StatusOr<Manifest> ParseManifest(std::string_view bytes) {
 }
 
 absl::Status CheckpointError(const absl::Status& status, const std::string& context) {
-  if (status.ok()) return status;
-  return WithExitCode(absl::Status(status.code(), absl::StrCat(context, ": ", status.message())),
-                      ExitCode::kCheckpoint);
+  return WithExitCode(WithPrefix(context, status), ExitCode::kCheckpoint);
+}
+
+absl::Status WriteVocabularyFile(FileSystem& fs, const std::string& run_folder,
+                                 const std::string& name, const std::string& contents) {
+  RETURN_IF_ERROR(fs.MakeFolder(run_folder));
+  const std::string path = JoinPath(run_folder, name);
+  const absl::StatusOr<std::string> there =
+      ReadWholeFile(fs, path, static_cast<int64_t>(contents.size()));
+  if (there.ok() && *there == contents) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const bool is_run, Exists(fs, JoinPath(run_folder, kMetricsFile)));
+  if (absl::IsNotFound(there.status()) || is_run) return ReplaceFile(fs, path, contents);
+  return WithExitCode(
+      absl::AlreadyExistsError(absl::StrCat("'", path,
+                                            "' is there, is another one and would be "
+                                            "replaced; name another folder")),
+      ExitCode::kBadConfig);
 }
 
 absl::Status CheckpointRefused(const std::string& text) {

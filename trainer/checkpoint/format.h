@@ -28,12 +28,17 @@ inline constexpr char kBestPointerPrefix[] = "best-";
 // Files beside the checkpoints of a run that a model needs to translate.
 inline constexpr char kRunTokenizerFile[] = "tokenizer.model";
 inline constexpr char kRunLanguagesFile[] = "languages.txt";
+inline constexpr char kMetricsFile[] = "metrics.jsonl";  // a folder that has one is a run's
 
-// A folder being written or deleted: never a checkpoint, removed by the next save.
-inline constexpr char kTemporarySuffix[] = ".tmp";
+// Writes one of the files that a model needs to translate into the folder of a run, which is made
+// where it is missing. Refuses to replace other contents in a folder that is no run's yet
+// (ExitCode::kBadConfig): they are somebody else's.
+absl::Status WriteVocabularyFile(FileSystem& fs, const std::string& run_folder,
+                                 const std::string& name, const std::string& contents);
 
-// A checkpoint whose successor of the same step is about to take its name: still good.
-inline constexpr char kReplacedSuffix[] = ".old";
+// The ending of a checkpoint whose successor of the same step is about to take its name: still
+// good. (One with kUnfinishedEnd is being written or deleted, and is never a checkpoint.)
+inline constexpr char kReplacedEnd[] = ".deepnet-replaced";
 
 // "tensors-00000-of-00001.bin"
 std::string TensorFileName(int index, int count);

@@ -19,10 +19,10 @@ namespace {
 // Under its temporary name it is no checkpoint any more, whatever is still in it.
 absl::Status DeleteCheckpoint(FileSystem& fs, const std::string& run_folder, int64_t step) {
   const std::string folder = JoinPath(run_folder, CheckpointName(step));
-  const std::string temporary = absl::StrCat(folder, kTemporarySuffix);
+  const std::string temporary = absl::StrCat(folder, kUnfinishedEnd);
   RETURN_IF_ERROR(fs.Rename(folder, temporary));
   RETURN_IF_ERROR(fs.SyncFolder(run_folder));
-  return DeleteTree(fs, temporary);
+  return fs.DeleteTree(temporary);
 }
 
 // The checkpoints of a run, by step.
@@ -40,9 +40,7 @@ absl::StatusOr<Retention> FindOld(FileSystem& fs, const std::string& run_folder,
     if (const std::optional<int64_t> step = StepOfCheckpointName(name)) {
       retention.all.push_back(*step);
     }
-    const bool is_pointer =
-        absl::StartsWith(name, kBestPointerPrefix) && !absl::EndsWith(name, kTemporarySuffix);
-    if (!is_pointer) continue;
+    if (!absl::StartsWith(name, kBestPointerPrefix)) continue;
     ASSIGN_OR_RETURN(const int64_t step, GetPointer(fs, run_folder, name));
     best.push_back(step);
   }
@@ -81,9 +79,7 @@ absl::Status SetBestPointers(FileSystem& fs, const std::string& run_folder,
   }
   manifest.mutable_best()->Assign(kept.begin(), kept.end());
   for (const std::string& name : names) {
-    if (!absl::StartsWith(name, kBestPointerPrefix) || absl::EndsWith(name, kTemporarySuffix)) {
-      continue;
-    }
+    if (!absl::StartsWith(name, kBestPointerPrefix)) continue;
     const auto best = std::find_if(kept.begin(), kept.end(), [&](const BestScore& score) {
       return absl::StrCat(kBestPointerPrefix, score.metric()) == name;
     });

@@ -171,6 +171,36 @@ class Taker {
   const RunLockOptions& options_;
 };
 
+// Fails if a file of the run folder is a link: a run writes where its folder is. Links to folders
+// are left alone, as of a checkpoint in an archive.
+absl::Status RefuseLinks(FileSystem& fs, const std::string& run_folder) {
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, fs.List(run_folder));
+  for (const std::string& name : names) {
+    const std::string path = JoinPath(run_folder, name);
+    ASSIGN_OR_RETURN(const FileType type, fs.TypeOf(path));
+    if (type != FileType::kLink || fs.List(path).ok()) continue;
+    return WithExitCode(
+        absl::FailedPreconditionError(absl::StrCat(
+            "'", path,
+            "' is a symbolic link. Files of a run folder must be files: else what a run "
+            "writes goes elsewhere. Copy the file to where the link is, or remove the link")),
+        ExitCode::kBadConfig);
+  }
+  return absl::OkStatus();
+}
+
+// Deletes the files that a process which was killed had not finished.
+absl::Status RemoveUnusedFiles(FileSystem& fs, const std::string& run_folder) {
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, fs.List(run_folder));
+  for (const std::string& name : names) {
+    const std::string path = JoinPath(run_folder, name);
+    if (!IsUnusedName(name) || fs.TypeOf(path).value_or(FileType::kNone) != FileType::kFile)
+      continue;
+    RETURN_IF_ERROR(fs.Delete(path));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 RunOwner MakeRunOwner(const std::string& job_id) {
@@ -216,10 +246,13 @@ absl::StatusOr<std::unique_ptr<RunLock>> RunLock::Acquire(FileSystem& fs,
   }
   const std::string context = absl::StrCat("'", run_folder, "'");
   RETURN_IF_ERROR(CheckpointError(fs.MakeFolder(run_folder), context));
+  RETURN_IF_ERROR(RefuseLinks(fs, run_folder));
   ASSIGN_OR_RETURN(std::unique_ptr<AppendFile> file,
                    CheckpointError(Taker(fs, path, owner, options).Take(), context));
-  return std::unique_ptr<RunLock>(
-      new RunLock(fs, path, std::move(file), std::move(owner), options));
+  auto lock =
+      std::unique_ptr<RunLock>(new RunLock(fs, path, std::move(file), std::move(owner), options));
+  RETURN_IF_ERROR(CheckpointError(RemoveUnusedFiles(fs, run_folder), context));
+  return lock;
 }
 
 RunLock::RunLock(FileSystem& fs, std::string path, std::unique_ptr<AppendFile> file, RunOwner owner,

@@ -62,7 +62,8 @@ struct RunLockOptions {
 class RunLock {
  public:
   // Takes the lock; makes the folder if it is missing. Fails with kAlreadyExists
-  // (ExitCode::kCheckpoint), naming the owner, if the folder is in use.
+  // (ExitCode::kCheckpoint), naming the owner, if the folder is in use; with kFailedPrecondition
+  // (ExitCode::kBadConfig) if one of its files is a link.
   static absl::StatusOr<std::unique_ptr<RunLock>> Acquire(FileSystem& fs,
                                                           const std::string& run_folder,
                                                           RunOwner owner,

@@ -156,7 +156,7 @@ absl::Status DuplicateFinder::Spill() {
     size_t end = begin;
     while (end < records_.size() && part_of(records_[end]) == part) ++end;
     ASSIGN_OR_RETURN(const File file,
-                     OpenFile(FileName(part), part_sizes_[part] == 0 ? "wb" : "ab"));
+                     OpenFile(FileName(part), part_sizes_[part] == 0 ? "wbx" : "ab"));
     const size_t count = end - begin;
     if (fwrite(&records_[begin], sizeof(Record), count, file.get()) != count ||
         fflush(file.get()) != 0) {

@@ -16,7 +16,8 @@ FileWriter::FileWriter(std::string path, std::string name, FILE* file)
 absl::StatusOr<std::unique_ptr<FileWriter>> FileWriter::Create(const std::string& folder,
                                                                const std::string& name) {
   std::string path = absl::StrCat(folder, "/", name);
-  FILE* file = fopen(path.c_str(), "wb");
+  unlink(path.c_str());
+  FILE* file = fopen(path.c_str(), "wbx");  // a new file, and no link's target
   if (file == nullptr) {
     return absl::ResourceExhaustedError(absl::StrCat("cannot write ", path, ": ", strerror(errno)));
   }

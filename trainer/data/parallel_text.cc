@@ -6,7 +6,6 @@
 #include <charconv>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <set>
 #include <tuple>
@@ -19,6 +18,7 @@
 #include <sys/stat.h>
 
 #include "parallel/base/check.h"
+#include "parallel/base/file_system.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/data/content_hash.h"
 #include "trainer/data/utf8.h"
@@ -291,12 +291,10 @@ class RowFile {
   }
 
   absl::Status Flush() {
-    std::ofstream file(path_, std::ios::binary | std::ios::app);
-    file << pending_;
-    file.close();
+    ASSIGN_OR_RETURN(const auto file, MakePosixFileSystem()->OpenForAppend(path_));
+    RETURN_IF_ERROR(file->Append(pending_));
     pending_.clear();
-    if (file) return absl::OkStatus();
-    return absl::ResourceExhaustedError(absl::StrCat("cannot write ", path_));
+    return file->Close();
   }
 
  private:

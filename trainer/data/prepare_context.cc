@@ -8,13 +8,14 @@
 
 #include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
+#include "parallel/base/file_system.h"
 
 namespace deepnet {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr char kScratch[] = "/scratch";  // in the temporary folder
+constexpr char kScratch[] = "/.deepnet-scratch";  // in the temporary folder
 
 std::string OutputPath(const std::string& folder, const std::string& root) {
   const fs::path path = fs::absolute(Rooted(root, folder)).lexically_normal();
@@ -32,7 +33,7 @@ PrepareContext::PrepareContext(const PrepareSpec& spec, const std::string& folde
       options(options),
       world(options.world != nullptr ? *options.world : alone),
       output(OutputPath(folder, root)),
-      temporary(output + ".tmp"),
+      temporary(output + kUnfinishedEnd),
       start(SecondsNow()),
       parts(Scratch()) {}
 
@@ -55,7 +56,9 @@ void PrepareContext::Say(const std::string& line) const {
 }
 
 absl::Status PrepareContext::Agree(const absl::Status& mine) {
-  return AgreeOnStatus(world, WithExitCode(mine, ExitCode::kData));
+  const absl::Status all = AgreeOnStatus(world, WithExitCode(mine, ExitCode::kData));
+  all_have_ended = !all.ok();
+  return all;
 }
 
 absl::StatusOr<std::vector<PreparedPart>> PrepareContext::AllGatherParts(

@@ -74,6 +74,7 @@ struct PrepareContext {
   const double start;           // of SecondsNow()
   const PartStore parts;        // in Scratch()
   bool has_parts = false;       // there is something to continue with
+  bool all_have_ended = false;  // with an error: no rank reads or writes any more
 
   // Found by the first stages.
   std::string token = {};  // of this preparation: a rank that an earlier one left has another

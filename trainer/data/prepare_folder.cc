@@ -36,7 +36,8 @@ class CorpusFolder::Lock {
   // `warn` is told.
   static absl::StatusOr<std::unique_ptr<Lock>> Take(
       const std::string& path, const std::function<void(const std::string&)>& warn) {
-    const int file = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    const int flags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+    const int file = open(path.c_str(), flags, 0644);
     if (file < 0) return absl::UnavailableError(absl::StrCat(path, ": ", strerror(errno)));
     auto lock = std::unique_ptr<Lock>(new Lock(file));
     if (flock(file, LOCK_EX | LOCK_NB) == 0) return lock;
@@ -62,12 +63,17 @@ class CorpusFolder::Lock {
   const int file_;
 };
 
-CorpusFolder::CorpusFolder(PrepareContext& context) : context_(context) {}
+CorpusFolder::CorpusFolder(PrepareContext& context)
+    : context_(context), files_(MakePosixFileSystem()) {}
 
 CorpusFolder::~CorpusFolder() {
-  std::error_code ignored;
-  if (owns_temporary_ && !context_.has_parts) fs::remove_all(context_.temporary, ignored);
+  const bool is_used = context_.world.size() > 1 && !context_.all_have_ended;
+  if (!owns_temporary_ || context_.has_parts || is_used) return;
+  files_->DeleteTree(context_.temporary).IgnoreError();
 }
+
+// In the temporary folder, and so nobody else's.
+std::string CorpusFolder::ReplacedPath() const { return context_.Scratch() + "/replaced"; }
 
 PrepareSpec CanonicalSpec(PrepareSpec spec) {
   spec.clear_replace();
@@ -88,22 +94,39 @@ absl::StatusOr<std::optional<CorpusReport>> CorpusFolder::Claim() {
       (output.parent_path() / absl::StrCat(".", output.filename().string(), ".lock")).string();
   ASSIGN_OR_RETURN(lock_,
                    Lock::Take(lock_file, [this](const std::string& line) { context_.Say(line); }));
+  for (const std::string& path : {context_.temporary, context_.Scratch()}) {
+    ASSIGN_OR_RETURN(const FileType type, files_->TypeOf(path));
+    if (type == FileType::kLink) RETURN_IF_ERROR(files_->Delete(path));
+  }
   // A process that was killed between the two renamings of Publish().
-  if (!fs::exists(context_.output) && fs::exists(OldPath())) fs::rename(OldPath(), context_.output);
+  ASSIGN_OR_RETURN(const bool replaced, Exists(*files_, ReplacedPath()));
+  if (replaced && !fs::exists(context_.output)) {
+    RETURN_IF_ERROR(files_->Rename(ReplacedPath(), context_.output));
+  }
   ASSIGN_OR_RETURN(std::optional<CorpusReport> existing, FindExisting());
   if (existing.has_value()) return existing;
-  fs::create_directories(context_.Scratch());
+  RETURN_IF_ERROR(files_->MakeFolder(context_.Scratch()));
   owns_temporary_ = true;
-  for (const auto& entry : fs::directory_iterator(context_.temporary)) {
-    if (entry.path() != context_.Scratch()) fs::remove_all(entry);
-  }
-  for (const auto& entry : fs::directory_iterator(context_.Scratch())) {
-    const std::string name = entry.path().filename().string();
-    context_.has_parts = context_.has_parts || absl::EndsWith(name, ".part");
-    if (absl::StartsWith(name, "table") || absl::EndsWith(name, kClaimEnd) || entry.is_directory())
-      fs::remove_all(entry);
-  }
+  RETURN_IF_ERROR(TidyUp());
   return std::nullopt;
+}
+
+absl::Status CorpusFolder::TidyUp() {
+  ASSIGN_OR_RETURN(const auto names, files_->List(context_.temporary));
+  for (const std::string& name : names) {
+    const std::string path = JoinPath(context_.temporary, name);
+    if (path != context_.Scratch()) RETURN_IF_ERROR(files_->DeleteTree(path));
+  }
+  ASSIGN_OR_RETURN(const auto parts, files_->List(context_.Scratch()));
+  for (const std::string& name : parts) {
+    const std::string path = JoinPath(context_.Scratch(), name);
+    context_.has_parts = context_.has_parts || absl::EndsWith(name, ".part");
+    ASSIGN_OR_RETURN(const FileType type, files_->TypeOf(path));
+    const bool is_part = type == FileType::kFile && !absl::StartsWith(name, "table") &&
+                         !absl::EndsWith(name, kClaimEnd) && !IsUnusedName(name);
+    if (!is_part) RETURN_IF_ERROR(files_->DeleteTree(path));
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::optional<CorpusReport>> CorpusFolder::FindExisting() {
@@ -126,9 +149,16 @@ absl::StatusOr<std::optional<CorpusReport>> CorpusFolder::FindExisting() {
       CorpusReport report = corpus->manifest().report();
       report.set_folder(context_.output);
       report.set_reused(true);
-      fs::remove_all(context_.OutputScratch());  // what a killed Publish left
+      RETURN_IF_ERROR(
+          DeleteIfThere(*files_, context_.OutputScratch()));  // what a killed Publish left
       return report;
     }
+  }
+  for (const auto& [path, input] : context_.inputs) {
+    if (!LiesIn(path, context_.output)) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("data.folder: ", context_.output, " holds the text ", path,
+                     " and would be replaced with it; move the text or choose another folder"));
   }
   if (context_.spec.replace() || context_.options.extend) return std::nullopt;
   return absl::FailedPreconditionError(absl::StrCat(
@@ -161,15 +191,15 @@ absl::StatusOr<std::string> CorpusFolder::DifferenceFrom(const CorpusManifest& m
 }
 
 absl::Status CorpusFolder::Publish() {
-  const auto file_system = MakePosixFileSystem();
-  RETURN_IF_ERROR(file_system->SyncFolder(context_.temporary));
-  fs::remove_all(OldPath());
-  if (fs::exists(context_.output)) fs::rename(context_.output, OldPath());  // empty, or replaced
-  fs::rename(context_.temporary, context_.output);
+  RETURN_IF_ERROR(files_->SyncFolder(context_.temporary));
+  ASSIGN_OR_RETURN(const bool exists, Exists(*files_, context_.output));
+  if (exists) {  // empty, or to be replaced
+    RETURN_IF_ERROR(files_->Rename(context_.output, ReplacedPath()));
+  }
+  RETURN_IF_ERROR(files_->Rename(context_.temporary, context_.output));
   owns_temporary_ = false;
-  fs::remove_all(context_.OutputScratch());
-  fs::remove_all(OldPath());
-  return file_system->SyncFolder(fs::path(context_.output).parent_path().string());
+  RETURN_IF_ERROR(DeleteIfThere(*files_, context_.OutputScratch()));
+  return files_->SyncFolder(fs::path(context_.output).parent_path().string());
 }
 
 }  // namespace deepnet

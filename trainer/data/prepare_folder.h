@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
+#include "parallel/base/file_system.h"
 #include "proto/data.pb.h"
 #include "trainer/data/prepare_context.h"
 
@@ -21,7 +22,8 @@ class CorpusFolder {
  public:
   explicit CorpusFolder(PrepareContext& context);
 
-  // Deletes the temporary folder if there is nothing in it to continue with.
+  // Deletes the temporary folder if there is nothing in it to continue with and no other rank may
+  // still work in it.
   ~CorpusFolder();
   CorpusFolder(const CorpusFolder&) = delete;
   CorpusFolder& operator=(const CorpusFolder&) = delete;
@@ -43,9 +45,15 @@ class CorpusFolder {
 
   // Returns how this preparation differs from the one behind `manifest`; empty: not at all.
   absl::StatusOr<std::string> DifferenceFrom(const CorpusManifest& manifest) const;
-  std::string OldPath() const { return context_.output + ".old"; }
+
+  // Deletes what an earlier preparation left in the temporary folder, except finished parts.
+  absl::Status TidyUp();
+
+  // Returns where Publish() puts a corpus that it replaces.
+  std::string ReplacedPath() const;
 
   PrepareContext& context_;
+  const std::unique_ptr<FileSystem> files_;
   std::unique_ptr<Lock> lock_;
   bool owns_temporary_ = false;
 };

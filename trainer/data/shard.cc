@@ -97,8 +97,9 @@ absl::StatusOr<std::unique_ptr<ShardWriter>> ShardWriter::Create(const std::stri
                                                                  int32_t vocabulary_size) {
   auto writer = std::unique_ptr<ShardWriter>(new ShardWriter(path));
   writer->wide_ = vocabulary_size > 65536;
-  writer->file_.reset(fopen(path.c_str(), "wb"));
-  writer->index_file_.reset(fopen(writer->IndexPath().c_str(), "w+b"));
+  for (const std::string& earlier : {path, writer->IndexPath()}) unlink(earlier.c_str());
+  writer->file_.reset(fopen(path.c_str(), "wbx"));  // a new file, and no link's target
+  writer->index_file_.reset(fopen(writer->IndexPath().c_str(), "w+bx"));
   if (writer->file_ == nullptr || writer->index_file_ == nullptr) return writer->Failure();
   setvbuf(writer->file_.get(), nullptr, _IOFBF, 1 << 20);
   setvbuf(writer->index_file_.get(), nullptr, _IOFBF, 1 << 18);

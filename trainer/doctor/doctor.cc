@@ -234,7 +234,7 @@ absl::Status Doctor::ExamineFolder() {
   CheckFolder(options_.folder, folder, absl::StrCat(".doctor-", tag, "-", world_.rank()), mine_);
   if (world_.rank() == 0) ReplaceFile(files, token, tag).IgnoreError();
   RETURN_IF_ERROR(world_.Barrier());
-  const bool seen = files.Exists(token).value_or(false);
+  const bool seen = Exists(files, token).value_or(false);
   RETURN_IF_ERROR(world_.Barrier());
   if (world_.rank() == 0) files.Delete(token).IgnoreError();
   if (!seen && world_.rank() > 0) {

@@ -34,7 +34,7 @@ class Leftover {
 };
 
 absl::Status WriteDurably(FileSystem& files, const std::string& path) {
-  ASSIGN_OR_RETURN(const auto file, files.OpenForAppend(path));
+  ASSIGN_OR_RETURN(const auto file, files.CreateNew(path));
   RETURN_IF_ERROR(file->Append(kText));
   RETURN_IF_ERROR(file->Sync());
   RETURN_IF_ERROR(file->Close());
@@ -83,7 +83,7 @@ absl::StatusOr<int64_t> FreeBytes(const std::string& folder) {
 }
 
 absl::Status CheckLocks(const std::string& path) {
-  const int first = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  const int first = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
   const int second = open(path.c_str(), O_RDWR | O_CLOEXEC);
   const bool locked = first >= 0 && flock(first, LOCK_EX | LOCK_NB) == 0;
   const int error = errno;

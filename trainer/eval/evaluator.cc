@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <set>
 #include <span>
 #include <utility>
@@ -14,6 +12,7 @@
 
 #include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
+#include "parallel/base/file_system.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/data/encoded_pair.h"
 #include "trainer/data/utf8.h"
@@ -120,9 +119,15 @@ double MeanNll(const SentenceScores& scores) {
   return scores.num_tokens > 0 ? sum / static_cast<double>(scores.num_tokens) : 0.0;
 }
 
-void WriteLines(const std::string& file, const std::vector<std::string>& lines) {
-  std::ofstream out(file);
-  for (const std::string& line : lines) out << line << '\n';
+// Replaces `folder`/`name`.
+absl::Status WriteLines(const std::string& folder, const std::string& name,
+                        const std::vector<std::string>& lines) {
+  std::string text;
+  for (const std::string& line : lines) absl::StrAppend(&text, line, "\n");
+  const auto files = MakePosixFileSystem(Durability::kProcessEnd);
+  absl::Status written = files->MakeFolder(folder);
+  if (written.ok()) written = ReplaceFile(*files, JoinPath(folder, name), text);
+  return WithExitCode(WithPrefix("--output", written), ExitCode::kBadConfig);
 }
 
 class Evaluator {
@@ -176,9 +181,9 @@ class Evaluator {
       score.set_spbleu(CorpusBleu(hypotheses, text.target, pieces).score);
     }
     if (!options_.output_folder.empty() && options_.share.part == 0) {
-      std::filesystem::create_directories(options_.output_folder);
-      WriteLines(absl::StrCat(options_.output_folder, "/", route.Name(), ".hyp"), hypotheses);
-      WriteLines(absl::StrCat(options_.output_folder, "/", route.Name(), ".ref"), text.target);
+      const std::string& folder = options_.output_folder;
+      RETURN_IF_ERROR(WriteLines(folder, route.Name() + ".hyp", hypotheses));
+      RETURN_IF_ERROR(WriteLines(folder, route.Name() + ".ref", text.target));
     }
     for (const size_t i :
          SampleSentences(options_.samples, index, directions.size(), text.source.size())) {

@@ -143,8 +143,7 @@ absl::StatusOr<Export> OpenExport(FileSystem& fs, const std::string& checkpoint_
 
 // Makes `folder` anew, with everything but the weights.
 absl::Status BeginFolder(FileSystem& fs, const std::string& folder, const Export& it) {
-  ASSIGN_OR_RETURN(const bool left, fs.Exists(folder));
-  if (left) RETURN_IF_ERROR(DeleteTree(fs, folder));
+  RETURN_IF_ERROR(DeleteIfThere(fs, folder));
   RETURN_IF_ERROR(fs.MakeFolder(folder));
   const HfConfig& config = it.package.config;
   RETURN_IF_ERROR(ReplaceFile(fs, JoinPath(folder, kConfigFile), HfConfigJson(config)));
@@ -172,7 +171,7 @@ absl::StatusOr<ExportReport> ExportCheckpoint(FileSystem& fs, const std::string&
   const bool is_first = world.rank() == 0;
   const absl::StatusOr<Export> opened = OpenExport(fs, checkpoint_folder, output, options);
   RETURN_IF_ERROR(AgreeOnStatus(world, opened.status()));
-  const std::string temporary = absl::StrCat(output, kTemporarySuffix);
+  const std::string temporary = absl::StrCat(output, kUnfinishedEnd);
   const auto agree = [&](const absl::Status& mine) {
     return AgreeOnStatus(world, CheckpointError(mine, absl::StrCat("writing '", output, "'")));
   };
@@ -184,7 +183,7 @@ absl::StatusOr<ExportReport> ExportCheckpoint(FileSystem& fs, const std::string&
   };
   const absl::Status written = write();
   if (!written.ok()) {
-    if (is_first) DeleteTree(fs, temporary).IgnoreError();
+    if (is_first) fs.DeleteTree(temporary).IgnoreError();
     return written;
   }
   return ExportReport{.statements = Statements(opened->reader->manifest(), options)};

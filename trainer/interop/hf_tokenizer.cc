@@ -93,7 +93,7 @@ absl::StatusOr<M2mRows> ReadRowsOf(FileSystem& fs, const std::string& folder,
 absl::Status CheckLanguageCodes(FileSystem& fs, const std::string& folder,
                                 const ToolOptions& options) {
   const std::string path = JoinPath(folder, "tokenizer_config.json");
-  ASSIGN_OR_RETURN(const bool exists, fs.Exists(path));
+  ASSIGN_OR_RETURN(const bool exists, Exists(fs, path));
   if (!exists) return absl::OkStatus();
   HfTokenizerConfig config;
   RETURN_IF_ERROR(ReadJsonFile(fs, path, "", options, &config));

@@ -148,9 +148,8 @@ absl::Status WriteVocabulary(FileSystem& fs, const std::string& run_folder,
                              const ImportedVocabulary& vocabulary) {
   std::string list;
   for (const std::string& language : vocabulary.languages) absl::StrAppend(&list, language, "\n");
-  RETURN_IF_ERROR(fs.MakeFolder(run_folder));
-  RETURN_IF_ERROR(ReplaceFile(fs, JoinPath(run_folder, kRunTokenizerFile), vocabulary.model_bytes));
-  return ReplaceFile(fs, JoinPath(run_folder, kRunLanguagesFile), list);
+  RETURN_IF_ERROR(WriteVocabularyFile(fs, run_folder, kRunTokenizerFile, vocabulary.model_bytes));
+  return WriteVocabularyFile(fs, run_folder, kRunLanguagesFile, list);
 }
 
 }  // namespace

@@ -306,11 +306,11 @@ absl::StatusOr<std::unique_ptr<SafetensorsFolder>> SafetensorsFolder::Open(
     FileSystem& fs, const std::string& folder, const ToolOptions& options) {
   std::unique_ptr<SafetensorsFolder> opened(new SafetensorsFolder(fs, folder));
   const auto open = [&]() -> absl::Status {
-    ASSIGN_OR_RETURN(const bool single, fs.Exists(JoinPath(folder, kSingleFile)));
+    ASSIGN_OR_RETURN(const bool single, Exists(fs, JoinPath(folder, kSingleFile)));
     if (single) return opened->ReadHeader(kSingleFile, options);
-    ASSIGN_OR_RETURN(const bool index, fs.Exists(JoinPath(folder, kIndexFile)));
+    ASSIGN_OR_RETURN(const bool index, Exists(fs, JoinPath(folder, kIndexFile)));
     if (index) return opened->ReadIndex(options);
-    ASSIGN_OR_RETURN(const bool pickled, fs.Exists(JoinPath(folder, "pytorch_model.bin")));
+    ASSIGN_OR_RETURN(const bool pickled, Exists(fs, JoinPath(folder, "pytorch_model.bin")));
     return absl::NotFoundError(
         absl::StrCat("'", folder, "' holds neither ", kSingleFile, " nor ", kIndexFile,
                      pickled ? "; pytorch_model.bin is not read: load it with transformers and "

@@ -40,11 +40,11 @@ class CheckpointCommand : public ::testing::Test {
  protected:
   void SetUp() override {
     folder_ = JoinPath(::testing::TempDir(), "checkpoint-command");
-    DeleteTree(*fs_, folder_).IgnoreError();
+    fs_->DeleteTree(folder_).IgnoreError();
     for (const int64_t step : {10, 20, 30}) ASSERT_TRUE(SaveSample(*fs_, Run(), step).ok());
     ASSERT_TRUE(SetPointer(*fs_, Run(), "best-bleu", 20).ok());
   }
-  void TearDown() override { DeleteTree(*fs_, folder_).IgnoreError(); }
+  void TearDown() override { fs_->DeleteTree(folder_).IgnoreError(); }
 
   std::string Run() const { return JoinPath(folder_, "run"); }
   std::string Step(const char* name) const { return JoinPath(Run(), name); }
@@ -190,9 +190,9 @@ TEST_F(CheckpointCommand, PruneSaysWhatItDoes) {
   const Outcome dry = RunTool({"prune", Run(), "--keep=1", "--dry-run"});
   EXPECT_EQ(dry.code, 0) << dry.err;
   EXPECT_THAT(dry.out, StartsWith("would delete step-00000010\n1 to delete, "));
-  EXPECT_TRUE(*fs_->Exists(Step("step-00000010")));
+  EXPECT_TRUE(*Exists(*fs_, Step("step-00000010")));
   EXPECT_THAT(RunTool({"prune", Run(), "--keep=1"}).out, StartsWith("deleted step-00000010\n"));
-  EXPECT_FALSE(*fs_->Exists(Step("step-00000010")));
+  EXPECT_FALSE(*Exists(*fs_, Step("step-00000010")));
 }
 
 TEST_F(CheckpointCommand, PruneKeepsEveryNthStep) {
@@ -213,12 +213,12 @@ TEST_F(CheckpointCommand, PruneIsRefusedWhileARunIsAlive) {
   EXPECT_EQ(refused.code, 5);
   EXPECT_THAT(refused.err, HasSubstr("in use: process " + std::to_string(getpid()) + " on "));
   EXPECT_THAT(refused.err, HasSubstr("(job 88)"));
-  EXPECT_TRUE(*fs_->Exists(Step("step-00000010")));
+  EXPECT_TRUE(*Exists(*fs_, Step("step-00000010")));
   EXPECT_EQ(RunTool({"prune", Run(), "--keep=1", "--dry-run"}).code, 0);
   run->reset();
   EXPECT_EQ(RunTool({"prune", Run(), "--keep=1"}).code, 0);
-  EXPECT_FALSE(*fs_->Exists(Step("step-00000010")));
-  EXPECT_FALSE(*fs_->Exists(Step("lock")));
+  EXPECT_FALSE(*Exists(*fs_, Step("step-00000010")));
+  EXPECT_FALSE(*Exists(*fs_, Step("lock")));
 }
 
 }  // namespace

@@ -101,6 +101,28 @@ TEST_F(TrainTextTest, ASecondStartFindsItsWorkDoneAndOtherTextIsRefused) {
   EXPECT_EQ(std::filesystem::last_write_time(folder_.Path("runs/en-de/text/dev.en")), cut);
 }
 
+TEST_F(TrainTextTest, AFolderThatItDidNotMakeOrThatHoldsASourceIsRefusedUntouched) {
+  namespace fs = std::filesystem;
+  testing::WritePairs(folder_, "text/a", "en", "de", testing::UdhrPairs()["de"]);
+  folder_.Write("text/my_novel/ch1.tex", "years of work");
+  const std::vector<std::string> before = folder_.FilesBelow("text");
+  for (const char* name : {"a", "text/a"}) {
+    const std::string stem = name;
+    const Outcome outcome = Run({"--text", stem + ".en", stem + ".de", "--set", "folder=."});
+    EXPECT_EQ(outcome.code, 2) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr("/text"));
+    EXPECT_EQ(folder_.FilesBelow("text"), before);
+  }
+  // Not its own either: a link to such a folder, and what only has a name like those that it gives.
+  ASSERT_EQ(Run({"--text", "a.en", "a.de", "--set", "folder=r"}).code, 0);
+  fs::rename(folder_.Path("r/text"), folder_.Path("kept"));
+  fs::create_directory_symlink(folder_.Path("kept"), folder_.Path("r/text"));
+  folder_.Write("r/text.tmp/mine", "x");
+  EXPECT_EQ(Run({"--text", "a.en", "a.de", "--set", "folder=r"}).code, 2);
+  EXPECT_EQ(folder_.FilesBelow("kept").size(), 5u);
+  EXPECT_EQ(folder_.Read("r/text.tmp/mine"), "x");
+}
+
 TEST_F(TrainTextTest, ConfigAndSetChangeAllButTheText) {
   folder_.Write("run.textproto",
                 "# proto-file: proto/run.proto\n# proto-message: deepnet.RunSpec\n"

@@ -316,7 +316,7 @@ class FaultsTest(SlurmTest):
         run = self.folder / self.run_folder
 
         def saving():
-            return list(run.glob("step-*.tmp"))
+            return list(run.glob("step-*.deepnet-unfinished"))
 
         end = time.monotonic() + LIMIT
         while True:

@@ -2,6 +2,7 @@
 // the one in memory can show.
 #include "parallel/base/file_system.h"
 
+#include <sched.h>
 #include <unistd.h>
 
 #include <functional>
@@ -12,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mount.h>
 
 #include "tests/support/memory_file_system.h"
 
@@ -52,9 +54,15 @@ class FileSystemContract : public ::testing::TestWithParam<Implementation> {
     folder_ = JoinPath(::testing::TempDir(), folder_);
     ASSERT_TRUE(fs_->MakeFolder(folder_).ok());
   }
-  void TearDown() override { EXPECT_TRUE(DeleteTree(*fs_, folder_).ok()); }
+  void TearDown() override { EXPECT_TRUE(fs_->DeleteTree(folder_).ok()); }
 
   std::string Path(std::string_view name) const { return JoinPath(folder_, name); }
+
+  void MakeLink(const std::string& target, const std::string& path) {
+    auto* const memory = dynamic_cast<MemoryFileSystem*>(fs_.get());
+    if (memory != nullptr) return memory->MakeLink(target, path);
+    ASSERT_EQ(symlink(target.c_str(), path.c_str()), 0);
+  }
 
   std::unique_ptr<FileSystem> fs_;
   std::string folder_;
@@ -95,14 +103,15 @@ TEST_P(FileSystemContract, MissingFileIsNotFoundAndNamed) {
   EXPECT_EQ(fs_->Delete(Path("none")).code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(fs_->Rename(Path("none"), Path("b")).code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(fs_->List(Path("none")).status().code(), absl::StatusCode::kNotFound);
-  EXPECT_FALSE(*fs_->Exists(Path("none")));
+  EXPECT_FALSE(*Exists(*fs_, Path("none")));
+  EXPECT_EQ(fs_->DeleteTree(Path("none")).code(), absl::StatusCode::kNotFound);
   EXPECT_FALSE(fs_->OpenForAppend(Path("none/a")).ok());
 }
 
 TEST_P(FileSystemContract, MakesFoldersWithThoseAbove) {
   EXPECT_TRUE(fs_->MakeFolder(Path("x/y/z")).ok());
   EXPECT_TRUE(fs_->MakeFolder(Path("x/y/z")).ok());
-  EXPECT_TRUE(*fs_->Exists(Path("x/y/z")));
+  EXPECT_TRUE(*Exists(*fs_, Path("x/y/z")));
   Write(*fs_, Path("x/file"), "");
   EXPECT_FALSE(fs_->MakeFolder(Path("x/file")).ok());
   EXPECT_THAT(*fs_->List(Path("x")), ElementsAre("file", "y"));
@@ -134,12 +143,100 @@ TEST_P(FileSystemContract, WholeFileBeyondTheLimitIsRefused) {
   EXPECT_THAT(std::string(contents.status().message()), HasSubstr("has 10 bytes; at most 9"));
 }
 
-TEST_P(FileSystemContract, ReplaceFileOverwritesEvenAfterALeftOver) {
-  Write(*fs_, Path("a.tmp"), "left over");
+TEST_P(FileSystemContract, ReplaceFileLeavesNothingElseAndTouchesNothingElse) {
+  Write(*fs_, Path("a.tmp"), "somebody's");
   EXPECT_TRUE(ReplaceFile(*fs_, Path("a"), "1").ok());
   EXPECT_TRUE(ReplaceFile(*fs_, Path("a"), "2").ok());
   EXPECT_EQ(Read(*fs_, Path("a")), "2");
-  EXPECT_THAT(*fs_->List(folder_), ElementsAre("a"));
+  EXPECT_EQ(Read(*fs_, Path("a.tmp")), "somebody's");
+  { const auto given_up = FileReplacement::Begin(*fs_, Path("a")); }
+  EXPECT_THAT(*fs_->List(folder_), ElementsAre("a", "a.tmp"));
+}
+
+TEST_P(FileSystemContract, TellsALinkFromWhatItLeadsTo) {
+  ASSERT_TRUE(fs_->MakeFolder(Path("folder")).ok());
+  Write(*fs_, Path("file"), "text");
+  for (const char* target : {"folder", "file", "none"}) {
+    const std::string link = Path(absl::StrCat(target, "-link"));
+    MakeLink(Path(target), link);
+    EXPECT_EQ(*fs_->TypeOf(link), FileType::kLink) << target;
+    EXPECT_TRUE(*Exists(*fs_, link)) << target;
+  }
+  EXPECT_EQ(*fs_->TypeOf(Path("folder")), FileType::kFolder);
+  EXPECT_EQ(*fs_->TypeOf(Path("folder-link/none")), FileType::kNone);
+  EXPECT_EQ(Read(*fs_, Path("file-link")), "text");
+  EXPECT_TRUE(fs_->List(Path("folder-link"))->empty());
+}
+
+TEST_P(FileSystemContract, NothingIsWrittenThroughALink) {
+  Write(*fs_, Path("theirs"), "theirs");
+  ASSERT_TRUE(fs_->MakeFolder(Path("folder")).ok());
+  MakeLink(Path("theirs"), Path("full"));
+  MakeLink(Path("none"), Path("dangling"));
+  MakeLink(Path("folder"), Path("folder-link"));
+  for (const char* link : {"full", "dangling"}) {
+    EXPECT_FALSE(fs_->OpenForAppend(Path(link)).ok()) << link;
+    EXPECT_TRUE(absl::IsAlreadyExists(fs_->CreateNew(Path(link)).status())) << link;
+    EXPECT_THAT(std::string(ReplaceFile(*fs_, Path(link), "ours").message()),
+                HasSubstr("is a symbolic link"))
+        << link;
+  }
+  EXPECT_FALSE(MakeOwnFolder(*fs_, Path("folder-link")).ok());
+  EXPECT_FALSE(MakeOwnFolder(*fs_, Path("dangling")).ok());
+  EXPECT_EQ(Read(*fs_, Path("theirs")), "theirs");
+  EXPECT_THAT(*fs_->List(folder_),
+              ElementsAre("dangling", "folder", "folder-link", "full", "theirs"));
+}
+
+TEST_P(FileSystemContract, DeletesATreeAndNothingThatItsLinksLeadTo) {
+  ASSERT_TRUE(fs_->MakeFolder(Path("theirs")).ok());
+  Write(*fs_, Path("theirs/thesis"), "years of work");
+  ASSERT_TRUE(fs_->MakeFolder(Path("tree/deep")).ok());
+  Write(*fs_, Path("tree/deep/file"), "");
+  MakeLink(Path("theirs"), Path("tree/deep/folder-link"));
+  MakeLink(Path("theirs/thesis"), Path("tree/file-link"));
+  MakeLink(Path("tree"), Path("tree-link"));
+  EXPECT_TRUE(fs_->DeleteTree(Path("tree-link")).ok());
+  EXPECT_EQ(*fs_->Size(Path("tree/deep/file")), 0);
+  EXPECT_TRUE(fs_->DeleteTree(Path("tree")).ok());
+  EXPECT_EQ(Read(*fs_, Path("theirs/thesis")), "years of work");
+  EXPECT_THAT(*fs_->List(folder_), ElementsAre("theirs"));
+}
+
+// As root alone; others cannot mount, and the kernel keeps them from deleting a mount point.
+TEST(PosixFileSystem, DeletesNothingWhereAMountPointIsInTheTree) {
+  if (unshare(CLONE_NEWNS) != 0) return;
+  ASSERT_EQ(mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr), 0);
+  const auto fs = MakePosixFileSystem();
+  const std::string folder = JoinPath(::testing::TempDir(), absl::StrCat("mounted-", getpid()));
+  ASSERT_TRUE(fs->MakeFolder(folder + "/theirs").ok());
+  Write(*fs, folder + "/theirs/thesis", "years of work");
+  ASSERT_TRUE(fs->MakeFolder(folder + "/tree/b/mounted").ok());
+  Write(*fs, folder + "/tree/a", "");
+  const std::string mounted = folder + "/tree/b/mounted";
+  ASSERT_EQ(mount((folder + "/theirs").c_str(), mounted.c_str(), nullptr, MS_BIND, nullptr), 0);
+  for (const char* tree : {"/tree", "/tree/b/mounted"}) {
+    EXPECT_THAT(std::string(fs->DeleteTree(folder + tree).message()),
+                HasSubstr("tree/b/mounted' is a mount point"));
+  }
+  EXPECT_THAT(*fs->List(folder + "/tree"), ElementsAre("a", "b"));
+  EXPECT_EQ(Read(*fs, folder + "/theirs/thesis"), "years of work");
+  ASSERT_EQ(umount(mounted.c_str()), 0);
+  EXPECT_TRUE(fs->DeleteTree(folder).ok());
+}
+
+TEST(Paths, AFolderHoldsWhatLiesInItHoweverItIsSpelled) {
+  const auto fs = MakePosixFileSystem();
+  const std::string folder = JoinPath(::testing::TempDir(), absl::StrCat("lies-", getpid()));
+  ASSERT_TRUE(fs->MakeFolder(folder + "/a/b").ok());
+  Write(*fs, folder + "/a/b/file", "");
+  ASSERT_EQ(symlink((folder + "/a").c_str(), (folder + "/link").c_str()), 0);
+  EXPECT_TRUE(LiesIn(folder + "/a/b/file", folder + "/a"));
+  EXPECT_TRUE(LiesIn(folder + "/link/b/../b/file", folder + "/a/"));
+  EXPECT_TRUE(LiesIn(folder + "/a", folder + "/link"));
+  EXPECT_FALSE(LiesIn(folder + "/ab", folder + "/a"));
+  EXPECT_FALSE(LiesIn(folder, folder + "/a"));
+  EXPECT_TRUE(fs->DeleteTree(folder).ok());
 }
 
 TEST(Paths, AreJoinedAndCut) {
@@ -219,7 +316,7 @@ TEST(ObservedFileSystem, TellsOfEveryCallThatHasEndedAndPassesAnswersOn) {
   char bytes[4];
   EXPECT_EQ(*fs.ReadAt("run/a", 1, bytes), 3);
   EXPECT_EQ(*fs.Size("run/a"), 4);
-  EXPECT_TRUE(*fs.Exists("run/a"));
+  EXPECT_EQ(*fs.TypeOf("run/a"), FileType::kFile);
   EXPECT_EQ(fs.List("run")->size(), 2u);
   ASSERT_TRUE(fs.Rename("run/a", "run/c").ok());
   ASSERT_TRUE(fs.SyncFolder("run").ok());

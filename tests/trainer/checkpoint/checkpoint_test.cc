@@ -27,6 +27,7 @@ using deepnet::testing::SampleTensors;
 using deepnet::testing::SaveSample;
 using deepnet::testing::Views;
 using ::testing::ElementsAre;
+using ::testing::ElementsAreArray;
 using ::testing::HasSubstr;
 
 std::string Text(const absl::Status& status) { return std::string(status.message()); }
@@ -48,7 +49,7 @@ TEST(Checkpoint, ComesBackFromARealDisk) {
   EXPECT_THAT(*fs->List(run), ElementsAre("latest", "step-00000001", "step-00000002"));
   ExpectHoldsSample(*fs, JoinPath(run, "step-00000001"), 1);
   ExpectHoldsSample(*fs, JoinPath(run, "step-00000002"), 2);
-  EXPECT_TRUE(DeleteTree(*fs, run).ok());
+  EXPECT_TRUE(fs->DeleteTree(run).ok());
 }
 
 TEST(Checkpoint, PartOfTheTensorsCanBeReadInAnyOrder) {
@@ -221,13 +222,39 @@ TEST(Manifest, WithElementsOfAnotherTypeIsRefusedByName) {
               HasSubstr("fc1.bias' has elements of type 3; this program reads F32"));
 }
 
+TEST(RemoveUnfinished, DeletesWhatSavesLeftAndNothingOfOthers) {
+  MemoryFileSystem fs;
+  ASSERT_TRUE(fs.MakeFolder("run/step-00000001.deepnet-unfinished").ok());
+  ASSERT_TRUE(fs.MakeFolder("home").ok());
+  ASSERT_TRUE(ReplaceFile(fs, "home/thesis", "years of work").ok());
+  fs.MakeLink("home", "run/step-00000002.deepnet-unfinished");
+  const std::vector<std::string> others = {"notes.deepnet-unfinished", "step-00000003.old",
+                                           "step-00000003.tmp", "step-notes.tmp"};
+  for (const std::string& name : others) ASSERT_TRUE(fs.MakeFolder("run/" + name).ok());
+  ASSERT_TRUE(RemoveUnfinished(fs, "run").ok());
+  EXPECT_THAT(*fs.List("run"), ElementsAreArray(others));
+  EXPECT_EQ(*ReadWholeFile(fs, "home/thesis", 100), "years of work");
+}
+
+TEST(Checkpoint, IsNotSavedThroughALinkThatAppearsMeanwhile) {
+  MemoryFileSystem fs;
+  ASSERT_TRUE(fs.MakeFolder("run").ok() && fs.MakeFolder("home").ok());
+  fs.MakeLink("home", "run/step-00000004.deepnet-unfinished");
+  const std::vector<float> values(3, 1.0f);
+  const std::vector<NamedTensor> tensors = {{.name = "weight/a", .shape = {3}, .data = values}};
+  const absl::Status status = WriteShard(fs, "run", 4, 0, 1, 0, tensors).status();
+  EXPECT_THAT(std::string(status.message()), HasSubstr("is a symbolic link"));
+  EXPECT_TRUE(fs.List("home")->empty());
+}
+
 TEST(CheckpointName, HasAtLeastEightDigitsAndOneSpelling) {
   EXPECT_EQ(CheckpointName(10), "step-00000010");
   EXPECT_EQ(CheckpointName(1234567890), "step-1234567890");
   EXPECT_EQ(StepOfCheckpointName("step-00000010"), 10);
   EXPECT_EQ(StepOfCheckpointName("step-1234567890"), 1234567890);
-  for (const char* other : {"step-10", "step-00000010.tmp", "step-0000001x", "step-000000010",
-                            "step-", "step--0000001", "step-+0000001", "latest"}) {
+  for (const char* other :
+       {"step-10", "step-00000010.deepnet-unfinished", "step-0000001x", "step-000000010", "step-",
+        "step--0000001", "step-+0000001", "latest"}) {
     EXPECT_EQ(StepOfCheckpointName(other), std::nullopt) << other;
   }
 }

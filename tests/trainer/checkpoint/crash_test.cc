@@ -97,7 +97,9 @@ TEST(Crash, WhileReplacingTheOnlyCheckpointLeavesOneOfThatStep) {
                    ExpectNewestIs(fs, 20);
                    ASSERT_TRUE(SaveSample(fs, "run", 20).ok());
                    ExpectNewestIs(fs, 20);
-                   EXPECT_THAT(*fs.List("run"), ::testing::ElementsAre("latest", "step-00000020"));
+                   std::vector<std::string> names = *fs.List("run");
+                   std::erase_if(names, IsUnusedName);  // the next lock deletes them
+                   EXPECT_THAT(names, ::testing::ElementsAre("latest", "step-00000020"));
                  });
 }
 

@@ -198,8 +198,8 @@ TEST_F(Damage, OfTheNewestKeepsTheOldOnes) {
 }
 
 TEST_F(Damage, UnfinishedFolderIsNamedAndPassedOver) {
-  ASSERT_TRUE(fs_.Rename("run/step-00000020", "run/step-00000020.tmp").ok());
-  ExpectStepTenIsFoundWithNote("'run/step-00000020.tmp' was never finished");
+  ASSERT_TRUE(fs_.Rename("run/step-00000020", "run/step-00000020.deepnet-unfinished").ok());
+  ExpectStepTenIsFoundWithNote("'run/step-00000020.deepnet-unfinished' was never finished");
 }
 
 TEST(FindLatest, OfANewRunIsNothing) {

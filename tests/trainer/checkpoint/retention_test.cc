@@ -198,9 +198,23 @@ TEST_F(Prune, TakesTheLockOfADeadRunOver) {
   EXPECT_THAT(Names(), ElementsAre("best-bleu", "latest", "step-00000020", "step-00000040"));
 }
 
+// A link in a checkpoint, and a checkpoint that is a link to an archive.
+TEST_F(Prune, DeletesLinksAndNothingThatTheyLeadTo) {
+  ASSERT_TRUE(fs_.MakeFolder("home").ok());
+  ASSERT_TRUE(ReplaceFile(fs_, "home/thesis", "years of work").ok());
+  fs_.MakeLink("home", "run/step-00000010/notes");
+  ASSERT_TRUE(fs_.Rename("run/step-00000030", "archived").ok());
+  fs_.MakeLink("archived", "run/step-00000030");
+  const auto done = PruneRun(fs_, "run", {.keep_latest = 1}, {}, {});
+  ASSERT_TRUE(done.ok()) << done.status();
+  EXPECT_THAT(Names(), ElementsAre("best-bleu", "latest", "step-00000020", "step-00000040"));
+  EXPECT_EQ(*ReadWholeFile(fs_, "home/thesis", 100), "years of work");
+  EXPECT_TRUE(ReadManifest(fs_, "archived").ok());
+}
+
 TEST_F(Prune, OfAFolderThatDoesNotExistMakesNone) {
   EXPECT_EQ(GetExitCode(PruneRun(fs_, "typo", {}, {}, {}).status()), ExitCode::kCheckpoint);
-  EXPECT_FALSE(*fs_.Exists("typo"));
+  EXPECT_FALSE(*Exists(fs_, "typo"));
 }
 
 }  // namespace

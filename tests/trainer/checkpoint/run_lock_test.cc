@@ -22,6 +22,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::MemoryFileSystem;
+using ::testing::UnorderedElementsAreArray;
 
 using Lock = absl::StatusOr<std::unique_ptr<RunLock>>;
 
@@ -57,6 +58,31 @@ TEST(RunLock, IsAFileThatNamesItsOwnerAndGoesWithIt) {
   EXPECT_TRUE((*lock)->Beat().ok());
   lock->reset();
   EXPECT_THAT(*fs.List("run"), ElementsAre());
+}
+
+TEST(RunLock, OfAFolderWhoseFilesAreLinksIsRefusedByName) {
+  for (const char* target : {"home/bashrc", "none"}) {
+    MemoryFileSystem fs;
+    ASSERT_TRUE(fs.MakeFolder("run").ok() && fs.MakeFolder("home/archive").ok());
+    ASSERT_TRUE(ReplaceFile(fs, "home/bashrc", "theirs").ok());
+    fs.MakeLink("home/archive", "run/step-00000001");
+    EXPECT_TRUE(Acquire(fs, "a").ok());
+    fs.MakeLink(target, "run/latest");
+    const Lock lock = Acquire(fs, "a");
+    EXPECT_EQ(GetExitCode(lock.status()), ExitCode::kBadConfig) << lock.status();
+    EXPECT_THAT(std::string(lock.status().message()), HasSubstr("'run/latest' is a symbolic link"));
+    EXPECT_THAT(*fs.List("run"), ElementsAre("latest", "step-00000001"));
+  }
+}
+
+TEST(RunLock, TidiesUpFilesThatWereNeverFinished) {
+  MemoryFileSystem fs;
+  ASSERT_TRUE(fs.MakeFolder("run").ok());
+  const std::vector<std::string> others = {".deepnet-mine", ".deepnet-0123456789abcdeg"};
+  for (const std::string& name : others) ASSERT_TRUE(ReplaceFile(fs, "run/" + name, "").ok());
+  ASSERT_TRUE(ReplaceFile(fs, JoinPath("run", UnusedName()), "half").ok());
+  ASSERT_TRUE(Acquire(fs, "a").ok());
+  EXPECT_THAT(*fs.List("run"), UnorderedElementsAreArray(others));
 }
 
 TEST(RunLock, OfAProcessThatRunsIsRefusedAtOnce) {

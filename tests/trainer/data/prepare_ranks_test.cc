@@ -116,8 +116,8 @@ TEST(PrepareOnRanks, GivesTheBytesOfOneProcess) {
     for (int i = 0; i < one.report.pairs_size(); ++i) {
       EXPECT_EQ(many.report.pairs(i).ShortDebugString(), one.report.pairs(i).ShortDebugString());
     }
-    EXPECT_FALSE(fs::exists(folder.Path(absl::StrCat("on", ranks, ".tmp"))));
-    EXPECT_FALSE(fs::exists(folder.Path(absl::StrCat("on", ranks, "/scratch"))));
+    EXPECT_FALSE(fs::exists(folder.Path(absl::StrCat("on", ranks, ".deepnet-unfinished"))));
+    EXPECT_FALSE(fs::exists(folder.Path(absl::StrCat("on", ranks, "/.deepnet-scratch"))));
   }
 }
 
@@ -153,7 +153,7 @@ TEST(PrepareOnRanks, ADryRunSaysThePlanAndWritesNothing) {
   EXPECT_THAT(progress, AllOf(HasSubstr("planned: "), HasSubstr("3 language pairs"),
                               HasSubstr("on 64 ranks of a thread: ")));
   EXPECT_THAT(progress, Not(HasSubstr("prepare.table")));
-  EXPECT_FALSE(fs::exists(folder.Path("out.tmp")) || fs::exists(folder.Path("out")));
+  EXPECT_FALSE(fs::exists(folder.Path("out.deepnet-unfinished")) || fs::exists(folder.Path("out")));
 
   const std::string table =
       absl::StrCat("table { file: '", fs::absolute(testing::kUdhr).string(), "' languages: 'de' }");
@@ -210,11 +210,11 @@ void KeepScratch(const TempFolder& folder, const std::string& spec) {
   const auto say = [&](std::string_view line) {
     if (line.find("encoded ") == line.npos) return;
     fs::remove_all(saved, ignored);
-    fs::copy(folder.Path("out.tmp"), saved, fs::copy_options::recursive);
+    fs::copy(folder.Path("out.deepnet-unfinished"), saved, fs::copy_options::recursive);
   };
   ASSERT_TRUE(Prepare(PrepareSpecOf(spec), "out", folder.path(), say, {.block_lines = 64}).ok());
   fs::remove_all(folder.Path("out"));
-  fs::rename(saved, folder.Path("out.tmp"));
+  fs::rename(saved, folder.Path("out.deepnet-unfinished"));
 }
 
 TEST(PreparedParts, AnInterruptedPreparationFindsScansTokenizerAndBlocks) {
@@ -236,8 +236,10 @@ TEST(PreparedParts, ADamagedPartIsMadeAgain) {
   ASSERT_TRUE(PrepareOn(1, folder, kSpec, "fresh").status.ok());
   KeepScratch(folder, kSpec);
   int damaged = 0;
-  for (const auto& entry : fs::directory_iterator(folder.Path("out.tmp/scratch"))) {
-    const std::string name = "out.tmp/scratch/" + entry.path().filename().string();
+  for (const auto& entry :
+       fs::directory_iterator(folder.Path("out.deepnet-unfinished/.deepnet-scratch"))) {
+    const std::string name =
+        "out.deepnet-unfinished/.deepnet-scratch/" + entry.path().filename().string();
     if (entry.path().extension() != ".pairs" && entry.path().extension() != ".bits") continue;
     std::string bytes = folder.Read(name);
     bytes[bytes.size() / 2] ^= 1;
@@ -292,7 +294,8 @@ TEST(PreparedParts, ACorpusBetweenItsTwoRenamingsIsFound) {
   const TempFolder folder;
   WriteOpus(folder);
   ASSERT_TRUE(PrepareOn(1, folder, kSpec, "out").status.ok());
-  fs::rename(folder.Path("out"), folder.Path("out.old"));
+  fs::create_directories(folder.Path("out.deepnet-unfinished/.deepnet-scratch"));
+  fs::rename(folder.Path("out"), folder.Path("out.deepnet-unfinished/.deepnet-scratch/replaced"));
   const Outcome again = PrepareOn(1, folder, kSpec, "out");
   EXPECT_TRUE(again.report.reused()) << again.status;
 }
@@ -323,7 +326,7 @@ TEST(PreparedParts, AreNotWrittenIntoAFileOfThatName) {
   KeepScratch(folder, kSpec);
   fs::create_directory(folder.Path("opened"));
   std::vector<fs::path> opened;
-  const fs::path scratch = folder.Path("out.tmp/scratch");
+  const fs::path scratch = folder.Path("out.deepnet-unfinished/.deepnet-scratch");
   for (const auto& entry : fs::directory_iterator(scratch)) {
     const fs::path& path = entry.path();
     if (path.extension() == ".part") fs::remove(path);
@@ -348,7 +351,8 @@ TEST(PreparedParts, AreNotWrittenIntoAFileOfThatName) {
 int NumClaims(const TempFolder& folder) {
   int claims = 0;
   std::error_code none;  // iterates over nothing
-  for (const auto& entry : fs::directory_iterator(folder.Path("out.tmp/scratch"), none)) {
+  for (const auto& entry :
+       fs::directory_iterator(folder.Path("out.deepnet-unfinished/.deepnet-scratch"), none)) {
     claims += entry.path().extension() == kClaimEnd ? 1 : 0;
   }
   return claims;

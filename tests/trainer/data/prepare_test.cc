@@ -38,6 +38,7 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::Contains;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsSupersetOf;
 using testing::kUdhr;
@@ -76,15 +77,6 @@ void ExpectCountsAddUp(const CorpusReport& report) {
   }
 }
 
-// Everything below the folder, relative.
-std::vector<std::string> FilesBelow(const std::string& folder) {
-  std::vector<std::string> files;
-  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
-    files.push_back(fs::relative(entry.path(), folder).string());
-  }
-  return files;
-}
-
 std::string Message(const absl::StatusOr<CorpusReport>& report) {
   return std::string(report.status().message());
 }
@@ -108,7 +100,7 @@ TEST(Prepare, MakesACorpusOfOpusFolders) {
             (std::vector<std::string>{"de-en", "en-de", "en-fr", "en-ru", "fr-en", "ru-en"}));
   EXPECT_THAT(folder.Read("out/report.json"), HasSubstr("\"directions\": [\"de-en\", \"en-de\"]"));
   EXPECT_THAT(ReportTable(*report), HasSubstr("de-en"));
-  EXPECT_FALSE(fs::exists(folder.Path("out.tmp")));
+  EXPECT_FALSE(fs::exists(folder.Path("out.deepnet-unfinished")));
 }
 
 TEST(Prepare, SaysFirstHowLargeTheCorpusIsGoingToBe) {
@@ -279,7 +271,7 @@ TEST(Prepare, RefusesUnevenTextsNamingFilesAndLines) {
                                      HasSubstr("opus.de-en-train.de after line 41")));
   EXPECT_EQ(GetExitCode(report.status()), ExitCode::kData);
   EXPECT_FALSE(fs::exists(folder.Path("out")));
-  EXPECT_FALSE(fs::exists(folder.Path("out.tmp")));
+  EXPECT_FALSE(fs::exists(folder.Path("out.deepnet-unfinished")));
 }
 
 TEST(Prepare, RefusesBadUtf8InDevAndTestNamingFileAndLine) {
@@ -482,16 +474,56 @@ TEST(Prepare, NeverTouchesAFolderThatIsNoCorpus) {
   EXPECT_EQ(folder.Read("out/thesis.txt"), "years of work");
 }
 
+TEST(Prepare, LeavesAloneWhatOthersHaveBesideItsFolder) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  ASSERT_TRUE(PrepareIn(folder, "opus100_folder: 'opus'").ok());
+  folder.Write("out.old/NOTES", "a backup");
+  folder.Write("out.tmp/mine/y", "x");
+  folder.Write("out/scratch/z", "x");
+  ASSERT_TRUE(PrepareIn(folder, "opus100_folder: 'opus'").ok());
+  EXPECT_EQ(folder.Read("out/scratch/z"), "x");
+  ASSERT_TRUE(PrepareIn(folder, "opus100_folder: 'opus' seed: 5 replace: true").ok());
+  EXPECT_EQ(folder.Read("out.old/NOTES"), "a backup");
+  EXPECT_EQ(folder.Read("out.tmp/mine/y"), "x");
+}
+
+TEST(Prepare, EntersNoLinkThatStandsWhereItWorks) {
+  for (const char* link : {"out.deepnet-unfinished", "out.deepnet-unfinished/.deepnet-scratch",
+                           "out.deepnet-unfinished/other", ".out.lock"}) {
+    const TempFolder folder;
+    WriteOpus(folder);
+    folder.Write("home/thesis.part", "years of work");
+    fs::create_directories(fs::path(folder.Path(link)).parent_path());
+    fs::create_directory_symlink(folder.Path("home"), folder.Path(link));
+    const bool is_lock = std::string_view(link) == ".out.lock";
+    EXPECT_EQ(PrepareIn(folder, "opus100_folder: 'opus'").ok(), !is_lock) << link;
+    EXPECT_THAT(folder.FilesBelow("home"), ElementsAre("thesis.part")) << link;
+    EXPECT_EQ(fs::is_symlink(folder.Path("out")), false) << link;
+  }
+}
+
+TEST(Prepare, ReplacesNoFolderThatHoldsItsText) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  ASSERT_TRUE(PrepareIn(folder, "opus100_folder: 'opus'").ok());
+  fs::rename(folder.Path("opus"), folder.Path("out/opus"));
+  const absl::Status status =
+      PrepareIn(folder, "opus100_folder: 'out/opus' seed: 5 replace: true").status();
+  EXPECT_THAT(std::string(status.message()), HasSubstr("out holds the text "));
+  EXPECT_TRUE(fs::exists(folder.Path("out/opus")));
+}
+
 TEST(Prepare, TidiesUpWhatAnInterruptedOneLeft) {
   const TempFolder folder;
   WriteOpus(folder);
-  folder.Write("out.tmp/scratch/junk", "left");
-  folder.Write("out.tmp/train.de-en.pairs", "half");
-  EXPECT_FALSE(Corpus::Open(folder.Path("out.tmp")).ok());
+  folder.Write("out.deepnet-unfinished/.deepnet-scratch/junk", "left");
+  folder.Write("out.deepnet-unfinished/train.de-en.pairs", "half");
+  EXPECT_FALSE(Corpus::Open(folder.Path("out.deepnet-unfinished")).ok());
   ASSERT_TRUE(PrepareIn(folder, "opus100_folder: 'opus'").ok());
-  EXPECT_FALSE(fs::exists(folder.Path("out.tmp")));
-  EXPECT_THAT(FilesBelow(folder.Path("out")),
-              AllOf(Not(Contains("scratch")), Not(Contains(HasSubstr("junk"))),
+  EXPECT_FALSE(fs::exists(folder.Path("out.deepnet-unfinished")));
+  EXPECT_THAT(folder.FilesBelow("out"),
+              AllOf(Not(Contains(".deepnet-scratch")), Not(Contains(HasSubstr("junk"))),
                     IsSupersetOf({"manifest.textproto", "report.json", "tokenizer.model",
                                   "train.de-en.pairs", "dev.de-en.de", "test.en-ru.ru"})));
 }

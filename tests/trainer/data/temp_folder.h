@@ -6,6 +6,7 @@
 #include <sstream>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -41,6 +42,15 @@ class TempFolder {
     std::filesystem::create_directories(file.parent_path());
     std::ofstream(file, std::ios::binary) << bytes;
     return file.string();
+  }
+
+  // Returns the paths of all that is below `folder`, relative to it.
+  std::vector<std::string> FilesBelow(std::string_view folder) const {
+    std::vector<std::string> paths;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(path_ / folder)) {
+      paths.push_back(std::filesystem::relative(entry.path(), path_ / folder).string());
+    }
+    return paths;
   }
 
   std::string Read(std::string_view name) const { return ReadFile(path_ / name); }

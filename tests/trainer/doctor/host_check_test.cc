@@ -74,7 +74,7 @@ class WithoutRename final : public FileSystem {
     return inner_.ReadAt(path, offset, buffer);
   }
   absl::StatusOr<int64_t> Size(const std::string& path) override { return inner_.Size(path); }
-  absl::StatusOr<bool> Exists(const std::string& path) override { return inner_.Exists(path); }
+  absl::StatusOr<FileType> TypeOf(const std::string& path) override { return inner_.TypeOf(path); }
   absl::StatusOr<std::vector<std::string>> List(const std::string& folder) override {
     return inner_.List(folder);
   }
@@ -82,6 +82,7 @@ class WithoutRename final : public FileSystem {
     return absl::UnimplementedError("not supported");
   }
   absl::Status Delete(const std::string& path) override { return inner_.Delete(path); }
+  absl::Status DeleteTree(const std::string& path) override { return inner_.DeleteTree(path); }
   absl::Status MakeFolder(const std::string& path) override { return inner_.MakeFolder(path); }
   absl::Status SyncFolder(const std::string& path) override { return inner_.SyncFolder(path); }
 

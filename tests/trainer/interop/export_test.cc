@@ -243,7 +243,7 @@ TEST(Export, OfAModelWhoseRowsDependOnEachOtherIsRefusedByName) {
     const absl::Status status = ExportCheckpoint(fs, kSource, "out", {.format = format}).status();
     EXPECT_EQ(GetExitCode(status), ExitCode::kCheckpoint);
     EXPECT_THAT(std::string(status.message()), HasSubstr("model.norm: BATCH_NORM"));
-    EXPECT_FALSE(*fs.Exists("out"));
+    EXPECT_FALSE(*Exists(fs, "out"));
   }
 }
 
@@ -257,7 +257,7 @@ TEST(Export, ToMarianOfWhatItCannotComputeNamesAllOfIt) {
   EXPECT_EQ(GetExitCode(status), ExitCode::kCheckpoint);
   EXPECT_THAT(std::string(status.message()), HasSubstr("residual is PRE_LN"));
   EXPECT_THAT(std::string(status.message()), HasSubstr("tied_embeddings is TIE_DECODER"));
-  EXPECT_FALSE(*fs.Exists("marian"));
+  EXPECT_FALSE(*Exists(fs, "marian"));
 }
 
 TEST(Export, OfACheckpointWithoutAModelOrWithAnotherTokenizerIsRefused) {
@@ -283,6 +283,20 @@ TEST(Export, IntoAFolderThatHoldsSomethingIsRefused) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("'run' is not empty"));
 }
 
+TEST(Export, LeavesAloneWhatOthersHaveBesideItsOutputAndBehindLinks) {
+  MemoryFileSystem fs;
+  SaveModel(fs, SampleModel(DEEPNORM));
+  ASSERT_TRUE(fs.MakeFolder("home").ok() && fs.MakeFolder("out.tmp").ok());
+  ASSERT_TRUE(ReplaceFile(fs, "home/thesis", "years of work").ok());
+  ASSERT_TRUE(ReplaceFile(fs, "out.tmp/file", "somebody's").ok());
+  fs.MakeLink("home", "out.deepnet-unfinished");
+  ASSERT_TRUE(ExportCheckpoint(fs, kSource, "out", {}).ok());
+  EXPECT_EQ(*ReadWholeFile(fs, "home/thesis", 100), "years of work");
+  EXPECT_EQ(fs.List("home")->size(), 1u);
+  EXPECT_EQ(*ReadWholeFile(fs, "out.tmp/file", 100), "somebody's");
+  EXPECT_EQ(*fs.TypeOf("out"), FileType::kFolder);
+}
+
 TEST(Export, StoppedAtAnyCallLeavesAWholeFolderOrNoneAndCanBeRunAgain) {
   int64_t calls = 0;
   std::string whole;
@@ -300,7 +314,7 @@ TEST(Export, StoppedAtAnyCallLeavesAWholeFolderOrNoneAndCanBeRunAgain) {
     fs.StopAfter(stop);
     EXPECT_FALSE(ExportCheckpoint(fs, kSource, "hf", {}).ok()) << stop;
     fs.Crash(deepnet::testing::CrashKind::kLoseSome, static_cast<uint64_t>(stop));
-    if (!*fs.Exists("hf")) {
+    if (!*Exists(fs, "hf")) {
       ASSERT_TRUE(ExportCheckpoint(fs, kSource, "hf", {}).ok()) << stop;
     }
     EXPECT_EQ(*ReadWholeFile(fs, "hf/model.safetensors", 1 << 20), whole) << stop;
@@ -314,7 +328,7 @@ TEST(Export, BeyondItsMemoryIsRefusedBeforeItBegins) {
   const absl::Status status =
       ExportCheckpoint(fs, kSource, "hf", {.tool = {.memory_bytes = int64_t{9} << 20}}).status();
   EXPECT_EQ(GetExitCode(status), ExitCode::kDoesNotFit);
-  EXPECT_FALSE(*fs.Exists("hf"));
+  EXPECT_FALSE(*Exists(fs, "hf"));
 }
 
 }  // namespace

@@ -39,7 +39,7 @@ class M2mFolder : public Memory, public testing::M2mFolder {
   std::string Refusal() {
     const absl::Status status = ImportFolder(fs_, "m2m", "run", {}).status();
     EXPECT_EQ(GetExitCode(status), ExitCode::kCheckpoint) << status;
-    EXPECT_FALSE(*fs_.Exists("run"));
+    EXPECT_FALSE(*Exists(fs_, "run"));
     return std::string(status.message());
   }
 };

@@ -80,7 +80,7 @@ class M2mFolder {
                          }});
     }
     const std::string file = JoinPath(folder_, "model.safetensors");
-    if (*files_.Exists(file)) {
+    if (*Exists(files_, file)) {
       ASSERT_TRUE(files_.Delete(file).ok());
     }
     ASSERT_TRUE(WriteSafetensors(files_, folder_, tensors, {}, {}).ok());

@@ -20,12 +20,11 @@ namespace deepnet {
 namespace {
 
 // Reads step and state from a name in a run folder; nullopt if it is no checkpoint.
-std::optional<ListedCheckpoint> FromName(const std::string& run_folder, std::string name) {
+std::optional<ListedCheckpoint> FromName(const std::string& run_folder, const std::string& name) {
   ListedCheckpoint listed{.folder = JoinPath(run_folder, name)};
-  if (absl::EndsWith(name, kTemporarySuffix)) listed.state = CheckpointState::kUnfinished;
-  if (absl::EndsWith(name, kReplacedSuffix)) listed.state = CheckpointState::kReplaced;
-  if (listed.state != CheckpointState::kIntact) name.resize(name.size() - 4);
-  const std::optional<int64_t> step = StepOfCheckpointName(name);
+  if (StateEnd(name) == kUnfinishedEnd) listed.state = CheckpointState::kUnfinished;
+  if (StateEnd(name) == kReplacedEnd) listed.state = CheckpointState::kReplaced;
+  const std::optional<int64_t> step = StepOfCheckpointFolder(name);
   if (!step.has_value()) return std::nullopt;
   listed.step = *step;
   return listed;
@@ -80,7 +79,6 @@ absl::Status Examine(FileSystem& fs, ListDepth depth, const ToolOptions& options
 }
 
 bool IsPointer(const std::string& name) {
-  if (absl::EndsWith(name, kTemporarySuffix)) return false;
   return name == kLatestPointer || absl::StartsWith(name, kBestPointerPrefix);
 }
 

@@ -20,7 +20,7 @@ constexpr int64_t kMaxVocabularyBytes = int64_t{64} << 20;
 constexpr const char* kVocabularyFiles[] = {kRunTokenizerFile, kRunLanguagesFile};
 
 bool IsLeftOver(const std::string& name) {
-  if (absl::EndsWith(name, kTemporarySuffix)) return true;
+  if (absl::EndsWith(name, kUnfinishedEnd)) return true;
   return std::ranges::count(kVocabularyFiles, name) > 0;
 }
 
@@ -31,7 +31,7 @@ SpreadWriter::SpreadWriter(FileSystem& fs, std::string run_folder, const SpreadS
     : fs_(fs),
       run_folder_(std::move(run_folder)),
       folder_(JoinPath(run_folder_, CheckpointName(manifest.step()))),
-      temporary_folder_(absl::StrCat(folder_, kTemporarySuffix)),
+      temporary_folder_(absl::StrCat(folder_, kUnfinishedEnd)),
       shape_(shape),
       manifest_(std::move(manifest)),
       end_file_(shape.num_files) {
@@ -42,7 +42,7 @@ SpreadWriter::SpreadWriter(FileSystem& fs, std::string run_folder, const SpreadS
 SpreadWriter::~SpreadWriter() {
   syncing_.Wait().IgnoreError();
   file_.reset();
-  if (owns_folder_) DeleteTree(fs_, temporary_folder_).IgnoreError();
+  if (owns_folder_) fs_.DeleteTree(temporary_folder_).IgnoreError();
 }
 
 int64_t FirstElementOf(const SpreadShape& shape, int file) {
@@ -99,9 +99,9 @@ absl::Status SpreadWriter::OpenFile() {
   if (!shares_ && index == 0) RETURN_IF_ERROR(Begin());
   ShardFile& description = *manifest_.add_files();
   description.set_file(TensorFileName(index, shape_.num_files));
-  ASSIGN_OR_RETURN(
-      file_, CheckpointError(fs_.OpenForAppend(JoinPath(temporary_folder_, description.file())),
-                             "writing a checkpoint"));
+  ASSIGN_OR_RETURN(file_,
+                   CheckpointError(fs_.CreateNew(JoinPath(temporary_folder_, description.file())),
+                                   "writing a checkpoint"));
   blocks_.emplace(*file_, manifest_.block_bytes(), description);
   return absl::OkStatus();
 }
@@ -158,13 +158,12 @@ absl::Status CheckOutputFolder(FileSystem& fs, const std::string& folder, bool m
 
 absl::Status CopyVocabulary(FileSystem& fs, const std::string& from, const std::string& to) {
   const auto copy = [&]() -> absl::Status {
-    RETURN_IF_ERROR(fs.MakeFolder(to));
     for (const char* name : kVocabularyFiles) {
-      ASSIGN_OR_RETURN(const bool exists, fs.Exists(JoinPath(from, name)));
+      ASSIGN_OR_RETURN(const bool exists, Exists(fs, JoinPath(from, name)));
       if (!exists) continue;
       ASSIGN_OR_RETURN(const std::string contents,
                        ReadWholeFile(fs, JoinPath(from, name), kMaxVocabularyBytes));
-      RETURN_IF_ERROR(ReplaceFile(fs, JoinPath(to, name), contents));
+      RETURN_IF_ERROR(WriteVocabularyFile(fs, to, name, contents));
     }
     return absl::OkStatus();
   };

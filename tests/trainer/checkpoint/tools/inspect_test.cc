@@ -71,8 +71,8 @@ TEST_F(RunFolder, DamageIsNamed) {
 }
 
 TEST_F(RunFolder, UnfinishedAndReplacedOnesAreToldApart) {
-  ASSERT_TRUE(fs_.Rename("run/step-00000010", "run/step-00000010.old").ok());
-  ASSERT_TRUE(fs_.Rename("run/step-00000020", "run/step-00000020.tmp").ok());
+  ASSERT_TRUE(fs_.Rename("run/step-00000010", "run/step-00000010.deepnet-replaced").ok());
+  ASSERT_TRUE(fs_.Rename("run/step-00000020", "run/step-00000020.deepnet-unfinished").ok());
   const RunListing listing = List();
   EXPECT_EQ(listing.checkpoints[0].state, CheckpointState::kReplaced);
   EXPECT_EQ(listing.checkpoints[1].state, CheckpointState::kUnfinished);

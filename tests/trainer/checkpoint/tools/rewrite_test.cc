@@ -258,12 +258,12 @@ TEST(Reshard, ProgressGrowsToAllBytes) {
 TEST(Reshard, OfTheGoldenCheckpointIsReadable) {
   const std::unique_ptr<FileSystem> fs = MakePosixFileSystem();
   const std::string output = JoinPath(::testing::TempDir(), "reshard-golden");
-  DeleteTree(*fs, output).IgnoreError();
+  fs->DeleteTree(output).IgnoreError();
   const auto folder =
       ReshardCheckpoint(*fs, "tests/golden/checkpoint-v1/step-00000003", 4, output, {});
   ASSERT_TRUE(folder.ok()) << folder.status();
   ExpectHoldsSample(*fs, *folder, 3);
-  ASSERT_TRUE(DeleteTree(*fs, output).ok());
+  ASSERT_TRUE(fs->DeleteTree(output).ok());
 }
 
 TEST(Reshard, CopiesWhatTranslatingNeeds) {
