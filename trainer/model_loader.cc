@@ -209,7 +209,9 @@ namespace {
 
 // Returns the vocabulary beside a checkpoint, which must be the one that it was made with.
 absl::StatusOr<std::unique_ptr<Vocabulary>> VocabularyOf(const FoundModel& found) {
-  const std::filesystem::path folder = std::filesystem::absolute(found.folder).lexically_normal();
+  std::error_code ignored;
+  const std::filesystem::path folder =
+      std::filesystem::absolute(found.folder, ignored).lexically_normal();
   ASSIGN_OR_RETURN(std::unique_ptr<Vocabulary> vocabulary,
                    LoadVocabulary(folder.parent_path().string()));
   if (vocabulary->hash() == found.manifest.tokenizer_hash()) return vocabulary;

@@ -154,8 +154,8 @@ absl::Status RunResolver::OpenCorpus() {
 
 absl::StatusOr<std::optional<FoundCheckpoint>> RunResolver::LookForEarlierRun() {
   const std::string& folder = resolved_.folder;
-  if (options_.require_empty && std::filesystem::exists(folder) &&
-      !std::filesystem::is_empty(folder)) {
+  const absl::StatusOr<std::vector<std::string>> names = fs_.List(folder);
+  if (options_.require_empty && names.ok() && !names->empty()) {
     return WithExitCode(
         absl::AlreadyExistsError(absl::StrCat("--require-empty: ", resolved_.run.folder(),
                                               " is not empty; name another run folder")),

@@ -83,7 +83,10 @@ Flag OutputFlag() {
 
 absl::StatusOr<std::string> OutputFolder(const CommandLine& line) {
   if (line.flags.Text("output").empty()) return BadFlag("--output: required");
-  return WithoutSlash(ResolvePath(line, line.flags.Text("output")));
+  absl::StatusOr<std::string> output = FollowOwnLinks(ResolvePath(line, line.flags.Text("output")));
+  if (!output.ok())
+    return WithExitCode(WithPrefix("--output", output.status()), ExitCode::kBadConfig);
+  return output;
 }
 
 // --no-sync, and the file system that writes accordingly.

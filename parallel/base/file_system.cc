@@ -362,6 +362,34 @@ std::string ParentFolder(std::string_view path) {
   return std::string(slash == 0 ? "/" : path.substr(0, slash));
 }
 
+absl::StatusOr<std::string> FollowOwnLinks(std::string path) {
+  constexpr int kMaxLinks = 40;  // as the kernel
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  struct stat info;
+  for (int links = 0; lstat(path.c_str(), &info) == 0 && S_ISLNK(info.st_mode); ++links) {
+    if (info.st_uid != geteuid() && info.st_uid != 0) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("'", path, "' is a symbolic link that another user made"));
+    }
+    std::error_code error;
+    const auto target = std::filesystem::read_symlink(path, error);
+    if (error || links == kMaxLinks) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("'", path, "' is a symbolic link to itself"));
+    }
+    path = (std::filesystem::path(ParentFolder(path)) / target).lexically_normal().string();
+    while (path.size() > 1 && path.back() == '/') path.pop_back();
+  }
+  return path;
+}
+
+bool IsMountPoint(const std::string& path) {
+  struct statx info;
+  return statx(AT_FDCWD, path.c_str(), AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT, STATX_TYPE, &info) ==
+             0 &&
+         (info.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0;
+}
+
 bool LiesIn(const std::string& path, const std::string& folder) {
   std::error_code error;
   const auto inner = std::filesystem::weakly_canonical(path, error);

@@ -120,6 +120,14 @@ std::string JoinPath(std::string_view folder, std::string_view name);
 // Returns the folder that holds `path`: "." for a bare name, "/" for a name at the root.
 std::string ParentFolder(std::string_view path);
 
+// Returns where `path` leads: links at its end are followed, as users make them to where there is
+// room. FailedPrecondition at one of another user, who could lead the program anywhere; root's are
+// followed.
+absl::StatusOr<std::string> FollowOwnLinks(std::string path);
+
+// Returns true if something is mounted at `path`, so that it can be neither renamed nor replaced.
+bool IsMountPoint(const std::string& path);
+
 // Returns true if `path` is `folder` or in it, once the links of both are followed.
 bool LiesIn(const std::string& path, const std::string& folder);
 

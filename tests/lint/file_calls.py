@@ -75,6 +75,8 @@ REASONS = {
         "O_RDWR | O_CREAT": "the lock; O_NOFOLLOW, and nothing is written",
         "DeleteTree(context_.temporary)": UNFINISHED,
         "files_->Delete(path)": "a link with that name",
+        "files_->Delete(manifest)": "the corpus that is replaced",
+        "DeleteIfThere(*files_, JoinPath(context_.output, file.name()))": "a file that its manifest lists",
         "files_->DeleteTree(path));": "in the folder whose name ends in kUnfinishedEnd",
         "DeleteIfThere(*files_, context_.OutputScratch())": "a name that only Publish() gives",
     },
@@ -94,6 +96,7 @@ REASONS = {
     "trainer/interop/export.cc": {
         "DeleteIfThere(fs, folder)": UNFINISHED,
         "fs.DeleteTree(temporary)": UNFINISHED,
+        "fs.Delete(temporary)": UNFINISHED + "; empty",
     },
     "launch/bundle.sh": {"rm -rf \"$work\"": "mktemp"},
     "launch/corpora/back_translate.sh": {"mv \"$new\"": "mktemp"},

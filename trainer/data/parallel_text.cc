@@ -230,15 +230,18 @@ absl::Status AddOpusFolder(const PrepareSpec& spec, const std::string& root, Tex
   std::vector<fs::path> folders;
   // The corpus as published has its pairs one level further down.
   for (const std::string& folder : {top, top + "/supervised", top + "/zero-shot"}) {
-    std::error_code error;
-    for (const auto& entry : fs::directory_iterator(folder, error)) {
-      if (entry.is_directory()) folders.push_back(entry.path());
+    const absl::StatusOr<std::vector<std::string>> names = MakePosixFileSystem()->List(folder);
+    if (!names.ok() && folder == top) {
+      std::error_code ignored;
+      return absl::NotFoundError(absl::StrCat("prepare.opus100_folder: ",
+                                              fs::is_regular_file(top, ignored)
+                                                  ? absl::StrCat(top, " is a file, not a folder")
+                                                  : std::string(names.status().message())));
     }
-    if (error && folder == top) {
-      return absl::NotFoundError(absl::StrCat("prepare.opus100_folder: ", top,
-                                              error == std::errc::not_a_directory
-                                                  ? " is a file, not a folder"
-                                                  : absl::StrCat(": ", error.message())));
+    for (const std::string& name : names.ok() ? *names : std::vector<std::string>()) {
+      std::error_code ignored;
+      const fs::path path = fs::path(folder) / name;
+      if (fs::is_directory(path, ignored)) folders.push_back(path);
     }
   }
   std::sort(folders.begin(), folders.end());
@@ -440,13 +443,7 @@ absl::Status AddTables(const PrepareSpec& spec, const std::string& root, const s
   for (LanguagePairTexts& pair : *texts) {
     map[{pair.first, pair.second, pair.tag}] = std::move(pair);
   }
-  std::vector<std::string> names;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(folder, error)) {
-    names.push_back(entry.path().filename().string());
-  }
-  if (error) return absl::UnavailableError(absl::StrCat(folder, ": ", error.message()));
-  std::sort(names.begin(), names.end());
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, MakePosixFileSystem()->List(folder));
   for (int i = 0; i < spec.table_size(); ++i) {
     for (const std::string& name : names) {
       if (!absl::StartsWith(name, TableStem(i))) continue;

@@ -93,7 +93,7 @@ absl::Status Join(PrepareContext& context) {
     const auto file_system = MakePosixFileSystem();
     RETURN_IF_ERROR(CheckSameFolder(context.world, *file_system, context.temporary));
   }
-  fs::create_directories(context.OwnFolder());
+  RETURN_IF_ERROR(MakePosixFileSystem()->MakeFolder(context.OwnFolder()));
   ASSIGN_OR_RETURN(const std::vector<std::string> hosts, AllGatherText(context.world, HostName()));
   ASSIGN_OR_RETURN(const std::vector<std::string> cores,
                    AllGatherText(context.world, UsableCoreList()));
@@ -292,7 +292,12 @@ absl::StatusOr<CorpusReport> Prepare(const PrepareSpec& spec, const std::string&
                                      const std::string& root, const ProgressFn& progress,
                                      const PrepareOptions& options) {
   DEEPNET_CHECK(!folder.empty()) << "data.folder";
-  PrepareContext context(spec, folder, root, progress, options);
+  std::error_code error;
+  const std::string path = fs::absolute(Rooted(root, folder), error).lexically_normal().string();
+  const absl::StatusOr<std::string> output = FollowOwnLinks(path);
+  if (!output.ok())
+    return WithExitCode(WithPrefix("data.folder", output.status()), ExitCode::kData);
+  PrepareContext context(spec, *output, root, progress, options);
   absl::StatusOr<CorpusReport> report = RunStages(context);
   if (report.ok()) return report;
   return WithExitCode(report.status(), ExitCode::kData);

@@ -147,7 +147,8 @@ absl::Status EncodedBlocks::EncodeOne(const EncodeSpec& encode, const std::vecto
   ASSIGN_OR_RETURN(const uint64_t hash, HashFile(path));
   CorpusFile& file = *part.add_files();
   file.set_name(name);
-  file.set_bytes(static_cast<int64_t>(fs::file_size(path)));
+  ASSIGN_OR_RETURN(const int64_t bytes, MakePosixFileSystem()->Size(path));
+  file.set_bytes(bytes);
   file.set_hash(hash);
   *part.add_blocks() = *it->block;
   *part.mutable_counts() = MakePairReport(texts, "train", totals);
@@ -180,7 +181,8 @@ absl::StatusOr<CorpusFile> EncodedBlocks::WriteShard(const LanguagePairTexts& te
   const std::string path = absl::StrCat(context_.temporary, "/", file.name());
   RETURN_IF_ERROR(LinkOrCopy(sources, path));
   ASSIGN_OR_RETURN(const Shard shard, Shard::Open(path));
-  file.set_bytes(static_cast<int64_t>(fs::file_size(path)));
+  ASSIGN_OR_RETURN(const int64_t bytes, MakePosixFileSystem()->Size(path));
+  file.set_bytes(bytes);
   file.set_hash(shard.content_hash());
   return file;
 }

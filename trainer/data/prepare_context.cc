@@ -17,14 +17,13 @@ namespace fs = std::filesystem;
 
 constexpr char kScratch[] = "/.deepnet-scratch";  // in the temporary folder
 
-std::string OutputPath(const std::string& folder, const std::string& root) {
-  const fs::path path = fs::absolute(Rooted(root, folder)).lexically_normal();
-  return (path.has_filename() ? path : path.parent_path()).string();
+std::string TemporaryPath(const std::string& output) {
+  return IsMountPoint(output) ? JoinPath(output, kUnfinishedEnd) : output + kUnfinishedEnd;
 }
 
 }  // namespace
 
-PrepareContext::PrepareContext(const PrepareSpec& spec, const std::string& folder,
+PrepareContext::PrepareContext(const PrepareSpec& spec, const std::string& output,
                                const std::string& root, const ProgressFn& progress,
                                const PrepareOptions& options)
     : spec(spec),
@@ -32,8 +31,8 @@ PrepareContext::PrepareContext(const PrepareSpec& spec, const std::string& folde
       progress(progress),
       options(options),
       world(options.world != nullptr ? *options.world : alone),
-      output(OutputPath(folder, root)),
-      temporary(output + kUnfinishedEnd),
+      output(output),
+      temporary(TemporaryPath(output)),
       start(SecondsNow()),
       parts(Scratch()) {}
 

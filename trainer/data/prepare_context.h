@@ -23,7 +23,7 @@ namespace deepnet {
 
 struct PrepareContext {
   // The arguments of Prepare(), borrowed.
-  PrepareContext(const PrepareSpec& spec, const std::string& folder, const std::string& root,
+  PrepareContext(const PrepareSpec& spec, const std::string& output, const std::string& root,
                  const ProgressFn& progress, const PrepareOptions& options);
 
   bool IsFirst() const { return world.rank() == 0; }
@@ -70,7 +70,7 @@ struct PrepareContext {
   SelfCommunicator alone;
   Communicator& world;
   const std::string output;     // absolute
-  const std::string temporary;  // becomes `output`
+  const std::string temporary;  // becomes `output`, or lies in it if that is a mount point
   const double start;           // of SecondsNow()
   const PartStore parts;        // in Scratch()
   bool has_parts = false;       // there is something to continue with

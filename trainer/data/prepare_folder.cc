@@ -91,24 +91,34 @@ absl::StatusOr<std::optional<CorpusReport>> CorpusFolder::Claim() {
                                                       error.message()));
   }
   const std::string lock_file =
-      (output.parent_path() / absl::StrCat(".", output.filename().string(), ".lock")).string();
+      IsInside() ? JoinPath(output.string(), ".deepnet-lock")
+                 : (output.parent_path() / absl::StrCat(".", output.filename().string(), ".lock"))
+                       .string();
   ASSIGN_OR_RETURN(lock_,
                    Lock::Take(lock_file, [this](const std::string& line) { context_.Say(line); }));
   for (const std::string& path : {context_.temporary, context_.Scratch()}) {
     ASSIGN_OR_RETURN(const FileType type, files_->TypeOf(path));
     if (type == FileType::kLink) RETURN_IF_ERROR(files_->Delete(path));
   }
-  // A process that was killed between the two renamings of Publish().
-  ASSIGN_OR_RETURN(const bool replaced, Exists(*files_, ReplacedPath()));
-  if (replaced && !fs::exists(context_.output)) {
-    RETURN_IF_ERROR(files_->Rename(ReplacedPath(), context_.output));
-  }
+  RETURN_IF_ERROR(FinishPublishing());
   ASSIGN_OR_RETURN(std::optional<CorpusReport> existing, FindExisting());
   if (existing.has_value()) return existing;
   RETURN_IF_ERROR(files_->MakeFolder(context_.Scratch()));
   owns_temporary_ = true;
   RETURN_IF_ERROR(TidyUp());
   return std::nullopt;
+}
+
+// After a process that was killed in Publish().
+absl::Status CorpusFolder::FinishPublishing() {
+  if (IsInside()) {
+    ASSIGN_OR_RETURN(const bool complete,
+                     Exists(*files_, JoinPath(context_.temporary, kCorpusManifest)));
+    return complete ? PublishInside() : absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(const bool exists, Exists(*files_, context_.output));
+  ASSIGN_OR_RETURN(const bool replaced, Exists(*files_, ReplacedPath()));
+  return replaced && !exists ? files_->Rename(ReplacedPath(), context_.output) : absl::OkStatus();
 }
 
 absl::Status CorpusFolder::TidyUp() {
@@ -130,14 +140,20 @@ absl::Status CorpusFolder::TidyUp() {
 }
 
 absl::StatusOr<std::optional<CorpusReport>> CorpusFolder::FindExisting() {
-  if (fs::is_regular_file(context_.output)) {
+  ASSIGN_OR_RETURN(const FileType type, files_->TypeOf(context_.output));
+  if (type == FileType::kNone) return std::nullopt;
+  if (type != FileType::kFolder) {
     return absl::FailedPreconditionError(
         absl::StrCat("data.folder: ", context_.output, " is a file, not a folder"));
   }
-  if (!fs::exists(context_.output) || fs::is_empty(context_.output)) return std::nullopt;
+  ASSIGN_OR_RETURN(std::vector<std::string> names, files_->List(context_.output));
+  std::erase_if(names, [](const std::string& name) {  // what a file system has, and what is ours
+    return name == "lost+found" || absl::StartsWith(name, ".deepnet-");
+  });
+  if (names.empty()) return std::nullopt;
   const absl::StatusOr<Corpus> corpus = Corpus::Open(context_.output);
-  if (absl::IsNotFound(corpus.status()) &&
-      !fs::exists(absl::StrCat(context_.output, "/", kCorpusManifest))) {
+  const bool has_manifest = std::count(names.begin(), names.end(), kCorpusManifest) > 0;
+  if (absl::IsNotFound(corpus.status()) && !has_manifest) {
     return absl::FailedPreconditionError(
         absl::StrCat("data.folder: ", context_.output, " exists and is no prepared corpus"));
   }
@@ -192,6 +208,7 @@ absl::StatusOr<std::string> CorpusFolder::DifferenceFrom(const CorpusManifest& m
 
 absl::Status CorpusFolder::Publish() {
   RETURN_IF_ERROR(files_->SyncFolder(context_.temporary));
+  if (IsInside()) return PublishInside();
   ASSIGN_OR_RETURN(const bool exists, Exists(*files_, context_.output));
   if (exists) {  // empty, or to be replaced
     RETURN_IF_ERROR(files_->Rename(context_.output, ReplacedPath()));
@@ -200,6 +217,29 @@ absl::Status CorpusFolder::Publish() {
   owns_temporary_ = false;
   RETURN_IF_ERROR(DeleteIfThere(*files_, context_.OutputScratch()));
   return files_->SyncFolder(fs::path(context_.output).parent_path().string());
+}
+
+// The manifest of an earlier corpus goes first and that of the new one comes last: in between the
+// folder is no corpus, and the next start calls this again.
+absl::Status CorpusFolder::PublishInside() {
+  const std::string manifest = JoinPath(context_.output, kCorpusManifest);
+  if (const auto earlier = ReadManifest(context_.output); earlier.ok()) {
+    RETURN_IF_ERROR(files_->Delete(manifest));
+    for (const CorpusFile& file : earlier->files()) {
+      RETURN_IF_ERROR(DeleteIfThere(*files_, JoinPath(context_.output, file.name())));
+    }
+  }
+  ASSIGN_OR_RETURN(const auto names, files_->List(context_.temporary));
+  for (const std::string& name : names) {
+    const std::string path = JoinPath(context_.temporary, name);
+    if (path == context_.Scratch() || name == kCorpusManifest) continue;
+    RETURN_IF_ERROR(files_->Rename(path, JoinPath(context_.output, name)));
+  }
+  RETURN_IF_ERROR(files_->SyncFolder(context_.output));
+  RETURN_IF_ERROR(files_->Rename(JoinPath(context_.temporary, kCorpusManifest), manifest));
+  owns_temporary_ = false;
+  RETURN_IF_ERROR(files_->DeleteTree(context_.temporary));
+  return files_->SyncFolder(context_.output);
 }
 
 }  // namespace deepnet

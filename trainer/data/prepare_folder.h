@@ -46,6 +46,13 @@ class CorpusFolder {
   // Returns how this preparation differs from the one behind `manifest`; empty: not at all.
   absl::StatusOr<std::string> DifferenceFrom(const CorpusManifest& manifest) const;
 
+  // Returns true if the output is a mount point: it keeps its name, so the temporary folder lies in
+  // it.
+  bool IsInside() const { return ParentFolder(context_.temporary) == context_.output; }
+
+  absl::Status FinishPublishing();
+  absl::Status PublishInside();
+
   // Deletes what an earlier preparation left in the temporary folder, except finished parts.
   absl::Status TidyUp();
 

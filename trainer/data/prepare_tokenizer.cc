@@ -26,7 +26,9 @@ constexpr int kTokenizerThreads = 2;
 // Returns the path of the tokenizer of the corpus that is extended; empty: there is none.
 std::string KeptTokenizer(const PrepareContext& context) {
   const std::string path = absl::StrCat(context.output, "/", kTokenizerFile);
-  return context.options.extend && context.spec.tokenizer().model_file().empty() && fs::exists(path)
+  std::error_code ignored;
+  return context.options.extend && context.spec.tokenizer().model_file().empty() &&
+                 fs::exists(path, ignored)
              ? path
              : "";
 }

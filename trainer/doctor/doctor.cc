@@ -225,7 +225,9 @@ absl::Status Doctor::Examine() {
 absl::Status Doctor::ExamineFolder() {
   FileSystem& files = *options_.folder.files;
   const std::filesystem::path root(options_.root);
-  std::string asked = std::filesystem::absolute(root / run_.folder()).lexically_normal().string();
+  std::error_code ignored;
+  std::string asked =
+      std::filesystem::absolute(root / run_.folder(), ignored).lexically_normal().string();
   if (asked.size() > 1 && asked.back() == '/') asked.pop_back();
   const std::string folder = NearestFolder(files, asked);
   ASSIGN_OR_RETURN(const std::string tag,

@@ -154,11 +154,23 @@ absl::Status BeginFolder(FileSystem& fs, const std::string& folder, const Export
                           config.max_position_embeddings());
 }
 
+// A mount point cannot be replaced: what is complete is moved into it, and last the file that
+// readers look for.
 absl::Status PublishFolder(FileSystem& fs, const std::string& temporary,
                            const std::string& output) {
   RETURN_IF_ERROR(fs.SyncFolder(temporary));
-  RETURN_IF_ERROR(fs.Rename(temporary, output));
-  return fs.SyncFolder(ParentFolder(output));
+  if (ParentFolder(temporary) != output) {
+    RETURN_IF_ERROR(fs.Rename(temporary, output));
+    return fs.SyncFolder(ParentFolder(output));
+  }
+  ASSIGN_OR_RETURN(std::vector<std::string> names, fs.List(temporary));
+  std::erase(names, kConfigFile);
+  names.push_back(kConfigFile);
+  for (const std::string& name : names) {
+    RETURN_IF_ERROR(fs.Rename(JoinPath(temporary, name), JoinPath(output, name)));
+  }
+  RETURN_IF_ERROR(fs.Delete(temporary));
+  return fs.SyncFolder(output);
 }
 
 }  // namespace
@@ -171,7 +183,8 @@ absl::StatusOr<ExportReport> ExportCheckpoint(FileSystem& fs, const std::string&
   const bool is_first = world.rank() == 0;
   const absl::StatusOr<Export> opened = OpenExport(fs, checkpoint_folder, output, options);
   RETURN_IF_ERROR(AgreeOnStatus(world, opened.status()));
-  const std::string temporary = absl::StrCat(output, kUnfinishedEnd);
+  const std::string temporary =
+      IsMountPoint(output) ? JoinPath(output, kUnfinishedEnd) : output + kUnfinishedEnd;
   const auto agree = [&](const absl::Status& mine) {
     return AgreeOnStatus(world, CheckpointError(mine, absl::StrCat("writing '", output, "'")));
   };

@@ -1,6 +1,7 @@
 #include "trainer/data/prepare.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mount.h>
 #include <sys/syscall.h>
 
 #include "parallel/base/exit_code.h"
@@ -501,6 +503,50 @@ TEST(Prepare, EntersNoLinkThatStandsWhereItWorks) {
     EXPECT_THAT(folder.FilesBelow("home"), ElementsAre("thesis.part")) << link;
     EXPECT_EQ(fs::is_symlink(folder.Path("out")), false) << link;
   }
+}
+
+TEST(Prepare, WorksWhereItsFoldersLinkLeads) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  fs::create_directories(folder.Path("scratch"));
+  fs::create_directory_symlink("scratch/none", folder.Path("out"));
+  for (const char* spec : {"", "seed: 5 replace: true"}) {
+    ASSERT_TRUE(PrepareIn(folder, absl::StrCat("opus100_folder: 'opus' ", spec)).ok());
+    EXPECT_TRUE(fs::is_symlink(folder.Path("out")));
+    EXPECT_TRUE(fs::exists(folder.Path("scratch/none/manifest.textproto")));
+    EXPECT_EQ(folder.FilesBelow("scratch").size(), folder.FilesBelow("scratch/none").size() + 2);
+  }
+  fs::remove(folder.Path("out"));
+  fs::create_directory_symlink("out", folder.Path("out"));
+  EXPECT_THAT(Message(PrepareIn(folder, "opus100_folder: 'opus'")),
+              HasSubstr("out' is a symbolic link to itself"));
+}
+
+// As root alone: nobody else can mount.
+TEST(Prepare, FillsAMountPointThatItCannotReplace) {
+  if (unshare(CLONE_NEWNS) != 0) return;
+  ASSERT_EQ(mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr), 0);
+  const TempFolder folder;
+  WriteOpus(folder);
+  fs::create_directory(folder.Path("out"));
+  ASSERT_EQ(mount("none", folder.Path("out").c_str(), "tmpfs", 0, "size=8m"), 0);
+  ASSERT_TRUE(PrepareIn(folder, "opus100_folder: 'opus'").ok());
+  EXPECT_TRUE(PrepareIn(folder, "opus100_folder: 'opus'")->reused());
+  folder.Write("out/mine", "x");
+  // Killed when the first file had been moved.
+  fs::create_directory(folder.Path("out/.deepnet-unfinished"));
+  for (const char* name : {"manifest.textproto", "tokenizer.model"}) {
+    fs::rename(folder.Path(absl::StrCat("out/", name)),
+               folder.Path(absl::StrCat("out/.deepnet-unfinished/", name)));
+  }
+  EXPECT_TRUE(PrepareIn(folder, "opus100_folder: 'opus'")->reused());
+  ASSERT_TRUE(
+      PrepareIn(folder, "opus100_folder: 'opus' languages: ['de', 'en'] replace: true").ok());
+  EXPECT_EQ(folder.Read("out/mine"), "x");
+  EXPECT_FALSE(fs::exists(folder.Path("out/train.en-fr.pairs")));
+  EXPECT_FALSE(fs::exists(folder.Path("out/.deepnet-unfinished")));
+  EXPECT_TRUE(Corpus::Open(folder.Path("out")).ok());
+  ASSERT_EQ(umount(folder.Path("out").c_str()), 0);
 }
 
 TEST(Prepare, ReplacesNoFolderThatHoldsItsText) {

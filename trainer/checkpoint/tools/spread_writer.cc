@@ -147,7 +147,8 @@ absl::Status CheckOutputFolder(FileSystem& fs, const std::string& folder, bool m
   if (absl::IsNotFound(names.status())) return absl::OkStatus();
   if (!names.ok()) return WithExitCode(names.status(), ExitCode::kBadConfig);
   for (const std::string& name : *names) {
-    if (may_be_left_over && IsLeftOver(name)) continue;
+    const bool of_mount_point = name == kUnfinishedEnd || name == "lost+found";
+    if (of_mount_point || (may_be_left_over && IsLeftOver(name))) continue;
     return WithExitCode(
         absl::AlreadyExistsError(
             absl::StrCat("'", folder, "' is not empty, it holds '", name, "'; name a new folder")),
