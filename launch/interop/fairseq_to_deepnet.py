@@ -12,18 +12,21 @@ the checkpoint holds only weights, as JSON with fairseq's names (torchscale: its
 
 Back: EXPORT is what `deepnet checkpoint export` wrote; FOLDER gets checkpoint.pt, dict.txt and the SentencePiece model.
 
-Needs Python's torch, safetensors and sentencepiece. What cannot be carried over is refused, all reasons at once. Classes
-in a checkpoint are never run: only tensors and plain values are read. Exit status 1 for a model that is refused, 2 for a
-wrong command line.
+Needs Python's torch (2.10 or newer), safetensors and sentencepiece. What cannot be carried over is refused, all reasons at
+once. Classes in a checkpoint are never run: only tensors and plain values are read, and a TorchScript archive, which is a
+program, is refused. Exit status 1 for a model that is refused, 2 for a wrong command line.
 """
 
+import _compat_pickle
 import argparse
+import collections
+import io
 import json
-import pickle
+import pickletools
 import re
 import shutil
 import sys
-import types
+import zipfile
 from pathlib import Path
 
 import safetensors.torch
@@ -47,7 +50,7 @@ class Refusal(Exception):
 
 
 class Inert:
-    """Stands for any class of a checkpoint that is no plain value."""
+    """Stands for whatever a checkpoint names that torch does not take for data: it keeps its values and runs nothing."""
 
     def __init__(self, *args, **kwargs):
         pass
@@ -57,32 +60,76 @@ class Inert:
             self.__dict__.update(state)
 
 
-class Unpickler(pickle.Unpickler):
-    """Makes tensors and plain values; whatever else is named becomes an Inert."""
+def shown(text):
+    """Returns text as a terminal may get it: a checkpoint's words can hold what moves a cursor or sets a title."""
+    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in str(text))
 
-    PLAIN = {("collections", "OrderedDict"), ("argparse", "Namespace"), ("torch._utils", "_rebuild_tensor_v2"),
-             ("torch._utils", "_rebuild_parameter"), ("torch", "Size"), ("torch", "device")}  # fmt: skip
 
-    def find_class(self, module, name):
-        if (module, name) in self.PLAIN or (module == "torch" and name.endswith("Storage")):
-            return super().find_class(module, name)
-        return Inert
+def pickles_of(file):
+    """Returns the pickles of a checkpoint, none of which is run, as files: one of an archive, four of the older format."""
+    is_archive = file.read(4) == b"PK\x03\x04"  # as torch tells them apart
+    file.seek(0)
+    if not is_archive:
+        return [file] * 4
+    with zipfile.ZipFile(file) as archive:
+        entries = {name.split("/")[-1]: name for name in archive.namelist()}
+        if "constants.pkl" in entries:
+            raise Refusal("a TorchScript archive, which is a program: only what torch.save wrote is read")
+        return [io.BytesIO(archive.read(entries["data.pkl"]))]
+
+
+def names_in(path):
+    """Returns the classes and functions that a checkpoint names, as Python 3 calls them."""
+    names = set()
+    with open(path, "rb") as file:
+        for stream in pickles_of(file):
+            for operation, argument, _ in pickletools.genops(stream):
+                if operation.name == "GLOBAL":
+                    module, name = argument.split(" ", 1)
+                    module, name = _compat_pickle.NAME_MAPPING.get(
+                        (module, name), (_compat_pickle.IMPORT_MAPPING.get(module, module), name))  # fmt: skip
+                    names.add(f"{module}.{name}")
+    return names
+
+
+def load(path):
+    """Returns what torch.save wrote; of classes only argparse's Namespace is made, and Inert for all others."""
+    if [int(number) for number in torch.__version__.split(".")[:2]] < [2, 10]:
+        raise Refusal(f"needs torch 2.10 or newer, here is {torch.__version__}: older ones can be made to run a checkpoint")
+    try:
+        known = [(Inert, name) for name in names_in(path) - {"argparse.Namespace"}]
+        with torch.serialization.safe_globals([argparse.Namespace, *known]):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except (Refusal, OSError):
+        raise
+    except Exception as error:  # of a reader of what anybody may have made
+        reason = re.search(r"WeightsUnpickler error: (.*)", str(error)) or re.search("(.*)", str(error))
+        raise Refusal(f"is no checkpoint that can be read without running it: {reason[1]}") from error
+
+
+def plain(thing, what):
+    """Returns a dictionary that has no attributes of its own, which a checkpoint could have set."""
+    if type(thing) not in (dict, collections.OrderedDict):
+        raise Refusal(f"{what} is no dictionary")
+    return dict(dict.items(thing))
 
 
 def values_of(thing):
-    return thing if isinstance(thing, dict) else dict(vars(thing)) if hasattr(thing, "__dict__") else {}
+    return dict(dict.items(thing)) if isinstance(thing, dict) else dict(vars(thing)) if hasattr(thing, "__dict__") else {}
 
 
 def read_checkpoint(path):
     """Returns the arguments of the model and its task, and its tensors by name."""
-    pickles = types.ModuleType("pickles")  # torch.load takes a module
-    pickles.Unpickler, pickles.load = Unpickler, lambda file, **options: Unpickler(file, **options).load()
-    stored = torch.load(path, map_location="cpu", weights_only=False, pickle_module=pickles)
+    stored = plain(load(path), "what it holds")
     arguments = values_of(stored.get("args"))
     config = values_of(stored.get("cfg"))
     for part in ("task", "model"):
         arguments = {**arguments, **values_of(config.get(part))}
-    return arguments, dict(stored.get("model", stored))
+    tensors = plain(stored.get("model", stored), "model")
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise Refusal(f"model: {name} is no tensor")
+    return arguments, tensors
 
 
 def read_dictionary(path):
@@ -381,7 +428,7 @@ def main():
     try:
         convert_back(options) if options.back else convert(options)
     except (Refusal, OSError) as error:
-        sys.exit(f"{options.back or options.checkpoint}: {error}")
+        sys.exit(shown(f"{options.back or options.checkpoint}: {error}"))
 
 
 if __name__ == "__main__":

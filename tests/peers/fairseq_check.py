@@ -188,7 +188,7 @@ def check(case, arguments, work):
     run(deepnet, "checkpoint", "export", work / "imported", "--output", work / "exported")
     print(run(sys.executable, CONVERTER, "--back", work / "exported", "--output", work / "back"), end="")
     torch.serialization.add_safe_globals([argparse.Namespace])
-    back = torch.load(work / "back/checkpoint.pt")
+    back = torch.load(work / "back/checkpoint.pt", weights_only=True)
     again, _ = make_model(case._replace(tied="none"), rows)
     state = {n if case.deepnorm else n.replace(".fc", ".ffn.fc"): t for n, t in back["model"].items()}
     again.load_state_dict({n: t for n, t in state.items() if not n.endswith(("version", "_float_tensor"))})
