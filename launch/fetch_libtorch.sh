@@ -14,10 +14,12 @@
 # Target: ${XDG_CACHE_HOME:-~/.cache}/deepnet/libtorch-2.11.0, holding torch/ and nvidia/ side by
 # side, where the build looks. A folder that is already complete is left as it is. The folder appears
 # under its name only when complete, so an interrupted run leaves nothing that looks usable.
+# libtorch_wheels.txt, beside this script, pins every wheel by its SHA-256.
 # Needs Linux on x86-64 or arm64, python3 >= 3.9 with pip (or venv); no root.
 set -euo pipefail
 
-version=2.11.0
+list=$(dirname "$0")/libtorch_wheels.txt  # what is downloaded, by version and hash
+version=$(sed -n 's/^torch==\([^ ]*\).*/\1/p' "$list")
 want_cuda=no
 want_toolkit=no
 headers_only=no
@@ -31,19 +33,16 @@ case "${1:-}" in
 esac
 
 # libtorch_cpu.so itself needs the runtime and CUPTI, though it never calls a device.
-wheels=("torch==$version" nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)
-[[ $want_cuda == no ]] || wheels+=(nvidia-cudnn-cu13==9.19.0.56 nvidia-nccl-cu13==2.28.9
-  nvidia-nvshmem-cu13==3.4.5 nvidia-cusparselt-cu13==0.8.0 nvidia-cufile==1.15.1.6)
-[[ $want_toolkit == no ]] || wheels+=(nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88
-  nvidia-cuda-crt==13.0.88 nvidia-cuda-cccl==13.0.85 nvidia-cuda-nvrtc==13.0.88
-  nvidia-nvjitlink==13.0.88 nvidia-cublas==13.1.0.3 nvidia-cufft==12.0.0.61
-  nvidia-curand==10.4.0.35 nvidia-cusparse==12.6.3.3 nvidia-nvtx==13.0.85)
+wheels=(torch nvidia-cuda-runtime nvidia-cuda-cupti)
+[[ $want_cuda == no ]] || wheels+=(nvidia-cudnn-cu13 nvidia-nccl-cu13 nvidia-nvshmem-cu13
+  nvidia-cusparselt-cu13 nvidia-cufile)
+[[ $want_toolkit == no ]] || wheels+=(nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-cccl
+  nvidia-cuda-nvrtc nvidia-nvjitlink nvidia-cublas nvidia-cufft nvidia-curand nvidia-cusparse nvidia-nvtx)
 
 target=${XDG_CACHE_HOME:-$HOME/.cache}/deepnet/libtorch-$version
 what="LibTorch $version"
 if [[ $headers_only == yes ]]; then
-  wheels=(nvidia-cuda-runtime==13.0.96 nvidia-cuda-crt==13.0.88 nvidia-cuda-cccl==13.0.85
-    nvidia-cublas==13.1.0.3 nvidia-nccl-cu13==2.28.9)
+  wheels=(nvidia-cuda-runtime nvidia-cuda-crt nvidia-cuda-cccl nvidia-cublas nvidia-nccl-cu13)
   target=$(dirname "$target")/cuda-headers-13.0
   what="CUDA's headers"
 fi
@@ -60,12 +59,18 @@ mkdir -p "$(dirname "$target")"
 work=$(mktemp -d "$target.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 
+# -I: without it Python takes modules from the folder that this was called in, whose ever that is.
 # A distribution's python3 may come without pip: then one from a throw-away environment.
-pip=(python3 -m pip)
+pip=(python3 -I -m pip)
 if ! "${pip[@]}" --version >/dev/null 2>&1; then
-  python3 -m venv "$work/venv"
-  pip=("$work/venv/bin/python3" -m pip)
+  python3 -I -m venv "$work/venv"
+  pip=("$work/venv/bin/python3" -I -m pip)
 fi
+
+# Versions and hashes: one requirement of the list a name.
+for wheel in "${wheels[@]}"; do
+  sed -n "/^$wheel==/,/[^\\]\$/p" "$list" >>"$work/requirements"
+done
 
 # The wheel is chosen for Python 3.11 whatever the local one: only its C++ half is used.
 machine=$(uname -m)
@@ -75,9 +80,9 @@ for glibc in $(seq 17 28); do
 done
 "${pip[@]}" download --quiet --disable-pip-version-check --no-cache-dir --no-deps \
   --only-binary=:all: --implementation cp --python-version 3.11 --abi cp311 --abi abi3 --abi none \
-  "${platforms[@]}" --dest "$work/wheels" "${wheels[@]}"
+  "${platforms[@]}" --dest "$work/wheels" --require-hashes -r "$work/requirements"
 
-python3 - "$work/wheels" "$work/unpacked" "$want_cuda" "$headers_only" <<'PY'
+python3 -I - "$work/wheels" "$work/unpacked" "$want_cuda" "$headers_only" <<'PY'
 """Unpacks what a C++ build needs: torch/include, torch/lib and nvidia/, or include/ alone."""
 import pathlib, re, sys, zipfile
 

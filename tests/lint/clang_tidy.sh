@@ -26,7 +26,7 @@ results=$scratch/results
 
 # One line a file, changed ones first; and the commands without g++'s precompiled header, which clang
 # cannot read.
-python3 - "$build" "$base" "$scratch" >"$results.files" <<'PY'
+python3 -I - "$build" "$base" "$scratch" >"$results.files" <<'PY'
 import json, os, re, subprocess, sys
 entries = json.load(open(sys.argv[1] + "/compile_commands.json"))
 for entry in entries:

@@ -19,6 +19,18 @@ if git grep -nE '(not |un)implemen[t]ed' -- '*.h' '*.cc' '*.cu'; then
   echo "code that is not there" >&2
   status=1
 fi
+# Without -I Python takes modules from the folder that a script was called in, whose ever that is.
+if git grep -nE 'python3?"? (-[a-zA-Z]+ )*-(m|c)?( |$)' -- '*.sh' '*.sbatch' .ci "$here" |
+  grep -vE 'python3?"? (-[a-zA-Z]+ )*-I'; then
+  echo "Python without -I" >&2
+  status=1
+fi
+# A tag names another image tomorrow.
+if git grep -nE '\bdebian=[a-z]' -- launch/container | grep -vE '@sha256:[0-9a-f]{64}$' ||
+  [[ $(git grep -hoE '@sha256:.*' -- launch/container | sort -u | wc -l) -ne 1 ]]; then
+  echo "a container's base without its digest, or two of them" >&2
+  status=1
+fi
 # Of inline variables with one name a program keeps one, whatever value the others have.
 twice=$(git grep -hoE '^inline constexpr [^(=]*\bk[A-Z][A-Za-z0-9]*' -- '*.h' |
   grep -oE 'k[A-Z][A-Za-z0-9]*$' | sort | uniq -d)

@@ -20,7 +20,7 @@ testhosts=$(dirname "$0")/testhosts.sh
 
 export WORLD_SIZE=$ranks LOCAL_WORLD_SIZE=$ranks MASTER_ADDR=127.0.0.1 GROUP_RANK=0
 export TORCHELASTIC_RESTART_COUNT=0 TORCHELASTIC_MAX_RESTARTS=0 TORCHELASTIC_RUN_ID=test
-export MASTER_PORT=${TORCHRUN_PORT:-$(python3 -c '
+export MASTER_PORT=${TORCHRUN_PORT:-$(python3 -I -c '
 import socket
 with socket.socket() as s:
     s.bind(("", 0))

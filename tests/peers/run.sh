@@ -20,9 +20,9 @@ venv=${venv:-$PWD/build/peers}
 # Complete once pip has ended well: then the file says of what.
 wanted=$(cat tests/peers/requirements.txt tests/peers/run.sh | sha256sum)
 if [[ $(cat "$venv/installed" 2>/dev/null) != "$wanted" ]]; then
-  python3 -m venv "$venv"
-  "$venv/bin/python" -m pip install -q -r tests/peers/requirements.txt
-  "$venv/bin/python" -m pip install -q --no-deps torchscale==0.3.0  # what it asks for is not used
+  python3 -I -m venv "$venv"
+  "$venv/bin/python" -I -m pip install -q -r tests/peers/requirements.txt
+  "$venv/bin/python" -I -m pip install -q --no-deps torchscale==0.3.0  # what it asks for is not used
   # promtool, of Debian's package without installing it
   (cd "$venv" && apt-get download -q prometheus && dpkg-deb -x prometheus_*.deb prometheus \
     && mv prometheus/usr/bin/promtool bin && rm -r prometheus prometheus_*.deb)
