@@ -158,14 +158,14 @@ steps_per_minute() {
 # Sets `speed`, steps per minute on this machine, which decides when the learning rate reaches its
 # end: measured once by a run of 15 seconds that is thrown away, then kept in speed.txt.
 get_speed() {
-  local kept=runs/$name/speed.txt trial=runs/$name/.deepnet-trial
+  local kept=runs/$name/speed.txt trial
   speed=$(cat "$kept" 2>/dev/null || true)
   if [[ $speed =~ ^[1-9][0-9]*$ ]]; then
     note "$speed steps per minute, measured before (delete $kept to measure again)"
     return
   fi
   speed=""
-  rm -rf "$trial"
+  trial=$(mktemp -d "runs/$name/trial.XXXXXX")
   if train --set "folder=$trial" --set train.max_train_minutes=0.25 --set train.log_every_steps=10 \
     --set train.validate_sentences=1 --set decode.beam_size=1 --set decode.max_tokens=10 \
     >/dev/null 2>&1; then

@@ -13,9 +13,10 @@ restart=${SLURM_RESTART_COUNT:-0}
 
 say() { printf '%(%F %T)T %s\n' -1 "$SLURM_JOB_NAME $SLURM_JOB_ID, restart $restart: $*"; }
 
-# job_field NAME: what Slurm says of this job.
+# job_field NAME [PATTERN]: what Slurm says of this job. The job's name, which may hold anything, stands in the first
+# line, which is not indented.
 job_field() {
-  scontrol --oneliner show job "$SLURM_JOB_ID" | grep -oE "(^| )$1=[^ ]+" | head -n 1 | cut -d= -f2-
+  scontrol show job "$SLURM_JOB_ID" | sed -nE "s/^ +([^ =]+=[^ ]* )*$1=(${2:-[^ ]+}).*/\\2/p" | head -n 1
 }
 
 # Sets `launcher`, which takes `-n RANKS`, where the site does not: srun, with PMIx where Slurm has it. Without, ranks
@@ -40,13 +41,15 @@ set_end_time() {
 
 # Names this start's files, one a rank, in a folder beside this job's log.
 name_rank_files() {
-  rank_logs=${DEEPNET_LOG_DIR:-$(dirname "$(job_field StdOut)")}/${SLURM_JOB_NAME}_${SLURM_JOB_ID}_ranks
+  rank_logs=$(realpath -m -- "${DEEPNET_LOG_DIR:-$(dirname "$(job_field StdOut '.+')")}")
+  rank_logs+=/${SLURM_JOB_NAME}_${SLURM_JOB_ID}_ranks
   DEEPNET_RANK_LOG=$rank_logs/$(date +%F_%H-%M-%S)_rank-
   export DEEPNET_RANK_LOG
   mkdir -p "$rank_logs"
 }
 
-rank_files() { find "$rank_logs" -path "$DEEPNET_RANK_LOG*.log"; }
+# Each ends with a zero byte: the name of a job may hold whatever else there is.
+rank_files() { find "$rank_logs" -name "${DEEPNET_RANK_LOG##*/}*.log" -print0; }
 
 # rank_code RANK: what its file ends with; nothing where the rank has not ended, or never began.
 rank_code() { sed -n '$s/.* ended with code \([0-9]*\)$/\1/p' "$DEEPNET_RANK_LOG$1.log" 2> /dev/null || true; }
@@ -65,7 +68,7 @@ run_once() {
   if [[ $said == 75 || -z $said && $code -eq 0 ]]; then
     code=${said:-$lost}
   elif [[ $code -ge 128 ]]; then  # by a signal, which says less than what other ranks ended with
-    code=$(rank_files | xargs -r tail -qn 1 | sed -n 's/.* ended with code \([89]\)$/\1/p' | head -n 1)
+    code=$(rank_files | xargs -0r tail -qn 1 | sed -n 's/.* ended with code \([89]\)$/\1/p' | head -n 1)
     code=${code:-$lost}
   fi
 }
@@ -75,7 +78,7 @@ run_once() {
 suspects() {
   local found
   found=$({
-    rank_files | xargs -r awk -v "nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")" \
+    rank_files | xargs -0r awk -v "nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")" \
       -f "$DEEPNET_HOME/launch/slurm/suspects.awk"
     sinfo --noheader --Node --nodes "$SLURM_JOB_NODELIST" --states down,fail,no_respond --format %N
   } | sort -u)
@@ -112,7 +115,7 @@ end_job() {
   say "ended with code $1"
   case $1 in
     75)
-      rm -f "$rank_logs/failures"
+      [[ -z $rank_logs ]] || rm -f "$rank_logs/failures"
       requeue ;;
     8 | 9)
       readarray -t nodes < <(suspects)
@@ -148,7 +151,7 @@ run_ranks() {
   set_end_time
   for tries in 1 2 3; do
     run_once "${words[@]}"
-    [[ $code -eq $lost && -z $(rank_files) && $tries -lt 3 ]] || break
+    [[ $code -eq $lost && -z $(rank_files | tr '\0' '\n') && $tries -lt 3 ]] || break
     say "no rank was started; trying again"
     trap '' USR1 USR2  # nobody is there to save
     sleep 5
@@ -158,7 +161,7 @@ run_ranks() {
 
 # run_lab EXPERIMENT ARGUMENT...: runs this array task's share of the experiment, and ends this job.
 run_lab() {
-  local share=0/1 rank_logs=. code=0
+  local share=0/1 rank_logs='' code=0
   if [[ -n ${SLURM_ARRAY_TASK_ID:-} ]]; then
     share=$SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT
     # shellcheck disable=SC2153  # Slurm sets them

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # launch/quickstart.sh among stand-ins for the programs it starts. An ldd that goes on writing after it
-# has named MPI must not make the run go on without MPI.
+# has named MPI must not make the run go on without MPI; and a folder `trial` that somebody keeps there stays.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
-mkdir -p "$folder"/{bin,launch/recipes,build/release,corpus/de-en}
+mkdir -p "$folder"/{bin,launch/recipes,build/release,corpus/de-en,runs/quickstart-corpus/trial/mine}
 cp launch/quickstart.sh launch/stages.sh "$folder/launch"
 cp launch/recipes/quickstart.textproto "$folder/launch/recipes"
 
@@ -26,4 +26,7 @@ output=$(PATH="$folder/bin:$PATH" DEEPNET_TORCH_ROOT=. "$folder/launch/quickstar
 for wanted in "mpirun -n 2 build/release/deepnet train" "exit status 0"; do
   [[ $output == *"$wanted"* ]] || { echo "$output"; echo "missing: $wanted"; exit 1; }
 done
+[[ $(ls "$folder/runs/quickstart-corpus") == $'scores.txt\nten.de\nten.en\ntrial' ]] ||
+  { ls "$folder/runs/quickstart-corpus"; exit 1; }
+[[ -d $folder/runs/quickstart-corpus/trial/mine ]] || { echo "somebody's folder is gone"; exit 1; }
 [[ $output != *"left out MPI"* ]] || { echo "$output"; exit 1; }

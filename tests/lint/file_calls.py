@@ -124,7 +124,7 @@ REASONS = {
         "mv \"$work/unpacked\"": "to that name",
     },
     "launch/lab/runs.py": {"rmtree(run": "the run folder of a point, which lab.py has made"},
-    "launch/quickstart.sh": {"rm -rf \"$trial\"": "a name that only this script gives"},
+    "launch/quickstart.sh": {"rm -rf \"$trial\"": "mktemp"},
     "launch/slurm/run.sh": {"rm -f \"$rank_logs/failures\"": "written by the job's ranks"},
 }
 

@@ -122,11 +122,11 @@ class SlurmTest(unittest.TestCase):
         yield
         go_on()
 
-    def submit(self, *sbatch, script="launch/slurm/train.sbatch", arguments=()):
+    def submit(self, *sbatch, script="launch/slurm/train.sbatch", arguments=(), name="train"):
         """Sets `job` to the number of a job that trains in `run_folder`, a folder of the test, and `log` to its log."""
         self.run_folder = self.id().split(".")[-1]
         run = [*self.config, "--set", f"folder={self.run_folder}", "--log-seconds", 0, *arguments]
-        self.start("train", script, *sbatch, arguments=run)
+        self.start(name, script, *sbatch, arguments=run)
 
     def start(self, name, script, *sbatch, arguments=()):
         options = ["--parsable", "--job-name", name, "--output", self.folder / "%x_%j.log"]
@@ -172,7 +172,7 @@ class SlurmTest(unittest.TestCase):
             time.sleep(0.01)
 
     def state(self, field="JobState"):
-        return re.search(rf"\b{field}=(\S+)", self.box("run", "scontrol", "--oneliner", "show", "job", self.job))[1]
+        return re.search(rf"(?m)^ +(?:\S+ )*{field}=(\S+)", self.box("run", "scontrol", "show", "job", self.job))[1]
 
     def await_state(self, states, limit=LIMIT):
         end = time.monotonic() + limit
@@ -220,12 +220,13 @@ class JobsTest(SlurmTest):
         self.assertIn("stopped and saved at step", self.said())
 
     def test_after_a_rank_is_killed_the_job_goes_on_without_its_node(self):
-        self.submit("--nodes", 3)
+        name = """-o'brien "x" [a]* JobState=FAILED \\ 50% $(ls) two  words"""  # any will do
+        self.submit("--nodes", 3, name=name)
         with self.stopped_at(r"step 2\d "):
             os.kill(self.rank_on("n2"), signal.SIGKILL)
         self.goes_on_undisturbed(lost=2 * INTERVAL)
         self.assertEqual((self.state("NodeList"), self.state("ExcNodeList")), ("n[1,3-4]", "n2"), self.said())
-        logs = sorted((self.folder / f"train_{self.job}_ranks").glob("*_rank-1.log"))
+        logs = sorted((self.folder / f"{name}_{self.job}_ranks").glob("*_rank-1.log"))
         self.assertRegex(logs[0].read_text(), r"^.* n2: .*\n(.*\n)*.* n2: ended with code 137\n$")
         self.assertRegex(logs[1].read_text(), r" n3: ended with code 0\n$")
 
@@ -260,6 +261,18 @@ srun() {{
             ranks = subprocess.run([*map(str, box + words)], input=text, text=True, capture_output=True, cwd=ROOT)
             self.assertEqual((ranks.returncode, ranks.stdout), (0, alone), ranks.stderr)
             self.assertIn("3 ranks by " + ("MPI" if kind == "pmix" else "TCP"), ranks.stderr)
+
+    def test_a_share_of_the_laboratory_that_goes_on_later_deletes_nothing_where_it_was_submitted(self):
+        here = self.folder / "submitted here"
+        here.mkdir()
+        (here / "failures").write_text("mine")
+        run = """scontrol() { :; }; srun() { :; }; source "$DEEPNET_HOME/launch/slurm/run.sh"
+                 pass_signals() { return 75; }; requeue() { echo requeued; }; run_lab fig6"""
+        job = {"DEEPNET_HOME": ROOT, "SLURM_JOB_ID": 1, "SLURM_JOB_NAME": "lab", "SLURM_NTASKS": 1}
+        done = subprocess.run(["bash", "-c", run], cwd=here, env={**os.environ, **{k: str(v) for k, v in job.items()}},
+                              text=True, capture_output=True)  # fmt: skip
+        self.assertEqual((done.returncode, done.stdout.endswith("requeued\n")), (75, True), done.stderr)
+        self.assertEqual([path.name for path in here.iterdir()], ["failures"])
 
     def test_shellcheck_and_sbatch_accept_every_script(self):
         planned = self.plan()
