@@ -21,6 +21,7 @@
 #include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/base/utf8.h"
 #include "parallel/comm/agreement.h"
 #include "trainer/checkpoint/retention.h"
 #include "trainer/checkpoint/tools/inspect.h"
@@ -253,7 +254,7 @@ absl::Status Export(const CommandLine& line, const Tool& tool,
   ASSIGN_OR_RETURN(const std::string output, OutputFolder(line));
   ASSIGN_OR_RETURN(const ExportReport report,
                    ExportCheckpoint(*tool.fs, folders[0], output, options));
-  for (const std::string& statement : report.statements) line.err << statement << "\n";
+  for (const std::string& statement : report.statements) line.err << ShownLines(statement) << "\n";
   line.out << output << "\n";
   return absl::OkStatus();
 }
@@ -304,7 +305,7 @@ absl::Status RunImport(const CommandLine& line) {
   const ImportOptions options{.complete = WithDefaults, .tool = tool->options};
   ASSIGN_OR_RETURN(const ImportReport report,
                    ImportFolder(*tool->fs, tool->paths[0], output, options));
-  for (const std::string& note : report.notes) line.err << note << "\n";
+  for (const std::string& note : report.notes) line.err << ShownLines(note) << "\n";
   line.out << report.folder << "\n";
   return absl::OkStatus();
 }
@@ -348,7 +349,8 @@ absl::Status RunPrune(const CommandLine& line) {
     ASSIGN_OR_RETURN(rule.keep_every_steps, IntegerFrom(line, "keep-every", 1, kMaxSteps));
   }
   const bool dry_run = line.flags.Switch("dry-run");
-  const RunLockOptions lock{.note = [&line](const std::string& text) { line.err << text << "\n"; }};
+  const RunLockOptions lock{
+      .note = [&line](const std::string& text) { line.err << ShownLines(text) << "\n"; }};
   ASSIGN_OR_RETURN(const PrunePlan plan,
                    dry_run ? PlanPrune(*tool->fs, tool->paths[0], rule, tool->options)
                            : PruneRun(*tool->fs, tool->paths[0], rule, lock, tool->options));

@@ -19,6 +19,7 @@
 #include "parallel/base/exit_code.h"
 #include "parallel/base/json.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/base/utf8.h"
 #include "parallel/comm/agreement.h"
 #include "trainer/checkpoint/format.h"
 #include "trainer/checkpoint/tools/inspect.h"
@@ -209,7 +210,7 @@ std::string Summary(const Inspection& it) {
   const Manifest& m = it.manifest;
   std::string text;
   AppendRow(text, "checkpoint", it.folder);
-  AppendRow(text, "run", m.run().name());
+  AppendRow(text, "run", ShownText(m.run().name()));  // ends of lines, too
   AppendRow(text, "step", WithCommas(m.step()));
   AppendRow(text, "next data step", WithCommas(m.data().step()));
   AppendRow(text, "updates",

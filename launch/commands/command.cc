@@ -6,6 +6,7 @@
 #include <istream>
 #include <ostream>
 #include <set>
+#include <streambuf>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -18,6 +19,7 @@
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/base/utf8.h"
 
 namespace deepnet {
 namespace {
@@ -166,6 +168,42 @@ std::string CommandHelp(const Command& command, const std::string& name) {
   return absl::StrCat(HelpHead(command, name, usage), "Flags:\n", FlagHelp(AllFlags(command)));
 }
 
+// Hands lines on to `out` as ShownLines has them: names out of files may hold anything.
+class ShownBuffer final : public std::streambuf {
+ public:
+  explicit ShownBuffer(std::ostream& out) : out_(out) {}
+  ~ShownBuffer() override { sync(); }
+
+  ShownBuffer(const ShownBuffer&) = delete;
+  ShownBuffer& operator=(const ShownBuffer&) = delete;
+
+ protected:
+  int sync() override {
+    HandOn(text_.size());
+    return out_.flush() ? 0 : -1;
+  }
+  int_type overflow(int_type c) override {
+    if (c == traits_type::eof()) return traits_type::not_eof(c);
+    text_ += traits_type::to_char_type(c);
+    if (text_.back() == '\n') HandOn(text_.size());
+    return out_ ? c : traits_type::eof();
+  }
+  std::streamsize xsputn(const char* bytes, std::streamsize count) override {
+    text_.append(bytes, static_cast<size_t>(count));
+    HandOn(text_.rfind('\n') + 1);  // nothing where there is none
+    return out_ ? count : 0;
+  }
+
+ private:
+  void HandOn(size_t count) {
+    out_ << ShownLines(std::string_view(text_).substr(0, count));
+    text_.erase(0, count);
+  }
+
+  std::ostream& out_;
+  std::string text_;  // the line that has not ended
+};
+
 bool AsksForHelp(const std::string& word) { return word == "--help" || word == "-h"; }
 
 absl::Status RunCommand(const Command& command, const std::string& name,
@@ -179,8 +217,14 @@ absl::Status RunCommand(const Command& command, const std::string& name,
   if (command.spec == SpecUse::kRequired && command.load == nullptr && !flags.Given("config")) {
     return BadFlag("--config: required; complete ones are in launch/recipes");
   }
-  const CommandLine line{command,         std::move(flags), environment.in,
-                         environment.out, environment.err,  environment.has_cuda};
+  ShownBuffer buffer(environment.out);
+  std::ostream shown(&buffer);
+  const bool json = std::any_of(command.flags.begin(), command.flags.end(), [&](const Flag& flag) {
+    return flag.name == "json" && flags.Switch("json");
+  });
+  const CommandLine line{command,         std::move(flags),
+                         environment.in,  command.prints_data || json ? environment.out : shown,
+                         environment.err, environment.has_cuda};
   if (command.spec == SpecUse::kRequired && line.flags.Switch("dump-config")) {
     ASSIGN_OR_RETURN(const RunSpec run,
                      command.load != nullptr ? command.load(line) : LoadConfig(line));
@@ -240,8 +284,8 @@ int RunProgram(const std::vector<Command>& commands, const std::vector<std::stri
   // else prints it.
   const std::string message(status.message());
   if (!message.empty()) {
-    environment.err << "error:" << (absl::StrContains(message, '\n') ? "\n" : " ") << message
-                    << std::endl;
+    environment.err << "error:" << (absl::StrContains(message, '\n') ? "\n" : " ")
+                    << ShownLines(message) << std::endl;
   }
   return static_cast<int>(GetExitCode(status));
 }

@@ -34,6 +34,7 @@ struct Command {
   std::string arguments = {};     // what --help calls the positional words, for example "[FILE]"
   int max_arguments = 0;          // positional words at most
   SpecUse spec = SpecUse::kNone;  // see there
+  bool prints_data = false;       // its results are bytes for other programs, without --json too
   bool plans = false;             // LoadRunSpec fills in model.vocabulary_size, and says for what
   // kRequired: reads the RunSpec in place of LoadConfig, perhaps without --config; `arguments` then
   // stands first in the usage and says what it takes.
@@ -50,8 +51,8 @@ struct CommandLine {
   const Command& command;
   ParsedFlags flags;             // the command's own and the common ones
   std::istream& in;              // stdin
-  std::ostream& out;             // results
-  std::ostream& err;             // everything for people
+  std::ostream& out;             // results; where they are for people, a terminal may get them
+  std::ostream& err;             // everything for people, as ShownLines (utf8.h) or a Logger has it
   bool (*has_cuda)() = nullptr;  // as in Environment
 };
 

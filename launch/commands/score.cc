@@ -42,6 +42,7 @@ Command MakeScoreCommand() {
           .arguments = "[SOURCE_FILE TARGET_FILE]",
           .max_arguments = 2,
           .spec = SpecUse::kOptional,
+          .prints_data = true,
           .flags = ModelFlags(),
           .run = RunScore};
 }

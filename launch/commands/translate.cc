@@ -68,6 +68,7 @@ Command MakeTranslateCommand() {
               "`mpirun -n R deepnet translate ...` shares the lines between R ranks, each with the "
               "whole model; rank 0 reads and writes, and the output is the same to the byte.",
           .spec = SpecUse::kOptional,
+          .prints_data = true,
           .flags = TranslateFlags(),
           .run = RunTranslate};
 }

@@ -154,7 +154,8 @@ def main():
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more is written at the end
         return 4
     except (BadData, OSError, EOFError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        # A name in a file may hold what moves a cursor or sets a title.
+        print("error: " + "".join(c if c.isprintable() else "\ufffd" for c in str(error)), file=sys.stderr)
         return 4
     print(f"{written:,} rows; {left_out:,} without a value left out; {replaced:,} with a tab or an end of a line", file=sys.stderr)
     return 0

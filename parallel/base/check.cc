@@ -3,6 +3,8 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "parallel/base/utf8.h"
+
 namespace deepnet::internal {
 
 CheckFailure::CheckFailure(const char* file, int line, const char* condition) {
@@ -10,7 +12,7 @@ CheckFailure::CheckFailure(const char* file, int line, const char* condition) {
 }
 
 CheckFailure::~CheckFailure() {
-  std::fprintf(stderr, "%s\n", stream_.str().c_str());
+  std::fprintf(stderr, "%s\n", ShownLines(stream_.str()).c_str());
   std::abort();
 }
 

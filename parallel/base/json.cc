@@ -8,14 +8,20 @@ namespace deepnet {
 
 std::string JsonQuoted(std::string_view text) {
   std::string quoted = "\"";
-  for (const char c : text) {
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    const auto next = static_cast<unsigned char>(i + 1 < text.size() ? text[i + 1] : 0);
+    const bool is_upper_control = c == '\xC2' && next >= 0x80 && next <= 0x9F;
     if (c == '"' || c == '\\') {
       quoted += '\\';
       quoted += c;
     } else if (c == '\n') {
       quoted += "\\n";
-    } else if (static_cast<unsigned char>(c) < 0x20) {
+    } else if (static_cast<unsigned char>(c) < 0x20 || c == '\x7F') {
       absl::StrAppendFormat(&quoted, "\\u%04x", static_cast<int>(c));
+    } else if (is_upper_control) {
+      absl::StrAppendFormat(&quoted, "\\u%04x", next);
+      ++i;
     } else {
       quoted += c;
     }

@@ -14,6 +14,7 @@
 #include <sys/ioctl.h>
 
 #include "parallel/base/clock.h"
+#include "parallel/base/utf8.h"
 
 namespace deepnet {
 namespace {
@@ -58,8 +59,7 @@ void Logger::WriteLines(std::string_view prefix, std::string_view message) {
   if (options_.num_ranks > 1)
     absl::StrAppend(&head, "[", options_.rank, "/", options_.num_ranks, "] ");
   head += prefix;
-  for (const absl::string_view line :
-       absl::StrSplit(absl::string_view(message.data(), message.size()), '\n')) {
+  for (const absl::string_view line : absl::StrSplit(ShownLines(message), '\n')) {
     stream_ << head << line << '\n';
   }
 }
@@ -86,7 +86,7 @@ void Logger::Show(const Progress& progress) {
   shown_label_ = progress.label;
   if (options_.terminal) {
     EraseLiveLine();
-    live_line_ = LiveLine(progress, static_cast<size_t>(options_.columns - 1));
+    live_line_ = ShownText(LiveLine(progress, static_cast<size_t>(options_.columns - 1)));
     stream_ << live_line_;
   } else {
     WriteLines("", ProgressText(progress, /*bar=*/false));

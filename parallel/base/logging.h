@@ -55,7 +55,8 @@ class Logger {
   Logger(const Logger&) = delete;
   Logger& operator=(const Logger&) = delete;
 
-  // Writes one message; every line of it gets the time and the rank.
+  // Writes one message; every line of it gets the time and the rank. Here and below control
+  // characters are shown as ShownLines (utf8.h) shows them.
   void Info(std::string_view message) {
     if (!options_.warnings_only) Say("", message);
   }

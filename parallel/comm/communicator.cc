@@ -12,6 +12,7 @@
 
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/base/utf8.h"
 
 namespace deepnet {
 namespace {
@@ -184,7 +185,7 @@ absl::Status Communicator::Broadcast(Buffer buffer, int root, absl::Duration lim
 void EndJob(Communicator& comm, const absl::Status& status) {
   if (!absl::IsAborted(status)) {
     std::fprintf(stderr, "[%d/%d] error: %s\n", comm.rank(), comm.size(),
-                 std::string(status.message()).c_str());
+                 ShownLines(std::string(status.message())).c_str());
   }
   comm.Abort(static_cast<int>(GetExitCode(status)));
 }

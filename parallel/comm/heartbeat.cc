@@ -15,6 +15,7 @@
 #include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/base/utf8.h"
 
 namespace deepnet {
 namespace {
@@ -434,7 +435,7 @@ absl::Status HeartbeatMonitor::Join(Communicator& world) { return impl_->Join(wo
 absl::Status HeartbeatMonitor::Leave() { return impl_->Leave(); }
 
 void EndProcess(const absl::Status& status) {
-  std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
+  std::fprintf(stderr, "error: %s\n", ShownLines(std::string(status.message())).c_str());
   std::fflush(stderr);
   std::_Exit(static_cast<int>(GetExitCode(status)));
 }

@@ -33,6 +33,7 @@
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/base/utf8.h"
 #include "parallel/comm/sockets.h"
 
 namespace deepnet {
@@ -547,8 +548,8 @@ void TcpWorld::Handle(Connection& connection) {
     }
     case kAbort:
       std::fprintf(stderr, "[%d/%d] rank %d (host %s) ended the job with exit code %d\n", rank_,
-                   size(), static_cast<int>(header.id), hosts_[header.id % hosts_.size()].c_str(),
-                   header.tag);
+                   size(), static_cast<int>(header.id),
+                   ShownText(hosts_[header.id % hosts_.size()]).c_str(), header.tag);
       End(header.tag, static_cast<int>(header.id));
     case kGoodbye:
       return FailMessages(connection, "it has left the job");

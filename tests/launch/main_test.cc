@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 
+#include "launch/commands/commands.h"
+
 namespace deepnet {
 namespace {
 
@@ -48,6 +50,11 @@ TEST(Main, EveryListedCommandHasHelp) {
     EXPECT_EQ(outcome.code, 0) << outcome.output;
     EXPECT_THAT(outcome.output, StartsWith("deepnet " + name + ": "));
   }
+}
+
+TEST(Main, TranslationsAndScoresAreNoWordsForATerminal) {
+  EXPECT_TRUE(MakeTranslateCommand().prints_data);
+  EXPECT_TRUE(MakeScoreCommand().prints_data);
 }
 
 TEST(Main, BadUsageExitsWithTwo) {

@@ -30,6 +30,14 @@ absl::Status RunEcho(const CommandLine& line) {
   return absl::OkStatus();
 }
 
+// In pieces, as tables are printed, without an end of the last line.
+absl::Status Say(const CommandLine& line) {
+  line.out << "a\x1b" << '[' << "2J\tb é中\n\n"
+           << '\x07' << "\xc2"
+           << "\x9b" << 5 << std::flush << "c\r";
+  return absl::DataLossError("data\x1b]0;T\a: wrong\n  \tmore\x9b");
+}
+
 std::vector<Command> Commands() {
   return {{.name = "echo",
            .summary = "Print a width.",
@@ -42,7 +50,9 @@ std::vector<Command> Commands() {
            .spec = SpecUse::kRequired,
            .validate = ValidateForTrain,
            .flags = {JsonFlag()},
-           .run = [](const CommandLine& line) { return LoadRunSpec(line).status(); }}};
+           .run = [](const CommandLine& line) { return LoadRunSpec(line).status(); }},
+          {.name = "say", .summary = "Say what a file has.", .flags = {JsonFlag()}, .run = Say},
+          {.name = "write", .summary = "Write data.", .prints_data = true, .run = Say}};
 }
 
 struct Outcome {
@@ -115,6 +125,22 @@ TEST(Program, AStatusBecomesItsExitCode) {
   };
   EXPECT_EQ(RunProgram(Commands(), {"echo", "--fail=throw"}, {in, out, err, nullptr, explain}), 6);
   EXPECT_EQ(err.str(), "error: full\n");
+}
+
+TEST(Program, ATerminalGetsNamesOutOfFilesAsText) {
+  const Outcome outcome = RunWords({"say"});
+  EXPECT_EQ(outcome.out, "a\uFFFD[2J\tb é中\n\n\uFFFD\uFFFD5c\uFFFD");
+  EXPECT_EQ(outcome.err, "error:\ndata\uFFFD]0;T\uFFFD: wrong\n  \tmore\uFFFD\n");
+  EXPECT_THAT(RunWords({"\x1b[2J"}).err, StartsWith("error: \uFFFD[2J: unknown command"));
+  EXPECT_EQ(RunWords({"echo", "--set", "model.\x1b[2J=1"}).err.find('\x1b'), std::string::npos);
+}
+
+TEST(Program, DataKeepsItsBytes) {
+  const std::string bytes =
+      "a\x1b[2J\tb é中\n\n\x07\xc2\x9b"
+      "5c\r";
+  EXPECT_EQ(RunWords({"write"}).out, bytes);
+  EXPECT_EQ(RunWords({"say", "--json"}).out, bytes);
 }
 
 TEST(Program, ARequiredConfigIsAskedFor) {

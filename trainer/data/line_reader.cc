@@ -21,7 +21,7 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/status_macros.h"
-#include "trainer/data/utf8.h"
+#include "parallel/base/utf8.h"
 
 namespace deepnet {
 

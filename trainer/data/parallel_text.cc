@@ -20,8 +20,8 @@
 #include "parallel/base/check.h"
 #include "parallel/base/file_system.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/base/utf8.h"
 #include "trainer/data/content_hash.h"
-#include "trainer/data/utf8.h"
 
 namespace deepnet {
 namespace {

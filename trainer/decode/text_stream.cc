@@ -17,8 +17,8 @@
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/base/utf8.h"
 #include "parallel/comm/agreement.h"
-#include "trainer/data/utf8.h"
 
 namespace deepnet {
 namespace {

@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "parallel/base/check.h"
-#include "trainer/data/utf8.h"
+#include "parallel/base/utf8.h"
 #include "trainer/eval/bleu.h"
 
 namespace deepnet {

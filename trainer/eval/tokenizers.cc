@@ -13,8 +13,8 @@
 #include "absl/strings/str_replace.h"
 
 #include "parallel/base/exit_code.h"
+#include "parallel/base/utf8.h"
 #include "trainer/data/sentence_pieces.h"
-#include "trainer/data/utf8.h"
 
 namespace deepnet {
 namespace {

@@ -195,6 +195,39 @@ TEST_F(CheckpointCommand, PruneSaysWhatItDoes) {
   EXPECT_FALSE(*Exists(*fs_, Step("step-00000010")));
 }
 
+TEST_F(CheckpointCommand, WhatAStrangersCheckpointIsCalledReachesNoTerminal) {
+  const std::string run = JoinPath(folder_, "\x1b[2Jrun");
+  Manifest manifest = testing::SampleManifest(40);
+  manifest.mutable_run()->set_name("x\x1b]0;TITLE\a\x1b[2J\u009b\nrun é中");
+  std::vector<testing::SampleTensor> tensors = testing::SampleTensors(40);
+  tensors[0].name = "weight/\x1b[2J.weight";
+  ASSERT_TRUE(SaveCheckpoint(*fs_, run, manifest, testing::Views(tensors)).ok());
+  const std::vector<std::vector<std::string>> commands = {{"list", run},
+                                                          {"inspect", run},
+                                                          {"inspect", run, "--spec"},
+                                                          {"verify", run},
+                                                          {"diff", run, Run()},
+                                                          {"prune", run, "--keep=1"},
+                                                          {"average", run, "--output", run},
+                                                          {"inspect", JoinPath(run, "none")},
+                                                          {"inspect", run, "--json"},
+                                                          {"diff", run, Run(), "--json"}};
+  for (const std::vector<std::string>& words : commands) {
+    const Outcome outcome = RunTool(words);
+    for (const char* bad : {"\x1b", "\a", "\u009b"}) {
+      EXPECT_THAT(outcome.out + outcome.err, Not(HasSubstr(bad))) << words[0];
+    }
+  }
+  const std::string seen = RunTool({"inspect", run}).out;
+  EXPECT_THAT(seen,
+              HasSubstr("run               x\uFFFD]0;TITLE\uFFFD\uFFFD[2J\uFFFD\uFFFDrun é中\n"));
+  EXPECT_THAT(seen, HasSubstr("\nweight/\uFFFD[2J.weight "));
+  EXPECT_THAT(RunTool({"inspect", JoinPath(run, "none")}).err, HasSubstr("\uFFFD[2Jrun/none"));
+  const std::string json = RunTool({"inspect", run, "--json"}).out;
+  ExpectIsJson(json);
+  EXPECT_THAT(json, HasSubstr("weight/\\u001b[2J.weight"));
+}
+
 TEST_F(CheckpointCommand, PruneKeepsEveryNthStep) {
   ASSERT_TRUE(SaveSample(*fs_, Run(), 40).ok());
   EXPECT_THAT(RunTool({"prune", Run(), "--keep=1", "--keep-every=0"}).err,

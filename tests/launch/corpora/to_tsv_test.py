@@ -54,6 +54,8 @@ class JsonLines(InFolder):
         self.assertIn("a.jsonl:2: ", self.to_tsv("a.jsonl", "--source", "s", "--target", "t", code=4))
         text = self.to_tsv("a.jsonl", "--source", "s", "--target", "u", code=4)
         self.assertIn("a.jsonl, row 1: no column 'u'; there are: s, t", text)
+        self.write_lines("e.jsonl", [{"s\x1b[2J\x07é": "x"}])
+        self.assertIn("there are: s\ufffd[2J\ufffdé\n", self.to_tsv("e.jsonl", *COLUMNS, code=4))
         self.assertIn("missing/a.jsonl", self.to_tsv("missing/a.jsonl", *COLUMNS, code=4))
         self.write_lines("b.jsonl", [{"s": "x", "t": 7}])
         self.assertIn("'t' is int, not text", self.to_tsv("b.jsonl", "--source", "s", "--target", "t", code=4))

@@ -92,6 +92,17 @@ TEST(Logger, ANarrowTerminalLosesTheBarThenFiguresAndTheTimeLeftLast) {
   EXPECT_EQ(shown_on(10), "train  50");
 }
 
+TEST(Logger, NoNameMovesTheCursorOrSetsATitle) {
+  Fixture f;
+  Logger log(f.Options(true));
+  log.Info("run\t\x1b]0;TITLE\a\x1b[2J 中\nnext");
+  log.Show({.label = "a\nb\x1b[2J", .figures = "\xc2\x9b"});
+  log.EndProgress();
+  EXPECT_EQ(f.out.str(),
+            "12:00:00 run\t\uFFFD]0;TITLE\uFFFD\uFFFD[2J 中\n12:00:00 next\n"
+            "a\uFFFDb\uFFFD[2J  \uFFFD\n");
+}
+
 TEST(LogText, NumbersAndTimesReadEasily) {
   EXPECT_EQ(WithCommas(0), "0");
   EXPECT_EQ(WithCommas(-123), "-123");

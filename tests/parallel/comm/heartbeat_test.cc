@@ -109,6 +109,8 @@ TEST(CommTimeout, TheFirstStepHasFourTimesAsLong) {
 TEST(EndProcessDeathTest, ExitsWithTheCodeOfTheStatus) {
   const absl::Status status = WithExitCode(absl::DeadlineExceededError("stuck"), ExitCode::kHang);
   EXPECT_EXIT(EndProcess(status), ::testing::ExitedWithCode(8), "error: stuck");
+  const absl::Status foreign = absl::AbortedError("host\x1b[2J");
+  EXPECT_EXIT(EndProcess(foreign), ::testing::ExitedWithCode(1), "error: host\uFFFD.2J");
 }
 
 // Before a group is joined.

@@ -1,4 +1,5 @@
-// UTF-8: well-formedness, trimming, and the few facts about Unicode that scoring needs.
+// UTF-8: well-formedness, trimming, what a terminal may get of it, and the few facts about Unicode
+// that scoring needs.
 #pragma once
 
 #include <string>
@@ -17,6 +18,14 @@ bool HasUtf16Mark(std::string_view text);
 // Returns `text` without spaces and control characters (bytes 0x01 to 0x20) at either end.
 std::string_view Trim(std::string_view text);
 
+// Returns `text`, which somebody else may have made, as a terminal may get it: what is no UTF-8,
+// control characters and orders to change the direction of writing are U+FFFD. Nothing of it moves
+// the cursor, sets a title or stands elsewhere than it says.
+std::string ShownText(std::string_view text);
+
+// The same where `text` has several lines or a table: ends of lines and tabs stay.
+std::string ShownLines(std::string_view text);
+
 // The rest is as Python's str has it, because sacreBLEU is written on top of it.
 
 // Returns the code points of `text`. A byte that belongs to no valid UTF-8 sequence becomes 0xDC00
@@ -26,9 +35,6 @@ std::u32string DecodeUtf8(std::string_view text);
 
 // The inverse of DecodeUtf8.
 std::string EncodeUtf8(std::u32string_view text);
-
-// Returns `text` as anybody may see it: what is no UTF-8 and control characters are U+FFFD.
-std::string ShownText(std::string_view text);
 
 // Returns str.isspace(): true for what str.split() and str.strip() cut at.
 bool IsUnicodeSpace(char32_t c);

@@ -1,4 +1,4 @@
-#include "trainer/data/utf8.h"
+#include "parallel/base/utf8.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -43,6 +43,18 @@ size_t TrailingSpaceBytes(std::string_view text) {
   if (start == text.size()) return 0;
   const Decoded last = DecodeFirst(text.substr(start));
   return start + last.bytes == text.size() && IsUnicodeSpace(last.code_point) ? last.bytes : 0;
+}
+
+std::string Shown(std::string_view text, std::string_view kept) {
+  std::u32string code_points = DecodeUtf8(text);
+  for (char32_t& c : code_points) {
+    if (c < 0x20 && kept.find(static_cast<char>(c)) != kept.npos) continue;
+    const bool is_control = c < 0x20 || (c >= 0x7F && c < 0xA0);
+    const bool is_direction = (c >= 0x202A && c <= 0x202E) || (c >= 0x2066 && c <= 0x2069);
+    const bool is_escaped = c >= kEscapedByte && c <= kEscapedByte + 0xFF;
+    if (is_control || is_direction || is_escaped) c = 0xFFFD;
+  }
+  return EncodeUtf8(code_points);
 }
 
 }  // namespace
@@ -104,15 +116,9 @@ std::string EncodeUtf8(std::u32string_view text) {
   return bytes;
 }
 
-std::string ShownText(std::string_view text) {
-  std::u32string code_points = DecodeUtf8(text);
-  for (char32_t& c : code_points) {
-    const bool is_control = c < 0x20 || (c >= 0x7F && c < 0xA0);
-    const bool is_escaped = c >= kEscapedByte && c <= kEscapedByte + 0xFF;
-    if (is_control || is_escaped) c = 0xFFFD;
-  }
-  return EncodeUtf8(code_points);
-}
+std::string ShownText(std::string_view text) { return Shown(text, ""); }
+
+std::string ShownLines(std::string_view text) { return Shown(text, "\n\t"); }
 
 bool IsUnicodeSpace(char32_t c) {
   return c == 0x20 || (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x1F) || c == 0x85 ||

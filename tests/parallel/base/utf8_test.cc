@@ -1,4 +1,4 @@
-#include "trainer/data/utf8.h"
+#include "parallel/base/utf8.h"
 
 #include <string>
 #include <vector>
@@ -65,6 +65,13 @@ TEST(Unicode, SplitsAtSpacesOfAnyWidth) {
 TEST(Unicode, WhatNobodyMaySeeIsShownAsAReplacement) {
   EXPECT_EQ(ShownText("é\xa0 <b>\x1b[0m\t\x7f\u0085\U0001F600\xF0\x9F"),
             "é\uFFFD <b>\uFFFD[0m\uFFFD\uFFFD\uFFFD\U0001F600\uFFFD\uFFFD");
+  EXPECT_EQ(ShownText("a\nb\r\u202Ec\u2066"), "a\uFFFDb\uFFFD\uFFFDc\uFFFD");
+  EXPECT_EQ(ShownText("中文 العربية \u200F עברית \u200D ñ"), "中文 العربية \u200F עברית \u200D ñ");
+}
+
+TEST(Unicode, LinesAndTabsOfWhatIsShownStay) {
+  EXPECT_EQ(ShownLines("a\tb\n\x1b]0;TITLE\a\r\n"s + '\0'),
+            "a\tb\n\uFFFD]0;TITLE\uFFFD\uFFFD\n\uFFFD");
 }
 
 TEST(Unicode, StripsAtTheEnds) {
