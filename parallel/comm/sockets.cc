@@ -1,6 +1,12 @@
-// Rank r connects to every rank below it and accepts those above. A host may have addresses that
+// Rank r calls every rank below it and is called by those above. A host may have addresses that
 // others cannot reach, or that lead somewhere else (each host's own bridge for containers has the
-// same): whoever connects tries one after the other until the right rank of the right job answers.
+// same): whoever calls tries one after the other until the right rank of the right job answers.
+//
+// Anybody may connect to a port. So one loop polls the listener and all connections, and waits for
+// none of them: a caller says hello, is answered, and confirms the answer. Only then the called
+// rank counts the connection, and it does not drop one that it has answered: the caller, who counts
+// it when it confirms, never counts one that the called rank has not. Whoever gets no answer hangs
+// up and calls again; of two calls of a rank the later counts, in whatever order they are heard.
 #include "parallel/comm/sockets.h"
 
 #include <fcntl.h>
@@ -10,13 +16,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <optional>
 #include <random>
-#include <span>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -36,10 +41,18 @@
 namespace deepnet {
 namespace {
 
-// For one address to answer.
+// For one address to answer, and for a caller to say hello.
 constexpr absl::Duration kAnswerLimit = absl::Seconds(5);
 // Between two looks at whether another rank has failed.
 constexpr absl::Duration kSlice = absl::Milliseconds(500);
+// Between two looks at the deadlines of connections.
+constexpr absl::Duration kTurn = absl::Milliseconds(100);
+// Before a rank none of whose addresses answered is called again.
+constexpr absl::Duration kPause = absl::Milliseconds(200);
+// Callers beyond the job's ranks that may stay without having said hello.
+constexpr size_t kMaxStrangers = 128;
+// Connections that are accepted before the others are looked at again.
+constexpr int kAcceptsInARow = 64;
 
 absl::Status Preflight(const std::string& message) {
   return WithExitCode(absl::FailedPreconditionError(message), ExitCode::kPreflight);
@@ -47,17 +60,28 @@ absl::Status Preflight(const std::string& message) {
 
 std::string ErrnoText() { return std::strerror(errno); }
 
-// The first bytes of a connection, in both directions.
-struct Hello {
-  uint64_t magic = 0x6465'6570'6e65'7431;  // "deepnet1"
-  uint64_t job = 0;                        // drawn by rank 0
-  int32_t from = 0, to = 0;
+// How ranks connect with each other. The number changes with what they say.
+constexpr std::array<char, 8> kProtocol = {'d', 'e', 'e', 'p', 'n', 'e', 't', '2'};
 
-  friend bool operator==(const Hello&, const Hello&) = default;
+std::string ProtocolText() { return {kProtocol.begin(), kProtocol.end()}; }
+
+// A connection begins with three of these: the caller's hello, the answer, and the caller's
+// confirmation.
+enum class Word : int32_t { kHello = 1, kAnswer, kConfirmation };
+
+struct Greeting {
+  std::array<char, 8> protocol = kProtocol;
+  uint64_t job = 0;  // drawn by rank 0
+  int32_t from = 0, to = 0;
+  int32_t attempt = 0;  // counts the calls of a rank to another
+  Word word = Word::kHello;
+
+  friend bool operator==(const Greeting&, const Greeting&) = default;
 };
+static_assert(sizeof(Greeting) == 32);
 
 // A rank tells this of itself, with tabs between: "h3 process 77", host, port, a number for the job
-// (rank 0's counts), addresses.
+// (rank 0's counts), the protocol, addresses.
 struct Place {
   std::string who, host;
   int port = 0;
@@ -67,10 +91,10 @@ struct Place {
 
 std::string ToText(const Place& place) {
   return absl::StrCat(place.who, "\t", place.host, "\t", place.port, "\t", place.job, "\t",
-                      absl::StrJoin(place.addresses, "\t"));
+                      ProtocolText(), "\t", absl::StrJoin(place.addresses, "\t"));
 }
 
-absl::StatusOr<Place> ParsePlace(const std::string& text) {
+absl::StatusOr<Place> ParsePlace(int rank, const std::string& text) {
   const std::vector<std::string> words = absl::StrSplit(text, '\t');
   Place place;
   if (words.size() < 5 || !absl::SimpleAtoi(words[2], &place.port) ||
@@ -80,7 +104,12 @@ absl::StatusOr<Place> ParsePlace(const std::string& text) {
   }
   place.who = words[0];
   place.host = words[1];
-  place.addresses.assign(words.begin() + 4, words.end());
+  if (words[4] != ProtocolText() || words.size() < 6) {
+    return Preflight(absl::StrCat("rank ", rank, " (", place.who,
+                                  ") runs another build, which does not connect by ",
+                                  ProtocolText(), " as that on ", HostName(), " does"));
+  }
+  place.addresses.assign(words.begin() + 5, words.end());
   return place;
 }
 
@@ -181,51 +210,52 @@ int PortOf(const Socket& listener) {
   return ntohs(address.sin6_port);
 }
 
-// Sleeps until the socket can be read (or written), or the deadline.
-bool Ready(const Socket& socket, short events, absl::Time deadline) {
-  pollfd entry = {.fd = socket.fd(), .events = events, .revents = 0};
-  const auto left = absl::ToInt64Milliseconds(
-      absl::Ceil(std::max(deadline - absl::Now(), absl::ZeroDuration()), absl::Milliseconds(1)));
-  return poll(&entry, 1, static_cast<int>(std::min<int64_t>(left, 1 << 30))) > 0;
+// A connection on which ranks do not count yet.
+struct Talk {
+  Socket socket;  // none: closed, or moved to the mesh
+  absl::Time deadline;
+  bool ready = false;  // something can be read, or the connection is made or lost
+  Greeting heard;
+  size_t heard_bytes = 0;
+};
+
+// To a rank.
+struct Call : Talk {
+  int rank = 0;
+  size_t address = 0;  // of the rank's
+  int32_t attempt = 0;
+  bool greeted = false;                     // hello is sent
+  absl::Time begin = absl::InfinitePast();  // where there is no socket: of the next attempt
+  std::vector<std::string> errors;          // by address
+};
+
+// From anybody.
+struct Caller : Talk {
+  int rank = -1;  // that was answered
+  int32_t attempt = 0;
+};
+
+bool Say(const Socket& socket, const Greeting& greeting) {
+  return send(socket.fd(), &greeting, sizeof(greeting), MSG_NOSIGNAL) == sizeof(greeting);
 }
 
-bool SendHello(const Socket& socket, const Hello& hello) {
-  return send(socket.fd(), &hello, sizeof(hello), MSG_NOSIGNAL) == sizeof(hello);
-}
-
-std::optional<Hello> ReceiveHello(const Socket& socket, absl::Time deadline) {
-  Hello hello;
-  size_t at = 0;
-  while (at < sizeof(hello)) {
-    if (!Ready(socket, POLLIN, deadline)) return std::nullopt;
+// Returns true when a greeting is heard to its end, and reads nothing beyond. Closes a socket from
+// which none can come any more.
+bool Hear(Talk& talk) {
+  auto* const bytes = reinterpret_cast<char*>(&talk.heard);
+  while (talk.heard_bytes < sizeof(Greeting)) {
     const ssize_t got =
-        recv(socket.fd(), reinterpret_cast<char*>(&hello) + at, sizeof(hello) - at, 0);
-    if (got <= 0) return std::nullopt;
-    at += static_cast<size_t>(got);
+        recv(talk.socket.fd(), bytes + talk.heard_bytes, sizeof(Greeting) - talk.heard_bytes, 0);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return false;
+    talk.heard_bytes += static_cast<size_t>(std::max<ssize_t>(got, 0));
+    const size_t known = std::min(talk.heard_bytes, kProtocol.size());
+    if (got <= 0 || std::memcmp(bytes, kProtocol.data(), known) != 0) {
+      talk.socket = Socket();
+      return false;
+    }
   }
-  return hello;
-}
-
-// Returns an error's text; empty: `socket` is a connection to that rank.
-std::string TryAddress(const std::string& address, int port, const Hello& hello,
-                       absl::Time deadline, Socket* socket) {
-  const AddressList target = Resolve(address, port, AI_NUMERICHOST);
-  if (target == nullptr) return "not an address";
-  Socket made(::socket(target->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (connect(made.fd(), target->ai_addr, target->ai_addrlen) != 0) {
-    if (errno != EINPROGRESS) return ErrnoText();
-    if (!Ready(made, POLLOUT, deadline)) return "no answer";
-    int error = 0;
-    socklen_t length = sizeof(error);
-    getsockopt(made.fd(), SOL_SOCKET, SO_ERROR, &error, &length);
-    if (error != 0) return std::strerror(error);
-  }
-  if (!SendHello(made, hello)) return ErrnoText();
-  Hello expected = hello;
-  std::swap(expected.from, expected.to);
-  if (ReceiveHello(made, deadline) != expected) return "somebody else, or no answer";
-  *socket = std::move(made);
-  return "";
+  talk.heard_bytes = 0;
+  return true;
 }
 
 class Meeting {
@@ -256,71 +286,207 @@ class Meeting {
   }
 
   absl::Status Connect(const std::vector<std::string>& texts) {
-    for (const std::string& text : texts) {
-      ASSIGN_OR_RETURN(Place place, ParsePlace(text));
+    for (size_t rank = 0; rank < texts.size(); ++rank) {
+      ASSIGN_OR_RETURN(Place place, ParsePlace(static_cast<int>(rank), texts[rank]));
       mesh_.hosts.push_back(place.host);
       places_.push_back(std::move(place));
     }
     mesh_.sockets.resize(options_.size);
-    for (int rank = 0; rank < options_.rank; ++rank) RETURN_IF_ERROR(ConnectTo(rank));
-    RETURN_IF_ERROR(AcceptOthers());
+    for (int rank = 0; rank < options_.rank; ++rank) {
+      Call& call = calls_.emplace_back();
+      call.rank = rank;
+      call.errors.resize(places_[rank].addresses.size(), "not tried");
+    }
+    absl::Time look = absl::Now() + kSlice;
+    while (FirstMissing() < options_.size) {
+      if (absl::Now() >= look) {
+        RETURN_IF_ERROR(CheckRendezvous(*options_.store));
+        look = absl::Now() + kSlice;
+      }
+      const bool last = absl::Now() >= deadline_;
+      Turn();
+      if (last && FirstMissing() < options_.size) return MissingError();
+    }
     for (const Socket& socket : mesh_.sockets) {
       if (socket.fd() >= 0) SetOptions(socket);
     }
     return absl::OkStatus();
   }
 
-  absl::Status ConnectTo(int rank) {
-    const Place& place = places_[rank];
-    const Hello hello{.job = places_[0].job, .from = options_.rank, .to = rank};
-    std::vector<std::string> tried;
-    do {
-      tried.clear();
-      for (const std::string& address : place.addresses) {
-        const absl::Time deadline = std::min(deadline_, absl::Now() + kAnswerLimit);
-        const std::string error =
-            TryAddress(address, place.port, hello, deadline, &mesh_.sockets[rank]);
-        if (error.empty()) return absl::OkStatus();
-        tried.push_back(absl::StrCat(address, " port ", place.port, ": ", error));
-      }
-      RETURN_IF_ERROR(CheckRendezvous(*options_.store));
-      absl::SleepFor(kSlice);
-    } while (absl::Now() < deadline_);
-    return Preflight(absl::StrCat("rank ", options_.rank, " (", HostName(),
-                                  ") cannot connect to rank ", rank, " (", place.who,
-                                  "): ", absl::StrJoin(tried, "; ")));
+  int FirstMissing() const {
+    int rank = 0;
+    while (rank < options_.size && (rank == options_.rank || mesh_.sockets[rank].fd() >= 0)) ++rank;
+    return rank;
   }
 
-  absl::Status AcceptOthers() {
-    const auto first = mesh_.sockets.begin() + options_.rank + 1;
-    while (true) {
-      const auto missing =
-          std::find_if(first, mesh_.sockets.end(), [](const Socket& s) { return s.fd() < 0; });
-      if (missing == mesh_.sockets.end()) return absl::OkStatus();
-      if (Ready(listener_, POLLIN, std::min(deadline_, absl::Now() + kSlice))) {
-        AcceptOne();
-        continue;
-      }
-      RETURN_IF_ERROR(CheckRendezvous(*options_.store));
-      const auto rank = missing - mesh_.sockets.begin();
-      if (absl::Now() >= deadline_) {
-        return Preflight(absl::StrCat("rank ", rank, " (", places_[rank].who,
-                                      ") did not connect to rank ", options_.rank, " (", HostName(),
-                                      ") within ", absl::FormatDuration(options_.limit)));
+  absl::Status MissingError() const {
+    const int rank = FirstMissing();
+    const Place& place = places_[rank];
+    const std::string own = absl::StrCat("rank ", options_.rank, " (", HostName(), ")");
+    const std::string other = absl::StrCat("rank ", rank, " (", place.who, ")");
+    if (calls_.empty()) {
+      return Preflight(absl::StrCat(
+          other, " did not connect to ", own, " within ", absl::FormatDuration(options_.limit),
+          accept_error_.empty() ? "" : ", which could not accept: ", accept_error_));
+    }
+    std::vector<std::string> tried;
+    for (size_t i = 0; i < place.addresses.size(); ++i) {
+      tried.push_back(
+          absl::StrCat(place.addresses[i], " port ", place.port, ": ", calls_.front().errors[i]));
+    }
+    return Preflight(
+        absl::StrCat(own, " cannot connect to ", other, ": ", absl::StrJoin(tried, "; ")));
+  }
+
+  // Sleeps until something happens, a turn at most, and goes on with whatever can.
+  void Turn() {
+    absl::Time wake = std::min(deadline_, absl::Now() + kTurn);
+    std::vector<pollfd> polled;
+    std::vector<Talk*> talks;
+    const auto poll_for = [&](Talk& talk, short events) {
+      polled.push_back({.fd = talk.socket.fd(), .events = events, .revents = 0});
+      talks.push_back(&talk);
+    };
+    for (Call& call : calls_) {
+      call.ready = false;
+      if (call.socket.fd() < 0) {
+        wake = std::min(wake, call.begin);
+      } else {
+        poll_for(call, call.greeted ? POLLIN : POLLOUT);
       }
     }
+    for (Caller& caller : callers_) poll_for(caller, POLLIN);
+    if (absl::Now() >= accept_again_) {
+      polled.push_back({.fd = listener_.fd(), .events = POLLIN, .revents = 0});
+    }
+    const absl::Duration left = std::max(wake - absl::Now(), absl::ZeroDuration());
+    poll(polled.data(), polled.size(),
+         static_cast<int>(absl::ToInt64Milliseconds(absl::Ceil(left, absl::Milliseconds(1)))));
+    for (size_t i = 0; i < talks.size(); ++i) talks[i]->ready = polled[i].revents != 0;
+
+    for (Call& call : calls_) Continue(call);
+    for (Caller& caller : callers_) {
+      if (caller.ready) {
+        Continue(caller);
+      } else if (absl::Now() >= caller.deadline) {
+        caller.socket = Socket();
+      }
+    }
+    if (polled.size() > talks.size() && polled.back().revents != 0) AcceptSome();
+    std::erase_if(calls_, [&](const Call& call) { return mesh_.sockets[call.rank].fd() >= 0; });
+    std::erase_if(callers_, [](const Caller& caller) { return caller.socket.fd() < 0; });
+  }
+
+  Greeting Words(Word word, int from, int to, int32_t attempt) const {
+    return {.job = places_[0].job, .from = from, .to = to, .attempt = attempt, .word = word};
+  }
+
+  void Begin(Call& call) {
+    const Place& place = places_[call.rank];
+    const AddressList target = Resolve(place.addresses[call.address], place.port, AI_NUMERICHOST);
+    if (target == nullptr) return HangUp(call, "not an address");
+    call.socket = Socket(socket(target->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (call.socket.fd() < 0) return HangUp(call, ErrnoText());
+    call.deadline = std::min(deadline_, absl::Now() + kAnswerLimit);
+    call.greeted = false;
+    call.heard_bytes = 0;
+    ++call.attempt;
+    const int made = connect(call.socket.fd(), target->ai_addr, target->ai_addrlen);
+    if (made != 0 && errno != EINPROGRESS) HangUp(call, ErrnoText());
+  }
+
+  void HangUp(Call& call, const std::string& error) {
+    call.socket = Socket();
+    call.errors[call.address] = error;
+    call.address = (call.address + 1) % call.errors.size();
+    call.begin = call.address > 0 ? absl::InfinitePast() : absl::Now() + kPause;
+  }
+
+  void Continue(Call& call) {
+    if (call.socket.fd() < 0) {
+      if (absl::Now() >= call.begin) Begin(call);
+      return;
+    }
+    const char* const silence = call.greeted ? "somebody else, or no answer" : "no answer";
+    if (!call.ready) {
+      if (absl::Now() >= call.deadline) HangUp(call, silence);
+      return;
+    }
+    if (!call.greeted) {
+      int error = 0;
+      socklen_t length = sizeof(error);
+      getsockopt(call.socket.fd(), SOL_SOCKET, SO_ERROR, &error, &length);
+      if (error != 0) return HangUp(call, std::strerror(error));
+      call.greeted = Say(call.socket, Words(Word::kHello, options_.rank, call.rank, call.attempt));
+      if (!call.greeted) HangUp(call, ErrnoText());
+      return;
+    }
+    if (!Hear(call)) {
+      if (call.socket.fd() < 0) HangUp(call, silence);
+      return;
+    }
+    if (call.heard != Words(Word::kAnswer, call.rank, options_.rank, call.attempt) ||
+        !Say(call.socket, Words(Word::kConfirmation, options_.rank, call.rank, call.attempt))) {
+      return HangUp(call, silence);
+    }
+    mesh_.sockets[call.rank] = std::move(call.socket);
   }
 
   // Whoever is not of this job is sent away.
-  void AcceptOne() {
-    Socket made(accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (made.fd() < 0) return;
-    const std::optional<Hello> hello = ReceiveHello(made, absl::Now() + kAnswerLimit);
-    if (!hello || hello->from <= options_.rank || hello->from >= options_.size) return;
-    const Hello expected{.job = places_[0].job, .from = hello->from, .to = options_.rank};
-    if (*hello != expected) return;
-    if (!SendHello(made, {.job = hello->job, .from = hello->to, .to = hello->from})) return;
-    mesh_.sockets[hello->from] = std::move(made);  // a second one: the peer has given the first up
+  void Continue(Caller& caller) {
+    if (!Hear(caller)) return;
+    const Greeting& heard = caller.heard;
+    Socket socket = std::move(caller.socket);
+    if (heard.from <= options_.rank || heard.from >= options_.size ||
+        mesh_.sockets[heard.from].fd() >= 0) {
+      return;
+    }
+    if (caller.rank >= 0) {
+      if (heard == Words(Word::kConfirmation, caller.rank, options_.rank, caller.attempt)) {
+        mesh_.sockets[caller.rank] = std::move(socket);
+      }
+      return;
+    }
+    if (heard != Words(Word::kHello, heard.from, options_.rank, heard.attempt)) return;
+    for (Caller& other : callers_) {
+      if (other.rank != heard.from) continue;
+      if (other.attempt > heard.attempt) return;
+      other.socket = Socket();
+    }
+    if (!Say(socket, Words(Word::kAnswer, options_.rank, heard.from, heard.attempt))) return;
+    caller.socket = std::move(socket);
+    caller.deadline = absl::InfiniteFuture();  // the caller may count the connection already
+    caller.rank = heard.from;
+    caller.attempt = heard.attempt;
+  }
+
+  // Hears each caller at once: what it has said makes no way for those behind it.
+  void AcceptSome() {
+    for (int i = 0; i < kAcceptsInARow; ++i) {
+      Socket made(accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      if (made.fd() < 0) {
+        if (errno == EAGAIN) return;
+        accept_error_ = ErrnoText();  // too many open files, as a rule
+        if (DropOldestStranger()) continue;
+        accept_again_ = absl::Now() + kTurn;
+        return;
+      }
+      Caller& caller = callers_.emplace_back();
+      caller.socket = std::move(made);
+      caller.deadline = absl::Now() + kAnswerLimit;
+      Continue(caller);
+      if (caller.socket.fd() < 0) callers_.pop_back();
+      if (callers_.size() > kMaxStrangers + options_.size) DropOldestStranger();
+    }
+  }
+
+  // Returns true if there was one.
+  bool DropOldestStranger() {
+    const auto oldest = std::find_if(callers_.begin(), callers_.end(),
+                                     [](const Caller& caller) { return caller.rank < 0; });
+    if (oldest == callers_.end()) return false;
+    callers_.erase(oldest);
+    return true;
   }
 
   // Small messages go out at once. A host that is gone without a word is noticed after 45 s.
@@ -339,6 +505,10 @@ class Meeting {
   const absl::Time deadline_;
   Socket listener_;
   std::vector<Place> places_;
+  std::vector<Call> calls_;      // to ranks that are missing in the mesh
+  std::vector<Caller> callers_;  // the oldest first
+  absl::Time accept_again_ = absl::InfinitePast();
+  std::string accept_error_;  // the last
   Mesh mesh_;
 };
 

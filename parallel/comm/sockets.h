@@ -34,8 +34,8 @@ struct Mesh {
   std::vector<std::string> hosts;  // by rank, for errors
 };
 
-// Collective over the processes of `options`. FailedPrecondition (ExitCode::kPreflight) as
-// TcpJob::Start.
+// Collective over the processes of `options`; whoever else connects meanwhile costs no time.
+// FailedPrecondition (ExitCode::kPreflight) as TcpJob::Start.
 absl::StatusOr<Mesh> ConnectAll(const TcpOptions& options);
 
 }  // namespace deepnet

@@ -3,8 +3,10 @@
 Programs: DEEPNET_PROGRAM, and DEEPNET_JOB_END (tests/mpi/job_end.cc), which joins a job within 3 s.
 """
 
+import contextlib
 import os
 import re
+import resource
 import shutil
 import socket
 import subprocess
@@ -28,6 +30,20 @@ def free_port():
     with socket.socket() as probe:
         probe.bind(("", 0))
         return probe.getsockname()[1]
+
+
+def listening_ports(process):
+    """The ports at which a process accepts connections."""
+    sockets, ports = set(), set()
+    for link in os.scandir(f"/proc/{process.pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed since
+            sockets.add(os.readlink(link.path))
+    for table in ("tcp", "tcp6"):
+        with open(f"/proc/net/{table}", encoding="ascii") as lines:
+            for words in map(str.split, list(lines)[1:]):
+                if words[3] == "0A" and f"socket:[{words[9]}]" in sockets:
+                    ports.add(int(words[1].rsplit(":", 1)[1], 16))
+    return ports
 
 
 def run_all(command, environments):
@@ -137,6 +153,33 @@ class Rendezvous(unittest.TestCase):
     def test_all_ranks_that_come_join(self):
         base = self.base(3)
         for code, output in self.join([environment(RANK=r, **base) for r in range(3)]):
+            self.assertEqual(code, 0, output)
+
+    def test_strangers_that_connect_hold_nobody_up(self):
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, most), most))
+        base = self.base(2)
+        command = [os.environ["DEEPNET_JOB_END"], "join"]
+        first = subprocess.Popen(command, cwd=ROOT, env=environment(RANK=0, **base), text=True, stderr=subprocess.PIPE)
+        while first.poll() is None and len(listening_ports(first)) < 2:
+            time.sleep(0.01)
+        visitors = []
+        try:
+            for port in listening_ports(first):
+                # LibTorch's store asks DNS for the name of each of its callers.
+                times = 1 if port == base["MASTER_PORT"] else 100
+                for word in [b"", b"GET / HTTP/1.1\r\n\r\n", b"deepnet2", b"\xff" * 10000] * times:
+                    visitors.append(socket.create_connection(("127.0.0.1", port)))
+                    visitors[-1].sendall(word)
+                socket.create_connection(("127.0.0.1", port)).close()
+            outcomes = self.join([environment(RANK=1, **base)])
+            outcomes.append((first.wait(timeout=30), first.stderr.read()))
+        finally:
+            first.kill()
+            first.communicate()
+            for visitor in visitors:
+                visitor.close()
+        for code, output in outcomes:
             self.assertEqual(code, 0, output)
 
     def test_a_shared_file_serves_one_job_after_another(self):

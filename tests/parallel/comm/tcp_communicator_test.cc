@@ -1,6 +1,12 @@
 // Ranks are threads here, each with connections of its own; tests/mpi has them as processes.
 #include "parallel/comm/tcp_communicator.h"
 
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
 #include <condition_variable>
 #include <ctime>
 #include <functional>
@@ -12,14 +18,20 @@
 #include <tuple>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include <netinet/in.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
 
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/comm/sockets.h"
 #include "tests/parallel/comm/communicator_contract.h"
 #include "tests/support/fault_communicator.h"
 
@@ -31,10 +43,23 @@ using ::testing::HasSubstr;
 
 constexpr absl::Duration kSoon = absl::Seconds(60);
 
+// Words of what a rank says of itself: host, port, ..., the protocol, addresses.
+constexpr int kPort = 2, kAddresses = 5;
+
+int PortIn(const std::string& place) {
+  int port = 0;
+  const std::vector<std::string> words = absl::StrSplit(place, '\t');
+  EXPECT_TRUE(absl::SimpleAtoi(words.at(kPort), &port)) << place;
+  return port;
+}
+
 class MemoryStore final : public RendezvousStore {
  public:
   std::string Place() const override { return "here"; }
   absl::Status Set(const std::string& key, const std::string& value) override {
+    if (key.starts_with("rank/") && on_place) {
+      on_place(key.back() - '0', value.substr(value.find('\t') + 1));
+    }
     const std::lock_guard lock(mutex_);
     if (gone_) return absl::UnavailableError("no store");
     values_[key] = value;
@@ -62,6 +87,9 @@ class MemoryStore final : public RendezvousStore {
     return absl::OkStatus();
   }
 
+  // Called with a rank and what it says of itself, before others can read it.
+  std::function<void(int, const std::string&)> on_place;
+
   void Vanish() {
     const std::lock_guard lock(mutex_);
     gone_ = true;
@@ -79,10 +107,13 @@ class MemoryStore final : public RendezvousStore {
   bool gone_ = false;
 };
 
-// Another store whose reader takes rank 0's place for that of rank 1.
-class MisleadingStore final : public RendezvousStore {
+// Changes the list of all ranks' places that a rank reads before it connects.
+using Edit = std::function<void(std::vector<std::string>&)>;
+
+class EditedStore final : public RendezvousStore {
  public:
-  explicit MisleadingStore(std::shared_ptr<RendezvousStore> store) : store_(std::move(store)) {}
+  EditedStore(std::shared_ptr<RendezvousStore> store, Edit edit)
+      : store_(std::move(store)), edit_(std::move(edit)) {}
 
   std::string Place() const override { return store_->Place(); }
   absl::Status Set(const std::string& key, const std::string& value) override {
@@ -90,8 +121,9 @@ class MisleadingStore final : public RendezvousStore {
   }
   absl::StatusOr<std::string> Get(const std::string& key, absl::Duration limit) override {
     ASSIGN_OR_RETURN(const std::string value, store_->Get(key, limit));
+    if (key != "members") return value;
     std::vector<std::string> places = absl::StrSplit(value, '\n');
-    if (places.size() > 1) places[1] = places[0];
+    edit_(places);
     return absl::StrJoin(places, "\n");
   }
   absl::StatusOr<int64_t> Add(const std::string& key, int64_t amount) override {
@@ -101,11 +133,15 @@ class MisleadingStore final : public RendezvousStore {
 
  private:
   const std::shared_ptr<RendezvousStore> store_;
+  const Edit edit_;
 };
+
+// Looks for rank 1 where rank 0 is.
+void Mislead(std::vector<std::string>& places) { places[1] = places[0]; }
 
 struct Process {
   int rank, size;
-  bool misled = false;  // it looks for rank 1 where rank 0 is
+  Edit edit = nullptr;
 };
 
 // Returns what TcpJob::Start does in each of `processes`; `body` runs in those that are started.
@@ -119,7 +155,7 @@ std::vector<absl::Status> StartAll(const std::shared_ptr<MemoryStore>& store,
   for (size_t i = 0; i < processes.size(); ++i) {
     threads.emplace_back([&, i] {
       std::shared_ptr<RendezvousStore> seen = store;
-      if (processes[i].misled) seen = std::make_shared<MisleadingStore>(store);
+      if (processes[i].edit) seen = std::make_shared<EditedStore>(store, processes[i].edit);
       const auto job = TcpJob::Start({.rank = processes[i].rank,
                                       .size = processes[i].size,
                                       .store = seen,
@@ -152,6 +188,152 @@ void ExpectAllSay(const std::vector<absl::Status>& statuses,
 }
 
 absl::Status Nothing(Communicator&) { return absl::OkStatus(); }
+
+sockaddr_in Loopback(int port) {
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  return address;
+}
+
+Socket ConnectTo(int port) {
+  Socket made(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const sockaddr_in address = Loopback(port);
+  EXPECT_EQ(connect(made.fd(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+  return made;
+}
+
+void SendText(const Socket& socket, const std::string& text) {
+  EXPECT_EQ(send(socket.fd(), text.data(), text.size(), MSG_NOSIGNAL), text.size());
+}
+
+// Returns what comes first, empty at the end of the connection.
+std::string ReceiveText(const Socket& socket) {
+  std::array<char, 4096> text;
+  const ssize_t got = recv(socket.fd(), text.data(), text.size(), 0);
+  return {text.data(), static_cast<size_t>(std::max<ssize_t>(got, 0))};
+}
+
+// The peer has closed it, or does within `limit`.
+bool EndsWithin(const Socket& socket, absl::Duration limit) {
+  pollfd entry = {.fd = socket.fd(), .events = POLLIN, .revents = 0};
+  return poll(&entry, 1, static_cast<int>(absl::ToInt64Milliseconds(limit))) > 0 &&
+         ReceiveText(socket).empty();
+}
+
+// Limits how many files the process may have open, while it lives.
+class OpenFileLimit {
+ public:
+  explicit OpenFileLimit(rlim_t limit) {
+    getrlimit(RLIMIT_NOFILE, &before_);
+    const rlimit wanted = {.rlim_cur = std::min(limit, before_.rlim_max),
+                           .rlim_max = before_.rlim_max};
+    EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &wanted), 0);
+  }
+  ~OpenFileLimit() { setrlimit(RLIMIT_NOFILE, &before_); }
+  OpenFileLimit(const OpenFileLimit&) = delete;
+  OpenFileLimit& operator=(const OpenFileLimit&) = delete;
+
+ private:
+  rlimit before_;
+};
+
+// The limit under which `count` more files can be opened.
+rlim_t RoomFor(int count) {
+  std::vector<Socket> opened;
+  for (int i = 0; i <= count; ++i) opened.emplace_back(dup(STDIN_FILENO));
+  return opened.back().fd();
+}
+
+// Connects to each of the job's ports as soon as it is known, before any rank can.
+using Visit = std::function<void(int port, std::vector<Socket>& visitors)>;
+
+void Idle(int port, std::vector<Socket>& visitors) {
+  for (int i = 0; i < 400; ++i) visitors.push_back(ConnectTo(port));
+}
+
+void Scan(int port, std::vector<Socket>&) {
+  for (int i = 0; i < 400; ++i) {
+    const Socket socket = ConnectTo(port);
+    const linger reset = {.l_onoff = i % 2, .l_linger = 0};
+    setsockopt(socket.fd(), SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
+  }
+}
+
+void Probe(int port, std::vector<Socket>& visitors) {
+  for (int i = 0; i < 100; ++i) {
+    visitors.push_back(ConnectTo(port));
+    SendText(visitors.back(), "GET /healthz HTTP/1.1\r\n\r\n");
+  }
+}
+
+void SayHalfAHello(int port, std::vector<Socket>& visitors) {
+  for (int i = 0; i < 100; ++i) {
+    visitors.push_back(ConnectTo(port));
+    SendText(visitors.back(), std::string("deepnet2") + std::string(i % 24, '\0'));
+    if (i % 2 == 1) shutdown(visitors.back().fd(), SHUT_WR);
+  }
+}
+
+void SayNonsense(int port, std::vector<Socket>& visitors) {
+  for (int i = 0; i < 100; ++i) {
+    visitors.push_back(ConnectTo(port));
+    SendText(visitors.back(), i % 2 == 1 ? std::string(1 << 16, static_cast<char>(i))
+                                         : "deepnet2" + std::string(1 << 16, '\xff'));
+  }
+}
+
+// Stands at a port before the called rank and hands on what its callers say.
+class Relay {
+ public:
+  Relay() : listener_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in address = Loopback(0);
+    auto* const any = reinterpret_cast<sockaddr*>(&address);
+    socklen_t length = sizeof(address);
+    EXPECT_EQ(bind(listener_.fd(), any, length), 0);
+    EXPECT_EQ(listen(listener_.fd(), 8), 0);
+    EXPECT_EQ(getsockname(listener_.fd(), any, &length), 0);
+    const timeval limit = {.tv_sec = 10, .tv_usec = 0};
+    setsockopt(listener_.fd(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+    port_ = ntohs(address.sin_port);
+  }
+
+  // For a caller of rank 0.
+  Edit Redirect() {
+    return [this](std::vector<std::string>& places) {
+      std::vector<std::string> words = absl::StrSplit(places[0], '\t');
+      called_port_ = PortIn(places[0]);
+      words.at(kPort) = absl::StrCat(port_);
+      words.resize(kAddresses);
+      words.push_back("127.0.0.1");
+      places[0] = absl::StrJoin(words, "\t");
+    };
+  }
+
+  Socket Accept() { return Socket(accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC)); }
+  Socket Call() { return ConnectTo(called_port_); }
+
+  // Until one side has closed.
+  static void Forward(const Socket& a, const Socket& b) {
+    while (a.fd() >= 0 && b.fd() >= 0) {
+      std::array<pollfd, 2> entries = {pollfd{.fd = a.fd(), .events = POLLIN, .revents = 0},
+                                       pollfd{.fd = b.fd(), .events = POLLIN, .revents = 0}};
+      poll(entries.data(), entries.size(), -1);
+      for (const int from : {0, 1}) {
+        if (entries[from].revents == 0) continue;
+        const std::string text = ReceiveText(from == 0 ? a : b);
+        if (text.empty()) return;
+        SendText(from == 0 ? b : a, text);
+      }
+    }
+  }
+
+ private:
+  const Socket listener_;
+  int port_ = 0;
+  std::atomic<int> called_port_ = 0;
+};
 
 class TcpContract : public testing::TestWithParam<std::tuple<int, ContractCase>> {};
 
@@ -264,7 +446,7 @@ TEST(TcpJob, ARankThatDoesNotComeIsNamedByAll) {
 
 // Rank 0 has connections to both by then, and must neither go on nor take the store away.
 TEST(TcpJob, TwoRanksThatCannotConnectAreNamedByAllOthersToo) {
-  ExpectAllSay(StartAll(std::make_shared<MemoryStore>(), {{0, 3}, {1, 3}, {2, 3, true}}, Nothing,
+  ExpectAllSay(StartAll(std::make_shared<MemoryStore>(), {{0, 3}, {1, 3}, {2, 3, Mislead}}, Nothing,
                         absl::Milliseconds(700)),
                AllOf(HasSubstr("rank 2 ("), HasSubstr("connect to rank 1 (")));
 }
@@ -284,6 +466,174 @@ TEST(TcpJob, AnotherNumberOfRanksIsNamedByAll) {
   ExpectAllSay(
       StartAll(std::make_shared<MemoryStore>(), {{0, 2}, {1, 3}}, Nothing),
       AllOf(HasSubstr("rank 1 ("), HasSubstr("was started as one of 3 ranks, rank 0 as one of 2")));
+}
+
+// A caller with an older build's text, and a called rank with one.
+TEST(TcpJob, ARankOfABuildThatConnectsOtherwiseIsNamed) {
+  const auto store = std::make_shared<MemoryStore>();
+  ASSERT_TRUE(store->Set("rank/1", "2\th3 process 77\th3\t41233\t5\t127.0.0.1").ok());
+  ExpectAllSay(StartAll(store, {{0, 2}}, Nothing, absl::Seconds(5)),
+               HasSubstr("rank 1 (h3 process 77) runs another build, which does not connect by"));
+  const auto other = std::make_shared<MemoryStore>();
+  const Edit first = [](std::vector<std::string>& places) {
+    places[0] = "h1 process 7\th1\t41233\t5\tdeepnet3\t127.0.0.1";
+  };
+  ExpectAllSay(StartAll(other, {{0, 2}, {1, 2, first}}, Nothing, absl::Seconds(5)),
+               HasSubstr("rank 0 (h1 process 7) runs another build, which does not connect by"));
+}
+
+TEST(TcpJob, StrangersThatConnectHoldNobodyUp) {
+  const OpenFileLimit limit(4096);
+  const auto start = [](int num_ranks, const Visit& visit) {
+    const auto store = std::make_shared<MemoryStore>();
+    std::mutex mutex;
+    std::vector<Socket> visitors;
+    store->on_place = [&](int, const std::string& place) {
+      const std::lock_guard lock(mutex);
+      visit(PortIn(place), visitors);
+    };
+    std::vector<Process> processes;
+    for (int rank = 0; rank < num_ranks; ++rank) processes.push_back({rank, num_ranks});
+    const absl::Time began = absl::Now();
+    ExpectAllOk(StartAll(store, processes, Nothing, absl::Seconds(10)));
+    return absl::Now() - began;
+  };
+  const std::map<std::string, Visit> visits = {{"idle", Idle},
+                                               {"a port scan", Scan},
+                                               {"health probes", Probe},
+                                               {"half a hello", SayHalfAHello},
+                                               {"nonsense", SayNonsense}};
+  for (const int num_ranks : {2, 4}) {
+    const absl::Duration alone = start(num_ranks, [](int, std::vector<Socket>&) {});
+    for (const auto& [name, visit] : visits) {
+      ASSERT_LT(start(num_ranks, visit), alone + absl::Seconds(2)) << name << ", " << num_ranks;
+    }
+  }
+}
+
+// The visitors' bytes come one by one all the time that the ranks meet.
+TEST(TcpJob, StrangersThatSpeakSlowlyHoldNobodyUp) {
+  const auto store = std::make_shared<MemoryStore>();
+  std::atomic<bool> joined = false;
+  std::vector<std::thread> visitors;
+  std::mutex mutex;
+  store->on_place = [&](int, const std::string& place) {
+    std::vector<Socket> sockets;
+    for (int i = 0; i < 20; ++i) sockets.push_back(ConnectTo(PortIn(place)));
+    const std::lock_guard lock(mutex);
+    visitors.emplace_back([&joined, sockets = std::move(sockets)] {
+      const std::string hello = std::string("deepnet2") + std::string(24, '\0');
+      for (size_t i = 0; !joined; ++i) {
+        const Socket& socket = sockets[i % sockets.size()];
+        send(socket.fd(), &hello[i / sockets.size() % hello.size()], 1, MSG_NOSIGNAL);
+        pollfd pause = {.fd = socket.fd(), .events = 0, .revents = 0};
+        poll(&pause, 1, 1);
+      }
+    });
+  };
+  const absl::Time began = absl::Now();
+  ExpectAllOk(StartAll(store, {{0, 3}, {1, 3}, {2, 3}}, Nothing));
+  EXPECT_LT(absl::Now() - began, absl::Seconds(2));
+  joined = true;
+  for (std::thread& visitor : visitors) visitor.join();
+}
+
+// The connector has hung up by the time that rank 0 hears its first call.
+TEST(TcpJob, ACallThatWasGivenUpDoesNotCount) {
+  Relay relay;
+  std::thread relaying([&] {
+    {
+      const Socket caller = relay.Accept(), called = relay.Call();
+      SendText(called, ReceiveText(caller));
+    }
+    const Socket caller = relay.Accept(), called = relay.Call();
+    Relay::Forward(caller, called);
+  });
+  ExpectAllOk(StartAll(
+      std::make_shared<MemoryStore>(), {{0, 2}, {1, 2, relay.Redirect()}},
+      [](Communicator& comm) { return comm.Barrier(kSoon); }, absl::Seconds(20)));
+  relaying.join();
+}
+
+// Rank 0 has answered the second call when it hears the first.
+TEST(TcpJob, AnOlderCallThatIsHeardLaterDoesNotReplaceTheNewer) {
+  Relay relay;
+  std::thread relaying([&] {
+    Socket caller = relay.Accept();
+    const std::string first = ReceiveText(caller);
+    caller = Socket();
+    caller = relay.Accept();
+    const Socket called = relay.Call();
+    SendText(called, ReceiveText(caller));
+    const std::string answer = ReceiveText(called);
+    const Socket late = relay.Call();
+    SendText(late, first);
+    EXPECT_TRUE(EndsWithin(late, kSoon));
+    SendText(caller, answer);
+    Relay::Forward(caller, called);
+  });
+  ExpectAllOk(StartAll(
+      std::make_shared<MemoryStore>(), {{0, 2}, {1, 2, relay.Redirect()}},
+      [](Communicator& comm) { return comm.Barrier(kSoon); }, absl::Seconds(20)));
+  relaying.join();
+}
+
+TEST(TcpJob, OfManyStrangersTheOldestAreSentAwayAndTheOthersSoon) {
+  const OpenFileLimit limit(4096);
+  const auto store = std::make_shared<MemoryStore>();
+  std::vector<Socket> visitors;
+  store->on_place = [&](int rank, const std::string& place) {
+    if (rank == 0) Idle(PortIn(place), visitors);
+  };
+  const Edit wait = [&](std::vector<std::string>&) {
+    EXPECT_TRUE(EndsWithin(visitors[0], absl::Seconds(3)));  // they might stay for longer
+    EXPECT_TRUE(EndsWithin(visitors[200], absl::Seconds(3)));
+    EXPECT_FALSE(EndsWithin(visitors[399], absl::ZeroDuration()));
+    EXPECT_TRUE(EndsWithin(visitors[399], absl::Seconds(20)));
+  };
+  ExpectAllOk(StartAll(store, {{0, 2}, {1, 2, wait}}, Nothing));
+}
+
+// The ranks share what may be open here: so little that strangers take it all.
+TEST(TcpJob, StrangersThatTakeAllOpenFilesHoldNobodyUp) {
+  const auto store = std::make_shared<MemoryStore>();
+  std::mutex mutex;
+  std::vector<Socket> visitors;
+  std::unique_ptr<OpenFileLimit> limit;
+  store->on_place = [&](int, const std::string& place) {
+    const std::lock_guard lock(mutex);
+    const bool last = !visitors.empty();
+    for (int i = 0; i < 40; ++i) visitors.push_back(ConnectTo(PortIn(place)));
+    if (last) limit = std::make_unique<OpenFileLimit>(RoomFor(6));
+  };
+  const auto connect = [&](int rank) {
+    const auto mesh = ConnectAll({.rank = rank, .size = 2, .store = store, .limit = kSoon});
+    EXPECT_TRUE(mesh.ok()) << mesh.status();
+  };
+  const absl::Time began = absl::Now();
+  std::thread other([&] { connect(1); });
+  connect(0);
+  other.join();
+  EXPECT_LT(absl::Now() - began, absl::Seconds(2));
+}
+
+TEST(TcpJob, WithoutOpenFilesARankWaitsAsleepAndSaysSo) {
+  const auto store = std::make_shared<MemoryStore>();
+  ASSERT_TRUE(store->Set("rank/1", "2\th3 process 77\th3\t41233\t5\tdeepnet2\t127.0.0.1").ok());
+  std::vector<Socket> visitors;
+  std::unique_ptr<OpenFileLimit> limit;
+  store->on_place = [&](int, const std::string& place) {
+    for (int i = 0; i < 40; ++i) visitors.push_back(ConnectTo(PortIn(place)));
+    limit = std::make_unique<OpenFileLimit>(RoomFor(0));
+  };
+  const std::clock_t began = std::clock();
+  const auto mesh =
+      ConnectAll({.rank = 0, .size = 2, .store = store, .limit = absl::Milliseconds(700)});
+  limit.reset();
+  EXPECT_LT(std::clock() - began, CLOCKS_PER_SEC * 3 / 10);
+  EXPECT_THAT(std::string(mesh.status().message()),
+              AllOf(HasSubstr("rank 1 (h3 process 77) did not connect to rank 0 ("),
+                    HasSubstr("could not accept: Too many open files")));
 }
 
 TEST(TcpJob, ALostStoreIsNamed) {
