@@ -187,6 +187,11 @@ class PosixFileSystem final : public FileSystem {
   absl::StatusOr<int64_t> Size(const std::string& path) override {
     struct stat info;
     if (stat(path.c_str(), &info) != 0) return ErrnoStatus("look at", path);
+    if (!S_ISREG(info.st_mode)) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("'", path, "' is ",
+                       S_ISDIR(info.st_mode) ? "a folder" : "a pipe or a device", ", not a file"));
+    }
     return static_cast<int64_t>(info.st_size);
   }
 
@@ -397,6 +402,12 @@ bool LiesIn(const std::string& path, const std::string& folder) {
   return std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
 }
 
+bool IsFileName(std::string_view name) {
+  return !name.empty() && name != "." && name != ".." && std::ranges::all_of(name, [](char c) {
+    return c != '/' && !absl::ascii_iscntrl(static_cast<unsigned char>(c));
+  });
+}
+
 absl::StatusOr<std::string> ReadWholeFile(FileSystem& fs, const std::string& path,
                                           int64_t limit_bytes) {
   ASSIGN_OR_RETURN(const int64_t bytes, fs.Size(path));
@@ -408,6 +419,22 @@ absl::StatusOr<std::string> ReadWholeFile(FileSystem& fs, const std::string& pat
   ASSIGN_OR_RETURN(const int64_t read, fs.ReadAt(path, 0, contents));
   contents.resize(static_cast<size_t>(read));
   return contents;
+}
+
+absl::StatusOr<std::string> ReadFileOrPipe(const std::string& path, int64_t limit_bytes) {
+  const Descriptor file(Retry([&] { return open(path.c_str(), O_RDONLY | O_CLOEXEC); }));
+  if (!file.ok()) return ErrnoStatus("open", path);
+  std::string contents, block(size_t{1} << 16, '\0');
+  while (true) {
+    const ssize_t bytes = Retry([&] { return read(file.get(), block.data(), block.size()); });
+    if (bytes < 0) return ErrnoStatus("read", path);
+    if (bytes == 0) return contents;
+    contents.append(block, 0, static_cast<size_t>(bytes));
+    if (static_cast<int64_t>(contents.size()) > limit_bytes) {
+      return absl::FailedPreconditionError(absl::StrCat("'", path, "' has more than ", limit_bytes,
+                                                        " bytes, the most that make sense"));
+    }
+  }
 }
 
 std::string UnusedName() {

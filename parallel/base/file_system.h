@@ -71,7 +71,7 @@ class FileSystem {
   virtual absl::StatusOr<int64_t> ReadAt(const std::string& path, int64_t offset,
                                          std::span<char> buffer) = 0;
 
-  // Returns the bytes of a file.
+  // Returns the bytes of a file. FailedPrecondition for what is none: a folder, a pipe, a device.
   virtual absl::StatusOr<int64_t> Size(const std::string& path) = 0;
 
   // Returns what there is of this name.
@@ -131,6 +131,10 @@ bool IsMountPoint(const std::string& path);
 // Returns true if `path` is `folder` or in it, once the links of both are followed.
 bool LiesIn(const std::string& path, const std::string& folder);
 
+// Returns true for what can only be the name of something in a folder: not empty, no '/', neither
+// "." nor "..", no control characters.
+bool IsFileName(std::string_view name);
+
 // Reads a whole file. FailedPrecondition beyond `limit_bytes`, so that a wrong path cannot fill the
 // memory.
 absl::StatusOr<std::string> ReadWholeFile(FileSystem& fs, const std::string& path,
@@ -188,6 +192,11 @@ class FileReplacement {
 };
 
 // Creates the file or replaces it, atomically and durably (FileReplacement).
+// Reads a file or, to its end, a pipe such as /dev/stdin: what a user may name on a command line.
+// FailedPrecondition beyond `limit_bytes`.
+absl::StatusOr<std::string> ReadFileOrPipe(const std::string& path, int64_t limit_bytes);
+
+// Creates the file or replaces it, atomically and durably, by way of `path` + ".tmp".
 absl::Status ReplaceFile(FileSystem& fs, const std::string& path, std::string_view contents);
 
 }  // namespace deepnet

@@ -5,15 +5,18 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mount.h>
+#include <sys/stat.h>
 
 #include "tests/support/memory_file_system.h"
 
@@ -296,6 +299,50 @@ TEST(Crash, AtAnyMomentOfReplaceFileLeavesTheOldOrTheNewOne) {
       }
     }
   }
+}
+
+// Opened for reading, a pipe without a writer waits for one: for ever.
+TEST(ReadWholeFile, RefusesPipesDevicesAndFoldersWithoutOpeningThem) {
+  const auto fs = MakePosixFileSystem();
+  const std::string pipe = JoinPath(::testing::TempDir(), absl::StrCat("pipe-", getpid()));
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  for (const std::string& path : {pipe, std::string("/dev/zero"), ::testing::TempDir()}) {
+    const absl::Status refused = ReadWholeFile(*fs, path, 1000).status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+    EXPECT_THAT(std::string(refused.message()), HasSubstr(path));
+  }
+  unlink(pipe.c_str());
+}
+
+TEST(IsFileName, OfWhatStandsInAFolderAndNowhereElse) {
+  for (const char* name : {"a", "a.b", "..a", "a b", "\u00e4"})
+    EXPECT_TRUE(IsFileName(name)) << name;
+  for (const char* name : {"", ".", "..", "a/b", "/a", "../a", "a\n", "\x1b[2J", "a\x7f"}) {
+    EXPECT_FALSE(IsFileName(name)) << name;
+  }
+}
+
+TEST(ReadFileOrPipe, ReadsFilesAndPipesUpToTheLimit) {
+  const std::string path = JoinPath(::testing::TempDir(), absl::StrCat("file-", getpid()));
+  const auto fs = MakePosixFileSystem();
+  const std::string text(150'000, 'x');
+  Write(*fs, path, text);
+  EXPECT_EQ(*ReadFileOrPipe(path, 150'000), text);
+  EXPECT_TRUE(absl::IsFailedPrecondition(ReadFileOrPipe(path, 149'999).status()));
+  EXPECT_TRUE(fs->Delete(path).ok());
+  EXPECT_TRUE(absl::IsNotFound(ReadFileOrPipe(path, 1000).status()));
+
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  std::thread writer([&] {
+    std::ofstream pipe(path);
+    pipe << text << std::flush << text;  // in pieces
+  });
+  EXPECT_EQ(*ReadFileOrPipe(path, 1'000'000), text + text);
+  writer.join();
+  EXPECT_TRUE(fs->Delete(path).ok());
+
+  EXPECT_TRUE(absl::IsFailedPrecondition(ReadFileOrPipe("/dev/zero", 1'000'000).status()));
+  EXPECT_FALSE(ReadFileOrPipe(::testing::TempDir(), 1000).ok());
 }
 
 TEST(ObservedFileSystem, TellsOfEveryCallThatHasEndedAndPassesAnswersOn) {
