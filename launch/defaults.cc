@@ -3,9 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "google/protobuf/text_format.h"
-
 #include "parallel/base/check.h"
+#include "parallel/base/text_proto.h"
 
 namespace deepnet {
 namespace {
@@ -42,7 +41,7 @@ constexpr int64_t kInstrumentSteps = 100;  // at these a record costs 0.5 % of s
 template <typename Message>
 void Fill(const char* defaults, Message* message) {
   Message filled;
-  DEEPNET_CHECK(google::protobuf::TextFormat::ParseFromString(defaults, &filled));
+  DEEPNET_CHECK(ParseTextProto(defaults, &filled));
   filled.MergeFrom(*message);
   *message = std::move(filled);
 }

@@ -7,11 +7,9 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <optional>
-#include <sstream>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -31,7 +29,9 @@
 
 #include "launch/field_names.h"
 #include "launch/flags.h"
+#include "parallel/base/file_system.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/base/text_proto.h"
 
 namespace deepnet {
 namespace {
@@ -69,6 +69,11 @@ struct Position {
   friend auto operator<=>(const Position&, const Position&) = default;
 };
 
+constexpr int64_t kMaxConfigBytes = int64_t{64} << 20;
+
+// A file with more is no configuration.
+constexpr size_t kMaxMistakes = 1000;
+
 // The complaints of one parse. Warnings are unknown fields; an error ends the parse.
 class Complaints : public google::protobuf::io::ErrorCollector {
  public:
@@ -76,7 +81,7 @@ class Complaints : public google::protobuf::io::ErrorCollector {
     if (errors.empty()) errors.emplace(Position{std::max(line, 0), std::max(column, 0)}, message);
   }
   void AddWarning(int line, int column, const std::string& message) override {
-    warnings.emplace(Position{line, column}, message);
+    if (warnings.size() < kMaxMistakes) warnings.emplace(Position{line, column}, message);
   }
 
   std::map<Position, std::string> errors, warnings;
@@ -197,11 +202,8 @@ std::map<Position, std::string> ParseText(std::string* text, Message* message) {
   std::map<Position, std::string> found;
   for (int attempt = 0; attempt < kMaxErrors; ++attempt) {
     Complaints complaints;
-    google::protobuf::TextFormat::Parser parser;
-    parser.RecordErrorsTo(&complaints);
-    parser.AllowUnknownField(true);
-    message->Clear();
-    const bool parsed = parser.ParseFromString(*text, message);
+    const bool parsed =
+        ParseTextProto(*text, message, {.skips_unknown_fields = true, .errors = &complaints});
     for (const auto& [position, warning] : complaints.warnings) {
       if (!found.contains(position)) found[position] = ReadableWarning(warning);
     }
@@ -233,7 +235,7 @@ std::map<Position, std::string> MergeText(std::string text, Message* target) {
   if (!mistakes.empty()) return mistakes;
   ClearReplacedLists(*fresh, target);
   // From the text again, not from `fresh`: a 0 that is written must replace what was there.
-  google::protobuf::TextFormat::Parser().MergeFromString(text, target);
+  MergeTextProto(text, target);
   return {};
 }
 
@@ -417,17 +419,15 @@ std::string ApplySet(const std::string& set, RunSpec* run) {
 
 void MergeFile(const std::string& root, const std::string& file, RunSpec* run,
                std::vector<std::string>* mistakes) {
-  std::ifstream stream(std::filesystem::path(root) / file, std::ios::binary);
-  std::stringstream content;
-  content << stream.rdbuf();
-  if (!stream.good()) {
-    mistakes->push_back(absl::StrCat(file, ": cannot be read"));
+  const auto text = ReadFileOrPipe(std::filesystem::path(root) / file, kMaxConfigBytes);
+  if (!text.ok()) {
+    mistakes->push_back(absl::StrCat(file, ": cannot be read: ", text.status().message()));
   } else if (absl::EndsWith(file, ".json")) {
-    for (const std::string& mistake : MergeJson(content.str(), run)) {
+    for (const std::string& mistake : MergeJson(*text, run)) {
       mistakes->push_back(absl::StrCat(file, ": ", mistake));
     }
   } else {
-    for (const auto& [position, mistake] : MergeText(content.str(), run)) {
+    for (const auto& [position, mistake] : MergeText(*text, run)) {
       mistakes->push_back(absl::StrCat(file, ":", position.line + 1, ": ", mistake));
     }
   }

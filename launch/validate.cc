@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -19,6 +18,7 @@
 
 #include "launch/flags.h"
 #include "parallel/base/check.h"
+#include "trainer/data/pair_index.h"
 #include "trainer/kernels/native/attention.h"
 #include "trainer/kernels/native/dropout.h"
 #include "trainer/model/architecture.h"
@@ -82,10 +82,10 @@ class Fields {
     return Require(Number(name) >= 0 && Number(name) < 1, name, "must be at least 0 and below 1");
   }
 
-  // Requires a tag of a language. "zh-Hans" would clash with "de-en": letters, digits and
-  // underscores only.
+  // Requires a tag of a language.
   bool Language(const std::string& name, const std::string& tag) const {
-    return Require(IsLanguage(tag), name, Quoted(tag), "must be a tag of letters, digits and '_'");
+    return Require(IsLanguageTag(tag), name, Quoted(tag),
+                   "must be a tag of letters, digits and '_'");
   }
 
   // Adds the numbers that are not finite and the enum values without a name, anywhere below the
@@ -93,11 +93,6 @@ class Fields {
   void CheckValues() const;
 
   static std::string Quoted(const std::string& text) { return absl::StrCat("'", text, "'"); }
-
-  static bool IsLanguage(const std::string& tag) {
-    return !tag.empty() && std::all_of(tag.begin(), tag.end(),
-                                       [](char c) { return absl::ascii_isalnum(c) || c == '_'; });
-  }
 
  private:
   const FieldDescriptor& Find(const std::string& name) const {
@@ -321,9 +316,9 @@ void CheckDirections(const DataSpec& data, const Fields& fields) {
     const std::vector<std::string> sides = absl::StrSplit(parts[0], '-');
     const bool languages =
         sides.size() == 2 && std::ranges::all_of(sides, [](const std::string& side) {
-          return side == "*" || Fields::IsLanguage(side);
+          return side == "*" || IsLanguageTag(side);
         });
-    const bool tag = parts.size() < 2 || Fields::IsLanguage(parts[1]);
+    const bool tag = parts.size() < 2 || IsLanguageTag(parts[1]);
     if (require(languages && tag, "must be two language tags, as in 'de-en', '*-en', 'de-en.bt'")) {
       require(sides[0] != sides[1] || sides[0] == "*", "must be two different languages");
     }

@@ -1,13 +1,11 @@
 #include "trainer/bench.h"
 
 #include <algorithm>
-#include <fstream>
 #include <limits>
 #include <map>
 #include <memory>
 #include <optional>
 #include <span>
-#include <sstream>
 #include <utility>
 #include <vector>
 
@@ -17,6 +15,7 @@
 
 #include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
+#include "parallel/base/file_system.h"
 #include "parallel/base/host.h"
 #include "parallel/base/philox.h"
 #include "parallel/base/status_macros.h"
@@ -50,7 +49,8 @@ constexpr Shape kShapes[] = {{"A", 6, 256, 1024, 4, 2000},
                              {"C", 100, 64, 128, 2, 2000},
                              {"D", 500, 64, 128, 2, 500}};
 constexpr int64_t kVocabulary = 8000;
-constexpr int kWarmUpSteps = 3;  // of a GPU
+constexpr int kWarmUpSteps = 3;                          // of a GPU
+constexpr int64_t kMaxLengthsBytes = int64_t{64} << 20;  // of a file of sentence lengths
 
 // Returns microbatches as full as the capacity allows; repeats the lengths if there are few.
 absl::StatusOr<std::vector<Microbatch>> MakeBatches(const StepBenchOptions& options,
@@ -351,11 +351,9 @@ absl::Status CheckOptions(const DecodeBenchOptions& options) {
 }  // namespace
 
 absl::StatusOr<std::vector<std::pair<int, int>>> ReadBenchLengths(const std::string& file) {
-  std::ifstream in(file);
-  std::stringstream text;
-  text << in.rdbuf();
+  const auto text = ReadWholeFile(*MakePosixFileSystem(), file, kMaxLengthsBytes);
   google::protobuf::ListValue list;
-  if (!in || !google::protobuf::util::JsonStringToMessage(text.str(), &list).ok()) {
+  if (!text.ok() || !google::protobuf::util::JsonStringToMessage(*text, &list).ok()) {
     return WithExitCode(
         absl::NotFoundError(absl::StrCat(file, ": not a JSON list of [source, target]")),
         ExitCode::kData);

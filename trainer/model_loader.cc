@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <span>
 #include <utility>
@@ -29,8 +28,6 @@
 
 namespace deepnet {
 namespace {
-
-constexpr int64_t kMaxTokenizerBytes = int64_t{1} << 30;
 
 absl::Status FileError(const std::string& file, const char* what) {
   return WithExitCode(absl::NotFoundError(absl::StrCat(file, ": ", what)), ExitCode::kCheckpoint);
@@ -131,11 +128,13 @@ absl::Status SaveVocabulary(FileSystem& fs, const std::string& tokenizer_file,
 
 absl::StatusOr<std::unique_ptr<Vocabulary>> LoadVocabulary(const std::string& run_folder) {
   const std::string list = absl::StrCat(run_folder, "/", kRunLanguagesFile);
-  std::ifstream in(list);
-  if (!in) return FileError(list, "not found; is this a run folder?");
-  std::vector<std::string> languages;
-  for (std::string line; std::getline(in, line);) languages.push_back(line);
-  auto vocabulary = Vocabulary::Open(absl::StrCat(run_folder, "/", kRunTokenizerFile), languages);
+  auto languages = ReadLanguages(*MakePosixFileSystem(), list);
+  if (absl::IsNotFound(languages.status())) {
+    return FileError(list, "not found; is this a run folder?");
+  }
+  if (!languages.ok()) return WithExitCode(languages.status(), ExitCode::kCheckpoint);
+  auto vocabulary =
+      Vocabulary::Open(absl::StrCat(run_folder, "/", kRunTokenizerFile), *std::move(languages));
   if (!vocabulary.ok()) return WithExitCode(vocabulary.status(), ExitCode::kCheckpoint);
   return std::make_unique<Vocabulary>(std::move(*vocabulary));
 }

@@ -1,12 +1,11 @@
 #include "trainer/named_files.h"
 
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 
 #include "absl/strings/str_cat.h"
 
 #include "parallel/base/exit_code.h"
+#include "parallel/base/file_system.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/plan/device_model.h"
 #include "parallel/plan/schedule_generators.h"
@@ -14,21 +13,20 @@
 namespace deepnet {
 namespace {
 
+constexpr int64_t kMaxTextBytes = int64_t{64} << 20;
+
 bool IsText(const std::string& value) { return value.find(':') != std::string::npos; }
 
 // The text of the file; `unknown` says why `name` is nothing else.
 absl::StatusOr<std::string> ReadFile(const std::string& root, const std::string& name,
                                      const std::string& unknown) {
   const std::filesystem::path path = std::filesystem::path(root) / name;
-  std::ostringstream text;
-  if (std::filesystem::is_regular_file(path)) {
-    std::ifstream file(path);
-    text << file.rdbuf();
-    if (file && !text.str().empty()) return text.str();
-  }
+  const auto text = ReadWholeFile(*MakePosixFileSystem(), path, kMaxTextBytes);
+  if (text.ok() && !text->empty()) return text;
   return WithExitCode(
-      absl::InvalidArgumentError(absl::StrCat(unknown, ", or a file, but ", path.string(),
-                                              " is not one that can be read")),
+      absl::InvalidArgumentError(
+          absl::StrCat(unknown, ", or a file, but ", path.string(), " is not one that can be read",
+                       text.ok() ? "" : absl::StrCat(": ", text.status().message()))),
       ExitCode::kBadConfig);
 }
 

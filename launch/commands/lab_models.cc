@@ -12,7 +12,6 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "google/protobuf/text_format.h"
 
 #include "launch/commands/commands.h"
 #include "launch/commands/describe.h"
@@ -22,6 +21,7 @@
 #include "parallel/base/json.h"
 #include "parallel/base/logging.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/base/text_proto.h"
 #include "trainer/data/corpus.h"
 #include "trainer/data/corpus_batch_source.h"
 #include "trainer/data/data_order.h"
@@ -266,7 +266,7 @@ constexpr char kPaperRun[] = R"(
 
 absl::StatusOr<RunSpec> PaperRun(const CommandLine& line) {
   RunSpec run;
-  DEEPNET_CHECK(google::protobuf::TextFormat::ParseFromString(kPaperRun, &run));
+  DEEPNET_CHECK(ParseTextProto(kPaperRun, &run));
   ASSIGN_OR_RETURN(const int d_model, CountOf(line, "d-model"));
   ASSIGN_OR_RETURN(const int ffn_dim, CountOf(line, "ffn-dim"));
   ASSIGN_OR_RETURN(const int num_heads, CountOf(line, "num-heads"));

@@ -3,14 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <string_view>
 #include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "google/protobuf/text_format.h"
 
 #include "launch/defaults.h"
 #include "launch/validate.h"
@@ -18,6 +16,7 @@
 #include "parallel/base/exit_code.h"
 #include "parallel/base/file_system.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/base/text_proto.h"
 #include "parallel/comm/agreement.h"
 #include "trainer/data/file_writer.h"
 #include "trainer/data/parallel_text.h"
@@ -53,6 +52,7 @@ constexpr int64_t kBytesPerPiece = 1000;  // of text, for each piece of the voca
 constexpr int64_t kMinPieces = 2000, kMaxPieces = 8000;
 constexpr int64_t kDevEvery = 20, kMaxDevLines = 1000;
 constexpr char kSources[] = ".deepnet-sources";  // in text/: what was cut, and that it was cut here
+constexpr int64_t kMaxSourcesBytes = 1024;
 
 struct Side {
   std::string file;      // as typed
@@ -111,7 +111,7 @@ absl::StatusOr<RunSpec> LoadTextRun(const CommandLine& line) {
   ASSIGN_OR_RETURN(const Sides sides, SidesOf(line));
   const std::string direction = absl::StrCat(sides[0].language, "-", sides[1].language);
   RunSpec base;
-  DEEPNET_CHECK(google::protobuf::TextFormat::ParseFromString(kTry, &base));
+  DEEPNET_CHECK(ParseTextProto(kTry, &base));
   base.set_folder("runs/" + direction);
   ASSIGN_OR_RETURN(const int32_t pieces, PiecesFor(line, sides));
   base.mutable_prepare()->mutable_tokenizer()->set_vocab_size(pieces);
@@ -183,8 +183,7 @@ absl::StatusOr<std::string> ContentsOf(const ParallelFiles& sources) {
 }
 
 std::string ReadIfThere(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
+  return ReadWholeFile(*MakePosixFileSystem(), path, kMaxSourcesBytes).value_or("");
 }
 
 // Fails unless `folder` is free, or was made by CutText and holds none of the sources.

@@ -140,6 +140,10 @@ bool IsFileName(std::string_view name);
 absl::StatusOr<std::string> ReadWholeFile(FileSystem& fs, const std::string& path,
                                           int64_t limit_bytes);
 
+// Reads a file or, to its end, a pipe such as /dev/stdin: what a user may name on a command line.
+// FailedPrecondition beyond `limit_bytes`.
+absl::StatusOr<std::string> ReadFileOrPipe(const std::string& path, int64_t limit_bytes);
+
 // The ending of the names of folders that are being written or deleted. What has such a name may be
 // deleted: only this program gives it.
 inline constexpr char kUnfinishedEnd[] = ".deepnet-unfinished";
@@ -192,11 +196,6 @@ class FileReplacement {
 };
 
 // Creates the file or replaces it, atomically and durably (FileReplacement).
-// Reads a file or, to its end, a pipe such as /dev/stdin: what a user may name on a command line.
-// FailedPrecondition beyond `limit_bytes`.
-absl::StatusOr<std::string> ReadFileOrPipe(const std::string& path, int64_t limit_bytes);
-
-// Creates the file or replaces it, atomically and durably, by way of `path` + ".tmp".
 absl::Status ReplaceFile(FileSystem& fs, const std::string& path, std::string_view contents);
 
 }  // namespace deepnet

@@ -10,6 +10,8 @@
 #include <google/protobuf/io/tokenizer.h>
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 
+#include "parallel/base/text_proto.h"
+
 namespace deepnet {
 namespace {
 
@@ -53,17 +55,6 @@ class SilentCollector final : public google::protobuf::io::ErrorCollector {
   void AddError(int, int, const std::string&) override {}
 };
 
-std::vector<Tokenizer::Token> TokensOf(const std::string& text) {
-  google::protobuf::io::ArrayInputStream stream(text.data(), static_cast<int>(text.size()));
-  SilentCollector errors;
-  Tokenizer tokenizer(&stream, &errors);
-  tokenizer.set_comment_style(Tokenizer::SH_COMMENT_STYLE);
-  tokenizer.set_allow_f_after_float(true);
-  std::vector<Tokenizer::Token> tokens;
-  while (tokenizer.Next()) tokens.push_back(tokenizer.current());
-  return tokens;
-}
-
 // Number of what was called `name` in `type`; -1: nothing was.
 int FormerNumber(std::span<const FormerFieldName> names, std::string_view type,
                  std::string_view name) {
@@ -97,23 +88,31 @@ std::span<const FormerFieldName> FormerNames() { return kFormerNames; }
 
 std::string WithTodaysNames(const std::string& text, const Descriptor& type,
                             std::span<const FormerFieldName> names) {
-  const std::vector<Tokenizer::Token> tokens = TokensOf(text);
+  google::protobuf::io::ArrayInputStream stream(text.data(), static_cast<int>(text.size()));
+  SilentCollector errors;
+  Tokenizer tokenizer(&stream, &errors);
+  tokenizer.set_comment_style(Tokenizer::SH_COMMENT_STYLE);
+  tokenizer.set_allow_f_after_float(true);
   std::vector<const Descriptor*> open = {&type};  // nullptr: of an unknown field
   const FieldDescriptor* field = nullptr;         // whose value comes next
   bool changed = false;
   std::string translated;
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    std::string token = tokens[i].text;
-    const bool is_quoted = tokens[i].type == Tokenizer::TYPE_STRING;
+  bool is_first = true;
+  for (bool more = tokenizer.Next(); more; is_first = false) {
+    const Tokenizer::TokenType kind = tokenizer.current().type;
+    std::string token = tokenizer.current().text;
+    more = tokenizer.Next();  // what follows says what a name means
+    const bool is_quoted = kind == Tokenizer::TYPE_STRING;
     if (token == "{") {
       // A JSON object is in braces as a whole, a text is not.
-      const bool is_all = i == 0;
+      const bool is_all = is_first;
       open.push_back(is_all ? &type : field == nullptr ? nullptr : field->message_type());
+      if (open.size() > 2 * kMaxTextProtoDepth) return text;  // which no parser reads
     } else if (token == "}") {
       if (open.size() > 1) open.pop_back();
-    } else if (is_quoted || tokens[i].type == Tokenizer::TYPE_IDENTIFIER) {
+    } else if (is_quoted || kind == Tokenizer::TYPE_IDENTIFIER) {
       const std::string word = is_quoted ? token.substr(1, token.size() - 2) : token;
-      const std::string next = i + 1 < tokens.size() ? tokens[i + 1].text : "";
+      const std::string& next = tokenizer.current().text;  // empty at the end
       const std::string* todays = nullptr;
       if (next == ":" || next == "{") {
         field = FindField(open.back(), word, names);

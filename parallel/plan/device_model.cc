@@ -9,11 +9,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "google/protobuf/text_format.h"
 
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/base/text_proto.h"
 
 namespace deepnet {
 namespace {
@@ -76,7 +76,7 @@ std::vector<DeviceModel> MakeModels() {
   std::vector<DeviceModel> models;
   for (const absl::string_view text : absl::StrSplit(kModels, '|')) {
     DeviceModel device;
-    DEEPNET_CHECK(google::protobuf::TextFormat::ParseFromString(std::string(text), &device));
+    DEEPNET_CHECK(ParseTextProto(std::string(text), &device));
     Complete(device);
     models.push_back(std::move(device));
   }
@@ -96,7 +96,7 @@ absl::Status BadModel(const std::string& what) {
 // Everything of a device that a user writes must be there: a speed of 0 would be a silent mistake.
 absl::StatusOr<DeviceModel> ParseModel(const std::string& text) {
   DeviceModel device;
-  if (!google::protobuf::TextFormat::ParseFromString(text, &device)) {
+  if (!ParseTextProto(text, &device)) {
     return BadModel("the file is no text of a DeviceModel (proto/plan.proto)");
   }
   for (const auto& [value, field] : std::initializer_list<std::pair<double, const char*>>{

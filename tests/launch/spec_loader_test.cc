@@ -1,15 +1,18 @@
 #include "launch/spec_loader.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <google/protobuf/util/json_util.h>
 #include <google/protobuf/util/message_differencer.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include "launch/defaults.h"
 #include "launch/field_names.h"
@@ -18,6 +21,7 @@
 namespace deepnet {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -96,6 +100,41 @@ TEST_F(SpecLoader, ATornTextprotoIsRefusedWithItsLine) {
   EXPECT_THAT(Error({"torn.textproto"}), HasSubstr("torn.textproto:3: Expected"));
 }
 
+TEST_F(SpecLoader, AMillionLevelsAreAMistakeOfTheirLine) {
+  std::string deep = "seed: 1\nmodel ", brackets = "model: ";
+  for (int i = 0; i < 1'000'000; ++i) {
+    deep += "{x ";
+    brackets += "[";
+  }
+  Write("deep.textproto", deep);
+  EXPECT_THAT(Error({"deep.textproto"}), HasSubstr("deep.textproto:2: Message is too deep"));
+  Write("brackets.textproto", brackets);
+  EXPECT_THAT(Error({"brackets.textproto"}), HasSubstr("brackets.textproto:1: "));
+  EXPECT_FALSE(Error({}, {"data.temperature=" + deep.substr(deep.find('{'))}).empty());
+}
+
+TEST_F(SpecLoader, AFileOfUnknownFieldsIsNotListedToItsEnd) {
+  std::string text;
+  for (int i = 0; i < 100'000; ++i) text += "a" + std::to_string(i) + ": 1\n";
+  Write("many.textproto", text);
+  const std::string error = Error({"many.textproto"});
+  EXPECT_EQ(std::count(error.begin(), error.end(), '\n'), 999);
+}
+
+TEST_F(SpecLoader, AConfigurationMayComeFromAPipeAndIsBounded) {
+  const std::string pipe = folder_ / "pipe";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  std::thread writer([&] { std::ofstream(pipe) << "seed: 7"; });
+  EXPECT_EQ(Read({"pipe"})->seed(), 7);
+  writer.join();
+  Write("huge.textproto", "seed: 7");
+  std::filesystem::resize_file(folder_ / "huge.textproto", uintmax_t{64} << 30);
+  for (const std::string file : {"huge.textproto", "/dev/zero"}) {
+    EXPECT_THAT(Error({file}), AllOf(HasSubstr(file), HasSubstr("more than 67108864 bytes")));
+  }
+  EXPECT_THAT(Error({"."}), HasSubstr(".: cannot be read: "));
+}
+
 TEST_F(SpecLoader, AMissingValueIsOneMistake) {
   Write("bad.textproto", "model {\n  d_model:\n  num_heads: 4\n}\n");
   EXPECT_EQ(Error({"bad.textproto"}), "bad.textproto:3: Expected integer, got: num_heads");
@@ -108,9 +147,11 @@ TEST_F(SpecLoader, MistakesOfAllSourcesAreListedTogether) {
       Error({"a.textproto", "b.json", "absent.textproto"}, {"model.num_headz=3", "seed"}),
       "a.textproto:1: RunSpec has no field 'sead'; did you mean 'seed'?\n"
       "b.json: model.d_modle: ModelSpec has no field 'd_modle'; did you mean 'd_model'?\n"
-      "absent.textproto: cannot be read\n"
-      "--set model.num_headz=3: ModelSpec has no field 'num_headz'; did you mean 'num_heads'?\n"
-      "--set seed: needs the form FIELD=VALUE");
+      "absent.textproto: cannot be read: cannot open '" +
+          (folder_ / "absent.textproto").string() +
+          "': No such file or directory\n"
+          "--set model.num_headz=3: ModelSpec has no field 'num_headz'; did you mean 'num_heads'?\n"
+          "--set seed: needs the form FIELD=VALUE");
 }
 
 TEST_F(SpecLoader, AFieldUnlikeAnyOtherGetsTheWholeList) {

@@ -31,6 +31,15 @@ if git grep -nE '\bdebian=[a-z]' -- launch/container | grep -vE '@sha256:[0-9a-f
   echo "a container's base without its digest, or two of them" >&2
   status=1
 fi
+# What comes from outside is bounded: files by ReadWholeFile(), texts by kMaxTextProtoDepth.
+if git grep -nE 'istreambuf_iterator|<< [a-z_]+\.rdbuf\(\)' -- launch parallel trainer; then
+  echo "a file read whole without a limit: parallel/base/file_system.h has ReadWholeFile()" >&2
+  status=1
+fi
+if git grep -nE 'TextFormat::(Parser|Parse|Merge)' -- launch parallel trainer ':!parallel/base/text_proto.cc'; then
+  echo "protobuf's text format parsed past parallel/base/text_proto.h" >&2
+  status=1
+fi
 # Of inline variables with one name a program keeps one, whatever value the others have.
 twice=$(git grep -hoE '^inline constexpr [^(=]*\bk[A-Z][A-Za-z0-9]*' -- '*.h' |
   grep -oE 'k[A-Z][A-Za-z0-9]*$' | sort | uniq -d)

@@ -55,6 +55,19 @@ TEST(NamedFiles, AModelOfADeviceIsReadFromTheRoot) {
   EXPECT_EQ(run.cluster().device_model(), "name: 'own'\n");
 }
 
+TEST(NamedFiles, AFileOfAnotherKindOrSizeIsRefused) {
+  const std::filesystem::path root = ::testing::TempDir();
+  std::ofstream(root / "huge.txt") << "rank 0: 0F0 0B0";
+  std::filesystem::resize_file(root / "huge.txt", uintmax_t{64} << 30);
+  for (const std::string path : {"huge.txt", "/dev/zero", "."}) {
+    for (RunSpec run : {Asks(path), On(path)}) {
+      const absl::Status refused = ReadNamedFiles(root, &run);
+      EXPECT_EQ(GetExitCode(refused), ExitCode::kBadConfig);
+      EXPECT_THAT(std::string(refused.message()), HasSubstr("is not one that can be read: "));
+    }
+  }
+}
+
 TEST(NamedFiles, AFileThatIsMissingIsNamed) {
   RunSpec run = Asks("no_such_schedule.txt");
   const absl::Status status = ReadNamedFiles(::testing::TempDir(), &run);

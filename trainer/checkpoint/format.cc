@@ -49,7 +49,7 @@ bool SameShape(const TensorExtent& a, const TensorExtent& b) {
 
 absl::Status CheckFile(const ShardFile& file, int64_t block_bytes) {
   const std::string& name = file.file();
-  if (name.empty() || name.find('/') != std::string::npos) {
+  if (!IsFileName(name)) {
     return absl::DataLossError(absl::StrCat("'", name, "' is no name of a file in this folder"));
   }
   const int64_t blocks = file.bytes() / block_bytes + (file.bytes() % block_bytes != 0 ? 1 : 0);

@@ -7,18 +7,19 @@
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <random>
 #include <sstream>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "google/protobuf/io/tokenizer.h"
 #include "google/protobuf/text_format.h"
 
 #include "parallel/base/exit_code.h"
 #include "parallel/base/host.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/base/text_proto.h"
 #include "trainer/checkpoint/format.h"
 
 namespace deepnet {
@@ -61,6 +62,8 @@ std::string BootId() { return FirstLine("/proc/sys/kernel/random/boot_id"); }
 
 constexpr char kLockFile[] = "lock";
 constexpr int64_t kMaxLockBytes = int64_t{64} << 20;
+constexpr size_t kMaxOwnerBytes = 4096;
+constexpr absl::Duration kLongestBeat = absl::Minutes(1);
 constexpr int kAttempts = 5;
 
 // A beat is a line that protobuf's text format takes for a comment.
@@ -72,18 +75,13 @@ struct Found {
   RunOwner owner;
 };
 
-class SilentCollector final : public google::protobuf::io::ErrorCollector {
- public:
-  void AddError(int, int, const std::string&) override {}
-};
-
 absl::StatusOr<Found> Look(FileSystem& fs, const std::string& path) {
   Found found;
   ASSIGN_OR_RETURN(found.contents, ReadWholeFile(fs, path, kMaxLockBytes));
-  SilentCollector silent;
-  google::protobuf::TextFormat::Parser parser;
-  parser.RecordErrorsTo(&silent);
-  if (!parser.ParseFromString(found.contents, &found.owner)) found.owner.Clear();
+  const bool readable = ParseTextProto(found.contents, &found.owner) &&
+                        IsFileName(found.owner.token()) &&
+                        found.owner.ByteSizeLong() <= kMaxOwnerBytes;
+  if (!readable) found.owner.Clear();
   return found;
 }
 
@@ -133,8 +131,9 @@ class Taker {
       options_.note(absl::StrCat(name, " is gone; its lock is taken over"));
       return absl::OkStatus();
     }
-    const absl::Duration beat = std::max(std::min(options_.beat, absl::Seconds(10)),
-                                         absl::Seconds(found.owner.beat_seconds()));
+    const absl::Duration beat =
+        std::clamp(absl::Seconds(found.owner.beat_seconds()),
+                   std::min(options_.beat, absl::Seconds(10)), kLongestBeat);
     options_.note(absl::StrCat("the run folder is locked by ", name, "; watching for ",
                                absl::FormatDuration(options_.missed_beats * beat),
                                " whether that is still alive"));
@@ -220,7 +219,8 @@ RunOwner MakeRunOwner(const std::string& job_id) {
 OwnerState StateOfOwner(const RunOwner& owner) {
   const bool is_near = owner.host() == HostName() && !owner.boot_id().empty() &&
                        owner.boot_id() == BootId() && !owner.pid_namespace().empty() &&
-                       owner.pid_namespace() == PidNamespace() && owner.pid() > 0;
+                       owner.pid_namespace() == PidNamespace() && owner.pid() > 0 &&
+                       owner.pid() <= std::numeric_limits<pid_t>::max();
   if (!is_near) return OwnerState::kUnknown;
   if (kill(static_cast<pid_t>(owner.pid()), 0) != 0 && errno == ESRCH) return OwnerState::kGone;
   const Process process = LookUp(owner.pid());

@@ -69,6 +69,11 @@ absl::Status Corpus::OpenShards() {
   std::map<std::string, std::pair<Direction, DirectionPlace>> by_name;
   for (const LanguagePairReport& pair : manifest_.report().pairs()) {
     if (pair.split() != "train" || pair.kept() == 0) continue;
+    for (const std::string& language : {pair.first_language(), pair.second_language()}) {
+      if (vocabulary_.TagId(language).has_value()) continue;
+      return absl::DataLossError(absl::StrCat(folder_, "/", kCorpusManifest, ": pairs of ",
+                                              language, ", which is not among its languages"));
+    }
     const std::vector<Direction> served = DirectionsOf(pair);
     const std::string name = ShardFileName(served.front().Name());
     ASSIGN_OR_RETURN(Shard shard, Shard::Open(absl::StrCat(folder_, "/", name)));

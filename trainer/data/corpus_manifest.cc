@@ -2,29 +2,24 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
 #include <map>
-#include <sstream>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include <google/protobuf/io/tokenizer.h>
-#include <google/protobuf/text_format.h>
 
+#include "parallel/base/file_system.h"
 #include "parallel/base/former_names.h"
 #include "parallel/base/json.h"
 #include "parallel/base/logging.h"
+#include "parallel/base/status_macros.h"
+#include "parallel/base/text_proto.h"
 #include "trainer/data/content_hash.h"
 
 namespace deepnet {
 namespace {
 
-// Takes errors and warnings, which the parser would print.
-class SilentCollector final : public google::protobuf::io::ErrorCollector {
- public:
-  void AddError(int, int, const std::string&) override {}
-};
+constexpr int64_t kMaxManifestBytes = int64_t{256} << 20;
 
 std::string PairJson(const LanguagePairReport& pair) {
   const std::string& first = pair.first_language();
@@ -48,6 +43,30 @@ std::string PairJson(const LanguagePairReport& pair) {
                     ", \"example\": ", JsonQuoted(drop.example()), "}");
   };
   return absl::StrCat(json, absl::StrJoin(pair.dropped(), ", ", append), "]}");
+}
+
+// Checks what becomes a part of paths.
+absl::Status CheckNames(const CorpusManifest& manifest, const std::string& path) {
+  const auto no_name = [&path](const char* what, const std::string& name, const char* needed) {
+    return absl::DataLossError(absl::StrCat(path, ": ", what, " ", JsonQuoted(name), ": ", needed));
+  };
+  const auto check = [&](const char* what, const std::string& tag) -> absl::Status {
+    if (IsLanguageTag(tag)) return absl::OkStatus();
+    return no_name(what, tag, "a tag has letters, digits and '_' only");
+  };
+  for (const std::string& tag : manifest.languages()) RETURN_IF_ERROR(check("language", tag));
+  for (const LanguagePairReport& pair : manifest.report().pairs()) {
+    RETURN_IF_ERROR(check("language", pair.first_language()));
+    RETURN_IF_ERROR(check("language", pair.second_language()));
+    RETURN_IF_ERROR(check("split", pair.split()));
+    if (!pair.tag().empty()) RETURN_IF_ERROR(check("tag", pair.tag()));
+  }
+  for (const CorpusFile& file : manifest.files()) {
+    if (!IsFileName(file.name())) {
+      return no_name("file", file.name(), "no name of a file in this folder");
+    }
+  }
+  return absl::OkStatus();
 }
 
 void AppendRow(const LanguagePairReport& pair, std::string* table) {
@@ -80,25 +99,20 @@ std::string TextFileName(std::string_view split, std::string_view first, std::st
 
 absl::StatusOr<CorpusManifest> ReadManifest(const std::string& folder) {
   const std::string path = absl::StrCat(folder, "/", kCorpusManifest);
-  std::ifstream file(path, std::ios::binary);
-  if (!file) {
+  const auto fs = MakePosixFileSystem();
+  if (const auto exists = Exists(*fs, path); exists.ok() && !*exists) {
     std::error_code ignored;
     return absl::NotFoundError(absl::StrCat(folder, " is no prepared corpus: it ",
                                             std::filesystem::is_regular_file(folder, ignored)
                                                 ? "is a file, not a folder"
                                                 : "has no manifest.textproto"));
   }
-  std::ostringstream text;
-  text << file.rdbuf();
-  google::protobuf::TextFormat::Parser parser;
+  ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(*fs, path, kMaxManifestBytes));
   // Fields that this version does not know are of a newer version, which is refused below by its
   // number, or are gone and decide nothing any more.
-  parser.AllowUnknownField(true);
-  SilentCollector silent;
-  parser.RecordErrorsTo(&silent);
   CorpusManifest manifest;
-  if (!parser.ParseFromString(WithTodaysNames(text.str(), *CorpusManifest::descriptor()),
-                              &manifest)) {
+  if (!ParseTextProto(WithTodaysNames(text, *CorpusManifest::descriptor()), &manifest,
+                      {.skips_unknown_fields = true})) {
     return absl::DataLossError(absl::StrCat(path, ": damaged"));
   }
   if (manifest.format_version() != kCorpusFormatVersion) {
@@ -106,6 +120,7 @@ absl::StatusOr<CorpusManifest> ReadManifest(const std::string& folder) {
                                             ", this program reads ", kCorpusFormatVersion,
                                             ": prepare the corpus again"));
   }
+  RETURN_IF_ERROR(CheckNames(manifest, path));
   return manifest;
 }
 

@@ -27,7 +27,8 @@ std::string TextFileName(std::string_view split, std::string_view first, std::st
 std::vector<Direction> DirectionsOf(const LanguagePairReport& pair);
 
 // Reads the manifest of a folder, whatever names its fields had when it was written. NotFound if
-// there is none; DataLoss if it is damaged or of another format version.
+// there is none; DataLoss if it is damaged, of another format version, or if a language, tag, split
+// or file in it is none that a path may hold.
 absl::StatusOr<CorpusManifest> ReadManifest(const std::string& folder);
 
 // Returns the hexadecimal hash of the list of files: equal exactly where everything that a run can

@@ -2,12 +2,24 @@
 // the pairs. It has no tokens, so a test or a benchmark can make one up.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "absl/strings/ascii.h"
+
 namespace deepnet {
+
+inline constexpr int kMaxLanguages = 4096;  // of a corpus and of a vocabulary
+
+// Returns true for the tag of a language or of synthetic text: it becomes a part of names of files
+// and directions. "zh-Hans" would clash with "de-en": up to 64 letters, digits and underscores.
+inline bool IsLanguageTag(std::string_view tag) {
+  return !tag.empty() && tag.size() <= 64 &&
+         std::ranges::all_of(tag, [](char c) { return absl::ascii_isalnum(c) || c == '_'; });
+}
 
 struct Direction {
   std::string source;     // language tag

@@ -180,11 +180,11 @@ LanguagePairTexts& SyntheticOf(const TextFiles& text, TextMap* map) {
   return texts;
 }
 
-// Returns true for a language tag: letters, digits and single underscores, a letter first.
-bool IsLanguageTag(std::string_view tag) {
-  if (tag.empty() || !absl::ascii_isalpha(tag.front()) || tag.back() == '_') return false;
-  if (tag.find("__") != std::string_view::npos) return false;
-  return std::ranges::all_of(tag, [](char c) { return absl::ascii_isalnum(c) || c == '_'; });
+// Returns true for a tag that nobody has given as one, but stands where one should: a letter first,
+// single underscores.
+bool LooksLikeLanguage(std::string_view tag) {
+  return IsLanguageTag(tag) && absl::ascii_isalpha(tag.front()) && tag.back() != '_' &&
+         tag.find("__") == std::string_view::npos;
 }
 
 // Returns `path` or its compressed form; empty if there is neither. A folder in its place is
@@ -206,7 +206,7 @@ absl::Status AddOpusPair(const fs::path& folder, const std::set<std::string>& wa
   if (dash == std::string::npos) return absl::OkStatus();
   const std::string a = name.substr(0, dash);
   const std::string b = name.substr(dash + 1);
-  if (!IsLanguageTag(a) || !IsLanguageTag(b) || a == b) return absl::OkStatus();
+  if (!LooksLikeLanguage(a) || !LooksLikeLanguage(b) || a == b) return absl::OkStatus();
   if (!wanted.empty() && (wanted.count(a) == 0 || wanted.count(b) == 0)) return absl::OkStatus();
   for (const char* split : kSplits) {
     const std::string stem = absl::StrCat(folder.string(), "/opus.", name, "-", split, ".");
@@ -318,7 +318,7 @@ absl::StatusOr<TableRow> ParseRow(std::string_view line, const LineReader& reade
   const bool three = tab2 != std::string_view::npos &&
                      line.find('\t', tab2 + 1) == std::string_view::npos && !reader.line_was_cut();
   const std::string_view language = line.substr(0, tab1);
-  if (!three || !IsLanguageTag(language)) {
+  if (!three || !LooksLikeLanguage(language)) {
     return absl::InvalidArgumentError(absl::StrCat(reader.path(), ":", reader.line_number(),
                                                    ": not language <TAB> text <TAB> text"));
   }
@@ -384,6 +384,12 @@ class TableSplitter {
     const std::string split = SplitOfPivot(table_, row.pivot);
     auto found = files_.find({language, split});
     if (found == files_.end()) {
+      const auto next = files_.lower_bound({language, ""});
+      const bool is_known = next != files_.end() && next->first.first == language;
+      if (!is_known && ++num_languages_ > kMaxLanguages) {
+        return absl::InvalidArgumentError(
+            absl::StrCat(path_, ":", line, ": more than ", kMaxLanguages, " languages"));
+      }
       const std::string path = absl::StrCat(stem_, split, ".", language, ".tsv");
       found = files_.emplace(std::pair(language, split), RowFile(path)).first;
     }
@@ -398,6 +404,7 @@ class TableSplitter {
   const std::string pivot_;
   const std::set<std::string> wanted_;
   std::map<std::pair<std::string, std::string>, RowFile> files_;
+  int num_languages_ = 0;  // that have files
 };
 
 }  // namespace

@@ -6,22 +6,20 @@
 
 #include <algorithm>
 #include <cstring>
-#include <fstream>
 #include <numeric>
-#include <sstream>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include <google/protobuf/text_format.h>
 
 #include "parallel/base/file_system.h"
+#include "parallel/base/text_proto.h"
 #include "trainer/data/content_hash.h"
 #include "trainer/data/shard.h"
 
 namespace deepnet {
 namespace {
 
-constexpr int64_t kMaxNoteBytes = int64_t{1} << 30;
+constexpr int64_t kMaxPartsBytes = int64_t{256} << 20;  // of a note or of a corpus's list
 
 }  // namespace
 
@@ -35,10 +33,11 @@ std::string PartStore::Path(std::string_view name) const { return JoinPath(folde
 
 std::optional<PreparedPart> PartStore::Find(std::string_view name, uint64_t key) const {
   const auto fs = MakePosixFileSystem();
-  const auto note = ReadWholeFile(*fs, absl::StrCat(Path(name), ".part"), kMaxNoteBytes);
+  const auto note = ReadWholeFile(*fs, absl::StrCat(Path(name), ".part"), kMaxPartsBytes);
   PreparedPart part;
   if (!note.ok() || !part.ParseFromString(*note) || part.key() != key) return std::nullopt;
   for (const CorpusFile& file : part.files()) {
+    if (!IsFileName(file.name())) return std::nullopt;
     const auto bytes = fs->Size(Path(file.name()));
     if (!bytes.ok() || *bytes != file.bytes()) return std::nullopt;
     const auto hash = HashFile(Path(file.name()));
@@ -64,14 +63,14 @@ absl::StatusOr<bool> PartStore::Claim(std::string_view name) const {
 }
 
 std::map<uint64_t, EarlierPart> ReadEarlierParts(const std::string& folder) {
-  std::ifstream file(JoinPath(folder, kPartsFile), std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
+  const auto text =
+      ReadWholeFile(*MakePosixFileSystem(), JoinPath(folder, kPartsFile), kMaxPartsBytes);
   CorpusParts parts;
-  if (!google::protobuf::TextFormat::ParseFromString(text.str(), &parts)) return {};
+  if (!text.ok() || !ParseTextProto(*text, &parts)) return {};
   std::map<uint64_t, EarlierPart> by_key;
   std::map<std::string, int64_t> num_pairs;  // of each shard so far
   for (PreparedPart& part : *parts.mutable_parts()) {
+    if (part.files().empty() || !IsFileName(part.files(0).name())) return {};
     const int64_t first_pair = num_pairs[part.files(0).name()];
     num_pairs[part.files(0).name()] += part.counts().kept();
     const uint64_t key = part.key();

@@ -1,20 +1,27 @@
 #include "trainer/data/vocabulary.h"
 
 #include <algorithm>
-#include <fstream>
 #include <numeric>
-#include <sstream>
+#include <set>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 
 #include "parallel/base/check.h"
+#include "parallel/base/exit_code.h"
+#include "parallel/base/file_system.h"
+#include "parallel/base/json.h"
+#include "parallel/base/status_macros.h"
 #include "trainer/data/content_hash.h"
+#include "trainer/data/pair_index.h"
 
 namespace deepnet {
 namespace {
+
+constexpr int64_t kMaxLanguagesBytes = int64_t{1} << 20;
 
 // The fixed id of a piece of the model that is one of our specials; -1 for every other piece.
 int32_t SpecialId(const SentencePieces& pieces, int id) {
@@ -31,16 +38,32 @@ std::string Tag(std::string_view language) {
   return absl::StrCat("__", std::string(language), "__");
 }
 
+absl::Status CheckTags(const std::vector<std::string>& languages) {
+  if (languages.size() > kMaxLanguages) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(languages.size(), " languages; at most ", kMaxLanguages, " are allowed"));
+  }
+  const auto wrong = std::ranges::find_if_not(languages, IsLanguageTag);
+  if (wrong == languages.end()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("language ", JsonQuoted(*wrong), ": a tag has letters, digits and '_' only"));
+}
+
 }  // namespace
+
+absl::StatusOr<std::vector<std::string>> ReadLanguages(FileSystem& fs, const std::string& path) {
+  ASSIGN_OR_RETURN(const std::string list, ReadWholeFile(fs, path, kMaxLanguagesBytes));
+  std::vector<std::string> languages = absl::StrSplit(list, '\n', absl::SkipEmpty());
+  RETURN_IF_ERROR(WithPrefix(path, CheckTags(languages)));
+  return languages;
+}
 
 absl::StatusOr<Vocabulary> Vocabulary::Open(const std::string& model_file,
                                             std::vector<std::string> languages) {
-  std::ifstream file(model_file, std::ios::binary);
-  std::ostringstream bytes;
-  if (!file || !(bytes << file.rdbuf())) {
-    return absl::NotFoundError(absl::StrCat("cannot read the tokenizer model ", model_file));
-  }
-  absl::StatusOr<Vocabulary> vocabulary = FromBytes(bytes.str(), std::move(languages));
+  const absl::StatusOr<std::string> bytes =
+      ReadWholeFile(*MakePosixFileSystem(), model_file, kMaxTokenizerBytes);
+  if (!bytes.ok()) return WithPrefix("the tokenizer model", bytes.status());
+  absl::StatusOr<Vocabulary> vocabulary = FromBytes(*bytes, std::move(languages));
   if (vocabulary.ok()) return vocabulary;
   return absl::Status(vocabulary.status().code(),
                       absl::StrCat(model_file, ": ", vocabulary.status().message()));
@@ -54,8 +77,12 @@ absl::StatusOr<Vocabulary> Vocabulary::FromBytes(std::string_view model_bytes,
   if (vocabulary.pieces_ == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat("no SentencePiece model: ", error));
   }
+  RETURN_IF_ERROR(CheckTags(languages));
   std::sort(languages.begin(), languages.end());
   languages.erase(std::unique(languages.begin(), languages.end()), languages.end());
+
+  std::set<std::string> tags;
+  for (const std::string& language : languages) tags.insert(Tag(language));
 
   const SentencePieces& pieces = *vocabulary.pieces_;
   vocabulary.to_model_.assign(kFirstPiece, -1);
@@ -71,11 +98,9 @@ absl::StatusOr<Vocabulary> Vocabulary::FromBytes(std::string_view model_bytes,
       vocabulary.to_model_.push_back(id);
     }
     const std::string piece = pieces.Piece(id);
-    for (const std::string& language : languages) {
-      if (piece == Tag(language)) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("piece ", id, " is already the language tag ", piece));
-      }
+    if (tags.contains(piece)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("piece ", id, " is already the language tag ", piece));
     }
   }
   for (const std::string& language : languages) {

@@ -20,6 +20,7 @@
 
 #include "absl/status/statusor.h"
 
+#include "parallel/base/file_system.h"
 #include "trainer/data/sentence_pieces.h"
 
 namespace deepnet {
@@ -30,11 +31,18 @@ inline constexpr int32_t kEos = 2;
 inline constexpr int32_t kUnk = 3;
 inline constexpr int32_t kFirstPiece = 4;
 
+inline constexpr int64_t kMaxTokenizerBytes = int64_t{64} << 20;  // of a model file
+
+// Returns the languages that a run's languages.txt lists, a line each. Fails naming the file, also
+// where a line is no tag (IsLanguageTag).
+absl::StatusOr<std::vector<std::string>> ReadLanguages(FileSystem& fs, const std::string& path);
+
 // Immutable; all methods are safe from several threads. Cheap to move, not copyable.
 class Vocabulary {
  public:
   // Reads a SentencePiece model file. `languages` in any order ("de", not "__de__"); repeats are
-  // one. Fails naming the file if it is no model, and naming the piece if a tag is already a piece.
+  // one. Fails naming the file if it is no model, naming the language if it is no tag, and naming
+  // the piece if a tag is already a piece.
   static absl::StatusOr<Vocabulary> Open(const std::string& model_file,
                                          std::vector<std::string> languages);
 

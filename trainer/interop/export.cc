@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
@@ -37,10 +36,9 @@ absl::StatusOr<Vocabulary> ReadVocabulary(FileSystem& fs, const std::string& run
   const auto read = [&]() -> absl::StatusOr<Vocabulary> {
     ASSIGN_OR_RETURN(*model_bytes, ReadWholeFile(fs, JoinPath(run_folder, kRunTokenizerFile),
                                                  kMaxTokenizerBytes));
-    ASSIGN_OR_RETURN(
-        const std::string list,
-        ReadWholeFile(fs, JoinPath(run_folder, kRunLanguagesFile), kMaxTokenizerBytes));
-    return Vocabulary::FromBytes(*model_bytes, absl::StrSplit(list, '\n', absl::SkipEmpty()));
+    ASSIGN_OR_RETURN(std::vector<std::string> languages,
+                     ReadLanguages(fs, JoinPath(run_folder, kRunLanguagesFile)));
+    return Vocabulary::FromBytes(*model_bytes, std::move(languages));
   };
   ASSIGN_OR_RETURN(Vocabulary vocabulary, CheckpointError(read(), "the tokenizer"));
   const int64_t rows = manifest.run().model().vocabulary_size();

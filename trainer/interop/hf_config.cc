@@ -5,12 +5,12 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include <google/protobuf/text_format.h>
 #include <google/protobuf/util/json_util.h>
 
 #include "parallel/base/check.h"
 #include "parallel/base/former_names.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/base/text_proto.h"
 #include "trainer/checkpoint/format.h"
 #include "trainer/data/vocabulary.h"
 #include "trainer/interop/json_file.h"
@@ -170,7 +170,7 @@ absl::StatusOr<HfConfig> ReadHfConfig(FileSystem& fs, const std::string& folder,
 
 absl::StatusOr<ModelSpec> ModelOfM2m(const HfConfig& given) {
   HfConfig config;
-  DEEPNET_CHECK(google::protobuf::TextFormat::ParseFromString(kM2mDefaults, &config));
+  DEEPNET_CHECK(ParseTextProto(kM2mDefaults, &config));
   config.MergeFrom(given);
   RETURN_IF_ERROR(CheckM2m(config));
   ModelSpec model;

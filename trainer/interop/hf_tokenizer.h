@@ -19,8 +19,6 @@
 
 namespace deepnet {
 
-inline constexpr int64_t kMaxTokenizerBytes = int64_t{64} << 20;
-
 inline constexpr int64_t kRowOfZeros = -1;  // the "id" of a row that only other programs have
 inline constexpr char kTrainedPad[] = "<pad:trained>";  // name of kPad where that row is <pad>
 

@@ -327,7 +327,7 @@ absl::Status SafetensorsFolder::ReadIndex(const ToolOptions& options) {
   RETURN_IF_ERROR(ReadJsonFile(fs_, path, "", options, &index));
   std::set<std::string> files;
   for (const auto& [name, file] : index.weight_map()) {
-    if (file.empty() || absl::StrContains(file, '/')) {
+    if (!IsFileName(file)) {
       return Damaged(path, absl::StrCat("'", file, "' is no name of a file in this folder"));
     }
     files.insert(file);

@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -19,6 +20,7 @@ namespace deepnet {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::MemoryFileSystem;
@@ -185,6 +187,51 @@ TEST(RunLock, ThatWasNeverWrittenToTheEndCountsAsDeadAfterTheBeats) {
   ASSERT_TRUE((*fs.CreateNew("run/lock"))->Append("token: \"12").ok());
   const Lock lock = Acquire(fs, "b");
   EXPECT_TRUE(lock.ok()) << lock.status();
+}
+
+TEST(RunLock, OfAStrangerIsWatchedForAMinuteABeatAtMost) {
+  for (const double seconds : {2147483647.0, 1e300, std::numeric_limits<double>::quiet_NaN()}) {
+    MemoryFileSystem fs;
+    RunOwner stranger = OwnerOn("a");
+    stranger.set_beat_seconds(seconds);
+    ASSERT_TRUE(fs.MakeFolder("run").ok());
+    ASSERT_TRUE((*fs.CreateNew("run/lock"))->Append(stranger.DebugString()).ok());
+    absl::Duration waited;
+    const Lock lock = Acquire(fs, "b", [&](absl::Duration beat) { waited += beat; });
+    EXPECT_TRUE(lock.ok()) << lock.status();
+    EXPECT_LE(waited, absl::Minutes(3)) << seconds;
+  }
+}
+
+// A token becomes a part of the name of the file with which a dead lock is taken over.
+TEST(RunLock, OfAStrangerLeadsNowhereElse) {
+  RunOwner elsewhere = OwnerOn("a"), large = OwnerOn("a");
+  elsewhere.set_token("x/../../outside");
+  large.set_host(std::string(1 << 20, 'x'));
+  for (const RunOwner& stranger : {elsewhere, large}) {
+    MemoryFileSystem fs;
+    ASSERT_TRUE(fs.MakeFolder("run/lock.takeover-x").ok());
+    ASSERT_TRUE((*fs.CreateNew("run/lock"))->Append(stranger.DebugString()).ok());
+    std::vector<std::string> notes;
+    const auto lock =
+        RunLock::Acquire(fs, "run", OwnerOn("b"),
+                         {.beat = absl::InfiniteDuration(),
+                          .missed_beats = 3,
+                          .wait = [](absl::Duration) {},
+                          .note = [&](const std::string& sentence) { notes.push_back(sentence); }});
+    EXPECT_TRUE(lock.ok()) << lock.status();
+    EXPECT_THAT(notes, Contains(HasSubstr("locked by somebody who has just come")));
+    EXPECT_THAT(*fs.List("run"), ElementsAre("lock", "lock.takeover-x"));
+  }
+}
+
+TEST(RunLock, OfAMillionLevelsCountsAsUnreadable) {
+  MemoryFileSystem fs;
+  std::string text;
+  for (int i = 0; i < 1'000'000; ++i) text += "a{";
+  ASSERT_TRUE(fs.MakeFolder("run").ok());
+  ASSERT_TRUE((*fs.CreateNew("run/lock"))->Append(text).ok());
+  EXPECT_TRUE(Acquire(fs, "b").ok());
 }
 
 TEST(RunLock, ACrashAtAnyCallLeavesAFolderThatTheNextOneCanLock) {

@@ -11,15 +11,18 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include "tests/support/verify_corpus.h"
 #include "tests/trainer/data/prepared_corpus.h"
 #include "tests/trainer/data/temp_folder.h"
 #include "trainer/data/corpus_batch_source.h"
+#include "trainer/data/prepared_parts.h"
 
 namespace deepnet {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using testing::PrepareIn;
 using testing::TempFolder;
@@ -118,6 +121,79 @@ TEST_F(CorpusTest, NamesAFileThatWasChangedCutOrTakenAway) {
   EXPECT_THAT(OpenMessage(), HasSubstr("format version 2"));
   EXPECT_THAT(std::string(Corpus::Open(folder_.path()).status().message()),
               HasSubstr("is no prepared corpus"));
+}
+
+TEST_F(CorpusTest, AManifestOfAMillionLevelsIsDamaged) {
+  std::string text = folder_.Read("out/manifest.textproto");
+  for (int i = 0; i < 1'000'000; ++i) text += "a{";
+  folder_.Write("out/manifest.textproto", text);
+  EXPECT_THAT(OpenMessage(), HasSubstr("manifest.textproto: damaged"));
+}
+
+// Each of these would become a part of a path, some of them of one outside of the folder.
+TEST_F(CorpusTest, NamesOfAManifestThatNoPathMayHoldAreRefused) {
+  const std::string manifest = folder_.Read("out/manifest.textproto");
+  const auto with = [&](std::string_view known, std::string_view forged) {
+    std::string text = manifest;
+    const size_t at = text.find(known);
+    EXPECT_NE(at, text.npos) << known;
+    folder_.Write("out/manifest.textproto", text.replace(at, known.size(), forged));
+    const absl::Status refused = Corpus::Open(folder_.Path("out")).status();
+    EXPECT_TRUE(absl::IsDataLoss(refused)) << refused;
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("manifest.textproto: "));
+    return std::string(refused.message());
+  };
+  EXPECT_THAT(with("languages: \"fr\"", "languages: \"../../EVIL\""),
+              HasSubstr("language \"../../EVIL\""));
+  EXPECT_THAT(with("second_language: \"fr\"", "second_language: \"../../EVIL\""),
+              HasSubstr("language \"../../EVIL\""));
+  EXPECT_THAT(with("first_language: \"de\"", "first_language: \"\""), HasSubstr("language \"\""));
+  EXPECT_THAT(with("split: \"dev\"", "split: \"../dev\""), HasSubstr("split \"../dev\""));
+  EXPECT_THAT(with("split: \"dev\"", "tag: \"a/b\" split: \"dev\""), HasSubstr("tag \"a/b\""));
+  EXPECT_THAT(with("name: \"tokenizer.model\"", "name: \"../tokenizer.model\""),
+              HasSubstr("file \"../tokenizer.model\""));
+  EXPECT_THAT(with("name: \"tokenizer.model\"", "name: \"..\""), HasSubstr("file \"..\""));
+}
+
+TEST_F(CorpusTest, PairsOfALanguageThatTheVocabularyLacksAreRefused) {
+  std::string text = folder_.Read("out/manifest.textproto");
+  for (const auto& [known, forged] : {std::pair("first_language: \"de\"", "first_language: \"xx\""),
+                                      std::pair("train.de-en.pairs", "train.xx-en.pairs")}) {
+    for (size_t at = text.find(known); at != text.npos; at = text.find(known)) {
+      text.replace(at, std::string(known).size(), forged);
+    }
+  }
+  std::filesystem::rename(folder_.Path("out/train.de-en.pairs"),
+                          folder_.Path("out/train.xx-en.pairs"));
+  folder_.Write("out/manifest.textproto", text);
+  const std::string hash = ContentHash(*ReadManifest(folder_.Path("out")));
+  const size_t at = text.find("content_hash: \"") + 15;
+  folder_.Write("out/manifest.textproto", text.replace(at, hash.size(), hash));
+  EXPECT_THAT(OpenMessage(), HasSubstr("pairs of xx, which is not among its languages"));
+}
+
+TEST_F(CorpusTest, AListOfEarlierPartsWithNamesThatNoPathMayHoldIsNone) {
+  ASSERT_FALSE(ReadEarlierParts(folder_.Path("out")).empty());
+  for (const char* text : {"parts { key: 1 }", "parts { key: 1 files { name: '../x' } }"}) {
+    folder_.Write("out/parts.textproto", text);
+    EXPECT_TRUE(ReadEarlierParts(folder_.Path("out")).empty()) << text;
+  }
+}
+
+TEST_F(CorpusTest, SmallFilesAreBoundedBeforeTheyAreRead) {
+  const std::string tokenizer = folder_.Read("out/tokenizer.model");
+  folder_.WriteHuge("out/tokenizer.model");
+  EXPECT_THAT(OpenMessage(), HasSubstr("tokenizer.model"));
+  folder_.Write("out/tokenizer.model", tokenizer);
+
+  folder_.WriteHuge("out/manifest.textproto");
+  EXPECT_THAT(OpenMessage(), AllOf(HasSubstr("manifest.textproto"), HasSubstr("at most")));
+  std::filesystem::remove(folder_.Path("out/manifest.textproto"));
+  ASSERT_EQ(mkfifo(folder_.Path("out/manifest.textproto").c_str(), 0600), 0);
+  EXPECT_THAT(OpenMessage(), AllOf(HasSubstr("manifest.textproto"), HasSubstr("a pipe")));
+
+  folder_.WriteHuge("out/parts.textproto");
+  EXPECT_TRUE(ReadEarlierParts(folder_.Path("out")).empty());
 }
 
 TEST_F(CorpusTest, AnyStepIsTheOneOfTheUninterruptedSequence) {

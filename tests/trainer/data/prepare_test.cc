@@ -400,6 +400,16 @@ TEST(Prepare, NamesTheLineOfATableThatIsNoRow) {
   EXPECT_THAT(Message(PrepareIn(folder, "table { file: 't.tsv' }")), HasSubstr("t.tsv:2"));
 }
 
+TEST(Prepare, ATableOfTooManyLanguagesIsRefusedByItsLine) {
+  TempFolder folder;
+  std::string rows;
+  for (int i = 0; i < 60'000; ++i) rows += "l" + std::to_string(i) + "\tone\teins\n";
+  folder.Write("t.tsv", rows);
+  EXPECT_THAT(Message(PrepareIn(folder, "table { file: 't.tsv' }")),
+              HasSubstr("t.tsv:4097: more than 4096 languages"));
+  EXPECT_FALSE(fs::exists(folder.Path("out")));
+}
+
 TEST(Prepare, TakesAGivenTokenizer) {
   const TempFolder folder;
   WriteOpus(folder);

@@ -1,6 +1,7 @@
 // A folder of one test, with helpers to put files there and read them back. Header-only.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -51,6 +52,13 @@ class TempFolder {
       paths.push_back(std::filesystem::relative(entry.path(), path_ / folder).string());
     }
     return paths;
+  }
+
+  // Makes a file of 64 GiB of zeros that takes no space; returns its path.
+  std::string WriteHuge(std::string_view name) const {
+    const std::string path = Write(name, "");
+    std::filesystem::resize_file(path, uintmax_t{64} << 30);
+    return path;
   }
 
   std::string Read(std::string_view name) const { return ReadFile(path_ / name); }

@@ -10,11 +10,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/trainer/data/temp_folder.h"
+#include "trainer/data/pair_index.h"
 #include "trainer/data/sentence_pieces.h"
 
 namespace deepnet {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -55,6 +58,33 @@ std::string HandMadeModel(const std::vector<std::pair<std::string, int>>& pieces
     score -= 1.0f;
   }
   return model;
+}
+
+TEST(Vocabulary, FilesAreBoundedBeforeTheyAreRead) {
+  const testing::TempFolder folder;
+  const absl::Status model = Vocabulary::Open(folder.WriteHuge("huge.model"), {}).status();
+  EXPECT_THAT(std::string(model.message()), AllOf(HasSubstr("huge.model"), HasSubstr("at most")));
+  const auto fs = MakePosixFileSystem();
+  const absl::Status list = ReadLanguages(*fs, folder.WriteHuge("huge.txt")).status();
+  EXPECT_THAT(std::string(list.message()), AllOf(HasSubstr("huge.txt"), HasSubstr("at most")));
+  EXPECT_TRUE(absl::IsNotFound(ReadLanguages(*fs, folder.Path("none.txt")).status()));
+}
+
+TEST(Vocabulary, LanguagesThatNoPathMayHoldAreRefused) {
+  const testing::TempFolder folder;
+  const auto fs = MakePosixFileSystem();
+  EXPECT_THAT(*ReadLanguages(*fs, folder.Write("good.txt", "de\nzh_Hans\n")),
+              ElementsAre("de", "zh_Hans"));
+  for (const char* name : {"../../EVIL", "de-en", "a b", "d.e", "\x1b]0;x"}) {
+    const absl::Status list =
+        ReadLanguages(*fs, folder.Write("bad.txt", std::string("de\n") + name)).status();
+    EXPECT_THAT(std::string(list.message()), AllOf(HasSubstr("bad.txt"), HasSubstr("language \"")));
+    EXPECT_FALSE(Vocabulary::FromBytes(Train(300), {"de", name}).ok()) << name;
+  }
+  std::string many;
+  for (int i = 0; i <= kMaxLanguages; ++i) many += "l" + std::to_string(i) + "\n";
+  EXPECT_THAT(std::string(ReadLanguages(*fs, folder.Write("many.txt", many)).status().message()),
+              HasSubstr("4097 languages; at most 4096"));
 }
 
 TEST(Vocabulary, PutsSpecialsFirstThenPiecesThenSortedTags) {

@@ -1,0 +1,32 @@
+// Protobuf's text format, as every reader of the program parses it: bounded, and without words on
+// stderr.
+#pragma once
+
+#include <string>
+
+#include <google/protobuf/io/tokenizer.h>
+#include <google/protobuf/message.h>
+
+namespace deepnet {
+
+// Messages inside messages, known or not, and lists of such. A deeper text is a mistake: the parser
+// recurses, and a small file could end the program by its depth.
+inline constexpr int kMaxTextProtoDepth = 100;
+
+struct TextProtoOptions {
+  bool skips_unknown_fields = false;  // else one is a mistake
+  // Takes the mistake that ended the parse, and warnings of fields that were skipped; lines and
+  // columns from 0. Borrowed; nullptr: nobody is told.
+  google::protobuf::io::ErrorCollector* errors = nullptr;
+};
+
+// Reads `text` into `message`, whatever it held. Returns false at the first mistake.
+bool ParseTextProto(const std::string& text, google::protobuf::Message* message,
+                    const TextProtoOptions& options = {});
+
+// Reads `text` on top of what `message` holds; a singular field may come several times, and the
+// last one counts. Returns false at the first mistake.
+bool MergeTextProto(const std::string& text, google::protobuf::Message* message,
+                    const TextProtoOptions& options = {});
+
+}  // namespace deepnet
