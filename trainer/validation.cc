@@ -106,6 +106,7 @@ absl::Status MakeGroups(RankContext& context, bool drives, const Limits& limits,
   const HeartbeatMonitor monitor(
       made.heartbeat, limits.everybody,
       [&context](const absl::Status& status) { EndJob(*context.world, status); });
+  RETURN_IF_ERROR(AgreeOnStatus(*made.world, monitor.status()));
   ASSIGN_OR_RETURN(made.pipeline, context.pipeline->Split(0, context.pp_rank));
   ASSIGN_OR_RETURN(auto requests, context.pipeline->Split(0, context.pp_rank));
   made.requests =

@@ -16,6 +16,7 @@
 #include "parallel/base/exit_code.h"
 #include "parallel/base/file_system.h"
 #include "parallel/base/json.h"
+#include "parallel/base/start_thread.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/heartbeat.h"
@@ -263,11 +264,18 @@ absl::Status OnThreads(int ranks, const std::function<absl::Status(Communicator&
   const auto comms = MakeThreadCommunicators(ranks);
   std::vector<absl::Status> statuses(ranks);
   std::vector<std::thread> threads;
+  const auto run = [&](int rank) {
+    statuses[rank] = body(*comms[rank]);
+    if (!statuses[rank].ok()) comms[rank]->Abort(static_cast<int>(GetExitCode(statuses[rank])));
+  };
   for (int rank = 0; rank < ranks; ++rank) {
-    threads.emplace_back([&, rank] {
-      statuses[rank] = body(*comms[rank]);
-      if (!statuses[rank].ok()) comms[rank]->Abort(static_cast<int>(GetExitCode(statuses[rank])));
-    });
+    absl::StatusOr<std::thread> thread = StartThread([&run, rank] { run(rank); });
+    if (!thread.ok()) {
+      statuses[rank] = WithPrefix(absl::StrCat("rank ", rank, " of ", ranks), thread.status());
+      comms[rank]->Abort(static_cast<int>(GetExitCode(statuses[rank])));
+      break;
+    }
+    threads.push_back(*std::move(thread));
   }
   for (std::thread& thread : threads) thread.join();
   absl::Status echo;
@@ -285,6 +293,7 @@ absl::Status RunCases(const CommandLine& line, const Prepared& prepared, bool th
   const absl::Duration comm_timeout = CommTimeout(prepared.run.parallel(), /*first_step=*/true);
   Heartbeat heartbeat(world.rank());
   const HeartbeatMonitor monitor(heartbeat, comm_timeout + kSilenceGrace, EndProcess);
+  RETURN_IF_ERROR(AgreeOnStatus(world, monitor.status()));
   RehearsalOptions options{.time_scale = line.flags.Number("time-scale"),
                            .steps = static_cast<int>(line.flags.Integer("steps")),
                            .executor = {.comm_timeout = comm_timeout, .heartbeat = &heartbeat}};

@@ -14,8 +14,10 @@
 
 #include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
+#include "parallel/base/start_thread.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/base/utf8.h"
+#include "parallel/comm/agreement.h"
 
 namespace deepnet {
 namespace {
@@ -269,13 +271,19 @@ class HeartbeatMonitor::Impl {
         longest_(longest),
         on_stuck_(std::move(on_stuck)),
         letters_(1),
-        seen_(1, Seen{.last = {}, .beat_at = SecondsNow()}),
-        thread_([this] { Watch(); }) {}
+        seen_(1, Seen{.last = {}, .beat_at = SecondsNow()}) {
+    absl::StatusOr<std::thread> thread = StartThread([this] { Watch(); });
+    begun_ = thread.status();
+    if (thread.ok()) thread_ = *std::move(thread);
+  }
 
   ~Impl() { Stop(given_up_); }
 
+  const absl::Status& status() const { return begun_; }
+
   absl::Status Join(Communicator& world) {
     heartbeat_.Act(absl::StrCat("Split of ", world.size(), " ranks"));
+    RETURN_IF_ERROR(AgreeOnStatus(world, begun_));
     ASSIGN_OR_RETURN(auto group, world.Split(/*color=*/0, /*key=*/world.rank()));
     const std::lock_guard lock(mutex_);
     joining_ = std::move(group);
@@ -424,11 +432,14 @@ class HeartbeatMonitor::Impl {
   std::unique_ptr<Communicator> joining_;
   std::atomic<bool> ended_{false}, given_up_{false};
   std::condition_variable changed_;
-  std::thread thread_;  // last: starts when all else is there
+  absl::Status begun_;
+  std::thread thread_;
 };
 
 HeartbeatMonitor::HeartbeatMonitor(Heartbeat& heartbeat, absl::Duration longest, OnStuck on_stuck)
     : impl_(std::make_unique<Impl>(heartbeat, longest, std::move(on_stuck))) {}
+
+const absl::Status& HeartbeatMonitor::status() const { return impl_->status(); }
 HeartbeatMonitor::~HeartbeatMonitor() = default;
 
 absl::Status HeartbeatMonitor::Join(Communicator& world) { return impl_->Join(world); }

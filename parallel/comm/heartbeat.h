@@ -155,8 +155,11 @@ class HeartbeatMonitor {
   HeartbeatMonitor(const HeartbeatMonitor&) = delete;
   HeartbeatMonitor& operator=(const HeartbeatMonitor&) = delete;
 
-  // Collective over `world`, of which it splits a group for itself. A rank that does not come
-  // within `longest` ends the others too.
+  // Not OK (ExitCode::kDoesNotFit) where the system gives no thread to watch in.
+  const absl::Status& status() const;
+
+  // Collective over `world`, which agrees on status() first, and of which it splits a group for
+  // itself. A rank that does not come within `longest` ends the others too.
   absl::Status Join(Communicator& world);
 
   // Collective after Join: nobody is watched any more. A rank that does not come is one that has

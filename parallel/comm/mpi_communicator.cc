@@ -24,6 +24,7 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
+#include "parallel/base/start_thread.h"
 #include "parallel/base/status_macros.h"
 
 namespace deepnet {
@@ -80,15 +81,21 @@ struct MpiMessage : Message {
 
 class MpiProgress {
  public:
-  MpiProgress() : thread_([this] { Loop(); }) {}
   // No message is under way, unless given up.
   ~MpiProgress() {
+    if (!thread_.joinable()) return;
     {
       const std::lock_guard lock(mutex_);
       stop_ = true;
       wake_.notify_one();
     }
     thread_.join();
+  }
+
+  // Starts the thread. Call it first.
+  absl::Status Begin() {
+    ASSIGN_OR_RETURN(thread_, StartThread([this] { Loop(); }));
+    return absl::OkStatus();
   }
 
   // Runs `call`, which may call MPI, on the thread; returns when it has. The first call starts MPI,
@@ -277,7 +284,7 @@ class MpiProgress {
   std::vector<std::shared_ptr<MpiMessage>> owners_;
   bool frozen_ = false;
 
-  std::thread thread_;  // last: starts when all else is there
+  std::thread thread_;
 };
 
 class MpiTransfer final : public Transfer {
@@ -395,6 +402,7 @@ bool MpiJob::StartedByLauncher() {
 
 absl::StatusOr<std::unique_ptr<MpiJob>> MpiJob::Start() {
   auto progress = std::make_shared<MpiProgress>();
+  RETURN_IF_ERROR(progress->Begin());
   absl::Status started;
   progress->Run([&] { started = StartMpi(); });
   if (!started.ok()) return WithExitCode(started, ExitCode::kPreflight);

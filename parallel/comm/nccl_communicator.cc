@@ -12,6 +12,7 @@
 #include <functional>
 #include <future>
 #include <map>
+#include <memory>
 #include <numeric>
 #include <thread>
 #include <tuple>
@@ -22,6 +23,7 @@
 #include "absl/time/clock.h"
 
 #include "parallel/base/exit_code.h"
+#include "parallel/base/start_thread.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 
@@ -51,12 +53,14 @@ absl::Status CudaStatus(const char* call, cudaError_t error) {
 // Returns what `call` returns in a thread of its own for `device`, or DeadlineExceeded after
 // `limit`; then `call` goes on alone.
 absl::Status CallWithin(absl::Duration limit, int device, std::function<absl::Status()> call) {
-  std::packaged_task<absl::Status()> task([device, call = std::move(call)] {
-    cudaSetDevice(device);  // an error of the device must not keep `call` from ending anything
-    return call();
-  });
-  std::future<absl::Status> result = task.get_future();
-  std::thread(std::move(task)).detach();
+  const auto task =
+      std::make_shared<std::packaged_task<absl::Status()>>([device, call = std::move(call)] {
+        cudaSetDevice(device);  // an error of the device must not keep `call` from ending anything
+        return call();
+      });
+  std::future<absl::Status> result = task->get_future();
+  ASSIGN_OR_RETURN(std::thread thread, StartThread([task] { (*task)(); }));
+  thread.detach();
   if (limit == absl::InfiniteDuration()) return result.get();
   if (result.wait_for(absl::ToChronoNanoseconds(limit)) == std::future_status::ready) {
     return result.get();

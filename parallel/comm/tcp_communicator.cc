@@ -32,6 +32,7 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
+#include "parallel/base/start_thread.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/base/utf8.h"
 #include "parallel/comm/sockets.h"
@@ -148,13 +149,18 @@ class TcpWorld {
       if (connection.socket.fd() < 0) continue;
       Watch(EPOLL_CTL_ADD, connection.socket.fd(), EPOLLIN, connection.peer);
     }
-    thread_ = std::thread([this] { Loop(); });
   }
 
   ~TcpWorld() {
     const uint64_t one = 1;
     DEEPNET_CHECK(write(stop_.fd(), &one, sizeof(one)) == sizeof(one));
-    thread_.join();
+    if (thread_.joinable()) thread_.join();
+  }
+
+  // Starts the thread that moves all messages. Call it first.
+  absl::Status Begin() {
+    ASSIGN_OR_RETURN(thread_, StartThread([this] { Loop(); }));
+    return absl::OkStatus();
   }
 
   int rank() const { return rank_; }
@@ -728,6 +734,9 @@ class StartedTcpJob final : public TcpJob {
 absl::StatusOr<std::unique_ptr<TcpJob>> TcpJob::Start(const TcpOptions& options) {
   ASSIGN_OR_RETURN(Mesh mesh, ConnectAll(options));
   const auto world = std::make_shared<TcpWorld>(std::move(mesh), options.rank);
+  if (const absl::Status begun = world->Begin(); !begun.ok()) {
+    return FailRendezvous(*options.store, options.rank, begun);
+  }
   // Rank 0 does not let the store go before all are connected with each other, and nobody goes on.
   // Two that cannot connect say so within the limit: the others stay to hear it.
   const absl::Status met = WorldCommunicator(world).Barrier(options.limit + kGrace);

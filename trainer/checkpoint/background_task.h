@@ -13,6 +13,9 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "parallel/base/start_thread.h"
 
 namespace deepnet {
 
@@ -26,14 +29,18 @@ class BackgroundTask {
   BackgroundTask(const BackgroundTask&) = delete;
   BackgroundTask& operator=(const BackgroundTask&) = delete;
 
-  // Runs `work` in a thread of its own, once the work before it has ended.
+  // Runs `work` in a thread of its own, once the work before it has ended; here and now where the
+  // system gives no thread.
   void Start(std::function<absl::Status()> work) {
     Wait().IgnoreError();
     done_ = false;
-    thread_ = std::thread([this, work = std::move(work)] {
+    const auto run = [this, work = std::move(work)] {
       status_ = work();
       done_ = true;
-    });
+    };
+    absl::StatusOr<std::thread> thread = StartThread(run);
+    if (!thread.ok()) return run();
+    thread_ = *std::move(thread);
   }
 
   // True if Wait() would return at once.

@@ -18,6 +18,7 @@
 
 #include "parallel/base/exit_code.h"
 #include "parallel/base/host.h"
+#include "parallel/base/start_thread.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/base/text_proto.h"
 #include "trainer/checkpoint/format.h"
@@ -249,19 +250,18 @@ absl::StatusOr<std::unique_ptr<RunLock>> RunLock::Acquire(FileSystem& fs,
   RETURN_IF_ERROR(RefuseLinks(fs, run_folder));
   ASSIGN_OR_RETURN(std::unique_ptr<AppendFile> file,
                    CheckpointError(Taker(fs, path, owner, options).Take(), context));
-  auto lock =
-      std::unique_ptr<RunLock>(new RunLock(fs, path, std::move(file), std::move(owner), options));
+  std::unique_ptr<RunLock> lock(new RunLock(fs, path, std::move(file), std::move(owner)));
+  if (options.beat < absl::InfiniteDuration()) {
+    ASSIGN_OR_RETURN(lock->heartbeat_, StartThread([lock = lock.get(), beat = options.beat] {
+                       lock->KeepBeating(beat);
+                     }));
+  }
   RETURN_IF_ERROR(CheckpointError(RemoveUnusedFiles(fs, run_folder), context));
   return lock;
 }
 
-RunLock::RunLock(FileSystem& fs, std::string path, std::unique_ptr<AppendFile> file, RunOwner owner,
-                 const RunLockOptions& options)
-    : fs_(fs), path_(std::move(path)), owner_(std::move(owner)), file_(std::move(file)) {
-  if (options.beat < absl::InfiniteDuration()) {
-    heartbeat_ = std::thread([this, beat = options.beat] { KeepBeating(beat); });
-  }
-}
+RunLock::RunLock(FileSystem& fs, std::string path, std::unique_ptr<AppendFile> file, RunOwner owner)
+    : fs_(fs), path_(std::move(path)), owner_(std::move(owner)), file_(std::move(file)) {}
 
 RunLock::~RunLock() {
   {

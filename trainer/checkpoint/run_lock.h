@@ -81,8 +81,7 @@ class RunLock {
   absl::Status Beat();
 
  private:
-  RunLock(FileSystem& fs, std::string path, std::unique_ptr<AppendFile> file, RunOwner owner,
-          const RunLockOptions& options);
+  RunLock(FileSystem& fs, std::string path, std::unique_ptr<AppendFile> file, RunOwner owner);
   void KeepBeating(absl::Duration beat);
 
   FileSystem& fs_;

@@ -115,7 +115,9 @@ absl::StatusOr<StepBatch> Prefetcher::ForStep(int64_t step) {
   if (next_.valid() && next_step_ != step) next_.get().IgnoreError();
   absl::StatusOr<StepBatch> batch = next_.valid() ? next_.get() : source_->ForStep(step);
   next_step_ = step + 1;
-  next_ = std::async(std::launch::async, [this, step] { return source_->ForStep(step + 1); });
+  // Where the system gives no thread, the next call does the work.
+  next_ = std::async(std::launch::async | std::launch::deferred,
+                     [this, step] { return source_->ForStep(step + 1); });
   return batch;
 }
 

@@ -14,6 +14,8 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "parallel/base/exit_code.h"
+#include "parallel/base/start_thread.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/data/content_hash.h"
 #include "trainer/data/corpus.h"
@@ -323,16 +325,21 @@ absl::Status Write(const EncodedChunk& chunk, const PairReader& reader, ShardWri
   return absl::OkStatus();
 }
 
-std::vector<EncodedChunk> EncodeSideBySide(const std::vector<Chunk>& chunks,
-                                           const TextFilter::LanguagePair& languages,
-                                           const EncodeSpec& spec, std::optional<int32_t> tag) {
+absl::StatusOr<std::vector<EncodedChunk>> EncodeSideBySide(
+    const std::vector<Chunk>& chunks, const TextFilter::LanguagePair& languages,
+    const EncodeSpec& spec, std::optional<int32_t> tag) {
   std::vector<EncodedChunk> results(chunks.size());
   std::vector<std::thread> threads;
-  for (size_t i = 1; i < chunks.size(); ++i) {
-    threads.emplace_back([&, i] { results[i] = Encode(chunks[i], languages, spec, tag); });
+  absl::Status started;
+  for (size_t i = 1; i < chunks.size() && started.ok(); ++i) {
+    auto thread = StartThread([&, i] { results[i] = Encode(chunks[i], languages, spec, tag); });
+    started = WithPrefix(absl::StrCat("prepare.threads: ", i, " of ", chunks.size(), " run"),
+                         thread.status());
+    if (thread.ok()) threads.push_back(*std::move(thread));
   }
-  results[0] = Encode(chunks[0], languages, spec, tag);
+  if (started.ok()) results[0] = Encode(chunks[0], languages, spec, tag);
   for (std::thread& thread : threads) thread.join();
+  RETURN_IF_ERROR(started);
   return results;
 }
 
@@ -354,7 +361,9 @@ absl::StatusOr<EncodedTotals> EncodeBlock(const LanguagePairTexts& texts, const 
     for (Chunk& chunk : chunks) {
       RETURN_IF_ERROR(Fill(duplicate_bits, reader.get(), &rest, &chunk));
     }
-    for (const EncodedChunk& chunk : EncodeSideBySide(chunks, languages, spec, tag)) {
+    ASSIGN_OR_RETURN(const std::vector<EncodedChunk> encoded,
+                     EncodeSideBySide(chunks, languages, spec, tag));
+    for (const EncodedChunk& chunk : encoded) {
       RETURN_IF_ERROR(Write(chunk, *reader, shard, &totals));
     }
   }

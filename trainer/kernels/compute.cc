@@ -13,6 +13,7 @@
 #include "parallel/base/host.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/kernels/native/isa.h"
+#include "trainer/kernels/native/thread_pool.h"
 
 namespace deepnet {
 namespace {
@@ -29,6 +30,13 @@ double BestRate(double gflop, double seconds, Product product) {
     best = std::max(best, gflop / (SecondsNow() - t));
   }
   return best;
+}
+
+// Tries whether the system gives so many threads: LibTorch's pool ends the process where it does
+// not, and this project's goes on with fewer.
+absl::Status CheckThreads(int threads) {
+  const native::ThreadPool tried(std::max(1, threads));
+  return WithPrefix("compute.threads_per_rank", tried.status());
 }
 
 double NativeRate(ComputeSpec compute, DataType dtype, int64_t d, double seconds) {
@@ -143,6 +151,7 @@ absl::Status CheckCompute(const ComputeSpec& resolved) {
 
 absl::StatusOr<std::unique_ptr<Ops>> MakeOps(const ComputeSpec& resolved) {
   RETURN_IF_ERROR(CheckCompute(resolved));
+  if (resolved.device() != "cuda") RETURN_IF_ERROR(CheckThreads(resolved.threads_per_rank()));
   if (resolved.matmul() == NATIVE) return MakeNativeOps(resolved);
   if (resolved.device() == "cuda") {
     at::set_num_threads(1);

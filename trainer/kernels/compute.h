@@ -39,7 +39,8 @@ ComputeSpec ResolveCompute(const ComputeSpec& asked);
 // cannot do, or CountGpus' error.
 absl::Status CheckCompute(const ComputeSpec& resolved);
 
-// Makes the Ops of a resolved spec. Fails as CheckCompute does; throws as MakeCudaOps does.
+// Makes the Ops of a resolved spec. Fails as CheckCompute does, and with ExitCode::kDoesNotFit
+// where the system does not give threads_per_rank threads; throws as MakeCudaOps does.
 absl::StatusOr<std::unique_ptr<Ops>> MakeOps(const ComputeSpec& resolved);
 
 // Plain LibTorch on the CPU: the reference. Operand and residual types: any floating type each.

@@ -17,6 +17,7 @@
 #include "launch/spec_loader.h"
 #include "parallel/plan/simulator.h"
 #include "tests/launch/commands/run_command.h"
+#include "tests/support/thread_limit.h"
 #include "tests/trainer/data/prepared_corpus.h"
 #include "tests/trainer/data/temp_folder.h"
 #include "trainer/data/corpus_batch_source.h"
@@ -208,6 +209,13 @@ TEST(RehearseCommand, RefusesWhatCannotBe) {
   const std::string stuck = WriteTemporary("stuck.txt", "rank 0: 0B0 0F0\nrank 1: 1F0 1B0\n");
   EXPECT_THAT(error({"--schedule", stuck, "--set", "data.global_microbatches=1"}),
               HasSubstr("0B0"));
+}
+
+TEST(RehearseCommand, RanksWithoutAThreadEndTheOthersWithTheirCode) {
+  const testing::ThreadLimit limit(1);
+  const Outcome outcome = RunRehearse({"--schedule", "1f1b"});
+  EXPECT_EQ(outcome.code, 6) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("refuses another thread"));
 }
 
 // The exchanges of a case are those that the plan's own figure is made of.

@@ -19,6 +19,7 @@
 #include "tests/parallel/comm/communicator_contract.h"
 #include "tests/support/fault_communicator.h"
 #include "tests/support/run_ranks.h"
+#include "tests/support/thread_limit.h"
 
 namespace deepnet {
 namespace {
@@ -165,6 +166,16 @@ TEST(MonitorOfOneRank, IsLeftAloneWhileItBeats) {
     absl::SleepFor(absl::Milliseconds(10));
     heartbeat.Beat();
   }
+}
+
+TEST(MonitorOfOneRank, ThatCannotWatchSaysSo) {
+  Heartbeat heartbeat(0);
+  Heard heard;
+  const testing::ThreadLimit none(0);
+  HeartbeatMonitor monitor(heartbeat, kLongest, heard.Listener());
+  EXPECT_EQ(GetExitCode(monitor.status()), ExitCode::kDoesNotFit);
+  SelfCommunicator alone;
+  EXPECT_EQ(GetExitCode(monitor.Join(alone)), ExitCode::kDoesNotFit);
 }
 
 TEST(MonitorOfOneRank, GoesQuietlyWithALimitThatIsNotOver) {
@@ -319,7 +330,7 @@ TEST(Monitor, ARankThatDoesNotComeToTheBeginningEndsTheOthers) {
   EXPECT_THAT(reported, Each(HasSubstr("begin of the run, Split of 3 ranks")));
 }
 
-class MonitoredContract : public testing::TestWithParam<ContractCase> {};
+class MonitoredContract : public ::testing::TestWithParam<ContractCase> {};
 
 TEST_P(MonitoredContract, Holds) {
   const auto statuses = RunRanks(3, [](Communicator& world) {
@@ -332,7 +343,7 @@ TEST_P(MonitoredContract, Holds) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, MonitoredContract,
-                         testing::ValuesIn(ContractCases().begin(), ContractCases().end()),
+                         ::testing::ValuesIn(ContractCases().begin(), ContractCases().end()),
                          [](const auto& info) { return std::string(info.param.name); });
 
 TEST(MonitoredCommunicator, APeerThatNeverComesIsNamedAndEndsTheJob) {

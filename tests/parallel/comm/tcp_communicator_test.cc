@@ -34,6 +34,7 @@
 #include "parallel/comm/sockets.h"
 #include "tests/parallel/comm/communicator_contract.h"
 #include "tests/support/fault_communicator.h"
+#include "tests/support/thread_limit.h"
 
 namespace deepnet {
 namespace {
@@ -180,7 +181,7 @@ void ExpectAllOk(const std::vector<absl::Status>& statuses) {
 }
 
 void ExpectAllSay(const std::vector<absl::Status>& statuses,
-                  const testing::Matcher<std::string>& text) {
+                  const ::testing::Matcher<std::string>& text) {
   for (const absl::Status& status : statuses) {
     EXPECT_EQ(GetExitCode(status), ExitCode::kPreflight) << status;
     EXPECT_THAT(std::string(status.message()), text);
@@ -335,7 +336,7 @@ class Relay {
   std::atomic<int> called_port_ = 0;
 };
 
-class TcpContract : public testing::TestWithParam<std::tuple<int, ContractCase>> {};
+class TcpContract : public ::testing::TestWithParam<std::tuple<int, ContractCase>> {};
 
 TEST_P(TcpContract, Holds) {
   const auto [num_ranks, contract_case] = GetParam();
@@ -357,9 +358,9 @@ TEST_P(TcpContract, HoldsOnALateRank) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, TcpContract,
-                         testing::Combine(testing::Values(2, 4),
-                                          testing::ValuesIn(ContractCases().begin(),
-                                                            ContractCases().end())),
+                         ::testing::Combine(::testing::Values(2, 4),
+                                            ::testing::ValuesIn(ContractCases().begin(),
+                                                                ContractCases().end())),
                          [](const auto& info) {
                            return std::get<1>(info.param).name +
                                   std::to_string(std::get<0>(info.param)) + "Ranks";
@@ -434,6 +435,13 @@ TEST(TcpJob, LeavesTheStoreAsItWasForTheNextJob) {
     ExpectAllOk(StartAll(store, {{0, 3}, {1, 3}, {2, 3}}, Nothing));
     EXPECT_EQ(store->num_keys(), 0);
   }
+}
+
+TEST(TcpJob, DoesNotStartWithoutAThread) {
+  const auto store = std::make_shared<MemoryStore>();
+  const testing::ThreadLimit none(0);
+  const auto job = TcpJob::Start({.rank = 0, .size = 1, .store = store});
+  EXPECT_EQ(GetExitCode(job.status()), ExitCode::kDoesNotFit) << job.status();
 }
 
 TEST(TcpJob, ARankThatDoesNotComeIsNamedByAll) {

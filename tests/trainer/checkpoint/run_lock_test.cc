@@ -15,6 +15,8 @@
 
 #include "parallel/base/exit_code.h"
 #include "tests/support/memory_file_system.h"
+#include "tests/support/thread_limit.h"
+#include "trainer/checkpoint/background_task.h"
 
 namespace deepnet {
 namespace {
@@ -253,6 +255,28 @@ TEST(RunLock, ACrashAtAnyCallLeavesAFolderThatTheNextOneCanLock) {
       EXPECT_TRUE(next.ok() || text.find("delete '") != text.npos) << text;
     }
   }
+}
+
+TEST(RunLock, IsGivenBackWhereThereIsNoThreadForItsBeat) {
+  MemoryFileSystem fs;
+  {
+    const testing::ThreadLimit none(0);
+    const Lock lock = RunLock::Acquire(fs, "run", OwnerOn("a"), {});
+    EXPECT_EQ(GetExitCode(lock.status()), ExitCode::kDoesNotFit) << lock.status();
+  }
+  EXPECT_THAT(*fs.List("run"), ElementsAre());
+}
+
+TEST(BackgroundTask, WorksInTheForegroundWhereThereIsNoThread) {
+  const testing::ThreadLimit none(0);
+  BackgroundTask task;
+  bool worked = false;
+  task.Start([&] {
+    worked = true;
+    return absl::DataLossError("its own");
+  });
+  EXPECT_TRUE(worked && task.Done());
+  EXPECT_TRUE(absl::IsDataLoss(task.Wait()));
 }
 
 TEST(RunLock, BeatsByItself) {

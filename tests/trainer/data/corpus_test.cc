@@ -13,6 +13,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include "tests/support/thread_limit.h"
 #include "tests/support/verify_corpus.h"
 #include "tests/trainer/data/prepared_corpus.h"
 #include "tests/trainer/data/temp_folder.h"
@@ -212,6 +213,8 @@ TEST_F(CorpusTest, AnyStepIsTheOneOfTheUninterruptedSequence) {
   for (const int64_t step : {0, 1, 2, 9, 10, 3, 4}) {
     EXPECT_EQ(*prefetcher.ForStep(step), steps[step]) << step;
   }
+  const testing::ThreadLimit none(0);
+  for (const int64_t step : {0, 1, 2}) EXPECT_EQ(*prefetcher.ForStep(step), steps[step]) << step;
 }
 
 // Sentences of a batch as text, tags in front apart: "direction's tag, source, target".

@@ -17,6 +17,7 @@
 #include <sys/syscall.h>
 
 #include "parallel/base/exit_code.h"
+#include "tests/support/thread_limit.h"
 #include "tests/support/verify_corpus.h"
 #include "tests/trainer/data/prepared_corpus.h"
 #include "tests/trainer/data/temp_folder.h"
@@ -446,6 +447,19 @@ TEST(Prepare, GivesTheSameCorpusForAnyNumberOfThreads) {
   ASSERT_TRUE(one.ok() && five.ok());
   EXPECT_EQ(one->content_hash(), five->content_hash());
   EXPECT_EQ(folder.Read("one/train.de-en.pairs"), folder.Read("five/train.de-en.pairs"));
+}
+
+TEST(Prepare, NamesTheThreadsThatTheSystemDoesNotGive) {
+  TempFolder folder;
+  WriteOpus(folder);
+  ASSERT_TRUE(PrepareIn(folder, "opus100_folder: 'opus'").ok());
+  const testing::ThreadLimit limit(2);
+  const auto report = PrepareIn(
+      folder, "opus100_folder: 'opus' threads: 9 tokenizer { model_file: 'out/tokenizer.model' }",
+      nullptr, "other");
+  EXPECT_EQ(GetExitCode(report.status()), ExitCode::kDoesNotFit) << report.status();
+  EXPECT_THAT(std::string(report.status().message()),
+              AllOf(HasSubstr("prepare.threads: "), HasSubstr(" of 9 run")));
 }
 
 TEST(Prepare, ReusesACorpusOfTheSameInputAndRefusesAnother) {

@@ -8,7 +8,12 @@
 #include <immintrin.h>
 #endif
 
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+
 #include "parallel/base/check.h"
+#include "parallel/base/exit_code.h"
+#include "parallel/base/start_thread.h"
 
 namespace deepnet::native {
 namespace {
@@ -30,7 +35,13 @@ ThreadPool::ThreadPool(int num_threads) {
   DEEPNET_CHECK(num_threads >= 1) << num_threads << " threads";
   workers_.reserve(num_threads - 1);
   for (int thread = 1; thread < num_threads; ++thread) {
-    workers_.emplace_back([this, thread] { RunWorker(thread); });
+    absl::StatusOr<std::thread> worker = StartThread([this, thread] { RunWorker(thread); });
+    if (!worker.ok()) {
+      status_ =
+          WithPrefix(absl::StrCat(thread, " of ", num_threads, " threads run"), worker.status());
+      return;
+    }
+    workers_.push_back(*std::move(worker));
   }
 }
 

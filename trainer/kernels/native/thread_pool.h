@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
 
 namespace deepnet::native {
 
@@ -20,11 +21,15 @@ namespace deepnet::native {
 // from one thread at a time, never from inside a body.
 class ThreadPool {
  public:
-  // num_threads >= 1; starts num_threads - 1.
+  // num_threads >= 1; starts num_threads - 1, or as many as the system gives.
   explicit ThreadPool(int num_threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
+
+  // Says why there are fewer threads than asked for (ExitCode::kDoesNotFit); the pool works with
+  // those.
+  const absl::Status& status() const { return status_; }
 
   int num_threads() const { return static_cast<int>(workers_.size()) + 1; }
 
@@ -52,6 +57,7 @@ class ThreadPool {
   std::atomic<bool> busy_{false};
   std::atomic<bool> stop_{false};
   std::vector<std::thread> workers_;
+  absl::Status status_;
 };
 
 // Kernels cut their work into blocks of a fixed number of rows or elements, whatever the number of

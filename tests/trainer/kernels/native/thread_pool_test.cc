@@ -4,10 +4,15 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "parallel/base/exit_code.h"
+#include "tests/support/thread_limit.h"
 
 namespace deepnet::native {
 namespace {
@@ -22,6 +27,17 @@ TEST(ThreadPool, RunsEveryChunkOnce) {
       EXPECT_EQ(runs, std::vector<int>(chunks, 1));
     }
   }
+}
+
+TEST(ThreadPool, SaysWhyItHasFewerThreadsAndWorksWithThose) {
+  const testing::ThreadLimit limit(2);
+  ThreadPool pool(8);
+  EXPECT_EQ(GetExitCode(pool.status()), ExitCode::kDoesNotFit);
+  EXPECT_THAT(std::string(pool.status().message()), ::testing::HasSubstr("of 8 threads run"));
+  EXPECT_LT(pool.num_threads(), 8);
+  std::vector<int> runs(100, 0);
+  pool.ParallelFor(100, [&](int64_t chunk, int) { ++runs[chunk]; });
+  EXPECT_EQ(runs, std::vector<int>(100, 1));
 }
 
 TEST(ThreadPool, NamesTheThreadThatRuns) {
@@ -73,7 +89,7 @@ TEST(ThreadPool, StopsWhetherItsWorkersWorkOrSleep) {
 }
 
 TEST(ThreadPoolDeathTest, RefusesALoopInsideALoop) {
-  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
   EXPECT_DEATH(
       {
         ThreadPool pool(2);
