@@ -19,6 +19,7 @@
 #include "launch/flags.h"
 #include "parallel/base/check.h"
 #include "trainer/data/pair_index.h"
+#include "trainer/decode/search.h"
 #include "trainer/kernels/native/attention.h"
 #include "trainer/kernels/native/dropout.h"
 #include "trainer/model/architecture.h"
@@ -58,6 +59,13 @@ class Fields {
   // Requires a text that is not empty.
   bool Given(const std::string& name, const std::string& text) const {
     return Require(!message_.GetReflection()->GetString(message_, &Find(name)).empty(), name, text);
+  }
+
+  // Requires a number of at most `most`: a larger one would take memory or time before anything
+  // could refuse it.
+  bool AtMost(double most, const std::string& name) const {
+    return Require(Number(name) <= most, name,
+                   absl::StrCat("must be at most ", static_cast<int64_t>(most)));
   }
 
   // Requires a number of at least `least`.
@@ -227,6 +235,9 @@ void CheckStacks(const ModelSpec& model, Mistakes* mistakes) {
 
 void CheckModel(const ModelSpec& model, Purpose purpose, Mistakes* mistakes) {
   const Fields fields(model, "model.", mistakes);
+  for (const ModelLimit& limit : ModelLimits()) {
+    fields.AtMost(static_cast<double>(limit.most), limit.field);
+  }
   CheckStacks(model, mistakes);
   const bool has_width = fields.AtLeast(1, "d_model");
   if (has_width && model.positions() == SINUSOIDAL) {
@@ -272,9 +283,20 @@ int TargetExtra(const DataSpec& data, Architecture architecture) {
   return data.tags() == M2M ? 2 : 1;
 }
 
+// Positions of a microbatch, and of all microbatches of a step, which every rank holds.
+constexpr int64_t kMaxMicrobatchTokens = 1 << 24;
+constexpr int64_t kMaxStepTokens = 1 << 28;
+constexpr int kMaxMicrobatches = 100'000;
+constexpr int kMaxThreads = 1024;
+constexpr int kMaxPieces = 1'000'000;
+constexpr int kMaxSpikeWindow = 1024;  // steps: the work of a step grows with their square
+
 void CheckMicrobatch(const DataSpec& data, Architecture architecture, Mistakes* mistakes) {
   const MicrobatchSpec& microbatch = data.microbatch();
   const Fields fields(microbatch, "data.microbatch.", mistakes);
+  for (const char* name : {"max_source_tokens", "max_target_tokens", "max_sentences"}) {
+    fields.AtMost(kMaxMicrobatchTokens, name);
+  }
   if (!fields.AtLeast(1, "max_target_tokens", "required, at least 1")) return;
   fields.AtLeast(1, "max_sentences");
   const auto holds = [&](const char* name, int extra) {
@@ -359,7 +381,14 @@ void CheckData(const RunSpec& run, Mistakes* mistakes) {
         absl::StrCat("must be at most ", most, " with model.attention_dropout: its random numbers ",
                      "know ", native::kMaxAttentionKeys, " keys"));
   }
-  fields.AtLeast(1, "global_microbatches");
+  if (fields.AtLeast(1, "global_microbatches") &&
+      fields.AtMost(kMaxMicrobatches, "global_microbatches")) {
+    const MicrobatchSpec& microbatch = data.microbatch();
+    const int64_t tokens = int64_t{microbatch.max_source_tokens()} + microbatch.max_target_tokens();
+    fields.Require(data.global_microbatches() * tokens <= kMaxStepTokens, "global_microbatches",
+                   absl::StrCat("times the ", tokens, " tokens of data.microbatch must be at most ",
+                                kMaxStepTokens, ": a rank holds the step's tokens"));
+  }
   fields.AtLeast(0, "subword_alpha", "must be above 0, or 0: off");
   if (data.subword_alpha() > 0) {
     fields.Within(2, 1024, "subword_nbest", "must be from 2 to 1024");
@@ -415,6 +444,7 @@ void CheckTokenizer(const TokenizerSpec& tokenizer, Mistakes* mistakes) {
   if (!tokenizer.model_file().empty()) return;  // nothing is learned
   const Fields fields(tokenizer, "prepare.tokenizer.", mistakes);
   fields.AtLeast(5, "vocab_size", "must be above 4 (the special ids)");
+  fields.AtMost(kMaxPieces, "vocab_size");
   fields.Require(tokenizer.character_coverage() > 0 && tokenizer.character_coverage() <= 1,
                  "character_coverage", "must be above 0 and at most 1");
   fields.AtLeast(1, "input_sentence_size");
@@ -442,6 +472,7 @@ void CheckPrepare(const RunSpec& run, Mistakes* mistakes) {
     CheckTable(table, Fields(table, absl::StrCat("prepare.table[", i, "]."), mistakes));
   }
   fields.AtLeast(1, "threads");
+  fields.AtMost(kMaxThreads, "threads");
   const Fields cleaning(prepare.cleaning(), "prepare.cleaning.", mistakes);
   cleaning.AtLeast(1, "max_sentence_tokens");
   cleaning.AtLeast(1, "max_length_ratio");
@@ -557,6 +588,7 @@ void CheckCompute(const RunSpec& run, Mistakes* mistakes) {
     require(!run.has_instruments(), "not with instruments, which look into passes");
   }
   fields.AtLeast(0, "threads_per_rank", "must be at least 1, or 0: left to the program");
+  fields.AtMost(kMaxThreads, "threads_per_rank");
 }
 
 void CheckLayout(const RunSpec& run, Mistakes* mistakes) {
@@ -601,6 +633,7 @@ void CheckSpike(const SpikeSpec& spike, Mistakes* mistakes) {
   }
   if (!fields.AtLeast(0, "deviations", "must be above 0, or 0: off")) return;
   fields.AtLeast(4, "window_steps", "must be at least 4");
+  fields.AtMost(kMaxSpikeWindow, "window_steps");
   fields.AtLeast(0, "steps_before");
   fields.AtLeast(0, "steps_after");
   fields.AtLeast(0, "max_roll_backs");
@@ -643,12 +676,14 @@ void CheckInstruments(const InstrumentsSpec& instruments, Mistakes* mistakes) {
 void CheckDecode(const RunSpec& run, Mistakes* mistakes) {
   const DecodeSpec& decode = run.decode();
   const Fields fields(decode, "decode.", mistakes);
-  const bool has_beam = fields.AtLeast(1, "beam_size");
+  const bool has_beam =
+      fields.AtLeast(1, "beam_size") && fields.AtMost(kMaxHypotheses, "beam_size");
   fields.AtLeast(0, "length_penalty");
   fields.AtLeast(1, "max_tokens");
   fields.AtLeast(0, "max_ratio", "must be above 0, or 0: off");
   fields.AtLeast(1, "batch_tokens");
-  const bool has_nbest = fields.AtLeast(1, "nbest");
+  fields.AtMost(kMaxBatchTokens, "batch_tokens");
+  const bool has_nbest = fields.AtLeast(1, "nbest") && fields.AtMost(kMaxHypotheses, "nbest");
   fields.AtLeast(0, "sampling_temperature", "must be above 0, or 0: search");
   fields.AtLeast(0, "sampling_top_k", "must be at least 1, or 0: all");
   fields.Within(0, 1, "sampling_top_p", "must be above 0 and at most 1, or 0: all");

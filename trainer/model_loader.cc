@@ -21,6 +21,7 @@
 #include "trainer/checkpoint/format.h"
 #include "trainer/decode/ensemble_scorer.h"
 #include "trainer/decode/model_scorer.h"
+#include "trainer/decode/search.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/model/architecture.h"
 #include "trainer/model/roles.h"
@@ -198,6 +199,7 @@ absl::StatusOr<FoundModel> FindModel(const std::string& run_or_checkpoint,
   FoundModel found;
   ASSIGN_OR_RETURN(found.folder, ResolveCheckpoint(*fs, run_or_checkpoint));
   ASSIGN_OR_RETURN(found.manifest, ReadManifest(*fs, found.folder));
+  RETURN_IF_ERROR(CheckLimits(found.manifest.run().model()));
   RETURN_IF_ERROR(CheckRowsAreIndependent(found.manifest.run().model()));
   ComputeSpec* const compute = found.manifest.mutable_run()->mutable_compute();
   *compute = ChooseCompute(*compute, overrides);
@@ -226,7 +228,8 @@ absl::StatusOr<std::unique_ptr<Transformer>> LoadTransformer(const FoundModel& f
   const ModelSpec& spec = run.model();
   MicrobatchSpec capacity;
   if (IsEncoderDecoder(spec)) {
-    capacity.set_max_source_tokens(std::max(spec.max_positions(), run.decode().batch_tokens()));
+    capacity.set_max_source_tokens(
+        std::max(spec.max_positions(), std::min(run.decode().batch_tokens(), kMaxBatchTokens)));
   }
   capacity.set_max_target_tokens(std::max(spec.max_positions(), kDecodeRows));
   capacity.set_max_sentences(capacity.max_target_tokens());

@@ -100,9 +100,9 @@ absl::StatusOr<TranslatorOptions> OptionsOf(const RunSpec& run, const Vocabulary
                             .max_positions = run.model().max_positions(),
                             .share = {.part = world.rank(), .num_parts = world.size()}};
   ASSIGN_OR_RETURN(options.search, MakeSearchOptions(run.decode(), vocabulary.TagIds()));
-  if (options.batch_tokens < 1) {
-    return BadFlag(
-        absl::StrCat("decode.batch_tokens: ", options.batch_tokens, ": must be at least 1"));
+  if (options.batch_tokens < 1 || options.batch_tokens > kMaxBatchTokens) {
+    return BadFlag(absl::StrCat("decode.batch_tokens: ", options.batch_tokens,
+                                ": must be from 1 to ", kMaxBatchTokens));
   }
   return options;
 }

@@ -27,6 +27,7 @@ namespace {
 
 constexpr int kMaxSimulated = 24;
 constexpr int64_t kMaxActions = 800'000;
+constexpr int64_t kMostActions = 8'000'000;  // of one config: some GB and half a minute
 constexpr int kMaxShrink = 64;
 constexpr int kMaxRanks = 8192;
 constexpr int kMaxTries = 3;  // configs that look as if they fit, worked out to be sure
@@ -68,6 +69,7 @@ absl::StatusOr<Found> FindBest(const Request& request, const std::vector<Paralle
   int64_t actions = 0;
   for (const auto& [does_not_fit, seconds, index] : RankConfigs(request, configs)) {
     const int64_t more = NumActions(request, configs[index]);
+    if (more > kMostActions) continue;
     if ((found.best.has_value() || found.closest.has_value()) && actions + more > kMaxActions) {
       continue;  // a smaller one may still be affordable
     }
@@ -120,6 +122,7 @@ std::optional<Plan> FirstThatFits(const Request& request) {
   int tries = 0;
   for (const auto& [does_not_fit, seconds, index] : RankConfigs(request, *configs)) {
     if (does_not_fit || ++tries > kMaxTries) return std::nullopt;
+    if (NumActions(request, (*configs)[index]) > kMostActions) continue;
     absl::StatusOr<Plan> plan = MakeOneReplica(request, (*configs)[index]);
     if (plan.ok() && Fits(request, *plan)) return *std::move(plan);
   }
@@ -217,6 +220,12 @@ absl::StatusOr<Plan> MakePlan(const Inventory& inventory, const DataSpec& data,
                    MakeRequest(inventory, data, optim, compute, cluster, parallel, instruments));
   ASSIGN_OR_RETURN(const std::vector<ParallelConfig> configs, ListConfigs(request));
   ASSIGN_OR_RETURN(Found found, FindBest(request, configs));
+  if (!found.best.has_value() && !found.closest.has_value()) {
+    return BadField(absl::StrCat(
+        "data.global_microbatches: ", request.global_microbatches, ": the schedule of a step has ",
+        NumActions(request, configs.front()), " actions; at most ", kMostActions,
+        " are planned: take fewer microbatches, or more replicas (parallel.data_parallel_size)"));
+  }
   if (found.best.has_value()) {
     Finish(request, data, *found.best);
     return *std::move(found.best);

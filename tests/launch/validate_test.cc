@@ -408,6 +408,43 @@ TEST(Validate, EveryPrepareRuleNamesItsField) {
       PrepareError({"prepare.tokenizer.model_file=a.model", "prepare.tokenizer.vocab_size=1"}), "");
 }
 
+TEST(Validate, WhatCostsMemoryHasABound) {
+  const std::vector<Case> cases = {
+      {{"model.encoder_layers=20001"}, "model.encoder_layers: 20001: must be at most 20000"},
+      {{"model.decoder_layers=2000000000"},
+       "model.decoder_layers: 2000000000: must be at most 20000"},
+      {{"model.d_model=262148"}, "model.d_model: 262148: must be at most 262144"},
+      {{"model.ffn_dim=1048577"}, "model.ffn_dim: 1048577: must be at most 1048576"},
+      {{"model.d_model=32768", "model.num_heads=32768"},
+       "model.num_heads: 32768: must be at most 16384"},
+      {{"model.vocabulary_size=10000001"},
+       "model.vocabulary_size: 10000001: must be at most 10000000"},
+      {{"model.max_positions=1048577"}, "model.max_positions: 1048577: must be at most 1048576"},
+      {{"data.microbatch.max_source_tokens=16777217"},
+       "data.microbatch.max_source_tokens: 16777217: must be at most 16777216"},
+      {{"data.microbatch.max_target_tokens=16777217"},
+       "data.microbatch.max_target_tokens: 16777217: must be at most 16777216"},
+      {{"data.microbatch.max_sentences=16777217"},
+       "data.microbatch.max_sentences: 16777217: must be at most 16777216"},
+      {{"data.global_microbatches=2000000000"},
+       "data.global_microbatches: 2000000000: must be at most 100000"},
+      {{"data.microbatch.max_target_tokens=67109", "data.global_microbatches=4001"},
+       "data.global_microbatches: 4001: times the 67109 tokens of data.microbatch must be at most "
+       "268435456: a rank holds the step's tokens"},
+      {{"compute.threads_per_rank=1025"}, "compute.threads_per_rank: 1025: must be at most 1024"},
+      {{"train.spike={deviations: 6 window_steps: 1025}"},
+       "train.spike.window_steps: 1025: must be at most 1024"},
+      {{"decode.beam_size=1001"}, "decode.beam_size: 1001: must be at most 1000"},
+      {{"decode.sampling_temperature=1", "decode.nbest=1001"},
+       "decode.nbest: 1001: must be at most 1000"},
+      {{"decode.batch_tokens=1048577"}, "decode.batch_tokens: 1048577: must be at most 1048576"}};
+  for (const Case& c : cases) EXPECT_EQ(TrainError(c.sets), c.line);
+  EXPECT_EQ(PrepareError({"prepare.threads=1025"}), "prepare.threads: 1025: must be at most 1024");
+  EXPECT_EQ(PrepareError({"prepare.tokenizer.vocab_size=1000001"}),
+            "prepare.tokenizer.vocab_size: 1000001: must be at most 1000000");
+  EXPECT_EQ(TrainError({"model.encoder_layers=20000", "model.decoder_layers=20000"}), "");
+}
+
 TEST(Validate, AllMistakesAreListedAtOnceInTheOrderOfTheFields) {
   EXPECT_EQ(
       TrainError({"folder=", "model.num_heads=7", "data.max_sentence_tokens=-1",

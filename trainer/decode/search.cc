@@ -379,17 +379,20 @@ void CheckOptions(const SearchOptions& options) {
 absl::StatusOr<SearchOptions> MakeSearchOptions(const DecodeSpec& spec,
                                                 std::span<const int32_t> forbidden) {
   std::vector<std::string> mistakes;
-  const auto require = [&](bool holds, const char* field, double value, const char* what) {
+  const auto require = [&](bool holds, const char* field, double value, absl::string_view what) {
     if (!holds) mistakes.push_back(absl::StrCat("decode.", field, ": ", value, ": ", what));
   };
   const bool sampling = spec.sampling_temperature() > 0.0;
+  const std::string most = absl::StrCat("must be at most ", kMaxHypotheses);
   require(spec.beam_size() >= 1, "beam_size", spec.beam_size(), "must be at least 1");
+  require(spec.beam_size() <= kMaxHypotheses, "beam_size", spec.beam_size(), most);
   require(std::isfinite(spec.length_penalty()), "length_penalty", spec.length_penalty(),
           "must be finite");
   require(spec.max_tokens() >= 1, "max_tokens", spec.max_tokens(), "must be at least 1");
   require(std::isfinite(spec.max_ratio()) && spec.max_ratio() >= 0.0, "max_ratio", spec.max_ratio(),
           "must be 0 or above");
   require(spec.nbest() >= 1, "nbest", spec.nbest(), "must be at least 1");
+  require(spec.nbest() <= kMaxHypotheses, "nbest", spec.nbest(), most);
   require(sampling || spec.nbest() <= spec.beam_size(), "nbest", spec.nbest(),
           "must not exceed decode.beam_size");
   require(std::isfinite(spec.sampling_temperature()) && spec.sampling_temperature() >= 0.0,

@@ -20,6 +20,9 @@
 
 namespace deepnet {
 
+inline constexpr int kMaxHypotheses = 1000;      // of a sentence: beam_size, nbest
+inline constexpr int kMaxBatchTokens = 1 << 20;  // of the sources that are decoded together
+
 struct SearchOptions {
   int beam_size = 5;            // hypotheses kept, >= 1; 1 = greedy
   double length_penalty = 1.0;  // score = log p / length^length_penalty; 0 = log p itself

@@ -161,6 +161,7 @@ absl::StatusOr<ImportReport> ImportFolder(FileSystem& fs, const std::string& fol
   ASSIGN_OR_RETURN(Incoming incoming, ReadFolder(fs, folder, options));
   Manifest& manifest = incoming.manifest;
   const ModelSpec& model = manifest.run().model();
+  RETURN_IF_ERROR(CheckLimits(model));
   const Inventory inventory = Describe(model, manifest.run().data().microbatch());
   manifest.set_inventory_hash(inventory.Hash());
   manifest.set_tokenizer_hash(incoming.vocabulary.hash);

@@ -401,6 +401,8 @@ TEST(Planner, NamesTheFieldThatCannotBe) {
   expect({.replicas = -1}, "parallel.data_parallel_size: must not be negative");
   expect({.virtual_pipeline_size = -1}, "parallel.virtual_pipeline_size: must not be negative");
   expect({.recompute = SELECTIVE_FFN, .recompute_segment = 2}, "only with recompute FULL");
+  expect({.microbatches = 3'000'000},
+         "data.global_microbatches: 3000000: the schedule of a step has 9000000 actions; at most");
 }
 
 TEST(Planner, LeftAloneItMakesNoReplicasThatVirtualOnesCannotBe) {
