@@ -5,10 +5,12 @@
 
 #include "launch/commands/commands.h"
 #include "launch/device_group.h"
+#include "trainer/data/mapped_file.h"
 #include "trainer/kernels/device_errors.h"
 
 int main(int argc, char** argv) {
   deepnet::SetCudaDefaults();
+  deepnet::SurviveLostPages();
   const std::vector<deepnet::Command> commands = {
       deepnet::MakePrepareCommand(),    deepnet::MakeDescribeCommand(),
       deepnet::MakePlanCommand(),       deepnet::MakeRehearseCommand(),

@@ -91,6 +91,8 @@ class Trainer {
   bool ValidationDue() const;
   NextTimes NextTimesOf(const StepRecord& record) const;
   absl::Status Step();
+  void Fetch(int64_t step);
+  absl::Status TakeBatch();
   absl::Status LeaveOut();
   bool UpdateWanted(double loss, double gradient_norm);
   absl::StatusOr<bool> AfterSpike();
@@ -142,6 +144,9 @@ class Trainer {
   double validated_at_ = 0.0;         // training seconds
   double agreed_seconds_ = 0.0;       // of the last step, by the clock of rank 0
   double longest_step_ = 0.0;         // seconds, of this process, without its first step
+  absl::StatusOr<StepBatch> batch_;   // of batch_step_
+  int64_t batch_step_ = -1;           // whose batch was fetched last; -1: none
+  bool lacks_batch_ = false;          // some rank failed to fetch it, as all ranks know
   absl::Status least_scale_;          // of the last step, with a loss scale
   bool was_finite_ = true;            // the last step
   std::optional<SpikeRecord> spike_;  // of the last step
@@ -222,16 +227,14 @@ absl::Status Trainer::Step() {
   heartbeat_.Begin(absl::StrCat("step ", state_.step()), comm_timeout + kSilenceGrace);
   trace_.Begin(state_.step() + 1, session_.context->traced);
   const TraceSpan whole(trace_.current(), {.kind = TraceKind::kStep, .step = state_.step() + 1});
-  TraceSpan data(trace_.current(), {.kind = TraceKind::kData});
-  auto batch = session_.batches->ForStep(state_.step());
-  data.End();
-  if (!batch.ok()) return WithExitCode(batch.status(), ExitCode::kData);
+  RETURN_IF_ERROR(TakeBatch());
+  const StepBatch batch = *std::move(batch_);
   const bool looks = session_.instruments->Due(state_.step() + 1);
   if (looks) session_.instruments->BeforeStep();
   ASSIGN_OR_RETURN(
       const StepResult result,
       RunTrainStep(
-          *batch, state_.step(), state_.optimizer_steps() + 1, *session_.context,
+          batch, state_.step(), state_.optimizer_steps() + 1, *session_.context,
           {.comm_timeout = comm_timeout, .trace = trace_.current(), .heartbeat = &heartbeat_},
           [this, looks] {
             const TraceSpan wait(trace_.current(), {.kind = TraceKind::kSave});
@@ -245,13 +248,35 @@ absl::Status Trainer::Step() {
   if (looks) RETURN_IF_ERROR(RecordInstruments(result));
   compute_seconds_ += result.compute_seconds;
   ++computed_steps_;
+  Fetch(state_.step() + 1);
   RETURN_IF_ERROR(Agree(SecondsNow() - started));
-  Count(*batch, result);
+  Count(batch, result);
   if (first) RETURN_IF_ERROR(CompareMemory());
-  if (LocatesNonFinite(result)) RETURN_IF_ERROR(RecordNonFinite(*batch, comm_timeout));
+  if (LocatesNonFinite(result)) RETURN_IF_ERROR(RecordNonFinite(batch, comm_timeout));
   const int64_t every = std::max<int64_t>(1, run_.train().log_every_steps());
   const bool tells = result.update.skipped || state_.step() % every == 0;
   return tells || stop_ || Done() ? Report(result) : absl::OkStatus();
+}
+
+void Trainer::Fetch(int64_t step) {
+  const TraceSpan span(trace_.current(), {.kind = TraceKind::kData});
+  batch_ = session_.batches->ForStep(step);
+  batch_step_ = step;
+}
+
+// Sees to it that batch_ is that of the current step on all ranks. It was fetched before the ranks
+// agreed on the step before: where one of them cannot read its corpus any more, all of them save
+// what they have learned and end.
+absl::Status Trainer::TakeBatch() {
+  const bool ahead = batch_step_ == state_.step();
+  if (ahead && !lacks_batch_) return absl::OkStatus();
+  if (ahead) {
+    Enter("last save");
+    RETURN_IF_ERROR(checkpoints_->SaveAndWait(/*tidy=*/false));
+  } else {
+    Fetch(state_.step());
+  }
+  return AgreeOnStatus(world_, WithExitCode(batch_.status(), ExitCode::kData));
 }
 
 // Counts a step that is not trained on.
@@ -376,15 +401,16 @@ absl::Status Trainer::RecordNonFinite(const StepBatch& batch, absl::Duration com
 }
 
 // Makes known to all ranks after a step: how long it took by the clock of rank 0, the requests to
-// any rank, whether all ranks have done their part of a save and, every kStragglerSteps, how long
-// each of them computes.
+// any rank, whether all ranks have done their part of a save and have the next batch and, every
+// kStragglerSteps, how long each of them computes.
 absl::Status Trainer::Agree(double seconds) {
   Enter("agreement of all ranks");
   const TraceSpan span = Phase("agreement");
   const int asked = requests_.Take();
   std::vector<double> values = {leads() ? seconds : 0.0, (asked & kStopRequest) != 0 ? 1.0 : 0.0,
                                 (asked & kSaveRequest) != 0 ? 1.0 : 0.0,
-                                checkpoints_->Ready() ? 0.0 : 1.0};
+                                checkpoints_->Ready() ? 0.0 : 1.0,
+                                batch_step_ < 0 || batch_.ok() ? 0.0 : 1.0};
   const size_t first = values.size();
   const bool compares = computed_steps_ == kStragglerSteps;
   if (compares) {
@@ -398,6 +424,7 @@ absl::Status Trainer::Agree(double seconds) {
   agreed_seconds_ = values[0];
   stop_ = stop_ || values[1] > 0;
   save_ = values[2] > 0;
+  lacks_batch_ = values[4] > 0;
   return values[3] == 0 ? checkpoints_->Advance() : absl::OkStatus();
 }
 

@@ -96,6 +96,11 @@ absl::Status Corpus::OpenShards() {
   return absl::OkStatus();
 }
 
+absl::Status Corpus::Intact() const {
+  for (const Shard& shard : shards_) RETURN_IF_ERROR(shard.Intact());
+  return absl::OkStatus();
+}
+
 PairLengths Corpus::Lengths(int direction, int64_t pair) const {
   const DirectionPlace& place = places_[direction];
   const ShardEntry& entry = shards_[place.shard].entry(pair);

@@ -45,6 +45,10 @@ class Corpus : public PairIndex {
   const std::string& content_hash() const { return manifest_.report().content_hash(); }
   const Vocabulary& vocabulary() const { return vocabulary_; }
 
+  // OK, or DataLoss naming a shard that could not be read any more (MappedFile). Ask before what
+  // Lengths(), Moments() and Tokens() have returned is used.
+  absl::Status Intact() const;
+
   const std::vector<Direction>& directions() const override { return directions_; }
   PairLengths Lengths(int direction, int64_t pair) const override;
   LengthMoments Moments(int direction, int32_t max_tokens) const override;

@@ -22,7 +22,9 @@ std::vector<int32_t> ToIds(const TokenSpan& tokens) {
 
 absl::StatusOr<std::unique_ptr<CorpusBatchSource>> CorpusBatchSource::Make(
     const DataSpec& spec, uint64_t seed, const Corpus* corpus, Architecture architecture) {
-  ASSIGN_OR_RETURN(DataOrder order, DataOrder::Make(spec, seed, corpus, architecture));
+  absl::StatusOr<DataOrder> order = DataOrder::Make(spec, seed, corpus, architecture);
+  RETURN_IF_ERROR(corpus->Intact());
+  RETURN_IF_ERROR(order.status());
   std::vector<DirectionTags> tags;
   for (const Direction& direction : corpus->directions()) {
     const auto source = corpus->vocabulary().TagId(direction.source);
@@ -36,7 +38,7 @@ absl::StatusOr<std::unique_ptr<CorpusBatchSource>> CorpusBatchSource::Make(
     ASSIGN_OR_RETURN(subwords, SubwordSampler::Make(spec, seed, &corpus->vocabulary()));
   }
   return std::unique_ptr<CorpusBatchSource>(
-      new CorpusBatchSource(std::move(order), std::move(tags), corpus, architecture, seed, masking,
+      new CorpusBatchSource(*std::move(order), std::move(tags), corpus, architecture, seed, masking,
                             spec.max_sentence_tokens(), subwords));
 }
 
@@ -87,11 +89,14 @@ Microbatch CorpusBatchSource::Pack(std::span<const PairRef> pairs, uint32_t ordi
   return std::move(builder).Build();
 }
 
+// What was read of a shard that is lost is zeros: pairs without pieces, which are packed as others
+// are and come to nothing.
 absl::StatusOr<StepBatch> CorpusBatchSource::ForStep(int64_t step) {
   if (step < 0) return absl::InvalidArgumentError(absl::StrCat("step ", step));
   const int64_t number = step / order_.steps_per_window();
   if (number != window_number_) {
     window_ = order_.MakeWindow(number);
+    RETURN_IF_ERROR(corpus_->Intact());
     window_number_ = number;
   }
   StepBatch batch;
@@ -104,6 +109,7 @@ absl::StatusOr<StepBatch> CorpusBatchSource::ForStep(int64_t step) {
     batch.num_source_tokens += made.num_source_tokens;
     batch.num_target_tokens += made.num_target_tokens;
   }
+  RETURN_IF_ERROR(corpus_->Intact());
   return batch;
 }
 

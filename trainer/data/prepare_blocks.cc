@@ -1,15 +1,16 @@
 #include "trainer/data/prepare_blocks.h"
 
 #include <algorithm>
-#include <cstring>
 #include <filesystem>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include <google/protobuf/text_format.h>
 
+#include "parallel/base/file_system.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/data/cleaning.h"
 #include "trainer/data/corpus.h"
@@ -159,11 +160,14 @@ absl::Status EncodedBlocks::EncodeOne(const EncodeSpec& encode, const std::vecto
 }
 
 absl::StatusOr<std::vector<uint64_t>> EncodedBlocks::ReadBits(const PreparedPart& scan) const {
-  ASSIGN_OR_RETURN(const MappedFile file,
-                   MappedFile::Open(context_.parts.Path(scan.files(0).name())));
-  std::vector<uint64_t> bits(file.bytes().size() / sizeof(uint64_t));
-  if (!bits.empty()) std::memcpy(bits.data(), file.bytes().data(), file.bytes().size());
-  return bits;
+  const std::string path = context_.parts.Path(scan.files(0).name());
+  const auto file_system = MakePosixFileSystem();
+  ASSIGN_OR_RETURN(const int64_t bytes, file_system->Size(path));
+  std::vector<uint64_t> bits(static_cast<size_t>(bytes) / sizeof(uint64_t));
+  const std::span<char> into(reinterpret_cast<char*>(bits.data()), bits.size() * sizeof(uint64_t));
+  ASSIGN_OR_RETURN(const int64_t read, file_system->ReadAt(path, 0, into));
+  if (read == bytes) return bits;
+  return absl::DataLossError(absl::StrCat(path, ": damaged"));
 }
 
 // The pairs of a block are in a file of its own, or in the shard of an earlier corpus.
@@ -213,6 +217,7 @@ absl::Status EncodedBlocks::LinkOrCopy(const std::vector<Pairs>& sources,
       Widen(shard->Second(pair), &second);
       RETURN_IF_ERROR(writer->Add(first, second));
     }
+    RETURN_IF_ERROR(shard->Intact());
   }
   return writer->Finish();
 }

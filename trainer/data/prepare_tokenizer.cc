@@ -7,13 +7,16 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "parallel/base/exit_code.h"
+#include "parallel/base/file_system.h"
 #include "parallel/base/host.h"
 #include "parallel/base/status_macros.h"
+#include "trainer/data/content_hash.h"
 #include "trainer/data/corpus.h"
 #include "trainer/data/corpus_passes.h"
 #include "trainer/data/file_writer.h"
 #include "trainer/data/sample_log.h"
-#include "trainer/data/shard.h"
+#include "trainer/data/vocabulary.h"
 
 namespace deepnet {
 namespace {
@@ -59,9 +62,8 @@ absl::StatusOr<std::string> LearnTokenizer(PrepareContext& context) {
   part.set_key(KeyOf(facts));
   if (const auto found = context.parts.Find("tokenizer", part.key())) {
     context.Say("learned the tokenizer before");
-    ASSIGN_OR_RETURN(const MappedFile file,
-                     MappedFile::Open(context.parts.Path(found->files(0).name())));
-    return std::string(file.bytes());
+    return ReadWholeFile(*MakePosixFileSystem(), context.parts.Path(found->files(0).name()),
+                         kMaxTokenizerBytes);
   }
   ASSIGN_OR_RETURN(const std::vector<std::string> sentences, Sample(context));
   PieceTraining training;
@@ -90,13 +92,13 @@ absl::StatusOr<std::string> ReadTokenizer(PrepareContext& context) {
   const std::string kept = KeptTokenizer(context);
   const std::string path =
       kept.empty() ? Rooted(context.root, context.spec.tokenizer().model_file()) : kept;
-  const absl::StatusOr<MappedFile> file = MappedFile::Open(path);
-  if (!file.ok()) {
-    return absl::NotFoundError(absl::StrCat("prepare.tokenizer.model_file: cannot read ", path));
-  }
-  ASSIGN_OR_RETURN(const uint64_t hash, HashFile(path));
-  if (kept.empty()) context.inputs[path].set_hash(hash);
-  return std::string(file->bytes());
+  absl::StatusOr<std::string> bytes =
+      ReadWholeFile(*MakePosixFileSystem(), path, kMaxTokenizerBytes);
+  if (!bytes.ok()) return WithPrefix("prepare.tokenizer.model_file", bytes.status());
+  ContentHasher hasher;
+  hasher.Update(*bytes);
+  if (kept.empty()) context.inputs[path].set_hash(hasher.Digest());
+  return bytes;
 }
 
 }  // namespace

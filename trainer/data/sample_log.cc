@@ -1,14 +1,14 @@
 // A record for each sentence that is in the log, and one at the end.
 #include "trainer/data/sample_log.h"
 
-#include <cstring>
+#include <fstream>
 #include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 
 #include "parallel/base/status_macros.h"
-#include "trainer/data/shard.h"
+#include "trainer/data/line_reader.h"
 
 namespace deepnet {
 namespace {
@@ -71,15 +71,13 @@ absl::StatusOr<CorpusFile> SampleLog::Finish() {
 absl::StatusOr<SampleReplay> ReplaySample(const std::string& path,
                                           const std::array<std::string, 2>& languages,
                                           SentenceSample* sample) {
-  ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(path));
+  std::ifstream file(path, std::ios::binary);
   SampleReplay replay;
-  std::string_view rest = file.bytes();
-  for (;;) {
-    Record record = {};
-    if (rest.size() < sizeof(record)) break;
-    std::memcpy(&record, rest.data(), sizeof(record));
-    rest.remove_prefix(sizeof(record));
-    if (record.side > kEnd || rest.size() < record.bytes) break;
+  std::string sentence;
+  for (Record record; file.read(reinterpret_cast<char*>(&record), sizeof(record));) {
+    if (record.side > kEnd || record.bytes > LineReader::kMaxLineBytes) break;
+    sentence.resize(record.bytes);
+    if (!file.read(sentence.data(), static_cast<std::streamsize>(sentence.size()))) break;
     for (const size_t side : {0, 1}) {
       const bool left_out = record.num_left_out[side] > 0;
       if (left_out && record.least_left_out[side] < sample->Threshold(languages[side])) {
@@ -94,9 +92,8 @@ absl::StatusOr<SampleReplay> ReplaySample(const std::string& path,
       replay.complete = true;
       return replay;
     }
-    sample->Add(languages[record.side], rest.substr(0, record.bytes));
+    sample->Add(languages[record.side], sentence);
     ++replay.num_added;
-    rest.remove_prefix(record.bytes);
   }
   return absl::DataLossError(absl::StrCat(path, ": damaged"));
 }

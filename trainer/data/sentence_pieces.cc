@@ -169,34 +169,18 @@ std::vector<std::string> SentenceSample::Take() {
   return sentences;
 }
 
-namespace {
-
-// Returns what `load` made of the file, null with *error where it could not. The library throws at
-// some models, for instance one with an empty piece.
-template <typename Load>
-std::unique_ptr<SentencePieces> LoadWith(const Load& load, std::string* error) {
+// The library throws at some models, for instance one with an empty piece.
+std::unique_ptr<SentencePieces> SentencePieces::Load(std::string_view model_bytes,
+                                                     std::string* error) {
   auto pieces = std::make_unique<LoadedPieces>();
   try {
-    const auto status = load(pieces->processor());
+    const auto status = pieces->processor().LoadFromSerializedProto(model_bytes);
     if (status.ok()) return pieces;
     *error = status.ToString();
   } catch (const std::exception& exception) {
     *error = exception.what();
   }
   return nullptr;
-}
-
-}  // namespace
-
-std::unique_ptr<SentencePieces> SentencePieces::Load(std::string_view model_bytes,
-                                                     std::string* error) {
-  return LoadWith([&](auto& processor) { return processor.LoadFromSerializedProto(model_bytes); },
-                  error);
-}
-
-std::unique_ptr<SentencePieces> SentencePieces::LoadFile(const std::string& path,
-                                                         std::string* error) {
-  return LoadWith([&](auto& processor) { return processor.Load(path); }, error);
 }
 
 std::string TrainSentencePieces(const PieceTraining& training,

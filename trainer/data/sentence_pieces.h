@@ -75,12 +75,13 @@ struct Segmentation {
   float score = 0.0f;  // logarithm of its probability
 };
 
+inline constexpr int64_t kMaxTokenizerBytes = int64_t{64} << 20;  // of a model file
+
 // A loaded model, with the ids of its file. Immutable, safe from several threads.
 class SentencePieces {
  public:
   // Returns null if `model_bytes` is no model; *error then says why.
   static std::unique_ptr<SentencePieces> Load(std::string_view model_bytes, std::string* error);
-  static std::unique_ptr<SentencePieces> LoadFile(const std::string& path, std::string* error);
 
   virtual ~SentencePieces() = default;
   virtual int size() const = 0;

@@ -9,10 +9,9 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include <sys/mman.h>
-#include <sys/stat.h>
 
 #include "parallel/base/check.h"
 #include "parallel/base/crc32c.h"
@@ -63,34 +62,20 @@ void Narrow(std::span<const int32_t> ids, std::string* bytes) {
 
 }  // namespace
 
-absl::StatusOr<MappedFile> MappedFile::Open(const std::string& path) {
+absl::StatusOr<uint64_t> HashFile(const std::string& path) {
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (file < 0) return absl::NotFoundError(absl::StrCat(path, ": ", strerror(errno)));
-  struct stat status = {};
-  const bool known = fstat(file, &status) == 0;
-  MappedFile mapped;
-  mapped.path_ = path;
-  mapped.size_ = static_cast<size_t>(status.st_size);
-  void* data = nullptr;
-  if (known && mapped.size_ > 0) {
-    data = mmap(nullptr, mapped.size_, PROT_READ, MAP_SHARED, file, 0);
-  }
-  const int error = errno;
-  close(file);
-  if (!known || data == MAP_FAILED) {
-    return absl::UnavailableError(absl::StrCat(path, ": ", strerror(error)));
-  }
-  mapped.data_.reset(static_cast<const char*>(data), [size = mapped.size_](const char* bytes) {
-    if (bytes != nullptr) munmap(const_cast<char*>(bytes), size);
-  });
-  return mapped;
-}
-
-absl::StatusOr<uint64_t> HashFile(const std::string& path) {
-  ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(path));
+  const absl::Cleanup closes = [file] { close(file); };
   ContentHasher hasher;
-  hasher.Update(file.bytes());
-  return hasher.Digest();
+  std::string block(size_t{1} << 20, '\0');
+  while (true) {
+    const ssize_t bytes = read(file, block.data(), block.size());
+    if (bytes == 0) return hasher.Digest();
+    if (bytes > 0) hasher.Update(std::string_view(block).substr(0, static_cast<size_t>(bytes)));
+    if (bytes < 0 && errno != EINTR) {
+      return absl::UnavailableError(absl::StrCat(path, ": ", strerror(errno)));
+    }
+  }
 }
 
 absl::StatusOr<std::unique_ptr<ShardWriter>> ShardWriter::Create(const std::string& path,
@@ -198,6 +183,7 @@ absl::Status Shard::CheckContent() const {
   ContentHasher hasher;
   hasher.Update(file_.bytes().substr(
       kShardDataOffset, static_cast<size_t>(header_.checksums_offset - kShardDataOffset)));
+  RETURN_IF_ERROR(Intact());
   if (hasher.Digest() != header_.content_hash) {
     return absl::DataLossError(absl::StrCat(file_.path(), ": the content hash does not match"));
   }
@@ -206,7 +192,7 @@ absl::Status Shard::CheckContent() const {
     return absl::DataLossError(
         absl::StrCat(file_.path(), ": pair ", pair, " lies outside of the tokens"));
   }
-  return absl::OkStatus();
+  return Intact();
 }
 
 Shard::Shard(MappedFile file, const ShardHeader& header)
@@ -238,6 +224,7 @@ absl::StatusOr<Shard> Shard::Open(const std::string& path) {
   if (static_cast<int64_t>(bytes.size()) != size) {
     return bad(absl::StrCat(bytes.size(), " bytes, should be ", size));
   }
+  RETURN_IF_ERROR(file.Intact());
   if (!IsConsistent(header)) return bad("its header names parts outside of the file");
   return Shard(std::move(file), header);
 }

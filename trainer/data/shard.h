@@ -22,24 +22,9 @@
 #include "absl/status/statusor.h"
 
 #include "trainer/data/content_hash.h"
+#include "trainer/data/mapped_file.h"
 
 namespace deepnet {
-
-// A file as read-only memory, shared by copies. Pages come from the file as they are touched and
-// may leave memory again.
-class MappedFile {
- public:
-  // Fails naming the file.
-  static absl::StatusOr<MappedFile> Open(const std::string& path);
-
-  std::string_view bytes() const { return {data_.get(), size_}; }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-  std::shared_ptr<const char> data_;
-  size_t size_ = 0;
-};
 
 // Returns the content hash of a file's bytes. Fails naming the file.
 absl::StatusOr<uint64_t> HashFile(const std::string& path);
@@ -149,6 +134,9 @@ class Shard {
   // Checks header, version, size, and that the parts lie inside; fails naming the file and what is
   // wrong.
   static absl::StatusOr<Shard> Open(const std::string& path);
+
+  // See MappedFile.
+  absl::Status Intact() const { return file_.Intact(); }
 
   // Reads all of it, compares the content hash, and checks that every pair has its tokens. Fails
   // naming the file.

@@ -31,8 +31,6 @@ inline constexpr int32_t kEos = 2;
 inline constexpr int32_t kUnk = 3;
 inline constexpr int32_t kFirstPiece = 4;
 
-inline constexpr int64_t kMaxTokenizerBytes = int64_t{64} << 20;  // of a model file
-
 // Returns the languages that a run's languages.txt lists, a line each. Fails naming the file, also
 // where a line is no tag (IsLanguageTag).
 absl::StatusOr<std::vector<std::string>> ReadLanguages(FileSystem& fs, const std::string& path);

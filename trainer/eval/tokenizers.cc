@@ -13,6 +13,7 @@
 #include "absl/strings/str_replace.h"
 
 #include "parallel/base/exit_code.h"
+#include "parallel/base/file_system.h"
 #include "parallel/base/utf8.h"
 #include "trainer/data/sentence_pieces.h"
 
@@ -173,8 +174,10 @@ BleuTokenizer MakeNoneTokenizer() { return {"none", SplitOnSpace}; }
 
 absl::StatusOr<BleuTokenizer> MakeSentencePieceTokenizer(const std::string& model_file,
                                                          const std::string& name) {
+  const auto bytes = ReadWholeFile(*MakePosixFileSystem(), model_file, kMaxTokenizerBytes);
+  if (!bytes.ok()) return WithExitCode(bytes.status(), ExitCode::kData);
   std::string error;
-  const std::shared_ptr<const SentencePieces> model = SentencePieces::LoadFile(model_file, &error);
+  const std::shared_ptr<const SentencePieces> model = SentencePieces::Load(*bytes, &error);
   if (model == nullptr) {
     return WithExitCode(absl::InvalidArgumentError(absl::StrCat(
                             "'", model_file, "' is not a SentencePiece model: ", error)),

@@ -14,6 +14,7 @@
 #include "trainer/interop/hf_tokenizer.h"
 #include "trainer/interop/interop.h"
 #include "trainer/interop/safetensors.h"
+#include "trainer/model/architecture.h"
 #include "trainer/model/describe.h"
 
 namespace deepnet {

@@ -197,6 +197,34 @@ TEST_F(CorpusTest, SmallFilesAreBoundedBeforeTheyAreRead) {
   EXPECT_TRUE(ReadEarlierParts(folder_.Path("out")).empty());
 }
 
+// A step of it is no step of pairs without words.
+TEST_F(CorpusTest, AStepOfACorpusThatBecameShorterIsAnErrorWithItsName) {
+  SurviveLostPages();
+  const std::string shard = folder_.Read("out/train.de-en.pairs");
+  for (const Architecture architecture : {ENCODER_DECODER, DECODER_ONLY, ENCODER_ONLY}) {
+    for (const double alpha : {0.0, 0.1}) {
+      const Corpus corpus = Open();
+      DataSpec spec;
+      spec.mutable_microbatch()->set_max_target_tokens(600);
+      spec.set_subword_alpha(alpha);
+      spec.set_subword_nbest(alpha > 0 ? 4 : 0);
+      spec.set_mlm_probability(architecture == ENCODER_ONLY ? 0.15 : 0.0);
+      ASSERT_TRUE(ResolveDataSpec(corpus, &spec, architecture).ok());
+      auto source = CorpusBatchSource::Make(spec, 7, &corpus, architecture);
+      ASSERT_TRUE(source.ok() && (*source)->ForStep(0).ok()) << source.status();
+      std::filesystem::resize_file(folder_.Path("out/train.de-en.pairs"), 0);
+      for (int repeated = 0; repeated < 2; ++repeated) {
+        const auto lost = (*source)->ForStep((*source)->order().steps_per_window()).status();
+        EXPECT_TRUE(absl::IsDataLoss(lost)) << lost;
+        EXPECT_THAT(std::string(lost.message()), HasSubstr("train.de-en.pairs: it became shorter"));
+      }
+      EXPECT_TRUE(
+          absl::IsDataLoss(CorpusBatchSource::Make(spec, 7, &corpus, architecture).status()));
+      folder_.Write("out/train.de-en.pairs", shard);
+    }
+  }
+}
+
 TEST_F(CorpusTest, AnyStepIsTheOneOfTheUninterruptedSequence) {
   const Corpus corpus = Open();
   const auto whole = Source(corpus);

@@ -1,11 +1,17 @@
 #include "trainer/data/shard.h"
 
+#include <fcntl.h>
+#include <signal.h>
+#include <unistd.h>
+
 #include <filesystem>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include "tests/support/verify_corpus.h"
 #include "tests/trainer/data/temp_folder.h"
@@ -102,6 +108,60 @@ TEST(Shard, IsNoneUntilFinished) {
   WriteShard(folder.Path("s"), 5000, 8000, /*finish=*/false);
   EXPECT_FALSE(Shard::Open(folder.Path("s")).ok());
   EXPECT_FALSE(std::filesystem::exists(folder.Path("s.index")));
+}
+
+TEST(MappedFile, ThatBecomesShorterReadsAsZerosFromThereAndSaysSo) {
+  SurviveLostPages();
+  SurviveLostPages();
+  const TempFolder folder;
+  const size_t page = static_cast<size_t>(getpagesize());
+  const std::string text(10 * page, 'x');
+  const auto other = MappedFile::Open(folder.Write("other", text));
+  const auto file = MappedFile::Open(folder.Write("file", text));
+  ASSERT_TRUE(other.ok() && file.ok());
+  std::filesystem::resize_file(folder.Path("file"), 3 * page);
+  std::vector<std::thread> readers;
+  for (int i = 0; i < 4; ++i) {
+    readers.emplace_back([&] {
+      EXPECT_EQ(file->bytes().substr(0, 3 * page), std::string(3 * page, 'x'));
+      EXPECT_EQ(file->bytes().substr(5 * page), std::string(5 * page, '\0'));
+    });
+  }
+  for (std::thread& reader : readers) reader.join();
+  EXPECT_TRUE(absl::IsDataLoss(file->Intact()));
+  EXPECT_THAT(std::string(file->Intact().message()), HasSubstr(folder.Path("file")));
+  EXPECT_EQ(other->bytes(), text);
+  EXPECT_TRUE(other->Intact().ok());
+
+  // Whoever takes the place of one that was lost is not lost.
+  { const auto copy = *file; }
+  const std::string whole = folder.Write("whole", text);
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(MappedFile::Open(whole)->Intact().ok());
+}
+
+TEST(MappedFileDeathTest, OtherFaultsGoToTheHandlerBefore) {
+  SurviveLostPages();
+  EXPECT_EXIT(raise(SIGBUS), ::testing::KilledBySignal(SIGBUS), "");
+  const TempFolder folder;
+  const std::string path = folder.Write("file", std::string(4096, 'x'));
+  const int file = open(path.c_str(), O_RDONLY);
+  const auto* const bytes =
+      static_cast<const volatile char*>(mmap(nullptr, 4096, PROT_READ, MAP_SHARED, file, 0));
+  std::filesystem::resize_file(path, 0);
+  EXPECT_EXIT(static_cast<void>(bytes[0]), ::testing::KilledBySignal(SIGBUS), "");
+  close(file);
+}
+
+TEST(Shard, ThatBecomesShorterIsNamedByWhoReadsAllOfIt) {
+  SurviveLostPages();
+  const TempFolder folder;
+  WriteShard(folder.Path("s"), 1000, 8000);
+  const auto shard = Shard::Open(folder.Path("s"));
+  ASSERT_TRUE(shard.ok() && shard->Intact().ok());
+  std::filesystem::resize_file(folder.Path("s"), 0);
+  EXPECT_THAT(std::string(shard->CheckContent().message()),
+              HasSubstr(folder.Path("s") + ": it became shorter"));
+  EXPECT_EQ(shard->First(999).size(), 0u);
 }
 
 TEST(Shard, NamesADamagedBlockHeaderSizeOrVersion) {

@@ -1,0 +1,168 @@
+// What the program does with files that somebody else has made or changes under it: it says what is
+// wrong by its exit code, within the time and memory of a small file, and writes nothing elsewhere.
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "parallel/base/file_system.h"
+#include "tests/support/child_process.h"
+#include "tests/support/running_job.h"
+#include "tests/trainer/data/temp_folder.h"
+#include "trainer/checkpoint/checkpoint.h"
+
+namespace deepnet {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using testing::ChildOutcome;
+using ::testing::HasSubstr;
+using testing::RunChild;
+using testing::RunningJob;
+using testing::TempFolder;
+
+constexpr int kData = 4, kCheckpoint = 5, kDoesNotFit = 6;  // exit codes
+constexpr char kConfig[] = "tests/launch/golden_run.textproto";
+
+// A copy of the golden run.
+class StrangeFilesTest : public ::testing::Test {
+ protected:
+  StrangeFilesTest() {
+    for (const char* part : {"run", "corpus"}) {
+      fs::copy(fs::path("tests/golden/run-v1") / part, folder_.Path(part),
+               fs::copy_options::recursive);
+    }
+    folder_.Write("source", "Everyone has the right to work.\n");
+  }
+
+  ChildOutcome Run(std::vector<std::string> words) const {
+    words.insert(words.begin(), DEEPNET_PROGRAM);
+    words.insert(words.end(), {"--root", folder_.path()});
+    return RunChild(words);
+  }
+
+  ChildOutcome Translate() const {
+    return RunChild({"bash", "-c",
+                     "exec \"$0\" translate --root \"$1\" --checkpoint run --from en --to de "
+                     "<\"$1/source\"",
+                     DEEPNET_PROGRAM, folder_.path()});
+  }
+
+  std::string TrainCommand(const std::string& settings) const {
+    return absl::StrCat(DEEPNET_PROGRAM, " train --config ", fs::absolute(kConfig).string(),
+                        " --log-seconds 0 --root ", folder_.path(), " ", settings);
+  }
+
+  const TempFolder folder_;
+};
+
+TEST_F(StrangeFilesTest, ALanguageThatLeadsOutsideIsRefusedAndNothingIsWritten) {
+  const std::string manifest = folder_.Read("corpus/manifest.textproto");
+  folder_.Write("corpus/manifest.textproto",
+                absl::StrReplaceAll(manifest, {{"\"fr\"", "\"../../EVIL\""}}));
+  fs::create_directories(folder_.Path("a/b"));
+  const ChildOutcome outcome =
+      Run({"evaluate", "--checkpoint", "run", "--data", "corpus", "--output", "a/b/out"});
+  EXPECT_EQ(outcome.code, kData);
+  EXPECT_THAT(outcome.output,
+              AllOf(HasSubstr("corpus/manifest.textproto: "), HasSubstr("\"../../EVIL\"")));
+  for (const auto& entry : fs::recursive_directory_iterator(folder_.path())) {
+    EXPECT_FALSE(absl::StrContains(entry.path().string(), "EVIL")) << entry.path();
+  }
+
+  folder_.Write("run/languages.txt", "de\nen\n../../EVIL\n");
+  const ChildOutcome translated = Translate();
+  EXPECT_EQ(translated.code, kCheckpoint);
+  EXPECT_THAT(translated.output,
+              AllOf(HasSubstr("run/languages.txt: "), HasSubstr("\"../../EVIL\"")));
+}
+
+TEST_F(StrangeFilesTest, FilesOfAnySizeCostNoMoreThanSmallOnes) {
+  const ChildOutcome plain = Translate();
+  ASSERT_EQ(plain.code, 0) << plain.output;
+  for (const char* name : {"run/tokenizer.model", "run/languages.txt", "run/lock"}) {
+    const std::string before = fs::exists(folder_.Path(name)) ? folder_.Read(name) : "";
+    folder_.WriteHuge(name);
+    const ChildOutcome outcome = absl::EndsWith(name, "lock")
+                                     ? Run({"checkpoint", "prune", "--keep", "1", "run"})
+                                     : Translate();
+    EXPECT_EQ(outcome.code, kCheckpoint) << name << outcome.output;
+    EXPECT_THAT(outcome.output, HasSubstr(name));
+    EXPECT_LT(outcome.peak_bytes, plain.peak_bytes + (int64_t{256} << 20)) << name;
+    fs::remove(folder_.Path(name));
+    if (!before.empty()) folder_.Write(name, before);
+  }
+  std::string deep = "model ";
+  for (int i = 0; i < 20'000; ++i) deep += "{x ";
+  folder_.Write("deep.textproto", deep);
+  const ChildOutcome described = Run({"describe", "--config", folder_.Path("deep.textproto")});
+  EXPECT_EQ(described.code, 2);
+  EXPECT_THAT(described.output, HasSubstr("deep.textproto:1: Message is too deep"));
+}
+
+TEST_F(StrangeFilesTest, ThreadsThatTheSystemDoesNotGiveAreNamed) {
+  const ChildOutcome outcome = RunChild(
+      {"bash", "-c",
+       absl::StrCat(
+           "ulimit -v 3500000; exec ",
+           TrainCommand("--set parallel.pipeline_parallel_size=1 --set parallel.schedule= "
+                        "--set parallel.placement= --set parallel.virtual_pipeline_size= "
+                        "--set parallel.recompute= --set compute.threads_per_rank=1000"))});
+  EXPECT_EQ(outcome.code, kDoesNotFit) << outcome.output;
+  EXPECT_THAT(outcome.output,
+              AllOf(HasSubstr("compute.threads_per_rank: "), HasSubstr(" of 1000 threads run")));
+}
+
+// Whoever shortens a corpus in use has its pages taken from under the program.
+class ShrinkingCorpusTest : public StrangeFilesTest, public ::testing::WithParamInterface<int> {};
+
+TEST_P(ShrinkingCorpusTest, EndsTrainingWithTheNameOfTheFileAfterASave) {
+  const int ranks = GetParam();
+  const std::string on_one =
+      "--set parallel.pipeline_parallel_size=1 --set parallel.schedule= --set parallel.placement= "
+      "--set parallel.virtual_pipeline_size= --set parallel.recompute= ";
+  const std::string launcher = ranks == 1 ? "" : absl::StrCat("tests/mpi/mpirun.sh ", ranks, " ");
+  const auto train = [&](int64_t steps) {
+    return launcher + TrainCommand(absl::StrCat(
+                          ranks == 1 ? on_one : "", "--set train.steps=", steps,
+                          " --set train.log_every_steps=1 ", "--set train.validate_every_steps=-1 ",
+                          "--set train.checkpoint_every_steps=1000000"));
+  };
+  RunningJob job(train(1'000'000));
+  ASSERT_TRUE(job.ReadUntil("train", 3)) << job.output();
+  fs::create_directories(folder_.Path("kept"));
+  for (const char* name : {"train.de-en.pairs", "train.en-fr.pairs"}) {
+    fs::copy(folder_.Path(absl::StrCat("corpus/", name)), folder_.Path("kept"));
+    fs::resize_file(folder_.Path(absl::StrCat("corpus/", name)), 0);
+  }
+  EXPECT_EQ(job.End(), kData) << job.output();
+  EXPECT_THAT(job.output(),
+              AllOf(HasSubstr(".pairs: it became shorter"), ::testing::Not(HasSubstr("is lost"))));
+
+  const auto files = MakePosixFileSystem();
+  const auto latest = FindLatest(*files, folder_.Path("run"));
+  ASSERT_TRUE(latest.ok() && latest->has_value()) << latest.status();
+  const int64_t saved = (*latest)->manifest.step();
+  EXPECT_GT(saved, 30);
+  EXPECT_GE(saved, job.last_step());
+
+  fs::copy(folder_.Path("kept"), folder_.Path("corpus"),
+           fs::copy_options::overwrite_existing | fs::copy_options::recursive);
+  RunningJob again(train(saved + 2));
+  EXPECT_EQ(again.End(), 0) << again.output();
+  EXPECT_THAT(again.output(), HasSubstr(absl::StrCat("continuing at step ", saved)));
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, ShrinkingCorpusTest, ::testing::Values(1, 2));
+
+}  // namespace
+}  // namespace deepnet
