@@ -1,8 +1,10 @@
 // libFuzzer's entry: `fuzzer --target=NAME [libFuzzer's flags] [FOLDER...]`. tests/fuzz/run.py
-// calls it.
+// calls it, and first `fuzzer --write-large=FOLDER`, which writes LargeInputs() there.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
+#include <string>
 #include <string_view>
 
 #include "tests/fuzz/inputs.h"
@@ -15,9 +17,17 @@ const deepnet::testing::FuzzTarget* chosen = nullptr;  // by the command line, o
 
 // The names and types of both functions are libFuzzer's. It passes over flags that begin with --.
 extern "C" int LLVMFuzzerInitialize(int* argc, char*** argv) {
-  constexpr std::string_view kFlag = "--target=";
+  constexpr std::string_view kFlag = "--target=", kWrite = "--write-large=";
   for (int i = 1; i < *argc; ++i) {
     const std::string_view word = (*argv)[i];
+    if (word.starts_with(kWrite)) {
+      int number = 0;
+      for (const std::string& input : deepnet::testing::LargeInputs()) {
+        std::ofstream(std::string(word.substr(kWrite.size())) + "/large" + std::to_string(number++))
+            << input;
+      }
+      std::exit(0);
+    }
     if (!word.starts_with(kFlag)) continue;
     for (const auto& target : deepnet::testing::FuzzTargets()) {
       if (target.name == word.substr(kFlag.size())) chosen = &target;

@@ -186,9 +186,9 @@ void HfConfigJson(std::string_view bytes) {
   if (config.ok()) ModelOfM2m(*config).status().IgnoreError();
 }
 
-// No plain text of 4,096 bytes, the longest of run.py, has more lines. A compressed one can have
-// millions, which would take seconds and find nothing new.
-constexpr int kMaxLines = 4096;
+// No plain text has more lines. A compressed one can have many millions, which would take seconds
+// and find nothing new.
+constexpr int kMaxLines = kMaxInputBytes;
 
 void Tsv(std::string_view bytes) {
   const std::string file = ScratchFolder().Write("x.tsv", bytes);
@@ -234,5 +234,46 @@ constexpr FuzzTarget kTargets[] = {
 }  // namespace
 
 std::span<const FuzzTarget> FuzzTargets() { return kTargets; }
+
+std::vector<std::string> LargeInputs() {
+  using std::string_literals::operator""s;
+  std::vector<std::string> inputs;
+  for (const std::string& piece : {"a{"s,
+                                   "a<"s,
+                                   "a:["s,
+                                   "a:[{b:"s,
+                                   "[a.b]{"s,
+                                   "model{"s,
+                                   "model{residual:X}\n"s,
+                                   "languages:\"a\""s,
+                                   "a:1 "s,
+                                   "a-"s,
+                                   "["s,
+                                   "{\"a\":"s,
+                                   "{\"model\":"s,
+                                   "[{\"a\":"s,
+                                   "{"s,
+                                   "}"s,
+                                   "\""s,
+                                   "\\"s,
+                                   "#"s,
+                                   "\n"s,
+                                   " "s,
+                                   "a"s,
+                                   "-"s,
+                                   ","s,
+                                   "model="s,
+                                   "model.a=["s,
+                                   "de\tx\ty\n"s,
+                                   "\x0b"s,
+                                   "\x0a\x02"s,
+                                   "\0"s,
+                                   "\xff"s,
+                                   "\xe4\xb8\xad"s}) {
+    std::string& input = inputs.emplace_back();
+    while (input.size() + piece.size() <= kMaxInputBytes) input += piece;
+  }
+  return inputs;
+}
 
 }  // namespace deepnet::testing

@@ -5,9 +5,13 @@
 #pragma once
 
 #include <span>
+#include <string>
 #include <string_view>
+#include <vector>
 
 namespace deepnet::testing {
+
+inline constexpr int kMaxInputBytes = 1 << 20;
 
 struct FuzzTarget {
   std::string_view name;  // that of its folder in corpus/
@@ -15,5 +19,10 @@ struct FuzzTarget {
 };
 
 std::span<const FuzzTarget> FuzzTargets();
+
+// Returns inputs of kMaxInputBytes, for every target: one piece again and again, such as the
+// beginning of a message inside of a message. What a reader does for each piece must not add up to
+// its stack, its memory or its time.
+std::vector<std::string> LargeInputs();
 
 }  // namespace deepnet::testing

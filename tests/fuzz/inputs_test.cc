@@ -6,8 +6,11 @@
 #include <set>
 #include <string>
 
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
 #include <gtest/gtest.h>
 
+#include "parallel/base/clock.h"
 #include "tests/trainer/data/temp_folder.h"
 
 namespace deepnet::testing {
@@ -33,6 +36,18 @@ TEST(FuzzedInputs, ExamplesOfEveryTargetAreReadWithoutACrash) {
     EXPECT_GT(examples, 0) << target.name;
   }
   EXPECT_TRUE(folders.empty()) << *folders.begin() << ": no such target";
+}
+
+TEST(FuzzedInputs, OfAMegabyteOfAnythingAreReadByEveryTargetInSeconds) {
+  for (const FuzzTarget& target : FuzzTargets()) {
+    for (const std::string& input : LargeInputs()) {
+      SCOPED_TRACE(absl::StrCat(std::string(target.name), " of \"",
+                                absl::CHexEscape(input.substr(0, 20)), "\""));
+      const double start = SecondsNow();
+      target.run(input);
+      EXPECT_LT(SecondsNow() - start, 10.0);
+    }
+  }
 }
 
 }  // namespace

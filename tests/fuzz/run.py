@@ -26,7 +26,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "tests/fuzz/corpus"
-MAX_BYTES = {"sentencepiece": 8192, "shard": 16384, "safetensors": 8192, "safetensors_index": 8192}  # else 4096
+MAX_BYTES = 1 << 20  # kMaxInputBytes of inputs.h
 MALLOC_MIB = {"lines": 129, "tsv": 129}  # else 64
 PRESENT = {  # files of the project that are examples, too
     "config_textproto": ["launch/recipes/quickstart.textproto", "launch/recipes/deepnet_1000l.textproto"],
@@ -46,10 +46,11 @@ def run_target(name, limits, build):
         present.mkdir()
         for path in PRESENT.get(name, []):
             (present / Path(path).name).write_bytes((ROOT / path).read_bytes())
+        subprocess.run([build / "tests/fuzz/fuzzer", f"--write-large={present}"], cwd=ROOT, check=True)
         command = [
             build / "tests/fuzz/fuzzer", f"--target={name}", *limits, "-timeout=10",
             f"-malloc_limit_mb={MALLOC_MIB.get(name, 64)}", "-rss_limit_mb=1024",
-            f"-max_len={MAX_BYTES.get(name, 4096)}", "-print_final_stats=1", "-verbosity=1",
+            f"-max_len={MAX_BYTES}", "-print_final_stats=1", "-verbosity=1",
             f"-artifact_prefix={build}/{name}-", grown, EXAMPLES / name, present,
         ]  # fmt: skip
         environment = dict(os.environ, TMPDIR=scratch, UBSAN_OPTIONS="halt_on_error=1:print_stacktrace=1")
