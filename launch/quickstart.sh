@@ -11,7 +11,8 @@
 # launch/recipes/quickstart.textproto), prepare, measure (15 seconds of training, to know how many
 # steps the minutes hold), train (a pipeline of two ranks under mpirun), evaluate, translate ten
 # sentences. What cannot be installed or fetched is left out and named at the end; without a network
-# it learns from launch/corpora/udhr.tsv.
+# it learns from launch/corpora/udhr.tsv. Where nvidia-smi shows a GPU it fetches LibTorch with CUDA
+# (and a CUDA 13 toolkit, if nvcc is missing), builds for that GPU alone, and trains there.
 # Run again, it keeps what is done: corpus, prepared data, and a run that has had its minutes.
 # Environment variables that name libraries in unusual places: launch/build.sh --help.
 set -euo pipefail
@@ -41,6 +42,7 @@ fi
 
 cd "$(dirname "$0")/.."
 source launch/stages.sh
+preset=release
 deepnet=build/release/deepnet
 
 recipe=launch/recipes/quickstart.textproto
@@ -118,14 +120,69 @@ All people have the right to life and freedom.
 TEXT
 }
 
-# Sets `train_command`: two ranks in a pipeline, a core each, where there are MPI and two cores; else
-# one process with all cores. Through mpirun a terminal looks like a pipe, so the bar is asked for.
+# Sets `gpus`, how many there are that CUDA 13 and the kernels know, and for which architectures to build.
+find_gpus() {
+  local capability
+  gpus=0
+  architectures=
+  while read -r capability; do
+    capability=${capability/./}
+    if ! [[ $capability =~ ^[0-9]+$ && $capability -ge 80 ]]; then
+      left_out+=("a GPU of compute capability '$capability': kernels need 8.0")
+      continue
+    fi
+    gpus=$((gpus + 1))
+    [[ ";$architectures;" == *";$capability-real;"* ]] || architectures+=${architectures:+;}$capability-real
+  done < <(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null || true)
+}
+
+# Sets `preset` and `deepnet` too: with CUDA where there is a GPU and all that it needs can be had.
+get_libraries() {
+  local with=--cuda
+  find_gpus
+  if [[ $gpus -gt 0 ]] && ! has_nvcc; then
+    with=--cuda-toolkit
+    unset CUDACXX CUDAToolkit_ROOT  # of another release
+  fi
+  if [[ $gpus -gt 0 && -n ${DEEPNET_TORCH_ROOT:-} ]] &&
+    ! [[ $with == --cuda && -e $DEEPNET_TORCH_ROOT/lib/libtorch_cuda.so ]]; then
+    left_out+=("the GPU: DEEPNET_TORCH_ROOT is without CUDA, or there is no CUDA 13 toolkit")
+    gpus=0
+  elif [[ $gpus -gt 0 ]] && ! get_libtorch "$with"; then
+    left_out+=("the GPU: LibTorch with CUDA could not be fetched")
+    gpus=0
+  fi
+  if [[ $gpus -eq 0 ]]; then
+    get_libtorch
+    return
+  fi
+  preset=cuda
+  deepnet=build/cuda/deepnet
+  export CUDAARCHS=$architectures
+  note "$gpus GPU(s): building for $architectures"
+}
+
+# Sets `train_command`: two ranks in a pipeline, a core or a GPU each, where there are MPI and two of
+# them; else one process with one GPU or all cores. Through mpirun a terminal looks like a pipe, so the
+# bar is asked for.
 choose_ranks() {
+  local devices
+  devices=$(nproc)
+  if [[ $gpus -gt 0 ]]; then
+    if "$deepnet" doctor --set compute.device=cuda; then
+      devices=$gpus
+      settings+=(--set compute.device=cuda)
+      note "training on the GPU, or a GPU a rank"
+    else
+      left_out+=("the GPU: doctor names something, above; trained on the CPU")
+      settings+=(--set compute.device=cpu)
+    fi
+  fi
   train_command=("$deepnet" train "${settings[@]}")
   # All of ldd's output is read: grep -q would end at the first line that fits, and ldd by SIGPIPE.
   if ! command -v mpirun >/dev/null || [[ $(ldd "$deepnet") != *libmpi* ]]; then
     left_out+=("MPI: trained in one process instead of a pipeline of two ranks")
-  elif [[ $(nproc) -ge 2 ]]; then
+  elif [[ $devices -ge 2 ]]; then
     # Open MPI: as root too, and without binding or counting cores.
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
     export OMPI_MCA_hwloc_base_binding_policy=none OMPI_MCA_rmaps_base_oversubscribe=1
@@ -210,8 +267,8 @@ translate_ten() {
 }
 
 stage "packages" get_packages "$install"
-stage "LibTorch" get_libtorch
-stage "build" launch/build.sh deepnet
+stage "LibTorch" get_libraries
+stage "build" launch/build.sh --preset "$preset" deepnet
 stage "corpus" get_corpus
 
 model=runs/$name/model

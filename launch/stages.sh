@@ -55,3 +55,15 @@ get_libtorch() {
     return 1
   fi
 }
+
+# has_nvcc: the first compiler that a build with CUDA finds is of a CUDA 13 toolkit.
+has_nvcc() {
+  local nvcc
+  for nvcc in "${CUDACXX:-}" "${XDG_CACHE_HOME:-$HOME/.cache}"/deepnet/libtorch-*/nvidia/cu13/bin/nvcc \
+    "$(command -v nvcc || true)" /usr/local/cuda/bin/nvcc; do
+    [[ -x $nvcc ]] || continue
+    [[ $("$nvcc" --version) == *"release 13."* ]]
+    return
+  done
+  return 1
+}

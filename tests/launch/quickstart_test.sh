@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # launch/quickstart.sh among stand-ins for the programs it starts. An ldd that goes on writing after it
 # has named MPI must not make the run go on without MPI; and a folder `trial` that somebody keeps there stays.
+# Where nvidia-smi shows a GPU, what is fetched, built and started is for that GPU; where doctor refuses it, the
+# run goes on without.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
-mkdir -p "$folder"/{bin,launch/recipes,build/release,corpus/de-en,runs/quickstart-corpus/trial/mine}
+mkdir -p "$folder"/{bin,launch/recipes,build/release,build/cuda,corpus/de-en,runs/quickstart-corpus/trial/mine}
 cp launch/quickstart.sh launch/stages.sh "$folder/launch"
 cp launch/recipes/quickstart.textproto "$folder/launch/recipes"
 
@@ -15,18 +17,47 @@ stand_in() {
   { echo '#!/bin/sh'; cat; } >"$folder/$1"
   chmod +x "$folder/$1"
 }
-stand_in launch/build.sh <<<'exit 0'
+stand_in launch/fetch_libtorch.sh <<<'echo "fetched $@"'
+stand_in launch/build.sh <<<'echo "built $@ for $CUDAARCHS"'
 stand_in build/release/deepnet <<<'mkdir -p runs/quickstart-corpus; [ "$1" != translate ] || cat'
+stand_in build/cuda/deepnet <<<'mkdir -p runs/quickstart-corpus; [ "$1" != doctor ] || exit $DOCTOR; [ "$1" != translate ] || cat'
 stand_in bin/ldd <<<'echo libmpi.so.40; seq 200000'
 stand_in bin/mpirun <<<'shift 2; exec "$@"'
 stand_in bin/nproc <<<'echo 2'
+stand_in bin/nvcc <<<'echo "Cuda compilation tools, release $NVCC"'
+stand_in bin/nvidia-smi <<<'[ -n "$GPUS" ] || exit 9; printf "$GPUS"'
 
-output=$(PATH="$folder/bin:$PATH" DEEPNET_TORCH_ROOT=. "$folder/launch/quickstart.sh" --no-install \
-  --corpus "$folder/corpus" --minutes 1 2>&1) || { echo "$output"; exit 1; }
-for wanted in "mpirun -n 2 build/release/deepnet train" "exit status 0"; do
-  [[ $output == *"$wanted"* ]] || { echo "$output"; echo "missing: $wanted"; exit 1; }
-done
+# run NAME=VALUE...: the output of all of it, and its exit status.
+run() {
+  output=$(env -u DEEPNET_TORCH_ROOT PATH="$folder/bin:$PATH" XDG_CACHE_HOME="$folder" CUDACXX="$folder/bin/nvcc" \
+    DOCTOR=0 "$@" "$folder/launch/quickstart.sh" --no-install --corpus "$folder/corpus" --minutes 1 2>&1) ||
+    { echo "$output"; exit 1; }
+}
+has() { for wanted in "$@"; do [[ $output == *"$wanted"* ]] || { echo "$output"; echo "missing: $wanted"; exit 1; }; done; }
+lacks() { for unwanted in "$@"; do [[ $output != *"$unwanted"* ]] || { echo "$output"; echo "there is: $unwanted"; exit 1; }; done; }
+
+run NVCC=13.0 GPUS=
+has $'fetched \n' "built --preset release deepnet for" "mpirun -n 2 build/release/deepnet train" "exit status 0"
+lacks "left out" compute.device
 [[ $(ls "$folder/runs/quickstart-corpus") == $'scores.txt\nten.de\nten.en\ntrial' ]] ||
   { ls "$folder/runs/quickstart-corpus"; exit 1; }
 [[ -d $folder/runs/quickstart-corpus/trial/mine ]] || { echo "somebody's folder is gone"; exit 1; }
-[[ $output != *"left out MPI"* ]] || { echo "$output"; exit 1; }
+
+run NVCC=13.0 GPUS='9.0\n'
+has $'fetched --cuda\n' "built --preset cuda deepnet for 90-real" "training on the GPU" \
+  "   build/cuda/deepnet train" compute.device=cuda
+lacks "left out" "mpirun -n"
+
+run NVCC=12.4 GPUS='8.0\n9.0\n9.0\n'
+has $'fetched --cuda-toolkit\n' "built --preset cuda deepnet for 80-real;90-real" "mpirun -n 2 build/cuda/deepnet train"
+lacks "left out"
+
+run NVCC=13.0 GPUS='9.0\n' DOCTOR=3
+has "left out the GPU" compute.device=cpu "mpirun -n 2 build/cuda/deepnet train"
+
+run NVCC=13.0 GPUS='7.5\n'
+has $'fetched \n' "left out a GPU of compute capability '75'" "build/release/deepnet train"
+
+run NVCC=13.0 GPUS='9.0\n' DEEPNET_TORCH_ROOT=.
+has "left out the GPU" "build/release/deepnet train"
+lacks "fetched"
