@@ -84,7 +84,7 @@ if(DEEPNET_CUDA)
   # The NCCL that libtorch_cuda loads: its headers and its library must be of one version.
   find_path(DEEPNET_NCCL_INCLUDE nccl.h HINTS ${DEEPNET_TORCH_ROOT}/../nvidia/nccl/include
             ${CUDAToolkit_INCLUDE_DIRS})
-  find_library(DEEPNET_NCCL_LIBRARY NAMES nccl libnccl.so.2
+  find_library(DEEPNET_NCCL_LIBRARY NAMES nccl libnccl.so.2 NAMES_PER_DIR
                HINTS ${DEEPNET_TORCH_ROOT}/../nvidia/nccl/lib ${CUDAToolkit_LIBRARY_DIR}
                ${CUDAToolkit_ROOT}/lib)
   if(DEEPNET_NCCL_INCLUDE AND DEEPNET_NCCL_LIBRARY)

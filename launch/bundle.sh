@@ -35,7 +35,7 @@ out=${out:-$name.tar.gz}
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-cmake --install "build/$preset" --prefix "$work/$name" --strip >/dev/null
+cmake --install "build/$preset" --prefix "$work/$name" >/dev/null
 ln -s share/deepnet/README.md "$work/$name/README.md"
 tar -C "$work" --owner 0 --group 0 --sort name -cf - "$name" | gzip -1 >"$out"
 echo "the largest files, MiB:"

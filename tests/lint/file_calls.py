@@ -125,6 +125,7 @@ REASONS = {
     },
     "launch/lab/runs.py": {"rmtree(run": "the run folder of a point, which lab.py has made"},
     "launch/quickstart.sh": {"rm -rf \"$trial\"": "mktemp"},
+    "launch/wheel.sh": {"rm -rf \"$work\"": "mktemp", "mv \"$work/deepnet/share\"": "mktemp"},
     "launch/slurm/run.sh": {"rm -f \"$rank_logs/failures\"": "written by the job's ranks"},
 }
 
