@@ -22,7 +22,7 @@ constexpr char kDefaults[] = R"(
     checkpoint_every_steps: 1000 validate_every_steps: 1000 validate_sentences: 200
     keep_checkpoints: 3 log_every_steps: 10 tensorboard: true sample_translations: 3
   }
-  decode { beam_size: 5 length_penalty: 1 max_tokens: 200 batch_tokens: 2000 nbest: 1 }
+  decode { beam_size: 5 length_penalty: 1 max_tokens: 200 nbest: 1 }
   prepare {
     cleaning { max_sentence_tokens: 250 max_length_ratio: 3 }
     tokenizer {

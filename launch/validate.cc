@@ -681,7 +681,7 @@ void CheckDecode(const RunSpec& run, Mistakes* mistakes) {
   fields.AtLeast(0, "length_penalty");
   fields.AtLeast(1, "max_tokens");
   fields.AtLeast(0, "max_ratio", "must be above 0, or 0: off");
-  fields.AtLeast(1, "batch_tokens");
+  fields.AtLeast(0, "batch_tokens", "must be at least 1, or 0: as the device likes");
   fields.AtMost(kMaxBatchTokens, "batch_tokens");
   const bool has_nbest = fields.AtLeast(1, "nbest") && fields.AtMost(kMaxHypotheses, "nbest");
   fields.AtLeast(0, "sampling_temperature", "must be above 0, or 0: search");

@@ -1,15 +1,18 @@
 #include "trainer/bench.h"
 
 #include <algorithm>
-#include <limits>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include <google/protobuf/struct.pb.h>
 #include <google/protobuf/util/json_util.h>
 
@@ -24,6 +27,7 @@
 #include "parallel/plan/planner.h"
 #include "parallel/plan/roofline.h"
 #include "trainer/data/batcher.h"
+#include "trainer/decode/batch_limits.h"
 #include "trainer/decode/model_scorer.h"
 #include "trainer/decode/search.h"
 #include "trainer/decode/translator.h"
@@ -41,20 +45,21 @@ namespace {
 
 struct Shape {
   const char* name;
-  int layers, width, ffn, heads, target_tokens;
+  int layers, width, ffn, heads, target_tokens, vocabulary;
 };
 
-constexpr Shape kShapes[] = {{"A", 6, 256, 1024, 4, 2000},
-                             {"B", 18, 256, 1024, 4, 2000},
-                             {"C", 100, 64, 128, 2, 2000},
-                             {"D", 500, 64, 128, 2, 500}};
-constexpr int64_t kVocabulary = 8000;
+constexpr Shape kShapes[] = {
+    {"A", 6, 256, 1024, 4, 2000, 8000},         {"B", 18, 256, 1024, 4, 2000, 8000},
+    {"C", 100, 64, 128, 2, 2000, 8000},         {"D", 500, 64, 128, 2, 500, 8000},
+    {"paper", 500, 512, 2048, 8, 4096, 250002}, {"paper-100", 100, 512, 2048, 8, 4096, 250002}};
 constexpr int kWarmUpSteps = 3;                          // of a GPU
+constexpr int kGraphWarmUpSteps = 6;                     // which are also recorded and compared
 constexpr int64_t kMaxLengthsBytes = int64_t{64} << 20;  // of a file of sentence lengths
 
 // Returns microbatches as full as the capacity allows; repeats the lengths if there are few.
 absl::StatusOr<std::vector<Microbatch>> MakeBatches(const StepBenchOptions& options,
-                                                    const MicrobatchSpec& capacity) {
+                                                    const RunSpec& run) {
+  const MicrobatchSpec& capacity = run.data().microbatch();
   ASSIGN_OR_RETURN(auto lengths, ReadBenchLengths(options.lengths_file));
   std::erase_if(lengths, [&](const std::pair<int, int>& pair) {
     return pair.first > capacity.max_source_tokens() || pair.second > capacity.max_target_tokens();
@@ -72,7 +77,7 @@ absl::StatusOr<std::vector<Microbatch>> MakeBatches(const StepBenchOptions& opti
   return MakeBenchMicrobatches(
       lengths,
       {capacity.max_source_tokens(), capacity.max_target_tokens(), capacity.max_sentences()},
-      static_cast<int32_t>(kVocabulary), /*seed=*/1);
+      static_cast<int32_t>(run.model().vocabulary_size()), /*seed=*/1);
 }
 
 // One rank that trains alone.
@@ -81,7 +86,7 @@ class Trainee {
   static absl::StatusOr<Trainee> Make(const RunSpec& run, const RecomputeChoice& recompute,
                                       Communicator& alone, bool traced = false) {
     const Inventory whole = Describe(run.model(), run.data().microbatch());
-    Plan plan = LonePlan(whole, 1);
+    Plan plan = LonePlan(whole, run.data().global_microbatches());
     plan.mutable_chunks(0)->set_recompute(recompute.level);
     plan.mutable_chunks(0)->set_recompute_segment(recompute.segment);
     Trainee trainee;
@@ -103,7 +108,9 @@ class Trainee {
 
   // Takes the steps before the first that counts: a GPU chooses the algorithms of its products.
   absl::Status WarmUp(const StepBatch& batch) {
-    const int steps = context_->model->parameters().gradient().is_cpu() ? 1 : kWarmUpSteps;
+    const bool on_cpu = context_->model->parameters().gradient().is_cpu();
+    const int on_gpu = context_->ops->HasGraphs() ? kGraphWarmUpSteps : kWarmUpSteps;
+    const int steps = on_cpu ? 1 : on_gpu;
     for (int i = 0; i < steps; ++i) RETURN_IF_ERROR(Step(batch).status());
     return absl::OkStatus();
   }
@@ -129,17 +136,25 @@ struct Measured {
 
 bool IsOnDevice(const RunSpec& run) { return run.compute().device() != "cpu"; }
 
-StepBatch BatchOf(const std::vector<Microbatch>& batches, int i) {
-  const Microbatch& batch = batches[static_cast<size_t>(i) % batches.size()];
-  return {{batch}, batch.num_source_tokens, batch.num_target_tokens};
+// Returns the microbatches of step `i`.
+StepBatch BatchOf(const std::vector<Microbatch>& batches, const RunSpec& run, int i) {
+  const int count = run.data().global_microbatches();
+  StepBatch step;
+  for (int m = 0; m < count; ++m) {
+    const Microbatch& batch = batches[static_cast<size_t>(i * count + m) % batches.size()];
+    step.microbatches.push_back(batch);
+    step.num_source_tokens += batch.num_source_tokens;
+    step.num_target_tokens += batch.num_target_tokens;
+  }
+  return step;
 }
 
 absl::StatusOr<Measured> MeasureSteps(const StepBenchOptions& options, const RunSpec& run) {
-  ASSIGN_OR_RETURN(const auto batches, MakeBatches(options, run.data().microbatch()));
+  ASSIGN_OR_RETURN(const auto batches, MakeBatches(options, run));
   SelfCommunicator alone;
   Measured measured;
   ASSIGN_OR_RETURN(Trainee trainee, Trainee::Make(run, options.recompute, alone));
-  RETURN_IF_ERROR(trainee.WarmUp(BatchOf(batches, 0)));
+  RETURN_IF_ERROR(trainee.WarmUp(BatchOf(batches, run, 0)));
   measured.peak_bytes = PeakResidentBytes();
   if (IsOnDevice(run)) {
     measured.peak_device_bytes = TensorMemory(run.compute().device()).peak_bytes();
@@ -152,10 +167,10 @@ absl::StatusOr<Measured> MeasureSteps(const StepBenchOptions& options, const Run
           "--recompute compares with a twin, which is there on CPUs only");
     }
     ASSIGN_OR_RETURN(twin, Trainee::Make(run, {}, alone));
-    RETURN_IF_ERROR(twin->WarmUp(BatchOf(batches, 0)));
+    RETURN_IF_ERROR(twin->WarmUp(BatchOf(batches, run, 0)));
   }
   for (int i = 1; i <= options.steps; ++i) {
-    const StepBatch batch = BatchOf(batches, i);
+    const StepBatch batch = BatchOf(batches, run, i);
     ASSIGN_OR_RETURN(const double took, trainee.Step(batch));
     measured.seconds.push_back(took);
     measured.rates.push_back((batch.num_source_tokens + batch.num_target_tokens) / took);
@@ -173,6 +188,9 @@ std::string NameOf(const std::string& shape, const BenchSize& size) {
   if (size.layers > 0) absl::StrAppend(&name, " layers=", size.layers);
   if (size.width > 0) absl::StrAppend(&name, " width=", size.width);
   if (size.tokens > 0) absl::StrAppend(&name, " tokens=", size.tokens);
+  if (size.residual != RESIDUAL_UNSPECIFIED) {
+    absl::StrAppend(&name, " residual=", Residual_Name(size.residual));
+  }
   return name;
 }
 
@@ -185,6 +203,13 @@ absl::StatusOr<RunSpec> ResolvedRunOf(const std::string& shape, const BenchSize&
   *run.mutable_compute() = ResolveCompute(compute);
   run.mutable_compute()->set_attention(ChooseAttention(run.model(), run.compute()));
   RETURN_IF_ERROR(CheckCompute(run.compute()));
+  return run;
+}
+
+absl::StatusOr<RunSpec> StepRunOf(const StepBenchOptions& options) {
+  ASSIGN_OR_RETURN(RunSpec run, ResolvedRunOf(options.shape, options.size, options.compute,
+                                              options.device_model));
+  run.mutable_data()->set_global_microbatches(options.microbatches);
   return run;
 }
 
@@ -210,38 +235,118 @@ absl::StatusOr<BenchRecord> MakeRecord(const std::string& name, double gflops, c
   return record;
 }
 
+// Describes a run's model with the work of a GPU, whatever computes it.
+Inventory WorkOf(const RunSpec& run) {
+  Inventory inventory = Describe(run.model(), run.data().microbatch());
+  ComputeSpec compute = run.compute();
+  compute.set_device("cuda");
+  DescribeWork(run.model(), run.data().microbatch(), compute, inventory);
+  return inventory;
+}
+
+// Calls `use` with each kernel of a full microbatch.
+void ForEachKernel(const Inventory& inventory, const std::function<void(const KernelWork&)>& use) {
+  for (const Layer& layer : inventory.layers) {
+    const LayerWork& work = inventory.work[layer.work];
+    for (const auto* kernels : {&work.forward, &work.backward_input, &work.backward_weight}) {
+      for (const KernelWork& kernel : *kernels) use(kernel);
+    }
+  }
+}
+
+std::string NameOf(const std::string& label, ProductForm form) {
+  switch (form) {
+    case ProductForm::kForward:
+      return label + " forward";
+    case ProductForm::kInputGradient:
+      return label + " input gradient";
+    case ProductForm::kWeightGradient:
+      return label + " weight gradient";
+    case ProductForm::kNone:
+      break;
+  }
+  return label;
+}
+
+// The names of products by what a trace shows of them. Those of one form with weights of one shape
+// have one name, of all their labels.
+class ProductNames {
+ public:
+  explicit ProductNames(const Inventory& inventory) {
+    ForEachKernel(inventory, [&](const KernelWork& kernel) {
+      if (kernel.form == ProductForm::kNone) return;
+      std::set<std::string>& labels = labels_[KeyOf(kernel.form, kernel)];
+      labels.insert(kernel.label);
+    });
+  }
+
+  template <typename Product>
+  std::string Of(ProductForm form, const Product& product) const {
+    const auto found = labels_.find(KeyOf(form, product));
+    return NameOf(found == labels_.end() ? "other" : absl::StrJoin(found->second, ", "), form);
+  }
+
+ private:
+  // Without the rows of a microbatch, which may be fewer than its capacity.
+  using Key = std::tuple<ProductForm, int64_t, int64_t>;
+  template <typename Product>
+  static Key KeyOf(ProductForm form, const Product& product) {
+    const bool of_weights = form == ProductForm::kWeightGradient;
+    return {form, of_weights ? product.rows : product.depth, product.columns};
+  }
+
+  std::map<Key, std::set<std::string>> labels_;
+};
+
 // Adds what the roofline predicts for the kernels of a full microbatch, and `plan` for the step, if
 // the GPU is in the table.
-void AddPredictions(const RunSpec& run, KernelsRecord& record) {
+void AddPredictions(const RunSpec& run, const ProductNames& names, KernelsRecord& record) {
   const std::string model = DeviceModelOf(run.cluster().device_model(), record.device());
   const auto device = FindDeviceModel(model);
   if (!IsOnDevice(run) || model.empty() || !device.ok()) return;
   record.set_device_model(device->name());
-  Inventory inventory = Describe(run.model(), run.data().microbatch());
-  DescribeWork(run.model(), run.data().microbatch(), run.compute(), inventory);
-  std::map<std::string, double> seconds;
-  for (const Layer& layer : inventory.layers) {
-    const LayerWork& work = inventory.work[layer.work];
-    for (const auto* kernels : {&work.forward, &work.backward_input, &work.backward_weight}) {
-      for (const KernelWork& kernel : *kernels) {
-        seconds[kernel.name] += TimeOf(kernel, *device, run.compute().dtype()).seconds;
-      }
-    }
-  }
+  const Inventory inventory = WorkOf(run);
+  const int microbatches = run.data().global_microbatches();
+  std::map<std::string, double> seconds;  // by the names of kernels and of products
+  ForEachKernel(inventory, [&](const KernelWork& kernel) {
+    const double of_step = microbatches * TimeOf(kernel, *device, run.compute().dtype()).seconds;
+    seconds[kernel.name] += of_step;
+    if (kernel.form != ProductForm::kNone) seconds[names.Of(kernel.form, kernel)] += of_step;
+  });
   ClusterSpec cluster = run.cluster();
   cluster.set_device_model(model);
-  DataSpec data = run.data();
-  data.set_global_microbatches(1);
   ParallelSpec parallel;
   parallel.set_recompute(NONE);
-  const auto plan = MakePlan(inventory, data, run.optim(), run.compute(), cluster, parallel);
+  const auto plan = MakePlan(inventory, run.data(), run.optim(), run.compute(), cluster, parallel);
   record.set_predicted_seconds_per_step(plan.ok() ? plan->step_seconds() : 0.0);
-  for (KernelRecord& kernel : *record.mutable_kernels()) {
-    kernel.set_predicted_seconds_per_step(seconds[kernel.name()]);
+  for (auto* const kernels : {record.mutable_kernels(), record.mutable_products()}) {
+    for (KernelRecord& kernel : *kernels) {
+      kernel.set_predicted_seconds_per_step(seconds[kernel.name()]);
+    }
   }
 }
 
-constexpr int kRowsPerPass = 512;    // hypotheses computed together
+// The product that `kernel` is, with what follows it.
+ProductTask TaskOf(const RunSpec& run, const KernelWork& kernel, int repeats) {
+  const DataType dtype = run.compute().dtype();
+  const double operand = dtype == FLOAT32 ? sizeof(float) : sizeof(uint16_t);
+  const bool of_loss = kernel.label == "logits";
+  const bool by_relu = (kernel.label == "fc1" && kernel.form == ProductForm::kForward) ||
+                       (kernel.label == "fc2" && kernel.form == ProductForm::kInputGradient);
+  return {.shape = {kernel.form, kernel.rows, kernel.columns, kernel.depth},
+          .operand = dtype == FLOAT32    ? native::Element::kFloat32
+                     : dtype == BFLOAT16 ? native::Element::kBfloat16
+                                         : native::Element::kFloat16,
+          .float_result = kernel.result_bytes != operand || dtype == FLOAT32,
+          .accumulate = kernel.result_bytes == 2 * sizeof(float),
+          .bias = !of_loss && HasBiases(run.model()),
+          .relu = by_relu && run.model().activation() != GELU,
+          // A row of a forward product may not depend on how many rows there are.
+          .may_split = kernel.form == ProductForm::kWeightGradient ||
+                       (of_loss && kernel.form == ProductForm::kInputGradient),
+          .repeats = repeats};
+}
+
 constexpr int kWarmUpSentences = 8;  // searched before the clock starts
 constexpr int32_t kFirstPiece = 4;   // ids below are special
 
@@ -313,13 +418,13 @@ std::vector<int32_t> RandomSource(uint64_t seed, int sentence, int tokens, int64
 }
 
 // Returns the seconds that the searches of sentences with these {source, target} tokens take.
-double SearchSeconds(const RunSpec& run, const DecodeBenchOptions& options,
-                     FixedLengthScorer& scorer, std::span<const std::pair<int, int>> lengths) {
+double SearchSeconds(const RunSpec& run, const BatchLimits& limits, FixedLengthScorer& scorer,
+                     std::span<const std::pair<int, int>> lengths) {
   std::vector<int> source_lengths;
   for (const auto& [source, target] : lengths) source_lengths.push_back(source);
   double seconds = 0.0;
   for (const std::vector<int>& indices :
-       PlanBatches(source_lengths, options.batch_tokens, std::numeric_limits<int64_t>::max())) {
+       PlanBatches(source_lengths, limits.batch_tokens, limits.max_sentences)) {
     SearchBatch batch;
     std::vector<int> targets;
     for (const int i : indices) {
@@ -330,7 +435,7 @@ double SearchSeconds(const RunSpec& run, const DecodeBenchOptions& options,
     scorer.SetTargets(std::move(targets));
     const double start = SecondsNow();
     Search(scorer, batch,
-           {.beam_size = options.beam_size,
+           {.beam_size = run.decode().beam_size(),
             .max_tokens = static_cast<int>(run.model().max_positions()) - 1});
     seconds += SecondsNow() - start;
   }
@@ -344,7 +449,6 @@ absl::Status CheckOptions(const DecodeBenchOptions& options) {
   };
   if (options.sentences < 1) return bad("sentences");
   if (options.beam_size < 1) return bad("beam");
-  if (options.batch_tokens < 1) return bad("batch_tokens");
   return absl::OkStatus();
 }
 
@@ -395,11 +499,12 @@ absl::StatusOr<RunSpec> BenchRun(const std::string& shape, const BenchSize& size
     model.set_d_model(s.width);
     model.set_ffn_dim(s.ffn);
     model.set_num_heads(s.heads);
-    model.set_residual(DEEPNORM);
-    model.set_vocabulary_size(kVocabulary);
+    model.set_residual(size.residual == RESIDUAL_UNSPECIFIED ? DEEPNORM : size.residual);
+    model.set_vocabulary_size(s.vocabulary);
     model.set_max_positions(1024);
     model.set_dropout(0.1);
     model.set_layer_norm_epsilon(1e-5);
+    run.mutable_data()->set_global_microbatches(1);
     run.mutable_data()->mutable_microbatch()->set_max_source_tokens(s.target_tokens);
     run.mutable_data()->mutable_microbatch()->set_max_target_tokens(s.target_tokens);
     run.mutable_data()->mutable_microbatch()->set_max_sentences(s.target_tokens / 4);
@@ -412,14 +517,13 @@ absl::StatusOr<RunSpec> BenchRun(const std::string& shape, const BenchSize& size
     optim.set_label_smoothing(0.1);
     return run;
   }
-  return WithExitCode(
-      absl::InvalidArgumentError(absl::StrCat("shape: \"", shape, "\": not one of A, B, C, D")),
-      ExitCode::kBadConfig);
+  return WithExitCode(absl::InvalidArgumentError(absl::StrCat(
+                          "shape: \"", shape, "\": not one of A, B, C, D, paper, paper-100")),
+                      ExitCode::kBadConfig);
 }
 
 absl::StatusOr<BenchRecord> BenchStep(const StepBenchOptions& options) {
-  ASSIGN_OR_RETURN(const RunSpec run, ResolvedRunOf(options.shape, options.size, options.compute,
-                                                    options.device_model));
+  ASSIGN_OR_RETURN(const RunSpec run, StepRunOf(options));
   ASSIGN_OR_RETURN(const Measured measured, MeasureSteps(options, run));
   const std::vector<double>& rates = measured.rates;
   ASSIGN_OR_RETURN(BenchRecord record,
@@ -440,27 +544,32 @@ absl::StatusOr<BenchRecord> BenchStep(const StepBenchOptions& options) {
 }
 
 absl::StatusOr<KernelsRecord> BenchKernels(const StepBenchOptions& options) {
-  ASSIGN_OR_RETURN(const RunSpec run, ResolvedRunOf(options.shape, options.size, options.compute,
-                                                    options.device_model));
-  ASSIGN_OR_RETURN(const auto batches, MakeBatches(options, run.data().microbatch()));
+  ASSIGN_OR_RETURN(const RunSpec run, StepRunOf(options));
+  ASSIGN_OR_RETURN(const auto batches, MakeBatches(options, run));
   SelfCommunicator alone;
   ASSIGN_OR_RETURN(Trainee trainee, Trainee::Make(run, options.recompute, alone, /*traced=*/true));
-  RETURN_IF_ERROR(trainee.WarmUp(BatchOf(batches, 0)));
+  RETURN_IF_ERROR(trainee.WarmUp(BatchOf(batches, run, 0)));
   trainee.traced().StartTrace();
   double seconds = 0.0;
   for (int i = 1; i <= options.steps; ++i) {
-    ASSIGN_OR_RETURN(const double took, trainee.Step(BatchOf(batches, i)));
+    ASSIGN_OR_RETURN(const double took, trainee.Step(BatchOf(batches, run, i)));
     seconds += took;
   }
   struct Times {
     int64_t calls = 0;
     double seconds = 0.0;
+
+    void Add(const TimedKernel& kernel) {
+      ++calls;
+      seconds += kernel.end - kernel.start;
+    }
   };
-  std::map<std::string, Times> of_name;
+  const ProductNames names(WorkOf(run));
+  std::map<std::string, Times> of_name, of_product;
   for (const TimedKernel& kernel : trainee.traced().TakeTrace()) {
-    Times& times = of_name[kernel.name];
-    ++times.calls;
-    times.seconds += kernel.end - kernel.start;
+    of_name[kernel.name].Add(kernel);
+    const ProductShape& product = kernel.product;
+    if (product.form != ProductForm::kNone) of_product[names.Of(product.form, product)].Add(kernel);
   }
   KernelsRecord record;
   record.set_name(absl::StrCat("kernels/", NameOf(options.shape, options.size)));
@@ -468,23 +577,75 @@ absl::StatusOr<KernelsRecord> BenchKernels(const StepBenchOptions& options) {
   record.set_dtype(DataType_Name(run.compute().dtype()));
   record.set_threads(run.compute().threads_per_rank());
   record.set_seconds_per_step(seconds / options.steps);
-  for (const auto& [name, times] : of_name) {
-    KernelRecord& kernel = *record.add_kernels();
-    kernel.set_name(name);
-    kernel.set_calls_per_step(static_cast<double>(times.calls) / options.steps);
-    kernel.set_seconds_per_call(times.seconds / static_cast<double>(times.calls));
-    kernel.set_share(times.seconds / seconds);
+  const auto list = [&](const std::map<std::string, Times>& all, auto& kernels) {
+    for (const auto& [name, times] : all) {
+      KernelRecord& kernel = *kernels.Add();
+      kernel.set_name(name);
+      kernel.set_calls_per_step(static_cast<double>(times.calls) / options.steps);
+      kernel.set_seconds_per_call(times.seconds / static_cast<double>(times.calls));
+      kernel.set_share(times.seconds / seconds);
+    }
+    std::sort(kernels.begin(), kernels.end(),
+              [](const KernelRecord& a, const KernelRecord& b) { return a.share() > b.share(); });
+  };
+  list(of_name, *record.mutable_kernels());
+  list(of_product, *record.mutable_products());
+  AddPredictions(run, names, record);
+  return record;
+}
+
+absl::StatusOr<ProductsRecord> BenchProducts(const ProductsBenchOptions& options) {
+  ASSIGN_OR_RETURN(const RunSpec run,
+                   ResolvedRunOf(options.shape, options.size, options.compute, ""));
+  ProductsRecord record;
+  record.set_name(absl::StrCat("products/", NameOf(options.shape, options.size)));
+  ASSIGN_OR_RETURN(*record.mutable_device(), DeviceName(run));
+  record.set_dtype(DataType_Name(run.compute().dtype()));
+  record.set_threads(run.compute().threads_per_rank());
+  record.set_repeats(options.repeats);
+  std::vector<std::pair<KernelWork, int>> products;  // with its calls
+  ForEachKernel(WorkOf(run), [&](const KernelWork& kernel) {
+    if (kernel.form == ProductForm::kNone) return;
+    const auto same = std::find_if(products.begin(), products.end(), [&](const auto& other) {
+      return other.first.label == kernel.label && other.first.form == kernel.form &&
+             other.first.rows == kernel.rows && other.first.columns == kernel.columns &&
+             other.first.depth == kernel.depth && other.first.result_bytes == kernel.result_bytes;
+    });
+    if (same != products.end()) {
+      same->second += kernel.launches;
+    } else {
+      products.emplace_back(kernel, kernel.launches);
+    }
+  });
+  for (const auto& [kernel, calls] : products) {
+    ProductRecord& product = *record.add_products();
+    product.set_name(NameOf(kernel.label, kernel.form));
+    product.set_rows(kernel.rows);
+    product.set_columns(kernel.columns);
+    product.set_depth(kernel.depth);
+    product.set_calls_per_step(calls);
+    for (const ProductWay& way : TimeProduct(run.compute(), TaskOf(run, kernel, options.repeats))) {
+      ProductTime& time = *product.add_ways();
+      time.set_way(way.name);
+      time.set_seconds_per_call(way.seconds);
+      time.set_algorithm(way.algorithm);
+      time.set_candidates(way.candidates);
+      time.set_unequal(way.unequal);
+    }
   }
-  std::sort(record.mutable_kernels()->begin(), record.mutable_kernels()->end(),
-            [](const KernelRecord& a, const KernelRecord& b) { return a.share() > b.share(); });
-  AddPredictions(run, record);
+  const auto of_step = [](const ProductRecord& product) {
+    return product.calls_per_step() * product.ways(0).seconds_per_call();
+  };
+  std::stable_sort(
+      record.mutable_products()->begin(), record.mutable_products()->end(),
+      [&](const ProductRecord& a, const ProductRecord& b) { return of_step(a) > of_step(b); });
   return record;
 }
 
 absl::StatusOr<BenchRecord> BenchDecode(const DecodeBenchOptions& options) {
   RETURN_IF_ERROR(CheckOptions(options));
   ASSIGN_OR_RETURN(auto lengths, ReadBenchLengths(options.lengths_file));
-  ASSIGN_OR_RETURN(const RunSpec run,
+  ASSIGN_OR_RETURN(RunSpec run,
                    ResolvedRunOf("A", options.size, options.compute, options.device_model));
   const int count = std::min(options.sentences, static_cast<int>(lengths.size()));
   lengths.resize(count);
@@ -497,18 +658,25 @@ absl::StatusOr<BenchRecord> BenchDecode(const DecodeBenchOptions& options) {
     }
   }
   ASSIGN_OR_RETURN(const std::unique_ptr<Ops> ops, MakeOps(run.compute()));
-  MicrobatchSpec capacity;
-  capacity.set_max_source_tokens(
-      std::max(static_cast<int>(run.model().max_positions()), options.batch_tokens));
-  capacity.set_max_target_tokens(kRowsPerPass);
-  capacity.set_max_sentences(capacity.max_source_tokens());
-  Transformer model(run.model(), capacity, *ops, /*trainable=*/false);
+  DecodeSpec& decode = *run.mutable_decode();
+  decode.set_beam_size(options.beam_size);
+  decode.set_batch_tokens(options.batch_tokens);
+  for (const auto& [source, target] : lengths) {
+    decode.set_max_tokens(std::max(decode.max_tokens(), target));
+  }
+  Transformer model(run.model(), DecodeCapacity(run.model(), decode, IsOnDevice(run)), *ops,
+                    /*trainable=*/false);
   model.parameters().Initialize(run.seed());
   model.Refresh();
   ModelScorer model_scorer(model);
   FixedLengthScorer scorer(model_scorer);
-  SearchSeconds(run, options, scorer, std::span(lengths).first(std::min(count, kWarmUpSentences)));
-  const double seconds = SearchSeconds(run, options, scorer, lengths);
+  BatchLimits limits{.batch_tokens = BatchTokens(decode, IsOnDevice(run))};
+  if (IsOnDevice(run)) {
+    ASSIGN_OR_RETURN(limits, FitBatches(decode, {&run.model(), 1},
+                                        ops->OperandOptions().dtype().itemsize(), FreeGpuBytes()));
+  }
+  SearchSeconds(run, limits, scorer, std::span(lengths).first(std::min(count, kWarmUpSentences)));
+  const double seconds = SearchSeconds(run, limits, scorer, lengths);
 
   double tokens = 0.0, flops = 0.0;
   for (const auto& [source, target] : lengths) {

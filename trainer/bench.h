@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 
 #include "parallel/plan/inventory.h"
+#include "proto/model.pb.h"
 #include "proto/plan.pb.h"
 #include "proto/report.pb.h"
 #include "proto/run.pb.h"
@@ -19,18 +20,22 @@ namespace deepnet {
 // ...]. Fails with ExitCode::kData naming the file and the entry.
 absl::StatusOr<std::vector<std::pair<int, int>>> ReadBenchLengths(const std::string& file);
 
-// Changes of a shape; 0: as it is.
+// Changes of a shape; 0 and unspecified: as it is.
 struct BenchSize {
   int layers = 0;  // of each stack
   int width = 0;   // the inner width and the number of heads change with it
   int tokens = 0;  // of each side of a microbatch
+  Residual residual = RESIDUAL_UNSPECIFIED;
 };
 
 struct StepBenchOptions {
-  std::string shape;  // "A" 6-6 d=256, "B" 18-18 d=256, "C" 100-100 d=64, "D" 500-500 d=64
+  // "A" 6-6 d=256, "B" 18-18 d=256, "C" 100-100 d=64, "D" 500-500 d=64; "paper" 500-500 and
+  // "paper-100" 100-100 d=512, with 250,002 pieces
+  std::string shape;
   BenchSize size;
   std::string lengths_file;  // JSON: [[source, target], ...] tokens of real sentences
   int steps = 8;             // timed, after one that is not
+  int microbatches = 1;      // of a step
   ComputeSpec compute;       // open fields are decided as for a run
   std::string device_model;  // as cluster.device_model, for MFU and rooflines; empty: the GPU's own
   // The recompute level of all layers. Unless it is NONE, a twin that recomputes nothing takes each
@@ -53,12 +58,23 @@ absl::StatusOr<BenchRecord> BenchStep(const StepBenchOptions& options);
 // without what is around the passes.
 absl::StatusOr<KernelsRecord> BenchKernels(const StepBenchOptions& options);
 
+struct ProductsBenchOptions {
+  std::string shape;  // as StepBenchOptions::shape
+  BenchSize size;
+  ComputeSpec compute;  // open fields are decided as for a run
+  int repeats = 50;     // of the fastest way to do a product, for its bits; >= 1
+};
+
+// Times the ways to do each matrix product of a full microbatch (TimeProduct in
+// trainer/kernels/compute.h). The work table (trainer/model/work.h) lists them, on a CPU too.
+absl::StatusOr<ProductsRecord> BenchProducts(const ProductsBenchOptions& options);
+
 struct DecodeBenchOptions {
   BenchSize size;            // of shape "A"; tokens count nothing
   std::string lengths_file;  // as StepBenchOptions::lengths_file
   int sentences = 200;       // the first of that file; >= 1
   int beam_size = 5;         // >= 1
-  int batch_tokens = 2000;   // source tokens decoded together, as `translate` does
+  int batch_tokens = 0;      // source tokens decoded together; 0: as `translate` does
   ComputeSpec compute;       // open fields are decided as for a run
   std::string device_model;  // as StepBenchOptions::device_model
 };

@@ -19,9 +19,9 @@
 #include "parallel/base/status_macros.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/format.h"
+#include "trainer/decode/batch_limits.h"
 #include "trainer/decode/ensemble_scorer.h"
 #include "trainer/decode/model_scorer.h"
-#include "trainer/decode/search.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/model/architecture.h"
 #include "trainer/model/roles.h"
@@ -77,9 +77,6 @@ absl::Status CheckArchitecture(const Manifest& manifest, const std::string& path
                        " in the checkpoint and ", Architecture_Name(architecture), " in this run")),
       ExitCode::kCheckpoint);
 }
-
-// Rows of hypotheses computed together.
-constexpr int kDecodeRows = 512;
 
 // Two commands must give a sentence the same score, whichever type was the faster one a moment ago.
 ComputeSpec ResolveWithoutMeasuring(ComputeSpec compute) {
@@ -226,13 +223,8 @@ absl::StatusOr<std::unique_ptr<Vocabulary>> VocabularyOf(const FoundModel& found
 absl::StatusOr<std::unique_ptr<Transformer>> LoadTransformer(const FoundModel& found, Ops& ops) {
   const RunSpec& run = found.manifest.run();
   const ModelSpec& spec = run.model();
-  MicrobatchSpec capacity;
-  if (IsEncoderDecoder(spec)) {
-    capacity.set_max_source_tokens(
-        std::max(spec.max_positions(), std::min(run.decode().batch_tokens(), kMaxBatchTokens)));
-  }
-  capacity.set_max_target_tokens(std::max(spec.max_positions(), kDecodeRows));
-  capacity.set_max_sentences(capacity.max_target_tokens());
+  const MicrobatchSpec capacity =
+      DecodeCapacity(spec, run.decode(), run.compute().device() == "cuda");
   auto model = std::make_unique<Transformer>(spec, capacity, ops, /*trainable=*/false);
   const std::unique_ptr<FileSystem> fs = MakePosixFileSystem();
   RETURN_IF_ERROR(LoadWeights(*fs, found.folder, found.manifest, model->parameters()));

@@ -15,6 +15,7 @@
 #include "parallel/comm/heartbeat.h"
 #include "parallel/plan/plan_accessors.h"
 #include "trainer/data/data_order.h"
+#include "trainer/decode/batch_limits.h"
 #include "trainer/decode/pipeline_link.h"
 #include "trainer/decode/pipeline_scorer.h"
 #include "trainer/eval/evaluator.h"
@@ -37,7 +38,9 @@ EvaluateOptions OptionsOf(const RunSpec& run, const Corpus& corpus) {
                           .tags = run.data().tags(),
                           .architecture = run.model().architecture(),
                           .mlm_probability = run.data().mlm_probability(),
-                          .decode = run.decode()};
+                          .decode = run.decode(),
+                          // The model that trains has the rest of a GPU's memory.
+                          .limits = {.batch_tokens = BatchTokens(run.decode(), /*on_gpu=*/false)}};
   const MicrobatchSpec& capacity = run.data().microbatch();
   options.max_positions = std::min(run.model().max_positions(), capacity.max_target_tokens());
   if (IsEncoderDecoder(run.model())) {

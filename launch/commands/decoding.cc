@@ -94,14 +94,15 @@ absl::StatusOr<TagFrame> TagFrameOf(const ParsedFlags& flags, TagStyle style,
   return MakeTagFrame(style, source_tag, target_tag);
 }
 
-absl::StatusOr<TranslatorOptions> OptionsOf(const RunSpec& run, const Vocabulary& vocabulary,
+absl::StatusOr<TranslatorOptions> OptionsOf(const RunSpec& run, const BatchLimits& limits,
+                                            const Vocabulary& vocabulary,
                                             const Communicator& world) {
-  TranslatorOptions options{.batch_tokens = run.decode().batch_tokens(),
+  TranslatorOptions options{.limits = limits,
                             .max_positions = run.model().max_positions(),
                             .share = {.part = world.rank(), .num_parts = world.size()}};
   ASSIGN_OR_RETURN(options.search, MakeSearchOptions(run.decode(), vocabulary.TagIds()));
-  if (options.batch_tokens < 1 || options.batch_tokens > kMaxBatchTokens) {
-    return BadFlag(absl::StrCat("decode.batch_tokens: ", options.batch_tokens,
+  if (options.limits.batch_tokens < 1 || options.limits.batch_tokens > kMaxBatchTokens) {
+    return BadFlag(absl::StrCat("decode.batch_tokens: ", options.limits.batch_tokens,
                                 ": must be from 1 to ", kMaxBatchTokens));
   }
   return options;
@@ -148,7 +149,7 @@ std::vector<Flag> SearchFlags() {
                   "batch. Default 0."),
       IntegerFlag("batch-tokens",
                   "Source tokens decoded together: memory against speed. Default: the run's, "
-                  "else 2000.")};
+                  "else 2000; on a GPU 16000, or what its memory has room for.")};
 }
 
 absl::Status CheckModelFlags(const ParsedFlags& flags) {
@@ -237,11 +238,11 @@ absl::StatusOr<RunSpec> DecodingRunSpec(const CommandLine& line, const RunSpec& 
   return run;
 }
 
-absl::Status TranslateLines(const CommandLine& line, const RunSpec& run,
+absl::Status TranslateLines(const CommandLine& line, const RunSpec& run, const BatchLimits& limits,
                             const Vocabulary& vocabulary, Scorer& scorer, Communicator& world) {
   const absl::StatusOr<TagFrame> tags = TagFrameOf(line.flags, run.data().tags(), vocabulary);
   RETURN_IF_ERROR(AgreeOnStatus(world, tags.status()));
-  const absl::StatusOr<TranslatorOptions> options = OptionsOf(run, vocabulary, world);
+  const absl::StatusOr<TranslatorOptions> options = OptionsOf(run, limits, vocabulary, world);
   RETURN_IF_ERROR(AgreeOnStatus(world, options.status()));
   Translator translator(scorer, MakeTextCodec(vocabulary), *tags, *options);
   const std::string& prefix_name = line.flags.Text("prefixes");

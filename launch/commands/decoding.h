@@ -14,6 +14,7 @@
 #include "parallel/comm/communicator.h"
 #include "proto/run.pb.h"
 #include "trainer/data/vocabulary.h"
+#include "trainer/decode/batch_limits.h"
 #include "trainer/decode/scorer.h"
 
 namespace deepnet {
@@ -51,7 +52,7 @@ absl::StatusOr<RunSpec> DecodingRunSpec(const CommandLine& line, const RunSpec& 
 
 // Runs `translate` with everything loaded: line.in to line.out, a summary to line.err. Collective
 // over `world`, whose rank 0 uses the streams; so is ScoreLines. Every rank gets the same error.
-absl::Status TranslateLines(const CommandLine& line, const RunSpec& run,
+absl::Status TranslateLines(const CommandLine& line, const RunSpec& run, const BatchLimits& limits,
                             const Vocabulary& vocabulary, Scorer& scorer, Communicator& world);
 
 // Runs `score` with everything loaded: the two files among the positional words, or TSV on line.in;

@@ -63,7 +63,8 @@ EvaluateShare ShareOf(Communicator& world) {
   return {.part = world.rank(), .num_parts = world.size(), .gather = gather};
 }
 
-EvaluateOptions OptionsOf(const CommandLine& line, const RunSpec& run, Communicator& world) {
+EvaluateOptions OptionsOf(const CommandLine& line, const RunSpec& run, const BatchLimits& limits,
+                          Communicator& world) {
   const auto path = [&](const char* flag) {
     const std::string& given = line.flags.Text(flag);
     return given.empty() ? given : ResolvePath(line, given);
@@ -80,6 +81,7 @@ EvaluateOptions OptionsOf(const CommandLine& line, const RunSpec& run, Communica
           .architecture = run.model().architecture(),
           .mlm_probability = run.data().mlm_probability(),
           .decode = run.decode(),
+          .limits = limits,
           .share = ShareOf(world)};
 }
 
@@ -95,16 +97,18 @@ absl::Status EvaluateOnAllRanks(const CommandLine& line, Communicator& world) {
   const Fact facts[] = {{"the corpus", corpus->content_hash()}};
   RETURN_IF_ERROR(CheckSameEverywhere(world, facts));
 
+  ASSIGN_OR_RETURN(const BatchLimits limits, AgreeOnLimits(model, world));
   LoggerOptions log_options = StderrOptions();
   log_options.stream = &line.err;
   log_options.warnings_only = world.rank() != 0;
   log_options.plain_seconds = 5;
   Logger log(log_options);
-  absl::StatusOr<EvalRecord> record = Evaluate(
-      *loaded.scorer, *loaded.pair_scorer, *corpus, *loaded.vocabulary,
-      OptionsOf(line, model.run, world), [&log](const std::string& direction, double fraction) {
-        log.Show({.label = "evaluate", .fraction = fraction, .figures = direction});
-      });
+  absl::StatusOr<EvalRecord> record =
+      Evaluate(*loaded.scorer, *loaded.pair_scorer, *corpus, *loaded.vocabulary,
+               OptionsOf(line, model.run, limits, world),
+               [&log](const std::string& direction, double fraction) {
+                 log.Show({.label = "evaluate", .fraction = fraction, .figures = direction});
+               });
   // An error of one rank alone meets the others in the gathering of the next scores.
   RETURN_IF_ERROR(IsAgreed(record.status()) ? record.status()
                                             : AgreeOnStatus(world, record.status()));

@@ -1,18 +1,23 @@
 #include "launch/commands/load_model.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <limits>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
 #include "launch/commands/decoding.h"
 #include "launch/device_group.h"
+#include "parallel/base/check.h"
 #include "parallel/base/host.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
+#include "trainer/tensor_memory.h"
 
 namespace deepnet {
 namespace {
@@ -85,6 +90,28 @@ absl::StatusOr<DecodingModel> LoadDecodingModel(
   absl::StatusOr<std::unique_ptr<LoadedModel>> loaded = LoadEnsemble(*found);
   RETURN_IF_ERROR(AgreeOnStatus(world, loaded.status()));
   return DecodingModel{.run = *std::move(run), .loaded = *std::move(loaded)};
+}
+
+absl::StatusOr<BatchLimits> AgreeOnLimits(const DecodingModel& model, Communicator& world) {
+  const DecodeSpec& decode = model.run.decode();
+  const ComputeSpec& compute = model.loaded->run.compute();
+  if (compute.device() != "cuda") {
+    return BatchLimits{.batch_tokens = BatchTokens(decode, /*on_gpu=*/false)};
+  }
+  ASSIGN_OR_RETURN(const std::vector<std::string> all,
+                   AllGatherText(world, absl::StrCat(FreeGpuBytes())));
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (const std::string& text : all) {
+    int64_t free = 0;
+    DEEPNET_CHECK(absl::SimpleAtoi(text, &free));
+    least = std::min(least, free);
+  }
+  std::vector<ModelSpec> models = {model.run.model()};
+  for (const auto& other : model.loaded->other_models) models.push_back(other->spec());
+  const int64_t operand_bytes = compute.dtype() == FLOAT32 ? sizeof(float) : sizeof(uint16_t);
+  const absl::StatusOr<BatchLimits> limits = FitBatches(decode, models, operand_bytes, least);
+  RETURN_IF_ERROR(AgreeOnStatus(world, limits.status()));
+  return limits;
 }
 
 }  // namespace deepnet

@@ -11,6 +11,7 @@
 #include "launch/commands/command.h"
 #include "parallel/comm/communicator.h"
 #include "proto/run.pb.h"
+#include "trainer/decode/batch_limits.h"
 #include "trainer/model_loader.h"
 
 namespace deepnet {
@@ -27,5 +28,10 @@ struct DecodingModel {
 absl::StatusOr<DecodingModel> LoadDecodingModel(
     const CommandLine& line, Communicator& world,
     const std::function<absl::Status(const RunSpec& run)>& check);
+
+// Returns how many sentences `model` searches together: on GPUs as many as the one with the least
+// free memory has room for. Collective over `world`; every rank gets the same limits, or the same
+// error (ExitCode::kDoesNotFit).
+absl::StatusOr<BatchLimits> AgreeOnLimits(const DecodingModel& model, Communicator& world);
 
 }  // namespace deepnet

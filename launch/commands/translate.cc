@@ -28,7 +28,9 @@ absl::Status TranslateOnAllRanks(const CommandLine& line, Communicator& world) {
                    LoadDecodingModel(line, world, [](const RunSpec& run) {
                      return CheckTranslates(run.model(), "translate");
                    }));
-  return TranslateLines(line, model.run, *model.loaded->vocabulary, *model.loaded->scorer, world);
+  ASSIGN_OR_RETURN(const BatchLimits limits, AgreeOnLimits(model, world));
+  return TranslateLines(line, model.run, limits, *model.loaded->vocabulary, *model.loaded->scorer,
+                        world);
 }
 
 absl::Status RunTranslate(const CommandLine& line) {

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "parallel/base/product.h"
 #include "proto/plan.pb.h"
 
 namespace deepnet {
@@ -104,7 +105,9 @@ struct KernelWork {
   // A launch that is a product has a result of rows x columns, each a sum of `depth` numbers; 0: no
   // product.
   int64_t rows = 0, columns = 0, depth = 0;
-  bool alone = false;  // the launches are never part of a CUDA graph
+  ProductForm form = ProductForm::kNone;
+  double result_bytes = 0;  // of an element of a product's result, read and written
+  bool alone = false;       // the launches are never part of a CUDA graph
 
   friend bool operator==(const KernelWork&, const KernelWork&) = default;
 };

@@ -109,15 +109,18 @@ class MatmulRun {
     const size_t limit = workspace.bytes.size();
     Ok(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                             &limit, sizeof(limit)));
-    cublasLtMatmulHeuristicResult_t result;
+    Ok(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                                            &reductions, sizeof(reductions)));
+    std::vector<cublasLtMatmulHeuristicResult_t> results(algorithm + 1);
     int found = 0;
     cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, desc, la, lb, ld, ld, preference,
-                                                           1, &result, &found);
-    EXPECT_EQ(found, status == CUBLAS_STATUS_SUCCESS ? 1 : 0);
+                                                           algorithm + 1, results.data(), &found);
+    EXPECT_EQ(found, status == CUBLAS_STATUS_SUCCESS ? algorithm + 1 : 0);
     if (status == CUBLAS_STATUS_SUCCESS) {
-      status = cublasLtMatmul(handle, desc, &given_.alpha, a.device, la, b.device, lb, &given_.beta,
-                              c.device, ld, d.device, ld, heuristic ? &result.algo : nullptr,
-                              workspace.device, workspace_bytes, stream);
+      status =
+          cublasLtMatmul(handle, desc, &given_.alpha, a.device, la, b.device, lb, &given_.beta,
+                         c.device, ld, d.device, ld, heuristic ? &results[algorithm].algo : nullptr,
+                         workspace.device, workspace_bytes, stream);
     }
     for (cublasLtMatrixLayout_t layout : {la, lb, ld}) Ok(cublasLtMatrixLayoutDestroy(layout));
     Ok(cublasLtMatmulPreferenceDestroy(preference));
@@ -148,6 +151,8 @@ class MatmulRun {
 
   Array a, b, c, d, bias, aux, workspace;
   size_t workspace_bytes = 8192;
+  int algorithm = 0;  // of those that the heuristic proposes
+  uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_NONE;
 
  private:
   int Ld(int rows, int cols) const { return (given_.rows ? cols : rows) + given_.pad; }
@@ -229,6 +234,28 @@ TEST_F(EmulatedCublasLt, ProductsOfAllTypesAndFormsAreRight) {
                    .pad = form % 3});
     }
   }
+}
+
+// The third algorithm cuts the depth in two.
+TEST_F(EmulatedCublasLt, ASplitSumIsRightAndHasItsOwnBits) {
+  const Case given = {.m = 19, .n = 6, .k = 333};
+  std::vector<std::vector<double>> results;
+  for (const int algorithm : {0, 1, 2, 2}) {
+    MatmulRun run(given);
+    run.algorithm = algorithm;
+    if (algorithm == 2) run.reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    Ok(run.Start());
+    results.push_back(run.d.Now());
+    for (int i = 0; i < given.m; ++i) {
+      for (int j = 0; j < given.n; ++j) {
+        const double want = run.Plain(i, j, 0);
+        EXPECT_NEAR(results.back()[run.Index(given.m, given.n, i, j)], want, 1e-4);
+      }
+    }
+  }
+  EXPECT_EQ(results[1], results[0]);
+  EXPECT_NE(results[2], results[0]);
+  EXPECT_EQ(results[3], results[2]);
 }
 
 TEST_F(EmulatedCublasLt, AlphaBetaAndBatches) {

@@ -20,6 +20,7 @@
 #include "trainer/kernels/cuda/host_copies.h"
 #include "trainer/kernels/cuda/launch_graphs.h"
 #include "trainer/kernels/cuda/matmul.h"
+#include "trainer/kernels/cuda/product_trials.h"
 
 namespace deepnet::cuda {
 namespace {
@@ -163,6 +164,63 @@ TEST_F(KernelsOnStreams, ARefusedAlgorithmIsChosenAgain) {
   EXPECT_THROW(matmul.Run(args), GpuError);
   emulated_gpu::FailAt("cublasLtMatmul", 1, CUBLAS_STATUS_EXECUTION_FAILED);
   EXPECT_THROW(matmul.Run(args), GpuError);
+}
+
+ProductTask WeightGradientTask() {
+  return {.shape = {ProductForm::kWeightGradient, 24, 16, 70},
+          .operand = native::Element::kBfloat16,
+          .accumulate = true,
+          .bias = true,
+          .may_split = true,
+          .repeats = 4};
+}
+
+std::string NamesOf(const std::vector<ProductWay>& ways) {
+  std::string names;
+  for (const ProductWay& way : ways) {
+    names +=
+        way.name + (way.seconds > 0 ? " of " + std::to_string(way.candidates) : " none") + "; ";
+  }
+  return names;
+}
+
+// The emulated cuBLASLt proposes two algorithms, and a third where sums may be split.
+TEST_F(KernelsOnStreams, AProductIsTriedInEveryWayThatItAllows) {
+  ProductTask task = WeightGradientTask();
+  const std::vector<ProductWay> of_weights = TryProduct(task);
+  EXPECT_EQ(NamesOf(of_weights),
+            "first of 1; best of 2; split of 3; plain + BiasGradient of 3; BGRADB of 3; ");
+  EXPECT_GT(of_weights[3].seconds, of_weights[2].seconds);
+  for (const ProductWay& way : of_weights) {
+    EXPECT_EQ(way.unequal, 0) << way.name;
+    EXPECT_THAT(way.algorithm, HasSubstr("id ")) << way.name;
+  }
+  EXPECT_THAT(of_weights[1].algorithm, HasSubstr("split 1"));
+  task.shape = {ProductForm::kForward, 30, 128, 16};
+  task.float_result = task.accumulate = task.may_split = false;
+  task.relu = true;
+  EXPECT_EQ(NamesOf(TryProduct(task)), "first of 1; best of 2; plain of 2; RELU_AUX_BIAS of 2; ");
+  task.shape.form = ProductForm::kInputGradient;
+  task.bias = false;
+  EXPECT_EQ(NamesOf(TryProduct(task)),
+            "first of 1; best of 2; plain + ReluBackward of 2; DRELU of 2; ");
+  task.shape.columns = 24;  // no rows of whole 128 bits
+  EXPECT_EQ(NamesOf(TryProduct(task)), "first of 1; best of 2; plain + ReluBackward of 2; ");
+}
+
+TEST_F(KernelsOnStreams, AResultWithOtherBitsIsCounted) {
+  const ProductTask task = WeightGradientTask();
+  constexpr int kTimed = 15;  // calls before the repeats: 5, and 10 that become a graph
+  emulated_gpu::FailAt("other bits of a product", kTimed + 2, 1);
+  emulated_gpu::FailAt("other bits of a product", kTimed + 4, 1);
+  const std::vector<ProductWay> ways = TryProduct(task);
+  EXPECT_EQ(ways[0].unequal, 2);
+  EXPECT_EQ(ways[1].unequal, 0);
+}
+
+TEST_F(KernelsOnStreams, AnAlgorithmThatIsRefusedIsNoCandidate) {
+  emulated_gpu::FailAt("cublasLtMatmul", 1, CUBLAS_STATUS_NOT_SUPPORTED);
+  EXPECT_EQ(NamesOf(TryProduct(WeightGradientTask())).substr(0, 23), "first none; best of 2; ");
 }
 
 TEST_F(KernelsOnStreams, EqualLaunchesBecomeAGraphOnceItIsProvedAndOthersDoNot) {

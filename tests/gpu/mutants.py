@@ -342,6 +342,10 @@ MUTANTS = {
     "refused-product-given-up": (
         CUDA + "matmul.cc", "(status == CUBLAS_STATUS_NOT_SUPPORTED ||", "(status == CUBLAS_STATUS_ALLOC_FAILED ||",
         STREAMS),
+    "other-bits-pass": (
+        CUDA + "product_trials.cc", "      ++unequal;\n", "", STREAMS),
+    "sums-are-split-everywhere": (
+        CUDA + "product_trials.cc", "task_.may_split ? parts : never;", "parts;", STREAMS),
     "bias-where-it-lies": (
         CUDA + "matmul.h", "return reinterpret_cast<uintptr_t>(bias) % 16 == 0;", "return bias != nullptr;",
         CUDA_OPS + " --gtest_filter=*ABias*"),

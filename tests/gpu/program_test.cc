@@ -183,6 +183,9 @@ TEST_F(GpuProgramTest, ItsCheckpointsAreTranslatedFromOnTheGpu) {
   EXPECT_EQ(on_cpu.End(), 0) << on_cpu.output();
   EXPECT_NE(on_gpu.output(), "");
   EXPECT_EQ(on_gpu.output(), on_cpu.output());
+  RunningJob too_large(translate(absl::StrCat("DEEPNET_EMULATED_MEMORY_MIB=128 ", kProgram),
+                                 " --set decode.batch_tokens=1048576"));
+  EXPECT_EQ(too_large.End(), 6);
   RunningJob with_error(
       translate(absl::StrCat("DEEPNET_EMULATED_FAIL=cudaMemcpyAsync:1:700 ", kProgram), ""));
   EXPECT_NE(with_error.End(), 0);  // so it was on the GPU
@@ -201,12 +204,21 @@ TEST_F(GpuProgramTest, BenchmarksMeasureTheGpu) {
     EXPECT_THAT(record.device(), HasSubstr("Emulated GPU"));
     return record;
   };
-  for (const char* what : {"step --steps 2 --tokens 30", "decode --sentences 2 --beam 2"}) {
+  for (const char* what :
+       {"step --steps 2 --tokens 30", "step --steps 2 --tokens 30 --microbatches 2 --graphs",
+        "step --steps 1 --tokens 30 --attention OWN", "decode --sentences 2 --beam 2"}) {
     const BenchRecord record = bench(what, BenchRecord());
     EXPECT_GT(record.tokens_per_second(), 0) << what;
     EXPECT_GT(record.ceiling_gflops(), 0) << what;
     EXPECT_GT(record.peak_device_bytes(), 1 << 20) << what;
     EXPECT_EQ(record.dtype(), "BFLOAT16") << what;
+  }
+  const ProductsRecord products = bench("products --tokens 30 --repeats 3", ProductsRecord());
+  EXPECT_EQ(products.products_size(), 21);
+  for (const ProductRecord& product : products.products()) {
+    EXPECT_EQ(product.ways(0).way(), "first") << product.name();
+    EXPECT_GT(product.ways(1).seconds_per_call(), 0) << product.name();
+    for (const ProductTime& way : product.ways()) EXPECT_EQ(way.unequal(), 0) << product.name();
   }
   std::map<std::string, double> calls;
   const KernelsRecord record =
@@ -227,6 +239,12 @@ TEST_F(GpuProgramTest, BenchmarksMeasureTheGpu) {
   EXPECT_EQ(calls["CrossEntropy"], 1);
   EXPECT_EQ(calls["FlashAttentionForward"] + calls["AttentionForward"], 3);
   EXPECT_GT(calls["cublasLtMatmul"], 20);
+  double of_products = 0;
+  for (const KernelRecord& product : record.products()) {
+    of_products += product.calls_per_step();
+    EXPECT_GT(product.predicted_seconds_per_step(), 0) << product.name();
+  }
+  EXPECT_EQ(of_products, calls["cublasLtMatmul"]);
   // So small a step is bound by its launches.
   constexpr double kLaunchSeconds = 5e-6;
   EXPECT_GE(record.predicted_seconds_per_step(), kLaunchSeconds * launches);

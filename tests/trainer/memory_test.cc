@@ -9,6 +9,10 @@
 #include <gtest/gtest.h>
 
 #include "tests/trainer/memory_rig.h"
+#include "trainer/decode/batch_limits.h"
+#include "trainer/decode/model_scorer.h"
+#include "trainer/decode/search.h"
+#include "trainer/kernels/compute.h"
 #include "trainer/report.h"
 #include "trainer/tensor_memory.h"
 
@@ -326,6 +330,46 @@ TEST(PlannedMemory, IsBoundedHoweverManyMicrobatchesAStepHas) {
         << "rank " << r << ": " << few[r].ToText() << "\n"
         << many[r].ToText();
   }
+}
+
+// Every hypothesis becomes as long as it may, in a batch as large as the room allows.
+TEST(DecodingMemory, ABatchTakesNoMoreThanWasCounted) {
+  constexpr int64_t kRoom = int64_t{8} << 20;
+  const ModelSpec spec = [] {
+    ModelSpec model = SmallRun(2, 1).model();
+    model.set_max_positions(200);
+    model.set_layer_norm_epsilon(1e-5);
+    return model;
+  }();
+  DecodeSpec decode;
+  decode.set_beam_size(5);
+  decode.set_max_tokens(100);
+  decode.set_batch_tokens(250);
+  ComputeSpec compute;
+  compute.set_dtype(FLOAT32);
+  compute.set_threads_per_rank(1);
+  const auto ops = MakeNativeOps(compute);
+  MicrobatchSpec capacity;
+  capacity.set_max_source_tokens(250);
+  capacity.set_max_target_tokens(40);
+  capacity.set_max_sentences(40);
+  Transformer model(spec, capacity, *ops, /*trainable=*/false);
+  model.parameters().Initialize(5);
+  model.Refresh();
+  const auto limits = FitBatches(decode, {&spec, 1}, sizeof(float), kRoom);
+  ASSERT_TRUE(limits.ok()) << limits.status();
+  const auto sentences = static_cast<int>(limits->max_sentences);
+  ASSERT_GT(sentences, 3);
+  SearchBatch batch;
+  for (int i = 0; i < sentences; ++i) {
+    batch.sources.emplace_back(250 / sentences, 4 + i);
+    batch.sources.back().back() = SpecialId::kEnd;
+  }
+  ModelScorer scorer(model);
+  TensorMemory memory("cpu");
+  Search(scorer, batch, {.beam_size = 5, .min_tokens = 100, .max_tokens = 100});
+  EXPECT_LE(memory.peak_bytes(), kRoom);
+  EXPECT_GE(memory.peak_bytes(), kRoom / 2);
 }
 
 }  // namespace

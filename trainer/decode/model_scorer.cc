@@ -7,11 +7,10 @@
 
 #include "parallel/base/check.h"
 #include "trainer/data/batcher.h"
+#include "trainer/decode/batch_limits.h"
 
 namespace deepnet {
 namespace {
-
-constexpr int64_t kFirstSteps = 16;  // that lists and caches have room for at first
 
 // Sources packed one after the other.
 struct PackedSources {
@@ -108,6 +107,7 @@ struct ModelScorer::State : public DecoderState {
   std::vector<int32_t> source_lengths;                   // [rows]
   std::vector<KeyValueCache> self_caches, cross_caches;  // one per layer
   int64_t self_rows = 0;                                 // rows of self_caches in use
+  int64_t most_rows = 0;                                 // of a step so far
   std::vector<uint8_t> host_kinds;                       // of tokens
   std::shared_ptr<const std::byte> kinds;                // the same, where the Ops reads them
 };
@@ -253,12 +253,14 @@ void ModelScorer::StepLogProbs(DecoderState& decoder_state, std::span<const int3
   ++state.position;
 }
 
+// What it takes at most is what FitBatches counts.
 void ModelScorer::GrowCaches(State& state) const {
-  const int64_t rows = state.num_rows();
+  const int64_t wanted = state.self_rows + state.num_rows();
+  state.most_rows = std::max<int64_t>(state.most_rows, state.num_rows());
+  int64_t wider = kFirstCacheSteps * state.most_rows;
+  while (wider < wanted) wider *= 2;
   for (KeyValueCache& cache : state.self_caches) {
-    if (state.self_rows + rows <= cache.keys_ND.size(0)) continue;
-    const int64_t wider =
-        std::max({state.self_rows + rows, 2 * cache.keys_ND.size(0), kFirstSteps * rows});
+    if (wanted <= cache.keys_ND.size(0)) continue;
     for (at::Tensor* x : {&cache.keys_ND, &cache.values_ND}) {
       const at::Tensor grown = at::empty({wider, x->size(1)}, x->options());
       grown.narrow(0, 0, state.self_rows).copy_(x->narrow(0, 0, state.self_rows));
@@ -272,7 +274,7 @@ ModelScorer::StepArrays ModelScorer::SendStep(State& state, std::span<const int3
                                               const native::TokenChoices& choices) {
   const int64_t rows = state.num_rows(), capacity = model_.capacity().max_target_tokens();
   const auto position = static_cast<int32_t>(state.position);
-  state.self.SetStride(rows, std::max<int64_t>(position + 1, kFirstSteps));
+  state.self.SetStride(rows, std::max<int64_t>(position + 1, kFirstCacheSteps));
   for (int64_t r = 0; r < rows; ++r) {
     state.self.entries[r * state.self.stride + position] =
         static_cast<int32_t>(state.self_rows + r);

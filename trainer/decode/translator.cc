@@ -55,7 +55,7 @@ Translator::Translator(Scorer& scorer, TextCodec codec, TagFrame tags, Translato
       codec_(std::move(codec)),
       tags_(std::move(tags)),
       options_(std::move(options)) {
-  DEEPNET_CHECK(options_.batch_tokens >= 1) << "batch_tokens = " << options_.batch_tokens;
+  DEEPNET_CHECK_LE(1, options_.limits.batch_tokens);
   if (options_.max_positions > 0) {
     SearchOptions& search = options_.search;
     const int limit = options_.max_positions - static_cast<int>(tags_.target.size()) - 1;
@@ -75,7 +75,7 @@ absl::StatusOr<std::vector<Translation>> Translator::Translate(
     lengths.push_back(static_cast<int>(sentence.source.size()));
   }
   for (const std::vector<int>& indices :
-       PlanBatches(lengths, options_.batch_tokens, MaxSentences())) {
+       PlanBatches(lengths, options_.limits.batch_tokens, MaxSentences())) {
     if (num_batches_++ % options_.share.num_parts != options_.share.part) continue;
     SearchBatch batch;
     for (const int index : indices) {
@@ -136,8 +136,9 @@ absl::StatusOr<std::vector<Translator::Sentence>> Translator::Encode(
 int64_t Translator::MaxSentences() const {
   const SearchOptions& search = options_.search;
   const int rows_per_sentence = search.sampling_temperature > 0.0 ? search.nbest : search.beam_size;
-  return std::max<int64_t>(
-      1, options_.max_log_probs / (rows_per_sentence * scorer_.vocabulary_size()));
+  const int64_t by_log_probs =
+      options_.max_log_probs / (rows_per_sentence * scorer_.vocabulary_size());
+  return std::max<int64_t>(1, std::min(by_log_probs, options_.limits.max_sentences));
 }
 
 std::vector<TranslatedText> Translator::Decode(std::span<const Hypothesis> hypotheses) const {

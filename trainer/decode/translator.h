@@ -2,7 +2,7 @@
 // decode.
 //
 // Example:
-//   Translator translator(scorer, codec, tags, {.search = search_options, .batch_tokens = 2000});
+//   Translator translator(scorer, codec, tags, {.search = search_options});
 //   ASSIGN_OR_RETURN(const auto translations, translator.Translate({"Guten Tag.", ""}));
 //   translations[0].best[0].text;  // "Good day."
 //   translations[1].best[0].text;  // "": an empty line is not searched
@@ -15,6 +15,7 @@
 
 #include "absl/status/statusor.h"
 
+#include "trainer/decode/batch_limits.h"
 #include "trainer/decode/scorer.h"
 #include "trainer/decode/search.h"
 #include "trainer/decode/text_codec.h"
@@ -29,8 +30,8 @@ struct BatchShare {
 
 struct TranslatorOptions {
   SearchOptions search;
-  int batch_tokens = 2000;  // source ids decoded together, tags and </s> included; >= 1
-  int max_positions = 0;    // ids of a side that the model takes, tags and </s> included; 0: any
+  BatchLimits limits;
+  int max_positions = 0;  // ids of a side that the model takes, tags and </s> included; 0: any
   int64_t max_log_probs = int64_t{1} << 26;  // rows * vocabulary of a batch; bounds memory
   BatchShare share;                          // default: this translator alone
 };

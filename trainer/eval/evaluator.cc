@@ -250,7 +250,7 @@ class Evaluator {
     search.nbest = 1;
     Translator translator(scorer_, codec_, tags,
                           {.search = std::move(search),
-                           .batch_tokens = options_.decode.batch_tokens(),
+                           .limits = options_.limits,
                            .max_positions = options_.max_positions});
     const auto sources = std::span(text.source).subspan(range.first, range.end - range.first);
     ASSIGN_OR_RETURN(const std::vector<Translation> translations,

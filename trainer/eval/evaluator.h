@@ -13,6 +13,7 @@
 #include "proto/report.pb.h"
 #include "proto/run.pb.h"
 #include "trainer/data/corpus.h"
+#include "trainer/decode/batch_limits.h"
 #include "trainer/decode/scorer.h"
 
 namespace deepnet {
@@ -67,7 +68,8 @@ struct EvaluateOptions {
   Architecture architecture = ENCODER_DECODER;  // others do not translate
   double mlm_probability = 0.0;                 // ENCODER_ONLY: data.mlm_probability
   DecodeSpec decode;                            // its defaults filled in
-  EvaluateShare share;                          // default: this evaluator alone
+  BatchLimits limits;
+  EvaluateShare share;  // default: this evaluator alone
 };
 
 // Called with what is being done and the fraction of directions that are done.

@@ -5,11 +5,13 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include <c10/core/DeviceType.h>
 
 #include "proto/plan.pb.h"
+#include "trainer/kernels/native/product_ways.h"
 #include "trainer/kernels/ops.h"
 
 namespace deepnet {
@@ -66,5 +68,15 @@ std::unique_ptr<Ops> MakeNativeOps(const ComputeSpec& compute);
 // in float32 and bfloat16, with compute.threads_per_rank threads; on a GPU 16,384 rows, of
 // compute.dtype. `compute` is resolved, and this device has it. Takes about `seconds`.
 double MeasureProductCeiling(const ComputeSpec& compute, int64_t d, double seconds);
+
+// Times the ways to do a product. On a CPU: NATIVE, and the libraries behind LibTorch's operations,
+// MKL for float32 and oneDNN; of the latter's float32 the operands are in its own layout. What
+// follows a product in a model is part of NATIVE's alone. On a GPU those of cuda::TryProduct
+// (trainer/kernels/cuda/product_trials.h). `compute` is resolved, this device has it, and
+// task.operand is compute.dtype. Throws as MakeCudaOps does.
+std::vector<ProductWay> TimeProduct(const ComputeSpec& compute, const ProductTask& task);
+
+// The part of TimeProduct for the current GPU.
+std::vector<ProductWay> TimeProductOnGpu(const ProductTask& task);
 
 }  // namespace deepnet

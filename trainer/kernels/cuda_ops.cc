@@ -29,6 +29,7 @@
 #include "trainer/kernels/cuda/launch_graphs.h"
 #include "trainer/kernels/cuda/matmul.h"
 #include "trainer/kernels/cuda/optimizer.h"
+#include "trainer/kernels/cuda/product_trials.h"
 #include "trainer/kernels/cuda/residual_norm.h"
 #include "trainer/kernels/cuda/sampling.h"
 #include "trainer/kernels/cuda/scaled_sums.h"
@@ -518,7 +519,7 @@ class CudaOps : public TracedOps {
 std::vector<TimedKernel> CudaOps::TakeTrace() {
   std::vector<TimedKernel> kernels;
   for (const cuda::GpuStream::Timed& launch : gpu_.TakeTimes()) {
-    kernels.push_back({launch.name, launch.asked, launch.start, launch.end});
+    kernels.push_back({launch.name, launch.asked, launch.start, launch.end, launch.product});
   }
   return kernels;
 }
@@ -830,5 +831,7 @@ absl::StatusOr<std::string> CheckGpu(int index) {
 }
 
 std::string CudaVersions() { return cuda::Versions(); }
+
+std::vector<ProductWay> TimeProductOnGpu(const ProductTask& task) { return cuda::TryProduct(task); }
 
 }  // namespace deepnet

@@ -30,4 +30,9 @@ absl::StatusOr<int> CountGpus() { return Nothing(); }
 absl::StatusOr<std::string> CheckGpu(int) { return Nothing(); }
 std::string CudaVersions() { return ""; }
 
+std::vector<ProductWay> TimeProductOnGpu(const ProductTask&) {
+  DEEPNET_CHECK(false) << "this build has nothing for GPUs";
+  return {};
+}
+
 }  // namespace deepnet

@@ -45,14 +45,17 @@ class TimedOps : public TracedOps {
   void Linear(int64_t rows, const Tensor& x, const Weight& w, const Tensor& bias, bool relu,
               const Tensor& y) override {
     Time<&Ops::Linear>("Linear", rows, x, w, bias, relu, y);
+    Note({ProductForm::kForward, rows, y.size(1), x.size(1)});
   }
   void LinearBackwardInput(int64_t rows, const Tensor& dy, const Weight& w, const Tensor& relu,
                            bool accumulate, const Tensor& dx) override {
     Time<&Ops::LinearBackwardInput>("LinearBackwardInput", rows, dy, w, relu, accumulate, dx);
+    Note({ProductForm::kInputGradient, rows, dx.size(1), dy.size(1)});
   }
   void LinearBackwardWeight(int64_t rows, const Tensor& dy, const Tensor& x, const Tensor& dw,
                             const Tensor& dbias) override {
     Time<&Ops::LinearBackwardWeight>("LinearBackwardWeight", rows, dy, x, dw, dbias);
+    Note({ProductForm::kWeightGradient, dw.size(0), dw.size(1), rows});
   }
   void ResidualNorm(const ResidualNormArgs& a) override {
     Time<&Ops::ResidualNorm>("ResidualNorm", a);
@@ -143,6 +146,11 @@ class TimedOps : public TracedOps {
     const double start = tracing_ ? SecondsNow() : 0.0;
     (*inner_.*kFunction)(std::forward<Arguments>(arguments)...);
     if (tracing_) kernels_.push_back({name, start, start, SecondsNow()});
+  }
+
+  // Says of which product the last time is.
+  void Note(const ProductShape& product) {
+    if (tracing_) kernels_.back().product = product;
   }
 
   const std::unique_ptr<Ops> inner_;

@@ -11,6 +11,7 @@
 #include <memory>
 #include <vector>
 
+#include "parallel/base/product.h"
 #include "trainer/kernels/ops.h"
 
 namespace deepnet {
@@ -20,6 +21,7 @@ struct TimedKernel {
   const char* name;
   double asked = 0.0;  // when the host launched it; on a CPU `start`
   double start = 0.0, end = 0.0;
+  ProductShape product = {};
 };
 
 class TracedOps : public Ops {

@@ -82,23 +82,26 @@ class Work {
   void Zero(double columns) { Sweep(kZeroFill, columns, {.written = kFloat}); }
 
   // y [rows, columns] of sums over `depth`. `bytes`: of an element of y, read and written.
-  void Product(const char* label, double rows, double columns, double depth, double bytes) {
+  void Product(ProductForm form, const char* label, double rows, double columns, double depth,
+               double bytes) {
     kernels_.push_back({.name = "cublasLtMatmul",
                         .label = label,
                         .flops = 2 * rows * columns * depth,
                         .bytes = rules_.operand * (rows + columns) * depth + bytes * rows * columns,
                         .rows = static_cast<int64_t>(rows),
                         .columns = static_cast<int64_t>(columns),
-                        .depth = static_cast<int64_t>(depth)});
+                        .depth = static_cast<int64_t>(depth),
+                        .form = form,
+                        .result_bytes = bytes});
   }
   void Linear(const char* label, double in, double out, double bytes) {
-    Product(label, rows_, out, in, bytes);
+    Product(ProductForm::kForward, label, rows_, out, in, bytes);
   }
   void LinearBackwardInput(const char* label, double in, double out, double bytes) {
-    Product(label, rows_, in, out, bytes);
+    Product(ProductForm::kInputGradient, label, rows_, in, out, bytes);
   }
   void LinearBackwardWeight(const char* label, double in, double out, bool bias) {
-    Product(label, out, in, rows_, 2 * kFloat);
+    Product(ProductForm::kWeightGradient, label, out, in, rows_, 2 * kFloat);
     if (bias) Sweep("BiasGradient", out, {.read = rules_.operand});
   }
 
@@ -585,7 +588,8 @@ void Merge(Kernels& kernels) {
     const auto same = std::find_if(merged.begin(), merged.end(), [&](const KernelWork& other) {
       return other.name == kernel.name && other.label == kernel.label &&
              other.rows == kernel.rows && other.columns == kernel.columns &&
-             other.depth == kernel.depth && other.alone == kernel.alone;
+             other.depth == kernel.depth && other.form == kernel.form &&
+             other.result_bytes == kernel.result_bytes && other.alone == kernel.alone;
     });
     if (same == merged.end()) {
       merged.push_back(std::move(kernel));

@@ -47,9 +47,11 @@ struct Layout {
 
 struct Preference {
   uint64_t workspace_bytes = 0;
+  uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_MASK;
 };
 
-// An algorithm holds the problem that it was chosen for.
+// An algorithm holds the problem that it was chosen for. The first two of a heuristic are one but
+// for their numbers; others cut sums into parts, where that is allowed.
 struct Algorithm {
   static constexpr uint64_t kMagic = 0x656d756c61746564;
   uint64_t magic = kMagic;
@@ -57,6 +59,8 @@ struct Algorithm {
   uint32_t types[3] = {};
   uint32_t epilogue = 0;
   int32_t trans[2] = {};
+  int32_t id = 0;
+  int32_t splits = 1;
 };
 
 static_assert(sizeof(MatmulDesc) <= sizeof(cublasLtMatmulDescOpaque_t));
@@ -276,11 +280,14 @@ struct Product {
   size_t workspace_bytes = 0;
   float alpha = 1.0F;
   float beta = 0.0F;
+  int32_t splits = 1;
+  bool other_bits = false;  // of the first element of D
 
   void Run() const;
   void RunOne(int batch) const;
   float Epilogue(int64_t i, int64_t j, float value) const;
   void SumInputs(const std::vector<float>& a_KM, const std::vector<float>& b_NK) const;
+  std::vector<float> Sums(const std::vector<float>& a_KM, const std::vector<float>& b_NK) const;
 };
 
 bool MaskBit(const char* mask, int64_t ld, int64_t i, int64_t j) {
@@ -332,6 +339,25 @@ void Product::SumInputs(const std::vector<float>& a_KM, const std::vector<float>
   }
 }
 
+// The sums of all parts of the depth, added in their order.
+std::vector<float> Product::Sums(const std::vector<float>& a_KM,
+                                 const std::vector<float>& b_NK) const {
+  const int64_t m = problem.m, n = problem.n, k = problem.k;
+  if (splits == 1) return Multiply(m, n, k, a_KM, b_NK);
+  std::vector<float> sums(m * n);
+  for (int32_t part = 0; part < splits; ++part) {
+    const int64_t begin = k * part / splits, depth = k * (part + 1) / splits - begin;
+    const std::vector<float> a(a_KM.begin() + begin * m, a_KM.begin() + (begin + depth) * m);
+    std::vector<float> b;
+    for (int64_t j = 0; j < n; ++j) {
+      b.insert(b.end(), b_NK.begin() + j * k + begin, b_NK.begin() + j * k + begin + depth);
+    }
+    const std::vector<float> more = Multiply(m, n, depth, a, b);
+    for (size_t i = 0; i < sums.size(); ++i) sums[i] += more[i];
+  }
+  return sums;
+}
+
 void Product::RunOne(int batch) const {
   const auto& [desc, la, lb, lc, ld, m, n, k] = problem;
   std::vector<float> a_KM(k * m), b_NK(n * k);
@@ -348,7 +374,7 @@ void Product::RunOne(int batch) const {
       b_NK[j * k + p] = static_cast<float>(ReadElement(TypeOf(lb), b, at));
     }
   }
-  const std::vector<float> sums = Multiply(m, n, k, a_KM, b_NK);
+  const std::vector<float> sums = Sums(a_KM, b_NK);
   std::vector<float> gradient(m);
   for (int64_t j = 0; j < n; ++j) {
     for (int64_t i = 0; i < m; ++i) {
@@ -371,6 +397,7 @@ void Product::RunOne(int batch) const {
 void Product::Run() const {
   if (workspace != nullptr) std::memset(workspace, 0xff, workspace_bytes);
   for (int batch = 0; batch < problem.d.batch; ++batch) RunOne(batch);
+  if (other_bits) d[0] = static_cast<char>(d[0] ^ 1);
 }
 
 // Finds the memory of every matrix and vector; fills `work` with the blocks.
@@ -426,12 +453,14 @@ void CountProduct(const Product& product, Counters& counters) {
 }
 
 cublasStatus_t CheckAlgorithm(const Problem& problem, const cublasLtMatmulAlgo_t* given,
-                              size_t workspace_bytes, size_t& wanted_bytes) {
+                              size_t workspace_bytes, size_t& wanted_bytes, int32_t& splits) {
   wanted_bytes = 0;
   if (given == nullptr) return CUBLAS_STATUS_SUCCESS;
   const auto algorithm = Held<Algorithm>(given);
   if (algorithm.magic != Algorithm::kMagic) return Invalid("an algorithm that nobody chose");
-  const Algorithm right = AlgorithmFor(problem, algorithm.workspace_bytes);
+  Algorithm right = AlgorithmFor(problem, algorithm.workspace_bytes);
+  right.id = algorithm.id;
+  right.splits = algorithm.splits;
   if (std::memcmp(&algorithm, &right, sizeof(right)) != 0) {
     return Invalid("an algorithm that was chosen for other types, transpositions or epilogue");
   }
@@ -439,6 +468,7 @@ cublasStatus_t CheckAlgorithm(const Problem& problem, const cublasLtMatmulAlgo_t
     return Invalid("a workspace smaller than the algorithm's");
   }
   wanted_bytes = algorithm.workspace_bytes;
+  splits = algorithm.splits;
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -642,13 +672,17 @@ cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t prefer
   return CUBLAS_STATUS_SUCCESS;
 }
 
-// Promised alignments and masks of reductions change nothing here.
+// Promised alignments change nothing here.
 cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
                                                     cublasLtMatmulPreferenceAttributes_t attribute,
                                                     const void* buffer, size_t bytes) {
-  if (attribute != CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) return CUBLAS_STATUS_SUCCESS;
   auto value = Held<emulated_gpu::Preference>(preference);
-  const cublasStatus_t status = SetField(value.workspace_bytes, buffer, bytes);
+  cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+  if (attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) {
+    status = SetField(value.workspace_bytes, buffer, bytes);
+  } else if (attribute == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK) {
+    status = SetField(value.reductions, buffer, bytes);
+  }
   if (status == CUBLAS_STATUS_SUCCESS) Hold(preference, value);
   return status;
 }
@@ -666,13 +700,32 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
   emulated_gpu::Problem problem;
   status = emulated_gpu::MakeProblem(desc, a, b, c, d, problem);
   if (status != CUBLAS_STATUS_SUCCESS) return status;
-  const auto algorithm = emulated_gpu::AlgorithmFor(
-      problem, Held<emulated_gpu::Preference>(preference).workspace_bytes);
-  Hold(&results[0].algo, algorithm);
-  results[0].workspaceSize = algorithm.workspace_bytes;
-  results[0].state = CUBLAS_STATUS_SUCCESS;
-  results[0].wavesCount = 1.0F;
-  *found = 1;
+  const auto preferred = Held<emulated_gpu::Preference>(preference);
+  auto algorithm = emulated_gpu::AlgorithmFor(problem, preferred.workspace_bytes);
+  const bool splits = (preferred.reductions & CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE) != 0;
+  for (int i = 0; i < std::min(wanted, splits ? 3 : 2); ++i) {
+    algorithm.id = i;
+    algorithm.splits = i < 2 ? 1 : 2;
+    Hold(&results[i].algo, algorithm);
+    results[i].workspaceSize = algorithm.workspace_bytes;
+    results[i].state = CUBLAS_STATUS_SUCCESS;
+    results[i].wavesCount = 1.0F;
+    *found = i + 1;
+  }
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* given,
+                                                    cublasLtMatmulAlgoConfigAttributes_t attribute,
+                                                    void* buffer, size_t bytes, size_t* written) {
+  const auto algorithm = Held<emulated_gpu::Algorithm>(given);
+  if (buffer == nullptr || bytes != sizeof(int32_t)) return Invalid("an attribute's size is wrong");
+  if (attribute != CUBLASLT_ALGO_CONFIG_ID && attribute != CUBLASLT_ALGO_CONFIG_SPLITK_NUM) {
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+  }
+  const bool is_id = attribute == CUBLASLT_ALGO_CONFIG_ID;
+  std::memcpy(buffer, is_id ? &algorithm.id : &algorithm.splits, sizeof(int32_t));
+  *written = sizeof(int32_t);
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -691,8 +744,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
       emulated_gpu::MakeProblem(desc, a_layout, b_layout, c_layout, d_layout, product->problem);
   if (status != CUBLAS_STATUS_SUCCESS) return status;
   status = emulated_gpu::CheckAlgorithm(product->problem, algorithm, workspace_bytes,
-                                        product->workspace_bytes);
+                                        product->workspace_bytes, product->splits);
   if (status != CUBLAS_STATUS_SUCCESS) return status;
+  product->other_bits = Injected("other bits of a product") != CUBLAS_STATUS_SUCCESS;
   std::memcpy(&product->alpha, alpha, sizeof(float));
   std::memcpy(&product->beta, beta, sizeof(float));
   product->workspace = static_cast<char*>(workspace);

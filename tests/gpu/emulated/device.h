@@ -129,7 +129,8 @@ void SetMemoryLimit(int device, int64_t bytes);
 // The n-th call from now (1: the next) of the function `call`, or launch of the kernel of that
 // name, returns `error` (a cudaError_t, ncclResult_t or cublasStatus_t) and does nothing. For
 // ncclCommGetAsyncError the error is the communicator's from then on. With the name "last node of a
-// graph", the n-th launch of a graph succeeds and leaves out its last node.
+// graph", the n-th launch of a graph succeeds and leaves out its last node; with "other bits of a
+// product" the n-th product does, with another last bit in its first result.
 void FailAt(const std::string& call, int64_t nth, int error);
 
 // The n-th launch from now of the kernel `name` succeeds; when its turn comes on the device it

@@ -1,4 +1,7 @@
+#include "trainer/bench.h"
+
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,10 +13,12 @@
 #include "launch/commands/commands.h"
 #include "proto/report.pb.h"
 #include "tests/launch/commands/run_command.h"
+#include "trainer/model/describe.h"
 
 namespace deepnet {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::Outcome;
 using testing::RunCommand;
@@ -60,6 +65,125 @@ TEST(BenchCommand, TimesEveryKernelOfAStep) {
   EXPECT_LE(share, 1.0);
   EXPECT_THAT(RunBench({"kernels", "--layers", "1", "--tokens", "100", "--steps", "1"}).out,
               HasSubstr("LinearBackwardWeight"));
+}
+
+// On a CPU: functions of Ops, whose products have the names of what they are for.
+TEST(BenchCommand, TimesOfProductsAreByWhatTheyAreFor) {
+  const Outcome outcome = RunBench({"kernels", "--layers", "2", "--width", "64", "--tokens", "300",
+                                    "--steps", "2", "--dtype", "float32", "--json"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  KernelsRecord record;
+  ASSERT_TRUE(google::protobuf::util::JsonStringToMessage(outcome.out, &record).ok());
+  std::map<std::string, double> calls;
+  double seconds = 0.0;
+  for (const KernelRecord& product : record.products()) {
+    calls[product.name()] = product.calls_per_step();
+    seconds += product.calls_per_step() * product.seconds_per_call();
+  }
+  const std::map<std::string, double> of_form = {{"kv projection", 2},
+                                                 {"qkv projection", 4},
+                                                 {"fc1", 4},
+                                                 {"fc2", 4},
+                                                 {"output projection, query projection", 8}};
+  for (const auto& [label, count] : of_form) {
+    for (const char* form : {" forward", " input gradient", " weight gradient"}) {
+      EXPECT_EQ(calls[label + form], count) << label << form;
+    }
+  }
+  EXPECT_EQ(calls.size(), 15u);
+  double whole = 0.0;
+  for (const KernelRecord& kernel : record.kernels()) {
+    if (kernel.name().starts_with("Linear")) {
+      whole += kernel.calls_per_step() * kernel.seconds_per_call();
+    }
+  }
+  EXPECT_NEAR(seconds, whole, 1e-9);
+}
+
+TEST(BenchCommand, ProductsAreTimedInAllWaysOfACpu) {
+  const auto ways_of = [](const char* dtype) {
+    const Outcome outcome = RunBench({"products", "--layers", "1", "--width", "32", "--tokens",
+                                      "100", "--dtype", dtype, "--repeats", "3", "--json"});
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    ProductsRecord record;
+    EXPECT_TRUE(google::protobuf::util::JsonStringToMessage(outcome.out, &record).ok());
+    EXPECT_EQ(record.name(), "products/A layers=1 width=32 tokens=100");
+    EXPECT_EQ(record.repeats(), 3);
+    std::map<std::string, std::set<std::string>> ways;  // by the product
+    for (const ProductRecord& product : record.products()) {
+      EXPECT_GT(product.rows() * product.columns() * product.depth(), 0) << product.name();
+      for (const ProductTime& way : product.ways()) {
+        ways[product.name()].insert(way.way());
+        EXPECT_GT(way.seconds_per_call(), 0.0) << product.name() << ", " << way.way();
+        EXPECT_EQ(way.unequal(), 0) << product.name() << ", " << way.way();
+      }
+    }
+    EXPECT_EQ(ways.size(), 21u);  // six matrices and the loss's, in three forms
+    return ways;
+  };
+  EXPECT_THAT(ways_of("float32")["fc1 forward"], ElementsAre("MKL", "NATIVE", "oneDNN"));
+  EXPECT_THAT(ways_of("bfloat16")["logits weight gradient"], ElementsAre("NATIVE", "oneDNN"));
+  const Outcome text = RunBench({"products", "--layers", "1", "--width", "32", "--tokens", "100",
+                                 "--dtype", "float32", "--repeats", "1"});
+  EXPECT_THAT(text.out, HasSubstr("kv projection input gradient"));
+  EXPECT_THAT(text.out, HasSubstr("ms a step  NATIVE "));
+}
+
+TEST(BenchCommand, AStepHasAsManyMicrobatchesAsAsked) {
+  const auto step = [](const std::string& more) {
+    const Outcome outcome = RunBench({"kernels", "--layers", "1", "--width", "32", "--tokens", "90",
+                                      "--steps", "1", "--microbatches", more, "--json"});
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    KernelsRecord record;
+    EXPECT_TRUE(google::protobuf::util::JsonStringToMessage(outcome.out, &record).ok());
+    std::map<std::string, double> calls;
+    for (const KernelRecord& kernel : record.kernels()) {
+      calls[kernel.name()] = kernel.calls_per_step();
+    }
+    return calls;
+  };
+  std::map<std::string, double> one = step("1"), three = step("3");
+  EXPECT_EQ(three["CrossEntropy"], 3 * one["CrossEntropy"]);
+  EXPECT_EQ(three["Adam"], one["Adam"]);
+}
+
+TEST(BenchCommand, SettingsOfAGpuAreRefusedOnACpu) {
+  for (const std::vector<std::string>& more :
+       {std::vector<std::string>{"--graphs"}, {"--attention", "FLASH"}}) {
+    std::vector<std::string> words = {"step", "--device", "cpu", "--steps", "1"};
+    words.insert(words.end(), more.begin(), more.end());
+    const Outcome outcome = RunBench(words);
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_THAT(outcome.err, HasSubstr("works on \"cuda\" only"));
+  }
+}
+
+// Other sizes than its own: the paper's models are too large for a test.
+TEST(BenchCommand, ThePapersShapesAreThereByName) {
+  const absl::StatusOr<RunSpec> paper = BenchRun("paper");
+  ASSERT_TRUE(paper.ok()) << paper.status();
+  const Inventory inventory = Describe(paper->model(), paper->data().microbatch());
+  double weights = 0.0;
+  for (const Parameter& parameter : inventory.parameters) {
+    weights += static_cast<double>(parameter.NumElements());
+  }
+  EXPECT_NEAR(weights, 3.8e9, 0.05e9);
+  EXPECT_EQ(paper->data().microbatch().max_target_tokens(), 4096);
+  const Outcome outcome =
+      RunBench({"step", "--shape", "paper-100", "--layers", "1", "--width", "16", "--tokens", "60",
+                "--steps", "1", "--residual", "PRE_LN"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("step/paper-100 layers=1 width=16 tokens=60 residual=PRE_LN"));
+}
+
+TEST(BenchCommand, DecodesInBatchesAsAsked) {
+  const auto decode = [](const char* tokens) {
+    return RunBench({"decode", "--layers", "1", "--width", "16", "--sentences", "4", "--beam", "2",
+                     "--batch-tokens", tokens});
+  };
+  EXPECT_EQ(decode("1").code, 0);
+  EXPECT_EQ(decode("100000").code, 0);
+  EXPECT_EQ(decode("-1").code, 2);
 }
 
 TEST(BenchCommand, ShapesCanBeChanged) {

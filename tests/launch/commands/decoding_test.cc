@@ -167,8 +167,8 @@ class Decoding : public ::testing::Test {
         {.name = "chunk-lines", .kind = FlagKind::kInteger, .default_value = "2"});
     auto flags = ParseFlags(AllFlags(command), words, 2);
     EXPECT_TRUE(flags.ok()) << flags.status();
-    return TranslateLines({command, *std::move(flags), in, out_, err_}, Run(), *vocabulary_, scorer,
-                          world_);
+    return TranslateLines({command, *std::move(flags), in, out_, err_}, Run(), BatchLimits(),
+                          *vocabulary_, scorer, world_);
   }
 
   absl::Status Score(const std::string& input, const std::vector<std::string>& words) {

@@ -237,7 +237,7 @@ RanksOutcome TranslateOnRanks(int ranks, const std::string& input, const SearchO
     TableScorer scorer = MakeScorer();
     Translator translator(scorer, ByteCodec(), {.source = {kTag}, .target = {}},
                           {.search = search,
-                           .batch_tokens = 20,
+                           .limits = {.batch_tokens = 20},
                            .share = {.part = world.rank(), .num_parts = world.size()}});
     std::istringstream prefix_text(world.rank() == 0 ? prefixes.value_or("") : "");
     LineChunkReader prefix_lines(prefix_text, "the prefixes");
@@ -339,7 +339,7 @@ TEST(StreamsOnRanks, AgreeOnTheErrorOfARankThatCannotTranslate) {
     }
     Translator translator(scorer, ByteCodec(), {.source = {kTag}, .target = {}},
                           {.search = own,
-                           .batch_tokens = 20,
+                           .limits = {.batch_tokens = 20},
                            .share = {.part = world.rank(), .num_parts = world.size()}});
     return TranslateStream(lines, translator, {.chunk_lines = 5, .world = &world}, out).status();
   };

@@ -1,5 +1,6 @@
 #include "trainer/decode/translator.h"
 
+#include <algorithm>
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
@@ -43,7 +44,7 @@ TextCodec LetterCodec() {
 
 TranslatorOptions Options() {
   return {.search = {.beam_size = 3, .max_tokens = 8, .forbidden = {kTag, kOtherTag}},
-          .batch_tokens = 40};
+          .limits = {.batch_tokens = 40}};
 }
 
 TableScorer MakeScorer() {
@@ -85,13 +86,20 @@ TEST(Translator, GivesEachTextTheSameTranslationWhateverTheBatch) {
   TranslatorOptions options = Options();
   const auto batched = Translator(scorer, LetterCodec(), Tags(), options).Translate(texts);
   ASSERT_TRUE(batched.ok()) << batched.status();
-  options.batch_tokens = 1;
+  options.limits.batch_tokens = 1;
   const auto single = Translator(scorer, LetterCodec(), Tags(), options).Translate(texts);
   EXPECT_EQ(BestTexts(*batched), BestTexts(*single));
-  options.batch_tokens = 1000;
+  options.limits.batch_tokens = 1000;
   options.max_log_probs = 1;
   const auto bounded = Translator(scorer, LetterCodec(), Tags(), options).Translate(texts);
   EXPECT_EQ(BestTexts(*batched), BestTexts(*bounded));
+  options = Options();
+  options.limits = {.batch_tokens = 1000, .max_sentences = 3};
+  TableScorer of_few = MakeScorer();
+  const auto few = Translator(of_few, LetterCodec(), Tags(), options).Translate(texts);
+  EXPECT_EQ(BestTexts(*batched), BestTexts(*few));
+  EXPECT_EQ(*std::max_element(of_few.rows_per_step().begin(), of_few.rows_per_step().end()),
+            3 * options.search.beam_size);
 }
 
 TEST(Translator, FeedsTheModelTagPiecesAndEnd) {
@@ -126,7 +134,7 @@ TEST(Translator, BeginsEachTranslationWithItsPrefixWhateverTheBatch) {
   EXPECT_EQ(batched[3].best[0].text.substr(0, 1), "x");
   const auto free = *Translator(scorer, LetterCodec(), tags, options).Translate(texts);
   EXPECT_EQ(batched[2].best[0].text, free[2].best[0].text);
-  options.batch_tokens = 1;
+  options.limits.batch_tokens = 1;
   const auto single =
       *Translator(scorer, LetterCodec(), tags, options).Translate(texts, 0, prefixes);
   EXPECT_EQ(BestTexts(batched), BestTexts(single));

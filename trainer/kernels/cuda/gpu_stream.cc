@@ -81,8 +81,9 @@ void GpuStream::BeginTime() {
   timed_.push_back({.launch = {.name = last_, .asked = SecondsNow()}, .begin = RecordEvent()});
 }
 
-void GpuStream::EndTime(const char* name) {
+void GpuStream::EndTime(const char* name, const ProductShape& product) {
   timed_.back().launch.name = name;
+  timed_.back().launch.product = product;
   timed_.back().end = RecordEvent();
 }
 
@@ -141,12 +142,12 @@ void GpuStream::Wait() {
   Check("cudaStreamSynchronize", cudaStreamSynchronize(stream_));
 }
 
-void GpuStream::Launched(const char* what, cudaError_t error) {
+void GpuStream::Launched(const char* what, cudaError_t error, const ProductShape& product) {
   Check(what, error);
   if (capturing_) return;
   ++launches_;
   last_ = what;
-  if (timing_) EndTime(what);
+  if (timing_) EndTime(what, product);
   if (!check_launches_) return;
   ++waits_;
   Check(what, cudaStreamSynchronize(stream_));

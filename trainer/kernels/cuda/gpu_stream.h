@@ -15,6 +15,8 @@
 #include <string>
 #include <vector>
 
+#include "parallel/base/product.h"
+
 namespace deepnet::cuda {
 
 class LaunchGraphs;
@@ -76,6 +78,7 @@ class GpuStream {
   struct Timed {
     const char* name;  // a literal
     double asked = 0.0, start = 0.0, end = 0.0;
+    ProductShape product = {};
   };
   // Begins to time launches, by a pair of events each. Waits once, to compare the clocks.
   void StartTiming();
@@ -94,7 +97,7 @@ class GpuStream {
   void Launching() {
     if (timing_ && !capturing_) BeginTime();
   }
-  void Launched(const char* what, cudaError_t error);
+  void Launched(const char* what, cudaError_t error, const ProductShape& product = {});
   void Check(const char* what, cudaError_t error) const;
 
  private:
@@ -110,7 +113,7 @@ class GpuStream {
   Event MakeEvent() const;
   Event RecordEvent() const;
   void BeginTime();
-  void EndTime(const char* name);
+  void EndTime(const char* name, const ProductShape& product);
 
   const bool check_launches_;
   cudaStream_t stream_ = nullptr;
