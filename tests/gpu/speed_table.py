@@ -23,8 +23,8 @@ def read(path):
 
 def pytorch_of(shape):
     """tokens/s by kind of batches."""
-    found = {path.stem.split("-", 2)[2]: read(path) for path in sorted(LOGS.glob(f"pytorch-{shape}-*.json"))}
-    return {kind: record["tokens_per_second"] for kind, record in found.items() if record}
+    found = {path.stem.split("-", 2)[2]: read(path) for path in LOGS.glob(f"pytorch-{shape}-*.json")}
+    return {kind: record["tokens_per_second"] for kind, record in sorted(found.items()) if record}
 
 
 def order_of(path):
