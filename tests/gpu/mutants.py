@@ -1,21 +1,17 @@
 #!/usr/bin/env python3
-"""Breaks code for GPUs on purpose, one place at a time, and expects its tests to fail. Prints what caught each,
-and after how many seconds of testing.
+"""Breaks code for GPUs on purpose, one place at a time, and expects its tests to fail.
 
   tests/gpu/mutants.py BUILD_FOLDER [NAME...]
 
-BUILD_FOLDER is a configured build for the emulated GPU. All tests must pass first. Files are changed in place and
-restored, also on an interrupt; a file with changes that git does not know is refused. Exit status 1 if a mutant survives,
-its place is not found, or its test does not end.
+BUILD_FOLDER is a configured build for the emulated GPU. tests/mutants.py has the rest of the code, and says the rest.
 """
 
-import re
-import subprocess
 import sys
-import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from mutants import main  # noqa: E402
+
 CUDA = "trainer/kernels/cuda/"
 POINTWISE = "gpu_pointwise_kernels_test"
 EMULATED = "tests/gpu/emulated/"
@@ -33,7 +29,6 @@ GRAPHS = "gpu_graphs_test --gtest_filter=*Fraction*"
 WRONG_GRAPHS = "gpu_graphs_test --gtest_filter=*OtherBits*"
 GRAPHS_OF_SCHEDULES = "gpu_graphs_test --gtest_filter=*EverySchedule*"
 STREAMS = "gpu_kernels_on_streams_test"
-TIMED_OUT = 124  # as timeout(1)
 # name: file, text that stands there once, what replaces it, test program with arguments
 MUTANTS = {
     "steps-are-arguments-of-kernels": (
@@ -362,74 +357,5 @@ MUTANTS = {
 }
 
 
-def run(command, timeout):
-    try:
-        done = subprocess.run(command, cwd=ROOT, text=True, errors="replace", stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, timeout=timeout)
-        return done.returncode, done.stdout
-    except subprocess.TimeoutExpired as late:
-        return TIMED_OUT, (late.stdout or b"").decode(errors="replace")
-
-
-def program_path(build, name):
-    return next(p for p in Path(build).rglob(name) if p.is_file())
-
-
-def caught_by(text):
-    found = (re.search(r"\[  FAILED  \] ([\w/]+\.[\w/.]+)", text) or re.search(r"SUMMARY: (\w+: [\w-]+)", text)
-             or re.search(r"(emulated GPU: .*)", text) or re.search(r"runtime error: (.*)", text))
-    return found[1] if found else text.strip().split("\n")[-1].removeprefix("[ RUN      ] ")
-
-
-def run_test(build, command):
-    """Returns the status of a test program, or None if it does not compile, what was printed, and its seconds."""
-    program, *arguments = command.split()
-    status, words = run(["ninja", "-C", build, "-j1", program], 1200)
-    if status:
-        return None, words, 0
-    begin = time.monotonic()
-    status, words = run([str(program_path(build, program)), *arguments], 1200)
-    return status, words, time.monotonic() - begin
-
-
-def try_mutant(build, name):
-    """Returns what caught the mutant, or None, and why it was not caught."""
-    path, old, new, command = MUTANTS[name]
-    source = ROOT / path
-    text = source.read_text()
-    if text.count(old) != 1:
-        return None, f"the place is there {text.count(old)} times"
-    try:
-        source.write_text(text.replace(old, new))
-        status, words, seconds = run_test(build, command)
-    finally:
-        source.write_text(text)
-    if status is None:
-        return None, "does not compile:\n" + words[-2000:]
-    if status == TIMED_OUT:
-        return None, "its test does not end"
-    return (f"{command.split()[0]}: {caught_by(words)} | {seconds:.1f}" if status else None), "survives"
-
-
-def main():
-    build, names = sys.argv[1], sys.argv[2:] or list(MUTANTS)
-    files = sorted({MUTANTS[name][0] for name in names})
-    changed = run(["git", "status", "--porcelain", *files], 60)[1].strip()
-    if changed:
-        sys.exit(f"commit or stash first:\n{changed}")
-    for command in sorted({MUTANTS[name][3] for name in names}):
-        status, words, _ = run_test(build, command)
-        if status != 0:
-            sys.exit(f"{command} fails without a mutant:\n{words[-2000:]}")
-    failed = 0
-    print("| mutant | caught by | seconds |\n| --- | --- | --- |")
-    for name in names:
-        caught, why = try_mutant(build, name)
-        failed += caught is None
-        print(f"| {name} | {caught or '**' + why + '** |'} |", flush=True)
-    run(["ninja", "-C", build, "-j1", *sorted({MUTANTS[name][3].split()[0] for name in names})], 1200)
-    return failed > 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(MUTANTS))

@@ -1,0 +1,319 @@
+#!/usr/bin/env python3
+"""Breaks the code on purpose, one place at a time, and expects its tests to fail. Prints what caught each, and
+after how many seconds of testing.
+
+  tests/mutants.py BUILD_FOLDER [NAME...]
+
+BUILD_FOLDER is a configured build; tests/gpu/mutants.py breaks code for GPUs. All tests must pass first. Files are
+changed in place and restored, also on an interrupt or SIGTERM; a file with changes that git does not know is refused.
+Exit status 1 if a mutant survives, its place is not found, or its test does not end.
+"""
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TIMED_OUT = 124  # as timeout(1)
+DATA, OPTIM, DOCTOR = "trainer/data/", "trainer/optim/", "trainer/doctor/"
+DECODE, CHECKPOINT, INTEROP = "trainer/decode/", "trainer/checkpoint/", "trainer/interop/"
+CHECKPOINT_TEST, TOOLS_TEST, INTEROP_TEST = (
+    f"trainer_{name}_test" for name in ("checkpoint", "checkpoint_tools", "interop"))
+TCP, TCP_TEST = "parallel/comm/tcp_communicator.cc", "tcp_communicator_test"
+FAIRSEQ, FAIRSEQ_TEST = "launch/interop/fairseq_to_deepnet.py", "ctest launch_fairseq_to_deepnet_test"
+SLURM, SLURM_TEST = "launch/slurm/run.sh", "ctest launch_slurm_run_test"
+POLICY, POLICY_TEST = "trainer/async_checkpointer.cc", "trainer_async_checkpointer_test"
+PARTS = "trainer_data_prepare_test --gtest_filter=PreparedParts.*"
+# name: file, text that stands there once, what replaces it, test: a program with arguments, or "ctest NAME PROGRAM..."
+MUTANTS = {
+    "the-stop-ends-a-token-too-early": (
+        DECODE + "search.cc", "Score(log_prob, max_tokens_ + 1));", "Score(log_prob, max_tokens_));",
+        "decode_search_test"),
+    "the-stop-looks-a-token-too-far": (
+        DECODE + "search.cc", "std::max(Score(log_prob, num_tokens_ + 1),", "std::max(Score(log_prob, num_tokens_ + 2),",
+        "decode_search_test"),
+    "cuts-do-not-reach-the-model": (
+        DECODE + "model_scorer.cc", ".cuts = choices.cuts,", "", "decode_model_scorer_test"),
+    "averages-of-large-tensors-are-those-of-the-first-piece": (
+        OPTIM + "optimizer.cc", "narrow(0, extent.weight + done, count)", "narrow(0, extent.weight, count)",
+        "trainer_optim_test"),
+    "rates-are-scaled-twice": (
+        OPTIM + "learning_rate.cc", "  optim.clear_reference_batch_tokens();\n", "", "trainer_optim_learning_rate_test"),
+    "validations-follow-the-minutes-of-saves": (
+        "trainer/intervals.cc", ".minutes = train.validate_every_minutes()", ".minutes = train.checkpoint_every_minutes()",
+        "trainer_intervals_test"),
+    "half-an-odd-window-is-enough": (
+        "trainer/spikes.cc", "2 * window.losses_size() < spec.window_steps()", "window.losses_size() < spec.window_steps() / 2",
+        "trainer_spikes_test"),
+    "minutes-count-from-the-start-on": (
+        POLICY, "  saved_at_ = state_.train_seconds();\n", "", POLICY_TEST),
+    "damaged-checkpoints-are-gone-back-to": (
+        "trainer/roll_back.cc", "if (intact.ok()) intact = VerifyTensors(fs, folder, *manifest);",
+        "if (!intact.ok()) intact = VerifyTensors(fs, folder, *manifest);",
+        "parity_spike_test --gtest_filter=*Damaged*"),
+    "computing-time-adds-up": (
+        "trainer/stragglers.cc", "std::exchange(seconds_, 0.0)", "seconds_", "trainer_stragglers_test"),
+    "whole-shards-are-linked-for-a-part": (
+        DATA + "prepare_blocks.cc", "if (only.num_pairs() == sources[0].count) {", "if (only.num_pairs() >= sources[0].count) {",
+        PARTS),
+    "damaged-shards-are-copied": (
+        DATA + "prepare_blocks.cc", "      RETURN_IF_ERROR(shard->CheckContent());\n", "", PARTS),
+    "changed-inputs-keep-their-scans": (
+        DATA + "prepare_scan.cc", "found->second.modified_ns(),", "0,", PARTS),
+    "tags-take-no-room": (
+        DATA + "subword_sampler.cc", "most - pieces.size()", "most", "trainer_data_test --gtest_filter=SubwordSampler*"),
+    "spare-targets-are-promised-twice": (
+        DATA + "corpus_batch_source.cc", "    spare.target -= pair.size.target;\n", "",
+        "trainer_data_prepare_test --gtest_filter=SpareOf.*"),
+    "weights-do-not-shape-the-source": (
+        DATA + "data_order.cc", "phases, 1, Factors(index, spec, selected));",
+        "phases, 1, std::vector<double>(selected.size(), 1.0));\n  static_cast<void>(Factors);", "trainer_data_test --gtest_filter=*DataSpec*"),
+    "of-two-links-none-is-late": (
+        DOCTOR + "diagnosis.cc", "latencies[(latencies.size() - 1) / 2]", "latencies[latencies.size() / 2]",
+        "trainer_diagnosis_test"),
+    "one-rank-with-wrong-kernels-is-outvoted": (
+        DOCTOR + "diagnosis.cc", "check.error() > kept.error();", "check.error() < kept.error();", "trainer_diagnosis_test"),
+    "errors-that-are-no-numbers-are-forgotten": (
+        DOCTOR + "diagnosis.cc", "std::isnan(check.error()) || ", "", "trainer_diagnosis_test"),
+    "float32-may-be-off-ten-times-as-far": (
+        DOCTOR + "kernel_check.cc", "0x1p-9 : 2e-5;", "0x1p-9 : 2e-4;", "trainer_doctor_test --gtest_filter=KernelCheck.*"),
+    "moments-are-not-in-the-memory-of-a-job": (
+        "launch/commands/sbatch.cc", "memory.weights() + memory.moments()", "memory.weights()", "launch_plan_test"),
+    "what-a-lost-peer-sent-is-lost": (
+        TCP, "  if (!sends && TakeArrived(started)) return started;  // also what a lost peer had sent before\n"
+        "  if (!connection.lost.ok()) return WithPrefix(message.Text(), connection.lost);\n",
+        "  if (!connection.lost.ok()) return WithPrefix(message.Text(), connection.lost);\n"
+        "  if (!sends && TakeArrived(started)) return started;\n", TCP_TEST),
+    "a-loss-takes-whole-messages-too": (
+        TCP, "return arrival.offered; });", "return arrival.offered || true; });", TCP_TEST),
+    "half-a-frame-stands-before-the-abort": (
+        TCP, "connection.frames.resize(half_sent ? 1 : 0);", "connection.frames.resize(half_sent ? 0 : 0);",
+        "ctest tcp_job_end_busy job_end"),
+    "groups-are-in-reverse-order": (TCP, "wishes[a].key < wishes[b].key", "wishes[a].key > wishes[b].key", TCP_TEST),
+    "groups-share-their-number": (TCP, "  world_->TakeGroup(group);\n", "", TCP_TEST),
+    "the-smallest-work-is-dealt-first": (
+        DATA + "prepared_parts.cc", "return costs[a] > costs[b];", "return costs[a] < costs[b];", PARTS),
+    "earlier-pairs-begin-behind-dropped-lines": (
+        DATA + "prepared_parts.cc", "num_pairs[part.files(0).name()] += part.counts().kept();",
+        "num_pairs[part.files(0).name()] += part.counts().lines();", PARTS),
+    "one-rank-assembles-everything": (
+        DATA + "prepare_plan.cc", "plan.assemble_seconds = most /", "plan.assemble_seconds = plan.text_bytes /",
+        "trainer_data_prepare_test --gtest_filter=PreparePlan.*"),
+    "the-cosine-does-not-know-the-warm-up": (
+        OPTIM + "learning_rate.cc", "static_cast<double>(optim.decay_steps()) - warmup);",
+        "static_cast<double>(optim.decay_steps()));", "trainer_optim_learning_rate_test"),
+    "the-shifted-root-is-a-step-early": (
+        OPTIM + "learning_rate.cc", "std::sqrt(shift / (shift + u));", "std::sqrt(shift / (shift + u - 1));",
+        "trainer_optim_learning_rate_test"),
+    "overflows-are-never-forgotten": (
+        OPTIM + "loss_scale.cc", "    state_.set_overflows(0);\n", "", "trainer_optim_loss_scale_test"),
+    "windows-begin-with-the-last-change": (
+        OPTIM + "loss_scale.cc", "state_.steps() - state_.last_overflow()) %", "state_.steps() - state_.last_change()) %",
+        "trainer_optim_loss_scale_test"),
+    "infinities-are-a-measure": (
+        CHECKPOINT + "tools/diff.cc", "size_x < kInfinity ? size_x : 0;", "size_x <= kInfinity ? size_x : 0;", TOOLS_TEST),
+    "averages-have-the-first-manifest": (
+        CHECKPOINT + "tools/rewrite.cc", "Manifest manifest = readers.back()->manifest();",
+        "Manifest manifest = readers.front()->manifest();", TOOLS_TEST),
+    "empty-files-are-read-ahead": (
+        CHECKPOINT + "tools/tensor_reader.cc", "  if (manifest_.files(file).block_crc32c().empty()) return;\n", "",
+        TOOLS_TEST),
+    "unfinished-folders-of-others-are-deleted": (
+        CHECKPOINT + "tools/spread_writer.cc", "if (owns_folder_) fs_.DeleteTree", "fs_.DeleteTree", TOOLS_TEST),
+    "leftovers-are-bytes-to-prune": (
+        CHECKPOINT + "retention.cc",
+        " &&\n                      listed.folder == JoinPath(run_folder, CheckpointName(listed.step));", ";",
+        CHECKPOINT_TEST),
+    "step-zero-is-kept-as-a-multiple": (
+        CHECKPOINT + "retention.cc", "keep_every_steps > 0 && step > 0 &&", "keep_every_steps > 0 &&", CHECKPOINT_TEST),
+    "best-pointers-lead-ahead": (
+        CHECKPOINT + "retention.cc", "best.step() <= manifest.step() && is_there(best.step())", "is_there(best.step())",
+        CHECKPOINT_TEST),
+    "m2m-has-512-positions": (
+        INTEROP + "hf_config.cc", "max_position_embeddings: 1024\n", "max_position_embeddings: 512\n", INTEROP_TEST),
+    "untied-projections-are-imported": (
+        INTEROP + "hf_config.cc", "expect(c.tie_word_embeddings(),", "expect(true || c.tie_word_embeddings(),",
+        INTEROP_TEST),
+    "m2m-has-no-dropout-of-activations": (
+        INTEROP + "hf_config.cc", "  model.set_activation_dropout(config.activation_dropout());\n", "", INTEROP_TEST),
+    "decoders-are-divided-by-the-encoders-alpha": (
+        INTEROP + "marian.cc", "scaling.encoder_alpha : scaling.decoder_alpha;",
+        "scaling.encoder_alpha : scaling.encoder_alpha;", INTEROP_TEST),
+    "the-first-token-has-another-row": (
+        INTEROP + "marian.cc", "embedding(kEos * width + first, end_row)", "embedding(kBos * width + first, end_row)",
+        INTEROP_TEST),
+    "languages-are-pieces-too": (
+        INTEROP + "hf_tokenizer.cc", "  for (const auto& [language, row] : rows->of_language) without.erase(row);\n", "",
+        INTEROP_TEST),
+    "unknown-pieces-have-another-row": (
+        INTEROP + "hf_tokenizer.cc", "rows.of_piece.end() ? kUnk : found->second",
+        "rows.of_piece.end() ? kBos : found->second", INTEROP_TEST),
+    "rows-behind-the-table-are-read": (
+        INTEROP + "import.cc", "if (row >= folder_rows)", "if (row > folder_rows)", INTEROP_TEST),
+    "the-data-of-an-import-begins-anew": (
+        INTEROP + "import.cc", "  manifest.mutable_data()->set_step(exported.step());\n", "", INTEROP_TEST),
+    "exports-may-hold-copies": (
+        INTEROP + "import.cc", "(!incoming.from_us && IsRepeatedInHf(name))", "IsRepeatedInHf(name)", INTEROP_TEST),
+    "failed-saves-count-as-saved": (
+        POLICY, "  if (failed && saved_step_ == record.step()) saved_step_ = -1;\n", "",
+        "parity_save_test --gtest_filter=*FullDisk*"),
+    "averages-begin-with-nothing": (
+        POLICY, "  if (begins_average) context.optimizer->BeginAverage(parameters);\n", "",
+        "parity_ema_test --gtest_filter=*TurnsItOnLater*"),
+    "runs-without-their-lock-tidy-up": (
+        POLICY, "  if (options_.lock != nullptr) RETURN_IF_ERROR(options_.lock->Check());\n  if (!saved)", "  if (!saved)",
+        "parity_save_test --gtest_filter=*LockWasTaken*"),
+    "zombies-run": (
+        CHECKPOINT + "run_lock.cc", "process.state == 'Z' || process.state == 'X'", "process.state == 'X'",
+        CHECKPOINT_TEST),
+    "rare-beats-are-missed": (
+        CHECKPOINT + "run_lock.cc", "std::clamp(absl::Seconds(found.owner.beat_seconds()),",
+        "std::clamp(absl::Seconds(0 * found.owner.beat_seconds()),", CHECKPOINT_TEST),
+    "torn-lines-are-not-closed": ("trainer/metrics.cc", "  torn_ = !written.ok();\n", "", "trainer_metrics_test"),
+    "a-torn-line-alone-stays": (
+        "trainer/metrics.cc", "return dropped || !line.empty() ?", "return dropped ?", "trainer_metrics_test"),
+    "the-last-line-is-the-longest": (
+        DATA + "prepare_held_out.cc", "std::max(*longest, static_cast<int32_t>(pieces))", "static_cast<int32_t>(pieces)",
+        "trainer_data_prepare_test --gtest_filter=Prepare.MakesACorpus*"),
+    "tokenizers-outlive-their-text": (
+        DATA + "prepare_tokenizer.cc",
+        "  for (const PreparedPart& scan : context.scans) facts.push_back(absl::StrCat(scan.key()));\n", "", PARTS),
+    "zst-is-not-compressed": (
+        DATA + "prepare_scan.cc", 'absl::EndsWith(path, ".gz") || absl::EndsWith(path, ".zst");',
+        'absl::EndsWith(path, ".gz");', "trainer_data_prepare_test --gtest_filter=PreparePlan.*"),
+    "ports-have-no-end": (
+        "launch/launcher.cc", "launch->port > 0 &&\n      launch->port <= 65535", "launch->port > 0",
+        "launch_launcher_test"),
+    "restarts-meet-those-before": (
+        "launch/launcher.cc", '  launch->prefix = variables.Text("TORCHELASTIC_RESTART_COUNT");\n', "",
+        "launch_launcher_test"),
+    "waits-begin-before-they-do": (
+        "parallel/exec/trace.cc", "std::max(wait.start, found->second)", "found->second", "trace_test"),
+    "kernels-belong-to-the-action-behind": (
+        "trainer/run_trace.cc", "events_[next_].start <= time ?", "events_[next_].start <= events_[next_].end ?",
+        "trainer_stop_requests_test --gtest_filter=RunTrace.*"),
+    "ends-stay-on-their-own-clocks": (
+        "parallel/exec/trace.cc", "      event.end -= offsets[rank];\n", "", "trace_test"),
+    "inner-events-come-first": (
+        "parallel/exec/trace.cc", "if (a.end != b.end) return a.end > b.end;", "if (a.end != b.end) return a.end < b.end;",
+        "trace_test"),
+    "gradients-of-weights-are-waited-for": (
+        "parallel/exec/trace.cc", "event.kind != TraceKind::kCompute || event.action.op == Op::kBackwardWeight",
+        "event.kind != TraceKind::kCompute", "trace_test"),
+    "torn-records-stay": (
+        "trainer/event_file.cc", "  std::filesystem::resize_file(path_, good_bytes_, error);\n", "",
+        "trainer_event_file_test"),
+    "zeros-are-never-shown": (
+        "trainer/event_file.cc", "if (*figure == 0.0 && shown_.count(tag) == 0) continue;", "if (*figure == 0.0) continue;",
+        "trainer_event_file_test"),
+    "ampersands-are-markup": (
+        "trainer/event_file.cc", "} else if (c == '&') {", "} else if (c == '\\r') {", "trainer_event_file_test"),
+    "line-ends-break-labels": ("trainer/prometheus_file.cc", ', {"\\n", "\\\\n"}', "", "trainer_prometheus_file_test"),
+    "unknown-figures-are-shown": (
+        "trainer/prometheus_file.cc", "if (value > 0) Gauge", "if (value >= 0) Gauge", "trainer_prometheus_file_test"),
+    "a-stop-leaves-the-failures-counted": (
+        SLURM, 'rm -f "$rank_logs/failures"', ":", SLURM_TEST),
+    "hangs-are-final": (SLURM, "    8 | 9)", "    9)", SLURM_TEST),
+    "one-try-too-few": (SLURM, "-le ${DEEPNET_RETRIES:-3}", "-lt ${DEEPNET_RETRIES:-3}", SLURM_TEST),
+    "rotated-positions-are-imported": (FAIRSEQ, '"xpos_rel_pos": False, ', "", FAIRSEQ_TEST),
+    "language-tokens-are-cut-off": (FAIRSEQ, "piece[2:-2]", "piece[2:-1]", FAIRSEQ_TEST),
+    "positions-that-are-not-stored-are-512": (
+        FAIRSEQ, 'self.value("max_source_positions", 1024)', 'self.value("max_source_positions", 512)', FAIRSEQ_TEST),
+    "overwritten-pieces-are-refused": (FAIRSEQ, "fields[0] in SPECIALS and len(fields) == 2:", "fields[0] in SPECIALS:", FAIRSEQ_TEST),
+    "unlike-stacks-are-imported": (FAIRSEQ, "        if encoder != decoder:\n", "        if encoder is None:\n", FAIRSEQ_TEST),
+    "dropout-of-activations-has-another-name": (
+        FAIRSEQ, 'self.value("activation_dropout", 0.0)', 'self.value("relu_dropout", 0.0)', FAIRSEQ_TEST),
+}
+
+
+def run(command, timeout):
+    try:
+        done = subprocess.run(command, cwd=ROOT, text=True, errors="replace", stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, timeout=timeout)
+        return done.returncode, done.stdout
+    except subprocess.TimeoutExpired as late:
+        return TIMED_OUT, (late.stdout or b"").decode(errors="replace")
+
+
+def program_path(build, name):
+    return next(p for p in Path(build).rglob(name) if p.is_file())
+
+
+def caught_by(text):
+    found = (re.search(r"\[  FAILED  \] ([\w/]+\.[\w/.]+)", text) or re.search(r"SUMMARY: (\w+: [\w-]+)", text)
+             or re.search(r"(emulated GPU: .*)", text) or re.search(r"runtime error: (.*)", text)
+             or re.search(r"(?:FAIL|ERROR): (\w+)", text) or re.search(r"- (\w+ \(\w+\))", text))
+    return found[1] if found else text.strip().split("\n")[-1].removeprefix("[ RUN      ] ")
+
+
+def programs(command):
+    """Returns the programs that a test needs."""
+    words = command.split()
+    return words[2:] if words[0] == "ctest" else words[:1]
+
+
+def build_programs(build, names):
+    return run(["ninja", "-C", build, "-j1", *names], 1200) if names else (0, "")
+
+
+def run_test(build, command):
+    """Returns the status of a test, or None if it does not compile, what was printed, and its seconds."""
+    status, words = build_programs(build, programs(command))
+    if status:
+        return None, words, 0
+    program, *arguments = command.split()
+    if program == "ctest":
+        words = ["ctest", "--test-dir", build, "--output-on-failure", "--no-tests=error", "-R", f"^{arguments[0]}$"]
+    else:
+        words = [str(program_path(build, program)), *arguments]
+    begin = time.monotonic()
+    status, words = run(words, 1200)
+    return status, words, time.monotonic() - begin
+
+
+def try_mutant(build, mutant):
+    """Returns what caught the mutant, or None, and why it was not caught."""
+    path, old, new, command = mutant
+    source = ROOT / path
+    text = source.read_text(encoding="utf-8")
+    if text.count(old) != 1:
+        return None, f"the place is there {text.count(old)} times"
+    try:
+        source.write_text(text.replace(old, new), encoding="utf-8")
+        status, words, seconds = run_test(build, command)
+    finally:
+        source.write_text(text, encoding="utf-8")
+    if status is None:
+        return None, "does not compile:\n" + words[-2000:]
+    if status == TIMED_OUT:
+        return None, "its test does not end"
+    return (f"{command.split()[0]}: {caught_by(words)} | {seconds:.1f}" if status else None), "survives"
+
+
+def main(mutants):
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # by way of what restores the file
+    build, names = sys.argv[1], sys.argv[2:] or list(mutants)
+    files = sorted({mutants[name][0] for name in names})
+    changed = run(["git", "status", "--porcelain", *files], 60)[1].strip()
+    if changed:
+        sys.exit(f"commit or stash first:\n{changed}")
+    commands = sorted({mutants[name][3] for name in names})
+    for command in commands:
+        status, words, _ = run_test(build, command)
+        if status != 0 or "[  PASSED  ] 0 tests" in words:
+            sys.exit(f"{command} fails without a mutant, or has no tests:\n{words[-2000:]}")
+    failed = 0
+    print("| mutant | caught by | seconds |\n| --- | --- | --- |")
+    for name in names:
+        caught, why = try_mutant(build, mutants[name])
+        failed += caught is None
+        print(f"| {name} | {caught or '**' + why + '** |'} |", flush=True)
+    build_programs(build, sorted({program for command in commands for program in programs(command)}))
+    return failed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(MUTANTS))
