@@ -1,5 +1,5 @@
-"""launch/interop/fairseq_to_deepnet.py runs nothing that a checkpoint names. Class Promise goes without Python's torch,
-class Torch needs it (the label `peers`)."""
+"""launch/interop/fairseq_to_deepnet.py: it runs nothing that a checkpoint names (class Promise), and what it makes of
+arguments and dictionary (class Meaning), both without Python's torch; class Torch needs it (the label `peers`)."""
 
 import argparse
 import builtins
@@ -156,6 +156,139 @@ class Promise(Folder):
             with self.assertRaises(SystemExit) as ended:
                 converter.main()
         self.assertTrue(ended.exception.code.endswith("\ufffd[2Jx.pt: model: w\ufffd]0;TITLE\ufffdé\ufffd\ufffd is no tensor"))
+
+
+class Matrix:
+    def __init__(self, rows, columns=8):
+        self.shape = (rows, columns)
+
+    def float(self):
+        return self
+
+    clone = float
+
+    def __getitem__(self, rows):
+        return Matrix(len(range(*rows.indices(self.shape[0]))))
+
+
+class Meaning(Folder):
+    arguments = {
+        "encoder_layers": 5, "decoder_layers": 3, "encoder_embed_dim": 32, "decoder_embed_dim": 32,
+        "encoder_ffn_embed_dim": 64, "decoder_ffn_embed_dim": 64, "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4, "encoder_normalize_before": False, "decoder_normalize_before": False,
+    }  # fmt: skip
+    spec = {
+        "encoder_layers": 5, "decoder_layers": 3, "d_model": 32, "ffn_dim": 64, "num_heads": 4, "dropout": 0.0,
+        "attention_dropout": 0.0, "activation_dropout": 0.0, "layer_norm_epsilon": 1e-5, "unscaled_embedding": False,
+        "residual": "POST_LN", "activation": "RELU", "tied_embeddings": "TIE_ALL", "max_positions": 1024,
+    }  # fmt: skip
+
+    def model(self, tensors=None, **changes):
+        fake = types.SimpleNamespace(equal=lambda a, b: a is b)
+        with mock.patch.object(converter, "torch", fake):
+            return converter.Model({**self.arguments, **changes},
+                                   {"encoder.embed_tokens.weight": Matrix(9), **(tensors or {})})  # fmt: skip
+
+    def test_arguments_that_are_not_stored_have_the_values_of_fairseq(self):
+        model = self.model()
+        self.assertEqual((model.spec, model.mistakes), (self.spec, []))
+
+    def test_every_argument_becomes_its_field(self):
+        model = self.model(dropout=0.1, attention_dropout=0.2, activation_dropout=0.3, layernorm_eps=1e-6,
+                           no_scale_embedding=True, activation_fn="gelu", deepnorm=True, max_source_positions=77)  # fmt: skip
+        fields = {"dropout": 0.1, "attention_dropout": 0.2, "activation_dropout": 0.3, "layer_norm_epsilon": 1e-6,
+                  "unscaled_embedding": True, "activation": "GELU", "residual": "DEEPNORM",
+                  "deepnorm": {"beta_rule": "TORCHSCALE"}, "max_positions": 77}  # fmt: skip
+        self.assertEqual((model.spec, model.mistakes), ({**self.spec, **fields}, []))
+        before = self.model(encoder_normalize_before=True, decoder_normalize_before=True)
+        self.assertEqual(before.spec["residual"], "PRE_LN")
+
+    def test_arguments_for_fairseq_are_read_back_as_what_they_were_made_of(self):
+        plain = {**self.spec, "dropout": 0.1, "attention_dropout": 0.2, "activation_dropout": 0.3, "encoder_layers": 9,
+                 "layer_norm_epsilon": 1e-6, "unscaled_embedding": True, "activation": "GELU"}  # fmt: skip
+        for spec in (plain, {**plain, "residual": "PRE_LN"},
+                     {**plain, "residual": "DEEPNORM", "deepnorm": {"beta_rule": "TORCHSCALE"}}):  # fmt: skip
+            for style in ("M2M", "TARGET_TAG_ON_SOURCE", "NO_TAGS"):
+                arguments = converter.fairseq_arguments(spec, style, ["de", "en"])
+                self.assertEqual(self.model(**arguments).spec, spec)
+                self.assertEqual((converter.tag_style(arguments), arguments["langs"]), (style, ["de", "en"]))
+
+    def test_learned_positions_come_from_the_tables(self):
+        tables = {f"{side}.embed_positions.weight": Matrix(66) for side in ("encoder", "decoder")}
+        model = self.model(tables)
+        self.assertEqual((model.spec["positions"], model.spec["max_positions"], model.mistakes), ("LEARNED", 64, []))
+        self.assertEqual({model.tensors[name].shape for name in tables}, {(64, 8)})
+        for other in ({}, {"decoder.embed_positions.weight": Matrix(50)}):
+            self.assertIn("learned positions, of one number", self.model({"encoder.embed_positions.weight": Matrix(66),
+                                                                          **other}).mistakes[0])  # fmt: skip
+
+    def test_what_no_model_here_has_is_refused_by_name(self):
+        others = {
+            "subln": True, "layernorm_embedding": True, "moe_freq": 2, "multiway": True, "rel_pos_buckets": 32,
+            "xpos_rel_pos": True, "cross_self_attention": True, "no_cross_attention": True, "adaptive_input": True,
+            "adaptive_softmax_cutoff": "9,99", "no_token_positional_embeddings": True, "tie_adaptive_weights": True,
+            "scale_fc": True, "scale_attn": True, "scale_heads": True, "scale_resids": True, "base_layers": 1,
+            "no_decoder_final_norm": True, "lang_tok_replacing_bos_eos": True, "adaptive_input_factor": 4.0,
+        }  # fmt: skip
+        self.assertEqual(set(others), set(converter.REFUSED))
+        for name, value in others.items():
+            self.assertEqual(self.model(**{name: value}).mistakes, [f"{name} is {value}: no model here has it"])
+        self.assertEqual(len(self.model(**others).mistakes), len(others))
+        self.assertIn("activation_fn is swish", self.model(activation_fn="swish").mistakes[0])
+
+    def test_both_stacks_are_alike_or_refused(self):
+        for name in ("embed_dim", "ffn_embed_dim", "attention_heads", "normalize_before"):
+            for side in ("encoder", "decoder"):
+                mistakes = self.model(**{f"{side}_{name}": 2}).mistakes
+                self.assertEqual(len(mistakes), 1)
+                self.assertRegex(mistakes[0], f"^encoder_{name} is .*, decoder_{name} .*: must be equal here$")
+            neither = self.model(**{f"{side}_{name}": None for side in ("encoder", "decoder")})
+            self.assertEqual(neither.mistakes, [f"encoder_{name} is not among the arguments"])
+
+    def test_a_dictionary_says_its_special_pieces_again_only_where_it_overwrites(self):
+        path = self.folder / "dict.txt"
+        path.write_text("\u2581a 7\n<unk> 1 #fairseq:overwrite\n\u2028 2\n", encoding="utf-8")
+        self.assertEqual(converter.read_dictionary(path), [*converter.SPECIALS, "\u2581a", "<unk>", "\u2028"])
+        for line, reason in {"<unk> 1": "line 2: <unk> is no piece", "word": "line 2: not a piece and its count"}.items():
+            path.write_text(f"a 7\n{line}\n", encoding="utf-8")
+            with self.assertRaisesRegex(converter.Refusal, reason):
+                converter.read_dictionary(path)
+
+    def test_languages_are_those_listed_then_those_of_the_dictionary(self):
+        def found(style="M2M", given=None, **arguments):
+            options = argparse.Namespace(languages=given)
+            return converter.languages_of(options, arguments, ["<s>", "__x", "__zh_CN__", "a__", "__de__"], style)
+
+        self.assertEqual(found(), ["zh_CN", "de"])
+        self.assertEqual(found(langs="fr,de"), ["fr", "de", "zh_CN"])
+        self.assertEqual(found(langs=["fr"]), ["fr", "zh_CN", "de"])
+        self.assertEqual(found(langs="fr", given="en,de"), ["en", "de", "zh_CN"])
+        self.assertEqual(found("NO_TAGS", source_lang="fr", target_lang="en"), ["fr", "en", "zh_CN", "de"])
+
+    def test_rows_are_the_dictionary_s_then_those_of_the_tags(self):
+        pieces = [*converter.SPECIALS, "a", "b", "new"]
+        fake = types.SimpleNamespace(SentencePieceProcessor=lambda model_file: types.SimpleNamespace(
+            id_to_piece=pieces.__getitem__, get_piece_size=lambda: len(pieces)))  # fmt: skip
+        dictionary = [*converter.SPECIALS, "b", "__de__", "a"]
+        with mock.patch.object(converter, "sentencepiece", fake):
+            rows = converter.Rows(dictionary, "m", ["fr", "de", "en"], 11, "M2M")
+            self.assertEqual(rows.of_ids, [0, 1, 2, 3, 6, 4, 3, 9, 10, 5, 8, 7])  # specials, a, b, new, free, de, en, fr
+            self.assertEqual((rows.unused, rows.unknown, rows.copies), ([9, 10], 1, 0))
+            with self.assertRaisesRegex(converter.Refusal, "need 9 rows, the embedding has 8"):
+                converter.Rows(dictionary, "m", ["fr", "de", "en"], 8, "M2M")
+            untagged = converter.Rows(dictionary, "m", ["fr", "de", "en"], 8, "NO_TAGS")
+            self.assertEqual((untagged.of_ids, untagged.copies), ([0, 1, 2, 3, 6, 4, 3, 5, 0, 7], 1))
+
+    def test_tags_are_as_the_task_marks_languages(self):
+        styles = {("src", True): "M2M", ("tgt", False): "TARGET_TAG_ON_SOURCE", (None, False): "NO_TAGS"}
+        for encoder in ("src", "tgt", None):
+            for decoder in (True, False):
+                arguments = {"encoder_langtok": encoder, "decoder_langtok": decoder}
+                if (encoder, decoder) in styles:
+                    self.assertEqual(converter.tag_style(arguments), styles[encoder, decoder])
+                else:
+                    with self.assertRaises(converter.Refusal):
+                        converter.tag_style(arguments)
 
 
 class Torch(Folder):
