@@ -289,6 +289,25 @@ std::string CheckTable(const DoctorReport& report) {
 
 }  // namespace
 
+void MergeChecks(DoctorReport& report) {
+  std::map<std::string, int> places;
+  for (DoctorRank& rank : *report.mutable_ranks()) {
+    for (DoctorCheck& check : *rank.mutable_checks()) {
+      check.set_rank(rank.rank());
+      const auto [place, is_new] = places.emplace(check.name(), report.checks_size());
+      if (is_new) {
+        *report.add_checks() = check;
+        continue;
+      }
+      DoctorCheck& kept = *report.mutable_checks(place->second);
+      if (!kept.failure().empty()) continue;
+      const bool worse = std::isnan(check.error()) || check.error() > kept.error();
+      if (!check.failure().empty() || worse) kept = check;
+    }
+    rank.clear_checks();
+  }
+}
+
 void Diagnose(const DoctorNeeds& needs, DoctorReport& report) { Diagnosis(needs, report).Run(); }
 
 bool HasFailures(const DoctorReport& report) {

@@ -13,6 +13,10 @@ struct DoctorNeeds {
   int64_t folder_bytes = 0;  // free, for two checkpoints
 };
 
+// Moves the checks of all ranks to report.checks, each once: the failure of the first rank that has
+// one, else the largest error, where one that is not a number is larger than any.
+void MergeChecks(DoctorReport& report);
+
 // Adds to report.findings what is wrong with its ranks, links and checks.
 //
 // Failures: checks beyond their limit, a folder that cannot do what runs need, other builds or

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <map>
 #include <memory>
 #include <set>
 #include <utility>
@@ -109,7 +108,6 @@ class Doctor {
   absl::StatusOr<Plan> PlanRun();
   std::vector<std::pair<int, int>> Neighbours() const;
   absl::Status ExamineLinks();
-  void MergeChecks();
   void AddFailure(const std::string& name, const absl::Status& status);
 
   const DoctorOptions& options_;
@@ -216,7 +214,7 @@ absl::Status Doctor::Examine() {
                }));
   }
   RETURN_IF_ERROR(Gather());
-  MergeChecks();
+  MergeChecks(report_);
   return absl::OkStatus();
 }
 
@@ -432,25 +430,6 @@ absl::Status Doctor::ExamineLinks() {
     link.set_bytes_per_second(rate.bytes_per_second);
   }
   return absl::OkStatus();
-}
-
-// Keeps each check once: the failure of the first rank that has one, else the largest error.
-void Doctor::MergeChecks() {
-  std::map<std::string, int> places;
-  for (DoctorRank& rank : *report_.mutable_ranks()) {
-    for (DoctorCheck& check : *rank.mutable_checks()) {
-      check.set_rank(rank.rank());
-      const auto [place, is_new] = places.emplace(check.name(), report_.checks_size());
-      if (is_new) {
-        *report_.add_checks() = check;
-        continue;
-      }
-      DoctorCheck& kept = *report_.mutable_checks(place->second);
-      if (!kept.failure().empty()) continue;
-      if (!check.failure().empty() || !(check.error() <= kept.error())) kept = check;
-    }
-    rank.clear_checks();
-  }
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 namespace deepnet {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -173,6 +174,43 @@ TEST(Diagnosis, NamesTheSlowLink) {
                           "the median of links inside of hosts is 20 us",
                           "OUTLIER link from rank 3 (host b) to rank 2 (host b): 1.00 GB/s, the "
                           "median of links inside of hosts is 5.00 GB/s"));
+}
+
+TEST(Diagnosis, OfTwoLinksNamesTheLateOne) {
+  DoctorReport report = Healthy();
+  report.mutable_ranks()->DeleteSubrange(2, 2);
+  report.mutable_links()->DeleteSubrange(2, 4);
+  report.mutable_links(1)->set_latency_seconds(5e-3);
+  EXPECT_THAT(Findings(report), ElementsAre(HasSubstr("rank 1 (host a) to rank 0 (host a): latency "
+                                                      "5.0 ms, the median of links inside")));
+}
+
+// One rank is wrong, whichever it is; the others are right.
+TEST(MergeChecks, KeepsTheWorstOfAllRanks) {
+  DoctorCheck wrong, not_a_number, failed;
+  wrong.set_error(2e-3);
+  not_a_number.set_error(std::numeric_limits<double>::quiet_NaN());
+  failed.set_failure("an illegal memory access was encountered");
+  for (DoctorCheck bad : {wrong, not_a_number, failed}) {
+    for (const int of : {0, 2, 3}) {
+      DoctorReport report = Healthy();
+      const DoctorCheck good = report.checks(0);
+      report.clear_checks();
+      for (DoctorRank& rank : *report.mutable_ranks()) {
+        *rank.add_checks() = good;
+        if (rank.rank() == of) *rank.mutable_checks(0) = bad;
+        rank.mutable_checks(0)->set_name(good.name());
+        *rank.add_checks() = good;
+        rank.mutable_checks(1)->set_name("another");
+      }
+      MergeChecks(report);
+      ASSERT_EQ(report.checks_size(), 2);
+      EXPECT_EQ(report.ranks(of).checks_size(), 0);
+      EXPECT_THAT(Findings(report),
+                  ElementsAre(AllOf(HasSubstr("FAILED rank " + std::to_string(of)),
+                                    HasSubstr(good.name()))));
+    }
+  }
 }
 
 TEST(Diagnosis, NamesTheCheckThatFails) {

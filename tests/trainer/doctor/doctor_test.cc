@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -72,6 +73,19 @@ TEST(KernelCheck, AttentionIsComparedWithItsTwin) {
   }
   results[1][0].mul_(1.01);
   EXPECT_GT(CompareAttention(results, twin, at::kFloat)[1].error(), 5e-3);
+}
+
+TEST(KernelCheck, ThreeTimesTheErrorThatRoundingExplainsIsBeyondTheLimit) {
+  const auto ops = MakeAtenOps(at::kFloat, at::kFloat);
+  const AttentionResults twin = RunAttention(*ops, at::kFloat);
+  for (const auto& [type, off] :
+       {std::pair(at::kFloat, 5e-5), std::pair(at::kHalf, 5e-3), std::pair(at::kBFloat16, 4e-2)}) {
+    AttentionResults results = RunAttention(*ops, at::kFloat);
+    results[0][0].mul_(1 + off);
+    const auto checks = CompareAttention(results, twin, type);
+    EXPECT_GT(checks[0].error(), checks[0].limit()) << checks[0].name();
+    EXPECT_LE(checks[1].error(), checks[1].limit()) << checks[1].name();
+  }
 }
 
 struct Layout {
