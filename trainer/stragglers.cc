@@ -18,6 +18,16 @@ double Median(std::vector<double> values) {
 
 }  // namespace
 
+void ComputeTime::Add(double step_seconds) {
+  seconds_ += step_seconds;
+  ++steps_;
+}
+
+std::optional<double> ComputeTime::TakeMean() {
+  if (steps_ < kStragglerSteps) return std::nullopt;
+  return std::exchange(seconds_, 0.0) / static_cast<double>(std::exchange(steps_, 0));
+}
+
 std::vector<double> StragglerWatch::Expected(std::span<const double> seconds) const {
   const auto stages = static_cast<size_t>(stages_);
   std::vector<double> expected;

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -21,6 +22,19 @@ namespace deepnet {
 inline constexpr int64_t kStragglerSteps = 50;
 // A rank is a straggler that takes longer than this times what is expected of it.
 inline constexpr double kStragglerRatio = 1.15;
+
+// How long a rank computes.
+class ComputeTime {
+ public:
+  void Add(double step_seconds);
+
+  // Returns the mean of the last kStragglerSteps steps once they are there, and begins anew.
+  std::optional<double> TakeMean();
+
+ private:
+  double seconds_ = 0.0;
+  int64_t steps_ = 0;
+};
 
 class StragglerWatch {
  public:

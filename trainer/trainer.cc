@@ -150,8 +150,7 @@ class Trainer {
   absl::Status least_scale_;          // of the last step, with a loss scale
   bool was_finite_ = true;            // the last step
   std::optional<SpikeRecord> spike_;  // of the last step
-  double compute_seconds_ = 0.0;      // of this rank, in the steps since stragglers were looked for
-  int64_t computed_steps_ = 0;        // those steps
+  ComputeTime compute_time_;          // of this rank
   StragglerWatch stragglers_;
   std::vector<bool> straggles_;       // by rank, the last time; empty: none
   bool stop_ = false, save_ = false;  // requested of some rank, as all ranks know
@@ -246,8 +245,7 @@ absl::Status Trainer::Step() {
     log_.Warning(sentence);
   }
   if (looks) RETURN_IF_ERROR(RecordInstruments(result));
-  compute_seconds_ += result.compute_seconds;
-  ++computed_steps_;
+  compute_time_.Add(result.compute_seconds);
   Fetch(state_.step() + 1);
   RETURN_IF_ERROR(Agree(SecondsNow() - started));
   Count(batch, result);
@@ -412,15 +410,13 @@ absl::Status Trainer::Agree(double seconds) {
                                 checkpoints_->Ready() ? 0.0 : 1.0,
                                 batch_step_ < 0 || batch_.ok() ? 0.0 : 1.0};
   const size_t first = values.size();
-  const bool compares = computed_steps_ == kStragglerSteps;
-  if (compares) {
+  const std::optional<double> computed = compute_time_.TakeMean();
+  if (computed) {
     values.resize(first + static_cast<size_t>(world_.size()));
-    values[first + static_cast<size_t>(world_.rank())] = compute_seconds_ / kStragglerSteps;
-    compute_seconds_ = 0.0;
-    computed_steps_ = 0;
+    values[first + static_cast<size_t>(world_.rank())] = *computed;
   }
   RETURN_IF_ERROR(world_.AllReduceSum(std::span(values)));
-  if (compares) RETURN_IF_ERROR(NameStragglers(std::span(values).subspan(first)));
+  if (computed) RETURN_IF_ERROR(NameStragglers(std::span(values).subspan(first)));
   agreed_seconds_ = values[0];
   stop_ = stop_ || values[1] > 0;
   save_ = values[2] > 0;

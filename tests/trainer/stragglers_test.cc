@@ -1,5 +1,6 @@
 #include "trainer/stragglers.h"
 
+#include <optional>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -13,6 +14,17 @@ using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
 using Figures = std::vector<double>;
+
+TEST(ComputeTime, IsTheMeanOfTheStepsSinceTheLastOne) {
+  ComputeTime time;
+  for (const double seconds : {2.0, 3.0, 1.0}) {
+    for (int step = 0; step < kStragglerSteps; ++step) {
+      EXPECT_EQ(time.TakeMean(), std::nullopt);
+      time.Add(seconds);
+    }
+    EXPECT_EQ(time.TakeMean(), seconds);
+  }
+}
 
 TEST(StragglerWatch, NamesTheReplicaWhoseTimeIsBeyondTheRatio) {
   StragglerWatch watch(/*stages=*/1);
