@@ -15,6 +15,7 @@
 #include "tests/support/host_scorer.h"
 #include "tests/support/stepped_pair_scorer.h"
 #include "tests/support/tiny_model.h"
+#include "trainer/decode/search.h"
 #include "trainer/kernels/compute.h"
 
 namespace deepnet {
@@ -215,6 +216,25 @@ TEST_P(OnDevice, ReorderedRowsEqualRowsAloneOnTheDevice) {
 
 INSTANTIATE_TEST_SUITE_P(ModelScorer, OnDevice, ::testing::ValuesIn(testing::Devices()),
                          testing::DeviceName);
+
+// With the best token alone left, a sample is the greedy translation.
+TEST(ModelScorer, DrawsFromWhatTheCutsLeave) {
+  const auto ops = Native(FLOAT32);
+  const auto model = MakeModel(Variants()[0], Capacity(40, 30), *ops);
+  ModelScorer scorer(*model);
+  const SearchBatch batch = {.sources = {{9, 8, 7, 2}, {5, 2}, {33, 21, 40, 2}}};
+  SearchOptions options = {.beam_size = 1, .max_tokens = 8};
+  const auto greedy = Search(scorer, batch, options);
+  options.sampling_temperature = 1.0;
+  const native::TokenCuts all_cuts[] = {{.top_k = 1}, {.top_p = 1e-9}, {.epsilon = 1.0}};
+  for (const native::TokenCuts& cuts : all_cuts) {
+    options.sampling_cuts = cuts;
+    const auto drawn = Search(scorer, batch, options);
+    for (size_t i = 0; i < drawn.size(); ++i) EXPECT_EQ(drawn[i][0].tokens, greedy[i][0].tokens);
+  }
+  options.sampling_cuts = {};
+  EXPECT_NE(Search(scorer, batch, options)[0][0].tokens, greedy[0][0].tokens);
+}
 
 TEST(ModelScorer, ManySourcesThroughASmallModelEqualOneBigBatchBitForBit) {
   std::mt19937 random(4);

@@ -370,9 +370,9 @@ constexpr float kNever = -std::numeric_limits<float>::infinity();
 TEST(BeamSearch, GoesOnWhileTheGreatestLengthCouldStillWin) {
   const SearchOptions options{
       .beam_size = 2, .length_penalty = 1.0, .min_tokens = 0, .max_tokens = 4};
-  // </s> at once scores -0.7. The piece ending next would score -2 / 2, after four -2 / 5.
+  // </s> at once scores -0.45. The piece ending next would score -2 / 2, after four -2 / 5.
   ScriptedScorer wins(
-      {{-0.7f, -2.0f}, {kNever, 0.0f}, {kNever, 0.0f}, {kNever, 0.0f}, {0.0f, 0.0f}});
+      {{-0.45f, -2.0f}, {kNever, 0.0f}, {kNever, 0.0f}, {kNever, 0.0f}, {0.0f, 0.0f}});
   const Hypothesis best = Search(wins, {.sources = {{5}}}, options).front().front();
   EXPECT_EQ(best.tokens, std::vector<int32_t>(4, ScriptedScorer::kPiece));
   EXPECT_DOUBLE_EQ(best.score, -2.0 / 5);
@@ -385,8 +385,8 @@ TEST(BeamSearch, GoesOnWhileTheGreatestLengthCouldStillWin) {
 TEST(BeamSearch, GoesOnWhileEndingAtOnceCouldStillWin) {
   const SearchOptions options{
       .beam_size = 2, .length_penalty = -1.0, .min_tokens = 0, .max_tokens = 4};
-  // </s> at once scores -1. The piece ending next scores -0.25 * 2, after four -0.25 * 5.
-  ScriptedScorer wins({{-1.0f, -0.25f}, {0.0f, kNever}});
+  // </s> at once scores -0.6. The piece ending next scores -0.25 * 2, after two -0.25 * 3.
+  ScriptedScorer wins({{-0.6f, -0.25f}, {0.0f, kNever}});
   const Hypothesis best = Search(wins, {.sources = {{5}}}, options).front().front();
   EXPECT_EQ(best.tokens, std::vector<int32_t>{ScriptedScorer::kPiece});
   EXPECT_DOUBLE_EQ(best.score, -0.25 * 2);
