@@ -20,6 +20,15 @@ std::vector<int32_t> ToIds(const TokenSpan& tokens) {
 
 }  // namespace
 
+PairSize SpareOf(const Capacity& capacity, std::span<const PairRef> pairs) {
+  PairSize spare = {capacity.source, capacity.target};
+  for (const PairRef& pair : pairs) {
+    spare.source -= pair.size.source;
+    spare.target -= pair.size.target;
+  }
+  return spare;
+}
+
 absl::StatusOr<std::unique_ptr<CorpusBatchSource>> CorpusBatchSource::Make(
     const DataSpec& spec, uint64_t seed, const Corpus* corpus, Architecture architecture) {
   absl::StatusOr<DataOrder> order = DataOrder::Make(spec, seed, corpus, architecture);
@@ -80,11 +89,7 @@ EncodedPair CorpusBatchSource::Encode(const PairRef& pair, int64_t step, PairSiz
 Microbatch CorpusBatchSource::Pack(std::span<const PairRef> pairs, uint32_t ordinal,
                                    int64_t step) const {
   MicrobatchBuilder builder(order_.capacity());
-  PairSize spare = {order_.capacity().source, order_.capacity().target};
-  for (const PairRef& pair : pairs) {
-    spare.source -= pair.size.source;
-    spare.target -= pair.size.target;
-  }
+  PairSize spare = SpareOf(order_.capacity(), pairs);
   for (const PairRef& pair : pairs) builder.Add(ordinal++, Encode(pair, step, &spare));
   return std::move(builder).Build();
 }

@@ -22,6 +22,9 @@
 
 namespace deepnet {
 
+// Returns the positions that none of `pairs` needs.
+PairSize SpareOf(const Capacity& capacity, std::span<const PairRef> pairs);
+
 // Keeps the window of the last step, so steps in order cost their own pairs only.
 class CorpusBatchSource : public BatchSource {
  public:

@@ -324,6 +324,12 @@ TEST_F(CorpusTest, SegmentationsAreDrawnAnewForEveryDrawAndTheSameForEveryStart)
   }
 }
 
+TEST(SpareOf, IsWhatNoPairNeedsOnEitherSide) {
+  const std::vector<PairRef> pairs = {{.size = {3, 4}}, {.size = {2, 5}}};
+  EXPECT_EQ(SpareOf({.source = 10, .target = 12}, pairs), (PairSize{5, 3}));
+  EXPECT_EQ(SpareOf({.source = 10, .target = 12}, {}), (PairSize{10, 12}));
+}
+
 TEST_F(CorpusTest, BatchesHoldSentencesOfTheCorpusWithTheirTags) {
   const Corpus corpus = Open();
   const Vocabulary& vocabulary = corpus.vocabulary();

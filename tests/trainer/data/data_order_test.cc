@@ -274,6 +274,22 @@ TEST(ResolveDataSpec, FillsInWhatWasLeftOpen) {
   EXPECT_EQ(again.DebugString(), spec.DebugString());
 }
 
+// English is the shorter side. A direction that is hardly drawn does not count.
+TEST(ResolveDataSpec, TheSourceIsAsLongAsThatOfTheDirectionsThatAreDrawn) {
+  const SyntheticIndex index({90'000});
+  const auto source_tokens = [&](const std::string& text) {
+    DataSpec spec = SpecOf("microbatch { max_target_tokens: 1000 } " + text);
+    EXPECT_TRUE(ResolveDataSpec(index, &spec).ok());
+    return spec.microbatch().max_source_tokens();
+  };
+  for (const std::string drawn : {"aa-en", "en-aa"}) {
+    const std::string other = drawn == "aa-en" ? "en-aa" : "aa-en";
+    EXPECT_EQ(source_tokens("weights { direction: '" + other + "' weight: 1e-9 }"),
+              source_tokens("directions: '" + drawn + "'"));
+  }
+  EXPECT_GT(source_tokens("directions: 'aa-en'"), source_tokens("directions: 'en-aa'") + 50);
+}
+
 TEST(ResolveDataSpec, NamesTheFieldOfAMistake) {
   const SyntheticIndex index({900, 0});
   const auto message = [&](const std::string& text) {

@@ -26,8 +26,10 @@
 #include "tests/trainer/data/temp_folder.h"
 #include "trainer/data/corpus.h"
 #include "trainer/data/prepare_plan.h"
+#include "trainer/data/prepare_scan.h"
 #include "trainer/data/prepared_parts.h"
 #include "trainer/data/sample_log.h"
+#include "trainer/data/shard.h"
 
 namespace deepnet {
 namespace {
@@ -144,6 +146,18 @@ TEST(PreparePlan, IsBoundByTheLargestPairAndSharesTheRest) {
   EXPECT_DOUBLE_EQ(PlanPreparation(bytes, 2, 2).encode_seconds, four.encode_seconds);
 }
 
+TEST(PreparePlan, CompressedTextIsTakenForThreeTimesItsBytes) {
+  const TempFolder folder;
+  std::vector<LanguagePairTexts> texts;
+  for (const char* end : {"", ".gz", ".zst"}) {
+    ParallelFiles files;
+    files.first_file = folder.Write(absl::StrCat("a", end), std::string(100, 'x'));
+    files.second_file = folder.Write(absl::StrCat("b", end), std::string(50, 'x'));
+    texts.emplace_back().train.push_back(files);
+  }
+  EXPECT_THAT(TrainingBytes(texts), ElementsAre(150, 450, 450));
+}
+
 TEST(PrepareOnRanks, ADryRunSaysThePlanAndWritesNothing) {
   const TempFolder folder;
   WriteOpus(folder);
@@ -230,6 +244,21 @@ TEST(PreparedParts, AnInterruptedPreparationFindsScansTokenizerAndBlocks) {
   ExpectSameFiles(folder, "fresh", "out");
 }
 
+// The same number of bytes, at another time.
+TEST(PreparedParts, AnInputThatHasChangedSinceIsScannedAgain) {
+  const TempFolder folder;
+  WriteLongOpus(folder, 4);
+  KeepScratch(folder, kSpec);
+  const std::string input = "opus/de-en/opus.de-en-train.en";
+  std::string text = folder.Read(input);
+  const size_t word = text.find("Everyone");
+  ASSERT_NE(word, text.npos);
+  folder.Write(input, text.replace(word, 8, "Somebody"));
+  ASSERT_TRUE(PrepareOn(1, folder, kSpec, "fresh").status.ok());
+  ASSERT_TRUE(PrepareOn(2, folder, kSpec, "out").status.ok());
+  ExpectSameFiles(folder, "fresh", "out");
+}
+
 TEST(PreparedParts, ADamagedPartIsMadeAgain) {
   const TempFolder folder;
   WriteLongOpus(folder, 4);
@@ -288,6 +317,40 @@ TEST(PreparedParts, ALanguageAddedLaterReusesTokenizerAndBlocks) {
                                        Not(HasSubstr("encoded de-en from line 129:"))));
   ExpectSameFiles(folder, "fresh", "out");
   EXPECT_TRUE(PrepareOn(2, folder, kSpec, "out").report.reused());
+}
+
+// The texts that stay are in the earlier shard, which holds another's too.
+TEST(PreparedParts, ATextThatIsTakenAwayIsNoLongerInItsPair) {
+  const TempFolder folder;
+  const auto texts = [](int count) {
+    std::string spec = "tokenizer { model_file: 'kept.model' } threads: 1 ";
+    for (int i = 0; i < count; ++i) {
+      absl::StrAppend(&spec, "text { source_language: 'de' target_language: 'en' source_file: 't",
+                      i, ".de' target_file: 't", i, ".en' } ");
+    }
+    return spec;
+  };
+  const TextPairs all = UdhrPairs()["de"];
+  for (int i = 0; i < 3; ++i) {
+    const TextPairs part(all.begin() + 10 * i, all.begin() + 10 * i + 10);
+    WritePairs(folder, absl::StrCat("t", i), "de", "en", part);
+  }
+  WriteOpus(folder);
+  ASSERT_TRUE(PrepareOn(1, folder, kSpec, "opus-out").status.ok());
+  fs::copy_file(folder.Path("opus-out/tokenizer.model"), folder.Path("kept.model"));
+  ASSERT_TRUE(PrepareOn(1, folder, texts(2), "out").status.ok());
+  ASSERT_TRUE(PrepareOn(1, folder, texts(1), "fresh").status.ok());
+  const Outcome fewer = PrepareOn(2, folder, texts(1), "out", /*extend=*/true);
+  ASSERT_TRUE(fewer.status.ok()) << fewer.status;
+  ExpectSameFiles(folder, "fresh", "out");
+
+  // Neither is a damaged pair taken over into one that has the right hashes.
+  std::string shard = folder.Read("out/train.de-en.pairs");
+  shard[kShardDataOffset + 9] ^= 1;
+  folder.Write("out/train.de-en.pairs", shard);
+  const Outcome damaged = PrepareOn(2, folder, texts(3), "out", /*extend=*/true);
+  EXPECT_EQ(GetExitCode(damaged.status), ExitCode::kData) << damaged.status;
+  EXPECT_THAT(std::string(damaged.status.message()), HasSubstr("train.de-en.pairs"));
 }
 
 TEST(PreparedParts, ACorpusBetweenItsTwoRenamingsIsFound) {

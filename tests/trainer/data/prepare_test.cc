@@ -97,6 +97,14 @@ TEST(Prepare, MakesACorpusOfOpusFolders) {
   const auto corpus = Corpus::Open(folder.Path("out"));
   ASSERT_TRUE(corpus.ok()) << corpus.status();
   EXPECT_TRUE(testing::VerifyCorpus(*corpus).ok());
+  int longest = 0;
+  for (const char* side : {"out/dev.de-en.de", "out/dev.de-en.en"}) {
+    std::ifstream file(folder.Path(side));
+    for (std::string line; std::getline(file, line);) {
+      longest = std::max(longest, static_cast<int>(corpus->vocabulary().Encode(line).size()));
+    }
+  }
+  EXPECT_EQ(PairOf(*report, "dev", "de", "en").longest(), longest);
   std::vector<std::string> names;
   for (const Direction& direction : corpus->directions()) names.push_back(direction.Name());
   EXPECT_EQ(names,

@@ -147,6 +147,10 @@ TEST_F(SubwordSamplerTest, KeepsTagsInFrontAndSentencesWithUnknownCharacters) {
     EXPECT_EQ(cut[0], tagged[0]);
     EXPECT_EQ(vocabulary_.Decode(cut), "human rights");
     seen.insert(cut);
+    for (const size_t room : {0, 1, 2}) {
+      EXPECT_LE(Sampler(0.1).Cut(tagged, tagged.size() + room, {"de-en.bt", draw, 0}).size(),
+                tagged.size() + room);
+    }
   }
   EXPECT_GT(seen.size(), 5u);
   const Ids unknown = vocabulary_.Encode("human 漢 rights");
