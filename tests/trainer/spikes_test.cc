@@ -76,6 +76,15 @@ TEST(FindSpike, ComparesNormsByTheirRatios) {
   EXPECT_FALSE(FindSpike(spec, window, 513, 3.0, 0.0));
 }
 
+TEST(FindSpike, BeginsWhereHalfOfTheWindowIsThere) {
+  for (const int window : {7, 8}) {
+    SpikeSpec spec = Spec();
+    spec.set_window_steps(window);
+    EXPECT_FALSE(FindSpike(spec, Window(3), 4, 30.0, 1.0)) << window;
+    EXPECT_TRUE(FindSpike(spec, Window(4), 5, 30.0, 1.0)) << window;
+  }
+}
+
 TEST(FindSpike, FindsALossOrANormAboveItsBand) {
   const SpikeWindow window = Window(8);
   EXPECT_FALSE(FindSpike(Spec(), window, 9, 3.2, 1.2));

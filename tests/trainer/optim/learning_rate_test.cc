@@ -106,6 +106,7 @@ TEST(ScaledToBatch, GivesTheRatesOfTheReferenceBatchAtEqualTokensTimesTheFactor)
       const double reference = factor * LearningRate(optim, 4 * update);
       ASSERT_NEAR(LearningRate(scaled, update), reference, 1e-14 * reference + 1e-18) << update;
     }
+    EXPECT_EQ(BatchScale(scaled, data), 1.0) << "rates would be scaled again";
   }
 }
 

@@ -44,6 +44,11 @@ TEST(DynamicLossScale, BearsAShareOfOverflows) {
   OptimSpec optim = Optim(8, 100);
   optim.set_fp16_scale_tolerance(0.4);
   EXPECT_EQ(ScalesAfter(optim, "...x..x.xx"), (std::vector<double>{8, 8, 8, 8, 8, 8, 8, 8, 8, 4}));
+  // The share is that of the steps since then.
+  EXPECT_EQ(ScalesAfter(optim, "...x..x.xx.....x").back(), 4);
+  // A window begins anew with an overflow that is borne.
+  optim.set_fp16_scale_window(4);
+  EXPECT_EQ(ScalesAfter(optim, "..x...."), (std::vector<double>{8, 8, 8, 8, 8, 8, 16}));
 }
 
 TEST(DynamicLossScale, IsNotHalvedBelowTheThreshold) {

@@ -127,6 +127,27 @@ TEST(OptimizerStep, DecayTakesFromMatricesOnlyAndDoesNotPassThroughTheMoments) {
   }
 }
 
+// Averages are taken in pieces of 2^20 elements.
+TEST(OptimizerStep, TheAverageOfALargeMatrixIsThatOfEachElement) {
+  Inventory inventory = MatrixAndBias();
+  inventory.parameters[0].shape = {2100, 1000};
+  inventory.parameters[1].offset = 2'100'000;
+  OptimSpec optim = Spec(ADAM);
+  optim.set_ema_decay(0.75);
+  const auto ops = MakeAtenOps(at::kFloat, at::kFloat);
+  Parameters parameters(inventory, *ops, /*trainable=*/true);
+  parameters.KeepAverage();
+  const at::Tensor& weights = parameters.weights();
+  weights.copy_(at::arange(weights.numel()) / 1024);
+  const OptimizerStep step = testing::OneRankOptimizer(optim, inventory);
+  step.BeginAverage(parameters);
+  const at::Tensor before = weights.clone();
+  parameters.gradient().copy_(at::sin(at::arange(weights.numel())));
+  Apply(step, *ops, parameters, 1, /*loss=*/1.0);
+  EXPECT_FALSE(at::equal(weights, before));
+  EXPECT_TRUE(at::allclose(parameters.average(), 0.75 * before + 0.25 * weights, 1e-6));
+}
+
 TEST(OptimizerStep, ClippingScalesTheWholeGradientAndReportsTheNormBefore) {
   OptimSpec optim = Spec(ADAM);
   for (const OpsCase& c : AllOps()) {
