@@ -203,14 +203,17 @@ TEST_F(SaveTest, ASecondRunOnTheFolderIsRefusedAndNamesTheFirst) {
   EXPECT_EQ(first.Weights(), undisturbed_);
 }
 
-TEST_F(SaveTest, ARunWhoseLockWasTakenWritesNothingMore) {
-  const Outcome outcome = Start(Run("robbed"), {}, "saved step 2", [] {
+TEST_F(SaveTest, ARunWhoseLockWasTakenWritesAndDeletesNothingMore) {
+  RunSpec run = Run("robbed");
+  run.mutable_train()->set_keep_checkpoints(1);
+  const Outcome outcome = Start(run, {}, "saved step 4", [] {
     std::ofstream(root_ / "robbed/lock") << "token: \"other\" host: \"elsewhere\" pid: 7\n";
   });
   EXPECT_EQ(GetExitCode(outcome.status), ExitCode::kCheckpoint) << outcome.status;
   EXPECT_THAT(outcome.status.ToString(), HasSubstr("process 7 on elsewhere"));
   EXPECT_TRUE(Exists("robbed/step-00000002"));
-  EXPECT_FALSE(Exists("robbed/step-00000004"));
+  EXPECT_TRUE(Exists("robbed/step-00000004"));
+  EXPECT_FALSE(Exists("robbed/step-00000006"));
 }
 
 TEST_F(SaveTest, AStopInAValidationIsHonouredAndTheValidationComesFirstNextTime) {

@@ -265,6 +265,25 @@ TEST_F(SpikeTest, MoreRollBacksThanAllowedEndTheRunWithItsCode) {
   EXPECT_EQ(Ledger("bounded").size(), 2u);
 }
 
+TEST_F(SpikeTest, PastADamagedCheckpointItGoesBackToAnOlderOne) {
+  RunSpec run = RunWith("damaged", SpikeSpec::ROLL_BACK);
+  run.mutable_parallel()->set_blocking_saves(true);
+  const Outcome outcome = Start(run, "step 30 ", [] {
+    const std::filesystem::path folder = root_ / "damaged/step-00000024";
+    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+      if (entry.path().filename().string().starts_with("manifest")) continue;
+      std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+      file.seekg(-5, std::ios::end);
+      const int byte = file.peek();
+      file.seekp(-5, std::ios::end);
+      file.put(static_cast<char>(byte ^ 1));
+    }
+  });
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+  EXPECT_THAT(outcome.log, HasSubstr("cannot go back to step 24: "));
+  EXPECT_EQ(Ledger("damaged"), std::vector<std::string>{"31 ROLL_BACK 25-33"});
+}
+
 TEST_F(SpikeTest, WithoutACheckpointThatOldItGoesBackAsFarAsItCan) {
   RunSpec run = RunWith("young", SpikeSpec::WARN);
   run.mutable_train()->set_steps(28);

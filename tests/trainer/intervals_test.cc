@@ -1,6 +1,7 @@
 #include "trainer/intervals.h"
 
 #include <cstdint>
+#include <tuple>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -11,6 +12,23 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
+
+TEST(Intervals, OfCheckpointsAndOfValidationsAreApart) {
+  TrainSpec train;
+  train.set_checkpoint_every_steps(1);
+  train.set_checkpoint_every_tokens(2);
+  train.set_checkpoint_every_epochs(3);
+  train.set_checkpoint_every_minutes(4);
+  train.set_validate_every_steps(5);
+  train.set_validate_every_tokens(6);
+  train.set_validate_every_epochs(7);
+  train.set_validate_every_minutes(8);
+  const auto fields = [](const Interval& it) {
+    return std::tuple(it.steps, it.tokens, it.epochs, it.minutes);
+  };
+  EXPECT_EQ(fields(CheckpointInterval(train)), std::tuple(1, 2, 3.0, 4.0));
+  EXPECT_EQ(fields(ValidationInterval(train)), std::tuple(5, 6, 7.0, 8.0));
+}
 
 // Returns the steps, of those with `tokens` target tokens each, after which `interval` is due.
 std::vector<int64_t> DueSteps(const Interval& interval, const std::vector<int64_t>& tokens,

@@ -72,7 +72,8 @@ TEST(DeleteNewerCheckpoints, SetsPointersBackToWhatIsThere) {
   ASSERT_TRUE(SetPointer(fs, "run", "best-nll", 30).ok());
   Manifest manifest;
   manifest.set_step(20);
-  for (const auto& [metric, step] : {std::pair("bleu", 10), std::pair("nll", 5)}) {
+  for (const auto& [metric, step] :
+       {std::pair("bleu", 10), std::pair("nll", 5), std::pair("chrf", 30)}) {
     BestScore& best = *manifest.add_best();
     best.set_metric(metric);
     best.set_step(step);
@@ -141,6 +142,15 @@ TEST_F(Prune, DeletesWhatThePlanSays) {
   ASSERT_TRUE(done.ok()) << done.status();
   EXPECT_EQ(done->delete_steps, plan->delete_steps);
   EXPECT_THAT(Names(), ElementsAre("best-bleu", "latest", "step-00000020", "step-00000040"));
+}
+
+TEST_F(Prune, CountsNoBytesOfWhatIsLeftBesideACheckpoint) {
+  const auto before = PlanPrune(fs_, "run", {.keep_latest = 1}, {});
+  ASSERT_TRUE(SaveSample(fs_, "other", 10).ok());
+  ASSERT_TRUE(fs_.Rename("other/step-00000010", "run/step-00000010.deepnet-replaced").ok());
+  const auto plan = PlanPrune(fs_, "run", {.keep_latest = 1}, {});
+  ASSERT_TRUE(before.ok() && plan.ok()) << plan.status();
+  EXPECT_EQ(plan->delete_bytes, before->delete_bytes);
 }
 
 TEST_F(Prune, KeepsWhatEachBestPointerNamesWhereTheyDiffer) {

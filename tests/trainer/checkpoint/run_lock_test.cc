@@ -129,6 +129,17 @@ TEST(RunLock, OfAnOwnerThatMissesItsBeatsIsTakenOverAndTheSleeperSeesIt) {
   EXPECT_TRUE((*second)->Beat().ok());
 }
 
+TEST(RunLock, OfAnOwnerThatBeatsRarelyIsWatchedForItsOwnBeats) {
+  MemoryFileSystem fs;
+  const Lock first = RunLock::Acquire(fs, "run", OwnerOn("a"),
+                                      {.beat = absl::Seconds(45), .state_of = [](const RunOwner&) {
+                                         return OwnerState::kUnknown;
+                                       }});
+  std::vector<absl::Duration> waits;
+  EXPECT_TRUE(Acquire(fs, "b", [&](absl::Duration beat) { waits.push_back(beat); }).ok());
+  EXPECT_THAT(waits, ElementsAre(absl::Seconds(45), absl::Seconds(45), absl::Seconds(45)));
+}
+
 TEST(RunLock, OfASleeperIsNotRemovedByIt) {
   MemoryFileSystem fs;
   Lock first = Acquire(fs, "a");
@@ -300,6 +311,28 @@ TEST(StateOfOwner, KnowsThisProcessItsChildrenAndTheirDeath) {
   kill(child, SIGKILL);
   ASSERT_EQ(waitpid(child, nullptr, 0), child);
   EXPECT_EQ(StateOfOwner(owner), OwnerState::kGone);
+}
+
+// Its parent has not asked how it ended.
+TEST(StateOfOwner, AProcessThatHasEndedIsGoneBeforeItsNumberIs) {
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    const std::string text = MakeRunOwner("").SerializeAsString();
+    _exit(write(ends[1], text.data(), text.size()) < 0 ? 1 : 0);
+  }
+  siginfo_t info;
+  ASSERT_EQ(waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT), 0);
+  char text[4096];
+  const ssize_t bytes = read(ends[0], text, sizeof(text));
+  RunOwner owner;
+  ASSERT_TRUE(bytes > 0 && owner.ParseFromArray(text, static_cast<int>(bytes)));
+  EXPECT_EQ(owner.pid(), child);
+  EXPECT_EQ(StateOfOwner(owner), OwnerState::kGone);
+  ASSERT_EQ(waitpid(child, nullptr, 0), child);
+  close(ends[0]);
+  close(ends[1]);
 }
 
 TEST(StateOfOwner, SaysNothingOfOtherHostsStartsAndNamespaces) {

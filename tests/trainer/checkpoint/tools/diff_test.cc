@@ -59,6 +59,15 @@ TEST_F(Diff, HasTheGreatestDistanceOfEachTensorAndItsShareOfTheGreatestElement) 
   EXPECT_FALSE(diff.Identical());
 }
 
+TEST_F(Diff, AnInfinityThatBothHaveIsNoMeasure) {
+  tensors_[1].data[1] = std::numeric_limits<float>::infinity();
+  ASSERT_TRUE(SaveCheckpoint(fs_, "a", SampleManifest(3), Views(tensors_)).ok());
+  tensors_[1].data[0] += 1.0f;
+  const CheckpointDiff diff = With(tensors_);
+  ASSERT_EQ(diff.different.size(), 1u);
+  EXPECT_EQ(diff.different[0].max_relative, 1.0 / 311.0);
+}
+
 TEST_F(Diff, NamesMissingAndReshapedTensors) {
   tensors_[0].shape = {5, 3};
   tensors_[2].name = "weight/new";

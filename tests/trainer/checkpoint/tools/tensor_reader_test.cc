@@ -72,6 +72,20 @@ TEST_F(Blocks, AreThoseOfTheFilesInAnyOrderWithAnyNumberHeld) {
   }
 }
 
+// A rank may hold nothing that others do not.
+TEST_F(Blocks, AFileWithoutAnyIsPassedOver) {
+  const Manifest whole = manifest_;
+  ASSERT_TRUE(ReplaceFile(fs_, JoinPath(kFolder, "empty"), "").ok());
+  manifest_.mutable_files()->DeleteSubrange(1, kFiles - 1);
+  manifest_.add_files()->set_file("empty");
+  for (int file = 1; file < kFiles; ++file) *manifest_.add_files() = whole.files(file);
+  BlockCache cache(fs_, kFolder, manifest_);
+  cache.Hold(3, /*ahead=*/true);
+  for (int file = 0; file < kFiles + 1; ++file) {
+    for (int64_t block = 0; block < NumBlocks(file); ++block) ExpectGets(cache, file, block);
+  }
+}
+
 TEST_F(Blocks, ThatAreDamagedAreNamedWhenTheyAreAskedForAndNotBefore) {
   for (const bool ahead : {false, true}) {
     BlockCache cache(fs_, kFolder, manifest_);
