@@ -419,6 +419,45 @@ TEST(TcpCommunicator, APeerThatHasLeftIsLost) {
   }));
 }
 
+// Rank 0 knows already that rank 1 is lost when it asks for what had arrived before.
+TEST(TcpCommunicator, WhatAPeerSentBeforeItLeftCanBeReceived) {
+  ExpectAllOk(RunTcpRanks(2, [](Communicator& comm) -> absl::Status {
+    char byte = static_cast<char>(5 + comm.rank());
+    const Buffer buffer = Buffer::Of(std::span(&byte, 1));
+    if (comm.rank() == 1) {
+      ASSIGN_OR_RETURN(const auto sent, comm.Send(buffer, 0, 7));
+      return sent->Wait(kSoon);
+    }
+    const auto nothing = comm.Receive(buffer, 1, 8);
+    EXPECT_FALSE(nothing.ok() && (*nothing)->Wait(kSoon).ok());
+    ASSIGN_OR_RETURN(const auto got, comm.Receive(buffer, 1, 7));
+    RETURN_IF_ERROR(got->Wait(kSoon));
+    EXPECT_EQ(byte, 6);
+    return absl::OkStatus();
+  }));
+}
+
+// A byte through each, asked for in the other order.
+TEST(TcpCommunicator, TwoGroupsOfTheSameRanksAreApart) {
+  ExpectAllOk(RunTcpRanks(2, [](Communicator& comm) -> absl::Status {
+    std::vector<std::unique_ptr<Communicator>> groups(2);
+    for (auto& group : groups) {
+      ASSIGN_OR_RETURN(group, comm.Split(0, comm.rank()));
+    }
+    char bytes[] = {5, 6};
+    for (const int i : {0, 1}) {
+      const int group = comm.rank() == 0 ? i : 1 - i;
+      const Buffer buffer = Buffer::Of(std::span(&bytes[group], 1));
+      ASSIGN_OR_RETURN(const auto moved, comm.rank() == 0 ? groups[group]->Send(buffer, 1, 3)
+                                                          : groups[group]->Receive(buffer, 0, 3));
+      RETURN_IF_ERROR(moved->Wait(kSoon));
+    }
+    EXPECT_EQ(bytes[0], 5);
+    EXPECT_EQ(bytes[1], 6);
+    return comm.Barrier(kSoon);
+  }));
+}
+
 TEST(TcpCommunicator, MovesHostMemoryOnly) {
   ExpectAllOk(RunTcpRanks(2, [](Communicator& comm) {
     Buffer buffer;
