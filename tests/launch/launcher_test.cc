@@ -127,7 +127,8 @@ TEST(Launcher, WrongOrMissingVariablesAreNamed) {
   ExpectRefused(Find(With(two, {{"RANK", "0"}})), "not MASTER_ADDR, the host of rank 0");
   ExpectRefused(Find({{"WORLD_SIZE", "two"}}), "WORLD_SIZE is \"two\"");
   ExpectRefused(Find(With(Torchrun(), {{"MASTER_PORT", "70000"}})), "MASTER_PORT is \"70000\"");
-  for (const char* method : {"h1:29500", "tcp://h1", "tcp://:17", "tcp://h1:x", "file://"}) {
+  for (const char* method : {"h1:29500", "tcp://h1", "tcp://:17", "tcp://h1:x", "tcp://h1:0",
+                             "tcp://h1:65536", "file://"}) {
     ExpectRefused(Find(With(Torchrun(), {{"INIT_METHOD", method}})), "INIT_METHOD is \"");
   }
 }

@@ -13,6 +13,7 @@
 #include <gtest/gtest.h>
 
 #include "launch/commands/commands.h"
+#include "launch/commands/sbatch.h"
 #include "proto/plan.pb.h"
 #include "tests/launch/commands/run_command.h"
 
@@ -196,6 +197,19 @@ TEST(PlanCommand, WritesAJobForItsPlan) {
   cuda.insert(cuda.end(),
               {"--set", "compute.device=cuda", "--set", "cluster.device_memory_gib=80"});
   EXPECT_THAT(Script(cuda), HasSubstr("\n#SBATCH --gres=gpu:2\n"));
+}
+
+TEST(RequestFor, BesideAGpuARankPinsWeightsAndMoments) {
+  Plan plan;
+  MemoryEstimate& memory = *plan.add_stages()->mutable_memory();
+  memory.set_weights(int64_t{4} << 30);
+  memory.set_moments(int64_t{8} << 30);
+  memory.set_total(int64_t{70} << 30);
+  RunSpec run;
+  run.mutable_compute()->set_device("cuda");
+  EXPECT_EQ(RequestFor(plan, run, 8).node_memory_gib, 4 + 8 + 6);
+  run.mutable_compute()->set_device("cpu");
+  EXPECT_EQ(RequestFor(plan, run, 8).node_memory_gib, 70 + 1);
 }
 
 TEST(PlanCommand, JsonIsThePlanMessage) {
