@@ -78,6 +78,9 @@ TEST(Export, ImportedAgainIsTheSameBitByBit) {
       EXPECT_EQ(after.tokenizer_hash(), before.tokenizer_hash());
       EXPECT_EQ(after.corpus_hash(), before.corpus_hash());
       EXPECT_EQ(after.optimizer_steps(), before.optimizer_steps());
+      EXPECT_EQ(after.source_tokens(), before.source_tokens());
+      EXPECT_EQ(after.target_tokens(), before.target_tokens());
+      EXPECT_EQ(after.data().step(), before.data().step());
       const Inventory inventory = Describe(model, {});
       for (size_t i = 0; i < inventory.parameters.size(); ++i) {
         EXPECT_EQ(ReadWeight(fs, imported->folder, after, inventory.parameters[i]),

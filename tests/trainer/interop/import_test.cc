@@ -1,17 +1,22 @@
 
+#include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include <gmock/gmock.h>
+#include <google/protobuf/text_format.h>
 #include <gtest/gtest.h>
 
 #include "parallel/base/exit_code.h"
 #include "tests/support/memory_file_system.h"
 #include "tests/trainer/interop/interop_samples.h"
 #include "tests/trainer/interop/m2m_folder.h"
+#include "trainer/interop/hf_config.h"
 #include "trainer/interop/interop.h"
+#include "trainer/interop/safetensors.h"
 
 namespace deepnet {
 namespace {
@@ -107,6 +112,39 @@ TEST(ImportM2m, RowsAreThoseOfTheirPieces) {
   }
 }
 
+TEST(ImportM2m, EveryKeyBecomesItsFieldAndWhatIsLeftOutHasM2M100ConfigsValue) {
+  ModelSpec expected;
+  EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(
+      R"(encoder_layers: 12 decoder_layers: 12 d_model: 1024 ffn_dim: 4096 num_heads: 16
+         residual: PRE_LN vocabulary_size: 128112 max_positions: 1024 activation: RELU
+         dropout: 0.1 attention_dropout: 0.1 activation_dropout: 0 layer_norm_epsilon: 1e-5
+         unscaled_embedding: false)",
+      &expected));
+  EXPECT_EQ(ModelOfM2m(HfConfig())->DebugString(), expected.DebugString());
+  HfConfig config;
+  config.set_encoder_layers(3);
+  config.set_decoder_layers(2);
+  config.set_d_model(24);
+  config.set_encoder_ffn_dim(48);
+  config.set_decoder_ffn_dim(48);
+  config.set_encoder_attention_heads(6);
+  config.set_decoder_attention_heads(6);
+  config.set_vocab_size(77);
+  config.set_max_position_embeddings(33);
+  config.set_activation_function("gelu");
+  config.set_dropout(0.2);
+  config.set_attention_dropout(0.3);
+  config.set_activation_dropout(0.4);
+  config.set_scale_embedding(false);
+  EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(
+      R"(encoder_layers: 3 decoder_layers: 2 d_model: 24 ffn_dim: 48 num_heads: 6
+         residual: PRE_LN vocabulary_size: 77 max_positions: 33 activation: GELU
+         dropout: 0.2 attention_dropout: 0.3 activation_dropout: 0.4 layer_norm_epsilon: 1e-5
+         unscaled_embedding: true)",
+      &expected));
+  EXPECT_EQ(ModelOfM2m(config)->DebugString(), expected.DebugString());
+}
+
 TEST(ImportM2m, WhatNoModelHereComputesIsNamedAllAtOnce) {
   M2mFolder m2m;
   m2m.Write(
@@ -131,6 +169,11 @@ TEST(ImportM2m, TensorsThatDoNotFitAreNamed) {
               HasSubstr("tensor 'model.encoder.layers.7.fc1.weight' is none of this model's"));
   m2m.WriteTensors("lm_head.weight");  // a copy of the embedding
   EXPECT_TRUE(ImportFolder(m2m.fs_, "m2m", "copy", {}).ok());
+  const std::string size = "\"vocab_size\": ";
+  m2m.Write("config.json",
+            absl::StrReplaceAll(m2m.Config(), {{absl::StrCat(size, m2m.rows_),
+                                                absl::StrCat(size, m2m.rows_ + 1)}}));
+  EXPECT_THAT(m2m.Refusal(), HasSubstr("'model.shared.weight' has fewer rows than vocab_size"));
   m2m.Write("config.json", absl::StrReplaceAll(
                                m2m.Config(), {{"\"decoder_layers\": 1", "\"decoder_layers\": 2"}}));
   EXPECT_THAT(m2m.Refusal(), HasSubstr("'model.decoder.layers.1."));
@@ -161,6 +204,31 @@ TEST(Import, OfAnotherModelTypeIsRefusedByName) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("model_type is 'marian'"));
   EXPECT_THAT(std::string(ImportFolder(fs, "nowhere", "again", {}).status().message()),
               HasSubstr("nowhere/config.json"));
+}
+
+// transformers repeats tied matrices; what we export holds each once.
+TEST(Import, OfAnExportWithATensorTooManyIsRefused) {
+  MemoryFileSystem fs;
+  deepnet::testing::SaveModel(fs, SampleModel(DEEPNORM));
+  ASSERT_TRUE(ExportCheckpoint(fs, "run/step-00000007", "hf", {}).ok());
+  const auto folder = SafetensorsFolder::Open(fs, "hf", {});
+  ASSERT_TRUE(folder.ok()) << folder.status();
+  ASSERT_TRUE(fs.MakeFolder("copies").ok());
+  std::vector<OutgoingTensor> tensors;
+  const auto add = [&](const std::string& name, const IncomingTensor& from) {
+    tensors.push_back({name, from.shape, [&](int64_t first, std::span<float> into) {
+                         return (*folder)->Read(from, first, into);
+                       }});
+  };
+  for (const auto& [name, tensor] : (*folder)->tensors()) add(name, tensor);
+  add("lm_head.weight", (*folder)->tensors().at("model.shared.weight"));
+  ASSERT_TRUE(WriteSafetensors(fs, "copies", tensors, {}, {}).ok());
+  for (const char* file : {"config.json", "source.spm"}) {
+    const auto contents = ReadWholeFile(fs, JoinPath("hf", file), 1 << 20);
+    ASSERT_TRUE(contents.ok() && ReplaceFile(fs, JoinPath("copies", file), *contents).ok());
+  }
+  EXPECT_THAT(std::string(ImportFolder(fs, "copies", "again", {}).status().message()),
+              HasSubstr("tensor 'lm_head.weight' is none of this model's"));
 }
 
 TEST(Import, OfAnExportWithAnotherTokenizerIsRefused) {

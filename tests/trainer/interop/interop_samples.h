@@ -89,6 +89,8 @@ inline void SaveModel(FileSystem& fs, const ModelSpec& model) {
   manifest.set_step(7);
   manifest.mutable_data()->set_step(7);
   manifest.set_optimizer_steps(6);
+  manifest.set_source_tokens(1000);
+  manifest.set_target_tokens(900);
   manifest.mutable_run()->set_name("sample");
   manifest.mutable_run()->mutable_optim()->set_learning_rate(1.0 / 3.0);
   *manifest.mutable_run()->mutable_model() = model;
