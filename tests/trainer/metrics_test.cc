@@ -119,6 +119,14 @@ TEST(MetricsWriter, ResumingDropsLaterStepsAndATornLine) {
             "{\"kind\":\"train\",\"step\":10}\n{\"step\":20,\"loss\":1}\n{\"kind\":\"other\"}\n");
 }
 
+TEST(MetricsWriter, ResumingDropsATornLineAlone) {
+  const auto files = MakePosixFileSystem();
+  const std::string path = FreshPath("torn.jsonl");
+  std::ofstream(path) << "{\"step\":10}\n{\"step\":1";
+  ASSERT_TRUE(MetricsWriter::Open(*files, path, 20).ok());
+  EXPECT_EQ(Content(path), "{\"step\":10}\n");
+}
+
 TEST(MetricsWriter, ALineThatDidNotFitOnTheDiskIsTornAndTheNextIsIntact) {
   const auto files = MakePosixFileSystem();
   const std::string path = FreshPath("full.jsonl");

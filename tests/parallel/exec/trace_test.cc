@@ -53,6 +53,16 @@ TEST(Measure, WaitingForASendIsCommunicationFromBeginningToEnd) {
   EXPECT_DOUBLE_EQ(Measure(traces).exposed_communication, 0.5);
 }
 
+// Nor is a wait communication before it begins, or until weights' gradients are made.
+TEST(Measure, WaitingForWhatIsMadeAlreadyIsCommunication) {
+  const Action wanted{Op::kBackwardInput, 0, 0}, input{Op::kBackwardInput, 1, 0};
+  const Action weight{Op::kBackwardWeight, 1, 0};
+  const std::vector<RankTrace> traces = {
+      {{Compute(kF0, 0, 1), Wait(wanted, 1, 6, 8)}},
+      {{Wait(kF1, 0, 3, 4), Compute(input, 4, 5), Compute(weight, 5, 7), Compute(kF1, 7, 8)}}};
+  EXPECT_DOUBLE_EQ(Measure(traces).exposed_communication, (1.0 + 2.0) / 16.0);
+}
+
 TEST(Measure, ExchangesBelongToTheStepAndNotToThePipeline) {
   std::vector<RankTrace> traces = TwoRanks();
   traces[1].events.push_back({.kind = TraceKind::kGather, .bytes = 8, .start = 20, .end = 23});
@@ -100,14 +110,14 @@ TEST(ChromeTrace, IsJsonWithAProcessForEachRankAndAPairForEachMessage) {
 }
 
 // Both ends are rounded alike, so a kernel that ends with its action does so in the file; one that
-// also begins with it still stands behind it.
+// also begins with it still stands behind it, where it ends earlier, too.
 TEST(ChromeTrace, NamesKernelsAndPutsThemBehindWhatTheyLieIn) {
   RankTrace trace;
   for (int i = 0; i < 100; ++i) {
     const double start = 100 + i, end = start + 1e-7 * (i + 1);
     trace.events.push_back({.kind = TraceKind::kKernel,
                             .start = i < 50 ? start + 1e-8 : start,
-                            .end = end,
+                            .end = i < 75 ? end : end - 1e-9 * (i + 1),
                             .step = 7,
                             .name = trace.NameIndex(i % 2 == 0 ? "Linear" : "Embed")});
     trace.events.push_back(Compute(kF0, start, end));
@@ -159,7 +169,9 @@ void ExpectAll(const std::vector<RankTrace>& all, double now) {
   for (int rank = 0; rank < 3; ++rank) {
     ASSERT_EQ(all[rank].events.size(), static_cast<size_t>(rank + 1));
     EXPECT_EQ(all[rank].events.back().action, (Action{Op::kForward, rank, rank}));
-    EXPECT_NEAR(all[rank].events.back().start, now, kClockSeconds);
+    const TraceEvent& last = all[rank].events.back();
+    EXPECT_NEAR(last.start, now, kClockSeconds);
+    EXPECT_NEAR(last.end - last.start, 1.0, 1e-9);
     EXPECT_EQ(all[rank].names.size(), static_cast<size_t>(rank));
   }
 }

@@ -1,0 +1,45 @@
+#include "trainer/run_trace.h"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "parallel/comm/communicator.h"
+#include "trainer/kernels/compute.h"
+
+namespace deepnet {
+namespace {
+
+// A kernel between two steps, as of a validation, belongs to neither.
+TEST(RunTrace, AKernelHasTheStepThatItLiesInOrNone) {
+  ComputeSpec compute;
+  compute.set_dtype(FLOAT32);
+  compute.set_threads_per_rank(1);
+  const std::unique_ptr<TracedOps> ops = Traced(MakeNativeOps(compute));
+  const at::Tensor x = at::ones({8});
+  RunTrace trace({3, 4});
+  for (const int64_t step : {3, 4}) {
+    trace.Begin(step, ops.get());
+    ops->Scale(8, x, 1.0);
+    const TraceSpan span(trace.current(), {.kind = TraceKind::kStep});
+    ops->Scale(8, x, 1.0);
+  }
+  SelfCommunicator alone;
+  const auto json = trace.Take(alone, *ops);
+  ASSERT_TRUE(json.ok()) << json.status();
+  const auto kernels = [&](const std::string& arguments) {
+    const std::string text = "\"cat\":\"kernel\",\"pid\":0,\"tid\":0,\"args\":{" + arguments + "},";
+    int count = 0;
+    for (size_t at = json->find(text); at != json->npos; at = json->find(text, at + 1)) ++count;
+    return count;
+  };
+  EXPECT_EQ(kernels(""), 2) << *json;
+  EXPECT_EQ(kernels("\"step\":3"), 1) << *json;
+  EXPECT_EQ(kernels("\"step\":4"), 1) << *json;
+}
+
+}  // namespace
+}  // namespace deepnet
