@@ -214,6 +214,14 @@ MUTANTS = {
     "line-ends-break-labels": ("trainer/prometheus_file.cc", ', {"\\n", "\\\\n"}', "", "trainer_prometheus_file_test"),
     "unknown-figures-are-shown": (
         "trainer/prometheus_file.cc", "if (value > 0) Gauge", "if (value >= 0) Gauge", "trainer_prometheus_file_test"),
+    "another-pad-is-imported": (
+        INTEROP + "hf_config.cc", "expect(c.pad_token_id() == kPad,", "expect(true || c.pad_token_id() == kPad,", INTEROP_TEST),
+    "any-epsilon-is-that-of-m2m": (
+        INTEROP + "hf_config.cc", "if (model.layer_norm_epsilon() != kTorchEpsilon) {",
+        "if (model.layer_norm_epsilon() < 0) {", INTEROP_TEST),
+    "a-row-behind-the-last-is-named": (
+        INTEROP + "hf_tokenizer.cc", "row < 0 || row >= vocabulary_size", "row < 0 || row > vocabulary_size", INTEROP_TEST),
+    "bubbles-are-mfu": ("trainer/prometheus_file.cc", "step.bubble());", "step.mfu());", "trainer_prometheus_file_test"),
     "a-stop-leaves-the-failures-counted": (
         SLURM, 'rm -f "$rank_logs/failures"', ":", SLURM_TEST),
     "hangs-are-final": (SLURM, "    8 | 9)", "    9)", SLURM_TEST),

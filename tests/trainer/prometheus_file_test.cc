@@ -53,6 +53,7 @@ StepRecord Step(int64_t step) {
   record.set_loss(std::numeric_limits<double>::infinity());
   record.set_target_tokens(9007199254740991);
   record.set_seconds_to_end(12.5);
+  record.set_bubble(0.25);
   return record;
 }
 
@@ -82,6 +83,7 @@ TEST(PrometheusFile, HasTheNewestFiguresOfEachKindWithTheirLabels) {
   EXPECT_EQ(figures.at("deepnet_next_save_seconds" + only_run), "70");
   EXPECT_EQ(figures.count("deepnet_next_validation_seconds" + only_run), 0u);
   EXPECT_EQ(figures.count("deepnet_mfu_ratio" + only_run), 0u) << "it is not known";
+  EXPECT_EQ(figures.at("deepnet_bubble_ratio" + only_run), "0.25");
   EXPECT_EQ(figures.at("deepnet_saved_steps" + only_run), "15");
   EXPECT_EQ(figures.at("deepnet_failed_saves_total" + only_run), "1");
   EXPECT_EQ(figures.at("deepnet_validation_bleu{" + run + ",direction=\"en-de\"}"), "12.5");

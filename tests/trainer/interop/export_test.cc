@@ -114,6 +114,13 @@ TEST(Export, OnlyAModelThatM2m100ComputesIsCalledSo) {
   }
 }
 
+TEST(DifferencesFromM2m, NamesAnotherEpsilon) {
+  ModelSpec model = SampleModel(PRE_LN);
+  EXPECT_THAT(DifferencesFromM2m(model), IsEmpty());
+  model.set_layer_norm_epsilon(1e-6);
+  EXPECT_THAT(DifferencesFromM2m(model), ::testing::ElementsAre("layer_norm_epsilon is 1e-06"));
+}
+
 TEST(Export, AsBfloat16IsHalfTheSizeAndSaysSo) {
   MemoryFileSystem fs;
   SaveModel(fs, SampleModel(DEEPNORM));

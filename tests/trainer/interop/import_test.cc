@@ -154,12 +154,17 @@ TEST(ImportM2m, WhatNoModelHereComputesIsNamedAllAtOnce) {
                                           "\"d_model\": 8, "
                                           "\"activation_function\": \"swish\", "
                                           "\"tie_word_embeddings\": false, "
+                                          "\"pad_token_id\": 5, \"bos_token_id\": 6, "
+                                          "\"eos_token_id\": 7, "
                                           "\"decoder_start_token_id\": 0"}}));
   const std::string refusal = m2m.Refusal();
   EXPECT_THAT(refusal, HasSubstr("decoder_ffn_dim is 16"));
   EXPECT_THAT(refusal, HasSubstr("activation_function is swish"));
   EXPECT_THAT(refusal, HasSubstr("tie_word_embeddings is false"));
   EXPECT_THAT(refusal, HasSubstr("decoder_start_token_id is 0"));
+  EXPECT_THAT(refusal, HasSubstr("pad_token_id is 5"));
+  EXPECT_THAT(refusal, HasSubstr("bos_token_id is 6"));
+  EXPECT_THAT(refusal, HasSubstr("eos_token_id is 7"));
 }
 
 TEST(ImportM2m, TensorsThatDoNotFitAreNamed) {
@@ -188,6 +193,9 @@ TEST(ImportM2m, AVocabularyThatDoesNotFitIsNamed) {
   EXPECT_THAT(m2m.Refusal(), HasSubstr("'<unk>' must be 3"));
   m2m.Write("vocab.json", R"({"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "x": 123456})");
   EXPECT_THAT(m2m.Refusal(), HasSubstr("'x' is 123456, but config.json has vocab_size"));
+  m2m.Write("vocab.json",
+            absl::StrCat(R"({"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "x": )", m2m.rows_, "}"));
+  EXPECT_THAT(m2m.Refusal(), HasSubstr(absl::StrCat("'x' is ", m2m.rows_, ", but config.json")));
   m2m.Write("vocab.json", "{");
   EXPECT_THAT(m2m.Refusal(), HasSubstr("'m2m/vocab.json'"));
   m2m.Write("tokenizer_config.json", R"({"language_codes": "wmt21"})");
