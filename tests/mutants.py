@@ -222,6 +222,10 @@ MUTANTS = {
     "a-row-behind-the-last-is-named": (
         INTEROP + "hf_tokenizer.cc", "row < 0 || row >= vocabulary_size", "row < 0 || row > vocabulary_size", INTEROP_TEST),
     "bubbles-are-mfu": ("trainer/prometheus_file.cc", "step.bubble());", "step.mfu());", "trainer_prometheus_file_test"),
+    "rank-zero-is-no-peer": ("parallel/exec/trace.cc", "if (event.peer >= 0) arguments", "if (event.peer > 0) arguments", "trace_test"),
+    "messages-go-the-other-way": (
+        "parallel/exec/trace.cc", 'Op::kReceiveForward ? "receive forward" : "receive backward"',
+        'Op::kReceiveForward ? "receive backward" : "receive forward"', "trace_test"),
     "a-stop-leaves-the-failures-counted": (
         SLURM, 'rm -f "$rank_logs/failures"', ":", SLURM_TEST),
     "hangs-are-final": (SLURM, "    8 | 9)", "    9)", SLURM_TEST),

@@ -107,6 +107,17 @@ TEST(ChromeTrace, IsJsonWithAProcessForEachRankAndAPairForEachMessage) {
   EXPECT_EQ(first.at("name").string_value(), "0F0");
   EXPECT_EQ(first.at("ts").number_value(), 0);
   EXPECT_EQ(first.at("dur").number_value(), 2e6);
+  EXPECT_NE(text.find("\"peer\":0"), std::string::npos);
+}
+
+TEST(EventName, SaysWhichWayAMessageGoes) {
+  const auto name = [](TraceKind kind, Op op) {
+    return EventName({.kind = kind, .action = {op, 0, 0}}, {});
+  };
+  EXPECT_EQ(name(TraceKind::kSend, Op::kSendForward), "send forward");
+  EXPECT_EQ(name(TraceKind::kSend, Op::kSendBackward), "send backward");
+  EXPECT_EQ(name(TraceKind::kReceive, Op::kReceiveForward), "receive forward");
+  EXPECT_EQ(name(TraceKind::kReceive, Op::kReceiveBackward), "receive backward");
 }
 
 // Both ends are rounded alike, so a kernel that ends with its action does so in the file; one that
