@@ -92,8 +92,11 @@ extern "C" {
 cudaError_t cudaMalloc(void** pointer, size_t bytes) {
   const cudaError_t error = Injected("cudaMalloc");
   if (error != cudaSuccess) return error;
-  if (posix_memalign(pointer, 256, bytes == 0 ? 1 : bytes) != 0) return cudaErrorMemoryAllocation;
-  std::memset(*pointer, 0xff, bytes);
+  *pointer = nullptr;
+  if (bytes > 0) {
+    if (posix_memalign(pointer, 256, bytes) != 0) return cudaErrorMemoryAllocation;
+    std::memset(*pointer, 0xff, bytes);
+  }
   std::lock_guard lock(state().mutex);
   ++state().counters.allocations;
   state().counters.allocated_bytes += static_cast<int64_t>(bytes);

@@ -341,6 +341,32 @@ TEST(GpuAttentionRange, WithoutSentencesAllRowsAreZeroAndWithoutRowsNothingIsLau
   EXPECT_EQ(gpu.launches(), 1);
 }
 
+TEST(GpuAttentionRange, WithoutQueriesTheGradientOfKeysIsZeroAndWithoutKeysNothingIsLaunched) {
+  constexpr int kRows = 5, kWidth = 12;
+  const DeviceMatrix keys(Element::kBfloat16, kRows, kWidth, std::vector<float>(kRows * kWidth));
+  const DeviceMatrix dk(Element::kBfloat16, kRows, kWidth), dv(Element::kBfloat16, kRows, kWidth);
+  const DeviceMatrix none(Element::kBfloat16, 0, kWidth);  // has no address
+  const DeviceArray<int32_t> no_rows({0, 0}), all_rows({0, kRows});
+  GpuStream gpu;
+  native::AttentionBackwardArgs args = {.shape = {1, no_rows.data(), all_rows.data(), 3, 4, false},
+                                        .q = none.view(),
+                                        .k = keys.view(),
+                                        .v = keys.view(),
+                                        .context = none.view(),
+                                        .d_context = none.view(),
+                                        .dq = none.view(),
+                                        .dk = dk.view(),
+                                        .dv = dv.view()};
+  AttentionBackward(gpu, args);
+  EXPECT_EQ(dk.Read(gpu), std::vector<float>(kRows * kWidth, 0.0f));
+  EXPECT_EQ(dv.Read(gpu), std::vector<float>(kRows * kWidth, 0.0f));
+  args.shape.k_offsets = no_rows.data();
+  args.k = args.v = none.view();
+  args.dk = args.dv = none.view();
+  AttentionBackward(gpu, args);
+  EXPECT_EQ(gpu.launches(), 1);
+}
+
 TEST(GpuAttentionDeathTest, NamesWhatItCannotDo) {
   GpuStream gpu;
   native::DecodeAttentionArgs args = {.heads = 1, .head_dim = 257};

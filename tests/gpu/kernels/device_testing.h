@@ -33,13 +33,13 @@ inline void CopyToDevice(void* device, const void* host, size_t bytes) {
   EXPECT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
 }
 
-// Memory of the device that begins with known bytes: those of NaN where nothing is given.
+// Memory of the device that begins with known bytes: those of NaN where nothing is given. None has
+// no address.
 template <typename T>
 class DeviceArray {
  public:
   explicit DeviceArray(size_t n) : size_(n) {
-    EXPECT_EQ(cudaMalloc(reinterpret_cast<void**>(&data_), std::max<size_t>(n, 1) * sizeof(T)),
-              cudaSuccess);
+    EXPECT_EQ(cudaMalloc(reinterpret_cast<void**>(&data_), n * sizeof(T)), cudaSuccess);
     const std::vector<uint8_t> bytes(n * sizeof(T), 0xff);
     CopyToDevice(data_, bytes.data(), bytes.size());
   }

@@ -77,7 +77,6 @@ void ExpectClose(const std::vector<double>& gpu, const std::vector<double>& cpu,
 
 TwinMemory::TwinMemory(std::vector<unsigned char> initial, int64_t offset)
     : initial_(std::move(initial)), host_(initial_), read_(initial_), offset_(offset) {
-  host_.reserve(1);  // memory of no bytes has an address as well
   void* p = nullptr;
   Check(cudaMalloc(&p, initial_.size() + static_cast<size_t>(offset)));
   device_ = static_cast<unsigned char*>(p);

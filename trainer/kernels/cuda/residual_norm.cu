@@ -422,6 +422,7 @@ BackwardKernelArgs BackwardArgsOf(const ResidualNormBackwardArgs& args, native::
 
 void ResidualNormForward(GpuStream& gpu, const ResidualNormForwardArgs& args) {
   DEEPNET_CHECK(args.width >= 1 && args.width <= native::kMaxNormWidth) << "width " << args.width;
+  if (args.rows == 0) return;  // memory of no rows may have no address
   DEEPNET_CHECK(args.x != nullptr || args.branch.data != nullptr);
   DEEPNET_CHECK(args.gain != nullptr || args.sum != nullptr) << "nothing is wanted";
   ForwardKernelArgs k = {.args = args,
@@ -434,7 +435,6 @@ void ResidualNormForward(GpuStream& gpu, const ResidualNormForwardArgs& args) {
   const DropoutStream stream = TakeDropoutStream(gpu, k.args.dropout);
   if (args.branch.data != nullptr) k.stream = stream;
   DEEPNET_CHECK(!k.stream.active() || args.mask != nullptr) << "dropout needs a mask";
-  if (args.rows == 0) return;
   if (args.gain == nullptr) {
     ForRowChunks(gpu, "ResidualSum", args.rows, args.width, SumAlone{k});
     return;
@@ -457,8 +457,8 @@ void NormOutput(GpuStream& gpu, native::ConstMatrix xhat, const float* gain, con
 void ResidualNormBackward(GpuStream& gpu, const ResidualNormBackwardArgs& args,
                           native::ConstMatrix dy) {
   DEEPNET_CHECK(args.width >= 1 && args.width <= native::kMaxNormWidth) << "width " << args.width;
-  DEEPNET_CHECK(args.d_bias == nullptr || args.d_gain != nullptr);
   if (args.rows == 0) return;
+  DEEPNET_CHECK(args.d_bias == nullptr || args.d_gain != nullptr);
   const RowShape shape = ShapeOf(args.width);
   BackwardKernelArgs k = BackwardArgsOf(args, dy);
   k.run_rows = std::max(kRunRows, shape.rows);
@@ -482,8 +482,8 @@ void ResidualNormBackward(GpuStream& gpu, const ResidualNormBackwardArgs& args,
 }
 
 void BatchNormForward(GpuStream& gpu, const ResidualNormForwardArgs& args) {
-  DEEPNET_CHECK(args.centred && args.gain != nullptr && args.sum == nullptr);
   if (args.rows == 0) return;
+  DEEPNET_CHECK(args.centred && args.gain != nullptr && args.sum == nullptr);
   const int64_t size = args.rows * args.width;
   auto* own = static_cast<float*>(gpu.Scratch((size + args.width) * int64_t{sizeof(float)}));
   float* xhat = args.xhat != nullptr ? args.xhat : own;
@@ -507,8 +507,8 @@ void BatchNormForward(GpuStream& gpu, const ResidualNormForwardArgs& args) {
 }
 
 void BatchNormBackward(GpuStream& gpu, const ResidualNormBackwardArgs& args) {
-  DEEPNET_CHECK(args.centred && args.d_gain != nullptr);
   if (args.rows == 0) return;
+  DEEPNET_CHECK(args.centred && args.d_gain != nullptr);
   Launch(gpu, "BatchNormBackward", BatchNormBackwardKernel, BlocksOf(args.width, kBatchNormThreads),
          kBatchNormThreads, /*shared_bytes=*/0, BackwardArgsOf(args, {}));
 }

@@ -15,6 +15,7 @@ namespace deepnet::native {
 void ResidualNormForward(ThreadPool& pool, const KernelTable& table,
                          const ResidualNormForwardArgs& args) {
   DEEPNET_CHECK(args.width >= 1 && args.width <= kMaxNormWidth) << "width " << args.width;
+  if (args.rows == 0) return;  // arrays of no rows may have no address
   DEEPNET_CHECK(args.x != nullptr || args.branch.data != nullptr);
   CheckElements(args.branch, args.y_operand);
   const DropoutStream stream =
