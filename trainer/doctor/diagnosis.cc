@@ -238,8 +238,8 @@ class Columns {
 
 std::string RankTable(const DoctorReport& report) {
   Columns table;
-  table.Row({"rank", "host", "cores", "memory", "device", "products", "bandwidth", "clock", "free",
-             "fsync"});
+  table.Row({"rank", "host", "cores", "memory", "device", "products", "copies (read + written)",
+             "clock", "free", "fsync"});
   for (const DoctorRank& r : report.ranks()) {
     const bool gpu = r.device_memory_bytes() > 0;
     const std::string device =

@@ -277,7 +277,7 @@ absl::Status Doctor::ExamineDevice() {
   Rates rates;
   RETURN_IF_ERROR(CatchErrors(
       [&] {
-        rates = MeasureRates(*ops_, [&] { return world_.Barrier(); });
+        rates = MeasureRates(*ops_, mine_.device_memory_bytes(), [&] { return world_.Barrier(); });
         return rates.status;
       },
       {.ops = ops_.get()}));

@@ -27,6 +27,7 @@ constexpr int64_t kRoom = 40, kWidth = 64, kInner = 96, kVocabulary = 101, kPosi
 constexpr int kHeads = 4;
 constexpr double kSecondsPerCall = 0.01;  // of a measured call, at least
 constexpr double kWindowSeconds = 0.4;    // of a measurement
+constexpr int kCallsPerWait = 4;          // so that waiting for a GPU costs next to nothing
 
 // The sentences that all operations work on: more rows than a warp has, none a multiple of it.
 class Sentences {
@@ -540,8 +541,8 @@ double CallsPerSecond(Ops& ops, const std::function<void()>& call) {
   int calls = 0;
   const double start = SecondsNow();
   double seconds = 0.0;
-  for (; seconds < kWindowSeconds; ++calls) {
-    call();
+  for (; seconds < kWindowSeconds; calls += kCallsPerWait) {
+    for (int i = 0; i < kCallsPerWait; ++i) call();
     ops.ReadBack();
     seconds = SecondsNow() - start;
   }
@@ -555,6 +556,14 @@ double SecondsOf(Ops& ops, const std::function<void()>& call) {
   call();
   ops.ReadBack();
   return SecondsNow() - start;
+}
+
+// The most rows of floats that are copied, far more than caches hold: of 512 MiB on a GPU, where
+// two such buffers, and all smaller ones that LibTorch keeps, take at most half of what is free.
+int64_t MostRows(int64_t columns, int64_t free_gpu_bytes) {
+  const int64_t row_bytes = 4 * columns;
+  if (free_gpu_bytes == 0) return (int64_t{256} << 20) / row_bytes;
+  return std::min((int64_t{512} << 20) / row_bytes, free_gpu_bytes / 8 / row_bytes);
 }
 
 }  // namespace
@@ -593,8 +602,9 @@ std::vector<DoctorCheck> CompareAttention(const AttentionResults& flash,
   return checks;
 }
 
-Rates MeasureRates(Ops& ops, const std::function<absl::Status()>& barrier) {
-  constexpr int64_t kLargest = 8192, kColumns = 1024, kMostRows = int64_t{1} << 16;  // 256 MiB
+Rates MeasureRates(Ops& ops, int64_t free_gpu_bytes, const std::function<absl::Status()>& barrier) {
+  constexpr int64_t kLargest = 8192, kColumns = 1024;
+  const int64_t most_rows = MostRows(kColumns, free_gpu_bytes);
   Rates rates;
   for (int64_t size = 128;; size *= 2) {
     const Tensor master = at::zeros({size, size}, ops.ResidualOptions());
@@ -616,7 +626,7 @@ Rates MeasureRates(Ops& ops, const std::function<absl::Status()>& barrier) {
     const Tensor x = at::zeros({rows, kColumns}, ops.ResidualOptions());
     const Tensor y = at::zeros({rows, kColumns}, ops.ResidualOptions());
     const auto call = [&] { ops.Copy(rows, x, y); };
-    if (SecondsOf(ops, call) < kSecondsPerCall && rows < kMostRows) continue;
+    if (SecondsOf(ops, call) < kSecondsPerCall && 2 * rows <= most_rows) continue;
     if (rates.status.ok()) rates.status = barrier();
     rates.copied_bytes = 2.0 * static_cast<double>(rows * kColumns * 4) * CallsPerSecond(ops, call);
     break;

@@ -35,7 +35,7 @@ struct Rates {
 };
 
 // Measures for some tenths of a second each, after a `barrier`. Sizes grow until one call takes
-// long enough, or is as large as a step's.
-Rates MeasureRates(Ops& ops, const std::function<absl::Status()>& barrier);
+// long enough, or is as large as a step's, or takes much of `free_gpu_bytes`, 0 on a CPU.
+Rates MeasureRates(Ops& ops, int64_t free_gpu_bytes, const std::function<absl::Status()>& barrier);
 
 }  // namespace deepnet
