@@ -16,6 +16,7 @@
 #include "absl/strings/str_format.h"
 #include <sys/stat.h>
 
+#include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 
 namespace deepnet {
@@ -473,7 +474,9 @@ absl::StatusOr<std::unique_ptr<FileReplacement>> FileReplacement::Begin(FileSyst
     return absl::FailedPreconditionError(absl::StrCat("'", path, "' is no regular file"));
   }
   auto replacement = std::unique_ptr<FileReplacement>(new FileReplacement(fs, path));
-  ASSIGN_OR_RETURN(replacement->file_, fs.CreateNew(replacement->unfinished_));
+  auto file = fs.CreateNew(replacement->unfinished_);
+  RETURN_IF_ERROR(WithPrefix(absl::StrCat("cannot write '", path, "'"), file.status()));
+  replacement->file_ = *std::move(file);
   return replacement;
 }
 
