@@ -246,7 +246,9 @@ absl::Status Trainer::Step() {
   }
   if (looks) RETURN_IF_ERROR(RecordInstruments(result));
   compute_time_.Add(result.compute_seconds);
+  TraceSpan data(trace_.current(), {.kind = TraceKind::kData});
   Fetch(state_.step() + 1);
+  data.End();
   RETURN_IF_ERROR(Agree(SecondsNow() - started));
   Count(batch, result);
   if (first) RETURN_IF_ERROR(CompareMemory());
@@ -257,7 +259,6 @@ absl::Status Trainer::Step() {
 }
 
 void Trainer::Fetch(int64_t step) {
-  const TraceSpan span(trace_.current(), {.kind = TraceKind::kData});
   batch_ = session_.batches->ForStep(step);
   batch_step_ = step;
 }
