@@ -153,7 +153,7 @@ absl::Status EventWriter::Write(const Message& record) {
   }
   *event.mutable_summary() = SummaryOf(record);
   bytes += RecordOf(event, step);
-  if (const absl::Status written = file_->Append(bytes); !written.ok()) {
+  if (absl::Status written = file_->Append(bytes); !written.ok()) {
     file_ = nullptr;
     return written;
   }

@@ -139,14 +139,14 @@ absl::StatusOr<std::unique_ptr<MetricsWriter>> MetricsWriter::Open(FileSystem& f
 
 absl::Status MetricsWriter::Write(const Message& record) {
   if (file_ == nullptr) return absl::DataLossError(absl::StrCat(path_, ": cannot be opened"));
-  const absl::Status written = file_->Append(absl::StrCat(torn_ ? "\n" : "", ToJson(record), "\n"));
+  absl::Status written = file_->Append(absl::StrCat(torn_ ? "\n" : "", ToJson(record), "\n"));
   torn_ = !written.ok();
   return written;
 }
 
 absl::Status MetricsWriter::GoBack(int64_t last_step) {
   file_ = nullptr;
-  const absl::Status dropped = DropLines(fs_, path_, last_step);
+  absl::Status dropped = DropLines(fs_, path_, last_step);
   ASSIGN_OR_RETURN(file_, fs_.OpenForAppend(path_));
   torn_ = false;
   return dropped;

@@ -21,7 +21,7 @@ bool IsText(const std::string& value) { return value.find(':') != std::string::n
 absl::StatusOr<std::string> ReadFile(const std::string& root, const std::string& name,
                                      const std::string& unknown) {
   const std::filesystem::path path = std::filesystem::path(root) / name;
-  const auto text = ReadWholeFile(*MakePosixFileSystem(), path, kMaxTextBytes);
+  auto text = ReadWholeFile(*MakePosixFileSystem(), path, kMaxTextBytes);
   if (text.ok() && !text->empty()) return text;
   return WithExitCode(
       absl::InvalidArgumentError(

@@ -97,8 +97,7 @@ void Print(const Plan& plan, const RunSpec& run, const Inventory& inventory,
 // Writes `text` to the file that `flag` names.
 absl::Status WriteText(const CommandLine& line, const std::string& flag, const std::string& text) {
   const std::string path = ResolvePath(line, line.flags.Text(flag));
-  const absl::Status written =
-      ReplaceFile(*MakePosixFileSystem(Durability::kProcessEnd), path, text);
+  absl::Status written = ReplaceFile(*MakePosixFileSystem(Durability::kProcessEnd), path, text);
   if (written.ok()) return written;
   return BadFlag(absl::StrCat("--", flag, ": ", written.message()));
 }

@@ -55,7 +55,7 @@ void PrepareContext::Say(const std::string& line) const {
 }
 
 absl::Status PrepareContext::Agree(const absl::Status& mine) {
-  const absl::Status all = AgreeOnStatus(world, WithExitCode(mine, ExitCode::kData));
+  absl::Status all = AgreeOnStatus(world, WithExitCode(mine, ExitCode::kData));
   all_have_ended = !all.ok();
   return all;
 }
