@@ -56,12 +56,6 @@ TEST(DeviceModel, OfAUserMustBeWhole) {
               HasSubstr("cluster.device_model: 'V99' is none of A100, A100-40GB, H100"));
 }
 
-TEST(DeviceModel, OfAMillionLevelsIsRefused) {
-  std::string text = "name:";
-  for (int i = 0; i < 1'000'000; ++i) text += " inside_node {";
-  EXPECT_EQ(GetExitCode(FindDeviceModel(text).status()), ExitCode::kBadConfig);
-}
-
 TEST(DeviceModel, IsKnownByWhatCudaCallsTheGpu) {
   EXPECT_EQ(DeviceModelOfGpu("NVIDIA H100 80GB HBM3"), "H100");
   EXPECT_EQ(DeviceModelOfGpu("NVIDIA H100 PCIe"), "H100-PCIe");

@@ -238,15 +238,6 @@ TEST(RunLock, OfAStrangerLeadsNowhereElse) {
   }
 }
 
-TEST(RunLock, OfAMillionLevelsCountsAsUnreadable) {
-  MemoryFileSystem fs;
-  std::string text;
-  for (int i = 0; i < 1'000'000; ++i) text += "a{";
-  ASSERT_TRUE(fs.MakeFolder("run").ok());
-  ASSERT_TRUE((*fs.CreateNew("run/lock"))->Append(text).ok());
-  EXPECT_TRUE(Acquire(fs, "b").ok());
-}
-
 TEST(RunLock, ACrashAtAnyCallLeavesAFolderThatTheNextOneCanLock) {
   for (const bool dead_before : {false, true}) {
     bool finished = false;
