@@ -1,7 +1,6 @@
 #include "trainer/data/shard.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,7 +8,6 @@
 #include <cstring>
 #include <utility>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 
@@ -63,19 +61,11 @@ void Narrow(std::span<const int32_t> ids, std::string* bytes) {
 }  // namespace
 
 absl::StatusOr<uint64_t> HashFile(const std::string& path) {
-  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0) return absl::NotFoundError(absl::StrCat(path, ": ", strerror(errno)));
-  const absl::Cleanup closes = [file] { close(file); };
+  ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(path));
   ContentHasher hasher;
-  std::string block(size_t{1} << 20, '\0');
-  while (true) {
-    const ssize_t bytes = read(file, block.data(), block.size());
-    if (bytes == 0) return hasher.Digest();
-    if (bytes > 0) hasher.Update(std::string_view(block).substr(0, static_cast<size_t>(bytes)));
-    if (bytes < 0 && errno != EINTR) {
-      return absl::UnavailableError(absl::StrCat(path, ": ", strerror(errno)));
-    }
-  }
+  hasher.Update(file.bytes());
+  RETURN_IF_ERROR(file.Intact());
+  return hasher.Digest();
 }
 
 absl::StatusOr<std::unique_ptr<ShardWriter>> ShardWriter::Create(const std::string& path,

@@ -158,6 +158,18 @@ TEST(MappedFileDeathTest, OtherFaultsGoToTheHandlerBefore) {
   close(file);
 }
 
+TEST(HashFile, HashesAllBytesOrNamesTheFile) {
+  const TempFolder folder;
+  const std::string bytes(3'000'001, 'x');
+  ContentHasher hasher;
+  hasher.Update(bytes);
+  EXPECT_EQ(*HashFile(folder.Write("f", bytes)), hasher.Digest());
+  EXPECT_EQ(*HashFile(folder.Write("empty", "")), ContentHasher().Digest());
+  for (const std::string& path : {folder.Path("none"), folder.path()}) {
+    EXPECT_THAT(std::string(HashFile(path).status().message()), HasSubstr(path));
+  }
+}
+
 TEST(Shard, ThatBecomesShorterIsNamedByWhoReadsAllOfIt) {
   SurviveLostPages();
   const TempFolder folder;
