@@ -61,7 +61,7 @@ bool ReplacePages(uintptr_t address) {
     const uintptr_t page = address / page_bytes * page_bytes;
     // Not mmap(): sanitizers put their own in its place, which a handler must not call.
     return syscall(SYS_mmap, page, end - page, PROT_READ,
-                   MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) != -1;
+                   MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1L, 0L) != -1;
   }
   return false;
 }
