@@ -759,23 +759,39 @@ def udhr_blocks(path):
     return (lang.group(1) if lang else path.stem), out
 
 
+# The standard text of a language that has several, none of them numbered.
+UDHR_STANDARD = {
+    "de": "deu_1996",
+    "el": "ell_monotonic",
+    "ha": "hau_NG",
+    "oc": "lnc",
+    "qu": "quz",
+    "ro": "ron_2006",
+}
+
+
 def extract_udhr(folder, wanted=None):
+    """Pairs of each language's standard text, never of two texts of one language.
+
+    A numbered file (068.html: "French (Welche)") is a dialect or another version.
+    """
     _, en = udhr_blocks(folder / "declaration/eng.html")
-    done = set()
-    for p in sorted((folder / "declaration").glob("*.html")):
+    texts = {}
+    for p in sorted((folder / "declaration").glob("*.html"), key=lambda p: (p.stem.isdigit(), p)):
         tag, xx = udhr_blocks(p)
-        lang = (
-            norm_lang(tag, wanted)
-            if re.fullmatch(r"[a-z]{2,3}(-[A-Z][a-z]{3}|-[A-Z]{2})?", tag)
-            else ""
-        )
-        if lang and lang not in done:
-            done.add(lang)
-            for k, seq in en.items():
-                if len(seq) == len(xx.get(k, [])):
-                    for s, u in zip(seq, xx[k]):
-                        for c, d in split_paragraph(s, u):
-                            yield lang, c, d
+        if p.stem in UDHR_STANDARD.values():
+            tag = tag.split("-")[0]
+        if not re.fullmatch(r"[a-z]{2,3}(-[A-Z][a-z]{3}|-[A-Z]{2})?", tag):
+            continue
+        lang = norm_lang(tag, wanted)
+        if lang and UDHR_STANDARD.get(lang, p.stem) == p.stem:
+            texts.setdefault(lang, xx)
+    for lang, xx in texts.items():
+        for k, seq in en.items():
+            if len(seq) == len(xx.get(k, [])):
+                for s, u in zip(seq, xx[k]):
+                    for c, d in split_paragraph(s, u):
+                        yield lang, c, d
 
 
 # ------------------------------------------------------------------------------------------------
@@ -1015,7 +1031,7 @@ def split_multiway(pairs, langs, wanted):
 def check_output(out):
     """A corpus is built in a new folder, or in the place of one: files of others keep theirs."""
     try:
-        ours = "packages" in json.loads((out / "manifest.json").read_text())
+        ours = "packages" in json.loads((out / "manifest.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError):
         ours = (out / WORK).is_dir()  # it was not finished
     if (out / WORK).is_symlink():
@@ -1084,7 +1100,7 @@ def build(args):
         manifest["pairs"][f"{a}-{b}"] = dict(counts)
     if not args.keep_work:
         shutil.rmtree(work)
-    (out / "manifest.json").write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+    (out / "manifest.json").write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     total = collections.Counter()
     for c in manifest["pairs"].values():
         total.update(c)
