@@ -11,6 +11,7 @@
 #   CMAKE_PREFIX_PATH    prefixes of protobuf, abseil, GoogleTest, ..., separated by colons
 #   PKG_CONFIG_PATH      folders with sentencepiece.pc and libzstd.pc
 set -euo pipefail
+export LC_ALL=C
 [[ ${1:-} != --help ]] || { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; exit 0; }
 cd "$(dirname "$0")/.."
 

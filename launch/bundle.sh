@@ -13,6 +13,7 @@
 # A site's own Open MPI (libmpi.so.40) is taken where there is one (launch/bundle_libraries.sh);
 # without any, ranks that torchrun, srun or Kubernetes start talk over TCP.
 set -euo pipefail
+export LC_ALL=C
 [[ ${1:-} != --help ]] || { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; exit 0; }
 cd "$(dirname "$0")/.."
 

@@ -11,6 +11,7 @@
 # found last: a site's libmpi.so.40 is taken from LD_LIBRARY_PATH, as environment modules set it, or
 # from where Debian and Fedora put theirs. `cmake --install` and launch/wheel.sh call this.
 set -euo pipefail
+export LC_ALL=C
 [[ ${1:-} != --help ]] || { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; exit 0; }
 beside=
 if [[ $1 == --beside-torch ]]; then

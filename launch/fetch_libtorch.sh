@@ -17,6 +17,7 @@
 # libtorch_wheels.txt, beside this script, pins every wheel by its SHA-256.
 # Needs Linux on x86-64 or arm64, python3 >= 3.9 with pip (or venv); no root.
 set -euo pipefail
+export LC_ALL=C
 
 list=$(dirname "$0")/libtorch_wheels.txt  # what is downloaded, by version and hash
 version=$(sed -n 's/^torch==\([^ ]*\).*/\1/p' "$list")

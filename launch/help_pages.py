@@ -36,7 +36,7 @@ class Page:
 
 
 def read_help(program, words):
-    text = subprocess.run([program, *words, "--help"], check=True, capture_output=True, text=True).stdout
+    text = subprocess.run([program, *words, "--help"], check=True, capture_output=True, encoding="utf-8").stdout
     return parse_help(words, text)
 
 
@@ -204,7 +204,8 @@ def zsh_flag(flag):
 
 def write_all(program, out):
     pages = read_all(program)
-    version = subprocess.run([program, "--version"], check=True, capture_output=True, text=True).stdout.split("\n")[0]
+    done = subprocess.run([program, "--version"], check=True, capture_output=True, encoding="utf-8")
+    version = done.stdout.split("\n")[0]
     day = time.strftime("%Y-%m-%d", time.gmtime(int(os.environ.get("SOURCE_DATE_EPOCH", time.time()))))
     texts = {f"man/man1/{page_name(page.words)}.1": man_page(page, pages, version, day) for page in pages}
     texts["bash-completion/completions/deepnet"] = bash_completion(pages)
@@ -212,7 +213,7 @@ def write_all(program, out):
     for name, text in texts.items():
         path = Path(out) / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
     return len(texts)
 
 

@@ -16,11 +16,12 @@
 # Needs root or sudo only where something is missing. On a system without apt it changes nothing,
 # says what is needed and ends with status 1.
 set -euo pipefail
+export LC_ALL=C
 
 packages=(g++ cmake ninja-build ccache mold git ca-certificates pkg-config
   python3 python3-pip python3-yaml zlib1g-dev libzstd-dev
   protobuf-compiler libprotobuf-dev libabsl-dev libgtest-dev libgmock-dev
-  libsentencepiece-dev sentencepiece openmpi-bin libopenmpi-dev iproute2)
+  libsentencepiece-dev sentencepiece openmpi-bin libopenmpi-dev iproute2 locales)
 for argument in "$@"; do
   case $argument in
     --with-lints) packages+=(clang-format clang-tidy universal-ctags chromium fonts-dejavu-core) ;;

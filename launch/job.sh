@@ -8,6 +8,7 @@
 # save and go on. (SIGTERM to mpirun itself leaves them a second.) Other options of mpirun go into
 # its environment variables, or into MPIEXEC, the launcher with its options (default: mpirun).
 set -euo pipefail
+export LC_ALL=C
 [[ ${1:-} != --help && $# -ge 2 ]] || { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; exit 2; }
 ranks=$1
 shift

@@ -16,6 +16,7 @@
 # Run again, it keeps what is done: corpus, prepared data, and a run that has had its minutes.
 # Environment variables that name libraries in unusual places: launch/build.sh --help.
 set -euo pipefail
+export LC_ALL=C
 
 usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; }
 install=yes

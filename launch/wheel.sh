@@ -17,6 +17,7 @@
 # Recipes, scripts and documentation lie in share/deepnet of the environment, man pages in share/man.
 # Needs patchelf; for preset cuda a CUDA 13 toolkit and `launch/fetch_libtorch.sh --cuda`.
 set -euo pipefail
+export LC_ALL=C
 [[ ${1:-} != --help ]] || { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; exit 0; }
 out=$PWD
 preset=

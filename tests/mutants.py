@@ -243,7 +243,7 @@ MUTANTS = {
 
 def run(command, timeout):
     try:
-        done = subprocess.run(command, cwd=ROOT, text=True, errors="replace", stdout=subprocess.PIPE,
+        done = subprocess.run(command, cwd=ROOT, encoding="utf-8", errors="replace", stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, timeout=timeout)
         return done.returncode, done.stdout
     except subprocess.TimeoutExpired as late:

@@ -13,6 +13,7 @@
 # bundle and container (label `bundle`), where patchelf, debootstrap or buildah is not; those that
 # need transformers and CTranslate2 (label `peers`) always: tests/peers/run.sh.
 set -euo pipefail
+export LC_ALL=C
 
 long=no
 install=yes

@@ -13,6 +13,7 @@
 # Environment: RUN, the launcher with its options, where ranks are to share the work; DEEPNET, the
 # program (default: deepnet).
 set -euo pipefail
+export LC_ALL=C
 usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; }
 
 checkpoint='' from='' to='' out=corpus/back_translation text='' arguments=()

@@ -78,7 +78,7 @@ class Part:
 
     def note(self):
         try:
-            return json.loads(self.note_path.read_text())
+            return json.loads(self.note_path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
 
@@ -86,7 +86,7 @@ class Part:
         """Forgets what there is: what follows comes from `answer`."""
         self.path.unlink(missing_ok=True)
         note = {"url": url, "etag": answer.headers["ETag"], "modified": answer.headers["Last-Modified"]}
-        self.note_path.write_text(json.dumps(note))
+        self.note_path.write_text(json.dumps(note), encoding="utf-8")
 
     def remove(self):
         self.path.unlink(missing_ok=True)

@@ -104,7 +104,7 @@ class Archive:
 
 
 def read_table(path, corpus):
-    rows = (line.split("\t") for line in Path(path).read_text().splitlines())
+    rows = (line.split("\t") for line in Path(path).read_text(encoding="utf-8").splitlines())
     return [(url, int(size), sha256) for name, url, size, sha256 in rows if name == corpus]
 
 
@@ -345,7 +345,7 @@ def record_of(archive, options):
 def is_done(archive, options):
     """True if all that is wanted of `archive` is there, as it was written."""
     try:
-        record = json.loads(record_of(archive, options).read_text())
+        record = json.loads(record_of(archive, options).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     files = record["files"]
@@ -375,7 +375,7 @@ def fetch(archive, options):
                 raise Trouble(f"{archive.name}: {error}") from error
             say(f"{archive.name}: corrupt: {error}; fetching it anew")
     try:
-        old = json.loads(record_of(archive, options).read_text())["files"]
+        old = json.loads(record_of(archive, options).read_text(encoding="utf-8"))["files"]
     except (OSError, ValueError):
         old = {}
     record = {"url": archive.url, "bytes": path.stat().st_size, "sha256": archive.sha256, "files": {**old, **sizes}}
@@ -387,7 +387,7 @@ def fetch(archive, options):
 
 @contextlib.contextmanager
 def locked(folder):
-    with open(folder / "lock", "a") as lock:
+    with open(folder / "lock", "a", encoding="utf-8") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -43,7 +43,7 @@ def files_of(path):
     state = path / "state.json"
     try:
         if state.exists():
-            return [path / file["filename"] for file in json.loads(state.read_text())["_data_files"]]
+            return [path / file["filename"] for file in json.loads(state.read_text(encoding="utf-8"))["_data_files"]]
     except (ValueError, KeyError, TypeError) as error:
         raise BadData(f"{state}: not the state of a saved dataset: {error}") from None
     found = sorted(path.glob("*.arrow")) or sorted(path.glob("*.parquet"))

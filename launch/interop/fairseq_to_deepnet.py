@@ -307,7 +307,7 @@ def unused_piece(name):
 def convert(options):
     arguments, tensors = read_checkpoint(options.checkpoint)
     if options.args:
-        arguments = {**arguments, **json.loads(Path(options.args).read_text())}
+        arguments = {**arguments, **json.loads(Path(options.args).read_text(encoding="utf-8"))}
     model = Model(arguments, tensors)
     if model.mistakes:
         raise Refusal("; ".join(model.mistakes))
@@ -329,7 +329,7 @@ def convert(options):
     safetensors.torch.save_file(tensors, folder / "model.safetensors")
     unused = b"".join(unused_piece(f"<row {row}>") for row in rows.unused)
     (folder / "source.spm").write_bytes(Path(options.spm).read_bytes() + unused)
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     print(f"{folder}: {len(tensors)} tensors, {len(rows.of_ids)} rows, tags {style}; {len(rows.unused)} rows that text "
           f"never has, {rows.unknown} pieces that the dictionary lacks (rows of <unk>)")  # fmt: skip
     if rows.copies:
@@ -391,7 +391,7 @@ def fairseq_tensors(tensors, arguments):
 
 def convert_back(options):
     source, folder = Path(options.back), Path(options.output)
-    exported = json.loads((source / "config.json").read_text()).get("deepnet")
+    exported = json.loads((source / "config.json").read_text(encoding="utf-8")).get("deepnet")
     if exported is None:
         raise Refusal(f"{source}: not an export of weights as they are (--format safetensors)")
     run, tensors = exported["run"], {}
@@ -399,7 +399,7 @@ def convert_back(options):
         tensors.update(safetensors.torch.load_file(part))
     arguments = fairseq_arguments(run["model"], run.get("data", {}).get("tags", "TARGET_TAG_ON_SOURCE"),
                                   exported["languages"])  # fmt: skip
-    rows = json.loads((source / "vocab.json").read_text())
+    rows = json.loads((source / "vocab.json").read_text(encoding="utf-8"))
     folder.mkdir(parents=True)
     state = fairseq_tensors({name: tensor.float() for name, tensor in tensors.items()}, arguments)
     torch.save({"args": argparse.Namespace(**arguments), "model": state}, folder / "checkpoint.pt")

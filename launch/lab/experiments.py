@@ -104,7 +104,7 @@ class Method:
 
 
 def read_methods():
-    rows = [r.split("\t") for r in (HERE / "methods.tsv").read_text().splitlines() if r and r[0] != "#"]
+    rows = [r.split("\t") for r in (HERE / "methods.tsv").read_text(encoding="utf-8").splitlines() if r and r[0] != "#"]
     methods = {}
     for key, label, residual, family, light, dark, dash, sets in rows[1:]:
         dashes = tuple(float(d) for d in dash.split()) if dash != "-" else ()
@@ -183,7 +183,8 @@ def experiment_names():
 
 
 def published_settings(name):
-    blocks = {b["name"]: b for b in parse_textproto((HERE / "published_settings.textproto").read_text())["settings"]}
+    text = (HERE / "published_settings.textproto").read_text(encoding="utf-8")
+    blocks = {b["name"]: b for b in parse_textproto(text)["settings"]}
     block = blocks[name]
     return {**published_settings(block["like"]), **block} if "like" in block else dict(block)
 
@@ -257,7 +258,7 @@ def make_experiment(name, size="small", seeds=0, only=(), at=()):
     """`only`: methods, `at`: places of the axis, `seeds`: of each; nothing: the experiment's own."""
     if name not in experiment_names():
         raise UserError(f"no experiment '{name}', but {', '.join(experiment_names())}")
-    data = parse_textproto((HERE / "experiments" / f"{name}.textproto").read_text())
+    data = parse_textproto((HERE / "experiments" / f"{name}.textproto").read_text(encoding="utf-8"))
     sizes = {block["name"]: block for block in many(data, "size")}
     if size not in sizes:
         raise UserError(f"{name}: comes in the size {' and '.join(sizes)} only: the paper has no such experiment")

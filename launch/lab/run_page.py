@@ -68,7 +68,7 @@ def flat(fields, path=""):
 
 def planned_bytes(spec, program):
     """Tensors of the rank that needs most, as `plan` foresees them; 0 where it cannot."""
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+    with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
         file.write(json.dumps(spec))
         file.flush()
         code, text, _ = runs.call([program, "plan", "--config", file.name, "--json"])
@@ -203,7 +203,7 @@ def plots(read):
 def draw_timeline(identity, path):
     """(caption, drawing) of the first step in a trace: what each rank computed when; None where there is none."""
     try:
-        events = json.loads(path.read_text())["traceEvents"]
+        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"'{path}': no trace: {error}", runs.BAD_DATA) from error
     steps = [e["args"]["step"] for e in events if e.get("cat") == "compute"]

@@ -87,7 +87,7 @@ def host_bytes():
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
-            total = min(total, int(Path(path).read_text()))
+            total = min(total, int(Path(path).read_text(encoding="utf-8")))
         except (OSError, ValueError):
             continue
     return total
@@ -96,7 +96,7 @@ def host_bytes():
 def call(words):
     """(exit code, stdout, the error that it named)."""
     try:
-        done = subprocess.run(words, text=True, capture_output=True, check=False)
+        done = subprocess.run(words, encoding="utf-8", capture_output=True, check=False)
     except OSError as error:
         raise UserError(f"--program: {words[0]}: {error.strerror}") from error
     errors = [line for line in done.stderr.splitlines() if line.strip()]
@@ -275,7 +275,7 @@ def write_file(path, text):
 
 def read_result(folder):
     try:
-        return json.loads((Path(folder) / "result.json").read_text())
+        return json.loads((Path(folder) / "result.json").read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"'{folder}/result.json': {error.strerror}", BAD_DATA) from error
     except ValueError as error:
@@ -287,7 +287,7 @@ def earlier_cells(folder):
     cells = {}
     for path in sorted((Path(folder) / "cells").glob("*/result.json")):
         try:
-            cell = json.loads(path.read_text())
+            cell = json.loads(path.read_text(encoding="utf-8"))
         except ValueError:
             continue
         if cell.get("status") in (R.DONE, R.DIVERGED):
@@ -423,8 +423,8 @@ class Child:
         self.job, self.scoring = job, scoring
         self.commands = commands + [shlex.join(words)]
         parent = os.getpid()
-        with open(folder / "log.txt", "a") as log:
-            output = open(folder / "evaluation.json", "w") if scoring else log
+        with open(folder / "log.txt", "a", encoding="utf-8") as log:
+            output = open(folder / "evaluation.json", "w", encoding="utf-8") if scoring else log
             try:
                 self.process = subprocess.Popen(
                     words, stdin=subprocess.DEVNULL, stdout=output, stderr=log, preexec_fn=lambda: become_child(parent)
@@ -447,7 +447,7 @@ class Child:
 
 def last_line(path):
     try:
-        lines = [line for line in Path(path).read_text(errors="replace").splitlines() if line.strip()]
+        lines = [line for line in Path(path).read_text(errors="replace", encoding="utf-8").splitlines() if line.strip()]
     except OSError:
         return ""
     return lines[-1] if lines else ""
@@ -705,7 +705,7 @@ def paper_ranks(name, recipes):
     ranks = set()
     for cell in cells:
         try:
-            run = parse_textproto((Path(recipes) / cell.recipe).read_text())
+            run = parse_textproto((Path(recipes) / cell.recipe).read_text(encoding="utf-8"))
         except OSError:
             return "?"
         cluster = dict(run.get("cluster", {}))

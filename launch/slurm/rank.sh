@@ -6,6 +6,7 @@
 # What the rank writes to stderr also goes into a file of its own, whose name begins with DEEPNET_RANK_LOG; its first
 # line names the host, its last one the exit code.
 set -uo pipefail
+export LC_ALL=C
 file=$DEEPNET_RANK_LOG${PMIX_RANK:-$SLURM_PROCID}.log
 host=${SLURMD_NODENAME:-$(uname -n)}
 note() { printf '%(%F %T)T %s: %s\n' -1 "$host" "$*" >> "$file"; }

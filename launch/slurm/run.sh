@@ -2,6 +2,7 @@
 # The jobs of launch/slurm source this: it holds all that they share. They are submitted in the project's folder, or
 # DEEPNET_HOME names it: sbatch copies a script away from where it lies.
 set -euo pipefail
+export LC_ALL=C
 export DEEPNET_HOME=${DEEPNET_HOME:-$SLURM_SUBMIT_DIR}
 # shellcheck source=launch/signals.sh
 source "$DEEPNET_HOME/launch/signals.sh"

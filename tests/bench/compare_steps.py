@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(command):
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, encoding="utf-8")
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 

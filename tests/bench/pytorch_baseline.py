@@ -28,7 +28,7 @@ VOCAB, PAD = 8000, 1
 
 
 def batches(budget, count):
-    pairs = json.loads((Path(__file__).parent / "lengths.json").read_text()) * (budget // 250)
+    pairs = json.loads((Path(__file__).parent / "lengths.json").read_text(encoding="utf-8")) * (budget // 250)
     out, cur, width = [], [], 0
     for s, t in sorted(pairs, key=lambda p: (p[1], p[0])):
         width = max(width, s, t)
@@ -207,12 +207,12 @@ def main():
                 ],
                 stdout=subprocess.PIPE,
                 check=True,
-                text=True,
+                encoding="utf-8",
             ).stdout
             rows.append(dict(shape=shape, **SHAPES[shape], kind=kind, **json.loads(got)))
             print(json.dumps(rows[-1]), flush=True)
     if args.json:
-        Path(args.json).write_text(json.dumps(rows, indent=1))
+        Path(args.json).write_text(json.dumps(rows, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ WARM_UP = 3  # steps that are not measured; compiled layers meet new shapes ther
 
 
 def pairs_of(tokens):
-    pairs = json.loads((Path(__file__).parent / "lengths.json").read_text())
+    pairs = json.loads((Path(__file__).parent / "lengths.json").read_text(encoding="utf-8"))
     return sorted(pairs * max(1, tokens // 250), key=lambda pair: (pair[1], pair[0]))
 
 

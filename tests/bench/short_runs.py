@@ -30,12 +30,12 @@ def train(config, fields, ranks):
                                "train.validate_every_steps=-1", "train.validate_sentences=1",
                                "decode.beam_size=1", "decode.max_tokens=4"]:
             command += ["--set", field]
-        done = subprocess.run(command, cwd=ROOT, env={**os.environ, **MPI}, text=True,
+        done = subprocess.run(command, cwd=ROOT, env={**os.environ, **MPI}, encoding="utf-8",
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         if done.returncode != 0:
             errors = re.findall(r"^error: (.*)$", done.stdout, re.M)
             raise Failed(done.returncode,
                          errors[0] if errors else f"{' '.join(command)}\n{done.stdout}")
-        records = [json.loads(line) for line in open(f"{folder}/run/metrics.jsonl")]
+        records = [json.loads(line) for line in open(f"{folder}/run/metrics.jsonl", encoding="utf-8")]
         return ([record for record in records if record["kind"] == "train"],
                 re.findall(r"weights (\w+)", done.stdout)[-1])

@@ -22,7 +22,7 @@ BAD_CONFIG = 2  # the program's exit code for a layout that a scheme cannot have
 
 def schemes():
     """Each value of the enum Residual; POST_LN with the other norms."""
-    text = (short_runs.ROOT / "proto/model.proto").read_text()
+    text = (short_runs.ROOT / "proto/model.proto").read_text(encoding="utf-8")
     body = re.search(r"enum Residual \{(.*?)\n\}", text, re.S).group(1)
     names = re.findall(r"^  (\w+) = [1-9]\d*;", body, re.M)
     return {name: [f"model.residual={name}"] for name in names} | {

@@ -58,7 +58,8 @@ def run_target(name, large, limits, build):
             f"-artifact_prefix={build}/{name}-", grown, EXAMPLES / name, present,
         ]  # fmt: skip
         environment = dict(os.environ, TMPDIR=scratch, UBSAN_OPTIONS="halt_on_error=1:print_stacktrace=1")
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, errors="replace")
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, encoding="utf-8",
+                              errors="replace")
     failed = done.returncode != 0
     stats = dict(re.findall(r"^stat::(\w+):\s+(\d+)$", done.stderr, re.MULTILINE))
     coverage = re.findall(r" cov: (\d+) ", done.stderr)

@@ -11,6 +11,7 @@
 #
 # Environment: FIRST_HOUR_TINY=1 for shapes of seconds, as a rehearsal wants them. MPIEXEC as in tests/mpi/mpirun.sh.
 set -euo pipefail
+export LC_ALL=C
 case ${1:-} in --help) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; exit 0 ;; esac
 
 [[ -z ${2:-} ]] || set -- "$1" "$(realpath -m "$2")"

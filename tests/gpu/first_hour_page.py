@@ -18,7 +18,7 @@ mistakes = []
 
 def read(path):
     """The JSON object of a log, or nothing where its part failed."""
-    text = path.read_text() if path.is_file() else ""
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
     try:
         return json.loads(text[text.index("{") :])
     except ValueError:
@@ -38,7 +38,7 @@ def parity():
     yield "| run | last loss | weights | tokens/s | MFU |"
     yield "| --- | --- | --- | --- | --- |"
     for log in sorted(LOGS.glob("parity_*.err")):
-        text = log.read_text() + log.with_suffix("").read_text()
+        text = log.read_text(encoding="utf-8") + log.with_suffix("").read_text(encoding="utf-8")
         losses = re.findall(r"loss ([\d.]+)", text)
         rates = re.findall(r"([\d,]+) tokens/s", text)
         shares = re.findall(r"MFU ([\d.]+ %)", text)
@@ -50,14 +50,14 @@ def parity():
 
 def losses(folder):
     path = LOGS / folder / "metrics.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
     return [line["loss"] for line in lines if line["kind"] == "train"]
 
 
 def verdicts():
     for dtype, bound in LOSS_BOUND.items():
         logs = [log for log in LOGS.glob(f"parity_*_{dtype}.err")]
-        found = [re.findall(r"weights ([0-9a-f]{16})", log.read_text()) for log in logs]
+        found = [re.findall(r"weights ([0-9a-f]{16})", log.read_text(encoding="utf-8")) for log in logs]
         hashes = {h for of_log in found for h in of_log}
         cpu, gpu = losses("cpu"), losses(f"one-{dtype}")
         apart = max((abs(a - b) / b for a, b in zip(gpu, cpu)), default=1.0)
@@ -102,17 +102,18 @@ def page():
     devices = {r["device"] for r in records("step")}
     yield f"# The first hour on a GPU, {datetime.date.today()}"
     yield ""
-    yield f"`tests/gpu/first_hour.sh` at commit {(LOGS / 'commit').read_text().strip()} on {', '.join(sorted(devices)) or '?'}."
+    yield f"`tests/gpu/first_hour.sh` at commit {(LOGS / 'commit').read_text(encoding='utf-8').strip()} on {', '.join(sorted(devices)) or '?'}."
     if any("Emulated" in device for device in devices):
         yield "**A rehearsal on the emulated GPU: its times mean nothing.**"
     yield ""
     yield "| part | | seconds |"
     yield "| --- | --- | --- |"
-    yield (LOGS / "parts").read_text().strip()
+    yield (LOGS / "parts").read_text(encoding="utf-8").strip()
     yield ""
     for name in ("doctor", "doctor_ranks"):
         if (LOGS / name).is_file():
-            yield "```\n" + ((LOGS / name).read_text().strip() or (LOGS / f"{name}.err").read_text().strip()) + "\n```"
+            said = (path.read_text(encoding="utf-8").strip() for path in (LOGS / name, LOGS / f"{name}.err"))
+            yield "```\n" + next(filter(None, said), "") + "\n```"
             yield ""
     yield "## Parity"
     yield ""

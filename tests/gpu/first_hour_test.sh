@@ -4,6 +4,7 @@
 #
 #   tests/gpu/first_hour_test.sh BUILD_FOLDER
 set -euo pipefail
+export LC_ALL=C
 cd "$(dirname "$0")/../.."
 page=$(mktemp)
 trap 'rm -f "$page"' EXIT

@@ -32,7 +32,7 @@ BOUNDS = {"FLOAT32": 1e-5, "BFLOAT16": 1e-3}
 
 
 def run(words):
-    done = subprocess.run([str(word) for word in words], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    done = subprocess.run([str(word) for word in words], cwd=ROOT, encoding="utf-8", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     if done.returncode:
         sys.exit(f"{' '.join(map(str, words))}\n{done.stdout}")
     return done.stdout
@@ -51,7 +51,7 @@ def train(arguments, device, dtype, layout):
     for setting in settings:
         words += ["--set", setting]
     log = run(words)
-    lines = (json.loads(line) for line in (arguments.out / folder / "metrics.jsonl").read_text().splitlines())
+    lines = (json.loads(line) for line in (arguments.out / folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
     return [line["loss"] for line in lines if line["kind"] == "train"], re.search(r"weights (\w+)", log)[1]
 
 

@@ -4,6 +4,7 @@
 #
 #   tests/gpu/installed_test.sh BUILD_FOLDER
 set -euo pipefail
+export LC_ALL=C
 cd "$(dirname "$0")/../.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

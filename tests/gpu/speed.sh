@@ -11,6 +11,7 @@
 #
 # Environment: SPEED_TINY=1 for shapes of seconds, as a rehearsal wants them; PyTorch then runs on the CPU.
 set -euo pipefail
+export LC_ALL=C
 case ${1:-} in --help) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; exit 0 ;; esac
 name=speed
 source "$(dirname "$0")/gpu_machine.sh"

@@ -14,7 +14,7 @@ LOGS = Path(sys.argv[1])
 
 def read(path):
     """The JSON object of a log, or nothing where its part failed."""
-    text = path.read_text() if path.is_file() else ""
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
     try:
         return json.loads(text[text.index("{") :])
     except ValueError:
@@ -52,13 +52,13 @@ def rows():
 
 def weights(name):
     log = LOGS / f"train-{name}"
-    text = log.with_suffix(".err").read_text() + log.read_text() if log.is_file() else ""
+    text = log.with_suffix(".err").read_text(encoding="utf-8") + log.read_text(encoding="utf-8") if log.is_file() else ""
     return (re.findall(r"weights ([0-9a-f]{16})", text) or ["-"])[-1]
 
 
 def main():
     for name in ("device", "doctor"):
-        text = (LOGS / name).read_text() if (LOGS / name).is_file() else ""
+        text = (LOGS / name).read_text(encoding="utf-8") if (LOGS / name).is_file() else ""
         print("\n".join(text.split("\n")[:2]) + "\n")
     decode = read(LOGS / "decode.json")
     if decode:

@@ -55,7 +55,7 @@ def short(name):
 def demangled(names):
     if not shutil.which("c++filt"):
         return dict(zip(names, names))
-    text = subprocess.run(["c++filt"], input="\n".join(names), text=True, capture_output=True, check=True).stdout
+    text = subprocess.run(["c++filt"], input="\n".join(names), encoding="utf-8", capture_output=True, check=True).stdout
     return dict(zip(names, text.split("\n")))
 
 
@@ -63,7 +63,7 @@ def compiled(nvcc, source, arch, folder):
     """The file of the PTX, or the compiler's words as an error."""
     ptx = Path(folder) / f"{source.stem}_{arch}.ptx"
     made = subprocess.run([nvcc, *FLAGS, "-ptx", "-arch", f"compute_{arch}", str(source), "-o", str(ptx)],
-                          text=True, capture_output=True)
+                          encoding="utf-8", capture_output=True)
     if made.returncode:
         sys.exit(f"{source}: nvcc says\n{made.stderr}")
     return ptx
@@ -72,12 +72,12 @@ def compiled(nvcc, source, arch, folder):
 def assembled(nvcc, ptx, arch):
     """[(name, {registers, shared, threads, stores, loads, stack})], or the assembler's words as an error."""
     threads = {}
-    for entry in re.finditer(r"\.entry (\w+)\(.*?^\{", ptx.read_text(), re.S | re.M):
+    for entry in re.finditer(r"\.entry (\w+)\(.*?^\{", ptx.read_text(encoding="utf-8"), re.S | re.M):
         bound = re.search(r"\.maxntid (\d+)(?:, (\d+))?(?:, (\d+))?", entry[0])
         threads[entry[1]] = int(bound[1]) * int(bound[2] or 1) * int(bound[3] or 1) if bound else 1024
     ptxas = str(Path(nvcc).resolve().parent / "ptxas")
     made = subprocess.run([ptxas, "-v", "-arch", f"sm_{arch}", str(ptx), "-o", str(ptx.with_suffix(".cubin"))],
-                          text=True, capture_output=True)
+                          encoding="utf-8", capture_output=True)
     if made.returncode:
         sys.exit(f"{ptx.stem}: ptxas says\n{made.stderr}")
     found = []
@@ -140,7 +140,7 @@ def main():
     lines = ["| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows]]
     print("\n".join(lines))
     if args.out:
-        version = subprocess.run([args.nvcc, "--version"], text=True, capture_output=True).stdout
+        version = subprocess.run([args.nvcc, "--version"], encoding="utf-8", capture_output=True).stdout
         release = re.search(r"release ([\d.]+)", version)
         args.out.write_text(
             "# What the compiler says of the kernels for GPUs\n\n"

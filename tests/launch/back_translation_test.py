@@ -48,8 +48,8 @@ class BackTranslation(unittest.TestCase):
             return file.read().splitlines()
 
     def call(self, *words, code=0, **variables):
-        done = subprocess.run(words, cwd=ROOT, env=os.environ | variables, text=True, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT)
+        done = subprocess.run(words, cwd=ROOT, env=os.environ | variables, encoding="utf-8",
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         self.assertEqual(done.returncode, code, done.stdout)
         return done.stdout
 
@@ -67,6 +67,15 @@ class BackTranslation(unittest.TestCase):
                          os.path.join(self.root, text), "--sample", "1",
                          DEEPNET=os.environ["DEEPNET_PROGRAM"], **variables)
 
+    def in_locale(self, name):
+        """The variables of a locale, which is made here: machines need not have it."""
+        source, charset = name.split(".")
+        locales = os.path.join(self.root, "locales")
+        os.makedirs(locales, exist_ok=True)
+        subprocess.run(["localedef", "-i", source, "-f", charset, os.path.join(locales, name)], check=True,
+                       stderr=subprocess.DEVNULL)
+        return {"LOCPATH": locales, "LC_ALL": name}
+
     def test_the_chain_from_a_reverse_model_to_a_model_with_weight_and_tag(self):
         real = 'text { source_language: "de" target_language: "en" source_file: "train.de" target_file: "train.en" }'
         self.deepnet("prepare", "data.folder=real", texts=real)
@@ -77,8 +86,13 @@ class BackTranslation(unittest.TestCase):
         self.assertEqual(self.read("bt/text.en"), [line.replace("\t", " ") for line in self.read("news.en")])
         self.assertEqual([score == -1000 for score in scores], [not line for line in self.read("bt/text.de")])
         before = {name: self.read("bt/" + name) for name in ("text.en", "text.de", "scores")}
-        self.back_translate("bt/text.en", RUN="tests/mpi/mpirun.sh 2")  # once more, in place
-        self.assertEqual({name: self.read("bt/" + name) for name in before}, before)
+        # Once more, in place, where a number has a comma.
+        for locale, run in (("de_DE.UTF-8", "tests/mpi/mpirun.sh 2"), ("tr_TR.UTF-8", "")):
+            variables = self.in_locale(locale)
+            self.assertEqual(self.call("locale", "decimal_point", **variables), ",\n")
+            again = self.back_translate("bt/text.en", RUN=run, **variables)
+            self.assertEqual({name: self.read("bt/" + name) for name in before}, before)
+            self.assertEqual(*(re.findall(r"\d+ %: \S+", text) for text in (again, output)))
 
         # The recipe's block as the script shows it, with the better half of the lines.
         threshold = re.search(r"50 %: (\S+)", output)[1]

@@ -7,6 +7,7 @@
 #
 # Needs root, debootstrap, patchelf and Debian's packages.
 set -euo pipefail
+export LC_ALL=C
 cd "$(dirname "$0")/../.."
 [[ $(id -u) -eq 0 ]] || { echo "bundle_test.sh: needs root" >&2; exit 1; }
 

@@ -7,6 +7,7 @@
 #
 # Needs root, buildah, debootstrap and Debian's and PyPI's packages.
 set -euo pipefail
+export LC_ALL=C
 cd "$(dirname "$0")/../.."
 [[ $(id -u) -eq 0 ]] || { echo "container_test.sh: needs root" >&2; exit 1; }
 fail() { echo "FAILED: $*" >&2; exit 1; }

@@ -31,7 +31,7 @@ class FetchLibtorch(unittest.TestCase):
         self.wheels = [self.make_wheel(*item) for item in FILES.items()]
         lines = [f"{name}==2.11.0 \\\n  --hash=sha256:{'0' * 64} \\\n  --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
                  for name, wheel in zip(FILES, self.wheels)]  # fmt: skip
-        (self.folder / "launch" / LIST).write_text("".join(lines))
+        (self.folder / "launch" / LIST).write_text("".join(lines), encoding="utf-8")
 
     def make_wheel(self, name, files):
         name = name.replace("-", "_")
@@ -48,7 +48,7 @@ class FetchLibtorch(unittest.TestCase):
         # Debian's Python imports none of these modules before it is asked to.
         env = {**os.environ, "PATH": f"/usr/bin:{os.environ['PATH']}", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.folder / "wheels"),
                "PIP_CONFIG_FILE": os.devnull, "XDG_CACHE_HOME": str(self.folder / "cache")}  # fmt: skip
-        done = subprocess.run([self.script], cwd=self.folder / "here", env=env, text=True, capture_output=True)
+        done = subprocess.run([self.script], cwd=self.folder / "here", env=env, encoding="utf-8", capture_output=True)
         return done.returncode, done.stdout + done.stderr
 
     def fetched(self):
@@ -57,7 +57,7 @@ class FetchLibtorch(unittest.TestCase):
 
     def test_python_takes_no_module_from_the_folder_that_it_is_called_in(self):
         for module in ("pip", "zipfile", "pathlib", "re", "sys"):
-            (self.folder / "here" / f"{module}.py").write_text(f"open('ran', 'a').write('{module} ')\n")
+            (self.folder / "here" / f"{module}.py").write_text(f"open('ran', 'a').write('{module} ')\n", encoding="utf-8")
         code, said = self.fetch()
         self.assertFalse((self.folder / "here/ran").exists(), said)
         self.assertEqual(code, 0, said)
@@ -76,10 +76,10 @@ class FetchLibtorch(unittest.TestCase):
             wheel.write_bytes(genuine)
 
     def test_the_list_has_two_hashes_for_all_that_is_ever_fetched(self):
-        arrays = re.findall(r"wheels\+?=\(([^)]*)\)", Path(self.script).read_text())
+        arrays = re.findall(r"wheels\+?=\(([^)]*)\)", Path(self.script).read_text(encoding="utf-8"))
         names = set(" ".join(arrays).split())
         requirement = r"^([a-z0-9-]+)==[0-9.]+ \\\n  --hash=sha256:[0-9a-f]{64} \\\n  --hash=sha256:[0-9a-f]{64}$"
-        text = (LAUNCH / LIST).read_text()
+        text = (LAUNCH / LIST).read_text(encoding="utf-8")
         self.assertEqual(set(re.findall(requirement, text, re.M)), names)
         self.assertEqual(len(names), text.count("=="))
         self.assertEqual(len(set(re.findall(r"[0-9a-f]{64}", text))), 2 * len(names))

@@ -5,6 +5,7 @@
 #
 # It lies in $XDG_CACHE_HOME/deepnet or ~/.cache/deepnet; what is there is not downloaded again.
 set -euo pipefail
+export LC_ALL=C
 case ${1:-} in --help) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; exit 0 ;; esac
 
 folder=${XDG_CACHE_HOME:-$HOME/.cache}/deepnet/perfetto-52

@@ -33,7 +33,7 @@ def complete(folder, *words):
     """What bash offers for the last word."""
     script = f"source {folder}/bash-completion/completions/deepnet; COMP_WORDS=(deepnet \"$@\"); COMP_CWORD=$#; "
     script += '_deepnet; printf "%s\\n" "${COMPREPLY[@]}"'
-    done = subprocess.run(["bash", "-c", script, "bash", *words], check=True, capture_output=True, text=True)
+    done = subprocess.run(["bash", "-c", script, "bash", *words], check=True, capture_output=True, encoding="utf-8")
     return done.stdout.split()
 
 
@@ -55,10 +55,10 @@ class HelpPages(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             pages = H.read_all(PROGRAM)
             self.assertEqual(H.write_all(PROGRAM, folder), len(pages) + 2)
-            train = Path(folder, "man/man1/deepnet-train.1").read_text()
+            train = Path(folder, "man/man1/deepnet-train.1").read_text(encoding="utf-8")
             for flag in next(page for page in pages if page.words == ("train",)).flags:
                 self.assertIn(H.roff(flag.name), train)
-            self.assertIn("\\fBdeepnet\\-checkpoint\\-list\\fR(1)", Path(folder, "man/man1/deepnet-checkpoint.1").read_text())
+            self.assertIn("\\fBdeepnet\\-checkpoint\\-list\\fR(1)", Path(folder, "man/man1/deepnet-checkpoint.1").read_text(encoding="utf-8"))
             self.assertEqual(complete(folder, "tr"), ["train", "translate"])
             self.assertEqual(complete(folder, "checkpoint", "exp"), ["export"])
             self.assertEqual(complete(folder, "checkpoint", "list", "--ver"), ["--verify"])

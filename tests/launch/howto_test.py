@@ -36,12 +36,12 @@ class Howto(unittest.TestCase):
                 os.environ, PATH=":".join(([PEERS] if PEERS else []) + paths), OMP_NUM_THREADS="1", OMPI_ALLOW_RUN_AS_ROOT="1",
                 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_rmaps_base_oversubscribe="1",
             )  # fmt: skip
-            done = subprocess.run(["bash", "-c", commands(page)], cwd=folder, env=environment, text=True,
+            done = subprocess.run(["bash", "-c", commands(page)], cwd=folder, env=environment, encoding="utf-8",
                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
             self.assertEqual(done.returncode, 0, f"{page.name}:\n{done.stdout[-3000:]}")
 
     def test_every_page_is_listed_and_links_are_those_of_pages(self):
-        listed = re.findall(r"\]\((\w+\.md)\)", (ROOT / "docs/howto/README.md").read_text())
+        listed = re.findall(r"\]\((\w+\.md)\)", (ROOT / "docs/howto/README.md").read_text(encoding="utf-8"))
         self.assertEqual(sorted(listed), [page.name for page in PAGES])
 
 

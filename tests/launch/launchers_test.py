@@ -49,7 +49,7 @@ def listening_ports(process):
 def run_all(command, environments):
     """Runs a process for each environment at once; returns (exit code, output) of each."""
     processes = [
-        subprocess.Popen(command, cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        subprocess.Popen(command, cwd=ROOT, env=env, encoding="utf-8", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         for env in environments
     ]
     outputs = [process.communicate()[0] for process in processes]
@@ -160,7 +160,7 @@ class Rendezvous(unittest.TestCase):
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, most), most))
         base = self.base(2)
         command = [os.environ["DEEPNET_JOB_END"], "join"]
-        first = subprocess.Popen(command, cwd=ROOT, env=environment(RANK=0, **base), text=True, stderr=subprocess.PIPE)
+        first = subprocess.Popen(command, cwd=ROOT, env=environment(RANK=0, **base), encoding="utf-8", stderr=subprocess.PIPE)
         while first.poll() is None and len(listening_ports(first)) < 2:
             time.sleep(0.01)
         visitors = []
@@ -251,7 +251,7 @@ class Kubernetes(Golden):
                 words += ["--set", "parallel.data_parallel_size=2"]
                 variables = {k: str(v) for k, v in self.variables(pod, rank, len(pods)).items()}
                 processes.append(
-                    subprocess.Popen(hosts + ["exec", f"k{rank + 1}"] + words, env=env | variables, text=True,
+                    subprocess.Popen(hosts + ["exec", f"k{rank + 1}"] + words, env=env | variables, encoding="utf-8",
                                      stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=ROOT))
             outputs = [process.communicate()[0] for process in processes]
             self.expect_golden([(p.returncode, output) for p, output in zip(processes, outputs)])

@@ -4,6 +4,7 @@
 # Where nvidia-smi shows a GPU, what is fetched, built and started is for that GPU; where doctor refuses it, the
 # run goes on without.
 set -euo pipefail
+export LC_ALL=C
 cd "$(dirname "$0")/../.."
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -33,13 +33,13 @@ class Strangers(unittest.TestCase):
         self.home.mkdir(mode=0o700)
         for name in ("thesis", ".bashrc", "step-00000001/manifest.pb"):
             (self.home / name).parent.mkdir(exist_ok=True)
-            (self.home / name).write_text(f"{name} of the victim\n")
+            (self.home / name).write_text(f"{name} of the victim\n", encoding="utf-8")
         self.group = self.root / "group"  # everybody's, and not sticky
         shutil.copytree(ROOT / "tests/golden/run-v1", self.group)
         for path in [self.group, *self.group.rglob("*")]:
             path.chmod(0o777 if path.is_dir() else 0o666)
-        text = (ROOT / "tests/launch/golden_run.textproto").read_text()
-        (self.root / "config").write_text(re.sub(r"\nparallel \{.*?\n\}", "", text, flags=re.S))
+        text = (ROOT / "tests/launch/golden_run.textproto").read_text(encoding="utf-8")
+        (self.root / "config").write_text(re.sub(r"\nparallel \{.*?\n\}", "", text, flags=re.S), encoding="utf-8")
         self.before = snapshot(self.home)
 
     def tearDown(self):
@@ -55,7 +55,7 @@ class Strangers(unittest.TestCase):
 
     def deepnet(self, *words):
         done = subprocess.run(
-            [os.environ["DEEPNET_PROGRAM"], *map(str, words)], cwd=ROOT, text=True,
+            [os.environ["DEEPNET_PROGRAM"], *map(str, words)], cwd=ROOT, encoding="utf-8",
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120,
         )
         self.assertEqual(snapshot(self.home), self.before, f"{words}: {done.stdout}")
@@ -105,7 +105,7 @@ class Strangers(unittest.TestCase):
 
     def test_prepare_enters_no_link(self):
         lines = [f"the sentence number {i} is here\tder Satz Nummer {i} ist hier\n" for i in range(400)]
-        (self.root / "text.tsv").write_text("".join(lines))
+        (self.root / "text.tsv").write_text("".join(lines), encoding="utf-8")
         words = ["prepare", "--tsv", self.root / "text.tsv", "--from", "en", "--to", "de"]
         words += ["--set", "prepare.tokenizer.vocab_size=60", "--set", f"data.folder={self.group / 'data'}"]
         self.plant(("data.tmp", self.home), ("data.old", self.home), ("data" + UNFINISHED, self.home))

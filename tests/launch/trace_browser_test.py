@@ -71,7 +71,7 @@ class Page(http.server.SimpleHTTPRequestHandler):
 class TraceInBrowser(unittest.TestCase):
     def shown(self, trace, wanted):
         """The text of Perfetto's page with that trace."""
-        perfetto = subprocess.check_output([HERE / "fetch_perfetto.sh"], text=True).strip()
+        perfetto = subprocess.check_output([HERE / "fetch_perfetto.sh"], encoding="utf-8").strip()
         shown = queue.Queue()
         files = {"/trace.json": trace, "/frame.html": FRAME.replace("WANTED", repr(wanted)).encode()}
         page = functools.partial(Page, files, shown, directory=perfetto)
@@ -90,7 +90,7 @@ class TraceInBrowser(unittest.TestCase):
     def test_perfetto_shows_every_rank(self):
         with tempfile.TemporaryDirectory() as folder:
             run = Path(folder) / "run.textproto"
-            run.write_text(RUN)
+            run.write_text(RUN, encoding="utf-8")
             trace = Path(folder) / "trace.json"
             subprocess.run([PROGRAM, "rehearse", "--config", run, "--trace", trace], check=True, capture_output=True)
             text = self.shown(trace.read_bytes(), ["rank 0", "rank 1"])

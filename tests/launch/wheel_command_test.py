@@ -25,18 +25,18 @@ class WheelCommand(unittest.TestCase):
         package = self.packages / "deepnet"
         (package / "bin").mkdir(parents=True)
         self.other.mkdir()
-        (package / "__init__.py").write_text(COMMAND.read_text().replace("@torch@", "2.11.0"))
-        (package / "bin/deepnet").write_text(PROGRAM)
+        (package / "__init__.py").write_text(COMMAND.read_text(encoding="utf-8").replace("@torch@", "2.11.0"), encoding="utf-8")
+        (package / "bin/deepnet").write_text(PROGRAM, encoding="utf-8")
         (package / "bin/deepnet").chmod(0o755)
 
     def add_torch(self, packages, version):
         (packages / "torch").mkdir()
-        (packages / "torch/__init__.py").write_text("raise ImportError('imported')\n")
-        (packages / "torch/version.py").write_text(f"__all__ = ['__version__']\n__version__ = '{version}'\n")
+        (packages / "torch/__init__.py").write_text("raise ImportError('imported')\n", encoding="utf-8")
+        (packages / "torch/version.py").write_text(f"__all__ = ['__version__']\n__version__ = '{version}'\n", encoding="utf-8")
 
     def start(self, *arguments, **environment):
         environment = {"PYTHONPATH": f"{self.packages}:{self.other}", **environment}
-        return subprocess.run([sys.executable, "-B", "-c", START, *arguments], env=environment, text=True, capture_output=True)
+        return subprocess.run([sys.executable, "-B", "-c", START, *arguments], env=environment, encoding="utf-8", capture_output=True)
 
     def test_it_becomes_the_program_with_its_arguments_and_the_default_signals(self):
         self.add_torch(self.packages, "2.11.0+cu130")

@@ -7,6 +7,7 @@
 #
 # Needs root, debootstrap, patchelf, Debian's and PyPI's packages, and 12 GB below TMPDIR.
 set -euo pipefail
+export LC_ALL=C
 cd "$(dirname "$0")/../.."
 [[ $(id -u) -eq 0 ]] || { echo "wheel_test.sh: needs root" >&2; exit 1; }
 

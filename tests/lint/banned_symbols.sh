@@ -5,6 +5,7 @@
 #
 # A torch-free build (-DDEEPNET_PURE_ONLY=ON) says which libraries those are: it has no others.
 set -euo pipefail
+export LC_ALL=C
 build=$1
 status=0
 count=0

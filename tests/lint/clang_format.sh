@@ -2,6 +2,7 @@
 # All C++ files are as clang-format 14 leaves them; other versions differ in detail, so they are not
 # asked.   tests/lint/clang_format.sh [--fix]
 set -euo pipefail
+export LC_ALL=C
 cd "$(dirname "$0")/../.."
 tool=$(command -v clang-format-14 || command -v clang-format || true)
 if [[ -z $tool || $("$tool" --version) != *" 14."* ]]; then

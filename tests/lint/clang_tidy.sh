@@ -8,6 +8,7 @@
 # follows until SECONDS (default 240) are over, and it is said how many were reached. Exit status 1
 # on a finding, except in tests/, whose findings are listed only.
 set -euo pipefail
+export LC_ALL=C
 cd "$(dirname "$0")/../.."
 build=$1
 if ! command -v clang-tidy >/dev/null; then

@@ -51,7 +51,7 @@ def comment_blocks(path):
         yield first, " ".join(block)
 
 
-listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], text=True, capture_output=True)
+listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], encoding="utf-8", capture_output=True)
 found = total = 0
 for path in sorted(p for p in listed.stdout.split() if re.search(r"\.(h|cc|inc|cu|proto)$", p)):
     for number, text in comment_blocks(path):

@@ -11,23 +11,23 @@ PAGE = "docs/clusters.md"
 OTHERS = ("mpirun", "ORTE", "SIGTERM", "code 205")  # cells of the table of symptoms that quote another program
 
 mistakes = []
-tracked = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], text=True, capture_output=True).stdout.split("\n")
+tracked = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], encoding="utf-8", capture_output=True).stdout.split("\n")
 
 
 def read(pattern):
     """The text of all tracked files whose name matches."""
-    return "\n".join(Path(f).read_text() for f in tracked if re.fullmatch(pattern, f) and Path(f).is_file())
+    return "\n".join(Path(f).read_text(encoding="utf-8") for f in tracked if re.fullmatch(pattern, f) and Path(f).is_file())
 
 
 def anchors(path):
-    heads = re.findall(r"^#+ (.*)", path.read_text(), re.M)
+    heads = re.findall(r"^#+ (.*)", path.read_text(encoding="utf-8"), re.M)
     return {re.sub(r"[^\w\- ]", "", head).strip().lower().replace(" ", "-") for head in heads}
 
 
 for name in tracked:
     if not name.endswith(".md") or not Path(name).is_file():
         continue
-    for link in re.findall(r"\]\(([^)\s]+)\)", Path(name).read_text()):
+    for link in re.findall(r"\]\(([^)\s]+)\)", Path(name).read_text(encoding="utf-8")):
         file, _, anchor = link.partition("#")
         if ":" in file:
             continue
@@ -37,7 +37,7 @@ for name in tracked:
         elif anchor and target.suffix == ".md" and anchor not in anchors(target):
             mistakes.append(f"{name}: {link}: there is no such heading")
 
-page = Path(PAGE).read_text()
+page = Path(PAGE).read_text(encoding="utf-8")
 quoted = re.findall(r"`([^`\n]+)`", page) + re.findall(r"^    (.*)", page, re.M)
 launch, protos = read(r"launch/.*\.(cc|h)"), read(r"proto/.*\.proto")
 for text in quoted:

@@ -133,7 +133,7 @@ REASONS = {
 def main():
     files = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard", "parallel", "trainer", "launch"],
-        text=True, capture_output=True, check=True,
+        encoding="utf-8", capture_output=True, check=True,
     ).stdout.split()
     mistakes, calls, used = [], 0, set()
     for path in files:

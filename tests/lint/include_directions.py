@@ -52,7 +52,7 @@ def circles(graph, node, path, done):
 
 mistakes, graph = [], {}
 listed = subprocess.run(
-    ["git", "ls-files", "-co", "--exclude-standard"], text=True, capture_output=True
+    ["git", "ls-files", "-co", "--exclude-standard"], encoding="utf-8", capture_output=True
 )
 for path in sorted(p for p in listed.stdout.split() if re.search(r"\.(h|cc|inc|cu)$", p)):
     for number, line in enumerate(open(path, encoding="utf-8"), 1):

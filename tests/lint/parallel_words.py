@@ -17,7 +17,7 @@ ALLOWED = re.compile(r"kDropout|Dropout:")  # a stream of random numbers in para
 
 listed = subprocess.run(
     ["git", "ls-files", "-co", "--exclude-standard", "parallel/*.h", "parallel/*.cc"],
-    text=True, capture_output=True, check=True,
+    encoding="utf-8", capture_output=True, check=True,
 )
 mistakes = []
 # The table of fields that have had other names is made of those names.

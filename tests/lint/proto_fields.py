@@ -15,7 +15,7 @@ NUMBER = re.compile(r"^\s+(?:bool|double|u?int(?:32|64)) ")
 SAYS = re.compile(r"default|required|\bonly\b|at (?:least|most)|[<>]=|multiple of|features|rows")
 BLOCK = re.compile(r"^\s*(?:message|enum|oneof) (\w+) \{")
 mistakes, fields = [], 0
-listed = subprocess.run(["git", "ls-files", "proto/*.proto"], text=True, capture_output=True)
+listed = subprocess.run(["git", "ls-files", "proto/*.proto"], encoding="utf-8", capture_output=True)
 for path in listed.stdout.split():
     message, lines = "", open(path, encoding="utf-8").read().split("\n")
     for i, line in enumerate(lines):

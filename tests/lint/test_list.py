@@ -16,21 +16,21 @@ for source in sources:
     lists = [p / "CMakeLists.txt" for p in source.parents if (p / "CMakeLists.txt").is_file()]
     # A Python test is a module of unittest: its name stands there without the ending.
     name = source.name.removesuffix(".py")
-    if not any(name in p.read_text() for p in lists if str(p).startswith("tests")):
+    if not any(name in p.read_text(encoding="utf-8") for p in lists if str(p).startswith("tests")):
         mistakes.append(f"{source}: in no CMakeLists.txt of tests/")
-    for number, line in enumerate(source.read_text().split("\n"), 1):
+    for number, line in enumerate(source.read_text(encoding="utf-8").split("\n"), 1):
         # A test that needs a GPU may be skipped where there is none; it says so on that line.
         if re.search(r"\bDISABLE[D]_|GTEST_SKI[P]|unittest\.ski[p]|skipTes[t]", line) and "GPU" not in line:
             mistakes.append(f"{source}:{number}: a test that does not run: {line.strip()}")
 declared = set()
 for path in Path("tests").rglob("CMakeLists.txt"):
-    declared |= set(re.findall(r"deepnet_(?:mpi_)?test\((\w+)", path.read_text()))
+    declared |= set(re.findall(r"deepnet_(?:mpi_)?test\((\w+)", path.read_text(encoding="utf-8")))
     prefix = "_".join(path.parent.parts[1:])
-    python = re.findall(r"deepnet_python_test\((\w+_test)", path.read_text())
+    python = re.findall(r"deepnet_python_test\((\w+_test)", path.read_text(encoding="utf-8"))
     declared |= {f"{prefix}_{name}" for name in python}
 if len(sys.argv) > 1:
     shown = subprocess.run(
-        ["ctest", "--test-dir", sys.argv[1], "--show-only=json-v1"], text=True, capture_output=True
+        ["ctest", "--test-dir", sys.argv[1], "--show-only=json-v1"], encoding="utf-8", capture_output=True
     )
     names = {test["name"] for test in json.loads(shown.stdout)["tests"]}
     # A build for the emulated GPU has programs of its own, one of them in place of NCCL's.

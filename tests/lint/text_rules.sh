@@ -2,6 +2,7 @@
 # Words that may not stand in tracked files, and a count of things put off. Exit status 1 on a
 # forbidden one. A letter in brackets keeps a pattern from finding itself.
 set -euo pipefail
+export LC_ALL=C
 cd "$(dirname "$0")/../.."
 status=0
 
@@ -23,6 +24,13 @@ fi
 if git grep -nE 'python3?"? (-[a-zA-Z]+ )*-(m|c)?( |$)' -- '*.sh' '*.sbatch' .ci "$here" |
   grep -vE 'python3?"? (-[a-zA-Z]+ )*-I'; then
   echo "Python without -I" >&2
+  status=1
+fi
+# Where the decimal point is a comma awk and printf write one, which no other program reads as a number.
+scripts=$(git grep -lE '^set -e?uo pipefail$')
+# shellcheck disable=SC2086  # their names have no blanks
+if git grep -LE '^export LC_ALL=C$' -- $scripts; then
+  echo "a script without LC_ALL=C: its numbers and order are those of the user's locale" >&2
   status=1
 fi
 # A tag names another image tomorrow.

@@ -3,6 +3,7 @@
 #
 #   tests/mpi/exits_with.sh CODE COMMAND [ARGUMENT...]
 set -euo pipefail
+export LC_ALL=C
 expected=$1
 shift
 code=0

@@ -6,6 +6,7 @@
 # Environment: MPIEXEC, the launcher (default: mpirun). What is set for it here is Open MPI's, except
 # the time limit, which others know too; what the caller has set stays.
 set -euo pipefail
+export LC_ALL=C
 [[ ${1:-} != --help && $# -ge 2 ]] || { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; exit 2; }
 ranks=$1
 shift

@@ -20,6 +20,7 @@
 # TH_NET (default 10.77.0; the first three bytes), TH_DIR (state; default a folder of the prefix in
 # TMPDIR), TH_SLOTS (ranks per host), MPIEXEC (default mpirun).
 set -euo pipefail
+export LC_ALL=C
 prefix=${TH_PREFIX:-h}
 net=${TH_NET:-10.77.0}
 temp=${TMPDIR:-$(dirname "$(mktemp -u)")}

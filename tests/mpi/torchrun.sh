@@ -8,6 +8,7 @@
 # each rank needs words of its own, @RANK@ in an argument stands for its number. Environment: TORCHRUN_PORT
 # (default: a free one).
 set -euo pipefail
+export LC_ALL=C
 hosts=no
 if [[ ${1:-} == --hosts ]]; then
   hosts=yes

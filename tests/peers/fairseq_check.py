@@ -194,7 +194,7 @@ def check(case, arguments, work):
     again.load_state_dict({n: t for n, t in state.items() if not n.endswith(("version", "_float_tensor"))})
     worst = greatest_difference(again, cases, log_probs, list(range(rows)))
     report(f"{case.name}, back", worst <= TOLERANCE, f"greatest difference {worst:.3g}")
-    lines = (work / "back/dict.txt").read_text().splitlines()
+    lines = (work / "back/dict.txt").read_text(encoding="utf-8").splitlines()
     report(f"{case.name}, dictionary", [l.rsplit(" ", 1)[0] for l in lines[: len(pieces)]] == pieces
            and lines[-1] == f"__{max(languages)}__ 1" and len(lines) == rows - 4, f"{len(lines)} lines")  # fmt: skip
     check_refusals(namespace, state, work)
@@ -204,7 +204,7 @@ def check_refusals(namespace, state, work):
     namespace.subln, namespace.moe_freq, namespace.activation_fn = True, 2, "swish"
     torch.save({"args": namespace, "model": state}, work / "refused.pt")
     done = subprocess.run([sys.executable, CONVERTER, work / "refused.pt", "--dict", work / "dict.txt", "--spm",
-                           work / "sp.model", "--output", work / "none"], text=True, capture_output=True)  # fmt: skip
+                           work / "sp.model", "--output", work / "none"], encoding="utf-8", capture_output=True)  # fmt: skip
     named = all(word in done.stderr for word in ("subln is True", "moe_freq is 2", "activation_fn is swish"))
     report("refused", done.returncode == 1 and named and not (work / "none").exists(), done.stderr.strip())
 

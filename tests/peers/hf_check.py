@@ -57,7 +57,7 @@ def make_deepnorm(deepnet, work):
         optim { learning_rate: 1e-3 warmup_steps: 20 }
         train { steps: 1 validate_every_steps: -1 validate_sentences: 5 }
         prepare { text { tsv_file: "pairs.tsv" source_language: "en" target_language: "xx" }
-                  tokenizer { vocab_size: 150 } }"""
+                  tokenizer { vocab_size: 150 } }""", encoding="utf-8"
     )
     for command in ("prepare", "train"):
         run([deepnet, command, "--config", "run.textproto", "--root", work], cwd=work)
@@ -157,7 +157,7 @@ def check_marian(arguments, deepnet, peer_model, work):
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     size = model.config.vocab_size - 1  # its <pad> is behind our ids
     run_folder = checkpoint if (checkpoint / "languages.txt").exists() else checkpoint.parent
-    languages = sorted((run_folder / "languages.txt").read_text().split())
+    languages = sorted((run_folder / "languages.txt").read_text(encoding="utf-8").split())
     first_tag = size - len(languages)
     tags = list(range(first_tag, size))
     generator = random.Random(2)
@@ -182,7 +182,7 @@ def check_ctranslate2(folder, cases, hypotheses, work):
 
     converter = ctranslate2.converters.TransformersConverter(str(folder))
     converter.convert(str(work / "ct2"), force=True)
-    names = {i: piece for piece, i in json.loads((folder / "vocab.json").read_text()).items()}
+    names = {i: piece for piece, i in json.loads((folder / "vocab.json").read_text(encoding="utf-8")).items()}
     name = lambda i: names[i]
     translator = ctranslate2.Translator(str(work / "ct2"), device="cpu", compute_type="float32")
     never = [["<s>"], ["<pad:trained>"]] + [[piece] for piece in names.values() if piece.startswith(">>")]
@@ -217,7 +217,7 @@ def make_m2m(work):
     names = [pieces.id_to_piece(i) for i in range(3, pieces.get_piece_size())]
     generator.shuffle(names)
     names = ["<s>", "<pad>", "</s>", "<unk>", *names]
-    (folder / "vocab.json").write_text(json.dumps({name: i for i, name in enumerate(names)}))
+    (folder / "vocab.json").write_text(json.dumps({name: i for i, name in enumerate(names)}), encoding="utf-8")
     tokenizer = transformers.M2M100Tokenizer(str(folder / "vocab.json"), str(model_file))
     torch.manual_seed(4)
     model = transformers.M2M100ForConditionalGeneration(
@@ -259,7 +259,7 @@ def check_m2m(arguments, deepnet, peer_model, work):
     print(done.stderr, end="")
     model = transformers.M2M100ForConditionalGeneration.from_pretrained(folder)
     size = model.config.vocab_size
-    vocabulary = json.loads((folder / "vocab.json").read_text())
+    vocabulary = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
     theirs = our_ids(work / "imported", vocabulary, first_tag, size)
     assert sorted(theirs) == list(range(size))
     tags = list(range(size - 100, size))

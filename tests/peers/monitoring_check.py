@@ -47,7 +47,7 @@ def report(what, good, figures):
 def train(deepnet, root, kill_at=None):
     """The run; ended by a signal that it cannot catch once metrics.jsonl has step `kill_at`."""
     words = [deepnet, "train", "--config", root / "run.textproto", "--root", root, "--log-seconds", "0"]
-    process = subprocess.Popen([str(w) for w in words], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([str(w) for w in words], stderr=subprocess.PIPE, encoding="utf-8")
     for line in process.stderr:
         if kill_at and f"step {kill_at} " in line:
             process.kill()
@@ -64,7 +64,7 @@ def make(deepnet, root):
             for _ in range(lines):
                 words = generator.choices(WORDS, k=generator.randint(2, 9))
                 file.write(f"{' '.join(words)}\t{' '.join(w[::-1] for w in words)}\n")
-    (root / "run.textproto").write_text(RUN)
+    (root / "run.textproto").write_text(RUN, encoding="utf-8")
     subprocess.run([deepnet, "prepare", "--config", root / "run.textproto", "--root", root], check=True, capture_output=True)
     train(deepnet, root, kill_at=27)
     with open(max((root / "run/tensorboard").iterdir()), "ab") as file:
@@ -96,7 +96,7 @@ def without_leading_zeros(steps):
 
 def check(root):
     folder, records = root / "run/tensorboard", []
-    for line in (root / "run/metrics.jsonl").read_text().splitlines():
+    for line in (root / "run/metrics.jsonl").read_text(encoding="utf-8").splitlines():
         records.append(json.loads(line))
     accumulator = EventAccumulator(str(folder), size_guidance={"tensors": 0}, tensor_size_guidance={"scalars": 0, "text": 0})
     accumulator.Reload()
@@ -138,9 +138,9 @@ def check(root):
             again = event_pb2.Event.FromString(bytes_)
             again.DiscardUnknownFields()
             leftover += [] if again == event else [file.name]
-    said = subprocess.run([Path(sys.executable).parent / "promtool", "check", "metrics"], text=True, capture_output=True,
-                          stdin=open(root / "run.prom"))  # fmt: skip
-    figures = sum(not line.startswith("#") for line in (root / "run.prom").read_text().splitlines())
+    said = subprocess.run([Path(sys.executable).parent / "promtool", "check", "metrics"], encoding="utf-8", capture_output=True,
+                          stdin=open(root / "run.prom", encoding="utf-8"))  # fmt: skip
+    figures = sum(not line.startswith("#") for line in (root / "run.prom").read_text(encoding="utf-8").splitlines())
     report("promtool", said.returncode == 0 and not said.stderr and figures > 20, said.stderr or f"{figures} figures")
     report("proto fields", not leftover, f"{len(list(folder.iterdir()))} files, unknown fields in {leftover or 'none'}")
 

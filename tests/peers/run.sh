@@ -10,6 +10,7 @@
 # Builds what it needs and runs the tests. Afterwards `ctest --test-dir build/release -L peers` does,
 # too. Checkpoints of one's own: tests/peers/hf_check.py --help, with that environment's Python.
 set -euo pipefail
+export LC_ALL=C
 venv=
 case "${1:-}" in
   --help) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; exit 0 ;;

@@ -21,7 +21,7 @@ ROWS = {  # first words of a row: label, colour
 FREQUENCIES = 6.13  # training loss of word frequencies alone, same table
 
 figure, axes = plt.subplots(figsize=(8, 3.2))
-for line in (HERE / "../../benchmarks/depth_2026-11-22.md").read_text().split("\n"):
+for line in (HERE / "../../benchmarks/depth_2026-11-22.md").read_text(encoding="utf-8").split("\n"):
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     if cells[0] in ROWS and len(cells) == 12:
         label, colour = ROWS[cells[0]]

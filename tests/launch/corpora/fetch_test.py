@@ -51,7 +51,7 @@ def sgm(language, count, salt):
 
 def tar_gz(members):
     made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w") as tar:
+    with tarfile.open(fileobj=made, mode="w", encoding="utf-8") as tar:
         for name, data in members.items():
             info = tarfile.TarInfo(name)
             info.size = len(data)
@@ -133,7 +133,7 @@ class Fetch(unittest.TestCase):
             if not name.endswith(".zip"):
                 sha256 = hashlib.sha256(file.data).hexdigest()
                 rows.append(f"{corpus}\thttp://nowhere.invalid/{name}\t{len(file.data)}\t{sha256}\n")
-        (self.folder / "archives.tsv").write_text("".join(rows))
+        (self.folder / "archives.tsv").write_text("".join(rows), encoding="utf-8")
         self.servers.append(Server(files))
         return files
 
@@ -162,9 +162,9 @@ class Fetch(unittest.TestCase):
         (self.folder / "launch").symlink_to(ROOT / "launch")
         words = [w for s in [*sets, "prepare.tokenizer.vocab_size=200", "data.folder=data"] for w in ("--set", s)]
         words = [PROGRAM, "prepare", "--config", f"launch/recipes/{recipe}.textproto", "--root", ".", *words]
-        done = subprocess.run(words, cwd=self.folder, capture_output=True, text=True)
+        done = subprocess.run(words, cwd=self.folder, capture_output=True, encoding="utf-8")
         self.assertEqual(done.returncode, 0, done.stderr)
-        report = json.loads((self.folder / "data" / "report.json").read_text())
+        report = json.loads((self.folder / "data" / "report.json").read_text(encoding="utf-8"))
         return {(p["first_language"], p["second_language"], p["split"]): int(p["kept"]) for p in report["pairs"]}
 
 
@@ -297,7 +297,7 @@ class Servers(Fetch):
     def test_a_file_of_another_size_is_not_even_fetched(self):
         file = self.one()
         table = self.folder / "archives.tsv"
-        table.write_text(table.read_text().replace(str(len(file.data)), "17"))
+        table.write_text(table.read_text(encoding="utf-8").replace(str(len(file.data)), "17"), encoding="utf-8")
         code, _, err = self.fetch("opus100", "--pairs", "de-en")
         self.assertEqual(code, 4)
         self.assertIn(f"the server has {len(file.data):,} bytes, it should be 17", err)
@@ -329,7 +329,7 @@ class Servers(Fetch):
         file = self.one(cut_after=[20000], stand_still=1)
         script = str(ROOT / "launch/corpora/fetch.py")
         words = [sys.executable, "-B", script, *self.words("opus100", "--pairs", "de-en")]
-        process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(words, stderr=subprocess.PIPE, encoding="utf-8")
         self.servers[0].began.wait()  # the first 20,000 bytes are on disk
         process.send_signal(signal.SIGTERM)
         err = process.communicate()[1]
@@ -430,7 +430,7 @@ class Care(Fetch):
     def test_a_second_one_in_the_same_folder_is_refused(self):
         self.serve(**{NAME: opus100("de-en")})
         (self.out / ".fetch").mkdir(parents=True)
-        with open(self.out / ".fetch" / "lock", "w") as lock:
+        with open(self.out / ".fetch" / "lock", "w", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH)
             code, _, err = self.fetch("opus100", "--pairs", "de-en")
         self.assertEqual(code, 4)
@@ -456,7 +456,7 @@ class Care(Fetch):
             self.assertIn(told, err)
 
     def test_the_published_table_has_every_archive_and_its_sum(self):
-        rows = [line.split("\t") for line in fetch.TABLE.read_text().splitlines()]
+        rows = [line.split("\t") for line in fetch.TABLE.read_text(encoding="utf-8").splitlines()]
         self.assertEqual({corpus: sum(r[0] == corpus for r in rows) for corpus in ("opus100", "flores", "wmt17")},
                          {"opus100": 100, "flores": 1, "wmt17": 4})
         for _, url, size, sha256 in rows:

@@ -28,7 +28,7 @@ class InFolder(unittest.TestCase):
 
     def to_tsv(self, *words, code=0):
         command = [sys.executable, "-B", ROOT / "launch/corpora/to_tsv.py", *words]
-        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True)
+        done = subprocess.run(command, cwd=self.folder, capture_output=True, encoding="utf-8")
         self.assertEqual(done.returncode, code, done.stderr)
         return done.stdout if code == 0 else done.stderr
 
@@ -50,7 +50,7 @@ class JsonLines(InFolder):
         self.assertEqual(self.to_tsv("a.jsonl", *COLUMNS), "a b c\tx y\nd\tz\n")
 
     def test_errors_name_file_line_and_column(self):
-        (self.folder / "a.jsonl").write_text('{"s": "x", "t": "y"}\n{"s": "x"\n')
+        (self.folder / "a.jsonl").write_text('{"s": "x", "t": "y"}\n{"s": "x"\n', encoding="utf-8")
         self.assertIn("a.jsonl:2: ", self.to_tsv("a.jsonl", "--source", "s", "--target", "t", code=4))
         text = self.to_tsv("a.jsonl", "--source", "s", "--target", "u", code=4)
         self.assertIn("a.jsonl, row 1: no column 'u'; there are: s, t", text)
@@ -69,7 +69,7 @@ class Prepare(InFolder):
 
     def prepare(self, *words, text="", code=0, launcher=()):
         command = [*launcher, PROGRAM, "prepare", "--root", self.folder, *self.SETTINGS, *words]
-        done = subprocess.run(command, input=text, capture_output=True, text=True, cwd=ROOT)
+        done = subprocess.run(command, input=text, capture_output=True, encoding="utf-8", cwd=ROOT)
         self.assertEqual(done.returncode, code, done.stderr)
         return done.stderr
 
@@ -79,7 +79,7 @@ class Prepare(InFolder):
         return [shard.read_bytes() for shard in shards]
 
     def test_standard_input_is_as_good_as_a_file(self):
-        (self.folder / "a.tsv").write_text(TSV)
+        (self.folder / "a.tsv").write_text(TSV, encoding="utf-8")
         self.prepare("--tsv", "a.tsv", "--set", "data.folder=file")
         self.prepare("--tsv", "-", "--set", "data.folder=new/piped", text=TSV)
         self.assertEqual(self.corpus("new/piped"), self.corpus("file"))
@@ -94,7 +94,7 @@ class Prepare(InFolder):
     def test_the_only_copy_of_a_corpus_text_is_not_replaced_by_another(self):
         self.prepare("--tsv", "-", "--set", "data.folder=a/", text=TSV)
         for words, code in ((), 4), (("--dry-run",), 4), (("--extend",), 0):
-            self.assertEqual((self.folder / "a.tsv").read_text(), TSV)
+            self.assertEqual((self.folder / "a.tsv").read_text(encoding="utf-8"), TSV)
             said = self.prepare("--tsv", "-", "--set", "data.folder=a", *words, text=TSV[:-20] + "\n", code=code)
             self.assertEqual("a.tsv has another text" in said, code == 4, said)
             self.assertFalse((self.folder / "a.tsv.tmp").exists())
@@ -133,7 +133,7 @@ class Arrow(InFolder):
         for name, part in zip(names, (table.slice(0, 300), table.slice(300))):
             with pyarrow.ipc.new_stream(saved / name, table.schema) as out:
                 out.write_table(part)
-        (saved / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
+        (saved / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}), encoding="utf-8")
         for name in ("a.parquet", "a.arrow", "a.jsonl.zst", "saved"):
             self.assertEqual(self.to_tsv(name, *COLUMNS, "--score", "score"), TSV, name)
         (self.folder / "cut.parquet").write_bytes((self.folder / "a.parquet").read_bytes()[:300])

@@ -296,7 +296,7 @@ class Torch(Folder):
 
     def convert(self, name):
         words = [sys.executable, CONVERTER, name, "--dict", "d", "--spm", "s", "--output", "none"]
-        done = subprocess.run([str(w) for w in words], cwd=self.folder, text=True, capture_output=True)
+        done = subprocess.run([str(w) for w in words], cwd=self.folder, encoding="utf-8", capture_output=True)
         return done.returncode, done.stderr
 
     def test_torchscript_does_not_run(self):
@@ -312,8 +312,8 @@ class Evil(torch.nn.Module):
         y.copy_(torch.tensor([80, 87, 78, 69, 68, 33, 33, 10], dtype=torch.uint8))
         return {}
 torch.jit.script(Evil()).save("evil.pt")
-""")
-        (self.folder / "victim.txt").write_text("victim!\n")
+""", encoding="utf-8")
+        (self.folder / "victim.txt").write_text("victim!\n", encoding="utf-8")
         subprocess.run([sys.executable, "make.py"], cwd=self.folder, check=True, capture_output=True)
         code, said = self.convert("evil.pt")
         self.assertEqual(code, 1)
@@ -321,7 +321,7 @@ torch.jit.script(Evil()).save("evil.pt")
         with mock.patch.object(converter, "pickles_of", lambda file: []):  # torch's own reader refuses it too
             with self.assertRaisesRegex(converter.Refusal, "TorchScript"):
                 converter.read_checkpoint(self.folder / "evil.pt")
-        self.assertEqual((self.folder / "victim.txt").read_text(), "victim!\n")
+        self.assertEqual((self.folder / "victim.txt").read_text(encoding="utf-8"), "victim!\n")
 
     def test_nothing_runs_wherever_it_stands(self):
         marker = self.folder / "ran"

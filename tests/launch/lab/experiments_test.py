@@ -218,7 +218,7 @@ class Published(unittest.TestCase):
         self.assertEqual([band[side] for side in ("left", "right", "low", "high")], [60, 100, 0.1, 0.47])
 
     def test_residuals_md_says_what_table_one_says_of_who_fails_where(self):
-        lines = (ROOT / "docs" / "design" / "residuals.md").read_text().split("\n")
+        lines = (ROOT / "docs" / "design" / "residuals.md").read_text(encoding="utf-8").split("\n")
         rows = lines[lines.index("| diverged at | schemes |") + 2 :]
         rows = [row.split("|") for row in rows[: rows.index("")]]
         self.assertEqual(len(rows), 4)  # 18, 50, 100, and never

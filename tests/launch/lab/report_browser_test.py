@@ -60,11 +60,11 @@ class ReportInBrowser(unittest.TestCase):
     def open(self, width):
         with tempfile.TemporaryDirectory() as folder:
             frame = Path(folder) / "frame.html"
-            frame.write_text(FRAME.replace("%WIDTH%", str(width)).replace("%PAGE%", html.escape(self.page)))
+            frame.write_text(FRAME.replace("%WIDTH%", str(width)).replace("%PAGE%", html.escape(self.page)), encoding="utf-8")
             words = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}/profile"]
             words += ["--window-size=1400,1000", "--hide-scrollbars"]  # a telephone's take no room
             words += ["--enable-logging=stderr", "--dump-dom", frame.as_uri()]
-            done = subprocess.run(words, text=True, capture_output=True, timeout=300)
+            done = subprocess.run(words, encoding="utf-8", capture_output=True, timeout=300)
         self.assertEqual(done.returncode, 0, done.stderr[-1000:])
         said = [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
         self.assertEqual([line for line in said if "source: chrome://" not in line], [])  # the browser's own pages

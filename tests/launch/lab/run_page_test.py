@@ -5,6 +5,7 @@ import io
 import json
 import os
 import subprocess
+import sys
 import tempfile
 import unittest
 from pathlib import Path
@@ -98,7 +99,7 @@ class RunPage(unittest.TestCase):
         events = [action(0, 4, "0F0", 0), action(1, 4, "1F0", 1000), action(1, 4, "1B0", 2000), action(0, 5, "0F0", 9000)]
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trace-4-5.json"
-            path.write_text(json.dumps({"traceEvents": events}))
+            path.write_text(json.dumps({"traceEvents": events}), encoding="utf-8")
             caption, drawn = run_page.draw_timeline("t", path)
         self.assertEqual(caption, "What each rank computed in step 4")
         for colour, bars in ((run_page.FORWARD, 2), (run_page.BACKWARD, 1)):
@@ -111,6 +112,24 @@ class RunPage(unittest.TestCase):
             code, _, error = page_of([folder])
             self.assertEqual(code, 4)
             self.assertIn(f"error: '{folder}': neither result.json of an experiment nor metrics.jsonl of a run", error)
+
+    def test_a_run_is_read_as_utf_8_in_a_locale_of_another_encoding(self):
+        sample = {"direction": "el-en", "line": 1, "source": "β – ğ", "reference": "b", "translation": "ß"}
+        check = {"kind": "validation", "step": 1, "nll": 1, "bleu": 1, "directions": [], "samples": [sample]}
+        with tempfile.TemporaryDirectory() as folder:
+            locale = "tr_TR.ISO-8859-9"
+            subprocess.run(["localedef", "-i", "tr_TR", "-f", "ISO-8859-9", f"{folder}/{locale}"], check=True)
+            run = Path(folder) / "β"
+            run.mkdir()
+            records = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in (train_record(1, 1.0), check))
+            (run / "metrics.jsonl").write_text(records, encoding="utf-8")
+            done = subprocess.run(
+                [sys.executable, "-B", lab.__file__, "report", run], capture_output=True,
+                env={**os.environ, "LOCPATH": folder, "LC_ALL": locale},
+            )  # fmt: skip
+            self.assertEqual((done.returncode, done.stderr), (0, b""))
+            page = (run / "report.html").read_text(encoding="utf-8")
+        self.assertIn("β – ğ", page)
 
     def test_real_runs_give_a_page_with_their_settings_and_planned_memory(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -126,7 +145,7 @@ class RunPage(unittest.TestCase):
                 code, out, error = page_of([f"{folder}/slow", f"{folder}/fast"])
                 self.assertEqual((code, error), (0, ""))
                 self.assertEqual(out, f"{folder}/slow/report.html\n")
-                pages.append(Path(f"{folder}/slow/report.html").read_text())
+                pages.append(Path(f"{folder}/slow/report.html").read_text(encoding="utf-8"))
             read = [run_page.read_run(f"{folder}/{name}", PROGRAM, ".") for name in ("slow", "fast")]
         self.assertEqual(pages[0], pages[1])
         self.assertEqual(

@@ -86,7 +86,7 @@ class Folder(unittest.TestCase):
         self.folder.cleanup()
 
     def script(self, name, text):
-        Path(name).write_text(text)
+        Path(name).write_text(text, encoding="utf-8")
         os.chmod(name, 0o755)
 
     def lab(self, *words):
@@ -111,13 +111,13 @@ class Folder(unittest.TestCase):
         return self.run_here("ablation", "--only", "deepnet", "--only", "post-ln", "--at", "18", "--at", "50", *more)
 
     def result(self):
-        return json.loads(Path("out/result.json").read_text())
+        return json.loads(Path("out/result.json").read_text(encoding="utf-8"))
 
     def names(self):
         return [cell["name"] for cell in self.result()["cells"]]
 
     def calls(self, command):
-        lines = Path("calls").read_text().splitlines() if Path("calls").exists() else []
+        lines = Path("calls").read_text(encoding="utf-8").splitlines() if Path("calls").exists() else []
         return sum(line.startswith(command) for line in lines)
 
 
@@ -134,9 +134,9 @@ class Run(Folder):
             self.assertEqual("test" in cell, not gone)
             self.assertGreater(cell["parameters"], 100000)
         self.assertGreater(result["data"]["word_frequency_nll"], 0)
-        self.assertIn("2 diverged", Path("out/report.html").read_text())
-        self.assertEqual(len(Path("out/runs.csv").read_text().splitlines()), 5)
-        self.assertEqual(len(Path("out/curves.csv").read_text().splitlines()), 9)
+        self.assertIn("2 diverged", Path("out/report.html").read_text(encoding="utf-8"))
+        self.assertEqual(len(Path("out/runs.csv").read_text(encoding="utf-8").splitlines()), 5)
+        self.assertEqual(len(Path("out/curves.csv").read_text(encoding="utf-8").splitlines()), 9)
         # What is done is not run again and leaves no weights.
         self.assertEqual(self.ablation()[0], 0)
         self.assertEqual((self.calls("train"), len(self.result()["cells"])), (4, 4))
@@ -160,12 +160,12 @@ class Run(Folder):
         self.assertTrue(Path("out/cells/deepnet-6-s1/run/step-300").exists())
 
     def test_a_failed_run_is_named_and_tried_again(self):
-        Path("broken").write_text("")
+        Path("broken").write_text("", encoding="utf-8")
         code, _, err = self.ablation()
         self.assertEqual(code, 6)  # as the run that failed
         self.assertIn("1 of 4 runs failed", err)
         self.assertIn("failed, exit code 6: error: broken for a test", err)
-        self.assertIn("1 failed", Path("out/report.html").read_text())
+        self.assertIn("1 failed", Path("out/report.html").read_text(encoding="utf-8"))
         Path("broken").unlink()
         self.assertEqual(self.ablation()[0], 0)
         self.assertEqual(self.calls("train"), 5)
@@ -207,14 +207,14 @@ class Run(Folder):
         code, out, _ = self.lab("report", "out", "--html", "all.html")
         self.assertEqual(code, 0)
         self.assertIn("- 1 run: 1 ended as planned.", out)
-        self.assertIn('<section id="fig6">', Path("all.html").read_text())
+        self.assertIn('<section id="fig6">', Path("all.html").read_text(encoding="utf-8"))
         self.assertEqual(self.lab("report", "nowhere")[0], 4)
 
     def test_a_stop_reaches_the_runs_and_the_same_command_goes_on(self):
-        Path("hold").write_text("")
+        Path("hold").write_text("", encoding="utf-8")
         words = self.words("fig6", "--only", "deepnet", "--at", "6", "--at", "12", "--jobs", "2")
         words += ["--set", "name=wait-here"]  # overridden by the run's own, but the script sees it
-        started = subprocess.Popen([sys.executable, lab.__file__, *words], stderr=subprocess.PIPE, text=True)
+        started = subprocess.Popen([sys.executable, lab.__file__, *words], stderr=subprocess.PIPE, encoding="utf-8")
         deadline = time.monotonic() + 120
         while not Path("waiting").exists() and time.monotonic() < deadline and started.poll() is None:
             time.sleep(0.05)
@@ -237,7 +237,7 @@ class Request(Folder):
         self.assertIn("fig6: 3 runs, 1 of them done", err)
         self.assertEqual(self.calls("train"), 3)
         self.assertEqual(self.names(), ["deepnet-6-s1", "branch-norm-6-s1", "branch-norm-10-s1"])
-        self.assertIn("BranchNorm", Path("out/report.html").read_text())
+        self.assertIn("BranchNorm", Path("out/report.html").read_text(encoding="utf-8"))
         # Both requests together make this report.
         first, second = self.result()["command"].split("\n")
         self.assertIn("--only deepnet", first)
@@ -261,8 +261,8 @@ class Request(Folder):
         self.script("launch.sh", '#!/bin/sh\necho "$1 $3" >> launched; shift; exec "$@"\n')
         code, _, err = self.run_six("--set", "cluster.devices_per_node=8", "--launcher", "./launch.sh {ranks}")
         self.assertEqual(code, 0, err)
-        self.assertEqual(Path("launched").read_text(), "8 train\n1 evaluate\n")
-        self.assertNotIn("threads_per_rank", Path("calls").read_text())
+        self.assertEqual(Path("launched").read_text(encoding="utf-8"), "8 train\n1 evaluate\n")
+        self.assertNotIn("threads_per_rank", Path("calls").read_text(encoding="utf-8"))
         self.assertIn("1 at once, by the launcher", err)
         # The exact command has every flag that changes what runs.
         command = self.result()["command"]
@@ -270,7 +270,7 @@ class Request(Folder):
             self.assertIn(words, command)
         Path("launched").unlink()
         self.assertEqual(self.run_six("--out", "other", "--launcher", "./launch.sh 2")[0], 0)
-        self.assertEqual(Path("launched").read_text(), "2 train\n")
+        self.assertEqual(Path("launched").read_text(encoding="utf-8"), "2 train\n")
         self.assertEqual(self.calls("evaluate"), 2)
 
     def test_runs_of_several_ranks_want_a_launcher(self):
@@ -300,7 +300,7 @@ class Request(Folder):
         self.assertEqual(code, 0, err)
         self.assertEqual(self.calls("train"), 0)
         words = "evaluate --root . --checkpoint imported --json --data data --split test --any-to-any"
-        self.assertIn(words, Path("calls").read_text())
+        self.assertIn(words, Path("calls").read_text(encoding="utf-8"))
         self.assertEqual(self.names(), ["m2m-100"])
         self.assertTrue(Path("imported").exists())
 
@@ -315,7 +315,7 @@ class Children(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             child = runs.Child(None, ["sh", "-c", script], Path(folder), scoring, [])
             child.process.wait()
-            return child.code(), {path.name: path.read_text() for path in Path(folder).iterdir()}
+            return child.code(), {path.name: path.read_text(encoding="utf-8") for path in Path(folder).iterdir()}
 
     def test_a_signal_is_the_exit_code(self):
         self.assertEqual(self.child("kill -KILL $$")[0], 128 + 9)

@@ -43,7 +43,7 @@ class RunTest(unittest.TestCase):
         for name, text in {"site": SITE, "launch": LAUNCH, "scontrol": SCONTROL, "program": 'exit "$CODE"\n',
                            "sinfo": "exit 0\n"}.items():
             path = self.box / name
-            path.write_text(text if text.startswith("#!") else "#!/usr/bin/env bash\n" + text)
+            path.write_text(text if text.startswith("#!") else "#!/usr/bin/env bash\n" + text, encoding="utf-8")
             path.chmod(0o755)
 
     def start(self, codes, **variables):
@@ -51,12 +51,12 @@ class RunTest(unittest.TestCase):
         asked = self.box / "asked"
         asked.unlink(missing_ok=True)
         done = subprocess.run(
-            ["bash", "-c", 'source "$DEEPNET_HOME/launch/slurm/run.sh"; run_ranks train'], text=True,
+            ["bash", "-c", 'source "$DEEPNET_HOME/launch/slurm/run.sh"; run_ranks train'], encoding="utf-8",
             capture_output=True, timeout=60, cwd=self.box,
             env={"PATH": f"{self.box}:{os.environ['PATH']}", "BOX": str(self.box), "DEEPNET_HOME": str(ROOT),
                  "DEEPNET_SITE": str(self.box / "site"), "CODES": codes, "SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "job",
                  "SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": "node[0-1]", "SLURM_JOB_NUM_NODES": "2", **variables})
-        return done.returncode, asked.read_text().splitlines() if asked.exists() else []
+        return done.returncode, asked.read_text(encoding="utf-8").splitlines() if asked.exists() else []
 
     def test_goes_back_into_the_queue_after_a_save_a_hang_and_a_lost_rank_alone(self):
         for code in (0, 1, 2, 7, 8, 9, 75):

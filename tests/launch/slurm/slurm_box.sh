@@ -11,6 +11,7 @@
 # Needs root and Debian's slurmctld, slurmd, slurm-client and munge. Environment: SB_DIR, the folder of its state
 # (needed), SB_CONF, more lines for slurm.conf, and what testhosts.sh takes.
 set -euo pipefail
+export LC_ALL=C
 here=$(dirname "$(readlink -f "$0")")
 hosts=$here/../../mpi/testhosts.sh
 dir=${SB_DIR:?names the folder of the state}

@@ -44,7 +44,7 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 
 
 def call(*words):
-    done = subprocess.run([str(w) for w in words], text=True, capture_output=True, cwd=ROOT, timeout=LIMIT)
+    done = subprocess.run([str(w) for w in words], encoding="utf-8", capture_output=True, cwd=ROOT, timeout=LIMIT)
     if done.returncode != 0:
         raise RuntimeError(f"{words}: code {done.returncode}\n{done.stdout}{done.stderr}")
     return done.stdout
@@ -77,13 +77,13 @@ class SlurmTest(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = Path(tempfile.mkdtemp(prefix="deepnet_slurm_"))
         cls.addClassCleanup(shutil.rmtree, cls.folder, ignore_errors=True)
-        (cls.folder / "run.textproto").write_text(RUN)
-        (cls.folder / "site.sh").write_text(SITE)
+        (cls.folder / "run.textproto").write_text(RUN, encoding="utf-8")
+        (cls.folder / "site.sh").write_text(SITE, encoding="utf-8")
         shutil.copy(ROOT / "tests/trainer/data/testdata/udhr.tsv", cls.folder)
         cls.config = ["--config", cls.folder / "run.textproto", "--root", cls.folder, "--set", f"train.steps={cls.steps}"]
         call(PROGRAM, "prepare", *cls.config)
         alone = subprocess.run(
-            [PROGRAM, "train", *map(str, cls.config), "--set", "folder=alone"], text=True, capture_output=True, check=True
+            [PROGRAM, "train", *map(str, cls.config), "--set", "folder=alone"], encoding="utf-8", capture_output=True, check=True
         )
         cls.undisturbed = weights(alone.stderr)
         os.environ["SB_DIR"] = str(cls.folder / "box")
@@ -110,7 +110,7 @@ class SlurmTest(unittest.TestCase):
 
     def asked_to_stop(self):
         """If SIGUSR1 waits for a rank that stands still."""
-        statuses = [Path(f"/proc/{p}/status").read_text() for p in pids(*self.config, f"folder={self.run_folder}")]
+        statuses = [Path(f"/proc/{p}/status").read_text(encoding="utf-8") for p in pids(*self.config, f"folder={self.run_folder}")]
         waiting = [int(re.search(r"ShdPnd:\s*(\w+)", status)[1], 16) for status in statuses]
         return any(mask >> (signal.SIGUSR1 - 1) & 1 for mask in waiting)
 
@@ -139,7 +139,7 @@ class SlurmTest(unittest.TestCase):
     def no_pmix(self):
         """A site's settings that hide PMIx from the job."""
         site = self.folder / "no_pmix.sh"
-        site.write_text(SITE + 'srun() { [[ $1 == --mpi=list ]] || exec srun "$@"; }\n')
+        site.write_text(SITE + 'srun() { [[ $1 == --mpi=list ]] || exec srun "$@"; }\n', encoding="utf-8")
         return site
 
     def plan(self):
@@ -152,7 +152,7 @@ class SlurmTest(unittest.TestCase):
     def rank_on(self, node):
         """The process of the rank on that node in the job's latest start."""
         ranks = pids(*self.config, f"folder={self.run_folder}")
-        return next(p for p in ranks if f"SLURMD_NODENAME={node}\0" in Path(f"/proc/{p}/environ").read_text())
+        return next(p for p in ranks if f"SLURMD_NODENAME={node}\0" in Path(f"/proc/{p}/environ").read_text(encoding="utf-8"))
 
     def steps_lost(self):
         """Of every restart, how many of the steps that the log has before it were taken again."""
@@ -162,7 +162,7 @@ class SlurmTest(unittest.TestCase):
         return [end - again for end, again in zip(last, begin[1:])]
 
     def said(self):
-        return self.log.read_text() if self.log.exists() else ""
+        return self.log.read_text(encoding="utf-8") if self.log.exists() else ""
 
     def await_line(self, pattern, times=1):
         """Waits until the log has `pattern` so often."""
@@ -206,7 +206,7 @@ class JobsTest(SlurmTest):
             self.box("run", "scancel", "--signal=USR1", "--batch", self.job)
         self.goes_on_undisturbed(lost=0)
         self.assertIn("ended with code 75", self.said())
-        metrics = [json.loads(line) for line in (self.folder / self.run_folder / "metrics.jsonl").open()]
+        metrics = [json.loads(line) for line in (self.folder / self.run_folder / "metrics.jsonl").open(encoding="utf-8")]
         restarts = [record["restarts"] for record in metrics if record["kind"] == "train"]
         self.assertEqual((restarts[0], restarts[-1]), (0, 1))
         self.assertIn(f"job {self.job}, restart 1", self.said())
@@ -227,8 +227,8 @@ class JobsTest(SlurmTest):
         self.goes_on_undisturbed(lost=2 * INTERVAL)
         self.assertEqual((self.state("NodeList"), self.state("ExcNodeList")), ("n[1,3-4]", "n2"), self.said())
         logs = sorted((self.folder / f"{name}_{self.job}_ranks").glob("*_rank-1.log"))
-        self.assertRegex(logs[0].read_text(), r"^.* n2: .*\n(.*\n)*.* n2: ended with code 137\n$")
-        self.assertRegex(logs[1].read_text(), r" n3: ended with code 0\n$")
+        self.assertRegex(logs[0].read_text(encoding="utf-8"), r"^.* n2: .*\n(.*\n)*.* n2: ended with code 137\n$")
+        self.assertRegex(logs[1].read_text(encoding="utf-8"), r" n3: ended with code 0\n$")
 
     def test_a_start_that_slurm_could_not_make_is_no_success(self):
         # srun ends with 0 where a node cannot launch its task.
@@ -237,7 +237,7 @@ srun() {{
   [[ $* != *rank.sh* || -e {self.folder}/started ]] || {{ touch {self.folder}/started; return 0; }}
   command srun "$@"
 }}
-""")
+""", encoding="utf-8")
         self.submit("--export", f"ALL,DEEPNET_SITE={self.folder}/no_start.sh")
         self.ends_undisturbed(restarts=0)
         self.assertIn("no rank was started; trying again", self.said())
@@ -253,24 +253,24 @@ srun() {{
             text = "".join(line.split("\t")[1] + "\n" for line in table)
         words = [PROGRAM, "translate", "--root", self.folder, "--checkpoint", "alone", "--from", "en", "--to", "de"]
         words += ["--sample", "1", "--scores"]
-        alone = subprocess.run(words, input=text, text=True, capture_output=True, check=True).stdout
+        alone = subprocess.run(words, input=text, encoding="utf-8", capture_output=True, check=True).stdout
         self.assertEqual(len(alone.splitlines()), len(text.splitlines()))
         srun = f"source {self.folder}/site.sh; export SLURM_PMIX_FENCE=tree; exec srun -N 3 -n 3 --input=0 "
         for kind in ("pmix", "none"):
             box = [ROOT / "tests/launch/slurm/slurm_box.sh", "run", "bash", "-c", f'{srun} --mpi={kind} "$@"', "srun"]
-            ranks = subprocess.run([*map(str, box + words)], input=text, text=True, capture_output=True, cwd=ROOT)
+            ranks = subprocess.run([*map(str, box + words)], input=text, encoding="utf-8", capture_output=True, cwd=ROOT)
             self.assertEqual((ranks.returncode, ranks.stdout), (0, alone), ranks.stderr)
             self.assertIn("3 ranks by " + ("MPI" if kind == "pmix" else "TCP"), ranks.stderr)
 
     def test_a_share_of_the_laboratory_that_goes_on_later_deletes_nothing_where_it_was_submitted(self):
         here = self.folder / "submitted here"
         here.mkdir()
-        (here / "failures").write_text("mine")
+        (here / "failures").write_text("mine", encoding="utf-8")
         run = """scontrol() { :; }; srun() { :; }; source "$DEEPNET_HOME/launch/slurm/run.sh"
                  pass_signals() { return 75; }; requeue() { echo requeued; }; run_lab fig6"""
         job = {"DEEPNET_HOME": ROOT, "SLURM_JOB_ID": 1, "SLURM_JOB_NAME": "lab", "SLURM_NTASKS": 1}
         done = subprocess.run(["bash", "-c", run], cwd=here, env={**os.environ, **{k: str(v) for k, v in job.items()}},
-                              text=True, capture_output=True)  # fmt: skip
+                              encoding="utf-8", capture_output=True)  # fmt: skip
         self.assertEqual((done.returncode, done.stdout.endswith("requeued\n")), (75, True), done.stderr)
         self.assertEqual([path.name for path in here.iterdir()], ["failures"])
 
@@ -392,7 +392,7 @@ class FaultsTest(SlurmTest):
         self.assertIn(f"ranks on n[1,3-4]: {launcher}", self.said())
 
     def test_mpirun_starts_the_ranks_where_the_site_says_so(self):
-        (self.folder / "mpirun.sh").write_text(SITE + "launcher=(mpirun)\n")
+        (self.folder / "mpirun.sh").write_text(SITE + "launcher=(mpirun)\n", encoding="utf-8")
         self.loses_a_rank(self.folder / "mpirun.sh", "mpirun")
 
     def test_after_a_rank_is_killed_ranks_by_tcp_go_on_without_its_node(self):
