@@ -9,8 +9,8 @@ namespace deepnet {
 // without a default, and what is decided later: `compute.device` (by the build and its devices:
 // LoadRunSpec of launch/commands/command.h), `compute.{dtype,matmul,isa,threads_per_rank}`
 // (measured), `parallel.*` and `cluster.device_memory_gib` (planner), `deepnorm.*` (formulas of the
-// depths), `model.vocabulary_size` (the corpus), `optim.virtual_replicas` unless the layout fixes
-// it. Applying it twice changes nothing.
+// depths), `model.vocabulary_size` (the corpus), `optim.virtual_replicas` (the earlier run's, else
+// the planner's). Applying it twice changes nothing.
 RunSpec WithDefaults(RunSpec run);
 
 }  // namespace deepnet

@@ -306,11 +306,18 @@ absl::Status RunResolver::ChoosePlan() {
                         cluster.device_memory_gib(), kContextBytes / kGib));
   }
   DescribeWork(run.model(), run.data().microbatch(), run.compute(), resolved_.inventory);
+  std::string cost;
   ASSIGN_OR_RETURN(resolved_.plan,
                    MakePlan(resolved_.inventory, run.data(), run.optim(), run.compute(), cluster,
-                            run.parallel(), run.instruments()));
-  if (run.optim().virtual_replicas() == 0) {
-    run.mutable_optim()->set_virtual_replicas(resolved_.plan.virtual_replicas());
+                            run.parallel(), run.instruments(), &cost));
+  if (world_.rank() == 0 && !cost.empty()) log_.Warning(cost);
+  OptimSpec& optim = *run.mutable_optim();
+  if (optim.virtual_replicas() == 0) optim.set_virtual_replicas(resolved_.plan.virtual_replicas());
+  const int replicas = resolved_.plan.data_parallel_size();
+  if (world_.rank() == 0 && optim.virtual_replicas() % replicas != 0) {
+    log_.Warning(absl::StrCat("parallel.data_parallel_size: ", replicas,
+                              " does not divide optim.virtual_replicas (", optim.virtual_replicas(),
+                              "): other numbers of ranks give other rounding"));
   }
   return absl::OkStatus();
 }

@@ -155,8 +155,11 @@ absl::Status RunPlan(const CommandLine& line) {
   const std::string scale = BatchScaleText(run.optim(), run.data());
   if (!scale.empty()) line.err << scale << "\n";
   *run.mutable_cluster() = WithMemory(run.cluster(), run.compute(), line.err);
-  const absl::StatusOr<Plan> plan = MakePlan(inventory, run.data(), run.optim(), run.compute(),
-                                             run.cluster(), run.parallel(), run.instruments());
+  std::string warning;
+  const absl::StatusOr<Plan> plan =
+      MakePlan(inventory, run.data(), run.optim(), run.compute(), run.cluster(), run.parallel(),
+               run.instruments(), &warning);
+  if (!warning.empty()) line.err << "warning: " << warning << "\n";
   if (const auto closest = ClosestPlan(plan.status())) Print(*closest, run, inventory, line);
   RETURN_IF_ERROR(plan.status());
   Print(*plan, run, inventory, line);

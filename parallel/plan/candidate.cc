@@ -430,10 +430,8 @@ absl::StatusOr<Plan> MakeOneReplica(const Request& request, const ParallelConfig
   plan.set_global_microbatches(request.global_microbatches);
   plan.set_virtual_pipeline_size(config.virtual_pipeline_size);
   plan.set_placement(PlacementShapeOf(request, config));
-  plan.set_virtual_replicas(
-      request.virtual_replicas != 0
-          ? request.virtual_replicas
-          : DefaultVirtualReplicas(request.global_microbatches, config.replicas));
+  plan.set_virtual_replicas(request.virtual_replicas != 0 ? request.virtual_replicas
+                                                          : config.replicas);
   candidate.AddTo(plan);
   return plan;
 }

@@ -30,7 +30,8 @@ constexpr int64_t kMaxActions = 800'000;
 constexpr int64_t kMostActions = 8'000'000;  // of one config: some GB and half a minute
 constexpr int kMaxShrink = 64;
 constexpr int kMaxRanks = 8192;
-constexpr int kMaxTries = 3;  // configs that look as if they fit, worked out to be sure
+constexpr double kWorthSaying = 0.95;  // of a step's time
+constexpr int kMaxTries = 3;           // configs that look as if they fit, worked out to be sure
 constexpr char kClosestPlanPayload[] = "deepnet.closest_plan";
 
 // --- search --------------------------------------------------------------------------------------
@@ -98,8 +99,9 @@ absl::StatusOr<Found> FindBest(const Request& request, const std::vector<Paralle
 
 std::string Gib(double bytes) { return absl::StrFormat("%.2f GiB", bytes / kGib); }
 
-// The same run with less and less of what was asked for: recomputation, schedule, degrees.
-enum class Freed { kRecompute, kSchedule, kDegrees };
+// The same run with less and less of what was asked for: recomputation, schedule, degrees, sums
+// that other numbers of ranks give to the bit.
+enum class Freed { kRecompute, kSchedule, kDegrees, kSums };
 
 Request Free(Request request, Freed freed, const Plan& closest) {
   request.recompute.reset();
@@ -111,7 +113,9 @@ Request Free(Request request, Freed freed, const Plan& closest) {
   request.custom.reset();
   request.virtual_pipeline_size = 0;
   request.placement = PLACEMENT_UNSPECIFIED;
-  if (freed == Freed::kDegrees) request.stages = request.replicas = 0;
+  if (freed == Freed::kSchedule) return request;
+  request.stages = request.replicas = 0;
+  if (freed == Freed::kSums) request.virtual_replicas = 0;
   return request;
 }
 
@@ -159,12 +163,17 @@ std::string Describe(const Plan& plan) {
   return absl::StrCat(text, ", recomputing ", RecomputeText(plan));
 }
 
+std::string SumsText(const Plan& plan) {
+  return absl::StrCat("optim.virtual_replicas ", plan.virtual_replicas(),
+                      " (from the start of a run, with other rounding), ");
+}
+
 std::string Advice(const Request& request, const Plan& closest) {
   const int ranks = closest.pipeline_parallel_size() * closest.data_parallel_size();
-  for (const Freed freed : {Freed::kRecompute, Freed::kSchedule, Freed::kDegrees}) {
+  for (const Freed freed : {Freed::kRecompute, Freed::kSchedule, Freed::kDegrees, Freed::kSums}) {
     if (const auto here = FirstThatFits(Free(request, freed, closest))) {
-      return absl::StrCat("; what fits on ", ranks,
-                          ranks == 1 ? " rank: " : " ranks: ", Describe(*here));
+      return absl::StrCat("; what fits on ", ranks, ranks == 1 ? " rank: " : " ranks: ",
+                          freed == Freed::kSums ? SumsText(*here) : "", Describe(*here));
     }
   }
   std::string advice;
@@ -210,12 +219,35 @@ void Finish(const Request& request, const DataSpec& data, Plan& plan) {
       Predict(plan, *request.inventory, data, request.speeds, request.operands);
 }
 
+// Returns what keeping the default's virtual replicas apart costs `plan`: memory, for which ranks
+// recompute or become stages, or replicas beyond them.
+std::string VirtualReplicasCost(Request request, const Plan& plan) {
+  const bool tight = plan.pipeline_parallel_size() > 1 ||
+                     std::any_of(plan.chunks().begin(), plan.chunks().end(),
+                                 [](const ChunkPlan& chunk) { return chunk.recompute() != NONE; });
+  const bool sums = Fullest(plan).memory().partial_sums() > 0;
+  if (!(tight && sums) && request.num_ranks <= request.virtual_replicas) return "";
+  request.virtual_replicas = 0;
+  const absl::StatusOr<std::vector<ParallelConfig>> configs = ListConfigs(request);
+  if (!configs.ok()) return "";
+  const absl::StatusOr<Found> found = FindBest(request, *configs);
+  if (!found.ok() || !found->best.has_value() ||
+      found->best->step_seconds() > kWorthSaying * plan.step_seconds()) {
+    return "";
+  }
+  return absl::StrFormat(
+      "optim.virtual_replicas: left open it is %d on any number of ranks, so that they do not "
+      "change the weights; a step would take %.3g s instead of %.3g with %s%s",
+      plan.virtual_replicas(), found->best->step_seconds(), plan.step_seconds(),
+      SumsText(*found->best), Describe(*found->best));
+}
+
 }  // namespace
 
 absl::StatusOr<Plan> MakePlan(const Inventory& inventory, const DataSpec& data,
                               const OptimSpec& optim, const ComputeSpec& compute,
                               const ClusterSpec& cluster, const ParallelSpec& parallel,
-                              const InstrumentsSpec& instruments) {
+                              const InstrumentsSpec& instruments, std::string* warning) {
   ASSIGN_OR_RETURN(const Request request,
                    MakeRequest(inventory, data, optim, compute, cluster, parallel, instruments));
   ASSIGN_OR_RETURN(const std::vector<ParallelConfig> configs, ListConfigs(request));
@@ -227,6 +259,9 @@ absl::StatusOr<Plan> MakePlan(const Inventory& inventory, const DataSpec& data,
         " are planned: take fewer microbatches, or more replicas (parallel.data_parallel_size)"));
   }
   if (found.best.has_value()) {
+    if (warning != nullptr && optim.virtual_replicas() == 0) {
+      *warning = VirtualReplicasCost(request, *found.best);
+    }
     Finish(request, data, *found.best);
     return *std::move(found.best);
   }

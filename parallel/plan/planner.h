@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -34,10 +35,14 @@ namespace deepnet {
 // Fails with InvalidArgument (ExitCode::kBadConfig) naming the field, or ResourceExhausted
 // (ExitCode::kDoesNotFit) naming the rank, what it needs, what it has, and the nearest config that
 // would fit: on the ranks that there are if possible, else on more.
+//
+// `*warning` becomes what the default of optim.virtual_replicas costs; empty: little, or the user
+// chose.
 absl::StatusOr<Plan> MakePlan(const Inventory& inventory, const DataSpec& data,
                               const OptimSpec& optim, const ComputeSpec& compute,
                               const ClusterSpec& cluster, const ParallelSpec& parallel,
-                              const InstrumentsSpec& instruments = {});
+                              const InstrumentsSpec& instruments = {},
+                              std::string* warning = nullptr);
 
 // The plan that MakePlan's ResourceExhausted is about, for whoever wants to look at it; nothing for
 // other errors.

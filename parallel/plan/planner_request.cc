@@ -99,6 +99,10 @@ absl::StatusOr<Request> MakeRequest(const Inventory& inventory, const DataSpec& 
                   .replicas = parallel.data_parallel_size(),
                   .virtual_pipeline_size = parallel.virtual_pipeline_size(),
                   .placement = parallel.placement()};
+  if (request.virtual_replicas == 0) {
+    request.virtual_replicas =
+        DefaultVirtualReplicas(request.global_microbatches, std::max(0, request.replicas));
+  }
   request.rules.average = optim.ema_decay() > 0;
   request.seconds = MakeLayerSeconds(inventory, request.speeds, request.operands);
   RETURN_IF_ERROR(ReadSchedule(parallel.schedule(), request));
@@ -167,7 +171,11 @@ absl::Status CheckReplicas(const Request& request, int replicas) {
   }
   if (request.virtual_replicas % replicas != 0) {
     return BadField(absl::StrCat("optim.virtual_replicas: ", request.virtual_replicas,
-                                 " is not a multiple of data_parallel_size ", replicas, advice));
+                                 " is not a multiple of data_parallel_size ", replicas,
+                                 std::has_single_bit(static_cast<unsigned>(replicas))
+                                     ? absl::StrCat("; give it ", replicas, " from the start")
+                                     : "",
+                                 advice));
   }
   if (request.virtual_replicas == 0 && !std::has_single_bit(static_cast<unsigned>(replicas))) {
     return BadField(absl::StrCat("parallel.data_parallel_size: ", replicas,

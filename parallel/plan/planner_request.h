@@ -31,9 +31,9 @@ struct Request {
   DataType operands = DATA_TYPE_UNSPECIFIED;  // compute.dtype
   std::vector<LayerSeconds> seconds;          // [layer of the inventory]
   int global_microbatches = 1;
-  int virtual_replicas = 0;                                       // 0: follows the layout
-  bool one_sum_per_rank = false;                                  // parallel.gradient_sum is FAST
-  int num_ranks = 0;                                              // 0: follows the layout
+  int virtual_replicas = 0;       // 0: as many as there are replicas
+  bool one_sum_per_rank = false;  // parallel.gradient_sum is FAST
+  int num_ranks = 0;              // 0: follows the layout
   double memory_bytes = std::numeric_limits<double>::infinity();  // per rank
 
   int stages = 0, replicas = 0, virtual_pipeline_size = 0;

@@ -276,9 +276,12 @@ int LocalVirtualReplicas(int virtual_replicas, int replicas) {
 }
 
 int DefaultVirtualReplicas(int microbatches, int replicas) {
-  if (microbatches % replicas == 0) return replicas;
-  auto virtual_replicas = static_cast<int>(std::bit_floor(static_cast<unsigned>(replicas)));
-  while (microbatches % virtual_replicas != 0) virtual_replicas /= 2;
+  constexpr int kMost = 8;  // those of one machine's GPUs; each doubling keeps one more gradient
+  int virtual_replicas = 1;
+  while (2 * virtual_replicas <= std::max(kMost, replicas) &&
+         microbatches % (2 * virtual_replicas) == 0) {
+    virtual_replicas *= 2;
+  }
   return virtual_replicas;
 }
 

@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -26,7 +27,9 @@ using deepnet::testing::ReadSteps;
 using deepnet::testing::RunChild;
 using deepnet::testing::StepFigures;
 using deepnet::testing::WeightsLine;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 namespace fs = std::filesystem;
 
@@ -133,6 +136,31 @@ TEST_F(LayoutChangeTest, ARunGoesOnBitForBitOnOtherRanksThanItWasSavedBy) {
                             {2, 2, "1f1b", "SELECTIVE_GEMM"},
                             {1, 1}};
   ExpectOneRun(layouts);
+}
+
+// README.md promises one hash of this command.
+TEST_F(LayoutChangeTest, TheQuickStartGivesOneHashOnAnyNumberOfRanks) {
+  std::set<std::string> hashes;
+  for (const std::string ranks : {"1", "2", "4, 2 stages"}) {
+    std::vector<std::string> words = {
+        DEEPNET_PROGRAM, "train",    "--root",
+        root_,           "--config", fs::absolute("launch/recipes/quickstart.textproto")};
+    for (const std::string& setting :
+         {absl::StrCat("folder=on ", ranks), std::string("data.folder=corpus"),
+          std::string("compute.device=cpu"), std::string("compute.dtype=FLOAT32"),
+          std::string("model.encoder_layers=2"), std::string("model.decoder_layers=2"),
+          std::string("train.steps=2"), std::string("train.validate_every_steps=0")}) {
+      words.insert(words.end(), {"--set", setting});
+    }
+    if (ranks.size() > 1) {
+      words.insert(words.end(), {"--set", "parallel.pipeline_parallel_size=2"});
+    }
+    if (ranks != "1") words.insert(words.begin(), {"tests/mpi/mpirun.sh", ranks.substr(0, 1)});
+    const ChildOutcome outcome = RunChild(words);
+    EXPECT_EQ(outcome.code, 0) << outcome.output;
+    hashes.insert(WeightsLine(outcome.output));
+  }
+  EXPECT_THAT(hashes, ElementsAre(StartsWith("weights ")));
 }
 
 // Pretend hosts, which need root.

@@ -1,4 +1,5 @@
 #include <filesystem>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -68,6 +69,25 @@ TEST(Recipes, EachFitsTheMachinesItNames) {
     const auto plan =
         MakePlan(inventory, run.data(), run.optim(), run.compute(), run.cluster(), run.parallel());
     EXPECT_TRUE(plan.ok()) << file << ": " << plan.status();
+  }
+}
+
+TEST(Recipes, EachIsSummedTheSameWayOnAnyNumberOfRanks) {
+  for (const std::string& file : RecipeFiles()) {
+    RunSpec run = WithDefaults(*ReadRunSpec({.files = {file}}, RunSpec()));
+    if (run.model().vocabulary_size() == 0) run.mutable_model()->set_vocabulary_size(5000);
+    const Inventory inventory = Describe(run.model(), run.data().microbatch());
+    std::set<int> virtual_replicas;
+    for (const int ranks : {1, 4, 64}) {
+      ClusterSpec cluster;
+      cluster.set_devices_per_node(ranks);
+      const auto plan =
+          MakePlan(inventory, run.data(), run.optim(), run.compute(), cluster, run.parallel());
+      if (!plan.ok()) continue;  // fewer layers than ranks
+      virtual_replicas.insert(plan->virtual_replicas());
+      EXPECT_EQ(plan->virtual_replicas() % plan->data_parallel_size(), 0) << file;
+    }
+    EXPECT_EQ(virtual_replicas.size(), 1u) << file;
   }
 }
 

@@ -129,7 +129,7 @@ TEST(Planner, PutsEverythingOnOneRankByDefault) {
   ASSERT_EQ(plan.chunks_size(), 1);
   EXPECT_EQ(plan.chunks(0).end_layer(), 9);
   EXPECT_EQ(plan.chunks(0).recompute(), NONE);
-  EXPECT_EQ(plan.virtual_replicas(), 1);
+  EXPECT_EQ(plan.virtual_replicas(), 8);
   const double flops = 3 * (3 * kEncoderFlops + 3 * kDecoderFlops + 2.0 * 4 * 8 * 10);
   EXPECT_EQ(plan.stages(0).flops_per_step(), 8 * flops);
   EXPECT_DOUBLE_EQ(plan.step_seconds(), 8 * flops / 1000 + plan.update_seconds());
@@ -201,7 +201,7 @@ TEST(Planner, ReplicasRepeatThePipeline) {
   const Plan plan =
       GoodPlan(Toy(4), {.nodes = 2, .devices_per_node = 2, .stages = 2, .schedule = "1f1b"});
   EXPECT_EQ(plan.data_parallel_size(), 2);
-  EXPECT_EQ(plan.virtual_replicas(), 2);
+  EXPECT_EQ(plan.virtual_replicas(), 8);
   ASSERT_EQ(plan.stages_size(), 4);
   EXPECT_EQ(plan.chunks_size(), 2);
   EXPECT_EQ(plan.stages(3).rank(), 3);
@@ -387,7 +387,8 @@ TEST(Planner, NamesTheFieldThatCannotBe) {
   expect({.microbatches = 8, .devices_per_node = 3, .stages = 1},
          "data.global_microbatches: 8 cannot be dealt");
   expect({.virtual_replicas = 1, .devices_per_node = 2, .stages = 1},
-         "optim.virtual_replicas: 1 is not a multiple");
+         "optim.virtual_replicas: 1 is not a multiple of data_parallel_size 2; give it 2 from the "
+         "start");
   expect({.microbatches = 3, .replicas = 2, .schedule = "rank 0: 0F0 0B0\n"},
          "parallel.schedule: is for one number of microbatches");
   expect({.schedule = "zb"},
@@ -413,6 +414,49 @@ TEST(Planner, LeftAloneItMakesNoReplicasThatVirtualOnesCannotBe) {
   EXPECT_THAT(Message(three), HasSubstr("parallel.data_parallel_size: 3"));
 }
 
+TEST(Planner, TheNumberOfRanksDoesNotDecideTheVirtualReplicas) {
+  for (const auto& [microbatches, expected] :
+       {std::pair(1, 1), std::pair(6, 2), std::pair(12, 4), std::pair(32, 8)}) {
+    for (int ranks = 1; ranks <= 64; ranks *= 2) {
+      const Plan plan =
+          GoodPlan(Toy(40), {.microbatches = microbatches, .devices_per_node = ranks});
+      EXPECT_EQ(plan.virtual_replicas(), expected) << ranks << " ranks";
+      EXPECT_EQ(expected % plan.data_parallel_size(), 0) << ranks << " ranks";
+    }
+  }
+}
+
+TEST(Planner, WarnsWhereTheDefaultOfVirtualReplicasCostsTime) {
+  const auto warning = [](int ranks, double bytes, int virtual_replicas = 0) {
+    const Asked asked{.microbatches = 64, .devices_per_node = ranks, .bytes = bytes};
+    DataSpec data;
+    data.set_global_microbatches(asked.microbatches);
+    OptimSpec optim;
+    optim.set_virtual_replicas(virtual_replicas);
+    std::string text;
+    const auto plan = MakePlan(Toy(8), data, optim, ComputeSpec(), ClusterOf(asked), {}, {}, &text);
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    return text;
+  };
+  EXPECT_EQ(warning(1, 0), "");
+  EXPECT_EQ(warning(8, 0), "");
+  EXPECT_THAT(warning(64, 0),
+              AllOf(HasSubstr("optim.virtual_replicas: left open it is 8 on any number of ranks"),
+                    HasSubstr("with optim.virtual_replicas 64 ")));
+  EXPECT_EQ(warning(64, 0, /*virtual_replicas=*/8), "");
+  const Asked apart{.microbatches = 64, .recompute = FULL};
+  EXPECT_THAT(warning(1, static_cast<double>(MostBytes(GoodPlan(Toy(8), apart)))),
+              HasSubstr("with optim.virtual_replicas 1 "));
+}
+
+TEST(Planner, WhatFitsWithFewerVirtualReplicasIsAdvised) {
+  const Asked one{.virtual_replicas = 1, .devices_per_node = 1, .recompute = FULL};
+  const auto bytes = static_cast<double>(MostBytes(GoodPlan(Toy(8), one)));
+  const auto plan = PlanFor(Toy(8), {.devices_per_node = 1, .bytes = bytes});
+  EXPECT_EQ(GetExitCode(plan.status()), ExitCode::kDoesNotFit);
+  EXPECT_THAT(Message(plan), HasSubstr("what fits on 1 rank: optim.virtual_replicas 1 (from the"));
+}
+
 TEST(Planner, MakesAnyNumberOfReplicasThatIsAskedFor) {
   const Plan plan = GoodPlan(
       Toy(6),
@@ -425,7 +469,8 @@ TEST(Planner, MakesAnyNumberOfReplicasThatIsAskedFor) {
     EXPECT_TRUE(CheckSchedule(MakeSchedule(plan, replica), shape).ok());
   }
   for (const StagePlan& stage : plan.stages()) EXPECT_EQ(stage.memory().partial_sums(), 0);
-  EXPECT_EQ(GoodPlan(Toy(6), {.microbatches = 8, .replicas = 3}).virtual_replicas(), 2);
+  EXPECT_EQ(GoodPlan(Toy(6), {.microbatches = 8, .replicas = 3}).virtual_replicas(), 8);
+  EXPECT_EQ(GoodPlan(Toy(6), {.microbatches = 48, .replicas = 16}).virtual_replicas(), 16);
 }
 
 TEST(Planner, RefusesSpeedsBelowZero) {
