@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Links in the documentation lead somewhere, and docs/clusters.md names only what there is: commands, flags, fields,
-files, exit codes, and texts that the program really prints."""
+"""Links in the documentation lead somewhere; docs/clusters.md names only what there is: commands, flags, fields, files,
+exit codes, and texts that the program really prints; docs/design/input.md names every file that reads and every variable."""
 
 import re
 import subprocess
@@ -8,6 +8,16 @@ import sys
 from pathlib import Path
 
 PAGE = "docs/clusters.md"
+INPUT = "docs/design/input.md"
+READS = {  # what reads from outside, or makes numbers and messages of bytes
+    r"(launch|parallel|trainer)/.*\.(cc|h)": r"getenv|\bifstream\b|std::cin|\brecv\(|\bf?open\(|(MappedFile|LineReader)::Open\("
+    r"|\bRead(WholeFile|FileOrPipe|At|JsonText)\(|Parse(TextProto|FromString|FromArray)\(|JsonStringTo\w+\(|SimpleAto\w\("
+    r"|from_chars\(|\b(sto(i|l|ul|d|f)|ato(i|l|f)|strto\w+)\(|LoadFromSerializedProto|MPI_Irecv|ncclRecv",
+    r"launch/.*\.py": r"\bopen\(|read_(text|bytes)\(|json\.load|environ\b|subprocess\.|urlopen",
+    r"launch/.*\.(sh|sbatch|awk)": r"\$\{?(?!ORIGIN)[A-Z]{3}|scontrol|FILENAME",
+}
+FUZZED = Path("tests/fuzz/corpus")
+SHELLS_OWN = {"SECONDS", "PIPESTATUS", "PWD", "USER", "ORIGIN"}  # the last is a linker's
 OTHERS = ("mpirun", "ORTE", "SIGTERM", "code 205")  # cells of the table of symptoms that quote another program
 
 mistakes = []
@@ -70,7 +80,28 @@ here = set(re.findall(r"\d+", " ".join(re.findall(r"^\| ([\d, ]+) \|", listed, r
 if here != said - {"1"}:
     mistakes.append(f"{PAGE}: exit codes {sorted(here)}, README has {sorted(said)}")
 
+page = Path(INPUT).read_text(encoding="utf-8")
+named = set(re.findall(r"`((?:launch|parallel|proto|tests|trainer)/[\w./-]+)", page))
+tests = read(r"tests/.*\.cc")
+mistakes += [f"{INPUT}: there is no {path}" for path in named if not Path(path).exists()]
+mistakes += [f"{INPUT}: there is no test {suite}.{case}" for suite, case in re.findall(r"`([A-Z]\w+)\.([A-Z]\w+)`", page)
+             if f"{suite}, {case})" not in tests]  # fmt: skip
+fuzzed = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"[Ff]uzzed as ([^|]*)", page))))
+mistakes += [f"{INPUT}: {name}: no such target, or it is not named" for name in fuzzed ^ {p.name for p in FUZZED.iterdir()}]
+for name in tracked:
+    calls = next((READS[pattern] for pattern in READS if re.fullmatch(pattern, name)), "")
+    text = Path(name).read_text(encoding="utf-8") if calls and Path(name).is_file() else ""
+    if calls and re.search(calls, text) and not {name, name.removesuffix(".h") + ".cc"} & named:
+        mistakes.append(f"{INPUT}: {name} reads ({re.search(calls, text)[0]}) and is not named")
+    variables = set()
+    if name.endswith((".cc", ".h")) and re.search(r"getenv|\bEnvironment\b", text) and not name.startswith("launch/commands/"):
+        variables = set(re.findall(r'"([A-Z][A-Z0-9_]{2,})"', re.sub(r'(setenv\("\w+"), "\w+"', r"\1", text)))
+    elif not name.endswith((".cc", ".h")):
+        variables = set(re.findall(r"\$\{?([A-Z][A-Z0-9_]{2,})|environ(?:\.get\(|\[)\"(\w+)", text)) if text else set()
+        variables = {first or second for first, second in variables} - SHELLS_OWN
+    mistakes += [f"{INPUT}: {name} reads {v}, which is not named" for v in sorted(variables) if f"`{v}`" not in page]
+
 for mistake in mistakes:
     print(mistake, file=sys.stderr)
-print(f"docs: {len(quoted)} quotations of {PAGE}")
+print(f"docs: {len(quoted)} quotations of {PAGE}, {len(named)} files in {INPUT}")
 sys.exit(1 if mistakes else 0)
