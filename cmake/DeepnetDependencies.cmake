@@ -21,6 +21,7 @@ set_property(TARGET protobuf::libprotobuf APPEND PROPERTY
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(SENTENCEPIECE REQUIRED IMPORTED_TARGET sentencepiece)
 pkg_check_modules(ZSTD REQUIRED IMPORTED_TARGET libzstd)
+pkg_check_modules(SODIUM REQUIRED IMPORTED_TARGET libsodium)
 
 # Where launch/fetch_libtorch.sh puts what it brings.
 if(DEFINED ENV{XDG_CACHE_HOME})

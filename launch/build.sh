@@ -9,7 +9,7 @@
 #   DEEPNET_MPI_ROOT     prefix of the MPI to link (bin/mpicc, include/mpi.h); without any MPI the
 #                        program is built all the same, and ranks are threads of one process
 #   CMAKE_PREFIX_PATH    prefixes of protobuf, abseil, GoogleTest, ..., separated by colons
-#   PKG_CONFIG_PATH      folders with sentencepiece.pc and libzstd.pc
+#   PKG_CONFIG_PATH      folders with sentencepiece.pc, libzstd.pc and libsodium.pc
 set -euo pipefail
 export LC_ALL=C
 [[ ${1:-} != --help ]] || { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; exit 0; }

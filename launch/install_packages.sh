@@ -19,7 +19,7 @@ set -euo pipefail
 export LC_ALL=C
 
 packages=(g++ cmake ninja-build ccache mold git ca-certificates pkg-config
-  python3 python3-pip python3-yaml zlib1g-dev libzstd-dev
+  python3 python3-pip python3-yaml zlib1g-dev libzstd-dev libsodium-dev
   protobuf-compiler libprotobuf-dev libabsl-dev libgtest-dev libgmock-dev
   libsentencepiece-dev sentencepiece openmpi-bin libopenmpi-dev iproute2 locales)
 for argument in "$@"; do

@@ -11,6 +11,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 
+#include "launch/job_secret.h"
 #include "launch/launcher.h"
 #include "launch/rendezvous_store.h"
 #include "parallel/base/clock.h"
@@ -52,13 +53,18 @@ absl::StatusOr<std::unique_ptr<MpiJob>> JoinByMpi() {
 }
 
 absl::StatusOr<std::unique_ptr<TcpJob>> JoinByTcp(const Launch& launch, absl::Duration limit) {
+  ASSIGN_OR_RETURN(std::string secret, FindJobSecret(std::getenv));
   ASSIGN_OR_RETURN(std::shared_ptr<RendezvousStore> store, OpenRendezvousStore(launch, limit));
   return TcpJob::Start({.rank = launch.rank,
                         .size = launch.size,
                         .store = std::move(store),
                         .limit = limit,
                         .interface = launch.interface,
-                        .toward = launch.host});
+                        .toward = launch.host,
+                        .secret = std::move(secret),
+                        .refused = [rank = launch.rank](const std::string& what) {
+                          Logger(StderrOptions()).Warning(absl::StrCat("rank ", rank, ": ", what));
+                        }});
 }
 
 void SayHow(Communicator& world, const std::string& how) {

@@ -27,6 +27,8 @@ choose_launcher() {
   [[ ${#launcher[@]} -eq 0 ]] || return 0
   [[ " $(srun --mpi=list 2>&1 | tr '\n\t' '  ') " != *" pmix "* ]] || kind=pmix
   launcher=(srun "--mpi=$kind" --kill-on-bad-exit=1 --export=ALL)
+  DEEPNET_JOB_SECRET=${DEEPNET_JOB_SECRET:-$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')}
+  export DEEPNET_JOB_SECRET
   # srun has a variable of its own: it inherits no --cpus-per-task of sbatch since Slurm 22.05.
   [[ -z ${SLURM_CPUS_PER_TASK:-} ]] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
   # With the default, Slurm 22.05 lets a rank leave MPI_Init too early, and a peer crashes now and then.

@@ -7,12 +7,18 @@
 // rank counts the connection, and it does not drop one that it has answered: the caller, who counts
 // it when it confirms, never counts one that the called rank has not. Whoever gets no answer hangs
 // up and calls again; of two calls of a rank the later counts, in whatever order they are heard.
+//
+// Each of the three proves by HMAC-SHA256 that its sender knows the job's secret: the hello, so
+// that strangers take no rank's place; answer and confirmation over a number that the other side
+// has just drawn, so that what was overheard proves nothing. What ranks say of themselves at the
+// rendezvous is proved too, so that nobody leads callers to a port between two ranks.
 #include "parallel/comm/sockets.h"
 
 #include <fcntl.h>
 #include <ifaddrs.h>
 #include <netdb.h>
 #include <poll.h>
+#include <sodium.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -21,8 +27,9 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <random>
+#include <span>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -53,6 +60,12 @@ constexpr absl::Duration kPause = absl::Milliseconds(200);
 constexpr size_t kMaxStrangers = 128;
 // Connections that are accepted before the others are looked at again.
 constexpr int kAcceptsInARow = 64;
+// By IPv6 and IPv4; the second where there is no IPv6.
+constexpr char kEveryAddress[] = "::", kEveryAddressOfIpv4[] = "0.0.0.0";
+// Ports that are tried until all of an interface's addresses have the same one.
+constexpr int kPortTries = 16;
+// Callers that are named when they are sent away.
+constexpr int kMaxRefused = 8;
 
 absl::Status Preflight(const std::string& message) {
   return WithExitCode(absl::FailedPreconditionError(message), ExitCode::kPreflight);
@@ -61,7 +74,7 @@ absl::Status Preflight(const std::string& message) {
 std::string ErrnoText() { return std::strerror(errno); }
 
 // How ranks connect with each other. The number changes with what they say.
-constexpr std::array<char, 8> kProtocol = {'d', 'e', 'e', 'p', 'n', 'e', 't', '2'};
+constexpr std::array<char, 8> kProtocol = {'d', 'e', 'e', 'p', 'n', 'e', 't', '3'};
 
 std::string ProtocolText() { return {kProtocol.begin(), kProtocol.end()}; }
 
@@ -69,19 +82,61 @@ std::string ProtocolText() { return {kProtocol.begin(), kProtocol.end()}; }
 // confirmation.
 enum class Word : int32_t { kHello = 1, kAnswer, kConfirmation };
 
-struct Greeting {
+struct Terms {
   std::array<char, 8> protocol = kProtocol;
   uint64_t job = 0;  // drawn by rank 0
   int32_t from = 0, to = 0;
   int32_t attempt = 0;  // counts the calls of a rank to another
   Word word = Word::kHello;
 
-  friend bool operator==(const Greeting&, const Greeting&) = default;
+  friend bool operator==(const Terms&, const Terms&) = default;
 };
-static_assert(sizeof(Greeting) == 32);
+static_assert(sizeof(Terms) == 32);
+
+using Nonce = std::array<uint8_t, 16>;
+using Proof = std::array<uint8_t, crypto_auth_hmacsha256_BYTES>;
+
+struct Greeting {
+  Terms terms;
+  Nonce nonce = {};  // the sender's
+  Proof proof = {};
+};
+static_assert(sizeof(Greeting) == 80);
+
+// HMAC-SHA256 of the bytes.
+Proof Prove(const std::string& secret, std::span<const uint8_t> bytes) {
+  crypto_auth_hmacsha256_state state;
+  crypto_auth_hmacsha256_init(&state, reinterpret_cast<const uint8_t*>(secret.data()),
+                              secret.size());
+  crypto_auth_hmacsha256_update(&state, bytes.data(), bytes.size());
+  Proof proof;
+  crypto_auth_hmacsha256_final(&state, proof.data());
+  return proof;
+}
+
+// Proves a greeting; `called`: the nonce of the rank that is called, zeros in a hello.
+Proof Prove(const std::string& secret, const Terms& terms, const Nonce& caller,
+            const Nonce& called) {
+  std::array<uint8_t, sizeof(Terms) + 2 * sizeof(Nonce)> bytes;
+  std::memcpy(bytes.data(), &terms, sizeof(terms));
+  std::memcpy(bytes.data() + sizeof(terms), caller.data(), sizeof(caller));
+  std::memcpy(bytes.data() + sizeof(terms) + sizeof(caller), called.data(), sizeof(called));
+  return Prove(secret, bytes);
+}
+
+bool Equal(const Proof& a, const Proof& b) {
+  return sodium_memcmp(a.data(), b.data(), sizeof(Proof)) == 0;
+}
+
+template <typename T>
+T Draw() {
+  T drawn;
+  randombytes_buf(&drawn, sizeof(drawn));
+  return drawn;
+}
 
 // A rank tells this of itself, with tabs between: "h3 process 77", host, port, a number for the job
-// (rank 0's counts), the protocol, addresses.
+// (rank 0's counts), the protocol, addresses, the proof.
 struct Place {
   std::string who, host;
   int port = 0;
@@ -94,7 +149,7 @@ std::string ToText(const Place& place) {
                       ProtocolText(), "\t", absl::StrJoin(place.addresses, "\t"));
 }
 
-absl::StatusOr<Place> ParsePlace(int rank, const std::string& text) {
+absl::StatusOr<Place> ParsePlace(int rank, const std::string& text, const std::string& secret) {
   const std::vector<std::string> words = absl::StrSplit(text, '\t');
   Place place;
   if (words.size() < 5 || !absl::SimpleAtoi(words[2], &place.port) ||
@@ -104,12 +159,16 @@ absl::StatusOr<Place> ParsePlace(int rank, const std::string& text) {
   }
   place.who = words[0];
   place.host = words[1];
-  if (words[4] != ProtocolText() || words.size() < 6) {
+  if (words[4] != ProtocolText() || words.size() < 7) {
     return Preflight(absl::StrCat("rank ", rank, " (", place.who,
                                   ") runs another build, which does not connect by ",
                                   ProtocolText(), " as that on ", HostName(), " does"));
   }
-  place.addresses.assign(words.begin() + 5, words.end());
+  if (text != ProvedPlace(rank, text.substr(0, text.rfind('\t')), secret)) {
+    return Preflight(absl::StrCat("rank ", rank, " (", place.who, ") has another job secret than ",
+                                  HostName(), ": set DEEPNET_JOB_SECRET to the same text on all"));
+  }
+  place.addresses.assign(words.begin() + 5, words.end() - 1);
   return place;
 }
 
@@ -183,31 +242,47 @@ absl::StatusOr<std::vector<std::string>> OwnAddresses(const TcpOptions& options)
   return addresses;
 }
 
-// A socket that accepts connections by IPv6 and IPv4, or by IPv4 where there is no IPv6, on a free
-// port.
-absl::StatusOr<Socket> Listen() {
-  for (const int family : {AF_INET6, AF_INET}) {
-    Socket listener(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    const int off = 0;
-    if (family == AF_INET6) {
-      setsockopt(listener.fd(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
-    }
-    sockaddr_storage any = {};  // all zero is every address and a free port
-    any.ss_family = static_cast<sa_family_t>(family);
-    const socklen_t length = family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
-    if (bind(listener.fd(), reinterpret_cast<const sockaddr*>(&any), length) == 0 &&
-        listen(listener.fd(), SOMAXCONN) == 0) {
-      return listener;
-    }
-  }
-  return Preflight(absl::StrCat("no port to listen on: ", ErrnoText()));
-}
-
 int PortOf(const Socket& listener) {
   sockaddr_in6 address = {};  // an IPv4 address has its port in the same place
   socklen_t length = sizeof(address);
   getsockname(listener.fd(), reinterpret_cast<sockaddr*>(&address), &length);
   return ntohs(address.sin6_port);
+}
+
+// Returns none where the address or the port cannot be had.
+Socket ListenAt(const std::string& address, int port) {
+  const AddressList own = Resolve(address, port, AI_NUMERICHOST | AI_PASSIVE);
+  if (own == nullptr) return Socket();
+  Socket listener(socket(own->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  const int only = address == kEveryAddress ? 0 : 1;
+  setsockopt(listener.fd(), IPPROTO_IPV6, IPV6_V6ONLY, &only, sizeof(only));
+  if (bind(listener.fd(), own->ai_addr, own->ai_addrlen) != 0 ||
+      listen(listener.fd(), SOMAXCONN) != 0) {
+    return Socket();
+  }
+  return listener;
+}
+
+// Sockets that accept connections to one free port of these addresses alone; those of which no port
+// can be had are dropped.
+absl::StatusOr<std::vector<Socket>> Listen(std::vector<std::string>& addresses) {
+  for (int i = 0; i < kPortTries; ++i) {
+    std::vector<Socket> listeners;
+    std::vector<std::string> heard;
+    errno = 0;
+    for (const std::string& address : addresses) {
+      Socket listener = ListenAt(address, listeners.empty() ? 0 : PortOf(listeners.front()));
+      if (listener.fd() < 0 && errno == EADDRINUSE) break;
+      if (listener.fd() < 0) continue;
+      listeners.push_back(std::move(listener));
+      heard.push_back(address);
+    }
+    if (errno == EADDRINUSE) continue;
+    if (listeners.empty()) break;
+    addresses = std::move(heard);
+    return listeners;
+  }
+  return Preflight(absl::StrCat("no port to listen on: ", ErrnoText()));
 }
 
 // A connection on which ranks do not count yet.
@@ -217,6 +292,7 @@ struct Talk {
   bool ready = false;  // something can be read, or the connection is made or lost
   Greeting heard;
   size_t heard_bytes = 0;
+  Nonce caller = {}, called = {};  // as far as they are drawn
 };
 
 // To a rank.
@@ -235,7 +311,7 @@ struct Caller : Talk {
   int32_t attempt = 0;
 };
 
-bool Say(const Socket& socket, const Greeting& greeting) {
+bool Send(const Socket& socket, const Greeting& greeting) {
   return send(socket.fd(), &greeting, sizeof(greeting), MSG_NOSIGNAL) == sizeof(greeting);
 }
 
@@ -267,8 +343,10 @@ class Meeting {
     RendezvousStore& store = *options_.store;
     const absl::StatusOr<Place> mine = OpenPlace();
     if (!mine.ok()) return FailRendezvous(store, options_.rank, mine.status());
-    ASSIGN_OR_RETURN(const std::vector<std::string> texts,
-                     Meet(store, options_.rank, options_.size, ToText(*mine), options_.limit));
+    ASSIGN_OR_RETURN(
+        const std::vector<std::string> texts,
+        Meet(store, options_.rank, options_.size,
+             ProvedPlace(options_.rank, ToText(*mine), options_.secret), options_.limit));
     const absl::Status connected = Connect(texts);
     if (!connected.ok()) return FailRendezvous(store, options_.rank, connected);
     return std::move(mesh_);
@@ -276,18 +354,33 @@ class Meeting {
 
  private:
   absl::StatusOr<Place> OpenPlace() {
-    ASSIGN_OR_RETURN(listener_, Listen());
+    if (sodium_init() < 0) return Preflight("no random numbers for this job's connections");
     ASSIGN_OR_RETURN(std::vector<std::string> addresses, OwnAddresses(options_));
+    ASSIGN_OR_RETURN(listeners_, ListenFor(addresses));
     return Place{.who = absl::StrCat(HostName(), " process ", getpid()),
                  .host = HostName(),
-                 .port = PortOf(listener_),
-                 .job = std::random_device()() * uint64_t{1'000'003},
+                 .port = PortOf(listeners_.front()),
+                 .job = Draw<uint64_t>(),
                  .addresses = std::move(addresses)};
+  }
+
+  // Listens at the interface that was named, or on this host alone if the ranks meet there.
+  absl::StatusOr<std::vector<Socket>> ListenFor(std::vector<std::string>& addresses) const {
+    const bool here = options_.toward == "localhost" || IsLoopback(options_.toward);
+    if (here) {
+      std::erase_if(addresses, [](const std::string& address) { return !IsLoopback(address); });
+    }
+    if (here || !options_.interface.empty()) return Listen(addresses);
+    std::vector<std::string> every = {kEveryAddress};
+    absl::StatusOr<std::vector<Socket>> listeners = Listen(every);
+    every = {kEveryAddressOfIpv4};
+    return listeners.ok() ? std::move(listeners) : Listen(every);
   }
 
   absl::Status Connect(const std::vector<std::string>& texts) {
     for (size_t rank = 0; rank < texts.size(); ++rank) {
-      ASSIGN_OR_RETURN(Place place, ParsePlace(static_cast<int>(rank), texts[rank]));
+      ASSIGN_OR_RETURN(Place place,
+                       ParsePlace(static_cast<int>(rank), texts[rank], options_.secret));
       mesh_.hosts.push_back(place.host);
       places_.push_back(std::move(place));
     }
@@ -357,7 +450,9 @@ class Meeting {
     }
     for (Caller& caller : callers_) poll_for(caller, POLLIN);
     if (absl::Now() >= accept_again_) {
-      polled.push_back({.fd = listener_.fd(), .events = POLLIN, .revents = 0});
+      for (const Socket& listener : listeners_) {
+        polled.push_back({.fd = listener.fd(), .events = POLLIN, .revents = 0});
+      }
     }
     const absl::Duration left = std::max(wake - absl::Now(), absl::ZeroDuration());
     poll(polled.data(), polled.size(),
@@ -372,13 +467,26 @@ class Meeting {
         caller.socket = Socket();
       }
     }
-    if (polled.size() > talks.size() && polled.back().revents != 0) AcceptSome();
+    for (size_t i = talks.size(); i < polled.size(); ++i) {
+      if (polled[i].revents != 0) AcceptSome(polled[i].fd);
+    }
     std::erase_if(calls_, [&](const Call& call) { return mesh_.sockets[call.rank].fd() >= 0; });
     std::erase_if(callers_, [](const Caller& caller) { return caller.socket.fd() < 0; });
   }
 
-  Greeting Words(Word word, int from, int to, int32_t attempt) const {
+  Terms TermsOf(Word word, int from, int to, int32_t attempt) const {
     return {.job = places_[0].job, .from = from, .to = to, .attempt = attempt, .word = word};
+  }
+
+  bool Say(const Talk& talk, const Terms& terms) const {
+    return Send(talk.socket, {.terms = terms,
+                              .nonce = terms.word == Word::kAnswer ? talk.called : talk.caller,
+                              .proof = Prove(options_.secret, terms, talk.caller, talk.called)});
+  }
+
+  bool IsProved(const Talk& talk) const {
+    return Equal(talk.heard.proof,
+                 Prove(options_.secret, talk.heard.terms, talk.caller, talk.called));
   }
 
   void Begin(Call& call) {
@@ -390,6 +498,8 @@ class Meeting {
     call.deadline = std::min(deadline_, absl::Now() + kAnswerLimit);
     call.greeted = false;
     call.heard_bytes = 0;
+    call.caller = Draw<Nonce>();
+    call.called = {};
     ++call.attempt;
     const int made = connect(call.socket.fd(), target->ai_addr, target->ai_addrlen);
     if (made != 0 && errno != EINPROGRESS) HangUp(call, ErrnoText());
@@ -417,7 +527,7 @@ class Meeting {
       socklen_t length = sizeof(error);
       getsockopt(call.socket.fd(), SOL_SOCKET, SO_ERROR, &error, &length);
       if (error != 0) return HangUp(call, std::strerror(error));
-      call.greeted = Say(call.socket, Words(Word::kHello, options_.rank, call.rank, call.attempt));
+      call.greeted = Say(call, TermsOf(Word::kHello, options_.rank, call.rank, call.attempt));
       if (!call.greeted) HangUp(call, ErrnoText());
       return;
     }
@@ -425,8 +535,12 @@ class Meeting {
       if (call.socket.fd() < 0) HangUp(call, silence);
       return;
     }
-    if (call.heard != Words(Word::kAnswer, call.rank, options_.rank, call.attempt) ||
-        !Say(call.socket, Words(Word::kConfirmation, options_.rank, call.rank, call.attempt))) {
+    if (call.heard.terms != TermsOf(Word::kAnswer, call.rank, options_.rank, call.attempt)) {
+      return HangUp(call, silence);
+    }
+    call.called = call.heard.nonce;
+    if (!IsProved(call)) return HangUp(call, "somebody who does not know the job's secret");
+    if (!Say(call, TermsOf(Word::kConfirmation, options_.rank, call.rank, call.attempt))) {
       return HangUp(call, silence);
     }
     mesh_.sockets[call.rank] = std::move(call.socket);
@@ -435,35 +549,52 @@ class Meeting {
   // Whoever is not of this job is sent away.
   void Continue(Caller& caller) {
     if (!Hear(caller)) return;
-    const Greeting& heard = caller.heard;
+    const Terms& heard = caller.heard.terms;
+    if (caller.rank < 0) caller.caller = caller.heard.nonce;
+    const bool proved = IsProved(caller);
+    if (!proved) Refuse(caller);
     Socket socket = std::move(caller.socket);
-    if (heard.from <= options_.rank || heard.from >= options_.size ||
+    if (!proved || heard.from <= options_.rank || heard.from >= options_.size ||
         mesh_.sockets[heard.from].fd() >= 0) {
       return;
     }
     if (caller.rank >= 0) {
-      if (heard == Words(Word::kConfirmation, caller.rank, options_.rank, caller.attempt)) {
+      if (heard == TermsOf(Word::kConfirmation, caller.rank, options_.rank, caller.attempt)) {
         mesh_.sockets[caller.rank] = std::move(socket);
       }
       return;
     }
-    if (heard != Words(Word::kHello, heard.from, options_.rank, heard.attempt)) return;
+    if (heard != TermsOf(Word::kHello, heard.from, options_.rank, heard.attempt)) return;
     for (Caller& other : callers_) {
       if (other.rank != heard.from) continue;
       if (other.attempt > heard.attempt) return;
       other.socket = Socket();
     }
-    if (!Say(socket, Words(Word::kAnswer, options_.rank, heard.from, heard.attempt))) return;
     caller.socket = std::move(socket);
+    caller.called = Draw<Nonce>();
+    if (!Say(caller, TermsOf(Word::kAnswer, options_.rank, heard.from, heard.attempt))) {
+      caller.socket = Socket();
+      return;
+    }
     caller.deadline = absl::InfiniteFuture();  // the caller may count the connection already
     caller.rank = heard.from;
     caller.attempt = heard.attempt;
   }
 
+  void Refuse(const Caller& caller) {
+    if (!options_.refused || ++refused_ > kMaxRefused) return;
+    sockaddr_storage peer = {};
+    socklen_t length = sizeof(peer);
+    getpeername(caller.socket.fd(), reinterpret_cast<sockaddr*>(&peer), &length);
+    options_.refused(absl::StrCat("a connection from ",
+                                  AddressText(reinterpret_cast<const sockaddr*>(&peer)),
+                                  " was refused: it does not know this job's secret"));
+  }
+
   // Hears each caller at once: what it has said makes no way for those behind it.
-  void AcceptSome() {
+  void AcceptSome(int listener) {
     for (int i = 0; i < kAcceptsInARow; ++i) {
-      Socket made(accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      Socket made(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (made.fd() < 0) {
         if (errno == EAGAIN) return;
         accept_error_ = ErrnoText();  // too many open files, as a rule
@@ -503,12 +634,13 @@ class Meeting {
 
   const TcpOptions& options_;
   const absl::Time deadline_;
-  Socket listener_;
+  std::vector<Socket> listeners_;
   std::vector<Place> places_;
   std::vector<Call> calls_;      // to ranks that are missing in the mesh
   std::vector<Caller> callers_;  // the oldest first
   absl::Time accept_again_ = absl::InfinitePast();
   std::string accept_error_;  // the last
+  int refused_ = 0;
   Mesh mesh_;
 };
 
@@ -516,6 +648,15 @@ class Meeting {
 
 Socket::~Socket() {
   if (fd_ >= 0) close(fd_);
+}
+
+std::string ProvedPlace(int rank, const std::string& text, const std::string& secret) {
+  const std::string stated = absl::StrCat(rank, "\t", text);
+  const Proof proof =
+      Prove(secret, {reinterpret_cast<const uint8_t*>(stated.data()), stated.size()});
+  return absl::StrCat(
+      text, "\t",
+      absl::BytesToHexString({reinterpret_cast<const char*>(proof.data()), proof.size()}));
 }
 
 absl::StatusOr<Mesh> ConnectAll(const TcpOptions& options) { return Meeting(options).Run(); }

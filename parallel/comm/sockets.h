@@ -34,6 +34,11 @@ struct Mesh {
   std::vector<std::string> hosts;  // by rank, for errors
 };
 
+// Returns what rank `rank` leaves for the others at the rendezvous: `text`, which it says of
+// itself, with a proof that it knows the job's secret, HMAC-SHA256 in hexadecimal digits, behind a
+// tab.
+std::string ProvedPlace(int rank, const std::string& text, const std::string& secret);
+
 // Collective over the processes of `options`; whoever else connects meanwhile costs no time.
 // FailedPrecondition (ExitCode::kPreflight) as TcpJob::Start.
 absl::StatusOr<Mesh> ConnectAll(const TcpOptions& options);

@@ -12,6 +12,7 @@
 // limit to its size, and a rank that lags behind keeps few bytes for later. Host memory only.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -31,13 +32,15 @@ struct TcpOptions {
   std::string interface = {};  // of the network, "eth0"; empty: the one that leads to `toward`,
                                // then every other that is up
   std::string toward = {};     // a host's name or address; may be empty
+  std::string secret = {};     // of the job: no process counts that does not prove to know it
+  std::function<void(const std::string&)> refused = {};  // hears of connections without the secret
 };
 
 // The connections of this process.
 class TcpJob {
  public:
   // Collective over `size` processes. FailedPrecondition (ExitCode::kPreflight), naming the rank
-  // and its host: as Meet (rendezvous.h), or where two ranks cannot connect.
+  // and its host: as Meet (rendezvous.h), or where two ranks cannot connect or have unlike secrets.
   static absl::StatusOr<std::unique_ptr<TcpJob>> Start(const TcpOptions& options);
 
   // Collective: returns when every rank has come here, or is lost. Its communicators are gone by

@@ -1,27 +1,38 @@
 #include "launch/launcher.h"
 
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <string>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "launch/job_secret.h"
 #include "parallel/base/exit_code.h"
 
 namespace deepnet {
 namespace {
 
+namespace fs = std::filesystem;
+
 using ::testing::HasSubstr;
 
 using Set = std::map<std::string, std::string>;
 
+Environment EnvironmentOf(const Set& variables) {
+  return [&](const char* name) {
+    const auto found = variables.find(name);
+    return found != variables.end() ? found->second.c_str() : nullptr;
+  };
+}
+
 absl::StatusOr<Launch> Find(const Set& variables, bool mpi_started = false, bool has_mpi = true) {
-  return FindLaunch(
-      [&](const char* name) {
-        const auto found = variables.find(name);
-        return found != variables.end() ? found->second.c_str() : nullptr;
-      },
-      mpi_started, has_mpi);
+  return FindLaunch(EnvironmentOf(variables), mpi_started, has_mpi);
+}
+
+absl::StatusOr<std::string> FindSecret(const Set& variables) {
+  return FindJobSecret(EnvironmentOf(variables));
 }
 
 // As torchrun 2.11 --no-python sets them.
@@ -49,9 +60,10 @@ Set With(Set variables, const Set& more) {
   return variables;
 }
 
-void ExpectRefused(const absl::StatusOr<Launch>& launch, const std::string& text) {
-  EXPECT_EQ(GetExitCode(launch.status()), ExitCode::kPreflight) << launch.status();
-  EXPECT_THAT(std::string(launch.status().message()), HasSubstr(text));
+template <typename T>
+void ExpectRefused(const absl::StatusOr<T>& found, const std::string& text) {
+  EXPECT_EQ(GetExitCode(found.status()), ExitCode::kPreflight) << found.status();
+  EXPECT_THAT(std::string(found.status().message()), HasSubstr(text));
 }
 
 TEST(Launcher, AProcessThatNobodyStartedIsAlone) {
@@ -139,6 +151,44 @@ TEST(Launcher, TheFirstHostOfSlurmsListsIsFound) {
   EXPECT_EQ(FirstHost("n[07-09,12],m3"), "n07");
   EXPECT_EQ(FirstHost("rack[2,4]-n[1-3].site"), "rack2-n1.site");
   EXPECT_EQ(FirstHost(""), "");
+}
+
+TEST(JobSecret, IsTheVariableOrElseAFileThatTheFirstJobMakes) {
+  const fs::path home = fs::path(::testing::TempDir()) / "home_of_a_job_secret";
+  fs::remove_all(home);
+  fs::create_directory(home);
+  const absl::StatusOr<std::string> made = FindSecret({{"HOME", home}});
+  ASSERT_TRUE(made.ok()) << made.status();
+  EXPECT_EQ(made->size(), 65);
+  EXPECT_EQ(*FindSecret({{"HOME", home}}), *made);
+  EXPECT_EQ(*FindSecret({{"HOME", home}, {"DEEPNET_JOB_SECRET", "of sixteen bytes"}}),
+            "of sixteen bytes");
+  const fs::path folder = home / ".config/deepnet";
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder), {}), 1);
+  EXPECT_EQ(fs::status(folder / "job_secret").permissions(),
+            fs::perms::owner_read | fs::perms::owner_write);
+  const absl::StatusOr<std::string> other = FindSecret({{"XDG_CONFIG_HOME", home}});
+  ASSERT_TRUE(other.ok()) << other.status();
+  EXPECT_NE(*other, *made);
+}
+
+TEST(JobSecret, IsRefusedWhereOthersMayKnowOrGuessIt) {
+  const fs::path home = fs::path(::testing::TempDir()) / "home_of_a_bad_job_secret";
+  fs::remove_all(home);
+  fs::create_directories(home / "deepnet");
+  const Set in_file = {{"XDG_CONFIG_HOME", home}};
+  const fs::path file = home / "deepnet/job_secret";
+  ExpectRefused(FindSecret({}), "DEEPNET_JOB_SECRET: is not set, nor is HOME");
+  ExpectRefused(FindSecret({{"DEEPNET_JOB_SECRET", "fifteen bytes.."}}),
+                "DEEPNET_JOB_SECRET: is under 16 bytes");
+  ExpectRefused(FindSecret({{"HOME", "/dev/null"}}), "/dev/null/.config/deepnet/job_secret: Not a");
+  std::ofstream(file) << "fifteen bytes..";
+  ExpectRefused(FindSecret(in_file), "must be your own file that nobody else can read");
+  fs::permissions(file, fs::perms::owner_read);
+  ExpectRefused(FindSecret(in_file), "has under 16 bytes");
+  fs::rename(file, home / "elsewhere");
+  fs::create_symlink(home / "elsewhere", file);
+  ExpectRefused(FindSecret(in_file), "Too many levels of symbolic links");
 }
 
 }  // namespace

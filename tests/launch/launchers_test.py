@@ -168,7 +168,7 @@ class Rendezvous(unittest.TestCase):
             for port in listening_ports(first):
                 # LibTorch's store asks DNS for the name of each of its callers.
                 times = 1 if port == base["MASTER_PORT"] else 100
-                for word in [b"", b"GET / HTTP/1.1\r\n\r\n", b"deepnet2", b"\xff" * 10000] * times:
+                for word in [b"", b"GET / HTTP/1.1\r\n\r\n", b"deepnet3", b"\xff" * 10000] * times:
                     visitors.append(socket.create_connection(("127.0.0.1", port)))
                     visitors[-1].sendall(word)
                 socket.create_connection(("127.0.0.1", port)).close()
@@ -213,6 +213,11 @@ class Rendezvous(unittest.TestCase):
         ranks = [environment(RANK=0, **base), environment(RANK=1, **(base | dict(WORLD_SIZE=3)))]
         self.refused(ranks, "rank 1 .* was started as one of 3 ranks, rank 0 as one of 2")
 
+    def test_unlike_secrets_are_named(self):
+        base = self.base(2)
+        ranks = [environment(RANK=r, DEEPNET_JOB_SECRET=f"a secret of rank {r}", **base) for r in range(2)]
+        self.refused(ranks, "has another job secret than .*: set DEEPNET_JOB_SECRET")
+
 
 class Kubernetes(Golden):
     """The command lines of launch/kubernetes, with the variables that Kubernetes sets, on pretend hosts."""
@@ -227,14 +232,17 @@ class Kubernetes(Golden):
         return [specs[r]["template"]["spec"]["containers"][0] for r in specs for _ in range(specs[r]["replicas"])]
 
     def variables(self, pod, rank, size):
-        """What the pod states itself, or the operator sets for it; rank 0's name is a pretend host's."""
+        """What the pod states itself, or the operator sets for it; rank 0's name is a pretend host's. A pod has a home
+        folder of its own."""
         stated = {entry["name"]: entry for entry in pod.get("env", [])}
-        if not stated:
-            return dict(RANK=rank, WORLD_SIZE=size, MASTER_ADDR="k1", MASTER_PORT=23456)
+        self.assertEqual(stated["DEEPNET_JOB_SECRET"]["valueFrom"]["secretKeyRef"], dict(name="deepnet", key="job-secret"))
+        own = dict(HOME=os.path.join(self.root, f"home{rank}"), DEEPNET_JOB_SECRET="the secret of a pretend cluster")
+        if "RANK" not in stated:
+            return own | dict(RANK=rank, WORLD_SIZE=size, MASTER_ADDR="k1", MASTER_PORT=23456)
         self.assertIn("job-completion-index", stated["RANK"]["valueFrom"]["fieldRef"]["fieldPath"])
         self.assertEqual(stated["WORLD_SIZE"]["value"], str(size))
         self.assertEqual(stated["MASTER_ADDR"]["value"], "deepnet-0.deepnet")
-        return dict(RANK=rank, WORLD_SIZE=size, MASTER_ADDR="k1", MASTER_PORT=stated["MASTER_PORT"]["value"])
+        return own | dict(RANK=rank, WORLD_SIZE=size, MASTER_ADDR="k1", MASTER_PORT=stated["MASTER_PORT"]["value"])
 
     def run_pods(self, file):
         hosts = [os.path.join(ROOT, "tests/mpi/testhosts.sh")]

@@ -42,6 +42,10 @@ REASONS = {
         "store.Delete(key)": "no file: a key of the rendezvous",
     },
     "launch/commands/prepare.cc": {"Delete(folder / unfinished)": "UnusedName"},
+    "launch/job_secret.cc": {
+        "unfinished, O_WRONLY | O_CREAT | O_EXCL": "UnusedName, in the user's own folder",
+        "unlink(unfinished.c_str())": "the file that was just created",
+    },
     "launch/commands/train_text.cc": {
         "DeleteIfThere(*files, unfinished)": UNFINISHED,
         "DeleteIfThere(*files, folder)": "CheckTextFolder has found the mark of --text in it",

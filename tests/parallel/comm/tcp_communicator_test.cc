@@ -40,12 +40,14 @@ namespace deepnet {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr absl::Duration kSoon = absl::Seconds(60);
 
-// Words of what a rank says of itself: host, port, ..., the protocol, addresses.
+// Words of what a rank says of itself: host, port, ..., the protocol, addresses, the proof.
 constexpr int kPort = 2, kAddresses = 5;
+constexpr char kSecret[] = "a secret of the tests";
 
 int PortIn(const std::string& place) {
   int port = 0;
@@ -138,30 +140,34 @@ class EditedStore final : public RendezvousStore {
 };
 
 // Looks for rank 1 where rank 0 is.
-void Mislead(std::vector<std::string>& places) { places[1] = places[0]; }
+void Mislead(std::vector<std::string>& places) {
+  places[1] = ProvedPlace(1, places[0].substr(0, places[0].rfind('\t')), kSecret);
+}
 
 struct Process {
   int rank, size;
   Edit edit = nullptr;
+  std::string secret = kSecret;
 };
 
 // Returns what TcpJob::Start does in each of `processes`; `body` runs in those that are started.
 std::vector<absl::Status> StartAll(const std::shared_ptr<MemoryStore>& store,
                                    const std::vector<Process>& processes,
                                    const std::function<absl::Status(Communicator&)>& body,
-                                   absl::Duration limit = kSoon,
-                                   const std::string& interface = "") {
+                                   absl::Duration limit = kSoon, const TcpOptions& more = {}) {
   std::vector<absl::Status> statuses(processes.size());
   std::vector<std::thread> threads;
   for (size_t i = 0; i < processes.size(); ++i) {
     threads.emplace_back([&, i] {
       std::shared_ptr<RendezvousStore> seen = store;
       if (processes[i].edit) seen = std::make_shared<EditedStore>(store, processes[i].edit);
-      const auto job = TcpJob::Start({.rank = processes[i].rank,
-                                      .size = processes[i].size,
-                                      .store = seen,
-                                      .limit = limit,
-                                      .interface = interface});
+      TcpOptions options = more;
+      options.rank = processes[i].rank;
+      options.size = processes[i].size;
+      options.store = seen;
+      options.limit = limit;
+      options.secret = processes[i].secret;
+      const auto job = TcpJob::Start(options);
       statuses[i] = job.ok() ? body((*job)->world()) : job.status();
     });
   }
@@ -272,7 +278,7 @@ void Probe(int port, std::vector<Socket>& visitors) {
 void SayHalfAHello(int port, std::vector<Socket>& visitors) {
   for (int i = 0; i < 100; ++i) {
     visitors.push_back(ConnectTo(port));
-    SendText(visitors.back(), std::string("deepnet2") + std::string(i % 24, '\0'));
+    SendText(visitors.back(), std::string("deepnet3") + std::string(i % 24, '\0'));
     if (i % 2 == 1) shutdown(visitors.back().fd(), SHUT_WR);
   }
 }
@@ -281,7 +287,7 @@ void SayNonsense(int port, std::vector<Socket>& visitors) {
   for (int i = 0; i < 100; ++i) {
     visitors.push_back(ConnectTo(port));
     SendText(visitors.back(), i % 2 == 1 ? std::string(1 << 16, static_cast<char>(i))
-                                         : "deepnet2" + std::string(1 << 16, '\xff'));
+                                         : "deepnet3" + std::string(1 << 16, '\xff'));
   }
 }
 
@@ -308,7 +314,7 @@ class Relay {
       words.at(kPort) = absl::StrCat(port_);
       words.resize(kAddresses);
       words.push_back("127.0.0.1");
-      places[0] = absl::StrJoin(words, "\t");
+      places[0] = ProvedPlace(0, absl::StrJoin(words, "\t"), kSecret);
     };
   }
 
@@ -523,7 +529,7 @@ TEST(TcpJob, ARankOfABuildThatConnectsOtherwiseIsNamed) {
                HasSubstr("rank 1 (h3 process 77) runs another build, which does not connect by"));
   const auto other = std::make_shared<MemoryStore>();
   const Edit first = [](std::vector<std::string>& places) {
-    places[0] = "h1 process 7\th1\t41233\t5\tdeepnet3\t127.0.0.1";
+    places[0] = "h1 process 7\th1\t41233\t5\tdeepnet4\t127.0.0.1";
   };
   ExpectAllSay(StartAll(other, {{0, 2}, {1, 2, first}}, Nothing, absl::Seconds(5)),
                HasSubstr("rank 0 (h1 process 7) runs another build, which does not connect by"));
@@ -569,7 +575,7 @@ TEST(TcpJob, StrangersThatSpeakSlowlyHoldNobodyUp) {
     for (int i = 0; i < 20; ++i) sockets.push_back(ConnectTo(PortIn(place)));
     const std::lock_guard lock(mutex);
     visitors.emplace_back([&joined, sockets = std::move(sockets)] {
-      const std::string hello = std::string("deepnet2") + std::string(24, '\0');
+      const std::string hello = std::string("deepnet3") + std::string(24, '\0');
       for (size_t i = 0; !joined; ++i) {
         const Socket& socket = sockets[i % sockets.size()];
         send(socket.fd(), &hello[i / sockets.size() % hello.size()], 1, MSG_NOSIGNAL);
@@ -625,6 +631,113 @@ TEST(TcpJob, AnOlderCallThatIsHeardLaterDoesNotReplaceTheNewer) {
   relaying.join();
 }
 
+// Hears what ranks refuse.
+class Refusals {
+ public:
+  TcpOptions Options() {
+    return {.refused = [this](const std::string& what) {
+      const std::lock_guard lock(mutex_);
+      heard_.push_back(what);
+    }};
+  }
+  std::vector<std::string> heard() {
+    const std::lock_guard lock(mutex_);
+    return heard_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::string> heard_;
+};
+
+constexpr char kRefusedHere[] =
+    "a connection from ::ffff:127.0.0.1 was refused: it does not know this job's secret";
+
+TEST(TcpJob, WhoDoesNotKnowTheSecretTakesNoRanksPlace) {
+  Relay relay;
+  Refusals refusals;
+  std::thread relaying([&] {
+    Socket caller = relay.Accept();
+    Socket called = relay.Call();
+    const std::string hello = ReceiveText(caller);
+    SendText(called, hello.substr(0, hello.size() - 1) + static_cast<char>(hello.back() ^ 1));
+    EXPECT_TRUE(EndsWithin(called, absl::Seconds(3)));
+    called = relay.Call();
+    SendText(called, hello);
+    const std::string answer = ReceiveText(called);
+    SendText(caller, answer.substr(0, answer.size() - 1) + static_cast<char>(answer.back() ^ 1));
+    EXPECT_TRUE(EndsWithin(caller, absl::Seconds(3)));
+    caller = relay.Accept();
+    called = relay.Call();
+    Relay::Forward(caller, called);
+  });
+  ExpectAllOk(StartAll(
+      std::make_shared<MemoryStore>(), {{0, 2}, {1, 2, relay.Redirect()}},
+      [](Communicator& comm) { return comm.Barrier(kSoon); }, kSoon, refusals.Options()));
+  relaying.join();
+  EXPECT_THAT(refusals.heard(), ElementsAre(kRefusedHere));
+}
+
+// The relay says again what rank 1 said on another connection.
+TEST(TcpJob, WhatWasOverheardProvesNothing) {
+  Relay relay;
+  Refusals refusals;
+  std::thread relaying([&] {
+    const Socket caller = relay.Accept(), called = relay.Call(), again = relay.Call();
+    const std::string hello = ReceiveText(caller);
+    SendText(called, hello);
+    SendText(caller, ReceiveText(called));
+    const std::string confirmation = ReceiveText(caller);
+    SendText(again, hello);
+    ReceiveText(again);
+    SendText(again, confirmation);
+    EXPECT_TRUE(EndsWithin(again, kSoon));
+  });
+  const auto statuses =
+      StartAll(std::make_shared<MemoryStore>(), {{0, 2}, {1, 2, relay.Redirect()}}, Nothing,
+               absl::Seconds(1), refusals.Options());
+  relaying.join();
+  EXPECT_EQ(GetExitCode(statuses[0]), ExitCode::kPreflight) << statuses[0];
+  EXPECT_THAT(refusals.heard(), ElementsAre(kRefusedHere));
+}
+
+TEST(TcpJob, ARankWithAnotherSecretIsNamed) {
+  ExpectAllSay(
+      StartAll(std::make_shared<MemoryStore>(), {{0, 2}, {1, 2, nullptr, "another"}}, Nothing),
+      AllOf(HasSubstr("has another job secret than "), HasSubstr("set DEEPNET_JOB_SECRET")));
+}
+
+TEST(TcpJob, APlaceThatIsNotTheRanksOwnIsNotCalled) {
+  const Edit elsewhere = [](std::vector<std::string>& places) {
+    std::vector<std::string> words = absl::StrSplit(places[0], '\t');
+    words[kAddresses] = "127.0.0.2";
+    places[0] = absl::StrJoin(words, "\t");
+  };
+  ExpectAllSay(StartAll(std::make_shared<MemoryStore>(), {{0, 2}, {1, 2, elsewhere}}, Nothing),
+               AllOf(HasSubstr("rank 0 ("), HasSubstr("has another job secret than ")));
+}
+
+// All of 127/8 leads to this host: to the loopback interface, whose own address is 127.0.0.1.
+TEST(TcpJob, OnlyTheJobsInterfaceIsListenedTo) {
+  const auto is_heard = [](const TcpOptions& options) {
+    const auto store = std::make_shared<MemoryStore>();
+    std::atomic<int> heard = 0;
+    store->on_place = [&](int, const std::string& place) {
+      const Socket made(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+      sockaddr_in address = Loopback(PortIn(place));
+      address.sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1);
+      heard +=
+          connect(made.fd(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
+    };
+    ExpectAllOk(StartAll(store, {{0, 2}, {1, 2}}, Nothing, kSoon, options));
+    return heard.load();
+  };
+  EXPECT_EQ(is_heard({}), 2);
+  EXPECT_EQ(is_heard({.interface = "lo"}), 0);
+  EXPECT_EQ(is_heard({.toward = "localhost"}), 0);
+  EXPECT_EQ(is_heard({.toward = "127.0.0.1"}), 0);
+}
+
 TEST(TcpJob, OfManyStrangersTheOldestAreSentAwayAndTheOthersSoon) {
   const OpenFileLimit limit(4096);
   const auto store = std::make_shared<MemoryStore>();
@@ -666,11 +779,12 @@ TEST(TcpJob, StrangersThatTakeAllOpenFilesHoldNobodyUp) {
 
 TEST(TcpJob, WithoutOpenFilesARankWaitsAsleepAndSaysSo) {
   const auto store = std::make_shared<MemoryStore>();
-  ASSERT_TRUE(store->Set("rank/1", "2\th3 process 77\th3\t41233\t5\tdeepnet2\t127.0.0.1").ok());
+  const std::string place = "h3 process 77\th3\t41233\t5\tdeepnet3\t127.0.0.1";
+  ASSERT_TRUE(store->Set("rank/1", absl::StrCat("2\t", ProvedPlace(1, place, ""))).ok());
   std::vector<Socket> visitors;
   std::unique_ptr<OpenFileLimit> limit;
-  store->on_place = [&](int, const std::string& place) {
-    for (int i = 0; i < 40; ++i) visitors.push_back(ConnectTo(PortIn(place)));
+  store->on_place = [&](int, const std::string& mine) {
+    for (int i = 0; i < 40; ++i) visitors.push_back(ConnectTo(PortIn(mine)));
     limit = std::make_unique<OpenFileLimit>(RoomFor(0));
   };
   const std::clock_t began = std::clock();
@@ -690,7 +804,8 @@ TEST(TcpJob, ALostStoreIsNamed) {
 }
 
 TEST(TcpJob, AnInterfaceThatIsNotThereIsNamed) {
-  ExpectAllSay(StartAll(std::make_shared<MemoryStore>(), {{0, 2}, {1, 2}}, Nothing, kSoon, "nope0"),
+  ExpectAllSay(StartAll(std::make_shared<MemoryStore>(), {{0, 2}, {1, 2}}, Nothing, kSoon,
+                        {.interface = "nope0"}),
                HasSubstr("no network interface nope0"));
 }
 

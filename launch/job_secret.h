@@ -1,0 +1,18 @@
+// Finds the secret by which the processes of a job that talk by TCP know each other.
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+
+#include "launch/launcher.h"
+
+namespace deepnet {
+
+// Returns DEEPNET_JOB_SECRET or, where it is not set, what is in deepnet/job_secret of
+// XDG_CONFIG_HOME (~/.config): a file that only its owner can read, which the first job makes of
+// random digits. FailedPrecondition (ExitCode::kPreflight), naming the variable or the file: of
+// fewer than 16 bytes, or a file that others own or can read, or that cannot be made.
+absl::StatusOr<std::string> FindJobSecret(const Environment& environment);
+
+}  // namespace deepnet
