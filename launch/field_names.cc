@@ -17,7 +17,7 @@ namespace {
 using google::protobuf::Descriptor;
 using google::protobuf::FieldDescriptor;
 
-// Columns: fairseq, Marian, Hugging Face, Megatron-LM, here, note. README.md's table is made of it.
+// Columns: fairseq, Marian, Hugging Face, Megatron-LM, here, note. docs/peers.md has it as a table.
 constexpr ForeignField kForeignFields[] = {
     {"--encoder-layers", "--enc-depth", "encoder_layers num_hidden_layers",
      "encoder-num-layers num-layers", "model.encoder_layers"},

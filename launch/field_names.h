@@ -36,7 +36,7 @@ struct ForeignField {
 };
 std::span<const ForeignField> ForeignFields();
 
-// Returns the table of ForeignFields() as markdown, as README.md has it.
+// Returns the table of ForeignFields() as markdown, as docs/peers.md has it.
 std::string ForeignFieldsMarkdown();
 
 // A field that had another name in an earlier version.

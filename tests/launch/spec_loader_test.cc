@@ -433,20 +433,20 @@ TEST(ForeignFields, EachNamesAFieldThatExistsOrSaysWhyThereIsNone) {
   }
 }
 
-// DEEPNET_WRITE_README=1 writes the table instead of comparing it.
-TEST(ForeignFields, TheReadmeHasTheirTable) {
+// DEEPNET_WRITE_PEERS=1 writes the table instead of comparing it.
+TEST(ForeignFields, TheTableOfNamesIsThatOfThePage) {
   const std::string begin = "<!-- words: begin -->\n", end = "<!-- words: end -->\n";
-  std::ifstream file("README.md");
+  std::ifstream file("docs/peers.md");
   std::string text{std::istreambuf_iterator<char>(file), {}};
   const size_t from = text.find(begin), to = text.find(end);
-  ASSERT_TRUE(from != std::string::npos && to != std::string::npos) << "no marks in README.md";
+  ASSERT_TRUE(from != std::string::npos && to != std::string::npos) << "no marks in docs/peers.md";
   const size_t start = from + begin.size();
-  if (std::getenv("DEEPNET_WRITE_README") != nullptr) {
-    std::ofstream("README.md") << text.replace(start, to - start, ForeignFieldsMarkdown());
+  if (std::getenv("DEEPNET_WRITE_PEERS") != nullptr) {
+    std::ofstream("docs/peers.md") << text.replace(start, to - start, ForeignFieldsMarkdown());
     return;
   }
   EXPECT_EQ(text.substr(start, to - start), ForeignFieldsMarkdown())
-      << "write it: DEEPNET_WRITE_README=1 launch_spec_loader_test";
+      << "write it: DEEPNET_WRITE_PEERS=1 launch_spec_loader_test";
 }
 
 TEST(Defaults, FillWhatIsUnsetAndKeepWhatIsNot) {
