@@ -13,265 +13,25 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "google/protobuf/descriptor.h"
-#include "google/protobuf/message.h"
 
 #include "launch/flags.h"
-#include "parallel/base/check.h"
+#include "parallel/base/fields.h"
 #include "trainer/data/pair_index.h"
 #include "trainer/decode/search.h"
 #include "trainer/kernels/native/attention.h"
-#include "trainer/kernels/native/dropout.h"
 #include "trainer/model/architecture.h"
+#include "trainer/model/check_model.h"
 #include "trainer/optim/learning_rate.h"
 
 namespace deepnet {
 namespace {
 
-using google::protobuf::FieldDescriptor;
-using google::protobuf::Message;
-
-using Mistakes = std::vector<std::string>;
-
 enum class Purpose { kPlan, kTrain };
 
-// The fields of one message, which are looked up by name. A mistake is a line "field: value: text".
-class Fields {
- public:
-  // `path` stands before the names of fields: "prepare.", or nothing. Borrows all it is given.
-  Fields(const Message& message, std::string path, Mistakes* mistakes)
-      : message_(message), path_(std::move(path)), mistakes_(*mistakes) {}
-
-  // Adds a mistake unless `good`, with `value` in place of the field's own. Returns `good`.
-  bool Require(bool good, const std::string& name, const std::string& value,
-               const std::string& text) const {
-    if (!good) mistakes_.push_back(absl::StrCat(path_, name, ": ", value, ": ", text));
-    return good;
-  }
-
-  // The same with the field's value. It looks the name up where `good`, too, so that any RunSpec
-  // finds a name that is none.
-  bool Require(bool good, const std::string& name, const std::string& text) const {
-    const FieldDescriptor& field = Find(name);
-    return good || Require(false, name, ValueText(field), text);
-  }
-
-  // Requires a text that is not empty.
-  bool Given(const std::string& name, const std::string& text) const {
-    return Require(!message_.GetReflection()->GetString(message_, &Find(name)).empty(), name, text);
-  }
-
-  // Requires a number of at most `most`: a larger one would take memory or time before anything
-  // could refuse it.
-  bool AtMost(double most, const std::string& name) const {
-    return Require(Number(name) <= most, name,
-                   absl::StrCat("must be at most ", static_cast<int64_t>(most)));
-  }
-
-  // Requires a number of at least `least`.
-  bool AtLeast(double least, const std::string& name, const std::string& text = "") const {
-    return Require(Number(name) >= least, name,
-                   text.empty() ? absl::StrCat("must be at least ", least) : text);
-  }
-
-  bool Is0(const std::string& name, const std::string& text) const {
-    return Require(Number(name) == 0, name, text);
-  }
-
-  bool Above0(const std::string& name, const std::string& text = "must be above 0") const {
-    return Require(Number(name) > 0, name, text);
-  }
-
-  bool Within(double least, double most, const std::string& name, const std::string& text) const {
-    return Require(Number(name) >= least && Number(name) <= most, name, text);
-  }
-
-  bool Probability(const std::string& name) const {
-    return Require(Number(name) >= 0 && Number(name) < 1, name, "must be at least 0 and below 1");
-  }
-
-  // Requires a tag of a language.
-  bool Language(const std::string& name, const std::string& tag) const {
-    return Require(IsLanguageTag(tag), name, Quoted(tag),
-                   "must be a tag of letters, digits and '_'");
-  }
-
-  // Adds the numbers that are not finite and the enum values without a name, anywhere below the
-  // message: the file formats let both through.
-  void CheckValues() const;
-
-  static std::string Quoted(const std::string& text) { return absl::StrCat("'", text, "'"); }
-
- private:
-  const FieldDescriptor& Find(const std::string& name) const {
-    const FieldDescriptor* field = message_.GetDescriptor()->FindFieldByName(name);
-    DEEPNET_CHECK(field != nullptr) << path_ << name << " is no field";
-    return *field;
-  }
-  double Number(const std::string& name) const;
-  std::string ValueText(const FieldDescriptor& field) const;
-
-  const Message& message_;
-  const std::string path_;
-  Mistakes& mistakes_;
-};
-
-double Fields::Number(const std::string& name) const {
-  const FieldDescriptor& field = Find(name);
-  const auto& reflection = *message_.GetReflection();
-  switch (field.cpp_type()) {
-    case FieldDescriptor::CPPTYPE_INT32:
-      return reflection.GetInt32(message_, &field);
-    case FieldDescriptor::CPPTYPE_INT64:
-      return static_cast<double>(reflection.GetInt64(message_, &field));
-    default:
-      return reflection.GetDouble(message_, &field);
-  }
-}
-
-std::string Fields::ValueText(const FieldDescriptor& field) const {
-  const auto& reflection = *message_.GetReflection();
-  switch (field.cpp_type()) {
-    case FieldDescriptor::CPPTYPE_STRING:
-      return Quoted(reflection.GetString(message_, &field));
-    case FieldDescriptor::CPPTYPE_ENUM:
-      return reflection.GetEnum(message_, &field)->name();
-    case FieldDescriptor::CPPTYPE_INT32:
-      return absl::StrCat(reflection.GetInt32(message_, &field));
-    case FieldDescriptor::CPPTYPE_INT64:
-      return absl::StrCat(reflection.GetInt64(message_, &field));
-    default:
-      return absl::StrCat(reflection.GetDouble(message_, &field));
-  }
-}
-
-void Fields::CheckValues() const {
-  const auto& reflection = *message_.GetReflection();
-  std::vector<const FieldDescriptor*> fields;
-  reflection.ListFields(message_, &fields);
-  for (const FieldDescriptor* field : fields) {
-    const bool many = field->is_repeated();
-    for (int i = 0; i < (many ? reflection.FieldSize(message_, field) : 1); ++i) {
-      const std::string name = absl::StrCat(field->name(), many ? absl::StrCat("[", i, "]") : "");
-      if (field->message_type() != nullptr) {
-        const Message& inner = many ? reflection.GetRepeatedMessage(message_, field, i)
-                                    : reflection.GetMessage(message_, field);
-        Fields(inner, absl::StrCat(path_, name, "."), &mistakes_).CheckValues();
-      } else if (field->enum_type() != nullptr && !many) {
-        const int value = reflection.GetEnumValue(message_, field);
-        Require(field->enum_type()->FindValueByNumber(value) != nullptr, name, absl::StrCat(value),
-                "is no value of " + field->enum_type()->name());
-      } else if (field->cpp_type() == FieldDescriptor::CPPTYPE_DOUBLE) {
-        const double value = many ? reflection.GetRepeatedDouble(message_, field, i)
-                                  : reflection.GetDouble(message_, field);
-        Require(std::isfinite(value), name, absl::StrCat(value), "must be finite");
-      }
-    }
-  }
-}
-
-// ---- model ----
-
-void CheckDeepNorm(const ModelSpec& model, Mistakes* mistakes) {
-  if (model.deepnorm().ByteSizeLong() > 0 && model.residual() != RESIDUAL_UNSPECIFIED) {
-    Fields(model, "model.", mistakes)
-        .Require(model.residual() == DEEPNORM, "deepnorm", Residual_Name(model.residual()),
-                 "only with model.residual: DEEPNORM");
-  }
-  const Fields deepnorm(model.deepnorm(), "model.deepnorm.", mistakes);
-  for (const char* name : {"encoder_alpha", "encoder_beta", "decoder_alpha", "decoder_beta"}) {
-    deepnorm.AtLeast(0, name, "must be above 0, or 0 for the formula");
-  }
-}
-
-// A setting of another scheme would be a misunderstanding.
-void CheckScheme(const ModelSpec& model, Mistakes* mistakes) {
-  const SchemeSpec& scheme = model.scheme();
-  const Fields fields(scheme, "model.scheme.", mistakes);
-  const auto only_with = [&](bool set, const char* name, Residual residual) {
-    fields.Require(!set || model.residual() == residual, name, Residual_Name(model.residual()),
-                   absl::StrCat("only with model.residual: ", Residual_Name(residual)));
-  };
-  only_with(scheme.ds_exponent() != 0, "ds_exponent", DS_INIT);
-  only_with(scheme.mix_ln_fraction() != 0, "mix_ln_fraction", MIX_LN);
-  only_with(scheme.keel_alpha() != 0, "keel_alpha", KEEL);
-  only_with(scheme.normformer_scaled_residual(), "normformer_scaled_residual", NORMFORMER);
-  only_with(scheme.admin_omega_size() > 0, "admin_omega", ADMIN);
-  only_with(scheme.residual_dual_scale() != 0, "residual_dual_scale", RESIDUAL_DUAL);
-  only_with(scheme.branch_norm_steps() != 0, "branch_norm_steps", BRANCH_NORM);
-  fields.AtLeast(0, "residual_dual_scale", "must be above 0, or 0 for 1");
-  fields.AtLeast(0, "branch_norm_steps", "must be at least 1, or 0 for 4000");
-  fields.AtLeast(0, "ds_exponent", "must be above 0, or 0 for 0.5");
-  fields.Within(0, 1, "mix_ln_fraction", "must be from 0 to 1; 0 stands for 0.25");
-  fields.AtLeast(0, "keel_alpha", "must be above 0, or 0 for the number of sub-layers");
-  const int sublayers = NumSublayers(model), omegas = scheme.admin_omega_size();
-  fields.Require(
-      omegas == 0 || omegas == sublayers, "admin_omega", absl::StrCat(omegas),
-      absl::StrCat("must have a number for each of the ", sublayers, " sub-layers, or none"));
-  for (int i = 0; i < omegas; ++i) {
-    fields.Require(scheme.admin_omega(i) > 0, absl::StrCat("admin_omega[", i, "]"),
-                   absl::StrCat(scheme.admin_omega(i)), "must be above 0");
-  }
-}
-
-// Layers where the architecture has a stack, none where it has not.
-void CheckStacks(const ModelSpec& model, Mistakes* mistakes) {
-  const Fields fields(model, "model.", mistakes);
-  const Fields deepnorm(model.deepnorm(), "model.deepnorm.", mistakes);
-  const std::string only = absl::StrCat(
-      "with model.architecture: ", Architecture_Name(model.architecture()), ": must be 0");
-  const auto stack = [&](const std::string& name, Architecture without) {
-    if (model.architecture() != without) {
-      fields.AtLeast(1, name + "_layers");
-      return;
-    }
-    fields.Is0(name + "_layers", only);
-    deepnorm.Is0(name + "_alpha", only);
-    deepnorm.Is0(name + "_beta", only);
-  };
-  stack("encoder", DECODER_ONLY);
-  stack("decoder", ENCODER_ONLY);
-}
-
-void CheckModel(const ModelSpec& model, Purpose purpose, Mistakes* mistakes) {
-  const Fields fields(model, "model.", mistakes);
-  for (const ModelLimit& limit : ModelLimits()) {
-    fields.AtMost(static_cast<double>(limit.most), limit.field);
-  }
-  CheckStacks(model, mistakes);
-  const bool has_width = fields.AtLeast(1, "d_model");
-  if (has_width && model.positions() == SINUSOIDAL) {
-    fields.Require(model.d_model() % 2 == 0 && model.d_model() >= 4, "d_model",
-                   "must be even and at least 4 with positions: SINUSOIDAL");
-  } else if (has_width) {
-    fields.AtLeast(4, "d_model");
-  }
-  fields.AtLeast(1, "ffn_dim");
-  if (fields.AtLeast(1, "num_heads") && has_width) {
-    fields.Require(model.d_model() % model.num_heads() == 0, "num_heads",
-                   absl::StrCat("must divide model.d_model (", model.d_model(), ")"));
-    constexpr int64_t kMaxHeads = native::kMaxDropoutFeatures / native::kMaxAttentionKeys;
-    fields.Require(model.attention_dropout() <= 0 || model.num_heads() <= kMaxHeads, "num_heads",
-                   absl::StrCat("must be at most ", kMaxHeads, " with model.attention_dropout"));
-  }
-  std::vector<std::string> names;
-  for (int i = 1; i < Residual_descriptor()->value_count(); ++i) {
-    names.push_back(Residual_descriptor()->value(i)->name());
-  }
-  fields.Require(model.residual() != RESIDUAL_UNSPECIFIED, "residual",
-                 absl::StrCat("required: one of ", absl::StrJoin(names, ", ")));
-  CheckDeepNorm(model, mistakes);
-  CheckScheme(model, mistakes);
-  const bool from_corpus = purpose == Purpose::kTrain;
-  fields.Require(model.vocabulary_size() > 4 || (from_corpus && model.vocabulary_size() == 0),
-                 "vocabulary_size",
-                 from_corpus ? "must be above 4 (the special ids), or 0: taken from the corpus"
-                             : "required here, above 4 (the special ids)");
-  fields.AtLeast(1, "max_positions");
-  fields.Probability("dropout");
-  fields.Probability("attention_dropout");
-  fields.Probability("activation_dropout");
-  fields.Above0("layer_norm_epsilon");
+// Requires a tag of a language.
+bool Language(const Fields& fields, const std::string& name, const std::string& tag) {
+  return fields.Require(IsLanguageTag(tag), name, Fields::Quoted(tag),
+                        "must be a tag of letters, digits and '_'");
 }
 
 // ---- data ----
@@ -401,8 +161,8 @@ void CheckData(const RunSpec& run, Mistakes* mistakes) {
 // ---- prepare ----
 
 void CheckText(const TextFiles& text, const Fields& fields) {
-  const bool has_source = fields.Language("source_language", text.source_language());
-  const bool has_target = fields.Language("target_language", text.target_language());
+  const bool has_source = Language(fields, "source_language", text.source_language());
+  const bool has_target = Language(fields, "target_language", text.target_language());
   if (has_source && has_target) {
     fields.Require(text.source_language() != text.target_language(), "target_language",
                    "must differ from source_language");
@@ -420,7 +180,7 @@ void CheckText(const TextFiles& text, const Fields& fields) {
   fields.Require(text.split() == "train" || text.split() == "dev" || text.split() == "test",
                  "split", "must be 'train', 'dev' or 'test'");
   if (text.tag().empty()) return;
-  fields.Language("tag", text.tag());
+  Language(fields, "tag", text.tag());
   fields.Require(text.split() == "train", "tag", "only with split: 'train'");
 }
 
@@ -428,13 +188,13 @@ void CheckText(const TextFiles& text, const Fields& fields) {
 template <typename Languages>
 void CheckLanguages(const Languages& languages, const Fields& fields) {
   for (int i = 0; i < languages.size(); ++i) {
-    fields.Language(absl::StrCat("languages[", i, "]"), languages.Get(i));
+    Language(fields, absl::StrCat("languages[", i, "]"), languages.Get(i));
   }
 }
 
 void CheckTable(const LanguageTable& table, const Fields& fields) {
   fields.Given("file", "required");
-  fields.Language("pivot_language", table.pivot_language());
+  Language(fields, "pivot_language", table.pivot_language());
   CheckLanguages(table.languages(), fields);
   fields.Within(-1, 50, "dev_percent", "must be from 1 to 50, or -1: none");
   fields.Within(-1, 50, "test_percent", "must be from 1 to 50, or -1: none");
@@ -703,7 +463,7 @@ absl::Status Validate(const RunSpec& run, Purpose purpose) {
   const Fields fields(run, "", &mistakes);
   fields.CheckValues();
   if (train) fields.Given("folder", "required: where checkpoints and logs go");
-  CheckModel(run.model(), purpose, &mistakes);
+  CheckModel(run.model(), /*from_corpus=*/purpose == Purpose::kTrain, &mistakes);
   const Fields data(run.data(), "data.", &mistakes);
   if (train) data.Given("folder", "required: what `deepnet prepare` wrote");
   CheckData(run, &mistakes);

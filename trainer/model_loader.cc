@@ -24,6 +24,7 @@
 #include "trainer/decode/model_scorer.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/model/architecture.h"
+#include "trainer/model/check_model.h"
 #include "trainer/model/roles.h"
 #include "trainer/model/scheme.h"
 
@@ -196,7 +197,7 @@ absl::StatusOr<FoundModel> FindModel(const std::string& run_or_checkpoint,
   FoundModel found;
   ASSIGN_OR_RETURN(found.folder, ResolveCheckpoint(*fs, run_or_checkpoint));
   ASSIGN_OR_RETURN(found.manifest, ReadManifest(*fs, found.folder));
-  RETURN_IF_ERROR(CheckLimits(found.manifest.run().model()));
+  RETURN_IF_ERROR(CheckStoredModel(found.manifest.run()));
   RETURN_IF_ERROR(CheckRowsAreIndependent(found.manifest.run().model()));
   ComputeSpec* const compute = found.manifest.mutable_run()->mutable_compute();
   *compute = ChooseCompute(*compute, overrides);

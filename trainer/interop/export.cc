@@ -18,6 +18,7 @@
 #include "trainer/interop/interop.h"
 #include "trainer/interop/marian.h"
 #include "trainer/model/architecture.h"
+#include "trainer/model/check_model.h"
 #include "trainer/model/scheme.h"
 
 namespace deepnet {
@@ -129,7 +130,7 @@ absl::StatusOr<Export> OpenExport(FileSystem& fs, const std::string& checkpoint_
     return CheckpointRefused(
         absl::StrCat("'", checkpoint_folder, "' does not say what its model is"));
   }
-  RETURN_IF_ERROR(CheckLimits(manifest.run().model()));
+  RETURN_IF_ERROR(CheckStoredModel(manifest.run()));
   RETURN_IF_ERROR(CheckRowsAreIndependent(manifest.run().model()));
   RETURN_IF_ERROR(CheckTranslates(manifest.run().model(), "checkpoint export"));
   if (options.format == ExportFormat::kMarian) RETURN_IF_ERROR(CheckMarian(manifest.run().model()));

@@ -14,7 +14,7 @@
 #include "trainer/interop/hf_tokenizer.h"
 #include "trainer/interop/interop.h"
 #include "trainer/interop/safetensors.h"
-#include "trainer/model/architecture.h"
+#include "trainer/model/check_model.h"
 #include "trainer/model/describe.h"
 
 namespace deepnet {
@@ -51,18 +51,19 @@ absl::StatusOr<Incoming> ReadOurs(FileSystem& fs, const std::string& folder,
 absl::StatusOr<Incoming> ReadM2m(FileSystem& fs, const std::string& folder, const HfConfig& config,
                                  const ImportOptions& options) {
   Incoming incoming;
-  RunSpec run;
+  RunSpec& run = *incoming.manifest.mutable_run();
   ASSIGN_OR_RETURN(*run.mutable_model(), ModelOfM2m(config));
+  run.mutable_data()->set_tags(M2M);
+  run.set_name("m2m_100");
+  run = options.complete(std::move(run));
+  RETURN_IF_ERROR(CheckStoredModel(run));
   ASSIGN_OR_RETURN(incoming.vocabulary,
                    ReadM2mVocabulary(fs, folder, run.model().vocabulary_size(), options.tool));
   run.mutable_model()->set_vocabulary_size(static_cast<int64_t>(incoming.vocabulary.rows.size()));
-  run.mutable_data()->set_tags(M2M);
-  run.set_name("m2m_100");
   if (config.encoder_layerdrop() > 0.0 || config.decoder_layerdrop() > 0.0) {
     incoming.vocabulary.notes.emplace_back(
         "layerdrop is not applied in training here: all layers are always computed");
   }
-  *incoming.manifest.mutable_run() = options.complete(std::move(run));
   return incoming;
 }
 
@@ -162,7 +163,7 @@ absl::StatusOr<ImportReport> ImportFolder(FileSystem& fs, const std::string& fol
   ASSIGN_OR_RETURN(Incoming incoming, ReadFolder(fs, folder, options));
   Manifest& manifest = incoming.manifest;
   const ModelSpec& model = manifest.run().model();
-  RETURN_IF_ERROR(CheckLimits(model));
+  RETURN_IF_ERROR(CheckStoredModel(manifest.run()));
   const Inventory inventory = Describe(model, manifest.run().data().microbatch());
   manifest.set_inventory_hash(inventory.Hash());
   manifest.set_tokenizer_hash(incoming.vocabulary.hash);

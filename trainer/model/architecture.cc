@@ -77,30 +77,6 @@ AttentionKernel ChooseAttention(const ModelSpec& model, const ComputeSpec& compu
   return FlashObstacle(model, compute.dtype()).empty() ? FLASH : OWN;
 }
 
-std::span<const ModelLimit> ModelLimits() {
-  static constexpr ModelLimit kLimits[] = {
-      {"encoder_layers", 20'000},     {"decoder_layers", 20'000}, {"d_model", 1 << 18},
-      {"ffn_dim", 1 << 20},           {"num_heads", 1 << 14},     {"max_positions", 1 << 20},
-      {"vocabulary_size", 10'000'000}};
-  return kLimits;
-}
-
-absl::Status CheckLimits(const ModelSpec& model) {
-  for (const ModelLimit& limit : ModelLimits()) {
-    const auto* const field = ModelSpec::descriptor()->FindFieldByName(limit.field);
-    const auto& reflection = *model.GetReflection();
-    const int64_t value = field->cpp_type() == field->CPPTYPE_INT64
-                              ? reflection.GetInt64(model, field)
-                              : reflection.GetInt32(model, field);
-    if (value >= 0 && value <= limit.most) continue;
-    return WithExitCode(
-        absl::FailedPreconditionError(
-            absl::StrCat("model.", limit.field, ": ", value, ": must be from 0 to ", limit.most)),
-        ExitCode::kCheckpoint);
-  }
-  return absl::OkStatus();
-}
-
 absl::Status CheckTranslates(const ModelSpec& model, const std::string& command) {
   if (IsEncoderDecoder(model)) return absl::OkStatus();
   const bool causal = LabelledStack(model) == 1;

@@ -52,18 +52,6 @@ AttentionKernel ChooseAttention(const ModelSpec& model, const ComputeSpec& compu
 // Returns "12 encoder and 6 decoder layers", "12 decoder layers".
 std::string LayersText(const ModelSpec& model);
 
-// The most that a field of a model may say: a larger one would take memory and time before anything
-// could refuse it.
-struct ModelLimit {
-  const char* field;
-  int64_t most;
-};
-std::span<const ModelLimit> ModelLimits();
-
-// OK, or FailedPrecondition (ExitCode::kCheckpoint) naming a field of a stored model that is beyond
-// its limit.
-absl::Status CheckLimits(const ModelSpec& model);
-
 // OK for a model that translates; otherwise what `command` cannot do with this one and why, with
 // ExitCode::kCheckpoint.
 absl::Status CheckTranslates(const ModelSpec& model, const std::string& command);

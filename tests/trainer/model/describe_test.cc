@@ -10,12 +10,15 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
+#include "parallel/base/exit_code.h"
+#include "trainer/model/check_model.h"
 #include "trainer/model/depth_scaling.h"
 
 namespace deepnet {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 ModelSpec Model(int layers, int width, int64_t vocabulary) {
   ModelSpec model;
@@ -255,6 +258,41 @@ TEST(Describe, AModelOfOneStackIsTheTargetHalfOfTheChain) {
     const double products = 2 * 40 * (4 * 16 * 16 + 2 * 16 * 64) + 4 * 40 * 10 * 16;
     EXPECT_EQ(Describe(model, Batch(0, 40, 4)).layers[1].forward_flops, products);
   }
+}
+
+TEST(CheckStoredModel, NamesWhatNoModelCanBe) {
+  RunSpec good;
+  *good.mutable_model() = Model(2, 64, 100);
+  good.mutable_model()->set_layer_norm_epsilon(1e-5);
+  EXPECT_TRUE(CheckStoredModel(good).ok()) << CheckStoredModel(good);
+  const std::pair<void (*)(ModelSpec&), const char*> kCases[] = {
+      {[](ModelSpec& m) { m.set_num_heads(0); }, "model.num_heads: 0: must be at least 1"},
+      {[](ModelSpec& m) { m.set_num_heads(3); }, "model.num_heads: 3: must divide model.d_model"},
+      {[](ModelSpec& m) { m.set_num_heads(16385); }, "model.num_heads: 16385: must be at most"},
+      {[](ModelSpec& m) { m.set_d_model(0); }, "model.d_model: 0: must be at least 1"},
+      {[](ModelSpec& m) { m.set_ffn_dim(-1); }, "model.ffn_dim: -1: must be at least 1"},
+      {[](ModelSpec& m) { m.set_encoder_layers(0); }, "model.encoder_layers: 0: must be at least"},
+      {[](ModelSpec& m) { m.set_decoder_layers(1 << 30); }, "model.decoder_layers: 1073741824: mu"},
+      {[](ModelSpec& m) { m.set_vocabulary_size(0); }, "model.vocabulary_size: 0: required here"},
+      {[](ModelSpec& m) { m.set_vocabulary_size(1 << 30); }, "model.vocabulary_size: 1073741824: "},
+      {[](ModelSpec& m) { m.set_max_positions(0); }, "model.max_positions: 0: must be at least 1"},
+      {[](ModelSpec& m) { m.set_layer_norm_epsilon(NAN); }, "model.layer_norm_epsilon: nan: must"},
+      {[](ModelSpec& m) { m.clear_residual(); }, "model.residual: RESIDUAL_UNSPECIFIED: required"}};
+  for (const auto& [change, text] : kCases) {
+    RunSpec run = good;
+    change(*run.mutable_model());
+    const absl::Status status = CheckStoredModel(run);
+    EXPECT_EQ(GetExitCode(status), ExitCode::kCheckpoint) << text;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(text));
+  }
+  RunSpec odd = good;
+  odd.mutable_model()->set_residual(static_cast<Residual>(99));
+  odd.mutable_model()->set_activation(static_cast<Activation>(7));
+  odd.mutable_data()->set_tags(static_cast<TagStyle>(99));
+  EXPECT_EQ(std::string(CheckStoredModel(odd).message()),
+            "no model can be as this one says: model.residual: 99: is no value of Residual; "
+            "model.activation: 7: is no value of Activation; data.tags: 99: is no value of "
+            "TagStyle");
 }
 
 }  // namespace

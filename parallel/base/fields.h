@@ -1,0 +1,92 @@
+// Checks the fields of a protobuf message, which are looked up by name.
+//
+// Example:
+//   Mistakes mistakes;
+//   const Fields fields(data, "data.", &mistakes);
+//   fields.AtLeast(1, "global_microbatches");  // "data.global_microbatches: 0: must be at least 1"
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "google/protobuf/message.h"
+
+namespace deepnet {
+
+// Lines "field: value: text".
+using Mistakes = std::vector<std::string>;
+
+// The fields of one message.
+class Fields {
+ public:
+  // `path` stands before the names of fields: "prepare.", or nothing. Borrows all it is given.
+  Fields(const google::protobuf::Message& message, std::string path, Mistakes* mistakes)
+      : message_(message), path_(std::move(path)), mistakes_(*mistakes) {}
+
+  // Adds a mistake unless `good`, with `value` in place of the field's own. Returns `good`.
+  bool Require(bool good, const std::string& name, const std::string& value,
+               const std::string& text) const {
+    if (!good) mistakes_.push_back(absl::StrCat(path_, name, ": ", value, ": ", text));
+    return good;
+  }
+
+  // The same with the field's value. It looks the name up where `good`, too, so that any RunSpec
+  // finds a name that is none.
+  bool Require(bool good, const std::string& name, const std::string& text) const {
+    const google::protobuf::FieldDescriptor& field = Find(name);
+    return good || Require(false, name, ValueText(field), text);
+  }
+
+  // Requires a text that is not empty.
+  bool Given(const std::string& name, const std::string& text) const {
+    return Require(!message_.GetReflection()->GetString(message_, &Find(name)).empty(), name, text);
+  }
+
+  // Requires a number of at most `most`: a larger one would take memory or time before anything
+  // could refuse it.
+  bool AtMost(double most, const std::string& name) const {
+    return Require(Number(name) <= most, name,
+                   absl::StrCat("must be at most ", static_cast<int64_t>(most)));
+  }
+
+  // Requires a number of at least `least`.
+  bool AtLeast(double least, const std::string& name, const std::string& text = "") const {
+    return Require(Number(name) >= least, name,
+                   text.empty() ? absl::StrCat("must be at least ", least) : text);
+  }
+
+  bool Is0(const std::string& name, const std::string& text) const {
+    return Require(Number(name) == 0, name, text);
+  }
+
+  bool Above0(const std::string& name, const std::string& text = "must be above 0") const {
+    return Require(Number(name) > 0, name, text);
+  }
+
+  bool Within(double least, double most, const std::string& name, const std::string& text) const {
+    return Require(Number(name) >= least && Number(name) <= most, name, text);
+  }
+
+  bool Probability(const std::string& name) const {
+    return Require(Number(name) >= 0 && Number(name) < 1, name, "must be at least 0 and below 1");
+  }
+
+  // Adds the numbers that are not finite and the enum values without a name, anywhere below the
+  // message: the file formats let both through.
+  void CheckValues() const;
+
+  static std::string Quoted(const std::string& text) { return absl::StrCat("'", text, "'"); }
+
+ private:
+  const google::protobuf::FieldDescriptor& Find(const std::string& name) const;
+  double Number(const std::string& name) const;
+  std::string ValueText(const google::protobuf::FieldDescriptor& field) const;
+
+  const google::protobuf::Message& message_;
+  const std::string path_;
+  Mistakes& mistakes_;
+};
+
+}  // namespace deepnet
