@@ -39,14 +39,15 @@ PhiloxKey MakeKey(uint64_t seed, RandomPurpose purpose);
 uint64_t HashName(std::string_view name);
 
 // Returns the standard normal of 32 random bits: Wichura's AS 241 (PPND16) at (bits + 1/2) / 2^32,
-// in double precision with its own logarithm, rounded once to float.
+// in double precision with its own logarithm, rounded once to float (normal_quantile.h).
 float NormalFromBits(uint32_t bits);
 
 // Returns element `index` of the initial values of parameter `name`, standard normal. Counter:
 // {index / 4 low, index / 4 high, hash low, hash high}, word index % 4.
 float InitialNormal(uint64_t seed, std::string_view name, int64_t index);
 
-// values[i] = InitialNormal(seed, name, i) for all i.
-void FillInitialNormal(uint64_t seed, std::string_view name, std::span<float> values);
+// values[i] = InitialNormal(seed, name, first + i) for all i.
+void FillInitialNormal(uint64_t seed, std::string_view name, int64_t first,
+                       std::span<float> values);
 
 }  // namespace deepnet

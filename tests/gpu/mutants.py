@@ -118,6 +118,15 @@ MUTANTS = {
         CUDA + "dropout_bits.h", "stream.counter3 | block", "stream.counter3 | (block + 1)", POINTWISE),
     "nine-rounds": (
         CUDA + "dropout_bits.h", "round < 10", "round < 9", POINTWISE),
+    "initial-numbers-turned-the-other-way": (
+        CUDA + "initial_normal.cu", "make_uint4(bits.y, bits.z, bits.w, bits.x)", "make_uint4(bits.w, bits.x, bits.y, bits.z)", TRAINING),
+    "half-a-name-in-initial-counters": (
+        CUDA + "initial_normal.cu", "static_cast<uint32_t>(hash >> 32)", "0", TRAINING),
+    "initial-weights-without-deviation": (
+        CUDA + "initial_normal.cu", ") * p.std;", ");", TRAINING),
+    "initial-weights-of-another-purpose": (
+        "trainer/kernels/cuda_ops.cc", "MakeKey(seed, RandomPurpose::kInitialWeight)", "MakeKey(seed, RandomPurpose::kDropout)",
+        "gpu_init_test"),
     "bias-left-out": (
         CUDA + "column_sums.cu", "blockIdx.y == 0 ? args.first : args.second", "args.first", POINTWISE),
     "tile-loaded-while-read": (

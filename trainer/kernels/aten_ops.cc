@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
 #include "parallel/base/check.h"
 #include "parallel/base/philox.h"
@@ -19,6 +20,7 @@ namespace {
 using at::Tensor;
 
 constexpr int64_t kAdamBlock = int64_t{1} << 22;  // elements that are updated together
+constexpr int64_t kDrawnBlock = 1 << 14;          // elements that a thread draws, at least
 
 class AtenWeight : public Weight {
  public:
@@ -328,6 +330,14 @@ class AtenOps : public Ops {
   }
 
   // Elements know nothing of each other; in blocks, temporaries stay small beside the model.
+  void InitialNormal(uint64_t seed, std::string_view name, double std, const Tensor& x) override {
+    const Tensor values = at::empty({x.numel()}, at::kFloat);
+    float* const out = values.data_ptr<float>();
+    at::parallel_for(0, values.numel(), kDrawnBlock, [&](int64_t begin, int64_t end) {
+      FillInitialNormal(seed, name, begin, {out + begin, static_cast<size_t>(end - begin)});
+    });
+    x.copy_(values.mul_(static_cast<float>(std)).view(x.sizes()));
+  }
   void Adam(const AdamArgs& a) override {
     for (int64_t begin = 0; begin < a.weights.numel(); begin += kAdamBlock) {
       const int64_t count = std::min(kAdamBlock, a.weights.numel() - begin);

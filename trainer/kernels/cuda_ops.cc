@@ -17,6 +17,7 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
+#include "parallel/base/philox.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/kernels/cuda/attention.h"
 #include "trainer/kernels/cuda/cross_entropy.h"
@@ -26,6 +27,7 @@
 #include "trainer/kernels/cuda/embedding.h"
 #include "trainer/kernels/cuda/gpu_stream.h"
 #include "trainer/kernels/cuda/host_copies.h"
+#include "trainer/kernels/cuda/initial_normal.h"
 #include "trainer/kernels/cuda/launch_graphs.h"
 #include "trainer/kernels/cuda/matmul.h"
 #include "trainer/kernels/cuda/optimizer.h"
@@ -449,6 +451,10 @@ class CudaOps : public TracedOps {
     cuda::ChooseTokens(gpu_, Floats(log_probs), log_probs.size(1), log_probs.stride(0), here);
   }
 
+  void InitialNormal(uint64_t seed, std::string_view name, double std, const Tensor& x) override {
+    cuda::InitialNormal(gpu_, MakeKey(seed, RandomPurpose::kInitialWeight), HashName(name),
+                        {Floats(x), static_cast<size_t>(x.numel())}, static_cast<float>(std));
+  }
   void Adam(const AdamArgs& a) override {
     cuda::AdamStep(gpu_, ArgsOf(a), a.weights.numel(), Floats(a.weights), Floats(a.gradient),
                    Floats(a.moment1), Floats(a.moment2));

@@ -9,6 +9,7 @@
 #include <ATen/Parallel.h>
 
 #include "parallel/base/check.h"
+#include "parallel/base/philox.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/kernels/native/adam.h"
 #include "trainer/kernels/native/attention.h"
@@ -20,6 +21,7 @@
 #include "trainer/kernels/native/linear.h"
 #include "trainer/kernels/native/residual_norm.h"
 #include "trainer/kernels/native/scratch.h"
+#include "trainer/kernels/native/thread_pool.h"
 #include "trainer/kernels/native_args.h"
 
 namespace deepnet {
@@ -235,6 +237,15 @@ class NativeOps : public Ops {
     });
   }
 
+  void InitialNormal(uint64_t seed, std::string_view name, double std, const Tensor& x) override {
+    float* const out = Floats(x);
+    native::ForBlocks(pool_, x.numel(), native::kElementsPerBlock,
+                      [&](int64_t begin, int64_t end, int) {
+                        const std::span values(out + begin, static_cast<size_t>(end - begin));
+                        FillInitialNormal(seed, name, begin, values);
+                        for (float& value : values) value *= static_cast<float>(std);
+                      });
+  }
   void Adam(const AdamArgs& a) override {
     native::AdamStep(pool_, table_, ArgsOf(a), a.weights.numel(), Floats(a.weights),
                      Floats(a.gradient), Floats(a.moment1), Floats(a.moment2));

@@ -27,6 +27,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string_view>
 
 #include <ATen/core/Tensor.h>
 
@@ -413,6 +414,10 @@ class Ops {
   virtual void ChooseTokens(const at::Tensor& log_probs_RV,
                             const native::TokenChoices& choices) = 0;
 
+  // x[i] = InitialNormal(seed, name, i) * std, the product in float32 (parallel/base/philox.h): the
+  // same bits by every Ops. x residual, contiguous.
+  virtual void InitialNormal(uint64_t seed, std::string_view name, double std,
+                             const at::Tensor& x) = 0;
   virtual void Adam(const AdamArgs& args) = 0;
   // sums[b] = sum of squares of block b of x, in double, for each of `all`. Blocks have
   // native::kSumSquaresBlock elements, the last one of an x the rest. Not finite if an element is

@@ -124,6 +124,9 @@ class TimedOps : public TracedOps {
   void ChooseTokens(const Tensor& log_probs, const native::TokenChoices& choices) override {
     Time<&Ops::ChooseTokens>("ChooseTokens", log_probs, choices);
   }
+  void InitialNormal(uint64_t seed, std::string_view name, double std, const Tensor& x) override {
+    Time<&Ops::InitialNormal>("InitialNormal", seed, name, std, x);
+  }
   void Adam(const AdamArgs& a) override { Time<&Ops::Adam>("Adam", a); }
   void SumSquares(std::span<const SquareSums> all) override {
     Time<&Ops::SumSquares>("SumSquares", all);

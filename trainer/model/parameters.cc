@@ -5,12 +5,11 @@
 #include <ATen/ATen.h>
 
 #include "parallel/base/check.h"
-#include "parallel/base/philox.h"
 
 namespace deepnet {
 
-Parameters::Parameters(Inventory inventory, const Ops& ops, bool trainable)
-    : inventory_(std::move(inventory)), first_use_(inventory_.parameters.size(), -1) {
+Parameters::Parameters(Inventory inventory, Ops& ops, bool trainable)
+    : ops_(ops), inventory_(std::move(inventory)), first_use_(inventory_.parameters.size(), -1) {
   for (int l = 0; l < static_cast<int>(inventory_.layers.size()); ++l) {
     for (const int parameter : inventory_.layers[l].parameters) AddUse(l, parameter);
   }
@@ -51,16 +50,15 @@ void Parameters::AddUse(int layer, int parameter) {
 
 void Parameters::Initialize(uint64_t seed) {
   for (const Parameter& p : inventory_.parameters) {
-    const int64_t n = p.NumElements();
-    at::Tensor values = at::full({n}, p.initial_value, at::kFloat);
+    const at::Tensor values = weights_.narrow(0, p.offset, p.NumElements());
     if (p.initial_std > 0) {
-      float* out = values.data_ptr<float>();
-      const float std = static_cast<float>(p.initial_std);
-      FillInitialNormal(seed, p.name, {out, static_cast<size_t>(n)});
-      for (int64_t i = 0; i < n; ++i) out[i] *= std;
+      ops_.InitialNormal(seed, p.name, p.initial_std, values);
+    } else if (p.initial_value == 0) {
+      values.zero_();
+    } else {
+      values.copy_(at::full({p.NumElements()}, p.initial_value, values.scalar_type()));
     }
     if (p.zero_row >= 0) values.view({p.shape[0], -1})[p.zero_row].zero_();
-    weights_.narrow(0, p.offset, n).copy_(values);
   }
 }
 

@@ -42,14 +42,16 @@ struct GradientSpan {
 
 class Parameters {
  public:
-  // Masters of residual type on the device of `ops`. `trainable`: with gradients and moments.
-  // `inventory` describes a whole model, or is the part of one that Select returned.
-  Parameters(Inventory inventory, const Ops& ops, bool trainable);
+  // Masters of residual type on the device of `ops`, which outlives them. `trainable`: with
+  // gradients and moments. `inventory` describes a whole model, or is the part of one that Select
+  // returned.
+  Parameters(Inventory inventory, Ops& ops, bool trainable);
 
   const Inventory& inventory() const { return inventory_; }
   bool trainable() const { return gradient_.defined(); }
 
-  // Initial values: a function of (seed, name, element) alone (docs/design/random.md).
+  // Initial values: a function of (seed, name, element) alone (docs/design/random.md). They are
+  // drawn where they lie, by all threads of a CPU.
   void Initialize(uint64_t seed);
 
   // Returns the master of `name` in its shape. DEEPNET_CHECKs that it exists.
@@ -93,6 +95,7 @@ class Parameters {
   void AddUse(int layer, int parameter);
   const at::Tensor& Moment(at::Tensor& moment) const;
 
+  Ops& ops_;
   Inventory inventory_;
   std::vector<Use> uses_;
   std::vector<int> first_use_;                   // [parameter], index into uses_

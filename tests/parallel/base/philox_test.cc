@@ -81,7 +81,7 @@ TEST(NormalFromBits, IsOddAndNeverFalls) {
 // the fourth 0.0098: five deviations are allowed.
 TEST(FillInitialNormal, HasTheMomentsOfAStandardNormal) {
   std::vector<float> values(1'000'000);
-  FillInitialNormal(7, "moments", values);
+  FillInitialNormal(7, "moments", 0, values);
   double m1 = 0, m2 = 0, m3 = 0, m4 = 0;
   for (const double x : values) {
     m1 += x;
@@ -111,14 +111,18 @@ TEST(InitialNormal, GivesTheFrozenValues) {
   }
 }
 
-TEST(FillInitialNormal, IsInitialNormalElementByElement) {
-  std::vector<float> values(11);  // not a multiple of four
-  FillInitialNormal(3, "decoder.layers.9.fc1.weight", values);
-  for (size_t i = 0; i < values.size(); ++i) {
-    EXPECT_EQ(values[i], InitialNormal(3, "decoder.layers.9.fc1.weight", static_cast<int64_t>(i)));
+TEST(FillInitialNormal, IsInitialNormalElementByElementWhereverItBegins) {
+  const std::string name = "decoder.layers.9.fc1.weight";
+  for (const int64_t first : {0, 1, 6, 4095}) {
+    std::vector<float> values(11);  // not a multiple of four
+    FillInitialNormal(3, name, first, values);
+    for (size_t i = 0; i < values.size(); ++i) {
+      const int64_t element = first + static_cast<int64_t>(i);
+      EXPECT_EQ(values[i], InitialNormal(3, name, element)) << element;
+    }
   }
-  EXPECT_NE(values[0], InitialNormal(4, "decoder.layers.9.fc1.weight", 0));
-  EXPECT_NE(values[0], InitialNormal(3, "decoder.layers.9.fc2.weight", 0));
+  EXPECT_NE(InitialNormal(3, name, 0), InitialNormal(4, name, 0));
+  EXPECT_NE(InitialNormal(3, name, 0), InitialNormal(3, "decoder.layers.9.fc2.weight", 0));
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include "parallel/base/philox.h"
 #include "tests/support/devices.h"
+#include "tests/support/tiny_model.h"
 #include "trainer/model/depth_scaling.h"
 #include "trainer/model/describe.h"
 #include "trainer/model/embedding.h"
@@ -45,14 +46,30 @@ struct Weights {
   }
 };
 
+Weights InitializedBy(Ops& ops, const ModelSpec& model, uint64_t seed) {
+  Parameters parameters(Describe(model, {}), ops, /*trainable=*/false);
+  parameters.Initialize(seed);
+  return {parameters.inventory(), parameters.weights().to(at::kCPU)};
+}
+
+// Returns what docs/design/random.md says, element by element.
+at::Tensor ByDefinition(const Parameter& p, uint64_t seed) {
+  const int64_t n = p.NumElements();
+  at::Tensor values = at::full({n}, p.initial_value, at::kFloat);
+  const auto std = static_cast<float>(p.initial_std);
+  for (int64_t i = 0; i < n && std > 0; ++i) {
+    values.data_ptr<float>()[i] = InitialNormal(seed, p.name, i) * std;
+  }
+  values = values.view(p.shape);
+  if (p.zero_row >= 0) values[p.zero_row].zero_();
+  return values;
+}
+
 class Initialize : public testing::OnDevice {
  protected:
   // The weights of a model, on the host.
   Weights Initialized(const ModelSpec& model, uint64_t seed) const {
-    const auto ops = MakeFloat32Ops();
-    Parameters parameters(Describe(model, {}), *ops, /*trainable=*/false);
-    parameters.Initialize(seed);
-    return {parameters.inventory(), parameters.weights().to(at::kCPU)};
+    return InitializedBy(*MakeFloat32Ops(), model, seed);
   }
 };
 
@@ -125,6 +142,18 @@ TEST_P(Initialize, ValuesAreFrozenNormalsTimesTheDeviation) {
   }
 }
 
+TEST_P(Initialize, EveryElementOfEverySchemeIsTheOneThatIsDefined) {
+  for (const Residual residual : testing::AllResiduals()) {
+    SCOPED_TRACE(Residual_Name(residual));
+    ModelSpec model = Model(1, TIE_NONE);
+    model.set_residual(residual);
+    const Weights weights = Initialized(model, 0x123456789ABCDEF0);
+    for (const Parameter& p : weights.inventory.parameters) {
+      EXPECT_TRUE(at::equal(weights.Get(p.name), ByDefinition(p, 0x123456789ABCDEF0))) << p.name;
+    }
+  }
+}
+
 TEST_P(Initialize, ATensorDoesNotDependOnWhichOthersThereAre) {
   const Weights deep = Initialized(Model(6, TIE_ALL), 4);
   const Weights shallow = Initialized(Model(2, TIE_NONE), 4);
@@ -147,6 +176,17 @@ TEST_P(Initialize, AnotherSeedOrNameGivesOtherValues) {
 
 INSTANTIATE_TEST_SUITE_P(Parameters, Initialize, ::testing::ValuesIn(testing::Devices()),
                          testing::DeviceName);
+
+TEST(InitializeByNativeOps, HasTheSameBitsWithAnyNumberOfThreads) {
+  const ModelSpec model = Model(2, TIE_ALL);
+  const at::Tensor reference = InitializedBy(*MakeAtenOps(at::kFloat, at::kFloat), model, 5).flat;
+  for (const int threads : {1, 2, 3}) {
+    ComputeSpec compute;
+    compute.set_threads_per_rank(threads);
+    EXPECT_TRUE(at::equal(InitializedBy(*MakeNativeOps(compute), model, 5).flat, reference))
+        << threads;
+  }
+}
 
 TEST(SinusoidalPositions, AreThoseOfFairseq) {
   const at::Tensor table = SinusoidalPositions(3, 8);

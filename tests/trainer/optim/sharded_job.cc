@@ -205,7 +205,7 @@ std::unique_ptr<Ops> MakeJobOps(bool native) {
 at::Tensor JobGradient(const Layer& layer, const Parameter& parameter, int64_t step, int replica) {
   const int64_t n = parameter.NumElements();
   at::Tensor gradient = at::empty({n});
-  FillInitialNormal(1000 * step + replica, layer.name + "/" + parameter.name,
+  FillInitialNormal(1000 * step + replica, layer.name + "/" + parameter.name, 0,
                     {gradient.data_ptr<float>(), static_cast<size_t>(n)});
   for (int64_t i = 0; i < n; ++i) {
     gradient.data_ptr<float>()[i] *= std::ldexp(1.0f, static_cast<int>((7 * i + 3 * replica) % 31));
