@@ -39,6 +39,18 @@ std::vector<int> LongestFirst(std::span<const PairSize> pairs, const Capacity& c
   return order;
 }
 
+// Returns the number of microbatches below which the pairs cannot fit, however they are packed.
+int LeastMicrobatches(std::span<const PairSize> pairs, const Capacity& capacity) {
+  Load all;
+  for (const PairSize& pair : pairs) all.Add(pair);
+  const auto rounded_up = [](int64_t load, int64_t room) {
+    return room > 0 ? (load + room - 1) / room : 0;
+  };
+  return static_cast<int>(std::max({int64_t{1}, rounded_up(all.source, capacity.source),
+                                    rounded_up(all.target, capacity.target),
+                                    rounded_up(all.sentences, capacity.sentences)}));
+}
+
 // Closes a sentence of which the tokens were appended.
 void EndSentence(uint32_t ordinal, PackedSide* side, std::vector<uint32_t>* pairs) {
   const auto end = static_cast<int32_t>(side->tokens.size());
@@ -165,10 +177,12 @@ std::vector<Microbatch> MakeBenchMicrobatches(std::span<const std::pair<int, int
                                               uint64_t seed) {
   std::vector<PairSize> sizes;
   for (const auto& [source, target] : lengths) sizes.push_back({source, target});
+  // Fewer cannot hold them: to try from 1 on would take the square of the microbatches.
   Packing packing;
-  do {
-    packing = PackBalanced(sizes, static_cast<int>(packing.microbatches.size()) + 1, capacity);
-  } while (!packing.left.empty());
+  for (int number = LeastMicrobatches(sizes, capacity);; ++number) {
+    packing = PackBalanced(sizes, number, capacity);
+    if (packing.left.empty()) break;
+  }
 
   const PhiloxKey key = MakeKey(seed, RandomPurpose::kDataOrder);
   const auto num_pieces = static_cast<uint32_t>(vocabulary_size - kFirstPiece);

@@ -93,6 +93,20 @@ TEST(MakeBenchMicrobatches, PacksTheBenchmarkLengthsAlmostFull) {
   EXPECT_GT(real / (4000.0 * static_cast<double>(batches.size())), 0.9);
 }
 
+// As many as a search from one microbatch on finds.
+TEST(MakeBenchMicrobatches, MakesAsFewAsHoldAllPairs) {
+  std::vector<std::pair<int, int>> lengths = BenchLengths();
+  lengths.resize(300);
+  std::vector<PairSize> sizes;
+  for (const auto& [source, target] : lengths) sizes.push_back({source, target});
+  for (const Capacity& capacity :
+       {Capacity{2000, 2000, 500}, {300, 2000, 500}, {2000, 250, 500}, {2000, 2000, 7}}) {
+    int least = 1;
+    while (!PackBalanced(sizes, least, capacity).left.empty()) ++least;
+    EXPECT_EQ(MakeBenchMicrobatches(lengths, capacity, 8000, 1).size(), least);
+  }
+}
+
 std::vector<PairSize> RandomSizes(int count, unsigned seed) {
   std::mt19937 random(seed);
   std::vector<PairSize> sizes;
