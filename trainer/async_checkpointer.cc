@@ -130,11 +130,11 @@ RankSnapshot::RankSnapshot(const RankContext& context, bool copies) : context_(c
 bool RankSnapshot::on_device() const { return !context_.model->parameters().weights().is_cpu(); }
 
 // Not LibTorch's pinned memory: its allocator takes the next power of two, and keeps it.
-absl::Status RankSnapshot::Pin() {
+absl::Status RankSnapshot::Pin(int threads) {
   if (side_ == nullptr) return absl::OkStatus();
   return CatchErrors(
       [&]() -> absl::Status {
-        memory_ = side_->Pin(bytes());
+        memory_ = side_->Pin(bytes(), threads);
         if (memory_ != nullptr) return absl::OkStatus();
         return WithExitCode(
             absl::ResourceExhaustedError(absl::StrCat(
@@ -287,7 +287,7 @@ AsyncCheckpointer::AsyncCheckpointer(FileSystem& fs, AsyncCheckpointerOptions op
       snapshot_(context, options_.copies) {}
 
 absl::Status AsyncCheckpointer::Open() {
-  absl::Status opened = snapshot_.Pin();
+  absl::Status opened = snapshot_.Pin(options_.threads);
   task_.Start([this] {
     snapshot_.TouchMemory();
     return absl::OkStatus();
@@ -461,6 +461,7 @@ CheckpointPolicy::CheckpointPolicy(FileSystem& fs, const TrainSpec& train, Manif
               .keep_every_steps = train.keep_every_steps(),
               .go_back_steps = GoBackSteps(train.spike()),
               .copies = options_.copies,
+              .threads = options_.threads,
               .lock = options_.lock,
               .on_end = [this](const SaveRecord& record) { AfterSave(record); },
               .warn = [this](const std::string& sentence) { log_.Warning(sentence); }},

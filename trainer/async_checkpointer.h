@@ -38,9 +38,10 @@ class RankSnapshot {
   // device by Pin.
   RankSnapshot(const RankContext& context, bool copies);
 
-  // Takes the memory of copies from a device, which is pinned. Call it before the first step: it
-  // may wait for the device. Fails (kDoesNotFit) where it cannot be had.
-  absl::Status Pin();
+  // Takes the memory of copies from a device, which is pinned; `threads` threads make its pages.
+  // Call it before the first step: it may wait for the device. Fails (kDoesNotFit) where it cannot
+  // be had.
+  absl::Status Pin(int threads);
 
   // Touches the pages of other memory, which takes a second a GB or longer. May run in any thread
   // beside whatever comes before the first Look; without it, the first Copy does the same.
@@ -87,6 +88,7 @@ struct AsyncCheckpointerOptions {
   int64_t keep_every_steps = 0;  // 0: none for that reason
   int64_t go_back_steps = -1;    // CheckpointsToDelete
   bool copies = true;            // false: no copy; Begin returns when this rank's file is written
+  int threads = 1;               // that make the pages of a device's copy
   RunLock* lock = nullptr;       // checked before a commit; null on ranks other than 0
   // Called on every rank when a save has ended, well or not; only rank 0's record has figures.
   std::function<void(const SaveRecord& record)> on_end = [](const SaveRecord&) {};
@@ -189,6 +191,7 @@ struct CheckpointPolicyOptions {
   RunLock* lock = nullptr;                        // rank 0's
   bool resumed = false;                           // the step that `state` begins with is on disk
   bool copies = true;                             // see AsyncCheckpointerOptions
+  int threads = 1;                                // likewise
   double steps_per_epoch = 0.0;                   // DataOrder
   std::function<void(const SaveRecord&)> record;  // told of every save that ended, on every rank
 };

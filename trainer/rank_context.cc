@@ -158,10 +158,13 @@ absl::StatusOr<std::unique_ptr<RankContext>> MakeRankContext(const RunSpec& run,
   ASSIGN_OR_RETURN(context->schedule,
                    WithTransfers(MakeSchedule(plan, context->dp_rank), context->placement));
 
+  context->phases.End("schedule");
+
   const OwnChunks own = ChunksOf(plan, context->pp_rank);
   if (world.rank() < plan.stages_size()) context->planned = plan.stages(world.rank()).memory();
   RETURN_IF_ERROR(
       AgreeOnStatus(world, MakeOpsWithMemory(run.compute(), traced, whole, plan, *context)));
+  context->phases.End("device");
   context->model =
       std::make_unique<Transformer>(run.model(), run.data().microbatch(), *context->ops,
                                     /*trainable=*/true, own.specs);
@@ -186,9 +189,11 @@ absl::StatusOr<std::unique_ptr<RankContext>> MakeRankContext(const RunSpec& run,
     context->loss_scale = std::make_unique<DynamicLossScale>(
         run.optim(), run.data().global_microbatches(), LossScale());
   }
+  context->phases.End("model");
   if (!context->model->parameters().gradient().is_cpu()) {
     RETURN_IF_ERROR(AgreeOnStatus(world, ConnectDevices(run.parallel().gradient_sum(), *context)));
   }
+  context->phases.End("links");
   return context;
 }
 

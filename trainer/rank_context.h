@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 
+#include "parallel/base/clock.h"
 #include "parallel/base/host.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/plan/inventory.h"
@@ -40,6 +41,7 @@ struct RankContext {
   Schedule schedule;       // of all stages, with transfers
   ShardLayout layout;      // which elements this rank sums and updates
   MemoryEstimate planned;  // 0 in all: the plan does not say
+  PhaseClock phases;       // of MakeRankContext; whoever goes on from there adds to them
 
   std::unique_ptr<Ops> ops;
   TracedOps* traced = nullptr;         // `ops`, if it is traced; else null

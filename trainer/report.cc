@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 
 #include "parallel/base/host.h"
 #include "parallel/base/status_macros.h"
@@ -100,6 +102,19 @@ std::string MemoryLine(std::span<const RankMemory> ranks) {
                          static_cast<double>(worst->measured) / kMiB, 100 * worst->Difference(),
                          worst - ranks.begin(),
                          ranks.size() > 1 ? "; all others are nearer to the plan" : "");
+}
+
+std::string StartLine(std::span<const TimedPhase> phases) {
+  double all = 0.0;
+  std::vector<std::string> notable;
+  for (const TimedPhase& phase : phases) {
+    all += phase.seconds;
+    if (phase.seconds >= 0.1) {
+      notable.push_back(absl::StrFormat("%s %.1f", phase.name, phase.seconds));
+    }
+  }
+  if (all < kQuickStartSeconds) return "";
+  return absl::StrFormat("ready after %.1f s: %s", all, absl::StrJoin(notable, ", "));
 }
 
 absl::Status ReportMemory(const RankMemory& mine, Communicator& world, Logger& log) {

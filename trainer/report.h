@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 
+#include "parallel/base/clock.h"
 #include "parallel/base/logging.h"
 #include "parallel/comm/communicator.h"
 #include "proto/checkpoint.pb.h"
@@ -64,6 +65,12 @@ absl::Status ReportMemory(const RankMemory& mine, Communicator& world, Logger& l
 
 // Returns "memory: planned 812.4 MiB, measured 820.1 MiB (+0.9 %) on rank 3, ..."; `ranks` by rank.
 std::string MemoryLine(std::span<const RankMemory> ranks);
+
+// Returns "ready after 7.1 s: plan 0.5, weights 3.1, ...", with the phases of at least 0.1 s in
+// order; "" if all together took less than kQuickStartSeconds.
+std::string StartLine(std::span<const TimedPhase> phases);
+
+inline constexpr double kQuickStartSeconds = 2.0;
 
 // Returns a record as a progress line, with the fraction of the run that is done.
 Progress ProgressOf(const StepRecord& record, const TrainSpec& train, const NextTimes& next);

@@ -73,16 +73,21 @@ class RunResolver {
     const std::vector<Fact> facts = {{"corpus", resolved_.corpus->content_hash()},
                                      {"tokenizer", resolved_.corpus->vocabulary().hash()}};
     RETURN_IF_ERROR(CheckSameEverywhere(world_, facts));
+    resolved_.phases.End("corpus");
     ASSIGN_OR_RETURN(hosts_, AllGatherText(world_, HostName()));
     RETURN_IF_ERROR(FindEarlierRun());
     RETURN_IF_ERROR(AgreeOnStatus(world_, AdoptEarlierChoices()));
+    resolved_.phases.End("earlier run");
     RETURN_IF_ERROR(ResolveArithmetic());
+    resolved_.phases.End("arithmetic");
     RETURN_IF_ERROR(AgreeOnStatus(world_, ChoosePlan()));
+    resolved_.phases.End("plan");
     RETURN_IF_ERROR(AgreeOnStatus(world_, CheckIdentity()));
     RETURN_IF_ERROR(AgreeOnStatus(
         world_, world_.rank() == 0 ? AsCheckpointError(LockFolder()) : absl::OkStatus()));
     RETURN_IF_ERROR(CheckSameFolder(world_, fs_, resolved_.folder));
     if (world_.rank() == 0) WarnAboutModel();
+    resolved_.phases.End("run folder");
     return std::move(resolved_);
   }
 
@@ -376,7 +381,9 @@ absl::StatusOr<std::unique_ptr<RankContext>> MakeContext(const ResolvedRun& reso
     }
     context->optimizer->BeginAverage(context->model->parameters());
   }
+  context->phases.End("weights");
   context->model->Refresh();
+  context->phases.End("working copies");
   return context;
 }
 
@@ -451,6 +458,7 @@ absl::StatusOr<TrainSession> MakeTrainSession(const ResolvedRun& resolved,
                                                         resolved.run.model().architecture()));
   session.steps_per_epoch = source->order().steps_per_epoch();
   session.batches = std::make_unique<Prefetcher>(std::move(source));
+  session.context->phases.End("data");
   ASSIGN_OR_RETURN(
       session.instruments,
       Instruments::Make(
@@ -460,10 +468,12 @@ absl::StatusOr<TrainSession> MakeTrainSession(const ResolvedRun& resolved,
            .first_step = resolved.state.step(),
            .message_limit = CommTimeout(resolved.run.parallel(), /*first_step=*/true)},
           log));
+  session.context->phases.End("instruments");
   ASSIGN_OR_RETURN(const double ceiling, MeasureCeiling(resolved.run.compute(), world));
   ASSIGN_OR_RETURN(const double peak, StatedPeak(resolved.run, world));
   session.report = std::make_unique<StepReport>(resolved.run, ceiling, peak);
   Describe(resolved, world.size(), ceiling, log);
+  session.context->phases.End("product ceiling");
   return session;
 }
 

@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 
+#include "parallel/base/clock.h"
 #include "parallel/base/file_system.h"
 #include "parallel/base/logging.h"
 #include "parallel/comm/communicator.h"
@@ -36,6 +37,7 @@ struct ResolvedRun {
   std::optional<FoundCheckpoint> earlier;  // the checkpoint that the run resumes
   Manifest state;                          // a checkpoint's manifest, without files
   std::unique_ptr<RunLock> lock;           // of `folder`; rank 0 only
+  PhaseClock phases;                       // of ResolveRun
 };
 
 struct ResolveOptions {

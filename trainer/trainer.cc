@@ -175,6 +175,7 @@ absl::Status Trainer::Prepare() {
                               .lock = resolved_.lock.get(),
                               .resumed = resumed,
                               .copies = !run_.parallel().blocking_saves(),
+                              .threads = run_.compute().threads_per_rank(),
                               .steps_per_epoch = session_.steps_per_epoch,
                               .record = [this](const SaveRecord& record) { RecordSave(record); }});
   requests_.Expect(0.0, checkpoints_->ExpectedSeconds());
@@ -183,7 +184,14 @@ absl::Status Trainer::Prepare() {
     prometheus_ = std::make_unique<PrometheusFile>(
         path.string(), run_.name().empty() ? run_.folder() : run_.name());
   }
-  return checkpoints_->Open();
+  RETURN_IF_ERROR(checkpoints_->Open());
+  PhaseClock& later = session_.context->phases;
+  later.End("room for saves");
+  std::vector<TimedPhase> phases = resolved_.phases.phases();
+  phases.insert(phases.end(), later.phases().begin(), later.phases().end());
+  const std::string line = StartLine(phases);
+  if (!line.empty()) log_.Info(line);
+  return absl::OkStatus();
 }
 
 bool Trainer::Done() const {

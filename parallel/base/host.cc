@@ -48,11 +48,13 @@ std::vector<std::string> Lines(const std::string& path) {
   return lines;
 }
 
-int64_t PhysicalBytes(const std::string& root) {
+// Returns what the line of /proc/meminfo that begins with `what` says; all of the host's memory
+// where there is none.
+int64_t MeminfoBytes(const std::string& root, absl::string_view what) {
   for (const std::string& line : Lines(root + "/proc/meminfo")) {
     absl::string_view rest = line;
     int64_t kibibytes = 0;
-    if (absl::ConsumePrefix(&rest, "MemTotal:") && absl::ConsumeSuffix(&rest, "kB") &&
+    if (absl::ConsumePrefix(&rest, what) && absl::ConsumeSuffix(&rest, "kB") &&
         absl::SimpleAtoi(rest, &kibibytes)) {
       return kibibytes * 1024;
     }
@@ -123,7 +125,7 @@ BorrowedCores::BorrowedCores(std::span<const std::string> lists) : own_(UsableCo
 BorrowedCores::~BorrowedCores() { UseCores(CoresOf(own_)); }
 
 int64_t UsableMemoryBytes(const std::string& root) {
-  int64_t bytes = PhysicalBytes(root);
+  int64_t bytes = MeminfoBytes(root, "MemTotal:");
   for (const std::string& line : Lines(root + "/proc/self/cgroup")) {
     const std::vector<std::string> fields = absl::StrSplit(line, absl::MaxSplits(':', 2));
     if (fields.size() < 3) continue;
@@ -136,6 +138,10 @@ int64_t UsableMemoryBytes(const std::string& root) {
     }
   }
   return bytes;
+}
+
+int64_t AvailableMemoryBytes(const std::string& root) {
+  return MeminfoBytes(root, "MemAvailable:");
 }
 
 int64_t PeakResidentBytes() {

@@ -43,6 +43,9 @@ class BorrowedCores {
 // above it, has a limit. `root`: the folder that stands for the root of the file system.
 int64_t UsableMemoryBytes(const std::string& root = "/");
 
+// Returns the bytes that the host can give now without swapping.
+int64_t AvailableMemoryBytes(const std::string& root = "/");
+
 // Returns the most bytes of main memory that were resident at once since the process began, or
 // since the one it replaced by exec began, shared libraries and mapped files included. Never less
 // than an earlier answer. For reports; a plan's bytes are counted elsewhere.

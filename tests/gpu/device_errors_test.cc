@@ -210,7 +210,7 @@ TEST_F(DeviceErrorsTest, CheckedLaunchesNameTheKernelThatFailed) {
 }
 
 TEST_F(DeviceErrorsTest, PinnedMemoryThatAHostLacksEndsAllRanksBeforeTheFirstStep) {
-  emulated_gpu::FailAt("cudaHostAlloc", 1, cudaErrorMemoryAllocation);
+  emulated_gpu::FailAt("cudaHostRegister", 1, cudaErrorMemoryAllocation);
   for (const absl::Status& status : Train(Run())) {
     EXPECT_EQ(GetExitCode(status), ExitCode::kDoesNotFit) << status;
     EXPECT_THAT(std::string(status.message()),
@@ -221,7 +221,7 @@ TEST_F(DeviceErrorsTest, PinnedMemoryThatAHostLacksEndsAllRanksBeforeTheFirstSte
   RunSpec run = Run();
   run.mutable_parallel()->set_blocking_saves(true);
   run.mutable_parallel()->set_comm_timeout_seconds(10);  // a busy host is no failure here
-  emulated_gpu::FailAt("cudaHostAlloc", 1, cudaErrorMemoryAllocation);
+  emulated_gpu::FailAt("cudaHostRegister", 1, cudaErrorMemoryAllocation);
   const auto statuses = Train(run);
   EXPECT_TRUE(FirstError(statuses).ok()) << FirstError(statuses);
 }

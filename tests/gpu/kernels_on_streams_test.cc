@@ -2,6 +2,7 @@
 // fibers on a stream's thread, their arguments point to memory that only they can read.
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <memory>
 #include <span>
 #include <string>
@@ -13,6 +14,7 @@
 #include "gtest/gtest.h"
 
 #include "parallel/base/clock.h"
+#include "parallel/base/host.h"
 #include "tests/gpu/emulated/device.h"
 #include "tests/gpu/kernels/device_testing.h"
 #include "trainer/kernels/cuda/elementwise.h"
@@ -21,6 +23,7 @@
 #include "trainer/kernels/cuda/launch_graphs.h"
 #include "trainer/kernels/cuda/matmul.h"
 #include "trainer/kernels/cuda/product_trials.h"
+#include "trainer/kernels/side_copies.h"
 
 namespace deepnet::cuda {
 namespace {
@@ -221,6 +224,32 @@ TEST_F(KernelsOnStreams, AResultWithOtherBitsIsCounted) {
 TEST_F(KernelsOnStreams, AnAlgorithmThatIsRefusedIsNoCandidate) {
   emulated_gpu::FailAt("cublasLtMatmul", 1, CUBLAS_STATUS_NOT_SUPPORTED);
   EXPECT_EQ(NamesOf(TryProduct(WeightGradientTask())).substr(0, 23), "first none; best of 2; ");
+}
+
+TEST_F(KernelsOnStreams, PinnedPagesOfSeveralThreadsTakeACopy) {
+  constexpr int64_t kCount = 1 << 20;
+  GpuStream gpu;
+  const auto x = OnDevice(kCount, 3.0F);
+  const auto copies = MakeSideCopies(gpu.get());
+  for (const int threads : {1, 2}) {
+    const std::shared_ptr<float[]> pinned = copies->Pin(kCount * sizeof(float), threads);
+    ASSERT_NE(pinned, nullptr);
+    cudaPointerAttributes attributes;
+    Ok(cudaPointerGetAttributes(&attributes, pinned.get()));
+    EXPECT_EQ(attributes.type, cudaMemoryTypeHost);
+    const SideCopy part = {.from = x.data(), .to = pinned.get(), .count = kCount};
+    copies->Begin(std::span(&part, 1));
+    copies->Wait();
+    EXPECT_EQ(std::count(pinned.get(), pinned.get() + kCount, 3.0F), kCount);
+  }
+}
+
+TEST_F(KernelsOnStreams, NothingIsPinnedThatTheHostDoesNotHave) {
+  GpuStream gpu;
+  EXPECT_EQ(MakeSideCopies(gpu.get())->Pin(UsableMemoryBytes() + 1, 2), nullptr);
+  emulated_gpu::FailAt("cudaHostRegister", 1, cudaErrorMemoryAllocation);
+  EXPECT_EQ(MakeSideCopies(gpu.get())->Pin(1, 2), nullptr);
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
 
 TEST_F(KernelsOnStreams, EqualLaunchesBecomeAGraphOnceItIsProvedAndOthersDoNot) {

@@ -93,6 +93,13 @@ TEST(MemoryLine, NamesTheRankThatIsFarthestFromItsPlan) {
   EXPECT_GT(std::abs(ranks[1].Difference()), kMemoryTolerance);
 }
 
+TEST(StartLine, NamesThePhasesThatTookTime) {
+  const std::vector<TimedPhase> phases = {
+      {"corpus", 0.04}, {"plan", 0.5}, {"weights", 1.46}, {"links", 0.1}};
+  EXPECT_EQ(StartLine(phases), "ready after 2.1 s: plan 0.5, weights 1.5, links 0.1");
+  EXPECT_EQ(StartLine(std::span(phases).first(2)), "");
+}
+
 TEST(PlannedMemory, OfALoneRankIsWhatItHoldsAtEveryLevelOfRecomputation) {
   for (const Recompute level : {NONE, SELECTIVE_FFN, SELECTIVE_GEMM, FULL}) {
     RunSpec run = SmallRun(8, 3);

@@ -32,19 +32,6 @@ struct SpreadSums {
   SpreadSums InUnitsOf(double deviation) const;
 };
 
-// Adds elements begin, begin + stride, ... below `end`.
-void AddRange(const Parameter& p, std::span<const float> values, int64_t begin, int64_t end,
-              int64_t stride, SpreadSums& sums) {
-  for (int64_t i = begin; i < end; i += stride) {
-    const double value = values[i];
-    const double off = p.initial_std == 0 ? value - p.initial_value : value;
-    sums.sum += value;
-    sums.squares += off * off;
-    if (p.initial_std == 0 && values[i] != p.initial_value) ++sums.wrong;
-    ++sums.count;
-  }
-}
-
 SpreadAudit JudgeConstant(const Parameter& p, const SpreadSums& sums) {
   SpreadAudit audit{.elements = sums.count};
   audit.mean = sums.sum / static_cast<double>(sums.count);
@@ -75,20 +62,77 @@ int64_t RowElements(const Parameter& p) {
   return p.shape.size() < 2 ? 1 : p.NumElements() / p.shape[0];
 }
 
-// `values`: the first elements of `p`, of which every `stride`-th is looked at.
-SpreadSums LookAtValues(const Parameter& p, std::span<const float> values, int64_t stride) {
-  const auto size = static_cast<int64_t>(values.size());
+// The elements of a tensor that are looked at.
+struct Sample {
+  std::span<const float> values;    // without those of a zero row
+  std::span<const float> zero_row;  // all of it
+};
+
+SpreadSums LookAt(const Parameter& p, const Sample& sample) {
   SpreadSums sums;
-  if (p.zero_row < 0) {
-    AddRange(p, values, 0, size, stride, sums);
-    return sums;
+  for (const double value : sample.values) {
+    const double off = p.initial_std == 0 ? value - p.initial_value : value;
+    sums.sum += value;
+    sums.squares += off * off;
+    if (p.initial_std == 0 && value != p.initial_value) ++sums.wrong;
+    ++sums.count;
   }
-  const int64_t begin = p.zero_row * RowElements(p), end = begin + RowElements(p);
-  AddRange(p, values, 0, begin, stride, sums);
-  AddRange(p, values, end, size, stride, sums);
-  for (int64_t i = begin; i < end; ++i) sums.wrong += values[i] != 0.0f ? 1 : 0;
+  for (const float value : sample.zero_row) sums.wrong += value != 0.0f ? 1 : 0;
   return sums;
 }
+
+// The samples of `parameters` of `weights`: every element of a tensor of at most `most`, else as
+// many, evenly spread. They come from a device together: it need not be asked for each.
+class Samples {
+ public:
+  Samples(const at::Tensor& weights, const std::vector<Parameter>& parameters, int64_t most) {
+    std::vector<at::Tensor> parts;
+    int64_t size = 0;
+    const auto add = [&](int64_t begin, int64_t end, int64_t stride) {
+      if (begin == end) return;
+      parts.push_back(weights.slice(0, begin, end, stride));
+      size += parts.back().numel();
+    };
+    for (const Parameter& p : parameters) {
+      const int64_t n = p.NumElements();
+      // Odd, so that it is no multiple of a row.
+      const int64_t stride = n <= most ? 1 : (n / most) | 1;
+      const int64_t begin = p.offset + std::max<int64_t>(0, p.zero_row) * RowElements(p);
+      const int64_t end = p.zero_row < 0 ? begin : begin + RowElements(p);
+      Place place = {.values = size};
+      add(p.offset, begin, stride);
+      add(end, p.offset + n, stride);
+      place.zero_row = size;
+      add(begin, end, 1);
+      place.end = size;
+      places_.push_back(place);
+    }
+    const at::Tensor gathered = at::empty({size}, weights.options());
+    int64_t next = 0;
+    for (const at::Tensor& part : parts) {
+      gathered.narrow(0, next, part.numel()).copy_(part);
+      next += part.numel();
+    }
+    host_ = gathered.to(at::Device(at::kCPU), at::kFloat);
+  }
+
+  // Returns that of parameter number `index`; valid as long as this lives.
+  Sample Of(int index) const {
+    const Place& place = places_[index];
+    const float* const all = host_.const_data_ptr<float>();
+    return {.values = {all + place.values, all + place.zero_row},
+            .zero_row = {all + place.zero_row, all + place.end}};
+  }
+
+ private:
+  // In `host_`.
+  struct Place {
+    int64_t values = 0, zero_row = 0, end = 0;
+  };
+
+  std::vector<Place> places_;
+  at::Tensor host_;
+};
 
 // `sums` are in units of the expected deviation.
 SpreadAudit JudgeSpread(const SpreadSums& sums) {
@@ -193,9 +237,9 @@ class Auditor {
     }
   }
 
-  // Parameter number `index` of the whole model, of which `values` are the first elements.
-  void Add(int index, const Parameter& p, std::span<const float> values, int64_t stride) {
-    const SpreadSums sums = LookAtValues(p, values, stride);
+  // Parameter number `index` of the whole model.
+  void Add(int index, const Parameter& p, const Sample& sample) {
+    const SpreadSums sums = LookAt(p, sample);
     const TensorAudit& tensor = report_.tensors.emplace_back(AuditOf(p, sums));
     AddToGroup(Find(kinds_[index], p), p, sums, tensor);
     const std::string& fault = tensor.spread.fault;
@@ -294,21 +338,6 @@ Inventory FirstRows(Parameter p, int64_t most_elements) {
   return one;
 }
 
-std::span<const float> FloatsOf(const at::Tensor& tensor) {
-  return {tensor.const_data_ptr<float>(), static_cast<size_t>(tensor.numel())};
-}
-
-// Calls `look` with the values of `p` on the host.
-template <typename LookAt>
-void WithValues(const at::Tensor& weights, const Parameter& p, LookAt look) {
-  const int64_t n = p.NumElements();
-  if (weights.device().is_cpu() && weights.scalar_type() == at::kFloat) {
-    look(FloatsOf(weights).subspan(static_cast<size_t>(p.offset), static_cast<size_t>(n)));
-  } else {
-    look(FloatsOf(weights.narrow(0, p.offset, n).to(at::Device(at::kCPU), at::kFloat)));
-  }
-}
-
 }  // namespace
 
 AuditReport AuditInitialWeights(const ModelSpec& model, const Inventory& whole, uint64_t seed,
@@ -318,7 +347,8 @@ AuditReport AuditInitialWeights(const ModelSpec& model, const Inventory& whole, 
   for (int i = 0; i < static_cast<int>(whole.parameters.size()); ++i) {
     Parameters one(FirstRows(whole.parameters[i], most_elements), *ops, /*trainable=*/false);
     one.Initialize(seed);
-    auditor.Add(i, whole.parameters[i], FloatsOf(one.weights()), /*stride=*/1);
+    const std::vector<Parameter>& drawn = one.inventory().parameters;
+    auditor.Add(i, whole.parameters[i], Samples(one.weights(), drawn, one.weights().numel()).Of(0));
   }
   return std::move(auditor).Finish();
 }
@@ -333,15 +363,11 @@ AuditReport AuditHeldWeights(const ModelSpec& model, const Inventory& whole,
   const int64_t most = std::max(
       kLeastElements, kHeldElements / std::max<int64_t>(1, static_cast<int64_t>(here.size())));
   Auditor auditor(model, whole);
-  for (const Parameter& p : here) {
-    DEEPNET_CHECK(index.contains(p.name)) << p.name << " is not in the model";
-    const int64_t n = p.NumElements();
-    // Odd, so that it is no multiple of a row.
-    const int64_t stride = n <= most ? 1 : (n / most) | 1;
-    const int i = index.at(p.name);
-    WithValues(held.weights(), p, [&](std::span<const float> values) {
-      auditor.Add(i, whole.parameters[i], values, stride);
-    });
+  const Samples samples(held.weights(), here, most);
+  for (int i = 0; i < static_cast<int>(here.size()); ++i) {
+    DEEPNET_CHECK(index.contains(here[i].name)) << here[i].name << " is not in the model";
+    const int in_whole = index.at(here[i].name);
+    auditor.Add(in_whole, whole.parameters[in_whole], samples.Of(i));
   }
   return std::move(auditor).Finish();
 }

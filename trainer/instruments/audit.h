@@ -80,7 +80,7 @@ struct AuditReport {
 
 // Draws every tensor of `whole` (what Describe made of `model`) with Parameters::Initialize, one at
 // a time: as many of its first rows as have `most_elements`, at least those up to a zero row. They
-// are the rows that a run of `seed` starts with. Memory is that of one tensor.
+// are the rows that a run of `seed` starts with. Memory is that of one tensor, twice.
 AuditReport AuditInitialWeights(const ModelSpec& model, const Inventory& whole, uint64_t seed,
                                 int64_t most_elements);
 

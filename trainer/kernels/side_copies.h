@@ -19,9 +19,10 @@ class SideCopies {
  public:
   virtual ~SideCopies() = default;  // waits for a copy that is under way
 
-  // Returns pinned memory of the host, or null where so much cannot be had. To pin memory may wait
-  // until the device is idle, so it is done before the first step.
-  virtual std::shared_ptr<float[]> Pin(int64_t bytes) = 0;
+  // Returns pinned memory of the host, whose pages `threads` threads make, or null where so much
+  // cannot be had. To pin memory may wait until the device is idle, so it is done before the first
+  // step.
+  virtual std::shared_ptr<float[]> Pin(int64_t bytes, int threads) = 0;
 
   // Begins to copy `parts` as they are when all that is on the stream now has run.
   virtual void Begin(std::span<const SideCopy> parts) = 0;

@@ -31,6 +31,7 @@ class FakeRoot {
     std::filesystem::create_directories((root_ / path).parent_path());
     std::ofstream(root_ / path) << text;
   }
+  int64_t Available() const { return AvailableMemoryBytes(root_.string()); }
   int64_t Bytes() const { return UsableMemoryBytes(root_.string()); }
 
  private:
@@ -38,6 +39,12 @@ class FakeRoot {
 };
 
 TEST(UsableMemory, IsAllOfTheHostWithoutControlGroups) { EXPECT_EQ(FakeRoot().Bytes(), kNode); }
+
+TEST(AvailableMemory, IsWhatTheHostSays) {
+  FakeRoot root;
+  root.Write("proc/meminfo", "MemTotal:  67108864 kB\nMemFree: 1 kB\nMemAvailable:  2048 kB\n");
+  EXPECT_EQ(root.Available(), int64_t{2} << 20);
+}
 
 TEST(UsableMemory, IsTheLowestLimitOfTheGroupAndThoseAbove) {
   FakeRoot root;

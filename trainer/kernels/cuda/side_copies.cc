@@ -3,10 +3,18 @@
 #include "trainer/kernels/side_copies.h"
 
 #include <cuda_runtime_api.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <string>
+#include <utility>
 
+#include <sys/mman.h>
+
+#include "parallel/base/host.h"
 #include "trainer/kernels/cuda/gpu_stream.h"
+#include "trainer/kernels/native/thread_pool.h"
 
 namespace deepnet {
 namespace {
@@ -16,6 +24,32 @@ void Check(const char* what, cudaError_t error) {
   if (error == cudaSuccess) return;
   throw cuda::GpuError(std::string("CUDA error in ") + what + " of a save: " +
                        cudaGetErrorString(error) + " (" + cudaGetErrorName(error) + ")");
+}
+
+constexpr int64_t kTouched = int64_t{256} << 20;  // bytes that a thread takes at a time
+
+// Returns memory whose pages exist, or null: it stops before the host has none left, as a process
+// that asks for more is ended.
+std::shared_ptr<float[]> MakePages(int64_t bytes, int threads) {
+  if (bytes > UsableMemoryBytes()) return nullptr;
+  const auto size = static_cast<size_t>(bytes);
+  void* const begin =
+      mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (begin == MAP_FAILED) return nullptr;
+  std::shared_ptr<float[]> memory(static_cast<float*>(begin),
+                                  [size](float* p) { munmap(p, size); });
+  madvise(begin, size, MADV_HUGEPAGE);  // a host without them has small ones
+  const int64_t page = sysconf(_SC_PAGESIZE);
+  std::atomic<bool> ended{false};
+  native::ThreadPool pool(threads);
+  native::ForBlocks(pool, bytes, kTouched, [&](int64_t first, int64_t end, int) {
+    if (ended || AvailableMemoryBytes() < end - first) {
+      ended = true;
+      return;
+    }
+    for (int64_t i = first; i < end; i += page) static_cast<volatile char*>(begin)[i] = 0;
+  });
+  return ended ? nullptr : memory;
 }
 
 class CudaSideCopies final : public SideCopies {
@@ -38,16 +72,20 @@ class CudaSideCopies final : public SideCopies {
   CudaSideCopies(const CudaSideCopies&) = delete;
   CudaSideCopies& operator=(const CudaSideCopies&) = delete;
 
-  std::shared_ptr<float[]> Pin(int64_t bytes) override {
-    void* memory = nullptr;
+  // The pages are there before CUDA pins them: cudaHostAlloc would make them by one thread.
+  std::shared_ptr<float[]> Pin(int64_t bytes, int threads) override {
+    bytes = std::max<int64_t>(1, bytes);
+    std::shared_ptr<float[]> memory = MakePages(bytes, threads);
+    if (memory == nullptr) return nullptr;
     const cudaError_t error =
-        cudaHostAlloc(&memory, static_cast<size_t>(bytes), cudaHostAllocDefault);
+        cudaHostRegister(memory.get(), static_cast<size_t>(bytes), cudaHostRegisterDefault);
     if (error == cudaErrorMemoryAllocation) {
       static_cast<void>(cudaGetLastError());  // told to the caller, not to the next launch
       return nullptr;
     }
-    Check("cudaHostAlloc", error);
-    return {static_cast<float*>(memory), [](float* p) { cudaFreeHost(p); }};
+    Check("cudaHostRegister", error);
+    float* const pinned = memory.get();
+    return {pinned, [memory = std::move(memory)](float* p) { cudaHostUnregister(p); }};
   }
 
   void Begin(std::span<const SideCopy> parts) override {
