@@ -251,15 +251,19 @@ PassWork PlannedWork(const ModelSpec& spec, const Microbatch& mb, DataType dtype
   return planned;
 }
 
-void ExpectAsPlanned(const ModelSpec& spec, at::ScalarType operand, DataType dtype,
-                     AttentionKernel attention) {
-  const Rows rows = TinyRows(spec);
+void ExpectAsPlanned(const ModelSpec& spec, const Rows& rows, at::ScalarType operand,
+                     DataType dtype, AttentionKernel attention) {
   const PassWork counted = WorkOf(spec, rows, operand, attention);
   const PassWork planned = PlannedWork(spec, rows.microbatch, dtype, attention);
   EXPECT_EQ(counted.forward, planned.forward);
   EXPECT_EQ(counted.backward, planned.backward);
   EXPECT_EQ(counted.products.product_operations, planned.products.product_operations);
   EXPECT_EQ(counted.products.product_bytes, planned.products.product_bytes);
+}
+
+void ExpectAsPlanned(const ModelSpec& spec, at::ScalarType operand, DataType dtype,
+                     AttentionKernel attention) {
+  ExpectAsPlanned(spec, TinyRows(spec), operand, dtype, attention);
 }
 
 TEST(GpuBudgets, ThePlannersTableOfKernelsIsWhatEverySchemeLaunches) {
@@ -316,19 +320,27 @@ ModelSpec WideSpec(Residual residual) {
   return spec;
 }
 
-Rows WideRows() {
-  constexpr int kSentences = 4, kLength = 40;
+// Sentences of 40 tokens, each of its own.
+Rows LongRows(int sentences) {
+  constexpr int kLength = 40;
   MicrobatchSpec capacity;
-  capacity.set_max_source_tokens(kSentences * kLength);
-  capacity.set_max_target_tokens(kSentences * kLength);
-  capacity.set_max_sentences(kSentences);
-  MicrobatchBuilder builder({kSentences * kLength, kSentences * kLength, kSentences});
-  for (uint32_t s = 0; s < kSentences; ++s) {
+  capacity.set_max_source_tokens(sentences * kLength);
+  capacity.set_max_target_tokens(sentences * kLength);
+  capacity.set_max_sentences(sentences);
+  MicrobatchBuilder builder({sentences * kLength, sentences * kLength, sentences});
+  for (int s = 0; s < sentences; ++s) {
     std::vector<int32_t> ids(kLength);
-    std::iota(ids.begin(), ids.end(), static_cast<int32_t>(4 + s * kLength));
-    builder.Add(s, {ids, ids});
+    std::iota(ids.begin(), ids.end(), 4 + s * kLength);
+    builder.Add(static_cast<uint32_t>(s), {ids, ids});
   }
   return {std::move(builder).Build(), capacity};
+}
+
+TEST(GpuBudgets, ThePlannersTableOfKernelsHoldsForSoManyRowsThatBiasesHavePartialSums) {
+  ModelSpec spec = Spec(DEEPNORM);
+  spec.set_vocabulary_size(800);
+  spec.set_max_positions(64);
+  ExpectAsPlanned(spec, LongRows(16), at::kBFloat16, BFLOAT16, OWN);
 }
 
 // Kernels that read a tensor again, or rows of a table that others read too: the table has more.
@@ -343,7 +355,7 @@ const std::set<std::string> kPartsOfRows = {"AttentionForward", "AttentionQueryG
 // of tensors and by what counts nothing: vectors of features, statistics of rows.
 void ExpectBytesAsPlanned(const ModelSpec& spec, at::ScalarType operand, DataType dtype) {
   constexpr double kPage = 4096, kPagesApart = 5, kShareApart = 0.08;
-  const Rows rows = WideRows();
+  const Rows rows = LongRows(4);
   const PassWork counted = WorkOf(spec, rows, operand, OWN, /*watches=*/true);
   const PassWork planned = PlannedWork(spec, rows.microbatch, dtype, OWN);
   const auto launches = [](const Launches& of, const std::string& name) {

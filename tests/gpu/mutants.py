@@ -14,6 +14,7 @@ from mutants import main  # noqa: E402
 
 CUDA = "trainer/kernels/cuda/"
 POINTWISE = "gpu_pointwise_kernels_test"
+BIAS = POINTWISE + " --gtest_filter=*Bias*"
 EMULATED = "tests/gpu/emulated/"
 RUNTIME, NCCL, CUBLAS = (f"gpu_emulated_{name}_test" for name in ("runtime", "nccl", "cublas_lt"))
 ATTENTION = "gpu_attention_test"
@@ -84,9 +85,17 @@ MUTANTS = {
         "parallel/plan/memory.cc", "gpu.set_uploads(rank.microbatches * inventory.batch_bytes + ResultBytes(memory));",
         "gpu.set_uploads(0 * (rank.microbatches * inventory.batch_bytes + ResultBytes(memory)));", "memory_test"),
     "copies-of-tables-are-not-planned": (
-        "parallel/plan/memory.cc", "(rules.gpu ? elements : packed) * rules.operand_bytes", "packed * rules.operand_bytes", "memory_test"),
+        "parallel/plan/memory.cc", "(rules.gpu ? elements : packed) * rules.packed_bytes", "packed * rules.packed_bytes", "memory_test"),
     "the-table-forgets-a-bias": (
-        "trainer/model/work.cc", "if (bias) Sweep(\"BiasGradient\"", "if (false && bias) Sweep(\"BiasGradient\"", BUDGETS),
+        "trainer/model/work.cc", "if (bias) BiasGradient(\"BiasGradient\"", "if (false && bias) BiasGradient(\"BiasGradient\"", BUDGETS),
+    "the-table-knows-no-partial-sums": (
+        "trainer/model/work.cc", "if (rows_ <= native::kFewRows) return", "if (rows_ > 0) return", BUDGETS),
+    "logits-are-planned-as-on-a-cpu": (
+        "trainer/model/describe.cc", "const int64_t gpu_rows = native::LogitRows(vocabulary, rows);",
+        "const int64_t gpu_rows = std::min(kLogitRows, rows);", "describe_test"),
+    "logits-of-fewer-rows-than-a-block": (
+        "trainer/kernels/cuda_ops.cc", "native::LogitRows(classes, a.hidden_RD.size(0))", "native::LogitRows(classes, 128)",
+        CUDA_OPS + " --gtest_filter=*LossOf*"),
     "the-table-takes-a-product-for-float32": (
         "trainer/model/work.cc", "keys.Linear(\"kv projection\", d_, 2 * d_, e());",
         "keys.Linear(\"kv projection\", d_, 2 * d_, kFloat);", BUDGETS),
@@ -110,8 +119,7 @@ MUTANTS = {
     "last-row-left-out": (
         CUDA + "row_chunks.h", "if (row >= rows ||", "if (row + 1 >= rows ||", POINTWISE),
     "run-too-short": (
-        CUDA + "column_sums.cu", "const int64_t run = (args.rows + kRuns - 1) / kRuns;", "const int64_t run = args.rows / kRuns;",
-        POINTWISE),
+        CUDA + "column_sums.cu", "r < args.rows; r += kGroups", "r + 1 < args.rows; r += kGroups", POINTWISE),
     "tail-stored-whole": (
         CUDA + "elements.h", "      if (i < n) p[i] = FromFloat<T>(chunk.v[i]);", "      p[i] = FromFloat<T>(chunk.v[i]);", POINTWISE),
     "other-random-block": (
@@ -214,7 +222,7 @@ MUTANTS = {
     "overflow-is-not-counted": (
         "trainer/optim/loss_scale.cc", "if (overflow) return Overflow();", "if (overflow && window_ < 0) return Overflow();", "trainer_optim_loss_scale_test"),
     "bias-of-what-is-not-masked": (
-        CUDA + "scaled_sums.cu", "          value = 0.0f;\n", "", CUDA_OPS),
+        CUDA + "scaled_sums.cu", "if (kRelu && !(output[i].v[j] > 0.0f)) gradient[i].v[j] = 0.0f;", "", BIAS),
     "labels-are-not-looked-at": (
         "trainer/kernels/cuda_ops.cc", "uploaded->target.last_label = LargestOf(labels, \"target\");", "", CUDA_OPS),
     "buffer-given-back-while-a-stream-reads-it": (
@@ -240,7 +248,25 @@ MUTANTS = {
     "labels-of-the-first-chunk": (
         "trainer/kernels/cuda_ops.cc", ".targets = a.labels + begin,", ".targets = a.labels,", "gpu_cuda_ops_test --gtest_filter=*LossOf*"),
     "last-run-of-rows": (
-        CUDA + "scaled_sums.cu", "i < kRuns; ++i) sum", "i + 1 < kRuns; ++i) sum", POINTWISE + " --gtest_filter=*Bias*"),
+        CUDA + "scaled_sums.cu", "run * kRunRows < rows; run", "(run + 1) * kRunRows < rows; run", BIAS),
+    "last-row-of-a-group": (
+        CUDA + "scaled_sums.cu", "(rows - first + kGroups - 1) / kGroups", "(rows - first) / kGroups", BIAS),
+    "a-row-that-is-not-there-is-added": (
+        CUDA + "scaled_sums.cu", "      if (i >= count) continue;\n", "", BIAS),
+    "runs-read-before-they-are-stored": (
+        CUDA + "scaled_sums.cu", "sum);\n    __syncthreads();\n", "sum);\n", BIAS),
+    "runs-stored-before-they-are-read": (
+        CUDA + "scaled_sums.cu", "    __syncthreads();  // before the next run's sums are stored\n", "", BIAS),
+    "partial-sums-in-one-place": (
+        CUDA + "scaled_sums.cu", "out[blockIdx.x * cols + slab + column]", "out[slab + column]", BIAS),
+    "sums-of-few-rows-overwrite": (
+        CUDA + "scaled_sums.cu", "out[slab + column] += total", "out[slab + column] = total", BIAS),
+    "half-of-a-row-of-floats-is-copied": (
+        CUDA + "elementwise.cu", "from.rows, units * from.cols", "from.rows, from.cols", POINTWISE + " --gtest_filter=*Cast*"),
+    "rows-of-no-address-are-checked": (
+        CUDA + "residual_norm.cu", "  if (args.rows == 0) return;  // memory of no rows may have no address\n", "", POINTWISE),
+    "queries-of-no-address-are-checked": (
+        CUDA + "attention.cu", "q_rows == 0 || args.context.data != nullptr", "args.context.data != nullptr", ATTENTION),
     "scaled-twice": (
         CUDA + "scaled_sums.cu", "sum.v[j] += by * values.v[j]", "sum.v[j] += by * by * values.v[j]",
         POINTWISE + " --gtest_filter=*AddScaled*"),

@@ -35,6 +35,7 @@
 #include "trainer/kernels/cuda/residual_norm.h"
 #include "trainer/kernels/cuda/sampling.h"
 #include "trainer/kernels/cuda/scaled_sums.h"
+#include "trainer/kernels/native/gpu_shapes.h"
 #include "trainer/kernels/native/sorted_rows.h"
 #include "trainer/kernels/native_args.h"
 #include "trainer/kernels/traced_ops.h"
@@ -43,12 +44,6 @@ namespace deepnet {
 namespace {
 
 using at::Tensor;
-
-// Rows of logits that exist at a time.
-constexpr int64_t kLogitRows = 512;
-
-// Rows of logits begin at multiples of so many elements, as products with tensor cores want them.
-constexpr int64_t kLogitAlignment = 64;
 
 // Blocks up to 1 MiB come from segments of 2 MiB, two blocks each.
 constexpr int64_t kSmallBytes = int64_t{1} << 20;
@@ -492,7 +487,7 @@ class CudaOps : public TracedOps {
   const void* BiasOf(const Weight& w, const Tensor& bias, at::ScalarType type);
   // The first `rows` rows of x in float32: x itself, or a copy that the next call overwrites.
   Tensor AsFloats(int64_t rows, const Tensor& x);
-  void ReserveLogits(int64_t classes);
+  void ReserveLogits(int64_t rows, int64_t classes);
   void FlashAttention(const AttentionArgs& a);
   void FlashAttentionBackward(const AttentionGradArgs& g);
   // y = x, [rows, heads, head_dim], in the first rows of y [.., heads * head_dim].
@@ -517,7 +512,7 @@ class CudaOps : public TracedOps {
   int64_t num_uploads_ = 0;
   Tensor floats_;               // of AsFloats
   Tensor logits_, dlogits_;     // of a chunk of rows
-  Tensor row_losses_;           // [2, kLogitRows]: nll and loss of a chunk
+  Tensor row_losses_;           // [2, rows of logits]: nll and loss of a chunk
   native::RowsByIndex sorted_;  // of Upload
   LossSums unwanted_;
 };
@@ -750,7 +745,8 @@ void CudaOps::CrossEntropy(const CrossEntropyArgs& a) {
     all_rows = std::min(all_rows, index.rows);
     if (a.dhidden_RD.defined()) ZeroPadding(all_rows, a.rows, a.dhidden_RD);
   }
-  ReserveLogits(classes);
+  // A function of the run: hidden_RD has the capacity's rows.
+  ReserveLogits(native::LogitRows(classes, a.hidden_RD.size(0)), classes);
   const native::ConstMatrix weights = In(weight, classes);
   static_assert(sizeof(LossSums) == 2 * sizeof(double));
   auto* const wanted = reinterpret_cast<double*>(a.sums != nullptr ? a.sums : &unwanted_);
@@ -759,8 +755,9 @@ void CudaOps::CrossEntropy(const CrossEntropyArgs& a) {
   float* const row_nll = a.row_nll == nullptr
                              ? nullptr
                              : results_.Take(std::span(a.row_nll, static_cast<size_t>(a.rows)));
-  for (int64_t begin = 0; begin < all_rows; begin += kLogitRows) {
-    const int64_t rows = std::min(kLogitRows, all_rows - begin);
+  const int64_t most = native::LogitRows(classes);
+  for (int64_t begin = 0; begin < all_rows; begin += most) {
+    const int64_t rows = std::min(most, all_rows - begin);
     const native::ConstMatrix hidden = In(a.hidden_RD.narrow(0, begin, rows), rows);
     matmul_.Run({.a = hidden, .b = weights, .transpose_b = true, .y = Out(logits_, rows)});
     float* const nll = row_nll == nullptr ? Floats(row_losses_) : row_nll + begin;
@@ -772,7 +769,7 @@ void CudaOps::CrossEntropy(const CrossEntropyArgs& a) {
                                   .smoothing = a.smoothing,
                                   .scale = static_cast<float>(a.scale),
                                   .nll = nll,
-                                  .loss = Floats(row_losses_) + kLogitRows};
+                                  .loss = Floats(row_losses_) + logits_.size(0)};
     if (a.dhidden_RD.defined()) args.d_logits = Out(dlogits_, rows);
     cuda::CrossEntropyRows(gpu_, args);
     cuda::SumLosses(gpu_, rows, args.loss, args.nll, sums);
@@ -787,16 +784,18 @@ void CudaOps::CrossEntropy(const CrossEntropyArgs& a) {
   }
 }
 
-void CudaOps::ReserveLogits(int64_t classes) {
-  if (logits_.defined() && logits_.size(1) == classes) return;
-  const int64_t stride = (classes + kLogitAlignment - 1) / kLogitAlignment * kLogitAlignment;
+void CudaOps::ReserveLogits(int64_t rows, int64_t classes) {
+  if (logits_.defined() && logits_.size(1) == classes && logits_.size(0) >= rows) return;
+  logits_ = dlogits_ = row_losses_ = Tensor();
+  constexpr int64_t kStep = native::kLogitAlignment;
+  const int64_t stride = (classes + kStep - 1) / kStep * kStep;
   const auto make = [&](const at::TensorOptions& options) {
-    return at::empty({kLogitRows, stride}, options).narrow(1, 0, classes);
+    return at::empty({rows, stride}, options).narrow(1, 0, classes);
   };
   logits_ = make(ResidualOptions());
   // In float32 the gradient overwrites the logits.
   dlogits_ = operand_ == at::kFloat ? logits_ : make(OperandOptions());
-  row_losses_ = at::empty({2 * kLogitRows}, ResidualOptions());
+  row_losses_ = at::empty({2 * rows}, ResidualOptions());
 }
 
 void CudaOps::SumSquares(std::span<const SquareSums> all) {

@@ -16,6 +16,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "trainer/kernels/native/gpu_shapes.h"
 #include "trainer/model/architecture.h"
 #include "trainer/model/scheme.h"
 
@@ -27,8 +28,7 @@ constexpr int kPadRow = 1;            // id of <pad>
 constexpr int64_t kFloatBytes = 4;    // residual stream, statistics
 constexpr int64_t kDoubleBytes = 8;   // decisions of LibTorch's dropout
 constexpr int64_t kPackedRows = 256;  // that native kernels pack together for a weight gradient
-constexpr int64_t kLogitRows = 512;   // rows of logits that exist at once
-constexpr int64_t kLogitStep = 64;    // a GPU's rows of logits lie a multiple of it apart
+constexpr int64_t kLogitRows = 512;   // rows of logits that exist at once on a CPU
 constexpr int64_t kFlashRows = 128;   // that flash attention pads a sentence to
 constexpr int64_t kRunRows = 16;      // that kernels for GPUs sum together, at least
 constexpr int kNever = Recompute_ARRAYSIZE;
@@ -152,11 +152,11 @@ void AddOutputMemory(const ModelSpec& model, int64_t rows, Layer& layer) {
   Keep({.bytes = kFloatBytes * rows * model.d_model()}, kNever, layer);
   const int64_t vocabulary = model.vocabulary_size();
   const int64_t logits = std::min(kLogitRows, rows) * vocabulary;
-  // float32 logits become their gradient in place. A GPU's blocks are always whole, with two
-  // figures a row.
-  const int64_t stride = (vocabulary + kLogitStep - 1) / kLogitStep * kLogitStep;
-  layer.gpu_loss = {
-      {.bytes = kFloatBytes * kLogitRows * (stride + 2), .copies = kLogitRows * stride}};
+  // float32 logits become their gradient in place. A GPU has two figures a row.
+  constexpr int64_t kStep = native::kLogitAlignment;
+  const int64_t gpu_rows = native::LogitRows(vocabulary, rows);
+  const int64_t stride = (vocabulary + kStep - 1) / kStep * kStep;
+  layer.gpu_loss = {{.bytes = kFloatBytes * gpu_rows * (stride + 2), .copies = gpu_rows * stride}};
   layer.native_loss = {{.bytes = logits * kFloatBytes, .copies = logits}};
   // LibTorch: log-probabilities, targets, and four steps from the one to the other. Then the
   // table's gradient, with log-probabilities, targets and the gradient of logits alive.

@@ -16,6 +16,7 @@
 
 #include "absl/strings/match.h"
 
+#include "trainer/kernels/native/gpu_shapes.h"
 #include "trainer/model/architecture.h"
 #include "trainer/model/scheme.h"
 
@@ -25,7 +26,6 @@ namespace {
 constexpr double kFloat = 4;         // bytes
 constexpr double kXhat = kFloat;     // bytes of a normalised element, kept for the backward pass
 constexpr double kMask = 1.0 / 8;    // bytes of a decision of dropout
-constexpr int64_t kLogitRows = 512;  // rows of logits that exist at once
 constexpr int64_t kManyRows = 1024;  // among which a token or a position is frequent
 constexpr int64_t kFlashTile = 128;  // rows and keys that flash attention works on at a time
 // A microbatch is taken to be full of sentences of so many positions: max_sentences is what may be
@@ -102,7 +102,13 @@ class Work {
   }
   void LinearBackwardWeight(const char* label, double in, double out, bool bias) {
     Product(ProductForm::kWeightGradient, label, out, in, rows_, 2 * kFloat);
-    if (bias) Sweep("BiasGradient", out, {.read = rules_.operand});
+    if (bias) BiasGradient("BiasGradient", out, {.read = rules_.operand});
+  }
+  void BiasGradient(const char* name, double columns, const Traffic& element) {
+    if (rows_ <= native::kFewRows) return Sweep(name, columns, element);
+    constexpr double kSums = kFloat / native::kBiasRunRows;
+    Sweep(name, columns, {element.read, element.written + kSums});
+    Sweep("BiasGradientSums", columns, {.read = kSums});
   }
 
   // `sum`: what is added up, with the mask; `outputs`: bytes of an element of each result.
@@ -360,7 +366,7 @@ class SublayerWork {
     const bool fused = !gelu() && !inner;
     const bool with_bias = fused && !drops_inside() && !scheme_.shifts && bias_;
     if (with_bias) {
-      backward_.Sweep("ReluBackwardWithBias", inside_, {2 * e(), e()});
+      backward_.BiasGradient("ReluBackwardWithBias", inside_, {2 * e(), e()});
     } else {
       if (fused) backward_.Sweep("ReluBackward", inside_, {2 * e(), e()});
       InnerBackward();
@@ -570,8 +576,9 @@ LayerWork MakeOutput(const Rules& rules) {
   const double d = rules.width(), e = rules.operand;
   const auto classes = static_cast<double>(rules.model.vocabulary_size());
   LayerWork work;
-  for (int64_t begin = 0; begin < rules.target_rows; begin += kLogitRows) {
-    Work block(rules, std::min(kLogitRows, rules.target_rows - begin), work.forward);
+  const int64_t most = native::LogitRows(rules.model.vocabulary_size());
+  for (int64_t begin = 0; begin < rules.target_rows; begin += most) {
+    Work block(rules, std::min(most, rules.target_rows - begin), work.forward);
     block.Linear("logits", d, classes, kFloat);
     block.Sweep("CrossEntropy", classes, {2 * kFloat, e});  // read twice
     block.Kernel("SumLosses", 0);

@@ -11,6 +11,7 @@
 #include "gtest/gtest.h"
 
 #include "parallel/base/exit_code.h"
+#include "trainer/kernels/native/gpu_shapes.h"
 #include "trainer/model/check_model.h"
 #include "trainer/model/depth_scaling.h"
 
@@ -206,6 +207,21 @@ TEST(Describe, CountsWhatLayersKeepForTheBackwardPass) {
   model.set_activation_dropout(0.1);
   model.set_activation(GELU);
   check(/*norm_row=*/4 * 17 + 2, /*inner_bytes=*/8, /*inner=*/128);
+}
+
+// 1 GiB of float32 logits, in multiples of 128 rows; buffers no larger than a microbatch.
+TEST(Describe, AGpusRowsOfLogitsFollowFromTheVocabularyAndTheMicrobatch) {
+  EXPECT_EQ(native::LogitRows(8000), 8192);
+  EXPECT_EQ(native::LogitRows(50304), 5248);
+  EXPECT_EQ(native::LogitRows(250002), 1024);
+  EXPECT_EQ(native::LogitRows(10'000'000), 512);
+  const auto logits = [](int64_t vocabulary, int rows) {
+    return Describe(Model(1, 8, vocabulary), Batch(rows, rows, 1)).layers.back().gpu_loss[0];
+  };
+  EXPECT_EQ(logits(8000, 300).bytes, 4 * 300 * (8000 + 2));
+  EXPECT_EQ(logits(8000, 300).copies, 300 * 8000);
+  EXPECT_EQ(logits(8000, 9000).copies, 8192 * 8000);
+  EXPECT_EQ(logits(250002, 9000).bytes, 4 * 1024 * (250048 + 2));
 }
 
 TEST(Describe, ListsWhatCrossesEveryCut) {

@@ -1,5 +1,5 @@
-// A block sums 32 neighbouring columns. Eight groups of threads take every eighth row each; then
-// their sums are added in order. So rows of zeros behind the others change nothing.
+// A block sums 32 neighbouring columns. 32 groups of threads take every 32nd row each; then their
+// sums are added in order. So rows of zeros behind the others change nothing.
 #include "trainer/kernels/cuda/column_sums.h"
 #include "trainer/kernels/cuda/device_code.h"
 #include "trainer/kernels/cuda/launch.h"
@@ -8,7 +8,7 @@ namespace deepnet::cuda {
 namespace {
 
 constexpr int kColumns = 32;
-constexpr int kGroups = 8;
+constexpr int kGroups = 32;
 
 struct GroupSums {
   float of[kGroups][kColumns];

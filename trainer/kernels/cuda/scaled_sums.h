@@ -7,10 +7,12 @@
 
 namespace deepnet::cuda {
 
-// dbias [dy.cols] += the sum of each column of dy. One launch.
+// dbias [dy.cols] += the sum of each column of dy. Two launches, one of up to native::kFewRows
+// rows.
 void AddBiasGradient(GpuStream& gpu, native::ConstMatrix dy, float* dbias);
 
-// ReluBackward (elementwise.h), then AddBiasGradient of its result, with the same bits. One launch.
+// ReluBackward (elementwise.h), then AddBiasGradient of its result, with the same bits and
+// launches.
 void ReluBackwardWithBias(GpuStream& gpu, native::ConstMatrix y, native::Matrix dx, float* dbias);
 
 // x *= factor. One launch.
