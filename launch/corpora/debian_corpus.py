@@ -600,7 +600,7 @@ def extract_json_i18n(source, root, wanted=None):
     def load(p):
         try:
             return {k: v for k, v in json.loads(p.read_text("utf-8")).items() if isinstance(v, str)}
-        except (ValueError, AttributeError):
+        except (ValueError, AttributeError, RecursionError):
             return {}
 
     for origin in sorted(root.rglob("i18n/**/en.json")):
@@ -1032,7 +1032,7 @@ def check_output(out):
     """A corpus is built in a new folder, or in the place of one: files of others keep theirs."""
     try:
         ours = "packages" in json.loads((out / "manifest.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         ours = (out / WORK).is_dir()  # it was not finished
     if (out / WORK).is_symlink():
         sys.exit(f"debian_corpus.py: {out / WORK} is a symbolic link; remove it")
@@ -1145,9 +1145,16 @@ def main():
     p.add_argument("--min-words", type=int, default=5)
     p.add_argument("--seed", default="")
     args = ap.parse_args()
-    {"extract": extract, "packages": packages, "stats": stats, "samples": samples, "build": build}[
-        args.cmd
-    ](args)
+    for name, value in vars(args).items():
+        if isinstance(value, int) and value < 0:
+            ap.error(f"{name.replace('_', '-')}: must not be negative")
+    commands = {"extract": extract, "packages": packages, "stats": stats, "samples": samples, "build": build}
+    try:
+        commands[args.cmd](args)
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"debian_corpus.py: {error.cmd[0]} {error.cmd[1]} ended with code {error.returncode}")
+    except (OSError, re.error) as error:
+        sys.exit(f"debian_corpus.py: {error}")
 
 
 if __name__ == "__main__":

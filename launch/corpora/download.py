@@ -37,7 +37,32 @@ class Corrupt(Exception):
 
 
 def say(text):
-    print(text, file=sys.stderr, flush=True)
+    """Says it on standard error, without what moves a cursor or sets a title: servers and archives choose words of it."""
+    print("".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in str(text)), file=sys.stderr, flush=True)
+
+
+def read_notes(path):
+    """The object in a file of JSON that an earlier call wrote; {} if there is none, or it is damaged."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def number_in(pattern, text):
+    """The number that `pattern` has as a group in a header's whole text, or None."""
+    found = re.fullmatch(pattern, text or "")
+    return int(found[1]) if found else None
+
+
+def length_of(answer):
+    """The Content-Length of an answer, or None: it has none."""
+    text = answer.headers["Content-Length"]
+    length = number_in("([0-9]{1,18})", text)
+    if text and length is None:
+        raise ConnectionError(f"the server says a Content-Length of '{text[:40]}'")
+    return length
 
 
 def megabytes(count):
@@ -51,8 +76,11 @@ def check_space(folder, needed, what):
 
 
 def open_url(url, timeout, headers=None, method="GET"):
-    request = urllib.request.Request(url, headers={"User-Agent": "deepnet-fetch", **(headers or {})}, method=method)
-    return urllib.request.urlopen(request, timeout=timeout)
+    try:
+        request = urllib.request.Request(url, headers={"User-Agent": "deepnet-fetch", **(headers or {})}, method=method)
+        return urllib.request.urlopen(request, timeout=timeout)
+    except ValueError as error:  # of an address, perhaps one that a server leads to
+        raise http.client.InvalidURL(f"no address: {error}") from error
 
 
 def remote_size(urls, timeout):
@@ -60,9 +88,11 @@ def remote_size(urls, timeout):
     for url in urls:
         try:
             with open_url(url, timeout, method="HEAD") as answer:
-                return int(answer.headers["Content-Length"])
-        except (OSError, http.client.HTTPException, TypeError, ValueError):
+                length = length_of(answer)
+        except (OSError, http.client.HTTPException):
             continue
+        if length is not None:
+            return length
     return None
 
 
@@ -77,10 +107,9 @@ class Part:
         return self.path.stat().st_size if self.path.exists() else 0
 
     def note(self):
-        try:
-            return json.loads(self.note_path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
+        """What start() has written, as far as it can stand in a header."""
+        notes = read_notes(self.note_path)
+        return {k: v for k, v in notes.items() if isinstance(v, str) and re.fullmatch("[ -~\xa0-\xff]*", v)}
 
     def start(self, url, answer):
         """Forgets what there is: what follows comes from `answer`."""
@@ -114,15 +143,15 @@ def fetch_once(url, part, size, known_sum, timeout):
     try:
         answer = open_url(url, timeout, headers)
     except urllib.error.HTTPError as error:
-        total = re.search(r"/(\d+)$", error.headers.get("Content-Range") or "")
-        if error.code == 416 and total and int(total[1]) == part.bytes() > 0:
+        total = number_in(".*/([0-9]{1,18})", error.headers.get("Content-Range"))
+        if error.code == 416 and total == part.bytes() > 0:
             return
         if error.code == 416:
             part.remove()
         raise
     with answer:
-        begin = re.match(r"bytes (\d+)-", answer.headers["Content-Range"] or "")
-        if answer.status != 206 or not begin or int(begin[1]) != part.bytes():
+        begin = number_in("bytes ([0-9]{1,18})-.*", answer.headers["Content-Range"])
+        if answer.status != 206 or begin != part.bytes():
             if answer.status == 206:
                 part.remove()
                 raise ConnectionError("the server sent another range than it was asked for")
@@ -131,12 +160,12 @@ def fetch_once(url, part, size, known_sum, timeout):
 
 
 def copy(answer, part, size, timeout):
-    length = answer.headers["Content-Length"]
-    total = part.bytes() + int(length) if length else None
+    length = length_of(answer)
+    total = None if length is None else part.bytes() + length
     if size and total and total != size:
         part.remove()
         raise Corrupt(f"the server has {total:,} bytes, it should be {size:,}")
-    check_space(part.path.parent, int(length or 0), part.path.name)
+    check_space(part.path.parent, length or 0, part.path.name)
     done, window, told = part.bytes(), [time.monotonic(), 0], time.monotonic()
     with open(part.path, "ab") as file:
         while piece := answer.read1(1 << 16):
@@ -199,9 +228,9 @@ def download(urls, target, size, sha256, options):
             failures = failures + 1 if part.bytes() <= before else 1
             if failures > options.retries:
                 raise Trouble(f"{url}: given up after {failures} tries: {error or type(error).__name__}") from error
-            wait = min(60, options.pause * 2 ** (failures - 1))
-            asked = (getattr(error, "headers", None) or {}).get("Retry-After") or ""
-            wait = max(wait, min(600, int(asked))) if asked.isdigit() else wait
+            wait = min(60, options.pause * 2 ** min(failures - 1, 60))
+            asked = number_in("([0-9]{1,18})", (getattr(error, "headers", None) or {}).get("Retry-After"))
+            wait = max(wait, min(600, asked or 0))
             say(f"{url}: {error or type(error).__name__}; again in {wait:.1f} s")
         turn += 1
         time.sleep(wait)

@@ -26,7 +26,6 @@ import signal
 import sys
 import tarfile
 import zipfile
-import zlib
 from pathlib import Path
 
 import download
@@ -103,9 +102,26 @@ class Archive:
 # what each corpus consists of
 
 
-def read_table(path, corpus):
-    rows = (line.split("\t") for line in Path(path).read_text(encoding="utf-8").splitlines())
-    return [(url, int(size), sha256) for name, url, size, sha256 in rows if name == corpus]
+def read_table(options, keys):
+    """{what `keys` has as a group in an address: (address, size, SHA-256)} of a corpus's rows."""
+    table = {}
+    for number, line in enumerate(Path(options.archives).read_bytes().removesuffix(b"\n").split(b"\n"), 1):
+        row = re.fullmatch(rb"([a-z0-9]+)\t(https?://[!-~]+)\t([0-9]{1,18})\t([0-9a-f]{64})", line)
+        if not row:
+            raise Trouble(f"{options.archives}:{number}: not a corpus, an address, a size and a SHA-256, with tabs between them")
+        name, url, size, sha256 = (field.decode() for field in row.groups())
+        if name == options.corpus:
+            key = re.search(keys, url)
+            if not key:
+                raise Trouble(f"{options.archives}:{number}: no archive of {name}: {url}")
+            table[key[1]] = (url, int(size), sha256)
+    return table
+
+
+def row_of(table, key, options):
+    if key not in table:
+        raise Trouble(f"{options.archives}: no archive '{key}' of {options.corpus}")
+    return table[key]
 
 
 def pair_of(text):
@@ -139,7 +155,7 @@ def opus100_files(kind, pair, split):
 
 
 def opus100(options):
-    table = {re.search(r"corpus-(.*)-v1.0", row[0])[1]: row for row in read_table(options.archives, "opus100")}
+    table = read_table(options, r"/opus-100-corpus-(zeroshot|[a-z]+-[a-z]+)-v1\.0\.tar\.gz$")
     tested = ["-".join(pair) for pair in itertools.combinations(["ar", "de", "fr", "nl", "ru", "zh"], 2)]
     pairs = wanted_pairs(options)
     unknown = [pair for pair in pairs or [] if pair not in table and pair not in tested]
@@ -157,7 +173,7 @@ def opus100(options):
             archives.append(Archive(url, size, sha256, opus100_files("supervised", pair, "train"), sets))
     chosen = [opus100_files("zero-shot", pair, "test") for pair in tested if pairs is None or pair in pairs]
     if chosen:
-        archives.append(Archive(*table["zeroshot"], {name: name for files in chosen for name in files}))
+        archives.append(Archive(*row_of(table, "zeroshot", options), {name: name for files in chosen for name in files}))
     return archives
 
 
@@ -187,7 +203,7 @@ def flores_pairs(options):
 def flores(options):
     codes = sorted({flores_code(tag) for pair in flores_pairs(options) for tag in pair.split("-")})
     files = [f"{split}/{code}.{split}" for split in ("dev", "devtest") for code in codes]
-    row = read_table(options.archives, "flores")[0]
+    row = row_of(read_table(options, r"/(flores200_dataset)\.tar\.gz$"), "flores200_dataset", options)
     return [Archive(*row, {f"flores200_dataset/{file}": f"flores200/{file}" for file in files})]
 
 
@@ -220,8 +236,8 @@ def wmt17(options):
         for name, test in WMT17_TESTS.items():
             side = "src" if language == "de" else "ref"
             members["dev"][f"dev/{test}-deen-{side}.{language}.sgm"] = f"wmt17/{name}.{language}"
-    rows = read_table(options.archives, "wmt17")
-    return [Archive(*row, members[re.search(r"([^-/]*(?:-v\d+)?)\.tgz$", row[0])[1]]) for row in rows]
+    table = read_table(options, r"[-/](europarl-v7|commoncrawl|nc-v12|dev)\.tgz$")
+    return [Archive(*row_of(table, key, options), members[key]) for key in members]
 
 
 def join_wmt17(options):
@@ -321,10 +337,12 @@ def unpack(path, archive, out):
             with replaced(target) as file:
                 copy = copy_segments if name.endswith(".sgm") else copy_text
                 lines[wanted[name]], sizes[wanted[name]] = copy(stream, file), file.tell()
-    except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise Corrupt(f"it cannot be unpacked: {error}") from error
-    except OSError as error:
-        raise Trouble(f"{error.filename or archive.name}: {error.strerror or error}") from error
+    except (Trouble, Corrupt):
+        raise
+    except Exception as error:  # of a reader of what anybody may have made
+        if isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):
+            raise Trouble(f"{error.filename or archive.name}: {error.strerror or error}") from error
+        raise Corrupt(f"it cannot be unpacked: {error or type(error).__name__}") from error
     for name, target in archive.members.items():
         if target not in sizes:
             raise Corrupt(f"it has no {name}")
@@ -342,15 +360,18 @@ def record_of(archive, options):
     return options.work / f"{options.corpus}.{archive.name}.json"
 
 
+def recorded(archive, options):
+    """({path under OUT: bytes}, SHA-256) of what an earlier call has unpacked."""
+    record = download.read_notes(record_of(archive, options))
+    files = record.get("files")
+    return files if isinstance(files, dict) else {}, record.get("sha256")
+
+
 def is_done(archive, options):
     """True if all that is wanted of `archive` is there, as it was written."""
-    try:
-        record = json.loads(record_of(archive, options).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    files = record["files"]
+    files, sha256 = recorded(archive, options)
     wanted = [path for path in [*archive.members.values(), *archive.optional.values()] if path in files]
-    if set(archive.members.values()) - set(wanted) or record["sha256"] != archive.sha256:
+    if set(archive.members.values()) - set(wanted) or sha256 != archive.sha256:
         return False
     paths = [(options.out / path, files[path]) for path in wanted]
     return all(path.is_file() and path.stat().st_size == size for path, size in paths)
@@ -374,11 +395,8 @@ def fetch(archive, options):
             if attempt == 2 or archive.sha256:
                 raise Trouble(f"{archive.name}: {error}") from error
             say(f"{archive.name}: corrupt: {error}; fetching it anew")
-    try:
-        old = json.loads(record_of(archive, options).read_text(encoding="utf-8"))["files"]
-    except (OSError, ValueError):
-        old = {}
-    record = {"url": archive.url, "bytes": path.stat().st_size, "sha256": archive.sha256, "files": {**old, **sizes}}
+    files = {**recorded(archive, options)[0], **sizes}
+    record = {"url": archive.url, "bytes": path.stat().st_size, "sha256": archive.sha256, "files": files}
     with replaced(record_of(archive, options)) as file:
         file.write(json.dumps(record, indent=1).encode())
     if not options.keep:
@@ -458,6 +476,9 @@ def parse(words):
     options = parser.parse_args(words)
     if options.langs and options.pairs:
         parser.error("--langs or --pairs, not both")
+    for flag, low, high in ("timeout", 0.001, 1e6), ("pause", 0, 1e6), ("retries", 0, 1e6):
+        if not low <= getattr(options, flag) <= high:
+            parser.error(f"--{flag}: from {low:g} to {high:,.0f}")
     if any(not re.match(r"https?://", base) for base in options.url):
         parser.error("--url: an address that begins with http:// or https://")
     if options.into != "flores" and (options.corpus != "flores" or not is_tag(options.into)):

@@ -19,6 +19,7 @@ import json
 import os
 import re
 import sys
+import zlib
 from pathlib import Path
 
 SEPARATORS = re.compile(r"[\t\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
@@ -41,11 +42,15 @@ def files_of(path):
     if not path.is_dir():
         return [path]
     state = path / "state.json"
-    try:
-        if state.exists():
-            return [path / file["filename"] for file in json.loads(state.read_text(encoding="utf-8"))["_data_files"]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadData(f"{state}: not the state of a saved dataset: {error}") from None
+    if state.exists():
+        try:
+            names = [file["filename"] for file in json.loads(state.read_bytes())["_data_files"]]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise BadData(f"{state}: not the state of a saved dataset: {error}") from None
+        for name in names:
+            if not isinstance(name, str) or not re.fullmatch(r"[^/\0]+", name) or name in (".", ".."):
+                raise BadData(f"{state}: filename {json.dumps(name)}: must be the name of a file beside it")
+        return [path / name for name in names]
     found = sorted(path.glob("*.arrow")) or sorted(path.glob("*.parquet"))
     if not found:
         splits = sorted(file.parent.name for file in path.glob("*/*.arrow"))
@@ -67,9 +72,9 @@ def rows_of_json(path):
                 if not isinstance(row, dict):
                     raise BadData(f"{path}:{number}: not an object")
                 yield row
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise BadData(f"{path}: after line {number}: {error}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadData(f"{path}:{number}: {error}") from None
 
 
@@ -99,7 +104,7 @@ def rows_of(path, columns):
         try:
             for batch in batches_of(path, columns):
                 yield from batch.to_pylist()
-        except arrow().ArrowException as error:
+        except (arrow().ArrowException, ValueError, OverflowError) as error:  # the latter of values that Python has not
             raise BadData(f"{path}: {error}") from None
     else:
         raise BadData(f"{path}: not .parquet, .arrow, .jsonl or .json")

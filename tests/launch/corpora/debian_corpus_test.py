@@ -1,6 +1,8 @@
-"""debian_corpus.py: the table that it ships, and which texts of the Declaration it takes."""
+"""debian_corpus.py: the table that it ships, which texts of the Declaration it takes, how it names mistakes."""
 
+import os
 import re
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -81,6 +83,28 @@ class Udhr(unittest.TestCase):
                 "ro": "Toate ființele umane sunt libere.",
             },
         )
+
+
+class Mistakes(unittest.TestCase):
+    def test_each_is_a_line(self):
+        with tempfile.TemporaryDirectory() as folder:
+            apt = Path(folder, "apt-get")
+            apt.write_text("#!/bin/sh\nexit 100\n", encoding="utf-8")
+            apt.chmod(0o755)
+            Path(folder, "a.tsv").write_text("de\ta\tb\n", encoding="utf-8")
+            for words, code, told in (
+                ("build small --out new", 1, "debian_corpus.py: apt-get download ended with code 100"),
+                ("build udhr --out new --test -5", 2, "test: must not be negative"),
+                ("extract --tree none --out new", 1, "No such file or directory: 'none'"),
+                ("stats --out . --only [", 1, "debian_corpus.py: unterminated character set"),
+            ):
+                done = subprocess.run(
+                    [sys.executable, "-B", debian_corpus.__file__, *words.split()], cwd=folder, stderr=subprocess.PIPE,
+                    encoding="utf-8", env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"},
+                )  # fmt: skip
+                self.assertEqual(done.returncode, code, done.stderr)
+                self.assertIn(told, done.stderr)
+                self.assertNotIn("Traceback", done.stderr)
 
 
 if __name__ == "__main__":

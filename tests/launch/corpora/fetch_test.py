@@ -315,6 +315,48 @@ class Servers(Fetch):
         self.assertIn("given up after 3 tries: HTTP Error 503", err)
         self.assertEqual(len(file.asked), 3)
 
+    def test_headers_that_are_no_numbers_are_named_or_passed_over(self):
+        for length in ("abc", "-1", "1_0", "9" * 5000):
+            self.one(claims={"Content-Length": length})
+            code, _, err = self.fetch("opus100", "--pairs", "de-en", "--retries", "1")
+            self.assertEqual(code, 4)
+            said = f"{NAME}: given up after 2 tries: the server says a Content-Length of '{length[:40]}'\n"
+            self.assertTrue(err.endswith(said), err)
+            self.servers.pop().stop()
+        self.one(cut_after=[20000], claims={"Content-Range": f"bytes {'9' * 5000}-"})
+        self.assert_fetched("opus100", "--pairs", "de-en")
+        self.assert_whole()
+        self.servers.pop().stop()
+        shutil.rmtree(self.out)
+        self.one(refuse=1, claims={"Retry-After": "\u00b2"})  # a digit, but no number
+        self.assert_fetched("opus100", "--pairs", "de-en", "--url", "http://[")
+        self.assert_whole()
+
+    def test_an_address_that_is_none_is_named(self):
+        self.one(refuse=100)
+        code, _, err = self.fetch("opus100", "--pairs", "de-en", "--url", "http://[", "--retries", "2")
+        self.assertEqual(code, 4)
+        self.assertIn(f"http://[/{NAME}: no address: Invalid IPv6 URL; again in", err)
+
+    def test_damaged_notes_of_an_earlier_call_lead_nowhere(self):
+        file = self.one()
+        (self.out / ".fetch").mkdir(parents=True)
+        part, url = self.out / ".fetch" / f"opus100.{NAME}.part", f"{self.servers[0].url}/{NAME}"
+        notes = ["[]", "{", "7", "[" * 100000, *({"url": url, "etag": etag} for etag in (3, "a\nb", "\u20ac"))]
+        for count, note in enumerate(notes, 1):
+            part.write_bytes(file.data[:1000])
+            part.with_name(part.name + ".json").write_text(note if isinstance(note, str) else json.dumps(note), encoding="utf-8")
+            self.assert_fetched("opus100", "--pairs", "de-en")
+            self.assert_whole()
+            self.assertEqual(file.asked, count * ["bytes=1000-"])  # the checksum tells that it is one file
+            (self.out / TRAIN).unlink()
+        record = self.out / ".fetch" / f"opus100.{NAME}.json"
+        for count, text in enumerate(('{"x": 1}', "[]", '{"files": []}', "[" * 100000), len(notes) + 1):
+            record.write_text(text, encoding="utf-8")
+            self.assert_fetched("opus100", "--pairs", "de-en")
+            self.assert_whole()
+            self.assertEqual(len(file.asked), count)
+
     def test_the_next_mirror_has_what_the_first_lacks_or_spoils(self):
         self.serve()
         self.one(cut_after=[20000])
@@ -398,6 +440,38 @@ class Unsummed(Fetch):
 
 
 class Care(Fetch):
+    def test_a_table_of_another_form_is_named_by_its_line(self):
+        self.serve(**{NAME: opus100("de-en")})
+        table = self.folder / "archives.tsv"
+        row = table.read_bytes()
+        corpus, url, size, sha256 = row.strip().split(b"\t")
+        for changed in ((corpus, url), (corpus, url, b"abc", sha256), (corpus, url, b"\xb2", sha256), (corpus, url, b"1" * 5000, sha256),
+                        (corpus, url + b"\xff", size, sha256), (corpus, b"file:///etc/x", size, sha256), (corpus, url, size, b"x")):
+            table.write_bytes(row + b"\t".join(changed) + b"\n")
+            code, _, err = self.fetch("opus100", "--pairs", "de-en")
+            self.assertEqual((code, err), (4, f"error: {table}:2: not a corpus, an address, a size and a SHA-256, with tabs "
+                                              "between them\n"))  # fmt: skip
+        table.write_bytes(row.replace(b"-de-en-", b"-../../x-"))
+        self.assertIn(f"error: {table}:1: no archive of opus100: ", self.fetch("opus100", "--pairs", "de-en")[2])
+        table.write_bytes(row)
+        for words, lacks in {("opus100",): "zeroshot", ("flores", "--langs", "de"): "flores200_dataset", ("wmt17",): "europarl-v7"}.items():
+            code, _, err = self.fetch(*words)
+            self.assertEqual((code, err), (4, f"error: {table}: no archive '{lacks}' of {words[0]}\n"))
+
+    def test_an_archive_that_no_reader_opens_is_named_and_its_names_move_no_cursor(self):
+        locked = bytearray(ccmatrix("de-en"))
+        for header, flags in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
+            at = -1
+            while (at := locked.find(header, at + 1)) >= 0:
+                locked[at + flags] |= 1
+        self.serve(**{"de-en.txt.zip": bytes(locked), NAME: tar_gz({"../\x1b[2Jx": b"x"})})
+        code, _, err = self.fetch("ccmatrix", "--pairs", "de-en")
+        self.assertEqual(code, 4)
+        self.assertRegex(err, r"\nerror: de-en.txt.zip: it cannot be unpacked: .* is encrypted, password required .*\n$")
+        code, _, err = self.fetch("opus100", "--pairs", "de-en")
+        self.assertEqual(code, 4)
+        self.assertIn("the member '../\ufffd[2Jx' would be written outside", err)
+
     def test_no_member_is_written_outside_of_its_folder(self):
         for outside in ("../escaped", "/escaped", "opus-100-corpus/../../escaped"):
             self.serve(**{NAME: tar_gz({outside: b"x", TRAIN: b"x\n"})})
@@ -449,6 +523,9 @@ class Care(Fetch):
             ("flores", "--langs", "tlh"): "flores has no 'tlh'",
             ("flores", "--into", "../x"): "--into: a folder's name",
             ("wmt17", "--langs", "de"): "wmt17 is en-de",
+            ("wmt17", "--timeout", "nan"): "--timeout: from 0.001 to 1,000,000",
+            ("wmt17", "--pause", "-1"): "--pause: from 0 to 1,000,000",
+            ("wmt17", "--retries", "-1"): "--retries: from 0 to 1,000,000",
             ("wmt17", "--url", "ftp://x"): "--url: an address that begins with http",
         }.items():
             code, _, err = self.fetch(*words)

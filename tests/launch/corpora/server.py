@@ -18,6 +18,7 @@ class File:
     trickle: int = 0  # answers that send half, then a byte at a time
     spoil: int = 0  # answers with a wrong byte in the middle
     refuse: int = 0  # answers with code 503
+    claims: dict = dataclasses.field(default_factory=dict)  # headers in the place of right ones
     lie: int = 0  # answers to ranges with another range than was asked for
     asked: list = dataclasses.field(default_factory=list)  # the Range header of each GET
     sent: int = 0  # bytes of bodies
@@ -67,16 +68,19 @@ class Server:
         file.asked.append(handler.headers["Range"])
         if file.refuse:
             file.refuse -= 1
-            handler.send_error(503)
+            self.head(handler, 503, {"Content-Length": "0", **file.claims})
             return
         begin = self.begin_of(handler, file)
         if begin >= len(file.data) > 0:
-            handler.send_response(416)
-            handler.send_header("Content-Range", f"bytes */{len(file.data)}")
-            handler.send_header("Content-Length", "0")
-            handler.end_headers()
+            self.head(handler, 416, {"Content-Range": f"bytes */{len(file.data)}", "Content-Length": "0"})
             return
         self.send(handler, file, begin)
+
+    def head(self, handler, code, headers):
+        handler.send_response(code)
+        for name, value in headers.items():
+            handler.send_header(name, value)
+        handler.end_headers()
 
     def begin_of(self, handler, file):
         found = re.fullmatch(r"bytes=(\d+)-", handler.headers["Range"] or "")
@@ -86,19 +90,16 @@ class Server:
         return int(found[1])
 
     def send(self, handler, file, begin):
-        body = file.data[begin:]
+        code, headers, body = 200, {}, file.data[begin:]
         if begin:
-            handler.send_response(206)
+            code = 206
             if file.lie:
                 file.lie -= 1
                 begin, body = 0, file.data
-            handler.send_header("Content-Range", f"bytes {begin}-{len(file.data) - 1}/{len(file.data)}")
-        else:
-            handler.send_response(200)
-        handler.send_header("Content-Length", str(len(body)))
+            headers["Content-Range"] = f"bytes {begin}-{len(file.data) - 1}/{len(file.data)}"
         if file.etag:
-            handler.send_header("ETag", file.etag)
-        handler.end_headers()
+            headers["ETag"] = file.etag
+        self.head(handler, code, {"Content-Length": str(len(body)), **headers, **file.claims})
         if file.spoil:
             file.spoil -= 1
             middle = len(body) // 2

@@ -60,8 +60,25 @@ class JsonLines(InFolder):
         self.write_lines("b.jsonl", [{"s": "x", "t": 7}])
         self.assertIn("'t' is int, not text", self.to_tsv("b.jsonl", "--source", "s", "--target", "t", code=4))
         (self.folder / "c.jsonl.gz").write_bytes(gzip.compress(b'{"s": "x", "t": "y"}\n' * 9)[:-9])
-        text = self.to_tsv("c.jsonl.gz", "--source", "s", "--target", "t", code=4)
-        self.assertIn("c.jsonl.gz: after line ", text)
+        self.assertIn("c.jsonl.gz: after line ", self.to_tsv("c.jsonl.gz", "--source", "s", "--target", "t", code=4))
+        (self.folder / "d.jsonl.gz").write_bytes(gzip.compress(b"")[:10] + b"\xff" * 99)
+        self.assertEqual(self.to_tsv("d.jsonl.gz", *COLUMNS, code=4).count("\n"), 1)
+        (self.folder / "f.jsonl").write_text("[" * 100000, encoding="utf-8")
+        self.assertIn("error: f.jsonl:1: maximum recursion depth", self.to_tsv("f.jsonl", *COLUMNS, code=4))
+
+    def test_a_saved_dataset_is_in_its_own_folder(self):
+        (self.folder / "saved").mkdir()
+        self.write_lines("x.jsonl", ROWS)
+        for name in ("../x.jsonl", str(self.folder / "x.jsonl"), "a/x.jsonl", "..", "", "x\0.jsonl", 7, None):
+            state = json.dumps({"_data_files": [{"filename": name}]})
+            (self.folder / "saved/state.json").write_text(state, encoding="utf-8")
+            text = self.to_tsv("saved", *COLUMNS, code=4)
+            self.assertEqual(text, f"error: saved/state.json: filename {json.dumps(name)}: must be the name of a file beside it\n")
+        for state in ("[]", "7", "{", '{"_data_files": [7]}', "[" * 100000):
+            (self.folder / "saved/state.json").write_text(state, encoding="utf-8")
+            text = self.to_tsv("saved", *COLUMNS, code=4)
+            self.assertIn("error: saved/state.json: not the state of a saved dataset: ", text)
+            self.assertEqual(text.count("\n"), 1)
 
 
 class Prepare(InFolder):
