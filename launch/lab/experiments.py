@@ -104,7 +104,7 @@ class Method:
 
 
 def read_methods():
-    rows = [r.split("\t") for r in (HERE / "methods.tsv").read_text(encoding="utf-8").splitlines() if r and r[0] != "#"]
+    rows = [r.split("\t") for r in (HERE / "methods.tsv").read_text(encoding="utf-8").split("\n") if r and r[0] != "#"]
     methods = {}
     for key, label, residual, family, light, dark, dash, sets in rows[1:]:
         dashes = tuple(float(d) for d in dash.split()) if dash != "-" else ()

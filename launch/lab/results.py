@@ -41,7 +41,7 @@ def read_metrics(folder):
     if not path.is_file():
         path = Path(folder) / "run" / "metrics.jsonl"
     kinds = {}
-    for line in path.read_text(errors="replace", encoding="utf-8").splitlines() if path.is_file() else []:
+    for line in path.read_text(errors="replace", encoding="utf-8").split("\n") if path.is_file() else []:
         try:
             record = json.loads(line)
             kinds.setdefault(record["kind"], []).append(record)

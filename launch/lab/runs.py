@@ -99,7 +99,7 @@ def call(words):
         done = subprocess.run(words, encoding="utf-8", capture_output=True, check=False)
     except OSError as error:
         raise UserError(f"--program: {words[0]}: {error.strerror}") from error
-    errors = [line for line in done.stderr.splitlines() if line.strip()]
+    errors = [line for line in done.stderr.split("\n") if line.strip()]
     first = next((i for i, line in enumerate(errors) if line.startswith("error: ")), max(0, len(errors) - 1))
     return done.returncode, done.stdout, "\n".join(errors[first:]).removeprefix("error: ")
 
@@ -447,7 +447,7 @@ class Child:
 
 def last_line(path):
     try:
-        lines = [line for line in Path(path).read_text(errors="replace", encoding="utf-8").splitlines() if line.strip()]
+        lines = [line for line in Path(path).read_text(errors="replace", encoding="utf-8").split("\n") if line.strip()]
     except OSError:
         return ""
     return lines[-1] if lines else ""
@@ -652,7 +652,7 @@ def run_experiment(asked, setup, given, jobs_wanted, keep_models, write):
     experiment = work.experiment
     limits = limits_of(setup, work.pending or work.jobs, jobs_wanted)
     command = command_text(setup, asked, given)
-    commands = (work.earlier_command.splitlines() if work.extends else []) + [command]
+    commands = (work.earlier_command.split("\n") if work.extends else []) + [command]
     code, out, _ = call([setup.program, "--version"])
     result = {
         "experiment": experiment.name,

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def run(command):
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, encoding="utf-8")
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    return json.loads(done.stdout.strip().split("\n")[-1])
 
 
 def main():

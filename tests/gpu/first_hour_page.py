@@ -50,7 +50,8 @@ def parity():
 
 def losses(folder):
     path = LOGS / folder / "metrics.jsonl"
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    lines = [json.loads(line) for line in text.split("\n") if line]
     return [line["loss"] for line in lines if line["kind"] == "train"]
 
 

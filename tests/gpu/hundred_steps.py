@@ -51,12 +51,13 @@ def train(arguments, device, dtype, layout):
     for setting in settings:
         words += ["--set", setting]
     log = run(words)
-    lines = (json.loads(line) for line in (arguments.out / folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    text = (arguments.out / folder / "metrics.jsonl").read_text(encoding="utf-8")
+    lines = (json.loads(line) for line in text.split("\n") if line)
     return [line["loss"] for line in lines if line["kind"] == "train"], re.search(r"weights (\w+)", log)[1]
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("program", type=Path)
     parser.add_argument("corpus", type=Path)
     parser.add_argument("--out", type=Path, default=Path("runs/hundred_steps"))

@@ -45,7 +45,7 @@ class BackTranslation(unittest.TestCase):
 
     def read(self, name):
         with open(os.path.join(self.root, name), encoding="utf-8") as file:
-            return file.read().splitlines()
+            return [line.removesuffix("\n") for line in file]
 
     def call(self, *words, code=0, **variables):
         done = subprocess.run(words, cwd=ROOT, env=os.environ | variables, encoding="utf-8",

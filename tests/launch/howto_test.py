@@ -19,7 +19,7 @@ PEERS = os.environ.get("DEEPNET_PEERS")  # bin folder of a virtual environment w
 def commands(page):
     """Returns the blocks of a page as one script."""
     script, fenced = [], False
-    for line in page.read_text(encoding="utf-8").splitlines():
+    for line in page.read_text(encoding="utf-8").split("\n"):
         if line.startswith("```"):
             fenced = not fenced
         elif PEERS if fenced else line.startswith("    "):

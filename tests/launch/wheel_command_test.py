@@ -42,7 +42,7 @@ class WheelCommand(unittest.TestCase):
         self.add_torch(self.packages, "2.11.0+cu130")
         done = self.start("train", "--set", "name=a b")
         self.assertEqual((done.returncode, done.stderr), (0, ""))
-        arguments, libraries, ignored = done.stdout.splitlines()
+        arguments, libraries, ignored = done.stdout.rstrip("\n").split("\n")
         self.assertEqual(arguments, "arguments train --set name=a b")
         self.assertEqual(libraries, "libraries ")
         self.assertEqual(int(ignored.split()[1], 16) & IGNORED_BY_PYTHON, 0)
@@ -50,14 +50,14 @@ class WheelCommand(unittest.TestCase):
     def test_its_libraries_come_before_those_that_the_environment_names(self):
         self.add_torch(self.packages, "2.11.0")
         done = self.start(LD_LIBRARY_PATH="/toolkit")
-        folders = done.stdout.splitlines()[1].removeprefix("libraries ").split(":")
+        folders = done.stdout.split("\n")[1].removeprefix("libraries ").split(":")
         self.assertEqual(folders[0], str(self.packages / "torch/lib"))
         self.assertEqual(folders[-1], "/toolkit")
 
     def test_it_finds_pytorch_in_another_folder_of_packages(self):
         self.add_torch(self.other, "2.11.0")
         folders = [self.other / name for name in ("torch/lib", "nvidia/cu13/lib", "nvidia/nccl/lib")]
-        self.assertEqual(self.start().stdout.splitlines()[1], "libraries " + ":".join(map(str, folders)))
+        self.assertEqual(self.start().stdout.split("\n")[1], "libraries " + ":".join(map(str, folders)))
 
     def test_without_the_pytorch_that_it_is_linked_with_it_ends_and_says_so(self):
         done = self.start()

@@ -27,7 +27,7 @@ for size, path in sizes[:10]:
     print(f"  {size:5} {path}")
 if files and shutil.which("ctags"):
     command = ["ctags", "--output-format=json", "--fields=+ne", "--kinds-C++=f", "-f", "-", *files]
-    tags = subprocess.run(command, encoding="utf-8", capture_output=True).stdout.splitlines()
+    tags = subprocess.run(command, encoding="utf-8", capture_output=True).stdout.rstrip("\n").split("\n")
     found = [json.loads(tag) for tag in tags]
     spans = [(t["end"] - t["line"] + 1, f'{t["path"]}: {t["name"]}') for t in found if "end" in t]
     print(f"longest of {len(spans)} functions, {sum(s > 60 for s, _ in spans)} over 60 lines:")

@@ -1,5 +1,9 @@
 #!/usr/bin/env python3
-"""Python reads and writes text as UTF-8, whatever the user's locale: each call that opens text names its encoding."""
+"""Python reads and writes text as UTF-8, whatever the user's locale, and a line of it ends with a line feed.
+
+Each call that opens text names its encoding. str.splitlines() also cuts at U+2028, U+0085, form feeds and others,
+which stand within the lines that the program writes.
+"""
 
 import ast
 import subprocess
@@ -44,6 +48,8 @@ def main():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and opens_text(node):
                 mistakes.append(f"{path}:{node.lineno}: text without its encoding")
+            if isinstance(node, ast.Attribute) and node.attr == "splitlines":
+                mistakes.append(f"{path}:{node.lineno}: splitlines() cuts within lines: split(\"\\n\")")
     print("\n".join(mistakes) or f"encodings: {len(files)} files of Python")
     sys.exit(bool(mistakes))
 

@@ -194,7 +194,7 @@ def check(case, arguments, work):
     again.load_state_dict({n: t for n, t in state.items() if not n.endswith(("version", "_float_tensor"))})
     worst = greatest_difference(again, cases, log_probs, list(range(rows)))
     report(f"{case.name}, back", worst <= TOLERANCE, f"greatest difference {worst:.3g}")
-    lines = (work / "back/dict.txt").read_text(encoding="utf-8").splitlines()
+    lines = (work / "back/dict.txt").read_text(encoding="utf-8").rstrip("\n").split("\n")
     report(f"{case.name}, dictionary", [l.rsplit(" ", 1)[0] for l in lines[: len(pieces)]] == pieces
            and lines[-1] == f"__{max(languages)}__ 1" and len(lines) == rows - 4, f"{len(lines)} lines")  # fmt: skip
     check_refusals(namespace, state, work)

@@ -86,7 +86,7 @@ def ours(peer_model, checkpoint, cases, size, work):
     for _, forced, target in cases:
         parts.append(values[at : at + 1 + len(forced) + len(target)])
         at += len(parts[-1])
-    return parts, [[int(i) for i in line.split()] for line in found.stdout.splitlines()]
+    return parts, [[int(i) for i in line.split()] for line in found.stdout.rstrip("\n").split("\n")]
 
 
 class EndAt(transformers.LogitsProcessor):
@@ -274,7 +274,7 @@ def check_m2m(arguments, deepnet, peer_model, work):
     compare("m2m_100 exported", again, cases, log_probs, hypotheses, list(range(size)))
     run([deepnet, "checkpoint", "import", work / "exported", "--output", work / "again"])
     same = run([deepnet, "checkpoint", "diff", work / "imported", work / "again"]).stdout
-    report("m2m_100 imported again", "identical" in same, same.strip().splitlines()[-1])
+    report("m2m_100 imported again", "identical" in same, same.strip().split("\n")[-1])
 
 
 def main():

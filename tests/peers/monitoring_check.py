@@ -96,7 +96,7 @@ def without_leading_zeros(steps):
 
 def check(root):
     folder, records = root / "run/tensorboard", []
-    for line in (root / "run/metrics.jsonl").read_text(encoding="utf-8").splitlines():
+    for line in (root / "run/metrics.jsonl").read_text(encoding="utf-8").rstrip("\n").split("\n"):
         records.append(json.loads(line))
     accumulator = EventAccumulator(str(folder), size_guidance={"tensors": 0}, tensor_size_guidance={"scalars": 0, "text": 0})
     accumulator.Reload()
@@ -140,7 +140,7 @@ def check(root):
             leftover += [] if again == event else [file.name]
     said = subprocess.run([Path(sys.executable).parent / "promtool", "check", "metrics"], encoding="utf-8", capture_output=True,
                           stdin=open(root / "run.prom", encoding="utf-8"))  # fmt: skip
-    figures = sum(not line.startswith("#") for line in (root / "run.prom").read_text(encoding="utf-8").splitlines())
+    figures = sum(not line.startswith("#") for line in (root / "run.prom").read_text(encoding="utf-8").rstrip("\n").split("\n"))
     report("promtool", said.returncode == 0 and not said.stderr and figures > 20, said.stderr or f"{figures} figures")
     report("proto fields", not leftover, f"{len(list(folder.iterdir()))} files, unknown fields in {leftover or 'none'}")
 

@@ -1,6 +1,7 @@
 """to_tsv.py and `deepnet prepare --tsv`: rows from files as people have them become a corpus."""
 
 import gzip
+import io
 import json
 import os
 import subprocess
@@ -118,7 +119,7 @@ class Prepare(InFolder):
 
     def test_pairs_below_the_threshold_are_dropped(self):
         self.prepare("--tsv", "-", "--score-threshold", "1.05", "--set", "data.folder=a", text=TSV)
-        better = "".join(line for line in TSV.splitlines(True) if float(line.split("\t")[2]) >= 1.05)
+        better = "".join(line for line in io.StringIO(TSV) if float(line.split("\t")[2]) >= 1.05)
         self.prepare("--tsv", "-", "--set", "data.folder=b", text=better)
         self.assertEqual(self.corpus("a"), self.corpus("b"))
 

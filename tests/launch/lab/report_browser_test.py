@@ -66,7 +66,7 @@ class ReportInBrowser(unittest.TestCase):
             words += ["--enable-logging=stderr", "--dump-dom", frame.as_uri()]
             done = subprocess.run(words, encoding="utf-8", capture_output=True, timeout=300)
         self.assertEqual(done.returncode, 0, done.stderr[-1000:])
-        said = [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
+        said = [line for line in done.stderr.split("\n") if ":CONSOLE" in line]
         self.assertEqual([line for line in said if "source: chrome://" not in line], [])  # the browser's own pages
         found = re.search(r'data-found="([^"]*)"', done.stdout)
         self.assertIsNotNone(found, done.stdout[-500:])

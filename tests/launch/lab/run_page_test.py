@@ -113,8 +113,8 @@ class RunPage(unittest.TestCase):
             self.assertEqual(code, 4)
             self.assertIn(f"error: '{folder}': neither result.json of an experiment nor metrics.jsonl of a run", error)
 
-    def test_a_run_is_read_as_utf_8_in_a_locale_of_another_encoding(self):
-        sample = {"direction": "el-en", "line": 1, "source": "β – ğ", "reference": "b", "translation": "ß"}
+    def test_a_run_is_read_line_by_line_as_utf_8_in_a_locale_of_another_encoding(self):
+        sample = {"direction": "el-en", "line": 1, "source": "β – ğ\u2028", "reference": "b", "translation": "ß"}
         check = {"kind": "validation", "step": 1, "nll": 1, "bleu": 1, "directions": [], "samples": [sample]}
         with tempfile.TemporaryDirectory() as folder:
             locale = "tr_TR.ISO-8859-9"

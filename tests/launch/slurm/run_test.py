@@ -56,7 +56,7 @@ class RunTest(unittest.TestCase):
             env={"PATH": f"{self.box}:{os.environ['PATH']}", "BOX": str(self.box), "DEEPNET_HOME": str(ROOT),
                  "DEEPNET_SITE": str(self.box / "site"), "CODES": codes, "SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "job",
                  "SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": "node[0-1]", "SLURM_JOB_NUM_NODES": "2", **variables})
-        return done.returncode, asked.read_text(encoding="utf-8").splitlines() if asked.exists() else []
+        return done.returncode, asked.read_text(encoding="utf-8").rstrip("\n").split("\n") if asked.exists() else []
 
     def test_goes_back_into_the_queue_after_a_save_a_hang_and_a_lost_rank_alone(self):
         for code in (0, 1, 2, 7, 8, 9, 75):
