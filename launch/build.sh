@@ -28,7 +28,7 @@ command -v ninja >/dev/null || options+=(-G "Unix Makefiles")
 cmake --preset "$preset" "${options[@]}"
 
 # A LibTorch file takes up to 1.5 GB to compile.
-memory_kb=$(awk '/^MemAvailable/ {print $2}' /proc/meminfo 2>/dev/null || echo 4000000)
+memory_kb=$(awk '/^MemAvailable/ {print $2; found = 1} END {exit !found}' /proc/meminfo 2>/dev/null || echo 4000000)
 jobs=$(nproc 2>/dev/null || echo 2)
 fitting=$((memory_kb / 1500000))
 [[ $jobs -le $fitting ]] || jobs=$((fitting > 0 ? fitting : 1))

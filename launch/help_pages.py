@@ -43,7 +43,7 @@ def read_help(program, words):
 def parse_help(words, text):
     page = Page(words)
     blocks = text.rstrip("\n").split("\n\n")
-    page.summary = blocks[0].split(": ", 1)[1]
+    page.summary = blocks[0].partition(": ")[2]
     for block in blocks[1:]:
         if block.startswith("Usage: "):
             page.usage = block.removeprefix("Usage: ")
@@ -53,7 +53,7 @@ def parse_help(words, text):
             page.commands = [tuple(line.split(None, 1)) for line in block.split("\n")[1:]]
         else:
             (page.epilogue if page.commands or page.flags else page.description).append(" ".join(block.split()))
-    if not page.usage or not (page.flags or page.commands):
+    if not page.summary or not page.usage or not (page.flags or page.commands) or not all(len(row) == 2 for row in page.commands):
         raise ValueError(f"'{' '.join(words)} --help' has another form than this script reads")
     return page
 
@@ -64,7 +64,7 @@ def parse_flags(lines):
         start = re.match(r"  (--[a-z0-9-]+)(?: (\S+(?: \S+)*))?(?:  +(.*))?$", line)
         if start:
             flags.append(Flag(start[1], start[2] or "", start[3] or ""))
-        else:
+        elif flags:
             flags[-1].help = f"{flags[-1].help} {line.strip()}".strip()
     return flags
 
@@ -203,10 +203,14 @@ def zsh_flag(flag):
 
 
 def write_all(program, out):
+    seconds = os.environ.get("SOURCE_DATE_EPOCH", time.time())
+    try:
+        day = time.strftime("%Y-%m-%d", time.gmtime(int(seconds)))
+    except (ValueError, OverflowError, OSError) as error:
+        raise ValueError(f"SOURCE_DATE_EPOCH: '{seconds}': {error}") from error
     pages = read_all(program)
     done = subprocess.run([program, "--version"], check=True, capture_output=True, encoding="utf-8")
     version = done.stdout.split("\n")[0]
-    day = time.strftime("%Y-%m-%d", time.gmtime(int(os.environ.get("SOURCE_DATE_EPOCH", time.time()))))
     texts = {f"man/man1/{page_name(page.words)}.1": man_page(page, pages, version, day) for page in pages}
     texts["bash-completion/completions/deepnet"] = bash_completion(pages)
     texts["zsh/site-functions/_deepnet"] = zsh_completion(pages)

@@ -14,6 +14,11 @@ restart=${SLURM_RESTART_COUNT:-0}
 
 say() { printf '%(%F %T)T %s\n' -1 "$SLURM_JOB_NAME $SLURM_JOB_ID, restart $restart: $*"; }
 
+# What is no number would be computed as an expression, where it is used.
+for name in DEEPNET_RETRIES SLURM_NTASKS SLURM_JOB_NUM_NODES SLURM_ARRAY_TASK_{ID,COUNT,MIN,MAX}; do
+  [[ ! -v $name || ${!name} =~ ^(0|[1-9][0-9]{0,8})$ ]] || { say "$name: '${!name}' is no number from 0 to 999999999"; exit 2; }
+done
+
 # job_field NAME [PATTERN]: what Slurm says of this job. The job's name, which may hold anything, stands in the first
 # line, which is not indented.
 job_field() {

@@ -50,6 +50,18 @@ class HelpPages(unittest.TestCase):
     def test_a_help_of_another_form_is_an_error(self):
         with self.assertRaisesRegex(ValueError, "'toy --help' has another form"):
             H.parse_help(("toy",), "deepnet toy: Play.\n\nOptions:\n  -x\n")
+        for help_ in ("", "--help", "deepnet toy: Play.\n\nUsage: x\n\nFlags:\nx", "deepnet toy: Play.\n\nUsage: x\n\nCommands:\nx"):
+            with self.assertRaisesRegex(ValueError, "'toy --help' has another form"):
+                H.parse_help(("toy",), help_)
+
+    def test_a_day_that_is_none_is_named(self):
+        for seconds in ("today", "9" * 30):
+            done = subprocess.run(
+                [sys.executable, "-B", H.__file__, "--program", PROGRAM, "--out", "/nonexistent"], capture_output=True,
+                encoding="utf-8", env={**os.environ, "SOURCE_DATE_EPOCH": seconds},
+            )  # fmt: skip
+            self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1), done.stderr)
+            self.assertIn(f"error: SOURCE_DATE_EPOCH: '{seconds}': ", done.stderr)
 
     def test_every_command_has_a_page_and_its_words_are_offered(self):
         with tempfile.TemporaryDirectory() as folder:

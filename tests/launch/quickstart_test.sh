@@ -2,7 +2,7 @@
 # launch/quickstart.sh among stand-ins for the programs it starts. An ldd that goes on writing after it
 # has named MPI must not make the run go on without MPI; and a folder `trial` that somebody keeps there stays.
 # Where nvidia-smi shows a GPU, what is fetched, built and started is for that GPU; where doctor refuses it, the
-# run goes on without.
+# run goes on without. And launch/build.sh where Linux does not say how much memory is free: as many jobs as 4 GB hold.
 set -euo pipefail
 export LC_ALL=C
 cd "$(dirname "$0")/../.."
@@ -62,3 +62,17 @@ has $'fetched \n' "left out a GPU of compute capability '75'" "build/release/dee
 run NVCC=13.0 GPUS='9.0\n' DEEPNET_TORCH_ROOT=.
 has "left out the GPU" "build/release/deepnet train"
 lacks "fetched"
+
+cp launch/build.sh "$folder/launch"
+stand_in bin/cmake <<<'echo "$@"'
+awk=$(command -v awk)
+stand_in bin/awk <<<'for word do [ "$word" != /proc/meminfo ] || word=$MEMINFO; set -- "$@" "$word"; shift; done; exec '"$awk"' "$@"'
+# build_with MEMINFO: the output of a build.
+build_with() {
+  echo "$1" >"$folder/meminfo"
+  output=$(PATH="$folder/bin:$PATH" MEMINFO=$folder/meminfo "$folder/launch/build.sh")
+}
+build_with 'MemTotal: 9000000 kB'
+has "--parallel 2"
+build_with 'MemAvailable: 1600000 kB'
+has "--parallel 1"

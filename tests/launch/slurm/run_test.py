@@ -56,6 +56,7 @@ class RunTest(unittest.TestCase):
             env={"PATH": f"{self.box}:{os.environ['PATH']}", "BOX": str(self.box), "DEEPNET_HOME": str(ROOT),
                  "DEEPNET_SITE": str(self.box / "site"), "CODES": codes, "SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "job",
                  "SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": "node[0-1]", "SLURM_JOB_NUM_NODES": "2", **variables})
+        self.said = done.stdout
         return done.returncode, asked.read_text(encoding="utf-8").rstrip("\n").split("\n") if asked.exists() else []
 
     def test_goes_back_into_the_queue_after_a_save_a_hang_and_a_lost_rank_alone(self):
@@ -76,6 +77,13 @@ class RunTest(unittest.TestCase):
         queued = [bool(self.start(f"{code} {code}")[1]) for code in (8, 9, 8, 75, 9, 8, 9, 8)]
         self.assertEqual(queued, 7 * [True] + [False])
         self.assertFalse(self.start("8 8", DEEPNET_RETRIES="0")[1])
+
+    def test_a_number_that_is_none_is_named_before_anything_is_started(self):
+        for word in ("three", "", "-1", "08", "1.5", "9" * 20, f"x[$(touch {self.box}/ran)]"):
+            for name in ("DEEPNET_RETRIES", "SLURM_NTASKS"):
+                self.assertEqual(self.start("8 8", **{name: word}), (2, []))
+                self.assertTrue(self.said.endswith(f"{name}: '{word}' is no number from 0 to 999999999\n"), self.said)
+        self.assertFalse((self.box / "ran").exists())
 
     def test_a_job_that_was_cancelled_stays_out_of_the_queue(self):
         self.assertEqual(self.start("75 75", STATE="CANCELLED"), (75, []))
