@@ -1,6 +1,7 @@
 #include "trainer/bench.h"
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <map>
 #include <memory>
@@ -54,6 +55,7 @@ constexpr Shape kShapes[] = {
     {"paper", 500, 512, 2048, 8, 4096, 250002}, {"paper-100", 100, 512, 2048, 8, 4096, 250002}};
 constexpr int kWarmUpSteps = 3;                          // of a GPU
 constexpr int kGraphWarmUpSteps = 6;                     // which are also recorded and compared
+constexpr double kMaxLength = 1 << 20;                   // of a sentence in it
 constexpr int64_t kMaxLengthsBytes = int64_t{64} << 20;  // of a file of sentence lengths
 
 // Returns microbatches as full as the capacity allows; repeats the lengths if there are few.
@@ -465,7 +467,11 @@ absl::StatusOr<std::vector<std::pair<int, int>>> ReadBenchLengths(const std::str
   std::vector<std::pair<int, int>> lengths;
   for (const auto& pair : list.values()) {
     const auto& values = pair.list_value().values();
-    if (values.size() != 2 || values[0].number_value() < 1 || values[1].number_value() < 1) {
+    const auto is_length = [](const google::protobuf::Value& value) {
+      const double number = value.number_value();
+      return number >= 1 && number <= kMaxLength && number == std::floor(number);
+    };
+    if (values.size() != 2 || !is_length(values[0]) || !is_length(values[1])) {
       return WithExitCode(absl::InvalidArgumentError(absl::StrCat(file, ": entry ", lengths.size(),
                                                                   " is not [source, target]")),
                           ExitCode::kData);
@@ -473,7 +479,9 @@ absl::StatusOr<std::vector<std::pair<int, int>>> ReadBenchLengths(const std::str
     lengths.emplace_back(static_cast<int>(values[0].number_value()),
                          static_cast<int>(values[1].number_value()));
   }
-  return lengths;
+  if (!lengths.empty()) return lengths;
+  return WithExitCode(absl::InvalidArgumentError(absl::StrCat(file, ": an empty list")),
+                      ExitCode::kData);
 }
 
 absl::StatusOr<RunSpec> BenchRun(const std::string& shape, const BenchSize& size) {

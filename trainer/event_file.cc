@@ -24,6 +24,7 @@ using tensorboard::Event;
 using tensorboard::Summary;
 
 constexpr char kFilePrefix[] = "events.out.tfevents.";  // TensorBoard looks for "tfevents"
+constexpr int64_t kMostFiles = 1'000'000'000;           // of a folder: others are not numbered on
 constexpr int kText = 7;                                // DT_STRING
 constexpr int kStart = 1;                               // SessionLog::START
 
@@ -83,12 +84,13 @@ void AddSample(const SampleTranslation& sample, Summary& summary) {
 // Returns the number after that of the last file in `folder`.
 int64_t NextNumber(const std::string& folder, std::error_code& error) {
   int64_t next = 1, number = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-    const std::string name = entry.path().filename();
+  for (std::filesystem::directory_iterator entry(folder, error), end; !error && entry != end;
+       entry.increment(error)) {
+    const std::string name = entry->path().filename();
     if (name.rfind(kFilePrefix, 0) != 0) continue;
     const size_t at = sizeof(kFilePrefix) - 1;
     const std::string digits = name.substr(at, name.find('.', at) - at);
-    if (absl::SimpleAtoi(digits, &number)) next = std::max(next, number + 1);
+    if (absl::SimpleAtoi(digits, &number) && number < kMostFiles) next = std::max(next, number + 1);
   }
   return next;
 }

@@ -2,12 +2,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <ostream>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 
@@ -92,6 +94,12 @@ class WordFrequencies {
 
 absl::Status RunLabCorpus(const CommandLine& line) {
   if (!line.flags.Given("data")) return BadFlag("--data: required: a prepared corpus");
+  for (const char* flag : {"dev-sentences", "test-sentences"}) {
+    if (line.flags.Integer(flag) < 0 ||
+        line.flags.Integer(flag) > std::numeric_limits<int>::max()) {
+      return BadFlag(absl::StrCat("--", flag, ": must be from 0 to 2147483647"));
+    }
+  }
   const auto corpus = Corpus::Open(ResolvePath(line, line.flags.Text("data")));
   if (!corpus.ok()) return WithExitCode(corpus.status(), ExitCode::kData);
   const std::vector<std::string>& directions = line.flags.List("direction");

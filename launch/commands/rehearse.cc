@@ -172,8 +172,12 @@ std::vector<Flag> RehearseFlags() {
 
 absl::Status CheckRehearseFlags(const ParsedFlags& flags) {
   std::vector<std::string> mistakes;
-  if (flags.Number("time-scale") < 0) mistakes.push_back("--time-scale: must be above 0");
-  if (flags.Integer("steps") < 1) mistakes.push_back("--steps: must be at least 1");
+  if (flags.Number("time-scale") < 0 || flags.Number("time-scale") > 1e6) {
+    mistakes.push_back("--time-scale: must be above 0 and at most 1e6");
+  }
+  if (flags.Integer("steps") < 1 || flags.Integer("steps") > 1'000'000) {
+    mistakes.push_back("--steps: must be from 1 to 1000000");
+  }
   if (flags.Switch("compare") && flags.Given("trace")) {
     mistakes.push_back("--trace: shows one schedule: not with --compare");
   }

@@ -1,5 +1,6 @@
 #include "trainer/bench.h"
 
+#include <fstream>
 #include <map>
 #include <set>
 #include <string>
@@ -11,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "launch/commands/commands.h"
+#include "parallel/base/exit_code.h"
 #include "proto/report.pb.h"
 #include "tests/launch/commands/run_command.h"
 #include "trainer/model/describe.h"
@@ -32,6 +34,16 @@ TEST(BenchCommand, NamesEveryNumberThatIsOutOfRange) {
   EXPECT_EQ(outcome.code, 2);
   EXPECT_THAT(outcome.err, HasSubstr("--steps: 0: must be from 1"));
   EXPECT_THAT(outcome.err, HasSubstr("--segment: 0: must be from 1"));
+}
+
+TEST(BenchCommand, LengthsThatNoSentenceHasAreRefused) {
+  const std::string file = ::testing::TempDir() + "odd_lengths.json";
+  for (const char* text : {"[]", "[[3, 4], [1e300, 5]]", "[[0.5, 5]]", "[[-1, 5]]", "[[1]]", "3"}) {
+    std::ofstream(file) << text;
+    const auto lengths = ReadBenchLengths(file);
+    EXPECT_EQ(GetExitCode(lengths.status()), ExitCode::kData) << text;
+    EXPECT_THAT(std::string(lengths.status().message()), HasSubstr(file)) << text;
+  }
 }
 
 TEST(BenchCommand, RefusesALevelThatIsNone) {

@@ -202,6 +202,8 @@ TEST(RehearseCommand, RefusesWhatCannotBe) {
   };
   EXPECT_THAT(error({"--schedule", "2f2b"}), HasSubstr("2f2b"));
   EXPECT_THAT(error({"--steps", "0"}), HasSubstr("--steps"));
+  EXPECT_THAT(error({"--steps", "4294967297"}), HasSubstr("--steps: must be from 1 to 1000000"));
+  EXPECT_THAT(error({"--time-scale", "1e300"}), HasSubstr("--time-scale: must be above 0 and at"));
   EXPECT_THAT(error({"--compare", "--trace", "t.json"}), HasSubstr("--trace"));
   EXPECT_THAT(error({"--compare", "--schedule", "1f1b"}), HasSubstr("--compare"));
   EXPECT_THAT(error({"--schedule", "interleaved", "--set", "parallel.virtual_pipeline_size=9"}),

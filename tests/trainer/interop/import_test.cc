@@ -198,13 +198,14 @@ TEST(ImportM2m, AVocabularyThatDoesNotFitIsNamed) {
   EXPECT_THAT(m2m.Refusal(), HasSubstr(absl::StrCat("'x' is ", m2m.rows_, ", but config.json")));
   m2m.Write("vocab.json", "{");
   EXPECT_THAT(m2m.Refusal(), HasSubstr("'m2m/vocab.json'"));
+  m2m.Write("tokenizer_config.json", R"({"language_codes": "wmt21"})");
+  EXPECT_THAT(m2m.Refusal(), HasSubstr("language_codes is 'wmt21'"));
+  m2m.Write("tokenizer_config.json", "{}");
   const std::string size = "\"vocab_size\": ";
   m2m.Write(
       "config.json",
       absl::StrReplaceAll(m2m.Config(), {{absl::StrCat(size, m2m.rows_), size + "2147483647"}}));
   EXPECT_THAT(m2m.Refusal(), HasSubstr("model.vocabulary_size: 2147483647: must be at most"));
-  m2m.Write("tokenizer_config.json", R"({"language_codes": "wmt21"})");
-  EXPECT_THAT(m2m.Refusal(), HasSubstr("language_codes is 'wmt21'"));
 }
 
 TEST(Import, OfAnotherModelTypeIsRefusedByName) {
