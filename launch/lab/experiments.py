@@ -31,8 +31,9 @@ class UserError(Exception):
 TOKEN = re.compile(r'\s+|#[^\n]*|("(?:[^"\\\n]|\\.)*"|[A-Za-z_][\w.]*|[-+]?(?:\d[\w.+-]*|\.\d+|inf|nan)|.)')
 
 
-def parse_textproto(text):
-    """A dict of each field's value; of a field that stands there more than once, the list of its values."""
+def parse_textproto(text, place="text"):
+    """A dict of each field's value; of a field that stands there more than once, the list of its values. Fails with a
+    UserError that names the place."""
     tokens = [t for t in TOKEN.findall(text) if t]
     at = 0
 
@@ -77,9 +78,14 @@ def parse_textproto(text):
             else:
                 values.append(value())
             fields.setdefault(name, []).extend(values)
+        if end and at == len(tokens):
+            raise ValueError(f"no '{end}' at the end")
         return {name: values[0] if len(values) == 1 else values for name, values in fields.items()}
 
-    return message(None)
+    try:
+        return message(None)
+    except (IndexError, ValueError, RecursionError) as error:
+        raise UserError(f"{place}: no text format of protobuf: {error}") from error
 
 
 def many(fields, name):

@@ -48,10 +48,17 @@ def make_setup(options, experiment):
         recipes=options.recipes,
         data=options.data,
         imported=options.m2m100,
-        launcher=shlex.split(options.launcher),
+        launcher=launcher(options.launcher),
         sets=options.set,
         share=share(options.share),
     )
+
+
+def launcher(text):
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"--launcher: {text}: {error}") from error
 
 
 def share(text):
@@ -240,7 +247,11 @@ def main(words=None):
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.code
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return runs.BAD_DATA
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="backslashreplace")  # a folder's name may be no Unicode
     sys.exit(main())

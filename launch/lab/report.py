@@ -97,7 +97,7 @@ class Line:
 
     def __init__(self, method, points, label="", fit=False, bars=(), gone=()):
         self.method, self.label, self.fit = method_of(method), label or method_of(method).label, fit
-        self.points = [(x, y) for x, y in points if math.isfinite(y)]
+        self.points = [(x, y) for x, y in points if R.is_plain(y)]
         self.bars = list(bars)  # (x, low, high)
         self.gone = list(gone)
 
@@ -256,7 +256,7 @@ def mixed(share):
 
 def draw_heat_map(identity, title, columns, rows, values, x_label, y_label, low_is_good, spread=None):
     """Squares of [row][column]; None is blank, a word is a cross. `spread`: what the colours span."""
-    numbers = [v for row in values for v in row if isinstance(v, float) and math.isfinite(v)]
+    numbers = [v for row in values for v in row if isinstance(v, float) and R.is_plain(v)]
     if not numbers and not any(isinstance(v, str) for row in values for v in row):
         return empty_plot(identity, title)
     low, high = spread or (min(numbers, default=0.0), max(numbers, default=1.0))
@@ -277,7 +277,7 @@ def draw_heat_map(identity, title, columns, rows, values, x_label, y_label, low_
     squares = []
     for r, row in enumerate(values):
         for c, value in enumerate(row):
-            number = isinstance(value, float) and math.isfinite(value)
+            number = isinstance(value, float) and R.is_plain(value)
             colour = mixed(strength(value)) if number else f"var(--plot-{BLANK[1:]})"
             text = R.short(value) if number else value or "no value"
             place = f'x="{left + c * square + gap:.1f}" y="{6 + r * tall + gap:.1f}"'

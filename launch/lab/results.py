@@ -8,20 +8,140 @@ validations, instruments, test.
 
 import json
 import math
+import re
 from pathlib import Path
 
-from experiments import make_experiment, method_of, published_lines
+from experiments import UserError, make_experiment, method_of, published_lines
 
 DONE, DIVERGED, FAILED = "CELL_DONE", "CELL_DIVERGED", "CELL_FAILED"
 MAX_STEPS = 300  # records of a run that a result keeps
 MAX_INSTRUMENTS = 40
 MAX_VALUES = 6  # of one setting, all named
+BAD_DATA = 4  # exit status
 MAX_NATS = 20.0  # log of 485 million: worse than an even guess among any vocabulary's pieces
 
 
 def num(value):
     """A JSON number; protobuf writes those that are not finite as words."""
     return float(value)
+
+
+def is_plain(value):
+    """Whether it is a number that can be drawn: it is finite, and so are its square and what lies around it."""
+    return abs(value) < 1e150
+
+
+# --- what comes from outside ---------------------------------------------------------------------
+
+WHOLE, COUNT, FINITE, KNOWN, POSITIVE, NUMBER, TEXT, FIELDS = (
+    "a whole number", "a count", "a finite number", "a finite number or null", "a number above 0", "a number", "text", "an object",
+)  # fmt: skip
+KINDS = {
+    WHOLE: lambda v: type(v) is int and abs(v) < 1 << 63,
+    COUNT: lambda v: type(v) in (int, str) and re.fullmatch("[0-9]{1,18}", str(v)),  # protobuf quotes those of 64 bits
+    FINITE: lambda v: type(v) in (int, float) and abs(v) < 1e200,
+    KNOWN: lambda v: v is None or KINDS[FINITE](v),
+    POSITIVE: lambda v: type(v) in (int, float) and 1e-200 < v < 1e200,
+    NUMBER: lambda v: v in ("NaN", "Infinity", "-Infinity") if isinstance(v, str) else type(v) is float or KINDS[WHOLE](v),
+    TEXT: lambda v: isinstance(v, str),
+    FIELDS: lambda v: isinstance(v, dict),
+}
+
+
+def checked(value, shape, place):
+    """`value`, if it is of this shape: one of KINDS, [the shape of each], or {field: its shape}, where a field whose name
+    ends in "?" may be absent. Else fails with a UserError that says where in `place` it is not."""
+    kind = FIELDS if isinstance(shape, dict) else "a list" if isinstance(shape, list) else shape
+    if not (isinstance(value, list) if kind == "a list" else KINDS[kind](value)):
+        raise UserError(f"{place}: must be {kind}", BAD_DATA)
+    if isinstance(shape, list):
+        for number, each in enumerate(value):
+            checked(each, shape[0], f"{place}[{number}]")
+    elif isinstance(shape, dict):
+        for name, of in shape.items():
+            field = name.rstrip("?")
+            if field in value or name == field:
+                checked(value.get(field), of, f"{place}: {field}")
+    return value
+
+
+def parsed(text, shape, place):
+    """JSON of this shape."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{place}: no JSON: {error}", BAD_DATA) from error
+    return checked(value, shape, place)
+
+
+def read_json(path, shape):
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise UserError(f"'{path}': {error.strerror}", BAD_DATA) from error
+    return parsed(data, shape, f"'{path}'")
+
+
+def fields(kind, names):
+    return {f"{name}?": kind for name in names.split()}
+
+
+RUN = {  # of a RunSpec, what is read here
+    **fields(TEXT, "folder"),
+    "cluster?": fields(WHOLE, "nodes devices_per_node"),
+    "compute?": fields(TEXT, "dtype device"),
+    "data?": {**fields(TEXT, "folder"), **fields(WHOLE, "global_microbatches"), "microbatch?": fields(WHOLE, "max_target_tokens")},
+    "model?": {
+        **fields(WHOLE, "encoder_layers decoder_layers d_model ffn_dim num_heads vocabulary_size"),
+        **fields(TEXT, "residual"),
+        **fields(NUMBER, "dropout"),
+        "deepnorm?": fields(TEXT, "beta_rule"),
+        "scheme?": fields(NUMBER, "ds_exponent"),
+    },
+    "optim?": {
+        **fields(NUMBER, "learning_rate beta1 beta2 epsilon weight_decay clip_norm label_smoothing"),
+        **fields(WHOLE, "warmup_steps"),
+        **fields(TEXT, "optimizer schedule"),
+    },
+    "train?": fields(WHOLE, "steps validate_sentences"),
+}
+TRAIN = {"step": WHOLE, "nll": NUMBER, **fields(FINITE, "seconds")}
+SCORES = fields(NUMBER, "nll bleu bleu_to_english bleu_from_english spbleu")
+TEST = {"directions?": [{"direction": TEXT, **fields(WHOLE, "sentences"), **SCORES}], **fields(FINITE, "seconds"), **SCORES}
+VALIDATION = {"step": WHOLE, "nll": NUMBER}
+INSTRUMENTS = {
+    "step": WHOLE,
+    "layers": [{"name": TEXT, "gradient_norm": NUMBER, "weight_norm": NUMBER, "update_norm": NUMBER}],
+    "sublayers?": [{"name": TEXT, "stream_share": NUMBER, **fields(NUMBER, "norm_input")}],
+    **fields(NUMBER, "model_update"),
+}
+RECORDS = {"train": TRAIN, "validation": VALIDATION, "instruments": INSTRUMENTS}  # of metrics.jsonl, by kind
+CELL = {
+    **{name: TEXT for name in ("name", "series", "status")},
+    **{name: WHOLE for name in ("seed", "exit_code")},
+    **fields(TEXT, "group error"),
+    **fields(FINITE, "y seconds"),
+    **fields(WHOLE, "parameters"),
+    "x": POSITIVE,
+    "sets": [TEXT],
+    "commands?": [TEXT],
+    "run": RUN,
+    "steps?": [TRAIN],
+    "validations?": [VALIDATION],
+    "instruments?": [INSTRUMENTS],
+    "test?": TEST,
+}
+CORPUS = {
+    **fields(WHOLE, "pairs vocabulary_size"),
+    "languages?": [TEXT],
+    **fields(KNOWN, "word_frequency_nll word_frequency_dev_nll word_frequency_test_nll"),
+}
+RESULT = {
+    **{name: TEXT for name in ("experiment", "size", "machine", "command")},
+    **{name: WHOLE for name in ("seeds", "cells_planned")},
+    "data": {**CORPUS, **fields(TEXT, "folder")},
+    "cells": [CELL],
+}
 
 
 # --- files -------------------------------------------------------------------------------------
@@ -35,18 +155,22 @@ def thinned(records, most):
     return [r for i, r in enumerate(records) if i % every == 0 or i == len(records) - 1]
 
 
-def read_metrics(folder):
-    """Records of metrics.jsonl by kind; lines that are no record are passed over."""
+def read_metrics(folder, shapes=RECORDS):
+    """Records of metrics.jsonl by kind, of these shapes; lines that are no record, such as torn ones, are passed over."""
     path = Path(folder) / "metrics.jsonl"
     if not path.is_file():
         path = Path(folder) / "run" / "metrics.jsonl"
     kinds = {}
-    for line in path.read_text(errors="replace", encoding="utf-8").split("\n") if path.is_file() else []:
+    lines = path.read_text(errors="replace", encoding="utf-8").split("\n") if path.is_file() else []
+    for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
-            kinds.setdefault(record["kind"], []).append(record)
-        except (ValueError, KeyError, TypeError):
+            kind = record["kind"]
+            kinds.setdefault(kind, []).append(record)
+        except (ValueError, KeyError, TypeError, RecursionError):
             continue
+        if kind in shapes:
+            checked(record, shapes[kind], f"'{path}', line {number}: {kind}")
     return kinds
 
 
@@ -59,10 +183,10 @@ def read_records(folder):
         "instruments": thinned(kinds.get("instruments", []), MAX_INSTRUMENTS),
     }
     try:
-        records["test"] = json.loads((Path(folder) / "evaluation.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        pass
-    return records
+        test = json.loads((Path(folder) / "evaluation.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return records
+    return {**records, "test": checked(test, TEST, f"'{folder}/evaluation.json'")}
 
 
 # --- quantities --------------------------------------------------------------------------------
@@ -108,7 +232,7 @@ def score_of(record, quantity):
 def word_frequency_level(data, quantity):
     """The loss of a model that knows only how often each piece occurs; 0: unknown, or no loss."""
     key = {"test_nll": "_test", "dev_nll": "_dev", "train_nll": ""}.get(quantity)
-    return num(data.get(f"word_frequency{key}_nll", 0)) if key is not None else 0.0
+    return num(data.get(f"word_frequency{key}_nll") or 0) if key is not None else 0.0
 
 
 def find_record(cell, step):
@@ -121,8 +245,8 @@ def find_record(cell, step):
 
 def decoder_gradients(record):
     """(layer, norm), layers counted from 1."""
-    layers = [(layer["name"].split("."), num(layer["gradient_norm"])) for layer in record.get("layers", [])]
-    return [(int(n[2]) + 1, norm) for n, norm in layers if n[:2] == ["decoder", "layers"] and n[2].isdigit()]
+    layers = [(re.match(r"decoder\.layers\.([0-9]{1,9})(?!\w)", layer["name"]), layer) for layer in record.get("layers", [])]
+    return [(int(found[1]) + 1, num(layer["gradient_norm"])) for found, layer in layers if found]
 
 
 def of_record(record, quantity):
@@ -225,7 +349,7 @@ class Spread:
     """Mean, lowest, highest and standard deviation of the values that are finite."""
 
     def __init__(self, values):
-        finite = [v for v in values if math.isfinite(v)]
+        finite = [v for v in values if is_plain(v)]
         self.count = len(finite)
         self.mean = sum(v / self.count for v in finite) if finite else 0.0
         self.low, self.high = (min(finite), max(finite)) if finite else (0.0, 0.0)
@@ -557,12 +681,15 @@ def layer_findings(result, panel):
 
 
 def matrix_findings(result, panel):
-    return [
-        f"{label(g.series)}: {short(g.spread.mean)} {unit(panel.quantity)} on average over "
-        f"{len(g.cells[0]['test']['directions'])} directions, {commas(g.cells[0]['parameters'])} parameters."
-        for g in group_seeds(result, panel)
-        if g.spread.count
-    ]
+    sentences = []
+    for group in group_seeds(result, panel):
+        if group.spread.count:
+            cell = next(c for c in group.cells if c["status"] == DONE and (c.get("test") or {}).get("directions"))
+            sentences.append(
+                f"{label(group.series)}: {short(group.spread.mean)} {unit(panel.quantity)} on average over "
+                f"{len(cell['test']['directions'])} directions, {commas(cell.get('parameters') or 0)} parameters."
+            )
+    return sentences
 
 
 def findings(experiment, result):
@@ -658,14 +785,14 @@ def metric_text(experiment, result):
 def corpus_text(data):
     if not data.get("languages"):
         return "unknown"
-    return f"the corpus in {data['folder']}: {commas(data['pairs'])} pairs, {', '.join(data['languages'])}"
+    return f"the corpus in {data.get('folder')}: {commas(data.get('pairs') or 0)} pairs, {', '.join(data['languages'])}"
 
 
 def fields_set(result, with_own_rows):
     """Every other field that was set on top of the recipe, with the values that it has then."""
     cells = {}  # field: {value: number of runs}
     for cell in result["cells"]:
-        for name, value in dict(s.split("=", 1) for s in cell["sets"]).items():  # the last one counts
+        for name, value in dict(s.partition("=")[::2] for s in cell["sets"]).items():  # the last one counts
             if name in NO_SETTING or name.startswith("instruments.") or (with_own_rows and name in OWN_ROW):
                 continue
             counts = cells.setdefault(name, {})

@@ -25,16 +25,34 @@ MIB, HOUR = 2**20, 3600
 
 # --- reading -----------------------------------------------------------------------------------------
 
+DIRECTION = {"direction": R.TEXT, "bleu": R.NUMBER}
+SAMPLE = {**{name: R.TEXT for name in ("direction", "source", "reference", "translation")}, "line": R.WHOLE}
+RECORDS = {  # those of which a page says something
+    "train": {
+        **R.TRAIN,
+        "target_tokens": R.WHOLE,
+        "seconds": R.FINITE,
+        "resident_bytes": R.WHOLE,
+        **R.fields(R.WHOLE, "skipped_steps restarts"),
+        **R.fields(R.NUMBER, "loss gradient_norm learning_rate tokens_per_second loss_scale bubble"),
+    },
+    "validation": {**R.VALIDATION, "bleu": R.NUMBER, "directions": [DIRECTION], "samples?": [SAMPLE]},
+    "instruments": R.INSTRUMENTS,
+    "spike": {"spike_step": R.WHOLE, "action": R.TEXT, "loss": R.NUMBER, "loss_limit": R.NUMBER},
+    "save": {"step": R.WHOLE, **R.fields(R.TEXT, "error")},
+}
+ACTION = {"name": R.TEXT, "pid": R.WHOLE, "ts": R.FINITE, "dur": R.FINITE, "args": {"step": R.WHOLE}}  # of a trace
+
 
 def read_run(folder, program, root):
     """A dict: name, kinds (records by kind), settings (field: value), planned (bytes of the fullest rank, or 0), trace."""
     path = Path(root) / folder
-    kinds = R.read_metrics(path)
+    kinds = R.read_metrics(path, RECORDS)
     if not kinds.get("train"):
         raise UserError(f"'{folder}': neither result.json of an experiment nor metrics.jsonl of a run", runs.BAD_DATA)
     spec = spec_of(path, program)
     return {
-        "name": str(folder).rstrip("/"),
+        "name": str(folder).rstrip("/").encode("utf-8", "replace").decode(),
         "kinds": kinds,
         "settings": flat(spec),
         "planned": planned_bytes(spec, program) if spec else 0,
@@ -43,7 +61,7 @@ def read_run(folder, program, root):
 
 
 def newest(paths):
-    return max(paths, key=lambda path: path.stat().st_mtime, default=None)
+    return max(filter(Path.is_file, paths), key=lambda path: path.stat().st_mtime, default=None)
 
 
 def spec_of(path, program):
@@ -51,8 +69,9 @@ def spec_of(path, program):
     steps = sorted(path.glob("step-*"))
     if not steps:
         return {}
-    code, text, _ = runs.call([program, "checkpoint", "inspect", "--spec", "--json", str(steps[-1])])
-    return json.loads(text)["manifest"]["run"] if code == 0 else {}
+    words = [program, "checkpoint", "inspect", "--spec", "--json", str(steps[-1])]
+    code, answer, _ = runs.ask(words, {"manifest": {"run": R.FIELDS}})
+    return answer["manifest"]["run"] if code == 0 else {}
 
 
 def flat(fields, path=""):
@@ -71,8 +90,8 @@ def planned_bytes(spec, program):
     with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
         file.write(json.dumps(spec))
         file.flush()
-        code, text, _ = runs.call([program, "plan", "--config", file.name, "--json"])
-    stages = json.loads(text).get("stages", []) if code == 0 else []
+        code, answer, _ = runs.ask([program, "plan", "--config", file.name, "--json"], runs.COST)
+    stages = answer["stages"] if code == 0 else []
     return max((int(stage["memory"]["total"]) for stage in stages), default=0)
 
 
@@ -202,14 +221,13 @@ def plots(read):
 
 def draw_timeline(identity, path):
     """(caption, drawing) of the first step in a trace: what each rank computed when; None where there is none."""
-    try:
-        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"'{path}': no trace: {error}", runs.BAD_DATA) from error
-    steps = [e["args"]["step"] for e in events if e.get("cat") == "compute"]
-    if not steps:
+    events = R.read_json(path, {"traceEvents": [R.FIELDS]})["traceEvents"]
+    actions = [(number, event) for number, event in enumerate(events) if event.get("cat") == "compute"]
+    actions = [R.checked(event, ACTION, f"'{path}': traceEvents[{number}]") for number, event in actions]
+    if not actions:
         return None
-    work = [e for e in events if e.get("cat") == "compute" and e["args"]["step"] == min(steps)]
+    first = min(action["args"]["step"] for action in actions)
+    work = [action for action in actions if action["args"]["step"] == first]
     ranks = sorted({e["pid"] for e in work})
     begin = min(e["ts"] for e in work)
     height = 68 + 20 * len(ranks)
@@ -227,7 +245,7 @@ def draw_timeline(identity, path):
     shown = [(colour, text) for kind, (colour, text) in COLOURS.items() if any(kind in e["name"] for e in work)]
     for column, (colour, text) in enumerate(shown):
         figure.text((6 + 100 * column) / report.WIDTH, 6 / height, f"■ {text}", color=colour)
-    caption = f"What each rank computed in step {min(steps):,}"
+    caption = f"What each rank computed in step {first:,}"
     return caption, report.svg_of(figure, identity, caption, height)
 
 

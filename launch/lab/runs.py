@@ -32,7 +32,7 @@ MEMORY_SHARE = 0.8  # of this host, for runs
 TRAIN_SHARE = 0.95  # of a run's work: the rest is its score
 LOOK_SECONDS = 0.5  # between two looks at the runs under way
 LINE_SECONDS = 20.0  # between lines of progress
-BAD_CONFIG, BAD_DATA, BAD_CHECKPOINT, DIVERGED_CODE, SAVED = 2, 4, 5, 7, 75
+BAD_CONFIG, BAD_DATA, BAD_CHECKPOINT, DIVERGED_CODE, SAVED = 2, R.BAD_DATA, 5, 7, 75
 KNOWN_CODES = range(BAD_CONFIG, 11)  # that `deepnet` says; others are 1
 
 
@@ -104,7 +104,20 @@ def call(words):
     return done.returncode, done.stdout, "\n".join(errors[first:]).removeprefix("error: ")
 
 
+def ask(words, shape):
+    """(exit code, the JSON that it printed, the error that it named)."""
+    code, out, error = call(words)
+    return code, None if code else R.parsed(out, shape, f"--program: {words[0]}: its {words[1]}"), error
+
+
 # --- planning ----------------------------------------------------------------------------------
+
+SIZE = {"parameters": R.COUNT}  # what `describe` and `plan` answer
+COST = {
+    "stages": [{"memory": {"total": R.COUNT, "weights": R.COUNT}, "flops_per_step": R.FINITE}],
+    "data_parallel_size": R.WHOLE,
+    "pipeline_parallel_size": R.WHOLE,
+}
 
 
 def job_sets(setup, cell):
@@ -136,7 +149,8 @@ def resolve(experiment, setup):
         code, out, error = call([setup.program, "train", *spec_words(setup, job), "--dump-config"])
         if code:
             return f"{job.cell.name}: {error}"
-        job.run = parse_textproto(out)
+        place = f"--program: {setup.program}: its train --dump-config"
+        job.run = R.checked(parse_textproto(out, place), {**R.RUN, "folder": R.TEXT}, place)
         job.ranks = 1 if job.cell.checkpoint else num_ranks(job.run)
         return ""
 
@@ -149,15 +163,14 @@ def resolve(experiment, setup):
 def plan(setup, jobs, vocabulary):
     """What each job costs, by `deepnet plan`, or by `describe` where it is only scored."""
 
-    def ask(job):
+    def cost(job):
         command = "describe" if job.cell.checkpoint else "plan"
         words = [setup.program, command, *spec_words(setup, job), "--json"]
         if not R.field_of(job.run, "model.vocabulary_size"):
             words += ["--set", f"model.vocabulary_size={vocabulary}"]
-        code, out, error = call(words)
+        code, answer, error = ask(words, COST if command == "plan" else SIZE)
         if code:
             return f"{job.cell.name}: {error}"
-        answer = json.loads(out)
         if job.cell.checkpoint:
             job.parameters = int(answer["parameters"])
             job.rank_bytes = 4 * job.parameters  # weights alone
@@ -165,15 +178,15 @@ def plan(setup, jobs, vocabulary):
             return ""
         totals = [int(stage["memory"]["total"]) for stage in answer["stages"]]
         weights = sum(int(stage["memory"]["weights"]) for stage in answer["stages"])
-        job.parameters = weights // 4 // answer["data_parallel_size"]
+        job.parameters = weights // 4 // max(1, answer["data_parallel_size"])
         if answer["pipeline_parallel_size"] > 1:  # a tied matrix may be held twice
-            job.parameters = int(json.loads(call([setup.program, "describe", *words[2:]])[1])["parameters"])
-        job.rank_bytes, job.bytes = max(totals), PROGRAM_BYTES + sum(totals)
+            job.parameters = int(ask([setup.program, "describe", *words[2:]], SIZE)[1]["parameters"])
+        job.rank_bytes, job.bytes = max(totals, default=0), PROGRAM_BYTES + sum(totals)
         step = sum(stage["flops_per_step"] for stage in answer["stages"])
         job.flops = float(step) * R.field_of(job.run, "train.steps")
         return ""
 
-    mistakes = [mistake for mistake in parallel_map(ask, jobs) if mistake]
+    mistakes = [mistake for mistake in parallel_map(cost, jobs) if mistake]
     if mistakes:
         raise UserError("\n".join(mistakes))
 
@@ -188,14 +201,14 @@ def describe_corpus(experiment, setup, jobs):
     words += ["--dev-sentences", str(R.field_of(run, "train.validate_sentences"))]
     if "--sentences" in experiment.evaluate:
         words += ["--test-sentences", experiment.evaluate[experiment.evaluate.index("--sentences") + 1]]
-    code, out, error = call(words)
+    code, corpus, error = ask(words, {**R.CORPUS, "vocabulary_size": R.WHOLE})
     if code:
         raise UserError(
             f"{error}\nprepare it (the small size learns from the quick start's: deepnet prepare --config "
             "launch/recipes/quickstart.textproto), or name one by --data",
             BAD_DATA,
         )
-    return {"folder": folder, **json.loads(out)}
+    return {"folder": folder, **corpus}
 
 
 # --- commands ----------------------------------------------------------------------------------
@@ -268,29 +281,30 @@ def write_file(path, text):
     """Whole or not at all, whoever else writes it."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     new = Path(path).parent / f".deepnet-{secrets.token_hex(8)}"
-    with open(new, "x", encoding="utf-8") as file:
+    with open(new, "x", encoding="utf-8", errors="replace") as file:  # of names and texts that are no Unicode
         file.write(text)
     new.replace(path)
 
 
 def read_result(folder):
+    """What `run` has written there."""
+    path = Path(folder) / "result.json"
+    result = R.read_json(path, R.RESULT)
     try:
-        return json.loads((Path(folder) / "result.json").read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"'{folder}/result.json': {error.strerror}", BAD_DATA) from error
-    except ValueError as error:
-        raise UserError(f"'{folder}/result.json' is no result of `lab.py run`", BAD_DATA) from error
+        R.experiment_of(result)
+    except UserError as error:
+        raise UserError(f"'{path}': {error}", BAD_DATA) from error
+    return result
 
 
 def earlier_cells(folder):
     """Runs that have ended there, by name; failed ones are run again."""
     cells = {}
     for path in sorted((Path(folder) / "cells").glob("*/result.json")):
-        try:
-            cell = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:
-            continue
-        if cell.get("status") in (R.DONE, R.DIVERGED):
+        cell = R.read_json(path, R.CELL)
+        if cell["name"] != path.parent.name:  # it will be part of a path
+            raise UserError(f"'{path}': is of another run, '{cell['name']}'", BAD_DATA)
+        if cell["status"] in (R.DONE, R.DIVERGED):
             cells[path.parent.name] = cell
     return cells
 
@@ -539,12 +553,10 @@ class Pool:
         if scoring:
             return TRAIN_SHARE
         path = self.folder(job) / "run" / "metrics.jsonl"
-        step = 0
-        if path.is_file():
-            try:
-                step = json.loads(last_line(path)).get("step", 0)
-            except (ValueError, AttributeError):
-                pass
+        try:
+            step = R.parsed(last_line(path), {"step": R.WHOLE}, path)["step"]
+        except UserError:
+            step = 0
         return TRAIN_SHARE * min(1.0, step / max(1, R.field_of(job.run, "train.steps")))
 
     def evaluate(self, job):
@@ -704,10 +716,12 @@ def paper_ranks(name, recipes):
         return "-"
     ranks = set()
     for cell in cells:
+        path = Path(recipes) / cell.recipe
         try:
-            run = parse_textproto((Path(recipes) / cell.recipe).read_text(encoding="utf-8"))
+            text = path.read_text(errors="replace", encoding="utf-8")
         except OSError:
             return "?"
+        run = R.checked(parse_textproto(text, f"'{path}'"), R.RUN, f"'{path}'")
         cluster = dict(run.get("cluster", {}))
         for s in cell.sets:
             if s.startswith("cluster."):

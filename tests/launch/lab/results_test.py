@@ -92,9 +92,20 @@ class Quantities(unittest.TestCase):
         self.assertLessEqual(len(kept), 301)
 
 
+    def test_scores_of_a_matrix_are_those_of_the_seeds_that_ended(self):
+        result = sample_result("table3", seeds=2)
+        fail(result["cells"][0])
+        self.assertIn("BLEU on average over 12 directions", findings(result))
+
+    def test_a_layer_is_what_its_name_says(self):
+        for name, found in (("decoder.layers.3", [(4, 1.0)]), ("decoder.layers", []), ("decoder.layers.\u00b2", []),
+                            ("decoder.layers.3.ffn", [(4, 1.0)]), ("decoder.layers.3x", [])):  # fmt: skip
+            self.assertEqual(R.decoder_gradients({"layers": [{"name": name, "gradient_norm": 1.0}]}), found)
+
+
 class Statistics(unittest.TestCase):
     def test_spread_leaves_out_what_is_no_number(self):
-        spread = R.Spread([1.0, 2.0, 6.0, NAN])
+        spread = R.Spread([1.0, 2.0, 6.0, NAN, 1e300])
         self.assertEqual((spread.count, spread.low, spread.high), (3, 1.0, 6.0))
         self.assertAlmostEqual(spread.mean, 3.0)
         self.assertAlmostEqual(spread.deviation, math.sqrt(7))

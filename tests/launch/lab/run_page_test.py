@@ -35,12 +35,16 @@ def run_of(name, records, settings=None):
     return {"name": name, "kinds": kinds, "settings": settings or {}, "planned": 0, "trace": None}
 
 
-def page_of(words):
+def lab_said(words):
     """(exit code, what was printed, what was printed as an error)."""
     out, error = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
-        code = lab.main(["report", "--program", PROGRAM, *map(str, words)])
+        code = lab.main(list(map(str, words)))
     return code, out.getvalue(), error.getvalue()
+
+
+def page_of(words):
+    return lab_said(["report", "--program", PROGRAM, *words])
 
 
 class RunPage(unittest.TestCase):
@@ -112,6 +116,71 @@ class RunPage(unittest.TestCase):
             code, _, error = page_of([folder])
             self.assertEqual(code, 4)
             self.assertIn(f"error: '{folder}': neither result.json of an experiment nor metrics.jsonl of a run", error)
+
+    def test_a_damaged_file_of_a_run_is_named_by_line_and_field(self):
+        def without(record, *path):
+            record = json.loads(json.dumps(record))
+            at = record
+            for name in path[:-1]:
+                at = at[name]
+            del at[path[-1]]
+            return record
+
+        train = train_record(1, 6.0)
+        check = {"kind": "validation", "step": 5, "nll": 5.0, "bleu": 1.0, "directions": [{"direction": "de-en", "bleu": 3.0}]}
+        seen = {"kind": "instruments", "step": 1, "layers": [{"name": "decoder.layers.0", **dict.fromkeys(
+            ("gradient_norm", "weight_norm", "update_norm"), 1.0)}]}  # fmt: skip
+        action = {"cat": "compute", "pid": 0, "name": "0F0", "ts": 1, "dur": 900.0, "args": {"step": 4}}
+        with tempfile.TemporaryDirectory() as folder:
+            metrics, trace = Path(folder) / "metrics.jsonl", Path(folder) / "trace-1-2.json"
+            for command, record, told in (
+                ("report", without(train, "target_tokens"), "train: target_tokens: must be a whole number"),
+                ("report", {**train, "seconds": "NaN"}, "train: seconds: must be a finite number"),
+                ("report", {**train, "nll": None}, "train: nll: must be a number"),
+                ("report", {**train, "step": 10**400}, "train: step: must be a whole number"),
+                ("report", without(check, "directions", 0, "bleu"), "validation: directions[0]: bleu: must be a number"),
+                ("report", {**check, "samples": 7}, "validation: samples: must be a list"),
+                ("report", {"kind": "spike"}, "spike: spike_step: must be a whole number"),
+                ("instruments", without(seen, "layers"), "instruments: layers: must be a list"),
+                ("instruments", without(seen, "layers", 0, "name"), "instruments: layers[0]: name: must be text"),
+                ("instruments", {**seen, "layers": [7]}, "instruments: layers[0]: must be an object"),
+            ):
+                metrics.write_text(f'{json.dumps(train)}\n{{"torn\n[]\n{json.dumps(record)}\n', encoding="utf-8")
+                code, _, error = lab_said([command, folder])
+                self.assertEqual((code, error), (4, f"error: '{metrics}', line 4: {told}\n"))
+            metrics.write_text(json.dumps(train) + "\n", encoding="utf-8")
+            for text, told in (
+                ("[]", ": must be an object"),
+                ("{}", ": traceEvents: must be a list"),
+                ('{"traceEvents": [7]}', ": traceEvents[0]: must be an object"),
+                (json.dumps({"traceEvents": [{}, without(action, "args")]}), ": traceEvents[1]: args: must be an object"),
+                (json.dumps({"traceEvents": [without(action, "args", "step")]}), ": traceEvents[0]: args: step: must be a whole number"),
+                ("[" * 100000, ": no JSON: maximum recursion depth exceeded while decoding a JSON array from a unicode string"),
+            ):
+                trace.write_text(text, encoding="utf-8")
+                code, _, error = page_of([folder])
+                self.assertEqual((code, error), (4, f"error: '{trace}'{told}\n"))
+            trace.unlink()
+            trace.symlink_to("nowhere")
+            self.assertEqual(page_of([folder])[0], 0)
+
+    def test_a_folder_whose_name_is_no_unicode_has_a_page(self):
+        with tempfile.TemporaryDirectory() as folder:
+            run = os.fsencode(folder) + b"/\xff"
+            os.mkdir(run)
+            with open(run + b"/metrics.jsonl", "w", encoding="utf-8") as file:
+                file.write(json.dumps(train_record(1, 6.0)) + "\n")
+            done = subprocess.run([sys.executable, "-B", lab.__file__, "report", run], capture_output=True)
+            self.assertEqual((done.returncode, done.stderr), (0, b""))
+            with open(run + b"/report.html", encoding="utf-8") as file:
+                self.assertIn("deepnet runs", file.read())
+
+    def test_a_page_that_cannot_be_written_is_named(self):
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "metrics.jsonl").write_text(json.dumps(train_record(1, 6.0)) + "\n", encoding="utf-8")
+            code, _, error = page_of([folder, "--html", f"{folder}/metrics.jsonl/x.html"])
+        self.assertEqual(code, 4)
+        self.assertIn(f"error: [Errno 17] File exists: '{folder}/metrics.jsonl'", error)
 
     def test_a_run_is_read_line_by_line_as_utf_8_in_a_locale_of_another_encoding(self):
         sample = {"direction": "el-en", "line": 1, "source": "β – ğ\u2028", "reference": "b", "translation": "ß"}

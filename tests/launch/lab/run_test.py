@@ -210,6 +210,56 @@ class Run(Folder):
         self.assertIn('<section id="fig6">', Path("all.html").read_text(encoding="utf-8"))
         self.assertEqual(self.lab("report", "nowhere")[0], 4)
 
+    def test_a_damaged_result_is_named_by_its_field_and_never_overwritten(self):
+        self.assertEqual(self.run_six()[0], 0)
+        good = self.result()
+
+        def changed(*path, to=None):
+            result = json.loads(json.dumps(good))
+            at = result
+            for name in path[:-1]:
+                at = at[name]
+            at[path[-1]] = to
+            return json.dumps(result)
+
+        for text, told in (
+            ("{}", ": experiment: must be text"),
+            ("[1,2]", ": must be an object"),
+            ("{", ": no JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+            ("[" * 100000, ": no JSON: maximum recursion depth exceeded while decoding a JSON array from a unicode string"),
+            (changed("size", to="huge"), ": fig6: comes in the size small and paper only: the paper has no such experiment"),
+            (changed("data", "languages", to=7), ": data: languages: must be a list"),
+            (changed("cells", 0, "x", to=0), ": cells[0]: x: must be a number above 0"),
+            (changed("cells", 0, "steps", 1, "nll", to=[]), ": cells[0]: steps[1]: nll: must be a number"),
+            (changed("cells", 0, "test", "directions", 0, "direction"), ": cells[0]: test: directions[0]: direction: must be text"),
+            (changed("cells", 0, "run", "optim", "schedule", to={}), ": cells[0]: run: optim: schedule: must be text"),
+        ):
+            Path("out/result.json").write_text(text, encoding="utf-8")
+            for words in (["report", "out"], self.words("fig6", "--only", "deepnet", "--at", "6")):
+                self.assertEqual(self.lab(*words), (4, "", f"error: 'out/result.json'{told}\n"))
+            self.assertEqual(Path("out/result.json").read_text(encoding="utf-8"), text)
+        Path("out/result.json").unlink()
+        cell, other = Path("out/cells/deepnet-6-s1/result.json"), json.dumps({**good["cells"][0], "name": "../../x"})
+        for text, told in (("[]", ": must be an object"), ("{", ": no JSON: "), (other, ": is of another run, '../../x'")):
+            cell.write_text(text, encoding="utf-8")
+            code, _, err = self.run_six()
+            self.assertEqual((code, err.count("\n")), (4, 1))
+            self.assertIn(f"error: '{cell}'{told}", err)
+        self.assertEqual(self.calls("train"), 1)
+
+    def test_a_program_that_answers_something_else_is_named(self):
+        dumps = 'case " $* " in *" --dump-config "*) echo "folder: \\"a\\" '
+        for script, told in (
+            ('echo "$@"', "its train --dump-config: no text format of protobuf: unexpected '-'"),
+            ("true", "its train --dump-config: folder: must be text"),
+            (dumps + 'train: 7" ;; esac', "its train --dump-config: train: must be an object"),
+            (dumps + '" ;; *" plan "*) echo "[]" ;; esac', "its plan: must be an object"),
+        ):
+            self.script("answers.sh", f"#!/bin/sh\n{script}\n")
+            code, _, err = self.run_six("--plan", "--program", "./answers.sh")
+            self.assertEqual((code in (2, 4), err.count("\n")), (True, 1), err)
+            self.assertIn(f"error: --program: ./answers.sh: {told}", err)
+
     def test_a_stop_reaches_the_runs_and_the_same_command_goes_on(self):
         Path("hold").write_text("", encoding="utf-8")
         words = self.words("fig6", "--only", "deepnet", "--at", "6", "--at", "12", "--jobs", "2")
@@ -308,6 +358,15 @@ class Request(Folder):
         self.assertEqual(self.run_six("--seeds", "-1")[0], 2)
         self.assertEqual(self.run_six("--at", "deep")[0], 2)
         self.assertEqual(self.run_six("--jobs", "-1")[0], 2)
+        self.assertEqual(self.run_six("--launcher", "'")[::2], (2, "error: --launcher: ': No closing quotation\n"))
+
+    def test_a_recipe_of_another_form_is_named(self):
+        recipe = "recipes" / Path(E.make_experiment("fig8", "paper").cells[0].recipe)
+        recipe.parent.mkdir(parents=True)
+        for text, told in (("cluster {", "no text format of protobuf: "), ("cluster: 7", "cluster: must be an object")):
+            recipe.write_text(text, encoding="utf-8")
+            with self.assertRaisesRegex(E.UserError, f"'{recipe}': {told}"):
+                runs.paper_ranks("fig8", "recipes")
 
 
 class Children(unittest.TestCase):
