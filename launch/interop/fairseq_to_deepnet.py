@@ -14,12 +14,13 @@ Back: EXPORT is what `deepnet checkpoint export` wrote; FOLDER gets checkpoint.p
 
 Needs Python's torch (2.10 or newer), safetensors and sentencepiece. What cannot be carried over is refused, all reasons at
 once. Classes in a checkpoint are never run: only tensors and plain values are read, and a TorchScript archive, which is a
-program, is refused. Exit status 1 for a model that is refused, 2 for a wrong command line.
+program, is refused. Exit status 1 for a model or a file that is refused, 2 for a wrong command line.
 """
 
 import _compat_pickle
 import argparse
 import collections
+import contextlib
 import io
 import json
 import pickletools
@@ -29,9 +30,12 @@ import sys
 import zipfile
 from pathlib import Path
 
-import safetensors.torch
-import sentencepiece
-import torch
+try:
+    import safetensors.torch
+    import sentencepiece
+    import torch
+except ImportError as error:
+    sys.exit(f"{error}: needs `pip install torch safetensors sentencepiece`")
 
 SPECIALS = ["<s>", "<pad>", "</s>", "<unk>"]  # ids 0 to 3 on both sides
 # Arguments that change what is computed, in a way that no model here has; the value that they must have.
@@ -58,6 +62,25 @@ class Inert:
     def __setstate__(self, state):
         if isinstance(state, dict):
             self.__dict__.update(state)
+
+
+@contextlib.contextmanager
+def read_as(what):
+    """Makes a Refusal, which begins with `what`, of whatever a reader of what anybody may have made raises."""
+    try:
+        yield
+    except (Refusal, OSError):
+        raise
+    except Exception as error:
+        found = re.search("WeightsUnpickler error: (.*)", str(error)) or re.search("(.*)", str(error))
+        reason = f"lacks {error}" if isinstance(error, KeyError) else found[1] or type(error).__name__
+        raise Refusal(f"{what}: {reason}") from error
+
+
+def read_object(path):
+    """Returns the object in a file of JSON."""
+    with read_as(f"{path}: no JSON"):
+        return plain(json.loads(Path(path).read_bytes()), f"{path}: what it holds")
 
 
 def shown(text):
@@ -96,15 +119,10 @@ def load(path):
     """Returns what torch.save wrote; of classes only argparse's Namespace is made, and Inert for all others."""
     if [int(number) for number in torch.__version__.split(".")[:2]] < [2, 10]:
         raise Refusal(f"needs torch 2.10 or newer, here is {torch.__version__}: older ones can be made to run a checkpoint")
-    try:
+    with read_as("is no checkpoint that can be read without running it"):
         known = [(Inert, name) for name in names_in(path) - {"argparse.Namespace"}]
         with torch.serialization.safe_globals([argparse.Namespace, *known]):
             return torch.load(path, map_location="cpu", weights_only=True)
-    except (Refusal, OSError):
-        raise
-    except Exception as error:  # of a reader of what anybody may have made
-        reason = re.search(r"WeightsUnpickler error: (.*)", str(error)) or re.search("(.*)", str(error))
-        raise Refusal(f"is no checkpoint that can be read without running it: {reason[1]}") from error
 
 
 def plain(thing, what):
@@ -135,7 +153,9 @@ def read_checkpoint(path):
 def read_dictionary(path):
     """Returns the pieces in the order of rows."""
     pieces = list(SPECIALS)
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").split("\n"), 1):
+    for number, line in enumerate(Path(path).read_bytes().split(b"\n"), 1):
+        with read_as(f"{path}, line {number}: not UTF-8"):
+            line = line.decode().removesuffix("\r")
         fields = line.rsplit(" ", 2 if line.endswith(" #fairseq:overwrite") else 1)
         if not line:
             continue
@@ -197,6 +217,13 @@ class Model:
             "layer_norm_epsilon": self.value("layernorm_eps", 1e-5),
             "unscaled_embedding": self.value("no_scale_embedding", False),
         }
+        for name, field in ARGUMENTS.items():
+            found = self.value(name)
+            kind, rule = KINDS.get(field, KINDS["encoder_layers"])
+            if found is not None and not rule(found):
+                self.mistakes.append(f"{name} is {found}: must be {kind}")
+            if found is None and name in ("encoder_layers", "decoder_layers"):
+                self.mistakes.append(f"{name} is not among the arguments")
         normalize_before = self.both("normalize_before")
         spec["residual"] = "PRE_LN" if normalize_before else "DEEPNORM" if self.value("deepnorm") else "POST_LN"
         if self.value("deepnorm"):
@@ -206,7 +233,7 @@ class Model:
         activation = self.value("activation_fn", "relu")
         if activation not in ("relu", "gelu"):
             self.mistakes.append(f"activation_fn is {activation}: must be relu or gelu")
-        spec["activation"] = activation.upper()
+        spec["activation"] = str(activation).upper()
         return spec
 
     def tie(self):
@@ -267,6 +294,8 @@ def languages_of(options, arguments, dictionary, style):
     if style == "NO_TAGS" and not listed:  # their order does not matter
         listed = [l for l in (arguments.get("source_lang"), arguments.get("target_lang")) if l]
     languages = list(dict.fromkeys([*listed, *found]))
+    if not all(isinstance(language, str) for language in languages):
+        raise Refusal(f"its languages are {languages}: must be words")
     if not languages:
         raise Refusal("no languages in dictionary and arguments: give --languages in the order of fairseq's --langs")
     return languages
@@ -277,7 +306,8 @@ class Rows:
     that text is never cut into, and the tags, sorted."""
 
     def __init__(self, dictionary, spm_file, languages, rows, style):
-        model = sentencepiece.SentencePieceProcessor(model_file=str(spm_file))
+        with read_as(f"{spm_file}: no SentencePiece model"):
+            model = sentencepiece.SentencePieceProcessor(model_file=str(spm_file))
         pieces = [p for p in map(model.id_to_piece, range(model.get_piece_size())) if p not in SPECIALS]
         row = {piece: number for number, piece in reversed(list(enumerate(dictionary)))}
         added = [f"__{language}__" for language in languages if f"__{language}__" not in row]
@@ -307,13 +337,15 @@ def unused_piece(name):
 def convert(options):
     arguments, tensors = read_checkpoint(options.checkpoint)
     if options.args:
-        arguments = {**arguments, **json.loads(Path(options.args).read_text(encoding="utf-8"))}
-    model = Model(arguments, tensors)
-    if model.mistakes:
-        raise Refusal("; ".join(model.mistakes))
-    style = tag_style(arguments)
+        arguments.update(read_object(options.args))
+    with read_as("its arguments and tensors"):
+        model = Model(arguments, tensors)
+        if model.mistakes:
+            raise Refusal("; ".join(model.mistakes))
+        style = tag_style(arguments)
     dictionary = read_dictionary(options.dict)
-    languages = languages_of(options, arguments, dictionary, style)
+    with read_as("its languages"):
+        languages = languages_of(options, arguments, dictionary, style)
     sizes = {model.tensors[name].shape[0] for name in model.matrices()}
     if len(sizes) != 1:
         raise Refusal(f"source and target have vocabularies of {sorted(sizes)} rows: they must be one")
@@ -326,7 +358,8 @@ def convert(options):
     folder = Path(options.output)
     folder.mkdir(parents=True)
     tensors = {tensor_name(name): tensor.contiguous() for name, tensor in model.tensors.items()}
-    safetensors.torch.save_file(tensors, folder / "model.safetensors")
+    with read_as(f"{folder}/model.safetensors"):
+        safetensors.torch.save_file(tensors, folder / "model.safetensors")
     unused = b"".join(unused_piece(f"<row {row}>") for row in rows.unused)
     (folder / "source.spm").write_bytes(Path(options.spm).read_bytes() + unused)
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
@@ -345,6 +378,12 @@ ARGUMENTS = {
     "max_source_positions": "max_positions", "max_target_positions": "max_positions", "dropout": "dropout",
     "attention_dropout": "attention_dropout", "activation_dropout": "activation_dropout",
     "no_scale_embedding": "unscaled_embedding", "layernorm_eps": "layer_norm_epsilon",
+}  # fmt: skip
+KINDS = {  # of arguments, by field; the others are like the first
+    "encoder_layers": ("a whole number above 0", lambda v: type(v) is int and 0 < v < 1 << 31),
+    **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "layer_norm_epsilon"),
+                    ("a number from 0 to 1", lambda v: type(v) in (int, float) and 0 <= v <= 1)),
+    "unscaled_embedding": ("true or false", lambda v: type(v) is bool),
 }  # fmt: skip
 LANGTOK = {"M2M": ("src", True), "TARGET_TAG_ON_SOURCE": ("tgt", False), "NO_TAGS": (None, False)}
 
@@ -376,7 +415,8 @@ def fairseq_tensors(tensors, arguments):
     shared = found.pop("shared.weight", None)
     if shared is not None:
         found["encoder.embed_tokens.weight"] = found["decoder.embed_tokens.weight"] = shared
-    found["decoder.output_projection.weight"] = found.pop("lm_head.weight", found["decoder.embed_tokens.weight"])
+    head = found.pop("lm_head.weight", None)
+    found["decoder.output_projection.weight"] = found["decoder.embed_tokens.weight"] if head is None else head
     for side in ("encoder", "decoder"):
         if (name := f"{side}.embed_positions.weight") in found:
             found[name] = torch.cat([torch.zeros(2, found[name].shape[1]), found[name]])
@@ -391,17 +431,22 @@ def fairseq_tensors(tensors, arguments):
 
 def convert_back(options):
     source, folder = Path(options.back), Path(options.output)
-    exported = json.loads((source / "config.json").read_text(encoding="utf-8")).get("deepnet")
+    exported = read_object(source / "config.json").get("deepnet")
     if exported is None:
         raise Refusal(f"{source}: not an export of weights as they are (--format safetensors)")
-    run, tensors = exported["run"], {}
+    with read_as(f"{source}/config.json: deepnet"):
+        run, languages = exported["run"], exported["languages"]
+        arguments = fairseq_arguments(run["model"], run.get("data", {}).get("tags", "TARGET_TAG_ON_SOURCE"), languages)
+    tensors = {}
     for part in sorted(source.glob("*.safetensors")):
-        tensors.update(safetensors.torch.load_file(part))
-    arguments = fairseq_arguments(run["model"], run.get("data", {}).get("tags", "TARGET_TAG_ON_SOURCE"),
-                                  exported["languages"])  # fmt: skip
-    rows = json.loads((source / "vocab.json").read_text(encoding="utf-8"))
+        with read_as(f"{part}: no safetensors"):
+            tensors.update(safetensors.torch.load_file(part))
+    with read_as("its tensors"):
+        state = fairseq_tensors({name: tensor.float() for name, tensor in tensors.items()}, arguments)
+    rows = read_object(source / "vocab.json")
+    if any(type(row) is not int or re.search(r"[\r\n]", piece) for piece, row in rows.items()):
+        raise Refusal(f"{source}/vocab.json: must be pieces, each of one line, and their rows")
     folder.mkdir(parents=True)
-    state = fairseq_tensors({name: tensor.float() for name, tensor in tensors.items()}, arguments)
     torch.save({"args": argparse.Namespace(**arguments), "model": state}, folder / "checkpoint.pt")
     pieces = sorted(rows, key=rows.get)[len(SPECIALS):]
     names = [re.sub(r"^>>(\w+)<<$", r"__\1__", piece) for piece in pieces]

@@ -9,6 +9,7 @@ import enum
 import io
 import os
 import pickle
+import struct
 import subprocess
 import sys
 import tempfile
@@ -202,6 +203,76 @@ class Meaning(Folder):
         self.assertEqual((model.spec, model.mistakes), ({**self.spec, **fields}, []))
         before = self.model(encoder_normalize_before=True, decoder_normalize_before=True)
         self.assertEqual(before.spec["residual"], "PRE_LN")
+
+    def said(self, *words, fake=None):
+        """What the script ends with."""
+        words = ["x", *(str(self.folder / w) if not w.startswith("--") else w for w in words), "--output", str(self.folder / "new")]
+        with mock.patch.object(converter, "torch", fake), mock.patch.object(sys, "argv", words):
+            with self.assertRaises(SystemExit) as ended:
+                converter.main()
+        self.assertFalse((self.folder / "new").exists())
+        self.assertNotIn("\n", ended.exception.code)
+        return ended.exception.code.replace(f"{self.folder}/", "")
+
+    def test_a_file_that_is_something_else_is_named(self):
+        class Weights(Matrix, FakeTensor):
+            pass
+
+        def no_model(model_file):
+            raise RuntimeError("Internal: not parsed\nmore")
+
+        fake = FakeTorch({"args": self.arguments, "model": {"encoder.embed_tokens.weight": Weights(9)}})
+        fake.equal = lambda a, b: a is b
+        (self.folder / "x.pt").write_bytes(pickle.dumps({}, 2) * 4)
+        contents = {"d": b"a 1\n", "s": b"", "bad": b"a 1\n\xff 2\n", "list": b"[]", "cut": b"{", "deep": b"[" * 100000,
+                    "words": b'{"encoder_layers": "5", "dropout": NaN, "max_source_positions": 0, "activation_fn": 7}',
+                    "langs": b'{"langs": [7]}', "lang": b'{"encoder_langtok": ["src"]}'}  # fmt: skip
+        for name, content in contents.items():
+            (self.folder / name).write_bytes(content)
+        given = ["x.pt", "--dict", "d", "--spm", "s"]
+        spm = mock.patch.object(converter, "sentencepiece", types.SimpleNamespace(SentencePieceProcessor=no_model))
+        for words, told in (
+            ([*given, "--args", "cut"], "cut: no JSON: Expecting property name"),
+            ([*given, "--args", "deep"], "deep: no JSON: maximum recursion depth"),
+            ([*given, "--args", "bad"], "bad: no JSON: 'utf-8' codec can't decode"),
+            ([*given, "--args", "list"], "list: what it holds is no dictionary"),
+            ([*given, "--args", "words"], "encoder_layers is 5: must be a whole number above 0; max_source_positions is 0: must be a whole "
+             "number above 0; dropout is nan: must be a number from 0 to 1; activation_fn is 7: must be relu or gelu"),
+            ([*given, "--args", "langs"], "its languages are [7]: must be words"),
+            ([*given, "--args", "lang"], "its arguments and tensors: unhashable type: 'list'"),
+            (["x.pt", "--dict", "bad", "--spm", "s"], "bad, line 2: not UTF-8: 'utf-8' codec can't decode byte 0xff"),
+            ([*given, "--languages"], "s: no SentencePiece model: Internal: not parsed"),
+        ):  # fmt: skip
+            with spm:
+                self.assertIn(f"x.pt: {told}", self.said(*words, *(["l"] if words[-1] == "--languages" else []), fake=fake))
+
+    def test_an_export_that_is_something_else_is_named(self):
+        def export(config, vocabulary="{}"):
+            for name, text in (("config", config), ("vocab", vocabulary)):
+                (self.folder / f"{name}.json").write_text(text, encoding="utf-8")
+            return self.said("--back", "", fake=FakeTorch())
+
+        run = '{"deepnet": {"languages": ["de"], "run": {"model": {"residual": "PRE_LN"%s}%s}}}'
+        for text, told in (
+            ("[]", "config.json: what it holds is no dictionary"),
+            ("{", "config.json: no JSON: "),
+            ('{"deepnet": {}}', "config.json: deepnet: lacks 'run'"),
+            ('{"deepnet": 7}', "config.json: deepnet: 'int' object is not subscriptable"),
+            ('{"deepnet": {"run": {}, "languages": []}}', "config.json: deepnet: lacks 'model'"),
+            (run % ("", ', "data": {"tags": "x"}'), "config.json: deepnet: lacks 'x'"),
+            (run % (', "activation": 7', ""), "config.json: deepnet: 'int' object has no attribute 'lower'"),
+            (run % ("", ""), "its tensors: lacks 'decoder.embed_tokens.weight'"),
+        ):
+            self.assertIn(told, export(text))
+        (self.folder / "a.safetensors").write_bytes(b"x")
+        with mock.patch.object(converter.safetensors.torch, "load_file", lambda path: struct.unpack("q", b"x"), create=True):
+            self.assertIn("a.safetensors: no safetensors: unpack requires", export(run % ("", "")))
+        state = {"model.shared.weight": Matrix(9)}
+        with mock.patch.object(converter.safetensors.torch, "load_file", lambda path: state, create=True), mock.patch.object(
+            converter, "fairseq_tensors", lambda tensors, arguments: tensors):  # fmt: skip
+            for vocabulary in ('{"a": "x"}', '{"a": null}', '{"a\\nb": 1}'):
+                self.assertIn("vocab.json: must be pieces, each of one line, and their rows", export(run % ("", ""), vocabulary))
+            self.assertIn("vocab.json: what it holds is no dictionary", export(run % ("", ""), "[]"))
 
     def test_arguments_for_fairseq_are_read_back_as_what_they_were_made_of(self):
         plain = {**self.spec, "dropout": 0.1, "attention_dropout": 0.2, "activation_dropout": 0.3, "encoder_layers": 9,
