@@ -17,7 +17,7 @@ cd "$(dirname "$0")/.."
 
 preset=release
 if [[ ${1:-} == --preset ]]; then
-  preset=$2
+  preset=${2:?--preset needs a name}
   shift 2
 fi
 

@@ -21,8 +21,8 @@ preset=release
 out=
 while [[ $# -gt 0 ]]; do
   case $1 in
-    --preset) preset=$2; shift ;;
-    --out) out=$2; shift ;;
+    --preset) preset=${2:?--preset needs a name}; shift ;;
+    --out) out=${2:?--out needs a file}; shift ;;
     *) echo "bundle.sh: unknown argument '$1' (see --help)" >&2; exit 2 ;;
   esac
   shift

@@ -14,11 +14,11 @@ set -euo pipefail
 export LC_ALL=C
 [[ ${1:-} != --help ]] || { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; exit 0; }
 beside=
-if [[ $1 == --beside-torch ]]; then
+if [[ ${1:-} == --beside-torch ]]; then
   beside=:'$ORIGIN/../../torch/lib:$ORIGIN/../../nvidia/cu13/lib:$ORIGIN/../../nvidia/nccl/lib'
   shift
 fi
-prefix=$1
+prefix=${1:?needs a prefix (see --help)}
 programs=("$prefix"/bin/*)
 libraries=$prefix/lib/deepnet
 command -v patchelf >/dev/null || { echo "error: patchelf is missing (apt-get install patchelf)" >&2; exit 1; }

@@ -24,9 +24,9 @@ preset=
 with_tests=no
 while [[ $# -gt 0 ]]; do
   case $1 in
-    --preset) preset=$2; shift ;;
+    --preset) preset=${2:?--preset needs a name}; shift ;;
     --with-device-tests) with_tests=yes ;;
-    --out) out=$(realpath "$2"); shift ;;
+    --out) out=$(realpath "${2:?--out needs a folder}"); shift ;;
     *) echo "wheel.sh: unknown argument '$1' (see --help)" >&2; exit 2 ;;
   esac
   shift

@@ -33,5 +33,5 @@ def _read(path):
     try:
         with open(path, encoding="utf-8") as file:
             return file.read()
-    except OSError:
+    except (OSError, ValueError):
         return ""

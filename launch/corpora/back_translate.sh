@@ -30,6 +30,9 @@ while [[ $# -gt 0 ]]; do
 done
 arguments=("$@")
 [[ -n $checkpoint && -n $from && -n $to && -n $text ]] || { usage >&2; exit 2; }
+for language in "$from" "$to"; do  # which become parts of names of files
+  [[ $language =~ ^[A-Za-z0-9_]+$ ]] || { echo "back_translate.sh: '$language' is no language's tag" >&2; exit 2; }
+done
 [[ -r $text ]] || { echo "back_translate.sh: $text cannot be read" >&2; exit 4; }
 
 # model COMMAND [ARGUMENT...]

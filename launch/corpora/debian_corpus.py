@@ -749,7 +749,7 @@ def extract_ddtp(folder, wanted=None):
 
 
 def udhr_blocks(path):
-    text = path.read_text("utf-8")
+    text = path.read_text("utf-8", "replace")
     out = {}
     for m in re.finditer(r'<(header|article)(?: data-number="(\d+)")?>(.*?)</\1>', text, re.S):
         out[m.group(2) or "0"] = [
@@ -878,7 +878,7 @@ def extract(args):
 def rows(out, wanted=None):
     for p in sorted(Path(out).glob("*.tsv")):
         if wanted is None or re.search(wanted, p.stem):
-            with open(p, encoding="utf-8") as f:
+            with open(p, encoding="utf-8", errors="replace") as f:
                 for line in f:
                     parts = line.rstrip("\n").split("\t")
                     if len(parts) == 3:

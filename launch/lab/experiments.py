@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-MAX_LAYERS = 1e5  # that anyone may ask for
+MAX_LAYERS, MAX_SEEDS = 1e5, 1000  # that anyone may ask for
 DEPTHS = {"": 0, "A_SIDE": 1, "BOTH": 2}
 
 
@@ -283,6 +283,8 @@ def make_experiment(name, size="small", seeds=0, only=(), at=()):
         tables=many(data, "table"),
     )
     seeds = seeds or block.get("seeds", 1)
+    if not 1 <= seeds <= MAX_SEEDS:
+        raise UserError(f"{name} with {seeds} seeds: from 1 to {MAX_SEEDS}")
     blocks = many(block, "runs")
     if experiment.depths:
         for key in only:

@@ -76,6 +76,13 @@ class BackTranslation(unittest.TestCase):
                        stderr=subprocess.DEVNULL)
         return {"LOCPATH": locales, "LC_ALL": name}
 
+    def test_a_language_is_no_path(self):
+        for words in (["--from", "../x", "--to", "de"], ["--from", "en", "--to", ".."]):
+            said = self.call("launch/corpora/back_translate.sh", "--checkpoint", "x", *words, os.path.join(self.root, "news.en"),
+                             "--out", os.path.join(self.root, "bt"), code=2)  # fmt: skip
+            self.assertRegex(said, "^back_translate.sh: '[.]+(/x)?' is no language's tag\n$")
+            self.assertFalse(os.path.exists(os.path.join(self.root, "bt")))
+
     def test_the_chain_from_a_reverse_model_to_a_model_with_weight_and_tag(self):
         real = 'text { source_language: "de" target_language: "en" source_file: "train.de" target_file: "train.en" }'
         self.deepnet("prepare", "data.folder=real", texts=real)

@@ -2,7 +2,7 @@
 # launch/quickstart.sh among stand-ins for the programs it starts. An ldd that goes on writing after it
 # has named MPI must not make the run go on without MPI; and a folder `trial` that somebody keeps there stays.
 # Where nvidia-smi shows a GPU, what is fetched, built and started is for that GPU; where doctor refuses it, the
-# run goes on without. And launch/build.sh where Linux does not say how much memory is free: as many jobs as 4 GB hold.
+# run goes on without. And launch/build.sh where Linux does not say how much memory is free: as many jobs as 4 GB hold; and scripts that lack a word.
 set -euo pipefail
 export LC_ALL=C
 cd "$(dirname "$0")/../.."
@@ -76,3 +76,10 @@ build_with 'MemTotal: 9000000 kB'
 has "--parallel 2"
 build_with 'MemAvailable: 1600000 kB'
 has "--parallel 1"
+
+# A script that lacks a word says which.
+for words in "build.sh --preset" "bundle.sh --out" "bundle.sh --preset" "wheel.sh --out" "wheel.sh --preset" bundle_libraries.sh; do
+  read -ra words <<<"$words"
+  if output=$("launch/${words[0]}" "${words[@]:1}" 2>&1); then echo "${words[*]}: no error"; exit 1; fi
+  has needs
+done

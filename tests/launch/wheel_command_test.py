@@ -67,6 +67,10 @@ class WheelCommand(unittest.TestCase):
         done = self.start()
         self.assertEqual(done.returncode, 3)
         self.assertIn("has 2.12.1", done.stderr)
+        (self.packages / "torch/version.py").write_bytes(b"\xff")
+        done = self.start()
+        self.assertEqual(done.returncode, 3)
+        self.assertIn("has none", done.stderr)
 
 
 if __name__ == "__main__":

