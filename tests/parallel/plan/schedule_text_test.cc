@@ -75,25 +75,29 @@ TEST(ScheduleDrawing, PicturesOfTheDocumentsAreWhatTheProgramDraws) {
   ExpectPicture("zb-v.svg", DrawSvg(Simulated("zb-v", {4, 8, 2}), "zb-v"));
 }
 
-// 500-500, d = 512, 250,002 rows, 8 ranks, 32 microbatches; an encoder layer forward takes 1 ms, a
-// decoder layer 4/3 ms, the output layer 121 ms, all in its forward.
+// 500-500, d = 512, 250,002 rows, 8 ranks, 32 microbatches of 4,096 + 4,096 positions, with the
+// seconds and the cut that `plan` has for H100s in bfloat16 (docs/design/roofline.md).
 TEST(ScheduleDrawing, PicturesOfTheThousandLayersAreWhatTheProgramDraws) {
-  const auto cost = [](double seconds, double output = 0) {
-    return ChunkCost{
-        .forward = seconds + output, .backward_input = seconds, .backward_weight = seconds};
+  const auto chunk = [](int encoder_layers, int decoder_layers, double output = 0) {
+    return ChunkCost{.forward = encoder_layers * 99.2e-6 + decoder_layers * 157.6e-6 + output,
+                     .backward_input = encoder_layers * 228.8e-6 + decoder_layers * 395.9e-6,
+                     .backward_weight = encoder_layers * 82.3e-6 + decoder_layers * 136.8e-6};
   };
-  const PipelineShape halves{8, 32, 1}, v{8, 32, 2};
-  std::vector<ChunkCost> costs(8, cost(0.125));
-  std::fill(costs.begin() + 4, costs.end(), cost(0.167));
-  costs.back() = cost(0.167, 0.121);
+  constexpr double kOutput = 9.66e-3;
+  std::vector<ChunkCost> costs(4, chunk(125, 0));
+  costs.resize(7, chunk(0, 125));
+  costs.push_back(chunk(0, 125, kOutput));
   ExpectPicture("500-500_halves.svg",
-                DrawSvg(*Simulate(*MakeNamedSchedule("1f1b", halves), MakeLooped(8, 1), costs),
-                        "500-500, equal numbers of layers, 1f1b"));
-  costs.assign(16, cost(0.0756));
-  costs.back() = cost(0.0353, 0.121);
-  ExpectPicture("500-500_zb-v.svg",
-                DrawSvg(*Simulate(*MakeNamedSchedule("zb-v", v, costs), MakeV(8, 2), costs),
-                        "500-500, cut by cost, zb-v"));
+                DrawSvg(*Simulate(*MakeNamedSchedule("1f1b", {8, 32, 1}), MakeLooped(8, 1), costs),
+                        "500-500 on H100s, predicted: equal numbers of layers, 1f1b"));
+  costs.clear();
+  for (const int layers : {85, 87, 85, 85, 85}) costs.push_back(chunk(layers, 0));
+  costs.push_back(chunk(73, 8));
+  for (const int layers : {50, 50, 51, 51, 50, 51, 51, 51, 50}) costs.push_back(chunk(0, layers));
+  costs.push_back(chunk(0, 37, kOutput));
+  ExpectPicture("500-500_zb-v.svg", DrawSvg(*Simulate(*MakeNamedSchedule("zb-v", {8, 32, 2}, costs),
+                                                      MakeV(8, 2), costs),
+                                            "500-500 on H100s, predicted: cut by cost, zb-v"));
 }
 
 TEST(ScheduleText, PrintsAndParsesBack) {
