@@ -329,7 +329,6 @@ class AtenOps : public Ops {
     }
   }
 
-  // Elements know nothing of each other; in blocks, temporaries stay small beside the model.
   void InitialNormal(uint64_t seed, std::string_view name, double std, const Tensor& x) override {
     const Tensor values = at::empty({x.numel()}, at::kFloat);
     float* const out = values.data_ptr<float>();
@@ -338,6 +337,7 @@ class AtenOps : public Ops {
     });
     x.copy_(values.mul_(static_cast<float>(std)).view(x.sizes()));
   }
+  // Elements know nothing of each other; in blocks, temporaries stay small beside the model.
   void Adam(const AdamArgs& a) override {
     for (int64_t begin = 0; begin < a.weights.numel(); begin += kAdamBlock) {
       const int64_t count = std::min(kAdamBlock, a.weights.numel() - begin);
