@@ -3,7 +3,12 @@
 #include <algorithm>
 #include <string>
 
+#include "absl/strings/str_cat.h"
+
+#include "parallel/base/check.h"
+#include "parallel/base/logging.h"
 #include "trainer/data/cleaning.h"
+#include "trainer/data/corpus_manifest.h"
 
 namespace deepnet {
 
@@ -33,6 +38,19 @@ LanguagePairReport MakePairReport(const LanguagePairTexts& texts, std::string_vi
   }
   SetLengths(totals.first_tokens, totals.second_tokens, totals.longest, &report);
   return report;
+}
+
+std::string DropWarning(const LanguagePairReport& counts) {
+  const int64_t dropped = counts.lines() - counts.kept();
+  if (dropped <= counts.lines() / 2) return "";
+  const auto most =
+      std::max_element(counts.dropped().begin(), counts.dropped().end(),
+                       [](const auto& a, const auto& b) { return a.lines() < b.lines(); });
+  DEEPNET_CHECK(most != counts.dropped().end());
+  return absl::StrCat(DirectionsOf(counts).front().Name(), ", ", counts.split(), ": ",
+                      WithCommas(dropped), " of ", WithCommas(counts.lines()),
+                      " lines are dropped, ", WithCommas(most->lines()), " for the reason \"",
+                      most->reason(), "\", the first of them ", most->example());
 }
 
 void AddCounts(const LanguagePairReport& block, LanguagePairReport* report) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include "proto/data.pb.h"
@@ -15,6 +16,10 @@ void SetLengths(int64_t first, int64_t second, int32_t longest, LanguagePairRepo
 
 LanguagePairReport MakePairReport(const LanguagePairTexts& texts, std::string_view split,
                                   const EncodedTotals& totals);
+
+// Returns what a person is told of a text of which more than half of the lines are dropped, with
+// the reason of most of them; empty of any other.
+std::string DropWarning(const LanguagePairReport& counts);
 
 // Adds the lines and pairs of a block to those of its language pair; means are left out.
 void AddCounts(const LanguagePairReport& block, LanguagePairReport* report);

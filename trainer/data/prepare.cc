@@ -33,6 +33,7 @@
 #include "trainer/data/corpus.h"
 #include "trainer/data/corpus_manifest.h"
 #include "trainer/data/file_writer.h"
+#include "trainer/data/pair_report.h"
 #include "trainer/data/parallel_text.h"
 #include "trainer/data/prepare_blocks.h"
 #include "trainer/data/prepare_context.h"
@@ -227,7 +228,10 @@ absl::Status Assemble(PrepareContext& context, HeldOutTexts& held_out, EncodedBl
     report.set_lines(report.lines() + part.counts().lines());
     report.set_kept(report.kept() + part.counts().kept());
   }
-  for (const PreparedPart& part : copies) *report.add_pairs() = part.counts();
+  for (const PreparedPart& part : copies) {
+    if (context.IsFirst()) context.Warn(DropWarning(part.counts()));
+    *report.add_pairs() = part.counts();
+  }
   return GatherInputs(context, manifest);
 }
 

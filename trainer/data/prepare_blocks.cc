@@ -231,6 +231,7 @@ absl::StatusOr<std::vector<PreparedPart>> EncodedBlocks::WriteShards() {
     AddCounts(it.part.counts(), all[it.pair].mutable_counts());
     costs[it.pair] += it.part.counts().kept();
   }
+  if (context_.IsFirst()) WarnOfDrops();
   const std::vector<int> owners = Deal(costs, context_.world.size());
   CorpusParts mine;
   for (size_t i = 0; i < all.size(); ++i) {
@@ -247,6 +248,16 @@ absl::StatusOr<std::vector<PreparedPart>> EncodedBlocks::WriteShards() {
   ASSIGN_OR_RETURN(const std::vector<PreparedPart> shards, context_.AllGatherParts(mine, owners));
   for (size_t i = 0; i < all.size(); ++i) *all[i].mutable_files() = shards[i].files();
   return all;
+}
+
+void EncodedBlocks::WarnOfDrops() const {
+  std::map<std::pair<size_t, int>, LanguagePairReport> texts;  // by language pair and place in it
+  for (const Block& it : blocks_) {
+    const auto [text, is_new] = texts.try_emplace({it.pair, it.block->text()}, it.part.counts());
+    if (!is_new) AddCounts(it.part.counts(), &text->second);
+    text->second.set_tag(TextsOf(it).tag);
+  }
+  for (const auto& [place, counts] : texts) context_.Warn(DropWarning(counts));
 }
 
 std::string EncodedBlocks::PartsText() const {

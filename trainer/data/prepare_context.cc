@@ -54,6 +54,10 @@ void PrepareContext::Say(const std::string& line) const {
   if (progress && IsFirst()) progress(absl::StrFormat("%7.1f s  %s", Seconds(), line));
 }
 
+void PrepareContext::Warn(const std::string& what) const {
+  if (!what.empty()) Say(absl::StrCat("warning: ", what));
+}
+
 absl::Status PrepareContext::Agree(const absl::Status& mine) {
   absl::Status all = AgreeOnStatus(world, WithExitCode(mine, ExitCode::kData));
   all_have_ended = !all.ok();

@@ -36,6 +36,7 @@ struct PrepareContext {
   std::string OwnFolder() const;
   double Seconds() const;  // since the start
   void Say(const std::string& line) const;
+  void Warn(const std::string& what) const;  // nothing if there is nothing to say
 
   // AgreeOnStatus with the exit code of data. Collective.
   absl::Status Agree(const absl::Status& mine);

@@ -133,6 +133,31 @@ TEST(Prepare, SaysFirstHowLargeTheCorpusIsGoingToBe) {
   EXPECT_LT(planned, progress.find("scanned "));
 }
 
+TEST(Prepare, WarnsOfATextOfWhichMostIsDroppedWithTheReason) {
+  const TempFolder folder;
+  const TextPairs few = {{"eins", "one"}, {"zwei", "two"}, {"drei", "three"}};
+  WritePairs(folder, "good", "de", "en", few);
+  WritePairs(folder, "half", "de", "en", {{"vier", "four"}, {"", "five"}});
+  WritePairs(folder, "dev", "de", "en", {{"sechs", "six"}, {" ", "7"}, {"", "8"}});
+  folder.Write("scores", "-4,5\n-1,5\n0.5\n");
+  const auto text = [](const std::string& stem, const std::string& more) {
+    return "text { source_language: 'de' target_language: 'en' source_file: '" + stem +
+           ".de' target_file: '" + stem + ".en' " + more + " } ";
+  };
+  std::string progress;
+  ASSERT_TRUE(PrepareIn(folder,
+                        text("good", "") + text("half", "") + text("dev", "split: 'dev'") +
+                            text("good", "tag: 'bt' score_file: 'scores' score_threshold: -9"),
+                        &progress)
+                  .ok());
+  const std::string rest = " lines are dropped, 2 for the reason \"";
+  EXPECT_THAT(progress, HasSubstr("warning: de-en.bt, train: 2 of 3" + rest +
+                                  "malformed\", the first of them " + folder.Path("good.de:1")));
+  EXPECT_THAT(progress, HasSubstr("warning: de-en, dev: 2 of 3" + rest +
+                                  "empty side\", the first of them " + folder.Path("dev.de:2")));
+  EXPECT_EQ(progress.find("warning: de-en, train"), progress.npos) << progress;
+}
+
 TEST(Prepare, WritesThePairsItReadInTheirOrder) {
   const TempFolder folder;
   const TextPairs pairs = {{"eins", "one"}, {"zwei", "two"}, {"drei", "three"}};
