@@ -12,6 +12,7 @@ std::string JsonQuoted(std::string_view text) {
     const char c = text[i];
     const auto next = static_cast<unsigned char>(i + 1 < text.size() ? text[i + 1] : 0);
     const bool is_upper_control = c == '\xC2' && next >= 0x80 && next <= 0x9F;
+    const std::string_view three = text.substr(i, 3);
     if (c == '"' || c == '\\') {
       quoted += '\\';
       quoted += c;
@@ -22,6 +23,9 @@ std::string JsonQuoted(std::string_view text) {
     } else if (is_upper_control) {
       absl::StrAppendFormat(&quoted, "\\u%04x", next);
       ++i;
+    } else if (three == "\u2028" || three == "\u2029") {
+      quoted += three == "\u2028" ? "\\u2028" : "\\u2029";
+      i += 2;
     } else {
       quoted += c;
     }

@@ -33,8 +33,10 @@ Decoded DecodeFirst(std::string_view text) {
   return {code_point, bytes};
 }
 
-// Bytes of the white space that ends `text`, or 0.
-size_t TrailingSpaceBytes(std::string_view text) {
+using CharTest = bool (*)(char32_t c);
+
+// Bytes of the character that ends `text` if it is one of `is_end`, or 0.
+size_t TrailingBytes(std::string_view text, CharTest is_end) {
   size_t start = text.size();
   while (start > 0 && text.size() - start < 3) {
     --start;
@@ -42,14 +44,54 @@ size_t TrailingSpaceBytes(std::string_view text) {
   }
   if (start == text.size()) return 0;
   const Decoded last = DecodeFirst(text.substr(start));
-  return start + last.bytes == text.size() && IsUnicodeSpace(last.code_point) ? last.bytes : 0;
+  return start + last.bytes == text.size() && is_end(last.code_point) ? last.bytes : 0;
+}
+
+std::string_view StripTrailing(std::string_view text, CharTest is_end) {
+  while (const size_t bytes = TrailingBytes(text, is_end)) text.remove_suffix(bytes);
+  return text;
+}
+
+std::string_view Strip(std::string_view text, CharTest is_end) {
+  while (!text.empty()) {
+    const Decoded first = DecodeFirst(text);
+    if (!is_end(first.code_point)) break;
+    text.remove_prefix(first.bytes);
+  }
+  return StripTrailing(text, is_end);
+}
+
+bool IsControl(char32_t c) { return c < 0x20 || (c >= 0x7F && c < 0xA0); }
+
+bool IsLineSeparator(char32_t c) { return c == 0x2028 || c == 0x2029; }
+
+bool IsTrimmed(char32_t c) {
+  return (IsControl(c) && c != 0) || IsUnicodeSpace(c) || c == 0x200B || c == 0x2060 || c == 0xFEFF;
+}
+
+// Unicode's Default_Ignorable_Code_Point.
+bool IsIgnorable(char32_t c) {
+  struct Range {
+    char32_t first, last;
+  };
+  static constexpr Range kRanges[] = {
+      {0xAD, 0xAD},       {0x34F, 0x34F},   {0x61C, 0x61C},     {0x115F, 0x1160},
+      {0x17B4, 0x17B5},   {0x180B, 0x180F}, {0x200B, 0x200F},   {0x202A, 0x202E},
+      {0x2060, 0x206F},   {0x3164, 0x3164}, {0xFE00, 0xFE0F},   {0xFEFF, 0xFEFF},
+      {0xFFA0, 0xFFA0},   {0xFFF0, 0xFFF8}, {0x1BCA0, 0x1BCA3}, {0x1D173, 0x1D17A},
+      {0xE0000, 0xE0FFF},
+  };
+  for (const Range& range : kRanges) {
+    if (c >= range.first && c <= range.last) return true;
+  }
+  return false;
 }
 
 std::string Shown(std::string_view text, std::string_view kept) {
   std::u32string code_points = DecodeUtf8(text);
   for (char32_t& c : code_points) {
     if (c < 0x20 && kept.find(static_cast<char>(c)) != kept.npos) continue;
-    const bool is_control = c < 0x20 || (c >= 0x7F && c < 0xA0);
+    const bool is_control = IsControl(c) || IsLineSeparator(c);
     const bool is_direction = (c >= 0x202A && c <= 0x202E) || (c >= 0x2066 && c <= 0x2069);
     const bool is_escaped = c >= kEscapedByte && c <= kEscapedByte + 0xFF;
     if (is_control || is_direction || is_escaped) c = 0xFFFD;
@@ -72,11 +114,31 @@ bool HasUtf16Mark(std::string_view text) {
   return text.starts_with("\xff\xfe") || text.starts_with("\xfe\xff");
 }
 
-std::string_view Trim(std::string_view text) {
-  const auto is_blank = [](char c) { return c > 0 && c <= ' '; };
-  while (!text.empty() && is_blank(text.front())) text.remove_prefix(1);
-  while (!text.empty() && is_blank(text.back())) text.remove_suffix(1);
+std::string_view WithoutMark(std::string_view text) {
+  constexpr std::string_view kMark = "\xef\xbb\xbf";
+  if (text.starts_with(kMark)) text.remove_prefix(kMark.size());
   return text;
+}
+
+std::string_view Trim(std::string_view text) { return Strip(text, IsTrimmed); }
+
+bool IsBlank(std::string_view text) {
+  while (!text.empty()) {
+    const Decoded first = DecodeFirst(text);
+    const char32_t c = first.code_point;
+    if (!IsControl(c) && !IsUnicodeSpace(c) && !IsIgnorable(c)) return false;
+    text.remove_prefix(first.bytes);
+  }
+  return true;
+}
+
+std::string OneLine(std::string_view text) {
+  std::u32string code_points = DecodeUtf8(text);
+  for (char32_t& c : code_points) {
+    const bool is_end = (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x1E) || c == 0x85;
+    if (is_end || IsLineSeparator(c)) c = ' ';
+  }
+  return EncodeUtf8(code_points);
 }
 
 std::u32string DecodeUtf8(std::string_view text) {
@@ -127,18 +189,10 @@ bool IsUnicodeSpace(char32_t c) {
 }
 
 std::string_view StripTrailingSpace(std::string_view text) {
-  while (const size_t bytes = TrailingSpaceBytes(text)) text.remove_suffix(bytes);
-  return text;
+  return StripTrailing(text, IsUnicodeSpace);
 }
 
-std::string_view StripSpace(std::string_view text) {
-  while (!text.empty()) {
-    const Decoded first = DecodeFirst(text);
-    if (!IsUnicodeSpace(first.code_point)) break;
-    text.remove_prefix(first.bytes);
-  }
-  return StripTrailingSpace(text);
-}
+std::string_view StripSpace(std::string_view text) { return Strip(text, IsUnicodeSpace); }
 
 std::vector<std::string> SplitOnSpace(std::string_view text) {
   std::vector<std::string> words;

@@ -1,5 +1,5 @@
-// UTF-8: well-formedness, trimming, what a terminal may get of it, and the few facts about Unicode
-// that scoring needs.
+// UTF-8: well-formedness, white space and lines, what a terminal may get of it, and the few facts
+// about Unicode that scoring needs.
 #pragma once
 
 #include <string>
@@ -15,12 +15,28 @@ bool IsUtf8(std::string_view text);
 // Returns true if `text` starts with the byte order mark of UTF-16, which no UTF-8 does.
 bool HasUtf16Mark(std::string_view text);
 
-// Returns `text` without spaces and control characters (bytes 0x01 to 0x20) at either end.
+// What a text's file, its lines and its white space are, the same for all commands that read text.
+// A line ends with "\n" or "\r\n", never with another character of Unicode's.
+
+// Returns `text`, the beginning of a file, without UTF-8's byte order mark.
+std::string_view WithoutMark(std::string_view text);
+
+// Returns `text` without white space (IsUnicodeSpace and the spaces without a width, U+200B, U+2060
+// and U+FEFF) and control characters but NUL at either end.
 std::string_view Trim(std::string_view text);
 
+// Returns true if nothing of `text` can be seen: it has white space, control characters and what
+// Unicode calls "default ignorable" (U+00AD, joiners, marks of direction) alone.
+bool IsBlank(std::string_view text);
+
+// Returns `text` with a space for each tab and each character at which somebody ends a line
+// (Python's str.splitlines() has most).
+std::string OneLine(std::string_view text);
+
 // Returns `text`, which somebody else may have made, as a terminal may get it: what is no UTF-8,
-// control characters and orders to change the direction of writing are U+FFFD. Nothing of it moves
-// the cursor, sets a title or stands elsewhere than it says.
+// control characters, Unicode's ends of lines and paragraphs, and orders to change the direction of
+// writing are U+FFFD. Nothing of it moves the cursor, sets a title or stands elsewhere than it
+// says.
 std::string ShownText(std::string_view text);
 
 // The same where `text` has several lines or a table: ends of lines and tabs stay.

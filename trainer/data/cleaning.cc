@@ -95,7 +95,7 @@ DropReason TextFilter::Judge(const LanguagePair& languages, RawPair* pair) const
   if (!IsText(pair->first) || !IsText(pair->second)) return DropReason::kBadUtf8;
   pair->first = Trim(pair->first);
   pair->second = Trim(pair->second);
-  if (pair->first.empty() || pair->second.empty()) return DropReason::kEmptySide;
+  if (IsBlank(pair->first) || IsBlank(pair->second)) return DropReason::kEmptySide;
   if (HasTag(pair->first) || HasTag(pair->second)) return DropReason::kTagInText;
   if (!languages.is_training) return DropReason::kNone;
   if (!spec_.keep_equal_sides() && pair->first == pair->second) return DropReason::kEqualSides;

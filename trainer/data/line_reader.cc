@@ -257,6 +257,7 @@ absl::StatusOr<bool> LineReader::Next(std::string_view* line) {
   }
   if (line_was_cut_) found = line_;
   if (!found.empty() && found.back() == '\r') found.remove_suffix(1);
+  if (line_number_ == 1) found = WithoutMark(found);
   *line = found;
   return true;
 }

@@ -37,9 +37,9 @@ class LineReader {
   LineReader(const LineReader&) = delete;
   LineReader& operator=(const LineReader&) = delete;
 
-  // The next line without its end ("\n" or "\r\n"), valid until the next call. False: no more
-  // lines. Fails naming the file if it cannot be read, is UTF-16, or its compressed form is damaged
-  // or cut.
+  // The next line without its end ("\n" or "\r\n") and, at the beginning, without UTF-8's byte
+  // order mark, valid until the next call. False: no more lines. Fails naming the file if it cannot
+  // be read, is UTF-16, or its compressed form is damaged or cut.
   absl::StatusOr<bool> Next(std::string_view* line);
 
   // Goes on reading behind line `line_number`, where `text_offset` is what text_offset() was. A

@@ -46,7 +46,7 @@ std::string Identity(const PrepareContext& context, const ParallelFiles& text) {
 
 uint64_t ScanKey(const PrepareContext& context, const LanguagePairTexts& texts) {
   std::vector<std::string> facts = {
-      "scan 1",
+      "scan 2",
       texts.Name(),
       context.spec.cleaning().SerializeAsString(),
       absl::StrJoin(context.languages, " "),

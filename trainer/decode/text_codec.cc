@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "parallel/base/check.h"
+#include "parallel/base/utf8.h"
 #include "trainer/decode/scorer.h"
 
 namespace deepnet {
@@ -27,7 +28,10 @@ std::vector<int32_t> FrameIds(std::span<const int32_t> tags, std::span<const int
 }
 
 TextCodec MakeTextCodec(const Vocabulary& vocabulary) {
-  return {.encode = [&vocabulary](std::string_view text) { return vocabulary.Encode(text); },
+  return {.encode =
+              [&vocabulary](std::string_view text) {
+                return IsBlank(text) ? std::vector<int32_t>() : vocabulary.Encode(text);
+              },
           .decode = [&vocabulary](std::span<const int32_t> ids) { return vocabulary.Decode(ids); }};
 }
 

@@ -34,7 +34,8 @@ TagFrame MakeTagFrame(TagStyle style, int32_t source_tag, int32_t target_tag);
 std::vector<int32_t> FrameIds(std::span<const int32_t> tags, std::span<const int32_t> pieces,
                               int max_ids);
 
-// Encode and Decode of `vocabulary`, which must outlive the codec.
+// Encode and Decode of `vocabulary`, which must outlive the codec. A blank text (utf8.h) has no
+// ids.
 TextCodec MakeTextCodec(const Vocabulary& vocabulary);
 
 }  // namespace deepnet

@@ -211,6 +211,7 @@ absl::StatusOr<bool> LineChunkReader::ReadLine(std::string& line) {
     return fail("UTF-16, convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)");
   }
   if (!IsUtf8(line)) return fail("not UTF-8");
+  if (num_lines_ == 1) line = WithoutMark(line);
   return true;
 }
 

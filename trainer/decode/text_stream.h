@@ -30,10 +30,10 @@ class LineChunkReader {
   // Both must outlive the reader; `name` is how errors call the input ("standard input").
   LineChunkReader(std::istream& in, std::string name) : in_(in), name_(std::move(name)) {}
 
-  // The next lines, without "\n" or "\r\n": `max_lines` of them, fewer if they hold more than
-  // kMaxChunkBytes together or the input ends, none at its end. A last line without "\n" counts.
-  // INVALID_ARGUMENT with ExitCode::kData names input and line of one that is not UTF-8 or is
-  // longer than kMaxLineBytes.
+  // The next lines, without "\n" or "\r\n" and the byte order mark at the beginning: `max_lines` of
+  // them, fewer if they hold more than kMaxChunkBytes together or the input ends, none at its end.
+  // A last line without "\n" counts. INVALID_ARGUMENT with ExitCode::kData names input and line of
+  // one that is not UTF-8 or is longer than kMaxLineBytes.
   absl::StatusOr<std::vector<std::string>> ReadChunk(int max_lines);
 
   const std::string& name() const { return name_; }

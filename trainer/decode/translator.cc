@@ -10,23 +10,9 @@
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/base/utf8.h"
 
 namespace deepnet {
-namespace {
-
-bool IsBlank(const std::string& text) {
-  return text.find_first_not_of(" \t\v\f\r\n") == std::string::npos;
-}
-
-// A translation is one line and one column of the output, whatever its pieces decode to.
-std::string OneLine(std::string text) {
-  for (char& c : text) {
-    if (c == '\n' || c == '\r' || c == '\t') c = ' ';
-  }
-  return text;
-}
-
-}  // namespace
 
 std::vector<std::vector<int>> PlanBatches(std::span<const int> lengths, int batch_tokens,
                                           int64_t max_sentences) {
@@ -105,12 +91,9 @@ absl::StatusOr<std::vector<Translator::Sentence>> Translator::Encode(
     std::span<const std::string> texts, int64_t first_ordinal,
     std::span<const std::string> prefixes, std::vector<Translation>& translations) const {
   DEEPNET_CHECK(prefixes.empty() || prefixes.size() == texts.size());
-  const auto pieces_of = [this](const std::string& text) {
-    return IsBlank(text) ? std::vector<int32_t>() : codec_.encode(text);
-  };
   std::vector<Sentence> sentences;
   for (size_t i = 0; i < texts.size(); ++i) {
-    const std::vector<int32_t> pieces = pieces_of(texts[i]);
+    const std::vector<int32_t> pieces = codec_.encode(texts[i]);
     if (pieces.empty()) {
       if (options_.share.part == 0) translations[i].best.emplace_back();
       continue;
@@ -120,7 +103,7 @@ absl::StatusOr<std::vector<Translator::Sentence>> Translator::Encode(
     sentence.source = FrameIds(tags_.source, pieces, options_.max_positions);
     translations[i].source_cut = sentence.source.size() < tags_.source.size() + pieces.size() + 1;
     if (prefixes.empty()) continue;
-    sentence.prefix = pieces_of(prefixes[i]);
+    sentence.prefix = codec_.encode(prefixes[i]);
     if (std::ssize(sentence.prefix) > options_.search.max_tokens) {
       return WithExitCode(
           absl::InvalidArgumentError(

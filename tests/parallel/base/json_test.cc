@@ -15,6 +15,10 @@ TEST(JsonQuoted, EscapesQuotesBackslashesAndControlCharacters) {
   EXPECT_EQ(JsonQuoted("\x7f\u0080\u009f\xc2"), "\"\\u007f\\u0080\\u009f\xc2\"");
 }
 
+TEST(JsonQuoted, IsOneLineForEveryReader) {
+  EXPECT_EQ(JsonQuoted("a\u2028b\u2029\u2027\xe2\x80"), "\"a\\u2028b\\u2029\u2027\xe2\x80\"");
+}
+
 TEST(JsonQuoted, LeavesUtf8AsItIs) {
   EXPECT_EQ(JsonQuoted("\u00a0\u00e9中"), "\"\u00a0\u00e9中\"");
 }

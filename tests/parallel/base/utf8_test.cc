@@ -28,10 +28,32 @@ TEST(IsUtf8, RefusesOverlongSurrogateTruncatedAndTooLargeForms) {
   }
 }
 
-TEST(Trim, TakesBlanksAndControlCharactersOffBothEnds) {
+TEST(Trim, TakesWhiteSpaceAndControlCharactersOffBothEnds) {
   EXPECT_EQ(Trim(" \t\x01 a b \r\n"), "a b");
   EXPECT_EQ(Trim(" \n"), "");
-  EXPECT_EQ(Trim("\u00a0a"), "\u00a0a");  // bytes above 0x7F stay
+  EXPECT_EQ(Trim("\u00a0\u0085\ufeffa\u3000b\u200b\u2028\x7f"), "a\u3000b");
+  EXPECT_EQ(Trim("\u0d28\u0d4d\u200d"), "\u0d28\u0d4d\u200d");  // a letter of old Malayalam
+  EXPECT_EQ(Trim("\xa0"), "\xa0");                              // no UTF-8
+}
+
+TEST(IsBlank, IsTrueWhereNothingIsSeen) {
+  for (const char* blank : {"", " \t\r", "\u0085", "\u00a0", "\u00ad", "\u200b", "\u200c", "\u200d",
+                            "\u200e", "\u2028", "\u2060", "\u3000", "\ufeff", "\u00ad \u200d"}) {
+    EXPECT_TRUE(IsBlank(blank)) << blank;
+  }
+  for (const char* text : {"a", "\u200d.", "\u2800", "\xff", "\ufffd"}) {
+    EXPECT_FALSE(IsBlank(text)) << text;
+  }
+}
+
+TEST(OneLine, HasASpaceWhereSomebodyEndsALine) {
+  EXPECT_EQ(OneLine("a\nb\rc\td\x0b\f\x1c\x1d\x1e\u0085\u2028\u2029\u00e9 "),
+            "a b c d        \u00e9 ");
+}
+
+TEST(WithoutMark, TakesOneMarkOffTheBeginning) {
+  EXPECT_EQ(WithoutMark("\ufeff\ufeffa"), "\ufeffa");
+  EXPECT_EQ(WithoutMark("a\ufeff"), "a\ufeff");
 }
 
 TEST(Unicode, EveryCodePointSurvivesTheRoundTrip) {
@@ -66,6 +88,8 @@ TEST(Unicode, WhatNobodyMaySeeIsShownAsAReplacement) {
   EXPECT_EQ(ShownText("é\xa0 <b>\x1b[0m\t\x7f\u0085\U0001F600\xF0\x9F"),
             "é\uFFFD <b>\uFFFD[0m\uFFFD\uFFFD\uFFFD\U0001F600\uFFFD\uFFFD");
   EXPECT_EQ(ShownText("a\nb\r\u202Ec\u2066"), "a\uFFFDb\uFFFD\uFFFDc\uFFFD");
+  EXPECT_EQ(ShownText("a\u2028b\u2029c"), "a\uFFFDb\uFFFDc");
+  EXPECT_EQ(ShownLines("a\u2028b\u2029c"), "a\uFFFDb\uFFFDc");
   EXPECT_EQ(ShownText("中文 العربية \u200F עברית \u200D ñ"), "中文 العربية \u200F עברית \u200D ñ");
 }
 

@@ -51,6 +51,7 @@ TEST_F(Cleaning, DropsBadUtf8) {
 TEST_F(Cleaning, DropsAnEmptySide) {
   EXPECT_EQ(Judge("", "Hello"), DropReason::kEmptySide);
   EXPECT_EQ(Judge("Hallo", " \t "), DropReason::kEmptySide);
+  EXPECT_EQ(Judge("\u00ad\u200d", "Hello"), DropReason::kEmptySide);
 }
 
 TEST_F(Cleaning, DropsATagOfThisCorpusOnly) {

@@ -64,6 +64,19 @@ TEST(LineReader, SplitsAtNewlinesAndForgivesCarriageReturnsAndAMissingLastEnd) {
   EXPECT_THAT(ReadAll(folder.Write("d", "\n")), ElementsAre(""));
 }
 
+TEST(LineReader, TakesTheMarkAtTheBeginningOffAndEndsNoLineAtOtherCharacters) {
+  const TempFolder folder;
+  const std::string text = "\ufeffone\u2028\u0085\rtwo\n\ufeffthree\n";
+  const auto lines = ElementsAre("one\u2028\u0085\rtwo", "\ufeffthree");
+  EXPECT_THAT(ReadAll(folder.Write("a", text)), lines);
+  EXPECT_THAT(ReadAll(folder.Write("a.gz", Gzip(text))), lines);
+  auto reader = LineReader::Open(folder.Path("a"));
+  ASSERT_TRUE(reader.ok() && (*reader)->SkipTo(0, 0).ok());
+  std::string_view line;
+  ASSERT_TRUE((*reader)->Next(&line).ok());
+  EXPECT_EQ(line.substr(0, 3), "one");
+}
+
 TEST(LineReader, ReadsCompressedTextOfSeveralMembers) {
   const TempFolder folder;
   EXPECT_THAT(ReadAll(folder.Write("a.gz", Gzip("one\ntw") + Gzip("o\n"))),

@@ -138,7 +138,7 @@ TEST(Prepare, WarnsOfATextOfWhichMostIsDroppedWithTheReason) {
   const TextPairs few = {{"eins", "one"}, {"zwei", "two"}, {"drei", "three"}};
   WritePairs(folder, "good", "de", "en", few);
   WritePairs(folder, "half", "de", "en", {{"vier", "four"}, {"", "five"}});
-  WritePairs(folder, "dev", "de", "en", {{"sechs", "six"}, {" ", "7"}, {"", "8"}});
+  WritePairs(folder, "dev", "de", "en", {{"sechs", "six"}, {"\u200d", "7"}, {"\u2060", "8"}});
   folder.Write("scores", "-4,5\n-1,5\n0.5\n");
   const auto text = [](const std::string& stem, const std::string& more) {
     return "text { source_language: 'de' target_language: 'en' source_file: '" + stem +
@@ -156,6 +156,22 @@ TEST(Prepare, WarnsOfATextOfWhichMostIsDroppedWithTheReason) {
   EXPECT_THAT(progress, HasSubstr("warning: de-en, dev: 2 of 3" + rest +
                                   "empty side\", the first of them " + folder.Path("dev.de:2")));
   EXPECT_EQ(progress.find("warning: de-en, train"), progress.npos) << progress;
+}
+
+TEST(Prepare, AMarkAtTheBeginningOfATextIsNoneOfIt) {
+  const TempFolder folder;
+  WritePairs(folder, "t", "de", "en", {{"\ufeffeins", "\ufeffone"}, {"zwei", "two"}});
+  WritePairs(folder, "dev", "de", "en", {{"\ufeffdrei", "\ufeffthree"}});
+  const std::string text = "text { source_language: 'de' target_language: 'en' ";
+  ASSERT_TRUE(PrepareIn(folder, text + "source_file: 't.de' target_file: 't.en' } " + text +
+                                    "source_file: 'dev.de' target_file: 'dev.en' split: 'dev' }")
+                  .ok());
+  EXPECT_EQ(folder.Read("out/dev.de-en.de"), "drei\n");
+  EXPECT_EQ(folder.Read("out/dev.de-en.en"), "three\n");
+  folder.Write("table.tsv", "\ufeffde\tone\teins\nde\ttwo\tzwei\n");
+  EXPECT_TRUE(PrepareIn(folder, "table { file: 'table.tsv' dev_percent: -1 test_percent: -1 }",
+                        nullptr, "of_table")
+                  .ok());
 }
 
 TEST(Prepare, WritesThePairsItReadInTheirOrder) {

@@ -44,6 +44,7 @@ std::string ErrorOf(const std::string& text) {
 TEST(LineChunkReader, CutsAtLineEndsOfEitherKindAndKeepsALastLineWithoutOne) {
   EXPECT_THAT(ReadAll("a b\r\n\nc", 10), ElementsAre("a b", "", "c"));
   EXPECT_THAT(ReadAll("a\n", 10), ElementsAre("a"));
+  EXPECT_THAT(ReadAll("\ufeffa\n\ufeffb\u2028c\n", 10), ElementsAre("a", "\ufeffb\u2028c"));
   EXPECT_THAT(ReadAll("", 10), IsEmpty());
 }
 
