@@ -71,7 +71,13 @@ absl::Status DescribeInputs(PrepareContext& context) {
     const std::string name = fs::path(path).lexically_proximate(context.root).string();
     ASSIGN_OR_RETURN(context.inputs[path], DescribeInput(name, path));
   }
-  return absl::OkStatus();
+  const std::string rules = NormalizationFile(context);
+  if (rules.empty()) return absl::OkStatus();
+  const absl::StatusOr<InputFile> input =
+      DescribeInput(context.spec.tokenizer().normalization(), rules);
+  if (input.ok()) context.inputs[rules] = *input;
+  return WithPrefix("prepare.tokenizer.normalization: neither nmt_nfkc, nfkc, identity nor a file",
+                    input.status());
 }
 
 absl::Status FindInputs(PrepareContext& context) {

@@ -1,11 +1,16 @@
 #include "trainer/data/prepare_tokenizer.h"
 
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 
 #include "parallel/base/exit_code.h"
 #include "parallel/base/file_system.h"
@@ -53,10 +58,49 @@ absl::StatusOr<std::vector<std::string>> Sample(PrepareContext& context) {
   return sample.Take();
 }
 
+// Returns true if `text` is code points in hexadecimal with blanks between them.
+bool IsCodePoints(absl::string_view text) {
+  for (const absl::string_view word : absl::StrSplit(text, ' ', absl::SkipEmpty())) {
+    uint32_t code_point = 0;
+    if (!absl::SimpleHexAtoi(word, &code_point) || code_point == 0 || code_point > 0x10FFFF) {
+      return false;
+    }
+    if (code_point >= 0xD800 && code_point <= 0xDFFF) return false;  // a surrogate
+  }
+  return true;
+}
+
+// Checks the rules in the file `path`, which SentencePiece takes for good, and notes their hash.
+absl::Status CheckRules(const std::string& path, PrepareContext& context) {
+  ASSIGN_OR_RETURN(const std::string rules,
+                   ReadWholeFile(*MakePosixFileSystem(), path, kMaxTokenizerBytes));
+  if (rules.empty()) return absl::InvalidArgumentError(absl::StrCat(path, ": it has no rules"));
+  int64_t number = 0;
+  for (const absl::string_view line : absl::StrSplit(rules, '\n')) {
+    ++number;
+    if (line.empty() && line.data() == rules.data() + rules.size()) break;
+    const std::vector<absl::string_view> columns = absl::StrSplit(line, '\t');
+    if (absl::StripAsciiWhitespace(columns[0]).empty() || columns.size() > 3 ||
+        !IsCodePoints(columns[0]) || (columns.size() > 1 && !IsCodePoints(columns[1]))) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(path, ":", number, ": not code points <TAB> code points, in hexadecimal"));
+    }
+  }
+  ContentHasher hasher;
+  hasher.Update(rules);
+  context.inputs[path].set_hash(hasher.Digest());
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::string> LearnTokenizer(PrepareContext& context) {
   const TokenizerSpec& tokenizer = context.spec.tokenizer();
-  std::vector<std::string> facts = {"tokenizer 1", tokenizer.SerializeAsString(),
-                                    absl::StrCat(context.spec.seed())};
+  const std::string rules = NormalizationFile(context);
+  if (!rules.empty()) {
+    RETURN_IF_ERROR(WithPrefix("prepare.tokenizer.normalization", CheckRules(rules, context)));
+  }
+  std::vector<std::string> facts = {
+      "tokenizer 2", tokenizer.SerializeAsString(), absl::StrCat(context.spec.seed()),
+      rules.empty() ? "" : absl::StrCat(context.inputs[rules].hash())};
   for (const PreparedPart& scan : context.scans) facts.push_back(absl::StrCat(scan.key()));
   PreparedPart part;
   part.set_key(KeyOf(facts));
@@ -72,6 +116,7 @@ absl::StatusOr<std::string> LearnTokenizer(PrepareContext& context) {
     training.character_coverage = tokenizer.character_coverage();
   }
   if (!tokenizer.type().empty()) training.type = tokenizer.type();
+  training.normalization = rules.empty() ? tokenizer.normalization() : rules;
   training.threads = kTokenizerThreads;
   context.Say(
       absl::StrCat("learning ", training.pieces, " pieces from ", sentences.size(), " sentences"));
@@ -105,6 +150,12 @@ absl::StatusOr<std::string> ReadTokenizer(PrepareContext& context) {
 
 bool LearnsTokenizer(const PrepareContext& context) {
   return context.spec.tokenizer().model_file().empty() && KeptTokenizer(context).empty();
+}
+
+std::string NormalizationFile(const PrepareContext& context) {
+  const std::string& normalization = context.spec.tokenizer().normalization();
+  const bool is_read = LearnsTokenizer(context) && !IsNormalizationName(normalization);
+  return is_read ? Rooted(context.root, normalization) : "";
 }
 
 SentenceSampleSpec SampleSpecOf(const PrepareSpec& spec) {

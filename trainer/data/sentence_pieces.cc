@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <exception>
 #include <sstream>
 #include <unordered_map>
@@ -74,7 +75,77 @@ std::string Number(double value) {
   return text.str();
 }
 
+// Fields of a message of protobuf, each a number and, where it has bytes, these. Reads to the end
+// of what can be read.
+template <typename Visit>
+void ForEachField(std::string_view message, const Visit& visit) {
+  const auto varint = [&message] {
+    size_t value = 0;
+    for (int shift = 0; !message.empty() && shift < 64; shift += 7) {
+      const auto byte = static_cast<unsigned char>(message.front());
+      message.remove_prefix(1);
+      value |= static_cast<size_t>(byte & 0x7F) << shift;
+      if (byte < 0x80) break;
+    }
+    return value;
+  };
+  while (!message.empty()) {
+    const size_t key = varint();
+    const size_t value = varint();
+    if ((key & 7) != 2) continue;  // an integer: all others of these messages
+    const std::string_view bytes = message.substr(0, value);
+    visit(key >> 3, bytes);
+    message.remove_prefix(bytes.size());
+  }
+}
+
+// Removes the rule of `character` from `rules`, SentencePiece's compiled ones: the size of a double
+// array of 32-bit units, the array (of darts-clone), and the texts that its values point at. Cuts
+// the edge that the last byte of `character` takes, which belongs to no other rule.
+void RemoveRule(std::string_view character, std::string* rules) {
+  const auto place_of = [](size_t unit) { return sizeof(uint32_t) * (unit + 1); };
+  size_t unit = 0;
+  uint32_t bits = 0;
+  for (size_t i = 0; i <= character.size(); ++i) {
+    if (place_of(unit) + sizeof(bits) > rules->size()) return;
+    std::memcpy(&bits, rules->data() + place_of(unit), sizeof(bits));
+    if (i > 0 && (bits & 0x800000FF) != static_cast<unsigned char>(character[i - 1])) return;
+    const size_t offset = static_cast<size_t>(bits >> 10) << ((bits & 0x200) >> 6);
+    if (i < character.size()) unit ^= offset ^ static_cast<unsigned char>(character[i]);
+  }
+  std::memset(rules->data() + place_of(unit), 0, sizeof(bits));
+}
+
+// Returns the rules of nmt_nfkc but for U+200C, as SentencePiece compiles them: those of a model
+// that it learns from a letter.
+std::string DefaultRules() {
+  const std::vector<std::string> text = {"a"};
+  VectorIterator iterator(text);
+  std::string model, rules;
+  const auto status =
+      sentencepiece::SentencePieceTrainer::Train({{"model_type", "char"},
+                                                  {"vocab_size", "5"},
+                                                  {"hard_vocab_limit", "false"},
+                                                  {"normalization_rule_name", "nmt_nfkc"},
+                                                  {"minloglevel", "2"}},
+                                                 &iterator, &model);
+  if (!status.ok()) return "";
+  ForEachField(model, [&](size_t field, std::string_view bytes) {
+    if (field != 3) return;  // normalizer_spec
+    ForEachField(bytes, [&](size_t part, std::string_view value) {
+      if (part == 2) rules = value;  // precompiled_charsmap
+    });
+  });
+  RemoveRule("\u200c", &rules);
+  return rules;
+}
+
 }  // namespace
+
+bool IsNormalizationName(std::string_view normalization) {
+  return normalization.empty() || normalization == "nmt_nfkc" || normalization == "nfkc" ||
+         normalization == "identity";
+}
 
 SentenceSample::SentenceSample(const SentenceSampleSpec& spec) : spec_(spec) {}
 
@@ -186,7 +257,7 @@ std::unique_ptr<SentencePieces> SentencePieces::Load(std::string_view model_byte
 std::string TrainSentencePieces(const PieceTraining& training,
                                 const std::vector<std::string>& sentences,
                                 std::string* model_bytes) {
-  const std::unordered_map<std::string, std::string> arguments = {
+  std::unordered_map<std::string, std::string> arguments = {
       {"model_type", training.type},
       {"vocab_size", std::to_string(training.pieces)},
       {"character_coverage", Number(training.character_coverage)},
@@ -199,6 +270,14 @@ std::string TrainSentencePieces(const PieceTraining& training,
       {"unk_id", "3"},
       {"minloglevel", "2"},
   };
+  if (training.normalization.empty()) {
+    arguments["normalization_rule_name"] = "nmt_nfkc_with_zwnj";
+    arguments["precompiled_charsmap"] = DefaultRules();
+  } else if (IsNormalizationName(training.normalization)) {
+    arguments["normalization_rule_name"] = training.normalization;
+  } else {
+    arguments["normalization_rule_tsv"] = training.normalization;
+  }
   sentencepiece::SetRandomGeneratorSeed(0);
   VectorIterator iterator(sentences);
   const auto status = sentencepiece::SentencePieceTrainer::Train(arguments, &iterator, model_bytes);

@@ -103,8 +103,12 @@ struct PieceTraining {
   int pieces = 8000;                // specials included
   double character_coverage = 1.0;  // 0 to 1
   std::string type = "unigram";     // or "bpe"
+  std::string normalization;        // as in TokenizerSpec; a file's path as it can be opened
   int threads = 2;                  // > 0
 };
+
+// Returns true if `normalization` is one that SentencePiece has, or the default.
+bool IsNormalizationName(std::string_view normalization);
 
 // Learns a model from `sentences`; its specials have this project's ids. Fewer pieces than asked
 // for come out where the text holds no more. The same input gives the same bytes. Returns an error

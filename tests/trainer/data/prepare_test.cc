@@ -174,6 +174,36 @@ TEST(Prepare, AMarkAtTheBeginningOfATextIsNoneOfIt) {
                   .ok());
 }
 
+TEST(Prepare, RulesOfNormalizationAreReadFromAFileOrNamed) {
+  const TempFolder folder;
+  WritePairs(folder, "t", "de", "en", {{"eins", "one"}, {"zwei", "two"}});
+  const auto prepare = [&](const std::string& normalization) {
+    return PrepareIn(folder,
+                     "tokenizer { normalization: '" + normalization +
+                         "' } text { source_language: 'de' target_language: 'en' source_file: "
+                         "'t.de' target_file: 't.en' } replace: true");
+  };
+  EXPECT_THAT(Message(prepare("nfck")),
+              HasSubstr("prepare.tokenizer.normalization: neither nmt_nfkc, nfkc, identity nor a "
+                        "file: " +
+                        folder.Path("nfck") + ": No such file"));
+  folder.Write("rules.tsv", "65\t45\n# e to E\n");
+  EXPECT_THAT(Message(prepare("rules.tsv")),
+              HasSubstr("prepare.tokenizer.normalization: " + folder.Path("rules.tsv") +
+                        ":2: not code points"));
+  for (const char* bad : {"", "D800\t61\n", "61\t110000\n", "\t61\n", "61\t62\t63\t64\n"}) {
+    folder.Write("rules.tsv", bad);
+    EXPECT_THAT(Message(prepare("rules.tsv")), HasSubstr("normalization: ")) << bad;
+  }
+  folder.Write("rules.tsv", "65\t45\n");
+  ASSERT_TRUE(prepare("rules.tsv").ok());
+  const std::string model = folder.Read("out/tokenizer.model");
+  EXPECT_TRUE(prepare("rules.tsv")->reused());
+  folder.Write("rules.tsv", "65\t46\n");
+  EXPECT_FALSE(prepare("rules.tsv")->reused());
+  EXPECT_NE(folder.Read("out/tokenizer.model"), model);
+}
+
 TEST(Prepare, WritesThePairsItReadInTheirOrder) {
   const TempFolder folder;
   const TextPairs pairs = {{"eins", "one"}, {"zwei", "two"}, {"drei", "three"}};

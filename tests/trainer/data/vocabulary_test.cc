@@ -4,12 +4,14 @@
 #include <bit>
 #include <cstdint>
 #include <fstream>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "parallel/base/utf8.h"
 #include "tests/trainer/data/temp_folder.h"
 #include "trainer/data/pair_index.h"
 #include "trainer/data/sentence_pieces.h"
@@ -160,6 +162,43 @@ TEST(Vocabulary, HashChangesWithModelAndTags) {
   EXPECT_EQ(hash(model, {"de", "en"}), hash(model, {"en", "de"}));
   EXPECT_NE(hash(model, {"de", "en"}), hash(model, {"de"}));
   EXPECT_NE(hash(model, {"de", "en"}), hash(Train(300), {"de", "en"}));
+}
+
+std::unique_ptr<SentencePieces> LearnedWith(const std::string& normalization,
+                                            const std::string& text) {
+  PieceTraining training;
+  training.pieces = 40;
+  training.normalization = normalization;
+  std::string model, error;
+  EXPECT_EQ(TrainSentencePieces(training, {"a b c " + text}, &model), "");
+  auto pieces = SentencePieces::Load(model, &error);
+  EXPECT_NE(pieces, nullptr) << error;
+  return pieces;
+}
+
+// `text` as a model has it that learned from it.
+std::string RewrittenBy(const std::string& normalization, const std::string& text) {
+  const auto pieces = LearnedWith(normalization, text);
+  return pieces == nullptr ? "" : pieces->Decode(pieces->Encode(text));
+}
+
+TEST(TrainSentencePieces, RewritesTextByTheNormalizationThatIsChosen) {
+  const std::string text = "\u0645\u06cc\u200c\u062e\u00a0\ufb01\u200b";  // a joiner, a ligature
+  EXPECT_EQ(RewrittenBy("", text), "\u0645\u06cc\u200c\u062e fi");
+  EXPECT_EQ(RewrittenBy("nmt_nfkc", text), "\u0645\u06cc \u062e fi");
+  EXPECT_EQ(RewrittenBy("nfkc", text), "\u0645\u06cc\u200c\u062e fi\u200b");
+  EXPECT_EQ(RewrittenBy("identity", text), text);
+  const testing::TempFolder folder;
+  EXPECT_EQ(RewrittenBy(folder.Write("rules.tsv", "66 69\tFB01\n78\t\n"), "fix"), "\ufb01");
+}
+
+TEST(TrainSentencePieces, TheDefaultIsNmtNfkcButForTheJoiner) {
+  const auto ours = LearnedWith("", ""), theirs = LearnedWith("nmt_nfkc", "");
+  ASSERT_TRUE(ours != nullptr && theirs != nullptr);
+  for (char32_t c = 1; c < 0x3100; ++c) {
+    const std::string text = "a" + EncodeUtf8({&c, 1}) + "b";
+    EXPECT_EQ(ours->EncodeAsPieces(text) == theirs->EncodeAsPieces(text), c != 0x200C) << text;
+  }
 }
 
 TEST(TrainSentencePieces, GivesTheSameBytesAgain) { EXPECT_EQ(Train(300), Train(300)); }
