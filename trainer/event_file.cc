@@ -51,6 +51,7 @@ std::string RecordOf(Event event, int64_t step) {
 std::optional<double> Figure(const Message& message, const FieldDescriptor& field) {
   if (field.is_repeated()) return std::nullopt;
   const auto& reflection = *message.GetReflection();
+  if (field.has_presence() && !reflection.HasField(message, &field)) return std::nullopt;
   switch (field.cpp_type()) {
     case FieldDescriptor::CPPTYPE_DOUBLE:
       return reflection.GetDouble(message, &field);

@@ -118,8 +118,7 @@ std::string ToJson(const Message& message) {
         elements.push_back(Element(message, field, j));
       }
       value = absl::StrCat("[", absl::StrJoin(elements, ","), "]");
-    } else if (field.message_type() != nullptr &&
-               !message.GetReflection()->HasField(message, &field)) {
+    } else if (field.has_presence() && !message.GetReflection()->HasField(message, &field)) {
       value = "null";
     } else {
       value = Element(message, field, -1);

@@ -1,8 +1,9 @@
 // metrics.jsonl: one record a line (proto/report.proto), for programs.
 //
 // A record is protobuf's JSON with the field names of the proto files and every field printed,
-// zeros included, with one difference: 64-bit counts are numbers, not strings. Not-a-number and
-// infinities are "NaN", "Infinity" and "-Infinity". Protobuf reads these lines back.
+// zeros included, what is absent as null, with one difference: 64-bit counts are numbers, not
+// strings. Not-a-number and infinities are "NaN", "Infinity" and "-Infinity". Protobuf reads these
+// lines back.
 //
 // Example:
 //   ASSIGN_OR_RETURN(auto metrics, MetricsWriter::Open(fs, "runs/a/metrics.jsonl", 1200));

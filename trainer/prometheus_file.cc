@@ -47,11 +47,13 @@ class Families {
   void Known(const std::string& name, const std::string& help, double value) {
     if (value > 0) Gauge(name, help, value);
   }
-  // A gauge with a figure for each direction.
+  // A gauge with a figure for each direction that has it.
   void Scores(const std::string& name, const std::string& help, const EvalRecord& record,
-              double (DirectionScore::*score)() const) {
-    Begin("deepnet_" + name, "gauge", help);
+              bool (DirectionScore::*has)() const, double (DirectionScore::*score)() const) {
+    bool begun = false;
     for (const DirectionScore& direction : record.directions()) {
+      if (!(direction.*has)()) continue;
+      if (!std::exchange(begun, true)) Begin("deepnet_" + name, "gauge", help);
       absl::StrAppend(&text_, "deepnet_", name, "{", run_label_, ",",
                       Label("direction", direction.direction()), "} ", Number((direction.*score)()),
                       "\n");
@@ -112,7 +114,7 @@ void PrometheusFile::Remember(const google::protobuf::Message& record) {
 std::string PrometheusFile::Text(const NextTimes& next) const {
   Families families(run_);
   AddSteps(step_, families);
-  families.Gauge("remaining_seconds", "Expected time of training until the end; 0: not known.",
+  families.Known("remaining_seconds", "Expected time of training until the end.",
                  step_.seconds_to_end());
   families.Known("next_save_seconds", "Expected time until the next save.", next.save);
   families.Known("next_validation_seconds", "Expected time until the next validation.",
@@ -129,11 +131,9 @@ std::string PrometheusFile::Text(const NextTimes& next) const {
     families.Gauge("validated_steps", "Steps done at the last validation.",
                    static_cast<double>(validation_.step()));
     families.Scores("validation_nll_nats", "Negative log-likelihood a token of the dev set.",
-                    validation_, &DirectionScore::nll);
-  }
-  if (!validation_.bleu_signature().empty()) {
+                    validation_, &DirectionScore::has_nll, &DirectionScore::nll);
     families.Scores("validation_bleu", "BLEU of the dev set, from 0 to 100.", validation_,
-                    &DirectionScore::bleu);
+                    &DirectionScore::has_bleu, &DirectionScore::bleu);
   }
   return families.Take();
 }

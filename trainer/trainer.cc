@@ -598,9 +598,11 @@ absl::Status Trainer::ValidateNow() {
     return absl::OkStatus();  // the corpus has no dev text of these directions
   }
   WriteMetrics(*record);
-  const bool better_bleu = !record->bleu_signature().empty() &&
-                           UpdateBest(state_, "bleu", record->bleu(), Better::kGreater);
-  const bool better_nll = UpdateBest(state_, "nll", record->nll(), Better::kSmaller);
+  if (!record->has_bleu() && !record->has_nll()) return absl::OkStatus();  // nothing was measured
+  const bool better_bleu =
+      record->has_bleu() && UpdateBest(state_, "bleu", record->bleu(), Better::kGreater);
+  const bool better_nll =
+      record->has_nll() && UpdateBest(state_, "nll", record->nll(), Better::kSmaller);
   const bool is_best = better_bleu || better_nll;
   CountPatience(is_best);
   if (!is_best) return absl::OkStatus();

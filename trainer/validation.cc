@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
@@ -19,6 +20,7 @@
 #include "trainer/decode/pipeline_link.h"
 #include "trainer/decode/pipeline_scorer.h"
 #include "trainer/eval/evaluator.h"
+#include "trainer/eval/score_table.h"
 #include "trainer/messages.h"
 #include "trainer/model/architecture.h"
 #include "trainer/model/scheme.h"
@@ -52,11 +54,24 @@ EvaluateOptions OptionsOf(const RunSpec& run, const Corpus& corpus) {
   return options;
 }
 
-// Returns the figures that are logged beside the nll.
+// Returns the figures that there are.
 std::string FiguresOf(const EvalRecord& record, bool translates) {
-  if (!translates) return absl::StrFormat("perplexity %.2f", std::exp(record.nll()));
-  return absl::StrFormat("BLEU %.2f (to English %.2f, from %.2f), chrF %.2f", record.bleu(),
-                         record.bleu_to_english(), record.bleu_from_english(), record.chrf());
+  std::string text = record.has_nll() ? absl::StrFormat("nll %.3f", record.nll()) : "no nll";
+  if (!translates && record.has_nll()) {
+    absl::StrAppendFormat(&text, ", perplexity %.2f", std::exp(record.nll()));
+  }
+  std::vector<std::string> parts;
+  if (record.has_bleu_to_english()) {
+    parts.push_back(absl::StrFormat("to English %.2f", record.bleu_to_english()));
+  }
+  if (record.has_bleu_from_english()) {
+    parts.push_back(absl::StrFormat("from %s%.2f", parts.empty() ? "English " : "",
+                                    record.bleu_from_english()));
+  }
+  if (record.has_bleu()) absl::StrAppendFormat(&text, ", BLEU %.2f", record.bleu());
+  if (!parts.empty()) absl::StrAppend(&text, " (", absl::StrJoin(parts, ", "), ")");
+  if (record.has_chrf()) absl::StrAppendFormat(&text, ", chrF %.2f", record.chrf());
+  return text;
 }
 
 void LogSamples(const EvalRecord& record, Logger& log) {
@@ -280,9 +295,11 @@ absl::StatusOr<EvalRecord> Validate(const RunSpec& run, const Inventory& whole, 
     ASSIGN_OR_RETURN(record, EvaluateOnAllRanks(
                                  run, RouteOf(whole, plan, context), corpus, context, options, log,
                                  is_stopping ? is_stopping : [] { return false; }));
-    log.Info(absl::StrFormat("validation at step %s: nll %.3f, %s, %d directions, %s",
-                             WithCommas(step), record.nll(), FiguresOf(record, options.translates),
-                             record.directions_size(), ClockText(record.seconds())));
+    log.Info(absl::StrFormat("validation at step %s: %s, %d directions, %s", WithCommas(step),
+                             FiguresOf(record, options.translates), record.directions_size(),
+                             ClockText(record.seconds())));
+    const std::string too_long = TooLongText(record);
+    if (context.world->rank() == 0 && !too_long.empty()) log.Warning(too_long);
     LogSamples(record, log);
   }
   record.set_kind("validation");

@@ -114,6 +114,7 @@ absl::Status EvaluateOnAllRanks(const CommandLine& line, Communicator& world) {
                                             : AgreeOnStatus(world, record.status()));
   log.EndProgress();
   if (world.rank() != 0) return absl::OkStatus();
+  if (const std::string text = TooLongText(*record); !text.empty()) log.Warning(text);
   record->set_kind("evaluate");
   record->set_step(loaded.step);
   record->set_checkpoint(loaded.folder);

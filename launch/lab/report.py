@@ -360,7 +360,8 @@ def draw_grid(result, panel, identity):
 def matrix_range(groups, quantity):
     """What the colours of all matrices span: they are there to be compared. None: there are no scores."""
     tests = [(group.cells[0].get("test") or {}).get("directions", []) for group in groups]
-    spread = R.Spread([R.score_of(d, quantity) for directions in tests for d in directions])
+    scores = [R.score_of(d, quantity) for directions in tests for d in directions]
+    spread = R.Spread([score for score in scores if score is not None])
     return (spread.low, spread.high) if spread.count else None
 
 

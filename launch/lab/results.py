@@ -26,6 +26,12 @@ def num(value):
     return float(value)
 
 
+def figure(record, name):
+    """The record's number; None: it has none."""
+    value = record.get(name)
+    return None if value is None else num(value)
+
+
 def is_plain(value):
     """Whether it is a number that can be drawn: it is finite, and so are its square and what lies around it."""
     return abs(value) < 1e150
@@ -33,8 +39,9 @@ def is_plain(value):
 
 # --- what comes from outside ---------------------------------------------------------------------
 
-WHOLE, COUNT, FINITE, KNOWN, POSITIVE, NUMBER, TEXT, FIELDS = (
-    "a whole number", "a count", "a finite number", "a finite number or null", "a number above 0", "a number", "text", "an object",
+WHOLE, COUNT, FINITE, KNOWN, POSITIVE, NUMBER, FIGURE, TEXT, FIELDS = (
+    "a whole number", "a count", "a finite number", "a finite number or null", "a number above 0", "a number", "a number or null",
+    "text", "an object",
 )  # fmt: skip
 KINDS = {
     WHOLE: lambda v: type(v) is int and abs(v) < 1 << 63,
@@ -43,6 +50,7 @@ KINDS = {
     KNOWN: lambda v: v is None or KINDS[FINITE](v),
     POSITIVE: lambda v: type(v) in (int, float) and 1e-200 < v < 1e200,
     NUMBER: lambda v: v in ("NaN", "Infinity", "-Infinity") if isinstance(v, str) else type(v) is float or KINDS[WHOLE](v),
+    FIGURE: lambda v: v is None or KINDS[NUMBER](v),
     TEXT: lambda v: isinstance(v, str),
     FIELDS: lambda v: isinstance(v, dict),
 }
@@ -106,9 +114,9 @@ RUN = {  # of a RunSpec, what is read here
     "train?": fields(WHOLE, "steps validate_sentences"),
 }
 TRAIN = {"step": WHOLE, "nll": NUMBER, **fields(FINITE, "seconds")}
-SCORES = fields(NUMBER, "nll bleu bleu_to_english bleu_from_english spbleu")
+SCORES = fields(FIGURE, "nll bleu bleu_to_english bleu_from_english spbleu")
 TEST = {"directions?": [{"direction": TEXT, **fields(WHOLE, "sentences"), **SCORES}], **fields(FINITE, "seconds"), **SCORES}
-VALIDATION = {"step": WHOLE, "nll": NUMBER}
+VALIDATION = {"step": WHOLE, "nll": FIGURE}
 INSTRUMENTS = {
     "step": WHOLE,
     "layers": [{"name": TEXT, "gradient_norm": NUMBER, "weight_norm": NUMBER, "update_norm": NUMBER}],
@@ -225,8 +233,8 @@ def is_off_the_scale(quantity, value):
 
 
 def score_of(record, quantity):
-    """A direction's or a test's number."""
-    return num(record.get(quantity.removeprefix("test_"), 0))
+    """A direction's or a test's number; None: it has none."""
+    return figure(record, quantity.removeprefix("test_"))
 
 
 def word_frequency_level(data, quantity):
@@ -278,7 +286,7 @@ def score(cell, quantity, step=0):
         return score_of(test, quantity) if names else None
     if is_loss(quantity):
         records = cell.get("steps" if quantity == "train_nll" else "validations", [])
-        return num(records[-1]["nll"]) if records else None
+        return figure(records[-1], "nll") if records else None
     record = find_record(cell, step)
     return of_record(record, quantity) if record else None
 
@@ -287,7 +295,7 @@ def curve(cell, quantity):
     """[(step, value)] without what is off the scale."""
     if is_loss(quantity):
         records = cell.get("steps" if quantity == "train_nll" else "validations", [])
-        points = [(r["step"], num(r["nll"])) for r in records]
+        points = [(r["step"], figure(r, "nll")) for r in records]
     else:
         points = [(r["step"], of_record(r, quantity)) for r in cell.get("instruments", [])]
     return [(x, y) for x, y in points if y is not None and not is_off_the_scale(quantity, y)]

@@ -25,7 +25,7 @@ MIB, HOUR = 2**20, 3600
 
 # --- reading -----------------------------------------------------------------------------------------
 
-DIRECTION = {"direction": R.TEXT, "bleu": R.NUMBER}
+DIRECTION = {"direction": R.TEXT, "bleu": R.FIGURE}
 SAMPLE = {**{name: R.TEXT for name in ("direction", "source", "reference", "translation")}, "line": R.WHOLE}
 RECORDS = {  # those of which a page says something
     "train": {
@@ -36,7 +36,7 @@ RECORDS = {  # those of which a page says something
         **R.fields(R.WHOLE, "skipped_steps restarts"),
         **R.fields(R.NUMBER, "loss gradient_norm learning_rate tokens_per_second loss_scale bubble"),
     },
-    "validation": {**R.VALIDATION, "bleu": R.NUMBER, "directions": [DIRECTION], "samples?": [SAMPLE]},
+    "validation": {**R.VALIDATION, "bleu": R.FIGURE, "directions": [DIRECTION], "samples?": [SAMPLE]},
     "instruments": R.INSTRUMENTS,
     "spike": {"spike_step": R.WHOLE, "action": R.TEXT, "loss": R.NUMBER, "loss_limit": R.NUMBER},
     "save": {"step": R.WHOLE, **R.fields(R.TEXT, "error")},
@@ -105,8 +105,10 @@ def summary_row(run):
     last, checks = run["kinds"]["train"][-1], run["kinds"].get("validation", [])
     cells = [run["name"], R.commas(last["step"]), R.commas(last["target_tokens"]), f"{last['seconds'] / HOUR:.2f}"]
     cells.append(f"{R.num(last['nll']):.3f}")
-    cells.append(f"{min(R.num(v['nll']) for v in checks):.3f}" if checks else "-")
-    cells.append(f"{max(R.num(v['bleu']) for v in checks):.2f}" if checks else "-")
+    losses = [nll for nll in (R.figure(v, "nll") for v in checks) if nll is not None]
+    scores = [bleu for bleu in (R.figure(v, "bleu") for v in checks) if bleu is not None]
+    cells.append(f"{min(losses):.3f}" if losses else "-")
+    cells.append(f"{max(scores):.2f}" if scores else "-")
     cells += [last.get("skipped_steps", 0), len(run["kinds"].get("spike", [])), last.get("restarts", 0)]
     cells.append(f"{run['planned'] / MIB:,.0f}" if run["planned"] else "-")
     return [*cells, f"{last['resident_bytes'] / MIB:,.0f}"]
@@ -123,7 +125,8 @@ def scores_by_direction(read):
     """(header, rows): BLEU of each direction at each run's last validation."""
     last = [{d["direction"]: d for d in (run["kinds"].get("validation") or [{"directions": []}])[-1]["directions"]} for run in read]
     names = sorted(set().union(*last))
-    rows = [[name, *(f"{R.num(of[name]['bleu']):.2f}" if name in of else "-" for of in last)] for name in names]
+    scores = [[R.figure(of.get(name, {}), "bleu") for of in last] for name in names]
+    rows = [[name, *("-" if score is None else f"{score:.2f}" for score in row)] for name, row in zip(names, scores)]
     return ["direction", *(run["name"] for run in read)], rows
 
 
@@ -162,11 +165,11 @@ def looks_of(read):
 
 
 def curves(read, kind, x, y):
-    """A report.Line a run; `x` and `y` take a record."""
+    """A report.Line a run; `x` and `y` take a record, of which some have no `y`."""
     lines = []
     for look, run in zip(looks_of(read), read):
         records = R.thinned(run["kinds"].get(kind, []), MAX_POINTS)
-        line = report.Line("", [(x(r), R.num(y(r))) for r in records])
+        line = report.Line("", [(x(r), R.num(y(r))) for r in records if y(r) is not None])
         line.method, line.label = look, look.label
         lines.append(line)
     return lines

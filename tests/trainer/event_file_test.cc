@@ -71,6 +71,8 @@ TEST(EventWriter, FiguresComeBackByKindNameAndDirection) {
   score.set_sentences(200);
   score.set_nll(2.25);
   ASSERT_TRUE(events.Write(scores).ok());
+  score.clear_nll();  // no figure is no 0
+  ASSERT_TRUE(events.Write(scores).ok());
   EXPECT_THAT(ReadShownFigures(folder),
               UnorderedElementsAre(Pair("train/loss", ElementsAre(Pair(10, 4.5f))),
                                    Pair("validation/bleu", ElementsAre(Pair(10, 12.5f))),

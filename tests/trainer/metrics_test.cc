@@ -50,7 +50,7 @@ TEST(ToJson, PrintsEveryFieldByItsProtoNameAndCountsAsNumbers) {
   score.set_bleu(0.1);
   EXPECT_EQ(
       ToJson(score),
-      R"({"direction":"de-en","sentences":200,"nll":0,"bleu":0.1,"chrf":0,"spbleu":0,"tokenizer":""})");
+      R"({"direction":"de-en","sentences":200,"nll":null,"bleu":0.1,"chrf":null,"spbleu":null,"tokenizer":"","too_long":0})");
 }
 
 TEST(ToJson, ProtobufReadsItBack) {
@@ -86,11 +86,12 @@ TEST(MetricsWriter, AppendsOneLineARecord) {
     score.set_sentences(step);
     ASSERT_TRUE((*writer)->Write(score).ok());
   }
-  EXPECT_EQ(Content(path),
-            R"({"direction":"","sentences":1,"nll":0,"bleu":0,"chrf":0,"spbleu":0,"tokenizer":""})"
-            "\n"
-            R"({"direction":"","sentences":2,"nll":0,"bleu":0,"chrf":0,"spbleu":0,"tokenizer":""})"
-            "\n");
+  EXPECT_EQ(
+      Content(path),
+      R"({"direction":"","sentences":1,"nll":null,"bleu":null,"chrf":null,"spbleu":null,"tokenizer":"","too_long":0})"
+      "\n"
+      R"({"direction":"","sentences":2,"nll":null,"bleu":null,"chrf":null,"spbleu":null,"tokenizer":"","too_long":0})"
+      "\n");
 }
 
 // The lines are a stranger's, and would be a program for whoever owns the link's target.

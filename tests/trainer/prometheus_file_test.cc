@@ -71,6 +71,7 @@ TEST(PrometheusFile, HasTheNewestFiguresOfEachKindWithTheirLabels) {
   EvalRecord scores;
   scores.set_bleu_signature("of sacreBLEU");
   for (const char* const name : {"de-en", "en-de"}) scores.add_directions()->set_direction(name);
+  scores.mutable_directions(0)->set_nll(2.5);
   scores.mutable_directions(1)->set_bleu(12.5);
   file.Remember(scores);
 
@@ -87,7 +88,9 @@ TEST(PrometheusFile, HasTheNewestFiguresOfEachKindWithTheirLabels) {
   EXPECT_EQ(figures.at("deepnet_saved_steps" + only_run), "15");
   EXPECT_EQ(figures.at("deepnet_failed_saves_total" + only_run), "1");
   EXPECT_EQ(figures.at("deepnet_validation_bleu{" + run + ",direction=\"en-de\"}"), "12.5");
-  EXPECT_EQ(figures.at("deepnet_validation_nll_nats{" + run + ",direction=\"de-en\"}"), "0");
+  EXPECT_EQ(figures.at("deepnet_validation_nll_nats{" + run + ",direction=\"de-en\"}"), "2.5");
+  EXPECT_EQ(figures.count("deepnet_validation_nll_nats{" + run + ",direction=\"en-de\"}"), 0u);
+  EXPECT_EQ(figures.count("deepnet_validation_bleu{" + run + ",direction=\"de-en\"}"), 0u);
 }
 
 TEST(PrometheusFile, IsReplacedAndLeavesNothingBeside) {

@@ -122,12 +122,14 @@ class ValidationTest : public ::testing::Test {
       record = Validate(run, whole, *plan, *corpus_, *part, /*step=*/30, log);
       if (fails) stuck->end_call = world.num_calls();
       EXPECT_EQ(record.ok(), lines.str().find("validation at step 30") != std::string::npos);
+      if (world.rank() == 0) log_ = lines.str();
       return absl::OkStatus();  // nobody is ended before it has its answer
     });
     return records;
   }
 
   const testing::TempFolder folder_;
+  mutable std::string log_;  // rank 0's
   std::unique_ptr<Corpus> corpus_;
 };
 
@@ -184,6 +186,23 @@ TEST_F(ValidationTest, EveryRankOfEveryLayoutGetsTheScoresOfOneModelBitForBit) {
       }
     }
   }
+}
+
+// Pairs longer than the microbatch, of all directions.
+TEST_F(ValidationTest, WhereNoPairFitsThereIsNoNllAndTheDirectionsAreNamed) {
+  RunSpec run = Run();
+  run.mutable_data()->mutable_microbatch()->set_max_target_tokens(3);
+  const auto records = ValidateOnRanks(run, {1, 1});
+  ASSERT_TRUE(records[0].ok()) << records[0].status();
+  EXPECT_FALSE(records[0]->has_nll());
+  for (const DirectionScore& score : records[0]->directions()) {
+    EXPECT_FALSE(score.has_nll()) << score.direction();
+    EXPECT_EQ(score.too_long(), score.sentences());
+  }
+  EXPECT_TRUE(records[0]->has_chrf());
+  EXPECT_THAT(log_, ::testing::AllOf(::testing::HasSubstr("validation at step 30: no nll, BLEU"),
+                                     ::testing::HasSubstr("warning: pairs that are too long"),
+                                     ::testing::HasSubstr("de-en 7 of 7 (no nll)")));
 }
 
 TEST_F(ValidationTest, SamplesAreLinesOfWhatTheScoresAreOf) {

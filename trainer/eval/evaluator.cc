@@ -21,6 +21,7 @@
 #include "trainer/decode/translator.h"
 #include "trainer/eval/bleu.h"
 #include "trainer/eval/chrf.h"
+#include "trainer/eval/score_table.h"
 #include "trainer/eval/tokenizers.h"
 
 namespace deepnet {
@@ -112,11 +113,11 @@ absl::StatusOr<std::vector<Direction>> Directions(const Corpus& corpus,
   return routes;
 }
 
-// Nats per target token over the pairs that the model takes.
+// Nats per target token over the pairs that the model takes; there must be some.
 double MeanNll(const SentenceScores& scores) {
   double sum = 0.0;
   for (const double log_p : scores.log_probabilities) sum -= log_p;
-  return scores.num_tokens > 0 ? sum / static_cast<double>(scores.num_tokens) : 0.0;
+  return sum / static_cast<double>(scores.num_tokens);
 }
 
 // Replaces `folder`/`name`.
@@ -171,8 +172,9 @@ class Evaluator {
     score.set_sentences(static_cast<int64_t>(text.source.size()));
     ASSIGN_OR_RETURN(const BleuTokenizer tokenizer,
                      MakeTokenizer(TokenizerNameForLanguage(route.target)));
-    score.set_nll(MeanNll(scores));
-    if (!options_.translates) return absl::OkStatus();
+    score.set_too_long(static_cast<int64_t>(text.source.size() - scores.log_probabilities.size()));
+    if (scores.num_tokens > 0) score.set_nll(MeanNll(scores));
+    if (!options_.translates || text.source.empty()) return absl::OkStatus();
     score.set_tokenizer(tokenizer.name);
     score.set_bleu(CorpusBleu(hypotheses, text.target, tokenizer).score);
     score.set_chrf(CorpusChrf(hypotheses, text.target));
@@ -286,19 +288,6 @@ absl::StatusOr<std::string> Signatures(const EvalRecord& record, const EvaluateO
   return absl::StrJoin(signatures, "; ");
 }
 
-// Mean of `value` over directions that `wanted` accepts; 0 if there are none.
-template <typename Wanted, typename Value>
-double Mean(const EvalRecord& record, Wanted wanted, Value value) {
-  double sum = 0.0;
-  int count = 0;
-  for (const DirectionScore& d : record.directions()) {
-    if (!wanted(d.direction())) continue;
-    sum += value(d);
-    ++count;
-  }
-  return count > 0 ? sum / count : 0.0;
-}
-
 }  // namespace
 
 std::vector<size_t> SampleSentences(int samples, size_t index, size_t num_directions,
@@ -324,16 +313,14 @@ absl::StatusOr<EvalRecord> Evaluate(Scorer& scorer, PairScorer& pair_scorer, con
     progress(routes[i].Name(), static_cast<double>(i) / static_cast<double>(routes.size()));
     RETURN_IF_ERROR(evaluator.Score(routes, i, record));
   }
-  const auto all = [](const std::string&) { return true; };
-  const auto to_english = [](const std::string& d) { return absl::EndsWith(d, "-en"); };
-  const auto from_english = [](const std::string& d) { return absl::StartsWith(d, "en-"); };
-  const auto bleu = [](const DirectionScore& d) { return d.bleu(); };
-  record.set_bleu(Mean(record, all, bleu));
-  record.set_bleu_to_english(Mean(record, to_english, bleu));
-  record.set_bleu_from_english(Mean(record, from_english, bleu));
-  record.set_chrf(Mean(record, all, [](const DirectionScore& d) { return d.chrf(); }));
-  record.set_nll(Mean(record, all, [](const DirectionScore& d) { return d.nll(); }));
-  record.set_spbleu(Mean(record, all, [](const DirectionScore& d) { return d.spbleu(); }));
+  const DirectionScore all = MeanScore(record, AnyDirection);
+  if (all.has_bleu()) record.set_bleu(all.bleu());
+  if (all.has_chrf()) record.set_chrf(all.chrf());
+  if (all.has_nll()) record.set_nll(all.nll());
+  if (all.has_spbleu()) record.set_spbleu(all.spbleu());
+  const DirectionScore to = MeanScore(record, IsToEnglish), from = MeanScore(record, IsFromEnglish);
+  if (to.has_bleu()) record.set_bleu_to_english(to.bleu());
+  if (from.has_bleu()) record.set_bleu_from_english(from.bleu());
   ASSIGN_OR_RETURN(*record.mutable_bleu_signature(), Signatures(record, options));
   if (options.translates) record.set_chrf_signature(ChrfSignature());
   record.set_seconds(SecondsNow() - start);

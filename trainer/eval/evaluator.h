@@ -63,7 +63,7 @@ struct EvaluateOptions {
   std::string spm_file;                 // SentencePiece model of spBLEU; empty: no spBLEU
   int samples = 0;                      // sentences whose translations the record has
   std::string output_folder;            // where <direction>.hyp and .ref go; empty: nowhere
-  bool translates = true;               // false: nll alone, scores of translations stay 0
+  bool translates = true;               // false: nll alone
   TagStyle tags = TARGET_TAG_ON_SOURCE;
   Architecture architecture = ENCODER_DECODER;  // others do not translate
   double mlm_probability = 0.0;                 // ENCODER_ONLY: data.mlm_probability
@@ -82,9 +82,9 @@ std::vector<size_t> SampleSentences(int samples, size_t index, size_t num_direct
                                     size_t num_sentences);
 
 // Evaluates every direction of `options`, in order of name. Pairs longer than max_positions are cut
-// for translation and skipped for nll. Errors (no such direction or split) carry ExitCode::kData.
-// Scores are the same bits whether one evaluator or several share the sentences, as far as rows of
-// `scorer` are independent.
+// for translation and have no nll (too_long counts them). Errors (no such direction or split) carry
+// ExitCode::kData. Scores are the same bits whether one evaluator or several share the sentences,
+// as far as rows of `scorer` are independent.
 absl::StatusOr<EvalRecord> Evaluate(Scorer& scorer, PairScorer& pair_scorer, const Corpus& corpus,
                                     const Vocabulary& vocabulary, const EvaluateOptions& options,
                                     const EvaluateProgress& progress);

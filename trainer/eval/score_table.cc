@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -10,6 +11,8 @@
 
 namespace deepnet {
 namespace {
+
+constexpr size_t kMostNamed = 4;
 
 struct Layout {
   int name_width = 9;
@@ -23,8 +26,8 @@ Layout LayoutFor(const EvalRecord& record) {
   layout.name_width = static_cast<int>(std::max<size_t>(9, 5 + count.size()));
   for (const DirectionScore& score : record.directions()) {
     layout.name_width = std::max(layout.name_width, static_cast<int>(score.direction().size()));
-    layout.has_spbleu |= score.spbleu() != 0.0;
-    layout.translates |= !score.tokenizer().empty() || score.bleu() != 0;
+    layout.has_spbleu |= score.has_spbleu();
+    layout.translates |= score.has_bleu();
   }
   return layout;
 }
@@ -38,53 +41,105 @@ std::string Header(const Layout& layout) {
                          "chrF", layout.has_spbleu ? " spBLEU" : "", "nll", "sentences");
 }
 
-std::string Row(const Layout& layout, const DirectionScore& score) {
+std::string Figure(bool exists, double value, int decimals) {
+  return exists ? absl::StrFormat("%.*f", decimals, value) : "-";
+}
+
+std::string Row(const Layout& layout, const std::string& name, const DirectionScore& score) {
+  const std::string nll = Figure(score.has_nll(), score.nll(), 3);
   if (!layout.translates) {
-    return absl::StrFormat("%-*s  %7.3f %10.2f %10d\n", layout.name_width, score.direction(),
-                           score.nll(), std::exp(score.nll()), score.sentences());
+    return absl::StrFormat("%-*s  %7s %10s %10d\n", layout.name_width, name, nll,
+                           Figure(score.has_nll(), std::exp(score.nll()), 2), score.sentences());
   }
   const std::string spbleu =
-      layout.has_spbleu ? absl::StrFormat(" %6.2f", score.spbleu()) : std::string();
-  return absl::StrFormat("%-*s  %6.2f %6.2f%s %7.3f %10d\n", layout.name_width, score.direction(),
-                         score.bleu(), score.chrf(), spbleu, score.nll(), score.sentences());
+      layout.has_spbleu ? absl::StrFormat(" %6s", Figure(score.has_spbleu(), score.spbleu(), 2))
+                        : std::string();
+  return absl::StrFormat("%-*s  %6s %6s%s %7s %10d\n", layout.name_width, name,
+                         Figure(score.has_bleu(), score.bleu(), 2),
+                         Figure(score.has_chrf(), score.chrf(), 2), spbleu, nll, score.sentences());
 }
 
 // The line of means over the directions that `belongs` picks; empty when it picks none.
 std::string MeanRow(const Layout& layout, const EvalRecord& record, const std::string& name,
                     const std::function<bool(const std::string&)>& belongs) {
+  const DirectionScore mean = MeanScore(record, belongs);
+  if (mean.direction() == "(0)") return "";
+  return Row(layout, absl::StrCat(name, " ", mean.direction()), mean);
+}
+
+class Mean {
+ public:
+  void Add(bool exists, double value) {
+    if (!exists) return;
+    sum_ += value;
+    ++count_;
+  }
+  bool exists() const { return count_ > 0; }
+  double value() const { return sum_ / count_; }
+
+ private:
+  double sum_ = 0.0;
+  int count_ = 0;
+};
+
+}  // namespace
+
+bool AnyDirection(const std::string& /*name*/) { return true; }
+bool IsToEnglish(const std::string& name) { return absl::EndsWith(name, "-en"); }
+bool IsFromEnglish(const std::string& name) { return absl::StartsWith(name, "en-"); }
+
+DirectionScore MeanScore(const EvalRecord& record,
+                         const std::function<bool(const std::string&)>& belongs) {
   DirectionScore mean;
+  Mean bleu, chrf, spbleu, nll;
   int count = 0;
   for (const DirectionScore& score : record.directions()) {
     if (!belongs(score.direction())) continue;
     ++count;
-    mean.set_bleu(mean.bleu() + score.bleu());
-    mean.set_chrf(mean.chrf() + score.chrf());
-    mean.set_spbleu(mean.spbleu() + score.spbleu());
-    mean.set_nll(mean.nll() + score.nll());
+    bleu.Add(score.has_bleu(), score.bleu());
+    chrf.Add(score.has_chrf(), score.chrf());
+    spbleu.Add(score.has_spbleu(), score.spbleu());
+    nll.Add(score.has_nll(), score.nll());
     mean.set_sentences(mean.sentences() + score.sentences());
   }
-  if (count == 0) return "";
-  mean.set_direction(absl::StrCat(name, " (", count, ")"));
-  mean.set_bleu(mean.bleu() / count);
-  mean.set_chrf(mean.chrf() / count);
-  mean.set_spbleu(mean.spbleu() / count);
-  mean.set_nll(mean.nll() / count);
-  return Row(layout, mean);
+  mean.set_direction(absl::StrCat("(", count, ")"));
+  if (bleu.exists()) mean.set_bleu(bleu.value());
+  if (chrf.exists()) mean.set_chrf(chrf.value());
+  if (spbleu.exists()) mean.set_spbleu(spbleu.value());
+  if (nll.exists()) mean.set_nll(nll.value());
+  return mean;
 }
 
-}  // namespace
+std::string TooLongText(const EvalRecord& record) {
+  std::vector<const DirectionScore*> cut;
+  for (const DirectionScore& score : record.directions()) {
+    if (score.too_long() > 0) cut.push_back(&score);
+  }
+  if (cut.empty()) return "";
+  std::stable_sort(cut.begin(), cut.end(), [](const DirectionScore* a, const DirectionScore* b) {
+    return !a->has_nll() && b->has_nll();
+  });
+  std::string text =
+      "pairs that are too long for the model have no nll, and the beginning of their source is "
+      "translated:";
+  for (size_t i = 0; i < std::min(kMostNamed, cut.size()); ++i) {
+    absl::StrAppend(&text, i == 0 ? " " : ", ", cut[i]->direction(), " ", cut[i]->too_long(),
+                    " of ", cut[i]->sentences(), cut[i]->has_nll() ? "" : " (no nll)");
+  }
+  if (cut.size() > kMostNamed) {
+    absl::StrAppend(&text, " and ", cut.size() - kMostNamed, " more directions");
+  }
+  return text;
+}
 
 std::string ScoreTable(const EvalRecord& record) {
   const Layout layout = LayoutFor(record);
   std::string table = Header(layout);
   for (const DirectionScore& score : record.directions())
-    absl::StrAppend(&table, Row(layout, score));
-  const auto to_english = [](const std::string& name) { return absl::EndsWith(name, "-en"); };
-  const auto from_english = [](const std::string& name) { return absl::StartsWith(name, "en-"); };
-  const auto any = [](const std::string&) { return true; };
-  absl::StrAppend(&table, MeanRow(layout, record, "X->en", to_english),
-                  MeanRow(layout, record, "en->X", from_english),
-                  MeanRow(layout, record, "all", any));
+    absl::StrAppend(&table, Row(layout, score.direction(), score));
+  absl::StrAppend(&table, MeanRow(layout, record, "X->en", IsToEnglish),
+                  MeanRow(layout, record, "en->X", IsFromEnglish),
+                  MeanRow(layout, record, "all", AnyDirection));
   if (!record.bleu_signature().empty()) {
     absl::StrAppend(&table, "BLEU|", record.bleu_signature(), "\n");
   }

@@ -65,6 +65,13 @@ class Quantities(unittest.TestCase):
         self.assertIsNone(R.score(self.scored("de-en"), "test_bleu_from_english"))
         self.assertIsNone(R.score({}, "test_bleu_to_english"))
 
+    def test_a_figure_that_does_not_exist_is_none_and_not_0(self):
+        scores = {"nll": None, "bleu": 31.1, "directions": [{"direction": "de-en", "nll": None}]}
+        cell = {"test": scores, "validations": [{"step": 1, "nll": 6.5}, {"step": 2, "nll": None}]}
+        self.assertEqual([R.score(cell, quantity) for quantity in ("test_nll", "test_bleu", "dev_nll")], [None, 31.1, None])
+        self.assertIsNone(R.score_of(scores["directions"][0], "test_nll"))
+        self.assertEqual(R.curve(cell, "dev_nll"), [(1, 6.5)])
+
     def test_table_two_shows_the_columns_of_the_paper(self):
         shown = {panel.quantity for panel in E.make_experiment("table2", "paper").panels}
         self.assertLessEqual({"test_bleu", "test_bleu_to_english", "test_bleu_from_english"}, shown)

@@ -66,6 +66,16 @@ class RunPage(unittest.TestCase):
         self.assertEqual(run_page.scores_by_direction([first, second])[1], [["de-en", "2.00", "-"]])
         self.assertEqual(run_page.events([first, second]), ["runs/one: spike at step 7, loss 9.5 (limit 6): roll back"])
 
+    def test_a_figure_that_does_not_exist_is_not_the_best(self):
+        none = {"kind": "validation", "step": 5, "nll": None, "bleu": None, "directions": [{"direction": "de-en", "bleu": None}]}
+        some = {**none, "step": 10, "nll": 5.5, "bleu": 2.0}
+        first, second = run_of("one", [train_record(10, 5.25), none]), run_of("two", [train_record(10, 4.0), none, some])
+        rows = [dict(zip(run_page.HEADER, run_page.summary_row(run))) for run in (first, second)]
+        self.assertEqual([(row["dev nll"], row["dev BLEU"]) for row in rows], [("-", "-"), ("5.500", "2.00")])
+        self.assertEqual(run_page.scores_by_direction([first, second])[1], [["de-en", "-", "-"]])
+        lines = run_page.curves([first, second], "validation", lambda r: r["step"], run_page.field("nll"))
+        self.assertEqual([line.points for line in lines], [[], [(10, 5.5)]])
+
     def test_sample_translations_stand_side_by_side_as_text(self):
         def check(step, *texts):
             samples = [
@@ -138,7 +148,7 @@ class RunPage(unittest.TestCase):
                 ("report", {**train, "seconds": "NaN"}, "train: seconds: must be a finite number"),
                 ("report", {**train, "nll": None}, "train: nll: must be a number"),
                 ("report", {**train, "step": 10**400}, "train: step: must be a whole number"),
-                ("report", without(check, "directions", 0, "bleu"), "validation: directions[0]: bleu: must be a number"),
+                ("report", {**check, "bleu": "1"}, "validation: bleu: must be a number or null"),
                 ("report", {**check, "samples": 7}, "validation: samples: must be a list"),
                 ("report", {"kind": "spike"}, "spike: spike_step: must be a whole number"),
                 ("instruments", without(seen, "layers"), "instruments: layers: must be a list"),
