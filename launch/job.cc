@@ -1,6 +1,9 @@
 #include "launch/job.h"
 
+#include <unistd.h>
+
 #include <csignal>
+#include <cstdint>
 #include <cstdlib>
 #include <limits>
 #include <string>
@@ -25,9 +28,10 @@ namespace deepnet {
 namespace {
 
 // The number in an environment variable; 0 if there is none.
-int NumberIn(const char* variable) {
+template <typename Integer = int>
+Integer NumberIn(const char* variable) {
   const char* text = std::getenv(variable);
-  int number = 0;
+  Integer number = 0;
   return text != nullptr && absl::SimpleAtoi(text, &number) ? number : 0;
 }
 
@@ -54,11 +58,15 @@ absl::StatusOr<std::unique_ptr<MpiJob>> JoinByMpi() {
 
 absl::StatusOr<std::unique_ptr<TcpJob>> JoinByTcp(const Launch& launch, absl::Duration limit) {
   ASSIGN_OR_RETURN(std::string secret, FindJobSecret(std::getenv));
-  ASSIGN_OR_RETURN(std::shared_ptr<RendezvousStore> store, OpenRendezvousStore(launch, limit));
+  const SayWaiting say = [&launch](const std::string& whom) {
+    Logger(StderrOptions()).Info(absl::StrCat("rank ", launch.rank, " waits for ", whom));
+  };
+  ASSIGN_OR_RETURN(std::shared_ptr<RendezvousStore> store, OpenRendezvousStore(launch, limit, say));
   return TcpJob::Start({.rank = launch.rank,
                         .size = launch.size,
                         .store = std::move(store),
                         .limit = limit,
+                        .say = say,
                         .interface = launch.interface,
                         .toward = launch.host,
                         .secret = std::move(secret),
@@ -106,8 +114,8 @@ std::string JobId() {
 int JobRestarts() { return NumberIn("SLURM_RESTART_COUNT"); }
 
 double JobDeadline() {
-  const int end = NumberIn("SLURM_JOB_END_TIME");  // seconds since 1970
-  if (end == 0) return std::numeric_limits<double>::infinity();
+  const auto end = NumberIn<int64_t>("SLURM_JOB_END_TIME");  // seconds since 1970
+  if (end <= 0) return std::numeric_limits<double>::infinity();
   return SecondsNow() + static_cast<double>(end) -
          absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());
 }
@@ -127,6 +135,11 @@ std::atomic<bool> g_interrupted{false};  // NOLINT
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
 
 extern "C" void HandleStop(int) { g_requests.fetch_or(kStopRequest); }
+extern "C" void HandleEarlyStop(int) {
+  constexpr char kText[] = "ended by a signal before training began: there is nothing to save\n";
+  static_cast<void>(!write(STDERR_FILENO, kText, sizeof(kText) - 1));
+  _exit(static_cast<int>(ExitCode::kSavedRunAgain));
+}
 extern "C" void HandleSave(int) { g_requests.fetch_or(kSaveRequest); }
 extern "C" void HandleInterrupt(int signal) {
   g_requests.fetch_or(kStopRequest);
@@ -136,6 +149,11 @@ extern "C" void HandleInterrupt(int signal) {
 }
 
 }  // namespace
+
+void EndAtSignals() {
+  for (const int signal : {SIGTERM, SIGUSR1, SIGINT}) std::signal(signal, HandleEarlyStop);
+  std::signal(SIGUSR2, HandleSave);
+}
 
 void ListenToSignals() {
   std::signal(SIGTERM, HandleStop);

@@ -51,10 +51,13 @@ double JobDeadline();  // SecondsNow() at which it ends the job; infinity: unkno
 // why on stderr.
 absl::Status LeaveJob(Communicator& world, const absl::Status& status);
 
-// Signals as requests to a run: SIGTERM, SIGUSR1 or one SIGINT: save and end; SIGUSR2: save and go
-// on; a second SIGINT: end at once.
+// From now on SIGTERM, SIGUSR1 and SIGINT say so on stderr and end the process with
+// ExitCode::kSavedRunAgain: nothing is lost while ranks meet or weights are imported. SIGUSR2 is
+// kept for ListenToSignals.
+void EndAtSignals();
 
-// Listens from now on. Call it as early as possible: a signal before that ends the process.
+// From now on signals are requests to a run: SIGTERM, SIGUSR1 or one SIGINT: save and end; SIGUSR2:
+// save and go on; a second SIGINT: end at once.
 void ListenToSignals();
 
 // Returns the bits of trainer/trainer.h that handlers add, for TrainOptions::request.

@@ -121,10 +121,24 @@ absl::Status OpenError(const Launch& launch, bool serves, absl::Duration limit,
                                 " within ", absl::FormatDuration(limit), ": ", text));
 }
 
+// Connects to the store within kSayWaitingAfter; null if that fails.
+c10::intrusive_ptr<c10d::Store> ConnectSoon(const Launch& launch, c10d::TCPStoreOptions options) {
+  const std::chrono::milliseconds limit = options.timeout;
+  options.timeout = Milliseconds(kSayWaitingAfter);
+  try {
+    auto store = c10::make_intrusive<c10d::TCPStore>(launch.host, options);
+    store->setTimeout(limit);
+    return store;
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<RendezvousStore>> OpenRendezvousStore(const Launch& launch,
-                                                                     absl::Duration limit) {
+                                                                     absl::Duration limit,
+                                                                     const SayWaiting& say) {
   const bool serves = launch.rank == 0 && !launch.agent_store;
   auto quiet = std::make_unique<QuietLog>();
   try {
@@ -135,7 +149,11 @@ absl::StatusOr<std::unique_ptr<RendezvousStore>> OpenRendezvousStore(const Launc
       options.isServer = serves;
       options.waitWorkers = false;
       options.timeout = Milliseconds(limit);
-      store = c10::make_intrusive<c10d::TCPStore>(launch.host, options);
+      if (!serves && limit > kSayWaitingAfter) store = ConnectSoon(launch, options);
+      if (store == nullptr) {
+        if (!serves) say(absl::StrCat("the store of rank 0 at ", launch.Place()));
+        store = c10::make_intrusive<c10d::TCPStore>(launch.host, options);
+      }
     } else {
       store = c10::make_intrusive<c10d::FileStore>(launch.file, launch.size);
     }

@@ -16,8 +16,9 @@ namespace deepnet {
 // Opens the store that `launch` names: for a host and a port TCPStore, which lives in the process
 // of rank 0 or, where torchrun says so, in torchrun's agent; for a file FileStore.
 // FailedPrecondition (ExitCode::kPreflight) where the port is in use, where nobody answers within
-// `limit`, or where the file cannot be written.
+// `limit`, or where the file cannot be written. Tells `say` where it waits for rank 0's store.
 absl::StatusOr<std::unique_ptr<RendezvousStore>> OpenRendezvousStore(const Launch& launch,
-                                                                     absl::Duration limit);
+                                                                     absl::Duration limit,
+                                                                     const SayWaiting& say);
 
 }  // namespace deepnet

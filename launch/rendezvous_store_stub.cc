@@ -7,7 +7,8 @@
 namespace deepnet {
 
 absl::StatusOr<std::unique_ptr<RendezvousStore>> OpenRendezvousStore(const Launch& launch,
-                                                                     absl::Duration) {
+                                                                     absl::Duration,
+                                                                     const SayWaiting&) {
   return WithExitCode(
       absl::FailedPreconditionError(absl::StrCat(
           launch.said_by, ": several ranks need LibTorch, which this build is without")),

@@ -123,7 +123,7 @@ absl::Status TrainOnAllRanks(const CommandLine& line, Communicator& hosts) {
   if (line.flags.Given("text")) {
     Logger log(LogOptions(line, hosts));
     RETURN_IF_ERROR(PrepareText(line, *run, hosts, log));
-    ListenToSignals();  // until here a signal ends the process, as it does `prepare`
+    EndAtSignals();  // until here a signal ends the process, as it does `prepare`
   }
   RETURN_IF_ERROR(DecideDevice(line, hosts, &*run));
   ASSIGN_OR_RETURN(const auto devices, JoinDevices(run->compute(), hosts));
@@ -132,6 +132,7 @@ absl::Status TrainOnAllRanks(const CommandLine& line, Communicator& hosts) {
   if (JobRestarts() > 0) log.Info(absl::StrCat("job ", JobId(), ", restart ", JobRestarts()));
   if (line.flags.Switch("check")) RETURN_IF_ERROR(CheckBeforeTraining(line, *run, world, log));
   ASSIGN_OR_RETURN(const std::string init_from, InitialWeights(line, *run, world, log));
+  ListenToSignals();
   return Train(*run,
                {.root = RootFolder(line),
                 .require_empty = line.flags.Switch("require-empty"),
@@ -147,7 +148,7 @@ absl::Status TrainOnAllRanks(const CommandLine& line, Communicator& hosts) {
 }
 
 absl::Status RunTrain(const CommandLine& line) {
-  if (!line.flags.Given("text")) ListenToSignals();
+  if (!line.flags.Given("text")) EndAtSignals();
   ASSIGN_OR_RETURN(const std::unique_ptr<Job> job, JoinJob());
   return LeaveJob(job->world(), CatchErrors([&] { return TrainOnAllRanks(line, job->world()); }));
 }
@@ -163,7 +164,8 @@ Command MakeTrainCommand() {
           "metrics.jsonl into the run's folder. A folder that has checkpoints is continued from "
           "the newest good one, with the same next step bit for bit, on any number of ranks. "
           "`mpirun -n R deepnet train ...` shares the work between R ranks, on one host or many.\n"
-          "SIGTERM, SIGUSR1 or one SIGINT: save and exit with code 75. SIGUSR2: save and go on. "
+          "SIGTERM, SIGUSR1 or one SIGINT: save and exit with code 75, at once where training has "
+          "not begun. SIGUSR2: save and go on. "
           "A second SIGINT: end at once.",
       .arguments = "--config FILE | --text SOURCE TARGET",
       .max_arguments = 1,

@@ -61,10 +61,47 @@ absl::Status WrongSize(int rank, const std::string& text, int size, int other) {
                                 ": WORLD_SIZE must be the same everywhere"));
 }
 
+bool IsThere(RendezvousStore& store, int rank) {
+  return store.Get(RankKey(rank), absl::Milliseconds(1)).ok();
+}
+
+// "rank 2 of 4", "ranks 2, 3 of 4": the first of many.
+std::string RanksText(const std::vector<int>& ranks, int size) {
+  constexpr size_t kMost = 8;
+  const std::vector<int> shown(ranks.begin(), ranks.begin() + std::min(kMost, ranks.size()));
+  return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(shown, ", "),
+                      shown.size() < ranks.size() ? ", ..." : "", " of ", size);
+}
+
+// Says now and then for whom this rank waits.
+class Waiting {
+ public:
+  Waiting(RendezvousStore& store, int rank, int size, const SayWaiting& say)
+      : store_(store), rank_(rank), size_(size), say_(say) {}
+
+  void Tick() {
+    if (say_ == nullptr || absl::Now() < next_) return;
+    next_ = absl::Now() + absl::Minutes(1);
+    std::vector<int> missing;
+    for (int other = 0; other < (rank_ == 0 ? size_ : 1); ++other) {
+      if (!IsThere(store_, other)) missing.push_back(other);
+    }
+    const std::string whom =
+        missing.empty() ? "the others, as rank 0 does" : RanksText(missing, size_);
+    say_(absl::StrCat(whom, " at ", store_.Place()));
+  }
+
+ private:
+  RendezvousStore& store_;
+  const int rank_, size_;
+  const SayWaiting& say_;
+  absl::Time next_ = absl::Now() + kSayWaitingAfter;
+};
+
 // Returns the value of `key`, or nothing after `deadline`; the error of another rank if there is
 // one.
 absl::StatusOr<std::optional<std::string>> Await(RendezvousStore& store, const std::string& key,
-                                                 absl::Time deadline) {
+                                                 absl::Time deadline, Waiting& waiting) {
   while (true) {
     const absl::Duration left = std::max(deadline - absl::Now(), absl::Milliseconds(1));
     absl::StatusOr<std::string> value = store.Get(key, std::min(left, kSlice));
@@ -72,24 +109,25 @@ absl::StatusOr<std::optional<std::string>> Await(RendezvousStore& store, const s
     if (!absl::IsDeadlineExceeded(value.status())) return value.status();
     RETURN_IF_ERROR(CheckRendezvous(store));
     if (absl::Now() >= deadline) return std::nullopt;
+    waiting.Tick();
   }
 }
 
 absl::Status Missing(const std::vector<int>& missing, int size, const std::string& place,
                      absl::Duration limit) {
-  return Preflight(absl::StrCat(missing.size() == 1 ? "rank " : "ranks ",
-                                absl::StrJoin(missing, ", "), " of ", size, " did not come to ",
-                                place, " within ", absl::FormatDuration(limit)));
+  return Preflight(absl::StrCat(RanksText(missing, size), " did not come to ", place, " within ",
+                                absl::FormatDuration(limit)));
 }
 
 // Rank 0: everybody's text, by rank.
 absl::StatusOr<std::vector<std::string>> Collect(RendezvousStore& store, int size,
-                                                 absl::Duration limit) {
+                                                 absl::Duration limit, Waiting waiting) {
   const absl::Time deadline = absl::Now() + limit;
   std::vector<std::string> texts;
   std::vector<int> missing;
   for (int rank = 0; rank < size; ++rank) {
-    ASSIGN_OR_RETURN(std::optional<std::string> value, Await(store, RankKey(rank), deadline));
+    ASSIGN_OR_RETURN(std::optional<std::string> value,
+                     Await(store, RankKey(rank), deadline, waiting));
     if (!value) {
       missing.push_back(rank);
       continue;
@@ -105,9 +143,10 @@ absl::StatusOr<std::vector<std::string>> Collect(RendezvousStore& store, int siz
 
 // Other ranks: the same, from rank 0.
 absl::StatusOr<std::vector<std::string>> Learn(RendezvousStore& store, int rank, int size,
-                                               const std::string& mine, absl::Duration limit) {
+                                               const std::string& mine, absl::Duration limit,
+                                               Waiting waiting) {
   ASSIGN_OR_RETURN(const std::optional<std::string> members,
-                   Await(store, kMembers, absl::Now() + limit + kGrace));
+                   Await(store, kMembers, absl::Now() + limit + kGrace, waiting));
   if (!members) {
     return Preflight(absl::StrCat("rank 0 did not come to ", store.Place(), " within ",
                                   absl::FormatDuration(limit), ", or still waits for others"));
@@ -119,7 +158,8 @@ absl::StatusOr<std::vector<std::string>> Learn(RendezvousStore& store, int rank,
 }
 
 absl::StatusOr<std::vector<std::string>> MeetOnce(RendezvousStore& store, int rank, int size,
-                                                  const std::string& mine, absl::Duration limit) {
+                                                  const std::string& mine, absl::Duration limit,
+                                                  const SayWaiting& say) {
   RETURN_IF_ERROR(store.Add(kCame, 1).status());
   ASSIGN_OR_RETURN(const int64_t claims, store.Add(ClaimKey(rank), 1));
   if (claims > 1) {
@@ -129,14 +169,17 @@ absl::StatusOr<std::vector<std::string>> MeetOnce(RendezvousStore& store, int ra
                                   " and ", Who(mine), " (at ", store.Place(), ")"));
   }
   RETURN_IF_ERROR(store.Set(RankKey(rank), ToText({.size = size, .text = mine})));
-  return rank == 0 ? Collect(store, size, limit) : Learn(store, rank, size, mine, limit);
+  const Waiting waiting(store, rank, size, say);
+  return rank == 0 ? Collect(store, size, limit, waiting)
+                   : Learn(store, rank, size, mine, limit, waiting);
 }
 
 }  // namespace
 
 absl::StatusOr<std::vector<std::string>> Meet(RendezvousStore& store, int rank, int size,
-                                              const std::string& mine, absl::Duration limit) {
-  absl::StatusOr<std::vector<std::string>> all = MeetOnce(store, rank, size, mine, limit);
+                                              const std::string& mine, absl::Duration limit,
+                                              const SayWaiting& say) {
+  absl::StatusOr<std::vector<std::string>> all = MeetOnce(store, rank, size, mine, limit, say);
   if (!all.ok()) return FailRendezvous(store, rank, all.status());
   return all;
 }

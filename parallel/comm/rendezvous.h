@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -32,12 +33,18 @@ class RendezvousStore {
   virtual absl::Status Delete(const std::string& key) = 0;
 };
 
+// Told for whom a process waits, once it has waited kSayWaitingAfter and every minute from then on:
+// "ranks 2, 3 of 4 at h1:29500".
+using SayWaiting = std::function<void(const std::string& whom)>;
+inline constexpr absl::Duration kSayWaitingAfter = absl::Seconds(1);
+
 // Collective over `size` processes with different ranks. Returns every rank's `mine`, which begins
 // with what errors call the process ("h3 process 77"). FailedPrecondition (ExitCode::kPreflight)
 // within `limit` and, while the store is there, on every rank: where a rank does not come, two
 // processes are one rank, ranks do not agree on `size`, or the store is gone.
 absl::StatusOr<std::vector<std::string>> Meet(RendezvousStore& store, int rank, int size,
-                                              const std::string& mine, absl::Duration limit);
+                                              const std::string& mine, absl::Duration limit,
+                                              const SayWaiting& say = {});
 
 // Ends a rendezvous for all: those in Meet, CheckRendezvous or AwaitRendezvous fail with `error`.
 // Returns `error`, or the one that was there before. Rank 0, in whose process the store may lie,

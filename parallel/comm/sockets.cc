@@ -346,7 +346,8 @@ class Meeting {
     ASSIGN_OR_RETURN(
         const std::vector<std::string> texts,
         Meet(store, options_.rank, options_.size,
-             ProvedPlace(options_.rank, ToText(*mine), options_.secret), options_.limit));
+             ProvedPlace(options_.rank, ToText(*mine), options_.secret), options_.limit,
+             options_.say));
     const absl::Status connected = Connect(texts);
     if (!connected.ok()) return FailRendezvous(store, options_.rank, connected);
     return std::move(mesh_);
@@ -390,8 +391,13 @@ class Meeting {
       call.rank = rank;
       call.errors.resize(places_[rank].addresses.size(), "not tried");
     }
-    absl::Time look = absl::Now() + kSlice;
+    absl::Time look = absl::Now() + kSlice, say = absl::Now() + kSayWaitingAfter;
     while (FirstMissing() < options_.size) {
+      if (options_.say != nullptr && absl::Now() >= say) {
+        const int rank = FirstMissing();
+        options_.say(absl::StrCat("a connection with rank ", rank, " (", places_[rank].who, ")"));
+        say = absl::Now() + absl::Minutes(1);
+      }
       if (absl::Now() >= look) {
         RETURN_IF_ERROR(CheckRendezvous(*options_.store));
         look = absl::Now() + kSlice;

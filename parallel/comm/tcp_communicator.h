@@ -29,6 +29,7 @@ struct TcpOptions {
   int size = 1;
   std::shared_ptr<RendezvousStore> store;    // let go when all ranks are connected
   absl::Duration limit = absl::Minutes(10);  // for all ranks to come and to connect
+  SayWaiting say = {};                       // told for whom this rank waits
   std::string interface = {};  // of the network, "eth0"; empty: the one that leads to `toward`,
                                // then every other that is up
   std::string toward = {};     // a host's name or address; may be empty

@@ -8,6 +8,7 @@ import os
 import re
 import resource
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -193,6 +194,21 @@ class Rendezvous(unittest.TestCase):
         base = self.base(3)
         ranks = [environment(RANK=r, **base) for r in (0, 1)]
         self.refused(ranks, r"ranks? .* did not come to 127\.0\.0\.1:\d+ \(MASTER_ADDR, MASTER_PORT\) within 3s")
+
+    def test_a_rank_that_waits_says_for_whom_and_ends_at_a_signal(self):
+        place = r"at 127\.0\.0\.1:\d+ \(MASTER_ADDR, MASTER_PORT\)"
+        cases = ((0, "SIGTERM", "ranks 1, 2 of 3 "), (1, "SIGUSR1", "the store of rank 0 "), (0, "SIGINT", "ranks 1, 2 of 3 "))
+        command = [os.environ["DEEPNET_PROGRAM"], "train", "--config", "tests/launch/golden_run.textproto"]
+        for rank, name, whom in cases:
+            env = environment(RANK=rank, **self.base(3))
+            with subprocess.Popen(command, cwd=ROOT, env=env, encoding="utf-8", stderr=subprocess.PIPE) as process:
+                try:
+                    self.assertRegex(process.stderr.readline(), f"rank {rank} waits for {whom}{place}")
+                    process.send_signal(getattr(signal, name))
+                    self.assertEqual(process.wait(timeout=10), 75)
+                    self.assertIn("ended by a signal before training began", process.stderr.read())
+                finally:
+                    process.kill()
 
     def test_rank_zero_that_never_comes_is_named(self):
         self.refused([environment(RANK=1, **self.base(2))], "rank 0 did not come: nobody answers at 127.0.0.1:")
