@@ -1,4 +1,5 @@
 // The program `deepnet`: a table of subcommands.
+#include <csignal>
 #include <iostream>
 #include <string>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "trainer/kernels/device_errors.h"
 
 int main(int argc, char** argv) {
+  std::signal(SIGXFSZ, SIG_IGN);  // a file beyond ulimit -f is an error of its write
   deepnet::SetCudaDefaults();
   deepnet::SurviveLostPages();
   const std::vector<deepnet::Command> commands = {

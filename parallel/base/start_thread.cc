@@ -1,8 +1,10 @@
 #include "parallel/base/start_thread.h"
 
+#include <future>
 #include <string>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 
@@ -19,6 +21,21 @@ absl::StatusOr<std::thread> StartThread(std::function<void()> work) {
                             "): its limits of processes (ulimit -u) and memory decide")),
                         ExitCode::kDoesNotFit);
   }
+}
+
+absl::Status TryThreads(int count) {
+  std::promise<void> go;
+  const std::shared_future<void> gone(go.get_future());
+  std::vector<std::thread> threads;
+  absl::Status status;
+  for (int running = 1; status.ok() && running < count; ++running) {
+    absl::StatusOr<std::thread> thread = StartThread([gone] { gone.wait(); });
+    status = WithPrefix(absl::StrCat(running, " of ", count, " threads run"), thread.status());
+    if (thread.ok()) threads.push_back(*std::move(thread));
+  }
+  go.set_value();
+  for (std::thread& thread : threads) thread.join();
+  return status;
 }
 
 }  // namespace deepnet

@@ -65,9 +65,11 @@ class FullDiskTest : public ::testing::Test {
 
   std::string Disk() const { return root_ / "disk"; }
 
-  ChildOutcome Train(const std::string& folder) const {
-    return RunChild({DEEPNET_PROGRAM, "train", "--config", root_ / "run.textproto", "--root", root_,
-                     "--log-seconds", "0", "--set", absl::StrCat("folder=", folder)});
+  // Under the shell's command `limit`, if any.
+  ChildOutcome Train(const std::string& folder, const std::string& limit = "true") const {
+    return RunChild({"bash", "-c", limit + "; exec \"$@\"", "bash", DEEPNET_PROGRAM, "train",
+                     "--config", root_ / "run.textproto", "--root", root_, "--log-seconds", "0",
+                     "--set", absl::StrCat("folder=", folder)});
   }
 
   fs::path root_;
@@ -104,6 +106,14 @@ TEST_F(FullDiskTest, CostsCheckpointsNotStepsAndEndsWithTheCodeOfCheckpoints) {
   EXPECT_THAT(next.output, HasSubstr("continuing at step 3"));
   EXPECT_EQ(WeightsLine(next.output), undisturbed);
   EXPECT_EQ(ReadSteps(root_ / "disk/run/metrics.jsonl").size(), static_cast<size_t>(kSteps));
+}
+
+TEST_F(FullDiskTest, AFileThatMayNotGrowCostsItsCheckpointAndNotTheRun) {
+  const ChildOutcome limited = Train("limited", "ulimit -f 4096");
+  EXPECT_EQ(limited.code, kCheckpointCode) << limited.output;
+  EXPECT_THAT(limited.output, HasSubstr("step 1 could not be saved (1 so far)"));
+  EXPECT_THAT(limited.output, HasSubstr("File too large"));
+  EXPECT_THAT(limited.output, HasSubstr(absl::StrCat("step ", kSteps, "  loss")));
 }
 
 }  // namespace

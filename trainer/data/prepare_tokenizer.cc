@@ -15,6 +15,7 @@
 #include "parallel/base/exit_code.h"
 #include "parallel/base/file_system.h"
 #include "parallel/base/host.h"
+#include "parallel/base/start_thread.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/data/content_hash.h"
 #include "trainer/data/corpus.h"
@@ -120,6 +121,7 @@ absl::StatusOr<std::string> LearnTokenizer(PrepareContext& context) {
   training.threads = kTokenizerThreads;
   context.Say(
       absl::StrCat("learning ", training.pieces, " pieces from ", sentences.size(), " sentences"));
+  RETURN_IF_ERROR(WithPrefix("prepare.tokenizer", TryThreads(1 + kTokenizerThreads)));
   std::string bytes;
   const BorrowedCores cores(context.host_cores);  // their ranks wait
   const std::string error = TrainSentencePieces(training, sentences, &bytes);

@@ -11,9 +11,9 @@
 #include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/host.h"
+#include "parallel/base/start_thread.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/kernels/native/isa.h"
-#include "trainer/kernels/native/thread_pool.h"
 
 namespace deepnet {
 namespace {
@@ -30,13 +30,6 @@ double BestRate(double gflop, double seconds, Product product) {
     best = std::max(best, gflop / (SecondsNow() - t));
   }
   return best;
-}
-
-// Tries whether the system gives so many threads: LibTorch's pool ends the process where it does
-// not, and this project's goes on with fewer.
-absl::Status CheckThreads(int threads) {
-  const native::ThreadPool tried(std::max(1, threads));
-  return WithPrefix("compute.threads_per_rank", tried.status());
 }
 
 double NativeRate(ComputeSpec compute, DataType dtype, int64_t d, double seconds) {
@@ -151,7 +144,10 @@ absl::Status CheckCompute(const ComputeSpec& resolved) {
 
 absl::StatusOr<std::unique_ptr<Ops>> MakeOps(const ComputeSpec& resolved) {
   RETURN_IF_ERROR(CheckCompute(resolved));
-  if (resolved.device() != "cuda") RETURN_IF_ERROR(CheckThreads(resolved.threads_per_rank()));
+  if (resolved.device() != "cuda") {
+    RETURN_IF_ERROR(
+        WithPrefix("compute.threads_per_rank", TryThreads(resolved.threads_per_rank())));
+  }
   if (resolved.matmul() == NATIVE) return MakeNativeOps(resolved);
   if (resolved.device() == "cuda") {
     at::set_num_threads(1);
@@ -160,6 +156,8 @@ absl::StatusOr<std::unique_ptr<Ops>> MakeOps(const ComputeSpec& resolved) {
                        resolved.attention(), resolved.cuda_graphs());
   }
   at::set_num_threads(resolved.threads_per_rank());
+  // LibTorch's threads begin now, while the system gives them: without one the process ends.
+  at::parallel_for(0, resolved.threads_per_rank(), 1, [](int64_t, int64_t) {});
   return MakeAtenOps(TypeOf(resolved.dtype()), at::kFloat);
 }
 
@@ -174,6 +172,7 @@ double MeasureProductCeiling(const ComputeSpec& resolved, int64_t d, double seco
   for (const DataType dtype : {FLOAT32, BFLOAT16}) {
     best = std::max(best, NativeRate(compute, dtype, d, seconds / 4));
   }
+  if (!TryThreads(threads).ok()) return best;
   at::set_num_threads(threads);
   // Where the CPU has no products in bfloat16, LibTorch's are never the best, and one of them takes
   // longer than all that is measured here.

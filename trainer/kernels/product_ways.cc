@@ -12,6 +12,7 @@
 #include <ATen/ops/mkldnn_linear_backward_weights.h>
 
 #include "parallel/base/clock.h"
+#include "parallel/base/start_thread.h"
 #include "trainer/kernels/compute.h"
 
 namespace deepnet {
@@ -122,11 +123,13 @@ ProductWay OneDnn(const ProductTask& task, const Operands& x) {
 std::vector<ProductWay> TimeProduct(const ComputeSpec& compute, const ProductTask& task) {
   if (compute.device() == "cuda") return TimeProductOnGpu(task);
   const bool narrow = task.operand == native::Element::kBfloat16;
+  const int threads_before = at::get_num_threads();
+  at::set_num_threads(1);
   const Operands x = MakeOperands(task, narrow ? at::kBFloat16 : at::kFloat);
   ComputeSpec native = compute;
   native.set_matmul(NATIVE);
   std::vector<ProductWay> ways = {Native(native, task, x)};
-  const int threads_before = at::get_num_threads();
+  if (!TryThreads(compute.threads_per_rank()).ok()) return ways;
   at::set_num_threads(compute.threads_per_rank());
   if (narrow) {
     if (at::hasMKLDNN()) ways.push_back(Dense("oneDNN", task, x));

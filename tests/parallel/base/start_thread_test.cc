@@ -29,5 +29,14 @@ TEST(StartThread, WhatTheSystemRefusesIsAnErrorWithItsCode) {
   EXPECT_THAT(std::string(refused.message()), HasSubstr("refuses another thread"));
 }
 
+TEST(StartThread, ManyAreTriedAtOnce) {
+  EXPECT_TRUE(TryThreads(1).ok());
+  EXPECT_TRUE(TryThreads(3).ok());
+  const testing::ThreadLimit one(1);
+  const absl::Status refused = TryThreads(3);
+  EXPECT_EQ(GetExitCode(refused), ExitCode::kDoesNotFit);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("2 of 3 threads run: the system refuses"));
+}
+
 }  // namespace
 }  // namespace deepnet

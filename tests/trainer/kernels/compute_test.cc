@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "parallel/base/exit_code.h"
+#include "tests/support/thread_limit.h"
 #include "trainer/kernels/native/isa.h"
 
 namespace deepnet {
@@ -52,6 +53,19 @@ TEST(ResolveCompute, ChangesNothingTheSecondTime) {
       EXPECT_EQ(once.threads_per_rank(), asked.threads_per_rank());
     }
   }
+}
+
+// LibTorch's own pool ends the process where it gets no thread.
+TEST(MeasureProductCeiling, DoesWithoutLibTorchWhereTheSystemGivesNoThreads) {
+  ComputeSpec compute = OnCpu(FLOAT32, ISA_UNSPECIFIED);
+  compute.set_threads_per_rank(7);
+  const testing::ThreadLimit one(1);
+  EXPECT_GT(MeasureProductCeiling(compute, /*d=*/32, /*seconds=*/0.01), 0.0);
+  compute.set_matmul(LIBRARY);
+  const absl::Status refused = MakeOps(ResolveCompute(compute)).status();
+  EXPECT_EQ(GetExitCode(refused), ExitCode::kDoesNotFit);
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("compute.threads_per_rank: 2 of 7 threads run"));
 }
 
 TEST(CheckCompute, RefusesInstructionsThatTheHostLacksByName) {
