@@ -69,6 +69,9 @@ RunSpec WithDefaults(RunSpec run) {
   if (microbatch.max_sentences() == 0 && target_tokens > 0) {
     microbatch.set_max_sentences(std::max(1, target_tokens / 4));
   }
+  if (target_tokens > 0 && microbatch.max_sentences() > target_tokens) {
+    microbatch.set_max_sentences(target_tokens);  // of which every pair has one
+  }
   if (run.has_instruments() && !run.instruments().has_every_steps()) {
     run.mutable_instruments()->set_every_steps(kInstrumentSteps);
   }

@@ -48,6 +48,7 @@ constexpr int64_t kMaxMicrobatchTokens = 1 << 24;
 constexpr int64_t kMaxStepTokens = 1 << 28;
 constexpr int kMaxMicrobatches = 100'000;
 constexpr int kMaxThreads = 1024;
+constexpr int64_t kMaxRanks = 1 << 17;
 constexpr int kMaxPieces = 1'000'000;
 constexpr int kMaxSpikeWindow = 1024;  // steps: the work of a step grows with their square
 
@@ -129,7 +130,8 @@ void CheckData(const RunSpec& run, Mistakes* mistakes) {
   } else {
     fields.Is0("mlm_probability", "only with model.architecture: ENCODER_ONLY");
   }
-  if (fields.AtLeast(1, "max_sentence_tokens")) {
+  if (fields.AtLeast(1, "max_sentence_tokens") &&
+      fields.AtMost(kMaxMicrobatchTokens, "max_sentence_tokens")) {
     CheckMicrobatch(data, model.architecture(), mistakes);
     const int longest = data.max_sentence_tokens() + 2;
     Fields(model, "model.", mistakes)
@@ -369,12 +371,15 @@ void CheckLayout(const RunSpec& run, Mistakes* mistakes) {
   fields.AtLeast(0, "data_parallel_size", of_planner);
   const int64_t ranks =
       std::max(1, cluster.nodes()) * int64_t{std::max(1, cluster.devices_per_node())};
+  machines.Require(ranks <= kMaxRanks, "nodes",
+                   absl::StrCat("times cluster.devices_per_node (", cluster.devices_per_node(),
+                                ") must be at most ", kMaxRanks, " ranks"));
   if (has_ranks && is_given && stages > 0 && replicas > 0) {
     fields.Require(int64_t{stages} * replicas == ranks, "pipeline_parallel_size",
                    absl::StrCat("times parallel.data_parallel_size (", replicas, ") must be ",
                                 ranks, ", all ranks of the cluster"));
   }
-  const int layers = run.model().encoder_layers() + run.model().decoder_layers();
+  const int64_t layers = int64_t{run.model().encoder_layers()} + run.model().decoder_layers();
   fields.Require(layers < 1 || stages <= layers, "pipeline_parallel_size",
                  absl::StrCat("must be at most the number of layers (", layers, ")"));
   const int microbatches = run.data().global_microbatches();
@@ -453,7 +458,7 @@ void CheckDecode(const RunSpec& run, Mistakes* mistakes) {
                    absl::StrCat("must be at most decode.beam_size (", decode.beam_size(), ")"));
   }
   const int positions = run.model().max_positions();
-  fields.Require(positions < 1 || decode.max_tokens() + 2 <= positions, "max_tokens",
+  fields.Require(positions < 1 || int64_t{decode.max_tokens()} + 2 <= positions, "max_tokens",
                  absl::StrCat("must be at most model.max_positions (", positions, ") less 2"));
 }
 
@@ -461,7 +466,7 @@ absl::Status Validate(const RunSpec& run, Purpose purpose) {
   const bool train = purpose == Purpose::kTrain;
   Mistakes mistakes;
   const Fields fields(run, "", &mistakes);
-  fields.CheckValues();
+  if (!fields.CheckValues()) return BadConfig(mistakes);
   if (train) fields.Given("folder", "required: where checkpoints and logs go");
   CheckModel(run.model(), /*from_corpus=*/purpose == Purpose::kTrain, &mistakes);
   const Fields data(run.data(), "data.", &mistakes);
@@ -486,7 +491,7 @@ absl::Status ValidateForTrain(const RunSpec& run) { return Validate(run, Purpose
 
 absl::Status ValidateForPrepare(const RunSpec& run) {
   Mistakes mistakes;
-  Fields(run.prepare(), "prepare.", &mistakes).CheckValues();
+  if (!Fields(run.prepare(), "prepare.", &mistakes).CheckValues()) return BadConfig(mistakes);
   CheckPrepare(run, &mistakes);
   return BadConfig(mistakes);
 }

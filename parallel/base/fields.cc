@@ -47,7 +47,10 @@ std::string Fields::ValueText(const FieldDescriptor& field) const {
   }
 }
 
-void Fields::CheckValues() const {
+bool Fields::CheckValues() const {
+  constexpr int64_t kMost = int64_t{1} << 53;  // doubles tell them apart, and sums do not overflow
+  constexpr int64_t kMost32 = 2'000'000'000;
+  bool fits = true;
   const auto& reflection = *message_.GetReflection();
   std::vector<const FieldDescriptor*> fields;
   reflection.ListFields(message_, &fields);
@@ -58,7 +61,7 @@ void Fields::CheckValues() const {
       if (field->message_type() != nullptr) {
         const Message& inner = many ? reflection.GetRepeatedMessage(message_, field, i)
                                     : reflection.GetMessage(message_, field);
-        Fields(inner, absl::StrCat(path_, name, "."), &mistakes_).CheckValues();
+        fits &= Fields(inner, absl::StrCat(path_, name, "."), &mistakes_).CheckValues();
       } else if (field->enum_type() != nullptr && !many) {
         const int value = reflection.GetEnumValue(message_, field);
         Require(field->enum_type()->FindValueByNumber(value) != nullptr, name, absl::StrCat(value),
@@ -67,9 +70,18 @@ void Fields::CheckValues() const {
         const double value = many ? reflection.GetRepeatedDouble(message_, field, i)
                                   : reflection.GetDouble(message_, field);
         Require(std::isfinite(value), name, absl::StrCat(value), "must be finite");
+      } else if (!many && (field->cpp_type() == FieldDescriptor::CPPTYPE_INT32 ||
+                           field->cpp_type() == FieldDescriptor::CPPTYPE_INT64)) {
+        const bool narrow = field->cpp_type() == FieldDescriptor::CPPTYPE_INT32;
+        const int64_t value =
+            narrow ? reflection.GetInt32(message_, field) : reflection.GetInt64(message_, field);
+        const int64_t most = narrow ? kMost32 : kMost;
+        fits &= Require(-most <= value && value <= most, name,
+                        absl::StrCat("must be from ", -most, " to ", most));
       }
     }
   }
+  return fits;
 }
 
 }  // namespace deepnet

@@ -343,11 +343,10 @@ class Meeting {
     RendezvousStore& store = *options_.store;
     const absl::StatusOr<Place> mine = OpenPlace();
     if (!mine.ok()) return FailRendezvous(store, options_.rank, mine.status());
-    ASSIGN_OR_RETURN(
-        const std::vector<std::string> texts,
-        Meet(store, options_.rank, options_.size,
-             ProvedPlace(options_.rank, ToText(*mine), options_.secret), options_.limit,
-             options_.say));
+    ASSIGN_OR_RETURN(const std::vector<std::string> texts,
+                     Meet(store, options_.rank, options_.size,
+                          ProvedPlace(options_.rank, ToText(*mine), options_.secret),
+                          options_.limit, options_.say));
     const absl::Status connected = Connect(texts);
     if (!connected.ok()) return FailRendezvous(store, options_.rank, connected);
     return std::move(mesh_);

@@ -193,6 +193,13 @@ std::string Advice(const Request& request, const Plan& closest) {
                       " ranks: use devices with more memory");
 }
 
+// Names the memory that sentences take where it is more than a little.
+std::string SentencesText(const Request& request) {
+  if (request.sentence_bytes < 0.01 * request.memory_bytes) return "";
+  return absl::StrCat(" beside ", Gib(request.sentence_bytes),
+                      " for two steps' sentences (data.global_microbatches)");
+}
+
 absl::Status DoesNotFit(const Request& request, const Plan& closest) {
   const StagePlan& stage = Fullest(closest);
   const auto need = static_cast<double>(stage.memory().total());
@@ -201,7 +208,7 @@ absl::Status DoesNotFit(const Request& request, const Plan& closest) {
   const std::string message =
       absl::StrCat("does not fit: with ", Describe(closest), " rank ", stage.rank(), " (",
                    LayersText(closest, *request.inventory, stage.rank()), ") needs ", Gib(need),
-                   beside, " and has ", Gib(request.memory_bytes), ", ",
+                   beside, " and has ", Gib(request.memory_bytes), SentencesText(request), ", ",
                    Gib(need - request.memory_bytes), " too little", Advice(request, closest));
   return WithExitCode(absl::ResourceExhaustedError(message), ExitCode::kDoesNotFit);
 }

@@ -18,6 +18,8 @@
 namespace deepnet {
 namespace {
 
+constexpr double kSentenceBytesPerToken = 24;  // piece, position, pair, label, start, order
+
 absl::Status CheckNumbers(const ParallelSpec& parallel, const ClusterSpec& cluster) {
   const auto fine = [](const LinkSpec& link) {
     return link.latency_seconds() >= 0 && link.bytes_per_second() >= 0;
@@ -113,7 +115,16 @@ absl::StatusOr<Request> MakeRequest(const Inventory& inventory, const DataSpec& 
   if (cluster.nodes() > 0 || cluster.devices_per_node() > 0) {
     request.num_ranks = std::max(1, cluster.nodes()) * std::max(1, cluster.devices_per_node());
   }
-  if (cluster.device_memory_gib() > 0) request.memory_bytes = cluster.device_memory_gib() * kGib;
+  if (compute.device() != "cuda") {
+    const MicrobatchSpec& microbatch = data.microbatch();
+    const double tokens = static_cast<double>(microbatch.max_source_tokens()) +
+                          static_cast<double>(microbatch.max_target_tokens());
+    request.sentence_bytes = 2 * kSentenceBytesPerToken * tokens * request.global_microbatches;
+  }
+  if (cluster.device_memory_gib() > 0) {
+    request.memory_bytes =
+        std::max(0.0, cluster.device_memory_gib() * kGib - request.sentence_bytes);
+  }
   return request;
 }
 

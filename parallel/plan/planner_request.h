@@ -34,7 +34,10 @@ struct Request {
   int virtual_replicas = 0;       // 0: as many as there are replicas
   bool one_sum_per_rank = false;  // parallel.gradient_sum is FAST
   int num_ranks = 0;              // 0: follows the layout
-  double memory_bytes = std::numeric_limits<double>::infinity();  // per rank
+  double memory_bytes = std::numeric_limits<double>::infinity();  // per rank, less the sentences
+  // Host memory of the sentences of two steps, which every rank packs whole, one ahead; 0: on a
+  // GPU.
+  double sentence_bytes = 0;
 
   int stages = 0, replicas = 0, virtual_pipeline_size = 0;
   std::string schedule;

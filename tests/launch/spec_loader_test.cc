@@ -458,6 +458,8 @@ TEST(Defaults, FillWhatIsUnsetAndKeepWhatIsNot) {
   run = WithDefaults(run);
   EXPECT_EQ(run.data().microbatch().max_source_tokens(), 0);  // the corpus decides
   EXPECT_EQ(run.data().microbatch().max_sentences(), 250);
+  run.mutable_data()->mutable_microbatch()->set_max_sentences(50'000'000);
+  EXPECT_EQ(WithDefaults(run).data().microbatch().max_sentences(), 1000);  // a target token each
   EXPECT_EQ(run.optim().warmup_steps(), 0);
   EXPECT_EQ(run.optim().label_smoothing(), 0.0);
   EXPECT_EQ(run.optim().beta2(), 0.98);

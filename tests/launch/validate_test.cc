@@ -425,8 +425,10 @@ TEST(Validate, WhatCostsMemoryHasABound) {
        "data.microbatch.max_source_tokens: 16777217: must be at most 16777216"},
       {{"data.microbatch.max_target_tokens=16777217"},
        "data.microbatch.max_target_tokens: 16777217: must be at most 16777216"},
-      {{"data.microbatch.max_sentences=16777217"},
-       "data.microbatch.max_sentences: 16777217: must be at most 16777216"},
+      {{"data.max_sentence_tokens=16777217"},
+       "data.max_sentence_tokens: 16777217: must be at most 16777216"},
+      {{"cluster.nodes=65537", "cluster.devices_per_node=2"},
+       "cluster.nodes: 65537: times cluster.devices_per_node (2) must be at most 131072 ranks"},
       {{"data.global_microbatches=2000000000"},
        "data.global_microbatches: 2000000000: must be at most 100000"},
       {{"data.microbatch.max_target_tokens=67109", "data.global_microbatches=4001"},
@@ -444,6 +446,28 @@ TEST(Validate, WhatCostsMemoryHasABound) {
   EXPECT_EQ(PrepareError({"prepare.tokenizer.vocab_size=1000001"}),
             "prepare.tokenizer.vocab_size: 1000001: must be at most 1000000");
   EXPECT_EQ(TrainError({"model.encoder_layers=20000", "model.decoder_layers=20000"}), "");
+}
+
+// Sums and products of them would overflow.
+TEST(Validate, WholeNumbersAreBoundedBeforeAnythingIsComputedOfThem) {
+  for (const char* field :
+       {"data.max_sentence_tokens", "model.encoder_layers", "decode.max_tokens", "cluster.nodes",
+        "parallel.recompute_segment", "train.spike.steps_before", "train.patience"}) {
+    const std::string name(field);
+    EXPECT_EQ(TrainError({name + "=2147483647"}),
+              name + ": 2147483647: must be from -2000000000 to 2000000000");
+  }
+  for (const char* field : {"train.steps", "optim.warmup_steps", "train.checkpoint_every_tokens"}) {
+    const std::string name(field);
+    EXPECT_EQ(TrainError({name + "=9223372036854775807"}),
+              name + ": 9223372036854775807: must be from -9007199254740992 to 9007199254740992");
+    EXPECT_EQ(TrainError({name + "=-9223372036854775808"}),
+              name + ": -9223372036854775808: must be from -9007199254740992 to 9007199254740992");
+  }
+  EXPECT_EQ(PrepareError({"prepare.tokenizer.input_sentence_size=9223372036854775807"}),
+            "prepare.tokenizer.input_sentence_size: 9223372036854775807: must be from "
+            "-9007199254740992 to 9007199254740992");
+  EXPECT_EQ(TrainError({"seed=18446744073709551615"}), "");
 }
 
 TEST(Validate, AllMistakesAreListedAtOnceInTheOrderOfTheFields) {

@@ -91,7 +91,8 @@ void CheckStacks(const ModelSpec& model, Mistakes* mistakes) {
 
 void CheckModel(const ModelSpec& model, bool from_corpus, Mistakes* mistakes) {
   const Fields fields(model, "model.", mistakes);
-  for (const auto& [field, most] : kLimits) fields.AtMost(most, field);
+  bool bounded = true;
+  for (const auto& [field, most] : kLimits) bounded &= fields.AtMost(most, field);
   CheckStacks(model, mistakes);
   const bool has_width = fields.AtLeast(1, "d_model");
   if (has_width && model.positions() == SINUSOIDAL) {
@@ -115,7 +116,7 @@ void CheckModel(const ModelSpec& model, bool from_corpus, Mistakes* mistakes) {
   fields.Require(model.residual() != RESIDUAL_UNSPECIFIED, "residual",
                  absl::StrCat("required: one of ", absl::StrJoin(names, ", ")));
   CheckDeepNorm(model, mistakes);
-  CheckScheme(model, mistakes);
+  if (bounded) CheckScheme(model, mistakes);
   fields.Require(model.vocabulary_size() > 4 || (from_corpus && model.vocabulary_size() == 0),
                  "vocabulary_size",
                  from_corpus ? "must be above 4 (the special ids), or 0: taken from the corpus"
@@ -129,9 +130,10 @@ void CheckModel(const ModelSpec& model, bool from_corpus, Mistakes* mistakes) {
 
 absl::Status CheckStoredModel(const RunSpec& run) {
   Mistakes mistakes;
-  Fields(run.model(), "model.", &mistakes).CheckValues();
-  Fields(run.data(), "data.", &mistakes).CheckValues();
-  CheckModel(run.model(), /*from_corpus=*/false, &mistakes);
+  const bool fits = Fields(run.model(), "model.", &mistakes).CheckValues();
+  if (Fields(run.data(), "data.", &mistakes).CheckValues() && fits) {
+    CheckModel(run.model(), /*from_corpus=*/false, &mistakes);
+  }
   if (mistakes.empty()) return absl::OkStatus();
   return WithExitCode(absl::FailedPreconditionError(absl::StrCat(
                           "no model can be as this one says: ", absl::StrJoin(mistakes, "; "))),

@@ -41,6 +41,20 @@ TEST(TextProto, IsReadToItsDepthAndRefusedBelow) {
   EXPECT_THAT(collector.errors, ElementsAre(HasSubstr("too deep")));
 }
 
+TEST(TextProto, ANumberThatWouldBeOctalIsAMistake) {
+  RunSpec run;
+  for (const char* text : {"train { steps: 010 }", "train { steps: -007 }", "seed: 00"}) {
+    Collector collector;
+    EXPECT_FALSE(ParseTextProto(text, &run, {.errors = &collector})) << text;
+    EXPECT_THAT(collector.errors, ElementsAre(HasSubstr("would be octal"))) << text;
+  }
+  ASSERT_TRUE(
+      ParseTextProto("# 010\nname: '010' seed: 0 train { steps: 0x10 } "
+                     "optim { learning_rate: 0.010 }",
+                     &run));
+  EXPECT_EQ(run.train().steps(), 16);
+}
+
 // Without a limit each of these ends the process by a signal.
 TEST(TextProto, OfAMillionLevelsEndsInAMistakeWhateverIsNested) {
   constexpr int kLevels = 1'000'000;

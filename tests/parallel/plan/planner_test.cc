@@ -535,6 +535,23 @@ TEST(Planner, SaysWhenNothingFits) {
   EXPECT_THAT(Message(plan), HasSubstr("nothing fits on up to"));
 }
 
+TEST(Planner, CountsTheSentencesOfAStepWhereTheyLieInTheSameMemory) {
+  DataSpec data;
+  data.set_global_microbatches(64);
+  data.mutable_microbatch()->set_max_source_tokens(1 << 20);
+  data.mutable_microbatch()->set_max_target_tokens(1 << 20);
+  ClusterSpec cluster;
+  cluster.set_device_memory_gib(5);  // 6 GiB of sentences
+  ComputeSpec compute;
+  compute.set_device("cpu");
+  const auto plan = MakePlan(Toy(2), data, OptimSpec(), compute, cluster, {});
+  EXPECT_EQ(GetExitCode(plan.status()), ExitCode::kDoesNotFit);
+  EXPECT_THAT(Message(plan), HasSubstr("beside 6.00 GiB for two steps' sentences "
+                                       "(data.global_microbatches)"));
+  cluster.set_device_memory_gib(6.1);
+  EXPECT_TRUE(MakePlan(Toy(2), data, OptimSpec(), compute, cluster, {}).ok());
+}
+
 TEST(Planner, CountsPartialSumsOfVirtualReplicas) {
   const Plan one = GoodPlan(Toy(2), {.virtual_replicas = 1});
   const Plan four = GoodPlan(Toy(2), {.virtual_replicas = 4});
