@@ -1,4 +1,6 @@
 // The program `deepnet`: a table of subcommands.
+#include <unistd.h>
+
 #include <csignal>
 #include <iostream>
 #include <string>
@@ -6,11 +8,13 @@
 
 #include "launch/commands/commands.h"
 #include "launch/device_group.h"
+#include "parallel/base/fd_stream.h"
 #include "trainer/data/mapped_file.h"
 #include "trainer/kernels/device_errors.h"
 
 int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // a file beyond ulimit -f is an error of its write
+  deepnet::KeepStandardDescriptors();
   deepnet::SetCudaDefaults();
   deepnet::SurviveLostPages();
   const std::vector<deepnet::Command> commands = {
@@ -22,7 +26,8 @@ int main(int argc, char** argv) {
       deepnet::MakeCheckpointCommand(), deepnet::MakeLabCommand(),
   };
   const std::vector<std::string> words(argv + 1, argv + argc);
-  return deepnet::RunProgram(commands, words,
-                             {std::cin, std::cout, std::cerr, deepnet::HasCuda,
-                              [] { return deepnet::StatusOfException(); }});
+  deepnet::FdStream in(STDIN_FILENO), out(STDOUT_FILENO);
+  return deepnet::RunProgram(commands, words, {in, out, std::cerr, deepnet::HasCuda, [] {
+                                                 return deepnet::StatusOfException();
+                                               }});
 }

@@ -18,6 +18,7 @@
 #include "launch/version.h"
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
+#include "parallel/base/fd_stream.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/base/utf8.h"
 
@@ -280,6 +281,7 @@ int RunProgram(const std::vector<Command>& commands, const std::vector<std::stri
                                                         : absl::InternalError(exception.what());
   }
   environment.out.flush();
+  if (status.ok()) status = WithPrefix("standard output", StreamError(environment.out));
   // "error: one thing" or, for several lines, "error:" and the lines below it. No message: somebody
   // else prints it.
   const std::string message(status.message());

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -14,7 +14,7 @@
 
 #include "launch/spec_loader.h"
 #include "parallel/base/clock.h"
-#include "parallel/base/exit_code.h"
+#include "parallel/base/fd_stream.h"
 #include "parallel/base/logging.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
@@ -28,12 +28,6 @@ namespace {
 
 using google::protobuf::util::MessageDifferencer;
 
-absl::Status OpenText(const std::string& path, std::ifstream& file) {
-  file.open(path, std::ios::binary);
-  if (file) return absl::OkStatus();
-  return WithExitCode(absl::NotFoundError(absl::StrCat(path, ": cannot be read")), ExitCode::kData);
-}
-
 // The pairs that `score` reads come from the two files that are named, or from standard input.
 class PairInput {
  public:
@@ -43,10 +37,10 @@ class PairInput {
     if (names_.empty()) return absl::OkStatus();
     if (names_.size() != 2)
       return BadFlag("one file given: name a source and a target file, or none");
-    RETURN_IF_ERROR(OpenText(ResolvePath(line_, names_[0]), source_file_));
-    RETURN_IF_ERROR(OpenText(ResolvePath(line_, names_[1]), target_file_));
-    sources_.emplace(source_file_, names_[0]);
-    targets_.emplace(target_file_, names_[1]);
+    ASSIGN_OR_RETURN(source_file_, FdStream::Open(ResolvePath(line_, names_[0])));
+    ASSIGN_OR_RETURN(target_file_, FdStream::Open(ResolvePath(line_, names_[1])));
+    sources_.emplace(*source_file_, names_[0]);
+    targets_.emplace(*target_file_, names_[1]);
     pairs_.emplace(*sources_, &*targets_);
     return absl::OkStatus();
   }
@@ -56,7 +50,7 @@ class PairInput {
  private:
   const CommandLine& line_;
   const std::vector<std::string>& names_;
-  std::ifstream source_file_, target_file_;
+  std::unique_ptr<FdStream> source_file_, target_file_;
   std::optional<LineChunkReader> sources_, targets_;
   std::optional<TextPairReader> pairs_;
   LineChunkReader stdin_lines_{line_.in, "standard input"};
@@ -246,11 +240,12 @@ absl::Status TranslateLines(const CommandLine& line, const RunSpec& run, const B
   RETURN_IF_ERROR(AgreeOnStatus(world, options.status()));
   Translator translator(scorer, MakeTextCodec(vocabulary), *tags, *options);
   const std::string& prefix_name = line.flags.Text("prefixes");
-  std::ifstream prefix_file;
   const bool opens = !prefix_name.empty() && world.rank() == 0;
-  RETURN_IF_ERROR(AgreeOnStatus(
-      world, opens ? OpenText(ResolvePath(line, prefix_name), prefix_file) : absl::OkStatus()));
-  LineChunkReader in(line.in, "standard input"), prefixes(prefix_file, prefix_name);
+  const absl::StatusOr<std::unique_ptr<FdStream>> prefix_file =
+      opens ? FdStream::Open(ResolvePath(line, prefix_name)) : nullptr;
+  RETURN_IF_ERROR(AgreeOnStatus(world, prefix_file.status()));
+  LineChunkReader in(line.in, "standard input");
+  LineChunkReader prefixes(opens ? **prefix_file : line.in, prefix_name);
   const double start = SecondsNow();
   ASSIGN_OR_RETURN(
       const TranslateStreamReport report,

@@ -17,6 +17,7 @@
 #include "launch/spec_loader.h"
 #include "launch/validate.h"
 #include "parallel/base/exit_code.h"
+#include "parallel/base/fd_stream.h"
 #include "parallel/base/file_system.h"
 #include "parallel/base/logging.h"
 #include "parallel/base/status_macros.h"
@@ -73,7 +74,7 @@ absl::Status KeepStandardInput(std::istream& in, const std::string& path, bool m
     file->Append(std::string_view(bytes.data(), static_cast<size_t>(in.gcount())));
   }
   ASSIGN_OR_RETURN(const CorpusFile written, file->Finish());
-  if (in.bad()) return absl::DataLossError("--tsv -: standard input cannot be read to its end");
+  RETURN_IF_ERROR(WithPrefix("--tsv -: standard input", StreamError(in)));
   if (written.bytes() == 0) {
     return absl::InvalidArgumentError("--tsv -: nothing comes from standard input");
   }

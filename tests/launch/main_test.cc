@@ -52,6 +52,22 @@ TEST(Main, EveryListedCommandHasHelp) {
   }
 }
 
+TEST(Main, OutputThatCannotBeWrittenIsAnError) {
+  const std::string recipe = "--config launch/recipes/quickstart.textproto";
+  for (const std::string& command :
+       {std::string("--help"), std::string("--version"), std::string("checkpoint --help"),
+        std::string("train --help"), "train --dump-config " + recipe, "describe " + recipe,
+        "plan --json " + recipe, "rehearse " + recipe, std::string("doctor --quick"),
+        std::string("checkpoint list tests/golden/run-v1/run"),
+        std::string("checkpoint inspect tests/golden/run-v1/run")}) {
+    const Outcome done = RunProgram(command);
+    EXPECT_EQ(done.code, 0) << command << done.output;
+    EXPECT_FALSE(done.output.empty());
+    EXPECT_EQ(RunProgram(command + " >/dev/full").code, 4) << command;
+    EXPECT_EQ(RunProgram(command + " 2>/dev/null >&- #").code, 4) << command;
+  }
+}
+
 TEST(Main, TranslationsAndScoresAreNoWordsForATerminal) {
   EXPECT_TRUE(MakeTranslateCommand().prints_data);
   EXPECT_TRUE(MakeScoreCommand().prints_data);

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -30,7 +31,8 @@ using testing::RunChild;
 using testing::RunningJob;
 using testing::TempFolder;
 
-constexpr int kData = 4, kCheckpoint = 5, kDoesNotFit = 6;  // exit codes
+constexpr int kData = 4, kCheckpoint = 5,
+              kDoesNotFit = 6;  // exit codes
 constexpr char kConfig[] = "tests/launch/golden_run.textproto";
 
 // A copy of the golden run.
@@ -50,11 +52,14 @@ class StrangeFilesTest : public ::testing::Test {
     return RunChild(words);
   }
 
-  ChildOutcome Translate() const {
-    return RunChild({"bash", "-c",
-                     "exec \"$0\" translate --root \"$1\" --checkpoint run --from en --to de "
-                     "<\"$1/source\"",
-                     DEEPNET_PROGRAM, folder_.path()});
+  // `command` with streams in a shell's words, in the folder itself.
+  ChildOutcome RunInShell(const std::string& command) const {
+    return RunChild({"bash", "-c", absl::StrCat("cd \"$1\"; exec \"$0\" ", command),
+                     fs::absolute(DEEPNET_PROGRAM), folder_.path()});
+  }
+
+  ChildOutcome Translate(const std::string& streams = "<source") const {
+    return RunInShell("translate --checkpoint run --from en --to de " + streams);
   }
 
   std::string TrainCommand(const std::string& settings) const {
@@ -84,6 +89,39 @@ TEST_F(StrangeFilesTest, ALanguageThatLeadsOutsideIsRefusedAndNothingIsWritten) 
   EXPECT_EQ(translated.code, kCheckpoint);
   EXPECT_THAT(translated.output,
               AllOf(HasSubstr("run/languages.txt: "), HasSubstr("\"../../EVIL\"")));
+}
+
+TEST_F(StrangeFilesTest, AnInputThatCannotBeReadIsNotTakenForItsEnd) {
+  constexpr char kScore[] = "score --checkpoint run --from en --to de ";
+  for (const auto& [command, words] : std::vector<std::pair<std::string, std::string>>{
+           {"translate --checkpoint run --from en --to de <run",
+            "standard input, after line 0: cannot be read: Is a directory"},
+           {"translate --checkpoint run --from en --to de <&-",
+            "standard input, after line 0: cannot be read: Bad file descriptor"},
+           {"translate --checkpoint run --from en --to de --prefixes run <source",
+            "run, after line 0: cannot be read: Is a directory"},
+           {absl::StrCat(kScore, "<run"), "standard input, after line 0: cannot be read: Is a"},
+           {absl::StrCat(kScore, "source run"), "run, after line 0: cannot be read: Is a"},
+           {absl::StrCat(kScore, "source none"), "none: cannot be read: No such file"},
+           {"prepare --tsv - --from de --to en --set data.folder=new <run",
+            "--tsv -: standard input: cannot be read: Is a directory"}}) {
+    const ChildOutcome outcome = RunInShell(command);
+    EXPECT_EQ(outcome.code, kData) << command;
+    EXPECT_THAT(outcome.output, HasSubstr(words)) << command;
+  }
+}
+
+TEST_F(StrangeFilesTest, ResultsThatCannotBeWrittenAreAnError) {
+  ASSERT_EQ(Translate("<source").code, 0);
+  for (const char* streams : {"<source >/dev/full", "<source >&-"}) {
+    const ChildOutcome outcome = Translate(streams);
+    EXPECT_EQ(outcome.code, kData) << streams;
+    EXPECT_THAT(outcome.output, HasSubstr("standard output: cannot be written: ")) << streams;
+  }
+  for (const char* command : {"evaluate --checkpoint run --data corpus --sentences 1",
+                              "evaluate --checkpoint run --data corpus --sentences 1 --json"}) {
+    EXPECT_EQ(RunInShell(absl::StrCat(command, " >/dev/full")).code, kData) << command;
+  }
 }
 
 TEST_F(StrangeFilesTest, FilesOfAnySizeCostNoMoreThanSmallOnes) {

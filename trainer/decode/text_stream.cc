@@ -16,6 +16,7 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
+#include "parallel/base/fd_stream.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/base/utf8.h"
 #include "parallel/comm/agreement.h"
@@ -27,8 +28,9 @@ absl::Status DataError(const std::string& message) {
   return WithExitCode(absl::InvalidArgumentError(message), ExitCode::kData);
 }
 
-absl::Status Closed(const char* what) {
-  return absl::UnavailableError(absl::StrCat("cannot write ", what, ": output is closed or full"));
+absl::Status Flush(std::ostream& out) {
+  out.flush();
+  return WithPrefix("standard output", StreamError(out));
 }
 
 // A number of texts without line breaks.
@@ -191,14 +193,21 @@ absl::StatusOr<bool> LineChunkReader::ReadLine(std::string& line) {
   using Traits = std::streambuf::traits_type;
   std::streambuf& buffer = *in_.rdbuf();
   Traits::int_type next = buffer.sbumpc();
-  if (Traits::eq_int_type(next, Traits::eof())) return false;
+  if (Traits::eq_int_type(next, Traits::eof())) {
+    RETURN_IF_ERROR(WithPrefix(absl::StrCat(name_, ", after line ", num_lines_), StreamError(in_)));
+    return false;
+  }
   ++num_lines_;
   const auto fail = [&](const std::string& what) {
     return WithExitCode(
         absl::InvalidArgumentError(absl::StrCat(name_, ", line ", num_lines_, ": ", what)),
         ExitCode::kData);
   };
-  for (; !Traits::eq_int_type(next, Traits::eof()); next = buffer.sbumpc()) {
+  for (;; next = buffer.sbumpc()) {
+    if (Traits::eq_int_type(next, Traits::eof())) {
+      RETURN_IF_ERROR(WithPrefix(absl::StrCat(name_, ", line ", num_lines_), StreamError(in_)));
+      break;
+    }
     const char c = Traits::to_char_type(next);
     if (c == '\n') break;
     if (line.size() == kMaxLineBytes) {
@@ -267,8 +276,7 @@ absl::StatusOr<TranslateStreamReport> TranslateStream(LineChunkReader& in, Trans
     }
     for (const std::string_view line : lines) out << line;
     num_written = report.num_lines = num_lines;
-    out.flush();
-    return out ? absl::OkStatus() : Closed("translations");
+    return Flush(out);
   };
   RETURN_IF_ERROR(RunRounds(world, {.read = read, .work = work, .write = write}));
   return report;
@@ -352,8 +360,7 @@ absl::StatusOr<ScoreStreamReport> ScoreStream(TextPairReader& in, PairScorer& sc
         out << absl::StrFormat("%.6f\t%d\n", pair.log_prob, pair.num_tokens);
       }
     }
-    out.flush();
-    return out ? absl::OkStatus() : Closed("scores");
+    return Flush(out);
   };
   RETURN_IF_ERROR(RunRounds(world, {.read = read, .work = work, .write = write}));
   return report;

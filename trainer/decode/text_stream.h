@@ -33,7 +33,8 @@ class LineChunkReader {
   // The next lines, without "\n" or "\r\n" and the byte order mark at the beginning: `max_lines` of
   // them, fewer if they hold more than kMaxChunkBytes together or the input ends, none at its end.
   // A last line without "\n" counts. INVALID_ARGUMENT with ExitCode::kData names input and line of
-  // one that is not UTF-8 or is longer than kMaxLineBytes.
+  // one that is not UTF-8 or is longer than kMaxLineBytes; what StreamError() says of the input,
+  // where it says something.
   absl::StatusOr<std::vector<std::string>> ReadChunk(int max_lines);
 
   const std::string& name() const { return name_; }
@@ -63,7 +64,7 @@ struct TranslateStreamReport {
 // Writes for each line of `in` its translation on one line, in order, and flushes after each chunk:
 //   [number of the line, from 1 <TAB>] [score <TAB>] text
 // The number is there if options().search.nbest > 1, when a line has several translations. Errors:
-// those of LineChunkReader and Translator, and UNAVAILABLE if `out` cannot be written.
+// those of LineChunkReader and Translator, and StreamError() of `out`.
 // Collective over options.world, one thread a rank. Every rank gets the same error (IsAgreed); rank
 // 0 gets the report, the others an empty one.
 absl::StatusOr<TranslateStreamReport> TranslateStream(LineChunkReader& in, Translator& translator,

@@ -1,0 +1,45 @@
+// Streams over file descriptors that know why they ended: an error is not the end of the input, and
+// what was written has arrived or its status says why not. Those of the standard library tell
+// neither.
+#pragma once
+
+#include <iostream>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace deepnet {
+
+// Reads or writes, with a buffer of its own. Waits where the descriptor does not (O_NONBLOCK). What
+// a person sees on a terminal is written line by line, the rest when the buffer is full, at flush()
+// and at the end. Used by one thread at a time.
+class FdStream final : public std::iostream {
+ public:
+  explicit FdStream(int fd);  // borrowed
+
+  // Opens a file or a pipe for reading. NotFound and the like name the path.
+  static absl::StatusOr<std::unique_ptr<FdStream>> Open(const std::string& path);
+
+  ~FdStream() override;
+
+ private:
+  friend absl::Status StreamError(const std::ios& stream);
+  class Buffer;
+  FdStream(int fd, bool owned);
+
+  const std::unique_ptr<Buffer> buffer_;
+};
+
+// Returns what ended `stream`: OK where no call failed, so that the end of the input is its end,
+// else "cannot be read: Input/output error", of which the caller names the stream. Other streams
+// only say that they are bad. Carries ExitCode::kData.
+absl::Status StreamError(const std::ios& stream);
+
+// Opens what is closed of the descriptors 0, 1 and 2, so that no other file gets their numbers and
+// with it what is meant for people. Reading and writing them fails as it did. Called before
+// anything is opened.
+void KeepStandardDescriptors();
+
+}  // namespace deepnet
