@@ -32,6 +32,7 @@
 #include "parallel/base/file_system.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/base/text_proto.h"
+#include "parallel/base/utf8.h"
 
 namespace deepnet {
 namespace {
@@ -474,7 +475,7 @@ absl::StatusOr<RunSpec> ReadRunSpec(const SpecSources& sources, RunSpec base) {
   }
   RETURN_IF_ERROR(BadConfig(mistakes));
   if (base.name().empty() && !sources.files.empty()) {
-    base.set_name(std::filesystem::path(sources.files.back()).stem().string());
+    base.set_name(EscapedUtf8(std::filesystem::path(sources.files.back()).stem().string()));
   }
   return base;
 }

@@ -491,7 +491,10 @@ absl::Status ValidateForTrain(const RunSpec& run) { return Validate(run, Purpose
 
 absl::Status ValidateForPrepare(const RunSpec& run) {
   Mistakes mistakes;
-  if (!Fields(run.prepare(), "prepare.", &mistakes).CheckValues()) return BadConfig(mistakes);
+  if (!Fields(run.prepare(), "prepare.", &mistakes).CheckValues() ||
+      !Fields(run.data(), "data.", &mistakes).CheckValues()) {
+    return BadConfig(mistakes);
+  }
   CheckPrepare(run, &mistakes);
   return BadConfig(mistakes);
 }

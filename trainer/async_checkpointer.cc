@@ -19,6 +19,7 @@
 #include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/host.h"
+#include "parallel/base/messages.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 #include "trainer/checkpoint/checkpoint.h"
@@ -26,7 +27,6 @@
 #include "trainer/checkpoint/tools/tool_options.h"
 #include "trainer/intervals.h"
 #include "trainer/kernels/device_errors.h"
-#include "trainer/messages.h"
 #include "trainer/model_loader.h"
 
 namespace deepnet {
@@ -357,8 +357,7 @@ absl::Status AsyncCheckpointer::EndWriting() {
   RETURN_IF_ERROR(CatchErrors([&] { return device_error_; }, context_.device_use()));
   outcome_ = AgreeOnStatus(world, written);
   if (!outcome_.ok()) return EndSave();
-  ASSIGN_OR_RETURN(const std::vector<std::string> files,
-                   AllGatherText(world, file_.SerializeAsString()));
+  ASSIGN_OR_RETURN(const std::vector<std::string> files, AllGatherText(world, ToBytes(file_)));
   for (const std::string& bytes : files) {
     RETURN_IF_ERROR(ParseSent(bytes, *manifest_.add_files()));
   }

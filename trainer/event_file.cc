@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 
 #include "parallel/base/crc32c.h"
+#include "parallel/base/messages.h"
 #include "parallel/base/status_macros.h"
 #include "proto/report.pb.h"
 
@@ -44,7 +45,7 @@ std::string MaskedCrc(std::string_view bytes) {
 std::string RecordOf(Event event, int64_t step) {
   event.set_wall_time(absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()));
   event.set_step(step);
-  return ToTfRecord(event.SerializeAsString());
+  return ToTfRecord(ToBytes(event));
 }
 
 // Returns the value of a field that is a figure; nothing for others.

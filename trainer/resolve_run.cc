@@ -14,6 +14,7 @@
 #include "parallel/base/crc32c.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/host.h"
+#include "parallel/base/messages.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/base/units.h"
 #include "parallel/comm/agreement.h"
@@ -28,7 +29,6 @@
 #include "trainer/instruments/audit.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/kernels/device_errors.h"
-#include "trainer/messages.h"
 #include "trainer/model/architecture.h"
 #include "trainer/model/describe.h"
 #include "trainer/model/flops.h"
@@ -203,7 +203,7 @@ absl::Status RunResolver::FindEarlierRun() {
   if (found->has_value()) {
     for (const std::string& note : (*found)->notes) log_.Warning(note);
     name = std::filesystem::path((*found)->folder).filename().string();
-    manifest = (*found)->manifest.SerializeAsString();
+    manifest = ToBytes((*found)->manifest);
   }
   ASSIGN_OR_RETURN(name, BroadcastText(world_, name, 0));
   ASSIGN_OR_RETURN(manifest, BroadcastText(world_, manifest, 0));
@@ -225,7 +225,7 @@ absl::Status RunResolver::AdoptEarlierChoices() {
   }
   ComputeSpec asked = compute;
   asked.MergeFrom(run.compute());
-  if (asked.SerializeAsString() != compute.SerializeAsString()) {
+  if (ToBytes(asked) != ToBytes(compute)) {
     return WithExitCode(
         absl::FailedPreconditionError(absl::StrCat(
             "compute: the run goes on with the arithmetic it started with {",
@@ -255,8 +255,7 @@ absl::Status RunResolver::ResolveArithmetic() {
     compute = ResolveCompute(compute);
     compute.set_attention(ChooseAttention(resolved_.run.model(), compute));
   }
-  ASSIGN_OR_RETURN(const std::string decided,
-                   BroadcastText(world_, compute.SerializeAsString(), 0));
+  ASSIGN_OR_RETURN(const std::string decided, BroadcastText(world_, ToBytes(compute), 0));
   const int threads = compute.threads_per_rank();
   RETURN_IF_ERROR(ParseSent(decided, compute));
   compute.set_threads_per_rank(threads);
@@ -288,8 +287,7 @@ absl::StatusOr<ClusterSpec> RunResolver::ActualCluster() const {
     if (cluster.device_memory_gib() > 0) return cluster;
     RETURN_IF_ERROR(AgreeOnStatus(world_, MeasureGpu(own)));
   }
-  ASSIGN_OR_RETURN(const std::vector<std::string> memories,
-                   AllGatherText(world_, own.SerializeAsString()));
+  ASSIGN_OR_RETURN(const std::vector<std::string> memories, AllGatherText(world_, ToBytes(own)));
   for (const std::string& text : memories) {
     ClusterSpec theirs;
     RETURN_IF_ERROR(ParseSent(text, theirs));

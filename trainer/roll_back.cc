@@ -5,12 +5,12 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "parallel/base/messages.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 #include "trainer/async_checkpointer.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/retention.h"
-#include "trainer/messages.h"
 
 namespace deepnet {
 namespace {
@@ -54,8 +54,7 @@ absl::StatusOr<std::optional<Manifest>> GoBack(FileSystem& fs, const std::string
   if (leads) steps = Candidates(fs, run_folder, step);
   RETURN_IF_ERROR(AgreeOnStatus(world, steps.status()));
   if (leads) found = FindIntact(fs, run_folder, *steps, log);
-  ASSIGN_OR_RETURN(const std::string whole,
-                   BroadcastText(world, found ? found->SerializeAsString() : "", 0));
+  ASSIGN_OR_RETURN(const std::string whole, BroadcastText(world, found ? ToBytes(*found) : "", 0));
   if (whole.empty()) return std::nullopt;
   Manifest manifest;
   RETURN_IF_ERROR(ParseSent(whole, manifest));
@@ -66,7 +65,7 @@ absl::StatusOr<std::optional<Manifest>> GoBack(FileSystem& fs, const std::string
   if (leads && lock != nullptr) deleted = lock->Check();
   if (leads && deleted.ok()) deleted = DeleteNewerCheckpoints(fs, run_folder, manifest);
   RETURN_IF_ERROR(AgreeOnStatus(world, deleted));
-  ASSIGN_OR_RETURN(const std::string kept, BroadcastText(world, manifest.SerializeAsString(), 0));
+  ASSIGN_OR_RETURN(const std::string kept, BroadcastText(world, ToBytes(manifest), 0));
   RETURN_IF_ERROR(ParseSent(kept, manifest));
   manifest.clear_files();
   return manifest;

@@ -11,6 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 
+#include "parallel/base/messages.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/heartbeat.h"
@@ -21,7 +22,6 @@
 #include "trainer/decode/pipeline_scorer.h"
 #include "trainer/eval/evaluator.h"
 #include "trainer/eval/score_table.h"
-#include "trainer/messages.h"
 #include "trainer/model/architecture.h"
 #include "trainer/model/scheme.h"
 
@@ -244,7 +244,7 @@ absl::StatusOr<EvalRecord> Drive(const Corpus& corpus, const EvaluateOptions& op
 
 // Returns the record of `root` on every rank.
 absl::StatusOr<EvalRecord> Share(const EvalRecord& record, Communicator& world, int root) {
-  ASSIGN_OR_RETURN(const std::string text, BroadcastText(world, record.SerializeAsString(), root));
+  ASSIGN_OR_RETURN(const std::string text, BroadcastText(world, ToBytes(record), root));
   EvalRecord shared;
   RETURN_IF_ERROR(ParseSent(text, shared));
   return shared;

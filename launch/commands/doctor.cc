@@ -14,6 +14,7 @@
 #include "launch/version.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/file_system.h"
+#include "parallel/base/messages.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/links.h"
@@ -27,12 +28,13 @@
 namespace deepnet {
 namespace {
 
-std::string Json(const DoctorReport& report) {
+std::string Json(DoctorReport report) {
   google::protobuf::util::JsonPrintOptions options;
   options.add_whitespace = true;
   options.always_print_primitive_fields = true;
   options.preserve_proto_field_names = true;
   std::string json;
+  MakeUtf8(&report);
   (void)google::protobuf::util::MessageToJsonString(report, &json, options);  // cannot fail: no Any
   return json;
 }

@@ -12,6 +12,7 @@
 #include "launch/validate.h"
 #include "parallel/base/file_system.h"
 #include "parallel/base/host.h"
+#include "parallel/base/messages.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/plan/device_model.h"
 #include "parallel/plan/plan_accessors.h"
@@ -53,12 +54,13 @@ ClusterSpec WithMemory(ClusterSpec cluster, const ComputeSpec& compute, std::ost
   return cluster;
 }
 
-std::string Json(const Plan& plan) {
+std::string Json(Plan plan) {
   google::protobuf::util::JsonPrintOptions options;
   options.add_whitespace = true;
   options.always_print_primitive_fields = true;
   options.preserve_proto_field_names = true;
   std::string json;
+  MakeUtf8(&plan);
   (void)google::protobuf::util::MessageToJsonString(plan, &json, options);  // cannot fail: no Any
   return json;
 }

@@ -6,6 +6,7 @@
 #include "google/protobuf/descriptor.h"
 
 #include "parallel/base/check.h"
+#include "parallel/base/utf8.h"
 
 namespace deepnet {
 
@@ -78,6 +79,10 @@ bool Fields::CheckValues() const {
         const int64_t most = narrow ? kMost32 : kMost;
         fits &= Require(-most <= value && value <= most, name,
                         absl::StrCat("must be from ", -most, " to ", most));
+      } else if (field->type() == FieldDescriptor::TYPE_STRING) {
+        const std::string value = many ? reflection.GetRepeatedString(message_, field, i)
+                                       : reflection.GetString(message_, field);
+        Require(IsUtf8(value), name, Quoted(EscapedUtf8(value)), "must be UTF-8");
       }
     }
   }

@@ -73,9 +73,9 @@ class Fields {
     return Require(Number(name) >= 0 && Number(name) < 1, name, "must be at least 0 and below 1");
   }
 
-  // Adds the numbers that are not finite, the enum values without a name and the whole numbers that
-  // arithmetic could not bear, anywhere below the message: the file formats let them through.
-  // Returns whether every whole number can be borne.
+  // Adds the numbers that are not finite, the enum values without a name, the texts that are not
+  // UTF-8 and the whole numbers that arithmetic could not bear, anywhere below the message: the file
+  // formats let them through. Returns whether every whole number can be borne.
   bool CheckValues() const;
 
   static std::string Quoted(const std::string& text) { return absl::StrCat("'", text, "'"); }

@@ -19,6 +19,7 @@
 #include <sys/resource.h>
 
 #include "parallel/base/crc32c.h"
+#include "parallel/base/utf8.h"
 
 namespace deepnet {
 namespace {
@@ -80,7 +81,7 @@ int64_t LowestLimit(const std::string& groups, std::string group, const std::str
 
 std::string HostName() {
   char name[256] = {};
-  return gethostname(name, sizeof(name) - 1) == 0 ? name : "unknown host";
+  return gethostname(name, sizeof(name) - 1) == 0 ? EscapedUtf8(name) : "unknown host";
 }
 
 std::string ProgramFingerprint() {

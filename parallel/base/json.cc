@@ -4,9 +4,12 @@
 
 #include "absl/strings/str_format.h"
 
+#include "parallel/base/utf8.h"
+
 namespace deepnet {
 
 std::string JsonQuoted(std::string_view text) {
+  if (!IsUtf8(text)) return JsonQuoted(EscapedUtf8(text));
   std::string quoted = "\"";
   for (size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];

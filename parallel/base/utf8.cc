@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "absl/strings/str_format.h"
+
 namespace deepnet {
 namespace {
 
@@ -112,6 +114,20 @@ bool IsUtf8(std::string_view text) {
 
 bool HasUtf16Mark(std::string_view text) {
   return text.starts_with("\xff\xfe") || text.starts_with("\xfe\xff");
+}
+
+std::string EscapedUtf8(std::string_view text) {
+  std::string escaped;
+  while (!text.empty()) {
+    const Decoded first = DecodeFirst(text);
+    if (first.bytes == 1 && first.code_point >= kEscapedByte) {
+      absl::StrAppendFormat(&escaped, "\\x%02x", first.code_point - kEscapedByte);
+    } else {
+      escaped.append(text.substr(0, first.bytes));
+    }
+    text.remove_prefix(first.bytes);
+  }
+  return escaped;
 }
 
 std::string_view WithoutMark(std::string_view text) {

@@ -15,6 +15,10 @@ bool IsUtf8(std::string_view text);
 // Returns true if `text` starts with the byte order mark of UTF-16, which no UTF-8 does.
 bool HasUtf16Mark(std::string_view text);
 
+// Returns `text` with every byte that belongs to no UTF-8 as "\xe4": names of files and hosts may
+// hold anything.
+std::string EscapedUtf8(std::string_view text);
+
 // What a text's file, its lines and its white space are, the same for all commands that read text.
 // A line ends with "\n" or "\r\n", never with another character of Unicode's.
 

@@ -14,6 +14,7 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
+#include "parallel/base/messages.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/base/units.h"
 #include "parallel/plan/plan_accessors.h"
@@ -274,7 +275,7 @@ absl::StatusOr<Plan> MakePlan(const Inventory& inventory, const DataSpec& data,
   }
   absl::Status status = DoesNotFit(request, *found.closest);
   Finish(request, data, *found.closest);
-  status.SetPayload(kClosestPlanPayload, absl::Cord(found.closest->SerializeAsString()));
+  status.SetPayload(kClosestPlanPayload, absl::Cord(ToBytes(*found.closest)));
   return status;
 }
 

@@ -75,6 +75,8 @@ TEST_F(SpecLoader, ARunWithoutANameIsCalledAsItsLastFile) {
   Write("b.textproto", "seed: 2");
   EXPECT_EQ(Read({"a.textproto", "b.textproto"})->name(), "b");
   EXPECT_EQ(Read({"a.textproto"}, {"name=mine"})->name(), "mine");
+  Write("k\xe4se.textproto", "seed: 1");
+  EXPECT_EQ(Read({"k\xe4se.textproto"})->name(), "k\\xe4se");
 }
 
 TEST_F(SpecLoader, AllMistakesOfATextprotoAreNamedWithTheirLines) {

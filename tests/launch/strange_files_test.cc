@@ -31,7 +31,7 @@ using testing::RunChild;
 using testing::RunningJob;
 using testing::TempFolder;
 
-constexpr int kData = 4, kCheckpoint = 5,
+constexpr int kBadConfig = 2, kData = 4, kCheckpoint = 5,
               kDoesNotFit = 6;  // exit codes
 constexpr char kConfig[] = "tests/launch/golden_run.textproto";
 
@@ -109,6 +109,32 @@ TEST_F(StrangeFilesTest, AnInputThatCannotBeReadIsNotTakenForItsEnd) {
     EXPECT_EQ(outcome.code, kData) << command;
     EXPECT_THAT(outcome.output, HasSubstr(words)) << command;
   }
+}
+
+// A folder may have any name; what is written of it is UTF-8.
+TEST_F(StrangeFilesTest, NamesThatAreNotUtf8AreCarriedOrRefusedBeforeAnythingIsDone) {
+  const std::string root = folder_.Path("l\xe4ufe");
+  fs::create_directories(root);
+  for (const char* part : {"run", "corpus"}) {
+    fs::create_directory_symlink(folder_.Path(part), fs::path(root) / part);
+  }
+  const ChildOutcome json = RunChild({DEEPNET_PROGRAM, "evaluate", "--root", root, "--checkpoint",
+                                      "run", "--data", "corpus", "--sentences", "1", "--json"});
+  EXPECT_EQ(json.code, 0) << json.output;
+  EXPECT_THAT(json.output, HasSubstr("l\\\\xe4ufe/run/step-"));
+  const ChildOutcome mean = RunChild({DEEPNET_PROGRAM, "checkpoint", "average", "--root", root,
+                                      "--last", "1", "--output", "m\xe4n", "run"});
+  EXPECT_EQ(mean.code, 0) << mean.output;
+  const ChildOutcome shown = RunChild(
+      {DEEPNET_PROGRAM, "checkpoint", "inspect", "--json", folder_.Path("l\xe4ufe/m\xe4n")});
+  EXPECT_EQ(shown.code, 0) << shown.output;
+  EXPECT_THAT(shown.output, HasSubstr("l\\\\xe4ufe"));
+
+  const ChildOutcome refused = RunInShell(absl::StrCat(
+      "train --config ", fs::absolute(kConfig).string(), " --set folder=l\xe4ufe/new"));
+  EXPECT_EQ(refused.code, kBadConfig);
+  EXPECT_THAT(refused.output, HasSubstr("error: folder: 'l\\xe4ufe/new': must be UTF-8"));
+  EXPECT_FALSE(fs::exists(folder_.Path("l\xe4ufe/new")));
 }
 
 TEST_F(StrangeFilesTest, ResultsThatCannotBeWrittenAreAnError) {

@@ -141,6 +141,17 @@ TEST(Validate, ANumberThatIsNoneIsNamed) {
               HasSubstr("data.temperature[0].temperature: inf: must be finite"));
 }
 
+TEST(Validate, ATextThatIsNotUtf8IsShownEscaped) {
+  EXPECT_EQ(TrainError({"folder=l\xe4ufe"}), "folder: 'l\\xe4ufe': must be UTF-8");
+  EXPECT_EQ(TrainError({"name='\\344'"}), "name: '\\xe4': must be UTF-8");
+  EXPECT_THAT(TrainError({"data.directions=\xe4-en"}),
+              HasSubstr("data.directions[0]: '\\xe4-en': must be UTF-8"));
+  EXPECT_EQ(PrepareError({"data.folder=\xe4"}), "data.folder: '\\xe4': must be UTF-8");
+  EXPECT_EQ(PrepareError({"prepare.text=source_language: 'de' target_language: 'en' tsv_file: "
+                          "'t\xe4xt'"}),
+            "prepare.text[0].tsv_file: 't\\xe4xt': must be UTF-8");
+}
+
 TEST(Validate, EveryDataRuleNamesItsField) {
   const std::vector<Case> cases = {
       {{"data.folder="}, "data.folder: '': required: what `deepnet prepare` wrote"},

@@ -48,6 +48,15 @@ if git grep -nE 'TextFormat::(Parser|Parse|Merge)' -- launch parallel trainer ':
   echo "protobuf's text format parsed past parallel/base/text_proto.h" >&2
   status=1
 fi
+# A proto3 string that is not UTF-8 makes bytes that nobody can read again.
+if git grep -nE 'Serialize(Partial)?(As|To)[A-Z]' -- launch parallel trainer ':!parallel/base/messages.cc'; then
+  echo "a message serialized past parallel/base/messages.h: ToBytes()" >&2
+  status=1
+fi
+if git grep -nE 'CHECK\(.*(Parse|Merge)From' -- launch parallel trainer; then
+  echo "bytes that cannot be read end the program: parallel/base/messages.h has ParseSent()" >&2
+  status=1
+fi
 # A thread that the system does not give throws; StartThread() says it in a status.
 if git grep -nE '^[^/]*std::j?thread(\(| [a-z_]+[({])' -- launch parallel trainer ':!parallel/base/start_thread.cc'; then
   echo "a thread started past parallel/base/start_thread.h" >&2

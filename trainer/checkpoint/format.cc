@@ -19,6 +19,7 @@
 #include "parallel/base/check.h"
 #include "parallel/base/crc32c.h"
 #include "parallel/base/exit_code.h"
+#include "parallel/base/messages.h"
 #include "parallel/base/status_macros.h"
 
 namespace deepnet {
@@ -141,7 +142,7 @@ std::string TensorFileName(int index, int count) {
 std::string SerializeManifest(const Manifest& manifest) {
   Manifest without_checksum = manifest;
   without_checksum.clear_manifest_crc32c();
-  std::string bytes = without_checksum.SerializeAsString();
+  std::string bytes = ToBytes(without_checksum);
   const uint32_t checksum = Crc32c(bytes);
   bytes.append(kChecksumTag);
   return bytes + LittleEndian(checksum);

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 
 #include "parallel/base/check.h"
+#include "parallel/base/messages.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 #include "proto/data.pb.h"
@@ -44,11 +45,10 @@ struct PrepareContext {
   // Returns what every rank has, in rank order. Collective.
   template <typename Message>
   absl::StatusOr<std::vector<Message>> AllGather(const Message& mine) {
-    ASSIGN_OR_RETURN(const std::vector<std::string> texts,
-                     AllGatherText(world, mine.SerializeAsString()));
+    ASSIGN_OR_RETURN(const std::vector<std::string> texts, AllGatherText(world, ToBytes(mine)));
     std::vector<Message> all(texts.size());
     for (size_t i = 0; i < texts.size(); ++i) {
-      DEEPNET_CHECK(all[i].ParseFromString(texts[i])) << "a message of rank " << i;
+      RETURN_IF_ERROR(ParseSent(texts[i], all[i]));
     }
     return all;
   }

@@ -15,7 +15,9 @@
 #include "absl/strings/str_join.h"
 
 #include "parallel/base/logging.h"
+#include "parallel/base/messages.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/base/utf8.h"
 #include "trainer/data/cleaning.h"
 #include "trainer/data/corpus_passes.h"
 #include "trainer/data/file_writer.h"
@@ -48,13 +50,12 @@ uint64_t ScanKey(const PrepareContext& context, const LanguagePairTexts& texts) 
   std::vector<std::string> facts = {
       "scan 2",
       texts.Name(),
-      context.spec.cleaning().SerializeAsString(),
+      ToBytes(context.spec.cleaning()),
       absl::StrJoin(context.languages, " "),
       absl::StrCat(context.held_out.Digest(), " ", context.options.block_lines),
-      LearnsTokenizer(context) ? context.spec.tokenizer().SerializeAsString() : "",
+      LearnsTokenizer(context) ? ToBytes(context.spec.tokenizer()) : "",
       absl::StrCat(context.spec.seed())};
-  for (const LanguageTable& table : context.spec.table())
-    facts.push_back(table.SerializeAsString());
+  for (const LanguageTable& table : context.spec.table()) facts.push_back(ToBytes(table));
   for (const ParallelFiles& text : texts.train) facts.push_back(Identity(context, text));
   return KeyOf(facts);
 }
@@ -65,7 +66,9 @@ absl::StatusOr<PreparedPart> ScanPair(PrepareContext& context, const LanguagePai
   const std::string name = absl::StrCat("scan.", texts.Name());
   if (auto found = context.parts.Find(name, part.key())) {
     for (const InputFile& input : found->inputs()) {
-      const auto place = context.inputs.find(input.name());
+      const auto place = std::ranges::find_if(context.inputs, [&](const auto& known) {
+        return EscapedUtf8(known.first) == input.name();  // as ToBytes() has it
+      });
       if (place != context.inputs.end()) place->second.set_hash(input.hash());
     }
     context.Say(absl::StrCat("scanned before: ", texts.Name()));

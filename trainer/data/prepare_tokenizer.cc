@@ -15,6 +15,7 @@
 #include "parallel/base/exit_code.h"
 #include "parallel/base/file_system.h"
 #include "parallel/base/host.h"
+#include "parallel/base/messages.h"
 #include "parallel/base/start_thread.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/data/content_hash.h"
@@ -99,9 +100,9 @@ absl::StatusOr<std::string> LearnTokenizer(PrepareContext& context) {
   if (!rules.empty()) {
     RETURN_IF_ERROR(WithPrefix("prepare.tokenizer.normalization", CheckRules(rules, context)));
   }
-  std::vector<std::string> facts = {
-      "tokenizer 2", tokenizer.SerializeAsString(), absl::StrCat(context.spec.seed()),
-      rules.empty() ? "" : absl::StrCat(context.inputs[rules].hash())};
+  std::vector<std::string> facts = {"tokenizer 2", ToBytes(tokenizer),
+                                    absl::StrCat(context.spec.seed()),
+                                    rules.empty() ? "" : absl::StrCat(context.inputs[rules].hash())};
   for (const PreparedPart& scan : context.scans) facts.push_back(absl::StrCat(scan.key()));
   PreparedPart part;
   part.set_key(KeyOf(facts));

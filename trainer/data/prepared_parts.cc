@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "parallel/base/file_system.h"
+#include "parallel/base/messages.h"
 #include "parallel/base/text_proto.h"
 #include "trainer/data/content_hash.h"
 #include "trainer/data/shard.h"
@@ -48,7 +49,7 @@ std::optional<PreparedPart> PartStore::Find(std::string_view name, uint64_t key)
 
 absl::Status PartStore::Keep(std::string_view name, const PreparedPart& part) const {
   const auto fs = MakePosixFileSystem();
-  return ReplaceFile(*fs, absl::StrCat(Path(name), ".part"), part.SerializeAsString());
+  return ReplaceFile(*fs, absl::StrCat(Path(name), ".part"), ToBytes(part));
 }
 
 absl::StatusOr<bool> PartStore::Claim(std::string_view name) const {

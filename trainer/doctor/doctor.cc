@@ -19,6 +19,7 @@
 #include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/host.h"
+#include "parallel/base/messages.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/base/units.h"
 #include "parallel/comm/agreement.h"
@@ -30,7 +31,6 @@
 #include "trainer/doctor/layout_check.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/kernels/device_errors.h"
-#include "trainer/messages.h"
 #include "trainer/model/architecture.h"
 #include "trainer/model/describe.h"
 #include "trainer/model/work.h"
@@ -155,8 +155,7 @@ void Doctor::DescribeRank() {
 
 // Collective: report_.ranks become what all ranks know of themselves by now.
 absl::Status Doctor::Gather() {
-  ASSIGN_OR_RETURN(const std::vector<std::string> all,
-                   AllGatherText(world_, mine_.SerializeAsString()));
+  ASSIGN_OR_RETURN(const std::vector<std::string> all, AllGatherText(world_, ToBytes(mine_)));
   report_.clear_ranks();
   for (const std::string& text : all) RETURN_IF_ERROR(ParseSent(text, *report_.add_ranks()));
   return absl::OkStatus();
@@ -171,7 +170,7 @@ bool Doctor::SameBuilds() const {
 // Every rank compares its run with rank 0's. Collective.
 absl::Status Doctor::CompareRuns() {
   RunSpec first = run_;
-  ASSIGN_OR_RETURN(const std::string text, BroadcastText(world_, run_.SerializeAsString(), 0));
+  ASSIGN_OR_RETURN(const std::string text, BroadcastText(world_, ToBytes(run_), 0));
   RETURN_IF_ERROR(ParseSent(text, first));
   google::protobuf::util::MessageDifferencer differencer;
   differencer.set_message_field_comparison(google::protobuf::util::MessageDifferencer::EQUIVALENT);
@@ -258,8 +257,7 @@ absl::Status Doctor::DecideArithmetic() {
     compute = ResolveCompute(compute);
     if (options_.has_run) compute.set_attention(ChooseAttention(run_.model(), compute));
   }
-  ASSIGN_OR_RETURN(const std::string decided,
-                   BroadcastText(world_, compute.SerializeAsString(), 0));
+  ASSIGN_OR_RETURN(const std::string decided, BroadcastText(world_, ToBytes(compute), 0));
   RETURN_IF_ERROR(ParseSent(decided, compute));
   compute.set_threads_per_rank(threads);
   AddFailure("arithmetic of rank 0", CatchErrors([&]() -> absl::Status {

@@ -15,10 +15,10 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/host.h"
+#include "parallel/base/messages.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 #include "trainer/kernels/native/adam.h"
-#include "trainer/messages.h"
 #include "trainer/model/architecture.h"
 #include "trainer/model/describe.h"
 #include "trainer/train_step.h"
@@ -231,8 +231,8 @@ absl::StatusOr<NonFiniteRecord> LocateNonFinite(const StepBatch& batch, int64_t 
   record.set_kind("non_finite");
   record.set_rank(world.rank());
   record.set_host(HostName());
-  ASSIGN_OR_RETURN(const std::string text, BroadcastText(world, record.SerializeAsString(),
-                                                         static_cast<int>(first - places.begin())));
+  ASSIGN_OR_RETURN(const std::string text,
+                   BroadcastText(world, ToBytes(record), static_cast<int>(first - places.begin())));
   RETURN_IF_ERROR(ParseSent(text, record));
   const bool finite = std::isfinite(result->loss) && std::isfinite(result->update.gradient_norm);
   if (*first == kNowhere && !finite) {  // each part is finite, and their sum is not

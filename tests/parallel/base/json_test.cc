@@ -12,7 +12,7 @@ TEST(JsonQuoted, EscapesQuotesBackslashesAndControlCharacters) {
   EXPECT_EQ(JsonQuoted(R"(a "b" \c)"), R"("a \"b\" \\c")");
   EXPECT_EQ(JsonQuoted("one\ntwo\tthree\x01"), R"("one\ntwo\u0009three\u0001")");
   EXPECT_EQ(JsonQuoted(std::string_view("\0", 1)), R"("\u0000")");
-  EXPECT_EQ(JsonQuoted("\x7f\u0080\u009f\xc2"), "\"\\u007f\\u0080\\u009f\xc2\"");
+  EXPECT_EQ(JsonQuoted("\x7f\u0080\u009f\xc2"), "\"\\u007f\\u0080\\u009f\\\\xc2\"");
 }
 
 TEST(JsonQuoted, IsOneLineForEveryReader) {

@@ -93,6 +93,11 @@ TEST(Unicode, WhatNobodyMaySeeIsShownAsAReplacement) {
   EXPECT_EQ(ShownText("中文 العربية \u200F עברית \u200D ñ"), "中文 العربية \u200F עברית \u200D ñ");
 }
 
+TEST(Unicode, BytesThatBelongToNoneAreEscaped) {
+  EXPECT_EQ(EscapedUtf8("l\xe4ufe \xc3\xa4\n\xc3"), "l\\xe4ufe \xc3\xa4\n\\xc3");
+  EXPECT_EQ(EscapedUtf8("\xed\xa0\x80"), "\\xed\\xa0\\x80");  // a surrogate
+}
+
 TEST(Unicode, LinesAndTabsOfWhatIsShownStay) {
   EXPECT_EQ(ShownLines("a\tb\n\x1b]0;TITLE\a\r\n"s + '\0'),
             "a\tb\n\uFFFD]0;TITLE\uFFFD\uFFFD\n\uFFFD");

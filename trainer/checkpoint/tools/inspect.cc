@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "parallel/base/check.h"
+#include "parallel/base/messages.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/communicator.h"
@@ -168,11 +169,12 @@ absl::StatusOr<VerifyReport> VerifyCheckpoint(FileSystem& fs, const std::string&
   for (const ShardFile& file : manifest.files()) report.blocks += file.block_crc32c_size();
   const DamagedBlocks mine =
       ReadBlocks(fs, checkpoint_folder, manifest, ShareOf(world, manifest, report.blocks), options);
-  ASSIGN_OR_RETURN(const std::vector<std::string> all,
-                   AllGatherText(world, mine.SerializeAsString()));
+  ASSIGN_OR_RETURN(const std::vector<std::string> all, AllGatherText(world, ToBytes(mine)));
   DamagedBlocks damaged;
   for (const std::string& text : all) {
-    DEEPNET_CHECK(damaged.MergeFromString(text)) << "damaged blocks of a rank";
+    DamagedBlocks part;
+    RETURN_IF_ERROR(ParseSent(text, part));
+    damaged.MergeFrom(part);
   }
   auto next = damaged.blocks().begin();
   for (int i = 0; i < manifest.files_size(); ++i) {

@@ -13,6 +13,7 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
+#include "parallel/base/messages.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/communicator.h"
@@ -347,11 +348,12 @@ absl::StatusOr<Manifest> WriteShare(TensorReader& reader, const Tensors& tensors
 // Makes one checkpoint of the shares of all ranks; rank 0 does. Returns its folder.
 absl::StatusOr<std::string> CommitShares(const Manifest& mine, SpreadWriter& writer,
                                          Communicator& world) {
-  ASSIGN_OR_RETURN(const std::vector<std::string> all,
-                   AllGatherText(world, mine.SerializePartialAsString()));
+  ASSIGN_OR_RETURN(const std::vector<std::string> all, AllGatherText(world, ToBytes(mine)));
   Manifest merged;
   for (const std::string& text : all) {
-    DEEPNET_CHECK(merged.MergeFromString(text)) << "files of a rank";
+    Manifest part;
+    RETURN_IF_ERROR(ParseSent(text, part));
+    merged.MergeFrom(part);
   }
   absl::StatusOr<std::string> folder = "";
   if (world.rank() == 0) folder = writer.Commit(merged.files());

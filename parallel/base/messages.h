@@ -1,0 +1,23 @@
+// Protobuf messages as bytes, for files and for other ranks. A `string` of proto3 has to be UTF-8:
+// bytes with another one are no message to whoever reads them. Names of files, hosts and jobs may
+// hold anything, so nothing is serialized past ToBytes(), and what cannot be read is a status.
+#pragma once
+
+#include <string>
+
+#include "absl/status/status.h"
+#include <google/protobuf/message.h>
+
+namespace deepnet {
+
+// Replaces every string anywhere in `message` by what EscapedUtf8() makes of it.
+void MakeUtf8(google::protobuf::Message* message);
+
+// Returns `message` serialized, after MakeUtf8().
+std::string ToBytes(const google::protobuf::Message& message);
+
+// Parses `bytes`, which another rank serialized, into `message`. Fails with Internal naming the
+// type if they are no such message.
+absl::Status ParseSent(const std::string& bytes, google::protobuf::Message& message);
+
+}  // namespace deepnet
