@@ -1,7 +1,6 @@
 #include "trainer/model_loader.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <memory>
 #include <span>
 #include <utility>
@@ -159,8 +158,7 @@ absl::StatusOr<InitialRows> TakeWeights(FileSystem& fs, const std::string& path,
   ASSIGN_OR_RETURN(const std::string folder, ResolveCheckpoint(fs, path));
   ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(fs, folder));
   RETURN_IF_ERROR(CheckArchitecture(manifest, path, architecture));
-  ASSIGN_OR_RETURN(const std::unique_ptr<Vocabulary> earlier,
-                   LoadVocabulary(std::filesystem::path(folder).parent_path().string()));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Vocabulary> earlier, LoadVocabulary(ParentFolder(folder)));
   const std::vector<RowRun> runs = MatchRows(*earlier, vocabulary);
 
   const at::Tensor host = parameters.weights().to(at::kCPU);  // itself where it is there
@@ -208,16 +206,13 @@ namespace {
 
 // Returns the vocabulary beside a checkpoint, which must be the one that it was made with.
 absl::StatusOr<std::unique_ptr<Vocabulary>> VocabularyOf(const FoundModel& found) {
-  std::error_code ignored;
-  const std::filesystem::path folder =
-      std::filesystem::absolute(found.folder, ignored).lexically_normal();
   ASSIGN_OR_RETURN(std::unique_ptr<Vocabulary> vocabulary,
-                   LoadVocabulary(folder.parent_path().string()));
+                   LoadVocabulary(ParentFolder(found.folder)));
   if (vocabulary->hash() == found.manifest.tokenizer_hash()) return vocabulary;
   return WithExitCode(
-      absl::FailedPreconditionError(absl::StrCat(
-          folder.string(), ": made with the tokenizer ", found.manifest.tokenizer_hash(),
-          ", but the run folder holds ", vocabulary->hash())),
+      absl::FailedPreconditionError(
+          absl::StrCat(found.folder, ": made with the tokenizer ", found.manifest.tokenizer_hash(),
+                       ", but the run folder holds ", vocabulary->hash())),
       ExitCode::kCheckpoint);
 }
 

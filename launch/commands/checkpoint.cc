@@ -53,11 +53,6 @@ ToolProgress Bar(Logger& log, const std::string& label) {
   };
 }
 
-std::string WithoutSlash(std::string path) {
-  while (path.size() > 1 && path.back() == '/') path.pop_back();
-  return path;
-}
-
 // Reads the size that --`flag` gives.
 absl::StatusOr<int64_t> SizeFlag(const CommandLine& line, const std::string& flag) {
   absl::StatusOr<int64_t> size = ParseByteSize(line.flags.Text(flag));
@@ -404,7 +399,7 @@ absl::StatusOr<std::unique_ptr<Tool>> StartTool(const CommandLine& line, const s
   ASSIGN_OR_RETURN(tool->options.memory_bytes, SizeFlag(line, "memory"));
   tool->options.progress = Bar(tool->log, line.command.name);
   for (const std::string& word : line.flags.positional()) {
-    tool->paths.push_back(WithoutSlash(ResolvePath(line, word)));
+    tool->paths.push_back(CheckpointPath(*tool->fs, ResolvePath(line, word)));
   }
   if (tool->paths.size() >= least) return tool;
   return BadFlag(absl::StrCat(what, ": required; `deepnet checkpoint ", line.command.name,

@@ -16,6 +16,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstring>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -409,7 +410,22 @@ absl::StatusOr<std::optional<FoundCheckpoint>> FindLatest(FileSystem& fs,
                          absl::StrCat("'", run_folder, "' has no complete checkpoint"));
 }
 
-absl::StatusOr<std::string> ResolveCheckpoint(FileSystem& fs, const std::string& path) {
+std::string CheckpointPath(FileSystem& fs, std::string path) {
+  const auto ends_with = [&path](std::string_view end) {
+    return path.size() > end.size() && path.ends_with(end);
+  };
+  while (ends_with("/") || ends_with("/.")) path.pop_back();
+  const bool dots = path == "." || path == ".." || path.ends_with("/..");
+  const bool link = fs.TypeOf(path).value_or(FileType::kNone) == FileType::kLink;
+  if (!dots && !link) return path;
+  std::error_code error;
+  const std::string target = std::filesystem::canonical(path, error).string();
+  const std::string beside = JoinPath(ParentFolder(target), kRunLanguagesFile);
+  return !error && Exists(fs, beside).value_or(false) ? target : path;
+}
+
+absl::StatusOr<std::string> ResolveCheckpoint(FileSystem& fs, const std::string& given) {
+  const std::string path = CheckpointPath(fs, given);
   const std::string context = absl::StrCat("checkpoint '", path, "'");
   ASSIGN_OR_RETURN(const bool is_checkpoint,
                    CheckpointError(Exists(fs, JoinPath(path, kManifestFile)), context));

@@ -104,9 +104,14 @@ struct FoundCheckpoint {
 absl::StatusOr<std::optional<FoundCheckpoint>> FindLatest(FileSystem& fs,
                                                           const std::string& run_folder);
 
-// Returns the checkpoint folder that `path` stands for: a checkpoint folder itself; what a pointer
-// file ("run/best-bleu") names; or the newest complete checkpoint of a run folder.
-absl::StatusOr<std::string> ResolveCheckpoint(FileSystem& fs, const std::string& path);
+// Returns `path`, which a user gave, with the run folder as its ParentFolder if a checkpoint or a
+// pointer file is meant: without "/" and "/." at the end, and with links and dots followed where
+// they lead into a run folder.
+std::string CheckpointPath(FileSystem& fs, std::string path);
+
+// Returns the checkpoint folder that CheckpointPath(path) stands for: a checkpoint folder itself;
+// what a pointer file ("run/best-bleu") names; or the newest complete checkpoint of a run folder.
+absl::StatusOr<std::string> ResolveCheckpoint(FileSystem& fs, const std::string& given);
 
 // "step-00000010". At least eight digits.
 std::string CheckpointName(int64_t step);

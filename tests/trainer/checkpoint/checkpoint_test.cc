@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "parallel/base/exit_code.h"
 #include "tests/support/memory_file_system.h"
 #include "tests/trainer/checkpoint/checkpoint_samples.h"
+#include "tests/trainer/data/temp_folder.h"
 #include "trainer/checkpoint/format.h"
 
 namespace deepnet {
@@ -288,6 +290,37 @@ TEST(ResolveCheckpoint, TakesACheckpointAPointerOrARun) {
   const absl::Status status = ResolveCheckpoint(fs, "elsewhere").status();
   EXPECT_THAT(Text(status), HasSubstr("'elsewhere'"));
   EXPECT_EQ(GetExitCode(status), ExitCode::kCheckpoint);
+}
+
+TEST(ResolveCheckpoint, FindsTheRunFolderOfWhateverPathLeadsToACheckpoint) {
+  namespace fs = std::filesystem;
+  const testing::TempFolder folder;
+  const auto files = MakePosixFileSystem();
+  const std::string run = folder.Path("run"), step = folder.Path("run/step-00000010");
+  ASSERT_TRUE(SaveSample(*files, run, 10).ok());
+  ASSERT_TRUE(SetPointer(*files, run, "best-bleu", 10).ok());
+  folder.Write("run/languages.txt", "de\nen\n");
+  for (const char* end : {"", "/", "//", "/.", "/./", "/././"}) {
+    EXPECT_EQ(*ResolveCheckpoint(*files, step + end), step);
+    EXPECT_EQ(*ResolveCheckpoint(*files, run + end), step);
+  }
+  fs::create_directory_symlink(step, folder.Path("best"));
+  fs::create_symlink("run/best-bleu", folder.Path("pointer"));
+  fs::create_directory_symlink("step-00000010", folder.Path("run/newest"));
+  fs::create_directories(folder.Path("run/step-00000010/inner"));
+  const std::string real = fs::canonical(step);
+  for (const char* path : {"best", "best/", "best/.", "pointer", "run/newest", "run/newest/",
+                           "run/step-00000010/inner/.."}) {
+    EXPECT_EQ(*ResolveCheckpoint(*files, folder.Path(path)), real) << path;
+  }
+  fs::create_directory_symlink("run", folder.Path("current"));
+  EXPECT_EQ(*ResolveCheckpoint(*files, folder.Path("current")),
+            folder.Path("current/step-00000010"));
+
+  // Moved to where there is room: the vocabulary stays beside the link.
+  fs::rename(step, folder.Path("moved"));
+  fs::create_directory_symlink(folder.Path("moved"), step);
+  EXPECT_EQ(*ResolveCheckpoint(*files, step + "/"), step);
 }
 
 }  // namespace

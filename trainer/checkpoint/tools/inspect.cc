@@ -217,8 +217,7 @@ absl::StatusOr<RunListing> ListRun(FileSystem& fs, const std::string& run_folder
 
 absl::StatusOr<std::string> ChooseCheckpoint(FileSystem& fs, const std::string& path,
                                              const ToolOptions& options) {
-  std::string folder = path;
-  while (folder.size() > 1 && folder.back() == '/') folder.pop_back();
+  const std::string folder = CheckpointPath(fs, path);
   const absl::StatusOr<std::vector<std::string>> names = fs.List(folder);
   if (!names.ok() || std::ranges::count(*names, kManifestFile) > 0) {
     return ResolveCheckpoint(fs, folder);
