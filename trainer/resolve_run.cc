@@ -41,12 +41,6 @@
 namespace deepnet {
 namespace {
 
-// Gives an error of the file system, which has no exit code, that of the run folder.
-absl::Status AsCheckpointError(const absl::Status& status) {
-  const bool plain = !status.ok() && GetExitCode(status) == ExitCode::kInternal;
-  return plain ? WithExitCode(status, ExitCode::kCheckpoint) : status;
-}
-
 // Sets what a rank of this GPU may use: what is free, and what the context, which the plan counts,
 // has taken already.
 absl::Status MeasureGpu(ClusterSpec& cluster) {
@@ -83,8 +77,9 @@ class RunResolver {
     RETURN_IF_ERROR(AgreeOnStatus(world_, ChoosePlan()));
     resolved_.phases.End("plan");
     RETURN_IF_ERROR(AgreeOnStatus(world_, CheckIdentity()));
-    RETURN_IF_ERROR(AgreeOnStatus(
-        world_, world_.rank() == 0 ? AsCheckpointError(LockFolder()) : absl::OkStatus()));
+    RETURN_IF_ERROR(AgreeOnStatus(world_, world_.rank() == 0
+                                              ? WithExitCode(LockFolder(), ExitCode::kCheckpoint)
+                                              : absl::OkStatus()));
     RETURN_IF_ERROR(CheckSameFolder(world_, fs_, resolved_.folder));
     if (world_.rank() == 0) WarnAboutModel();
     resolved_.phases.End("run folder");
@@ -198,7 +193,7 @@ absl::Status RunResolver::LockFolder() {
 absl::Status RunResolver::FindEarlierRun() {
   absl::StatusOr<std::optional<FoundCheckpoint>> found = std::optional<FoundCheckpoint>();
   if (world_.rank() == 0) found = LookForEarlierRun();
-  RETURN_IF_ERROR(AgreeOnStatus(world_, AsCheckpointError(found.status())));
+  RETURN_IF_ERROR(AgreeOnStatus(world_, WithExitCode(found.status(), ExitCode::kCheckpoint)));
   std::string name, manifest;
   if (found->has_value()) {
     for (const std::string& note : (*found)->notes) log_.Warning(note);

@@ -372,7 +372,9 @@ std::string Json(const Verdict& verdict) {
 absl::StatusOr<std::vector<std::string>> ChooseForVerify(const CommandLine&, const Tool& tool) {
   FileSystem& fs = *tool.fs;
   const std::string& path = tool.paths[0];
-  ASSIGN_OR_RETURN(const bool is_checkpoint, Exists(fs, JoinPath(path, kManifestFile)));
+  ASSIGN_OR_RETURN(const bool is_checkpoint,
+                   CheckpointError(Exists(fs, JoinPath(path, kManifestFile)),
+                                   absl::StrCat("checkpoint '", path, "'")));
   std::vector<std::string> folders;
   if (!is_checkpoint && fs.List(path).ok()) {
     ASSIGN_OR_RETURN(const RunListing listing, ListRun(fs, path, ListDepth::kSizes, tool.options));

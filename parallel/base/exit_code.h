@@ -11,7 +11,7 @@ namespace deepnet {
 // Persistent: do not change the values.
 enum class ExitCode {
   kDone = 0,
-  kInternal = 1,
+  kInternal = 1,  // a bug: no mistake of a user ends with it
   kBadConfig = 2,
   kPreflight = 3,
   kData = 4,
@@ -27,7 +27,11 @@ enum class ExitCode {
 // Returns `status` with `code` attached. An OK status stays as it is, and so does an earlier code.
 absl::Status WithExitCode(absl::Status status, ExitCode code);
 
-// Returns the code attached to `status`: kDone if it is OK, kInternal if none was attached.
+bool HasExitCode(const absl::Status& status);  // one was attached
+
+// Returns the code attached to `status`, kDone if it is OK. Where none was attached, kInternal is
+// that of a bug, of Internal alone; bad arguments are kBadConfig; what peers do to a rank, given up
+// or out of time, is kPeerLost or kHang; and whatever else the world does is kData.
 ExitCode GetExitCode(const absl::Status& status);
 
 // Returns `status` with "<prefix>: " in front of its message. Its code and its payloads, and so the

@@ -22,7 +22,7 @@ absl::Status RunEcho(const CommandLine& line) {
   ASSIGN_OR_RETURN(const RunSpec run, LoadRunSpec(line));
   line.out << run.model().d_model() << " " << ResolvePath(line, "a/b") << "\n";
   const std::string& fail = line.flags.Text("fail");
-  if (fail == "plain") return absl::UnknownError("something broke");
+  if (fail == "plain") return absl::InternalError("something broke");
   if (fail == "throw") throw std::runtime_error("thrown");
   if (fail == "diverged") {
     return WithExitCode(absl::AbortedError("ten non-finite steps"), ExitCode::kDiverged);

@@ -57,6 +57,13 @@ if git grep -nE 'CHECK\(.*(Parse|Merge)From' -- launch parallel trainer; then
   echo "bytes that cannot be read end the program: parallel/base/messages.h has ParseSent()" >&2
   status=1
 fi
+# Code 1 asks people to report a bug, and a status without a code has it if it is Internal.
+if git grep -nE 'absl::InternalError\(' -- launch parallel trainer ':!launch/commands/command.cc' \
+  ':!parallel/base/messages.cc' ':!parallel/comm' \
+  ':!trainer/kernels/device_errors.cc'; then
+  echo "an Internal error where none was known: is it a bug of this program and nothing else?" >&2
+  status=1
+fi
 # A thread that the system does not give throws; StartThread() says it in a status.
 if git grep -nE '^[^/]*std::j?thread(\(| [a-z_]+[({])' -- launch parallel trainer ':!parallel/base/start_thread.cc'; then
   echo "a thread started past parallel/base/start_thread.h" >&2

@@ -53,7 +53,7 @@ absl::Status CheckRename(FileSystem& files, const std::string& from, const std::
 absl::Status CheckExclusive(FileSystem& files, const std::string& path) {
   RETURN_IF_ERROR(files.CreateNew(path).status());
   if (absl::IsAlreadyExists(files.CreateNew(path).status())) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat("'", path, "' could be created twice"));
+  return absl::FailedPreconditionError(absl::StrCat("'", path, "' could be created twice"));
 }
 
 }  // namespace
@@ -92,7 +92,7 @@ absl::Status CheckLocks(const std::string& path) {
   close(first);
   if (!locked) return absl::ErrnoToStatus(error, absl::StrCat("cannot lock '", path, "'"));
   if (kept_out) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat("'", path, "' can be locked twice"));
+  return absl::FailedPreconditionError(absl::StrCat("'", path, "' can be locked twice"));
 }
 
 std::string NearestFolder(FileSystem& files, std::string folder) {

@@ -3,6 +3,7 @@
 #include <exception>
 #include <new>
 #include <string>
+#include <system_error>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -80,6 +81,8 @@ absl::Status StatusOfException(const DeviceUse& use) {
     return Failure(error.what_without_backtrace(), use);
   } catch (const std::bad_alloc& error) {
     return OutOfMemory(error.what(), use);
+  } catch (const std::system_error& error) {  // of files, too
+    return absl::UnknownError(error.what());
   } catch (const std::exception& error) {
     return Failure(error.what(), use);
   } catch (...) {

@@ -22,6 +22,7 @@ struct DeviceUse {
 // Returns the exception that is being handled as a status, so only inside of a catch block:
 //   - memory that cannot be had, of a device or the host: ResourceExhausted,
 //     ExitCode::kDoesNotFit; the text has what was asked for, what is in use and what was planned;
+//   - what the system refused (std::system_error, of files too): Unknown;
 //   - anything else: Internal without an exit code; an error of CUDA names the last launch.
 // Both name the GPU, where `use` has one, and this host.
 absl::Status StatusOfException(const DeviceUse& use = {});
