@@ -138,6 +138,19 @@ const FieldDescriptor* FindEnumField(const Descriptor& root, const std::string& 
   return nullptr;
 }
 
+// Returns true for a line with "field: 0,5" or "field: 50,000".
+bool HasNumberWithComma(absl::string_view line) {
+  const auto is_digit = [&](size_t at) {
+    return at < line.size() && absl::ascii_isdigit(line[at]);
+  };
+  for (size_t comma = line.find(','); comma < line.size(); comma = line.find(',', comma + 1)) {
+    if (!is_digit(comma - 1) || !is_digit(comma + 1)) continue;
+    const size_t before = line.find_last_not_of("+-.0123456789 ", comma - 1);
+    if (before < line.size() && line[before] == ':') return true;
+  }
+  return false;
+}
+
 // Blanks out the line of a malformed value, if the line is a whole field and nothing else. False:
 // it is not, so nothing behind the error can be read.
 bool BlankOutLine(Position position, std::string* text) {
@@ -191,7 +204,10 @@ bool HandleError(const Descriptor& root, Position position, const std::string& m
       return true;
     }
   }
-  (*found)[position] = message;
+  const size_t line = OffsetOf(*text, {position.line, 0});
+  const bool comma = HasNumberWithComma(
+      absl::string_view(*text).substr(line, std::min(text->find('\n', line), text->size()) - line));
+  (*found)[position] = comma ? "a number has a decimal point, and no comma: 0.5, 1000" : message;
   return BlankOutLine(position, text);
 }
 
@@ -412,7 +428,9 @@ std::string ApplySet(const std::string& set, RunSpec* run) {
     }
     // Parsing into a parent of the field keeps protobuf's own rules for numbers and names.
     const auto mistakes = MergeText(FieldText(*field, value), message);
-    return mistakes.empty() ? "" : mistakes.begin()->second;
+    if (mistakes.empty()) return "";
+    const std::string& mistake = mistakes.begin()->second;
+    return absl::StartsWith(mistake, "Expected \"{\"") ? "one value is needed" : mistake;
   }
 }
 
@@ -423,6 +441,12 @@ void MergeFile(const std::string& root, const std::string& file, RunSpec* run,
   const auto text = ReadFileOrPipe(std::filesystem::path(root) / file, kMaxConfigBytes);
   if (!text.ok()) {
     mistakes->push_back(absl::StrCat(file, ": cannot be read: ", text.status().message()));
+  } else if (HasUtf16Mark(*text)) {
+    mistakes->push_back(
+        absl::StrCat(file, ": UTF-16, convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)"));
+  } else if (absl::StartsWith(*text, "\xef\xbb\xbf")) {
+    mistakes->push_back(
+        absl::StrCat(file, ": begins with a byte order mark: save it as UTF-8 without one"));
   } else if (absl::EndsWith(file, ".json")) {
     for (const std::string& mistake : MergeJson(*text, run)) {
       mistakes->push_back(absl::StrCat(file, ": ", mistake));

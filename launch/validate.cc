@@ -207,8 +207,7 @@ void CheckTokenizer(const TokenizerSpec& tokenizer, Mistakes* mistakes) {
   const Fields fields(tokenizer, "prepare.tokenizer.", mistakes);
   fields.AtLeast(5, "vocab_size", "must be above 4 (the special ids)");
   fields.AtMost(kMaxPieces, "vocab_size");
-  fields.Require(tokenizer.character_coverage() > 0 && tokenizer.character_coverage() <= 1,
-                 "character_coverage", "must be above 0 and at most 1");
+  fields.Within(0.98, 1, "character_coverage", "must be at least 0.98 and at most 1");
   fields.AtLeast(1, "input_sentence_size");
   fields.AtLeast(1, "sample_temperature");
   fields.Require(tokenizer.type() == "unigram" || tokenizer.type() == "bpe", "type",

@@ -81,7 +81,7 @@ class RunResolver {
                                               ? WithExitCode(LockFolder(), ExitCode::kCheckpoint)
                                               : absl::OkStatus()));
     RETURN_IF_ERROR(CheckSameFolder(world_, fs_, resolved_.folder));
-    if (world_.rank() == 0) WarnAboutModel();
+    if (world_.rank() == 0) Warn();
     resolved_.phases.End("run folder");
     return std::move(resolved_);
   }
@@ -90,7 +90,7 @@ class RunResolver {
   std::string PathOf(const std::string& path) const {
     return (std::filesystem::path(options_.root) / path).string();
   }
-  void WarnAboutModel() const;
+  void Warn() const;
   absl::Status CheckSameProgram();
   absl::Status OpenCorpus();
   absl::Status FindEarlierRun();
@@ -112,12 +112,26 @@ class RunResolver {
   ResolvedRun resolved_;
 };
 
-void RunResolver::WarnAboutModel() const {
-  if (resolved_.run.model().norm() != BATCH_NORM) return;
-  log_.Warning(
-      "model.norm: BATCH_NORM: means and variances are those of each microbatch, so the loss "
-      "depends on data.microbatch, and the model can neither translate nor be exported; it is a "
-      "contrast for studies");
+void RunResolver::Warn() const {
+  const DataSpec& data = resolved_.run.data();
+  if (resolved_.run.model().norm() == BATCH_NORM) {
+    log_.Warning(
+        "model.norm: BATCH_NORM: means and variances are those of each microbatch, so the loss "
+        "depends on data.microbatch, and the model can neither translate nor be exported; it is a "
+        "contrast for studies");
+  }
+  for (const std::string& name : DirectionsOfLongPairs(*resolved_.corpus, data)) {
+    log_.Warning(absl::StrCat(name,
+                              ": nothing of it is learned: every pair has a side of more than ",
+                              data.max_sentence_tokens(), " pieces (data.max_sentence_tokens)"));
+  }
+  if (std::ranges::none_of(
+          resolved_.corpus->TextDirections("dev"),
+          [&](const Direction& direction) { return IsSelected(direction, data); })) {
+    log_.Warning(
+        "the corpus has no dev sentences of these directions: nothing is validated, and no "
+        "checkpoint is the best");
+  }
 }
 
 absl::Status RunResolver::CheckSameProgram() {

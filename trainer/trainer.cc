@@ -652,6 +652,9 @@ absl::Status Trainer::Stop() {
   Enter("save before the stop");
   RETURN_IF_ERROR(checkpoints_->SaveAndWait(/*tidy=*/false));
   log_.EndProgress();
+  if (requests_.TimeIsUp()) {
+    log_.Info("the time limit is reached: the end of the job or train.exit_after_minutes");
+  }
   return AgreeOnStatus(
       world_,
       WithExitCode(absl::CancelledError(absl::StrCat("stopped and saved at step ", state_.step(),

@@ -39,9 +39,10 @@ class StopRequests {
   // deadline for two steps, two saves (one may be under way) and some seconds for leaving.
   void Expect(double step_seconds, double save_seconds);
 
- private:
+  // Returns whether the run stops because of the deadline.
   bool TimeIsUp() const;
 
+ private:
   std::atomic<int>* const bits_;
   const double deadline_;
   double lead_seconds_ = 0.0;

@@ -11,6 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 
+#include "parallel/base/exit_code.h"
 #include "parallel/base/messages.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
@@ -239,6 +240,11 @@ absl::StatusOr<EvalRecord> Drive(const Corpus& corpus, const EvaluateOptions& op
                                                });
   RETURN_IF_ERROR(scorer.Stop());
   if (stop.IsStopping()) return Stopped();
+  if (absl::IsOutOfRange(record.status())) {
+    return WithExitCode(absl::AbortedError(absl::StrCat("diverged: in the validation of ",
+                                                        record.status().message())),
+                        ExitCode::kDiverged);
+  }
   return record;
 }
 

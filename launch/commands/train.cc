@@ -12,6 +12,7 @@
 #include "launch/device_group.h"
 #include "launch/job.h"
 #include "launch/validate.h"
+#include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/file_system.h"
 #include "parallel/base/logging.h"
@@ -94,6 +95,16 @@ absl::StatusOr<StepRange> TracedSteps(const CommandLine& line, const RunSpec& ru
   return steps;
 }
 
+// Refuses a time limit that is over, as a shell keeps it that outlives its job: the run would save
+// and stop at each start.
+absl::Status CheckDeadline() {
+  if (JobDeadline() > SecondsNow()) return absl::OkStatus();
+  return WithExitCode(
+      absl::FailedPreconditionError("SLURM_JOB_END_TIME: the time limit of the job is over; where "
+                                    "there is no job any more, unset it"),
+      ExitCode::kPreflight);
+}
+
 // Examines the job as `doctor` does, before anything else is done. Failures end the run; outliers,
 // which are slow but right, are warnings. Collective.
 absl::Status CheckBeforeTraining(const CommandLine& line, const RunSpec& run, Communicator& world,
@@ -117,7 +128,7 @@ absl::Status CheckBeforeTraining(const CommandLine& line, const RunSpec& run, Co
 // between their GPUs where they have some.
 absl::Status TrainOnAllRanks(const CommandLine& line, Communicator& hosts) {
   absl::StatusOr<RunSpec> run = LoadTrainConfig(line);
-  RETURN_IF_ERROR(AgreeOnStatus(hosts, run.status()));
+  RETURN_IF_ERROR(AgreeOnStatus(hosts, run.ok() ? CheckDeadline() : run.status()));
   const absl::StatusOr<StepRange> traced = TracedSteps(line, *run);
   RETURN_IF_ERROR(AgreeOnStatus(hosts, traced.status()));
   if (line.flags.Given("text")) {

@@ -8,6 +8,8 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include <gmock/gmock.h>
 #include <google/protobuf/util/json_util.h>
 #include <google/protobuf/util/message_differencer.h>
@@ -68,6 +70,33 @@ TEST_F(SpecLoader, ReadsATextprotoBelowTheRoot) {
   EXPECT_EQ(run->seed(), 7);
   EXPECT_EQ(run->model().d_model(), 64);
   EXPECT_EQ(run->model().residual(), PRE_LN);
+}
+
+TEST_F(SpecLoader, NamesAByteOrderMarkAndWhatIsNotUtf8) {
+  for (const char* name : {"windows.textproto", "windows.json"}) {
+    const bool json = absl::EndsWith(name, "json");
+    Write(name, absl::StrCat("\xef\xbb\xbf", json ? "{\"seed\": 7}" : "seed: 7"));
+    EXPECT_EQ(Error({name}), absl::StrCat(name,
+                                          ": begins with a byte order mark: save it as UTF-8 "
+                                          "without one"));
+    Write(name, std::string("\xff\xfes\0e\0", 6));
+    EXPECT_EQ(Error({name}), absl::StrCat(name,
+                                          ": UTF-16, convert it to UTF-8 (iconv -f UTF-16 "
+                                          "-t UTF-8)"));
+  }
+  std::filesystem::create_directory(folder_ / "folder");
+  EXPECT_THAT(Error({"folder"}), HasSubstr("folder: cannot be read: "));
+}
+
+TEST_F(SpecLoader, ANumberWithACommaIsNamed) {
+  constexpr char kComma[] = "a number has a decimal point, and no comma: 0.5, 1000";
+  Write("comma.textproto", "seed: 1\noptim { learning_rate: 0,005 }\ntrain { steps: 50,000 }\n");
+  EXPECT_THAT(Error({"comma.textproto"}), HasSubstr(absl::StrCat("comma.textproto:2: ", kComma)));
+  for (const char* set : {"optim.learning_rate=0,005", "train.steps=50,000"}) {
+    EXPECT_THAT(Error({}, {set}), HasSubstr(absl::StrCat("--set ", set, ": ", kComma)));
+  }
+  EXPECT_TRUE(Read({}, {"data.directions=de-en,en-de"}).ok());
+  EXPECT_EQ(Error({}, {"train.steps=10 000"}), "--set train.steps=10 000: one value is needed");
 }
 
 TEST_F(SpecLoader, ARunWithoutANameIsCalledAsItsLastFile) {

@@ -31,7 +31,7 @@ using testing::RunChild;
 using testing::RunningJob;
 using testing::TempFolder;
 
-constexpr int kBadConfig = 2, kData = 4, kCheckpoint = 5,
+constexpr int kBadConfig = 2, kPreflight = 3, kData = 4, kCheckpoint = 5,
               kDoesNotFit = 6;  // exit codes
 constexpr char kConfig[] = "tests/launch/golden_run.textproto";
 
@@ -109,6 +109,13 @@ TEST_F(StrangeFilesTest, AnInputThatCannotBeReadIsNotTakenForItsEnd) {
     EXPECT_EQ(outcome.code, kData) << command;
     EXPECT_THAT(outcome.output, HasSubstr(words)) << command;
   }
+}
+
+TEST_F(StrangeFilesTest, ATimeLimitThatIsOverIsRefused) {
+  const ChildOutcome outcome =
+      RunChild({"bash", "-c", absl::StrCat("SLURM_JOB_END_TIME=1000000000 ", TrainCommand(""))});
+  EXPECT_EQ(outcome.code, kPreflight);
+  EXPECT_THAT(outcome.output, HasSubstr("SLURM_JOB_END_TIME: the time limit of the job is over"));
 }
 
 // A folder may have any name; what is written of it is UTF-8.

@@ -19,11 +19,15 @@
 #include "parallel/comm/communicator.h"
 #include "tests/parity/training_runs.h"
 #include "tests/support/run_ranks.h"
+#include "tests/trainer/data/prepared_corpus.h"
+#include "tests/trainer/data/temp_folder.h"
 
 namespace deepnet {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 bool IsCluster(const Buffer& buffer) {
   ClusterSpec cluster;
@@ -54,11 +58,7 @@ class DamagingCommunicator final : public ForwardingCommunicator {
   int damaged_ = 0;
 };
 
-TEST(ResolveRun, RefusesAClusterThatDidNotSurviveBeingSent) {
-  const std::filesystem::path root =
-      std::filesystem::path(::testing::TempDir()) / ("deepnet_resolve_" + std::to_string(getpid()));
-  std::filesystem::create_directories(root);
-  ASSERT_TRUE(testing::MakeCorpus(root, "corpus", {"de", "fr"}, 300).ok());
+RunSpec SmallRun() {
   RunSpec run;
   run.mutable_model()->set_residual(DEEPNORM);
   run.mutable_model()->set_encoder_layers(2);
@@ -74,7 +74,50 @@ TEST(ResolveRun, RefusesAClusterThatDidNotSurviveBeingSent) {
   run.mutable_compute()->set_dtype(FLOAT32);
   run.mutable_compute()->set_threads_per_rank(1);
   run.set_folder("run");
-  run = WithDefaults(run);
+  return WithDefaults(run);
+}
+
+TEST(ResolveRun, WarnsOfWhatWillNotBeLearnedOrValidated) {
+  const testing::TempFolder folder;
+  std::string longer;
+  for (int i = 0; i < 100; ++i) longer += "x ";
+  folder.Write("de-en.tsv", "ein Haus\ta house\nein Baum\ta tree\n");
+  folder.Write("it-en.tsv", longer + "\ty " + longer + "\n");
+  folder.Write("dev.tsv", "der Baum\tthe tree\n");
+  const std::string train =
+      "tokenizer { vocab_size: 24 } text { source_language: 'de' target_language: 'en' tsv_file: "
+      "'de-en.tsv' } text { source_language: 'it' target_language: 'en' tsv_file: 'it-en.tsv' }";
+  const std::string dev =
+      "text { source_language: 'de' target_language: 'en' tsv_file: 'dev.tsv' split: 'dev' }";
+  ASSERT_TRUE(testing::PrepareIn(folder, train, nullptr, "without").ok());
+  ASSERT_TRUE(testing::PrepareIn(folder, train + dev, nullptr, "with").ok());
+  const auto fs = MakePosixFileSystem();
+  const auto warnings = [&](const std::string& corpus, int tokens, const std::string& direction) {
+    RunSpec run = SmallRun();
+    run.mutable_data()->set_folder(corpus);
+    run.mutable_data()->set_max_sentence_tokens(tokens);
+    run.mutable_data()->add_directions(direction);
+    std::ostringstream text;
+    Logger log({.stream = &text});
+    SelfCommunicator world;
+    const auto resolved = ResolveRun(run, {.root = folder.path()}, world, *fs, log);
+    EXPECT_TRUE(resolved.ok()) << resolved.status();
+    return text.str();
+  };
+  constexpr char kLong[] =
+      "warning: it-en: nothing of it is learned: every pair has a side of more than 60 pieces";
+  constexpr char kNoDev[] = "warning: the corpus has no dev sentences of these directions";
+  EXPECT_THAT(warnings("with", 60, "*-en"), AllOf(HasSubstr(kLong), Not(HasSubstr(kNoDev))));
+  EXPECT_THAT(warnings("without", 60, "de-en"), AllOf(HasSubstr(kNoDev), Not(HasSubstr(kLong))));
+  EXPECT_THAT(warnings("with", 60, "en-de"), AllOf(Not(HasSubstr(kLong)), Not(HasSubstr(kNoDev))));
+}
+
+TEST(ResolveRun, RefusesAClusterThatDidNotSurviveBeingSent) {
+  const std::filesystem::path root =
+      std::filesystem::path(::testing::TempDir()) / ("deepnet_resolve_" + std::to_string(getpid()));
+  std::filesystem::create_directories(root);
+  ASSERT_TRUE(testing::MakeCorpus(root, "corpus", {"de", "fr"}, 300).ok());
+  const RunSpec run = SmallRun();
   const auto fs = MakePosixFileSystem();
   const auto resolve = [&](Communicator& world) {
     std::ostringstream text;

@@ -218,6 +218,23 @@ absl::Status SampleTraining(const LanguagePairTexts& texts, const TextFilter& fi
   return absl::OkStatus();
 }
 
+absl::StatusOr<DropCounts> CountDrops(std::span<const LanguagePairTexts* const> pairs,
+                                      const TextFilter& filter) {
+  DropCounts counts;
+  for (const LanguagePairTexts* texts : pairs) {
+    for (const ParallelFiles& text : texts->train) {
+      ASSIGN_OR_RETURN(auto reader, PairReader::Open(text));
+      RawPair pair;
+      for (;;) {
+        ASSIGN_OR_RETURN(const bool more, reader->Next(&pair));
+        if (!more) break;
+        Count(filter.Judge(FilterPair(*texts, text), &pair), *reader, pair.line, &counts);
+      }
+    }
+  }
+  return counts;
+}
+
 namespace {
 
 constexpr size_t kChunkLines = 8192;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -53,6 +54,10 @@ absl::StatusOr<ScanResult> ScanTraining(const LanguagePairTexts& texts, const Te
 // sentences to `sample`, but for the first `num_added`.
 absl::Status SampleTraining(const LanguagePairTexts& texts, const TextFilter& filter,
                             int64_t num_added, SentenceSample* sample);
+
+// Reads all training texts again and counts what the filter says of each pair.
+absl::StatusOr<DropCounts> CountDrops(std::span<const LanguagePairTexts* const> pairs,
+                                      const TextFilter& filter);
 
 struct EncodeSpec {
   const TextFilter* filter = nullptr;

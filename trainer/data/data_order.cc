@@ -270,6 +270,15 @@ absl::Status ResolveDataSpec(const PairIndex& index, DataSpec* spec, Architectur
   return CheckCapacity("max_source_tokens", microbatch.max_source_tokens(), longest.source);
 }
 
+std::vector<std::string> DirectionsOfLongPairs(const PairIndex& index, const DataSpec& spec) {
+  std::vector<std::string> names;
+  for (const int i : SelectedDirections(index, spec)) {
+    if (index.Moments(i, spec.max_sentence_tokens()).num_pairs > 0) continue;
+    names.push_back(index.directions()[i].Name());
+  }
+  return names;
+}
+
 absl::StatusOr<DataOrder> DataOrder::Make(const DataSpec& spec, uint64_t seed,
                                           const PairIndex* index, Architecture architecture) {
   DataSpec resolved = spec;

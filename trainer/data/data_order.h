@@ -38,6 +38,10 @@ absl::Status ResolveDataSpec(const PairIndex& index, DataSpec* spec,
 // True if data.directions of `spec` names the direction, or nothing.
 bool IsSelected(const Direction& direction, const DataSpec& spec);
 
+// Returns the names of directions that `spec`, resolved, selects and that give nothing: each of
+// their pairs has a side above max_sentence_tokens.
+std::vector<std::string> DirectionsOfLongPairs(const PairIndex& index, const DataSpec& spec);
+
 // Returns the positions that a pair of so many pieces takes: with </s> on both sides and the tags
 // that `tags` puts there. A model of one stack takes one side, as the target
 // (trainer/data/encoded_pair.h).

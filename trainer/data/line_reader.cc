@@ -10,6 +10,7 @@
 #include <zstd.h>
 #include <zstd_errors.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -146,6 +147,25 @@ std::unique_ptr<Decompressor> MakeDecompressor(std::string_view first_bytes) {
 
 }  // namespace
 
+std::string_view ForeignFormat(std::string_view text) {
+  struct Format {
+    size_t offset;
+    std::string_view mark, name;
+  };
+  static constexpr Format kFormats[] = {{0, "\x1f\x8b", "gzip"},   {0, "\x28\xb5\x2f\xfd", "zstd"},
+                                        {4, "1AY&SY", "bzip2"},    {0, "\xfd\x37zXZ", "xz"},
+                                        {0, "PK\x03\x04", "zip"},  {0, "7z\xbc\xaf", "7-Zip"},
+                                        {0, "\x04\"M\x18", "lz4"}, {0, "Rar!\x1a\x07", "RAR"},
+                                        {0, "LZIP\x01", "lzip"},   {0, "PAR1\x15", "Parquet"},
+                                        {257, "ustar", "tar"}};
+  for (const Format& format : kFormats) {
+    if (text.substr(std::min(format.offset, text.size())).starts_with(format.mark)) {
+      return format.name;
+    }
+  }
+  return "";
+}
+
 LineReader::LineReader(std::string path, int file)
     : path_(std::move(path)),
       file_(file),
@@ -221,9 +241,15 @@ absl::Status LineReader::Fill() {
     held_back_ = *more;
     ended_ = raw_.empty() && raw_ended_ && !held_back_;
   }
-  if (!std::exchange(started_, true) && HasUtf16Mark(text_)) {
+  if (std::exchange(started_, true)) return absl::OkStatus();
+  if (HasUtf16Mark(text_)) {
     return absl::InvalidArgumentError(
         absl::StrCat(path_, ": UTF-16, convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)"));
+  }
+  if (const std::string format(ForeignFormat(text_)); !format.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path_, compressed_ ? ": its text is " : ": ", format,
+                     ", which is not read: plain text is, and gzip and zstd of it"));
   }
   return absl::OkStatus();
 }

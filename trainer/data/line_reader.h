@@ -23,6 +23,10 @@ namespace deepnet {
 
 class Decompressor;
 
+// Returns the name of the archive or compression that `text`, the first bytes of a file, begins;
+// empty: none that is known. LineReader reads gzip and zstd.
+std::string_view ForeignFormat(std::string_view text);
+
 // Memory: two buffers of 1 MiB and one line of at most kMaxLineBytes; of a zstandard file also the
 // window that its writer chose, at most 128 MiB, as the program zstd allows.
 class LineReader {

@@ -7,8 +7,10 @@
 #include <vector>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 
@@ -94,6 +96,45 @@ absl::Status CheckRules(const std::string& path, PrepareContext& context) {
   return absl::OkStatus();
 }
 
+// Says why the sample has no sentence: what became of all training pairs, or that it is too small.
+absl::Status NothingLeft(PrepareContext& context) {
+  const TextFilter filter(context.spec.cleaning(), context.languages, &context.held_out);
+  ASSIGN_OR_RETURN(const DropCounts counts, CountDrops(context.trained, filter));
+  if (counts.lines[static_cast<size_t>(DropReason::kNone)] > 0) {
+    return WithExitCode(
+        absl::InvalidArgumentError(absl::StrCat("prepare.tokenizer.input_sentence_size: ",
+                                                context.spec.tokenizer().input_sentence_size(),
+                                                ": is too small for a sentence of each language")),
+        ExitCode::kBadConfig);
+  }
+  std::vector<std::string> reasons;
+  for (size_t reason = 0; reason < kNumDropReasons; ++reason) {
+    if (counts.lines[reason] == 0) continue;
+    reasons.push_back(absl::StrCat(counts.lines[reason], " ",
+                                   std::string(Name(static_cast<DropReason>(reason))), ", first ",
+                                   counts.examples[reason]));
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("prepare: there is no text to learn a tokenizer from: all ", counts.Total(),
+                   " training pairs were dropped: ", absl::StrJoin(reasons, "; ")));
+}
+
+// Returns SentencePiece's error with our names and bounds, where it is one that settings cause.
+absl::Status TrainingError(const TokenizerSpec& tokenizer, const std::string& error) {
+  const size_t versus = error.find(" vs ");
+  int64_t needed = 0;
+  if (absl::StrContains(error, "smaller than required_chars") && versus != error.npos &&
+      absl::SimpleAtoi(error.substr(versus + 4, error.find('.', versus) - versus - 4), &needed)) {
+    return WithExitCode(
+        absl::InvalidArgumentError(absl::StrCat(
+            "prepare.tokenizer.vocab_size: ", tokenizer.vocab_size(), ": must be at least ", needed,
+            ", the text's characters and 4 special ids; or lower "
+            "prepare.tokenizer.character_coverage")),
+        ExitCode::kBadConfig);
+  }
+  return absl::InvalidArgumentError(absl::StrCat("prepare.tokenizer: SentencePiece: ", error));
+}
+
 absl::StatusOr<std::string> LearnTokenizer(PrepareContext& context) {
   const TokenizerSpec& tokenizer = context.spec.tokenizer();
   const std::string rules = NormalizationFile(context);
@@ -112,6 +153,7 @@ absl::StatusOr<std::string> LearnTokenizer(PrepareContext& context) {
                          kMaxTokenizerBytes);
   }
   ASSIGN_OR_RETURN(const std::vector<std::string> sentences, Sample(context));
+  if (sentences.empty()) return NothingLeft(context);
   PieceTraining training;
   if (tokenizer.vocab_size() > 0) training.pieces = tokenizer.vocab_size();
   if (tokenizer.character_coverage() > 0) {
@@ -126,9 +168,7 @@ absl::StatusOr<std::string> LearnTokenizer(PrepareContext& context) {
   std::string bytes;
   const BorrowedCores cores(context.host_cores);  // their ranks wait
   const std::string error = TrainSentencePieces(training, sentences, &bytes);
-  if (!error.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat("prepare.tokenizer: SentencePiece: ", error));
-  }
+  if (!error.empty()) return TrainingError(tokenizer, error);
   ASSIGN_OR_RETURN(auto file, FileWriter::Create(context.OwnFolder(), kTokenizerFile));
   file->Append(bytes);
   ASSIGN_OR_RETURN(*part.add_files(), file->Finish());

@@ -69,6 +69,14 @@ class VectorIterator : public sentencepiece::SentenceIterator {
   size_t next_ = 0;
 };
 
+// Returns the library's words without their place in its source, "Internal: x.cc(67) [a <= b]
+// words"; "damaged" where it has none but a condition.
+std::string Readable(const std::string& status) {
+  const size_t end = status.rfind("] ");
+  if (status.find(" [") >= end || end == std::string::npos) return status;
+  return end + 2 < status.size() ? status.substr(end + 2) : "damaged";
+}
+
 std::string Number(double value) {
   std::ostringstream text;
   text << value;
@@ -247,7 +255,7 @@ std::unique_ptr<SentencePieces> SentencePieces::Load(std::string_view model_byte
   try {
     const auto status = pieces->processor().LoadFromSerializedProto(model_bytes);
     if (status.ok()) return pieces;
-    *error = status.ToString();
+    *error = Readable(status.ToString());
   } catch (const std::exception& exception) {
     *error = exception.what();
   }

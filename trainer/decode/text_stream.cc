@@ -20,6 +20,7 @@
 #include "parallel/base/status_macros.h"
 #include "parallel/base/utf8.h"
 #include "parallel/comm/agreement.h"
+#include "trainer/data/line_reader.h"
 
 namespace deepnet {
 namespace {
@@ -219,7 +220,10 @@ absl::StatusOr<bool> LineChunkReader::ReadLine(std::string& line) {
   if (num_lines_ == 1 && HasUtf16Mark(line)) {
     return fail("UTF-16, convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)");
   }
-  if (!IsUtf8(line)) return fail("not UTF-8");
+  if (!IsUtf8(line)) {
+    const std::string format(num_lines_ == 1 ? ForeignFormat(line) : "");
+    return fail(format.empty() ? "not UTF-8" : absl::StrCat(format, ", unpack it first"));
+  }
   if (num_lines_ == 1) line = WithoutMark(line);
   return true;
 }

@@ -75,10 +75,9 @@ absl::StatusOr<std::vector<Translation>> Translator::Translate(
     for (size_t b = 0; b < results.size(); ++b) {
       const size_t text = sentences[static_cast<size_t>(indices[b])].index;
       if (results[b].empty()) {
-        return WithExitCode(
-            absl::InternalError(absl::StrCat("sentence ", first_ordinal + text + 1,
-                                             ": the model gives no finite log-probability")),
-            ExitCode::kCheckpoint);
+        return WithExitCode(absl::OutOfRangeError(absl::StrCat(
+                                "sentence ", first_ordinal + text + 1, ": ", kNotFinite)),
+                            ExitCode::kCheckpoint);
       }
       translations[text].best = Decode(results[b]);
     }

@@ -54,6 +54,9 @@ struct Translation {
 std::vector<std::vector<int>> PlanBatches(std::span<const int> lengths, int batch_tokens,
                                           int64_t max_sentences);
 
+// What is said of a model that has broken.
+inline constexpr char kNotFinite[] = "the model gives no finite log-probability";
+
 class Translator {
  public:
   // `scorer` must outlive the translator. With max_positions, search.max_tokens is lowered so that
@@ -66,8 +69,8 @@ class Translator {
   // Samples depend on first_ordinal + i. The translation of texts[i] begins with the pieces of
   // prefixes[i] (one a text, or none at all); that of a blank text does not. Fails with
   // ExitCode::kData naming the line, first_ordinal + i + 1, of a prefix that is longer than a
-  // translation may be. Fails with ExitCode::kCheckpoint if the model gives a
-  // sentence no finite log-probability.
+  // translation may be. Fails with OutOfRange (kNotFinite), ExitCode::kCheckpoint, if the model
+  // gives a sentence no finite log-probability.
   absl::StatusOr<std::vector<Translation>> Translate(std::span<const std::string> texts,
                                                      int64_t first_ordinal = 0,
                                                      std::span<const std::string> prefixes = {});

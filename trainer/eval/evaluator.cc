@@ -1,6 +1,7 @@
 #include "trainer/eval/evaluator.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <set>
 #include <span>
@@ -126,9 +127,10 @@ absl::Status WriteLines(const std::string& folder, const std::string& name,
   std::string text;
   for (const std::string& line : lines) absl::StrAppend(&text, line, "\n");
   const auto files = MakePosixFileSystem(Durability::kProcessEnd);
-  absl::Status written = files->MakeFolder(folder);
-  if (written.ok()) written = ReplaceFile(*files, JoinPath(folder, name), text);
-  return WithExitCode(WithPrefix("--output", written), ExitCode::kBadConfig);
+  RETURN_IF_ERROR(
+      WithExitCode(WithPrefix("--output", files->MakeFolder(folder)), ExitCode::kBadConfig));
+  return WithExitCode(WithPrefix("--output", ReplaceFile(*files, JoinPath(folder, name), text)),
+                      ExitCode::kData);
 }
 
 class Evaluator {
@@ -163,8 +165,10 @@ class Evaluator {
     const EncodeSentence encode = [&](size_t i) {
       return Encode(text, i, route.Name(), {options_.tags, *source_tag, *target_tag});
     };
-    ASSIGN_OR_RETURN(const SentenceScores scores,
-                     Gather(options_.share, ScoreSentences(text, tags, encode)));
+    const absl::StatusOr<SentenceScores> gathered =
+        Gather(options_.share, ScoreSentences(text, tags, encode));
+    RETURN_IF_ERROR(WithPrefix(route.Name(), gathered.status()));
+    const SentenceScores& scores = *gathered;
     const std::vector<std::string>& hypotheses = scores.hypotheses;
 
     DirectionScore& score = *record.add_directions();
@@ -174,6 +178,10 @@ class Evaluator {
                      MakeTokenizer(TokenizerNameForLanguage(route.target)));
     score.set_too_long(static_cast<int64_t>(text.source.size() - scores.log_probabilities.size()));
     if (scores.num_tokens > 0) score.set_nll(MeanNll(scores));
+    if (!std::isfinite(score.nll())) {
+      return WithExitCode(absl::OutOfRangeError(absl::StrCat(route.Name(), ": ", kNotFinite)),
+                          ExitCode::kCheckpoint);
+    }
     if (!options_.translates || text.source.empty()) return absl::OkStatus();
     score.set_tokenizer(tokenizer.name);
     score.set_bleu(CorpusBleu(hypotheses, text.target, tokenizer).score);

@@ -175,6 +175,27 @@ TEST(LineReader, RefusesUtf16ByName) {
   }
 }
 
+TEST(LineReader, NamesArchivesAndCompressionsThatItDoesNotRead) {
+  const TempFolder folder;
+  const std::string tar = std::string(257, 'n') + "ustar";
+  const std::string rest = " and more\n";
+  for (const auto& [bytes, words] : std::vector<std::pair<std::string, std::string>>{
+           {"BZh91AY&SY" + rest,
+            "t: bzip2, which is not read: plain text is, and gzip and zstd of it"},
+           {"\xfd\x37zXZ" + rest, "t: xz, which"},
+           {"PK\x03\x04" + rest, "t: zip, which"},
+           {"PAR1\x15" + rest, "t: Parquet, which"},
+           {tar + rest, "t: tar, which"},
+           {Gzip(tar + rest), "t: its text is tar, which"},
+           {Zstd(Gzip(rest)), "t: its text is gzip, which"}}) {
+    absl::Status status;
+    EXPECT_THAT(ReadAll(folder.Write("t", bytes), &status), IsEmpty());
+    EXPECT_THAT(std::string(status.message()), HasSubstr(words));
+  }
+  absl::Status status;
+  EXPECT_EQ(ReadAll(folder.Write("t", "PK is a text\nBZh\n"), &status).size(), 2u) << status;
+}
+
 TEST(LineReader, NamesAFolderInPlaceOfAFile) {
   const TempFolder folder;
   EXPECT_EQ(std::string(LineReader::Open(folder.path()).status().message()),

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mount.h>
@@ -488,6 +489,40 @@ TEST(Prepare, ATableOfTooManyLanguagesIsRefusedByItsLine) {
   EXPECT_THAT(Message(PrepareIn(folder, "table { file: 't.tsv' }")),
               HasSubstr("t.tsv:4097: more than 4096 languages"));
   EXPECT_FALSE(fs::exists(folder.Path("out")));
+}
+
+TEST(Prepare, SaysWhatBecameOfTextOfWhichNothingIsLeft) {
+  const TempFolder folder;
+  folder.Write("t.tsv", "same\tsame\n\tempty\nother\tother\n");
+  EXPECT_THAT(Message(PrepareIn(folder,
+                                "text { source_language: 'de' target_language: 'en' "
+                                "tsv_file: 't.tsv' }")),
+              AllOf(HasSubstr("all 3 training pairs were dropped: 1 empty side, first "),
+                    HasSubstr("t.tsv:2; 2 equal sides, first "), HasSubstr("t.tsv:1")));
+}
+
+TEST(Prepare, NamesASampleThatIsTooSmallForASentence) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  EXPECT_THAT(
+      Message(PrepareIn(folder, "opus100_folder: 'opus' tokenizer { input_sentence_size: 1 }")),
+      HasSubstr("prepare.tokenizer.input_sentence_size: 1: is too small"));
+}
+
+TEST(Prepare, NamesTheFieldAndTheLeastThatTheTokenizerNeeds) {
+  const TempFolder folder;
+  folder.Write("t.tsv", "abcdefghij\tklmnopqrst\n");
+  const auto vocabulary = [&](int pieces) {
+    return PrepareIn(folder, absl::StrCat("text { source_language: 'de' target_language: 'en' "
+                                          "tsv_file: 't.tsv' } tokenizer { vocab_size: ",
+                                          pieces, " }"))
+        .status();
+  };
+  const absl::Status status = vocabulary(20);  // 20 letters, the sign of a word's begin, 4 specials
+  EXPECT_EQ(GetExitCode(status), ExitCode::kBadConfig);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("prepare.tokenizer.vocab_size: 20: must be at least 25"));
+  EXPECT_TRUE(vocabulary(25).ok()) << vocabulary(25);
 }
 
 TEST(Prepare, TakesAGivenTokenizer) {

@@ -72,6 +72,7 @@ TEST(LineChunkReader, RefusesALineThatIsTooLong) {
 
 TEST(LineChunkReader, RefusesWhatIsNoUtf8AndNamesTheLine) {
   EXPECT_EQ(ErrorOf("gut\nschlecht \xFC\n"), "standard input, line 2: not UTF-8");
+  EXPECT_EQ(ErrorOf("\x1f\x8b\x08 \n"), "standard input, line 1: gzip, unpack it first");
 }
 
 constexpr int32_t kTag = 30;

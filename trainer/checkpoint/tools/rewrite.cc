@@ -60,8 +60,9 @@ int64_t NumWeights(const TensorReader& reader) {
 // Fails unless both are the same model at different times.
 absl::Status CheckAlike(const TensorReader& a, const TensorReader& b) {
   const Manifest &x = a.manifest(), &y = b.manifest();
-  RETURN_IF_ERROR(Differ(a, b, "inventories", x.inventory_hash(), y.inventory_hash()));
-  RETURN_IF_ERROR(Differ(a, b, "tokenizers", x.tokenizer_hash(), y.tokenizer_hash()));
+  RETURN_IF_ERROR(Differ(a, b, "vocabularies", x.tokenizer_hash(), y.tokenizer_hash()));
+  RETURN_IF_ERROR(
+      Differ(a, b, "names or shapes of weights", x.inventory_hash(), y.inventory_hash()));
   RETURN_IF_ERROR(
       Differ(a, b, "numbers of weights", absl::StrCat(NumWeights(a)), absl::StrCat(NumWeights(b))));
   for (const StoredTensor& tensor : a.tensors()) {

@@ -131,7 +131,12 @@ TEST_F(Average, RefusesOtherModelsAndVocabulariesWithBothValues) {
   const absl::Status status = AverageCheckpoints(fs_, folders_, "mean", {}).status();
   EXPECT_EQ(GetExitCode(status), ExitCode::kCheckpoint);
   EXPECT_THAT(std::string(status.message()),
-              HasSubstr("different inventories: '0123456789abcdef' and 'fedcba'"));
+              HasSubstr("different names or shapes of weights: '0123456789abcdef' and 'fedcba'"));
+
+  other.set_tokenizer_hash("abc");  // and so another number of rows
+  ASSERT_TRUE(SaveCheckpoint(fs_, "run", other, Views(SampleTensors(40))).ok());
+  EXPECT_THAT(std::string(AverageCheckpoints(fs_, folders_, "mean", {}).status().message()),
+              HasSubstr("have different vocabularies: "));
 }
 
 TEST_F(Average, RefusesATensorOfAnotherShape) {
