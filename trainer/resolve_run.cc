@@ -65,7 +65,8 @@ class RunResolver {
     RETURN_IF_ERROR(CheckSameProgram());
     RETURN_IF_ERROR(AgreeOnStatus(world_, OpenCorpus()));
     const std::vector<Fact> facts = {{"corpus", resolved_.corpus->content_hash()},
-                                     {"tokenizer", resolved_.corpus->vocabulary().hash()}};
+                                     {"tokenizer", resolved_.corpus->vocabulary().hash()},
+                                     {"data of the corpus", resolved_.corpus->ChecksumsHash()}};
     RETURN_IF_ERROR(CheckSameEverywhere(world_, facts));
     resolved_.phases.End("corpus");
     ASSIGN_OR_RETURN(hosts_, AllGatherText(world_, HostName()));
@@ -146,6 +147,7 @@ absl::Status RunResolver::OpenCorpus() {
   auto corpus = Corpus::Open(PathOf(run.data().folder()));
   if (!corpus.ok()) return WithExitCode(corpus.status(), ExitCode::kData);
   resolved_.corpus = std::make_unique<Corpus>(std::move(*corpus));
+  RETURN_IF_ERROR(WithExitCode(resolved_.corpus->CheckTexts("dev"), ExitCode::kData));
   RETURN_IF_ERROR(WithExitCode(
       ResolveDataSpec(*resolved_.corpus, run.mutable_data(), run.model().architecture()),
       ExitCode::kBadConfig));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/util/json_util.h"
@@ -14,12 +15,14 @@
 #include "launch/version.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/file_system.h"
+#include "parallel/base/host.h"
 #include "parallel/base/messages.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/links.h"
 #include "parallel/comm/mpi_communicator.h"
 #include "parallel/comm/nccl_communicator.h"
+#include "trainer/data/corpus.h"
 #include "trainer/doctor/diagnosis.h"
 #include "trainer/doctor/doctor.h"
 #include "trainer/kernels/device_errors.h"
@@ -39,6 +42,26 @@ std::string Json(DoctorReport report) {
   return json;
 }
 
+// Reads all of the run's corpus, if there is one. Ranks of a host share its files. Collective.
+absl::Status CheckCorpus(const CommandLine& line, const RunSpec& run, Communicator& world) {
+  ASSIGN_OR_RETURN(const std::vector<std::string> hosts, AllGatherText(world, HostName()));
+  const auto mine = hosts.begin() + world.rank();
+  const std::string folder = ResolvePath(line, run.data().folder());
+  const auto corpus = Corpus::Open(folder);
+  const auto exists = Exists(*MakePosixFileSystem(), folder);
+  const bool missing = run.data().folder().empty() || (exists.ok() && !*exists);
+  absl::Status status = missing ? absl::OkStatus() : corpus.status();
+  if (corpus.ok()) {
+    status = corpus->CheckContent(static_cast<int>(std::count(hosts.begin(), mine, *mine)),
+                                  static_cast<int>(std::count(hosts.begin(), hosts.end(), *mine)));
+  }
+  RETURN_IF_ERROR(AgreeOnStatus(world, WithExitCode(status, ExitCode::kData)));
+  const std::string hash =
+      missing ? "none" : absl::StrCat(corpus->content_hash(), " ", corpus->ChecksumsHash());
+  const Fact facts[] = {{"corpus", hash}};
+  return CheckSameEverywhere(world, facts);
+}
+
 // The same on all ranks: they have the same report.
 absl::Status StatusOf(const DoctorReport& report) {
   if (report.findings().empty()) return absl::OkStatus();
@@ -48,7 +71,7 @@ absl::Status StatusOf(const DoctorReport& report) {
   return WithExitCode(absl::FailedPreconditionError(absl::StrCat(
                           "doctor: ", failures, failures == 1 ? " failure, " : " failures, ",
                           outliers, outliers == 1 ? " outlier" : " outliers")),
-                      ExitCode::kPreflight);
+                      CodeOf(report));
 }
 
 absl::Status DoctorOnAllRanks(const CommandLine& line, Communicator& hosts) {
@@ -76,6 +99,12 @@ absl::Status RunDoctorCommand(const CommandLine& line) {
 
 }  // namespace
 
+ExitCode CodeOf(const DoctorReport& report) {
+  const auto first = std::ranges::find_if(report.findings(), &DoctorFinding::code);
+  return first == report.findings().end() ? ExitCode::kPreflight
+                                          : static_cast<ExitCode>(first->code());
+}
+
 absl::StatusOr<DoctorReport> Examine(const CommandLine& line, const RunSpec& run, bool has_run,
                                      Communicator& world) {
   const auto files = MakePosixFileSystem();
@@ -99,6 +128,18 @@ absl::StatusOr<DoctorReport> Examine(const CommandLine& line, const RunSpec& run
     return report.status();
   });
   RETURN_IF_ERROR(monitored.End(status));
+  const bool same_builds = std::ranges::all_of(report->ranks(), [&](const DoctorRank& rank) {
+    return rank.build() == report->ranks(0).build();
+  });
+  if (!has_run || !same_builds) return report;
+  const absl::Status corpus = CheckCorpus(line, run, world);
+  if (!corpus.ok() && !IsAgreed(corpus)) return corpus;
+  if (!corpus.ok()) {
+    DoctorFinding& finding = *report->add_findings();
+    finding.set_failure(true);
+    finding.set_text(absl::StrCat("data.folder: ", corpus.message()));
+    finding.set_code(static_cast<int32_t>(GetExitCode(corpus)));
+  }
   return report;
 }
 
@@ -113,9 +154,10 @@ Command MakeDoctorCommand() {
           "latency and rate of links between ranks that exchange messages in a step; and the "
           "largest error of every operation beside a slow twin, of messages and sums beside the "
           "host's, and of a tiny model on the run's layout beside one rank, which must be equal "
-          "to the bit. Names whatever failed, and ranks and links that are far off the others. "
-          "Takes less than a minute, alone or as `mpirun -n R deepnet doctor ...`. Exit code 3 if "
-          "anything is named.",
+          "to the bit; with --config, the bytes of the corpus beside their checksums. Names "
+          "whatever failed, and ranks and links that are far off the others. Takes less than a "
+          "minute and the time to read the corpus, alone or as `mpirun -n R deepnet doctor ...`. "
+          "Exit code 3 if anything is named, 4 if that is the corpus.",
       .spec = SpecUse::kOptional,
       .flags = {JsonFlag()},
       .run = RunDoctorCommand};

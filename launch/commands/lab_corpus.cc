@@ -16,6 +16,7 @@
 #include "launch/commands/commands.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/json.h"
+#include "parallel/base/status_macros.h"
 #include "trainer/data/corpus.h"
 
 namespace deepnet {
@@ -51,13 +52,14 @@ class WordFrequencies {
   }
 
   // On the first `sentences` of each direction of `split`, mean over directions; 0 if it has none.
-  double Of(std::string_view split, int sentences) const {
+  absl::StatusOr<double> Of(std::string_view split, int sentences) const {
     double sum = 0.0;
     int directions = 0;
     for (const Direction& direction : corpus_.TextDirections(split)) {
       if (!IsRead(direction.Name())) continue;
       const auto text = corpus_.Sentences(split, direction.source, direction.target);
-      if (!text.ok() || text->target.empty()) continue;
+      RETURN_IF_ERROR(WithExitCode(text.status(), ExitCode::kData));
+      if (text->target.empty()) continue;
       const size_t all = text->target.size();
       const size_t count = sentences > 0 ? std::min(all, static_cast<size_t>(sentences)) : all;
       sum += OfSentences(std::span(text->target).first(count));
@@ -104,9 +106,12 @@ absl::Status RunLabCorpus(const CommandLine& line) {
   if (!corpus.ok()) return WithExitCode(corpus.status(), ExitCode::kData);
   const std::vector<std::string>& directions = line.flags.List("direction");
   const WordFrequencies frequencies(*corpus, directions);
+  RETURN_IF_ERROR(WithExitCode(corpus->Intact(), ExitCode::kData));
   const auto sentences = [&](const char* flag) {
     return static_cast<int>(line.flags.Integer(flag));
   };
+  ASSIGN_OR_RETURN(const double dev, frequencies.Of("dev", sentences("dev-sentences")));
+  ASSIGN_OR_RETURN(const double test, frequencies.Of("test", sentences("test-sentences")));
   line.out << absl::StrFormat(
       "{\"pairs\": %d, \"vocabulary_size\": %d, \"languages\": [%s],\n"
       " \"word_frequency_nll\": %s, \"word_frequency_dev_nll\": %s, "
@@ -114,9 +119,7 @@ absl::Status RunLabCorpus(const CommandLine& line) {
       corpus->manifest().report().kept(), corpus->vocabulary().size(),
       absl::StrJoin(corpus->vocabulary().languages(), ", ",
                     [](std::string* out, const std::string& tag) { *out += JsonQuoted(tag); }),
-      JsonNumber(frequencies.OfTraining()),
-      JsonNumber(frequencies.Of("dev", sentences("dev-sentences"))),
-      JsonNumber(frequencies.Of("test", sentences("test-sentences"))),
+      JsonNumber(frequencies.OfTraining()), JsonNumber(dev), JsonNumber(test),
       JsonQuoted(corpus->content_hash()));
   return absl::OkStatus();
 }

@@ -126,7 +126,8 @@ absl::Status PrepareOnAllRanks(const CommandLine& line, Communicator& world) {
                            [&log](std::string_view message) { log.Info(message); },
                            {.world = &world,
                             .extend = line.flags.Switch("extend"),
-                            .dry_run = line.flags.Switch("dry-run")}));
+                            .dry_run = line.flags.Switch("dry-run"),
+                            .verify = line.flags.Switch("verify")}));
   if (line.flags.Switch("dry-run")) return absl::OkStatus();
   if (world.rank() != 0) return absl::OkStatus();
   if (report.reused()) log.Info("already prepared from the same files: nothing to do");
@@ -170,6 +171,9 @@ Command MakePrepareCommand() {
                     SwitchFlag("dry-run",
                                "Only print the size and time of what is ahead, tables apart, on "
                                "these ranks and on 1, 16 and 64."),
+                    SwitchFlag("verify",
+                               "Where the work is done already, compare every byte with its "
+                               "checksum, however long the corpus is (without: up to 1 GiB)."),
                     SwitchFlag("extend",
                                "Replace another corpus in data.folder, for example one with fewer "
                                "languages: its tokenizer is kept, and only what is new or changed "

@@ -120,8 +120,8 @@ absl::Status CheckBeforeTraining(const CommandLine& line, const RunSpec& run, Co
                              report.seconds()));
     return absl::OkStatus();
   }
-  return AgreeOnStatus(world, WithExitCode(absl::FailedPreconditionError("--check: " + failures),
-                                           ExitCode::kPreflight));
+  return AgreeOnStatus(
+      world, WithExitCode(absl::FailedPreconditionError("--check: " + failures), CodeOf(report)));
 }
 
 // `hosts` are all ranks as MPI joins them; the run trains over `world`, the same ranks with a way
@@ -186,7 +186,7 @@ Command MakeTrainCommand() {
       .flags = {SwitchFlag("require-empty", "Refuse a run folder that is not empty."),
                 SwitchFlag("check",
                            "Do what `deepnet doctor` does first: failures end the run with code 3, "
-                           "slow ranks and links are warnings."),
+                           "those of the corpus with 4; slow ranks and links are warnings."),
                 TextFlag(
                     "init-from", "CHECKPOINT|HF-FOLDER",
                     "Begin a new run with these weights: a checkpoint, a run folder, what "

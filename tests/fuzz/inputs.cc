@@ -19,6 +19,7 @@
 #include "parallel/base/crc32c.h"
 #include "parallel/base/utf8.h"
 #include "tests/support/memory_file_system.h"
+#include "tests/support/seal_blocks.h"
 #include "trainer/checkpoint/format.h"
 #include "trainer/data/content_hash.h"
 #include "trainer/data/corpus_manifest.h"
@@ -129,8 +130,8 @@ void SafetensorsIndex(std::string_view bytes) {
   SafetensorsFolder::Open(files, "m", ToolOptions()).status().IgnoreError();
 }
 
-// The header's checksum and the hash of the contents are made right, so that what lies behind them
-// is reached.
+// The checksums and the hash of the contents are made right, so that what lies behind them is
+// reached.
 void PairShard(std::string_view bytes) {
   std::string fixed(bytes);
   if (fixed.size() >= sizeof(ShardHeader)) {
@@ -141,6 +142,7 @@ void PairShard(std::string_view bytes) {
       ContentHasher hasher;
       hasher.Update(std::string_view(fixed).substr(kShardDataOffset, end - kShardDataOffset));
       header.content_hash = hasher.Digest();
+      testing::SealBlocks(fixed);
     }
     header.header_crc = Crc32c({reinterpret_cast<const char*>(&header), sizeof(header) - 4});
     std::memcpy(fixed.data(), &header, sizeof(header));

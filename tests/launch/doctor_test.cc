@@ -179,5 +179,23 @@ TEST_F(DoctorProgramTest, CheckGoesBeforeTrainingOrEndsIt) {
                     HasSubstr("folder /proc: write and fsync: "), Not(HasSubstr("weights "))));
 }
 
+TEST_F(DoctorProgramTest, ADamagedCorpusIsNamedAndNotTrainedOn) {
+  const std::string train = Train(" --set data.folder=bad");
+  std::filesystem::copy(root_ / "corpus", root_ / "bad");
+  const std::filesystem::path text = root_ / "bad/test.de-en.en";
+  std::fstream(text, std::ios::in | std::ios::out) << "\x01";
+  const std::string doctor = absl::StrCat(
+      Doctor(), " --config ", (root_ / "run.textproto").string(), " --set data.folder=bad");
+  const Outcome examined = RunRanks(1, doctor, doctor);
+  EXPECT_EQ(examined.code, 4) << examined.output;
+  EXPECT_THAT(examined.output,
+              AllOf(HasSubstr("FAILED   data.folder: rank "),
+                    HasSubstr("bad/test.de-en.en: damaged: "), Not(HasSubstr("all is well"))));
+  const Outcome trained = Run(train);
+  EXPECT_EQ(trained.code, 4) << trained.output;
+  EXPECT_THAT(trained.output,
+              AllOf(HasSubstr("--check: data.folder: "), Not(HasSubstr("weights "))));
+}
+
 }  // namespace
 }  // namespace deepnet

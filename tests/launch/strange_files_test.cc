@@ -17,6 +17,7 @@
 #include "parallel/base/file_system.h"
 #include "tests/support/child_process.h"
 #include "tests/support/running_job.h"
+#include "tests/support/seal_blocks.h"
 #include "tests/trainer/data/temp_folder.h"
 #include "trainer/checkpoint/checkpoint.h"
 
@@ -34,6 +35,9 @@ using testing::TempFolder;
 constexpr int kBadConfig = 2, kPreflight = 3, kData = 4, kCheckpoint = 5,
               kDoesNotFit = 6;  // exit codes
 constexpr char kConfig[] = "tests/launch/golden_run.textproto";
+constexpr char kOnOne[] =
+    "--set parallel.pipeline_parallel_size=1 --set parallel.schedule= --set parallel.placement= "
+    "--set parallel.virtual_pipeline_size= --set parallel.recompute= ";  // rank
 
 // A copy of the golden run.
 class StrangeFilesTest : public ::testing::Test {
@@ -198,13 +202,10 @@ class ShrinkingCorpusTest : public StrangeFilesTest, public ::testing::WithParam
 
 TEST_P(ShrinkingCorpusTest, EndsTrainingWithTheNameOfTheFileAfterASave) {
   const int ranks = GetParam();
-  const std::string on_one =
-      "--set parallel.pipeline_parallel_size=1 --set parallel.schedule= --set parallel.placement= "
-      "--set parallel.virtual_pipeline_size= --set parallel.recompute= ";
   const std::string launcher = ranks == 1 ? "" : absl::StrCat("tests/mpi/mpirun.sh ", ranks, " ");
   const auto train = [&](int64_t steps) {
     return launcher + TrainCommand(absl::StrCat(
-                          ranks == 1 ? on_one : "", "--set train.steps=", steps,
+                          ranks == 1 ? kOnOne : "", "--set train.steps=", steps,
                           " --set train.log_every_steps=1 ", "--set train.validate_every_steps=-1 ",
                           "--set train.checkpoint_every_steps=1000000"));
   };
@@ -231,6 +232,30 @@ TEST_P(ShrinkingCorpusTest, EndsTrainingWithTheNameOfTheFileAfterASave) {
   RunningJob again(train(saved + 2));
   EXPECT_EQ(again.End(), 0) << again.output();
   EXPECT_THAT(again.output(), HasSubstr(absl::StrCat("continuing at step ", saved)));
+}
+
+// A byte of a shard, and one of its ids.
+TEST_P(ShrinkingCorpusTest, IsNotTrainedOnWhereItIsDamaged) {
+  const int ranks = GetParam();
+  const std::string command = absl::StrCat(
+      ranks == 1 ? "" : absl::StrCat("tests/mpi/mpirun.sh ", ranks, " "),
+      TrainCommand("--set folder=new --set train.steps=3 --set train.validate_every_steps=-1 "),
+      ranks == 1 ? kOnOne : "");
+  const std::string name = "corpus/train.de-en.pairs", shard = folder_.Read(name);
+  std::string bad = shard;
+  bad[5000] ^= 8;
+  folder_.Write(name, bad);
+  RunningJob flipped(command);
+  EXPECT_EQ(flipped.End(), kData) << flipped.output();
+  EXPECT_THAT(flipped.output(), HasSubstr("train.de-en.pairs: damaged: bytes 4096 to "));
+
+  for (size_t i = 4096; i < 6096; ++i) bad[i] = '\x7f';
+  testing::SealBlocks(bad);
+  folder_.Write(name, bad);
+  RunningJob impossible(command);
+  EXPECT_EQ(impossible.End(), kData) << impossible.output();
+  EXPECT_THAT(impossible.output(), AllOf(HasSubstr("train.de-en.pairs: damaged: pair "),
+                                         HasSubstr("has token 32639, the vocabulary is of ")));
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, ShrinkingCorpusTest, ::testing::Values(1, 2));

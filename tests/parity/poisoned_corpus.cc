@@ -10,7 +10,9 @@
 #include "absl/strings/str_split.h"
 
 #include "launch/defaults.h"
+#include "parallel/base/file_system.h"
 #include "parallel/base/status_macros.h"
+#include "tests/support/seal_blocks.h"
 #include "trainer/data/corpus.h"
 #include "trainer/data/corpus_manifest.h"
 #include "trainer/data/data_order.h"
@@ -81,13 +83,17 @@ absl::Status PoisonSteps(const std::string& folder, DataSpec data, uint64_t seed
     const int64_t begin = step % order.steps_per_window() * order.global_microbatches();
     for (int64_t m = begin; m < begin + order.global_microbatches(); ++m) {
       for (const PairRef& pair : window.microbatches[m]) {
-        const ShardEntry& entry = shard.entry(pair.pair);
+        const ShardEntry entry = shard.entry(pair.pair);
         Overwrite(file, header, entry.first_token, entry.num_first + entry.num_second, tag);
       }
     }
   }
   file.close();
-  return file.fail() ? absl::DataLossError(path) : absl::OkStatus();
+  if (file.fail()) return absl::DataLossError(path);
+  const auto files = MakePosixFileSystem(Durability::kProcessEnd);
+  ASSIGN_OR_RETURN(std::string bytes, ReadWholeFile(*files, path, INT64_MAX));
+  SealBlocks(bytes);
+  return ReplaceFile(*files, path, bytes);
 }
 
 }  // namespace deepnet::testing

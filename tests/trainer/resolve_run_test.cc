@@ -14,11 +14,14 @@
 #include <gtest/gtest.h>
 
 #include "launch/defaults.h"
+#include "parallel/base/exit_code.h"
+#include "parallel/base/file_system.h"
 #include "parallel/base/logging.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/communicator.h"
 #include "tests/parity/training_runs.h"
 #include "tests/support/run_ranks.h"
+#include "tests/support/seal_blocks.h"
 #include "tests/trainer/data/prepared_corpus.h"
 #include "tests/trainer/data/temp_folder.h"
 
@@ -112,7 +115,7 @@ TEST(ResolveRun, WarnsOfWhatWillNotBeLearnedOrValidated) {
   EXPECT_THAT(warnings("with", 60, "en-de"), AllOf(Not(HasSubstr(kLong)), Not(HasSubstr(kNoDev))));
 }
 
-TEST(ResolveRun, RefusesAClusterThatDidNotSurviveBeingSent) {
+TEST(ResolveRun, RefusesAClusterThatDidNotSurviveBeingSentAndOtherCopiesOfTheCorpus) {
   const std::filesystem::path root =
       std::filesystem::path(::testing::TempDir()) / ("deepnet_resolve_" + std::to_string(getpid()));
   std::filesystem::create_directories(root);
@@ -134,6 +137,26 @@ TEST(ResolveRun, RefusesAClusterThatDidNotSurviveBeingSent) {
   for (const absl::Status& status : statuses) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr("ClusterSpec"));
+  }
+
+  // A copy of the corpus that has other pairs behind the same manifest.
+  const std::filesystem::path other = root / "other";
+  std::filesystem::create_directories(other);
+  std::filesystem::copy(root / "corpus", other / "corpus");
+  const std::string shard = (other / "corpus/train.de-en.pairs").string();
+  std::string bytes = *ReadWholeFile(*fs, shard, 1 << 20);
+  bytes[kShardDataOffset] ^= 1;
+  testing::SealBlocks(bytes);
+  ASSERT_TRUE(ReplaceFile(*fs, shard, bytes).ok());
+  for (const absl::Status& status : RunRanks(2, [&](Communicator& world) {
+         std::ostringstream text;
+         Logger log({.stream = &text});
+         const std::string own = (world.rank() == 0 ? root : other).string();
+         return ResolveRun(run, {.root = own}, world, *fs, log).status();
+       })) {
+    EXPECT_EQ(GetExitCode(status), ExitCode::kPreflight) << status;
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("data of the corpus is not the same on all ranks: rank 1"));
   }
   std::filesystem::remove_all(root);
 }

@@ -6,23 +6,21 @@
 #include <unordered_map>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 
 #include "parallel/base/status_macros.h"
+#include "trainer/data/content_hash.h"
 #include "trainer/data/line_reader.h"
 
 namespace deepnet {
 namespace {
 
-absl::StatusOr<std::vector<std::string>> ReadLines(const std::string& path) {
-  ASSIGN_OR_RETURN(auto reader, LineReader::Open(path));
-  std::vector<std::string> lines;
-  std::string_view line;
-  for (;;) {
-    ASSIGN_OR_RETURN(const bool more, reader->Next(&line));
-    if (!more) return lines;
-    lines.emplace_back(line);
-  }
+absl::Status CheckHash(const std::string& path, uint64_t hash, const CorpusFile& file) {
+  if (hash == file.hash()) return absl::OkStatus();
+  return absl::DataLossError(
+      absl::StrCat(path, ": damaged: its bytes do not match the hash in the manifest"));
 }
 
 double Variance(double squares, double mean, double count) {
@@ -76,7 +74,10 @@ absl::Status Corpus::OpenShards() {
     }
     const std::vector<Direction> served = DirectionsOf(pair);
     const std::string name = ShardFileName(served.front().Name());
-    ASSIGN_OR_RETURN(Shard shard, Shard::Open(absl::StrCat(folder_, "/", name)));
+    ASSIGN_OR_RETURN(Shard shard,
+                     Shard::Open(absl::StrCat(folder_, "/", name), vocabulary_.size()));
+    shard.lengths();
+    RETURN_IF_ERROR(shard.Intact());
     const auto file = std::ranges::find(manifest_.files(), name, &CorpusFile::name);
     if (file == manifest_.files().end() || shard.content_hash() != file->hash() ||
         shard.num_pairs() != pair.kept()) {
@@ -101,9 +102,40 @@ absl::Status Corpus::Intact() const {
   return absl::OkStatus();
 }
 
+absl::Status Corpus::CheckContent(int part, int num_parts) const {
+  int number = 0;
+  const auto is_mine = [&] { return number++ % num_parts == part; };
+  for (const Shard& shard : shards_) {
+    if (is_mine()) RETURN_IF_ERROR(shard.CheckContent());
+  }
+  for (const auto* files : {&manifest_.files(), &manifest_.notes()}) {
+    for (const CorpusFile& file : *files) {
+      if (absl::EndsWith(file.name(), kShardEnd) || !is_mine()) continue;
+      const std::string path = absl::StrCat(folder_, "/", file.name());
+      ASSIGN_OR_RETURN(const uint64_t hash, HashFile(path));
+      RETURN_IF_ERROR(CheckHash(path, hash, file));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Corpus::CheckTexts(std::string_view split) const {
+  for (const Direction& direction : TextDirections(split)) {
+    if (direction.source > direction.target) continue;  // the same files
+    RETURN_IF_ERROR(ReadSentences(split, direction.source, direction.target).status());
+  }
+  return absl::OkStatus();
+}
+
+std::string Corpus::ChecksumsHash() const {
+  uint64_t hash = 0;
+  for (const Shard& shard : shards_) hash = HashBytes(absl::StrCat(shard.ChecksumsHash()), hash);
+  return absl::StrFormat("%016x", hash);
+}
+
 PairLengths Corpus::Lengths(int direction, int64_t pair) const {
   const DirectionPlace& place = places_[direction];
-  const ShardEntry& entry = shards_[place.shard].entry(pair);
+  const ShardEntry entry = shards_[place.shard].entry(pair);
   const auto first = static_cast<int32_t>(entry.num_first);
   const auto second = static_cast<int32_t>(entry.num_second);
   return place.swapped ? PairLengths{second, first} : PairLengths{first, second};
@@ -163,20 +195,39 @@ bool Corpus::HasText(std::string_view split, std::string_view a, std::string_vie
   });
 }
 
+absl::StatusOr<std::vector<std::string>> Corpus::ReadLines(const std::string& name) const {
+  const std::string path = absl::StrCat(folder_, "/", name);
+  const auto file = std::ranges::find(manifest_.files(), name, &CorpusFile::name);
+  if (file == manifest_.files().end()) {
+    return absl::DataLossError(absl::StrCat(path, ": the manifest does not list it"));
+  }
+  ASSIGN_OR_RETURN(auto reader, LineReader::Open(path));
+  std::vector<std::string> lines;
+  std::string_view line;
+  for (;;) {
+    ASSIGN_OR_RETURN(const bool more, reader->Next(&line));
+    if (!more) break;
+    lines.emplace_back(line);
+  }
+  RETURN_IF_ERROR(CheckHash(path, reader->file_hash(), *file));
+  return lines;
+}
+
 absl::StatusOr<ParallelSentences> Corpus::ReadSentences(std::string_view split,
                                                         std::string_view source,
                                                         std::string_view target) const {
   const std::string_view first = std::min(source, target);
   const std::string_view second = std::max(source, target);
-  const auto path = [&](std::string_view language) {
-    return absl::StrCat(folder_, "/", TextFileName(split, first, second, language));
+  const auto name = [&](std::string_view language) {
+    return TextFileName(split, first, second, language);
   };
   ParallelSentences sentences;
-  ASSIGN_OR_RETURN(sentences.source, ReadLines(path(source)));
-  ASSIGN_OR_RETURN(sentences.target, ReadLines(path(target)));
+  ASSIGN_OR_RETURN(sentences.source, ReadLines(name(source)));
+  ASSIGN_OR_RETURN(sentences.target, ReadLines(name(target)));
   if (sentences.source.size() == sentences.target.size()) return sentences;
-  return absl::DataLossError(absl::StrCat(path(source), ": ", sentences.source.size(), " lines, ",
-                                          path(target), ": ", sentences.target.size()));
+  return absl::DataLossError(absl::StrCat(folder_, ": ", name(source), " has ",
+                                          sentences.source.size(), " lines, ", name(target), " ",
+                                          sentences.target.size()));
 }
 
 absl::StatusOr<ParallelSentences> Corpus::Sentences(std::string_view split, std::string_view source,

@@ -37,7 +37,8 @@ struct PairTokens {
 // Immutable; safe from several threads. Shards are mapped, so memory is what is touched.
 class Corpus : public PairIndex {
  public:
-  // Checks manifest, sizes, headers and the tokenizer; reads no text. Fails naming the file.
+  // Checks manifest, sizes, headers, sums of lengths and the tokenizer; reads no text. Fails naming
+  // the file.
   static absl::StatusOr<Corpus> Open(const std::string& folder);
 
   const std::string& folder() const { return folder_; }
@@ -45,9 +46,17 @@ class Corpus : public PairIndex {
   const std::string& content_hash() const { return manifest_.report().content_hash(); }
   const Vocabulary& vocabulary() const { return vocabulary_; }
 
-  // OK, or DataLoss naming a shard that could not be read any more (MappedFile). Ask before what
-  // Lengths(), Moments() and Tokens() have returned is used.
+  // OK, or DataLoss naming what was damaged of a shard, or could not be read (Shard::Intact). Ask
+  // before what Lengths(), Moments() and Tokens() have returned is used.
   absl::Status Intact() const;
+
+  // Reads the files of the folder and compares them with their checksums: all of them, or share
+  // number `part` of `num_parts`, or the texts of one split. Fails naming file and place.
+  absl::Status CheckContent(int part = 0, int num_parts = 1) const;
+  absl::Status CheckTexts(std::string_view split) const;  // "dev", "test"
+
+  // Returns the hash of what the training pairs are checked by: equal where they are equal.
+  std::string ChecksumsHash() const;
 
   const std::vector<Direction>& directions() const override { return directions_; }
   PairLengths Lengths(int direction, int64_t pair) const override;
@@ -61,7 +70,8 @@ class Corpus : public PairIndex {
 
   // Returns the sentences of one direction of dev or test, blanks at the ends trimmed. Where the
   // two languages have no text together they are joined over a third (English first) whose
-  // sentences coincide, the first of equal ones counting. Fails if there is no way.
+  // sentences coincide, the first of equal ones counting. NotFound if there is no way; DataLoss
+  // naming the file if one is damaged.
   absl::StatusOr<ParallelSentences> Sentences(std::string_view split, std::string_view source,
                                               std::string_view target) const;
 
@@ -76,6 +86,7 @@ class Corpus : public PairIndex {
   bool HasText(std::string_view split, std::string_view a, std::string_view b) const;
   absl::StatusOr<ParallelSentences> ReadSentences(std::string_view split, std::string_view source,
                                                   std::string_view target) const;
+  absl::StatusOr<std::vector<std::string>> ReadLines(const std::string& name) const;
 
   std::string folder_;
   CorpusManifest manifest_;

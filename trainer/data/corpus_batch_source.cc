@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "parallel/base/check.h"
+#include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 
 namespace deepnet {
@@ -32,7 +33,7 @@ PairSize SpareOf(const Capacity& capacity, std::span<const PairRef> pairs) {
 absl::StatusOr<std::unique_ptr<CorpusBatchSource>> CorpusBatchSource::Make(
     const DataSpec& spec, uint64_t seed, const Corpus* corpus, Architecture architecture) {
   absl::StatusOr<DataOrder> order = DataOrder::Make(spec, seed, corpus, architecture);
-  RETURN_IF_ERROR(corpus->Intact());
+  RETURN_IF_ERROR(WithExitCode(corpus->Intact(), ExitCode::kData));
   RETURN_IF_ERROR(order.status());
   std::vector<DirectionTags> tags;
   for (const Direction& direction : corpus->directions()) {
@@ -57,7 +58,7 @@ std::vector<int32_t> CorpusBatchSource::Pieces(const PairRef& pair, int side, in
                                                int32_t* spare) const {
   const PairTokens tokens = corpus_->Tokens(pair.direction, pair.pair);
   std::vector<int32_t> pieces = ToIds(side == 0 ? tokens.source : tokens.target);
-  if (!subwords_.has_value()) return pieces;
+  if (!subwords_.has_value() || pieces.empty()) return pieces;
   const PairSize extra = SizeOf(PairLengths(), tags_[pair.direction].style, architecture_);
   const bool is_source = side == 0 && architecture_ == ENCODER_DECODER;
   const int32_t room = positions - (is_source ? extra.source : extra.target);
@@ -85,36 +86,46 @@ EncodedPair CorpusBatchSource::Encode(const PairRef& pair, int64_t step, PairSiz
   }
 }
 
-// A pair takes the spare positions that those before it left.
-Microbatch CorpusBatchSource::Pack(std::span<const PairRef> pairs, uint32_t ordinal,
-                                   int64_t step) const {
+// A pair takes the spare positions that those before it left. Its length is not what it was if a
+// shard was written over after its blocks were checked.
+absl::StatusOr<Microbatch> CorpusBatchSource::Pack(std::span<const PairRef> pairs, uint32_t ordinal,
+                                                   int64_t step) const {
   MicrobatchBuilder builder(order_.capacity());
   PairSize spare = SpareOf(order_.capacity(), pairs);
-  for (const PairRef& pair : pairs) builder.Add(ordinal++, Encode(pair, step, &spare));
+  for (const PairRef& pair : pairs) {
+    if (order_.Reserved(corpus_->Lengths(pair.direction, pair.pair)) != pair.size) {
+      RETURN_IF_ERROR(corpus_->Intact());
+      return absl::DataLossError(absl::StrCat(
+          corpus_->folder(), ": ", corpus_->directions()[pair.direction].Name(), ": pair ",
+          pair.pair, " has another length than a moment ago: its shard was written over"));
+    }
+    builder.Add(ordinal++, Encode(pair, step, &spare));
+  }
   return std::move(builder).Build();
 }
 
-// What was read of a shard that is lost is zeros: pairs without pieces, which are packed as others
-// are and come to nothing.
+// What was read of a shard that is damaged or lost has no pieces, or zeros for them: it is packed
+// as other pairs are and comes to nothing.
 absl::StatusOr<StepBatch> CorpusBatchSource::ForStep(int64_t step) {
   if (step < 0) return absl::InvalidArgumentError(absl::StrCat("step ", step));
   const int64_t number = step / order_.steps_per_window();
   if (number != window_number_) {
     window_ = order_.MakeWindow(number);
-    RETURN_IF_ERROR(corpus_->Intact());
+    RETURN_IF_ERROR(WithExitCode(corpus_->Intact(), ExitCode::kData));
     window_number_ = number;
   }
   StepBatch batch;
   uint32_t ordinal = 0;
   const int64_t begin = step % order_.steps_per_window() * order_.global_microbatches();
   for (int64_t m = begin; m < begin + order_.global_microbatches(); ++m) {
-    const Microbatch& made =
-        batch.microbatches.emplace_back(Pack(window_.microbatches[m], ordinal, step));
+    absl::StatusOr<Microbatch> packed = Pack(window_.microbatches[m], ordinal, step);
+    if (!packed.ok()) return WithExitCode(packed.status(), ExitCode::kData);
+    const Microbatch& made = batch.microbatches.emplace_back(*std::move(packed));
     ordinal += static_cast<uint32_t>(window_.microbatches[m].size());
     batch.num_source_tokens += made.num_source_tokens;
     batch.num_target_tokens += made.num_target_tokens;
   }
-  RETURN_IF_ERROR(corpus_->Intact());
+  RETURN_IF_ERROR(WithExitCode(corpus_->Intact(), ExitCode::kData));
   return batch;
 }
 

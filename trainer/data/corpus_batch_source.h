@@ -50,7 +50,8 @@ class CorpusBatchSource : public BatchSource {
         masking_(masking),
         max_tokens_(max_tokens),
         subwords_(subwords) {}
-  Microbatch Pack(std::span<const PairRef> pairs, uint32_t ordinal, int64_t step) const;
+  absl::StatusOr<Microbatch> Pack(std::span<const PairRef> pairs, uint32_t ordinal,
+                                  int64_t step) const;
   EncodedPair Encode(const PairRef& pair, int64_t step, PairSize* spare) const;
   std::vector<int32_t> Pieces(const PairRef& pair, int side, int32_t positions,
                               int32_t* spare) const;

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include <google/protobuf/text_format.h>
 
 #include "parallel/base/file_system.h"
 #include "parallel/base/former_names.h"
@@ -20,6 +21,7 @@ namespace deepnet {
 namespace {
 
 constexpr int64_t kMaxManifestBytes = int64_t{256} << 20;
+constexpr char kDigest[] = "digest: ";
 
 std::string PairJson(const LanguagePairReport& pair) {
   const std::string& first = pair.first_language();
@@ -80,7 +82,7 @@ void AppendRow(const LanguagePairReport& pair, std::string* table) {
 }  // namespace
 
 std::string ShardFileName(const std::string& pair) {
-  return absl::StrCat("train.", pair, ".pairs");
+  return absl::StrCat("train.", pair, kShardEnd);
 }
 
 std::vector<Direction> DirectionsOf(const LanguagePairReport& pair) {
@@ -95,6 +97,13 @@ std::string TextFileName(std::string_view split, std::string_view first, std::st
                          std::string_view language) {
   return absl::StrCat(std::string(split), ".", std::string(first), "-", std::string(second), ".",
                       std::string(language));
+}
+
+std::string ManifestText(CorpusManifest manifest) {
+  manifest.clear_digest();
+  std::string text;
+  google::protobuf::TextFormat::PrintToString(manifest, &text);
+  return absl::StrCat(text, kDigest, HashBytes(text), "\n");
 }
 
 absl::StatusOr<CorpusManifest> ReadManifest(const std::string& folder) {
@@ -121,6 +130,10 @@ absl::StatusOr<CorpusManifest> ReadManifest(const std::string& folder) {
                                             ": prepare the corpus again"));
   }
   RETURN_IF_ERROR(CheckNames(manifest, path));
+  const std::string_view digested = std::string_view(text).substr(0, text.rfind(kDigest));
+  if (manifest.has_digest() && manifest.digest() != HashBytes(digested)) {
+    return absl::DataLossError(absl::StrCat(path, ": damaged: it does not match its digest"));
+  }
   return manifest;
 }
 

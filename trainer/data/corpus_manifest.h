@@ -19,12 +19,16 @@ inline constexpr int32_t kCorpusFormatVersion = 1;
 inline constexpr char kCorpusManifest[] = "manifest.textproto";
 inline constexpr char kReportFile[] = "report.json";
 inline constexpr char kTokenizerFile[] = "tokenizer.model";
+inline constexpr char kShardEnd[] = ".pairs";        // of a file's name
 std::string ShardFileName(const std::string& pair);  // "de-en" or "de-en.bt": "train.de-en.pairs"
 std::string TextFileName(std::string_view split, std::string_view first, std::string_view second,
                          std::string_view language);  // "dev.de-en.de"
 
 // Returns the directions that a language pair serves: both, synthetic text its own.
 std::vector<Direction> DirectionsOf(const LanguagePairReport& pair);
+
+// Returns the bytes of manifest.textproto; the last line is their digest.
+std::string ManifestText(CorpusManifest manifest);
 
 // Reads the manifest of a folder, whatever names its fields had when it was written. NotFound if
 // there is none; DataLoss if it is damaged, of another format version, or if a language, tag, split

@@ -344,6 +344,12 @@ int64_t DataOrder::NumDrawn(int direction, int64_t window) const {
   return sampling_.NumDrawn(static_cast<int>(found - selected_.begin()), window);
 }
 
+PairSize DataOrder::Reserved(const PairLengths& lengths) const {
+  return SizeOf({std::min(lengths.source + subword_room_, max_tokens_),
+                 std::min(lengths.target + subword_room_, max_tokens_)},
+                tags_, architecture_);
+}
+
 std::vector<PairRef> DataOrder::Draw(int64_t window, Window* counts) const {
   std::vector<PairRef> pairs;
   pairs.reserve(static_cast<size_t>(pairs_per_window_) + selected_.size());
@@ -361,9 +367,7 @@ std::vector<PairRef> DataOrder::Draw(int64_t window, Window* counts) const {
         ++counts->num_skipped;
         continue;
       }
-      const PairLengths reserved = {std::min(lengths.source + subword_room_, max_tokens_),
-                                    std::min(lengths.target + subword_room_, max_tokens_)};
-      pairs.push_back({direction, pair, SizeOf(reserved, tags_, architecture_), n});
+      pairs.push_back({direction, pair, Reserved(lengths), n});
     }
   }
   return pairs;

@@ -78,6 +78,9 @@ class DataOrder {
   // Takes O(pairs of a window) time and memory.
   Window MakeWindow(int64_t window) const;
 
+  // Returns the positions that a window keeps for a pair of so many pieces.
+  PairSize Reserved(const PairLengths& lengths) const;
+
   int64_t steps_per_window() const { return steps_per_window_; }
   int64_t pairs_per_window() const { return pairs_per_window_; }  // drawn, up to rounding
   // The steps that draw as many pairs as the directions in use have together.

@@ -21,7 +21,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include <google/protobuf/text_format.h>
 
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
@@ -208,11 +207,9 @@ absl::Status WriteManifest(const PrepareContext& context, const std::string& par
   report.set_folder(context.output);
   report.set_content_hash(ContentHash(*manifest));
   report.set_seconds(context.Seconds());
-  std::string text;
-  google::protobuf::TextFormat::PrintToString(*manifest, &text);
-  RETURN_IF_ERROR(WriteFile(context, kReportFile, ReportJson(report)).status());
-  RETURN_IF_ERROR(WriteFile(context, kPartsFile, parts).status());
-  return WriteFile(context, kCorpusManifest, text).status();
+  ASSIGN_OR_RETURN(*manifest->add_notes(), WriteFile(context, kReportFile, ReportJson(report)));
+  ASSIGN_OR_RETURN(*manifest->add_notes(), WriteFile(context, kPartsFile, parts));
+  return WriteFile(context, kCorpusManifest, ManifestText(*manifest)).status();
 }
 
 // Adds the files of the corpus and the counts of its texts to the manifest. Collective.

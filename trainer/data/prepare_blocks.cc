@@ -59,8 +59,43 @@ uint64_t EncodedBlocks::EncodeKey(const Block& it, const std::string& tokenizer)
   return KeyOf(facts);
 }
 
+// Fills earlier_ with the parts that are wanted and whose shards are intact. Ranks share the
+// shards.
+absl::Status EncodedBlocks::FindEarlier() {
+  std::map<std::string, int64_t> num_pairs;  // of each shard
+  std::map<uint64_t, EarlierPart> all = ReadEarlierParts(context_.output);
+  for (const auto& [key, it] : all) num_pairs[it.part.files(0).name()] += it.part.counts().kept();
+  std::map<std::string, std::vector<uint64_t>> wanted;  // keys by shard
+  for (const Block& it : blocks_) {
+    const auto found = all.find(it.part.key());
+    if (found != all.end()) wanted[found->second.part.files(0).name()].push_back(found->first);
+  }
+  CorpusParts damaged;
+  size_t number = 0;
+  for (const auto& [name, keys] : wanted) {
+    if (!context_.IsMine(number++)) continue;
+    const auto shard = Shard::Open(absl::StrCat(context_.output, "/", name), vocabulary_.size());
+    const bool intact =
+        shard.ok() && shard->num_pairs() == num_pairs[name] && shard->CheckContent().ok();
+    if (!intact) damaged.add_parts()->add_files()->set_name(name);
+  }
+  ASSIGN_OR_RETURN(const std::vector<CorpusParts> of_ranks, context_.AllGather(damaged));
+  for (const CorpusParts& parts : of_ranks) {
+    for (const PreparedPart& part : parts.parts()) {
+      const std::string& name = part.files(0).name();
+      context_.Say(
+          absl::StrCat("warning: ", name, " of the earlier corpus is damaged: encoding it again"));
+      wanted.erase(name);
+    }
+  }
+  for (const auto& [name, keys] : wanted) {
+    for (const uint64_t key : keys) earlier_[key] = std::move(all.at(key));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status EncodedBlocks::Find() {
-  earlier_ = ReadEarlierParts(context_.output);
+  RETURN_IF_ERROR(FindEarlier());
   CorpusParts mine;
   std::vector<int> owners;
   for (size_t i = 0; i < blocks_.size(); ++i) {
@@ -194,7 +229,7 @@ absl::StatusOr<CorpusFile> EncodedBlocks::WriteShard(const LanguagePairTexts& te
 absl::Status EncodedBlocks::LinkOrCopy(const std::vector<Pairs>& sources,
                                        const std::string& path) const {
   if (sources.size() == 1) {
-    ASSIGN_OR_RETURN(const Shard only, Shard::Open(sources[0].path));
+    ASSIGN_OR_RETURN(const Shard only, Shard::Open(sources[0].path, vocabulary_.size()));
     std::error_code no_links;
     if (only.num_pairs() == sources[0].count) {
       RETURN_IF_ERROR(only.CheckContent());
@@ -208,7 +243,7 @@ absl::Status EncodedBlocks::LinkOrCopy(const std::vector<Pairs>& sources,
   std::vector<int32_t> first, second;
   for (const Pairs& source : sources) {
     if (open != source.path) {
-      ASSIGN_OR_RETURN(shard, Shard::Open(source.path));
+      ASSIGN_OR_RETURN(shard, Shard::Open(source.path, vocabulary_.size()));
       RETURN_IF_ERROR(shard->CheckContent());
       open = source.path;
     }

@@ -53,6 +53,7 @@ class EncodedBlocks {
   const LanguagePairTexts& TextsOf(const Block& it) const { return *context_.trained[it.pair]; }
   uint64_t EncodeKey(const Block& it, const std::string& tokenizer) const;
   absl::Status Find();
+  absl::Status FindEarlier();
   void WarnOfDrops() const;                           // of each text
   absl::Status TakeEncoded(const CorpusParts& mine);  // of all ranks
   absl::Status EncodeOne(const EncodeSpec& encode, const std::vector<uint64_t>& bits, Block* it);

@@ -13,6 +13,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include <google/protobuf/util/message_differencer.h>
 #include <sys/file.h>
 
@@ -26,6 +27,8 @@ namespace deepnet {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr int64_t kReadBytes = int64_t{1} << 30;  // of a corpus that is always read
 
 }  // namespace
 
@@ -158,8 +161,12 @@ absl::StatusOr<std::optional<CorpusReport>> CorpusFolder::FindExisting() {
         absl::StrCat("data.folder: ", context_.output, " exists and is no prepared corpus"));
   }
   std::string difference = std::string(corpus.status().message());
-  if (corpus.ok()) {
+  bool usable = corpus.ok();
+  if (usable) {
     ASSIGN_OR_RETURN(difference, DifferenceFrom(corpus->manifest()));
+    const absl::Status intact = difference.empty() ? CheckExisting(*corpus) : absl::OkStatus();
+    usable = intact.ok();
+    if (!usable) difference = std::string(intact.message());
     if (difference.empty()) {
       context_.Say(absl::StrCat("reusing ", context_.output, ": same spec, same input files"));
       CorpusReport report = corpus->manifest().report();
@@ -178,9 +185,29 @@ absl::StatusOr<std::optional<CorpusReport>> CorpusFolder::FindExisting() {
   }
   if (context_.spec.replace() || context_.options.extend) return std::nullopt;
   return absl::FailedPreconditionError(absl::StrCat(
-      "data.folder: ", context_.output, " holds another corpus (", difference,
+      "data.folder: ", context_.output,
+      usable ? " holds another corpus (" : " holds a corpus that cannot be used (", difference,
       "); choose another folder, replace it with --set prepare.replace=true, or keep its "
       "tokenizer and what is the same in it with --extend"));
+}
+
+absl::Status CorpusFolder::CheckExisting(const Corpus& corpus) const {
+  int64_t bytes = 0;
+  bool newer = false;
+  std::error_code error;
+  const fs::path folder = corpus.folder();
+  const auto written = fs::last_write_time(folder / kCorpusManifest, error);
+  for (const CorpusFile& file : corpus.manifest().files()) {
+    bytes += file.bytes();
+    newer = newer || fs::last_write_time(folder / file.name(), error) > written;
+  }
+  if (newer || bytes <= kReadBytes || context_.options.verify) {
+    return corpus.CheckContent();
+  }
+  context_.Say(absl::StrFormat(
+      "%.1f GB have the sizes of the manifest and are not newer; --verify reads them",
+      bytes / 1e9));
+  return absl::OkStatus();
 }
 
 // Returns how this preparation differs from the one behind `manifest`; empty: not at all.

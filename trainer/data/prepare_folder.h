@@ -10,6 +10,7 @@
 
 #include "parallel/base/file_system.h"
 #include "proto/data.pb.h"
+#include "trainer/data/corpus.h"
 #include "trainer/data/prepare_context.h"
 
 namespace deepnet {
@@ -42,6 +43,10 @@ class CorpusFolder {
   // Returns the report of a corpus that is there already, if it is the one asked for; nothing if
   // the place is free or may be replaced.
   absl::StatusOr<std::optional<CorpusReport>> FindExisting();
+
+  // Fails naming a file of a corpus that is damaged. All is read, unless it is long, no file is
+  // newer than the manifest, and options.verify was not asked for.
+  absl::Status CheckExisting(const Corpus& corpus) const;
 
   // Returns how this preparation differs from the one behind `manifest`; empty: not at all.
   absl::StatusOr<std::string> DifferenceFrom(const CorpusManifest& manifest) const;

@@ -1,5 +1,6 @@
 #include "trainer/data/prepare_tokenizer.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -185,8 +186,15 @@ absl::StatusOr<std::string> ReadTokenizer(PrepareContext& context) {
   if (!bytes.ok()) return WithPrefix("prepare.tokenizer.model_file", bytes.status());
   ContentHasher hasher;
   hasher.Update(*bytes);
-  if (kept.empty()) context.inputs[path].set_hash(hasher.Digest());
-  return bytes;
+  if (kept.empty()) {
+    context.inputs[path].set_hash(hasher.Digest());
+    return bytes;
+  }
+  ASSIGN_OR_RETURN(const CorpusManifest manifest, ReadManifest(context.output));
+  const auto file = std::ranges::find(manifest.files(), kTokenizerFile, &CorpusFile::name);
+  if (file != manifest.files().end() && file->hash() == hasher.Digest()) return bytes;
+  return absl::DataLossError(
+      absl::StrCat(path, ": damaged: its bytes do not match the hash in the manifest"));
 }
 
 }  // namespace

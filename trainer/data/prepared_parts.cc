@@ -15,12 +15,18 @@
 #include "parallel/base/messages.h"
 #include "parallel/base/text_proto.h"
 #include "trainer/data/content_hash.h"
+#include "trainer/data/corpus_manifest.h"
 #include "trainer/data/shard.h"
 
 namespace deepnet {
 namespace {
 
 constexpr int64_t kMaxPartsBytes = int64_t{256} << 20;  // of a note or of a corpus's list
+constexpr size_t kDigestSize = 16;
+
+std::string WithDigest(const std::string& note) {
+  return absl::StrCat(note, absl::Hex(HashBytes(note), absl::kZeroPad16));
+}
 
 }  // namespace
 
@@ -35,8 +41,12 @@ std::string PartStore::Path(std::string_view name) const { return JoinPath(folde
 std::optional<PreparedPart> PartStore::Find(std::string_view name, uint64_t key) const {
   const auto fs = MakePosixFileSystem();
   const auto note = ReadWholeFile(*fs, absl::StrCat(Path(name), ".part"), kMaxPartsBytes);
+  if (!note.ok() || note->size() < kDigestSize) return std::nullopt;
+  const std::string text = note->substr(0, note->size() - kDigestSize);
   PreparedPart part;
-  if (!note.ok() || !part.ParseFromString(*note) || part.key() != key) return std::nullopt;
+  if (*note != WithDigest(text) || !part.ParseFromString(text) || part.key() != key) {
+    return std::nullopt;
+  }
   for (const CorpusFile& file : part.files()) {
     if (!IsFileName(file.name())) return std::nullopt;
     const auto bytes = fs->Size(Path(file.name()));
@@ -49,7 +59,7 @@ std::optional<PreparedPart> PartStore::Find(std::string_view name, uint64_t key)
 
 absl::Status PartStore::Keep(std::string_view name, const PreparedPart& part) const {
   const auto fs = MakePosixFileSystem();
-  return ReplaceFile(*fs, absl::StrCat(Path(name), ".part"), ToBytes(part));
+  return ReplaceFile(*fs, absl::StrCat(Path(name), ".part"), WithDigest(ToBytes(part)));
 }
 
 absl::StatusOr<bool> PartStore::Claim(std::string_view name) const {
@@ -64,10 +74,15 @@ absl::StatusOr<bool> PartStore::Claim(std::string_view name) const {
 }
 
 std::map<uint64_t, EarlierPart> ReadEarlierParts(const std::string& folder) {
+  const auto manifest = ReadManifest(folder);
   const auto text =
       ReadWholeFile(*MakePosixFileSystem(), JoinPath(folder, kPartsFile), kMaxPartsBytes);
   CorpusParts parts;
-  if (!text.ok() || !ParseTextProto(*text, &parts)) return {};
+  if (!manifest.ok() || !text.ok() || !ParseTextProto(*text, &parts)) return {};
+  const auto note = std::ranges::find(manifest->notes(), kPartsFile, &CorpusFile::name);
+  ContentHasher hasher;
+  hasher.Update(*text);
+  if (note != manifest->notes().end() && note->hash() != hasher.Digest()) return {};
   std::map<uint64_t, EarlierPart> by_key;
   std::map<std::string, int64_t> num_pairs;  // of each shard so far
   for (PreparedPart& part : *parts.mutable_parts()) {

@@ -51,7 +51,8 @@ struct EarlierPart {
   int64_t first_pair = 0;  // in its shard
 };
 
-// Returns the encoded blocks of the corpus in `folder` by key; none of a corpus that has no list.
+// Returns the encoded blocks of the corpus in `folder` by key; none of a corpus that has no list,
+// or whose list or manifest is damaged. The shards that hold them are not looked at.
 std::map<uint64_t, EarlierPart> ReadEarlierParts(const std::string& folder);
 
 // Deals pieces of work of these costs to ranks: the largest first, each to the rank that has least.

@@ -4,14 +4,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstring>
+#include <mutex>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 
-#include "parallel/base/check.h"
 #include "parallel/base/crc32c.h"
 #include "parallel/base/status_macros.h"
 
@@ -48,6 +49,11 @@ bool IsConsistent(const ShardHeader& header) {
     end = part.offset + part.count * part.bytes;
   }
   return true;
+}
+
+size_t NumBlocks(const ShardHeader& header) {
+  return static_cast<size_t>((header.checksums_offset - kShardDataOffset + kShardBlockBytes - 1) /
+                             kShardBlockBytes);
 }
 
 template <typename T>
@@ -169,28 +175,91 @@ absl::Status ShardWriter::Finish() {
   return absl::OkStatus();
 }
 
+struct Shard::Checked {
+  enum State : uint8_t { kUnknown, kGood, kBad };
+  explicit Checked(size_t num_blocks) : blocks(num_blocks) {}
+
+  std::vector<std::atomic<uint8_t>> blocks;
+  std::atomic<bool> damaged{false};
+  std::mutex mutex;
+  absl::Status damage;  // the first that was found, guarded by `mutex`
+};
+
+Shard::Shard(MappedFile file, const ShardHeader& header, int32_t vocabulary_size)
+    : file_(std::move(file)),
+      header_(header),
+      index_(reinterpret_cast<const ShardEntry*>(file_.bytes().data() + header.index_offset)),
+      vocabulary_size_(static_cast<uint32_t>(vocabulary_size)),
+      checked_(std::make_shared<Checked>(NumBlocks(header))) {}
+
+void Shard::NoteDamage(std::string_view what) const {
+  const std::lock_guard lock(checked_->mutex);
+  if (checked_->damaged) return;
+  checked_->damage =
+      absl::DataLossError(absl::StrCat(file_.path(), ": damaged: ", std::string(what)));
+  checked_->damaged = true;
+}
+
+absl::Status Shard::Intact() const {
+  RETURN_IF_ERROR(file_.Intact());
+  if (!checked_->damaged) return absl::OkStatus();
+  const std::lock_guard lock(checked_->mutex);
+  return checked_->damage;
+}
+
+std::string_view Shard::Block(size_t block) const {
+  const auto end = static_cast<size_t>(header_.checksums_offset);
+  const size_t begin = static_cast<size_t>(kShardDataOffset) + block * kShardBlockBytes;
+  return file_.bytes().substr(begin, std::min<size_t>(kShardBlockBytes, end - begin));
+}
+
+bool Shard::CheckBlock(size_t block) const {
+  const std::string_view bytes = Block(block);
+  uint32_t expected = 0;
+  std::memcpy(&expected, file_.bytes().data() + header_.checksums_offset + block * sizeof(expected),
+              sizeof(expected));
+  const bool good = Crc32c(bytes) == expected;
+  if (!good) {
+    const int64_t begin = bytes.data() - file_.bytes().data();
+    NoteDamage(absl::StrCat("bytes ", begin, " to ", begin + static_cast<int64_t>(bytes.size()),
+                            " do not match their checksum"));
+  }
+  checked_->blocks[block] = good ? Checked::kGood : Checked::kBad;
+  return good;
+}
+
+bool Shard::AreGood(int64_t begin, int64_t bytes) const {
+  if (bytes == 0) return true;
+  const int64_t last = (begin + bytes - 1 - kShardDataOffset) / kShardBlockBytes;
+  for (int64_t block = (begin - kShardDataOffset) / kShardBlockBytes; block <= last; ++block) {
+    const uint8_t state =
+        checked_->blocks[static_cast<size_t>(block)].load(std::memory_order_relaxed);
+    if (state == Checked::kGood) continue;
+    if (state == Checked::kBad || !CheckBlock(static_cast<size_t>(block))) return false;
+  }
+  return true;
+}
+
 absl::Status Shard::CheckContent() const {
   ContentHasher hasher;
-  hasher.Update(file_.bytes().substr(
-      kShardDataOffset, static_cast<size_t>(header_.checksums_offset - kShardDataOffset)));
-  RETURN_IF_ERROR(Intact());
-  if (hasher.Digest() != header_.content_hash) {
-    return absl::DataLossError(absl::StrCat(file_.path(), ": the content hash does not match"));
+  for (size_t block = 0; block < checked_->blocks.size(); ++block) {
+    if (!CheckBlock(block)) return Intact();
+    hasher.Update(Block(block));
   }
-  for (int64_t pair = 0; pair < header_.num_pairs; ++pair) {
-    if (HasTokens(index_[pair])) continue;
-    return absl::DataLossError(
-        absl::StrCat(file_.path(), ": pair ", pair, " lies outside of the tokens"));
+  RETURN_IF_ERROR(Intact());
+  if (hasher.Digest() != header_.content_hash) NoteDamage("the content hash does not match");
+  for (int64_t pair = 0; pair < header_.num_pairs && !checked_->damaged; ++pair) {
+    First(pair);
+    Second(pair);
   }
   return Intact();
 }
 
-Shard::Shard(MappedFile file, const ShardHeader& header)
-    : file_(std::move(file)),
-      header_(header),
-      index_(reinterpret_cast<const ShardEntry*>(file_.bytes().data() + header.index_offset)) {}
+uint64_t Shard::ChecksumsHash() const {
+  return HashBytes(file_.bytes().substr(static_cast<size_t>(header_.checksums_offset)));
+}
 
-absl::StatusOr<Shard> Shard::Open(const std::string& path) {
+absl::StatusOr<Shard> Shard::Open(const std::string& path, int32_t vocabulary_size) {
   ASSIGN_OR_RETURN(MappedFile file, MappedFile::Open(path));
   const std::string_view bytes = file.bytes();
   const auto bad = [&path](std::string_view what) {
@@ -208,26 +277,43 @@ absl::StatusOr<Shard> Shard::Open(const std::string& path) {
       header.checksums_offset > static_cast<int64_t>(bytes.size())) {
     return bad(absl::StrCat("cut: ", bytes.size(), " bytes"));
   }
-  const int64_t num_blocks =
-      (header.checksums_offset - kShardDataOffset + kShardBlockBytes - 1) / kShardBlockBytes;
-  const int64_t size = header.checksums_offset + num_blocks * 4;
+  const int64_t size = header.checksums_offset + static_cast<int64_t>(NumBlocks(header)) * 4;
   if (static_cast<int64_t>(bytes.size()) != size) {
     return bad(absl::StrCat(bytes.size(), " bytes, should be ", size));
   }
+  const std::string_view zeros = bytes.substr(sizeof(header), kShardDataOffset - sizeof(header));
+  const size_t not_zero = zeros.find_first_not_of('\0');
   RETURN_IF_ERROR(file.Intact());
+  if (not_zero != std::string_view::npos) {
+    return bad(absl::StrCat("damaged: byte ", sizeof(header) + not_zero, " is not 0"));
+  }
   if (!IsConsistent(header)) return bad("its header names parts outside of the file");
-  return Shard(std::move(file), header);
+  return Shard(std::move(file), header, vocabulary_size);
 }
 
 std::span<const LengthRow> Shard::lengths() const {
-  return {reinterpret_cast<const LengthRow*>(file_.bytes().data() + header_.lengths_offset),
-          static_cast<size_t>(header_.num_length_rows)};
+  const std::span rows(
+      reinterpret_cast<const LengthRow*>(file_.bytes().data() + header_.lengths_offset),
+      static_cast<size_t>(header_.num_length_rows));
+  if (AreGood(header_.lengths_offset, static_cast<int64_t>(rows.size_bytes()))) return rows;
+  return {};
 }
 
-TokenSpan Shard::Tokens(int64_t begin, size_t count) const {
-  const char* tokens = file_.bytes().data() + header_.tokens_offset;
-  if (header_.token_bytes == 2) return {reinterpret_cast<const uint16_t*>(tokens) + begin, count};
-  return {reinterpret_cast<const uint32_t*>(tokens) + begin, count};
+TokenSpan Shard::Tokens(int64_t pair, int64_t begin, size_t count) const {
+  const int64_t offset = header_.tokens_offset + begin * header_.token_bytes;
+  if (!AreGood(offset, static_cast<int64_t>(count) * header_.token_bytes)) return {};
+  const char* const first = file_.bytes().data() + offset;
+  const TokenSpan tokens = header_.token_bytes == 2
+                               ? TokenSpan(reinterpret_cast<const uint16_t*>(first), count)
+                               : TokenSpan(reinterpret_cast<const uint32_t*>(first), count);
+  for (size_t i = 0; i < count; ++i) {
+    const auto id = static_cast<uint32_t>(tokens[i]);
+    if (id < vocabulary_size_) continue;
+    NoteDamage(absl::StrCat("pair ", pair, " has token ", id, ", the vocabulary is of ",
+                            vocabulary_size_));
+    return {};
+  }
+  return tokens;
 }
 
 bool Shard::HasTokens(const ShardEntry& entry) const {
@@ -236,17 +322,23 @@ bool Shard::HasTokens(const ShardEntry& entry) const {
          count <= header_.num_tokens - entry.first_token;
 }
 
-const ShardEntry& Shard::entry(int64_t pair) const {
-  DEEPNET_CHECK(HasTokens(index_[pair])) << file_.path() << ": pair " << pair;
-  return index_[pair];
+ShardEntry Shard::entry(int64_t pair) const {
+  const auto bytes = static_cast<int64_t>(sizeof(ShardEntry));
+  if (!AreGood(header_.index_offset + pair * bytes, bytes)) return {};
+  const ShardEntry entry = index_[pair];
+  if (HasTokens(entry)) return entry;
+  NoteDamage(absl::StrCat("pair ", pair, " lies outside of the tokens"));
+  return {};
 }
 
 TokenSpan Shard::First(int64_t pair) const {
-  return Tokens(entry(pair).first_token, entry(pair).num_first);
+  const ShardEntry place = entry(pair);
+  return Tokens(pair, place.first_token, place.num_first);
 }
 
 TokenSpan Shard::Second(int64_t pair) const {
-  return Tokens(entry(pair).first_token + entry(pair).num_first, entry(pair).num_second);
+  const ShardEntry place = entry(pair);
+  return Tokens(pair, place.first_token + place.num_first, place.num_second);
 }
 
 }  // namespace deepnet

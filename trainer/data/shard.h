@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -128,39 +129,50 @@ class ShardWriter {
   ContentHasher hasher_;
 };
 
-// A shard on disk. Immutable, safe from several threads.
+// A shard on disk. Immutable, safe from several threads. A block of kShardBlockBytes is compared
+// with its checksum when something in it is read first, and not again.
 class Shard {
  public:
   // Checks header, version, size, and that the parts lie inside; fails naming the file and what is
-  // wrong.
-  static absl::StatusOr<Shard> Open(const std::string& path);
+  // wrong. Ids from `vocabulary_size` on are damage.
+  static absl::StatusOr<Shard> Open(const std::string& path,
+                                    int32_t vocabulary_size = std::numeric_limits<int32_t>::max());
 
-  // See MappedFile.
-  absl::Status Intact() const { return file_.Intact(); }
+  // OK, or DataLoss naming the file and the place once something was read that is damaged, or could
+  // not be read (MappedFile): it came as pairs without tokens, or as no length. Ask after reading,
+  // before what was read is used.
+  absl::Status Intact() const;
 
-  // Reads all of it, compares the content hash, and checks that every pair has its tokens. Fails
-  // naming the file.
+  // Reads all of it, compares checksums and content hash, and checks every pair and id. Fails
+  // naming the file and the place.
   absl::Status CheckContent() const;
 
   int64_t num_pairs() const { return header_.num_pairs; }
   int64_t num_tokens() const { return header_.num_tokens; }
   uint64_t content_hash() const { return header_.content_hash; }
+  uint64_t ChecksumsHash() const;  // of all blocks' checksums
   std::span<const LengthRow> lengths() const;
 
-  // These three end the program, naming file and pair, at a pair that lies outside of the tokens:
-  // Open() does not read the index.
-  const ShardEntry& entry(int64_t pair) const;
+  ShardEntry entry(int64_t pair) const;
   TokenSpan First(int64_t pair) const;
   TokenSpan Second(int64_t pair) const;
 
  private:
-  Shard(MappedFile file, const ShardHeader& header);
+  struct Checked;  // what is known of the blocks, shared by copies
+
+  Shard(MappedFile file, const ShardHeader& header, int32_t vocabulary_size);
+  std::string_view Block(size_t block) const;
+  bool CheckBlock(size_t block) const;
+  bool AreGood(int64_t begin, int64_t bytes) const;  // `begin` counts from the start of the file
   bool HasTokens(const ShardEntry& entry) const;
-  TokenSpan Tokens(int64_t begin, size_t count) const;
+  TokenSpan Tokens(int64_t pair, int64_t begin, size_t count) const;
+  void NoteDamage(std::string_view what) const;
 
   MappedFile file_;
   ShardHeader header_;
   const ShardEntry* index_;
+  uint32_t vocabulary_size_;
+  std::shared_ptr<Checked> checked_;
 };
 
 }  // namespace deepnet

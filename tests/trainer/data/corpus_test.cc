@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <set>
@@ -13,8 +15,9 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include "parallel/base/exit_code.h"
+#include "tests/support/seal_blocks.h"
 #include "tests/support/thread_limit.h"
-#include "tests/support/verify_corpus.h"
 #include "tests/trainer/data/prepared_corpus.h"
 #include "tests/trainer/data/temp_folder.h"
 #include "trainer/data/corpus_batch_source.h"
@@ -25,6 +28,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::IsSupersetOf;
 using testing::PrepareIn;
 using testing::TempFolder;
 using testing::WriteOpus;
@@ -103,18 +107,7 @@ TEST_F(CorpusTest, NamesAFileThatWasChangedCutOrTakenAway) {
   folder_.Write("out/train.de-en.pairs", std::string_view(shard).substr(0, shard.size() - 8));
   EXPECT_THAT(OpenMessage(), HasSubstr("train.de-en.pairs"));
   folder_.Write("out/train.de-en.pairs", shard);
-  EXPECT_TRUE(testing::VerifyCorpus(Open()).ok());
-
-  std::string damaged = shard;
-  damaged[5000] ^= 1;
-  folder_.Write("out/train.de-en.pairs", damaged);
-  EXPECT_THAT(std::string(testing::VerifyCorpus(Open()).message()), HasSubstr("train.de-en.pairs"));
-  folder_.Write("out/train.de-en.pairs", shard);
-
-  std::string text = folder_.Read("out/test.de-en.de");
-  text[0] ^= 1;
-  folder_.Write("out/test.de-en.de", text);
-  EXPECT_THAT(std::string(testing::VerifyCorpus(Open()).message()), HasSubstr("test.de-en.de"));
+  EXPECT_TRUE(Open().CheckContent().ok());
 
   std::string manifest = folder_.Read("out/manifest.textproto");
   folder_.Write("out/manifest.textproto",
@@ -122,6 +115,72 @@ TEST_F(CorpusTest, NamesAFileThatWasChangedCutOrTakenAway) {
   EXPECT_THAT(OpenMessage(), HasSubstr("format version 2"));
   EXPECT_THAT(std::string(Corpus::Open(folder_.path()).status().message()),
               HasSubstr("is no prepared corpus"));
+}
+
+TEST_F(CorpusTest, NoByteOfAnyFileChangesUnseen) {
+  const std::vector<std::string> names = folder_.FilesBelow("out");
+  EXPECT_THAT(names, IsSupersetOf({"manifest.textproto", "report.json", "parts.textproto",
+                                   "tokenizer.model", "train.de-en.pairs", "dev.de-en.de"}));
+  for (const std::string& name : names) {
+    const std::string good = folder_.Read("out/" + name);
+    for (const size_t at : {good.size() / 3, good.size() / 2, good.size() - 2}) {
+      std::string bad = good;
+      bad[at] ^= 1;
+      folder_.Write("out/" + name, bad);
+      const auto corpus = Corpus::Open(folder_.Path("out"));
+      const absl::Status status = corpus.ok() ? corpus->CheckContent() : corpus.status();
+      EXPECT_TRUE(absl::IsDataLoss(status)) << name << " at " << at << ": " << status;
+      EXPECT_THAT(std::string(status.message()), HasSubstr(folder_.Path("out/" + name)));
+      int found = 0;
+      for (int part = 0; corpus.ok() && part < 3; ++part) {
+        found += corpus->CheckContent(part, 3).ok() ? 0 : 1;
+      }
+      EXPECT_EQ(found, corpus.ok() ? 1 : 0) << name;
+    }
+    folder_.Write("out/" + name, good);
+  }
+  EXPECT_TRUE(Open().CheckContent().ok());
+}
+
+TEST_F(CorpusTest, TextThatWasDamagedIsNotRead) {
+  std::string text = folder_.Read("out/test.de-en.en");
+  text[0] ^= 1;
+  folder_.Write("out/test.de-en.en", text);
+  const Corpus corpus = Open();
+  for (const char* other : {"en", "fr"}) {  // itself, and joined over it
+    const absl::Status status = corpus.Sentences("test", "de", other).status();
+    EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("out/test.de-en.en: damaged: its bytes do not match the hash"));
+  }
+  EXPECT_TRUE(absl::IsDataLoss(corpus.CheckTexts("test")));
+  EXPECT_TRUE(corpus.CheckTexts("dev").ok());
+}
+
+// Whose header and manifest are the same.
+TEST_F(CorpusTest, CopiesWithOtherDataHaveOtherChecksums) {
+  const std::string before = Open().ChecksumsHash();
+  std::string shard = folder_.Read("out/train.de-en.pairs");
+  shard[kShardDataOffset] ^= 1;
+  testing::SealBlocks(shard);
+  folder_.Write("out/train.de-en.pairs", shard);
+  const Corpus other = Open();
+  EXPECT_NE(other.ChecksumsHash(), before);
+  EXPECT_THAT(std::string(other.CheckContent().message()), HasSubstr("the content hash"));
+}
+
+// Earlier programs wrote no digest.
+std::string WithoutDigest(const std::string& manifest) {
+  const size_t end = manifest.rfind("digest: ");
+  EXPECT_NE(end, manifest.npos);
+  return manifest.substr(0, end);
+}
+
+TEST_F(CorpusTest, AManifestWithoutDigestAndNotesIsRead) {
+  const std::string manifest = folder_.Read("out/manifest.textproto");
+  folder_.Write("out/manifest.textproto", manifest.substr(0, manifest.find("notes {")));
+  EXPECT_TRUE(Open().CheckContent().ok());
+  EXPECT_FALSE(ReadEarlierParts(folder_.Path("out")).empty());
 }
 
 TEST_F(CorpusTest, AManifestOfAMillionLevelsIsDamaged) {
@@ -166,6 +225,7 @@ TEST_F(CorpusTest, PairsOfALanguageThatTheVocabularyLacksAreRefused) {
   }
   std::filesystem::rename(folder_.Path("out/train.de-en.pairs"),
                           folder_.Path("out/train.xx-en.pairs"));
+  text = WithoutDigest(text);
   folder_.Write("out/manifest.textproto", text);
   const std::string hash = ContentHash(*ReadManifest(folder_.Path("out")));
   const size_t at = text.find("content_hash: \"") + 15;
@@ -174,6 +234,12 @@ TEST_F(CorpusTest, PairsOfALanguageThatTheVocabularyLacksAreRefused) {
 }
 
 TEST_F(CorpusTest, AListOfEarlierPartsWithNamesThatNoPathMayHoldIsNone) {
+  const std::string manifest = folder_.Read("out/manifest.textproto");
+  std::string parts = folder_.Read("out/parts.textproto");
+  parts[parts.find("kept: ") + 6] ^= 1;
+  folder_.Write("out/parts.textproto", parts);
+  EXPECT_TRUE(ReadEarlierParts(folder_.Path("out")).empty());
+  folder_.Write("out/manifest.textproto", manifest.substr(0, manifest.find("notes {")));
   ASSERT_FALSE(ReadEarlierParts(folder_.Path("out")).empty());
   for (const char* text : {"parts { key: 1 }", "parts { key: 1 files { name: '../x' } }"}) {
     folder_.Write("out/parts.textproto", text);
@@ -223,6 +289,67 @@ TEST_F(CorpusTest, AStepOfACorpusThatBecameShorterIsAnErrorWithItsName) {
       folder_.Write("out/train.de-en.pairs", shard);
     }
   }
+}
+
+// Of tokens, of the index, of ids that no vocabulary has.
+TEST_F(CorpusTest, AStepOfADamagedCorpusIsAnErrorWithItsName) {
+  const std::string shard = folder_.Read("out/train.de-en.pairs");
+  ShardHeader header = {};
+  std::memcpy(&header, shard.data(), sizeof(header));
+  const auto index = static_cast<size_t>(header.index_offset);
+  for (const Architecture architecture : {ENCODER_DECODER, DECODER_ONLY, ENCODER_ONLY}) {
+    for (const double alpha : {0.0, 0.1}) {
+      for (const bool sealed : {false, true}) {
+        std::string bad = shard;
+        for (size_t i = kShardDataOffset; i < index; ++i) bad[i] = '\x7f';
+        if (sealed) testing::SealBlocks(bad);
+        folder_.Write("out/train.de-en.pairs", bad);
+        const absl::StatusOr<Corpus> corpus = Corpus::Open(folder_.Path("out"));
+        if (!sealed) {  // so short that sums of lengths lie in the same block
+          EXPECT_TRUE(absl::IsDataLoss(corpus.status())) << corpus.status();
+          continue;
+        }
+        ASSERT_TRUE(corpus.ok()) << corpus.status();
+        DataSpec spec;
+        spec.mutable_microbatch()->set_max_target_tokens(600);
+        spec.set_subword_alpha(alpha);
+        spec.set_subword_nbest(alpha > 0 ? 4 : 0);
+        spec.set_mlm_probability(architecture == ENCODER_ONLY ? 0.15 : 0.0);
+        ASSERT_TRUE(ResolveDataSpec(*corpus, &spec, architecture).ok());
+        auto source = CorpusBatchSource::Make(spec, 7, &*corpus, architecture);
+        ASSERT_TRUE(source.ok()) << source.status();
+        absl::Status status;
+        const int64_t steps = (*source)->order().steps_per_window();
+        for (int64_t step = 0; step < steps && status.ok(); ++step) {
+          status = (*source)->ForStep(step).status();
+        }
+        EXPECT_EQ(GetExitCode(status), ExitCode::kData) << status;
+        EXPECT_THAT(
+            std::string(status.message()),
+            AllOf(HasSubstr("train.de-en.pairs: damaged: pair "), HasSubstr("token 32639")));
+      }
+    }
+  }
+}
+
+// In place, after all of its blocks were read: the pairs in the opposite order.
+TEST_F(CorpusTest, AStepOfAShardThatWasWrittenOverIsAnErrorWithItsName) {
+  const Corpus corpus = Open();
+  const auto source = Source(corpus);
+  const int64_t next = source->order().steps_per_window();
+  ASSERT_TRUE(source->ForStep(next).ok() && source->ForStep(0).ok());
+  std::string shard = folder_.Read("out/train.de-en.pairs");
+  ShardHeader header = {};
+  std::memcpy(&header, shard.data(), sizeof(header));
+  auto* const index = reinterpret_cast<ShardEntry*>(shard.data() + header.index_offset);
+  std::reverse(index, index + header.num_pairs);
+  std::fstream file(folder_.Path("out/train.de-en.pairs"),
+                    std::ios::in | std::ios::out | std::ios::binary);
+  file.write(shard.data(), static_cast<std::streamsize>(shard.size())).flush();
+  const absl::Status status = source->ForStep(1).status();
+  EXPECT_EQ(GetExitCode(status), ExitCode::kData) << status;
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr(folder_.Path("out")), HasSubstr("its shard was written over")));
 }
 
 TEST_F(CorpusTest, AnyStepIsTheOneOfTheUninterruptedSequence) {

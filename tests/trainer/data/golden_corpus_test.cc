@@ -10,7 +10,6 @@
 #include <google/protobuf/message.h>
 #include <gtest/gtest.h>
 
-#include "tests/support/verify_corpus.h"
 #include "tests/trainer/data/prepared_corpus.h"
 #include "tests/trainer/data/temp_folder.h"
 #include "trainer/data/corpus.h"
@@ -52,7 +51,7 @@ TEST(GoldenCorpus, OpensWithItsContentHash) {
   const auto corpus = Corpus::Open(kGolden);
   ASSERT_TRUE(corpus.ok()) << corpus.status();
   EXPECT_EQ(corpus->content_hash(), kContentHash);
-  EXPECT_TRUE(testing::VerifyCorpus(*corpus).ok());
+  EXPECT_TRUE(corpus->CheckContent().ok());
   std::vector<std::string> names;
   for (const Direction& direction : corpus->directions()) names.push_back(direction.Name());
   EXPECT_THAT(names, ElementsAre("de-en", "en-de", "en-fr", "fr-en"));

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -19,7 +20,6 @@
 
 #include "parallel/base/exit_code.h"
 #include "tests/support/thread_limit.h"
-#include "tests/support/verify_corpus.h"
 #include "tests/trainer/data/prepared_corpus.h"
 #include "tests/trainer/data/temp_folder.h"
 #include "trainer/data/corpus.h"
@@ -97,7 +97,7 @@ TEST(Prepare, MakesACorpusOfOpusFolders) {
 
   const auto corpus = Corpus::Open(folder.Path("out"));
   ASSERT_TRUE(corpus.ok()) << corpus.status();
-  EXPECT_TRUE(testing::VerifyCorpus(*corpus).ok());
+  EXPECT_TRUE(corpus->CheckContent().ok());
   int longest = 0;
   for (const char* side : {"out/dev.de-en.de", "out/dev.de-en.en"}) {
     std::ifstream file(folder.Path(side));
@@ -547,10 +547,41 @@ TEST(Prepare, ReusesACorpusWhoseManifestNamesItsOutputFolder) {
   std::string manifest = folder.Read("out/manifest.textproto");
   const size_t at = manifest.find("  opus100_folder: ");
   ASSERT_NE(at, std::string::npos);
+  manifest = manifest.substr(0, manifest.rfind("digest: "));  // they wrote none
   folder.Write("out/manifest.textproto", manifest.insert(at, "  output_folder: \"out\"\n"));
   const auto again = PrepareIn(folder, "opus100_folder: 'opus'");
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_TRUE(again->reused());
+}
+
+TEST(Prepare, DoesNotCallADamagedCorpusFinishedAndReplacesIt) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  const std::string spec = "opus100_folder: 'opus'";
+  const auto first = PrepareIn(folder, spec);
+  ASSERT_TRUE(first.ok()) << first.status();
+  for (const std::string name :
+       {"train.de-en.pairs", "dev.de-en.de", "tokenizer.model", "parts.textproto"}) {
+    const auto written = fs::last_write_time(folder.Path("out/" + name));
+    std::string bytes = folder.Read("out/" + name);
+    bytes[bytes.size() / 2] ^= 2;
+    folder.Write("out/" + name, bytes);
+    fs::last_write_time(folder.Path("out/" + name), written);  // as a disk does it
+    const absl::Status status = PrepareIn(folder, spec).status();
+    EXPECT_EQ(GetExitCode(status), ExitCode::kData) << status;
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("out holds a corpus that cannot be used ("), HasSubstr(name)));
+    std::string progress;
+    const auto replaced = PrepareIn(folder, spec + " replace: true", &progress);
+    ASSERT_TRUE(replaced.ok()) << replaced.status();
+    EXPECT_EQ(replaced->content_hash(), first->content_hash()) << name;
+    const bool is_shard = name == "train.de-en.pairs";
+    EXPECT_EQ(
+        absl::StrContains(progress, "warning: train.de-en.pairs of the earlier corpus is damaged"),
+        is_shard)
+        << progress;
+    EXPECT_TRUE(PrepareIn(folder, spec)->reused());
+  }
 }
 
 TEST(Prepare, GivesTheSameCorpusForAnyNumberOfThreads) {

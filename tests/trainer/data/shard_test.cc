@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <filesystem>
 #include <string>
 #include <thread>
@@ -13,12 +14,13 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
-#include "tests/support/verify_corpus.h"
+#include "tests/support/seal_blocks.h"
 #include "tests/trainer/data/temp_folder.h"
 
 namespace deepnet {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using testing::TempFolder;
 
@@ -53,7 +55,7 @@ TEST(Shard, GivesBackWhatWasWrittenWithNarrowAndWideIds) {
     WriteShard(folder.Path("s"), 1000, vocabulary_size);
     const auto shard = Shard::Open(folder.Path("s"));
     ASSERT_TRUE(shard.ok()) << shard.status();
-    EXPECT_TRUE(testing::VerifyShard(folder.Path("s")).ok());
+    EXPECT_TRUE(shard->CheckContent().ok());
     ASSERT_EQ(shard->num_pairs(), 1000);
     for (int i = 0; i < 1000; ++i) {
       EXPECT_EQ(ToVector(shard->First(i)), Sentence(1 + i % 5, vocabulary_size - 1001));
@@ -100,7 +102,7 @@ TEST(Shard, MayBeEmpty) {
   const auto shard = Shard::Open(folder.Path("s"));
   ASSERT_TRUE(shard.ok()) << shard.status();
   EXPECT_EQ(shard->num_pairs(), 0);
-  EXPECT_TRUE(testing::VerifyShard(folder.Path("s")).ok());
+  EXPECT_TRUE(shard->CheckContent().ok());
 }
 
 TEST(Shard, IsNoneUntilFinished) {
@@ -193,8 +195,8 @@ TEST(Shard, NamesADamagedBlockHeaderSizeOrVersion) {
   folder.Write("block", bad);
   const auto block = Shard::Open(folder.Path("block"));
   ASSERT_TRUE(block.ok());
-  EXPECT_THAT(std::string(testing::VerifyShard(folder.Path("block")).message()),
-              HasSubstr("1052672"));
+  EXPECT_THAT(std::string(block->CheckContent().message()),
+              HasSubstr("block: damaged: bytes 1052672 to 2101248 do not match their checksum"));
 
   bad = good;
   bad[20] ^= 1;
@@ -211,6 +213,96 @@ TEST(Shard, NamesADamagedBlockHeaderSizeOrVersion) {
   folder.Write("version", bad);
   EXPECT_THAT(std::string(Shard::Open(folder.Path("version")).status().message()),
               HasSubstr("version 9"));
+}
+
+// Four threads, each of which begins with another pair.
+TEST(Shard, ADamagedBlockIsFoundByWhoReadsInItFirstAndOthersAreGood) {
+  const TempFolder folder;
+  WriteShard(folder.Path("s"), 200000, 8000);
+  const std::string good = folder.Read("s");
+  ShardHeader header = {};
+  std::memcpy(&header, good.data(), sizeof(header));
+  std::string bad = good;
+  bad[kShardDataOffset + kShardBlockBytes + 17] ^= 1;
+  folder.Write("s", bad);
+  const auto shard = Shard::Open(folder.Path("s"));
+  ASSERT_TRUE(shard.ok()) << shard.status();
+  EXPECT_EQ(ToVector(shard->First(0)), Sentence(1, 8000 - 1001));
+  EXPECT_TRUE(shard->Intact().ok());
+  std::vector<std::thread> readers;
+  for (int64_t reader = 0; reader < 4; ++reader) {
+    readers.emplace_back([&, reader] {
+      for (int64_t i = 0; i < 200000; ++i) {
+        const int64_t pair = (i + reader * 50000) % 200000;
+        const int64_t first = shard->entry(pair).first_token * 2, last = first + 2;
+        const bool inside = first >= kShardBlockBytes && last < 2 * kShardBlockBytes;
+        const bool before = last < kShardBlockBytes - 20;
+        if (inside || before) {
+          EXPECT_EQ(shard->First(pair).size() > 0, before) << pair;
+        }
+      }
+    });
+  }
+  for (std::thread& reader : readers) reader.join();
+  EXPECT_TRUE(absl::IsDataLoss(shard->Intact()));
+  const Shard copy = *shard;
+  EXPECT_THAT(std::string(copy.Intact().message()),
+              HasSubstr("s: damaged: bytes 1052672 to 2101248 do not match their checksum"));
+
+  for (const int64_t offset : {header.index_offset + 3, header.lengths_offset + 1}) {
+    bad = good;
+    bad[static_cast<size_t>(offset)] ^= 4;
+    folder.Write("s", bad);
+    const auto other = Shard::Open(folder.Path("s"));
+    ASSERT_TRUE(other.ok()) << other.status();
+    const bool empty = other->entry(0).num_first == 0 || other->lengths().empty();
+    EXPECT_TRUE(empty && absl::IsDataLoss(other->Intact())) << offset;
+  }
+}
+
+// Every single byte counts: what is not checked when the file is opened is by who reads all.
+TEST(Shard, NoByteOfItCanChangeUnseen) {
+  const TempFolder folder;
+  WriteShard(folder.Path("s"), 40, 8000);
+  const std::string good = folder.Read("s");
+  for (size_t i = 0; i < good.size(); i += i < kShardDataOffset - 16 && i > 96 ? 97 : 1) {
+    std::string bad = good;
+    bad[i] ^= 0x10;
+    folder.Write("s", bad);
+    const auto shard = Shard::Open(folder.Path("s"));
+    const absl::Status status = shard.ok() ? shard->CheckContent() : shard.status();
+    EXPECT_TRUE(absl::IsDataLoss(status)) << i << ": " << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(folder.Path("s"))) << i;
+  }
+}
+
+// By a writer that has another vocabulary, or by somebody who means harm.
+TEST(Shard, IdsOutsideOfTheVocabularyAndPairsOutsideOfTheTokensEndNothing) {
+  const TempFolder folder;
+  for (const int32_t vocabulary_size : {65536, 100000}) {
+    WriteShard(folder.Path("s"), 100, vocabulary_size);
+    const auto shard = Shard::Open(folder.Path("s"), 5000);
+    ASSERT_TRUE(shard.ok()) << shard.status();
+    EXPECT_EQ(ToVector(shard->Second(7)), Sentence(3, 7));
+    EXPECT_TRUE(shard->Intact().ok());
+    EXPECT_EQ(shard->First(7).size(), 0u);
+    EXPECT_THAT(std::string(shard->Intact().message()),
+                AllOf(HasSubstr("s: damaged: pair 7 has token "), HasSubstr("is of 5000")));
+    const auto whole = Shard::Open(folder.Path("s"), 5000);
+    EXPECT_THAT(std::string(whole->CheckContent().message()), HasSubstr("pair 0 has token "));
+  }
+  std::string bytes = folder.Read("s");
+  ShardHeader header = {};
+  std::memcpy(&header, bytes.data(), sizeof(header));
+  const ShardEntry outside = {header.num_tokens - 1, 2, 0};
+  std::memcpy(bytes.data() + header.index_offset, &outside, sizeof(outside));
+  testing::SealBlocks(bytes);
+  folder.Write("s", bytes);
+  const auto shard = Shard::Open(folder.Path("s"));
+  ASSERT_TRUE(shard.ok()) << shard.status();
+  EXPECT_EQ(shard->First(0).size() + shard->Second(0).size(), 0u);
+  EXPECT_THAT(std::string(shard->Intact().message()),
+              HasSubstr("s: damaged: pair 0 lies outside of the tokens"));
 }
 
 }  // namespace
