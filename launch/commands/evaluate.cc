@@ -12,6 +12,7 @@
 #include "trainer/data/corpus.h"
 #include "trainer/eval/evaluator.h"
 #include "trainer/eval/score_table.h"
+#include "trainer/eval/tokenizers.h"
 #include "trainer/kernels/device_errors.h"
 #include "trainer/metrics.h"
 #include "trainer/model/architecture.h"
@@ -96,6 +97,10 @@ absl::Status EvaluateOnAllRanks(const CommandLine& line, Communicator& world) {
   RETURN_IF_ERROR(AgreeOnStatus(world, corpus.status()));
   const Fact facts[] = {{"the corpus", corpus->content_hash()}};
   RETURN_IF_ERROR(CheckSameEverywhere(world, facts));
+  if (line.flags.Given("spm")) {
+    const auto pieces = MakeSentencePieceTokenizer(ResolvePath(line, line.flags.Text("spm")));
+    RETURN_IF_ERROR(AgreeOnStatus(world, WithPrefix("--spm", pieces.status())));
+  }
 
   ASSIGN_OR_RETURN(const BatchLimits limits, AgreeOnLimits(model, world));
   LoggerOptions log_options = StderrOptions();

@@ -57,10 +57,11 @@ absl::StatusOr<RunSpec> LoadRunSpecWithTsv(const CommandLine& line) {
   return run;
 }
 
-// Writes standard input to `path`, because `prepare` reads its texts twice and knows them again by
-// name, size and time. A file there with the same contents stays as it is; one with others is
-// replaced only where `may_replace`. Errors leave it and nothing else.
-absl::Status KeepStandardInput(std::istream& in, const std::string& path, bool may_replace) {
+// Writes what comes from the pipe `what` to `path`, because `prepare` reads its texts twice and
+// knows them again by name, size and time. A file there with the same contents stays as it is; one
+// with others is replaced only where `may_replace`. Errors leave it and nothing else.
+absl::Status KeepPipe(std::istream& in, const std::string& what, const std::string& path,
+                      bool may_replace) {
   const fs::path folder = fs::path(path).parent_path();
   const std::string unfinished = UnusedName();
   std::error_code error;
@@ -74,16 +75,16 @@ absl::Status KeepStandardInput(std::istream& in, const std::string& path, bool m
     file->Append(std::string_view(bytes.data(), static_cast<size_t>(in.gcount())));
   }
   ASSIGN_OR_RETURN(const CorpusFile written, file->Finish());
-  RETURN_IF_ERROR(WithPrefix("--tsv -: standard input", StreamError(in)));
+  RETURN_IF_ERROR(WithPrefix(what, StreamError(in)));
   if (written.bytes() == 0) {
-    return absl::InvalidArgumentError("--tsv -: nothing comes from standard input");
+    return absl::InvalidArgumentError(absl::StrCat("nothing comes from ", what));
   }
   if (fs::exists(path, error)) {
     ASSIGN_OR_RETURN(const uint64_t known, HashFile(path));
     if (known == written.hash()) return absl::OkStatus();
     if (!may_replace) {
       return absl::FailedPreconditionError(
-          absl::StrCat("--tsv -: ", path,
+          absl::StrCat(path,
                        " has another text, of the corpus that is there: choose another "
                        "data.folder, or replace it: --extend, --set prepare.replace=true"));
     }
@@ -93,23 +94,35 @@ absl::Status KeepStandardInput(std::istream& in, const std::string& path, bool m
   return absl::UnavailableError(absl::StrCat(path, ": ", error.message()));
 }
 
-// Reads the text that --tsv - stands for, and names the file that keeps it in `run`. Collective.
-absl::Status TakeStandardInput(const CommandLine& line, Communicator& world, Logger& log,
-                               RunSpec* run) {
+// Reads --tsv if it is a pipe, or "-" for standard input, and names the file that keeps it in
+// `run`. Rank 0 reads. Collective.
+absl::Status TakePipe(const CommandLine& line, Communicator& world, Logger& log, RunSpec* run) {
+  const std::string& given = line.flags.Text("tsv");
+  std::error_code error;
+  const bool is_pipe = given == "-" || fs::is_fifo(ResolvePath(line, given), error);
+  ASSIGN_OR_RETURN(const std::string taken, BroadcastText(world, is_pipe ? "taken" : "", 0));
+  if (taken.empty()) return absl::OkStatus();
   std::string folder = run->data().folder();
   while (folder.size() > 1 && folder.back() == '/') folder.pop_back();
   const std::string name = folder + ".tsv";
   run->mutable_prepare()->mutable_text()->rbegin()->set_tsv_file(name);
   absl::Status kept;
   if (world.rank() == 0) {
-    log.Info(absl::StrCat("standard input is kept as ", name));
+    const std::string what = given == "-" ? "standard input" : given;
+    log.Info(absl::StrCat(what, " is kept as ", name));
     const std::string root = RootFolder(line);
-    std::error_code error;
     const bool may_replace =
         !line.flags.Switch("dry-run") && (line.flags.Switch("extend") || run->prepare().replace() ||
                                           !fs::exists(Rooted(root, folder), error));
-    kept =
-        WithExitCode(KeepStandardInput(line.in, Rooted(root, name), may_replace), ExitCode::kData);
+    const std::string path = Rooted(root, name);
+    if (given == "-") {
+      kept = KeepPipe(line.in, what, path, may_replace);
+    } else if (const auto pipe = FdStream::Open(ResolvePath(line, given)); pipe.ok()) {
+      kept = KeepPipe(**pipe, what, path, may_replace);
+    } else {
+      kept = pipe.status();
+    }
+    kept = WithExitCode(WithPrefix(absl::StrCat("--tsv ", given), kept), ExitCode::kData);
   }
   return AgreeOnStatus(world, kept);
 }
@@ -118,9 +131,7 @@ absl::Status PrepareOnAllRanks(const CommandLine& line, Communicator& world) {
   absl::StatusOr<RunSpec> run = LoadRunSpecWithTsv(line);
   RETURN_IF_ERROR(AgreeOnStatus(world, run.status()));
   Logger log({.stream = &line.err});
-  if (line.flags.Text("tsv") == "-") {
-    RETURN_IF_ERROR(TakeStandardInput(line, world, log, &*run));
-  }
+  if (line.flags.Given("tsv")) RETURN_IF_ERROR(TakePipe(line, world, log, &*run));
   ASSIGN_OR_RETURN(const CorpusReport report,
                    Prepare(run->prepare(), run->data().folder(), RootFolder(line),
                            [&log](std::string_view message) { log.Info(message); },
@@ -161,8 +172,8 @@ Command MakePrepareCommand() {
           .flags = {JsonFlag(),
                     TextFlag("tsv", "FILE",
                              "A further training text, or the only one: lines of source, target "
-                             "and perhaps a score, separated by tabs. - is standard input, of "
-                             "which a copy is kept beside data.folder. From Parquet, JSON lines "
+                             "and perhaps a score, separated by tabs. - is standard input. Of it "
+                             "or a pipe a copy is kept by data.folder. From Parquet, JSON lines "
                              "and Hugging Face's datasets: launch/corpora/to_tsv.py."),
                     TextFlag("from", "LANGUAGE", "Language of the first column of --tsv."),
                     TextFlag("to", "LANGUAGE", "Language of its second column."),

@@ -93,18 +93,13 @@ absl::StatusOr<Sides> SidesOf(const CommandLine& line) {
 
 // Returns the pieces of a vocabulary for the two files.
 absl::StatusOr<int32_t> PiecesFor(const CommandLine& line, const Sides& sides) {
-  int64_t bytes = 0;
+  double bytes = 0.0;
   for (const Side& side : sides) {
-    std::error_code error;
-    const auto size = fs::file_size(ResolvePath(line, side.file), error);
-    if (error) {
-      return WithExitCode(
-          absl::NotFoundError(absl::StrCat("--text: ", side.file, ": ", error.message())),
-          ExitCode::kData);
-    }
-    bytes += static_cast<int64_t>(size) * (IsCompressed(side.file) ? 3 : 1);
+    const auto file = DescribeInput(side.file, ResolvePath(line, side.file));
+    if (!file.ok()) return WithExitCode(WithPrefix("--text", file.status()), ExitCode::kData);
+    bytes += static_cast<double>(file->bytes()) * (IsCompressed(side.file) ? 3 : 1);
   }
-  return static_cast<int32_t>(std::clamp(bytes / kBytesPerPiece, kMinPieces, kMaxPieces));
+  return static_cast<int32_t>(std::clamp<double>(bytes / kBytesPerPiece, kMinPieces, kMaxPieces));
 }
 
 absl::StatusOr<RunSpec> LoadTextRun(const CommandLine& line) {

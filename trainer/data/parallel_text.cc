@@ -18,6 +18,7 @@
 #include <sys/stat.h>
 
 #include "parallel/base/check.h"
+#include "parallel/base/exit_code.h"
 #include "parallel/base/file_system.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/base/utf8.h"
@@ -187,13 +188,12 @@ bool LooksLikeLanguage(std::string_view tag) {
          tag.find("__") == std::string_view::npos;
 }
 
-// Returns `path` or its compressed form; empty if there is neither. A folder in its place is
-// returned too: DescribeInput refuses it by name.
+// Returns `path` or its compressed form; empty if there is neither. What is no file is returned
+// too: DescribeInput refuses it by name.
 std::string FindCompressed(const std::string& path) {
   for (const char* ending : {"", ".gz", ".zst"}) {
     std::error_code error;
-    const fs::file_status status = fs::status(path + ending, error);
-    if (fs::is_regular_file(status) || fs::is_directory(status)) return path + ending;
+    if (fs::exists(path + ending, error)) return path + ending;
   }
   return "";
 }
@@ -486,6 +486,14 @@ absl::StatusOr<InputFile> DescribeInput(const std::string& name, const std::stri
   }
   if (S_ISDIR(status.st_mode)) {
     return absl::InvalidArgumentError(absl::StrCat(path, " is a folder, not a file"));
+  }
+  if (!S_ISREG(status.st_mode)) {
+    return WithExitCode(
+        absl::InvalidArgumentError(absl::StrCat(
+            path,
+            " is a pipe or a device: what is prepared is read twice and known again by size "
+            "and time, so it must be a file; one pipe of pairs may be given by --tsv")),
+        ExitCode::kBadConfig);
   }
   InputFile input;
   input.set_name(name);

@@ -119,7 +119,7 @@ std::vector<std::string> LanguagesOf(const std::vector<LanguagePairTexts>& texts
 std::string Rooted(const std::string& root, const std::string& path);
 
 // Returns size and time of the file at `path`, named `name`; its hash stays 0. Fails naming the
-// path if nothing or a folder is there.
+// path if nothing or a folder is there, with ExitCode::kBadConfig for a pipe or a device.
 absl::StatusOr<InputFile> DescribeInput(const std::string& name, const std::string& path);
 
 }  // namespace deepnet

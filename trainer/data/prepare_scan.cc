@@ -103,6 +103,13 @@ absl::StatusOr<PreparedPart> ScanPair(PrepareContext& context, const LanguagePai
   return part;
 }
 
+// Returns the bytes of a file; 0 of one that is gone, which whoever reads it says.
+double SizeOf(const std::string& path) {
+  std::error_code error;
+  const uintmax_t bytes = fs::file_size(path, error);
+  return error ? 0.0 : static_cast<double>(bytes);
+}
+
 // Returns about how many pairs a text has: counted where they are few, else by the first ones.
 double EstimatePairs(const ParallelFiles& text) {
   constexpr int kSampledPairs = 1000;
@@ -116,9 +123,7 @@ double EstimatePairs(const ParallelFiles& text) {
     if (!more.ok() || !*more) return pairs;
     bytes += static_cast<double>(pair.first.size() + (tsv ? pair.second.size() + 1 : 0) + 1);
   }
-  std::error_code ignored;
-  const auto size =
-      static_cast<double>(fs::file_size(tsv ? text.tsv_file : text.first_file, ignored));
+  const double size = SizeOf(tsv ? text.tsv_file : text.first_file);
   const double unpacked = (*reader)->compressed() ? kTextBytesPerCompressedByte : 1.0;
   return size * unpacked / bytes * kSampledPairs;
 }
@@ -139,14 +144,12 @@ std::vector<int64_t> TrainingBytes(const std::vector<LanguagePairTexts>& texts) 
     double bytes = 0.0;
     for (const ParallelFiles& text : pair.train) {
       for (const std::string& path : {text.first_file, text.second_file, text.tsv_file}) {
-        std::error_code ignored;
         if (path.empty()) continue;
         const bool compressed = absl::EndsWith(path, ".gz") || absl::EndsWith(path, ".zst");
-        bytes += static_cast<double>(fs::file_size(path, ignored)) *
-                 (compressed ? kTextBytesPerCompressedByte : 1.0);
+        bytes += SizeOf(path) * (compressed ? kTextBytesPerCompressedByte : 1.0);
       }
     }
-    if (!pair.train.empty()) pair_bytes.push_back(static_cast<int64_t>(bytes));
+    if (!pair.train.empty()) pair_bytes.push_back(static_cast<int64_t>(std::min(bytes, 1e18)));
   }
   return pair_bytes;
 }

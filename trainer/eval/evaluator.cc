@@ -102,7 +102,10 @@ absl::StatusOr<std::vector<Direction>> Directions(const Corpus& corpus,
     routes.clear();
     for (const std::string& a : languages) {
       for (const std::string& b : languages) {
-        if (a != b && corpus.Sentences(options.split, a, b).ok()) routes.push_back({a, b});
+        if (a == b) continue;
+        const absl::Status found = corpus.Sentences(options.split, a, b).status();
+        if (!found.ok() && !absl::IsNotFound(found)) return WithExitCode(found, ExitCode::kData);
+        if (found.ok()) routes.push_back({a, b});
       }
     }
   }

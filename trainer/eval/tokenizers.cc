@@ -175,7 +175,10 @@ BleuTokenizer MakeNoneTokenizer() { return {"none", SplitOnSpace}; }
 absl::StatusOr<BleuTokenizer> MakeSentencePieceTokenizer(const std::string& model_file,
                                                          const std::string& name) {
   const auto bytes = ReadWholeFile(*MakePosixFileSystem(), model_file, kMaxTokenizerBytes);
-  if (!bytes.ok()) return WithExitCode(bytes.status(), ExitCode::kData);
+  if (!bytes.ok()) {
+    const bool is_no_file = absl::IsFailedPrecondition(bytes.status());
+    return WithExitCode(bytes.status(), is_no_file ? ExitCode::kBadConfig : ExitCode::kData);
+  }
   std::string error;
   const std::shared_ptr<const SentencePieces> model = SentencePieces::Load(*bytes, &error);
   if (model == nullptr) {

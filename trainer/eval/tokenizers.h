@@ -36,7 +36,8 @@ BleuTokenizer MakeCharTokenizer();
 BleuTokenizer MakeNoneTokenizer();
 
 // SentencePiece's pieces: spBLEU. `name` enters the signature: "flores101" or "flores200" for those
-// models, as in sacreBLEU. Error: kData naming the file when it is not a SentencePiece model.
+// models, as in sacreBLEU. Error: kData naming the file when it is not a SentencePiece model,
+// kBadConfig when it is no file.
 absl::StatusOr<BleuTokenizer> MakeSentencePieceTokenizer(const std::string& model_file,
                                                          const std::string& name = "spm");
 

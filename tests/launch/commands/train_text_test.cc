@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <google/protobuf/text_format.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include "launch/validate.h"
 #include "parallel/base/status_macros.h"
@@ -152,7 +153,11 @@ TEST_F(TrainTextTest, AMistakeNamesItsFlag) {
   EXPECT_THAT(error({"--text", "a.en", "b.en"}, 2), HasSubstr("say them by --from and --to"));
   EXPECT_THAT(error({"a.de"}, 2), HasSubstr("a.de: a word only follows --text"));
   EXPECT_THAT(error({"--to", "de"}, 2), HasSubstr("--to: only with --text"));
-  EXPECT_THAT(error({"--text", "a.en", "no.de"}, 4), HasSubstr("--text: no.de: "));
+  EXPECT_THAT(error({"--text", "a.en", "no.de"}, 4),
+              HasSubstr("--text: " + folder_.Path("no.de") + ": "));
+  ASSERT_EQ(mkfifo(folder_.Path("pipe.de").c_str(), 0600), 0);
+  EXPECT_THAT(error({"--text", "a.en", "pipe.de"}, 2),
+              HasSubstr("--text: " + folder_.Path("pipe.de") + " is a pipe or a device"));
   EXPECT_THAT(error({"--text", "a.en", "a.de", "--require-empty"}, 2),
               HasSubstr("not with --text"));
   EXPECT_THAT(error({"--text", "b.en", "a.de"}, 4), HasSubstr("uneven line counts"));

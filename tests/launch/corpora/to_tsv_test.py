@@ -104,6 +104,9 @@ class Prepare(InFolder):
         ranks = ["tests/mpi/mpirun.sh", "2"]
         self.prepare("--tsv", "-", "--set", "data.folder=ranks", text=TSV, launcher=ranks)
         self.assertEqual(self.corpus("ranks"), self.corpus("file"))
+        pipe = ["bash", "-c", 'exec "$@" --tsv <(cat "$0")', self.folder / "a.tsv"]
+        self.prepare("--set", "data.folder=pipe", launcher=pipe)
+        self.assertEqual(self.corpus("pipe"), self.corpus("file"))
         kept = (self.folder / "new/piped.tsv").stat().st_mtime_ns
         again = self.prepare("--tsv", "-", "--set", "data.folder=new/piped", text=TSV)
         self.assertIn("already prepared", again)

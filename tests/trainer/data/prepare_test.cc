@@ -16,6 +16,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mount.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 
 #include "parallel/base/exit_code.h"
@@ -418,6 +419,36 @@ TEST(Prepare, NamesAFolderInPlaceOfAFileAndAFileInPlaceOfAFolder) {
   fs::create_directories(folder.Path("opus/de-en/opus.de-en-test.en"));
   EXPECT_THAT(Message(PrepareIn(folder, "opus100_folder: 'opus'")),
               HasSubstr("opus.de-en-test.en is a folder, not a file"));
+}
+
+// Nobody writes into the pipe: whoever opens it waits.
+TEST(Prepare, NamesAPipeOrADeviceInPlaceOfAFileAndDoesNotWaitForIt) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  ASSERT_EQ(mkfifo(folder.Path("pipe").c_str(), 0600), 0);
+  folder.Write("file", "text\n");
+  const std::string sides = "source_language: 'de' target_language: 'en' ";
+  const auto expect_refused = [&](const std::string& spec, const std::string& path) {
+    std::string progress;
+    const auto report = PrepareIn(folder, spec, &progress);
+    EXPECT_EQ(GetExitCode(report.status()), ExitCode::kBadConfig) << report.status();
+    EXPECT_THAT(Message(report), HasSubstr(path + " is a pipe or a device")) << spec;
+    EXPECT_THAT(progress, Not(HasSubstr("planned")));
+  };
+  const std::string pipe = folder.Path("pipe");
+  for (const std::string text :
+       {"source_file: 'pipe' target_file: 'file'", "source_file: 'file' target_file: 'pipe'",
+        "tsv_file: 'pipe'", "tsv_file: 'file' score_file: 'pipe' score_threshold: 1",
+        "source_file: 'file' target_file: 'pipe' split: 'dev'"}) {
+    expect_refused(absl::StrCat("text { ", sides, text, " }"), pipe);
+  }
+  expect_refused(absl::StrCat("text { ", sides, "tsv_file: '/dev/zero' }"), "/dev/zero");
+  expect_refused("table { file: 'pipe' }", pipe);
+  expect_refused("opus100_folder: 'opus' tokenizer { model_file: 'pipe' }", pipe);
+  const std::string opus = folder.Path("opus/de-en/opus.de-en-test.en");
+  fs::remove(opus);
+  ASSERT_EQ(mkfifo(opus.c_str(), 0600), 0);
+  expect_refused("opus100_folder: 'opus'", opus);
 }
 
 TEST(Prepare, SaysWhyThereIsNoLock) {

@@ -60,6 +60,8 @@ TEST(SentencePieceTokenizer, FileThatIsNoModelIsNamed) {
   const absl::Status status = MakeSentencePieceTokenizer("tests/no_such.model").status();
   EXPECT_THAT(std::string(status.message()), testing::HasSubstr("'tests/no_such.model'"));
   EXPECT_EQ(GetExitCode(status), ExitCode::kData);
+  EXPECT_EQ(GetExitCode(MakeSentencePieceTokenizer("tests").status()), ExitCode::kBadConfig);
+  EXPECT_EQ(GetExitCode(MakeSentencePieceTokenizer("/dev/zero").status()), ExitCode::kBadConfig);
 }
 
 }  // namespace
