@@ -8,6 +8,7 @@
 #include <system_error>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 #include "launch/defaults.h"
@@ -167,11 +168,11 @@ absl::Status CutPairs(const ParallelFiles& sources, int64_t dev_every, const fs:
   return absl::OkStatus();
 }
 
-// Returns what the two files say: a line each with their hash.
-absl::StatusOr<std::string> ContentsOf(const ParallelFiles& sources) {
+// Returns what the files say: a line each with their hash.
+absl::StatusOr<std::string> ContentsOf(const std::vector<std::string>& files) {
   std::string contents;
-  for (const std::string& source : {sources.first_file, sources.second_file}) {
-    ASSIGN_OR_RETURN(const uint64_t hash, HashFile(source));
+  for (const std::string& file : files) {
+    ASSIGN_OR_RETURN(const uint64_t hash, HashFile(file));
     absl::StrAppend(&contents, absl::Hex(hash, absl::kZeroPad16), "\n");
   }
   return contents;
@@ -209,10 +210,21 @@ absl::Status CutText(const CommandLine& line, const RunSpec& run) {
   const TextFiles& dev = run.prepare().text(1);
   const fs::path folder = fs::path(ResolvePath(line, train.source_file())).parent_path();
   RETURN_IF_ERROR(CheckTextFolder(sources, folder));
-  ASSIGN_OR_RETURN(const std::string contents, ContentsOf(sources));
-  if (ReadIfThere(folder / kSources) == contents) return absl::OkStatus();
+  std::vector<std::string> names, paths;
+  for (const TextFiles* text : {&train, &dev}) {
+    for (const std::string& file : {text->source_file(), text->target_file()}) {
+      names.push_back(fs::path(file).filename());
+      paths.push_back(folder / names.back());
+    }
+  }
+  ASSIGN_OR_RETURN(const std::string contents,
+                   ContentsOf({sources.first_file, sources.second_file}));
+  const std::string noted = ReadIfThere(folder / kSources);
+  const auto there = ContentsOf(paths);
+  if (there.ok() && noted == contents + *there) return absl::OkStatus();
   std::error_code error;
-  if (fs::exists(ResolvePath(line, run.data().folder()), error) && !run.prepare().replace()) {
+  if (!absl::StartsWith(noted, contents) &&
+      fs::exists(ResolvePath(line, run.data().folder()), error) && !run.prepare().replace()) {
     return DataError(absl::StrCat("--text: ", run.folder(),
                                   " is the run of another text: name another by --set folder=..."));
   }
@@ -227,16 +239,12 @@ absl::Status CutText(const CommandLine& line, const RunSpec& run) {
   const std::string unfinished = folder.string() + kUnfinishedEnd;
   RETURN_IF_ERROR(DeleteIfThere(*files, unfinished));
   RETURN_IF_ERROR(files->MakeFolder(unfinished));
-  std::vector<std::string> names;
-  for (const TextFiles* text : {&train, &dev}) {
-    for (const std::string& file : {text->source_file(), text->target_file()}) {
-      names.push_back(fs::path(file).filename());
-    }
-  }
   RETURN_IF_ERROR(CutPairs(sources, dev_every, unfinished, names));
-  ASSIGN_OR_RETURN(const auto noted, FileWriter::Create(unfinished, kSources));
-  noted->Append(contents);
-  RETURN_IF_ERROR(noted->Finish().status());
+  for (size_t i = 0; i < names.size(); ++i) paths[i] = JoinPath(unfinished, names[i]);
+  ASSIGN_OR_RETURN(const std::string cut, ContentsOf(paths));
+  ASSIGN_OR_RETURN(const auto note, FileWriter::Create(unfinished, kSources));
+  note->Append(contents + cut);
+  RETURN_IF_ERROR(note->Finish().status());
   RETURN_IF_ERROR(DeleteIfThere(*files, folder));
   return files->Rename(unfinished, folder);
 }

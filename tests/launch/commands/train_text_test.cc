@@ -90,6 +90,13 @@ TEST_F(TrainTextTest, ASecondStartFindsItsWorkDoneAndOtherTextIsRefused) {
   EXPECT_EQ(again.code, 0) << again.err;
   EXPECT_THAT(again.err, HasSubstr("already prepared: "));
   EXPECT_EQ(std::filesystem::last_write_time(folder_.Path("runs/en-de/text/dev.en")), cut);
+  // What was cut and is damaged is cut again.
+  const std::string text = folder_.Read("runs/en-de/text/train.en");
+  std::string bad = text;
+  bad[bad.size() / 2] ^= 1;
+  folder_.Write("runs/en-de/text/train.en", bad);
+  EXPECT_THAT(Run({"--text", "a.en", "a.de"}).err, HasSubstr("already prepared: "));
+  EXPECT_EQ(folder_.Read("runs/en-de/text/train.en"), text);
   // Other files, as old as the ones before.
   const auto old = std::filesystem::last_write_time(folder_.Path("a.en"));
   testing::WritePairs(folder_, "b", "en", "de", {{"one", "eins"}, {"two", "zwei"}});
@@ -99,7 +106,7 @@ TEST_F(TrainTextTest, ASecondStartFindsItsWorkDoneAndOtherTextIsRefused) {
   const Outcome other = Run({"--text", "b.en", "b.de"});
   EXPECT_EQ(other.code, 4) << other.err;
   EXPECT_THAT(other.err, HasSubstr("runs/en-de is the run of another text"));
-  EXPECT_EQ(std::filesystem::last_write_time(folder_.Path("runs/en-de/text/dev.en")), cut);
+  EXPECT_EQ(folder_.Read("runs/en-de/text/train.en"), text);
 }
 
 TEST_F(TrainTextTest, AFolderThatItDidNotMakeOrThatHoldsASourceIsRefusedUntouched) {
