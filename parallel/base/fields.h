@@ -74,8 +74,8 @@ class Fields {
   }
 
   // Adds the numbers that are not finite, the enum values without a name, the texts that are not
-  // UTF-8 and the whole numbers that arithmetic could not bear, anywhere below the message: the file
-  // formats let them through. Returns whether every whole number can be borne.
+  // UTF-8 and the whole numbers that arithmetic could not bear, anywhere below the message: the
+  // file formats let them through. Returns whether every whole number can be borne.
   bool CheckValues() const;
 
   static std::string Quoted(const std::string& text) { return absl::StrCat("'", text, "'"); }

@@ -142,9 +142,9 @@ absl::StatusOr<std::string> LearnTokenizer(PrepareContext& context) {
   if (!rules.empty()) {
     RETURN_IF_ERROR(WithPrefix("prepare.tokenizer.normalization", CheckRules(rules, context)));
   }
-  std::vector<std::string> facts = {"tokenizer 2", ToBytes(tokenizer),
-                                    absl::StrCat(context.spec.seed()),
-                                    rules.empty() ? "" : absl::StrCat(context.inputs[rules].hash())};
+  std::vector<std::string> facts = {
+      "tokenizer 2", ToBytes(tokenizer), absl::StrCat(context.spec.seed()),
+      rules.empty() ? "" : absl::StrCat(context.inputs[rules].hash())};
   for (const PreparedPart& scan : context.scans) facts.push_back(absl::StrCat(scan.key()));
   PreparedPart part;
   part.set_key(KeyOf(facts));
