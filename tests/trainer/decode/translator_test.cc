@@ -9,6 +9,8 @@
 
 #include "parallel/base/exit_code.h"
 #include "tests/support/table_scorer.h"
+#include "trainer/data/sentence_pieces.h"
+#include "trainer/data/vocabulary.h"
 #include "trainer/decode/text_stream.h"
 
 namespace deepnet {
@@ -171,13 +173,31 @@ TEST(Translator, CutsSourcesAndOutputsToWhatTheModelTakes) {
   EXPECT_LE(translations[0].best[0].num_tokens, 6);
 }
 
+TEST(TextCodec, GivesATextInWhichNothingIsSeenNoPieces) {
+  PieceTraining training;
+  training.pieces = 30;
+  std::string model;
+  ASSERT_EQ(TrainSentencePieces(training, {"a b c", "c b a"}, &model), "");
+  const auto vocabulary = Vocabulary::FromBytes(model, {"de", "en"});
+  ASSERT_TRUE(vocabulary.ok()) << vocabulary.status();
+  const TextCodec codec = MakeTextCodec(*vocabulary);
+  for (const char* blank : {"", " \t", "\u0085", "\u00a0", "\u00ad", "\u200b", "\u200d", "\u200e",
+                            "\u2060", "\u3000", "\ufeff"}) {
+    EXPECT_THAT(codec.encode(blank), IsEmpty()) << blank;
+  }
+  EXPECT_FALSE(codec
+                   .encode("\u00ad"
+                           "a")
+                   .empty());
+}
+
 TEST(Translator, KeepsEachTranslationOnOneLine) {
   TableScorer scorer = MakeScorer();
   TextCodec codec = LetterCodec();
-  codec.decode = [](std::span<const int32_t>) { return std::string("a\tb\r\nc"); };
+  codec.decode = [](std::span<const int32_t>) { return std::string("a\tb\r\nc\u2028d"); };
   const std::vector<std::string> texts = {"a"};
   EXPECT_THAT(BestTexts(*Translator(scorer, codec, Tags(), Options()).Translate(texts)),
-              ElementsAre("a b  c"));
+              ElementsAre("a b  c d"));
 }
 
 // Finite nowhere, as after a diverged training.
