@@ -53,19 +53,13 @@ TEST(Main, EveryListedCommandHasHelp) {
 }
 
 TEST(Main, OutputThatCannotBeWrittenIsAnError) {
-  const std::string recipe = "--config launch/recipes/quickstart.textproto";
+  const std::string recipe = " --config launch/recipes/quickstart.textproto";
   for (const std::string& command :
-       {std::string("--help"), std::string("--version"), std::string("checkpoint --help"),
-        std::string("train --help"), "train --dump-config " + recipe, "describe " + recipe,
-        "plan --json " + recipe, "rehearse " + recipe, std::string("doctor --quick"),
-        std::string("checkpoint list tests/golden/run-v1/run"),
-        std::string("checkpoint inspect tests/golden/run-v1/run")}) {
-    const Outcome done = RunProgram(command);
-    EXPECT_EQ(done.code, 0) << command << done.output;
-    EXPECT_FALSE(done.output.empty());
+       {std::string("--version"), std::string("checkpoint --help"), "train --dump-config" + recipe,
+        "describe" + recipe, std::string("checkpoint list --json tests/golden/run-v1/run")}) {
     EXPECT_EQ(RunProgram(command + " >/dev/full").code, 4) << command;
-    EXPECT_EQ(RunProgram(command + " 2>/dev/null >&- #").code, 4) << command;
   }
+  EXPECT_EQ(RunProgram("--version 2>/dev/null >&- #").code, 4);
 }
 
 TEST(Main, TranslationsAndScoresAreNoWordsForATerminal) {

@@ -431,10 +431,9 @@ absl::StatusOr<std::string> ResolveCheckpoint(FileSystem& fs, const std::string&
                    CheckpointError(Exists(fs, JoinPath(path, kManifestFile)), context));
   if (is_checkpoint) return path;
   if (!fs.List(path).ok()) {
-    ASSIGN_OR_RETURN(
-        const int64_t step,
-        CheckpointError(ReadPointerFile(fs, path),
-                        absl::StrCat("'", given, "' is no checkpoint, run folder or pointer")));
+    ASSIGN_OR_RETURN(const int64_t step,
+                     CheckpointError(ReadPointerFile(fs, path),
+                                     context + ": no checkpoint, run folder or pointer"));
     return JoinPath(ParentFolder(path), CheckpointName(step));
   }
   ASSIGN_OR_RETURN(const std::optional<FoundCheckpoint> latest, FindLatest(fs, path));

@@ -288,7 +288,7 @@ TEST(ResolveCheckpoint, TakesACheckpointAPointerOrARun) {
   EXPECT_EQ(*ResolveCheckpoint(fs, "run/latest"), "run/step-00000020");
   EXPECT_EQ(*ResolveCheckpoint(fs, "run"), "run/step-00000020");
   const absl::Status status = ResolveCheckpoint(fs, "elsewhere").status();
-  EXPECT_THAT(Text(status), HasSubstr("'elsewhere' is no checkpoint, run folder or pointer: "));
+  EXPECT_THAT(Text(status), HasSubstr("'elsewhere': no checkpoint, run folder or pointer: "));
   EXPECT_EQ(GetExitCode(status), ExitCode::kCheckpoint);
 }
 
