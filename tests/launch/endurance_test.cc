@@ -192,8 +192,11 @@ TEST_F(EnduranceTest, EverySignalAtAnyMomentSavesAndEndsWithSeventyFive) {
     const int code = job.End();
     if (!running || code == 0) break;  // it had come to its end
     ASSERT_EQ(code, kSavedRunAgain) << job.output();
-    EXPECT_THAT(job.output(),
-                HasSubstr(absl::StrCat("stopped and saved at step ", LatestStep(), ";")));
+    const bool begun = job.output().find("before training began") == std::string::npos;
+    if (where != 0 || begun) {
+      EXPECT_THAT(job.output(),
+                  HasSubstr(absl::StrCat("stopped and saved at step ", LatestStep(), ";")));
+    }
     EXPECT_GE(LatestStep(), job.last_step());
     EXPECT_FALSE(fs::exists(Folder() / "lock"));
   }
