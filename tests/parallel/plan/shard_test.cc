@@ -246,12 +246,14 @@ TEST(Dealing, ARankHasItsShareOfVirtualReplicasOrIsOne) {
   EXPECT_EQ(LocalVirtualReplicas(0, 2), 1);  // left open
 }
 
-TEST(Dealing, VirtualReplicasLeftOpenShareMicrobatchesEvenly) {
-  EXPECT_EQ(DefaultVirtualReplicas(8, 4), 4);
-  EXPECT_EQ(DefaultVirtualReplicas(6, 3), 3);
-  EXPECT_EQ(DefaultVirtualReplicas(8, 3), 2);
-  EXPECT_EQ(DefaultVirtualReplicas(10, 4), 2);
+TEST(Dealing, VirtualReplicasLeftOpenAreEightOrWhatDividesTheMicrobatches) {
+  EXPECT_EQ(DefaultVirtualReplicas(32, 0), 8);
+  EXPECT_EQ(DefaultVirtualReplicas(8, 4), 8);
+  EXPECT_EQ(DefaultVirtualReplicas(12, 0), 4);
+  EXPECT_EQ(DefaultVirtualReplicas(6, 3), 2);
   EXPECT_EQ(DefaultVirtualReplicas(7, 5), 1);
+  EXPECT_EQ(DefaultVirtualReplicas(64, 16), 16);
+  EXPECT_EQ(DefaultVirtualReplicas(48, 32), 16);
 }
 
 }  // namespace
