@@ -220,7 +220,10 @@ absl::Status Trainer::Run() {
       ASSIGN_OR_RETURN(const bool went_back, AfterSpike());
       if (went_back) continue;
     }
-    if (!stop_ && ValidationDue()) RETURN_IF_ERROR(ValidateNow());
+    if (ValidationDue()) {
+      if (!stop_) RETURN_IF_ERROR(ValidateNow());
+      if (stop_) state_.set_validation_due(true);  // of the resumed run
+    }
     RETURN_IF_ERROR(SaveIfAskedOrDue());
     RETURN_IF_ERROR(WriteTraceIfDue(/*last=*/stop_ || Done()));
   }
