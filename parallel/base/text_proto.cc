@@ -26,7 +26,8 @@ bool IsDecimal(const std::string& text, google::protobuf::io::ErrorCollector& er
   tokenizer.set_allow_multiline_strings(true);
   while (tokenizer.Next()) {
     const Tokenizer::Token& token = tokenizer.current();
-    const bool octal = token.type == Tokenizer::TYPE_INTEGER && token.text.size() > 1 &&
+    const bool begins = tokenizer.previous().type != Tokenizer::TYPE_INTEGER;  // not in "10 000"
+    const bool octal = token.type == Tokenizer::TYPE_INTEGER && begins && token.text.size() > 1 &&
                        token.text[0] == '0' && (token.text[1] | 0x20) != 'x';
     if (!octal) continue;
     errors.AddError(token.line, token.column,

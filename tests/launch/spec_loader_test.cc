@@ -96,8 +96,7 @@ TEST_F(SpecLoader, ANumberWithACommaIsNamed) {
     EXPECT_THAT(Error({}, {set}), HasSubstr(absl::StrCat("--set ", set, ": ", kComma)));
   }
   EXPECT_TRUE(Read({}, {"data.directions=de-en,en-de"}).ok());
-  EXPECT_EQ(Error({}, {"train.steps=10 500"}), "--set train.steps=10 500: one value is needed");
-  EXPECT_THAT(Error({}, {"train.steps=10 000"}), HasSubstr("--set train.steps=10 000: one value"));
+  EXPECT_EQ(Error({}, {"train.steps=10 000"}), "--set train.steps=10 000: one value is needed");
 }
 
 TEST_F(SpecLoader, ARunWithoutANameIsCalledAsItsLastFile) {
