@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include <sys/random.h>
@@ -70,7 +71,7 @@ absl::Status Make(const std::string& path) {
 }
 
 absl::StatusOr<std::string> Read(const std::string& path) {
-  const File file(path, O_RDONLY);
+  const File file(path, O_RDONLY | O_NONBLOCK);  // a pipe is refused, not waited for
   if (file.fd() < 0) return Preflight(path, std::strerror(errno));
   struct stat about = {};
   fstat(file.fd(), &about);
@@ -79,8 +80,11 @@ absl::StatusOr<std::string> Read(const std::string& path) {
   }
   std::array<char, 4096> text;
   const ssize_t got = read(file.fd(), text.data(), text.size());
-  if (got < static_cast<ssize_t>(kLeastBytes)) return Preflight(path, "has under 16 bytes");
-  return std::string(text.data(), got);
+  if (got < 0) return Preflight(path, std::strerror(errno));
+  const absl::string_view secret =
+      absl::StripTrailingAsciiWhitespace({text.data(), static_cast<size_t>(got)});
+  if (secret.size() < kLeastBytes) return Preflight(path, "has under 16 bytes");
+  return std::string(secret);  // as $(cat FILE) gives it to the variable
 }
 
 }  // namespace

@@ -11,8 +11,8 @@ namespace deepnet {
 
 // Returns DEEPNET_JOB_SECRET or, where it is not set, what is in deepnet/job_secret of
 // XDG_CONFIG_HOME (~/.config): a file that only its owner can read, which the first job makes of
-// random digits. FailedPrecondition (ExitCode::kPreflight), naming the variable or the file: of
-// fewer than 16 bytes, or a file that others own or can read, or that cannot be made.
+// random digits. Fails with FailedPrecondition (ExitCode::kPreflight), naming the variable or the
+// file, if it has fewer than 16 bytes, or if others own or can read the file, or it cannot be made.
 absl::StatusOr<std::string> FindJobSecret(const Environment& environment);
 
 }  // namespace deepnet

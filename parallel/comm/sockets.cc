@@ -266,6 +266,7 @@ Socket ListenAt(const std::string& address, int port) {
 // Sockets that accept connections to one free port of these addresses alone; those of which no port
 // can be had are dropped.
 absl::StatusOr<std::vector<Socket>> Listen(std::vector<std::string>& addresses) {
+  if (addresses.empty()) return Preflight("the loopback interface of this host is not up");
   for (int i = 0; i < kPortTries; ++i) {
     std::vector<Socket> listeners;
     std::vector<std::string> heard;
@@ -364,13 +365,13 @@ class Meeting {
                  .addresses = std::move(addresses)};
   }
 
-  // Listens at the interface that was named, or on this host alone if the ranks meet there.
+  // Listens at the interface that was named, else on this host alone if the ranks meet there.
   absl::StatusOr<std::vector<Socket>> ListenFor(std::vector<std::string>& addresses) const {
-    const bool here = options_.toward == "localhost" || IsLoopback(options_.toward);
-    if (here) {
+    if (!options_.interface.empty()) return Listen(addresses);
+    if (options_.toward == "localhost" || IsLoopback(options_.toward)) {
       std::erase_if(addresses, [](const std::string& address) { return !IsLoopback(address); });
+      return Listen(addresses);
     }
-    if (here || !options_.interface.empty()) return Listen(addresses);
     std::vector<std::string> every = {kEveryAddress};
     absl::StatusOr<std::vector<Socket>> listeners = Listen(every);
     every = {kEveryAddressOfIpv4};

@@ -7,6 +7,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include "launch/job_secret.h"
 #include "parallel/base/exit_code.h"
@@ -159,7 +160,7 @@ TEST(JobSecret, IsTheVariableOrElseAFileThatTheFirstJobMakes) {
   fs::create_directory(home);
   const absl::StatusOr<std::string> made = FindSecret({{"HOME", home}});
   ASSERT_TRUE(made.ok()) << made.status();
-  EXPECT_EQ(made->size(), 65);
+  EXPECT_EQ(made->size(), 64);
   EXPECT_EQ(*FindSecret({{"HOME", home}}), *made);
   EXPECT_EQ(*FindSecret({{"HOME", home}, {"DEEPNET_JOB_SECRET", "of sixteen bytes"}}),
             "of sixteen bytes");
@@ -187,6 +188,9 @@ TEST(JobSecret, IsRefusedWhereOthersMayKnowOrGuessIt) {
   fs::permissions(file, fs::perms::owner_read);
   ExpectRefused(FindSecret(in_file), "has under 16 bytes");
   fs::rename(file, home / "elsewhere");
+  ASSERT_EQ(mkfifo(file.c_str(), 0600), 0);
+  ExpectRefused(FindSecret(in_file), "must be your own file that nobody else can read");
+  fs::remove(file);
   fs::create_symlink(home / "elsewhere", file);
   ExpectRefused(FindSecret(in_file), "Too many levels of symbolic links");
 }

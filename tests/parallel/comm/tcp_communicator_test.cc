@@ -1,6 +1,7 @@
 // Ranks are threads here, each with connections of its own; tests/mpi has them as processes.
 #include "parallel/comm/tcp_communicator.h"
 
+#include <ifaddrs.h>
 #include <poll.h>
 #include <unistd.h>
 
@@ -25,6 +26,7 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include <net/if.h>
 #include <netinet/in.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -736,6 +738,15 @@ TEST(TcpJob, OnlyTheJobsInterfaceIsListenedTo) {
   EXPECT_EQ(is_heard({.interface = "lo"}), 0);
   EXPECT_EQ(is_heard({.toward = "localhost"}), 0);
   EXPECT_EQ(is_heard({.toward = "127.0.0.1"}), 0);
+  // The interface that was named is the one, also for ranks that meet at localhost.
+  ifaddrs* list = nullptr;
+  ASSERT_EQ(getifaddrs(&list), 0);
+  for (const ifaddrs* at = list; at != nullptr; at = at->ifa_next) {
+    const bool up = (at->ifa_flags & IFF_UP) != 0 && at->ifa_addr != nullptr;
+    if (!up || at->ifa_addr->sa_family != AF_INET) continue;
+    EXPECT_EQ(is_heard({.interface = at->ifa_name, .toward = "localhost"}), 0) << at->ifa_name;
+  }
+  freeifaddrs(list);
 }
 
 TEST(TcpJob, OfManyStrangersTheOldestAreSentAwayAndTheOthersSoon) {
