@@ -71,8 +71,8 @@ absl::Status KeepPipe(std::istream& in, const std::string& what, const std::stri
     MakePosixFileSystem()->Delete(folder / unfinished).IgnoreError();
   };
   std::string bytes(1 << 20, '\0');
-  while (in.read(bytes.data(), static_cast<std::streamsize>(bytes.size())) || in.gcount() > 0) {
-    file->Append(std::string_view(bytes.data(), static_cast<size_t>(in.gcount())));
+  while ((in.read(bytes.data(), static_cast<std::streamsize>(bytes.size())) || in.gcount() > 0) &&
+         file->Append(std::string_view(bytes.data(), static_cast<size_t>(in.gcount())))) {
   }
   ASSIGN_OR_RETURN(const CorpusFile written, file->Finish());
   RETURN_IF_ERROR(WithPrefix(what, StreamError(in)));
@@ -85,8 +85,8 @@ absl::Status KeepPipe(std::istream& in, const std::string& what, const std::stri
     if (!may_replace) {
       return absl::FailedPreconditionError(
           absl::StrCat(path,
-                       " has another text, of the corpus that is there: choose another "
-                       "data.folder, or replace it: --extend, --set prepare.replace=true"));
+                       " has another text: choose another data.folder, or replace it: --extend, "
+                       "--set prepare.replace=true"));
     }
   }
   fs::rename(folder / unfinished, path, error);
@@ -112,8 +112,7 @@ absl::Status TakePipe(const CommandLine& line, Communicator& world, Logger& log,
     log.Info(absl::StrCat(what, " is kept as ", name));
     const std::string root = RootFolder(line);
     const bool may_replace =
-        !line.flags.Switch("dry-run") && (line.flags.Switch("extend") || run->prepare().replace() ||
-                                          !fs::exists(Rooted(root, folder), error));
+        !line.flags.Switch("dry-run") && (line.flags.Switch("extend") || run->prepare().replace());
     const std::string path = Rooted(root, name);
     if (given == "-") {
       kept = KeepPipe(line.in, what, path, may_replace);

@@ -24,10 +24,11 @@ absl::StatusOr<std::unique_ptr<FileWriter>> FileWriter::Create(const std::string
   return std::unique_ptr<FileWriter>(new FileWriter(std::move(path), name, file));
 }
 
-void FileWriter::Append(std::string_view bytes) {
+bool FileWriter::Append(std::string_view bytes) {
   hasher_.Update(bytes);
   num_bytes_ += static_cast<int64_t>(fwrite(bytes.data(), 1, bytes.size(), file_.get()));
   num_wanted_ += static_cast<int64_t>(bytes.size());
+  return num_bytes_ == num_wanted_;
 }
 
 absl::StatusOr<CorpusFile> FileWriter::Finish() {

@@ -21,8 +21,8 @@ class FileWriter {
   static absl::StatusOr<std::unique_ptr<FileWriter>> Create(const std::string& folder,
                                                             const std::string& name);
 
-  // Finish() fails if something could not be written.
-  void Append(std::string_view bytes);
+  // Returns false once something could not be written; Finish() says so.
+  bool Append(std::string_view bytes);
 
   // Syncs the file to disk and returns its name, size and hash. Fails naming the file.
   absl::StatusOr<CorpusFile> Finish();
