@@ -152,12 +152,17 @@ std::string_view ForeignFormat(std::string_view text) {
     size_t offset;
     std::string_view mark, name;
   };
-  static constexpr Format kFormats[] = {{0, "\x1f\x8b", "gzip"},   {0, "\x28\xb5\x2f\xfd", "zstd"},
-                                        {4, "1AY&SY", "bzip2"},    {0, "\xfd\x37zXZ", "xz"},
-                                        {0, "PK\x03\x04", "zip"},  {0, "7z\xbc\xaf", "7-Zip"},
-                                        {0, "\x04\"M\x18", "lz4"}, {0, "Rar!\x1a\x07", "RAR"},
-                                        {0, "LZIP\x01", "lzip"},   {0, "PAR1\x15", "Parquet"},
-                                        {257, "ustar", "tar"}};
+  static constexpr Format kFormats[] = {{0, "\x1f\x8b", "gzip"},
+                                        {0, "\x28\xb5\x2f\xfd", "zstd"},
+                                        {4, "1AY&SY", "bzip2"},
+                                        {0, "\xfd\x37zXZ", "xz"},
+                                        {0, "PK\x03\x04", "zip"},
+                                        {0, "7z\xbc\xaf", "7-Zip"},
+                                        {0, "\x04\"M\x18", "lz4"},
+                                        {0, "Rar!\x1a\x07", "RAR"},
+                                        {0, "LZIP\x01", "lzip"},
+                                        {0, "PAR1\x15", "Parquet"},
+                                        {256, std::string_view("\0ustar", 6), "tar"}};
   for (const Format& format : kFormats) {
     if (text.substr(std::min(format.offset, text.size())).starts_with(format.mark)) {
       return format.name;

@@ -139,9 +139,6 @@ absl::Status TrainingError(const TokenizerSpec& tokenizer, const std::string& er
 absl::StatusOr<std::string> LearnTokenizer(PrepareContext& context) {
   const TokenizerSpec& tokenizer = context.spec.tokenizer();
   const std::string rules = NormalizationFile(context);
-  if (!rules.empty()) {
-    RETURN_IF_ERROR(WithPrefix("prepare.tokenizer.normalization", CheckRules(rules, context)));
-  }
   std::vector<std::string> facts = {
       "tokenizer 2", ToBytes(tokenizer), absl::StrCat(context.spec.seed()),
       rules.empty() ? "" : absl::StrCat(context.inputs[rules].hash())};
@@ -205,7 +202,8 @@ bool LearnsTokenizer(const PrepareContext& context) {
 
 std::string NormalizationFile(const PrepareContext& context) {
   const std::string& normalization = context.spec.tokenizer().normalization();
-  const bool is_read = LearnsTokenizer(context) && !IsNormalizationName(normalization);
+  const bool is_read =
+      context.spec.tokenizer().model_file().empty() && !IsNormalizationName(normalization);
   return is_read ? Rooted(context.root, normalization) : "";
 }
 
@@ -223,7 +221,16 @@ SentenceSampleSpec SampleSpecOf(const PrepareSpec& spec) {
 absl::StatusOr<std::string> MakeTokenizer(PrepareContext& context) {
   absl::StatusOr<std::string> bytes = "";
   if (context.IsFirst()) {
-    bytes = LearnsTokenizer(context) ? LearnTokenizer(context) : ReadTokenizer(context);
+    const std::string rules = NormalizationFile(context);
+    absl::Status status;
+    if (!rules.empty()) {
+      status = WithPrefix("prepare.tokenizer.normalization", CheckRules(rules, context));
+    }
+    if (status.ok()) {
+      bytes = LearnsTokenizer(context) ? LearnTokenizer(context) : ReadTokenizer(context);
+    } else {
+      bytes = status;
+    }
   }
   RETURN_IF_ERROR(context.Agree(bytes.status()));
   return BroadcastText(context.world, *bytes, 0);

@@ -14,8 +14,8 @@ namespace deepnet {
 
 bool LearnsTokenizer(const PrepareContext& context);
 
-// Returns the path of the rules by which the tokenizer that is learned rewrites text; empty: these
-// are no file.
+// Returns the path of the rules by which the tokenizer that is, or once was, learned rewrites text;
+// empty: these are no file.
 std::string NormalizationFile(const PrepareContext& context);
 
 // Returns what the sentences are sampled by that a tokenizer learns from.

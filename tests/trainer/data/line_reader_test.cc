@@ -177,7 +177,7 @@ TEST(LineReader, RefusesUtf16ByName) {
 
 TEST(LineReader, NamesArchivesAndCompressionsThatItDoesNotRead) {
   const TempFolder folder;
-  const std::string tar = std::string(257, 'n') + "ustar";
+  const std::string tar = std::string(256, 'n') + std::string("\0ustar", 6);
   const std::string rest = " and more\n";
   for (const auto& [bytes, words] : std::vector<std::pair<std::string, std::string>>{
            {"BZh91AY&SY" + rest,
@@ -194,6 +194,8 @@ TEST(LineReader, NamesArchivesAndCompressionsThatItDoesNotRead) {
   }
   absl::Status status;
   EXPECT_EQ(ReadAll(folder.Write("t", "PK is a text\nBZh\n"), &status).size(), 2u) << status;
+  const std::string mustard = std::string(256, 'n') + "mustard\n";
+  EXPECT_EQ(ReadAll(folder.Write("t", mustard), &status).size(), 1u) << status;
 }
 
 TEST(LineReader, NamesAFolderInPlaceOfAFile) {

@@ -258,7 +258,7 @@ TEST(PreparedParts, AnInputThatHasChangedSinceIsScannedAgain) {
   ExpectSameFiles(folder, "fresh", "out");
 }
 
-// Of pairs and bits, and of the notes that say what they are.
+// Damages pairs, bits, and the notes that say what they are.
 TEST(PreparedParts, ADamagedPartIsMadeAgain) {
   const TempFolder folder;
   WriteLongOpus(folder, 4);
@@ -357,6 +357,14 @@ TEST(PreparedParts, ATextThatIsTakenAwayIsNoLongerInItsPair) {
   ASSERT_TRUE(damaged.status.ok()) << damaged.status;
   EXPECT_THAT(damaged.progress, HasSubstr("train.de-en.pairs of the earlier corpus is damaged"));
   ExpectSameFiles(folder, "fresh-3", "out");
+
+  // A text that is named twice, to be met more often, is two parts of one key.
+  const std::string twice =
+      texts(1) + texts(1).substr(texts(1).find("text {")) + "cleaning { keep_duplicates: true } ";
+  ASSERT_TRUE(PrepareOn(1, folder, twice, "twice").status.ok());
+  const Outcome extended = PrepareOn(1, folder, twice + "seed: 2", "twice", /*extend=*/true);
+  ASSERT_TRUE(extended.status.ok()) << extended.status;
+  EXPECT_THAT(extended.progress, Not(HasSubstr("damaged")));
 }
 
 TEST(PreparedParts, ACorpusBetweenItsTwoRenamingsIsFound) {

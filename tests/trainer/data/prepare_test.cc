@@ -179,11 +179,12 @@ TEST(Prepare, AMarkAtTheBeginningOfATextIsNoneOfIt) {
 TEST(Prepare, RulesOfNormalizationAreReadFromAFileOrNamed) {
   const TempFolder folder;
   WritePairs(folder, "t", "de", "en", {{"eins", "one"}, {"zwei", "two"}});
-  const auto prepare = [&](const std::string& normalization) {
-    return PrepareIn(folder,
-                     "tokenizer { normalization: '" + normalization +
-                         "' } text { source_language: 'de' target_language: 'en' source_file: "
-                         "'t.de' target_file: 't.en' } replace: true");
+  const auto prepare = [&](const std::string& normalization, bool extend = false) {
+    const PrepareSpec spec = testing::PrepareSpecOf(
+        "tokenizer { vocab_size: 300 normalization: '" + normalization +
+        "' } text { source_language: 'de' target_language: 'en' source_file: 't.de' target_file: "
+        "'t.en' } replace: true");
+    return Prepare(spec, "out", folder.path(), [](std::string_view) {}, {.extend = extend});
   };
   EXPECT_THAT(Message(prepare("nfck")),
               HasSubstr("prepare.tokenizer.normalization: neither nmt_nfkc, nfkc, identity nor a "
@@ -200,6 +201,8 @@ TEST(Prepare, RulesOfNormalizationAreReadFromAFileOrNamed) {
   folder.Write("rules.tsv", "65\t45\n");
   ASSERT_TRUE(prepare("rules.tsv").ok());
   const std::string model = folder.Read("out/tokenizer.model");
+  EXPECT_TRUE(prepare("rules.tsv")->reused());
+  EXPECT_TRUE(prepare("rules.tsv", /*extend=*/true)->reused());
   EXPECT_TRUE(prepare("rules.tsv")->reused());
   folder.Write("rules.tsv", "65\t46\n");
   EXPECT_FALSE(prepare("rules.tsv")->reused());
