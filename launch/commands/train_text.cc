@@ -223,6 +223,12 @@ absl::Status CutText(const CommandLine& line, const RunSpec& run) {
   const auto there = ContentsOf(paths);
   if (there.ok() && noted == contents + *there) return absl::OkStatus();
   std::error_code error;
+  if (noted.size() > contents.size() && absl::StartsWith(noted, contents) && there.ok() &&
+      !run.prepare().replace()) {
+    return DataError(absl::StrCat("--text: ", folder.string(),
+                                  ": a file was changed since it was "
+                                  "cut: remove the folder, or --set prepare.replace=true"));
+  }
   if (!absl::StartsWith(noted, contents) &&
       fs::exists(ResolvePath(line, run.data().folder()), error) && !run.prepare().replace()) {
     return DataError(absl::StrCat("--text: ", run.folder(),

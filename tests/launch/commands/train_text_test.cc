@@ -90,12 +90,16 @@ TEST_F(TrainTextTest, ASecondStartFindsItsWorkDoneAndOtherTextIsRefused) {
   EXPECT_EQ(again.code, 0) << again.err;
   EXPECT_THAT(again.err, HasSubstr("already prepared: "));
   EXPECT_EQ(std::filesystem::last_write_time(folder_.Path("runs/en-de/text/dev.en")), cut);
-  // What was cut and is damaged is cut again.
+  // Damage, or somebody's corrections: not replaced unasked, and cut again where it is asked for.
   const std::string text = folder_.Read("runs/en-de/text/train.en");
   std::string bad = text;
   bad[bad.size() / 2] ^= 1;
   folder_.Write("runs/en-de/text/train.en", bad);
-  EXPECT_THAT(Run({"--text", "a.en", "a.de"}).err, HasSubstr("already prepared: "));
+  const Outcome changed = Run({"--text", "a.en", "a.de"});
+  EXPECT_EQ(changed.code, 4) << changed.err;
+  EXPECT_THAT(changed.err, HasSubstr("runs/en-de/text: a file was changed since it was cut"));
+  EXPECT_EQ(folder_.Read("runs/en-de/text/train.en"), bad);
+  EXPECT_EQ(Run({"--text", "a.en", "a.de", "--set", "prepare.replace=true"}).code, 0);
   EXPECT_EQ(folder_.Read("runs/en-de/text/train.en"), text);
   // Other files, as old as the ones before.
   const auto old = std::filesystem::last_write_time(folder_.Path("a.en"));
