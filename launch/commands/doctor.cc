@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "google/protobuf/util/json_util.h"
 
 #include "launch/commands/commands.h"
 #include "launch/device_group.h"
@@ -30,17 +29,6 @@
 
 namespace deepnet {
 namespace {
-
-std::string Json(DoctorReport report) {
-  google::protobuf::util::JsonPrintOptions options;
-  options.add_whitespace = true;
-  options.always_print_primitive_fields = true;
-  options.preserve_proto_field_names = true;
-  std::string json;
-  MakeUtf8(&report);
-  (void)google::protobuf::util::MessageToJsonString(report, &json, options);  // cannot fail: no Any
-  return json;
-}
 
 // Reads all of the run's corpus, if there is one. Ranks of a host share its files. Collective.
 absl::Status CheckCorpus(const CommandLine& line, const RunSpec& run, Communicator& world) {
@@ -87,7 +75,8 @@ absl::Status DoctorOnAllRanks(const CommandLine& line, Communicator& hosts) {
   Communicator& world = devices != nullptr ? *devices : hosts;
   ASSIGN_OR_RETURN(const DoctorReport report, Examine(line, *run, has_run, world));
   if (world.rank() == 0) {
-    line.out << (line.flags.Switch("json") ? Json(report) : DoctorTable(report)) << std::flush;
+    line.out << (line.flags.Switch("json") ? ToIndentedJson(report) : DoctorTable(report))
+             << std::flush;
   }
   return AgreeOnStatus(world, StatusOf(report));
 }

@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "google/protobuf/util/json_util.h"
 
 #include "launch/commands/commands.h"
 #include "launch/commands/sbatch.h"
@@ -54,17 +53,6 @@ ClusterSpec WithMemory(ClusterSpec cluster, const ComputeSpec& compute, std::ost
   return cluster;
 }
 
-std::string Json(Plan plan) {
-  google::protobuf::util::JsonPrintOptions options;
-  options.add_whitespace = true;
-  options.always_print_primitive_fields = true;
-  options.preserve_proto_field_names = true;
-  std::string json;
-  MakeUtf8(&plan);
-  (void)google::protobuf::util::MessageToJsonString(plan, &json, options);  // cannot fail: no Any
-  return json;
-}
-
 std::string ScheduleText(const Plan& plan, const RunSpec& run) {
   std::string text;
   if (plan.pipeline_parallel_size() <= kMaxGridRanks) {
@@ -86,7 +74,7 @@ std::string Section(const std::string& name, const Plan& plan, const RunSpec& ru
 void Print(const Plan& plan, const RunSpec& run, const Inventory& inventory,
            const CommandLine& line) {
   if (line.flags.Switch("json")) {
-    line.out << Json(plan);
+    line.out << ToIndentedJson(plan);
     return;
   }
   std::vector<std::string> sections = line.flags.List("print");

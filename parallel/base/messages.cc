@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include <google/protobuf/descriptor.h>
+#include <google/protobuf/util/json_util.h>
 
 #include "parallel/base/utf8.h"
 
@@ -37,11 +38,27 @@ void MakeUtf8(Message* message) {
   }
 }
 
-std::string ToBytes(const Message& message) {
-  const std::unique_ptr<Message> copy(message.New());
+namespace {
+
+std::unique_ptr<Message> Utf8Copy(const Message& message) {
+  std::unique_ptr<Message> copy(message.New());
   copy->CopyFrom(message);
   MakeUtf8(copy.get());
-  return copy->SerializeAsString();
+  return copy;
+}
+
+}  // namespace
+
+std::string ToBytes(const Message& message) { return Utf8Copy(message)->SerializeAsString(); }
+
+std::string ToIndentedJson(const Message& message) {
+  google::protobuf::util::JsonPrintOptions options;
+  options.add_whitespace = true;
+  options.always_print_primitive_fields = true;
+  options.preserve_proto_field_names = true;
+  std::string json;
+  (void)google::protobuf::util::MessageToJsonString(*Utf8Copy(message), &json, options);
+  return json;
 }
 
 absl::Status ParseSent(const std::string& bytes, Message& message) {

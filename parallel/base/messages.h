@@ -1,6 +1,7 @@
 // Protobuf messages as bytes, for files and for other ranks. A `string` of proto3 has to be UTF-8:
-// bytes with another one are no message to whoever reads them. Names of files, hosts and jobs may
-// hold anything, so nothing is serialized past ToBytes(), and what cannot be read is a status.
+// bytes with a string that is not UTF-8 cannot be parsed by whoever reads them. Names of files,
+// hosts and jobs may hold anything, so nothing is serialized past ToBytes(), and what cannot be
+// read is a status.
 #pragma once
 
 #include <string>
@@ -15,6 +16,9 @@ void MakeUtf8(google::protobuf::Message* message);
 
 // Returns `message` serialized, after MakeUtf8().
 std::string ToBytes(const google::protobuf::Message& message);
+
+// Returns `message`, which holds no Any, as indented JSON with all of its fields, after MakeUtf8().
+std::string ToIndentedJson(const google::protobuf::Message& message);
 
 // Parses `bytes`, which another rank serialized, into `message`. Fails with Internal naming the
 // type if they are no such message.

@@ -121,7 +121,7 @@ absl::Status Missing(const std::vector<int>& missing, int size, const std::strin
 
 // Rank 0: everybody's text, by rank.
 absl::StatusOr<std::vector<std::string>> Collect(RendezvousStore& store, int size,
-                                                 absl::Duration limit, Waiting waiting) {
+                                                 absl::Duration limit, Waiting& waiting) {
   const absl::Time deadline = absl::Now() + limit;
   std::vector<std::string> texts;
   std::vector<int> missing;
@@ -144,7 +144,7 @@ absl::StatusOr<std::vector<std::string>> Collect(RendezvousStore& store, int siz
 // Other ranks: the same, from rank 0.
 absl::StatusOr<std::vector<std::string>> Learn(RendezvousStore& store, int rank, int size,
                                                const std::string& mine, absl::Duration limit,
-                                               Waiting waiting) {
+                                               Waiting& waiting) {
   ASSIGN_OR_RETURN(const std::optional<std::string> members,
                    Await(store, kMembers, absl::Now() + limit + kGrace, waiting));
   if (!members) {
@@ -169,7 +169,7 @@ absl::StatusOr<std::vector<std::string>> MeetOnce(RendezvousStore& store, int ra
                                   " and ", Who(mine), " (at ", store.Place(), ")"));
   }
   RETURN_IF_ERROR(store.Set(RankKey(rank), ToText({.size = size, .text = mine})));
-  const Waiting waiting(store, rank, size, say);
+  Waiting waiting(store, rank, size, say);
   return rank == 0 ? Collect(store, size, limit, waiting)
                    : Learn(store, rank, size, mine, limit, waiting);
 }

@@ -62,8 +62,8 @@ std::string Row(const Layout& layout, const std::string& name, const DirectionSc
 // The line of means over the directions that `belongs` picks; empty when it picks none.
 std::string MeanRow(const Layout& layout, const EvalRecord& record, const std::string& name,
                     const std::function<bool(const std::string&)>& belongs) {
+  if (std::ranges::none_of(record.directions(), belongs, &DirectionScore::direction)) return "";
   const DirectionScore mean = MeanScore(record, belongs);
-  if (mean.direction() == "(0)") return "";
   return Row(layout, absl::StrCat(name, " ", mean.direction()), mean);
 }
 
