@@ -32,8 +32,8 @@ class Fields {
     return good;
   }
 
-  // The same with the field's value. It looks the name up where `good`, too, so that any RunSpec
-  // finds a name that is none.
+  // The same with the field's value. Looks the name up even where `good`, so that a misspelt name
+  // fails with every message and not only with a wrong one.
   bool Require(bool good, const std::string& name, const std::string& text) const {
     const google::protobuf::FieldDescriptor& field = Find(name);
     return good || Require(false, name, ValueText(field), text);

@@ -19,8 +19,8 @@ bool HasUtf16Mark(std::string_view text);
 // hold anything.
 std::string EscapedUtf8(std::string_view text);
 
-// What a text's file, its lines and its white space are, the same for all commands that read text.
-// A line ends with "\n" or "\r\n", never with another character of Unicode's.
+// The rules of a text's beginning, lines and white space are the same for all commands. A line ends
+// with "\n" or "\r\n", never with another character of Unicode's.
 
 // Returns `text`, the beginning of a file, without UTF-8's byte order mark.
 std::string_view WithoutMark(std::string_view text);

@@ -156,8 +156,9 @@ MicrobatchRange MicrobatchesOf(int microbatches, int replicas, int replica);
 int LocalVirtualReplicas(int virtual_replicas, int replicas);
 
 // virtual_replicas where the user left them open: the largest power of two that divides the
-// microbatches, at most 8 or the `replicas` that the user asked for (0: none). A function of what
-// the user wrote, never of the ranks of the job, so that they do not change the weights.
+// microbatches, at most 8, or the `replicas` that the user asked for (0: none) if those are more.
+// A function of what the user wrote, never of the ranks of the job, so that they do not change the
+// weights.
 int DefaultVirtualReplicas(int microbatches, int replicas);
 
 }  // namespace deepnet

@@ -104,8 +104,8 @@ absl::StatusOr<Microbatch> CorpusBatchSource::Pack(std::span<const PairRef> pair
   return std::move(builder).Build();
 }
 
-// What was read of a shard that is damaged or lost has no pieces, or zeros for them: it is packed
-// as other pairs are and comes to nothing.
+// Pairs of a shard that is damaged or lost have no pieces, or zeros for them: they are packed as
+// others are, and Intact() ends the step.
 absl::StatusOr<StepBatch> CorpusBatchSource::ForStep(int64_t step) {
   if (step < 0) return absl::InvalidArgumentError(absl::StrCat("step ", step));
   const int64_t number = step / order_.steps_per_window();

@@ -54,7 +54,7 @@ struct Translation {
 std::vector<std::vector<int>> PlanBatches(std::span<const int> lengths, int batch_tokens,
                                           int64_t max_sentences);
 
-// What is said of a model that has broken.
+// Tells of a model whose weights have broken.
 inline constexpr char kNotFinite[] = "the model gives no finite log-probability";
 
 class Translator {

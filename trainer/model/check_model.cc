@@ -38,7 +38,7 @@ void CheckDeepNorm(const ModelSpec& model, Mistakes* mistakes) {
   }
 }
 
-// A setting of another scheme would be a misunderstanding.
+// Refuses settings of schemes other than model.residual: they would be a misunderstanding.
 void CheckScheme(const ModelSpec& model, Mistakes* mistakes) {
   const SchemeSpec& scheme = model.scheme();
   const Fields fields(scheme, "model.scheme.", mistakes);
@@ -68,7 +68,7 @@ void CheckScheme(const ModelSpec& model, Mistakes* mistakes) {
   }
 }
 
-// Layers where the architecture has a stack, none where it has not.
+// Requires layers where the architecture has a stack, and none where it has not.
 void CheckStacks(const ModelSpec& model, Mistakes* mistakes) {
   const Fields fields(model, "model.", mistakes);
   const Fields deepnorm(model.deepnorm(), "model.deepnorm.", mistakes);

@@ -291,7 +291,7 @@ TEST_F(CorpusTest, AStepOfACorpusThatBecameShorterIsAnErrorWithItsName) {
   }
 }
 
-// Of tokens, of the index, of ids that no vocabulary has.
+// Damages tokens, the index, and ids beyond the vocabulary.
 TEST_F(CorpusTest, AStepOfADamagedCorpusIsAnErrorWithItsName) {
   const std::string shard = folder_.Read("out/train.de-en.pairs");
   ShardHeader header = {};

@@ -1,6 +1,6 @@
-// Sizes by which kernels for GPUs cut their work, where the planner counts with them too
-// (trainer/model/{describe,work}.cc). They depend on a run's shapes alone, never on the card: so do
-// the orders of sums.
+// Sizes by which kernels for GPUs cut their work and which the planner counts with as well
+// (trainer/model/{describe,work}.cc). They depend on a run's shapes alone, never on the card, and
+// so do the orders of sums.
 #pragma once
 
 #include <algorithm>
@@ -8,8 +8,8 @@
 
 namespace deepnet::native {
 
-// Rows that one partial sum of a bias gradient is of. Up to kFewRows are summed by one launch,
-// without partial sums in memory: launches are what little work waits for.
+// A partial sum of a bias gradient covers kBiasRunRows rows. Up to kFewRows rows are summed by one
+// launch without partial sums in memory: with little work, launches are what takes the time.
 inline constexpr int kBiasRunRows = 64;
 inline constexpr int64_t kFewRows = 512;
 
