@@ -260,6 +260,28 @@ TEST(Shard, ADamagedBlockIsFoundByWhoReadsInItFirstAndOthersAreGood) {
   }
 }
 
+TEST(Shard, ASentenceOfTwoBlocksNeedsBoth) {
+  const TempFolder folder;
+  WriteShard(folder.Path("s"), 400000, 8000);
+  const std::string good = folder.Read("s");
+  int num_found = 0;
+  for (int64_t block = 1; block < 4; ++block) {
+    std::string bad = good;
+    bad[static_cast<size_t>(kShardDataOffset + (block + 1) * kShardBlockBytes - 1)] ^= 1;
+    folder.Write("s", bad);
+    const auto shard = Shard::Open(folder.Path("s"));
+    ASSERT_TRUE(shard.ok()) << shard.status();
+    for (int64_t pair = 0; pair < shard->num_pairs(); ++pair) {
+      const ShardEntry entry = shard->entry(pair);
+      const int64_t seam = block * kShardBlockBytes / 2, first = entry.first_token;
+      if (first >= seam || first + entry.num_first <= seam) continue;
+      EXPECT_EQ(shard->First(pair).size(), 0u) << pair;
+      ++num_found;
+    }
+  }
+  EXPECT_GT(num_found, 0);
+}
+
 // Every single byte counts: what is not checked when the file is opened is by who reads all.
 TEST(Shard, NoByteOfItCanChangeUnseen) {
   const TempFolder folder;
@@ -288,6 +310,9 @@ TEST(Shard, IdsOutsideOfTheVocabularyAndPairsOutsideOfTheTokensEndNothing) {
     EXPECT_EQ(shard->First(7).size(), 0u);
     EXPECT_THAT(std::string(shard->Intact().message()),
                 AllOf(HasSubstr("s: damaged: pair 7 has token "), HasSubstr("is of 5000")));
+    const int32_t largest = ToVector(Shard::Open(folder.Path("s"))->First(7)).back();
+    EXPECT_EQ(Shard::Open(folder.Path("s"), largest)->First(7).size(), 0u);
+    EXPECT_EQ(Shard::Open(folder.Path("s"), largest + 1)->First(7).size(), 3u);
     const auto whole = Shard::Open(folder.Path("s"), 5000);
     EXPECT_THAT(std::string(whole->CheckContent().message()), HasSubstr("pair 0 has token "));
   }
