@@ -185,6 +185,8 @@ TEST(JobSecret, IsRefusedWhereOthersMayKnowOrGuessIt) {
   ExpectRefused(FindSecret({{"HOME", "/dev/null"}}), "/dev/null/.config/deepnet/job_secret: Not a");
   std::ofstream(file) << "fifteen bytes..";
   ExpectRefused(FindSecret(in_file), "must be your own file that nobody else can read");
+  fs::permissions(file, fs::perms::owner_read | fs::perms::group_read);
+  ExpectRefused(FindSecret(in_file), "must be your own file that nobody else can read");
   fs::permissions(file, fs::perms::owner_read);
   ExpectRefused(FindSecret(in_file), "has under 16 bytes");
   fs::rename(file, home / "elsewhere");

@@ -1,5 +1,7 @@
 #include "trainer/decode/text_stream.h"
 
+#include <unistd.h>
+
 #include <functional>
 #include <optional>
 #include <sstream>
@@ -7,8 +9,10 @@
 #include "absl/strings/str_format.h"
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 
 #include "parallel/base/exit_code.h"
+#include "parallel/base/fd_stream.h"
 #include "parallel/comm/agreement.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/stepped_pair_scorer.h"
@@ -63,6 +67,23 @@ TEST(LineChunkReader, EndsAChunkThatHoldsEnoughBytes) {
   for (int i = 0; i < 10; ++i) text += line + "\n";
   EXPECT_EQ(ReadAll(text, 100).size(),
             LineChunkReader::kMaxChunkBytes / LineChunkReader::kMaxLineBytes);
+}
+
+// The peer is gone with a byte unread, which resets the connection behind what it has sent.
+TEST(LineChunkReader, AnErrorWithinALineIsNotItsEnd) {
+  int ends[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+  FdStream in(ends[0]);
+  ASSERT_EQ(write(ends[0], "x", 1), 1);
+  ASSERT_EQ(write(ends[1], "whole\nhalf", 10), 10);
+  close(ends[1]);
+  LineChunkReader reader(in, "standard input");
+  EXPECT_THAT(*reader.ReadChunk(1), ElementsAre("whole"));
+  const auto lines = reader.ReadChunk(1);
+  EXPECT_EQ(GetExitCode(lines.status()), ExitCode::kData);
+  EXPECT_THAT(std::string(lines.status().message()),
+              HasSubstr("standard input, line 2: cannot be"));
+  close(ends[0]);
 }
 
 TEST(LineChunkReader, RefusesALineThatIsTooLong) {
