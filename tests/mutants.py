@@ -57,12 +57,12 @@ MUTANTS = {
     "computing-time-adds-up": (
         "trainer/stragglers.cc", "std::exchange(seconds_, 0.0)", "seconds_", "trainer_stragglers_test"),
     "whole-shards-are-linked-for-a-part": (
-        DATA + "prepare_blocks.cc", "if (only.num_pairs() == sources[0].count) {", "if (only.num_pairs() >= sources[0].count) {",
+        DATA + "prepare/blocks.cc", "if (only.num_pairs() == sources[0].count) {", "if (only.num_pairs() >= sources[0].count) {",
         PARTS),
     "damaged-shards-are-copied": (
-        DATA + "prepare_blocks.cc", "      RETURN_IF_ERROR(shard->CheckContent());\n", "", PARTS),
+        DATA + "prepare/blocks.cc", "      RETURN_IF_ERROR(shard->CheckContent());\n", "", PARTS),
     "changed-inputs-keep-their-scans": (
-        DATA + "prepare_scan.cc", "found->second.modified_ns(),", "0,", PARTS),
+        DATA + "prepare/scan.cc", "found->second.modified_ns(),", "0,", PARTS),
     "tags-take-no-room": (
         DATA + "subword_sampler.cc", "most - pieces.size()", "most", "trainer_data_test --gtest_filter=SubwordSampler*"),
     "spare-targets-are-promised-twice": (
@@ -95,12 +95,12 @@ MUTANTS = {
     "groups-are-in-reverse-order": (TCP, "wishes[a].key < wishes[b].key", "wishes[a].key > wishes[b].key", TCP_TEST),
     "groups-share-their-number": (TCP, "  world_->TakeGroup(group);\n", "", TCP_TEST),
     "the-smallest-work-is-dealt-first": (
-        DATA + "prepared_parts.cc", "return costs[a] > costs[b];", "return costs[a] < costs[b];", PARTS),
+        DATA + "prepare/parts.cc", "return costs[a] > costs[b];", "return costs[a] < costs[b];", PARTS),
     "earlier-pairs-begin-behind-dropped-lines": (
-        DATA + "prepared_parts.cc", "num_pairs[part.files(0).name()] += part.counts().kept();",
+        DATA + "prepare/parts.cc", "num_pairs[part.files(0).name()] += part.counts().kept();",
         "num_pairs[part.files(0).name()] += part.counts().lines();", PARTS),
     "one-rank-assembles-everything": (
-        DATA + "prepare_plan.cc", "plan.assemble_seconds = most /", "plan.assemble_seconds = plan.text_bytes /",
+        DATA + "prepare/plan.cc", "plan.assemble_seconds = most /", "plan.assemble_seconds = plan.text_bytes /",
         "trainer_data_prepare_test --gtest_filter=PreparePlan.*"),
     "the-cosine-does-not-know-the-warm-up": (
         OPTIM + "learning_rate.cc", "static_cast<double>(optim.decay_steps()) - warmup);",
@@ -176,13 +176,13 @@ MUTANTS = {
     "a-torn-line-alone-stays": (
         "trainer/metrics.cc", "return dropped || !line.empty() ?", "return dropped ?", "trainer_metrics_test"),
     "the-last-line-is-the-longest": (
-        DATA + "prepare_held_out.cc", "std::max(*longest, static_cast<int32_t>(pieces))", "static_cast<int32_t>(pieces)",
+        DATA + "prepare/held_out.cc", "std::max(*longest, static_cast<int32_t>(pieces))", "static_cast<int32_t>(pieces)",
         "trainer_data_prepare_test --gtest_filter=Prepare.MakesACorpus*"),
     "tokenizers-outlive-their-text": (
-        DATA + "prepare_tokenizer.cc",
+        DATA + "prepare/tokenizer.cc",
         "  for (const PreparedPart& scan : context.scans) facts.push_back(absl::StrCat(scan.key()));\n", "", PARTS),
     "zst-is-not-compressed": (
-        DATA + "prepare_scan.cc", 'absl::EndsWith(path, ".gz") || absl::EndsWith(path, ".zst");',
+        DATA + "prepare/scan.cc", 'absl::EndsWith(path, ".gz") || absl::EndsWith(path, ".zst");',
         'absl::EndsWith(path, ".gz");', "trainer_data_prepare_test --gtest_filter=PreparePlan.*"),
     "ports-have-no-end": (
         "launch/launcher.cc", "launch->port > 0 &&\n      launch->port <= 65535", "launch->port > 0",

@@ -1,4 +1,4 @@
-#include "trainer/data/prepare.h"
+#include "trainer/data/prepare/prepare.h"
 
 #include <filesystem>
 #include <istream>
@@ -23,9 +23,9 @@
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 #include "trainer/data/corpus_manifest.h"
-#include "trainer/data/file_writer.h"
-#include "trainer/data/parallel_text.h"
-#include "trainer/data/shard.h"
+#include "trainer/data/corpus_shard.h"
+#include "trainer/data/prepare/file_writer.h"
+#include "trainer/data/prepare/parallel_text.h"
 
 namespace deepnet {
 namespace {

@@ -19,10 +19,10 @@
 #include "parallel/base/status_macros.h"
 #include "parallel/base/text_proto.h"
 #include "parallel/comm/agreement.h"
-#include "trainer/data/file_writer.h"
-#include "trainer/data/parallel_text.h"
-#include "trainer/data/prepare.h"
-#include "trainer/data/shard.h"
+#include "trainer/data/corpus_shard.h"
+#include "trainer/data/prepare/file_writer.h"
+#include "trainer/data/prepare/parallel_text.h"
+#include "trainer/data/prepare/prepare.h"
 
 namespace deepnet {
 namespace {

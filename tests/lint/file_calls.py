@@ -66,16 +66,16 @@ REASONS = {
         "fs_.Delete(path_)": "the lock, which Check() has read",
     },
     "trainer/checkpoint/tools/spread_writer.cc": {"fs_.DeleteTree(temporary_folder_)": UNFINISHED},
-    "trainer/data/cleaning.cc": {
+    "trainer/data/prepare/cleaning.cc": {
         "unlink(FileName(static_cast<int>(part))": OWN_FOLDER,
         "unlink(FileName(part)": OWN_FOLDER,
         "fopen(path.c_str(), mode)": OWN_FOLDER,
     },
-    "trainer/data/file_writer.cc": {
+    "trainer/data/prepare/file_writer.cc": {
         "unlink(path.c_str())": "the file that Create() replaces by its contract",
         'fopen(path.c_str(), "wbx")': "a new file",
     },
-    "trainer/data/prepare_folder.cc": {
+    "trainer/data/prepare/folder.cc": {
         "O_RDWR | O_CREAT": "the lock; O_NOFOLLOW, and nothing is written",
         "DeleteTree(context_.temporary)": UNFINISHED,
         "files_->Delete(path)": "a link with that name",
@@ -84,8 +84,8 @@ REASONS = {
         "files_->DeleteTree(path));": "in the folder whose name ends in kUnfinishedEnd",
         "DeleteIfThere(*files_, context_.OutputScratch())": "a name that only Publish() gives",
     },
-    "trainer/data/prepared_parts.cc": {"O_WRONLY | O_CREAT | O_EXCL": "a new file"},
-    "trainer/data/shard.cc": {
+    "trainer/data/prepare/parts.cc": {"O_WRONLY | O_CREAT | O_EXCL": "a new file"},
+    "trainer/data/corpus_shard.cc": {
         "unlink(earlier.c_str())": OWN_FOLDER,
         "unlink(IndexPath()": OWN_FOLDER,
         'fopen(path.c_str(), "wbx")': "a new file",

@@ -21,7 +21,7 @@
 #include "launch/defaults.h"
 #include "launch/spec_loader.h"
 #include "proto/report.pb.h"
-#include "trainer/data/prepare.h"
+#include "trainer/data/prepare/prepare.h"
 #include "trainer/trainer.h"
 
 namespace deepnet {

@@ -13,7 +13,7 @@
 #include "launch/defaults.h"
 #include "parallel/base/host.h"
 #include "proto/report.pb.h"
-#include "trainer/data/prepare.h"
+#include "trainer/data/prepare/prepare.h"
 #include "trainer/trainer.h"
 
 namespace deepnet {

@@ -15,9 +15,9 @@
 #include "tests/support/seal_blocks.h"
 #include "trainer/data/corpus.h"
 #include "trainer/data/corpus_manifest.h"
+#include "trainer/data/corpus_shard.h"
 #include "trainer/data/data_order.h"
-#include "trainer/data/prepare.h"
-#include "trainer/data/shard.h"
+#include "trainer/data/prepare/prepare.h"
 
 namespace deepnet::testing {
 namespace {

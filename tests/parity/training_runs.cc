@@ -12,7 +12,7 @@
 #include "launch/defaults.h"
 #include "parallel/base/check.h"
 #include "proto/report.pb.h"
-#include "trainer/data/prepare.h"
+#include "trainer/data/prepare/prepare.h"
 
 namespace deepnet::testing {
 

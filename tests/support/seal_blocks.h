@@ -9,7 +9,7 @@
 #include <string_view>
 
 #include "parallel/base/crc32c.h"
-#include "trainer/data/shard.h"
+#include "trainer/data/corpus_shard.h"
 
 namespace deepnet::testing {
 

@@ -16,8 +16,8 @@
 
 #include "proto/data.pb.h"
 #include "trainer/data/corpus_manifest.h"
+#include "trainer/data/corpus_shard.h"
 #include "trainer/data/pair_index.h"
-#include "trainer/data/shard.h"
 #include "trainer/data/vocabulary.h"
 
 namespace deepnet {

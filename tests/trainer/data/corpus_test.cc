@@ -21,7 +21,7 @@
 #include "tests/trainer/data/prepared_corpus.h"
 #include "tests/trainer/data/temp_folder.h"
 #include "trainer/data/corpus_batch_source.h"
-#include "trainer/data/prepared_parts.h"
+#include "trainer/data/prepare/parts.h"
 
 namespace deepnet {
 namespace {

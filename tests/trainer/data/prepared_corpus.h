@@ -14,7 +14,7 @@
 
 #include "proto/data.pb.h"
 #include "tests/trainer/data/temp_folder.h"
-#include "trainer/data/prepare.h"
+#include "trainer/data/prepare/prepare.h"
 
 namespace deepnet::testing {
 

@@ -1,0 +1,103 @@
+#include "trainer/data/prepare/parallel_text.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/trainer/data/temp_folder.h"
+
+namespace deepnet {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Pair;
+using testing::TempFolder;
+
+std::vector<std::pair<std::string, std::string>> ReadPairs(const ParallelFiles& files,
+                                                           absl::Status* status = nullptr) {
+  std::vector<std::pair<std::string, std::string>> pairs;
+  auto reader = PairReader::Open(files);
+  EXPECT_TRUE(reader.ok()) << reader.status();
+  RawPair pair;
+  for (;;) {
+    const absl::StatusOr<bool> more = (*reader)->Next(&pair);
+    if (status != nullptr) *status = more.status();
+    if (!more.ok() || !*more) return pairs;
+    pairs.emplace_back(pair.first, pair.second);
+  }
+}
+
+TEST(PairReader, PairsLinesOfTwoFiles) {
+  const TempFolder folder;
+  ParallelFiles files;
+  files.first_file = folder.Write("a", "eins\nzwei\n");
+  files.second_file = folder.Write("b", "one\ntwo\n");
+  EXPECT_THAT(ReadPairs(files), ElementsAre(Pair("eins", "one"), Pair("zwei", "two")));
+}
+
+TEST(PairReader, NamesFilesAndLinesOfUnevenTexts) {
+  const TempFolder folder;
+  ParallelFiles files;
+  files.first_file = folder.Write("a", "1\n2\n3\n4\n5\n");
+  files.second_file = folder.Write("b", "1\n2\n3\n");
+  absl::Status status;
+  ReadPairs(files, &status);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("b ends after line 3"), HasSubstr("a after line 5")));
+  std::swap(files.first_file, files.second_file);
+  ReadPairs(files, &status);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("b ends after line 3"));
+  files.first_file = files.second_file;
+  files.score_file = folder.Write("s", "1\n2\n");
+  ReadPairs(files, &status);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("s ends after line 2"), HasSubstr("after line 5")));
+}
+
+TEST(PairReader, TurnsTheColumnsOfATableAroundWhereTold) {
+  const TempFolder folder;
+  ParallelFiles files;
+  files.tsv_file = folder.Write("t", "one\teins\ntwo\tzwei\t0.5\n");
+  files.tsv_swapped = true;
+  EXPECT_THAT(ReadPairs(files), ElementsAre(Pair("eins", "one"), Pair("zwei", "two")));
+}
+
+TEST(PairReader, ReadsScoresFromTheirFileOrColumn) {
+  const TempFolder folder;
+  ParallelFiles table;
+  table.tsv_file = folder.Write("t", "a\tb\t1.25\na\tb\nab\na\tb\tx\n");
+  table.score_threshold = 1.0;
+  auto reader = PairReader::Open(table);
+  ASSERT_TRUE(reader.ok());
+  RawPair pair;
+  ASSERT_TRUE((*reader)->Next(&pair).value());
+  EXPECT_EQ(pair.score, 1.25);
+  ASSERT_TRUE((*reader)->Next(&pair).value());
+  EXPECT_EQ(pair.score, std::nullopt);
+  EXPECT_FALSE(pair.malformed);
+  ASSERT_TRUE((*reader)->Next(&pair).value());
+  EXPECT_TRUE(pair.malformed);
+  ASSERT_TRUE((*reader)->Next(&pair).value());
+  EXPECT_TRUE(pair.malformed);
+  EXPECT_EQ((*reader)->Location(pair.line), table.tsv_file + ":4");
+
+  ParallelFiles moses;
+  moses.first_file = folder.Write("a", "a\na\n");
+  moses.second_file = folder.Write("b", "b\nb\n");
+  moses.score_file = folder.Write("s", "-3e2\nnone\n");
+  moses.score_threshold = 0.0;
+  reader = PairReader::Open(moses);
+  ASSERT_TRUE(reader.ok());
+  ASSERT_TRUE((*reader)->Next(&pair).value());
+  EXPECT_EQ(pair.score, -300.0);
+  ASSERT_TRUE((*reader)->Next(&pair).value());
+  EXPECT_TRUE(pair.malformed);
+}
+
+}  // namespace
+}  // namespace deepnet

@@ -1,0 +1,781 @@
+#include "trainer/data/prepare/prepare.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+
+#include "parallel/base/exit_code.h"
+#include "tests/support/thread_limit.h"
+#include "tests/trainer/data/prepared_corpus.h"
+#include "tests/trainer/data/temp_folder.h"
+#include "trainer/data/corpus.h"
+#include "trainer/data/corpus_manifest.h"
+
+namespace {
+int flock_error = 0;  // what flock fails with; 0: it works
+}  // namespace
+
+// Stands before the C library's.
+extern "C" int flock(int file, int operation) noexcept {
+  if (flock_error == 0) return static_cast<int>(syscall(SYS_flock, file, operation));
+  errno = flock_error;
+  return -1;
+}
+
+namespace deepnet {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsSupersetOf;
+using testing::kUdhr;
+using ::testing::Not;
+using testing::PrepareIn;
+using testing::TempFolder;
+using testing::TextPairs;
+using testing::WriteOpus;
+using testing::WritePairs;
+
+// Lines dropped for `reason`; 0 if the report does not have it.
+int64_t Dropped(const LanguagePairReport& pair, std::string_view reason) {
+  for (const DropCount& drop : pair.dropped()) {
+    if (drop.reason() == reason) return drop.lines();
+  }
+  return 0;
+}
+
+const LanguagePairReport& PairOf(const CorpusReport& report, const std::string& split,
+                                 const std::string& first, const std::string& second) {
+  for (const LanguagePairReport& pair : report.pairs()) {
+    if (pair.split() == split && pair.first_language() == first &&
+        pair.second_language() == second) {
+      return pair;
+    }
+  }
+  ADD_FAILURE() << "no " << split << " " << first << "-" << second;
+  return LanguagePairReport::default_instance();
+}
+
+void ExpectCountsAddUp(const CorpusReport& report) {
+  for (const LanguagePairReport& pair : report.pairs()) {
+    int64_t sum = pair.kept();
+    for (const DropCount& drop : pair.dropped()) sum += drop.lines();
+    EXPECT_EQ(sum, pair.lines()) << pair.ShortDebugString();
+  }
+}
+
+std::string Message(const absl::StatusOr<CorpusReport>& report) {
+  return std::string(report.status().message());
+}
+
+TEST(Prepare, MakesACorpusOfOpusFolders) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  const auto report = PrepareIn(folder, "opus100_folder: 'opus'");
+  ASSERT_TRUE(report.ok()) << report.status();
+  ExpectCountsAddUp(*report);
+  EXPECT_EQ(report->vocabulary_size(), 300 + 4);
+  EXPECT_EQ(PairOf(*report, "test", "en", "fr").kept(), 10);
+  EXPECT_EQ(PairOf(*report, "train", "de", "en").lines(), 40);
+
+  const auto corpus = Corpus::Open(folder.Path("out"));
+  ASSERT_TRUE(corpus.ok()) << corpus.status();
+  EXPECT_TRUE(corpus->CheckContent().ok());
+  int longest = 0;
+  for (const char* side : {"out/dev.de-en.de", "out/dev.de-en.en"}) {
+    std::ifstream file(folder.Path(side));
+    for (std::string line; std::getline(file, line);) {
+      longest = std::max(longest, static_cast<int>(corpus->vocabulary().Encode(line).size()));
+    }
+  }
+  EXPECT_EQ(PairOf(*report, "dev", "de", "en").longest(), longest);
+  std::vector<std::string> names;
+  for (const Direction& direction : corpus->directions()) names.push_back(direction.Name());
+  EXPECT_EQ(names,
+            (std::vector<std::string>{"de-en", "en-de", "en-fr", "en-ru", "fr-en", "ru-en"}));
+  EXPECT_THAT(folder.Read("out/report.json"), HasSubstr("\"directions\": [\"de-en\", \"en-de\"]"));
+  EXPECT_THAT(ReportTable(*report), HasSubstr("de-en"));
+  EXPECT_FALSE(fs::exists(folder.Path("out.deepnet-unfinished")));
+}
+
+TEST(Prepare, SaysFirstHowLargeTheCorpusIsGoingToBe) {
+  const TempFolder folder;
+  WritePairs(folder, "few", "de", "en", {{"eins", "one"}, {"zwei", "two"}, {"drei", "three"}});
+  WritePairs(folder, "many", "en", "fr", TextPairs(3000, {"four", "quatre"}));
+  std::string progress;
+  const auto text = [](const std::string& other, const std::string& stem, const std::string& tag) {
+    return "text { source_language: 'en' target_language: '" + other + "' source_file: '" + stem +
+           ".en' target_file: '" + stem + "." + other + "' tag: '" + tag + "' } ";
+  };
+  ASSERT_TRUE(PrepareIn(folder,
+                        text("de", "few", "") + text("de", "few", "bt") + text("fr", "many", ""),
+                        &progress)
+                  .ok());
+  const size_t planned = progress.find(
+      "planned: 3 languages, 3 language pairs and as many shards, 5 directions, about 3006 pairs");
+  ASSERT_NE(planned, progress.npos) << progress;
+  EXPECT_LT(planned, progress.find("scanned "));
+}
+
+TEST(Prepare, WarnsOfATextOfWhichMostIsDroppedWithTheReason) {
+  const TempFolder folder;
+  const TextPairs few = {{"eins", "one"}, {"zwei", "two"}, {"drei", "three"}};
+  WritePairs(folder, "good", "de", "en", few);
+  WritePairs(folder, "half", "de", "en", {{"vier", "four"}, {"", "five"}});
+  WritePairs(folder, "dev", "de", "en", {{"sechs", "six"}, {"\u200d", "7"}, {"\u2060", "8"}});
+  folder.Write("scores", "-4,5\n-1,5\n0.5\n");
+  const auto text = [](const std::string& stem, const std::string& more) {
+    return "text { source_language: 'de' target_language: 'en' source_file: '" + stem +
+           ".de' target_file: '" + stem + ".en' " + more + " } ";
+  };
+  std::string progress;
+  ASSERT_TRUE(PrepareIn(folder,
+                        text("good", "") + text("half", "") + text("dev", "split: 'dev'") +
+                            text("good", "tag: 'bt' score_file: 'scores' score_threshold: -9"),
+                        &progress)
+                  .ok());
+  const std::string rest = " lines are dropped, 2 for the reason \"";
+  EXPECT_THAT(progress, HasSubstr("warning: de-en.bt, train: 2 of 3" + rest +
+                                  "malformed\", the first of them " + folder.Path("good.de:1")));
+  EXPECT_THAT(progress, HasSubstr("warning: de-en, dev: 2 of 3" + rest +
+                                  "empty side\", the first of them " + folder.Path("dev.de:2")));
+  EXPECT_EQ(progress.find("warning: de-en, train"), progress.npos) << progress;
+}
+
+TEST(Prepare, AMarkAtTheBeginningOfATextIsNoneOfIt) {
+  const TempFolder folder;
+  WritePairs(folder, "t", "de", "en", {{"\ufeffeins", "\ufeffone"}, {"zwei", "two"}});
+  WritePairs(folder, "dev", "de", "en", {{"\ufeffdrei", "\ufeffthree"}});
+  const std::string text = "text { source_language: 'de' target_language: 'en' ";
+  ASSERT_TRUE(PrepareIn(folder, text + "source_file: 't.de' target_file: 't.en' } " + text +
+                                    "source_file: 'dev.de' target_file: 'dev.en' split: 'dev' }")
+                  .ok());
+  EXPECT_EQ(folder.Read("out/dev.de-en.de"), "drei\n");
+  EXPECT_EQ(folder.Read("out/dev.de-en.en"), "three\n");
+  folder.Write("table.tsv", "\ufeffde\tone\teins\nde\ttwo\tzwei\n");
+  EXPECT_TRUE(PrepareIn(folder, "table { file: 'table.tsv' dev_percent: -1 test_percent: -1 }",
+                        nullptr, "of_table")
+                  .ok());
+}
+
+TEST(Prepare, RulesOfNormalizationAreReadFromAFileOrNamed) {
+  const TempFolder folder;
+  WritePairs(folder, "t", "de", "en", {{"eins", "one"}, {"zwei", "two"}});
+  const auto prepare = [&](const std::string& normalization, bool extend = false) {
+    const PrepareSpec spec = testing::PrepareSpecOf(
+        "tokenizer { vocab_size: 300 normalization: '" + normalization +
+        "' } text { source_language: 'de' target_language: 'en' source_file: 't.de' target_file: "
+        "'t.en' } replace: true");
+    return Prepare(spec, "out", folder.path(), [](std::string_view) {}, {.extend = extend});
+  };
+  EXPECT_THAT(Message(prepare("nfck")),
+              HasSubstr("prepare.tokenizer.normalization: neither nmt_nfkc, nfkc, identity nor a "
+                        "file: " +
+                        folder.Path("nfck") + ": No such file"));
+  folder.Write("rules.tsv", "65\t45\n# e to E\n");
+  EXPECT_THAT(Message(prepare("rules.tsv")),
+              HasSubstr("prepare.tokenizer.normalization: " + folder.Path("rules.tsv") +
+                        ":2: not code points"));
+  for (const char* bad : {"", "D800\t61\n", "61\t110000\n", "\t61\n", "61\t62\t63\t64\n"}) {
+    folder.Write("rules.tsv", bad);
+    EXPECT_THAT(Message(prepare("rules.tsv")), HasSubstr("normalization: ")) << bad;
+  }
+  folder.Write("rules.tsv", "65\t45\n");
+  ASSERT_TRUE(prepare("rules.tsv").ok());
+  const std::string model = folder.Read("out/tokenizer.model");
+  EXPECT_TRUE(prepare("rules.tsv")->reused());
+  EXPECT_TRUE(prepare("rules.tsv", /*extend=*/true)->reused());
+  EXPECT_TRUE(prepare("rules.tsv")->reused());
+  folder.Write("rules.tsv", "65\t46\n");
+  EXPECT_FALSE(prepare("rules.tsv")->reused());
+  EXPECT_NE(folder.Read("out/tokenizer.model"), model);
+}
+
+TEST(Prepare, WritesThePairsItReadInTheirOrder) {
+  const TempFolder folder;
+  const TextPairs pairs = {{"eins", "one"}, {"zwei", "two"}, {"drei", "three"}};
+  WritePairs(folder, "t", "de", "en", pairs);
+  const auto report =
+      PrepareIn(folder,
+                "text { source_language: 'en' target_language: 'de' source_file: 't.en' "
+                "target_file: 't.de' }");
+  ASSERT_TRUE(report.ok()) << report.status();
+  const auto corpus = Corpus::Open(folder.Path("out"));
+  ASSERT_TRUE(corpus.ok()) << corpus.status();
+  const auto decode = [&](const TokenSpan& tokens) {
+    std::vector<int32_t> ids;
+    for (size_t i = 0; i < tokens.size(); ++i) ids.push_back(tokens[i]);
+    return corpus->vocabulary().Decode(ids);
+  };
+  ASSERT_EQ(corpus->directions()[0].Name(), "de-en");
+  for (int64_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(decode(corpus->Tokens(0, i).source), pairs[i].first);
+    EXPECT_EQ(decode(corpus->Tokens(0, i).target), pairs[i].second);
+    EXPECT_EQ(decode(corpus->Tokens(1, i).source), pairs[i].second);
+    EXPECT_EQ(corpus->Lengths(1, i).target, static_cast<int>(corpus->Tokens(1, i).target.size()));
+  }
+}
+
+TEST(Prepare, SyntheticTextServesOneDirectionAndItsSourcesHaveTheTag) {
+  const TempFolder folder;
+  WritePairs(folder, "t", "de", "en", {{"eins", "one"}, {"zwei", "two"}, {"drei", "three"}});
+  WritePairs(folder, "bt", "en", "de", {{"two one", "zwei eins"}, {"three two", "drei zwei"}});
+  const std::string real =
+      "text { source_language: 'en' target_language: 'de' "
+      "source_file: 't.en' target_file: 't.de' } ";
+  const std::string synthetic =
+      "text { source_language: 'en' target_language: 'de' "
+      "source_file: 'bt.en' target_file: 'bt.de' tag: 'bt' } ";
+  const auto report = PrepareIn(folder, real + synthetic);
+  ASSERT_TRUE(report.ok()) << report.status();
+  const auto corpus = Corpus::Open(folder.Path("out"));
+  ASSERT_TRUE(corpus.ok()) << corpus.status();
+  EXPECT_EQ(corpus->vocabulary().languages(), (std::vector<std::string>{"bt", "de", "en"}));
+  ASSERT_EQ(corpus->directions().size(), 3u);
+  EXPECT_EQ(corpus->directions()[2], (Direction{"en", "de", 2, "bt"}));
+  const PairTokens pair = corpus->Tokens(2, 1);
+  std::vector<int32_t> source, target;
+  for (size_t i = 0; i < pair.source.size(); ++i) source.push_back(pair.source[i]);
+  for (size_t i = 0; i < pair.target.size(); ++i) target.push_back(pair.target[i]);
+  EXPECT_EQ(source.front(), corpus->vocabulary().TagId("bt"));
+  EXPECT_EQ(corpus->vocabulary().Decode(source), "three two");
+  EXPECT_EQ(corpus->vocabulary().Decode(target), "drei zwei");
+  EXPECT_LT(corpus->Tokens(1, 1).source[0], corpus->vocabulary().first_tag());
+  EXPECT_THAT(folder.Read("out/report.json"), HasSubstr("\"directions\": [\"en-de.bt\"]"));
+  EXPECT_THAT(ReportTable(*report), HasSubstr("en-de.bt"));
+
+  // The tokenizer is that of the real text alone.
+  ASSERT_TRUE(PrepareIn(folder, real, nullptr, "alone").ok());
+  EXPECT_EQ(folder.Read("alone/tokenizer.model"), folder.Read("out/tokenizer.model"));
+
+  const auto refused =
+      PrepareIn(folder,
+                real +
+                    "text { source_language: 'en' target_language: 'fr' source_file: 'bt.en' "
+                    "target_file: 'bt.de' tag: 'de' }",
+                nullptr, "refused");
+  EXPECT_THAT(Message(refused), HasSubstr("the tag \"de\" of en-fr.de is a language of de-en"));
+}
+
+// Blocks that are kept by --extend hold the tag's number, which a language that is added changes.
+TEST(Prepare, ALanguageThatIsAddedChangesTheTagsOfSyntheticText) {
+  const TempFolder folder;
+  WritePairs(folder, "t", "de", "en", {{"eins", "one"}, {"zwei", "two"}, {"drei", "three"}});
+  WritePairs(folder, "a", "af", "en", {{"een", "one"}, {"twee", "two"}});
+  const auto text = [](const std::string& other, const std::string& stem, const std::string& tag) {
+    return "text { source_language: 'en' target_language: '" + other + "' source_file: '" + stem +
+           ".en' target_file: '" + stem + "." + other + "' tag: '" + tag + "' } ";
+  };
+  const std::string first = text("de", "t", "") + text("de", "t", "bt");
+  ASSERT_TRUE(PrepareIn(folder, first).ok());
+  PrepareSpec spec = testing::PrepareSpecOf(first + text("af", "a", ""));
+  spec.mutable_tokenizer()->set_vocab_size(300);
+  const auto report =
+      Prepare(spec, "out", folder.path(), [](std::string_view) {}, {.extend = true});
+  ASSERT_TRUE(report.ok()) << report.status();
+  const auto corpus = Corpus::Open(folder.Path("out"));
+  ASSERT_TRUE(corpus.ok()) << corpus.status();
+  const auto& directions = corpus->directions();
+  const auto synthetic = std::ranges::find(directions, "en-de.bt", &Direction::Name);
+  ASSERT_NE(synthetic, directions.end());
+  EXPECT_EQ(corpus->Tokens(static_cast<int>(synthetic - directions.begin()), 0).source[0],
+            corpus->vocabulary().TagId("bt"));
+}
+
+TEST(Prepare, CountsEveryLineForOneReason) {
+  const TempFolder folder;
+  std::string longest = "viel";
+  for (int i = 0; i < 300; ++i) longest += " zu lang";
+  WritePairs(folder, "t", "de", "en",
+             {{"Der Anfang ist gemacht", "The beginning is made"},
+              {"Gr\xfc\xdf Gott", "Good day"},
+              {"", "Nothing there"},
+              {"Ein __en__ darin", "With a tag"},
+              {"Taxi", "Taxi"},
+              {"Der Anfang ist gemacht ", " The beginning is made"},
+              {"Im Test", "In the test"},
+              {longest, "much too long"},
+              {"ein", "a b c d e f g h i j k l m n o p q r s t u v w x y z a b c d e f g h i j k"},
+              {"Das Ende", "The end"}});
+  folder.Write("scores", "1\n1\n1\n1\n1\n1\n1\n1\n1\n0.5\n");
+  WritePairs(folder, "test", "de", "en", {{"Pr\u00fcfung", "In the test"}});
+  const auto report = PrepareIn(
+      folder,
+      "text { source_language: 'de' target_language: 'en' source_file: 't.de' target_file: 't.en' "
+      "score_file: 'scores' score_threshold: 0.75 } "
+      "text { source_language: 'de' target_language: 'en' source_file: 'test.de' "
+      "target_file: 'test.en' split: 'test' }");
+  ASSERT_TRUE(report.ok()) << report.status();
+  ExpectCountsAddUp(*report);
+  const LanguagePairReport& pair = PairOf(*report, "train", "de", "en");
+  EXPECT_EQ(pair.lines(), 10);
+  EXPECT_EQ(pair.kept(), 1);
+  for (const char* reason : {"bad UTF-8", "empty side", "tag in text", "equal sides", "below score",
+                             "in dev or test", "duplicate", "too long", "length ratio"}) {
+    EXPECT_EQ(Dropped(pair, reason), 1) << reason;
+  }
+  EXPECT_EQ(pair.dropped(0).example(), folder.Path("t.de") + ":2");
+}
+
+TEST(Prepare, KeepsDuplicatesWhereTold) {
+  const TempFolder folder;
+  WritePairs(folder, "t", "de", "en", TextPairs(20, {"Guten Tag", "Good day"}));
+  const std::string text =
+      "text { source_language: 'de' target_language: 'en' source_file: 't.de' target_file: 't.en' "
+      "}";
+  auto report = PrepareIn(folder, text);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->kept(), 1);
+  report = PrepareIn(folder, text + "cleaning { keep_duplicates: true }", nullptr, "all");
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->kept(), 20);
+}
+
+TEST(Prepare, RefusesUnevenTextsNamingFilesAndLines) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  std::ofstream(folder.Path("opus/de-en/opus.de-en-train.de"), std::ios::app) << "noch eine\n";
+  const auto report = PrepareIn(folder, "opus100_folder: 'opus'");
+  EXPECT_THAT(Message(report), AllOf(HasSubstr("opus.de-en-train.en ends after line 40"),
+                                     HasSubstr("opus.de-en-train.de after line 41")));
+  EXPECT_EQ(GetExitCode(report.status()), ExitCode::kData);
+  EXPECT_FALSE(fs::exists(folder.Path("out")));
+  EXPECT_FALSE(fs::exists(folder.Path("out.deepnet-unfinished")));
+}
+
+TEST(Prepare, RefusesBadUtf8InDevAndTestNamingFileAndLine) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  folder.Write("opus/de-en/opus.de-en-dev.de",
+               "gut\nschl\xe4"
+               "cht\n");
+  folder.Write("opus/de-en/opus.de-en-dev.en", "good\nbad\n");
+  EXPECT_THAT(Message(PrepareIn(folder, "opus100_folder: 'opus'")),
+              HasSubstr("opus.de-en-dev.de:2: bad UTF-8"));
+}
+
+TEST(Prepare, NamesWhatIsMissing) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  EXPECT_THAT(Message(PrepareIn(folder, "opus100_folder: 'nothing'")),
+              HasSubstr("prepare.opus100_folder"));
+  EXPECT_THAT(Message(PrepareIn(folder, "opus100_folder: 'opus' languages: ['en', 'de', 'xx']")),
+              HasSubstr("\"xx\""));
+  fs::remove(folder.Path("opus/de-en/opus.de-en-test.en"));
+  EXPECT_THAT(Message(PrepareIn(folder, "opus100_folder: 'opus'")),
+              HasSubstr("opus.de-en-test.en is missing"));
+  EXPECT_THAT(Message(PrepareIn(folder,
+                                "text { source_language: 'de' target_language: 'en' "
+                                "source_file: 'a.de' target_file: 'a.en' }")),
+              HasSubstr("a.de"));
+}
+
+TEST(Prepare, NamesUtf16Text) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  folder.Write("opus/de-en/opus.de-en-train.de", std::string("\xff\xfeg\0u\0t\0\n\0", 10));
+  EXPECT_THAT(Message(PrepareIn(folder, "opus100_folder: 'opus'")),
+              HasSubstr("opus.de-en-train.de: UTF-16, convert it to UTF-8"));
+}
+
+TEST(Prepare, NamesAFolderInPlaceOfAFileAndAFileInPlaceOfAFolder) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  folder.Write("file", "text");
+  fs::create_directories(folder.Path("folder"));
+  const std::string text =
+      "text { source_language: 'de' target_language: 'en' source_file: 'folder' "
+      "target_file: 'file' }";
+  EXPECT_THAT(Message(PrepareIn(folder, text)), HasSubstr("folder is a folder, not a file"));
+  EXPECT_THAT(Message(PrepareIn(folder, "table { file: 'folder' }")),
+              HasSubstr("folder is a folder, not a file"));
+  EXPECT_THAT(
+      Message(PrepareIn(folder, "opus100_folder: 'opus' tokenizer { model_file: 'folder' }")),
+      HasSubstr("folder is a folder, not a file"));
+  EXPECT_THAT(Message(PrepareIn(folder, "opus100_folder: 'file'")),
+              HasSubstr("file is a file, not a folder"));
+  EXPECT_THAT(Message(PrepareIn(folder, "opus100_folder: 'opus'", nullptr, "file")),
+              HasSubstr("file is a file, not a folder"));
+  EXPECT_THAT(Message(PrepareIn(folder, "opus100_folder: 'opus'", nullptr, "file/corpus")),
+              HasSubstr("cannot make the folder " + folder.Path("file")));
+  EXPECT_THAT(std::string(Corpus::Open(folder.Path("file")).status().message()),
+              HasSubstr("file is no prepared corpus: it is a file, not a folder"));
+  fs::remove(folder.Path("opus/de-en/opus.de-en-test.en"));
+  fs::create_directories(folder.Path("opus/de-en/opus.de-en-test.en"));
+  EXPECT_THAT(Message(PrepareIn(folder, "opus100_folder: 'opus'")),
+              HasSubstr("opus.de-en-test.en is a folder, not a file"));
+}
+
+// Nobody writes into the pipe: whoever opens it waits.
+TEST(Prepare, NamesAPipeOrADeviceInPlaceOfAFileAndDoesNotWaitForIt) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  ASSERT_EQ(mkfifo(folder.Path("pipe").c_str(), 0600), 0);
+  folder.Write("file", "text\n");
+  const std::string sides = "source_language: 'de' target_language: 'en' ";
+  const auto expect_refused = [&](const std::string& spec, const std::string& path) {
+    std::string progress;
+    const auto report = PrepareIn(folder, spec, &progress);
+    EXPECT_EQ(GetExitCode(report.status()), ExitCode::kBadConfig) << report.status();
+    EXPECT_THAT(Message(report), HasSubstr(path + " is a pipe or a device")) << spec;
+    EXPECT_THAT(progress, Not(HasSubstr("planned")));
+  };
+  const std::string pipe = folder.Path("pipe");
+  for (const std::string text :
+       {"source_file: 'pipe' target_file: 'file'", "source_file: 'file' target_file: 'pipe'",
+        "tsv_file: 'pipe'", "tsv_file: 'file' score_file: 'pipe' score_threshold: 1",
+        "source_file: 'file' target_file: 'pipe' split: 'dev'"}) {
+    expect_refused(absl::StrCat("text { ", sides, text, " }"), pipe);
+  }
+  expect_refused(absl::StrCat("text { ", sides, "tsv_file: '/dev/zero' }"), "/dev/zero");
+  expect_refused("table { file: 'pipe' }", pipe);
+  expect_refused("opus100_folder: 'opus' tokenizer { model_file: 'pipe' }", pipe);
+  const std::string opus = folder.Path("opus/de-en/opus.de-en-test.en");
+  fs::remove(opus);
+  ASSERT_EQ(mkfifo(opus.c_str(), 0600), 0);
+  expect_refused("opus100_folder: 'opus'", opus);
+}
+
+TEST(Prepare, SaysWhyThereIsNoLock) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  const std::string spec = "opus100_folder: 'opus'";
+  flock_error = EWOULDBLOCK;
+  EXPECT_THAT(Message(PrepareIn(folder, spec)), HasSubstr("another prepare is writing"));
+  flock_error = EINTR;
+  EXPECT_THAT(Message(PrepareIn(folder, spec)),
+              AllOf(HasSubstr("cannot lock"), HasSubstr(".out.lock")));
+  EXPECT_FALSE(fs::exists(folder.Path("out")));
+  for (const int without : {ENOLCK, EOPNOTSUPP, ENOSYS, EINVAL}) {
+    flock_error = without;
+    std::string progress;
+    const auto report = PrepareIn(folder, spec + " replace: true", &progress);
+    EXPECT_TRUE(report.ok()) << report.status();
+    EXPECT_THAT(progress, HasSubstr("warning: no locks on this file system"));
+  }
+  flock_error = 0;
+}
+
+TEST(Prepare, TakesOnlyTheLanguagesAskedFor) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  const auto report = PrepareIn(folder, "opus100_folder: 'opus' languages: ['en', 'fr']");
+  ASSERT_TRUE(report.ok()) << report.status();
+  const auto corpus = Corpus::Open(folder.Path("out"));
+  EXPECT_EQ(corpus->directions().size(), 2u);
+  EXPECT_EQ(corpus->vocabulary().languages(), (std::vector<std::string>{"en", "fr"}));
+}
+
+TEST(Prepare, SplitsATableOfLanguagesByItsPivotSentences) {
+  const TempFolder folder;
+  const std::string spec =
+      "table { file: '" + fs::absolute(kUdhr).string() + "' dev_percent: 15 test_percent: 25 }";
+  const auto report = PrepareIn(folder, spec);
+  ASSERT_TRUE(report.ok()) << report.status();
+  ExpectCountsAddUp(*report);
+  int64_t lines = 0;
+  for (const LanguagePairReport& pair : report->pairs()) lines += pair.lines();
+  EXPECT_EQ(lines, 180);
+  const auto corpus = Corpus::Open(folder.Path("out"));
+  ASSERT_TRUE(corpus.ok()) << corpus.status();
+  const auto german = corpus->Sentences("test", "en", "de");
+  const auto french = corpus->Sentences("test", "en", "fr");
+  ASSERT_TRUE(german.ok() && french.ok());
+  EXPECT_GE(german->source.size(), 5u);
+  EXPECT_EQ(german->source, french->source);  // a sentence is on one side in every language
+  const auto joined = corpus->Sentences("test", "de", "fr");
+  ASSERT_TRUE(joined.ok()) << joined.status();
+  EXPECT_EQ(joined->source, german->target);
+  EXPECT_EQ(joined->target, french->target);
+}
+
+TEST(Prepare, NamesTheLineOfATableThatIsNoRow) {
+  const TempFolder folder;
+  folder.Write("t.tsv", "de\tone\teins\nde\ttwo\n");
+  EXPECT_THAT(Message(PrepareIn(folder, "table { file: 't.tsv' }")), HasSubstr("t.tsv:2"));
+  folder.Write("t.tsv", "de\tone\teins\n__\ttwo\tzwei\n");
+  EXPECT_THAT(Message(PrepareIn(folder, "table { file: 't.tsv' }")), HasSubstr("t.tsv:2"));
+}
+
+TEST(Prepare, ATableOfTooManyLanguagesIsRefusedByItsLine) {
+  TempFolder folder;
+  std::string rows;
+  for (int i = 0; i < 60'000; ++i) rows += "l" + std::to_string(i) + "\tone\teins\n";
+  folder.Write("t.tsv", rows);
+  EXPECT_THAT(Message(PrepareIn(folder, "table { file: 't.tsv' }")),
+              HasSubstr("t.tsv:4097: more than 4096 languages"));
+  EXPECT_FALSE(fs::exists(folder.Path("out")));
+}
+
+TEST(Prepare, SaysWhatBecameOfTextOfWhichNothingIsLeft) {
+  const TempFolder folder;
+  folder.Write("t.tsv", "same\tsame\n\tempty\nother\tother\n");
+  EXPECT_THAT(Message(PrepareIn(folder,
+                                "text { source_language: 'de' target_language: 'en' "
+                                "tsv_file: 't.tsv' }")),
+              AllOf(HasSubstr("all 3 training pairs were dropped: 1 empty side, first "),
+                    HasSubstr("t.tsv:2; 2 equal sides, first "), HasSubstr("t.tsv:1")));
+}
+
+TEST(Prepare, NamesASampleThatIsTooSmallForASentence) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  EXPECT_THAT(
+      Message(PrepareIn(folder, "opus100_folder: 'opus' tokenizer { input_sentence_size: 1 }")),
+      HasSubstr("prepare.tokenizer.input_sentence_size: 1: is too small"));
+}
+
+TEST(Prepare, NamesTheFieldAndTheLeastThatTheTokenizerNeeds) {
+  const TempFolder folder;
+  folder.Write("t.tsv", "abcdefghij\tklmnopqrst\n");
+  const auto vocabulary = [&](int pieces) {
+    return PrepareIn(folder, absl::StrCat("text { source_language: 'de' target_language: 'en' "
+                                          "tsv_file: 't.tsv' } tokenizer { vocab_size: ",
+                                          pieces, " }"))
+        .status();
+  };
+  const absl::Status status = vocabulary(20);  // 20 letters, the sign of a word's begin, 4 specials
+  EXPECT_EQ(GetExitCode(status), ExitCode::kBadConfig);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("prepare.tokenizer.vocab_size: 20: must be at least 25"));
+  EXPECT_TRUE(vocabulary(25).ok()) << vocabulary(25);
+}
+
+TEST(Prepare, TakesAGivenTokenizer) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  ASSERT_TRUE(PrepareIn(folder, "opus100_folder: 'opus'").ok());
+  const auto report = PrepareIn(folder,
+                                "opus100_folder: 'opus' "
+                                "tokenizer { model_file: 'out/tokenizer.model' }",
+                                nullptr, "second");
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(folder.Read("second/tokenizer.model"), folder.Read("out/tokenizer.model"));
+  EXPECT_EQ(Corpus::Open(folder.Path("second"))->content_hash(),
+            Corpus::Open(folder.Path("out"))->content_hash());
+}
+
+// Earlier versions wrote where the corpus was into its spec.
+TEST(Prepare, ReusesACorpusWhoseManifestNamesItsOutputFolder) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  ASSERT_TRUE(PrepareIn(folder, "opus100_folder: 'opus'").ok());
+  std::string manifest = folder.Read("out/manifest.textproto");
+  const size_t at = manifest.find("  opus100_folder: ");
+  ASSERT_NE(at, std::string::npos);
+  manifest = manifest.substr(0, manifest.rfind("digest: "));  // they wrote none
+  folder.Write("out/manifest.textproto", manifest.insert(at, "  output_folder: \"out\"\n"));
+  const auto again = PrepareIn(folder, "opus100_folder: 'opus'");
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_TRUE(again->reused());
+}
+
+TEST(Prepare, DoesNotCallADamagedCorpusFinishedAndReplacesIt) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  const std::string spec = "opus100_folder: 'opus'";
+  const auto first = PrepareIn(folder, spec);
+  ASSERT_TRUE(first.ok()) << first.status();
+  for (const std::string name :
+       {"train.de-en.pairs", "dev.de-en.de", "tokenizer.model", "parts.textproto"}) {
+    const auto written = fs::last_write_time(folder.Path("out/" + name));
+    std::string bytes = folder.Read("out/" + name);
+    bytes[bytes.size() / 2] ^= 2;
+    folder.Write("out/" + name, bytes);
+    fs::last_write_time(folder.Path("out/" + name), written);  // as a disk does it
+    const absl::Status status = PrepareIn(folder, spec).status();
+    EXPECT_EQ(GetExitCode(status), ExitCode::kData) << status;
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("out holds a corpus that cannot be used ("), HasSubstr(name)));
+    std::string progress;
+    const auto replaced = PrepareIn(folder, spec + " replace: true", &progress);
+    ASSERT_TRUE(replaced.ok()) << replaced.status();
+    EXPECT_EQ(replaced->content_hash(), first->content_hash()) << name;
+    const bool is_shard = name == "train.de-en.pairs";
+    EXPECT_EQ(
+        absl::StrContains(progress, "warning: train.de-en.pairs of the earlier corpus is damaged"),
+        is_shard)
+        << progress;
+    EXPECT_TRUE(PrepareIn(folder, spec)->reused());
+  }
+}
+
+TEST(Prepare, GivesTheSameCorpusForAnyNumberOfThreads) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  const auto one = PrepareIn(folder, "opus100_folder: 'opus' threads: 1", nullptr, "one");
+  const auto five = PrepareIn(folder, "opus100_folder: 'opus' threads: 5", nullptr, "five");
+  ASSERT_TRUE(one.ok() && five.ok());
+  EXPECT_EQ(one->content_hash(), five->content_hash());
+  EXPECT_EQ(folder.Read("one/train.de-en.pairs"), folder.Read("five/train.de-en.pairs"));
+}
+
+TEST(Prepare, NamesTheThreadsThatTheSystemDoesNotGive) {
+  TempFolder folder;
+  WriteOpus(folder);
+  ASSERT_TRUE(PrepareIn(folder, "opus100_folder: 'opus'").ok());
+  const testing::ThreadLimit limit(2);
+  const auto report = PrepareIn(
+      folder, "opus100_folder: 'opus' threads: 9 tokenizer { model_file: 'out/tokenizer.model' }",
+      nullptr, "other");
+  EXPECT_EQ(GetExitCode(report.status()), ExitCode::kDoesNotFit) << report.status();
+  EXPECT_THAT(std::string(report.status().message()),
+              AllOf(HasSubstr("prepare.threads: "), HasSubstr(" of 9 run")));
+}
+
+TEST(Prepare, ReusesACorpusOfTheSameInputAndRefusesAnother) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  const std::string spec = "opus100_folder: 'opus'";
+  const auto first = PrepareIn(folder, spec);
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_FALSE(first->reused());
+  const auto again = PrepareIn(folder, spec + " threads: 3");
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_TRUE(again->reused());
+  EXPECT_EQ(again->content_hash(), first->content_hash());
+
+  const std::string name = "opus/de-en/opus.de-en-train.en";
+  const std::string bytes = folder.Read(name);
+  folder.Write(name, bytes);  // the same bytes at another time
+  EXPECT_TRUE(PrepareIn(folder, spec)->reused());
+
+  EXPECT_THAT(Message(PrepareIn(folder, spec + " seed: 5")),
+              AllOf(HasSubstr("holds another corpus"), HasSubstr("seed")));
+  std::string changed = bytes;
+  changed[0] = changed[0] == 'X' ? 'Y' : 'X';
+  folder.Write(name, changed);
+  EXPECT_THAT(Message(PrepareIn(folder, spec)), HasSubstr("opus.de-en-train.en has changed"));
+  const auto replaced = PrepareIn(folder, spec + " replace: true");
+  ASSERT_TRUE(replaced.ok()) << replaced.status();
+  EXPECT_FALSE(replaced->reused());
+  EXPECT_NE(replaced->content_hash(), first->content_hash());
+}
+
+TEST(Prepare, NeverTouchesAFolderThatIsNoCorpus) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  folder.Write("out/thesis.txt", "years of work");
+  EXPECT_THAT(Message(PrepareIn(folder, "opus100_folder: 'opus' replace: true")),
+              HasSubstr("is no prepared corpus"));
+  EXPECT_EQ(folder.Read("out/thesis.txt"), "years of work");
+}
+
+TEST(Prepare, LeavesAloneWhatOthersHaveBesideItsFolder) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  ASSERT_TRUE(PrepareIn(folder, "opus100_folder: 'opus'").ok());
+  folder.Write("out.old/NOTES", "a backup");
+  folder.Write("out.tmp/mine/y", "x");
+  folder.Write("out/scratch/z", "x");
+  ASSERT_TRUE(PrepareIn(folder, "opus100_folder: 'opus'").ok());
+  EXPECT_EQ(folder.Read("out/scratch/z"), "x");
+  ASSERT_TRUE(PrepareIn(folder, "opus100_folder: 'opus' seed: 5 replace: true").ok());
+  EXPECT_EQ(folder.Read("out.old/NOTES"), "a backup");
+  EXPECT_EQ(folder.Read("out.tmp/mine/y"), "x");
+}
+
+TEST(Prepare, EntersNoLinkThatStandsWhereItWorks) {
+  for (const char* link : {"out.deepnet-unfinished", "out.deepnet-unfinished/.deepnet-scratch",
+                           "out.deepnet-unfinished/other", ".out.lock"}) {
+    const TempFolder folder;
+    WriteOpus(folder);
+    folder.Write("home/thesis.part", "years of work");
+    fs::create_directories(fs::path(folder.Path(link)).parent_path());
+    fs::create_directory_symlink(folder.Path("home"), folder.Path(link));
+    const bool is_lock = std::string_view(link) == ".out.lock";
+    EXPECT_EQ(PrepareIn(folder, "opus100_folder: 'opus'").ok(), !is_lock) << link;
+    EXPECT_THAT(folder.FilesBelow("home"), ElementsAre("thesis.part")) << link;
+    EXPECT_EQ(fs::is_symlink(folder.Path("out")), false) << link;
+  }
+}
+
+TEST(Prepare, WorksWhereItsFoldersLinkLeads) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  fs::create_directories(folder.Path("scratch"));
+  fs::create_directory_symlink("scratch/none", folder.Path("out"));
+  for (const char* spec : {"", "seed: 5 replace: true"}) {
+    ASSERT_TRUE(PrepareIn(folder, absl::StrCat("opus100_folder: 'opus' ", spec)).ok());
+    EXPECT_TRUE(fs::is_symlink(folder.Path("out")));
+    EXPECT_TRUE(fs::exists(folder.Path("scratch/none/manifest.textproto")));
+    EXPECT_EQ(folder.FilesBelow("scratch").size(), folder.FilesBelow("scratch/none").size() + 2);
+  }
+  fs::remove(folder.Path("out"));
+  fs::create_directory_symlink("out", folder.Path("out"));
+  EXPECT_THAT(Message(PrepareIn(folder, "opus100_folder: 'opus'")),
+              HasSubstr("out' is a symbolic link to itself"));
+}
+
+// As root alone: nobody else can mount.
+TEST(Prepare, FillsAMountPointThatItCannotReplace) {
+  if (unshare(CLONE_NEWNS) != 0) return;
+  ASSERT_EQ(mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr), 0);
+  const TempFolder folder;
+  WriteOpus(folder);
+  fs::create_directory(folder.Path("out"));
+  ASSERT_EQ(mount("none", folder.Path("out").c_str(), "tmpfs", 0, "size=8m"), 0);
+  ASSERT_TRUE(PrepareIn(folder, "opus100_folder: 'opus'").ok());
+  EXPECT_TRUE(PrepareIn(folder, "opus100_folder: 'opus'")->reused());
+  folder.Write("out/mine", "x");
+  // Killed when the first file had been moved.
+  fs::create_directory(folder.Path("out/.deepnet-unfinished"));
+  for (const char* name : {"manifest.textproto", "tokenizer.model"}) {
+    fs::rename(folder.Path(absl::StrCat("out/", name)),
+               folder.Path(absl::StrCat("out/.deepnet-unfinished/", name)));
+  }
+  EXPECT_TRUE(PrepareIn(folder, "opus100_folder: 'opus'")->reused());
+  ASSERT_TRUE(
+      PrepareIn(folder, "opus100_folder: 'opus' languages: ['de', 'en'] replace: true").ok());
+  EXPECT_EQ(folder.Read("out/mine"), "x");
+  EXPECT_FALSE(fs::exists(folder.Path("out/train.en-fr.pairs")));
+  EXPECT_FALSE(fs::exists(folder.Path("out/.deepnet-unfinished")));
+  EXPECT_TRUE(Corpus::Open(folder.Path("out")).ok());
+  ASSERT_EQ(umount(folder.Path("out").c_str()), 0);
+}
+
+TEST(Prepare, ReplacesNoFolderThatHoldsItsText) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  ASSERT_TRUE(PrepareIn(folder, "opus100_folder: 'opus'").ok());
+  fs::rename(folder.Path("opus"), folder.Path("out/opus"));
+  const absl::Status status =
+      PrepareIn(folder, "opus100_folder: 'out/opus' seed: 5 replace: true").status();
+  EXPECT_THAT(std::string(status.message()), HasSubstr("out holds the text "));
+  EXPECT_TRUE(fs::exists(folder.Path("out/opus")));
+}
+
+TEST(Prepare, TidiesUpWhatAnInterruptedOneLeft) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  folder.Write("out.deepnet-unfinished/.deepnet-scratch/junk", "left");
+  folder.Write("out.deepnet-unfinished/train.de-en.pairs", "half");
+  EXPECT_FALSE(Corpus::Open(folder.Path("out.deepnet-unfinished")).ok());
+  ASSERT_TRUE(PrepareIn(folder, "opus100_folder: 'opus'").ok());
+  EXPECT_FALSE(fs::exists(folder.Path("out.deepnet-unfinished")));
+  EXPECT_THAT(folder.FilesBelow("out"),
+              AllOf(Not(Contains(".deepnet-scratch")), Not(Contains(HasSubstr("junk"))),
+                    IsSupersetOf({"manifest.textproto", "report.json", "tokenizer.model",
+                                  "train.de-en.pairs", "dev.de-en.de", "test.en-ru.ru"})));
+}
+
+}  // namespace
+}  // namespace deepnet

@@ -1,0 +1,220 @@
+#include "trainer/data/prepare/cleaning.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "parallel/base/check.h"
+#include "parallel/base/status_macros.h"
+#include "parallel/base/utf8.h"
+#include "trainer/data/content_hash.h"
+
+namespace deepnet {
+namespace {
+
+// Below this many pieces on the longer side a ratio says nothing.
+constexpr int64_t kRatioFromPieces = 10;
+
+// A NUL is UTF-8, but in no text.
+bool IsText(std::string_view side) {
+  return IsUtf8(side) && side.find('\0') == std::string_view::npos;
+}
+
+using File = std::unique_ptr<FILE, int (*)(FILE*)>;
+
+absl::StatusOr<File> OpenFile(const std::string& path, const char* mode) {
+  File file(fopen(path.c_str(), mode), fclose);
+  if (file == nullptr) return absl::UnavailableError(absl::StrCat(path, ": ", strerror(errno)));
+  return file;
+}
+
+}  // namespace
+
+std::string_view Name(DropReason reason) {
+  static constexpr std::array<std::string_view, kNumDropReasons> kNames = {
+      "kept",        "malformed",      "bad UTF-8", "empty side", "tag in text", "equal sides",
+      "below score", "in dev or test", "duplicate", "too long",   "length ratio"};
+  static_assert(!kNames.back().empty());
+  return kNames[static_cast<size_t>(reason)];
+}
+
+CleaningSpec WithDefaults(CleaningSpec spec) {
+  if (spec.max_sentence_tokens() == 0) spec.set_max_sentence_tokens(250);
+  if (spec.max_length_ratio() == 0.0) spec.set_max_length_ratio(3.0);
+  return spec;
+}
+
+uint64_t HeldOutSentences::LanguageHash(std::string_view language) { return HashBytes(language); }
+
+void HeldOutSentences::Add(std::string_view language, std::string_view sentence) {
+  hashes_.push_back(HashBytes(sentence, LanguageHash(language)));
+}
+
+void HeldOutSentences::Seal() {
+  std::sort(hashes_.begin(), hashes_.end());
+  hashes_.erase(std::unique(hashes_.begin(), hashes_.end()), hashes_.end());
+}
+
+bool HeldOutSentences::Contains(uint64_t language_hash, std::string_view sentence) const {
+  return std::binary_search(hashes_.begin(), hashes_.end(), HashBytes(sentence, language_hash));
+}
+
+uint64_t HeldOutSentences::Digest() const {
+  return HashBytes(
+      {reinterpret_cast<const char*>(hashes_.data()), hashes_.size() * sizeof(uint64_t)});
+}
+
+TextFilter::TextFilter(const CleaningSpec& spec, std::vector<std::string> languages,
+                       const HeldOutSentences* held_out)
+    : spec_(WithDefaults(spec)), languages_(std::move(languages)), held_out_(held_out) {
+  DEEPNET_CHECK(std::is_sorted(languages_.begin(), languages_.end())) << "languages";
+}
+
+bool TextFilter::HasTag(std::string_view text) const {
+  for (size_t open = text.find("__"); open != std::string_view::npos;
+       open = text.find("__", open + 1)) {
+    const size_t close = text.find("__", open + 2);
+    if (close == std::string_view::npos) return false;
+    const std::string_view name = text.substr(open + 2, close - open - 2);
+    if (std::binary_search(languages_.begin(), languages_.end(), name)) return true;
+  }
+  return false;
+}
+
+DropReason TextFilter::Judge(const LanguagePair& languages, RawPair* pair) const {
+  if (pair->malformed) return DropReason::kMalformed;
+  if (pair->cut) return DropReason::kTooLong;
+  if (!IsText(pair->first) || !IsText(pair->second)) return DropReason::kBadUtf8;
+  pair->first = Trim(pair->first);
+  pair->second = Trim(pair->second);
+  if (IsBlank(pair->first) || IsBlank(pair->second)) return DropReason::kEmptySide;
+  if (HasTag(pair->first) || HasTag(pair->second)) return DropReason::kTagInText;
+  if (!languages.is_training) return DropReason::kNone;
+  if (!spec_.keep_equal_sides() && pair->first == pair->second) return DropReason::kEqualSides;
+  if (pair->score.has_value() && !(*pair->score >= languages.score_threshold)) {
+    return DropReason::kBelowScore;
+  }
+  if (held_out_->Contains(languages.first_hash, pair->first) ||
+      held_out_->Contains(languages.second_hash, pair->second)) {
+    return DropReason::kHeldOut;
+  }
+  return DropReason::kNone;
+}
+
+DropReason JudgeLengths(const CleaningSpec& spec, int64_t first_pieces, int64_t second_pieces) {
+  const auto [shorter, longer] = std::minmax(first_pieces, second_pieces);
+  if (longer > spec.max_sentence_tokens()) return DropReason::kTooLong;
+  if (shorter == 0) return DropReason::kEmptySide;
+  if (longer >= kRatioFromPieces &&
+      static_cast<double>(longer) > spec.max_length_ratio() * static_cast<double>(shorter)) {
+    return DropReason::kLengthRatio;
+  }
+  return DropReason::kNone;
+}
+
+int64_t DropCounts::Total() const {
+  return std::accumulate(lines.begin(), lines.end(), int64_t{0});
+}
+
+DuplicateFinder::DuplicateFinder(std::string folder, int64_t memory_records)
+    : folder_(std::move(folder)), memory_records_(memory_records) {
+  DEEPNET_CHECK(memory_records > 0) << "memory_records";
+}
+
+DuplicateFinder::~DuplicateFinder() {
+  for (size_t part = 0; part < part_sizes_.size(); ++part) {
+    unlink(FileName(static_cast<int>(part)).c_str());
+  }
+}
+
+std::string DuplicateFinder::FileName(int part) const {
+  return absl::StrCat(folder_, "/duplicates.", part);
+}
+
+absl::Status DuplicateFinder::Add(int64_t line, uint64_t hash) {
+  DEEPNET_CHECK(line >= num_lines_) << "line " << line << " after " << num_lines_;
+  if (static_cast<int64_t>(records_.size()) == memory_records_) RETURN_IF_ERROR(Spill());
+  records_.push_back({hash, line});
+  num_lines_ = line + 1;
+  return absl::OkStatus();
+}
+
+absl::Status DuplicateFinder::Spill() {
+  if (part_sizes_.empty()) part_sizes_.assign(kNumFiles, 0);
+  const auto part_of = [](const Record& record) { return static_cast<int>(record.hash >> 56); };
+  std::sort(records_.begin(), records_.end());
+  for (size_t begin = 0; begin < records_.size();) {
+    const int part = part_of(records_[begin]);
+    size_t end = begin;
+    while (end < records_.size() && part_of(records_[end]) == part) ++end;
+    ASSIGN_OR_RETURN(const File file,
+                     OpenFile(FileName(part), part_sizes_[part] == 0 ? "wbx" : "ab"));
+    const size_t count = end - begin;
+    if (fwrite(&records_[begin], sizeof(Record), count, file.get()) != count ||
+        fflush(file.get()) != 0) {
+      return absl::ResourceExhaustedError(absl::StrCat(FileName(part), ": ", strerror(errno)));
+    }
+    part_sizes_[part] += static_cast<int64_t>(count);
+    begin = end;
+  }
+  records_.clear();
+  return absl::OkStatus();
+}
+
+void DuplicateFinder::FindInRecords(std::vector<uint64_t>* duplicates) {
+  std::sort(records_.begin(), records_.end());
+  for (size_t i = 1; i < records_.size(); ++i) {
+    if (records_[i].hash != records_[i - 1].hash) continue;
+    (*duplicates)[records_[i].line / 64] |= uint64_t{1} << (records_[i].line % 64);
+  }
+  records_.clear();
+}
+
+// Round r of R takes the records whose second and third hash bytes fall to it, so that equal hashes
+// meet in one round.
+absl::Status DuplicateFinder::FindInFile(int part, std::vector<uint64_t>* duplicates) {
+  // Half of memory, because rounds differ in size.
+  const auto rounds = static_cast<uint64_t>(part_sizes_[part] / (memory_records_ / 2 + 1)) + 1;
+  std::vector<Record> buffer(4096);
+  for (uint64_t round = 0; round < rounds; ++round) {
+    ASSIGN_OR_RETURN(const File file, OpenFile(FileName(part), "rb"));
+    int64_t num_read = 0;
+    while (const size_t count = fread(buffer.data(), sizeof(Record), buffer.size(), file.get())) {
+      num_read += static_cast<int64_t>(count);
+      for (size_t i = 0; i < count; ++i) {
+        if (((buffer[i].hash >> 40) & 0xFFFF) % rounds == round) records_.push_back(buffer[i]);
+      }
+    }
+    if (num_read != part_sizes_[part]) {
+      return absl::DataLossError(
+          absl::StrCat(FileName(part), ": ", num_read, " records, not ", part_sizes_[part]));
+    }
+    FindInRecords(duplicates);
+  }
+  unlink(FileName(part).c_str());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<uint64_t>> DuplicateFinder::Finish() {
+  std::vector<uint64_t> duplicates(static_cast<size_t>((num_lines_ + 63) / 64), 0);
+  if (part_sizes_.empty()) {
+    FindInRecords(&duplicates);
+  } else {
+    RETURN_IF_ERROR(Spill());
+    for (int part = 0; part < kNumFiles; ++part) {
+      if (part_sizes_[part] > 0) RETURN_IF_ERROR(FindInFile(part, &duplicates));
+    }
+  }
+  records_ = {};
+  return duplicates;
+}
+
+}  // namespace deepnet

@@ -1,0 +1,92 @@
+// PrepareContext is shared by the stages of Prepare(): it holds what was asked for, the ranks, and
+// what earlier stages have found.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "parallel/base/check.h"
+#include "parallel/base/messages.h"
+#include "parallel/base/status_macros.h"
+#include "parallel/comm/agreement.h"
+#include "proto/data.pb.h"
+#include "proto/prepare.pb.h"
+#include "trainer/data/prepare/cleaning.h"
+#include "trainer/data/prepare/options.h"
+#include "trainer/data/prepare/parallel_text.h"
+#include "trainer/data/prepare/parts.h"
+
+namespace deepnet {
+
+struct PrepareContext {
+  // The arguments of Prepare(), borrowed.
+  PrepareContext(const PrepareSpec& spec, const std::string& output, const std::string& root,
+                 const ProgressFn& progress, const PrepareOptions& options);
+
+  bool IsFirst() const { return world.rank() == 0; }
+  // Returns true if this rank does piece number `piece` of those that are dealt in turn.
+  bool IsMine(size_t piece) const;
+  std::string Scratch() const;        // for finished parts
+  std::string OutputScratch() const;  // its name once the corpus is published
+  // For unfinished files: of this rank in this preparation alone, so that a rank that a killed job
+  // left overwrites nothing that others read.
+  std::string OwnFolder() const;
+  double Seconds() const;  // since the start
+  void Say(const std::string& line) const;
+  void Warn(const std::string& what) const;  // nothing if there is nothing to say
+
+  // AgreeOnStatus with the exit code of data. Collective.
+  absl::Status Agree(const absl::Status& mine);
+
+  // Returns what every rank has, in rank order. Collective.
+  template <typename Message>
+  absl::StatusOr<std::vector<Message>> AllGather(const Message& mine) {
+    ASSIGN_OR_RETURN(const std::vector<std::string> texts, AllGatherText(world, ToBytes(mine)));
+    std::vector<Message> all(texts.size());
+    for (size_t i = 0; i < texts.size(); ++i) {
+      RETURN_IF_ERROR(ParseSent(texts[i], all[i]));
+    }
+    return all;
+  }
+
+  // Returns the parts of all ranks, where part i is the next one of rank owners[i]. Collective.
+  absl::StatusOr<std::vector<PreparedPart>> AllGatherParts(const CorpusParts& mine,
+                                                           const std::vector<int>& owners);
+
+  // Keeps a part that this rank has finished: moves its files from OwnFolder() to `parts`. A file
+  // of that name there has the same contents and is replaced; whoever has it open goes on with it.
+  absl::Status Keep(const std::string& name, const PreparedPart& part);
+
+  // Notes the hash of an input once it was read to its end.
+  FileSeenFn NoteInput();
+
+  const PrepareSpec& spec;
+  const std::string& root;
+  const ProgressFn& progress;
+  const PrepareOptions options;
+  SelfCommunicator alone;
+  Communicator& world;
+  const std::string output;     // absolute
+  const std::string temporary;  // becomes `output`, or lies in it if that is a mount point
+  const double start;           // of SecondsNow()
+  const PartStore parts;        // in Scratch()
+  bool has_parts = false;       // there is something to continue with
+  bool all_have_ended = false;  // with an error: no rank reads or writes any more
+
+  // Found by the first stages.
+  std::string token = {};  // of this preparation: a rank that an earlier one left has another
+  int num_threads = 2;     // of this rank
+  std::vector<std::string> host_cores = {};            // UsableCoreList of the ranks of this host
+  std::vector<LanguagePairTexts> texts = {};           // in the order of their names
+  std::vector<const LanguagePairTexts*> trained = {};  // those of `texts` with training text
+  std::map<std::string, InputFile> inputs = {};        // by path
+  std::vector<std::string> languages = {};             // sorted
+  HeldOutSentences held_out;
+  std::vector<PreparedPart> scans = {};  // of `trained`
+};
+
+}  // namespace deepnet

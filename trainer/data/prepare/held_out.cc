@@ -1,0 +1,103 @@
+#include "trainer/data/prepare/held_out.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <string_view>
+
+#include "absl/strings/str_cat.h"
+
+#include "parallel/base/status_macros.h"
+#include "trainer/data/corpus.h"
+#include "trainer/data/line_reader.h"
+#include "trainer/data/prepare/cleaning.h"
+#include "trainer/data/prepare/corpus_passes.h"
+#include "trainer/data/prepare/pair_report.h"
+
+namespace deepnet {
+namespace {
+
+absl::Status ReadHeldOut(PrepareContext& context, const std::string& split,
+                         const LanguagePairTexts& texts, const std::string& language) {
+  const std::string name = TextFileName(split, texts.first, texts.second, language);
+  ASSIGN_OR_RETURN(auto reader, LineReader::Open(absl::StrCat(context.temporary, "/", name)));
+  std::string_view line;
+  for (;;) {
+    ASSIGN_OR_RETURN(const bool more, reader->Next(&line));
+    if (!more) return absl::OkStatus();
+    context.held_out.Add(language, line);
+  }
+}
+
+// Adds the pieces of one side of a dev or test text, returns their number.
+absl::StatusOr<int64_t> CountPieces(const std::string& path, const Vocabulary& vocabulary,
+                                    int32_t* longest) {
+  ASSIGN_OR_RETURN(auto reader, LineReader::Open(path));
+  int64_t sum = 0;
+  std::string_view line;
+  for (;;) {
+    ASSIGN_OR_RETURN(const bool more, reader->Next(&line));
+    if (!more) return sum;
+    const auto pieces = static_cast<int64_t>(vocabulary.Encode(line).size());
+    sum += pieces;
+    *longest = std::max(*longest, static_cast<int32_t>(pieces));
+  }
+}
+
+absl::Status CountHeldOut(const std::string& folder, const Vocabulary& vocabulary,
+                          LanguagePairReport* report) {
+  int32_t longest = 0;
+  const auto count = [&](const std::string& language) {
+    const std::string name = TextFileName(report->split(), report->first_language(),
+                                          report->second_language(), language);
+    return CountPieces(absl::StrCat(folder, "/", name), vocabulary, &longest);
+  };
+  ASSIGN_OR_RETURN(const int64_t first, count(report->first_language()));
+  ASSIGN_OR_RETURN(const int64_t second, count(report->second_language()));
+  SetLengths(first, second, longest, report);
+  return absl::OkStatus();
+}
+}  // namespace
+
+absl::Status HeldOutTexts::Copy() {
+  for (const std::string split : {"dev", "test"}) {
+    for (const LanguagePairTexts& texts : context_.texts) {
+      if (!(split == "dev" ? texts.dev : texts.test).empty()) {
+        texts_.emplace_back(split, &texts);
+      }
+    }
+  }
+  const TextFilter filter(context_.spec.cleaning(), context_.languages, &context_.held_out);
+  for (size_t i = 0; i < texts_.size(); ++i) {
+    if (!context_.IsMine(i)) continue;
+    const auto& [split, texts] = texts_[i];
+    PreparedPart part;
+    EncodedTotals totals;
+    ASSIGN_OR_RETURN(totals.counts, CopyHeldOut(*texts, split, filter, context_.temporary,
+                                                context_.NoteInput(), part.mutable_files()));
+    *part.mutable_counts() = MakePairReport(*texts, split, totals);
+    own_.push_back(std::move(part));
+  }
+  RETURN_IF_ERROR(context_.world.Barrier());
+  for (const auto& [split, texts] : texts_) {
+    for (const std::string& language : {texts->first, texts->second}) {
+      RETURN_IF_ERROR(ReadHeldOut(context_, split, *texts, language));
+    }
+  }
+  context_.held_out.Seal();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<PreparedPart>> HeldOutTexts::Count(const Vocabulary& vocabulary) {
+  CorpusParts mine;
+  for (PreparedPart& part : own_) {
+    RETURN_IF_ERROR(CountHeldOut(context_.temporary, vocabulary, part.mutable_counts()));
+    *mine.add_parts() = part;
+  }
+  std::vector<int> owners;
+  for (size_t i = 0; i < texts_.size(); ++i) {
+    owners.push_back(static_cast<int>(i % static_cast<size_t>(context_.world.size())));
+  }
+  return context_.AllGatherParts(mine, owners);
+}
+
+}  // namespace deepnet
