@@ -22,7 +22,7 @@
 #include "parallel/base/logging.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
-#include "trainer/trainer.h"
+#include "trainer/stop_requests.h"
 
 namespace deepnet {
 namespace {

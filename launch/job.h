@@ -60,7 +60,7 @@ void EndAtSignals();
 // save and go on; a second SIGINT: end at once.
 void ListenToSignals();
 
-// Returns the bits of trainer/trainer.h that handlers add, for TrainOptions::request.
+// Returns the bits of trainer/stop_requests.h that handlers add, for TrainOptions::request.
 std::atomic<int>& SignalRequests();
 
 }  // namespace deepnet

@@ -43,7 +43,7 @@ MUTANTS = {
     "rates-are-scaled-twice": (
         OPTIM + "learning_rate.cc", "  optim.clear_reference_batch_tokens();\n", "", "trainer_optim_learning_rate_test"),
     "validations-follow-the-minutes-of-saves": (
-        "trainer/intervals.cc", ".minutes = train.validate_every_minutes()", ".minutes = train.checkpoint_every_minutes()",
+        "trainer/telemetry/intervals.cc", ".minutes = train.validate_every_minutes()", ".minutes = train.checkpoint_every_minutes()",
         "trainer_intervals_test"),
     "half-an-odd-window-is-enough": (
         "trainer/spikes.cc", "2 * window.losses_size() < spec.window_steps()", "window.losses_size() < spec.window_steps() / 2",
@@ -55,7 +55,7 @@ MUTANTS = {
         "if (!intact.ok()) intact = VerifyTensors(fs, folder, *manifest);",
         "parity_spike_test --gtest_filter=*Damaged*"),
     "computing-time-adds-up": (
-        "trainer/stragglers.cc", "std::exchange(seconds_, 0.0)", "seconds_", "trainer_stragglers_test"),
+        "trainer/telemetry/stragglers.cc", "std::exchange(seconds_, 0.0)", "seconds_", "trainer_stragglers_test"),
     "whole-shards-are-linked-for-a-part": (
         DATA + "prepare/blocks.cc", "if (only.num_pairs() == sources[0].count) {", "if (only.num_pairs() >= sources[0].count) {",
         PARTS),
@@ -172,9 +172,9 @@ MUTANTS = {
     "rare-beats-are-missed": (
         CHECKPOINT + "run_lock.cc", "std::clamp(absl::Seconds(found.owner.beat_seconds()),",
         "std::clamp(absl::Seconds(0 * found.owner.beat_seconds()),", CHECKPOINT_TEST),
-    "torn-lines-are-not-closed": ("trainer/metrics.cc", "  torn_ = !written.ok();\n", "", "trainer_metrics_test"),
+    "torn-lines-are-not-closed": ("trainer/telemetry/metrics.cc", "  torn_ = !written.ok();\n", "", "trainer_metrics_test"),
     "a-torn-line-alone-stays": (
-        "trainer/metrics.cc", "return dropped || !line.empty() ?", "return dropped ?", "trainer_metrics_test"),
+        "trainer/telemetry/metrics.cc", "return dropped || !line.empty() ?", "return dropped ?", "trainer_metrics_test"),
     "the-last-line-is-the-longest": (
         DATA + "prepare/held_out.cc", "std::max(*longest, static_cast<int32_t>(pieces))", "static_cast<int32_t>(pieces)",
         "trainer_data_prepare_test --gtest_filter=Prepare.MakesACorpus*"),
@@ -193,8 +193,8 @@ MUTANTS = {
     "waits-begin-before-they-do": (
         "parallel/exec/trace.cc", "std::max(wait.start, found->second)", "found->second", "trace_test"),
     "kernels-belong-to-the-action-behind": (
-        "trainer/run_trace.cc", "events_[next_].start <= time ?", "events_[next_].start <= events_[next_].end ?",
-        "trainer_stop_requests_test --gtest_filter=RunTrace.*"),
+        "trainer/telemetry/run_trace.cc", "events_[next_].start <= time ?", "events_[next_].start <= events_[next_].end ?",
+        "trainer_run_trace_test"),
     "ends-stay-on-their-own-clocks": (
         "parallel/exec/trace.cc", "      event.end -= offsets[rank];\n", "", "trace_test"),
     "inner-events-come-first": (
@@ -204,16 +204,16 @@ MUTANTS = {
         "parallel/exec/trace.cc", "event.kind != TraceKind::kCompute || event.action.op == Op::kBackwardWeight",
         "event.kind != TraceKind::kCompute", "trace_test"),
     "torn-records-stay": (
-        "trainer/event_file.cc", "  std::filesystem::resize_file(path_, good_bytes_, error);\n", "",
+        "trainer/telemetry/event_file.cc", "  std::filesystem::resize_file(path_, good_bytes_, error);\n", "",
         "trainer_event_file_test"),
     "zeros-are-never-shown": (
-        "trainer/event_file.cc", "if (*figure == 0.0 && shown_.count(tag) == 0) continue;", "if (*figure == 0.0) continue;",
+        "trainer/telemetry/event_file.cc", "if (*figure == 0.0 && shown_.count(tag) == 0) continue;", "if (*figure == 0.0) continue;",
         "trainer_event_file_test"),
     "ampersands-are-markup": (
-        "trainer/event_file.cc", "} else if (c == '&') {", "} else if (c == '\\r') {", "trainer_event_file_test"),
-    "line-ends-break-labels": ("trainer/prometheus_file.cc", ', {"\\n", "\\\\n"}', "", "trainer_prometheus_file_test"),
+        "trainer/telemetry/event_file.cc", "} else if (c == '&') {", "} else if (c == '\\r') {", "trainer_event_file_test"),
+    "line-ends-break-labels": ("trainer/telemetry/prometheus_file.cc", ', {"\\n", "\\\\n"}', "", "trainer_prometheus_file_test"),
     "unknown-figures-are-shown": (
-        "trainer/prometheus_file.cc", "if (value > 0) Gauge", "if (value >= 0) Gauge", "trainer_prometheus_file_test"),
+        "trainer/telemetry/prometheus_file.cc", "if (value > 0) Gauge", "if (value >= 0) Gauge", "trainer_prometheus_file_test"),
     "another-pad-is-imported": (
         INTEROP + "hf_config.cc", "expect(c.pad_token_id() == kPad,", "expect(true || c.pad_token_id() == kPad,", INTEROP_TEST),
     "any-epsilon-is-that-of-m2m": (
@@ -221,7 +221,7 @@ MUTANTS = {
         "if (model.layer_norm_epsilon() < 0) {", INTEROP_TEST),
     "a-row-behind-the-last-is-named": (
         INTEROP + "hf_tokenizer.cc", "row < 0 || row >= vocabulary_size", "row < 0 || row > vocabulary_size", INTEROP_TEST),
-    "bubbles-are-mfu": ("trainer/prometheus_file.cc", "step.bubble());", "step.mfu());", "trainer_prometheus_file_test"),
+    "bubbles-are-mfu": ("trainer/telemetry/prometheus_file.cc", "step.bubble());", "step.mfu());", "trainer_prometheus_file_test"),
     "rank-zero-is-no-peer": ("parallel/exec/trace.cc", "if (event.peer >= 0) arguments", "if (event.peer > 0) arguments", "trace_test"),
     "messages-go-the-other-way": (
         "parallel/exec/trace.cc", 'Op::kReceiveForward ? "receive forward" : "receive backward"',

@@ -25,9 +25,9 @@
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/retention.h"
 #include "trainer/checkpoint/tools/tool_options.h"
-#include "trainer/intervals.h"
 #include "trainer/kernels/device_errors.h"
 #include "trainer/model_loader.h"
+#include "trainer/telemetry/intervals.h"
 
 namespace deepnet {
 namespace {

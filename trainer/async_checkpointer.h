@@ -23,9 +23,9 @@
 #include "trainer/checkpoint/background_task.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/run_lock.h"
-#include "trainer/intervals.h"
 #include "trainer/kernels/side_copies.h"
 #include "trainer/rank_context.h"
+#include "trainer/telemetry/intervals.h"
 
 namespace deepnet {
 

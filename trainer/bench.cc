@@ -38,7 +38,7 @@
 #include "trainer/model/flops.h"
 #include "trainer/model/transformer.h"
 #include "trainer/model/work.h"
-#include "trainer/tensor_memory.h"
+#include "trainer/telemetry/tensor_memory.h"
 #include "trainer/train_step.h"
 
 namespace deepnet {

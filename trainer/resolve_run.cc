@@ -36,7 +36,7 @@
 #include "trainer/model_loader.h"
 #include "trainer/named_files.h"
 #include "trainer/optim/learning_rate.h"
-#include "trainer/tensor_memory.h"
+#include "trainer/telemetry/tensor_memory.h"
 
 namespace deepnet {
 namespace {

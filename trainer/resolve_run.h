@@ -20,11 +20,11 @@
 #include "trainer/checkpoint/run_lock.h"
 #include "trainer/data/corpus.h"
 #include "trainer/data/microbatch.h"
-#include "trainer/event_file.h"
 #include "trainer/instruments/instruments.h"
-#include "trainer/metrics.h"
 #include "trainer/rank_context.h"
-#include "trainer/report.h"
+#include "trainer/telemetry/event_file.h"
+#include "trainer/telemetry/metrics.h"
+#include "trainer/telemetry/report.h"
 
 namespace deepnet {
 

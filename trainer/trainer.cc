@@ -26,19 +26,19 @@
 #include "parallel/plan/memory.h"
 #include "trainer/async_checkpointer.h"
 #include "trainer/instruments/non_finite.h"
-#include "trainer/intervals.h"
 #include "trainer/kernels/device_errors.h"
 #include "trainer/model/architecture.h"
 #include "trainer/model_loader.h"
 #include "trainer/monitored_run.h"
-#include "trainer/prometheus_file.h"
-#include "trainer/report.h"
 #include "trainer/resolve_run.h"
 #include "trainer/roll_back.h"
-#include "trainer/run_trace.h"
 #include "trainer/spikes.h"
-#include "trainer/stragglers.h"
-#include "trainer/tensor_memory.h"
+#include "trainer/telemetry/intervals.h"
+#include "trainer/telemetry/prometheus_file.h"
+#include "trainer/telemetry/report.h"
+#include "trainer/telemetry/run_trace.h"
+#include "trainer/telemetry/stragglers.h"
+#include "trainer/telemetry/tensor_memory.h"
 #include "trainer/train_step.h"
 #include "trainer/validation.h"
 
@@ -46,7 +46,6 @@ namespace deepnet {
 namespace {
 
 constexpr int kMaxConsecutiveSkips = 10;
-constexpr double kLeavingSeconds = 2.0;  // ranks that end, mpirun that notices
 
 // Returns the earlier of the two time limits, as SecondsNow().
 double DeadlineOf(const RunSpec& run, const TrainOptions& options) {
@@ -687,22 +686,6 @@ absl::Status Trainer::Finish() {
 }
 
 }  // namespace
-
-int StopRequests::Take() {
-  int taken = bits_ != nullptr ? bits_->exchange(0) : 0;
-  stopping_ = stopping_ || (taken & kStopRequest) != 0 || TimeIsUp();
-  return stopping_ ? taken | kStopRequest : taken;
-}
-
-bool StopRequests::IsStopping() const {
-  return stopping_ || TimeIsUp() || (bits_ != nullptr && (*bits_ & kStopRequest) != 0);
-}
-
-void StopRequests::Expect(double step_seconds, double save_seconds) {
-  lead_seconds_ = 2.0 * step_seconds + 2.0 * save_seconds + kLeavingSeconds;
-}
-
-bool StopRequests::TimeIsUp() const { return SecondsNow() + lead_seconds_ >= deadline_; }
 
 absl::Status Train(RunSpec run, const TrainOptions& options, Logger& log) {
   SelfCommunicator alone;

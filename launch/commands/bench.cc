@@ -12,7 +12,7 @@
 #include "launch/commands/commands.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/base/units.h"
-#include "trainer/metrics.h"
+#include "trainer/telemetry/metrics.h"
 
 namespace deepnet {
 namespace {

@@ -24,8 +24,8 @@
 #include "trainer/checkpoint/format.h"
 #include "trainer/checkpoint/tools/inspect.h"
 #include "trainer/checkpoint/tools/tensor_reader.h"
-#include "trainer/metrics.h"
 #include "trainer/spikes.h"
+#include "trainer/telemetry/metrics.h"
 
 namespace deepnet {
 namespace {

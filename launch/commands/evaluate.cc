@@ -14,8 +14,8 @@
 #include "trainer/eval/score_table.h"
 #include "trainer/eval/tokenizers.h"
 #include "trainer/kernels/device_errors.h"
-#include "trainer/metrics.h"
 #include "trainer/model/architecture.h"
+#include "trainer/telemetry/metrics.h"
 
 namespace deepnet {
 namespace {

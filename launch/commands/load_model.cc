@@ -17,7 +17,7 @@
 #include "parallel/base/host.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
-#include "trainer/tensor_memory.h"
+#include "trainer/telemetry/tensor_memory.h"
 
 namespace deepnet {
 namespace {

@@ -30,7 +30,7 @@
 #include "trainer/kernels/cuda/devices.h"
 #include "trainer/kernels/cuda/matmul.h"
 #include "trainer/resolve_run.h"
-#include "trainer/tensor_memory.h"
+#include "trainer/telemetry/tensor_memory.h"
 #include "trainer/train_step.h"
 #include "trainer/trainer.h"
 

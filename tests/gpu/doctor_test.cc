@@ -13,7 +13,7 @@
 #include "tests/trainer/data/temp_folder.h"
 #include "trainer/doctor/diagnosis.h"
 #include "trainer/kernels/compute.h"
-#include "trainer/tensor_memory.h"
+#include "trainer/telemetry/tensor_memory.h"
 
 namespace deepnet {
 namespace {

@@ -57,7 +57,7 @@ MUTANTS = {
     "gradients-are-handed-over-before-they-are-launched": (
         "trainer/pipeline_stage.cc", "    model_.ops().Flush();\n", "", GRAPHS_OF_SCHEDULES),
     "kernels-are-put-where-they-ran": (
-        "trainer/run_trace.cc", "host.At(kernel.asked)", "host.At(kernel.start)", TRACE),
+        "trainer/telemetry/run_trace.cc", "host.At(kernel.asked)", "host.At(kernel.start)", TRACE),
     "launches-without-an-end": (
         CUDA + "gpu_stream.cc", "  timed_.back().end = RecordEvent();\n", "", TRACE),
     "products-are-not-timed": (

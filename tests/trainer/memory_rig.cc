@@ -15,7 +15,7 @@
 #include "trainer/kernels/compute.h"
 #include "trainer/model/describe.h"
 #include "trainer/rank_context.h"
-#include "trainer/tensor_memory.h"
+#include "trainer/telemetry/tensor_memory.h"
 #include "trainer/train_step.h"
 
 namespace deepnet::testing {

@@ -13,8 +13,8 @@
 #include "trainer/decode/model_scorer.h"
 #include "trainer/decode/search.h"
 #include "trainer/kernels/compute.h"
-#include "trainer/report.h"
-#include "trainer/tensor_memory.h"
+#include "trainer/telemetry/report.h"
+#include "trainer/telemetry/tensor_memory.h"
 
 namespace deepnet {
 namespace {

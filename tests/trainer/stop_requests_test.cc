@@ -1,9 +1,10 @@
+#include "trainer/stop_requests.h"
+
 #include <atomic>
 
 #include <gtest/gtest.h>
 
 #include "parallel/base/clock.h"
-#include "trainer/trainer.h"
 
 namespace deepnet {
 namespace {

@@ -1,4 +1,4 @@
-#include "trainer/run_trace.h"
+#include "trainer/telemetry/run_trace.h"
 
 #include <cstdint>
 #include <memory>
@@ -9,6 +9,7 @@
 
 #include "parallel/comm/communicator.h"
 #include "trainer/kernels/compute.h"
+#include "trainer/kernels/traced_ops.h"
 
 namespace deepnet {
 namespace {

@@ -17,7 +17,7 @@
 
 #include "parallel/base/file_system.h"
 #include "proto/report.pb.h"
-#include "trainer/intervals.h"
+#include "trainer/telemetry/intervals.h"
 
 namespace deepnet {
 

@@ -1,4 +1,4 @@
-#include "trainer/report.h"
+#include "trainer/telemetry/report.h"
 
 #include <algorithm>
 #include <cmath>

@@ -15,7 +15,7 @@
 #include "proto/report.pb.h"
 #include "proto/run.pb.h"
 #include "trainer/data/microbatch.h"
-#include "trainer/intervals.h"
+#include "trainer/telemetry/intervals.h"
 #include "trainer/train_step.h"
 
 namespace deepnet {

@@ -1,4 +1,4 @@
-#include "trainer/prometheus_file.h"
+#include "trainer/telemetry/prometheus_file.h"
 
 #include <filesystem>
 #include <fstream>

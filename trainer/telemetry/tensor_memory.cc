@@ -1,6 +1,6 @@
 // The wrapper stays installed for the rest of the process: tensors outlive the TensorMemory that
 // counts them, and LibTorch never frees its allocators.
-#include "trainer/tensor_memory.h"
+#include "trainer/telemetry/tensor_memory.h"
 
 #include <map>
 #include <new>

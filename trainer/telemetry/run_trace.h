@@ -8,10 +8,15 @@
 
 #include "parallel/comm/communicator.h"
 #include "parallel/exec/trace.h"
-#include "trainer/kernels/traced_ops.h"
-#include "trainer/trainer.h"
 
 namespace deepnet {
+
+class TracedOps;
+
+// Steps of a run, the first of which is 1. From 0: none.
+struct StepRange {
+  int64_t from = 0, to = 0;
+};
 
 // Example:
 //   RunTrace trace({10, 12});

@@ -1,4 +1,4 @@
-#include "trainer/metrics.h"
+#include "trainer/telemetry/metrics.h"
 
 #include <charconv>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "trainer/intervals.h"
+#include "trainer/telemetry/intervals.h"
 
 #include <algorithm>
 #include <cmath>

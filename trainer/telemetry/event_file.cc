@@ -1,4 +1,4 @@
-#include "trainer/event_file.h"
+#include "trainer/telemetry/event_file.h"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include "trainer/run_trace.h"
+#include "trainer/telemetry/run_trace.h"
 
 #include <algorithm>
 #include <iterator>
@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 
 #include "parallel/base/status_macros.h"
+#include "trainer/kernels/traced_ops.h"
 
 namespace deepnet {
 namespace {

@@ -1,4 +1,4 @@
-#include "trainer/stragglers.h"
+#include "trainer/telemetry/stragglers.h"
 
 #include <optional>
 #include <vector>

@@ -1,0 +1,42 @@
+// Requests to a run to save or to stop, by signals and by the clock.
+#pragma once
+
+#include <atomic>
+#include <limits>
+
+namespace deepnet {
+
+// Bits of a request. Handlers of signals add bits; the run takes them.
+inline constexpr int kStopRequest = 1;  // save and end with ExitCode::kSavedRunAgain
+inline constexpr int kSaveRequest = 2;  // save and go on
+
+inline constexpr double kNoDeadline = std::numeric_limits<double>::infinity();
+
+// The requests to this rank. Ranks tell each other at the ends of steps. In between, something that
+// takes long asks IsStopping whether to go on.
+class StopRequests {
+ public:
+  // `bits` may be null. `deadline` is the SecondsNow() at which this process must have ended.
+  StopRequests(std::atomic<int>* bits, double deadline) : bits_(bits), deadline_(deadline) {}
+
+  // Returns the bits that came since the last call. A stop, once requested, is returned every time.
+  int Take();
+
+  // Returns whether a stop has been requested or time is up, taken or not.
+  bool IsStopping() const;
+
+  // Sets how long a step and a save take, as far as known. The run stops early enough before the
+  // deadline for two steps, two saves (one may be under way) and some seconds for leaving.
+  void Expect(double step_seconds, double save_seconds);
+
+  // Returns whether the run stops because of the deadline.
+  bool TimeIsUp() const;
+
+ private:
+  std::atomic<int>* const bits_;
+  const double deadline_;
+  double lead_seconds_ = 0.0;
+  bool stopping_ = false;
+};
+
+}  // namespace deepnet
