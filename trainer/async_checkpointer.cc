@@ -120,7 +120,7 @@ std::string SizeText(int64_t bytes) {
 RankSnapshot::RankSnapshot(const RankContext& context, bool copies) : context_(context) {
   if (!copies) return;
   if (on_device()) {
-    side_ = MakeSideCopies(context.ops->stream());
+    side_ = MakeSideCopies(context.ops->session().stream());
   } else {
     const size_t elements = static_cast<size_t>(bytes()) / sizeof(float);
     memory_ = std::make_shared_for_overwrite<float[]>(elements);

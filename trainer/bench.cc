@@ -103,7 +103,7 @@ class Trainee {
   absl::StatusOr<double> Step(const StepBatch& batch) {
     const double start = SecondsNow();
     RETURN_IF_ERROR(RunTrainStep(batch, step_, step_ + 1, *context_).status());
-    context_->ops->ReadBack();
+    context_->ops->session().ReadBack();
     ++step_;
     return SecondsNow() - start;
   }
@@ -111,7 +111,7 @@ class Trainee {
   // Takes the steps before the first that counts: a GPU chooses the algorithms of its products.
   absl::Status WarmUp(const StepBatch& batch) {
     const bool on_cpu = context_->model->parameters().gradient().is_cpu();
-    const int on_gpu = context_->ops->HasGraphs() ? kGraphWarmUpSteps : kWarmUpSteps;
+    const int on_gpu = context_->ops->session().RepeatsPasses() ? kGraphWarmUpSteps : kWarmUpSteps;
     const int steps = on_cpu ? 1 : on_gpu;
     for (int i = 0; i < steps; ++i) RETURN_IF_ERROR(Step(batch).status());
     return absl::OkStatus();

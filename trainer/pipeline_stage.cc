@@ -1,9 +1,8 @@
 #include "trainer/pipeline_stage.h"
 
 #include <algorithm>
-#include <cstring>
 
-#include "absl/strings/str_format.h"
+#include "absl/strings/str_cat.h"
 
 #include "parallel/base/check.h"
 #include "parallel/base/status_macros.h"
@@ -57,28 +56,6 @@ std::vector<at::Tensor> Defined(const BoundaryActivations& flow, const at::Tenso
     if (x.defined()) defined.push_back(x);
   }
   return defined;
-}
-
-// Comparisons of the graphs of one operation in one chunk. Passes of a chunk use as many sets of
-// buffers as microbatches are in flight; those that use ever new ones stay eager.
-constexpr int kMostTrials = 32;
-
-std::vector<at::Tensor> OnHost(const std::vector<at::Tensor>& tensors) {
-  std::vector<at::Tensor> here;
-  for (const at::Tensor& x : tensors) here.push_back(x.to(at::kCPU));
-  return here;
-}
-
-void CopyTo(const std::vector<at::Tensor>& to, const std::vector<at::Tensor>& from) {
-  for (size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i]);
-}
-
-bool HaveBits(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  if (a.size() != b.size()) return false;
-  for (size_t i = 0; i < a.size(); ++i) {
-    if (std::memcmp(a[i].const_data_ptr(), b[i].const_data_ptr(), a[i].nbytes()) != 0) return false;
-  }
-  return true;
 }
 
 const char* TextOf(Op op) {
@@ -186,7 +163,7 @@ PipelineStage::PipelineStage(Transformer& model, PipelineStageOptions options, G
   hand_over_ = [this](int layer) {
     const auto found = bucket_of_layer_.find(layer);
     if (found == bucket_of_layer_.end()) return;
-    model_.ops().Flush();
+    model_.ops().session().Flush();
     if (held_ != nullptr) return held_->push_back(layer);
     handed_over_.Update(sums_.ReplicaDone(found->second));
   };
@@ -237,7 +214,7 @@ void PipelineStage::MapBuckets() {
 void PipelineStage::BeginStep(const StepBatch& batch, int64_t step, double loss_scale) {
   DEEPNET_CHECK_EQ(batch.microbatches.size() % options_.virtual_replicas, 0u);
   batch_ = &batch;
-  model_.ops().PrepareGraphs();
+  model_.ops().session().BeginStep();
   gradient_scale_ =
       loss_scale > 0 ? loss_scale : 1.0 / static_cast<double>(batch.num_target_tokens);
   passes_.clear();
@@ -358,85 +335,34 @@ absl::Status PipelineStage::RunDeferred(ModelChunk& chunk, int microbatch) {
   return handed_over_;
 }
 
+// Runs a pass. Gradients are handed over as soon as it counts and the inspector has seen them.
 void PipelineStage::Run(const Work& work) {
-  model_.ops().StartClock();
-  RunPass(work);
-  model_.ops().StopClock();
-}
-
-// Runs a pass. Its graphs are used as soon as one such pass has had the bits of eager launches.
-void PipelineStage::RunPass(const Work& work) {
-  if (inspector_ != nullptr) return RunInspected(work);
-  const MicrobatchPass& pass = passes_[work.microbatch];
-  if (!model_.ops().HasGraphs()) return work.run(pass);
-  GraphTrial& trial = trials_[{work.op, work.chunk.number}];
-  if (trial.microbatch == work.microbatch) {
-    Compare(work, pass);
-    trial.microbatch = -1;
-    return;
-  }
-  const bool records = trial.microbatch < 0 && trial.tries < kMostTrials;
-  const bool missed = RunOnce(work, pass, records ? PassGraphs::kRecord : PassGraphs::kProved);
-  if (missed && records) trial = {work.microbatch, trial.tries + 1};
-}
-
-// Runs a pass, and hands gradients over when the inspector has seen them.
-void PipelineStage::RunInspected(const Work& work) {
   std::vector<int> layers;
-  held_ = &layers;
-  const MicrobatchPass& pass = passes_[work.microbatch];
-  if (model_.ops().HasGraphs()) {
-    RunOnce(work, pass, PassGraphs::kNone);
-  } else {
-    work.run(pass);
+  std::vector<at::Tensor> state = work.inputs;
+  state.push_back(work.chunk.gradient);
+  model_.ops().session().RunPass(
+      {.kind = {static_cast<int>(work.op), work.chunk.number},
+       .name = absl::StrCat("chunk ", work.chunk.number, ", ", TextOf(work.op)),
+       .microbatch = work.microbatch,
+       .rows = passes_[work.microbatch].rows,
+       .state = std::move(state),
+       .run =
+           [&](const MicrobatchRows& rows, bool provisional) {
+             layers.clear();
+             held_ = provisional || inspector_ != nullptr ? &layers : nullptr;
+             MicrobatchPass pass = passes_[work.microbatch];
+             pass.rows = rows;
+             work.run(pass);
+             held_ = nullptr;
+           },
+       .outputs =
+           [&] {
+             return work.deferred == nullptr ? std::vector<at::Tensor>() : work.deferred->copies();
+           },
+       .watched = inspector_ != nullptr});
+  if (inspector_ != nullptr && work.op != Op::kForward) {
+    inspector_->AfterBackward(*work.chunk.layers);
   }
-  held_ = nullptr;
-  if (work.op != Op::kForward) inspector_->AfterBackward(*work.chunk.layers);
-  for (const int layer : layers) hand_over_(layer);
-}
-
-bool PipelineStage::RunOnce(const Work& work, MicrobatchPass pass, PassGraphs graphs) {
-  pass.rows = model_.ops().BeginPass(pass.rows, graphs);
-  work.run(pass);
-  return model_.ops().EndPass();
-}
-
-// Runs a pass eagerly, and once more by graphs from the same state: what it changes at the chunk's
-// boundaries, the chunk's gradients and what waits for BackwardWeight. Gradients are handed over
-// when that is decided.
-void PipelineStage::Compare(const Work& work, const MicrobatchPass& pass) {
-  const auto changed = [&] {
-    std::vector<at::Tensor> all = work.inputs;
-    all.push_back(work.chunk.gradient);
-    if (work.deferred == nullptr) return all;
-    const std::vector<at::Tensor>& copies = work.deferred->copies();
-    all.insert(all.end(), copies.begin(), copies.end());
-    return all;
-  };
-  std::vector<at::Tensor> before = work.inputs;
-  before.push_back(work.chunk.gradient);
-  const std::vector<at::Tensor> state = OnHost(before);
-  std::vector<int> layers;
-  held_ = &layers;
-  RunOnce(work, pass, PassGraphs::kNone);
-  const std::vector<at::Tensor> eager = OnHost(changed());
-  CopyTo(before, state);
-  layers.clear();
-  RunOnce(work, pass, PassGraphs::kTry);
-  const bool equal = HaveBits(OnHost(changed()), eager);
-  model_.ops().JudgeGraphs(equal);
-  if (!equal) {
-    const int slot = trials_.at({work.op, work.chunk.number}).tries - 1;
-    warnings_.push_back(
-        absl::StrFormat("CUDA graphs of chunk %d, %s, slot %d do not give the bits of the same "
-                        "kernels launched one "
-                        "by one (microbatch %d): they are not used",
-                        work.chunk.number, TextOf(work.op), slot, work.microbatch));
-    CopyTo(before, state);
-    layers.clear();
-    RunOnce(work, pass, PassGraphs::kNone);
-  }
-  held_ = nullptr;
   for (const int layer : layers) hand_over_(layer);
 }
 

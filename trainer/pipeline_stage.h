@@ -138,7 +138,7 @@ class PipelineStage : public Stage {
   // null: nobody is.
   void Watch(SublayerProbe* probe) { probe_ = probe; }
   // From the next BeginStep on, `inspector` sees all passes, and nobody else any; null: nobody
-  // does. Nothing is launched as a CUDA graph then.
+  // does.
   void Inspect(StageProbe* inspector) { inspector_ = inspector; }
 
   // As in stage.h. Backward, or BackwardInput, of a chunk come in ascending microbatch order too,
@@ -153,12 +153,9 @@ class PipelineStage : public Stage {
   // After the schedule: GradientSums::Finish.
   absl::Status FinishStep() { return sums_.Finish(); }
 
-  // Returns what a user should know, said since the last call: sentences that name a chunk and an
-  // operation.
-  std::vector<std::string> TakeWarnings() { return std::exchange(warnings_, {}); }
-
   // The loss of each of the rank's microbatches, summed over its target tokens: after its Forward
-  // of the output layer and an Ops::ReadBack. Zeros before it, and on ranks without that layer.
+  // of the output layer and an DeviceSession::ReadBack. Zeros before it, and on ranks without that
+  // layer.
   const std::vector<LossSums>& losses() const { return losses_; }
 
  private:
@@ -192,19 +189,9 @@ class PipelineStage : public Stage {
     absl::FunctionRef<void(MicrobatchPass pass)> run;
     const DeferredWeights* deferred = nullptr;  // that it fills; null: none
   };
-  // Graphs of the passes of one operation in one chunk.
-  struct GraphTrial {
-    int microbatch = -1;  // whose next pass is compared with eager launches; -1: none
-    int tries = 0;        // comparisons so far
-  };
-
   void MakeChunks(const Transformer& model);
   void MapBuckets();
   void Run(const Work& work);
-  void RunPass(const Work& work);
-  void RunInspected(const Work& work);
-  void Compare(const Work& work, const MicrobatchPass& pass);
-  bool RunOnce(const Work& work, MicrobatchPass pass, PassGraphs graphs);  // as Ops::EndPass
   ModelChunk& Find(int chunk);
   InFlight& Claim(ModelChunk& chunk, int microbatch);
   InFlight& Find(ModelChunk& chunk, int microbatch);
@@ -231,9 +218,7 @@ class PipelineStage : public Stage {
   int output_bucket_ = -1;              // -1: no output layer
   LayerDone hand_over_;                 // hands a bucket over with its first layer
   std::vector<int>* held_ = nullptr;    // layers that wait to be handed over; null: none has to
-  std::map<std::pair<Op, int>, GraphTrial> trials_;  // by chunk
-  std::vector<std::string> warnings_;
-  absl::Status handed_over_;  // the first error of that in this step
+  absl::Status handed_over_;            // the first error of that in this step
   SublayerProbe* probe_ = nullptr;
   StageProbe* inspector_ = nullptr;
   double gradient_scale_ = 1.0;  // of the loss of a token

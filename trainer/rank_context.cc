@@ -67,7 +67,7 @@ absl::Status MakeOpsWithMemory(const ComputeSpec& compute, bool traced, const In
       [&] {
         const MicrobatchRange own =
             MicrobatchesOf(plan.global_microbatches(), context.dp_size, context.dp_rank);
-        context.ops->Reserve(ArenaBytes(context.planned), own.Count(), whole.batch_bytes);
+        context.ops->session().Reserve(ArenaBytes(context.planned), own.Count(), whole.batch_bytes);
         return absl::OkStatus();
       },
       context.device_use());

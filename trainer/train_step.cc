@@ -76,7 +76,7 @@ absl::StatusOr<StepResult> RunTrainStep(const StepBatch& batch, int64_t step, in
   result.loss = sums.loss / tokens;
   result.nll = sums.nll / tokens;
   norm.End();
-  const double device_seconds = context.ops->TakeClock();
+  const double device_seconds = context.ops->session().PassSeconds();
   result.compute_seconds = device_seconds > 0 ? device_seconds : ComputeSeconds(result.trace);
   const double gradient_norm = sum_norm * result.gradient_unit;
   result.withheld = wanted && !wanted(result.loss, gradient_norm);

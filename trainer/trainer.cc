@@ -251,7 +251,7 @@ absl::Status Trainer::Step() {
             if (looks) session_.instruments->BeforeUpdate();
           },
           [this](double loss, double norm) { return UpdateWanted(loss, norm); }));
-  for (const std::string& sentence : session_.context->stage->TakeWarnings()) {
+  for (const std::string& sentence : session_.context->ops->session().TakeWarnings()) {
     log_.Warning(sentence);
   }
   if (looks) RETURN_IF_ERROR(RecordInstruments(result));
@@ -561,10 +561,11 @@ void Trainer::RecordSave(const SaveRecord& record) {
 
 // Compares the plan's bytes with those of the first step, which allocates everything.
 absl::Status Trainer::CompareMemory() {
-  return ReportMemory({.planned = TensorBytes(session_.context->planned),
-                       .measured = memory_.peak_bytes() + session_.context->ops->OwnBytes() +
-                                   checkpoints_->snapshot_bytes()},
-                      world_, log_);
+  return ReportMemory(
+      {.planned = TensorBytes(session_.context->planned),
+       .measured = memory_.peak_bytes() + session_.context->ops->session().OwnBytes() +
+                   checkpoints_->snapshot_bytes()},
+      world_, log_);
 }
 
 RunPosition Trainer::PositionSince(double train_seconds) const {

@@ -134,8 +134,8 @@ MemoryEstimate EstimateMemory(const Inventory& inventory, const RankUse& rank,
 void UpdateRecompute(const Inventory& inventory, const RankUse& rank, const MemoryRules& rules,
                      MemoryEstimate& memory);
 
-// Returns the bytes that Ops::Reserve takes of a GPU for a rank of that plan: all but what CUDA,
-// NCCL and products hold; 0 on a CPU.
+// Returns the bytes that DeviceSession::Reserve takes of a GPU for a rank of that plan: all but
+// what CUDA, NCCL and products hold; 0 on a CPU.
 int64_t ArenaBytes(const MemoryEstimate& memory);
 // Returns the bytes that tensors hold at once by that plan, and what Ops counts as its own.
 int64_t TensorBytes(const MemoryEstimate& memory);

@@ -185,7 +185,7 @@ PassWork WorkOf(const ModelSpec& spec, const Rows& rows, at::ScalarType operand,
   model.Refresh();
   constexpr int64_t kStep = 10;  // behind BRANCH_NORM's ramp
   model.Forward(mb, 1, kStep, /*training=*/true, {.label_smoothing = 0.1}, *kept);
-  ops->ReadBack();
+  ops->session().ReadBack();
   const emulated_gpu::Counters start = emulated_gpu::ReadCounters();
   const Launches before = emulated_gpu::ReadLaunches();
   const auto touched_before = emulated_gpu::ReadTouched();
@@ -196,7 +196,7 @@ PassWork WorkOf(const ModelSpec& spec, const Rows& rows, at::ScalarType operand,
   emulated_gpu::Counters products = emulated_gpu::ReadCounters();
   products.product_operations -= start.product_operations;
   products.product_bytes -= start.product_bytes;
-  ops->ReadBack();
+  ops->session().ReadBack();
   emulated_gpu::WatchMemory(false);
   Bytes bytes;
   for (const auto& [name, touched] : emulated_gpu::ReadTouched()) {

@@ -115,7 +115,7 @@ std::vector<at::Tensor> LossOf(Ops& ops, const at::Tensor& hidden, const at::Ten
   ops.Refresh(*of_ops);
   const at::Tensor dhidden = on_device(at::full_like(hidden, 7.0), ops.ResidualOptions());
   const at::Tensor dweight = on_device(at::ones_like(weight), ops.ResidualOptions());
-  const auto sent = ops.Upload(std::as_bytes(std::span(labels)));
+  const auto sent = ops.session().Upload(std::as_bytes(std::span(labels)));
   LossSums sums;
   at::Tensor row_nll = at::full({hidden.size(0)}, 7.0, at::kFloat);
   ops.CrossEntropy({.rows = hidden.size(0),
@@ -128,7 +128,7 @@ std::vector<at::Tensor> LossOf(Ops& ops, const at::Tensor& hidden, const at::Ten
                     .dweight_VD = dweight,
                     .sums = &sums,
                     .row_nll = row_nll.data_ptr<float>()});
-  ops.ReadBack();
+  ops.session().ReadBack();
   std::vector<at::Tensor> all = {dhidden, dweight, row_nll, at::tensor({sums.loss, sums.nll})};
   for (at::Tensor& one : all) one = one.to(at::Device(at::kCPU)).to(at::kDouble);
   return all;
@@ -206,7 +206,8 @@ class AttentionTest : public ::testing::Test {
     const at::Tensor context = on_device(at::full({kRoom, width}, 7.0));
     const at::Tensor dqkv = on_device(at::full({kRoom, 3 * width}, 7.0));
     const Side queries(c.queries), keys(self ? c.queries : c.keys);
-    const MicrobatchRows sent = ops.Upload({.source = keys.Rows(), .target = queries.Rows()});
+    const MicrobatchRows sent =
+        ops.session().Upload({.source = keys.Rows(), .target = queries.Rows()});
     AttentionGradArgs args;
     args.forward = {.q_RD = self ? qkv.narrow(1, 0, width) : apart,
                     .k_RD = qkv.narrow(1, width, width),
@@ -284,7 +285,7 @@ TEST_F(AttentionTest, BadRowsAreRefusedBeforeAKernelReadsThem) {
   const auto upload = [&](auto spoil) {
     Side side({3, 2});
     spoil(side);
-    ops->Upload({.target = side.Rows()});
+    ops->session().Upload({.target = side.Rows()});
   };
   EXPECT_DEATH(upload([](Side& side) {
                  side.offsets = {0, 3, 4};
@@ -294,7 +295,8 @@ TEST_F(AttentionTest, BadRowsAreRefusedBeforeAKernelReadsThem) {
   EXPECT_DEATH(upload([](Side& side) { side.tokens[4] = -2; }), "row 4 has id -2");
   EXPECT_DEATH(upload([](Side& side) { side.positions[1] = 0xffffff00; }), "row 1 has position");
   const Side one({2, 0}), two({1, 1});
-  EXPECT_DEATH(ops->Upload({.source = one.Rows(), .target = two.Rows()}), "sentence 1 has no keys");
+  EXPECT_DEATH(ops->session().Upload({.source = one.Rows(), .target = two.Rows()}),
+               "sentence 1 has no keys");
 }
 
 TEST_F(AttentionTest, RowsOfAnotherVocabularyAreRefusedBeforeAKernelReadsThem) {
@@ -302,7 +304,8 @@ TEST_F(AttentionTest, RowsOfAnotherVocabularyAreRefusedBeforeAKernelReadsThem) {
   const auto ops = MakeGpu(at::kFloat);
   Side side({3, 2});
   const std::vector<int32_t> labels = {1, -1, 9, 2, 2};
-  const MicrobatchRows sent = ops->Upload({.target = side.Rows(), .labels = labels.data()});
+  const MicrobatchRows sent =
+      ops->session().Upload({.target = side.Rows(), .labels = labels.data()});
   const auto floats = [&](int64_t rows) { return at::zeros({rows, 8}, ops->ResidualOptions()); };
   const auto embed = [&](int64_t vocabulary, int64_t positions) {
     ops->Embed({.rows = &sent.target,
@@ -321,7 +324,7 @@ TEST_F(AttentionTest, RowsOfAnotherVocabularyAreRefusedBeforeAKernelReadsThem) {
                        .weight_VD = weight.get(),
                        .labels = sent.labels,
                        .index = sent.target.index});
-    ops->ReadBack();
+    ops->session().ReadBack();
   };
   loss(10);
   EXPECT_DEATH(loss(9), "9 against 9.*target is not in the vocabulary");

@@ -39,9 +39,9 @@ MUTANTS = {
     "row-counts-are-arguments-of-kernels": (
         "trainer/model/pass.cc", "    rows.count = static_cast<int64_t>(side.tokens.size());\n", "", GRAPHS),
     "offsets-lie-where-they-were-uploaded": (
-        "trainer/kernels/cuda_ops.cc", "    side->offsets = moved(side->offsets);\n", "", GRAPHS),
+        "trainer/kernels/cuda_session.cc", "    side->offsets = moved(side->offsets);\n", "", GRAPHS),
     "passes-read-the-microbatch-before": (
-        "trainer/kernels/cuda_ops.cc", "if (std::exchange(in_pass_, uploaded.number) != uploaded.number) {",
+        "trainer/kernels/cuda_session.cc", "if (std::exchange(in_pass_, uploaded.number) != uploaded.number) {",
         "if (std::exchange(in_pass_, uploaded.number) == 0) {", GRAPHS),
     "graphs-are-told-apart-by-kernels-alone": (
         CUDA + "launch.h", "(graphs->AddToKey(value), ...);", "(static_cast<void>(value), ...);",
@@ -49,13 +49,13 @@ MUTANTS = {
     "padding-has-a-gradient": (
         "trainer/kernels/cuda_ops.cc", "if (a.dhidden_RD.defined()) ZeroPadding(all_rows, a.rows, a.dhidden_RD);", "", GRAPHS),
     "graphs-are-not-compared": (
-        "trainer/pipeline_stage.cc", "const bool equal = HaveBits(OnHost(changed()), eager);", "const bool equal = HaveBits(eager, eager);",
+        "trainer/kernels/cuda_session.cc", "const bool equal = HaveBits(changed(), eager);", "const bool equal = HaveBits(eager, eager);",
         WRONG_GRAPHS),
     "wrong-graphs-are-used": (
         CUDA + "launch_graphs.cc", "equal ? State::kProved : State::kWrong", "equal ? State::kProved : State::kProved",
         STREAMS),
     "gradients-are-handed-over-before-they-are-launched": (
-        "trainer/pipeline_stage.cc", "    model_.ops().Flush();\n", "", GRAPHS_OF_SCHEDULES),
+        "trainer/pipeline_stage.cc", "    model_.ops().session().Flush();\n", "", GRAPHS_OF_SCHEDULES),
     "kernels-are-put-where-they-ran": (
         "trainer/telemetry/run_trace.cc", "host.At(kernel.asked)", "host.At(kernel.start)", TRACE),
     "launches-without-an-end": (
@@ -166,9 +166,9 @@ MUTANTS = {
         "trainer/decode/model_scorer.cc", "choice.row %= static_cast<int32_t>(capacity);", "choice.row += 0 * capacity;",
         "gpu_decode_test"),
     "tokens-before-they-are-there": (
-        "trainer/decode/model_scorer.cc", "  if (choices.count > 0) ops.ReadBack();\n", "", "gpu_decode_test"),
+        "trainer/decode/model_scorer.cc", "  if (choices.count > 0) ops.session().ReadBack();\n", "", "gpu_decode_test"),
     "lists-in-too-small-a-block": (
-        "trainer/kernels/cuda_ops.cc", "cuda::UploadBlock::Padded(static_cast<int64_t>(host.size_bytes()))",
+        "trainer/kernels/cuda_session.cc", "cuda::UploadBlock::Padded(static_cast<int64_t>(host.size_bytes()))",
         "static_cast<int64_t>(host.size_bytes())", "gpu_decode_test"),
     "weights-without-warp-barrier": (
         CUDA + "attention.cu", "float* to) {\n  __syncwarp();\n", "float* to) {\n", ATTENTION),
@@ -206,7 +206,7 @@ MUTANTS = {
     "result-still-read": (
         CUDA + "sampling.cu", "  __syncthreads();  // all have read the last result\n", "", TRAINING),
     "attention-of-shorter-sentences": (
-        "trainer/kernels/cuda_ops.cc", "    index.longest = LongestOf(host);", "    index.longest = LongestOf(host) - 1;", CUDA_OPS),
+        "trainer/kernels/cuda_session.cc", "    index.longest = LongestOf(host);", "    index.longest = LongestOf(host) - 1;", CUDA_OPS),
     "sums-of-the-next-row": (
         "trainer/kernels/cuda_ops.cc", "a.log_sum_exp_RH.view({-1}).narrow(0, 0, a.heads * rows)",
         "a.log_sum_exp_RH.view({-1}).narrow(0, 1, a.heads * rows)", CUDA_OPS),
@@ -224,7 +224,7 @@ MUTANTS = {
     "bias-of-what-is-not-masked": (
         CUDA + "scaled_sums.cu", "if (kRelu && !(output[i].v[j] > 0.0f)) gradient[i].v[j] = 0.0f;", "", BIAS),
     "labels-are-not-looked-at": (
-        "trainer/kernels/cuda_ops.cc", "uploaded->target.last_label = LargestOf(labels, \"target\");", "", CUDA_OPS),
+        "trainer/kernels/cuda_session.cc", "uploaded->target.last_label = LargestOf(labels, \"target\");", "", CUDA_OPS),
     "buffer-given-back-while-a-stream-reads-it": (
         CUDA + "host_copies.cc", " || cudaEventQuery((*block)->copied) != cudaSuccess", "",
         STREAMS),
@@ -238,7 +238,7 @@ MUTANTS = {
         CUDA + "host_copies.cc", "  DEEPNET_CHECK_LE(used_, room_) << \"bytes of arrays in an upload\";\n", "",
         "gpu_kernels_on_streams_test --gtest_filter=*NoRoom*"),
     "no-upload-is-reserved": (
-        "trainer/kernels/cuda_ops.cc", "uploads_.Reserve(num_batches, batch_bytes);", "uploads_.Reserve(0 * num_batches, batch_bytes);",
+        "trainer/kernels/cuda_session.cc", "uploads_.Reserve(num_batches, batch_bytes);", "uploads_.Reserve(0 * num_batches, batch_bytes);",
         "gpu_budgets_test --gtest_filter=*EverySize*"),
     "refused-algorithm-is-tried-again": (
         CUDA + "matmul.cc", "    algorithms_of_rows_.emplace(key, other);\n", "", STREAMS),
@@ -380,7 +380,7 @@ MUTANTS = {
         CUDA + "matmul.h", "return reinterpret_cast<uintptr_t>(bias) % 16 == 0;", "return bias != nullptr;",
         CUDA_OPS + " --gtest_filter=*ABias*"),
     "stream-outlives-its-operations": (
-        "trainer/kernels/cuda_ops.cc", "if (guard_.getStream(stream_.device()) == stream_) guard_.exchangeStream(standard);",
+        "trainer/kernels/cuda_session.cc", "if (guard_.getStream(stream_.device()) == stream_) guard_.exchangeStream(standard);",
         "static_cast<void>(standard);", CUDA_OPS + " --gtest_filter=*TheThreadsStream*"),
     "squares-of-another-range": (
         CUDA + "optimizer.cu", "(p.first_block[middle] <= block ? range : end) = middle;",

@@ -149,7 +149,7 @@ absl::StatusOr<RankBytes> MeasureRank(const PlannedRun& planned, Communicator& w
     RETURN_IF_ERROR(RunTrainStep(batch, step, step + 1, *part, {}).status());
   }
   RankBytes bytes{.planned = plan.stages(world.rank()).memory()};
-  bytes.measured = memory.peak_bytes() + part->ops->OwnBytes();
+  bytes.measured = memory.peak_bytes() + part->ops->session().OwnBytes();
   int64_t moments = Bytes(parameters.moment1()) + Bytes(parameters.moment2());
   if (parameters.average().defined()) moments += Bytes(parameters.average());
   bytes.state = Bytes(parameters.weights()) + Bytes(parameters.gradient()) + moments;

@@ -70,15 +70,15 @@ void EnsembleScorer::Choose(State& state, const at::Tensor& log_probs_RV,
                             const native::TokenChoices& choices) {
   if (state.kinds == nullptr) {
     state.host_kinds.assign(choices.kinds, choices.kinds + vocabulary_size());
-    state.kinds = ops_.Upload(std::as_bytes(std::span(state.host_kinds)));
+    state.kinds = ops_.session().Upload(std::as_bytes(std::span(state.host_kinds)));
   }
   const std::span wanted(choices.choices, static_cast<size_t>(choices.count));
-  const std::shared_ptr<const std::byte> sent = ops_.Upload(std::as_bytes(wanted));
+  const std::shared_ptr<const std::byte> sent = ops_.session().Upload(std::as_bytes(wanted));
   native::TokenChoices here = choices;
   here.choices = reinterpret_cast<const native::TokenChoice*>(sent.get());
   here.kinds = reinterpret_cast<const uint8_t*>(state.kinds.get());
   ops_.ChooseTokens(log_probs_RV, here);
-  ops_.ReadBack();
+  ops_.session().ReadBack();
 }
 
 EnsemblePairScorer::EnsemblePairScorer(std::span<Transformer* const> models) {

@@ -143,7 +143,7 @@ std::unique_ptr<DecoderState> ModelScorer::Start(std::span<const std::vector<int
   for (size_t begin = 0; begin < sources.size();) {
     const size_t end = EndOfSlice(sources, begin, model_.capacity().max_source_tokens());
     const PackedSources packed = PackSources(sources.subspan(begin, end - begin));
-    const MicrobatchRows sent = model_.ops().Upload(
+    const MicrobatchRows sent = model_.ops().session().Upload(
         {.source = RowsOf(packed.side, packed.pairs, static_cast<int>(end - begin))});
     const PackedRows& rows = sent.source;
     EncodeSlice(sent);
@@ -229,7 +229,7 @@ void ModelScorer::Step(DecoderState& decoder_state, std::span<const int32_t> tok
                                  .chosen = choices.chosen + first * choices.k});
     first = end;
   }
-  if (choices.count > 0) ops.ReadBack();
+  if (choices.count > 0) ops.session().ReadBack();
   state.self_rows += rows;
   ++state.position;
 }
@@ -285,7 +285,7 @@ ModelScorer::StepArrays ModelScorer::SendStep(State& state, std::span<const int3
   Ops& ops = model_.ops();
   if (state.kinds == nullptr && choices.count > 0) {
     state.host_kinds.assign(choices.kinds, choices.kinds + vocabulary_size());
-    state.kinds = ops.Upload(std::as_bytes(std::span(state.host_kinds)));
+    state.kinds = ops.session().Upload(std::as_bytes(std::span(state.host_kinds)));
   }
   step_bytes_.clear();
   const auto add = [&](const auto& list) {
@@ -301,7 +301,7 @@ ModelScorer::StepArrays ModelScorer::SendStep(State& state, std::span<const int3
   const size_t cross = add(state.cross.entries), cross_lengths = add(state.source_lengths);
   const size_t chosen = add(wanted);
 
-  StepArrays sent{.memory = ops.Upload(step_bytes_)};
+  StepArrays sent{.memory = ops.session().Upload(step_bytes_)};
   const auto at = [&](size_t offset) {
     return reinterpret_cast<const int32_t*>(sent.memory.get() + offset);
   };
@@ -400,7 +400,7 @@ void ModelPairScorer::Forward(const Microbatch& microbatch, float* token_nll) {
   RunForward(model_, link_,
              MakePass(model_.ops(), microbatch, /*seed=*/0, model_.step(), /*training=*/false),
              *kept_, token_nll);
-  model_.ops().ReadBack();
+  model_.ops().session().ReadBack();
   if (computed_) computed_();
 }
 

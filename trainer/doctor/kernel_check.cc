@@ -66,7 +66,7 @@ class Bench {
         rounded_(rounded),
         source_({9, 1, 22}),
         target_({16, 5, 12}),
-        rows_(ops.Upload(
+        rows_(ops.session().Upload(
             {.source = source_.Rows(), .target = target_.Rows(), .labels = target_.labels()})) {}
 
   Ops& ops() { return ops_; }
@@ -92,7 +92,7 @@ class Bench {
   // As Upload returns them; held until the end.
   template <typename T>
   const T* Array(const std::vector<T>& host) {
-    held_.push_back(ops_.Upload(std::as_bytes(std::span(host))));
+    held_.push_back(ops_.session().Upload(std::as_bytes(std::span(host))));
     return reinterpret_cast<const T*>(held_.back().get());
   }
 
@@ -374,7 +374,7 @@ void RunCrossEntropy(Bench& b) {
                         .dweight_VD = dweight,
                         .sums = &sums,
                         .row_nll = nlls.data()});
-  b.ops().ReadBack();
+  b.ops().session().ReadBack();
   b.Give({sums.loss, sums.nll});
   b.Give(std::vector<double>(nlls.begin(), nlls.end()));
   b.Give(dhidden, b.n());
@@ -400,7 +400,7 @@ void RunChoice(Bench& b) {
                                 .kinds = b.Array(kinds),
                                 .k = kBest,
                                 .chosen = chosen.data()});
-  b.ops().ReadBack();
+  b.ops().session().ReadBack();
   b.Give(logits);
   std::vector<double> scores;
   const Tensor tokens = at::empty({kBest * kRows}, at::kByte);
@@ -543,7 +543,7 @@ double CallsPerSecond(Ops& ops, const std::function<void()>& call) {
   double seconds = 0.0;
   for (; seconds < kWindowSeconds; calls += kCallsPerWait) {
     for (int i = 0; i < kCallsPerWait; ++i) call();
-    ops.ReadBack();
+    ops.session().ReadBack();
     seconds = SecondsNow() - start;
   }
   return calls / seconds;
@@ -551,10 +551,10 @@ double CallsPerSecond(Ops& ops, const std::function<void()>& call) {
 
 double SecondsOf(Ops& ops, const std::function<void()>& call) {
   call();
-  ops.ReadBack();
+  ops.session().ReadBack();
   const double start = SecondsNow();
   call();
-  ops.ReadBack();
+  ops.session().ReadBack();
   return SecondsNow() - start;
 }
 

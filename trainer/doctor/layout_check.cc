@@ -127,7 +127,7 @@ absl::StatusOr<Trained> TrainTiny(const RunSpec& run, const Inventory& whole, co
     ASSIGN_OR_RETURN(const StepResult result, RunTrainStep(batch, step, step + 1, *context));
     trained.figures.push_back(result.loss);
     trained.figures.push_back(result.update.gradient_norm);
-    for (std::string& warning : context->stage->TakeWarnings()) {
+    for (std::string& warning : context->ops->session().TakeWarnings()) {
       trained.warnings.push_back(std::move(warning));
     }
   }

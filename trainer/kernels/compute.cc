@@ -60,7 +60,7 @@ double GpuRate(const ComputeSpec& compute, int64_t d, double seconds) {
   (*ops)->Refresh(*weight);
   return BestRate(kProducts * 2.0 * kRows * d * 4 * d * 1e-9, seconds, [&] {
     for (int i = 0; i < kProducts; ++i) (*ops)->Linear(kRows, x, *weight, {}, /*relu=*/false, y);
-    (*ops)->ReadBack();
+    (*ops)->session().ReadBack();
   });
 }
 

@@ -54,7 +54,7 @@ std::unique_ptr<Ops> MakeAtenOps(at::ScalarType operand, at::ScalarType residual
 // neither are attention weights dropped nor have heads another width than FlashObstacle
 // (trainer/model/architecture.h) allows. Only where GpuType() has a value. Throws cuda::GpuError or
 // c10::Error where CUDA, cuBLASLt or LibTorch refuses (StatusOfException). With
-// `graphs` it is one of Ops::HasGraphs.
+// `graphs` it is one whose session repeats passes.
 std::unique_ptr<Ops> MakeCudaOps(at::Device device, at::ScalarType operand, bool check_launches,
                                  AttentionKernel attention = OWN, bool graphs = false);
 

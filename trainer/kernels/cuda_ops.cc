@@ -1,9 +1,8 @@
 // Ops on a GPU: tensors become pointers with shapes, operations become kernels and products on the
-// rank's own stream. Nothing here waits but ReadBack and SumSquares, and what writes to the host
-// where no room for results is left. Once buffers have grown
-// nothing is taken from the device: the results of LibTorch's attention come from its allocator.
+// session's stream. Nothing here waits but SumSquares, and what writes to the host where no room
+// for results is left. Once buffers have grown nothing is taken from the device: the results of
+// LibTorch's attention come from its allocator.
 #include <algorithm>
-#include <array>
 #include <deque>
 #include <memory>
 #include <utility>
@@ -13,7 +12,6 @@
 #include <ATen/Context.h>
 #include <ATen/ops/_flash_attention_backward.h>
 #include <ATen/ops/_flash_attention_forward.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
@@ -35,8 +33,8 @@
 #include "trainer/kernels/cuda/residual_norm.h"
 #include "trainer/kernels/cuda/sampling.h"
 #include "trainer/kernels/cuda/scaled_sums.h"
+#include "trainer/kernels/cuda_session.h"
 #include "trainer/kernels/native/gpu_shapes.h"
-#include "trainer/kernels/native/sorted_rows.h"
 #include "trainer/kernels/native_args.h"
 #include "trainer/kernels/traced_ops.h"
 
@@ -44,44 +42,6 @@ namespace deepnet {
 namespace {
 
 using at::Tensor;
-
-// Blocks up to 1 MiB come from segments of 2 MiB, two blocks each.
-constexpr int64_t kSmallBytes = int64_t{1} << 20;
-constexpr int kSmallBlocks = 32;
-
-// Makes `stream` LibTorch's current one of this thread while it lives, so that its copies and ours
-// are in one order and its memory is kept for that order. A stream of LibTorch's pool would bring
-// all others of the pool with it, which take hardware queues from the lanes between GPUs.
-class CurrentStream {
- public:
-  // LibTorch knows a stream that it has not made by its handle.
-  CurrentStream(at::Device device, cudaStream_t stream)
-      : guard_(device.type()),
-        stream_(c10::Stream::UNSAFE, device, reinterpret_cast<c10::StreamId>(stream)) {
-    DEEPNET_CHECK(stream_.native_handle() == stream) << "LibTorch takes no streams of others";
-    guard_.exchangeStream(stream_);
-  }
-  ~CurrentStream() {
-    const c10::Stream standard = guard_.getDefaultStream(stream_.device());
-    if (guard_.getStream(stream_.device()) == stream_) guard_.exchangeStream(standard);
-  }
-  CurrentStream(const CurrentStream&) = delete;
-  CurrentStream& operator=(const CurrentStream&) = delete;
-
- private:
-  const c10::impl::VirtualGuardImpl guard_;
-  const c10::Stream stream_;
-};
-
-// LibTorch's memory of `device`, so that there is one owner of all of it.
-cuda::GpuStream::Allocate AllocateOn(at::Device device) {
-  return [device](int64_t bytes) {
-    auto tensor =
-        std::make_shared<Tensor>(at::empty({bytes}, at::TensorOptions(device).dtype(at::kByte)));
-    void* const memory = tensor->data_ptr();
-    return std::shared_ptr<void>(std::move(tensor), memory);
-  };
-}
 
 // The copies in operand type of all weights in one flat tensor: a weight's copy lies as far from
 // the beginning as the weight does.
@@ -104,61 +64,6 @@ class GpuWeight : public Weight {
   Tensor operand_OI;  // a view of copy->operands
 };
 
-// Holds what the host knows of uploaded rows, and the rows of each token and of each position, for
-// the gradients of embeddings.
-struct GpuRowIndex : public RowIndex {
-  int64_t rows = 0;  // of sentences; further ones are padding
-  cuda::SortedRows tokens, positions;
-  int32_t last_token = -1, last_position = -1, last_label = -1;  // the largest
-  Tensor offsets;                                                // a view of PackedRows::offsets
-  int64_t longest = 0;                                           // rows of a sentence
-  int num_sentences = 0;                                         // up to the last with rows
-};
-
-const GpuRowIndex& IndexOf(const PackedRows& rows) {
-  return static_cast<const GpuRowIndex&>(*rows.index);
-}
-
-// Checks what kernels rely on and cannot say. Kernels for CPUs check the same. `padded`: there may
-// be rows behind the last sentence.
-void CheckOffsets(const PackedRows& host, bool padded) {
-  const int32_t* const offsets = host.offsets;
-  const int32_t end = offsets[host.num_sentences];
-  DEEPNET_CHECK(offsets[0] == 0 && (end == host.count || (padded && end < host.count)))
-      << "offsets from " << offsets[0] << " to " << end << " of " << host.count << " rows";
-  for (int s = 0; s < host.num_sentences; ++s) {
-    DEEPNET_CHECK_LE(offsets[s], offsets[s + 1]) << "offsets of sentence " << s;
-  }
-}
-
-int64_t LongestOf(const PackedRows& host) {
-  int64_t longest = 0;
-  for (int s = 0; s < host.num_sentences; ++s) {
-    longest = std::max<int64_t>(longest, host.offsets[s + 1] - host.offsets[s]);
-  }
-  return longest;
-}
-
-void CheckKeys(const PackedRows& queries, const PackedRows& keys) {
-  if (queries.count == 0 || keys.count == 0 || queries.offsets == nullptr) return;
-  if (keys.offsets == nullptr) return;
-  for (int s = 0; s < queries.num_sentences; ++s) {
-    DEEPNET_CHECK(queries.offsets[s] == queries.offsets[s + 1] ||
-                  keys.offsets[s] < keys.offsets[s + 1])
-        << "sentence " << s << " has no keys";
-  }
-}
-
-// Returns the largest of `numbers`, which are at least -1.
-int32_t LargestOf(std::span<const int32_t> numbers, const char* what) {
-  int32_t largest = -1;
-  for (size_t row = 0; row < numbers.size(); ++row) {
-    DEEPNET_CHECK(numbers[row] >= -1) << "row " << row << " has " << what << " " << numbers[row];
-    largest = std::max(largest, numbers[row]);
-  }
-  return largest;
-}
-
 // The first `rows` rows of x [.., heads * head_dim] as LibTorch's attention takes them.
 Tensor ByHeads(const Tensor& x_RD, int64_t rows, int heads) {
   return x_RD.narrow(0, 0, rows).view({rows, heads, x_RD.size(1) / heads});
@@ -169,98 +74,19 @@ Tensor FirstOffsets(const GpuRowIndex& side, const GpuRowIndex& other) {
   return side.offsets.narrow(0, 0, std::max(side.num_sentences, other.num_sentences) + 1);
 }
 
-int64_t UploadBytes(int64_t numbers) {
-  return cuda::UploadBlock::Padded(numbers * static_cast<int64_t>(sizeof(int32_t)));
-}
-
-int64_t BytesOf(const PackedRows& rows) {
-  if (rows.count == 0) return 0;
-  const int64_t numbers = UploadBytes(rows.count);
-  // Tokens, positions, pairs, offsets; and twice the rows in order, their indices and their starts.
-  return 3 * numbers + UploadBytes(rows.num_sentences + 1) +
-         2 * (2 * numbers + UploadBytes(rows.count + 1));
-}
-
-// Puts the rows of `index` in order and adds them to `block`.
-cuda::SortedRows AddSorted(cuda::UploadBlock& block, std::span<const int32_t> index,
-                           int64_t num_indices, native::RowsByIndex& sorted) {
-  native::SortRows(index, num_indices, sorted);
-  int64_t longest = 0;
-  for (size_t i = 0; i < sorted.indices.size(); ++i) {
-    longest = std::max<int64_t>(longest, sorted.starts[i + 1] - sorted.starts[i]);
-  }
-  return {.order = block.Add(std::span<const int32_t>(sorted.order)),
-          .starts = block.Add(std::span<const int32_t>(sorted.starts)),
-          .indices = block.Add(std::span<const int32_t>(sorted.indices)),
-          .num_unique = static_cast<int64_t>(sorted.indices.size()),
-          .longest = longest};
-}
-
-// Adds what kernels read of a side of a microbatch to `block`.
-PackedRows AddRows(cuda::UploadBlock& block, const PackedRows& host) {
-  const auto count = static_cast<size_t>(host.count);
-  PackedRows sent = host;
-  if (count == 0) return sent;
-  sent.tokens = block.Add(std::span(host.tokens, count));
-  const std::span positions(reinterpret_cast<const int32_t*>(host.positions), count);
-  sent.positions = reinterpret_cast<const uint32_t*>(block.Add(positions));
-  sent.pairs = block.Add(std::span(host.pairs, count));
-  if (host.offsets == nullptr) return sent;
-  sent.offsets = block.Add(std::span(host.offsets, static_cast<size_t>(host.num_sentences) + 1));
-  return sent;
-}
-
-// Adds the orders of the side's rows that are in sentences to `block`, and writes `index`, which
-// must outlive `sent`.
-void AddIndex(cuda::UploadBlock& block, const PackedRows& host, bool padded, at::Device device,
-              native::RowsByIndex& sorted, GpuRowIndex& index, PackedRows& sent) {
-  if (host.count == 0) return;
-  index.rows = host.count;
-  if (host.offsets != nullptr) {
-    CheckOffsets(host, padded);
-    index.rows = host.offsets[host.num_sentences];
-    index.longest = LongestOf(host);
-    index.num_sentences = host.num_sentences;
-    while (index.num_sentences > 0 && host.offsets[index.num_sentences - 1] == index.rows) {
-      --index.num_sentences;
-    }
-    index.offsets = at::for_blob(const_cast<int32_t*>(sent.offsets), {host.num_sentences + 1})
-                        .options(at::TensorOptions(device).dtype(at::kInt))
-                        .target_device(device)
-                        .make_tensor();
-  }
-  const std::span tokens(host.tokens, static_cast<size_t>(index.rows));
-  const std::span positions(reinterpret_cast<const int32_t*>(host.positions), tokens.size());
-  index.last_token = LargestOf(tokens, "id");
-  index.last_position = LargestOf(positions, "position");
-  index.tokens = AddSorted(block, tokens, int64_t{index.last_token} + 1, sorted);
-  index.positions = AddSorted(block, positions, int64_t{index.last_position} + 1, sorted);
-  sent.index = &index;
-}
-
-// An uploaded microbatch: it keeps the device's arrays and what is known of them here.
-struct Uploaded {
-  GpuRowIndex source, target;
-  std::shared_ptr<const void> arrays;
-  int64_t number = 0;                // of the upload
-  const std::byte* begin = nullptr;  // of what passes read: `bytes`, the step last
-  int64_t bytes = 0;
-};
-
 class CudaOps : public TracedOps {
  public:
-  CudaOps(at::Device device, at::ScalarType operand, bool check_launches, bool flash, bool graphs)
-      : device_(device),
+  CudaOps(const std::shared_ptr<CudaSession>& session, at::ScalarType operand, bool flash)
+      : TracedOps(session),
+        device_(session->device()),
         operand_(operand),
         flash_(flash),
-        has_graphs_(graphs),
-        check_launches_(check_launches),
-        gpu_(check_launches, AllocateOn(device)),
-        current_(device, gpu_.get()),
-        matmul_(gpu_),
-        graphs_(gpu_),
-        uploads_(gpu_),
-        results_(gpu_) {
+        gpu_(session->gpu()),
+        results_(session->results()),
+        matmul_(gpu_) {
+    session->BeforePass([this] {
+      for (OperandCopy& copy : copies_) Convert(copy);
+    });
     if (!flash) return;
     // LibTorch's attention adds the gradient of queries in a fixed order only where the process
     // asks for it, which by itself would also fill all new tensors.
@@ -274,45 +100,8 @@ class CudaOps : public TracedOps {
   at::TensorOptions OperandOptions() const override {
     return at::TensorOptions(device_).dtype(operand_);
   }
-  void* stream() const override { return gpu_.get(); }
-  const char* LastLaunch() const override { return gpu_.last_launch(); }
   void StartTrace() override { gpu_.StartTiming(); }
   std::vector<TimedKernel> TakeTrace() override;
-  // LibTorch's allocator keeps what is given back, and cuts small blocks from segments of their
-  // own.
-  void Reserve(int64_t bytes, int num_batches, int64_t batch_bytes) override {
-    const auto take = [&](int64_t size) {
-      return at::empty({size}, OperandOptions().dtype(at::kByte));
-    };
-    constexpr int64_t kSmall = kSmallBlocks * kSmallBytes;
-    std::vector<Tensor> blocks = {take(std::max<int64_t>(0, bytes - kSmall))};
-    for (int i = 0; i < kSmallBlocks; ++i) blocks.push_back(take(kSmallBytes));
-    blocks.clear();
-    uploads_.Reserve(num_batches, batch_bytes);
-  }
-
-  MicrobatchRows Upload(const MicrobatchRows& host) override;
-  std::shared_ptr<const std::byte> Upload(std::span<const std::byte> host) override {
-    cuda::UploadBlock block =
-        uploads_.Begin(cuda::UploadBlock::Padded(static_cast<int64_t>(host.size_bytes())));
-    const std::byte* copy = block.Add(host);
-    return {uploads_.Send(std::move(block)), copy};
-  }
-  void ReadBack() override { results_.Wait(); }
-
-  bool HasGraphs() const override { return has_graphs_; }
-  MicrobatchRows BeginPass(const MicrobatchRows& uploaded, PassGraphs use) override;
-  void Flush() override { graphs_.Flush(); }
-  bool EndPass() override {
-    const bool missed = graphs_.End();
-    gpu_.SetStep(nullptr);
-    return missed;
-  }
-  void PrepareGraphs() override { graphs_.Prepare(); }
-  void StartClock() override { gpu_.StartClock(); }
-  void StopClock() override { gpu_.StopClock(); }
-  double TakeClock() override { return gpu_.TakeClock(); }
-  void JudgeGraphs(bool equal) override { graphs_.Judge(equal); }
 
   std::unique_ptr<Weight> MakeWeight(Tensor master_OI, bool backward) override;
   void Refresh(Weight& weight) override;
@@ -497,23 +286,13 @@ class CudaOps : public TracedOps {
   const at::Device device_;
   const at::ScalarType operand_;
   const bool flash_;
-  const bool has_graphs_;
-  const bool check_launches_;
-  cuda::GpuStream gpu_;
-  const CurrentStream current_;
+  cuda::GpuStream& gpu_;        // of the session
+  cuda::ResultQueue& results_;  // likewise
   cuda::Matmul matmul_;
-  cuda::LaunchGraphs graphs_;
-  cuda::UploadPool uploads_;
-  cuda::ResultQueue results_;
   std::deque<OperandCopy> copies_;  // one for each flat tensor of weights
-  std::shared_ptr<void> pass_;      // what a pass reads of its microbatch
-  int64_t pass_bytes_ = 0;
-  int64_t in_pass_ = 0;  // the upload that lies there
-  int64_t num_uploads_ = 0;
-  Tensor floats_;               // of AsFloats
-  Tensor logits_, dlogits_;     // of a chunk of rows
-  Tensor row_losses_;           // [2, rows of logits]: nll and loss of a chunk
-  native::RowsByIndex sorted_;  // of Upload
+  Tensor floats_;                   // of AsFloats
+  Tensor logits_, dlogits_;         // of a chunk of rows
+  Tensor row_losses_;               // [2, rows of logits]: nll and loss of a chunk
   LossSums unwanted_;
 };
 
@@ -588,91 +367,18 @@ Tensor CudaOps::AsFloats(int64_t rows, const Tensor& x) {
   return floats;
 }
 
-MicrobatchRows CudaOps::Upload(const MicrobatchRows& host) {
-  const auto uploaded = std::make_shared<Uploaded>();
-  const auto high_step = static_cast<uint32_t>(static_cast<uint64_t>(host.step) >> 32);
-  const std::array<uint32_t, 2> step = {static_cast<uint32_t>(host.step), high_step << 28};
-  cuda::UploadBlock block =
-      uploads_.Begin(BytesOf(host.source) + BytesOf(host.target) + UploadBytes(host.target.count) +
-                     cuda::UploadBlock::Padded(sizeof(step)));
-  MicrobatchRows sent;
-  CheckKeys(host.target, host.source);
-  sent.source = AddRows(block, host.source);
-  sent.target = AddRows(block, host.target);
-  const void* const end = block.Add(std::span<const uint32_t>(step));
-  AddIndex(block, host.source, has_graphs_, device_, sorted_, uploaded->source, sent.source);
-  AddIndex(block, host.target, has_graphs_, device_, sorted_, uploaded->target, sent.target);
-  if (host.labels != nullptr) {
-    const std::span labels(host.labels, static_cast<size_t>(host.target.count));
-    uploaded->target.last_label = LargestOf(labels, "target");
-    sent.labels = block.Add(labels);
-  }
-  uploaded->arrays = uploads_.Send(std::move(block));
-  uploaded->begin = static_cast<const std::byte*>(uploaded->arrays.get());
-  uploaded->bytes = static_cast<const std::byte*>(end) - uploaded->begin + int64_t{sizeof(step)};
-  uploaded->number = ++num_uploads_;
-  sent.memory = uploaded;
-  return sent;
-}
-
-cuda::LaunchGraphs::Use UseOf(PassGraphs graphs) {
-  switch (graphs) {
-    case PassGraphs::kNone:
-      return cuda::LaunchGraphs::Use::kNone;
-    case PassGraphs::kProved:
-      return cuda::LaunchGraphs::Use::kProved;
-    case PassGraphs::kRecord:
-      return cuda::LaunchGraphs::Use::kRecord;
-    case PassGraphs::kTry:
-      return cuda::LaunchGraphs::Use::kTry;
-  }
-  return cuda::LaunchGraphs::Use::kNone;
-}
-
-// The numbers of all microbatches are read from one place, so that launches on any of them are the
-// same. With check_launches they are made one by one, to be waited for.
-MicrobatchRows CudaOps::BeginPass(const MicrobatchRows& rows, PassGraphs graphs) {
-  const auto& uploaded = *static_cast<const Uploaded*>(rows.memory.get());
-  if (pass_ == nullptr) {
-    pass_bytes_ = uploaded.bytes;
-    pass_ = gpu_.Take(pass_bytes_);
-  }
-  DEEPNET_CHECK_EQ(uploaded.bytes, pass_bytes_) << "microbatches of several capacities";
-  for (OperandCopy& copy : copies_) Convert(copy);
-  auto* const here = static_cast<std::byte*>(pass_.get());
-  if (std::exchange(in_pass_, uploaded.number) != uploaded.number) {
-    gpu_.Launching();
-    gpu_.Launched("Pass", cudaMemcpyAsync(here, uploaded.begin, static_cast<size_t>(pass_bytes_),
-                                          cudaMemcpyDeviceToDevice, gpu_.get()));
-  }
-  const auto moved = [&]<typename T>(const T* array) {
-    return reinterpret_cast<const T*>(here +
-                                      (reinterpret_cast<const std::byte*>(array) - uploaded.begin));
-  };
-  MicrobatchRows pass = rows;
-  for (PackedRows* side : {&pass.source, &pass.target}) {
-    if (side->count == 0) continue;
-    side->tokens = moved(side->tokens);
-    side->positions = moved(side->positions);
-    side->pairs = moved(side->pairs);
-    side->offsets = moved(side->offsets);
-  }
-  gpu_.SetStep(reinterpret_cast<const uint32_t*>(here + pass_bytes_ - 2 * sizeof(uint32_t)));
-  graphs_.Begin(check_launches_ ? cuda::LaunchGraphs::Use::kNone : UseOf(graphs));
-  return pass;
-}
-
 void CudaOps::Zero(const Tensor& x) {
-  if (gpu_.graphs() == nullptr) {
+  cuda::LaunchGraphs* const graphs = gpu_.graphs();
+  if (graphs == nullptr) {
     x.zero_();
     return;
   }
   DEEPNET_CHECK(x.is_contiguous());
   void* const memory = x.data_ptr();
   const size_t bytes = x.nbytes();
-  graphs_.AddToKey(memory);
-  graphs_.AddToKey(bytes);
-  graphs_.Add([=, this] {
+  graphs->AddToKey(memory);
+  graphs->AddToKey(bytes);
+  graphs->Add([=, this] {
     gpu_.Launching();
     gpu_.Launched("Zero", cudaMemsetAsync(memory, 0, bytes, gpu_.get()));
   });
@@ -820,7 +526,8 @@ void CudaOps::SumSquares(std::span<const SquareSums> all) {
 std::unique_ptr<Ops> MakeCudaOps(at::Device device, at::ScalarType operand, bool check_launches,
                                  AttentionKernel attention, bool graphs) {
   DEEPNET_CHECK(attention != FLASH || operand != at::kFloat);
-  return std::make_unique<CudaOps>(device, operand, check_launches, attention == FLASH, graphs);
+  return std::make_unique<CudaOps>(std::make_shared<CudaSession>(device, check_launches, graphs),
+                                   operand, attention == FLASH);
 }
 
 absl::StatusOr<int> CountGpus() {

@@ -26,7 +26,7 @@ std::string Mib(int64_t bytes) {
 
 // "GPU 1 of host a: "; "" where no GPU is known.
 std::string PlaceOf(const DeviceUse& use) {
-  if (use.ops == nullptr || use.ops->stream() == nullptr) return "";
+  if (use.ops == nullptr || use.ops->session().stream() == nullptr) return "";
   const int index = use.ops->ResidualOptions().device().index();
   return absl::StrCat("GPU ", index, " of ", HostName(), ": ");
 }
@@ -48,7 +48,7 @@ absl::Status OutOfMemory(const std::string& text, const DeviceUse& use) {
   if (use.planned_bytes > 0) {
     absl::StrAppend(&message, "; the plan of this rank has ", Mib(use.planned_bytes));
   }
-  if (use.ops != nullptr && use.ops->stream() != nullptr) {
+  if (use.ops != nullptr && use.ops->session().stream() != nullptr) {
     constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
     const auto stats = at::accelerator::getDeviceStats(use.ops->ResidualOptions().device().index());
     const auto& bytes = stats.allocated_bytes[kAll];
@@ -60,9 +60,10 @@ absl::Status OutOfMemory(const std::string& text, const DeviceUse& use) {
 
 // Adds the place and the last launch to an error of CUDA whose text has neither.
 std::string Completed(const std::string& text, const DeviceUse& use) {
-  if (use.ops == nullptr || use.ops->stream() == nullptr || !IsCudaError(text)) return text;
+  if (use.ops == nullptr || use.ops->session().stream() == nullptr || !IsCudaError(text))
+    return text;
   if (absl::StrContains(text, "last launched")) return PlaceOf(use) + text;
-  return absl::StrCat(PlaceOf(use), text, "; last launched: ", use.ops->LastLaunch());
+  return absl::StrCat(PlaceOf(use), text, "; last launched: ", use.ops->session().LastLaunch());
 }
 
 absl::Status Failure(const std::string& text, const DeviceUse& use) {

@@ -32,24 +32,31 @@ using at::Tensor;
 // Rows of logits that exist at a time.
 constexpr int64_t kLogitRows = 512;
 
+// Counts the memory of the operations.
+struct NativeSession : public DeviceSession {
+  int64_t OwnBytes() const override { return packed_bytes + scratch.num_bytes(); }
+
+  native::Scratch scratch;
+  std::atomic<int64_t> packed_bytes = 0;  // packed copies of all living weights
+};
+
 class NativeWeight : public Weight {
  public:
-  // `bytes` counts the packed copies of all living weights.
   NativeWeight(const native::KernelTable& table, Tensor master, native::Element element,
-               bool backward, std::shared_ptr<std::atomic<int64_t>> bytes)
+               bool backward, std::shared_ptr<NativeSession> session)
       : master_OI(std::move(master)),
         packed(table, master_OI.size(0), master_OI.size(1), element,
                backward ? native::PackedFor::kTraining : native::PackedFor::kInference),
-        bytes_(std::move(bytes)) {
-    *bytes_ += packed.bytes();
+        session_(std::move(session)) {
+    session_->packed_bytes += packed.bytes();
   }
-  ~NativeWeight() override { *bytes_ -= packed.bytes(); }
+  ~NativeWeight() override { session_->packed_bytes -= packed.bytes(); }
 
   Tensor master_OI;
   native::PackedWeight packed;
 
  private:
-  std::shared_ptr<std::atomic<int64_t>> bytes_;
+  std::shared_ptr<NativeSession> session_;
 };
 
 const native::PackedWeight& PackedOf(const Weight& w) {
@@ -73,8 +80,11 @@ native::Isa IsaOf(Isa isa) {
 
 class NativeOps : public Ops {
  public:
-  explicit NativeOps(const ComputeSpec& compute)
-      : operand_(compute.dtype() == BFLOAT16 ? at::kBFloat16 : at::kFloat),
+  NativeOps(const ComputeSpec& compute, const std::shared_ptr<NativeSession>& session)
+      : Ops(session),
+        session_(session),
+        scratch_(session->scratch),
+        operand_(compute.dtype() == BFLOAT16 ? at::kBFloat16 : at::kFloat),
         table_(native::Table(IsaOf(compute.isa()))),
         pool_(std::max(1, compute.threads_per_rank())) {
     // LibTorch's own threads would spin for work on the cores of the pool.
@@ -87,14 +97,13 @@ class NativeOps : public Ops {
   at::TensorOptions OperandOptions() const override {
     return at::TensorOptions(at::kCPU).dtype(operand_);
   }
-  int64_t OwnBytes() const override { return *packed_bytes_ + scratch_.num_bytes(); }
 
   std::unique_ptr<Weight> MakeWeight(Tensor master_OI, bool backward) override {
     DEEPNET_CHECK(master_OI.is_contiguous());
     const auto element =
         operand_ == at::kBFloat16 ? native::Element::kBfloat16 : native::Element::kFloat32;
     return std::make_unique<NativeWeight>(table_, std::move(master_OI), element, backward,
-                                          packed_bytes_);
+                                          session_);
   }
   void Refresh(Weight& weight) override {
     auto& w = static_cast<NativeWeight&>(weight);
@@ -297,11 +306,11 @@ class NativeOps : public Ops {
         operand_ == at::kFloat ? logits_ : at::empty({logits_.size(0), classes}, OperandOptions());
   }
 
+  const std::shared_ptr<NativeSession> session_;
+  native::Scratch& scratch_;
   at::ScalarType operand_;
   const native::KernelTable& table_;
   native::ThreadPool pool_;
-  native::Scratch scratch_;
-  std::shared_ptr<std::atomic<int64_t>> packed_bytes_ = std::make_shared<std::atomic<int64_t>>(0);
   Tensor logits_, dlogits_;
   Tensor floats_;  // of AsFloats
   std::vector<float> row_nll_, row_loss_;
@@ -310,7 +319,7 @@ class NativeOps : public Ops {
 }  // namespace
 
 std::unique_ptr<Ops> MakeNativeOps(const ComputeSpec& compute) {
-  return std::make_unique<NativeOps>(compute);
+  return std::make_unique<NativeOps>(compute, std::make_shared<NativeSession>());
 }
 
 }  // namespace deepnet

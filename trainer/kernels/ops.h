@@ -17,49 +17,25 @@
 //     slices of wider ones.
 //   - Aliasing. An output is none of the inputs, except where "may be" allows it.
 //   - Order. Calls take effect in the order in which they were made. Results of a call may be read
-//     by copies of LibTorch on the same device without further synchronisation. Only ReadBack and
-//     SumSquares wait for a device; what goes to host memory is there after them.
+//     by copies of LibTorch on the same device without further synchronisation. Only SumSquares and
+//     DeviceSession::ReadBack wait for a device; what goes to host memory is there after them.
 //   - Bits. Dropout depends on its DropoutSite and the identity of the rows alone. NativeOps gives
 //     the same bits for any number of threads.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string_view>
+#include <utility>
 
 #include <ATen/core/Tensor.h>
 
+#include "trainer/kernels/device_session.h"
 #include "trainer/kernels/native/sampling.h"
+#include "trainer/kernels/packed_rows.h"
 
 namespace deepnet {
-
-// Holds what an implementation has made of the rows of a side for itself, with Ops::Upload.
-class RowIndex {
- public:
-  virtual ~RowIndex() = default;
-};
-
-// The tokens of one packed side. The arrays are in the memory that the Ops reads (Ops::Upload) and
-// outlive the call.
-struct PackedRows {
-  int64_t count = 0;                    // real rows
-  int num_sentences = 0;                // real sentences
-  const int32_t* tokens = nullptr;      // [count]
-  const uint32_t* positions = nullptr;  // [count] index within the sentence
-  const uint32_t* pairs = nullptr;      // [count] the pair's ordinal in the step
-  const int32_t* offsets = nullptr;     // [num_sentences + 1] first row of each sentence
-  const RowIndex* index = nullptr;      // null: none is needed
-};
-
-// The rows of a microbatch. A side without rows has a count of 0.
-struct MicrobatchRows {
-  PackedRows source, target;
-  int64_t step = 0;                    // DropoutSite::step of passes on these rows
-  const int32_t* labels = nullptr;     // [target.count]; -1: no loss; null: there are none
-  std::shared_ptr<const void> memory;  // keeps the arrays; null: somebody else does
-};
 
 // The place where a dropout mask is drawn. Together with a row's pair and position and a feature it
 // determines one decision (docs/design/random.md).
@@ -210,7 +186,7 @@ struct CrossEntropyArgs {
   double scale = 1.0;
   at::Tensor dhidden_RD;  // out, residual; undefined: no gradients
   at::Tensor dweight_VD;  // +=, residual
-  // Host memory that is written by the end of the next Ops::ReadBack; each may be null.
+  // Host memory that is written by the end of the next DeviceSession::ReadBack; each may be null.
   LossSums* sums = nullptr;
   float* row_nll = nullptr;  // [rows]
 };
@@ -270,71 +246,13 @@ struct AdamArgs {
   bool fairseq_epsilon = true;  // beside the uncorrected root; false: beside the corrected one
 };
 
-// Says what becomes of the launches of a pass (Ops::BeginPass).
-enum class PassGraphs {
-  kNone,    // they are made one by one
-  kProved,  // they go to the device as the graphs that JudgeGraphs has found right, as far as there
-            // are any
-  kRecord,  // and are recorded where there are none
-  kTry,     // and as graphs that were recorded before the last PrepareGraphs
-};
-
-class Ops {
+// The operations that forward and backward passes of layers consist of.
+class LayerOps {
  public:
-  virtual ~Ops() = default;
+  virtual ~LayerOps() = default;
 
   virtual at::TensorOptions ResidualOptions() const = 0;  // residual type and device
   virtual at::TensorOptions OperandOptions() const = 0;   // operand type and device
-
-  // Bytes held now that are not LibTorch's: working copies of living weights, scratch.
-  virtual int64_t OwnBytes() const { return 0; }
-
-  // Takes `bytes` of the device's memory at once, 32 MiB of them for small blocks, from which later
-  // allocations are served, and pinned memory for the Upload of `num_batches` microbatches of at
-  // most `batch_bytes`: to allocate stops a GPU, and peers that wait for it. Throws
-  // c10::OutOfMemoryError. Does nothing on a CPU.
-  virtual void Reserve(int64_t /*bytes*/, int /*num_batches*/, int64_t /*batch_bytes*/) {}
-
-  // Copies the rows of a microbatch from host memory to the memory that this Ops reads, without
-  // waiting. On a CPU the result is `host` itself, which must then outlive it. Offsets that do not
-  // rise from 0 to the rows, and numbers below their range, end the process; numbers above it do in
-  // the operation that reads them.
-  virtual MicrobatchRows Upload(const MicrobatchRows& host) { return host; }
-  // The same for other arrays, such as the indices of DecodeAttention. Aligned to 16 bytes.
-  virtual std::shared_ptr<const std::byte> Upload(std::span<const std::byte> host) {
-    return {std::shared_ptr<const void>(), host.data()};
-  }
-
-  // True if passes go to the device as CUDA graphs (docs/design/gpu.md). Rows are then uploaded at
-  // their capacity, which is the `count` of both sides; those behind the last sentence have token 0
-  // or any other, no label, and belong to no sentence. A pass of them is between BeginPass and
-  // EndPass and works on what BeginPass returns, which lies in the same memory in every pass. Calls
-  // take effect in their order, but perhaps not before Flush or EndPass: whoever puts work on
-  // stream() otherwise than by this object calls Flush first.
-  virtual bool HasGraphs() const { return false; }
-  virtual MicrobatchRows BeginPass(const MicrobatchRows& uploaded, PassGraphs) { return uploaded; }
-  virtual void Flush() {}
-  // Returns whether the pass had launches for which there was no graph yet.
-  virtual bool EndPass() { return false; }
-  // The device's time from StartClock to StopClock is added up, without waiting; calls come in
-  // pairs. On a CPU the time of the calls is that of the work, and nothing is added up.
-  virtual void StartClock() {}
-  virtual void StopClock() {}
-  // Returns the seconds since the last call. A device has to be through with what was timed.
-  virtual double TakeClock() { return 0.0; }
-  // Makes graphs of what was recorded. CUDA may wait until the device is idle: no message is under
-  // way.
-  virtual void PrepareGraphs() {}
-  // After a pass with kTry: `equal` says whether it had the bits of the same pass with kNone. If
-  // not, its graphs are never used.
-  virtual void JudgeGraphs(bool /*equal*/) {}
-
-  // Waits until what earlier calls write to host memory is there.
-  virtual void ReadBack() {}
-  // The queue of the device in whose order calls take effect (Device::stream); null on a CPU.
-  virtual void* stream() const { return nullptr; }
-  // The name of the last kernel or copy put on that queue.
-  virtual const char* LastLaunch() const { return "none"; }
 
   // Makes a working copy of `master_OI` (residual, contiguous; shared, not copied). With
   // `backward`, also in the form that LinearBackwardInput reads. Holds no values before Refresh.
@@ -375,7 +293,6 @@ class Ops {
 
   virtual void Attention(const AttentionArgs& args) = 0;
   virtual void AttentionBackward(const AttentionGradArgs& args) = 0;
-  virtual void DecodeAttention(const DecodeAttentionArgs& args) = 0;
 
   // x = max(0, x), operand. Backward: dx = 0 where relu_output is not positive, both operand.
   virtual void Relu(int64_t rows, const at::Tensor& x_RF) = 0;
@@ -404,6 +321,14 @@ class Ops {
   virtual void Embed(const EmbedArgs& args) = 0;
   virtual void EmbedBackward(const EmbedGradArgs& args) = 0;
   virtual void CrossEntropy(const CrossEntropyArgs& args) = 0;
+};
+
+// The operations that decoding needs beside those of a forward pass.
+class DecodeOps {
+ public:
+  virtual ~DecodeOps() = default;
+
+  virtual void DecodeAttention(const DecodeAttentionArgs& args) = 0;
   // logits_RV (residual) = log_softmax(logits_RV), in place.
   virtual void LogSoftmax(int64_t rows, const at::Tensor& logits_RV) = 0;
   // y = log(((n - 1) exp(y) + exp(x)) / n), residual and of equal shape, without gaps: y, averaged
@@ -413,6 +338,12 @@ class Ops {
   // (residual). `chosen` is host memory, written by the end of the next ReadBack.
   virtual void ChooseTokens(const at::Tensor& log_probs_RV,
                             const native::TokenChoices& choices) = 0;
+};
+
+// Operations on tensors of any meaning: initial values, sums, copies and updates.
+class TensorOps {
+ public:
+  virtual ~TensorOps() = default;
 
   // x[i] = InitialNormal(seed, name, i) * std, the product in float32 (parallel/base/philox.h): the
   // same bits by every Ops. x residual, contiguous.
@@ -433,6 +364,21 @@ class Ops {
   virtual void Zero(const at::Tensor& x) { x.zero_(); }
   // y = x, converted to y's type.
   virtual void Copy(int64_t rows, const at::Tensor& x, const at::Tensor& y) = 0;
+};
+
+class Ops : public LayerOps, public DecodeOps, public TensorOps {
+ public:
+  // The session of the device that operations compute on.
+  DeviceSession& session() const { return *session_; }
+  const std::shared_ptr<DeviceSession>& shared_session() const { return session_; }
+
+ protected:
+  // Without `session` the device is a CPU.
+  explicit Ops(std::shared_ptr<DeviceSession> session = std::make_shared<DeviceSession>())
+      : session_(std::move(session)) {}
+
+ private:
+  const std::shared_ptr<DeviceSession> session_;
 };
 
 }  // namespace deepnet

@@ -34,7 +34,8 @@ class SideCopies {
   virtual void Wait() = 0;
 };
 
-// `stream` is Ops::stream() on the current device. It and what is copied outlive the result.
+// `stream` is DeviceSession::stream() on the current device. It and what is copied outlive the
+// result.
 std::unique_ptr<SideCopies> MakeSideCopies(void* stream);
 
 }  // namespace deepnet

@@ -12,7 +12,8 @@ using at::Tensor;
 // Ops of a CPU between two looks at the clock each.
 class TimedOps : public TracedOps {
  public:
-  explicit TimedOps(std::unique_ptr<Ops> inner) : inner_(std::move(inner)) {}
+  explicit TimedOps(std::unique_ptr<Ops> inner)
+      : TracedOps(inner->shared_session()), inner_(std::move(inner)) {}
 
   void StartTrace() override {
     kernels_.clear();
@@ -25,17 +26,6 @@ class TimedOps : public TracedOps {
 
   at::TensorOptions ResidualOptions() const override { return inner_->ResidualOptions(); }
   at::TensorOptions OperandOptions() const override { return inner_->OperandOptions(); }
-  int64_t OwnBytes() const override { return inner_->OwnBytes(); }
-  void Reserve(int64_t bytes, int num_batches, int64_t batch_bytes) override {
-    inner_->Reserve(bytes, num_batches, batch_bytes);
-  }
-  MicrobatchRows Upload(const MicrobatchRows& host) override { return inner_->Upload(host); }
-  std::shared_ptr<const std::byte> Upload(std::span<const std::byte> host) override {
-    return inner_->Upload(host);
-  }
-  void ReadBack() override { inner_->ReadBack(); }
-  void* stream() const override { return inner_->stream(); }
-  const char* LastLaunch() const override { return inner_->LastLaunch(); }
   bool HasReluBackwardWithBias() const override { return inner_->HasReluBackwardWithBias(); }
   std::unique_ptr<Weight> MakeWeight(Tensor master, bool backward) override {
     return inner_->MakeWeight(std::move(master), backward);

@@ -30,6 +30,9 @@ class TracedOps : public Ops {
   virtual void StartTrace() = 0;
   // Ends that, waits for a device, and returns the kernels since StartTrace in order.
   virtual std::vector<TimedKernel> TakeTrace() = 0;
+
+ protected:
+  using Ops::Ops;
 };
 
 // Returns `ops` with a trace. Results have the same bits.

@@ -44,7 +44,7 @@ struct LossOptions {
   double gradient_scale = 1.0;  // 1 / target tokens of the step
 };
 
-// Host memory for what the loss tells; written by the end of the next Ops::ReadBack.
+// Host memory for what the loss tells; written by the end of the next DeviceSession::ReadBack.
 struct LossResults {
   LossSums* sums = nullptr;    // of all rows; null: not wanted
   float* token_nll = nullptr;  // [rows]; null: not wanted

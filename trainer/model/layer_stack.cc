@@ -324,8 +324,8 @@ void LayerStack::Forward(const StackPass& pass, const ResidualStream& stream, Ke
     AfterLayer(pass.context, i, stream, kept);
   }
   kept.pass = ++segment.passes;
-  // With graphs a backward pass launches the same whatever ran before it.
-  segment.held = keep && !ops_.HasGraphs() ? NumSegments() - 1 : -1;
+  // A pass that is repeated does the same whatever ran before it.
+  segment.held = keep && !ops_.session().RepeatsPasses() ? NumSegments() - 1 : -1;
 }
 
 // Runs the segment's layers once more on the stream that entered it, in buffers of its own.

@@ -34,18 +34,19 @@ MicrobatchPass MakePass(Ops& ops, const Microbatch& microbatch, uint64_t seed, i
                         bool training) {
   const auto rows_of = [&](const PackedSide& side, const std::vector<uint32_t>& pairs) {
     PackedRows rows = RowsOf(side, pairs, microbatch.num_sentences);
-    if (!training || !ops.HasGraphs()) return rows;
+    if (!training || !ops.session().RepeatsPasses()) return rows;
     rows.count = static_cast<int64_t>(side.tokens.size());
     rows.num_sentences = std::max(0, static_cast<int>(side.offsets.size()) - 1);
     return rows;
   };
-  return {.rows = ops.Upload({.source = rows_of(microbatch.source, microbatch.source_pairs),
-                              .target = rows_of(microbatch.target, microbatch.target_pairs),
-                              .step = step,
-                              .labels = microbatch.labels.data()}),
-          .seed = seed,
-          .step = step,
-          .training = training};
+  return {
+      .rows = ops.session().Upload({.source = rows_of(microbatch.source, microbatch.source_pairs),
+                                    .target = rows_of(microbatch.target, microbatch.target_pairs),
+                                    .step = step,
+                                    .labels = microbatch.labels.data()}),
+      .seed = seed,
+      .step = step,
+      .training = training};
 }
 
 BoundarySet BoundaryBefore(const Inventory& whole, int position) {

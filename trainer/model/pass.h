@@ -91,8 +91,8 @@ struct MicrobatchPass {
   SublayerProbe* probe = nullptr;         // forward: told about each sub-layer; may be null
 };
 
-// Uploads the rows of `microbatch`, which must outlive the result; for training with Ops::HasGraphs
-// at their capacity.
+// Uploads the rows of `microbatch`, which must outlive the result; at their capacity in training
+// where the device repeats passes.
 MicrobatchPass MakePass(Ops& ops, const Microbatch& microbatch, uint64_t seed, int64_t step,
                         bool training);
 

@@ -94,7 +94,7 @@ LossSums Transformer::Forward(const Microbatch& microbatch, uint64_t seed, int64
   whole().Forward(MakePass(ops_, microbatch, seed, step, training), kept.values, work_, kept.kept,
                   loss, training ? kept.gradients.target_RD : at::Tensor(),
                   {.sums = &sums, .token_nll = token_nll});
-  ops_.ReadBack();
+  ops_.session().ReadBack();
   return sums;
 }
 

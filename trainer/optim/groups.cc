@@ -68,8 +68,9 @@ Buffer BufferOf(const Ops& ops, const at::Tensor& tensor) {
   DEEPNET_CHECK(tensor.is_contiguous());
   Buffer buffer{.data = tensor.data_ptr(), .bytes = static_cast<int64_t>(tensor.nbytes())};
   if (!tensor.is_cpu()) {
-    buffer.device = {
-        .kind = Device::Kind::kCuda, .index = tensor.get_device(), .stream = ops.stream()};
+    buffer.device = {.kind = Device::Kind::kCuda,
+                     .index = tensor.get_device(),
+                     .stream = ops.session().stream()};
   }
   return buffer;
 }

@@ -36,7 +36,7 @@ class OptimizerStep {
   OptimizerStep(const OptimSpec& optim, const Inventory& whole, ShardLayout layout, Groups groups);
 
   // Returns the norm of the gradient that GradientSums::Finish left. Collective over the groups;
-  // every rank gets the same. Waits as Ops::ReadBack does.
+  // every rank gets the same. Waits as DeviceSession::ReadBack does.
   absl::StatusOr<double> Norm(Ops& ops, const Parameters& parameters) const {
     return norm_.Compute(ops, parameters.gradient(), groups_);
   }

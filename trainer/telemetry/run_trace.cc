@@ -72,7 +72,7 @@ void RunTrace::AddKernels(TracedOps& ops) {
   const TraceEvent* before = nullptr;  // what the last kernel was for
   TraceEvent device;
   const auto end_device = [&] {
-    if (before != nullptr && ops.stream() != nullptr) trace_.events.push_back(device);
+    if (before != nullptr && ops.session().stream() != nullptr) trace_.events.push_back(device);
   };
   for (const TimedKernel& kernel : ops.TakeTrace()) {
     const TraceEvent* const in = step.At(kernel.asked);

@@ -3,7 +3,8 @@
 // On a CPU, LibTorch's allocator is wrapped in one that adds up what it hands out, by the calling
 // thread: a rank is a thread, whether it has a process of its own or not. On another device the
 // caching allocator counts already. Memory outside of tensors (packed weights, scratch of kernels)
-// is counted by Ops::OwnBytes; memory outside of the plan (the corpus, text, MPI) is not counted.
+// is counted by DeviceSession::OwnBytes; memory outside of the plan (the corpus, text, MPI) is not
+// counted.
 //
 // Example:
 //   TensorMemory memory("cpu");

@@ -420,7 +420,7 @@ TEST_F(AtenAttentionTest, CrossEntropyWithSmoothingEqualsAutograd) {
                       .dweight_VD = dw,
                       .sums = &sums,
                       .row_nll = row_nll.data()});
-  ops_->ReadBack();
+  ops_->session().ReadBack();
   EXPECT_NEAR(sums.loss, loss.item<double>(), testing::kExact * 10);
   EXPECT_NEAR(sums.nll, nll.item<double>(), testing::kExact * 10);
   ExpectRows(dhidden, hidden.grad());
