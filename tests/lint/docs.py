@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Links in the documentation lead somewhere; docs/clusters.md names only what there is: commands, flags, fields, files,
-exit codes, and texts that the program really prints; docs/design/input.md names every file that reads and every variable."""
+exit codes, and texts that the program really prints; docs/design/input.md names every file that reads and every variable.
+A name that a page quotes beside a file (`Train` (`trainer/trainer.h`)), or with its class (`Trainer::Run`), is there."""
 
 import re
 import subprocess
@@ -46,6 +47,18 @@ for name in tracked:
             mistakes.append(f"{name}: {link}: there is no such file")
         elif anchor and target.suffix == ".md" and anchor not in anchors(target):
             mistakes.append(f"{name}: {link}: there is no such heading")
+
+code = read(r"(launch|parallel|trainer|tests)/.*\.(h|cc|cu|inc)")
+for name in tracked:
+    text = Path(name).read_text(encoding="utf-8") if re.fullmatch(r"(docs|launch|tests)/.*\.md|\w+\.md", name) else ""
+    for quote, file in re.findall(r"`([\w:.]+)`\s\((?:in )?`((?:launch|parallel|proto|tests|trainer)/[\w./-]+)`", text):
+        # A header's name stands for its implementation, too.
+        if not re.search(rf"\b{re.split(r':|[.]', quote)[-1]}\b", read(re.escape(re.sub(r"\.\w+$|/$", "", file)) + r"(\.\w+|/.*)?")):
+            mistakes.append(f"{name}: `{quote}` (`{file}`): it is not there")
+    for scope, member in re.findall(r"`([A-Z]\w+)::(\w+)\(?\)?`", text):
+        inside = rf"\b(class|struct|enum) ({scope}\b|class {scope}\b)[^;]*?\{{.*?\b{member}\b"
+        if f"{scope}::{member}" not in code and not re.search(inside, code, re.DOTALL):
+            mistakes.append(f"{name}: `{scope}::{member}`: there is no such member")
 
 page = Path(PAGE).read_text(encoding="utf-8")
 quoted = re.findall(r"`([^`\n]+)`", page) + re.findall(r"^    (.*)", page, re.M)
