@@ -103,11 +103,13 @@ down() {
 }
 
 # A job is pending while nodes still clean up after its former start, and a new one would fail there: Slurm
-# holds it. Within a second after it was requeued its credential counts as revoked, too.
+# holds it. Within a second after it was requeued its credential counts as revoked, too. Nothing is left to do
+# where the time of that has passed and the job has started by itself.
 release() {  # JOB
   local tries pid
   for ((tries = 0; tries < 300; ++tries)); do
     sleep 0.2
+    "$0" run scontrol show job "$1" | grep -q '^ *JobState=PENDING ' || return 0
     pid=$(for host in "$dir"/spool-*; do "$hosts" pids "${host##*-}" slurmstepd; done |
       while read -r pid; do grep -qs "\[$1\." "/proc/$pid/cmdline" && echo "$pid"; done) || true
     [[ -n $pid ]] || break

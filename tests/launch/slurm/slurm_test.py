@@ -185,8 +185,11 @@ class SlurmTest(unittest.TestCase):
         self.assertEqual(self.state(), state, self.said())
 
     def goes_on_undisturbed(self, restarts=1, lost=INTERVAL):
-        """The job has gone back into the queue: it ends there with the right weights."""
-        self.await_state({"PENDING"})
+        """The job goes back into the queue and ends with the right weights, however soon it starts again."""
+        end = time.monotonic() + LIMIT
+        while int(self.state("Restarts")) < restarts or self.state() == "COMPLETING":
+            self.assertLess(time.monotonic(), end, f"{self.state()}\n{self.said()}")
+            time.sleep(0.2)
         self.box("release", self.job)
         self.ends_undisturbed(restarts, lost)
 
@@ -309,7 +312,9 @@ class FaultsTest(SlurmTest):
         self.addCleanup(self.box, "back", node)
         began = time.monotonic()
         go_on()
-        self.await_state({"COMPLETING", "PENDING"})
+        while int(self.state("Restarts")) == 0 and self.state() != "COMPLETING":
+            self.assertLess(time.monotonic(), began + LIMIT, f"{self.state()}\n{self.said()}")
+            time.sleep(0.2)
         self.report("node lost", time.monotonic() - began)
         self.goes_on_undisturbed(lost=2 * INTERVAL)
         self.assertNotIn(node, self.box("run", "scontrol", "show", "hostnames", self.state("NodeList")).split())
