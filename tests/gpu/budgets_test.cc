@@ -1,8 +1,8 @@
-// What a pass of a model costs on a GPU, in launches, waits and allocations, as the emulated GPU
-// counts them: bounds in place of a stopwatch.
+// A pass of a model launches, waits and allocates on a GPU as often as stated here, by the count of
+// the emulated GPU: these bounds stand in place of a stopwatch.
 //
-// What a layer costs is the difference between two models of which one has a layer more. Counted is
-// the second pass: the first one makes buffers.
+// The cost of a layer is the difference between two models of which one has a layer more. The
+// second pass is counted, since the first one makes buffers.
 #include <algorithm>
 #include <map>
 #include <memory>

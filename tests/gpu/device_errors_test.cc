@@ -1,5 +1,5 @@
-// What fails on the device of one rank ends all of them, with the documented code and a text that
-// says where and why.
+// A failure on the device of one rank ends all ranks, with the documented code and a text that says
+// where and why.
 #include "trainer/kernels/device_errors.h"
 
 #include <filesystem>
@@ -114,7 +114,7 @@ TEST_F(DeviceErrorsTest, APlanIsHeldToTheMemoryThatTheFullestGpuHasLeft) {
   }
 }
 
-// What a rank has when its model is made is enough for all that steps allocate.
+// The memory that a rank has when its model is made is enough for all that steps allocate.
 TEST_F(DeviceErrorsTest, StepsAllocateNoMoreThanThePlanHas) {
   struct Layout {
     int stages, replicas;

@@ -807,7 +807,7 @@ TEST(NcclCommunicatorOnEmulatedGpus, ARankThatDoesNotConnectIsNamed) {
       /*connected=*/false);
 }
 
-// What rank 1 cannot launch, rank 0 does not wait for until its limit.
+// Rank 0 does not wait until its limit for what rank 1 cannot launch.
 TEST(NcclCommunicatorOnEmulatedGpus, AConnectionThatFailsIsSeenByBothEnds) {
   std::atomic<int> failed = 0;
   OnNcclRanks(

@@ -1,5 +1,5 @@
-// What the program does with files that somebody else has made or changes under it: it says what is
-// wrong by its exit code, within the time and memory of a small file, and writes nothing elsewhere.
+// Files that somebody else has made, or changes under the program, end it with the exit code that
+// says what is wrong, within the time and memory of a small file; nothing is written elsewhere.
 #include <algorithm>
 #include <filesystem>
 #include <fstream>

@@ -1,4 +1,4 @@
-// What a layer keeps from its forward to its backward pass, level by level, written down a second
+// Lists what a layer keeps from its forward to its backward pass, level by level, a second
 // time: tests hold the Inventory's figures (trainer/model/describe.cc) and the bytes that
 // layers allocate to these.
 #pragma once

@@ -5,7 +5,7 @@
 // cannot be read by the host; and mistakes that a GPU would answer with wrong values end the
 // process with a text that starts with "emulated GPU:" and names the call, the kernel or the rank.
 //
-// What behaves as on a GPU, so that a hang or a race that a GPU would show is shown here:
+// These things behave as on a GPU, so that a hang or a race that a GPU would show is shown here:
 //   - A stream's work runs in order and beside other streams' work. Only events, synchronising
 //     calls and the legacy default stream order streams that are not in one.
 //   - Streams share Settings::connections queues of a device. Work leaves a queue when it starts,
@@ -72,8 +72,8 @@ struct Counters {
   int64_t allocations = 0;      // of device memory
   int64_t allocated_bytes = 0;  // by all allocations together, freed ones too
   int64_t pinned = 0;           // allocations of pinned memory, by threads whose device it is
-  // Of products: two operations a multiply-add, bytes of operands and results, results that are
-  // added to twice.
+  // A multiply-add of a product counts as two operations; bytes are those of operands and results,
+  // twice for results that are added to.
   int64_t product_operations = 0;
   int64_t product_bytes = 0;
 };
@@ -94,7 +94,7 @@ void WatchMemory(bool watches);
 // The handles of NCCL that have been made in this process, and neither destroyed nor aborted.
 int OpenCommunicators();
 
-// What the environment says otherwise (see above).
+// The environment may say otherwise (see above).
 struct Settings {
   int devices = 8;
   int64_t memory_bytes = int64_t{2} << 30;

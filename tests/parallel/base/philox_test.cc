@@ -77,7 +77,7 @@ TEST(NormalFromBits, IsOddAndNeverFalls) {
   }
 }
 
-// Of a million draws the mean has a deviation of 0.001, the second moment 0.0014, the third 0.0039,
+// The mean of a million draws has a deviation of 0.001, the second moment 0.0014, the third 0.0039,
 // the fourth 0.0098: five deviations are allowed.
 TEST(FillInitialNormal, HasTheMomentsOfAStandardNormal) {
   std::vector<float> values(1'000'000);
