@@ -105,12 +105,9 @@ REASONS = {
     "launch/bundle.sh": {"rm -rf \"$work\"": "mktemp"},
     "launch/corpora/back_translate.sh": {"mv \"$new\"": "mktemp"},
     "launch/corpora/debian_corpus.py": {
-        '(t.name + ".tsv")).unlink': "in .deepnet-work",
-        '(name + ".tsv")).unlink': "in .deepnet-work",
         "rmtree(half": "in .deepnet-work",
         "deb.unlink()": "in .deepnet-work",
         '(out / "manifest.json").unlink': "check_output has read it",
-        'rmtree(work / "tsv"': "in .deepnet-work",
         "rmtree(work)": "in .deepnet-work",
     },
     "launch/corpora/download.py": {

@@ -11,6 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "launch/corpora"))
 import debian_corpus  # noqa: E402
+import debian_texts  # noqa: E402
 
 # Each language with common words of its own, in the spelling of its standard.
 WORDS = """
@@ -74,7 +75,7 @@ class Udhr(unittest.TestCase):
             write("deu_1996", "de-1996", "Alle Menschen sind frei geboren.")
             write("ron_1953", "ro", "Toate ființele umane sînt libere.")
             write("ron_2006", "ro", "Toate ființele umane sunt libere.")
-            pairs = {lang: text for lang, _, text in debian_corpus.extract_udhr(Path(folder))}
+            pairs = {lang: text for lang, _, text in debian_texts.declaration(Path(folder), None)}
         self.assertEqual(
             pairs,
             {
@@ -91,16 +92,10 @@ class Mistakes(unittest.TestCase):
             apt = Path(folder, "apt-get")
             apt.write_text("#!/bin/sh\nexit 100\n", encoding="utf-8")
             apt.chmod(0o755)
-            Path(folder, "a.tsv").write_bytes(b"de\ta\xff\tb\n")
-            Path(folder, "udhr/declaration").mkdir(parents=True)
-            Path(folder, "udhr/declaration/eng.html").write_bytes(b'<html lang="en">\xff')
             for words, code, told in (
                 ("build small --out new", 1, "debian_corpus.py: apt-get download ended with code 100"),
                 ("build udhr --out new --test -5", 2, "test: must not be negative"),
-                ("extract --tree none --out new", 1, "No such file or directory: 'none'"),
-                ("samples --out . --source a --langs de", 0, ""),
-                ("extract --udhr udhr --out new", 0, ""),
-                ("stats --out . --only [", 1, "debian_corpus.py: unterminated character set"),
+                ("build udhr --out apt-get/new", 1, "debian_corpus.py: [Errno 20] Not a directory"),
             ):
                 done = subprocess.run(
                     [sys.executable, "-B", debian_corpus.__file__, *words.split()], cwd=folder, capture_output=True,
@@ -109,6 +104,17 @@ class Mistakes(unittest.TestCase):
                 self.assertEqual(done.returncode, code, done.stderr)
                 self.assertIn(told, done.stderr)
                 self.assertNotIn("Traceback", done.stderr)
+
+    def test_bytes_that_are_no_text_are_replaced(self):
+        with tempfile.TemporaryDirectory() as folder:
+            declaration = Path(folder, "declaration")
+            declaration.mkdir()
+            (declaration / "eng.html").write_bytes(b'<html lang="en"><article><p>a\xff</p></article>')
+            (declaration / "deu_1996.html").write_bytes(b'<html lang="de-1996"><article><p>b\xff</p></article>')
+            self.assertEqual(list(debian_texts.declaration(Path(folder), None)), [("de", "a\ufffd", "b\ufffd")])
+            table = Path(folder, "a.tsv")
+            table.write_bytes(b"de\ta\xff\tb\nde\ta\n")
+            self.assertEqual(list(debian_corpus.pairs_of_table(table)), [["de", "a\ufffd", "b"]])
 
 
 if __name__ == "__main__":
