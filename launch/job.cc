@@ -35,10 +35,6 @@ Integer NumberIn(const char* variable) {
   return text != nullptr && absl::SimpleAtoi(text, &number) ? number : 0;
 }
 
-absl::Status Preflight(const std::string& message) {
-  return WithExitCode(absl::FailedPreconditionError(message), ExitCode::kPreflight);
-}
-
 absl::Status CheckSize(int ranks) {
   for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
     const int said = NumberIn(variable);
@@ -84,8 +80,7 @@ void SayHow(Communicator& world, const std::string& how) {
 
 absl::StatusOr<std::unique_ptr<Job>> JoinJob(absl::Duration limit) {
   const bool has_mpi = !MpiVersion().empty();
-  ASSIGN_OR_RETURN(const Launch launch,
-                   FindLaunch(std::getenv, MpiJob::StartedByLauncher(), has_mpi));
+  ASSIGN_OR_RETURN(const Launch launch, FindLaunch(std::getenv, has_mpi));
   std::unique_ptr<Job> job;
   switch (launch.by) {
     case Launch::By::kNobody:

@@ -15,10 +15,6 @@ namespace {
 
 constexpr int kDefaultPort = 29500;
 
-absl::Status Preflight(const std::string& message) {
-  return WithExitCode(absl::FailedPreconditionError(message), ExitCode::kPreflight);
-}
-
 class Variables {
  public:
   explicit Variables(const Environment& environment) : environment_(environment) {}
@@ -44,7 +40,7 @@ class Variables {
 };
 
 // "tcp://h1:29500" or "file:///shared/run.rendezvous".
-absl::Status TakeInitMethod(const std::string& text, Launch* launch) {
+absl::Status ReadInitMethod(const std::string& text, Launch* launch) {
   absl::string_view rest = text;
   if (absl::ConsumePrefix(&rest, "file://") && !rest.empty()) {
     launch->file = std::string(rest);
@@ -63,10 +59,10 @@ absl::Status TakeInitMethod(const std::string& text, Launch* launch) {
 }
 
 // Where the ranks meet: what the user says, or `host` and `port`.
-absl::Status TakePlace(const Variables& variables, const std::string& host, int port,
+absl::Status ReadPlace(const Variables& variables, const std::string& host, int port,
                        Launch* launch) {
   const std::string method = variables.Text("INIT_METHOD");
-  if (!method.empty() && method != "env://") return TakeInitMethod(method, launch);
+  if (!method.empty() && method != "env://") return ReadInitMethod(method, launch);
   launch->host = variables.Text("MASTER_ADDR");
   if (launch->host.empty()) launch->host = host;
   if (launch->host.empty()) {
@@ -77,7 +73,7 @@ absl::Status TakePlace(const Variables& variables, const std::string& host, int 
   return absl::OkStatus();
 }
 
-absl::Status TakeTorchrun(const Variables& variables, int size, Launch* launch) {
+absl::Status ReadTorchrun(const Variables& variables, int size, Launch* launch) {
   launch->by = Launch::By::kVariables;
   launch->said_by = "torchrun's variables";
   launch->size = size;
@@ -87,10 +83,10 @@ absl::Status TakeTorchrun(const Variables& variables, int size, Launch* launch) 
   }
   launch->agent_store = variables.Text("TORCHELASTIC_USE_AGENT_STORE") == "True";
   launch->prefix = variables.Text("TORCHELASTIC_RESTART_COUNT");
-  return TakePlace(variables, "", kDefaultPort, launch);
+  return ReadPlace(variables, "", kDefaultPort, launch);
 }
 
-absl::Status TakeSlurm(const Variables& variables, int size, Launch* launch) {
+absl::Status ReadSlurm(const Variables& variables, int size, Launch* launch) {
   launch->by = Launch::By::kVariables;
   launch->said_by = "Slurm's variables";
   launch->size = size;
@@ -101,21 +97,31 @@ absl::Status TakeSlurm(const Variables& variables, int size, Launch* launch) {
   static_cast<void>(absl::SimpleAtoi(variables.Text("SLURM_STEP_ID"), &step));
   const int port = static_cast<int>(15000 + (job + 97 * step) % 15000);
   const std::string hosts = variables.Text("SLURM_STEP_NODELIST");
-  return TakePlace(variables, FirstHost(hosts), port, launch);
+  return ReadPlace(variables, FirstHost(hosts), port, launch);
+}
+
+// Open MPI, MPICH and its descendants, and PMIx under srun.
+bool StartedByMpi(const Environment& environment) {
+  const auto variables = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"};
+  return std::ranges::any_of(variables, [&](const char* name) { return environment(name); });
 }
 
 }  // namespace
+
+absl::Status Preflight(const std::string& message) {
+  return WithExitCode(absl::FailedPreconditionError(message), ExitCode::kPreflight);
+}
 
 std::string Launch::Place() const {
   if (!file.empty()) return absl::StrCat("file ", file, " (INIT_METHOD)");
   return absl::StrCat(host, ":", port, " (MASTER_ADDR, MASTER_PORT)");
 }
 
-absl::StatusOr<Launch> FindLaunch(const Environment& environment, bool mpi_started, bool has_mpi) {
+absl::StatusOr<Launch> FindLaunch(const Environment& environment, bool has_mpi) {
   const Variables variables(environment);
   constexpr int kMany = 1 << 20;
   Launch launch{.interface = variables.Text("GLOO_SOCKET_IFNAME")};
-  if (mpi_started && has_mpi) {
+  if (has_mpi && StartedByMpi(environment)) {
     launch.by = Launch::By::kMpi;
     launch.said_by = "MPI's launcher";
     return launch;
@@ -125,9 +131,9 @@ absl::StatusOr<Launch> FindLaunch(const Environment& environment, bool mpi_start
   ASSIGN_OR_RETURN(int mpi_ranks, variables.Number("OMPI_COMM_WORLD_SIZE", 1, kMany, 1));
   ASSIGN_OR_RETURN(mpi_ranks, variables.Number("PMI_SIZE", 1, kMany, mpi_ranks));
   if (world_size > 1) {
-    RETURN_IF_ERROR(TakeTorchrun(variables, world_size, &launch));
+    RETURN_IF_ERROR(ReadTorchrun(variables, world_size, &launch));
   } else if (!variables.Text("SLURM_STEP_ID").empty() && tasks > 1) {
-    RETURN_IF_ERROR(TakeSlurm(variables, tasks, &launch));
+    RETURN_IF_ERROR(ReadSlurm(variables, tasks, &launch));
   } else if (mpi_ranks > 1) {
     return Preflight(absl::StrCat("mpirun started ", mpi_ranks,
                                   " ranks of a program that was built without MPI: build it with "

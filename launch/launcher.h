@@ -4,6 +4,7 @@
 #include <functional>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
 namespace deepnet {
@@ -33,7 +34,7 @@ struct Launch {
 };
 
 // Returns the first of these that is there:
-//   1. MPI, where `mpi_started` and the program has MPI (`has_mpi`);
+//   1. MPI, where a launcher of MPI started this process and the program has MPI (`has_mpi`);
 //   2. RANK and WORLD_SIZE, as torchrun and Kubernetes' training operator set them, with
 //      MASTER_ADDR and MASTER_PORT (29500), or INIT_METHOD as in torch.distributed:
 //      tcp://HOST:PORT or file:///PATH;
@@ -44,7 +45,10 @@ struct Launch {
 // GLOO_SOCKET_IFNAME names the network interface, as for torch.distributed.
 // FailedPrecondition (ExitCode::kPreflight) names the variable that is missing or wrong, also where
 // mpirun started several processes of a program without MPI.
-absl::StatusOr<Launch> FindLaunch(const Environment& environment, bool mpi_started, bool has_mpi);
+absl::StatusOr<Launch> FindLaunch(const Environment& environment, bool has_mpi);
+
+// Returns FailedPrecondition with ExitCode::kPreflight.
+absl::Status Preflight(const std::string& message);
 
 // Returns the first host of a list as Slurm writes it: "n[07-09,12],m3" is "n07".
 std::string FirstHost(const std::string& list);

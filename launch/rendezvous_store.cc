@@ -102,10 +102,6 @@ class C10dStore final : public RendezvousStore {
   const c10::intrusive_ptr<c10d::Store> store_;
 };
 
-absl::Status Preflight(const std::string& message) {
-  return WithExitCode(absl::FailedPreconditionError(message), ExitCode::kPreflight);
-}
-
 absl::Status OpenError(const Launch& launch, bool serves, absl::Duration limit,
                        const std::string& text) {
   if (!launch.file.empty()) return Preflight(absl::StrCat(launch.Place(), ": ", text));

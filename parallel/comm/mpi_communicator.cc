@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <condition_variable>
 #include <cstdio>
-#include <cstdlib>
 #include <deque>
 #include <functional>
 #include <mutex>
@@ -391,14 +390,6 @@ class StartedMpiJob final : public MpiJob {
 };
 
 }  // namespace
-
-bool MpiJob::StartedByLauncher() {
-  // Open MPI, MPICH and its descendants, and PMIx under srun.
-  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"}) {
-    if (std::getenv(name) != nullptr) return true;
-  }
-  return false;
-}
 
 absl::StatusOr<std::unique_ptr<MpiJob>> MpiJob::Start() {
   auto progress = std::make_shared<MpiProgress>();

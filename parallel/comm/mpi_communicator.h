@@ -27,9 +27,6 @@ namespace deepnet {
 // MPI of this process, from MPI_Init to MPI_Finalize: once in a process's life.
 class MpiJob {
  public:
-  // Returns true if a launcher of MPI started this process. Reads the environment, calls no MPI.
-  static bool StartedByLauncher();
-
   // Starts MPI; without a launcher this is a job of one rank. FailedPrecondition
   // (ExitCode::kPreflight) where the program was built without MPI or MPI does not start.
   static absl::StatusOr<std::unique_ptr<MpiJob>> Start();

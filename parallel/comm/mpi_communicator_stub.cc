@@ -4,8 +4,6 @@
 
 namespace deepnet {
 
-bool MpiJob::StartedByLauncher() { return false; }
-
 absl::StatusOr<std::unique_ptr<MpiJob>> MpiJob::Start() {
   return WithExitCode(
       absl::FailedPreconditionError("built without MPI: install an MPI library's headers, or name "

@@ -28,8 +28,8 @@ Environment EnvironmentOf(const Set& variables) {
   };
 }
 
-absl::StatusOr<Launch> Find(const Set& variables, bool mpi_started = false, bool has_mpi = true) {
-  return FindLaunch(EnvironmentOf(variables), mpi_started, has_mpi);
+absl::StatusOr<Launch> Find(const Set& variables, bool has_mpi = true) {
+  return FindLaunch(EnvironmentOf(variables), has_mpi);
 }
 
 absl::StatusOr<std::string> FindSecret(const Set& variables) {
@@ -117,19 +117,20 @@ TEST(Launcher, AJobScriptOfSlurmIsNotAStep) {
 
 TEST(Launcher, MpiComesFirstThenTorchrunThenSlurm) {
   const Set all = With(Slurm(), Torchrun());
-  EXPECT_EQ(Find(all, /*mpi_started=*/true)->by, Launch::By::kMpi);
+  for (const char* of_mpi : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"}) {
+    EXPECT_EQ(Find(With(all, {{of_mpi, "2"}}))->by, Launch::By::kMpi) << of_mpi;
+  }
   EXPECT_EQ(Find(all)->said_by, "torchrun's variables");
   EXPECT_EQ(Find(Slurm())->said_by, "Slurm's variables");
 }
 
 TEST(Launcher, WithoutMpiSrunWithPmixIsSlurm) {
-  const auto launch = Find(With(Slurm(), {{"PMIX_RANK", "2"}}), /*mpi_started=*/true,
-                           /*has_mpi=*/false);
+  const auto launch = Find(With(Slurm(), {{"PMIX_RANK", "2"}}), /*has_mpi=*/false);
   EXPECT_EQ(launch->said_by, "Slurm's variables");
 }
 
 TEST(Launcher, WithoutMpiSeveralRanksOfMpirunAreRefused) {
-  ExpectRefused(Find({{"OMPI_COMM_WORLD_SIZE", "2"}}, true, false),
+  ExpectRefused(Find({{"OMPI_COMM_WORLD_SIZE", "2"}}, /*has_mpi=*/false),
                 "mpirun started 2 ranks of a program that was built without MPI");
 }
 

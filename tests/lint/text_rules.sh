@@ -69,6 +69,12 @@ if git grep -nE '^[^/]*std::j?thread(\(| [a-z_]+[({])' -- launch parallel traine
   echo "a thread started past parallel/base/start_thread.h" >&2
   status=1
 fi
+# What a process does follows from what it was told, so only launch/ reads the environment. The variable that hides GPUs
+# is named where the driver says that it sees none.
+if git grep -nE 'getenv|\benviron\b' -- parallel trainer ':!trainer/kernels/cuda/devices.cc'; then
+  echo "the environment read outside of launch/: hand in what it says" >&2
+  status=1
+fi
 # Of inline variables with one name a program keeps one, whatever value the others have.
 twice=$(git grep -hoE '^inline constexpr [^(=]*\bk[A-Z][A-Za-z0-9]*' -- '*.h' |
   grep -oE 'k[A-Z][A-Za-z0-9]*$' | sort | uniq -d)

@@ -1,6 +1,7 @@
 // The communicator between processes, by MPI or by TCP, whatever started them.
 #include "parallel/comm/mpi_communicator.h"
 
+#include <cstdlib>
 #include <ctime>
 #include <string>
 #include <thread>
@@ -9,6 +10,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
+#include "launch/launcher.h"
 #include "parallel/base/exit_code.h"
 #include "tests/mpi/mpi_main.h"
 #include "tests/parallel/comm/communicator_contract.h"
@@ -69,7 +71,7 @@ void AddMpiTests(Communicator& world) {
   for (const ContractCase& contract_case : ContractCases()) {
     AddMpiTest("Contract", contract_case.name, [&] { contract_case.run(world); });
   }
-  if (MpiJob::StartedByLauncher())
+  if (FindLaunch(std::getenv, !MpiVersion().empty())->by == Launch::By::kMpi)
     AddMpiTest("MpiJob", "StartsOnceInAProcess", StartsOnceInAProcess);
   AddMpiTest("Communicator", "MovesHostMemoryOnly", [&] { MovesHostMemoryOnly(world); });
   AddMpiTest("Communicator", "WaitingKeepsNoCoreBusy", [&] { WaitingKeepsNoCoreBusy(world); });
