@@ -9,13 +9,10 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 
-#include "proto/run.pb.h"
-
 namespace deepnet {
 namespace {
 
 using google::protobuf::Descriptor;
-using google::protobuf::FieldDescriptor;
 
 // Columns: fairseq, Marian, Hugging Face, Megatron-LM, here, note. docs/peers.md has it as a table.
 constexpr ForeignField kForeignFields[] = {
@@ -126,31 +123,6 @@ constexpr ForeignField kForeignFields[] = {
      "sentences are drawn by temperature, not in epochs: train.steps or train.max_train_minutes"},
 };
 
-// New paths of fields that had another one.
-constexpr RenamedField kRenamedFields[] = {
-    {"prepare.output_folder", "data.folder"},
-    {"prepare.cleaning.max_tokens", "prepare.cleaning.max_sentence_tokens"},
-    {"prepare.tokenizer.pieces", "prepare.tokenizer.vocab_size"},
-    {"prepare.tokenizer.sample_sentences", "prepare.tokenizer.input_sentence_size"},
-    {"model.width", "model.d_model"},
-    {"model.ffn_width", "model.ffn_dim"},
-    {"model.heads", "model.num_heads"},
-    {"optim.rate", "optim.learning_rate"},
-    {"optim.initial_rate", "optim.initial_learning_rate"},
-    {"optim.final_rate", "optim.final_learning_rate"},
-    {"data.max_tokens", "data.max_sentence_tokens"},
-    {"data.microbatch.source_tokens", "data.microbatch.max_source_tokens"},
-    {"data.microbatch.target_tokens", "data.microbatch.max_target_tokens"},
-    {"data.microbatch.sentences", "data.microbatch.max_sentences"},
-    {"data.microbatches_per_step", "data.global_microbatches"},
-    {"data.masked_share", "data.mlm_probability"},
-    {"parallel.chunks_per_rank", "parallel.virtual_pipeline_size"},
-    {"parallel.step_timeout_seconds", "parallel.comm_timeout_seconds"},
-    {"train.minutes", "train.max_train_minutes"},
-    {"train.time_limit_minutes", "train.exit_after_minutes"},
-    {"cluster.updates_per_second", "cluster.optimizer_params_per_second"},
-};
-
 struct ProgramColumn {
   const char* program;
   const char* const ForeignField::*names;
@@ -184,17 +156,6 @@ std::string ForeignText(const std::string& name) {
                             note.empty() ? "" : absl::StrCat(" ", note));
       }
     }
-  }
-  return "";
-}
-
-// The new path of the field that `type` once had as `name`; empty: none.
-std::string NewPath(const Descriptor& type, const std::string& name) {
-  for (const RenamedField& renamed : kRenamedFields) {
-    const std::string_view path = renamed.old_path;
-    const size_t dot = path.rfind('.');
-    const FieldDescriptor* parent = FindField(*RunSpec::descriptor(), path.substr(0, dot));
-    if (path.substr(dot + 1) == name && parent->message_type() == &type) return renamed.new_path;
   }
   return "";
 }
@@ -245,43 +206,10 @@ std::string SuggestName(std::string_view name, const std::vector<std::string>& c
   return absl::StrCat("; there are: ", absl::StrJoin(candidates, ", "));
 }
 
-const FieldDescriptor* FindField(const Descriptor& root, std::string_view path) {
-  const Descriptor* type = &root;
-  const FieldDescriptor* field = nullptr;
-  for (const auto& name : absl::StrSplit(std::string(path), '.')) {
-    field = type == nullptr ? nullptr : type->FindFieldByName(std::string(name));
-    if (field == nullptr) return nullptr;
-    type = field->message_type();
-  }
-  return field;
-}
-
 std::span<const ForeignField> ForeignFields() { return kForeignFields; }
-
-std::span<const RenamedField> RenamedFields() { return kRenamedFields; }
-
-std::string ForeignFieldsMarkdown() {
-  std::string text = "| here |";
-  for (const ProgramColumn& column : kPrograms) absl::StrAppend(&text, " ", column.program, " |");
-  absl::StrAppend(&text, " |\n|---|---|---|---|---|---|\n");
-  for (const ForeignField& foreign : kForeignFields) {
-    absl::StrAppend(&text, "| ",
-                    *foreign.field == 0 ? "not here" : absl::StrCat("`", foreign.field, "`"), " |");
-    for (const ProgramColumn& column : kPrograms) {
-      const std::string names = absl::StrJoin(
-          NamesIn(foreign, column), ", ",
-          [](std::string* out, const std::string& name) { absl::StrAppend(out, "`", name, "`"); });
-      absl::StrAppend(&text, names.empty() ? " |" : absl::StrCat(" ", names, " |"));
-    }
-    absl::StrAppend(&text, *foreign.note == 0 ? " |\n" : absl::StrCat(" ", foreign.note, " |\n"));
-  }
-  return text;
-}
 
 std::string NoSuchField(const Descriptor& type, const std::string& name) {
   const std::string problem = absl::StrCat(type.name(), " has no field '", name, "'");
-  const std::string new_path = NewPath(type, name);
-  if (!new_path.empty()) return absl::StrCat(problem, "; it was renamed to '", new_path, "'");
   const std::string plain = PlainName(name);
   if (type.FindFieldByName(plain) != nullptr) {  // dashes, capitals
     return absl::StrCat(problem, "; did you mean '", plain, "'?");

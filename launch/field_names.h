@@ -1,5 +1,4 @@
-// The names of fields as people type them: misspelt ones, those of other programs, and those that
-// this program had before.
+// The names of fields as people type them: misspelt ones and those of other programs.
 #pragma once
 
 #include <optional>
@@ -36,25 +35,10 @@ struct ForeignField {
 };
 std::span<const ForeignField> ForeignFields();
 
-// Returns the table of ForeignFields() as markdown, as docs/peers.md has it.
-std::string ForeignFieldsMarkdown();
-
-// A field that had another name in an earlier version.
-struct RenamedField {
-  const char* old_path;
-  const char* new_path;
-};
-std::span<const RenamedField> RenamedFields();
-
 // Returns what is wrong with the name `name` in a message of type `type`, which has no such field:
 // "OptimSpec has no field 'lr'; did you mean 'optim.learning_rate' (fairseq's --lr)?". Knows
-// renamed fields and those of other programs, whatever group they were looked for in, else suggests
-// the nearest name. Dashes count as underscores.
+// those of other programs, whatever group they were looked for in, else suggests the nearest name.
+// Dashes count as underscores.
 std::string NoSuchField(const google::protobuf::Descriptor& type, const std::string& name);
-
-// Returns the field that `path`, "data.microbatch.max_sentences", leads to below `root`; nullptr:
-// none.
-const google::protobuf::FieldDescriptor* FindField(const google::protobuf::Descriptor& root,
-                                                   std::string_view path);
 
 }  // namespace deepnet

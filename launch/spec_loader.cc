@@ -23,7 +23,6 @@
 #include "google/protobuf/io/tokenizer.h"
 #include "google/protobuf/message.h"
 #include "google/protobuf/struct.pb.h"
-#include "google/protobuf/text_format.h"
 #include "google/protobuf/util/json_util.h"
 #include "google/protobuf/util/type_resolver_util.h"
 
@@ -71,9 +70,7 @@ struct Position {
 };
 
 constexpr int64_t kMaxConfigBytes = int64_t{64} << 20;
-
-// A file with more is no configuration.
-constexpr size_t kMaxMistakes = 1000;
+constexpr size_t kMaxMistakes = 1000;  // a file with more is no configuration
 
 // The complaints of one parse. Warnings are unknown fields; an error ends the parse.
 class Complaints : public google::protobuf::io::ErrorCollector {
@@ -222,7 +219,7 @@ std::map<Position, std::string> ParseText(std::string* text, Message* message) {
     const bool parsed =
         ParseTextProto(*text, message, {.skips_unknown_fields = true, .errors = &complaints});
     for (const auto& [position, warning] : complaints.warnings) {
-      if (!found.contains(position)) found[position] = ReadableWarning(warning);
+      found.try_emplace(position, ReadableWarning(warning));
     }
     if (parsed || complaints.errors.empty()) break;
     const auto& [position, error] = *complaints.errors.begin();
@@ -438,52 +435,19 @@ std::string ApplySet(const std::string& set, RunSpec* run) {
 
 void MergeFile(const std::string& root, const std::string& file, RunSpec* run,
                std::vector<std::string>* mistakes) {
+  const auto add = [&](const auto&... words) { mistakes->push_back(absl::StrCat(file, words...)); };
   const auto text = ReadFileOrPipe(std::filesystem::path(root) / file, kMaxConfigBytes);
   if (!text.ok()) {
-    mistakes->push_back(absl::StrCat(file, ": cannot be read: ", text.status().message()));
+    add(": cannot be read: ", text.status().message());
   } else if (HasUtf16Mark(*text)) {
-    mistakes->push_back(
-        absl::StrCat(file, ": UTF-16, convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)"));
+    add(": UTF-16, convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)");
   } else if (absl::StartsWith(*text, "\xef\xbb\xbf")) {
-    mistakes->push_back(
-        absl::StrCat(file, ": begins with a byte order mark: save it as UTF-8 without one"));
+    add(": begins with a byte order mark: save it as UTF-8 without one");
   } else if (absl::EndsWith(file, ".json")) {
-    for (const std::string& mistake : MergeJson(*text, run)) {
-      mistakes->push_back(absl::StrCat(file, ": ", mistake));
-    }
+    for (const std::string& mistake : MergeJson(*text, run)) add(": ", mistake);
   } else {
     for (const auto& [position, mistake] : MergeText(*text, run)) {
-      mistakes->push_back(absl::StrCat(file, ":", position.line + 1, ": ", mistake));
-    }
-  }
-}
-
-// Appends every field of `message` with its value, one to a line behind `indent`.
-void AppendComplete(const Message& message, const std::string& indent, std::string* text) {
-  const Reflection& reflection = *message.GetReflection();
-  const Descriptor& type = *message.GetDescriptor();
-  for (int i = 0; i < type.field_count(); ++i) {
-    const FieldDescriptor& field = *type.field(i);
-    const bool many = field.is_repeated(), is_message = field.message_type() != nullptr;
-    const int size = many ? reflection.FieldSize(message, &field) : 1;
-    if (size == 0) absl::StrAppend(text, indent, field.name(), ": []\n");
-    if (!many && !is_message && field.has_presence() && !reflection.HasField(message, &field)) {
-      absl::StrAppend(text, indent, "# ", field.name(), ": not set\n");
-      continue;
-    }
-    for (int k = 0; k < size; ++k) {
-      if (is_message) {
-        absl::StrAppend(text, indent, field.name(), " {\n");
-        AppendComplete(many ? reflection.GetRepeatedMessage(message, &field, k)
-                            : reflection.GetMessage(message, &field),
-                       indent + "  ", text);
-        absl::StrAppend(text, indent, "}\n");
-      } else {
-        std::string value;
-        google::protobuf::TextFormat::PrintFieldValueToString(message, &field, many ? k : -1,
-                                                              &value);
-        absl::StrAppend(text, indent, field.name(), ": ", value, "\n");
-      }
+      add(":", position.line + 1, ": ", mistake);
     }
   }
 }
@@ -502,21 +466,6 @@ absl::StatusOr<RunSpec> ReadRunSpec(const SpecSources& sources, RunSpec base) {
     base.set_name(EscapedUtf8(std::filesystem::path(sources.files.back()).stem().string()));
   }
   return base;
-}
-
-std::string ToTextproto(RunSpec run) {
-  run.DiscardUnknownFields();  // of checkpoints that other versions wrote
-  std::string text;
-  google::protobuf::TextFormat::PrintToString(run, &text);
-  return text;
-}
-
-std::string ToCompleteTextproto(RunSpec run) {
-  // A run without `instruments` has none; printing the message must not turn them on.
-  if (!run.has_instruments()) run.mutable_instruments()->set_every_steps(0);
-  std::string text;
-  AppendComplete(run, "", &text);
-  return text;
 }
 
 }  // namespace deepnet

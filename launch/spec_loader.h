@@ -23,25 +23,18 @@ struct SpecSources {
   std::vector<std::string> sets;   // "path.to.field=value"
 };
 
-// `base` changed by `sources`. A singular field that a source names takes its value, 0 included; a
-// message is merged field by field; a repeated field is replaced as a whole.
+// Returns `base` changed by `sources`. A singular field that a source names takes its value, 0
+// included; a message is merged field by field; a repeated field is replaced as a whole.
 //
-// The value of a set is written as in a textproto, with three comforts: a string needs no quotes, a
-// list may be written a,b,c, and an empty value gives the field back to its default. Messages are
-// textproto with or without braces: data.temperature=[{from_step: 0 temperature: 5}]. In sets and
-// textprotos a dash in a field's name is an underscore; a DataType is also written bf16, bfloat16,
-// fp32 or float32, in any case.
+// The value of a set is written as in a textproto, but a string needs no quotes, a list may be
+// a,b,c, and an empty value resets the field to its default. Messages are textproto with or without
+// braces: data.temperature=[{from_step: 0 temperature: 5}]. In sets and textprotos a dash in a
+// field's name is an underscore; a DataType is also written bf16, bfloat16, fp32 or float32, in any
+// case.
 //
 // INVALID_ARGUMENT lists the mistakes of all sources, a line each, starting with file:line or
 // --set path: unknown fields and enum values with the nearest name, malformed values. The name of
 // the run, where nothing sets it, becomes the stem of the last file.
 absl::StatusOr<RunSpec> ReadRunSpec(const SpecSources& sources, RunSpec base);
-
-// Returns `run` as a textproto that ReadRunSpec reads back: the fields that are set.
-std::string ToTextproto(RunSpec run);
-
-// The same with every field of proto/*.proto, also those that are 0, false or empty. A field that
-// is not set and has no value that means so stands in a comment.
-std::string ToCompleteTextproto(RunSpec run);
 
 }  // namespace deepnet

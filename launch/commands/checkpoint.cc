@@ -87,11 +87,9 @@ absl::StatusOr<std::string> OutputFolder(const CommandLine& line) {
 
 // --no-sync, and the file system that writes accordingly.
 Flag NoSyncFlag() {
-  return {.name = "no-sync",
-          .kind = FlagKind::kSwitch,
-          .help =
-              "Do not wait for the disk, as cp does not: faster, but a power failure soon "
-              "after may leave a checkpoint that `verify` finds damaged."};
+  return SwitchFlag("no-sync",
+                    "Do not wait for the disk, as cp does not: faster, but a power failure soon "
+                    "after may leave a checkpoint that `verify` finds damaged.");
 }
 
 std::unique_ptr<FileSystem> OutputFileSystem(const CommandLine& line) {
@@ -125,10 +123,6 @@ absl::Status Reshard(const CommandLine& line, const Tool& tool,
   return absl::OkStatus();
 }
 
-absl::Status RunReshard(const CommandLine& line) {
-  return RunOnRanks(line, {"CHECKPOINT", ChooseForReshard, Reshard});
-}
-
 Command ReshardCommand() {
   return {.name = "reshard",
           .summary = "Write a checkpoint anew over a number of files.",
@@ -139,14 +133,11 @@ Command ReshardCommand() {
               "any other, and is only there once it is complete. Prints its folder.",
           .arguments = "CHECKPOINT",
           .max_arguments = 1,
-          .flags = {{.name = "files",
-                     .kind = FlagKind::kInteger,
-                     .value = "N",
-                     .help = "How many files of tensors; required."},
-                    OutputFlag(),
-                    NoSyncFlag(),
-                    MemoryFlag()},
-          .run = RunReshard};
+          .flags = {IntegerFlag("files", "How many files of tensors; required."), OutputFlag(),
+                    NoSyncFlag(), MemoryFlag()},
+          .run = [](const CommandLine& line) {
+            return RunOnRanks(line, {"CHECKPOINT", ChooseForReshard, Reshard});
+          }};
 }
 
 constexpr int kMaxCheckpoints = 1000;
@@ -169,7 +160,9 @@ absl::StatusOr<std::vector<std::string>> LastOf(FileSystem& fs, const std::strin
   return folders;
 }
 
-absl::StatusOr<std::vector<std::string>> FoldersOf(const CommandLine& line, const Tool& tool) {
+absl::StatusOr<std::vector<std::string>> ChooseForAverage(const CommandLine& line,
+                                                          const Tool& tool) {
+  RETURN_IF_ERROR(OutputFolder(line).status());
   const std::vector<std::string>& paths = tool.paths;
   if (line.flags.Given("last")) {
     ASSIGN_OR_RETURN(const int64_t last, IntegerFrom(line, "last", 1, kMaxCheckpoints));
@@ -187,12 +180,6 @@ absl::StatusOr<std::vector<std::string>> FoldersOf(const CommandLine& line, cons
   return folders;
 }
 
-absl::StatusOr<std::vector<std::string>> ChooseForAverage(const CommandLine& line,
-                                                          const Tool& tool) {
-  RETURN_IF_ERROR(OutputFolder(line).status());
-  return FoldersOf(line, tool);
-}
-
 absl::Status Average(const CommandLine& line, const Tool& tool,
                      const std::vector<std::string>& folders) {
   ASSIGN_OR_RETURN(const std::string output, OutputFolder(line));
@@ -202,10 +189,6 @@ absl::Status Average(const CommandLine& line, const Tool& tool,
                                       line.flags.Switch("ema") ? kEmaPrefix : kWeightPrefix));
   line.out << written << "\n";
   return absl::OkStatus();
-}
-
-absl::Status RunAverage(const CommandLine& line) {
-  return RunOnRanks(line, {"RUN, or several CHECKPOINTs", ChooseForAverage, Average});
 }
 
 Command AverageCommand() {
@@ -223,14 +206,15 @@ Command AverageCommand() {
                  .kind = FlagKind::kInteger,
                  .value = "K",
                  .help = "The latest K checkpoints of a run folder."},
-                {.name = "ema",
-                 .kind = FlagKind::kSwitch,
-                 .help = "Take the averages that training kept (optim.ema_decay) instead of the "
-                         "weights; one checkpoint is enough then."},
+                SwitchFlag("ema",
+                           "Take the averages that training kept (optim.ema_decay) instead of the "
+                           "weights; one checkpoint is enough then."),
                 OutputFlag(),
                 NoSyncFlag(),
                 MemoryFlag()},
-      .run = RunAverage};
+      .run = [](const CommandLine& line) {
+        return RunOnRanks(line, {"RUN, or several CHECKPOINTs", ChooseForAverage, Average});
+      }};
 }
 
 absl::StatusOr<std::vector<std::string>> ChooseForExport(const CommandLine& line,
@@ -254,10 +238,6 @@ absl::Status Export(const CommandLine& line, const Tool& tool,
   return absl::OkStatus();
 }
 
-absl::Status RunExport(const CommandLine& line) {
-  return RunOnRanks(line, {"CHECKPOINT", ChooseForExport, Export});
-}
-
 Command ExportCommand() {
   return {
       .name = "export",
@@ -273,25 +253,18 @@ Command ExportCommand() {
           "folder.",
       .arguments = "CHECKPOINT",
       .max_arguments = 1,
-      .flags = {{.name = "format",
-                 .value = "FORMAT",
-                 .default_value = "safetensors",
-                 .help = "safetensors or marian.",
-                 .allowed = {"safetensors", "marian"}},
-                {.name = "output",
-                 .value = "FOLDER",
-                 .help = "A new or empty folder; required. It is there once it is complete."},
-                {.name = "dtype",
-                 .value = "TYPE",
-                 .default_value = "float32",
-                 .help = "float32, or bfloat16: half the size, rounded.",
-                 .allowed = {"float32", "bfloat16"}},
-                {.name = "max-shard-size",
-                 .value = "SIZE",
-                 .default_value = "5GB",
-                 .help = "Above it, several model-0000i-of-0000n.safetensors and an index."},
+      .flags = {ChoiceFlag("format", "FORMAT", {"safetensors", "marian"}, "safetensors or marian.",
+                           "safetensors"),
+                TextFlag("output", "FOLDER",
+                         "A new or empty folder; required. It is there once it is complete."),
+                ChoiceFlag("dtype", "TYPE", {"float32", "bfloat16"},
+                           "float32, or bfloat16: half the size, rounded.", "float32"),
+                TextFlag("max-shard-size", "SIZE",
+                         "Above it, several model-0000i-of-0000n.safetensors and an index.", "5GB"),
                 MemoryFlag()},
-      .run = RunExport};
+      .run = [](const CommandLine& line) {
+        return RunOnRanks(line, {"CHECKPOINT", ChooseForExport, Export});
+      }};
 }
 
 absl::Status RunImport(const CommandLine& line) {
@@ -369,13 +342,8 @@ Command PruneCommand() {
                  .kind = FlagKind::kInteger,
                  .value = "K",
                  .help = "How many of the latest stay; required."},
-                {.name = "keep-every",
-                 .kind = FlagKind::kInteger,
-                 .value = "N",
-                 .help = "Checkpoints whose step is a multiple of N stay, too."},
-                {.name = "dry-run",
-                 .kind = FlagKind::kSwitch,
-                 .help = "Only say what would be deleted; needs no lock."},
+                IntegerFlag("keep-every", "Checkpoints whose step is a multiple of N stay, too."),
+                SwitchFlag("dry-run", "Only say what would be deleted; needs no lock."),
                 MemoryFlag()},
       .run = RunPrune};
 }
@@ -383,13 +351,11 @@ Command PruneCommand() {
 }  // namespace
 
 Flag MemoryFlag() {
-  return {.name = "memory",
-          .value = "SIZE",
-          .default_value = "256MiB",
-          .help =
-              "Bound on the memory that the work takes beyond the idle program, whatever the "
-              "checkpoint's size: a number and a unit, B, KiB, MiB, GiB, kB, MB or GB. Too "
-              "little is an error (exit code 6) that says what is needed."};
+  return TextFlag("memory", "SIZE",
+                  "Bound on the memory that the work takes beyond the idle program, whatever the "
+                  "checkpoint's size: a number and a unit, B, KiB, MiB, GiB, kB, MB or GB. Too "
+                  "little is an error (exit code 6) that says what is needed.",
+                  "256MiB");
 }
 
 absl::StatusOr<std::unique_ptr<Tool>> StartTool(const CommandLine& line, const std::string& what,

@@ -15,7 +15,7 @@
 #include <sys/stat.h>
 
 #include "launch/commands/checkpoint_tools.h"
-#include "launch/spec_loader.h"
+#include "launch/spec_printer.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/json.h"
 #include "parallel/base/status_macros.h"
@@ -91,50 +91,32 @@ std::string Table(const RunListing& listing) {
   return text;
 }
 
-std::string Json(const std::string& text) { return JsonQuoted(text); }
-std::string Json(int64_t number) { return absl::StrCat(number); }
-
-std::string Json(const BestScore& score) {
-  return absl::StrCat("{\"metric\": ", Json(score.metric()),
-                      ", \"value\": ", JsonNumber(score.value()), ", \"step\": ", score.step(),
-                      "}");
+JsonObject ScoreJson(const BestScore& score) {
+  return JsonObject()
+      .Add("metric", score.metric())
+      .Add("value", score.value())
+      .Add("step", score.step());
 }
 
-std::string Json(const ShardFile& file) {
-  return absl::StrCat("{\"file\": ", Json(file.file()), ", \"bytes\": ", file.bytes(),
-                      ", \"blocks\": ", file.block_crc32c_size(), "}");
+JsonObject ListedJson(const ListedCheckpoint& listed) {
+  return JsonObject()
+      .Add("folder", listed.folder)
+      .Add("step", listed.step)
+      .Add("state", StateText(listed.state))
+      .Add("bytes", listed.bytes)
+      .Add("saved_unix_seconds", SavedAt(listed.folder))
+      .Add("train_seconds", listed.manifest.train_seconds())
+      .Add("target_tokens", listed.manifest.target_tokens())
+      .Add("averaged", listed.manifest.averaged_size())
+      .Add("marks", listed.marks)
+      .Add("best", JsonObjects(listed.manifest.best(), ScoreJson))
+      .Add("problems", listed.problems);
 }
 
-std::string Json(const ListedCheckpoint& listed);
-std::string Json(const Damage& damage);
-std::string Json(const TensorDifference& tensor);
-std::string Json(const ReshapedTensor& tensor);
-
-// Returns a list of what Json() makes of each value; `begin` stands before the first.
-template <typename Values>
-std::string JsonList(const Values& values, const char* separator = ", ", const char* begin = "") {
-  return absl::StrCat(
-      "[", begin,
-      absl::StrJoin(values, separator,
-                    [](std::string* out, const auto& value) { out->append(Json(value)); }),
-      "]");
-}
-
-std::string Json(const ListedCheckpoint& listed) {
-  return absl::StrCat("{\"folder\": ", Json(listed.folder), ", \"step\": ", listed.step,
-                      ", \"state\": ", Json(StateText(listed.state)), ", \"bytes\": ", listed.bytes,
-                      ", \"saved_unix_seconds\": ", SavedAt(listed.folder),
-                      ", \"train_seconds\": ", JsonNumber(listed.manifest.train_seconds()),
-                      ", \"target_tokens\": ", listed.manifest.target_tokens(),
-                      ", \"averaged\": ", listed.manifest.averaged_size(),
-                      ", \"marks\": ", JsonList(listed.marks),
-                      ", \"best\": ", JsonList(listed.manifest.best()),
-                      ", \"problems\": ", JsonList(listed.problems), "}");
-}
-
-std::string Json(const RunListing& listing) {
-  return absl::StrCat("{\"checkpoints\": ", JsonList(listing.checkpoints, ",\n  ", "\n  "),
-                      ",\n \"notes\": ", JsonList(listing.notes), "}\n");
+JsonObject ListingJson(const RunListing& listing) {
+  return JsonObject()
+      .Add("checkpoints", JsonObjects(listing.checkpoints, ListedJson))
+      .Add("notes", listing.notes);
 }
 
 absl::Status RunList(const CommandLine& line) {
@@ -142,7 +124,7 @@ absl::Status RunList(const CommandLine& line) {
   const ListDepth depth = line.flags.Switch("verify") ? ListDepth::kContents : ListDepth::kSizes;
   ASSIGN_OR_RETURN(const RunListing listing,
                    ListRun(*tool->fs, tool->paths[0], depth, tool->options));
-  line.out << (line.flags.Switch("json") ? Json(listing) : Table(listing));
+  line.out << (line.flags.Switch("json") ? JsonOf(ListingJson(listing)) + "\n" : Table(listing));
   return absl::OkStatus();
 }
 
@@ -156,10 +138,7 @@ Command ListCommand() {
               "Damaged checkpoints do not change the exit code: `verify` is for that.",
           .arguments = "RUN",
           .max_arguments = 1,
-          .flags = {{.name = "verify",
-                     .kind = FlagKind::kSwitch,
-                     .help = "Read every byte and compare checksums."},
-                    JsonFlag(),
+          .flags = {SwitchFlag("verify", "Read every byte and compare checksums."), JsonFlag(),
                     MemoryFlag()},
           .run = RunList};
 }
@@ -260,30 +239,41 @@ std::string Table(const Inspection& it) {
   return text;
 }
 
-std::string Json(const Manifest& manifest, const StoredTensor& tensor) {
-  const std::string parts =
-      absl::StrJoin(tensor.parts, ", ", [&manifest](std::string* out, const StoredPart& part) {
-        absl::StrAppend(out, "{\"file\": ", Json(manifest.files(part.file).file()),
-                        ", \"first_element\": ", part.first_element,
-                        ", \"num_elements\": ", part.num_elements, ", \"offset\": ", part.offset,
-                        "}");
-      });
-  return absl::StrCat("{\"name\": ", Json(tensor.name), ", \"dtype\": \"float32\"",
-                      ", \"shape\": ", JsonList(tensor.shape),
-                      ", \"num_elements\": ", tensor.num_elements, ", \"parts\": [", parts, "]}");
+JsonObject FileJson(const ShardFile& file) {
+  return JsonObject()
+      .Add("file", file.file())
+      .Add("bytes", file.bytes())
+      .Add("blocks", file.block_crc32c_size());
 }
 
-std::string Json(const Inspection& it) {
+JsonObject TensorJson(const Manifest& manifest, const StoredTensor& tensor) {
+  const auto part_json = [&manifest](const StoredPart& part) {
+    return JsonObject()
+        .Add("file", manifest.files(part.file).file())
+        .Add("first_element", part.first_element)
+        .Add("num_elements", part.num_elements)
+        .Add("offset", part.offset);
+  };
+  return JsonObject()
+      .Add("name", tensor.name)
+      .Add("dtype", "float32")
+      .Add("shape", tensor.shape)
+      .Add("num_elements", tensor.num_elements)
+      .Add("parts", JsonObjects(tensor.parts, part_json));
+}
+
+JsonObject InspectionJson(const Inspection& it) {
   Manifest head = it.manifest;  // the fields under the names that proto/checkpoint.proto has
   head.clear_files();
   if (!it.with_spec) head.clear_run();
-  const std::string tensors =
-      absl::StrJoin(it.tensors, ",\n  ", [&it](std::string* out, const StoredTensor& tensor) {
-        out->append(Json(it.manifest, tensor));
-      });
-  return absl::StrCat("{\"folder\": ", Json(it.folder), ",\n \"manifest\": ", ToJson(head),
-                      ",\n \"files\": ", JsonList(it.manifest.files()), ",\n \"tensors\": [\n  ",
-                      tensors, "]}\n");
+  const auto tensor_json = [&it](const StoredTensor& tensor) {
+    return TensorJson(it.manifest, tensor);
+  };
+  return JsonObject()
+      .Add("folder", it.folder)
+      .AddJson("manifest", ToJson(head))
+      .Add("files", JsonObjects(it.manifest.files(), FileJson))
+      .Add("tensors", JsonObjects(it.tensors, tensor_json));
 }
 
 absl::Status RunInspect(const CommandLine& line) {
@@ -295,7 +285,7 @@ absl::Status RunInspect(const CommandLine& line) {
   std::erase_if(it.tensors, [&line](const StoredTensor& tensor) {
     return !absl::StrContains(tensor.name, line.flags.Text("filter"));
   });
-  line.out << (line.flags.Switch("json") ? Json(it) : Table(it));
+  line.out << (line.flags.Switch("json") ? JsonOf(InspectionJson(it)) + "\n" : Table(it));
   return absl::OkStatus();
 }
 
@@ -309,13 +299,8 @@ Command InspectCommand() {
               "moment2/NAME of Adam, ema/NAME with optim.ema_decay.",
           .arguments = "CHECKPOINT",
           .max_arguments = 1,
-          .flags = {{.name = "filter",
-                     .value = "TEXT",
-                     .help = "Only tensors with this in their names."},
-                    {.name = "spec",
-                     .kind = FlagKind::kSwitch,
-                     .help = "Also print the RunSpec that it was saved by."},
-                    JsonFlag(),
+          .flags = {TextFlag("filter", "TEXT", "Only tensors with this in their names."),
+                    SwitchFlag("spec", "Also print the RunSpec that it was saved by."), JsonFlag(),
                     MemoryFlag()},
           .run = RunInspect};
 }
@@ -346,26 +331,29 @@ std::string Text(const Verdict& verdict) {
   return text;
 }
 
-std::string Json(const Damage& damage) {
-  return absl::StrCat("{\"file\": ", Json(damage.file),
-                      ", \"block\": ", damage.block < 0 ? "null" : absl::StrCat(damage.block),
-                      ", \"begin\": ", damage.begin, ", \"end\": ", damage.end,
-                      ", \"text\": ", Json(damage.text),
-                      ", \"tensors\": ", JsonList(damage.tensors), "}");
+JsonObject DamageJson(const Damage& damage) {
+  return JsonObject()
+      .Add("file", damage.file)
+      .AddJson("block", damage.block < 0 ? "null" : absl::StrCat(damage.block))
+      .Add("begin", damage.begin)
+      .Add("end", damage.end)
+      .Add("text", damage.text)
+      .Add("tensors", damage.tensors);
 }
 
-std::string Json(const Verdict& verdict) {
-  const std::string head = absl::StrCat("{\"folder\": ", Json(verdict.folder),
-                                        ", \"intact\": ", verdict.intact() ? "true" : "false");
+JsonObject VerdictJson(const Verdict& verdict) {
+  JsonObject json;
+  json.Add("folder", verdict.folder).Add("intact", verdict.intact());
   if (!verdict.report.ok()) {
-    return absl::StrCat(head, ", \"error\": ", Json(std::string(verdict.report.status().message())),
-                        "}");
+    return json.Add("error", std::string(verdict.report.status().message()));
   }
   const VerifyReport& report = *verdict.report;
-  return absl::StrCat(head, ", \"step\": ", report.step, ", \"files\": ", report.files,
-                      ", \"blocks\": ", report.blocks, ", \"bytes\": ", report.bytes,
-                      ", \"tensors\": ", report.tensors,
-                      ", \"damage\": ", JsonList(report.damage, ",\n    "), "}");
+  return json.Add("step", report.step)
+      .Add("files", report.files)
+      .Add("blocks", report.blocks)
+      .Add("bytes", report.bytes)
+      .Add("tensors", report.tensors)
+      .Add("damage", JsonObjects(report.damage, DamageJson));
 }
 
 // The checkpoint that the path means, or all of a run folder but unfinished ones.
@@ -391,20 +379,19 @@ absl::Status Verify(const CommandLine& line, const Tool& tool,
                     const std::vector<std::string>& folders) {
   const bool json = line.flags.Switch("json");
   bool all_intact = true;
-  line.out << (json ? "{\"checkpoints\": [" : "");
-  for (size_t i = 0; i < folders.size(); ++i) {
-    const Verdict verdict{folders[i], VerifyCheckpoint(*tool.fs, folders[i], tool.options)};
+  std::vector<JsonObject> verdicts;
+  for (const std::string& folder : folders) {
+    const Verdict verdict{folder, VerifyCheckpoint(*tool.fs, folder, tool.options)};
     if (absl::IsResourceExhausted(verdict.report.status())) return verdict.report.status();
     all_intact = all_intact && verdict.intact();
-    line.out << (json ? absl::StrCat(i == 0 ? "\n  " : ",\n  ", Json(verdict)) : Text(verdict));
+    if (json) verdicts.push_back(VerdictJson(verdict));
+    if (!json) line.out << Text(verdict);
   }
-  line.out << (json ? absl::StrCat("],\n \"intact\": ", all_intact ? "true" : "false", "}\n") : "");
+  if (json) {
+    line.out << JsonOf(JsonObject().Add("checkpoints", verdicts).Add("intact", all_intact)) << "\n";
+  }
   return AgreeOnStatus(*tool.options.world,
                        all_intact ? absl::OkStatus() : EndWith(ExitCode::kCheckpoint));
-}
-
-absl::Status RunVerify(const CommandLine& line) {
-  return RunOnRanks(line, {"CHECKPOINT", ChooseForVerify, Verify});
 }
 
 Command VerifyCommand() {
@@ -417,7 +404,9 @@ Command VerifyCommand() {
           .arguments = "CHECKPOINT",
           .max_arguments = 1,
           .flags = {JsonFlag(), MemoryFlag()},
-          .run = RunVerify};
+          .run = [](const CommandLine& line) {
+            return RunOnRanks(line, {"CHECKPOINT", ChooseForVerify, Verify});
+          }};
 }
 
 std::string Table(const CheckpointDiff& diff) {
@@ -445,26 +434,34 @@ std::string Table(const CheckpointDiff& diff) {
                       diff.only_a.size() + diff.only_b.size(), " in one of them only\n");
 }
 
-std::string Json(const TensorDifference& tensor) {
-  return absl::StrCat("{\"name\": ", Json(tensor.name), ", \"num_elements\": ", tensor.num_elements,
-                      ", \"num_different\": ", tensor.num_different,
-                      ", \"max_absolute\": ", JsonNumber(tensor.max_absolute),
-                      ", \"max_relative\": ", JsonNumber(tensor.max_relative), "}");
+JsonObject DifferenceJson(const TensorDifference& tensor) {
+  return JsonObject()
+      .Add("name", tensor.name)
+      .Add("num_elements", tensor.num_elements)
+      .Add("num_different", tensor.num_different)
+      .Add("max_absolute", tensor.max_absolute)
+      .Add("max_relative", tensor.max_relative);
 }
 
-std::string Json(const ReshapedTensor& tensor) {
-  return absl::StrCat("{\"name\": ", Json(tensor.name), ", \"shape_a\": ", JsonList(tensor.shape_a),
-                      ", \"shape_b\": ", JsonList(tensor.shape_b), "}");
+JsonObject ReshapedJson(const ReshapedTensor& tensor) {
+  return JsonObject()
+      .Add("name", tensor.name)
+      .Add("shape_a", tensor.shape_a)
+      .Add("shape_b", tensor.shape_b);
 }
 
-std::string Json(const CheckpointDiff& diff) {
-  return absl::StrCat(
-      "{\"a\": ", Json(diff.folder_a), ", \"b\": ", Json(diff.folder_b),
-      ", \"step_a\": ", diff.step_a, ", \"step_b\": ", diff.step_b,
-      ", \"identical\": ", diff.Identical() ? "true" : "false", ", \"num_equal\": ", diff.num_equal,
-      ",\n \"different\": ", JsonList(diff.different, ",\n  "),
-      ",\n \"reshaped\": ", JsonList(diff.reshaped, ",\n  "),
-      ",\n \"only_a\": ", JsonList(diff.only_a), ",\n \"only_b\": ", JsonList(diff.only_b), "}\n");
+JsonObject DiffJson(const CheckpointDiff& diff) {
+  return JsonObject()
+      .Add("a", diff.folder_a)
+      .Add("b", diff.folder_b)
+      .Add("step_a", diff.step_a)
+      .Add("step_b", diff.step_b)
+      .Add("identical", diff.Identical())
+      .Add("num_equal", diff.num_equal)
+      .Add("different", JsonObjects(diff.different, DifferenceJson))
+      .Add("reshaped", JsonObjects(diff.reshaped, ReshapedJson))
+      .Add("only_a", diff.only_a)
+      .Add("only_b", diff.only_b);
 }
 
 absl::Status RunDiff(const CommandLine& line) {
@@ -473,7 +470,7 @@ absl::Status RunDiff(const CommandLine& line) {
   ASSIGN_OR_RETURN(const std::string b, ChooseCheckpoint(*tool->fs, tool->paths[1], tool->options));
   ASSIGN_OR_RETURN(const CheckpointDiff diff,
                    DiffCheckpoints(*tool->fs, a, b, line.flags.Text("filter"), tool->options));
-  line.out << (line.flags.Switch("json") ? Json(diff) : Table(diff));
+  line.out << (line.flags.Switch("json") ? JsonOf(DiffJson(diff)) + "\n" : Table(diff));
   return diff.Identical() ? absl::OkStatus() : EndWith(ExitCode::kCheckpoint);
 }
 
@@ -488,11 +485,9 @@ Command DiffCommand() {
               "everywhere, an internal error).",
           .arguments = "A B",
           .max_arguments = 2,
-          .flags = {{.name = "filter",
-                     .value = "TEXT",
-                     .help = "Only tensors with this in their names, for example weight/."},
-                    JsonFlag(),
-                    MemoryFlag()},
+          .flags = {TextFlag("filter", "TEXT",
+                             "Only tensors with this in their names, for example weight/."),
+                    JsonFlag(), MemoryFlag()},
           .run = RunDiff};
 }
 

@@ -15,6 +15,7 @@
 #include "launch/defaults.h"
 #include "launch/field_names.h"
 #include "launch/spec_loader.h"
+#include "launch/spec_printer.h"
 #include "launch/version.h"
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"

@@ -14,6 +14,7 @@
 
 #include "launch/commands/commands.h"
 #include "launch/validate.h"
+#include "parallel/base/json.h"
 #include "parallel/base/logging.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/base/units.h"
@@ -50,13 +51,16 @@ std::string ScalingText(const ModelSpec& model) {
          "q, k\n";
 }
 
-std::string ScalingJson(const ModelSpec& model, int stack) {
+JsonObject ScalingJson(const ModelSpec& model, int stack) {
   const StackScaling scaling = MakeStackScaling(model, stack);
-  return absl::StrFormat(
-      "{\"layers\": %d, \"least_alpha\": %.9g, \"greatest_alpha\": %.9g, \"least_beta\": %.9g, "
-      "\"greatest_beta\": %.9g, \"least_query_key\": %.9g, \"greatest_query_key\": %.9g}",
-      LayersOf(model, stack), scaling.alpha.least, scaling.alpha.greatest, scaling.beta.least,
-      scaling.beta.greatest, scaling.query_key.least, scaling.query_key.greatest);
+  return JsonObject()
+      .Add("layers", LayersOf(model, stack))
+      .Add("least_alpha", scaling.alpha.least, 9)
+      .Add("greatest_alpha", scaling.alpha.greatest, 9)
+      .Add("least_beta", scaling.beta.least, 9)
+      .Add("greatest_beta", scaling.beta.greatest, 9)
+      .Add("least_query_key", scaling.query_key.least, 9)
+      .Add("greatest_query_key", scaling.query_key.greatest, 9);
 }
 
 namespace {
@@ -203,59 +207,59 @@ std::string ParametersText(const Inventory& inventory) {
   return text;
 }
 
-// Names and shapes hold nothing that JSON would have to escape.
-std::string ParameterJson(const Parameter& p) {
-  return absl::StrFormat(
-      "{\"name\": \"%s\", \"shape\": [%s], \"role\": \"%s\", \"initial_std\": %.9g, "
-      "\"initial_value\": %g, \"offset\": %d}",
-      p.name, absl::StrJoin(p.shape, ", "), std::string(RoleName(p.role)), p.initial_std,
-      p.initial_value, p.offset);
+JsonObject ParameterJson(const Parameter& p) {
+  return JsonObject()
+      .Add("name", p.name)
+      .Add("shape", p.shape)
+      .Add("role", RoleName(p.role))
+      .Add("initial_std", p.initial_std, 9)
+      .Add("initial_value", p.initial_value, 6)
+      .Add("offset", p.offset);
 }
 
-std::string LayerGroupJson(const ModelSpec& model, const LayerGroup& group) {
-  const Layer& layer = *group.first;
-  const std::string inputs =
-      absl::StrJoin(layer.inputs, ", ", [](std::string* out, const BoundaryTensor& t) {
-        absl::StrAppendFormat(
-            out, "{\"name\": \"%s\", \"shape\": [%s], \"dtype\": \"%s\", \"needs_gradient\": %s}",
-            t.name, absl::StrJoin(t.shape, ", "), t.dtype, t.needs_gradient ? "true" : "false");
-      });
-  return absl::StrFormat(
-      "{\"kind\": \"%s\", \"count\": %d, \"first\": \"%s\", \"last\": \"%s\", \"elements\": %d, "
-      "\"forward_flops\": %.17g, \"activation_bytes\": %d, \"activation_operands\": %d, "
-      "\"inputs\": [%s]}",
-      KindNameIn(model, layer.kind), group.count, layer.name, group.last->name, group.elements,
-      layer.forward_flops, group.kept.bytes, group.kept.operands, inputs);
-}
-
-std::string GroupJson(const ModelSpec& model, const ParameterGroup& group) {
-  return absl::StrFormat(
-      "{\"layer\": \"%s\", \"role\": \"%s\", \"shape\": [%s], \"tensors\": %d, \"elements\": %d, "
-      "\"initial_std\": %.9g, \"initial_value\": %g}",
-      KindNameIn(model, group.kind), std::string(RoleName(group.like->role)),
-      absl::StrJoin(group.like->shape, ", "), group.tensors, group.elements,
-      group.like->initial_std, group.like->initial_value);
+JsonObject BoundaryJson(const BoundaryTensor& tensor) {
+  return JsonObject()
+      .Add("name", tensor.name)
+      .Add("shape", tensor.shape)
+      .Add("dtype", tensor.dtype)
+      .Add("needs_gradient", tensor.needs_gradient);
 }
 
 std::string Json(const ModelSpec& model, const Inventory& inventory, bool with_parameters) {
-  std::string json = absl::StrFormat(
-      "{\n  \"architecture\": \"%s\",\n  \"residual\": \"%s\",\n"
-      "  \"encoder\": %s,\n  \"decoder\": %s,\n"
-      "  \"parameters\": %d,\n  \"tensors\": %d,\n  \"inventory_hash\": \"%s\",\n",
-      Architecture_Name(model.architecture()), Residual_Name(model.residual()),
-      ScalingJson(model, 0), ScalingJson(model, 1), inventory.NumElements(),
-      inventory.parameters.size(), inventory.Hash());
-  absl::StrAppendFormat(
-      &json, "  \"initial_values\": [\n    %s\n  ],\n  \"layers\": [\n    %s\n  ]",
-      JsonLines(GroupParameters(inventory),
-                [&](const ParameterGroup& group) { return GroupJson(model, group); }),
-      JsonLines(GroupLayers(inventory),
-                [&](const LayerGroup& group) { return LayerGroupJson(model, group); }));
-  if (with_parameters) {
-    absl::StrAppend(&json, ",\n  \"tensor_list\": [\n    ",
-                    JsonLines(inventory.parameters, ParameterJson), "\n  ]");
-  }
-  return absl::StrCat(json, "\n}\n");
+  const auto group_json = [&](const ParameterGroup& group) {
+    return JsonObject()
+        .Add("layer", KindNameIn(model, group.kind))
+        .Add("role", RoleName(group.like->role))
+        .Add("shape", group.like->shape)
+        .Add("tensors", group.tensors)
+        .Add("elements", group.elements)
+        .Add("initial_std", group.like->initial_std, 9)
+        .Add("initial_value", group.like->initial_value, 6);
+  };
+  const auto layer_json = [&](const LayerGroup& group) {
+    return JsonObject()
+        .Add("kind", KindNameIn(model, group.first->kind))
+        .Add("count", group.count)
+        .Add("first", group.first->name)
+        .Add("last", group.last->name)
+        .Add("elements", group.elements)
+        .Add("forward_flops", group.first->forward_flops)
+        .Add("activation_bytes", group.kept.bytes)
+        .Add("activation_operands", group.kept.operands)
+        .Add("inputs", JsonObjects(group.first->inputs, BoundaryJson));
+  };
+  JsonObject json;
+  json.Add("architecture", Architecture_Name(model.architecture()))
+      .Add("residual", Residual_Name(model.residual()))
+      .Add("encoder", ScalingJson(model, 0))
+      .Add("decoder", ScalingJson(model, 1))
+      .Add("parameters", inventory.NumElements())
+      .Add("tensors", inventory.parameters.size())
+      .Add("inventory_hash", inventory.Hash())
+      .Add("initial_values", JsonObjects(GroupParameters(inventory), group_json))
+      .Add("layers", JsonObjects(GroupLayers(inventory), layer_json));
+  if (with_parameters) json.Add("tensor_list", JsonObjects(inventory.parameters, ParameterJson));
+  return JsonOf(json) + "\n";
 }
 
 absl::Status RunDescribe(const CommandLine& line) {

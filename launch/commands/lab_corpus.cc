@@ -10,8 +10,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
 
 #include "launch/commands/commands.h"
 #include "parallel/base/exit_code.h"
@@ -112,15 +110,15 @@ absl::Status RunLabCorpus(const CommandLine& line) {
   };
   ASSIGN_OR_RETURN(const double dev, frequencies.Of("dev", sentences("dev-sentences")));
   ASSIGN_OR_RETURN(const double test, frequencies.Of("test", sentences("test-sentences")));
-  line.out << absl::StrFormat(
-      "{\"pairs\": %d, \"vocabulary_size\": %d, \"languages\": [%s],\n"
-      " \"word_frequency_nll\": %s, \"word_frequency_dev_nll\": %s, "
-      "\"word_frequency_test_nll\": %s,\n \"content_hash\": %s}\n",
-      corpus->manifest().report().kept(), corpus->vocabulary().size(),
-      absl::StrJoin(corpus->vocabulary().languages(), ", ",
-                    [](std::string* out, const std::string& tag) { *out += JsonQuoted(tag); }),
-      JsonNumber(frequencies.OfTraining()), JsonNumber(dev), JsonNumber(test),
-      JsonQuoted(corpus->content_hash()));
+  const JsonObject json = JsonObject()
+                              .Add("pairs", corpus->manifest().report().kept())
+                              .Add("vocabulary_size", corpus->vocabulary().size())
+                              .Add("languages", corpus->vocabulary().languages())
+                              .Add("word_frequency_nll", frequencies.OfTraining())
+                              .Add("word_frequency_dev_nll", dev)
+                              .Add("word_frequency_test_nll", test)
+                              .Add("content_hash", corpus->content_hash());
+  line.out << JsonOf(json) << "\n";
   return absl::OkStatus();
 }
 

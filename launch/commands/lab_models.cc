@@ -89,48 +89,49 @@ std::string Text(const ModelSpec& model, const AuditReport& report, bool with_te
   return text;
 }
 
-std::string Nine(double value) { return JsonNumber(value, 9); }
-
-std::string SpreadJson(const SpreadAudit& audit) {
-  return absl::StrFormat(
-      "{\"looked_at\": %d, \"std_ratio\": %s, \"tolerance\": %s, \"mean\": %s, \"fault\": %s}",
-      audit.elements, Nine(audit.std_ratio), Nine(audit.tolerance), Nine(audit.mean),
-      JsonQuoted(audit.fault));
+JsonObject SpreadJson(const SpreadAudit& audit) {
+  return JsonObject()
+      .Add("looked_at", audit.elements)
+      .Add("std_ratio", audit.std_ratio, 9)
+      .Add("tolerance", audit.tolerance, 9)
+      .Add("mean", audit.mean, 9)
+      .Add("fault", audit.fault);
 }
 
-std::string GroupJson(const ModelSpec& model, const AuditGroup& group) {
-  return absl::StrFormat(
-      "{\"layer\": \"%s\", \"role\": \"%s\", \"drawn\": %s, \"tensors\": %d, \"elements\": %d, "
-      "\"least_gain\": %.9g, \"greatest_gain\": %.9g, \"all\": %s, \"worst_name\": %s, "
-      "\"worst\": %s}",
-      KindNameIn(model, group.kind), std::string(RoleName(group.role)),
-      group.drawn ? "true" : "false", group.tensors, group.elements, group.least_gain,
-      group.greatest_gain, SpreadJson(group.all), JsonQuoted(group.worst_name),
-      SpreadJson(group.worst));
-}
-
-std::string TensorJson(const TensorAudit& tensor) {
-  return absl::StrFormat(
-      "{\"name\": %s, \"role\": \"%s\", \"std_drawn\": %s, \"std_theory\": %s, "
-      "\"difference\": %s, \"spread\": %s}",
-      JsonQuoted(tensor.name), std::string(RoleName(tensor.role)), Nine(tensor.drawn_std),
-      Nine(tensor.theory_std), Nine(tensor.drawn_std - tensor.theory_std),
-      SpreadJson(tensor.spread));
+JsonObject TensorJson(const TensorAudit& tensor) {
+  return JsonObject()
+      .Add("name", tensor.name)
+      .Add("role", RoleName(tensor.role))
+      .Add("std_drawn", tensor.drawn_std, 9)
+      .Add("std_theory", tensor.theory_std, 9)
+      .Add("difference", tensor.drawn_std - tensor.theory_std, 9)
+      .Add("spread", SpreadJson(tensor.spread));
 }
 
 std::string Json(const RunSpec& run, const AuditReport& report, bool with_tensors) {
   const ModelSpec& model = run.model();
-  std::string json = absl::StrFormat(
-      "{\n  \"residual\": \"%s\",\n  \"seed\": %d,\n  \"encoder\": %s,\n  \"decoder\": %s,\n"
-      "  \"good\": %s,\n  \"groups\": [\n    %s\n  ],\n",
-      Residual_Name(model.residual()), run.seed(), ScalingJson(model, 0), ScalingJson(model, 1),
-      report.faults.empty() ? "true" : "false",
-      JsonLines(report.groups, [&](const AuditGroup& group) { return GroupJson(model, group); }));
-  if (with_tensors) {
-    absl::StrAppend(&json, "  \"tensors\": [\n    ", JsonLines(report.tensors, TensorJson),
-                    "\n  ],\n");
-  }
-  return absl::StrCat(json, "  \"faults\": [", JsonLines(report.faults, JsonQuoted), "]\n}\n");
+  const auto group_json = [&](const AuditGroup& group) {
+    return JsonObject()
+        .Add("layer", KindNameIn(model, group.kind))
+        .Add("role", RoleName(group.role))
+        .Add("drawn", group.drawn)
+        .Add("tensors", group.tensors)
+        .Add("elements", group.elements)
+        .Add("least_gain", group.least_gain, 9)
+        .Add("greatest_gain", group.greatest_gain, 9)
+        .Add("all", SpreadJson(group.all))
+        .Add("worst_name", group.worst_name)
+        .Add("worst", SpreadJson(group.worst));
+  };
+  JsonObject json;
+  json.Add("residual", Residual_Name(model.residual()))
+      .Add("seed", run.seed())
+      .Add("encoder", ScalingJson(model, 0))
+      .Add("decoder", ScalingJson(model, 1))
+      .Add("good", report.faults.empty())
+      .Add("groups", JsonObjects(report.groups, group_json));
+  if (with_tensors) json.Add("tensors", JsonObjects(report.tensors, TensorJson));
+  return JsonOf(json.Add("faults", report.faults)) + "\n";
 }
 
 absl::Status RunLabAudit(const CommandLine& line) {
@@ -349,31 +350,30 @@ std::string Text(const UpdateStudy& study, const RunSpec& run, const Corpus* cor
   return text;
 }
 
-std::string CurveJson(const UpdateCurve& curve) {
+JsonObject CurveJson(const UpdateCurve& curve) {
   const auto depths = [&](double OutputChange::*figure) {
-    const auto append = [&](std::string* out, const OutputChange& change) {
-      absl::StrAppendFormat(out, "%.9g", change.*figure);
-    };
-    return absl::StrJoin(curve.changes, ", ", [&](std::string* out, const auto& seeds) {
-      absl::StrAppend(out, "[", absl::StrJoin(seeds, ", ", append), "]");
-    });
+    std::vector<std::vector<double>> of_depths;
+    for (const std::vector<OutputChange>& seeds : curve.changes) {
+      std::vector<double>& of_seeds = of_depths.emplace_back();
+      for (const OutputChange& change : seeds) of_seeds.push_back(change.*figure);
+    }
+    return of_depths;
   };
-  return absl::StrFormat(
-      "    {\"residual\": \"%s\", \"max_over_min\": %.9g,\n     \"per_token\": [%s],\n"
-      "     \"per_element\": [%s]}",
-      Residual_Name(curve.residual), curve.Ratio(), depths(&OutputChange::per_token),
-      depths(&OutputChange::per_element));
+  return JsonObject()
+      .Add("residual", Residual_Name(curve.residual))
+      .Add("max_over_min", curve.Ratio(), 9)
+      .Add("per_token", depths(&OutputChange::per_token), 9)
+      .Add("per_element", depths(&OutputChange::per_element), 9);
 }
 
 std::string Json(const UpdateStudy& study) {
-  return absl::StrFormat(
-      "{\n  \"updates\": %d,\n  \"parameters\": \"%s\",\n  \"seeds\": %d,\n  \"depths\": [%s],\n  "
-      "\"curves\": [\n%s\n  ]\n}\n",
-      study.updates, study.moving == Moving::kAll ? "all" : "matrices", study.seeds,
-      absl::StrJoin(study.depths, ", "),
-      absl::StrJoin(study.curves, ",\n", [](std::string* out, const UpdateCurve& curve) {
-        absl::StrAppend(out, CurveJson(curve));
-      }));
+  const JsonObject json = JsonObject()
+                              .Add("updates", study.updates)
+                              .Add("parameters", study.moving == Moving::kAll ? "all" : "matrices")
+                              .Add("seeds", study.seeds)
+                              .Add("depths", study.depths)
+                              .Add("curves", JsonObjects(study.curves, CurveJson));
+  return JsonOf(json) + "\n";
 }
 
 absl::Status RunLabModelUpdate(const CommandLine& line) {

@@ -125,7 +125,7 @@ absl::StatusOr<std::unique_ptr<RehearsalData>> RehearsalData::Open(const RunSpec
 }
 
 absl::Status RehearsalData::Fetch(int64_t step) {
-  const std::lock_guard lock(mutex_);
+  const absl::MutexLock lock(&mutex_);
   if (step == step_) return absl::OkStatus();
   const absl::StatusOr<StepBatch> batch = batches_->ForStep(step);
   if (!batch.ok()) return WithExitCode(batch.status(), ExitCode::kData);
@@ -139,34 +139,23 @@ namespace {
 constexpr int64_t kSmallPayload = 64;  // bytes of a tensor: latency without bandwidth
 
 std::vector<Flag> RehearseFlags() {
-  return {{.name = "schedule",
-           .value = "NAME|FILE",
-           .help = "In place of parallel.schedule: a name, or a file with a schedule as text "
-                   "(as `plan --print schedule` shows it)."},
-          {.name = "compare",
-           .kind = FlagKind::kSwitch,
-           .help = "Every schedule, one after the other, on as many stages as the plan has."},
-          {.name = "time-scale",
-           .kind = FlagKind::kNumber,
-           .value = "K",
-           .default_value = "0",
-           .help = "Seconds waited for each second of the cost model. 0: a step takes 3 s, or "
-                   "longer where actions are many."},
-          {.name = "payload",
-           .value = "SIZE",
-           .default_value = "small",
-           .help = "full: messages of real size. small: at most 64 bytes a tensor, where "
-                   "this host's memory is not the network that is planned for.",
-           .allowed = {"full", "small"}},
-          {.name = "steps",
-           .kind = FlagKind::kInteger,
-           .value = "N",
-           .default_value = "3",
-           .help = "Steps a schedule; the fastest counts."},
-          {.name = "trace",
-           .value = "FILE",
-           .help = "Write what every rank did and when, for chrome://tracing or "
-                   "ui.perfetto.dev. Not with --compare."},
+  return {TextFlag("schedule", "NAME|FILE",
+                   "In place of parallel.schedule: a name, or a file with a schedule as text "
+                   "(as `plan --print schedule` shows it)."),
+          SwitchFlag("compare",
+                     "Every schedule, one after the other, on as many stages as the plan has."),
+          NumberFlag("time-scale", "K",
+                     "Seconds waited for each second of the cost model. 0: a step takes 3 s, or "
+                     "longer where actions are many.",
+                     "0"),
+          ChoiceFlag("payload", "SIZE", {"full", "small"},
+                     "full: messages of real size. small: at most 64 bytes a tensor, where "
+                     "this host's memory is not the network that is planned for.",
+                     "small"),
+          IntegerFlag("steps", "Steps a schedule; the fastest counts.", "3"),
+          TextFlag("trace", "FILE",
+                   "Write what every rank did and when, for chrome://tracing or "
+                   "ui.perfetto.dev. Not with --compare."),
           JsonFlag()};
 }
 
@@ -193,17 +182,6 @@ struct Prepared {
   std::unique_ptr<RehearsalData> data;  // null: no corpus
 };
 
-// The report: a table for people, or JSON.
-std::string JsonHead(const Prepared& prepared, const std::string& payload, bool threads) {
-  const RehearsalCase& shape = prepared.cases.front();
-  return absl::StrFormat(
-      "{\"ranks\": %d, \"replicas\": %d, \"microbatches\": %d, \"payload\": %s, "
-      "\"threads\": %s, \"corpus\": %s, \"schedules\": [\n",
-      shape.job.NumRanks(), shape.job.exchange.replicas, shape.microbatches, JsonQuoted(payload),
-      threads ? "true" : "false",
-      prepared.data != nullptr ? JsonQuoted(prepared.run.data().folder()) : "null");
-}
-
 std::string Head(const Prepared& prepared, const std::string& payload, bool threads) {
   const RehearsalCase& shape = prepared.cases.front();
   const int replicas = shape.job.exchange.replicas;
@@ -229,19 +207,39 @@ std::string Row(const RehearsalCase& done, const Rehearsal& result) {
       100 * result.exposed_communication, result.time_scale);
 }
 
-std::string JsonRow(const RehearsalCase& done, const Rehearsal& result) {
-  return absl::StrFormat(
-      "{\"schedule\": %s, \"planned_step_seconds\": %.9g, \"simulated_step_seconds\": %.9g, "
-      "\"step_seconds\": %.9g, \"pipeline_seconds\": %.9g, "
-      "\"planned_bubble\": %.6f, \"simulated_bubble\": %.6f, \"rehearsed_bubble\": %.6f, "
-      "\"difference\": %.6f, \"simulated_exposed_communication\": %.6f, "
-      "\"exposed_communication\": %.6f, \"time_scale\": %.9g, \"late_wakeup_seconds\": %.9f, "
-      "\"data_wait_seconds\": [%s]}",
-      JsonQuoted(done.name), done.planned_step_seconds, result.simulated_step, result.step,
-      result.makespan, result.planned.bubble, result.simulated.bubble, result.bubble,
-      result.bubble - result.simulated.bubble, result.simulated.exposed_communication,
-      result.exposed_communication, result.time_scale, result.mean_lateness,
-      absl::StrJoin(result.data_waits, ", "));
+JsonObject RowJson(const RehearsalCase& done, const Rehearsal& result) {
+  const auto six = [](double share) { return absl::StrFormat("%.6f", share); };
+  return JsonObject()
+      .Add("schedule", done.name)
+      .Add("planned_step_seconds", done.planned_step_seconds, 9)
+      .Add("simulated_step_seconds", result.simulated_step, 9)
+      .Add("step_seconds", result.step, 9)
+      .Add("pipeline_seconds", result.makespan, 9)
+      .AddJson("planned_bubble", six(result.planned.bubble))
+      .AddJson("simulated_bubble", six(result.simulated.bubble))
+      .AddJson("rehearsed_bubble", six(result.bubble))
+      .AddJson("difference", six(result.bubble - result.simulated.bubble))
+      .AddJson("simulated_exposed_communication", six(result.simulated.exposed_communication))
+      .AddJson("exposed_communication", six(result.exposed_communication))
+      .Add("time_scale", result.time_scale, 9)
+      .AddJson("late_wakeup_seconds", absl::StrFormat("%.9f", result.mean_lateness))
+      .Add("data_wait_seconds", result.data_waits, 6);
+}
+
+std::string Json(const Prepared& prepared, const std::string& payload, bool threads,
+                 const std::vector<JsonObject>& rows) {
+  const RehearsalCase& shape = prepared.cases.front();
+  const std::string& corpus = prepared.run.data().folder();
+  const JsonObject json =
+      JsonObject()
+          .Add("ranks", shape.job.NumRanks())
+          .Add("replicas", shape.job.exchange.replicas)
+          .Add("microbatches", shape.microbatches)
+          .Add("payload", payload)
+          .Add("threads", threads)
+          .AddJson("corpus", prepared.data != nullptr ? JsonQuoted(corpus) : "null")
+          .Add("schedules", rows);
+  return JsonOf(json) + "\n";
 }
 
 // `data_waits`: of all steps of all cases; `lateness`: the largest of all cases.
@@ -310,15 +308,16 @@ absl::Status RunCases(const CommandLine& line, const Prepared& prepared, bool th
   const bool json = line.flags.Switch("json");
   std::ostringstream unheard;
   std::ostream& out = world.rank() == 0 ? line.out : unheard;
-  out << (json ? JsonHead : Head)(prepared, payload, threads) << std::flush;
+  if (!json) out << Head(prepared, payload, threads) << std::flush;
+  std::vector<JsonObject> rows;
   std::vector<double> data_waits;
   double lateness = 0.0;
   for (const RehearsalCase& now : prepared.cases) {
     ASSIGN_OR_RETURN(const Rehearsal result, RunRehearsal(now.job, options, world));
     data_waits.insert(data_waits.end(), result.data_waits.begin(), result.data_waits.end());
     lateness = std::max(lateness, result.mean_lateness);
-    if (json && first_step > 0) out << ",\n";
-    out << (json ? JsonRow : Row)(now, result) << std::flush;
+    if (json) rows.push_back(RowJson(now, result));
+    if (!json) out << Row(now, result) << std::flush;
     first_step += options.steps;
     if (world.rank() == 0 && line.flags.Given("trace")) {
       RETURN_IF_ERROR(ReplaceFile(*MakePosixFileSystem(),
@@ -326,7 +325,8 @@ absl::Status RunCases(const CommandLine& line, const Prepared& prepared, bool th
                                   ChromeTrace(result.traces)));
     }
   }
-  out << (json ? "\n]}\n" : LastLines(prepared, data_waits, lateness)) << std::flush;
+  out << (json ? Json(prepared, payload, threads, rows) : LastLines(prepared, data_waits, lateness))
+      << std::flush;
   return absl::OkStatus();
 }
 

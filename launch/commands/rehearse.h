@@ -3,13 +3,14 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 
 #include "parallel/exec/rehearsal.h"
 #include "parallel/plan/inventory.h"
@@ -51,18 +52,21 @@ class RehearsalData {
   // `step` before one asks for another.
   absl::Status Fetch(int64_t step);
 
-  // Target positions of the batch that was fetched last.
-  int64_t target_tokens() const { return target_tokens_; }
+  // Returns the target positions of the batch that was fetched last.
+  int64_t target_tokens() const {
+    const absl::MutexLock lock(&mutex_);
+    return target_tokens_;
+  }
   const std::string& content_hash() const { return corpus_.content_hash(); }
 
  private:
   explicit RehearsalData(Corpus corpus) : corpus_(std::move(corpus)) {}
 
   const Corpus corpus_;
-  std::unique_ptr<BatchSource> batches_;
-  std::mutex mutex_;  // guards batches_ and what follows
-  int64_t step_ = -1;
-  int64_t target_tokens_ = 0;
+  mutable absl::Mutex mutex_;
+  std::unique_ptr<BatchSource> batches_ ABSL_PT_GUARDED_BY(mutex_);
+  int64_t step_ ABSL_GUARDED_BY(mutex_) = -1;
+  int64_t target_tokens_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace deepnet

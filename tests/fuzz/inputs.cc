@@ -14,6 +14,7 @@
 
 #include "launch/defaults.h"
 #include "launch/spec_loader.h"
+#include "launch/spec_printer.h"
 #include "launch/validate.h"
 #include "parallel/base/check.h"
 #include "parallel/base/crc32c.h"

@@ -1,6 +1,7 @@
 #include "launch/spec_loader.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -9,8 +10,11 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include <gmock/gmock.h>
+#include <google/protobuf/text_format.h>
 #include <google/protobuf/util/json_util.h>
 #include <google/protobuf/util/message_differencer.h>
 #include <gtest/gtest.h>
@@ -18,6 +22,7 @@
 
 #include "launch/defaults.h"
 #include "launch/field_names.h"
+#include "launch/spec_printer.h"
 #include "parallel/base/exit_code.h"
 
 namespace deepnet {
@@ -409,15 +414,6 @@ TEST_F(SpecLoader, EveryNameThatPeopleAskedForIsKnown) {
   }
 }
 
-TEST_F(SpecLoader, ARenamedFieldIsNamedAsToday) {
-  Write("a.textproto", "prepare {\n  output_folder: \"x\"\n}\n");
-  EXPECT_EQ(Error({"a.textproto"}, {"prepare.output_folder=x"}),
-            "a.textproto:2: PrepareSpec has no field 'output_folder'; it was renamed to "
-            "'data.folder'\n"
-            "--set prepare.output_folder=x: PrepareSpec has no field 'output_folder'; it was "
-            "renamed to 'data.folder'");
-}
-
 TEST_F(SpecLoader, DashesInNamesAreUnderscoresAndInValuesStay) {
   Write("a.textproto",
         "model { encoder-layers: 3 }  # a-b: c\ndata { directions: 'de-en' folder: \"a-b: c-d\" }");
@@ -445,23 +441,31 @@ TEST_F(SpecLoader, DataTypesHaveTheirShortNames) {
   EXPECT_EQ(Set("compute.residual_dtype=float32").compute().residual_dtype(), FLOAT32);
 }
 
-TEST(RenamedFields, EachNewNameIsAFieldAndTheOldOneIsNone) {
-  for (const RenamedField& renamed : RenamedFields()) {
-    EXPECT_NE(FindField(*RunSpec::descriptor(), renamed.new_path), nullptr) << renamed.new_path;
-    EXPECT_EQ(FindField(*RunSpec::descriptor(), renamed.old_path), nullptr) << renamed.old_path;
-    const auto run = ReadRunSpec({.sets = {std::string(renamed.old_path) + "=1"}}, RunSpec());
-    EXPECT_THAT(std::string(run.status().message()),
-                HasSubstr(std::string("renamed to '") + renamed.new_path + "'"));
-  }
-}
-
 TEST(ForeignFields, EachNamesAFieldThatExistsOrSaysWhyThereIsNone) {
   for (const ForeignField& foreign : ForeignFields()) {
     const std::string field = foreign.field;
     EXPECT_TRUE(field.empty() ? *foreign.note != 0
-                              : FindField(*RunSpec::descriptor(), field) != nullptr)
+                              : ReadRunSpec({.sets = {field + "="}}, RunSpec()).ok())
         << field << " " << foreign.fairseq << foreign.marian << foreign.megatron;
   }
+}
+
+std::string ForeignFieldsMarkdown() {
+  std::string text =
+      "| here | fairseq | Marian | Hugging Face | Megatron-LM | |\n|---|---|---|---|---|---|\n";
+  for (const ForeignField& foreign : ForeignFields()) {
+    const std::string field = foreign.field, note = foreign.note;
+    absl::StrAppend(&text, "| ", field.empty() ? "not here" : absl::StrCat("`", field, "`"), " |");
+    for (const char* const names :
+         {foreign.fairseq, foreign.marian, foreign.hugging_face, foreign.megatron}) {
+      if (*names != 0) {
+        absl::StrAppend(&text, " `", absl::StrReplaceAll(names, {{" ", "`, `"}}), "`");
+      }
+      absl::StrAppend(&text, " |");
+    }
+    absl::StrAppend(&text, note.empty() ? "" : absl::StrCat(" ", note), " |\n");
+  }
+  return text;
 }
 
 // DEEPNET_WRITE_PEERS=1 writes the table instead of comparing it.
@@ -478,6 +482,47 @@ TEST(ForeignFields, TheTableOfNamesIsThatOfThePage) {
   }
   EXPECT_EQ(text.substr(start, to - start), ForeignFieldsMarkdown())
       << "write it: DEEPNET_WRITE_PEERS=1 launch_spec_loader_test";
+}
+
+// Compares the numbers behind "default" in the comments of proto/ with the fields of `message`, of
+// which a 0 leaves the default to a later place. Returns how many there are.
+int CompareWithComments(const google::protobuf::Message& message) {
+  int compared = 0;
+  for (int i = 0; i < message.GetDescriptor()->field_count(); ++i) {
+    const auto* field = message.GetDescriptor()->field(i);
+    if (field->is_repeated()) continue;
+    if (field->message_type() != nullptr) {
+      compared += CompareWithComments(message.GetReflection()->GetMessage(message, field));
+      continue;
+    }
+    std::ifstream file(field->file()->name());
+    const std::string begin = absl::StrCat(" ", field->name(), " = ", field->number(), ";");
+    for (std::string line, type; std::getline(file, line);) {
+      if (absl::StartsWith(line, "message ")) type = line;
+      const size_t at = line.find("default ");
+      double stated = 0, value = 0;
+      if (type != absl::StrCat("message ", message.GetDescriptor()->name(), " {") ||
+          !absl::StrContains(line, begin) || at == std::string::npos ||
+          sscanf(line.c_str() + at, "default %lf", &stated) != 1) {
+        continue;
+      }
+      std::string text;
+      google::protobuf::TextFormat::PrintFieldValueToString(message, field, -1, &text);
+      EXPECT_TRUE(absl::SimpleAtod(text, &value) && (value == stated || value == 0))
+          << type << line << text;
+      ++compared;
+    }
+  }
+  return compared;
+}
+
+TEST(Defaults, AreThoseThatTheCommentsOfProtoState) {
+  RunSpec run;
+  run.mutable_train()->mutable_spike()->set_deviations(1);  // its other fields need it
+  run.mutable_instruments();
+  run = WithDefaults(run);
+  run.mutable_train()->mutable_spike()->set_deviations(0);
+  EXPECT_GT(CompareWithComments(run), 40);
 }
 
 TEST(Defaults, FillWhatIsUnsetAndKeepWhatIsNot) {

@@ -1,6 +1,8 @@
 #include "parallel/base/json.h"
 
 #include <limits>
+#include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -29,6 +31,25 @@ TEST(JsonNumber, GivesADoubleBackAndHasNoWordForWhatIsNoNumber) {
   EXPECT_EQ(JsonNumber(5), "5");
   EXPECT_EQ(JsonNumber(std::numeric_limits<double>::infinity()), "null");
   EXPECT_EQ(JsonNumber(std::numeric_limits<double>::quiet_NaN(), 9), "null");
+}
+
+TEST(JsonObject, KeepsTheOrderOfItsMembersAndWritesEachKindOfValue) {
+  const JsonObject inner = JsonObject().Add("a \"b\"", true).Add("n", int64_t{-1} << 62);
+  EXPECT_EQ(JsonOf(inner), R"({"a \"b\"": true, "n": -4611686018427387904})");
+  const std::vector<std::vector<double>> rows = {{1.0 / 3, 2}, {}};
+  EXPECT_EQ(JsonOf(JsonObject()
+                       .Add("z", std::string("\n"))
+                       .Add("rows", rows, 3)
+                       .Add("words", std::vector<std::string>{"x", "y"})
+                       .AddJson("none", "null")),
+            R"({"z": "\n", "rows": [[0.333, 2], []], "words": ["x", "y"], "none": null})");
+}
+
+TEST(JsonObject, AListOfObjectsHasALineForEach) {
+  const auto made =
+      JsonObjects(std::vector<int>{1, 2}, [](int i) { return JsonObject().Add("i", i); });
+  EXPECT_EQ(JsonOf(JsonObject().Add("all", made)), "{\"all\": [\n  {\"i\": 1},\n  {\"i\": 2}]}");
+  EXPECT_EQ(JsonOf(std::vector<JsonObject>()), "[]");
 }
 
 }  // namespace
