@@ -31,7 +31,7 @@ struct OwnGpu {
 };
 
 // Makes the GPU of the `rank_on_host`-th of `ranks_on_host` ranks current.
-absl::StatusOr<OwnGpu> TakeGpu(int rank_on_host, int ranks_on_host) {
+absl::StatusOr<OwnGpu> SetGpu(int rank_on_host, int ranks_on_host) {
   SetCudaDefaults();
   const absl::StatusOr<int> count = CountGpus();
   RETURN_IF_ERROR(WithPrefix("compute.device: \"cuda\"", count.status()));
@@ -81,12 +81,12 @@ void SetCudaDefaults() {
 
 bool HasCuda() { return GpuType().has_value(); }
 
-absl::StatusOr<int> TakeDevice(Communicator& world) {
+absl::StatusOr<int> SetDevice(Communicator& world) {
   ASSIGN_OR_RETURN(const std::vector<std::string> hosts, AllGatherText(world, HostName()));
   const auto mine = hosts.begin() + world.rank();
   const auto rank_on_host = static_cast<int>(std::count(hosts.begin(), mine, *mine));
   const auto ranks_on_host = static_cast<int>(std::count(hosts.begin(), hosts.end(), *mine));
-  const absl::StatusOr<OwnGpu> gpu = TakeGpu(rank_on_host, ranks_on_host);
+  const absl::StatusOr<OwnGpu> gpu = SetGpu(rank_on_host, ranks_on_host);
   RETURN_IF_ERROR(AgreeOnStatus(world, gpu.status()));
   ASSIGN_OR_RETURN(const std::vector<std::string> names, AllGatherText(world, gpu->name));
   RETURN_IF_ERROR(AgreeOnStatus(world, CheckNotShared(hosts, names)));
@@ -96,7 +96,7 @@ absl::StatusOr<int> TakeDevice(Communicator& world) {
 absl::StatusOr<std::unique_ptr<Communicator>> JoinDevices(const ComputeSpec& compute,
                                                           Communicator& world) {
   if (compute.device() != "cuda") return nullptr;
-  ASSIGN_OR_RETURN(const int index, TakeDevice(world));
+  ASSIGN_OR_RETURN(const int index, SetDevice(world));
   if (world.size() == 1) return nullptr;
   return MakeNcclCommunicator(world, index);
 }

@@ -21,11 +21,11 @@ bool HasCuda();
 // host, or the only one where launchers show each rank its own, and returns its index. Collective
 // over `world`; every rank gets the same error: FailedPrecondition (ExitCode::kPreflight) where a
 // rank has no GPU of its own, or none that this build has kernels for.
-absl::StatusOr<int> TakeDevice(Communicator& world);
+absl::StatusOr<int> SetDevice(Communicator& world);
 
-// With compute.device "cuda": TakeDevice; the result, with more than one rank, moves device memory
+// With compute.device "cuda": SetDevice; the result, with more than one rank, moves device memory
 // by NCCL and everything else over `world`, which outlives it. Null where `world` will do.
-// Collective over `world`; fails as TakeDevice does, and where NCCL is missing.
+// Collective over `world`; fails as SetDevice does, and where NCCL is missing.
 absl::StatusOr<std::unique_ptr<Communicator>> JoinDevices(const ComputeSpec& compute,
                                                           Communicator& world);
 

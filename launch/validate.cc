@@ -3,7 +3,7 @@
 #include "launch/validate.h"
 
 #include <algorithm>
-#include <cmath>
+#include <initializer_list>
 #include <set>
 #include <string>
 #include <utility>
@@ -186,20 +186,20 @@ void CheckText(const TextFiles& text, const Fields& fields) {
   fields.Require(text.split() == "train", "tag", "only with split: 'train'");
 }
 
-// Checks the list of tags `languages` of a message.
-template <typename Languages>
-void CheckLanguages(const Languages& languages, const Fields& fields) {
-  for (int i = 0; i < languages.size(); ++i) {
-    Language(fields, absl::StrCat("languages[", i, "]"), languages.Get(i));
+// Checks the field `languages` of `message`.
+void CheckLanguages(const auto& message, const Fields& fields) {
+  for (int i = 0; i < message.languages_size(); ++i) {
+    Language(fields, absl::StrCat("languages[", i, "]"), message.languages(i));
   }
 }
 
 void CheckTable(const LanguageTable& table, const Fields& fields) {
   fields.Given("file", "required");
   Language(fields, "pivot_language", table.pivot_language());
-  CheckLanguages(table.languages(), fields);
-  fields.Within(-1, 50, "dev_percent", "must be from 1 to 50, or -1: none");
-  fields.Within(-1, 50, "test_percent", "must be from 1 to 50, or -1: none");
+  CheckLanguages(table, fields);
+  for (const char* name : {"dev_percent", "test_percent"}) {
+    fields.Within(-1, 50, name, "must be from 1 to 50, or -1: none");
+  }
 }
 
 void CheckTokenizer(const TokenizerSpec& tokenizer, Mistakes* mistakes) {
@@ -223,7 +223,7 @@ void CheckPrepare(const RunSpec& run, Mistakes* mistakes) {
   fields.Require(prepare.languages().empty() || opus100, "languages",
                  Fields::Quoted(absl::StrJoin(prepare.languages(), ",")),
                  "only with prepare.opus100_folder");
-  CheckLanguages(prepare.languages(), fields);
+  CheckLanguages(prepare, fields);
   for (int i = 0; i < prepare.text_size(); ++i) {
     const TextFiles& text = prepare.text(i);
     CheckText(text, Fields(text, absl::StrCat("prepare.text[", i, "]."), mistakes));
@@ -357,8 +357,7 @@ void CheckLayout(const RunSpec& run, Mistakes* mistakes) {
   const Fields machines(cluster, "cluster.", mistakes);
   const char* of_job = "must be at least 1, or 0: those of the job";
   const bool has_nodes = machines.AtLeast(0, "nodes", of_job);
-  const bool has_devices = machines.AtLeast(0, "devices_per_node", of_job);
-  const bool has_ranks = has_nodes && has_devices;
+  const bool has_ranks = machines.AtLeast(0, "devices_per_node", of_job) && has_nodes;
   const bool is_given = cluster.nodes() > 0 || cluster.devices_per_node() > 0;
   machines.AtLeast(0, "device_memory_gib", "must be above 0, or 0: what the host has");
 
@@ -416,13 +415,12 @@ void CheckTrain(const TrainSpec& train, Mistakes* mistakes) {
   fields.AtLeast(0, "exit_after_minutes",
                  "must be above 0, or 0: until the batch system ends the job");
   fields.AtLeast(1, "log_every_steps");
-  fields.AtLeast(0, "checkpoint_every_minutes", "must be above 0, or 0: off");
-  fields.AtLeast(0, "validate_every_minutes", "must be above 0, or 0: off");
-  fields.AtLeast(0, "patience", "must be at least 1, or 0: off");
-  fields.AtLeast(0, "checkpoint_every_tokens", "must be at least 1, or 0: off");
-  fields.AtLeast(0, "validate_every_tokens", "must be at least 1, or 0: off");
-  fields.AtLeast(0, "checkpoint_every_epochs", "must be above 0, or 0: off");
-  fields.AtLeast(0, "validate_every_epochs", "must be above 0, or 0: off");
+  const auto off_or = [&](const std::string& least, std::initializer_list<const char*> names) {
+    for (const char* name : names) fields.AtLeast(0, name, "must be " + least + ", or 0: off");
+  };
+  off_or("above 0", {"checkpoint_every_minutes", "validate_every_minutes"});
+  off_or("at least 1", {"patience", "checkpoint_every_tokens", "validate_every_tokens"});
+  off_or("above 0", {"checkpoint_every_epochs", "validate_every_epochs"});
   fields.AtLeast(0, "sample_translations");
   const std::string& prometheus = train.prometheus_file();
   fields.Require(prometheus.empty() || absl::EndsWith(prometheus, ".prom"), "prometheus_file",

@@ -234,6 +234,48 @@ absl::Status RunBench(const CommandLine& line) {
   return absl::OkStatus();
 }
 
+std::vector<Flag> BenchFlags() {
+  return {
+      ChoiceFlag("shape", "SHAPE", {"A", "B", "C", "D", "paper", "paper-100"},
+                 "Model that `step` and `kernels` train, and whose products are timed.", "A"),
+      IntegerFlag("layers", "Layers of each stack in place of the shape's; 0: the shape's.", "0"),
+      IntegerFlag("width",
+                  "Width in place of the shape's; inner width and heads change with it; 0: "
+                  "the shape's.",
+                  "0"),
+      IntegerFlag("tokens",
+                  "Tokens of each side of a microbatch in place of the shape's; 0: the "
+                  "shape's.",
+                  "0"),
+      ChoiceFlag("residual", "SCHEME", {"DEEPNORM", "POST_LN", "PRE_LN", "NORMFORMER", "SUB_LN"},
+                 "Scheme of the shape's sub-layers, as model.residual.", "DEEPNORM"),
+      ChoiceFlag("device", "DEVICE", {"cpu", "cuda", "auto"},
+                 "auto: a GPU where this build sees one.", "auto"),
+      TextFlag("device-model", "NAME",
+               "GPU that MFU and predictions are of, as cluster.device_model, but no file; "
+               "default: the one that CUDA names, where plans know it."),
+      IntegerFlag("steps", "Steps that `step` and `kernels` time.", "8"),
+      IntegerFlag("microbatches", "Microbatches of such a step.", "1"),
+      ChoiceFlag("attention", "KERNEL", {"AUTO", "OWN", "FLASH"},
+                 "Kernels of attention on a GPU, as compute.attention.", "AUTO"),
+      SwitchFlag("graphs", "On a GPU: CUDA graphs, as compute.cuda_graphs."),
+      IntegerFlag("repeats", "Repeats of each way that `products` compares the bits of.", "50"),
+      ChoiceFlag("recompute", "LEVEL", {"NONE", "SELECTIVE_FFN", "SELECTIVE_GEMM", "FULL"},
+                 "What the layers of `step` recompute, as parallel.recompute.", "NONE"),
+      IntegerFlag("segment", "With --recompute FULL: layers between two kept inputs.", "1"),
+      IntegerFlag("sentences", "Sentences that `decode` searches, the first of --lengths.", "200"),
+      IntegerFlag("beam", "Hypotheses that `decode` keeps; 1 is greedy.", "5"),
+      IntegerFlag("batch-tokens",
+                  "Source tokens that `decode` searches together; 0: as `translate` does.", "0"),
+      ChoiceFlag("dtype", "TYPE", {"float32", "bfloat16"},
+                 "Operands of matrix products; default: the faster one here."),
+      IntegerFlag("threads", "Threads; 0: all cores of this process.", "0"),
+      SwitchFlag("library", "Use LibTorch's operations, the reference, instead of the kernels."),
+      TextFlag("lengths", "FILE", "JSON list of [source, target] lengths.",
+               "tests/bench/lengths.json"),
+      JsonFlag()};
+}
+
 }  // namespace
 
 Command MakeBenchCommand() {
@@ -263,51 +305,7 @@ Command MakeBenchCommand() {
           "then repeated, and results with other bits are counted.",
       .arguments = "step|decode|kernels|products",
       .max_arguments = 1,
-      .flags =
-          {ChoiceFlag("shape", "SHAPE", {"A", "B", "C", "D", "paper", "paper-100"},
-                      "Model that `step` and `kernels` train, and whose products are timed.", "A"),
-           IntegerFlag("layers", "Layers of each stack in place of the shape's; 0: the shape's.",
-                       "0"),
-           IntegerFlag("width",
-                       "Width in place of the shape's; inner width and heads change with it; 0: "
-                       "the shape's.",
-                       "0"),
-           IntegerFlag("tokens",
-                       "Tokens of each side of a microbatch in place of the shape's; 0: the "
-                       "shape's.",
-                       "0"),
-           ChoiceFlag("residual", "SCHEME",
-                      {"DEEPNORM", "POST_LN", "PRE_LN", "NORMFORMER", "SUB_LN"},
-                      "Scheme of the shape's sub-layers, as model.residual.", "DEEPNORM"),
-           ChoiceFlag("device", "DEVICE", {"cpu", "cuda", "auto"},
-                      "auto: a GPU where this build sees one.", "auto"),
-           TextFlag("device-model", "NAME",
-                    "GPU that MFU and predictions are of, as cluster.device_model, but no file; "
-                    "default: the one that CUDA names, where plans know it."),
-           IntegerFlag("steps", "Steps that `step` and `kernels` time.", "8"),
-           IntegerFlag("microbatches", "Microbatches of such a step.", "1"),
-           ChoiceFlag("attention", "KERNEL", {"AUTO", "OWN", "FLASH"},
-                      "Kernels of attention on a GPU, as compute.attention.", "AUTO"),
-           SwitchFlag("graphs", "On a GPU: CUDA graphs, as compute.cuda_graphs."),
-           IntegerFlag("repeats", "Repeats of each way that `products` compares the bits of.",
-                       "50"),
-           ChoiceFlag("recompute", "LEVEL", {"NONE", "SELECTIVE_FFN", "SELECTIVE_GEMM", "FULL"},
-                      "What the layers of `step` recompute, as parallel.recompute.", "NONE"),
-           IntegerFlag("segment", "With --recompute FULL: layers between two kept inputs.", "1"),
-           IntegerFlag("sentences", "Sentences that `decode` searches, the first of --lengths.",
-                       "200"),
-           IntegerFlag("beam", "Hypotheses that `decode` keeps; 1 is greedy.", "5"),
-           IntegerFlag("batch-tokens",
-                       "Source tokens that `decode` searches together; 0: as `translate` does.",
-                       "0"),
-           ChoiceFlag("dtype", "TYPE", {"float32", "bfloat16"},
-                      "Operands of matrix products; default: the faster one here."),
-           IntegerFlag("threads", "Threads; 0: all cores of this process.", "0"),
-           SwitchFlag("library",
-                      "Use LibTorch's operations, the reference, instead of the kernels."),
-           TextFlag("lengths", "FILE", "JSON list of [source, target] lengths.",
-                    "tests/bench/lengths.json"),
-           JsonFlag()},
+      .flags = BenchFlags(),
       .run = RunBench};
 }
 

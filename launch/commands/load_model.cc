@@ -85,7 +85,7 @@ absl::StatusOr<DecodingModel> LoadDecodingModel(
   }
   RETURN_IF_ERROR(CheckSame(world, *found, *run));
   if (world.size() > 1 && of_first.compute().device() == "cuda") {
-    RETURN_IF_ERROR(TakeDevice(world).status());
+    RETURN_IF_ERROR(SetDevice(world).status());
   }
   absl::StatusOr<std::unique_ptr<LoadedModel>> loaded = LoadEnsemble(*found);
   RETURN_IF_ERROR(AgreeOnStatus(world, loaded.status()));

@@ -96,7 +96,7 @@ absl::Status KeepPipe(std::istream& in, const std::string& what, const std::stri
 
 // Reads --tsv if it is a pipe, or "-" for standard input, and names the file that keeps it in
 // `run`. Rank 0 reads. Collective.
-absl::Status TakePipe(const CommandLine& line, Communicator& world, Logger& log, RunSpec* run) {
+absl::Status ReadPipe(const CommandLine& line, Communicator& world, Logger& log, RunSpec* run) {
   const std::string& given = line.flags.Text("tsv");
   std::error_code error;
   const bool is_pipe = given == "-" || fs::is_fifo(ResolvePath(line, given), error);
@@ -130,7 +130,7 @@ absl::Status PrepareOnAllRanks(const CommandLine& line, Communicator& world) {
   absl::StatusOr<RunSpec> run = LoadRunSpecWithTsv(line);
   RETURN_IF_ERROR(AgreeOnStatus(world, run.status()));
   Logger log({.stream = &line.err});
-  if (line.flags.Given("tsv")) RETURN_IF_ERROR(TakePipe(line, world, log, &*run));
+  if (line.flags.Given("tsv")) RETURN_IF_ERROR(ReadPipe(line, world, log, &*run));
   ASSIGN_OR_RETURN(const CorpusReport report,
                    Prepare(run->prepare(), run->data().folder(), RootFolder(line),
                            [&log](std::string_view message) { log.Info(message); },

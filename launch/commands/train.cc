@@ -124,8 +124,8 @@ absl::Status CheckBeforeTraining(const CommandLine& line, const RunSpec& run, Co
       world, WithExitCode(absl::FailedPreconditionError("--check: " + failures), CodeOf(report)));
 }
 
-// `hosts` are all ranks as MPI joins them; the run trains over `world`, the same ranks with a way
-// between their GPUs where they have some.
+// `hosts` are all ranks of the job. The run trains over `world`: the same ranks, whose messages go
+// from GPU to GPU where compute.device is "cuda".
 absl::Status TrainOnAllRanks(const CommandLine& line, Communicator& hosts) {
   absl::StatusOr<RunSpec> run = LoadTrainConfig(line);
   RETURN_IF_ERROR(AgreeOnStatus(hosts, run.ok() ? CheckDeadline() : run.status()));

@@ -1,4 +1,4 @@
-// `deepnet lab corpus`, and what is said of experiments that moved to launch/lab/lab.py.
+// `deepnet lab corpus`.
 #include <cmath>
 #include <map>
 #include <string>

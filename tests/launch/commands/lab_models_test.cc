@@ -74,18 +74,5 @@ TEST(LabAudit, JsonHasEveryTensorWhereAskedTo) {
   EXPECT_GT(groups.fields().at("groups").list_value().values_size(), 10);
 }
 
-TEST(Lab, WhatMovedNamesTheExactCommand) {
-  const Outcome run = RunCommand(MakeLabCommand(), {"run", "fig6", "--only", "keel", "--at", "50",
-                                                    "--launcher", "mpirun -n {ranks}", "--plan"});
-  EXPECT_EQ(run.code, 2);
-  EXPECT_THAT(run.err, HasSubstr("launch/lab/lab.py run fig6 --only keel --at 50 "
-                                 "--launcher 'mpirun -n {ranks}' --plan\n"));
-  const Outcome report =
-      RunCommand(MakeLabCommand(), {"report", "runs/a", "runs/b", "--html", "all.html"});
-  EXPECT_EQ(report.code, 2);
-  EXPECT_THAT(report.err, HasSubstr("launch/lab/lab.py report runs/a runs/b --html all.html\n"));
-  EXPECT_THAT(RunCommand(MakeLabCommand(), {"list"}).err, HasSubstr("launch/lab/lab.py list\n"));
-}
-
 }  // namespace
 }  // namespace deepnet
