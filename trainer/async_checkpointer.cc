@@ -21,6 +21,7 @@
 #include "parallel/base/host.h"
 #include "parallel/base/messages.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/base/text.h"
 #include "parallel/comm/agreement.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/retention.h"
@@ -110,11 +111,6 @@ constexpr int kAttempts = 2;  // of a save that everybody waits for
 // The speed of a slow disk, assumed until a save has been measured.
 constexpr double kGuessedBytesPerSecond = 100e6;
 
-std::string SizeText(int64_t bytes) {
-  const double mib = static_cast<double>(bytes) / (1 << 20);
-  return mib < 1024 ? absl::StrFormat("%.1f MiB", mib) : absl::StrFormat("%.2f GiB", mib / 1024);
-}
-
 }  // namespace
 
 RankSnapshot::RankSnapshot(const RankContext& context, bool copies) : context_(context) {
@@ -138,7 +134,7 @@ absl::Status RankSnapshot::Pin(int threads) {
         if (memory_ != nullptr) return absl::OkStatus();
         return WithExitCode(
             absl::ResourceExhaustedError(absl::StrCat(
-                "host ", HostName(), " has no ", SizeText(bytes()),
+                "host ", HostName(), " has no ", ByteText(bytes()),
                 " of pinned memory for the copy of a save (parallel.blocking_saves: true does ",
                 "without)")),
             ExitCode::kDoesNotFit);
@@ -440,7 +436,7 @@ std::string SaveLine(const SaveRecord& record) {
                            WithCommas(record.failed_saves()), record.error());
   }
   return absl::StrFormat("saved step %s: %s in %.2f s, of which training stood still %.3f s",
-                         WithCommas(record.step()), SizeText(record.bytes()), record.seconds(),
+                         WithCommas(record.step()), ByteText(record.bytes()), record.seconds(),
                          record.stall_seconds());
 }
 

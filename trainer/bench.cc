@@ -22,6 +22,7 @@
 #include "parallel/base/file_system.h"
 #include "parallel/base/host.h"
 #include "parallel/base/philox.h"
+#include "parallel/base/statistics.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/plan/device_model.h"
@@ -123,11 +124,6 @@ class Trainee {
   std::unique_ptr<RankContext> context_;
   int64_t step_ = 0;
 };
-
-double Median(std::vector<double> v) {
-  std::sort(v.begin(), v.end());
-  return v.empty() ? 0.0 : v[v.size() / 2];
-}
 
 // The figures of the timed steps.
 struct Measured {

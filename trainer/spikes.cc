@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 
 #include "parallel/base/logging.h"
+#include "parallel/base/statistics.h"
 
 namespace deepnet {
 namespace {
@@ -16,13 +17,6 @@ namespace {
 constexpr double kDeviationsOfMad = 1.4826;
 constexpr double kLeastLossDeviation = 0.01;  // of the median
 constexpr double kLeastNormDeviation = 0.05;  // of a logarithm: 5 % of a norm
-
-// Returns the middle of `values`, of an even number the upper one.
-double Median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 // Returns the logarithm to nine decimals: in the last bits, hosts with other instructions differ.
 double LogOf(double norm) {

@@ -22,6 +22,7 @@
 
 #include "parallel/base/clock.h"
 #include "parallel/base/file_system.h"
+#include "parallel/base/statistics.h"
 #include "tests/support/child_process.h"
 #include "tests/support/large_checkpoint.h"
 #include "tests/support/touch_memory.h"
@@ -44,11 +45,6 @@ struct Tool {
   std::vector<double> seconds = {}, of_cp = {}, of_cp_and_sync = {};
   int64_t peak_bytes = 0;
 };
-
-double Median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
-  return values[values.size() / 2];
-}
 
 ChildOutcome RunOrExit(const std::vector<std::string>& words, int code = 0) {
   ChildOutcome outcome = RunChild(words);

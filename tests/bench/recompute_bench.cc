@@ -18,6 +18,7 @@
 #include <ATen/ATen.h>
 
 #include "parallel/base/clock.h"
+#include "parallel/base/statistics.h"
 #include "tests/support/layer_bytes.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/model/describe.h"
@@ -146,11 +147,6 @@ class Candidate {
   ResidualStream source_, target_;
   at::Tensor dencoder_output_RD_, dtarget_RD_;
 };
-
-double Median(std::vector<double> v) {
-  std::sort(v.begin(), v.end());
-  return v[v.size() / 2];
-}
 
 // Round by round, what candidate `i` takes beyond the first.
 std::vector<double> Growth(const std::vector<std::vector<double>>& rounds, size_t i) {

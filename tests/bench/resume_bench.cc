@@ -27,6 +27,7 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/clock.h"
+#include "parallel/base/statistics.h"
 #include "tests/support/child_process.h"
 #include "tests/support/touch_memory.h"
 
@@ -156,11 +157,6 @@ class Bench {
   std::vector<fs::path> files_;  // of the checkpoint
   int64_t bytes_ = 0;            // of them
 };
-
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 int Main(const std::string& program, const std::string& folder, int rounds) {
   const Bench bench(program, folder);

@@ -6,17 +6,18 @@
 //
 // Each round, in turns: dd with one fsync; a save that training waits for; a save beside training;
 // loading and a step. Prints a line a round and the medians.
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "parallel/base/check.h"
 #include "parallel/base/clock.h"
 #include "parallel/base/file_system.h"
+#include "parallel/base/statistics.h"
 #include "parallel/comm/communicator.h"
 #include "tests/support/child_process.h"
 #include "trainer/async_checkpointer.h"
@@ -140,11 +141,10 @@ class Bench {
   int64_t step_ = 0;
 };
 
-double Median(const std::vector<Figures>& rounds, double Figures::*figure) {
+double MedianOf(const std::vector<Figures>& rounds, double Figures::*figure) {
   std::vector<double> values;
   for (const Figures& round : rounds) values.push_back(round.*figure);
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
+  return Median(std::move(values));
 }
 
 int Main(const std::string& folder, int rounds) {
@@ -168,13 +168,13 @@ int Main(const std::string& folder, int rounds) {
         f.dd, f.blocking, f.beside, f.stall, f.load, f.step);
     all.push_back(f);
   }
-  const double blocking = Median(all, &Figures::blocking);
+  const double blocking = MedianOf(all, &Figures::blocking);
   std::printf(
       "%.2f GB: stall %.1f %% of a blocking save; a save writes at %.2f of dd's rate, beside "
       "steps at %.2f\n",
-      static_cast<double>(bench.bytes()) * 1e-9, 100 * Median(all, &Figures::stall) / blocking,
-      Median(all, &Figures::dd) / blocking,
-      Median(all, &Figures::dd) / Median(all, &Figures::beside));
+      static_cast<double>(bench.bytes()) * 1e-9, 100 * MedianOf(all, &Figures::stall) / blocking,
+      MedianOf(all, &Figures::dd) / blocking,
+      MedianOf(all, &Figures::dd) / MedianOf(all, &Figures::beside));
   std::filesystem::remove_all(folder);
   return 0;
 }

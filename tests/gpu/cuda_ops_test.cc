@@ -10,6 +10,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <gtest/gtest.h>
 
+#include "parallel/base/statistics.h"
 #include "tests/support/model_pass.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/kernels/native/gpu_shapes.h"
@@ -20,7 +21,6 @@ namespace {
 using testing::ExpectClose;
 using testing::ForwardBackward;
 using testing::GradientError;
-using testing::Median;
 using testing::ModelPass;
 using testing::OpsVariants;
 

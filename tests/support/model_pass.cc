@@ -69,9 +69,4 @@ double GradientError(const ModelPass& got, const ModelPass& exact) {
   return ((got.gradient - exact.gradient).norm() / exact.gradient.norm()).item<double>();
 }
 
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
 }  // namespace deepnet::testing

@@ -32,6 +32,4 @@ void ExpectClose(const ModelPass& got, const ModelPass& expected, double toleran
 // Relative error of the whole gradient.
 double GradientError(const ModelPass& got, const ModelPass& exact);
 
-double Median(std::vector<double> values);
-
 }  // namespace deepnet::testing

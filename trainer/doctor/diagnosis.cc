@@ -12,7 +12,8 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 
-#include "parallel/base/units.h"
+#include "parallel/base/statistics.h"
+#include "parallel/base/text.h"
 
 namespace deepnet {
 namespace {
@@ -27,17 +28,6 @@ constexpr double kGiga = 1e9;
 
 std::string NameOf(const DoctorRank& rank) {
   return absl::StrCat("rank ", rank.rank(), " (host ", rank.host(), ")");
-}
-
-// Returns the middle value, the larger of two: of two ranks the slower one is the outlier.
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values.empty() ? 0.0 : values[values.size() / 2];
-}
-
-std::string Bytes(double bytes) {
-  if (bytes < kGib) return absl::StrFormat("%.0f MiB", bytes / kMib);
-  return absl::StrFormat("%.1f GiB", bytes / kGib);
 }
 
 std::string Flops(double flops) {
@@ -72,10 +62,10 @@ class Diagnosis {
         "cores", kLess, [](const DoctorRank& r) { return double(r.cores()); },
         [](double n) { return absl::StrCat(n); });
     Least(
-        "memory", kLess, [](const DoctorRank& r) { return double(r.memory_bytes()); }, Bytes);
+        "memory", kLess, [](const DoctorRank& r) { return double(r.memory_bytes()); }, ByteText);
     Least(
         "GPU memory", kLess, [](const DoctorRank& r) { return double(r.device_memory_bytes()); },
-        Bytes);
+        ByteText);
     Least(
         "matrix products", kSlow, [](const DoctorRank& r) { return r.product_flops(); }, Flops);
     Least(
@@ -158,9 +148,9 @@ class Diagnosis {
           absl::StrCat(NameOf(rank), ": folder ", rank.folder(), ": ", failure));
     }
     if (!rank.folder().empty() && rank.free_bytes() < needs_.folder_bytes) {
-      Add(true, absl::StrCat(NameOf(rank), ": folder ", rank.folder(), ": ",
-                             Bytes(double(rank.free_bytes())), " free, two checkpoints need ",
-                             Bytes(double(needs_.folder_bytes))));
+      Add(true,
+          absl::StrCat(NameOf(rank), ": folder ", rank.folder(), ": ", ByteText(rank.free_bytes()),
+                       " free, two checkpoints need ", ByteText(needs_.folder_bytes)));
     }
     if (rank.sync_seconds() <= kSlowSync) return;
     Add(false, absl::StrCat(NameOf(rank), ": folder ", rank.folder(), ": a small file was durable ",
@@ -243,14 +233,14 @@ std::string RankTable(const DoctorReport& report) {
   for (const DoctorRank& r : report.ranks()) {
     const bool gpu = r.device_memory_bytes() > 0;
     const std::string device =
-        gpu ? absl::StrCat(r.device(), ", ", Bytes(double(r.device_memory_bytes())))
+        gpu ? absl::StrCat(r.device(), ", ", ByteText(r.device_memory_bytes()))
             : absl::StrCat(r.device(), " ", r.instructions());
     const bool all_cores = r.cores() >= r.host_cores();
     const std::string cores =
         all_cores ? absl::StrCat(r.cores()) : absl::StrCat(r.cores(), " of ", r.host_cores());
-    table.Row({absl::StrCat(r.rank()), r.host(), cores, Bytes(double(r.memory_bytes())), device,
+    table.Row({absl::StrCat(r.rank()), r.host(), cores, ByteText(r.memory_bytes()), device,
                Flops(r.product_flops()), Rate(r.memory_bytes_per_second()),
-               Seconds(r.clock_offset_seconds()), Bytes(double(r.free_bytes())),
+               Seconds(r.clock_offset_seconds()), ByteText(r.free_bytes()),
                Seconds(r.sync_seconds())});
   }
   return table.Text();

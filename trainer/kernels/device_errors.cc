@@ -7,7 +7,6 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include <ATen/DeviceAccelerator.h>
@@ -15,14 +14,10 @@
 
 #include "parallel/base/exit_code.h"
 #include "parallel/base/host.h"
-#include "parallel/base/units.h"
+#include "parallel/base/text.h"
 
 namespace deepnet {
 namespace {
-
-std::string Mib(int64_t bytes) {
-  return absl::StrFormat("%.1f MiB", static_cast<double>(bytes) / kMib);
-}
 
 // "GPU 1 of host a: "; "" where no GPU is known.
 std::string PlaceOf(const DeviceUse& use) {
@@ -46,14 +41,14 @@ bool IsOutOfMemory(absl::string_view text) {
 absl::Status OutOfMemory(const std::string& text, const DeviceUse& use) {
   std::string message = absl::StrCat(PlaceOf(use), "out of memory: ", absl::StripSuffix(text, "."));
   if (use.planned_bytes > 0) {
-    absl::StrAppend(&message, "; the plan of this rank has ", Mib(use.planned_bytes));
+    absl::StrAppend(&message, "; the plan of this rank has ", ByteText(use.planned_bytes));
   }
   if (use.ops != nullptr && use.ops->session().stream() != nullptr) {
     constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
     const auto stats = at::accelerator::getDeviceStats(use.ops->ResidualOptions().device().index());
     const auto& bytes = stats.allocated_bytes[kAll];
-    absl::StrAppend(&message, ", its tensors hold ", Mib(bytes.current), ", at most ",
-                    Mib(bytes.peak));
+    absl::StrAppend(&message, ", its tensors hold ", ByteText(bytes.current), ", at most ",
+                    ByteText(bytes.peak));
   }
   return WithExitCode(absl::ResourceExhaustedError(message), ExitCode::kDoesNotFit);
 }

@@ -6,17 +6,9 @@
 
 #include "absl/strings/str_format.h"
 
+#include "parallel/base/statistics.h"
+
 namespace deepnet {
-namespace {
-
-// An even number has the lower middle here, so that the slower of two ranks can be found.
-double Median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>((values.size() - 1) / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
-}  // namespace
 
 void ComputeTime::Add(double step_seconds) {
   seconds_ += step_seconds;
@@ -30,6 +22,7 @@ std::optional<double> ComputeTime::TakeMean() {
 
 std::vector<double> StragglerWatch::Expected(std::span<const double> seconds) const {
   const auto stages = static_cast<size_t>(stages_);
+  // Lower medians, so that the slower of two ranks can be found.
   std::vector<double> expected;
   if (seconds.size() > stages) {
     for (size_t rank = 0; rank < seconds.size(); ++rank) {
@@ -37,7 +30,7 @@ std::vector<double> StragglerWatch::Expected(std::span<const double> seconds) co
       for (size_t i = rank % stages; i < seconds.size(); i += stages) {
         same_work.push_back(seconds[i]);
       }
-      expected.push_back(Median(std::move(same_work)));
+      expected.push_back(LowerMedian(std::move(same_work)));
     }
     return expected;
   }
@@ -46,7 +39,7 @@ std::vector<double> StragglerWatch::Expected(std::span<const double> seconds) co
   for (size_t rank = 0; rank < seconds.size(); ++rank) {
     paces.push_back(seconds[rank] / shortest_[rank]);
   }
-  const double pace = std::max(1.0, Median(std::move(paces)));
+  const double pace = std::max(1.0, LowerMedian(std::move(paces)));
   for (const double shortest : shortest_) expected.push_back(pace * shortest);
   return expected;
 }

@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "parallel/base/statistics.h"
 #include "tests/support/model_pass.h"
 #include "trainer/kernels/compute.h"
 
@@ -60,7 +61,7 @@ Errors MedianErrors(const ModelSpec& spec, DataType dtype, at::ScalarType operan
     native.push_back(error(*MakeNativeOps(Compute(dtype, 2))));
     reference.push_back(error(*MakeAtenOps(operand, at::kFloat)));
   }
-  return {testing::Median(native), testing::Median(reference)};
+  return {Median(native), Median(reference)};
 }
 
 // Each kernel is held to 2e-2 of its own reference in tests/trainer/kernels/native. Through five

@@ -9,6 +9,7 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/base/text.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/format.h"
 

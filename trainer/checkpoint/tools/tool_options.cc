@@ -3,10 +3,10 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/base/text.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/format.h"
 
@@ -35,18 +35,6 @@ int64_t TensorBytes(const Manifest& manifest) {
   int64_t bytes = 0;
   for (const ShardFile& file : manifest.files()) bytes += file.bytes();
   return bytes;
-}
-
-std::string ByteText(int64_t bytes) {
-  if (bytes < 1024) return absl::StrCat(bytes, " B");
-  double value = static_cast<double>(bytes);
-  const char* unit = "";
-  for (const char* next : {"KiB", "MiB", "GiB", "TiB"}) {
-    if (value < 1023.95) break;
-    value /= 1024.0;
-    unit = next;
-  }
-  return absl::StrFormat("%.1f %s", value, unit);
 }
 
 }  // namespace deepnet

@@ -47,7 +47,4 @@ absl::StatusOr<Manifest> ReadManifestWithin(FileSystem& fs, const std::string& c
 // Bytes of all files of tensors.
 int64_t TensorBytes(const Manifest& manifest);
 
-// 1536 -> "1.5 KiB"; no fraction below 1 KiB.
-std::string ByteText(int64_t bytes);
-
 }  // namespace deepnet

@@ -1,0 +1,25 @@
+#include "parallel/base/text.h"
+
+#include <gtest/gtest.h>
+
+namespace deepnet {
+namespace {
+
+TEST(ByteText, HasTheLargestUnitOfWhichThereIsOne) {
+  EXPECT_EQ(ByteText(0), "0 B");
+  EXPECT_EQ(ByteText(1023), "1023 B");
+  EXPECT_EQ(ByteText(1536), "1.5 KiB");
+  EXPECT_EQ(ByteText((1 << 20) - 1), "1.0 MiB");
+  EXPECT_EQ(ByteText(int64_t{64} << 30), "64.0 GiB");
+  EXPECT_EQ(ByteText(int64_t{1} << 52), "4096.0 TiB");
+}
+
+TEST(ShellQuoted, QuotesWhatAShellWouldNotTakeForOneWord) {
+  EXPECT_EQ(ShellQuoted("train.seed=3"), "train.seed=3");
+  EXPECT_EQ(ShellQuoted(""), "''");
+  EXPECT_EQ(ShellQuoted("two words"), "'two words'");
+  EXPECT_EQ(ShellQuoted("~/it's"), R"('~/it'\''s')");
+}
+
+}  // namespace
+}  // namespace deepnet
