@@ -18,6 +18,7 @@
 #include "parallel/plan/planner.h"
 #include "parallel/plan/planner_text.h"
 #include "parallel/plan/roofline.h"
+#include "parallel/plan/schedule_drawing.h"
 #include "parallel/plan/schedule_text.h"
 #include "trainer/model/describe.h"
 #include "trainer/model/work.h"

@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 
-#include "parallel/comm/tcp_communicator.h"
+#include "parallel/comm/tcp_options.h"
 
 namespace deepnet {
 

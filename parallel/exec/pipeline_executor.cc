@@ -11,7 +11,6 @@
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
-#include "parallel/plan/message_order.h"
 #include "parallel/plan/schedule_text.h"
 
 namespace deepnet {

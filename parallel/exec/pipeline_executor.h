@@ -17,7 +17,7 @@
 #include "parallel/comm/heartbeat.h"
 #include "parallel/exec/stage.h"
 #include "parallel/exec/trace.h"
-#include "parallel/plan/boundary_buffers.h"
+#include "parallel/plan/message_order.h"
 #include "parallel/plan/partition.h"
 #include "parallel/plan/schedule.h"
 
@@ -47,7 +47,7 @@ struct ExecutorOptions {
 // Between two ranks, sends are started in the order of the sender's list and receives posted in the
 // same order, so it is enough that the communicator matches them in order: it need not know tags.
 // All messages are finished when this returns OK. So a rank waits for data only, as Simulate
-// assumes, and for ever only if CheckSchedule would have said so. parallel/plan/boundary_buffers.h
+// assumes, and for ever only if CheckSchedule would have said so. parallel/plan/boundary_bytes.h
 // says how much memory messages take at once.
 //
 // A boundary is sent as one message per tensor, with MessageTag. On one rank there are no messages

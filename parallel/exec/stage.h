@@ -26,7 +26,7 @@
 //     Buffers may be asked for several times and always names the same memory until its life ends.
 //     Received ones are asked for some actions ahead (ExecutorOptions::look_ahead), in the order in
 //     which their sender makes them, and sent ones live until the peer has taken them, so several
-//     microbatches have memory at once (parallel/plan/boundary_buffers.h); none before the stage
+//     microbatches have memory at once (parallel/plan/boundary_bytes.h); none before the stage
 //     has taken the actions on which its contents depend: kOutputGradient never before
 //     Forward(c, m) is done. The order of tensors is that of the StageMessages on both sides.
 #pragma once

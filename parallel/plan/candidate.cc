@@ -3,6 +3,7 @@
 // claim first and then corrected, from the second time on only upwards, until nothing changes.
 // Where ranks recompute differently, layers are moved to those that recompute less, as long as that
 // helps.
+#include "parallel/plan/candidate.h"
 
 #include <algorithm>
 #include <bit>
@@ -15,11 +16,10 @@
 
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
-#include "parallel/plan/boundary_buffers.h"
+#include "parallel/plan/boundary_bytes.h"
 #include "parallel/plan/check_schedule.h"
 #include "parallel/plan/memory.h"
 #include "parallel/plan/partition.h"
-#include "parallel/plan/planner_request.h"
 #include "parallel/plan/schedule_generators.h"
 #include "parallel/plan/shard.h"
 #include "parallel/plan/simulator.h"
@@ -295,9 +295,9 @@ class Candidate {
     absl::StatusOr<Simulation> simulation = Simulate(schedule_, placement_, costs_, network);
     RETURN_IF_ERROR(WithExitCode(simulation.status(), ExitCode::kBadConfig));
     simulation_ = *std::move(simulation);
-    const std::vector<int64_t> bytes =
-        BoundaryBufferBytes(inventory(), ends_, placement_, schedule_, messages_,
-                            request_->rules.operand_bytes, simulation_, network);
+    const std::vector<int64_t> bytes = CountBoundaryBytes(
+        {inventory(), ends_, placement_, messages_, request_->rules.operand_bytes},
+        {schedule_, simulation_, network});
     for (size_t r = 0; r < bytes.size(); ++r) ranks_[r].boundary_bytes = bytes[r];
     return absl::OkStatus();
   }

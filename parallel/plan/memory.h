@@ -94,7 +94,7 @@ struct RankUse {
   int num_replicas = 1;         // that share moments (ZeRO-1)
   int microbatches = 1;         // of a step, which a GPU holds all
   int lanes = 0;                // of NCCL, each for the messages from one rank to another
-  int64_t boundary_bytes = -1;  // BoundaryBufferBytes; < 0: no schedule is known yet
+  int64_t boundary_bytes = -1;  // CountBoundaryBytes(); < 0: no schedule is known yet
 };
 
 // Returns the bytes of the uses that layers of other ranks have of this rank's tied parameters.
@@ -109,7 +109,7 @@ int64_t ForeignBytes(const Inventory& inventory, const RankUse& rank);
 //   activations     what each layer keeps, for as many microbatches as are in flight at once, and
 //                   what deferred weight gradients hold; layers of one stack share buffers
 //   boundary        the streams and gradients that run through chunks and cross cuts, and the side
-//                   inputs of every microbatch in flight, as boundary_buffers.h counts them.
+//                   inputs of every microbatch in flight, as boundary_bytes.h counts them.
 //                   Without a schedule: a stream for each stack, the side inputs, kMessageSlots of
 //                   what crosses the cuts of a chunk
 //   recompute       what one layer or segment computes again

@@ -19,6 +19,9 @@
 
 namespace deepnet {
 
+// Computing actions for which a rank offers memory to messages before it gets there.
+inline constexpr int kLookAhead = 3;
+
 // One message. Computing actions are numbered from 0 along the list of their rank.
 struct LaneMessage {
   Action send;

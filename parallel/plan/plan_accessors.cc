@@ -7,7 +7,8 @@
 #include "parallel/base/check.h"
 #include "parallel/plan/device_model.h"
 #include "parallel/plan/memory.h"
-#include "parallel/plan/planner.h"
+#include "parallel/plan/schedule_generators.h"
+#include "parallel/plan/schedule_text.h"
 #include "parallel/plan/shard.h"
 
 namespace deepnet {
@@ -163,6 +164,15 @@ PipelineShape PipelineShapeOf(const Plan& plan, int replica) {
       .num_microbatches =
           MicrobatchesOf(plan.global_microbatches(), plan.data_parallel_size(), replica).Count(),
       .virtual_pipeline_size = plan.virtual_pipeline_size()};
+}
+
+Schedule MakeSchedule(const Plan& plan, int replica) {
+  absl::StatusOr<Schedule> schedule =
+      plan.schedule_text().empty()
+          ? MakeNamedSchedule(plan.schedule(), PipelineShapeOf(plan, replica), ChunkCosts(plan))
+          : ParseSchedule(plan.schedule_text());
+  DEEPNET_CHECK(schedule.ok()) << schedule.status();
+  return *std::move(schedule);
 }
 
 Simulation SimulatePlan(const Plan& plan, const ClusterSpec& cluster, const ComputeSpec& compute) {

@@ -69,6 +69,10 @@ std::vector<StageExchange> StageExchanges(const Plan& plan, const Inventory& inv
 // gradient_bytes.
 std::vector<int64_t> GradientBytes(const Plan& plan, const Inventory& inventory);
 
+// The order of work of one replica's ranks, without transfers. `plan` is MakePlan's. Replicas
+// differ only in their number of microbatches, if at all (shard.h): the first has as many as any.
+Schedule MakeSchedule(const Plan& plan, int replica = 0);
+
 // The simulated step that plan.step_seconds is from; `cluster` and `compute` are those it was made
 // for.
 Simulation SimulatePlan(const Plan& plan, const ClusterSpec& cluster, const ComputeSpec& compute);

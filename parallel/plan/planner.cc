@@ -17,11 +17,9 @@
 #include "parallel/base/messages.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/base/units.h"
-#include "parallel/plan/plan_accessors.h"
+#include "parallel/plan/candidate.h"
 #include "parallel/plan/planner_request.h"
 #include "parallel/plan/planner_text.h"
-#include "parallel/plan/schedule_generators.h"
-#include "parallel/plan/schedule_text.h"
 
 namespace deepnet {
 namespace {
@@ -291,15 +289,6 @@ ClusterSpec WithMemoryShare(ClusterSpec cluster, int64_t host_bytes) {
   const int ranks = std::max(1, cluster.devices_per_node());
   cluster.set_device_memory_gib(static_cast<double>(host_bytes) / kGib / ranks);
   return cluster;
-}
-
-Schedule MakeSchedule(const Plan& plan, int replica) {
-  absl::StatusOr<Schedule> schedule =
-      plan.schedule_text().empty()
-          ? MakeNamedSchedule(plan.schedule(), PipelineShapeOf(plan, replica), ChunkCosts(plan))
-          : ParseSchedule(plan.schedule_text());
-  DEEPNET_CHECK(schedule.ok()) << schedule.status();
-  return *std::move(schedule);
 }
 
 }  // namespace deepnet

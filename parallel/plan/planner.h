@@ -12,7 +12,6 @@
 #include "absl/status/statusor.h"
 
 #include "parallel/plan/inventory.h"
-#include "parallel/plan/schedule.h"
 #include "proto/data.pb.h"
 #include "proto/instruments.pb.h"
 #include "proto/optim.pb.h"
@@ -51,10 +50,5 @@ std::optional<Plan> ClosestPlan(const absl::Status& status);
 // Returns `cluster` with device_memory_gib, if it is 0, set to the share that each of a host's
 // ranks (devices_per_node, at least 1) has of `host_bytes`.
 ClusterSpec WithMemoryShare(ClusterSpec cluster, int64_t host_bytes);
-
-// The order of work of one replica's ranks, without transfers. `plan` is MakePlan's. Replicas
-// differ only in their number of microbatches, if at all (shard.h): the first has as many as any.
-// plan_accessors.h returns the other parts of one replica of a plan.
-Schedule MakeSchedule(const Plan& plan, int replica = 0);
 
 }  // namespace deepnet

@@ -1,5 +1,5 @@
-// The planner's task, with every default applied and nothing contradictory left, the configs that
-// it allows, and the plan that each becomes (candidate.cc).
+// The planner's task, with every default applied and nothing contradictory left, and the configs
+// that it allows.
 #pragma once
 
 #include <limits>
@@ -77,22 +77,6 @@ PipelineShape PipelineShapeOf(const Request& request, const ParallelConfig& conf
 // Fails as MakeNamedPlacement does.
 absl::StatusOr<Placement> PlacementOf(const Request& request, const ParallelConfig& config);
 PlacementShape PlacementShapeOf(const Request& request, const ParallelConfig& config);
-
-// About what MakeOneReplica would find, without making or simulating a schedule.
-struct CoarseEstimate {
-  double seconds = 0;  // of a step
-  bool fits = false;
-};
-CoarseEstimate EstimateCoarsely(const Request& request, const ParallelConfig& config);
-
-// The plan of `config` for one replica (stages of the others are missing), whose every rank
-// recomputes as little as lets it fit; what fits nowhere takes the least memory. Fails as
-// CheckConfig does, or if a schedule that a user wrote does not pass CheckSchedule.
-absl::StatusOr<Plan> MakeOneReplica(const Request& request, const ParallelConfig& config);
-
-// The stage that needs most; whether it has as much.
-const StagePlan& Fullest(const Plan& plan);
-bool Fits(const Request& request, const Plan& plan);
 
 // InvalidArgument with ExitCode::kBadConfig.
 absl::Status BadField(const std::string& message);

@@ -11,6 +11,7 @@
 
 #include "parallel/base/status_macros.h"
 #include "parallel/base/units.h"
+#include "parallel/plan/candidate.h"
 #include "parallel/plan/planner_request.h"
 #include "parallel/plan/roofline.h"
 #include "parallel/plan/shard.h"

@@ -2,7 +2,7 @@
 // computing actions, because only there does an executor start receives and look for finished
 // sends. A sweep over them finds the fullest.
 
-#include "parallel/plan/boundary_buffers.h"
+#include "parallel/plan/boundary_bytes.h"
 
 #include <algorithm>
 #include <tuple>
@@ -222,27 +222,24 @@ class Sweep {
 
 }  // namespace
 
-std::vector<int64_t> BoundaryBufferBytes(const Inventory& inventory,
-                                         std::span<const int> chunk_ends,
-                                         const Placement& placement, const Schedule& schedule,
-                                         std::span<const StageMessages> messages,
-                                         int64_t operand_bytes, const Simulation& simulation,
-                                         const Network& network) {
-  const auto first_reader = static_cast<int>(
-      std::find_if(inventory.layers.begin(), inventory.layers.end(),
+std::vector<int64_t> CountBoundaryBytes(const CutModel& model, const SimulatedStep& step) {
+  const Placement& placement = model.placement;
+  const std::vector<Layer>& layers = model.inventory.layers;
+  const auto first_reader =
+      std::find_if(layers.begin(), layers.end(),
                    [](const Layer& layer) { return SideInput(layer) != nullptr; }) -
-      inventory.layers.begin());
+      layers.begin();
   std::vector<bool> behind_side_input(placement.NumRanks(), false);
   for (int c = 0; c < placement.NumChunks(); ++c) {
-    if (chunk_ends[c] > first_reader) behind_side_input[placement.rank_of_chunk[c]] = true;
+    if (model.chunk_ends[c] > first_reader) behind_side_input[placement.rank_of_chunk[c]] = true;
   }
-  Sweep sweep(inventory, placement, simulation);
-  sweep.AddPassages(WithSends(schedule, placement), messages, network);
-  for (int c = 0, first = 0; c < placement.NumChunks(); first = chunk_ends[c++]) {
-    sweep.AddInside(c, {first, chunk_ends[c]}, behind_side_input[placement.rank_of_chunk[c]],
-                    operand_bytes);
+  Sweep sweep(model.inventory, placement, step.simulation);
+  sweep.AddPassages(WithSends(step.schedule, placement), model.messages, step.network);
+  for (int c = 0, first = 0; c < placement.NumChunks(); first = model.chunk_ends[c++]) {
+    sweep.AddInside(c, {first, model.chunk_ends[c]}, behind_side_input[placement.rank_of_chunk[c]],
+                    model.operand_bytes);
     if (c == 0) continue;
-    sweep.AddCut(c, first, messages[c], behind_side_input[placement.rank_of_chunk[c - 1]]);
+    sweep.AddCut(c, first, model.messages[c], behind_side_input[placement.rank_of_chunk[c - 1]]);
   }
   return sweep.Most();
 }

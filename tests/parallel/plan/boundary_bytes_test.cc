@@ -1,6 +1,6 @@
 // Buffers at cuts, counted by hand on small timelines. That a rank of the trainer holds as many is
 // what tests/trainer/memory_test.cc measures.
-#include "parallel/plan/boundary_buffers.h"
+#include "parallel/plan/boundary_bytes.h"
 
 #include <string_view>
 #include <vector>
@@ -45,8 +45,9 @@ std::vector<double> Streams(const Inventory& inventory, const Case& it) {
   const auto simulation = Simulate(schedule, placement, costs, it.network);
   EXPECT_TRUE(simulation.ok()) << simulation.status();
   std::vector<double> streams;
-  for (const int64_t bytes : BoundaryBufferBytes(inventory, it.ends, placement, schedule, messages,
-                                                 it.operand_bytes, *simulation, it.network)) {
+  for (const int64_t bytes :
+       CountBoundaryBytes({inventory, it.ends, placement, messages, it.operand_bytes},
+                          {schedule, *simulation, it.network})) {
     streams.push_back(static_cast<double>(bytes) / kStream);
   }
   return streams;
@@ -54,7 +55,7 @@ std::vector<double> Streams(const Inventory& inventory, const Case& it) {
 
 // Both stacks' streams, of which the source's is the encoder output's gradient on the way back, and
 // one encoder output.
-TEST(BoundaryBuffers, OfAWholeModelAreItsStreamsAndOneMemory) {
+TEST(BoundaryBytes, OfAWholeModelAreItsStreamsAndOneMemory) {
   Case whole{
       .schedule = "single_stage", .shape = {.num_microbatches = 3}, .ends = {5}, .units = {1}};
   EXPECT_THAT(Streams(Toy(1), whole), ElementsAre(3));
@@ -67,7 +68,7 @@ TEST(BoundaryBuffers, OfAWholeModelAreItsStreamsAndOneMemory) {
 //
 // Rank 1: 1F0 1-2, 1B0 2-4, 1F1 4-5, 1B1 5-7. Both encoder outputs have buffers from the start; a
 // stream of the target's, a gradient of the encoder output's.
-TEST(BoundaryBuffers, AreCountedFromTheOfferToTheLastUse) {
+TEST(BoundaryBytes, AreCountedFromTheOfferToTheLastUse) {
   EXPECT_THAT(Streams(Toy(1), {.schedule = "1f1b",
                                .shape = {.num_ranks = 2, .num_microbatches = 2},
                                .ends = {2, 5},
@@ -78,7 +79,7 @@ TEST(BoundaryBuffers, AreCountedFromTheOfferToTheLastUse) {
 // Rank 1 takes ten times as long, and offers memory to microbatch m behind 1F(m - 4): 4 and 5 wait
 // on rank 0 until 11 and 21 s, long after they were made at 5 and 6 s. Gradients of 0B0 .. 0B3 have
 // buffers when 0F5 ends.
-TEST(BoundaryBuffers, OfARankThatRunsAheadWaitForItsPeer) {
+TEST(BoundaryBytes, OfARankThatRunsAheadWaitForItsPeer) {
   EXPECT_THAT(Streams(Toy(1), {.schedule = "gpipe",
                                .shape = {.num_ranks = 2, .num_microbatches = 6},
                                .ends = {2, 5},
@@ -88,7 +89,7 @@ TEST(BoundaryBuffers, OfARankThatRunsAheadWaitForItsPeer) {
 
 // A message that takes longer, here 100 s, is longer in use: all memories on rank 0, and on rank 1
 // two gradients beside the one that is made.
-TEST(BoundaryBuffers, AreInUseAsLongAsTheLinkIsBusy) {
+TEST(BoundaryBytes, AreInUseAsLongAsTheLinkIsBusy) {
   Case slow{.schedule = "gpipe",
             .shape = {.num_ranks = 2, .num_microbatches = 3},
             .ends = {2, 5},
@@ -101,7 +102,7 @@ TEST(BoundaryBuffers, AreInUseAsLongAsTheLinkIsBusy) {
 // A message takes 3 s and begins when the one before it is through: rank 0 makes one a second, and
 // the last four are on their way or wait when the last one is claimed. On the way back rank 1 makes
 // one in two seconds.
-TEST(BoundaryBuffers, AreInUseUntilTheMessagesBeforeThemAreThrough) {
+TEST(BoundaryBytes, AreInUseUntilTheMessagesBeforeThemAreThrough) {
   Case slow{.schedule = "gpipe",
             .shape = {.num_ranks = 2, .num_microbatches = 6},
             .ends = {2, 5},
@@ -125,7 +126,7 @@ Inventory OneStack(int num) {
 // stream m + 1 for chunk 3. Rank 0 takes all backward passes of chunk 0 last. So it needs streams
 // first but offers memory to gradients before: to five when the last stream's memory is offered and
 // its own output of 0F5 is not yet gone. That is one more than the gradients that it needs soon.
-TEST(BoundaryBuffers, AreOfferedInTheOrderOfTheSender) {
+TEST(BoundaryBytes, AreOfferedInTheOrderOfTheSender) {
   constexpr int kMicrobatches = 6;
   Case crossing{
       .schedule = "zb-v",
@@ -146,7 +147,7 @@ TEST(BoundaryBuffers, AreOfferedInTheOrderOfTheSender) {
 
 // In V the last chunk of the first lap and the first of the second are on one rank: what lies
 // between them is in use though nothing is sent.
-TEST(BoundaryBuffers, WhatStaysOnARankIsInUseBetweenItsChunks) {
+TEST(BoundaryBytes, WhatStaysOnARankIsInUseBetweenItsChunks) {
   const Case v{.schedule = "zb-v",
                .shape = {.num_ranks = 1, .num_microbatches = 1, .virtual_pipeline_size = 2},
                .ends = {4, 7},
