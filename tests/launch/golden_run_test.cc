@@ -1,8 +1,8 @@
 // tests/golden/run-v1 is a run that the first edition of this program has prepared, trained for 30
 // steps and saved; tests/golden/export-v1 is what that program exported of it. Both stay as they
-// are for good, former names of fields included, and every later program has to understand them:
-// figures below are what the first one printed, but for the weights that it goes on to: in that
-// edition the row of <pad> did not learn.
+// are for good, but for names of fields, which version 0.1.0 settled, and every later program has
+// to understand them: figures below are what the first one printed, but for the weights that it
+// goes on to: in that edition the row of <pad> did not learn.
 #include <unistd.h>
 
 #include <filesystem>
@@ -118,6 +118,17 @@ TEST_F(GoldenRunTest, ItsExportIsImportedAsTheSameWeightsAndRun) {
       RunChild({DEEPNET_PROGRAM, "checkpoint", "diff", "--filter", "weight/", "--root", root_,
                 kCheckpoint, "imported/step-00000030"});
   EXPECT_EQ(compared.code, 0) << compared.output;
+}
+
+TEST_F(GoldenRunTest, AnExportWithNamesOfBeforeTheFirstVersionIsRefused) {
+  fs::copy(kGoldenExport, root_ / "export");
+  const ChildOutcome outcome =
+      RunChild({"bash", "-c",
+                "sed -i 's/    \"d_model\"/    \"width\"/' \"$1/export/config.json\" && "
+                "\"$0\" checkpoint import --root \"$1\" --output imported export",
+                DEEPNET_PROGRAM, root_});
+  EXPECT_EQ(outcome.code, 5);
+  EXPECT_THAT(outcome.output, HasSubstr("has names of before version 0.1.0: export it again"));
 }
 
 }  // namespace

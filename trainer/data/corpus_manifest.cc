@@ -10,7 +10,6 @@
 #include <google/protobuf/text_format.h>
 
 #include "parallel/base/file_system.h"
-#include "parallel/base/former_names.h"
 #include "parallel/base/json.h"
 #include "parallel/base/logging.h"
 #include "parallel/base/status_macros.h"
@@ -117,11 +116,14 @@ absl::StatusOr<CorpusManifest> ReadManifest(const std::string& folder) {
                                                 : "has no manifest.textproto"));
   }
   ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(*fs, path, kMaxManifestBytes));
+  if (text.find("\n    sample_sentences: ") != std::string::npos) {
+    return absl::DataLossError(
+        absl::StrCat(path, ": has names of before version 0.1.0: prepare the corpus again"));
+  }
   // Fields that this version does not know are of a newer version, which is refused below by its
   // number, or are gone and decide nothing any more.
   CorpusManifest manifest;
-  if (!ParseTextProto(WithTodaysNames(text, *CorpusManifest::descriptor()), &manifest,
-                      {.skips_unknown_fields = true})) {
+  if (!ParseTextProto(text, &manifest, {.skips_unknown_fields = true})) {
     return absl::DataLossError(absl::StrCat(path, ": damaged"));
   }
   if (manifest.format_version() != kCorpusFormatVersion) {

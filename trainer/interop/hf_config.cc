@@ -8,7 +8,6 @@
 #include <google/protobuf/util/json_util.h>
 
 #include "parallel/base/check.h"
-#include "parallel/base/former_names.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/base/text_proto.h"
 #include "trainer/checkpoint/format.h"
@@ -164,7 +163,14 @@ absl::StatusOr<HfConfig> ReadHfConfig(FileSystem& fs, const std::string& folder,
   const std::string path = JoinPath(folder, kConfigFile);
   ASSIGN_OR_RETURN(const std::string json, ReadJsonText(fs, path, options));
   HfConfig config;
-  RETURN_IF_ERROR(ParseJson(WithTodaysNames(json, *HfConfig::descriptor()), "", path, &config));
+  RETURN_IF_ERROR(ParseJson(json, "", path, &config));
+  // Keys that are not known are other programs', but not those of a run.
+  if (config.deepnet().run().has_model() && config.deepnet().run().model().d_model() == 0) {
+    return WithExitCode(
+        absl::InvalidArgumentError(absl::StrCat(
+            "'", path, "': its run has names of before version 0.1.0: export it again")),
+        ExitCode::kCheckpoint);
+  }
   return config;
 }
 

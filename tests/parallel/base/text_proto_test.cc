@@ -7,7 +7,6 @@
 #include <google/protobuf/struct.pb.h>
 #include <gtest/gtest.h>
 
-#include "parallel/base/former_names.h"
 #include "proto/run.pb.h"
 
 namespace deepnet {
@@ -66,11 +65,6 @@ TEST(TextProto, OfAMillionLevelsEndsInAMistakeWhateverIsNested) {
       EXPECT_FALSE(MergeTextProto(text, &run, {.skips_unknown_fields = skips})) << level;
     }
   }
-}
-
-TEST(TextProto, OfAMillionLevelsIsLeftAloneWhereFormerNamesAreReplaced) {
-  const std::string text = Repeated("a{", 1'000'000);
-  EXPECT_EQ(WithTodaysNames(text, *RunSpec::descriptor()), text);
 }
 
 TEST(TextProto, IsOnlySkippedOverWhereAsked) {
