@@ -109,7 +109,7 @@ absl::Status ConnectDevices(GradientSum order, const RankContext& context) {
   for (const std::vector<Piece>& bucket : context.layout.pieces) {
     for (const Piece& piece : bucket) most = std::max(most, piece.of.count);
   }
-  Communicator::Links links{
+  Communicator::Connections links{
       .all_gather = true,
       .scratch = BufferOf(*context.ops, gradient.narrow(0, 0, most)),
   };

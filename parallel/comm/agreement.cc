@@ -94,17 +94,6 @@ absl::Status Disagreement(const std::string& name, const std::vector<std::string
       absl::StrCat(name, " is not the same on all ranks: ", absl::StrJoin(parts, "; ")));
 }
 
-// Returns the length of every rank's text.
-absl::StatusOr<std::vector<int64_t>> AllGatherLength(Communicator& comm, std::string_view mine) {
-  std::vector<int64_t> lengths(comm.size());
-  std::vector<Buffer> parts;
-  for (int64_t& length : lengths) parts.push_back(Buffer::Of(std::span(&length, 1)));
-  int64_t own = static_cast<int64_t>(mine.size());
-  ASSIGN_OR_RETURN(auto sizes, comm.AllGather(Buffer::Of(std::span(&own, 1)), parts));
-  RETURN_IF_ERROR(sizes->Wait());
-  return lengths;
-}
-
 }  // namespace
 
 absl::Status AgreeOnStatus(Communicator& comm, const absl::Status& mine) {
@@ -121,7 +110,7 @@ void EndJobUnlessAgreed(Communicator& world, const absl::Status& status) {
 }
 
 absl::StatusOr<std::vector<std::string>> AllGatherText(Communicator& comm, std::string_view mine) {
-  ASSIGN_OR_RETURN(const std::vector<int64_t> lengths, AllGatherLength(comm, mine));
+  ASSIGN_OR_RETURN(const std::vector<size_t> lengths, AllGatherValue(comm, mine.size()));
   std::string own(mine);
   std::vector<std::string> texts(comm.size());
   std::vector<Buffer> parts(comm.size());
@@ -135,7 +124,7 @@ absl::StatusOr<std::vector<std::string>> AllGatherText(Communicator& comm, std::
 }
 
 absl::StatusOr<std::vector<std::string>> GatherText(Communicator& comm, std::string_view mine) {
-  ASSIGN_OR_RETURN(const std::vector<int64_t> lengths, AllGatherLength(comm, mine));
+  ASSIGN_OR_RETURN(const std::vector<size_t> lengths, AllGatherValue(comm, mine.size()));
   std::string own(mine);
   std::vector<std::string> texts(comm.size());
   std::vector<Buffer> send(comm.size(), Buffer::Of(std::span(own).first(0)));

@@ -146,16 +146,15 @@ Communicator::TransferOr Communicator::ReceiveAll(std::span<const Buffer> buffer
   return std::make_unique<JoinedTransfer>("ReceiveAll", std::move(parts));
 }
 
-absl::Status Communicator::Connect(const Links&, absl::Duration) { return absl::OkStatus(); }
+absl::Status Communicator::Connect(const Connections&, absl::Duration) { return absl::OkStatus(); }
 
 Communicator::TransferOr Communicator::ReduceScatter(Buffer) {
   return absl::UnimplementedError("ReduceScatter: this communicator moves host memory only");
 }
 
 absl::Status Communicator::Barrier(absl::Duration limit) {
-  std::vector<char> here(size());
-  char mine = 1;
-  ASSIGN_OR_RETURN(auto all, AllGather(Buffer::Of(std::span(&mine, 1)), Rows(here, 1, size())));
+  std::vector<char> here(size() + 1);
+  ASSIGN_OR_RETURN(auto all, AllGather(Buffer::Of(std::span(here).last(1)), Rows(here, 1, size())));
   return all->Wait(limit);
 }
 
@@ -249,6 +248,26 @@ Communicator::TransferOr MessageCommunicator::Exchange(const char* call,
     }
   }
   return std::make_unique<JoinedTransfer>(call, std::move(parts));
+}
+
+absl::StatusOr<MessageCommunicator::Part> MessageCommunicator::AgreeOnPart(int color, int key,
+                                                                           uint64_t number) {
+  struct Wish {
+    int color, key;
+    uint64_t number;
+  };
+  ASSIGN_OR_RETURN(const std::vector<Wish> wishes, AllGatherValue(*this, Wish{color, key, number}));
+  Part part;
+  for (const Wish& wish : wishes) part.number = std::max(part.number, wish.number);
+  if (color == kNoGroup) return part;
+  for (int member = 0; member < size(); ++member) {
+    if (wishes[member].color == color) part.members.push_back(member);
+  }
+  std::stable_sort(part.members.begin(), part.members.end(),
+                   [&](int a, int b) { return wishes[a].key < wishes[b].key; });
+  const auto self = std::find(part.members.begin(), part.members.end(), rank());
+  part.rank = static_cast<int>(self - part.members.begin());
+  return part;
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> SelfCommunicator::Split(int color, int) {

@@ -42,6 +42,8 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
+#include "parallel/base/status_macros.h"
+
 namespace deepnet {
 
 // The place of memory.
@@ -90,11 +92,11 @@ class Communicator {
   static constexpr int kNoGroup = -1;     // a colour for Split
 
   // The transfers that a rank will ask for with device memory.
-  struct Links {
+  struct Connections {
     std::vector<int> to, from;  // peers of messages
     bool all_to_all = false, all_gather = false, reduce_scatter = false;
-    Buffer
-        scratch;  // overwritten; as large as the largest collective will be, 32 B a rank at least
+    // Overwritten; as large as the largest collective will be, 32 B a rank at least.
+    Buffer scratch;
   };
 
   virtual ~Communicator() = default;
@@ -112,11 +114,11 @@ class Communicator {
   virtual TransferOr ReceiveAll(std::span<const Buffer> buffers, int peer, int tag);
 
   // Collective, blocking. Connects device memory, before the first message or collective of any:
-  // what `links` of some call did not name fails with FailedPrecondition. Every rank states the
+  // what `connections` of no call named fails with FailedPrecondition. Every rank states the
   // same collectives, and is named as a peer by those that it names. InvalidArgument where the
   // scratch memory is too small; DeadlineExceeded after `limit`; the backend's error otherwise. The
   // group is then given up. Nothing to do for host memory.
-  virtual absl::Status Connect(const Links& links, absl::Duration limit);
+  virtual absl::Status Connect(const Connections& connections, absl::Duration limit);
 
   // Collective. send[r] goes to rank r, receive[r] comes from it; size() buffers each. Sizes may
   // differ from pair to pair, 0 included. The own part is copied; it may be one and the same
@@ -159,6 +161,17 @@ class Communicator {
 // them ends the job with another code. Any thread may call it.
 void EndJob(Communicator& comm, const absl::Status& status);
 
+// Collective, blocking. Returns `mine` of every rank, whose bytes are its own wire form, by rank.
+template <typename T>
+absl::StatusOr<std::vector<T>> AllGatherValue(Communicator& comm, T mine) {
+  std::vector<T> all(comm.size());
+  std::vector<Buffer> buffers;
+  for (T& value : all) buffers.push_back(Buffer::Of(std::span(&value, 1)));
+  ASSIGN_OR_RETURN(const auto gathered, comm.AllGather(Buffer::Of(std::span(&mine, 1)), buffers));
+  RETURN_IF_ERROR(gathered->Wait());
+  return all;
+}
+
 // A communicator in front of another one: every call goes on to it, SendAll and ReceiveAll message
 // by message. Classes that watch, count or disturb calls override those that they care about.
 class ForwardingCommunicator : public Communicator {
@@ -179,8 +192,8 @@ class ForwardingCommunicator : public Communicator {
     return inner_.AllGather(mine, all);
   }
   TransferOr ReduceScatter(Buffer blocks) override { return inner_.ReduceScatter(blocks); }
-  absl::Status Connect(const Links& links, absl::Duration limit) override {
-    return inner_.Connect(links, limit);
+  absl::Status Connect(const Connections& connections, absl::Duration limit) override {
+    return inner_.Connect(connections, limit);
   }
   // The part is a plain one of the inner communicator's.
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override {
@@ -225,6 +238,15 @@ class MessageCommunicator : public Communicator {
   virtual TransferOr Start(const Message& message) = 0;
   // Returns OK, or the reason for which `call` cannot be started any more.
   virtual absl::Status CheckAlive(const char* call) = 0;
+
+  // The part of this group for which its members gave the same colour to Split.
+  struct Part {
+    std::vector<int> members;  // in the part's order; none for kNoGroup
+    int rank = 0;              // of this rank among them
+    uint64_t number = 0;       // the largest that any rank of this group named
+  };
+  // Collective, blocking.
+  absl::StatusOr<Part> AgreeOnPart(int color, int key, uint64_t number = 0);
 
  private:
   TransferOr StartChecked(const Message& message);

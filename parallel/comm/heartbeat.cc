@@ -1,8 +1,6 @@
 #include "parallel/comm/heartbeat.h"
 
 #include <algorithm>
-#include <chrono>
-#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <thread>
@@ -73,7 +71,7 @@ absl::Duration CommTimeout(const ParallelSpec& parallel, bool first_step) {
 }
 
 void Heartbeat::Begin(std::string phase, absl::Duration longest_silence) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   phase_ = std::move(phase);
   longest_silence_ = longest_silence;
   action_.clear();
@@ -83,7 +81,7 @@ void Heartbeat::Begin(std::string phase, absl::Duration longest_silence) {
 }
 
 void Heartbeat::Act(std::string action) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   action_ = std::move(action);
   call_.clear();
   waits_ = false;
@@ -91,42 +89,42 @@ void Heartbeat::Act(std::string action) {
 }
 
 void Heartbeat::Call(std::string call) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   call_ = std::move(call);
   waits_ = false;
   Beat();
 }
 
 void Heartbeat::Wait(std::string call) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   call_ = std::move(call);
   waits_ = true;
 }
 
 void Heartbeat::GoOn() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   waits_ = false;
   Beat();
 }
 
 void Heartbeat::SetSuspect(std::string rank) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   suspect_ = std::move(rank);
 }
 
 std::string Heartbeat::suspect() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return suspect_;
 }
 
 std::string Heartbeat::PhaseAndAction() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return absl::StrCat(phase_, phase_.empty() || action_.empty() ? "" : ", ", action_);
 }
 
 Heartbeat::State Heartbeat::Read() const {
   State state{.beats = beats_, .what = PhaseAndAction()};
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   state.waits = waits_;
   state.longest_silence = longest_silence_;
   if (!call_.empty()) absl::StrAppend(&state.what, state.what.empty() ? "" : ", ", call_);
@@ -207,10 +205,10 @@ Communicator::TransferOr MonitoredCommunicator::ReceiveAll(std::span<const Buffe
                 [&] { return inner().ReceiveAll(buffers, peer, tag); });
 }
 
-absl::Status MonitoredCommunicator::Connect(const Links& links, absl::Duration limit) {
+absl::Status MonitoredCommunicator::Connect(const Connections& connections, absl::Duration limit) {
   heartbeat_.Wait(WithAll("Connect"));
   const absl::Status status =
-      WithSuspect(inner().Connect(links, std::min(limit, comm_timeout_)), heartbeat_);
+      WithSuspect(inner().Connect(connections, std::min(limit, comm_timeout_)), heartbeat_);
   if (status.ok()) heartbeat_.GoOn();
   return EndIfStuck(status, heartbeat_.PhaseAndAction());
 }
@@ -285,7 +283,7 @@ class HeartbeatMonitor::Impl {
     heartbeat_.Act(absl::StrCat("Split of ", world.size(), " ranks"));
     RETURN_IF_ERROR(AgreeOnStatus(world, begun_));
     ASSIGN_OR_RETURN(auto group, world.Split(/*color=*/0, /*key=*/world.rank()));
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     joining_ = std::move(group);
     return absl::OkStatus();
   }
@@ -299,10 +297,10 @@ class HeartbeatMonitor::Impl {
   // Sets `how`, one of the flags, and waits for the thread.
   void Stop(std::atomic<bool>& how) {
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       how = true;
     }
-    changed_.notify_one();
+    changed_.NotifyOne();
     if (thread_.joinable()) thread_.join();
   }
 
@@ -333,10 +331,8 @@ class HeartbeatMonitor::Impl {
   // Sleeps until the next round, and begins to watch a group that has been joined. Returns true,
   // without sleeping, at this rank's end.
   bool Sleep() {
-    std::unique_lock lock(mutex_);
-    const double seconds = absl::ToDoubleSeconds(longest_) / kRounds;
-    changed_.wait_for(lock, std::chrono::duration<double>(seconds),
-                      [this] { return ended_ || given_up_; });
+    const MutexLock lock(mutex_);
+    changed_.WaitFor(mutex_, longest_ / kRounds, [this] { return ended_ || given_up_; });
     if (joining_ != nullptr) {
       group_ = std::move(joining_);
       letters_.assign(group_->size(), Letter());
@@ -428,10 +424,10 @@ class HeartbeatMonitor::Impl {
   // Kept when it is given up: dropped before the job ends, it would end it with another code.
   std::unique_ptr<Transfer> transfer_;
   absl::Status outcome_;  // to be read when the thread has ended
-  std::mutex mutex_;      // guards joining_; the flags change while it is held
-  std::unique_ptr<Communicator> joining_;
-  std::atomic<bool> ended_{false}, given_up_{false};
-  std::condition_variable changed_;
+  Mutex mutex_;
+  std::unique_ptr<Communicator> joining_ ABSL_GUARDED_BY(mutex_);
+  std::atomic<bool> ended_{false}, given_up_{false};  // which change while the mutex is held
+  CondVar changed_;
   absl::Status begun_;
   std::thread thread_;
 };

@@ -25,7 +25,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 
@@ -34,6 +33,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
+#include "parallel/base/mutex.h"
 #include "parallel/comm/communicator.h"
 #include "proto/plan.pb.h"
 
@@ -88,10 +88,11 @@ class Heartbeat {
  private:
   const int rank_;
   std::atomic<int64_t> beats_{0};
-  mutable std::mutex mutex_;  // guards what follows; a standard one, which sanitizers understand
-  std::string phase_, action_, call_, suspect_;
-  bool waits_ = false;
-  absl::Duration longest_silence_ = absl::InfiniteDuration();
+  mutable Mutex mutex_;
+  std::string phase_ ABSL_GUARDED_BY(mutex_), action_ ABSL_GUARDED_BY(mutex_);
+  std::string call_ ABSL_GUARDED_BY(mutex_), suspect_ ABSL_GUARDED_BY(mutex_);
+  bool waits_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Duration longest_silence_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteDuration();
 };
 
 // A communicator whose calls beat, as do those of the groups that Split makes. A wait beats when it
@@ -117,7 +118,7 @@ class MonitoredCommunicator final : public ForwardingCommunicator {
   TransferOr Receive(Buffer buffer, int peer, int tag) override;
   TransferOr SendAll(std::span<const Buffer> buffers, int peer, int tag) override;
   TransferOr ReceiveAll(std::span<const Buffer> buffers, int peer, int tag) override;
-  absl::Status Connect(const Links& links, absl::Duration limit) override;
+  absl::Status Connect(const Connections& connections, absl::Duration limit) override;
   TransferOr AllToAll(std::span<const Buffer> send, std::span<const Buffer> receive) override;
   TransferOr AllGather(Buffer mine, std::span<const Buffer> all) override;
   TransferOr ReduceScatter(Buffer blocks) override;

@@ -5,11 +5,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <condition_variable>
 #include <cstdio>
 #include <deque>
 #include <functional>
-#include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -23,6 +21,7 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
+#include "parallel/base/mutex.h"
 #include "parallel/base/start_thread.h"
 #include "parallel/base/status_macros.h"
 
@@ -43,8 +42,6 @@ constexpr microseconds kLongestPause(500);
 // Limits for MPI to end the job, and to finish a message that was given up.
 constexpr seconds kAbortLimit(5);
 constexpr seconds kGiveUpLimit(1);
-// Waits without a limit get this one: a clock's time plus an infinite duration would overflow.
-constexpr absl::Duration kLongestWait = absl::Hours(24 * 365);
 
 // Returns how long to sleep before looking again when nothing has happened for `idle`: an end is
 // found late by at most an eighth of the time that it took.
@@ -75,7 +72,7 @@ struct MpiMessage : Message {
 
   // Guarded by the progress thread's mutex.
   bool finished = false;
-  std::condition_variable changed;
+  CondVar changed;
 };
 
 class MpiProgress {
@@ -84,9 +81,9 @@ class MpiProgress {
   ~MpiProgress() {
     if (!thread_.joinable()) return;
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       stop_ = true;
-      wake_.notify_one();
+      wake_.NotifyOne();
     }
     thread_.join();
   }
@@ -101,15 +98,15 @@ class MpiProgress {
   // the last one ends it.
   void Run(const std::function<void()>& call) {
     bool done = false;  // guarded by mutex_
-    std::condition_variable changed;
+    CondVar changed;
     Enqueue([&] {
       call();
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       done = true;
-      changed.notify_one();
+      changed.NotifyOne();
     });
-    std::unique_lock lock(mutex_);
-    changed.wait(lock, [&] { return done; });
+    const MutexLock lock(mutex_);
+    changed.Wait(mutex_, [&] { return done; });
   }
 
   // The message's memory belongs to the thread until it is finished.
@@ -119,16 +116,15 @@ class MpiProgress {
 
   // Sleeps until the message is finished, or for at most `limit`; whether it is.
   bool Wait(MpiMessage& message, absl::Duration limit) {
-    std::unique_lock lock(mutex_);
-    return message.changed.wait_for(lock, absl::ToChronoNanoseconds(std::min(limit, kLongestWait)),
-                                    [&] { return message.finished; });
+    const MutexLock lock(mutex_);
+    return message.changed.WaitFor(mutex_, limit, [&] { return message.finished; });
   }
 
   // Takes the message's memory back: cancels what can be cancelled and waits a moment for the rest.
   // If that does not end, no message of this process moves any more.
   void GiveUp(const std::shared_ptr<MpiMessage>& message) {
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       if (message->finished) return;
       if (given_up_.empty()) given_up_ = message->Text();
     }
@@ -138,7 +134,7 @@ class MpiProgress {
 
   // OK, or Aborted with what was given up.
   absl::Status Alive() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (given_up_.empty()) return absl::OkStatus();
     return absl::AbortedError(absl::StrCat("this rank gave up ", given_up_));
   }
@@ -155,34 +151,35 @@ class MpiProgress {
 
  private:
   void Enqueue(std::function<void()> call) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     calls_.push_back(std::move(call));
-    wake_.notify_one();
+    wake_.NotifyOne();
   }
 
   void Loop() {
     prctl(PR_SET_NAME, "mpi");
     prctl(PR_SET_TIMERSLACK, 1000UL);  // ns; the default would add 50 us to each pause
     auto last_event = steady_clock::now();
-    std::deque<std::function<void()>> calls;
-    std::unique_lock lock(mutex_);
     while (true) {
-      calls.swap(calls_);
-      if (stop_ && calls.empty()) return;
-      lock.unlock();
-      const bool called = !calls.empty();
+      std::deque<std::function<void()>> calls;
+      {
+        const MutexLock lock(mutex_);
+        calls.swap(calls_);
+        if (stop_ && calls.empty()) return;
+      }
       for (const auto& call : calls) call();
-      calls.clear();
       const bool moved = Poll();
-      if (called || moved) last_event = steady_clock::now();
+      if (!calls.empty() || moved) last_event = steady_clock::now();
       const bool idle = requests_.empty() || frozen_;
       const auto pause = Pause(steady_clock::now() - last_event);
-      lock.lock();
-      const auto called_again = [&] { return !calls_.empty() || stop_; };
+      const auto called_again = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        return !calls_.empty() || stop_;
+      };
+      const MutexLock lock(mutex_);
       if (idle) {
-        wake_.wait(lock, called_again);
+        wake_.Wait(mutex_, called_again);
       } else if (!moved) {
-        wake_.wait_for(lock, pause, called_again);
+        wake_.WaitFor(mutex_, absl::FromChrono(pause), called_again);
       }
     }
   }
@@ -259,9 +256,9 @@ class MpiProgress {
       message.result = absl::InvalidArgumentError(
           absl::StrCat(message.Text(), ": the peer states ", message.received_bytes, " B"));
     }
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     message.finished = true;
-    message.changed.notify_all();
+    message.changed.NotifyAll();
   }
 
   // MPI cannot cancel a send that the peer may know of already.
@@ -272,11 +269,11 @@ class MpiProgress {
     }
   }
 
-  std::mutex mutex_;
-  std::condition_variable wake_;             // of the thread
-  std::deque<std::function<void()>> calls_;  // guarded by mutex_, as are the next two
-  bool stop_ = false;
-  std::string given_up_;
+  Mutex mutex_;
+  CondVar wake_;  // of the thread
+  std::deque<std::function<void()>> calls_ ABSL_GUARDED_BY(mutex_);
+  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  std::string given_up_ ABSL_GUARDED_BY(mutex_);
 
   // The thread's own: element i of both belongs to one piece of a message.
   std::vector<MPI_Request> requests_;

@@ -360,26 +360,26 @@ constexpr int64_t kTrialBytes = 16;
 // The time in which RunTrials sees that it has been given up.
 constexpr absl::Duration kLeaveTime = absl::Milliseconds(10);
 
-// Every collective of `links`, in the forms and the extreme sizes that NCCL connects apart.
-std::vector<Trial> TrialsOfAll(const Communicator::Links& links,
+// Every collective of `connections`, in the forms and the extreme sizes that NCCL connects apart.
+std::vector<Trial> TrialsOfAll(const Communicator::Connections& connections,
                                const std::shared_ptr<NcclEnd>& end) {
   const int size = end->size, rank = end->index;
   std::vector<Trial> trials;
   const auto add = [&](NcclLaunch launch) { trials.push_back({end, std::move(launch)}); };
   const auto parts = [&](int64_t bytes) {
     std::vector<Buffer> all;
-    for (int r = 0; r < size; ++r) all.push_back(Part(links.scratch, r * bytes, bytes));
+    for (int r = 0; r < size; ++r) all.push_back(Part(connections.scratch, r * bytes, bytes));
     return all;
   };
-  const int64_t most = links.scratch.bytes / size / kTrialBytes * kTrialBytes;
-  if (links.all_to_all) {
+  const int64_t most = connections.scratch.bytes / size / kTrialBytes * kTrialBytes;
+  if (connections.all_to_all) {
     add(AllToAllOf(parts(kTrialBytes / 2), parts(kTrialBytes / 2), static_cast<size_t>(rank)));
   }
   for (const int64_t bytes : {kTrialBytes, most}) {
-    if (links.reduce_scatter) {
-      add(ReduceScatterOf(Part(links.scratch, 0, bytes * size), rank, size));
+    if (connections.reduce_scatter) {
+      add(ReduceScatterOf(Part(connections.scratch, 0, bytes * size), rank, size));
     }
-    if (!links.all_gather) continue;
+    if (!connections.all_gather) continue;
     std::vector<Buffer> all = parts(bytes);
     add(AllGatherOf(all[static_cast<size_t>(rank)], all));
     all.back().bytes -= 4;
@@ -403,11 +403,11 @@ class Lanes {
 
   // Each returns null where Connect has not been told.
   NcclLane* Message(int from, int to) const { return Find({from, to}); }
-  NcclLane* OfAll(bool Communicator::Links::*use) const {
-    return links_.*use ? Find(kAll) : nullptr;
+  NcclLane* OfAll(bool Communicator::Connections::*use) const {
+    return connected_.*use ? Find(kAll) : nullptr;
   }
 
-  absl::Status Connect(const Communicator::Links& links, absl::Duration limit);
+  absl::Status Connect(const Communicator::Connections& connections, absl::Duration limit);
 
   // An error of one lane ends all: whatever waits for the same peer may never see it.
   void Advance() {
@@ -442,25 +442,27 @@ class Lanes {
     const auto found = lanes_.find(ends);
     return found == lanes_.end() ? nullptr : found->second.get();
   }
-  std::vector<Ends> AddLanes(const Communicator::Links& links);
-  absl::Status ConnectLanes(const Communicator::Links& links, const std::vector<Ends>& added,
-                            absl::Time deadline);
+  std::vector<Ends> AddLanes(const Communicator::Connections& connections);
+  absl::Status ConnectLanes(const Communicator::Connections& connections,
+                            const std::vector<Ends>& added, absl::Time deadline);
   absl::Status ExchangeIds(const std::vector<Ends>& added, absl::Time deadline);
-  std::vector<Trial> TrialsOf(const Communicator::Links& links, const std::vector<Ends>& added);
+  std::vector<Trial> TrialsOf(const Communicator::Connections& connections,
+                              const std::vector<Ends>& added);
 
   const std::unique_ptr<Communicator> control_;
   const int device_;
   std::map<Ends, std::unique_ptr<NcclLane>, ByTurn> lanes_;
-  Communicator::Links links_;  // the collectives that have been connected
+  Communicator::Connections connected_;  // the collectives that have been connected
 };
 
-// Makes the lanes that `links` needs and that are not there; returns them in their order.
-std::vector<Lanes::Ends> Lanes::AddLanes(const Communicator::Links& links) {
+// Makes the lanes that `connections` needs and that are not there; returns them in their order.
+std::vector<Lanes::Ends> Lanes::AddLanes(const Communicator::Connections& connections) {
   const int rank = control_->rank();
   std::vector<Ends> wanted;
-  for (const int peer : links.to) wanted.emplace_back(rank, peer);
-  for (const int peer : links.from) wanted.emplace_back(peer, rank);
-  if (links.all_to_all || links.all_gather || links.reduce_scatter) wanted.push_back(kAll);
+  for (const int peer : connections.to) wanted.emplace_back(rank, peer);
+  for (const int peer : connections.from) wanted.emplace_back(peer, rank);
+  if (connections.all_to_all || connections.all_gather || connections.reduce_scatter)
+    wanted.push_back(kAll);
   std::sort(wanted.begin(), wanted.end(), ByTurn());
   std::vector<Ends> added;
   for (const Ends& ends : wanted) {
@@ -489,46 +491,47 @@ absl::Status Lanes::ExchangeIds(const std::vector<Ends>& added, absl::Time deadl
   return control_->Barrier(deadline - absl::Now());
 }
 
-std::vector<Trial> Lanes::TrialsOf(const Communicator::Links& links,
+std::vector<Trial> Lanes::TrialsOf(const Communicator::Connections& connections,
                                    const std::vector<Ends>& added) {
   std::vector<Trial> trials;
   for (const Ends& ends : added) {
     const auto& end = lanes_[ends]->end();
     if (ends == kAll) continue;
     const bool sends = ends.first == control_->rank();
-    const std::vector<Buffer> message = {Part(links.scratch, sends ? 0 : kTrialBytes, kTrialBytes)};
+    const std::vector<Buffer> message = {
+        Part(connections.scratch, sends ? 0 : kTrialBytes, kTrialBytes)};
     trials.push_back(
         {end, sends ? MessagesOf<ncclSend>(message, 1) : MessagesOf<ncclRecv>(message, 0)});
   }
   const auto all = lanes_.find(kAll);
   if (all == lanes_.end()) return trials;
-  const std::vector<Trial> of_all = TrialsOfAll(links, all->second->end());
+  const std::vector<Trial> of_all = TrialsOfAll(connections, all->second->end());
   trials.insert(trials.end(), of_all.begin(), of_all.end());
   return trials;
 }
 
-absl::Status Lanes::Connect(const Communicator::Links& links, absl::Duration limit) {
+absl::Status Lanes::Connect(const Communicator::Connections& connections, absl::Duration limit) {
   if (control_->size() == 1) return absl::OkStatus();
-  if (links.scratch.bytes < 2 * kTrialBytes * control_->size()) {
+  if (connections.scratch.bytes < 2 * kTrialBytes * control_->size()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("Connect: ", links.scratch.bytes, " B of scratch memory"));
+        absl::StrCat("Connect: ", connections.scratch.bytes, " B of scratch memory"));
   }
   absl::Status status = CudaStatus("cudaSetDevice", cudaSetDevice(device_));
-  if (status.ok()) status = ConnectLanes(links, AddLanes(links), absl::Now() + limit);
+  if (status.ok()) status = ConnectLanes(connections, AddLanes(connections), absl::Now() + limit);
   if (!status.ok()) {
     Abort(status);
     return status;
   }
-  for (bool Communicator::Links::*use :
-       {&Communicator::Links::all_to_all, &Communicator::Links::all_gather,
-        &Communicator::Links::reduce_scatter}) {
-    links_.*use |= links.*use;
+  for (bool Communicator::Connections::*use :
+       {&Communicator::Connections::all_to_all, &Communicator::Connections::all_gather,
+        &Communicator::Connections::reduce_scatter}) {
+    connected_.*use |= connections.*use;
   }
   return absl::OkStatus();
 }
 
-absl::Status Lanes::ConnectLanes(const Communicator::Links& links, const std::vector<Ends>& added,
-                                 absl::Time deadline) {
+absl::Status Lanes::ConnectLanes(const Communicator::Connections& connections,
+                                 const std::vector<Ends>& added, absl::Time deadline) {
   RETURN_IF_ERROR(ExchangeIds(added, deadline));
   std::vector<std::shared_ptr<NcclEnd>> ends;
   for (const Ends& lane : added) ends.push_back(lanes_[lane]->end());
@@ -539,7 +542,7 @@ absl::Status Lanes::ConnectLanes(const Communicator::Links& links, const std::ve
   const auto given_up = std::make_shared<std::atomic<bool>>(false);
   absl::Status tried = CallWithin(
       deadline - absl::Now(), device_,
-      [trials = TrialsOf(links, added), given_up] { return RunTrials(trials, *given_up); });
+      [trials = TrialsOf(connections, added), given_up] { return RunTrials(trials, *given_up); });
   if (!tried.ok()) {  // the thread leaves NCCL's communicators alone before they are aborted
     *given_up = true;
     absl::SleepFor(kLeaveTime);
@@ -594,8 +597,8 @@ class NcclCommunicator final : public Communicator {
   int rank() const override { return host_.rank(); }
   int size() const override { return host_.size(); }
 
-  absl::Status Connect(const Links& links, absl::Duration limit) override {
-    return WithPrefix("connecting GPUs by NCCL", lanes_->Connect(links, limit));
+  absl::Status Connect(const Connections& connections, absl::Duration limit) override {
+    return WithPrefix("connecting GPUs by NCCL", lanes_->Connect(connections, limit));
   }
 
   TransferOr Send(Buffer buffer, int peer, int tag) override {
@@ -673,7 +676,7 @@ Communicator::TransferOr NcclCommunicator::AllToAll(std::span<const Buffer> send
   if (send[own].bytes != receive[own].bytes) {
     return absl::InvalidArgumentError("AllToAll: the own part differs in size");
   }
-  return Start(lanes_->OfAll(&Links::all_to_all), "AllToAll", buffers,
+  return Start(lanes_->OfAll(&Connections::all_to_all), "AllToAll", buffers,
                AllToAllOf({send.begin(), send.end()}, {receive.begin(), receive.end()}, own));
 }
 
@@ -681,7 +684,7 @@ Communicator::TransferOr NcclCommunicator::AllGather(Buffer mine, std::span<cons
   if (std::ssize(all) != size() || !OnDevice(mine)) return host_.AllGather(mine, all);
   std::vector<Buffer> buffers = {mine};
   buffers.insert(buffers.end(), all.begin(), all.end());
-  return Start(lanes_->OfAll(&Links::all_gather), "AllGather", buffers,
+  return Start(lanes_->OfAll(&Connections::all_gather), "AllGather", buffers,
                AllGatherOf(mine, {all.begin(), all.end()}));
 }
 
@@ -691,7 +694,7 @@ Communicator::TransferOr NcclCommunicator::ReduceScatter(Buffer blocks) {
     return absl::InvalidArgumentError(
         absl::StrCat("ReduceScatter: ", blocks.bytes, " B are no ", size(), " blocks of floats"));
   }
-  return Start(lanes_->OfAll(&Links::reduce_scatter), "ReduceScatter", std::span(&blocks, 1),
+  return Start(lanes_->OfAll(&Connections::reduce_scatter), "ReduceScatter", std::span(&blocks, 1),
                ReduceScatterOf(blocks, rank(), size()));
 }
 

@@ -8,13 +8,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <condition_variable>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <deque>
 #include <map>
-#include <mutex>
 #include <numeric>
 #include <set>
 #include <thread>
@@ -32,6 +30,7 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
+#include "parallel/base/mutex.h"
 #include "parallel/base/start_thread.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/base/utf8.h"
@@ -50,8 +49,6 @@ constexpr int64_t kPieceBytes = 1 << 20;
 constexpr absl::Duration kAbortLimit = absl::Seconds(2);
 // For ranks that cannot connect to be heard.
 constexpr absl::Duration kGrace = absl::Seconds(5);
-// Waits without a limit get this one: a clock's time plus an infinite duration would overflow.
-constexpr absl::Duration kLongestWait = absl::Hours(24 * 365);
 
 enum Kind : uint32_t {
   kEager = 1,  // a message and its bytes
@@ -89,7 +86,7 @@ struct TcpMessage : Message {
   int64_t moved_bytes = 0;  // of a long message
   bool finished = false;
   absl::Status result = absl::OkStatus();
-  std::condition_variable changed;
+  CondVar changed;
 
   char* data() const { return static_cast<char*>(buffer.data); }
 };
@@ -136,12 +133,12 @@ struct Connection {
 
 class TcpWorld {
  public:
-  TcpWorld(Mesh mesh, int rank) : rank_(rank), hosts_(std::move(mesh.hosts)) {
+  TcpWorld(Mesh mesh, int rank)
+      : rank_(rank), hosts_(std::move(mesh.hosts)), connections_(mesh.sockets.size()) {
     epoll_ = Socket(epoll_create1(EPOLL_CLOEXEC));
     stop_ = Socket(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     DEEPNET_CHECK(epoll_.fd() >= 0 && stop_.fd() >= 0) << std::strerror(errno);
     Watch(EPOLL_CTL_ADD, stop_.fd(), EPOLLIN, -1);
-    connections_.resize(mesh.sockets.size());
     for (size_t peer = 0; peer < connections_.size(); ++peer) {
       Connection& connection = connections_[peer];
       connection.peer = static_cast<int>(peer);
@@ -164,15 +161,14 @@ class TcpWorld {
   }
 
   int rank() const { return rank_; }
-  int size() const { return static_cast<int>(connections_.size()); }
+  int size() const { return static_cast<int>(hosts_.size()); }
 
   // The message's memory belongs to the job until it is finished.
   absl::StatusOr<MessagePtr> Start(const Message& message, uint64_t group, int world_peer);
 
   bool Wait(TcpMessage& message, absl::Duration limit) {
-    std::unique_lock lock(mutex_);
-    return message.changed.wait_for(lock, absl::ToChronoNanoseconds(std::min(limit, kLongestWait)),
-                                    [&] { return message.finished; });
+    const MutexLock lock(mutex_);
+    return message.changed.WaitFor(mutex_, limit, [&] { return message.finished; });
   }
 
   // Takes the message's memory back.
@@ -180,13 +176,13 @@ class TcpWorld {
 
   // OK, or Aborted with what was given up.
   absl::Status Alive() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return AliveLocked();
   }
 
   // Does not return. The mutex stays held: nobody else moves any more.
   [[noreturn]] void Abort(int exit_code) {
-    mutex_.lock();
+    mutex_.Lock();
     End(exit_code, rank_);
   }
 
@@ -196,38 +192,41 @@ class TcpWorld {
   // A group's number that no two ranks have used for another group: the largest of all that the
   // members name.
   uint64_t next_group() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return next_group_;
   }
   void TakeGroup(uint64_t group) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     next_group_ = group + 1;
   }
 
  private:
-  // What follows is called with the mutex held.
-  absl::Status AliveLocked() const {
+  absl::Status AliveLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (given_up_.empty()) return absl::OkStatus();
     return absl::AbortedError(absl::StrCat("this rank gave up ", given_up_));
   }
-  void Finish(const MessagePtr& message, const absl::Status& result = absl::OkStatus());
-  void FailMessages(Connection& connection, const std::string& why);
-  void Close(Connection& connection, const std::string& why);
-  [[noreturn]] void End(int exit_code, int rank);
+  void Finish(const MessagePtr& message, const absl::Status& result = absl::OkStatus())
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void FailMessages(Connection& connection, const std::string& why)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Close(Connection& connection, const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  [[noreturn]] void End(int exit_code, int rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  void Push(Connection& connection, Frame frame);
-  void Write(Connection& connection);
-  bool NextPiece(Connection& connection);
-  bool SendFront(Connection& connection);
-  void FrameIsSent(Connection& connection);
+  void Push(Connection& connection, Frame frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Write(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool NextPiece(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool SendFront(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void FrameIsSent(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  bool ReadFrame(Connection& connection);
-  bool ReadInto(Connection& connection, char* data, size_t bytes, size_t* done);
-  bool BeginPayload(Connection& connection);
-  void Handle(Connection& connection);
-  void HandleMessage(Connection& connection, Arrival arrival);
-  bool TakeArrived(const MessagePtr& message);
-  void Accept(Connection& connection, const MessagePtr& message, const Arrival& arrival);
+  bool ReadFrame(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool ReadInto(Connection& connection, char* data, size_t bytes, size_t* done)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool BeginPayload(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Handle(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void HandleMessage(Connection& connection, Arrival arrival) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool TakeArrived(const MessagePtr& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Accept(Connection& connection, const MessagePtr& message, const Arrival& arrival)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   void Loop();
   void Watch(int operation, int fd, uint32_t events, int peer) {
@@ -245,20 +244,22 @@ class TcpWorld {
   const std::vector<std::string> hosts_;
   Socket epoll_, stop_;
 
-  std::mutex mutex_;
-  std::vector<Connection> connections_;            // by rank; the own one is unused
-  std::set<MessagePtr> pending_;                   // not finished
-  std::map<Lane, std::deque<MessagePtr>> posted_;  // receives that nothing came for; none empty
-  std::map<Lane, std::deque<Arrival>> arrived_;    // what no receive was posted for; none empty
-  uint64_t next_id_ = 1, next_group_ = 1;          // group 0: all ranks
-  std::string given_up_;
-  std::condition_variable left_;  // a peer said goodbye, or is lost
+  Mutex mutex_;
+  std::vector<Connection> connections_ ABSL_GUARDED_BY(mutex_);  // by rank; the own one is unused
+  std::set<MessagePtr> pending_ ABSL_GUARDED_BY(mutex_);         // not finished
+  // Receives that nothing came for, and what no receive was posted for; no list is empty.
+  std::map<Lane, std::deque<MessagePtr>> posted_ ABSL_GUARDED_BY(mutex_);
+  std::map<Lane, std::deque<Arrival>> arrived_ ABSL_GUARDED_BY(mutex_);
+  uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
+  uint64_t next_group_ ABSL_GUARDED_BY(mutex_) = 1;  // group 0: all ranks
+  std::string given_up_ ABSL_GUARDED_BY(mutex_);
+  CondVar left_;  // a peer said goodbye, or is lost
 
   std::thread thread_;
 };
 
 absl::StatusOr<MessagePtr> TcpWorld::Start(const Message& message, uint64_t group, int world_peer) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   RETURN_IF_ERROR(AliveLocked());
   Connection& connection = connections_[world_peer];
   auto started = std::make_shared<TcpMessage>(message, group, world_peer);
@@ -282,7 +283,7 @@ absl::StatusOr<MessagePtr> TcpWorld::Start(const Message& message, uint64_t grou
 }
 
 void TcpWorld::GiveUp(const MessagePtr& message) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (message->finished) return;
   if (given_up_.empty()) given_up_ = message->Text();
   Connection& connection = connections_[message->world_peer];
@@ -309,11 +310,11 @@ void TcpWorld::GiveUp(const MessagePtr& message) {
 }
 
 void TcpWorld::Leave() {
-  std::unique_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   for (Connection& connection : connections_) {
     if (connection.socket.fd() >= 0) Push(connection, {.header = {.kind = kGoodbye}});
   }
-  left_.wait(lock, [&] {
+  left_.Wait(mutex_, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return std::all_of(connections_.begin(), connections_.end(), [](const Connection& connection) {
       return connection.socket.fd() < 0 || (!connection.lost.ok() && connection.frames.empty());
     });
@@ -323,7 +324,7 @@ void TcpWorld::Leave() {
 void TcpWorld::Finish(const MessagePtr& message, const absl::Status& result) {
   message->result = WithPrefix(message->Text(), result);
   message->finished = true;
-  message->changed.notify_all();
+  message->changed.NotifyAll();
   pending_.erase(MessagePtr(message));
 }
 
@@ -349,7 +350,7 @@ void TcpWorld::FailMessages(Connection& connection, const std::string& why) {
   for (const MessagePtr& message : std::set<MessagePtr>(pending_)) {
     if (message->world_peer == connection.peer) Finish(message, connection.lost);
   }
-  left_.notify_all();
+  left_.NotifyAll();
 }
 
 void TcpWorld::Close(Connection& connection, const std::string& why) {
@@ -456,7 +457,7 @@ bool TcpWorld::SendFront(Connection& connection) {
 void TcpWorld::FrameIsSent(Connection& connection) {
   const Frame frame = std::move(connection.frames.front());
   connection.frames.pop_front();
-  if (frame.header.kind == kGoodbye) left_.notify_all();
+  if (frame.header.kind == kGoodbye) left_.NotifyAll();
   if (frame.message == nullptr) return;
   const TcpMessage& message = *frame.message;
   if (frame.data + frame.header.bytes == message.data() + message.buffer.bytes) {
@@ -616,7 +617,7 @@ void TcpWorld::Loop() {
     for (int i = 0; i < count; ++i) {
       const int peer = events[i].data.fd;
       if (peer < 0) return;
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       Connection& connection = connections_[peer];
       if (connection.socket.fd() < 0) continue;
       if ((events[i].events & EPOLLOUT) != 0) Write(connection);
@@ -678,32 +679,11 @@ class TcpCommunicator final : public MessageCommunicator {
 };
 
 absl::StatusOr<std::unique_ptr<Communicator>> TcpCommunicator::Split(int color, int key) {
-  struct Wish {
-    int color;
-    int key;
-    uint64_t group;
-  };
-  std::vector<Wish> wishes(size());
-  std::vector<Buffer> all;
-  for (Wish& wish : wishes) all.push_back(Buffer::Of(std::span(&wish, 1)));
-  Wish mine = {color, key, world_->next_group()};
-  ASSIGN_OR_RETURN(const auto gathered, AllGather(Buffer::Of(std::span(&mine, 1)), all));
-  RETURN_IF_ERROR(gathered->Wait());
-  uint64_t group = 0;
-  for (const Wish& wish : wishes) group = std::max(group, wish.group);
-  world_->TakeGroup(group);
+  ASSIGN_OR_RETURN(Part part, AgreeOnPart(color, key, world_->next_group()));
+  world_->TakeGroup(part.number);
   if (color == kNoGroup) return nullptr;
-
-  std::vector<int> members;
-  for (int rank = 0; rank < size(); ++rank) {
-    if (wishes[rank].color == color) members.push_back(rank);
-  }
-  std::stable_sort(members.begin(), members.end(),
-                   [&](int a, int b) { return wishes[a].key < wishes[b].key; });
-  const auto self = std::find(members.begin(), members.end(), rank_) - members.begin();
-  for (int& member : members) member = world_ranks_[member];
-  return std::make_unique<TcpCommunicator>(world_, group, std::move(members),
-                                           static_cast<int>(self));
+  for (int& member : part.members) member = world_ranks_[member];
+  return std::make_unique<TcpCommunicator>(world_, part.number, std::move(part.members), part.rank);
 }
 
 TcpCommunicator WorldCommunicator(const std::shared_ptr<TcpWorld>& world) {

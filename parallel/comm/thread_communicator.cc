@@ -4,12 +4,9 @@
 #include "parallel/comm/thread_communicator.h"
 
 #include <algorithm>
-#include <chrono>
-#include <condition_variable>
 #include <cstring>
 #include <deque>
 #include <map>
-#include <mutex>
 #include <set>
 #include <string>
 #include <tuple>
@@ -18,15 +15,13 @@
 #include "absl/strings/str_cat.h"
 
 #include "parallel/base/exit_code.h"
+#include "parallel/base/mutex.h"
 #include "parallel/base/status_macros.h"
 
 namespace deepnet {
 namespace {
 
 using Message = MessageCommunicator::Message;
-
-// Waits without a limit get this one: a clock's time plus an infinite duration would overflow.
-constexpr absl::Duration kLongestWait = absl::Hours(24 * 365);
 
 enum class State { kWaiting, kCopying, kDone, kSizesDiffer, kEnded };
 
@@ -37,33 +32,34 @@ struct Post : Message {
 
   State state = State::kWaiting;
   int64_t peer_bytes = 0;  // where kSizesDiffer
-  std::condition_variable changed;
+  CondVar changed;
 
   bool Finished() const { return state != State::kWaiting && state != State::kCopying; }
 };
 
 // The state that all ranks of the job share.
 struct World {
-  std::mutex mutex;
-  std::set<Post*> waiting;  // all posts in kWaiting, so that the end can reach them
-  bool ended = false;
-  int exit_code = 0;
-  std::string ended_by;
+  Mutex mutex;
+  // All posts in kWaiting, so that the end can reach them.
+  std::set<Post*> waiting ABSL_GUARDED_BY(mutex);
+  bool ended ABSL_GUARDED_BY(mutex) = false;
+  int exit_code ABSL_GUARDED_BY(mutex) = 0;
+  std::string ended_by ABSL_GUARDED_BY(mutex);
 
-  // The first end counts. Called with the mutex held, as is EndedStatus.
-  void End(std::string who, int code) {
+  // The first end counts.
+  void End(std::string who, int code) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     if (ended) return;
     ended = true;
     exit_code = code;
     ended_by = std::move(who);
     for (Post* post : waiting) {
       post->state = State::kEnded;
-      post->changed.notify_all();
+      post->changed.NotifyAll();
     }
     waiting.clear();
   }
 
-  absl::Status EndedStatus(const std::string& call) const {
+  absl::Status EndedStatus(const std::string& call) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     return WithExitCode(absl::AbortedError(absl::StrCat(
                             call, ": ", ended_by, ", the job ends with exit code ", exit_code)),
                         static_cast<ExitCode>(exit_code));
@@ -88,39 +84,41 @@ struct Group {
 class ThreadTransfer final : public Transfer {
  public:
   ThreadTransfer(std::shared_ptr<Group> group, std::shared_ptr<Post> post, int world_rank)
-      : group_(std::move(group)), post_(std::move(post)), world_rank_(world_rank) {}
+      : group_(std::move(group)),
+        world_(*group_->world),
+        post_(std::move(post)),
+        world_rank_(world_rank) {}
 
   // A peer that copies at this moment is waited for: the memory may be freed afterwards.
   ~ThreadTransfer() override {
-    std::unique_lock lock(group_->world->mutex);
-    post_->changed.wait(lock, [&] { return post_->state != State::kCopying; });
+    const MutexLock lock(world_.mutex);
+    post_->changed.Wait(world_.mutex, [&] { return post_->state != State::kCopying; });
     if (post_->state == State::kWaiting) {
-      group_->world->End(absl::StrCat("rank ", world_rank_, " gave up ", post_->Text()),
-                         static_cast<int>(ExitCode::kInternal));
+      world_.End(absl::StrCat("rank ", world_rank_, " gave up ", post_->Text()),
+                 static_cast<int>(ExitCode::kInternal));
     }
   }
 
   absl::Status Wait(absl::Duration limit) override {
-    const auto finished = [&] { return post_->Finished(); };
-    std::unique_lock lock(group_->world->mutex);
-    if (!post_->changed.wait_for(lock, absl::ToChronoNanoseconds(std::min(limit, kLongestWait)),
-                                 finished)) {
+    const MutexLock lock(world_.mutex);
+    if (!post_->changed.WaitFor(world_.mutex, limit, [&] { return post_->Finished(); })) {
       return absl::DeadlineExceededError(
           absl::StrCat(post_->Text(), ": not finished after ", absl::FormatDuration(limit)));
     }
-    if (post_->state == State::kEnded) return group_->world->EndedStatus(post_->Text());
+    if (post_->state == State::kEnded) return world_.EndedStatus(post_->Text());
     if (post_->state == State::kDone) return absl::OkStatus();
     return absl::InvalidArgumentError(
         absl::StrCat(post_->Text(), ": the peer states ", post_->peer_bytes, " B"));
   }
 
   bool Done() override {
-    const std::lock_guard lock(group_->world->mutex);
+    const MutexLock lock(world_.mutex);
     return post_->Finished();
   }
 
  private:
-  const std::shared_ptr<Group> group_;
+  const std::shared_ptr<Group> group_;  // keeps the world
+  World& world_;
   const std::shared_ptr<Post> post_;
   const int world_rank_;
 };
@@ -136,17 +134,18 @@ class ThreadCommunicator final : public MessageCommunicator {
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
 
   void Abort(int exit_code) override {
-    const std::lock_guard lock(world_.mutex);
+    const MutexLock lock(world_.mutex);
     world_.End(absl::StrCat("Abort by rank ", group_->world_ranks[rank_]), exit_code);
   }
 
  private:
   TransferOr Start(const Message& message) override;
-  std::shared_ptr<Post> TakePartner(const std::shared_ptr<Post>& post, const Group::Lane& lane);
+  std::shared_ptr<Post> TakePartner(const std::shared_ptr<Post>& post, const Group::Lane& lane)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_.mutex);
   std::shared_ptr<Group> JoinChild(int color, const std::vector<int>& members);
 
   absl::Status CheckAlive(const char* call) override {
-    const std::lock_guard lock(world_.mutex);
+    const MutexLock lock(world_.mutex);
     return world_.ended ? world_.EndedStatus(call) : absl::OkStatus();
   }
 
@@ -160,21 +159,22 @@ Communicator::TransferOr ThreadCommunicator::Start(const Message& message) {
   const auto& [kind, buffer, peer, tag] = message;
   const auto post = std::make_shared<Post>(message);
   const bool sends = kind == Message::Kind::kSend;
-  std::unique_lock lock(world_.mutex);
-  if (world_.ended) return world_.EndedStatus(post->Text());
-  const std::shared_ptr<Post> partner =
-      TakePartner(post, {sends ? rank_ : peer, sends ? peer : rank_, tag});
+  std::shared_ptr<Post> partner;
+  {
+    const MutexLock lock(world_.mutex);
+    if (world_.ended) return world_.EndedStatus(post->Text());
+    partner = TakePartner(post, {sends ? rank_ : peer, sends ? peer : rank_, tag});
+  }
   if (partner != nullptr) {
-    lock.unlock();
     const Buffer& from = sends ? buffer : partner->buffer;
     const Buffer& to = sends ? partner->buffer : buffer;
     if (from.bytes == to.bytes && to.bytes > 0) std::memcpy(to.data, from.data, to.bytes);
     const State result = from.bytes == to.bytes ? State::kDone : State::kSizesDiffer;
-    lock.lock();
+    const MutexLock lock(world_.mutex);
     post->peer_bytes = partner->buffer.bytes;
     partner->peer_bytes = buffer.bytes;
     post->state = partner->state = result;
-    partner->changed.notify_all();
+    partner->changed.NotifyAll();
   }
   return std::make_unique<ThreadTransfer>(group_, post, group_->world_ranks[rank_]);
 }
@@ -197,33 +197,15 @@ std::shared_ptr<Post> ThreadCommunicator::TakePartner(const std::shared_ptr<Post
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> ThreadCommunicator::Split(int color, int key) {
-  struct Wish {
-    int color;
-    int key;
-  };
-  std::vector<Wish> wishes(size());
-  std::vector<Buffer> all;
-  for (Wish& wish : wishes) all.push_back(Buffer::Of(std::span(&wish, 1)));
-  Wish mine = {color, key};
-  ASSIGN_OR_RETURN(auto gathered, AllGather(Buffer::Of(std::span(&mine, 1)), all));
-  RETURN_IF_ERROR(gathered->Wait());
+  ASSIGN_OR_RETURN(const Part part, AgreeOnPart(color, key));
   ++num_splits_;
   if (color == kNoGroup) return nullptr;
-
-  std::vector<int> members;
-  for (int rank = 0; rank < size(); ++rank) {
-    if (wishes[rank].color == color) members.push_back(rank);
-  }
-  std::stable_sort(members.begin(), members.end(),
-                   [&](int a, int b) { return wishes[a].key < wishes[b].key; });
-  const auto self = std::find(members.begin(), members.end(), rank_);
-  return std::make_unique<ThreadCommunicator>(JoinChild(color, members),
-                                              static_cast<int>(self - members.begin()));
+  return std::make_unique<ThreadCommunicator>(JoinChild(color, part.members), part.rank);
 }
 
 // The first member to come makes the group, the last one takes it off the list.
 std::shared_ptr<Group> ThreadCommunicator::JoinChild(int color, const std::vector<int>& members) {
-  const std::lock_guard lock(world_.mutex);
+  const MutexLock lock(world_.mutex);
   const std::pair<int, int> place(num_splits_, color);
   Group::Child& child = group_->children[place];
   if (child.group == nullptr) {

@@ -77,16 +77,6 @@ absl::StatusOr<Simulation> SimulateAsRehearsed(const RehearsalJob& job, int64_t 
   return Simulate(job.ScheduleOf(0), job.placement, costs, network);
 }
 
-// Returns every rank's number, [rank].
-absl::StatusOr<std::vector<double>> GatherNumbers(Communicator& comm, double mine) {
-  std::vector<double> all(comm.size());
-  std::vector<Buffer> buffers;
-  for (double& value : all) buffers.push_back(Buffer::Of(std::span(&value, 1)));
-  ASSIGN_OR_RETURN(const auto gathered, comm.AllGather(Buffer::Of(std::span(&mine, 1)), buffers));
-  RETURN_IF_ERROR(gathered->Wait());
-  return all;
-}
-
 int NumMicrobatches(const Schedule& schedule) {
   int count = 0;
   for (const std::vector<Action>& actions : schedule.actions) {
@@ -370,7 +360,7 @@ absl::StatusOr<Rehearsal> RunRehearsal(const RehearsalJob& job, const RehearsalO
       begin(step, "data");
       const double start = SecondsNow();
       RETURN_IF_ERROR(own.fetch(step));
-      ASSIGN_OR_RETURN(const auto waits, GatherNumbers(world, SecondsNow() - start));
+      ASSIGN_OR_RETURN(const auto waits, AllGatherValue(world, SecondsNow() - start));
       result.data_waits.push_back(*std::max_element(waits.begin(), waits.end()));
     }
     begin(step, "barrier");
@@ -389,7 +379,7 @@ absl::StatusOr<Rehearsal> RunRehearsal(const RehearsalJob& job, const RehearsalO
   result.step = fastest / result.time_scale;
   const std::vector<double>& busy = result.simulated.busy;
   result.bubble = 1.0 - std::accumulate(busy.begin(), busy.end(), 0.0) / (stages * result.makespan);
-  ASSIGN_OR_RETURN(const auto late, GatherNumbers(world, stage.MeanLateness()));
+  ASSIGN_OR_RETURN(const auto late, AllGatherValue(world, stage.MeanLateness()));
   result.mean_lateness = std::accumulate(late.begin(), late.end(), 0.0) / world.size();
   return result;
 }

@@ -736,7 +736,7 @@ TEST(NcclCommunicatorOnEmulatedGpus, WhatIsNotConnectedIsRefused) {
       [](Communicator& comm, int device) {
         const Room room(1024, device);
         const int peer = comm.rank() ^ 1;
-        Communicator::Links links{.all_gather = true, .scratch = room.buffer};
+        Communicator::Connections links{.all_gather = true, .scratch = room.buffer};
         if (comm.rank() == 0) links.to = {1};
         if (comm.rank() == 1) links.from = {0};
         const absl::Status connected = comm.Connect(links, kSoon);
@@ -816,7 +816,7 @@ TEST(NcclCommunicatorOnEmulatedGpus, AConnectionThatFailsIsSeenByBothEnds) {
         if (comm.rank() == 1) FailAt("ncclRecv", 1, ncclInternalError);
         EXPECT_TRUE(comm.Barrier(kSoon).ok());
         const Room room(1024, device);
-        Communicator::Links links{.scratch = room.buffer};
+        Communicator::Connections links{.scratch = room.buffer};
         (comm.rank() == 0 ? links.to : links.from) = {comm.rank() ^ 1};
         const absl::Status status = comm.Connect(links, kSoon);
         EXPECT_EQ(status.code(),

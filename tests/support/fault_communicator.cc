@@ -92,9 +92,9 @@ Communicator::TransferOr FaultCommunicator::ReceiveAll(std::span<const Buffer> b
   return inner().ReceiveAll(buffers, peer, tag);
 }
 
-absl::Status FaultCommunicator::Connect(const Links& links, absl::Duration limit) {
+absl::Status FaultCommunicator::Connect(const Connections& connections, absl::Duration limit) {
   RETURN_IF_ERROR(state_->Enter(rank()));
-  return inner().Connect(links, limit);
+  return inner().Connect(connections, limit);
 }
 
 Communicator::TransferOr FaultCommunicator::AllToAll(std::span<const Buffer> send,

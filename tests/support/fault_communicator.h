@@ -42,7 +42,7 @@ class FaultCommunicator final : public ForwardingCommunicator {
   TransferOr Receive(Buffer buffer, int peer, int tag) override;
   TransferOr SendAll(std::span<const Buffer> buffers, int peer, int tag) override;
   TransferOr ReceiveAll(std::span<const Buffer> buffers, int peer, int tag) override;
-  absl::Status Connect(const Links& links, absl::Duration limit) override;
+  absl::Status Connect(const Connections& connections, absl::Duration limit) override;
   TransferOr AllToAll(std::span<const Buffer> send, std::span<const Buffer> receive) override;
   TransferOr AllGather(Buffer mine, std::span<const Buffer> all) override;
   TransferOr ReduceScatter(Buffer blocks) override;

@@ -118,12 +118,7 @@ std::string StartLine(std::span<const TimedPhase> phases) {
 }
 
 absl::Status ReportMemory(const RankMemory& mine, Communicator& world, Logger& log) {
-  std::vector<RankMemory> ranks(world.size());
-  std::vector<Buffer> all;
-  for (RankMemory& rank : ranks) all.push_back(Buffer::Of(std::span(&rank, 1)));
-  ranks[world.rank()] = mine;
-  ASSIGN_OR_RETURN(const auto gathered, world.AllGather(all[world.rank()], all));
-  RETURN_IF_ERROR(gathered->Wait());
+  ASSIGN_OR_RETURN(const std::vector<RankMemory> ranks, AllGatherValue(world, mine));
   if (world.rank() != 0) return absl::OkStatus();  // one warning is enough
   const bool apart = std::any_of(ranks.begin(), ranks.end(), [](const RankMemory& rank) {
     return std::abs(rank.Difference()) > kMemoryTolerance;

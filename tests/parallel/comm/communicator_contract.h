@@ -18,8 +18,8 @@ struct ContractCase {
 std::span<const ContractCase> ContractCases();
 
 // Everything that a rank of `comm` can do with device memory.
-inline Communicator::Links AllLinks(const Communicator& comm, const Buffer& scratch) {
-  Communicator::Links links{
+inline Communicator::Connections AllLinks(const Communicator& comm, const Buffer& scratch) {
+  Communicator::Connections links{
       .all_to_all = true, .all_gather = true, .reduce_scatter = true, .scratch = scratch};
   for (int peer = 0; peer < comm.size(); ++peer) {
     if (peer != comm.rank()) links.to.push_back(peer);
