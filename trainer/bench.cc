@@ -315,7 +315,8 @@ void AddPredictions(const RunSpec& run, const ProductNames& names, KernelsRecord
   cluster.set_device_model(model);
   ParallelSpec parallel;
   parallel.set_recompute(NONE);
-  const auto plan = MakePlan(inventory, run.data(), run.optim(), run.compute(), cluster, parallel);
+  const auto plan =
+      MakePlan(inventory, {run.data(), run.optim(), run.compute(), cluster, parallel});
   record.set_predicted_seconds_per_step(plan.ok() ? plan->step_seconds() : 0.0);
   for (auto* const kernels : {record.mutable_kernels(), record.mutable_products()}) {
     for (KernelRecord& kernel : *kernels) {

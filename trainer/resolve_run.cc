@@ -321,9 +321,10 @@ absl::Status RunResolver::ChoosePlan() {
   }
   DescribeWork(run.model(), run.data().microbatch(), run.compute(), resolved_.inventory);
   std::string cost;
-  ASSIGN_OR_RETURN(resolved_.plan,
-                   MakePlan(resolved_.inventory, run.data(), run.optim(), run.compute(), cluster,
-                            run.parallel(), run.instruments(), &cost));
+  ASSIGN_OR_RETURN(resolved_.plan, MakePlan(resolved_.inventory,
+                                            {run.data(), run.optim(), run.compute(), cluster,
+                                             run.parallel(), run.instruments()},
+                                            &cost));
   if (world_.rank() == 0 && !cost.empty()) log_.Warning(cost);
   OptimSpec& optim = *run.mutable_optim();
   if (optim.virtual_replicas() == 0) optim.set_virtual_replicas(resolved_.plan.virtual_replicas());

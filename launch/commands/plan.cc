@@ -137,8 +137,8 @@ absl::Status RunPlan(const CommandLine& line) {
   DescribeWork(run.model(), run.data().microbatch(), run.compute(), inventory);
   if (line.flags.Switch("compare")) {
     ASSIGN_OR_RETURN(const std::string text,
-                     CompareText(inventory, run.data(), run.optim(), run.compute(), run.cluster(),
-                                 run.parallel(), run.instruments()));
+                     CompareText(inventory, {run.data(), run.optim(), run.compute(), run.cluster(),
+                                             run.parallel(), run.instruments()}));
     line.out << text;
     return absl::OkStatus();
   }
@@ -147,9 +147,10 @@ absl::Status RunPlan(const CommandLine& line) {
   if (!scale.empty()) line.err << scale << "\n";
   *run.mutable_cluster() = WithMemory(run.cluster(), run.compute(), line.err);
   std::string warning;
-  const absl::StatusOr<Plan> plan =
-      MakePlan(inventory, run.data(), run.optim(), run.compute(), run.cluster(), run.parallel(),
-               run.instruments(), &warning);
+  const absl::StatusOr<Plan> plan = MakePlan(
+      inventory,
+      {run.data(), run.optim(), run.compute(), run.cluster(), run.parallel(), run.instruments()},
+      &warning);
   if (!warning.empty()) line.err << "warning: " << warning << "\n";
   if (const auto closest = ClosestPlan(plan.status())) Print(*closest, run, inventory, line);
   RETURN_IF_ERROR(plan.status());

@@ -38,8 +38,8 @@ absl::StatusOr<Plan> PlanOf(const RunSpec& run, const ParallelSpec& parallel,
                             const Inventory& inventory) {
   ClusterSpec cluster = run.cluster();
   cluster.set_device_memory_gib(0);
-  return MakePlan(inventory, run.data(), run.optim(), run.compute(), cluster, parallel,
-                  run.instruments());
+  return MakePlan(inventory,
+                  {run.data(), run.optim(), run.compute(), cluster, parallel, run.instruments()});
 }
 
 absl::StatusOr<RehearsalCase> CaseOf(const Plan& plan, const RunSpec& run,

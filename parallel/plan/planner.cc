@@ -250,12 +250,9 @@ std::string VirtualReplicasCost(Request request, const Plan& plan) {
 
 }  // namespace
 
-absl::StatusOr<Plan> MakePlan(const Inventory& inventory, const DataSpec& data,
-                              const OptimSpec& optim, const ComputeSpec& compute,
-                              const ClusterSpec& cluster, const ParallelSpec& parallel,
-                              const InstrumentsSpec& instruments, std::string* warning) {
-  ASSIGN_OR_RETURN(const Request request,
-                   MakeRequest(inventory, data, optim, compute, cluster, parallel, instruments));
+absl::StatusOr<Plan> MakePlan(const Inventory& inventory, const PlanSettings& settings,
+                              std::string* warning) {
+  ASSIGN_OR_RETURN(const Request request, MakeRequest(inventory, settings));
   ASSIGN_OR_RETURN(const std::vector<ParallelConfig> configs, ListConfigs(request));
   ASSIGN_OR_RETURN(Found found, FindBest(request, configs));
   if (!found.best.has_value() && !found.closest.has_value()) {
@@ -265,14 +262,14 @@ absl::StatusOr<Plan> MakePlan(const Inventory& inventory, const DataSpec& data,
         " are planned: take fewer microbatches, or more replicas (parallel.data_parallel_size)"));
   }
   if (found.best.has_value()) {
-    if (warning != nullptr && optim.virtual_replicas() == 0) {
+    if (warning != nullptr && settings.optim.virtual_replicas() == 0) {
       *warning = VirtualReplicasCost(request, *found.best);
     }
-    Finish(request, data, *found.best);
+    Finish(request, settings.data, *found.best);
     return *std::move(found.best);
   }
   absl::Status status = DoesNotFit(request, *found.closest);
-  Finish(request, data, *found.closest);
+  Finish(request, settings.data, *found.closest);
   status.SetPayload(kClosestPlanPayload, absl::Cord(ToBytes(*found.closest)));
   return status;
 }

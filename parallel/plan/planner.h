@@ -12,9 +12,7 @@
 #include "absl/status/statusor.h"
 
 #include "parallel/plan/inventory.h"
-#include "proto/data.pb.h"
-#include "proto/instruments.pb.h"
-#include "proto/optim.pb.h"
+#include "parallel/plan/plan_settings.h"
 #include "proto/plan.pb.h"
 
 namespace deepnet {
@@ -37,10 +35,7 @@ namespace deepnet {
 //
 // `*warning` becomes what the default of optim.virtual_replicas costs; empty: little, or the user
 // chose.
-absl::StatusOr<Plan> MakePlan(const Inventory& inventory, const DataSpec& data,
-                              const OptimSpec& optim, const ComputeSpec& compute,
-                              const ClusterSpec& cluster, const ParallelSpec& parallel,
-                              const InstrumentsSpec& instruments = {},
+absl::StatusOr<Plan> MakePlan(const Inventory& inventory, const PlanSettings& settings,
                               std::string* warning = nullptr);
 
 // The plan that MakePlan's ResourceExhausted is about, for whoever wants to look at it; nothing for

@@ -81,10 +81,8 @@ absl::Status BadField(const std::string& message) {
   return WithExitCode(absl::InvalidArgumentError(message), ExitCode::kBadConfig);
 }
 
-absl::StatusOr<Request> MakeRequest(const Inventory& inventory, const DataSpec& data,
-                                    const OptimSpec& optim, const ComputeSpec& compute,
-                                    const ClusterSpec& cluster, const ParallelSpec& parallel,
-                                    const InstrumentsSpec& instruments) {
+absl::StatusOr<Request> MakeRequest(const Inventory& inventory, const PlanSettings& settings) {
+  const auto& [data, optim, compute, cluster, parallel, instruments] = settings;
   RETURN_IF_ERROR(CheckNumbers(parallel, cluster));
   if (const std::string& device = cluster.device_model(); !device.empty()) {
     RETURN_IF_ERROR(FindDeviceModel(device).status());

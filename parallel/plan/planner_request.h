@@ -14,11 +14,9 @@
 #include "parallel/plan/memory.h"
 #include "parallel/plan/partition.h"
 #include "parallel/plan/plan_accessors.h"
+#include "parallel/plan/plan_settings.h"
 #include "parallel/plan/roofline.h"
 #include "parallel/plan/schedule.h"
-#include "proto/data.pb.h"
-#include "proto/instruments.pb.h"
-#include "proto/optim.pb.h"
 #include "proto/plan.pb.h"
 
 namespace deepnet {
@@ -48,10 +46,7 @@ struct Request {
 
 // Parameters as MakePlan's. Fails with InvalidArgument (kBadConfig) naming the field: negative
 // numbers, an unknown schedule, or what a schedule's text says wrong.
-absl::StatusOr<Request> MakeRequest(const Inventory& inventory, const DataSpec& data,
-                                    const OptimSpec& optim, const ComputeSpec& compute,
-                                    const ClusterSpec& cluster, const ParallelSpec& parallel,
-                                    const InstrumentsSpec& instruments);
+absl::StatusOr<Request> MakeRequest(const Inventory& inventory, const PlanSettings& settings);
 
 struct ParallelConfig {
   int stages = 1, replicas = 1;

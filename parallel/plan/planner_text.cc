@@ -227,12 +227,8 @@ std::string NameOf(const ParallelConfig& config) {
 
 }  // namespace
 
-absl::StatusOr<std::string> CompareText(const Inventory& inventory, const DataSpec& data,
-                                        const OptimSpec& optim, const ComputeSpec& compute,
-                                        const ClusterSpec& cluster, const ParallelSpec& parallel,
-                                        const InstrumentsSpec& instruments) {
-  ASSIGN_OR_RETURN(Request request,
-                   MakeRequest(inventory, data, optim, compute, cluster, parallel, instruments));
+absl::StatusOr<std::string> CompareText(const Inventory& inventory, const PlanSettings& settings) {
+  ASSIGN_OR_RETURN(Request request, MakeRequest(inventory, settings));
   if (request.stages < 2) {
     return BadField("parallel.pipeline_parallel_size: a comparison of schedules needs 2 or more");
   }

@@ -6,9 +6,7 @@
 #include "absl/status/statusor.h"
 
 #include "parallel/plan/inventory.h"
-#include "proto/data.pb.h"
-#include "proto/instruments.pb.h"
-#include "proto/optim.pb.h"
+#include "parallel/plan/plan_settings.h"
 #include "proto/plan.pb.h"
 
 namespace deepnet {
@@ -35,9 +33,6 @@ std::string RecomputeText(const Plan& plan);
 // input and half for the others, both cut by number of layers, which is what other programs do.
 // Parameters and errors as MakePlan's; memory limits nothing, and ranks recompute what
 // parallel.recompute says, by default nothing.
-absl::StatusOr<std::string> CompareText(const Inventory& inventory, const DataSpec& data,
-                                        const OptimSpec& optim, const ComputeSpec& compute,
-                                        const ClusterSpec& cluster, const ParallelSpec& parallel,
-                                        const InstrumentsSpec& instruments = {});
+absl::StatusOr<std::string> CompareText(const Inventory& inventory, const PlanSettings& settings);
 
 }  // namespace deepnet

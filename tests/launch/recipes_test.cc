@@ -66,8 +66,8 @@ TEST(Recipes, EachFitsTheMachinesItNames) {
     RunSpec run = WithDefaults(*ReadRunSpec({.files = {file}}, RunSpec()));
     if (run.model().vocabulary_size() == 0) run.mutable_model()->set_vocabulary_size(5000);
     const Inventory inventory = Describe(run.model(), run.data().microbatch());
-    const auto plan =
-        MakePlan(inventory, run.data(), run.optim(), run.compute(), run.cluster(), run.parallel());
+    const auto plan = MakePlan(
+        inventory, {run.data(), run.optim(), run.compute(), run.cluster(), run.parallel()});
     EXPECT_TRUE(plan.ok()) << file << ": " << plan.status();
   }
 }
@@ -82,7 +82,7 @@ TEST(Recipes, EachIsSummedTheSameWayOnAnyNumberOfRanks) {
       ClusterSpec cluster;
       cluster.set_devices_per_node(ranks);
       const auto plan =
-          MakePlan(inventory, run.data(), run.optim(), run.compute(), cluster, run.parallel());
+          MakePlan(inventory, {run.data(), run.optim(), run.compute(), cluster, run.parallel()});
       if (!plan.ok()) continue;  // fewer layers than ranks
       virtual_replicas.insert(plan->virtual_replicas());
       EXPECT_EQ(plan->virtual_replicas() % plan->data_parallel_size(), 0) << file;

@@ -167,7 +167,7 @@ absl::StatusOr<Plan> PlanFor(const ModelCase& model, const LayoutCase& layout) {
   parallel.set_virtual_pipeline_size(layout.virtual_pipeline_size);
   parallel.set_recompute(layout.recompute);
   if (layout.recompute == FULL) parallel.set_recompute_segment(layout.segment);
-  return MakePlan(InventoryOf(model), run.data(), run.optim(), run.compute(), {}, parallel);
+  return MakePlan(InventoryOf(model), {run.data(), run.optim(), run.compute(), {}, parallel});
 }
 
 std::vector<LayoutCase> SchedulesFor(const ModelCase& model, int stages, int replicas) {

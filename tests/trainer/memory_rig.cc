@@ -47,8 +47,8 @@ MemoryEstimate PlannedCopies(const PlannedRun& planned, const Inventory& whole, 
   RunSpec run = planned.run;
   run.mutable_parallel()->set_blocking_saves(false);
   run.mutable_instruments()->set_every_steps(1);
-  const auto plan = MakePlan(whole, run.data(), run.optim(), run.compute(), run.cluster(),
-                             run.parallel(), run.instruments());
+  const auto plan = MakePlan(whole, {run.data(), run.optim(), run.compute(), run.cluster(),
+                                     run.parallel(), run.instruments()});
   DEEPNET_CHECK(plan.ok()) << plan.status().ToString();
   return plan->stages(rank).memory();
 }
@@ -126,7 +126,7 @@ PlannedRun PlanRun(RunSpec run) {
   compute = ResolveCompute(compute);
   const Inventory whole = Describe(run.model(), run.data().microbatch());
   const auto plan =
-      MakePlan(whole, run.data(), run.optim(), compute, run.cluster(), run.parallel());
+      MakePlan(whole, {run.data(), run.optim(), compute, run.cluster(), run.parallel()});
   DEEPNET_CHECK(plan.ok()) << plan.status().ToString();
   if (run.optim().virtual_replicas() == 0) {
     run.mutable_optim()->set_virtual_replicas(plan->virtual_replicas());

@@ -103,7 +103,7 @@ class ValidationTest : public ::testing::Test {
     if (layout.stages > 1) parallel.set_schedule(layout.schedule);
     const Inventory whole = Describe(run.model(), run.data().microbatch());
     const auto plan =
-        MakePlan(whole, run.data(), run.optim(), run.compute(), run.cluster(), run.parallel());
+        MakePlan(whole, {run.data(), run.optim(), run.compute(), run.cluster(), run.parallel()});
     if (!plan.ok()) return {plan.status()};
     const int ranks = layout.stages * layout.replicas;
     std::vector<absl::StatusOr<EvalRecord>> records(ranks);

@@ -357,8 +357,8 @@ absl::StatusOr<Plan> Doctor::PlanRun() {
     if (on_gpu()) cluster.set_device_memory_gib(double(least + kContextBytes) / kGib);
   }
   DescribeWork(run_.model(), run_.data().microbatch(), run_.compute(), inventory);
-  return MakePlan(inventory, run_.data(), run_.optim(), run_.compute(), cluster, run_.parallel(),
-                  run_.instruments());
+  return MakePlan(inventory, {run_.data(), run_.optim(), run_.compute(), cluster, run_.parallel(),
+                              run_.instruments()});
 }
 
 // Decides every field of `parallel` that CheckLayout reads: by the run's plan, else a pipeline, in

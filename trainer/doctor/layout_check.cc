@@ -174,7 +174,7 @@ absl::StatusOr<DoctorCheck> CheckLayout(const RunSpec& run, Communicator& world)
   const RunSpec tiny = TinyRun(run);
   const Inventory whole = Describe(tiny.model(), tiny.data().microbatch());
   const absl::StatusOr<Plan> plan =
-      MakePlan(whole, tiny.data(), tiny.optim(), tiny.compute(), {}, tiny.parallel());
+      MakePlan(whole, {tiny.data(), tiny.optim(), tiny.compute(), {}, tiny.parallel()});
   if (!plan.ok()) {  // on all ranks
     check.set_failure(std::string(plan.status().message()));
     return check;

@@ -80,7 +80,7 @@ absl::StatusOr<Plan> PlanFor(const Inventory& inventory, const Asked& asked) {
   data.set_global_microbatches(asked.microbatches);
   OptimSpec optim;
   optim.set_virtual_replicas(asked.virtual_replicas);
-  return MakePlan(inventory, data, optim, ComputeSpec(), ClusterOf(asked), ParallelOf(asked));
+  return MakePlan(inventory, {data, optim, ComputeSpec(), ClusterOf(asked), ParallelOf(asked)});
 }
 
 Plan GoodPlan(const Inventory& inventory, const Asked& asked) {
@@ -147,12 +147,12 @@ TEST(Planner, TheUpdateTakesAsLongAsTheRankWithTheMostWeightsNeedsForItsShare) {
   EXPECT_GE(cut.update_seconds(), weights / 2 / 2.5e8);
   ClusterSpec cluster;
   cluster.set_optimizer_params_per_second(10);
-  const auto slow = MakePlan(inventory, DataSpec(), OptimSpec(), ComputeSpec(), cluster, {});
+  const auto slow = MakePlan(inventory, {DataSpec(), OptimSpec(), ComputeSpec(), cluster, {}});
   ASSERT_TRUE(slow.ok()) << slow.status();
   EXPECT_DOUBLE_EQ(slow->update_seconds(), weights / 10);
   EXPECT_GT(slow->step_seconds(), weights / 10);
   cluster.set_optimizer_params_per_second(-1);
-  EXPECT_THAT(Message(MakePlan(inventory, {}, {}, {}, cluster, {})),
+  EXPECT_THAT(Message(MakePlan(inventory, {{}, {}, {}, cluster, {}})),
               HasSubstr("cluster.optimizer_params_per_second"));
 }
 
@@ -434,7 +434,7 @@ TEST(Planner, WarnsWhereTheDefaultOfVirtualReplicasCostsTime) {
     OptimSpec optim;
     optim.set_virtual_replicas(virtual_replicas);
     std::string text;
-    const auto plan = MakePlan(Toy(8), data, optim, ComputeSpec(), ClusterOf(asked), {}, {}, &text);
+    const auto plan = MakePlan(Toy(8), {data, optim, ComputeSpec(), ClusterOf(asked), {}}, &text);
     EXPECT_TRUE(plan.ok()) << plan.status();
     return text;
   };
@@ -477,7 +477,7 @@ TEST(Planner, RefusesSpeedsBelowZero) {
   ClusterSpec cluster;
   cluster.mutable_between_nodes()->set_bytes_per_second(-1);
   const auto plan =
-      MakePlan(Toy(1), DataSpec(), OptimSpec(), ComputeSpec(), cluster, ParallelSpec());
+      MakePlan(Toy(1), {DataSpec(), OptimSpec(), ComputeSpec(), cluster, ParallelSpec()});
   EXPECT_EQ(GetExitCode(plan.status()), ExitCode::kBadConfig);
   EXPECT_THAT(Message(plan), HasSubstr("cluster.between_nodes"));
 }
@@ -544,12 +544,12 @@ TEST(Planner, CountsTheSentencesOfAStepWhereTheyLieInTheSameMemory) {
   cluster.set_device_memory_gib(5);  // 6 GiB of sentences
   ComputeSpec compute;
   compute.set_device("cpu");
-  const auto plan = MakePlan(Toy(2), data, OptimSpec(), compute, cluster, {});
+  const auto plan = MakePlan(Toy(2), {data, OptimSpec(), compute, cluster, {}});
   EXPECT_EQ(GetExitCode(plan.status()), ExitCode::kDoesNotFit);
   EXPECT_THAT(Message(plan), HasSubstr("beside 6.00 GiB for two steps' sentences "
                                        "(data.global_microbatches)"));
   cluster.set_device_memory_gib(6.1);
-  EXPECT_TRUE(MakePlan(Toy(2), data, OptimSpec(), compute, cluster, {}).ok());
+  EXPECT_TRUE(MakePlan(Toy(2), {data, OptimSpec(), compute, cluster, {}}).ok());
 }
 
 TEST(Planner, CountsPartialSumsOfVirtualReplicas) {
@@ -583,13 +583,13 @@ TEST(PlannerCompare, HalvesByCountAreTheSlowest) {
   DataSpec data;
   data.set_global_microbatches(16);
   const Asked asked{.stages = 4};
-  const auto text = CompareText(Toy(40, 1000), data, OptimSpec(), ComputeSpec(), ClusterOf(asked),
-                                ParallelOf(asked));
+  const auto text = CompareText(
+      Toy(40, 1000), {data, OptimSpec(), ComputeSpec(), ClusterOf(asked), ParallelOf(asked)});
   ASSERT_TRUE(text.ok()) << text.status();
   EXPECT_THAT(*text, AllOf(HasSubstr("halves by count, 1f1b"), HasSubstr("interleaved, v=8"),
                            HasSubstr("zb-v")));
   const auto one =
-      CompareText(Toy(4), data, OptimSpec(), ComputeSpec(), ClusterOf({}), ParallelSpec());
+      CompareText(Toy(4), {data, OptimSpec(), ComputeSpec(), ClusterOf({}), ParallelSpec()});
   EXPECT_EQ(GetExitCode(one.status()), ExitCode::kBadConfig);
 }
 

@@ -145,7 +145,7 @@ TEST(ModelUpdate, APipelineComputesTheRowsOfOneRankBitForBit) {
     parallel.set_schedule(schedule);
     parallel.set_virtual_pipeline_size(schedule == std::string("1f1b") ? 1 : 2);
     parallel.set_recompute(NONE);
-    const auto plan = MakePlan(whole, run.data(), run.optim(), run.compute(), {}, parallel);
+    const auto plan = MakePlan(whole, {run.data(), run.optim(), run.compute(), {}, parallel});
     ASSERT_TRUE(plan.ok()) << plan.status();
     std::vector<OutputRows> rows(3);
     const auto statuses = RunRanks(3, [&](Communicator& world) -> absl::Status {

@@ -74,7 +74,7 @@ Plan PlanFor(const RunSpec& run, const Inventory& whole, const Layout& layout) {
   parallel.set_schedule(layout.schedule);
   if (layout.schedule == "zb-v") parallel.set_virtual_pipeline_size(2);
   parallel.set_recompute(NONE);
-  const auto plan = MakePlan(whole, run.data(), run.optim(), run.compute(), {}, parallel);
+  const auto plan = MakePlan(whole, {run.data(), run.optim(), run.compute(), {}, parallel});
   EXPECT_TRUE(plan.ok()) << plan.status();
   return *plan;
 }

@@ -247,7 +247,7 @@ TEST(Scheme, APipelineRefusesByNameWhatItCannotCut) {
     ClusterSpec four_ranks;
     four_ranks.set_nodes(4);
     const auto plan = [&](const ParallelSpec& parallel) {
-      return MakePlan(inventory, data, OptimSpec(), ComputeSpec(), four_ranks, parallel);
+      return MakePlan(inventory, {data, OptimSpec(), ComputeSpec(), four_ranks, parallel});
     };
     ParallelSpec two_stages, two_chunks;
     two_stages.set_pipeline_parallel_size(2);
