@@ -106,8 +106,8 @@ absl::Status ConnectDevices(GradientSum order, const RankContext& context) {
   RETURN_IF_ERROR(ConnectPipeline(context, scratch));
   RETURN_IF_ERROR(ConnectTied(context, scratch));
   int64_t most = 0;  // elements of a piece
-  for (const std::vector<Piece>& bucket : context.layout.pieces) {
-    for (const Piece& piece : bucket) most = std::max(most, piece.of.count);
+  for (const std::vector<GradientPiece>& bucket : context.layout.pieces) {
+    for (const GradientPiece& piece : bucket) most = std::max(most, piece.of.count);
   }
   Communicator::Connections links{
       .all_gather = true,

@@ -49,8 +49,8 @@ std::string Fields::ValueText(const FieldDescriptor& field) const {
 }
 
 bool Fields::CheckValues() const {
-  constexpr int64_t kMost = int64_t{1} << 53;  // doubles tell them apart, and sums do not overflow
-  constexpr int64_t kMost32 = 2'000'000'000;
+  constexpr int64_t kMax = int64_t{1} << 53;  // doubles tell them apart, and sums do not overflow
+  constexpr int64_t kMax32 = 2'000'000'000;
   bool fits = true;
   const auto& reflection = *message_.GetReflection();
   std::vector<const FieldDescriptor*> fields;
@@ -76,7 +76,7 @@ bool Fields::CheckValues() const {
         const bool narrow = field->cpp_type() == FieldDescriptor::CPPTYPE_INT32;
         const int64_t value =
             narrow ? reflection.GetInt32(message_, field) : reflection.GetInt64(message_, field);
-        const int64_t most = narrow ? kMost32 : kMost;
+        const int64_t most = narrow ? kMax32 : kMax;
         fits &= Require(-most <= value && value <= most, name,
                         absl::StrCat("must be from ", -most, " to ", most));
       } else if (field->type() == FieldDescriptor::TYPE_STRING) {

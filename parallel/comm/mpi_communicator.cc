@@ -221,7 +221,7 @@ class MpiProgress {
     if (num_ended == MPI_UNDEFINED || num_ended == 0) return false;
     const bool each_has_its_own = error == MPI_ERR_IN_STATUS;
     for (int i = 0; i < num_ended; ++i) {
-      TakePiece(ended[i], each_has_its_own ? statuses[i].MPI_ERROR : error, statuses[i]);
+      EndPiece(ended[i], each_has_its_own ? statuses[i].MPI_ERROR : error, statuses[i]);
     }
     // The others keep their order.
     std::erase(requests_, MPI_REQUEST_NULL);
@@ -230,7 +230,7 @@ class MpiProgress {
     return true;
   }
 
-  void TakePiece(int index, int error, const MPI_Status& status) {
+  void EndPiece(int index, int error, const MPI_Status& status) {
     requests_[index] = MPI_REQUEST_NULL;  // MPI may leave it after an error
     const std::shared_ptr<MpiMessage> owner = std::move(owners_[index]);
     MpiMessage& message = *owner;

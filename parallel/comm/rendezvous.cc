@@ -67,8 +67,8 @@ bool IsThere(RendezvousStore& store, int rank) {
 
 // "rank 2 of 4", "ranks 2, 3 of 4": the first of many.
 std::string RanksText(const std::vector<int>& ranks, int size) {
-  constexpr size_t kMost = 8;
-  const std::vector<int> shown(ranks.begin(), ranks.begin() + std::min(kMost, ranks.size()));
+  constexpr size_t kMaxShown = 8;
+  const std::vector<int> shown(ranks.begin(), ranks.begin() + std::min(kMaxShown, ranks.size()));
   return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(shown, ", "),
                       shown.size() < ranks.size() ? ", ..." : "", " of ", size);
 }

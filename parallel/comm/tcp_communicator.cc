@@ -195,7 +195,7 @@ class TcpWorld {
     const MutexLock lock(mutex_);
     return next_group_;
   }
-  void TakeGroup(uint64_t group) {
+  void ReserveGroup(uint64_t group) {
     const MutexLock lock(mutex_);
     next_group_ = group + 1;
   }
@@ -224,7 +224,7 @@ class TcpWorld {
   bool BeginPayload(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Handle(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void HandleMessage(Connection& connection, Arrival arrival) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool TakeArrived(const MessagePtr& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool MatchArrived(const MessagePtr& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Accept(Connection& connection, const MessagePtr& message, const Arrival& arrival)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -264,7 +264,7 @@ absl::StatusOr<MessagePtr> TcpWorld::Start(const Message& message, uint64_t grou
   Connection& connection = connections_[world_peer];
   auto started = std::make_shared<TcpMessage>(message, group, world_peer);
   const bool sends = message.kind == Message::Kind::kSend;
-  if (!sends && TakeArrived(started)) return started;  // also what a lost peer had sent before
+  if (!sends && MatchArrived(started)) return started;  // also what a lost peer had sent before
   if (!connection.lost.ok()) return WithPrefix(message.Text(), connection.lost);
   pending_.insert(started);
   if (!sends) {
@@ -579,7 +579,7 @@ void TcpWorld::HandleMessage(Connection& connection, Arrival arrival) {
 }
 
 // Returns true if something had arrived for the receive.
-bool TcpWorld::TakeArrived(const MessagePtr& message) {
+bool TcpWorld::MatchArrived(const MessagePtr& message) {
   const auto arrived = arrived_.find({message->group, message->world_peer, message->tag});
   if (arrived == arrived_.end()) return false;
   const Arrival arrival = std::move(arrived->second.front());
@@ -680,7 +680,7 @@ class TcpCommunicator final : public MessageCommunicator {
 
 absl::StatusOr<std::unique_ptr<Communicator>> TcpCommunicator::Split(int color, int key) {
   ASSIGN_OR_RETURN(Part part, AgreeOnPart(color, key, world_->next_group()));
-  world_->TakeGroup(part.number);
+  world_->ReserveGroup(part.number);
   if (color == kNoGroup) return nullptr;
   for (int& member : part.members) member = world_ranks_[member];
   return std::make_unique<TcpCommunicator>(world_, part.number, std::move(part.members), part.rank);

@@ -140,7 +140,7 @@ class ThreadCommunicator final : public MessageCommunicator {
 
  private:
   TransferOr Start(const Message& message) override;
-  std::shared_ptr<Post> TakePartner(const std::shared_ptr<Post>& post, const Group::Lane& lane)
+  std::shared_ptr<Post> MatchPartner(const std::shared_ptr<Post>& post, const Group::Lane& lane)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_.mutex);
   std::shared_ptr<Group> JoinChild(int color, const std::vector<int>& members);
 
@@ -163,7 +163,7 @@ Communicator::TransferOr ThreadCommunicator::Start(const Message& message) {
   {
     const MutexLock lock(world_.mutex);
     if (world_.ended) return world_.EndedStatus(post->Text());
-    partner = TakePartner(post, {sends ? rank_ : peer, sends ? peer : rank_, tag});
+    partner = MatchPartner(post, {sends ? rank_ : peer, sends ? peer : rank_, tag});
   }
   if (partner != nullptr) {
     const Buffer& from = sends ? buffer : partner->buffer;
@@ -180,8 +180,8 @@ Communicator::TransferOr ThreadCommunicator::Start(const Message& message) {
 }
 
 // The oldest post of the other side, both now kCopying; or null, and `post` waits in the lane.
-std::shared_ptr<Post> ThreadCommunicator::TakePartner(const std::shared_ptr<Post>& post,
-                                                      const Group::Lane& lane) {
+std::shared_ptr<Post> ThreadCommunicator::MatchPartner(const std::shared_ptr<Post>& post,
+                                                       const Group::Lane& lane) {
   auto& posts = group_->lanes[lane];
   if (posts.empty() || posts.front()->kind == post->kind) {
     posts.push_back(post);

@@ -220,7 +220,7 @@ class Execution {
       if (options_.heartbeat != nullptr) {
         options_.heartbeat->Act(absl::StrCat("action ", ToText(action)));
       }
-      RETURN_IF_ERROR(At(action, Guarded([&] { return Take(action); })));
+      RETURN_IF_ERROR(At(action, Guarded([&] { return Execute(action); })));
     }
     if (!actions_.empty()) RETURN_IF_ERROR(At(actions_.back(), box_.ReleaseSent(/*wait=*/true)));
     return absl::OkStatus();
@@ -246,30 +246,22 @@ class Execution {
     return options_.guard ? options_.guard(work) : work();
   }
 
-  absl::Status Take(const Action& action) {
+  absl::Status Execute(const Action& action) {
+    const auto& [op, chunk, microbatch] = action;
     // Sends start before memory is offered to what is still to come.
-    if (!IsSend(action.op)) RETURN_IF_ERROR(StartReceives());
+    if (!IsSend(op)) RETURN_IF_ERROR(StartReceives());
     RETURN_IF_ERROR(box_.ReleaseSent(/*wait=*/false));
-    RETURN_IF_ERROR(Do(action));
-    if (!IsTransfer(action.op)) ++computed_;
-    return absl::OkStatus();
-  }
-
-  absl::Status Do(const Action& action) {
-    if (IsReceive(action.op)) return absl::OkStatus();  // started; who needs the data waits for it
-    if (IsTransfer(action.op)) return box_.Start(action);
-    if (action.op != Op::kBackwardWeight) {
+    if (IsSend(op)) return box_.Start(action);
+    if (IsReceive(op)) return absl::OkStatus();  // started; who needs the data waits for it
+    if (op != Op::kBackwardWeight) {
       RETURN_IF_ERROR(box_.AwaitReceived(ReceiveFor(action), action));
     }
+    ++computed_;
     const TraceSpan span(options_.trace, {.kind = TraceKind::kCompute, .action = action});
-    return Compute(action);
-  }
-
-  absl::Status Compute(const Action& action) {
-    if (action.op == Op::kForward) return stage_.Forward(action.chunk, action.microbatch);
-    if (action.op == Op::kBackward) return stage_.Backward(action.chunk, action.microbatch);
-    return action.op == Op::kBackwardInput ? stage_.BackwardInput(action.chunk, action.microbatch)
-                                           : stage_.BackwardWeight(action.chunk, action.microbatch);
+    if (op == Op::kForward) return stage_.Forward(chunk, microbatch);
+    if (op == Op::kBackward) return stage_.Backward(chunk, microbatch);
+    return op == Op::kBackwardInput ? stage_.BackwardInput(chunk, microbatch)
+                                    : stage_.BackwardWeight(chunk, microbatch);
   }
 
   const std::vector<Action>& actions_;

@@ -175,10 +175,10 @@ class Candidate {
   }
 
   // Returns what the named schedule claims to keep in flight, shared evenly among a rank's chunks.
-  InFlight ClaimedInFlight() const {
-    InFlight claimed{.slots = std::vector<int>(ends_.size(), 1),
-                     .deferred_bytes = std::vector<int64_t>(ranks_.size(), 0),
-                     .peaks = std::vector<std::vector<std::vector<int>>>(ranks_.size())};
+  PeakInFlight ClaimedInFlight() const {
+    PeakInFlight claimed{.slots = std::vector<int>(ends_.size(), 1),
+                         .deferred_bytes = std::vector<int64_t>(ranks_.size(), 0),
+                         .peaks = std::vector<std::vector<std::vector<int>>>(ranks_.size())};
     if (request_->custom.has_value()) return claimed;
     const bool splits = FollowsCosts();
     const int chunks = config_->virtual_pipeline_size;  // of a rank
@@ -192,7 +192,7 @@ class Candidate {
     return claimed;
   }
 
-  void SetInFlight(InFlight in_flight) {
+  void SetInFlight(PeakInFlight in_flight) {
     slots_ = std::move(in_flight.slots);
     for (size_t r = 0; r < ranks_.size(); ++r) {
       ranks_[r].deferred_bytes = in_flight.deferred_bytes[r];
@@ -345,7 +345,7 @@ class Candidate {
   std::vector<int> ends_;                              // of chunks
   std::vector<StageMessages> messages_;                // [chunk]
   std::vector<std::vector<PendingMatrices>> pending_;  // [chunk]
-  std::vector<int> slots_;                             // [chunk] InFlight::slots
+  std::vector<int> slots_;                             // [chunk] PeakInFlight::slots
   std::vector<RankUse> ranks_;                         // with what they recompute
   std::vector<ChunkCost> costs_;                       // [chunk]
   Schedule schedule_;

@@ -319,7 +319,7 @@ class DeferredPools {
   DeferredPools(std::span<const std::vector<PendingMatrices>> pending, int per_sum)
       : pending_(pending), per_sum_(per_sum) {}
 
-  void Take(const Action& action) {
+  void Add(const Action& action) {
     std::deque<int>& waiting = waiting_[action.chunk];
     if (IsInputPass(action.op)) FinishSumsBefore(action, waiting);
     if (action.op == Op::kBackwardInput) {
@@ -497,12 +497,13 @@ int64_t ForeignBytes(const Inventory& inventory, const RankUse& rank) {
   return bytes;
 }
 
-InFlight CountInFlight(const Schedule& schedule,
-                       std::span<const std::vector<PendingMatrices>> pending, int per_sum) {
-  InFlight most{.slots = std::vector<int>(pending.size(), 0), .deferred_bytes = {}, .peaks = {}};
+PeakInFlight CountInFlight(const Schedule& schedule,
+                           std::span<const std::vector<PendingMatrices>> pending, int per_sum) {
+  PeakInFlight most{
+      .slots = std::vector<int>(pending.size(), 0), .deferred_bytes = {}, .peaks = {}};
   for (const std::vector<Action>& actions : schedule.actions) {
     DeferredPools deferred(pending, per_sum);
-    for (const Action& action : actions) deferred.Take(action);
+    for (const Action& action : actions) deferred.Add(action);
     most.deferred_bytes.push_back(deferred.max_bytes());
     most.peaks.push_back(InFlightPeaks(actions, most.slots));
   }

@@ -59,7 +59,7 @@ std::vector<PendingMatrices> MakePendingMatrices(const Inventory& inventory, Lay
 int64_t PendingBytes(std::span<const PendingMatrices> pending);
 
 // The microbatches and bytes that a schedule keeps in flight on each rank.
-struct InFlight {
+struct PeakInFlight {
   std::vector<int> slots;               // [chunk] most microbatches between F and the end of B or I
   std::vector<int64_t> deferred_bytes;  // [rank] buffers of what waits from I to W
   std::vector<std::vector<std::vector<int>>> peaks;  // [rank] RankUse::peaks; empty: not known
@@ -71,8 +71,8 @@ struct InFlight {
 // virtual replica before its first backward pass of the next one, wherever the schedule has them.
 // `per_sum`: microbatches of a virtual replica. Their buffers are lent to all chunks of a rank, but
 // only for matrices of the same shape, so each shape counts at its own peak.
-InFlight CountInFlight(const Schedule& schedule,
-                       std::span<const std::vector<PendingMatrices>> pending, int per_sum);
+PeakInFlight CountInFlight(const Schedule& schedule,
+                           std::span<const std::vector<PendingMatrices>> pending, int per_sum);
 
 // A chunk as memory sees it.
 struct ChunkUse {

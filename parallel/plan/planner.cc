@@ -26,7 +26,7 @@ namespace {
 
 constexpr int kMaxSimulated = 24;
 constexpr int64_t kMaxActions = 800'000;
-constexpr int64_t kMostActions = 8'000'000;  // of one config: some GB and half a minute
+constexpr int64_t kMaxActionsOfConfig = 8'000'000;  // of one config: some GB and half a minute
 constexpr int kMaxShrink = 64;
 constexpr int kMaxRanks = 8192;
 constexpr double kWorthSaying = 0.95;  // of a step's time
@@ -69,7 +69,7 @@ absl::StatusOr<Found> FindBest(const Request& request, const std::vector<Paralle
   int64_t actions = 0;
   for (const auto& [does_not_fit, seconds, index] : RankConfigs(request, configs)) {
     const int64_t more = NumActions(request, configs[index]);
-    if (more > kMostActions) continue;
+    if (more > kMaxActionsOfConfig) continue;
     if ((found.best.has_value() || found.closest.has_value()) && actions + more > kMaxActions) {
       continue;  // a smaller one may still be affordable
     }
@@ -125,7 +125,7 @@ std::optional<Plan> FirstThatFits(const Request& request) {
   int tries = 0;
   for (const auto& [does_not_fit, seconds, index] : RankConfigs(request, *configs)) {
     if (does_not_fit || ++tries > kMaxTries) return std::nullopt;
-    if (NumActions(request, (*configs)[index]) > kMostActions) continue;
+    if (NumActions(request, (*configs)[index]) > kMaxActionsOfConfig) continue;
     absl::StatusOr<Plan> plan = MakeOneReplica(request, (*configs)[index]);
     if (plan.ok() && Fits(request, *plan)) return *std::move(plan);
   }
@@ -152,7 +152,7 @@ int ShrinkToFit(const Request& request, const Plan& plan) {
   return 0;
 }
 
-std::string Describe(const Plan& plan) {
+std::string ConfigText(const Plan& plan) {
   std::string text = absl::StrCat("pipeline_parallel_size ", plan.pipeline_parallel_size(),
                                   ", data_parallel_size ", plan.data_parallel_size(), ", schedule ",
                                   plan.schedule());
@@ -172,7 +172,7 @@ std::string Advice(const Request& request, const Plan& closest) {
   for (const Freed freed : {Freed::kRecompute, Freed::kSchedule, Freed::kDegrees, Freed::kSums}) {
     if (const auto here = FirstThatFits(Free(request, freed, closest))) {
       return absl::StrCat("; what fits on ", ranks, ranks == 1 ? " rank: " : " ranks: ",
-                          freed == Freed::kSums ? SumsText(*here) : "", Describe(*here));
+                          freed == Freed::kSums ? SumsText(*here) : "", ConfigText(*here));
     }
   }
   std::string advice;
@@ -184,7 +184,7 @@ std::string Advice(const Request& request, const Plan& closest) {
   for (open.num_ranks = 2 * ranks; open.num_ranks <= kMaxRanks; open.num_ranks *= 2) {
     if (const auto plan = FirstThatFits(open)) {
       return absl::StrCat(advice, advice.empty() ? "; what fits: " : ", or ", open.num_ranks,
-                          " ranks: ", Describe(*plan));
+                          " ranks: ", ConfigText(*plan));
     }
   }
   if (!advice.empty()) return advice;
@@ -205,7 +205,7 @@ absl::Status DoesNotFit(const Request& request, const Plan& closest) {
   const std::string beside =
       stage.memory().has_gpu() ? absl::StrCat(" (", GpuMemoryText(stage.memory()), ")") : "";
   const std::string message =
-      absl::StrCat("does not fit: with ", Describe(closest), " rank ", stage.rank(), " (",
+      absl::StrCat("does not fit: with ", ConfigText(closest), " rank ", stage.rank(), " (",
                    LayersText(closest, *request.inventory, stage.rank()), ") needs ", Gib(need),
                    beside, " and has ", Gib(request.memory_bytes), SentencesText(request), ", ",
                    Gib(need - request.memory_bytes), " too little", Advice(request, closest));
@@ -245,7 +245,7 @@ std::string VirtualReplicasCost(Request request, const Plan& plan) {
       "optim.virtual_replicas: left open it is %d on any number of ranks, so that they do not "
       "change the weights; a step would take %.3g s instead of %.3g with %s%s",
       plan.virtual_replicas(), found->best->step_seconds(), plan.step_seconds(),
-      SumsText(*found->best), Describe(*found->best));
+      SumsText(*found->best), ConfigText(*found->best));
 }
 
 }  // namespace
@@ -258,7 +258,7 @@ absl::StatusOr<Plan> MakePlan(const Inventory& inventory, const PlanSettings& se
   if (!found.best.has_value() && !found.closest.has_value()) {
     return BadField(absl::StrCat(
         "data.global_microbatches: ", request.global_microbatches, ": the schedule of a step has ",
-        NumActions(request, configs.front()), " actions; at most ", kMostActions,
+        NumActions(request, configs.front()), " actions; at most ", kMaxActionsOfConfig,
         " are planned: take fewer microbatches, or more replicas (parallel.data_parallel_size)"));
   }
   if (found.best.has_value()) {

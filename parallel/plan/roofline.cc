@@ -24,7 +24,7 @@ struct Tile {
 constexpr Tile kTiles[] = {{256, 128, 1.0}, {128, 256, 1.0}, {128, 128, 0.9},
                            {128, 64, 0.75}, {64, 128, 0.75}, {64, 64, 0.55}};
 constexpr double kFloat32Share = 0.85;  // of the peak, that float32 products reach with such tiles
-constexpr size_t kMostNamed = 12;       // kernels in a Prediction
+constexpr size_t kMaxNamed = 12;        // kernels in a Prediction
 constexpr char kHostName[] = "launches by the host";
 
 // CUDA graphs (docs/design/gpu.md): launches that one takes at most, and what noting a launch for
@@ -153,7 +153,7 @@ class Ledger {
     for (const auto& [name, kernel] : kernels_) all.push_back(kernel);
     std::stable_sort(all.begin(), all.end(),
                      [](const auto& a, const auto& b) { return a.seconds() > b.seconds(); });
-    if (all.size() > kMostNamed) all.resize(kMostNamed);
+    if (all.size() > kMaxNamed) all.resize(kMaxNamed);
     return all;
   }
 

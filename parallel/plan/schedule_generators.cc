@@ -211,7 +211,7 @@ class Greedy {
         options_(options),
         chunks_(placement.NumChunks()),
         ranks_(placement.NumRanks()) {
-    for (Chunk& chunk : chunks_) {
+    for (ChunkState& chunk : chunks_) {
       chunk.input_at.assign(options.num_microbatches, kNever);
       chunk.gradient_at.assign(options.num_microbatches, kNever);
     }
@@ -228,20 +228,20 @@ class Greedy {
       const auto [now, rank] = wake_.top();
       wake_.pop();
       if (ranks_[rank].free_at > now) continue;  // another call comes when it is free
-      if (const std::optional<Action> action = Choose(rank, now)) Take(rank, *action, now);
+      if (const std::optional<Action> action = Choose(rank, now)) Start(rank, *action, now);
     }
-    for (const Chunk& chunk : chunks_) {
+    for (const ChunkState& chunk : chunks_) {
       DEEPNET_CHECK_EQ(chunk.next_weight, options_.num_microbatches);
     }
     return std::move(schedule_);
   }
 
  private:
-  struct Chunk {
+  struct ChunkState {
     std::vector<double> input_at, gradient_at;  // [microbatch] when they are on this rank
     int next_forward = 0, next_backward = 0, next_weight = 0;
   };
-  struct Rank {
+  struct RankState {
     std::vector<int> chunks;  // from last to first
     double free_at = 0;
     int alive = 0;
@@ -255,7 +255,7 @@ class Greedy {
 
   std::optional<Action> ChooseBackward(int rank, double now) const {
     for (const int c : ranks_[rank].chunks) {
-      const Chunk& chunk = chunks_[c];
+      const ChunkState& chunk = chunks_[c];
       const int mb = chunk.next_backward;
       if (mb < chunk.next_forward && chunk.gradient_at[mb] <= now) {
         return Action{Op::kBackwardInput, c, mb};
@@ -269,7 +269,7 @@ class Greedy {
   std::optional<Action> ChooseForward(int rank, double now) const {
     int places = options_.max_alive - ranks_[rank].alive;
     for (const int c : ranks_[rank].chunks) {
-      const Chunk& chunk = chunks_[c];
+      const ChunkState& chunk = chunks_[c];
       const int mb = chunk.next_forward;
       const bool left = mb < options_.num_microbatches;
       if (left && places > 0 && chunk.input_at[mb] <= now) return Action{Op::kForward, c, mb};
@@ -280,7 +280,7 @@ class Greedy {
 
   std::optional<Action> ChooseWeight(int rank, double now) const {
     for (const int c : ranks_[rank].chunks) {
-      const Chunk& chunk = chunks_[c];
+      const ChunkState& chunk = chunks_[c];
       if (chunk.next_weight == chunk.next_backward) continue;
       const double soon = now + options_.patience * costs_[c].backward_weight;
       if (GradientComesBefore(rank, soon)) return std::nullopt;  // and calls when it does
@@ -291,14 +291,14 @@ class Greedy {
 
   bool GradientComesBefore(int rank, double when) const {
     return std::any_of(ranks_[rank].chunks.begin(), ranks_[rank].chunks.end(), [&](int c) {
-      const Chunk& chunk = chunks_[c];
+      const ChunkState& chunk = chunks_[c];
       return chunk.next_backward < chunk.next_forward &&
              chunk.gradient_at[chunk.next_backward] < when;
     });
   }
 
-  void Take(int rank, const Action& action, double now) {
-    Chunk& chunk = chunks_[action.chunk];
+  void Start(int rank, const Action& action, double now) {
+    ChunkState& chunk = chunks_[action.chunk];
     const double end = now + costs_[action.chunk].Seconds(action.op);
     if (action.op == Op::kForward) {
       ++chunk.next_forward;
@@ -330,8 +330,8 @@ class Greedy {
   const Placement& placement_;
   const std::span<const ChunkCost> costs_;
   const GreedyOptions options_;
-  std::vector<Chunk> chunks_;
-  std::vector<Rank> ranks_;
+  std::vector<ChunkState> chunks_;
+  std::vector<RankState> ranks_;
   Schedule schedule_;
   using Call = std::pair<double, int>;  // when to look at which rank
   std::priority_queue<Call, std::vector<Call>, std::greater<>> wake_;

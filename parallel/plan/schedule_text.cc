@@ -18,7 +18,7 @@ constexpr std::array<std::string_view, 8> kNames = {"F",  "B",  "I",  "W",
                                                     "SF", "RF", "SB", "RB"};  // in the order of Op
 
 // Digits at the start of `text`, which are removed.
-std::optional<int> TakeNumber(std::string_view& text) {
+std::optional<int> ConsumeNumber(std::string_view& text) {
   int number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (error != std::errc() || number < 0) return std::nullopt;
@@ -27,11 +27,11 @@ std::optional<int> TakeNumber(std::string_view& text) {
 }
 
 std::optional<Action> ParseAction(std::string_view word) {
-  const std::optional<int> chunk = TakeNumber(word);
+  const std::optional<int> chunk = ConsumeNumber(word);
   const std::string_view name = word.substr(0, word.find_first_of("0123456789"));
   word.remove_prefix(name.size());
   const auto op = std::find(kNames.begin(), kNames.end(), name);
-  const std::optional<int> microbatch = TakeNumber(word);
+  const std::optional<int> microbatch = ConsumeNumber(word);
   if (!chunk || op == kNames.end() || !microbatch || !word.empty()) return std::nullopt;
   return Action{static_cast<Op>(op - kNames.begin()), *chunk, *microbatch};
 }

@@ -115,14 +115,14 @@ class Dealer {
 
 // `run` as pieces of at most options.piece_elements, or of one block.
 void CutRun(const GradientUse& run, std::span<const int64_t> borders, const ShardOptions& options,
-            Dealer& dealer, std::vector<Piece>& pieces) {
+            Dealer& dealer, std::vector<GradientPiece>& pieces) {
   const auto first = std::lower_bound(borders.begin(), borders.end(), run.whole);
   const auto last = std::lower_bound(first, borders.end(), run.whole + run.count);
   DEEPNET_CHECK(*first == run.whole && *last == run.whole + run.count) << "a run cuts a block";
   for (auto begin = first; begin != last;) {
     const auto beyond = std::upper_bound(begin + 1, last + 1, *begin + options.piece_elements);
     const auto end = std::max(begin + 1, beyond - 1);
-    Piece piece{.of = run, .cuts = dealer.Deal({begin, end + 1})};
+    GradientPiece piece{.of = run, .cuts = dealer.Deal({begin, end + 1})};
     const int64_t skipped = *begin - run.whole;
     piece.of.gradient += skipped;
     piece.of.weight += skipped;
@@ -146,8 +146,8 @@ int PlaceOf(const ShardOptions& options) {
 // there.
 std::vector<Extent> ListExtents(const ShardLayout& layout) {
   std::vector<Extent> extents;
-  for (const std::vector<Piece>& bucket : layout.pieces) {
-    for (const Piece& piece : bucket) {
+  for (const std::vector<GradientPiece>& bucket : layout.pieces) {
+    for (const GradientPiece& piece : bucket) {
       const int64_t begin = piece.cuts[layout.place];
       const int64_t count = piece.cuts[layout.place + 1] - begin;
       if (!piece.of.first_here || count == 0) continue;
@@ -226,7 +226,7 @@ ShardLayout MakeShardLayout(const Inventory& whole, const Inventory& held,
   Dealer dealer(options.num_replicas);
   int64_t covered = 0;
   for (const GradientBucket& bucket : buckets) {
-    std::vector<Piece>& pieces = layout.pieces.emplace_back();
+    std::vector<GradientPiece>& pieces = layout.pieces.emplace_back();
     for (const GradientUse& run : RunsOf(bucket, layout.uses)) {
       Dealer of_tied(options.num_replicas);  // every stage that holds the tensor deals alike
       CutRun(run, borders, options, run.tied ? of_tied : dealer, pieces);
@@ -276,9 +276,10 @@ int LocalVirtualReplicas(int virtual_replicas, int replicas) {
 }
 
 int DefaultVirtualReplicas(int microbatches, int replicas) {
-  constexpr int kMost = 8;  // those of one machine's GPUs; each doubling keeps one more gradient
+  constexpr int kMaxReplicas =
+      8;  // those of one machine's GPUs; each doubling keeps one more gradient
   int virtual_replicas = 1;
-  while (2 * virtual_replicas <= std::max(kMost, replicas) &&
+  while (2 * virtual_replicas <= std::max(kMaxReplicas, replicas) &&
          microbatches % (2 * virtual_replicas) == 0) {
     virtual_replicas *= 2;
   }

@@ -48,12 +48,12 @@ struct GradientUse {
 };
 
 // Adjacent elements of one kind that are exchanged at once.
-struct Piece {
+struct GradientPiece {
   GradientUse of;             // a run of untied uses, or a part of one tied use
   std::vector<int64_t> cuts;  // [num_replicas + 1], from 0 to of.count, at borders of blocks: the
                               // replica in place r adds up and updates cuts[r] .. cuts[r + 1]
 
-  friend bool operator==(const Piece&, const Piece&) = default;
+  friend bool operator==(const GradientPiece&, const GradientPiece&) = default;
 };
 
 // Adjacent elements that one replica updates.
@@ -99,12 +99,12 @@ struct ShardOptions {
 struct ShardLayout {
   int num_replicas = 1;
   int replica = 0;
-  int place = 0;                           // of the replica's shares among those of a piece
-  std::vector<GradientUse> uses;           // in the order of the gradient buffer
-  std::vector<GradientBucket> buckets;     // as given
-  std::vector<std::vector<Piece>> pieces;  // of each bucket
-  std::vector<Extent> extents;             // of this replica, rising weight and state
-  std::vector<TiedTensor> tied;            // in the Inventory's order
+  int place = 0;                                   // of the replica's shares among those of a piece
+  std::vector<GradientUse> uses;                   // in the order of the gradient buffer
+  std::vector<GradientBucket> buckets;             // as given
+  std::vector<std::vector<GradientPiece>> pieces;  // of each bucket
+  std::vector<Extent> extents;                     // of this replica, rising weight and state
+  std::vector<TiedTensor> tied;                    // in the Inventory's order
 
   int64_t StateElements() const;  // of each moment on this replica
   friend bool operator==(const ShardLayout&, const ShardLayout&) = default;

@@ -107,8 +107,8 @@ int64_t BytesOfSum(int64_t count, int size, int rank) {
 
 void AddShares(const ShardLayout& layout, const Groups& groups, RankOutcome& outcome) {
   const std::vector<Communicator*> levels = ExchangeLevels(groups);
-  for (const std::vector<Piece>& bucket : layout.pieces) {
-    for (const Piece& piece : bucket) {
+  for (const std::vector<GradientPiece>& bucket : layout.pieces) {
+    for (const GradientPiece& piece : bucket) {
       for (size_t level = 0; level < levels.size(); ++level) {
         const std::vector<int64_t> borders = LevelBorders(piece, levels, level);
         const int rank = levels[level]->rank(), size = levels[level]->size();

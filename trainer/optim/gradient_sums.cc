@@ -88,7 +88,7 @@ HierarchicalReduceScatter::HierarchicalReduceScatter(Ops& ops, at::Tensor gradie
       levels_(ExchangeLevels(groups)),
       limit_(groups.limit) {}
 
-absl::Status HierarchicalReduceScatter::Start(const Piece& piece) {
+absl::Status HierarchicalReduceScatter::Start(const GradientPiece& piece) {
   RETURN_IF_ERROR(LaunchNextLevels());
   while (waiting_ > kMaxWaiting) RETURN_IF_ERROR(FinishOldest());
   return Launch(piece, 0);
@@ -104,7 +104,7 @@ absl::Status HierarchicalReduceScatter::LaunchNextLevels() {
   return absl::OkStatus();
 }
 
-absl::Status HierarchicalReduceScatter::Launch(const Piece& piece, size_t level) {
+absl::Status HierarchicalReduceScatter::Launch(const GradientPiece& piece, size_t level) {
   Communicator& group = *levels_[level];
   const std::vector<int64_t> borders = LevelBorders(piece, levels_, level);
   std::vector<at::Tensor> shares;
@@ -322,7 +322,7 @@ absl::Status GradientSums::ReplicaDone(int bucket) {
 
 absl::Status GradientSums::StartComplete() {
   while (started_ > 0 && done_[started_ - 1] == options_.local_replicas) {
-    for (const Piece& piece : layout_.pieces[--started_]) {
+    for (const GradientPiece& piece : layout_.pieces[--started_]) {
       RETURN_IF_ERROR(exchange_->Start(piece));
     }
   }

@@ -84,7 +84,7 @@ class HierarchicalReduceScatter {
   // Starts to sum `piece`, which must live until Finish; may wait for earlier pieces. Nobody may
   // touch the piece's gradient until Finish. Collective: every replica starts the same pieces in
   // the same order.
-  absl::Status Start(const Piece& piece);
+  absl::Status Start(const GradientPiece& piece);
   // Waits for all pieces and adds them. Other replicas' shares then hold no meaningful values.
   absl::Status Finish();
   // Drops the pieces that are under way, after an error. From now on the sum of each piece is an
@@ -93,7 +93,7 @@ class HierarchicalReduceScatter {
 
  private:
   struct InFlight {
-    const Piece* piece = nullptr;
+    const GradientPiece* piece = nullptr;
     size_t level = 0;
     at::Tensor received;  // the other replicas' parts of this one's share, or blocks to be summed
     int64_t received_elements = 0;
@@ -103,7 +103,7 @@ class HierarchicalReduceScatter {
     TraceSpan span;
   };
 
-  absl::Status Launch(const Piece& piece, size_t level);
+  absl::Status Launch(const GradientPiece& piece, size_t level);
   absl::Status LaunchExchange(Communicator& group, std::span<const at::Tensor> shares,
                               InFlight flight);
   absl::Status LaunchSum(Communicator& group, std::span<const at::Tensor> shares, InFlight flight);

@@ -84,8 +84,8 @@ std::vector<Communicator*> ExchangeLevels(const Groups& groups) {
 }
 
 // Shares are in the order of (rank at the first level, rank at the second, ...).
-std::vector<int64_t> LevelBorders(const Piece& piece, const std::vector<Communicator*>& levels,
-                                  size_t level) {
+std::vector<int64_t> LevelBorders(const GradientPiece& piece,
+                                  const std::vector<Communicator*>& levels, size_t level) {
   int stride = static_cast<int>(piece.cuts.size()) - 1;
   int first = 0;
   for (size_t k = 0; k <= level; ++k) {

@@ -68,7 +68,7 @@ std::vector<Communicator*> ExchangeLevels(const Groups& groups);
 // Returns the borders of the shares of `piece` for the ranks of levels[level]: rank r has elements
 // borders[r] .. borders[r + 1] of the piece. Together they are this rank's share at the level
 // before.
-std::vector<int64_t> LevelBorders(const Piece& piece, const std::vector<Communicator*>& levels,
-                                  size_t level);
+std::vector<int64_t> LevelBorders(const GradientPiece& piece,
+                                  const std::vector<Communicator*>& levels, size_t level);
 
 }  // namespace deepnet

@@ -133,8 +133,8 @@ absl::Status OptimizerStep::GatherWeights(const Ops& ops, const at::Tensor& weig
   const std::vector<Communicator*> levels = ExchangeLevels(groups_);
   for (size_t level = levels.size(); level-- > 0;) {
     std::vector<std::unique_ptr<Transfer>> transfers;
-    for (const std::vector<Piece>& bucket : layout_.pieces) {
-      for (const Piece& piece : bucket) {
+    for (const std::vector<GradientPiece>& bucket : layout_.pieces) {
+      for (const GradientPiece& piece : bucket) {
         if (!piece.of.first_here) continue;
         const std::vector<int64_t> borders = LevelBorders(piece, levels, level);
         std::vector<Buffer> all;

@@ -29,7 +29,7 @@ namespace {
 
 using ::deepnet::testing::ChecksumStage;
 
-constexpr int kMostRanks = 8;
+constexpr int kMaxRanks = 8;
 constexpr int kMicrobatches[] = {1, 2, 3, 5, 8, 12, 24};
 
 struct Case {
@@ -71,7 +71,7 @@ void AddCases(const ScheduleKind& kind, const PipelineShape& shape, std::vector<
 std::vector<Case> CasesOf(const ScheduleKind& kind) {
   std::vector<Case> cases;
   const bool alone = kind.name == "single_stage";
-  for (int p = alone ? 1 : 2; p <= (alone ? 1 : kMostRanks); ++p) {
+  for (int p = alone ? 1 : 2; p <= (alone ? 1 : kMaxRanks); ++p) {
     for (const int m : kMicrobatches) {
       for (int v = kind.min_virtual_pipeline_size; v <= std::min(3, kind.max_virtual_pipeline_size);
            ++v) {

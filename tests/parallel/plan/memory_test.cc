@@ -305,15 +305,15 @@ int64_t DeferredBytes(const std::vector<Action>& actions, const Pending& pending
 }
 
 TEST(CountInFlight, FindsTheMostOfEveryChunkAndThePeaksWhenNoOtherMomentHasAsMuch) {
-  const InFlight most = CountInFlight(Schedule{{{{F, 0, 0},
-                                                 {F, 0, 1},
-                                                 {F, 1, 0},
-                                                 {B, 0, 0},
-                                                 {F, 1, 1},
-                                                 {B, 1, 0},
-                                                 {B, 1, 1},
-                                                 {B, 0, 1}}}},
-                                      Pending(2), /*per_sum=*/2);
+  const PeakInFlight most = CountInFlight(Schedule{{{{F, 0, 0},
+                                                     {F, 0, 1},
+                                                     {F, 1, 0},
+                                                     {B, 0, 0},
+                                                     {F, 1, 1},
+                                                     {B, 1, 0},
+                                                     {B, 1, 1},
+                                                     {B, 0, 1}}}},
+                                          Pending(2), /*per_sum=*/2);
   EXPECT_EQ(most.slots, (std::vector<int>{2, 2}));
   EXPECT_EQ(most.peaks.at(0), (std::vector<std::vector<int>>{{2, 1}, {1, 2}}));
   EXPECT_EQ(most.deferred_bytes, std::vector<int64_t>{0});

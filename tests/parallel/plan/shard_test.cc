@@ -118,7 +118,7 @@ TEST(ShardLayout, KeepsPiecesSmall) {
   const ShardLayout layout = MakeShardLayout(model, model, OneBucket(model),
                                              {.num_replicas = 2, .piece_elements = 3 * kSumBlock});
   int64_t elements = 0;
-  for (const Piece& piece : layout.pieces[0]) {
+  for (const GradientPiece& piece : layout.pieces[0]) {
     EXPECT_LE(piece.of.count, 3 * kSumBlock);
     EXPECT_EQ(piece.cuts.front(), 0);
     EXPECT_EQ(piece.cuts.back(), piece.of.count);
