@@ -105,10 +105,8 @@ class MessageBox {
     return absl::OkStatus();
   }
 
-  // Waits for `receive` if its chunk gets this from another rank; `reason` needs its data.
+  // Waits for `receive`, whose data `reason` needs.
   absl::Status AwaitReceived(const Action& receive, const Action& reason) {
-    const int cut = receive.chunk + (receive.op == Op::kReceiveBackward ? 1 : 0);
-    if (cut >= placement_.NumChunks() || !placement_.Crosses(cut)) return absl::OkStatus();
     const auto found =
         std::find_if(receives_.begin(), receives_.end(),
                      [&](const Message& message) { return message.action == receive; });
@@ -186,12 +184,6 @@ class MessageBox {
   std::vector<Message> sends_;     // under way; in order
 };
 
-// The receive whose data `compute` needs, if they come from another rank.
-Action ReceiveFor(const Action& compute) {
-  const bool forward = compute.op == Op::kForward;
-  return {forward ? Op::kReceiveForward : Op::kReceiveBackward, compute.chunk, compute.microbatch};
-}
-
 // Returns what `rank` receives, in the order in which it posts: lanes are independent, so only the
 // order inside of each is given.
 std::vector<LaneMessage> ListReceives(const Schedule& schedule, const Placement& placement,
@@ -209,6 +201,7 @@ class Execution {
   Execution(const Schedule& schedule, const Placement& placement, Stage& stage, Communicator& comm,
             const ExecutorOptions& options)
       : actions_(schedule.actions[comm.rank()]),
+        placement_(placement),
         stage_(stage),
         rank_(comm.rank()),
         options_(options),
@@ -253,8 +246,8 @@ class Execution {
     RETURN_IF_ERROR(box_.ReleaseSent(/*wait=*/false));
     if (IsSend(op)) return box_.Start(action);
     if (IsReceive(op)) return absl::OkStatus();  // started; who needs the data waits for it
-    if (op != Op::kBackwardWeight) {
-      RETURN_IF_ERROR(box_.AwaitReceived(ReceiveFor(action), action));
+    if (const auto receive = ReceiveBefore(action, placement_)) {
+      RETURN_IF_ERROR(box_.AwaitReceived(*receive, action));
     }
     ++computed_;
     const TraceSpan span(options_.trace, {.kind = TraceKind::kCompute, .action = action});
@@ -265,6 +258,7 @@ class Execution {
   }
 
   const std::vector<Action>& actions_;
+  const Placement& placement_;
   Stage& stage_;
   const int rank_;
   const ExecutorOptions& options_;

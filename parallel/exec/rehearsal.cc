@@ -28,14 +28,12 @@ void SleepUntil(double deadline) {  // seconds of SecondsNow()
   if (left > 0) std::this_thread::sleep_for(std::chrono::duration<double>(left));
 }
 
-bool IsWeightGradient(Op op) { return op == Op::kBackward || op == Op::kBackwardWeight; }
-
 // When the gradients of `stage` are reduced: each chunk's from the start of its last pass on, one
 // after the other.
 double ReducedAt(const ExchangeJob& job, const std::vector<TimedAction>& actions, int stage) {
   std::vector<TimedAction> last_passes;  // of each chunk, in order
   for (const TimedAction& timed : actions) {
-    if (!IsWeightGradient(timed.action.op)) continue;
+    if (!IsWeightPass(timed.action.op)) continue;
     std::erase_if(last_passes, [&](const TimedAction& earlier) {
       return earlier.action.chunk == timed.action.chunk;
     });
@@ -75,14 +73,6 @@ absl::StatusOr<Simulation> SimulateAsRehearsed(const RehearsalJob& job, int64_t 
                         .between_nodes = Scaled(job.network.between_nodes, scale),
                         .ranks_per_node = job.network.ranks_per_node};
   return Simulate(job.ScheduleOf(0), job.placement, costs, network);
-}
-
-int NumMicrobatches(const Schedule& schedule) {
-  int count = 0;
-  for (const std::vector<Action>& actions : schedule.actions) {
-    for (const Action& action : actions) count = std::max(count, action.microbatch + 1);
-  }
-  return count;
 }
 
 // Returns the part of a rehearsal's result that is known before it begins.

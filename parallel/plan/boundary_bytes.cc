@@ -38,8 +38,6 @@ struct Taken {
   double start = 0, end = 0;
 };
 
-bool IsInputPass(Op op) { return op == Op::kBackward || op == Op::kBackwardInput; }
-
 int64_t FloatBytes(const BoundaryTensor& tensor) { return ElementsOf(tensor) * kFloatBytes; }
 
 // When a message between ranks needs memory on its two ends.
@@ -50,22 +48,18 @@ struct Passage {
 
 class Sweep {
  public:
-  Sweep(const Inventory& inventory, const Placement& placement, const Simulation& simulation)
-      : inventory_(inventory),
-        placement_(placement),
-        simulation_(simulation),
-        changes_(placement.NumRanks(),
-                 std::vector<std::vector<Change>>(2 * inventory.stacks.size())) {
-    for (const std::vector<TimedAction>& actions : simulation.timeline) {
-      for (const TimedAction& timed : actions) {
-        num_microbatches_ = std::max(num_microbatches_, timed.action.microbatch + 1);
-      }
-    }
-    forward_.resize(static_cast<size_t>(placement.NumChunks()) * num_microbatches_);
-    backward_ = forward_;
-    outputs_.resize(forward_.size());
-    input_gradients_.resize(forward_.size());
-    for (const std::vector<TimedAction>& actions : simulation.timeline) {
+  Sweep(const CutModel& model, const SimulatedStep& step)
+      : inventory_(model.inventory),
+        placement_(model.placement),
+        simulation_(step.simulation),
+        num_microbatches_(NumMicrobatches(step.schedule)),
+        forward_(static_cast<size_t>(placement_.NumChunks()) * num_microbatches_),
+        backward_(forward_.size()),
+        outputs_(forward_.size()),
+        input_gradients_(forward_.size()),
+        changes_(placement_.NumRanks(),
+                 std::vector<std::vector<Change>>(2 * inventory_.stacks.size())) {
+    for (const std::vector<TimedAction>& actions : simulation_.timeline) {
       for (const auto& [action, start, end] : actions) {
         const Taken taken{start, end};
         if (action.op == Op::kForward) forward_[Cell(action.chunk, action.microbatch)] = taken;
@@ -74,10 +68,9 @@ class Sweep {
     }
   }
 
-  // Follows the messages of every lane, one after the other, before AddCut. `schedule` has its
-  // sends.
-  void AddPassages(const Schedule& schedule, std::span<const StageMessages> messages,
-                   const Network& network) {
+  // Follows the messages of every lane, one after the other, before AddCut.
+  void AddPassages(std::span<const StageMessages> messages, const SimulatedStep& step) {
+    const Schedule schedule = WithSends(step.schedule, placement_);
     for (int to = 0; to < placement_.NumRanks(); ++to) {
       int from = -1;
       double lane_free_at = 0;
@@ -86,7 +79,7 @@ class Sweep {
         from = message.from;
         const auto& [op, chunk, mb] = message.send;
         const bool forward = op == Op::kSendForward;
-        const Link& link = network.Between(from, to);
+        const Link& link = step.network.Between(from, to);
         const double offered = EndOf(to, message.posted_behind);
         lane_free_at = std::max({lane_free_at, offered, EndOf(from, message.sent_behind)}) +
                        static_cast<double>(forward ? BytesOf(messages[chunk + 1].forward)
@@ -214,7 +207,7 @@ class Sweep {
   const Inventory& inventory_;
   const Placement& placement_;
   const Simulation& simulation_;
-  int num_microbatches_ = 0;
+  const int num_microbatches_;
   std::vector<Taken> forward_, backward_;                  // [chunk][microbatch]
   std::vector<Passage> outputs_, input_gradients_;         // [chunk that sends][microbatch]
   std::vector<std::vector<std::vector<Change>>> changes_;  // [rank][pool]
@@ -233,8 +226,8 @@ std::vector<int64_t> CountBoundaryBytes(const CutModel& model, const SimulatedSt
   for (int c = 0; c < placement.NumChunks(); ++c) {
     if (model.chunk_ends[c] > first_reader) behind_side_input[placement.rank_of_chunk[c]] = true;
   }
-  Sweep sweep(model.inventory, placement, step.simulation);
-  sweep.AddPassages(WithSends(step.schedule, placement), model.messages, step.network);
+  Sweep sweep(model, step);
+  sweep.AddPassages(model.messages, step);
   for (int c = 0, first = 0; c < placement.NumChunks(); first = model.chunk_ends[c++]) {
     sweep.AddInside(c, {first, model.chunk_ends[c]}, behind_side_input[placement.rank_of_chunk[c]],
                     model.operand_bytes);

@@ -73,7 +73,7 @@ class Checker {
         RETURN_IF_ERROR(CheckPlace(rank, action));
         if (action.op == Op::kForward) {
           RETURN_IF_ERROR(CheckAscending(rank, action, next_forward));
-        } else if (action.op == Op::kBackward || action.op == Op::kBackwardWeight) {
+        } else if (IsWeightPass(action.op)) {
           RETURN_IF_ERROR(CheckAscending(rank, action, next_weight));
         }
         RETURN_IF_ERROR(CheckOnce(rank, action));
@@ -261,14 +261,10 @@ struct Event {
 
 // The shape of a schedule that says everything itself.
 PipelineShape ShapeOf(const Schedule& schedule, const Placement& placement) {
-  PipelineShape shape{.num_ranks = std::max(1, placement.NumRanks())};
-  shape.virtual_pipeline_size = placement.NumChunks() / shape.num_ranks;
-  for (const std::vector<Action>& actions : schedule.actions) {
-    for (const Action& action : actions) {
-      shape.num_microbatches = std::max(shape.num_microbatches, action.microbatch + 1);
-    }
-  }
-  return shape;
+  const int ranks = std::max(1, placement.NumRanks());
+  return {.num_ranks = ranks,
+          .num_microbatches = std::max(1, NumMicrobatches(schedule)),
+          .virtual_pipeline_size = placement.NumChunks() / ranks};
 }
 
 }  // namespace

@@ -273,8 +273,6 @@ int64_t BoundaryBytes(const Inventory& inventory, const RankUse& rank, const Mem
 
 // --- microbatches in flight ----------------------------------------------------------------------
 
-bool IsInputPass(Op op) { return op == Op::kBackward || op == Op::kBackwardInput; }
-
 // Adds `now` unless some peak has as much of everything; drops those that it has as much as.
 void AddPeak(const std::vector<int>& now, std::vector<std::vector<int>>& peaks) {
   const auto covers = [](const std::vector<int>& x, const std::vector<int>& y) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <limits>
+#include <numeric>
 #include <set>
 
 namespace deepnet {
@@ -106,18 +107,12 @@ class OwnWork {
       : rank_(rank),
         schedule_(schedule),
         placement_(placement),
+        num_microbatches_(NumMicrobatches(schedule)),
         position_(schedule.actions.size(), 0),
-        behind_(schedule.actions.size(), 0) {
-    for (const std::vector<Action>& actions : schedule.actions) {
-      for (const Action& action : actions) {
-        num_microbatches_ = std::max(num_microbatches_, action.microbatch + 1);
-      }
-    }
-    sent_behind_.assign(2 * static_cast<size_t>(placement.NumChunks()) * num_microbatches_,
-                        kUnsent);
-    for (size_t rank_of_list = 0; rank_of_list < position_.size(); ++rank_of_list) {
-      list_.push_back(static_cast<int>(rank_of_list));
-    }
+        behind_(schedule.actions.size(), 0),
+        sent_behind_(2 * static_cast<size_t>(placement.NumChunks()) * num_microbatches_, kUnsent),
+        list_(schedule.actions.size()) {
+    std::iota(list_.begin(), list_.end(), 0);
     while (!list_.empty()) {
       const int next = list_.back();
       list_.pop_back();
@@ -138,16 +133,6 @@ class OwnWork {
     return static_cast<size_t>(row) * num_microbatches_ + receive.microbatch;
   }
 
-  // The receive that brings what `compute` needs, if another rank makes that.
-  std::optional<Action> ReceiveOf(const Action& compute) const {
-    if (compute.op == Op::kBackwardWeight) return std::nullopt;
-    const bool forward = compute.op == Op::kForward;
-    const int cut = compute.chunk + (forward ? 0 : 1);
-    if (cut == placement_.NumChunks() || !placement_.Crosses(cut)) return std::nullopt;
-    return Action{forward ? Op::kReceiveForward : Op::kReceiveBackward, compute.chunk,
-                  compute.microbatch};
-  }
-
   void Advance(int rank) {
     const std::vector<Action>& actions = schedule_.actions[rank];
     for (size_t& at = position_[rank]; at < actions.size(); ++at) {
@@ -159,7 +144,7 @@ class OwnWork {
         list_.push_back(placement_.rank_of_chunk[receive.chunk]);
         continue;
       }
-      if (const auto receive = ReceiveOf(action)) {
+      if (const auto receive = ReceiveBefore(action, placement_)) {
         const int sent_behind = sent_behind_[Cell(*receive)];
         if (sent_behind == kUnsent) return;  // the send puts this rank on the list again
         behind_[rank] = std::max(behind_[rank], sent_behind);
@@ -171,7 +156,7 @@ class OwnWork {
   const int rank_;
   const Schedule& schedule_;
   const Placement& placement_;
-  int num_microbatches_ = 0;
+  const int num_microbatches_;
   std::vector<size_t> position_;  // [rank]
   std::vector<int> behind_;       // [rank] actions of rank_ on which its last action depends
   std::vector<int> sent_behind_;  // [backward][chunk that receives][microbatch]
@@ -205,6 +190,15 @@ std::optional<Action> SendBehind(const Action& action, const Placement& placemen
   if (action.op == Op::kBackwardWeight || cut == placement.NumChunks()) return std::nullopt;
   if (!placement.Crosses(cut)) return std::nullopt;
   return Action{forward ? Op::kSendForward : Op::kSendBackward, action.chunk, action.microbatch};
+}
+
+std::optional<Action> ReceiveBefore(const Action& action, const Placement& placement) {
+  const bool forward = action.op == Op::kForward;
+  const int cut = forward ? action.chunk : action.chunk + 1;
+  if (action.op == Op::kBackwardWeight || cut >= placement.NumChunks()) return std::nullopt;
+  if (!placement.Crosses(cut)) return std::nullopt;
+  return Action{forward ? Op::kReceiveForward : Op::kReceiveBackward, action.chunk,
+                action.microbatch};
 }
 
 Schedule WithSends(const Schedule& schedule, const Placement& placement) {

@@ -60,6 +60,9 @@ void PostBehindOwnWork(int rank, const Schedule& schedule, const Placement& plac
 // The send that follows `action`, which computes, if what it made goes to another rank.
 std::optional<Action> SendBehind(const Action& action, const Placement& placement);
 
+// The receive that brings what `action`, which computes, needs, if another rank makes that.
+std::optional<Action> ReceiveBefore(const Action& action, const Placement& placement);
+
 // Returns `schedule` with every send behind the action that makes its data; as it is if it states
 // its transfers.
 Schedule WithSends(const Schedule& schedule, const Placement& placement);

@@ -6,11 +6,19 @@
 
 namespace deepnet {
 
+int NumMicrobatches(const Schedule& schedule) {
+  int count = 0;
+  for (const std::vector<Action>& actions : schedule.actions) {
+    for (const Action& action : actions) count = std::max(count, action.microbatch + 1);
+  }
+  return count;
+}
+
 int PeakAlive(const Schedule& schedule, int rank) {
   int alive = 0, peak = 0;
   for (const Action& action : schedule.actions[rank]) {
     if (action.op == Op::kForward) ++alive;
-    if (action.op == Op::kBackward || action.op == Op::kBackwardWeight) --alive;
+    if (IsWeightPass(action.op)) --alive;
     peak = std::max(peak, alive);
   }
   return peak;

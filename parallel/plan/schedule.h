@@ -34,6 +34,8 @@ enum class Op {
 inline bool IsTransfer(Op op) { return op >= Op::kSendForward; }
 inline bool IsSend(Op op) { return op == Op::kSendForward || op == Op::kSendBackward; }
 inline bool IsReceive(Op op) { return IsTransfer(op) && !IsSend(op); }
+inline bool IsInputPass(Op op) { return op == Op::kBackward || op == Op::kBackwardInput; }
+inline bool IsWeightPass(Op op) { return op == Op::kBackward || op == Op::kBackwardWeight; }
 
 // One step of one rank. Printed as <chunk><op><microbatch>, for example "3B12".
 struct Action {
@@ -60,6 +62,8 @@ struct Schedule {
 
   friend bool operator==(const Schedule&, const Schedule&) = default;
 };
+
+int NumMicrobatches(const Schedule& schedule);  // one past the highest
 
 // Most microbatches of one chunk, summed over the rank's chunks, whose forward is done and whose
 // backward (weights included) is not, at any moment of rank `rank`.
