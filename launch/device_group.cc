@@ -20,9 +20,7 @@ namespace deepnet {
 namespace {
 
 absl::Status Preflight(const std::string& message) {
-  return WithExitCode(
-      absl::FailedPreconditionError(absl::StrCat("compute.device: \"cuda\": ", message)),
-      ExitCode::kPreflight);
+  return PreflightError(absl::StrCat("compute.device: \"cuda\": ", message));
 }
 
 struct OwnGpu {

@@ -88,8 +88,7 @@ Flag ListFlag(const std::string& name, const std::string& value, const std::stri
 
 absl::Status BadConfig(const std::vector<std::string>& mistakes) {
   if (mistakes.empty()) return absl::OkStatus();
-  return WithExitCode(absl::InvalidArgumentError(absl::StrJoin(mistakes, "\n")),
-                      ExitCode::kBadConfig);
+  return ConfigError(absl::StrJoin(mistakes, "\n"));
 }
 
 absl::Status BadFlag(const std::string& mistake) { return BadConfig({mistake}); }

@@ -39,9 +39,10 @@ absl::Status CheckSize(int ranks) {
   for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
     const int said = NumberIn(variable);
     if (said == 0 || said == ranks) continue;
-    return Preflight(absl::StrCat(variable, " is ", said, ", but MPI has ", ranks,
-                                  " ranks: the program is linked to another MPI than the one that "
-                                  "started it"));
+    return PreflightError(
+        absl::StrCat(variable, " is ", said, ", but MPI has ", ranks,
+                     " ranks: the program is linked to another MPI than the one that "
+                     "started it"));
   }
   return absl::OkStatus();
 }

@@ -28,11 +28,9 @@ constexpr char kVariable[] = "DEEPNET_JOB_SECRET";
 constexpr size_t kLeastBytes = 16;
 
 absl::Status Preflight(const std::string& what, const std::string& why) {
-  return WithExitCode(
-      absl::FailedPreconditionError(
-          absl::StrCat(what, ": ", why, " (ranks prove by a secret that they are of one job: set ",
-                       kVariable, ", or let ~/.config/deepnet/job_secret be made)")),
-      ExitCode::kPreflight);
+  return PreflightError(absl::StrCat(what, ": ", why,
+                                     " (ranks prove by a secret that they are of one job: set ",
+                                     kVariable, ", or let ~/.config/deepnet/job_secret be made)"));
 }
 
 class File {

@@ -31,7 +31,7 @@ class Variables {
     if (text.empty()) return otherwise;
     int number = 0;
     if (absl::SimpleAtoi(text, &number) && number >= least && number <= most) return number;
-    return Preflight(
+    return PreflightError(
         absl::StrCat(name, " is \"", text, "\": must be a number from ", least, " to ", most));
   }
 
@@ -54,8 +54,8 @@ absl::Status ReadInitMethod(const std::string& text, Launch* launch) {
       launch->port <= 65535) {
     return absl::OkStatus();
   }
-  return Preflight(absl::StrCat("INIT_METHOD is \"", text,
-                                "\": must be tcp://HOST:PORT, file:///PATH or env://"));
+  return PreflightError(absl::StrCat("INIT_METHOD is \"", text,
+                                     "\": must be tcp://HOST:PORT, file:///PATH or env://"));
 }
 
 // Where the ranks meet: what the user says, or `host` and `port`.
@@ -66,7 +66,7 @@ absl::Status ReadPlace(const Variables& variables, const std::string& host, int 
   launch->host = variables.Text("MASTER_ADDR");
   if (launch->host.empty()) launch->host = host;
   if (launch->host.empty()) {
-    return Preflight(
+    return PreflightError(
         "RANK and WORLD_SIZE are set, but not MASTER_ADDR, the host of rank 0 (nor INIT_METHOD)");
   }
   ASSIGN_OR_RETURN(launch->port, variables.Number("MASTER_PORT", 1, 65535, port));
@@ -79,7 +79,7 @@ absl::Status ReadTorchrun(const Variables& variables, int size, Launch* launch) 
   launch->size = size;
   ASSIGN_OR_RETURN(launch->rank, variables.Number("RANK", 0, size - 1, -1));
   if (launch->rank < 0) {
-    return Preflight(absl::StrCat("WORLD_SIZE is ", size, ", but RANK is not set"));
+    return PreflightError(absl::StrCat("WORLD_SIZE is ", size, ", but RANK is not set"));
   }
   launch->agent_store = variables.Text("TORCHELASTIC_USE_AGENT_STORE") == "True";
   launch->prefix = variables.Text("TORCHELASTIC_RESTART_COUNT");
@@ -108,10 +108,6 @@ bool StartedByMpi(const Environment& environment) {
 
 }  // namespace
 
-absl::Status Preflight(const std::string& message) {
-  return WithExitCode(absl::FailedPreconditionError(message), ExitCode::kPreflight);
-}
-
 std::string Launch::Place() const {
   if (!file.empty()) return absl::StrCat("file ", file, " (INIT_METHOD)");
   return absl::StrCat(host, ":", port, " (MASTER_ADDR, MASTER_PORT)");
@@ -135,9 +131,10 @@ absl::StatusOr<Launch> FindLaunch(const Environment& environment, bool has_mpi) 
   } else if (!variables.Text("SLURM_STEP_ID").empty() && tasks > 1) {
     RETURN_IF_ERROR(ReadSlurm(variables, tasks, &launch));
   } else if (mpi_ranks > 1) {
-    return Preflight(absl::StrCat("mpirun started ", mpi_ranks,
-                                  " ranks of a program that was built without MPI: build it with "
-                                  "MPI, or set RANK, WORLD_SIZE and MASTER_ADDR"));
+    return PreflightError(
+        absl::StrCat("mpirun started ", mpi_ranks,
+                     " ranks of a program that was built without MPI: build it with "
+                     "MPI, or set RANK, WORLD_SIZE and MASTER_ADDR"));
   }
   return launch;
 }

@@ -47,9 +47,6 @@ struct Launch {
 // mpirun started several processes of a program without MPI.
 absl::StatusOr<Launch> FindLaunch(const Environment& environment, bool has_mpi);
 
-// Returns FailedPrecondition with ExitCode::kPreflight.
-absl::Status Preflight(const std::string& message);
-
 // Returns the first host of a list as Slurm writes it: "n[07-09,12],m3" is "n07".
 std::string FirstHost(const std::string& list);
 

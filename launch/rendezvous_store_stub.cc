@@ -2,13 +2,14 @@
 #include "absl/strings/str_cat.h"
 
 #include "launch/rendezvous_store.h"
+#include "parallel/base/exit_code.h"
 
 namespace deepnet {
 
 absl::StatusOr<std::unique_ptr<RendezvousStore>> OpenRendezvousStore(const Launch& launch,
                                                                      absl::Duration,
                                                                      const SayWaiting&) {
-  return Preflight(
+  return PreflightError(
       absl::StrCat(launch.said_by, ": several ranks need LibTorch, which this build is without"));
 }
 

@@ -443,8 +443,7 @@ double SearchSeconds(const RunSpec& run, const BatchLimits& limits, FixedLengthS
 
 absl::Status CheckOptions(const DecodeBenchOptions& options) {
   const auto bad = [](const char* flag) {
-    return WithExitCode(absl::InvalidArgumentError(absl::StrCat(flag, ": must be at least 1")),
-                        ExitCode::kBadConfig);
+    return ConfigError(absl::StrCat(flag, ": must be at least 1"));
   };
   if (options.sentences < 1) return bad("sentences");
   if (options.beam_size < 1) return bad("beam");
@@ -492,9 +491,8 @@ absl::StatusOr<RunSpec> BenchRun(const std::string& shape, const BenchSize& size
       s.width = size.width;
     }
     if (s.width % s.heads != 0) {
-      return WithExitCode(absl::InvalidArgumentError(absl::StrCat("width: ", s.width, ": ", s.heads,
-                                                                  " heads do not divide it")),
-                          ExitCode::kBadConfig);
+      return ConfigError(
+          absl::StrCat("width: ", s.width, ": ", s.heads, " heads do not divide it"));
     }
     RunSpec run;
     run.set_seed(1);
@@ -522,9 +520,8 @@ absl::StatusOr<RunSpec> BenchRun(const std::string& shape, const BenchSize& size
     optim.set_label_smoothing(0.1);
     return run;
   }
-  return WithExitCode(absl::InvalidArgumentError(absl::StrCat(
-                          "shape: \"", shape, "\": not one of A, B, C, D, paper, paper-100")),
-                      ExitCode::kBadConfig);
+  return ConfigError(
+      absl::StrCat("shape: \"", shape, "\": not one of A, B, C, D, paper, paper-100"));
 }
 
 absl::StatusOr<BenchRecord> BenchStep(const StepBenchOptions& options) {

@@ -158,10 +158,9 @@ absl::Status RunResolver::OpenCorpus() {
   }
   const int64_t size = resolved_.corpus->vocabulary().size();
   if (run.model().vocabulary_size() != 0 && run.model().vocabulary_size() != size) {
-    return WithExitCode(absl::InvalidArgumentError(absl::StrCat(
-                            "model.vocabulary_size: ", run.model().vocabulary_size(),
-                            ": the corpus ", run.data().folder(), " has a vocabulary of ", size)),
-                        ExitCode::kBadConfig);
+    return ConfigError(absl::StrCat("model.vocabulary_size: ", run.model().vocabulary_size(),
+                                    ": the corpus ", run.data().folder(), " has a vocabulary of ",
+                                    size));
   }
   run.mutable_model()->set_vocabulary_size(size);
   resolved_.inventory = Describe(run.model(), run.data().microbatch());
@@ -285,13 +284,11 @@ absl::StatusOr<ClusterSpec> RunResolver::ActualCluster() const {
   }
   const int asked = std::max(1, cluster.nodes()) * std::max(1, cluster.devices_per_node());
   if (asked != world_.size()) {
-    return WithExitCode(
-        absl::InvalidArgumentError(absl::StrFormat(
-            "cluster: nodes %d x devices_per_node %d = %d ranks, but this job has %d (start it "
-            "with mpirun -n %d, or leave both fields out)",
-            std::max(1, cluster.nodes()), std::max(1, cluster.devices_per_node()), asked,
-            world_.size(), asked)),
-        ExitCode::kBadConfig);
+    return ConfigError(absl::StrFormat(
+        "cluster: nodes %d x devices_per_node %d = %d ranks, but this job has %d (start it "
+        "with mpirun -n %d, or leave both fields out)",
+        std::max(1, cluster.nodes()), std::max(1, cluster.devices_per_node()), asked, world_.size(),
+        asked));
   }
   ClusterSpec own = WithMemoryShare(cluster, UsableMemoryBytes());
   if (resolved_.run.compute().device() != "cpu") {

@@ -108,10 +108,9 @@ absl::StatusOr<std::unique_ptr<RehearsalData>> RehearsalData::Open(const RunSpec
   if (!corpus.ok()) return WithExitCode(corpus.status(), ExitCode::kData);
   const int64_t size = corpus->vocabulary().size();
   if (run.model().vocabulary_size() != size) {
-    return WithExitCode(absl::InvalidArgumentError(absl::StrCat(
-                            "model.vocabulary_size: ", run.model().vocabulary_size(),
-                            ": the corpus ", run.data().folder(), " has a vocabulary of ", size)),
-                        ExitCode::kBadConfig);
+    return ConfigError(absl::StrCat("model.vocabulary_size: ", run.model().vocabulary_size(),
+                                    ": the corpus ", run.data().folder(), " has a vocabulary of ",
+                                    size));
   }
   DataSpec data = run.data();
   RETURN_IF_ERROR(WithExitCode(ResolveDataSpec(*corpus, &data, run.model().architecture()),
@@ -354,11 +353,9 @@ absl::StatusOr<Prepared> Prepare(const CommandLine& line) {
 
 absl::Status CheckRanks(const RehearsalJob& job, const Communicator& world) {
   if (world.size() == 1 || world.size() == job.NumRanks()) return absl::OkStatus();
-  return WithExitCode(
-      absl::InvalidArgumentError(absl::StrCat(
-          "the plan has ", job.NumRanks(), " ranks (", job.placement.NumRanks(), " stages x ",
-          job.exchange.replicas, " replicas), but ", world.size(), " were started")),
-      ExitCode::kBadConfig);
+  return ConfigError(absl::StrCat("the plan has ", job.NumRanks(), " ranks (",
+                                  job.placement.NumRanks(), " stages x ", job.exchange.replicas,
+                                  " replicas), but ", world.size(), " were started"));
 }
 
 absl::Status Rehearse(const CommandLine& line, Communicator& world) {

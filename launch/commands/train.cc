@@ -99,10 +99,9 @@ absl::StatusOr<StepRange> TracedSteps(const CommandLine& line, const RunSpec& ru
 // and stop at each start.
 absl::Status CheckDeadline() {
   if (JobDeadline() > SecondsNow()) return absl::OkStatus();
-  return WithExitCode(
-      absl::FailedPreconditionError("SLURM_JOB_END_TIME: the time limit of the job is over; where "
-                                    "there is no job any more, unset it"),
-      ExitCode::kPreflight);
+  return PreflightError(
+      "SLURM_JOB_END_TIME: the time limit of the job is over; where "
+      "there is no job any more, unset it");
 }
 
 // Examines the job as `doctor` does, before anything else is done. Failures end the run; outliers,

@@ -21,6 +21,14 @@ absl::Status WithExitCode(absl::Status status, ExitCode code) {
   return status;
 }
 
+absl::Status PreflightError(const std::string& message) {
+  return WithExitCode(absl::FailedPreconditionError(message), ExitCode::kPreflight);
+}
+
+absl::Status ConfigError(const std::string& message) {
+  return WithExitCode(absl::InvalidArgumentError(message), ExitCode::kBadConfig);
+}
+
 ExitCode GetExitCode(const absl::Status& status) {
   if (status.ok()) return ExitCode::kDone;
   const auto payload = status.GetPayload(kPayload);

@@ -2,6 +2,7 @@
 // Status carries one from where the failure is understood up to main().
 #pragma once
 
+#include <string>
 #include <string_view>
 
 #include "absl/status/status.h"
@@ -26,6 +27,10 @@ enum class ExitCode {
 
 // Returns `status` with `code` attached. An OK status stays as it is, and so does an earlier code.
 absl::Status WithExitCode(absl::Status status, ExitCode code);
+
+// FailedPrecondition with kPreflight, and InvalidArgument with kBadConfig.
+absl::Status PreflightError(const std::string& message);
+absl::Status ConfigError(const std::string& message);
 
 bool HasExitCode(const absl::Status& status);  // one was attached
 

@@ -68,9 +68,8 @@ std::pair<std::string, std::string> FirstDifference(const std::string& a, const 
   return {shown(left[line]), shown(right[line])};
 }
 
-absl::Status Preflight(const std::string& message) {
-  return Agreed(
-      WithExitCode(absl::FailedPreconditionError("preflight: " + message), ExitCode::kPreflight));
+absl::Status AgreedError(const std::string& message) {
+  return Agreed(PreflightError("preflight: " + message));
 }
 
 // The error where values differ. The most frequent value (of the lowest rank among equals) is taken
@@ -90,7 +89,7 @@ absl::Status Disagreement(const std::string& name, const std::vector<std::string
     parts.push_back(
         absl::StrFormat("%s: '%s', the others '%s'", NameRanks(ranks, hosts), theirs, others));
   }
-  return Preflight(
+  return AgreedError(
       absl::StrCat(name, " is not the same on all ranks: ", absl::StrJoin(parts, "; ")));
 }
 
@@ -180,9 +179,10 @@ absl::Status CheckSameFolder(Communicator& comm, FileSystem& fs, const std::stri
     if (answers[rank] == "no") blind.push_back(rank);
   }
   if (blind.empty()) return absl::OkStatus();
-  return Preflight(absl::StrCat(named, ": ", NameRanks(blind, hosts),
-                                " does not see what rank 0 wrote there; the run folder must be on "
-                                "a file system that all hosts share"));
+  return AgreedError(
+      absl::StrCat(named, ": ", NameRanks(blind, hosts),
+                   " does not see what rank 0 wrote there; the run folder must be on "
+                   "a file system that all hosts share"));
 }
 
 }  // namespace deepnet

@@ -24,11 +24,9 @@ constexpr int64_t kScratchFloats = 8;  // of each rank, at least, for Connect
 
 // Ends the job, since the transfers that are under way are going to be dropped.
 absl::Status NoWay(Communicator& comm, const std::string& peers, absl::Duration limit) {
-  absl::Status status = WithExitCode(
-      absl::FailedPreconditionError(absl::StrCat(
-          "rank ", comm.rank(), " (host ", HostName(), ") heard nothing from ", peers, " within ",
-          absl::FormatDuration(limit), ": the way between them is cut, blocked or very slow")),
-      ExitCode::kPreflight);
+  absl::Status status = PreflightError(absl::StrCat(
+      "rank ", comm.rank(), " (host ", HostName(), ") heard nothing from ", peers, " within ",
+      absl::FormatDuration(limit), ": the way between them is cut, blocked or very slow"));
   EndJob(comm, status);
   return status;
 }

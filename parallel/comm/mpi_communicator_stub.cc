@@ -5,10 +5,9 @@
 namespace deepnet {
 
 absl::StatusOr<std::unique_ptr<MpiJob>> MpiJob::Start() {
-  return WithExitCode(
-      absl::FailedPreconditionError("built without MPI: install an MPI library's headers, or name "
-                                    "its prefix by DEEPNET_MPI_ROOT, and build again"),
-      ExitCode::kPreflight);
+  return PreflightError(
+      "built without MPI: install an MPI library's headers, or name "
+      "its prefix by DEEPNET_MPI_ROOT, and build again");
 }
 
 std::string MpiVersion() { return ""; }

@@ -714,8 +714,7 @@ absl::Status CheckDevice(int device) {
   if (error == cudaSuccess && device >= 0 && device < count) return absl::OkStatus();
   const std::string why = error == cudaSuccess ? absl::StrCat("there are ", count)
                                                : std::string(cudaGetErrorString(error));
-  return WithExitCode(absl::FailedPreconditionError(absl::StrCat("no GPU ", device, ": ", why)),
-                      ExitCode::kPreflight);
+  return PreflightError(absl::StrCat("no GPU ", device, ": ", why));
 }
 
 // A library that is older than the header does not know what communicators are made with.
@@ -724,11 +723,9 @@ absl::Status CheckVersion() {
   ncclGetVersion(&loaded);
   constexpr int kMinor = 100;  // 2.27.5 is 22705
   if (loaded / kMinor >= NCCL_VERSION_CODE / kMinor) return absl::OkStatus();
-  return WithExitCode(
-      absl::FailedPreconditionError(absl::StrCat(
-          "NCCL ", loaded / 10000, ".", loaded / kMinor % 100, " is loaded, this build needs ",
-          NCCL_MAJOR, ".", NCCL_MINOR, " or newer (LD_LIBRARY_PATH)")),
-      ExitCode::kPreflight);
+  return PreflightError(absl::StrCat("NCCL ", loaded / 10000, ".", loaded / kMinor % 100,
+                                     " is loaded, this build needs ", NCCL_MAJOR, ".", NCCL_MINOR,
+                                     " or newer (LD_LIBRARY_PATH)"));
 }
 
 }  // namespace

@@ -5,9 +5,7 @@
 namespace deepnet {
 
 absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(Communicator&, int) {
-  return WithExitCode(
-      absl::FailedPreconditionError("built without NCCL: build the preset `cuda` where nccl.h is"),
-      ExitCode::kPreflight);
+  return PreflightError("built without NCCL: build the preset `cuda` where nccl.h is");
 }
 
 std::string NcclVersion() { return ""; }

@@ -33,10 +33,6 @@ constexpr absl::Duration kGrace = absl::Seconds(2);
 std::string ClaimKey(int rank) { return absl::StrCat("claim/", rank); }
 std::string RankKey(int rank) { return absl::StrCat("rank/", rank); }
 
-absl::Status Preflight(const std::string& message) {
-  return WithExitCode(absl::FailedPreconditionError(message), ExitCode::kPreflight);
-}
-
 // A rank's own words: its number of ranks, then its text.
 struct Record {
   int size = 0;
@@ -56,9 +52,9 @@ Record ParseRecord(const std::string& text) {
 std::string Who(const std::string& text) { return text.substr(0, text.find('\t')); }
 
 absl::Status WrongSize(int rank, const std::string& text, int size, int other) {
-  return Preflight(absl::StrCat("rank ", rank, " (", Who(text), ") was started as one of ", size,
-                                " ranks, rank 0 as one of ", other,
-                                ": WORLD_SIZE must be the same everywhere"));
+  return PreflightError(absl::StrCat("rank ", rank, " (", Who(text), ") was started as one of ",
+                                     size, " ranks, rank 0 as one of ", other,
+                                     ": WORLD_SIZE must be the same everywhere"));
 }
 
 bool IsThere(RendezvousStore& store, int rank) {
@@ -115,8 +111,8 @@ absl::StatusOr<std::optional<std::string>> Await(RendezvousStore& store, const s
 
 absl::Status Missing(const std::vector<int>& missing, int size, const std::string& place,
                      absl::Duration limit) {
-  return Preflight(absl::StrCat(RanksText(missing, size), " did not come to ", place, " within ",
-                                absl::FormatDuration(limit)));
+  return PreflightError(absl::StrCat(RanksText(missing, size), " did not come to ", place,
+                                     " within ", absl::FormatDuration(limit)));
 }
 
 // Rank 0: everybody's text, by rank.
@@ -148,8 +144,8 @@ absl::StatusOr<std::vector<std::string>> Learn(RendezvousStore& store, int rank,
   ASSIGN_OR_RETURN(const std::optional<std::string> members,
                    Await(store, kMembers, absl::Now() + limit + kGrace, waiting));
   if (!members) {
-    return Preflight(absl::StrCat("rank 0 did not come to ", store.Place(), " within ",
-                                  absl::FormatDuration(limit), ", or still waits for others"));
+    return PreflightError(absl::StrCat("rank 0 did not come to ", store.Place(), " within ",
+                                       absl::FormatDuration(limit), ", or still waits for others"));
   }
   std::vector<std::string> texts = absl::StrSplit(*members, '\n');
   const int others = static_cast<int>(texts.size());
@@ -164,9 +160,9 @@ absl::StatusOr<std::vector<std::string>> MeetOnce(RendezvousStore& store, int ra
   ASSIGN_OR_RETURN(const int64_t claims, store.Add(ClaimKey(rank), 1));
   if (claims > 1) {
     const absl::StatusOr<std::string> first = store.Get(RankKey(rank), kSlice);
-    return Preflight(absl::StrCat("two processes are rank ", rank, ": ",
-                                  first.ok() ? Who(ParseRecord(*first).text) : "one before",
-                                  " and ", Who(mine), " (at ", store.Place(), ")"));
+    return PreflightError(absl::StrCat("two processes are rank ", rank, ": ",
+                                       first.ok() ? Who(ParseRecord(*first).text) : "one before",
+                                       " and ", Who(mine), " (at ", store.Place(), ")"));
   }
   RETURN_IF_ERROR(store.Set(RankKey(rank), ToText({.size = size, .text = mine})));
   Waiting waiting(store, rank, size, say);
@@ -186,8 +182,9 @@ absl::StatusOr<std::vector<std::string>> Meet(RendezvousStore& store, int rank, 
 
 absl::Status FailRendezvous(RendezvousStore& store, int rank, const absl::Status& error) {
   if (absl::IsUnavailable(error)) {
-    return Preflight(absl::StrCat("the rendezvous at ", store.Place(),
-                                  " is gone, and rank 0 with it: ", std::string(error.message())));
+    return PreflightError(
+        absl::StrCat("the rendezvous at ", store.Place(),
+                     " is gone, and rank 0 with it: ", std::string(error.message())));
   }
   absl::Status first = CheckRendezvous(store);
   if (first.ok()) {
@@ -209,7 +206,7 @@ absl::Status CheckRendezvous(RendezvousStore& store) {
   const absl::StatusOr<std::string> failed = store.Get(kFailed, absl::Milliseconds(1));
   if (absl::IsDeadlineExceeded(failed.status())) return absl::OkStatus();
   RETURN_IF_ERROR(failed.status());
-  return Preflight(*failed);
+  return PreflightError(*failed);
 }
 
 void EndRendezvous(RendezvousStore& store, int size) {

@@ -67,10 +67,6 @@ constexpr int kPortTries = 16;
 // Callers that are named when they are sent away.
 constexpr int kMaxRefused = 8;
 
-absl::Status Preflight(const std::string& message) {
-  return WithExitCode(absl::FailedPreconditionError(message), ExitCode::kPreflight);
-}
-
 std::string ErrnoText() { return std::strerror(errno); }
 
 // How ranks connect with each other. The number changes with what they say.
@@ -154,19 +150,20 @@ absl::StatusOr<Place> ParsePlace(int rank, const std::string& text, const std::s
   Place place;
   if (words.size() < 5 || !absl::SimpleAtoi(words[2], &place.port) ||
       !absl::SimpleAtoi(words[3], &place.job)) {
-    return Preflight(absl::StrCat("a rank says \"", text,
-                                  "\" of itself at the rendezvous: another program, or version?"));
+    return PreflightError(absl::StrCat(
+        "a rank says \"", text, "\" of itself at the rendezvous: another program, or version?"));
   }
   place.who = words[0];
   place.host = words[1];
   if (words[4] != ProtocolText() || words.size() < 7) {
-    return Preflight(absl::StrCat("rank ", rank, " (", place.who,
-                                  ") runs another build, which does not connect by ",
-                                  ProtocolText(), " as that on ", HostName(), " does"));
+    return PreflightError(absl::StrCat("rank ", rank, " (", place.who,
+                                       ") runs another build, which does not connect by ",
+                                       ProtocolText(), " as that on ", HostName(), " does"));
   }
   if (text != ProvedPlace(rank, text.substr(0, text.rfind('\t')), secret)) {
-    return Preflight(absl::StrCat("rank ", rank, " (", place.who, ") has another job secret than ",
-                                  HostName(), ": set DEEPNET_JOB_SECRET to the same text on all"));
+    return PreflightError(absl::StrCat("rank ", rank, " (", place.who,
+                                       ") has another job secret than ", HostName(),
+                                       ": set DEEPNET_JOB_SECRET to the same text on all"));
   }
   place.addresses.assign(words.begin() + 5, words.end() - 1);
   return place;
@@ -221,7 +218,8 @@ std::string AddressToward(const std::string& host) {
 // This host's addresses, the most promising first and loopback last.
 absl::StatusOr<std::vector<std::string>> OwnAddresses(const TcpOptions& options) {
   ifaddrs* list = nullptr;
-  if (getifaddrs(&list) != 0) return Preflight(absl::StrCat("network interfaces: ", ErrnoText()));
+  if (getifaddrs(&list) != 0)
+    return PreflightError(absl::StrCat("network interfaces: ", ErrnoText()));
   const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owned(list, freeifaddrs);
   std::vector<std::string> addresses;
   for (const ifaddrs* at = list; at != nullptr; at = at->ifa_next) {
@@ -230,8 +228,8 @@ absl::StatusOr<std::vector<std::string>> OwnAddresses(const TcpOptions& options)
     if (!text.empty() && wanted && (at->ifa_flags & IFF_UP) != 0) addresses.push_back(text);
   }
   if (addresses.empty()) {
-    return Preflight(absl::StrCat("no network interface ", options.interface,
-                                  " of this host is up and has an address"));
+    return PreflightError(absl::StrCat("no network interface ", options.interface,
+                                       " of this host is up and has an address"));
   }
   const std::string best = AddressToward(options.toward);
   const auto order = [&](const std::string& address) {
@@ -266,7 +264,7 @@ Socket ListenAt(const std::string& address, int port) {
 // Sockets that accept connections to one free port of these addresses alone; those of which no port
 // can be had are dropped.
 absl::StatusOr<std::vector<Socket>> Listen(std::vector<std::string>& addresses) {
-  if (addresses.empty()) return Preflight("the loopback interface of this host is not up");
+  if (addresses.empty()) return PreflightError("the loopback interface of this host is not up");
   for (int i = 0; i < kPortTries; ++i) {
     std::vector<Socket> listeners;
     std::vector<std::string> heard;
@@ -283,7 +281,7 @@ absl::StatusOr<std::vector<Socket>> Listen(std::vector<std::string>& addresses) 
     addresses = std::move(heard);
     return listeners;
   }
-  return Preflight(absl::StrCat("no port to listen on: ", ErrnoText()));
+  return PreflightError(absl::StrCat("no port to listen on: ", ErrnoText()));
 }
 
 // A connection on which ranks do not count yet.
@@ -355,7 +353,7 @@ class Meeting {
 
  private:
   absl::StatusOr<Place> OpenPlace() {
-    if (sodium_init() < 0) return Preflight("no random numbers for this job's connections");
+    if (sodium_init() < 0) return PreflightError("no random numbers for this job's connections");
     ASSIGN_OR_RETURN(std::vector<std::string> addresses, OwnAddresses(options_));
     ASSIGN_OR_RETURN(listeners_, ListenFor(addresses));
     return Place{.who = absl::StrCat(HostName(), " process ", getpid()),
@@ -424,7 +422,7 @@ class Meeting {
     const std::string own = absl::StrCat("rank ", options_.rank, " (", HostName(), ")");
     const std::string other = absl::StrCat("rank ", rank, " (", place.who, ")");
     if (calls_.empty()) {
-      return Preflight(absl::StrCat(
+      return PreflightError(absl::StrCat(
           other, " did not connect to ", own, " within ", absl::FormatDuration(options_.limit),
           accept_error_.empty() ? "" : ", which could not accept: ", accept_error_));
     }
@@ -433,7 +431,7 @@ class Meeting {
       tried.push_back(
           absl::StrCat(place.addresses[i], " port ", place.port, ": ", calls_.front().errors[i]));
     }
-    return Preflight(
+    return PreflightError(
         absl::StrCat(own, " cannot connect to ", other, ": ", absl::StrJoin(tried, "; ")));
   }
 

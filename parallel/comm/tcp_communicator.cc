@@ -722,9 +722,7 @@ absl::StatusOr<std::unique_ptr<TcpJob>> TcpJob::Start(const TcpOptions& options)
   const absl::Status met = WorldCommunicator(world).Barrier(options.limit + kGrace);
   if (!met.ok()) {
     const std::string message(met.message());
-    return FailRendezvous(
-        *options.store, options.rank,
-        WithExitCode(absl::FailedPreconditionError(message), ExitCode::kPreflight));
+    return FailRendezvous(*options.store, options.rank, PreflightError(message));
   }
   if (options.rank == 0) EndRendezvous(*options.store, options.size);
   return std::make_unique<StartedTcpJob>(world);

@@ -258,7 +258,7 @@ class Candidate {
       return named;
     }
     const absl::Status checked = CheckSchedule(*request_->custom, shape);
-    if (!checked.ok()) return BadField(absl::StrCat("parallel.schedule: ", checked.message()));
+    if (!checked.ok()) return ConfigError(absl::StrCat("parallel.schedule: ", checked.message()));
     return *request_->custom;
   }
 

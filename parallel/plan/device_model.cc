@@ -89,8 +89,7 @@ const std::vector<DeviceModel>& Models() {
 }
 
 absl::Status BadModel(const std::string& what) {
-  return WithExitCode(absl::InvalidArgumentError(absl::StrCat("cluster.device_model: ", what)),
-                      ExitCode::kBadConfig);
+  return ConfigError(absl::StrCat("cluster.device_model: ", what));
 }
 
 // Everything of a device that a user writes must be there: a speed of 0 would be a silent mistake.

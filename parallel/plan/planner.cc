@@ -256,7 +256,7 @@ absl::StatusOr<Plan> MakePlan(const Inventory& inventory, const PlanSettings& se
   ASSIGN_OR_RETURN(const std::vector<ParallelConfig> configs, ListConfigs(request));
   ASSIGN_OR_RETURN(Found found, FindBest(request, configs));
   if (!found.best.has_value() && !found.closest.has_value()) {
-    return BadField(absl::StrCat(
+    return ConfigError(absl::StrCat(
         "data.global_microbatches: ", request.global_microbatches, ": the schedule of a step has ",
         NumActions(request, configs.front()), " actions; at most ", kMaxActionsOfConfig,
         " are planned: take fewer microbatches, or more replicas (parallel.data_parallel_size)"));

@@ -73,7 +73,4 @@ PipelineShape PipelineShapeOf(const Request& request, const ParallelConfig& conf
 absl::StatusOr<Placement> PlacementOf(const Request& request, const ParallelConfig& config);
 PlacementShape PlacementShapeOf(const Request& request, const ParallelConfig& config);
 
-// InvalidArgument with ExitCode::kBadConfig.
-absl::Status BadField(const std::string& message);
-
 }  // namespace deepnet

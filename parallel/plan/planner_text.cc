@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 
+#include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/base/units.h"
 #include "parallel/plan/candidate.h"
@@ -230,7 +231,8 @@ std::string NameOf(const ParallelConfig& config) {
 absl::StatusOr<std::string> CompareText(const Inventory& inventory, const PlanSettings& settings) {
   ASSIGN_OR_RETURN(Request request, MakeRequest(inventory, settings));
   if (request.stages < 2) {
-    return BadField("parallel.pipeline_parallel_size: a comparison of schedules needs 2 or more");
+    return ConfigError(
+        "parallel.pipeline_parallel_size: a comparison of schedules needs 2 or more");
   }
   request.memory_bytes = std::numeric_limits<double>::infinity();
   request.schedule.clear();

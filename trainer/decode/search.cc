@@ -404,8 +404,7 @@ absl::StatusOr<SearchOptions> MakeSearchOptions(const DecodeSpec& spec,
   require(spec.sampling_epsilon() >= 0.0 && spec.sampling_epsilon() < 1.0, "sampling_epsilon",
           spec.sampling_epsilon(), "must be above 0 and below 1, or 0: all");
   if (!mistakes.empty()) {
-    return WithExitCode(absl::InvalidArgumentError(absl::StrJoin(mistakes, "\n")),
-                        ExitCode::kBadConfig);
+    return ConfigError(absl::StrJoin(mistakes, "\n"));
   }
   return SearchOptions{.beam_size = spec.beam_size(),
                        .length_penalty = spec.length_penalty(),

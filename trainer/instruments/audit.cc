@@ -382,7 +382,7 @@ absl::Status AuditStatus(const AuditReport& report) {
   if (named < report.faults.size()) {
     absl::StrAppend(&text, "\nand ", report.faults.size() - named, " more");
   }
-  return WithExitCode(absl::FailedPreconditionError(text), ExitCode::kPreflight);
+  return PreflightError(text);
 }
 
 }  // namespace deepnet

@@ -139,7 +139,7 @@ absl::Status CheckCompute(const ComputeSpec& resolved) {
         "); a run resumes only where its instructions are");
   }
   if (wrong.empty()) return absl::OkStatus();
-  return WithExitCode(absl::InvalidArgumentError(wrong), ExitCode::kBadConfig);
+  return ConfigError(wrong);
 }
 
 absl::StatusOr<std::unique_ptr<Ops>> MakeOps(const ComputeSpec& resolved) {

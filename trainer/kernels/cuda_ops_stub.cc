@@ -14,9 +14,7 @@ std::unique_ptr<Ops> MakeCudaOps(at::Device, at::ScalarType, bool, AttentionKern
 namespace {
 
 absl::Status Nothing() {
-  return WithExitCode(
-      absl::FailedPreconditionError("this build has nothing for GPUs: build the preset `cuda`"),
-      ExitCode::kPreflight);
+  return PreflightError("this build has nothing for GPUs: build the preset `cuda`");
 }
 
 }  // namespace

@@ -311,9 +311,8 @@ absl::StatusOr<std::unique_ptr<TensorReader>> OpenForReshard(FileSystem& fs,
   RETURN_IF_ERROR(ShareMemory(alone, kWriteManifestFactor, 0, options, "resharding"));
   const int64_t elements = NumElements(TensorsOf(*reader, /*weights_only=*/false));
   if (num_files >= 1 && num_files <= elements) return reader;
-  return WithExitCode(absl::InvalidArgumentError(absl::StrCat(
-                          num_files, " files: must be from 1 to ", elements, ", an element each")),
-                      ExitCode::kBadConfig);
+  return ConfigError(
+      absl::StrCat(num_files, " files: must be from 1 to ", elements, ", an element each"));
 }
 
 // Returns the elements that lie before `at` in the tensor that has element `at` of all in a row.

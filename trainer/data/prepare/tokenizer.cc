@@ -102,11 +102,9 @@ absl::Status NothingLeft(PrepareContext& context) {
   const TextFilter filter(context.spec.cleaning(), context.languages, &context.held_out);
   ASSIGN_OR_RETURN(const DropCounts counts, CountDrops(context.trained, filter));
   if (counts.lines[static_cast<size_t>(DropReason::kNone)] > 0) {
-    return WithExitCode(
-        absl::InvalidArgumentError(absl::StrCat("prepare.tokenizer.input_sentence_size: ",
-                                                context.spec.tokenizer().input_sentence_size(),
-                                                ": is too small for a sentence of each language")),
-        ExitCode::kBadConfig);
+    return ConfigError(absl::StrCat(
+        "prepare.tokenizer.input_sentence_size: ", context.spec.tokenizer().input_sentence_size(),
+        ": is too small for a sentence of each language"));
   }
   std::vector<std::string> reasons;
   for (size_t reason = 0; reason < kNumDropReasons; ++reason) {
@@ -126,12 +124,10 @@ absl::Status TrainingError(const TokenizerSpec& tokenizer, const std::string& er
   int64_t needed = 0;
   if (absl::StrContains(error, "smaller than required_chars") && versus != error.npos &&
       absl::SimpleAtoi(error.substr(versus + 4, error.find('.', versus) - versus - 4), &needed)) {
-    return WithExitCode(
-        absl::InvalidArgumentError(absl::StrCat(
-            "prepare.tokenizer.vocab_size: ", tokenizer.vocab_size(), ": must be at least ", needed,
-            ", the text's characters and 4 special ids; or lower "
-            "prepare.tokenizer.character_coverage")),
-        ExitCode::kBadConfig);
+    return ConfigError(absl::StrCat("prepare.tokenizer.vocab_size: ", tokenizer.vocab_size(),
+                                    ": must be at least ", needed,
+                                    ", the text's characters and 4 special ids; or lower "
+                                    "prepare.tokenizer.character_coverage"));
   }
   return absl::InvalidArgumentError(absl::StrCat("prepare.tokenizer: SentencePiece: ", error));
 }
