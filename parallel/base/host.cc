@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <fstream>
 #include <limits>
 #include <map>
@@ -24,6 +25,11 @@
 namespace deepnet {
 namespace {
 
+// More cores than kernels count (8,192): where the set is too small for the kernel's, it says
+// nothing.
+constexpr int kMaxCores = 16 * CPU_SETSIZE;
+using CoreSet = std::array<cpu_set_t, kMaxCores / CPU_SETSIZE>;
+
 constexpr double kRounding = 1e-6;  // of a sum of shares
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 
@@ -33,13 +39,12 @@ std::vector<std::string> CoresOf(const std::string& list) {
 
 // Binds the calling thread to `cores`; to what it may use of them, where it may not use all.
 void UseCores(std::span<const std::string> cores) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
+  CoreSet set = {};
   for (const std::string& core : cores) {
     int number = 0;
-    if (absl::SimpleAtoi(core, &number) && number < CPU_SETSIZE) CPU_SET(number, &set);
+    if (absl::SimpleAtoi(core, &number)) CPU_SET_S(number, sizeof(set), set.data());
   }
-  sched_setaffinity(0, sizeof(set), &set);  // where it fails, all stays as it is
+  sched_setaffinity(0, sizeof(set), set.data());  // where it fails, all stays as it is
 }
 
 std::vector<std::string> Lines(const std::string& path) {
@@ -99,12 +104,11 @@ std::string ProgramFingerprint() {
 int UsableCores() { return static_cast<int>(CoresOf(UsableCoreList()).size()); }
 
 std::string UsableCoreList() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) != 0) return "0";
+  CoreSet set = {};
+  if (sched_getaffinity(0, sizeof(set), set.data()) != 0) return "0";
   std::vector<int> cores;
-  for (int core = 0; core < CPU_SETSIZE; ++core) {
-    if (CPU_ISSET(core, &set)) cores.push_back(core);
+  for (int core = 0; core < kMaxCores; ++core) {
+    if (CPU_ISSET_S(core, sizeof(set), set.data())) cores.push_back(core);
   }
   return absl::StrJoin(cores, ",");
 }

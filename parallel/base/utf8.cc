@@ -35,6 +35,18 @@ Decoded DecodeFirst(std::string_view text) {
   return {code_point, bytes};
 }
 
+// Calls `visit(character, its bytes)` for one character after the other.
+template <typename Visit>
+void ForEachCharacter(std::string_view text, const Visit& visit) {
+  while (!text.empty()) {
+    const Decoded first = DecodeFirst(text);
+    visit(first.code_point, text.substr(0, first.bytes));
+    text.remove_prefix(first.bytes);
+  }
+}
+
+bool IsEscapedByte(char32_t c) { return c >= kEscapedByte && c <= kEscapedByte + 0xFF; }
+
 using CharTest = bool (*)(char32_t c);
 
 // Bytes of the character that ends `text` if it is one of `is_end`, or 0.
@@ -95,8 +107,7 @@ std::string Shown(std::string_view text, std::string_view kept) {
     if (c < 0x20 && kept.find(static_cast<char>(c)) != kept.npos) continue;
     const bool is_control = IsControl(c) || IsLineSeparator(c);
     const bool is_direction = (c >= 0x202A && c <= 0x202E) || (c >= 0x2066 && c <= 0x2069);
-    const bool is_escaped = c >= kEscapedByte && c <= kEscapedByte + 0xFF;
-    if (is_control || is_direction || is_escaped) c = 0xFFFD;
+    if (is_control || is_direction || IsEscapedByte(c)) c = 0xFFFD;
   }
   return EncodeUtf8(code_points);
 }
@@ -104,12 +115,9 @@ std::string Shown(std::string_view text, std::string_view kept) {
 }  // namespace
 
 bool IsUtf8(std::string_view text) {
-  while (!text.empty()) {
-    const Decoded first = DecodeFirst(text);
-    if (first.bytes == 1 && first.code_point >= kEscapedByte) return false;
-    text.remove_prefix(first.bytes);
-  }
-  return true;
+  bool good = true;
+  ForEachCharacter(text, [&](char32_t c, std::string_view) { good &= !IsEscapedByte(c); });
+  return good;
 }
 
 bool HasUtf16Mark(std::string_view text) {
@@ -118,15 +126,13 @@ bool HasUtf16Mark(std::string_view text) {
 
 std::string EscapedUtf8(std::string_view text) {
   std::string escaped;
-  while (!text.empty()) {
-    const Decoded first = DecodeFirst(text);
-    if (first.bytes == 1 && first.code_point >= kEscapedByte) {
-      absl::StrAppendFormat(&escaped, "\\x%02x", first.code_point - kEscapedByte);
+  ForEachCharacter(text, [&](char32_t c, std::string_view bytes) {
+    if (IsEscapedByte(c)) {
+      absl::StrAppendFormat(&escaped, "\\x%02x", c - kEscapedByte);
     } else {
-      escaped.append(text.substr(0, first.bytes));
+      escaped.append(bytes);
     }
-    text.remove_prefix(first.bytes);
-  }
+  });
   return escaped;
 }
 
@@ -139,13 +145,11 @@ std::string_view WithoutMark(std::string_view text) {
 std::string_view Trim(std::string_view text) { return Strip(text, IsTrimmed); }
 
 bool IsBlank(std::string_view text) {
-  while (!text.empty()) {
-    const Decoded first = DecodeFirst(text);
-    const char32_t c = first.code_point;
-    if (!IsControl(c) && !IsUnicodeSpace(c) && !IsIgnorable(c)) return false;
-    text.remove_prefix(first.bytes);
-  }
-  return true;
+  bool blank = true;
+  ForEachCharacter(text, [&](char32_t c, std::string_view) {
+    blank &= IsControl(c) || IsUnicodeSpace(c) || IsIgnorable(c);
+  });
+  return blank;
 }
 
 std::string OneLine(std::string_view text) {
@@ -160,11 +164,7 @@ std::string OneLine(std::string_view text) {
 std::u32string DecodeUtf8(std::string_view text) {
   std::u32string code_points;
   code_points.reserve(text.size());
-  while (!text.empty()) {
-    const Decoded first = DecodeFirst(text);
-    code_points.push_back(first.code_point);
-    text.remove_prefix(first.bytes);
-  }
+  ForEachCharacter(text, [&](char32_t c, std::string_view) { code_points.push_back(c); });
   return code_points;
 }
 
@@ -175,20 +175,12 @@ std::string EncodeUtf8(std::u32string_view text) {
   for (const char32_t c : text) {
     if (c < 0x80) {
       add(c);
-    } else if (c >= kEscapedByte && c <= kEscapedByte + 0xFF) {
+    } else if (IsEscapedByte(c)) {
       add(c - kEscapedByte);
-    } else if (c < 0x800) {
-      add(0xC0 | (c >> 6));
-      add(0x80 | (c & 0x3F));
-    } else if (c < 0x10000) {
-      add(0xE0 | (c >> 12));
-      add(0x80 | ((c >> 6) & 0x3F));
-      add(0x80 | (c & 0x3F));
     } else {
-      add(0xF0 | (c >> 18));
-      add(0x80 | ((c >> 12) & 0x3F));
-      add(0x80 | ((c >> 6) & 0x3F));
-      add(0x80 | (c & 0x3F));
+      const int more = c < 0x800 ? 1 : c < 0x10000 ? 2 : 3;  // bytes behind the first
+      add((0xFF00 >> (more + 1) & 0xFF) | c >> 6 * more);
+      for (int i = more - 1; i >= 0; --i) add(0x80 | (c >> 6 * i & 0x3F));
     }
   }
   return bytes;
@@ -212,17 +204,13 @@ std::string_view StripSpace(std::string_view text) { return Strip(text, IsUnicod
 
 std::vector<std::string> SplitOnSpace(std::string_view text) {
   std::vector<std::string> words;
-  size_t start = 0;  // of the word being read
-  size_t end = 0;
-  while (end < text.size()) {
-    const Decoded next = DecodeFirst(text.substr(end));
-    if (IsUnicodeSpace(next.code_point)) {
-      if (end > start) words.emplace_back(text.substr(start, end - start));
-      start = end + next.bytes;
-    }
-    end += next.bytes;
-  }
-  if (end > start) words.emplace_back(text.substr(start, end - start));
+  bool in_word = false;
+  ForEachCharacter(text, [&](char32_t c, std::string_view bytes) {
+    const bool is_space = IsUnicodeSpace(c);
+    if (!is_space && !in_word) words.emplace_back();
+    if (!is_space) words.back().append(bytes);
+    in_word = !is_space;
+  });
   return words;
 }
 

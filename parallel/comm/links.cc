@@ -179,87 +179,76 @@ std::vector<float> NumbersOf(int rank, int64_t count, int64_t first = 0) {
   return numbers;
 }
 
-// The checks of one size.
+// The checks of one size, which it adds to `checks`.
 class MessageCheck {
  public:
-  MessageCheck(Communicator& comm, const LinkOptions& options, int64_t bytes)
+  MessageCheck(Communicator& comm, const LinkOptions& options, int64_t bytes,
+               std::vector<LinkCheck>& checks)
       : comm_(comm),
         limit_(options.limit),
         block_(std::max<int64_t>(1, bytes / static_cast<int64_t>(sizeof(float)) / comm.size())),
         bytes_(bytes),
+        checks_(checks),
         mine_(options.memory(block_ * comm.size())),
         got_(options.memory(block_ * comm.size())) {}
 
-  absl::Status Run(std::vector<LinkCheck>& checks) {
-    RETURN_IF_ERROR(Ring(checks));
-    RETURN_IF_ERROR(AllGather(checks));
-    RETURN_IF_ERROR(AllToAll(checks));
-    return Sums(checks);
+  absl::Status Run() {
+    const int next = (comm_.rank() + 1) % comm_.size();
+    const int previous = (comm_.rank() + comm_.size() - 1) % comm_.size();
+    Fill();
+    auto received = comm_.Receive(got_->buffer(), previous, kRingTag);
+    auto sent = comm_.Send(mine_->buffer(), next, kRingTag);
+    RETURN_IF_ERROR(WaitFor(comm_, received, previous, limit_));
+    RETURN_IF_ERROR(WaitFor(comm_, sent, next, limit_));
+    Compare("ring", *got_, NumbersOf(previous, count()));
+    Fill();
+    RETURN_IF_ERROR(Finish(comm_.AllGather(Blocks(*mine_).front(), Blocks(*got_))));
+    Compare("all-gather", *got_, NumbersOfAll(0));
+    Fill();
+    RETURN_IF_ERROR(Finish(comm_.AllToAll(Blocks(*mine_), Blocks(*got_))));
+    Compare("all-to-all", *got_, NumbersOfAll(comm_.rank() * block_));
+    return Sums();
   }
 
  private:
   int64_t count() const { return block_ * comm_.size(); }
-  int64_t block_bytes() const { return block_ * static_cast<int64_t>(sizeof(float)); }
 
+  void Fill() {
+    mine_->Write(NumbersOf(comm_.rank(), count()));
+    got_->Write(std::vector<float>(count()));
+  }
+  // Returns a block of every rank's numbers, from `first` on.
+  std::vector<float> NumbersOfAll(int64_t first) const {
+    std::vector<float> numbers;
+    for (int r = 0; r < comm_.size(); ++r) {
+      const std::vector<float> theirs = NumbersOf(r, block_, first);
+      numbers.insert(numbers.end(), theirs.begin(), theirs.end());
+    }
+    return numbers;
+  }
   std::vector<Buffer> Blocks(LinkMemory& memory) const {
+    const int64_t bytes = block_ * static_cast<int64_t>(sizeof(float));
     std::vector<Buffer> blocks;
     for (int r = 0; r < comm_.size(); ++r) {
-      blocks.push_back(Part(memory.buffer(), r * block_bytes(), block_bytes()));
+      blocks.push_back(Part(memory.buffer(), r * bytes, bytes));
     }
     return blocks;
   }
-  // Counts the numbers of `memory` that are not those expected.
+  // Counts the numbers of `memory`, from `first` on, that are not those expected.
   void Compare(const char* what, LinkMemory& memory, const std::vector<float>& expected,
-               int64_t first, std::vector<LinkCheck>& checks) const {
+               int64_t first = 0) {
     std::vector<float> got(count());
     memory.Read(got);
     int64_t wrong = 0;
     for (size_t i = 0; i < expected.size(); ++i) wrong += got[first + i] != expected[i];
-    checks.push_back({absl::StrCat(what, " of ", bytes_ >> 10, " KiB"), wrong});
+    checks_.push_back({absl::StrCat(what, " of ", bytes_ >> 10, " KiB"), wrong});
   }
   absl::Status Finish(Communicator::TransferOr transfer) {
     return WaitFor(comm_, transfer, (comm_.rank() + 1) % comm_.size(), limit_);
   }
 
-  absl::Status Ring(std::vector<LinkCheck>& checks) {
-    const int next = (comm_.rank() + 1) % comm_.size();
-    const int previous = (comm_.rank() + comm_.size() - 1) % comm_.size();
-    mine_->Write(NumbersOf(comm_.rank(), count()));
-    got_->Write(std::vector<float>(count()));
-    auto received = comm_.Receive(got_->buffer(), previous, kRingTag);
-    auto sent = comm_.Send(mine_->buffer(), next, kRingTag);
-    RETURN_IF_ERROR(WaitFor(comm_, received, previous, limit_));
-    RETURN_IF_ERROR(WaitFor(comm_, sent, next, limit_));
-    Compare("ring", *got_, NumbersOf(previous, count()), 0, checks);
-    return absl::OkStatus();
-  }
-  absl::Status AllGather(std::vector<LinkCheck>& checks) {
-    mine_->Write(NumbersOf(comm_.rank(), count()));
-    got_->Write(std::vector<float>(count()));
-    const Buffer own = Part(mine_->buffer(), 0, block_bytes());
-    RETURN_IF_ERROR(Finish(comm_.AllGather(own, Blocks(*got_))));
-    std::vector<float> expected;
-    for (int r = 0; r < comm_.size(); ++r) {
-      const std::vector<float> theirs = NumbersOf(r, block_);
-      expected.insert(expected.end(), theirs.begin(), theirs.end());
-    }
-    Compare("all-gather", *got_, expected, 0, checks);
-    return absl::OkStatus();
-  }
-  absl::Status AllToAll(std::vector<LinkCheck>& checks) {
-    mine_->Write(NumbersOf(comm_.rank(), count()));
-    got_->Write(std::vector<float>(count()));
-    RETURN_IF_ERROR(Finish(comm_.AllToAll(Blocks(*mine_), Blocks(*got_))));
-    std::vector<float> expected;
-    for (int r = 0; r < comm_.size(); ++r) {
-      const std::vector<float> theirs = NumbersOf(r, block_, comm_.rank() * block_);
-      expected.insert(expected.end(), theirs.begin(), theirs.end());
-    }
-    Compare("all-to-all", *got_, expected, 0, checks);
-    return absl::OkStatus();
-  }
   // ReduceScatter is of device memory only; hosts add up by AllReduceSum.
-  absl::Status Sums(std::vector<LinkCheck>& checks) {
+  absl::Status Sums() {
     const bool device = mine_->buffer().device.kind != Device::Kind::kHost;
     const int64_t first = device ? comm_.rank() * block_ : 0;
     std::vector<float> expected(device ? block_ : count());
@@ -270,13 +259,14 @@ class MessageCheck {
     if (!device) RETURN_IF_ERROR(comm_.AllReduceSum(std::span(numbers), limit_));
     mine_->Write(numbers);
     if (device) RETURN_IF_ERROR(Finish(comm_.ReduceScatter(mine_->buffer())));
-    Compare(device ? "reduce-scatter" : "all-reduce", *mine_, expected, first, checks);
+    Compare(device ? "reduce-scatter" : "all-reduce", *mine_, expected, first);
     return absl::OkStatus();
   }
 
   Communicator& comm_;
   const absl::Duration limit_;
   const int64_t block_, bytes_;
+  std::vector<LinkCheck>& checks_;
   const std::unique_ptr<LinkMemory> mine_, got_;
 };
 
@@ -390,7 +380,7 @@ absl::StatusOr<std::vector<LinkCheck>> CheckMessages(Communicator& comm,
   std::vector<LinkCheck> checks;
   if (comm.size() == 1) return checks;
   for (const int64_t bytes : options.checked_bytes) {
-    RETURN_IF_ERROR(MessageCheck(comm, options, bytes).Run(checks));
+    RETURN_IF_ERROR(MessageCheck(comm, options, bytes, checks).Run());
   }
   return checks;
 }

@@ -27,6 +27,9 @@
 namespace deepnet {
 namespace {
 
+// JSON is written by hand here: protobuf's printer has no form for microseconds with three
+// decimals, and a trace has millions of events.
+
 // The lines of a rank. On a line, events lie inside of each other or apart; what may overlap is a
 // bar of its own.
 enum Line { kWork, kWaiting, kGpu, kCheckpoint, kNumLines, kBar = kNumLines };

@@ -30,7 +30,7 @@ constexpr int64_t kMaxActionsOfConfig = 8'000'000;  // of one config: some GB an
 constexpr int kMaxShrink = 64;
 constexpr int kMaxRanks = 8192;
 constexpr double kWorthSaying = 0.95;  // of a step's time
-constexpr int kMaxTries = 3;           // configs that look as if they fit, worked out to be sure
+constexpr int kMaxTries = 3;           // plans made of configs that fit by their estimate
 constexpr char kClosestPlanPayload[] = "deepnet.closest_plan";
 
 // --- search --------------------------------------------------------------------------------------

@@ -241,12 +241,6 @@ ShardLayout MakeShardLayout(const Inventory& whole, const Inventory& held,
   return layout;
 }
 
-std::vector<GradientBucket> OneBucket(const Inventory& held) {
-  GradientBucket all;
-  for (const Layer& layer : held.layers) all.count += GradientElements(held, layer);
-  return {all};
-}
-
 std::vector<int> LayerGroupEnds(const Inventory& whole) {
   int64_t total = 0;
   for (const Layer& layer : whole.layers) total += GradientElements(whole, layer);

@@ -122,9 +122,6 @@ std::vector<int64_t> SumBlockBorders(const Inventory& whole);
 ShardLayout MakeShardLayout(const Inventory& whole, const Inventory& held,
                             std::span<const GradientBucket> buckets, const ShardOptions& options);
 
-// The one bucket of a rank that does not cut its gradient.
-std::vector<GradientBucket> OneBucket(const Inventory& held);
-
 // Most float32 gradient of a group, 25 MiB: what DistributedDataParallel found to fill a network
 // without holding much back (Li et al., 2020, arXiv:2006.15704, section 4.2).
 inline constexpr int64_t kGroupElements = int64_t{25} << 18;

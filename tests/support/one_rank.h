@@ -1,7 +1,7 @@
 // The optimizer of a single rank that holds a whole model.
 #pragma once
 
-#include "parallel/plan/shard.h"
+#include "tests/support/one_bucket.h"
 #include "trainer/optim/optimizer.h"
 
 namespace deepnet::testing {

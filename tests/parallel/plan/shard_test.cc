@@ -6,6 +6,8 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/support/one_bucket.h"
+
 namespace deepnet {
 namespace {
 
@@ -107,7 +109,7 @@ TEST(ShardLayout, EndsSharesAtBordersOfBlocksAndSharesEvenly) {
 TEST(ShardLayout, OfOneReplicaIsOneExtentForAllUntiedWeights) {
   Inventory model = Model(50'000, 5);
   model.layers.back().parameters = {static_cast<int>(model.parameters.size()) - 1};
-  const ShardLayout layout = MakeShardLayout(model, model, OneBucket(model), {});
+  const ShardLayout layout = MakeShardLayout(model, model, testing::OneBucket(model), {});
   ASSERT_EQ(layout.extents.size(), 1u);
   EXPECT_EQ(layout.extents[0], (Extent{.count = model.NumElements(), .first_in_chain = true}));
   EXPECT_TRUE(layout.tied.empty());
@@ -115,7 +117,7 @@ TEST(ShardLayout, OfOneReplicaIsOneExtentForAllUntiedWeights) {
 
 TEST(ShardLayout, KeepsPiecesSmall) {
   const Inventory model = Model(50'000, 5);
-  const ShardLayout layout = MakeShardLayout(model, model, OneBucket(model),
+  const ShardLayout layout = MakeShardLayout(model, model, testing::OneBucket(model),
                                              {.num_replicas = 2, .piece_elements = 3 * kSumBlock});
   int64_t elements = 0;
   for (const GradientPiece& piece : layout.pieces[0]) {

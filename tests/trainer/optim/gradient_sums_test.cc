@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "parallel/base/status_macros.h"
+#include "tests/support/one_bucket.h"
 #include "tests/support/run_ranks.h"
 #include "tests/trainer/optim/sharded_job.h"
 #include "trainer/kernels/compute.h"
@@ -127,7 +128,7 @@ TEST(GradientSums, HandingOverABucketDoesNotWaitForOthers) {
     ASSIGN_OR_RETURN(const OwnedGroups groups, SplitGroups(world, /*stage=*/0, world.rank()));
     const auto ops = MakeJobOps(/*native=*/true);
     Parameters parameters(model, *ops, /*trainable=*/true);
-    const ShardLayout layout = MakeShardLayout(model, model, OneBucket(model),
+    const ShardLayout layout = MakeShardLayout(model, model, testing::OneBucket(model),
                                                {.num_replicas = 2, .replica = world.rank()});
     EXPECT_LE(parameters.gradient().numel(), HierarchicalReduceScatter::kMaxWaiting)
         << "more may wait";
