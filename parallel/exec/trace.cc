@@ -105,76 +105,100 @@ std::string ArgumentsOf(const TraceEvent& event) {
   return absl::StrCat("{", absl::StrJoin(arguments, ","), "}");
 }
 
-// Appends `event`: a complete event on its line, or a pair of begin and end with an identity of
-// its own. Both ends are rounded to nanoseconds, so that what lies inside stays inside.
-void AppendEvent(const TraceEvent& event, const RankTrace& trace, int rank, bool has_gpu,
-                 int64_t id, double origin, std::string& json) {
-  const auto nanoseconds = [&](double seconds) { return std::llround(1e9 * (seconds - origin)); };
-  const int64_t start = nanoseconds(event.start), end = nanoseconds(event.end);
-  const Line line = has_gpu && event.kind == TraceKind::kKernel ? kGpu : KindOfEvent(event).line;
-  const std::string head = absl::StrFormat(
-      ",\n{\"name\":%s,\"cat\":\"%s\",\"pid\":%d,\"tid\":%d", JsonQuoted(EventName(event, trace)),
-      KindOfEvent(event).name, rank, line == kBar ? kWork : line);
-  const auto text = [](int64_t time) {
-    return absl::StrFormat("%d.%03d", time / 1000, time % 1000);
-  };
-  if (line != kBar) {
-    absl::StrAppend(&json, head, ",\"args\":", ArgumentsOf(event),
-                    ",\"ph\":\"X\",\"ts\":", text(start), ",\"dur\":", text(end - start), "}");
-    return;
+// Writes the traces of ranks, one after the other.
+class ChromeWriter {
+ public:
+  explicit ChromeWriter(double origin) : origin_(origin) {}
+
+  void Add(int rank, const RankTrace& trace) {
+    rank_ = rank;
+    has_gpu_ = std::any_of(trace.events.begin(), trace.events.end(), [](const TraceEvent& event) {
+      return event.kind == TraceKind::kDevice;
+    });
+    AddNames(trace);
+    // An event stands before those that lie inside of it.
+    std::vector<TraceEvent> sorted = trace.events;
+    std::stable_sort(sorted.begin(), sorted.end(), [](const TraceEvent& a, const TraceEvent& b) {
+      if (a.start != b.start) return a.start < b.start;
+      if (a.end != b.end) return a.end > b.end;
+      return a.kind != TraceKind::kKernel && b.kind == TraceKind::kKernel;
+    });
+    for (const TraceEvent& event : sorted) AddEvent(event, trace);
   }
-  const std::string identity = absl::StrCat(",\"id2\":{\"local\":\"", id, "\"}");
-  absl::StrAppend(&json, head, ",\"args\":", ArgumentsOf(event), identity,
-                  ",\"ph\":\"b\",\"ts\":", text(start), "}");
-  absl::StrAppend(&json, head, identity, ",\"ph\":\"e\",\"ts\":", text(end), "}");
-}
 
-// Names a process for the rank, and those of its lines that have events.
-void AppendNames(const RankTrace& trace, int rank, bool has_gpu, std::string& json) {
-  absl::StrAppendFormat(&json,
-                        "%s\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,"
-                        "\"args\":{\"name\":\"rank %d\"}},\n"
-                        "{\"name\":\"process_sort_index\",\"ph\":\"M\",\"pid\":%d,"
-                        "\"args\":{\"sort_index\":%d}}",
-                        rank == 0 ? "" : ",", rank, rank, rank, rank);
-  for (int line = 0; line < kNumLines; ++line) {
-    const bool used =
-        std::any_of(trace.events.begin(), trace.events.end(),
-                    [&](const TraceEvent& event) { return KindOfEvent(event).line == line; });
-    if (!used && !(line == kGpu && has_gpu)) continue;
-    absl::StrAppendFormat(&json,
-                          ",\n{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,"
-                          "\"args\":{\"name\":\"%s\"}}",
-                          rank, line, kLineNames[line]);
+  std::string Json() const {
+    return absl::StrCat("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[", names_, events_, "\n]}\n");
   }
-}
 
-// Shows a range to profilers from now on; returns its number, 0 where the build has no NVTX.
-uint64_t StartRange([[maybe_unused]] const char* name) {
-#ifdef DEEPNET_NVTX
-  return nvtxRangeStartA(name);
-#else
-  return 0;
-#endif
-}
+ private:
+  // Names a process for the rank, and those of its lines that have events.
+  void AddNames(const RankTrace& trace) {
+    absl::StrAppendFormat(&names_,
+                          "%s\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,"
+                          "\"args\":{\"name\":\"rank %d\"}},\n"
+                          "{\"name\":\"process_sort_index\",\"ph\":\"M\",\"pid\":%d,"
+                          "\"args\":{\"sort_index\":%d}}",
+                          rank_ == 0 ? "" : ",", rank_, rank_, rank_, rank_);
+    for (int line = 0; line < kNumLines; ++line) {
+      const bool used =
+          std::any_of(trace.events.begin(), trace.events.end(),
+                      [&](const TraceEvent& event) { return KindOfEvent(event).line == line; });
+      if (!used && !(line == kGpu && has_gpu_)) continue;
+      absl::StrAppendFormat(&names_,
+                            ",\n{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,"
+                            "\"args\":{\"name\":\"%s\"}}",
+                            rank_, line, kLineNames[line]);
+    }
+  }
 
-uint64_t StartRange([[maybe_unused]] const RankTrace* trace,
-                    [[maybe_unused]] const TraceEvent& event) {
+  // Adds a complete event on its line, or a pair of begin and end with an identity of its own. Both
+  // ends are rounded to nanoseconds, so that what lies inside stays inside.
+  void AddEvent(const TraceEvent& event, const RankTrace& trace) {
+    const auto nanoseconds = [&](double seconds) {
+      return std::llround(1e9 * (seconds - origin_));
+    };
+    const auto text = [](int64_t time) {
+      return absl::StrFormat("%d.%03d", time / 1000, time % 1000);
+    };
+    const int64_t start = nanoseconds(event.start), end = nanoseconds(event.end),
+                  id = num_events_++;
+    const Line line = has_gpu_ && event.kind == TraceKind::kKernel ? kGpu : KindOfEvent(event).line;
+    const std::string head = absl::StrFormat(
+        ",\n{\"name\":%s,\"cat\":\"%s\",\"pid\":%d,\"tid\":%d", JsonQuoted(EventName(event, trace)),
+        KindOfEvent(event).name, rank_, line == kBar ? kWork : line);
+    if (line != kBar) {
+      absl::StrAppend(&events_, head, ",\"args\":", ArgumentsOf(event),
+                      ",\"ph\":\"X\",\"ts\":", text(start), ",\"dur\":", text(end - start), "}");
+      return;
+    }
+    const std::string identity = absl::StrCat(",\"id2\":{\"local\":\"", id, "\"}");
+    absl::StrAppend(&events_, head, ",\"args\":", ArgumentsOf(event), identity,
+                    ",\"ph\":\"b\",\"ts\":", text(start), "}");
+    absl::StrAppend(&events_, head, identity, ",\"ph\":\"e\",\"ts\":", text(end), "}");
+  }
+
+  const double origin_;
+  int rank_ = 0;
+  bool has_gpu_ = false;
+  int64_t num_events_ = 0;
+  std::string names_, events_;
+};
+
+// Shows a range to profilers from now on; returns its number. A build without NVTX has none, 0.
 #ifdef DEEPNET_NVTX
+uint64_t StartRange(const char* name) { return nvtxRangeStartA(name); }
+uint64_t StartRange(const RankTrace* trace, const TraceEvent& event) {
   const RankTrace none;
   return StartRange(EventName(event, trace != nullptr ? *trace : none).c_str());
-#else
-  return 0;
-#endif
 }
-
 void EndRange(uint64_t range) {
-#ifdef DEEPNET_NVTX
   if (range != 0) nvtxRangeEnd(range);
-#else
-  static_cast<void>(range);
-#endif
 }
+#else
+uint64_t StartRange(const char*) { return 0; }
+uint64_t StartRange(const RankTrace*, const TraceEvent&) { return 0; }
+void EndRange(uint64_t) {}
+#endif
 
 // Returns the traces that `gather` brings here, with times moved to rank 0's clock.
 absl::StatusOr<std::vector<RankTrace>> GatherBy(decltype(GatherText)& gather, Communicator& comm,
@@ -285,28 +309,11 @@ TraceFigures Measure(std::span<const RankTrace> traces, int stages) {
 }
 
 std::string ChromeTrace(std::span<const RankTrace> traces) {
-  const double origin = FirstStart(traces);
-  std::string json = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[";
-  std::string events;
-  int64_t id = 0;
-  for (int rank = 0; rank < static_cast<int>(traces.size()); ++rank) {
-    const RankTrace& trace = traces[rank];
-    const bool has_gpu =
-        std::any_of(trace.events.begin(), trace.events.end(),
-                    [](const TraceEvent& event) { return event.kind == TraceKind::kDevice; });
-    AppendNames(trace, rank, has_gpu, json);
-    // An event stands before those that lie inside of it.
-    std::vector<TraceEvent> sorted = trace.events;
-    std::stable_sort(sorted.begin(), sorted.end(), [](const TraceEvent& a, const TraceEvent& b) {
-      if (a.start != b.start) return a.start < b.start;
-      if (a.end != b.end) return a.end > b.end;
-      return a.kind != TraceKind::kKernel && b.kind == TraceKind::kKernel;
-    });
-    for (const TraceEvent& event : sorted) {
-      AppendEvent(event, trace, rank, has_gpu, id++, origin, events);
-    }
+  ChromeWriter writer(FirstStart(traces));
+  for (size_t rank = 0; rank < traces.size(); ++rank) {
+    writer.Add(static_cast<int>(rank), traces[rank]);
   }
-  return absl::StrCat(json, events, "\n]}\n");
+  return writer.Json();
 }
 
 absl::StatusOr<std::vector<RankTrace>> GatherTraces(Communicator& comm, const RankTrace& mine) {

@@ -15,10 +15,16 @@ namespace {
 
 constexpr int64_t kFloatBytes = 4;
 
-// Buffers that share one shape and type have a pool. A stack has two: of float32 streams and
-// gradients of its rows, and of side inputs as they are read.
-int ResidualPool(const BoundaryTensor& tensor) { return 2 * tensor.stack; }
-int SidePool(const BoundaryTensor& tensor) { return 2 * tensor.stack + 1; }
+// A buffer. Those that share one shape and type have a pool. A stack has two: of float32 streams
+// and gradients of its rows, and of side inputs as they are read.
+struct Lent {
+  int pool = 0;
+  int64_t bytes = 0;
+};
+Lent Stream(const BoundaryTensor& tensor) {
+  return {2 * tensor.stack, ElementsOf(tensor) * kFloatBytes};
+}
+Lent Side(const BoundaryTensor& tensor, int64_t bytes) { return {2 * tensor.stack + 1, bytes}; }
 
 // Events between two computing actions, in this order.
 enum Phase { kHandOver, kOffer, kRelease, kClaim };
@@ -37,8 +43,6 @@ struct Change {
 struct Taken {
   double start = 0, end = 0;
 };
-
-int64_t FloatBytes(const BoundaryTensor& tensor) { return ElementsOf(tensor) * kFloatBytes; }
 
 // When a message between ranks needs memory on its two ends.
 struct Passage {
@@ -103,12 +107,12 @@ class Sweep {
       const bool begins = stream != nullptr && InputNamed(layer, kHidden) == nullptr;
       for (int mb = 0; mb < num_microbatches_; ++mb) {
         const Taken &forward = Forward(chunk, mb), &backward = Backward(chunk, mb);
-        if (begins) HoldOver(chunk, ResidualPool(*stream), forward, forward, FloatBytes(*stream));
+        if (begins) HoldOver(chunk, Stream(*stream), forward, forward);
         if (side != nullptr && made == nullptr) {
-          HoldOver(chunk, ResidualPool(*side), backward, backward, FloatBytes(*side));
+          HoldOver(chunk, Stream(*side), backward, backward);
         }
         if (made != nullptr && side == nullptr && keeps_side_inputs) {
-          HoldOver(chunk, SidePool(*made), forward, backward, ElementsOf(*made) * operand_bytes);
+          HoldOver(chunk, Side(*made, ElementsOf(*made) * operand_bytes), forward, backward);
         }
       }
     }
@@ -129,7 +133,7 @@ class Sweep {
         } else if (sent != messages.forward.end()) {
           // Whoever reads it keeps it for the backward pass.
           const Change made{before.start, kClaim}, used{Backward(chunk, mb).end, kHandOver};
-          Send(RankOf(chunk - 1), RankOf(chunk), SidePool(tensor), BytesOf(*sent), output, used,
+          Send(RankOf(chunk - 1), RankOf(chunk), Side(tensor, BytesOf(*sent)), output, used,
                keeps_side_inputs ? nullptr : &made);
         }
         if (tensor.needs_gradient) {
@@ -162,32 +166,33 @@ class Sweep {
   const Taken& Forward(int chunk, int mb) const { return forward_[Cell(chunk, mb)]; }
   const Taken& Backward(int chunk, int mb) const { return backward_[Cell(chunk, mb)]; }
 
-  void Hold(int rank, int pool, const Change& from, const Change& until, int64_t bytes) {
-    changes_[rank][pool].push_back({from.time, from.phase, bytes});
-    changes_[rank][pool].push_back({until.time, until.phase, -bytes});
+  void Hold(int rank, const Lent& buffer, const Change& from, const Change& until) {
+    changes_[rank][buffer.pool].push_back({from.time, from.phase, buffer.bytes});
+    changes_[rank][buffer.pool].push_back({until.time, until.phase, -buffer.bytes});
   }
 
   // In use on the rank of `chunk` from the start of one action to the end of another.
-  void HoldOver(int chunk, int pool, const Taken& first, const Taken& last, int64_t bytes) {
-    Hold(RankOf(chunk), pool, {first.start, kClaim}, {last.end, kHandOver}, bytes);
+  void HoldOver(int chunk, const Lent& buffer, const Taken& first, const Taken& last) {
+    Hold(RankOf(chunk), buffer, {first.start, kClaim}, {last.end, kHandOver});
   }
 
   // A stream or gradient that `maker` leaves and `user` takes over, on one rank or sent to another
   // by `passage`.
   void Carry(const BoundaryTensor& tensor, int from_chunk, const Taken& maker, int to_chunk,
              const Taken& user, const Passage& passage) {
-    const int from = RankOf(from_chunk), to = RankOf(to_chunk), pool = ResidualPool(tensor);
+    const int from = RankOf(from_chunk), to = RankOf(to_chunk);
+    const Lent buffer = Stream(tensor);
     const Change made{maker.end, kHandOver}, used{user.end, kHandOver};
-    if (from == to) return Hold(from, pool, made, used, FloatBytes(tensor));
-    Send(from, to, pool, FloatBytes(tensor), passage, used, &made);
+    if (from == to) return Hold(from, buffer, made, used);
+    Send(from, to, buffer, passage, used, &made);
   }
 
-  // `bytes` of a message on both its ends. `done`: when nobody on `to` needs the buffer any more;
-  // `sent_from`: from when on it is in use on `from`, null if it is counted elsewhere.
-  void Send(int from, int to, int pool, int64_t bytes, const Passage& passage, const Change& done,
+  // The `buffer` of a message on both its ends. `done`: when nobody on `to` needs the buffer any
+  // more; `sent_from`: from when on it is in use on `from`, null if it is counted elsewhere.
+  void Send(int from, int to, const Lent& buffer, const Passage& passage, const Change& done,
             const Change* sent_from) {
-    Hold(to, pool, {passage.offered, kOffer}, done, bytes);
-    if (sent_from != nullptr) Hold(from, pool, *sent_from, {passage.gone, kRelease}, bytes);
+    Hold(to, buffer, {passage.offered, kOffer}, done);
+    if (sent_from != nullptr) Hold(from, buffer, *sent_from, {passage.gone, kRelease});
   }
 
   // When `rank` has taken `count` computing actions.

@@ -73,10 +73,10 @@ std::set<int> Neighbours(int rank, const Placement& placement) {
   return neighbours;
 }
 
-// Adds the lane `from` -> `rank` to `messages`.
-void AddLane(int from, int rank, const Schedule& schedule, const Placement& placement,
-             const Uses& uses, int look_ahead, std::vector<LaneMessage>& messages) {
-  const size_t begin = messages.size();
+// Returns what `from` sends to `rank`, in its order, each posted as early as its data can be made.
+std::vector<LaneMessage> LaneOf(int from, int rank, const Schedule& schedule,
+                                const Placement& placement, const Uses& uses) {
+  std::vector<LaneMessage> lane;
   int number = 0;
   for (const Action& action : schedule.actions[from]) {
     if (!IsTransfer(action.op)) ++number;
@@ -84,18 +84,22 @@ void AddLane(int from, int rank, const Schedule& schedule, const Placement& plac
     const Action receive = OtherEnd(action);
     if (placement.rank_of_chunk[receive.chunk] != rank) continue;
     const Use use = uses.Of(receive);
-    messages.push_back({action, from, number, use.needed_by, use.earliest});
+    lane.push_back({action, from, number, use.needed_by, use.earliest});
   }
+  return lane;
+}
+
+// Posts each `look_ahead` actions before it or a message behind it is needed, and in order.
+void PostAhead(int look_ahead, std::vector<LaneMessage>& lane) {
   int needed_by = kNever;  // by this message or one behind it
-  for (size_t i = messages.size(); i-- > begin;) {
-    LaneMessage& message = messages[i];
-    needed_by = std::min(needed_by, message.needed_by);
+  for (auto message = lane.rbegin(); message != lane.rend(); ++message) {
+    needed_by = std::min(needed_by, message->needed_by);
     const int due = needed_by == kNever ? kNever : needed_by - look_ahead;
-    message.posted_behind = std::max(message.posted_behind, due);
+    message->posted_behind = std::max(message->posted_behind, due);
   }
   int posted_behind = 0;  // of the message before it
-  for (size_t i = begin; i < messages.size(); ++i) {
-    posted_behind = messages[i].posted_behind = std::max(messages[i].posted_behind, posted_behind);
+  for (LaneMessage& message : lane) {
+    posted_behind = message.posted_behind = std::max(message.posted_behind, posted_behind);
   }
 }
 
@@ -179,7 +183,9 @@ std::vector<LaneMessage> MessagesTo(int rank, const Schedule& schedule, const Pl
   const Uses uses(schedule.actions[rank]);
   std::vector<LaneMessage> messages;
   for (const int from : Neighbours(rank, placement)) {
-    AddLane(from, rank, schedule, placement, uses, look_ahead, messages);
+    std::vector<LaneMessage> lane = LaneOf(from, rank, schedule, placement, uses);
+    PostAhead(look_ahead, lane);
+    messages.insert(messages.end(), lane.begin(), lane.end());
   }
   return messages;
 }
