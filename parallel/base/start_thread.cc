@@ -1,7 +1,6 @@
 #include "parallel/base/start_thread.h"
 
 #include <future>
-#include <string>
 #include <system_error>
 #include <utility>
 #include <vector>

@@ -1,7 +1,6 @@
 #include "parallel/base/utf8.h"
 
 #include <cstddef>
-#include <cstdint>
 
 #include "absl/strings/str_format.h"
 

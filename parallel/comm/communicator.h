@@ -30,7 +30,6 @@
 //   RETURN_IF_ERROR(sent->Wait());
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>

@@ -1,7 +1,6 @@
 #include "parallel/comm/links.h"
 
 #include <algorithm>
-#include <iterator>
 #include <limits>
 #include <set>
 
@@ -11,7 +10,6 @@
 #include "parallel/base/exit_code.h"
 #include "parallel/base/host.h"
 #include "parallel/base/status_macros.h"
-#include "parallel/base/units.h"
 
 namespace deepnet {
 namespace {

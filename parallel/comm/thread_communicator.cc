@@ -3,7 +3,6 @@
 // One mutex guards all posts and lanes of a world; it is held for look-ups only.
 #include "parallel/comm/thread_communicator.h"
 
-#include <algorithm>
 #include <cstring>
 #include <deque>
 #include <map>

@@ -12,7 +12,6 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
-#include "parallel/base/status_macros.h"
 #include "parallel/base/text_proto.h"
 
 namespace deepnet {

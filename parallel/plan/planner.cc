@@ -1,7 +1,6 @@
 #include "parallel/plan/planner.h"
 
 #include <algorithm>
-#include <initializer_list>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -12,7 +11,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
-#include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/messages.h"
 #include "parallel/base/status_macros.h"

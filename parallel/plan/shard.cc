@@ -1,7 +1,6 @@
 #include "parallel/plan/shard.h"
 
 #include <algorithm>
-#include <bit>
 #include <set>
 
 #include "parallel/base/check.h"

@@ -5,12 +5,8 @@
 #include "parallel/plan/simulator.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <limits>
 #include <map>
-#include <optional>
-#include <string>
-#include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

@@ -8,6 +8,7 @@
 #include <google/protobuf/util/json_util.h>
 
 #include "parallel/base/check.h"
+#include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/base/text_proto.h"
 #include "trainer/checkpoint/format.h"
