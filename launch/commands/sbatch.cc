@@ -7,8 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-
-#include "parallel/base/text.h"
+#include "absl/strings/str_replace.h"
 
 namespace deepnet {
 namespace {
@@ -69,6 +68,13 @@ std::string SlurmTime(double seconds) {
   return absl::StrFormat("%d-%02d:%02d:00", minutes / 1440, minutes / 60 % 24, minutes % 60);
 }
 
+std::string Quoted(const std::string& word) {
+  constexpr char kPlain[] =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./:,@%";
+  if (!word.empty() && word.find_first_not_of(kPlain) == std::string::npos) return word;
+  return absl::StrCat("'", absl::StrReplaceAll(word, {{"'", "'\\''"}}), "'");
+}
+
 std::string Name(const RunSpec& run) {
   std::string name = run.name().empty() ? "train" : run.name();
   for (char& c : name) {
@@ -122,7 +128,7 @@ std::string SbatchScript(const JobRequest& request, const Plan& plan, const RunS
   for (const std::string& set : Degrees(plan)) words.insert(words.end(), {"--set", set});
   const std::string command = absl::StrJoin(
       words, " ",
-      [](std::string* out, const std::string& word) { absl::StrAppend(out, ShellQuoted(word)); });
+      [](std::string* out, const std::string& word) { absl::StrAppend(out, Quoted(word)); });
   std::string text = absl::StrFormat(
       "#!/usr/bin/env bash\n"
       "# Trains %s as `deepnet plan` found it: %d x %d ranks (stages x replicas), schedule %s, %s\n"

@@ -27,8 +27,6 @@ struct GradientBucket {
   int chunk = 0;                      // of the rank; the layers it belongs to
   int first_layer = 0;                // in the chain: the last that a backward pass completes
   bool completes_in_forward = false;  // the output layer's: with the last forward pass of a replica
-
-  friend bool operator==(const GradientBucket&, const GradientBucket&) = default;
 };
 
 // One layer's use of one parameter, where a rank holds it. A rank's gradient buffer is the
@@ -43,8 +41,6 @@ struct GradientUse {
   bool tied = false;           // several layers of the whole model use the parameter
   bool first_here = true;      // the first use on this rank: where the sum over all uses ends
   bool first_in_chain = true;  // the first use of all: its rank counts it in the norm
-
-  friend bool operator==(const GradientUse&, const GradientUse&) = default;
 };
 
 // Adjacent elements of one kind that are exchanged at once.
@@ -52,8 +48,6 @@ struct GradientPiece {
   GradientUse of;             // a run of untied uses, or a part of one tied use
   std::vector<int64_t> cuts;  // [num_replicas + 1], from 0 to of.count, at borders of blocks: the
                               // replica in place r adds up and updates cuts[r] .. cuts[r + 1]
-
-  friend bool operator==(const GradientPiece&, const GradientPiece&) = default;
 };
 
 // Adjacent elements that one replica updates.
@@ -71,8 +65,6 @@ struct TiedTensor {
   struct Use {
     int stage = 0;          // pipeline rank that has it
     int64_t gradient = -1;  // first element in this rank's gradient buffer; -1: another stage's
-
-    friend bool operator==(const Use&, const Use&) = default;
   };
   struct Share {
     int64_t begin = 0, count = 0;  // elements of the tensor
@@ -83,8 +75,6 @@ struct TiedTensor {
   int parameter = 0;          // in the whole Inventory
   std::vector<Use> uses;      // all there are, in the order of the chain
   std::vector<Share> shares;  // what this replica adds up; the same on every stage
-
-  friend bool operator==(const TiedTensor&, const TiedTensor&) = default;
 };
 
 struct ShardOptions {
@@ -107,7 +97,6 @@ struct ShardLayout {
   std::vector<TiedTensor> tied;                    // in the Inventory's order
 
   int64_t StateElements() const;  // of each moment on this replica
-  friend bool operator==(const ShardLayout&, const ShardLayout&) = default;
 };
 
 // Borders of the blocks in which squares are added up and at which shares end, in the flat order of
@@ -139,7 +128,6 @@ struct MicrobatchRange {
   int first = 0, end = 0;
 
   int Count() const { return end - first; }
-  friend bool operator==(const MicrobatchRange&, const MicrobatchRange&) = default;
 };
 
 // Adjacent ones, as evenly as can be: where `microbatches` are no multiple of `replicas`, the first

@@ -14,12 +14,5 @@ TEST(ByteText, HasTheLargestUnitOfWhichThereIsOne) {
   EXPECT_EQ(ByteText(int64_t{1} << 52), "4096.0 TiB");
 }
 
-TEST(ShellQuoted, QuotesWhatAShellWouldNotTakeForOneWord) {
-  EXPECT_EQ(ShellQuoted("train.seed=3"), "train.seed=3");
-  EXPECT_EQ(ShellQuoted(""), "''");
-  EXPECT_EQ(ShellQuoted("two words"), "'two words'");
-  EXPECT_EQ(ShellQuoted("~/it's"), R"('~/it'\''s')");
-}
-
 }  // namespace
 }  // namespace deepnet
