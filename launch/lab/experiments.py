@@ -248,16 +248,13 @@ def cells_of(block, depths, seeds, methods, xs):
                 stem = "-".join([group] * bool(group) + [key, number(x)] + [number(y)] * ("at_y" in block))
                 for seed in range(1, seeds + 1):
                     name = f"{stem}-s{seed}"
-                    cells.append(
-                        Cell(name, key, float(x), block["recipe"], sets + [f"seed={seed}"], group, float(y), seed)
-                    )
+                    cells.append(Cell(name, key, float(x), block["recipe"], [*sets, f"seed={seed}"], group, float(y), seed))
     return cells
 
 
 def imported_cell(block):
-    return Cell(
-        block["name"], block["label"], float(block["at"]), block["recipe"], ["seed=1"], checkpoint=block["checkpoint"]
-    )
+    name, series, x, recipe, checkpoint = (block[key] for key in ("name", "label", "at", "recipe", "checkpoint"))
+    return Cell(name, series, float(x), recipe, ["seed=1"], checkpoint=checkpoint)
 
 
 def make_experiment(name, size="small", seeds=0, only=(), at=()):
@@ -272,9 +269,7 @@ def make_experiment(name, size="small", seeds=0, only=(), at=()):
     experiment = Experiment(
         name,
         size,
-        data["answers"],
-        data["title"],
-        data["claim"],
+        *(data[key] for key in ("answers", "title", "claim")),
         DEPTHS[data.get("depths", "")],
         panels=[Panel(**panel) for panel in many(block, "panel") + many(data, "panel")],
         evaluate=block.get("evaluate", "").split(),

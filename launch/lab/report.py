@@ -28,31 +28,14 @@ INK, SOFT, RULE, GRID, CARD, ACCENT, BLANK = "#1c1917", "#57534e", "#a8a29e", "#
 DARK = {INK: "#f5f5f4", SOFT: "#c5bfb9", RULE: "#8b837c", GRID: "#2b2622", CARD: "#1f1b18", BLANK: "#2c2723"}
 MARKERS = {"deep": "o", "post": "s", "pre": "^", "none": "D"}
 STYLE = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "deepnet",
-    "font.family": "DejaVu Sans",
-    "font.size": TEXT,
-    "axes.labelsize": TEXT,
-    "xtick.labelsize": TEXT,
-    "ytick.labelsize": TEXT,
-    "legend.fontsize": TEXT,
-    "text.color": INK,
-    "axes.labelcolor": SOFT,
-    "xtick.color": SOFT,
-    "ytick.color": SOFT,
-    "axes.edgecolor": RULE,
-    "axes.facecolor": "none",
-    "figure.facecolor": "none",
-    "grid.color": GRID,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.8,
-    "legend.frameon": False,
-    "lines.linewidth": 1.6,
-    "lines.markersize": 5.5,
-    "axes.formatter.useoffset": False,
+    **dict.fromkeys("font.size axes.labelsize xtick.labelsize ytick.labelsize legend.fontsize".split(), TEXT),
+    **dict.fromkeys("axes.labelcolor xtick.color ytick.color".split(), SOFT),
+    **dict.fromkeys("axes.facecolor figure.facecolor".split(), "none"),
+    **dict.fromkeys("axes.grid axes.axisbelow".split(), True),
+    **dict.fromkeys("axes.spines.top axes.spines.right legend.frameon axes.formatter.useoffset".split(), False),
+    **{"text.color": INK, "axes.edgecolor": RULE, "grid.color": GRID},
+    **{"axes.linewidth": 0.8, "lines.linewidth": 1.6, "lines.markersize": 5.5},
+    **{"svg.fonttype": "none", "svg.hashsalt": "deepnet", "font.family": "DejaVu Sans"},
 }
 matplotlib.rcParams.update(STYLE)
 
@@ -407,18 +390,8 @@ def draw_published(plot, identity):
     for method, label, points, is_fit in published_lines(plot):
         lines.append(Line(method, points, label, is_fit, gone=[x for x, y in points if math.isnan(y)]))
     levels = [(level["y"], level["label"]) for level in many(plot, "level")]
-    return draw_lines(
-        identity,
-        plot["title"],
-        lines,
-        plot["x_label"],
-        plot["y_label"],
-        plot.get("log_x", False),
-        plot.get("log_y", False),
-        many(plot, "ticks"),
-        levels,
-        many(plot, "band"),
-    )
+    labels, logs = (plot["x_label"], plot["y_label"]), (plot.get("log_x", False), plot.get("log_y", False))
+    return draw_lines(identity, plot["title"], lines, *labels, *logs, many(plot, "ticks"), levels, many(plot, "band"))
 
 
 # --- page --------------------------------------------------------------------------------------------
@@ -537,8 +510,7 @@ def runs_table(result):
         row = {name: cell.get(name, "") for name in ("name", "group", "series", "x", "y", "seed")}
         row["verdict"] = R.judge(cell, result["data"])
         row["status"] = cell["status"].removeprefix("CELL_").lower()
-        row["exit_code"] = cell.get("exit_code", 0)
-        row["parameters"] = cell.get("parameters", 0)
+        row.update({name: cell.get(name, 0) for name in ("exit_code", "parameters")})
         row["steps"] = steps[-1]["step"] if steps else 0
         row["first_nll"] = R.num(steps[0]["nll"]) if steps else None
         row.update({quantity: R.score(cell, quantity) for quantity in R.QUANTITIES})

@@ -757,6 +757,15 @@ def depth_text(run):
     return f"{encoder}" if encoder == decoder else f"{encoder} + {decoder}"
 
 
+def batch_text(run):
+    return commas(field_of(run, "data.global_microbatches") * field_of(run, "data.microbatch.max_target_tokens"))
+
+
+def clip_text(run):
+    norm = num(field_of(run, "optim.clip_norm"))
+    return f"{norm:g}" if norm else "off"
+
+
 def rate_text(run):
     schedule = field_of(run, "optim.schedule", "INVERSE_SQRT")
     text = f"{short(num(field_of(run, 'optim.learning_rate')))}, {SCHEDULES.get(schedule, schedule)}"
@@ -838,23 +847,11 @@ def differences(experiment, result):
         ("layers a side", paper["depth"], of(depth_text)),
         ("vocabulary", paper["vocabulary"], commas(data.get("vocabulary_size", 0))),
         ("steps", paper["steps"], of(lambda run: commas(field_of(run, "train.steps")))),
-        (
-            "target tokens a step, at most",
-            paper["batch"],
-            of(
-                lambda run: commas(
-                    field_of(run, "data.global_microbatches") * field_of(run, "data.microbatch.max_target_tokens")
-                )
-            ),
-        ),
+        ("target tokens a step, at most", paper["batch"], of(batch_text)),
         ("learning rate", paper["learning_rate"], of(rate_text)),
         ("dropout", paper["dropout"], of(lambda run: f"{num(field_of(run, 'model.dropout')):g}")),
         ("weight decay", paper["weight_decay"], plain("optim.weight_decay")),
-        (
-            "clipping at a gradient norm of",
-            paper["clip_norm"],
-            of(lambda run: f"{num(field_of(run, 'optim.clip_norm')):g}" if field_of(run, "optim.clip_norm") else "off"),
-        ),
+        ("clipping at a gradient norm of", paper["clip_norm"], of(clip_text)),
         ("Adam's beta1, beta2; epsilon", paper["adam"], of(adam_text)),
         ("label smoothing", paper["label_smoothing"], plain("optim.label_smoothing")),
         ("precision", paper["precision"], of(precision_text)),

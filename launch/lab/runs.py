@@ -594,12 +594,7 @@ class Pool:
         job, folder = child.job, self.folder(child.job)
         spec = job.cell
         cell = {
-            "name": spec.name,
-            "group": spec.group,
-            "series": spec.series,
-            "x": spec.x,
-            "y": spec.y,
-            "seed": spec.seed,
+            **{name: getattr(spec, name) for name in ("name", "group", "series", "x", "y", "seed")},
             "status": R.DONE if code == 0 else R.FAILED,
             "exit_code": code,
             "error": "",
