@@ -335,7 +335,7 @@ MUTANTS = {
         LANES, "for (const auto& [end, launch] : trials) {", "for (const auto& [end, launch] : trials) {\n    if (device >= 0) continue;",
         NCCL),
     "collective-that-was-not-connected": (
-        LANES, "return links_.*use ? Find(kAll) : nullptr;", "return use == nullptr ? nullptr : Find(kAll);", NCCL),
+        LANES, "return connected_.*use ? Find(kAll) : nullptr;", "return use == nullptr ? nullptr : Find(kAll);", NCCL),
     "other-lanes-are-not-aborted": (
         LANES, "if (!lane->error().ok()) return Abort(lane->error());", "", NCCL),
     "next-update-does-not-wait-for-a-save": (
