@@ -322,13 +322,12 @@ std::string Text(const Verdict& verdict) {
     absl::StrAppend(&text, damage.text, "\n");
     for (const std::string& tensor : damage.tensors) absl::StrAppend(&text, "    ", tensor, "\n");
   }
-  absl::StrAppend(&text, report.folder, ": ",
-                  report.damage.empty()
-                      ? "intact"
-                      : absl::StrCat("DAMAGED in ", report.damage.size(),
-                                     report.damage.size() == 1 ? " place" : " places"),
-                  ", ", report.tensors, " tensors, ", ByteText(report.bytes), " in ", report.blocks,
-                  " blocks of ", report.files, report.files == 1 ? " file\n" : " files\n");
+  const size_t places = report.damage.size();
+  std::string state = "intact";
+  if (places > 0) state = absl::StrCat("DAMAGED in ", places, places == 1 ? " place" : " places");
+  absl::StrAppend(&text, report.folder, ": ", state, ", ", report.tensors, " tensors, ",
+                  ByteText(report.bytes), " in ", report.blocks, " blocks of ", report.files,
+                  report.files == 1 ? " file\n" : " files\n");
   return text;
 }
 
