@@ -107,7 +107,7 @@ struct KernelWork {
   int64_t rows = 0, columns = 0, depth = 0;
   ProductForm form = ProductForm::kNone;
   double result_bytes = 0;  // of an element of a product's result, read and written
-  bool alone = false;       // the launches are never part of a CUDA graph
+  bool alone = false;       // the launches are never joined with others
 
   friend bool operator==(const KernelWork&, const KernelWork&) = default;
 };
@@ -143,8 +143,8 @@ struct Layer {
   int64_t constant_bytes = 0;                // tables that are looked up and never learned
   int work = -1;                             // place in Inventory::work; -1: not known
   // Buffers of the loss: of each list the largest is there, of `native_loss` with NATIVE products,
-  // of `library_loss` with LIBRARY's, of `gpu_loss` on a GPU.
-  std::vector<ActivationBytes> native_loss, library_loss, gpu_loss;
+  // of `library_loss` with LIBRARY's, of `device_loss` on a device of its own.
+  std::vector<ActivationBytes> native_loss, library_loss, device_loss;
 
   friend bool operator==(const Layer&, const Layer&) = default;
 };
@@ -158,7 +158,7 @@ struct Stack {
   ActivationBytes workspace;
   // Beside it with NATIVE products: a rank has those of one stack, the largest.
   ActivationBytes kernel_buffers;
-  ActivationBytes gpu_scratch;  // likewise on a GPU
+  ActivationBytes device_scratch;  // likewise on a device of its own
   // Buffers that an operation of LIBRARY allocates and gives back at once, one entry an operation;
   // the largest counts. In layers of this stack, and in others that take its rows.
   std::vector<ActivationBytes> temporaries, reader_temporaries;
@@ -177,9 +177,9 @@ struct Inventory {
   // Why no pipeline can cut the chain, naming the field that says so; empty: it can be cut.
   std::string one_piece = {};
   std::vector<Stack> stacks = {};
-  int64_t batch_bytes = 0;  // of the numbers that a GPU reads of one microbatch
-  // The kernels of layers of each kind on a GPU; empty: not known, costs follow from operations
-  // alone.
+  int64_t batch_bytes = 0;  // of the numbers that a device reads of one microbatch
+  // The kernels of layers of each kind on a device of its own; empty: not known, costs follow from
+  // operations alone.
   std::vector<LayerWork> work = {};
 
   int64_t NumElements() const;  // of all parameters, each tied tensor once

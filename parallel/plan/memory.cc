@@ -209,7 +209,7 @@ int64_t WorkspaceBytes(const Inventory& inventory, const RankUse& rank, const Me
     if (!uses[s].rows) continue;
     bytes += stack.workspace.Total(rules.operand_bytes);
     kernels = std::max(kernels, stack.kernel_buffers.Total(rules.operand_bytes));
-    scratch = std::max(scratch, stack.gpu_scratch.Total(rules.operand_bytes));
+    scratch = std::max(scratch, stack.device_scratch.Total(rules.operand_bytes));
     const bool own = uses[s].first != nullptr;
     temporaries =
         std::max(temporaries, Largest(own ? stack.temporaries : stack.reader_temporaries, rules));
@@ -229,7 +229,7 @@ int64_t LogitBytes(const Inventory& inventory, const RankUse& rank, const Memory
   for (const ChunkUse& chunk : rank.chunks) {
     const Layer& layer = inventory.layers[chunk.layers.end - 1];
     if (!layer.computes_loss) continue;
-    const auto& library = rules.gpu ? layer.gpu_loss : layer.library_loss;
+    const auto& library = rules.gpu ? layer.device_loss : layer.library_loss;
     return Largest(rules.native ? layer.native_loss : library, rules);
   }
   return 0;

@@ -156,7 +156,8 @@ void AddOutputMemory(const ModelSpec& model, int64_t rows, Layer& layer) {
   constexpr int64_t kStep = native::kLogitAlignment;
   const int64_t gpu_rows = native::LogitRows(vocabulary, rows);
   const int64_t stride = (vocabulary + kStep - 1) / kStep * kStep;
-  layer.gpu_loss = {{.bytes = kFloatBytes * gpu_rows * (stride + 2), .copies = gpu_rows * stride}};
+  layer.device_loss = {
+      {.bytes = kFloatBytes * gpu_rows * (stride + 2), .copies = gpu_rows * stride}};
   layer.native_loss = {{.bytes = logits * kFloatBytes, .copies = logits}};
   // LibTorch: log-probabilities, targets, and four steps from the one to the other. Then the
   // table's gradient, with log-probabilities, targets and the gradient of logits alive.
@@ -192,7 +193,7 @@ Stack DescribeStack(const ModelSpec& model, int64_t rows, int64_t sentences) {
   // LibTorch's flash attention, of 16 bits, makes context and gradients anew and sums the queries'
   // in float32, each sentence's rows padded. On a GPU only BATCH_NORM has its rows converted.
   const int64_t sums = 2 * ((rows + kRunRows - 1) / kRunRows) * std::max(f, d);
-  stack.gpu_scratch = {
+  stack.device_scratch = {
       .bytes = kFloatBytes * (std::max(sums, rows * model.num_heads()) + rows * over_rows),
       .copies = 4 * rows * d,
       .widened = rows * (gpu_converted + model.num_heads()) + (rows + kFlashRows * sentences) * d};

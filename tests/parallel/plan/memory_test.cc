@@ -265,8 +265,8 @@ TEST(Memory, OfAGpuHasWhatLiesBesideTensors) {
   compute.set_dtype(BFLOAT16);
   Inventory inventory = Toy(1);
   inventory.batch_bytes = 1000;
-  inventory.layers.back().gpu_loss = {{.bytes = 70, .copies = 5}};
-  inventory.stacks[1].gpu_scratch = {.bytes = 300};
+  inventory.layers.back().device_loss = {{.bytes = 70, .copies = 5}};
+  inventory.stacks[1].device_scratch = {.bytes = 300};
   RankUse rank = Whole(inventory);
   const auto estimate = [&] { return EstimateMemory(inventory, rank, MakeMemoryRules(compute)); };
   const MemoryEstimate memory = estimate();
@@ -276,7 +276,7 @@ TEST(Memory, OfAGpuHasWhatLiesBesideTensors) {
   EXPECT_EQ(encoder.working_copies(), encoder.weights() / 2);
   EXPECT_EQ(memory.logits(), 70 + 2 * 5);
   EXPECT_EQ(memory.gpu().messages(), 0);
-  inventory.stacks[1].gpu_scratch = {};
+  inventory.stacks[1].device_scratch = {};
   EXPECT_EQ(memory.workspace(), estimate().workspace() + 300);
   rank.microbatches = 3;
   rank.lanes = 2;

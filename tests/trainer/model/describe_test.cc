@@ -216,7 +216,7 @@ TEST(Describe, AGpusRowsOfLogitsFollowFromTheVocabularyAndTheMicrobatch) {
   EXPECT_EQ(native::LogitRows(250002), 1024);
   EXPECT_EQ(native::LogitRows(10'000'000), 512);
   const auto logits = [](int64_t vocabulary, int rows) {
-    return Describe(Model(1, 8, vocabulary), Batch(rows, rows, 1)).layers.back().gpu_loss[0];
+    return Describe(Model(1, 8, vocabulary), Batch(rows, rows, 1)).layers.back().device_loss[0];
   };
   EXPECT_EQ(logits(8000, 300).bytes, 4 * 300 * (8000 + 2));
   EXPECT_EQ(logits(8000, 300).copies, 300 * 8000);
